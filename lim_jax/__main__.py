@@ -1,0 +1,13 @@
+"""``python -m lim_jax`` and the command ``lim-jax``."""
+
+import sys
+
+try:
+    from lim_jax.cli import main
+except ModuleNotFoundError as error:
+    if error.name not in ("matplotlib", "tqdm", "tyro"):
+        raise
+    sys.exit(f"lim-jax needs {error.name}: python -m pip install 'lim_jax[plot,cli]'")
+
+if __name__ == "__main__":
+    sys.exit(main())
