@@ -1,0 +1,77 @@
+r"""Causal attention on a grid: one weighted softmax for tokens and for the Volterra operator.
+
+.. math:: A_{ij} = \frac{W_{ij}\, e^{s_{ij}}}{\sum_r W_{ir}\, e^{s_{ir}}}, \qquad
+          s_{ij} = \langle q_i, k_j\rangle / \sqrt{d_k}
+
+With the token grid's uniform prefix weights this is `eq:causal-attention-weights`; as the grid is
+refined it tends to `eq:continuum-causal-kernel`.
+"""
+
+import math
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from lim_jax.grid import Grid
+
+
+def attention_weights(
+    query: Float[Array, "length size"], key: Float[Array, "length size"], grid: Grid
+) -> Float[Array, "length length"]:
+    """The causal attention matrix of one head; each row sums to one.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> attention_weights(jnp.zeros((2, 1)), jnp.zeros((2, 1)), token_grid(2)).tolist()
+    [[1.0, 0.0], [0.5, 0.5]]
+    """
+    return _prefix_softmax(query @ key.T / math.sqrt(query.shape[1]), grid)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(1,))
+def _prefix_softmax(
+    scores: Float[Array, "length length"], grid: Grid
+) -> Float[Array, "length length"]:
+    """Normalise the grid's prefix weights times the exponential of the scores, row by row.
+
+    The weights multiply after the exponential, so that signed ones are allowed too, and positions
+    without weight are masked before the row maximum is taken.
+    """
+    prefix = grid.prefix_weights()
+    masked = jnp.where(prefix != 0, scores, -jnp.inf)
+    mass = prefix * jnp.exp(masked - jnp.max(masked, axis=1, keepdims=True))
+    return mass / jnp.sum(mass, axis=1, keepdims=True)
+
+
+@_prefix_softmax.defjvp
+def _prefix_softmax_jvp(grid, primals, tangents):
+    # From A = W e^s / sum W e^s: dA_ij = A_ij (ds_ij - sum_r A_ir ds_ir), whatever the weights.
+    # Only A has to be kept, and the rule is linear in ds and made of A alone, so it can be
+    # transposed and differentiated again.
+    (scores,), (change,) = primals, tangents
+    weights = _prefix_softmax(scores, grid)
+    mean_change = jnp.sum(weights * change, axis=1, keepdims=True)
+    return weights, weights * (change - mean_change)
+
+
+def causal_attention(
+    query: Float[Array, "length size"],
+    key: Float[Array, "length size"],
+    value: Float[Array, "length features"],
+    grid: Grid,
+) -> Float[Array, "length features"]:
+    r"""One head of causal attention, :math:`o_i = \sum_j A_{ij} v_j` (`eq:masked-mha`).
+
+    Stores the attention matrix. `vmap` over heads.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> values = jnp.array([[1.0], [3.0]])
+    >>> causal_attention(jnp.zeros((2, 1)), jnp.zeros((2, 1)), values, token_grid(2)).tolist()
+    [[1.0], [2.0]]
+    """
+    return attention_weights(query, key, grid) @ value
