@@ -1,0 +1,305 @@
+r"""The causal Transformer as a vector field with two slots.
+
+A field is evaluated as ``field(x, context, grid)``: queries and everything tokenwise come from
+`x`, keys and values from `context`. The vector field of the depth flow is its diagonal
+``field(x, x, grid)``; the two partial derivatives are the local operator and the Volterra kernel.
+
+States are arrays of shape ``(length, width)``, one example at a time; `vmap` for a batch. To give
+a network one field for each layer, build them under `vmap` over keys.
+"""
+
+import math
+from collections.abc import Callable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Key
+
+from lim_jax._checks import require
+from lim_jax.attention import causal_attention
+from lim_jax.grid import Grid
+
+State = Float[Array, "length width"]
+Field = Callable[[State, State, Grid], State]
+Norm = Callable[[Array], Array]
+
+
+class LayerNorm(eqx.Module):
+    r"""Regularised layer normalisation of one token (`eq:smooth-layernorm`).
+
+    .. math:: \mathrm{LN}(z) = \gamma \odot
+              \frac{z - \bar z \mathbf 1}{\sqrt{d^{-1}\sum_m (z_m - \bar z)^2 + \eta}} + \beta
+
+    Attributes
+    ----------
+    scale, shift
+        :math:`\gamma` and :math:`\beta`, of shape ``(width,)``.
+    eta
+        :math:`\eta_{LN} > 0`, which removes the singularity at zero variance.
+
+    Raises
+    ------
+    ValueError
+        Where the width is 1 (the result would not depend on z), `eta` is not positive, or a token
+        of another width is passed.
+
+    Examples
+    --------
+    >>> norm = LayerNorm.init(2, eta=3.0)
+    >>> norm(jnp.array([4.0, 2.0])).tolist()  # (z - mean) / sqrt(1 + 3)
+    [0.5, -0.5]
+    """
+
+    scale: Float[Array, " width"]
+    shift: Float[Array, " width"]
+    eta: float = eqx.field(static=True, default=1e-5)
+
+    @classmethod
+    def init(cls, width: int, eta: float = 1e-5) -> "LayerNorm":
+        """Scale one and shift zero."""
+        require(
+            width > 1,
+            "width",
+            got=f"{width}",
+            expected="at least 2",
+            cure="Layer normalisation of one feature is constant: use eqx.nn.Identity().",
+        )
+        require(eta > 0, "eta", got=f"{eta}", expected="a positive number", cure="Try 1e-5.")
+        return cls(jnp.ones(width), jnp.zeros(width), eta)
+
+    def __call__(self, z: Float[Array, " width"]) -> Float[Array, " width"]:
+        """Normalise one token."""
+        _require_width(z, self.scale.shape[-1])
+        centred = z - jnp.mean(z)
+        variance = jnp.mean(centred**2)
+        return self.scale * centred * jax.lax.rsqrt(variance + self.eta) + self.shift
+
+    def bound(self) -> Float[Array, ""]:
+        r"""A bound :math:`C_{LN}` on :math:`\|\mathrm{LN}(z)\|`, uniform over all z.
+
+        :math:`\sqrt d\,\|\gamma\|_\infty + \|\beta\|` (`eq:preln-uniform-normalized-bound`): the
+        normalised token has Euclidean norm at most :math:`\sqrt d`.
+
+        Examples
+        --------
+        >>> float(LayerNorm.init(4).bound())
+        2.0
+        """
+        width = self.scale.shape[-1]
+        return math.sqrt(width) * jnp.max(jnp.abs(self.scale)) + jnp.linalg.norm(self.shift)
+
+
+class CausalAttention(eqx.Module):
+    r"""Pre-normed causal multi-head attention on any grid.
+
+    :math:`q_i = W_Q \mathrm{LN}(x)_i` from the slot `x`, :math:`k_j = W_K \mathrm{LN}(c)_j` and
+    :math:`v_j = W_V \mathrm{LN}(c)_j` from the slot `context`; on the token grid `eq:masked-mha`,
+    in the continuum `eq:continuum-causal-attention`. Biases are optional, as in GPT-2.
+
+    Attributes
+    ----------
+    norm
+        A map of one token; `equinox.nn.Identity` for none.
+    query, key, value
+        One matrix for each head.
+    output
+        :math:`W_O`, cut into one block for each head; the heads' images are added.
+    query_bias, key_bias, value_bias, output_bias
+        Added after the respective matrix, or None.
+    """
+
+    norm: Norm
+    query: Float[Array, "heads size width"]
+    key: Float[Array, "heads size width"]
+    value: Float[Array, "heads features width"]
+    output: Float[Array, "heads width features"]
+    query_bias: Float[Array, "heads size"] | None = None
+    key_bias: Float[Array, "heads size"] | None = None
+    value_bias: Float[Array, "heads features"] | None = None
+    output_bias: Float[Array, " width"] | None = None
+
+    @classmethod
+    def init(
+        cls,
+        width: int,
+        *,
+        heads: int = 1,
+        head_size: int | None = None,
+        bias: bool = False,
+        eta: float = 1e-5,
+        key: Key[Array, ""],
+    ) -> "CausalAttention":
+        r"""Gaussian matrices of variance one over their fan-in; zero biases.
+
+        `head_size` is by default ``width // heads``, and then `heads` must divide `width`.
+
+        Examples
+        --------
+        >>> CausalAttention.init(6, heads=2, key=jax.random.key(0)).query.shape
+        (2, 3, 6)
+        """
+        require(
+            head_size is not None or width % heads == 0,
+            "heads",
+            got=f"{heads} heads at width {width}",
+            expected="a number of heads that divides the width",
+            cure="Pass head_size= to choose the heads' size freely.",
+        )
+        size = head_size or width // heads
+        keys = jax.random.split(key, 4)
+        query, key_, value = (_gaussian(k, heads, size, width) for k in keys[:3])
+        output = _gaussian(keys[3], heads, width, size) / math.sqrt(heads)
+        attention = cls(LayerNorm.init(width, eta), query, key_, value, output)
+        if not bias:
+            return attention
+        zeros = jnp.zeros((heads, size))
+        biases = (zeros, zeros, zeros, jnp.zeros(width))
+        return cls(attention.norm, query, key_, value, output, *biases)
+
+    def __call__(self, x: State, context: State, grid: Grid) -> State:
+        """Attend from `x` to `context`."""
+        _require_width(x, self.query.shape[-1])
+        source, target = jax.vmap(self.norm)(context), jax.vmap(self.norm)(x)
+        query = _project(self.query, self.query_bias, target)
+        key = _project(self.key, self.key_bias, source)
+        value = _project(self.value, self.value_bias, source)
+        heads = jax.vmap(causal_attention, in_axes=(0, 0, 0, None))(query, key, value, grid)
+        mixed = jnp.einsum("hdv,hlv->ld", self.output, heads)
+        return mixed if self.output_bias is None else mixed + self.output_bias[None, :]
+
+
+class FeedForward(eqx.Module):
+    r"""The tokenwise network :math:`W_2\,\sigma(W_1 \mathrm{LN}(x)_i + b_1) + b_2`.
+
+    `eq:mlp-block`. A field whose `context` slot is not read.
+
+    Attributes
+    ----------
+    norm
+        A map of one token; `equinox.nn.Identity` for none.
+    inner, inner_bias, outer, outer_bias
+        :math:`W_1, b_1, W_2, b_2`.
+    activation
+        :math:`\sigma`, elementwise.
+    """
+
+    norm: Norm
+    inner: Float[Array, "hidden width"]
+    inner_bias: Float[Array, " hidden"]
+    outer: Float[Array, "width hidden"]
+    outer_bias: Float[Array, " width"]
+    activation: Callable[[Array], Array] = eqx.field(static=True, default=jax.nn.gelu)
+
+    @classmethod
+    def init(
+        cls,
+        width: int,
+        *,
+        hidden: int | None = None,
+        activation: Callable[[Array], Array] = jax.nn.gelu,
+        eta: float = 1e-5,
+        key: Key[Array, ""],
+    ) -> "FeedForward":
+        """Gaussian matrices of variance one over their fan-in; zero biases; hidden = 4 width.
+
+        Examples
+        --------
+        >>> FeedForward.init(6, key=jax.random.key(0)).inner.shape
+        (24, 6)
+        """
+        hidden = hidden or 4 * width
+        inner_key, outer_key = jax.random.split(key)
+        return cls(
+            LayerNorm.init(width, eta),
+            _gaussian(inner_key, hidden, width),
+            jnp.zeros(hidden),
+            _gaussian(outer_key, width, hidden),
+            jnp.zeros(width),
+            activation,
+        )
+
+    def __call__(self, x: State, context: State, grid: Grid) -> State:
+        """Map every token of `x` by itself."""
+        del context, grid
+        _require_width(x, self.inner.shape[-1])
+        return jax.vmap(self._token)(x)
+
+    def _token(self, z: Float[Array, " width"]) -> Float[Array, " width"]:
+        hidden = self.activation(self.inner @ self.norm(z) + self.inner_bias)
+        return self.outer @ hidden + self.outer_bias
+
+
+class TransformerField(eqx.Module):
+    r"""The complete field :math:`\mathscr F = \mathrm{Attn} + \mathrm{FNN}`.
+
+    `eq:complete-vector-field-finite` on tokens, `eq:induced-transformer-field` in the continuum.
+    Its sublayers have separate norms. The split scheme applies them one after the other.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> field = TransformerField.init(6, heads=2, key=jax.random.key(0))
+    >>> x = jax.random.normal(jax.random.key(1), (5, 6))
+    >>> field(x, x, token_grid(5)).shape
+    (5, 6)
+    """
+
+    attention: CausalAttention
+    feed_forward: FeedForward
+
+    @classmethod
+    def init(
+        cls,
+        width: int,
+        *,
+        heads: int = 1,
+        head_size: int | None = None,
+        hidden: int | None = None,
+        activation: Callable[[Array], Array] = jax.nn.gelu,
+        bias: bool = False,
+        eta: float = 1e-5,
+        key: Key[Array, ""],
+    ) -> "TransformerField":
+        """A random field: see `CausalAttention.init` and `FeedForward.init`."""
+        attention_key, feed_forward_key = jax.random.split(key)
+        return cls(
+            CausalAttention.init(
+                width, heads=heads, head_size=head_size, bias=bias, eta=eta, key=attention_key
+            ),
+            FeedForward.init(
+                width, hidden=hidden, activation=activation, eta=eta, key=feed_forward_key
+            ),
+        )
+
+    @property
+    def sublayers(self) -> tuple[CausalAttention, FeedForward]:
+        """The fields whose sum this is, in the order in which a layer applies them."""
+        return self.attention, self.feed_forward
+
+    def __call__(self, x: State, context: State, grid: Grid) -> State:
+        """Add the sublayers."""
+        return self.attention(x, context, grid) + self.feed_forward(x, context, grid)
+
+
+def _project(
+    matrices: Float[Array, "heads size width"],
+    bias: Float[Array, "heads size"] | None,
+    tokens: Float[Array, "length width"],
+) -> Float[Array, "heads length size"]:
+    projected = jnp.einsum("hkd,ld->hlk", matrices, tokens)
+    return projected if bias is None else projected + bias[:, None, :]
+
+
+def _gaussian(key: Key[Array, ""], *shape: int) -> Float[Array, "..."]:
+    return jax.random.normal(key, shape) / math.sqrt(shape[-1])
+
+
+def _require_width(x: Float[Array, "... width"], width: int) -> None:
+    require(
+        x.shape[-1] == width,
+        "state",
+        got=f"width {x.shape[-1]} (shape {x.shape})",
+        expected=f"width {width}, that of the layer's parameters",
+        cure="Embed the input in the layers' width, or build the layers with the input's.",
+    )
