@@ -1,0 +1,347 @@
+r"""Readouts, query weights and cross-entropies: the scalar that influence is about.
+
+A readout turns states into logits, ``readout(x, grid)``; a loss averages the tokens'
+cross-entropies with weights that sum to one. Gradients are exact for labels of any row sum:
+:math:`\partial \ell / \partial z_i = w_i\,\bigl((\mathbf 1 \cdot Y_i)\,\mathrm{softmax}(z_i) -
+Y_i\bigr)`.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Literal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, Int, Key
+
+from lim_jax._checks import guarded, require, require_floating
+from lim_jax.grid import Grid
+
+States = Float[Array, "length width"]
+Logits = Float[Array, "length vocabulary"]
+Labels = Float[Array, "length vocabulary"]
+Scalar = Float[Array, ""]
+
+
+class LinearReadout(eqx.Module):
+    r"""Tokenwise linear logits, :math:`H(X)(p) = X(p)\,W_{out}` (`eq:linear-readout-example`).
+
+    Attributes
+    ----------
+    weight
+        :math:`W_{out}`.
+    bias
+        Added to every token's logits, or None.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> LinearReadout(jnp.array([[1.0, 2.0]]))(jnp.array([[3.0]]), token_grid(1)).tolist()
+    [[3.0, 6.0]]
+    """
+
+    weight: Float[Array, "width vocabulary"]
+    bias: Float[Array, " vocabulary"] | None = None
+
+    @classmethod
+    def init(cls, width: int, vocabulary: int, *, key: Key[Array, ""]) -> "LinearReadout":
+        """Gaussian weights of variance one over the width, no bias."""
+        return cls(jax.random.normal(key, (width, vocabulary)) / math.sqrt(width))
+
+    def __call__(self, x: States, grid: Grid) -> Logits:
+        """Read every token by itself."""
+        _require_states(x, grid, self.weight.shape[0])
+        logits = x @ self.weight
+        return logits if self.bias is None else logits + self.bias[None, :]
+
+
+class TokenwiseReadout(eqx.Module):
+    """Any map of one token to its logits, for example an `equinox.nn.MLP`.
+
+    Attributes
+    ----------
+    function
+        From ``(width,)`` to ``(vocabulary,)``; its arrays are parameters of the readout.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> TokenwiseReadout(jnp.tanh)(jnp.zeros((2, 3)), token_grid(2)).shape
+    (2, 3)
+    """
+
+    function: Callable[[Array], Array]
+
+    def __call__(self, x: States, grid: Grid) -> Logits:
+        """Read every token by itself."""
+        _require_states(x, grid)
+        return jax.vmap(self.function)(x)
+
+
+def hat(distance: Float[Array, "..."]) -> Float[Array, "..."]:
+    r"""The hat kernel :math:`\kappa(s) = \max(1 - |s|, 0)`, of integral one."""
+    return jnp.maximum(1 - jnp.abs(distance), 0)
+
+
+class BandReadout(eqx.Module):
+    r"""Logits from a window of positions around each token.
+
+    :math:`H(X)(p) = \int r(p, q)\,X(q)\,W_{out}\,dq` with :math:`r(p,q) = \kappa((p-q)/b)/b`, by
+    quadrature on the grid. It reads ahead as well as back. What happens at the two ends matters:
+
+    - ``"zero"`` drops the mass outside [0, 1]: rows and columns lose mass near the ends;
+    - ``"renormalised"`` divides each row by its sum: rows sum to one, columns do not, so the
+      adjoint is wrong near the ends;
+    - ``"reflecting"`` folds the mass back about 0 and 1: rows and, on equal cells, columns sum to
+      one. This is the band to use; the others are here because people use them.
+
+    Forms the ``(length, length)`` matrix.
+
+    Attributes
+    ----------
+    weight
+        :math:`W_{out}`.
+    bandwidth
+        :math:`b`, half the width of the window, in position units: at least the grid's widest
+        cell and at most 1.
+    edges
+        As above.
+    kernel
+        :math:`\kappa`, supported in [-1, 1] with integral one.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> band = BandReadout(jnp.eye(1), 0.5, "zero").matrix(token_grid(4))
+    >>> [round(float(mass), 3) for mass in band.sum(axis=1)]
+    [0.75, 1.0, 1.0, 0.75]
+    """
+
+    weight: Float[Array, "width vocabulary"]
+    bandwidth: float = eqx.field(static=True)
+    edges: Literal["zero", "renormalised", "reflecting"] = eqx.field(
+        static=True, default="reflecting"
+    )
+    kernel: Callable[[Array], Array] = eqx.field(static=True, default=hat)
+
+    def __check_init__(self):
+        require(
+            self.edges in ("zero", "renormalised", "reflecting"),
+            "edges",
+            got=repr(self.edges),
+            expected='"zero", "renormalised" or "reflecting"',
+            cure="See BandReadout.",
+        )
+
+    def __call__(self, x: States, grid: Grid) -> Logits:
+        """Average the window around every token, then read it."""
+        _require_states(x, grid, self.weight.shape[0])
+        return self.matrix(grid) @ x @ self.weight
+
+    def matrix(self, grid: Grid) -> Float[Array, "length length"]:
+        r"""The quadrature :math:`\Delta p_j\, r(p_i, p_j)` of the band."""
+        widest = grid.widest_cell
+        require(
+            widest <= self.bandwidth <= 1,
+            "bandwidth",
+            got=f"{self.bandwidth}",
+            expected=f"from {widest:.3g} (the widest cell) to 1",
+            cure="It is half the window in position units: a window of w tokens has b = w/(2L).",
+        )
+        centre = grid.centres()
+        rows, columns = centre[:, None], centre[None, :]
+        band = self._density(rows - columns)
+        if self.edges == "reflecting":
+            band = band + self._density(rows + columns) + self._density(2 - rows - columns)
+        band = band * grid.weights[None, :]
+        return band if self.edges == "zero" else band / band.sum(axis=1, keepdims=True)
+
+    def _density(self, distance: Float[Array, "..."]) -> Float[Array, "..."]:
+        return self.kernel(distance / self.bandwidth) / self.bandwidth
+
+
+def teacher_forcing(size: int, *, continuation: bool = True) -> Float[Array, " length"]:
+    r"""Query weights of teacher forcing.
+
+    With a `continuation` target :math:`Y_{L+1}` all L queries are scored, :math:`\alpha_i = 1/L`.
+    Without one the last query has no target: :math:`\alpha_L = 0` and the others
+    :math:`1/(L-1)`. Both conventions stand below `eq:autoregressive-terminal-loss`.
+
+    Examples
+    --------
+    >>> teacher_forcing(4).tolist(), teacher_forcing(3, continuation=False).tolist()
+    ([0.25, 0.25, 0.25, 0.25], [0.5, 0.5, 0.0])
+    """
+    return query_subset(size, jnp.arange(size if continuation else size - 1))
+
+
+def last_token(size: int) -> Float[Array, " length"]:
+    r"""Query weights of last-token prompt evaluation: :math:`\alpha_L = 1`.
+
+    As a density it is :math:`L` on the last cell: the influence density has no limit as the grid
+    is refined, so report L with it.
+
+    Examples
+    --------
+    >>> last_token(3).tolist()
+    [0.0, 0.0, 1.0]
+    """
+    return query_subset(size, jnp.array([size - 1]))
+
+
+def query_subset(size: int, positions: Int[Array, " queries"]) -> Float[Array, " length"]:
+    r"""Equal query weights :math:`|S|^{-1}` on a set of positions, counted from 0.
+
+    Raises
+    ------
+    ValueError
+        Where there are no positions.
+    EquinoxRuntimeError
+        Where a position is outside the context or named twice.
+
+    Examples
+    --------
+    >>> query_subset(4, jnp.array([1, 3])).tolist()
+    [0.0, 0.5, 0.0, 0.5]
+    """
+    require(
+        positions.size > 0,
+        "positions",
+        got="none",
+        expected="at least one query position",
+        cure="A loss needs a query to score.",
+    )
+    weights = jnp.zeros(size).at[positions].set(1 / positions.size, mode="drop")
+    unfit = (positions < 0) | (positions >= size)
+    repeated = jnp.abs(weights.sum() - 1) > 0.5 / positions.size
+    message = f"positions: expected distinct whole numbers from 0 to {size - 1}, got others."
+    return guarded(weights, jnp.any(unfit) | repeated, message)
+
+
+def cross_entropy(
+    logits: Logits,
+    labels: Labels,
+    grid: Grid,
+    position_weights: Float[Array, " length"] | None = None,
+) -> Scalar:
+    r"""Token-averaged cross-entropy :math:`-\sum_l \Delta p_l\,w_l\,Y_l^\top \log\mathrm{softmax}`.
+
+    With w = 1 (default) `eq:discrete-cross-entropy` on tokens and `eq:continuum-cross-entropy` on
+    finer grids; with `position_weights` `eq:discrete-weighted-cross-entropy`. Weights of unit
+    mean, :math:`\sum_l \Delta p_l w_l = 1`, keep the loss's scale.
+
+    Parameters
+    ----------
+    logits, labels
+        One row for each position. Labels are probabilities or any soft weights, not class
+        numbers; rows need not sum to one.
+    grid
+        The grid of the rows.
+    position_weights
+        :math:`w_l`, or None for one.
+
+    Raises
+    ------
+    ValueError
+        Where shapes differ or labels are integers.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> uniform = cross_entropy(jnp.zeros((3, 4)), jax.nn.one_hot(jnp.arange(3), 4), token_grid(3))
+    >>> bool(jnp.allclose(uniform, jnp.log(4)))
+    True
+    """
+    weights = grid.weights if position_weights is None else grid.weights * position_weights
+    return _weighted_cross_entropy(logits, labels, weights)
+
+
+def autoregressive_cross_entropy(
+    logits: Logits, targets: Labels, query_weights: Float[Array, " length"]
+) -> Scalar:
+    r"""Next-token loss :math:`-\sum_i \alpha_i\,Y_{i+1}^\top\log\mathrm{softmax}(H_i)`.
+
+    `eq:autoregressive-terminal-loss`.
+
+    Parameters
+    ----------
+    logits
+        One row for each query position.
+    targets
+        Row i holds the target :math:`Y_{i+1}` of query i (any row where :math:`\alpha_i = 0`).
+    query_weights
+        :math:`\alpha`: non-negative, of sum one; see `teacher_forcing`, `last_token` and
+        `query_subset`.
+
+    Raises
+    ------
+    ValueError
+        Where shapes differ or targets are integers.
+    EquinoxRuntimeError
+        Where the weights do not sum to one, or one is negative.
+
+    Examples
+    --------
+    >>> targets = jax.nn.one_hot(jnp.array([1, 0]), 2)
+    >>> loss = autoregressive_cross_entropy(jnp.zeros((2, 2)), targets, last_token(2))
+    >>> bool(jnp.allclose(loss, jnp.log(2)))
+    True
+    """
+    unfit = jnp.abs(query_weights.sum() - 1) > jnp.sqrt(jnp.finfo(query_weights.dtype).eps)
+    query_weights = guarded(
+        query_weights,
+        ~(~unfit & jnp.all(query_weights >= 0)),
+        "query_weights: expected non-negative weights that sum to one, got others. "
+        "Divide them by their sum.",
+    )
+    return _weighted_cross_entropy(logits, targets, query_weights)
+
+
+def logit_residual(logits: Logits, labels: Labels) -> Logits:
+    r"""The cross-entropy's derivative in each token's logits, before weights.
+
+    :math:`(\mathbf 1\cdot Y)\,\mathrm{softmax}(z) - Y`, which is `eq:continuum-logit-variation`'s
+    :math:`\mathrm{softmax}(z) - Y` where the labels sum to one. Times :math:`\Delta p_i` or
+    :math:`\alpha_i` it is the Euclidean gradient (`eq:autoregressive-logit-residual`).
+
+    Examples
+    --------
+    >>> logit_residual(jnp.zeros((1, 2)), jnp.array([[3.0, 1.0]])).tolist()
+    [[-1.0, 1.0]]
+    """
+    return labels.sum(axis=1, keepdims=True) * jax.nn.softmax(logits, axis=1) - labels
+
+
+def _weighted_cross_entropy(
+    logits: Logits, labels: Labels, weights: Float[Array, " length"]
+) -> Scalar:
+    require(
+        logits.ndim == 2 and logits.shape == labels.shape,
+        "labels",
+        got=f"shape {labels.shape} with logits of shape {logits.shape}",
+        expected="logits and labels of one shape (length, vocabulary)",
+        cure="Turn class numbers into rows with jax.nn.one_hot(labels, vocabulary).",
+    )
+    require_floating(labels, "labels", cure="Use jax.nn.one_hot, or cast to the logits' dtype.")
+    require(
+        weights.shape == logits.shape[:1],
+        "weights",
+        got=f"shape {weights.shape}",
+        expected=f"{logits.shape[:1]}, one for each position",
+        cure="Logits and weights must be on the same positions.",
+    )
+    # The safe form takes a masked class (logit -inf, label 0) as 0 rather than NaN.
+    return weights @ optax.losses.safe_softmax_cross_entropy(logits, labels)
+
+
+def _require_states(x: States, grid: Grid, width: int | None = None) -> None:
+    expected = f"({grid.size}, {'width' if width is None else width})"
+    require(
+        x.ndim == 2 and x.shape == (grid.size, x.shape[-1] if width is None else width),
+        "x",
+        got=f"shape {x.shape}",
+        expected=expected,
+        cure="Readouts take one example, with a row for each position of the grid.",
+    )
