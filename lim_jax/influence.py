@@ -1,0 +1,356 @@
+r"""The positional influence density of any pure loss, with standard errors over the data law.
+
+For a loss ``loss(params, x, y)`` of one example, whatever the model behind it, the input adjoint
+is the density :math:`P_0(p_i) = \partial_{x_i}\mathrm{loss}/\Delta p_i` and
+
+.. math:: I(p) = \mathbb E\,\|P_0(p)\|^2, \qquad Z = \int_0^1 I, \qquad m = I/Z
+
+are the unnormalised density, the total and the influence density (`def:influence`). The density
+is a ratio of expectations, not a mean of the examples' profiles; its standard errors are those
+of the ratio, by linearisation.
+"""
+
+from collections.abc import Callable, Iterable
+from functools import partial, reduce
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, PyTree
+
+from lim_jax._checks import finite, require, require_floating
+from lim_jax.grid import Grid, Regions, boundary_regions, regional_averages
+
+Scalar = Float[Array, ""]
+Loss = Callable[[Any, Float[Array, "length width"], Any], Scalar]
+Batch = tuple[Float[Array, "examples length width"], PyTree]
+
+
+class Indices(NamedTuple):
+    r"""The paper's indices of a positional density.
+
+    Attributes
+    ----------
+    left, middle, right
+        Regional averages (`eq:gd-left-average` and those below it).
+    gap
+        :math:`\Delta = \min(\bar m_L, \bar m_R) - \bar m_M`: Lost-in-the-Middle where positive.
+    lim
+        The stabilised index, unbounded below.
+    symmetric_contrast
+        The contrast in [-1, 1].
+    """
+
+    left: Scalar
+    middle: Scalar
+    right: Scalar
+    gap: Scalar
+    lim: Scalar
+    symmetric_contrast: Scalar
+
+
+def indices(averages: Float[Array, "3"], epsilon: float = 1e-8) -> Indices:
+    r"""Compute :math:`\Delta_\delta`, LIM and SC from regional averages of a density.
+
+    .. math:: \mathsf{LIM} = \frac{\Delta}{\min(\bar m_L, \bar m_R) + \varepsilon_0},\qquad
+              \mathsf{SC} = \frac{\Delta}{\min(\bar m_L, \bar m_R) + \bar m_M + \varepsilon_0}
+
+    `eq:gd-lim-gap`, `eq:gd-lim-index`, `eq:gd-lim-symmetric-contrast`.
+
+    Parameters
+    ----------
+    averages
+        Left, middle and right, from `regional_averages`.
+    epsilon
+        :math:`\varepsilon_0 > 0`.
+
+    Examples
+    --------
+    >>> found = indices(jnp.array([2.0, 0.5, 1.5]))
+    >>> float(found.gap), round(float(found.lim), 4), float(found.symmetric_contrast) < 0.5
+    (1.0, 0.6667, True)
+    """
+    left, middle, right = averages
+    boundary = jnp.minimum(left, right)
+    gap = boundary - middle
+    lim = gap / (boundary + epsilon)
+    return Indices(left, middle, right, gap, lim, gap / (boundary + middle + epsilon))
+
+
+class Influence(eqx.Module):
+    r"""Adjoint energies over the data law: their mean, and the scatter that errors come from.
+
+    A sufficient statistic: two of them, of two batches, `merge` into that of both. All results
+    are properties. With one example standard errors are infinite.
+
+    Attributes
+    ----------
+    regions
+        The regions of `regional_averages` and `indices`, and through them the grid.
+    count
+        The number of examples.
+    energy
+        :math:`I(p_i)`, the mean of :math:`\|P_0(p_i)\|^2` (`eq:unnormalized-influence-density`).
+    energy_scatter, cross_scatter, regional_scatter
+        Sums over examples of products of deviations from the mean: of each energy with itself,
+        of each energy with the three regional integrals, and of these with each other.
+    """
+
+    regions: Regions
+    count: Scalar
+    energy: Float[Array, " length"]
+    energy_scatter: Float[Array, " length"]
+    cross_scatter: Float[Array, "length 3"]
+    regional_scatter: Float[Array, "3 3"]
+
+    @property
+    def grid(self) -> Grid:
+        """The positions."""
+        return self.regions.grid
+
+    @property
+    def total(self) -> Scalar:
+        r""":math:`Z = \int_0^1 I`. Grows like L for a last-token loss: report L with it."""
+        return self.grid.weights @ self.energy
+
+    @property
+    def degenerate(self) -> Bool[Array, ""]:
+        """True where Z = 0: no position matters, and density and indices (all 0) mean nothing."""
+        return self.total == 0
+
+    @property
+    def density(self) -> Float[Array, " length"]:
+        """The influence density m (`eq:influence-density`); zero where degenerate."""
+        return self.energy / self._safe_total
+
+    @property
+    def regional_integrals(self) -> Float[Array, "3"]:
+        r"""The influence measure :math:`\mathcal I` of E_L, E_M, E_R (`eq:influence-measure`)."""
+        return self.regions.weights @ self.energy
+
+    @property
+    def regional_averages(self) -> Float[Array, "3"]:
+        """The density's averages over E_L, E_M and E_R."""
+        return regional_averages(self.density, self.regions)
+
+    @property
+    def energy_error(self) -> Float[Array, " length"]:
+        """The standard error of `energy`."""
+        return self._standard_error(self.energy_scatter)
+
+    @property
+    def total_error(self) -> Scalar:
+        """The standard error of `total`."""
+        return self._standard_error(self.regional_scatter.sum())
+
+    @property
+    def density_error(self) -> Float[Array, " length"]:
+        r"""The standard error of `density`, from the deviations of :math:`E_b - m\,Z_b`."""
+        m = self.density
+        with_total, of_total = self.cross_scatter.sum(axis=1), self.regional_scatter.sum()
+        scatter = self.energy_scatter - 2 * m * with_total + m**2 * of_total
+        return self._standard_error(scatter) / self._safe_total
+
+    def indices(self, epsilon: float = 1e-8) -> Indices:
+        """The regional averages, gap, LIM and symmetric contrast of the density."""
+        return indices(self.regional_averages, epsilon)
+
+    def index_errors(self, epsilon: float = 1e-8) -> Indices:
+        """The standard errors of `indices`, linearised in the regional integrals."""
+        sizes = self.regions.weights.sum(axis=1)
+
+        def of_integrals(integrals):
+            total = jnp.where(self.degenerate, 1, integrals.sum())
+            return indices(integrals / total / sizes, epsilon)
+
+        slopes = jax.jacrev(of_integrals)(self.regional_integrals)
+        return Indices(*(self._standard_error(s @ self.regional_scatter @ s) for s in slopes))
+
+    def merge(self, other: "Influence") -> "Influence":
+        """Pool with the influence of other examples, on the same grid and regions."""
+        count = self.count + other.count
+        shift = other.energy - self.energy
+        regional = self.regions.weights @ shift
+        pairs = self.count * other.count / count
+        return Influence(
+            self.regions,
+            count,
+            self.energy + shift * (other.count / count),
+            self.energy_scatter + other.energy_scatter + pairs * shift**2,
+            self.cross_scatter + other.cross_scatter + pairs * jnp.outer(shift, regional),
+            self.regional_scatter + other.regional_scatter + pairs * jnp.outer(regional, regional),
+        )
+
+    @property
+    def _safe_total(self) -> Scalar:
+        return jnp.where(self.degenerate, 1, self.total)
+
+    def _standard_error(self, scatter: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+        """Standard error of a mean; rounding may leave a scatter of zero slightly negative."""
+        freedom = self.count * (self.count - 1)
+        known = jnp.sqrt(jnp.maximum(scatter, 0) / jnp.where(freedom > 0, freedom, 1))
+        return jnp.where(freedom > 0, known, jnp.inf)
+
+
+def adjoint_energies(
+    loss: Loss, params: PyTree, batch: Batch, grid: Grid
+) -> Float[Array, "examples length"]:
+    r"""The energies :math:`\|P_0(p_i)\|^2` of every example: one gradient each.
+
+    Parameters, errors and units are those of `influence`. A profile of one example divided by its
+    own integral is another diagnostic than the influence density.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> loss = lambda weight, x, y: weight * (x[0, 0] + 3 * x[1, 0]) / 2
+    >>> adjoint_energies(loss, 1.0, (jnp.zeros((1, 2, 1)), None), token_grid(2)).tolist()
+    [[1.0, 9.0]]
+    """
+    x, y = _checked_batch(loss, params, batch, grid)
+    gradients = jax.vmap(jax.grad(loss, argnums=1), in_axes=(None, 0, 0))(params, x, y)
+    energies = jnp.sum((gradients / grid.weights[None, :, None]) ** 2, axis=2)
+    return finite(energies, "adjoint energies", "Check the parameters and the loss at this batch.")
+
+
+def influence(
+    loss: Loss, params: PyTree, batch: Batch, grid: Grid, regions: Regions | None = None
+) -> Influence:
+    r"""Measure the positional influence density of a loss over a batch of examples.
+
+    Works for any pure loss: our flows, an Equinox module, a bare function. Differentiable to any
+    order in `params` and in the batch, and closed under jit, vmap, grad and jvp.
+
+    Parameters
+    ----------
+    loss
+        ``loss(params, x, y) -> scalar`` for one example, x of shape ``(length, width)``.
+    params
+        Any pytree.
+    batch
+        ``(x, y)``: x of shape ``(examples, length, width)``, y any pytree with the same leading
+        axis (None for no labels).
+    grid
+        The positions of x.
+    regions
+        Where to average; by default the boundary regions of the paper's simulations,
+        :math:`\delta = 0.2`.
+
+    Returns
+    -------
+    Influence
+        Densities: energies are squared Euclidean gradients over :math:`\Delta p_i^2`.
+
+    Raises
+    ------
+    ValueError
+        Where the batch is empty, has integers or the wrong shape, or the loss is not a scalar.
+    EquinoxRuntimeError
+        Where the batch or the gradients hold a NaN or an infinity.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> loss = lambda weight, x, y: weight * (x[0, 0] + 3 * x[1, 0])
+    >>> result = influence(loss, 1.0, (jnp.zeros((4, 2, 1)), None), token_grid(2))
+    >>> result.density.tolist(), float(result.total)
+    ([0.2, 1.8], 20.0)
+    """
+    if regions is None:
+        regions = boundary_regions(grid, 0.2)
+    require(
+        regions.grid == grid,
+        "regions",
+        got=f"regions of {regions.grid}",
+        expected=f"regions of {grid}",
+        cure="Make them with boundary_regions(grid, delta).",
+    )
+    return _influence(loss, params, batch, regions)
+
+
+def influence_stream(
+    loss: Loss,
+    params: PyTree,
+    batches: Iterable[Batch],
+    grid: Grid,
+    regions: Regions | None = None,
+) -> Influence:
+    """Measure influence over a data set larger than memory: the same result, batch by batch.
+
+    Parameters
+    ----------
+    batches
+        Any iterable of batches as in `influence`, of any sizes; each new size compiles once.
+        Wrap it in `tqdm.tqdm` to see progress.
+    loss, params, grid, regions
+        As in `influence`.
+
+    Raises
+    ------
+    ValueError
+        Where there are no batches, and as in `influence`.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> loss = lambda params, x, y: jnp.sum(x**2)
+    >>> batches = ((jnp.full((2, 4, 1), size), None) for size in (1.0, 2.0))
+    >>> float(influence_stream(loss, None, batches, token_grid(4)).count)
+    4.0
+    """
+    remaining = iter(batches)
+    try:
+        first = next(remaining)
+    except StopIteration:
+        raise ValueError(
+            "batches: got none, expected at least one batch. "
+            "An iterator that was read before is empty: make it anew."
+        ) from None
+    measure = partial(influence, loss, params, grid=grid, regions=regions)
+    return reduce(Influence.merge, map(measure, remaining), measure(first))
+
+
+@eqx.filter_jit
+def _influence(loss: Loss, params: PyTree, batch: Batch, regions: Regions) -> Influence:
+    energies = adjoint_energies(loss, params, batch, regions.grid)
+    count, mean = energies.shape[0], energies.mean(axis=0)
+    deviations = energies - mean[None, :]
+    regional = deviations @ regions.weights.T
+    return Influence(
+        regions,
+        jnp.asarray(count, energies.dtype),
+        mean,
+        jnp.sum(deviations**2, axis=0),
+        deviations.T @ regional,
+        regional.T @ regional,
+    )
+
+
+def _checked_batch(loss: Loss, params: PyTree, batch: Batch, grid: Grid) -> Batch:
+    x, y = batch
+    require_floating(x, "batch", cure="Embed integer tokens first: influence is a gradient in x.")
+    require(
+        x.ndim == 3 and x.shape[1] == grid.size,
+        "batch",
+        got=f"x of shape {x.shape}",
+        expected=f"(examples, {grid.size}, width), with a row for each position of the grid",
+        cure="A single example needs a leading axis: x[None].",
+    )
+    lengths = {leaf.shape[:1] for leaf in jax.tree.leaves((x, y))}
+    require(
+        lengths == {x.shape[:1]} and x.shape[0] > 0,
+        "batch",
+        got=f"leading axes {sorted(lengths)}",
+        expected="at least one example, the same number in x and in every leaf of y",
+        cure="Give each example its own labels, and leave empty batches out.",
+    )
+    value = jax.eval_shape(loss, params, x[0], jax.tree.map(lambda leaf: leaf[0], y))
+    require(
+        getattr(value, "shape", None) == (),
+        "loss",
+        got=f"{value}",
+        expected="a scalar",
+        cure="Average or sum the loss of one example over its positions.",
+    )
+    return finite((x, y), "batch", "Drop or repair the examples that hold them.")
