@@ -1,0 +1,143 @@
+r"""Observability Gramians: how visible a perturbation of each position stays along depth.
+
+.. math:: G_i = \sum_k \varepsilon\, J_{k,i}^* C_k^* C_k J_{k,i}
+
+Observations are any pure function of the input that returns what is seen at each layer, for
+example a selector of a flow's trajectory; equalising observability is relative to it. These are
+Euclidean quantities of the input tokens: no weights :math:`\Delta p` enter.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from lim_jax.grid import Grid, integral
+
+Scalar = Float[Array, ""]
+Gramians = Float[Array, "length width width"]
+
+
+def observability_gramians(
+    observations: Callable[[Float[Array, "length width"]], Float[Array, "depth observed"]],
+    x: Float[Array, "length width"],
+    step: float,
+) -> Gramians:
+    r"""Compute the exact Gramian :math:`G_i` of every position.
+
+    `eq:finite-token-observability-gramian`, by reverse mode: one pull-back for each observed
+    number.
+
+    Parameters
+    ----------
+    observations
+        From the input to the observations :math:`C_k X_k`, a row for each layer
+        :math:`k = 0,\dots,M-1`; the terminal state is not among them.
+    x
+        The input at which the observations are linearised.
+    step
+        :math:`\varepsilon`.
+
+    Examples
+    --------
+    >>> observations = lambda x: 3 * x.reshape(1, -1)  # one layer, all of both tokens seen
+    >>> observability_gramians(observations, jnp.ones((2, 1)), step=0.5).ravel().tolist()
+    [4.5, 4.5]
+    """
+    jacobian = jax.jacrev(observations)(x)
+    return step * jnp.einsum("koia,koib->iab", jacobian, jacobian)
+
+
+def gramian_traces(gramians: Gramians) -> Float[Array, " length"]:
+    r"""The observability :math:`g_i = \mathrm{tr}\,G_i` of an isotropic perturbation.
+
+    Examples
+    --------
+    >>> gramian_traces(jnp.eye(3)[None]).tolist()
+    [3.0]
+    """
+    return jnp.trace(gramians, axis1=1, axis2=2)
+
+
+def condition_numbers(gramians: Gramians) -> Float[Array, " length"]:
+    r""":math:`\kappa_0 = \lambda_{\max}/\lambda_{\min}` of every Gramian; infinite where singular.
+
+    Examples
+    --------
+    >>> condition_numbers(jnp.diag(jnp.array([2.0, 8.0]))[None]).tolist()
+    [4.0]
+    """
+    spectrum = jnp.linalg.eigvalsh(gramians)
+    smallest = spectrum[:, 0]
+    singular = smallest <= 0
+    return jnp.where(singular, jnp.inf, spectrum[:, -1] / jnp.where(singular, 1, smallest))
+
+
+def probed_traces(
+    gramians: Gramians, probes: Float[Array, "probes width"]
+) -> Float[Array, " length"]:
+    r"""Estimate the traces with common probes: :math:`\hat g_i = N^{-1}\sum_r \xi_r^* G_i \xi_r`.
+
+    `eq:discrete-observability-trace-estimator` by `eq:finite-token-observability-quadratic-form`;
+    unbiased for isotropic probes (`eq:observability-trace-unbiasedness`).
+
+    Examples
+    --------
+    >>> probed_traces(jnp.diag(jnp.array([1.0, 2.0]))[None], jnp.array([[1.0, -1.0]])).tolist()
+    [3.0]
+    """
+    return jnp.einsum("ra,iab,rb->i", probes, gramians, probes) / probes.shape[0]
+
+
+class PenaltyMoments(NamedTuple):
+    """The mean excess and the standard deviation of an estimated penalty."""
+
+    bias: Scalar
+    deviation: Scalar
+
+
+def gaussian_probe_moments(gramians: Gramians, grid: Grid, probes: int) -> PenaltyMoments:
+    r"""Exact bias and deviation of the trace penalty under common Gaussian probes.
+
+    With the centred :math:`H_i = G_i - \bar G` the penalty is
+    :math:`\hat\Omega = \sum_i \Delta p_i \hat h_i^2`, where
+    :math:`\hat h_i = N^{-1}\sum_r \xi_r^* H_i \xi_r` has the cumulants
+
+    .. math::
+        \kappa(i) = \mathrm{tr} H_i,\quad
+        \kappa(i,j) = \tfrac{2}{N}\mathrm{tr} H_iH_j,\quad
+        \kappa(i,i,j) = \tfrac{8}{N^2}\mathrm{tr} H_i^2H_j,\quad
+        \kappa(i,i,j,j) = \tfrac{16}{N^3}\bigl(2\,\mathrm{tr} H_i^2H_j^2
+        + \mathrm{tr} H_iH_jH_iH_j\bigr).
+
+    The bias is :math:`\mathrm{tr}(Q\Sigma) = \sum_i \Delta p_i \kappa(i,i)`
+    (`eq:algorithm3-penalty-estimator-bias`), and the variance
+    :math:`\sum_{ij}\Delta p_i\Delta p_j\,[\kappa(i,i,j,j) + 4\kappa(i,i,j)\kappa(j)
+    + 2\kappa(i,j)^2 + 4\kappa(i)\kappa(i,j)\kappa(j)]`.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> gramians = jnp.array([[[0.0]], [[2.0]]])  # centred: -1 and 1, so the penalty is y^2
+    >>> moments = gaussian_probe_moments(gramians, token_grid(2), probes=1)
+    >>> float(moments.bias), round(float(moments.deviation) ** 2, 9)  # E y^4 - 1^2, y ~ chi^2_1
+    (2.0, 96.0)
+    """
+    centred = gramians - integral(gramians, grid)[None]
+    mean = gramian_traces(centred)
+    products = jnp.einsum("iab,jbc->ijac", centred, centred)
+    squares = jnp.einsum("iiac->iac", products)
+    second = 2 / probes * jnp.trace(products, axis1=2, axis2=3)
+    third = 8 / probes**2 * jnp.einsum("iab,jba->ij", squares, centred)
+    crossed = 2 * jnp.einsum("iab,jba->ij", squares, squares)
+    fourth = 16 / probes**3 * (crossed + jnp.einsum("ijab,ijba->ij", products, products))
+    summands = (
+        fourth
+        + 4 * third * mean[None, :]
+        + 2 * second**2
+        + 4 * mean[:, None] * second * mean[None, :]
+    )
+    variance = grid.weights @ summands @ grid.weights
+    return PenaltyMoments(grid.weights @ jnp.diag(second), jnp.sqrt(variance))
