@@ -38,13 +38,8 @@ def guarded(tree: Tree, fails: Bool[Array, "..."], message: str) -> Tree:
     return eqx.error_if(tree, fails, message)
 
 
-def finite(tree: Tree, name: str, cure: str) -> Tree:
-    """Return `tree`; the use of one that holds a NaN or an infinity raises."""
-    message = f"{name}: got NaN or infinite values, expected finite ones. {cure}"
-    return guarded(tree, ~_all_finite(tree), message)
-
-
-def _all_finite(tree: PyTree) -> Bool[Array, ""]:
+def all_finite(tree: PyTree) -> Bool[Array, ""]:
+    """Whether no floating-point leaf holds a NaN or an infinity."""
     leaves = [leaf for leaf in jax.tree.leaves(tree) if eqx.is_inexact_array(leaf)]
     return jnp.all(jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in leaves]))
 

@@ -1,6 +1,7 @@
 """The command line: parse, call, print."""
 
 import json
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -66,10 +67,11 @@ def _beyond_the_paper(numbers: dict) -> str:
     return "\n".join([*lines, ""])
 
 
-def main() -> int:
-    """Run the command line; returns the exit status."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line on `arguments`, by default the process's own; returns its status."""
     return tyro.extras.subcommand_cli_from_dict(
         {"reproduce": reproduce},
         prog="lim-jax",
         description="Which positions of a long context a causal Transformer really uses.",
+        args=arguments,
     )

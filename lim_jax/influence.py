@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PyTree
 
-from lim_jax._checks import finite, require, require_floating
+from lim_jax._checks import all_finite, guarded, require, require_floating
 from lim_jax.grid import Grid, Regions, boundary_regions, regional_averages
 
 Scalar = Float[Array, ""]
@@ -208,10 +208,23 @@ def adjoint_energies(
     >>> adjoint_energies(loss, 1.0, (jnp.zeros((1, 2, 1)), None), token_grid(2)).tolist()
     [[1.0, 9.0]]
     """
-    x, y = _checked_batch(loss, params, batch, grid)
+    _require_batch(loss, params, batch, grid)
+    x, y = batch
     gradients = jax.vmap(jax.grad(loss, argnums=1), in_axes=(None, 0, 0))(params, x, y)
     energies = jnp.sum((gradients / grid.weights[None, :, None]) ** 2, axis=2)
-    return finite(energies, "adjoint energies", "Check the parameters and the loss at this batch.")
+    # The checks guard the result: a gradient need not depend on x, and then a guarded x is unused.
+    energies = guarded(
+        energies,
+        ~all_finite(batch),
+        "batch: got NaN or infinite values, expected finite ones. "
+        "Drop or repair the examples that hold them.",
+    )
+    return guarded(
+        energies,
+        ~all_finite(energies),
+        "adjoint energies: got NaN or infinite values, expected finite ones. "
+        "Check the parameters and the loss at this batch.",
+    )
 
 
 def influence(
@@ -327,7 +340,7 @@ def _influence(loss: Loss, params: PyTree, batch: Batch, regions: Regions) -> In
     )
 
 
-def _checked_batch(loss: Loss, params: PyTree, batch: Batch, grid: Grid) -> Batch:
+def _require_batch(loss: Loss, params: PyTree, batch: Batch, grid: Grid) -> None:
     x, y = batch
     require_floating(x, "batch", cure="Embed integer tokens first: influence is a gradient in x.")
     require(
@@ -353,4 +366,3 @@ def _checked_batch(loss: Loss, params: PyTree, batch: Batch, grid: Grid) -> Batc
         expected="a scalar",
         cure="Average or sum the loss of one example over its positions.",
     )
-    return finite((x, y), "batch", "Drop or repair the examples that hold them.")

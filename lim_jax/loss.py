@@ -144,7 +144,7 @@ class BandReadout(eqx.Module):
         r"""The quadrature :math:`\Delta p_j\, r(p_i, p_j)` of the band."""
         widest = grid.widest_cell
         require(
-            widest <= self.bandwidth <= 1,
+            widest <= self.bandwidth * (1 + 1e-9) and self.bandwidth <= 1,
             "bandwidth",
             got=f"{self.bandwidth}",
             expected=f"from {widest:.3g} (the widest cell) to 1",

@@ -1,0 +1,107 @@
+"""The paper's network written apart, in plain NumPy loops over layers, tokens, heads and pairs.
+
+Arrays may be complex, and may have leading axes of perturbations: a complex step differentiates
+the network to rounding. For a function that is real on real input, f(x + ih e) has imaginary part
+h f'(x) + O(h^3), without cancellation.
+"""
+
+import numpy as np
+
+STEP = 1e-30
+
+
+def layer_norm(norm, z):
+    """eq:smooth-layernorm of one token."""
+    mean = z.mean(axis=-1, keepdims=True)
+    variance = ((z - mean) ** 2).mean(axis=-1, keepdims=True)
+    normalised = (z - mean) / np.sqrt(variance + norm.eta)
+    return np.asarray(norm.scale) * normalised + np.asarray(norm.shift)
+
+
+def affine(matrix, bias, z):
+    return z @ np.asarray(matrix).T + np.asarray(bias)
+
+
+def attention(layer, states):
+    """eq:masked-mha, with biases; states are (..., token, feature)."""
+    heads, size, _ = layer.query.shape
+    tokens = [layer_norm(layer.norm, states[..., i, :]) for i in range(states.shape[-2])]
+    result = np.zeros_like(states) + np.asarray(layer.output_bias)
+    for h in range(heads):
+        queries = [affine(layer.query[h], layer.query_bias[h], z) for z in tokens]
+        keys = [affine(layer.key[h], layer.key_bias[h], z) for z in tokens]
+        values = [affine(layer.value[h], layer.value_bias[h], z) for z in tokens]
+        for i in range(len(tokens)):
+            numerator, denominator = 0, 0
+            for j in range(i + 1):
+                score = (queries[i] * keys[j]).sum(axis=-1, keepdims=True) / np.sqrt(size)
+                numerator = numerator + np.exp(score) * values[j]
+                denominator = denominator + np.exp(score)
+            result[..., i, :] += affine(layer.output[h], 0, numerator / denominator)
+    return result
+
+
+def gelu(x):
+    return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+
+def feed_forward(layer, states):
+    """eq:mlp-block."""
+    result = np.zeros_like(states)
+    for i in range(states.shape[-2]):
+        normed = layer_norm(layer.norm, states[..., i, :])
+        hidden = gelu(affine(layer.inner, layer.inner_bias, normed))
+        result[..., i, :] = affine(layer.outer, layer.outer_bias, hidden)
+    return result
+
+
+def flow(layers, states, horizon, scheme):
+    """eq:discrete-residual for "euler", eq:complete-transformer-layer for "split"."""
+    for layer in layers:
+        step = horizon / len(layers)
+        if scheme == "euler":
+            states = states + step * (
+                attention(layer.attention, states) + feed_forward(layer.feed_forward, states)
+            )
+        else:
+            states = states + step * attention(layer.attention, states)
+            states = states + step * feed_forward(layer.feed_forward, states)
+    return states
+
+
+def cross_entropy(logits, labels, weights):
+    total = np.zeros(logits.shape[:-2])
+    for i, weight in enumerate(weights):
+        z = logits[..., i, :]
+        log_partition = np.log(np.exp(z).sum(axis=-1, keepdims=True))
+        total = total - weight * (labels[i] * (z - log_partition)).sum(axis=-1)
+    return total
+
+
+def hat(distance):
+    return max(1 - abs(distance), 0)
+
+
+def band_average(states, bandwidth, edges):
+    """Average a window of tokens around each: dropped, renormalised or reflected at the ends."""
+    length = states.shape[-2]
+    result = np.zeros_like(states)
+    for i in range(length):
+        total, mass = 0, 0
+        for j in range(length):
+            images = [j, -1 - j, 2 * length - 1 - j] if edges == "reflecting" else [j]
+            for image in images:
+                weight = hat((i - image) / length / bandwidth) / bandwidth / length
+                total, mass = total + weight * states[..., j, :], mass + weight
+        result[..., i, :] = total if edges == "zero" else total / mass
+    return result
+
+
+def perturbed(x):
+    """One complex step in each entry of x, along a leading axis."""
+    return x + 1j * STEP * np.eye(x.size).reshape(x.size, *x.shape)
+
+
+def derivative(values):
+    """The derivatives that complex-step values carry."""
+    return values.imag / STEP

@@ -1,0 +1,89 @@
+"""The adjoint along depth: inner product, forward against reverse, autodiff, differences."""
+
+import chex
+import jax
+import numpy as np
+import pytest
+from networks import (
+    VOCABULARY,
+    WIDTH,
+    central_difference,
+    random_flow,
+    random_labels,
+    random_states,
+)
+
+import lim_jax as lim
+
+SCHEMES = {"euler": lim.euler, "split": lim.split}
+GRIDS = {"tokens": lim.token_grid, "midpoints": lim.midpoint_grid, "graded": lim.graded_grid}
+READOUT = lim.BandReadout(random_states(4, WIDTH, VOCABULARY), 0.4)
+
+
+def setting(scheme, kind):
+    grid = GRIDS[kind](12)
+    flow = random_flow(depth=3, step=SCHEMES[scheme], horizon=1.5)
+
+    def terminal_loss(x):
+        return lim.cross_entropy(READOUT(x, grid), random_labels(), grid)
+
+    return flow, terminal_loss, grid
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("kind", GRIDS)
+def test_the_adjoint_pairs_with_the_tangent_at_every_depth(scheme, kind):
+    flow, terminal_loss, grid = setting(scheme, kind)
+
+    @jax.jit
+    def measured(x, tangent):
+        adjoint = lim.adjoint_trajectory(flow, terminal_loss, x, grid)
+        _, tangents = jax.jvp(lambda x: flow.trajectory(x, grid).states, (x,), (tangent,))
+        pairings = jax.vmap(lambda p, u: lim.inner(p, u, grid))(adjoint.covectors, tangents)
+
+        def loss(x):
+            return terminal_loss(flow(x, grid))
+
+        forward = jax.jvp(loss, (x,), (tangent,))[1]
+        return pairings, forward, central_difference(loss, x, tangent)
+
+    pairings, forward, difference = measured(random_states(1), random_states(2))
+    np.testing.assert_allclose(pairings, forward, rtol=1e-11)
+    np.testing.assert_allclose(pairings, difference, rtol=1e-8)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_adjoint_is_the_gradient_over_the_weights(scheme):
+    flow, terminal_loss, grid = setting(scheme, "graded")
+    x = random_states(1)
+    adjoint = lim.adjoint_trajectory(flow, terminal_loss, x, grid)
+    loss, gradient = jax.value_and_grad(lambda x: terminal_loss(flow(x, grid)))(x)
+    chex.assert_trees_all_close(adjoint.loss, loss, rtol=1e-13)
+    weights = np.asarray(grid.weights)[:, None]
+    np.testing.assert_allclose(adjoint.covectors[0], gradient / weights, rtol=1e-11, atol=1e-14)
+    terminal = jax.grad(terminal_loss)(flow(x, grid)) / weights
+    np.testing.assert_allclose(adjoint.covectors[-1], terminal, rtol=1e-11, atol=1e-14)
+    np.testing.assert_allclose(adjoint.states, flow.trajectory(x, grid).states, rtol=1e-13)
+    np.testing.assert_allclose(adjoint.times, [0, 0.5, 1, 1.5])
+
+
+def test_inner_steps_carry_the_adjoint():
+    """P_k = (I + eps D F(X_k)*) P_{k+1} with the dense Jacobian, transposed in the pairing."""
+    flow, terminal_loss, grid = setting("euler", "graded")
+    adjoint = lim.adjoint_trajectory(flow, terminal_loss, random_states(1), grid)
+    weights = np.repeat(np.asarray(grid.weights), WIDTH)
+    for k in range(3):
+        field = jax.tree.map(lambda leaf: leaf[k], flow.layers)  # noqa: B023
+        jacobian = jax.jacfwd(lambda x: field(x, x, grid))(adjoint.states[k])  # noqa: B023
+        step = np.eye(72) + 0.5 * np.asarray(jacobian).reshape(72, 72)
+        transposed = step.T * weights[None, :] / weights[:, None]
+        expected = transposed @ np.asarray(adjoint.covectors[k + 1]).ravel()
+        np.testing.assert_allclose(adjoint.covectors[k].ravel(), expected, rtol=1e-11, atol=1e-14)
+
+
+def test_the_adjoint_of_a_batch_is_vmapped():
+    flow, terminal_loss, grid = setting("split", "tokens")
+    batch = random_states(1, 2, 12, WIDTH)
+    both = jax.vmap(lambda x: lim.adjoint_trajectory(flow, terminal_loss, x, grid))(batch)
+    one = lim.adjoint_trajectory(flow, terminal_loss, batch[1], grid)
+    chex.assert_trees_all_close(jax.tree.map(lambda leaf: leaf[1], both), one, rtol=1e-11)

@@ -1,0 +1,193 @@
+"""Grids: quadrature, exact regions, embedding."""
+
+from fractions import Fraction
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from networks import fitted_order
+
+import lim_jax as lim
+from lim_jax.grid import cell_embedding
+
+GRIDS = {"tokens": lim.token_grid, "midpoints": lim.midpoint_grid, "graded": lim.graded_grid}
+REFINEMENTS = (20, 40, 80, 160, 320)
+
+
+def exact_nodes(kind, size):
+    """The nodes as rationals, from their definition."""
+    indices = range(1, size + 1)
+    if kind == "tokens":
+        return [Fraction(i, size) for i in indices]
+    middles = [Fraction(2 * i - 1, 2 * size) for i in indices]
+    return middles if kind == "midpoints" else [middle**3 for middle in middles]
+
+
+@pytest.mark.parametrize("kind", GRIDS)
+def test_nodes_weights_and_cells(kind):
+    grid, size = GRIDS[kind](7), 7
+    nodes = np.array(exact_nodes(kind, size), dtype=float)
+    np.testing.assert_allclose(grid.nodes, nodes, rtol=1e-15)
+    edges = (np.arange(size + 1) / size) ** (3 if kind == "graded" else 1)
+    np.testing.assert_allclose(grid.edges, edges, rtol=1e-15)
+    expected = 3 * np.cbrt(nodes) ** 2 / size if kind == "graded" else np.full(size, 1 / size)
+    np.testing.assert_allclose(grid.weights, expected, rtol=1e-14)
+    assert np.all((edges[:-1] < nodes) & (nodes <= edges[1:]))
+    np.testing.assert_allclose(grid.widest_cell, np.diff(edges).max(), rtol=1e-15)
+
+
+@pytest.mark.parametrize("kind", GRIDS)
+def test_prefix_weights_by_their_definition(kind):
+    grid = GRIDS[kind](6)
+    own = 1.0 if kind == "tokens" else 0.5
+    expected = np.zeros((6, 6))
+    for i in range(6):
+        for j in range(i + 1):
+            expected[i, j] = grid.weights[j] * (own if i == j else 1)
+    np.testing.assert_allclose(grid.prefix_weights(), expected, rtol=1e-15)
+
+
+# Where the prefix sum of a smooth function is measured, and the order there.
+PREFIX_ORDERS = {
+    "tokens": ("everywhere", 1),
+    "midpoints": ("last", 2),
+    "graded": ("everywhere", 2),
+}
+
+
+@pytest.mark.parametrize("kind", GRIDS)
+def test_prefix_integrals_converge_at_the_stated_order(kind):
+    where, order = PREFIX_ORDERS[kind]
+    errors = []
+    for size in REFINEMENTS:
+        grid = GRIDS[kind](size)
+        error = jnp.abs(grid.prefix_weights() @ jnp.cos(3 * grid.nodes) - _sine_third(grid.nodes))
+        errors.append(float(error[-1] if where == "last" else error.max()))
+    assert abs(fitted_order(REFINEMENTS, errors) - order) < 0.15
+
+
+def _sine_third(p):
+    return jnp.sin(3 * p) / 3
+
+
+@pytest.mark.parametrize("kind", GRIDS)
+def test_weights_integrate_polynomials(kind):
+    grid = GRIDS[kind](400)
+    tolerance = 2e-3 if kind == "tokens" else 1e-5
+    for degree in range(4):
+        found = lim.integral(grid.nodes**degree, grid)
+        np.testing.assert_allclose(found, 1 / (degree + 1), atol=tolerance)
+
+
+def test_the_pairing_sums_over_features():
+    grid = lim.graded_grid(5)
+    left, right = jnp.arange(10.0).reshape(5, 2), jnp.arange(10.0).reshape(5, 2) ** 2
+    expected = sum(
+        float(grid.weights[i]) * float(left[i, a]) * float(right[i, a])
+        for i in range(5)
+        for a in range(2)
+    )
+    np.testing.assert_allclose(lim.inner(left, right, grid), expected, rtol=1e-14)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    kind=st.sampled_from(sorted(GRIDS)),
+    size=st.integers(3, 120),
+    thousandths=st.integers(1, 499),
+)
+def test_point_regions_are_those_of_exact_arithmetic(kind, size, thousandths):
+    delta = Fraction(thousandths, 1000)
+    nodes = exact_nodes(kind, size)
+    expected = np.array(
+        [
+            [node < delta for node in nodes],
+            [delta <= node < 1 - delta for node in nodes],
+            [1 - delta <= node for node in nodes],
+        ]
+    )
+    grid = GRIDS[kind](size)
+    if not expected.any(axis=1).all():
+        with pytest.raises(ValueError, match="no node in the"):
+            lim.boundary_regions(grid, thousandths / 1000, "points")
+        return
+    regions = lim.boundary_regions(grid, thousandths / 1000, "points")
+    np.testing.assert_array_equal(np.asarray(regions.weights) > 0, expected)
+
+
+def test_floats_would_have_erred():
+    """At L = 50 and delta = 0.18 token 41 stands exactly on the boundary 0.82."""
+    assert 41 / 50 < 1 - 0.18
+    regions = lim.boundary_regions(lim.token_grid(50), 0.18, "points")
+    assert (np.asarray(regions.weights) > 0).sum(axis=1).tolist() == [8, 32, 10]
+
+
+@pytest.mark.parametrize("delta", [0.2, "1/5", Fraction(1, 5), np.float64(0.2)])
+def test_delta_may_be_spelt_in_many_ways(delta):
+    assert lim.boundary_regions(lim.token_grid(9), delta).delta == Fraction(1, 5)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    kind=st.sampled_from(sorted(GRIDS)),
+    size=st.integers(1, 60),
+    thousandths=st.integers(1, 499),
+)
+def test_overlap_regions_partition_the_measure(kind, size, thousandths):
+    delta = thousandths / 1000
+    grid = GRIDS[kind](size)
+    weights = np.asarray(lim.boundary_regions(grid, delta).weights)
+    edges, cells = np.asarray(grid.edges), np.asarray(grid.weights)
+    for row, (start, stop) in zip(weights, [(0, delta), (delta, 1 - delta), (1 - delta, 1)]):  # noqa: B905
+        overlap = np.minimum(edges[1:], stop) - np.maximum(edges[:-1], start)
+        expected = cells * np.maximum(overlap, 0) / np.diff(edges)
+        np.testing.assert_allclose(row, expected, atol=1e-14)
+    np.testing.assert_allclose(weights.sum(axis=0), cells, rtol=1e-12)
+
+
+@pytest.mark.parametrize("kind", GRIDS)
+@pytest.mark.parametrize("convention", ["overlap", "points"])
+def test_regional_averages_of_known_functions(kind, convention):
+    grid = GRIDS[kind](4000)
+    regions = lim.boundary_regions(grid, 0.2, convention)
+    constant = lim.regional_averages(jnp.full((4000, 2), 3.0), regions)
+    np.testing.assert_allclose(constant, np.full((3, 2), 3.0), rtol=1e-12)
+    linear = lim.regional_averages(grid.nodes, regions)
+    np.testing.assert_allclose(linear, [0.1, 0.5, 0.9], atol=1e-3)
+
+
+def test_the_embedding_is_constant_on_right_closed_cells():
+    grid = lim.graded_grid(4)
+    values = jnp.arange(4.0)
+    positions = jnp.concatenate([jnp.zeros(1), grid.edges[1:], grid.edges[:-1] + 1e-9, grid.nodes])
+    expected = [0, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3]
+    np.testing.assert_array_equal(cell_embedding(values, grid, positions), expected)
+
+
+def test_the_embedding_keeps_integrals():
+    grid = lim.token_grid(8)
+    values = jnp.sin(jnp.arange(8.0))
+    fine = (jnp.arange(8000.0) + 0.5) / 8000
+    np.testing.assert_allclose(
+        cell_embedding(values, grid, fine).mean(), lim.integral(values, grid), rtol=1e-12
+    )
+
+
+def test_a_grid_is_static():
+    grid = lim.token_grid(5)
+    assert jax.tree.leaves(grid) == [] and grid == lim.token_grid(5) != lim.midpoint_grid(5)
+    assert hash(grid) == hash(lim.token_grid(5))
+    averages = jax.jit(lambda v, g: lim.regional_averages(v, lim.boundary_regions(g, 0.2)))
+    np.testing.assert_allclose(averages(jnp.ones(5), grid), 1.0, rtol=1e-15)
+
+
+def test_precision_follows_the_grid():
+    assert lim.token_grid(3).weights.dtype == jnp.float64
+    single = lim.token_grid(3, dtype=jnp.float32)
+    assert {a.dtype for a in (single.nodes, single.weights, single.prefix_weights())} == {
+        jnp.dtype("float32")
+    }
+    assert lim.boundary_regions(single, 0.2).weights.dtype == jnp.float32
