@@ -1,0 +1,43 @@
+"""The README's promises: its example runs, is short, and its commands name what exists."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import jax
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def test_the_example_is_short_and_ends_in_a_figure(tmp_path, monkeypatch):
+    (example,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    assert len(example.splitlines()) <= 12
+    monkeypatch.chdir(tmp_path)
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        exec(compile(example, "README.md", "exec"), {})
+    assert (tmp_path / "influence.png").stat().st_size > 10_000
+
+
+def test_the_commands_install_extras_that_exist():
+    commands = re.findall(r"```console\n(.*?)\n```", README, flags=re.DOTALL)
+    assert commands == [
+        'python -m pip install ".[plot,cli]" && lim-jax reproduce',
+        'python -m pip install ".[test]" && python -m pytest',
+    ]
+    assert {"plot", "cli", "test", "dev"} <= set(PROJECT["optional-dependencies"])
+    assert set(PROJECT["scripts"]) == {"lim-jax"}
+
+
+def test_every_dependency_has_a_lower_bound_and_one_version_is_excluded():
+    extras = [r for group in PROJECT["optional-dependencies"].values() for r in group]
+    requirements = [r for r in PROJECT["dependencies"] + extras if not r.startswith("lim_jax[")]
+    assert all(">=" in requirement for requirement in requirements)
+    excluded = [requirement for requirement in requirements if "!=" in requirement]
+    assert excluded == ["jax>=0.10.0,!=0.10.2", "jaxlib>=0.10.0,!=0.10.2"]
+
+
+def test_the_figure_is_there():
+    for image in re.findall(r"!\[.*?\]\((.*?)\)", README):
+        assert (ROOT / image).is_file()
