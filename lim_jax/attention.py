@@ -20,7 +20,11 @@ from lim_jax.grid import Grid
 def attention_weights(
     query: Float[Array, "length size"], key: Float[Array, "length size"], grid: Grid
 ) -> Float[Array, "length length"]:
-    """The causal attention matrix of one head; each row sums to one.
+    r"""The causal attention matrix of one head; each row sums to one.
+
+    Row i holds the quadrature weights of the prefix-attention measure :math:`\mu^{p_i}` of
+    `eq:attention-induced-measure`: applied to values it integrates them. On Gauss--Legendre panels
+    entries are signed; on the other grids they are the masses of the cells.
 
     Examples
     --------
@@ -28,7 +32,38 @@ def attention_weights(
     >>> attention_weights(jnp.zeros((2, 1)), jnp.zeros((2, 1)), token_grid(2)).tolist()
     [[1.0, 0.0], [0.5, 0.5]]
     """
-    return _prefix_softmax(query @ key.T / math.sqrt(query.shape[1]), grid)
+    return _prefix_softmax(_scores(query, key), grid)
+
+
+def attention_kernel(
+    query: Float[Array, "length size"], key: Float[Array, "length size"], grid: Grid
+) -> Float[Array, "length length"]:
+    r"""The attention kernel :math:`A(p_i, p_j)`, a density in its second slot.
+
+    :math:`\mathbf 1_{p_j \le p_i}\, e^{s_{ij}} / \int_0^{p_i} e^{s(p_i, r)}\,dr`
+    (`eq:continuum-causal-kernel`). It grows like
+    :math:`1/p` at the left end and has no value at 0; there `CausalAttention.left_trace` is what
+    attention gives.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> attention_kernel(jnp.zeros((2, 1)), jnp.zeros((2, 1)), token_grid(2)).tolist()
+    [[2.0, 0.0], [1.0, 1.0]]
+    """
+    scores, prefix = _scores(query, key), grid.prefix_weights()
+    past = grid.nodes[None, :] <= grid.nodes[:, None]
+    relevant = past | (prefix != 0)
+    highest = jnp.max(jnp.where(relevant, scores, -jnp.inf), axis=1, keepdims=True)
+    mass = jnp.exp(jnp.where(relevant, scores - jax.lax.stop_gradient(highest), -jnp.inf))
+    return jnp.where(past, mass, 0) / jnp.sum(prefix * mass, axis=1, keepdims=True)
+
+
+def _scores(
+    query: Float[Array, "length size"], key: Float[Array, "length size"]
+) -> Float[Array, "length length"]:
+    """:math:`s_{ij}` (`eq:continuum-attention-score`)."""
+    return query @ key.T / math.sqrt(query.shape[1])
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(1,))

@@ -168,6 +168,17 @@ class CausalAttention(eqx.Module):
         mixed = jnp.einsum("hdv,hlv->ld", self.output, heads)
         return mixed if self.output_bias is None else mixed + self.output_bias[None, :]
 
+    def left_trace(self, z: Float[Array, " width"]) -> Float[Array, " width"]:
+        r"""What attention gives at position 0, from the state there.
+
+        :math:`W_O[W_{V,1}\mathrm{LN}(X(0)), \dots]` (`eq:continuum-attention-left-trace`): the
+        limit from the right, and the rule of the first token.
+        """
+        features = jnp.einsum("hvd,d->hv", self.value, self.norm(z))
+        features = features if self.value_bias is None else features + self.value_bias
+        mixed = jnp.einsum("hdv,hv->d", self.output, features)
+        return mixed if self.output_bias is None else mixed + self.output_bias
+
 
 class FeedForward(eqx.Module):
     r"""The tokenwise network :math:`W_2\,\sigma(W_1 \mathrm{LN}(x)_i + b_1) + b_2`.

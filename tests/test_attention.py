@@ -34,7 +34,7 @@ def twin(query, key, prefix):
 
 @pytest.mark.parametrize("kind", [*GRIDS, "signed"])
 def test_attention_is_its_formula_in_value_and_derivatives(kind):
-    grid = SignedGrid(9, offset=Fraction(0)) if kind == "signed" else GRIDS[kind](9)
+    grid = SignedGrid(cells=9, offset=Fraction(0)) if kind == "signed" else GRIDS[kind](9)
     chex.assert_trees_all_close(
         attention_weights(QUERY, KEY, grid), twin(QUERY, KEY, grid.prefix_weights()), rtol=1e-13
     )

@@ -189,4 +189,4 @@ def test_a_miscompiling_jaxlib_is_named():
 
 
 def test_grids_are_not_made_from_other_numbers():
-    assert CellGrid(3, offset=lim.token_grid(3).offset) == lim.token_grid(3)
+    assert CellGrid(cells=3, offset=lim.token_grid(3).offset) == lim.token_grid(3)

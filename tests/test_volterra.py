@@ -1,0 +1,194 @@
+"""The continuum: Gauss-Legendre grids and Volterra attention, against an independent rule."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from networks import fitted_order, random_flow, random_states
+
+import lim_jax as lim
+from lim_jax.attention import attention_kernel, attention_weights
+from lim_jax.grid import PanelGrid, gauss_grid, resample
+
+ETA = 0.1
+GENERATOR = np.random.default_rng(5)
+QUERY, KEY, VALUE = GENERATOR.standard_normal((3, 3, 3))
+
+
+def smooth_field(p):
+    """A smooth field on [0, 1]."""
+    return np.stack([np.sin(3 * p) + 0.3, np.cos(5 * p), p**2 - 0.4 * np.sin(7 * p)], axis=-1)
+
+
+def attention():
+    norm = lim.LayerNorm(jnp.ones(3), jnp.zeros(3), ETA)
+    query, key, value = (jnp.asarray(matrix)[None] for matrix in (QUERY, KEY, VALUE))
+    return lim.CausalAttention(norm, query, key, value, jnp.eye(3)[None])
+
+
+def independent_attention(p, count=200):
+    """The Volterra integral by q = p u with a Gauss rule in u, in NumPy."""
+
+    def normalised(x):
+        centred = x - x.mean(axis=-1, keepdims=True)
+        return centred / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + ETA)
+
+    u, w = np.polynomial.legendre.leggauss(count)
+    u, w = (u + 1) / 2, w / 2
+    past, now = normalised(smooth_field(np.outer(p, u))), normalised(smooth_field(p))
+    scores = np.einsum("pa,pua->pu", now @ QUERY.T, past @ KEY.T) / np.sqrt(3)
+    mass = w * np.exp(scores)
+    return np.einsum("pu,pua->pa", mass / mass.sum(axis=1, keepdims=True), past @ VALUE.T)
+
+
+def evaluated(grid):
+    x = jnp.asarray(smooth_field(np.asarray(grid.nodes)))
+    return attention()(x, x, grid)
+
+
+@pytest.mark.parametrize("grid", [gauss_grid(64), gauss_grid(24, panels=6)], ids=["one", "graded"])
+def test_volterra_attention_to_ten_digits(grid):
+    expected = independent_attention(np.asarray(grid.nodes))
+    np.testing.assert_allclose(evaluated(grid), expected, rtol=0, atol=1e-10)
+
+
+def test_the_independent_rule_against_itself():
+    p = np.linspace(0.001, 1, 50)
+    np.testing.assert_allclose(
+        independent_attention(p), independent_attention(p, count=120), rtol=0, atol=1e-13
+    )
+
+
+@pytest.mark.parametrize(
+    "make, order",
+    [(lim.token_grid, 1), (lim.midpoint_grid, 2), (lim.graded_grid, 2)],
+    ids=["tokens", "midpoints", "graded"],
+)
+def test_the_other_grids_converge_to_it(make, order):
+    """Inside [1/10, 1]; on tokens at the first cells too."""
+    sizes, errors = (50, 100, 200, 400), []
+    for size in sizes:
+        grid = make(size)
+        error = jnp.abs(evaluated(grid) - independent_attention(np.asarray(grid.nodes)))
+        inside = (grid.nodes >= (0 if order == 1 else 0.1))[:, None]
+        errors.append(float(jnp.where(inside, error, 0).max()))
+    assert abs(fitted_order(sizes, errors) - order) < 0.15
+
+
+def test_the_kernel_is_the_measures_density():
+    grid = gauss_grid(40)
+    # The kernel at (p, q) for smooth scores: exp(s) over its prefix integral.
+    p = np.asarray(grid.nodes)
+    query, key = jnp.asarray(np.stack([np.sin(p), p], 1)), jnp.asarray(np.stack([p, p**2], 1))
+    kernel = attention_kernel(query, key, grid)
+    u, w = np.polynomial.legendre.leggauss(60)
+    for i in (0, 7, 39):
+        r = p[i] * (u + 1) / 2
+        scores = (np.sin(p[i]) * r + p[i] * r**2) / np.sqrt(2)
+        partition = p[i] * np.sum(w / 2 * np.exp(scores))
+        expected = np.exp(np.asarray(query[i] @ key.T) / np.sqrt(2)) / partition * (p <= p[i])
+        np.testing.assert_allclose(kernel[i], expected, rtol=1e-11)
+    tokens = lim.token_grid(9)
+    query, key = random_states(0, 9, 2), random_states(1, 9, 2)
+    np.testing.assert_allclose(
+        attention_kernel(query, key, tokens) / 9,
+        attention_weights(query, key, tokens),
+        rtol=1e-13,
+        atol=1e-16,
+    )
+
+
+def test_prefix_measures_have_mass_one_and_integrate_moments():
+    grid = gauss_grid(40)
+    weights = attention_weights(jnp.zeros((40, 1)), jnp.zeros((40, 1)), grid)
+    for degree in range(5):
+        expected = grid.nodes**degree / (degree + 1)  # the mean of q^degree on [0, p]
+        np.testing.assert_allclose(weights @ grid.nodes**degree, expected, rtol=0, atol=1e-13)
+
+
+def test_attention_tends_to_its_trace_at_zero():
+    trace = attention().left_trace(jnp.asarray(smooth_field(np.array(0.0))))
+    positions = np.array([1e-2, 1e-3, 1e-4])
+    errors = np.abs(independent_attention(positions) - np.asarray(trace)).max(axis=1)
+    assert abs(fitted_order(1 / positions, errors) - 1) < 0.1
+    grid = gauss_grid(96)  # extrapolation to 0 costs two digits
+    np.testing.assert_allclose(
+        grid.interpolate(evaluated(grid), jnp.zeros(1))[0], trace, rtol=0, atol=1e-9
+    )
+    biased = jax.tree.map(lambda leaf: leaf[0], random_flow(depth=1).layers.attention)
+    x = random_states()
+    tokens = lim.token_grid(12)
+    np.testing.assert_allclose(biased.left_trace(x[0]), biased(x, x, tokens)[0], rtol=1e-13)
+
+
+@pytest.mark.parametrize("grid", [gauss_grid(9), gauss_grid(5, panels=4)], ids=["one", "graded"])
+def test_panels_integrate_polynomials_exactly(grid):
+    p = np.asarray(grid.nodes)
+    for degree in range(grid.order):
+        expected = p ** (degree + 1) / (degree + 1)
+        found = grid.prefix_weights() @ grid.nodes**degree
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-15)
+    for degree in range(2 * grid.order):
+        found = lim.integral(grid.nodes**degree, grid)
+        np.testing.assert_allclose(found, 1 / (degree + 1), rtol=1e-14)
+    edges = np.asarray(grid.edges)
+    assert np.all((edges[:-1] < p) & (p < edges[1:]))
+
+
+def test_regions_of_panels_are_spectral():
+    grid = gauss_grid(30)
+    averages = lim.regional_averages(jnp.exp(grid.nodes), lim.boundary_regions(grid, 0.2))
+    ends = np.exp([0, 0.2, 0.8, 1])
+    np.testing.assert_allclose(averages, np.diff(ends) / [0.2, 0.6, 0.2], rtol=1e-13)
+    points = lim.boundary_regions(grid, 0.2, "points").weights
+    p = np.asarray(grid.nodes)
+    expected = [(p < 0.2).sum(), ((p >= 0.2) & (p < 0.8)).sum(), (p >= 0.8).sum()]
+    assert (np.asarray(points) != 0).sum(axis=1).tolist() == expected
+
+
+def test_resampling_between_grids():
+    fine, panels, tokens = gauss_grid(20), gauss_grid(12, panels=3), lim.token_grid(500)
+
+    def field(grid):
+        return jnp.stack([jnp.exp(grid.nodes), jnp.sin(4 * grid.nodes)], axis=1)
+
+    for source, target, tolerance in (
+        (fine, panels, 1e-13),
+        (panels, fine, 1e-9),
+        (fine, fine, 1e-15),
+        (tokens, panels, 1e-5),
+        (fine, tokens, 1e-13),
+    ):
+        found = resample(field(source), source, target)
+        np.testing.assert_allclose(found, field(target), rtol=0, atol=tolerance)
+
+
+def test_linear_resampling_is_of_second_order():
+    sizes, target = (20, 40, 80, 160), gauss_grid(30)
+    errors = []
+    for size in sizes:
+        source = lim.graded_grid(size)
+        found = resample(jnp.cos(6 * source.nodes), source, target)
+        errors.append(float(jnp.abs(found - jnp.cos(6 * target.nodes)).max()))
+    assert abs(fitted_order(sizes, errors) - 2) < 0.15
+
+
+def test_interpolation_has_a_gradient_in_its_values():
+    grid, positions = gauss_grid(6), jnp.array([0.3, 0.9])
+    matrix = jax.jacrev(lambda values: grid.interpolate(values, positions))(jnp.zeros(6))
+    np.testing.assert_allclose(matrix.sum(axis=1), 1.0, rtol=1e-14)
+    for degree in range(6):
+        np.testing.assert_allclose(matrix @ grid.nodes**degree, positions**degree, rtol=1e-13)
+
+
+@pytest.mark.parametrize("breaks", [(0.0, 0.5), (0.0, 0.7, 0.3, 1.0), (0.1, 1.0)])
+def test_panels_must_cover_the_context(breaks):
+    with pytest.raises(ValueError, match="increase from 0 to 1"):
+        PanelGrid(breaks=breaks, order=4)
+
+
+def test_a_grid_without_panels_or_nodes_is_refused():
+    with pytest.raises(ValueError, match="panels: got 0"):
+        gauss_grid(4, panels=0)
+    with pytest.raises(ValueError, match="order: got 0"):
+        gauss_grid(0)
