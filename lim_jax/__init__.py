@@ -6,16 +6,19 @@ The core names are here; the rest is in the modules (`lim_jax.gramian`, `lim_jax
 
 from lim_jax.adjoint import AdjointTrajectory as AdjointTrajectory
 from lim_jax.adjoint import adjoint_trajectory as adjoint_trajectory
+from lim_jax.adjoint import continuous_adjoint as continuous_adjoint
 from lim_jax.attention import causal_attention as causal_attention
 from lim_jax.field import CausalAttention as CausalAttention
 from lim_jax.field import FeedForward as FeedForward
 from lim_jax.field import LayerNorm as LayerNorm
 from lim_jax.field import TransformerField as TransformerField
+from lim_jax.flow import ContinuousFlow as ContinuousFlow
 from lim_jax.flow import ResidualFlow as ResidualFlow
 from lim_jax.flow import euler as euler
 from lim_jax.flow import split as split
 from lim_jax.grid import Grid as Grid
 from lim_jax.grid import boundary_regions as boundary_regions
+from lim_jax.grid import gauss_grid as gauss_grid
 from lim_jax.grid import graded_grid as graded_grid
 from lim_jax.grid import inner as inner
 from lim_jax.grid import integral as integral
