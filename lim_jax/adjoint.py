@@ -93,8 +93,8 @@ def adjoint_trajectory(
     loss, terminal = jax.value_and_grad(terminal_loss)(states[-1])
 
     def backward(gradient, layer, state):
-        _, pull_back = jax.vjp(lambda state: flow.transition(layer, state, grid), state)
-        (gradient,) = pull_back(gradient)
+        _, transposed = jax.vjp(lambda state: flow.transition(layer, state, grid), state)
+        (gradient,) = transposed(gradient)
         return gradient, gradient
 
     _, gradients = flow.scan(backward, terminal, states[:-1], reverse=True)
@@ -136,7 +136,8 @@ def continuous_adjoint(
     :math:`-\partial_t P_t = \zeta(t)\,D\mathscr F_{\theta_t}(X_t)^* P_t` (`eq:adjoint`), along the
     dense interpolation of the forward solution. The parts that the kernel and the local operator
     add are integrated beside P. It agrees with differentiating the forward solve as far as both are
-    resolved; for exact gradients of a discretisation take `adjoint_trajectory`.
+    resolved; for exact gradients of a discretisation take `adjoint_trajectory`. To differentiate
+    further, differentiate the flow itself.
 
     Parameters
     ----------

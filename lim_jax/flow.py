@@ -263,6 +263,7 @@ class ContinuousFlow(eqx.Module):
 
     `eq:continuous-depth`, solved by diffrax. Calls and trajectories raise where the solver fails,
     also inside jit, if the state they return is used; `solve` hands out the solver's own status.
+    The solver's options are not arrays: hand a flow to `equinox.filter_jit`, or close over it.
 
     How it is differentiated is diffrax's `adjoint`:
 

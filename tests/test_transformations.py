@@ -129,20 +129,27 @@ def test_gradients_under_vmap_and_jit_are_those_without(name, step):
         chex.assert_trees_all_close(picked, alone, rtol=1e-9, atol=1e-12)
 
 
-def test_hessian_in_the_input():
-    """The Hessian of the loss in x, as the Volterra kernels of higher order need it."""
+def test_second_derivatives_in_the_input():
     params, x = network(lim.euler), X[0]
+    tangent = random_states(6, LENGTH, WIDTH)
 
     def loss(x):
         return example_loss(params, x, Y[0])
 
-    hessian = jax.jit(jax.hessian(loss))(x)
-    tangent = random_states(6, LENGTH, WIDTH)
-    along = jnp.tensordot(hessian, tangent, axes=2)
-    expected = jax.jit(lambda x: central_difference(jax.grad(loss), x, tangent))(x)
-    np.testing.assert_allclose(along, expected, rtol=1e-6, atol=1e-9)
-    flat = hessian.reshape(LENGTH * WIDTH, -1)
-    np.testing.assert_allclose(flat, flat.T, atol=1e-12)
+    @jax.jit
+    def forms(x):
+        return {
+            "hessian": jnp.tensordot(jax.hessian(loss)(x), tangent, axes=2),
+            "jvp of grad": jax.jvp(jax.grad(loss), (x,), (tangent,))[1],
+            "grad of grad": jax.grad(lambda x: jnp.vdot(tangent, jax.grad(loss)(x)))(x),
+            "grad of jvp": jax.grad(lambda x: jax.jvp(loss, (x,), (tangent,))[1])(x),
+            "differences": central_difference(jax.grad(loss), x, tangent),
+        }
+
+    found = forms(x)
+    expected = found.pop("differences")
+    for form, value in found.items():
+        np.testing.assert_allclose(value, expected, rtol=1e-6, atol=1e-9, err_msg=form)
 
 
 def test_a_mixed_derivative_by_one_jvp_of_the_parameter_gradient():
