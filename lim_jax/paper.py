@@ -289,7 +289,6 @@ class Row(NamedTuple):
     imbalance: Scalar
     Z: Scalar
     density: Profile
-    degenerate: Array
 
 
 def table_row(result: Influence) -> Row:
@@ -300,14 +299,8 @@ def table_row(result: Influence) -> Row:
     >>> round(float(table_row(gate_influence(jnp.zeros(48))).Z), 4)
     4.1487
     """
-    density = result.density
-    return Row(
-        result.indices(),
-        influence_imbalance(density),
-        result.total / LENGTH,
-        density,
-        result.degenerate,
-    )
+    imbalance = influence_imbalance(result.density)
+    return Row(result.indices(), imbalance, result.total / LENGTH, result.density)
 
 
 class Summary(NamedTuple):

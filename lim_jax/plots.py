@@ -5,7 +5,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from lim_jax.grid import Grid, Regions
+from lim_jax.grid import Regions
 from lim_jax.influence import Influence
 from lim_jax.paper import DELTA, GRID, Section4
 
@@ -61,7 +61,7 @@ def simulation_influence_profiles(results: Section4) -> Figure:
     """Draw the paper's `fig:simulation-influence-profiles`: densities on a logarithmic scale."""
     figure, axes = _figure("influence density $L\\,m_i$")
     for name, row in results.table.items():
-        _draw_profile(axes, GRID, row.density, COLOURS[name], NAMES[name])
+        _draw_profile(axes, row.density, COLOURS[name], NAMES[name])
     axes.set_title("Influence-density profiles", fontsize=10)
     return _finished(figure, axes)
 
@@ -70,8 +70,8 @@ def simulation_observability_profiles(results: Section4) -> Figure:
     """Draw the paper's `fig:simulation-observability-profiles`: trace densities."""
     figure, axes = _figure("trace-observability density $L\\,q_i$")
     before, after = results.trace_densities["before"], results.trace_densities["after"]
-    _draw_profile(axes, GRID, before, COLOURS["baseline"], "Before")
-    _draw_profile(axes, GRID, after, COLOURS["algorithm3"], "After Algorithm 3")
+    _draw_profile(axes, before, COLOURS["baseline"], "Before")
+    _draw_profile(axes, after, COLOURS["algorithm3"], "After Algorithm 3")
     axes.set_title("Normalised trace-observability profile", fontsize=10)
     return _finished(figure, axes)
 
@@ -123,8 +123,8 @@ def _figure(ylabel: str, xlabel: str = "position p") -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _draw_profile(axes: Axes, grid: Grid, density: object, colour: str, label: str) -> None:
-    axes.plot(np.asarray(grid.nodes), np.asarray(density), color=colour, label=label)
+def _draw_profile(axes: Axes, density: object, colour: str, label: str) -> None:
+    axes.plot(np.asarray(GRID.nodes), np.asarray(density), color=colour, label=label)
     axes.set_yscale("log")
 
 

@@ -9,7 +9,7 @@ from networks import random_flow, random_labels, random_states
 
 import lim_jax as lim
 from lim_jax._checks import warn_of_miscompiling_jaxlib
-from lim_jax.grid import CellGrid, cell_embedding
+from lim_jax.grid import cell_embedding
 from lim_jax.loss import query_subset
 
 pytestmark = pytest.mark.usefixtures("as_users_run")
@@ -186,7 +186,3 @@ def test_a_miscompiling_jaxlib_is_named():
     with pytest.warns(RuntimeWarning, match="0.10.2 miscompiles"):
         warn_of_miscompiling_jaxlib("0.10.2")
     warn_of_miscompiling_jaxlib("0.10.1")
-
-
-def test_grids_are_not_made_from_other_numbers():
-    assert CellGrid(cells=3, offset=lim.token_grid(3).offset) == lim.token_grid(3)
