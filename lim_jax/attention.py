@@ -51,12 +51,30 @@ def attention_kernel(
     >>> attention_kernel(jnp.zeros((2, 1)), jnp.zeros((2, 1)), token_grid(2)).tolist()
     [[2.0, 0.0], [1.0, 1.0]]
     """
-    scores, prefix = _scores(query, key), grid.prefix_weights()
     past = grid.nodes[None, :] <= grid.nodes[:, None]
-    relevant = past | (prefix != 0)
+    return jnp.where(past, continued_kernel(query, key, grid), 0)
+
+
+def continued_kernel(
+    query: Float[Array, "length size"], key: Float[Array, "length size"], grid: Grid
+) -> Float[Array, "length length"]:
+    r"""The attention kernel, continued smoothly past the diagonal as far as the grid looks.
+
+    As `attention_kernel` wherever :math:`p_j \le p_i`. On Gauss--Legendre panels prefix weights
+    reach ahead within a panel; there the formula goes on without its indicator, so that
+    quadratures of functions of the kernel, such as the cone mass, stay spectral. Zero beyond.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> continued_kernel(jnp.zeros((2, 1)), jnp.zeros((2, 1)), token_grid(2)).tolist()
+    [[2.0, 0.0], [1.0, 1.0]]
+    """
+    scores, prefix = _scores(query, key), grid.prefix_weights()
+    relevant = (grid.nodes[None, :] <= grid.nodes[:, None]) | (prefix != 0)
     highest = jnp.max(jnp.where(relevant, scores, -jnp.inf), axis=1, keepdims=True)
     mass = jnp.exp(jnp.where(relevant, scores - jax.lax.stop_gradient(highest), -jnp.inf))
-    return jnp.where(past, mass, 0) / jnp.sum(prefix * mass, axis=1, keepdims=True)
+    return mass / jnp.sum(prefix * mass, axis=1, keepdims=True)
 
 
 def _scores(

@@ -159,14 +159,26 @@ class CausalAttention(eqx.Module):
 
     def __call__(self, x: State, context: State, grid: Grid) -> State:
         """Attend from `x` to `context`."""
-        _require_width(x, self.query.shape[-1])
-        source, target = jax.vmap(self.norm)(context), jax.vmap(self.norm)(x)
-        query = _project(self.query, self.query_bias, target)
-        key = _project(self.key, self.key_bias, source)
-        value = _project(self.value, self.value_bias, source)
+        query, key, value = self.projections(x, context)
         heads = jax.vmap(causal_attention, in_axes=(0, 0, 0, None))(query, key, value, grid)
         mixed = jnp.einsum("hdv,hlv->ld", self.output, heads)
         return mixed if self.output_bias is None else mixed + self.output_bias[None, :]
+
+    def projections(
+        self, x: State, context: State
+    ) -> tuple[
+        Float[Array, "heads length size"],
+        Float[Array, "heads length size"],
+        Float[Array, "heads length features"],
+    ]:
+        """Queries of `x`, keys and values of `context`, for each head."""
+        _require_width(x, self.query.shape[-1])
+        source, target = jax.vmap(self.norm)(context), jax.vmap(self.norm)(x)
+        return (
+            _project(self.query, self.query_bias, target),
+            _project(self.key, self.key_bias, source),
+            _project(self.value, self.value_bias, source),
+        )
 
     def left_trace(self, z: Float[Array, " width"]) -> Float[Array, " width"]:
         r"""What attention gives at position 0, from the state there.
