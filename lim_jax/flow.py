@@ -65,16 +65,64 @@ def split(field: Any, x: State, grid: Grid, increment: Scalar | float) -> State:
     ValueError
         Where the field has no `sublayers`.
     """
-    require(
-        hasattr(field, "sublayers"),
-        "field",
-        got=f"{type(field).__name__} without sublayers",
-        expected="a field with the attribute sublayers, such as TransformerField",
-        cure="Give the field its sublayers, or take the step euler.",
-    )
+    _require_sublayers(field)
     for sublayer in field.sublayers:
         x = euler(sublayer, x, grid, increment)
     return x
+
+
+def heun(field: Field, x: State, grid: Grid, increment: Scalar | float) -> State:
+    r"""Heun's step, of order 2 in depth for a field that does not change within the layer.
+
+    The mean of the field at x and at its `euler` step. To follow a control to order 2, sample it
+    in the middle of each layer.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> heun(lambda x, context, grid: -context, jnp.ones((2, 1)), token_grid(2), 0.5).tolist()
+    [[0.625], [0.625]]
+    """
+    slope = field(x, x, grid)
+    ahead = x + increment * slope
+    return x + increment * (slope + field(ahead, ahead, grid)) / 2
+
+
+def strang(field: Any, x: State, grid: Grid, increment: Scalar | float) -> State:
+    r"""A symmetric layer: the sublayers for half a step, then in reverse order for the other half.
+
+    Each by `heun`, so the step is of order 2 where `split` is of order 1.
+
+    Raises
+    ------
+    ValueError
+        Where the field has no `sublayers`.
+    """
+    _require_sublayers(field)
+    for sublayer in (*field.sublayers, *reversed(field.sublayers)):
+        x = heun(sublayer, x, grid, increment / 2)
+    return x
+
+
+def rk4(field: Field, x: State, grid: Grid, increment: Scalar | float) -> State:
+    """The classical Runge--Kutta step, of order 4 for a field that does not change in the layer.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> found = rk4(lambda x, context, grid: -context, jnp.ones((1, 1)), token_grid(1), 0.5)
+    >>> round(float(found[0, 0]), 6)  # 1 - h + h^2/2 - h^3/6 + h^4/24
+    0.606771
+    """
+
+    def slope(state: State) -> State:
+        return field(state, state, grid)
+
+    first = slope(x)
+    second = slope(x + increment / 2 * first)
+    third = slope(x + increment / 2 * second)
+    fourth = slope(x + increment * third)
+    return x + increment / 6 * (first + 2 * second + 2 * third + fourth)
 
 
 def unit_profile(time: Scalar) -> Scalar:
@@ -99,7 +147,7 @@ class ResidualFlow(eqx.Module):
     profile
         The depth profile :math:`\zeta`.
     step
-        `euler`, `split`, or any function of the same arguments.
+        `euler`, `split`, `heun`, `strang`, `rk4`, or any function of the same arguments.
 
     Raises
     ------
@@ -395,6 +443,16 @@ def _knots(fields: PyTree, horizon: float) -> Float[Array, " knots"]:
     _require_horizon(horizon)
     leaf = jax.tree.leaves(fields)[0]
     return jnp.linspace(0.0, horizon, leaf.shape[0], dtype=leaf.dtype)
+
+
+def _require_sublayers(field: Any) -> None:
+    require(
+        hasattr(field, "sublayers"),
+        "field",
+        got=f"{type(field).__name__} without sublayers",
+        expected="a field with the attribute sublayers, such as TransformerField",
+        cure="Give the field its sublayers, or take the step euler.",
+    )
 
 
 def _require_horizon(horizon: float) -> None:

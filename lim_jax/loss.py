@@ -23,6 +23,7 @@ States = Float[Array, "length width"]
 Logits = Float[Array, "length vocabulary"]
 Labels = Float[Array, "length vocabulary"]
 Scalar = Float[Array, ""]
+Edges = Literal["zero", "renormalised", "reflecting"]
 
 
 class LinearReadout(eqx.Module):
@@ -121,9 +122,7 @@ class BandReadout(eqx.Module):
 
     weight: Float[Array, "width vocabulary"]
     bandwidth: float = eqx.field(static=True)
-    edges: Literal["zero", "renormalised", "reflecting"] = eqx.field(
-        static=True, default="reflecting"
-    )
+    edges: Edges = eqx.field(static=True, default="reflecting")
     kernel: Callable[[Array], Array] = eqx.field(static=True, default=hat)
 
     def __check_init__(self):

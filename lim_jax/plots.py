@@ -1,10 +1,13 @@
 """Figures of result objects. Each function returns a `matplotlib.figure.Figure` to save or show."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
+from lim_jax.convergence import Curve, Row
 from lim_jax.grid import Regions
 from lim_jax.influence import Influence
 from lim_jax.paper import DELTA, GRID, Section4
@@ -112,6 +115,30 @@ def simulation_probe_errors(results: Section4) -> Figure:
     axes.yaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=0))
     axes.set_title("Bias and single-batch deviation of the empirical penalty", fontsize=10)
     return _finished(figure, axes)
+
+
+def convergence_rates(rows: Sequence[Row], title: str) -> Figure:
+    """Draw studies on logarithmic axes, with each one's fitted order and stated bound."""
+    figure, axes = _figure("error", "refinement (tokens or layers)")
+    for index, row in enumerate(rows):
+        study, colour = row.study, f"C{index % 10}"
+        label = f"{row.name}: {study.order.value:.2f}"
+        axes.loglog(study.refinements, study.errors, "o-", color=colour, markersize=3, label=label)
+        if study.bounds is not None:
+            axes.loglog(study.refinements, study.bounds, ":", color=colour, linewidth=0.8)
+    axes.set_title(f"{title} (dotted: stated bounds)", fontsize=10)
+    axes.legend(frameon=False, fontsize=6, loc="center left", bbox_to_anchor=(1, 0.5))
+    figure.set_size_inches(11, 4.5)
+    return figure
+
+
+def error_against_cost(curves: Sequence[Curve], cost: str) -> Figure:
+    """Draw what each method buys: errors against cost on logarithmic axes."""
+    figure, axes = _figure("error", cost)
+    for curve in curves:
+        axes.loglog(curve.costs, curve.errors, "o-", markersize=3, label=curve.name)
+    axes.legend(frameon=False, fontsize=8)
+    return figure
 
 
 def _figure(ylabel: str, xlabel: str = "position p") -> tuple[Figure, Axes]:

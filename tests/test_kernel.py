@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from networks import LENGTH, WIDTH, random_flow, random_states
+from networks import LENGTH, random_flow, random_states
 
 import lim_jax as lim
 from lim_jax import kernel
