@@ -47,7 +47,7 @@ class Scheme(NamedTuple):
 
     def recursion(self, control: Control, depth: int, horizon: float) -> ResidualFlow:
         """The network of a depth."""
-        times = (jnp.arange(depth) + self.offset) * (horizon / depth)
+        times = (jnp.arange(float(depth)) + self.offset) * (horizon / depth)
         layers = eqx.filter_vmap(control)(times)
         if self.perturbation is not None:
             layers = jax.tree.map(jnp.add, layers, self.perturbation(depth))
@@ -141,7 +141,9 @@ def uniform_perturbation(
 
 def spike_perturbation(direction: PyTree, size: float = 1.0) -> Callable[[int], PyTree]:
     r"""Add a direction of fixed size to one layer in the middle: :math:`L^1` distance O(ε)."""
-    return lambda depth: _along_depth(direction, size * (jnp.arange(depth) == depth // 2))
+    return lambda depth: _along_depth(
+        direction, jnp.where(jnp.arange(depth) == depth // 2, size, 0.0)
+    )
 
 
 def alternating_perturbation(
@@ -152,7 +154,9 @@ def alternating_perturbation(
     The :math:`L^1` distance is that of `uniform_perturbation`, the flow moves by O(ε) times the
     size and its square only: convergence in :math:`L^1` is sufficient, not necessary.
     """
-    return lambda depth: _along_depth(direction, size(depth) * (-1.0) ** jnp.arange(depth))
+    return lambda depth: _along_depth(
+        direction, size(depth) * jnp.where(jnp.arange(depth) % 2 == 0, 1.0, -1.0)
+    )
 
 
 def shadowing_study(

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from lim_jax._checks import require
 from lim_jax.adjoint import adjoint_trajectory, terminal_adjoint
 from lim_jax.field import CausalAttention, State
 from lim_jax.flow import ResidualFlow
@@ -89,23 +90,15 @@ def attention_studies(
     >>> study.holds, abs(study.order.value - 1) < 0.15
     (True, True)
     """
-
-    @eqx.filter_jit
-    def attended(grid: Grid) -> State:
-        x = states(grid.nodes)
-        return attention(x, x, grid)
-
-    check, reference = references
-    expected = attended(reference)
-
-    @eqx.filter_jit
-    def cell_errors(grid: Grid) -> Float[Array, " length"]:
-        x = states(grid.nodes)
-        gap = attention(x, x, grid) - reference.interpolate(expected, grid.nodes)
-        return jnp.linalg.norm(gap, axis=1)
-
+    require(
+        math.floor(delta * min(sizes)) >= 1,
+        "sizes",
+        got=f"{min(sizes)} tokens at delta = {delta}",
+        expected="a token in the left region",
+        cure="Take more tokens, or a larger delta.",
+    )
     grids = {size: make_grid(size) for size in sizes}
-    errors = {size: np.asarray(cell_errors(grid)) for size, grid in grids.items()}
+    errors, own = _attention_errors(attention, states, grids, references)
     interior = {size: grid._nodes() >= inside for size, grid in grids.items()}
     premises = smooth and make_grid is token_grid
     constant = attention_constant(attention, states) if premises else math.nan
@@ -116,7 +109,7 @@ def attention_studies(
             claimed,
             sizes,
             lambda size: float(measure(errors[size], interior[size])),
-            float(cell_errors(check).max()),
+            own,
             (lambda size: constant * rate(size)) if premises else None,
         )
 
@@ -148,6 +141,31 @@ def attention_studies(
             left_rate,
         ),
     }
+
+
+def _attention_errors(
+    attention: CausalAttention,
+    states: PositionField,
+    grids: dict[int, Grid],
+    references: References,
+) -> tuple[dict[int, np.ndarray], float]:
+    """The norm of every cell's error on every grid, and the reference's own largest."""
+    check, reference = references
+
+    @eqx.filter_jit
+    def attended(grid: Grid) -> State:
+        x = states(grid.nodes)
+        return attention(x, x, grid)
+
+    expected = attended(reference)
+
+    @eqx.filter_jit
+    def cell_errors(grid: Grid) -> Float[Array, " length"]:
+        gap = attended(grid) - reference.interpolate(expected, grid.nodes)
+        return jnp.linalg.norm(gap, axis=1)
+
+    errors = {size: np.asarray(cell_errors(grid)) for size, grid in grids.items()}
+    return errors, float(cell_errors(check).max())
 
 
 def attention_constant(
