@@ -113,10 +113,6 @@ def attention_studies(
             (lambda size: constant * rate(size)) if premises else None,
         )
 
-    def left_rate(size: int) -> float:
-        count = math.floor(delta * size)
-        return (1 + math.log(count)) / count
-
     return {
         "inside": study(
             "continuum-pointwise-error", 1.0, lambda e, ok: e[ok].max(), lambda n: 1 / n
@@ -138,9 +134,14 @@ def attention_studies(
             "left-regional-error",
             1.0,
             lambda e, ok: e[: math.floor(delta * e.size)].mean(),
-            left_rate,
+            lambda n: _left_rate(math.floor(delta * n)),
         ),
     }
+
+
+def _left_rate(count: int) -> float:
+    """The rate of `eq:attention-left-regional-error` for a number of tokens on the left."""
+    return (1 + math.log(count)) / count
 
 
 def _attention_errors(
