@@ -208,17 +208,18 @@ def _extrapolated_rows(sizes: tuple[int, ...]) -> Iterator[Row]:
         x = smooth_states(grid.nodes)
         return _one_layer(0)(x, x, grid)[-1]
 
-    reference = gauss_grid(96)
-    x = smooth_states(reference.nodes)
-    end = jnp.ones(1)
-    exact = reference.interpolate(_one_layer(0)(x, x, reference), end)[0]
+    def at_the_end(grid: Grid) -> Array:
+        x = smooth_states(grid.nodes)
+        return grid.interpolate(_one_layer(0)(x, x, grid), jnp.ones(1))[0]
+
+    check, exact = map(at_the_end, position_rates.SMOOTH)
     extrapolated = richardson(last_value)
     study = refine(
         "eq:attention-continuum-pointwise-error",
         1.0,
         sizes,
         lambda size: float(jnp.abs(extrapolated(size) - exact).max()),
-        1e-10,
+        float(jnp.abs(check - exact).max()),
     )
     yield Row(
         "attention, last position, Richardson", study, 2, "two sizes cancel the first-order term"
@@ -427,8 +428,7 @@ def _extrapolated_depth(depths: tuple[int, ...]) -> Study:
         return eqx.filter_jit(lambda x: Scheme().recursion(_control(), depth, 1.0)(x, _GRID))(x)
 
     exact, check = (
-        eqx.filter_jit(_tight_flow(_control(), solver))(x, _GRID)
-        for solver in (diffrax.Dopri8(), diffrax.Tsit5())
+        eqx.filter_jit(flow)(x, _GRID) for flow in depth_rates.reference_flows(_control())
     )
     extrapolated = richardson(terminal)
     return refine(
@@ -438,11 +438,6 @@ def _extrapolated_depth(depths: tuple[int, ...]) -> Study:
         lambda depth: float(jnp.abs(extrapolated(depth) - exact).max()),
         float(jnp.abs(check - exact).max()),
     )
-
-
-def _tight_flow(control: Callable, solver: diffrax.AbstractSolver) -> ContinuousFlow:
-    controller = diffrax.PIDController(rtol=1e-10, atol=1e-10)
-    return ContinuousFlow(control, solver=solver, stepsize_controller=controller)
 
 
 def _control_rows(depths: tuple[int, ...]) -> Iterator[Row]:
@@ -506,7 +501,8 @@ def depth_costs(depths: Iterable[int]) -> list[Curve]:
     depths = tuple(depths)
     field = _control()(jnp.array(0.0))
     x = smooth_states(_GRID.nodes)
-    exact = eqx.filter_jit(_tight_flow(lambda time: field, diffrax.Dopri8()))(x, _GRID)
+    flow, _ = depth_rates.reference_flows(lambda time: field)
+    exact = eqx.filter_jit(flow)(x, _GRID)
 
     def terminal(step: Callable, depth: int) -> State:
         flow = Scheme(step).recursion(lambda time: field, depth, 1.0)

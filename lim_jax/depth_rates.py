@@ -110,7 +110,7 @@ def trajectory_studies(
     def solution(flow: ContinuousFlow) -> Float[Array, "times length width"]:
         return eqx.filter_jit(flow.trajectory)(x, grid, jnp.asarray(times)).states
 
-    expected, check = (solution(flow) for flow in _references(control, horizon))
+    expected, check = (solution(flow) for flow in reference_flows(control, horizon))
 
     def study(scheme: Scheme) -> Study:
         def error(depth: int) -> float:
@@ -253,7 +253,6 @@ def input_adjoint_depth_studies(
 
     All of order 1 for `euler` and `split`. Keys are ``"<scheme>: <quantity>"``.
     """
-    flow, other = _references(control, horizon)
     terminal = jnp.array(horizon)
 
     def quantities(adjoint: State, state: State) -> dict[str, Array]:
@@ -276,7 +275,7 @@ def input_adjoint_depth_studies(
         found = adjoint_trajectory(flow, terminal_loss, x, grid)
         return quantities(found.covectors[0], found.states[-1])
 
-    expected, check = (of_flow(flow) for flow in _references(control, horizon))
+    expected, check = (of_flow(flow) for flow in reference_flows(control, horizon))
     own = _distances(check, expected, grid)
 
     def studies(scheme: Scheme) -> dict[str, Study]:
@@ -314,7 +313,9 @@ def _distances(found: dict[str, Array], expected: dict[str, Array], grid: Grid) 
     }
 
 
-def _references(control: Control, horizon: float) -> tuple[ContinuousFlow, ContinuousFlow]:
+def reference_flows(
+    control: Control, horizon: float = 1.0
+) -> tuple[ContinuousFlow, ContinuousFlow]:
     """The depth flow, and the same by another method."""
 
     def flow(solver: diffrax.AbstractSolver) -> ContinuousFlow:
