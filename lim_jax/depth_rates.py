@@ -1,6 +1,6 @@
 r"""Layers to the depth flow: trajectories, controls and adjoints, measured.
 
-The depth flow is solved by Dormand and Prince's method of order 8 to a tolerance of 1e-10; its own
+The depth flow is solved by Dormand and Prince's method of order 8 to a tolerance of 1e-13; its own
 error is the distance to Tsitouras' method.
 """
 
@@ -323,7 +323,7 @@ def reference_flows(
             control,
             horizon=horizon,
             solver=solver,
-            stepsize_controller=diffrax.PIDController(rtol=1e-10, atol=1e-10),
+            stepsize_controller=diffrax.PIDController(rtol=1e-13, atol=1e-13),
         )
 
     return flow(diffrax.Dopri8()), flow(diffrax.Tsit5())

@@ -1,0 +1,77 @@
+"""The command line prints and writes the numbers that it is given."""
+
+import json
+
+import pytest
+
+from lim_jax import cli, convergence, plots, rates
+
+SIZES = (10.0, 20.0, 40.0, 80.0)
+
+
+def row(name, order, bounds=None, **expected):
+    errors = tuple(3.0 * size**-order for size in SIZES)
+    study = rates.Study("eq:source", 1.0, SIZES, errors, bounds, 1e-9)
+    return convergence.Row(name, study, **expected)
+
+
+GOOD = row("attention, inside", 1.0, bounds=(1.0, 0.5, 0.25, 0.125), expected=1.0)
+FASTER = row("attention, mean square", 2.0, expected=2.0, reason="a better rule")
+WRONG = row("loss, tokens", 0.5, expected=1.0)
+BROKEN = row("split, defect", 1.0, bounds=(1.0, 0.1, 0.05, 0.02), expected=1.0)
+CURVES = {
+    "depth": [convergence.Curve("Euler", (8.0, 16.0), (0.1, 0.05))],
+    "position": [convergence.Curve("tokens", (100.0, 200.0), (0.02, 0.01))],
+}
+
+
+def run(monkeypatch, folder, rows, curves):
+    monkeypatch.setattr(convergence, "measure", lambda *, quick, progress: (rows, curves))
+    return cli.main(["rates", "--out", str(folder / "new" / "folder")])
+
+
+def test_rates_prints_the_table_and_writes_files(monkeypatch, tmp_path, capsys):
+    assert run(monkeypatch, tmp_path, [GOOD, FASTER], CURVES) == 0
+    printed = capsys.readouterr().out
+    lines = printed.splitlines()
+    assert lines[1].split()[2:] == ["1.00", "1.00", "1.00", "±", "0.00", "holds", "3", "1.0e-09"]
+    assert "a better rule: attention, mean square" in printed
+    assert "2 of 2 orders and bounds are as expected." in printed
+    folder = tmp_path / "new" / "folder"
+    written = {path.name for path in folder.iterdir()}
+    assert written == {"rates.json", "attention.png", "cost_depth.png", "cost_position.png"}
+    document = json.loads((folder / "rates.json").read_text())
+    assert document["rates"][0]["errors"] == list(GOOD.study.errors)
+    assert document["rates"][0]["holds"] is True
+    assert document["rates"][1]["order"]["value"] == pytest.approx(2)
+    assert document["costs"]["depth"][0]["errors"] == [0.1, 0.05]
+
+
+def test_rates_fails_on_a_wrong_order_and_on_a_broken_bound(monkeypatch, tmp_path, capsys):
+    assert run(monkeypatch, tmp_path, [GOOD, WRONG, BROKEN], {}) == 1
+    printed = capsys.readouterr().out
+    marked = {line.split("  ")[0] for line in printed.splitlines() if "DIFFERS" in line}
+    assert marked == {"loss, tokens", "split, defect"}
+    assert "BROKEN" in printed and "1 of 3 orders" in printed
+
+
+def test_a_row_of_the_table_is_a_real_study(monkeypatch, tmp_path):
+    rows = list(convergence._cesaro_rows((50, 100, 200, 400)))
+    assert all(found.agrees for found in rows)
+    assert run(monkeypatch, tmp_path, rows, {}) == 0
+
+
+def test_convergence_figures_show_errors_and_bounds():
+    (axes,) = plots.convergence_rates([GOOD, FASTER], "attention").axes
+    shown = [tuple(line.get_ydata()) for line in axes.lines]
+    assert shown == [GOOD.study.errors, GOOD.study.bounds, FASTER.study.errors]
+    assert {axes.get_xscale(), axes.get_yscale()} == {"log"}
+    (legend,) = [axes.get_legend()]
+    assert [text.get_text()[-4:] for text in legend.get_texts()] == ["1.00", "2.00"]
+
+
+def test_cost_figures_show_every_curve():
+    (axes,) = plots.error_against_cost(CURVES["depth"], "evaluations").axes
+    (line,) = axes.lines
+    assert tuple(line.get_xdata()) == (8.0, 16.0) and tuple(line.get_ydata()) == (0.1, 0.05)
+    assert axes.get_xlabel() == "evaluations"
