@@ -123,7 +123,8 @@ def convergence_rates(rows: Sequence[Row], title: str) -> Figure:
     for index, row in enumerate(rows):
         study, colour = row.study, f"C{index % 10}"
         label = f"{row.name}: {study.order.value:.2f}"
-        axes.loglog(study.refinements, study.errors, "o-", color=colour, markersize=3, label=label)
+        style = ("o-", "s--", "^-.")[index // 10 % 3]  # ten colours, then another line
+        axes.loglog(study.refinements, study.errors, style, color=colour, markersize=3, label=label)
         if study.bounds is not None:
             axes.loglog(study.refinements, study.bounds, ":", color=colour, linewidth=0.8)
     axes.set_title(f"{title} (dotted: stated bounds)", fontsize=10)

@@ -238,6 +238,20 @@ def test_the_adjoint_equation_agrees_with_differentiating_the_solve(grid):
     np.testing.assert_allclose(adjoint.covectors[0], channels, rtol=0, atol=1e-12 * scale)
 
 
+def test_the_adjoint_runs_backward_with_a_constant_step():
+    """Euler in 20 steps of the equation P' = a P: (1 + a/20)^20, in closed form."""
+    flow = ContinuousFlow(
+        lambda time: lambda x, context, grid: 0.5 * x,
+        solver=diffrax.Euler(),
+        stepsize_controller=diffrax.ConstantStepSize(),
+        first_step=0.05,
+    )
+    found = continuous_adjoint(
+        flow, lambda x: lim.integral(x, GRID).sum(), jnp.ones((12, 1)), GRID, jnp.array([0.0])
+    )
+    np.testing.assert_allclose(found.covectors, (1 + 0.5 / 20) ** 20, rtol=1e-12)
+
+
 def test_the_channels_of_pure_sublayers():
     """Averaging has no local part, a tokenwise field no kernel."""
     grid, x = GRID, random_states(2, 12, 3)

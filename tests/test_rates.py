@@ -189,6 +189,18 @@ def test_the_loss_converges_within_its_bound(make_grid, order):
     assert study.holds
 
 
+def test_the_bound_of_the_loss_is_the_slope_of_its_density():
+    """For a linear density of slope s the error is s/(2L), the bound s/L."""
+    study = position_rates.loss_study(
+        lambda p: jnp.broadcast_to(jnp.array([[1.0, -0.5]]), (p.size, 2)),
+        lambda p: jnp.stack([p, 1 - p], axis=1),
+        SIZES,
+    )
+    assert study.bounds is not None
+    np.testing.assert_allclose(study.errors, 1.5 / (2 * np.array(SIZES)), rtol=1e-9)
+    np.testing.assert_allclose(study.bounds, 1.5 / np.array(SIZES), rtol=1e-12)
+
+
 def test_terminal_adjoints_converge_within_their_bound():
     linear = lim.LinearReadout(jnp.asarray(np.random.default_rng(1).standard_normal((3, 3))))
     tokenwise = lim.TokenwiseReadout(lambda z: jnp.tanh(z @ linear.weight))
