@@ -1,18 +1,10 @@
-r"""The Volterra kernel of attention, block by block, and its cone mass.
+r"""Cone mass and cone energy: how strongly the future listens to each position.
 
-The derivative of multi-head attention in its `context` slot is an integral operator. With
-:math:`k^h` the attention kernel, :math:`v^h`, :math:`o^h` and :math:`q^h` a head's values, outputs
-and queries,
-
-.. math:: K(p, q) = \sum_h k^h(p, q)\, W_O^h \Bigl[W_V^h + \bigl(v^h(q) - o^h(p)\bigr)
-          \otimes W_K^{h\top} q^h(p) / \sqrt{d_k}\Bigr]\, D\mathrm{LN}(X(q))
-
-(`eq:attention-nonlocal-kernel`, projected as in `eq:multihead-volterra-derivative`). Blocks are
-densities: the Jacobian's block is :math:`\hat K_{ij} = W_{ij} K(p_i, p_j)`, that is
-:math:`K/L` on tokens.
+Integrals over :math:`p \ge q` take the adjoint's weights, :math:`\Delta p_i W_{ij}/\Delta p_j`:
+on tokens :math:`\Delta p` for :math:`i \ge j`, the diagonal block included. The blocks are those
+of `tangent`.
 """
 
-import math
 from typing import Literal, NamedTuple
 
 import jax
@@ -20,74 +12,32 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from lim_jax._checks import require
-from lim_jax.attention import continued_kernel
 from lim_jax.field import CausalAttention, State
-from lim_jax.grid import Grid
+from lim_jax.grid import CellGrid, Grid
+from lim_jax.probes import Estimate, Probes, sample_mean
+from lim_jax.tangent import AttentionSites, KernelFactors, kernel_factors, pull_back
 
 Norm = Literal["operator", "frobenius"]
-
-
-class KernelFactors(NamedTuple):
-    r"""What the blocks :math:`K(p_i, p_j)` are made of, over heads h and positions.
-
-    Attributes
-    ----------
-    kernel
-        :math:`k^h(p_i, p_j)`, a density in j.
-    value_map
-        :math:`W_O^h W_V^h`.
-    value, output
-        :math:`W_O^h v^h_j` and :math:`W_O^h o^h_i`.
-    score_slope
-        :math:`W_K^{h\top} q^h_i/\sqrt{d_k}`.
-    norm_slope
-        :math:`D\mathrm{LN}(x_j)`.
-    """
-
-    kernel: Float[Array, "heads length length"]
-    value_map: Float[Array, "heads width width"]
-    value: Float[Array, "heads length width"]
-    output: Float[Array, "heads length width"]
-    score_slope: Float[Array, "heads length width"]
-    norm_slope: Float[Array, "length width width"]
-
-    def column(self, j: Array) -> Float[Array, "length width width"]:
-        r"""The blocks :math:`K(p_i, p_j)` of one column, over i."""
-        heads = self.kernel[:, :, j]
-        steps = self.value[:, j][:, None, :] - self.output
-        blocks = jnp.einsum("hi,hab->iab", heads, self.value_map)
-        blocks = blocks + jnp.einsum("hi,hia,hib->iab", heads, steps, self.score_slope)
-        return blocks @ self.norm_slope[j]
-
-
-def kernel_factors(attention: CausalAttention, x: State, grid: Grid) -> KernelFactors:
-    """Compute once what every block of the kernel at `x` needs."""
-    query, key, value = attention.projections(x, x)
-    kernel = jax.vmap(continued_kernel, in_axes=(0, 0, None))(query, key, grid)
-    outputs = jnp.einsum("hij,hjv->hiv", grid.prefix_weights()[None] * kernel, value)
-    return KernelFactors(
-        kernel,
-        attention.output @ attention.value,
-        jnp.einsum("hdv,hjv->hjd", attention.output, value),
-        jnp.einsum("hdv,hiv->hid", attention.output, outputs),
-        jnp.einsum("hkd,hik->hid", attention.key, query) / math.sqrt(query.shape[-1]),
-        jax.vmap(jax.jacfwd(attention.norm))(x),
-    )
+Normalisation = Literal["density", "finite"]
 
 
 def cone_mass(
-    attention: CausalAttention, x: State, grid: Grid, norm: Norm = "operator"
+    attention: CausalAttention,
+    x: State,
+    grid: Grid,
+    norm: Norm = "operator",
+    normalisation: Normalisation = "density",
 ) -> Float[Array, " length"]:
     r"""The cone mass :math:`\mathcal C(q) = \int_q^1 \|K(p, q)\|^2\,dp` at every position.
 
-    `eq:cone-mass`, exact on the grid, in its density normalisation: on tokens
-    :math:`\sum_{i \ge j} \Delta p\,\|L\hat K_{ij}\|^2`, which converges; the literal
-    `eq:finite-cone-mass-estimator` is this times :math:`\Delta p_j^2` and tends to 0. The weights
-    of :math:`\int_q^1` are the adjoint's, :math:`\Delta p_i W_{ij}/\Delta p_j`.
+    `eq:cone-mass`, exact on the grid. On tokens the density is
+    :math:`\sum_{i \ge j} \Delta p\,\|L\hat K_{ij}\|^2`, which converges as L grows; the literal
+    `eq:finite-cone-mass-estimator`, :math:`\sum_{i\ge j} \Delta p\,\|\hat K_{ij}\|^2`, tends to 0
+    like :math:`L^{-2}`. The mass grows like :math:`1/q` at 0, so no average of it over a left
+    region converges.
 
-    It grows like :math:`1/q` at 0, so no average of it over a left region converges.
-
-    Streams over columns: no array larger than the attention matrices is formed.
+    Streams over columns: no array larger than the attention matrices is formed. For the average
+    over depth and data, `jax.lax.map` it over `attention_sites` and `vmap` over examples.
 
     Parameters
     ----------
@@ -99,11 +49,13 @@ def cone_mass(
         Their positions.
     norm
         ``"operator"`` (the paper's) or ``"frobenius"``, by which probes estimate it.
+    normalisation
+        ``"density"``, or ``"finite"`` for the literal estimator.
 
     Raises
     ------
     ValueError
-        Where the norm has another name.
+        Where the norm or the normalisation has another name.
 
     Examples
     --------
@@ -113,24 +65,181 @@ def cone_mass(
     >>> cone_mass(averaging, jnp.ones((2, 1)), token_grid(2)).tolist()  # sums of Δp/p^2 over p >= q
     [2.5, 0.5]
     """
-    require(
-        norm in ("operator", "frobenius"),
-        "norm",
-        got=repr(norm),
-        expected='"operator" or "frobenius"',
-        cure="See cone_mass.",
-    )
+    _require_name("norm", norm, ("operator", "frobenius"))
+    _require_name("normalisation", normalisation, ("density", "finite"))
     factors = kernel_factors(attention, x, grid)
-    weights, prefix = grid.weights, grid.prefix_weights()
 
     def mass(j: Array) -> Float[Array, ""]:
-        future = weights * prefix[:, j] / weights[j]
-        return future @ jax.vmap(_squared_norm, in_axes=(0, None))(factors.column(j), norm)
+        squares = jax.vmap(_squared_norm, in_axes=(0, None))(factors.column(j), norm)
+        return _cone_weights(grid, j, normalisation) @ squares
 
     return jax.lax.map(mass, jnp.arange(grid.size))
+
+
+def probed_cone_mass(
+    attention: CausalAttention,
+    x: State,
+    grid: Grid,
+    probes: Probes,
+    normalisation: Normalisation = "density",
+) -> Estimate:
+    r"""Estimate the Frobenius cone mass with probes supported at one token each.
+
+    `eq:probe-cone-mass-estimator` for the kernel alone: :math:`\mathbb E\,\|K(p,q)\xi\|^2
+    = \|K(p,q)\|_F^2`. The local operator, which the printed estimator includes at i = j, is left
+    out, as in the mass it estimates. With a full set of orthogonal probes it is exact.
+
+    Parameters
+    ----------
+    attention, x, grid, normalisation
+        As in `cone_mass`.
+    probes
+        From `probes`; the same at every token.
+
+    Returns
+    -------
+    Estimate
+        Of every position, with standard errors that take the probes as independent (orthogonal
+        probes err less).
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> one = jnp.ones((1, 1, 1))
+    >>> averaging = CausalAttention(lambda z: z, 0 * one, 0 * one, one, one)
+    >>> probe, x = jnp.ones((1, 1)), jnp.ones((2, 1))
+    >>> probed_cone_mass(averaging, x, token_grid(2), probe).value.tolist()
+    [2.5, 0.5]
+    """
+    _require_name("normalisation", normalisation, ("density", "finite"))
+    factors = kernel_factors(attention, x, grid)
+
+    def sampled(j: Array) -> Float[Array, " probes"]:
+        pushed = jax.vmap(lambda probe: factors.push_column(j, probe))(probes)
+        return (pushed**2).sum(axis=2) @ _cone_weights(grid, j, normalisation)
+
+    return sample_mean(jax.lax.map(sampled, jnp.arange(grid.size)).T)
+
+
+def cone_energies(sites: AttentionSites, grid: Grid) -> Float[Array, "depth length"]:
+    r"""The energy :math:`\|\int_q^1 K_t(p,q)^*P_t(p)\,dp\|^2` of one example at every depth.
+
+    Its mean over examples is the cone covariance energy :math:`Q_t(q)`
+    (`eq:exact-cone-covariance-energy`).
+
+    Parameters
+    ----------
+    sites
+        From `tangent.attention_sites`.
+    grid
+        Their positions.
+    """
+
+    def energy(site: AttentionSites) -> Float[Array, " length"]:
+        return (pull_back(site.attention, site.states, site.covectors, grid).kernel ** 2).sum(
+            axis=1
+        )
+
+    return jax.lax.map(energy, sites)
+
+
+class JointCone(NamedTuple):
+    r"""The cross-depth integrand :math:`\Gamma(t, u, p, r; q)`, reduced at every position q.
+
+    Attributes
+    ----------
+    lowest, largest
+        The least :math:`\Gamma` and the largest :math:`|\Gamma|` over all pairs of depths and of
+        future positions.
+    energy
+        :math:`Q_{\rm cone}(q)`, the sum of :math:`\Gamma` (`eq:full-depth-cone-energy`).
+    future
+        The length of the future cone on the grid, 1 - q in the continuum.
+    horizon
+        T.
+    """
+
+    lowest: Float[Array, " length"]
+    largest: Float[Array, " length"]
+    energy: Float[Array, " length"]
+    future: Float[Array, " length"]
+    horizon: Float[Array, ""]
+
+
+def joint_cone(sites: AttentionSites, grid: Grid) -> JointCone:
+    r"""Stream the cross-depth integrand of a batch to its extremes and its sum.
+
+    `eq:joint-cross-depth-cone-integrand`: with :math:`a_k(p) = \zeta_k K_k(p,q)^*P(p)`, it is
+    :math:`\mathbb E\,a_k(p)\cdot a_l(r)`, the expectation over the batch. Positions q and depths k
+    are streamed, so that what is formed at once is (length) x (depth, length) for one q.
+
+    Parameters
+    ----------
+    sites
+        `tangent.attention_sites` of every example, by `vmap`: the arrays have a leading axis of
+        examples, the attention and the increments too.
+    grid
+        The positions: any but Gauss--Legendre panels, whose weights have signs.
+
+    Raises
+    ------
+    ValueError
+        Where the grid's weights may be negative.
+    """
+    require(
+        isinstance(grid, CellGrid),
+        "grid",
+        got=type(grid).__name__,
+        expected="a grid of cells, whose prefix weights are non-negative",
+        cure="Take token_grid, midpoint_grid or graded_grid: extremes bound positive sums only.",
+    )
+    factors = jax.vmap(jax.vmap(lambda a, x: kernel_factors(a, x, grid)))(
+        sites.attention, sites.states
+    )
+    step, profile = sites.step[0, 0], sites.increments / sites.step
+
+    def at_position(j: Array) -> tuple[Array, Array, Array, Array]:
+        weights = _cone_weights(grid, j, "density")
+        seen = weights > 0
+
+        def contribution(factors: KernelFactors, covectors: State, scale: Array) -> State:
+            return scale * factors.pull_column(j, covectors)
+
+        parts = jax.vmap(jax.vmap(contribution))(factors, sites.covectors, profile)
+
+        def against_all(part: Float[Array, "examples length width"]) -> tuple[Array, Array, Array]:
+            gamma = jnp.einsum("ndx,nkex->dke", part, parts) / parts.shape[0]
+            both = seen[:, None, None] & seen[None, None, :]
+            total = jnp.einsum("d,dke,e->", weights, gamma, weights)
+            lowest = jnp.where(both, gamma, jnp.inf).min()
+            return lowest, jnp.where(both, jnp.abs(gamma), 0).max(), total
+
+        lowest, largest, totals = jax.lax.map(against_all, jnp.moveaxis(parts, 1, 0))
+        return lowest.min(), largest.max(), step**2 * totals.sum(), weights.sum()
+
+    reduced = jax.lax.map(at_position, jnp.arange(grid.size))
+    return JointCone(*reduced, horizon=step * sites.increments.shape[1])
+
+
+def _cone_weights(grid: Grid, j: Array, normalisation: Normalisation) -> Float[Array, " length"]:
+    r"""The weights of :math:`\int_{p_j}^1`, or of the literal sum over :math:`\hat K_{ij}`."""
+    weights, prefix = grid.weights, grid.prefix_weights()[:, j]
+    if normalisation == "finite":
+        return weights * prefix**2
+    return weights * prefix / weights[j]
 
 
 def _squared_norm(block: Float[Array, "width width"], norm: Norm) -> Float[Array, ""]:
     if norm == "frobenius":
         return jnp.sum(block**2)
     return jnp.linalg.eigvalsh(block.T @ block)[-1]
+
+
+def _require_name(name: str, got: str, known: tuple[str, ...]) -> None:
+    require(
+        got in known,
+        name,
+        got=repr(got),
+        expected=" or ".join(f'"{choice}"' for choice in known),
+        cure="See cone_mass.",
+    )

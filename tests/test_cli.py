@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from lim_jax import cli, convergence, plots, rates
@@ -63,15 +64,18 @@ def test_a_row_of_the_table_is_a_real_study(monkeypatch, tmp_path):
 
 def test_convergence_figures_show_errors_and_bounds():
     (axes,) = plots.convergence_rates([GOOD, FASTER], "attention").axes
-    shown = [tuple(line.get_ydata()) for line in axes.lines]
-    assert shown == [GOOD.study.errors, GOOD.study.bounds, FASTER.study.errors]
+    shown = [np.asarray(line.get_ydata()) for line in axes.lines]
+    np.testing.assert_array_equal(
+        shown, [GOOD.study.errors, GOOD.study.bounds, FASTER.study.errors]
+    )
     assert {axes.get_xscale(), axes.get_yscale()} == {"log"}
-    (legend,) = [axes.get_legend()]
+    legend = axes.get_legend()
+    assert legend is not None
     assert [text.get_text()[-4:] for text in legend.get_texts()] == ["1.00", "2.00"]
 
 
 def test_cost_figures_show_every_curve():
     (axes,) = plots.error_against_cost(CURVES["depth"], "evaluations").axes
     (line,) = axes.lines
-    assert tuple(line.get_xdata()) == (8.0, 16.0) and tuple(line.get_ydata()) == (0.1, 0.05)
+    np.testing.assert_array_equal(np.array(line.get_data()), [(8.0, 16.0), (0.1, 0.05)])
     assert axes.get_xlabel() == "evaluations"

@@ -252,6 +252,20 @@ def test_the_adjoint_runs_backward_with_a_constant_step():
     np.testing.assert_allclose(found.covectors, (1 + 0.5 / 20) ** 20, rtol=1e-12)
 
 
+def test_an_adjoint_that_is_not_solved_says_so():
+    """Nothing moves at x = 0, so the forward solve is easy; the adjoint grows like exp(300)."""
+    flow = ContinuousFlow(
+        lambda time: lambda x, context, grid: jnp.sin(300 * x),
+        stepsize_controller=TIGHT,
+        max_steps=16,
+    )
+    x, times = jnp.zeros((12, 1)), jnp.array([0.0])
+    assert float(flow(x, GRID).sum()) == 0
+    with pytest.raises(RuntimeError, match="maximum number of solver steps"):
+        found = continuous_adjoint(flow, lambda x: lim.integral(x, GRID).sum(), x, GRID, times)
+        jax.block_until_ready(found.covectors)
+
+
 def test_the_channels_of_pure_sublayers():
     """Averaging has no local part, a tokenwise field no kernel."""
     grid, x = GRID, random_states(2, 12, 3)

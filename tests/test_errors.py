@@ -10,7 +10,9 @@ from networks import random_flow, random_labels, random_states
 import lim_jax as lim
 from lim_jax._checks import warn_of_miscompiling_jaxlib
 from lim_jax.grid import cell_embedding
+from lim_jax.kernel import cone_mass, joint_cone
 from lim_jax.loss import query_subset
+from lim_jax.probes import orthogonal_probes
 
 pytestmark = pytest.mark.usefixtures("as_users_run")
 GRID = lim.token_grid(4)
@@ -20,6 +22,10 @@ LOGITS, LABELS = random_states(1, 4, 5), random_labels(2, 4, 5)
 
 def linear_loss(params, x, y):
     return jnp.sum(x)
+
+
+def attention():
+    return lim.CausalAttention.init(6, heads=2, key=jax.random.key(0))
 
 
 def influence_of(x, y=None, loss=linear_loss, **options):
@@ -127,6 +133,22 @@ STATIC = {
         r"weights: got shape \(5,\)",
     ),
     "no queries": (lambda: query_subset(4, jnp.array([], int)), "positions: got none"),
+    "unknown norm": (
+        lambda: cone_mass(attention(), STATES, GRID, "nuclear"),
+        'norm: got \'nuclear\', expected "operator" or "frobenius"',
+    ),
+    "unknown normalisation": (
+        lambda: cone_mass(attention(), STATES, GRID, normalisation="token"),
+        'expected "density" or "finite"',
+    ),
+    "weights with signs": (
+        lambda: joint_cone(None, lim.gauss_grid(4)),
+        "grid: got PanelGrid, expected a grid of cells",
+    ),
+    "part of a rotation": (
+        lambda: orthogonal_probes(3, 2, key=jax.random.key(0)),
+        "count: got 3 probes of width 2",
+    ),
 }
 TRACED = {
     "nan in the batch": (influence_of(jnp.full((2, 4, 6), jnp.nan)), "batch: got NaN"),

@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from networks import LENGTH, random_flow, random_states
+from networks import LENGTH, WIDTH, random_flow, random_states
 
 import lim_jax as lim
-from lim_jax import kernel
+from lim_jax import channels, kernel, probes, tangent
 
 GRIDS = {"tokens": lim.token_grid, "midpoints": lim.midpoint_grid, "graded": lim.graded_grid}
 
@@ -25,9 +25,7 @@ def dense_blocks(field, x, grid):
 @pytest.mark.parametrize("grid_name", GRIDS)
 def test_blocks_are_the_jacobian_of_the_context(grid_name):
     grid, x = GRIDS[grid_name](LENGTH), random_states()
-    factors = kernel.kernel_factors(attention(), x, grid)
-    blocks = jax.vmap(factors.column, out_axes=1)(jnp.arange(LENGTH))
-    blocks = grid.prefix_weights()[:, :, None, None] * blocks
+    blocks = tangent.kernel_blocks(attention(), x, grid)
     np.testing.assert_allclose(blocks, dense_blocks(attention(), x, grid), rtol=0, atol=1e-13)
 
 
@@ -51,3 +49,92 @@ def test_cone_mass_of_averaging_is_known():
     inside = np.asarray(grid.nodes) > 2.0**-7
     expected = 1 / grid.nodes - 1
     np.testing.assert_allclose(found[inside], expected[inside], rtol=1e-11, atol=1e-11)
+
+
+def test_the_literal_estimator_is_the_papers_sum():
+    """Sum over i >= j of Δp ||K^_ij||^2, which is L^-2 of the density."""
+    grid, x = lim.token_grid(LENGTH), random_states()
+    sizes = np.linalg.norm(dense_blocks(attention(), x, grid), ord=2, axis=(2, 3))
+    found = kernel.cone_mass(attention(), x, grid, normalisation="finite")
+    np.testing.assert_allclose(found, np.tril(sizes**2).sum(axis=0) / LENGTH, rtol=1e-12)
+
+
+@pytest.mark.parametrize("normalisation", ["density", "finite"])
+def test_orthogonal_probes_are_exact(normalisation):
+    grid, x = lim.graded_grid(LENGTH), random_states()
+    drawn = probes.orthogonal_probes(2 * WIDTH, WIDTH, key=jax.random.key(1))
+    found = kernel.probed_cone_mass(attention(), x, grid, drawn, normalisation)
+    exact = kernel.cone_mass(attention(), x, grid, "frobenius", normalisation)
+    np.testing.assert_allclose(found.value, exact, rtol=1e-12)
+
+
+@pytest.mark.parametrize("draw", [probes.gaussian_probes, probes.rademacher_probes])
+def test_independent_probes_err_as_they_say(draw):
+    """400 estimates of 50 probes: unbiased, and their spread is the stated error."""
+    grid, x = lim.token_grid(LENGTH), random_states()
+    drawn = draw(20_000, WIDTH, key=jax.random.key(1)).reshape(400, 50, WIDTH)
+    found = jax.jit(jax.vmap(lambda some: kernel.probed_cone_mass(attention(), x, grid, some)))(
+        drawn
+    )
+    exact = kernel.cone_mass(attention(), x, grid, "frobenius")
+    spread = found.value.std(axis=0, ddof=1)
+    assert float((jnp.abs(found.value.mean(axis=0) - exact) / (spread / 20)).max()) < 4
+    typical = jnp.sqrt((found.error**2).mean(axis=0))
+    np.testing.assert_allclose(typical, spread, rtol=0.15)
+
+
+def sites_of_a_batch(grid, examples=2, depth=2, step=lim.split):
+    flow = random_flow(depth=depth, step=step, horizon=1.5)
+
+    def sites(x):
+        found = lim.adjoint_trajectory(flow, lambda x: jnp.sum(jnp.sin(x)), x, grid)
+        return tangent.attention_sites(flow, found.states, found.covectors, grid)
+
+    return jax.vmap(sites)(random_states(1, examples, grid.size, WIDTH))
+
+
+@pytest.mark.parametrize("make_grid", [lim.token_grid, lim.graded_grid])
+def test_the_joint_cone_is_the_loop_over_all_pairs(make_grid):
+    """Γ by dense blocks and NumPy loops: depths t, u, positions p, r beyond q, two examples."""
+    length, grid = 4, make_grid(4)
+    sites = sites_of_a_batch(grid)
+    found = jax.jit(kernel.joint_cone)(sites, grid)
+    prefix, weights = np.asarray(grid.prefix_weights()), np.asarray(grid.weights)
+    parts = np.zeros((2, 2, length, length, WIDTH))  # example, depth, p, q
+    for n in range(2):
+        for k in range(2):
+            site = jax.tree.map(lambda leaf: leaf[n, k], sites)  # noqa: B023
+            blocks = np.asarray(dense_blocks(site.attention, site.states, grid))
+            for i in range(length):
+                for j in range(i + 1):
+                    parts[n, k, i, j] = (
+                        blocks[i, j].T / prefix[i, j] @ np.asarray(site.covectors[i])
+                    )
+    for j in range(length):
+        future = weights * prefix[:, j] / weights[j]
+        seen = parts[:, :, j:, j]
+        gamma = np.einsum("ntpd,nurd->tupr", seen, seen) / 2
+        np.testing.assert_allclose(found.lowest[j], gamma.min(), rtol=1e-9)
+        np.testing.assert_allclose(found.largest[j], np.abs(gamma).max(), rtol=1e-10)
+        total = 0.75**2 * np.einsum("p,tupr,r->", future[j:], gamma, future[j:])
+        np.testing.assert_allclose(found.energy[j], total, rtol=1e-9)
+        np.testing.assert_allclose(found.future[j], future.sum(), rtol=1e-14)
+    np.testing.assert_allclose(found.horizon, 1.5)
+
+
+def test_the_joint_cone_sums_to_the_energy_of_the_channel():
+    grid = lim.token_grid(LENGTH)
+    flow = random_flow(depth=3, step=lim.split, horizon=1.5)
+    x = random_states(1, 3, LENGTH, WIDTH)
+    ledger = jax.vmap(
+        lambda x: channels.channels(flow, lambda x: jnp.sum(jnp.sin(x)), x, grid)
+    )(x)  # fmt: skip
+    sites = jax.vmap(lambda s, p: tangent.attention_sites(flow, s, p, grid))(
+        ledger.states, ledger.covectors
+    )
+    cone = np.asarray(ledger.cone_by_depth)
+    energy = (cone.sum(axis=1) ** 2).sum(axis=2).mean(axis=0)
+    np.testing.assert_allclose(kernel.joint_cone(sites, grid).energy, energy, rtol=1e-11)
+    # At one depth, per unit of depth.
+    by_depth = jax.vmap(lambda s: kernel.cone_energies(s, grid))(sites)
+    np.testing.assert_allclose(by_depth, (cone**2).sum(axis=3) / 0.5**2, rtol=1e-11)

@@ -1,0 +1,93 @@
+r"""Random probes of a token: vectors with :math:`\mathbb E\,\xi\xi^* = I`.
+
+For such probes :math:`\mathbb E\,\|A\xi\|^2 = \|A\|_F^2` and
+:math:`\mathbb E\,\xi^*G\xi = \mathrm{tr}\,G` (`eq:isotropic-observability-probes`).
+"""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Key
+
+from lim_jax._checks import require
+
+Probes = Float[Array, "probes width"]
+
+
+class Estimate(NamedTuple):
+    """A sample mean and its standard error.
+
+    Attributes
+    ----------
+    value
+        The mean.
+    error
+        Its standard error; infinite with one sample.
+    """
+
+    value: Float[Array, "*shape"]
+    error: Float[Array, "*shape"]
+
+
+def sample_mean(samples: Float[Array, "samples *shape"]) -> Estimate:
+    """Average independent samples.
+
+    Examples
+    --------
+    >>> found = sample_mean(jnp.array([1.0, 3.0]))
+    >>> float(found.value), float(found.error)
+    (2.0, 1.0)
+    """
+    count, value = samples.shape[0], samples.mean(axis=0)
+    if count == 1:
+        return Estimate(value, jnp.full_like(value, jnp.inf))
+    return Estimate(value, samples.std(axis=0, ddof=1) / math.sqrt(count))
+
+
+def gaussian_probes(count: int, width: int, *, key: Key[Array, ""]) -> Probes:
+    """Independent standard normal entries.
+
+    Examples
+    --------
+    >>> gaussian_probes(3, 2, key=jax.random.key(0)).shape
+    (3, 2)
+    """
+    return jax.random.normal(key, (count, width))
+
+
+def rademacher_probes(count: int, width: int, *, key: Key[Array, ""]) -> Probes:
+    """Independent signs: exact for diagonal matrices, and never noisier on traces than Gaussian.
+
+    Examples
+    --------
+    >>> jnp.abs(rademacher_probes(1, 2, key=jax.random.key(0))).tolist()
+    [[1.0, 1.0]]
+    """
+    return jax.random.rademacher(key, (count, width), dtype=jnp.zeros(()).dtype)
+
+
+def orthogonal_probes(count: int, width: int, *, key: Key[Array, ""]) -> Probes:
+    r"""Rows of random rotations times :math:`\sqrt d`: each full set of d gives the exact value.
+
+    Raises
+    ------
+    ValueError
+        Where `count` is not a multiple of `width`.
+
+    Examples
+    --------
+    >>> probes = orthogonal_probes(2, 2, key=jax.random.key(0))
+    >>> bool(jnp.allclose(probes.T @ probes / 2, jnp.eye(2), atol=1e-6))
+    True
+    """
+    require(
+        count % width == 0,
+        "count",
+        got=f"{count} probes of width {width}",
+        expected="a multiple of the width",
+        cure=f"Take {max(count // width, 1) * width}: a part of a rotation saves no variance.",
+    )
+    rotations = jax.random.orthogonal(key, width, shape=(count // width,))
+    return math.sqrt(width) * rotations.reshape(count, width)

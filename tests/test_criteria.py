@@ -1,0 +1,316 @@
+"""Certificates: one that holds, one that fails, one that is vacuous, and honesty on random data."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from networks import random_flow, random_labels, random_states, randomised
+
+import lim_jax as lim
+from lim_jax import criteria, kernel, residual
+from lim_jax.channels import RegionalChannels, channels, regional_channels
+from lim_jax.loss import last_token, teacher_forcing
+from lim_jax.tangent import attention_sites
+
+LENGTH = 20
+GRID = lim.token_grid(LENGTH)
+REGIONS = lim.boundary_regions(GRID, 0.2)
+
+
+def listening_to_the_left(strength):
+    """Attention that scores token j by g(p_j), 1 on the left and 0 elsewhere, and passes feature 0.
+
+    States are (1, g(p)): the kernel is the attention matrix itself times E_00, so nothing cancels.
+    """
+    row = jnp.zeros((1, 1, 2))
+    attention = lim.CausalAttention(
+        eqx.nn.Identity(),
+        query=row.at[0, 0, 0].set(strength),
+        key=row.at[0, 0, 1].set(1.0),
+        value=row.at[0, 0, 0].set(1.0),
+        output=jnp.zeros((1, 2, 1)).at[0, 0, 0].set(1.0),
+    )
+    flow = lim.ResidualFlow(jax.tree.map(lambda leaf: leaf[None], attention))
+    left = jnp.where(GRID.nodes < 0.25, 1.0, 0.0)
+    return flow, jnp.stack([jnp.ones(LENGTH), left], axis=1)[None]
+
+
+def ledger(flow, states, terminal_loss, grid=GRID):
+    return jax.vmap(lambda x: channels(flow, terminal_loss, x, grid))(states)
+
+
+def first_feature(x):
+    """The mean of feature 0: the same terminal covector everywhere."""
+    return lim.integral(x[:, 0], GRID)
+
+
+def cone_of(flow, found, grid=GRID):
+    sites = jax.vmap(lambda s, p: attention_sites(flow, s, p, grid))(found.states, found.covectors)
+    return kernel.joint_cone(sites, grid)
+
+
+def test_primacy_holds_where_attention_listens_to_the_left():
+    flow, states = listening_to_the_left(4.0)
+    certificate = criteria.primacy_noncancellation(
+        cone_of(flow, ledger(flow, states, first_feature)), REGIONS
+    )
+    assert certificate.holds and certificate.concluded and not certificate.vacuous
+    # By hand: the kernel is e^(4 g(q)) over the mean of e^(4 g) up to p, the covector 1.
+    scores = np.exp(4.0 * np.asarray(states[0, :, 1]))
+    future = 1 - np.arange(LENGTH) / LENGTH
+    kernels = np.tril(scores[None] / (np.cumsum(scores)[:, None] / LENGTH))
+    lowest = min(kernels[j:, j].min() ** 2 for j in range(4))
+    largest = max(kernels[j:, j].max() ** 2 for j in range(4, 16))
+    expected = lowest * (future[:4] ** 2).mean(), largest * (future[4:16] ** 2).mean()
+    (inequality,) = certificate.inequalities
+    np.testing.assert_allclose((inequality.greater, inequality.lesser), expected, rtol=1e-10)
+
+
+def test_primacy_fails_on_averaging_though_it_is_there():
+    flow, states = listening_to_the_left(0.0)
+    certificate = criteria.primacy_noncancellation(
+        cone_of(flow, ledger(flow, states, first_feature)), REGIONS
+    )
+    assert not certificate.holds and not certificate.vacuous
+    assert certificate.concluded and certificate.margin < 0
+
+
+def test_primacy_is_vacuous_where_contributions_cancel():
+    flow = random_flow(depth=2)
+    found = ledger(flow, random_states(1, 2, LENGTH, 6), lambda x: lim.inner(jnp.sin(x), x, GRID))
+    certificate = criteria.primacy_noncancellation(cone_of(flow, found), REGIONS)
+    assert not certificate.holds
+    assert "cancels" in certificate.vacuous
+    assert [premise.holds for premise in certificate.premises] == [False]
+
+
+def survival(scale, weights, seed=0):
+    flow = random_flow(seed, depth=2)
+    flow = lim.ResidualFlow(randomised(flow.layers, seed, scale))
+    readout = lim.LinearReadout(random_states(4, 6, 5))
+    states = random_states(1, 3, LENGTH, 6)
+
+    def loss(x):
+        return lim.autoregressive_cross_entropy(
+            readout(x, GRID), random_labels(3, LENGTH, 5), weights
+        )
+
+    found = ledger(flow, states, loss)
+    norms = jax.vmap(
+        lambda x: residual.interaction_norms(flow, x, GRID, key=jax.random.key(0))
+    )(states)  # fmt: skip
+    bounds = jax.vmap(residual.amplification)(norms)
+    return found, bounds
+
+
+def test_recency_survives_weak_layers_only():
+    found, bounds = survival(0.05, last_token(LENGTH))
+    terminal, initial = found.covectors[:, -1], found.covectors[:, 0]
+    for c in (bounds.product, bounds.exponential):
+        certificate = criteria.recency_survival(terminal, initial, c, REGIONS)
+        assert certificate.holds and certificate.concluded and not certificate.vacuous
+    found, bounds = survival(0.5, last_token(LENGTH))
+    terminal, initial = found.covectors[:, -1], found.covectors[:, 0]
+    certificate = criteria.recency_survival(terminal, initial, bounds.exponential, REGIONS)
+    assert not certificate.holds and "amplify" in certificate.vacuous
+
+
+def test_recency_fails_without_a_right_heavy_covector():
+    found, bounds = survival(0.05, teacher_forcing(LENGTH))
+    flat = jnp.ones_like(found.covectors[:, -1])
+    certificate = criteria.recency_survival(flat, flat, bounds.product, REGIONS)
+    assert not certificate.holds and not certificate.vacuous
+    assert not certificate.premises[0].holds
+
+
+def test_the_ceiling_of_recency_is_the_papers():
+    """At delta = 0.2 the paper's c is useless from T Lambda = log(7/4)/2 = 0.280 on."""
+    spike = jnp.zeros((1, LENGTH, 1)).at[0, -1].set(1.0)
+    for size, vacuous in ((0.279, False), (0.281, True)):
+        certificate = criteria.recency_survival(spike, spike, jnp.expm1(jnp.full(1, size)), REGIONS)
+        assert bool(certificate.vacuous) is vacuous
+        # All of P_T on the right: the inequality itself changes sides at the ceiling.
+        assert certificate.holds is not vacuous
+
+
+def products(*energies, cross=0.0):
+    """Regions with given channel energies (residual, cone, local), one example."""
+    found = [np.diag(row) + cross * (1 - np.eye(3)) for row in energies]
+    return RegionalChannels(jnp.asarray(found)[None])
+
+
+def test_the_exact_characterisation_is_an_equivalence():
+    holds = criteria.exact_characterisation(products((0, 2, 0.1), (0.5, 0.2, 0.1), (2, 0, 0.1)))
+    assert holds.holds and holds.concluded
+    fails = criteria.exact_characterisation(products((0, 2, 0.1), (3, 0.2, 0.1), (2, 0, 0.1)))
+    assert not fails.holds and not fails.concluded and not fails.vacuous
+    nothing = criteria.exact_characterisation(products((0.0,) * 3, (0.0,) * 3, (0.0,) * 3))
+    assert not nothing.holds and "Z = 0" in nothing.vacuous
+
+
+def test_cross_terms_can_undo_a_u_shape():
+    """The paper's fourth counterexample: energies (1, 1/4, 1), their sum (0, 1, 0)."""
+    channel = jnp.array([[1.0, 0.5, 1.0], [-1.0, 0.5, -1.0], [0.0, 0.0, 0.0]])
+    found = regional_channels(
+        channel[None, :, :, None], lim.boundary_regions(lim.token_grid(3), "1/3")
+    )
+    certificate = criteria.exact_characterisation(found)
+    assert not certificate.holds and not certificate.concluded
+    np.testing.assert_allclose(found.energies[:, :2], [[1, 1], [0.25, 0.25], [1, 1]], atol=1e-14)
+    np.testing.assert_allclose(found.totals, [0, 1, 0], atol=1e-14)
+
+
+def exact_bounds(regional):
+    return criteria.ChannelBounds(
+        regional.energies, regional.energies[0, 1], regional.energies[2, 0], regional.correlations
+    )
+
+
+def test_the_double_deficit_holds_fails_and_is_vacuous():
+    deficit = products((0.1, 5, 0.0), (0.2, 0.2, 0.0), (6, 0.1, 0.0))
+    certificate = criteria.double_deficit(deficit, exact_bounds(deficit))
+    assert certificate.holds and certificate.concluded
+    even = products((1, 1, 0.0), (1, 1, 0.0), (1, 1, 0.0))
+    certificate = criteria.double_deficit(even, exact_bounds(even))
+    assert not certificate.holds and not certificate.vacuous and not certificate.concluded
+    crossed = exact_bounds(even)._replace(correlations=jnp.ones((3, 3)))
+    certificate = criteria.double_deficit(even, crossed)
+    assert "cross terms alone" in certificate.vacuous
+
+
+def test_the_double_deficits_sides_by_hand():
+    """l = 5 and 6; u = 1 throughout the rest; rho = 1/4 on one pair of every region."""
+    found = products((0.0,) * 3, (0.0,) * 3, (0.0,) * 3)
+    upper = jnp.ones((3, 3))
+    rho = jnp.zeros((3, 3)).at[:, 2].set(0.25)
+    bounds = criteria.ChannelBounds(upper, jnp.array(0.0), jnp.array(0.0), rho)
+    certificate = criteria.double_deficit(found, bounds)
+    # U_M = 3, Gamma = 2 * 0.25 for each region.
+    assert [one.lesser for one in certificate.inequalities] == [4.0, 4.0]
+
+
+@pytest.mark.parametrize(
+    "change, named",
+    [
+        (lambda b: b._replace(upper=b.upper.at[1, 2].set(0.1)), r"upper\[middle, local\]"),
+        (lambda b: b._replace(left=b.left + 1), "left: got a bound that the data contradict"),
+        (lambda b: b._replace(right=b.right + 1), "right: got"),
+        (
+            lambda b: b._replace(correlations=b.correlations.at[2, 1].set(0.0)),
+            r"correlations\[right, residual-local\]",
+        ),
+    ],
+)
+def test_bounds_that_the_data_contradict_are_refused_by_name(change, named):
+    regional = products((1, 2, 1), (1, 2, 1), (1, 2, 1), cross=0.5)
+    with pytest.raises(ValueError, match=named):
+        criteria.double_deficit(regional, change(exact_bounds(regional)))
+
+
+def test_bootstrap_bounds_cover_the_data_and_the_truth():
+    """Energies |z|^2 with mean 1: over 50 samples the upper bound is above 1 nearly always."""
+    generator = np.random.default_rng(0)
+    covered = 0
+    for trial in range(50):
+        squares = generator.standard_normal((60, 3, 3)) ** 2
+        data = RegionalChannels(jnp.asarray(squares[:, :, :, None] * np.eye(3)))
+        found = criteria.bootstrap_bounds(data, key=jax.random.key(trial), resamples=200)
+        assert bool((found.upper >= data.energies).all())
+        assert bool(found.left <= data.energies[0, 1]) and bool(found.right <= data.energies[2, 0])
+        criteria.double_deficit(data, found)
+        covered += int((found.upper[0, 0] > 1) & (found.left < 1))
+    assert covered >= 40  # 0.9 for two one-sided 95 % bounds, less for the small sample
+
+
+def test_right_biased_queries():
+    energies = jnp.linspace(1.0, 1.5, LENGTH)
+    holds = criteria.right_biased_queries(last_token(LENGTH), energies, REGIONS)
+    assert holds.holds and holds.concluded
+    uniform = criteria.right_biased_queries(teacher_forcing(LENGTH), jnp.ones(LENGTH), REGIONS)
+    assert not uniform.holds and not uniform.vacuous and not uniform.concluded
+    np.testing.assert_allclose(uniform.margin, 0, atol=1e-12)
+    first = jnp.zeros(LENGTH).at[0].set(1.0)
+    nowhere = criteria.right_biased_queries(first, energies, REGIONS)
+    assert "no query asks" in nowhere.vacuous
+    silent = criteria.right_biased_queries(last_token(LENGTH), energies.at[-1].set(0.0), REGIONS)
+    assert "no readout residual" in silent.vacuous
+
+
+def test_readout_residuals_times_query_weights_are_the_terminal_energies():
+    readout = lim.LinearReadout(random_states(4, 6, 5))
+    states, targets = random_states(1, 3, LENGTH, 6), random_labels(3, 3, LENGTH, 5)
+    weights = random_labels(8, 1, LENGTH)[0]
+    found = criteria.readout_residual_energies(readout, states, targets, REGIONS)
+
+    def covector(x, y):
+        return jax.grad(
+            lambda x: lim.autoregressive_cross_entropy(readout(x, GRID), y, weights)
+        )(x)  # fmt: skip
+
+    euclidean = (jax.vmap(covector)(states, targets) ** 2).sum(axis=2).mean(axis=0)
+    np.testing.assert_allclose(weights**2 * found, euclidean, rtol=1e-10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [lim.euler, lim.split])
+def test_whenever_a_certificate_holds_its_conclusion_does(step):
+    """100 networks and data sets for each scheme, of all strengths, under two losses."""
+    grid = lim.token_grid(10)
+    regions = lim.boundary_regions(grid, 0.2)
+    readout = lim.LinearReadout(random_states(4, 4, 5))
+
+    @eqx.filter_jit
+    def measured(layers, states, labels, weights):
+        flow = lim.ResidualFlow(layers, step=step)
+
+        def one(x, y):
+            found = channels(
+                flow,
+                lambda x: lim.autoregressive_cross_entropy(readout(x, grid), y, weights),
+                x,
+                grid,
+            )
+            norms = residual.interaction_norms(flow, x, grid, key=jax.random.key(0))
+            sites = attention_sites(flow, found.states, found.covectors, grid)
+            return found, residual.amplification(norms), sites
+
+        found, bounds, sites = jax.vmap(one)(states, labels)
+        energies = criteria.readout_residual_energies(readout, found.states[:, -1], labels, regions)
+        return found, bounds, kernel.joint_cone(sites, grid), energies
+
+    held = dict.fromkeys(("primacy", "recency", "exact", "double", "queries"), 0)
+    for seed in range(100):
+        scale = (0.02, 0.1, 0.5, 1.5)[seed % 4]
+        layers = randomised(random_flow(depth=2, width=4).layers, seed, scale)
+        states, labels = random_states(seed, 3, 10, 4), random_labels(seed, 3, 10, 5)
+        weights = (last_token(10), teacher_forcing(10), random_labels(seed, 1, 10)[0])[seed % 3]
+        found, bounds, cone, energies = measured(layers, states, labels, weights)
+        regional = regional_channels(jax.vmap(lambda f: f.vectors)(found), regions)
+        terminal, initial = found.covectors[:, -1], found.covectors[:, 0]
+        certificates = {
+            "primacy": criteria.primacy_noncancellation(cone, regions),
+            "recency": criteria.recency_survival(terminal, initial, bounds.product, regions),
+            "exact": criteria.exact_characterisation(regional),
+            "double": criteria.double_deficit(regional, exact_bounds(regional)),
+            "queries": criteria.right_biased_queries(weights, energies, regions),
+        }
+        averages = lim.regional_averages((initial**2).sum(axis=2).mean(axis=0), regions)
+        deficit = bool(min(averages[0], averages[2]) > averages[1])
+        assert certificates["exact"].holds is deficit
+        assert deficit or not certificates["double"].holds
+        for name, certificate in certificates.items():
+            held[name] += certificate.holds
+            assert certificate.concluded or not certificate.holds, (seed, name, certificate)
+    assert held["recency"] > 5 and held["exact"] > 5 and held["queries"] > 5, held
+
+
+def test_certificates_are_records_and_text():
+    certificate = criteria.exact_characterisation(
+        products((0, 2, 0.1), (0.5, 0.2, 0.1), (2, 0, 0.1))
+    )  # fmt: skip
+    record = certificate.record()
+    assert record["holds"] and record["source"] == "cor:exact-double-deficit"
+    assert record["margin"] == pytest.approx(1.3)
+    text = criteria.certificate_table([certificate])
+    assert "HOLDS" in text and "cor:exact-double-deficit" in text and "margin +1.3" in text
