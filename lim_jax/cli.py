@@ -9,7 +9,11 @@ import jax
 import tyro
 from tqdm import tqdm
 
-from lim_jax import convergence, paper, plots
+from lim_jax import convergence, criteria, gallery, language, paper, plots
+from lim_jax import explain as explanation
+from lim_jax.channels import CHANNELS, boundary_strengths
+from lim_jax.grid import boundary_regions, token_grid
+from lim_jax.loss import last_token, teacher_forcing
 
 
 def reproduce(out: Path = Path("section4")) -> int:
@@ -75,6 +79,118 @@ def rates(quick: bool = False, out: Path = Path("rates")) -> int:
     return 1 if missed else 0
 
 
+def explain(
+    out: Path = Path("explanation"),
+    length: int = 64,
+    steps: int = 300,
+    contexts: int = 16,
+    delta: float = 0.2,
+    seed: int = 0,
+) -> int:
+    """Say which positions a language model uses, and why: density, channels, cone, certificates.
+
+    A seeded network and the same network trained on the standard library's sources, each under
+    uniform teacher forcing and under a last-token loss. Prints tables, and writes
+    explanation.json and figures.
+
+    Args:
+        out: The folder to write to; it is made where it is missing.
+        length: The context length L, in bytes.
+        steps: How many steps of Adam to train for.
+        contexts: How many contexts to average over.
+        delta: The width of each boundary region.
+        seed: For the network, the training and the contexts.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    keys = jax.random.split(jax.random.key(seed), 4)
+    with jax.enable_x64(True):
+        text = language.standard_library_text()
+        seeded = language.LanguageModel.init(length, key=keys[0])
+        trained, losses = language.train(
+            seeded, text, steps, key=keys[1], progress=partial(tqdm, desc="training", unit="step")
+        )
+        windows = language.sample_windows(text, length, contexts, key=keys[2])
+        regions = boundary_regions(token_grid(length), delta)
+        weights = {"teacher forcing": teacher_forcing(length), "last token": last_token(length)}
+        models = {"seeded": seeded, "trained": trained}
+        cases = [(model, loss) for model in models for loss in weights]
+        found = {
+            f"{model} network, {loss}": explanation.explain(
+                models[model], windows, weights[loss], regions, key=keys[3]
+            )
+            for model, loss in tqdm(cases, desc="explaining", unit="case")
+        }
+        # Exact norms of every block: a few contexts settle the average.
+        masses = {
+            f"{name} network": explanation.average_cone_mass(model, windows[:4], regions)
+            for name, model in tqdm(models.items(), desc="cone mass", unit="network")
+        }
+        records = {name: result.record() for name, result in found.items()}
+        for name, result in found.items():
+            _save_explanation(result, name, out)
+            print(f"\n== {name} (L = {length}, {contexts} contexts) ==")
+            print(_explanation_table(result))
+    document = {
+        "training_losses": losses.tolist(),
+        "cone_mass": {
+            name: {part: values.tolist() for part, values in mass._asdict().items()}
+            for name, mass in masses.items()
+        },
+        "explanations": records,
+    }
+    (out / "explanation.json").write_text(json.dumps(document, indent=2) + "\n")
+    plots.cone_masses(masses, regions).savefig(out / "cone_mass.png")
+    print(f"\nTraining took the loss from {losses[0]:.3f} to {losses[-1]:.3f} nats a byte.")
+    print(f"Wrote explanation.json and {3 * len(found) + 1} figures to {out}.")
+    return 0
+
+
+def _save_explanation(result: explanation.Explanation, name: str, out: Path) -> None:
+    stem = name.replace(", ", "_").replace(" ", "_")
+    for figure, kind in (
+        (plots.influence_profile(result.influence), "influence"),
+        (plots.channel_energies(result, name), "channels"),
+        (plots.certificate_margins(result.certificates, name), "certificates"),
+    ):
+        figure.savefig(out / f"{stem}_{kind}.png")
+
+
+def counterexamples() -> int:
+    """Run the paper's four counterexamples to unconditional claims about shape."""
+    with jax.enable_x64(True):
+        found = gallery.counterexamples()
+    for example in found:
+        print(f'"{example.slogan}"  No: {example.because}')
+        for name, values in example.numbers.items():
+            print(f"    {name}: {'  '.join(f'{value:.4g}' for value in values.tolist())}")
+    return 0
+
+
+def _explanation_table(result: explanation.Explanation) -> str:
+    indices, errors = result.influence.indices(), result.influence.index_errors()
+    regional, contrast = result.regional, result.terminal_contrast
+    strengths = boundary_strengths(regional, result.influence.regions)
+    lines = [f"{'':26s} {'left':>10s} {'middle':>10s} {'right':>10s}"]
+    rows = {
+        "influence density": (indices.left, indices.middle, indices.right),
+        "  standard error": (errors.left, errors.middle, errors.right),
+        **{f"{name} energy": regional.energies[:, a] for a, name in enumerate(CHANNELS)},
+        "cross terms": regional.cross_terms,
+    }
+    for name, values in rows.items():
+        lines.append(f"{name:26s} " + " ".join(f"{float(value):10.4g}" for value in values))
+    lines += [
+        f"LIM {float(indices.lim):+.3f} ± {float(errors.lim):.3f}, "
+        f"symmetric contrast {float(indices.symmetric_contrast):+.3f}; "
+        f"boundary strengths: primacy {float(strengths.primacy):.4g}, "
+        f"recency {float(strengths.recency):.4g}",
+        "right-minus-middle contrast of the terminal covector, over its mean: "
+        f"{float(contrast.value):+.3f} ± {float(contrast.error):.3f}",
+        criteria.certificate_table(result.certificates),
+    ]
+    return "\n".join(lines)
+
+
 def _rates_table(rows: list[convergence.Row]) -> str:
     lines = [
         f"{'limit':58s} {'claimed':>7s} {'expected':>8s} {'measured':>14s} {'bound':>6s} "
@@ -124,7 +240,12 @@ def _beyond_the_paper(numbers: dict) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line on `arguments`, by default the process's own; returns its status."""
     return tyro.extras.subcommand_cli_from_dict(
-        {"reproduce": reproduce, "rates": rates},
+        {
+            "reproduce": reproduce,
+            "rates": rates,
+            "explain": explain,
+            "counterexamples": counterexamples,
+        },
         prog="lim-jax",
         description="Which positions of a long context a causal Transformer really uses.",
         args=arguments,

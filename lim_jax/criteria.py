@@ -353,8 +353,8 @@ def right_biased_queries(
     r"""Recency of the terminal covector from where the loss asks.
 
     `eq:right-biased-squared-query-mass`, made sufficient. For a tokenwise readout
-    :math:`\mathbb E\|P_T(i)\|^2 = \chi_i^2\rho_i` (`eq:finite-recency-energy-contrast`), so with :math:`\rho_- \le \rho_i \le \rho_+` over the
-    queries of E_R and E_M,
+    :math:`\mathbb E\|P_T(i)\|^2 = \chi_i^2\rho_i` (`eq:finite-recency-energy-contrast`), so with
+    :math:`\rho_- \le \rho_i \le \rho_+` over the queries of E_R and E_M,
 
     .. math:: \rho_-\,|E_R|^{-1}\int_{E_R}\chi^2 > \rho_+\,|E_M|^{-1}\int_{E_M}\chi^2
 

@@ -1,16 +1,20 @@
 """Figures of result objects. Each function returns a `matplotlib.figure.Figure` to save or show."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
+from lim_jax.channels import CHANNELS
 from lim_jax.convergence import Curve, Row
+from lim_jax.criteria import Certificate
+from lim_jax.explain import Explanation
 from lim_jax.grid import Regions
 from lim_jax.influence import Influence
 from lim_jax.paper import DELTA, GRID, Section4
+from lim_jax.probes import Estimate
 
 NAMES = {
     "baseline": "Baseline",
@@ -24,6 +28,7 @@ COLOURS = {
     "algorithm2": "#e69f00",
     "algorithm3": "#cc3366",
 }
+CHANNEL_COLOURS = ("#0072b2", "#e69f00", "#009e73")
 
 
 def influence_profile(result: Influence) -> Figure:
@@ -115,6 +120,63 @@ def simulation_probe_errors(results: Section4) -> Figure:
     axes.yaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=0))
     axes.set_title("Bias and single-batch deviation of the empirical penalty", fontsize=10)
     return _finished(figure, axes)
+
+
+def channel_energies(result: Explanation, title: str) -> Figure:
+    """Draw the channels' energies, stacked, and the influence that they and their cross terms make.
+
+    Cross terms are negative where the line lies below the stack.
+    """
+    figure, axes = _figure("energy density over its total Z")
+    positions, total = np.asarray(result.influence.grid.nodes), float(result.influence.total)
+    energies = np.asarray(result.channel_energies) / (total or 1)
+    axes.stackplot(positions, energies, labels=CHANNELS, colors=CHANNEL_COLOURS, alpha=0.8)
+    axes.plot(positions, np.asarray(result.influence.density), "k", linewidth=1, label="influence")
+    axes.set_yscale("symlog", linthresh=max(float(energies.sum(axis=0).min()), 1e-6))
+    axes.set_ylim(bottom=0)
+    axes.set_title(title, fontsize=10)
+    _shade_boundaries(axes, float(result.influence.regions.delta))
+    axes.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def cone_masses(masses: Mapping[str, Estimate], regions: Regions) -> Figure:
+    """Draw cone masses on a logarithmic scale, with two standard errors to either side."""
+    figure, axes = _figure("cone mass")
+    positions = np.asarray(regions.grid.nodes)
+    for index, (name, mass) in enumerate(masses.items()):
+        value, error = np.asarray(mass.value), 2 * np.asarray(mass.error)
+        axes.plot(positions, value, color=f"C{index}", label=name)
+        if np.isfinite(error).all():
+            lower = np.maximum(value - error, value / 100)
+            axes.fill_between(positions, lower, value + error, color=f"C{index}", alpha=0.25)
+    axes.set_yscale("log")
+    _shade_boundaries(axes, float(regions.delta))
+    axes.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def certificate_margins(certificates: Sequence[Certificate], title: str) -> Figure:
+    """Draw both sides of every inequality; the verdict stands beside its criterion's name."""
+    figure, axes = _figure("", "value")
+    ticks: list[str] = []
+    for certificate in certificates:
+        verdict = "vacuous" if certificate.vacuous else "holds" if certificate.holds else "fails"
+        for inequality in certificate.inequalities:
+            row = len(ticks)
+            sides = (inequality.greater, inequality.lesser)
+            axes.plot(sides, (row, row), color="#999999", linewidth=1, zorder=1)
+            axes.plot(sides[0], row, "o", color="#0072b2", label="must be greater")
+            axes.plot(sides[1], row, "s", color="#cc3366", label="must be lesser")
+            ticks.append(f"{certificate.name}: {verdict}")
+    axes.set_yticks(range(len(ticks)), ticks, fontsize=7)
+    axes.invert_yaxis()
+    sizes = [abs(s) for c in certificates for i in c.inequalities for s in i[1:] if s]
+    axes.set_xscale("symlog", linthresh=min(sizes, default=1.0))
+    axes.set_title(title, fontsize=10)
+    handles, labels = axes.get_legend_handles_labels()
+    axes.legend(handles[:2], labels[:2], frameon=False, fontsize=8)
+    return figure
 
 
 def convergence_rates(rows: Sequence[Row], title: str) -> Figure:

@@ -79,3 +79,32 @@ def test_cost_figures_show_every_curve():
     (line,) = axes.lines
     np.testing.assert_array_equal(np.array(line.get_data()), [(8.0, 16.0), (0.1, 0.05)])
     assert axes.get_xlabel() == "evaluations"
+
+
+@pytest.mark.slow
+def test_explain_writes_what_it_prints(tmp_path, capsys):
+    out = tmp_path / "explained"
+    arguments = ["--length", "12", "--steps", "3", "--contexts", "3", "--out", str(out)]
+    assert cli.main(["explain", *arguments]) == 0
+    printed = capsys.readouterr().out
+    document = json.loads((out / "explanation.json").read_text())
+    assert len(document["training_losses"]) == 3
+    assert set(document["cone_mass"]) == {"seeded network", "trained network"}
+    assert len(document["explanations"]) == 4
+    for name, found in document["explanations"].items():
+        assert f"== {name} (L = 12, 3 contexts) ==" in printed
+        weights = np.full(12, 1 / 12)
+        np.testing.assert_allclose(weights @ found["density"], 1, rtol=1e-10)
+        for region in found["regional_energies"].values():
+            parts = [value for part, value in region.items() if part != "total"]
+            np.testing.assert_allclose(sum(parts), region["total"], rtol=1e-9)
+        verdicts = {c["name"]: c["holds"] for c in found["certificates"]}
+        assert verdicts["right-biased queries"] is name.endswith("last token")
+    assert len(list(out.glob("*.png"))) == 13
+
+
+def test_the_counterexamples_print_their_numbers(capsys):
+    assert cli.main(["counterexamples"]) == 0
+    printed = capsys.readouterr().out
+    assert "influence energies: 4  1" in printed
+    assert "traces of the Gramians: 2  2" in printed

@@ -1,0 +1,117 @@
+"""The language model and its explanation: learning, and numbers that other modules give."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from networks import random_states
+
+import lim_jax as lim
+from lim_jax import explain, language, plots
+from lim_jax.channels import channels
+from lim_jax.kernel import cone_mass
+from lim_jax.loss import last_token, teacher_forcing
+from lim_jax.probes import sample_mean
+
+LENGTH = 8
+REGIONS = lim.boundary_regions(lim.token_grid(LENGTH), 0.25)
+
+
+def model():
+    return language.LanguageModel.init(LENGTH, width=4, heads=2, depth=2, key=jax.random.key(0))
+
+
+def windows(count=3):
+    text = language.standard_library_text(10_000)
+    return language.sample_windows(text, LENGTH, count, key=jax.random.key(1))
+
+
+def test_text_is_the_librarys_own_and_windows_are_cut_from_it():
+    text = np.asarray(language.standard_library_text(5_000))
+    assert b"def " in bytes(text.astype(np.uint8))
+    for window in np.asarray(windows(20)):
+        needle = bytes(window.astype(np.uint8))
+        whole = bytes(np.asarray(language.standard_library_text(10_000)).astype(np.uint8))
+        assert len(needle) == LENGTH + 1 and needle in whole
+    with pytest.raises(ValueError, match="size: got"):
+        language.standard_library_text(10**10)
+    with pytest.raises(ValueError, match="text: got 8 bytes"):
+        language.sample_windows(jnp.arange(8), 8, 1, key=jax.random.key(0))
+
+
+def test_the_models_loss_is_the_next_bytes_surprise():
+    batch, targets = language.batch_of_windows(model(), windows())
+    found = model().loss(batch[0], targets[0], last_token(LENGTH))
+    logits = np.asarray(model().flow(batch[0], lim.token_grid(LENGTH)) @ model().readout.weight)[-1]
+    byte = int(windows()[0, -1])
+    expected = np.log(np.exp(logits - logits.max()).sum()) + logits.max() - logits[byte]
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+@pytest.mark.slow
+def test_training_learns_a_text_of_one_byte():
+    text = jnp.full(200, 65)
+    with jax.numpy_dtype_promotion("standard"):  # optax promotes
+        trained, losses = language.train(model(), text, 60, key=jax.random.key(2), rate=1e-2)
+    assert losses[0] > 3 and losses[-1] < 0.2
+    assert trained.length == LENGTH
+
+
+def test_an_explanation_is_made_of_its_parts():
+    regions, weights = REGIONS, teacher_forcing(LENGTH)
+    found = explain.explain(model(), windows(), weights, regions, key=jax.random.key(3))
+    x, targets = language.batch_of_windows(model(), windows())
+    ledgers = [
+        channels(
+            model().flow,
+            lambda state, y=y: model().terminal_loss(state, y, weights),
+            state,
+            regions.grid,
+        )
+        for state, y in zip(x, targets, strict=True)
+    ]
+    vectors = np.stack([np.asarray(ledger.vectors) for ledger in ledgers])
+    np.testing.assert_allclose(
+        found.channel_energies, (vectors**2).sum(axis=3).mean(axis=0), rtol=1e-10
+    )
+    energy = (vectors.sum(axis=1) ** 2).sum(axis=2).mean(axis=0)
+    np.testing.assert_allclose(found.influence.energy, energy, rtol=1e-10)
+    terminal = (vectors[:, 0] ** 2).sum(axis=2)
+    averages = np.array([lim.regional_averages(jnp.asarray(t), regions) for t in terminal])
+    contrasts = (averages[:, 2] - averages[:, 1]) / (terminal.mean())
+    np.testing.assert_allclose(found.terminal_contrast.value, contrasts.mean(), rtol=1e-10)
+    error = contrasts.std(ddof=1) / np.sqrt(3)
+    np.testing.assert_allclose(found.terminal_contrast.error, error, rtol=1e-10)
+    assert len(found.certificates) == 5
+    assert found.head_energies.shape == (2, 2)
+
+
+def test_the_cone_mass_averages_layers_and_contexts():
+    found = explain.average_cone_mass(model(), windows(2), REGIONS)
+    x, _ = language.batch_of_windows(model(), windows(2))
+    attention = model().flow.layers.attention
+    masses = [
+        cone_mass(
+            jax.tree.map(lambda leaf: leaf[k], attention),  # noqa: B023
+            model().flow.trajectory(state, REGIONS.grid).states[k],
+            REGIONS.grid,
+        )
+        for state in x
+        for k in range(2)
+    ]
+    np.testing.assert_allclose(found.value, np.mean(masses, axis=0), rtol=1e-10)
+
+
+def test_figures_of_an_explanation_show_its_numbers():
+    found = explain.explain(model(), windows(), last_token(LENGTH), REGIONS, key=jax.random.key(3))
+    (axes,) = plots.channel_energies(found, "title").axes
+    curve = np.asarray(axes.lines[0].get_ydata())
+    np.testing.assert_allclose(curve, found.influence.density)
+    assert len(axes.collections) >= 3
+    (axes,) = plots.certificate_margins(found.certificates, "title").axes
+    labels = [tick.get_text() for tick in axes.get_yticklabels()]
+    assert labels[0] == "right-biased queries: holds"
+    assert len(labels) == sum(len(c.inequalities) for c in found.certificates)
+    estimate = sample_mean(random_states(0, 3, LENGTH) ** 2)
+    (axes,) = plots.cone_masses({"network": estimate}, REGIONS).axes
+    np.testing.assert_allclose(np.asarray(axes.lines[0].get_ydata()), estimate.value)
