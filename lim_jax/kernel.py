@@ -36,7 +36,9 @@ def cone_mass(
     like :math:`L^{-2}`. The mass grows like :math:`1/q` at 0, so no average of it over a left
     region converges.
 
-    Streams over columns: no array larger than the attention matrices is formed. For the average
+    Streams over columns: no array larger than the attention matrices is formed. The operator norm
+    is differentiated once; for second derivatives take the Frobenius norm, since those of
+    eigenvalues are not defined where eigenvalues meet. For the average
     over depth and data, `jax.lax.map` it over `attention_sites` and `vmap` over examples.
 
     Parameters
@@ -210,9 +212,10 @@ def joint_cone(sites: AttentionSites, grid: Grid) -> JointCone:
         def against_all(part: Float[Array, "examples length width"]) -> tuple[Array, Array, Array]:
             gamma = jnp.einsum("ndx,nkex->dke", part, parts) / parts.shape[0]
             both = seen[:, None, None] & seen[None, None, :]
+            # A Gram matrix: no entry is larger than the largest of its diagonal.
+            largest = jnp.where(seen, (part**2).sum(axis=2).mean(axis=0), 0).max()
             total = jnp.einsum("d,dke,e->", weights, gamma, weights)
-            lowest = jnp.where(both, gamma, jnp.inf).min()
-            return lowest, jnp.where(both, jnp.abs(gamma), 0).max(), total
+            return jnp.where(both, gamma, jnp.inf).min(), largest, total
 
         lowest, largest, totals = jax.lax.map(against_all, jnp.moveaxis(parts, 1, 0))
         return lowest.min(), largest.max(), step**2 * totals.sum(), weights.sum()

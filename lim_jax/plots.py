@@ -123,20 +123,27 @@ def simulation_probe_errors(results: Section4) -> Figure:
 
 
 def channel_energies(result: Explanation, title: str) -> Figure:
-    """Draw the channels' energies, stacked, and the influence that they and their cross terms make.
+    """Draw the influence density, and below it each channel's share of the channels' energy.
 
-    Cross terms are negative where the line lies below the stack.
+    Cross terms have no share; where the influence is not the sum of the energies they make the
+    difference, which the dashed line shows.
     """
-    figure, axes = _figure("energy density over its total Z")
+    figure = Figure(figsize=(7, 5), dpi=150, layout="constrained")
+    upper, lower = figure.subplots(2, sharex=True)
     positions, total = np.asarray(result.influence.grid.nodes), float(result.influence.total)
-    energies = np.asarray(result.channel_energies) / (total or 1)
-    axes.stackplot(positions, energies, labels=CHANNELS, colors=CHANNEL_COLOURS, alpha=0.8)
-    axes.plot(positions, np.asarray(result.influence.density), "k", linewidth=1, label="influence")
-    axes.set_yscale("symlog", linthresh=max(float(energies.sum(axis=0).min()), 1e-6))
-    axes.set_ylim(bottom=0)
-    axes.set_title(title, fontsize=10)
-    _shade_boundaries(axes, float(result.influence.regions.delta))
-    axes.legend(frameon=False, fontsize=8)
+    energies = np.asarray(result.channel_energies)
+    upper.semilogy(positions, np.asarray(result.influence.density), "k", label="influence density")
+    upper.semilogy(
+        positions, energies.sum(axis=0) / (total or 1), "k--", linewidth=0.8, label="channels only"
+    )
+    shares = energies / np.maximum(energies.sum(axis=0), np.finfo(energies.dtype).tiny)
+    lower.stackplot(positions, shares, labels=CHANNELS, colors=CHANNEL_COLOURS, alpha=0.8)
+    lower.set_xlabel("position p")
+    lower.set_ylabel("share of the energy")
+    upper.set_title(title, fontsize=10)
+    for axes in (upper, lower):
+        _shade_boundaries(axes, float(result.influence.regions.delta))
+        axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
     return figure
 
 
@@ -157,25 +164,23 @@ def cone_masses(masses: Mapping[str, Estimate], regions: Regions) -> Figure:
 
 
 def certificate_margins(certificates: Sequence[Certificate], title: str) -> Figure:
-    """Draw both sides of every inequality; the verdict stands beside its criterion's name."""
-    figure, axes = _figure("", "value")
+    """Draw both sides of every inequality over the larger one, and each criterion's verdict."""
+    figure, axes = _figure("", "side over the larger side's size")
     ticks: list[str] = []
     for certificate in certificates:
         verdict = "vacuous" if certificate.vacuous else "holds" if certificate.holds else "fails"
         for inequality in certificate.inequalities:
-            row = len(ticks)
-            sides = (inequality.greater, inequality.lesser)
+            row, sides = len(ticks), np.array([inequality.greater, inequality.lesser])
+            sides = sides / (np.abs(sides).max() or 1)
             axes.plot(sides, (row, row), color="#999999", linewidth=1, zorder=1)
             axes.plot(sides[0], row, "o", color="#0072b2", label="must be greater")
             axes.plot(sides[1], row, "s", color="#cc3366", label="must be lesser")
             ticks.append(f"{certificate.name}: {verdict}")
     axes.set_yticks(range(len(ticks)), ticks, fontsize=7)
     axes.invert_yaxis()
-    sizes = [abs(s) for c in certificates for i in c.inequalities for s in i[1:] if s]
-    axes.set_xscale("symlog", linthresh=min(sizes, default=1.0))
     axes.set_title(title, fontsize=10)
     handles, labels = axes.get_legend_handles_labels()
-    axes.legend(handles[:2], labels[:2], frameon=False, fontsize=8)
+    axes.legend(handles[:2], labels[:2], frameon=False, fontsize=8, loc="lower left")
     return figure
 
 

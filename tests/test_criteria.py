@@ -132,6 +132,9 @@ def test_the_ceiling_of_recency_is_the_papers():
     for size, vacuous in ((0.279, False), (0.281, True)):
         certificate = criteria.recency_survival(spike, spike, jnp.expm1(jnp.full(1, size)), REGIONS)
         assert bool(certificate.vacuous) is vacuous
+        (one,) = certificate.inequalities
+        expected = (1 / 0.2 + 1 / 0.6) * np.expm1(2 * size) / LENGTH
+        np.testing.assert_allclose((one.greater, one.lesser), (1 / 0.2 / LENGTH, expected))
         # All of P_T on the right: the inequality itself changes sides at the ceiling.
         assert certificate.holds is not vacuous
 
@@ -232,6 +235,11 @@ def test_right_biased_queries():
     uniform = criteria.right_biased_queries(teacher_forcing(LENGTH), jnp.ones(LENGTH), REGIONS)
     assert not uniform.holds and not uniform.vacuous and not uniform.concluded
     np.testing.assert_allclose(uniform.margin, 0, atol=1e-12)
+    # Even queries: the least residual of tokens 17 to 20 against the largest of 5 to 16.
+    rising = criteria.right_biased_queries(teacher_forcing(LENGTH), energies, REGIONS)
+    (one,) = rising.inequalities
+    np.testing.assert_allclose((one.greater, one.lesser), (energies[16], energies[15]))
+    assert rising.holds and rising.concluded
     first = jnp.zeros(LENGTH).at[0].set(1.0)
     nowhere = criteria.right_biased_queries(first, energies, REGIONS)
     assert "no query asks" in nowhere.vacuous

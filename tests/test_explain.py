@@ -104,10 +104,12 @@ def test_the_cone_mass_averages_layers_and_contexts():
 
 def test_figures_of_an_explanation_show_its_numbers():
     found = explain.explain(model(), windows(), last_token(LENGTH), REGIONS, key=jax.random.key(3))
-    (axes,) = plots.channel_energies(found, "title").axes
-    curve = np.asarray(axes.lines[0].get_ydata())
+    upper, lower = plots.channel_energies(found, "title").axes
+    curve = np.asarray(upper.lines[0].get_ydata())
     np.testing.assert_allclose(curve, found.influence.density)
-    assert len(axes.collections) >= 3
+    tops = [np.asarray(part.get_paths()[0].vertices)[:, 1].max() for part in lower.collections]
+    shares = found.channel_energies / found.channel_energies.sum(axis=0, keepdims=True)
+    np.testing.assert_allclose(tops, np.cumsum(shares, axis=0).max(axis=1), rtol=1e-12)
     (axes,) = plots.certificate_margins(found.certificates, "title").axes
     labels = [tick.get_text() for tick in axes.get_yticklabels()]
     assert labels[0] == "right-biased queries: holds"

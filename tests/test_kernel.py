@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from networks import LENGTH, WIDTH, random_flow, random_states
+from networks import LENGTH, WIDTH, central_difference, random_flow, random_states
 
 import lim_jax as lim
 from lim_jax import channels, kernel, probes, tangent
@@ -57,6 +57,26 @@ def test_the_literal_estimator_is_the_papers_sum():
     sizes = np.linalg.norm(dense_blocks(attention(), x, grid), ord=2, axis=(2, 3))
     found = kernel.cone_mass(attention(), x, grid, normalisation="finite")
     np.testing.assert_allclose(found, np.tril(sizes**2).sum(axis=0) / LENGTH, rtol=1e-12)
+
+
+def test_the_operator_norm_differentiates_once():
+    grid, x, direction = lim.token_grid(4), random_states(1, 4, WIDTH), random_states(2, 4, WIDTH)
+
+    def total(x):
+        return jnp.sum(kernel.cone_mass(attention(), x, grid))
+
+    expected = central_difference(total, x, direction)
+    np.testing.assert_allclose(jax.jvp(total, (x,), (direction,))[1], expected, rtol=1e-7)
+    np.testing.assert_allclose(jnp.vdot(jax.grad(total)(x), direction), expected, rtol=1e-7)
+
+
+def test_the_cone_mass_of_512_tokens_fits():
+    """L = 512, d = 32, 4 heads, in float64: the compiled program's temporary memory."""
+    attention = lim.CausalAttention.init(32, heads=4, key=jax.random.key(0))
+    grid, x = lim.token_grid(512), random_states(1, 512, 32)
+    compiled = jax.jit(lambda x: kernel.cone_mass(attention, x, grid)).lower(x).compile()
+    analysis = compiled.memory_analysis()
+    assert analysis is not None and analysis.temp_size_in_bytes < 60 * 2**20
 
 
 @pytest.mark.parametrize("normalisation", ["density", "finite"])

@@ -4,7 +4,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from networks import LENGTH, VOCABULARY, WIDTH, random_flow, random_labels, random_states
+from networks import (
+    LENGTH,
+    VOCABULARY,
+    WIDTH,
+    central_difference,
+    random_flow,
+    random_labels,
+    random_states,
+)
 
 import lim_jax as lim
 from lim_jax import residual
@@ -68,6 +76,21 @@ def test_norms_are_the_largest_singular_values_and_bound_the_adjoint(step):
     gap, terminal = found[0] - found[-1], found[-1]
     ratio = jnp.sqrt(lim.inner(gap, gap, grid) / lim.inner(terminal, terminal, grid))
     assert ratio < bounds.product < bounds.exponential
+
+
+def test_the_product_bound_is_differentiated():
+    """A power iteration of as many steps as it takes to settle, against differences."""
+    grid, x = lim.token_grid(4), random_states(1, 4, WIDTH)
+    flow, direction = random_flow(depth=1), random_states(2, 4, WIDTH)
+
+    @jax.jit
+    def bound(x):
+        norms = residual.interaction_norms(flow, x, grid, key=jax.random.key(0), iterations=80)
+        return residual.amplification(norms._replace(residual=jnp.zeros(1))).product
+
+    expected = central_difference(bound, x, direction)
+    np.testing.assert_allclose(jax.jvp(bound, (x,), (direction,))[1], expected, rtol=1e-6)
+    np.testing.assert_allclose(jnp.vdot(jax.grad(bound)(x), direction), expected, rtol=1e-6)
 
 
 def test_query_masses_by_hand():

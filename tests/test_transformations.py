@@ -19,6 +19,7 @@ from networks import (
 )
 
 import lim_jax as lim
+from lim_jax import channels, kernel, tangent
 
 LENGTH, WIDTH, BATCH = 6, 4, 2
 GRID = lim.midpoint_grid(LENGTH)
@@ -59,11 +60,24 @@ def adjoint_of_parameters(params):
     return jnp.sum(covectors[0] * X[1]) + jnp.sum(covectors[1] ** 2)
 
 
+def ledger_of_parameters(params):
+    """Channels, the cone by head, and the joint cone, in one number."""
+    flow, readout = params
+    found = channels.channels(
+        flow, lambda state: lim.cross_entropy(readout(state, GRID), Y[0], GRID), X[0], GRID
+    )
+    sites = tangent.attention_sites(flow, found.states, found.covectors, GRID)
+    heads = channels.cone_by_head(sites, GRID)
+    joint = kernel.joint_cone(jax.tree.map(lambda leaf: leaf[None], sites), GRID)
+    return jnp.sum(found.local**2) + jnp.sum(heads[:, 0] ** 2) + joint.energy @ PROFILE
+
+
 QUANTITIES = {
     "loss": loss_of_parameters,
     "density": density_of_parameters,
     "index": index_of_parameters,
     "adjoint": adjoint_of_parameters,
+    "ledger": ledger_of_parameters,
 }
 CASES = [
     pytest.param("loss", lim.euler, id="loss-euler"),
@@ -72,6 +86,7 @@ CASES = [
     pytest.param("density", lim.split, id="density-split", marks=pytest.mark.slow),
     pytest.param("index", lim.euler, id="index-euler", marks=pytest.mark.slow),
     pytest.param("adjoint", lim.split, id="adjoint-split", marks=pytest.mark.slow),
+    pytest.param("ledger", lim.split, id="ledger-split", marks=pytest.mark.slow),
 ]
 
 
