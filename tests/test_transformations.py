@@ -61,15 +61,14 @@ def adjoint_of_parameters(params):
 
 
 def ledger_of_parameters(params):
-    """Channels, the cone by head, and the joint cone, in one number."""
+    """The local channel and the joint cone, in one number."""
     flow, readout = params
     found = channels.channels(
         flow, lambda state: lim.cross_entropy(readout(state, GRID), Y[0], GRID), X[0], GRID
     )
     sites = tangent.attention_sites(flow, found.states, found.covectors, GRID)
-    heads = channels.cone_by_head(sites, GRID)
     joint = kernel.joint_cone(jax.tree.map(lambda leaf: leaf[None], sites), GRID)
-    return jnp.sum(found.local**2) + jnp.sum(heads[:, 0] ** 2) + joint.energy @ PROFILE
+    return jnp.sum(found.local**2) + joint.energy @ PROFILE
 
 
 QUANTITIES = {
