@@ -208,7 +208,7 @@ def adjoint_energies(
     >>> adjoint_energies(loss, 1.0, (jnp.zeros((1, 2, 1)), None), token_grid(2)).tolist()
     [[1.0, 9.0]]
     """
-    _require_batch(loss, params, batch, grid)
+    require_batch(loss, params, batch, grid)
     x, y = batch
     gradients = jax.vmap(jax.grad(loss, argnums=1), in_axes=(None, 0, 0))(params, x, y)
     energies = jnp.sum((gradients / grid.weights[None, :, None]) ** 2, axis=2)
@@ -340,7 +340,8 @@ def _influence(loss: Loss, params: PyTree, batch: Batch, regions: Regions) -> In
     )
 
 
-def _require_batch(loss: Loss, params: PyTree, batch: Batch, grid: Grid) -> None:
+def require_batch(loss: Loss, params: PyTree, batch: Batch, grid: Grid) -> None:
+    """Refuse batches that do not fit the grid, and losses that are not scalars."""
     x, y = batch
     require_floating(x, "batch", cure="Embed integer tokens first: influence is a gradient in x.")
     require(

@@ -1,17 +1,36 @@
-r"""Penalties on positional profiles: plain functions to differentiate.
+r"""Penalties on positional profiles, and how to differentiate them through a model.
 
-All are densities' integrals over position: they converge as the grid is refined.
+All are densities' integrals over position: they converge as the grid is refined. A function of
+input adjoints, differentiated in the parameters, is a mixed derivative. With :math:`c` the
+derivative of a functional F in the adjoints,
+
+.. math:: D_\vartheta F(P_0)[\eta] = \langle c, D_\vartheta P_0[\eta]\rangle
+          = D_\vartheta\bigl(D_x \mathrm{loss}\cdot c\bigr)[\eta], \qquad c\ \text{held fixed},
+
+so one forward derivative of the loss along c, differentiated once in reverse, gives what a
+gradient of a gradient gives. `functional_of_adjoints` has that rule, in a form that forward mode
+and further derivatives pass through, so that `jax.grad` of an objective takes it by itself.
 """
 
-from jaxtyping import Array, Float
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PyTree
 
 from lim_jax.grid import Grid, integral
+from lim_jax.influence import Batch, Loss, require_batch
 
 Scalar = Float[Array, ""]
 Profile = Float[Array, " length"]
+Losses = Float[Array, " examples"]
+Adjoints = Float[Array, "examples length width"]
+Functional = Callable[[Losses, Adjoints, Any], Scalar]
 
 
-def influence_discrepancy(density: Profile, target: Profile | float, grid: Grid) -> Scalar:
+def influence_discrepancy(density: Profile, target: Profile | Scalar | float, grid: Grid) -> Scalar:
     r""":math:`\Phi_\nu = \frac12\sum_i \Delta p_i\,(m_i - \nu_i)^2`.
 
     `eq:influence-discrepancy-functional`; the penalty of `eq:discrete-target-influence-penalty`
@@ -42,3 +61,178 @@ def trace_penalty(traces: Profile, grid: Grid) -> Scalar:
     1.0
     """
     return integral((traces - integral(traces, grid)) ** 2, grid)
+
+
+def functional_of_adjoints(
+    functional: Functional, loss: Loss, params: PyTree, batch: Batch, grid: Grid, options: PyTree
+) -> Scalar:
+    r"""A function of a batch's losses and input adjoints, to differentiate in the parameters.
+
+    Its value is ``functional(losses, adjoints, options)``. All derivatives are exact: in the
+    parameters, the batch and the options, forward, reverse, and nested. The first, in the
+    parameters, is the mixed derivative above, together with that of the losses themselves.
+
+    Parameters
+    ----------
+    functional
+        A pure function. What it needs and is traced or differentiated comes through `options`: it
+        may close over numbers known before tracing only.
+    loss
+        ``loss(params, x, y)`` of one example, a pure function that closes over no tracers.
+    params, batch, grid
+        As in `influence`.
+    options
+        A pytree.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> loss = lambda weight, x, y: weight**2 * x.sum()  # P_0 = weight^2 / (1/2)
+    >>> energy = lambda losses, adjoints, options: (adjoints**2).mean()
+    >>> batch, grid = (jnp.ones((1, 2, 1)), None), token_grid(2)
+    >>> jax.grad(lambda w: functional_of_adjoints(energy, loss, w, batch, grid, None))(1.0).item()
+    16.0
+    """
+    require_batch(loss, params, batch, grid)
+    return _functional(params, batch, options, functional=functional, loss=loss, grid=grid)
+
+
+@eqx.filter_custom_jvp
+def _functional(params, batch, options, *, functional, loss, grid):
+    return functional(*_losses_and_adjoints(loss, params, batch, grid), options)
+
+
+@_functional.def_jvp
+def _functional_jvp(primals, tangents, *, functional, loss, grid):
+    params, batch, options = primals
+    losses, adjoints = _losses_and_adjoints(loss, params, batch, grid)
+    value, (a, c) = jax.value_and_grad(functional, argnums=(0, 1))(losses, adjoints, options)
+
+    def along(params, batch, options):
+        x, y = batch
+
+        def batch_losses(x):
+            return jax.vmap(loss, in_axes=(None, 0, 0))(params, x, y)
+
+        # <c, P_0> = D_x loss[c / weights]: the adjoints are densities.
+        direction = (c / grid.weights[None, :, None]).astype(x.dtype)
+        again, slopes = jax.jvp(batch_losses, (x,), (direction,))
+        return a @ again + slopes.sum() + functional(losses, adjoints, options)
+
+    _, tangent = eqx.filter_jvp(along, primals, tangents)
+    return value, tangent
+
+
+def _losses_and_adjoints(
+    loss: Loss, params: PyTree, batch: Batch, grid: Grid
+) -> tuple[Losses, Adjoints]:
+    x, y = batch
+    losses, gradients = jax.vmap(jax.value_and_grad(loss, argnums=1), in_axes=(None, 0, 0))(
+        params, x, y
+    )
+    return losses, gradients / grid.weights[None, :, None]
+
+
+def balanced_density(
+    adjoints: Adjoints, grid: Grid, *, epsilon: Scalar | float, total: Scalar | None = None
+) -> Profile:
+    r"""Algorithm 1's estimate :math:`\hat m = \hat I/(\hat Z + \epsilon_{inf})` from a batch.
+
+    A given `total` replaces :math:`\hat Z`: a moving average, or the estimate of another batch,
+    lessens the bias of the ratio.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> adjoints = jnp.array([[[1.0], [3.0]]])
+    >>> balanced_density(adjoints, token_grid(2), epsilon=0.0).round(3).tolist()
+    [0.2, 1.8]
+    """
+    energy = (adjoints**2).sum(axis=2).mean(axis=0)
+    return energy / ((integral(energy, grid) if total is None else total) + epsilon)
+
+
+def influence_penalty(
+    loss: Loss,
+    params: PyTree,
+    batch: Batch,
+    grid: Grid,
+    *,
+    target: Profile | Scalar | float = 1.0,
+    epsilon: float = 1e-8,
+    total: Scalar | None = None,
+) -> Scalar:
+    r"""The discrepancy :math:`\Phi_\nu` of a batch's influence from a target density.
+
+    Parameters
+    ----------
+    loss, params, batch, grid
+        As in `influence`.
+    target
+        :math:`\nu`, of integral one; 1 is uniform.
+    epsilon
+        :math:`\epsilon_{inf}`, against a vanishing total; 0 for
+        `eq:influence-discrepancy-functional` itself.
+    total
+        As in `balanced_density`.
+    """
+    return _balance(loss, params, batch, grid, (0.0, 1.0, target, epsilon, total))
+
+
+def balanced_objective(
+    loss: Loss,
+    params: PyTree,
+    batch: Batch,
+    grid: Grid,
+    *,
+    strength: Scalar | float,
+    target: Profile | Scalar | float = 1.0,
+    epsilon: float = 1e-8,
+    total: Scalar | None = None,
+) -> Scalar:
+    r"""Algorithm 1's objective, the risk and :math:`\beta` times the influence's discrepancy.
+
+    .. math:: \hat R_{bal} = \frac1{|\mathcal B|}\sum_b \mathrm{loss}_b
+              + \frac\beta2\sum_i \Delta p_i\,(\hat m_i - \nu_i)^2
+
+    (`eq:discrete-target-influence-penalty`; with a fine grid and `epsilon` 0
+    `eq:gd-target-penalty`). `jax.value_and_grad` of it in the parameters costs some three task
+    gradients. A strength that changes with the step is any optax schedule.
+
+    Parameters
+    ----------
+    loss, params, batch, grid, target, epsilon, total
+        As in `influence_penalty`.
+    strength
+        :math:`\beta`.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> loss = lambda weight, x, y: jnp.vdot(weight, x[:, 0])
+    >>> batch, weight = (jnp.ones((1, 2, 1)), None), jnp.array([1.0, 2.0])
+    >>> objective = lambda w: balanced_objective(loss, w, batch, token_grid(2), strength=1.0)
+    >>> bool(jnp.allclose(objective(weight), 3 + 0.36 / 2))  # m = (0.4, 1.6)
+    True
+    """
+    return _balance(loss, params, batch, grid, (1.0, strength, target, epsilon, total))
+
+
+def _balance(
+    loss: Loss, params: PyTree, batch: Batch, grid: Grid, options: tuple[Any, ...]
+) -> Scalar:
+    dtype = batch[0].dtype
+    options = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), options)
+    functional = _Balance(grid)
+    return functional_of_adjoints(functional, loss, params, batch, grid, options)
+
+
+class _Balance(eqx.Module):
+    """Share of the risk, strength of the discrepancy, target, epsilon and total to their sum."""
+
+    grid: Grid
+
+    def __call__(self, losses: Losses, adjoints: Adjoints, options: Any) -> Scalar:
+        share, strength, target, epsilon, total = options
+        density = balanced_density(adjoints, self.grid, epsilon=epsilon, total=total)
+        return share * losses.mean() + strength * influence_discrepancy(density, target, self.grid)

@@ -22,6 +22,7 @@ ORDER = (
     "probes",
     "kernel",
     "gramian",
+    "training",
     "gradient_flow",
     "penalties",
     "criteria",

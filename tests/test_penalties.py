@@ -1,0 +1,235 @@
+"""Penalties on influence: the mixed derivative is the gradient of the gradient, on any model."""
+
+from collections.abc import Callable
+from typing import Any
+
+import diffrax
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from networks import (
+    VOCABULARY,
+    central_difference,
+    random_flow,
+    random_labels,
+    random_states,
+    randomised,
+)
+
+import lim_jax as lim
+from lim_jax.flow import LayerwiseControl
+from lim_jax.penalties import (
+    balanced_density,
+    balanced_objective,
+    functional_of_adjoints,
+    influence_discrepancy,
+    influence_penalty,
+)
+
+LENGTH, WIDTH, BATCH = 6, 4, 3
+GRID = lim.midpoint_grid(LENGTH)
+X = random_states(2, BATCH, LENGTH, WIDTH)
+Y = random_labels(3, BATCH, LENGTH, VOCABULARY)
+READOUT = lim.BandReadout(random_states(4, WIDTH, VOCABULARY), 0.4)
+
+
+def network(step):
+    return random_flow(1, depth=2, width=WIDTH, step=step)
+
+
+def continuous():
+    return lim.ContinuousFlow(
+        LayerwiseControl(network(lim.euler).layers),
+        solver=diffrax.Heun(),
+        stepsize_controller=diffrax.ConstantStepSize(),
+        adjoint=diffrax.DirectAdjoint(),
+        first_step=0.25,
+        max_steps=4,
+    )
+
+
+class Recurrent(eqx.Module):
+    """An Equinox model that knows nothing of us."""
+
+    cell: eqx.nn.GRUCell
+
+    def __call__(self, x, grid):
+        def step(state, token):
+            state = self.cell(token, state)
+            return state, state
+
+        return jax.lax.scan(step, jnp.zeros(WIDTH), x)[1]
+
+
+def recurrent():
+    return randomised(Recurrent(eqx.nn.GRUCell(WIDTH, WIDTH, key=jax.random.key(0))), 5)
+
+
+MODELS: dict[str, Callable[[], Any]] = {
+    "euler": lambda: network(lim.euler),
+    "split": lambda: network(lim.split),
+    "diffrax": continuous,
+    "equinox": recurrent,
+    "bare": lambda: random_states(5, WIDTH, WIDTH),
+}
+
+
+def example_loss(model: Any, x, y):
+    if not isinstance(model, jax.Array):
+        return lim.cross_entropy(READOUT(model(x, GRID), GRID), y, GRID)
+    return lim.cross_entropy(READOUT(jnp.tanh(jnp.cumsum(x, axis=0) @ model), GRID), y, GRID)
+
+
+def objective(params):
+    return balanced_objective(example_loss, params, (X, Y), GRID, strength=2.0, epsilon=0.0)
+
+
+def gradient_of_gradient(params):
+    """The same objective by differentiating the influence itself."""
+    density = lim.influence(example_loss, params, (X, Y), GRID).density
+    losses = jax.vmap(example_loss, in_axes=(None, 0, 0))(params, X, Y)
+    return losses.mean() + 2.0 * influence_discrepancy(density, 1.0, GRID)
+
+
+def dot(left, right):
+    leaves = jax.tree.leaves(jax.tree.map(jnp.vdot, left, right))
+    return sum(leaves, jnp.zeros(()))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_gradient_is_that_of_the_gradient(name):
+    arrays, static = eqx.partition(MODELS[name](), eqx.is_inexact_array)
+    direction = randomised(arrays, 7)
+
+    def of_arrays(function):
+        return lambda arrays: function(eqx.combine(arrays, static))
+
+    @jax.jit
+    def found(arrays):
+        value, gradient = jax.value_and_grad(of_arrays(objective))(arrays)
+        forward = jax.jvp(of_arrays(objective), (arrays,), (direction,))[1]
+        difference = central_difference(of_arrays(objective), arrays, direction)
+        return value, gradient, forward, difference
+
+    value, gradient, forward, difference = found(arrays)
+    expected = jax.jit(jax.value_and_grad(of_arrays(gradient_of_gradient)))(arrays)
+    np.testing.assert_allclose(value, expected[0], rtol=1e-13)
+    scale = np.sqrt(float(dot(expected[1], expected[1])))
+    assert scale > 1e-3
+    for ours, theirs in zip(jax.tree.leaves(gradient), jax.tree.leaves(expected[1]), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-12 * scale)
+    np.testing.assert_allclose(forward, dot(gradient, direction), rtol=1e-10)
+    np.testing.assert_allclose(dot(gradient, direction), difference, rtol=1e-7)
+
+
+def test_second_derivatives_pass_through_the_rule():
+    params = random_states(5, WIDTH, WIDTH)
+    first, second = random_states(6, WIDTH, WIDTH), random_states(7, WIDTH, WIDTH)
+
+    def slope(params):
+        return jnp.vdot(jax.grad(objective)(params), first)
+
+    forms = {
+        "grad of grad": jnp.vdot(jax.grad(slope)(params), second),
+        "jvp of grad": jnp.vdot(jax.jvp(jax.grad(objective), (params,), (second,))[1], first),
+        "jvp of jvp": jax.jvp(
+            lambda p: jax.jvp(objective, (p,), (first,))[1], (params,), (second,)
+        )[1],
+    }
+    expected = central_difference(slope, params, second)
+    for form, value in forms.items():
+        np.testing.assert_allclose(value, expected, rtol=1e-6, err_msg=form)
+
+
+def test_options_and_inputs_are_differentiated_too():
+    params = random_states(5, WIDTH, WIDTH)
+    target = 1 + 0.1 * jnp.sin(jnp.arange(1.0, LENGTH + 1))
+
+    def value(*arguments):
+        x, strength, target = arguments
+        return balanced_objective(
+            example_loss, params, (x, Y), GRID, strength=strength, target=target
+        )
+
+    at = X, jnp.array(1.5), target
+    for index, direction in ((0, random_states(8, *X.shape)), (1, jnp.array(1.0)), (2, target)):
+        gradient = jax.grad(value, argnums=index)(*at)
+
+        def moved(argument, index=index):
+            return value(*at[:index], argument, *at[index + 1 :])
+
+        expected = central_difference(moved, at[index], direction)
+        np.testing.assert_allclose(jnp.vdot(gradient, direction), expected, rtol=1e-7)
+
+
+def test_the_penalty_is_the_influences_discrepancy():
+    params = network(lim.euler)
+    found = influence_penalty(example_loss, params, (X, Y), GRID, target=0.5, epsilon=0.0)
+    density = np.asarray(lim.influence(example_loss, params, (X, Y), GRID).density)
+    expected = np.asarray(GRID.weights) @ (density - 0.5) ** 2 / 2
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+def test_a_stopped_gradient_is_zero():
+    params = network(lim.euler)
+
+    def stopped(params):
+        return influence_penalty(example_loss, jax.lax.stop_gradient(params), (X, Y), GRID)
+
+    def ours(params):
+        return influence_penalty(example_loss, params, (X, Y), GRID)
+
+    stopped, found = jax.grad(stopped)(params), jax.grad(ours)(params)
+    assert float(dot(stopped, stopped)) == 0 and float(dot(found, found)) > 1e-6
+
+
+def test_a_given_total_replaces_the_batchs():
+    adjoints = random_states(0, BATCH, LENGTH, WIDTH)
+    energy = np.asarray((adjoints**2).sum(axis=2).mean(axis=0))
+    found = balanced_density(adjoints, GRID, epsilon=0.5, total=jnp.array(1.5))
+    np.testing.assert_allclose(found, energy / 2.0, rtol=1e-13)
+    own = balanced_density(adjoints, GRID, epsilon=0.5)
+    total = np.asarray(GRID.weights) @ energy
+    np.testing.assert_allclose(own, energy / (total + 0.5), rtol=1e-13)
+
+
+def test_functionals_see_densities():
+    """P_0 = w^2 / weights for the loss w^2 sum(x): the gradient by hand."""
+
+    def loss(weight, x, y):
+        return weight**2 * x.sum()
+
+    def functional(losses, adjoints, options):
+        return losses.sum() + options * (adjoints**3).sum()
+
+    batch = jnp.ones((1, LENGTH, 1)), None
+
+    def value(weight):
+        return functional_of_adjoints(functional, loss, weight, batch, GRID, jnp.array(2.0))
+
+    cubes = float((1 / np.asarray(GRID.weights) ** 3).sum())
+    found, slope = jax.value_and_grad(value)(1.5)
+    np.testing.assert_allclose(found, 1.5**2 * LENGTH + 2 * 1.5**6 * cubes, rtol=1e-13)
+    np.testing.assert_allclose(slope, 2 * 1.5 * LENGTH + 12 * 1.5**5 * cubes, rtol=1e-13)
+
+
+@pytest.mark.slow
+def test_training_on_the_objective_balances_influence():
+    params: Any = network(lim.split)
+    optimiser = optax.adam(1e-2)
+
+    @eqx.filter_jit
+    def update(params, state):
+        gradient = jax.grad(objective)(params)
+        with jax.numpy_dtype_promotion("standard"):  # optax promotes
+            change, state = optimiser.update(gradient, state)
+        return eqx.apply_updates(params, change), state
+
+    before = influence_penalty(example_loss, params, (X, Y), GRID)
+    state = optimiser.init(params)
+    for _ in range(60):
+        params, state = update(params, state)
+    assert influence_penalty(example_loss, params, (X, Y), GRID) < before / 4
