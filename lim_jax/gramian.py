@@ -8,27 +8,32 @@ Euclidean quantities of the input tokens: no weights :math:`\Delta p` enter.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
+from lim_jax._checks import require
 from lim_jax.grid import Grid, integral
+from lim_jax.probes import Probes
 
 Scalar = Float[Array, ""]
+State = Float[Array, "length width"]
+Observations = Callable[[State], Float[Array, "depth observed"]]
 Gramians = Float[Array, "length width width"]
+Steps = float | Float[Array, " depth"]
+Mode = Literal["cheaper", "forward", "reverse"]
 
 
 def observability_gramians(
-    observations: Callable[[Float[Array, "length width"]], Float[Array, "depth observed"]],
-    x: Float[Array, "length width"],
-    step: float,
+    observations: Observations, x: State, step: Steps, mode: Mode = "cheaper"
 ) -> Gramians:
     r"""Compute the exact Gramian :math:`G_i` of every position.
 
-    `eq:finite-token-observability-gramian`, by reverse mode: one pull-back for each observed
-    number.
+    `eq:finite-token-observability-gramian`. Forward mode costs a Jacobian-vector product for each
+    number of the input, reverse mode a pull-back for each number observed
+    (`subsec:algorithm-complexity`).
 
     Parameters
     ----------
@@ -38,7 +43,15 @@ def observability_gramians(
     x
         The input at which the observations are linearised.
     step
-        :math:`\varepsilon`.
+        :math:`\varepsilon`, or one weight for each layer: zero for a layer that is left out,
+        :math:`\varepsilon/\pi_k` for one that is kept with probability :math:`\pi_k`.
+    mode
+        ``"forward"``, ``"reverse"``, or the one with fewer products.
+
+    Raises
+    ------
+    ValueError
+        Where the mode has another name.
 
     Examples
     --------
@@ -46,8 +59,95 @@ def observability_gramians(
     >>> observability_gramians(observations, jnp.ones((2, 1)), step=0.5).ravel().tolist()
     [4.5, 4.5]
     """
-    jacobian = jax.jacrev(observations)(x)
-    return step * jnp.einsum("koia,koib->iab", jacobian, jacobian)
+    require(
+        mode in ("cheaper", "forward", "reverse"),
+        "mode",
+        got=repr(mode),
+        expected='"cheaper", "forward" or "reverse"',
+        cure="See observability_gramians.",
+    )
+    observed = jax.eval_shape(observations, x)
+    forward = mode == "forward" or (mode == "cheaper" and x.size < observed.size)
+    jacobian = (jax.jacfwd if forward else jax.jacrev)(observations)(x)
+    return jnp.einsum("k,koia,koib->iab", _steps(step, observed), jacobian, jacobian)
+
+
+def probed_observability(
+    observations: Observations,
+    x: State,
+    step: Steps,
+    probes: Probes | Float[Array, "probes positions width"],
+    positions: Int[Array, " positions"] | None = None,
+) -> Float[Array, "probes positions"]:
+    r"""Sample the traces by forward probes, without any Gramian: Algorithm 3's estimates.
+
+    Row r holds :math:`\sum_k\varepsilon\,\|C_kJ_{k,i}\xi_r\|^2`, whose mean over probes is
+    :math:`\hat g_i` (`eq:discrete-observability-trace-estimator`); `probes.sample_mean` gives it
+    with its standard error. One Jacobian-vector product for each probe and position.
+
+    Parameters
+    ----------
+    observations, x, step
+        As in `observability_gramians`.
+    probes
+        From `probes`; of shape (probes, width) the same at every position, which lessens the noise
+        of differences, else one set for each position.
+    positions
+        The monitored positions, all by default.
+
+    Examples
+    --------
+    >>> observations = lambda x: 3 * x.reshape(1, -1)
+    >>> probed_observability(observations, jnp.ones((2, 1)), 0.5, jnp.array([[1.0]])).tolist()
+    [[4.5, 4.5]]
+    """
+    positions = jnp.arange(x.shape[0]) if positions is None else positions
+    if probes.ndim == 2:
+        probes = jnp.broadcast_to(probes[:, None], (len(probes), len(positions), x.shape[1]))
+    observed, push = jax.linearize(observations, x)
+    steps = _steps(step, observed)
+
+    def sample(position: Array, probe: Array) -> Scalar:
+        return steps @ (push(jnp.zeros_like(x).at[position].set(probe)) ** 2).sum(axis=1)
+
+    return jax.vmap(jax.vmap(sample), in_axes=(None, 0))(positions, probes)
+
+
+def layer_injected_traces(
+    push_backward: Callable[[Float[Array, "depth observed"]], State],
+    step: Steps,
+    injected: Float[Array, "draws depth observed"],
+) -> Float[Array, "draws length"]:
+    r"""Sample the traces of all positions at once, by one reverse sweep for each draw.
+
+    With independent isotropic :math:`z_k` at every layer, :math:`w = \sum_k\sqrt\varepsilon\,
+    J_k^*C_k^*z_k` has :math:`\mathbb E\,\|w_i\|^2 = \mathrm{tr}\,G_i` at every position i.
+
+    Parameters
+    ----------
+    push_backward
+        The transpose of the observations' derivative, from ``jax.vjp``.
+    step
+        As in `observability_gramians`.
+    injected
+        Independent isotropic entries.
+
+    Examples
+    --------
+    >>> _, transpose = jax.vjp(lambda x: 3 * x.reshape(1, -1), jnp.ones((2, 1)))
+    >>> layer_injected_traces(lambda z: transpose(z)[0], 0.5, jnp.ones((1, 1, 2))).round(6).tolist()
+    [[4.5, 4.5]]
+    """
+
+    def draw(entries: Float[Array, "depth observed"]) -> Float[Array, " length"]:
+        steps = _steps(step, entries)
+        return (push_backward(jnp.sqrt(steps)[:, None] * entries) ** 2).sum(axis=1)
+
+    return jax.vmap(draw)(injected)
+
+
+def _steps(step: Steps, observed: jax.ShapeDtypeStruct | Array) -> Float[Array, " depth"]:
+    return jnp.broadcast_to(jnp.asarray(step, observed.dtype), observed.shape[:1])
 
 
 def gramian_traces(gramians: Gramians) -> Float[Array, " length"]:
@@ -59,6 +159,24 @@ def gramian_traces(gramians: Gramians) -> Float[Array, " length"]:
     [3.0]
     """
     return jnp.trace(gramians, axis1=1, axis2=2)
+
+
+def complement_gramians(gramians: Gramians) -> Float[Array, "length less less"]:
+    r"""The Gramians on the complement of **1**, in an orthonormal basis of it.
+
+    Under layer normalisation with a selector of final tokens :math:`G_i\mathbf 1 = 0`, and only
+    these have condition numbers.
+
+    Examples
+    --------
+    >>> blind = jnp.array([[[1.0, -1.0], [-1.0, 1.0]]])  # sees differences only
+    >>> complement_gramians(blind).ravel().round(6).tolist()
+    [2.0]
+    """
+    width = gramians.shape[-1]
+    ones = jnp.ones((width, 1), gramians.dtype)
+    basis = jnp.linalg.qr(jnp.concatenate([ones, jnp.eye(width, width - 1)], axis=1))[0][:, 1:]
+    return jnp.einsum("ap,iab,bq->ipq", basis, gramians, basis)
 
 
 def condition_numbers(gramians: Gramians) -> Float[Array, " length"]:

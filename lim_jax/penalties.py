@@ -236,3 +236,51 @@ class _Balance(eqx.Module):
         share, strength, target, epsilon, total = options
         density = balanced_density(adjoints, self.grid, epsilon=epsilon, total=total)
         return share * losses.mean() + strength * influence_discrepancy(density, target, self.grid)
+
+
+def gramian_penalty(gramians: Float[Array, "length width width"], grid: Grid) -> Scalar:
+    r""":math:`\Omega_{obs} = \sum_i \Delta p_i\,\|G_i - \bar G\|_{HS}^2`.
+
+    `eq:gd-observability-penalty`. Unlike `trace_penalty` it sees directions.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> gramians = jnp.array([[[1.0, 0.0], [0.0, 0.0]], [[0.0, 0.0], [0.0, 1.0]]])
+    >>> float(gramian_penalty(gramians, token_grid(2)))
+    0.5
+    """
+    deviations = gramians - integral(gramians, grid)[None]
+    return integral((deviations**2).sum(axis=(1, 2)), grid)
+
+
+def crossfit_penalty(first: Profile, second: Profile, grid: Grid) -> Scalar:
+    r"""The unbiased :math:`\tilde\Omega_{obs}^{tr} = (\hat g^{(a)})^\top Q\,\hat g^{(b)}`.
+
+    `eq:algorithm3-crossfit-unbiased-penalty`, of two independent estimates of the traces. It may be
+    negative, and is never clipped: that would bias it.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> float(crossfit_penalty(jnp.array([1.0, 3.0]), jnp.array([3.0, 1.0]), token_grid(2)))
+    -1.0
+    """
+    return integral((first - integral(first, grid)) * (second - integral(second, grid)), grid)
+
+
+def sampled_trace_penalty(
+    traces: Float[Array, " positions"], weights: Float[Array, " positions"]
+) -> Scalar:
+    r"""The trace penalty over some positions, each weighted for all that it stands for.
+
+    With inclusion probabilities :math:`\pi_i` and weights :math:`\Delta p_i/\pi_i`, each sum of the
+    penalty is estimated without bias, and its mean is normalised by the weights' own sum.
+
+    Examples
+    --------
+    >>> float(sampled_trace_penalty(jnp.array([1.0, 3.0]), jnp.array([0.5, 0.5])))
+    1.0
+    """
+    mean = weights @ traces / weights.sum()
+    return weights @ (traces - mean) ** 2

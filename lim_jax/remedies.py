@@ -1,10 +1,18 @@
 """The paper's remedies, as steps that compose with optax and with any training stage."""
 
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+import lineax
+from jaxtyping import Array, Float, PyTree
 
-from lim_jax.grid import Grid, integral
+from lim_jax._checks import guarded
+from lim_jax.grid import Grid, Regions, integral, regional_averages
+from lim_jax.influence import indices
 
+Scalar = Float[Array, ""]
 Profile = Float[Array, " length"]
 
 
@@ -46,3 +54,134 @@ def reweight_positions(
     """
     raised = jnp.clip(weights * jnp.exp(rate * (target - density)), smallest, largest)
     return raised / integral(raised, grid)
+
+
+class Response(NamedTuple):
+    r"""How the next training stage's influence answers a change of the loss weights.
+
+    Attributes
+    ----------
+    lim
+        :math:`\mathcal L_\delta(w)`, LIM after the stage (`eq:influence-response-map`).
+    change
+        :math:`\nabla_w\mathcal L_\delta\cdot\Delta w`, its first-order change
+        (`eq:lim-outer-loop-first-order-change`).
+    alignment
+        The largest c of `eq:lim-response-alignment-condition`,
+        :math:`-\mathrm{change}/\|\Delta w\|^2`; the condition holds where it is positive.
+    """
+
+    lim: Scalar
+    change: Scalar
+    alignment: Scalar
+
+
+def response(
+    stage: Callable[[Profile], Profile], weights: Profile, change: Profile, regions: Regions
+) -> Response:
+    r"""Differentiate LIM through a training stage, along a change of its loss weights.
+
+    Neither a decrease of LIM nor alignment follows from Algorithm 2's update: this says whether
+    they are there.
+
+    Parameters
+    ----------
+    stage
+        From loss weights to the influence density after the next training stage: the response map
+        :math:`\mathcal M`, with the stage unrolled so that it is differentiated.
+    weights, change
+        w, and :math:`\Delta w`, for example from `reweight_positions`.
+    regions
+        Of LIM.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import boundary_regions, token_grid
+    >>> regions = boundary_regions(token_grid(4), 0.25)
+    >>> found = response(lambda w: w, jnp.array([2.0, 0.5, 0.5, 1.0]), jnp.eye(4)[1], regions)
+    >>> bool(found.change < 0), bool(found.alignment > 0)  # weight in the middle lessens LIM
+    (True, True)
+    """
+
+    def index(weights: Profile) -> Scalar:
+        return indices(regional_averages(stage(weights), regions)).lim
+
+    lim, slope = jax.jvp(index, (weights,), (change,))
+    size = change @ change
+    return Response(lim, slope, -slope / jnp.where(size > 0, size, 1))
+
+
+def importance_weights(deployed: Profile, trained: Profile, grid: Grid) -> Profile:
+    r"""Weights :math:`w = \tau/\pi` under which the weighted risk is the deployment risk.
+
+    `eq:positional-importance-weight`, where :math:`\int w\,\pi = 1`: both are densities of
+    position.
+
+    Raises
+    ------
+    EquinoxRuntimeError
+        Where positions are deployed that are never trained on.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> importance_weights(jnp.array([0.5, 1.5]), jnp.ones(2), token_grid(2)).tolist()
+    [0.5, 1.5]
+    """
+    deployed, trained = deployed / integral(deployed, grid), trained / integral(trained, grid)
+    missing = jnp.any((trained <= 0) & (deployed > 0))
+    deployed = guarded(
+        deployed,
+        missing,
+        "trained: expected a positive density wherever `deployed` is positive, got zero. "
+        "No weight makes up for positions that are never trained on.",
+    )
+    return jnp.where(trained > 0, deployed / jnp.where(trained > 0, trained, 1), 0)
+
+
+def parameter_shift(
+    risk: Callable[[PyTree], Scalar],
+    penalty: Callable[[PyTree], Scalar],
+    params: PyTree,
+    strength: Scalar | float,
+    tolerance: float = 1e-10,
+) -> PyTree:
+    r"""How a penalty moves the minimiser of a risk, to first order.
+
+    By :math:`-\beta H^{-1}\nabla\Phi` (`eq:influence-regularization-bias-expansion`), found by
+    conjugate gradients on Hessian-vector products. With half the strength of a trace penalty it is
+    `eq:algorithm3-objective-bias-expansion`.
+
+    Parameters
+    ----------
+    risk, penalty
+        R and :math:`\Phi`, functions of the parameters.
+    params
+        A minimiser of R with positive definite Hessian; a pytree of floating-point arrays.
+    strength
+        :math:`\beta`.
+    tolerance
+        Of the linear solve, relative.
+
+    Raises
+    ------
+    EquinoxRuntimeError
+        Where the solve does not converge.
+
+    Examples
+    --------
+    >>> risk, penalty = lambda p: 2 * p**2, lambda p: (p - 1) ** 2
+    >>> float(parameter_shift(risk, penalty, jnp.array(0.0), strength=0.1))  # 0.1 * 2 / 4
+    0.05
+    """
+
+    def hessian_product(direction: PyTree) -> PyTree:
+        return jax.jvp(jax.grad(risk), (params,), (direction,))[1]
+
+    slope = jax.grad(penalty)(params)
+    operator = lineax.FunctionLinearOperator(
+        hessian_product, jax.eval_shape(lambda: slope), lineax.positive_semidefinite_tag
+    )
+    solver = lineax.CG(rtol=tolerance, atol=tolerance)
+    solution = lineax.linear_solve(operator, slope, solver).value
+    return jax.tree.map(lambda leaf: -strength * leaf, solution)

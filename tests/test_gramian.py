@@ -1,12 +1,15 @@
 """Observability Gramians, their probes, and the penalty on their traces."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from networks import random_flow, random_states
+from networks import central_difference, random_flow, random_states
 
 import lim_jax as lim
+from lim_jax import gramian, penalties, probes
 from lim_jax.gramian import (
     condition_numbers,
     gaussian_probe_moments,
@@ -130,3 +133,96 @@ def test_reweighting_clips_and_then_renormalises():
     found = reweight_positions(weights, density, target, GRID, rate=0.5, smallest=0.15, largest=8.0)
     np.testing.assert_allclose(found, clipped / clipped.mean(), rtol=1e-13)
     np.testing.assert_allclose(found.mean(), 1.0, rtol=1e-13)
+
+
+def observed(flow, grid):
+    """The last two tokens of every layer but the last."""
+    return lambda x: flow.trajectory(x, grid).states[:-1, -2:].reshape(flow.depth, -1)
+
+
+def setting():
+    grid, flow = lim.token_grid(6), random_flow(1, depth=3, width=4, step=lim.split)
+    return observed(flow, grid), random_states(2, 6, 4), grid
+
+
+def test_forward_and_reverse_give_one_gramian():
+    observations, x, _ = setting()
+    forward = gramian.observability_gramians(observations, x, 0.5, "forward")
+    reverse = gramian.observability_gramians(observations, x, 0.5, "reverse")
+    np.testing.assert_allclose(forward, reverse, rtol=1e-10, atol=1e-12)
+    # By finite differences of the observations, position by position.
+    directions = jnp.eye(24).reshape(24, 6, 4)
+    slopes = jax.lax.map(lambda d: central_difference(observations, x, d), directions)
+    jacobian = np.asarray(slopes).reshape(6, 4, -1)
+    expected = 0.5 * np.einsum("iao,ibo->iab", jacobian, jacobian)
+    np.testing.assert_allclose(forward, expected, rtol=1e-6, atol=1e-8)
+    steps = jnp.array([0.5, 0.0, 1.0])
+    weighted = gramian.observability_gramians(observations, x, steps)
+    by_layer = jacobian.reshape(6, 4, 3, -1)
+    expected = np.einsum("k,iako,ibko->iab", steps, by_layer, by_layer)
+    np.testing.assert_allclose(weighted, expected, rtol=1e-6, atol=1e-8)
+
+
+def test_probes_estimate_traces_and_orthogonal_ones_give_them():
+    observations, x, _ = setting()
+    traces = gramian.gramian_traces(gramian.observability_gramians(observations, x, 0.5))
+    exact = probes.orthogonal_probes(4, 4, key=jax.random.key(0))
+    found = gramian.probed_observability(observations, x, 0.5, exact)
+    np.testing.assert_allclose(found.mean(axis=0), traces, rtol=1e-10)
+    some = jnp.array([4, 1])
+    own = jax.random.normal(jax.random.key(1), (4000, 2, 4))
+    sampled = probes.sample_mean(gramian.probed_observability(observations, x, 0.5, own, some))
+    assert bool((jnp.abs(sampled.value - traces[some]) < 4 * sampled.error).all())
+
+
+def test_noise_injected_at_every_layer_estimates_all_traces_at_once():
+    observations, x, _ = setting()
+    traces = gramian.gramian_traces(gramian.observability_gramians(observations, x, 0.5))
+    _, transpose = jax.vjp(observations, x)
+    noise = jax.random.normal(jax.random.key(2), (4000, 3, 8))
+    draws = gramian.layer_injected_traces(lambda z: transpose(z)[0], 0.5, noise)
+    found = probes.sample_mean(draws)
+    assert bool((jnp.abs(found.value - traces) < 4 * found.error).all())
+
+
+def test_the_crossfit_penalty_is_unbiased_and_the_squared_one_is_not():
+    """Over 10^4 draws of common Gaussian probes; the squared one's bias is (2/N) Omega_HS."""
+    observations, x, grid = setting()
+    gramians = gramian.observability_gramians(observations, x, 0.5)
+    exact = penalties.trace_penalty(gramian.gramian_traces(gramians), grid)
+    drawn = jax.random.normal(jax.random.key(3), (10_000, 2, 3, 4))
+    estimate = jax.vmap(jax.vmap(lambda some: gramian.probed_traces(gramians, some)))(drawn)
+    crossed = probes.sample_mean(
+        jax.vmap(lambda g: penalties.crossfit_penalty(g[0], g[1], grid))(estimate)
+    )
+    assert abs(crossed.value - exact) < 3 * crossed.error
+    squared = probes.sample_mean(jax.vmap(lambda g: penalties.trace_penalty(g[0], grid))(estimate))
+    bias = 2 / 3 * penalties.gramian_penalty(gramians, grid)
+    assert abs(squared.value - exact - bias) < 4 * squared.error
+    assert bias > 10 * squared.error
+
+
+def test_sampled_positions_stand_for_all_in_expectation():
+    """Weighted sums over all subsets of three positions, with their probabilities."""
+    traces, grid = jnp.array([1.0, 3.0, 2.0, 7.0, 5.0, 4.0]), lim.token_grid(6)
+    whole = penalties.sampled_trace_penalty(traces, grid.weights)
+    np.testing.assert_allclose(whole, penalties.trace_penalty(traces, grid), rtol=1e-12)
+    subsets = list(itertools.combinations(range(6), 3))
+    sums = [sum(float(grid.weights[i]) / 0.5 * float(traces[i]) for i in s) for s in subsets]
+    np.testing.assert_allclose(np.mean(sums), lim.integral(traces, grid), rtol=1e-12)
+
+
+def test_gramians_of_normalised_networks_are_blind_to_a_shift():
+    flow = random_flow(1, depth=3, width=4)
+    norm = lim.LayerNorm.init(4, 0.1)
+    grid = lim.token_grid(6)
+
+    def observations(x):
+        return jax.vmap(norm)(flow.trajectory(x, grid).states[:-1, -1])
+
+    gramians = gramian.observability_gramians(observations, random_states(2, 6, 4), 1.0)
+    np.testing.assert_allclose(gramians.sum(axis=2), 0, atol=1e-12)
+    left = gramian.complement_gramians(gramians)
+    spectrum = np.linalg.eigvalsh(np.asarray(gramians))
+    np.testing.assert_allclose(np.linalg.eigvalsh(np.asarray(left)), spectrum[:, 1:], atol=1e-12)
+    assert bool((gramian.condition_numbers(left) < 1e12).all())

@@ -1,0 +1,132 @@
+"""What the remedies do to a fitted parameter, and whether a stage answers as one hopes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from networks import central_difference, fitted_order, random_states
+
+import lim_jax as lim
+from lim_jax import paper, remedies
+from lim_jax.gramian import gramian_traces, observability_gramians
+from lim_jax.penalties import balanced_objective, influence_penalty, trace_penalty
+
+SIZE = 4
+GRID = lim.token_grid(SIZE)
+ROOT = random_states(0, SIZE, SIZE) / 2
+HESSIAN = jnp.eye(SIZE) + ROOT @ ROOT.T
+MINIMUM = jnp.array([0.3, -0.2, 0.1, 0.4])
+BATCH = jnp.zeros((1, SIZE, 1)), None
+
+
+def example_loss(params, x, y):
+    """A quadratic with a known minimiser at x = 0, whose input adjoint is exp(params)."""
+    gap = params - MINIMUM
+    return gap @ HESSIAN @ gap / 2 + jnp.exp(params) @ x[:, 0]
+
+
+def risk(params):
+    return example_loss(params, BATCH[0][0], None)
+
+
+def trace_of_gates(params):
+    """The trace penalty of a flow whose input gates are the parameters."""
+
+    def observations(x):
+        return jnp.cumsum(jnp.exp(params)[:, None] * x, axis=0).reshape(1, -1)
+
+    gramians = observability_gramians(observations, jnp.zeros((SIZE, 1)), 1.0)
+    return trace_penalty(gramian_traces(gramians), GRID) / 100
+
+
+def stationary(objective, start):
+    """Newton's method, to rounding."""
+    for _ in range(8):
+        slope, curvature = jax.grad(objective)(start), jax.hessian(objective)(start)
+        start = start - jnp.linalg.solve(curvature, slope)
+    return start
+
+
+PENALTIES = {
+    "algorithm 1": lambda p: influence_penalty(example_loss, p, BATCH, GRID),
+    "algorithm 3": lambda p: trace_of_gates(p) / 2,
+}
+
+
+@pytest.mark.parametrize("name", PENALTIES)
+def test_the_minimiser_moves_as_the_expansion_says_to_second_order(name):
+    penalty, strengths = PENALTIES[name], (0.02, 0.01, 0.005, 0.0025)
+    errors, moved = [], []
+    newton = jax.jit(lambda beta: stationary(lambda p: risk(p) + beta * penalty(p), MINIMUM))
+    for beta in strengths:
+        shift = newton(beta) - MINIMUM
+        predicted = remedies.parameter_shift(risk, penalty, MINIMUM, beta)
+        errors.append(float(jnp.linalg.norm(shift - predicted)))
+        moved.append(float(jnp.linalg.norm(shift)))
+    assert abs(fitted_order(1 / np.array(strengths), errors) - 2) < 0.15
+    assert abs(fitted_order(1 / np.array(strengths), moved) - 1) < 0.15
+    # The bound beta G / mu, with the largest slope on the way.
+    curvature = float(jnp.linalg.eigvalsh(HESSIAN)[0])
+    slopes = [jnp.linalg.norm(jax.grad(penalty)(newton(beta))) for beta in (*strengths, 0.0)]
+    assert moved[0] <= strengths[0] * float(max(slopes)) / curvature
+
+
+def test_the_balanced_objective_is_risk_and_penalty():
+    value = balanced_objective(example_loss, MINIMUM + 0.1, BATCH, GRID, strength=0.7)
+    expected = risk(MINIMUM + 0.1) + 0.7 * PENALTIES["algorithm 1"](MINIMUM + 0.1)
+    np.testing.assert_allclose(value, expected, rtol=1e-13)
+
+
+def test_the_response_is_the_slope_of_lim():
+    regions = lim.boundary_regions(GRID, 0.25)
+    mixing = jnp.exp(random_states(1, SIZE, SIZE) / 3)
+
+    def stage(weights):
+        energy = (mixing @ weights) ** 2
+        return energy / lim.integral(energy, GRID)
+
+    weights, change = jnp.array([1.5, 0.5, 1.2, 0.8]), jnp.array([0.1, -0.2, 0.05, 0.05])
+    found = remedies.response(stage, weights, change, regions)
+
+    def index(weights):
+        return lim.indices(lim.regional_averages(stage(weights), regions)).lim
+
+    np.testing.assert_allclose(found.lim, index(weights), rtol=1e-13)
+    np.testing.assert_allclose(found.change, central_difference(index, weights, change), rtol=1e-7)
+    np.testing.assert_allclose(found.alignment, -found.change / float(change @ change), rtol=1e-12)
+
+
+def test_alignment_agrees_with_what_section_4s_run_does():
+    """At every update of 160 the predicted and the measured change of LIM have one sign."""
+    regions = lim.boundary_regions(paper.GRID, paper.DELTA)
+
+    def stage(weights):
+        return paper.gate_influence(jnp.zeros(paper.LENGTH), weights).density
+
+    @jax.jit
+    def update(weights):
+        options = dict(rate=0.5, smallest=0.15, largest=8.0)
+        after = remedies.reweight_positions(weights, stage(weights), 1.0, paper.GRID, **options)
+        found = remedies.response(stage, weights, after - weights, regions)
+        now = remedies.response(stage, after, after - weights, regions).lim
+        return after, found, now - found.lim
+
+    weights = jnp.ones(paper.LENGTH)
+    signs = []
+    for _ in range(160):
+        weights, found, measured = update(weights)
+        signs.append((float(found.change), float(measured)))
+    moving = [(a, b) for a, b in signs if abs(b) > 1e-10]
+    assert len(moving) > 20
+    assert all((a > 0) == (b > 0) for a, b in moving)
+
+
+def test_importance_weights_turn_the_training_risk_into_the_deployed_one():
+    errors = jnp.array([1.0, 2.0, 3.0, 4.0])
+    trained, deployed = jnp.array([2.0, 1.0, 0.5, 0.5]), jnp.array([0.0, 1.0, 1.0, 2.0])
+    weights = remedies.importance_weights(deployed, trained, GRID)
+    np.testing.assert_allclose(
+        lim.integral(weights * trained * errors, GRID), lim.integral(deployed * errors, GRID)
+    )
+    with pytest.raises(RuntimeError, match="never trained on"):
+        remedies.importance_weights(jnp.ones(4), jnp.array([0.0, 2.0, 1.0, 1.0]), GRID)
