@@ -298,6 +298,35 @@ def autoregressive_cross_entropy(
     return _weighted_cross_entropy(logits, targets, query_weights)
 
 
+def positionwise_cross_entropy(logits: Logits, labels: Labels) -> Float[Array, " length"]:
+    r"""The loss of every position by itself; its mean over data is :math:`r_\vartheta(p)`.
+
+    `eq:positionwise-risk-density`: the risk is its integral, a weighted risk that of w times it
+    (`eq:weighted-risk-change-of-measure`).
+
+    Raises
+    ------
+    ValueError
+        Where the shapes differ.
+
+    Examples
+    --------
+    >>> labels = jnp.array([[1.0, 0.0], [0.0, 1.0]])
+    >>> positionwise_cross_entropy(jnp.zeros((2, 2)), labels).round(4).tolist()
+    [0.6931, 0.6931]
+    """
+    require(
+        logits.ndim == 2 and logits.shape == labels.shape,
+        "labels",
+        got=f"shape {labels.shape} with logits of shape {logits.shape}",
+        expected="logits and labels of one shape (length, vocabulary)",
+        cure="Turn class numbers into rows with jax.nn.one_hot(labels, vocabulary).",
+    )
+    require_floating(labels, "labels", cure="Use jax.nn.one_hot, or cast to the logits' dtype.")
+    # The safe form takes a masked class (logit -inf, label 0) as 0 rather than NaN.
+    return optax.losses.safe_softmax_cross_entropy(logits, labels)
+
+
 def logit_residual(logits: Logits, labels: Labels) -> Logits:
     r"""The cross-entropy's derivative in each token's logits, before weights.
 
@@ -316,14 +345,7 @@ def logit_residual(logits: Logits, labels: Labels) -> Logits:
 def _weighted_cross_entropy(
     logits: Logits, labels: Labels, weights: Float[Array, " length"]
 ) -> Scalar:
-    require(
-        logits.ndim == 2 and logits.shape == labels.shape,
-        "labels",
-        got=f"shape {labels.shape} with logits of shape {logits.shape}",
-        expected="logits and labels of one shape (length, vocabulary)",
-        cure="Turn class numbers into rows with jax.nn.one_hot(labels, vocabulary).",
-    )
-    require_floating(labels, "labels", cure="Use jax.nn.one_hot, or cast to the logits' dtype.")
+    losses = positionwise_cross_entropy(logits, labels)
     require(
         weights.shape == logits.shape[:1],
         "weights",
@@ -331,8 +353,7 @@ def _weighted_cross_entropy(
         expected=f"{logits.shape[:1]}, one for each position",
         cure="Logits and weights must be on the same positions.",
     )
-    # The safe form takes a masked class (logit -inf, label 0) as 0 rather than NaN.
-    return weights @ optax.losses.safe_softmax_cross_entropy(logits, labels)
+    return weights @ losses
 
 
 def _require_states(x: States, grid: Grid, width: int | None = None) -> None:

@@ -218,6 +218,99 @@ def balanced_objective(
     return _balance(loss, params, batch, grid, (1.0, strength, target, epsilon, total))
 
 
+def constrained_objective(
+    loss: Loss,
+    params: PyTree,
+    batch: Batch,
+    grid: Grid,
+    *,
+    limit: Scalar | float,
+    multiplier: Scalar | float,
+    stiffness: Scalar | float,
+    target: Profile | Scalar | float = 1.0,
+    epsilon: float = 1e-8,
+) -> Scalar:
+    r"""The risk under the constraint :math:`\Phi_\nu \le \tau`, as an augmented Lagrangian.
+
+    .. math:: R + \frac1{2\rho}\bigl(\max(0, \lambda + \rho(\Phi_\nu - \tau))^2
+              - \lambda^2\bigr)
+
+    Minimise it, take `raised_multiplier`, and repeat: the constraint holds in the limit at finite
+    stiffness, and costs nothing where it is slack.
+
+    Parameters
+    ----------
+    loss, params, batch, grid, target, epsilon
+        As in `influence_penalty`.
+    limit
+        :math:`\tau`.
+    multiplier, stiffness
+        :math:`\lambda \ge 0` and :math:`\rho > 0`.
+    """
+    options = (limit, multiplier, stiffness, target, epsilon)
+    options = jax.tree.map(lambda leaf: jnp.asarray(leaf, batch[0].dtype), options)
+    return functional_of_adjoints(_Constraint(grid), loss, params, batch, grid, options)
+
+
+def raised_multiplier(
+    multiplier: Scalar | float,
+    penalty: Scalar | float,
+    *,
+    limit: Scalar | float,
+    stiffness: Scalar | float,
+) -> Scalar:
+    r"""The next multiplier, :math:`\max(0, \lambda + \rho(\Phi_\nu - \tau))`.
+
+    Examples
+    --------
+    >>> float(raised_multiplier(1.0, 0.5, limit=0.25, stiffness=4.0))
+    2.0
+    """
+    return jnp.maximum(0.0, multiplier + stiffness * (penalty - limit))
+
+
+class _Constraint(eqx.Module):
+    """Limit, multiplier, stiffness, target and epsilon to the augmented Lagrangian."""
+
+    grid: Grid
+
+    def __call__(self, losses: Losses, adjoints: Adjoints, options: Any) -> Scalar:
+        limit, multiplier, stiffness, target, epsilon = options
+        density = balanced_density(adjoints, self.grid, epsilon=epsilon)
+        penalty = influence_discrepancy(density, target, self.grid)
+        raised = raised_multiplier(multiplier, penalty, limit=limit, stiffness=stiffness)
+        return losses.mean() + (raised**2 - multiplier**2) / (2 * stiffness)
+
+
+def ratio_bias(energies: Float[Array, "examples length"], grid: Grid) -> Profile:
+    r"""Estimate the bias of a batch's density, a ratio of means, by the jackknife.
+
+    :math:`(B-1)(\bar m_{(\cdot)} - \hat m)` over the leave-one-out densities: what a batch of B
+    examples is off by on average, to first order in 1/B.
+
+    Parameters
+    ----------
+    energies
+        From `influence.adjoint_energies`; at least two examples.
+    grid
+        Their positions.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> same = jnp.array([[1.0, 3.0], [1.0, 3.0]])
+    >>> ratio_bias(same, token_grid(2)).tolist()
+    [0.0, 0.0]
+    """
+    count, total = energies.shape[0], energies.sum(axis=0)
+
+    def density(energy: Profile) -> Profile:
+        return energy / integral(energy, grid)
+
+    left_out = jax.vmap(lambda energy: density(total - energy))(energies)
+    return (count - 1) * (left_out.mean(axis=0) - density(total))
+
+
 def _balance(
     loss: Loss, params: PyTree, batch: Batch, grid: Grid, options: tuple[Any, ...]
 ) -> Scalar:

@@ -1,6 +1,7 @@
 """The paper's remedies, as steps that compose with optax and with any training stage."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -11,6 +12,7 @@ from jaxtyping import Array, Float, PyTree
 from lim_jax._checks import guarded
 from lim_jax.grid import Grid, Regions, integral, regional_averages
 from lim_jax.influence import indices
+from lim_jax.training import Progress, resumable
 
 Scalar = Float[Array, ""]
 Profile = Float[Array, " length"]
@@ -54,6 +56,73 @@ def reweight_positions(
     """
     raised = jnp.clip(weights * jnp.exp(rate * (target - density)), smallest, largest)
     return raised / integral(raised, grid)
+
+
+def reweighting_run(
+    stage: Callable[[PyTree, Profile, int], tuple[PyTree, Profile, PyTree]],
+    state: PyTree,
+    grid: Grid,
+    updates: int,
+    *,
+    target: Profile | float = 1.0,
+    rate: float,
+    smallest: float,
+    largest: float,
+    checkpoint: Path | None = None,
+    progress: Progress = iter,
+) -> tuple[PyTree, Profile, PyTree]:
+    r"""Algorithm 2: measure, reweight, train, and again, over any training stage.
+
+    A heuristic: no decrease of LIM follows from it (`response` says whether one is to be
+    expected), so have each stage record the unweighted risk beside the weighted one.
+
+    Parameters
+    ----------
+    stage
+        ``stage(state, weights, index) -> (state, density, record)``: train for an epoch under the
+        loss weights, then measure the influence density. `loss.cross_entropy` of labels times
+        weights is the weighted loss (`eq:discrete-weighted-cross-entropy`).
+    state
+        Parameters, optimiser, and what else a stage needs.
+    grid
+        The positions.
+    updates
+        How many stages.
+    target, rate, smallest, largest
+        As in `reweight_positions`, which follows every stage.
+    checkpoint, progress
+        As in `training.resumable`.
+
+    Returns
+    -------
+    tuple
+        The last state, the weights after the last update, and the records of all stages.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> def stage(state, weights, index):  # influence that answers the weights
+    ...     density = jnp.array([1.5, 0.5]) * weights
+    ...     return state, density / density.mean(), density[0] - density[1]
+    >>> options = dict(rate=0.5, smallest=0.1, largest=8.0)
+    >>> _, weights, gaps = reweighting_run(stage, None, token_grid(2), 20, **options)
+    >>> float(gaps[0]), bool(abs(gaps[-1]) < 1e-3)
+    (1.0, True)
+    """
+
+    def step(carried: tuple[PyTree, Profile], index: int) -> tuple[tuple[PyTree, Profile], PyTree]:
+        state, weights = carried
+        state, density, record = stage(state, weights, index)
+        weights = reweight_positions(
+            weights, density, target, grid, rate=rate, smallest=smallest, largest=largest
+        )
+        return (state, weights), record
+
+    start = state, jnp.ones_like(grid.weights)
+    (state, weights), records = resumable(
+        step, start, updates, checkpoint=checkpoint, progress=progress
+    )
+    return state, weights, records
 
 
 class Response(NamedTuple):

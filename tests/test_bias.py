@@ -9,7 +9,15 @@ from networks import central_difference, fitted_order, random_states
 import lim_jax as lim
 from lim_jax import paper, remedies
 from lim_jax.gramian import gramian_traces, observability_gramians
-from lim_jax.penalties import balanced_objective, influence_penalty, trace_penalty
+from lim_jax.loss import positionwise_cross_entropy
+from lim_jax.penalties import (
+    balanced_objective,
+    constrained_objective,
+    influence_penalty,
+    raised_multiplier,
+    ratio_bias,
+    trace_penalty,
+)
 
 SIZE = 4
 GRID = lim.token_grid(SIZE)
@@ -130,3 +138,74 @@ def test_importance_weights_turn_the_training_risk_into_the_deployed_one():
     )
     with pytest.raises(RuntimeError, match="never trained on"):
         remedies.importance_weights(jnp.ones(4), jnp.array([0.0, 2.0, 1.0, 1.0]), GRID)
+
+
+def test_a_constraint_is_met_at_finite_stiffness():
+    """Minimise by Newton, raise the multiplier, repeat: the penalty ends at its limit."""
+    penalty = PENALTIES["algorithm 1"]
+    limit, stiffness = float(penalty(MINIMUM)) / 2, 20.0
+
+    @jax.jit
+    def solved(multiplier, start):
+        return stationary(
+            lambda p: constrained_objective(
+                example_loss, p, BATCH, GRID, limit=limit, multiplier=multiplier,
+                stiffness=stiffness,
+            ),
+            start,
+        )  # fmt: skip
+
+    params, multiplier = MINIMUM, jnp.array(0.0)
+    for _ in range(60):
+        params = solved(multiplier, params)
+        multiplier = raised_multiplier(
+            multiplier, penalty(params), limit=limit, stiffness=stiffness
+        )
+    np.testing.assert_allclose(penalty(params), limit, rtol=1e-6)
+    # Stationarity of the Lagrangian: grad R = -lambda grad Phi.
+    slopes = jax.grad(risk)(params), jax.grad(penalty)(params)
+    np.testing.assert_allclose(slopes[0], -float(multiplier) * slopes[1], atol=1e-6)
+    # A slack constraint costs nothing and leaves the minimiser.
+    slack = constrained_objective(
+        example_loss, MINIMUM, BATCH, GRID, limit=10.0, multiplier=0.0, stiffness=stiffness
+    )
+    np.testing.assert_allclose(slack, risk(MINIMUM), atol=1e-14)
+
+
+def test_the_jackknife_finds_the_bias_of_the_ratio():
+    """Energies with correlated totals: the mean over 200,000 batches of 8, against the estimate."""
+    generator = np.random.default_rng(0)
+    energies = generator.gamma(2.0, size=(200_000, 8, SIZE)) * np.array([1.0, 2.0, 3.0, 4.0])
+    densities = energies.mean(axis=1) / energies.mean(axis=(1, 2))[:, None]
+    true = densities.mean(axis=0) - np.array([1.0, 2.0, 3.0, 4.0]) / 2.5
+    found = jax.vmap(lambda e: ratio_bias(e, GRID))(jnp.asarray(energies))
+    error = np.asarray(found).std(axis=0) / np.sqrt(200_000)
+    spread = densities.std(axis=0) / np.sqrt(200_000)
+    assert np.abs(true).max() > 10 * spread.max()
+    gap = np.abs(np.asarray(found.mean(axis=0)) - true)
+    assert (gap < 4 * (error + spread) + 0.2 * np.abs(true)).all()
+
+
+def test_weighted_risks_are_integrals_of_the_positionwise_risk():
+    logits = random_states(0, SIZE, 3)
+    labels = jax.nn.softmax(random_states(1, SIZE, 3))
+    weights = jnp.array([0.5, 1.5, 1.0, 1.0])
+    losses = positionwise_cross_entropy(logits, labels)
+    expected = -np.sum(np.asarray(labels) * np.asarray(jax.nn.log_softmax(logits)), axis=1)
+    np.testing.assert_allclose(losses, expected, rtol=1e-12)
+    weighted = lim.cross_entropy(logits, weights[:, None] * labels, GRID)
+    np.testing.assert_allclose(weighted, lim.integral(weights * losses, GRID), rtol=1e-12)
+
+
+def test_the_reweighting_run_is_section_4s():
+    """The loop over a stage without training is the paper's Algorithm 2."""
+
+    def stage(state, weights, index):
+        density = paper.gate_influence(jnp.zeros(paper.LENGTH), weights).density
+        return state, density, paper.influence_imbalance(density)
+
+    options = dict(rate=0.5, smallest=0.15, largest=8.0)
+    _, weights, history = remedies.reweighting_run(jax.jit(stage), None, paper.GRID, 20, **options)
+    run = paper.algorithm2_run()
+    np.testing.assert_allclose(history, run.history[:20], rtol=1e-10)
+    np.testing.assert_allclose(lim.integral(weights, paper.GRID), 1.0, rtol=1e-12)
