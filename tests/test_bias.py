@@ -204,8 +204,9 @@ def test_the_reweighting_run_is_section_4s():
         density = paper.gate_influence(jnp.zeros(paper.LENGTH), weights).density
         return state, density, paper.influence_imbalance(density)
 
-    options = dict(rate=0.5, smallest=0.15, largest=8.0)
-    _, weights, history = remedies.reweighting_run(jax.jit(stage), None, paper.GRID, 20, **options)
+    _, weights, history = remedies.reweighting_run(
+        jax.jit(stage), None, paper.GRID, 20, rate=0.5, smallest=0.15, largest=8.0
+    )
     run = paper.algorithm2_run()
     np.testing.assert_allclose(history, run.history[:20], rtol=1e-10)
     np.testing.assert_allclose(lim.integral(weights, paper.GRID), 1.0, rtol=1e-12)

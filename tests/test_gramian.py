@@ -226,3 +226,26 @@ def test_gramians_of_normalised_networks_are_blind_to_a_shift():
     spectrum = np.linalg.eigvalsh(np.asarray(gramians))
     np.testing.assert_allclose(np.linalg.eigvalsh(np.asarray(left)), spectrum[:, 1:], atol=1e-12)
     assert bool((gramian.condition_numbers(left) < 1e12).all())
+
+
+def test_the_cheaper_mode_is_taken():
+    """One map knows its transpose only, the other cannot be transposed."""
+
+    @jax.custom_vjp
+    def reverse_only(x):
+        return x
+
+    reverse_only.defvjp(lambda x: (x, None), lambda _, g: (g,))
+
+    def forward_only(x):
+        return jax.lax.while_loop(lambda c: c[0] < 2, lambda c: (c[0] + 1, c[1] * 2), (0, x))[1]
+
+    x = random_states(0, 3, 2)
+    few = gramian.observability_gramians(lambda x: reverse_only(x)[:1], x, 1.0)
+    np.testing.assert_allclose(gramian.gramian_traces(few), [2, 0, 0])
+    many = gramian.observability_gramians(
+        lambda x: jnp.stack([forward_only(x).ravel()] * 2), x, 1.0
+    )
+    np.testing.assert_allclose(gramian.gramian_traces(many), [64, 64, 64])
+    with pytest.raises(TypeError, match="custom_vjp"):
+        gramian.observability_gramians(reverse_only, x, 1.0, "forward")

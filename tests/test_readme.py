@@ -13,12 +13,13 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 def test_the_examples_are_short_and_run(tmp_path, monkeypatch, capsys):
     examples = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
-    assert len(examples) == 2 and all(len(example.splitlines()) <= 12 for example in examples)
+    assert len(examples) == 3 and all(len(example.splitlines()) <= 15 for example in examples)
     monkeypatch.chdir(tmp_path)
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         exec(compile("\n".join(examples), "README.md", "exec"), {})
     assert (tmp_path / "influence.png").stat().st_size > 10_000
-    assert "thm:channel-energy-double-deficit" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "thm:channel-energy-double-deficit" in printed and "\n1.0 Indices(" in printed
 
 
 def test_the_commands_install_extras_that_exist():
