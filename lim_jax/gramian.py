@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from lim_jax._checks import require
+from lim_jax.flow import ResidualFlow
 from lim_jax.grid import Grid, integral
 from lim_jax.probes import Probes
 
@@ -70,6 +71,45 @@ def observability_gramians(
     forward = mode == "forward" or (mode == "cheaper" and x.size < observed.size)
     jacobian = (jax.jacfwd if forward else jax.jacrev)(observations)(x)
     return jnp.einsum("k,koia,koib->iab", _steps(step, observed), jacobian, jacobian)
+
+
+def observed_tokens(
+    flow: ResidualFlow,
+    grid: Grid,
+    positions: Int[Array, " queries"],
+    readout: Callable[[State, Grid], State] | None = None,
+) -> Observations:
+    r"""Observe some tokens of every layer but the last, raw or through a readout.
+
+    Differentiated, a readout H becomes the task-aligned :math:`C_k = DH(X_k)`. One position, the
+    last, is the final-query selector.
+
+    Parameters
+    ----------
+    flow, grid
+        The network and its positions.
+    positions
+        The tokens that are observed.
+    readout
+        ``readout(x, grid)``, or None for the states themselves.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> flow = ResidualFlow(jnp.zeros(3), step=lambda layer, x, grid, step: x)
+    >>> see_last = observed_tokens(flow, token_grid(2), jnp.array([1]))
+    >>> gramian_traces(observability_gramians(see_last, jnp.ones((2, 4)), 1 / 3)).tolist()
+    [0.0, 4.0]
+    """
+
+    def seen(state: State) -> Float[Array, "length features"]:
+        return state if readout is None else readout(state, grid)
+
+    def observations(x: State) -> Float[Array, "depth observed"]:
+        states = flow.trajectory(x, grid).states[:-1]
+        return jax.vmap(seen)(states)[:, positions].reshape(flow.depth, -1)
+
+    return observations
 
 
 def probed_observability(

@@ -20,8 +20,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
+from lim_jax.gramian import Steps, probed_observability
 from lim_jax.grid import Grid, integral
 from lim_jax.influence import Batch, Loss, require_batch
+from lim_jax.probes import Probes
 
 Scalar = Float[Array, ""]
 Profile = Float[Array, " length"]
@@ -377,3 +379,58 @@ def sampled_trace_penalty(
     """
     mean = weights @ traces / weights.sum()
     return weights @ (traces - mean) ** 2
+
+
+def observability_objective(
+    loss: Loss,
+    observations: Callable[[PyTree, Any], Float[Array, "depth observed"]],
+    params: PyTree,
+    batch: Batch,
+    grid: Grid,
+    probes: Probes,
+    *,
+    strength: Scalar | float,
+    step: Steps,
+    previous: Profile | None = None,
+    memory: Scalar | float = 0.0,
+) -> tuple[Scalar, Profile]:
+    r"""Algorithm 3's objective with its traces, for ``jax.value_and_grad(..., has_aux=True)``.
+
+    :math:`\mathcal L_{\mathcal B} + \frac{\lambda_{obs}}2\hat\Omega_{obs}^{tr}`
+    (`eq:observability-balanced-training-objective`), the traces averaged over probes and examples.
+    The penalty is biased upwards by the noise of the traces
+    (`eq:algorithm3-penalty-estimator-bias`); averaging over steps lessens it. Its gradient is
+    reverse mode through the probes' forward mode.
+
+    Parameters
+    ----------
+    loss, params, batch, grid
+        As in `influence`.
+    observations
+        ``observations(params, x)``, as in `gramian.observability_gramians`.
+    probes
+        From `probes`, drawn anew at each step; common to all positions.
+    strength
+        :math:`\lambda_{obs}`.
+    step
+        As in `gramian.observability_gramians`.
+    previous, memory
+        Traces of earlier steps, and their share in the average with this step's, for temporal
+        averaging. Only this step's share has a gradient.
+
+    Returns
+    -------
+    tuple
+        The objective, and the averaged traces :math:`\hat g`.
+    """
+    x, y = batch
+
+    def traces_of(example: Float[Array, "length width"]) -> Profile:
+        samples = probed_observability(lambda x: observations(params, x), example, step, probes)
+        return samples.mean(axis=0)
+
+    traces = jax.vmap(traces_of)(x).mean(axis=0)
+    if previous is not None:
+        traces = memory * jax.lax.stop_gradient(previous) + (1 - memory) * traces
+    risk = jax.vmap(loss, in_axes=(None, 0, 0))(params, x, y).mean()
+    return risk + strength / 2 * trace_penalty(traces, grid), traces

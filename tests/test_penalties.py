@@ -20,6 +20,7 @@ from networks import (
 )
 
 import lim_jax as lim
+from lim_jax import gramian
 from lim_jax.flow import LayerwiseControl
 from lim_jax.penalties import (
     balanced_density,
@@ -27,7 +28,10 @@ from lim_jax.penalties import (
     functional_of_adjoints,
     influence_discrepancy,
     influence_penalty,
+    observability_objective,
+    trace_penalty,
 )
+from lim_jax.probes import orthogonal_probes
 
 LENGTH, WIDTH, BATCH = 6, 4, 3
 GRID = lim.midpoint_grid(LENGTH)
@@ -233,3 +237,38 @@ def test_training_on_the_objective_balances_influence():
     for _ in range(60):
         params, state = update(params, state)
     assert influence_penalty(example_loss, params, (X, Y), GRID) < before / 4
+
+
+def test_algorithm_3_with_exact_probes_is_the_trace_penalty_of_the_gramians():
+    params, drawn = network(lim.euler), orthogonal_probes(WIDTH, WIDTH, key=jax.random.key(0))
+    seen = jnp.array([LENGTH - 1])
+
+    def observations(params, x):
+        return gramian.observed_tokens(params, GRID, seen, READOUT)(x)
+
+    def ours(params):
+        return observability_objective(
+            example_loss, observations, params, (X, Y), GRID, drawn, strength=0.3, step=0.5
+        )
+
+    def exact(params):
+        def traces(x):
+            found = gramian.observability_gramians(lambda x: observations(params, x), x, 0.5)
+            return gramian.gramian_traces(found)
+
+        mean = jax.vmap(traces)(X).mean(axis=0)
+        losses = jax.vmap(example_loss, in_axes=(None, 0, 0))(params, X, Y)
+        return losses.mean() + 0.15 * trace_penalty(mean, GRID), mean
+
+    (value, traces), gradient = jax.jit(jax.value_and_grad(ours, has_aux=True))(params)
+    (expected, mean), slope = jax.jit(jax.value_and_grad(exact, has_aux=True))(params)
+    np.testing.assert_allclose(value, expected, rtol=1e-11)
+    np.testing.assert_allclose(traces, mean, rtol=1e-10)
+    scale = np.sqrt(float(dot(slope, slope)))
+    for left, right in zip(jax.tree.leaves(gradient), jax.tree.leaves(slope), strict=True):
+        np.testing.assert_allclose(left, right, rtol=0, atol=1e-10 * scale)
+    _, averaged = observability_objective(
+        example_loss, observations, params, (X, Y), GRID, drawn, strength=0.3, step=0.5,
+        previous=jnp.ones(LENGTH), memory=0.25,
+    )  # fmt: skip
+    np.testing.assert_allclose(averaged, 0.25 + 0.75 * mean, rtol=1e-10)
