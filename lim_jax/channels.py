@@ -18,6 +18,7 @@ from jaxtyping import Array, Float
 from lim_jax.field import State
 from lim_jax.flow import ResidualFlow
 from lim_jax.grid import Grid, Regions, regional_averages
+from lim_jax.probes import sample_mean
 from lim_jax.tangent import AttentionSites, pull_back_heads, pull_back_stages
 
 Scalar = Float[Array, ""]
@@ -196,11 +197,7 @@ class RegionalChannels(NamedTuple):
     @property
     def standard_errors(self) -> Float[Array, "3 3"]:
         """Of `energies`; infinite with one example."""
-        examples = self.products.shape[0]
-        values = jnp.diagonal(self.products, axis1=2, axis2=3)
-        if examples == 1:
-            return jnp.full(values.shape[1:], jnp.inf, values.dtype)
-        return values.std(axis=0, ddof=1) / examples**0.5
+        return sample_mean(jnp.diagonal(self.products, axis1=2, axis2=3)).error
 
 
 def regional_channels(

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from lim_jax.grid import Grid, integral
-from lim_jax.influence import Batch, Loss, adjoint_energies
+from lim_jax.influence import Batch, Loss, adjoint_energies, losses_and_adjoints
 from lim_jax.probes import Estimate, sample_mean
 from lim_jax.training import Progress, resumable
 
@@ -158,11 +158,9 @@ def fourth_moments(
     >>> float(found.adjoint.value), float(found.sensitivity.value)
     (16.0, 1.0)
     """
-    x, y = batch
 
     def adjoints(params: PyTree) -> Float[Array, "examples length width"]:
-        gradients = jax.vmap(jax.grad(loss, argnums=1), in_axes=(None, 0, 0))(params, x, y)
-        return gradients / grid.weights[None, :, None]
+        return losses_and_adjoints(loss, params, batch, grid)[1]
 
     def moment(vectors: Float[Array, "examples length width"]) -> Estimate:
         return sample_mean((vectors**2).sum(axis=2) ** 2 @ grid.weights)

@@ -193,6 +193,17 @@ class Influence(eqx.Module):
         return jnp.where(freedom > 0, known, jnp.inf)
 
 
+def losses_and_adjoints(
+    loss: Loss, params: PyTree, batch: Batch, grid: Grid
+) -> tuple[Float[Array, " examples"], Float[Array, "examples length width"]]:
+    r"""Every example's loss and its input adjoint :math:`P_0`, a density: one gradient each."""
+    x, y = batch
+    losses, gradients = jax.vmap(jax.value_and_grad(loss, argnums=1), in_axes=(None, 0, 0))(
+        params, x, y
+    )
+    return losses, gradients / grid.weights[None, :, None]
+
+
 def adjoint_energies(
     loss: Loss, params: PyTree, batch: Batch, grid: Grid
 ) -> Float[Array, "examples length"]:
@@ -209,9 +220,8 @@ def adjoint_energies(
     [[1.0, 9.0]]
     """
     require_batch(loss, params, batch, grid)
-    x, y = batch
-    gradients = jax.vmap(jax.grad(loss, argnums=1), in_axes=(None, 0, 0))(params, x, y)
-    energies = jnp.sum((gradients / grid.weights[None, :, None]) ** 2, axis=2)
+    _, adjoints = losses_and_adjoints(loss, params, batch, grid)
+    energies = jnp.sum(adjoints**2, axis=2)
     # The checks guard the result: a gradient need not depend on x, and then a guarded x is unused.
     energies = guarded(
         energies,

@@ -38,8 +38,8 @@ def cone_mass(
 
     Streams over columns: no array larger than the attention matrices is formed. The operator norm
     is differentiated once; for second derivatives take the Frobenius norm, since those of
-    eigenvalues are not defined where eigenvalues meet. For the average
-    over depth and data, `jax.lax.map` it over `attention_sites` and `vmap` over examples.
+    eigenvalues are not defined where eigenvalues meet. For the average over depth and data,
+    `jax.lax.map` it over `attention_sites` and `vmap` over examples.
 
     Parameters
     ----------
@@ -138,9 +138,8 @@ def cone_energies(sites: AttentionSites, grid: Grid) -> Float[Array, "depth leng
     """
 
     def energy(site: AttentionSites) -> Float[Array, " length"]:
-        return (pull_back(site.attention, site.states, site.covectors, grid).kernel ** 2).sum(
-            axis=1
-        )
+        pulled = pull_back(site.attention, site.states, site.covectors, grid).kernel
+        return (pulled**2).sum(axis=1)
 
     return jax.lax.map(energy, sites)
 
@@ -157,15 +156,12 @@ class JointCone(NamedTuple):
         :math:`Q_{\rm cone}(q)`, the sum of :math:`\Gamma` (`eq:full-depth-cone-energy`).
     future
         The length of the future cone on the grid, 1 - q in the continuum.
-    horizon
-        T.
     """
 
     lowest: Float[Array, " length"]
     largest: Float[Array, " length"]
     energy: Float[Array, " length"]
     future: Float[Array, " length"]
-    horizon: Float[Array, ""]
 
 
 def joint_cone(sites: AttentionSites, grid: Grid) -> JointCone:
@@ -220,8 +216,7 @@ def joint_cone(sites: AttentionSites, grid: Grid) -> JointCone:
         lowest, largest, totals = jax.lax.map(against_all, jnp.moveaxis(parts, 1, 0))
         return lowest.min(), largest.max(), step**2 * totals.sum(), weights.sum()
 
-    reduced = jax.lax.map(at_position, jnp.arange(grid.size))
-    return JointCone(*reduced, horizon=step * sites.increments.shape[1])
+    return JointCone(*jax.lax.map(at_position, jnp.arange(grid.size)))
 
 
 def _cone_weights(grid: Grid, j: Array, normalisation: Normalisation) -> Float[Array, " length"]:

@@ -5,7 +5,6 @@ download.
 """
 
 import sysconfig
-from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import equinox as eqx
@@ -20,6 +19,7 @@ from lim_jax.field import State, TransformerField
 from lim_jax.flow import ResidualFlow, split
 from lim_jax.grid import token_grid
 from lim_jax.loss import LinearReadout, autoregressive_cross_entropy, teacher_forcing
+from lim_jax.training import Progress, resumable
 
 BYTES = 256
 Tokens = Int[Array, "examples tokens"]
@@ -161,7 +161,7 @@ def train(
     key: Key[Array, ""],
     batch: int = 16,
     rate: float = 3e-3,
-    progress: Callable[[range], Iterable[int]] = iter,
+    progress: Progress = iter,
 ) -> tuple[LanguageModel, Float[Array, " steps"]]:
     """Train by Adam under uniform teacher forcing; returns the model and the loss of every step.
 
@@ -194,9 +194,10 @@ def train(
         change, state = optimiser.update(gradient, state)
         return eqx.apply_updates(model, change), state, value
 
-    state = optimiser.init(eqx.filter(model, eqx.is_array))
-    losses = []
-    for step in progress(range(steps)):
-        model, state, value = update(model, state, jax.random.fold_in(key, step))
-        losses.append(value)
-    return model, jnp.stack(losses)
+    def step(carried: tuple, index: int) -> tuple[tuple, Float[Array, ""]]:
+        model, state, value = update(carried[0], carried[1], jax.random.fold_in(key, index))
+        return (model, state), value
+
+    start = model, optimiser.init(eqx.filter(model, eqx.is_array))
+    (model, _), losses = resumable(step, start, steps, progress=progress)
+    return model, losses

@@ -22,7 +22,7 @@ from jaxtyping import Array, Float, PyTree
 
 from lim_jax.gramian import Steps, probed_observability
 from lim_jax.grid import Grid, integral
-from lim_jax.influence import Batch, Loss, require_batch
+from lim_jax.influence import Batch, Loss, losses_and_adjoints, require_batch
 from lim_jax.probes import Probes
 
 Scalar = Float[Array, ""]
@@ -101,13 +101,13 @@ def functional_of_adjoints(
 
 @eqx.filter_custom_jvp
 def _functional(params, batch, options, *, functional, loss, grid):
-    return functional(*_losses_and_adjoints(loss, params, batch, grid), options)
+    return functional(*losses_and_adjoints(loss, params, batch, grid), options)
 
 
 @_functional.def_jvp
 def _functional_jvp(primals, tangents, *, functional, loss, grid):
     params, batch, options = primals
-    losses, adjoints = _losses_and_adjoints(loss, params, batch, grid)
+    losses, adjoints = losses_and_adjoints(loss, params, batch, grid)
     value, (a, c) = jax.value_and_grad(functional, argnums=(0, 1))(losses, adjoints, options)
 
     def along(params, batch, options):
@@ -123,16 +123,6 @@ def _functional_jvp(primals, tangents, *, functional, loss, grid):
 
     _, tangent = eqx.filter_jvp(along, primals, tangents)
     return value, tangent
-
-
-def _losses_and_adjoints(
-    loss: Loss, params: PyTree, batch: Batch, grid: Grid
-) -> tuple[Losses, Adjoints]:
-    x, y = batch
-    losses, gradients = jax.vmap(jax.value_and_grad(loss, argnums=1), in_axes=(None, 0, 0))(
-        params, x, y
-    )
-    return losses, gradients / grid.weights[None, :, None]
 
 
 def balanced_density(
