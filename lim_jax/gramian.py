@@ -2,89 +2,39 @@ r"""Observability Gramians: how visible a perturbation of each position stays al
 
 .. math:: G_i = \sum_k \varepsilon\, J_{k,i}^* C_k^* C_k J_{k,i}
 
-Observations are any pure function of the input that returns what is seen at each layer, for
-example a selector of a flow's trajectory; equalising observability is relative to it. These are
-Euclidean quantities of the input tokens: no weights :math:`\Delta p` enter.
+Observations are any pure function of the input that returns what is seen at each layer;
+`ObservedTokens` are those of a flow, and let its layers be swept once for all of them. Equalising
+observability is relative to what is observed. These are Euclidean quantities of the input tokens:
+no weights :math:`\Delta p` enter.
 """
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from lim_jax._checks import require
 from lim_jax.flow import ResidualFlow
-from lim_jax.grid import Grid, integral
-from lim_jax.probes import Probes
+from lim_jax.grid import Grid
 
-Scalar = Float[Array, ""]
 State = Float[Array, "length width"]
 Observations = Callable[[State], Float[Array, "depth observed"]]
-Gramians = Float[Array, "length width width"]
+Gramians = Float[Array, "positions width width"]
+Positions = Int[Array, " positions"]
 Steps = float | Float[Array, " depth"]
-Mode = Literal["cheaper", "forward", "reverse"]
+Mode = Literal["cheapest", "forward", "reverse", "low rank"]
 
 
-def observability_gramians(
-    observations: Observations, x: State, step: Steps, mode: Mode = "cheaper"
-) -> Gramians:
-    r"""Compute the exact Gramian :math:`G_i` of every position.
-
-    `eq:finite-token-observability-gramian`. Forward mode costs a Jacobian-vector product for each
-    number of the input, reverse mode a pull-back for each number observed
-    (`subsec:algorithm-complexity`).
-
-    Parameters
-    ----------
-    observations
-        From the input to the observations :math:`C_k X_k`, a row for each layer
-        :math:`k = 0,\dots,M-1`; the terminal state is not among them.
-    x
-        The input at which the observations are linearised.
-    step
-        :math:`\varepsilon`, or one weight for each layer: zero for a layer that is left out,
-        :math:`\varepsilon/\pi_k` for one that is kept with probability :math:`\pi_k`.
-    mode
-        ``"forward"``, ``"reverse"``, or the one with fewer products.
-
-    Raises
-    ------
-    ValueError
-        Where the mode has another name.
-
-    Examples
-    --------
-    >>> observations = lambda x: 3 * x.reshape(1, -1)  # one layer, all of both tokens seen
-    >>> observability_gramians(observations, jnp.ones((2, 1)), step=0.5).ravel().tolist()
-    [4.5, 4.5]
-    """
-    require(
-        mode in ("cheaper", "forward", "reverse"),
-        "mode",
-        got=repr(mode),
-        expected='"cheaper", "forward" or "reverse"',
-        cure="See observability_gramians.",
-    )
-    observed = jax.eval_shape(observations, x)
-    forward = mode == "forward" or (mode == "cheaper" and x.size < observed.size)
-    jacobian = (jax.jacfwd if forward else jax.jacrev)(observations)(x)
-    return jnp.einsum("k,koia,koib->iab", _steps(step, observed), jacobian, jacobian)
-
-
-def observed_tokens(
-    flow: ResidualFlow,
-    grid: Grid,
-    positions: Int[Array, " queries"],
-    readout: Callable[[State, Grid], State] | None = None,
-) -> Observations:
+class ObservedTokens(eqx.Module):
     r"""Observe some tokens of every layer but the last, raw or through a readout.
 
     Differentiated, a readout H becomes the task-aligned :math:`C_k = DH(X_k)`. One position, the
     last, is the final-query selector.
 
-    Parameters
+    Attributes
     ----------
     flow, grid
         The network and its positions.
@@ -97,100 +47,261 @@ def observed_tokens(
     --------
     >>> from lim_jax.grid import token_grid
     >>> flow = ResidualFlow(jnp.zeros(3), step=lambda layer, x, grid, step: x)
-    >>> see_last = observed_tokens(flow, token_grid(2), jnp.array([1]))
+    >>> see_last = ObservedTokens(flow, token_grid(2), jnp.array([1]))
     >>> gramian_traces(observability_gramians(see_last, jnp.ones((2, 4)), 1 / 3)).tolist()
     [0.0, 4.0]
     """
 
-    def seen(state: State) -> Float[Array, "length features"]:
-        return state if readout is None else readout(state, grid)
+    flow: ResidualFlow
+    grid: Grid
+    positions: Int[Array, " queries"]
+    readout: Callable[[State, Grid], State] | None = None
 
-    def observations(x: State) -> Float[Array, "depth observed"]:
-        states = flow.trajectory(x, grid).states[:-1]
-        return jax.vmap(seen)(states)[:, positions].reshape(flow.depth, -1)
+    def __call__(self, x: State) -> Float[Array, "depth observed"]:
+        r"""What is seen of :math:`X_0, \dots, X_{M-1}` from the input `x`."""
+        return jax.vmap(self.seen)(self.flow.trajectory(x, self.grid).states[:-1])
 
-    return observations
+    def seen(self, state: State) -> Float[Array, " observed"]:
+        """What is seen of one layer's state."""
+        features = state if self.readout is None else self.readout(state, self.grid)
+        return features[self.positions].ravel()
 
 
-def probed_observability(
+def observability_gramians(
     observations: Observations,
     x: State,
     step: Steps,
-    probes: Probes | Float[Array, "probes positions width"],
-    positions: Int[Array, " positions"] | None = None,
-) -> Float[Array, "probes positions"]:
-    r"""Sample the traces by forward probes, without any Gramian: Algorithm 3's estimates.
+    mode: Mode = "cheapest",
+    *,
+    positions: Positions | None = None,
+    rank: int | None = None,
+) -> Gramians:
+    r"""Compute the Gramian :math:`G_i` of every position, or of some.
 
-    Row r holds :math:`\sum_k\varepsilon\,\|C_kJ_{k,i}\xi_r\|^2`, whose mean over probes is
-    :math:`\hat g_i` (`eq:discrete-observability-trace-estimator`); `probes.sample_mean` gives it
-    with its standard error. One Jacobian-vector product for each probe and position.
+    `eq:finite-token-observability-gramian`. Forward mode carries each feature of each position
+    through the layers, reverse mode each number observed back to the input
+    (`subsec:algorithm-complexity`); `layer_products` says what either costs. Both are exact, and
+    differentiable in every mode; the low-rank recursion is `low_rank_gramians`.
+
+    Parameters
+    ----------
+    observations
+        From the input to the observations :math:`C_k X_k`, a row for each layer
+        :math:`k = 0,\dots,M-1`; the terminal state is not among them.
+    x
+        The input at which the observations are linearised.
+    step
+        :math:`\varepsilon`, or one weight for each layer: zero for a layer that is left out,
+        :math:`\varepsilon/\pi_k` for one that is kept with probability :math:`\pi_k`.
+    mode
+        ``"forward"``, ``"reverse"``, ``"low rank"``, or the one with the fewest products.
+    positions
+        The monitored positions, all by default. Forward mode computes no others.
+    rank
+        Of the low-rank recursion, which is a candidate only where a rank is given.
+
+    Raises
+    ------
+    ValueError
+        Where the mode has another name, or the low-rank recursion has no rank or no layers.
+
+    Examples
+    --------
+    >>> observations = lambda x: 3 * x.reshape(1, -1)  # one layer, all of both tokens seen
+    >>> observability_gramians(observations, jnp.ones((2, 1)), step=0.5).ravel().tolist()
+    [4.5, 4.5]
+    """
+    products = layer_products(observations, x, positions, rank)
+    require(
+        mode in (*products, "cheapest"),
+        "mode",
+        got=f"{mode!r} with rank {rank} for {type(observations).__name__}",
+        expected=f"one of {sorted(products)} or 'cheapest'",
+        cure="The low-rank recursion needs ObservedTokens and a rank.",
+    )
+    chosen = min(products, key=lambda name: products[name]) if mode == "cheapest" else mode
+    positions = jnp.arange(len(x)) if positions is None else positions
+    if chosen == "forward":
+        return _pushed_gramians(observations, x, step, positions)
+    if not isinstance(observations, ObservedTokens):
+        return _pulled_gramians(observations, x, step)[positions]
+    if chosen == "reverse" or rank is None:
+        return _swept_gramians(observations, x, step)[positions]
+    return low_rank_gramians(observations, x, step, rank).gramians[positions]
+
+
+def layer_products(
+    observations: Observations,
+    x: State,
+    positions: Positions | None = None,
+    rank: int | None = None,
+) -> dict[str, int]:
+    r"""Count the products with one layer's derivative that each route to the Gramians takes.
+
+    With S positions of width d, M layers and r numbers observed at each: :math:`SdM` forward; in
+    reverse :math:`rM(M-1)/2` where the layers are known, else :math:`rM^2`; :math:`RM` for the
+    recursion of rank R. A product forward and one back cost about the same.
+
+    Parameters
+    ----------
+    observations, x, positions, rank
+        As in `observability_gramians`.
+
+    Examples
+    --------
+    >>> layer_products(lambda x: 3 * x.reshape(1, -1), jnp.ones((2, 1)))
+    {'forward': 2, 'reverse': 2}
+    """
+    depth, observed = jax.eval_shape(observations, x).shape
+    monitored = x.shape[0] if positions is None else positions.shape[0]
+    layered = isinstance(observations, ObservedTokens)
+    passed = depth * (depth - 1) // 2 if layered else depth**2
+    products = {"forward": monitored * x.shape[1] * depth, "reverse": observed * passed}
+    if layered and rank is not None:
+        products["low rank"] = rank * depth
+    return products
+
+
+def _pushed_gramians(
+    observations: Observations, x: State, step: Steps, positions: Positions
+) -> Gramians:
+    """By forward mode, the features of one position at a time."""
+    observed, push = jax.linearize(observations, x)
+    steps = layer_steps(step, observed)
+
+    def gramian(position: Array) -> Float[Array, "width width"]:
+        injected = jax.vmap(lambda e: jnp.zeros_like(x).at[position].set(e))(jnp.eye(x.shape[1]))
+        seen = jax.vmap(push)(injected.astype(x.dtype))
+        return jnp.einsum("k,ako,bko->ab", steps, seen, seen)
+
+    return jax.lax.map(gramian, positions)
+
+
+def _pulled_gramians(observations: Observations, x: State, step: Steps) -> Gramians:
+    """By reverse mode through a function whose layers are not known, one layer at a time."""
+    observed, pull = jax.vjp(observations, x)
+    basis = jnp.eye(observed.shape[1], dtype=observed.dtype)
+
+    def add(gramians: Gramians, layer: tuple[Array, Array]) -> tuple[Gramians, None]:
+        index, weight = layer
+        rows = jax.vmap(lambda e: pull(jnp.zeros_like(observed).at[index].set(e))[0])(basis)
+        return gramians + weight * _outer(rows), None
+
+    layers = jnp.arange(observed.shape[0]), layer_steps(step, observed)
+    return jax.lax.scan(add, jnp.zeros((*x.shape, x.shape[1]), x.dtype), layers)[0]
+
+
+def _swept_gramians(observations: ObservedTokens, x: State, step: Steps) -> Gramians:
+    """By one sweep down the layers, each linearised once for all that is observed above it."""
+    depth = observations.flow.depth
+
+    def back(seen: Array, layer: Any, state: State, index: Array) -> tuple[Array, None]:
+        pull, rows = _linearised(observations, layer, state)
+
+        def through(above: Array, rows: Array) -> Array:
+            return jax.lax.cond(above, jax.vmap(pull), lambda rows: rows, rows)
+
+        above = jnp.arange(depth) > index
+        seen = jax.lax.map(lambda entry: through(*entry), (above, seen))
+        return seen.at[index].set(rows), None
+
+    states = observations.flow.trajectory(x, observations.grid).states[:-1]
+    observed = jax.eval_shape(observations.seen, x)
+    seen = jnp.zeros((depth, observed.size, *x.shape), observed.dtype)
+    seen, _ = observations.flow.scan(back, seen, states, jnp.arange(depth), reverse=True)
+    return jnp.einsum("k,koia,koib->iab", layer_steps(step, seen), seen, seen)
+
+
+class LowRankGramians(NamedTuple):
+    r"""Gramians from factors of bounded rank, and what the bound left out.
+
+    Attributes
+    ----------
+    gramians
+        From below: the exact ones less a positive semidefinite part.
+    discarded
+        The trace that was left out at each layer, before the layers below carry it on; zero to
+        rounding where the Gramians are exact.
+    """
+
+    gramians: Gramians
+    discarded: Float[Array, " depth"]
+
+
+def low_rank_gramians(
+    observations: ObservedTokens, x: State, step: Steps, rank: int
+) -> LowRankGramians:
+    r"""Carry all that is observed back through the layers in a factor of bounded rank.
+
+    The Gramian of a whole layer's state obeys :math:`\mathcal G_k = J_k^*\mathcal G_{k+1}J_k +
+    \varepsilon\,C_k^*C_k`. Each layer carries the rows of a factor back, appends its own, and
+    keeps the `rank` largest of their principal components: exact at rank :math:`(M-1)r` or
+    :math:`Ld`. Forward values only: the principal components of equal sizes have no derivative.
 
     Parameters
     ----------
     observations, x, step
         As in `observability_gramians`.
-    probes
-        From `probes`; of shape (probes, width) the same at every position, which lessens the noise
-        of differences, else one set for each position.
-    positions
-        The monitored positions, all by default.
+    rank
+        R, at least the numbers observed at one layer.
+
+    Raises
+    ------
+    ValueError
+        Where the rank is smaller than what one layer shows.
 
     Examples
     --------
-    >>> observations = lambda x: 3 * x.reshape(1, -1)
-    >>> probed_observability(observations, jnp.ones((2, 1)), 0.5, jnp.array([[1.0]])).tolist()
-    [[4.5, 4.5]]
+    >>> from lim_jax.grid import token_grid
+    >>> flow = ResidualFlow(jnp.zeros(3), step=lambda layer, x, grid, step: 2 * x)
+    >>> see_last = ObservedTokens(flow, token_grid(2), jnp.array([1]))
+    >>> found = low_rank_gramians(see_last, jnp.ones((2, 1)), 1.0, rank=1)
+    >>> found.gramians.ravel().round(5).tolist(), float(found.discarded.sum())  # 1 + 4 + 16
+    ([0.0, 21.0], 0.0)
     """
-    positions = jnp.arange(x.shape[0]) if positions is None else positions
-    if probes.ndim == 2:
-        probes = jnp.broadcast_to(probes[:, None], (len(probes), len(positions), x.shape[1]))
-    observed, push = jax.linearize(observations, x)
-    steps = _steps(step, observed)
+    observed = jax.eval_shape(observations.seen, x)
+    require(
+        rank >= observed.size,
+        "rank",
+        got=f"{rank}",
+        expected=f"at least the {observed.size} numbers observed at a layer",
+        cure="Raise it, or observe fewer tokens.",
+    )
 
-    def sample(position: Array, probe: Array) -> Scalar:
-        return steps @ (push(jnp.zeros_like(x).at[position].set(probe)) ** 2).sum(axis=1)
+    def back(factor: Array, layer: Any, state: State, weight: Array) -> tuple[Array, Array]:
+        pull, rows = _linearised(observations, layer, state)
+        rows = jnp.concatenate([jax.vmap(pull)(factor), jnp.sqrt(weight) * rows])
+        sizes, components = jnp.linalg.eigh(jnp.einsum("ria,sia->rs", rows, rows))
+        kept = jnp.einsum("rn,ria->nia", components[:, -rank:], rows)
+        return kept, jnp.maximum(sizes[:-rank], 0).sum()
 
-    return jax.vmap(jax.vmap(sample), in_axes=(None, 0))(positions, probes)
-
-
-def layer_injected_traces(
-    push_backward: Callable[[Float[Array, "depth observed"]], State],
-    step: Steps,
-    injected: Float[Array, "draws depth observed"],
-) -> Float[Array, "draws length"]:
-    r"""Sample the traces of all positions at once, by one reverse sweep for each draw.
-
-    With independent isotropic :math:`z_k` at every layer, :math:`w = \sum_k\sqrt\varepsilon\,
-    J_k^*C_k^*z_k` has :math:`\mathbb E\,\|w_i\|^2 = \mathrm{tr}\,G_i` at every position i.
-
-    Parameters
-    ----------
-    push_backward
-        The transpose of the observations' derivative, from ``jax.vjp``.
-    step
-        As in `observability_gramians`.
-    injected
-        Independent isotropic entries.
-
-    Examples
-    --------
-    >>> _, transpose = jax.vjp(lambda x: 3 * x.reshape(1, -1), jnp.ones((2, 1)))
-    >>> layer_injected_traces(lambda z: transpose(z)[0], 0.5, jnp.ones((1, 1, 2))).round(6).tolist()
-    [[4.5, 4.5]]
-    """
-
-    def draw(entries: Float[Array, "depth observed"]) -> Float[Array, " length"]:
-        steps = _steps(step, entries)
-        return (push_backward(jnp.sqrt(steps)[:, None] * entries) ** 2).sum(axis=1)
-
-    return jax.vmap(draw)(injected)
+    states = observations.flow.trajectory(x, observations.grid).states[:-1]
+    steps = layer_steps(step, states)
+    factor = jnp.zeros((rank, *x.shape), observed.dtype)
+    factor, discarded = observations.flow.scan(back, factor, states, steps, reverse=True)
+    return LowRankGramians(_outer(factor), discarded)
 
 
-def _steps(step: Steps, observed: jax.ShapeDtypeStruct | Array) -> Float[Array, " depth"]:
+def _linearised(
+    observations: ObservedTokens, layer: Any, state: State
+) -> tuple[Callable[[State], State], Float[Array, "observed length width"]]:
+    r"""Transpose one layer's derivative at a state, and give the rows of its :math:`C_k`."""
+    _, pull = jax.vjp(lambda x: observations.flow.transition(layer, x, observations.grid), state)
+    seen, pull_seen = jax.vjp(observations.seen, state)
+    rows = jax.vmap(lambda e: pull_seen(e)[0])(jnp.eye(seen.size, dtype=seen.dtype))
+    return lambda covector: pull(covector)[0], rows
+
+
+def _outer(rows: Float[Array, "rows length width"]) -> Gramians:
+    return jnp.einsum("ria,rib->iab", rows, rows)
+
+
+def layer_steps(step: Steps, observed: jax.ShapeDtypeStruct | Array) -> Float[Array, " depth"]:
+    """The weight of every layer's observations, from one for all or one for each."""
     return jnp.broadcast_to(jnp.asarray(step, observed.dtype), observed.shape[:1])
 
 
-def gramian_traces(gramians: Gramians) -> Float[Array, " length"]:
+def gramian_traces(gramians: Gramians) -> Float[Array, " positions"]:
     r"""The observability :math:`g_i = \mathrm{tr}\,G_i` of an isotropic perturbation.
 
     Examples
@@ -201,7 +312,7 @@ def gramian_traces(gramians: Gramians) -> Float[Array, " length"]:
     return jnp.trace(gramians, axis1=1, axis2=2)
 
 
-def complement_gramians(gramians: Gramians) -> Float[Array, "length less less"]:
+def complement_gramians(gramians: Gramians) -> Float[Array, "positions less less"]:
     r"""The Gramians on the complement of **1**, in an orthonormal basis of it.
 
     Under layer normalisation with a selector of final tokens :math:`G_i\mathbf 1 = 0`, and only
@@ -219,7 +330,7 @@ def complement_gramians(gramians: Gramians) -> Float[Array, "length less less"]:
     return jnp.einsum("ap,iab,bq->ipq", basis, gramians, basis)
 
 
-def condition_numbers(gramians: Gramians) -> Float[Array, " length"]:
+def condition_numbers(gramians: Gramians) -> Float[Array, " positions"]:
     r""":math:`\kappa_0 = \lambda_{\max}/\lambda_{\min}` of every Gramian; infinite where singular.
 
     Examples
@@ -231,71 +342,3 @@ def condition_numbers(gramians: Gramians) -> Float[Array, " length"]:
     smallest = spectrum[:, 0]
     singular = smallest <= 0
     return jnp.where(singular, jnp.inf, spectrum[:, -1] / jnp.where(singular, 1, smallest))
-
-
-def probed_traces(
-    gramians: Gramians, probes: Float[Array, "probes width"]
-) -> Float[Array, " length"]:
-    r"""Estimate the traces with common probes: :math:`\hat g_i = N^{-1}\sum_r \xi_r^* G_i \xi_r`.
-
-    `eq:discrete-observability-trace-estimator` by `eq:finite-token-observability-quadratic-form`;
-    unbiased for isotropic probes (`eq:observability-trace-unbiasedness`).
-
-    Examples
-    --------
-    >>> probed_traces(jnp.diag(jnp.array([1.0, 2.0]))[None], jnp.array([[1.0, -1.0]])).tolist()
-    [3.0]
-    """
-    return jnp.einsum("ra,iab,rb->i", probes, gramians, probes) / probes.shape[0]
-
-
-class PenaltyMoments(NamedTuple):
-    """The mean excess and the standard deviation of an estimated penalty."""
-
-    bias: Scalar
-    deviation: Scalar
-
-
-def gaussian_probe_moments(gramians: Gramians, grid: Grid, probes: int) -> PenaltyMoments:
-    r"""Exact bias and deviation of the trace penalty under common Gaussian probes.
-
-    With the centred :math:`H_i = G_i - \bar G` the penalty is
-    :math:`\hat\Omega = \sum_i \Delta p_i \hat h_i^2`, where
-    :math:`\hat h_i = N^{-1}\sum_r \xi_r^* H_i \xi_r` has the cumulants
-
-    .. math::
-        \kappa(i) = \mathrm{tr} H_i,\quad
-        \kappa(i,j) = \tfrac{2}{N}\mathrm{tr} H_iH_j,\quad
-        \kappa(i,i,j) = \tfrac{8}{N^2}\mathrm{tr} H_i^2H_j,\quad
-        \kappa(i,i,j,j) = \tfrac{16}{N^3}\bigl(2\,\mathrm{tr} H_i^2H_j^2
-        + \mathrm{tr} H_iH_jH_iH_j\bigr).
-
-    The bias is :math:`\mathrm{tr}(Q\Sigma) = \sum_i \Delta p_i \kappa(i,i)`
-    (`eq:algorithm3-penalty-estimator-bias`), and the variance
-    :math:`\sum_{ij}\Delta p_i\Delta p_j\,[\kappa(i,i,j,j) + 4\kappa(i,i,j)\kappa(j)
-    + 2\kappa(i,j)^2 + 4\kappa(i)\kappa(i,j)\kappa(j)]`.
-
-    Examples
-    --------
-    >>> from lim_jax.grid import token_grid
-    >>> gramians = jnp.array([[[0.0]], [[2.0]]])  # centred: -1 and 1, so the penalty is y^2
-    >>> moments = gaussian_probe_moments(gramians, token_grid(2), probes=1)
-    >>> float(moments.bias), round(float(moments.deviation) ** 2, 9)  # E y^4 - 1^2, y ~ chi^2_1
-    (2.0, 96.0)
-    """
-    centred = gramians - integral(gramians, grid)[None]
-    mean = gramian_traces(centred)
-    products = jnp.einsum("iab,jbc->ijac", centred, centred)
-    squares = jnp.einsum("iiac->iac", products)
-    second = 2 / probes * jnp.trace(products, axis1=2, axis2=3)
-    third = 8 / probes**2 * jnp.einsum("iab,jba->ij", squares, centred)
-    crossed = 2 * jnp.einsum("iab,jba->ij", squares, squares)
-    fourth = 16 / probes**3 * (crossed + jnp.einsum("ijab,ijba->ij", products, products))
-    summands = (
-        fourth
-        + 4 * third * mean[None, :]
-        + 2 * second**2
-        + 4 * mean[:, None] * second * mean[None, :]
-    )
-    variance = grid.weights @ summands @ grid.weights
-    return PenaltyMoments(grid.weights @ jnp.diag(second), jnp.sqrt(variance))

@@ -161,6 +161,7 @@ def train(
     key: Key[Array, ""],
     batch: int = 16,
     rate: float = 3e-3,
+    checkpoint: Path | None = None,
     progress: Progress = iter,
 ) -> tuple[LanguageModel, Float[Array, " steps"]]:
     """Train by Adam under uniform teacher forcing; returns the model and the loss of every step.
@@ -177,8 +178,8 @@ def train(
         For the windows.
     batch, rate
         Contexts a step, and Adam's rate.
-    progress
-        Wraps the range of steps, for example ``tqdm.tqdm``.
+    checkpoint, progress
+        As in `training.resumable`.
     """
     optimiser = optax.adam(rate)
     weights = teacher_forcing(model.length)
@@ -199,5 +200,7 @@ def train(
         return (model, state), value
 
     start = model, optimiser.init(eqx.filter(model, eqx.is_array))
-    (model, _), losses = resumable(step, start, steps, progress=progress)
+    (model, _), losses = resumable(
+        step, start, steps, checkpoint=checkpoint, every=50, progress=progress
+    )
     return model, losses

@@ -20,17 +20,12 @@ from jaxtyping import Array, Float
 from lim_jax._checks import guarded
 from lim_jax.field import CausalAttention
 from lim_jax.flow import ResidualFlow
-from lim_jax.gramian import (
-    condition_numbers,
-    gaussian_probe_moments,
-    gramian_traces,
-    observability_gramians,
-    probed_traces,
-)
+from lim_jax.gramian import condition_numbers, gramian_traces, observability_gramians
 from lim_jax.grid import boundary_regions, regional_averages, token_grid
 from lim_jax.influence import Indices, Influence, influence
 from lim_jax.penalties import influence_discrepancy, trace_penalty
 from lim_jax.remedies import reweight_positions
+from lim_jax.trace_estimates import gaussian_probe_moments, probed_traces
 
 LENGTH, WIDTH, DEPTH = 48, 4, 12
 DELTA = 0.2

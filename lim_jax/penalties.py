@@ -20,16 +20,19 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from lim_jax.gramian import Steps, probed_observability
+from lim_jax._checks import require
+from lim_jax.gramian import Positions, Steps
 from lim_jax.grid import Grid, integral
 from lim_jax.influence import Batch, Loss, losses_and_adjoints, require_batch
 from lim_jax.probes import Probes
+from lim_jax.trace_estimates import probed_observability
 
 Scalar = Float[Array, ""]
 Profile = Float[Array, " length"]
 Losses = Float[Array, " examples"]
 Adjoints = Float[Array, "examples length width"]
-Functional = Callable[[Losses, Adjoints, Any], Scalar]
+Functional = Callable[[Losses, Adjoints, Any], Any]
+Estimator = Callable[..., Profile]
 
 
 def influence_discrepancy(density: Profile, target: Profile | Scalar | float, grid: Grid) -> Scalar:
@@ -66,8 +69,15 @@ def trace_penalty(traces: Profile, grid: Grid) -> Scalar:
 
 
 def functional_of_adjoints(
-    functional: Functional, loss: Loss, params: PyTree, batch: Batch, grid: Grid, options: PyTree
-) -> Scalar:
+    functional: Functional,
+    loss: Loss,
+    params: PyTree,
+    batch: Batch,
+    grid: Grid,
+    options: PyTree,
+    *,
+    has_aux: bool = False,
+) -> Any:
     r"""A function of a batch's losses and input adjoints, to differentiate in the parameters.
 
     Its value is ``functional(losses, adjoints, options)``. All derivatives are exact: in the
@@ -85,6 +95,9 @@ def functional_of_adjoints(
         As in `influence`.
     options
         A pytree.
+    has_aux
+        Whether the functional returns a pair, as `jax.grad` means it: the scalar, and a pytree of
+        arrays that is handed out without derivatives.
 
     Examples
     --------
@@ -96,19 +109,28 @@ def functional_of_adjoints(
     16.0
     """
     require_batch(loss, params, batch, grid)
-    return _functional(params, batch, options, functional=functional, loss=loss, grid=grid)
+
+    def paired(losses: Losses, adjoints: Adjoints, options: Any) -> tuple[Scalar, Any]:
+        found = functional(losses, adjoints, options)
+        return found if has_aux else (found, None)
+
+    value, aux = _functional(params, batch, options, functional=paired, loss=loss, grid=grid)
+    return (value, aux) if has_aux else value
 
 
 @eqx.filter_custom_jvp
 def _functional(params, batch, options, *, functional, loss, grid):
-    return functional(*losses_and_adjoints(loss, params, batch, grid), options)
+    value, aux = functional(*losses_and_adjoints(loss, params, batch, grid), options)
+    return value, jax.lax.stop_gradient(aux)
 
 
 @_functional.def_jvp
 def _functional_jvp(primals, tangents, *, functional, loss, grid):
     params, batch, options = primals
     losses, adjoints = losses_and_adjoints(loss, params, batch, grid)
-    value, (a, c) = jax.value_and_grad(functional, argnums=(0, 1))(losses, adjoints, options)
+    (value, aux), (a, c) = jax.value_and_grad(functional, argnums=(0, 1), has_aux=True)(
+        losses, adjoints, options
+    )
 
     def along(params, batch, options):
         x, y = batch
@@ -119,19 +141,18 @@ def _functional_jvp(primals, tangents, *, functional, loss, grid):
         # <c, P_0> = D_x loss[c / weights]: the adjoints are densities.
         direction = (c / grid.weights[None, :, None]).astype(x.dtype)
         again, slopes = jax.jvp(batch_losses, (x,), (direction,))
-        return a @ again + slopes.sum() + functional(losses, adjoints, options)
+        return a @ again + slopes.sum() + functional(losses, adjoints, options)[0]
 
     _, tangent = eqx.filter_jvp(along, primals, tangents)
-    return value, tangent
+    return (value, aux), (tangent, jax.tree.map(jnp.zeros_like, aux))
 
 
-def balanced_density(
-    adjoints: Adjoints, grid: Grid, *, epsilon: Scalar | float, total: Scalar | None = None
-) -> Profile:
+def balanced_density(adjoints: Adjoints, grid: Grid, *, epsilon: Scalar | float) -> Profile:
     r"""Algorithm 1's estimate :math:`\hat m = \hat I/(\hat Z + \epsilon_{inf})` from a batch.
 
-    A given `total` replaces :math:`\hat Z`: a moving average, or the estimate of another batch,
-    lessens the bias of the ratio.
+    A ratio of means, whose bias is
+    :math:`[m\,\mathrm{Var}\hat Z - \mathrm{Cov}(\hat I, \hat Z)]/Z^2` to first order;
+    `ratio_bias` estimates it.
 
     Examples
     --------
@@ -140,8 +161,44 @@ def balanced_density(
     >>> balanced_density(adjoints, token_grid(2), epsilon=0.0).round(3).tolist()
     [0.2, 1.8]
     """
-    energy = (adjoints**2).sum(axis=2).mean(axis=0)
-    return energy / ((integral(energy, grid) if total is None else total) + epsilon)
+    return _normalised(_energies(adjoints).mean(axis=0), grid, epsilon)
+
+
+def crossed_density(adjoints: Adjoints, grid: Grid, *, epsilon: Scalar | float) -> Profile:
+    r"""Estimate the density with independent denominators: each half over the other's total.
+
+    What is left of the ratio's bias is :math:`m\,\mathrm{Var}\hat Z/Z^2` of half a batch, the
+    same factor at every position. That is less than `balanced_density` has where the totals vary
+    little and the profiles much, and more where only the totals vary: `ratio_bias` tells.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> adjoints = jnp.array([[[1.0], [1.0]], [[0.0], [2.0]]])  # totals 1 and 2
+    >>> crossed_density(adjoints, token_grid(2), epsilon=0.0).tolist()
+    [0.25, 2.25]
+    """
+    energies = _energies(adjoints)
+    require(
+        len(energies) > 1,
+        "adjoints",
+        got=f"{len(energies)} example",
+        expected="at least two",
+        cure="Enlarge the batch, or take balanced_density.",
+    )
+    first, second = (half.mean(axis=0) for half in jnp.split(energies, [len(energies) // 2]))
+    crossed = first / (integral(second, grid) + epsilon) + second / (
+        integral(first, grid) + epsilon
+    )
+    return crossed / 2
+
+
+def _energies(adjoints: Adjoints) -> Float[Array, "examples length"]:
+    return (adjoints**2).sum(axis=2)
+
+
+def _normalised(energy: Profile, grid: Grid, epsilon: Scalar | float) -> Profile:
+    return energy / (integral(energy, grid) + epsilon)
 
 
 def influence_penalty(
@@ -152,7 +209,7 @@ def influence_penalty(
     *,
     target: Profile | Scalar | float = 1.0,
     epsilon: float = 1e-8,
-    total: Scalar | None = None,
+    estimate: Estimator = balanced_density,
 ) -> Scalar:
     r"""The discrepancy :math:`\Phi_\nu` of a batch's influence from a target density.
 
@@ -165,10 +222,10 @@ def influence_penalty(
     epsilon
         :math:`\epsilon_{inf}`, against a vanishing total; 0 for
         `eq:influence-discrepancy-functional` itself.
-    total
-        As in `balanced_density`.
+    estimate
+        `balanced_density` or `crossed_density`.
     """
-    return _balance(loss, params, batch, grid, (0.0, 1.0, target, epsilon, total))
+    return _balance(loss, params, batch, grid, estimate, (0.0, 1.0, target, epsilon))
 
 
 def balanced_objective(
@@ -180,7 +237,7 @@ def balanced_objective(
     strength: Scalar | float,
     target: Profile | Scalar | float = 1.0,
     epsilon: float = 1e-8,
-    total: Scalar | None = None,
+    estimate: Estimator = balanced_density,
 ) -> Scalar:
     r"""Algorithm 1's objective, the risk and :math:`\beta` times the influence's discrepancy.
 
@@ -193,7 +250,7 @@ def balanced_objective(
 
     Parameters
     ----------
-    loss, params, batch, grid, target, epsilon, total
+    loss, params, batch, grid, target, epsilon, estimate
         As in `influence_penalty`.
     strength
         :math:`\beta`.
@@ -207,7 +264,7 @@ def balanced_objective(
     >>> bool(jnp.allclose(objective(weight), 3 + 0.36 / 2))  # m = (0.4, 1.6)
     True
     """
-    return _balance(loss, params, batch, grid, (1.0, strength, target, epsilon, total))
+    return _balance(loss, params, batch, grid, estimate, (1.0, strength, target, epsilon))
 
 
 def constrained_objective(
@@ -303,23 +360,75 @@ def ratio_bias(energies: Float[Array, "examples length"], grid: Grid) -> Profile
     return (count - 1) * (left_out.mean(axis=0) - density(total))
 
 
+def averaged_objective(
+    loss: Loss,
+    params: PyTree,
+    batch: Batch,
+    grid: Grid,
+    *,
+    strength: Scalar | float,
+    previous: Profile,
+    memory: Scalar | float,
+    target: Profile | Scalar | float = 1.0,
+    epsilon: float = 1e-8,
+) -> tuple[Scalar, Profile]:
+    r"""Algorithm 1's objective of a moving average of the energies, which it returns too.
+
+    For ``jax.value_and_grad(..., has_aux=True)``. The average
+    :math:`\mu\,I_{prev} + (1-\mu)\,\hat I` takes the place of :math:`\hat I` before it is
+    normalised: over some :math:`1/(1-\mu)` steps it is as good as so many batches, so that the
+    ratio's bias falls by that factor. Only this step's share has a gradient, so :math:`\beta` is in
+    effect :math:`(1-\mu)` times as strong.
+
+    Parameters
+    ----------
+    loss, params, batch, grid, strength, target, epsilon
+        As in `balanced_objective`.
+    previous
+        The average that the step before returned; anything, with memory 0, at the first.
+    memory
+        :math:`\mu` in [0, 1).
+    """
+    options = (strength, target, epsilon, previous, memory)
+    options = jax.tree.map(lambda leaf: jnp.asarray(leaf, batch[0].dtype), options)
+    averaged = _AveragedBalance(grid)
+    return functional_of_adjoints(averaged, loss, params, batch, grid, options, has_aux=True)
+
+
+class _AveragedBalance(eqx.Module):
+    """Strength, target, epsilon, previous energy and memory to the objective and the energy."""
+
+    grid: Grid
+
+    def __call__(self, losses: Losses, adjoints: Adjoints, options: Any) -> tuple[Scalar, Profile]:
+        strength, target, epsilon, previous, memory = options
+        energy = memory * previous + (1 - memory) * _energies(adjoints).mean(axis=0)
+        density = _normalised(energy, self.grid, epsilon)
+        return losses.mean() + strength * influence_discrepancy(density, target, self.grid), energy
+
+
 def _balance(
-    loss: Loss, params: PyTree, batch: Batch, grid: Grid, options: tuple[Any, ...]
+    loss: Loss,
+    params: PyTree,
+    batch: Batch,
+    grid: Grid,
+    estimate: Estimator,
+    options: tuple[Any, ...],
 ) -> Scalar:
-    dtype = batch[0].dtype
-    options = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), options)
-    functional = _Balance(grid)
+    options = jax.tree.map(lambda leaf: jnp.asarray(leaf, batch[0].dtype), options)
+    functional = _Balance(grid, estimate)
     return functional_of_adjoints(functional, loss, params, batch, grid, options)
 
 
 class _Balance(eqx.Module):
-    """Share of the risk, strength of the discrepancy, target, epsilon and total to their sum."""
+    """Share of the risk, strength of the discrepancy, target and epsilon to their sum."""
 
     grid: Grid
+    estimate: Estimator = eqx.field(static=True)
 
     def __call__(self, losses: Losses, adjoints: Adjoints, options: Any) -> Scalar:
-        share, strength, target, epsilon, total = options
-        density = balanced_density(adjoints, self.grid, epsilon=epsilon, total=total)
+        share, strength, target, epsilon = options
+        density = self.estimate(adjoints, self.grid, epsilon=epsilon)
         return share * losses.mean() + strength * influence_discrepancy(density, target, self.grid)
 
 
@@ -381,9 +490,11 @@ def observability_objective(
     *,
     strength: Scalar | float,
     step: Steps,
-    previous: Profile | None = None,
+    positions: Positions | None = None,
+    weights: Float[Array, " positions"] | None = None,
+    previous: Float[Array, " positions"] | None = None,
     memory: Scalar | float = 0.0,
-) -> tuple[Scalar, Profile]:
+) -> tuple[Scalar, Float[Array, " positions"]]:
     r"""Algorithm 3's objective with its traces, for ``jax.value_and_grad(..., has_aux=True)``.
 
     :math:`\mathcal L_{\mathcal B} + \frac{\lambda_{obs}}2\hat\Omega_{obs}^{tr}`
@@ -403,10 +514,13 @@ def observability_objective(
     strength
         :math:`\lambda_{obs}`.
     step
-        As in `gramian.observability_gramians`.
+        As in `gramian.observability_gramians`; layers are subsampled by it.
+    positions, weights
+        The monitored positions, all by default, and what each stands for: the grid's weights, or
+        those that `trace_estimates.Sample.corrected` makes of them.
     previous, memory
-        Traces of earlier steps, and their share in the average with this step's, for temporal
-        averaging. Only this step's share has a gradient.
+        Traces of earlier steps at these positions, and their share in the average with this
+        step's, for temporal averaging. Only this step's share has a gradient.
 
     Returns
     -------
@@ -415,12 +529,16 @@ def observability_objective(
     """
     x, y = batch
 
-    def traces_of(example: Float[Array, "length width"]) -> Profile:
-        samples = probed_observability(lambda x: observations(params, x), example, step, probes)
+    def traces_of(example: Float[Array, "length width"]) -> Float[Array, " positions"]:
+        samples = probed_observability(
+            lambda x: observations(params, x), example, step, probes, positions
+        )
         return samples.mean(axis=0)
 
     traces = jax.vmap(traces_of)(x).mean(axis=0)
     if previous is not None:
         traces = memory * jax.lax.stop_gradient(previous) + (1 - memory) * traces
     risk = jax.vmap(loss, in_axes=(None, 0, 0))(params, x, y).mean()
-    return risk + strength / 2 * trace_penalty(traces, grid), traces
+    if weights is None:
+        weights = grid.weights if positions is None else grid.weights[positions]
+    return risk + strength / 2 * sampled_trace_penalty(traces, weights), traces

@@ -254,3 +254,38 @@ def parameter_shift(
     solver = lineax.CG(rtol=tolerance, atol=tolerance)
     solution = lineax.linear_solve(operator, slope, solver).value
     return jax.tree.map(lambda leaf: -strength * leaf, solution)
+
+
+def shift_bound(
+    strength: Scalar | float, slope: Scalar | float, convexity: Scalar | float
+) -> Scalar:
+    r"""Bound how far a penalty can move the minimiser: :math:`\beta G/\mu`.
+
+    `eq:influence-regularization-parameter-shift-bound`; unlike `parameter_shift` it holds at any
+    strength.
+
+    Parameters
+    ----------
+    strength
+        :math:`\beta`.
+    slope
+        G, no less than :math:`\|\nabla\Phi\|` between the two minimisers.
+    convexity
+        :math:`\mu`, no more than the smallest curvature of the risk there.
+
+    Raises
+    ------
+    EquinoxRuntimeError
+        Where the risk is not strongly convex.
+
+    Examples
+    --------
+    >>> float(shift_bound(0.5, slope=2.0, convexity=4.0))
+    0.25
+    """
+    return guarded(
+        jnp.asarray(strength * slope / convexity),
+        jnp.asarray(convexity) <= 0,
+        "convexity: expected a positive number. "
+        "Without strong convexity no bound holds; parameter_shift is still the first order.",
+    )

@@ -1,5 +1,7 @@
 """What the remedies do to a fitted parameter, and whether a stage answers as one hopes."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,8 +13,11 @@ from lim_jax import paper, remedies
 from lim_jax.gramian import gramian_traces, observability_gramians
 from lim_jax.loss import positionwise_cross_entropy
 from lim_jax.penalties import (
+    averaged_objective,
+    balanced_density,
     balanced_objective,
     constrained_objective,
+    crossed_density,
     influence_penalty,
     raised_multiplier,
     ratio_bias,
@@ -76,7 +81,9 @@ def test_the_minimiser_moves_as_the_expansion_says_to_second_order(name):
     # The bound beta G / mu, with the largest slope on the way.
     curvature = float(jnp.linalg.eigvalsh(HESSIAN)[0])
     slopes = [jnp.linalg.norm(jax.grad(penalty)(newton(beta))) for beta in (*strengths, 0.0)]
-    assert moved[0] <= strengths[0] * float(max(slopes)) / curvature
+    assert moved[0] <= float(remedies.shift_bound(strengths[0], max(slopes), curvature))
+    with pytest.raises(RuntimeError, match="strong convexity"):
+        remedies.shift_bound(0.1, 1.0, -0.5)
 
 
 def test_the_balanced_objective_is_risk_and_penalty():
@@ -184,6 +191,58 @@ def test_the_jackknife_finds_the_bias_of_the_ratio():
     assert np.abs(true).max() > 10 * spread.max()
     gap = np.abs(np.asarray(found.mean(axis=0)) - true)
     assert (gap < 4 * (error + spread) + 0.2 * np.abs(true)).all()
+
+
+def test_the_bias_of_crossed_halves_is_that_of_the_reciprocal():
+    """Their numerators and denominators are independent: E m = m Z E(1/Z), to all orders."""
+    generator = np.random.default_rng(1)
+    profile = np.array([1.0, 2.0, 3.0, 4.0])
+    energies = generator.gamma(2.0, size=(100_000, 8, SIZE)) * profile
+    adjoints = jnp.asarray(np.sqrt(energies))[..., None]
+
+    def density(estimate):
+        draws = jax.vmap(lambda a: estimate(a, GRID, epsilon=0.0))(adjoints)
+        return np.asarray(draws).mean(axis=0), np.asarray(draws).std(axis=0) / np.sqrt(100_000)
+
+    found, error = density(crossed_density)
+    totals = energies[:, :4].mean(axis=(1, 2))
+    expected = 2 * profile * np.mean(1 / totals)
+    error = error + expected * (1 / totals).std() / np.mean(1 / totals) / np.sqrt(100_000)
+    assert (np.abs(found - expected) < 4 * error).all()
+    true = profile / 2.5
+    assert (found - true > 4 * error).all()  # one factor above one, at every position
+    # Where only totals vary, the plain ratio has no bias, and crossing the halves adds one.
+    scaled = jnp.sqrt(jnp.asarray(generator.gamma(4.0, size=(20_000, 8, 1)) * profile))[..., None]
+    plain = jax.vmap(lambda a: balanced_density(a, GRID, epsilon=0.0))(scaled)
+    np.testing.assert_allclose(plain, np.broadcast_to(true, plain.shape), rtol=1e-12)
+    crossed = jax.vmap(lambda a: crossed_density(a, GRID, epsilon=0.0))(scaled)
+    assert (np.asarray(crossed).mean(axis=0) > 1.03 * true).all()
+    with pytest.raises(ValueError, match="at least two"):
+        crossed_density(adjoints[0, :1], GRID, epsilon=0.0)
+
+
+def test_a_moving_average_lessens_the_bias_of_the_ratio():
+    """Over 8 steps of memory 7/8 the bias of one example's ratio falls to that of some 15."""
+    generator = np.random.default_rng(2)
+    profile = np.array([1.0, 2.0, 3.0, 4.0])
+    energies = jnp.asarray(generator.gamma(0.5, size=(4000, 200, 1, SIZE)) * profile)
+    run = functools.partial(averaged_objective, lambda p, x, y: jnp.vdot(p, x), strength=0.0)
+
+    def density_after(steps):
+        def step(energy, gradients):
+            weights = gradients * GRID.weights[:, None]
+            batch = jnp.zeros((1, SIZE, 1)), None
+            found = run(weights, batch, GRID, previous=energy, memory=7 / 8)[1]
+            return found, None
+
+        energy, _ = jax.lax.scan(step, jnp.asarray(profile), jnp.sqrt(steps)[:, 0, :, None])
+        return energy / lim.integral(energy, GRID)
+
+    averaged = np.asarray(jax.jit(jax.vmap(density_after))(energies)).mean(axis=0)
+    single = np.asarray(energies[:, -1, 0])
+    single = (single / single.mean(axis=1)[:, None]).mean(axis=0)
+    bias = np.abs(averaged - profile / 2.5).max(), np.abs(single - profile / 2.5).max()
+    assert 1 / 30 < bias[0] / bias[1] < 1 / 7
 
 
 def test_weighted_risks_are_integrals_of_the_positionwise_risk():

@@ -1,5 +1,7 @@
 """The language model and its explanation: learning, and numbers that other modules give."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -55,6 +57,28 @@ def test_training_learns_a_text_of_one_byte():
         trained, losses = language.train(model(), text, 60, key=jax.random.key(2), rate=1e-2)
     assert losses[0] > 3 and losses[-1] < 0.2
     assert trained.length == LENGTH
+
+
+@pytest.mark.slow
+def test_interrupted_training_goes_on_with_the_same_numbers(tmp_path):
+    def stopped(steps):
+        yield from (index for index in steps if index < 55)
+        raise KeyboardInterrupt
+
+    run = partial(language.train, model(), jnp.arange(200) % 7 + 65, 60, key=jax.random.key(2))
+    with jax.numpy_dtype_promotion("standard"):  # optax promotes
+        whole, losses = run()
+        with pytest.raises(KeyboardInterrupt):
+            run(checkpoint=tmp_path / "run", progress=stopped)
+        visited = []
+        resumed, again = run(
+            checkpoint=tmp_path / "run",
+            progress=lambda steps: [visited.append(i) or i for i in steps],
+        )
+    assert visited == list(range(50, 60))
+    np.testing.assert_array_equal(again, losses)
+    for left, right in zip(jax.tree.leaves(resumed), jax.tree.leaves(whole), strict=True):
+        np.testing.assert_array_equal(left, right)
 
 
 def test_an_explanation_is_made_of_its_parts():

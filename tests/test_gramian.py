@@ -1,5 +1,6 @@
 """Observability Gramians, their probes, and the penalty on their traces."""
 
+import functools
 import itertools
 
 import jax
@@ -10,15 +11,22 @@ from networks import central_difference, random_flow, random_states
 
 import lim_jax as lim
 from lim_jax import gramian, penalties, probes
+from lim_jax.flow import heun
 from lim_jax.gramian import (
+    ObservedTokens,
     condition_numbers,
-    gaussian_probe_moments,
     gramian_traces,
     observability_gramians,
-    probed_traces,
 )
 from lim_jax.penalties import influence_discrepancy, trace_penalty
 from lim_jax.remedies import reweight_positions
+from lim_jax.trace_estimates import (
+    gaussian_probe_moments,
+    layer_injected_traces,
+    probed_observability,
+    probed_traces,
+    systematic_sample,
+)
 
 GRID = lim.token_grid(5)
 FLOW = random_flow(depth=3, width=4, horizon=1.5)
@@ -147,8 +155,8 @@ def setting():
 
 def test_forward_and_reverse_give_one_gramian():
     observations, x, _ = setting()
-    forward = gramian.observability_gramians(observations, x, 0.5, "forward")
-    reverse = gramian.observability_gramians(observations, x, 0.5, "reverse")
+    forward = observability_gramians(observations, x, 0.5, "forward")
+    reverse = observability_gramians(observations, x, 0.5, "reverse")
     np.testing.assert_allclose(forward, reverse, rtol=1e-10, atol=1e-12)
     # By finite differences of the observations, position by position.
     directions = jnp.eye(24).reshape(24, 6, 4)
@@ -157,7 +165,7 @@ def test_forward_and_reverse_give_one_gramian():
     expected = 0.5 * np.einsum("iao,ibo->iab", jacobian, jacobian)
     np.testing.assert_allclose(forward, expected, rtol=1e-6, atol=1e-8)
     steps = jnp.array([0.5, 0.0, 1.0])
-    weighted = gramian.observability_gramians(observations, x, steps)
+    weighted = observability_gramians(observations, x, steps)
     by_layer = jacobian.reshape(6, 4, 3, -1)
     expected = np.einsum("k,iako,ibko->iab", steps, by_layer, by_layer)
     np.testing.assert_allclose(weighted, expected, rtol=1e-6, atol=1e-8)
@@ -165,22 +173,21 @@ def test_forward_and_reverse_give_one_gramian():
 
 def test_probes_estimate_traces_and_orthogonal_ones_give_them():
     observations, x, _ = setting()
-    traces = gramian.gramian_traces(gramian.observability_gramians(observations, x, 0.5))
+    traces = gramian_traces(observability_gramians(observations, x, 0.5))
     exact = probes.orthogonal_probes(4, 4, key=jax.random.key(0))
-    found = gramian.probed_observability(observations, x, 0.5, exact)
+    found = probed_observability(observations, x, 0.5, exact)
     np.testing.assert_allclose(found.mean(axis=0), traces, rtol=1e-10)
     some = jnp.array([4, 1])
     own = jax.random.normal(jax.random.key(1), (4000, 2, 4))
-    sampled = probes.sample_mean(gramian.probed_observability(observations, x, 0.5, own, some))
+    sampled = probes.sample_mean(probed_observability(observations, x, 0.5, own, some))
     assert bool((jnp.abs(sampled.value - traces[some]) < 4 * sampled.error).all())
 
 
 def test_noise_injected_at_every_layer_estimates_all_traces_at_once():
     observations, x, _ = setting()
-    traces = gramian.gramian_traces(gramian.observability_gramians(observations, x, 0.5))
-    _, transpose = jax.vjp(observations, x)
+    traces = gramian_traces(observability_gramians(observations, x, 0.5))
     noise = jax.random.normal(jax.random.key(2), (4000, 3, 8))
-    draws = gramian.layer_injected_traces(lambda z: transpose(z)[0], 0.5, noise)
+    draws = layer_injected_traces(observations, x, 0.5, noise)
     found = probes.sample_mean(draws)
     assert bool((jnp.abs(found.value - traces) < 4 * found.error).all())
 
@@ -188,10 +195,10 @@ def test_noise_injected_at_every_layer_estimates_all_traces_at_once():
 def test_the_crossfit_penalty_is_unbiased_and_the_squared_one_is_not():
     """Over 10^4 draws of common Gaussian probes; the squared one's bias is (2/N) Omega_HS."""
     observations, x, grid = setting()
-    gramians = gramian.observability_gramians(observations, x, 0.5)
-    exact = penalties.trace_penalty(gramian.gramian_traces(gramians), grid)
+    gramians = observability_gramians(observations, x, 0.5)
+    exact = penalties.trace_penalty(gramian_traces(gramians), grid)
     drawn = jax.random.normal(jax.random.key(3), (10_000, 2, 3, 4))
-    estimate = jax.vmap(jax.vmap(lambda some: gramian.probed_traces(gramians, some)))(drawn)
+    estimate = jax.vmap(jax.vmap(lambda some: probed_traces(gramians, some)))(drawn)
     crossed = probes.sample_mean(
         jax.vmap(lambda g: penalties.crossfit_penalty(g[0], g[1], grid))(estimate)
     )
@@ -220,12 +227,12 @@ def test_gramians_of_normalised_networks_are_blind_to_a_shift():
     def observations(x):
         return jax.vmap(norm)(flow.trajectory(x, grid).states[:-1, -1])
 
-    gramians = gramian.observability_gramians(observations, random_states(2, 6, 4), 1.0)
+    gramians = observability_gramians(observations, random_states(2, 6, 4), 1.0)
     np.testing.assert_allclose(gramians.sum(axis=2), 0, atol=1e-12)
     left = gramian.complement_gramians(gramians)
     spectrum = np.linalg.eigvalsh(np.asarray(gramians))
     np.testing.assert_allclose(np.linalg.eigvalsh(np.asarray(left)), spectrum[:, 1:], atol=1e-12)
-    assert bool((gramian.condition_numbers(left) < 1e12).all())
+    assert bool((condition_numbers(left) < 1e12).all())
 
 
 def test_the_cheaper_mode_is_taken():
@@ -241,11 +248,117 @@ def test_the_cheaper_mode_is_taken():
         return jax.lax.while_loop(lambda c: c[0] < 2, lambda c: (c[0] + 1, c[1] * 2), (0, x))[1]
 
     x = random_states(0, 3, 2)
-    few = gramian.observability_gramians(lambda x: reverse_only(x)[:1], x, 1.0)
-    np.testing.assert_allclose(gramian.gramian_traces(few), [2, 0, 0])
-    many = gramian.observability_gramians(
-        lambda x: jnp.stack([forward_only(x).ravel()] * 2), x, 1.0
-    )
-    np.testing.assert_allclose(gramian.gramian_traces(many), [64, 64, 64])
+    few = observability_gramians(lambda x: reverse_only(x)[:1], x, 1.0)
+    np.testing.assert_allclose(gramian_traces(few), [2, 0, 0])
+    many = observability_gramians(lambda x: jnp.stack([forward_only(x).ravel()] * 2), x, 1.0)
+    np.testing.assert_allclose(gramian_traces(many), [64, 64, 64])
     with pytest.raises(TypeError, match="custom_vjp"):
-        gramian.observability_gramians(reverse_only, x, 1.0, "forward")
+        observability_gramians(reverse_only, x, 1.0, "forward")
+
+
+@pytest.mark.parametrize("step", [lim.euler, lim.split, heun])
+def test_all_routes_give_the_gramians_of_the_dense_jacobian(step):
+    grid, x = lim.graded_grid(6), random_states(2, 6, 4)
+    flow = random_flow(1, depth=4, width=4, step=step)
+    readout = lim.BandReadout(random_states(3, 4, 3), 0.5)
+    see = ObservedTokens(flow, grid, jnp.array([2, 5]), readout)
+    jacobian = jax.jacfwd(see)(x)
+    steps = jnp.array([0.5, 0.0, 1.0, 0.25])
+    expected = jnp.einsum("k,koia,koib->iab", steps, jacobian, jacobian)
+    some = jnp.array([4, 0, 3])
+
+    def routes(x):
+        bare = functools.partial(ObservedTokens.__call__, see)
+        return {
+            "forward": observability_gramians(see, x, steps, "forward"),
+            "reverse": observability_gramians(see, x, steps, "reverse"),
+            "low rank": observability_gramians(see, x, steps, "low rank", rank=18),
+            "bare": observability_gramians(bare, x, steps, "reverse"),
+        }, {
+            mode: observability_gramians(see, x, steps, mode, positions=some, rank=18)
+            for mode in ("forward", "reverse", "low rank")
+        }
+
+    found, at_some = jax.jit(routes)(x)
+    scale = float(jnp.abs(expected).max())
+    for gramians in found.values():
+        np.testing.assert_allclose(gramians, expected, rtol=0, atol=1e-10 * scale)
+    for gramians in at_some.values():
+        np.testing.assert_allclose(gramians, expected[some], rtol=0, atol=1e-10 * scale)
+
+
+def test_truncated_factors_give_gramians_from_below_and_say_what_they_left_out():
+    grid, x = lim.token_grid(6), random_states(2, 6, 4)
+    see = ObservedTokens(random_flow(1, depth=4, width=4, horizon=4.0), grid, jnp.array([5]))
+    exact = observability_gramians(see, x, 0.5)
+    gaps = []
+    for rank in (4, 6, 8, 12):
+        found = gramian.low_rank_gramians(see, x, 0.5, rank)
+        missing = np.asarray(exact - found.gramians)
+        assert np.linalg.eigvalsh(missing).min() > -1e-12
+        gaps.append(missing.trace(axis1=1, axis2=2).sum())
+        if rank < 12:
+            assert float(found.discarded.sum()) > 1e-6
+            assert gaps[-1] >= float(found.discarded[0])  # the input's own layer carries nothing on
+    assert gaps == sorted(gaps, reverse=True) and gaps[0] > 1e-3
+    assert abs(gaps[-1]) < 1e-12 and float(found.discarded.sum()) < 1e-12
+    with pytest.raises(ValueError, match="at least the 4 numbers"):
+        gramian.low_rank_gramians(see, x, 0.5, 3)
+
+
+def test_products_are_counted_as_the_cost_model_says():
+    """S d M forward, r M (M-1)/2 back through known layers, r M^2 else, R M at rank R."""
+    see = ObservedTokens(random_flow(1, depth=4, width=4), lim.token_grid(6), jnp.array([5]))
+    x = random_states(2, 6, 4)
+    assert gramian.layer_products(see, x, rank=5) == {"forward": 96, "reverse": 24, "low rank": 20}
+    assert gramian.layer_products(see, x, jnp.array([1])) == {"forward": 16, "reverse": 24}
+    assert gramian.layer_products(lambda x: see(x), x) == {"forward": 96, "reverse": 64}
+
+
+def test_gramians_by_reverse_are_differentiated():
+    """A skipped layer of the sweep must not stop derivatives."""
+    see = ObservedTokens(random_flow(1, depth=3, width=4), lim.token_grid(5), jnp.array([4]))
+
+    def total(x, mode):
+        return gramian_traces(observability_gramians(see, x, 0.5, mode)).sum()
+
+    x, direction = random_states(2, 5, 4), random_states(3, 5, 4)
+    expected = jax.jit(lambda x: central_difference(lambda x: total(x, "reverse"), x, direction))(x)
+    for mode in ("forward", "reverse"):
+        slope = jax.jit(jax.grad(total), static_argnums=1)(x, mode)
+        np.testing.assert_allclose(jnp.vdot(slope, direction), expected, rtol=1e-8)
+
+
+def test_systematic_samples_include_each_as_often_as_they_say():
+    sizes = jnp.array([1.0, 2.0, 3.0, 0.5, 1.5, 4.0])
+    keys = jax.random.split(jax.random.key(0), 20_000)
+    drawn = jax.vmap(lambda key: systematic_sample(sizes, 3, key=key))(keys)
+    inclusion = np.asarray(3 * sizes / sizes.sum())
+    assert bool((jnp.diff(drawn.indices, axis=1) > 0).all())
+    counts = np.bincount(np.asarray(drawn.indices).ravel(), minlength=6) / 20_000
+    error = np.sqrt(inclusion * (1 - inclusion) / 20_000)
+    assert (np.abs(counts - inclusion) <= 4 * error).all()
+    # Horvitz and Thompson: corrected sums are unbiased.
+    terms = jnp.array([3.0, -1.0, 2.0, 5.0, 0.5, 1.0])
+    sums = jax.vmap(lambda sample: sample.corrected(terms).sum())(drawn)
+    found = probes.sample_mean(sums)
+    assert abs(found.value - terms.sum()) < 4 * found.error
+    with pytest.raises(RuntimeError, match="Draw more"):
+        systematic_sample(sizes, 4, key=jax.random.key(0))
+    with pytest.raises(ValueError, match="from 1 to the 6"):
+        systematic_sample(sizes, 7, key=jax.random.key(0))
+
+
+def test_sampled_layers_stand_for_all():
+    """Over all samples of two layers in three, the Gramians with corrected steps are unbiased."""
+    observations, x, _ = setting()
+    exact = observability_gramians(observations, x, 0.5)
+    keys = jax.random.split(jax.random.key(1), 2000)
+
+    def estimate(key):
+        layers = systematic_sample(jnp.array([1.0, 2.0, 1.5]), 2, key=key)
+        steps = jnp.zeros(3).at[layers.indices].set(layers.corrected(jnp.full(3, 0.5)))
+        return gramian_traces(observability_gramians(observations, x, steps))
+
+    found = probes.sample_mean(jax.jit(lambda keys: jax.lax.map(estimate, keys))(keys))
+    assert bool((jnp.abs(found.value - gramian_traces(exact)) < 4 * found.error).all())

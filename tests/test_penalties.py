@@ -23,8 +23,9 @@ import lim_jax as lim
 from lim_jax import gramian
 from lim_jax.flow import LayerwiseControl
 from lim_jax.penalties import (
-    balanced_density,
+    averaged_objective,
     balanced_objective,
+    crossed_density,
     functional_of_adjoints,
     influence_discrepancy,
     influence_penalty,
@@ -190,14 +191,47 @@ def test_a_stopped_gradient_is_zero():
     assert float(dot(stopped, stopped)) == 0 and float(dot(found, found)) > 1e-6
 
 
-def test_a_given_total_replaces_the_batchs():
-    adjoints = random_states(0, BATCH, LENGTH, WIDTH)
-    energy = np.asarray((adjoints**2).sum(axis=2).mean(axis=0))
-    found = balanced_density(adjoints, GRID, epsilon=0.5, total=jnp.array(1.5))
-    np.testing.assert_allclose(found, energy / 2.0, rtol=1e-13)
-    own = balanced_density(adjoints, GRID, epsilon=0.5)
-    total = np.asarray(GRID.weights) @ energy
-    np.testing.assert_allclose(own, energy / (total + 0.5), rtol=1e-13)
+def test_an_average_of_energies_is_balanced_and_handed_on():
+    """Value, average and gradient against a gradient of the gradient; no derivative of the aux."""
+    params, previous = MODELS["bare"](), jnp.arange(1.0, 1.0 + LENGTH)
+    options = dict(strength=2.0, epsilon=0.0)
+
+    def ours(params):
+        return averaged_objective(
+            example_loss, params, (X, Y), GRID, previous=previous, memory=0.75, **options
+        )
+
+    def nested(params):
+        energy = 0.75 * previous + 0.25 * lim.influence(example_loss, params, (X, Y), GRID).energy
+        losses = jax.vmap(example_loss, in_axes=(None, 0, 0))(params, X, Y)
+        density = energy / lim.integral(energy, GRID)
+        return losses.mean() + 2.0 * influence_discrepancy(density, 1.0, GRID), energy
+
+    (value, energy), gradient = jax.jit(jax.value_and_grad(ours, has_aux=True))(params)
+    (expected, mean), slope = jax.jit(jax.value_and_grad(nested, has_aux=True))(params)
+    np.testing.assert_allclose(value, expected, rtol=1e-12)
+    np.testing.assert_allclose(energy, mean, rtol=1e-12)
+    np.testing.assert_allclose(gradient, slope, rtol=1e-10)
+    assert float(jnp.abs(jax.jit(jax.grad(lambda p: ours(p)[1].sum()))(params)).max()) == 0
+
+
+def test_the_crossed_density_is_balanced_too():
+    params = MODELS["bare"]()
+
+    def ours(params):
+        return influence_penalty(
+            example_loss, params, (X, Y), GRID, epsilon=0.0, estimate=crossed_density
+        )
+
+    adjoints = jax.vmap(jax.grad(example_loss, argnums=1), in_axes=(None, 0, 0))(params, X, Y)
+    energies = np.sum(np.asarray(adjoints / GRID.weights[None, :, None]) ** 2, axis=2)
+    first, second, weights = energies[:1].mean(axis=0), energies[1:].mean(axis=0), GRID.weights
+    density = (first / (weights @ second) + second / (weights @ first)) / 2
+    np.testing.assert_allclose(ours(params), weights @ (density - 1) ** 2 / 2, rtol=1e-12)
+    direction = random_states(9, WIDTH, WIDTH)
+    expected = jax.jit(lambda p: central_difference(ours, p, direction))(params)
+    slope = jax.jit(jax.grad(ours))(params)
+    np.testing.assert_allclose(jnp.vdot(slope, direction), expected, rtol=1e-7)
 
 
 def test_functionals_see_densities():
@@ -244,7 +278,7 @@ def test_algorithm_3_with_exact_probes_is_the_trace_penalty_of_the_gramians():
     seen = jnp.array([LENGTH - 1])
 
     def observations(params, x):
-        return gramian.observed_tokens(params, GRID, seen, READOUT)(x)
+        return gramian.ObservedTokens(params, GRID, seen, READOUT)(x)
 
     def ours(params):
         return observability_objective(
@@ -272,3 +306,15 @@ def test_algorithm_3_with_exact_probes_is_the_trace_penalty_of_the_gramians():
         previous=jnp.ones(LENGTH), memory=0.25,
     )  # fmt: skip
     np.testing.assert_allclose(averaged, 0.25 + 0.75 * mean, rtol=1e-10)
+    # Two positions that stand for all: the weighted variance of their traces.
+    seen_at, stand_for = jnp.array([4, 1]), jnp.array([0.7, 0.5])
+    value, traces = observability_objective(
+        example_loss, observations, params, (X, Y), GRID, drawn, strength=0.3, step=0.5,
+        positions=seen_at, weights=stand_for,
+    )  # fmt: skip
+    some = np.asarray(mean)[[4, 1]]
+    np.testing.assert_allclose(traces, some, rtol=1e-10)
+    centre = (0.7 * some[0] + 0.5 * some[1]) / 1.2
+    risk = jax.vmap(example_loss, in_axes=(None, 0, 0))(params, X, Y).mean()
+    penalty = 0.7 * (some[0] - centre) ** 2 + 0.5 * (some[1] - centre) ** 2
+    np.testing.assert_allclose(value, risk + 0.15 * penalty, rtol=1e-10)

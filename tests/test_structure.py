@@ -22,6 +22,7 @@ ORDER = (
     "influence",
     "kernel",
     "gramian",
+    "trace_estimates",
     "training",
     "gradient_flow",
     "penalties",
