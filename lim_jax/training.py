@@ -82,13 +82,16 @@ def resumable(
 
 def _store(checkpoint: Path, done: int, state: Any, records: PyTree) -> None:
     half_written = checkpoint.with_name(checkpoint.name + ".part")
-    eqx.tree_serialise_leaves(half_written, (jnp.array(done), state, records))
+    # Opened here, for Equinox adds a suffix to names that have none.
+    with half_written.open("wb") as file:
+        eqx.tree_serialise_leaves(file, (jnp.array(done), state, records))
     half_written.replace(checkpoint)
 
 
 def _load(checkpoint: Path, like: Any, steps: int) -> tuple[int, Any, PyTree]:
     try:
-        done, state, records = eqx.tree_deserialise_leaves(checkpoint, (jnp.array(0), *like))
+        with checkpoint.open("rb") as file:
+            done, state, records = eqx.tree_deserialise_leaves(file, (jnp.array(0), *like))
     except RuntimeError as error:
         error.add_note(f"{checkpoint} is of another run. Remove it, or name another checkpoint.")
         raise
