@@ -235,7 +235,8 @@ def low_rank_gramians(
 
     The Gramian of a whole layer's state obeys :math:`\mathcal G_k = J_k^*\mathcal G_{k+1}J_k +
     \varepsilon\,C_k^*C_k`. Each layer carries the rows of a factor back, appends its own, and
-    keeps the `rank` largest of their principal components: exact at rank :math:`Mr` or :math:`Ld`. Forward values only: the principal components of equal sizes have no derivative.
+    keeps the `rank` largest of their principal components: exact at rank :math:`Mr` or
+    :math:`Ld`. Forward values only: components of equal sizes have no derivative.
 
     Parameters
     ----------
