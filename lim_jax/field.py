@@ -161,7 +161,8 @@ class CausalAttention(eqx.Module):
         """Attend from `x` to `context`."""
         query, key, value = self.projections(x, context)
         heads = jax.vmap(causal_attention, in_axes=(0, 0, 0, None))(query, key, value, grid)
-        mixed = jnp.einsum("hdv,hlv->ld", self.output, heads)
+        joined = jnp.swapaxes(heads, 0, 1).reshape(x.shape[0], -1)
+        mixed = joined @ jnp.swapaxes(self.output, 1, 2).reshape(-1, x.shape[1])
         return mixed if self.output_bias is None else mixed + self.output_bias[None, :]
 
     def projections(
@@ -246,11 +247,9 @@ class FeedForward(eqx.Module):
         """Map every token of `x` by itself."""
         del context, grid
         _require_width(x, self.inner.shape[-1])
-        return jax.vmap(self._token)(x)
-
-    def _token(self, z: Float[Array, " width"]) -> Float[Array, " width"]:
-        hidden = self.activation(self.inner @ self.norm(z) + self.inner_bias)
-        return self.outer @ hidden + self.outer_bias
+        # Whole matrices of tokens: a product for each token under vmap is half as fast on a CPU.
+        hidden = self.activation(jax.vmap(self.norm)(x) @ self.inner.T + self.inner_bias[None, :])
+        return hidden @ self.outer.T + self.outer_bias[None, :]
 
 
 class TransformerField(eqx.Module):
@@ -310,7 +309,9 @@ def _project(
     bias: Float[Array, "heads size"] | None,
     tokens: Float[Array, "length width"],
 ) -> Float[Array, "heads length size"]:
-    projected = jnp.einsum("hkd,ld->hlk", matrices, tokens)
+    heads, size, width = matrices.shape
+    together = tokens @ matrices.reshape(heads * size, width).T
+    projected = jnp.swapaxes(together.reshape(-1, heads, size), 0, 1)
     return projected if bias is None else projected + bias[:, None, :]
 
 

@@ -10,6 +10,7 @@ PACKAGE = Path(__file__).parent.parent / "lim_jax"
 ORDER = (
     "_checks",
     "grid",
+    "blocked",
     "attention",
     "field",
     "flow",

@@ -1,0 +1,189 @@
+r"""Causal attention tile by tile: the dense formula's numbers in memory linear in the length.
+
+On a `CellGrid` prefix weights are known without a matrix, :math:`W_{ij} = \Delta p_j` left of the
+diagonal, and tiles ahead of it are skipped. Rows are normalised as they grow (the running maximum
+and sum of Milakov and Gimelshein, 2018), and their log-sum-exp is kept:
+
+.. math:: \ell_i = \log\sum_j W_{ij}\,e^{s_{ij}}, \qquad A_{ij} = W_{ij}\,e^{s_{ij} - \ell_i},
+          \qquad o_i = \sum_j A_{ij} v_j.
+
+The derivative is made of the same tiles,
+
+.. math:: \dot\ell_i = \sum_j A_{ij}\,\dot s_{ij}, \qquad
+          \dot o_i = \sum_j A_{ij}(\dot s_{ij}\,v_j + \dot v_j) - \dot\ell_i\,o_i,
+
+a linear scan of remade tiles, which JAX transposes into the reverse sweep and differentiates
+again. Only :math:`o` and :math:`\ell` are kept for it.
+"""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, PyTree
+
+from lim_jax.grid import CellGrid
+
+TILE = 128
+
+
+def blocked_attention(
+    query: Float[Array, "length size"],
+    key: Float[Array, "length size"],
+    value: Float[Array, "length features"],
+    grid: CellGrid,
+) -> Float[Array, "length features"]:
+    r"""One head of causal attention, tile by tile; `attention.causal_attention` for long grids.
+
+    Sums are accumulated in float32 at least, whatever the inputs' precision.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> values = jnp.array([[1.0], [3.0]])
+    >>> blocked_attention(jnp.zeros((2, 1)), jnp.zeros((2, 1)), values, token_grid(2)).tolist()
+    [[1.0], [2.0]]
+    """
+    features, _ = _attend(query / math.sqrt(query.shape[1]), key, value, grid)
+    return features.astype(value.dtype)
+
+
+class Row(NamedTuple):
+    """What grows along a row block: the unnormalised output, its sum, and the highest score."""
+
+    features: Float[Array, "tile features"]
+    total: Float[Array, " tile"]
+    highest: Float[Array, " tile"]
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(3,))
+def _attend(
+    query: Float[Array, "length size"],
+    key: Float[Array, "length size"],
+    value: Float[Array, "length features"],
+    grid: CellGrid,
+) -> tuple[Float[Array, "length features"], Float[Array, " length"]]:
+    r"""Outputs :math:`o` and log-sum-exps :math:`\ell`; queries come scaled."""
+    dtype = _accumulator(query)
+
+    def grow(row: Row, query: Array, column: tuple, own: Bool[Array, ""]) -> Row:
+        key, value, log_weight = column
+        scores = _scores(query, key, log_weight, own, grid)
+        highest = jnp.maximum(row.highest, scores.max(axis=1))
+        mass, shrunk = jnp.exp(scores - highest[:, None]), jnp.exp(row.highest - highest)
+        return Row(
+            row.features * shrunk[:, None] + _matmul(mass.astype(value.dtype), value),
+            row.total * shrunk + mass.sum(axis=1),
+            highest,
+        )
+
+    tile = min(TILE, grid.size)
+    empty = Row(
+        jnp.zeros((tile, value.shape[1]), dtype),
+        jnp.zeros(tile, dtype),
+        jnp.full(tile, -jnp.inf, dtype),
+    )
+    columns = _tiles(key), _tiles(value), _log_weights(grid, dtype)
+    features, total, highest = _over_tiles(grow, empty, _tiles(query), columns)
+    return _joined(features / total[..., None], grid), _joined(highest + jnp.log(total), grid)
+
+
+@_attend.defjvp
+def _attend_jvp(grid, primals, tangents):
+    features, log_total = _attend(*primals, grid)
+    moved, log_slope = _slopes(primals, log_total, tangents, grid)
+    return (features, log_total), (moved - log_slope[:, None] * features, log_slope)
+
+
+def _slopes(primals, log_total, tangents, grid):
+    r"""The sums :math:`\sum_j A_{ij}(\dot s_{ij}v_j + \dot v_j)` and :math:`\dot\ell_i`."""
+
+    def grow(sums: tuple, row: tuple, column: tuple, own: Bool[Array, ""]) -> tuple:
+        query, query_slope, log_total = row
+        key, key_slope, value, value_slope, log_weight = column
+        scores = _scores(query, key, log_weight, own, grid)
+        weights = jnp.exp(scores - log_total[:, None])
+        moved = weights * (_matmul(query_slope, key.T) + _matmul(query, key_slope))
+        weights, pushed = weights.astype(value.dtype), moved.astype(value.dtype)
+        features = _matmul(pushed, value) + _matmul(weights, value_slope.T)
+        return sums[0] + features, sums[1] + moved.sum(axis=1)
+
+    def across(slope: Array) -> Array:
+        # Transposed, these products then sum over a tile's rows into (size, tile): on a CPU three
+        # times as fast as into (tile, size).
+        return jnp.swapaxes(_tiles(slope), 1, 2)
+
+    (query, key, value), (query_slope, key_slope, value_slope) = primals, tangents
+    rows = _tiles(query), _tiles(query_slope), _tiles(log_total)
+    columns = _tiles(key), across(key_slope), _tiles(value), across(value_slope)
+    columns = *columns, _log_weights(grid, log_total.dtype)
+    tile = rows[2].shape[1]
+    empty = jnp.zeros((tile, value.shape[1]), log_total.dtype), jnp.zeros(tile, log_total.dtype)
+    return tuple(_joined(sums, grid) for sums in _over_tiles(grow, empty, rows, columns))
+
+
+def _over_tiles(
+    body: Callable[[Any, Any, Any, Bool[Array, ""]], Any],
+    start: PyTree,
+    rows: PyTree,
+    columns: PyTree,
+) -> PyTree:
+    """Carry ``body`` from `start` along every row of tiles up to its own; tiles are remade."""
+    indices = jnp.arange(jax.tree.leaves(rows)[0].shape[0])
+
+    def along(_, row):
+        i, row = row
+
+        def tile(carry, column):
+            j, column = column
+            carry = jax.lax.cond(
+                j <= i, lambda carry: body(carry, row, column, i == j), lambda carry: carry, carry
+            )
+            return carry, None
+
+        tile = jax.checkpoint(tile, prevent_cse=False)
+        return None, jax.lax.scan(tile, start, (indices, columns))[0]
+
+    along = jax.checkpoint(along, prevent_cse=False)
+    return jax.lax.scan(along, None, (indices, rows))[1]
+
+
+def _scores(query, key, log_weight, own, grid):
+    """A tile of scores plus log-weights; in the row block's own tile the future is masked."""
+    scores = _matmul(query, key.T) + log_weight[None, :]
+    row, column = jnp.arange(query.shape[0])[:, None], jnp.arange(query.shape[0])[None, :]
+    on_diagonal = math.log(1 - grid.offset)
+    masked = jnp.where(
+        column < row, scores, jnp.where(column == row, scores + on_diagonal, -jnp.inf)
+    )
+    return jnp.where(own, masked, scores)
+
+
+def _matmul(left: Array, right: Array) -> Array:
+    return jnp.matmul(left, right, preferred_element_type=_accumulator(left))
+
+
+def _accumulator(array: Array) -> jnp.dtype:
+    """The precision of sums: float32 at least."""
+    return array.dtype if jnp.finfo(array.dtype).bits > 32 else jnp.dtype(jnp.float32)
+
+
+def _log_weights(grid: CellGrid, dtype: jnp.dtype) -> Float[Array, "blocks tile"]:
+    return _tiles(jnp.log(grid.weights).astype(dtype))
+
+
+def _tiles(array: Float[Array, "length *rest"]) -> Float[Array, "blocks tile *rest"]:
+    """Cut into blocks, the last one padded: no position looks ahead at what is padded."""
+    size = array.shape[0]
+    tile = min(TILE, size)
+    padded = jnp.pad(array, ((0, -size % tile), *((0, 0) for _ in array.shape[1:])))
+    return padded.reshape(-1, tile, *array.shape[1:])
+
+
+def _joined(
+    blocks: Float[Array, "blocks tile *rest"], grid: CellGrid
+) -> Float[Array, "length *rest"]:
+    return blocks.reshape(-1, *blocks.shape[2:])[: grid.size]
