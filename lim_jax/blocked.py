@@ -23,11 +23,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, PyTree
 
 from lim_jax.grid import CellGrid
 
 TILE = 128
+KEPT = "attention outputs"
 
 
 def blocked_attention(
@@ -93,7 +95,7 @@ def _attend(
 
 @_attend.defjvp
 def _attend_jvp(grid, primals, tangents):
-    features, log_total = _attend(*primals, grid)
+    features, log_total = checkpoint_name(_attend(*primals, grid), KEPT)
     moved, log_slope = _slopes(primals, log_total, tangents, grid)
     return (features, log_total), (moved - log_slope[:, None] * features, log_slope)
 

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree, Shaped
 
 from lim_jax._checks import require, require_floating
+from lim_jax.blocked import KEPT
 from lim_jax.field import Field, State
 from lim_jax.grid import Grid
 
@@ -229,7 +230,11 @@ class ResidualFlow(eqx.Module):
             return body(carry, (eqx.combine(arrays, static), increment), *inputs)
 
         return jax.lax.scan(
-            jax.checkpoint(layer_body, prevent_cse=False),
+            jax.checkpoint(
+                layer_body,
+                prevent_cse=False,
+                policy=jax.checkpoint_policies.save_only_these_names(KEPT),
+            ),
             carry,
             (arrays, increments, *inputs),
             reverse=reverse,

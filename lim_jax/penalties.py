@@ -131,20 +131,39 @@ def _functional_jvp(primals, tangents, *, functional, loss, grid):
     (value, aux), (a, c) = jax.value_and_grad(functional, argnums=(0, 1), has_aux=True)(
         losses, adjoints, options
     )
-
-    def along(params, batch, options):
-        x, y = batch
-
-        def batch_losses(x):
-            return jax.vmap(loss, in_axes=(None, 0, 0))(params, x, y)
-
-        # <c, P_0> = D_x loss[c / weights]: the adjoints are densities.
-        direction = (c / grid.weights[None, :, None]).astype(x.dtype)
-        again, slopes = jax.jvp(batch_losses, (x,), (direction,))
-        return a @ again + slopes.sum() + functional(losses, adjoints, options)[0]
-
-    _, tangent = eqx.filter_jvp(along, primals, tangents)
+    # <c, P_0> = D_x loss[c / weights]: the adjoints are densities.
+    direction = (c / grid.weights[None, :, None]).astype(batch[0].dtype)
+    along, slopes = _mixed_gradient(loss, (params, batch), tangents[:2], direction, a)
+    of_options = eqx.filter_jvp(
+        lambda options: functional(losses, adjoints, options)[0], (options,), tangents[2:]
+    )[1]
+    tangent = sum(map(jnp.vdot, jax.tree.leaves(slopes), jax.tree.leaves(along)), jnp.zeros(()))
+    tangent = tangent if of_options is None else tangent + of_options
     return (value, aux), (tangent, jax.tree.map(jnp.zeros_like, aux))
+
+
+def _mixed_gradient(
+    loss: Loss, primals: PyTree, tangents: PyTree, direction: Adjoints, weights: Losses
+) -> tuple[PyTree, PyTree]:
+    r"""The gradient of :math:`\sum_b a_b\,\mathrm{loss}_b + D_x\mathrm{loss}_b\cdot c_b`.
+
+    In those parameters and inputs that have a tangent, which come first. With a factor
+    :math:`\sigma_b` on each loss it is the derivative, at :math:`\sigma = 1` and along (c, a), of
+    the plain gradient in (x, \sigma): forward over reverse, so that the inner product with a
+    tangent is all that reverse mode has to transpose.
+    """
+    has_tangent = jax.tree.map(lambda t: t is not None, tangents, is_leaf=lambda t: t is None)
+    moving, still = eqx.partition(primals, has_tangent)
+
+    def gradient(shift: Adjoints, factors: Losses) -> PyTree:
+        def total(moving: PyTree) -> Scalar:
+            params, (x, y) = eqx.combine(moving, still)
+            return factors @ jax.vmap(loss, in_axes=(None, 0, 0))(params, x + shift, y)
+
+        return jax.grad(total)(moving)
+
+    at = jnp.zeros_like(direction), jnp.ones_like(weights)
+    return tangents, jax.jvp(gradient, at, (direction, weights))[1]
 
 
 def balanced_density(adjoints: Adjoints, grid: Grid, *, epsilon: Scalar | float) -> Profile:
