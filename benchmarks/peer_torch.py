@@ -1,0 +1,98 @@
+"""The same network and jobs in stock PyTorch, as one would write them there."""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+Parameters = dict[str, torch.Tensor]
+
+
+def parameters(arrays: dict[str, np.ndarray]) -> Parameters:
+    """Stacked weights of all layers, with queries, keys and values in one matrix."""
+    depth, heads, size, width = arrays["query"].shape
+
+    def flat(name: str) -> np.ndarray:
+        return arrays[name].reshape(depth, heads * size, width)
+
+    joined = np.concatenate([flat("query"), flat("key"), flat("value")], axis=1)
+    mixed = arrays["output"].transpose(0, 2, 1, 3).reshape(depth, width, heads * size)
+    kept = ("scale1", "shift1", "scale2", "shift2", "inner", "inner_bias", "outer", "outer_bias")
+    found = {"joined": joined, "mixed": mixed}
+    found.update({name: arrays[name] for name in (*kept, "readout")})  # the readout is compared
+    return {name: torch.from_numpy(np.array(value)) for name, value in found.items()}
+
+
+def losses(params: Parameters, x: torch.Tensor, y: torch.Tensor, heads: int) -> torch.Tensor:
+    """The mean cross-entropy of every example, through pre-norm layers."""
+    batch, length, width = x.shape
+
+    def split(part: torch.Tensor) -> torch.Tensor:
+        return part.view(batch, length, heads, width // heads).transpose(1, 2)
+
+    for k in range(params["joined"].shape[0]):
+        p = {name: value[k] for name, value in params.items() if name != "readout"}
+        normed = F.layer_norm(x, (width,), p["scale1"], p["shift1"])
+        query, key, value = (normed @ p["joined"].T).chunk(3, dim=-1)
+        attended = F.scaled_dot_product_attention(
+            split(query), split(key), split(value), is_causal=True
+        )
+        x = x + attended.transpose(1, 2).reshape(batch, length, width) @ p["mixed"].T
+        normed = F.layer_norm(x, (width,), p["scale2"], p["shift2"])
+        hidden = F.gelu(normed @ p["inner"].T + p["inner_bias"], approximate="tanh")
+        x = x + hidden @ p["outer"].T + p["outer_bias"]
+    logits = x @ params["readout"]
+    return F.cross_entropy(logits.transpose(1, 2), y, reduction="none").mean(dim=1)
+
+
+def jobs(
+    arrays: dict[str, np.ndarray], x: np.ndarray, labels: np.ndarray, heads: int, strength: float
+) -> dict[str, Callable[[], np.ndarray]]:
+    """Each job as a function of nothing, that returns numbers to compare."""
+    params, x_, y = parameters(arrays), torch.from_numpy(x.copy()), torch.from_numpy(labels)
+    length = x.shape[1]
+
+    def energies(params: Parameters, x: torch.Tensor, create_graph: bool = False):
+        x = x.clone().requires_grad_(True)
+        each = losses(params, x, y, heads)
+        (slope,) = torch.autograd.grad(each.sum(), x, create_graph=create_graph)
+        return each, ((slope * length) ** 2).sum(dim=2).mean(dim=0)
+
+    def trainable() -> Parameters:
+        return {name: value.clone().requires_grad_(True) for name, value in params.items()}
+
+    def influence() -> np.ndarray:
+        return energies(params, x_)[1].numpy()
+
+    def gradient() -> np.ndarray:
+        at = trainable()
+        found = torch.autograd.grad(losses(at, x_, y, heads).mean(), list(at.values()))
+        return found[-1].numpy()
+
+    def algorithm_1() -> np.ndarray:
+        at = trainable()
+        with sdpa_kernel(SDPBackend.MATH):  # the fused ones have no double backward
+            each, energy = energies(at, x_, create_graph=True)
+            penalty = ((energy / energy.mean() - 1) ** 2).mean() / 2
+            objective = each.mean() + strength * penalty
+            return torch.autograd.grad(objective, list(at.values()))[-1].numpy()
+
+    def mdot() -> np.ndarray:
+        def energy(params: Parameters) -> torch.Tensor:
+            slope = torch.func.grad(lambda x: losses(params, x, y, heads).sum())(x_)
+            return ((slope * length) ** 2).sum(dim=2).mean(dim=0)
+
+        with sdpa_kernel(SDPBackend.MATH):
+            down = torch.func.grad(lambda p: -losses(p, x_, y, heads).mean())(params)
+            value, rate = torch.func.jvp(energy, (params,), (down,))
+            total = value.mean()
+            return ((rate - value / total * rate.mean()) / total).numpy()
+
+    return {
+        "influence": influence,
+        "gradient": gradient,
+        "algorithm 1": algorithm_1,
+        "mdot": mdot,
+    }
