@@ -14,7 +14,6 @@ os.environ.setdefault(
 
 import json
 import platform
-import resource
 import subprocess
 import sys
 import time
@@ -134,9 +133,16 @@ def peak_memory(size: str, side: str, name: str) -> float:
 def run_alone(size: Size, side: str, name: str) -> float:
     """What `peak_memory` asks of its process."""
     job = (peers(size, (name,)) if side == "torch" else prepared(size, (name,))[0])[name]
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    Path("/proc/self/clear_refs").write_text("5")  # Linux: forget the peak so far
+    before = memory_status("VmRSS")
     job()
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    return (memory_status("VmHWM") - before) / 1024
+
+
+def memory_status(field: str) -> int:
+    """A field of this process's status, in KiB."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.split(f"{field}:")[1].split()[0])
 
 
 def gemm_rate() -> float:

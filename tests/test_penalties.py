@@ -301,11 +301,16 @@ def test_algorithm_3_with_exact_probes_is_the_trace_penalty_of_the_gramians():
     scale = np.sqrt(float(dot(slope, slope)))
     for left, right in zip(jax.tree.leaves(gradient), jax.tree.leaves(slope), strict=True):
         np.testing.assert_allclose(left, right, rtol=0, atol=1e-10 * scale)
-    _, averaged = observability_objective(
+    kept, averaged = observability_objective(
         example_loss, observations, params, (X, Y), GRID, drawn, strength=0.3, step=0.5,
-        previous=jnp.ones(LENGTH), memory=0.25,
+        positions=jnp.array([4, 1]), previous=jnp.ones(2), memory=0.25,
     )  # fmt: skip
-    np.testing.assert_allclose(averaged, 0.25 + 0.75 * mean, rtol=1e-10)
+    averages = 0.25 + 0.75 * np.asarray(mean)[[4, 1]]
+    np.testing.assert_allclose(averaged, averages, rtol=1e-10)
+    own = np.asarray(GRID.weights)[[4, 1]]
+    spread = own @ (averages - own @ averages / own.sum()) ** 2
+    risk = jax.vmap(example_loss, in_axes=(None, 0, 0))(params, X, Y).mean()
+    np.testing.assert_allclose(kept, risk + 0.15 * spread, rtol=1e-10)
     # Two positions that stand for all: the weighted variance of their traces.
     seen_at, stand_for = jnp.array([4, 1]), jnp.array([0.7, 0.5])
     value, traces = observability_objective(
@@ -315,6 +320,5 @@ def test_algorithm_3_with_exact_probes_is_the_trace_penalty_of_the_gramians():
     some = np.asarray(mean)[[4, 1]]
     np.testing.assert_allclose(traces, some, rtol=1e-10)
     centre = (0.7 * some[0] + 0.5 * some[1]) / 1.2
-    risk = jax.vmap(example_loss, in_axes=(None, 0, 0))(params, X, Y).mean()
     penalty = 0.7 * (some[0] - centre) ** 2 + 0.5 * (some[1] - centre) ** 2
     np.testing.assert_allclose(value, risk + 0.15 * penalty, rtol=1e-10)

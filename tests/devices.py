@@ -1,0 +1,112 @@
+"""Run the library's jobs on several devices and print how far their numbers are from one's.
+
+``XLA_FLAGS=--xla_force_host_platform_device_count=8 python devices.py virtual`` for 8 virtual
+ones; ``python devices.py 0 PORT`` and ``python devices.py 1 PORT`` are two processes of one run.
+"""
+
+import sys
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+import lim_jax as lim
+from lim_jax import attention, blocked
+from lim_jax.gradient_flow import density_dynamics
+from lim_jax.kernel import cone_mass
+from lim_jax.penalties import balanced_objective
+
+jax.config.update("jax_enable_x64", True)
+LENGTH, WIDTH, EXAMPLES = 24, 6, 8
+GRID = lim.token_grid(LENGTH)
+
+
+def network():
+    keys = jax.random.split(jax.random.key(0), 6)
+    make = jax.vmap(lambda key: lim.TransformerField.init(WIDTH, heads=2, key=key))
+    readout = lim.LinearReadout.init(WIDTH, 5, key=keys[3])
+    x = jax.random.normal(keys[4], (EXAMPLES, LENGTH, WIDTH))
+    labels = jax.random.randint(keys[5], (EXAMPLES, LENGTH), 0, 5)
+    return (lim.ResidualFlow(make(keys[:2]), step=lim.split), readout), (
+        x,
+        jax.nn.one_hot(labels, 5),
+    )
+
+
+def loss(model, x, y):
+    return lim.cross_entropy(model[1](model[0](x, GRID), GRID), y, GRID)
+
+
+def mass(model, batch):
+    first = jax.tree.map(lambda leaf: leaf[0], model[0].layers.attention)
+    return jax.vmap(lambda x: cone_mass(first, x, GRID, "frobenius"))(batch[0])
+
+
+def balanced_gradient(model, batch):
+    return jax.grad(lambda m: balanced_objective(loss, m, batch, GRID, strength=1.0))(model)
+
+
+JOBS = {
+    "density": lambda model, batch: lim.influence(loss, model, batch, GRID).density,
+    "algorithm 1": balanced_gradient,
+    "mdot": lambda model, batch: density_dynamics(loss, model, batch, GRID).rate,
+    "cone mass": mass,
+}
+
+
+def largest_difference(found, expected):
+    gaps = [
+        float(np.max(np.abs(np.asarray(a) - np.asarray(b)) / np.max(np.abs(np.asarray(b)))))
+        for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
+    ]
+    return max(gaps)
+
+
+def virtual():
+    """Spread examples over all devices, or examples and context; dense, and in small tiles."""
+    mesh = jax.make_mesh((2, 4), ("data", "context"), axis_types=(AxisType.Auto,) * 2)
+    specs = PartitionSpec(("data", "context")), PartitionSpec("data", "context")
+    model, batch = network()
+    tiled = {"density": JOBS["density"]}
+    for tile, jobs in ((blocked.TILE, JOBS), (8, tiled)):
+        blocked.TILE = attention.TILE = tile
+        jax.clear_caches()
+        for name, job in jobs.items():
+            expected = jax.jit(job)(model, batch)
+            for spec in specs:
+                spread = jax.device_put(batch, NamedSharding(mesh, spec))
+                found = jax.jit(job)(model, spread)
+                gap = largest_difference(found, expected)
+                assert len(jax.tree.leaves(found)[0].sharding.device_set) == 8
+                assert gap < 1e-12, (name, spec, tile, gap)
+                print(name, spec, tile, gap)
+
+
+def process(index, port):
+    """Each process holds half of the examples; both end with the numbers of one."""
+    jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=2, process_id=index)
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
+    model, batch = network()
+    half = slice(index * EXAMPLES // 2, (index + 1) * EXAMPLES // 2)
+    spread, whole = NamedSharding(mesh, PartitionSpec("data")), NamedSharding(mesh, PartitionSpec())
+    shared = jax.tree.map(
+        lambda leaf: jax.make_array_from_process_local_data(spread, np.asarray(leaf[half])), batch
+    )
+    model = jax.tree.map(
+        lambda leaf: jax.make_array_from_process_local_data(whole, np.asarray(leaf)), model
+    )
+    for name, job in JOBS.items():
+        if name in ("density", "algorithm 1"):
+            found = jax.jit(job, out_shardings=whole)(model, shared)
+            local = jax.tree.map(lambda leaf: leaf.addressable_data(0), found)
+            expected = jax.jit(job)(*network())
+            gap = largest_difference(local, expected)
+            assert gap < 1e-12, (name, gap)
+            print(name, gap)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "virtual":
+        virtual()
+    else:
+        process(int(sys.argv[1]), sys.argv[2])

@@ -1,0 +1,44 @@
+"""Several devices give the numbers of one: 8 virtual ones, and two processes."""
+
+import os
+import socket
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).with_name("devices.py")
+
+
+def run(*arguments, devices=1):
+    flags = f"--xla_force_host_platform_device_count={devices}"
+    return subprocess.run(
+        [sys.executable, str(SCRIPT), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env={**os.environ, "XLA_FLAGS": flags},
+    )
+
+
+def lines(finished):
+    assert finished.returncode == 0, finished.stderr[-2000:]
+    return [line for line in finished.stdout.splitlines() if not line.startswith("[")]
+
+
+@pytest.mark.slow
+def test_eight_virtual_devices_share_examples_and_context():
+    """Every job at two ways to spread, and attention by tiles: the script asserts 1e-12."""
+    assert len(lines(run("virtual", devices=8))) == 10
+
+
+@pytest.mark.slow
+def test_two_processes_share_examples():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with ThreadPoolExecutor() as both:
+        for finished in both.map(lambda index: run(index, port), (0, 1)):
+            assert len(lines(finished)) == 2
