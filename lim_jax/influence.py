@@ -11,7 +11,7 @@ of the ratio, by linearisation.
 """
 
 from collections.abc import Callable, Iterable
-from functools import partial, reduce
+from functools import reduce
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -280,16 +280,8 @@ def influence(
     >>> result.density.tolist(), float(result.total)
     ([0.2, 1.8], 20.0)
     """
-    if regions is None:
-        regions = boundary_regions(grid, 0.2)
-    require(
-        regions.grid == grid,
-        "regions",
-        got=f"regions of {regions.grid}",
-        expected=f"regions of {grid}",
-        cure="Make them with boundary_regions(grid, delta).",
-    )
-    return _influence(loss, params, batch, regions)
+    counted = jnp.ones(batch[0].shape[:1], bool)
+    return _influence(loss, params, batch, counted, _checked_regions(regions, grid))
 
 
 def influence_stream(
@@ -304,8 +296,9 @@ def influence_stream(
     Parameters
     ----------
     batches
-        Any iterable of batches as in `influence`, of any sizes; each new size compiles once.
-        Wrap it in `tqdm.tqdm` to see progress.
+        Any iterable of batches as in `influence`. Those smaller than the first, such as a ragged
+        last one, are filled up and what fills them is left out again, so that nothing compiles
+        twice; each larger size compiles once. Wrap it in `tqdm.tqdm` to see progress.
     loss, params, grid, regions
         As in `influence`.
 
@@ -330,19 +323,48 @@ def influence_stream(
             "batches: got none, expected at least one batch. "
             "An iterator that was read before is empty: make it anew."
         ) from None
-    measure = partial(influence, loss, params, grid=grid, regions=regions)
-    return reduce(Influence.merge, map(measure, remaining), measure(first))
+    regions = _checked_regions(regions, grid)
+    size = first[0].shape[0]
+    measured = (_influence(loss, params, *_filled(batch, size), regions) for batch in remaining)
+    return reduce(Influence.merge, measured, influence(loss, params, first, grid, regions))
+
+
+def _checked_regions(regions: Regions | None, grid: Grid) -> Regions:
+    if regions is None:
+        regions = boundary_regions(grid, 0.2)
+    require(
+        regions.grid == grid,
+        "regions",
+        got=f"regions of {regions.grid}",
+        expected=f"regions of {grid}",
+        cure="Make them with boundary_regions(grid, delta).",
+    )
+    return regions
+
+
+def _filled(batch: Batch, size: int) -> tuple[PyTree, Bool[Array, " filled"]]:
+    """Repeat the last example up to a size, and mark those that count."""
+    count = batch[0].shape[0]
+    missing = max(size - count, 0) if count else 0
+    filled = jax.tree.map(
+        lambda leaf: jnp.concatenate([leaf, jnp.repeat(leaf[-1:], missing, axis=0)]), batch
+    )
+    return filled, jnp.arange(count + missing) < count
 
 
 @eqx.filter_jit
-def _influence(loss: Loss, params: PyTree, batch: Batch, regions: Regions) -> Influence:
+def _influence(
+    loss: Loss, params: PyTree, batch: Batch, counted: Bool[Array, " examples"], regions: Regions
+) -> Influence:
     energies = adjoint_energies(loss, params, batch, regions.grid)
-    count, mean = energies.shape[0], energies.mean(axis=0)
-    deviations = energies - mean[None, :]
+    shares = counted.astype(energies.dtype)[:, None]
+    count = shares.sum()
+    mean = (shares * energies).sum(axis=0) / count
+    deviations = shares * (energies - mean[None, :])
     regional = deviations @ regions.weights.T
     return Influence(
         regions,
-        jnp.asarray(count, energies.dtype),
+        count,
         mean,
         jnp.sum(deviations**2, axis=0),
         deviations.T @ regional,

@@ -7,9 +7,10 @@ derivative of a functional F in the adjoints,
 .. math:: D_\vartheta F(P_0)[\eta] = \langle c, D_\vartheta P_0[\eta]\rangle
           = D_\vartheta\bigl(D_x \mathrm{loss}\cdot c\bigr)[\eta], \qquad c\ \text{held fixed},
 
-so one forward derivative of the loss along c, differentiated once in reverse, gives what a
-gradient of a gradient gives. `functional_of_adjoints` has that rule, in a form that forward mode
-and further derivatives pass through, so that `jax.grad` of an objective takes it by itself.
+so the gradient of F is one forward derivative, along c in the input, of the plain gradient of the
+loss: forward over reverse gives what a gradient of a gradient gives. `functional_of_adjoints` has
+that rule, in a form that forward mode and further derivatives pass through, so that `jax.grad` of
+an objective takes it by itself.
 """
 
 from collections.abc import Callable
@@ -133,24 +134,24 @@ def _functional_jvp(primals, tangents, *, functional, loss, grid):
     )
     # <c, P_0> = D_x loss[c / weights]: the adjoints are densities.
     direction = (c / grid.weights[None, :, None]).astype(batch[0].dtype)
-    along, slopes = _mixed_gradient(loss, (params, batch), tangents[:2], direction, a)
-    of_options = eqx.filter_jvp(
+    slopes = _mixed_gradient(loss, (params, batch), tangents[:2], direction, a)
+    _, tangent = eqx.filter_jvp(
         lambda options: functional(losses, adjoints, options)[0], (options,), tangents[2:]
-    )[1]
-    tangent = sum(map(jnp.vdot, jax.tree.leaves(slopes), jax.tree.leaves(along)), jnp.zeros(()))
-    tangent = tangent if of_options is None else tangent + of_options
+    )
+    tangent = jnp.zeros_like(value) if tangent is None else tangent
+    for slope, change in zip(jax.tree.leaves(slopes), jax.tree.leaves(tangents[:2]), strict=True):
+        tangent = tangent + jnp.vdot(slope, change).astype(value.dtype)
     return (value, aux), (tangent, jax.tree.map(jnp.zeros_like, aux))
 
 
 def _mixed_gradient(
     loss: Loss, primals: PyTree, tangents: PyTree, direction: Adjoints, weights: Losses
-) -> tuple[PyTree, PyTree]:
+) -> PyTree:
     r"""The gradient of :math:`\sum_b a_b\,\mathrm{loss}_b + D_x\mathrm{loss}_b\cdot c_b`.
 
-    In those parameters and inputs that have a tangent, which come first. With a factor
-    :math:`\sigma_b` on each loss it is the derivative, at :math:`\sigma = 1` and along (c, a), of
-    the plain gradient in (x, \sigma): forward over reverse, so that the inner product with a
-    tangent is all that reverse mode has to transpose.
+    In those parameters and inputs that have a tangent. With a factor :math:`\sigma_b` on each loss
+    it is the derivative, at :math:`\sigma = 1` and along (c, a), of the plain gradient in those,
+    as a function of x and :math:`\sigma`.
     """
     has_tangent = jax.tree.map(lambda t: t is not None, tangents, is_leaf=lambda t: t is None)
     moving, still = eqx.partition(primals, has_tangent)
@@ -163,7 +164,7 @@ def _mixed_gradient(
         return jax.grad(total)(moving)
 
     at = jnp.zeros_like(direction), jnp.ones_like(weights)
-    return tangents, jax.jvp(gradient, at, (direction, weights))[1]
+    return jax.jvp(gradient, at, (direction, weights))[1]
 
 
 def balanced_density(adjoints: Adjoints, grid: Grid, *, epsilon: Scalar | float) -> Profile:

@@ -202,6 +202,22 @@ def test_streams_of_any_batch_sizes_give_the_result_of_all():
     assert float(streamed.count) == 23
 
 
+def test_a_ragged_last_batch_compiles_nothing():
+    traces = []
+
+    def loss(params, x, y):
+        traces.append(x.shape)
+        return jnp.sum(jnp.sin(x) * y)
+
+    x, y = random_states(0, 11, GRID.size, 2), random_states(1, 11, GRID.size, 2)
+    pieces = [(x[i : i + 4], y[i : i + 4]) for i in (0, 4, 8)]
+    lim.influence_stream(loss, None, pieces[:1], GRID)
+    once = len(traces)
+    streamed = lim.influence_stream(loss, None, pieces, GRID)
+    assert len(traces) == once
+    chex.assert_trees_all_close(streamed, lim.influence(loss, None, (x, y), GRID), rtol=1e-12)
+
+
 def test_streaming_holds_against_a_large_mean():
     """Deviations are pooled, not squares: no cancellation when the scatter is small."""
     y = 1e4 * (1 + 1e-6 * random_states(5, 20, 10, 1))

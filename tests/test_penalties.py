@@ -178,6 +178,24 @@ def test_the_penalty_is_the_influences_discrepancy():
     np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
+def test_single_precision_stays_single():
+    """Under x64 too: neither the grid's doubles nor a zero of the default dtype get in."""
+    x, y, params = (a.astype(jnp.float32) for a in (X, Y, MODELS["bare"]()))
+    grid = lim.midpoint_grid(LENGTH, jnp.float32)
+    readout = lim.BandReadout(READOUT.weight.astype(jnp.float32), 0.4)
+
+    def loss(params, x, y):
+        return lim.cross_entropy(readout(jnp.tanh(jnp.cumsum(x, axis=0) @ params), grid), y, grid)
+
+    def single(params):
+        return balanced_objective(loss, params, (x, y), grid, strength=2.0, epsilon=0.0)
+
+    value, gradient = jax.jit(jax.value_and_grad(single))(params)
+    assert value.dtype == gradient.dtype == jnp.float32
+    expected = jax.jit(jax.grad(objective))(MODELS["bare"]())
+    np.testing.assert_allclose(gradient, expected, rtol=2e-4, atol=2e-5)
+
+
 def test_a_stopped_gradient_is_zero():
     params = network(lim.euler)
 
