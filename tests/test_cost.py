@@ -1,0 +1,56 @@
+"""What jobs cost: counts by hand, the compiler's own account, and jobs that do not fit."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from networks import random_flow, random_states
+
+import lim_jax as lim
+from lim_jax.cost import job_cost, require_fits
+
+LENGTH, WIDTH, HIDDEN, HEADS, SIZE, DEPTH, EXAMPLES = 10, 6, 7, 2, 3, 4, 5
+
+
+def test_operations_of_a_network_are_those_of_its_matrices():
+    """Projections, scores, sums over values, and the tokenwise network; for each layer."""
+    flow, grid = random_flow(depth=DEPTH), lim.token_grid(LENGTH)
+    x = random_states(0, EXAMPLES, LENGTH, WIDTH)
+    cost = job_cost(lambda flow, x: jax.vmap(lambda x: flow(x, grid))(x), flow, x)
+    projections = 4 * LENGTH * WIDTH * HEADS * SIZE
+    attention = 2 * HEADS * LENGTH**2 * SIZE
+    tokenwise = 2 * LENGTH * WIDTH * HIDDEN
+    assert cost.operations == 2 * EXAMPLES * DEPTH * (projections + attention + tokenwise)
+
+
+def test_a_gradient_costs_more_and_shapes_suffice():
+    flow, grid = random_flow(depth=DEPTH), lim.token_grid(LENGTH)
+
+    def gradient(flow, x):
+        return jax.grad(lambda flow: flow(x, grid).sum())(flow)
+
+    x = random_states(0, LENGTH, WIDTH)
+    forward = job_cost(lambda flow, x: flow(x, grid), flow, x)
+    shapes = jax.eval_shape(lambda: (flow, x))
+    backward = job_cost(gradient, *shapes)
+    assert 2.5 * forward.operations < backward.operations < 5 * forward.operations
+    assert backward.temporary >= DEPTH * LENGTH * WIDTH * 8  # the states it keeps
+    assert backward == job_cost(gradient, flow, x)
+
+
+def test_branches_count_as_the_dearest_and_loops_as_often_as_they_run():
+    matrix = jnp.ones((4, 4))
+
+    def job(flag, matrix):
+        once = jax.lax.cond(flag, lambda m: m @ m, lambda m: m, matrix)
+        return jax.lax.fori_loop(0, 6, lambda _, m: m @ m, once)
+
+    assert job_cost(job, jnp.array(True), matrix).operations == 7 * 2 * 4**3
+
+
+def test_jobs_that_do_not_fit_are_refused_before_they_run():
+    size = 200_000  # a matrix of 320 GB
+    rows = jax.ShapeDtypeStruct((size, 2), float)
+    cost = job_cost(lambda x: (x @ x.T) @ x, rows)
+    assert cost.memory > 8 * size**2
+    with pytest.raises(ValueError, match="influence_stream"):
+        require_fits(cost, 2**34)
