@@ -9,6 +9,13 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
+@pytest.fixture(autouse=True, scope="module")
+def forget_compiled_programs():
+    """Each holds some of the process's memory maps, of which Linux allows 65,530."""
+    yield
+    jax.clear_caches()
+
+
 @pytest.fixture
 def as_users_run():
     """Switch the shape checker off, so that our own errors are seen."""
