@@ -41,7 +41,7 @@ def test_branches_count_as_the_dearest_and_loops_as_often_as_they_run():
     matrix = jnp.ones((4, 4))
 
     def job(flag, matrix):
-        once = jax.lax.cond(flag, lambda m: m @ m, lambda m: m, matrix)
+        once = jax.lax.cond(flag, lambda m: m @ m, lambda m: jnp.tile(m @ m[:, :1], 4), matrix)
         return jax.lax.fori_loop(0, 6, lambda _, m: m @ m, once)
 
     assert job_cost(job, jnp.array(True), matrix).operations == 7 * 2 * 4**3
