@@ -92,7 +92,7 @@ def main(repeats: int = 5, out: Path | None = None) -> None:
         repeats: Alternated repeats.
         out: A JSON file for the results.
     """
-    print("| L, d, heads, layers, observed | forward | reverse | chosen | the faster one |")
+    print("| L, d, heads, layers, observed | forward | reverse | chosen | is the faster |")
     print("|---|---|---|---|---|")
     rows = []
     for size in tqdm(SIZES, desc="routes", leave=False):

@@ -280,14 +280,22 @@ def influence(
     >>> result.density.tolist(), float(result.total)
     ([0.2, 1.8], 20.0)
     """
-    counted = jnp.ones(batch[0].shape[:1], bool)
-    return _influence(loss, params, batch, counted, _checked_regions(regions, grid))
+    if regions is None:
+        regions = boundary_regions(grid, 0.2)
+    require(
+        regions.grid == grid,
+        "regions",
+        got=f"regions of {regions.grid}",
+        expected=f"regions of {grid}",
+        cure="Make them with boundary_regions(grid, delta).",
+    )
+    return _influence(loss, params, batch, jnp.ones(batch[0].shape[:1], bool), regions)
 
 
 def influence_stream(
     loss: Loss,
     params: PyTree,
-    batches: Iterable[Batch],
+    batches: Iterable[tuple[Float[Array, "_ length width"], PyTree]],
     grid: Grid,
     regions: Regions | None = None,
 ) -> Influence:
@@ -323,33 +331,24 @@ def influence_stream(
             "batches: got none, expected at least one batch. "
             "An iterator that was read before is empty: make it anew."
         ) from None
-    regions = _checked_regions(regions, grid)
+    start = influence(loss, params, first, grid, regions)
     size = first[0].shape[0]
-    measured = (_influence(loss, params, *_filled(batch, size), regions) for batch in remaining)
-    return reduce(Influence.merge, measured, influence(loss, params, first, grid, regions))
-
-
-def _checked_regions(regions: Regions | None, grid: Grid) -> Regions:
-    if regions is None:
-        regions = boundary_regions(grid, 0.2)
-    require(
-        regions.grid == grid,
-        "regions",
-        got=f"regions of {regions.grid}",
-        expected=f"regions of {grid}",
-        cure="Make them with boundary_regions(grid, delta).",
+    measured = (
+        _influence(loss, params, *_filled(batch, size), start.regions) for batch in remaining
     )
-    return regions
+    return reduce(Influence.merge, measured, start)
 
 
 def _filled(batch: Batch, size: int) -> tuple[PyTree, Bool[Array, " filled"]]:
     """Repeat the last example up to a size, and mark those that count."""
     count = batch[0].shape[0]
-    missing = max(size - count, 0) if count else 0
+    missing = size - count
+    if count == 0 or missing <= 0:
+        return batch, jnp.ones(count, bool)
     filled = jax.tree.map(
         lambda leaf: jnp.concatenate([leaf, jnp.repeat(leaf[-1:], missing, axis=0)]), batch
     )
-    return filled, jnp.arange(count + missing) < count
+    return filled, jnp.arange(size) < count
 
 
 @eqx.filter_jit

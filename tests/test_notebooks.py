@@ -17,4 +17,5 @@ def test_it_runs(notebook, monkeypatch):
     promotion = jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow")
     with jax.enable_x64(False), promotion[0], promotion[1]:  # as users run
         runpy.run_path(str(notebook))
+    assert plt.get_fignums()
     plt.close("all")
