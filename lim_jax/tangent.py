@@ -139,47 +139,56 @@ class KernelFactors(NamedTuple):
     ----------
     kernel
         :math:`k^h(p_i, p_j)`, a density in j.
-    value_map
-        :math:`W_O^h W_V^h`.
+    query
+        :math:`q^h_i/\sqrt{d_k}`.
     value, output
-        :math:`W_O^h v^h_j` and :math:`W_O^h o^h_i`.
-    score_slope
-        :math:`W_K^{h\top} q^h_i/\sqrt{d_k}`.
+        :math:`v^h_j` and :math:`o^h_i`.
     norm_slope
         :math:`D\mathrm{LN}(x_j)`.
+    key_map, value_map, output_map
+        :math:`W_K^h`, :math:`W_V^h` and :math:`W_O^h`.
     """
 
     kernel: Float[Array, "heads length length"]
-    value_map: Float[Array, "heads width width"]
-    value: Float[Array, "heads length width"]
-    output: Float[Array, "heads length width"]
-    score_slope: Float[Array, "heads length width"]
+    query: Float[Array, "heads length size"]
+    value: Float[Array, "heads length features"]
+    output: Float[Array, "heads length features"]
     norm_slope: Float[Array, "length width width"]
+    key_map: Float[Array, "heads size width"]
+    value_map: Float[Array, "heads features width"]
+    output_map: Float[Array, "heads width features"]
+
+    def slopes(
+        self, j: Array
+    ) -> tuple[Float[Array, "heads size width"], Float[Array, "heads features width"]]:
+        r"""The derivatives :math:`W_K^h D\mathrm{LN}` and :math:`W_V^h D\mathrm{LN}` at j."""
+        return self.key_map @ self.norm_slope[j], self.value_map @ self.norm_slope[j]
+
+    def steps(self, j: Array) -> Float[Array, "heads length features"]:
+        """:math:`v^h_j - o^h_i` over i."""
+        return self.value[:, j][:, None, :] - self.output
 
     def column(self, j: Array) -> Float[Array, "length width width"]:
         r"""The blocks :math:`K(p_i, p_j)` of one column, over i."""
-        heads = self.kernel[:, :, j]
-        blocks = jnp.einsum("hi,hab->iab", heads, self.value_map)
-        blocks = blocks + jnp.einsum("hi,hia,hib->iab", heads, self._steps(j), self.score_slope)
-        return blocks @ self.norm_slope[j]
+        keys, values = self.slopes(j)
+        scores = jnp.einsum("hik,hkb->hib", self.query, keys)
+        moved = values[:, None] + self.steps(j)[:, :, :, None] * scores[:, :, None, :]
+        return jnp.einsum("hi,hav,hivb->iab", self.kernel[:, :, j], self.output_map, moved)
 
     def push_column(self, j: Array, tangent: Float[Array, " width"]) -> State:
         r""":math:`K(p_i, p_j)\xi` over i, without the blocks."""
-        normed = self.norm_slope[j] @ tangent
-        along = jnp.einsum("hab,b->ha", self.value_map, normed)[:, None, :]
-        moved = along + (self.score_slope @ normed)[:, :, None] * self._steps(j)
-        return jnp.einsum("hi,hia->ia", self.kernel[:, :, j], moved)
+        keys, values = (slope @ tangent for slope in self.slopes(j))
+        scores = jnp.einsum("hik,hk->hi", self.query, keys)
+        moved = values[:, None] + scores[:, :, None] * self.steps(j)
+        return jnp.einsum("hi,hav,hiv->ia", self.kernel[:, :, j], self.output_map, moved)
 
     def pull_column(self, j: Array, covector: State) -> State:
         r""":math:`K(p_i, p_j)^* P_i` over i, without the blocks."""
-        along = jnp.einsum("hba,ib->hia", self.value_map, covector)
-        slopes = jnp.einsum("hib,ib->hi", self._steps(j), covector)
-        moved = along + slopes[:, :, None] * self.score_slope
-        return jnp.einsum("hi,hia->ia", self.kernel[:, :, j], moved) @ self.norm_slope[j]
-
-    def _steps(self, j: Array) -> Float[Array, "heads length width"]:
-        """The projected :math:`v^h_j - o^h_i`."""
-        return self.value[:, j][:, None, :] - self.output
+        keys, values = self.slopes(j)
+        heads = jnp.einsum("hi,hav,ia->hiv", self.kernel[:, :, j], self.output_map, covector)
+        scores = (self.steps(j) * heads).sum(axis=2)
+        along = jnp.einsum("hiv,hvb->ib", heads, values)
+        return along + jnp.einsum("hi,hik,hkb->ib", scores, self.query, keys)
 
 
 def kernel_factors(attention: CausalAttention, x: State, grid: Grid) -> KernelFactors:
@@ -189,11 +198,13 @@ def kernel_factors(attention: CausalAttention, x: State, grid: Grid) -> KernelFa
     outputs = jnp.einsum("hij,hjv->hiv", grid.prefix_weights()[None] * kernel, value)
     return KernelFactors(
         kernel,
-        attention.output @ attention.value,
-        jnp.einsum("hdv,hjv->hjd", attention.output, value),
-        jnp.einsum("hdv,hiv->hid", attention.output, outputs),
-        jnp.einsum("hkd,hik->hid", attention.key, query) / math.sqrt(query.shape[-1]),
+        query / math.sqrt(query.shape[-1]),
+        value,
+        outputs,
         jax.vmap(jax.jacfwd(attention.norm))(x),
+        attention.key,
+        attention.value,
+        attention.output,
     )
 
 
