@@ -12,12 +12,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from lim_jax._checks import require
+from lim_jax.block_norms import Norm, column_mass
 from lim_jax.field import CausalAttention, State
 from lim_jax.grid import CellGrid, Grid
 from lim_jax.probes import Estimate, Probes, sample_mean
 from lim_jax.tangent import AttentionSites, KernelFactors, kernel_factors, pull_back
 
-Norm = Literal["operator", "frobenius"]
 Normalisation = Literal["density", "finite"]
 
 
@@ -36,10 +36,11 @@ def cone_mass(
     like :math:`L^{-2}`. The mass grows like :math:`1/q` at 0, so no average of it over a left
     region converges.
 
-    Streams over columns: no array larger than the attention matrices is formed. The operator norm
-    is differentiated once; for second derivatives take the Frobenius norm, since those of
-    eigenvalues are not defined where eigenvalues meet. For the average over depth and data,
-    `jax.lax.map` it over `attention_sites` and `vmap` over examples.
+    Streams over columns, and no block is formed (`block_norms`): no array is larger than the
+    attention matrices. Operator norms are exact to rounding where the largest singular value
+    stands apart, and to the gap where it does not. They are differentiated once; for second
+    derivatives take the Frobenius norm. For the average over depth and data, `jax.lax.map` it over
+    `attention_sites` and `vmap` over examples.
 
     Parameters
     ----------
@@ -58,6 +59,8 @@ def cone_mass(
     ------
     ValueError
         Where the norm or the normalisation has another name.
+    NotImplementedError
+        Where the operator norm is differentiated twice.
 
     Examples
     --------
@@ -71,9 +74,9 @@ def cone_mass(
     _require_name("normalisation", normalisation, ("density", "finite"))
     factors = kernel_factors(attention, x, grid)
 
+    @jax.checkpoint
     def mass(j: Array) -> Float[Array, ""]:
-        squares = jax.vmap(_squared_norm, in_axes=(0, None))(factors.column(j), norm)
-        return _cone_weights(grid, j, normalisation) @ squares
+        return column_mass(factors, j, _cone_weights(grid, j, normalisation), norm)
 
     return jax.lax.map(mass, jnp.arange(grid.size))
 
@@ -225,12 +228,6 @@ def _cone_weights(grid: Grid, j: Array, normalisation: Normalisation) -> Float[A
     if normalisation == "finite":
         return weights * prefix**2
     return weights * prefix / weights[j]
-
-
-def _squared_norm(block: Float[Array, "width width"], norm: Norm) -> Float[Array, ""]:
-    if norm == "frobenius":
-        return jnp.sum(block**2)
-    return jnp.linalg.eigvalsh(block.T @ block)[-1]
 
 
 def _require_name(name: str, got: str, known: tuple[str, ...]) -> None:

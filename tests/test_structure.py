@@ -22,6 +22,7 @@ ORDER = (
     "channels",
     "residual",
     "influence",
+    "block_norms",
     "kernel",
     "gramian",
     "trace_estimates",
