@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from lim_jax._checks import require
-from lim_jax.gramian import Positions, Steps
+from lim_jax.gramian import Positions, Steps, layer_steps
 from lim_jax.grid import Grid, integral
 from lim_jax.influence import Batch, Loss, losses_and_adjoints, require_batch
 from lim_jax.probes import Probes
@@ -562,3 +562,82 @@ def observability_objective(
     if weights is None:
         weights = grid.weights if positions is None else grid.weights[positions]
     return risk + strength / 2 * sampled_trace_penalty(traces, weights), traces
+
+
+def injected_objective(
+    loss: Loss,
+    observations: Callable[[PyTree, Any], Float[Array, "depth observed"]],
+    params: PyTree,
+    batch: Batch,
+    grid: Grid,
+    injected: Float[Array, "examples draws depth observed"],
+    *,
+    strength: Scalar | float,
+    step: Steps,
+    previous: Profile | None = None,
+    memory: Scalar | float = 0.0,
+) -> tuple[Scalar, Profile]:
+    r"""Algorithm 3's objective with the traces of all positions from noise injected at every layer.
+
+    As `observability_objective`, with the estimate of `trace_estimates.layer_injected_traces`. Its
+    noise :math:`z` makes :math:`\langle\sqrt\varepsilon z, C(x)\rangle` a random loss whose input
+    gradient is the sample :math:`w`, so the penalty is a function of input adjoints and has their
+    rule: its gradient takes a few plain gradients of the observations, whatever the length.
+
+    Parameters
+    ----------
+    loss, observations, params, batch, grid, strength, step
+        As in `observability_objective`.
+    injected
+        Independent isotropic entries, drawn anew at each step. Those of different examples should
+        be independent too: averaging over the batch then averages their noise.
+    previous, memory
+        As in `observability_objective`, of all positions.
+
+    Returns
+    -------
+    tuple
+        The objective, and the averaged traces :math:`\hat g`.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> loss = lambda weight, x, y: weight
+    >>> see = lambda weight, x: weight * jnp.array([[1.0, 2.0]]) * x.T  # traces w^2 and 4 w^2
+    >>> noise, batch = jnp.ones((1, 1, 1, 2)), (jnp.ones((1, 2, 1)), None)
+    >>> value, traces = injected_objective(
+    ...     loss, see, jnp.array(1.0), batch, token_grid(2), noise, strength=2.0, step=1.0
+    ... )
+    >>> value.item(), traces.tolist()  # 1 + 1.5^2
+    (3.25, [1.0, 4.0])
+    """
+    x, y = batch
+    depth, observed = injected.shape[2:]
+    scale = jnp.sqrt(layer_steps(step, injected[0, 0]))
+
+    def projected(params: PyTree, x: Any, noise: Float[Array, "depth observed"]) -> Scalar:
+        return jnp.vdot(noise, observations(params, x))
+
+    drawn = injected.shape[1]
+    noise = (scale[None, None, :, None] * injected).reshape(-1, depth, observed)
+    options = (strength, *((0.0, 0.0) if previous is None else (previous, memory)))
+    options = jax.tree.map(lambda leaf: jnp.asarray(leaf, x.dtype), options)
+    penalty, traces = functional_of_adjoints(
+        _TraceBalance(grid), projected, params, (jnp.repeat(x, drawn, axis=0), noise), grid,
+        options, has_aux=True,
+    )  # fmt: skip
+    return jax.vmap(loss, in_axes=(None, 0, 0))(params, x, y).mean() + penalty, traces
+
+
+class _TraceBalance(eqx.Module):
+    """Strength, previous traces and memory to the penalty and the traces."""
+
+    grid: Grid
+
+    def __call__(self, losses: Losses, adjoints: Adjoints, options: Any) -> tuple[Scalar, Profile]:
+        del losses
+        strength, previous, memory = options
+        # The samples are Euclidean, the adjoints densities.
+        traces = self.grid.weights**2 * _energies(adjoints).mean(axis=0)
+        traces = memory * previous + (1 - memory) * traces
+        return strength / 2 * trace_penalty(traces, self.grid), traces

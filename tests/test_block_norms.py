@@ -49,6 +49,12 @@ def test_operator_norms_of_hard_spectra(name):
     np.testing.assert_allclose(found, SPECTRA[name].max() ** 2, rtol=1e-8)
 
 
+def test_directions_are_conjugate():
+    """Steepest ascent would take hundreds of steps to this residual, conjugate gradients tens."""
+    blocks = matrix_as_blocks(with_singular_values(np.linspace(1.0, 0.9, WIDTH)))
+    assert block_norms._leading_vectors(blocks).climbed < 40
+
+
 def test_a_block_of_zeros_has_norm_and_slope_zero():
     blocks = matrix_as_blocks(np.zeros((WIDTH, WIDTH)))
     found, slope = jax.jvp(block_norms.squared_operator_norms, (blocks,), (blocks,))

@@ -20,7 +20,7 @@ from networks import (
 )
 
 import lim_jax as lim
-from lim_jax import gramian
+from lim_jax import gramian, trace_estimates
 from lim_jax.flow import LayerwiseControl
 from lim_jax.penalties import (
     averaged_objective,
@@ -29,6 +29,7 @@ from lim_jax.penalties import (
     functional_of_adjoints,
     influence_discrepancy,
     influence_penalty,
+    injected_objective,
     observability_objective,
     trace_penalty,
 )
@@ -340,3 +341,61 @@ def test_algorithm_3_with_exact_probes_is_the_trace_penalty_of_the_gramians():
     centre = (0.7 * some[0] + 0.5 * some[1]) / 1.2
     penalty = 0.7 * (some[0] - centre) ** 2 + 0.5 * (some[1] - centre) ** 2
     np.testing.assert_allclose(value, risk + 0.15 * penalty, rtol=1e-10)
+
+
+@pytest.mark.parametrize("step", [0.5, jnp.array([0.5, 0.0])], ids=["even", "first layer"])
+def test_injected_traces_are_differentiated_as_the_gradient_of_a_gradient(step):
+    """The same samples by `jax.vjp`, example by example, differentiated again in reverse."""
+    params, seen, draws = network(lim.split), jnp.array([LENGTH - 1, 2]), 2
+
+    def observations(params, x):
+        return gramian.ObservedTokens(params, GRID, seen, READOUT)(x)
+
+    observed = jax.eval_shape(observations, params, X[0])
+    noise = random_states(6, BATCH, draws, *observed.shape)
+
+    def ours(params):
+        return injected_objective(
+            example_loss, observations, params, (X, Y), GRID, noise, strength=0.3, step=step
+        )
+
+    def plain(params):
+        def samples(x, noise):
+            return trace_estimates.layer_injected_traces(
+                lambda x: observations(params, x), x, step, noise
+            )
+
+        traces = jax.vmap(samples)(X, noise).mean(axis=(0, 1))
+        losses = jax.vmap(example_loss, in_axes=(None, 0, 0))(params, X, Y)
+        return losses.mean() + 0.15 * trace_penalty(traces, GRID), traces
+
+    (value, traces), gradient = jax.jit(jax.value_and_grad(ours, has_aux=True))(params)
+    (expected, plain_traces), slope = jax.jit(jax.value_and_grad(plain, has_aux=True))(params)
+    np.testing.assert_allclose(value, expected, rtol=1e-12)
+    np.testing.assert_allclose(traces, plain_traces, rtol=1e-11)
+    scale = np.sqrt(float(dot(slope, slope)))
+    for left, right in zip(jax.tree.leaves(gradient), jax.tree.leaves(slope), strict=True):
+        np.testing.assert_allclose(left, right, rtol=0, atol=1e-11 * scale)
+
+
+def test_injected_traces_average_over_training_steps():
+    params, seen = network(lim.euler), jnp.array([LENGTH - 1])
+
+    def observations(params, x):
+        return gramian.ObservedTokens(params, GRID, seen)(x)
+
+    noise = random_states(6, BATCH, 1, *jax.eval_shape(observations, params, X[0]).shape)
+
+    def objective(**options):
+        return injected_objective(
+            example_loss, observations, params, (X, Y), GRID, noise, strength=2.0, step=0.5,
+            **options,
+        )  # fmt: skip
+
+    _, fresh = objective()
+    value, averaged = objective(previous=jnp.arange(6.0), memory=0.25)
+    np.testing.assert_allclose(averaged, 0.25 * np.arange(6.0) + 0.75 * fresh, rtol=1e-12)
+    risk = jax.vmap(example_loss, in_axes=(None, 0, 0))(params, X, Y).mean()
+    weights = np.asarray(GRID.weights)
+    spread = weights @ (averaged - weights @ averaged) ** 2
+    np.testing.assert_allclose(value, risk + spread, rtol=1e-11)
