@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 Parameters = dict[str, torch.Tensor]
+OUTER = ("readout",)
 
 
 def parameters(arrays: dict[str, np.ndarray]) -> Parameters:
@@ -25,25 +26,40 @@ def parameters(arrays: dict[str, np.ndarray]) -> Parameters:
     return {name: torch.from_numpy(np.array(value)) for name, value in found.items()}
 
 
-def losses(params: Parameters, x: torch.Tensor, y: torch.Tensor, heads: int) -> torch.Tensor:
-    """The mean cross-entropy of every example, through pre-norm layers."""
+def attention(p: Parameters, x: torch.Tensor, context: torch.Tensor, heads: int) -> torch.Tensor:
+    """The attention sublayer, pre-normed; `context` is `x` but where its slot is differentiated."""
     batch, length, width = x.shape
 
     def split(part: torch.Tensor) -> torch.Tensor:
-        return part.view(batch, length, heads, width // heads).transpose(1, 2)
+        return part.reshape(batch, length, heads, width // heads).transpose(1, 2)
 
-    for k in range(params["joined"].shape[0]):
-        p = {name: value[k] for name, value in params.items() if name != "readout"}
-        normed = F.layer_norm(x, (width,), p["scale1"], p["shift1"])
+    normed = F.layer_norm(x, (width,), p["scale1"], p["shift1"])
+    if context is x:
         query, key, value = (normed @ p["joined"].T).chunk(3, dim=-1)
-        attended = F.scaled_dot_product_attention(
-            split(query), split(key), split(value), is_causal=True
-        )
-        x = x + attended.transpose(1, 2).reshape(batch, length, width) @ p["mixed"].T
+    else:
+        source = F.layer_norm(context, (width,), p["scale1"], p["shift1"])
+        query = normed @ p["joined"][:width].T
+        key, value = (source @ p["joined"][width:].T).chunk(2, dim=-1)
+    found = F.scaled_dot_product_attention(split(query), split(key), split(value), is_causal=True)
+    return found.transpose(1, 2).reshape(batch, length, width) @ p["mixed"].T
+
+
+def trajectory(params: Parameters, x: torch.Tensor, heads: int) -> list[torch.Tensor]:
+    """The states of all layers, the input first."""
+    width, states = x.shape[-1], [x]
+    for k in range(params["joined"].shape[0]):
+        p = {name: value[k] for name, value in params.items() if name not in OUTER}
+        x = x + attention(p, x, x, heads)
         normed = F.layer_norm(x, (width,), p["scale2"], p["shift2"])
         hidden = F.gelu(normed @ p["inner"].T + p["inner_bias"], approximate="tanh")
         x = x + hidden @ p["outer"].T + p["outer_bias"]
-    logits = x @ params["readout"]
+        states.append(x)
+    return states
+
+
+def losses(params: Parameters, x: torch.Tensor, y: torch.Tensor, heads: int) -> torch.Tensor:
+    """The mean cross-entropy of every example."""
+    logits = trajectory(params, x, heads)[-1] @ params["readout"]
     return F.cross_entropy(logits.transpose(1, 2), y, reduction="none").mean(dim=1)
 
 
@@ -90,9 +106,34 @@ def jobs(
             total = value.mean()
             return ((rate - value / total * rate.mean()) / total).numpy()
 
+    def cone_mass() -> np.ndarray:
+        first = {name: value[0] for name, value in params.items() if name not in OUTER}
+        example = x_[:1]
+
+        def attend(context: torch.Tensor) -> torch.Tensor:
+            return attention(first, example, context[None], heads)[0]
+
+        with sdpa_kernel(SDPBackend.MATH):
+            jacobian = torch.func.jacrev(attend)(x_[0])
+        rows, columns = torch.tril_indices(length, length)
+        blocks = jacobian.transpose(1, 2)[rows, columns]
+        squares = torch.linalg.matrix_norm(blocks, ord=2) ** 2
+        sums = torch.zeros(length, dtype=squares.dtype).index_add(0, columns, squares)
+        return (length * sums).numpy()
+
+    def gramians() -> np.ndarray:
+        def seen(x: torch.Tensor) -> torch.Tensor:
+            return torch.stack([state[0, -1] for state in trajectory(params, x[None], heads)[:-1]])
+
+        with sdpa_kernel(SDPBackend.MATH):
+            jacobian = torch.func.jacrev(seen)(x_[0])
+        return torch.einsum("koia,koib->iab", jacobian, jacobian).numpy()
+
     return {
         "influence": influence,
         "gradient": gradient,
         "algorithm 1": algorithm_1,
         "mdot": mdot,
+        "cone mass": cone_mass,
+        "gramians": gramians,
     }

@@ -2,7 +2,8 @@
 
 Pin one thread for both, for example ``taskset -c 1 python benchmarks/speed.py``; PyTorch comes by
 ``pip install torch==2.13.0``. Times are medians in one run, compilation apart. Memory is what a
-process of its own needs beyond what it holds before the job.
+process of its own needs beyond what it holds before the job. Rows go into a JSON file, where they
+replace older ones of the same size, job and precision; ``report.py`` prints the README's table.
 """
 
 import os
@@ -12,8 +13,6 @@ os.environ.setdefault(
     "XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
 )
 
-import json
-import platform
 import subprocess
 import sys
 import time
@@ -25,14 +24,19 @@ import equinox as eqx
 import jax
 import numpy as np
 import peer_torch
+import record
+import report
 import torch
 import tyro
 from tqdm import tqdm
 
 import lim_jax as lim
 from lim_jax.gradient_flow import density_dynamics, risk
+from lim_jax.gramian import ObservedTokens, observability_gramians
+from lim_jax.kernel import cone_mass
 from lim_jax.penalties import balanced_objective
 
+RESULTS = record.RESULTS / "speed.json"
 STRENGTH = 0.1
 VOCABULARY = 32
 
@@ -53,7 +57,9 @@ SIZES = {
     "b": Size(1024, 128, 8, 12, 2),
     "long": Size(8192, 64, 4, 8, 1),
 }
+JOBS = ("influence", "gradient", "algorithm 1", "mdot", "cone mass", "gramians")
 Job = Callable[[], np.ndarray]
+Precision = Literal["float32", "float64"]
 
 
 def network(size: Size) -> tuple[tuple, np.ndarray, np.ndarray]:
@@ -83,6 +89,7 @@ def our_jobs(model: tuple, x: np.ndarray, labels: np.ndarray) -> dict[str, Calla
     """Each job as a function of the model."""
     grid = lim.token_grid(x.shape[1])
     batch = jax.numpy.asarray(x), jax.nn.one_hot(labels, VOCABULARY)
+    last = jax.numpy.array([x.shape[1] - 1])
 
     def loss(model, x, y):
         return lim.cross_entropy(model[1](model[0](x, grid), grid), y, grid)
@@ -95,25 +102,34 @@ def our_jobs(model: tuple, x: np.ndarray, labels: np.ndarray) -> dict[str, Calla
         "gradient": jax.grad(lambda model: risk(loss, model, batch)),
         "algorithm 1": jax.grad(objective),
         "mdot": lambda model: density_dynamics(loss, model, batch, grid).rate,
+        "cone mass": lambda model: cone_mass(first_attention(model), batch[0][0], grid),
+        "gramians": lambda model: observability_gramians(
+            ObservedTokens(model[0], grid, last), batch[0][0], 1.0
+        ),
     }
+
+
+def first_attention(model: tuple) -> lim.CausalAttention:
+    """The attention sublayer of the first layer."""
+    return jax.tree.map(lambda leaf: leaf[0], model[0].layers.attention)
 
 
 def prepared(size: Size, names: tuple[str, ...]) -> tuple[dict[str, Job], dict[str, float]]:
     """Our compiled jobs, and the seconds their compilation took."""
     model, x, labels = network(size)
-    ready, seconds = {}, {}
+    ready, compilation = {}, {}
     for name, job in our_jobs(model, x, labels).items():
         if name in names:
             start = time.perf_counter()
             compiled = eqx.filter_jit(job).lower(model).compile()
-            seconds[name] = time.perf_counter() - start
+            compilation[name] = time.perf_counter() - start
 
             def run(compiled=compiled) -> np.ndarray:
                 found = jax.block_until_ready(compiled(model))
                 return np.asarray(found if isinstance(found, jax.Array) else found[1].weight)
 
             ready[name] = run
-    return ready, seconds
+    return ready, compilation
 
 
 def peers(size: Size, names: tuple[str, ...]) -> dict[str, Job]:
@@ -124,100 +140,69 @@ def peers(size: Size, names: tuple[str, ...]) -> dict[str, Job]:
     return {name: found[name] for name in names}
 
 
-def peak_memory(size: str, side: str, name: str) -> float:
+def peak_memory(size: str, side: str, name: str, precision: Precision) -> float:
     """MiB of a process of its own, beyond what it held before it ran the job once."""
     command = [sys.executable, __file__, "--sizes", size, "--jobs", name, "--alone", side]
+    command += ["--precision", precision]
     return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
 def run_alone(size: Size, side: str, name: str) -> float:
     """What `peak_memory` asks of its process."""
     job = (peers(size, (name,)) if side == "torch" else prepared(size, (name,))[0])[name]
-    Path("/proc/self/clear_refs").write_text("5")  # Linux: forget the peak so far
-    before = memory_status("VmRSS")
-    job()
-    return (memory_status("VmHWM") - before) / 1024
+    return record.own_peak(job)
 
 
-def memory_status(field: str) -> int:
-    """A field of this process's status, in KiB."""
-    status = Path("/proc/self/status").read_text()
-    return int(status.split(f"{field}:")[1].split()[0])
-
-
-def gemm_rate() -> float:
-    """Gflop/s of one large float32 product by XLA."""
-    matrix, times = jax.numpy.ones((1024, 1024)), []
-    product = jax.jit(lambda a: a @ a)
-    for _ in range(8):
-        start = time.perf_counter()
-        jax.block_until_ready(product(matrix))
-        times.append(time.perf_counter() - start)
-    return 2 * 1024**3 / float(np.median(times[1:])) / 1e9
-
-
-def compare(label: str, names: tuple[str, ...], repeats: int, memory: bool) -> list[dict]:
-    """Rows of the table for one size: the numbers agree, then both sides take turns."""
-    ours, seconds = prepared(SIZES[label], names)
-    theirs = peers(SIZES[label], names)
-    rows = []
-    for name in names:
-        found, expected = ours[name](), theirs[name]()
-        scale = np.abs(expected).max()
-        np.testing.assert_allclose(found, expected, rtol=0, atol=2e-3 * scale)
-        times = {"lim_jax": [], "torch": []}
-        for _ in tqdm(range(repeats), desc=f"{label} {name}", leave=False):
-            for side, job in (("lim_jax", ours[name]), ("torch", theirs[name])):
-                start = time.perf_counter()
-                job()
-                times[side].append(time.perf_counter() - start)
-        medians = {side: float(np.median(values)) for side, values in times.items()}
-        row = {"size": label, "job": name, "seconds": medians, "compilation": seconds[name]}
-        row["ratio"] = float(np.median(np.divide(times["torch"], times["lim_jax"])))
-        if memory:
-            row["MiB"] = {s: peak_memory(label, s, name) for s in ("lim_jax", "torch")}
-        rows.append(row)
-        print(line(row), flush=True)
-    return rows
-
-
-def line(row: dict) -> str:
-    """A row of the Markdown table."""
-    ours, theirs = row["seconds"]["lim_jax"], row["seconds"]["torch"]
-    cells = [row["size"], row["job"], f"{1e3 * ours:.0f} ms", f"{1e3 * theirs:.0f} ms"]
-    cells += [f"{row['ratio']:.2f}", f"{row['compilation']:.1f} s"]
-    cells += [f"{row['MiB'][side]:.0f}" for side in ("lim_jax", "torch")] if "MiB" in row else []
-    return "| " + " | ".join(cells) + " |"
+def compare(label: str, name: str, precision: Precision, repeats: int) -> dict:
+    """A row of the table: the numbers agree, then both sides take turns."""
+    ours, compilation = prepared(SIZES[label], (name,))
+    theirs = peers(SIZES[label], (name,))
+    found, expected = ours[name](), theirs[name]()
+    tolerance = 2e-3 if precision == "float32" else 1e-9
+    np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance * np.abs(expected).max())
+    times = {"lim_jax": [], "torch": []}
+    for _ in tqdm(range(repeats), desc=f"{label} {name}", leave=False):
+        for side, job in (("lim_jax", ours[name]), ("torch", theirs[name])):
+            times[side].append(record.seconds(job))
+    return {
+        "size": label,
+        "job": name,
+        "precision": precision,
+        "seconds": {side: float(np.median(values)) for side, values in times.items()},
+        "ratio": float(np.median(np.divide(times["torch"], times["lim_jax"]))),
+        "compilation": compilation[name],
+        "MiB": {side: peak_memory(label, side, name, precision) for side in times},
+    }
 
 
 def main(
-    sizes: tuple[Literal["small", "a", "b", "long"], ...] = ("a", "b"),
-    jobs: tuple[str, ...] = ("influence", "gradient", "algorithm 1", "mdot"),
+    sizes: tuple[Literal["small", "a", "b", "long"], ...] = ("a",),
+    jobs: tuple[str, ...] = JOBS,
+    precision: Precision = "float32",
     repeats: int = 5,
-    memory: bool = True,
-    out: Path | None = None,
+    out: Path = RESULTS,
     alone: Literal["lim_jax", "torch"] | None = None,
 ) -> None:
-    """Compare with PyTorch and print a table.
+    """Compare with PyTorch, and print and keep a table.
 
     Args:
         sizes: Models and batches, by name.
         jobs: What to run.
+        precision: Of both sides.
         repeats: Alternated repeats.
-        memory: Measure peak memory too, in processes of their own.
         out: A JSON file for the results.
         alone: Run one job on one side and print its memory (used by the memory column).
     """
+    jax.config.update("jax_enable_x64", precision == "float64")
     if alone is not None:
         print(run_alone(SIZES[sizes[0]], alone, jobs[0]))
         return
-    print("| size | job | lim_jax | PyTorch | ratio | compilation | MiB | PyTorch's |")
-    print("|---|---|---|---|---|---|---|---|")
-    rows = [row for label in sizes for row in compare(label, jobs, repeats, memory)]
-    if out is not None:
-        machine = {"processor": platform.processor() or platform.machine(), "GEMM": gemm_rate()}
-        machine |= {"jax": jax.__version__, "torch": torch.__version__}
-        out.write_text(json.dumps({"machine": machine, "rows": rows}, indent=2) + "\n")
+    print(report.SPEED_HEADER)
+    for label in sizes:
+        for name in jobs:
+            row = compare(label, name, precision, repeats)
+            print(report.speed_line(row), flush=True)
+            record.keep(out, [row], ("size", "job", "precision"), torch=torch.__version__)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,71 @@
+"""What every benchmark keeps: the machine, its results as JSON, and a process's peak memory."""
+
+import json
+import os
+import platform
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import jax
+import numpy as np
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def machine() -> dict:
+    """Describe what the figures were measured on."""
+    return {
+        "processor": processor(),
+        "devices": sorted({device.device_kind for device in jax.devices()}),
+        "GEMM Gflop/s": round(gemm_rate(), 1),
+        "python": platform.python_version(),
+        "jax": jax.__version__,
+    }
+
+
+def processor() -> str:
+    """The processor's own name, where Linux tells it."""
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text().splitlines() if path.exists() else []
+    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def gemm_rate() -> float:
+    """Gflop/s of one large float32 product by XLA."""
+    matrix = jax.numpy.ones((1024, 1024), "float32")
+    product = jax.jit(lambda a: a @ a)
+    times = [seconds(lambda: jax.block_until_ready(product(matrix))) for _ in range(8)]
+    return 2 * 1024**3 / float(np.median(times[1:])) / 1e9
+
+
+def seconds(job: Callable[[], object]) -> float:
+    """How long one call takes."""
+    start = time.perf_counter()
+    job()
+    return time.perf_counter() - start
+
+
+def own_peak(job: Callable[[], object]) -> float:
+    """MiB that this process needs for one call, beyond what it holds before (Linux)."""
+    Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
+    before = _memory_status("VmRSS")
+    job()
+    return (_memory_status("VmHWM") - before) / 1024
+
+
+def _memory_status(field: str) -> int:
+    status = Path("/proc/self/status").read_text()
+    return int(status.split(f"{field}:")[1].split()[0])
+
+
+def keep(path: Path, rows: Iterable[dict], key: tuple[str, ...], **versions: str) -> None:
+    """Add rows to a file of results; they replace those that agree with them in the key."""
+    old = json.loads(path.read_text())["rows"] if path.exists() else []
+    found = {tuple(row[name] for name in key): row for row in (*old, *rows)}
+    document = {"machine": machine() | versions, "rows": list(found.values())}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".partial")
+    temporary.write_text(json.dumps(document, indent=1) + "\n")
+    os.replace(temporary, path)

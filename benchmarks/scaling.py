@@ -1,0 +1,154 @@
+"""Time and memory of a job against length, width, depth and batch, with fitted exponents.
+
+Every row runs in a process of its own, which says what it needed beyond its baseline. Rows that
+the results already hold are not measured again. Pin one thread for steady numbers, for example
+``taskset -c 1 python benchmarks/scaling.py``.
+"""
+
+import os
+
+# Before JAX starts: one thread.
+os.environ.setdefault(
+    "XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+)
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import equinox as eqx
+import jax
+import matplotlib.pyplot as plt
+import numpy as np
+import record
+import tyro
+from tqdm import tqdm
+
+import lim_jax as lim
+from lim_jax.penalties import balanced_objective
+
+RESULTS = record.RESULTS / "scaling.json"
+Axis = Literal["length", "width", "depth", "batch"]
+BASE = {"length": 1024, "width": 64, "depth": 8, "batch": 1}
+AXES: dict[str, tuple[int, ...]] = {
+    "length": (1024, 2048, 4096, 8192, 16384),
+    "width": (32, 64, 128, 256),
+    "depth": (4, 8, 16, 32),
+    "batch": (1, 2, 4, 8),
+}
+JOBS = ("influence", "algorithm 1")
+KEY = ("job", "length", "width", "depth", "batch")
+
+
+def job_of(name: str, size: dict[str, int]) -> tuple[Callable, tuple]:
+    """A compiled job on a random pre-norm network with four heads, and its model."""
+    grid, keys = lim.token_grid(size["length"]), jax.random.split(jax.random.key(0), 4)
+    make = jax.vmap(lambda key: lim.TransformerField.init(size["width"], heads=4, key=key))
+    layers = make(jax.random.split(keys[0], size["depth"]))
+    flow = lim.ResidualFlow(layers, horizon=float(size["depth"]), step=lim.split)
+    model = flow, lim.LinearReadout.init(size["width"], 32, key=keys[1])
+    shape = size["batch"], size["length"]
+    labels = jax.nn.one_hot(jax.random.randint(keys[2], shape, 0, 32), 32)
+    batch = jax.random.normal(keys[3], (*shape, size["width"])), labels
+
+    def loss(model, x, y):
+        return lim.cross_entropy(model[1](model[0](x, grid), grid), y, grid)
+
+    jobs = {
+        "influence": lambda model, batch: lim.influence(loss, model, batch, grid).energy,
+        "algorithm 1": lambda model, batch: jax.grad(
+            lambda model: balanced_objective(loss, model, batch, grid, strength=0.1)
+        )(model),
+    }
+    return eqx.filter_jit(jobs[name]).lower(model, batch).compile(), (model, batch)
+
+
+def measured(name: str, size: dict[str, int]) -> dict:
+    """One row: seconds of a call, and MiB beyond the process's baseline."""
+    job, arguments = job_of(name, size)
+    times = []
+
+    def call() -> None:
+        times.append(record.seconds(lambda: jax.block_until_ready(job(*arguments))))
+
+    peak = record.own_peak(call)
+    for _ in range(4 if times[0] < 5 else 0):
+        call()
+    return {"job": name, **size, "seconds": float(np.median(times[-3:])), "MiB": peak}
+
+
+def measured_alone(name: str, size: dict[str, int]) -> dict:
+    """`measured`, in a process of its own."""
+    command = [sys.executable, __file__, "--alone", json.dumps([name, size])]
+    found = subprocess.run(command, capture_output=True, text=True, check=True)
+    return json.loads(found.stdout)
+
+
+def exponents(rows: list[dict], axis: str) -> tuple[float, float]:
+    """Slopes of log time and log memory against the log of an axis, over its upper half."""
+    upper = sorted(rows, key=lambda row: row[axis])[-4:]
+    sizes = np.log([row[axis] for row in upper])
+    found = (np.polyfit(sizes, np.log([row[of] for row in upper]), 1) for of in ("seconds", "MiB"))
+    time, memory = (float(fit[0]) for fit in found)
+    return time, memory
+
+
+def figure(series: dict[tuple[str, str], list[dict]], path: Path) -> None:
+    """Draw time and memory against every axis."""
+    drawn, axes = plt.subplots(2, len(AXES), figsize=(12, 6), sharey="row", layout="constrained")
+    for (name, axis), rows in series.items():
+        rows = sorted(rows, key=lambda row: row[axis])
+        for panels, of in zip(axes, ("seconds", "MiB"), strict=True):
+            panel = panels[list(AXES).index(axis)]
+            panel.loglog([row[axis] for row in rows], [row[of] for row in rows], "o-", label=name)
+            panel.set(xlabel=axis, ylabel=of if axis == "length" else "")
+    for panel in axes[0]:
+        if panel.lines:
+            panel.legend()
+    drawn.savefig(path)
+
+
+def main(
+    axes: tuple[Axis, ...] = ("length", "width", "depth", "batch"),
+    jobs: tuple[Literal["influence", "algorithm 1"], ...] = JOBS,
+    lengths: tuple[int, ...] = AXES["length"],
+    out: Path = RESULTS,
+    alone: str | None = None,
+) -> None:
+    """Measure, keep, fit and draw.
+
+    Args:
+        axes: What to vary; the rest stays at L = 1,024, d = 64, 8 layers and one example.
+        jobs: What to run.
+        lengths: The context lengths.
+        out: A JSON file for the results; the figure goes beside it.
+        alone: One row, as JSON (used by the processes that measure).
+    """
+    if alone is not None:
+        print(json.dumps(measured(*json.loads(alone))))
+        return
+    wanted = {
+        (name, axis): [BASE | {axis: value} for value in (AXES | {"length": lengths})[axis]]
+        for axis in axes
+        for name in jobs
+    }
+    known = json.loads(out.read_text())["rows"] if out.exists() else []
+    found = {tuple(row[k] for k in KEY): row for row in known}
+    series = {}
+    for (name, axis), sizes in wanted.items():
+        for size in tqdm(sizes, desc=f"{name} against {axis}", leave=False):
+            key = (name, *size.values())
+            if key not in found:
+                found[key] = measured_alone(name, size)
+                record.keep(out, [found[key]], KEY)
+        rows = series[name, axis] = [found[(name, *size.values())] for size in sizes]
+        time, memory = exponents(rows, axis)
+        print(f"{name} against {axis}: time ~ {axis}^{time:.2f}, memory ~ {axis}^{memory:.2f}")
+    figure(series, out.with_suffix(".png"))
+
+
+if __name__ == "__main__":
+    tyro.cli(main)
