@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import diffrax
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -57,6 +58,7 @@ def terminal_adjoint(terminal_loss: Callable[[State], Scalar], state: State, gri
     return jax.grad(terminal_loss)(state) / grid.weights[:, None]
 
 
+@eqx.filter_jit
 def adjoint_trajectory(
     flow: ResidualFlow, terminal_loss: Callable[[State], Scalar], x: State, grid: Grid
 ) -> AdjointTrajectory:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from itertools import combinations
 from typing import NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -68,6 +69,7 @@ class Channels(NamedTuple):
         return jnp.stack([self.residual, self.cone, self.local])
 
 
+@eqx.filter_jit
 def channels(
     flow: ResidualFlow, terminal_loss: Callable[[State], Scalar], x: State, grid: Grid
 ) -> Channels:
@@ -121,6 +123,7 @@ def channels(
     return Channels(loss, times, states, covectors, cone, local)
 
 
+@eqx.filter_jit
 def cone_by_head(sites: AttentionSites, grid: Grid) -> Float[Array, "depth heads length width"]:
     r"""The cone channel by layer and head; the sum over both is :math:`P_{\rm cone}`.
 

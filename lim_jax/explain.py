@@ -161,7 +161,7 @@ def average_cone_mass(model: LanguageModel, windows: Tokens, regions: Regions) -
     Parameters
     ----------
     model, windows, regions
-        As in `explain`; the exact norms of all blocks take seconds a context.
+        As in `explain`.
     """
     grid, attention = regions.grid, model.flow.layers.attention
 

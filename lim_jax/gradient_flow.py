@@ -90,6 +90,7 @@ class DensityDynamics(eqx.Module):
         return jnp.where(self.total == 0, 1, self.total)
 
 
+@eqx.filter_jit
 def density_dynamics(
     loss: Loss, params: PyTree, batch: Batch, grid: Grid, direction: PyTree | None = None
 ) -> DensityDynamics:
@@ -141,6 +142,7 @@ class FourthMoments(NamedTuple):
     sensitivity: Estimate
 
 
+@eqx.filter_jit
 def fourth_moments(
     loss: Loss, params: PyTree, batch: Batch, grid: Grid, direction: PyTree
 ) -> FourthMoments:

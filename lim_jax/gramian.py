@@ -67,6 +67,7 @@ class ObservedTokens(eqx.Module):
         return features[self.positions].ravel()
 
 
+@eqx.filter_jit
 def observability_gramians(
     observations: Observations,
     x: State,
@@ -228,6 +229,7 @@ class LowRankGramians(NamedTuple):
     discarded: Float[Array, " depth"]
 
 
+@eqx.filter_jit
 def low_rank_gramians(
     observations: ObservedTokens, x: State, step: Steps, rank: int
 ) -> LowRankGramians:

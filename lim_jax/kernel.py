@@ -7,6 +7,7 @@ of `tangent`.
 
 from typing import Literal, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -21,6 +22,7 @@ from lim_jax.tangent import AttentionSites, KernelFactors, kernel_factors, pull_
 Normalisation = Literal["density", "finite"]
 
 
+@eqx.filter_jit
 def cone_mass(
     attention: CausalAttention,
     x: State,
@@ -81,6 +83,7 @@ def cone_mass(
     return jax.lax.map(mass, jnp.arange(grid.size))
 
 
+@eqx.filter_jit
 def probed_cone_mass(
     attention: CausalAttention,
     x: State,
@@ -126,6 +129,7 @@ def probed_cone_mass(
     return sample_mean(jax.lax.map(sampled, jnp.arange(grid.size)).T)
 
 
+@eqx.filter_jit
 def cone_energies(sites: AttentionSites, grid: Grid) -> Float[Array, "depth length"]:
     r"""The energy :math:`\|\int_q^1 K_t(p,q)^*P_t(p)\,dp\|^2` of one example at every depth.
 
@@ -167,6 +171,7 @@ class JointCone(NamedTuple):
     future: Float[Array, " length"]
 
 
+@eqx.filter_jit
 def joint_cone(sites: AttentionSites, grid: Grid) -> JointCone:
     r"""Stream the cross-depth integrand of a batch to its extremes and its sum.
 

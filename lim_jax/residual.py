@@ -10,6 +10,7 @@ one-field recursion. Norms are those of operators on :math:`L^2` of the grid.
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
@@ -23,6 +24,7 @@ from lim_jax.grid import Grid, Regions, inner
 Scalar = Float[Array, ""]
 
 
+@eqx.filter_jit
 def interaction_orders(
     flow: ResidualFlow,
     terminal_loss: Callable[[State], Scalar],
@@ -98,6 +100,7 @@ class InteractionNorms(NamedTuple):
     residual: Float[Array, " depth"]
 
 
+@eqx.filter_jit
 def interaction_norms(
     flow: ResidualFlow, x: State, grid: Grid, *, key: Key[Array, ""], iterations: int = 60
 ) -> InteractionNorms:

@@ -7,6 +7,7 @@ all by the inverse of the probability that they are drawn.
 
 from typing import NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
@@ -19,6 +20,7 @@ from lim_jax.probes import Probes
 Scalar = Float[Array, ""]
 
 
+@eqx.filter_jit
 def probed_observability(
     observations: Observations,
     x: State,
@@ -60,6 +62,7 @@ def probed_observability(
     return jax.vmap(jax.vmap(sample), in_axes=(None, 0))(positions, probes)
 
 
+@eqx.filter_jit
 def layer_injected_traces(
     observations: Observations,
     x: State,

@@ -1,5 +1,6 @@
 """The README's promises: its example runs, is short, and its commands name what exists."""
 
+import importlib.util
 import re
 import tomllib
 from pathlib import Path
@@ -43,3 +44,15 @@ def test_every_dependency_has_a_lower_bound_and_one_version_is_excluded():
 def test_the_figure_is_there():
     for image in re.findall(r"!\[.*?\]\((.*?)\)", README):
         assert (ROOT / image).is_file()
+
+
+def test_the_measured_tables_are_those_of_the_results():
+    path = ROOT / "benchmarks" / "report.py"
+    specification = importlib.util.spec_from_file_location("report", path)
+    assert specification is not None and specification.loader is not None
+    report = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(report)
+    tables = report.tables()
+    assert set(tables) == {"speed", "scaling"}
+    for table in tables.values():
+        assert len(table.splitlines()) > 4 and table in README

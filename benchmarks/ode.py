@@ -1,0 +1,165 @@
+"""The continuous depth flow: diffrax against our recursion, and against torchdiffeq.
+
+First diffrax's Euler method on the steps of a 12-layer recursion, forward and gradient, on the same
+weights. Then one autonomous field to depth time 1 by Dormand and Prince's method at equal
+tolerances, ours and torchdiffeq's, numbers compared first. Pin one thread, for example
+``taskset -c 1 python benchmarks/ode.py``; the peer comes by
+``pip install torch==2.13.0 torchdiffeq==0.2.5``.
+"""
+
+import os
+
+# Before JAX starts: one thread, as for the peer.
+os.environ.setdefault(
+    "XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+)
+
+from collections.abc import Callable
+
+import diffrax
+import equinox as eqx
+import jax
+import numpy as np
+import peer_torch
+import record
+import torch
+import torch.nn.functional as F
+import tyro
+from torchdiffeq import odeint
+from tqdm import tqdm
+
+import lim_jax as lim
+from lim_jax.flow import LayerwiseControl
+
+RESULTS = record.RESULTS / "ode.json"
+LENGTH, WIDTH, HEADS, DEPTH = 256, 64, 4, 12
+GRID = lim.token_grid(LENGTH, "float32")
+TOLERANCE = 1e-4
+
+
+def layers(depth: int) -> lim.TransformerField:
+    """Random fields with a leading layer axis."""
+    keys = jax.random.split(jax.random.key(0), depth)
+    return jax.vmap(lambda key: lim.TransformerField.init(WIDTH, heads=HEADS, key=key))(keys)
+
+
+def states() -> jax.Array:
+    """One example's states."""
+    return jax.random.normal(jax.random.key(1), (LENGTH, WIDTH))
+
+
+def medians(jobs: dict[str, Callable[[], object]], repeats: int, label: str) -> dict[str, float]:
+    """Seconds of each job, by turns."""
+    times = {name: [] for name in jobs}
+    for job in jobs.values():
+        job()
+    for _ in tqdm(range(repeats), desc=label, leave=False):
+        for name, job in jobs.items():
+            times[name].append(record.seconds(job))
+    return {name: float(np.median(values)) for name, values in times.items()}
+
+
+def ready(job: Callable, *arguments: object) -> Callable[[], object]:
+    """A compiled job, to be called with nothing."""
+    compiled = eqx.filter_jit(job).lower(*arguments).compile()
+    return lambda: jax.block_until_ready(jax.tree.leaves(compiled(*arguments)))
+
+
+def euler_row(kind: str, repeats: int) -> dict:
+    """Diffrax's Euler steps against the recursion, forward or the gradient of a sum."""
+    fields, x = layers(DEPTH), states()
+    flows = {
+        "recursion": lim.ResidualFlow(fields),
+        "diffrax": lim.ContinuousFlow(
+            LayerwiseControl(fields),
+            solver=diffrax.Euler(),
+            stepsize_controller=diffrax.ConstantStepSize(),
+            first_step=1 / DEPTH,
+            max_steps=DEPTH,
+        ),
+    }
+    forward = {name: eqx.filter_jit(lambda flow, x: flow(x, GRID)) for name in flows}
+    ends = {name: np.asarray(forward[name](flow, x)) for name, flow in flows.items()}
+    np.testing.assert_allclose(ends["diffrax"], ends["recursion"], rtol=0, atol=1e-4)
+
+    def gradient(flow: eqx.Module, x: jax.Array) -> eqx.Module:
+        return eqx.filter_grad(lambda flow: (flow(x, GRID) ** 2).sum())(flow)
+
+    job = {"forward": lambda flow, x: flow(x, GRID), "gradient": gradient}[kind]
+    seconds = medians({n: ready(job, f, x) for n, f in flows.items()}, repeats, f"Euler {kind}")
+    ratio = seconds["diffrax"] / seconds["recursion"]
+    return {"job": f"Euler, {DEPTH} steps, {kind}", "seconds": seconds, "ratio": ratio}
+
+
+def torch_weights(field: lim.TransformerField) -> peer_torch.Parameters:
+    """The arrays of one field for the peer."""
+    attention, network = field.attention, field.feed_forward
+    arrays = {name: getattr(attention, name) for name in ("query", "key", "value", "output")}
+    names = ("inner", "inner_bias", "outer", "outer_bias")
+    arrays.update({name: getattr(network, name) for name in names})
+    for index, norm in (("1", attention.norm), ("2", network.norm)):
+        arrays.update({f"scale{index}": norm.scale, f"shift{index}": norm.shift})
+    arrays = {name: np.asarray(value)[None] for name, value in arrays.items()}
+    found = peer_torch.parameters(arrays | {"readout": np.zeros((WIDTH, 1), np.float32)})
+    return {name: value[0] for name, value in found.items() if name != "readout"}
+
+
+def adaptive_row(kind: str, repeats: int) -> dict:
+    """Dormand and Prince's method at equal tolerances, ours and torchdiffeq's."""
+    field, x = jax.tree.map(lambda leaf: leaf[0], layers(1)), states()
+    flow = lim.ContinuousFlow(
+        lambda time: field,
+        solver=diffrax.Dopri5(),
+        stepsize_controller=diffrax.PIDController(TOLERANCE, TOLERANCE),
+        max_steps=64,
+    )
+    weights, start = torch_weights(field), torch.from_numpy(np.array(x))
+
+    def torch_field(time: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+        normed = F.layer_norm(state, (WIDTH,), weights["scale2"], weights["shift2"])
+        hidden = F.gelu(normed @ weights["inner"].T + weights["inner_bias"], approximate="tanh")
+        attended = peer_torch.attention(weights, *(2 * (state[None],)), HEADS)[0]
+        return attended + hidden @ weights["outer"].T + weights["outer_bias"]
+
+    def torch_end(state: torch.Tensor) -> torch.Tensor:
+        times = torch.tensor([0.0, 1.0])
+        return odeint(torch_field, state, times, rtol=TOLERANCE, atol=TOLERANCE, method="dopri5")[1]
+
+    def torch_gradient() -> torch.Tensor:
+        state = start.clone().requires_grad_(True)
+        return torch.autograd.grad((torch_end(state) ** 2).sum(), state)[0]
+
+    def torch_forward() -> torch.Tensor:
+        with torch.no_grad():
+            return torch_end(start)
+
+    def gradient(x: jax.Array) -> jax.Array:
+        return jax.grad(lambda x: (flow(x, GRID) ** 2).sum())(x)
+
+    ours = {"forward": lambda x: flow(x, GRID), "gradient": gradient}[kind]
+    theirs = {"forward": torch_forward, "gradient": torch_gradient}[kind]
+    found, expected = np.asarray(jax.jit(ours)(x)), theirs().numpy()
+    np.testing.assert_allclose(found, expected, rtol=0, atol=5e-3 * np.abs(expected).max())
+    jobs = {"lim_jax": ready(ours, x), "torchdiffeq": theirs}
+    seconds = medians(jobs, repeats, f"adaptive {kind}")
+    ratio = seconds["torchdiffeq"] / seconds["lim_jax"]
+    return {"job": f"Dormand-Prince, {kind}", "seconds": seconds, "ratio": ratio}
+
+
+def main(repeats: int = 9) -> None:
+    """Print and keep a table.
+
+    Args:
+        repeats: Alternated repeats.
+    """
+    torch.set_num_threads(1)
+    for make in (euler_row, adaptive_row):
+        for kind in ("forward", "gradient"):
+            row = make(kind, repeats)
+            times = ", ".join(f"{name} {1e3 * t:.1f} ms" for name, t in row["seconds"].items())
+            print(f"{row['job']}: {times}, ratio {row['ratio']:.2f}", flush=True)
+            record.keep(RESULTS, [row], ("job",), torch=torch.__version__)
+
+
+if __name__ == "__main__":
+    tyro.cli(main)

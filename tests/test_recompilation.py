@@ -1,0 +1,81 @@
+"""A second call with the same shapes compiles nothing, without any jit of the user's."""
+
+from contextlib import contextmanager
+
+import jax
+import jax.numpy as jnp
+import pytest
+from networks import LENGTH, VOCABULARY, WIDTH, random_flow, random_labels, random_states
+
+import lim_jax as lim
+from lim_jax import channels, gradient_flow, gramian, kernel, trace_estimates
+
+GRID = lim.token_grid(LENGTH)
+FLOW = random_flow()
+MODEL = FLOW, lim.LinearReadout(random_states(4, WIDTH, VOCABULARY))
+LAST = jnp.array([LENGTH - 1])
+
+
+def loss(model, x, y):
+    return lim.cross_entropy(model[1](model[0](x, GRID), GRID), y, GRID)
+
+
+def terminal_loss(state):
+    return jnp.sum(state[-1] ** 2)
+
+
+def batch(seed, examples=3):
+    x = random_states(seed, examples, LENGTH, WIDTH)
+    return x, random_labels(seed + 1, examples, LENGTH, VOCABULARY)
+
+
+def attention():
+    return jax.tree.map(lambda leaf: leaf[0], FLOW.layers).attention
+
+
+JOBS = {
+    "influence": lambda seed: lim.influence(loss, MODEL, batch(seed), GRID),
+    "a stream with a ragged end": lambda seed: lim.influence_stream(
+        loss, MODEL, [batch(seed), batch(seed, 2)], GRID
+    ),
+    "the rate of the density": lambda seed: gradient_flow.density_dynamics(
+        loss, MODEL, batch(seed), GRID
+    ),
+    "cone mass": lambda seed: kernel.cone_mass(attention(), batch(seed)[0][0], GRID),
+    "Gramians": lambda seed: gramian.observability_gramians(
+        gramian.ObservedTokens(FLOW, GRID, LAST), batch(seed)[0][0], 1.0
+    ),
+    "injected traces": lambda seed: trace_estimates.layer_injected_traces(
+        gramian.ObservedTokens(FLOW, GRID, LAST),
+        batch(seed)[0][0],
+        1.0,
+        random_states(seed, 1, 2, WIDTH),
+    ),
+    "channels": lambda seed: channels.channels(FLOW, terminal_loss, batch(seed)[0][0], GRID),
+}
+
+
+@contextmanager
+def compilations():
+    """Count what XLA compiles inside."""
+    found = []
+
+    def listen(event: str, duration: float, **_) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            found.append(duration)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        yield found
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_a_second_call_compiles_nothing(name):
+    with compilations() as first:
+        jax.block_until_ready(JOBS[name](10))
+    assert first  # the count sees compilations
+    with compilations() as second:
+        jax.block_until_ready(JOBS[name](20))
+    assert not second
