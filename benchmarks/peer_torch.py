@@ -114,7 +114,8 @@ def jobs(
             return attention(first, example, context[None], heads)[0]
 
         with sdpa_kernel(SDPBackend.MATH):
-            jacobian = torch.func.jacrev(attend)(x_[0])
+            # In chunks: all cotangents at once need 17 GiB of attention matrices at size (a).
+            jacobian = torch.func.jacrev(attend, chunk_size=512)(x_[0])
         rows, columns = torch.tril_indices(length, length)
         blocks = jacobian.transpose(1, 2)[rows, columns]
         squares = torch.linalg.matrix_norm(blocks, ord=2) ** 2
