@@ -85,25 +85,23 @@ def weights(model: tuple) -> dict[str, np.ndarray]:
     return {name: np.asarray(value) for name, value in found.items()}
 
 
-def our_jobs(model: tuple, x: np.ndarray, labels: np.ndarray) -> dict[str, Callable]:
-    """Each job as a function of the model."""
-    grid = lim.token_grid(x.shape[1])
-    batch = jax.numpy.asarray(x), jax.nn.one_hot(labels, VOCABULARY)
-    last = jax.numpy.array([x.shape[1] - 1])
+def our_jobs(length: int) -> dict[str, Callable]:
+    """Each job as a function of the model and a batch."""
+    grid, last = lim.token_grid(length), jax.numpy.array([length - 1])
 
     def loss(model, x, y):
         return lim.cross_entropy(model[1](model[0](x, grid), grid), y, grid)
 
-    def objective(model):
+    def objective(model, batch):
         return balanced_objective(loss, model, batch, grid, strength=STRENGTH, epsilon=0.0)
 
     return {
-        "influence": lambda model: lim.influence(loss, model, batch, grid).energy,
-        "gradient": jax.grad(lambda model: risk(loss, model, batch)),
+        "influence": lambda model, batch: lim.influence(loss, model, batch, grid).energy,
+        "gradient": jax.grad(lambda model, batch: risk(loss, model, batch)),
         "algorithm 1": jax.grad(objective),
-        "mdot": lambda model: density_dynamics(loss, model, batch, grid).rate,
-        "cone mass": lambda model: cone_mass(first_attention(model), batch[0][0], grid),
-        "gramians": lambda model: observability_gramians(
+        "mdot": lambda model, batch: density_dynamics(loss, model, batch, grid).rate,
+        "cone mass": lambda model, batch: cone_mass(first_attention(model), batch[0][0], grid),
+        "gramians": lambda model, batch: observability_gramians(
             ObservedTokens(model[0], grid, last), batch[0][0], 1.0
         ),
     }
@@ -114,30 +112,26 @@ def first_attention(model: tuple) -> lim.CausalAttention:
     return jax.tree.map(lambda leaf: leaf[0], model[0].layers.attention)
 
 
-def prepared(size: Size, names: tuple[str, ...]) -> tuple[dict[str, Job], dict[str, float]]:
-    """Our compiled jobs, and the seconds their compilation took."""
+def prepared(size: Size, name: str) -> tuple[Job, float]:
+    """Our compiled job, and the seconds its compilation took."""
     model, x, labels = network(size)
-    ready, compilation = {}, {}
-    for name, job in our_jobs(model, x, labels).items():
-        if name in names:
-            start = time.perf_counter()
-            compiled = eqx.filter_jit(job).lower(model).compile()
-            compilation[name] = time.perf_counter() - start
+    batch = jax.numpy.asarray(x), jax.nn.one_hot(labels, VOCABULARY)
+    start = time.perf_counter()
+    compiled = eqx.filter_jit(our_jobs(size.length)[name]).lower(model, batch).compile()
+    compilation = time.perf_counter() - start
 
-            def run(compiled=compiled) -> np.ndarray:
-                found = jax.block_until_ready(compiled(model))
-                return np.asarray(found if isinstance(found, jax.Array) else found[1].weight)
+    def run() -> np.ndarray:
+        found = jax.block_until_ready(compiled(model, batch))
+        return np.asarray(found if isinstance(found, jax.Array) else found[1].weight)
 
-            ready[name] = run
-    return ready, compilation
+    return run, compilation
 
 
-def peers(size: Size, names: tuple[str, ...]) -> dict[str, Job]:
-    """PyTorch's jobs on the same numbers."""
+def peer(size: Size, name: str) -> Job:
+    """PyTorch's job on the same numbers."""
     torch.set_num_threads(1)
     model, x, labels = network(size)
-    found = peer_torch.jobs(weights(model), x, labels, size.heads, STRENGTH)
-    return {name: found[name] for name in names}
+    return peer_torch.jobs(weights(model), x, labels, size.heads, STRENGTH)[name]
 
 
 def peak_memory(size: str, side: str, name: str, precision: Precision) -> float:
@@ -149,20 +143,20 @@ def peak_memory(size: str, side: str, name: str, precision: Precision) -> float:
 
 def run_alone(size: Size, side: str, name: str) -> float:
     """What `peak_memory` asks of its process."""
-    job = (peers(size, (name,)) if side == "torch" else prepared(size, (name,))[0])[name]
+    job = peer(size, name) if side == "torch" else prepared(size, name)[0]
     return record.own_peak(job)
 
 
 def compare(label: str, name: str, precision: Precision, repeats: int) -> dict:
     """A row of the table: the numbers agree, then both sides take turns."""
-    ours, compilation = prepared(SIZES[label], (name,))
-    theirs = peers(SIZES[label], (name,))
-    found, expected = ours[name](), theirs[name]()
+    ours, compilation = prepared(SIZES[label], name)
+    theirs = peer(SIZES[label], name)
+    found, expected = ours(), theirs()
     tolerance = 2e-3 if precision == "float32" else 1e-9
     np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance * np.abs(expected).max())
     times = {"lim_jax": [], "torch": []}
     for _ in tqdm(range(repeats), desc=f"{label} {name}", leave=False):
-        for side, job in (("lim_jax", ours[name]), ("torch", theirs[name])):
+        for side, job in (("lim_jax", ours), ("torch", theirs)):
             times[side].append(record.seconds(job))
     return {
         "size": label,
@@ -170,7 +164,7 @@ def compare(label: str, name: str, precision: Precision, repeats: int) -> dict:
         "precision": precision,
         "seconds": {side: float(np.median(values)) for side, values in times.items()},
         "ratio": float(np.median(np.divide(times["torch"], times["lim_jax"]))),
-        "compilation": compilation[name],
+        "compilation": compilation,
         "MiB": {side: peak_memory(label, side, name, precision) for side in times},
     }
 
