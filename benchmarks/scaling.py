@@ -88,12 +88,16 @@ def measured_alone(name: str, size: dict[str, int]) -> dict:
 
 
 def exponents(rows: list[dict], axis: str) -> tuple[float, float]:
-    """Slopes of log time and log memory against the log of an axis, over its upper half."""
-    upper = sorted(rows, key=lambda row: row[axis])[-4:]
-    sizes = np.log([row[axis] for row in upper])
-    found = (np.polyfit(sizes, np.log([row[of] for row in upper]), 1) for of in ("seconds", "MiB"))
-    time, memory = (float(fit[0]) for fit in found)
-    return time, memory
+    """Slopes of log time, and of log increments of memory, against the log of an axis.
+
+    Of time over the upper four sizes. Memory has a fixed part, which its increments from one
+    doubling to the next have not.
+    """
+    rows = sorted(rows, key=lambda row: row[axis])
+    sizes = np.log([row[axis] for row in rows])
+    times, memory = (np.array([row[of] for row in rows]) for of in ("seconds", "MiB"))
+    time = np.polyfit(sizes[-4:], np.log(times[-4:]), 1)[0]
+    return float(time), float(np.polyfit(sizes[:-1], np.log(np.diff(memory)), 1)[0])
 
 
 def figure(series: dict[tuple[str, str], list[dict]], path: Path) -> None:
