@@ -18,7 +18,12 @@ import tyro
 from tqdm import tqdm
 
 import lim_jax as lim
-from lim_jax.gramian import ObservedTokens, layer_products, observability_gramians
+from lim_jax.gramian import (
+    ObservedTokens,
+    cheapest_mode,
+    layer_products,
+    observability_gramians,
+)
 from lim_jax.trace_estimates import layer_injected_traces, probed_observability
 
 # Length, width, heads, layers, tokens observed.
@@ -66,8 +71,7 @@ def route_row(size: tuple[int, ...], repeats: int) -> dict:
         for mode in ("forward", "reverse")
     }
     found = seconds(jobs, see, x, repeats=repeats)
-    products = layer_products(see, x)
-    chosen, faster = min(products, key=products.__getitem__), min(found, key=found.__getitem__)
+    chosen, faster = cheapest_mode(layer_products(see, x)), min(found, key=found.__getitem__)
     return {"size": size, "seconds": found, "chosen": chosen, "right": chosen == faster}
 
 

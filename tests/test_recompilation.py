@@ -60,9 +60,10 @@ def compilations():
     """Count what XLA compiles inside."""
     found = []
 
-    def listen(event: str, duration: float, **_) -> None:
+    def listen(event: str, duration_secs: float, **kwargs: str | int) -> None:
+        del kwargs
         if event == "/jax/core/compile/backend_compile_duration":
-            found.append(duration)
+            found.append(duration_secs)
 
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:
