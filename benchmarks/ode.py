@@ -76,6 +76,8 @@ def euler_row(kind: str, repeats: int) -> dict:
             stepsize_controller=diffrax.ConstantStepSize(),
             first_step=1 / DEPTH,
             max_steps=DEPTH,
+            # Every step is kept, as by the recursion.
+            adjoint=diffrax.RecursiveCheckpointAdjoint(checkpoints=DEPTH),
         ),
     }
     forward = {name: eqx.filter_jit(lambda flow, x: flow(x, GRID)) for name in flows}

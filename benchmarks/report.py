@@ -27,9 +27,7 @@ def speed_line(row: dict) -> str:
 
 def scaling_line(row: dict) -> str:
     """A row of `scaling.py`."""
-    cells = [row["job"], f"{row['length']:,}", str(row["width"]), str(row["depth"])]
-    cells += [str(row["batch"]), _duration(row["seconds"]), f"{row['MiB']:.0f}"]
-    return _row(cells)
+    return _row([row["job"], f"{row['length']:,}", _duration(row["seconds"]), f"{row['MiB']:.0f}"])
 
 
 def tables() -> dict[str, str]:
@@ -39,17 +37,22 @@ def tables() -> dict[str, str]:
     for name, (header, line) in makers.items():
         path = HERE / "results" / f"{name}.json"
         if path.exists():
-            document = json.loads(path.read_text())
-            found[name] = "\n".join([header, *map(line, document["rows"])])
+            rows = filter(_is_shown, json.loads(path.read_text())["rows"])
+            found[name] = "\n".join([header, *map(line, rows)])
     return found
 
 
 def with_tables(text: str) -> str:
     """The README's text with every table renewed."""
     for name, table in tables().items():
-        marked = re.compile(rf"(<!-- {name} -->\n\n).*?(\n\n<!-- end of {name} -->)", re.DOTALL)
-        text = marked.sub(lambda match, table=table: match[1] + table + match[2], text)
+        marked = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end of {name} -->)", re.DOTALL)
+        text = marked.sub(lambda match, table=table: f"{match[1]}\n{table}\n\n{match[2]}", text)
     return text
+
+
+def _is_shown(row: dict) -> bool:
+    """Of the scaling study only the context lengths, at 64 features, 8 layers and one example."""
+    return "length" not in row or (row["width"], row["depth"], row["batch"]) == (64, 8, 1)
 
 
 def _duration(seconds: float) -> str:

@@ -323,7 +323,8 @@ class ContinuousFlow(eqx.Module):
     =============================  ============================================================
     adjoint                        for
     =============================  ============================================================
-    `RecursiveCheckpointAdjoint`   first-order reverse mode with least memory (the default)
+    `RecursiveCheckpointAdjoint`   first-order reverse mode with least memory (the default); with
+                                   as many `checkpoints` as steps no step is taken twice
     `DirectAdjoint`                every nesting; give `max_steps` tightly, memory grows with it
     `ForwardMode`                  forward mode only
     `BacksolveAdjoint`             first-order reverse mode, approximate
