@@ -587,7 +587,7 @@ def injected_objective(
     Parameters
     ----------
     loss, observations, params, batch, grid, strength, step
-        As in `observability_objective`.
+        As in `observability_objective`; the observations close over no tracers.
     injected
         Independent isotropic entries, drawn anew at each step. Those of different examples should
         be independent too: averaging over the batch then averages their noise.
