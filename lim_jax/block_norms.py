@@ -177,9 +177,9 @@ class _Ascent(NamedTuple):
 
 
 def _leading_vectors(blocks: Blocks) -> _Ascent:
-    r"""Climb to the leading eigenvectors of :math:`K^*K` until residuals are below a half's digits.
+    r"""Climb to the leading eigenvectors of :math:`K^*K`.
 
-    Conjugate gradients for the Rayleigh quotient, after Polak and Ribière: the error of the value
+    Until residuals are below the root of the rounding unit. Conjugate gradients for the Rayleigh quotient, after Polak and Ribière: the error of the value
     is of the order of the residual squared over the gap. Ten steps for each feature are the most.
     """
     width, rows = blocks.key.shape[2], blocks.kernel.shape[1]
