@@ -179,8 +179,9 @@ class _Ascent(NamedTuple):
 def _leading_vectors(blocks: Blocks) -> _Ascent:
     r"""Climb to the leading eigenvectors of :math:`K^*K`.
 
-    Until residuals are below the root of the rounding unit. Conjugate gradients for the Rayleigh quotient, after Polak and Ribière: the error of the value
-    is of the order of the residual squared over the gap. Ten steps for each feature are the most.
+    Conjugate gradients for the Rayleigh quotient, after Polak and Ribière, until residuals are
+    below the root of the rounding unit: the error of the value is of the order of the residual
+    squared over the gap. Ten steps for each feature are the most.
     """
     width, rows = blocks.key.shape[2], blocks.kernel.shape[1]
     dtype = blocks.kernel.dtype
