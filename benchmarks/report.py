@@ -13,7 +13,7 @@ SPEED_HEADER = (
     "| size | precision | job | lim_jax | PyTorch | ratio | compilation | MiB | PyTorch's |\n"
     "|---|---|---|---|---|---|---|---|---|"
 )
-SCALING_HEADER = "| job | L | d | layers | batch | time | MiB |\n|---|---|---|---|---|---|---|"
+SCALING_HEADER = "| job | L | time | MiB |\n|---|---|---|---|"
 
 
 def speed_line(row: dict) -> str:

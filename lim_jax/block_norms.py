@@ -18,13 +18,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from lim_jax.blocked import TILE
 from lim_jax.tangent import KernelFactors
 
 Norm = Literal["operator", "frobenius"]
 Rows = Float[Array, " rows"]
 Vectors = Float[Array, "width rows"]
-
-TILE = 128
 
 
 def column_mass(
@@ -201,10 +200,18 @@ def _leading_vectors(blocks: Blocks) -> _Ascent:
     start = np.random.default_rng(0).standard_normal(width)  # any vector in general position
     vector = jnp.asarray(start / np.linalg.norm(start), dtype)
     vector = jnp.broadcast_to(vector[:, None], (width, rows))
-    image = normal(vector)
+    # In units of the first value: squares of small blocks' residuals would underflow.
+    unit = _dot(vector, normal(vector))
+    inverse = _quotient(jnp.ones_like(unit), unit)
+
+    def scaled(vectors: Vectors) -> Vectors:
+        return _each(inverse, normal(vectors))
+
+    image = scaled(vector)
     value = _dot(vector, image)
     ascent = _Ascent(vector, image, value, image - _each(value, vector), jnp.zeros((), int))
-    return jax.lax.while_loop(unfinished, lambda ascent: _climb(ascent, normal), ascent)
+    ascent = jax.lax.while_loop(unfinished, lambda ascent: _climb(ascent, scaled), ascent)
+    return ascent._replace(value=unit * ascent.value)
 
 
 def _climb(ascent: _Ascent, normal: Callable[[Vectors], Vectors]) -> _Ascent:

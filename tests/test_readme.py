@@ -56,3 +56,4 @@ def test_the_measured_tables_are_those_of_the_results():
     assert set(tables) == {"speed", "scaling"}
     for table in tables.values():
         assert len(table.splitlines()) > 4 and table in README
+        assert len({line.count("|") for line in table.splitlines()}) == 1  # as many cells in all
