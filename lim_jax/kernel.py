@@ -13,12 +13,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from lim_jax._checks import require
-from lim_jax.block_norms import Norm, column_mass
+from lim_jax.block_norms import column_mass, squared_frobenius_norms
 from lim_jax.field import CausalAttention, State
 from lim_jax.grid import CellGrid, Grid
 from lim_jax.probes import Estimate, Probes, sample_mean
 from lim_jax.tangent import AttentionSites, KernelFactors, kernel_factors, pull_back
 
+Norm = Literal["operator", "frobenius"]
 Normalisation = Literal["density", "finite"]
 
 
@@ -38,8 +39,9 @@ def cone_mass(
     like :math:`L^{-2}`. The mass grows like :math:`1/q` at 0, so no average of it over a left
     region converges.
 
-    Streams over columns, and no block is formed (`block_norms`): no array is larger than the
-    attention matrices. Operator norms are exact to rounding where the largest singular value
+    No block is formed (`block_norms`), and operator norms are streamed over columns: no array is
+    larger than the attention matrices, or than a matrix of the width for each position. Operator
+    norms are exact to rounding where the largest singular value
     stands apart, and to the gap where it does not. They are differentiated once; for second
     derivatives take the Frobenius norm. For the average over depth and data, `jax.lax.map` it over
     `attention_sites` and `vmap` over examples.
@@ -76,11 +78,16 @@ def cone_mass(
     _require_name("normalisation", normalisation, ("density", "finite"))
     factors = kernel_factors(attention, x, grid)
 
-    @jax.checkpoint
-    def mass(j: Array) -> Float[Array, ""]:
-        return column_mass(factors, j, _cone_weights(grid, j, normalisation), norm)
+    weights = _cone_weights(grid, normalisation)
+    if norm == "frobenius":
+        return (weights * squared_frobenius_norms(factors)).sum(axis=0)
 
-    return jax.lax.map(mass, jnp.arange(grid.size))
+    @jax.checkpoint
+    def mass(column: tuple[Array, Array]) -> Float[Array, ""]:
+        j, weights = column
+        return column_mass(factors, j, weights)
+
+    return jax.lax.map(mass, (jnp.arange(grid.size), weights.T))
 
 
 @eqx.filter_jit
@@ -120,11 +127,11 @@ def probed_cone_mass(
     [2.5, 0.5]
     """
     _require_name("normalisation", normalisation, ("density", "finite"))
-    factors = kernel_factors(attention, x, grid)
+    factors, weights = kernel_factors(attention, x, grid), _cone_weights(grid, normalisation)
 
     def sampled(j: Array) -> Float[Array, " probes"]:
         pushed = jax.vmap(lambda probe: factors.push_column(j, probe))(probes)
-        return (pushed**2).sum(axis=2) @ _cone_weights(grid, j, normalisation)
+        return (pushed**2).sum(axis=2) @ weights[:, j]
 
     return sample_mean(jax.lax.map(sampled, jnp.arange(grid.size)).T)
 
@@ -203,9 +210,10 @@ def joint_cone(sites: AttentionSites, grid: Grid) -> JointCone:
         sites.attention, sites.states
     )
     step, profile = sites.step[0, 0], sites.increments / sites.step
+    cone_weights = _cone_weights(grid, "density")
 
     def at_position(j: Array) -> tuple[Array, Array, Array, Array]:
-        weights = _cone_weights(grid, j, "density")
+        weights = cone_weights[:, j]
         seen = weights > 0
 
         def contribution(factors: KernelFactors, covectors: State, scale: Array) -> State:
@@ -227,12 +235,12 @@ def joint_cone(sites: AttentionSites, grid: Grid) -> JointCone:
     return JointCone(*jax.lax.map(at_position, jnp.arange(grid.size)))
 
 
-def _cone_weights(grid: Grid, j: Array, normalisation: Normalisation) -> Float[Array, " length"]:
+def _cone_weights(grid: Grid, normalisation: Normalisation) -> Float[Array, "length length"]:
     r"""The weights of :math:`\int_{p_j}^1`, or of the literal sum over :math:`\hat K_{ij}`."""
-    weights, prefix = grid.weights, grid.prefix_weights()[:, j]
+    weights, prefix = grid.weights, grid.prefix_weights()
     if normalisation == "finite":
-        return weights * prefix**2
-    return weights * prefix / weights[j]
+        return weights[:, None] * prefix**2
+    return weights[:, None] * prefix / weights[None, :]
 
 
 def _require_name(name: str, got: str, known: tuple[str, ...]) -> None:
