@@ -23,6 +23,7 @@ from lim_jax.grid import Grid
 State = Float[Array, "length width"]
 Field = Callable[[State, State, Grid], State]
 Norm = Callable[[Array], Array]
+Attend = Callable[[Array, Array, Array, Grid], Array]
 
 
 class LayerNorm(eqx.Module):
@@ -107,6 +108,9 @@ class CausalAttention(eqx.Module):
         :math:`W_O`, cut into one block for each head; the heads' images are added.
     query_bias, key_bias, value_bias, output_bias
         Added after the respective matrix, or None.
+    attend
+        How one head attends: `attention.causal_attention`, or on a GPU for first-order use
+        `fused.fused_attention`.
     """
 
     norm: Norm
@@ -118,6 +122,7 @@ class CausalAttention(eqx.Module):
     key_bias: Float[Array, "heads size"] | None = None
     value_bias: Float[Array, "heads features"] | None = None
     output_bias: Float[Array, " width"] | None = None
+    attend: Attend = eqx.field(static=True, default=causal_attention)
 
     @classmethod
     def init(
@@ -127,6 +132,7 @@ class CausalAttention(eqx.Module):
         heads: int = 1,
         head_size: int | None = None,
         bias: bool = False,
+        attend: Attend = causal_attention,
         eta: float = 1e-5,
         key: Key[Array, ""],
     ) -> "CausalAttention":
@@ -150,17 +156,15 @@ class CausalAttention(eqx.Module):
         keys = jax.random.split(key, 4)
         query, key_, value = (_gaussian(k, heads, size, width) for k in keys[:3])
         output = _gaussian(keys[3], heads, width, size) / math.sqrt(heads)
-        attention = cls(LayerNorm.init(width, eta), query, key_, value, output)
-        if not bias:
-            return attention
         zeros = jnp.zeros((heads, size))
-        biases = (zeros, zeros, zeros, jnp.zeros(width))
-        return cls(attention.norm, query, key_, value, output, *biases)
+        biases = (zeros, zeros, zeros, jnp.zeros(width)) if bias else (None, None, None, None)
+        norm = LayerNorm.init(width, eta)
+        return cls(norm, query, key_, value, output, *biases, attend=attend)
 
     def __call__(self, x: State, context: State, grid: Grid) -> State:
         """Attend from `x` to `context`."""
         query, key, value = self.projections(x, context)
-        heads = jax.vmap(causal_attention, in_axes=(0, 0, 0, None))(query, key, value, grid)
+        heads = jax.vmap(self.attend, in_axes=(0, 0, 0, None))(query, key, value, grid)
         joined = jnp.swapaxes(heads, 0, 1).reshape(x.shape[0], -1)
         mixed = joined @ jnp.swapaxes(self.output, 1, 2).reshape(-1, x.shape[1])
         return mixed if self.output_bias is None else mixed + self.output_bias[None, :]
@@ -280,6 +284,7 @@ class TransformerField(eqx.Module):
         hidden: int | None = None,
         activation: Callable[[Array], Array] = jax.nn.gelu,
         bias: bool = False,
+        attend: Attend = causal_attention,
         eta: float = 1e-5,
         key: Key[Array, ""],
     ) -> "TransformerField":
@@ -287,7 +292,13 @@ class TransformerField(eqx.Module):
         attention_key, feed_forward_key = jax.random.split(key)
         return cls(
             CausalAttention.init(
-                width, heads=heads, head_size=head_size, bias=bias, eta=eta, key=attention_key
+                width,
+                heads=heads,
+                head_size=head_size,
+                bias=bias,
+                attend=attend,
+                eta=eta,
+                key=attention_key,
             ),
             FeedForward.init(
                 width, hidden=hidden, activation=activation, eta=eta, key=feed_forward_key

@@ -12,6 +12,7 @@ ORDER = (
     "cost",
     "grid",
     "blocked",
+    "fused",
     "attention",
     "field",
     "flow",

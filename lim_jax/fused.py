@@ -1,0 +1,103 @@
+r"""Causal attention by a GPU's fused kernel: the fastest way to a gradient, and to nothing further.
+
+Opt in where a field is made, ``TransformerField.init(..., attend=fused_attention)``. Influence
+profiles and training gradients differentiate once. What differentiates a gradient again (penalties
+and Algorithm 1, the density's rate, Gramians by forward mode) needs `attention.causal_attention`.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PyTree
+
+from lim_jax._checks import require
+from lim_jax.grid import CellGrid, Grid
+
+IMPLEMENTATION = "cudnn"
+
+
+def fused_attention(
+    query: Float[Array, "length size"],
+    key: Float[Array, "length size"],
+    value: Float[Array, "length features"],
+    grid: Grid,
+) -> Float[Array, "length features"]:
+    r"""One head of causal attention, :math:`o_i = \sum_j A_{ij}v_j`, by cuDNN on an NVIDIA GPU.
+
+    The same numbers as `attention.causal_attention` on tokens, to the rounding of half-precision
+    inputs. Differentiated once, in reverse; JAX itself refuses forward mode.
+
+    Parameters
+    ----------
+    query, key, value
+        In bfloat16 or float16, with as many features in a value as in a key.
+    grid
+        `token_grid`: the kernel knows no other weights.
+
+    Raises
+    ------
+    ValueError
+        Where the grid or the dtypes are others.
+    NotImplementedError
+        Where a derivative is differentiated.
+    RuntimeError
+        Where there is no cuDNN.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import midpoint_grid
+    >>> half = jnp.ones((2, 8), jnp.bfloat16)
+    >>> fused_attention(half, half, half, midpoint_grid(2))
+    Traceback (most recent call last):
+    ValueError: grid: got offset 1/2 and power 1, expected token_grid. Take causal_attention.
+    """
+    require(
+        isinstance(grid, CellGrid) and grid.offset == 0 and grid.power == 1,
+        "grid",
+        got=f"offset {getattr(grid, 'offset', None)} and power {getattr(grid, 'power', None)}",
+        expected="token_grid",
+        cure="Take causal_attention.",
+    )
+    dtypes = {array.dtype for array in (query, key, value)}
+    require(
+        dtypes in ({jnp.dtype("bfloat16")}, {jnp.dtype("float16")}),
+        "attention inputs",
+        got=" and ".join(sorted(map(str, dtypes))),
+        expected="bfloat16 or float16, which the kernel multiplies",
+        cure="Cast the parameters and the batch, or take causal_attention.",
+    )
+    return _attend(query, key, value)
+
+
+def _kernel(query: Array, key: Array, value: Array) -> Array:
+    heads = (array[:, None] for array in (query, key, value))
+    attended = jax.nn.dot_product_attention(*heads, is_causal=True, implementation=IMPLEMENTATION)
+    return attended[:, 0]
+
+
+_attend = jax.custom_vjp(_kernel)
+
+
+def _attend_forward(query, key, value):
+    return jax.vjp(_kernel, *_differentiated_once((query, key, value)))
+
+
+def _attend_backward(pull, covector):
+    return pull(_differentiated_once(covector))
+
+
+_attend.defvjp(_attend_forward, _attend_backward)
+
+
+@jax.custom_jvp
+def _differentiated_once(tree: PyTree) -> Any:
+    return tree
+
+
+@_differentiated_once.defjvp
+def _differentiated_once_jvp(primals, tangents):
+    raise NotImplementedError(
+        "fused_attention: its derivative was differentiated. The fused kernel is for first-order "
+        "use: make the field with causal_attention for penalties, rates and other second-order use."
+    )
