@@ -28,6 +28,8 @@ import tyro
 from tqdm import tqdm
 
 import lim_jax as lim
+from lim_jax.gramian import ObservedTokens, observability_gramians
+from lim_jax.kernel import cone_mass
 from lim_jax.penalties import balanced_objective
 
 RESULTS = record.RESULTS / "scaling.json"
@@ -40,6 +42,7 @@ AXES: dict[str, tuple[int, ...]] = {
     "batch": (1, 2, 4, 8),
 }
 JOBS = ("influence", "algorithm 1")
+Job = Literal["influence", "algorithm 1", "cone mass", "frobenius cone mass", "gramians"]
 KEY = ("job", "length", "width", "depth", "batch")
 
 
@@ -57,11 +60,20 @@ def job_of(name: str, size: dict[str, int]) -> tuple[Callable, tuple]:
     def loss(model, x, y):
         return lim.cross_entropy(model[1](model[0](x, grid), grid), y, grid)
 
+    def first_cone_mass(model, batch, norm):
+        first = jax.tree.map(lambda leaf: leaf[0], model[0].layers.attention)
+        return cone_mass(first, batch[0][0], grid, norm)
+
     jobs = {
         "influence": lambda model, batch: lim.influence(loss, model, batch, grid).energy,
         "algorithm 1": lambda model, batch: jax.grad(
             lambda model: balanced_objective(loss, model, batch, grid, strength=0.1)
         )(model),
+        "cone mass": lambda model, batch: first_cone_mass(model, batch, "operator"),
+        "frobenius cone mass": lambda model, batch: first_cone_mass(model, batch, "frobenius"),
+        "gramians": lambda model, batch: observability_gramians(
+            ObservedTokens(model[0], grid, jax.numpy.array([size["length"] - 1])), batch[0][0], 1.0
+        ),
     }
     return eqx.filter_jit(jobs[name]).lower(model, batch).compile(), (model, batch)
 
@@ -117,7 +129,7 @@ def figure(series: dict[tuple[str, str], list[dict]], path: Path) -> None:
 
 def main(
     axes: tuple[Axis, ...] = ("length", "width", "depth", "batch"),
-    jobs: tuple[Literal["influence", "algorithm 1"], ...] = JOBS,
+    jobs: tuple[Job, ...] = JOBS,
     lengths: tuple[int, ...] = AXES["length"],
     out: Path = RESULTS,
     alone: str | None = None,

@@ -4,16 +4,15 @@ A job is any function of pytrees, ours or a user's: an influence profile, a trai
 Gramian. Only shapes are needed, so a job that would never fit can be asked about.
 """
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 from jaxtyping import PyTree
 
 from lim_jax._checks import require
+from lim_jax.operations import operations
 
 
 class Cost(NamedTuple):
@@ -22,9 +21,8 @@ class Cost(NamedTuple):
     Attributes
     ----------
     operations
-        Floating-point operations of all matrix products, two for each multiplication and sum:
-        those of a loop as often as it runs, those of a branch as if the dearest were always taken.
-        Attention by tiles skips tiles ahead of the diagonal, which still count here.
+        Floating-point operations of all matrix products (`operations`): tiles that attention skips
+        do not count, and a loop whose length is known only when it runs counts once.
     temporary, arguments, outputs
         Bytes, as the compiler lays them out for this machine.
     """
@@ -76,7 +74,7 @@ def job_cost(job: Callable[..., Any], *arguments: PyTree) -> Cost:
     if analysis is None:
         raise RuntimeError("The compiler of this platform gives no account of memory.")
     return Cost(
-        _operations(traced.jaxpr),
+        operations(traced.jaxpr),
         analysis.temp_size_in_bytes,
         analysis.argument_size_in_bytes,
         analysis.output_size_in_bytes,
@@ -117,25 +115,3 @@ def _shape(leaf: Any) -> Any:
 
 def _is_shape(leaf: Any) -> bool:
     return isinstance(leaf, jax.ShapeDtypeStruct)
-
-
-def _operations(jaxpr: ClosedJaxpr | Jaxpr) -> int:
-    """Count through loops, branches and calls."""
-    inner = jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else jaxpr
-    return sum(_equation_operations(equation) for equation in inner.eqns)
-
-
-def _equation_operations(equation: JaxprEqn) -> int:
-    if equation.primitive.name == "dot_general":
-        (contracted, _), _ = equation.params["dimension_numbers"]
-        left: Any = equation.invars[0].aval
-        out: Any = equation.outvars[0].aval
-        return 2 * out.size * math.prod(left.shape[axis] for axis in contracted)
-    if equation.primitive.name == "cond":
-        return max(map(_operations, equation.params["branches"]))
-    inside = [
-        _operations(value)
-        for value in equation.params.values()
-        if isinstance(value, ClosedJaxpr | Jaxpr)
-    ]
-    return equation.params.get("length", 1) * sum(inside)

@@ -6,6 +6,7 @@ import pytest
 from networks import random_flow, random_states
 
 import lim_jax as lim
+from lim_jax import blocked
 from lim_jax.cost import job_cost, require_fits
 
 LENGTH, WIDTH, HIDDEN, HEADS, SIZE, DEPTH, EXAMPLES = 10, 6, 7, 2, 3, 4, 5
@@ -35,6 +36,43 @@ def test_a_gradient_costs_more_and_shapes_suffice():
     assert 2.5 * forward.operations < backward.operations < 5 * forward.operations
     assert backward.temporary >= DEPTH * LENGTH * WIDTH * 8  # the states it keeps
     assert backward == job_cost(gradient, flow, x)
+
+
+@pytest.mark.parametrize("derivative", ["value", "gradient", "gradient of gradient"])
+def test_tiles_ahead_of_the_diagonal_do_not_count(derivative, monkeypatch):
+    """Three rows of tiles have six on and below the diagonal; examples and layers repeat them."""
+    monkeypatch.setattr(blocked, "TILE", 4)
+
+    def job(x, layers):
+        def layer(x, scale):
+            return scale * blocked.blocked_attention(x, x, x, lim.token_grid(x.shape[0])), None
+
+        def total(x):
+            return jnp.sum(jax.lax.scan(layer, x, layers)[0] ** 2)
+
+        slope = jax.grad(total)
+        functions = {"value": total, "gradient": slope}
+        again = jax.grad(lambda x: jnp.sum(slope(x) ** 2))
+        return jax.vmap(functions.get(derivative, again))(x)
+
+    def operations(length, examples):
+        return job_cost(job, jnp.ones((examples, length, 3)), jnp.ones(2)).operations
+
+    assert operations(12, 5) == 5 * 6 * operations(4, 1)
+
+
+def test_a_branch_that_a_counter_chooses_counts_as_often_as_it_is_taken():
+    def job(matrix):
+        def step(total, i):
+            cheap, dear = (lambda m: m @ m[:, 0]), (lambda m: (m @ m)[:, 0])
+            return total + jax.lax.switch(i % 3, [cheap, dear, cheap], matrix), i // 2
+
+        total, halves = jax.lax.scan(step, matrix[0], jnp.arange(7))
+        found = [jax.lax.cond(half > 1, lambda m: m @ m, lambda m: m, matrix) for half in halves]
+        return total, found
+
+    matrix, cheap, dear = jnp.ones((4, 4)), 2 * 4**2, 2 * 4**3
+    assert job_cost(job, matrix).operations == 5 * cheap + (2 + 3) * dear
 
 
 def test_branches_count_as_the_dearest_and_loops_as_often_as_they_run():

@@ -108,7 +108,7 @@ def test_a_head_is_not_differentiated_twice_under_a_linear_loss():
         jax.jvp(slope, (X[0],), (X[1],))
 
 
-OTHERS = lim.midpoint_grid(12), CellGrid(12, Fraction(0), power=2), lim.gauss_grid(12)
+OTHERS = lim.midpoint_grid(12), CellGrid(cells=12, offset=Fraction(0), power=2), lim.gauss_grid(12)
 
 
 @pytest.mark.parametrize("grid", OTHERS)

@@ -1,0 +1,141 @@
+"""How many floating-point operations a traced program makes, counted without running it.
+
+Matrix products count, two operations for each multiplication and sum: those of a loop as often as
+it runs, those of a branch as often as it is taken. Which branch is taken is known where integers
+decide it that the program itself makes, such as the counters of loops over tiles; elsewhere the
+dearest counts.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
+
+# An integer's values in all iterations of the loops around it, which come first; None: not known.
+Known = np.ndarray | None
+MOST_KNOWN = 2**22
+
+
+def operations(program: ClosedJaxpr) -> int:
+    """Count a program's operations.
+
+    A loop whose length depends on values (`jax.lax.while_loop`) counts as if it ran once.
+
+    Examples
+    --------
+    >>> matrix = np.ones((10, 10))
+    >>> operations(jax.make_jaxpr(lambda a: jax.lax.fori_loop(0, 3, lambda i, b: b @ a, a))(matrix))
+    6000
+    """
+    return _count(program, [None] * len(program.in_avals), 1)[0]
+
+
+def _count(
+    program: ClosedJaxpr | Jaxpr, arguments: Sequence[Known], iterations: int
+) -> tuple[int, list[Known]]:
+    """Operations in all iterations together, and what is known of the results."""
+    jaxpr = program.jaxpr if isinstance(program, ClosedJaxpr) else program
+    known = dict(zip(jaxpr.invars, arguments, strict=True))
+
+    def read(atom: Any) -> Known:
+        if isinstance(atom, Literal):
+            return _in_all(atom.val, iterations) if _is_integer(atom.aval, iterations) else None
+        return known.get(atom)
+
+    total = 0
+    for equation in jaxpr.eqns:
+        found, results = _count_equation(equation, [*map(read, equation.invars)], iterations)
+        known.update(zip(equation.outvars, results, strict=True))
+        total += found
+    return total, [*map(read, jaxpr.outvars)]
+
+
+def _count_equation(
+    equation: JaxprEqn, inputs: list[Known], iterations: int
+) -> tuple[int, list[Known]]:
+    unknown: list[Known] = [None] * len(equation.outvars)
+    name, params = equation.primitive.name, equation.params
+    if name == "dot_general":
+        return iterations * _product_operations(equation), unknown
+    if name == "scan":
+        return _count_scan(params, inputs, iterations)
+    if name == "cond":
+        return _count_branches(params["branches"], inputs, iterations), unknown
+    inside = [value for value in params.values() if isinstance(value, ClosedJaxpr | Jaxpr)]
+    if not inside:
+        return 0, _evaluated(equation, inputs, iterations)
+    if len(inside) == 1:
+        return _count(inside[0], inputs, iterations)
+    return sum(_count(of, [None] * _arguments(of), iterations)[0] for of in inside), unknown
+
+
+def _product_operations(equation: JaxprEqn) -> int:
+    (contracted, _), _ = equation.params["dimension_numbers"]
+    left: Any = equation.invars[0].aval
+    out: Any = equation.outvars[0].aval
+    return 2 * out.size * math.prod(left.shape[axis] for axis in contracted)
+
+
+def _count_scan(params: dict, inputs: list[Known], iterations: int) -> tuple[int, list[Known]]:
+    body, length, carried = params["jaxpr"], params["length"], params["num_carry"]
+    constants, scanned = inputs[: params["num_consts"]], inputs[params["num_consts"] + carried :]
+    carry: list[Known] = [None] * carried
+    if all(value is None for value in scanned):  # all steps are alike
+        steps, results = _count(body, [*constants, *carry, *scanned], iterations)
+        return length * steps, [None] * len(results)
+    repeated = [_repeated(value, length) for value in constants]
+    slices = [v if v is None else v.reshape(-1, *v.shape[2:]) for v in scanned]
+    total, results = _count(body, [*repeated, *carry, *slices], length * iterations)
+    stacked = [v if v is None else v.reshape(-1, length, *v.shape[1:]) for v in results[carried:]]
+    return total, [*carry, *stacked]
+
+
+def _count_branches(branches: Sequence[ClosedJaxpr], inputs: list[Known], iterations: int) -> int:
+    taken, *inputs = inputs
+    if taken is None:
+        return max(_count(branch, inputs, iterations)[0] for branch in branches)
+    total = 0
+    for index, branch in enumerate(branches):
+        where = taken == index
+        chosen = [value if value is None else value[where] for value in inputs]
+        total += _count(branch, chosen, int(where.sum()))[0] if where.any() else 0
+    return total
+
+
+def _evaluated(equation: JaxprEqn, inputs: list[Known], iterations: int) -> list[Known]:
+    """Compute integers from integers; without inputs (a counter's `iota`) in all iterations."""
+    known = [value for value in inputs if value is not None]
+    integers = all(_is_integer(variable.aval, iterations) for variable in equation.outvars)
+    if len(known) < len(inputs) or not integers:
+        return [None] * len(equation.outvars)
+
+    def once(*values: Any) -> list[Any]:
+        found = equation.primitive.bind(*values, **equation.params)
+        return found if equation.primitive.multiple_results else [found]
+
+    if not inputs:
+        return [_in_all(value, iterations) for value in once()]
+    return [np.asarray(value) for value in jax.vmap(once)(*known)]
+
+
+def _is_integer(aval: Any, iterations: int) -> bool:
+    """Whether something is an integer or a flag, and few enough to be kept for every iteration."""
+    kind = getattr(getattr(aval, "dtype", None), "kind", "")
+    return kind in ("b", "i", "u") and aval.size * iterations <= MOST_KNOWN
+
+
+def _in_all(value: Any, iterations: int) -> np.ndarray:
+    return np.broadcast_to(np.asarray(value), (iterations, *np.shape(value)))
+
+
+def _repeated(value: Known, times: int) -> Known:
+    if value is None or value.size * times > MOST_KNOWN:
+        return None
+    return np.repeat(value, times, axis=0)
+
+
+def _arguments(program: ClosedJaxpr | Jaxpr) -> int:
+    return len(program.jaxpr.invars if isinstance(program, ClosedJaxpr) else program.invars)
