@@ -32,9 +32,9 @@ def processor() -> str:
     return names[0] if names else platform.machine()
 
 
-def gemm_rate() -> float:
-    """Gflop/s of one large float32 product by XLA."""
-    matrix = jax.numpy.ones((1024, 1024), "float32")
+def gemm_rate(precision: str = "float32") -> float:
+    """Gflop/s of one large product by XLA."""
+    matrix = jax.numpy.ones((1024, 1024), precision)
     product = jax.jit(lambda a: a @ a)
     times = [seconds(lambda: jax.block_until_ready(product(matrix))) for _ in range(8)]
     return 2 * 1024**3 / float(np.median(times[1:])) / 1e9

@@ -10,8 +10,9 @@ from pathlib import Path
 HERE = Path(__file__).parent
 README = HERE.parent / "README.md"
 SPEED_HEADER = (
-    "| size | precision | job | lim_jax | PyTorch | ratio | compilation | MiB | PyTorch's |\n"
-    "|---|---|---|---|---|---|---|---|---|"
+    "| size | precision | job | lim_jax | PyTorch | ratio | of GEMM | compilation | MiB "
+    "| PyTorch's |\n"
+    "|---|---|---|---|---|---|---|---|---|---|"
 )
 SCALING_HEADER = "| job | L | time | MiB |\n|---|---|---|---|"
 
@@ -20,7 +21,9 @@ def speed_line(row: dict) -> str:
     """A row of `speed.py`."""
     cells = [row["size"], row["precision"], row["job"]]
     cells += [_duration(row["seconds"][side]) for side in ("lim_jax", "torch")]
-    cells += [f"{row['ratio']:.2f}", f"{row['compilation']:.1f} s"]
+    share = row.get("share of GEMM")
+    cells += [f"{row['ratio']:.2f}", "" if share is None else f"{100 * share:.0f} %"]
+    cells += [f"{row['compilation']:.1f} s"]
     cells += [f"{row['MiB'][side]:.0f}" for side in ("lim_jax", "torch")]
     return _row(cells)
 
@@ -37,7 +40,10 @@ def tables() -> dict[str, str]:
     for name, (header, line) in makers.items():
         path = HERE / "results" / f"{name}.json"
         if path.exists():
-            rows = filter(_is_shown, json.loads(path.read_text())["rows"])
+            rows = [*filter(_is_shown, json.loads(path.read_text())["rows"])]
+            first = [row["job"] for row in rows]
+            if name == "scaling":
+                rows.sort(key=lambda row: (first.index(row["job"]), row["length"]))
             found[name] = "\n".join([header, *map(line, rows)])
     return found
 

@@ -112,18 +112,31 @@ def exponents(rows: list[dict], axis: str) -> tuple[float, float]:
     return float(time), float(np.polyfit(sizes[:-1], np.log(np.diff(memory)), 1)[0])
 
 
+def series_of(rows: list[dict]) -> dict[tuple[str, str], list[dict]]:
+    """Rows by job and by the axis along which they leave the base size, the base among them."""
+    found = {}
+    for axis in AXES:
+        others = [name for name in AXES if name != axis]
+        along = [row for row in rows if all(row[name] == BASE[name] for name in others)]
+        for job in {row["job"]: None for row in along}:
+            found[job, axis] = [row for row in along if row["job"] == job]
+    return {key: rows for key, rows in found.items() if len(rows) > 1}
+
+
 def figure(series: dict[tuple[str, str], list[dict]], path: Path) -> None:
     """Draw time and memory against every axis."""
     drawn, axes = plt.subplots(2, len(AXES), figsize=(12, 6), sharey="row", layout="constrained")
+    colours = {name: f"C{i}" for i, name in enumerate(dict.fromkeys(name for name, _ in series))}
+    lines = {}
     for (name, axis), rows in series.items():
         rows = sorted(rows, key=lambda row: row[axis])
         for panels, of in zip(axes, ("seconds", "MiB"), strict=True):
             panel = panels[list(AXES).index(axis)]
-            panel.loglog([row[axis] for row in rows], [row[of] for row in rows], "o-", label=name)
+            points = [row[axis] for row in rows], [row[of] for row in rows]
+            (lines[name],) = panel.loglog(*points, "o-", color=colours[name])
+            panel.set_xscale("log", base=2)
             panel.set(xlabel=axis, ylabel=of if axis == "length" else "")
-    for panel in axes[0]:
-        if panel.lines:
-            panel.legend()
+    drawn.legend(lines.values(), lines, loc="outside upper center", ncols=len(lines))
     drawn.savefig(path)
 
 
@@ -153,17 +166,15 @@ def main(
     }
     known = json.loads(out.read_text())["rows"] if out.exists() else []
     found = {tuple(row[k] for k in KEY): row for row in known}
-    series = {}
     for (name, axis), sizes in wanted.items():
         for size in tqdm(sizes, desc=f"{name} against {axis}", leave=False):
             key = (name, *size.values())
             if key not in found:
                 found[key] = measured_alone(name, size)
                 record.keep(out, [found[key]], KEY)
-        rows = series[name, axis] = [found[(name, *size.values())] for size in sizes]
-        time, memory = exponents(rows, axis)
+        time, memory = exponents([found[(name, *size.values())] for size in sizes], axis)
         print(f"{name} against {axis}: time ~ {axis}^{time:.2f}, memory ~ {axis}^{memory:.2f}")
-    figure(series, out.with_suffix(".png"))
+    figure(series_of([*found.values()]), out.with_suffix(".png"))
 
 
 if __name__ == "__main__":

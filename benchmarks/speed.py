@@ -34,6 +34,7 @@ import lim_jax as lim
 from lim_jax.gradient_flow import density_dynamics, risk
 from lim_jax.gramian import ObservedTokens, observability_gramians
 from lim_jax.kernel import cone_mass
+from lim_jax.operations import operations
 from lim_jax.penalties import balanced_objective
 
 RESULTS = record.RESULTS / "speed.json"
@@ -127,6 +128,19 @@ def prepared(size: Size, name: str) -> tuple[Job, float]:
     return run, compilation
 
 
+def share_of_gemm(size: Size, name: str, precision: Precision, seconds: float) -> float | None:
+    """Our operations per second, in units of the machine's in one large product.
+
+    None for cone mass, whose number of steps is known only when it runs.
+    """
+    if name == "cone mass":
+        return None
+    model, x, labels = network(size)
+    batch = jax.numpy.asarray(x), jax.nn.one_hot(labels, VOCABULARY)
+    program = eqx.filter_make_jaxpr(our_jobs(size.length)[name])(model, batch)[0]
+    return operations(program) / seconds / record.gemm_rate(precision) / 1e9
+
+
 def peer(size: Size, name: str) -> Job:
     """PyTorch's job on the same numbers."""
     torch.set_num_threads(1)
@@ -158,11 +172,14 @@ def compare(label: str, name: str, precision: Precision, repeats: int) -> dict:
     for _ in tqdm(range(repeats), desc=f"{label} {name}", leave=False):
         for side, job in (("lim_jax", ours), ("torch", theirs)):
             times[side].append(record.seconds(job))
+    medians = {side: float(np.median(values)) for side, values in times.items()}
     return {
         "size": label,
         "job": name,
         "precision": precision,
-        "seconds": {side: float(np.median(values)) for side, values in times.items()},
+        "repeats": repeats,
+        "seconds": medians,
+        "share of GEMM": share_of_gemm(SIZES[label], name, precision, medians["lim_jax"]),
         "ratio": float(np.median(np.divide(times["torch"], times["lim_jax"]))),
         "compilation": compilation,
         "MiB": {side: peak_memory(label, side, name, precision) for side in times},
