@@ -64,15 +64,24 @@ def losses(params: Parameters, x: torch.Tensor, y: torch.Tensor, heads: int) -> 
 
 
 def jobs(
-    arrays: dict[str, np.ndarray], x: np.ndarray, labels: np.ndarray, heads: int, strength: float
+    arrays: dict[str, np.ndarray],
+    x: np.ndarray,
+    labels: np.ndarray,
+    heads: int,
+    strength: float,
+    compiled: bool = False,
 ) -> dict[str, Callable[[], np.ndarray]]:
-    """Each job as a function of nothing, that returns numbers to compare."""
+    """Each job as a function of nothing, that returns numbers to compare.
+
+    By `torch.compile` those that it knows: it has no double backward and no forward mode.
+    """
     params, x_, y = parameters(arrays), torch.from_numpy(x.copy()), torch.from_numpy(labels)
     length = x.shape[1]
+    first_order_losses = torch.compile(losses) if compiled else losses
 
     def energies(params: Parameters, x: torch.Tensor, create_graph: bool = False):
         x = x.clone().requires_grad_(True)
-        each = losses(params, x, y, heads)
+        each = (losses if create_graph else first_order_losses)(params, x, y, heads)
         (slope,) = torch.autograd.grad(each.sum(), x, create_graph=create_graph)
         return each, ((slope * length) ** 2).sum(dim=2).mean(dim=0)
 
@@ -84,7 +93,8 @@ def jobs(
 
     def gradient() -> np.ndarray:
         at = trainable()
-        found = torch.autograd.grad(losses(at, x_, y, heads).mean(), list(at.values()))
+        each = first_order_losses(at, x_, y, heads)
+        found = torch.autograd.grad(each.mean(), list(at.values()))
         return found[-1].numpy()
 
     def algorithm_1() -> np.ndarray:

@@ -5,14 +5,15 @@
 
 import json
 import re
+from functools import partial
 from pathlib import Path
 
 HERE = Path(__file__).parent
 README = HERE.parent / "README.md"
 SPEED_HEADER = (
-    "| size | precision | job | lim_jax | PyTorch | ratio | of GEMM | compilation | MiB "
-    "| PyTorch's |\n"
-    "|---|---|---|---|---|---|---|---|---|---|"
+    "| size | precision | job | lim_jax | PyTorch | torch.compile | ratio | of GEMM | compilation "
+    "| MiB | PyTorch's |\n"
+    "|---|---|---|---|---|---|---|---|---|---|---|"
 )
 SCALING_HEADER = "| job | L | time | MiB |\n|---|---|---|---|"
 
@@ -20,7 +21,8 @@ SCALING_HEADER = "| job | L | time | MiB |\n|---|---|---|---|"
 def speed_line(row: dict) -> str:
     """A row of `speed.py`."""
     cells = [row["size"], row["precision"], row["job"]]
-    cells += [_duration(row["seconds"][side]) for side in ("lim_jax", "torch")]
+    sides = ("lim_jax", "torch", "torch.compile")
+    cells += [_duration(row["seconds"].get(side)) for side in sides]
     share = row.get("share of GEMM")
     cells += [f"{row['ratio']:.2f}", "" if share is None else f"{100 * share:.0f} %"]
     cells += [f"{row['compilation']:.1f} s"]
@@ -41,10 +43,8 @@ def tables() -> dict[str, str]:
         path = HERE / "results" / f"{name}.json"
         if path.exists():
             rows = [*filter(_is_shown, json.loads(path.read_text())["rows"])]
-            first = [row["job"] for row in rows]
-            if name == "scaling":
-                rows.sort(key=lambda row: (first.index(row["job"]), row["length"]))
-            found[name] = "\n".join([header, *map(line, rows)])
+            ordered = sorted(rows, key=partial(_place, rows=rows))
+            found[name] = "\n".join([header, *map(line, ordered)])
     return found
 
 
@@ -61,7 +61,16 @@ def _is_shown(row: dict) -> bool:
     return "length" not in row or (row["width"], row["depth"], row["batch"]) == (64, 8, 1)
 
 
-def _duration(seconds: float) -> str:
+def _place(row: dict, rows: list[dict]) -> tuple:
+    """Rows in the order in which sizes, precisions and jobs first appear, then by length."""
+    names = ("size", "precision", "job")
+    first = (next(i for i, r in enumerate(rows) if r.get(n) == row.get(n)) for n in names)
+    return *first, row.get("length", 0)
+
+
+def _duration(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
     return f"{1e3 * seconds:.0f} ms" if seconds < 10 else f"{seconds:.1f} s"
 
 
