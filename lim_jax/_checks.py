@@ -5,8 +5,9 @@ traced are checked by `guarded`, whose result must be used: it raises when the n
 """
 
 import warnings
+from functools import partial
 from importlib.metadata import version
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import equinox as eqx
 import jax
@@ -42,6 +43,17 @@ def all_finite(tree: PyTree) -> Bool[Array, ""]:
     """Whether no floating-point leaf holds a NaN or an infinity."""
     leaves = [leaf for leaf in jax.tree.leaves(tree) if eqx.is_inexact_array(leaf)]
     return jnp.all(jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in leaves]))
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(1,))
+def undifferentiated(tree: PyTree, message: str) -> Any:
+    """Return `tree`; a derivative of it in any mode raises `NotImplementedError` with a message."""
+    return tree
+
+
+@undifferentiated.defjvp
+def _undifferentiated_jvp(message, primals, tangents):
+    raise NotImplementedError(message)
 
 
 def warn_of_miscompiling_jaxlib(installed: str) -> None:

@@ -19,9 +19,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from lim_jax._checks import undifferentiated
 from lim_jax.tangent import KernelFactors
 
 TILE = 64
+TWICE = (
+    "norm: the operator norm of the kernel is differentiated once. For further derivatives "
+    'take norm="frobenius".'
+)
 Rows = Float[Array, " rows"]
 Vectors = Float[Array, "width rows"]
 
@@ -197,22 +202,9 @@ def squared_operator_norms(blocks: Blocks) -> Rows:
 
 @squared_operator_norms.defjvp
 def _squared_operator_norms_jvp(primals, tangents):
-    vectors = _leading_vectors(_held_still(*primals)).vector
+    # Held still: their own derivatives would be missing in a second derivative.
+    vectors = _leading_vectors(undifferentiated(*primals, TWICE)).vector
     return jax.jvp(lambda blocks: (blocks.push(vectors) ** 2).sum(axis=0), primals, tangents)
-
-
-@jax.custom_jvp
-def _held_still(blocks: Blocks) -> Blocks:
-    """Refuse derivatives of the vectors, which would be missing in a second derivative."""
-    return blocks
-
-
-@_held_still.defjvp
-def _held_still_jvp(primals, tangents):
-    raise NotImplementedError(
-        "norm: the operator norm of the kernel is differentiated once. For further derivatives "
-        'take norm="frobenius".'
-    )
 
 
 class _Ascent(NamedTuple):

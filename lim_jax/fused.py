@@ -5,16 +5,18 @@ profiles and training gradients differentiate once. What differentiates a gradie
 and Algorithm 1, the density's rate, Gramians by forward mode) needs `attention.causal_attention`.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float
 
-from lim_jax._checks import require
+from lim_jax._checks import require, undifferentiated
 from lim_jax.grid import CellGrid, Grid
 
 IMPLEMENTATION = "cudnn"
+TWICE = (
+    "fused_attention: its derivative was differentiated. The fused kernel is for first-order use: "
+    "make the field with causal_attention for penalties, rates and other second-order use."
+)
 
 
 def fused_attention(
@@ -80,24 +82,11 @@ _attend = jax.custom_vjp(_kernel)
 
 
 def _attend_forward(query, key, value):
-    return jax.vjp(_kernel, *_differentiated_once((query, key, value)))
+    return jax.vjp(_kernel, *undifferentiated((query, key, value), TWICE))
 
 
 def _attend_backward(pull, covector):
-    return pull(_differentiated_once(covector))
+    return pull(undifferentiated(covector, TWICE))
 
 
 _attend.defvjp(_attend_forward, _attend_backward)
-
-
-@jax.custom_jvp
-def _differentiated_once(tree: PyTree) -> Any:
-    return tree
-
-
-@_differentiated_once.defjvp
-def _differentiated_once_jvp(primals, tangents):
-    raise NotImplementedError(
-        "fused_attention: its derivative was differentiated. The fused kernel is for first-order "
-        "use: make the field with causal_attention for penalties, rates and other second-order use."
-    )
