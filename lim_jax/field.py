@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 
 from lim_jax._checks import require
+from lim_jax._random import gaussian
 from lim_jax.attention import causal_attention
 from lim_jax.grid import Grid
 
@@ -327,7 +328,7 @@ def _project(
 
 
 def _gaussian(key: Key[Array, ""], *shape: int) -> Float[Array, "..."]:
-    return jax.random.normal(key, shape) / math.sqrt(shape[-1])
+    return gaussian(key, shape) / math.sqrt(shape[-1])
 
 
 def _require_width(x: Float[Array, "... width"], width: int) -> None:

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from lim_jax._random import gaussian
 from lim_jax.channels import regional_channels
 from lim_jax.field import CausalAttention, State
 from lim_jax.flow import ResidualFlow
@@ -49,7 +50,7 @@ def masking_without_primacy() -> Counterexample:
     keys = jax.random.split(jax.random.key(0), 4)
     attention = jax.vmap(lambda key: CausalAttention.init(3, key=key))(keys)
     silent = eqx.tree_at(lambda a: a.value, attention, replace_fn=jnp.zeros_like)
-    states = jax.random.normal(jax.random.key(1), (6, 8, 3))
+    states = gaussian(jax.random.key(1), (6, 8, 3))
     covector = jnp.array([1.0, -2.0, 0.5])
 
     def density(layers: CausalAttention) -> Float[Array, " length"]:

@@ -50,7 +50,8 @@ class Indices(NamedTuple):
     symmetric_contrast: Scalar
 
 
-def indices(averages: Float[Array, "3"], epsilon: float = 1e-8) -> Indices:
+@jax.jit
+def indices(averages: Float[Array, "3"], epsilon: Scalar | float = 1e-8) -> Indices:
     r"""Compute :math:`\Delta_\delta`, LIM and SC from regional averages of a density.
 
     .. math:: \mathsf{LIM} = \frac{\Delta}{\min(\bar m_L, \bar m_R) + \varepsilon_0},\qquad
@@ -110,6 +111,7 @@ class Influence(eqx.Module):
         return self.regions.grid
 
     @property
+    @eqx.filter_jit
     def total(self) -> Scalar:
         r""":math:`Z = \int_0^1 I`. Grows like L for a last-token loss: report L with it."""
         return self.grid.weights @ self.energy
@@ -120,31 +122,37 @@ class Influence(eqx.Module):
         return self.total == 0
 
     @property
+    @eqx.filter_jit
     def density(self) -> Float[Array, " length"]:
         """The influence density m (`eq:influence-density`); zero where degenerate."""
         return self.energy / self._safe_total
 
     @property
+    @eqx.filter_jit
     def regional_integrals(self) -> Float[Array, "3"]:
         r"""The influence measure :math:`\mathcal I` of E_L, E_M, E_R (`eq:influence-measure`)."""
         return self.regions.weights @ self.energy
 
     @property
+    @eqx.filter_jit
     def regional_averages(self) -> Float[Array, "3"]:
         """The density's averages over E_L, E_M and E_R."""
         return regional_averages(self.density, self.regions)
 
     @property
+    @eqx.filter_jit
     def energy_error(self) -> Float[Array, " length"]:
         """The standard error of `energy`."""
         return self._standard_error(self.energy_scatter)
 
     @property
+    @eqx.filter_jit
     def total_error(self) -> Scalar:
         """The standard error of `total`."""
         return self._standard_error(self.regional_scatter.sum())
 
     @property
+    @eqx.filter_jit
     def density_error(self) -> Float[Array, " length"]:
         r"""The standard error of `density`, from the deviations of :math:`E_b - m\,Z_b`."""
         m = self.density
@@ -152,11 +160,13 @@ class Influence(eqx.Module):
         scatter = self.energy_scatter - 2 * m * with_total + m**2 * of_total
         return self._standard_error(scatter) / self._safe_total
 
-    def indices(self, epsilon: float = 1e-8) -> Indices:
+    @eqx.filter_jit
+    def indices(self, epsilon: Scalar | float = 1e-8) -> Indices:
         """The regional averages, gap, LIM and symmetric contrast of the density."""
         return indices(self.regional_averages, epsilon)
 
-    def index_errors(self, epsilon: float = 1e-8) -> Indices:
+    @eqx.filter_jit
+    def index_errors(self, epsilon: Scalar | float = 1e-8) -> Indices:
         """The standard errors of `indices`, linearised in the regional integrals."""
         sizes = self.regions.weights.sum(axis=1)
 
@@ -167,6 +177,7 @@ class Influence(eqx.Module):
         slopes = jax.jacrev(of_integrals)(self.regional_integrals)
         return Indices(*(self._standard_error(s @ self.regional_scatter @ s) for s in slopes))
 
+    @eqx.filter_jit
     def merge(self, other: "Influence") -> "Influence":
         """Pool with the influence of other examples, on the same grid and regions."""
         count = self.count + other.count

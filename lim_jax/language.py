@@ -15,6 +15,7 @@ import optax
 from jaxtyping import Array, Float, Int, Key
 
 from lim_jax._checks import require
+from lim_jax._random import gaussian
 from lim_jax.field import State, TransformerField
 from lim_jax.flow import ResidualFlow, split
 from lim_jax.grid import token_grid
@@ -59,8 +60,8 @@ class LanguageModel(eqx.Module):
             jax.random.split(layers, depth)
         )
         return cls(
-            jax.random.normal(embedding, (BYTES, width)),
-            jax.random.normal(positions, (length, width)),
+            gaussian(embedding, (BYTES, width)),
+            gaussian(positions, (length, width)),
             ResidualFlow(fields, horizon=float(depth), step=split),
             LinearReadout.init(width, BYTES, key=readout),
         )

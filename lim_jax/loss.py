@@ -17,6 +17,7 @@ import optax
 from jaxtyping import Array, Float, Int, Key
 
 from lim_jax._checks import guarded, require, require_floating
+from lim_jax._random import gaussian
 from lim_jax.grid import Grid
 
 States = Float[Array, "length width"]
@@ -49,7 +50,7 @@ class LinearReadout(eqx.Module):
     @classmethod
     def init(cls, width: int, vocabulary: int, *, key: Key[Array, ""]) -> "LinearReadout":
         """Gaussian weights of variance one over the width, no bias."""
-        return cls(jax.random.normal(key, (width, vocabulary)) / math.sqrt(width))
+        return cls(gaussian(key, (width, vocabulary)) / math.sqrt(width))
 
     def __call__(self, x: States, grid: Grid) -> Logits:
         """Read every token by itself."""

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 
 from lim_jax._checks import require
+from lim_jax._random import gaussian
 
 Probes = Float[Array, "probes width"]
 
@@ -54,7 +55,7 @@ def gaussian_probes(count: int, width: int, *, key: Key[Array, ""]) -> Probes:
     >>> gaussian_probes(3, 2, key=jax.random.key(0)).shape
     (3, 2)
     """
-    return jax.random.normal(key, (count, width))
+    return gaussian(key, (count, width))
 
 
 def rademacher_probes(count: int, width: int, *, key: Key[Array, ""]) -> Probes:

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 
 from lim_jax._checks import require
+from lim_jax._random import gaussian
 from lim_jax.adjoint import terminal_adjoint
 from lim_jax.field import State
 from lim_jax.flow import ResidualFlow
@@ -131,7 +132,7 @@ def interaction_norms(
     [0.5, 0.5]
     """
     states = flow.trajectory(x, grid).states
-    start = jax.random.normal(key, x.shape, x.dtype)
+    start = gaussian(key, x.shape, x.dtype)
 
     def norm(vector: State) -> Scalar:
         return jnp.sqrt(inner(vector, vector, grid))

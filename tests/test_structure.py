@@ -9,6 +9,7 @@ PACKAGE = Path(__file__).parent.parent / "lim_jax"
 # A file imports only from those before it.
 ORDER = (
     "_checks",
+    "_random",
     "operations",
     "cost",
     "grid",

@@ -1,0 +1,24 @@
+"""Gaussian draws, along one axis and then reshaped: the same bits as JAX's, compiled sooner.
+
+XLA takes about a second more on a CPU for each further axis of `jax.random.normal`.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Key
+
+
+def gaussian(
+    key: Key[Array, ""], shape: tuple[int, ...], dtype: jnp.dtype | None = None
+) -> Float[Array, "..."]:
+    """Independent standard normal entries; `dtype` is by default JAX's own.
+
+    Examples
+    --------
+    >>> key = jax.random.key(0)
+    >>> bool((gaussian(key, (2, 3)) == jax.random.normal(key, (2, 3))).all())
+    True
+    """
+    return jax.random.normal(key, (math.prod(shape),), dtype).reshape(shape)
