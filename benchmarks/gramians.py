@@ -18,13 +18,13 @@ import tyro
 from tqdm import tqdm
 
 import lim_jax as lim
-from lim_jax.gramian import (
+from lim_jax.observability.gramian import (
     ObservedTokens,
     cheapest_mode,
     layer_products,
     observability_gramians,
 )
-from lim_jax.trace_estimates import layer_injected_traces, probed_observability
+from lim_jax.observability.trace_estimates import layer_injected_traces, probed_observability
 
 # Length, width, heads, layers, tokens observed.
 SIZES = (

@@ -29,7 +29,7 @@ from torchdiffeq import odeint
 from tqdm import tqdm
 
 import lim_jax as lim
-from lim_jax.flow import LayerwiseControl
+from lim_jax.network.continuous import LayerwiseControl
 
 RESULTS = record.RESULTS / "ode.json"
 LENGTH, WIDTH, HEADS, DEPTH = 256, 64, 4, 12

@@ -14,8 +14,8 @@ import numpy as np
 import tyro
 
 import lim_jax as lim
-from lim_jax.gradient_flow import density_dynamics, risk
-from lim_jax.penalties import balanced_objective, influence_discrepancy
+from lim_jax.training.balancing import balanced_objective, influence_discrepancy
+from lim_jax.training.dynamics import density_dynamics, risk
 
 
 def main(

@@ -28,9 +28,9 @@ import tyro
 from tqdm import tqdm
 
 import lim_jax as lim
-from lim_jax.gramian import ObservedTokens, observability_gramians
-from lim_jax.kernel import cone_mass
-from lim_jax.penalties import balanced_objective
+from lim_jax.adjoint.cone import cone_mass
+from lim_jax.observability.gramian import ObservedTokens, observability_gramians
+from lim_jax.training.balancing import balanced_objective
 
 RESULTS = record.RESULTS / "scaling.json"
 Axis = Literal["length", "width", "depth", "batch"]

@@ -33,11 +33,11 @@ import tyro
 from tqdm import tqdm
 
 import lim_jax as lim
-from lim_jax.gradient_flow import density_dynamics, risk
-from lim_jax.gramian import ObservedTokens, observability_gramians
-from lim_jax.kernel import cone_mass
-from lim_jax.operations import operations
-from lim_jax.penalties import balanced_objective
+from lim_jax.adjoint.cone import cone_mass
+from lim_jax.cost.counting import operations
+from lim_jax.observability.gramian import ObservedTokens, observability_gramians
+from lim_jax.training.balancing import balanced_objective
+from lim_jax.training.dynamics import density_dynamics, risk
 
 RESULTS = record.RESULTS / "speed.json"
 STRENGTH = 0.1

@@ -9,11 +9,14 @@ import jax
 import tyro
 from tqdm import tqdm
 
-from lim_jax import convergence, criteria, gallery, language, paper, plots
-from lim_jax import explain as explanation
-from lim_jax.channels import CHANNELS, boundary_strengths
+from lim_jax import plots
+from lim_jax.adjoint import criteria
+from lim_jax.adjoint.ledger import CHANNELS, boundary_strengths
 from lim_jax.grid import boundary_regions, token_grid
+from lim_jax.limits import convergence
 from lim_jax.loss import last_token, teacher_forcing
+from lim_jax.models import language
+from lim_jax.studies import explanation, gallery, paper
 
 
 def reproduce(out: Path = Path("section4")) -> int:

@@ -20,12 +20,17 @@ import matplotlib.pyplot as plt
 import optax
 
 import lim_jax as lim
-from lim_jax.gradient_flow import density_dynamics
-from lim_jax.gramian import ObservedTokens, gramian_traces, observability_gramians
-from lim_jax.language import LanguageModel, batch_of_windows, sample_windows, standard_library_text
 from lim_jax.loss import last_token
-from lim_jax.penalties import balanced_objective
+from lim_jax.models.language import (
+    LanguageModel,
+    batch_of_windows,
+    sample_windows,
+    standard_library_text,
+)
+from lim_jax.observability.gramian import ObservedTokens, gramian_traces, observability_gramians
 from lim_jax.plots import influence_profile
+from lim_jax.training.balancing import balanced_objective
+from lim_jax.training.dynamics import density_dynamics
 
 LENGTH, STEPS, BATCH = 32, 120, 16
 grid = lim.token_grid(LENGTH)

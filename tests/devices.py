@@ -11,10 +11,10 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import lim_jax as lim
-from lim_jax import attention, blocked
-from lim_jax.gradient_flow import density_dynamics
-from lim_jax.kernel import cone_mass
-from lim_jax.penalties import balanced_objective
+from lim_jax.adjoint.cone import cone_mass
+from lim_jax.network import attention, blocked
+from lim_jax.training.balancing import balanced_objective
+from lim_jax.training.dynamics import density_dynamics
 
 jax.config.update("jax_enable_x64", True)
 LENGTH, WIDTH, EXAMPLES = 24, 6, 8

@@ -12,8 +12,8 @@ from networks import random_states
 from scipy.special import softmax
 
 import lim_jax as lim
-from lim_jax.attention import attention_weights
 from lim_jax.grid import CellGrid
+from lim_jax.network.attention import attention_weights
 
 GRIDS = {"tokens": lim.token_grid, "midpoints": lim.midpoint_grid, "graded": lim.graded_grid}
 QUERY, KEY = random_states(0, 9, 3), random_states(1, 9, 3)

@@ -9,10 +9,10 @@ import pytest
 from networks import central_difference, fitted_order, random_states
 
 import lim_jax as lim
-from lim_jax import paper, remedies
-from lim_jax.gramian import gramian_traces, observability_gramians
 from lim_jax.loss import positionwise_cross_entropy
-from lim_jax.penalties import (
+from lim_jax.observability.gramian import gramian_traces, observability_gramians
+from lim_jax.studies import paper
+from lim_jax.training.balancing import (
     averaged_objective,
     balanced_density,
     balanced_objective,
@@ -20,9 +20,9 @@ from lim_jax.penalties import (
     crossed_density,
     influence_penalty,
     raised_multiplier,
-    ratio_bias,
-    trace_penalty,
 )
+from lim_jax.training.bias import ratio_bias
+from lim_jax.training.observing import trace_penalty
 
 SIZE = 4
 GRID = lim.token_grid(SIZE)
@@ -73,7 +73,7 @@ def test_the_minimiser_moves_as_the_expansion_says_to_second_order(name):
     newton = jax.jit(lambda beta: stationary(lambda p: risk(p) + beta * penalty(p), MINIMUM))
     for beta in strengths:
         shift = newton(beta) - MINIMUM
-        predicted = remedies.parameter_shift(risk, penalty, MINIMUM, beta)
+        predicted = lim.training.parameter_shift(risk, penalty, MINIMUM, beta)
         errors.append(float(jnp.linalg.norm(shift - predicted)))
         moved.append(float(jnp.linalg.norm(shift)))
     assert abs(fitted_order(1 / np.array(strengths), errors) - 2) < 0.15
@@ -81,9 +81,9 @@ def test_the_minimiser_moves_as_the_expansion_says_to_second_order(name):
     # The bound beta G / mu, with the largest slope on the way.
     curvature = float(jnp.linalg.eigvalsh(HESSIAN)[0])
     slopes = [jnp.linalg.norm(jax.grad(penalty)(newton(beta))) for beta in (*strengths, 0.0)]
-    assert moved[0] <= float(remedies.shift_bound(strengths[0], max(slopes), curvature))
+    assert moved[0] <= float(lim.training.shift_bound(strengths[0], max(slopes), curvature))
     with pytest.raises(RuntimeError, match="strong convexity"):
-        remedies.shift_bound(0.1, 1.0, -0.5)
+        lim.training.shift_bound(0.1, 1.0, -0.5)
 
 
 def test_the_balanced_objective_is_risk_and_penalty():
@@ -101,7 +101,7 @@ def test_the_response_is_the_slope_of_lim():
         return energy / lim.integral(energy, GRID)
 
     weights, change = jnp.array([1.5, 0.5, 1.2, 0.8]), jnp.array([0.1, -0.2, 0.05, 0.05])
-    found = remedies.response(stage, weights, change, regions)
+    found = lim.training.response(stage, weights, change, regions)
 
     def index(weights):
         return lim.indices(lim.regional_averages(stage(weights), regions)).lim
@@ -121,9 +121,9 @@ def test_alignment_agrees_with_what_section_4s_run_does():
     @jax.jit
     def update(weights):
         options = dict(rate=0.5, smallest=0.15, largest=8.0)
-        after = remedies.reweight_positions(weights, stage(weights), 1.0, paper.GRID, **options)
-        found = remedies.response(stage, weights, after - weights, regions)
-        now = remedies.response(stage, after, after - weights, regions).lim
+        after = lim.training.reweight_positions(weights, stage(weights), 1.0, paper.GRID, **options)
+        found = lim.training.response(stage, weights, after - weights, regions)
+        now = lim.training.response(stage, after, after - weights, regions).lim
         return after, found, now - found.lim
 
     weights = jnp.ones(paper.LENGTH)
@@ -139,12 +139,12 @@ def test_alignment_agrees_with_what_section_4s_run_does():
 def test_importance_weights_turn_the_training_risk_into_the_deployed_one():
     errors = jnp.array([1.0, 2.0, 3.0, 4.0])
     trained, deployed = jnp.array([2.0, 1.0, 0.5, 0.5]), jnp.array([0.0, 1.0, 1.0, 2.0])
-    weights = remedies.importance_weights(deployed, trained, GRID)
+    weights = lim.training.importance_weights(deployed, trained, GRID)
     np.testing.assert_allclose(
         lim.integral(weights * trained * errors, GRID), lim.integral(deployed * errors, GRID)
     )
     with pytest.raises(RuntimeError, match="never trained on"):
-        remedies.importance_weights(jnp.ones(4), jnp.array([0.0, 2.0, 1.0, 1.0]), GRID)
+        lim.training.importance_weights(jnp.ones(4), jnp.array([0.0, 2.0, 1.0, 1.0]), GRID)
 
 
 def test_a_constraint_is_met_at_finite_stiffness():
@@ -263,7 +263,7 @@ def test_the_reweighting_run_is_section_4s():
         density = paper.gate_influence(jnp.zeros(paper.LENGTH), weights).density
         return state, density, paper.influence_imbalance(density)
 
-    _, weights, history = remedies.reweighting_run(
+    _, weights, history = lim.training.reweighting_run(
         jax.jit(stage), None, paper.GRID, 20, rate=0.5, smallest=0.15, largest=8.0
     )
     run = paper.algorithm2_run()

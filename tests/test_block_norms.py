@@ -7,7 +7,7 @@ import pytest
 from networks import LENGTH, central_difference, random_flow, random_states
 
 import lim_jax as lim
-from lim_jax import block_norms, kernel, tangent
+from lim_jax.adjoint import block_norms, tangent
 
 WIDTH = 10
 
@@ -95,8 +95,8 @@ def test_float32_is_exact_to_its_rounding():
     grid, x = lim.token_grid(LENGTH, jnp.float32), random_states().astype(jnp.float32)
     single = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), attention())
     for norm in ("operator", "frobenius"):
-        found = kernel.cone_mass(single, x, grid, norm)
-        expected = kernel.cone_mass(attention(), random_states(), lim.token_grid(LENGTH), norm)
+        found = lim.adjoint.cone_mass(single, x, grid, norm)
+        expected = lim.adjoint.cone_mass(attention(), random_states(), lim.token_grid(LENGTH), norm)
         assert found.dtype == jnp.float32
         np.testing.assert_allclose(found, expected, rtol=1e-5)
 
@@ -105,7 +105,7 @@ def test_the_operator_norm_refuses_a_second_derivative():
     grid, x = lim.token_grid(4), random_states(1, 4, 6)
 
     def total(x):
-        return jnp.sum(kernel.cone_mass(attention(), x, grid))
+        return jnp.sum(lim.adjoint.cone_mass(attention(), x, grid))
 
     with pytest.raises(NotImplementedError, match="once"):
         jax.jvp(jax.grad(total), (x,), (x,))
@@ -115,7 +115,7 @@ def test_the_frobenius_norm_differentiates_twice():
     grid, x, direction = lim.token_grid(4), random_states(1, 4, 6), random_states(2, 4, 6)
 
     def total(x):
-        return jnp.sum(kernel.cone_mass(attention(), x, grid, "frobenius"))
+        return jnp.sum(lim.adjoint.cone_mass(attention(), x, grid, "frobenius"))
 
     slope, bend = jax.jvp(lambda x: jax.jvp(total, (x,), (direction,))[1], (x,), (direction,))
     np.testing.assert_allclose(slope, central_difference(total, x, direction), rtol=1e-8)

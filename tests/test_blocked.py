@@ -7,8 +7,8 @@ import pytest
 from networks import random_states
 
 import lim_jax as lim
-from lim_jax import attention, blocked
-from lim_jax.attention import attention_weights, causal_attention
+from lim_jax.network import attention, blocked
+from lim_jax.network.attention import attention_weights, causal_attention
 
 GRIDS = {"tokens": lim.token_grid, "midpoints": lim.midpoint_grid, "graded": lim.graded_grid}
 MODES = {

@@ -15,9 +15,8 @@ from networks import (
 )
 
 import lim_jax as lim
-from lim_jax import channels as ledger
-from lim_jax.flow import linear_control
-from lim_jax.tangent import attention_sites
+from lim_jax.adjoint.tangent import attention_sites
+from lim_jax.network.continuous import linear_control
 
 STEPS = {"euler": lim.euler, "split": lim.split}
 READOUT = lim.LinearReadout(random_states(4, WIDTH, VOCABULARY))
@@ -32,7 +31,7 @@ def loss_on(grid):
 def test_channels_sum_to_the_input_adjoint(step, make_grid):
     grid, flow = make_grid(LENGTH), random_flow(depth=12, step=STEPS[step], horizon=2.0)
     x, loss = random_states(), loss_on(grid)
-    found = ledger.channels(flow, loss, x, grid)
+    found = lim.adjoint.channels(flow, loss, x, grid)
     gradient = jax.grad(lambda x: loss(flow(x, grid)))(x) / np.asarray(grid.weights)[:, None]
     scale = np.abs(gradient).max()
     np.testing.assert_allclose(found.vectors.sum(axis=0), gradient, rtol=0, atol=1e-13 * scale)
@@ -45,7 +44,7 @@ def test_the_cone_of_one_split_layer_is_the_dense_kernels():
     grid = lim.token_grid(LENGTH)
     flow, x = random_flow(depth=1, step=lim.split, horizon=0.5), random_states()
     field = jax.tree.map(lambda leaf: leaf[0], flow.layers)
-    found = ledger.channels(flow, loss_on(grid), x, grid)
+    found = lim.adjoint.channels(flow, loss_on(grid), x, grid)
     between = x + 0.5 * field.attention(x, x, grid)
 
     def matrix(function, at):
@@ -64,7 +63,7 @@ def test_the_cone_of_one_split_layer_is_the_dense_kernels():
 @pytest.mark.parametrize("step", STEPS)
 def test_pre_norm_fields_leave_the_sum_of_features_alone(step):
     grid, flow = lim.token_grid(LENGTH), random_flow(depth=4, step=STEPS[step])
-    found = ledger.channels(flow, loss_on(grid), random_states(), grid)
+    found = lim.adjoint.channels(flow, loss_on(grid), random_states(), grid)
     sums = np.asarray(found.covectors.sum(axis=2))
     np.testing.assert_allclose(sums, np.broadcast_to(sums[-1:], sums.shape), atol=1e-13)
     for added in (found.cone_by_depth, found.local_by_depth):
@@ -74,9 +73,9 @@ def test_pre_norm_fields_leave_the_sum_of_features_alone(step):
 @pytest.mark.parametrize("step", STEPS)
 def test_heads_and_depths_sum_to_the_cone(step):
     grid, flow = lim.token_grid(LENGTH), random_flow(depth=3, step=STEPS[step])
-    found = ledger.channels(flow, loss_on(grid), random_states(), grid)
+    found = lim.adjoint.channels(flow, loss_on(grid), random_states(), grid)
     sites = attention_sites(flow, found.states, found.covectors, grid)
-    heads = ledger.cone_by_head(sites, grid)
+    heads = lim.adjoint.cone_by_head(sites, grid)
     assert heads.shape == (3, 2, LENGTH, WIDTH)
     np.testing.assert_allclose(heads.sum(axis=1), found.cone_by_depth, atol=1e-14)
 
@@ -89,7 +88,7 @@ def test_channels_of_deep_networks_tend_to_those_of_the_continuous_flow():
     depths, errors = (8, 16, 32, 64), {"cone": [], "local": []}
     for depth in depths:
         layers = jax.vmap(control)(jnp.arange(float(depth)) / depth)
-        found = ledger.channels(lim.ResidualFlow(layers), loss_on(grid), x, grid)
+        found = lim.adjoint.channels(lim.ResidualFlow(layers), loss_on(grid), x, grid)
         errors["cone"].append(float(jnp.abs(found.cone - limit.cone).max()))
         errors["local"].append(float(jnp.abs(found.local - limit.local).max()))
     for name, values in errors.items():
@@ -99,14 +98,14 @@ def test_channels_of_deep_networks_tend_to_those_of_the_continuous_flow():
 def batch_of_vectors(grid, examples=3):
     flow = random_flow(depth=3)
     x = random_states(1, examples, LENGTH, WIDTH)
-    return jax.vmap(lambda x: ledger.channels(flow, loss_on(grid), x, grid).vectors)(x)
+    return jax.vmap(lambda x: lim.adjoint.channels(flow, loss_on(grid), x, grid).vectors)(x)
 
 
 @pytest.mark.parametrize("make_grid", [lim.token_grid, lim.graded_grid])
 def test_energies_and_cross_terms_are_the_influence(make_grid):
     grid, flow = make_grid(LENGTH), random_flow(depth=3)
     regions = lim.boundary_regions(grid, 0.2)
-    regional = ledger.regional_channels(batch_of_vectors(grid), regions)
+    regional = lim.adjoint.regional_channels(batch_of_vectors(grid), regions)
     batch = random_states(1, 3, LENGTH, WIDTH), None
     influence = lim.influence(
         lambda flow, x, y: loss_on(grid)(flow(x, grid)), flow, batch, grid, regions
@@ -125,7 +124,7 @@ def test_energies_and_cross_terms_are_the_influence(make_grid):
             rho = abs(pair) / np.sqrt(sizes[0] * sizes[1])
             np.testing.assert_allclose(regional.correlations[b, c], rho, rtol=1e-11)
             assert rho <= 1
-    strengths = ledger.boundary_strengths(regional, regions)
+    strengths = lim.adjoint.boundary_strengths(regional, regions)
     squares = (vectors**2).sum(axis=3).mean(axis=0)
     np.testing.assert_allclose(strengths.primacy, weights[0] @ squares[1], rtol=1e-12)
     np.testing.assert_allclose(strengths.recency, weights[2] @ squares[0], rtol=1e-12)
@@ -134,10 +133,10 @@ def test_energies_and_cross_terms_are_the_influence(make_grid):
 
 
 def test_standard_errors_are_those_of_the_mean():
-    regional = ledger.RegionalChannels(
+    regional = lim.adjoint.RegionalChannels(
         jnp.eye(3)[None, None] * jnp.array([1.0, 2.0, 6.0])[:, None, None, None]
         * jnp.ones((1, 3, 1, 1))
     )  # fmt: skip
     np.testing.assert_allclose(regional.standard_errors, np.sqrt(7.0 / 3), rtol=1e-12)
-    alone = ledger.RegionalChannels(regional.products[:1])
+    alone = lim.adjoint.RegionalChannels(regional.products[:1])
     assert bool(jnp.isinf(alone.standard_errors).all())

@@ -6,14 +6,16 @@ import jax
 import numpy as np
 import pytest
 
-from lim_jax import cli, convergence, plots, rates
+import lim_jax as lim
+from lim_jax import cli, plots
+from lim_jax.limits import convergence
 
 SIZES = (10.0, 20.0, 40.0, 80.0)
 
 
 def row(name, order, bounds=None, **expected):
     errors = tuple(3.0 * size**-order for size in SIZES)
-    study = rates.Study("eq:source", 1.0, SIZES, errors, bounds, 1e-9)
+    study = lim.limits.Study("eq:source", 1.0, SIZES, errors, bounds, 1e-9)
     return convergence.Row(name, study, **expected)
 
 

@@ -11,9 +11,14 @@ from networks import random_flow, random_labels, random_states
 from scipy.linalg import expm
 
 import lim_jax as lim
-from lim_jax.adjoint import continuous_adjoint
-from lim_jax.flow import ContinuousFlow, LayerwiseControl, cubic_control, linear_control
+from lim_jax.adjoint.continuous import continuous_adjoint
 from lim_jax.grid import gauss_grid
+from lim_jax.network.continuous import (
+    ContinuousFlow,
+    LayerwiseControl,
+    cubic_control,
+    linear_control,
+)
 
 GRID = lim.token_grid(12)
 TIGHT = diffrax.PIDController(rtol=1e-10, atol=1e-10)

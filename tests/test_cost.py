@@ -6,8 +6,8 @@ import pytest
 from networks import random_flow, random_states
 
 import lim_jax as lim
-from lim_jax import blocked
-from lim_jax.cost import job_cost, require_fits
+from lim_jax.cost.job import job_cost, require_fits
+from lim_jax.network import blocked
 
 LENGTH, WIDTH, HIDDEN, HEADS, SIZE, DEPTH, EXAMPLES = 10, 6, 7, 2, 3, 4, 5
 

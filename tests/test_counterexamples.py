@@ -7,7 +7,7 @@ import numpy as np
 from networks import random_flow, random_states
 
 import lim_jax as lim
-from lim_jax.gramian import observability_gramians
+from lim_jax.observability.gramian import observability_gramians
 
 GRID = lim.token_grid(10)
 COVECTOR = jnp.array([1.0, -2.0, 0.5])

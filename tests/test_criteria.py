@@ -10,10 +10,10 @@ import pytest
 from networks import random_flow, random_labels, random_states, randomised
 
 import lim_jax as lim
-from lim_jax import criteria, kernel, residual
-from lim_jax.channels import RegionalChannels, channels, regional_channels
+from lim_jax.adjoint import criteria, residual
+from lim_jax.adjoint.ledger import RegionalChannels, channels, regional_channels
+from lim_jax.adjoint.tangent import attention_sites
 from lim_jax.loss import last_token, teacher_forcing
-from lim_jax.tangent import attention_sites
 
 LENGTH = 20
 GRID = lim.token_grid(LENGTH)
@@ -49,7 +49,7 @@ def first_feature(x):
 
 def cone_of(flow, found, grid=GRID):
     sites = jax.vmap(lambda s, p: attention_sites(flow, s, p, grid))(found.states, found.covectors)
-    return kernel.joint_cone(sites, grid)
+    return lim.adjoint.joint_cone(sites, grid)
 
 
 def test_primacy_holds_where_attention_listens_to_the_left():
@@ -287,7 +287,7 @@ def test_whenever_a_certificate_holds_its_conclusion_does(step):
 
         found, bounds, sites = jax.vmap(one)(states, labels)
         energies = criteria.readout_residual_energies(readout, found.states[:, -1], labels, regions)
-        return found, bounds, kernel.joint_cone(sites, grid), energies
+        return found, bounds, lim.adjoint.joint_cone(sites, grid), energies
 
     held: dict[str, int] = collections.Counter()
     for seed in range(100):

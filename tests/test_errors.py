@@ -9,8 +9,8 @@ from networks import random_flow, random_labels, random_states
 
 import lim_jax as lim
 from lim_jax._checks import warn_of_miscompiling_jaxlib
+from lim_jax.adjoint.cone import cone_mass, joint_cone
 from lim_jax.grid import cell_embedding
-from lim_jax.kernel import cone_mass, joint_cone
 from lim_jax.loss import query_subset
 from lim_jax.probes import orthogonal_probes
 

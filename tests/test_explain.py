@@ -9,10 +9,11 @@ import pytest
 from networks import random_states
 
 import lim_jax as lim
-from lim_jax import explain, language, plots
-from lim_jax.channels import channels
-from lim_jax.kernel import cone_mass
+from lim_jax import plots
+from lim_jax.adjoint.cone import cone_mass
+from lim_jax.adjoint.ledger import channels
 from lim_jax.loss import last_token, teacher_forcing
+from lim_jax.models import language
 from lim_jax.probes import sample_mean
 
 LENGTH = 8
@@ -83,7 +84,7 @@ def test_interrupted_training_goes_on_with_the_same_numbers(tmp_path):
 
 def test_an_explanation_is_made_of_its_parts():
     regions, weights = REGIONS, teacher_forcing(LENGTH)
-    found = explain.explain(model(), windows(), weights, regions, key=jax.random.key(3))
+    found = lim.studies.explain(model(), windows(), weights, regions, key=jax.random.key(3))
     x, targets = language.batch_of_windows(model(), windows())
     ledgers = [
         channels(
@@ -111,7 +112,7 @@ def test_an_explanation_is_made_of_its_parts():
 
 
 def test_the_cone_mass_averages_layers_and_contexts():
-    found = explain.average_cone_mass(model(), windows(2), REGIONS)
+    found = lim.studies.average_cone_mass(model(), windows(2), REGIONS)
     x, _ = language.batch_of_windows(model(), windows(2))
     attention = model().flow.layers.attention
     masses = [
@@ -127,7 +128,9 @@ def test_the_cone_mass_averages_layers_and_contexts():
 
 
 def test_figures_of_an_explanation_show_its_numbers():
-    found = explain.explain(model(), windows(), last_token(LENGTH), REGIONS, key=jax.random.key(3))
+    found = lim.studies.explain(
+        model(), windows(), last_token(LENGTH), REGIONS, key=jax.random.key(3)
+    )
     upper, lower = plots.channel_energies(found, "title").axes
     curve = np.asarray(upper.lines[0].get_ydata())
     np.testing.assert_allclose(curve, found.influence.density)

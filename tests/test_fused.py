@@ -10,10 +10,10 @@ import pytest
 from networks import random_states
 
 import lim_jax as lim
-from lim_jax import fused
-from lim_jax.attention import causal_attention
-from lim_jax.fused import fused_attention
 from lim_jax.grid import CellGrid
+from lim_jax.network import fused
+from lim_jax.network.attention import causal_attention
+from lim_jax.network.fused import fused_attention
 
 GRID = lim.token_grid(12, jnp.bfloat16)
 

@@ -15,8 +15,7 @@ from networks import (
 )
 
 import lim_jax as lim
-from lim_jax import gradient_flow as training_time
-from lim_jax.training import resumable
+from lim_jax.training.loop import resumable
 
 LENGTH, WIDTH, BATCH = 6, 4, 3
 GRID = lim.graded_grid(LENGTH)
@@ -37,14 +36,14 @@ def bare_loss(weight, x, y):
 
 
 def descent(loss, params):
-    gradient = eqx.filter_grad(lambda p: training_time.risk(loss, p, BATCH_OF))(params)
+    gradient = eqx.filter_grad(lambda p: lim.training.risk(loss, p, BATCH_OF))(params)
     return jax.tree.map(jnp.negative, gradient)
 
 
 def test_the_density_moves_as_differences_and_the_replicator_say():
     @jax.jit
     def measured(params):
-        found = training_time.density_dynamics(example_loss, params, BATCH_OF, GRID)
+        found = lim.training.density_dynamics(example_loss, params, BATCH_OF, GRID)
 
         def density(params):
             return lim.influence(example_loss, params, BATCH_OF, GRID).density
@@ -66,7 +65,7 @@ def test_the_density_moves_as_differences_and_the_replicator_say():
 def test_the_energys_slope_along_any_direction():
     params = random_states(5, WIDTH, WIDTH)
     direction = random_states(6, WIDTH, WIDTH)
-    found = training_time.density_dynamics(bare_loss, params, BATCH_OF, GRID, direction)
+    found = lim.training.density_dynamics(bare_loss, params, BATCH_OF, GRID, direction)
 
     def energy(params):
         return lim.influence(bare_loss, params, BATCH_OF, GRID).energy
@@ -83,18 +82,18 @@ def test_positions_without_influence_have_no_decay():
 
     batch = jnp.ones((2, 3, 2)), None
     grid = lim.token_grid(3)
-    found = training_time.density_dynamics(loss, jnp.array(2.0), batch, grid)
+    found = lim.training.density_dynamics(loss, jnp.array(2.0), batch, grid)
     np.testing.assert_allclose(found.density, [0, 3, 0])
     # I = 2 * 9 w^2, and dw/ds = -(2 + 2w) = -6: r = -2 * (-6) / 2 = 6.
     np.testing.assert_allclose(found.decay, [0, 6, 0])
     np.testing.assert_allclose(found.replicator_rate, 0, atol=1e-13)
-    nothing = training_time.density_dynamics(loss, jnp.array(0.0), batch, grid)
+    nothing = lim.training.density_dynamics(loss, jnp.array(0.0), batch, grid)
     assert bool(jnp.isfinite(nothing.rate).all()) and float(nothing.total) == 0
 
 
 def test_fourth_moments_by_hand():
     params, direction = random_states(5, WIDTH, WIDTH), random_states(6, WIDTH, WIDTH)
-    found = training_time.fourth_moments(bare_loss, params, BATCH_OF, GRID, direction)
+    found = lim.training.fourth_moments(bare_loss, params, BATCH_OF, GRID, direction)
 
     def adjoints(params):
         gradients = jax.vmap(jax.grad(bare_loss, argnums=1), in_axes=(None, 0, 0))
@@ -114,7 +113,7 @@ def test_fourth_moments_by_hand():
 def test_the_integral_of_the_rate_is_the_change_of_the_density():
     """By Simpson's rule over a flow that is solved to 1e-9."""
     times = np.linspace(0, 0.5, 33)
-    path = training_time.gradient_flow(
+    path = lim.training.gradient_flow(
         bare_loss,
         random_states(5, WIDTH, WIDTH),
         BATCH_OF,
@@ -124,7 +123,7 @@ def test_the_integral_of_the_rate_is_the_change_of_the_density():
         stepsize_controller=diffrax.PIDController(1e-9, 1e-9),
     )
     dynamics = jax.vmap(
-        lambda p: training_time.density_dynamics(bare_loss, p, BATCH_OF, GRID).rate
+        lambda p: lim.training.density_dynamics(bare_loss, p, BATCH_OF, GRID).rate
     )(path.params)  # fmt: skip
     simpson = np.full(33, 2.0)
     simpson[1::2], simpson[[0, -1]] = 4.0, 1.0
@@ -140,7 +139,7 @@ def test_the_integral_of_the_rate_is_the_change_of_the_density():
 
 def test_eulers_steps_are_gradient_descent():
     params = network()
-    path = training_time.gradient_flow(
+    path = lim.training.gradient_flow(
         example_loss,
         params,
         BATCH_OF,
@@ -177,17 +176,17 @@ def test_a_flow_that_is_interrupted_gives_the_same_numbers(tmp_path):
     arguments = (
         bare_loss, random_states(5, WIDTH, WIDTH), BATCH_OF, GRID, [0.0, 0.1, 0.3, 0.6],
     )  # fmt: skip
-    whole = training_time.gradient_flow(*arguments)
+    whole = lim.training.gradient_flow(*arguments)
     checkpoint = tmp_path / "flow.eqx"
     with pytest.raises(Interrupted):
-        training_time.gradient_flow(
+        lim.training.gradient_flow(
             *arguments, checkpoint=checkpoint, progress=interrupting(after=2)
         )
-    resumed = training_time.gradient_flow(*arguments, checkpoint=checkpoint)
+    resumed = lim.training.gradient_flow(*arguments, checkpoint=checkpoint)
     for ours, theirs in zip(jax.tree.leaves(resumed), jax.tree.leaves(whole), strict=True):
         np.testing.assert_array_equal(ours, theirs)
     # A finished run is read back without another step.
-    again = training_time.gradient_flow(
+    again = lim.training.gradient_flow(
         *arguments, checkpoint=checkpoint, progress=interrupting(after=0)
     )
     np.testing.assert_array_equal(again.energy, whole.energy)

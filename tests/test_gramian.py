@@ -10,23 +10,25 @@ import pytest
 from networks import central_difference, random_flow, random_states
 
 import lim_jax as lim
-from lim_jax import gramian, penalties, probes
-from lim_jax.flow import heun
-from lim_jax.gramian import (
+from lim_jax import probes
+from lim_jax.network.flow import heun
+from lim_jax.observability import gramian
+from lim_jax.observability.gramian import (
     ObservedTokens,
     condition_numbers,
     gramian_traces,
     observability_gramians,
 )
-from lim_jax.penalties import influence_discrepancy, trace_penalty
-from lim_jax.remedies import reweight_positions
-from lim_jax.trace_estimates import (
+from lim_jax.observability.trace_estimates import (
     gaussian_probe_moments,
     layer_injected_traces,
     probed_observability,
     probed_traces,
     systematic_sample,
 )
+from lim_jax.training.balancing import influence_discrepancy
+from lim_jax.training.observing import trace_penalty
+from lim_jax.training.reweighting import reweight_positions
 
 GRID = lim.token_grid(5)
 FLOW = random_flow(depth=3, width=4, horizon=1.5)
@@ -196,15 +198,17 @@ def test_the_crossfit_penalty_is_unbiased_and_the_squared_one_is_not():
     """Over 10^4 draws of common Gaussian probes; the squared one's bias is (2/N) Omega_HS."""
     observations, x, grid = setting()
     gramians = observability_gramians(observations, x, 0.5)
-    exact = penalties.trace_penalty(gramian_traces(gramians), grid)
+    exact = lim.training.trace_penalty(gramian_traces(gramians), grid)
     drawn = jax.random.normal(jax.random.key(3), (10_000, 2, 3, 4))
     estimate = jax.vmap(jax.vmap(lambda some: probed_traces(gramians, some)))(drawn)
     crossed = probes.sample_mean(
-        jax.vmap(lambda g: penalties.crossfit_penalty(g[0], g[1], grid))(estimate)
+        jax.vmap(lambda g: lim.training.crossfit_penalty(g[0], g[1], grid))(estimate)
     )
     assert abs(crossed.value - exact) < 3 * crossed.error
-    squared = probes.sample_mean(jax.vmap(lambda g: penalties.trace_penalty(g[0], grid))(estimate))
-    bias = 2 / 3 * penalties.gramian_penalty(gramians, grid)
+    squared = probes.sample_mean(
+        jax.vmap(lambda g: lim.training.trace_penalty(g[0], grid))(estimate)
+    )
+    bias = 2 / 3 * lim.training.gramian_penalty(gramians, grid)
     assert abs(squared.value - exact - bias) < 4 * squared.error
     assert bias > 10 * squared.error
 
@@ -212,8 +216,8 @@ def test_the_crossfit_penalty_is_unbiased_and_the_squared_one_is_not():
 def test_sampled_positions_stand_for_all_in_expectation():
     """Weighted sums over all subsets of three positions, with their probabilities."""
     traces, grid = jnp.array([1.0, 3.0, 2.0, 7.0, 5.0, 4.0]), lim.token_grid(6)
-    whole = penalties.sampled_trace_penalty(traces, grid.weights)
-    np.testing.assert_allclose(whole, penalties.trace_penalty(traces, grid), rtol=1e-12)
+    whole = lim.training.sampled_trace_penalty(traces, grid.weights)
+    np.testing.assert_allclose(whole, lim.training.trace_penalty(traces, grid), rtol=1e-12)
     subsets = list(itertools.combinations(range(6), 3))
     sums = [sum(float(grid.weights[i]) / 0.5 * float(traces[i]) for i in s) for s in subsets]
     np.testing.assert_allclose(np.mean(sums), lim.integral(traces, grid), rtol=1e-12)

@@ -9,7 +9,7 @@ import pytest
 from networks import central_gradient, random_flow, random_labels, random_states
 
 import lim_jax as lim
-from lim_jax.influence import adjoint_energies
+from lim_jax.density import adjoint_energies
 from lim_jax.loss import last_token
 
 GRID = lim.token_grid(10)

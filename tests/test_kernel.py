@@ -7,7 +7,8 @@ import pytest
 from networks import LENGTH, WIDTH, central_difference, random_flow, random_states
 
 import lim_jax as lim
-from lim_jax import channels, kernel, probes, tangent
+from lim_jax import probes
+from lim_jax.adjoint import tangent
 
 GRIDS = {"tokens": lim.token_grid, "midpoints": lim.midpoint_grid, "graded": lim.graded_grid}
 
@@ -36,7 +37,7 @@ def test_cone_mass_on_tokens_is_the_papers_sum(norm):
     blocks = np.asarray(dense_blocks(attention(), x, grid)) * LENGTH
     sizes = np.linalg.norm(blocks, ord=2 if norm == "operator" else "fro", axis=(2, 3))
     expected = np.tril(sizes**2).sum(axis=0) / LENGTH
-    found = kernel.cone_mass(attention(), x, grid, norm)
+    found = lim.adjoint.cone_mass(attention(), x, grid, norm)
     np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
@@ -45,7 +46,7 @@ def test_cone_mass_of_averaging_is_known():
     one = jnp.ones((1, 1, 1))
     averaging = lim.CausalAttention(lambda z: z, 0 * one, 0 * one, one, one)
     grid = lim.gauss_grid(20, panels=8)
-    found = kernel.cone_mass(averaging, jnp.ones((grid.size, 1)), grid)
+    found = lim.adjoint.cone_mass(averaging, jnp.ones((grid.size, 1)), grid)
     inside = np.asarray(grid.nodes) > 2.0**-7
     expected = 1 / grid.nodes - 1
     np.testing.assert_allclose(found[inside], expected[inside], rtol=1e-11, atol=1e-11)
@@ -55,7 +56,7 @@ def test_the_literal_estimator_is_the_papers_sum():
     """Sum over i >= j of Δp ||K^_ij||^2, which is L^-2 of the density."""
     grid, x = lim.token_grid(LENGTH), random_states()
     sizes = np.linalg.norm(dense_blocks(attention(), x, grid), ord=2, axis=(2, 3))
-    found = kernel.cone_mass(attention(), x, grid, normalisation="finite")
+    found = lim.adjoint.cone_mass(attention(), x, grid, normalisation="finite")
     np.testing.assert_allclose(found, np.tril(sizes**2).sum(axis=0) / LENGTH, rtol=1e-12)
 
 
@@ -63,7 +64,7 @@ def test_the_operator_norm_differentiates_once():
     grid, x, direction = lim.token_grid(4), random_states(1, 4, WIDTH), random_states(2, 4, WIDTH)
 
     def total(x):
-        return jnp.sum(kernel.cone_mass(attention(), x, grid))
+        return jnp.sum(lim.adjoint.cone_mass(attention(), x, grid))
 
     expected = central_difference(total, x, direction)
     np.testing.assert_allclose(jax.jvp(total, (x,), (direction,))[1], expected, rtol=1e-7)
@@ -74,7 +75,7 @@ def test_the_cone_mass_of_512_tokens_fits():
     """L = 512, d = 32, 4 heads, in float64: the compiled program's temporary memory."""
     attention = lim.CausalAttention.init(32, heads=4, key=jax.random.key(0))
     grid, x = lim.token_grid(512), random_states(1, 512, 32)
-    compiled = jax.jit(lambda x: kernel.cone_mass(attention, x, grid)).lower(x).compile()
+    compiled = jax.jit(lambda x: lim.adjoint.cone_mass(attention, x, grid)).lower(x).compile()
     analysis = compiled.memory_analysis()
     assert analysis is not None and analysis.temp_size_in_bytes < 60 * 2**20
 
@@ -83,8 +84,8 @@ def test_the_cone_mass_of_512_tokens_fits():
 def test_orthogonal_probes_are_exact(normalisation):
     grid, x = lim.graded_grid(LENGTH), random_states()
     drawn = probes.orthogonal_probes(2 * WIDTH, WIDTH, key=jax.random.key(1))
-    found = kernel.probed_cone_mass(attention(), x, grid, drawn, normalisation)
-    exact = kernel.cone_mass(attention(), x, grid, "frobenius", normalisation)
+    found = lim.adjoint.probed_cone_mass(attention(), x, grid, drawn, normalisation)
+    exact = lim.adjoint.cone_mass(attention(), x, grid, "frobenius", normalisation)
     np.testing.assert_allclose(found.value, exact, rtol=1e-12)
 
 
@@ -93,10 +94,10 @@ def test_independent_probes_err_as_they_say(draw):
     """400 estimates of 50 probes: unbiased, and their spread is the stated error."""
     grid, x = lim.token_grid(LENGTH), random_states()
     drawn = draw(20_000, WIDTH, key=jax.random.key(1)).reshape(400, 50, WIDTH)
-    found = jax.jit(jax.vmap(lambda some: kernel.probed_cone_mass(attention(), x, grid, some)))(
-        drawn
-    )
-    exact = kernel.cone_mass(attention(), x, grid, "frobenius")
+    found = jax.jit(
+        jax.vmap(lambda some: lim.adjoint.probed_cone_mass(attention(), x, grid, some))
+    )(drawn)
+    exact = lim.adjoint.cone_mass(attention(), x, grid, "frobenius")
     spread = found.value.std(axis=0, ddof=1)
     assert float((jnp.abs(found.value.mean(axis=0) - exact) / (spread / 20)).max()) < 4
     typical = jnp.sqrt((found.error**2).mean(axis=0))
@@ -118,7 +119,7 @@ def test_the_joint_cone_is_the_loop_over_all_pairs(make_grid):
     """Γ by dense blocks and NumPy loops: depths t, u, positions p, r beyond q, two examples."""
     length, grid = 4, make_grid(4)
     sites = sites_of_a_batch(grid)
-    found = jax.jit(kernel.joint_cone)(sites, grid)
+    found = jax.jit(lim.adjoint.joint_cone)(sites, grid)
     prefix, weights = np.asarray(grid.prefix_weights()), np.asarray(grid.weights)
     parts = np.zeros((2, 2, length, length, WIDTH))  # example, depth, p, q
     for n in range(2):
@@ -146,14 +147,14 @@ def test_the_joint_cone_sums_to_the_energy_of_the_channel():
     flow = random_flow(depth=3, step=lim.split, horizon=1.5)
     x = random_states(1, 3, LENGTH, WIDTH)
     ledger = jax.vmap(
-        lambda x: channels.channels(flow, lambda x: jnp.sum(jnp.sin(x)), x, grid)
+        lambda x: lim.adjoint.channels(flow, lambda x: jnp.sum(jnp.sin(x)), x, grid)
     )(x)  # fmt: skip
     sites = jax.vmap(lambda s, p: tangent.attention_sites(flow, s, p, grid))(
         ledger.states, ledger.covectors
     )
     cone = np.asarray(ledger.cone_by_depth)
     energy = (cone.sum(axis=1) ** 2).sum(axis=2).mean(axis=0)
-    np.testing.assert_allclose(kernel.joint_cone(sites, grid).energy, energy, rtol=1e-11)
+    np.testing.assert_allclose(lim.adjoint.joint_cone(sites, grid).energy, energy, rtol=1e-11)
     # At one depth, per unit of depth.
-    by_depth = jax.vmap(lambda s: kernel.cone_energies(s, grid))(sites)
+    by_depth = jax.vmap(lambda s: lim.adjoint.cone_energies(s, grid))(sites)
     np.testing.assert_allclose(by_depth, (cone**2).sum(axis=3) / 0.5**2, rtol=1e-11)

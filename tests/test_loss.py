@@ -10,7 +10,7 @@ from networks import random_labels, random_states
 from scipy.special import log_softmax
 
 import lim_jax as lim
-from lim_jax.adjoint import terminal_adjoint
+from lim_jax.adjoint.sweep import terminal_adjoint
 from lim_jax.loss import hat, last_token, logit_residual, query_subset, teacher_forcing
 
 GRID = lim.token_grid(12)

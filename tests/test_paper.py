@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from lim_jax import cli, paper
+from lim_jax import cli
 from lim_jax.grid import boundary_regions
+from lim_jax.studies import paper
 
 FIGURES = (
     "simulation_influence_profiles",

@@ -20,20 +20,18 @@ from networks import (
 )
 
 import lim_jax as lim
-from lim_jax import gramian, trace_estimates
-from lim_jax.flow import LayerwiseControl
-from lim_jax.penalties import (
+from lim_jax.network.continuous import LayerwiseControl
+from lim_jax.observability import gramian, trace_estimates
+from lim_jax.probes import orthogonal_probes
+from lim_jax.training.balancing import (
     averaged_objective,
     balanced_objective,
     crossed_density,
-    functional_of_adjoints,
     influence_discrepancy,
     influence_penalty,
-    injected_objective,
-    observability_objective,
-    trace_penalty,
 )
-from lim_jax.probes import orthogonal_probes
+from lim_jax.training.mixed import functional_of_adjoints
+from lim_jax.training.observing import injected_objective, observability_objective, trace_penalty
 
 LENGTH, WIDTH, BATCH = 6, 4, 3
 GRID = lim.midpoint_grid(LENGTH)

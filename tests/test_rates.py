@@ -10,9 +10,10 @@ import pytest
 from networks import random_flow
 
 import lim_jax as lim
-from lim_jax import convergence, depth_rates, position_rates, rates
-from lim_jax.depth_rates import Scheme
-from lim_jax.flow import heun, linear_control, rk4, strang
+from lim_jax.limits import convergence
+from lim_jax.limits.depth import Scheme
+from lim_jax.network.continuous import linear_control
+from lim_jax.network.flow import heun, rk4, strang
 
 SIZES = (40, 80, 160, 320)
 DEPTHS = (16, 32, 64, 128)
@@ -34,7 +35,7 @@ def assert_order(study, order):
     [(lim.token_grid, 1, 1), (lim.midpoint_grid, 2, 1), (lim.graded_grid, 2, 2)],
 )
 def test_attention_converges_to_the_volterra_operator(make_grid, inside, every_cell):
-    studies = position_rates.attention_studies(layer().attention, smooth, SIZES, make_grid)
+    studies = lim.limits.attention_studies(layer().attention, smooth, SIZES, make_grid)
     assert_order(studies["inside"], inside)
     assert_order(studies["mean square"], inside)
     assert_order(studies["every cell"], every_cell)
@@ -44,12 +45,12 @@ def test_attention_converges_to_the_volterra_operator(make_grid, inside, every_c
 
 @pytest.mark.parametrize("seed", range(6))
 def test_the_bounds_of_the_attention_theorem_are_never_violated(seed):
-    studies = position_rates.attention_studies(layer(seed).attention, smooth, (5, 9, 20, 50))
+    studies = lim.limits.attention_studies(layer(seed).attention, smooth, (5, 9, 20, 50))
     assert all(study.holds for study in studies.values())
 
 
 def test_a_field_that_is_not_smooth_gets_no_bound_and_its_own_order():
-    studies = position_rates.attention_studies(
+    studies = lim.limits.attention_studies(
         convergence.averaging_attention(),
         lambda p: p[:, None] ** 0.6,
         SIZES,
@@ -70,7 +71,7 @@ def test_residual_recursions_converge_to_the_depth_flow():
         "strang": Scheme(strang, 0.5),
     }
     x = smooth(grid.nodes)
-    studies = depth_rates.trajectory_studies(control, x, grid, DEPTHS, schemes)
+    studies = lim.limits.trajectory_studies(control, x, grid, DEPTHS, schemes)
     for name, order in {"euler": 1, "split": 1, "heun": 2, "strang": 2}.items():
         assert_order(studies[name], order)
 
@@ -90,7 +91,7 @@ def test_rk4_is_of_fourth_order_on_a_field_that_stays():
         abs(float(lim.ResidualFlow(Decay(jnp.ones(m)), step=rk4)(x, grid)[0, 0]) - math.exp(-1))
         for m in depths
     ]
-    assert abs(rates.fit_order(depths, errors).value - 4) < 0.15
+    assert abs(lim.limits.fit_order(depths, errors).value - 4) < 0.15
 
 
 @pytest.mark.slow
@@ -100,15 +101,15 @@ def test_perturbed_controls_converge_as_their_distance_does_or_better():
     direction = eqx.tree_at(lambda f: f.feed_forward.outer_bias, zero, jnp.ones(3))
     schemes = {
         "uniform": Scheme(
-            perturbation=depth_rates.uniform_perturbation(direction, lambda m: m**-0.5)
+            perturbation=lim.limits.uniform_perturbation(direction, lambda m: m**-0.5)
         ),
-        "spike": Scheme(perturbation=depth_rates.spike_perturbation(direction)),
+        "spike": Scheme(perturbation=lim.limits.spike_perturbation(direction)),
         "alternating": Scheme(
-            perturbation=depth_rates.alternating_perturbation(direction, lambda m: m**-0.5)
+            perturbation=lim.limits.alternating_perturbation(direction, lambda m: m**-0.5)
         ),
     }
     grid = lim.token_grid(6)
-    studies = depth_rates.trajectory_studies(
+    studies = lim.limits.trajectory_studies(
         control, smooth(grid.nodes), grid, (32, 64, 128, 256), schemes
     )
     for name, order in {"uniform": 0.5, "spike": 1, "alternating": 1}.items():
@@ -121,7 +122,7 @@ def test_perturbed_controls_converge_as_their_distance_does_or_better():
 def test_layers_without_a_limit_shadow_their_own_flow():
     two = random_flow(3, depth=2, width=3, heads=1).layers
     grid = lim.token_grid(6)
-    study = depth_rates.shadowing_study(
+    study = lim.limits.shadowing_study(
         lambda depth: jax.tree.map(lambda leaf: leaf[jnp.arange(depth) % 2], two),
         smooth(grid.nodes),
         grid,
@@ -133,16 +134,16 @@ def test_layers_without_a_limit_shadow_their_own_flow():
 def test_the_split_defect_is_of_second_order_and_its_sum_of_first():
     grid = lim.token_grid(6)
     x = smooth(grid.nodes)
-    assert_order(depth_rates.split_defect_study(layer(), x, grid, DEPTHS), 2)
+    assert_order(lim.limits.split_defect_study(layer(), x, grid, DEPTHS), 2)
     control = linear_control(random_flow(depth=3, width=3, heads=1).layers)
-    assert_order(depth_rates.split_gap_study(control, x, grid, DEPTHS), 1)
+    assert_order(lim.limits.split_gap_study(control, x, grid, DEPTHS), 1)
 
 
 @pytest.mark.slow
 def test_adjoint_density_and_cone_mass_converge_in_depth():
     control = linear_control(random_flow(depth=3, width=3, heads=1).layers)
     grid = lim.token_grid(6)
-    studies = depth_rates.input_adjoint_depth_studies(
+    studies = lim.limits.input_adjoint_depth_studies(
         control,
         lambda x: lim.inner(x, x, grid),
         smooth(grid.nodes),
@@ -158,7 +159,7 @@ def test_adjoint_density_and_cone_mass_converge_in_depth():
 @pytest.mark.parametrize("make_grid, order", [(lim.token_grid, 0.6), (lim.graded_grid, 2)])
 def test_regional_influence_needs_the_graded_grid(make_grid, order):
     """At two layers P_0 grows like log(1/q)^2 at 0."""
-    studies = position_rates.input_adjoint_studies(
+    studies = lim.limits.input_adjoint_studies(
         lim.ResidualFlow(convergence.gaussian_attention(0, 2)),
         lambda x, grid: lim.inner(smooth(grid.nodes) + 1, x, grid),
         smooth,
@@ -171,12 +172,12 @@ def test_regional_influence_needs_the_graded_grid(make_grid, order):
 
 
 def test_cone_mass_converges():
-    study = position_rates.cone_mass_study(layer().attention, smooth, SIZES)
+    study = lim.limits.cone_mass_study(layer().attention, smooth, SIZES)
     assert_order(study, 1)
 
 
 def test_averaging_converges_to_its_closed_form():
-    study = position_rates.cesaro_study(2.0, (200, 400, 800, 3200))
+    study = lim.limits.cesaro_study(2.0, (200, 400, 800, 3200))
     assert abs(study.order.value - 1) < 0.15
     # Measured once by an independent sum.
     np.testing.assert_allclose(study.errors, (1.4e-2, 7.3e-3, 3.6e-3, 9.1e-4), rtol=0.05)
@@ -184,14 +185,14 @@ def test_averaging_converges_to_its_closed_form():
 
 @pytest.mark.parametrize("make_grid, order", [(lim.token_grid, 1), (lim.graded_grid, 2)])
 def test_the_loss_converges_within_its_bound(make_grid, order):
-    study = position_rates.loss_study(smooth, labels, SIZES, make_grid)
+    study = lim.limits.loss_study(smooth, labels, SIZES, make_grid)
     assert_order(study, order)
     assert study.holds
 
 
 def test_the_bound_of_the_loss_is_the_slope_of_its_density():
     """For a linear density of slope s the error is s/(2L), the bound s/L."""
-    study = position_rates.loss_study(
+    study = lim.limits.loss_study(
         lambda p: jnp.broadcast_to(jnp.array([[1.0, -0.5]]), (p.size, 2)),
         lambda p: jnp.stack([p, 1 - p], axis=1),
         SIZES,
@@ -205,7 +206,7 @@ def test_terminal_adjoints_converge_within_their_bound():
     linear = lim.LinearReadout(jnp.asarray(np.random.default_rng(1).standard_normal((3, 3))))
     tokenwise = lim.TokenwiseReadout(lambda z: jnp.tanh(z @ linear.weight))
     for readout in (linear, tokenwise):
-        study = position_rates.terminal_adjoint_study(
+        study = lim.limits.terminal_adjoint_study(
             lambda size, readout=readout: readout, readout, smooth, labels, SIZES
         )
         assert_order(study, 1)
@@ -217,7 +218,7 @@ def test_terminal_adjoints_converge_within_their_bound():
 @pytest.mark.parametrize("edges, order", [("reflecting", 1), ("zero", 0.5), ("renormalised", 0.5)])
 def test_windows_keep_the_rate_only_if_their_edges_reflect(edges, order):
     linear = lim.LinearReadout(jnp.asarray(np.random.default_rng(1).standard_normal((3, 3))))
-    study = position_rates.terminal_adjoint_study(
+    study = lim.limits.terminal_adjoint_study(
         lambda size: lim.BandReadout(linear.weight, 8 / size, edges),
         linear,
         smooth,
@@ -230,28 +231,30 @@ def test_windows_keep_the_rate_only_if_their_edges_reflect(edges, order):
 
 def test_richardson_cancels_the_leading_error():
     for order in (1, 2):
-        values = rates.richardson(lambda n, r=order: jnp.array(3 + n**-r + n ** -(r + 1)), order)
+        values = lim.limits.richardson(
+            lambda n, r=order: jnp.array(3 + n**-r + n ** -(r + 1)), order
+        )
         errors = [abs(float(values(n)) - 3) for n in (10, 20, 40, 80)]
-        assert abs(rates.fit_order((10, 20, 40, 80), errors).value - order - 1) < 0.15
+        assert abs(lim.limits.fit_order((10, 20, 40, 80), errors).value - order - 1) < 0.15
 
 
 def test_orders_are_fitted_with_their_uncertainty():
     refinements = (10, 20, 40, 80, 160)
     noise = np.array([1.1, 0.9, 1.05, 0.95, 1.0])
     errors = 3.0 / np.array(refinements) ** 1.5 * noise
-    order = rates.fit_order(refinements, errors.tolist())
+    order = lim.limits.fit_order(refinements, errors.tolist())
     assert abs(order.value - 1.5) < order.half_width < 0.1
     with pytest.raises(ValueError, match="at least four"):
-        rates.fit_order((1, 2, 4), (1.0, 0.5, 0.25))
+        lim.limits.fit_order((1, 2, 4), (1.0, 0.5, 0.25))
     with pytest.raises(ValueError, match="an error of zero has no logarithm"):
-        rates.fit_order((1, 2, 4, 8), (1.0, 0.5, 0.25, 0.0))
+        lim.limits.fit_order((1, 2, 4, 8), (1.0, 0.5, 0.25, 0.0))
 
 
 def test_a_broken_bound_is_reported():
-    study = rates.Study("eq", 1.0, (1.0, 2.0), (1.0, 0.6), (1.0, 0.5), 0.0)
+    study = lim.limits.Study("eq", 1.0, (1.0, 2.0), (1.0, 0.6), (1.0, 0.5), 0.0)
     assert study.holds is False
     four = (1.0, 2.0, 4.0, 8.0)
-    broken = rates.Study("eq", 1.0, four, (1.0, 0.5, 0.25, 0.125), (0.9,) * 4, 0.0)
+    broken = lim.limits.Study("eq", 1.0, four, (1.0, 0.5, 0.25, 0.125), (0.9,) * 4, 0.0)
     assert not convergence.Row("limit", broken, 1).agrees
     assert convergence.Row("limit", broken._replace(bounds=None), 1).agrees
     assert not convergence.Row("limit", broken._replace(bounds=None), 2).agrees

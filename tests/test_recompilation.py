@@ -8,7 +8,7 @@ import pytest
 from networks import LENGTH, VOCABULARY, WIDTH, random_flow, random_labels, random_states
 
 import lim_jax as lim
-from lim_jax import channels, gradient_flow, gramian, kernel, trace_estimates
+from lim_jax.observability import gramian, trace_estimates
 
 GRID = lim.token_grid(LENGTH)
 FLOW = random_flow()
@@ -38,10 +38,10 @@ JOBS = {
     "a stream with a ragged end": lambda seed: lim.influence_stream(
         loss, MODEL, [batch(seed), batch(seed, 2)], GRID
     ),
-    "the rate of the density": lambda seed: gradient_flow.density_dynamics(
+    "the rate of the density": lambda seed: lim.training.density_dynamics(
         loss, MODEL, batch(seed), GRID
     ),
-    "cone mass": lambda seed: kernel.cone_mass(attention(), batch(seed)[0][0], GRID),
+    "cone mass": lambda seed: lim.adjoint.cone_mass(attention(), batch(seed)[0][0], GRID),
     "Gramians": lambda seed: gramian.observability_gramians(
         gramian.ObservedTokens(FLOW, GRID, LAST), batch(seed)[0][0], 1.0
     ),
@@ -51,7 +51,7 @@ JOBS = {
         1.0,
         random_states(seed, 1, 2, WIDTH),
     ),
-    "channels": lambda seed: channels.channels(FLOW, terminal_loss, batch(seed)[0][0], GRID),
+    "channels": lambda seed: lim.adjoint.channels(FLOW, terminal_loss, batch(seed)[0][0], GRID),
 }
 
 

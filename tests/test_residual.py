@@ -15,7 +15,7 @@ from networks import (
 )
 
 import lim_jax as lim
-from lim_jax import residual
+from lim_jax.adjoint import residual
 
 STEPS = {"euler": lim.euler, "split": lim.split}
 

@@ -1,52 +1,36 @@
-"""The house: imports run one way, and the package's front door stays small."""
+"""The house: imports run one way, and every door opens on what is there."""
 
 import ast
+import runpy
+import subprocess
+import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parent.parent / "lim_jax"
-# A file imports only from those before it.
-ORDER = (
-    "_checks",
-    "_random",
-    "operations",
-    "cost",
-    "grid",
-    "blocked",
-    "fused",
-    "attention",
-    "field",
-    "flow",
-    "loss",
-    "tangent",
-    "adjoint",
-    "probes",
-    "channels",
-    "residual",
-    "influence",
-    "block_norms",
-    "kernel",
-    "gramian",
-    "trace_estimates",
-    "training",
-    "gradient_flow",
-    "penalties",
-    "criteria",
-    "remedies",
-    "rates",
-    "position_rates",
-    "depth_rates",
-    "convergence",
-    "paper",
-    "gallery",
-    "language",
-    "explain",
-    "plots",
-    "cli",
-    "__main__",
-)
-FILES = sorted(PACKAGE.rglob("*.py"))
+import lim_jax as lim
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "lim_jax"
+ROOMS = tomllib.loads((ROOT / "docs" / "house.toml").read_text())
+# Every module in the order of the table: a file imports only from those before it.
+ORDER = [
+    module
+    for name, room in ROOMS.items()
+    for module in ([f"{name}.{file}" for file in room["files"]] if "files" in room else [name])
+]
+DOORS = sorted(PACKAGE.rglob("__init__.py"))
+FILES = [file for file in sorted(PACKAGE.rglob("*.py")) if file not in DOORS]
+
+
+def module_of(file: Path) -> str:
+    """A file's module, without the package."""
+    return ".".join(file.relative_to(PACKAGE).with_suffix("").parts)
+
+
+def named(file: Path) -> str:
+    return module_of(file)
 
 
 def package_imports(tree: ast.AST) -> set[str]:
@@ -55,30 +39,36 @@ def package_imports(tree: ast.AST) -> set[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports are absolute"
-            if node.module == "lim_jax":
-                found |= {alias.name for alias in node.names}
-            elif node.module and node.module.startswith("lim_jax."):
-                found.add(node.module.split(".")[1])
+            package, _, module = (node.module or "").partition(".")
+            if package == "lim_jax":
+                found |= {_imported(module, alias.name) for alias in node.names}
         elif isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names if alias.name.startswith("lim_jax")]
-            found |= {name.partition(".")[2] for name in names}
+            assert not any(alias.name.startswith("lim_jax") for alias in node.names)
     return found
+
+
+def _imported(module: str, name: str) -> str:
+    """What ``from lim_jax.module import name`` loads: a file, or a whole room."""
+    inner = f"{module}.{name}".lstrip(".")
+    return inner if inner in ORDER or inner in ROOMS else module
 
 
 def parsed(file: Path) -> ast.Module:
     return ast.parse(file.read_text())
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_the_table_lists_every_file_once():
+    assert sorted(ORDER) == sorted(map(module_of, FILES))
+
+
+@pytest.mark.parametrize("file", FILES, ids=named)
 def test_imports_run_one_way(file):
-    if file.stem == "__init__":
-        return
-    assert file.stem in ORDER, "give every new file its place in the order"
-    allowed = set(ORDER[: ORDER.index(file.stem)])
-    assert package_imports(parsed(file)) <= allowed
+    before = ORDER[: ORDER.index(module_of(file))]
+    whole = {room for room in ROOMS if all(m in before for m in ORDER if m.startswith(room + "."))}
+    assert package_imports(parsed(file)) <= {*before, *whole}
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", FILES, ids=named)
 def test_nothing_is_imported_inside_functions(file):
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
     inside = [
@@ -91,22 +81,80 @@ def test_nothing_is_imported_inside_functions(file):
     assert inside == []
 
 
-def test_the_front_door_only_re_exports_core_names():
-    body = parsed(PACKAGE / "__init__.py").body
-    imports = [node for node in body if isinstance(node, ast.ImportFrom)]
-    assert len(imports) == len(body) - 1, "a docstring and imports, nothing defined"
-    names = [alias for node in imports for alias in node.names]
-    assert all(alias.asname == alias.name for alias in names)
-    assert len(names) <= 30
+def doors_names(door: Path) -> dict[str, str]:
+    """What a door's stub hands out: each name, and the module beside it that has it."""
+    stub = ast.parse(door.with_suffix(".pyi").read_text())
+    found = {}
+    for node in stub.body:
+        assert isinstance(node, ast.ImportFrom) and node.level == 1
+        for alias in node.names:
+            assert alias.asname == alias.name, "re-exported"
+            assert alias.name not in found, "handed out once"
+            found[alias.name] = node.module or ""
+    return found
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def public_names(file: Path) -> set[str]:
+    """The functions and classes that a file defines for others."""
+    defined = (ast.FunctionDef, ast.ClassDef)
+    names = {node.name for node in parsed(file).body if isinstance(node, defined)}
+    return {name for name in names if not name.startswith("_")}
+
+
+@pytest.mark.parametrize("door", DOORS[1:], ids=lambda door: door.parent.name)
+def test_a_rooms_door_opens_on_all_that_is_public_in_it(door):
+    inside = {file.stem: public_names(file) for file in FILES if file.parent == door.parent}
+    expected = {name: file for file, names in inside.items() for name in names}
+    expected |= dict.fromkeys(inside, "")
+    assert doors_names(door) == expected
+    room = getattr(lim, door.parent.name)
+    for name in expected:
+        assert getattr(room, name).__name__.endswith(name), "no module and function share a name"
+
+
+def test_the_front_door_hands_out_rooms_and_at_most_thirty_names():
+    names = doors_names(DOORS[0])
+    rooms = {name for name, module in names.items() if not module}
+    assert rooms == {room for room in ROOMS if not room.startswith("_")} - {"cli"}
+    assert len(names) - len(rooms) <= 30
+    for name, module in names.items():
+        found = getattr(lim, name)
+        assert found.__name__ == (f"lim_jax.{name}" if name in rooms else name)
+        assert name in rooms or found.__module__ == f"lim_jax.{module}"
+
+
+@pytest.mark.parametrize("door", DOORS, ids=lambda door: door.parent.name)
+def test_doors_define_nothing(door):
+    kinds = [type(node) for node in parsed(door).body]
+    assert set(kinds) <= {ast.Expr, ast.Import, ast.ImportFrom, ast.Assign}
+    assert kinds.count(ast.Expr) == kinds.count(ast.Assign) == 1, "a docstring, and the names"
+
+
+def test_the_picture_is_that_of_the_table():
+    house = runpy.run_path(str(ROOT / "docs" / "house.py"))
+    assert house["PICTURE"].read_text() == house["drawn"]()
+    assert "house.svg" in (ROOT / "README.md").read_text()
+
+
+@pytest.mark.parametrize("file", FILES, ids=named)
 def test_functions_fit_on_a_screen(file):
     for node in ast.walk(parsed(file)):
         if isinstance(node, ast.FunctionDef):
             documentation = ast.get_docstring(node) or ""
             length = (node.end_lineno or 0) - node.lineno + 1 - len(documentation.splitlines())
             assert length <= 60, f"{file.name}: {node.name} has {length} lines of code"
+
+
+def test_a_density_does_not_load_what_it_does_not_need():
+    program = """
+import sys
+import lim_jax as lim
+from lim_jax.plots import influence_profile
+lim.influence, lim.ResidualFlow, lim.split, lim.TransformerField
+print(*{"diffrax", "lineax", "optax"} & set(sys.modules))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stderr == "" and done.stdout.split() == []
 
 
 def test_importing_does_not_change_the_precision():

@@ -7,8 +7,7 @@ import pytest
 from networks import LENGTH, WIDTH, random_flow, random_states
 
 import lim_jax as lim
-from lim_jax import flow as flows
-from lim_jax import tangent
+from lim_jax.adjoint import tangent
 
 GRIDS = {"tokens": lim.token_grid, "midpoints": lim.midpoint_grid, "graded": lim.graded_grid}
 
@@ -114,7 +113,7 @@ def test_attention_of_a_split_layer_meets_what_the_network_returns():
 
 def test_other_steps_and_other_layers_are_refused():
     grid, x = lim.token_grid(LENGTH), random_states()
-    heun = random_flow(depth=1, step=flows.heun)
+    heun = random_flow(depth=1, step=lim.network.heun)
     with pytest.raises(ValueError, match="flow.step: got heun, expected euler or split"):
         tangent.pull_back_stages(heun, (field(), jnp.array(1.0)), x, x, grid)
     network = lim.ResidualFlow(random_flow(depth=1).layers.feed_forward)

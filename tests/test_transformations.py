@@ -19,7 +19,7 @@ from networks import (
 )
 
 import lim_jax as lim
-from lim_jax import channels, kernel, tangent
+from lim_jax.adjoint import tangent
 
 LENGTH, WIDTH, BATCH = 6, 4, 2
 GRID = lim.midpoint_grid(LENGTH)
@@ -63,11 +63,11 @@ def adjoint_of_parameters(params):
 def ledger_of_parameters(params):
     """The local channel and the joint cone, in one number."""
     flow, readout = params
-    found = channels.channels(
+    found = lim.adjoint.channels(
         flow, lambda state: lim.cross_entropy(readout(state, GRID), Y[0], GRID), X[0], GRID
     )
     sites = tangent.attention_sites(flow, found.states, found.covectors, GRID)
-    joint = kernel.joint_cone(jax.tree.map(lambda leaf: leaf[None], sites), GRID)
+    joint = lim.adjoint.joint_cone(jax.tree.map(lambda leaf: leaf[None], sites), GRID)
     return jnp.sum(found.local**2) + joint.energy @ PROFILE
 
 

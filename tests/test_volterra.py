@@ -7,8 +7,8 @@ import pytest
 from networks import fitted_order, random_flow, random_states
 
 import lim_jax as lim
-from lim_jax.attention import attention_kernel, attention_weights
 from lim_jax.grid import PanelGrid, gauss_grid, resample
+from lim_jax.network.attention import attention_kernel, attention_weights
 
 ETA = 0.1
 GENERATOR = np.random.default_rng(5)

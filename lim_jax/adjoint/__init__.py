@@ -1,0 +1,5 @@
+"""Why positions matter: the adjoint along depth, its channels, cones and certificates."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,253 @@
+r"""Cone mass and cone energy: how strongly the future listens to each position.
+
+Integrals over :math:`p \ge q` take the adjoint's weights, :math:`\Delta p_i W_{ij}/\Delta p_j`:
+on tokens :math:`\Delta p` for :math:`i \ge j`, the diagonal block included. The blocks are those
+of `tangent`.
+"""
+
+from typing import Literal, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from lim_jax._checks import require
+from lim_jax.adjoint.block_norms import column_mass, squared_frobenius_norms
+from lim_jax.adjoint.tangent import AttentionSites, KernelFactors, kernel_factors, pull_back
+from lim_jax.grid import CellGrid, Grid
+from lim_jax.network.field import CausalAttention, State
+from lim_jax.probes import Estimate, Probes, sample_mean
+
+Norm = Literal["operator", "frobenius"]
+Normalisation = Literal["density", "finite"]
+
+
+@eqx.filter_jit
+def cone_mass(
+    attention: CausalAttention,
+    x: State,
+    grid: Grid,
+    norm: Norm = "operator",
+    normalisation: Normalisation = "density",
+) -> Float[Array, " length"]:
+    r"""The cone mass :math:`\mathcal C(q) = \int_q^1 \|K(p, q)\|^2\,dp` at every position.
+
+    `eq:cone-mass`, exact on the grid. On tokens the density is
+    :math:`\sum_{i \ge j} \Delta p\,\|L\hat K_{ij}\|^2`, which converges as L grows; the literal
+    `eq:finite-cone-mass-estimator`, :math:`\sum_{i\ge j} \Delta p\,\|\hat K_{ij}\|^2`, tends to 0
+    like :math:`L^{-2}`. The mass grows like :math:`1/q` at 0, so no average of it over a left
+    region converges.
+
+    No block is formed (`block_norms`), and operator norms are streamed over columns: no array is
+    larger than the attention matrices, or than a matrix of the width for each position. Operator
+    norms are exact to rounding where the largest singular value stands apart, and to the gap where
+    it does not. They are differentiated once; for second derivatives take the Frobenius norm. For
+    the average over depth and data, `jax.lax.map` it over `attention_sites` and `vmap` over
+    examples.
+
+    Parameters
+    ----------
+    attention
+        The attention sublayer, for example ``field.attention``.
+    x
+        The states of one example.
+    grid
+        Their positions.
+    norm
+        ``"operator"`` (the paper's) or ``"frobenius"``, by which probes estimate it.
+    normalisation
+        ``"density"``, or ``"finite"`` for the literal estimator.
+
+    Raises
+    ------
+    ValueError
+        Where the norm or the normalisation has another name.
+    NotImplementedError
+        Where the operator norm is differentiated twice.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> one = jnp.ones((1, 1, 1))
+    >>> averaging = CausalAttention(lambda z: z, 0 * one, 0 * one, one, one)
+    >>> cone_mass(averaging, jnp.ones((2, 1)), token_grid(2)).tolist()  # sums of Δp/p^2 over p >= q
+    [2.5, 0.5]
+    """
+    _require_name("norm", norm, ("operator", "frobenius"))
+    _require_name("normalisation", normalisation, ("density", "finite"))
+    factors = kernel_factors(attention, x, grid)
+
+    weights = _cone_weights(grid, normalisation)
+    if norm == "frobenius":
+        return (weights * squared_frobenius_norms(factors)).sum(axis=0)
+
+    @jax.checkpoint
+    def mass(column: tuple[Array, Array]) -> Float[Array, ""]:
+        j, weights = column
+        return column_mass(factors, j, weights)
+
+    return jax.lax.map(mass, (jnp.arange(grid.size), weights.T))
+
+
+@eqx.filter_jit
+def probed_cone_mass(
+    attention: CausalAttention,
+    x: State,
+    grid: Grid,
+    probes: Probes,
+    normalisation: Normalisation = "density",
+) -> Estimate:
+    r"""Estimate the Frobenius cone mass with probes supported at one token each.
+
+    `eq:probe-cone-mass-estimator` for the kernel alone: :math:`\mathbb E\,\|K(p,q)\xi\|^2
+    = \|K(p,q)\|_F^2`. The local operator, which the printed estimator includes at i = j, is left
+    out, as in the mass it estimates. With a full set of orthogonal probes it is exact.
+
+    Parameters
+    ----------
+    attention, x, grid, normalisation
+        As in `cone_mass`.
+    probes
+        From `probes`; the same at every token.
+
+    Returns
+    -------
+    Estimate
+        Of every position, with standard errors that take the probes as independent (orthogonal
+        probes err less).
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> one = jnp.ones((1, 1, 1))
+    >>> averaging = CausalAttention(lambda z: z, 0 * one, 0 * one, one, one)
+    >>> probe, x = jnp.ones((1, 1)), jnp.ones((2, 1))
+    >>> probed_cone_mass(averaging, x, token_grid(2), probe).value.tolist()
+    [2.5, 0.5]
+    """
+    _require_name("normalisation", normalisation, ("density", "finite"))
+    factors, weights = kernel_factors(attention, x, grid), _cone_weights(grid, normalisation)
+
+    def sampled(j: Array) -> Float[Array, " probes"]:
+        pushed = jax.vmap(lambda probe: factors.push_column(j, probe))(probes)
+        return (pushed**2).sum(axis=2) @ weights[:, j]
+
+    return sample_mean(jax.lax.map(sampled, jnp.arange(grid.size)).T)
+
+
+@eqx.filter_jit
+def cone_energies(sites: AttentionSites, grid: Grid) -> Float[Array, "depth length"]:
+    r"""The energy :math:`\|\int_q^1 K_t(p,q)^*P_t(p)\,dp\|^2` of one example at every depth.
+
+    Its mean over examples is the cone covariance energy :math:`Q_t(q)`
+    (`eq:exact-cone-covariance-energy`).
+
+    Parameters
+    ----------
+    sites
+        From `tangent.attention_sites`.
+    grid
+        Their positions.
+    """
+
+    def energy(site: AttentionSites) -> Float[Array, " length"]:
+        pulled = pull_back(site.attention, site.states, site.covectors, grid).kernel
+        return (pulled**2).sum(axis=1)
+
+    return jax.lax.map(energy, sites)
+
+
+class JointCone(NamedTuple):
+    r"""The cross-depth integrand :math:`\Gamma(t, u, p, r; q)`, reduced at every position q.
+
+    Attributes
+    ----------
+    lowest, largest
+        The least :math:`\Gamma` and the largest :math:`|\Gamma|` over all pairs of depths and of
+        future positions.
+    energy
+        :math:`Q_{\rm cone}(q)`, the sum of :math:`\Gamma` (`eq:full-depth-cone-energy`).
+    future
+        The length of the future cone on the grid, 1 - q in the continuum.
+    """
+
+    lowest: Float[Array, " length"]
+    largest: Float[Array, " length"]
+    energy: Float[Array, " length"]
+    future: Float[Array, " length"]
+
+
+@eqx.filter_jit
+def joint_cone(sites: AttentionSites, grid: Grid) -> JointCone:
+    r"""Stream the cross-depth integrand of a batch to its extremes and its sum.
+
+    `eq:joint-cross-depth-cone-integrand`: with :math:`a_k(p) = \zeta_k K_k(p,q)^*P(p)`, it is
+    :math:`\mathbb E\,a_k(p)\cdot a_l(r)`, the expectation over the batch. Positions q and depths k
+    are streamed, so that what is formed at once is (length) x (depth, length) for one q.
+
+    Parameters
+    ----------
+    sites
+        `tangent.attention_sites` of every example, by `vmap`: the arrays have a leading axis of
+        examples, the attention and the increments too.
+    grid
+        The positions: any but Gauss--Legendre panels, whose weights have signs.
+
+    Raises
+    ------
+    ValueError
+        Where the grid's weights may be negative.
+    """
+    require(
+        isinstance(grid, CellGrid),
+        "grid",
+        got=type(grid).__name__,
+        expected="a grid of cells, whose prefix weights are non-negative",
+        cure="Take token_grid, midpoint_grid or graded_grid: extremes bound positive sums only.",
+    )
+    factors = jax.vmap(jax.vmap(lambda a, x: kernel_factors(a, x, grid)))(
+        sites.attention, sites.states
+    )
+    step, profile = sites.step[0, 0], sites.increments / sites.step
+    cone_weights = _cone_weights(grid, "density")
+
+    def at_position(j: Array) -> tuple[Array, Array, Array, Array]:
+        weights = cone_weights[:, j]
+        seen = weights > 0
+
+        def contribution(factors: KernelFactors, covectors: State, scale: Array) -> State:
+            return scale * factors.pull_column(j, covectors)
+
+        parts = jax.vmap(jax.vmap(contribution))(factors, sites.covectors, profile)
+
+        def against_all(part: Float[Array, "examples length width"]) -> tuple[Array, Array, Array]:
+            gamma = jnp.einsum("ndx,nkex->dke", part, parts) / parts.shape[0]
+            both = seen[:, None, None] & seen[None, None, :]
+            # A Gram matrix: no entry is larger than the largest of its diagonal.
+            largest = jnp.where(seen, (part**2).sum(axis=2).mean(axis=0), 0).max()
+            total = jnp.einsum("d,dke,e->", weights, gamma, weights)
+            return jnp.where(both, gamma, jnp.inf).min(), largest, total
+
+        lowest, largest, totals = jax.lax.map(against_all, jnp.moveaxis(parts, 1, 0))
+        return lowest.min(), largest.max(), step**2 * totals.sum(), weights.sum()
+
+    return JointCone(*jax.lax.map(at_position, jnp.arange(grid.size)))
+
+
+def _cone_weights(grid: Grid, normalisation: Normalisation) -> Float[Array, "length length"]:
+    r"""The weights of :math:`\int_{p_j}^1`, or of the literal sum over :math:`\hat K_{ij}`."""
+    weights, prefix = grid.weights, grid.prefix_weights()
+    if normalisation == "finite":
+        return weights[:, None] * prefix**2
+    return weights[:, None] * prefix / weights[None, :]
+
+
+def _require_name(name: str, got: str, known: tuple[str, ...]) -> None:
+    require(
+        got in known,
+        name,
+        got=repr(got),
+        expected=" or ".join(f'"{choice}"' for choice in known),
+        cure="See cone_mass.",
+    )

@@ -1,0 +1,253 @@
+r"""Why a position matters: the exact residual, cone and local channels of the input adjoint.
+
+.. math:: P_0 = P_{\rm res} + P_{\rm cone} + P_{\rm loc}
+
+(`eq:adjoint-channel-vector-decomposition`): the terminal covector itself, and what the kernels and
+the local operators of all layers add to it on the way back. Generator terms, not three signals:
+every term is evaluated at the full adjoint. Vectors and energies are densities.
+"""
+
+from collections.abc import Callable
+from itertools import combinations
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from lim_jax.adjoint.tangent import AttentionSites, pull_back_heads, pull_back_stages
+from lim_jax.grid import Grid, Regions, regional_averages
+from lim_jax.network.field import State
+from lim_jax.network.flow import ResidualFlow
+from lim_jax.probes import sample_mean
+
+Scalar = Float[Array, ""]
+
+CHANNELS = ("residual", "cone", "local")
+PAIRS = tuple(combinations(range(3), 2))
+
+
+class Channels(NamedTuple):
+    r"""A flow, its adjoint along depth, and what each layer's channels add to the adjoint.
+
+    Attributes
+    ----------
+    loss
+        The terminal loss.
+    times, states, covectors
+        As in `AdjointTrajectory`.
+    cone_by_depth, local_by_depth
+        What layer k adds: together :math:`P_k - P_{k+1}`.
+    """
+
+    loss: Scalar
+    times: Float[Array, " times"]
+    states: Float[Array, "times length width"]
+    covectors: Float[Array, "times length width"]
+    cone_by_depth: Float[Array, "depth length width"]
+    local_by_depth: Float[Array, "depth length width"]
+
+    @property
+    def residual(self) -> State:
+        r""":math:`P_{\rm res} = P_T` (`eq:recency-channel-term`)."""
+        return self.covectors[-1]
+
+    @property
+    def cone(self) -> State:
+        r""":math:`P_{\rm cone}` (`eq:primacy-channel-term`)."""
+        return self.cone_by_depth.sum(axis=0)
+
+    @property
+    def local(self) -> State:
+        r""":math:`P_{\rm loc}`."""
+        return self.local_by_depth.sum(axis=0)
+
+    @property
+    def vectors(self) -> Float[Array, "3 length width"]:
+        r"""The three channels, in the order of `CHANNELS`; their sum is :math:`P_0`."""
+        return jnp.stack([self.residual, self.cone, self.local])
+
+
+@eqx.filter_jit
+def channels(
+    flow: ResidualFlow, terminal_loss: Callable[[State], Scalar], x: State, grid: Grid
+) -> Channels:
+    r"""Split the input adjoint into its channels, in one reverse sweep.
+
+    Exact for the recursion itself, not only in the limit of depth: layer k adds
+    :math:`\varepsilon\zeta K^*P + \varepsilon\zeta B^*P`, each stage of the layer at the covector
+    that it meets (`pull_back_stages`). Along a continuous flow, `continuous_adjoint` gives the
+    same channels.
+
+    Parameters
+    ----------
+    flow
+        The depth flow; its step is `euler` or `split`.
+    terminal_loss
+        From the terminal state to a scalar.
+    x
+        The input :math:`X_0` of one example.
+    grid
+        The positions of x.
+
+    Raises
+    ------
+    ValueError
+        Where the step is another one, or the state does not fit.
+
+    Examples
+    --------
+    >>> from lim_jax.network.field import TransformerField
+    >>> from lim_jax.grid import token_grid
+    >>> grid, keys = token_grid(3), jax.random.split(jax.random.key(0), 2)
+    >>> flow = ResidualFlow(jax.vmap(lambda key: TransformerField.init(2, key=key))(keys))
+    >>> x = jax.random.normal(jax.random.key(1), (3, 2))
+    >>> found = channels(flow, lambda x: jnp.sum(x**2), x, grid)
+    >>> bool(jnp.allclose(found.vectors.sum(axis=0), found.covectors[0], atol=1e-5))
+    True
+    """
+    times, states = flow.trajectory(x, grid)
+    loss, gradient = jax.value_and_grad(terminal_loss)(states[-1])
+    terminal = gradient / grid.weights[:, None]
+
+    def backward(covector, layer, state):
+        stages = pull_back_stages(flow, layer, state, covector, grid)
+        local = sum((stage.parts.local for stage in stages), jnp.zeros_like(covector))
+        cone = sum((stage.parts.kernel for stage in stages), jnp.zeros_like(covector))
+        covector = covector + cone + local
+        return covector, (covector, cone, local)
+
+    _, (covectors, cone, local) = flow.scan(backward, terminal, states[:-1], reverse=True)
+    covectors = jnp.concatenate([covectors, terminal[None]])
+    return Channels(loss, times, states, covectors, cone, local)
+
+
+@eqx.filter_jit
+def cone_by_head(sites: AttentionSites, grid: Grid) -> Float[Array, "depth heads length width"]:
+    r"""The cone channel by layer and head; the sum over both is :math:`P_{\rm cone}`.
+
+    Parameters
+    ----------
+    sites
+        From `tangent.attention_sites`, at the states and covectors of `channels`.
+    grid
+        The positions.
+    """
+
+    def at_site(site: AttentionSites) -> Float[Array, "heads length width"]:
+        heads = pull_back_heads(site.attention, site.states, site.covectors, grid)
+        return site.increments * heads
+
+    return jax.lax.map(at_site, sites)
+
+
+class RegionalChannels(NamedTuple):
+    r"""Products of the channels over regions: what every criterion on energies is made of.
+
+    Attributes
+    ----------
+    products
+        :math:`|B|^{-1}\langle\Pi_B P_\alpha, \Pi_B P_\beta\rangle` for every example, region
+        (left, middle, right) and pair of channels.
+    """
+
+    products: Float[Array, "examples 3 3 3"]
+
+    @property
+    def means(self) -> Float[Array, "3 3 3"]:
+        """The expectation of the products."""
+        return self.products.mean(axis=0)
+
+    @property
+    def energies(self) -> Float[Array, "3 3"]:
+        r""":math:`J_\alpha(B)`, by region and channel (`eq:regional-channel-energies`)."""
+        return jnp.diagonal(self.means, axis1=1, axis2=2)
+
+    @property
+    def pairs(self) -> Float[Array, "3 3"]:
+        r"""The means of :math:`\alpha\ne\beta`, by region and over `PAIRS`."""
+        return jnp.stack([self.means[:, a, b] for a, b in PAIRS], axis=1)
+
+    @property
+    def cross_terms(self) -> Float[Array, "3"]:
+        r""":math:`\Xi(B)`, twice the sum of the pairs (`eq:regional-channel-cross-terms`)."""
+        return 2 * self.pairs.sum(axis=1)
+
+    @property
+    def totals(self) -> Float[Array, "3"]:
+        r""":math:`\mathcal A(B) = \sum_\alpha J_\alpha + \Xi`, the influence averaged over B.
+
+        `eq:exact-regional-influence-decomposition`.
+        """
+        return self.energies.sum(axis=1) + self.cross_terms
+
+    @property
+    def correlations(self) -> Float[Array, "3 3"]:
+        r"""The least :math:`\rho_{\alpha\beta,B}` of `eq:channel-correlation-bound`, over `PAIRS`.
+
+        Zero where a channel vanishes.
+        """
+        scales = jnp.stack([self.energies[:, a] * self.energies[:, b] for a, b in PAIRS], axis=1)
+        known = scales > 0
+        return jnp.where(known, jnp.abs(self.pairs) / jnp.sqrt(jnp.where(known, scales, 1)), 0)
+
+    @property
+    def residual_contrast(self) -> Scalar:
+        r""":math:`\mathsf R_{\rm res}`, right minus middle (`eq:residual-recency-contrast`)."""
+        return self.energies[2, 0] - self.energies[1, 0]
+
+    @property
+    def standard_errors(self) -> Float[Array, "3 3"]:
+        """Of `energies`; infinite with one example."""
+        return sample_mean(jnp.diagonal(self.products, axis1=2, axis2=3)).error
+
+
+def regional_channels(
+    vectors: Float[Array, "examples 3 length width"], regions: Regions
+) -> RegionalChannels:
+    r"""Pair the channels of a batch over E_L, E_M and E_R.
+
+    Parameters
+    ----------
+    vectors
+        `Channels.vectors` of every example, by `vmap`; or the residual, cone and local parts of a
+        `ContinuousAdjoint`, stacked.
+    regions
+        From `boundary_regions`.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import boundary_regions, token_grid
+    >>> residual, cone = jnp.array([1.0, 0.5, 1.0]), jnp.array([-1.0, 0.5, -1.0])
+    >>> vectors = jnp.stack([residual, cone, jnp.zeros(3)])[None, :, :, None]
+    >>> found = regional_channels(vectors, boundary_regions(token_grid(3), "1/3"))
+    >>> jnp.round(found.energies[:, 0], 3).tolist(), jnp.round(found.totals, 3).tolist()
+    ([1.0, 0.25, 1.0], [0.0, 1.0, 0.0])
+    """
+
+    def products(vectors: Float[Array, "3 length width"]) -> Float[Array, "3 3 3"]:
+        return regional_averages(jnp.einsum("aid,bid->iab", vectors, vectors), regions)
+
+    return RegionalChannels(jax.vmap(products)(vectors))
+
+
+class BoundaryStrengths(NamedTuple):
+    r"""The strengths of the boundary channels, integrals rather than averages.
+
+    Attributes
+    ----------
+    primacy
+        :math:`\mathsf P_L = \int_0^\delta \mathbb E\|P_{\rm cone}\|^2` (`eq:primacy-strength`).
+    recency
+        :math:`\mathsf P_R = \int_{1-\delta}^1 \mathbb E\|P_{\rm res}\|^2` (`eq:recency-strength`).
+    """
+
+    primacy: Scalar
+    recency: Scalar
+
+
+def boundary_strengths(regional: RegionalChannels, regions: Regions) -> BoundaryStrengths:
+    """Integrate the cone's energy over E_L and the residual's over E_R."""
+    sizes = regions.weights.sum(axis=1)
+    return BoundaryStrengths(sizes[0] * regional.energies[0, 1], sizes[2] * regional.energies[2, 0])

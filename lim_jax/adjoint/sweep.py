@@ -1,0 +1,102 @@
+r"""The adjoint of a depth flow: how much each position of each layer's state matters to the loss.
+
+Covectors are densities, :math:`P = (\text{Euclidean gradient})/\Delta p`, so that
+:math:`\langle P, \xi\rangle = \sum_i \Delta p_i\,P_i\cdot\xi_i` is a first variation and P
+converges as the grid is refined.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from lim_jax.grid import Grid
+from lim_jax.network.field import State
+from lim_jax.network.flow import ResidualFlow
+
+Scalar = Float[Array, ""]
+
+
+class AdjointTrajectory(NamedTuple):
+    r"""A flow and its adjoint along depth.
+
+    Attributes
+    ----------
+    loss
+        The terminal loss.
+    times, states
+        As in `flow.Trajectory`.
+    covectors
+        :math:`P_0, \dots, P_M`, densities.
+    """
+
+    loss: Scalar
+    times: Float[Array, " times"]
+    states: Float[Array, "times length width"]
+    covectors: Float[Array, "times length width"]
+
+
+def terminal_adjoint(terminal_loss: Callable[[State], Scalar], state: State, grid: Grid) -> State:
+    r"""The terminal covector :math:`P_T = DH(X_T)^*(\dots)` as a density.
+
+    The gradient of the loss of the terminal state, divided by :math:`\Delta p`: for cross-entropies
+    `eq:terminal-adjoint-softmax` times L (the field under :math:`\mathcal E_L`), in the continuum
+    `eq:continuum-terminal-adjoint`, for query weights `eq:autoregressive-terminal-adjoint`.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import integral, token_grid
+    >>> grid = token_grid(2)
+    >>> terminal_adjoint(lambda x: integral(x, grid).sum(), jnp.ones((2, 1)), grid).tolist()
+    [[1.0], [1.0]]
+    """
+    return jax.grad(terminal_loss)(state) / grid.weights[:, None]
+
+
+@eqx.filter_jit
+def adjoint_trajectory(
+    flow: ResidualFlow, terminal_loss: Callable[[State], Scalar], x: State, grid: Grid
+) -> AdjointTrajectory:
+    r"""Flow forward, then carry the terminal covector back through every layer.
+
+    :math:`P_k = (D X_{k+1}/D X_k)^* P_{k+1}`, the adjoint taken in the grid's pairing: the exact
+    discrete form of `eq:adjoint` for either step function. :math:`P_0` gives the first variation
+    of the loss, :math:`\frac{d}{d\epsilon}\mathscr L(X_0 + \epsilon\xi) = \langle P_0, \xi\rangle`
+    (`eq:first-variation`), and :math:`\langle P_k, U_k\rangle` is the same at every depth along a
+    tangent U.
+
+    Parameters
+    ----------
+    flow
+        The depth flow.
+    terminal_loss
+        From the terminal state to a scalar, for example a readout and a cross-entropy.
+    x
+        The input :math:`X_0` of one example.
+    grid
+        The positions of x.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import integral, token_grid
+    >>> from lim_jax.network.field import FeedForward
+    >>> grid, keys = token_grid(3), jax.random.split(jax.random.key(0), 2)
+    >>> flow = ResidualFlow(jax.vmap(lambda key: FeedForward.init(2, key=key))(keys))
+    >>> adjoint = adjoint_trajectory(flow, lambda x: x.sum(), jnp.ones((3, 2)), grid)
+    >>> adjoint.covectors.shape
+    (3, 3, 2)
+    """
+    times, states = flow.trajectory(x, grid)
+    loss, terminal = jax.value_and_grad(terminal_loss)(states[-1])
+
+    def backward(gradient, layer, state):
+        _, transposed = jax.vjp(lambda state: flow.transition(layer, state, grid), state)
+        (gradient,) = transposed(gradient)
+        return gradient, gradient
+
+    _, gradients = flow.scan(backward, terminal, states[:-1], reverse=True)
+    gradients = jnp.concatenate([gradients, terminal[None]])
+    return AdjointTrajectory(loss, times, states, gradients / grid.weights[None, :, None])

@@ -1,0 +1,352 @@
+r"""The linearised field: the one place where the local operator and the kernel are told apart.
+
+The derivative of a field at x in its first slot is the local operator B (the query path and the
+tokenwise network), that in its second slot the Volterra kernel K, diagonal block included:
+:math:`D\mathscr F(X) = K + B` (`eq:attention-linearization-exact`). A layer of a network is one
+or several residual stages, each with its own K and B; a sublayer is a field like any other.
+Adjoints are taken in the grid's pairing, so covectors stay densities.
+
+Blocks of attention's kernel are known in closed form. With :math:`k^h` the attention kernel and
+:math:`v^h`, :math:`o^h`, :math:`q^h` a head's values, outputs and queries,
+
+.. math:: K(p, q) = \sum_h k^h(p, q)\, W_O^h \Bigl[W_V^h + \bigl(v^h(q) - o^h(p)\bigr)
+          \otimes W_K^{h\top} q^h(p) / \sqrt{d_k}\Bigr]\, D\mathrm{LN}(X(q))
+
+(`eq:attention-nonlocal-kernel`, projected as in `eq:multihead-volterra-derivative`). They are
+densities: the Jacobian's block is :math:`\hat K_{ij} = W_{ij} K(p_i, p_j)`, that is
+:math:`K/L` on tokens.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from lim_jax._checks import require
+from lim_jax.grid import Grid
+from lim_jax.network.attention import continued_kernel
+from lim_jax.network.field import CausalAttention, FeedForward, Field, State, TransformerField
+from lim_jax.network.flow import ResidualFlow, euler, split
+
+Scalar = Float[Array, ""]
+
+
+class Parts(NamedTuple):
+    r"""What the local operator and the kernel make of one tangent or covector.
+
+    Attributes
+    ----------
+    local
+        :math:`B\xi` or :math:`B^* P`.
+    kernel
+        :math:`K\xi` or :math:`K^* P`.
+    """
+
+    local: State
+    kernel: State
+
+
+def push_forward(field: Field, x: State, tangent: State, grid: Grid) -> Parts:
+    r"""Carry a tangent through the linearised field: :math:`B\xi` and :math:`K\xi` apart.
+
+    `eq:volterra-linearization`. Their sum is :math:`D\mathscr F(X)\xi`.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> field = lambda x, context, grid: 2 * x + 3 * context
+    >>> parts = push_forward(field, jnp.ones((2, 1)), jnp.ones((2, 1)), token_grid(2))
+    >>> parts.local.tolist(), parts.kernel.tolist()
+    ([[2.0], [2.0]], [[3.0], [3.0]])
+    """
+    _, push = jax.linearize(lambda x, context: field(x, context, grid), x, x)
+    still = jnp.zeros_like(tangent)
+    return Parts(push(tangent, still), push(still, tangent))
+
+
+def pull_back(field: Field, x: State, covector: State, grid: Grid) -> Parts:
+    r"""Carry a covector back through the linearised field: :math:`B^*P` and :math:`K^*P` apart.
+
+    `eq:volterra-adjoint`, by one vector-Jacobian product in both slots.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> field = lambda x, context, grid: 2 * x + 3 * context
+    >>> parts = pull_back(field, jnp.ones((2, 1)), jnp.ones((2, 1)), token_grid(2))
+    >>> parts.local.tolist(), parts.kernel.tolist()
+    ([[2.0], [2.0]], [[3.0], [3.0]])
+    """
+    weights = grid.weights[:, None]
+    _, transposed = jax.vjp(lambda x, context: field(x, context, grid), x, x)
+    local, kernel = transposed(weights * covector)
+    return Parts(local / weights, kernel / weights)
+
+
+def pull_back_heads(
+    attention: CausalAttention, x: State, covector: State, grid: Grid
+) -> Float[Array, "heads length width"]:
+    r"""Carry a covector back through each head's kernel; the heads' parts sum to :math:`K^*P`.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> attention = CausalAttention.init(4, heads=2, key=jax.random.key(0))
+    >>> x = jax.random.normal(jax.random.key(1), (3, 4))
+    >>> heads = pull_back_heads(attention, x, x, token_grid(3))
+    >>> whole = pull_back(attention, x, x, token_grid(3)).kernel
+    >>> heads.shape, bool(jnp.allclose(heads.sum(axis=0), whole, atol=1e-5))
+    ((2, 3, 4), True)
+    """
+
+    def headwise(attention: CausalAttention) -> list:
+        names = ("query", "key", "value", "output", "query_bias", "key_bias", "value_bias")
+        return [leaf for name in names if (leaf := getattr(attention, name)) is not None]
+
+    def one_head(head: Array) -> State:
+        alone = eqx.tree_at(headwise, attention, replace_fn=lambda leaf: leaf[head][None])
+        return pull_back(alone, x, covector, grid).kernel
+
+    return jax.vmap(one_head)(jnp.arange(attention.query.shape[0]))
+
+
+def local_blocks(field: Field, x: State, grid: Grid) -> Float[Array, "length width width"]:
+    r"""The local operator as one matrix :math:`B_i` for each token.
+
+    `eq:attention-local-operator` and the tokenwise derivatives. B does not mix tokens, so a
+    tangent that is the same at every token reads a column of all blocks at once: exact, for any
+    field, by as many Jacobian-vector products as there are features.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> field = lambda x, context, grid: jnp.sin(x)
+    >>> local_blocks(field, jnp.zeros((2, 1)), token_grid(2)).tolist()
+    [[[1.0]], [[1.0]]]
+    """
+    _, push = jax.linearize(lambda x_: field(x_, x, grid), x)
+    basis = jnp.eye(x.shape[1], dtype=x.dtype)
+    return jax.vmap(lambda e: push(jnp.broadcast_to(e[None], x.shape)), out_axes=2)(basis)
+
+
+class KernelFactors(NamedTuple):
+    r"""What the blocks :math:`K(p_i, p_j)` are made of, over heads h and positions.
+
+    Attributes
+    ----------
+    kernel
+        :math:`k^h(p_i, p_j)`, a density in j.
+    query
+        :math:`q^h_i/\sqrt{d_k}`.
+    value, output
+        :math:`v^h_j` and :math:`o^h_i`.
+    norm_slope
+        :math:`D\mathrm{LN}(x_j)`.
+    key_map, value_map, output_map
+        :math:`W_K^h`, :math:`W_V^h` and :math:`W_O^h`.
+    """
+
+    kernel: Float[Array, "heads length length"]
+    query: Float[Array, "heads length size"]
+    value: Float[Array, "heads length features"]
+    output: Float[Array, "heads length features"]
+    norm_slope: Float[Array, "length width width"]
+    key_map: Float[Array, "heads size width"]
+    value_map: Float[Array, "heads features width"]
+    output_map: Float[Array, "heads width features"]
+
+    def slopes(
+        self, j: Array
+    ) -> tuple[Float[Array, "heads size width"], Float[Array, "heads features width"]]:
+        r"""The derivatives :math:`W_K^h D\mathrm{LN}` and :math:`W_V^h D\mathrm{LN}` at j."""
+        return self.key_map @ self.norm_slope[j], self.value_map @ self.norm_slope[j]
+
+    def steps(self, j: Array) -> Float[Array, "heads length features"]:
+        """:math:`v^h_j - o^h_i` over i."""
+        return self.value[:, j][:, None, :] - self.output
+
+    def column(self, j: Array) -> Float[Array, "length width width"]:
+        r"""The blocks :math:`K(p_i, p_j)` of one column, over i."""
+        keys, values = self.slopes(j)
+        scores = jnp.einsum("hik,hkb->hib", self.query, keys)
+        moved = values[:, None] + self.steps(j)[:, :, :, None] * scores[:, :, None, :]
+        return jnp.einsum("hi,hav,hivb->iab", self.kernel[:, :, j], self.output_map, moved)
+
+    def push_column(self, j: Array, tangent: Float[Array, " width"]) -> State:
+        r""":math:`K(p_i, p_j)\xi` over i, without the blocks."""
+        keys, values = (slope @ tangent for slope in self.slopes(j))
+        scores = jnp.einsum("hik,hk->hi", self.query, keys)
+        moved = values[:, None] + scores[:, :, None] * self.steps(j)
+        return jnp.einsum("hi,hav,hiv->ia", self.kernel[:, :, j], self.output_map, moved)
+
+    def pull_column(self, j: Array, covector: State) -> State:
+        r""":math:`K(p_i, p_j)^* P_i` over i, without the blocks."""
+        keys, values = self.slopes(j)
+        heads = jnp.einsum("hi,hav,ia->hiv", self.kernel[:, :, j], self.output_map, covector)
+        scores = (self.steps(j) * heads).sum(axis=2)
+        along = jnp.einsum("hiv,hvb->ib", heads, values)
+        return along + jnp.einsum("hi,hik,hkb->ib", scores, self.query, keys)
+
+
+def kernel_factors(attention: CausalAttention, x: State, grid: Grid) -> KernelFactors:
+    """Compute once what every block of the kernel at `x` needs."""
+    query, key, value = attention.projections(x, x)
+    kernel = jax.vmap(continued_kernel, in_axes=(0, 0, None))(query, key, grid)
+    outputs = jnp.einsum("hij,hjv->hiv", grid.prefix_weights()[None] * kernel, value)
+    return KernelFactors(
+        kernel,
+        query / math.sqrt(query.shape[-1]),
+        value,
+        outputs,
+        jax.vmap(jax.jacfwd(attention.norm))(x),
+        attention.key,
+        attention.value,
+        attention.output,
+    )
+
+
+def kernel_blocks(
+    attention: CausalAttention, x: State, grid: Grid
+) -> Float[Array, "length length width width"]:
+    r"""Every block :math:`\hat K_{ij} = W_{ij}K(p_i, p_j)` of the Jacobian in the context slot.
+
+    Euclidean, zero for j > i on token-type grids. Of :math:`L^2 d^2` numbers: to look at, on small
+    examples; `cone_mass` streams.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> one = jnp.ones((1, 1, 1))
+    >>> averaging = CausalAttention(lambda z: z, 0 * one, 0 * one, one, one)
+    >>> kernel_blocks(averaging, jnp.ones((2, 1)), token_grid(2))[:, :, 0, 0].tolist()
+    [[1.0, 0.0], [0.5, 0.5]]
+    """
+    factors = kernel_factors(attention, x, grid)
+    blocks = jax.vmap(factors.column, out_axes=1)(jnp.arange(grid.size))
+    return grid.prefix_weights()[:, :, None, None] * blocks
+
+
+class Stage(NamedTuple):
+    r"""One residual stage :math:`x + \varepsilon\zeta\,f(x)` of a layer, met by a covector.
+
+    Attributes
+    ----------
+    field
+        f: the layer's whole field, or one of its sublayers.
+    state
+        The state at which the stage is linearised.
+    covector
+        The covector P that the stage pulls back.
+    parts
+        :math:`\varepsilon\zeta B^*P` and :math:`\varepsilon\zeta K^*P`, which it adds to P.
+    """
+
+    field: Any
+    state: State
+    covector: State
+    parts: Parts
+
+
+def pull_back_stages(
+    flow: ResidualFlow, layer: tuple[Any, Scalar], x: State, covector: State, grid: Grid
+) -> list[Stage]:
+    r"""Carry a covector back through the residual stages of one layer, the last stage first.
+
+    `euler` has one stage, its field. `split` has its sublayers: attention meets
+    :math:`\tilde P = (I + \varepsilon\zeta D\mathrm{FNN}(\tilde X)^*)P_{k+1}`, the network
+    :math:`P_{k+1}` itself. What all stages add is :math:`P_k - P_{k+1}`, exactly.
+
+    Raises
+    ------
+    ValueError
+        Where the flow's step is neither `euler` nor `split`.
+    """
+    require(
+        flow.step in (euler, split),
+        "flow.step",
+        got=getattr(flow.step, "__name__", repr(flow.step)),
+        expected="euler or split",
+        cure="Other steps have no exact residual stages; for the limit take continuous_adjoint.",
+    )
+    field, increment = layer
+    fields = (field,) if flow.step is euler else field.sublayers
+    states = [x]
+    for stage in fields[:-1]:
+        states.append(euler(stage, states[-1], grid, increment))
+    stages = []
+    for stage, state in reversed(list(zip(fields, states, strict=True))):
+        parts = pull_back(stage, state, covector, grid)
+        parts = Parts(increment * parts.local, increment * parts.kernel)
+        stages.append(Stage(stage, state, covector, parts))
+        covector = covector + parts.local + parts.kernel
+    return stages
+
+
+class AttentionSites(NamedTuple):
+    r"""Attention where a network linearises it: over depth, what its kernel is and what it meets.
+
+    Attributes
+    ----------
+    attention
+        The sublayers, with a leading layer axis.
+    increments
+        :math:`\varepsilon\zeta(t_k)`.
+    step
+        :math:`\varepsilon`, once for each layer.
+    states
+        Where each is linearised.
+    covectors
+        What each pulls back: :math:`P_{k+1}`, in the split scheme :math:`\tilde P_k`.
+    """
+
+    attention: CausalAttention
+    increments: Float[Array, " depth"]
+    step: Float[Array, " depth"]
+    states: Float[Array, "depth length width"]
+    covectors: Float[Array, "depth length width"]
+
+
+def attention_sites(
+    flow: ResidualFlow,
+    states: Float[Array, "times length width"],
+    covectors: Float[Array, "times length width"],
+    grid: Grid,
+) -> AttentionSites:
+    r"""Find every layer's attention, the state it sees and the covector it meets.
+
+    Parameters
+    ----------
+    flow
+        Its layers are `TransformerField` or `CausalAttention`; its step is `euler` or `split`.
+    states, covectors
+        :math:`X_0, \dots, X_M` and :math:`P_0, \dots, P_M`, as `adjoint_trajectory` gives them.
+    grid
+        Their positions.
+
+    Raises
+    ------
+    ValueError
+        Where the layers have no attention, or the step is another one.
+    """
+    attention = flow.layers
+    if isinstance(attention, TransformerField):
+        attention = attention.attention
+    require(
+        isinstance(attention, CausalAttention),
+        "flow.layers",
+        got=type(flow.layers).__name__,
+        expected="TransformerField or CausalAttention",
+        cure="Kernels in closed form are those of CausalAttention.",
+    )
+
+    def visit(_, layer, state, covector):
+        stages = pull_back_stages(flow, layer, state, covector, grid)
+        (site,) = (s for s in stages if not isinstance(s.field, FeedForward))
+        return _, (layer[1], site.state, site.covector)
+
+    _, (increments, *met) = flow.scan(visit, states[0], states[:-1], covectors[1:])
+    step = jnp.full_like(increments, flow.horizon / flow.depth)
+    return AttentionSites(attention, increments, step, *met)

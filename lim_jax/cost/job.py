@@ -1,0 +1,117 @@
+"""What a job will cost before it runs: operations, memory, and whether it fits.
+
+A job is any function of pytrees, ours or a user's: an influence profile, a training gradient, a
+Gramian. Only shapes are needed, so a job that would never fit can be asked about.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+from jaxtyping import PyTree
+
+from lim_jax._checks import require
+from lim_jax.cost.counting import operations
+
+
+class Cost(NamedTuple):
+    """What one call of a compiled job takes.
+
+    Attributes
+    ----------
+    operations
+        Floating-point operations of all matrix products (`operations`): tiles that attention skips
+        do not count, and a loop whose length is known only when it runs counts once.
+    temporary, arguments, outputs
+        Bytes, as the compiler lays them out for this machine.
+    """
+
+    operations: int
+    temporary: int
+    arguments: int
+    outputs: int
+
+    @property
+    def memory(self) -> int:
+        """All bytes at once."""
+        return self.temporary + self.arguments + self.outputs
+
+
+def job_cost(job: Callable[..., Any], *arguments: PyTree) -> Cost:
+    """Compile a job for the shapes of its arguments, and say what a call costs.
+
+    Runs nothing and allocates none of it. Not for use inside a transformation. Of Gramians it
+    counts the route that is taken, which `gramian.layer_products` and `gramian.cheapest_mode` name.
+
+    Parameters
+    ----------
+    job
+        A function of pytrees.
+    arguments
+        Arrays, or ``jax.ShapeDtypeStruct`` in their place (from ``jax.eval_shape``); other leaves
+        are static.
+
+    Raises
+    ------
+    RuntimeError
+        Where the compiler gives no account of memory.
+
+    Examples
+    --------
+    >>> matrix = jax.ShapeDtypeStruct((100, 100), "float32")
+    >>> cost = job_cost(lambda a, b: a @ b, matrix, matrix)
+    >>> cost.operations, cost.arguments, cost.outputs
+    (2000000, 80000, 40000)
+    """
+    shapes, static = eqx.partition(jax.tree.map(_shape, arguments), _is_shape)
+
+    def of_shapes(shapes: PyTree) -> PyTree:
+        return eqx.filter(job(*eqx.combine(shapes, static)), eqx.is_array)
+
+    traced = jax.jit(of_shapes).trace(shapes)
+    analysis = traced.lower().compile().memory_analysis()
+    if analysis is None:
+        raise RuntimeError("The compiler of this platform gives no account of memory.")
+    return Cost(
+        operations(traced.jaxpr),
+        analysis.temp_size_in_bytes,
+        analysis.argument_size_in_bytes,
+        analysis.output_size_in_bytes,
+    )
+
+
+def require_fits(cost: Cost, available: int) -> None:
+    """Refuse a job that needs more memory than there is.
+
+    Parameters
+    ----------
+    cost
+        From `job_cost`.
+    available
+        Bytes.
+
+    Raises
+    ------
+    ValueError
+        Where the job does not fit.
+
+    Examples
+    --------
+    >>> require_fits(Cost(0, temporary=10, arguments=5, outputs=1), available=16)
+    """
+    require(
+        cost.memory <= available,
+        "job",
+        got=f"{cost.memory / 2**20:.1f} MiB, {cost.temporary / 2**20:.1f} of them temporary",
+        expected=f"at most {available / 2**20:.1f} MiB",
+        cure="Take fewer examples at a time: influence_stream merges them to the same result.",
+    )
+
+
+def _shape(leaf: Any) -> Any:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if hasattr(leaf, "shape") else leaf
+
+
+def _is_shape(leaf: Any) -> bool:
+    return isinstance(leaf, jax.ShapeDtypeStruct)

@@ -1,0 +1,564 @@
+r"""Every limit of the paper measured on one set of fields: the rows behind ``lim-jax rates``.
+
+The field of position is :math:`X(p) = (\sin 3p + 0.3, \cos 5p, p^2 - 0.4\sin 7p)`; matrices have
+standard normal entries and :math:`\eta_{LN} = 0.1`, from fixed seeds. Where a measured order
+differs from the printed one the row gives the reason.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import diffrax
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from lim_jax.grid import Grid, PanelGrid, gauss_grid, graded_grid, inner, midpoint_grid, token_grid
+from lim_jax.limits import depth as in_depth
+from lim_jax.limits import position as in_position
+from lim_jax.limits.depth import Scheme
+from lim_jax.limits.study import Study, refine, richardson
+from lim_jax.loss import BandReadout, Edges, LinearReadout, TokenwiseReadout
+from lim_jax.network.continuous import ContinuousFlow, linear_control
+from lim_jax.network.field import CausalAttention, FeedForward, State, TransformerField
+from lim_jax.network.flow import ResidualFlow, euler, heun, rk4, split, strang
+from lim_jax.network.norms import LayerNorm
+
+WIDTH = 3
+GRIDS = {"tokens": token_grid, "midpoints": midpoint_grid, "graded": graded_grid}
+TOLERANCE = 0.15
+
+LOGARITHM = "the kernel 1/p makes P_0 grow like a power of log(1/q) at 0"
+GRADING = "cells graded like p^3 resolve the logarithm at 0, and midpoints are of order 2"
+MIDPOINT = "half of a node's own cell makes prefix sums midpoint rules"
+
+
+class Row(NamedTuple):
+    """One measured limit.
+
+    Attributes
+    ----------
+    name
+        What is refined and where.
+    study
+        Errors, bounds and the reference's own error.
+    expected
+        The order that this field should show.
+    reason
+        Why that differs from the study's claimed order; empty where it does not.
+    """
+
+    name: str
+    study: Study
+    expected: float
+    reason: str = ""
+
+    @property
+    def topic(self) -> str:
+        """What stands before the first comma of the name: rows of a topic share a figure."""
+        return self.name.partition(",")[0]
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the measured order is the expected one, to 0.15, and no bound is broken."""
+        near = abs(self.study.order.value - self.expected) <= TOLERANCE
+        return near and self.study.holds is not False
+
+    def record(self) -> dict[str, Any]:
+        """Everything as plain numbers and strings."""
+        order = self.study.order
+        return {
+            "name": self.name,
+            "expected": self.expected,
+            "reason": self.reason,
+            "agrees": self.agrees,
+            "order": order._asdict(),
+            "holds": self.study.holds,
+            **self.study._asdict(),
+        }
+
+
+class Curve(NamedTuple):
+    """Errors against cost.
+
+    Attributes
+    ----------
+    name
+        The method.
+    costs, errors
+        One for each refinement.
+    """
+
+    name: str
+    costs: tuple[float, ...]
+    errors: tuple[float, ...]
+
+
+def measure(
+    *, quick: bool = False, progress: Callable[[list], Iterable] = iter
+) -> tuple[list[Row], dict[str, list[Curve]]]:
+    """Run every study and both error-against-cost comparisons, in float64.
+
+    Parameters
+    ----------
+    quick
+        Four refinements instead of five or six, tokens and the graded grid only, fewer readouts,
+        and neither the rough fields, the perturbed controls, nor the comparisons.
+    progress
+        Wraps the list of groups of studies, for example ``tqdm.tqdm``.
+    """
+    sizes = (100, 200, 400, 800) if quick else (100, 200, 400, 800, 1600)
+    depths = (32, 64, 128, 256) if quick else (32, 64, 128, 256, 512, 1024)
+    groups: list[Callable[[], Iterator[Row]]] = [
+        partial(_depth_rows, depths, quick),
+        partial(_attention_rows, sizes, quick),
+        partial(_adjoint_rows, sizes, 2, quick),
+        partial(_terminal_rows, (200, 400, 800, 1600), quick),
+        partial(_cesaro_rows, (200, 400, 800, 1600, 3200)),
+    ]
+    if not quick:
+        groups += [
+            partial(_adjoint_rows, sizes, 1, quick),
+            partial(_adjoint_rows, sizes, 3, quick),
+            partial(_cone_rows, (80, 160, 320, 640)),
+            partial(_extrapolated_rows, sizes),
+            partial(_rough_rows, sizes),
+            partial(_control_rows, depths),
+            partial(_shadowing_rows, depths),
+            partial(_depth_adjoint_rows, depths),
+        ]
+    rows = [row for group in progress(groups) for row in group()]
+    if quick:
+        return rows, {}
+    return rows, {"depth": depth_costs((8, *depths)), "position": position_costs(sizes)}
+
+
+def smooth_states(p: Float[Array, " points"]) -> Float[Array, "points 3"]:
+    """The test field."""
+    return jnp.stack([jnp.sin(3 * p) + 0.3, jnp.cos(5 * p), p**2 - 0.4 * jnp.sin(7 * p)], axis=1)
+
+
+def smooth_labels(p: Float[Array, " points"]) -> Float[Array, "points 3"]:
+    """Three probabilities that vary with position."""
+    return jnp.stack([0.2 + 0.3 * p, 0.5 - 0.2 * p**2, 0.3 - 0.3 * p + 0.2 * p**2], axis=1)
+
+
+def gaussian_attention(seed: int, layers: int = 1) -> CausalAttention:
+    """Stacked attention layers with standard normal query, key and value, and output 1."""
+    generator = np.random.default_rng(seed)
+
+    def normal() -> Array:
+        return jnp.asarray(generator.standard_normal((1, WIDTH, WIDTH)))
+
+    def layer() -> CausalAttention:
+        norm = LayerNorm(jnp.ones(WIDTH), jnp.zeros(WIDTH), 0.1)
+        return CausalAttention(norm, normal(), normal(), normal(), jnp.eye(WIDTH)[None])
+
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *[layer() for _ in range(layers)])
+
+
+def averaging_attention() -> CausalAttention:
+    """Causal averaging of one feature: no norm, no scores."""
+    one = jnp.ones((1, 1, 1))
+    return CausalAttention(lambda z: z, 0 * one, 0 * one, one, one)
+
+
+def _one_layer(seed: int) -> CausalAttention:
+    return jax.tree.map(lambda leaf: leaf[0], gaussian_attention(seed))
+
+
+def _terminal_loss(x: State, grid: Grid) -> Float[Array, ""]:
+    """A smooth covector paired with the state: P_T is known and smooth."""
+    p = grid.nodes
+    covector = jnp.stack([jnp.cos(3 * p) + 1, jnp.sin(2 * p) + 0.5, p], axis=1)
+    return inner(covector, x, grid)
+
+
+def _attention_rows(sizes: tuple[int, ...], quick: bool) -> Iterator[Row]:
+    expected = {
+        "tokens": (1, 1, 1, 0, 1),
+        "midpoints": (2, 2, 1, 1, 1.8),
+        "graded": (2, 2, 2, 1, 2),
+    }
+    for name, make_grid in GRIDS.items():
+        if quick and name == "midpoints":
+            continue
+        found = in_position.attention_studies(_one_layer(0), smooth_states, sizes, make_grid)
+        for (part, study), order in zip(found.items(), expected[name], strict=True):
+            reason = MIDPOINT if order != study.claimed else ""
+            if (name, part) == ("midpoints", "left region"):
+                reason = "order 2 up to log L: the error of cell i falls like 1/(L i)"
+            yield Row(f"attention, {part}, {name}", study, order, reason)
+
+
+def _extrapolated_rows(sizes: tuple[int, ...]) -> Iterator[Row]:
+    @partial(jax.jit, static_argnums=0)
+    def last_value(size: int) -> Array:
+        grid = token_grid(size)
+        x = smooth_states(grid.nodes)
+        return _one_layer(0)(x, x, grid)[-1]
+
+    def at_the_end(grid: Grid) -> Array:
+        x = smooth_states(grid.nodes)
+        return grid.interpolate(_one_layer(0)(x, x, grid), jnp.ones(1))[0]
+
+    check, exact = map(at_the_end, in_position.SMOOTH)
+    extrapolated = richardson(last_value)
+    study = refine(
+        "eq:attention-continuum-pointwise-error",
+        1.0,
+        sizes,
+        lambda size: float(jnp.abs(extrapolated(size) - exact).max()),
+        float(jnp.abs(check - exact).max()),
+    )
+    yield Row(
+        "attention, last position, Richardson", study, 2, "two sizes cancel the first-order term"
+    )
+
+
+def _rough_rows(sizes: tuple[int, ...]) -> Iterator[Row]:
+    """Fields that are not continuously differentiable, averaged."""
+
+    def studies(
+        states: in_position.PositionField, make_grid: Callable, breaks: tuple[float, ...]
+    ) -> dict[str, Study]:
+        panels = (PanelGrid(breaks=breaks, order=order) for order in (8, 12))
+        return in_position.attention_studies(
+            averaging_attention(),
+            states,
+            sizes,
+            make_grid,
+            references=(next(panels), next(panels)),
+            smooth=False,
+        )
+
+    halves = [0.5**k for k in range(40, -1, -1)]
+    holder = studies(lambda p: p[:, None] ** 0.6, token_grid, (0.0, *halves))
+    yield Row(
+        "rough field, p^0.6 (in H^1), every cell, tokens",
+        holder["every cell"],
+        0.6,
+        "a field in H^1 is Hölder of order above 1/2 only, and the first cell sees p^0.6 itself",
+    )
+    yield Row("rough field, p^0.6 (in H^1), inside, tokens", holder["inside"], 1)
+    # Sizes with factors two and five only: the jump always divides a cell by thirds.
+    jump = studies(
+        lambda p: jnp.where(p < 1 / 3, 0.0, 1.0)[:, None] + p[:, None],
+        midpoint_grid,
+        (0.0, 1 / 3, 1.0),
+    )
+    yield Row(
+        "rough field, a jump at 1/3, inside, midpoints",
+        jump["inside"],
+        1,
+        "the cell that the jump divides is given to one side: order 1, not the midpoints' 2",
+    )
+    breaks = [math.sqrt(0.5) * half for half in halves[10:]]
+
+    def jumping(p: Float[Array, " points"]) -> Float[Array, "points 1"]:
+        side = jnp.searchsorted(jnp.asarray(breaks), p, side="left") % 2
+        return (1.0 - 2.0 * side)[:, None]
+
+    jumps = studies(jumping, token_grid, (0.0, *breaks, 1.0))
+    yield Row(
+        "rough field, jumps at all scales, every cell, tokens",
+        jumps["every cell"],
+        0,
+        "some cell among the first is always divided by a jump: C/i is attained at fixed i",
+    )
+
+
+def _terminal_rows(sizes: tuple[int, ...], quick: bool) -> Iterator[Row]:
+    for name, make_grid in GRIDS.items():
+        if quick and name != "tokens":
+            continue
+        study = in_position.loss_study(smooth_states, smooth_labels, sizes, make_grid)
+        order = 1 if name == "tokens" else 2
+        yield Row(f"loss, {name}", study, order, "" if order == 1 else MIDPOINT)
+    weight = jnp.asarray(np.random.default_rng(1).standard_normal((WIDTH, WIDTH)))
+    linear = LinearReadout(weight)
+    tokenwise = TokenwiseReadout(lambda z: jnp.tanh(z @ weight) @ weight)
+    readouts = {"linear": linear} if quick else {"linear": linear, "tanh network": tokenwise}
+    for name, readout in readouts.items():
+        study = in_position.terminal_adjoint_study(
+            lambda size, readout=readout: readout, readout, smooth_states, smooth_labels, sizes
+        )
+        yield Row(f"terminal adjoint, {name} readout", study, 1)
+    reasons: dict[Edges, str] = {
+        "reflecting": "",
+        "zero": "rows and columns lose mass at the ends: an O(1) error on a few tokens",
+        "renormalised": "columns still lose mass at the ends: an O(1) error on a few tokens",
+    }
+    for edges, reason in reasons.items():
+        if quick and edges == "renormalised":
+            continue
+        study = in_position.terminal_adjoint_study(
+            lambda size, edges=edges: BandReadout(weight, 8 / size, edges),
+            linear,
+            smooth_states,
+            smooth_labels,
+            sizes,
+        )
+        yield Row(
+            f"terminal adjoint, window of 16 tokens, {edges} edges",
+            study,
+            0.5 if reason else 1,
+            reason,
+        )
+
+
+# Orders of the input adjoint's parts by depth. The error of the first cell is that of
+# log^M(1/q), so up to constants it is log^(M-1)(L) L^(-1/2) in the mean square.
+ADJOINT_SEEDS = {1: 1, 2: 0, 3: 0}
+ADJOINT_ORDERS: dict[int, dict[str, dict[str, float]]] = {
+    1: {
+        "tokens": {"inside": 1, "global": 0.5, "density": 0.85, "regional averages": 1},
+        "midpoints": {"inside": 2, "global": 0.5, "density": 0.85, "regional averages": 1},
+        "graded": {"inside": 2, "global": 1, "density": 1, "regional averages": 2},
+    },
+    2: {
+        "tokens": {"inside": 1, "global": 0.3, "density": 0.6, "regional averages": 0.6},
+        "midpoints": {"inside": 2, "global": 0.3, "density": 0.6, "regional averages": 0.6},
+        "graded": {"global": 1, "density": 1, "regional averages": 2},
+    },
+    3: {"graded": {"regional averages": 2}},
+}
+
+
+def _adjoint_rows(sizes: tuple[int, ...], depth: int, quick: bool) -> Iterator[Row]:
+    flow = ResidualFlow(gaussian_attention(ADJOINT_SEEDS[depth], depth))
+    for name, expected in ADJOINT_ORDERS[depth].items():
+        if quick and name == "midpoints":
+            continue
+        found = in_position.input_adjoint_studies(
+            flow, _terminal_loss, smooth_states, sizes, GRIDS[name]
+        )
+        for part, order in expected.items():
+            reason = "" if order == 1 else LOGARITHM if order < 1 else MIDPOINT
+            if (name, part) == ("graded", "regional averages"):
+                reason = GRADING
+            label = "P_0" if part in ("inside", "global") else "influence"
+            plural = "s" if depth > 1 else ""
+            yield Row(f"{label}, {part}, {depth} layer{plural}, {name}", found[part], order, reason)
+
+
+def _cone_rows(sizes: tuple[int, ...]) -> Iterator[Row]:
+    for name, make_grid in GRIDS.items():
+        study = in_position.cone_mass_study(_one_layer(0), smooth_states, sizes, make_grid)
+        yield Row(
+            f"cone mass, at 1/4 1/2 3/4, {name}",
+            study,
+            1 if name == "tokens" else 2,
+            "" if name == "tokens" else MIDPOINT,
+        )
+
+
+def _cesaro_rows(sizes: tuple[int, ...]) -> Iterator[Row]:
+    yield Row("averaging, closed form, tokens", in_position.cesaro_study(2.0, sizes), 1)
+
+
+def _random_fields(seed: int, count: int) -> TransformerField:
+    """Stacked fields of attention and network, every array Gaussian of deviation one half."""
+    generator = np.random.default_rng(seed)
+
+    def normal(*shape: int) -> Array:
+        return jnp.asarray(0.5 * generator.standard_normal((count, *shape)))
+
+    def norm() -> LayerNorm:
+        return LayerNorm(normal(WIDTH), normal(WIDTH), 0.1)
+
+    square = (1, WIDTH, WIDTH)
+    return TransformerField(
+        CausalAttention(norm(), normal(*square), normal(*square), normal(*square), normal(*square)),
+        FeedForward(norm(), normal(7, WIDTH), normal(7), normal(WIDTH, 7), normal(WIDTH)),
+    )
+
+
+# Depth is refined on twelve tokens: the limits in depth hold on every grid.
+_GRID = token_grid(12)
+
+
+def _control(seed: int = 0) -> Callable[[Array], TransformerField]:
+    return linear_control(_random_fields(seed, 3))
+
+
+def _depth_rows(depths: tuple[int, ...], quick: bool) -> Iterator[Row]:
+    schemes = {
+        "Euler": Scheme(euler),
+        "split": Scheme(split),
+        "Heun, control in the middle": Scheme(heun, 0.5),
+        "Strang, control in the middle": Scheme(strang, 0.5),
+        "Runge-Kutta 4, control in the middle": Scheme(rk4, 0.5),
+    }
+    if quick:
+        schemes = {name: schemes[name] for name in ("Euler", "split")}
+    reasons = {
+        "Heun": "a step of order 2 with layers sampled in the middle, not at t_k",
+        "Strang": "a symmetric layer of Heun steps with layers sampled in the middle",
+        "Runge-Kutta 4": "layers that do not change within a step see the control to order 2",
+    }
+    x = smooth_states(_GRID.nodes)
+    studies = in_depth.trajectory_studies(_control(), x, _GRID, depths, schemes)
+    for name, study in studies.items():
+        reason = reasons.get(name.partition(",")[0], "")
+        yield Row(f"trajectory, {name}", study, 2 if reason else 1, reason)
+    field = _control()(jnp.array(0.0))
+    yield Row("split, defect of a layer", in_depth.split_defect_study(field, x, _GRID, depths), 2)
+    if quick:
+        return
+    yield Row("trajectory, Euler, Richardson", _extrapolated_depth(depths), 2, "two depths cancel")
+    yield Row("split, against one-field", in_depth.split_gap_study(_control(), x, _GRID, depths), 1)
+
+
+def _extrapolated_depth(depths: tuple[int, ...]) -> Study:
+    x = smooth_states(_GRID.nodes)
+
+    def terminal(depth: int) -> State:
+        return eqx.filter_jit(lambda x: Scheme().recursion(_control(), depth, 1.0)(x, _GRID))(x)
+
+    exact, check = (eqx.filter_jit(flow)(x, _GRID) for flow in in_depth.reference_flows(_control()))
+    extrapolated = richardson(terminal)
+    return refine(
+        "eq:resnet-ode-convergent-control-bound",
+        1.0,
+        depths,
+        lambda depth: float(jnp.abs(extrapolated(depth) - exact).max()),
+        float(jnp.abs(check - exact).max()),
+    )
+
+
+def _control_rows(depths: tuple[int, ...]) -> Iterator[Row]:
+    """Controls that differ from the limit's: only biases move, so that L^1 says everything."""
+    zero = jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0]), _random_fields(0, 1))
+    direction = eqx.tree_at(lambda f: f.feed_forward.outer_bias, zero, jnp.ones(WIDTH))
+
+    def root(depth: int) -> float:
+        return depth**-0.5
+
+    schemes = {
+        "uniform, size sqrt(eps)": Scheme(
+            perturbation=in_depth.uniform_perturbation(direction, root)
+        ),
+        "one spike of fixed size": Scheme(perturbation=in_depth.spike_perturbation(direction)),
+        "alternating, size sqrt(eps)": Scheme(
+            perturbation=in_depth.alternating_perturbation(direction, root)
+        ),
+    }
+    x = smooth_states(_GRID.nodes)
+    studies = in_depth.trajectory_studies(_control(), x, _GRID, depths, schemes)
+    for (name, study), order in zip(studies.items(), (0.5, 1, 1), strict=True):
+        reason = "an alternating change averages out: L^1 convergence is sufficient, not necessary"
+        yield Row(f"perturbed control, {name}", study, order, reason if "alter" in name else "")
+
+
+def _shadowing_rows(depths: tuple[int, ...]) -> Iterator[Row]:
+    """Layers that alternate between two fields: no control is approached in L^1."""
+    x = smooth_states(_GRID.nodes)
+    two = _random_fields(3, 2)
+    for name, step in {"Euler": euler, "split": split}.items():
+        study = in_depth.shadowing_study(
+            lambda depth: jax.tree.map(lambda leaf: leaf[jnp.arange(depth) % 2], two),
+            x,
+            _GRID,
+            depths,
+            step=step,
+        )
+        yield Row(f"shadowing without a limit, {name}", study, 1)
+
+
+def _depth_adjoint_rows(depths: tuple[int, ...]) -> Iterator[Row]:
+    studies = in_depth.input_adjoint_depth_studies(
+        _control(),
+        lambda x: _terminal_loss(x, _GRID),
+        smooth_states(_GRID.nodes),
+        _GRID,
+        depths,
+        schemes={"Euler": Scheme(euler), "split": Scheme(split)},
+    )
+    for name, study in studies.items():
+        yield Row(f"in depth, {name}", study, 1)
+
+
+def depth_costs(depths: Iterable[int]) -> list[Curve]:
+    """Terminal errors of depth schemes against evaluations of the field.
+
+    The field does not change with depth, so that every method shows its own order. A split layer
+    counts one evaluation, a Strang layer four.
+    """
+    depths = tuple(depths)
+    field = _control()(jnp.array(0.0))
+    x = smooth_states(_GRID.nodes)
+    flow, _ = in_depth.reference_flows(lambda time: field)
+    exact = eqx.filter_jit(flow)(x, _GRID)
+
+    def terminal(step: Callable, depth: int) -> State:
+        flow = Scheme(step).recursion(lambda time: field, depth, 1.0)
+        return eqx.filter_jit(flow)(x, _GRID)
+
+    def curve(name: str, cost: int, values: Callable[[int], State]) -> Curve:
+        errors = (float(jnp.abs(values(depth) - exact).max()) for depth in depths)
+        return Curve(name, tuple(float(cost * depth) for depth in depths), tuple(errors))
+
+    curves = [
+        curve("Euler", 1, partial(terminal, euler)),
+        curve("split", 1, partial(terminal, split)),
+        curve("Richardson on Euler", 3, richardson(partial(terminal, euler))),
+        curve("Heun", 2, partial(terminal, heun)),
+        curve("Strang", 4, partial(terminal, strang)),
+        curve("Runge-Kutta 4", 4, partial(terminal, rk4)),
+    ]
+    return [*curves, _adaptive_curve(field, x, exact)]
+
+
+def _adaptive_curve(field: Any, x: State, exact: State) -> Curve:
+    """Tsitouras' adaptive method: six evaluations a step, rejected steps too."""
+
+    def solve(tolerance: float) -> tuple[float, float]:
+        flow = ContinuousFlow(
+            lambda time: field,
+            stepsize_controller=diffrax.PIDController(rtol=tolerance, atol=tolerance),
+        )
+        solution = flow.solve(x, _GRID)
+        assert solution.ys is not None
+        error = float(jnp.abs(solution.ys[-1] - exact).max())
+        return 6.0 * float(solution.stats["num_steps"]) + 1, error
+
+    costs, errors = zip(*map(solve, (1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8)), strict=True)
+    return Curve("Tsitouras 5, adaptive", costs, errors)
+
+
+def position_costs(sizes: Iterable[int]) -> list[Curve]:
+    """Errors of the three regional averages of influence against the number of positions.
+
+    One example through two layers, whose input adjoint is singular at 0. Richardson costs the
+    nodes of both its grids.
+    """
+    sizes = tuple(sizes)
+    flow = ResidualFlow(gaussian_attention(0, 2))
+
+    @eqx.filter_jit
+    def averages(grid: Grid) -> Array:
+        return in_position.influence_averages(flow, _terminal_loss, smooth_states, grid)
+
+    exact = averages(in_position.SINGULAR_AT_ZERO[1])
+
+    def curve(name: str, grids: Mapping[float, Any], values: Callable[[Any], Array]) -> Curve:
+        errors = (float(jnp.abs(values(grid) - exact).max()) for grid in grids.values())
+        return Curve(name, tuple(grids), tuple(errors))
+
+    curves = [
+        curve(name, {float(size): make_grid(size) for size in sizes}, averages)
+        for name, make_grid in GRIDS.items()
+    ]
+    extrapolated = richardson(lambda size: averages(token_grid(size)))
+    halved = {1.5 * size: size // 2 for size in sizes}
+    panels = {8.0 * n: gauss_grid(8, panels=n) for n in (4, 8, 12, 16, 20)}
+    return [
+        *curves,
+        curve("Richardson on tokens", halved, extrapolated),
+        curve("Gauss-Legendre panels", panels, averages),
+    ]

@@ -1,0 +1,499 @@
+r"""Tokens to the continuum: attention, loss, adjoints, influence and cone mass, measured.
+
+Fields of position are given as functions, so that every grid samples the same one. The continuum
+value is that of Gauss--Legendre panels, whose own error is the distance between two of them.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from lim_jax._checks import require
+from lim_jax.adjoint.cone import cone_mass
+from lim_jax.adjoint.sweep import adjoint_trajectory, terminal_adjoint
+from lim_jax.grid import (
+    Grid,
+    PanelGrid,
+    boundary_regions,
+    cell_embedding,
+    gauss_grid,
+    integral,
+    regional_averages,
+    token_grid,
+)
+from lim_jax.limits.study import Study, refine
+from lim_jax.loss import cross_entropy
+from lim_jax.network.field import CausalAttention, State
+from lim_jax.network.flow import ResidualFlow
+
+PositionField = Callable[[Float[Array, " points"]], Float[Array, "points features"]]
+MakeGrid = Callable[[int], Grid]
+Readout = Callable[[State, Grid], State]
+References = tuple[Grid, Grid]
+
+# The last is the reference, the first tells its error.
+SMOOTH = (gauss_grid(64), gauss_grid(96))
+SINGULAR_AT_ZERO = (gauss_grid(24, panels=24), gauss_grid(28, panels=28))
+
+
+def attention_studies(
+    attention: CausalAttention,
+    states: PositionField,
+    sizes: Sequence[int],
+    make_grid: MakeGrid = token_grid,
+    *,
+    inside: float = 0.2,
+    delta: float = 0.2,
+    references: References = SMOOTH,
+    smooth: bool = True,
+) -> dict[str, Study]:
+    r"""Finite attention against the Volterra operator (`thm:attention-continuum-error`).
+
+    The norms :math:`e_i` of the cells' errors give five studies:
+
+    - ``inside``: the largest over :math:`p_i \ge` `inside`
+      (`eq:attention-continuum-pointwise-error`);
+    - ``mean square``: their root mean square (`eq:attention-continuum-l2-error`);
+    - ``every cell``: the largest of all. The theorem does not bound it by a rate; its proof does,
+      since the factor :math:`p_i` that it drops from the numerator cancels the denominator's;
+    - ``times i``: the largest :math:`i\,e_i`, bounded (`eq:attention-global-cell-error`);
+    - ``left region``: the mean over :math:`i \le \delta L` (`eq:attention-left-regional-error`).
+
+    Bounds are those of the theorem with `attention_constant`.
+
+    Parameters
+    ----------
+    attention, states
+        The sublayer and the field X(p).
+    sizes, make_grid
+        The refinements and the grid of each; bounds are stated for tokens only.
+    inside, delta
+        As above.
+    references
+        Two grids for the continuum; their panels must separate the jumps of `states`.
+    smooth
+        Whether the states are continuously differentiable, the theorem's premise. Without it no
+        bound is stated.
+
+    Examples
+    --------
+    >>> attention = CausalAttention.init(2, eta=0.1, key=jax.random.key(0))
+    >>> states = lambda p: jnp.stack([jnp.cos(3 * p), p], axis=1)
+    >>> study = attention_studies(attention, states, (40, 80, 160, 320))["every cell"]
+    >>> study.holds, abs(study.order.value - 1) < 0.15
+    (True, True)
+    """
+    require(
+        math.floor(delta * min(sizes)) >= 1,
+        "sizes",
+        got=f"{min(sizes)} tokens at delta = {delta}",
+        expected="a token in the left region",
+        cure="Take more tokens, or a larger delta.",
+    )
+    grids = {size: make_grid(size) for size in sizes}
+    errors, own = _attention_errors(attention, states, grids, references)
+    interior = {size: grid._nodes() >= inside for size, grid in grids.items()}
+    premises = smooth and make_grid is token_grid
+    constant = attention_constant(attention, states) if premises else math.nan
+
+    def study(label: str, claimed: float, measure: Callable, rate: Callable) -> Study:
+        return refine(
+            f"eq:attention-{label}",
+            claimed,
+            sizes,
+            lambda size: float(measure(errors[size], interior[size])),
+            own,
+            (lambda size: constant * rate(size)) if premises else None,
+        )
+
+    return {
+        "inside": study(
+            "continuum-pointwise-error", 1.0, lambda e, ok: e[ok].max(), lambda n: 1 / n
+        ),
+        "mean square": study(
+            "continuum-l2-error",
+            1.0,
+            lambda e, ok: np.sqrt((e[ok] ** 2).sum() / e.size),
+            lambda n: 1 / n,
+        ),
+        "every cell": study("global-cell-error", 1.0, lambda e, ok: e.max(), lambda n: 1 / n),
+        "times i": study(
+            "global-cell-error",
+            0.0,
+            lambda e, ok: (np.arange(1, e.size + 1) * e).max(),
+            lambda n: 1.0,
+        ),
+        "left region": study(
+            "left-regional-error",
+            1.0,
+            lambda e, ok: e[: math.floor(delta * e.size)].mean(),
+            lambda n: _left_rate(math.floor(delta * n)),
+        ),
+    }
+
+
+def _left_rate(count: int) -> float:
+    """The rate of `eq:attention-left-regional-error` for a number of tokens on the left."""
+    return (1 + math.log(count)) / count
+
+
+def _attention_errors(
+    attention: CausalAttention,
+    states: PositionField,
+    grids: dict[int, Grid],
+    references: References,
+) -> tuple[dict[int, np.ndarray], float]:
+    """The norm of every cell's error on every grid, and the reference's own largest."""
+    check, reference = references
+
+    @eqx.filter_jit
+    def attended(grid: Grid) -> State:
+        x = states(grid.nodes)
+        return attention(x, x, grid)
+
+    expected = attended(reference)
+
+    @eqx.filter_jit
+    def cell_errors(grid: Grid) -> Float[Array, " length"]:
+        gap = attended(grid) - reference.interpolate(expected, grid.nodes)
+        return jnp.linalg.norm(gap, axis=1)
+
+    errors = {size: np.asarray(cell_errors(grid)) for size, grid in grids.items()}
+    return errors, float(cell_errors(check).max())
+
+
+def attention_constant(
+    attention: CausalAttention, states: PositionField, points: int = 801
+) -> float:
+    r"""A constant :math:`C_R` of `thm:attention-continuum-error` for one smooth field.
+
+    The proof's own steps with the field's numbers: a right-endpoint sum errs by at most
+    :math:`p_i/2L` times the integrand's largest slope, and both denominators are at least
+    :math:`p_i \min_q e^{S}`, so cell i errs by at most :math:`C_R/L`, which is at most the stated
+    :math:`C_R/i`, with
+
+    .. math:: C_R = \max_p \sum_h \frac{\max_q|\partial_q (e^S W_O v)| +
+              \max_q |W_O v|\,\max_q|\partial_q e^S|}{2\min_q e^S}, \qquad q \le p.
+
+    Extremes are taken over `points` positions.
+    """
+    p = jnp.linspace(0.0, 1.0, points)
+
+    def projections(p: Array) -> tuple[Array, Array, Array]:
+        x = states(p)
+        query, key, value = attention.projections(x, x)
+        return query, key, jnp.einsum("hdv,hlv->hld", attention.output, value)
+
+    (query, key, value), (_, key_slope, value_slope) = jax.jvp(
+        projections, (p,), (jnp.ones_like(p),)
+    )
+    past = p[None, :] <= p[:, None]
+
+    def largest(values: Array) -> Array:
+        return jnp.where(past, values, 0).max(axis=1)
+
+    def head(q: Array, k: Array, v: Array, dk: Array, dv: Array) -> Array:
+        scale = math.sqrt(q.shape[1])
+        scores = jnp.where(past, q @ k.T / scale, -jnp.inf)
+        mass = jnp.exp(scores - scores.max(axis=1, keepdims=True))
+        slope = mass * (q @ dk.T) / scale
+        # |m' v + m v'| over features, without the (points, points, width) array.
+        square = (
+            slope**2 * (v**2).sum(axis=1)[None, :]
+            + 2 * slope * mass * (v * dv).sum(axis=1)[None, :]
+            + mass**2 * (dv**2).sum(axis=1)[None, :]
+        )
+        numerator = jnp.sqrt(largest(square))
+        sizes = jnp.broadcast_to(jnp.linalg.norm(v, axis=1)[None, :], past.shape)
+        lowest = jnp.where(past, mass, jnp.inf).min(axis=1)
+        return (numerator + largest(sizes) * largest(jnp.abs(slope))) / (2 * lowest)
+
+    return float(jax.vmap(head)(query, key, value, key_slope, value_slope).sum(axis=0).max())
+
+
+def loss_study(
+    logits: PositionField,
+    labels: PositionField,
+    sizes: Sequence[int],
+    make_grid: MakeGrid = token_grid,
+) -> Study:
+    r"""The token-averaged against the continuum cross-entropy (`thm:loss-adjoint-continuum-error`).
+
+    With its bound :math:`L_g/L` (`eq:cross-entropy-discrete-continuum-error`), where :math:`L_g`
+    is the largest slope of the loss density g on a fine grid.
+
+    Examples
+    --------
+    >>> logits = lambda p: jnp.stack([jnp.sin(3 * p), p], axis=1)
+    >>> labels = lambda p: jnp.stack([p, 1 - p], axis=1)
+    >>> study = loss_study(logits, labels, (10, 20, 40, 80))
+    >>> study.holds, abs(study.order.value - 1) < 0.15
+    (True, True)
+    """
+
+    @eqx.filter_jit
+    def loss(grid: Grid) -> Float[Array, ""]:
+        return cross_entropy(logits(grid.nodes), labels(grid.nodes), grid)
+
+    def density(p: Float[Array, ""]) -> Float[Array, ""]:
+        return -jnp.vdot(labels(p[None]), jax.nn.log_softmax(logits(p[None])))
+
+    check, reference = SMOOTH
+    expected = float(loss(reference))
+    lipschitz = _largest(jax.jit(jax.vmap(jax.grad(density)))(jnp.linspace(0.0, 1.0, 2001)))
+    return refine(
+        "eq:cross-entropy-discrete-continuum-error",
+        1.0,
+        sizes,
+        lambda size: abs(float(loss(make_grid(size))) - expected),
+        abs(float(loss(check)) - expected),
+        lambda size: lipschitz / size,
+    )
+
+
+def terminal_adjoint_study(
+    readout: Callable[[int], Readout],
+    limit: Readout,
+    states: PositionField,
+    labels: PositionField,
+    sizes: Sequence[int],
+) -> Study:
+    r"""The embedded terminal adjoint of tokens against the continuum's, in :math:`L^2`.
+
+    `eq:terminal-adjoint-discrete-continuum-error`, order 1 where the readout's adjoint is
+    consistent (`eq:readout-adjoint-consistency`). A window of w tokens, ``BandReadout(weight,
+    w / (2 * size))``, tends to the tokenwise readout of the same weight: at order 1 if its edges
+    reflect, at order ½ if rows or columns lose mass at the ends, since the error there is O(1)
+    on a few tokens.
+
+    The bound :math:`\mathrm{Lip}(P_T)/L`, which `eq:linear-readout-first-order-bound` implies for
+    linear readouts, is stated where the readout is `limit` itself at every size: then tokens only
+    sample :math:`P_T`.
+
+    Parameters
+    ----------
+    readout
+        From the number of tokens to their readout.
+    limit
+        The tokenwise readout of the continuum.
+    states, labels
+        Fields of position.
+    sizes
+        Numbers of tokens.
+    """
+    check, reference = SMOOTH
+    quadrature = _fine_quadrature()
+
+    @eqx.filter_jit
+    def spread(readout: Readout, grid: Grid, positions: Array) -> State:
+        y = labels(grid.nodes)
+        adjoint = terminal_adjoint(
+            lambda x: cross_entropy(readout(x, grid), y, grid), states(grid.nodes), grid
+        )
+        return _embedding(adjoint, grid, positions)
+
+    expected = spread(limit, reference, quadrature.nodes)
+    fine = np.linspace(0.0, 1.0, 2001)
+    steps = np.diff(spread(limit, reference, jnp.asarray(fine)), axis=0)
+    lipschitz = float(np.linalg.norm(steps, axis=1).max() * (fine.size - 1))
+
+    def error(readout: Readout, grid: Grid) -> float:
+        return float(quadrature.norm(spread(readout, grid, quadrature.nodes) - expected))
+
+    sampled = all(readout(size) is limit for size in sizes)
+    return refine(
+        "eq:terminal-adjoint-discrete-continuum-error",
+        1.0,
+        sizes,
+        lambda size: error(readout(size), token_grid(size)),
+        error(limit, check),
+        (lambda size: lipschitz / size) if sampled else None,
+    )
+
+
+def input_adjoint_studies(
+    flow: ResidualFlow,
+    terminal_loss: Callable[[State, Grid], Float[Array, ""]],
+    states: PositionField,
+    sizes: Sequence[int],
+    make_grid: MakeGrid = token_grid,
+    *,
+    inside: float = 0.2,
+    delta: float = 0.2,
+    references: References = SINGULAR_AT_ZERO,
+) -> dict[str, Study]:
+    r"""The input adjoint and the influence density of one example, tokens against the continuum.
+
+    - ``inside``: the largest error of :math:`P_0` over :math:`p_i \ge` `inside`;
+    - ``global``: that of the embedded :math:`P_0` in :math:`L^2(0, 1)`;
+    - ``density``: that of the embedded density m in :math:`L^1`;
+    - ``regional averages``: the largest error of the three.
+
+    The paper claims order 1 by composition. Causal averaging has the kernel 1/p, so the
+    continuum's :math:`P_0` grows like :math:`\log^M(1/q)` at 0 and equal cells lose the rate
+    there: about ½ in global :math:`L^2`, 1 up to powers of log L (some 0.6 at attainable L) in
+    the averages. The graded grid gives order 2 to the averages.
+
+    Parameters
+    ----------
+    flow
+        A fixed network: depth is not refined.
+    terminal_loss
+        ``terminal_loss(x, grid)``.
+    states
+        The input field.
+    sizes, make_grid, inside, delta, references
+        As in `attention_studies`.
+    """
+    check, reference = references
+    quadrature = _fine_quadrature()
+
+    def observed(grid: Grid) -> tuple[State, Array, Array]:
+        return _influence(flow, terminal_loss, states, grid, delta)
+
+    expected, density, averages = eqx.filter_jit(observed)(reference)
+    everywhere = _embedding(expected, reference, quadrature.nodes)
+    density = _embedding(density, reference, quadrature.nodes)
+
+    @eqx.filter_jit
+    def distances(grid: Grid) -> dict[str, Array]:
+        found, found_density, found_averages = observed(grid)
+        gap = jnp.abs(found - reference.interpolate(expected, grid.nodes))
+        spread = partial(_embedding, grid=grid, positions=quadrature.nodes)
+        return {
+            "inside": jnp.where((grid.nodes >= inside)[:, None], gap, 0).max(),
+            "global": quadrature.norm(spread(found) - everywhere),
+            "density": quadrature.weights @ jnp.abs(spread(found_density) - density),
+            "regional averages": jnp.abs(found_averages - averages).max(),
+        }
+
+    sources = {
+        "inside": "eq:terminal-adjoint-discrete-continuum-error",
+        "global": "eq:terminal-adjoint-discrete-continuum-error",
+        "density": "eq:influence-density",
+        "regional averages": "eq:gd-left-average",
+    }
+    errors = {size: distances(make_grid(size)) for size in sizes}
+    own = distances(check)
+
+    def study(name: str, source: str) -> Study:
+        return refine(source, 1.0, sizes, lambda size: float(errors[size][name]), float(own[name]))
+
+    return {name: study(name, source) for name, source in sources.items()}
+
+
+def influence_averages(
+    flow: ResidualFlow,
+    terminal_loss: Callable[[State, Grid], Float[Array, ""]],
+    states: PositionField,
+    grid: Grid,
+    delta: float = 0.2,
+) -> Float[Array, "3"]:
+    """Regional averages of the influence density of one example, given as a field of position."""
+    return _influence(flow, terminal_loss, states, grid, delta)[2]
+
+
+def _influence(
+    flow: ResidualFlow, terminal_loss: Callable, states: PositionField, grid: Grid, delta: float
+) -> tuple[State, Float[Array, " length"], Float[Array, "3"]]:
+    """The input adjoint, its density and the density's regional averages."""
+    x = states(grid.nodes)
+    found = adjoint_trajectory(flow, lambda x: terminal_loss(x, grid), x, grid)
+    energy = (found.covectors[0] ** 2).sum(axis=1)
+    density = energy / integral(energy, grid)
+    averages = regional_averages(density, boundary_regions(grid, delta))
+    return found.covectors[0], density, averages
+
+
+def cone_mass_study(
+    attention: CausalAttention,
+    states: PositionField,
+    sizes: Sequence[int],
+    make_grid: MakeGrid = token_grid,
+    *,
+    positions: tuple[float, ...] = (0.25, 0.5, 0.75),
+) -> Study:
+    r"""The density cone mass of tokens against :math:`\int_q^1\|K(p,q)\|^2 dp` (`eq:cone-mass`).
+
+    The largest relative error at the given positions. Cone masses stand at nodes and are
+    interpolated to the positions in between.
+    """
+    at = jnp.array(positions)
+
+    @eqx.filter_jit
+    def masses(grid: Grid) -> Array:
+        return grid.interpolate(cone_mass(attention, states(grid.nodes), grid), at)
+
+    expected, check = masses(gauss_grid(40, panels=4)), masses(gauss_grid(32, panels=4))
+    return refine(
+        "eq:finite-cone-mass-estimator",
+        1.0,
+        sizes,
+        lambda size: _largest(masses(make_grid(size)) / expected - 1),
+        _largest(check / expected - 1),
+    )
+
+
+def cesaro_study(strength: float, sizes: Sequence[int], terms: int = 80) -> Study:
+    r"""The flow of causal averaging against its closed form.
+
+    ``exp(c C)``, with :math:`(Cf)(p)` the mean of f over [0, p], has beside the identity the last
+    row :math:`\sqrt{c/y}\,I_1(2\sqrt{cy})`, :math:`y = \log(1/q)`: the adjoint at q of the last
+    token. The token version is the exponential series of the averaging matrix, so no solver is
+    involved. The largest relative error in the middle of the cells with q in (0.05, 0.98).
+    """
+
+    @eqx.filter_jit
+    def error(grid: Grid) -> Array:
+        def next_term(row: Array, k: Array) -> tuple[Array, Array]:
+            adjoint = jnp.cumsum((row * grid.weights / grid.nodes)[::-1])[::-1]
+            return strength / k * adjoint, row
+
+        last = jnp.zeros(grid.size).at[-1].set(1.0) / grid.weights
+        _, series = jax.lax.scan(next_term, last, jnp.arange(1.0, terms))
+        q = grid.centres()
+        inside = (q > 0.05) & (q < 0.98)
+        root = jnp.sqrt(strength * jnp.log(1 / jnp.where(inside, q, 0.5)))
+        kernel = strength * jax.scipy.special.i1(2 * root) / root
+        return jnp.abs(jnp.where(inside, series.sum(axis=0) / kernel - 1, 0)).max()
+
+    return refine("eq:continuous-depth", 1.0, sizes, lambda n: float(error(token_grid(n))), 0.0)
+
+
+def _embedding(values: Array, grid: Grid, positions: Float[Array, " points"]) -> Array:
+    """A field everywhere: constant on the cells of a refinement, polynomial on panels."""
+    if isinstance(grid, PanelGrid):
+        return grid.interpolate(values, positions)
+    return cell_embedding(values, grid, positions)
+
+
+class _Quadrature(NamedTuple):
+    """A rule for integrands that jump at the ends of cells and are singular at 0."""
+
+    nodes: Float[Array, " points"]
+    weights: Float[Array, " points"]
+
+    def norm(self, values: Float[Array, "points width"]) -> Float[Array, ""]:
+        return jnp.sqrt(self.weights @ (values**2).sum(axis=1))
+
+
+def _fine_quadrature() -> _Quadrature:
+    """Gauss rules on panels of width 1/512, halved towards 0 below that."""
+    breaks = np.concatenate([[0.0], 0.5 ** np.arange(32, 9, -1), np.arange(1, 513) / 512])
+    nodes, weights = np.polynomial.legendre.leggauss(6)
+    widths = np.diff(breaks)[:, None]
+    return _Quadrature(
+        jnp.asarray((breaks[:-1, None] + widths * (nodes + 1) / 2).ravel()),
+        jnp.asarray((widths * weights / 2).ravel()),
+    )
+
+
+def _largest(values: Any) -> float:
+    return float(jnp.abs(values).max())

@@ -1,0 +1,5 @@
+"""What the network is: attention on any grid, fields in two slots, flows in depth."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

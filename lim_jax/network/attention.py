@@ -1,0 +1,135 @@
+r"""Causal attention on a grid: one weighted softmax for tokens and for the Volterra operator.
+
+.. math:: A_{ij} = \frac{W_{ij}\, e^{s_{ij}}}{\sum_r W_{ir}\, e^{s_{ir}}}, \qquad
+          s_{ij} = \langle q_i, k_j\rangle / \sqrt{d_k}
+
+With the token grid's uniform prefix weights this is `eq:causal-attention-weights`; as the grid is
+refined it tends to `eq:continuum-causal-kernel`.
+"""
+
+import math
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from lim_jax.grid import CellGrid, Grid
+from lim_jax.network.blocked import TILE, blocked_attention
+
+
+def attention_weights(
+    query: Float[Array, "length size"], key: Float[Array, "length size"], grid: Grid
+) -> Float[Array, "length length"]:
+    r"""The causal attention matrix of one head; each row sums to one.
+
+    Row i holds the quadrature weights of the prefix-attention measure :math:`\mu^{p_i}` of
+    `eq:attention-induced-measure`: applied to values it integrates them. On Gauss--Legendre panels
+    entries are signed; on the other grids they are the masses of the cells.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> attention_weights(jnp.zeros((2, 1)), jnp.zeros((2, 1)), token_grid(2)).tolist()
+    [[1.0, 0.0], [0.5, 0.5]]
+    """
+    return _prefix_softmax(_scores(query, key), grid)
+
+
+def attention_kernel(
+    query: Float[Array, "length size"], key: Float[Array, "length size"], grid: Grid
+) -> Float[Array, "length length"]:
+    r"""The attention kernel :math:`A(p_i, p_j)`, a density in its second slot.
+
+    :math:`\mathbf 1_{p_j \le p_i}\, e^{s_{ij}} / \int_0^{p_i} e^{s(p_i, r)}\,dr`
+    (`eq:continuum-causal-kernel`). It grows like
+    :math:`1/p` at the left end and has no value at 0; there `CausalAttention.left_trace` is what
+    attention gives.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> attention_kernel(jnp.zeros((2, 1)), jnp.zeros((2, 1)), token_grid(2)).tolist()
+    [[2.0, 0.0], [1.0, 1.0]]
+    """
+    past = grid.nodes[None, :] <= grid.nodes[:, None]
+    return jnp.where(past, continued_kernel(query, key, grid), 0)
+
+
+def continued_kernel(
+    query: Float[Array, "length size"], key: Float[Array, "length size"], grid: Grid
+) -> Float[Array, "length length"]:
+    r"""The attention kernel, continued smoothly past the diagonal as far as the grid looks.
+
+    As `attention_kernel` wherever :math:`p_j \le p_i`. On Gauss--Legendre panels prefix weights
+    reach ahead within a panel; there the formula goes on without its indicator, so that
+    quadratures of functions of the kernel, such as the cone mass, stay spectral. Zero beyond.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> continued_kernel(jnp.zeros((2, 1)), jnp.zeros((2, 1)), token_grid(2)).tolist()
+    [[2.0, 0.0], [1.0, 1.0]]
+    """
+    scores, prefix = _scores(query, key), grid.prefix_weights()
+    relevant = (grid.nodes[None, :] <= grid.nodes[:, None]) | (prefix != 0)
+    highest = jnp.max(jnp.where(relevant, scores, -jnp.inf), axis=1, keepdims=True)
+    mass = jnp.exp(jnp.where(relevant, scores - jax.lax.stop_gradient(highest), -jnp.inf))
+    return mass / jnp.sum(prefix * mass, axis=1, keepdims=True)
+
+
+def _scores(
+    query: Float[Array, "length size"], key: Float[Array, "length size"]
+) -> Float[Array, "length length"]:
+    """:math:`s_{ij}` (`eq:continuum-attention-score`)."""
+    return query @ key.T / math.sqrt(query.shape[1])
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(1,))
+def _prefix_softmax(
+    scores: Float[Array, "length length"], grid: Grid
+) -> Float[Array, "length length"]:
+    """Normalise the grid's prefix weights times the exponential of the scores, row by row.
+
+    The weights multiply after the exponential, so that signed ones are allowed too, and positions
+    without weight are masked before the row maximum is taken.
+    """
+    prefix = grid.prefix_weights()
+    masked = jnp.where(prefix != 0, scores, -jnp.inf)
+    mass = prefix * jnp.exp(masked - jnp.max(masked, axis=1, keepdims=True))
+    return mass / jnp.sum(mass, axis=1, keepdims=True)
+
+
+@_prefix_softmax.defjvp
+def _prefix_softmax_jvp(grid, primals, tangents):
+    # From A = W e^s / sum W e^s: dA_ij = A_ij (ds_ij - sum_r A_ir ds_ir), whatever the weights.
+    # Only A has to be kept, and the rule is linear in ds and made of A alone, so it can be
+    # transposed and differentiated again.
+    (scores,), (change,) = primals, tangents
+    weights = _prefix_softmax(scores, grid)
+    mean_change = jnp.sum(weights * change, axis=1, keepdims=True)
+    return weights, weights * (change - mean_change)
+
+
+def causal_attention(
+    query: Float[Array, "length size"],
+    key: Float[Array, "length size"],
+    value: Float[Array, "length features"],
+    grid: Grid,
+) -> Float[Array, "length features"]:
+    r"""One head of causal attention, :math:`o_i = \sum_j A_{ij} v_j` (`eq:masked-mha`).
+
+    Beyond some hundred tokens tile by tile, in memory linear in the length, with the same numbers
+    and derivatives (`blocked`); on Gauss--Legendre panels always by the whole matrix. `vmap` over
+    heads.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> values = jnp.array([[1.0], [3.0]])
+    >>> causal_attention(jnp.zeros((2, 1)), jnp.zeros((2, 1)), values, token_grid(2)).tolist()
+    [[1.0], [2.0]]
+    """
+    if isinstance(grid, CellGrid) and grid.size > TILE:
+        return blocked_attention(query, key, value, grid)
+    return attention_weights(query, key, grid) @ value

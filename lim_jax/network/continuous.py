@@ -1,0 +1,227 @@
+r"""The continuous depth flow that residual recursions discretise, and its controls.
+
+.. math:: \partial_t X_t = \zeta(t)\,\mathscr F_{\theta_t}(X_t)
+
+(`eq:continuous-depth`) under a control :math:`t \mapsto \theta_t`, solved by diffrax.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import diffrax
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PyTree
+
+from lim_jax._checks import require
+from lim_jax.grid import Grid
+from lim_jax.network.field import State
+from lim_jax.network.flow import Scalar, Trajectory, require_horizon, require_state, unit_profile
+
+
+class LayerwiseControl(eqx.Module):
+    r"""The piecewise constant control :math:`\theta_t = \theta_k` on :math:`[t_k, t_{k+1})`.
+
+    Attributes
+    ----------
+    layers
+        One field whose arrays have a leading layer axis.
+    horizon
+        :math:`T`.
+    """
+
+    layers: PyTree
+    horizon: float = eqx.field(static=True, default=1.0)
+
+    def __call__(self, time: Scalar) -> Any:
+        """The layer at a depth time; a boundary belongs to the layer that it begins."""
+        arrays, static = eqx.partition(self.layers, eqx.is_array)
+        depth = jax.tree.leaves(arrays)[0].shape[0]
+        # Solvers arrive at a boundary a rounding error early; that still begins the next layer.
+        layer = jnp.floor(time * depth / self.horizon + jnp.sqrt(jnp.finfo(time.dtype).eps))
+        index = jnp.clip(layer.astype(int), 0, depth - 1)
+        return eqx.combine(jax.tree.map(lambda leaf: leaf[index], arrays), static)
+
+
+class InterpolatedControl(eqx.Module):
+    """A control that follows a path through parameter space; see `linear_control`."""
+
+    path: diffrax.AbstractPath
+
+    def __call__(self, time: Scalar) -> Any:
+        """The field at a depth time."""
+        return self.path.evaluate(time)
+
+
+def linear_control(fields: PyTree, horizon: float = 1.0) -> InterpolatedControl:
+    r"""The control that joins the given fields by straight lines in parameter space.
+
+    Parameters
+    ----------
+    fields
+        One field whose arrays have a leading axis: its values at equally spaced depth times
+        from 0 to `horizon`, both included.
+    horizon
+        :math:`T`.
+
+    Examples
+    --------
+    >>> from lim_jax.network.field import FeedForward
+    >>> keys = jax.random.split(jax.random.key(0), 3)
+    >>> fields = jax.vmap(lambda key: FeedForward.init(2, key=key))(keys)
+    >>> control = linear_control(fields, horizon=2.0)
+    >>> bool(jnp.allclose(control(jnp.array(1.0)).inner, fields.inner[1]))
+    True
+    """
+    return InterpolatedControl(diffrax.LinearInterpolation(_knots(fields, horizon), fields))
+
+
+def cubic_control(fields: PyTree, horizon: float = 1.0) -> InterpolatedControl:
+    """The control that joins the given fields by cubics with continuous derivative.
+
+    Parameters are those of `linear_control`; derivatives at the knots are backward differences.
+    """
+    knots = _knots(fields, horizon)
+    coefficients = diffrax.backward_hermite_coefficients(knots, fields)
+    return InterpolatedControl(diffrax.CubicInterpolation(knots, coefficients))
+
+
+class ContinuousFlow(eqx.Module):
+    r"""The depth flow :math:`\partial_t X_t = \zeta(t)\,\mathscr F_{\theta_t}(X_t)` on [0, T].
+
+    `eq:continuous-depth`, solved by diffrax. Calls and trajectories raise where the solver fails,
+    also inside jit, if the state they return is used; `solve` hands out the solver's own status.
+    The solver's options are not arrays: hand a flow to `equinox.filter_jit`, or close over it.
+
+    How it is differentiated is diffrax's `adjoint`:
+
+    =============================  ============================================================
+    adjoint                        for
+    =============================  ============================================================
+    `RecursiveCheckpointAdjoint`   first-order reverse mode with least memory (the default); with
+                                   as many `checkpoints` as steps no step is taken twice
+    `DirectAdjoint`                every nesting; give `max_steps` tightly, memory grows with it
+    `ForwardMode`                  forward mode only
+    `BacksolveAdjoint`             first-order reverse mode, approximate
+    `ImplicitAdjoint`              refused: for a flow of finite depth it is wrong
+    =============================  ============================================================
+
+    Attributes
+    ----------
+    control
+        :math:`t \mapsto` field: `LayerwiseControl`, `linear_control`, `cubic_control`, or any
+        callable module.
+    horizon
+        :math:`T`.
+    profile
+        :math:`\zeta`.
+    solver, stepsize_controller, adjoint
+        diffrax's; by default Tsitouras' method with relative and absolute tolerance 1e-6.
+    first_step
+        The first step, or the step of a constant controller; None lets the controller choose.
+    max_steps
+        The most steps taken.
+
+    Raises
+    ------
+    ValueError
+        Where the horizon is not positive, the adjoint is refused, or the state does not fit.
+    EquinoxRuntimeError
+        Where the solver does not reach T.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import gauss_grid
+    >>> class Decay(eqx.Module):
+    ...     def __call__(self, x, context, grid):
+    ...         return -x
+    >>> flow = ContinuousFlow(lambda time: Decay(), horizon=1.0)
+    >>> x = jnp.ones((4, 1))
+    >>> bool(jnp.allclose(flow(x, gauss_grid(4)), jnp.exp(-1.0), atol=1e-6))
+    True
+    """
+
+    control: Callable[[Scalar], Any]
+    horizon: float = eqx.field(static=True, default=1.0)
+    profile: Callable[[Scalar], Scalar] = eqx.field(static=True, default=unit_profile)
+    solver: diffrax.AbstractSolver = diffrax.Tsit5()
+    stepsize_controller: diffrax.AbstractStepSizeController = diffrax.PIDController(1e-6, 1e-6)
+    adjoint: diffrax.AbstractAdjoint = diffrax.RecursiveCheckpointAdjoint()
+    first_step: float | None = eqx.field(static=True, default=None)
+    max_steps: int = eqx.field(static=True, default=4096)
+
+    def __check_init__(self):
+        require_horizon(self.horizon)
+        require(
+            not isinstance(self.adjoint, diffrax.ImplicitAdjoint),
+            "adjoint",
+            got="ImplicitAdjoint",
+            expected="an adjoint of the solved trajectory",
+            cure="It assumes a steady state; take RecursiveCheckpointAdjoint or DirectAdjoint.",
+        )
+
+    def __call__(self, x: State, grid: Grid) -> State:
+        """Flow from :math:`X_0` to :math:`X_T`."""
+        return self._checked(self.solve(x, grid))[-1]
+
+    def trajectory(self, x: State, grid: Grid, times: Float[Array, " times"]) -> Trajectory:
+        """Flow from :math:`X_0`, keeping the states at the given depth times."""
+        return Trajectory(times, self._checked(self.solve(x, grid, diffrax.SaveAt(ts=times))))
+
+    def solve(self, x: State, grid: Grid, saveat: diffrax.SaveAt | None = None) -> diffrax.Solution:
+        """Solve, and return diffrax's solution with its status `result`, which is yours to check.
+
+        Under ``jit(grad(...))`` a check whose value is unused is dropped: return ``result`` and
+        ``stats`` as auxiliary output and look at them outside.
+        """
+        require_state(x, grid)
+
+        def rate(time, x, control):
+            return self.profile(time) * control(time)(x, x, grid)
+
+        return self.integrate(rate, x, diffrax.SaveAt(t1=True) if saveat is None else saveat)
+
+    def integrate(
+        self,
+        rate: Callable[..., PyTree],
+        initial: PyTree,
+        saveat: diffrax.SaveAt,
+        *,
+        backward: bool = False,
+    ) -> diffrax.Solution:
+        """Solve any equation along depth with this flow's solver, controller and adjoint.
+
+        `rate` is called as ``rate(time, value, control)``; depth runs from 0 to T, or `backward`
+        from T to 0. The status is the caller's to check.
+        """
+        dtype = jax.tree.leaves(initial)[0].dtype
+        ends = jnp.array([0.0, self.horizon], dtype)
+        start, end = ends[::-1] if backward else ends
+        step = self.first_step and jnp.full((), self.first_step, dtype)
+        return diffrax.diffeqsolve(
+            diffrax.ODETerm(rate),
+            self.solver,
+            t0=start,
+            t1=end,
+            dt0=-step if step is not None and backward else step,
+            y0=initial,
+            args=self.control,
+            saveat=saveat,
+            stepsize_controller=self.stepsize_controller,
+            adjoint=self.adjoint,
+            max_steps=self.max_steps,
+            throw=False,
+        )
+
+    def _checked(self, solution: diffrax.Solution) -> Float[Array, "times length width"]:
+        failed = ~diffrax.is_successful(solution.result)
+        states = solution.result.error_if(solution.ys, failed)
+        assert states is not None
+        return states
+
+
+def _knots(fields: PyTree, horizon: float) -> Float[Array, " knots"]:
+    require_horizon(horizon)
+    leaf = jax.tree.leaves(fields)[0]
+    return jnp.linspace(0.0, horizon, leaf.shape[0], dtype=leaf.dtype)

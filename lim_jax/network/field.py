@@ -1,0 +1,266 @@
+r"""The causal Transformer as a vector field with two slots.
+
+A field is evaluated as ``field(x, context, grid)``: queries and everything tokenwise come from
+`x`, keys and values from `context`. The vector field of the depth flow is its diagonal
+``field(x, x, grid)``; the two partial derivatives are the local operator and the Volterra kernel.
+
+States are arrays of shape ``(length, width)``, one example at a time; `vmap` for a batch. To give
+a network one field for each layer, build them under `vmap` over keys.
+"""
+
+import math
+from collections.abc import Callable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Key
+
+from lim_jax._checks import require
+from lim_jax._random import gaussian
+from lim_jax.grid import Grid
+from lim_jax.network.attention import causal_attention
+from lim_jax.network.norms import LayerNorm, Norm, require_width
+
+State = Float[Array, "length width"]
+Field = Callable[[State, State, Grid], State]
+Attend = Callable[[Array, Array, Array, Grid], Array]
+
+
+class CausalAttention(eqx.Module):
+    r"""Pre-normed causal multi-head attention on any grid.
+
+    :math:`q_i = W_Q \mathrm{LN}(x)_i` from the slot `x`, :math:`k_j = W_K \mathrm{LN}(c)_j` and
+    :math:`v_j = W_V \mathrm{LN}(c)_j` from the slot `context`; on the token grid `eq:masked-mha`,
+    in the continuum `eq:continuum-causal-attention`. Biases are optional, as in GPT-2.
+
+    Attributes
+    ----------
+    norm
+        A map of one token; `equinox.nn.Identity` for none.
+    query, key, value
+        One matrix for each head.
+    output
+        :math:`W_O`, cut into one block for each head; the heads' images are added.
+    query_bias, key_bias, value_bias, output_bias
+        Added after the respective matrix, or None.
+    attend
+        How one head attends: `attention.causal_attention`, or on a GPU for first-order use
+        `fused.fused_attention`.
+    """
+
+    norm: Norm
+    query: Float[Array, "heads size width"]
+    key: Float[Array, "heads size width"]
+    value: Float[Array, "heads features width"]
+    output: Float[Array, "heads width features"]
+    query_bias: Float[Array, "heads size"] | None = None
+    key_bias: Float[Array, "heads size"] | None = None
+    value_bias: Float[Array, "heads features"] | None = None
+    output_bias: Float[Array, " width"] | None = None
+    attend: Attend = eqx.field(static=True, default=causal_attention)
+
+    @classmethod
+    def init(
+        cls,
+        width: int,
+        *,
+        heads: int = 1,
+        head_size: int | None = None,
+        bias: bool = False,
+        attend: Attend = causal_attention,
+        eta: float = 1e-5,
+        key: Key[Array, ""],
+    ) -> "CausalAttention":
+        r"""Gaussian matrices of variance one over their fan-in; zero biases.
+
+        `head_size` is by default ``width // heads``, and then `heads` must divide `width`.
+
+        Examples
+        --------
+        >>> CausalAttention.init(6, heads=2, key=jax.random.key(0)).query.shape
+        (2, 3, 6)
+        """
+        require(
+            head_size is not None or width % heads == 0,
+            "heads",
+            got=f"{heads} heads at width {width}",
+            expected="a number of heads that divides the width",
+            cure="Pass head_size= to choose the heads' size freely.",
+        )
+        size = head_size or width // heads
+        keys = jax.random.split(key, 4)
+        query, key_, value = (_gaussian(k, heads, size, width) for k in keys[:3])
+        output = _gaussian(keys[3], heads, width, size) / math.sqrt(heads)
+        zeros = jnp.zeros((heads, size))
+        biases = (zeros, zeros, zeros, jnp.zeros(width)) if bias else (None, None, None, None)
+        norm = LayerNorm.init(width, eta)
+        return cls(norm, query, key_, value, output, *biases, attend=attend)
+
+    def __call__(self, x: State, context: State, grid: Grid) -> State:
+        """Attend from `x` to `context`."""
+        query, key, value = self.projections(x, context)
+        heads = jax.vmap(self.attend, in_axes=(0, 0, 0, None))(query, key, value, grid)
+        joined = jnp.swapaxes(heads, 0, 1).reshape(x.shape[0], -1)
+        mixed = joined @ jnp.swapaxes(self.output, 1, 2).reshape(-1, x.shape[1])
+        return mixed if self.output_bias is None else mixed + self.output_bias[None, :]
+
+    def projections(
+        self, x: State, context: State
+    ) -> tuple[
+        Float[Array, "heads length size"],
+        Float[Array, "heads length size"],
+        Float[Array, "heads length features"],
+    ]:
+        """Queries of `x`, keys and values of `context`, for each head."""
+        require_width(x, self.query.shape[-1])
+        source, target = jax.vmap(self.norm)(context), jax.vmap(self.norm)(x)
+        return (
+            _project(self.query, self.query_bias, target),
+            _project(self.key, self.key_bias, source),
+            _project(self.value, self.value_bias, source),
+        )
+
+    def left_trace(self, z: Float[Array, " width"]) -> Float[Array, " width"]:
+        r"""What attention gives at position 0, from the state there.
+
+        :math:`W_O[W_{V,1}\mathrm{LN}(X(0)), \dots]` (`eq:continuum-attention-left-trace`): the
+        limit from the right, and the rule of the first token.
+        """
+        features = jnp.einsum("hvd,d->hv", self.value, self.norm(z))
+        features = features if self.value_bias is None else features + self.value_bias
+        mixed = jnp.einsum("hdv,hv->d", self.output, features)
+        return mixed if self.output_bias is None else mixed + self.output_bias
+
+
+class FeedForward(eqx.Module):
+    r"""The tokenwise network :math:`W_2\,\sigma(W_1 \mathrm{LN}(x)_i + b_1) + b_2`.
+
+    `eq:mlp-block`. A field whose `context` slot is not read.
+
+    Attributes
+    ----------
+    norm
+        A map of one token; `equinox.nn.Identity` for none.
+    inner, inner_bias, outer, outer_bias
+        :math:`W_1, b_1, W_2, b_2`.
+    activation
+        :math:`\sigma`, elementwise.
+    """
+
+    norm: Norm
+    inner: Float[Array, "hidden width"]
+    inner_bias: Float[Array, " hidden"]
+    outer: Float[Array, "width hidden"]
+    outer_bias: Float[Array, " width"]
+    activation: Callable[[Array], Array] = eqx.field(static=True, default=jax.nn.gelu)
+
+    @classmethod
+    def init(
+        cls,
+        width: int,
+        *,
+        hidden: int | None = None,
+        activation: Callable[[Array], Array] = jax.nn.gelu,
+        eta: float = 1e-5,
+        key: Key[Array, ""],
+    ) -> "FeedForward":
+        """Gaussian matrices of variance one over their fan-in; zero biases; hidden = 4 width.
+
+        Examples
+        --------
+        >>> FeedForward.init(6, key=jax.random.key(0)).inner.shape
+        (24, 6)
+        """
+        hidden = hidden or 4 * width
+        inner_key, outer_key = jax.random.split(key)
+        return cls(
+            LayerNorm.init(width, eta),
+            _gaussian(inner_key, hidden, width),
+            jnp.zeros(hidden),
+            _gaussian(outer_key, width, hidden),
+            jnp.zeros(width),
+            activation,
+        )
+
+    def __call__(self, x: State, context: State, grid: Grid) -> State:
+        """Map every token of `x` by itself."""
+        del context, grid
+        require_width(x, self.inner.shape[-1])
+        # Whole matrices of tokens: a product for each token under vmap is half as fast on a CPU.
+        hidden = self.activation(jax.vmap(self.norm)(x) @ self.inner.T + self.inner_bias[None, :])
+        return hidden @ self.outer.T + self.outer_bias[None, :]
+
+
+class TransformerField(eqx.Module):
+    r"""The complete field :math:`\mathscr F = \mathrm{Attn} + \mathrm{FNN}`.
+
+    `eq:complete-vector-field-finite` on tokens, `eq:induced-transformer-field` in the continuum.
+    Its sublayers have separate norms. The split scheme applies them one after the other.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> field = TransformerField.init(6, heads=2, key=jax.random.key(0))
+    >>> x = jax.random.normal(jax.random.key(1), (5, 6))
+    >>> field(x, x, token_grid(5)).shape
+    (5, 6)
+    """
+
+    attention: CausalAttention
+    feed_forward: FeedForward
+
+    @classmethod
+    def init(
+        cls,
+        width: int,
+        *,
+        heads: int = 1,
+        head_size: int | None = None,
+        hidden: int | None = None,
+        activation: Callable[[Array], Array] = jax.nn.gelu,
+        bias: bool = False,
+        attend: Attend = causal_attention,
+        eta: float = 1e-5,
+        key: Key[Array, ""],
+    ) -> "TransformerField":
+        """A random field: see `CausalAttention.init` and `FeedForward.init`."""
+        attention_key, feed_forward_key = jax.random.split(key)
+        return cls(
+            CausalAttention.init(
+                width,
+                heads=heads,
+                head_size=head_size,
+                bias=bias,
+                attend=attend,
+                eta=eta,
+                key=attention_key,
+            ),
+            FeedForward.init(
+                width, hidden=hidden, activation=activation, eta=eta, key=feed_forward_key
+            ),
+        )
+
+    @property
+    def sublayers(self) -> tuple[CausalAttention, FeedForward]:
+        """The fields whose sum this is, in the order in which a layer applies them."""
+        return self.attention, self.feed_forward
+
+    def __call__(self, x: State, context: State, grid: Grid) -> State:
+        """Add the sublayers."""
+        return self.attention(x, context, grid) + self.feed_forward(x, context, grid)
+
+
+def _project(
+    matrices: Float[Array, "heads size width"],
+    bias: Float[Array, "heads size"] | None,
+    tokens: Float[Array, "length width"],
+) -> Float[Array, "heads length size"]:
+    heads, size, width = matrices.shape
+    together = tokens @ matrices.reshape(heads * size, width).T
+    projected = jnp.swapaxes(together.reshape(-1, heads, size), 0, 1)
+    return projected if bias is None else projected + bias[:, None, :]
+
+
+def _gaussian(key: Key[Array, ""], *shape: int) -> Float[Array, "..."]:
+    return gaussian(key, shape) / math.sqrt(shape[-1])

@@ -1,0 +1,282 @@
+r"""Depth: residual recursions over layers.
+
+.. math:: X_{k+1} = X_k + \varepsilon\,\zeta(t_k)\,\mathscr F_{\theta_k}(X_k), \qquad
+          t_k = k\varepsilon,\quad \varepsilon = T/M
+
+A step function says how one layer is applied: `euler` is the one-field recursion above
+(`eq:discrete-residual`), `split` a real pre-norm layer (`eq:complete-transformer-layer`). A
+GPT-2 block is `split` with a horizon of as many units as there are layers. The limit in depth is
+`continuous.ContinuousFlow`.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PyTree, Shaped
+
+from lim_jax._checks import require, require_floating
+from lim_jax.grid import Grid
+from lim_jax.network.blocked import KEPT
+from lim_jax.network.field import Field, State
+
+Scalar = Float[Array, ""]
+
+
+class Trajectory(NamedTuple):
+    r"""The states along depth, of a flow or of its tangent.
+
+    Attributes
+    ----------
+    times
+        :math:`t_0 = 0, \dots, t_M = T`.
+    states
+        :math:`X_0, \dots, X_M`.
+    """
+
+    times: Float[Array, " times"]
+    states: Float[Array, "times length width"]
+
+
+def euler(field: Field, x: State, grid: Grid, increment: Scalar | float) -> State:
+    r"""One residual step :math:`x + \varepsilon\zeta\,\mathscr F(x)` (`eq:discrete-residual`).
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> euler(lambda x, context, grid: -context, jnp.ones((2, 1)), token_grid(2), 0.5).tolist()
+    [[0.5], [0.5]]
+    """
+    return x + increment * field(x, x, grid)
+
+
+def split(field: Any, x: State, grid: Grid, increment: Scalar | float) -> State:
+    r"""One pre-norm layer: the field's sublayers one after the other.
+
+    :math:`\tilde x = x + \varepsilon\zeta\,\mathrm{Attn}(x)`, then
+    :math:`\tilde x + \varepsilon\zeta\,\mathrm{FNN}(\tilde x)` (`eq:complete-transformer-layer`).
+    It differs from `euler` by :math:`O(\varepsilon^2)` in each step.
+
+    Raises
+    ------
+    ValueError
+        Where the field has no `sublayers`.
+    """
+    _require_sublayers(field)
+    for sublayer in field.sublayers:
+        x = euler(sublayer, x, grid, increment)
+    return x
+
+
+def heun(field: Field, x: State, grid: Grid, increment: Scalar | float) -> State:
+    r"""Heun's step, of order 2 in depth for a field that does not change within the layer.
+
+    The mean of the field at x and at its `euler` step. To follow a control to order 2, sample it
+    in the middle of each layer.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> heun(lambda x, context, grid: -context, jnp.ones((2, 1)), token_grid(2), 0.5).tolist()
+    [[0.625], [0.625]]
+    """
+    slope = field(x, x, grid)
+    ahead = x + increment * slope
+    return x + increment * (slope + field(ahead, ahead, grid)) / 2
+
+
+def strang(field: Any, x: State, grid: Grid, increment: Scalar | float) -> State:
+    r"""A symmetric layer: the sublayers for half a step, then in reverse order for the other half.
+
+    Each by `heun`, so the step is of order 2 where `split` is of order 1.
+
+    Raises
+    ------
+    ValueError
+        Where the field has no `sublayers`.
+    """
+    _require_sublayers(field)
+    for sublayer in (*field.sublayers, *reversed(field.sublayers)):
+        x = heun(sublayer, x, grid, increment / 2)
+    return x
+
+
+def rk4(field: Field, x: State, grid: Grid, increment: Scalar | float) -> State:
+    """The classical Runge--Kutta step, of order 4 for a field that does not change in the layer.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> found = rk4(lambda x, context, grid: -context, jnp.ones((1, 1)), token_grid(1), 0.5)
+    >>> round(float(found[0, 0]), 6)  # 1 - h + h^2/2 - h^3/6 + h^4/24
+    0.606771
+    """
+
+    def slope(state: State) -> State:
+        return field(state, state, grid)
+
+    first = slope(x)
+    second = slope(x + increment / 2 * first)
+    third = slope(x + increment / 2 * second)
+    fourth = slope(x + increment * third)
+    return x + increment / 6 * (first + 2 * second + 2 * third + fourth)
+
+
+def unit_profile(time: Scalar) -> Scalar:
+    r"""The depth profile :math:`\zeta \equiv 1`."""
+    return jnp.ones_like(time)
+
+
+class ResidualFlow(eqx.Module):
+    r"""A residual network of M layers on the depth interval [0, T].
+
+    Call it to get the terminal state :math:`X_M`; `trajectory` gives all states. A `scan` runs
+    over the layers, so compile time does not grow with depth. Works under every nesting of jit,
+    vmap, grad, jvp and vjp, in the state and in the layers' parameters.
+
+    Attributes
+    ----------
+    layers
+        One field whose arrays have a leading layer axis: the layerwise control
+        :math:`\theta_0,\dots,\theta_{M-1}`.
+    horizon
+        :math:`T`; the step is :math:`\varepsilon = T/M`.
+    profile
+        The depth profile :math:`\zeta`.
+    step
+        `euler`, `split`, `heun`, `strang`, `rk4`, or any function of the same arguments.
+
+    Raises
+    ------
+    ValueError
+        Where the layers have no common leading axis, the horizon is not positive, or (when
+        called) the state's shape or dtype does not fit the grid or the layers.
+
+    Examples
+    --------
+    >>> from lim_jax.network.field import TransformerField
+    >>> from lim_jax.grid import token_grid
+    >>> keys = jax.random.split(jax.random.key(0), 8)
+    >>> layers = jax.vmap(lambda key: TransformerField.init(6, heads=2, key=key))(keys)
+    >>> flow = ResidualFlow(layers, step=split)
+    >>> x = jax.random.normal(jax.random.key(1), (5, 6))
+    >>> flow(x, token_grid(5)).shape, flow.trajectory(x, token_grid(5)).states.shape
+    ((5, 6), (9, 5, 6))
+    """
+
+    layers: PyTree
+    horizon: float = eqx.field(static=True, default=1.0)
+    profile: Callable[[Scalar], Scalar] = eqx.field(static=True, default=unit_profile)
+    step: Callable[[Any, State, Grid, Scalar], State] = eqx.field(static=True, default=euler)
+
+    def __check_init__(self):
+        shapes = {leaf.shape[:1] for leaf in jax.tree.leaves(eqx.filter(self.layers, eqx.is_array))}
+        require(
+            len(shapes) == 1 and shapes != {()},
+            "layers",
+            got=f"leading axes {sorted(shapes)}",
+            expected="arrays that share one leading layer axis",
+            cure="Build the layers under vmap over keys, or stack them with jax.tree.map.",
+        )
+        require_horizon(self.horizon)
+
+    @property
+    def depth(self) -> int:
+        """The number of layers, :math:`M`."""
+        return jax.tree.leaves(eqx.filter(self.layers, eqx.is_array))[0].shape[0]
+
+    def __call__(self, x: State, grid: Grid) -> State:
+        """Flow from :math:`X_0` to :math:`X_M`."""
+        require_state(x, grid)
+        return self.scan(lambda x, layer: (self.transition(layer, x, grid), None), x)[0]
+
+    def trajectory(self, x: State, grid: Grid) -> Trajectory:
+        """Flow from :math:`X_0`, keeping every state."""
+        require_state(x, grid)
+
+        def step(x, layer):
+            x = self.transition(layer, x, grid)
+            return x, x
+
+        _, states = self.scan(step, x)
+        return Trajectory(self._times(x.dtype), jnp.concatenate([x[None], states]))
+
+    def transition(self, layer: tuple[Any, Scalar], x: State, grid: Grid) -> State:
+        """Apply one layer: a pair of its field and its increment, as `scan` hands it out."""
+        field, increment = layer
+        return self.step(field, x, grid, increment)
+
+    def scan(
+        self,
+        body: Callable[..., tuple[PyTree, PyTree]],
+        carry: PyTree,
+        *inputs: Shaped[Array, "depth ..."],
+        reverse: bool = False,
+    ) -> tuple[PyTree, PyTree]:
+        r"""Scan ``body(carry, layer, *inputs)`` over depth.
+
+        A layer is the pair of its field and its increment :math:`\varepsilon\zeta(t_k)`.
+        """
+        arrays, static = eqx.partition(self.layers, eqx.is_array)
+        dtype = jax.tree.leaves(carry)[0].dtype
+        increments = self.horizon / self.depth * jax.vmap(self.profile)(self._times(dtype)[:-1])
+
+        def layer_body(carry, scanned):
+            arrays, increment, *inputs = scanned
+            return body(carry, (eqx.combine(arrays, static), increment), *inputs)
+
+        return jax.lax.scan(
+            jax.checkpoint(
+                layer_body,
+                prevent_cse=False,
+                policy=jax.checkpoint_policies.save_only_these_names(KEPT),
+            ),
+            carry,
+            (arrays, increments, *inputs),
+            reverse=reverse,
+        )
+
+    def _times(self, dtype: jnp.dtype) -> Float[Array, " times"]:
+        return jnp.linspace(0.0, self.horizon, self.depth + 1, dtype=dtype)
+
+
+def _require_sublayers(field: Any) -> None:
+    require(
+        hasattr(field, "sublayers"),
+        "field",
+        got=f"{type(field).__name__} without sublayers",
+        expected="a field with the attribute sublayers, such as TransformerField",
+        cure="Give the field its sublayers, or take the step euler.",
+    )
+
+
+def require_horizon(horizon: float) -> None:
+    """Refuse a depth that is not positive."""
+    require(
+        horizon > 0,
+        "horizon",
+        got=f"{horizon}",
+        expected="a positive depth",
+        cure="It is T in eps = T/M; take the number of layers for eps = 1.",
+    )
+
+
+def require_state(x: State, grid: Grid) -> None:
+    """Refuse states that do not fit the grid."""
+    require_floating(x, "x", cure="Embed integer tokens first: the flow acts on vectors.")
+    require(
+        x.ndim == 2 and x.shape[0] == grid.size,
+        "x",
+        got=f"shape {x.shape}",
+        expected=f"({grid.size}, width), a row for each position of the grid",
+        cure="Flows take one example: vmap over a batch.",
+    )
+    require(
+        x.dtype == grid.weights.dtype,
+        "x",
+        got=f"{x.dtype}",
+        expected=f"the grid's {grid.weights.dtype}",
+        cure=f"Make the grid with dtype={x.dtype}, or cast x.",
+    )

@@ -1,0 +1,5 @@
+"""What stays visible of every position: Gramians and their traces."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

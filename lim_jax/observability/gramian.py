@@ -1,0 +1,360 @@
+r"""Observability Gramians: how visible a perturbation of each position stays along depth.
+
+.. math:: G_i = \sum_k \varepsilon\, J_{k,i}^* C_k^* C_k J_{k,i}
+
+Observations are any pure function of the input that returns what is seen at each layer;
+`ObservedTokens` are those of a flow, and let its layers be swept once for all of them. Equalising
+observability is relative to what is observed. These are Euclidean quantities of the input tokens:
+no weights :math:`\Delta p` enter.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from lim_jax._checks import require
+from lim_jax.grid import Grid
+from lim_jax.network.flow import ResidualFlow
+
+State = Float[Array, "length width"]
+Observations = Callable[[State], Float[Array, "depth observed"]]
+Gramians = Float[Array, "positions width width"]
+Positions = Int[Array, " positions"]
+Steps = float | Float[Array, " depth"]
+Mode = Literal["cheapest", "forward", "reverse", "low rank"]
+
+
+class ObservedTokens(eqx.Module):
+    r"""Observe some tokens of every layer but the last, raw or through a readout.
+
+    Differentiated, a readout H becomes the task-aligned :math:`C_k = DH(X_k)`. One position, the
+    last, is the final-query selector.
+
+    Attributes
+    ----------
+    flow, grid
+        The network and its positions.
+    positions
+        The tokens that are observed.
+    readout
+        ``readout(x, grid)``, or None for the states themselves.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> flow = ResidualFlow(jnp.zeros(3), step=lambda layer, x, grid, step: x)
+    >>> see_last = ObservedTokens(flow, token_grid(2), jnp.array([1]))
+    >>> gramian_traces(observability_gramians(see_last, jnp.ones((2, 4)), 1 / 3)).tolist()
+    [0.0, 4.0]
+    """
+
+    flow: ResidualFlow
+    grid: Grid
+    positions: Int[Array, " queries"]
+    readout: Callable[[State, Grid], State] | None = None
+
+    def __call__(self, x: State) -> Float[Array, "depth observed"]:
+        r"""What is seen of :math:`X_0, \dots, X_{M-1}` from the input `x`."""
+        return jax.vmap(self.seen)(self.flow.trajectory(x, self.grid).states[:-1])
+
+    def seen(self, state: State) -> Float[Array, " observed"]:
+        """What is seen of one layer's state."""
+        features = state if self.readout is None else self.readout(state, self.grid)
+        return features[self.positions].ravel()
+
+
+@eqx.filter_jit
+def observability_gramians(
+    observations: Observations,
+    x: State,
+    step: Steps,
+    mode: Mode = "cheapest",
+    *,
+    positions: Positions | None = None,
+    rank: int | None = None,
+) -> Gramians:
+    r"""Compute the Gramian :math:`G_i` of every position, or of some.
+
+    `eq:finite-token-observability-gramian`. Forward mode carries each feature of each position
+    through the layers, reverse mode each number observed back to the input
+    (`subsec:algorithm-complexity`); `layer_products` says what either costs. Both are exact, and
+    differentiable in every mode; the low-rank recursion is `low_rank_gramians`.
+
+    Parameters
+    ----------
+    observations
+        From the input to the observations :math:`C_k X_k`, a row for each layer
+        :math:`k = 0,\dots,M-1`; the terminal state is not among them.
+    x
+        The input at which the observations are linearised.
+    step
+        :math:`\varepsilon`, or one weight for each layer: zero for a layer that is left out,
+        :math:`\varepsilon/\pi_k` for one that is kept with probability :math:`\pi_k`.
+    mode
+        ``"forward"``, ``"reverse"``, ``"low rank"``, or the one that `cheapest_mode` names.
+    positions
+        The monitored positions, all by default. Forward mode computes no others.
+    rank
+        Of the low-rank recursion, which is a candidate only where a rank is given.
+
+    Raises
+    ------
+    ValueError
+        Where the mode has another name, or the low-rank recursion has no rank or no layers.
+
+    Examples
+    --------
+    >>> observations = lambda x: 3 * x.reshape(1, -1)  # one layer, all of both tokens seen
+    >>> observability_gramians(observations, jnp.ones((2, 1)), step=0.5).ravel().tolist()
+    [4.5, 4.5]
+    """
+    products = layer_products(observations, x, positions, rank)
+    require(
+        mode in (*products, "cheapest"),
+        "mode",
+        got=f"{mode!r} with rank {rank} for {type(observations).__name__}",
+        expected=f"one of {sorted(products)} or 'cheapest'",
+        cure="The low-rank recursion needs ObservedTokens and a rank.",
+    )
+    chosen = cheapest_mode(products) if mode == "cheapest" else mode
+    positions = jnp.arange(len(x)) if positions is None else positions
+    if chosen == "forward":
+        return _pushed_gramians(observations, x, step, positions)
+    if not isinstance(observations, ObservedTokens):
+        return _pulled_gramians(observations, x, step)[positions]
+    if chosen == "reverse" or rank is None:
+        return _swept_gramians(observations, x, step)[positions]
+    return low_rank_gramians(observations, x, step, rank).gramians[positions]
+
+
+def layer_products(
+    observations: Observations,
+    x: State,
+    positions: Positions | None = None,
+    rank: int | None = None,
+) -> dict[str, int]:
+    r"""Count the products with one layer's derivative that each route to the Gramians takes.
+
+    With S positions of width d, M layers and r numbers observed at each: :math:`SdM` forward; in
+    reverse :math:`rM(M-1)/2` where the layers are known, else :math:`rM^2`; :math:`RM` for the
+    recursion of rank R.
+
+    Parameters
+    ----------
+    observations, x, positions, rank
+        As in `observability_gramians`.
+
+    Examples
+    --------
+    >>> layer_products(lambda x: 3 * x.reshape(1, -1), jnp.ones((2, 1)))
+    {'forward': 2, 'reverse': 2}
+    """
+    depth, observed = jax.eval_shape(observations, x).shape
+    monitored = x.shape[0] if positions is None else positions.shape[0]
+    layered = isinstance(observations, ObservedTokens)
+    passed = depth * (depth - 1) // 2 if layered else depth**2
+    products = {"forward": monitored * x.shape[1] * depth, "reverse": observed * passed}
+    if layered and rank is not None:
+        products["low rank"] = rank * depth
+    return products
+
+
+def cheapest_mode(products: Mapping[str, int]) -> str:
+    r"""Name the route that takes least time, from `layer_products`.
+
+    A product back, with the share of the Gramian's own sums that falls on it, takes some 1.4 times
+    as long as one forward (the median of ten networks on a CPU, `benchmarks/gramians.py`).
+
+    Examples
+    --------
+    >>> cheapest_mode({"forward": 12, "reverse": 10}), cheapest_mode({"forward": 12, "reverse": 8})
+    ('forward', 'reverse')
+    """
+    return min(products, key=lambda mode: (1.0 if mode == "forward" else 1.4) * products[mode])
+
+
+def _pushed_gramians(
+    observations: Observations, x: State, step: Steps, positions: Positions
+) -> Gramians:
+    """By forward mode, the features of one position at a time."""
+    observed, push = jax.linearize(observations, x)
+    steps = layer_steps(step, observed)
+
+    def gramian(position: Array) -> Float[Array, "width width"]:
+        injected = jax.vmap(lambda e: jnp.zeros_like(x).at[position].set(e))(jnp.eye(x.shape[1]))
+        seen = jax.vmap(push)(injected.astype(x.dtype))
+        return jnp.einsum("k,ako,bko->ab", steps, seen, seen)
+
+    return jax.lax.map(gramian, positions)
+
+
+def _pulled_gramians(observations: Observations, x: State, step: Steps) -> Gramians:
+    """By reverse mode through a function whose layers are not known, one layer at a time."""
+    observed, pull = jax.vjp(observations, x)
+    basis = jnp.eye(observed.shape[1], dtype=observed.dtype)
+
+    def add(gramians: Gramians, layer: tuple[Array, Array]) -> tuple[Gramians, None]:
+        index, weight = layer
+        rows = jax.vmap(lambda e: pull(jnp.zeros_like(observed).at[index].set(e))[0])(basis)
+        return gramians + weight * _outer(rows), None
+
+    layers = jnp.arange(observed.shape[0]), layer_steps(step, observed)
+    return jax.lax.scan(add, jnp.zeros((*x.shape, x.shape[1]), x.dtype), layers)[0]
+
+
+def _swept_gramians(observations: ObservedTokens, x: State, step: Steps) -> Gramians:
+    """By one sweep down the layers, each linearised once for all that is observed above it."""
+    depth = observations.flow.depth
+
+    def back(seen: Array, layer: Any, state: State, index: Array) -> tuple[Array, None]:
+        pull, rows = _linearised(observations, layer, state)
+
+        def through(above: Array, rows: Array) -> Array:
+            return jax.lax.cond(above, jax.vmap(pull), lambda rows: rows, rows)
+
+        above = jnp.arange(depth) > index
+        seen = jax.lax.map(lambda entry: through(*entry), (above, seen))
+        return seen.at[index].set(rows), None
+
+    states = observations.flow.trajectory(x, observations.grid).states[:-1]
+    observed = jax.eval_shape(observations.seen, x)
+    seen = jnp.zeros((depth, observed.size, *x.shape), observed.dtype)
+    seen, _ = observations.flow.scan(back, seen, states, jnp.arange(depth), reverse=True)
+    return jnp.einsum("k,koia,koib->iab", layer_steps(step, seen), seen, seen)
+
+
+class LowRankGramians(NamedTuple):
+    r"""Gramians from factors of bounded rank, and what the bound left out.
+
+    Attributes
+    ----------
+    gramians
+        From below: the exact ones less a positive semidefinite part.
+    discarded
+        The trace that was left out at each layer, before the layers below carry it on; zero to
+        rounding where the Gramians are exact.
+    """
+
+    gramians: Gramians
+    discarded: Float[Array, " depth"]
+
+
+@eqx.filter_jit
+def low_rank_gramians(
+    observations: ObservedTokens, x: State, step: Steps, rank: int
+) -> LowRankGramians:
+    r"""Carry all that is observed back through the layers in a factor of bounded rank.
+
+    The Gramian of a whole layer's state obeys :math:`\mathcal G_k = J_k^*\mathcal G_{k+1}J_k +
+    \varepsilon\,C_k^*C_k`. Each layer carries the rows of a factor back, appends its own, and
+    keeps the `rank` largest of their principal components: exact at rank :math:`Mr` or
+    :math:`Ld`. Forward values only: components of equal sizes have no derivative.
+
+    Parameters
+    ----------
+    observations, x, step
+        As in `observability_gramians`.
+    rank
+        R, at least the numbers observed at one layer.
+
+    Raises
+    ------
+    ValueError
+        Where the rank is smaller than what one layer shows.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> flow = ResidualFlow(jnp.zeros(3), step=lambda layer, x, grid, step: 2 * x)
+    >>> see_last = ObservedTokens(flow, token_grid(2), jnp.array([1]))
+    >>> found = low_rank_gramians(see_last, jnp.ones((2, 1)), 1.0, rank=1)
+    >>> found.gramians.ravel().round(5).tolist(), float(found.discarded.sum())  # 1 + 4 + 16
+    ([0.0, 21.0], 0.0)
+    """
+    observed = jax.eval_shape(observations.seen, x)
+    require(
+        rank >= observed.size,
+        "rank",
+        got=f"{rank}",
+        expected=f"at least the {observed.size} numbers observed at a layer",
+        cure="Raise it, or observe fewer tokens.",
+    )
+
+    def back(factor: Array, layer: Any, state: State, weight: Array) -> tuple[Array, Array]:
+        pull, rows = _linearised(observations, layer, state)
+        rows = jnp.concatenate([jax.vmap(pull)(factor), jnp.sqrt(weight) * rows])
+        sizes, components = jnp.linalg.eigh(jnp.einsum("ria,sia->rs", rows, rows))
+        kept = jnp.einsum("rn,ria->nia", components[:, -rank:], rows)
+        return kept, jnp.maximum(sizes[:-rank], 0).sum()
+
+    states = observations.flow.trajectory(x, observations.grid).states[:-1]
+    steps = layer_steps(step, states)
+    factor = jnp.zeros((rank, *x.shape), observed.dtype)
+    factor, discarded = observations.flow.scan(back, factor, states, steps, reverse=True)
+    return LowRankGramians(_outer(factor), discarded)
+
+
+def _linearised(
+    observations: ObservedTokens, layer: Any, state: State
+) -> tuple[Callable[[State], State], Float[Array, "observed length width"]]:
+    r"""Transpose one layer's derivative at a state, and give the rows of its :math:`C_k`."""
+    _, pull = jax.vjp(lambda x: observations.flow.transition(layer, x, observations.grid), state)
+    seen, pull_seen = jax.vjp(observations.seen, state)
+    rows = jax.vmap(lambda e: pull_seen(e)[0])(jnp.eye(seen.size, dtype=seen.dtype))
+    return lambda covector: pull(covector)[0], rows
+
+
+def _outer(rows: Float[Array, "rows length width"]) -> Gramians:
+    return jnp.einsum("ria,rib->iab", rows, rows)
+
+
+def layer_steps(step: Steps, observed: jax.ShapeDtypeStruct | Array) -> Float[Array, " depth"]:
+    """The weight of every layer's observations, from one for all or one for each."""
+    return jnp.broadcast_to(jnp.asarray(step, observed.dtype), observed.shape[:1])
+
+
+def gramian_traces(gramians: Gramians) -> Float[Array, " positions"]:
+    r"""The observability :math:`g_i = \mathrm{tr}\,G_i` of an isotropic perturbation.
+
+    Examples
+    --------
+    >>> gramian_traces(jnp.eye(3)[None]).tolist()
+    [3.0]
+    """
+    return jnp.trace(gramians, axis1=1, axis2=2)
+
+
+def complement_gramians(gramians: Gramians) -> Float[Array, "positions less less"]:
+    r"""The Gramians on the complement of **1**, in an orthonormal basis of it.
+
+    Under layer normalisation with a selector of final tokens :math:`G_i\mathbf 1 = 0`, and only
+    these have condition numbers.
+
+    Examples
+    --------
+    >>> blind = jnp.array([[[1.0, -1.0], [-1.0, 1.0]]])  # sees differences only
+    >>> complement_gramians(blind).ravel().round(6).tolist()
+    [2.0]
+    """
+    width = gramians.shape[-1]
+    ones = jnp.ones((width, 1), gramians.dtype)
+    basis = jnp.linalg.qr(jnp.concatenate([ones, jnp.eye(width, width - 1)], axis=1))[0][:, 1:]
+    return jnp.einsum("ap,iab,bq->ipq", basis, gramians, basis)
+
+
+def condition_numbers(gramians: Gramians) -> Float[Array, " positions"]:
+    r""":math:`\kappa_0 = \lambda_{\max}/\lambda_{\min}` of every Gramian; infinite where singular.
+
+    Examples
+    --------
+    >>> condition_numbers(jnp.diag(jnp.array([2.0, 8.0]))[None]).tolist()
+    [4.0]
+    """
+    spectrum = jnp.linalg.eigvalsh(gramians)
+    smallest = spectrum[:, 0]
+    singular = smallest <= 0
+    return jnp.where(singular, jnp.inf, spectrum[:, -1] / jnp.where(singular, 1, smallest))

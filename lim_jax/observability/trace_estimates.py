@@ -1,0 +1,250 @@
+r"""Traces of observability Gramians without the Gramians: estimates and their moments.
+
+Forward probes carry a random perturbation of one position through the network; injected noise
+comes back from every layer to all positions at once. Some of the positions or layers stand for
+all by the inverse of the probability that they are drawn.
+"""
+
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Key
+
+from lim_jax._checks import guarded, require
+from lim_jax.grid import Grid, integral
+from lim_jax.observability.gramian import (
+    Gramians,
+    Observations,
+    State,
+    Steps,
+    gramian_traces,
+    layer_steps,
+)
+from lim_jax.probes import Probes
+
+Scalar = Float[Array, ""]
+
+
+@eqx.filter_jit
+def probed_observability(
+    observations: Observations,
+    x: State,
+    step: Steps,
+    probes: Probes | Float[Array, "probes positions width"],
+    positions: Int[Array, " positions"] | None = None,
+) -> Float[Array, "probes positions"]:
+    r"""Sample the traces by forward probes, without any Gramian: Algorithm 3's estimates.
+
+    Row r holds :math:`\sum_k\varepsilon\,\|C_kJ_{k,i}\xi_r\|^2`, whose mean over probes is
+    :math:`\hat g_i` (`eq:discrete-observability-trace-estimator`); `probes.sample_mean` gives it
+    with its standard error. One Jacobian-vector product for each probe and position.
+
+    Parameters
+    ----------
+    observations, x, step
+        As in `gramian.observability_gramians`.
+    probes
+        From `probes`; of shape (probes, width) the same at every position, which lessens the noise
+        of differences, else one set for each position.
+    positions
+        The monitored positions, all by default.
+
+    Examples
+    --------
+    >>> observations = lambda x: 3 * x.reshape(1, -1)
+    >>> probed_observability(observations, jnp.ones((2, 1)), 0.5, jnp.array([[1.0]])).tolist()
+    [[4.5, 4.5]]
+    """
+    positions = jnp.arange(x.shape[0]) if positions is None else positions
+    if probes.ndim == 2:
+        probes = jnp.broadcast_to(probes[:, None], (len(probes), len(positions), x.shape[1]))
+    observed, push = jax.linearize(observations, x)
+    steps = layer_steps(step, observed)
+
+    def sample(position: Array, probe: Array) -> Scalar:
+        return steps @ (push(jnp.zeros_like(x).at[position].set(probe)) ** 2).sum(axis=1)
+
+    return jax.vmap(jax.vmap(sample), in_axes=(None, 0))(positions, probes)
+
+
+@eqx.filter_jit
+def layer_injected_traces(
+    observations: Observations,
+    x: State,
+    step: Steps,
+    injected: Float[Array, "draws depth observed"],
+) -> Float[Array, "draws length"]:
+    r"""Sample the traces of all positions at once, by one reverse sweep for each draw.
+
+    With independent isotropic :math:`z_k` at every layer, :math:`w = \sum_k\sqrt\varepsilon\,
+    J_k^*C_k^*z_k` has :math:`\mathbb E\,\|w_i\|^2 = \mathrm{tr}\,G_i` at every position i.
+
+    Parameters
+    ----------
+    observations, x, step
+        As in `gramian.observability_gramians`.
+    injected
+        Independent isotropic entries.
+
+    Examples
+    --------
+    >>> observations = lambda x: 3 * x.reshape(1, -1)
+    >>> noise = jnp.ones((1, 1, 2))
+    >>> layer_injected_traces(observations, jnp.ones((2, 1)), 0.5, noise).round(6).tolist()
+    [[4.5, 4.5]]
+    """
+    observed, pull = jax.vjp(observations, x)
+    scale = jnp.sqrt(layer_steps(step, observed))[:, None]
+
+    def draw(noise: Float[Array, "depth observed"]) -> Float[Array, " length"]:
+        return (pull(scale * noise)[0] ** 2).sum(axis=1)
+
+    return jax.vmap(draw)(injected)
+
+
+class Sample(NamedTuple):
+    r"""Some positions, or layers, that stand for all.
+
+    Attributes
+    ----------
+    indices
+        Those that were drawn, in increasing order.
+    inclusion
+        The probability :math:`\pi_i > 0` with which each of all is drawn.
+    """
+
+    indices: Int[Array, " drawn"]
+    inclusion: Float[Array, " total"]
+
+    def corrected(self, weights: Float[Array, " total"]) -> Float[Array, " drawn"]:
+        r"""The weights :math:`w_i/\pi_i` of those drawn: sums of them are unbiased.
+
+        Examples
+        --------
+        >>> Sample(jnp.array([1]), jnp.array([0.5, 0.25])).corrected(jnp.ones(2)).tolist()
+        [4.0]
+        """
+        return weights[self.indices] / self.inclusion[self.indices]
+
+
+def systematic_sample(sizes: Float[Array, " total"], count: int, *, key: Key[Array, ""]) -> Sample:
+    r"""Draw exactly `count` of all, each with a probability in proportion to its size.
+
+    Madow's systematic sampling: one uniform number, and steps of one along the cumulated
+    probabilities :math:`\pi_i = \mathrm{count}\cdot\mathrm{size}_i/\sum_j\mathrm{size}_j`. For
+    monitored positions take `Sample.corrected` of the grid's weights, in
+    `training.sampled_trace_penalty`; for monitored layers that of :math:`\varepsilon`, put at
+    their indices into zeros, as the Gramians' `step`.
+
+    Parameters
+    ----------
+    sizes
+        Positive; equal ones draw evenly.
+    count
+        How many.
+    key
+        The source of randomness.
+
+    Raises
+    ------
+    ValueError
+        Where more are to be drawn than there are.
+    EquinoxRuntimeError
+        Where a size is not positive, or so large that its probability would exceed one.
+
+    Examples
+    --------
+    >>> drawn = systematic_sample(jnp.ones(6), 3, key=jax.random.key(0))
+    >>> drawn.inclusion.tolist(), jnp.diff(drawn.indices).tolist()
+    ([0.5, 0.5, 0.5, 0.5, 0.5, 0.5], [2, 2])
+    """
+    require(
+        0 < count <= sizes.shape[0],
+        "count",
+        got=f"{count}",
+        expected=f"from 1 to the {sizes.shape[0]} there are",
+        cure="Draw fewer.",
+    )
+    inclusion = count * sizes / sizes.sum()
+    rounding = sizes.shape[0] * jnp.finfo(sizes.dtype).eps
+    inclusion = guarded(
+        inclusion,
+        jnp.any((sizes <= 0) | (inclusion > 1 + rounding)),
+        "sizes: expected positive ones, none above the mean times total over count. "
+        "Draw more, or always keep the largest and sample the others.",
+    )
+    cumulated = jnp.cumsum(inclusion)
+    cumulated = cumulated * (count / cumulated[-1])
+    marks = jnp.arange(count, dtype=sizes.dtype) + jax.random.uniform(key, dtype=sizes.dtype)
+    indices = jnp.searchsorted(cumulated, marks, side="right")
+    return Sample(jnp.minimum(indices, sizes.shape[0] - 1), inclusion)
+
+
+def probed_traces(
+    gramians: Gramians, probes: Float[Array, "probes width"]
+) -> Float[Array, " length"]:
+    r"""Estimate the traces with common probes: :math:`\hat g_i = N^{-1}\sum_r \xi_r^* G_i \xi_r`.
+
+    `eq:discrete-observability-trace-estimator` by `eq:finite-token-observability-quadratic-form`;
+    unbiased for isotropic probes (`eq:observability-trace-unbiasedness`).
+
+    Examples
+    --------
+    >>> probed_traces(jnp.diag(jnp.array([1.0, 2.0]))[None], jnp.array([[1.0, -1.0]])).tolist()
+    [3.0]
+    """
+    return jnp.einsum("ra,iab,rb->i", probes, gramians, probes) / probes.shape[0]
+
+
+class PenaltyMoments(NamedTuple):
+    """The mean excess and the standard deviation of an estimated penalty."""
+
+    bias: Scalar
+    deviation: Scalar
+
+
+def gaussian_probe_moments(gramians: Gramians, grid: Grid, probes: int) -> PenaltyMoments:
+    r"""Exact bias and deviation of the trace penalty under common Gaussian probes.
+
+    With the centred :math:`H_i = G_i - \bar G` the penalty is
+    :math:`\hat\Omega = \sum_i \Delta p_i \hat h_i^2`, where
+    :math:`\hat h_i = N^{-1}\sum_r \xi_r^* H_i \xi_r` has the cumulants
+
+    .. math::
+        \kappa(i) = \mathrm{tr} H_i,\quad
+        \kappa(i,j) = \tfrac{2}{N}\mathrm{tr} H_iH_j,\quad
+        \kappa(i,i,j) = \tfrac{8}{N^2}\mathrm{tr} H_i^2H_j,\quad
+        \kappa(i,i,j,j) = \tfrac{16}{N^3}\bigl(2\,\mathrm{tr} H_i^2H_j^2
+        + \mathrm{tr} H_iH_jH_iH_j\bigr).
+
+    The bias is :math:`\mathrm{tr}(Q\Sigma) = \sum_i \Delta p_i \kappa(i,i)`
+    (`eq:algorithm3-penalty-estimator-bias`), and the variance
+    :math:`\sum_{ij}\Delta p_i\Delta p_j\,[\kappa(i,i,j,j) + 4\kappa(i,i,j)\kappa(j)
+    + 2\kappa(i,j)^2 + 4\kappa(i)\kappa(i,j)\kappa(j)]`.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> gramians = jnp.array([[[0.0]], [[2.0]]])  # centred: -1 and 1, so the penalty is y^2
+    >>> moments = gaussian_probe_moments(gramians, token_grid(2), probes=1)
+    >>> float(moments.bias), round(float(moments.deviation) ** 2, 9)  # E y^4 - 1^2, y ~ chi^2_1
+    (2.0, 96.0)
+    """
+    centred = gramians - integral(gramians, grid)[None]
+    mean = gramian_traces(centred)
+    products = jnp.einsum("iab,jbc->ijac", centred, centred)
+    squares = jnp.einsum("iiac->iac", products)
+    second = 2 / probes * jnp.trace(products, axis1=2, axis2=3)
+    third = 8 / probes**2 * jnp.einsum("iab,jba->ij", squares, centred)
+    crossed = 2 * jnp.einsum("iab,jba->ij", squares, squares)
+    fourth = 16 / probes**3 * (crossed + jnp.einsum("ijab,ijba->ij", products, products))
+    summands = (
+        fourth
+        + 4 * third * mean[None, :]
+        + 2 * second**2
+        + 4 * mean[:, None] * second * mean[None, :]
+    )
+    variance = grid.weights @ summands @ grid.weights
+    return PenaltyMoments(grid.weights @ jnp.diag(second), jnp.sqrt(variance))

@@ -1,0 +1,216 @@
+r"""Why a network uses the positions that it uses: every diagnostic of one model and loss.
+
+Density, channels and certificates of a `LanguageModel` on contexts, under query weights that say
+where the loss asks; and its cone mass, which is the network's alone.
+"""
+
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+from jaxtyping import Array, Float, Key
+
+from lim_jax.adjoint.cone import JointCone, cone_mass, joint_cone
+from lim_jax.adjoint.criteria import (
+    REGIONS,
+    Certificate,
+    bootstrap_bounds,
+    double_deficit,
+    exact_characterisation,
+    primacy_noncancellation,
+    readout_residual_energies,
+    recency_survival,
+    right_biased_queries,
+)
+from lim_jax.adjoint.ledger import (
+    CHANNELS,
+    RegionalChannels,
+    boundary_strengths,
+    channels,
+    cone_by_head,
+    regional_channels,
+)
+from lim_jax.adjoint.residual import amplification, interaction_norms
+from lim_jax.adjoint.tangent import attention_sites
+from lim_jax.density import Influence, influence
+from lim_jax.grid import Regions
+from lim_jax.models.language import LanguageModel, Tokens, batch_of_windows
+from lim_jax.network.field import CausalAttention, State
+from lim_jax.probes import Estimate, sample_mean
+
+Profile = Float[Array, " length"]
+
+
+class Explanation(NamedTuple):
+    r"""Which positions matter to a model under a loss, and why.
+
+    Attributes
+    ----------
+    influence
+        The density, its errors and indices.
+    channel_energies
+        :math:`\mathbb E\|P_\alpha(p)\|^2` of the residual, the cone and the local channel.
+    regional
+        The channels' products over the regions.
+    head_energies
+        :math:`\int \mathbb E\|P\|^2` of what every head of every layer adds to the cone channel.
+    terminal_contrast
+        :math:`\mathsf R_{\rm res}` over :math:`\mathbb E\|P_T\|^2`'s mean, with the standard
+        error over examples of its numerator.
+    certificates
+        The paper's criteria.
+    """
+
+    influence: Influence
+    channel_energies: Float[Array, "3 length"]
+    regional: RegionalChannels
+    head_energies: Float[Array, "depth heads"]
+    terminal_contrast: Estimate
+    certificates: tuple[Certificate, ...]
+
+    def record(self) -> dict[str, Any]:
+        """Everything as plain numbers and strings."""
+        regions, energies = self.influence.regions, self.regional
+        strengths = boundary_strengths(energies, regions)
+        by_region = {
+            region: {
+                **dict(zip(CHANNELS, energies.energies[b].tolist(), strict=True)),
+                "cross terms": float(energies.cross_terms[b]),
+                "total": float(energies.totals[b]),
+            }
+            for b, region in enumerate(REGIONS)
+        }
+        return {
+            "length": self.influence.grid.size,
+            "delta": float(regions.delta),
+            "examples": int(self.influence.count),
+            "total": float(self.influence.total),
+            "indices": _numbers(self.influence.indices()),
+            "index_errors": _numbers(self.influence.index_errors()),
+            "density": self.influence.density.tolist(),
+            "density_error": self.influence.density_error.tolist(),
+            "channel_energies": dict(zip(CHANNELS, self.channel_energies.tolist(), strict=True)),
+            "regional_energies": by_region,
+            "boundary_strengths": _numbers(strengths),
+            "head_energies": self.head_energies.tolist(),
+            "terminal_contrast": _numbers(self.terminal_contrast),
+            "certificates": [certificate.record() for certificate in self.certificates],
+        }
+
+
+def explain(
+    model: LanguageModel,
+    windows: Tokens,
+    query_weights: Profile,
+    regions: Regions,
+    *,
+    key: Key[Array, ""],
+) -> Explanation:
+    """Measure every diagnostic of a model on contexts.
+
+    Not for use inside `jax.jit`: certificates judge concrete numbers.
+
+    Parameters
+    ----------
+    model
+        The network.
+    windows
+        Contexts with the byte after each, from `language.sample_windows`.
+    query_weights
+        Where the loss asks: `loss.teacher_forcing`, `loss.last_token`, or others.
+    regions
+        On the model's token grid.
+    key
+        For power iterations and the bootstrap.
+    """
+    norms_key, bootstrap_key = jax.random.split(key)
+    x, targets = batch_of_windows(model, windows)
+    found = influence(
+        lambda model, x, y: model.loss(x, y, query_weights), model, (x, targets), regions.grid,
+        regions,
+    )  # fmt: skip
+    measured = _measure(model, x, targets, query_weights, regions, norms_key)
+    regional = regional_channels(measured.vectors, regions)
+    terminal, initial = measured.covectors[:, -1], measured.covectors[:, 0]
+    bounds = bootstrap_bounds(regional, key=bootstrap_key)
+    certificates = (
+        right_biased_queries(query_weights, measured.residual_energies, regions),
+        recency_survival(terminal, initial, measured.amplification, regions),
+        primacy_noncancellation(measured.cone, regions),
+        double_deficit(regional, bounds),
+        exact_characterisation(regional),
+    )
+    contrasts = regional.products[:, 2, 0, 0] - regional.products[:, 1, 0, 0]
+    scale = (regions.grid.weights @ (terminal**2).sum(axis=2).mean(axis=0)).item()
+    return Explanation(
+        found,
+        (measured.vectors**2).sum(axis=3).mean(axis=0),
+        regional,
+        measured.head_energies.mean(axis=0),
+        sample_mean(contrasts / scale),
+        certificates,
+    )
+
+
+@eqx.filter_jit
+def average_cone_mass(model: LanguageModel, windows: Tokens, regions: Regions) -> Estimate:
+    """Average the exact cone mass over layers and contexts, in the operator norm, as a density.
+
+    It is of the network alone: no loss enters. Standard errors are over contexts.
+
+    Parameters
+    ----------
+    model, windows, regions
+        As in `explain`.
+    """
+    grid, attention = regions.grid, model.flow.layers.attention
+
+    def of_layer(layer: tuple[CausalAttention, State]) -> Profile:
+        return cone_mass(layer[0], layer[1], grid)
+
+    def mass(x: State) -> Profile:
+        states = model.flow.trajectory(x, grid).states[:-1]
+        return jax.lax.map(of_layer, (attention, states)).mean(axis=0)
+
+    return sample_mean(jax.lax.map(mass, batch_of_windows(model, windows)[0]))
+
+
+class _Measured(NamedTuple):
+    """What is computed under jit, with a leading axis of examples except in the last two."""
+
+    vectors: Float[Array, "examples 3 length width"]
+    covectors: Float[Array, "examples times length width"]
+    amplification: Float[Array, " examples"]
+    head_energies: Float[Array, "examples depth heads"]
+    cone: JointCone
+    residual_energies: Profile
+
+
+@eqx.filter_jit
+def _measure(
+    model: LanguageModel,
+    x: Float[Array, "examples length width"],
+    targets: Float[Array, "examples length bytes"],
+    query_weights: Profile,
+    regions: Regions,
+    key: Key[Array, ""],
+) -> _Measured:
+    grid = regions.grid
+
+    def one(example):
+        x, y = example
+        ledger = channels(
+            model.flow, lambda state: model.terminal_loss(state, y, query_weights), x, grid
+        )
+        sites = attention_sites(model.flow, ledger.states, ledger.covectors, grid)
+        growth = amplification(interaction_norms(model.flow, x, grid, key=key)).product
+        heads = (cone_by_head(sites, grid) ** 2).sum(axis=3) @ grid.weights
+        return ledger.vectors, ledger.covectors, ledger.states[-1], growth, heads, sites
+
+    vectors, covectors, last, growth, heads, sites = jax.lax.map(one, (x, targets))
+    energies = readout_residual_energies(model.readout, last, targets, regions)
+    return _Measured(vectors, covectors, growth, heads, joint_cone(sites, grid), energies)
+
+
+def _numbers(values: Any) -> dict[str, float]:
+    return {name: float(value) for name, value in values._asdict().items()}

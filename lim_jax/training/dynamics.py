@@ -1,0 +1,283 @@
+r"""Training time: gradient flow of a risk, and the exact law by which it moves influence.
+
+.. math:: \dot\vartheta_s = -\nabla R(\vartheta_s), \qquad
+          \partial_s m = \frac{\partial_s I}{Z} - \frac mZ\int_0^1 \partial_s I
+
+(`eq:gd-flow`, `eq:gd-mdot`), for any pure loss. Derivatives of the density along a direction of
+parameters are one Jacobian-vector product: no object of (positions x parameters) is formed.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import diffrax
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PyTree
+
+from lim_jax.density import Batch, Loss, adjoint_energies, losses_and_adjoints
+from lim_jax.grid import Grid, integral
+from lim_jax.probes import Estimate, sample_mean
+from lim_jax.training.loop import Progress, resumable
+
+Scalar = Float[Array, ""]
+Profile = Float[Array, " length"]
+
+
+def risk(loss: Loss, params: PyTree, batch: Batch) -> Scalar:
+    """The mean loss of a batch (`eq:gd-risk`, over the empirical law).
+
+    Examples
+    --------
+    >>> float(risk(lambda weight, x, y: weight * x.sum(), 2.0, (jnp.ones((3, 1, 1)), None)))
+    2.0
+    """
+    x, y = batch
+    return jax.vmap(loss, in_axes=(None, 0, 0))(params, x, y).mean()
+
+
+class DensityDynamics(eqx.Module):
+    r"""The energy I of the influence, and its derivative along a direction of parameters.
+
+    Attributes
+    ----------
+    grid
+        The positions.
+    energy, energy_rate
+        :math:`I` and :math:`D_\vartheta I[\eta]` (`eq:influence-parameter-gradient`).
+    """
+
+    grid: Grid
+    energy: Profile
+    energy_rate: Profile
+
+    @property
+    def total(self) -> Scalar:
+        r""":math:`Z = \int_0^1 I`."""
+        return integral(self.energy, self.grid)
+
+    @property
+    def density(self) -> Profile:
+        """The influence density m; zero where Z is zero."""
+        return self.energy / self._safe_total
+
+    @property
+    def rate(self) -> Profile:
+        r""":math:`\partial_s m` by the quotient rule (`eq:gd-mdot`); its integral is zero."""
+        change = integral(self.energy_rate, self.grid)
+        return (self.energy_rate - self.density * change) / self._safe_total
+
+    @property
+    def decay(self) -> Profile:
+        r"""The relative decay rate :math:`r = -\partial_s I/I`; zero where I is zero."""
+        seen = self.energy > 0
+        return jnp.where(seen, -self.energy_rate / jnp.where(seen, self.energy, 1), 0)
+
+    @property
+    def mean_decay(self) -> Scalar:
+        r""":math:`\bar r = \int m\,r`: mass grows where the decay is below it."""
+        return integral(self.density * self.decay, self.grid)
+
+    @property
+    def replicator_rate(self) -> Profile:
+        r""":math:`m\,(\bar r - r)`, which is `rate` wherever I is not zero."""
+        return self.density * (self.mean_decay - self.decay)
+
+    @property
+    def _safe_total(self) -> Scalar:
+        return jnp.where(self.total == 0, 1, self.total)
+
+
+@eqx.filter_jit
+def density_dynamics(
+    loss: Loss, params: PyTree, batch: Batch, grid: Grid, direction: PyTree | None = None
+) -> DensityDynamics:
+    r"""Differentiate the influence along a direction of parameters, by one product.
+
+    Parameters
+    ----------
+    loss
+        ``loss(params, x, y)`` of one example.
+    params
+        Any pytree; leaves that are not floating-point arrays stay as they are.
+    batch, grid
+        As in `influence`.
+    direction
+        :math:`\eta`, a pytree like the parameters' floating-point arrays; None for
+        :math:`-\nabla R` of the same batch, the law of gradient flow.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> loss = lambda weight, x, y: jnp.vdot(weight, x[:, 0]) / 2
+    >>> batch, weight = (jnp.zeros((1, 2, 1)), None), jnp.array([1.0, 1.0])
+    >>> direction = jnp.array([0.0, 1.0])  # only the second position gains
+    >>> found = density_dynamics(loss, weight, batch, token_grid(2), direction)
+    >>> found.energy.tolist(), found.energy_rate.tolist(), found.rate.tolist()
+    ([1.0, 1.0], [0.0, 2.0], [-1.0, 1.0])
+    """
+    if direction is None:
+        slope = eqx.filter_grad(lambda params: risk(loss, params, batch))(params)
+        direction = jax.tree.map(jnp.negative, slope)
+    energy, energy_rate = _along(
+        lambda params: adjoint_energies(loss, params, batch, grid).mean(axis=0), params, direction
+    )
+    return DensityDynamics(grid, energy, energy_rate)
+
+
+class FourthMoments(NamedTuple):
+    r"""What the continuum's squared penalty asks of the data (`rem:l4-sensitivity-practice`).
+
+    Attributes
+    ----------
+    adjoint
+        :math:`\mathbb E\int\|P_0\|^4`.
+    sensitivity
+        :math:`\mathbb E\int\|D_\vartheta P_0[\eta]\|^4` over :math:`\|\eta\|^4`.
+    """
+
+    adjoint: Estimate
+    sensitivity: Estimate
+
+
+@eqx.filter_jit
+def fourth_moments(
+    loss: Loss, params: PyTree, batch: Batch, grid: Grid, direction: PyTree
+) -> FourthMoments:
+    r"""Estimate the fourth moments behind `prop:influence-l2-differentiability`.
+
+    Estimates that grow with the context, or whose errors do not fall with more examples, say that
+    the squared penalty is to be read at finite length only.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> loss = lambda weight, x, y: weight * x.sum() / 2
+    >>> batch = jnp.zeros((2, 2, 1)), None
+    >>> found = fourth_moments(loss, jnp.array(2.0), batch, token_grid(2), jnp.array(3.0))
+    >>> float(found.adjoint.value), float(found.sensitivity.value)
+    (16.0, 1.0)
+    """
+
+    def adjoints(params: PyTree) -> Float[Array, "examples length width"]:
+        return losses_and_adjoints(loss, params, batch, grid)[1]
+
+    def moment(vectors: Float[Array, "examples length width"]) -> Estimate:
+        return sample_mean((vectors**2).sum(axis=2) ** 2 @ grid.weights)
+
+    found, slopes = _along(adjoints, params, direction)
+    size = sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(direction))
+    return FourthMoments(moment(found), moment(slopes / jnp.sqrt(size)))
+
+
+class TrainingPath(NamedTuple):
+    """A gradient flow at saved training times.
+
+    Attributes
+    ----------
+    times
+        s.
+    params
+        The floating-point arrays of the parameters, with a leading axis of times.
+    risk
+        R.
+    energy
+        The influence's energy I on the batch.
+    """
+
+    times: Float[Array, " times"]
+    params: PyTree
+    risk: Float[Array, " times"]
+    energy: Float[Array, "times length"]
+
+
+def gradient_flow(
+    loss: Loss,
+    params: PyTree,
+    batch: Batch,
+    grid: Grid,
+    times: Sequence[float],
+    *,
+    solver: diffrax.AbstractSolver | None = None,
+    stepsize_controller: diffrax.AbstractStepSizeController | None = None,
+    first_step: float | None = None,
+    checkpoint: Path | None = None,
+    progress: Progress = iter,
+) -> TrainingPath:
+    r"""Solve :math:`\dot\vartheta = -\nabla R` over training time, and measure influence on it.
+
+    One solve between every two saved times, so that an interrupted flow resumes at the last of
+    them with the same numbers. With ``diffrax.Euler()``, ``diffrax.ConstantStepSize()`` and
+    `first_step` it is gradient descent at that rate. Not for use inside `jax.jit`.
+
+    Parameters
+    ----------
+    loss, params, batch, grid
+        As in `density_dynamics`.
+    times
+        Increasing training times to save at; the first is where `params` stand.
+    solver, stepsize_controller, first_step
+        diffrax's; by default Tsitouras' method with tolerances 1e-6.
+    checkpoint, progress
+        As in `training.resumable`.
+
+    Raises
+    ------
+    EquinoxRuntimeError
+        Where the solver does not reach a saved time.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> loss = lambda weight, x, y: weight**2 / 2 + 0 * x.sum()
+    >>> batch = jnp.zeros((1, 2, 1)), None
+    >>> path = gradient_flow(loss, jnp.array(1.0), batch, token_grid(2), [0.0, 1.0])
+    >>> bool(jnp.allclose(path.params, jnp.exp(-path.times), atol=1e-5))
+    True
+    """
+    arrays, static = eqx.partition(params, eqx.is_inexact_array)
+    solver = diffrax.Tsit5() if solver is None else solver
+    controller = diffrax.PIDController(1e-6, 1e-6)
+    controller = controller if stepsize_controller is None else stepsize_controller
+
+    def slope(time, arrays, args):
+        gradient = jax.grad(lambda a: risk(loss, eqx.combine(a, static), batch))(arrays)
+        return jax.tree.map(jnp.negative, gradient)
+
+    @eqx.filter_jit
+    def advance(arrays: PyTree, start: Array, end: Array) -> tuple[PyTree, Scalar, Profile]:
+        solution = diffrax.diffeqsolve(
+            diffrax.ODETerm(slope),
+            solver,
+            t0=start,
+            t1=end,
+            dt0=first_step,
+            y0=arrays,
+            stepsize_controller=controller,
+            max_steps=100_000,
+        )
+        assert solution.ys is not None
+        return observe(jax.tree.map(lambda leaf: leaf[-1], solution.ys))
+
+    @eqx.filter_jit
+    def observe(arrays: PyTree) -> tuple[PyTree, Scalar, Profile]:
+        whole = eqx.combine(arrays, static)
+        energy = adjoint_energies(loss, whole, batch, grid).mean(axis=0)
+        return arrays, risk(loss, whole, batch), energy
+
+    saved = jnp.asarray(times, jax.tree.leaves(arrays)[0].dtype)
+
+    def step(arrays: PyTree, index: int) -> tuple[PyTree, tuple]:
+        record = observe(arrays) if index == 0 else advance(arrays, saved[index - 1], saved[index])
+        return record[0], record
+
+    _, records = resumable(step, arrays, len(saved), checkpoint=checkpoint, progress=progress)
+    return TrainingPath(saved, *records)
+
+
+def _along(function, params: PyTree, direction: PyTree) -> tuple[Array, Array]:
+    """A function of parameters and its derivative along a direction of their arrays."""
+    arrays, static = eqx.partition(params, eqx.is_inexact_array)
+    return jax.jvp(lambda arrays: function(eqx.combine(arrays, static)), (arrays,), (direction,))

@@ -1,0 +1,127 @@
+r"""Functions of input adjoints, and how to differentiate them through a model.
+
+A function of input adjoints, differentiated in the parameters, is a mixed derivative. With
+:math:`c` the derivative of a functional F in the adjoints,
+
+.. math:: D_\vartheta F(P_0)[\eta] = \langle c, D_\vartheta P_0[\eta]\rangle
+          = D_\vartheta\bigl(D_x \mathrm{loss}\cdot c\bigr)[\eta], \qquad c\ \text{held fixed},
+
+so the gradient of F is one forward derivative, along c in the input, of the plain gradient of the
+loss: forward over reverse gives what a gradient of a gradient gives. `functional_of_adjoints` has
+that rule, in a form that forward mode and further derivatives pass through, so that `jax.grad` of
+an objective takes it by itself.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PyTree
+
+from lim_jax.density import Batch, Loss, losses_and_adjoints, require_batch
+from lim_jax.grid import Grid
+
+Scalar = Float[Array, ""]
+Losses = Float[Array, " examples"]
+Adjoints = Float[Array, "examples length width"]
+Functional = Callable[[Losses, Adjoints, Any], Any]
+
+
+def functional_of_adjoints(
+    functional: Functional,
+    loss: Loss,
+    params: PyTree,
+    batch: Batch,
+    grid: Grid,
+    options: PyTree,
+    *,
+    has_aux: bool = False,
+) -> Any:
+    r"""A function of a batch's losses and input adjoints, to differentiate in the parameters.
+
+    Its value is ``functional(losses, adjoints, options)``. All derivatives are exact: in the
+    parameters, the batch and the options, forward, reverse, and nested. The first, in the
+    parameters, is the mixed derivative above, together with that of the losses themselves.
+
+    Parameters
+    ----------
+    functional
+        A pure function. What it needs and is traced or differentiated comes through `options`: it
+        may close over numbers known before tracing only.
+    loss
+        ``loss(params, x, y)`` of one example, a pure function that closes over no tracers.
+    params, batch, grid
+        As in `influence`.
+    options
+        A pytree.
+    has_aux
+        Whether the functional returns a pair, as `jax.grad` means it: the scalar, and a pytree of
+        arrays that is handed out without derivatives.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> loss = lambda weight, x, y: weight**2 * x.sum()  # P_0 = weight^2 / (1/2)
+    >>> energy = lambda losses, adjoints, options: (adjoints**2).mean()
+    >>> batch, grid = (jnp.ones((1, 2, 1)), None), token_grid(2)
+    >>> jax.grad(lambda w: functional_of_adjoints(energy, loss, w, batch, grid, None))(1.0).item()
+    16.0
+    """
+    require_batch(loss, params, batch, grid)
+
+    def paired(losses: Losses, adjoints: Adjoints, options: Any) -> tuple[Scalar, Any]:
+        found = functional(losses, adjoints, options)
+        return found if has_aux else (found, None)
+
+    value, aux = _functional(params, batch, options, functional=paired, loss=loss, grid=grid)
+    return (value, aux) if has_aux else value
+
+
+@eqx.filter_custom_jvp
+def _functional(params, batch, options, *, functional, loss, grid):
+    value, aux = functional(*losses_and_adjoints(loss, params, batch, grid), options)
+    return value, jax.lax.stop_gradient(aux)
+
+
+@_functional.def_jvp
+def _functional_jvp(primals, tangents, *, functional, loss, grid):
+    params, batch, options = primals
+    losses, adjoints = losses_and_adjoints(loss, params, batch, grid)
+    (value, aux), (a, c) = jax.value_and_grad(functional, argnums=(0, 1), has_aux=True)(
+        losses, adjoints, options
+    )
+    # <c, P_0> = D_x loss[c / weights]: the adjoints are densities.
+    direction = (c / grid.weights[None, :, None]).astype(batch[0].dtype)
+    slopes = _mixed_gradient(loss, (params, batch), tangents[:2], direction, a)
+    _, tangent = eqx.filter_jvp(
+        lambda options: functional(losses, adjoints, options)[0], (options,), tangents[2:]
+    )
+    tangent = jnp.zeros_like(value) if tangent is None else tangent
+    for slope, change in zip(jax.tree.leaves(slopes), jax.tree.leaves(tangents[:2]), strict=True):
+        tangent = tangent + jnp.vdot(slope, change).astype(value.dtype)
+    return (value, aux), (tangent, jax.tree.map(jnp.zeros_like, aux))
+
+
+def _mixed_gradient(
+    loss: Loss, primals: PyTree, tangents: PyTree, direction: Adjoints, weights: Losses
+) -> PyTree:
+    r"""The gradient of :math:`\sum_b a_b\,\mathrm{loss}_b + D_x\mathrm{loss}_b\cdot c_b`.
+
+    In those parameters and inputs that have a tangent. With a factor :math:`\sigma_b` on each loss
+    it is the derivative, at :math:`\sigma = 1` and along (c, a), of the plain gradient in those,
+    as a function of x and :math:`\sigma`.
+    """
+    has_tangent = jax.tree.map(lambda t: t is not None, tangents, is_leaf=lambda t: t is None)
+    moving, still = eqx.partition(primals, has_tangent)
+
+    def gradient(shift: Adjoints, factors: Losses) -> PyTree:
+        def total(moving: PyTree) -> Scalar:
+            params, (x, y) = eqx.combine(moving, still)
+            return factors @ jax.vmap(loss, in_axes=(None, 0, 0))(params, x + shift, y)
+
+        return jax.grad(total)(moving)
+
+    at = jnp.zeros_like(direction), jnp.ones_like(weights)
+    return jax.jvp(gradient, at, (direction, weights))[1]

@@ -1,0 +1,225 @@
+r"""Algorithm 3: penalties on observability Gramians, and objectives that balance their traces."""
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PyTree
+
+from lim_jax.density import Batch, Loss
+from lim_jax.grid import Grid, integral
+from lim_jax.observability.gramian import Positions, Steps, layer_steps
+from lim_jax.observability.trace_estimates import probed_observability
+from lim_jax.probes import Probes
+from lim_jax.training.mixed import Adjoints, Losses, Scalar, functional_of_adjoints
+
+Profile = Float[Array, " length"]
+
+
+def trace_penalty(traces: Profile, grid: Grid) -> Scalar:
+    r""":math:`\Omega_{obs}^{tr} = \sum_i \Delta p_i\,(g_i - \bar g)^2`.
+
+    `eq:true-trace-observability-penalty` for exact traces; for estimated ones
+    `eq:discrete-observability-penalty`, which is biased upwards.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> from lim_jax.grid import token_grid
+    >>> float(trace_penalty(jnp.array([1.0, 3.0]), token_grid(2)))
+    1.0
+    """
+    return integral((traces - integral(traces, grid)) ** 2, grid)
+
+
+def gramian_penalty(gramians: Float[Array, "length width width"], grid: Grid) -> Scalar:
+    r""":math:`\Omega_{obs} = \sum_i \Delta p_i\,\|G_i - \bar G\|_{HS}^2`.
+
+    `eq:gd-observability-penalty`. Unlike `trace_penalty` it sees directions.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> gramians = jnp.array([[[1.0, 0.0], [0.0, 0.0]], [[0.0, 0.0], [0.0, 1.0]]])
+    >>> float(gramian_penalty(gramians, token_grid(2)))
+    0.5
+    """
+    deviations = gramians - integral(gramians, grid)[None]
+    return integral((deviations**2).sum(axis=(1, 2)), grid)
+
+
+def crossfit_penalty(first: Profile, second: Profile, grid: Grid) -> Scalar:
+    r"""The unbiased :math:`\tilde\Omega_{obs}^{tr} = (\hat g^{(a)})^\top Q\,\hat g^{(b)}`.
+
+    `eq:algorithm3-crossfit-unbiased-penalty`, of two independent estimates of the traces. It may be
+    negative, and is never clipped: that would bias it.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> float(crossfit_penalty(jnp.array([1.0, 3.0]), jnp.array([3.0, 1.0]), token_grid(2)))
+    -1.0
+    """
+    return integral((first - integral(first, grid)) * (second - integral(second, grid)), grid)
+
+
+def sampled_trace_penalty(
+    traces: Float[Array, " positions"], weights: Float[Array, " positions"]
+) -> Scalar:
+    r"""The trace penalty over some positions, each weighted for all that it stands for.
+
+    With inclusion probabilities :math:`\pi_i` and weights :math:`\Delta p_i/\pi_i`, each sum of the
+    penalty is estimated without bias, and its mean is normalised by the weights' own sum.
+
+    Examples
+    --------
+    >>> float(sampled_trace_penalty(jnp.array([1.0, 3.0]), jnp.array([0.5, 0.5])))
+    1.0
+    """
+    mean = weights @ traces / weights.sum()
+    return weights @ (traces - mean) ** 2
+
+
+def observability_objective(
+    loss: Loss,
+    observations: Callable[[PyTree, Any], Float[Array, "depth observed"]],
+    params: PyTree,
+    batch: Batch,
+    grid: Grid,
+    probes: Probes,
+    *,
+    strength: Scalar | float,
+    step: Steps,
+    positions: Positions | None = None,
+    weights: Float[Array, " positions"] | None = None,
+    previous: Float[Array, " positions"] | None = None,
+    memory: Scalar | float = 0.0,
+) -> tuple[Scalar, Float[Array, " positions"]]:
+    r"""Algorithm 3's objective with its traces, for ``jax.value_and_grad(..., has_aux=True)``.
+
+    :math:`\mathcal L_{\mathcal B} + \frac{\lambda_{obs}}2\hat\Omega_{obs}^{tr}`
+    (`eq:observability-balanced-training-objective`), the traces averaged over probes and examples.
+    The penalty is biased upwards by the noise of the traces
+    (`eq:algorithm3-penalty-estimator-bias`); averaging over steps lessens it. Its gradient is
+    reverse mode through the probes' forward mode.
+
+    Parameters
+    ----------
+    loss, params, batch, grid
+        As in `influence`.
+    observations
+        ``observations(params, x)``, as in `gramian.observability_gramians`.
+    probes
+        From `probes`, drawn anew at each step; common to all positions.
+    strength
+        :math:`\lambda_{obs}`.
+    step
+        As in `gramian.observability_gramians`; layers are subsampled by it.
+    positions, weights
+        The monitored positions, all by default, and what each stands for: the grid's weights, or
+        those that `trace_estimates.Sample.corrected` makes of them.
+    previous, memory
+        Traces of earlier steps at these positions, and their share in the average with this
+        step's, for temporal averaging. Only this step's share has a gradient.
+
+    Returns
+    -------
+    tuple
+        The objective, and the averaged traces :math:`\hat g`.
+    """
+    x, y = batch
+
+    def traces_of(example: Float[Array, "length width"]) -> Float[Array, " positions"]:
+        samples = probed_observability(
+            lambda x: observations(params, x), example, step, probes, positions
+        )
+        return samples.mean(axis=0)
+
+    traces = jax.vmap(traces_of)(x).mean(axis=0)
+    if previous is not None:
+        traces = memory * jax.lax.stop_gradient(previous) + (1 - memory) * traces
+    risk = jax.vmap(loss, in_axes=(None, 0, 0))(params, x, y).mean()
+    if weights is None:
+        weights = grid.weights if positions is None else grid.weights[positions]
+    return risk + strength / 2 * sampled_trace_penalty(traces, weights), traces
+
+
+def injected_objective(
+    loss: Loss,
+    observations: Callable[[PyTree, Any], Float[Array, "depth observed"]],
+    params: PyTree,
+    batch: Batch,
+    grid: Grid,
+    injected: Float[Array, "examples draws depth observed"],
+    *,
+    strength: Scalar | float,
+    step: Steps,
+    previous: Profile | None = None,
+    memory: Scalar | float = 0.0,
+) -> tuple[Scalar, Profile]:
+    r"""Algorithm 3's objective with the traces of all positions from noise injected at every layer.
+
+    As `observability_objective`, with the estimate of `trace_estimates.layer_injected_traces`. Its
+    noise :math:`z` makes :math:`\langle\sqrt\varepsilon z, C(x)\rangle` a random loss whose input
+    gradient is the sample :math:`w`, so the penalty is a function of input adjoints and has their
+    rule: its gradient takes a few plain gradients of the observations, whatever the length.
+
+    Parameters
+    ----------
+    loss, observations, params, batch, grid, strength, step
+        As in `observability_objective`; the observations close over no tracers.
+    injected
+        Independent isotropic entries, drawn anew at each step. Those of different examples should
+        be independent too: averaging over the batch then averages their noise.
+    previous, memory
+        As in `observability_objective`, of all positions.
+
+    Returns
+    -------
+    tuple
+        The objective, and the averaged traces :math:`\hat g`.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> loss = lambda weight, x, y: weight
+    >>> see = lambda weight, x: weight * jnp.array([[1.0, 2.0]]) * x.T  # traces w^2 and 4 w^2
+    >>> noise, batch = jnp.ones((1, 1, 1, 2)), (jnp.ones((1, 2, 1)), None)
+    >>> value, traces = injected_objective(
+    ...     loss, see, jnp.array(1.0), batch, token_grid(2), noise, strength=2.0, step=1.0
+    ... )
+    >>> value.item(), traces.tolist()  # 1 + 1.5^2
+    (3.25, [1.0, 4.0])
+    """
+    x, y = batch
+    depth, observed = injected.shape[2:]
+    scale = jnp.sqrt(layer_steps(step, injected[0, 0]))
+
+    def projected(params: PyTree, x: Any, noise: Float[Array, "depth observed"]) -> Scalar:
+        return jnp.vdot(noise, observations(params, x))
+
+    drawn = injected.shape[1]
+    noise = (scale[None, None, :, None] * injected).reshape(-1, depth, observed)
+    options = (strength, *((0.0, 0.0) if previous is None else (previous, memory)))
+    options = jax.tree.map(lambda leaf: jnp.asarray(leaf, x.dtype), options)
+    penalty, traces = functional_of_adjoints(
+        _TraceBalance(grid), projected, params, (jnp.repeat(x, drawn, axis=0), noise), grid,
+        options, has_aux=True,
+    )  # fmt: skip
+    return jax.vmap(loss, in_axes=(None, 0, 0))(params, x, y).mean() + penalty, traces
+
+
+class _TraceBalance(eqx.Module):
+    """Strength, previous traces and memory to the penalty and the traces."""
+
+    grid: Grid
+
+    def __call__(self, losses: Losses, adjoints: Adjoints, options: Any) -> tuple[Scalar, Profile]:
+        del losses
+        strength, previous, memory = options
+        # The samples are Euclidean, the adjoints densities.
+        traces = self.grid.weights**2 * (adjoints**2).sum(axis=2).mean(axis=0)
+        traces = memory * previous + (1 - memory) * traces
+        return strength / 2 * trace_penalty(traces, self.grid), traces

@@ -1,0 +1,207 @@
+r"""Algorithm 2: loss weights that answer measured influence, as steps of any training stage."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PyTree
+
+from lim_jax._checks import guarded
+from lim_jax.density import indices
+from lim_jax.grid import Grid, Regions, integral, regional_averages
+from lim_jax.training.loop import Progress, resumable
+
+Scalar = Float[Array, ""]
+Profile = Float[Array, " length"]
+
+
+def reweight_positions(
+    weights: Profile,
+    density: Profile,
+    target: Profile | float,
+    grid: Grid,
+    *,
+    rate: float,
+    smallest: float,
+    largest: float,
+) -> Profile:
+    r"""One damped multiplicative update of Algorithm 2's loss weights.
+
+    :math:`\tilde w_i = \mathrm{clip}(w_i\,e^{\eta_w(\nu_i - m_i)})`, then division by
+    :math:`\sum_j \Delta p_j \tilde w_j` (`eq:mask-aware-weight-update`). Clipping comes first, so
+    the weights returned have unit mean and may leave the clipping interval.
+
+    Parameters
+    ----------
+    weights, density, target
+        :math:`w`, the measured influence density :math:`m` and its target :math:`\nu`.
+    grid
+        Their positions.
+    rate
+        :math:`\eta_w`.
+    smallest, largest
+        The clipping interval.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> density = jnp.array([2.0, 0.0])
+    >>> options = dict(rate=0.5, smallest=0.1, largest=8.0)
+    >>> weights = reweight_positions(jnp.ones(2), density, 1.0, token_grid(2), **options)
+    >>> bool(weights[0] < 1 < weights[1]), round(float(weights.sum()), 12)
+    (True, 2.0)
+    """
+    raised = jnp.clip(weights * jnp.exp(rate * (target - density)), smallest, largest)
+    return raised / integral(raised, grid)
+
+
+def reweighting_run(
+    stage: Callable[[PyTree, Profile, int], tuple[PyTree, Profile, PyTree]],
+    state: PyTree,
+    grid: Grid,
+    updates: int,
+    *,
+    target: Profile | float = 1.0,
+    rate: float,
+    smallest: float,
+    largest: float,
+    checkpoint: Path | None = None,
+    progress: Progress = iter,
+) -> tuple[PyTree, Profile, PyTree]:
+    r"""Algorithm 2: measure, reweight, train, and again, over any training stage.
+
+    A heuristic: no decrease of LIM follows from it (`response` says whether one is to be
+    expected), so have each stage record the unweighted risk beside the weighted one.
+
+    Parameters
+    ----------
+    stage
+        ``stage(state, weights, index) -> (state, density, record)``: train for an epoch under the
+        loss weights, then measure the influence density. `loss.cross_entropy` of labels times
+        weights is the weighted loss (`eq:discrete-weighted-cross-entropy`).
+    state
+        Parameters, optimiser, and what else a stage needs.
+    grid
+        The positions.
+    updates
+        How many stages.
+    target, rate, smallest, largest
+        As in `reweight_positions`, which follows every stage.
+    checkpoint, progress
+        As in `training.resumable`.
+
+    Returns
+    -------
+    tuple
+        The last state, the weights after the last update, and the records of all stages.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> def stage(state, weights, index):  # influence that answers the weights
+    ...     density = jnp.array([1.5, 0.5]) * weights
+    ...     return state, density / density.mean(), density[0] - density[1]
+    >>> options = dict(rate=0.5, smallest=0.1, largest=8.0)
+    >>> _, weights, gaps = reweighting_run(stage, None, token_grid(2), 20, **options)
+    >>> float(gaps[0]), bool(abs(gaps[-1]) < 1e-3)
+    (1.0, True)
+    """
+
+    def step(carried: tuple[PyTree, Profile], index: int) -> tuple[tuple[PyTree, Profile], PyTree]:
+        state, weights = carried
+        state, density, record = stage(state, weights, index)
+        weights = reweight_positions(
+            weights, density, target, grid, rate=rate, smallest=smallest, largest=largest
+        )
+        return (state, weights), record
+
+    start = state, jnp.ones_like(grid.weights)
+    (state, weights), records = resumable(
+        step, start, updates, checkpoint=checkpoint, progress=progress
+    )
+    return state, weights, records
+
+
+class Response(NamedTuple):
+    r"""How the next training stage's influence answers a change of the loss weights.
+
+    Attributes
+    ----------
+    lim
+        :math:`\mathcal L_\delta(w)`, LIM after the stage (`eq:influence-response-map`).
+    change
+        :math:`\nabla_w\mathcal L_\delta\cdot\Delta w`, its first-order change
+        (`eq:lim-outer-loop-first-order-change`).
+    alignment
+        The largest c of `eq:lim-response-alignment-condition`,
+        :math:`-\mathrm{change}/\|\Delta w\|^2`; the condition holds where it is positive.
+    """
+
+    lim: Scalar
+    change: Scalar
+    alignment: Scalar
+
+
+def response(
+    stage: Callable[[Profile], Profile], weights: Profile, change: Profile, regions: Regions
+) -> Response:
+    r"""Differentiate LIM through a training stage, along a change of its loss weights.
+
+    Neither a decrease of LIM nor alignment follows from Algorithm 2's update: this says whether
+    they are there.
+
+    Parameters
+    ----------
+    stage
+        From loss weights to the influence density after the next training stage: the response map
+        :math:`\mathcal M`, with the stage unrolled so that it is differentiated.
+    weights, change
+        w, and :math:`\Delta w`, for example from `reweight_positions`.
+    regions
+        Of LIM.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import boundary_regions, token_grid
+    >>> regions = boundary_regions(token_grid(4), 0.25)
+    >>> found = response(lambda w: w, jnp.array([2.0, 0.5, 0.5, 1.0]), jnp.eye(4)[1], regions)
+    >>> bool(found.change < 0), bool(found.alignment > 0)  # weight in the middle lessens LIM
+    (True, True)
+    """
+
+    def index(weights: Profile) -> Scalar:
+        return indices(regional_averages(stage(weights), regions)).lim
+
+    lim, slope = jax.jvp(index, (weights,), (change,))
+    size = change @ change
+    return Response(lim, slope, -slope / jnp.where(size > 0, size, 1))
+
+
+def importance_weights(deployed: Profile, trained: Profile, grid: Grid) -> Profile:
+    r"""Weights :math:`w = \tau/\pi` under which the weighted risk is the deployment risk.
+
+    `eq:positional-importance-weight`, where :math:`\int w\,\pi = 1`: both are densities of
+    position.
+
+    Raises
+    ------
+    EquinoxRuntimeError
+        Where positions are deployed that are never trained on.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> importance_weights(jnp.array([0.5, 1.5]), jnp.ones(2), token_grid(2)).tolist()
+    [0.5, 1.5]
+    """
+    deployed, trained = deployed / integral(deployed, grid), trained / integral(trained, grid)
+    missing = jnp.any((trained <= 0) & (deployed > 0))
+    deployed = guarded(
+        deployed,
+        missing,
+        "trained: expected a positive density wherever `deployed` is positive, got zero. "
+        "No weight makes up for positions that are never trained on.",
+    )
+    return jnp.where(trained > 0, deployed / jnp.where(trained > 0, trained, 1), 0)
