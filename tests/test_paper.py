@@ -84,7 +84,7 @@ def test_a_missed_figure_is_marked_and_fails(reproduced):
     wrong["probe"]["1"]["bias"] += 1e-3
     missed = [comparison.name for comparison in paper.compare(wrong) if not comparison.agrees]
     assert missed == ["table algorithm2 gap", "probe 1 bias"]
-    assert "DIFFERS" in cli._comparison_table(paper.compare(wrong))
+    assert "DIFFERS" in paper.comparison_table(paper.compare(wrong))
 
 
 def cesaro_matrices():

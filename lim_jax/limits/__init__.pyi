@@ -9,6 +9,7 @@ from .convergence import depth_costs as depth_costs
 from .convergence import gaussian_attention as gaussian_attention
 from .convergence import measure as measure
 from .convergence import position_costs as position_costs
+from .convergence import rates_table as rates_table
 from .convergence import smooth_labels as smooth_labels
 from .convergence import smooth_states as smooth_states
 from .depth import Scheme as Scheme

@@ -562,3 +562,25 @@ def position_costs(sizes: Iterable[int]) -> list[Curve]:
         curve("Richardson on tokens", halved, extrapolated),
         curve("Gauss-Legendre panels", panels, averages),
     ]
+
+
+def rates_table(rows: list[Row]) -> str:
+    """Lay out measured rows with claimed, expected and measured orders, bounds and reasons."""
+    lines = [
+        f"{'limit':58s} {'claimed':>7s} {'expected':>8s} {'measured':>14s} {'bound':>6s} "
+        f"{'constant':>9s} {'reference':>9s}"
+    ]
+    for row in rows:
+        study, order = row.study, row.study.order
+        bound = {True: "holds", False: "BROKEN", None: "-"}[study.holds]
+        lines.append(
+            f"{row.name:58s} {study.claimed:7.2f} {row.expected:8.2f} "
+            f"{order.value:7.2f} ±{order.half_width:5.2f} {bound:>6s} {order.constant:9.2g} "
+            f"{study.reference_error:9.1e}{'' if row.agrees else '   DIFFERS'}"
+        )
+    reasons = dict.fromkeys(row.reason for row in rows if row.reason)
+    lines += ["", "Where the expected order is not the claimed one:"]
+    for reason in reasons:
+        names = [row.name for row in rows if row.reason == reason]
+        lines.append(f"- {reason}: {'; '.join(names)}")
+    return "\n".join(lines)

@@ -4,6 +4,7 @@ from . import paper as paper
 from .explanation import Explanation as Explanation
 from .explanation import average_cone_mass as average_cone_mass
 from .explanation import explain as explain
+from .explanation import explanation_table as explanation_table
 from .gallery import Counterexample as Counterexample
 from .gallery import counterexamples as counterexamples
 from .gallery import cross_terms_against_a_u_shape as cross_terms_against_a_u_shape
@@ -20,8 +21,10 @@ from .paper import adam_run as adam_run
 from .paper import algorithm1_objective as algorithm1_objective
 from .paper import algorithm2_run as algorithm2_run
 from .paper import algorithm3_objective as algorithm3_objective
+from .paper import beyond_the_paper as beyond_the_paper
 from .paper import cesaro_flow as cesaro_flow
 from .paper import compare as compare
+from .paper import comparison_table as comparison_table
 from .paper import gate_gramians as gate_gramians
 from .paper import gate_influence as gate_influence
 from .paper import gated as gated

@@ -15,6 +15,7 @@ from lim_jax.adjoint.criteria import (
     REGIONS,
     Certificate,
     bootstrap_bounds,
+    certificate_table,
     double_deficit,
     exact_characterisation,
     primacy_noncancellation,
@@ -214,3 +215,29 @@ def _measure(
 
 def _numbers(values: Any) -> dict[str, float]:
     return {name: float(value) for name, value in values._asdict().items()}
+
+
+def explanation_table(result: Explanation) -> str:
+    """Lay out an explanation: density, channels, contrasts and certificates."""
+    indices, errors = result.influence.indices(), result.influence.index_errors()
+    regional, contrast = result.regional, result.terminal_contrast
+    strengths = boundary_strengths(regional, result.influence.regions)
+    lines = [f"{'':26s} {'left':>10s} {'middle':>10s} {'right':>10s}"]
+    rows = {
+        "influence density": (indices.left, indices.middle, indices.right),
+        "  standard error": (errors.left, errors.middle, errors.right),
+        **{f"{name} energy": regional.energies[:, a] for a, name in enumerate(CHANNELS)},
+        "cross terms": regional.cross_terms,
+    }
+    for name, values in rows.items():
+        lines.append(f"{name:26s} " + " ".join(f"{float(value):10.4g}" for value in values))
+    lines += [
+        f"LIM {float(indices.lim):+.3f} ± {float(errors.lim):.3f}, "
+        f"symmetric contrast {float(indices.symmetric_contrast):+.3f}; "
+        f"boundary strengths: primacy {float(strengths.primacy):.4g}, "
+        f"recency {float(strengths.recency):.4g}",
+        "right-minus-middle contrast of the terminal covector, over its mean: "
+        f"{float(contrast.value):+.3f} ± {float(contrast.error):.3f}",
+        certificate_table(result.certificates),
+    ]
+    return "\n".join(lines)
