@@ -126,10 +126,7 @@ def explain(
     """
     norms_key, bootstrap_key = jax.random.split(key)
     x, targets = batch_of_windows(model, windows)
-    found = influence(
-        lambda model, x, y: model.loss(x, y, query_weights), model, (x, targets), regions.grid,
-        regions,
-    )  # fmt: skip
+    found = influence(_loss, (model, query_weights), (x, targets), regions.grid, regions)
     measured = _measure(model, x, targets, query_weights, regions, norms_key)
     regional = regional_channels(measured.vectors, regions)
     terminal, initial = measured.covectors[:, -1], measured.covectors[:, 0]
@@ -151,6 +148,12 @@ def explain(
         sample_mean(contrasts / scale),
         certificates,
     )
+
+
+def _loss(params: tuple[LanguageModel, Profile], x: State, y: Any) -> Float[Array, ""]:
+    """One function for every model and loss: a new one each time would compile each time."""
+    model, query_weights = params
+    return model.loss(x, y, query_weights)
 
 
 @eqx.filter_jit
