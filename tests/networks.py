@@ -1,4 +1,9 @@
-"""Random networks, and finite differences: what several tests share."""
+"""Random networks, and finite differences: what several tests share.
+
+Networks are drawn and taken apart on the host, where nothing is compiled for it.
+"""
+
+from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -21,16 +26,22 @@ def randomised(tree, seed, scale=0.5):
 
 def random_flow(seed=0, *, step=lim.euler, depth=2, width=WIDTH, heads=2, **options):
     """A network of `depth` layers with random biases and norms."""
-    keys = jax.random.split(jax.random.key(0), depth)
-    layers = jax.eval_shape(
-        jax.vmap(
-            lambda key: lim.TransformerField.init(
-                width, heads=heads, hidden=7, bias=True, eta=0.1, key=key
-            )
-        ),
-        keys,
-    )
-    return lim.ResidualFlow(randomised(layers, seed), step=step, **options)
+    return lim.ResidualFlow(randomised(_layers(depth, width, heads), seed), step=step, **options)
+
+
+@cache
+def _layers(depth, width, heads):
+    """The shapes of a network's layers."""
+
+    def layer(key):
+        return lim.TransformerField.init(width, heads=heads, hidden=7, bias=True, eta=0.1, key=key)
+
+    return jax.eval_shape(lambda: jax.vmap(layer)(jax.random.split(jax.random.key(0), depth)))
+
+
+def layer_of(flow, index=0):
+    """One layer of a network."""
+    return jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)[index]), flow.layers)
 
 
 def random_states(seed=2, *shape):
@@ -39,26 +50,35 @@ def random_states(seed=2, *shape):
 
 
 def random_labels(seed=3, *shape):
-    exponentials = jnp.exp(random_states(seed, *(shape or (LENGTH, VOCABULARY))))
-    return exponentials / exponentials.sum(axis=-1, keepdims=True)
+    exponentials = np.exp(random_states(seed, *(shape or (LENGTH, VOCABULARY))))
+    return jnp.asarray(exponentials / exponentials.sum(axis=-1, keepdims=True))
 
 
 def central_difference(function, point, direction, step=1e-5):
     """The derivative of `function` at the pytree `point` along `direction`, to fourth order."""
 
-    def moved(size):
-        return function(jax.tree.map(lambda p, d: p + size * d, point, direction))
+    @jax.jit
+    def difference(point, direction):
+        def moved(size):
+            return function(jax.tree.map(lambda p, d: p + size * d, point, direction))
 
-    values = jax.lax.map(moved, step * jnp.array([1.0, -1.0, 2.0, -2.0]))
-    weights = jnp.array([8.0, -8.0, -1.0, 1.0]) / (12 * step)
-    return jax.tree.map(lambda leaf: jnp.tensordot(weights, leaf, axes=1), values)
+        values = jax.lax.map(moved, step * np.array([1.0, -1.0, 2.0, -2.0]))
+        weights = np.array([8.0, -8.0, -1.0, 1.0]) / (12 * step)
+        return jax.tree.map(lambda leaf: jnp.tensordot(weights, leaf, axes=1), values)
+
+    return difference(point, direction)
 
 
 def central_gradient(function, x, step=1e-5):
     """All partial derivatives of a scalar function of one array, entry by entry."""
-    directions = jnp.eye(x.size).reshape(x.size, *x.shape)
-    slopes = jax.lax.map(lambda d: central_difference(function, x, d, step), directions)
-    return slopes.reshape(x.shape)
+
+    @jax.jit
+    def slopes(x):
+        directions = np.eye(x.size).reshape(x.size, *x.shape)
+        found = jax.lax.map(lambda d: central_difference(function, x, d, step), directions)
+        return found.reshape(x.shape)
+
+    return slopes(x)
 
 
 def fitted_order(refinements, errors):
