@@ -1,6 +1,7 @@
 """Random networks, and finite differences: what several tests share.
 
-Networks are drawn and taken apart on the host, where nothing is compiled for it.
+Arrays are made on the host and put on the device: `jnp.asarray` would compile a program for each
+shape.
 """
 
 from functools import cache
@@ -41,17 +42,17 @@ def _layers(depth, width, heads):
 
 def layer_of(flow, index=0):
     """One layer of a network."""
-    return jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)[index]), flow.layers)
+    return jax.tree.map(lambda leaf: jax.device_put(np.asarray(leaf)[index]), flow.layers)
 
 
 def random_states(seed=2, *shape):
     generator = np.random.default_rng(seed)
-    return jnp.asarray(generator.standard_normal(shape or (LENGTH, WIDTH)))
+    return jax.device_put(generator.standard_normal(shape or (LENGTH, WIDTH)))
 
 
 def random_labels(seed=3, *shape):
     exponentials = np.exp(random_states(seed, *(shape or (LENGTH, VOCABULARY))))
-    return jnp.asarray(exponentials / exponentials.sum(axis=-1, keepdims=True))
+    return jax.device_put(exponentials / exponentials.sum(axis=-1, keepdims=True))
 
 
 def central_difference(function, point, direction, step=1e-5):
