@@ -1,10 +1,9 @@
 """The continuum: Gauss-Legendre grids and Volterra attention, against an independent rule."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from networks import fitted_order, random_flow, random_states
+from networks import fitted_order, layer_of, random_flow, random_states
 
 import lim_jax as lim
 from lim_jax.grid import PanelGrid, gauss_grid, resample
@@ -21,9 +20,10 @@ def smooth_field(p):
 
 
 def attention():
-    norm = lim.LayerNorm(jnp.ones(3), jnp.zeros(3), ETA)
-    query, key, value = (jnp.asarray(matrix)[None] for matrix in (QUERY, KEY, VALUE))
-    return lim.CausalAttention(norm, query, key, value, jnp.eye(3)[None])
+    scale, shift, *maps = jax.device_put(
+        (np.ones(3), np.zeros(3), *(matrix[None] for matrix in (QUERY, KEY, VALUE, np.eye(3))))
+    )
+    return lim.CausalAttention(lim.LayerNorm(scale, shift, ETA), *maps)
 
 
 def independent_attention(p, count=200):
@@ -42,8 +42,22 @@ def independent_attention(p, count=200):
 
 
 def evaluated(grid):
-    x = jnp.asarray(smooth_field(np.asarray(grid.nodes)))
-    return attention()(x, x, grid)
+    x = smooth_field(np.asarray(grid.nodes))
+    return np.asarray(attend(attention(), x, grid))
+
+
+@jax.jit
+def attend(attention, x, grid):
+    return attention(x, x, grid)
+
+
+weights_of = jax.jit(attention_weights)
+resampled = jax.jit(resample)
+
+
+@jax.jit
+def interpolated(values, positions, grid):
+    return grid.interpolate(values, positions)
 
 
 @pytest.mark.parametrize("grid", [gauss_grid(64), gauss_grid(24, panels=6)], ids=["one", "graded"])
@@ -69,9 +83,9 @@ def test_the_other_grids_converge_to_it(make, order):
     sizes, errors = (50, 100, 200, 400), []
     for size in sizes:
         grid = make(size)
-        error = jnp.abs(evaluated(grid) - independent_attention(np.asarray(grid.nodes)))
-        inside = (grid.nodes >= (0 if order == 1 else 0.1))[:, None]
-        errors.append(float(jnp.where(inside, error, 0).max()))
+        nodes = np.asarray(grid.nodes)
+        error = np.abs(evaluated(grid) - independent_attention(nodes))
+        errors.append(error[nodes >= (0 if order == 1 else 0.1)].max())
     assert abs(fitted_order(sizes, errors) - order) < 0.15
 
 
@@ -79,65 +93,61 @@ def test_the_kernel_is_the_measures_density():
     grid = gauss_grid(40)
     # The kernel at (p, q) for smooth scores: exp(s) over its prefix integral.
     p = np.asarray(grid.nodes)
-    query, key = jnp.asarray(np.stack([np.sin(p), p], 1)), jnp.asarray(np.stack([p, p**2], 1))
-    kernel = attention_kernel(query, key, grid)
+    query, key = np.stack([np.sin(p), p], 1), np.stack([p, p**2], 1)
+    kernel = np.asarray(jax.jit(attention_kernel)(query, key, grid))
     u, w = np.polynomial.legendre.leggauss(60)
     for i in (0, 7, 39):
         r = p[i] * (u + 1) / 2
         scores = (np.sin(p[i]) * r + p[i] * r**2) / np.sqrt(2)
         partition = p[i] * np.sum(w / 2 * np.exp(scores))
-        expected = np.exp(np.asarray(query[i] @ key.T) / np.sqrt(2)) / partition * (p <= p[i])
+        expected = np.exp(query[i] @ key.T / np.sqrt(2)) / partition * (p <= p[i])
         np.testing.assert_allclose(kernel[i], expected, rtol=1e-11)
     tokens = lim.token_grid(9)
     query, key = random_states(0, 9, 2), random_states(1, 9, 2)
-    np.testing.assert_allclose(
-        attention_kernel(query, key, tokens) / 9,
-        attention_weights(query, key, tokens),
-        rtol=1e-13,
-        atol=1e-16,
-    )
+    kernel = np.asarray(jax.jit(attention_kernel)(query, key, tokens))
+    np.testing.assert_allclose(kernel / 9, weights_of(query, key, tokens), rtol=1e-13, atol=1e-16)
 
 
 def test_prefix_measures_have_mass_one_and_integrate_moments():
     grid = gauss_grid(40)
-    weights = attention_weights(jnp.zeros((40, 1)), jnp.zeros((40, 1)), grid)
+    weights = np.asarray(weights_of(np.zeros((40, 1)), np.zeros((40, 1)), grid))
+    nodes = np.asarray(grid.nodes)
     for degree in range(5):
-        expected = grid.nodes**degree / (degree + 1)  # the mean of q^degree on [0, p]
-        np.testing.assert_allclose(weights @ grid.nodes**degree, expected, rtol=0, atol=1e-13)
+        expected = nodes**degree / (degree + 1)  # the mean of q^degree on [0, p]
+        np.testing.assert_allclose(weights @ nodes**degree, expected, rtol=0, atol=1e-13)
 
 
 def test_attention_tends_to_its_trace_at_zero():
-    trace = attention().left_trace(jnp.asarray(smooth_field(np.array(0.0))))
+    left_trace = jax.jit(lambda attention, z: attention.left_trace(z))
+    trace = np.asarray(left_trace(attention(), smooth_field(np.array(0.0))))
     positions = np.array([1e-2, 1e-3, 1e-4])
-    errors = np.abs(independent_attention(positions) - np.asarray(trace)).max(axis=1)
+    errors = np.abs(independent_attention(positions) - trace).max(axis=1)
     assert abs(fitted_order(1 / positions, errors) - 1) < 0.1
     grid = gauss_grid(96)  # extrapolation to 0 costs two digits
-    np.testing.assert_allclose(
-        grid.interpolate(evaluated(grid), jnp.zeros(1))[0], trace, rtol=0, atol=1e-9
-    )
-    biased = jax.tree.map(lambda leaf: leaf[0], random_flow(depth=1).layers.attention)
-    x = random_states()
-    tokens = lim.token_grid(12)
-    np.testing.assert_allclose(biased.left_trace(x[0]), biased(x, x, tokens)[0], rtol=1e-13)
+    at_zero = interpolated(evaluated(grid), np.zeros(1), grid)
+    np.testing.assert_allclose(at_zero, trace[None], rtol=0, atol=1e-9)
+    biased, x = layer_of(random_flow(depth=1)).attention, np.asarray(random_states())
+    attended = np.asarray(attend(biased, x, lim.token_grid(12)))
+    np.testing.assert_allclose(left_trace(biased, x[0]), attended[0], rtol=1e-13)
 
 
 @pytest.mark.parametrize("grid", [gauss_grid(9), gauss_grid(5, panels=4)], ids=["one", "graded"])
 def test_panels_integrate_polynomials_exactly(grid):
-    p = np.asarray(grid.nodes)
+    p, prefix = np.asarray(grid.nodes), np.asarray(grid.prefix_weights())
     for degree in range(grid.order):
         expected = p ** (degree + 1) / (degree + 1)
-        found = grid.prefix_weights() @ grid.nodes**degree
-        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-15)
-    for degree in range(2 * grid.order):
-        found = lim.integral(grid.nodes**degree, grid)
-        np.testing.assert_allclose(found, 1 / (degree + 1), rtol=1e-14)
+        np.testing.assert_allclose(prefix @ p**degree, expected, rtol=0, atol=1e-15)
+    degrees = np.arange(2 * grid.order)
+    found = jax.jit(lim.integral)(p[:, None] ** degrees, grid)
+    np.testing.assert_allclose(found, 1 / (degrees + 1), rtol=1e-14)
     edges = np.asarray(grid.edges)
     assert np.all((edges[:-1] < p) & (p < edges[1:]))
 
 
 def test_regions_of_panels_are_spectral():
     grid = gauss_grid(30)
-    averages = lim.regional_averages(jnp.exp(grid.nodes), lim.boundary_regions(grid, 0.2))
+    values = np.exp(np.asarray(grid.nodes))
+    averages = jax.jit(lim.regional_averages)(values, lim.boundary_regions(grid, 0.2))
     ends = np.exp([0, 0.2, 0.8, 1])
     np.testing.assert_allclose(averages, np.diff(ends) / [0.2, 0.6, 0.2], rtol=1e-13)
     points = lim.boundary_regions(grid, 0.2, "points").weights
@@ -150,7 +160,8 @@ def test_resampling_between_grids():
     fine, panels, tokens = gauss_grid(20), gauss_grid(12, panels=3), lim.token_grid(500)
 
     def field(grid):
-        return jnp.stack([jnp.exp(grid.nodes), jnp.sin(4 * grid.nodes)], axis=1)
+        p = np.asarray(grid.nodes)
+        return np.stack([np.exp(p), np.sin(4 * p)], axis=1)
 
     for source, target, tolerance in (
         (fine, panels, 1e-13),
@@ -159,26 +170,30 @@ def test_resampling_between_grids():
         (tokens, panels, 1e-5),
         (fine, tokens, 1e-13),
     ):
-        found = resample(field(source), source, target)
+        found = resampled(field(source), source, target)
         np.testing.assert_allclose(found, field(target), rtol=0, atol=tolerance)
 
 
 def test_linear_resampling_is_of_second_order():
     sizes, target = (20, 40, 80, 160), gauss_grid(30)
+
+    def wave(grid):
+        return np.cos(6 * np.asarray(grid.nodes))
+
     errors = []
-    for size in sizes:
-        source = lim.graded_grid(size)
-        found = resample(jnp.cos(6 * source.nodes), source, target)
-        errors.append(float(jnp.abs(found - jnp.cos(6 * target.nodes)).max()))
+    for source in map(lim.graded_grid, sizes):
+        found = np.asarray(resampled(wave(source), source, target))
+        errors.append(np.abs(found - wave(target)).max())
     assert abs(fitted_order(sizes, errors) - 2) < 0.15
 
 
 def test_interpolation_has_a_gradient_in_its_values():
-    grid, positions = gauss_grid(6), jnp.array([0.3, 0.9])
-    matrix = jax.jacrev(lambda values: grid.interpolate(values, positions))(jnp.zeros(6))
+    grid, positions = gauss_grid(6), np.array([0.3, 0.9])
+    matrix = np.asarray(jax.jit(jax.jacrev(interpolated))(np.zeros(6), positions, grid))
     np.testing.assert_allclose(matrix.sum(axis=1), 1.0, rtol=1e-14)
     for degree in range(6):
-        np.testing.assert_allclose(matrix @ grid.nodes**degree, positions**degree, rtol=1e-13)
+        values = np.asarray(grid.nodes) ** degree
+        np.testing.assert_allclose(matrix @ values, positions**degree, rtol=1e-13)
 
 
 @pytest.mark.parametrize("breaks", [(0.0, 0.5), (0.0, 0.7, 0.3, 1.0), (0.1, 1.0)])
