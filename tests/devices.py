@@ -1,10 +1,13 @@
 """Run the library's jobs on several devices and print how far their numbers are from one's.
 
-``XLA_FLAGS=--xla_force_host_platform_device_count=8 python devices.py virtual`` for 8 virtual
-ones; ``python devices.py 0 PORT`` and ``python devices.py 1 PORT`` are two processes of one run.
+``python devices.py one FILE`` saves those of one device, which the others compare theirs with:
+``XLA_FLAGS=--xla_force_host_platform_device_count=8 python devices.py virtual FILE`` on 8 virtual
+ones; ``python devices.py 0 FILE PORT`` and ``python devices.py 1 FILE PORT`` as two processes.
 """
 
+import pickle
 import sys
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -17,10 +20,11 @@ from lim_jax.training.balancing import balanced_objective
 from lim_jax.training.dynamics import density_dynamics
 
 jax.config.update("jax_enable_x64", True)
-LENGTH, WIDTH, EXAMPLES = 24, 6, 8
+LENGTH, WIDTH, EXAMPLES, SMALL_TILE = 24, 6, 8, 8
 GRID = lim.token_grid(LENGTH)
 
 
+@jax.jit
 def network():
     keys = jax.random.split(jax.random.key(0), 6)
     make = jax.vmap(lambda key: lim.TransformerField.init(WIDTH, heads=2, key=key))
@@ -54,59 +58,71 @@ JOBS = {
 }
 
 
+def dense_and_tiled():
+    """Every job, and the density once more in small tiles of attention."""
+    for name in JOBS:
+        yield name, "dense"
+    blocked.TILE = attention.TILE = SMALL_TILE
+    jax.clear_caches()
+    yield "density", "tiled"
+
+
+def one(file):
+    """Save every job's numbers on one device."""
+    model, batch = network()
+    numbers = {
+        run: [np.asarray(leaf) for leaf in jax.tree.leaves(jax.jit(JOBS[run[0]])(model, batch))]
+        for run in dense_and_tiled()
+    }
+    Path(file).write_bytes(pickle.dumps(numbers))
+
+
 def largest_difference(found, expected):
     gaps = [
-        float(np.max(np.abs(np.asarray(a) - np.asarray(b)) / np.max(np.abs(np.asarray(b)))))
-        for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
+        float(np.max(np.abs(np.asarray(a) - b) / np.max(np.abs(b))))
+        for a, b in zip(jax.tree.leaves(found), expected, strict=True)
     ]
     return max(gaps)
 
 
-def virtual():
-    """Spread examples over all devices, or examples and context; dense, and in small tiles."""
+def virtual(expected):
+    """Spread examples over all devices, or examples and context."""
     mesh = jax.make_mesh((2, 4), ("data", "context"), axis_types=(AxisType.Auto,) * 2)
     specs = PartitionSpec(("data", "context")), PartitionSpec("data", "context")
     model, batch = network()
-    tiled = {"density": JOBS["density"]}
-    for tile, jobs in ((blocked.TILE, JOBS), (8, tiled)):
-        blocked.TILE = attention.TILE = tile
-        jax.clear_caches()
-        for name, job in jobs.items():
-            expected = jax.jit(job)(model, batch)
-            for spec in specs:
-                spread = jax.device_put(batch, NamedSharding(mesh, spec))
-                found = jax.jit(job)(model, spread)
-                gap = largest_difference(found, expected)
-                assert len(jax.tree.leaves(found)[0].sharding.device_set) == 8
-                assert gap < 1e-12, (name, spec, tile, gap)
-                print(name, spec, tile, gap)
+    for name, attends in dense_and_tiled():
+        for spec in specs:
+            spread = jax.device_put(batch, NamedSharding(mesh, spec))
+            found = jax.jit(JOBS[name])(model, spread)
+            gap = largest_difference(found, expected[name, attends])
+            assert len(jax.tree.leaves(found)[0].sharding.device_set) == 8
+            assert gap < 1e-12, (name, attends, spec, gap)
+            print(name, attends, spec, gap)
 
 
-def process(index, port):
+def process(index, expected, port):
     """Each process holds half of the examples; both end with the numbers of one."""
     jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=2, process_id=index)
     mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
-    model, batch = network()
+    model, batch = jax.tree.map(np.asarray, network())
     half = slice(index * EXAMPLES // 2, (index + 1) * EXAMPLES // 2)
     spread, whole = NamedSharding(mesh, PartitionSpec("data")), NamedSharding(mesh, PartitionSpec())
     shared = jax.tree.map(
-        lambda leaf: jax.make_array_from_process_local_data(spread, np.asarray(leaf[half])), batch
+        lambda leaf: jax.make_array_from_process_local_data(spread, leaf[half]), batch
     )
-    model = jax.tree.map(
-        lambda leaf: jax.make_array_from_process_local_data(whole, np.asarray(leaf)), model
-    )
-    for name, job in JOBS.items():
-        if name in ("density", "algorithm 1"):
-            found = jax.jit(job, out_shardings=whole)(model, shared)
-            local = jax.tree.map(lambda leaf: leaf.addressable_data(0), found)
-            expected = jax.jit(job)(*network())
-            gap = largest_difference(local, expected)
-            assert gap < 1e-12, (name, gap)
-            print(name, gap)
+    model = jax.tree.map(lambda leaf: jax.make_array_from_process_local_data(whole, leaf), model)
+    for name in ("density", "algorithm 1"):
+        found = jax.jit(JOBS[name], out_shardings=whole)(model, shared)
+        local = jax.tree.map(lambda leaf: leaf.addressable_data(0), found)
+        gap = largest_difference(local, expected[name, "dense"])
+        assert gap < 1e-12, (name, gap)
+        print(name, gap)
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "virtual":
-        virtual()
+    role, file, *port = sys.argv[1:]
+    if role == "one":
+        one(file)
     else:
-        process(int(sys.argv[1]), sys.argv[2])
+        expected = pickle.loads(Path(file).read_bytes())
+        virtual(expected) if role == "virtual" else process(int(role), expected, *port)

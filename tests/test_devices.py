@@ -13,7 +13,8 @@ SCRIPT = Path(__file__).with_name("devices.py")
 
 
 def run(*arguments, devices=1):
-    flags = f"--xla_force_host_platform_device_count={devices}"
+    flags = os.environ.get("XLA_FLAGS", "")
+    flags = f"{flags} --xla_force_host_platform_device_count={devices}"
     return subprocess.run(
         [sys.executable, str(SCRIPT), *map(str, arguments)],
         capture_output=True,
@@ -28,17 +29,25 @@ def lines(finished):
     return [line for line in finished.stdout.splitlines() if not line.startswith("[")]
 
 
+@pytest.fixture(scope="module")
+def one(tmp_path_factory):
+    """A file of one device's numbers."""
+    file = tmp_path_factory.mktemp("devices") / "one"
+    assert lines(run("one", file)) == []
+    return file
+
+
 @pytest.mark.slow
-def test_eight_virtual_devices_share_examples_and_context():
+def test_eight_virtual_devices_share_examples_and_context(one):
     """Every job at two ways to spread, and attention by tiles: the script asserts 1e-12."""
-    assert len(lines(run("virtual", devices=8))) == 10
+    assert len(lines(run("virtual", one, devices=8))) == 10
 
 
 @pytest.mark.slow
-def test_two_processes_share_examples():
+def test_two_processes_share_examples(one):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     with ThreadPoolExecutor() as both:
-        for finished in both.map(lambda index: run(index, port), (0, 1)):
+        for finished in both.map(lambda index: run(index, one, port), (0, 1)):
             assert len(lines(finished)) == 2
