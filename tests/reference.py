@@ -25,19 +25,23 @@ def affine(matrix, bias, z):
 def attention(layer, states):
     """eq:masked-mha, with biases; states are (..., token, feature)."""
     heads, size, _ = layer.query.shape
+    query, query_bias = np.asarray(layer.query), np.asarray(layer.query_bias)
+    key, key_bias = np.asarray(layer.key), np.asarray(layer.key_bias)
+    value, value_bias = np.asarray(layer.value), np.asarray(layer.value_bias)
+    output = np.asarray(layer.output)
     tokens = [layer_norm(layer.norm, states[..., i, :]) for i in range(states.shape[-2])]
     result = np.zeros_like(states) + np.asarray(layer.output_bias)
     for h in range(heads):
-        queries = [affine(layer.query[h], layer.query_bias[h], z) for z in tokens]
-        keys = [affine(layer.key[h], layer.key_bias[h], z) for z in tokens]
-        values = [affine(layer.value[h], layer.value_bias[h], z) for z in tokens]
+        queries = [affine(query[h], query_bias[h], z) for z in tokens]
+        keys = [affine(key[h], key_bias[h], z) for z in tokens]
+        values = [affine(value[h], value_bias[h], z) for z in tokens]
         for i in range(len(tokens)):
             numerator, denominator = 0, 0
             for j in range(i + 1):
                 score = (queries[i] * keys[j]).sum(axis=-1, keepdims=True) / np.sqrt(size)
                 numerator = numerator + np.exp(score) * values[j]
                 denominator = denominator + np.exp(score)
-            result[..., i, :] += affine(layer.output[h], 0, numerator / denominator)
+            result[..., i, :] += affine(output[h], 0, numerator / denominator)
     return result
 
 
