@@ -4,8 +4,9 @@
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
-from networks import random_flow, random_labels, random_states
+from networks import layer_of, random_flow, random_labels, random_states
 
 import lim_jax as lim
 from lim_jax._checks import warn_of_miscompiling_jaxlib
@@ -25,7 +26,15 @@ def linear_loss(params, x, y):
 
 
 def attention():
-    return lim.CausalAttention.init(6, heads=2, key=jax.random.key(0))
+    return layer_of(random_flow()).attention
+
+
+def array(values, dtype=None):
+    return jax.device_put(np.asarray(values, dtype))
+
+
+def full(shape, value):
+    return array(np.full(shape, value))
 
 
 def influence_of(x, y=None, loss=linear_loss, **options):
@@ -34,19 +43,19 @@ def influence_of(x, y=None, loss=linear_loss, **options):
 
 STATIC = {
     "wrong rank": (influence_of(STATES), r"batch: got x of shape \(4, 6\).*x\[None\]"),
-    "wrong length": (influence_of(jnp.ones((2, 5, 6))), r"expected \(examples, 4, width\)"),
-    "zero examples": (influence_of(jnp.ones((0, 4, 6))), "at least one example"),
+    "wrong length": (influence_of(full((2, 5, 6), 1.0)), r"expected \(examples, 4, width\)"),
+    "zero examples": (influence_of(full((0, 4, 6), 1.0)), "at least one example"),
     "other number of labels": (
-        influence_of(jnp.ones((2, 4, 6)), jnp.ones((3, 4))),
+        influence_of(full((2, 4, 6), 1.0), full((3, 4), 1.0)),
         "the same number in x and in every leaf of y",
     ),
-    "integers": (influence_of(jnp.ones((2, 4, 6), int)), "batch: got an array of int64.*Embed"),
+    "integers": (influence_of(full((2, 4, 6), 1)), "batch: got an array of int64.*Embed"),
     "vector loss": (
-        influence_of(jnp.ones((2, 4, 6)), loss=lambda params, x, y: x[0]),
+        influence_of(full((2, 4, 6), 1.0), loss=lambda params, x, y: x[0]),
         "loss: got .*expected a scalar",
     ),
     "regions of another grid": (
-        influence_of(jnp.ones((2, 4, 6)), regions=lim.boundary_regions(lim.midpoint_grid(4), 0.3)),
+        influence_of(full((2, 4, 6), 1.0), regions=lim.boundary_regions(lim.midpoint_grid(4), 0.3)),
         "regions: got regions of",
     ),
     "no batches": (
@@ -83,12 +92,12 @@ STATIC = {
         "vmap over a batch",
     ),
     "state of another precision": (
-        lambda: random_flow()(STATES.astype(jnp.float32), GRID),
+        lambda: random_flow()(array(STATES, np.float32), GRID),
         "x: got float32, expected the grid's float64.*dtype=float32",
     ),
-    "integer state": (lambda: random_flow()(jnp.ones((4, 6), int), GRID), "Embed integer tokens"),
+    "integer state": (lambda: random_flow()(full((4, 6), 1), GRID), "Embed integer tokens"),
     "layers without a common axis": (
-        lambda: lim.ResidualFlow(lim.TransformerField.init(6, key=jax.random.key(0))),
+        lambda: lim.ResidualFlow(layer_of(random_flow())),
         "share one leading layer axis",
     ),
     "layers without arrays": (lambda: lim.ResidualFlow(()), "leading layer axis"),
@@ -107,7 +116,7 @@ STATIC = {
         "4 heads at width 6.*head_size=",
     ),
     "readout of another width": (
-        lambda: lim.LinearReadout(jnp.ones((5, 3)))(STATES, GRID),
+        lambda: lim.LinearReadout(full((5, 3), 1.0))(STATES, GRID),
         r"x: got shape \(4, 6\), expected \(4, 5\)",
     ),
     "readout of a batch": (
@@ -115,24 +124,24 @@ STATIC = {
         "Readouts take one example",
     ),
     "narrow band": (
-        lambda: lim.BandReadout(jnp.ones((6, 3)), 0.2)(STATES, GRID),
+        lambda: lim.BandReadout(full((6, 3), 1.0), 0.2)(STATES, GRID),
         r"bandwidth: got 0.2, expected from 0.25 \(the widest cell\) to 1",
     ),
-    "wide band": (lambda: lim.BandReadout(jnp.ones((6, 3)), 1.2)(STATES, GRID), "to 1"),
-    "unknown edges": (lambda: lim.BandReadout(jnp.ones((6, 3)), 0.5, "periodic"), "edges: got"),
+    "wide band": (lambda: lim.BandReadout(full((6, 3), 1.0), 1.2)(STATES, GRID), "to 1"),
+    "unknown edges": (lambda: lim.BandReadout(full((6, 3), 1.0), 0.5, "periodic"), "edges: got"),
     "class numbers as labels": (
-        lambda: lim.cross_entropy(LOGITS, jnp.array([0, 1, 2, 3]), GRID),
+        lambda: lim.cross_entropy(LOGITS, array([0, 1, 2, 3]), GRID),
         "labels: got shape.*one_hot",
     ),
     "integer labels": (
-        lambda: lim.cross_entropy(LOGITS, jnp.ones((4, 5), int), GRID),
+        lambda: lim.cross_entropy(LOGITS, full((4, 5), 1), GRID),
         "labels: got an array of int64",
     ),
     "weights of another length": (
         lambda: lim.cross_entropy(LOGITS, LABELS, lim.token_grid(5)),
         r"weights: got shape \(5,\)",
     ),
-    "no queries": (lambda: query_subset(4, jnp.array([], int)), "positions: got none"),
+    "no queries": (lambda: query_subset(4, array([], int)), "positions: got none"),
     "unknown norm": (
         lambda: cone_mass(attention(), STATES, GRID, "nuclear"),
         'norm: got \'nuclear\', expected "operator" or "frobenius"',
@@ -151,32 +160,32 @@ STATIC = {
     ),
 }
 TRACED = {
-    "nan in the batch": (influence_of(jnp.full((2, 4, 6), jnp.nan)), "batch: got NaN"),
+    "nan in the batch": (influence_of(full((2, 4, 6), np.nan)), "batch: got NaN"),
     "nan in the labels": (
-        influence_of(jnp.ones((2, 4, 6)), jnp.full((2, 4), jnp.inf)),
+        influence_of(full((2, 4, 6), 1.0), full((2, 4), np.inf)),
         "batch: got NaN or infinite",
     ),
     "nan in the gradient": (
-        influence_of(jnp.zeros((2, 4, 6)), loss=lambda params, x, y: jnp.sum(jnp.sqrt(x))),
+        influence_of(full((2, 4, 6), 0.0), loss=lambda params, x, y: jnp.sum(jnp.sqrt(x))),
         "adjoint energies: got NaN",
     ),
     "query weights of sum 1.5": (
-        lambda: lim.autoregressive_cross_entropy(LOGITS, LABELS, jnp.full(4, 0.375)),
+        lambda: lim.autoregressive_cross_entropy(LOGITS, LABELS, full(4, 0.375)),
         "query_weights: expected non-negative weights that sum to one",
     ),
     "negative query weight": (
-        lambda: lim.autoregressive_cross_entropy(LOGITS, LABELS, jnp.array([2.0, -1, 0, 0])),
+        lambda: lim.autoregressive_cross_entropy(LOGITS, LABELS, array([2.0, -1, 0, 0])),
         "query_weights: expected non-negative",
     ),
     "nan query weight": (
-        lambda: lim.autoregressive_cross_entropy(LOGITS, LABELS, jnp.full(4, jnp.nan)),
+        lambda: lim.autoregressive_cross_entropy(LOGITS, LABELS, full(4, np.nan)),
         "query_weights: expected",
     ),
-    "query outside": (lambda: query_subset(4, jnp.array([4])), "positions: expected distinct"),
-    "query twice": (lambda: query_subset(4, jnp.array([1, 1])), "positions: expected distinct"),
-    "negative query": (lambda: query_subset(4, jnp.array([-1])), "positions: expected distinct"),
+    "query outside": (lambda: query_subset(4, array([4])), "positions: expected distinct"),
+    "query twice": (lambda: query_subset(4, array([1, 1])), "positions: expected distinct"),
+    "negative query": (lambda: query_subset(4, array([-1])), "positions: expected distinct"),
     "position outside": (
-        lambda: cell_embedding(jnp.arange(4.0), GRID, jnp.array([1.5])),
+        lambda: cell_embedding(array(np.arange(4.0)), GRID, array([1.5])),
         r"expected numbers in \[0, 1\]",
     ),
 }

@@ -16,30 +16,48 @@ from lim_jax.loss import hat, last_token, logit_residual, query_subset, teacher_
 GRID = lim.token_grid(12)
 WEIGHT = random_states(4, 6, 5)
 EDGES = ("zero", "renormalised", "reflecting")
+cross_entropy = jax.jit(lim.cross_entropy)
+autoregressive = jax.jit(lim.autoregressive_cross_entropy)
+
+
+@jax.jit
+def read(readout, x, grid=GRID):
+    return readout(x, grid)
+
+
+@jax.jit
+def band_matrix(band, grid=GRID):
+    return band.matrix(grid)
+
+
+def eye(size):
+    return jax.device_put(np.eye(size))
 
 
 def test_the_linear_readout_is_a_product():
-    x, bias = random_states(), jnp.arange(5.0)
+    x, bias = random_states(), jax.device_put(np.arange(5.0))
     expected = np.asarray(x) @ np.asarray(WEIGHT)
-    np.testing.assert_allclose(lim.LinearReadout(WEIGHT)(x, GRID), expected, rtol=1e-14)
+    np.testing.assert_allclose(read(lim.LinearReadout(WEIGHT), x), expected, rtol=1e-14)
     np.testing.assert_allclose(
-        lim.LinearReadout(WEIGHT, bias)(x, GRID), expected + np.arange(5), rtol=1e-13
+        read(lim.LinearReadout(WEIGHT, bias), x), expected + np.arange(5), rtol=1e-13
     )
-    assert lim.LinearReadout.init(6, 9, key=jax.random.key(0))(x, GRID).shape == (12, 9)
+    drawn = jax.eval_shape(lambda: lim.LinearReadout.init(6, 9, key=jax.random.key(0)))
+    assert jax.eval_shape(read, drawn, x).shape == (12, 9)
 
 
 @pytest.mark.parametrize("edges", EDGES)
 @pytest.mark.parametrize("bandwidth", [1 / 12, 0.3, 1.0])
 def test_bands_are_the_loops(edges, bandwidth):
-    band = lim.BandReadout(jnp.eye(6), bandwidth, edges)
+    band = lim.BandReadout(eye(6), bandwidth, edges)
     expected = reference.band_average(np.asarray(random_states()), bandwidth, edges)
-    np.testing.assert_allclose(band(random_states(), GRID), expected, rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(read(band, random_states()), expected, rtol=1e-12, atol=1e-14)
 
 
 def test_only_the_reflecting_band_sums_right_both_ways():
     sums = {
-        edges: [lim.BandReadout(jnp.eye(1), 0.25, edges).matrix(GRID).sum(axis=a) for a in (1, 0)]
+        edges: [matrix.sum(axis=1), matrix.sum(axis=0)]
         for edges in EDGES
+        for matrix in [np.asarray(band_matrix(lim.BandReadout(eye(1), 0.25, edges)))]
     }
     interior = slice(3, -3)
     for rows, _ in sums.values():
@@ -54,106 +72,117 @@ def test_only_the_reflecting_band_sums_right_both_ways():
 def test_bands_average_smooth_fields_on_every_grid(make):
     """Away from the ends the hat's average of cos(wp) is cos(wp) sinc^2(wb/2)."""
     grid, frequency, bandwidth = make(400), 3.0, 0.2
-    band = lim.BandReadout(jnp.eye(1), bandwidth)
-    found = band(jnp.cos(frequency * grid.nodes)[:, None], grid)[:, 0]
+    band, nodes = lim.BandReadout(eye(1), bandwidth), np.asarray(grid.nodes)
+    found = np.asarray(read(band, np.cos(frequency * nodes)[:, None], grid))[:, 0]
     factor = np.sinc(frequency * bandwidth / 2 / np.pi) ** 2
-    inside = (grid.nodes > bandwidth) & (grid.nodes < 1 - bandwidth)
-    error = jnp.where(inside, found - factor * jnp.cos(frequency * grid.nodes), 0)
-    assert float(jnp.abs(error).max()) < 1e-3
+    error = np.abs(found - factor * np.cos(frequency * nodes))
+    assert error[(nodes > bandwidth) & (nodes < 1 - bandwidth)].max() < 1e-3
 
 
 def test_the_hat_has_integral_one():
-    middles = (jnp.arange(2000.0) + 0.5) / 1000 - 1
-    np.testing.assert_allclose(hat(middles).mean() * 2, 1.0, rtol=1e-12)
+    middles = (np.arange(2000.0) + 0.5) / 1000 - 1
+    np.testing.assert_allclose(np.asarray(jax.jit(hat)(middles)).mean() * 2, 1.0, rtol=1e-12)
 
 
 def test_a_tokenwise_readout_may_have_parameters():
-    readout = lim.TokenwiseReadout(lambda z: jnp.tanh(z @ WEIGHT))
     x = random_states()
-    np.testing.assert_allclose(readout(x, GRID), np.tanh(x @ WEIGHT), rtol=1e-12)
+    found = jax.jit(
+        lambda x, weight: lim.TokenwiseReadout(lambda z: jnp.tanh(z @ weight))(x, GRID)
+    )(x, WEIGHT)
+    np.testing.assert_allclose(found, np.tanh(np.asarray(x) @ np.asarray(WEIGHT)), rtol=1e-12)
 
 
 def test_cross_entropies_are_their_sums():
     logits, labels = random_states(1, 12, 5), random_labels()
     surprise = -(np.asarray(labels) * log_softmax(np.asarray(logits), axis=1)).sum(axis=1)
-    np.testing.assert_allclose(lim.cross_entropy(logits, labels, GRID), surprise.mean(), rtol=1e-13)
-    weights = jnp.arange(12.0)
-    np.testing.assert_allclose(
-        lim.cross_entropy(logits, labels, GRID, weights),
-        np.mean(np.arange(12) * surprise),
-        rtol=1e-13,
-    )
-    graded = lim.graded_grid(12)
-    np.testing.assert_allclose(
-        lim.cross_entropy(logits, labels, graded),
-        np.sum(np.asarray(graded.weights) * surprise),
-        rtol=1e-13,
-    )
-    alpha = jnp.arange(12.0) / 66
-    np.testing.assert_allclose(
-        lim.autoregressive_cross_entropy(logits, labels, alpha),
-        np.sum(np.asarray(alpha) * surprise),
-        rtol=1e-13,
-    )
+    weights, graded = np.arange(12.0), lim.graded_grid(12)
+    for found, expected in (
+        (cross_entropy(logits, labels, GRID), surprise.mean()),
+        (cross_entropy(logits, labels, GRID, weights), np.mean(weights * surprise)),
+        (cross_entropy(logits, labels, graded), np.sum(np.asarray(graded.weights) * surprise)),
+        (autoregressive(logits, labels, weights / 66), np.sum(weights / 66 * surprise)),
+    ):
+        np.testing.assert_allclose(found, expected, rtol=1e-13)
 
 
 def test_teacher_forcing_has_both_conventions():
     tokens = np.array([3, 1, 4, 1, 0, 2])  # five observed, and a continuation
     logits = random_states(1, 5, 5)
     surprise = -log_softmax(np.asarray(logits), axis=1)[np.arange(5), tokens[1:]]
-    targets = jax.nn.one_hot(tokens[1:], 5)
-    found = lim.autoregressive_cross_entropy(logits, targets, teacher_forcing(5))
-    np.testing.assert_allclose(found, surprise.mean(), rtol=1e-13)
-    found = lim.autoregressive_cross_entropy(
-        logits, targets, teacher_forcing(5, continuation=False)
-    )
-    np.testing.assert_allclose(found, surprise[:4].mean(), rtol=1e-13)
-    found = lim.autoregressive_cross_entropy(logits, targets, last_token(5))
-    np.testing.assert_allclose(found, surprise[4], rtol=1e-13)
-    found = lim.autoregressive_cross_entropy(logits, targets, query_subset(5, jnp.array([0, 3])))
-    np.testing.assert_allclose(found, surprise[[0, 3]].mean(), rtol=1e-13)
+
+    @jax.jit
+    def losses(logits):
+        targets = jax.nn.one_hot(tokens[1:], 5)
+        return [
+            lim.autoregressive_cross_entropy(logits, targets, weights)
+            for weights in (
+                teacher_forcing(5),
+                teacher_forcing(5, continuation=False),
+                last_token(5),
+                query_subset(5, jnp.array([0, 3])),
+            )
+        ]
+
+    expected = surprise.mean(), surprise[:4].mean(), surprise[4], surprise[[0, 3]].mean()
+    np.testing.assert_allclose(losses(logits), expected, rtol=1e-13)
 
 
 @pytest.mark.parametrize("total", [1.0, 2.5, 0.0])
 def test_the_residual_is_the_gradient_for_labels_of_any_sum(total):
-    logits, labels = random_states(1, 12, 5), total * random_labels()
-    gradient = jax.grad(lim.cross_entropy)(logits, labels, GRID)
-    chex.assert_trees_all_close(12 * gradient, logit_residual(logits, labels), atol=1e-14)
+    logits, labels = random_states(1, 12, 5), total * np.asarray(random_labels())
+    gradient, residual = map(np.asarray, gradient_and_residual(logits, labels))
+    chex.assert_trees_all_close(12 * gradient, residual, atol=1e-14)
+
+
+@jax.jit
+def gradient_and_residual(logits, labels):
+    return jax.grad(lim.cross_entropy)(logits, labels, GRID), logit_residual(logits, labels)
 
 
 def test_a_masked_class_costs_nothing():
-    logits = random_states(1, 12, 5).at[:, 2].set(-jnp.inf)
-    labels = random_labels().at[:, 2].set(0.0)
-    value, gradient = jax.value_and_grad(lim.cross_entropy)(logits, labels, GRID)
+    logits, labels = np.array(random_states(1, 12, 5)), np.array(random_labels())
+    logits[:, 2], labels[:, 2] = -np.inf, 0.0
+    value, gradient = jax.jit(jax.value_and_grad(lim.cross_entropy))(logits, labels, GRID)
     kept = np.array([0, 1, 3, 4])
-    np.testing.assert_allclose(
-        value, lim.cross_entropy(logits[:, kept], labels[:, kept], GRID), rtol=1e-13
-    )
-    assert np.all(np.isfinite(gradient)) and np.all(np.asarray(gradient[:, 2]) == 0)
+    expected = cross_entropy(logits[:, kept], labels[:, kept], GRID)
+    np.testing.assert_allclose(value, expected, rtol=1e-13)
+    assert np.all(np.isfinite(gradient)) and np.all(np.asarray(gradient)[:, 2] == 0)
 
 
 @pytest.mark.parametrize("make", [lim.token_grid, lim.midpoint_grid, lim.graded_grid])
 def test_terminal_adjoints_by_the_papers_formula(make):
     """P_T = (softmax - Y) W_out* as a density, for the linear and the banded readout."""
     grid, x, labels = make(12), random_states(), random_labels()
-    for readout, spread in (
-        (lim.LinearReadout(WEIGHT), jnp.eye(12)),
-        (lim.BandReadout(WEIGHT, 0.4), lim.BandReadout(WEIGHT, 0.4).matrix(grid)),
-    ):
-        found = terminal_adjoint(
-            lambda x, r=readout: lim.cross_entropy(r(x, grid), labels, grid), x, grid
-        )
-        residual = jax.nn.softmax(readout(x, grid), axis=1) - labels
-        weights = grid.weights[:, None]
-        expected = spread.T @ (weights * residual) / weights @ WEIGHT.T
+    weights = np.asarray(grid.weights)[:, None]
+    linear, band = lim.LinearReadout(WEIGHT), lim.BandReadout(WEIGHT, 0.4)
+
+    @jax.jit
+    def adjoint_and_probabilities(readout, x, labels):
+        def loss(x):
+            return lim.cross_entropy(readout(x, grid), labels, grid)
+
+        return terminal_adjoint(loss, x, grid), jax.nn.softmax(readout(x, grid), axis=1)
+
+    for readout, spread in ((linear, np.eye(12)), (band, np.asarray(band_matrix(band, grid)))):
+        found, probabilities = map(np.asarray, adjoint_and_probabilities(readout, x, labels))
+        residual = weights * (probabilities - np.asarray(labels))
+        expected = spread.T @ residual / weights @ np.asarray(WEIGHT).T
         np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-13)
 
 
 def test_autoregressive_terminal_adjoint():
     """eq:autoregressive-terminal-adjoint, as a density."""
-    x, labels, alpha = random_states(), random_labels(), jnp.arange(12.0) / 66
-    found = terminal_adjoint(
-        lambda x: lim.autoregressive_cross_entropy(x @ WEIGHT, labels, alpha), x, GRID
-    )
-    residual = alpha[:, None] * (jax.nn.softmax(x @ WEIGHT, axis=1) - labels)
-    np.testing.assert_allclose(found, 12 * residual @ WEIGHT.T, rtol=1e-12, atol=1e-14)
+    alpha = np.arange(12.0) / 66
+
+    @jax.jit
+    def adjoint_and_probabilities(x, labels):
+        def loss(x):
+            return lim.autoregressive_cross_entropy(x @ WEIGHT, labels, jnp.asarray(alpha))
+
+        return terminal_adjoint(loss, x, GRID), jax.nn.softmax(x @ WEIGHT, axis=1)
+
+    labels = random_labels()
+    found, probabilities = map(np.asarray, adjoint_and_probabilities(random_states(), labels))
+    residual = alpha[:, None] * (probabilities - np.asarray(labels))
+    expected = 12 * residual @ np.asarray(WEIGHT).T
+    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-14)
