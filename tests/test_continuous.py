@@ -13,12 +13,14 @@ from scipy.linalg import expm
 import lim_jax as lim
 from lim_jax.adjoint.continuous import continuous_adjoint
 from lim_jax.grid import gauss_grid
+from lim_jax.limits.convergence import smooth_states
 from lim_jax.network.continuous import (
     ContinuousFlow,
     LayerwiseControl,
     cubic_control,
     linear_control,
 )
+from lim_jax.network.flow import heun
 
 GRID = lim.token_grid(12)
 TIGHT = diffrax.PIDController(rtol=1e-10, atol=1e-10)
@@ -26,6 +28,9 @@ TIGHT = diffrax.PIDController(rtol=1e-10, atol=1e-10)
 
 def rising_profile(time):
     return 1 + time
+
+
+jitted_adjoint = eqx.filter_jit(continuous_adjoint)
 
 
 class Constant(eqx.Module):
@@ -52,6 +57,14 @@ def tight_flow(control, **options):
     return ContinuousFlow(control, stepsize_controller=TIGHT, solver=diffrax.Dopri8(), **options)
 
 
+def euler_flow(control, step, **options):
+    """Euler's method, the cheapest to trace, where nothing depends on the solver."""
+    constant = diffrax.ConstantStepSize()
+    return ContinuousFlow(
+        control, solver=diffrax.Euler(), stepsize_controller=constant, first_step=step, **options
+    )
+
+
 def test_a_linear_flow_is_a_matrix_exponential():
     layer = averaging()
     flow = tight_flow(lambda time: layer, horizon=2.0, profile=rising_profile)
@@ -59,81 +72,89 @@ def test_a_linear_flow_is_a_matrix_exponential():
     # The integral of 1 + t over [0, 2] is 4, over [0, 1] it is 3/2.
     generator = averaging_matrix(layer.value[0])
     expected = [expm(size * generator) @ np.asarray(x).ravel() for size in (0, 1.5, 4)]
-    times, states = flow.trajectory(x, GRID, jnp.array([0.0, 1.0, 2.0]))
+    times = jnp.array([0.0, 1.0, 2.0])
+    found, end = jax.jit(lambda x: (flow.trajectory(x, GRID, times), flow(x, GRID)))(x)
+    np.testing.assert_array_equal(found.times, times)
     # Between steps states come from the solver's dense output, which is of lower order.
-    np.testing.assert_allclose(states.reshape(3, -1), expected, rtol=1e-6, atol=1e-8)
-    np.testing.assert_allclose(flow(x, GRID).ravel(), expected[-1], rtol=1e-8, atol=1e-9)
+    states = np.asarray(found.states).reshape(3, -1)
+    np.testing.assert_allclose(states, expected, rtol=1e-6, atol=1e-8)
+    np.testing.assert_allclose(np.ravel(end), expected[-1], rtol=1e-8, atol=1e-9)
 
 
 @pytest.mark.parametrize("depth", [7, 12])
 def test_euler_by_diffrax_is_the_recursion(depth):
     layers = random_flow(depth=depth).layers
     recursion = lim.ResidualFlow(layers, horizon=1.7, profile=rising_profile)
-    flow = ContinuousFlow(
+    flow = euler_flow(
         LayerwiseControl(layers, horizon=1.7),
+        1.7 / depth,
         horizon=1.7,
         profile=rising_profile,
-        solver=diffrax.Euler(),
-        stepsize_controller=diffrax.ConstantStepSize(),
-        first_step=1.7 / depth,
         max_steps=depth + 1,
     )
-    x = random_states()
-    np.testing.assert_allclose(flow(x, GRID), recursion(x, GRID), rtol=1e-12, atol=1e-13)
+    found, expected = jax.jit(lambda x: (flow(x, GRID), recursion(x, GRID)))(random_states())
+    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-13)
 
 
 def test_layerwise_controls_jump_at_the_layers_ends():
-    control = LayerwiseControl(Constant(jnp.arange(5.0)), horizon=2.0)
-    times = jnp.array([0.0, 0.39, 0.4, 0.8 - 1e-13, 1.99, 2.0])
-    found = [float(control(time).weight) for time in times]
-    assert found == [0, 0, 1, 2, 4, 4]
-    single = LayerwiseControl(Constant(jnp.arange(96.0, dtype=jnp.float32)))
-    steps = jnp.cumsum(jnp.full(95, 1 / 96, jnp.float32))
-    np.testing.assert_array_equal(jax.vmap(lambda t: single(t).weight)(steps), np.arange(1, 96))
+    def weights(control, times):
+        return jax.jit(jax.vmap(lambda time: control(time).weight))(jnp.asarray(times))
+
+    control = LayerwiseControl(Constant(jnp.asarray(np.arange(5.0))), horizon=2.0)
+    found = weights(control, [0.0, 0.39, 0.4, 0.8 - 1e-13, 1.99, 2.0])
+    np.testing.assert_array_equal(found, [0, 0, 1, 2, 4, 4])
+    single = LayerwiseControl(Constant(jnp.asarray(np.arange(96, dtype=np.float32))))
+    steps = np.cumsum(np.full(95, 1 / 96, np.float32))
+    np.testing.assert_array_equal(weights(single, steps), np.arange(1, 96))
 
 
 def test_interpolated_controls_by_their_knots_and_between():
     knots = Constant(random_states(0, 5, 2))
-    linear, cubic = linear_control(knots, horizon=2.0), cubic_control(knots, horizon=2.0)
-    for k in range(5):
-        for control in (linear, cubic):
-            np.testing.assert_allclose(
-                control(jnp.array(0.5 * k)).weight, knots.weight[k], rtol=1e-12
-            )
-    middle = (knots.weight[1] + knots.weight[2]) / 2
-    np.testing.assert_allclose(linear(jnp.array(0.75)).weight, middle, rtol=1e-12)
+    line = Constant(jnp.asarray(3 * np.linspace(0.0, 2.0, 5)[:, None]))
+    times = jnp.array([0.0, 0.5, 1.0, 1.5, 2.0, 0.75, 1.1])
+
+    @jax.jit
+    def weights(knots, line):
+        controls = (linear_control(knots, 2.0), cubic_control(knots, 2.0), cubic_control(line, 2.0))
+        return [jax.vmap(lambda time: control(time).weight)(times) for control in controls]  # noqa: B023
+
+    linear, cubic, straight = map(np.asarray, weights(knots, line))
+    values = np.asarray(knots.weight)
+    for found in (linear, cubic):
+        np.testing.assert_allclose(found[:5], values, rtol=1e-12)
+    middle = (values[1] + values[2]) / 2
+    np.testing.assert_allclose(linear[5], middle, rtol=1e-12)
     # A cubic through backward differences reproduces a straight line.
-    line = Constant(3 * jnp.linspace(0.0, 2.0, 5)[:, None])
-    np.testing.assert_allclose(
-        cubic_control(line, horizon=2.0)(jnp.array(1.1)).weight, [3.3], rtol=1e-12
-    )
-    assert float(jnp.abs(cubic(jnp.array(0.75)).weight - middle).max()) > 1e-3
+    np.testing.assert_allclose(straight[6], [3.3], rtol=1e-12)
+    assert np.abs(cubic[5] - middle).max() > 1e-3
 
 
 def test_the_depth_flow_is_resolved_on_two_grids():
     """The continuum itself: 64 and 96 Gauss-Legendre nodes give the same flow."""
-    layer = jax.tree.map(lambda leaf: 0.6 * leaf[0], random_flow(depth=1, width=3, heads=1).layers)
-    flow = tight_flow(lambda time: layer)
-    ends = []
-    for order in (64, 96):
-        grid = gauss_grid(order)
-        p = grid.nodes
-        x = jnp.stack([jnp.sin(3 * p) + 0.3, jnp.cos(5 * p), p**2 - 0.4 * jnp.sin(7 * p)], axis=1)
-        ends.append(grid.interpolate(jax.jit(flow)(x, grid), gauss_grid(30).nodes))
-    np.testing.assert_allclose(*ends, rtol=0, atol=1e-9)
+    stacked = random_flow(depth=1, width=3, heads=1).layers
+
+    @jax.jit
+    def ends(stacked):
+        layer = jax.tree.map(lambda leaf: 0.6 * leaf[0], stacked)
+        flow = tight_flow(lambda time: layer)
+        return [
+            grid.interpolate(flow(smooth_states(grid.nodes), grid), gauss_grid(30).nodes)
+            for grid in (gauss_grid(64), gauss_grid(96))
+        ]
+
+    np.testing.assert_allclose(*ends(stacked), rtol=0, atol=1e-9)
 
 
 def test_a_solver_that_fails_says_so():
-    layer = averaging()
-    flow = tight_flow(lambda time: layer, max_steps=2)
-    x = random_states(2, 12, 3)
-    solution = flow.solve(x, GRID)
+    layer, x = averaging(), random_states(2, 12, 3)
+    flow = euler_flow(lambda time: layer, 0.25, max_steps=2)
+    solution = eqx.filter_jit(flow.solve)(x, GRID)
     assert not bool(diffrax.is_successful(solution.result))
     for call in (
         lambda: flow(x, GRID),
         lambda: eqx.filter_jit(flow)(x, GRID),
         lambda: flow.trajectory(x, GRID, jnp.array([1.0])).states,
-        lambda: continuous_adjoint(flow, jnp.sum, x, GRID, jnp.array([0.0])).covectors,
+        lambda: jitted_adjoint(flow, jnp.sum, x, GRID, jnp.array([0.0])).covectors,
         lambda: eqx.filter_jit(jax.grad(lambda x: jnp.sum(flow(x, GRID) ** 2)))(x),
     ):
         with pytest.raises(RuntimeError, match="maximum number of solver steps"):
@@ -142,7 +163,7 @@ def test_a_solver_that_fails_says_so():
 
 def test_the_status_survives_jit_of_grad_as_auxiliary_output():
     layer = averaging()
-    flow = tight_flow(lambda time: layer, max_steps=2)
+    flow = euler_flow(lambda time: layer, 0.25, max_steps=2)
 
     def loss(x):
         solution = flow.solve(x, GRID)
@@ -167,34 +188,48 @@ WORKS = {
 }
 
 
+class Nonlinear(eqx.Module):
+    rate: jax.Array
+
+    def __call__(self, x, context, grid):
+        return jnp.sin(self.rate * (x + lim.integral(context, grid)[None]))
+
+
+CONSTANT_LAYERS = Nonlinear(jnp.asarray(np.full(8, 0.5)))
+
+
+def squared_end(flow):
+    return jax.jit(lambda x: jnp.sum(flow(x, lim.token_grid(3)) ** 2))
+
+
+@pytest.fixture(scope="module")
+def derivatives_of_the_recursion():
+    """Every nesting of Heun's recursion, in which diffrax has no part."""
+    loss = squared_end(lim.ResidualFlow(CONSTANT_LAYERS, step=heun))
+    transforms = FIRST | SECOND
+    return jax.jit(lambda x: {name: transforms[name](loss)(x) for name in transforms})(
+        random_states(0, 3, 2)
+    )
+
+
 @pytest.mark.parametrize("name", WORKS)
-def test_which_adjoint_allows_which_nesting(name):
+def test_which_adjoint_allows_which_nesting(name, derivatives_of_the_recursion):
     """The table in the docstring of ContinuousFlow, with the cases that raise."""
-    adjoint = getattr(diffrax, name)()
-    scale = jnp.full((), 0.5)
-
-    class Nonlinear(eqx.Module):
-        rate: jax.Array
-
-        def __call__(self, x, context, grid):
-            return jnp.sin(self.rate * (x + lim.integral(context, grid)[None]))
-
-    def loss(x, adjoint=adjoint):
-        flow = ContinuousFlow(
-            LayerwiseControl(jax.tree.map(lambda leaf: leaf[None], Nonlinear(scale))),
-            adjoint=adjoint,
+    loss = squared_end(
+        ContinuousFlow(
+            LayerwiseControl(CONSTANT_LAYERS),
+            adjoint=getattr(diffrax, name)(),
             max_steps=16,
+            solver=diffrax.Heun(),
             stepsize_controller=diffrax.ConstantStepSize(),
             first_step=0.125,
         )
-        return jnp.sum(flow(x, lim.token_grid(3)) ** 2)
-
-    x = random_states(0, 3, 2)
+    )
+    x, tolerance = random_states(0, 3, 2), 1e-3 if name == "BacksolveAdjoint" else 1e-10
     for nesting, transform in (FIRST | SECOND).items():
         transformed = jax.jit(transform(loss))
         if nesting in WORKS[name]:
-            expected = transform(lambda x: loss(x, diffrax.DirectAdjoint()))(x)
-            tolerance = 1e-3 if name == "BacksolveAdjoint" else 1e-10
+            expected = derivatives_of_the_recursion[nesting]
             np.testing.assert_allclose(transformed(x), expected, rtol=tolerance, err_msg=nesting)
         else:
             with pytest.raises((TypeError, ValueError, RuntimeError)):
@@ -211,11 +246,14 @@ def test_the_wrong_adjoint_is_refused(as_users_run):
 
 
 def test_precision_is_kept():
-    layer = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), averaging())
-    grid = lim.token_grid(12, dtype=jnp.float32)
-    found = ContinuousFlow(lambda time: layer)(random_states(2, 12, 3).astype(jnp.float32), grid)
+    layer, x = averaging(), random_states(2, 12, 3)
+
+    def end(dtype):
+        cast, start = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), (layer, x))
+        return ContinuousFlow(lambda time: cast)(start, lim.token_grid(12, dtype=dtype))
+
+    found, double = jax.jit(lambda: (end(jnp.float32), end(jnp.float64)))()
     assert found.dtype == jnp.float32
-    double = ContinuousFlow(lambda time: averaging())(random_states(2, 12, 3), GRID)
     np.testing.assert_allclose(found, double, rtol=1e-4, atol=1e-5)
 
 
@@ -234,9 +272,9 @@ def test_the_adjoint_equation_agrees_with_differentiating_the_solve(grid):
         loss, gradient = jax.value_and_grad(lambda x: terminal_loss(flow(x, grid)))(x)
         return adjoint, loss, gradient / grid.weights[:, None]
 
-    adjoint, loss, density = both(random_states())
+    adjoint, loss, density = jax.tree.map(np.asarray, both(random_states()))
     chex.assert_trees_all_close(adjoint.loss, loss, rtol=1e-9)
-    scale = float(jnp.abs(density).max())
+    scale = np.abs(density).max()
     np.testing.assert_allclose(adjoint.covectors[0], density, rtol=0, atol=1e-7 * scale)
     np.testing.assert_allclose(adjoint.covectors[-1], adjoint.residual, rtol=1e-12)
     channels = adjoint.residual + adjoint.cone + adjoint.local
@@ -245,15 +283,9 @@ def test_the_adjoint_equation_agrees_with_differentiating_the_solve(grid):
 
 def test_the_adjoint_runs_backward_with_a_constant_step():
     """Euler in 20 steps of the equation P' = a P: (1 + a/20)^20, in closed form."""
-    flow = ContinuousFlow(
-        lambda time: lambda x, context, grid: 0.5 * x,
-        solver=diffrax.Euler(),
-        stepsize_controller=diffrax.ConstantStepSize(),
-        first_step=0.05,
-    )
-    found = continuous_adjoint(
-        flow, lambda x: lim.integral(x, GRID).sum(), jnp.ones((12, 1)), GRID, jnp.array([0.0])
-    )
+    flow = euler_flow(lambda time: lambda x, context, grid: 0.5 * x, 0.05)
+    x, times = jnp.asarray(np.ones((12, 1))), jnp.array([0.0])
+    found = jitted_adjoint(flow, lambda x: lim.integral(x, GRID).sum(), x, GRID, times)
     np.testing.assert_allclose(found.covectors, (1 + 0.5 / 20) ** 20, rtol=1e-12)
 
 
@@ -264,33 +296,32 @@ def test_an_adjoint_that_is_not_solved_says_so():
         stepsize_controller=TIGHT,
         max_steps=16,
     )
-    x, times = jnp.zeros((12, 1)), jnp.array([0.0])
-    assert float(flow(x, GRID).sum()) == 0
+    x, times = jnp.asarray(np.zeros((12, 1))), jnp.array([0.0])
+    assert not np.any(jax.jit(flow)(x, GRID))
     with pytest.raises(RuntimeError, match="maximum number of solver steps"):
-        found = continuous_adjoint(flow, lambda x: lim.integral(x, GRID).sum(), x, GRID, times)
+        found = jitted_adjoint(flow, lambda x: lim.integral(x, GRID).sum(), x, GRID, times)
         jax.block_until_ready(found.covectors)
 
 
 def test_the_channels_of_pure_sublayers():
     """Averaging has no local part, a tokenwise field no kernel."""
     grid, x = GRID, random_states(2, 12, 3)
-    feed_forward = jax.tree.map(
-        lambda leaf: leaf[0], random_flow(depth=1, width=3, heads=1).layers.feed_forward
-    )
+    stacked = random_flow(depth=1, width=3, heads=1).layers.feed_forward
+    feed_forward = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)[0]), stacked)
     for layer, silent in ((averaging(), "local"), (feed_forward, "cone")):
-        flow = tight_flow(lambda time, layer=layer: layer)
-        adjoint = continuous_adjoint(
+        flow = euler_flow(lambda time, layer=layer: layer, 0.25)
+        adjoint = jitted_adjoint(
             flow, lambda x: lim.integral(jnp.sin(x), grid).sum(), x, grid, jnp.array([0.0])
         )
-        assert float(jnp.abs(getattr(adjoint, silent)).max()) == 0
-        assert float(jnp.abs(adjoint.covectors[0] - adjoint.residual).max()) > 0.01
+        assert not np.any(getattr(adjoint, silent))
+        assert np.abs(adjoint.covectors[0] - np.asarray(adjoint.residual)).max() > 0.01
 
 
 def test_the_adjoint_of_averaging_is_the_transposed_exponential():
     layer = averaging()
     flow = tight_flow(lambda time: layer, horizon=2.0)
     covector = random_states(3, 12, 3)
-    adjoint = continuous_adjoint(
+    adjoint = jitted_adjoint(
         flow,
         lambda x: lim.inner(covector, x, GRID),
         random_states(2, 12, 3),
@@ -300,4 +331,4 @@ def test_the_adjoint_of_averaging_is_the_transposed_exponential():
     generator = averaging_matrix(layer.value[0])
     for covectors, remaining in zip(adjoint.covectors, (2.0, 1.0), strict=True):
         expected = expm(remaining * generator).T @ np.asarray(covector).ravel()
-        np.testing.assert_allclose(covectors.ravel(), expected, rtol=1e-8, atol=1e-9)
+        np.testing.assert_allclose(np.ravel(covectors), expected, rtol=1e-8, atol=1e-9)
