@@ -221,7 +221,7 @@ def test_bootstrap_bounds_cover_the_data_and_the_truth():
     generator = np.random.default_rng(0)
     squares = generator.standard_normal((50, 60, 3, 3)) ** 2
     products = jnp.asarray(squares[:, :, :, :, None] * np.eye(3))
-    keys = jax.random.split(jax.random.key(0), 50)
+    keys = jax.vmap(jax.random.key)(jnp.arange(50))
 
     @jax.jit
     @jax.vmap
@@ -305,17 +305,13 @@ def test_whenever_a_certificate_holds_its_conclusion_does(step):
         cone = lim.adjoint.joint_cone(sites, grid)
         return cone, terminal, initial, bounds.product, regional, energies, averages
 
-    layers = random_flow(depth=2, width=4).layers
-    networks = [randomised(layers, seed, (0.02, 0.1, 0.5, 1.5)[seed % 4]) for seed in range(100)]
-    data = [
-        (
-            random_states(seed, 3, 10, 4),
-            random_labels(seed, 3, 10, 5),
-            (last_token(10), teacher_forcing(10), random_labels(seed, 1, 10)[0])[seed % 3],
-        )
-        for seed in range(100)
-    ]
-    inputs = [(layers, *rest) for layers, rest in zip(networks, data, strict=True)]
+    def drawn(seed):
+        scale = (0.02, 0.1, 0.5, 1.5)[seed % 4]
+        layers = randomised(random_flow(depth=2, width=4).layers, seed, scale)
+        weights = (last_token(10), teacher_forcing(10), random_labels(seed, 1, 10)[0])[seed % 3]
+        return layers, random_states(seed, 3, 10, 4), random_labels(seed, 3, 10, 5), weights
+
+    inputs = [drawn(seed) for seed in range(100)]
     stacked = jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves)), *inputs)
     outputs = jax.tree.map(np.asarray, measured(*stacked))
     held: dict[str, int] = collections.Counter()
