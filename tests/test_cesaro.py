@@ -6,6 +6,7 @@ sqrt(c/y) I_1(2 sqrt(cy)), and it multiplies q^n by exp(c/(n+1)).
 
 import diffrax
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -29,15 +30,17 @@ def averaging_flow():
     )
 
 
+jitted_adjoint = eqx.filter_jit(lim.continuous_adjoint)
+
+
 def kernel(y):
     return np.sqrt(C / y) * i1(2 * np.sqrt(C * y))
 
 
 def input_adjoint(terminal_loss, grid):
-    x = jnp.zeros((grid.size, 1))
-    times = jnp.array([0.0])
-    adjoint = lim.continuous_adjoint(averaging_flow(), terminal_loss, x, grid, times)
-    return np.asarray(adjoint.covectors[0, :, 0])
+    x, times = jnp.asarray(np.zeros((grid.size, 1))), jnp.array([0.0])
+    adjoint = jitted_adjoint(averaging_flow(), terminal_loss, x, grid, times)
+    return np.asarray(adjoint.covectors)[0, :, 0]
 
 
 @pytest.mark.slow
@@ -56,19 +59,24 @@ def test_tokens_reach_the_last_rows_kernel_at_first_order():
 
 def test_panels_multiply_powers_by_their_eigenvalues():
     grid = gauss_grid(32)
-    for degree in range(4):
-        x = grid.nodes[:, None] ** degree
+    powers = np.asarray(grid.nodes) ** np.arange(4)[:, None]
+
+    @jax.jit
+    @jax.vmap
+    def flown(x):
         found = averaging_flow()(x, grid)
-        expected = np.exp(C / (degree + 1)) * np.asarray(x)
-        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-8)
-        at_one = grid.interpolate(found, jnp.ones(1))[0, 0]
-        np.testing.assert_allclose(at_one, np.exp(C / (degree + 1)), rtol=0, atol=1e-8)
+        return found, grid.interpolate(found, jnp.ones(1))
+
+    found, at_one = map(np.asarray, flown(jnp.asarray(powers[:, :, None])))
+    eigenvalues = np.exp(C / np.arange(1, 5))
+    np.testing.assert_allclose(found[..., 0], eigenvalues[:, None] * powers, rtol=0, atol=1e-8)
+    np.testing.assert_allclose(at_one[:, 0, 0], eigenvalues, rtol=0, atol=1e-8)
 
 
 def test_panels_reach_the_input_adjoint_of_a_smooth_covector():
     """P_0(q) = g(q) + the integral of k(y) g(q e^y) over y from 0 to log(1/q)."""
     grid = gauss_grid(16, panels=20)
-    covector = jnp.cos(3 * grid.nodes)[:, None]
+    covector = jnp.asarray(np.cos(3 * np.asarray(grid.nodes))[:, None])
     found = input_adjoint(lambda x: lim.inner(covector, x, grid), grid)
     q = np.asarray(grid.nodes)
     u, w = np.polynomial.legendre.leggauss(80)
