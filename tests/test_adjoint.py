@@ -55,35 +55,50 @@ def test_the_adjoint_pairs_with_the_tangent_at_every_depth(scheme, kind):
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_the_adjoint_is_the_gradient_over_the_weights(scheme):
     flow, terminal_loss, grid = setting(scheme, "graded")
-    x = random_states(1)
-    adjoint = lim.adjoint_trajectory(flow, terminal_loss, x, grid)
-    loss, gradient = jax.value_and_grad(lambda x: terminal_loss(flow(x, grid)))(x)
-    chex.assert_trees_all_close(adjoint.loss, loss, rtol=1e-13)
+
+    @jax.jit
+    def measured(x):
+        adjoint = lim.adjoint_trajectory(flow, terminal_loss, x, grid)
+        loss, gradient = jax.value_and_grad(lambda x: terminal_loss(flow(x, grid)))(x)
+        terminal = jax.grad(terminal_loss)(flow(x, grid))
+        return adjoint, loss, gradient, terminal, flow.trajectory(x, grid).states
+
+    adjoint, loss, gradient, terminal, states = jax.tree.map(np.asarray, measured(random_states(1)))
+    np.testing.assert_allclose(adjoint.loss, loss, rtol=1e-13)
     weights = np.asarray(grid.weights)[:, None]
     np.testing.assert_allclose(adjoint.covectors[0], gradient / weights, rtol=1e-11, atol=1e-14)
-    terminal = jax.grad(terminal_loss)(flow(x, grid)) / weights
-    np.testing.assert_allclose(adjoint.covectors[-1], terminal, rtol=1e-11, atol=1e-14)
-    np.testing.assert_allclose(adjoint.states, flow.trajectory(x, grid).states, rtol=1e-13)
+    np.testing.assert_allclose(adjoint.covectors[-1], terminal / weights, rtol=1e-11, atol=1e-14)
+    np.testing.assert_allclose(adjoint.states, states, rtol=1e-13)
     np.testing.assert_allclose(adjoint.times, [0, 0.5, 1, 1.5])
 
 
 def test_inner_steps_carry_the_adjoint():
     """P_k = (I + eps D F(X_k)*) P_{k+1} with the dense Jacobian, transposed in the pairing."""
     flow, terminal_loss, grid = setting("euler", "graded")
-    adjoint = lim.adjoint_trajectory(flow, terminal_loss, random_states(1), grid)
+
+    @jax.jit
+    def measured(x):
+        adjoint = lim.adjoint_trajectory(flow, terminal_loss, x, grid)
+        jacobian = jax.vmap(lambda field, x: jax.jacfwd(lambda x: field(x, x, grid))(x))
+        return adjoint.covectors, jacobian(flow.layers, adjoint.states[:-1])
+
+    covectors, jacobians = measured(random_states(1))
+    covectors = np.asarray(covectors).reshape(4, -1)
     weights = np.repeat(np.asarray(grid.weights), WIDTH)
     for k in range(3):
-        field = jax.tree.map(lambda leaf: leaf[k], flow.layers)  # noqa: B023
-        jacobian = jax.jacfwd(lambda x: field(x, x, grid))(adjoint.states[k])  # noqa: B023
-        step = np.eye(72) + 0.5 * np.asarray(jacobian).reshape(72, 72)
+        step = np.eye(72) + 0.5 * np.asarray(jacobians)[k].reshape(72, 72)
         transposed = step.T * weights[None, :] / weights[:, None]
-        expected = transposed @ np.asarray(adjoint.covectors[k + 1]).ravel()
-        np.testing.assert_allclose(adjoint.covectors[k].ravel(), expected, rtol=1e-11, atol=1e-14)
+        expected = transposed @ covectors[k + 1]
+        np.testing.assert_allclose(covectors[k], expected, rtol=1e-11, atol=1e-14)
 
 
 def test_the_adjoint_of_a_batch_is_vmapped():
     flow, terminal_loss, grid = setting("split", "tokens")
     batch = random_states(1, 2, 12, WIDTH)
-    both = jax.vmap(lambda x: lim.adjoint_trajectory(flow, terminal_loss, x, grid))(batch)
-    one = lim.adjoint_trajectory(flow, terminal_loss, batch[1], grid)
-    chex.assert_trees_all_close(jax.tree.map(lambda leaf: leaf[1], both), one, rtol=1e-11)
+
+    def adjoint(x):
+        return lim.adjoint_trajectory(flow, terminal_loss, x, grid)
+
+    both, one = jax.jit(lambda batch: (jax.vmap(adjoint)(batch), adjoint(batch[1])))(batch)
+    second = jax.tree.map(lambda leaf: np.asarray(leaf)[1], both)
+    chex.assert_trees_all_close(second, jax.tree.map(np.asarray, one), rtol=1e-11)

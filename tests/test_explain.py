@@ -1,7 +1,8 @@
 """The language model and its explanation: learning, and numbers that other modules give."""
 
-from functools import partial
+from functools import cache, partial
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,13 +21,17 @@ LENGTH = 8
 REGIONS = lim.boundary_regions(lim.token_grid(LENGTH), 0.25)
 
 
+@cache
 def model():
-    return language.LanguageModel.init(LENGTH, width=4, heads=2, depth=2, key=jax.random.key(0))
+    init = eqx.filter_jit(language.LanguageModel.init)
+    return init(LENGTH, width=4, heads=2, depth=2, key=jax.random.key(0))
 
 
+@cache
 def windows(count=3):
     text = language.standard_library_text(10_000)
-    return language.sample_windows(text, LENGTH, count, key=jax.random.key(1))
+    cut = eqx.filter_jit(language.sample_windows)
+    return cut(text, LENGTH, count, key=jax.random.key(1))
 
 
 def test_text_is_the_librarys_own_and_windows_are_cut_from_it():
@@ -43,9 +48,14 @@ def test_text_is_the_librarys_own_and_windows_are_cut_from_it():
 
 
 def test_the_models_loss_is_the_next_bytes_surprise():
-    batch, targets = language.batch_of_windows(model(), windows())
-    found = model().loss(batch[0], targets[0], last_token(LENGTH))
-    logits = np.asarray(model().flow(batch[0], lim.token_grid(LENGTH)) @ model().readout.weight)[-1]
+    @eqx.filter_jit
+    def measured(model, windows):
+        batch, targets = language.batch_of_windows(model, windows)
+        end = model.flow(batch[0], lim.token_grid(LENGTH))
+        return model.loss(batch[0], targets[0], last_token(LENGTH)), end @ model.readout.weight
+
+    found, logits = measured(model(), windows())
+    logits = np.asarray(logits)[-1]
     byte = int(windows()[0, -1])
     expected = np.log(np.exp(logits - logits.max()).sum()) + logits.max() - logits[byte]
     np.testing.assert_allclose(found, expected, rtol=1e-12)
@@ -53,7 +63,7 @@ def test_the_models_loss_is_the_next_bytes_surprise():
 
 @pytest.mark.slow
 def test_training_learns_a_text_of_one_byte():
-    text = jnp.full(200, 65)
+    text = jnp.asarray(np.full(200, 65))
     with jax.numpy_dtype_promotion("standard"):  # optax promotes
         trained, losses = language.train(model(), text, 60, key=jax.random.key(2), rate=1e-2)
     assert losses[0] > 3 and losses[-1] < 0.2
@@ -66,7 +76,8 @@ def test_interrupted_training_goes_on_with_the_same_numbers(tmp_path):
         yield from (index for index in steps if index < 55)
         raise KeyboardInterrupt
 
-    run = partial(language.train, model(), jnp.arange(200) % 7 + 65, 60, key=jax.random.key(2))
+    text = jnp.asarray(np.arange(200) % 7 + 65)
+    run = partial(language.train, model(), text, 60, key=jax.random.key(2))
     with jax.numpy_dtype_promotion("standard"):  # optax promotes
         whole, losses = run()
         with pytest.raises(KeyboardInterrupt):
@@ -85,17 +96,17 @@ def test_interrupted_training_goes_on_with_the_same_numbers(tmp_path):
 def test_an_explanation_is_made_of_its_parts():
     regions, weights = REGIONS, teacher_forcing(LENGTH)
     found = lim.studies.explain(model(), windows(), weights, regions, key=jax.random.key(3))
-    x, targets = language.batch_of_windows(model(), windows())
-    ledgers = [
-        channels(
-            model().flow,
-            lambda state, y=y: model().terminal_loss(state, y, weights),
-            state,
-            regions.grid,
-        )
-        for state, y in zip(x, targets, strict=True)
-    ]
-    vectors = np.stack([np.asarray(ledger.vectors) for ledger in ledgers])
+    network = model()
+
+    @jax.jit
+    @jax.vmap
+    def ledgers(x, y):
+        def loss(state):
+            return network.terminal_loss(state, y, weights)
+
+        return channels(network.flow, loss, x, regions.grid).vectors
+
+    vectors = np.asarray(ledgers(*language.batch_of_windows(network, windows())))
     np.testing.assert_allclose(
         found.channel_energies, (vectors**2).sum(axis=3).mean(axis=0), rtol=1e-10
     )
@@ -114,17 +125,17 @@ def test_an_explanation_is_made_of_its_parts():
 def test_the_cone_mass_averages_layers_and_contexts():
     found = lim.studies.average_cone_mass(model(), windows(2), REGIONS)
     x, _ = language.batch_of_windows(model(), windows(2))
-    attention = model().flow.layers.attention
-    masses = [
-        cone_mass(
-            jax.tree.map(lambda leaf: leaf[k], attention),  # noqa: B023
-            model().flow.trajectory(state, REGIONS.grid).states[k],
-            REGIONS.grid,
-        )
-        for state in x
-        for k in range(2)
-    ]
-    np.testing.assert_allclose(found.value, np.mean(masses, axis=0), rtol=1e-10)
+    flow, grid = model().flow, REGIONS.grid
+
+    @jax.jit
+    @jax.vmap
+    def masses(state):
+        states = flow.trajectory(state, grid).states[:-1]
+        of_layer = jax.vmap(lambda attention, state: cone_mass(attention, state, grid))
+        return of_layer(flow.layers.attention, states)
+
+    expected = np.mean(masses(x), axis=(0, 1))
+    np.testing.assert_allclose(found.value, expected, rtol=1e-10)
 
 
 def test_figures_of_an_explanation_show_its_numbers():

@@ -358,7 +358,7 @@ def test_truncated_factors_give_gramians_from_below_and_say_what_they_left_out()
             assert float(found.discarded.sum()) > 1e-6
             assert gaps[-1] >= float(found.discarded[0])  # the input's own layer carries nothing on
     assert gaps == sorted(gaps, reverse=True) and gaps[0] > 1e-3
-    assert abs(gaps[-1]) < 1e-12 and float(found.discarded.sum()) < 1e-12
+    assert abs(gaps[-1]) < 1e-12 and float(truncated[-1].discarded.sum()) < 1e-12
     with pytest.raises(ValueError, match="at least the 4 numbers"):
         gramian.low_rank_gramians(see, x, 0.5, 3)
 
