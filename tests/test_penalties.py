@@ -81,10 +81,15 @@ MODELS: dict[str, Callable[[], Any]] = {
 }
 
 
+@eqx.filter_jit  # traced once for all derivatives
 def example_loss(model: Any, x, y):
     if not isinstance(model, jax.Array):
         return lim.cross_entropy(READOUT(model(x, GRID), GRID), y, GRID)
     return lim.cross_entropy(READOUT(jnp.tanh(jnp.cumsum(x, axis=0) @ model), GRID), y, GRID)
+
+
+def risk(params):
+    return jax.vmap(example_loss, in_axes=(None, 0, 0))(params, X, Y).mean()
 
 
 def objective(params):
@@ -94,8 +99,12 @@ def objective(params):
 def gradient_of_gradient(params):
     """The same objective by differentiating the influence itself."""
     density = lim.influence(example_loss, params, (X, Y), GRID).density
-    losses = jax.vmap(example_loss, in_axes=(None, 0, 0))(params, X, Y)
-    return losses.mean() + 2.0 * influence_discrepancy(density, 1.0, GRID)
+    return risk(params) + 2.0 * influence_discrepancy(density, 1.0, GRID)
+
+
+@eqx.filter_jit
+def penalty(params, **options):
+    return influence_penalty(example_loss, params, (X, Y), GRID, **options)
 
 
 def dot(left, right):
@@ -103,30 +112,47 @@ def dot(left, right):
     return sum(leaves, jnp.zeros(()))
 
 
+@eqx.filter_jit
+def value_and_gradient(function, params):
+    return eqx.filter_value_and_grad(function)(params)
+
+
+@eqx.filter_jit
+def slope(function, params, direction):
+    return eqx.filter_jvp(function, (params,), (direction,))[1]
+
+
+def difference(function, point, direction, step=1e-5):
+    """`central_difference` of a compiled function, by calls of it."""
+
+    def value(size):
+        move = lambda p, d: jnp.asarray(np.asarray(p) + size * np.asarray(d))  # noqa: E731
+        return np.asarray(function(jax.tree.map(move, point, direction)))
+
+    near, far = value(step) - value(-step), value(2 * step) - value(-2 * step)
+    return (8 * near - far) / (12 * step)
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_the_gradient_is_that_of_the_gradient(name):
-    arrays, static = eqx.partition(MODELS[name](), eqx.is_inexact_array)
+    model = MODELS[name]()
+    arrays, static = eqx.partition(model, eqx.is_inexact_array)
     direction = randomised(arrays, 7)
-
-    def of_arrays(function):
-        return lambda arrays: function(eqx.combine(arrays, static))
-
-    @jax.jit
-    def found(arrays):
-        value, gradient = jax.value_and_grad(of_arrays(objective))(arrays)
-        forward = jax.jvp(of_arrays(objective), (arrays,), (direction,))[1]
-        difference = central_difference(of_arrays(objective), arrays, direction)
-        return value, gradient, forward, difference
-
-    value, gradient, forward, difference = found(arrays)
-    expected = jax.jit(jax.value_and_grad(of_arrays(gradient_of_gradient)))(arrays)
+    value, gradient = value_and_gradient(objective, model)
+    expected = value_and_gradient(gradient_of_gradient, model)
     np.testing.assert_allclose(value, expected[0], rtol=1e-13)
     scale = np.sqrt(float(dot(expected[1], expected[1])))
     assert scale > 1e-3
     for ours, theirs in zip(jax.tree.leaves(gradient), jax.tree.leaves(expected[1]), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-12 * scale)
-    np.testing.assert_allclose(forward, dot(gradient, direction), rtol=1e-10)
-    np.testing.assert_allclose(dot(gradient, direction), difference, rtol=1e-7)
+    along = dot(gradient, direction)
+    np.testing.assert_allclose(slope(objective, model, direction), along, rtol=1e-10)
+    moved = difference(
+        lambda arrays: value_and_gradient(objective, eqx.combine(arrays, static))[0],
+        arrays,
+        direction,
+    )
+    np.testing.assert_allclose(along, moved, rtol=1e-7)
 
 
 def test_second_derivatives_pass_through_the_rule():
@@ -136,15 +162,20 @@ def test_second_derivatives_pass_through_the_rule():
     def slope(params):
         return jnp.vdot(jax.grad(objective)(params), first)
 
-    forms = {
-        "grad of grad": jnp.vdot(jax.grad(slope)(params), second),
-        "jvp of grad": jnp.vdot(jax.jvp(jax.grad(objective), (params,), (second,))[1], first),
-        "jvp of jvp": jax.jvp(
-            lambda p: jax.jvp(objective, (p,), (first,))[1], (params,), (second,)
-        )[1],
-    }
-    expected = central_difference(slope, params, second)
-    for form, value in forms.items():
+    @jax.jit
+    def forms(params):
+        return {
+            "grad of grad": jnp.vdot(jax.grad(slope)(params), second),
+            "jvp of grad": jnp.vdot(jax.jvp(jax.grad(objective), (params,), (second,))[1], first),
+            "jvp of jvp": jax.jvp(
+                lambda p: jax.jvp(objective, (p,), (first,))[1], (params,), (second,)
+            )[1],
+            "differences": central_difference(slope, params, second),
+        }
+
+    found = forms(params)
+    expected = found.pop("differences")
+    for form, value in found.items():
         np.testing.assert_allclose(value, expected, rtol=1e-6, err_msg=form)
 
 
@@ -152,26 +183,29 @@ def test_options_and_inputs_are_differentiated_too():
     params = random_states(5, WIDTH, WIDTH)
     target = 1 + 0.1 * jnp.sin(jnp.arange(1.0, LENGTH + 1))
 
-    def value(*arguments):
-        x, strength, target = arguments
-        return balanced_objective(
-            example_loss, params, (x, Y), GRID, strength=strength, target=target
-        )
+    @jax.jit
+    def value_and_gradients(*arguments):
+        def value(x, strength, target):
+            return balanced_objective(
+                example_loss, params, (x, Y), GRID, strength=strength, target=target
+            )
+
+        return jax.value_and_grad(value, argnums=(0, 1, 2))(*arguments)
 
     at = X, jnp.array(1.5), target
+    gradients = value_and_gradients(*at)[1]
     for index, direction in ((0, random_states(8, *X.shape)), (1, jnp.array(1.0)), (2, target)):
-        gradient = jax.grad(value, argnums=index)(*at)
 
         def moved(argument, index=index):
-            return value(*at[:index], argument, *at[index + 1 :])
+            return value_and_gradients(*at[:index], argument, *at[index + 1 :])[0]
 
-        expected = central_difference(moved, at[index], direction)
-        np.testing.assert_allclose(jnp.vdot(gradient, direction), expected, rtol=1e-7)
+        expected = difference(moved, at[index], direction)
+        np.testing.assert_allclose(np.vdot(gradients[index], direction), expected, rtol=1e-7)
 
 
 def test_the_penalty_is_the_influences_discrepancy():
     params = network(lim.euler)
-    found = influence_penalty(example_loss, params, (X, Y), GRID, target=0.5, epsilon=0.0)
+    found = penalty(params, target=0.5, epsilon=0.0)
     density = np.asarray(lim.influence(example_loss, params, (X, Y), GRID).density)
     expected = np.asarray(GRID.weights) @ (density - 0.5) ** 2 / 2
     np.testing.assert_allclose(found, expected, rtol=1e-12)
@@ -199,12 +233,10 @@ def test_a_stopped_gradient_is_zero():
     params = network(lim.euler)
 
     def stopped(params):
-        return influence_penalty(example_loss, jax.lax.stop_gradient(params), (X, Y), GRID)
+        return penalty(jax.lax.stop_gradient(params))
 
-    def ours(params):
-        return influence_penalty(example_loss, params, (X, Y), GRID)
-
-    stopped, found = jax.grad(stopped)(params), jax.grad(ours)(params)
+    _, stopped = value_and_gradient(stopped, params)
+    _, found = value_and_gradient(penalty, params)
     assert float(dot(stopped, stopped)) == 0 and float(dot(found, found)) > 1e-6
 
 
@@ -220,9 +252,8 @@ def test_an_average_of_energies_is_balanced_and_handed_on():
 
     def nested(params):
         energy = 0.75 * previous + 0.25 * lim.influence(example_loss, params, (X, Y), GRID).energy
-        losses = jax.vmap(example_loss, in_axes=(None, 0, 0))(params, X, Y)
         density = energy / lim.integral(energy, GRID)
-        return losses.mean() + 2.0 * influence_discrepancy(density, 1.0, GRID), energy
+        return risk(params) + 2.0 * influence_discrepancy(density, 1.0, GRID), energy
 
     (value, energy), gradient = jax.jit(jax.value_and_grad(ours, has_aux=True))(params)
     (expected, mean), slope = jax.jit(jax.value_and_grad(nested, has_aux=True))(params)
@@ -236,19 +267,18 @@ def test_the_crossed_density_is_balanced_too():
     params = MODELS["bare"]()
 
     def ours(params):
-        return influence_penalty(
-            example_loss, params, (X, Y), GRID, epsilon=0.0, estimate=crossed_density
-        )
+        return penalty(params, epsilon=0.0, estimate=crossed_density)
 
-    adjoints = jax.vmap(jax.grad(example_loss, argnums=1), in_axes=(None, 0, 0))(params, X, Y)
-    energies = np.sum(np.asarray(adjoints / GRID.weights[None, :, None]) ** 2, axis=2)
-    first, second, weights = energies[:1].mean(axis=0), energies[1:].mean(axis=0), GRID.weights
+    weights = np.asarray(GRID.weights)
+    gradients = jax.jit(jax.vmap(jax.grad(example_loss, argnums=1), in_axes=(None, 0, 0)))
+    energies = np.sum((gradients(params, X, Y) / weights[None, :, None]) ** 2, axis=2)
+    first, second = energies[:1].mean(axis=0), energies[1:].mean(axis=0)
     density = (first / (weights @ second) + second / (weights @ first)) / 2
     np.testing.assert_allclose(ours(params), weights @ (density - 1) ** 2 / 2, rtol=1e-12)
     direction = random_states(9, WIDTH, WIDTH)
-    expected = jax.jit(lambda p: central_difference(ours, p, direction))(params)
-    slope = jax.jit(jax.grad(ours))(params)
-    np.testing.assert_allclose(jnp.vdot(slope, direction), expected, rtol=1e-7)
+    expected = difference(ours, params, direction)
+    _, slope = value_and_gradient(ours, params)
+    np.testing.assert_allclose(np.vdot(slope, direction), expected, rtol=1e-7)
 
 
 def test_functionals_see_densities():
@@ -266,7 +296,7 @@ def test_functionals_see_densities():
         return functional_of_adjoints(functional, loss, weight, batch, GRID, jnp.array(2.0))
 
     cubes = float((1 / np.asarray(GRID.weights) ** 3).sum())
-    found, slope = jax.value_and_grad(value)(1.5)
+    found, slope = jax.jit(jax.value_and_grad(value))(1.5)
     np.testing.assert_allclose(found, 1.5**2 * LENGTH + 2 * 1.5**6 * cubes, rtol=1e-13)
     np.testing.assert_allclose(slope, 2 * 1.5 * LENGTH + 12 * 1.5**5 * cubes, rtol=1e-13)
 
@@ -283,11 +313,11 @@ def test_training_on_the_objective_balances_influence():
             change, state = optimiser.update(gradient, state)
         return eqx.apply_updates(params, change), state
 
-    before = influence_penalty(example_loss, params, (X, Y), GRID)
+    before = penalty(params)
     state = optimiser.init(params)
     for _ in range(60):
         params, state = update(params, state)
-    assert influence_penalty(example_loss, params, (X, Y), GRID) < before / 4
+    assert float(penalty(params)) < float(before) / 4
 
 
 def test_algorithm_3_with_exact_probes_is_the_trace_penalty_of_the_gramians():
@@ -297,10 +327,11 @@ def test_algorithm_3_with_exact_probes_is_the_trace_penalty_of_the_gramians():
     def observations(params, x):
         return gramian.ObservedTokens(params, GRID, seen, READOUT)(x)
 
-    def ours(params):
+    def ours(params, **options):
         return observability_objective(
-            example_loss, observations, params, (X, Y), GRID, drawn, strength=0.3, step=0.5
-        )
+            example_loss, observations, params, (X, Y), GRID, drawn, strength=0.3, step=0.5,
+            **options,
+        )  # fmt: skip
 
     def exact(params):
         def traces(x):
@@ -308,8 +339,7 @@ def test_algorithm_3_with_exact_probes_is_the_trace_penalty_of_the_gramians():
             return gramian.gramian_traces(found)
 
         mean = jax.vmap(traces)(X).mean(axis=0)
-        losses = jax.vmap(example_loss, in_axes=(None, 0, 0))(params, X, Y)
-        return losses.mean() + 0.15 * trace_penalty(mean, GRID), mean
+        return risk(params) + 0.15 * trace_penalty(mean, GRID), mean
 
     (value, traces), gradient = jax.jit(jax.value_and_grad(ours, has_aux=True))(params)
     (expected, mean), slope = jax.jit(jax.value_and_grad(exact, has_aux=True))(params)
@@ -318,27 +348,22 @@ def test_algorithm_3_with_exact_probes_is_the_trace_penalty_of_the_gramians():
     scale = np.sqrt(float(dot(slope, slope)))
     for left, right in zip(jax.tree.leaves(gradient), jax.tree.leaves(slope), strict=True):
         np.testing.assert_allclose(left, right, rtol=0, atol=1e-10 * scale)
-    kept, averaged = observability_objective(
-        example_loss, observations, params, (X, Y), GRID, drawn, strength=0.3, step=0.5,
-        positions=jnp.array([4, 1]), previous=jnp.ones(2), memory=0.25,
-    )  # fmt: skip
+    options = dict(positions=jnp.array([4, 1]), previous=jnp.ones(2), memory=0.25)
+    kept, averaged = jax.jit(ours)(params, **options)
     averages = 0.25 + 0.75 * np.asarray(mean)[[4, 1]]
     np.testing.assert_allclose(averaged, averages, rtol=1e-10)
     own = np.asarray(GRID.weights)[[4, 1]]
     spread = own @ (averages - own @ averages / own.sum()) ** 2
-    risk = jax.vmap(example_loss, in_axes=(None, 0, 0))(params, X, Y).mean()
-    np.testing.assert_allclose(kept, risk + 0.15 * spread, rtol=1e-10)
+    loss = np.asarray(jax.jit(risk)(params))
+    np.testing.assert_allclose(kept, loss + 0.15 * spread, rtol=1e-10)
     # Two positions that stand for all: the weighted variance of their traces.
-    seen_at, stand_for = jnp.array([4, 1]), jnp.array([0.7, 0.5])
-    value, traces = observability_objective(
-        example_loss, observations, params, (X, Y), GRID, drawn, strength=0.3, step=0.5,
-        positions=seen_at, weights=stand_for,
-    )  # fmt: skip
+    options = dict(positions=jnp.array([4, 1]), weights=jnp.array([0.7, 0.5]))
+    value, traces = jax.jit(ours)(params, **options)
     some = np.asarray(mean)[[4, 1]]
     np.testing.assert_allclose(traces, some, rtol=1e-10)
     centre = (0.7 * some[0] + 0.5 * some[1]) / 1.2
-    penalty = 0.7 * (some[0] - centre) ** 2 + 0.5 * (some[1] - centre) ** 2
-    np.testing.assert_allclose(value, risk + 0.15 * penalty, rtol=1e-10)
+    variance = 0.7 * (some[0] - centre) ** 2 + 0.5 * (some[1] - centre) ** 2
+    np.testing.assert_allclose(value, loss + 0.15 * variance, rtol=1e-10)
 
 
 @pytest.mark.parametrize("step", [0.5, jnp.array([0.5, 0.0])], ids=["even", "first layer"])
@@ -364,8 +389,7 @@ def test_injected_traces_are_differentiated_as_the_gradient_of_a_gradient(step):
             )
 
         traces = jax.vmap(samples)(X, noise).mean(axis=(0, 1))
-        losses = jax.vmap(example_loss, in_axes=(None, 0, 0))(params, X, Y)
-        return losses.mean() + 0.15 * trace_penalty(traces, GRID), traces
+        return risk(params) + 0.15 * trace_penalty(traces, GRID), traces
 
     (value, traces), gradient = jax.jit(jax.value_and_grad(ours, has_aux=True))(params)
     (expected, plain_traces), slope = jax.jit(jax.value_and_grad(plain, has_aux=True))(params)
@@ -384,16 +408,16 @@ def test_injected_traces_average_over_training_steps():
 
     noise = random_states(6, BATCH, 1, *jax.eval_shape(observations, params, X[0]).shape)
 
-    def objective(**options):
+    @jax.jit
+    def found(**options):
         return injected_objective(
             example_loss, observations, params, (X, Y), GRID, noise, strength=2.0, step=0.5,
             **options,
         )  # fmt: skip
 
-    _, fresh = objective()
-    value, averaged = objective(previous=jnp.arange(6.0), memory=0.25)
+    _, fresh = found()
+    value, averaged = map(np.asarray, found(previous=jnp.arange(6.0), memory=0.25))
     np.testing.assert_allclose(averaged, 0.25 * np.arange(6.0) + 0.75 * fresh, rtol=1e-12)
-    risk = jax.vmap(example_loss, in_axes=(None, 0, 0))(params, X, Y).mean()
     weights = np.asarray(GRID.weights)
     spread = weights @ (averaged - weights @ averaged) ** 2
-    np.testing.assert_allclose(value, risk + spread, rtol=1e-11)
+    np.testing.assert_allclose(value, jax.jit(risk)(params) + spread, rtol=1e-11)
