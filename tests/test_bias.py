@@ -54,10 +54,11 @@ def trace_of_gates(params):
 
 def stationary(objective, start):
     """Newton's method, to rounding."""
-    for _ in range(8):
-        slope, curvature = jax.grad(objective)(start), jax.hessian(objective)(start)
-        start = start - jnp.linalg.solve(curvature, slope)
-    return start
+
+    def newton(_, at):
+        return at - jnp.linalg.solve(jax.hessian(objective)(at), jax.grad(objective)(at))
+
+    return jax.lax.fori_loop(0, 8, newton, start)
 
 
 PENALTIES = {
@@ -69,27 +70,32 @@ PENALTIES = {
 @pytest.mark.parametrize("name", PENALTIES)
 def test_the_minimiser_moves_as_the_expansion_says_to_second_order(name):
     penalty, strengths = PENALTIES[name], (0.02, 0.01, 0.005, 0.0025)
-    errors, moved = [], []
-    newton = jax.jit(lambda beta: stationary(lambda p: risk(p) + beta * penalty(p), MINIMUM))
-    for beta in strengths:
-        shift = newton(beta) - MINIMUM
+
+    @jax.jit
+    def measured(beta):
+        """How far the minimiser moves, how far from predicted, and the penalty's slope there."""
+        found = stationary(lambda p: risk(p) + beta * penalty(p), MINIMUM)
         predicted = lim.training.parameter_shift(risk, penalty, MINIMUM, beta)
-        errors.append(float(jnp.linalg.norm(shift - predicted)))
-        moved.append(float(jnp.linalg.norm(shift)))
-    assert abs(fitted_order(1 / np.array(strengths), errors) - 2) < 0.15
-    assert abs(fitted_order(1 / np.array(strengths), moved) - 1) < 0.15
+        sizes = found - MINIMUM, found - MINIMUM - predicted, jax.grad(penalty)(found)
+        return jnp.stack([jnp.linalg.norm(size) for size in sizes])
+
+    moved, errors, slopes = np.array([measured(beta) for beta in (*strengths, 0.0)]).T
+    assert abs(fitted_order(1 / np.array(strengths), errors[:-1]) - 2) < 0.15
+    assert abs(fitted_order(1 / np.array(strengths), moved[:-1]) - 1) < 0.15
     # The bound beta G / mu, with the largest slope on the way.
-    curvature = float(jnp.linalg.eigvalsh(HESSIAN)[0])
-    slopes = [jnp.linalg.norm(jax.grad(penalty)(newton(beta))) for beta in (*strengths, 0.0)]
-    assert moved[0] <= float(lim.training.shift_bound(strengths[0], max(slopes), curvature))
+    curvature = np.linalg.eigvalsh(HESSIAN)[0]
+    assert moved[0] <= float(lim.training.shift_bound(strengths[0], slopes.max(), curvature))
     with pytest.raises(RuntimeError, match="strong convexity"):
         lim.training.shift_bound(0.1, 1.0, -0.5)
 
 
 def test_the_balanced_objective_is_risk_and_penalty():
-    value = balanced_objective(example_loss, MINIMUM + 0.1, BATCH, GRID, strength=0.7)
-    expected = risk(MINIMUM + 0.1) + 0.7 * PENALTIES["algorithm 1"](MINIMUM + 0.1)
-    np.testing.assert_allclose(value, expected, rtol=1e-13)
+    @jax.jit
+    def both(params):
+        value = balanced_objective(example_loss, params, BATCH, GRID, strength=0.7)
+        return value, risk(params) + 0.7 * PENALTIES["algorithm 1"](params)
+
+    np.testing.assert_allclose(*both(MINIMUM + 0.1), rtol=1e-13)
 
 
 def test_the_response_is_the_slope_of_lim():
@@ -101,13 +107,18 @@ def test_the_response_is_the_slope_of_lim():
         return energy / lim.integral(energy, GRID)
 
     weights, change = jnp.array([1.5, 0.5, 1.2, 0.8]), jnp.array([0.1, -0.2, 0.05, 0.05])
-    found = lim.training.response(stage, weights, change, regions)
 
     def index(weights):
         return lim.indices(lim.regional_averages(stage(weights), regions)).lim
 
-    np.testing.assert_allclose(found.lim, index(weights), rtol=1e-13)
-    np.testing.assert_allclose(found.change, central_difference(index, weights, change), rtol=1e-7)
+    @jax.jit
+    def measured(weights):
+        found = lim.training.response(stage, weights, change, regions)
+        return found, index(weights), central_difference(index, weights, change)
+
+    found, value, slope = jax.tree.map(np.asarray, measured(weights))
+    np.testing.assert_allclose(found.lim, value, rtol=1e-13)
+    np.testing.assert_allclose(found.change, slope, rtol=1e-7)
     np.testing.assert_allclose(found.alignment, -found.change / float(change @ change), rtol=1e-12)
 
 
@@ -150,33 +161,33 @@ def test_importance_weights_turn_the_training_risk_into_the_deployed_one():
 def test_a_constraint_is_met_at_finite_stiffness():
     """Minimise by Newton, raise the multiplier, repeat: the penalty ends at its limit."""
     penalty = PENALTIES["algorithm 1"]
-    limit, stiffness = float(penalty(MINIMUM)) / 2, 20.0
+    penalty_and_slope = jax.jit(jax.value_and_grad(penalty))
+    limit, stiffness = float(penalty_and_slope(MINIMUM)[0]) / 2, 20.0
+
+    def lagrangian(params, limit, multiplier):
+        return constrained_objective(
+            example_loss, params, BATCH, GRID, limit=limit, multiplier=multiplier,
+            stiffness=stiffness,
+        )  # fmt: skip
 
     @jax.jit
     def solved(multiplier, start):
-        return stationary(
-            lambda p: constrained_objective(
-                example_loss, p, BATCH, GRID, limit=limit, multiplier=multiplier,
-                stiffness=stiffness,
-            ),
-            start,
-        )  # fmt: skip
+        return stationary(lambda p: lagrangian(p, limit, multiplier), start)
 
     params, multiplier = MINIMUM, jnp.array(0.0)
     for _ in range(60):
         params = solved(multiplier, params)
         multiplier = raised_multiplier(
-            multiplier, penalty(params), limit=limit, stiffness=stiffness
+            multiplier, penalty_and_slope(params)[0], limit=limit, stiffness=stiffness
         )
-    np.testing.assert_allclose(penalty(params), limit, rtol=1e-6)
+    value, slope = penalty_and_slope(params)
+    np.testing.assert_allclose(value, limit, rtol=1e-6)
     # Stationarity of the Lagrangian: grad R = -lambda grad Phi.
-    slopes = jax.grad(risk)(params), jax.grad(penalty)(params)
-    np.testing.assert_allclose(slopes[0], -float(multiplier) * slopes[1], atol=1e-6)
+    expected = -float(multiplier) * np.asarray(slope)
+    np.testing.assert_allclose(jax.jit(jax.grad(risk))(params), expected, atol=1e-6)
     # A slack constraint costs nothing and leaves the minimiser.
-    slack = constrained_objective(
-        example_loss, MINIMUM, BATCH, GRID, limit=10.0, multiplier=0.0, stiffness=stiffness
-    )
-    np.testing.assert_allclose(slack, risk(MINIMUM), atol=1e-14)
+    slack = jax.jit(lagrangian)(MINIMUM, 10.0, 0.0)
+    np.testing.assert_allclose(slack, jax.jit(risk)(MINIMUM), atol=1e-14)
 
 
 def test_the_jackknife_finds_the_bias_of_the_ratio():
@@ -185,11 +196,11 @@ def test_the_jackknife_finds_the_bias_of_the_ratio():
     energies = generator.gamma(2.0, size=(200_000, 8, SIZE)) * np.array([1.0, 2.0, 3.0, 4.0])
     densities = energies.mean(axis=1) / energies.mean(axis=(1, 2))[:, None]
     true = densities.mean(axis=0) - np.array([1.0, 2.0, 3.0, 4.0]) / 2.5
-    found = jax.vmap(lambda e: ratio_bias(e, GRID))(jnp.asarray(energies))
-    error = np.asarray(found).std(axis=0) / np.sqrt(200_000)
+    found = np.asarray(jax.jit(jax.vmap(lambda e: ratio_bias(e, GRID)))(jnp.asarray(energies)))
+    error = found.std(axis=0) / np.sqrt(200_000)
     spread = densities.std(axis=0) / np.sqrt(200_000)
     assert np.abs(true).max() > 10 * spread.max()
-    gap = np.abs(np.asarray(found.mean(axis=0)) - true)
+    gap = np.abs(found.mean(axis=0) - true)
     assert (gap < 4 * (error + spread) + 0.2 * np.abs(true)).all()
 
 
@@ -198,13 +209,14 @@ def test_the_bias_of_crossed_halves_is_that_of_the_reciprocal():
     generator = np.random.default_rng(1)
     profile = np.array([1.0, 2.0, 3.0, 4.0])
     energies = generator.gamma(2.0, size=(100_000, 8, SIZE)) * profile
-    adjoints = jnp.asarray(np.sqrt(energies))[..., None]
+    adjoints = np.sqrt(energies)
 
-    def density(estimate):
-        draws = jax.vmap(lambda a: estimate(a, GRID, epsilon=0.0))(adjoints)
-        return np.asarray(draws).mean(axis=0), np.asarray(draws).std(axis=0) / np.sqrt(100_000)
+    def densities(estimate, adjoints):
+        estimates = jax.jit(jax.vmap(lambda a: estimate(a, GRID, epsilon=0.0)))
+        return np.asarray(estimates(jnp.asarray(adjoints[..., None])))
 
-    found, error = density(crossed_density)
+    draws = densities(crossed_density, adjoints)
+    found, error = draws.mean(axis=0), draws.std(axis=0) / np.sqrt(100_000)
     totals = energies[:, :4].mean(axis=(1, 2))
     expected = 2 * profile * np.mean(1 / totals)
     error = error + expected * (1 / totals).std() / np.mean(1 / totals) / np.sqrt(100_000)
@@ -212,13 +224,12 @@ def test_the_bias_of_crossed_halves_is_that_of_the_reciprocal():
     true = profile / 2.5
     assert (found - true > 4 * error).all()  # one factor above one, at every position
     # Where only totals vary, the plain ratio has no bias, and crossing the halves adds one.
-    scaled = jnp.sqrt(jnp.asarray(generator.gamma(4.0, size=(20_000, 8, 1)) * profile))[..., None]
-    plain = jax.vmap(lambda a: balanced_density(a, GRID, epsilon=0.0))(scaled)
+    scaled = np.sqrt(generator.gamma(4.0, size=(20_000, 8, 1)) * profile)
+    plain = densities(balanced_density, scaled)
     np.testing.assert_allclose(plain, np.broadcast_to(true, plain.shape), rtol=1e-12)
-    crossed = jax.vmap(lambda a: crossed_density(a, GRID, epsilon=0.0))(scaled)
-    assert (np.asarray(crossed).mean(axis=0) > 1.03 * true).all()
+    assert (densities(crossed_density, scaled).mean(axis=0) > 1.03 * true).all()
     with pytest.raises(ValueError, match="at least two"):
-        crossed_density(adjoints[0, :1], GRID, epsilon=0.0)
+        crossed_density(jnp.asarray(adjoints[0, :1, :, None]), GRID, epsilon=0.0)
 
 
 def test_a_moving_average_lessens_the_bias_of_the_ratio():
@@ -249,10 +260,10 @@ def test_weighted_risks_are_integrals_of_the_positionwise_risk():
     logits = random_states(0, SIZE, 3)
     labels = jax.nn.softmax(random_states(1, SIZE, 3))
     weights = jnp.array([0.5, 1.5, 1.0, 1.0])
-    losses = positionwise_cross_entropy(logits, labels)
+    losses = jax.jit(positionwise_cross_entropy)(logits, labels)
     expected = -np.sum(np.asarray(labels) * np.asarray(jax.nn.log_softmax(logits)), axis=1)
     np.testing.assert_allclose(losses, expected, rtol=1e-12)
-    weighted = lim.cross_entropy(logits, weights[:, None] * labels, GRID)
+    weighted = jax.jit(lambda y: lim.cross_entropy(logits, y, GRID))(weights[:, None] * labels)
     np.testing.assert_allclose(weighted, lim.integral(weights * losses, GRID), rtol=1e-12)
 
 

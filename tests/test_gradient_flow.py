@@ -1,5 +1,6 @@
 """The law by which training moves influence, against differences, and flows that resume."""
 
+import chex
 import diffrax
 import equinox as eqx
 import jax
@@ -27,10 +28,12 @@ def network(seed=1):
     return random_flow(seed, depth=2, width=WIDTH, step=lim.split)
 
 
+@eqx.filter_jit  # traced once for all derivatives
 def example_loss(model, x, y):
     return lim.cross_entropy(READOUT(model(x, GRID), GRID), y, GRID)
 
 
+@jax.jit
 def bare_loss(weight, x, y):
     return lim.cross_entropy(READOUT(jnp.tanh(jnp.cumsum(x, axis=0) @ weight), GRID), y, GRID)
 
@@ -49,17 +52,19 @@ def test_the_density_moves_as_differences_and_the_replicator_say():
             return lim.influence(example_loss, params, BATCH_OF, GRID).density
 
         moved = central_difference(density, params, descent(example_loss, params), step=1e-4)
-        return found, moved, density(params)
+        rates = found.rate, found.replicator_rate, found.decay, found.mean_decay
+        return rates, moved, found.density, density(params)
 
-    found, moved, density = measured(network())
-    scale = float(jnp.abs(moved).max())
+    found = jax.tree.map(np.asarray, measured(network()))
+    (rate, replicator_rate, decay, mean_decay), moved, density, expected = found
+    scale = np.abs(moved).max()
     assert scale > 1e-4
-    np.testing.assert_allclose(found.density, density, rtol=1e-12)
-    np.testing.assert_allclose(found.rate, moved, rtol=0, atol=1e-7 * scale)
-    np.testing.assert_allclose(found.replicator_rate, found.rate, rtol=0, atol=1e-12 * scale)
-    np.testing.assert_allclose(GRID.weights @ found.rate, 0, atol=1e-13 * scale)
+    np.testing.assert_allclose(density, expected, rtol=1e-12)
+    np.testing.assert_allclose(rate, moved, rtol=0, atol=1e-7 * scale)
+    np.testing.assert_allclose(replicator_rate, rate, rtol=0, atol=1e-12 * scale)
+    np.testing.assert_allclose(np.asarray(GRID.weights) @ rate, 0, atol=1e-13 * scale)
     # Mass grows exactly where the relative decay is below its average.
-    assert bool(((found.rate > 0) == (found.decay < found.mean_decay)).all())
+    assert ((rate > 0) == (decay < mean_decay)).all()
 
 
 def test_the_energys_slope_along_any_direction():
@@ -70,7 +75,7 @@ def test_the_energys_slope_along_any_direction():
     def energy(params):
         return lim.influence(bare_loss, params, BATCH_OF, GRID).energy
 
-    expected = central_difference(energy, params, direction)
+    expected = jax.jit(lambda p: central_difference(energy, p, direction))(params)
     np.testing.assert_allclose(found.energy_rate, expected, rtol=1e-7)
 
 
@@ -99,12 +104,14 @@ def test_fourth_moments_by_hand():
         gradients = jax.vmap(jax.grad(bare_loss, argnums=1), in_axes=(None, 0, 0))
         return gradients(params, *BATCH_OF) / GRID.weights[None, :, None]
 
+    @jax.jit
+    def value_and_slope(params):
+        unit = direction / jnp.linalg.norm(direction)
+        return adjoints(params), central_difference(adjoints, params, unit)
+
     weights = np.asarray(GRID.weights)
-    unit = direction / jnp.linalg.norm(direction)
-    for estimate, vectors in (
-        (found.adjoint, adjoints(params)),
-        (found.sensitivity, central_difference(adjoints, params, unit)),
-    ):
+    value, slope = value_and_slope(params)
+    for estimate, vectors in ((found.adjoint, value), (found.sensitivity, slope)):
         each = (np.asarray(vectors) ** 2).sum(axis=2) ** 2 @ weights
         np.testing.assert_allclose(estimate.value, each.mean(), rtol=1e-6)
         np.testing.assert_allclose(estimate.error, each.std(ddof=1) / np.sqrt(3), rtol=1e-5)
@@ -122,12 +129,15 @@ def test_the_integral_of_the_rate_is_the_change_of_the_density():
         solver=diffrax.Dopri8(),
         stepsize_controller=diffrax.PIDController(1e-9, 1e-9),
     )
-    dynamics = jax.vmap(
-        lambda p: lim.training.density_dynamics(bare_loss, p, BATCH_OF, GRID).rate
-    )(path.params)  # fmt: skip
+
+    @jax.jit
+    @jax.vmap
+    def rate(params):
+        return lim.training.density_dynamics(bare_loss, params, BATCH_OF, GRID).rate
+
     simpson = np.full(33, 2.0)
     simpson[1::2], simpson[[0, -1]] = 4.0, 1.0
-    integral = (0.5 / 32 / 3) * simpson @ np.asarray(dynamics)
+    integral = (0.5 / 32 / 3) * simpson @ np.asarray(rate(path.params))
     density = (
         np.asarray(path.energy) / (np.asarray(path.energy) @ np.asarray(GRID.weights))[:, None]
     )
@@ -149,13 +159,17 @@ def test_eulers_steps_are_gradient_descent():
         stepsize_controller=diffrax.ConstantStepSize(),
         first_step=0.05,
     )
+
+    @jax.jit
+    def descended(params):
+        return jax.tree.map(lambda p, d: p + 0.05 * d, params, descent(example_loss, params))
+
     for _ in range(4):
-        params = jax.tree.map(lambda p, d: p + 0.05 * d, params, descent(example_loss, params))
-    for found, expected in zip(jax.tree.leaves(path.params), jax.tree.leaves(params), strict=True):
-        np.testing.assert_allclose(found[-1], expected, rtol=1e-11, atol=1e-14)
-    np.testing.assert_allclose(
-        path.energy[-1], lim.influence(example_loss, params, BATCH_OF, GRID).energy, rtol=1e-10
-    )
+        params = descended(params)
+    last = jax.tree.map(lambda leaf: np.asarray(leaf)[-1], path)
+    chex.assert_trees_all_close(last.params, params, rtol=1e-11, atol=1e-14)
+    expected = lim.influence(example_loss, params, BATCH_OF, GRID).energy
+    np.testing.assert_allclose(last.energy, expected, rtol=1e-10)
 
 
 class Interrupted(Exception):
