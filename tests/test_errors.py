@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from networks import layer_of, random_flow, random_labels, random_states
+from reference.networks import layer_of, random_flow, random_labels, random_states
 
 import lim_jax as lim
 from lim_jax._checks import warn_of_miscompiling_jaxlib

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from networks import fitted_order
+from reference.differences import fitted_order
+from reference.networks import GRIDS
 
 import lim_jax as lim
 from lim_jax.grid import cell_embedding
 
-GRIDS = {"tokens": lim.token_grid, "midpoints": lim.midpoint_grid, "graded": lim.graded_grid}
 REFINEMENTS = (20, 40, 80, 160, 320)
 
 

@@ -5,8 +5,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import reference
-from networks import random_labels, random_states
+from reference import numpy_network
+from reference.networks import random_labels, random_states
 from scipy.special import log_softmax
 
 import lim_jax as lim
@@ -49,7 +49,7 @@ def test_the_linear_readout_is_a_product():
 @pytest.mark.parametrize("bandwidth", [1 / 12, 0.3, 1.0])
 def test_bands_are_the_loops(edges, bandwidth):
     band = lim.BandReadout(eye(6), bandwidth, edges)
-    expected = reference.band_average(np.asarray(random_states()), bandwidth, edges)
+    expected = numpy_network.band_average(np.asarray(random_states()), bandwidth, edges)
     np.testing.assert_allclose(read(band, random_states()), expected, rtol=1e-12, atol=1e-14)
 
 

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 import jax
 import jax.numpy as jnp
 import pytest
-from networks import LENGTH, VOCABULARY, WIDTH, random_flow, random_labels, random_states
+from reference.networks import LENGTH, VOCABULARY, WIDTH, random_flow, random_labels, random_states
 
 import lim_jax as lim
 from lim_jax.observability import gramian, trace_estimates

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from networks import VOCABULARY, random_flow, random_labels, random_states, randomised
+from reference.networks import VOCABULARY, random_flow, random_labels, random_states, randomised
 
 import lim_jax as lim
 from lim_jax.adjoint import tangent

@@ -1,0 +1,151 @@
+"""Norms of kernel blocks against NumPy's singular values, spectra that are hard included."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from reference.differences import central_difference
+from reference.networks import LENGTH, layer_of, random_flow, random_states
+
+import lim_jax as lim
+from lim_jax.adjoint import block_norms, tangent
+
+WIDTH = 10
+
+
+def attention():
+    return layer_of(random_flow(depth=1)).attention
+
+
+def in_single(tree):
+    return jax.tree.map(lambda leaf: jax.device_put(np.asarray(leaf, np.float32)), tree)
+
+
+def matrix_as_blocks(matrix, rows=3):
+    """One head whose every block is the given matrix."""
+    width, value = matrix.shape[0], matrix[None]
+    zeros = np.zeros((1, width, rows))
+    ones, key, output = np.ones((1, rows)), np.zeros_like(value), np.eye(width)[None]
+    return block_norms.Blocks(*jax.device_put((ones, zeros, zeros, key, value, output)))
+
+
+operator_norms = jax.jit(block_norms.squared_operator_norms)
+
+
+def with_singular_values(values):
+    generator = np.random.default_rng(0)
+    left, right = (np.linalg.qr(generator.standard_normal((WIDTH, WIDTH)))[0] for _ in range(2))
+    return left @ np.diag(values) @ right
+
+
+SPECTRA = {
+    "one value apart": np.linspace(1.0, 0.1, WIDTH),
+    "two equal": np.r_[2.0, 2.0, np.linspace(1.0, 0.1, WIDTH - 2)],
+    "two nearly equal": np.r_[2.0, 2.0 - 1e-9, np.linspace(1.0, 0.1, WIDTH - 2)],
+    "all equal": np.full(WIDTH, 3.0),
+    "rank one": np.r_[5.0, np.zeros(WIDTH - 1)],
+    "tiny": 1e-12 * np.linspace(1.0, 0.1, WIDTH),
+}
+
+
+@pytest.mark.parametrize("name", SPECTRA)
+def test_operator_norms_of_hard_spectra(name):
+    matrix = with_singular_values(SPECTRA[name])
+    found = operator_norms(matrix_as_blocks(matrix))
+    np.testing.assert_allclose(found, SPECTRA[name].max() ** 2, rtol=1e-8)
+
+
+def test_small_blocks_do_not_underflow_in_float32():
+    """Residuals of such a block, squared, are below the least float32."""
+    matrix = 1e-12 * with_singular_values(np.linspace(1.0, 0.1, WIDTH))
+    found = operator_norms(in_single(matrix_as_blocks(matrix)))
+    np.testing.assert_allclose(found, 1e-24, rtol=1e-5)
+
+
+def test_directions_are_conjugate():
+    """Steepest ascent takes 62 steps to this residual, conjugate gradients 22."""
+    blocks = matrix_as_blocks(with_singular_values(np.linspace(1.0, 0.9, WIDTH)))
+    assert jax.jit(block_norms._leading_vectors)(blocks).climbed.item() < 40
+
+
+def test_a_block_of_zeros_has_norm_and_slope_zero():
+    blocks = matrix_as_blocks(np.zeros((WIDTH, WIDTH)))
+    found, slope = jax.jit(lambda b: jax.jvp(operator_norms, (b,), (b,)))(blocks)
+    assert found.tolist() == slope.tolist() == [0.0, 0.0, 0.0]
+
+
+def test_more_rows_than_a_tile():
+    """128 rows are two tiles, 130 three with 62 rows of zeros."""
+    for length in (128, 130):
+        columns = np.array([0, length // 2, length - 1])
+        rows = np.arange(length)
+        weights = np.where(rows >= columns[:, None], rows + 1.0, 0.0)
+
+        @jax.jit
+        def masses_and_blocks(attention, x, weights):
+            factors = tangent.kernel_factors(attention, x, lim.token_grid(x.shape[0]))
+
+            def of_column(at):
+                j, weights = at
+                return block_norms.column_mass(factors, j, weights), factors.column(j)
+
+            return jax.lax.map(of_column, (columns, weights))  # noqa: B023
+
+        states = random_states(1, length, 6)
+        found, blocks = map(np.asarray, masses_and_blocks(attention(), states, weights))
+        squares = np.linalg.norm(blocks, ord=2, axis=(2, 3)) ** 2
+        np.testing.assert_allclose(found, (weights * squares).sum(axis=1), rtol=1e-11)
+
+
+@pytest.mark.parametrize(
+    "grid", [lim.token_grid(7), lim.gauss_grid(4, 2)], ids=["tokens", "panels"]
+)
+def test_frobenius_norms_of_every_block(grid):
+    @jax.jit
+    def norms_and_blocks(attention, x):
+        factors = tangent.kernel_factors(attention, x, grid)
+        blocks = jax.vmap(factors.column, out_axes=1)(jnp.arange(grid.size))
+        return block_norms.squared_frobenius_norms(factors), blocks
+
+    found, blocks = norms_and_blocks(attention(), random_states(1, grid.size, 6))
+    expected = (np.asarray(blocks) ** 2).sum(axis=(2, 3))
+    np.testing.assert_allclose(found, expected, rtol=1e-11, atol=1e-12)
+
+
+def test_float32_is_exact_to_its_rounding():
+    grid = lim.token_grid(LENGTH, jnp.float32)
+    single, x = in_single((attention(), random_states()))
+    for norm in ("operator", "frobenius"):
+        found = lim.adjoint.cone_mass(single, x, grid, norm)
+        expected = lim.adjoint.cone_mass(attention(), random_states(), lim.token_grid(LENGTH), norm)
+        assert found.dtype == jnp.float32
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_the_operator_norm_refuses_a_second_derivative():
+    grid, x = lim.token_grid(4), random_states(1, 4, 6)
+
+    def total(x):
+        return jnp.sum(lim.adjoint.cone_mass(attention(), x, grid))
+
+    with pytest.raises(NotImplementedError, match="once"):
+        jax.jvp(jax.grad(total), (x,), (x,))
+
+
+def test_the_frobenius_norm_differentiates_twice():
+    grid, x, direction = lim.token_grid(4), random_states(1, 4, 6), random_states(2, 4, 6)
+
+    @jax.jit
+    def derivatives(attention, x, direction):
+        def total(x):
+            return jnp.sum(lim.adjoint.cone_mass(attention, x, grid, "frobenius"))
+
+        def slope(x):
+            return jnp.vdot(jax.grad(total)(x), direction)
+
+        found = jax.jvp(lambda x: jax.jvp(total, (x,), (direction,))[1], (x,), (direction,))
+        return found, [central_difference(f, x, direction) for f in (total, slope)]
+
+    (slope, bend), expected = derivatives(attention(), x, direction)
+    np.testing.assert_allclose(slope, expected[0], rtol=1e-8)
+    np.testing.assert_allclose(bend, expected[1], rtol=1e-7)

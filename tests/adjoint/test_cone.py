@@ -1,0 +1,180 @@
+"""The kernel's blocks and cone mass against dense Jacobians of the context slot."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from reference.dense import kernel_blocks
+from reference.differences import central_difference
+from reference.networks import GRIDS, LENGTH, WIDTH, layer_of, random_flow, random_states
+
+import lim_jax as lim
+from lim_jax import probes
+from lim_jax.adjoint import tangent
+
+
+def attention():
+    return layer_of(random_flow(depth=1)).attention
+
+
+@pytest.mark.parametrize("grid_name", GRIDS)
+def test_blocks_are_the_jacobian_of_the_context(grid_name):
+    grid, x = GRIDS[grid_name](LENGTH), random_states()
+    blocks = jax.jit(tangent.kernel_blocks)(attention(), x, grid)
+    np.testing.assert_allclose(blocks, kernel_blocks(attention(), x, grid), rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("norm", ["operator", "frobenius"])
+def test_cone_mass_on_tokens_is_the_papers_sum(norm):
+    """Sum over i >= j of Δp ||L K_ij||^2, by NumPy's singular values."""
+    grid, x = lim.token_grid(LENGTH), random_states()
+    blocks = np.asarray(kernel_blocks(attention(), x, grid)) * LENGTH
+    sizes = np.linalg.norm(blocks, ord=2 if norm == "operator" else "fro", axis=(2, 3))
+    expected = np.tril(sizes**2).sum(axis=0) / LENGTH
+    found = lim.adjoint.cone_mass(attention(), x, grid, norm)
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+def test_cone_mass_of_averaging_is_known():
+    """For k = 1/p it is the integral of p^-2 from q to 1, 1/q - 1, spectrally on panels."""
+    zero, one = jax.device_put((np.zeros((1, 1, 1)), np.ones((1, 1, 1))))
+    averaging = lim.CausalAttention(lambda z: z, zero, zero, one, one)
+    grid = lim.gauss_grid(20, panels=8)
+    x = jax.device_put(np.ones((grid.size, 1)))
+    found = np.asarray(lim.adjoint.cone_mass(averaging, x, grid))
+    nodes = np.asarray(grid.nodes)
+    inside, expected = nodes > 2.0**-7, 1 / nodes - 1
+    np.testing.assert_allclose(found[inside], expected[inside], rtol=1e-11, atol=1e-11)
+
+
+def test_the_literal_estimator_is_the_papers_sum():
+    """Sum over i >= j of Δp ||K^_ij||^2, which is L^-2 of the density."""
+    grid, x = lim.token_grid(LENGTH), random_states()
+    sizes = np.linalg.norm(kernel_blocks(attention(), x, grid), ord=2, axis=(2, 3))
+    found = lim.adjoint.cone_mass(attention(), x, grid, normalisation="finite")
+    np.testing.assert_allclose(found, np.tril(sizes**2).sum(axis=0) / LENGTH, rtol=1e-12)
+
+
+def test_the_operator_norm_differentiates_once():
+    grid, x, direction = lim.token_grid(4), random_states(1, 4, WIDTH), random_states(2, 4, WIDTH)
+
+    @jax.jit
+    def slopes(attention, x, direction):
+        def total(x):
+            return jnp.sum(lim.adjoint.cone_mass(attention, x, grid))
+
+        return (
+            jax.jvp(total, (x,), (direction,))[1],
+            jnp.vdot(jax.grad(total)(x), direction),
+            central_difference(total, x, direction),
+        )
+
+    forward, reverse, expected = slopes(attention(), x, direction)
+    np.testing.assert_allclose(forward, expected, rtol=1e-7)
+    np.testing.assert_allclose(reverse, expected, rtol=1e-7)
+
+
+def test_the_cone_mass_of_512_tokens_fits():
+    """L = 512, d = 32, 4 heads, in float64: the compiled program's temporary memory."""
+    grid, x = lim.token_grid(512), jax.ShapeDtypeStruct((512, 32), float)
+    attention = jax.eval_shape(lambda: lim.CausalAttention.init(32, heads=4, key=jax.random.key(0)))
+    compiled = jax.jit(lambda a, x: lim.adjoint.cone_mass(a, x, grid)).lower(attention, x).compile()
+    analysis = compiled.memory_analysis()
+    assert analysis is not None and analysis.temp_size_in_bytes < 60 * 2**20
+
+
+@jax.jit
+def orthogonal_probes():
+    return probes.orthogonal_probes(2 * WIDTH, WIDTH, key=jax.random.key(1))
+
+
+@pytest.mark.parametrize("normalisation", ["density", "finite"])
+def test_orthogonal_probes_are_exact(normalisation):
+    grid, x = lim.graded_grid(LENGTH), random_states()
+    drawn = orthogonal_probes()
+    found = lim.adjoint.probed_cone_mass(attention(), x, grid, drawn, normalisation)
+    exact = lim.adjoint.cone_mass(attention(), x, grid, "frobenius", normalisation)
+    np.testing.assert_allclose(found.value, exact, rtol=1e-12)
+
+
+@pytest.mark.parametrize("draw", [probes.gaussian_probes, probes.rademacher_probes])
+def test_independent_probes_err_as_they_say(draw):
+    """400 estimates of 50 probes: unbiased, and their spread is the stated error."""
+    grid, x = lim.token_grid(LENGTH), random_states()
+
+    @jax.jit
+    def estimates(attention, x):
+        drawn = draw(20_000, WIDTH, key=jax.random.key(1)).reshape(400, 50, WIDTH)
+        return jax.vmap(lambda some: lim.adjoint.probed_cone_mass(attention, x, grid, some))(drawn)
+
+    value, error = map(np.asarray, estimates(attention(), x))
+    exact = np.asarray(lim.adjoint.cone_mass(attention(), x, grid, "frobenius"))
+    spread = value.std(axis=0, ddof=1)
+    assert (np.abs(value.mean(axis=0) - exact) / (spread / 20)).max() < 4
+    typical = np.sqrt((error**2).mean(axis=0))
+    np.testing.assert_allclose(typical, spread, rtol=0.15)
+
+
+def sine_sum(x):
+    return jnp.sum(jnp.sin(x))
+
+
+@jax.jit
+def joint_cone_and_blocks(flow, x, grid):
+    """The joint cone of a batch, and the dense blocks and covectors of which it is made."""
+
+    def sites_of(x):
+        found = lim.adjoint_trajectory(flow, sine_sum, x, grid)
+        return tangent.attention_sites(flow, found.states, found.covectors, grid)
+
+    def blocks_of(site):
+        return kernel_blocks(site.attention, site.states, grid)
+
+    sites = jax.vmap(sites_of)(x)
+    blocks = jax.vmap(jax.vmap(blocks_of))(sites)
+    return lim.adjoint.joint_cone(sites, grid), blocks, sites.covectors, grid.prefix_weights()
+
+
+@pytest.mark.parametrize("make_grid", [lim.token_grid, lim.graded_grid])
+def test_the_joint_cone_is_the_loop_over_all_pairs(make_grid):
+    """Γ by dense blocks and NumPy loops: depths t, u, positions p, r beyond q, two examples."""
+    length, grid = 4, make_grid(4)
+    flow = random_flow(depth=2, step=lim.split, horizon=1.5)
+    states = random_states(1, 2, length, WIDTH)
+    found, *of = jax.tree.map(np.asarray, joint_cone_and_blocks(flow, states, grid))
+    (blocks, covectors, prefix), weights = of, np.asarray(grid.weights)
+    parts = np.zeros((2, 2, length, length, WIDTH))  # example, depth, p, q
+    for n in range(2):
+        for k in range(2):
+            for i in range(length):
+                for j in range(i + 1):
+                    parts[n, k, i, j] = blocks[n, k, i, j].T / prefix[i, j] @ covectors[n, k, i]
+    for j in range(length):
+        future = weights * prefix[:, j] / weights[j]
+        seen = parts[:, :, j:, j]
+        gamma = np.einsum("ntpd,nurd->tupr", seen, seen) / 2
+        np.testing.assert_allclose(found.lowest[j], gamma.min(), rtol=1e-9)
+        np.testing.assert_allclose(found.largest[j], np.abs(gamma).max(), rtol=1e-10)
+        total = 0.75**2 * np.einsum("p,tupr,r->", future[j:], gamma, future[j:])
+        np.testing.assert_allclose(found.energy[j], total, rtol=1e-9)
+        np.testing.assert_allclose(found.future[j], future.sum(), rtol=1e-14)
+
+
+def test_the_joint_cone_sums_to_the_energy_of_the_channel():
+    grid = lim.token_grid(LENGTH)
+    flow = random_flow(depth=3, step=lim.split, horizon=1.5)
+
+    @jax.jit
+    def cones(flow, x):
+        ledger = jax.vmap(lambda x: lim.adjoint.channels(flow, sine_sum, x, grid))(x)
+        sites = jax.vmap(lambda s, p: tangent.attention_sites(flow, s, p, grid))(
+            ledger.states, ledger.covectors
+        )
+        by_depth = jax.vmap(lambda s: lim.adjoint.cone_energies(s, grid))(sites)
+        return ledger.cone_by_depth, lim.adjoint.joint_cone(sites, grid).energy, by_depth
+
+    cone, found, by_depth = map(np.asarray, cones(flow, random_states(1, 3, LENGTH, WIDTH)))
+    energy = (cone.sum(axis=1) ** 2).sum(axis=2).mean(axis=0)
+    np.testing.assert_allclose(found, energy, rtol=1e-11)
+    # At one depth, per unit of depth.
+    np.testing.assert_allclose(by_depth, (cone**2).sum(axis=3) / 0.5**2, rtol=1e-11)

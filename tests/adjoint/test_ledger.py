@@ -1,0 +1,167 @@
+"""The ledger of channels: exact sums, dense twins, and the limit in depth."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from reference.differences import fitted_order
+from reference.networks import (
+    LENGTH,
+    SCHEMES,
+    VOCABULARY,
+    WIDTH,
+    random_flow,
+    random_labels,
+    random_states,
+)
+
+import lim_jax as lim
+from lim_jax.adjoint.tangent import attention_sites
+from lim_jax.network.continuous import linear_control
+
+READOUT = lim.LinearReadout(random_states(4, WIDTH, VOCABULARY))
+
+
+def loss_on(grid):
+    return lambda x: lim.cross_entropy(READOUT(x, grid), random_labels(3, grid.size, 5), grid)
+
+
+@pytest.mark.parametrize("step", SCHEMES)
+@pytest.mark.parametrize("make_grid", [lim.token_grid, lim.graded_grid])
+def test_channels_sum_to_the_input_adjoint(step, make_grid):
+    grid, flow = make_grid(LENGTH), random_flow(depth=12, step=SCHEMES[step], horizon=2.0)
+    loss = loss_on(grid)
+
+    @jax.jit
+    def both(x):
+        found = lim.adjoint.channels(flow, loss, x, grid)
+        return found, found.vectors, jax.grad(lambda x: loss(flow(x, grid)))(x)
+
+    found, vectors, gradient = jax.tree.map(np.asarray, both(random_states()))
+    gradient = gradient / np.asarray(grid.weights)[:, None]
+    scale = np.abs(gradient).max()
+    np.testing.assert_allclose(vectors.sum(axis=0), gradient, rtol=0, atol=1e-13 * scale)
+    added = found.cone_by_depth + found.local_by_depth
+    np.testing.assert_allclose(added, -np.diff(found.covectors, axis=0), rtol=0, atol=1e-13 * scale)
+
+
+def test_the_cone_of_one_split_layer_is_the_dense_kernels():
+    """eps K(x)* (I + eps DFNN*) P by dense Jacobians; the local part is all that remains."""
+    grid = lim.token_grid(LENGTH)
+    flow, x = random_flow(depth=1, step=lim.split, horizon=0.5), random_states()
+    loss = loss_on(grid)
+
+    @jax.jit
+    def everything(x):
+        field = jax.tree.map(lambda leaf: leaf[0], flow.layers)
+        between = x + 0.5 * field.attention(x, x, grid)
+        network = jax.jacfwd(lambda x: field.feed_forward(x, x, grid))(between)
+        kernel = jax.jacfwd(lambda context: field.attention(x, context, grid))(x)
+        local = jax.jacfwd(lambda state: field.attention(state, x, grid))(x)
+        return lim.adjoint.channels(flow, loss, x, grid).vectors, (network, kernel, local)
+
+    vectors, jacobians = everything(x)
+    terminal, cone, rest = np.asarray(vectors).reshape(3, -1)
+    network, kernel, local = (np.asarray(j).reshape(LENGTH * WIDTH, -1) for j in jacobians)
+    met = terminal + 0.5 * network.T @ terminal
+    np.testing.assert_allclose(cone, 0.5 * kernel.T @ met, atol=1e-13)
+    expected = 0.5 * local.T @ met + 0.5 * network.T @ terminal
+    np.testing.assert_allclose(rest, expected, atol=1e-13)
+
+
+@pytest.mark.parametrize("step", SCHEMES)
+def test_pre_norm_fields_leave_the_sum_of_features_alone(step):
+    grid, flow = lim.token_grid(LENGTH), random_flow(depth=4, step=SCHEMES[step])
+    found = lim.adjoint.channels(flow, loss_on(grid), random_states(), grid)
+    sums = np.asarray(found.covectors).sum(axis=2)
+    np.testing.assert_allclose(sums, np.broadcast_to(sums[-1:], sums.shape), atol=1e-13)
+    for added in (found.cone_by_depth, found.local_by_depth):
+        np.testing.assert_allclose(np.sum(added, axis=2), 0, atol=1e-13)
+
+
+@pytest.mark.parametrize("step", SCHEMES)
+def test_heads_and_depths_sum_to_the_cone(step):
+    grid, flow = lim.token_grid(LENGTH), random_flow(depth=3, step=SCHEMES[step])
+    loss = loss_on(grid)
+
+    @jax.jit
+    def both(x):
+        found = lim.adjoint.channels(flow, loss, x, grid)
+        sites = attention_sites(flow, found.states, found.covectors, grid)
+        return found, lim.adjoint.cone_by_head(sites, grid)
+
+    found, heads = both(random_states())
+    assert heads.shape == (3, 2, LENGTH, WIDTH)
+    np.testing.assert_allclose(np.sum(heads, axis=1), found.cone_by_depth, atol=1e-14)
+
+
+def test_channels_of_deep_networks_tend_to_those_of_the_continuous_flow():
+    control = linear_control(random_flow(depth=3, width=WIDTH).layers)
+    grid, x = lim.token_grid(6), random_states(1, 6, WIDTH)
+    loss, depths = loss_on(grid), (8, 16, 32, 64)
+
+    @jax.jit
+    def limit(x):
+        continuous = lim.ContinuousFlow(control)
+        return lim.continuous_adjoint(continuous, loss, x, grid, jnp.array([0.0]))
+
+    @jax.jit
+    def at_depth(x, times):
+        found = lim.adjoint.channels(lim.ResidualFlow(jax.vmap(control)(times)), loss, x, grid)
+        return {"cone": found.cone, "local": found.local}
+
+    found = [at_depth(x, jnp.asarray(np.arange(depth) / depth)) for depth in depths]
+    expected = limit(x)._asdict()
+    errors = {
+        name: [np.abs(np.asarray(one[name]) - expected[name]).max() for one in found]
+        for name in ("cone", "local")
+    }
+    for name, values in errors.items():
+        assert abs(fitted_order(depths, values) - 1) < 0.15, (name, values)
+
+
+@pytest.mark.parametrize("make_grid", [lim.token_grid, lim.graded_grid])
+def test_energies_and_cross_terms_are_the_influence(make_grid):
+    grid, flow = make_grid(LENGTH), random_flow(depth=3)
+    regions, loss = lim.boundary_regions(grid, 0.2), loss_on(grid)
+    batch = random_states(1, 3, LENGTH, WIDTH)
+
+    @jax.jit
+    def measured(batch):
+        vectors = jax.vmap(lambda x: lim.adjoint.channels(flow, loss, x, grid).vectors)(batch)
+        regional = lim.adjoint.regional_channels(vectors, regions)
+        strengths = lim.adjoint.boundary_strengths(regional, regions)
+        names = ("totals", "pairs", "correlations", "energies", "residual_contrast")
+        return vectors, strengths, {name: getattr(regional, name) for name in names}
+
+    vectors, strengths, regional = jax.tree.map(np.asarray, measured(batch))
+    influence = lim.influence(
+        lambda flow, x, y: loss(flow(x, grid)), flow, (batch, None), grid, regions
+    )
+    expected = lim.regional_averages(influence.energy, regions)
+    np.testing.assert_allclose(regional["totals"], expected, rtol=1e-12)
+    # By loops, from the vectors.
+    weights = np.asarray(regions.weights)
+    for b in range(3):
+        for c, (first, second) in enumerate(((0, 1), (0, 2), (1, 2))):
+            products = (vectors[:, first] * vectors[:, second]).sum(axis=2).mean(axis=0)
+            pair = weights[b] @ products / weights[b].sum()
+            np.testing.assert_allclose(regional["pairs"][b, c], pair, rtol=1e-11)
+            sizes = [weights[b] @ (vectors[:, a] ** 2).sum(axis=2).mean(axis=0)
+                     / weights[b].sum() for a in (first, second)]  # fmt: skip
+            rho = abs(pair) / np.sqrt(sizes[0] * sizes[1])
+            np.testing.assert_allclose(regional["correlations"][b, c], rho, rtol=1e-11)
+            assert rho <= 1
+    squares = (vectors**2).sum(axis=3).mean(axis=0)
+    np.testing.assert_allclose(strengths.primacy, weights[0] @ squares[1], rtol=1e-12)
+    np.testing.assert_allclose(strengths.recency, weights[2] @ squares[0], rtol=1e-12)
+    contrast = regional["energies"][2, 0] - regional["energies"][1, 0]
+    np.testing.assert_allclose(regional["residual_contrast"], contrast)
+
+
+def test_standard_errors_are_those_of_the_mean():
+    energies = np.array([1.0, 2.0, 6.0])[:, None, None, None] * np.ones((1, 3, 1, 1))
+    regional = lim.adjoint.RegionalChannels(jnp.asarray(np.eye(3) * energies))
+    np.testing.assert_allclose(regional.standard_errors, np.sqrt(7.0 / 3), rtol=1e-12)
+    alone = lim.adjoint.RegionalChannels(regional.products[:1])
+    assert bool(jnp.isinf(alone.standard_errors).all())

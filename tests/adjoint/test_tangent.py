@@ -1,0 +1,151 @@
+"""The linearised field against dense Jacobians: kernel, local operator, stages and heads."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from reference.dense import jacobian_blocks
+from reference.networks import GRIDS, LENGTH, WIDTH, layer_of, random_flow, random_states
+
+import lim_jax as lim
+from lim_jax.adjoint import tangent
+
+
+def field():
+    return layer_of(random_flow(depth=1))
+
+
+def transposed(blocks, covector, grid):
+    """The adjoint in the grid's pairing, by loops over tokens."""
+    blocks, covector, weights = map(np.asarray, (blocks, covector, grid.weights))
+    pulled = np.zeros((LENGTH, WIDTH))
+    for j in range(LENGTH):
+        for i in range(LENGTH):
+            pulled[j] += weights[i] / weights[j] * blocks[i, j].T @ covector[i]
+    return pulled
+
+
+@jax.jit
+def linearised(field, x, vector, grid):
+    """What `tangent` makes of a field at x, and the field's dense Jacobians in each slot."""
+    return {
+        "kernel blocks": tangent.kernel_blocks(field.attention, x, grid),
+        "local blocks": tangent.local_blocks(field, x, grid),
+        "pushed": tangent.push_forward(field, x, vector, grid),
+        "pulled": tangent.pull_back(field, x, vector, grid),
+        "jacobian": jacobian_blocks(lambda x: field(x, x, grid), x),
+        "kernel": jacobian_blocks(lambda context: field(x, context, grid), x),
+        "local": jacobian_blocks(lambda x_: field(x_, x, grid), x),
+    }
+
+
+@pytest.mark.parametrize("grid_name", GRIDS)
+def test_kernel_and_local_blocks_sum_to_the_jacobian(grid_name):
+    found = linearised(field(), random_states(), random_states(5), GRIDS[grid_name](LENGTH))
+    blocks = np.array(found["kernel blocks"])
+    blocks[np.diag_indices(LENGTH)] += np.asarray(found["local blocks"])
+    np.testing.assert_allclose(blocks, found["jacobian"], rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("grid_name", GRIDS)
+def test_push_and_pull_take_the_slots_apart(grid_name):
+    grid, tangent_ = GRIDS[grid_name](LENGTH), random_states(5)
+    found = linearised(field(), random_states(), tangent_, grid)
+    local = np.asarray(found["local"])
+    assert np.abs(local[~np.eye(LENGTH, dtype=bool)]).max() == 0
+    for slot in ("kernel", "local"):
+        pushed, pulled = getattr(found["pushed"], slot), getattr(found["pulled"], slot)
+        expected = np.einsum("ijab,jb->ia", found[slot], tangent_)
+        np.testing.assert_allclose(pushed, expected, rtol=0, atol=1e-12)
+        expected = transposed(found[slot], tangent_, grid)
+        np.testing.assert_allclose(pulled, expected, rtol=1e-11, atol=1e-12)
+
+
+def test_columns_act_as_their_blocks():
+    covector, columns = np.asarray(random_states(5)), np.array([0, 5, LENGTH - 1])
+
+    @jax.jit
+    def acted(attention, x, covector):
+        factors = tangent.kernel_factors(attention, x, lim.graded_grid(LENGTH))
+
+        def act(j):
+            return (
+                factors.column(j),
+                factors.push_column(j, covector[j]),
+                factors.pull_column(j, covector),
+            )
+
+        return jax.vmap(act)(columns)
+
+    found = acted(field().attention, random_states(), covector)
+    for j, blocks, pushed, pulled in zip(columns, *map(np.asarray, found), strict=True):
+        scale = np.abs(blocks).max()
+        np.testing.assert_allclose(pushed, blocks @ covector[j], atol=1e-13 * scale)
+        expected = np.einsum("iab,ia->ib", blocks, covector)
+        np.testing.assert_allclose(pulled, expected, atol=1e-13 * scale)
+
+
+def test_a_head_is_the_attention_whose_other_heads_are_silent():
+    grid, covector = lim.token_grid(LENGTH), random_states(5)
+
+    @jax.jit
+    def heads_and_blocks(attention, x, covector):
+        def alone(output):
+            silenced = eqx.tree_at(lambda attention: attention.output, attention, output)
+            return jacobian_blocks(lambda context: silenced(x, context, grid), x)
+
+        outputs = attention.output[None] * np.eye(2)[..., None, None]
+        heads = tangent.pull_back_heads(attention, x, covector, grid)
+        return heads, jax.vmap(alone)(outputs)
+
+    heads, blocks = heads_and_blocks(field().attention, random_states(), covector)
+    for head, own in zip(np.asarray(heads), np.asarray(blocks), strict=True):
+        np.testing.assert_allclose(head, transposed(own, covector, grid), atol=1e-12)
+
+
+@pytest.mark.parametrize("step", [lim.euler, lim.split])
+def test_stages_add_up_to_the_layers_own_adjoint(step):
+    grid, covector = lim.graded_grid(LENGTH), random_states(5)
+    flow = random_flow(depth=1, step=step)
+
+    @jax.jit
+    def total_and_blocks(field, x, covector):
+        layer = (field, jnp.array(0.7))
+        stages = tangent.pull_back_stages(flow, layer, x, covector, grid)
+        total = covector + sum(stage.parts.local + stage.parts.kernel for stage in stages)
+        return total, jacobian_blocks(lambda x: flow.transition(layer, x, grid), x)
+
+    total, blocks = total_and_blocks(layer_of(flow), random_states(), covector)
+    np.testing.assert_allclose(total, transposed(blocks, covector, grid), rtol=1e-11, atol=1e-12)
+
+
+def test_attention_of_a_split_layer_meets_what_the_network_returns():
+    """The covector at the kernel is (I + eps DFNN(x~)*) P, at the state x itself."""
+    grid, x, covector = lim.token_grid(LENGTH), random_states(), random_states(5)
+    flow = random_flow(depth=1, step=lim.split, horizon=0.7)
+
+    @jax.jit
+    def sites_and_network(flow, field, x, covector):
+        between = x + 0.7 * field.attention(x, x, grid)
+        after = between + 0.7 * field.feed_forward(between, between, grid)
+        sites = tangent.attention_sites(
+            flow, jnp.stack([x, after]), jnp.stack([covector, covector]), grid
+        )
+        return sites, jacobian_blocks(lambda x: field.feed_forward(x, x, grid), between)
+
+    sites, network = sites_and_network(flow, layer_of(flow), x, covector)
+    met = np.asarray(covector) + 0.7 * transposed(network, covector, grid)
+    np.testing.assert_allclose(np.asarray(sites.covectors)[0], met, atol=1e-13)
+    np.testing.assert_array_equal(np.asarray(sites.states)[0], x)
+    np.testing.assert_allclose(sites.increments, 0.7)
+
+
+def test_other_steps_and_other_layers_are_refused():
+    grid, x, states = lim.token_grid(LENGTH), random_states(), random_states(2, 1, LENGTH, WIDTH)
+    heun = random_flow(depth=1, step=lim.network.heun)
+    with pytest.raises(ValueError, match="flow.step: got heun, expected euler or split"):
+        tangent.pull_back_stages(heun, (field(), jnp.array(1.0)), x, x, grid)
+    network = lim.ResidualFlow(random_flow(depth=1).layers.feed_forward)
+    with pytest.raises(ValueError, match="flow.layers: got FeedForward"):
+        tangent.attention_sites(network, states, states, grid)

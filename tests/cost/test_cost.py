@@ -1,0 +1,97 @@
+"""What jobs cost: counts by hand, the compiler's own account, and jobs that do not fit."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from reference.networks import random_flow, random_states
+
+import lim_jax as lim
+from lim_jax.cost.counting import operations
+from lim_jax.cost.job import job_cost, require_fits
+from lim_jax.network import blocked
+
+LENGTH, WIDTH, HIDDEN, HEADS, SIZE, DEPTH, EXAMPLES = 10, 6, 7, 2, 3, 4, 5
+
+
+def test_operations_of_a_network_are_those_of_its_matrices():
+    """Projections, scores, sums over values, and the tokenwise network; for each layer."""
+    flow, grid = random_flow(depth=DEPTH), lim.token_grid(LENGTH)
+    x = random_states(0, EXAMPLES, LENGTH, WIDTH)
+    cost = job_cost(lambda flow, x: jax.vmap(lambda x: flow(x, grid))(x), flow, x)
+    projections = 4 * LENGTH * WIDTH * HEADS * SIZE
+    attention = 2 * HEADS * LENGTH**2 * SIZE
+    tokenwise = 2 * LENGTH * WIDTH * HIDDEN
+    assert cost.operations == 2 * EXAMPLES * DEPTH * (projections + attention + tokenwise)
+
+
+def test_a_gradient_costs_more_and_shapes_suffice():
+    flow, grid = random_flow(depth=DEPTH), lim.token_grid(LENGTH)
+
+    def gradient(flow, x):
+        return jax.grad(lambda flow: flow(x, grid).sum())(flow)
+
+    x = random_states(0, LENGTH, WIDTH)
+    forward = job_cost(lambda flow, x: flow(x, grid), flow, x)
+    shapes = jax.eval_shape(lambda: (flow, x))
+    backward = job_cost(gradient, *shapes)
+    assert 2.5 * forward.operations < backward.operations < 5 * forward.operations
+    assert backward.temporary >= DEPTH * LENGTH * WIDTH * 8  # the states it keeps
+    assert backward == job_cost(gradient, flow, x)
+
+
+@pytest.mark.parametrize("derivative", ["value", "gradient", "gradient of gradient"])
+def test_tiles_ahead_of_the_diagonal_do_not_count(derivative, monkeypatch):
+    """Three rows of tiles have six on and below the diagonal; examples and layers repeat them."""
+    monkeypatch.setattr(blocked, "TILE", 4)
+
+    def job(x, layers):
+        def layer(x, scale):
+            return scale * blocked.blocked_attention(x, x, x, lim.token_grid(x.shape[0])), None
+
+        def total(x):
+            return jnp.sum(jax.lax.scan(layer, x, layers)[0] ** 2)
+
+        slope = jax.grad(total)
+        functions = {"value": total, "gradient": slope}
+        again = jax.grad(lambda x: jnp.sum(slope(x) ** 2))
+        return jax.vmap(functions.get(derivative, again))(x)
+
+    def counted(length, examples):
+        x, layers = (jax.ShapeDtypeStruct(s, float) for s in ((examples, length, 3), (2,)))
+        return operations(jax.make_jaxpr(job)(x, layers))
+
+    assert counted(12, 5) == 5 * 6 * counted(4, 1)
+
+
+def test_a_branch_that_a_counter_chooses_counts_as_often_as_it_is_taken():
+    def job(matrix):
+        def step(total, i):
+            cheap, dear = (lambda m: m @ m[:, 0]), (lambda m: (m @ m)[:, 0])
+            return total + jax.lax.switch(i % 3, [cheap, dear, cheap], matrix), i // 2
+
+        total, halves = jax.lax.scan(step, matrix[0], jnp.arange(7))
+        found = [jax.lax.cond(half > 1, lambda m: m @ m, lambda m: m, matrix) for half in halves]
+        return total, found
+
+    matrix, cheap, dear = np.ones((4, 4)), 2 * 4**2, 2 * 4**3
+    assert job_cost(job, matrix).operations == 5 * cheap + (2 + 3) * dear
+
+
+def test_branches_count_as_the_dearest_and_loops_as_often_as_they_run():
+    matrix = np.ones((4, 4))
+
+    def job(flag, matrix):
+        once = jax.lax.cond(flag, lambda m: m @ m, lambda m: jnp.tile(m @ m[:, :1], 4), matrix)
+        return jax.lax.fori_loop(0, 6, lambda _, m: m @ m, once)
+
+    assert job_cost(job, np.array(True), matrix).operations == 7 * 2 * 4**3
+
+
+def test_jobs_that_do_not_fit_are_refused_before_they_run():
+    size = 200_000  # a matrix of 320 GB
+    rows = jax.ShapeDtypeStruct((size, 2), float)
+    cost = job_cost(lambda x: (x @ x.T) @ x, rows)
+    assert cost.memory > 8 * size**2
+    with pytest.raises(ValueError, match="influence_stream"):
+        require_fits(cost, 2**34)

@@ -1,0 +1,257 @@
+"""Measured orders of the paper's limits, and the honesty of the stated bounds."""
+
+import math
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from reference.networks import random_flow
+
+import lim_jax as lim
+from lim_jax.limits import convergence
+from lim_jax.limits.depth import Scheme
+from lim_jax.network.continuous import linear_control
+from lim_jax.network.flow import heun, rk4, strang
+
+SIZES = (40, 80, 160, 320)
+DEPTHS = (16, 32, 64, 128)
+smooth, labels = convergence.smooth_states, convergence.smooth_labels
+
+
+def layer(seed=0):
+    stacked = random_flow(seed, depth=1, width=3, heads=1).layers
+    return jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)[0]), stacked)
+
+
+def assert_order(study, order):
+    assert study.reference_error < min(study.errors) / 20
+    assert abs(study.order.value - order) < 0.15, study
+
+
+@pytest.mark.parametrize(
+    "make_grid, inside, every_cell",
+    [(lim.token_grid, 1, 1), (lim.midpoint_grid, 2, 1), (lim.graded_grid, 2, 2)],
+)
+def test_attention_converges_to_the_volterra_operator(make_grid, inside, every_cell):
+    studies = lim.limits.attention_studies(layer().attention, smooth, SIZES, make_grid)
+    assert_order(studies["inside"], inside)
+    assert_order(studies["mean square"], inside)
+    assert_order(studies["every cell"], every_cell)
+    tokens = make_grid is lim.token_grid
+    assert all(study.holds is (True if tokens else None) for study in studies.values())
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_bounds_of_the_attention_theorem_are_never_violated(seed):
+    studies = lim.limits.attention_studies(layer(seed).attention, smooth, (5, 9, 20, 50))
+    assert all(study.holds for study in studies.values())
+
+
+def test_a_field_that_is_not_smooth_gets_no_bound_and_its_own_order():
+    studies = lim.limits.attention_studies(
+        convergence.averaging_attention(),
+        lambda p: p[:, None] ** 0.6,
+        SIZES,
+        references=(lim.gauss_grid(8, panels=30), lim.gauss_grid(12, panels=40)),
+        smooth=False,
+    )
+    assert_order(studies["every cell"], 0.6)
+    assert all(study.holds is None for study in studies.values())
+
+
+@pytest.fixture(scope="module")
+def trajectories():
+    """Recursions of one control, as it is and perturbed: they share the depth flow."""
+    zero = jax.tree.map(lambda leaf: jnp.asarray(0 * np.asarray(leaf)), layer())
+    direction = eqx.tree_at(lambda f: f.feed_forward.outer_bias, zero, jnp.asarray(np.ones(3)))
+    schemes = {
+        "euler": Scheme(),
+        "split": Scheme(lim.split),
+        "heun": Scheme(heun, 0.5),
+        "strang": Scheme(strang, 0.5),
+        "uniform": Scheme(
+            perturbation=lim.limits.uniform_perturbation(direction, lambda m: m**-0.5)
+        ),
+        "spike": Scheme(perturbation=lim.limits.spike_perturbation(direction)),
+        "alternating": Scheme(
+            perturbation=lim.limits.alternating_perturbation(direction, lambda m: m**-0.5)
+        ),
+    }
+    control = linear_control(random_flow(depth=3, width=3, heads=1).layers)
+    grid = lim.token_grid(6)
+    depths = (32, 64, 128, 256)
+    return lim.limits.trajectory_studies(control, smooth(grid.nodes), grid, depths, schemes)
+
+
+def test_residual_recursions_converge_to_the_depth_flow(trajectories):
+    for name, order in {"euler": 1, "split": 1, "heun": 2, "strang": 2}.items():
+        assert_order(trajectories[name], order)
+
+
+def test_rk4_is_of_fourth_order_on_a_field_that_stays():
+    """exp(-t) in closed form."""
+    grid, depths = lim.token_grid(2), (4, 8, 16, 32)
+
+    class Decay(eqx.Module):
+        rate: jax.Array
+
+        def __call__(self, x, context, grid):
+            return -self.rate * x
+
+    @jax.jit
+    def ends(x):
+        return [lim.ResidualFlow(Decay(jnp.ones(m)), step=rk4)(x, grid)[0, 0] for m in depths]
+
+    errors = [abs(float(end) - math.exp(-1)) for end in ends(jnp.asarray(np.ones((2, 1))))]
+    assert abs(lim.limits.fit_order(depths, errors).value - 4) < 0.15
+
+
+def test_perturbed_controls_converge_as_their_distance_does_or_better(trajectories):
+    for name, order in {"uniform": 0.5, "spike": 1, "alternating": 1}.items():
+        assert_order(trajectories[name], order)
+    assert abs(trajectories["uniform"].claimed - 0.5) < 0.1
+    assert trajectories["spike"].claimed == 1
+
+
+@pytest.mark.slow
+def test_layers_without_a_limit_shadow_their_own_flow():
+    two = random_flow(3, depth=2, width=3, heads=1).layers
+    grid = lim.token_grid(6)
+    study = lim.limits.shadowing_study(
+        lambda depth: jax.tree.map(lambda leaf: leaf[jnp.arange(depth) % 2], two),
+        smooth(grid.nodes),
+        grid,
+        DEPTHS,
+    )
+    assert_order(study, 1)
+
+
+def test_the_split_defect_is_of_second_order_and_its_sum_of_first():
+    grid = lim.token_grid(6)
+    x = smooth(grid.nodes)
+    assert_order(lim.limits.split_defect_study(layer(), x, grid, DEPTHS), 2)
+    control = linear_control(random_flow(depth=3, width=3, heads=1).layers)
+    assert_order(lim.limits.split_gap_study(control, x, grid, DEPTHS), 1)
+
+
+@pytest.mark.slow
+def test_adjoint_density_and_cone_mass_converge_in_depth():
+    control = linear_control(random_flow(depth=3, width=3, heads=1).layers)
+    grid = lim.token_grid(6)
+    studies = lim.limits.input_adjoint_depth_studies(
+        control,
+        lambda x: lim.inner(x, x, grid),
+        smooth(grid.nodes),
+        grid,
+        (64, 128, 256, 512),
+        schemes={"split": Scheme(lim.split)},
+    )
+    for study in studies.values():
+        assert_order(study, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make_grid, order", [(lim.token_grid, 0.6), (lim.graded_grid, 2)])
+def test_regional_influence_needs_the_graded_grid(make_grid, order):
+    """At two layers P_0 grows like log(1/q)^2 at 0."""
+    studies = lim.limits.input_adjoint_studies(
+        lim.ResidualFlow(convergence.gaussian_attention(0, 2)),
+        lambda x, grid: lim.inner(smooth(grid.nodes) + 1, x, grid),
+        smooth,
+        (100, 200, 400, 800),
+        make_grid,
+    )
+    assert_order(studies["regional averages"], order)
+    if make_grid is lim.token_grid:
+        assert_order(studies["inside"], 1)
+
+
+def test_cone_mass_converges():
+    study = lim.limits.cone_mass_study(layer().attention, smooth, SIZES)
+    assert_order(study, 1)
+
+
+def test_averaging_converges_to_its_closed_form():
+    study = lim.limits.cesaro_study(2.0, (200, 400, 800, 3200))
+    assert abs(study.order.value - 1) < 0.15
+    # Measured once by an independent sum.
+    np.testing.assert_allclose(study.errors, (1.4e-2, 7.3e-3, 3.6e-3, 9.1e-4), rtol=0.05)
+
+
+@pytest.mark.parametrize("make_grid, order", [(lim.token_grid, 1), (lim.graded_grid, 2)])
+def test_the_loss_converges_within_its_bound(make_grid, order):
+    study = lim.limits.loss_study(smooth, labels, SIZES, make_grid)
+    assert_order(study, order)
+    assert study.holds
+
+
+def test_the_bound_of_the_loss_is_the_slope_of_its_density():
+    """For a linear density of slope s the error is s/(2L), the bound s/L."""
+    study = lim.limits.loss_study(
+        lambda p: jnp.broadcast_to(jnp.array([[1.0, -0.5]]), (p.size, 2)),
+        lambda p: jnp.stack([p, 1 - p], axis=1),
+        SIZES,
+    )
+    assert study.bounds is not None
+    np.testing.assert_allclose(study.errors, 1.5 / (2 * np.array(SIZES)), rtol=1e-9)
+    np.testing.assert_allclose(study.bounds, 1.5 / np.array(SIZES), rtol=1e-12)
+
+
+def test_terminal_adjoints_converge_within_their_bound():
+    linear = lim.LinearReadout(jnp.asarray(np.random.default_rng(1).standard_normal((3, 3))))
+    tokenwise = lim.TokenwiseReadout(lambda z: jnp.tanh(z @ linear.weight))
+    for readout in (linear, tokenwise):
+        study = lim.limits.terminal_adjoint_study(
+            lambda size, readout=readout: readout, readout, smooth, labels, SIZES
+        )
+        assert_order(study, 1)
+        assert study.holds and study.bounds is not None
+        # A cell's sample errs by 1/sqrt(3) of the slope in the mean square: not vacuous.
+        assert study.bounds[0] < 10 * study.errors[0]
+
+
+@pytest.mark.parametrize("edges, order", [("reflecting", 1), ("zero", 0.5), ("renormalised", 0.5)])
+def test_windows_keep_the_rate_only_if_their_edges_reflect(edges, order):
+    linear = lim.LinearReadout(jnp.asarray(np.random.default_rng(1).standard_normal((3, 3))))
+    study = lim.limits.terminal_adjoint_study(
+        lambda size: lim.BandReadout(linear.weight, 8 / size, edges),
+        linear,
+        smooth,
+        labels,
+        (200, 400, 800, 1600),
+    )
+    assert_order(study, order)
+    assert study.holds is None
+
+
+def test_richardson_cancels_the_leading_error():
+    for order in (1, 2):
+        values = lim.limits.richardson(
+            lambda n, r=order: jnp.array(3 + n**-r + n ** -(r + 1)), order
+        )
+        errors = [abs(float(values(n)) - 3) for n in (10, 20, 40, 80)]
+        assert abs(lim.limits.fit_order((10, 20, 40, 80), errors).value - order - 1) < 0.15
+
+
+def test_orders_are_fitted_with_their_uncertainty():
+    refinements = (10, 20, 40, 80, 160)
+    noise = np.array([1.1, 0.9, 1.05, 0.95, 1.0])
+    errors = 3.0 / np.array(refinements) ** 1.5 * noise
+    order = lim.limits.fit_order(refinements, errors.tolist())
+    assert abs(order.value - 1.5) < order.half_width < 0.1
+    with pytest.raises(ValueError, match="at least four"):
+        lim.limits.fit_order((1, 2, 4), (1.0, 0.5, 0.25))
+    with pytest.raises(ValueError, match="an error of zero has no logarithm"):
+        lim.limits.fit_order((1, 2, 4, 8), (1.0, 0.5, 0.25, 0.0))
+
+
+def test_a_broken_bound_is_reported():
+    study = lim.limits.Study("eq", 1.0, (1.0, 2.0), (1.0, 0.6), (1.0, 0.5), 0.0)
+    assert study.holds is False
+    four = (1.0, 2.0, 4.0, 8.0)
+    broken = lim.limits.Study("eq", 1.0, four, (1.0, 0.5, 0.25, 0.125), (0.9,) * 4, 0.0)
+    assert not convergence.Row("limit", broken, 1).agrees
+    assert convergence.Row("limit", broken._replace(bounds=None), 1).agrees
+    assert not convergence.Row("limit", broken._replace(bounds=None), 2).agrees

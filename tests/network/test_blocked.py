@@ -1,0 +1,144 @@
+"""Blocked attention gives the dense formula's numbers, in every mode, in linear memory."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from reference.networks import GRIDS, random_states
+
+import lim_jax as lim
+from lim_jax.network import attention, blocked
+from lim_jax.network.attention import attention_weights, causal_attention
+
+MODES = "value", "grad", "jvp", "jvp of grad", "grad of jvp", "grad of grad", "jvp of jvp"
+
+
+def in_every_mode(function, at, u, v):
+    """A function of three arrays and its derivatives; a gradient is that of a sum of sines."""
+    gradient = grad(function)
+
+    def slope(at):
+        return jax.jvp(function, at, u)[1]
+
+    def steepness(at):
+        return sum(jnp.vdot(g, d) for g, d in zip(gradient(at), u, strict=True))
+
+    jvp, jvp_of_jvp = jax.jvp(slope, (at,), (v,))
+    first, jvp_of_grad = jax.jvp(gradient, (at,), (u,))
+    second = grad(lambda *at: slope(at))(at), jax.grad(steepness)(at)
+    found = function(*at), first, jvp, jvp_of_grad, *second, jvp_of_jvp
+    return dict(zip(MODES, found, strict=True))
+
+
+def grad(function):
+    """The gradient of a function of three arrays, weighed to one number."""
+    return jax.grad(lambda at: jnp.sum(jnp.sin(function(*at))))
+
+
+def dense(grid):
+    return lambda query, key, value: attention_weights(query, key, grid) @ value
+
+
+def tiled(grid):
+    return lambda query, key, value: causal_attention(query, key, value, grid)
+
+
+def arrays(seed, length, size=3, features=2):
+    shapes = (length, size), (length, size), (length, features)
+    return tuple(random_states(seed + i, *shape) for i, shape in enumerate(shapes))
+
+
+def small_tiles(patch):
+    patch.setattr(blocked, "TILE", 4)
+    patch.setattr(attention, "TILE", 4)
+
+
+@pytest.fixture(scope="module", params=GRIDS)
+def derivatives(request):
+    """By tiles and dense: three tiles, the last one not full; two examples at once."""
+    grid = GRIDS[request.param](10)
+
+    @jax.jit
+    @jax.vmap
+    def both_ways(at, u, v):
+        return [in_every_mode(formula(grid), at, u, v) for formula in (tiled, dense)]
+
+    points = (
+        jax.tree.map(lambda a, b: np.stack([a, b]), arrays(seed, 10), arrays(seed + 50, 10))
+        for seed in (0, 10, 20)
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        small_tiles(patch)
+        return both_ways(*points)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_derivative_is_the_dense_ones(derivatives, mode):
+    found, expected = (jax.tree.leaves(formula[mode]) for formula in derivatives)
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-11, atol=1e-12)
+
+
+def test_long_grids_are_blocked_by_themselves():
+    grid = lim.token_grid(2 * blocked.TILE + 5)
+    at = arrays(0, grid.size)
+    traced = jax.jit(tiled(grid)).trace(*at)
+    found, expected = traced.lower().compile()(*at), jax.jit(dense(grid))(*at)
+    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-14)
+    assert f"{grid.size},{grid.size}" not in str(traced.jaxpr)
+
+
+@jax.jit
+def slopes(at):
+    grid = lim.token_grid(10)
+    return [
+        jax.grad(lambda at: jnp.sum(formula(grid)(*at) ** 2))(at)  # noqa: B023
+        for formula in (tiled, dense)
+    ]
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e4])
+def test_large_scores_neither_overflow_nor_vanish(scale, monkeypatch):
+    small_tiles(monkeypatch)
+    query, key, value = map(np.asarray, arrays(0, 10))
+    for ours, theirs in zip(*slopes((scale * query, key, value)), strict=True):
+        assert np.isfinite(ours).all()
+        np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-9)
+
+
+def test_half_precision_is_summed_in_single():
+    """bfloat16 inputs: as exact as their own rounding, over a thousand summands."""
+    grid = lim.token_grid(1024)
+
+    @jax.jit
+    def half_and_exact(*at):
+        half = [array.astype(jnp.bfloat16) for array in at]
+        return tiled(grid)(*half), dense(grid)(*(array.astype(float) for array in half))
+
+    found, exact = map(np.asarray, half_and_exact(*arrays(0, 1024)))
+    assert found.dtype == jnp.bfloat16
+    error = np.abs(found.astype(float) - exact)
+    assert error.max() < 2 * float(jnp.finfo(jnp.bfloat16).eps) * np.abs(exact).max()
+    # At the end of the context a mean of a thousand: summed in bfloat16 it would be off by more.
+    assert error[-100:].max() < 2e-3
+
+
+JOBS = {
+    "value": lambda function: lambda at, direction: function(*at),
+    "grad": lambda function: lambda at, direction: grad(function)(at),
+    "jvp of grad": lambda function: (
+        lambda at, direction: jax.jvp(grad(function), (at,), (direction,))[1]
+    ),
+}
+
+
+@pytest.mark.parametrize("mode", JOBS)
+def test_memory_grows_linearly(mode):
+    def temporary(length):
+        shapes = jax.eval_shape(lambda: arrays(0, length))
+        job = JOBS[mode](tiled(lim.token_grid(length)))
+        analysis = jax.jit(job).lower(shapes, shapes).compile().memory_analysis()
+        assert analysis is not None
+        return analysis.temp_size_in_bytes
+
+    assert temporary(4096) < 2.2 * temporary(2048)

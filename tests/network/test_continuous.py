@@ -1,0 +1,334 @@
+"""The continuous depth flow, its controls, its status, and its adjoint equation."""
+
+import chex
+import diffrax
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from reference.networks import random_flow, random_labels, random_states
+from scipy.linalg import expm
+
+import lim_jax as lim
+from lim_jax.adjoint.continuous import continuous_adjoint
+from lim_jax.grid import gauss_grid
+from lim_jax.limits.convergence import smooth_states
+from lim_jax.network.continuous import (
+    ContinuousFlow,
+    LayerwiseControl,
+    cubic_control,
+    linear_control,
+)
+from lim_jax.network.flow import heun
+
+GRID = lim.token_grid(12)
+TIGHT = diffrax.PIDController(rtol=1e-10, atol=1e-10)
+
+
+def rising_profile(time):
+    return 1 + time
+
+
+jitted_adjoint = eqx.filter_jit(continuous_adjoint)
+
+
+class Constant(eqx.Module):
+    """The field that moves every token alike."""
+
+    weight: jax.Array
+
+    def __call__(self, x, context, grid):
+        return jnp.zeros_like(x) + self.weight
+
+
+def averaging(value=None):
+    """Causal averaging as an attention layer: zero queries, one value matrix."""
+    zeros = jnp.zeros((1, 1, 3))
+    value = random_states(1, 3, 3) / 2 if value is None else value
+    return lim.CausalAttention(eqx.nn.Identity(), zeros, zeros, value[None], jnp.eye(3)[None])
+
+
+def averaging_matrix(value):
+    return np.kron(np.tri(12) / np.arange(1, 13)[:, None], np.asarray(value))
+
+
+def tight_flow(control, **options):
+    return ContinuousFlow(control, stepsize_controller=TIGHT, solver=diffrax.Dopri8(), **options)
+
+
+def euler_flow(control, step, **options):
+    """Euler's method, the cheapest to trace, where nothing depends on the solver."""
+    constant = diffrax.ConstantStepSize()
+    return ContinuousFlow(
+        control, solver=diffrax.Euler(), stepsize_controller=constant, first_step=step, **options
+    )
+
+
+def test_a_linear_flow_is_a_matrix_exponential():
+    layer = averaging()
+    flow = tight_flow(lambda time: layer, horizon=2.0, profile=rising_profile)
+    x = random_states(2, 12, 3)
+    # The integral of 1 + t over [0, 2] is 4, over [0, 1] it is 3/2.
+    generator = averaging_matrix(layer.value[0])
+    expected = [expm(size * generator) @ np.asarray(x).ravel() for size in (0, 1.5, 4)]
+    times = jnp.array([0.0, 1.0, 2.0])
+    found, end = jax.jit(lambda x: (flow.trajectory(x, GRID, times), flow(x, GRID)))(x)
+    np.testing.assert_array_equal(found.times, times)
+    # Between steps states come from the solver's dense output, which is of lower order.
+    states = np.asarray(found.states).reshape(3, -1)
+    np.testing.assert_allclose(states, expected, rtol=1e-6, atol=1e-8)
+    np.testing.assert_allclose(np.ravel(end), expected[-1], rtol=1e-8, atol=1e-9)
+
+
+@pytest.mark.parametrize("depth", [7, 12])
+def test_euler_by_diffrax_is_the_recursion(depth):
+    layers = random_flow(depth=depth).layers
+    recursion = lim.ResidualFlow(layers, horizon=1.7, profile=rising_profile)
+    flow = euler_flow(
+        LayerwiseControl(layers, horizon=1.7),
+        1.7 / depth,
+        horizon=1.7,
+        profile=rising_profile,
+        max_steps=depth + 1,
+    )
+    found, expected = jax.jit(lambda x: (flow(x, GRID), recursion(x, GRID)))(random_states())
+    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-13)
+
+
+def test_layerwise_controls_jump_at_the_layers_ends():
+    def weights(control, times):
+        return jax.jit(jax.vmap(lambda time: control(time).weight))(jnp.asarray(times))
+
+    control = LayerwiseControl(Constant(jnp.asarray(np.arange(5.0))), horizon=2.0)
+    found = weights(control, [0.0, 0.39, 0.4, 0.8 - 1e-13, 1.99, 2.0])
+    np.testing.assert_array_equal(found, [0, 0, 1, 2, 4, 4])
+    single = LayerwiseControl(Constant(jnp.asarray(np.arange(96, dtype=np.float32))))
+    steps = np.cumsum(np.full(95, 1 / 96, np.float32))
+    np.testing.assert_array_equal(weights(single, steps), np.arange(1, 96))
+
+
+def test_interpolated_controls_by_their_knots_and_between():
+    knots = Constant(random_states(0, 5, 2))
+    line = Constant(jnp.asarray(3 * np.linspace(0.0, 2.0, 5)[:, None]))
+    times = jnp.array([0.0, 0.5, 1.0, 1.5, 2.0, 0.75, 1.1])
+
+    @jax.jit
+    def weights(knots, line):
+        controls = (linear_control(knots, 2.0), cubic_control(knots, 2.0), cubic_control(line, 2.0))
+        return [jax.vmap(lambda time: control(time).weight)(times) for control in controls]  # noqa: B023
+
+    linear, cubic, straight = map(np.asarray, weights(knots, line))
+    values = np.asarray(knots.weight)
+    for found in (linear, cubic):
+        np.testing.assert_allclose(found[:5], values, rtol=1e-12)
+    middle = (values[1] + values[2]) / 2
+    np.testing.assert_allclose(linear[5], middle, rtol=1e-12)
+    # A cubic through backward differences reproduces a straight line.
+    np.testing.assert_allclose(straight[6], [3.3], rtol=1e-12)
+    assert np.abs(cubic[5] - middle).max() > 1e-3
+
+
+def test_the_depth_flow_is_resolved_on_two_grids():
+    """The continuum itself: 64 and 96 Gauss-Legendre nodes give the same flow."""
+    stacked = random_flow(depth=1, width=3, heads=1).layers
+
+    @jax.jit
+    def ends(stacked):
+        layer = jax.tree.map(lambda leaf: 0.6 * leaf[0], stacked)
+        flow = tight_flow(lambda time: layer)
+        return [
+            grid.interpolate(flow(smooth_states(grid.nodes), grid), gauss_grid(30).nodes)
+            for grid in (gauss_grid(64), gauss_grid(96))
+        ]
+
+    np.testing.assert_allclose(*ends(stacked), rtol=0, atol=1e-9)
+
+
+def test_a_solver_that_fails_says_so():
+    layer, x = averaging(), random_states(2, 12, 3)
+    flow = euler_flow(lambda time: layer, 0.25, max_steps=2)
+    solution = eqx.filter_jit(flow.solve)(x, GRID)
+    assert not bool(diffrax.is_successful(solution.result))
+    for call in (
+        lambda: flow(x, GRID),
+        lambda: eqx.filter_jit(flow)(x, GRID),
+        lambda: flow.trajectory(x, GRID, jnp.array([1.0])).states,
+        lambda: jitted_adjoint(flow, jnp.sum, x, GRID, jnp.array([0.0])).covectors,
+        lambda: eqx.filter_jit(jax.grad(lambda x: jnp.sum(flow(x, GRID) ** 2)))(x),
+    ):
+        with pytest.raises(RuntimeError, match="maximum number of solver steps"):
+            jax.block_until_ready(call())
+
+
+def test_the_status_survives_jit_of_grad_as_auxiliary_output():
+    layer = averaging()
+    flow = euler_flow(lambda time: layer, 0.25, max_steps=2)
+
+    def loss(x):
+        solution = flow.solve(x, GRID)
+        assert solution.ys is not None
+        return solution.ys[-1].sum(), (solution.result, solution.stats["num_steps"])
+
+    _, (result, steps) = eqx.filter_jit(jax.grad(loss, has_aux=True))(random_states(2, 12, 3))
+    assert not bool(diffrax.is_successful(result)) and int(steps) == 2
+
+
+FIRST = {"grad": lambda f: jax.grad(f), "jvp": lambda f: lambda x: jax.jvp(f, (x,), (x,))[1]}
+SECOND = {
+    "jvp of grad": lambda f: lambda x: jax.jvp(jax.grad(f), (x,), (x,))[1],
+    "grad of grad": lambda f: jax.grad(lambda x: jnp.vdot(x, jax.grad(f)(x))),
+    "grad of jvp": lambda f: jax.grad(lambda x: jax.jvp(f, (x,), (x,))[1]),
+}
+WORKS = {
+    "RecursiveCheckpointAdjoint": {"grad"},
+    "DirectAdjoint": {*FIRST, *SECOND},
+    "ForwardMode": {"jvp"},
+    "BacksolveAdjoint": {"grad"},
+}
+
+
+class Nonlinear(eqx.Module):
+    rate: jax.Array
+
+    def __call__(self, x, context, grid):
+        return jnp.sin(self.rate * (x + lim.integral(context, grid)[None]))
+
+
+CONSTANT_LAYERS = Nonlinear(jnp.asarray(np.full(8, 0.5)))
+
+
+def squared_end(flow):
+    return jax.jit(lambda x: jnp.sum(flow(x, lim.token_grid(3)) ** 2))
+
+
+@pytest.fixture(scope="module")
+def derivatives_of_the_recursion():
+    """Every nesting of Heun's recursion, in which diffrax has no part."""
+    loss = squared_end(lim.ResidualFlow(CONSTANT_LAYERS, step=heun))
+    transforms = FIRST | SECOND
+    return jax.jit(lambda x: {name: transforms[name](loss)(x) for name in transforms})(
+        random_states(0, 3, 2)
+    )
+
+
+@pytest.mark.parametrize("name", WORKS)
+def test_which_adjoint_allows_which_nesting(name, derivatives_of_the_recursion):
+    """The table in the docstring of ContinuousFlow, with the cases that raise."""
+    loss = squared_end(
+        ContinuousFlow(
+            LayerwiseControl(CONSTANT_LAYERS),
+            adjoint=getattr(diffrax, name)(),
+            max_steps=16,
+            solver=diffrax.Heun(),
+            stepsize_controller=diffrax.ConstantStepSize(),
+            first_step=0.125,
+        )
+    )
+    x, tolerance = random_states(0, 3, 2), 1e-3 if name == "BacksolveAdjoint" else 1e-10
+    for nesting, transform in (FIRST | SECOND).items():
+        transformed = jax.jit(transform(loss))
+        if nesting in WORKS[name]:
+            expected = derivatives_of_the_recursion[nesting]
+            np.testing.assert_allclose(transformed(x), expected, rtol=tolerance, err_msg=nesting)
+        else:
+            with pytest.raises((TypeError, ValueError, RuntimeError)):
+                transformed(x)
+
+
+def test_the_wrong_adjoint_is_refused(as_users_run):
+    with pytest.raises(ValueError, match="ImplicitAdjoint.*DirectAdjoint"):
+        ContinuousFlow(lambda time: averaging(), adjoint=diffrax.ImplicitAdjoint())
+    with pytest.raises(ValueError, match="horizon: got 0.0"):
+        ContinuousFlow(lambda time: averaging(), horizon=0.0)
+    with pytest.raises(ValueError, match="horizon: got -1.0"):
+        linear_control(Constant(jnp.ones((2, 1))), horizon=-1.0)
+
+
+def test_precision_is_kept():
+    layer, x = averaging(), random_states(2, 12, 3)
+
+    def end(dtype):
+        cast, start = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), (layer, x))
+        return ContinuousFlow(lambda time: cast)(start, lim.token_grid(12, dtype=dtype))
+
+    found, double = jax.jit(lambda: (end(jnp.float32), end(jnp.float64)))()
+    assert found.dtype == jnp.float32
+    np.testing.assert_allclose(found, double, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("grid", [GRID, gauss_grid(12)], ids=["tokens", "panels"])
+def test_the_adjoint_equation_agrees_with_differentiating_the_solve(grid):
+    layers = random_flow(depth=3).layers
+    flow = tight_flow(linear_control(layers, horizon=1.5), horizon=1.5, profile=rising_profile)
+    weight = random_states(4, 6, 5)
+
+    def terminal_loss(x):
+        return lim.cross_entropy(x @ weight, random_labels(), grid)
+
+    @jax.jit
+    def both(x):
+        adjoint = continuous_adjoint(flow, terminal_loss, x, grid, jnp.array([0.0, 0.7, 1.5]))
+        loss, gradient = jax.value_and_grad(lambda x: terminal_loss(flow(x, grid)))(x)
+        return adjoint, loss, gradient / grid.weights[:, None]
+
+    adjoint, loss, density = jax.tree.map(np.asarray, both(random_states()))
+    chex.assert_trees_all_close(adjoint.loss, loss, rtol=1e-9)
+    scale = np.abs(density).max()
+    np.testing.assert_allclose(adjoint.covectors[0], density, rtol=0, atol=1e-7 * scale)
+    np.testing.assert_allclose(adjoint.covectors[-1], adjoint.residual, rtol=1e-12)
+    channels = adjoint.residual + adjoint.cone + adjoint.local
+    np.testing.assert_allclose(adjoint.covectors[0], channels, rtol=0, atol=1e-12 * scale)
+
+
+def test_the_adjoint_runs_backward_with_a_constant_step():
+    """Euler in 20 steps of the equation P' = a P: (1 + a/20)^20, in closed form."""
+    flow = euler_flow(lambda time: lambda x, context, grid: 0.5 * x, 0.05)
+    x, times = jnp.asarray(np.ones((12, 1))), jnp.array([0.0])
+    found = jitted_adjoint(flow, lambda x: lim.integral(x, GRID).sum(), x, GRID, times)
+    np.testing.assert_allclose(found.covectors, (1 + 0.5 / 20) ** 20, rtol=1e-12)
+
+
+def test_an_adjoint_that_is_not_solved_says_so():
+    """Nothing moves at x = 0, so the forward solve is easy; the adjoint grows like exp(300)."""
+    flow = ContinuousFlow(
+        lambda time: lambda x, context, grid: jnp.sin(300 * x),
+        stepsize_controller=TIGHT,
+        max_steps=16,
+    )
+    x, times = jnp.asarray(np.zeros((12, 1))), jnp.array([0.0])
+    assert not np.any(jax.jit(flow)(x, GRID))
+    with pytest.raises(RuntimeError, match="maximum number of solver steps"):
+        found = jitted_adjoint(flow, lambda x: lim.integral(x, GRID).sum(), x, GRID, times)
+        jax.block_until_ready(found.covectors)
+
+
+def test_the_channels_of_pure_sublayers():
+    """Averaging has no local part, a tokenwise field no kernel."""
+    grid, x = GRID, random_states(2, 12, 3)
+    stacked = random_flow(depth=1, width=3, heads=1).layers.feed_forward
+    feed_forward = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)[0]), stacked)
+    for layer, silent in ((averaging(), "local"), (feed_forward, "cone")):
+        flow = euler_flow(lambda time, layer=layer: layer, 0.25)
+        adjoint = jitted_adjoint(
+            flow, lambda x: lim.integral(jnp.sin(x), grid).sum(), x, grid, jnp.array([0.0])
+        )
+        assert not np.any(getattr(adjoint, silent))
+        assert np.abs(adjoint.covectors[0] - np.asarray(adjoint.residual)).max() > 0.01
+
+
+def test_the_adjoint_of_averaging_is_the_transposed_exponential():
+    layer = averaging()
+    flow = tight_flow(lambda time: layer, horizon=2.0)
+    covector = random_states(3, 12, 3)
+    adjoint = jitted_adjoint(
+        flow,
+        lambda x: lim.inner(covector, x, GRID),
+        random_states(2, 12, 3),
+        GRID,
+        jnp.array([0.0, 1.0]),
+    )
+    generator = averaging_matrix(layer.value[0])
+    for covectors, remaining in zip(adjoint.covectors, (2.0, 1.0), strict=True):
+        expected = expm(remaining * generator).T @ np.asarray(covector).ravel()
+        np.testing.assert_allclose(np.ravel(covectors), expected, rtol=1e-8, atol=1e-9)

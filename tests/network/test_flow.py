@@ -1,0 +1,131 @@
+"""Residual recursions over depth."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from reference import numpy_network
+from reference.differences import fitted_order
+from reference.networks import SCHEMES, layer_of, random_flow, random_states
+
+import lim_jax as lim
+
+GRID = lim.token_grid(12)
+
+
+def quadratic_profile(time):
+    return 1 + time**2
+
+
+@jax.jit
+def terminal(flow, x, grid=GRID):
+    return flow(x, grid)
+
+
+@jax.jit
+def evaluated(field, x):
+    return field(x, x, GRID)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_flow_is_the_numpy_recursion(scheme):
+    flow = random_flow(depth=3, step=SCHEMES[scheme], horizon=1.5)
+    layers = [layer_of(flow, k) for k in range(3)]
+    x = random_states()
+    expected = numpy_network.flow(layers, np.asarray(x), 1.5, scheme)
+    np.testing.assert_allclose(terminal(flow, x), expected, rtol=1e-12, atol=1e-13)
+
+
+def test_a_gpt2_stack_is_the_split_scheme_with_unit_steps():
+    flow = random_flow(depth=3, step=lim.split, horizon=3.0)
+    states = np.asarray(random_states())
+    for k in range(3):
+        layer = layer_of(flow, k)
+        states = states + numpy_network.attention(layer.attention, states)
+        states = states + numpy_network.feed_forward(layer.feed_forward, states)
+    np.testing.assert_allclose(terminal(flow, random_states()), states, rtol=1e-12)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_trajectory_follows_profile_and_times(scheme):
+    flow = random_flow(depth=4, step=SCHEMES[scheme], horizon=2.0, profile=quadratic_profile)
+    x = np.asarray(random_states())
+    found = jax.jit(lambda flow, x: (*flow.trajectory(x, GRID), flow(x, GRID)))(flow, x)
+    times, states, end = map(np.asarray, found)
+    np.testing.assert_allclose(times, [0, 0.5, 1.0, 1.5, 2.0], rtol=1e-15)
+    for k in range(4):
+        np.testing.assert_allclose(states[k], x, rtol=1e-12)
+        field = layer_of(flow, k)
+        parts = [field] if scheme == "euler" else field.sublayers
+        for part in parts:
+            x = x + 0.5 * (1 + (0.5 * k) ** 2) * np.asarray(evaluated(part, x))
+    np.testing.assert_allclose(states[4], x, rtol=1e-12)
+    np.testing.assert_allclose(end, x, rtol=1e-12)
+
+
+def test_a_linear_flow_is_a_matrix_power():
+    """Zero queries average causally, so M Euler steps are powers of I + eps C (x) V."""
+    value, x = np.asarray(random_states(1, 3, 3)) / 2, random_states(2, 12, 3)
+
+    @jax.jit
+    def power(value, x):
+        zeros = jnp.zeros((1, 1, 3))
+        layer = lim.CausalAttention(eqx.nn.Identity(), zeros, zeros, value[None], jnp.eye(3)[None])
+        layers = jax.tree.map(lambda leaf: jnp.stack(6 * [leaf]), layer)
+        return lim.ResidualFlow(layers)(x, GRID)
+
+    cesaro = np.tri(12) / np.arange(1, 13)[:, None]
+    step = np.eye(36) + np.kron(cesaro, value) / 6
+    expected = np.linalg.matrix_power(step, 6) @ np.asarray(x).ravel()
+    np.testing.assert_allclose(np.ravel(power(value, x)), expected, rtol=1e-12)
+
+
+def test_split_differs_from_euler_at_first_order():
+    depths, errors = (8, 16, 32, 64), []
+    layer = random_flow(depth=1).layers
+
+    @jax.jit
+    def ends(layers, x):
+        return [lim.ResidualFlow(layers, step=step)(x, GRID) for step in SCHEMES.values()]
+
+    for depth in depths:
+        layers = jax.tree.map(lambda leaf: np.repeat(np.asarray(leaf), depth, axis=0), layer)  # noqa: B023
+        euler, split = map(np.asarray, ends(layers, random_states()))
+        errors.append(np.abs(euler - split).max())
+    assert abs(fitted_order(depths, errors) - 1) < 0.15
+
+
+def test_the_program_does_not_grow_with_depth():
+    sizes = [
+        len(str(jax.make_jaxpr(random_flow(depth=depth))(random_states(), GRID)).splitlines())
+        for depth in (2, 16)
+    ]
+    assert sizes[0] == sizes[1]
+
+
+def test_any_function_of_two_slots_is_a_field():
+    class Mean(eqx.Module):
+        rate: jax.Array
+
+        def __call__(self, x, context, grid):
+            return self.rate * (lim.integral(context, grid)[None, :] - x)
+
+    x = np.asarray(random_states())
+    flow = lim.ResidualFlow(Mean(jax.device_put(np.full(5, 2.0))), horizon=1.0)
+    mean = x.mean(axis=0, keepdims=True)
+    np.testing.assert_allclose(terminal(flow, x), mean + (x - mean) * 0.6**5, rtol=1e-12)
+
+
+def test_precision_is_kept():
+    flow, x = random_flow(depth=3), random_states()
+    in_single = jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), (flow, x))
+    single = terminal(*in_single, lim.token_grid(12, dtype=jnp.float32))
+    assert single.dtype == jnp.float32
+    np.testing.assert_allclose(single, terminal(flow, x), rtol=1e-4, atol=1e-5)
+
+
+def test_batches_are_vmapped():
+    flow, batch = random_flow(), np.asarray(random_states(2, 3, 12, 6))
+    found = jax.jit(jax.vmap(terminal, in_axes=(None, 0)))(flow, batch)
+    np.testing.assert_allclose(np.asarray(found)[1], terminal(flow, batch[1]), rtol=1e-12)

@@ -1,0 +1,436 @@
+"""Observability Gramians, their probes, and the penalty on their traces."""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from reference.differences import central_difference
+from reference.networks import random_flow, random_states
+
+import lim_jax as lim
+from lim_jax import probes
+from lim_jax.network.flow import heun
+from lim_jax.observability import gramian
+from lim_jax.observability.gramian import (
+    ObservedTokens,
+    condition_numbers,
+    gramian_traces,
+    observability_gramians,
+)
+from lim_jax.observability.trace_estimates import (
+    gaussian_probe_moments,
+    layer_injected_traces,
+    probed_observability,
+    probed_traces,
+    systematic_sample,
+)
+from lim_jax.training.balancing import influence_discrepancy
+from lim_jax.training.observing import trace_penalty
+from lim_jax.training.reweighting import reweight_positions
+
+GRID = lim.token_grid(5)
+FLOW = random_flow(depth=3, width=4, horizon=1.5)
+X = random_states(0, 5, 4)
+
+
+def observations(x):
+    """Two combinations of the last token's features, at layers 0, 1, 2."""
+    return FLOW.trajectory(x, GRID).states[:-1, -1] @ random_states(1, 4, 2)
+
+
+@jax.jit
+def tangent(direction):
+    return jax.jvp(observations, (X,), (direction,))[1]
+
+
+@jax.jit
+def gramians_of_observations(x):
+    return observability_gramians(observations, x, 0.5)
+
+
+def random_gramians(seed=2, length=5, width=3):
+    factors = np.asarray(random_states(seed, length, width, width))
+    return jnp.asarray(factors @ factors.transpose(0, 2, 1))
+
+
+def test_gramians_by_position_injections():
+    """eq:finite-token-observability-gramian by forward tangents, one basis vector at a time."""
+
+    basis = np.eye(20).reshape(5, 4, 5, 4)
+    expected = np.zeros((5, 4, 4))
+    for i in range(5):
+        seen = [np.asarray(tangent(basis[i, a])) for a in range(4)]
+        for a in range(4):
+            for b in range(4):
+                expected[i, a, b] = 0.5 * np.sum(seen[a] * seen[b])
+    gramians = gramians_of_observations(X)
+    np.testing.assert_allclose(gramians, expected, rtol=1e-11, atol=1e-14)
+    np.testing.assert_allclose(
+        gramian_traces(gramians), expected.trace(axis1=1, axis2=2), rtol=1e-11
+    )
+
+
+def test_probes_are_propagated_injections():
+    """eq:discrete-observability-trace-estimator by tangents of the flow itself."""
+    probes = random_states(3, 6, 4)
+    found = np.asarray(probed_traces(gramians_of_observations(X), probes))
+    for i in range(5):
+        at_position = np.eye(5)[i, :, None]
+        seen = [np.asarray(tangent(at_position * probe)) for probe in np.asarray(probes)]
+        expected = np.mean([0.5 * np.sum(s**2) for s in seen])
+        np.testing.assert_allclose(found[i], expected, rtol=1e-11)
+
+
+def test_condition_numbers_are_quotients_of_eigenvalues():
+    gramians = random_gramians()
+    expected = [np.linalg.cond(gramian) for gramian in np.asarray(gramians)]
+    jitted = jax.jit(condition_numbers)
+    np.testing.assert_allclose(jitted(gramians), expected, rtol=1e-9)
+    singular = jnp.asarray(np.diag([1.0, 0.0])[None])
+    assert jitted(singular).tolist() == [jnp.inf]
+
+
+@pytest.mark.parametrize("probes", [1, 3])
+def test_exact_probe_moments_against_a_simulation(probes):
+    grid, gramians = lim.graded_grid(5), random_gramians()
+    draws = np.random.default_rng(0).standard_normal((400_000, probes, 3))
+    traces = np.einsum("nra,iab,nrb->ni", draws, np.asarray(gramians), draws) / probes
+    weights = np.asarray(grid.weights)
+    centred = traces - (traces @ weights)[:, None]
+    penalties = (centred**2) @ weights
+    moments, true = jax.jit(
+        lambda gramians: (
+            gaussian_probe_moments(gramians, grid, probes),
+            trace_penalty(gramian_traces(gramians), grid),
+        )
+    )(gramians)
+    error = penalties.std() / np.sqrt(len(penalties))
+    assert abs(penalties.mean() - float(true) - float(moments.bias)) < 4 * error
+    spread = penalties.var()
+    fourth = np.mean((penalties - penalties.mean()) ** 4)
+    error = np.sqrt((fourth - spread**2) / len(penalties))
+    assert abs(spread - float(moments.deviation) ** 2) < 4 * error
+
+
+def test_the_bias_is_that_of_the_matrix_penalty():
+    """tr(Q Sigma) = (2/N) Omega_obs for common Gaussian probes."""
+    gramians = random_gramians()
+    centred = np.asarray(gramians) - np.asarray(gramians).mean(axis=0)
+    expected = 2 / 7 * np.mean((centred**2).sum(axis=(1, 2)))
+    moments = gaussian_probe_moments(gramians, GRID, 7)
+    np.testing.assert_allclose(moments.bias, expected, rtol=1e-12)
+
+
+def test_the_deviation_of_many_probes_is_that_of_a_linear_form():
+    """As N grows the penalty is linear in the estimate: variance 4 g'Q Sigma Q g."""
+    gramians, probes = random_gramians(), 10**8
+    weights = np.full(5, 0.2)
+    centring = np.diag(weights) - np.outer(weights, weights)
+    covariance = 2 / probes * np.einsum("iab,jba->ij", gramians, gramians)
+    pushed = centring @ np.asarray(gramian_traces(gramians))
+    expected = 2 * np.sqrt(pushed @ covariance @ pushed)
+    found = gaussian_probe_moments(gramians, GRID, probes).deviation
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_penalties_are_weighted_variances():
+    grid, profile = lim.graded_grid(5), random_states(4, 5)
+    weights = np.asarray(grid.weights)
+    target = jnp.arange(5.0)
+    expected = 0.5 * np.sum(weights * (np.asarray(profile) - np.arange(5)) ** 2)
+    np.testing.assert_allclose(influence_discrepancy(profile, target, grid), expected, rtol=1e-13)
+    mean = np.sum(weights * np.asarray(profile))
+    expected = np.sum(weights * (np.asarray(profile) - mean) ** 2)
+    np.testing.assert_allclose(trace_penalty(profile, grid), expected, rtol=1e-13)
+
+
+def test_reweighting_clips_and_then_renormalises():
+    weights = jnp.array([1.0, 1.0, 0.2, 6.0, 1.0])
+    density, target = jnp.array([1.0, 3.0, 9.0, -1.0, 0.0]), jnp.array([1.0, 1.0, 1.0, 1.0, 2.0])
+    raised = np.asarray(weights) * np.exp(0.5 * (np.asarray(target) - np.asarray(density)))
+    clipped = np.clip(raised, 0.15, 8.0)
+    assert clipped[2] == 0.15 and clipped[3] == 8.0
+    found = reweight_positions(weights, density, target, GRID, rate=0.5, smallest=0.15, largest=8.0)
+    np.testing.assert_allclose(found, clipped / clipped.mean(), rtol=1e-13)
+    np.testing.assert_allclose(found.mean(), 1.0, rtol=1e-13)
+
+
+def observed(flow, grid):
+    """The last two tokens of every layer but the last."""
+    return lambda x: flow.trajectory(x, grid).states[:-1, -2:].reshape(flow.depth, -1)
+
+
+def setting():
+    grid, flow = lim.token_grid(6), random_flow(1, depth=3, width=4, step=lim.split)
+    return observed(flow, grid), random_states(2, 6, 4), grid
+
+
+@pytest.fixture(scope="module")
+def exact_gramians():
+    """Those of the setting at step 1/2."""
+    observations, x, _ = setting()
+    return jax.jit(lambda x: observability_gramians(observations, x, 0.5))(x)
+
+
+def test_forward_and_reverse_give_one_gramian(exact_gramians):
+    observations, x, _ = setting()
+    steps = jnp.array([0.5, 0.0, 1.0])
+    directions = jnp.asarray(np.eye(24).reshape(24, 6, 4))
+
+    @jax.jit
+    def found(x):
+        forward = observability_gramians(observations, x, 0.5, "forward")
+        reverse = observability_gramians(observations, x, 0.5, "reverse")
+        weighted = observability_gramians(observations, x, steps)
+        slopes = jax.lax.map(lambda d: central_difference(observations, x, d), directions)
+        return forward, reverse, weighted, slopes
+
+    forward, reverse, weighted, slopes = found(x)
+    np.testing.assert_allclose(forward, reverse, rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(forward, exact_gramians, rtol=1e-10, atol=1e-12)
+    # By finite differences of the observations, position by position.
+    jacobian = np.asarray(slopes).reshape(6, 4, -1)
+    expected = 0.5 * np.einsum("iao,ibo->iab", jacobian, jacobian)
+    np.testing.assert_allclose(forward, expected, rtol=1e-6, atol=1e-8)
+    by_layer = jacobian.reshape(6, 4, 3, -1)
+    expected = np.einsum("k,iako,ibko->iab", steps, by_layer, by_layer)
+    np.testing.assert_allclose(weighted, expected, rtol=1e-6, atol=1e-8)
+
+
+def test_probes_estimate_traces_and_orthogonal_ones_give_them(exact_gramians):
+    observations, x, _ = setting()
+    some = np.array([4, 1])
+
+    @jax.jit
+    def found(x):
+        exact = probes.orthogonal_probes(4, 4, key=jax.random.key(0))
+        own = jax.random.normal(jax.random.key(1), (4000, 2, 4))
+        draws = probed_observability(observations, x, 0.5, own, jnp.asarray(some))
+        return probed_observability(observations, x, 0.5, exact), probes.sample_mean(draws)
+
+    given, sampled = jax.tree.map(np.asarray, found(x))
+    traces = np.asarray(gramian_traces(exact_gramians))
+    np.testing.assert_allclose(given.mean(axis=0), traces, rtol=1e-10)
+    assert (np.abs(sampled.value - traces[some]) < 4 * sampled.error).all()
+
+
+def test_noise_injected_at_every_layer_estimates_all_traces_at_once(exact_gramians):
+    observations, x, _ = setting()
+
+    @jax.jit
+    def estimated(x):
+        noise = jax.random.normal(jax.random.key(2), (4000, 3, 8))
+        return probes.sample_mean(layer_injected_traces(observations, x, 0.5, noise))
+
+    found = jax.tree.map(np.asarray, estimated(x))
+    traces = np.asarray(gramian_traces(exact_gramians))
+    assert (np.abs(found.value - traces) < 4 * found.error).all()
+
+
+def test_the_crossfit_penalty_is_unbiased_and_the_squared_one_is_not(exact_gramians):
+    """Over 10^4 draws of common Gaussian probes; the squared one's bias is (2/N) Omega_HS."""
+    _, _, grid = setting()
+
+    @jax.jit
+    def estimated(gramians):
+        def both(some):
+            first, second = jax.vmap(lambda some: probed_traces(gramians, some))(some)
+            crossed = lim.training.crossfit_penalty(first, second, grid)
+            return crossed, lim.training.trace_penalty(first, grid)
+
+        drawn = jax.random.normal(jax.random.key(3), (10_000, 2, 3, 4))
+        crossed, squared = map(probes.sample_mean, jax.vmap(both)(drawn))
+        exact = lim.training.trace_penalty(gramian_traces(gramians), grid)
+        return crossed, squared, exact, lim.training.gramian_penalty(gramians, grid)
+
+    crossed, squared, exact, matrix = jax.tree.map(np.asarray, estimated(exact_gramians))
+    assert abs(crossed.value - exact) < 3 * crossed.error
+    bias = 2 / 3 * matrix
+    assert abs(squared.value - exact - bias) < 4 * squared.error
+    assert bias > 10 * squared.error
+
+
+def test_sampled_positions_stand_for_all_in_expectation():
+    """Weighted sums over all subsets of three positions, with their probabilities."""
+    traces, grid = jnp.array([1.0, 3.0, 2.0, 7.0, 5.0, 4.0]), lim.token_grid(6)
+    whole = lim.training.sampled_trace_penalty(traces, grid.weights)
+    np.testing.assert_allclose(whole, lim.training.trace_penalty(traces, grid), rtol=1e-12)
+    subsets = list(itertools.combinations(range(6), 3))
+    sums = [sum(float(grid.weights[i]) / 0.5 * float(traces[i]) for i in s) for s in subsets]
+    np.testing.assert_allclose(np.mean(sums), lim.integral(traces, grid), rtol=1e-12)
+
+
+def test_gramians_of_normalised_networks_are_blind_to_a_shift():
+    flow = random_flow(1, depth=3, width=4)
+    norm = lim.LayerNorm.init(4, 0.1)
+    grid = lim.token_grid(6)
+
+    def observations(x):
+        return jax.vmap(norm)(flow.trajectory(x, grid).states[:-1, -1])
+
+    @jax.jit
+    def found(x):
+        gramians = observability_gramians(observations, x, 1.0)
+        left = gramian.complement_gramians(gramians)
+        return gramians, left, condition_numbers(left)
+
+    gramians, left, numbers = map(np.asarray, found(random_states(2, 6, 4)))
+    np.testing.assert_allclose(gramians.sum(axis=2), 0, atol=1e-12)
+    spectrum = np.linalg.eigvalsh(gramians)
+    np.testing.assert_allclose(np.linalg.eigvalsh(left), spectrum[:, 1:], atol=1e-12)
+    assert (numbers < 1e12).all()
+
+
+def test_the_cheaper_mode_is_taken():
+    """One map knows its transpose only, the other cannot be transposed."""
+
+    @jax.custom_vjp
+    def reverse_only(x):
+        return x
+
+    reverse_only.defvjp(lambda x: (x, None), lambda _, g: (g,))
+
+    def forward_only(x):
+        return jax.lax.while_loop(lambda c: c[0] < 2, lambda c: (c[0] + 1, c[1] * 2), (0, x))[1]
+
+    x = random_states(0, 3, 2)
+    few = observability_gramians(lambda x: reverse_only(x)[:1], x, 1.0)
+    np.testing.assert_allclose(gramian_traces(few), [2, 0, 0])
+    many = observability_gramians(lambda x: jnp.stack([forward_only(x).ravel()] * 2), x, 1.0)
+    np.testing.assert_allclose(gramian_traces(many), [64, 64, 64])
+    with pytest.raises(TypeError, match="custom_vjp"):
+        observability_gramians(reverse_only, x, 1.0, "forward")
+
+
+@pytest.mark.parametrize("step", [lim.euler, lim.split, heun])
+def test_all_routes_give_the_gramians_of_the_dense_jacobian(step):
+    grid, x = lim.graded_grid(6), random_states(2, 6, 4)
+    flow = random_flow(1, depth=4, width=4, step=step)
+    readout = lim.BandReadout(random_states(3, 4, 3), 0.5)
+    see = ObservedTokens(flow, grid, jnp.array([2, 5]), readout)
+    steps = jnp.array([0.5, 0.0, 1.0, 0.25])
+    some = jnp.array([4, 0, 3])
+
+    def routes(x):
+        bare = functools.partial(ObservedTokens.__call__, see)
+        return (
+            jax.jacfwd(see)(x),
+            {
+                "forward": observability_gramians(see, x, steps, "forward"),
+                "reverse": observability_gramians(see, x, steps, "reverse"),
+                "low rank": observability_gramians(see, x, steps, "low rank", rank=18),
+                "bare": observability_gramians(bare, x, steps, "reverse"),
+            },
+            {
+                mode: observability_gramians(see, x, steps, mode, positions=some, rank=18)
+                for mode in ("forward", "reverse", "low rank")
+            },
+        )
+
+    jacobian, found, at_some = jax.tree.map(np.asarray, jax.jit(routes)(x))
+    expected = np.einsum("k,koia,koib->iab", steps, jacobian, jacobian)
+    scale = np.abs(expected).max()
+    for gramians in found.values():
+        np.testing.assert_allclose(gramians, expected, rtol=0, atol=1e-10 * scale)
+    for gramians in at_some.values():
+        np.testing.assert_allclose(gramians, expected[np.asarray(some)], rtol=0, atol=1e-10 * scale)
+
+
+def test_truncated_factors_give_gramians_from_below_and_say_what_they_left_out():
+    grid, x = lim.token_grid(6), random_states(2, 6, 4)
+    see = ObservedTokens(random_flow(1, depth=4, width=4, horizon=4.0), grid, jnp.array([5]))
+    ranks = (4, 6, 8, 16)
+
+    @jax.jit
+    def gramians(x):
+        truncated = [gramian.low_rank_gramians(see, x, 0.5, rank) for rank in ranks]
+        return observability_gramians(see, x, 0.5), truncated
+
+    exact, truncated = jax.tree.map(np.asarray, gramians(x))
+    gaps = []
+    for rank, found in zip(ranks, truncated, strict=True):
+        missing = exact - found.gramians
+        assert np.linalg.eigvalsh(missing).min() > -1e-12
+        gaps.append(missing.trace(axis1=1, axis2=2).sum())
+        if rank < 16:
+            assert float(found.discarded.sum()) > 1e-6
+            assert gaps[-1] >= float(found.discarded[0])  # the input's own layer carries nothing on
+    assert gaps == sorted(gaps, reverse=True) and gaps[0] > 1e-3
+    assert abs(gaps[-1]) < 1e-12 and float(truncated[-1].discarded.sum()) < 1e-12
+    with pytest.raises(ValueError, match="at least the 4 numbers"):
+        gramian.low_rank_gramians(see, x, 0.5, 3)
+
+
+def test_products_are_counted_as_the_cost_model_says():
+    """S d M forward, r M (M-1)/2 back through known layers, r M^2 else, R M at rank R."""
+    see = ObservedTokens(random_flow(1, depth=4, width=4), lim.token_grid(6), jnp.array([5]))
+    x = random_states(2, 6, 4)
+    assert gramian.layer_products(see, x, rank=5) == {"forward": 96, "reverse": 24, "low rank": 20}
+    assert gramian.layer_products(see, x, jnp.array([1])) == {"forward": 16, "reverse": 24}
+    assert gramian.layer_products(lambda x: see(x), x) == {"forward": 96, "reverse": 64}
+
+
+def test_gramians_by_reverse_are_differentiated():
+    """A skipped layer of the sweep must not stop derivatives."""
+    see = ObservedTokens(random_flow(1, depth=3, width=4), lim.token_grid(5), jnp.array([4]))
+
+    def total(x, mode):
+        return gramian_traces(observability_gramians(see, x, 0.5, mode)).sum()
+
+    direction, modes = random_states(3, 5, 4), ("forward", "reverse")
+
+    @jax.jit
+    def slopes(x):
+        expected = central_difference(lambda x: total(x, "reverse"), x, direction)
+        return expected, [jnp.vdot(jax.grad(total)(x, mode), direction) for mode in modes]
+
+    expected, found = slopes(random_states(2, 5, 4))
+    for mode, slope in zip(modes, found, strict=True):
+        np.testing.assert_allclose(slope, expected, rtol=1e-8, err_msg=mode)
+
+
+def test_systematic_samples_include_each_as_often_as_they_say():
+    sizes = jnp.array([1.0, 2.0, 3.0, 0.5, 1.5, 4.0])
+    terms = jnp.array([3.0, -1.0, 2.0, 5.0, 0.5, 1.0])
+
+    @jax.jit
+    def drawn():
+        keys = jax.random.split(jax.random.key(0), 20_000)
+        samples = jax.vmap(lambda key: systematic_sample(sizes, 3, key=key))(keys)
+        sums = jax.vmap(lambda sample: sample.corrected(terms).sum())(samples)
+        return samples.indices, probes.sample_mean(sums)
+
+    indices, found = jax.tree.map(np.asarray, drawn())
+    inclusion = 3 * np.asarray(sizes) / np.sum(sizes)
+    assert (np.diff(indices, axis=1) > 0).all()
+    counts = np.bincount(indices.ravel(), minlength=6) / 20_000
+    error = np.sqrt(inclusion * (1 - inclusion) / 20_000)
+    assert (np.abs(counts - inclusion) <= 4 * error).all()
+    # Horvitz and Thompson: corrected sums are unbiased.
+    assert abs(found.value - np.sum(terms)) < 4 * found.error
+    with pytest.raises(RuntimeError, match="Draw more"):
+        systematic_sample(sizes, 4, key=jax.random.key(0))
+    with pytest.raises(ValueError, match="from 1 to the 6"):
+        systematic_sample(sizes, 7, key=jax.random.key(0))
+
+
+def test_sampled_layers_stand_for_all(exact_gramians):
+    """Over all samples of two layers in three, the Gramians with corrected steps are unbiased."""
+    observations, x, _ = setting()
+
+    def estimate(key):
+        layers = systematic_sample(jnp.array([1.0, 2.0, 1.5]), 2, key=key)
+        steps = jnp.zeros(3).at[layers.indices].set(layers.corrected(jnp.full(3, 0.5)))
+        return gramian_traces(observability_gramians(observations, x, steps))
+
+    @jax.jit
+    def estimated():
+        keys = jax.random.split(jax.random.key(1), 2000)
+        return probes.sample_mean(jax.lax.map(estimate, keys))
+
+    found = jax.tree.map(np.asarray, estimated())
+    traces = np.asarray(gramian_traces(exact_gramians))
+    assert (np.abs(found.value - traces) < 4 * found.error).all()

@@ -1,0 +1,57 @@
+"""Random networks, states and labels, and the grids and schemes that tests run over.
+
+Arrays are made on the host and put on the device: `jnp.asarray` would compile a program for each
+shape.
+"""
+
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import lim_jax as lim
+
+LENGTH, WIDTH, VOCABULARY = 12, 6, 5
+GRIDS = {"tokens": lim.token_grid, "midpoints": lim.midpoint_grid, "graded": lim.graded_grid}
+SCHEMES = {"euler": lim.euler, "split": lim.split}
+
+
+def randomised(tree, seed, scale=0.5):
+    """Replace every array by Gaussian noise: no bias is zero, no norm is trivial."""
+    generator = np.random.default_rng(seed)
+
+    def noise(leaf):
+        return jnp.asarray(scale * generator.standard_normal(leaf.shape), leaf.dtype)
+
+    return jax.tree.map(noise, tree)
+
+
+def random_flow(seed=0, *, step=lim.euler, depth=2, width=WIDTH, heads=2, **options):
+    """A network of `depth` layers with random biases and norms."""
+    return lim.ResidualFlow(randomised(_layers(depth, width, heads), seed), step=step, **options)
+
+
+@cache
+def _layers(depth, width, heads):
+    """The shapes of a network's layers."""
+
+    def layer(key):
+        return lim.TransformerField.init(width, heads=heads, hidden=7, bias=True, eta=0.1, key=key)
+
+    return jax.eval_shape(lambda: jax.vmap(layer)(jax.random.split(jax.random.key(0), depth)))
+
+
+def layer_of(flow, index=0):
+    """One layer of a network."""
+    return jax.tree.map(lambda leaf: jax.device_put(np.asarray(leaf)[index]), flow.layers)
+
+
+def random_states(seed=2, *shape):
+    generator = np.random.default_rng(seed)
+    return jax.device_put(generator.standard_normal(shape or (LENGTH, WIDTH)))
+
+
+def random_labels(seed=3, *shape):
+    exponentials = np.exp(random_states(seed, *(shape or (LENGTH, VOCABULARY))))
+    return jax.device_put(exponentials / exponentials.sum(axis=-1, keepdims=True))

@@ -1,0 +1,298 @@
+"""Influence of any pure loss: densities, indices, standard errors, streaming."""
+
+import chex
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from reference.differences import central_gradient
+from reference.networks import random_flow, random_labels, random_states
+
+import lim_jax as lim
+from lim_jax.density import adjoint_energies
+from lim_jax.loss import last_token
+
+GRID = lim.token_grid(10)
+
+
+def linear_loss(params, x, y):
+    """A loss whose input gradient is its label times a parameter."""
+    return params * jnp.vdot(x, y)
+
+
+def linear_batch(seed, examples, grid=GRID, width=3):
+    """Covectors whose size varies over positions and over examples."""
+    generator = np.random.default_rng(seed)
+    scale = 1 + np.cos(6 * np.asarray(grid.nodes)) ** 2 + np.arange(grid.size) / grid.size
+    common = np.exp(generator.standard_normal((examples, 1, 1)) / 3)
+    y = common * scale[:, None] * generator.standard_normal((examples, grid.size, width))
+    return jnp.zeros(y.shape), jnp.asarray(y)
+
+
+def energies(batch, grid=GRID):
+    return (np.asarray(batch[1]) ** 2).sum(axis=2) / np.asarray(grid.weights) ** 2
+
+
+@pytest.mark.parametrize("make", [lim.token_grid, lim.midpoint_grid, lim.graded_grid])
+def test_a_bare_function_by_its_closed_form(make):
+    grid = make(10)
+    batch = linear_batch(0, 7, grid)
+    result = lim.influence(linear_loss, 2.0, batch, grid)
+    expected = 4 * energies(batch, grid).mean(axis=0)
+    np.testing.assert_allclose(result.energy, expected, rtol=1e-12)
+    total = np.sum(np.asarray(grid.weights) * expected)
+    np.testing.assert_allclose(result.total, total, rtol=1e-12)
+    np.testing.assert_allclose(result.density, expected / total, rtol=1e-12)
+    np.testing.assert_allclose(lim.integral(result.density, grid), 1.0, rtol=1e-12)
+    np.testing.assert_allclose(result.regional_integrals.sum(), total, rtol=1e-12)
+    np.testing.assert_allclose(
+        adjoint_energies(linear_loss, 2.0, batch, grid), 4 * energies(batch, grid), rtol=1e-12
+    )
+
+
+def test_the_density_is_a_ratio_of_expectations():
+    batch = linear_batch(1, 30)
+    result = lim.influence(linear_loss, 1.0, batch, GRID)
+    profiles = energies(batch) / energies(batch).mean(axis=1, keepdims=True)
+    assert float(jnp.abs(result.density - profiles.mean(axis=0)).max()) > 0.02
+
+
+class Recurrent(eqx.Module):
+    """Another architecture: a gated recurrent unit over positions, with a linear head."""
+
+    cell: eqx.nn.GRUCell
+    head: eqx.nn.Linear
+
+    def __call__(self, x):
+        def step(state, token):
+            state = self.cell(token, state)
+            return state, self.head(state)
+
+        return jax.lax.scan(step, jnp.zeros(self.cell.hidden_size), x)[1]
+
+
+def recurrent_loss(model, x, y):
+    return lim.cross_entropy(model(x), y, GRID)
+
+
+def test_an_equinox_model_of_another_architecture():
+    keys = jax.random.split(jax.random.key(0))
+    model = Recurrent(eqx.nn.GRUCell(3, 4, key=keys[0]), eqx.nn.Linear(4, 5, key=keys[1]))
+    x, y = random_states(1, 2, 10, 3), random_labels(2, 2, 10, 5)
+    result = lim.influence(recurrent_loss, model, (x, y), GRID)
+    gradients = jnp.stack(
+        [central_gradient(lambda x, y=y: recurrent_loss(model, x, y), x) for x, y in zip(x, y)]  # noqa: B905
+    )
+    expected = np.mean((100 * np.asarray(gradients) ** 2).sum(axis=2), axis=0)
+    np.testing.assert_allclose(result.energy, expected, rtol=1e-7)
+
+
+def test_our_flow_as_a_bare_function():
+    """The same network written out as array operations on a dictionary of parameters."""
+    flow = random_flow(3, depth=2)
+    grid = lim.token_grid(12)
+    mask = jnp.tri(12, dtype=bool)
+
+    def normalise(params, z):
+        centred = z - z.mean(axis=1, keepdims=True)
+        spread = jnp.sqrt((centred**2).mean(axis=1, keepdims=True) + 0.1)
+        return params.scale[None] * centred / spread + params.shift[None]
+
+    def layer(params, x):
+        attention, feed_forward = params.attention, params.feed_forward
+        z, out = normalise(attention.norm, x), attention.output_bias[None]
+        for h in range(2):
+            query = z @ attention.query[h].T + attention.query_bias[h][None]
+            key = z @ attention.key[h].T + attention.key_bias[h][None]
+            value = z @ attention.value[h].T + attention.value_bias[h][None]
+            scores = jnp.where(mask, query @ key.T / jnp.sqrt(3.0), -1e30)
+            out = out + jax.nn.softmax(scores, axis=1) @ value @ attention.output[h].T
+        z = normalise(feed_forward.norm, x)
+        hidden = jax.nn.gelu(z @ feed_forward.inner.T + feed_forward.inner_bias[None])
+        return out + hidden @ feed_forward.outer.T + feed_forward.outer_bias[None]
+
+    def bare_loss(layers, x, y):
+        for k in range(2):
+            x = x + 0.5 * layer(jax.tree.map(lambda leaf: leaf[k], layers), x)  # noqa: B023
+        return jnp.vdot(x, y)
+
+    def flow_loss(flow, x, y):
+        return jnp.vdot(flow(x, grid), y)
+
+    batch = random_states(5, 2, 12, 6), random_states(6, 2, 12, 6)
+    ours = lim.influence(flow_loss, flow, batch, grid)
+    bare = lim.influence(bare_loss, flow.layers, batch, grid)
+    chex.assert_trees_all_close(ours, bare, rtol=1e-10)
+
+
+def test_indices_by_hand():
+    averages = jnp.array([3.2269, 0.1417, 1.3479])
+    found = lim.indices(averages)
+    np.testing.assert_allclose(found[:3], averages)
+    np.testing.assert_allclose(found.gap, 1.2062, rtol=1e-12)
+    np.testing.assert_allclose(found.lim, 1.2062 / (1.3479 + 1e-8), rtol=1e-12)
+    np.testing.assert_allclose(found.symmetric_contrast, 1.2062 / (1.4896 + 1e-8), rtol=1e-12)
+    np.testing.assert_allclose(lim.indices(averages, 1.0).lim, 1.2062 / 2.3479, rtol=1e-12)
+
+
+def test_lim_is_unbounded_below_and_the_contrast_is_not():
+    found = lim.indices(jnp.array([1e-3, 1.6, 1e-3]))
+    assert found.lim < -1000 and -1 <= found.symmetric_contrast < -0.99
+
+
+def linearised_errors(samples, weights, regional):
+    """Standard errors of m and of the regional averages, written out example by example."""
+    count, mean = len(samples), samples.mean(axis=0)
+    total = weights @ mean
+    density = mean / total
+    residual = samples - np.outer(samples @ weights, density)
+    of_density = np.sqrt((residual**2).sum(axis=0) / (count * (count - 1))) / total
+    sizes = regional.sum(axis=1)
+    integrals = samples @ regional.T
+    averages = integrals.mean(axis=0) / total
+    residual = integrals - np.outer(integrals.sum(axis=1), averages)
+    of_averages = np.sqrt((residual**2).sum(axis=0) / (count * (count - 1))) / total / sizes
+    return of_density, of_averages
+
+
+def test_standard_errors_are_those_of_the_linearised_ratio():
+    batch = linear_batch(2, 40)
+    result = lim.influence(linear_loss, 1.0, batch, GRID)
+    samples, weights = energies(batch), np.asarray(GRID.weights)
+    regional = np.asarray(lim.boundary_regions(GRID, 0.2).weights)
+    of_density, of_averages = linearised_errors(samples, weights, regional)
+    np.testing.assert_allclose(result.density_error, of_density, rtol=1e-10)
+    np.testing.assert_allclose(result.index_errors()[:3], of_averages, rtol=1e-10)
+    np.testing.assert_allclose(
+        result.energy_error, samples.std(axis=0, ddof=1) / np.sqrt(40), rtol=1e-10
+    )
+    np.testing.assert_allclose(
+        result.total_error, (samples @ weights).std(ddof=1) / np.sqrt(40), rtol=1e-10
+    )
+
+
+def test_standard_errors_are_honest():
+    """Over 400 data sets the results scatter by what one data set's errors say."""
+    examples, repeats = 200, 400
+    x, y = linear_batch(3, examples * repeats)
+    batches = jnp.zeros((repeats, examples, 10, 3)), y.reshape(repeats, examples, 10, 3)
+
+    @jax.jit
+    @jax.vmap
+    def measured(x, y):
+        result = lim.influence(linear_loss, 1.0, (x, y), GRID)
+        errors = (result.density_error, result.total_error, result.index_errors())
+        return (result.density, result.total, result.indices()), errors
+
+    found, errors = measured(*batches)
+    scatter = jax.tree.map(lambda leaf: leaf.std(axis=0, ddof=1), found)
+    claimed = jax.tree.map(lambda leaf: leaf.mean(axis=0), errors)
+    # Of 400 repeats a deviation is known to 3.5 per cent; four of these.
+    chex.assert_trees_all_close(scatter, claimed, rtol=0.14)
+
+
+def test_streams_of_any_batch_sizes_give_the_result_of_all():
+    x, y = linear_batch(4, 23)
+    whole = lim.influence(linear_loss, 1.0, (x, y), GRID)
+    cuts = [0, 1, 9, 17, 23]
+    pieces = ((x[a:b], y[a:b]) for a, b in zip(cuts, cuts[1:]))  # noqa: B905
+    streamed = lim.influence_stream(linear_loss, 1.0, pieces, GRID)
+    chex.assert_trees_all_close(streamed, whole, rtol=1e-12)
+    chex.assert_trees_all_close(streamed.index_errors(), whole.index_errors(), rtol=1e-11)
+    assert float(streamed.count) == 23
+
+
+def test_a_ragged_last_batch_compiles_nothing():
+    traces = []
+
+    def loss(params, x, y):
+        traces.append(x.shape)
+        return jnp.sum(jnp.sin(x) * y)
+
+    x, y = random_states(0, 11, GRID.size, 2), random_states(1, 11, GRID.size, 2)
+    pieces = [(x[i : i + 4], y[i : i + 4]) for i in (0, 4, 8)]
+    lim.influence_stream(loss, None, pieces[:1], GRID)
+    once = len(traces)
+    streamed = lim.influence_stream(loss, None, pieces, GRID)
+    assert len(traces) == once
+    chex.assert_trees_all_close(streamed, lim.influence(loss, None, (x, y), GRID), rtol=1e-12)
+
+
+def test_streaming_holds_against_a_large_mean():
+    """Deviations are pooled, not squares: no cancellation when the scatter is small."""
+    y = 1e4 * (1 + 1e-6 * random_states(5, 20, 10, 1))
+    whole = lim.influence(linear_loss, 1.0, (jnp.zeros(y.shape), y), GRID)
+    pieces = ((jnp.zeros((5, 10, 1)), y[a : a + 5]) for a in range(0, 20, 5))
+    streamed = lim.influence_stream(linear_loss, 1.0, pieces, GRID)
+    np.testing.assert_allclose(streamed.density_error, whole.density_error, rtol=1e-6)
+
+
+def test_one_example_has_unknown_errors():
+    result = lim.influence(linear_loss, 1.0, linear_batch(6, 1), GRID)
+    assert np.all(np.isinf(result.density_error)) and np.isinf(result.total_error)
+    assert all(np.isinf(error) for error in result.index_errors())
+
+
+def test_identical_examples_have_no_error():
+    x, y = linear_batch(7, 1)
+    result = lim.influence(
+        linear_loss, 1.0, (jnp.repeat(x, 3, axis=0), jnp.repeat(y, 3, axis=0)), GRID
+    )
+    np.testing.assert_allclose(result.density_error, 0, atol=1e-12)
+
+
+def test_no_influence_is_reported_as_degenerate():
+    result = lim.influence(linear_loss, 0.0, linear_batch(8, 4), GRID)
+    assert bool(result.degenerate) and float(result.total) == 0
+    numbers = (result.density, result.density_error, result.indices(), result.index_errors())
+    assert all(bool(jnp.all(leaf == 0)) for leaf in jax.tree.leaves(numbers))
+    gradient = jax.grad(
+        lambda p: lim.influence(linear_loss, p, linear_batch(8, 4), GRID).indices().gap
+    )(0.0)
+    assert np.isfinite(gradient)
+    assert not bool(lim.influence(linear_loss, 1e-3, linear_batch(8, 4), GRID).degenerate)
+
+
+def test_the_total_of_a_last_token_loss_grows_with_length():
+    def last_token_loss(params, x, y):
+        return lim.autoregressive_cross_entropy(x, y, last_token(len(x)))
+
+    totals = []
+    for size in (8, 16, 32):
+        batch = jnp.zeros((2, size, 5)), random_labels(1, 2, size, 5)
+        batch = (batch[0], batch[1].at[:, -1].set(jnp.eye(5)[0]))
+        totals.append(lim.influence(last_token_loss, None, batch, lim.token_grid(size)).total)
+    np.testing.assert_allclose(totals, float(totals[0]) * np.array([1, 2, 4]), rtol=1e-12)
+
+
+def test_regions_are_free():
+    batch = linear_batch(9, 5)
+    regions = lim.boundary_regions(GRID, "1/4", "points")
+    result = lim.influence(linear_loss, 1.0, batch, GRID, regions)
+    density = np.asarray(result.density)
+    expected = [density[:2].mean(), density[2:7].mean(), density[7:].mean()]
+    np.testing.assert_allclose(result.regional_averages, expected, rtol=1e-12)
+
+
+def test_single_precision_is_near_double():
+    grid = lim.token_grid(10, dtype=jnp.float32)
+    x, y = linear_batch(10, 6)
+    single = lim.influence(linear_loss, 1.0, (x.astype(jnp.float32), y.astype(jnp.float32)), grid)
+    assert single.density.dtype == single.density_error.dtype == jnp.float32
+    double = lim.influence(linear_loss, 1.0, (x, y), GRID)
+    np.testing.assert_allclose(single.density, double.density, rtol=1e-5)
+    np.testing.assert_allclose(single.density_error, double.density_error, rtol=1e-4)
+
+
+def test_a_second_batch_of_the_same_shape_compiles_nothing():
+    traced = []
+
+    def counted_loss(params, x, y):
+        traced.append(1)
+        return linear_loss(params, x, y)
+
+    lim.influence(counted_loss, jnp.asarray(1.0), linear_batch(0, 4), GRID)
+    first = len(traced)
+    lim.influence(counted_loss, jnp.asarray(2.0), linear_batch(1, 4), GRID)
+    assert len(traced) == first

@@ -1,0 +1,283 @@
+"""What the remedies do to a fitted parameter, and whether a stage answers as one hopes."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from reference.differences import central_difference, fitted_order
+from reference.networks import random_states
+
+import lim_jax as lim
+from lim_jax.loss import positionwise_cross_entropy
+from lim_jax.observability.gramian import gramian_traces, observability_gramians
+from lim_jax.studies import paper
+from lim_jax.training.balancing import (
+    averaged_objective,
+    balanced_density,
+    balanced_objective,
+    constrained_objective,
+    crossed_density,
+    influence_penalty,
+    raised_multiplier,
+)
+from lim_jax.training.bias import ratio_bias
+from lim_jax.training.observing import trace_penalty
+
+SIZE = 4
+GRID = lim.token_grid(SIZE)
+ROOT = random_states(0, SIZE, SIZE) / 2
+HESSIAN = jnp.eye(SIZE) + ROOT @ ROOT.T
+MINIMUM = jnp.array([0.3, -0.2, 0.1, 0.4])
+BATCH = jnp.zeros((1, SIZE, 1)), None
+
+
+def example_loss(params, x, y):
+    """A quadratic with a known minimiser at x = 0, whose input adjoint is exp(params)."""
+    gap = params - MINIMUM
+    return gap @ HESSIAN @ gap / 2 + jnp.exp(params) @ x[:, 0]
+
+
+def risk(params):
+    return example_loss(params, BATCH[0][0], None)
+
+
+def trace_of_gates(params):
+    """The trace penalty of a flow whose input gates are the parameters."""
+
+    def observations(x):
+        return jnp.cumsum(jnp.exp(params)[:, None] * x, axis=0).reshape(1, -1)
+
+    gramians = observability_gramians(observations, jnp.zeros((SIZE, 1)), 1.0)
+    return trace_penalty(gramian_traces(gramians), GRID) / 100
+
+
+def stationary(objective, start):
+    """Newton's method, to rounding."""
+
+    def newton(_, at):
+        return at - jnp.linalg.solve(jax.hessian(objective)(at), jax.grad(objective)(at))
+
+    return jax.lax.fori_loop(0, 8, newton, start)
+
+
+PENALTIES = {
+    "algorithm 1": lambda p: influence_penalty(example_loss, p, BATCH, GRID),
+    "algorithm 3": lambda p: trace_of_gates(p) / 2,
+}
+
+
+@pytest.mark.parametrize("name", PENALTIES)
+def test_the_minimiser_moves_as_the_expansion_says_to_second_order(name):
+    penalty, strengths = PENALTIES[name], (0.02, 0.01, 0.005, 0.0025)
+
+    @jax.jit
+    def measured(beta):
+        """How far the minimiser moves, how far from predicted, and the penalty's slope there."""
+        found = stationary(lambda p: risk(p) + beta * penalty(p), MINIMUM)
+        predicted = lim.training.parameter_shift(risk, penalty, MINIMUM, beta)
+        sizes = found - MINIMUM, found - MINIMUM - predicted, jax.grad(penalty)(found)
+        return jnp.stack([jnp.linalg.norm(size) for size in sizes])
+
+    moved, errors, slopes = np.array([measured(beta) for beta in (*strengths, 0.0)]).T
+    assert abs(fitted_order(1 / np.array(strengths), errors[:-1]) - 2) < 0.15
+    assert abs(fitted_order(1 / np.array(strengths), moved[:-1]) - 1) < 0.15
+    # The bound beta G / mu, with the largest slope on the way.
+    curvature = np.linalg.eigvalsh(HESSIAN)[0]
+    assert moved[0] <= float(lim.training.shift_bound(strengths[0], slopes.max(), curvature))
+    with pytest.raises(RuntimeError, match="strong convexity"):
+        lim.training.shift_bound(0.1, 1.0, -0.5)
+
+
+def test_the_balanced_objective_is_risk_and_penalty():
+    @jax.jit
+    def both(params):
+        value = balanced_objective(example_loss, params, BATCH, GRID, strength=0.7)
+        return value, risk(params) + 0.7 * PENALTIES["algorithm 1"](params)
+
+    np.testing.assert_allclose(*both(MINIMUM + 0.1), rtol=1e-13)
+
+
+def test_the_response_is_the_slope_of_lim():
+    regions = lim.boundary_regions(GRID, 0.25)
+    mixing = jnp.exp(random_states(1, SIZE, SIZE) / 3)
+
+    def stage(weights):
+        energy = (mixing @ weights) ** 2
+        return energy / lim.integral(energy, GRID)
+
+    weights, change = jnp.array([1.5, 0.5, 1.2, 0.8]), jnp.array([0.1, -0.2, 0.05, 0.05])
+
+    def index(weights):
+        return lim.indices(lim.regional_averages(stage(weights), regions)).lim
+
+    @jax.jit
+    def measured(weights):
+        found = lim.training.response(stage, weights, change, regions)
+        return found, index(weights), central_difference(index, weights, change)
+
+    found, value, slope = jax.tree.map(np.asarray, measured(weights))
+    np.testing.assert_allclose(found.lim, value, rtol=1e-13)
+    np.testing.assert_allclose(found.change, slope, rtol=1e-7)
+    np.testing.assert_allclose(found.alignment, -found.change / float(change @ change), rtol=1e-12)
+
+
+def test_alignment_agrees_with_what_section_4s_run_does():
+    """At every update of 160 the predicted and the measured change of LIM have one sign."""
+    regions = lim.boundary_regions(paper.GRID, paper.DELTA)
+
+    def stage(weights):
+        return paper.gate_influence(jnp.zeros(paper.LENGTH), weights).density
+
+    @jax.jit
+    def update(weights):
+        options = dict(rate=0.5, smallest=0.15, largest=8.0)
+        after = lim.training.reweight_positions(weights, stage(weights), 1.0, paper.GRID, **options)
+        found = lim.training.response(stage, weights, after - weights, regions)
+        now = lim.training.response(stage, after, after - weights, regions).lim
+        return after, found, now - found.lim
+
+    weights = jnp.ones(paper.LENGTH)
+    signs = []
+    for _ in range(160):
+        weights, found, measured = update(weights)
+        signs.append((float(found.change), float(measured)))
+    moving = [(a, b) for a, b in signs if abs(b) > 1e-10]
+    assert len(moving) > 20
+    assert all((a > 0) == (b > 0) for a, b in moving)
+
+
+def test_importance_weights_turn_the_training_risk_into_the_deployed_one():
+    errors = jnp.array([1.0, 2.0, 3.0, 4.0])
+    trained, deployed = jnp.array([2.0, 1.0, 0.5, 0.5]), jnp.array([0.0, 1.0, 1.0, 2.0])
+    weights = lim.training.importance_weights(deployed, trained, GRID)
+    np.testing.assert_allclose(
+        lim.integral(weights * trained * errors, GRID), lim.integral(deployed * errors, GRID)
+    )
+    with pytest.raises(RuntimeError, match="never trained on"):
+        lim.training.importance_weights(jnp.ones(4), jnp.array([0.0, 2.0, 1.0, 1.0]), GRID)
+
+
+def test_a_constraint_is_met_at_finite_stiffness():
+    """Minimise by Newton, raise the multiplier, repeat: the penalty ends at its limit."""
+    penalty = PENALTIES["algorithm 1"]
+    penalty_and_slope = jax.jit(jax.value_and_grad(penalty))
+    limit, stiffness = float(penalty_and_slope(MINIMUM)[0]) / 2, 20.0
+
+    def lagrangian(params, limit, multiplier):
+        return constrained_objective(
+            example_loss, params, BATCH, GRID, limit=limit, multiplier=multiplier,
+            stiffness=stiffness,
+        )  # fmt: skip
+
+    @jax.jit
+    def solved(multiplier, start):
+        return stationary(lambda p: lagrangian(p, limit, multiplier), start)
+
+    params, multiplier = MINIMUM, jnp.array(0.0)
+    for _ in range(60):
+        params = solved(multiplier, params)
+        multiplier = raised_multiplier(
+            multiplier, penalty_and_slope(params)[0], limit=limit, stiffness=stiffness
+        )
+    value, slope = penalty_and_slope(params)
+    np.testing.assert_allclose(value, limit, rtol=1e-6)
+    # Stationarity of the Lagrangian: grad R = -lambda grad Phi.
+    expected = -float(multiplier) * np.asarray(slope)
+    np.testing.assert_allclose(jax.jit(jax.grad(risk))(params), expected, atol=1e-6)
+    # A slack constraint costs nothing and leaves the minimiser.
+    slack = jax.jit(lagrangian)(MINIMUM, 10.0, 0.0)
+    np.testing.assert_allclose(slack, jax.jit(risk)(MINIMUM), atol=1e-14)
+
+
+def test_the_jackknife_finds_the_bias_of_the_ratio():
+    """Energies with correlated totals: the mean over 200,000 batches of 8, against the estimate."""
+    generator = np.random.default_rng(0)
+    energies = generator.gamma(2.0, size=(200_000, 8, SIZE)) * np.array([1.0, 2.0, 3.0, 4.0])
+    densities = energies.mean(axis=1) / energies.mean(axis=(1, 2))[:, None]
+    true = densities.mean(axis=0) - np.array([1.0, 2.0, 3.0, 4.0]) / 2.5
+    found = np.asarray(jax.jit(jax.vmap(lambda e: ratio_bias(e, GRID)))(jnp.asarray(energies)))
+    error = found.std(axis=0) / np.sqrt(200_000)
+    spread = densities.std(axis=0) / np.sqrt(200_000)
+    assert np.abs(true).max() > 10 * spread.max()
+    gap = np.abs(found.mean(axis=0) - true)
+    assert (gap < 4 * (error + spread) + 0.2 * np.abs(true)).all()
+
+
+def test_the_bias_of_crossed_halves_is_that_of_the_reciprocal():
+    """Their numerators and denominators are independent: E m = m Z E(1/Z), to all orders."""
+    generator = np.random.default_rng(1)
+    profile = np.array([1.0, 2.0, 3.0, 4.0])
+    energies = generator.gamma(2.0, size=(100_000, 8, SIZE)) * profile
+    adjoints = np.sqrt(energies)
+
+    def densities(estimate, adjoints):
+        estimates = jax.jit(jax.vmap(lambda a: estimate(a, GRID, epsilon=0.0)))
+        return np.asarray(estimates(jnp.asarray(adjoints[..., None])))
+
+    draws = densities(crossed_density, adjoints)
+    found, error = draws.mean(axis=0), draws.std(axis=0) / np.sqrt(100_000)
+    totals = energies[:, :4].mean(axis=(1, 2))
+    expected = 2 * profile * np.mean(1 / totals)
+    error = error + expected * (1 / totals).std() / np.mean(1 / totals) / np.sqrt(100_000)
+    assert (np.abs(found - expected) < 4 * error).all()
+    true = profile / 2.5
+    assert (found - true > 4 * error).all()  # one factor above one, at every position
+    # Where only totals vary, the plain ratio has no bias, and crossing the halves adds one.
+    scaled = np.sqrt(generator.gamma(4.0, size=(20_000, 8, 1)) * profile)
+    plain = densities(balanced_density, scaled)
+    np.testing.assert_allclose(plain, np.broadcast_to(true, plain.shape), rtol=1e-12)
+    assert (densities(crossed_density, scaled).mean(axis=0) > 1.03 * true).all()
+    with pytest.raises(ValueError, match="at least two"):
+        crossed_density(jnp.asarray(adjoints[0, :1, :, None]), GRID, epsilon=0.0)
+
+
+def test_a_moving_average_lessens_the_bias_of_the_ratio():
+    """Over 8 steps of memory 7/8 the bias of one example's ratio falls to that of some 15."""
+    generator = np.random.default_rng(2)
+    profile = np.array([1.0, 2.0, 3.0, 4.0])
+    energies = jnp.asarray(generator.gamma(0.5, size=(4000, 200, 1, SIZE)) * profile)
+    run = functools.partial(averaged_objective, lambda p, x, y: jnp.vdot(p, x), strength=0.0)
+
+    def density_after(steps):
+        def step(energy, gradients):
+            weights = gradients * GRID.weights[:, None]
+            batch = jnp.zeros((1, SIZE, 1)), None
+            found = run(weights, batch, GRID, previous=energy, memory=7 / 8)[1]
+            return found, None
+
+        energy, _ = jax.lax.scan(step, jnp.asarray(profile), jnp.sqrt(steps)[:, 0, :, None])
+        return energy / lim.integral(energy, GRID)
+
+    averaged = np.asarray(jax.jit(jax.vmap(density_after))(energies)).mean(axis=0)
+    single = np.asarray(energies[:, -1, 0])
+    single = (single / single.mean(axis=1)[:, None]).mean(axis=0)
+    bias = np.abs(averaged - profile / 2.5).max(), np.abs(single - profile / 2.5).max()
+    assert 1 / 30 < bias[0] / bias[1] < 1 / 7
+
+
+def test_weighted_risks_are_integrals_of_the_positionwise_risk():
+    logits = random_states(0, SIZE, 3)
+    labels = jax.nn.softmax(random_states(1, SIZE, 3))
+    weights = jnp.array([0.5, 1.5, 1.0, 1.0])
+    losses = jax.jit(positionwise_cross_entropy)(logits, labels)
+    expected = -np.sum(np.asarray(labels) * np.asarray(jax.nn.log_softmax(logits)), axis=1)
+    np.testing.assert_allclose(losses, expected, rtol=1e-12)
+    weighted = jax.jit(lambda y: lim.cross_entropy(logits, y, GRID))(weights[:, None] * labels)
+    np.testing.assert_allclose(weighted, lim.integral(weights * losses, GRID), rtol=1e-12)
+
+
+def test_the_reweighting_run_is_section_4s():
+    """The loop over a stage without training is the paper's Algorithm 2."""
+
+    def stage(state, weights, index):
+        density = paper.gate_influence(jnp.zeros(paper.LENGTH), weights).density
+        return state, density, paper.influence_imbalance(density)
+
+    _, weights, history = lim.training.reweighting_run(
+        jax.jit(stage), None, paper.GRID, 20, rate=0.5, smallest=0.15, largest=8.0
+    )
+    run = paper.algorithm2_run()
+    np.testing.assert_allclose(history, run.history[:20], rtol=1e-10)
+    np.testing.assert_allclose(lim.integral(weights, paper.GRID), 1.0, rtol=1e-12)

@@ -1,0 +1,223 @@
+"""The law by which training moves influence, against differences, and flows that resume."""
+
+import chex
+import diffrax
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from reference.differences import central_difference
+from reference.networks import VOCABULARY, random_flow, random_labels, random_states
+
+import lim_jax as lim
+from lim_jax.training.loop import resumable
+
+LENGTH, WIDTH, BATCH = 6, 4, 3
+GRID = lim.graded_grid(LENGTH)
+BATCH_OF = random_states(2, BATCH, LENGTH, WIDTH), random_labels(3, BATCH, LENGTH, VOCABULARY)
+READOUT = lim.LinearReadout(random_states(4, WIDTH, VOCABULARY))
+
+
+def network(seed=1):
+    return random_flow(seed, depth=2, width=WIDTH, step=lim.split)
+
+
+@eqx.filter_jit  # traced once for all derivatives
+def example_loss(model, x, y):
+    return lim.cross_entropy(READOUT(model(x, GRID), GRID), y, GRID)
+
+
+@jax.jit
+def bare_loss(weight, x, y):
+    return lim.cross_entropy(READOUT(jnp.tanh(jnp.cumsum(x, axis=0) @ weight), GRID), y, GRID)
+
+
+def descent(loss, params):
+    gradient = eqx.filter_grad(lambda p: lim.training.risk(loss, p, BATCH_OF))(params)
+    return jax.tree.map(jnp.negative, gradient)
+
+
+def test_the_density_moves_as_differences_and_the_replicator_say():
+    @jax.jit
+    def measured(params):
+        found = lim.training.density_dynamics(example_loss, params, BATCH_OF, GRID)
+
+        def density(params):
+            return lim.influence(example_loss, params, BATCH_OF, GRID).density
+
+        moved = central_difference(density, params, descent(example_loss, params), step=1e-4)
+        rates = found.rate, found.replicator_rate, found.decay, found.mean_decay
+        return rates, moved, found.density, density(params)
+
+    found = jax.tree.map(np.asarray, measured(network()))
+    (rate, replicator_rate, decay, mean_decay), moved, density, expected = found
+    scale = np.abs(moved).max()
+    assert scale > 1e-4
+    np.testing.assert_allclose(density, expected, rtol=1e-12)
+    np.testing.assert_allclose(rate, moved, rtol=0, atol=1e-7 * scale)
+    np.testing.assert_allclose(replicator_rate, rate, rtol=0, atol=1e-12 * scale)
+    np.testing.assert_allclose(np.asarray(GRID.weights) @ rate, 0, atol=1e-13 * scale)
+    # Mass grows exactly where the relative decay is below its average.
+    assert ((rate > 0) == (decay < mean_decay)).all()
+
+
+def test_the_energys_slope_along_any_direction():
+    params = random_states(5, WIDTH, WIDTH)
+    direction = random_states(6, WIDTH, WIDTH)
+    found = lim.training.density_dynamics(bare_loss, params, BATCH_OF, GRID, direction)
+
+    def energy(params):
+        return lim.influence(bare_loss, params, BATCH_OF, GRID).energy
+
+    expected = jax.jit(lambda p: central_difference(energy, p, direction))(params)
+    np.testing.assert_allclose(found.energy_rate, expected, rtol=1e-7)
+
+
+def test_positions_without_influence_have_no_decay():
+    """The loss sees the second position only: r = 0 on the rest, and no NaN."""
+
+    def loss(weight, x, y):
+        return weight * x[1].sum() + weight**2
+
+    batch = jnp.ones((2, 3, 2)), None
+    grid = lim.token_grid(3)
+    found = lim.training.density_dynamics(loss, jnp.array(2.0), batch, grid)
+    np.testing.assert_allclose(found.density, [0, 3, 0])
+    # I = 2 * 9 w^2, and dw/ds = -(2 + 2w) = -6: r = -2 * (-6) / 2 = 6.
+    np.testing.assert_allclose(found.decay, [0, 6, 0])
+    np.testing.assert_allclose(found.replicator_rate, 0, atol=1e-13)
+    nothing = lim.training.density_dynamics(loss, jnp.array(0.0), batch, grid)
+    assert bool(jnp.isfinite(nothing.rate).all()) and float(nothing.total) == 0
+
+
+def test_fourth_moments_by_hand():
+    params, direction = random_states(5, WIDTH, WIDTH), random_states(6, WIDTH, WIDTH)
+    found = lim.training.fourth_moments(bare_loss, params, BATCH_OF, GRID, direction)
+
+    def adjoints(params):
+        gradients = jax.vmap(jax.grad(bare_loss, argnums=1), in_axes=(None, 0, 0))
+        return gradients(params, *BATCH_OF) / GRID.weights[None, :, None]
+
+    @jax.jit
+    def value_and_slope(params):
+        unit = direction / jnp.linalg.norm(direction)
+        return adjoints(params), central_difference(adjoints, params, unit)
+
+    weights = np.asarray(GRID.weights)
+    value, slope = value_and_slope(params)
+    for estimate, vectors in ((found.adjoint, value), (found.sensitivity, slope)):
+        each = (np.asarray(vectors) ** 2).sum(axis=2) ** 2 @ weights
+        np.testing.assert_allclose(estimate.value, each.mean(), rtol=1e-6)
+        np.testing.assert_allclose(estimate.error, each.std(ddof=1) / np.sqrt(3), rtol=1e-5)
+
+
+def test_the_integral_of_the_rate_is_the_change_of_the_density():
+    """By Simpson's rule over a flow that is solved to 1e-9."""
+    times = np.linspace(0, 0.5, 33)
+    path = lim.training.gradient_flow(
+        bare_loss,
+        random_states(5, WIDTH, WIDTH),
+        BATCH_OF,
+        GRID,
+        times.tolist(),
+        solver=diffrax.Dopri8(),
+        stepsize_controller=diffrax.PIDController(1e-9, 1e-9),
+    )
+
+    @jax.jit
+    @jax.vmap
+    def rate(params):
+        return lim.training.density_dynamics(bare_loss, params, BATCH_OF, GRID).rate
+
+    simpson = np.full(33, 2.0)
+    simpson[1::2], simpson[[0, -1]] = 4.0, 1.0
+    integral = (0.5 / 32 / 3) * simpson @ np.asarray(rate(path.params))
+    density = (
+        np.asarray(path.energy) / (np.asarray(path.energy) @ np.asarray(GRID.weights))[:, None]
+    )
+    change = density[-1] - density[0]
+    assert np.abs(change).max() > 1e-2
+    np.testing.assert_allclose(integral, change, rtol=0, atol=1e-6)
+    assert bool((np.diff(path.risk) < 0).all())
+
+
+def test_eulers_steps_are_gradient_descent():
+    params = network()
+    path = lim.training.gradient_flow(
+        example_loss,
+        params,
+        BATCH_OF,
+        GRID,
+        [0.0, 0.1, 0.2],
+        solver=diffrax.Euler(),
+        stepsize_controller=diffrax.ConstantStepSize(),
+        first_step=0.05,
+    )
+
+    @jax.jit
+    def descended(params):
+        return jax.tree.map(lambda p, d: p + 0.05 * d, params, descent(example_loss, params))
+
+    for _ in range(4):
+        params = descended(params)
+    last = jax.tree.map(lambda leaf: np.asarray(leaf)[-1], path)
+    chex.assert_trees_all_close(last.params, params, rtol=1e-11, atol=1e-14)
+    expected = lim.influence(example_loss, params, BATCH_OF, GRID).energy
+    np.testing.assert_allclose(last.energy, expected, rtol=1e-10)
+
+
+class Interrupted(Exception):
+    """The power went out."""
+
+
+def interrupting(after):
+    def progress(indices):
+        for index in indices:
+            if index == after:
+                raise Interrupted
+            yield index
+
+    return progress
+
+
+def test_a_flow_that_is_interrupted_gives_the_same_numbers(tmp_path):
+    arguments = (
+        bare_loss, random_states(5, WIDTH, WIDTH), BATCH_OF, GRID, [0.0, 0.1, 0.3, 0.6],
+    )  # fmt: skip
+    whole = lim.training.gradient_flow(*arguments)
+    checkpoint = tmp_path / "flow.eqx"
+    with pytest.raises(Interrupted):
+        lim.training.gradient_flow(
+            *arguments, checkpoint=checkpoint, progress=interrupting(after=2)
+        )
+    resumed = lim.training.gradient_flow(*arguments, checkpoint=checkpoint)
+    for ours, theirs in zip(jax.tree.leaves(resumed), jax.tree.leaves(whole), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    # A finished run is read back without another step.
+    again = lim.training.gradient_flow(
+        *arguments, checkpoint=checkpoint, progress=interrupting(after=0)
+    )
+    np.testing.assert_array_equal(again.energy, whole.energy)
+
+
+def test_loops_resume_between_checkpoints_and_refuse_others(tmp_path):
+    taken = []
+
+    def step(state, index):
+        taken.append(index)
+        return {"sum": state["sum"] + index}, state["sum"]
+
+    start, checkpoint = {"sum": jnp.array(0.0)}, tmp_path / "loop.eqx"
+    with pytest.raises(Interrupted):
+        resumable(step, start, 10, checkpoint=checkpoint, every=3, progress=interrupting(8))
+    taken.clear()
+    state, records = resumable(step, start, 10, checkpoint=checkpoint, every=3)
+    assert [index for index in taken if index][0] == 6  # the last checkpoint; 0 is the shape's
+    assert float(state["sum"]) == 45
+    np.testing.assert_array_equal(records, [0, 0, 1, 3, 6, 10, 15, 21, 28, 36])
+    with pytest.raises(Exception, match="loop.eqx|shape"):
+        resumable(step, {"sum": jnp.zeros(3)}, 10, checkpoint=checkpoint)
+    with pytest.raises(ValueError, match="steps: got 0"):
+        resumable(step, start, 0)
+    assert list(tmp_path.iterdir()) == [checkpoint]

@@ -1,0 +1,417 @@
+"""Penalties on influence: the mixed derivative is the gradient of the gradient, on any model."""
+
+from collections.abc import Callable
+from typing import Any
+
+import diffrax
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from reference.differences import central_difference
+from reference.networks import VOCABULARY, random_flow, random_labels, random_states, randomised
+
+import lim_jax as lim
+from lim_jax.network.continuous import LayerwiseControl
+from lim_jax.observability import gramian, trace_estimates
+from lim_jax.probes import orthogonal_probes
+from lim_jax.training.balancing import (
+    averaged_objective,
+    balanced_objective,
+    crossed_density,
+    influence_discrepancy,
+    influence_penalty,
+)
+from lim_jax.training.mixed import functional_of_adjoints
+from lim_jax.training.observing import injected_objective, observability_objective, trace_penalty
+
+LENGTH, WIDTH, BATCH = 6, 4, 3
+GRID = lim.midpoint_grid(LENGTH)
+X = random_states(2, BATCH, LENGTH, WIDTH)
+Y = random_labels(3, BATCH, LENGTH, VOCABULARY)
+READOUT = lim.BandReadout(random_states(4, WIDTH, VOCABULARY), 0.4)
+
+
+def network(step):
+    return random_flow(1, depth=2, width=WIDTH, step=step)
+
+
+def continuous():
+    return lim.ContinuousFlow(
+        LayerwiseControl(network(lim.euler).layers),
+        solver=diffrax.Heun(),
+        stepsize_controller=diffrax.ConstantStepSize(),
+        adjoint=diffrax.DirectAdjoint(),
+        first_step=0.25,
+        max_steps=4,
+    )
+
+
+class Recurrent(eqx.Module):
+    """An Equinox model that knows nothing of us."""
+
+    cell: eqx.nn.GRUCell
+
+    def __call__(self, x, grid):
+        def step(state, token):
+            state = self.cell(token, state)
+            return state, state
+
+        return jax.lax.scan(step, jnp.zeros(WIDTH), x)[1]
+
+
+def recurrent():
+    return randomised(Recurrent(eqx.nn.GRUCell(WIDTH, WIDTH, key=jax.random.key(0))), 5)
+
+
+MODELS: dict[str, Callable[[], Any]] = {
+    "euler": lambda: network(lim.euler),
+    "split": lambda: network(lim.split),
+    "diffrax": continuous,
+    "equinox": recurrent,
+    "bare": lambda: random_states(5, WIDTH, WIDTH),
+}
+
+
+@eqx.filter_jit  # traced once for all derivatives
+def example_loss(model: Any, x, y):
+    if not isinstance(model, jax.Array):
+        return lim.cross_entropy(READOUT(model(x, GRID), GRID), y, GRID)
+    return lim.cross_entropy(READOUT(jnp.tanh(jnp.cumsum(x, axis=0) @ model), GRID), y, GRID)
+
+
+def risk(params):
+    return jax.vmap(example_loss, in_axes=(None, 0, 0))(params, X, Y).mean()
+
+
+def objective(params):
+    return balanced_objective(example_loss, params, (X, Y), GRID, strength=2.0, epsilon=0.0)
+
+
+def gradient_of_gradient(params):
+    """The same objective by differentiating the influence itself."""
+    density = lim.influence(example_loss, params, (X, Y), GRID).density
+    return risk(params) + 2.0 * influence_discrepancy(density, 1.0, GRID)
+
+
+@eqx.filter_jit
+def penalty(params, **options):
+    return influence_penalty(example_loss, params, (X, Y), GRID, **options)
+
+
+def dot(left, right):
+    leaves = jax.tree.leaves(jax.tree.map(jnp.vdot, left, right))
+    return sum(leaves, jnp.zeros(()))
+
+
+@eqx.filter_jit
+def value_and_gradient(function, params):
+    return eqx.filter_value_and_grad(function)(params)
+
+
+@eqx.filter_jit
+def slope(function, params, direction):
+    return eqx.filter_jvp(function, (params,), (direction,))[1]
+
+
+def difference(function, point, direction, step=1e-5):
+    """`central_difference` of a compiled function, by calls of it."""
+
+    def value(size):
+        move = lambda p, d: jnp.asarray(np.asarray(p) + size * np.asarray(d))  # noqa: E731
+        return np.asarray(function(jax.tree.map(move, point, direction)))
+
+    near, far = value(step) - value(-step), value(2 * step) - value(-2 * step)
+    return (8 * near - far) / (12 * step)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_gradient_is_that_of_the_gradient(name):
+    model = MODELS[name]()
+    arrays, static = eqx.partition(model, eqx.is_inexact_array)
+    direction = randomised(arrays, 7)
+    value, gradient = value_and_gradient(objective, model)
+    expected = value_and_gradient(gradient_of_gradient, model)
+    np.testing.assert_allclose(value, expected[0], rtol=1e-13)
+    scale = np.sqrt(float(dot(expected[1], expected[1])))
+    assert scale > 1e-3
+    for ours, theirs in zip(jax.tree.leaves(gradient), jax.tree.leaves(expected[1]), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-12 * scale)
+    along = dot(gradient, direction)
+    np.testing.assert_allclose(slope(objective, model, direction), along, rtol=1e-10)
+    moved = difference(
+        lambda arrays: value_and_gradient(objective, eqx.combine(arrays, static))[0],
+        arrays,
+        direction,
+    )
+    np.testing.assert_allclose(along, moved, rtol=1e-7)
+
+
+def test_second_derivatives_pass_through_the_rule():
+    params = random_states(5, WIDTH, WIDTH)
+    first, second = random_states(6, WIDTH, WIDTH), random_states(7, WIDTH, WIDTH)
+
+    def slope(params):
+        return jnp.vdot(jax.grad(objective)(params), first)
+
+    @jax.jit
+    def forms(params):
+        return {
+            "grad of grad": jnp.vdot(jax.grad(slope)(params), second),
+            "jvp of grad": jnp.vdot(jax.jvp(jax.grad(objective), (params,), (second,))[1], first),
+            "jvp of jvp": jax.jvp(
+                lambda p: jax.jvp(objective, (p,), (first,))[1], (params,), (second,)
+            )[1],
+            "differences": central_difference(slope, params, second),
+        }
+
+    found = forms(params)
+    expected = found.pop("differences")
+    for form, value in found.items():
+        np.testing.assert_allclose(value, expected, rtol=1e-6, err_msg=form)
+
+
+def test_options_and_inputs_are_differentiated_too():
+    params = random_states(5, WIDTH, WIDTH)
+    target = 1 + 0.1 * jnp.sin(jnp.arange(1.0, LENGTH + 1))
+
+    @jax.jit
+    def value_and_gradients(*arguments):
+        def value(x, strength, target):
+            return balanced_objective(
+                example_loss, params, (x, Y), GRID, strength=strength, target=target
+            )
+
+        return jax.value_and_grad(value, argnums=(0, 1, 2))(*arguments)
+
+    at = X, jnp.array(1.5), target
+    gradients = value_and_gradients(*at)[1]
+    for index, direction in ((0, random_states(8, *X.shape)), (1, jnp.array(1.0)), (2, target)):
+
+        def moved(argument, index=index):
+            return value_and_gradients(*at[:index], argument, *at[index + 1 :])[0]
+
+        expected = difference(moved, at[index], direction)
+        np.testing.assert_allclose(np.vdot(gradients[index], direction), expected, rtol=1e-7)
+
+
+def test_the_penalty_is_the_influences_discrepancy():
+    params = network(lim.euler)
+    found = penalty(params, target=0.5, epsilon=0.0)
+    density = np.asarray(lim.influence(example_loss, params, (X, Y), GRID).density)
+    expected = np.asarray(GRID.weights) @ (density - 0.5) ** 2 / 2
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+def test_single_precision_stays_single():
+    """Under x64 too: neither the grid's doubles nor a zero of the default dtype get in."""
+    x, y, params = (a.astype(jnp.float32) for a in (X, Y, MODELS["bare"]()))
+    grid = lim.midpoint_grid(LENGTH, jnp.float32)
+    readout = lim.BandReadout(READOUT.weight.astype(jnp.float32), 0.4)
+
+    def loss(params, x, y):
+        return lim.cross_entropy(readout(jnp.tanh(jnp.cumsum(x, axis=0) @ params), grid), y, grid)
+
+    def single(params):
+        return balanced_objective(loss, params, (x, y), grid, strength=2.0, epsilon=0.0)
+
+    value, gradient = jax.jit(jax.value_and_grad(single))(params)
+    assert value.dtype == gradient.dtype == jnp.float32
+    expected = jax.jit(jax.grad(objective))(MODELS["bare"]())
+    np.testing.assert_allclose(gradient, expected, rtol=2e-4, atol=2e-5)
+
+
+def test_a_stopped_gradient_is_zero():
+    params = network(lim.euler)
+
+    def stopped(params):
+        return penalty(jax.lax.stop_gradient(params))
+
+    _, stopped = value_and_gradient(stopped, params)
+    _, found = value_and_gradient(penalty, params)
+    assert float(dot(stopped, stopped)) == 0 and float(dot(found, found)) > 1e-6
+
+
+def test_an_average_of_energies_is_balanced_and_handed_on():
+    """Value, average and gradient against a gradient of the gradient; no derivative of the aux."""
+    params, previous = MODELS["bare"](), jnp.arange(1.0, 1.0 + LENGTH)
+    options = dict(strength=2.0, epsilon=0.0)
+
+    def ours(params):
+        return averaged_objective(
+            example_loss, params, (X, Y), GRID, previous=previous, memory=0.75, **options
+        )
+
+    def nested(params):
+        energy = 0.75 * previous + 0.25 * lim.influence(example_loss, params, (X, Y), GRID).energy
+        density = energy / lim.integral(energy, GRID)
+        return risk(params) + 2.0 * influence_discrepancy(density, 1.0, GRID), energy
+
+    (value, energy), gradient = jax.jit(jax.value_and_grad(ours, has_aux=True))(params)
+    (expected, mean), slope = jax.jit(jax.value_and_grad(nested, has_aux=True))(params)
+    np.testing.assert_allclose(value, expected, rtol=1e-12)
+    np.testing.assert_allclose(energy, mean, rtol=1e-12)
+    np.testing.assert_allclose(gradient, slope, rtol=1e-10)
+    assert float(jnp.abs(jax.jit(jax.grad(lambda p: ours(p)[1].sum()))(params)).max()) == 0
+
+
+def test_the_crossed_density_is_balanced_too():
+    params = MODELS["bare"]()
+
+    def ours(params):
+        return penalty(params, epsilon=0.0, estimate=crossed_density)
+
+    weights = np.asarray(GRID.weights)
+    gradients = jax.jit(jax.vmap(jax.grad(example_loss, argnums=1), in_axes=(None, 0, 0)))
+    energies = np.sum((gradients(params, X, Y) / weights[None, :, None]) ** 2, axis=2)
+    first, second = energies[:1].mean(axis=0), energies[1:].mean(axis=0)
+    density = (first / (weights @ second) + second / (weights @ first)) / 2
+    np.testing.assert_allclose(ours(params), weights @ (density - 1) ** 2 / 2, rtol=1e-12)
+    direction = random_states(9, WIDTH, WIDTH)
+    expected = difference(ours, params, direction)
+    _, slope = value_and_gradient(ours, params)
+    np.testing.assert_allclose(np.vdot(slope, direction), expected, rtol=1e-7)
+
+
+def test_functionals_see_densities():
+    """P_0 = w^2 / weights for the loss w^2 sum(x): the gradient by hand."""
+
+    def loss(weight, x, y):
+        return weight**2 * x.sum()
+
+    def functional(losses, adjoints, options):
+        return losses.sum() + options * (adjoints**3).sum()
+
+    batch = jnp.ones((1, LENGTH, 1)), None
+
+    def value(weight):
+        return functional_of_adjoints(functional, loss, weight, batch, GRID, jnp.array(2.0))
+
+    cubes = float((1 / np.asarray(GRID.weights) ** 3).sum())
+    found, slope = jax.jit(jax.value_and_grad(value))(1.5)
+    np.testing.assert_allclose(found, 1.5**2 * LENGTH + 2 * 1.5**6 * cubes, rtol=1e-13)
+    np.testing.assert_allclose(slope, 2 * 1.5 * LENGTH + 12 * 1.5**5 * cubes, rtol=1e-13)
+
+
+@pytest.mark.slow
+def test_training_on_the_objective_balances_influence():
+    params: Any = network(lim.split)
+    optimiser = optax.adam(1e-2)
+
+    @eqx.filter_jit
+    def update(params, state):
+        gradient = jax.grad(objective)(params)
+        with jax.numpy_dtype_promotion("standard"):  # optax promotes
+            change, state = optimiser.update(gradient, state)
+        return eqx.apply_updates(params, change), state
+
+    before = penalty(params)
+    state = optimiser.init(params)
+    for _ in range(60):
+        params, state = update(params, state)
+    assert float(penalty(params)) < float(before) / 4
+
+
+def test_algorithm_3_with_exact_probes_is_the_trace_penalty_of_the_gramians():
+    params, drawn = network(lim.euler), orthogonal_probes(WIDTH, WIDTH, key=jax.random.key(0))
+    seen = jnp.array([LENGTH - 1])
+
+    def observations(params, x):
+        return gramian.ObservedTokens(params, GRID, seen, READOUT)(x)
+
+    def ours(params, **options):
+        return observability_objective(
+            example_loss, observations, params, (X, Y), GRID, drawn, strength=0.3, step=0.5,
+            **options,
+        )  # fmt: skip
+
+    def exact(params):
+        def traces(x):
+            found = gramian.observability_gramians(lambda x: observations(params, x), x, 0.5)
+            return gramian.gramian_traces(found)
+
+        mean = jax.vmap(traces)(X).mean(axis=0)
+        return risk(params) + 0.15 * trace_penalty(mean, GRID), mean
+
+    (value, traces), gradient = jax.jit(jax.value_and_grad(ours, has_aux=True))(params)
+    (expected, mean), slope = jax.jit(jax.value_and_grad(exact, has_aux=True))(params)
+    np.testing.assert_allclose(value, expected, rtol=1e-11)
+    np.testing.assert_allclose(traces, mean, rtol=1e-10)
+    scale = np.sqrt(float(dot(slope, slope)))
+    for left, right in zip(jax.tree.leaves(gradient), jax.tree.leaves(slope), strict=True):
+        np.testing.assert_allclose(left, right, rtol=0, atol=1e-10 * scale)
+    options = dict(positions=jnp.array([4, 1]), previous=jnp.ones(2), memory=0.25)
+    kept, averaged = jax.jit(ours)(params, **options)
+    averages = 0.25 + 0.75 * np.asarray(mean)[[4, 1]]
+    np.testing.assert_allclose(averaged, averages, rtol=1e-10)
+    own = np.asarray(GRID.weights)[[4, 1]]
+    spread = own @ (averages - own @ averages / own.sum()) ** 2
+    loss = np.asarray(jax.jit(risk)(params))
+    np.testing.assert_allclose(kept, loss + 0.15 * spread, rtol=1e-10)
+    # Two positions that stand for all: the weighted variance of their traces.
+    options = dict(positions=jnp.array([4, 1]), weights=jnp.array([0.7, 0.5]))
+    value, traces = jax.jit(ours)(params, **options)
+    some = np.asarray(mean)[[4, 1]]
+    np.testing.assert_allclose(traces, some, rtol=1e-10)
+    centre = (0.7 * some[0] + 0.5 * some[1]) / 1.2
+    variance = 0.7 * (some[0] - centre) ** 2 + 0.5 * (some[1] - centre) ** 2
+    np.testing.assert_allclose(value, loss + 0.15 * variance, rtol=1e-10)
+
+
+@pytest.mark.parametrize("step", [0.5, jnp.array([0.5, 0.0])], ids=["even", "first layer"])
+def test_injected_traces_are_differentiated_as_the_gradient_of_a_gradient(step):
+    """The same samples by `jax.vjp`, example by example, differentiated again in reverse."""
+    params, seen, draws = network(lim.split), jnp.array([LENGTH - 1, 2]), 2
+
+    def observations(params, x):
+        return gramian.ObservedTokens(params, GRID, seen, READOUT)(x)
+
+    observed = jax.eval_shape(observations, params, X[0])
+    noise = random_states(6, BATCH, draws, *observed.shape)
+
+    def ours(params):
+        return injected_objective(
+            example_loss, observations, params, (X, Y), GRID, noise, strength=0.3, step=step
+        )
+
+    def plain(params):
+        def samples(x, noise):
+            return trace_estimates.layer_injected_traces(
+                lambda x: observations(params, x), x, step, noise
+            )
+
+        traces = jax.vmap(samples)(X, noise).mean(axis=(0, 1))
+        return risk(params) + 0.15 * trace_penalty(traces, GRID), traces
+
+    (value, traces), gradient = jax.jit(jax.value_and_grad(ours, has_aux=True))(params)
+    (expected, plain_traces), slope = jax.jit(jax.value_and_grad(plain, has_aux=True))(params)
+    np.testing.assert_allclose(value, expected, rtol=1e-12)
+    np.testing.assert_allclose(traces, plain_traces, rtol=1e-11)
+    scale = np.sqrt(float(dot(slope, slope)))
+    for left, right in zip(jax.tree.leaves(gradient), jax.tree.leaves(slope), strict=True):
+        np.testing.assert_allclose(left, right, rtol=0, atol=1e-11 * scale)
+
+
+def test_injected_traces_average_over_training_steps():
+    params, seen = network(lim.euler), jnp.array([LENGTH - 1])
+
+    def observations(params, x):
+        return gramian.ObservedTokens(params, GRID, seen)(x)
+
+    noise = random_states(6, BATCH, 1, *jax.eval_shape(observations, params, X[0]).shape)
+
+    @jax.jit
+    def found(**options):
+        return injected_objective(
+            example_loss, observations, params, (X, Y), GRID, noise, strength=2.0, step=0.5,
+            **options,
+        )  # fmt: skip
+
+    _, fresh = found()
+    value, averaged = map(np.asarray, found(previous=jnp.arange(6.0), memory=0.25))
+    np.testing.assert_allclose(averaged, 0.25 * np.arange(6.0) + 0.75 * fresh, rtol=1e-12)
+    weights = np.asarray(GRID.weights)
+    spread = weights @ (averaged - weights @ averaged) ** 2
+    np.testing.assert_allclose(value, jax.jit(risk)(params) + spread, rtol=1e-11)
