@@ -1,14 +1,12 @@
 """The README's promises: its example runs, is short, and its commands name what exists."""
 
 import importlib.util
-import os
 import re
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
 import pytest
+from reference.as_users import run_python
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -20,9 +18,7 @@ def test_the_examples_are_short_and_run(tmp_path):
     """In a process of their own, as users run them: in float32, compiled with XLA's defaults."""
     examples = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
     assert len(examples) == 3 and all(len(example.splitlines()) <= 15 for example in examples)
-    command = [sys.executable, "-W", "error", "-c", "\n".join(examples)]
-    environment = os.environ | {"XLA_FLAGS": "", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    done = run_python("-c", "\n".join(examples), folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "influence.png").stat().st_size > 10_000
     assert "thm:channel-energy-double-deficit" in done.stdout and "\n1.0 Indices(" in done.stdout

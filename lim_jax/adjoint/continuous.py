@@ -1,9 +1,10 @@
 r"""The adjoint of a continuous depth flow: its own equation, solved backward in depth."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import diffrax
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -14,6 +15,7 @@ from lim_jax.network.continuous import ContinuousFlow
 from lim_jax.network.field import State
 
 Scalar = Float[Array, ""]
+Carried = tuple[State, State, State]
 
 
 class ContinuousAdjoint(NamedTuple):
@@ -88,19 +90,38 @@ def continuous_adjoint(
     loss, gradient = jax.value_and_grad(terminal_loss)(forward.ys[-1])
     terminal = gradient / grid.weights[:, None]
 
-    def rates(time, carried, control):
-        covector, _, _ = carried
-        state = forward.evaluate(time)
-        parts = pull_back(control(time), state, covector, grid)
-        scale = -flow.profile(time)
-        return scale * (parts.local + parts.kernel), scale * parts.kernel, scale * parts.local
-
     zeros = jnp.zeros_like(x)
-    at_times = diffrax.SubSaveAt(ts=times[::-1], fn=lambda time, carried, control: carried[0])
-    at_end = diffrax.SubSaveAt(t1=True, fn=lambda time, carried, control: carried[1:])
+    at_times = diffrax.SubSaveAt(ts=times[::-1], fn=_covector)
+    at_end = diffrax.SubSaveAt(t1=True, fn=_parts)
     backward = flow.integrate(
-        rates, (terminal, zeros, zeros), diffrax.SaveAt(subs=[at_times, at_end]), backward=True
+        _Rates(forward, flow.profile, grid),
+        (terminal, zeros, zeros),
+        diffrax.SaveAt(subs=[at_times, at_end]),
+        backward=True,
     )
     failed = ~diffrax.is_successful(backward.result)
     covectors, (cone, local) = backward.result.error_if(backward.ys, failed)
     return ContinuousAdjoint(loss, times, covectors[::-1], terminal, cone[0], local[0])
+
+
+# One type and two functions, not closures a call: a second adjoint compiles nothing.
+class _Rates(eqx.Module):
+    """The adjoint equation beside the integrals of its kernel's and its local operator's share."""
+
+    forward: diffrax.Solution
+    profile: Callable[[Scalar], Scalar] = eqx.field(static=True)
+    grid: Grid
+
+    def __call__(self, time: Scalar, carried: Carried, control: Callable[[Scalar], Any]) -> Carried:
+        covector, _, _ = carried
+        parts = pull_back(control(time), self.forward.evaluate(time), covector, self.grid)
+        scale = -self.profile(time)
+        return scale * (parts.local + parts.kernel), scale * parts.kernel, scale * parts.local
+
+
+def _covector(time: Scalar, carried: Carried, control: Any) -> State:
+    return carried[0]
+
+
+def _parts(time: Scalar, carried: Carried, control: Any) -> tuple[State, State]:
+    return carried[1:]

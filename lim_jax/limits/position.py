@@ -152,21 +152,28 @@ def _attention_errors(
 ) -> tuple[dict[int, np.ndarray], float]:
     """The norm of every cell's error on every grid, and the reference's own largest."""
     check, reference = references
+    expected = _attended(attention, states, reference)
+    compared = partial(_cell_errors, attention, states, reference, expected)
+    errors = {size: np.asarray(compared(grid)) for size, grid in grids.items()}
+    return errors, float(compared(check).max())
 
-    @eqx.filter_jit
-    def attended(grid: Grid) -> State:
-        x = states(grid.nodes)
-        return attention(x, x, grid)
 
-    expected = attended(reference)
+@eqx.filter_jit
+def _attended(attention: CausalAttention, states: PositionField, grid: Grid) -> State:
+    x = states(grid.nodes)
+    return attention(x, x, grid)
 
-    @eqx.filter_jit
-    def cell_errors(grid: Grid) -> Float[Array, " length"]:
-        gap = attended(grid) - reference.interpolate(expected, grid.nodes)
-        return jnp.linalg.norm(gap, axis=1)
 
-    errors = {size: np.asarray(cell_errors(grid)) for size, grid in grids.items()}
-    return errors, float(cell_errors(check).max())
+@eqx.filter_jit
+def _cell_errors(
+    attention: CausalAttention,
+    states: PositionField,
+    reference: Grid,
+    expected: Float[Array, "nodes width"],
+    grid: Grid,
+) -> Float[Array, " length"]:
+    gap = _attended(attention, states, grid) - reference.interpolate(expected, grid.nodes)
+    return jnp.linalg.norm(gap, axis=1)
 
 
 def attention_constant(
@@ -184,7 +191,14 @@ def attention_constant(
 
     Extremes are taken over `points` positions.
     """
-    p = jnp.linspace(0.0, 1.0, points)
+    return float(_attention_constant(attention, states, jnp.linspace(0.0, 1.0, points)))
+
+
+@eqx.filter_jit
+def _attention_constant(
+    attention: CausalAttention, states: PositionField, p: Float[Array, " points"]
+) -> Float[Array, ""]:
+    """The constant with its extremes taken over the points p."""
 
     def projections(p: Array) -> tuple[Array, Array, Array]:
         x = states(p)
@@ -215,7 +229,7 @@ def attention_constant(
         lowest = jnp.where(past, mass, jnp.inf).min(axis=1)
         return (numerator + largest(sizes) * largest(jnp.abs(slope))) / (2 * lowest)
 
-    return float(jax.vmap(head)(query, key, value, key_slope, value_slope).sum(axis=0).max())
+    return jax.vmap(head)(query, key, value, key_slope, value_slope).sum(axis=0).max()
 
 
 def loss_study(

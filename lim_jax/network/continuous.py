@@ -176,10 +176,7 @@ class ContinuousFlow(eqx.Module):
         ``stats`` as auxiliary output and look at them outside.
         """
         require_state(x, grid)
-
-        def rate(time, x, control):
-            return self.profile(time) * control(time)(x, x, grid)
-
+        rate = _Rate(self.profile, grid)
         return self.integrate(rate, x, diffrax.SaveAt(t1=True) if saveat is None else saveat)
 
     def integrate(
@@ -219,6 +216,16 @@ class ContinuousFlow(eqx.Module):
         states = solution.result.error_if(solution.ys, failed)
         assert states is not None
         return states
+
+
+class _Rate(eqx.Module):
+    """The vector field as one type, not a closure a call: a second solve compiles nothing."""
+
+    profile: Callable[[Scalar], Scalar] = eqx.field(static=True)
+    grid: Grid
+
+    def __call__(self, time: Scalar, x: State, control: Callable[[Scalar], Any]) -> State:
+        return self.profile(time) * control(time)(x, x, self.grid)
 
 
 def _knots(fields: PyTree, horizon: float) -> Float[Array, " knots"]:

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from reference.as_users import DEFAULTS
 from reference.dense import kernel_blocks
 from reference.differences import central_difference
 from reference.networks import GRIDS, LENGTH, WIDTH, layer_of, random_flow, random_states
@@ -78,7 +79,8 @@ def test_the_cone_mass_of_512_tokens_fits():
     """L = 512, d = 32, 4 heads, in float64: the compiled program's temporary memory."""
     grid, x = lim.token_grid(512), jax.ShapeDtypeStruct((512, 32), float)
     attention = jax.eval_shape(lambda: lim.CausalAttention.init(32, heads=4, key=jax.random.key(0)))
-    compiled = jax.jit(lambda a, x: lim.adjoint.cone_mass(a, x, grid)).lower(attention, x).compile()
+    lowered = jax.jit(lambda a, x: lim.adjoint.cone_mass(a, x, grid)).lower(attention, x)
+    compiled = lowered.compile(DEFAULTS)
     analysis = compiled.memory_analysis()
     assert analysis is not None and analysis.temp_size_in_bytes < 60 * 2**20
 

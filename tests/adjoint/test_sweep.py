@@ -4,6 +4,7 @@ import chex
 import jax
 import numpy as np
 import pytest
+from reference.dense import transposed
 from reference.differences import central_difference
 from reference.networks import (
     GRIDS,
@@ -84,11 +85,9 @@ def test_inner_steps_carry_the_adjoint():
 
     covectors, jacobians = measured(random_states(1))
     covectors = np.asarray(covectors).reshape(4, -1)
-    weights = np.repeat(np.asarray(grid.weights), WIDTH)
     for k in range(3):
         step = np.eye(72) + 0.5 * np.asarray(jacobians)[k].reshape(72, 72)
-        transposed = step.T * weights[None, :] / weights[:, None]
-        expected = transposed @ covectors[k + 1]
+        expected = transposed(step, grid) @ covectors[k + 1]
         np.testing.assert_allclose(covectors[k], expected, rtol=1e-11, atol=1e-14)
 
 

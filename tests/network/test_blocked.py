@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from reference.as_users import DEFAULTS
 from reference.networks import GRIDS, random_states
 
 import lim_jax as lim
@@ -137,7 +138,7 @@ def test_memory_grows_linearly(mode):
     def temporary(length):
         shapes = jax.eval_shape(lambda: arrays(0, length))
         job = JOBS[mode](tiled(lim.token_grid(length)))
-        analysis = jax.jit(job).lower(shapes, shapes).compile().memory_analysis()
+        analysis = jax.jit(job).lower(shapes, shapes).compile(DEFAULTS).memory_analysis()
         assert analysis is not None
         return analysis.temp_size_in_bytes
 

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 
 def jacobian_blocks(function, x):
@@ -13,3 +14,9 @@ def jacobian_blocks(function, x):
 def kernel_blocks(field, x, grid):
     """K_ij of a field: its Jacobian in the context slot."""
     return jacobian_blocks(lambda context: field(x, context, grid), x)
+
+
+def transposed(matrix, grid):
+    """The adjoint in the grid's pairing of a matrix that acts on states, flattened."""
+    weights = np.repeat(np.asarray(grid.weights), len(matrix) // grid.size)
+    return matrix.T * weights[None, :] / weights[:, None]

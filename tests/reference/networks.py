@@ -48,10 +48,13 @@ def layer_of(flow, index=0):
 
 
 def random_states(seed=2, *shape):
-    generator = np.random.default_rng(seed)
-    return jax.device_put(generator.standard_normal(shape or (LENGTH, WIDTH)))
+    return jax.device_put(_normal(seed, shape or (LENGTH, WIDTH)))
 
 
 def random_labels(seed=3, *shape):
-    exponentials = np.exp(random_states(seed, *(shape or (LENGTH, VOCABULARY))))
+    exponentials = np.exp(_normal(seed, shape or (LENGTH, VOCABULARY)))
     return jax.device_put(exponentials / exponentials.sum(axis=-1, keepdims=True))
+
+
+def _normal(seed, shape):
+    return np.random.default_rng(seed).standard_normal(shape)

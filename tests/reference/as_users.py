@@ -1,0 +1,30 @@
+"""What users run: programs in processes of their own, and XLA's defaults inside ours.
+
+`DEFAULTS` undo the quick compilation of `conftest.py` for one program:
+``jax.jit(function, compiler_options=DEFAULTS)`` or ``lowered.compile(DEFAULTS)``.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+QUICK = "xla_backend_optimization_level=0" in os.environ.get("XLA_FLAGS", "")
+DEFAULTS = {
+    "xla_backend_optimization_level": 3,
+    "xla_llvm_disable_expensive_passes": False,
+    "xla_cpu_use_fusion_emitters": True,
+    "xla_cpu_parallel_codegen_split_count": 32,
+} if QUICK else {}  # fmt: skip
+
+
+def run_python(*arguments, folder):
+    """Run Python in a folder, with the package and XLA's defaults; warnings are errors."""
+    return subprocess.run(
+        [sys.executable, "-W", "error", *map(str, arguments)],
+        cwd=folder,
+        env=os.environ | {"XLA_FLAGS": "", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
