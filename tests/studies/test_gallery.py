@@ -20,7 +20,7 @@ def uniform_loss(flow, x, y):
 
 def still(layers):
     """The identity network: every array of the layers zero."""
-    return jax.tree.map(jnp.zeros_like, layers)
+    return jax.tree.map(lambda leaf: jnp.asarray(np.zeros(leaf.shape)), layers)
 
 
 def test_causal_masking_without_primacy():
@@ -35,7 +35,7 @@ def test_causal_masking_without_primacy():
     np.testing.assert_allclose(result.density, 1.0, rtol=1e-12)
     # The mask itself is there: with values the profile leans to the left.
     result = lim.influence(uniform_loss, lim.ResidualFlow(attention), batch, GRID)
-    assert float(jnp.abs(result.density - 1).max()) > 0.01
+    assert np.abs(np.asarray(result.density) - 1).max() > 0.01
 
 
 def test_residual_connections_without_recency():
@@ -43,9 +43,9 @@ def test_residual_connections_without_recency():
         return lim.cross_entropy(flow(x, GRID), y, GRID)
 
     flow = lim.ResidualFlow(still(random_flow(depth=4, width=3, heads=1).layers))
-    x = jnp.broadcast_to(COVECTOR[None, None], (2, 10, 3))
-    y = jnp.broadcast_to(jnp.eye(3)[:2, None], (2, 10, 3))
-    result = lim.influence(teacher_forced_loss, flow, (x, y), GRID)
+    x = np.broadcast_to(COVECTOR, (2, 10, 3))
+    y = np.broadcast_to(np.eye(3)[:2, None], (2, 10, 3))
+    result = lim.influence(teacher_forced_loss, flow, (jnp.asarray(x), jnp.asarray(y)), GRID)
     np.testing.assert_allclose(result.density, 1.0, rtol=1e-12)
     np.testing.assert_allclose(result.indices().gap, 0.0, atol=1e-12)
 
