@@ -20,7 +20,7 @@ def run(*arguments, devices=1):
         capture_output=True,
         text=True,
         timeout=600,
-        env={**os.environ, "XLA_FLAGS": flags},
+        env={**os.environ, "XLA_FLAGS": flags, "PYTHONPATH": str(SCRIPT.parents[1])},
     )
 
 

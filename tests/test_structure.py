@@ -2,12 +2,11 @@
 
 import ast
 import runpy
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
 import pytest
+from reference.as_users import run_python
 
 import lim_jax as lim
 
@@ -153,8 +152,13 @@ from lim_jax.plots import influence_profile
 lim.influence, lim.ResidualFlow, lim.split, lim.TransformerField
 print(*{"diffrax", "lineax", "optax"} & set(sys.modules))
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    done = run_python("-c", program, folder=ROOT)
     assert done.stderr == "" and done.stdout.split() == []
+
+
+def test_tests_stand_in_the_rooms_of_what_they_test():
+    folders = {path.parent.name for path in (ROOT / "tests").glob("*/test_*.py")}
+    assert folders <= ROOMS.keys()
 
 
 def test_importing_does_not_change_the_precision():

@@ -109,8 +109,8 @@ def trajectory_studies(
     """
     times = np.unique(np.concatenate([np.linspace(0, horizon, n + 1) for n in depths]))
 
-    def solution(flow: ContinuousFlow) -> Float[Array, "times length width"]:
-        return eqx.filter_jit(flow.trajectory)(x, grid, jnp.asarray(times)).states
+    def solution(flow: ContinuousFlow) -> np.ndarray:
+        return np.asarray(eqx.filter_jit(flow.trajectory)(x, grid, jnp.asarray(times)).states)
 
     expected, check = (solution(flow) for flow in reference_flows(control, horizon))
 
@@ -120,7 +120,7 @@ def trajectory_studies(
                 lambda x: scheme.recursion(control, depth, horizon).trajectory(x, grid).states
             )(x)
             at = np.searchsorted(times, np.linspace(0, horizon, depth + 1) - 1e-12)
-            return _largest_norm(found - expected[at], grid)
+            return _largest_norm(np.asarray(found) - expected[at], grid)
 
         claimed = fit_order(depths, [scheme.rate(depth, horizon) for depth in depths]).value
         return refine(
@@ -138,13 +138,13 @@ def uniform_perturbation(
     direction: PyTree, size: Callable[[int], float]
 ) -> Callable[[int], PyTree]:
     r"""Add ``size(depth)`` times a direction to every layer: :math:`L^1` distance as the size."""
-    return lambda depth: _along_depth(direction, jnp.full(depth, size(depth)))
+    return lambda depth: _along_depth(direction, np.full(depth, size(depth)))
 
 
 def spike_perturbation(direction: PyTree, size: float = 1.0) -> Callable[[int], PyTree]:
     r"""Add a direction of fixed size to one layer in the middle: :math:`L^1` distance O(ε)."""
     return lambda depth: _along_depth(
-        direction, jnp.where(jnp.arange(depth) == depth // 2, size, 0.0)
+        direction, np.where(np.arange(depth) == depth // 2, size, 0.0)
     )
 
 
@@ -157,7 +157,7 @@ def alternating_perturbation(
     size and its square only: convergence in :math:`L^1` is sufficient, not necessary.
     """
     return lambda depth: _along_depth(
-        direction, size(depth) * jnp.where(jnp.arange(depth) % 2 == 0, 1.0, -1.0)
+        direction, size(depth) * np.where(np.arange(depth) % 2 == 0, 1.0, -1.0)
     )
 
 
@@ -192,12 +192,12 @@ def shadowing_study(
 
         return substeps
 
-    def states(depth: int, step: Step) -> Float[Array, "times length width"]:
+    def states(depth: int, step: Step) -> np.ndarray:
         def trajectory(x: State) -> Float[Array, "times length width"]:
             flow = ResidualFlow(make_layers(depth), horizon=horizon, step=step)
             return flow.trajectory(x, grid).states
 
-        return jax.jit(trajectory)(x)
+        return np.asarray(jax.jit(trajectory)(x))
 
     def gap(depth: int, step: Step) -> float:
         return _largest_norm(states(depth, step) - states(depth, followed(8)), grid)
@@ -213,8 +213,12 @@ def split_defect_study(field: Any, x: State, grid: Grid, depths: Sequence[int]) 
     are exact, so there is no reference error.
     """
 
+    @jax.jit
+    def defect(increment: Float[Array, ""]) -> State:
+        return split(field, x, grid, increment) - euler(field, x, grid, increment)
+
     def error(depth: int) -> float:
-        return _norm(split(field, x, grid, 1 / depth) - euler(field, x, grid, 1 / depth), grid)
+        return _norm(np.asarray(defect(1 / depth)), grid)
 
     return refine("eq:discrete-residual-with-defect", 2.0, depths, error, 0.0)
 
@@ -224,8 +228,9 @@ def split_gap_study(
 ) -> Study:
     r"""The split against the one-field recursion: M defects of size ε² make O(ε)."""
 
-    def terminal(step: Step, depth: int) -> State:
-        return jax.jit(lambda x: Scheme(step).recursion(control, depth, horizon)(x, grid))(x)
+    def terminal(step: Step, depth: int) -> np.ndarray:
+        found = jax.jit(lambda x: Scheme(step).recursion(control, depth, horizon)(x, grid))(x)
+        return np.asarray(found)
 
     def error(depth: int) -> float:
         return _norm(terminal(euler, depth) - terminal(split, depth), grid)
@@ -305,7 +310,8 @@ _QUANTITIES = {
 
 
 def _distances(found: dict[str, Array], expected: dict[str, Array], grid: Grid) -> dict[str, float]:
-    gap = {name: np.asarray(found[name] - expected[name]) for name in found}
+    found, expected = jax.tree.map(np.asarray, (found, expected))
+    gap = {name: found[name] - expected[name] for name in found}
     weights = np.asarray(grid.weights)
     return {
         "input adjoint": float(np.sqrt(weights @ (gap["input adjoint"] ** 2).sum(axis=1))),
@@ -331,14 +337,17 @@ def reference_flows(
     return flow(diffrax.Dopri8()), flow(diffrax.Tsit5())
 
 
-def _largest_norm(states: Float[Array, "times length width"], grid: Grid) -> float:
-    squares = (np.asarray(states) ** 2).sum(axis=2) @ np.asarray(grid.weights)
+def _largest_norm(states: np.ndarray, grid: Grid) -> float:
+    squares = (states**2).sum(axis=2) @ np.asarray(grid.weights)
     return float(np.sqrt(squares.max()))
 
 
-def _along_depth(direction: PyTree, sizes: Float[Array, " depth"]) -> PyTree:
-    return jax.tree.map(lambda leaf: jnp.tensordot(sizes, leaf, axes=0), direction)
+def _along_depth(direction: PyTree, sizes: np.ndarray) -> PyTree:
+    """On the host: each depth is a shape of its own, which JAX would compile for."""
+    return jax.tree.map(
+        lambda leaf: np.multiply.outer(sizes, np.asarray(leaf)).astype(leaf.dtype), direction
+    )
 
 
-def _norm(values: State, grid: Grid) -> float:
+def _norm(values: np.ndarray, grid: Grid) -> float:
     return _largest_norm(values[None], grid)
