@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from reference.differences import difference_by_calls, on_host
 from reference.networks import VOCABULARY, random_flow, random_labels, random_states, randomised
 
 import lim_jax as lim
@@ -88,10 +89,6 @@ def dot(left, right):
     return sum(jax.tree.leaves(jax.tree.map(lambda a, b: (a * b).sum(), left, right)))
 
 
-def on_host(tree):
-    return jax.tree.map(np.asarray, tree)
-
-
 def compiled(transformation):
     """A transformation of a quantity at a point along a direction, compiled once a function."""
 
@@ -149,17 +146,13 @@ def derivatives(name, point, direction):
     return slopes, curvatures
 
 
-def differences(name, point, direction, step=1e-5):
+def differences(name, point, direction):
     """Central ones of the value and of the gradient, by calls of what is compiled already."""
 
-    def at(size):
-        moved = jax.tree.map(lambda p, d: p + size * d, point, direction)
+    def at(moved):
         return value(name, moved, direction), grad_and_jvp_of_grad(name, moved, direction)[0]
 
-    def slope(after, before, far_after, far_before):
-        return (8 * (after - before) - (far_after - far_before)) / (12 * step)
-
-    return jax.tree.map(slope, at(step), at(-step), at(2 * step), at(-2 * step))
+    return difference_by_calls(at, point, direction)
 
 
 def nowhere(tree):

@@ -9,7 +9,7 @@ parameters are one Jacobian-vector product: no object of (positions x parameters
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import diffrax
 import equinox as eqx
@@ -54,33 +54,39 @@ class DensityDynamics(eqx.Module):
     energy_rate: Profile
 
     @property
+    @eqx.filter_jit
     def total(self) -> Scalar:
         r""":math:`Z = \int_0^1 I`."""
         return integral(self.energy, self.grid)
 
     @property
+    @eqx.filter_jit
     def density(self) -> Profile:
         """The influence density m; zero where Z is zero."""
         return self.energy / self._safe_total
 
     @property
+    @eqx.filter_jit
     def rate(self) -> Profile:
         r""":math:`\partial_s m` by the quotient rule (`eq:gd-mdot`); its integral is zero."""
         change = integral(self.energy_rate, self.grid)
         return (self.energy_rate - self.density * change) / self._safe_total
 
     @property
+    @eqx.filter_jit
     def decay(self) -> Profile:
         r"""The relative decay rate :math:`r = -\partial_s I/I`; zero where I is zero."""
         seen = self.energy > 0
         return jnp.where(seen, -self.energy_rate / jnp.where(seen, self.energy, 1), 0)
 
     @property
+    @eqx.filter_jit
     def mean_decay(self) -> Scalar:
         r""":math:`\bar r = \int m\,r`: mass grows where the decay is below it."""
         return integral(self.density * self.decay, self.grid)
 
     @property
+    @eqx.filter_jit
     def replicator_rate(self) -> Profile:
         r""":math:`m\,(\bar r - r)`, which is `rate` wherever I is not zero."""
         return self.density * (self.mean_decay - self.decay)
@@ -238,43 +244,65 @@ def gradient_flow(
     True
     """
     arrays, static = eqx.partition(params, eqx.is_inexact_array)
-    solver = diffrax.Tsit5() if solver is None else solver
-    controller = diffrax.PIDController(1e-6, 1e-6)
-    controller = controller if stepsize_controller is None else stepsize_controller
-
-    def slope(time, arrays, args):
-        gradient = jax.grad(lambda a: risk(loss, eqx.combine(a, static), batch))(arrays)
-        return jax.tree.map(jnp.negative, gradient)
-
-    @eqx.filter_jit
-    def advance(arrays: PyTree, start: Array, end: Array) -> tuple[PyTree, Scalar, Profile]:
-        solution = diffrax.diffeqsolve(
-            diffrax.ODETerm(slope),
-            solver,
-            t0=start,
-            t1=end,
-            dt0=first_step,
-            y0=arrays,
-            stepsize_controller=controller,
-            max_steps=100_000,
-        )
-        assert solution.ys is not None
-        return observe(jax.tree.map(lambda leaf: leaf[-1], solution.ys))
-
-    @eqx.filter_jit
-    def observe(arrays: PyTree) -> tuple[PyTree, Scalar, Profile]:
-        whole = eqx.combine(arrays, static)
-        energy = adjoint_energies(loss, whole, batch, grid).mean(axis=0)
-        return arrays, risk(loss, whole, batch), energy
-
+    flow = _GradientFlow(
+        loss,
+        static,
+        diffrax.Tsit5() if solver is None else solver,
+        diffrax.PIDController(1e-6, 1e-6) if stepsize_controller is None else stepsize_controller,
+        first_step,
+    )
     saved = jnp.asarray(times, jax.tree.leaves(arrays)[0].dtype)
 
     def step(arrays: PyTree, index: int) -> tuple[PyTree, tuple]:
-        record = observe(arrays) if index == 0 else advance(arrays, saved[index - 1], saved[index])
-        return record[0], record
+        if index > 0:
+            arrays = flow.advance(arrays, batch, saved[index - 1], saved[index])
+        return arrays, (arrays, *flow.observe(arrays, batch, grid))
 
     _, records = resumable(step, arrays, len(saved), checkpoint=checkpoint, progress=progress)
     return TrainingPath(saved, *records)
+
+
+class _GradientFlow(eqx.Module):
+    """The flow's equation and solver as one value: a second flow of the same loss compiles nothing.
+
+    `static` is what of the parameters does not move.
+    """
+
+    loss: Loss
+    static: PyTree
+    solver: diffrax.AbstractSolver
+    stepsize_controller: diffrax.AbstractStepSizeController
+    first_step: float | None = eqx.field(static=True)
+
+    @eqx.filter_jit
+    def advance(self, arrays: PyTree, batch: Batch, start: Scalar, end: Scalar) -> PyTree:
+        """Follow the flow from one training time to another."""
+        solution = diffrax.diffeqsolve(
+            diffrax.ODETerm(self.slope),
+            self.solver,
+            t0=start,
+            t1=end,
+            dt0=self.first_step,
+            y0=arrays,
+            args=batch,
+            stepsize_controller=self.stepsize_controller,
+            max_steps=100_000,
+        )
+        assert solution.ys is not None
+        return jax.tree.map(lambda leaf: leaf[-1], solution.ys)
+
+    def slope(self, time: Any, arrays: PyTree, batch: Batch) -> PyTree:
+        """The law of the flow, which does not ask for the time."""
+        del time
+        gradient = jax.grad(lambda a: risk(self.loss, eqx.combine(a, self.static), batch))(arrays)
+        return jax.tree.map(jnp.negative, gradient)
+
+    @eqx.filter_jit
+    def observe(self, arrays: PyTree, batch: Batch, grid: Grid) -> tuple[Scalar, Profile]:
+        """The risk and the influence's energy on the batch."""
+        whole = eqx.combine(arrays, self.static)
+        energy = adjoint_energies(self.loss, whole, batch, grid).mean(axis=0)
+        return risk(self.loss, whole, batch), energy
 
 
 def _along(function, params: PyTree, direction: PyTree) -> tuple[Array, Array]:

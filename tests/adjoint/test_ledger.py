@@ -95,6 +95,7 @@ def test_heads_and_depths_sum_to_the_cone(step):
     np.testing.assert_allclose(np.sum(heads, axis=1), found.cone_by_depth, atol=1e-14)
 
 
+@pytest.mark.slow
 def test_channels_of_deep_networks_tend_to_those_of_the_continuous_flow():
     control = linear_control(random_flow(depth=3, width=WIDTH).layers)
     grid, x = lim.token_grid(6), random_states(1, 6, WIDTH)

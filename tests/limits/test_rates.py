@@ -85,6 +85,7 @@ def trajectories():
     return lim.limits.trajectory_studies(control, smooth(grid.nodes), grid, depths, schemes)
 
 
+@pytest.mark.slow
 def test_residual_recursions_converge_to_the_depth_flow(trajectories):
     for name, order in {"euler": 1, "split": 1, "heun": 2, "strang": 2}.items():
         assert_order(trajectories[name], order)
@@ -108,6 +109,7 @@ def test_rk4_is_of_fourth_order_on_a_field_that_stays():
     assert abs(lim.limits.fit_order(depths, errors).value - 4) < 0.15
 
 
+@pytest.mark.slow
 def test_perturbed_controls_converge_as_their_distance_does_or_better(trajectories):
     for name, order in {"uniform": 0.5, "spike": 1, "alternating": 1}.items():
         assert_order(trajectories[name], order)

@@ -257,6 +257,7 @@ def test_precision_is_kept():
     np.testing.assert_allclose(found, double, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grid", [GRID, gauss_grid(12)], ids=["tokens", "panels"])
 def test_the_adjoint_equation_agrees_with_differentiating_the_solve(grid):
     layers = random_flow(depth=3).layers

@@ -305,7 +305,7 @@ def test_the_cheaper_mode_is_taken():
         observability_gramians(reverse_only, x, 1.0, "forward")
 
 
-@pytest.mark.parametrize("step", [lim.euler, lim.split, heun])
+@pytest.mark.parametrize("step", [lim.euler, lim.split, pytest.param(heun, marks=pytest.mark.slow)])
 def test_all_routes_give_the_gramians_of_the_dense_jacobian(step):
     grid, x = lim.graded_grid(6), random_states(2, 6, 4)
     flow = random_flow(1, depth=4, width=4, step=step)

@@ -20,6 +20,25 @@ def central_difference(function, point, direction, step=1e-5):
     return difference(point, direction)
 
 
+def difference_by_calls(function, point, direction, step=1e-5):
+    """`central_difference` of what is compiled already, by calls of it: trees of NumPy arrays."""
+
+    def value(size):
+        moved = jax.tree.map(
+            lambda p, d: jax.device_put(p + size * d), *on_host((point, direction))
+        )
+        return on_host(function(moved))
+
+    def slope(after, before, far_after, far_before):
+        return (8 * (after - before) - (far_after - far_before)) / (12 * step)
+
+    return jax.tree.map(slope, value(step), value(-step), value(2 * step), value(-2 * step))
+
+
+def on_host(tree):
+    return jax.tree.map(np.asarray, tree)
+
+
 def central_gradient(function, x, step=1e-5):
     """All partial derivatives of a scalar function of one array, entry by entry."""
 

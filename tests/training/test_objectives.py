@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from reference.differences import central_difference
+from reference.differences import central_difference, difference_by_calls
 from reference.networks import VOCABULARY, random_flow, random_labels, random_states, randomised
 
 import lim_jax as lim
@@ -116,18 +116,9 @@ def slope(function, params, direction):
     return eqx.filter_jvp(function, (params,), (direction,))[1]
 
 
-def difference(function, point, direction, step=1e-5):
-    """`central_difference` of a compiled function, by calls of it."""
-
-    def value(size):
-        move = lambda p, d: jnp.asarray(np.asarray(p) + size * np.asarray(d))  # noqa: E731
-        return np.asarray(function(jax.tree.map(move, point, direction)))
-
-    near, far = value(step) - value(-step), value(2 * step) - value(-2 * step)
-    return (8 * near - far) / (12 * step)
-
-
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n == "diffrax" else n for n in MODELS]
+)
 def test_the_gradient_is_that_of_the_gradient(name):
     model = MODELS[name]()
     arrays, static = eqx.partition(model, eqx.is_inexact_array)
@@ -141,7 +132,7 @@ def test_the_gradient_is_that_of_the_gradient(name):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-12 * scale)
     along = dot(gradient, direction)
     np.testing.assert_allclose(slope(objective, model, direction), along, rtol=1e-10)
-    moved = difference(
+    moved = difference_by_calls(
         lambda arrays: value_and_gradient(objective, eqx.combine(arrays, static))[0],
         arrays,
         direction,
@@ -193,7 +184,7 @@ def test_options_and_inputs_are_differentiated_too():
         def moved(argument, index=index):
             return value_and_gradients(*at[:index], argument, *at[index + 1 :])[0]
 
-        expected = difference(moved, at[index], direction)
+        expected = difference_by_calls(moved, at[index], direction)
         np.testing.assert_allclose(np.vdot(gradients[index], direction), expected, rtol=1e-7)
 
 
@@ -270,7 +261,7 @@ def test_the_crossed_density_is_balanced_too():
     density = (first / (weights @ second) + second / (weights @ first)) / 2
     np.testing.assert_allclose(ours(params), weights @ (density - 1) ** 2 / 2, rtol=1e-12)
     direction = random_states(9, WIDTH, WIDTH)
-    expected = difference(ours, params, direction)
+    expected = difference_by_calls(ours, params, direction)
     _, slope = value_and_gradient(ours, params)
     np.testing.assert_allclose(np.vdot(slope, direction), expected, rtol=1e-7)
 
@@ -314,6 +305,7 @@ def test_training_on_the_objective_balances_influence():
     assert float(penalty(params)) < float(before) / 4
 
 
+@pytest.mark.slow
 def test_algorithm_3_with_exact_probes_is_the_trace_penalty_of_the_gramians():
     params, drawn = network(lim.euler), orthogonal_probes(WIDTH, WIDTH, key=jax.random.key(0))
     seen = jnp.array([LENGTH - 1])
@@ -360,6 +352,7 @@ def test_algorithm_3_with_exact_probes_is_the_trace_penalty_of_the_gramians():
     np.testing.assert_allclose(value, loss + 0.15 * variance, rtol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [0.5, jnp.array([0.5, 0.0])], ids=["even", "first layer"])
 def test_injected_traces_are_differentiated_as_the_gradient_of_a_gradient(step):
     """The same samples by `jax.vjp`, example by example, differentiated again in reverse."""
