@@ -98,6 +98,7 @@ def test_norms_are_the_largest_singular_values_and_bound_the_adjoint(step):
     assert ratio < bounds.product < bounds.exponential
 
 
+@pytest.mark.slow
 def test_the_product_bound_is_differentiated():
     """A power iteration of as many steps as it takes to settle, against differences."""
     grid, x = lim.token_grid(4), random_states(1, 4, WIDTH)

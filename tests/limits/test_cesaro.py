@@ -73,6 +73,7 @@ def test_panels_multiply_powers_by_their_eigenvalues():
     np.testing.assert_allclose(at_one[:, 0, 0], eigenvalues, rtol=0, atol=1e-8)
 
 
+@pytest.mark.slow
 def test_panels_reach_the_input_adjoint_of_a_smooth_covector():
     """P_0(q) = g(q) + the integral of k(y) g(q e^y) over y from 0 to log(1/q)."""
     grid = gauss_grid(16, panels=20)

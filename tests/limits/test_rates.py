@@ -170,6 +170,7 @@ def test_regional_influence_needs_the_graded_grid(make_grid, order):
         assert_order(studies["inside"], 1)
 
 
+@pytest.mark.slow
 def test_cone_mass_converges():
     study = lim.limits.cone_mass_study(layer().attention, smooth, SIZES)
     assert_order(study, 1)
@@ -201,6 +202,7 @@ def test_the_bound_of_the_loss_is_the_slope_of_its_density():
     np.testing.assert_allclose(study.bounds, 1.5 / np.array(SIZES), rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_terminal_adjoints_converge_within_their_bound():
     linear = lim.LinearReadout(jnp.asarray(np.random.default_rng(1).standard_normal((3, 3))))
     tokenwise = lim.TokenwiseReadout(lambda z: jnp.tanh(z @ linear.weight))

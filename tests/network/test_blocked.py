@@ -133,6 +133,7 @@ JOBS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", JOBS)
 def test_memory_grows_linearly(mode):
     def temporary(length):

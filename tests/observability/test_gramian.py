@@ -305,7 +305,8 @@ def test_the_cheaper_mode_is_taken():
         observability_gramians(reverse_only, x, 1.0, "forward")
 
 
-@pytest.mark.parametrize("step", [lim.euler, lim.split, pytest.param(heun, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [lim.euler, lim.split, heun])
 def test_all_routes_give_the_gramians_of_the_dense_jacobian(step):
     grid, x = lim.graded_grid(6), random_states(2, 6, 4)
     flow = random_flow(1, depth=4, width=4, step=step)
@@ -373,6 +374,7 @@ def test_products_are_counted_as_the_cost_model_says():
     assert gramian.layer_products(lambda x: see(x), x) == {"forward": 96, "reverse": 64}
 
 
+@pytest.mark.slow
 def test_gramians_by_reverse_are_differentiated():
     """A skipped layer of the sweep must not stop derivatives."""
     see = ObservedTokens(random_flow(1, depth=3, width=4), lim.token_grid(5), jnp.array([4]))

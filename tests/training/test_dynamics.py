@@ -142,6 +142,7 @@ def test_the_integral_of_the_rate_is_the_change_of_the_density():
     assert bool((np.diff(path.risk) < 0).all())
 
 
+@pytest.mark.slow
 def test_eulers_steps_are_gradient_descent():
     params = network()
     path = lim.training.gradient_flow(

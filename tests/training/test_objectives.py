@@ -117,7 +117,8 @@ def slope(function, params, direction):
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.slow) if n == "diffrax" else n for n in MODELS]
+    "name",
+    [pytest.param(n, marks=pytest.mark.slow) if n in ("diffrax", "split") else n for n in MODELS],
 )
 def test_the_gradient_is_that_of_the_gradient(name):
     model = MODELS[name]()
