@@ -2,18 +2,23 @@
 
 from contextlib import contextmanager
 
+import diffrax
 import jax
 import jax.numpy as jnp
 import pytest
 from reference.networks import LENGTH, VOCABULARY, WIDTH, random_flow, random_labels, random_states
 
 import lim_jax as lim
+from lim_jax.network.continuous import LayerwiseControl
 from lim_jax.observability import gramian, trace_estimates
 
 GRID = lim.token_grid(LENGTH)
 FLOW = random_flow()
 MODEL = FLOW, lim.LinearReadout(random_states(4, WIDTH, VOCABULARY))
 LAST = jnp.array([LENGTH - 1])
+START = jnp.array([0.0])
+EULER = {"solver": diffrax.Euler(), "stepsize_controller": diffrax.ConstantStepSize()}
+CONTINUOUS = lim.ContinuousFlow(LayerwiseControl(FLOW.layers), **EULER, first_step=0.5, max_steps=4)
 
 
 def loss(model, x, y):
@@ -52,6 +57,15 @@ JOBS = {
         random_states(seed, 1, 2, WIDTH),
     ),
     "channels": lambda seed: lim.adjoint.channels(FLOW, terminal_loss, batch(seed)[0][0], GRID),
+    "a continuous flow": lambda seed: CONTINUOUS(batch(seed)[0][0], GRID),
+    "its adjoint": lambda seed: (
+        lim.continuous_adjoint(CONTINUOUS, terminal_loss, batch(seed)[0][0], GRID, START).covectors
+    ),
+    "gradient flow": lambda seed: (
+        lim.training.gradient_flow(
+            loss, MODEL, batch(seed), GRID, [0.0, 0.1], **EULER, first_step=0.1
+        ).energy
+    ),
 }
 
 
