@@ -3,6 +3,8 @@
 import sys
 
 try:
+    import matplotlib as matplotlib  # rooms load it when they draw, at the end of a long command
+
     from lim_jax.cli import main
 except ModuleNotFoundError as error:
     if error.name not in ("matplotlib", "tqdm", "tyro"):

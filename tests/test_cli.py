@@ -5,6 +5,7 @@ import json
 import jax
 import numpy as np
 import pytest
+from reference.as_users import run_python
 
 import lim_jax as lim
 from lim_jax import cli, plots
@@ -112,3 +113,11 @@ def test_the_counterexamples_print_their_numbers(capsys):
     printed = capsys.readouterr().out
     assert "influence energies: 4  1" in printed
     assert "traces of the Gramians: 2  2" in printed
+
+
+def test_a_missing_extra_is_named_before_any_work(tmp_path):
+    """Figures are drawn last: without matplotlib a command says so first."""
+    (tmp_path / "matplotlib.py").write_text("raise ModuleNotFoundError(name='matplotlib')")
+    done = run_python("-m", "lim_jax", "counterexamples", folder=tmp_path)
+    assert done.returncode == 1 and "python -m pip install 'lim_jax[plot,cli]'" in done.stderr
+    assert done.stdout == "" and "Traceback" not in done.stderr

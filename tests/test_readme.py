@@ -42,9 +42,12 @@ def test_every_dependency_has_a_lower_bound_and_one_version_is_excluded():
     assert excluded == ["jax>=0.10.0,!=0.10.2", "jaxlib>=0.10.0,!=0.10.2"]
 
 
-def test_the_figure_is_there():
-    for image in re.findall(r"!\[.*?\]\((.*?)\)", README):
-        assert (ROOT / image).is_file()
+def test_figures_and_files_that_it_names_are_there():
+    images = re.findall(r"!\[.*?\]\((.*?)\)", README)
+    named = re.findall(r"`((?:tests|docs|benchmarks|notebooks)/[\w/.]+)`", README)
+    assert len(images) == 2 and len(named) > 5
+    for path in (*images, *named):
+        assert (ROOT / path).exists(), path
 
 
 def test_the_measured_tables_are_those_of_the_results():
