@@ -6,7 +6,15 @@ import diffrax
 import jax
 import jax.numpy as jnp
 import pytest
-from reference.networks import LENGTH, VOCABULARY, WIDTH, random_flow, random_labels, random_states
+from reference.networks import (
+    LENGTH,
+    VOCABULARY,
+    WIDTH,
+    layer_of,
+    random_flow,
+    random_labels,
+    random_states,
+)
 
 import lim_jax as lim
 from lim_jax.network.continuous import LayerwiseControl
@@ -35,7 +43,7 @@ def batch(seed, examples=3):
 
 
 def attention():
-    return jax.tree.map(lambda leaf: leaf[0], FLOW.layers).attention
+    return layer_of(FLOW).attention
 
 
 JOBS = {

@@ -28,10 +28,6 @@ def module_of(file: Path) -> str:
     return ".".join(file.relative_to(PACKAGE).with_suffix("").parts)
 
 
-def named(file: Path) -> str:
-    return module_of(file)
-
-
 def package_imports(tree: ast.AST) -> set[str]:
     """The package's modules that are imported anywhere in a file, inside functions too."""
     found = set()
@@ -60,14 +56,14 @@ def test_the_table_lists_every_file_once():
     assert sorted(ORDER) == sorted(map(module_of, FILES))
 
 
-@pytest.mark.parametrize("file", FILES, ids=named)
+@pytest.mark.parametrize("file", FILES, ids=module_of)
 def test_imports_run_one_way(file):
     before = ORDER[: ORDER.index(module_of(file))]
     whole = {room for room in ROOMS if all(m in before for m in ORDER if m.startswith(room + "."))}
     assert package_imports(parsed(file)) <= {*before, *whole}
 
 
-@pytest.mark.parametrize("file", FILES, ids=named)
+@pytest.mark.parametrize("file", FILES, ids=module_of)
 def test_nothing_is_imported_inside_functions(file):
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
     inside = [
@@ -135,7 +131,7 @@ def test_the_picture_is_that_of_the_table():
     assert "house.svg" in (ROOT / "README.md").read_text()
 
 
-@pytest.mark.parametrize("file", FILES, ids=named)
+@pytest.mark.parametrize("file", FILES, ids=module_of)
 def test_functions_fit_on_a_screen(file):
     for node in ast.walk(parsed(file)):
         if isinstance(node, ast.FunctionDef):

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from reference.networks import random_flow
+from reference.networks import layer_of, random_flow
 
 import lim_jax as lim
 from lim_jax.limits import convergence
@@ -21,8 +21,7 @@ smooth, labels = convergence.smooth_states, convergence.smooth_labels
 
 
 def layer(seed=0):
-    stacked = random_flow(seed, depth=1, width=3, heads=1).layers
-    return jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)[0]), stacked)
+    return layer_of(random_flow(seed, depth=1, width=3, heads=1))
 
 
 def assert_order(study, order):
