@@ -2,6 +2,7 @@ from . import block_norms as block_norms
 from . import cone as cone
 from . import continuous as continuous
 from . import criteria as criteria
+from . import krylov as krylov
 from . import ledger as ledger
 from . import residual as residual
 from . import sweep as sweep
@@ -30,6 +31,8 @@ from .criteria import primacy_noncancellation as primacy_noncancellation
 from .criteria import readout_residual_energies as readout_residual_energies
 from .criteria import recency_survival as recency_survival
 from .criteria import right_biased_queries as right_biased_queries
+from .krylov import NormBounds as NormBounds
+from .krylov import norm_bounds as norm_bounds
 from .ledger import BoundaryStrengths as BoundaryStrengths
 from .ledger import Channels as Channels
 from .ledger import RegionalChannels as RegionalChannels
@@ -38,13 +41,14 @@ from .ledger import channels as channels
 from .ledger import cone_by_head as cone_by_head
 from .ledger import regional_channels as regional_channels
 from .residual import Amplification as Amplification
-from .residual import InteractionNorms as InteractionNorms
 from .residual import QueryMasses as QueryMasses
 from .residual import amplification as amplification
+from .residual import generator_norms as generator_norms
 from .residual import interaction_norms as interaction_norms
 from .residual import interaction_orders as interaction_orders
 from .residual import query_masses as query_masses
 from .residual import readout_support as readout_support
+from .residual import splitting_remainders as splitting_remainders
 from .sweep import AdjointTrajectory as AdjointTrajectory
 from .sweep import adjoint_trajectory as adjoint_trajectory
 from .sweep import terminal_adjoint as terminal_adjoint

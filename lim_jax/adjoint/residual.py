@@ -17,10 +17,12 @@ from jaxtyping import Array, Float, Key
 
 from lim_jax._checks import require
 from lim_jax._random import gaussian
+from lim_jax.adjoint.krylov import NormBounds, norm_bounds
 from lim_jax.adjoint.sweep import terminal_adjoint
-from lim_jax.grid import Grid, Regions, inner
+from lim_jax.grid import Grid, Regions
+from lim_jax.network.continuous import ContinuousFlow
 from lim_jax.network.field import State
-from lim_jax.network.flow import ResidualFlow
+from lim_jax.network.flow import ResidualFlow, euler
 
 Scalar = Float[Array, ""]
 
@@ -78,37 +80,27 @@ def interaction_orders(
     orders = jnp.zeros((highest + 1, *x.shape), x.dtype).at[0].set(terminal)
 
     def backward(orders, layer, state):
-        added = jax.vmap(_interaction(flow, layer, state, grid).pull)(orders[:-1])
+        added = jax.vmap(_interaction(flow, layer, state, grid))(orders[:-1])
         return orders.at[1:].add(added), None
 
     orders, _ = flow.scan(backward, orders, states[:-1], reverse=True)
     return orders
 
 
-class InteractionNorms(NamedTuple):
-    r"""The operator norms :math:`\|B_k\|` of the layers, by power iteration.
-
-    Attributes
-    ----------
-    value
-        Approached from below.
-    residual
-        How far the iteration is from an eigenvector: some singular value of :math:`B_k` lies
-        within this of `value`. Small values say that the iteration has settled.
-    """
-
-    value: Float[Array, " depth"]
-    residual: Float[Array, " depth"]
-
-
 @eqx.filter_jit
 def interaction_norms(
-    flow: ResidualFlow, x: State, grid: Grid, *, key: Key[Array, ""], iterations: int = 60
-) -> InteractionNorms:
-    r"""Measure :math:`\|B_k\|` of every layer along the flow from x.
+    flow: ResidualFlow,
+    x: State,
+    grid: Grid,
+    *,
+    key: Key[Array, ""],
+    steps: int = 40,
+    failure: float = 1e-9,
+) -> NormBounds:
+    r"""Bound :math:`\|B_k\|` of every layer along the flow from x, from both sides.
 
     For the one-field recursion the largest over :math:`\varepsilon` is :math:`\Lambda`
-    (`eq:adjoint-operator-bound`).
+    (`eq:adjoint-operator-bound`). Differentiable once.
 
     Parameters
     ----------
@@ -119,46 +111,130 @@ def interaction_norms(
     grid
         Its positions.
     key
-        For the random start.
-    iterations
-        Of the power method on :math:`B_kB_k^*`.
+        For the random start, one for all layers.
+    steps, failure
+        As in `krylov.norm_bounds`; the probability of failure is that of each layer by itself.
+
+    Returns
+    -------
+    NormBounds
+        One for each layer.
+
+    Raises
+    ------
+    ValueError
+        Where there is no step, or the probability is not in (0, 1/2).
+    NotImplementedError
+        Where it is differentiated twice.
 
     Examples
     --------
     >>> from lim_jax.grid import token_grid
     >>> flow = ResidualFlow(jnp.ones(2), step=lambda rate, x, grid, step: x - step * rate * x)
     >>> found = interaction_norms(flow, jnp.ones((1, 1)), token_grid(1), key=jax.random.key(0))
-    >>> found.value.tolist()
+    >>> found.upper.tolist()
     [0.5, 0.5]
     """
-    states = flow.trajectory(x, grid).states
+    return _norms_by_layer(
+        flow, lambda layer, x: flow.transition(layer, x, grid) - x, x, grid, key, steps, failure
+    )
+
+
+@eqx.filter_jit
+def splitting_remainders(
+    flow: ResidualFlow,
+    x: State,
+    grid: Grid,
+    *,
+    key: Key[Array, ""],
+    steps: int = 40,
+    failure: float = 1e-9,
+) -> NormBounds:
+    r"""Bound :math:`\|E_k\|` of :math:`D_{X_k}X_{k+1} = I + \varepsilon A_k + E_k` in every layer.
+
+    `eq:residual-jacobian-remainder`, with :math:`A_k = \zeta(t_k)\,D\mathscr F(X_k)`: how far a
+    layer's derivative is from that of the one-field step. Zero for `euler`, for `split` of the
+    order of :math:`\varepsilon^2`.
+
+    Parameters and errors are those of `interaction_norms`; the layers' fields take
+    ``field(x, context, grid)``.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> class Growth(eqx.Module):
+    ...     rates: Array
+    ...
+    ...     def __call__(self, x, context, grid):
+    ...         return self.rates * x
+    >>> exact = lambda field, x, grid, step: jnp.exp(step * field.rates) * x
+    >>> flow = ResidualFlow(Growth(jnp.ones(2)), step=exact)
+    >>> found = splitting_remainders(flow, jnp.ones((1, 1)), token_grid(1), key=jax.random.key(0))
+    >>> bool(jnp.allclose(found.upper, jnp.exp(0.5) - 1.5))
+    True
+    """
+
+    def remainder(layer: Any, x: State) -> State:
+        field, increment = layer
+        return flow.transition(layer, x, grid) - euler(field, x, grid, increment)
+
+    return _norms_by_layer(flow, remainder, x, grid, key, steps, failure)
+
+
+@eqx.filter_jit
+def generator_norms(
+    flow: ContinuousFlow,
+    x: State,
+    grid: Grid,
+    times: Float[Array, " times"],
+    *,
+    key: Key[Array, ""],
+    steps: int = 40,
+    failure: float = 1e-9,
+) -> NormBounds:
+    r"""Bound :math:`|\zeta(t)|\,\|D\mathscr F_{\theta_t}(X_t)^*\|` along a continuous flow.
+
+    `eq:adjoint-operator-bound`: :math:`\Lambda` is its supremum over t. The largest over `times` is
+    below it by what the norm changes between them.
+
+    Parameters
+    ----------
+    flow
+        The depth flow.
+    x, grid, key, steps, failure
+        As in `interaction_norms`.
+    times
+        Depth times, increasing, from 0 to the horizon.
+
+    Returns
+    -------
+    NormBounds
+        One for each time.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> flow = ContinuousFlow(lambda time: lambda x, context, grid: -(1 + time) * x)
+    >>> x, times = jnp.ones((1, 1)), jnp.array([0.0, 1.0])
+    >>> found = generator_norms(flow, x, token_grid(1), times, key=jax.random.key(0))
+    >>> found.upper.tolist()
+    [1.0, 2.0]
+    """
     start = gaussian(key, x.shape, x.dtype)
 
-    def norm(vector: State) -> Scalar:
-        return jnp.sqrt(inner(vector, vector, grid))
+    def rate(timed: tuple[Any, Scalar], x: State) -> State:
+        control, time = timed
+        return flow.profile(time) * control(time)(x, x, grid)
 
-    def unit(vector: State) -> State:
-        size = norm(vector)
-        return vector / jnp.where(size > 0, size, 1)
+    def at_time(met: tuple[Scalar, State]) -> NormBounds:
+        time, state = met
+        return _norm_bounds(rate, (flow.control, time), state, grid, start, steps, failure)
 
-    def measure(carry, layer, state):
-        interaction = _interaction(flow, layer, state, grid)
-
-        def iterate(vector, _):
-            return unit(interaction.pull(interaction.push(vector))), None
-
-        vector, _ = jax.lax.scan(iterate, unit(start), length=iterations)
-        pushed = interaction.push(vector)
-        value = norm(pushed)
-        gap = norm(interaction.pull(pushed) - value**2 * vector)
-        return carry, (value, gap / jnp.where(value > 0, value, 1))
-
-    _, (value, residual) = flow.scan(measure, x, states[:-1])
-    return InteractionNorms(value, residual)
+    return jax.lax.map(at_time, flow.trajectory(x, grid, times))
 
 
 class Amplification(NamedTuple):
-    r"""Bounds c on :math:`\|P_0 - P_T\| \le c\,\|P_T\|`.
+    r"""Bounds c on :math:`\|P_0 - P_T\| \le c\,\|P_T\|`, as certain as the norms they come from.
 
     Attributes
     ----------
@@ -172,19 +248,20 @@ class Amplification(NamedTuple):
     product: Scalar
 
 
-def amplification(norms: InteractionNorms) -> Amplification:
-    r"""Bound what the layers do to the terminal covector.
+def amplification(norms: NormBounds) -> Amplification:
+    r"""Bound what the layers do to the terminal covector, by the upper side of their norms.
 
-    Norms are taken with their residuals added. :math:`T\Lambda = M\max_k\|B_k\|`, so the product
-    is never the larger of the two.
+    :math:`T\Lambda = M\max_k\|B_k\|`, so the product is never the larger of the two. Of M layers
+    they fail with at most M times the norms' probability of failure.
 
     Examples
     --------
-    >>> found = amplification(InteractionNorms(jnp.array([0.5, 1.0]), jnp.zeros(2)))
+    >>> sizes = jnp.array([0.5, 1.0])
+    >>> found = amplification(NormBounds(sizes, sizes))
     >>> round(float(found.product), 3), round(float(found.exponential), 3)
     (2.0, 6.389)
     """
-    sizes = norms.value + norms.residual
+    sizes = norms.upper
     return Amplification(jnp.expm1(sizes.shape[0] * sizes.max()), jnp.expm1(jnp.log1p(sizes).sum()))
 
 
@@ -239,17 +316,52 @@ def readout_support(query_weights: Float[Array, " length"], radius: int) -> Floa
     return (reached > 0.5).astype(query_weights.dtype)
 
 
-class _Interaction(NamedTuple):
-    """A layer's derivative minus the identity, and its adjoint in the grid's pairing."""
-
-    push: Callable[[State], State]
-    pull: Callable[[State], State]
-
-
 def _interaction(
     flow: ResidualFlow, layer: tuple[Any, Scalar], state: State, grid: Grid
-) -> _Interaction:
+) -> Callable[[State], State]:
+    r"""A layer's :math:`B_k`, the adjoint of its derivative minus the identity."""
     weights = grid.weights[:, None]
     _, push = jax.linearize(lambda x: flow.transition(layer, x, grid) - x, state)
     transpose = jax.linear_transpose(push, state)
-    return _Interaction(push, lambda covector: transpose(weights * covector)[0] / weights)
+    return lambda covector: transpose(weights * covector)[0] / weights
+
+
+def _norms_by_layer(
+    flow: ResidualFlow,
+    change: Callable[[Any, State], State],
+    x: State,
+    grid: Grid,
+    key: Key[Array, ""],
+    steps: int,
+    failure: float,
+) -> NormBounds:
+    """Bound the derivative of ``change(layer, x)`` in every layer where the flow meets it."""
+    states = flow.trajectory(x, grid).states
+    start = gaussian(key, x.shape, x.dtype)
+
+    def measure(carry, layer, state):
+        return carry, _norm_bounds(change, layer, state, grid, start, steps, failure)
+
+    _, norms = flow.scan(measure, x, states[:-1])
+    return norms
+
+
+def _norm_bounds(
+    change: Callable[[Any, State], State],
+    layer: Any,
+    state: State,
+    grid: Grid,
+    start: State,
+    steps: int,
+    failure: float,
+) -> NormBounds:
+    r"""Bound the derivative of ``change(layer, x)`` at one state, on :math:`L^2` of the grid."""
+    arrays, static = eqx.partition(layer, eqx.is_array)
+
+    def operator(met: tuple[Any, State]) -> Callable[[State], State]:
+        arrays, state = met
+        combined, root = eqx.combine(arrays, static), jnp.sqrt(grid.weights)[:, None]
+        _, push = jax.linearize(lambda x: change(combined, x), state)
+        return lambda vector: root * push(vector / root)
+
+    return norm_bounds(operator, (arrays, state), start, steps=steps, failure=failure)

@@ -1,0 +1,165 @@
+r"""The norm of an operator that is known by its action alone, from both sides.
+
+Let :math:`v_1` be uniform on the unit sphere of :math:`\mathbb R^n`, and :math:`\hat\sigma` the
+largest :math:`\|Bv\|/\|v\|` over the Krylov space of :math:`B^*B v_1, \dots`, of dimension k. With
+Chebyshev's :math:`T_{2k-1}` in :math:`(\lambda_1 - \lambda)\,p(\lambda)^2` it falls below
+:math:`\sqrt{1-\epsilon}\,\|B\|` only where the leading component of :math:`v_1` is less than
+:math:`1/\cosh((2k-1)\,\mathrm{artanh}\sqrt\epsilon)`. A component is less than t with probability
+at most :math:`t\sqrt{2n/\pi}`. So, except with probability :math:`\pi_0`,
+
+.. math:: \hat\sigma \le \|B\| \le \hat\sigma\,
+          \cosh\frac{\mathrm{arcosh}(\sqrt{2n/\pi}/\pi_0)}{2k-1},
+
+whatever the singular values are. This is the argument of Kuczyński and Woźniakowski (1992), with
+its probability written out.
+"""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PyTree
+
+from lim_jax._checks import require, undifferentiated
+
+Vector = Float[Array, "..."]
+Push = Callable[[Vector], Vector]
+
+TWICE = "Norms of operators are differentiated once: their leading vectors are held still."
+
+
+class NormBounds(NamedTuple):
+    """The norm of an operator from both sides.
+
+    Attributes
+    ----------
+    attained
+        A ratio that a vector attains: never above the norm, but for rounding.
+    upper
+        Above the norm, except with the probability of failure that was asked for.
+    """
+
+    attained: Float[Array, "*operators"]
+    upper: Float[Array, "*operators"]
+
+
+def norm_bounds(
+    operator: Callable[[PyTree], Push],
+    arguments: PyTree,
+    start: Vector,
+    *,
+    steps: int,
+    failure: float,
+) -> NormBounds:
+    r"""Bound :math:`\|B\|_2` from both sides, by k applications of B and :math:`B^*`.
+
+    Keeps 2k vectors. A Krylov space of all n dimensions leaves nothing out: both bounds are the
+    norm. Differentiable once in `arguments`: the derivative is that of :math:`\|Bv\|` at the vector
+    v found, held still.
+
+    Parameters
+    ----------
+    operator
+        ``operator(arguments)`` is the linear map ``vector -> vector``; it closes over nothing that
+        is differentiated.
+    arguments
+        What the operator depends on.
+    start
+        Standard normal, independent of the operator.
+    steps
+        k, the dimension of the Krylov space.
+    failure
+        The probability that `upper` is too small; it enters by its logarithm.
+
+    Raises
+    ------
+    ValueError
+        Where there is no step, or the probability is not in (0, 1/2).
+    NotImplementedError
+        Where it is differentiated twice.
+
+    Examples
+    --------
+    >>> scaled = lambda scale: lambda v: scale * v
+    >>> start = jax.random.normal(jax.random.key(0), (3,))
+    >>> found = norm_bounds(scaled, jnp.array([1.0, 2.0, 4.0]), start, steps=3, failure=1e-9)
+    >>> round(float(found.attained), 4), round(float(found.upper), 4)
+    (4.0, 4.0)
+    """
+    require(steps >= 1, "steps", got=f"{steps}", expected="at least one", cure="40 is plenty.")
+    require(
+        0 < failure < 0.5,
+        "failure",
+        got=f"{failure}",
+        expected="a probability between 0 and 1/2",
+        cure="1e-9 costs little more than 1e-3: it enters by its logarithm.",
+    )
+    dimension = math.prod(start.shape)
+    attained = _attained(operator, steps, arguments, start)
+    if steps >= dimension:
+        return NormBounds(attained, attained)
+    reach = math.acosh(math.sqrt(2 * dimension / math.pi) / failure)
+    return NormBounds(attained, math.cosh(reach / (2 * steps - 1)) * attained)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def _attained(
+    operator: Callable[[PyTree], Push], steps: int, arguments: PyTree, start: Vector
+) -> Float[Array, ""]:
+    return _size(operator(arguments)(_leading_vector(operator(arguments), start, steps)))
+
+
+@_attained.defjvp
+def _attained_jvp(operator, steps, primals, tangents):
+    arguments, start = undifferentiated(primals, TWICE)
+    vector = _leading_vector(operator(arguments), start, steps)
+    return jax.jvp(lambda arguments: _size(operator(arguments)(vector)), primals[:1], tangents[:1])
+
+
+def _leading_vector(push: Push, start: Vector, steps: int) -> Vector:
+    r"""The unit vector of the Krylov space at which :math:`\|Bv\|` is largest.
+
+    The basis is made orthogonal afresh at every step, twice. Where what remains is rounding, the
+    space holds all that it can, and no vector follows.
+    """
+    transpose = jax.linear_transpose(push, start)
+    steps = min(steps, math.prod(start.shape))
+    basis = jnp.zeros((steps, *start.shape), start.dtype)
+
+    def grow(carry, index):
+        basis, vector = carry
+        basis = basis.at[index].set(vector)
+        image = push(vector)
+        (vector,) = transpose(image)
+        rounding = 1000 * jnp.finfo(start.dtype).eps * _size(vector)
+        for _ in range(2):
+            shares = jnp.tensordot(basis, vector, vector.ndim)
+            vector = vector - jnp.tensordot(shares, basis, 1)
+        return (basis, jnp.where(_size(vector) > rounding, _unit(vector), 0)), image
+
+    (basis, _), images = jax.lax.scan(grow, (basis, _unit(start)), jnp.arange(steps))
+    images = images.reshape(steps, -1)
+    images = images / _peak(images)
+    _, ritz = jnp.linalg.eigh(images @ images.T)
+    return _unit(jnp.tensordot(ritz[:, -1], basis, 1))
+
+
+def _size(vector: Vector) -> Float[Array, ""]:
+    """The Euclidean norm, in units of the largest entry: squares of small ones would underflow."""
+    peak = _peak(vector)
+    square = ((vector / peak) ** 2).sum()
+    return peak * jnp.where(square > 0, jnp.sqrt(jnp.where(square > 0, square, 1)), 0)
+
+
+def _unit(vector: Vector) -> Vector:
+    size = _size(vector)
+    return vector / jnp.where(size > 0, size, 1)
+
+
+def _peak(vector: Vector) -> Float[Array, ""]:
+    """The largest size of an entry, or one; a unit, which derivatives pass by."""
+    peak = jax.lax.stop_gradient(jnp.abs(vector).max())
+    return jnp.where(peak > 0, peak, 1)
