@@ -167,20 +167,24 @@ class JointCone(NamedTuple):
         The least :math:`\Gamma` and the largest :math:`|\Gamma|` over all pairs of depths and of
         future positions.
     energy
-        :math:`Q_{\rm cone}(q)`, the sum of :math:`\Gamma` (`eq:full-depth-cone-energy`).
+        :math:`Q_{\rm cone}(q)`, the integral of :math:`\Gamma` over depths and future positions
+        (`eq:full-depth-cone-energy`), which is :math:`\mathbb E\|P_{\rm cone}(q)\|^2`.
     future
         The length of the future cone on the grid, 1 - q in the continuum.
+    horizon
+        :math:`T`.
     """
 
     lowest: Float[Array, " length"]
     largest: Float[Array, " length"]
     energy: Float[Array, " length"]
     future: Float[Array, " length"]
+    horizon: Float[Array, ""]
 
 
 @eqx.filter_jit
 def joint_cone(sites: AttentionSites, grid: Grid) -> JointCone:
-    r"""Stream the cross-depth integrand of a batch to its extremes and its sum.
+    r"""Stream the cross-depth integrand of a batch to its extremes and its integral.
 
     `eq:joint-cross-depth-cone-integrand`: with :math:`a_k(p) = \zeta_k K_k(p,q)^*P(p)`, it is
     :math:`\mathbb E\,a_k(p)\cdot a_l(r)`, the expectation over the batch. Positions q and depths k
@@ -221,18 +225,19 @@ def joint_cone(sites: AttentionSites, grid: Grid) -> JointCone:
 
         parts = jax.vmap(jax.vmap(contribution))(factors, sites.covectors, profile)
 
-        def against_all(part: Float[Array, "examples length width"]) -> tuple[Array, Array, Array]:
+        def against_all(part: Float[Array, "examples length width"]) -> tuple[Array, Array]:
             gamma = jnp.einsum("ndx,nkex->dke", part, parts) / parts.shape[0]
             both = seen[:, None, None] & seen[None, None, :]
             # A Gram matrix: no entry is larger than the largest of its diagonal.
             largest = jnp.where(seen, (part**2).sum(axis=2).mean(axis=0), 0).max()
-            total = jnp.einsum("d,dke,e->", weights, gamma, weights)
-            return jnp.where(both, gamma, jnp.inf).min(), largest, total
+            return jnp.where(both, gamma, jnp.inf).min(), largest
 
-        lowest, largest, totals = jax.lax.map(against_all, jnp.moveaxis(parts, 1, 0))
-        return lowest.min(), largest.max(), step**2 * totals.sum(), weights.sum()
+        lowest, largest = jax.lax.map(against_all, jnp.moveaxis(parts, 1, 0))
+        channel = step * jnp.einsum("d,nkdx->nx", weights, parts)
+        return lowest.min(), largest.max(), (channel**2).sum(axis=1).mean(), weights.sum()
 
-    return JointCone(*jax.lax.map(at_position, jnp.arange(grid.size)))
+    horizon = sites.step[0].sum()
+    return JointCone(*jax.lax.map(at_position, jnp.arange(grid.size)), horizon)
 
 
 def _cone_weights(grid: Grid, normalisation: Normalisation) -> Float[Array, "length length"]:

@@ -2,13 +2,15 @@ r"""The paper's criteria, run on data: certificates with their premises checked.
 
 A certificate says what a proposition claims of the data in hand: whether its premises hold, by
 what margin its inequality is satisfied, whether it could have been satisfied at all, and whether
-the conclusion, measured apart, is true. Whenever a certificate holds, its conclusion does.
+the conclusion, measured apart, is true. Where a certificate holds its conclusion does, if the
+bounds that it was given are true: your own constants are taken at your word where the data do not
+contradict them, `bootstrap_bounds` are bounds of these data, and the norms behind an amplification
+are bounds except with a stated probability.
 
-These functions judge concrete numbers: they are called outside `jax.jit`.
+These functions judge concrete numbers: they are called outside `jax.jit`, and refuse NaN.
 """
 
 import math
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -17,105 +19,81 @@ import numpy as np
 from jaxtyping import Array, Float, Key
 
 from lim_jax._checks import require
+from lim_jax.adjoint.certificate import (
+    Certificate,
+    Inequality,
+    Premise,
+    compare,
+    half_digits,
+    refuse_nan,
+)
 from lim_jax.adjoint.cone import JointCone
 from lim_jax.adjoint.ledger import CHANNELS, PAIRS, RegionalChannels
-from lim_jax.adjoint.residual import query_masses
+from lim_jax.adjoint.queries import query_masses
 from lim_jax.grid import Regions, regional_averages
 
 REGIONS = ("left", "middle", "right")
 
 
-class Premise(NamedTuple):
-    """An assumption of a proposition.
+class ConeBounds(NamedTuple):
+    r"""The cone energy's averages over the left and the middle, with the bounds on them.
 
     Attributes
     ----------
-    statement
-        In words and letters.
-    value
-        The number that it speaks of.
-    holds
-        Whether it is true here.
+    left_bound, left
+        :math:`\kappa_L T^2 A_{E_L}` and what it is at most (`eq:cone-left-actual-lower-bound`).
+    middle, middle_bound
+        The average over the middle and :math:`K_M T^2 A_{E_M}`, which it is at most
+        (`eq:cone-middle-actual-upper-bound`).
     """
 
-    statement: str
-    value: float
-    holds: bool
+    left_bound: float
+    left: float
+    middle: float
+    middle_bound: float
 
 
-class Inequality(NamedTuple):
-    """A strict inequality, greater above lesser."""
+def cone_bounds(cone: JointCone, regions: Regions) -> ConeBounds:
+    r"""Bound the cone energy's average from below on the left, from above in the middle.
 
-    statement: str
-    greater: float
-    lesser: float
+    With :math:`\kappa_L` the least :math:`\Gamma` over E_L and :math:`K_M` the largest
+    :math:`|\Gamma|` over E_M (`eq:cone-left-joint-coercivity`, `eq:cone-middle-joint-upper-bound`).
+    On a grid :math:`A_B` averages the square of the cone's own length, :math:`(L - j + 1)/L` on
+    tokens, not of 1 - q (`eq:cone-geometric-region-factor`).
 
-    @property
-    def margin(self) -> float:
-        """By how much it holds; not positive where it does not."""
-        return self.greater - self.lesser
-
-
-class Certificate(NamedTuple):
-    """What a proposition says of the data.
-
-    Attributes
+    Parameters
     ----------
-    name, source
-        The criterion, and the paper's label.
-    premises
-        Assumptions with their values.
-    inequalities
-        All of them must hold.
-    conclusion
-        What follows where the certificate holds.
-    concluded
-        Whether the conclusion is true on the data, measured apart from the criterion.
-    vacuous
-        Why the criterion could not have held here, whatever the inequality's other side; empty
-        where it could.
+    cone
+        From `cone.joint_cone`.
+    regions
+        On the same grid.
     """
+    lowest, largest = _extremes(cone, regions)
+    scale = float(cone.horizon) ** 2
+    areas = np.asarray(regional_averages(cone.future**2, regions))
+    energies = np.asarray(regional_averages(cone.energy, regions))
+    return ConeBounds(
+        lowest * scale * float(areas[0]),
+        float(energies[0]),
+        float(energies[1]),
+        largest * scale * float(areas[1]),
+    )
 
-    name: str
-    source: str
-    premises: tuple[Premise, ...]
-    inequalities: tuple[Inequality, ...]
-    conclusion: str
-    concluded: bool
-    vacuous: str = ""
 
-    @property
-    def margin(self) -> float:
-        """The least margin of the inequalities."""
-        return min(inequality.margin for inequality in self.inequalities)
-
-    @property
-    def holds(self) -> bool:
-        """Whether premises and inequalities hold, so that the conclusion follows."""
-        return not self.vacuous and all(p.holds for p in self.premises) and self.margin > 0
-
-    def record(self) -> dict[str, Any]:
-        """Everything as plain numbers and strings."""
-        return {
-            **self._asdict(),
-            "premises": [premise._asdict() for premise in self.premises],
-            "inequalities": [
-                {**inequality._asdict(), "margin": inequality.margin}
-                for inequality in self.inequalities
-            ],
-            "margin": self.margin,
-            "holds": self.holds,
-        }
+def _extremes(cone: JointCone, regions: Regions) -> tuple[float, float]:
+    r""":math:`\kappa_L` and :math:`K_M`, over the cells that the regions touch."""
+    inside = np.asarray(regions.weights) > 0
+    lowest, largest = np.asarray(cone.lowest), np.asarray(cone.largest)
+    return float(lowest[inside[0]].min()), float(largest[inside[1]].max())
 
 
 def primacy_noncancellation(cone: JointCone, regions: Regions) -> Certificate:
     r"""Primacy of the cone channel where contributions do not cancel.
 
-    `prop:primacy-noncancellation`: with :math:`\kappa_L` the least :math:`\Gamma` over E_L and
-    :math:`K_M` the largest :math:`|\Gamma|` over E_M,
-    :math:`\kappa_L A_{E_L} > K_M A_{E_M}` implies that the cone energy is on average larger over
-    E_L than over E_M. On a grid :math:`A_B` averages the square of the cone's own length,
-    :math:`(L - j + 1)/L` on tokens, not of 1 - q.
+    `prop:primacy-noncancellation`: :math:`\kappa_L A_{E_L} > K_M A_{E_M}`
+    (`eq:cone-actual-primacy-condition`), compared with its factor :math:`T^2`, implies that the
+    cone energy is on average larger over E_L than over E_M. The two sides are the bounds of
+    `cone_bounds`.
 
     It is sufficient and far from necessary: causal averaging, which is primacy itself, fails it.
 
@@ -125,25 +103,87 @@ def primacy_noncancellation(cone: JointCone, regions: Regions) -> Certificate:
         From `cone.joint_cone`.
     regions
         On the same grid.
+
+    Raises
+    ------
+    ValueError
+        Where a number is NaN.
     """
-    inside = np.asarray(regions.weights) > 0
-    lower = float(np.asarray(cone.lowest)[inside[0]].min())
-    upper = float(np.asarray(cone.largest)[inside[1]].max())
-    areas = regional_averages(cone.future**2, regions)
-    energies = regional_averages(cone.energy, regions)
+    refuse_nan("cone", cone)
+    found, precision = cone_bounds(cone, regions), jnp.result_type(cone.energy)
+    lowest, _ = _extremes(cone, regions)
     return Certificate(
         name="primacy of the cone channel",
         source="prop:primacy-noncancellation",
-        premises=(Premise("kappa_L > 0: no cancellation on the left", lower, lower > 0),),
+        premises=(Premise("kappa_L > 0: no cancellation on the left", lowest, lowest > 0),),
         inequalities=(
-            Inequality("kappa_L A_L > K_M A_M", lower * float(areas[0]), upper * float(areas[1])),
+            compare(
+                "kappa_L T^2 A_L > K_M T^2 A_M", found.left_bound, found.middle_bound, precision
+            ),
         ),
         conclusion="the cone energy averages more over the left than over the middle",
-        concluded=bool(energies[0] > energies[1]),
+        measured=(compare("mean of Q_cone, left > middle", found.left, found.middle, precision),),
         vacuous=""
-        if lower > 0
-        else f"some pair of contributions to the left cancels (kappa_L = {lower:.3g}), "
+        if lowest > 0
+        else f"some pair of contributions to the left cancels (kappa_L = {lowest:.3g}), "
         "so its lower bound is not positive",
+    )
+
+
+class EnergyStability(NamedTuple):
+    r"""How far the layers move regional energies of the covector, by region (left, middle, right).
+
+    Attributes
+    ----------
+    terminal, initial
+        :math:`\mathcal A_B(P_T)` and :math:`\mathcal A_B(P_0)`.
+    bound
+        What they differ by at most.
+    """
+
+    terminal: Float[Array, "3"]
+    initial: Float[Array, "3"]
+    bound: Float[Array, "3"]
+
+
+def energy_stability(
+    terminal: Float[Array, "examples length width"],
+    initial: Float[Array, "examples length width"],
+    amplification: Float[Array, " examples"],
+    regions: Regions,
+) -> EnergyStability:
+    r"""Bound the change of regional squared energy from :math:`P_T` to :math:`P_0`.
+
+    `eq:regional-squared-energy-stability`:
+
+    .. math:: |\mathcal A_B(P_0) - \mathcal A_B(P_T)|
+              \le \tfrac{1}{|B|}\,\mathbb E\bigl[(2c + c^2)\,\|P_T\|^2\bigr].
+
+    Parameters
+    ----------
+    terminal, initial
+        :math:`P_T` and :math:`P_0` of every example, densities.
+    amplification
+        c of every example: either bound of `residual.amplification`.
+    regions
+        On the covectors' grid.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import boundary_regions, token_grid
+    >>> regions = boundary_regions(token_grid(3), "1/3")
+    >>> ones = jnp.ones((1, 3, 1))
+    >>> found = energy_stability(ones, 1.5 * ones, jnp.array([0.5]), regions)
+    >>> jnp.round(found.initial - found.terminal, 4).tolist(), jnp.round(found.bound, 4).tolist()
+    ([1.25, 1.25, 1.25], [3.75, 3.75, 3.75])
+    """
+    squares = (terminal**2).sum(axis=2)
+    growth = 2 * amplification + amplification**2
+    moved = (growth * (squares @ regions.grid.weights)).mean()
+    return EnergyStability(
+        regional_averages(squares.mean(axis=0), regions),
+        regional_averages((initial**2).sum(axis=2).mean(axis=0), regions),
+        moved / regions.weights.sum(axis=1),
     )
 
 
@@ -171,28 +211,39 @@ def recency_survival(
         c of every example: either bound of `residual.amplification`.
     regions
         On the covectors' grid.
+
+    Raises
+    ------
+    ValueError
+        Where a number is NaN.
     """
-    weights = regions.grid.weights
-    squares = (terminal**2).sum(axis=2)
-    before = regional_averages(squares.mean(axis=0), regions)
-    after = regional_averages((initial**2).sum(axis=2).mean(axis=0), regions)
-    growth = 2 * amplification + amplification**2
+    refuse_nan("terminal, initial and amplification", (terminal, initial, amplification))
+    stability = energy_stability(terminal, initial, amplification, regions)
+    before, after, change = (np.asarray(values, float) for values in stability)
+    bound, contrast = float(change[2] + change[1]), float(before[2] - before[1])
+    precision = jnp.result_type(terminal)
     _, middle, right = (float(size) for size in regions.weights.sum(axis=1))
-    bound = (1 / right + 1 / middle) * float((growth * (squares @ weights)).mean())
     ceiling = math.sqrt(1 + middle / (right + middle)) - 1
-    least, contrast = float(amplification.min()), float(before[2] - before[1])
+    least = float(amplification.min())
+    heavy = compare("R_res > 0", before[2], before[1], precision)
     return Certificate(
         name="survival of recency",
         source="prop:regional-recency-persistence",
         premises=(
-            Premise("R_res > 0: the terminal covector is right-heavy", contrast, contrast > 0),
+            Premise("R_res > 0: the terminal covector is right-heavy", contrast, heavy.holds),
             Premise("E[(2c + c^2) |P_T|^2] is finite", bound, math.isfinite(bound)),
         ),
         inequalities=(
-            Inequality("R_res > (1/|E_R| + 1/|E_M|) E[(2c + c^2) |P_T|^2]", contrast, bound),
+            compare(
+                "R_res > (1/|E_R| + 1/|E_M|) E[(2c + c^2) |P_T|^2]",
+                contrast,
+                bound,
+                precision,
+                added=before[2] + before[1] + bound,
+            ),
         ),
         conclusion="influence averages more over the right than over the middle",
-        concluded=bool(after[2] > after[1]),
+        measured=(compare("mean of I, right > middle", after[2], after[1], precision),),
         vacuous=""
         if least < ceiling
         else f"the layers may amplify too much: every c >= {least:.3g}, and the criterion cannot "
@@ -205,19 +256,28 @@ def exact_characterisation(regional: RegionalChannels) -> Certificate:
 
     .. math:: \sum_\alpha [J_\alpha(E_B) - J_\alpha(E_M)] > \Xi(E_M) - \Xi(E_B),\qquad B = L, R.
 
-    An equivalence: it holds if and only if its conclusion does.
+    An equivalence: it holds if and only if its conclusion does, and a tie is a tie of both.
 
     Parameters
     ----------
     regional
         From `ledger.regional_channels`.
+
+    Raises
+    ------
+    ValueError
+        Where a number is NaN.
     """
-    sums, cross = regional.energies.sum(axis=1), regional.cross_terms
+    refuse_nan("regional", regional)
+    sums, cross = np.asarray(regional.energies.sum(axis=1)), np.asarray(regional.cross_terms)
+    added, precision = _added(regional), jnp.result_type(regional.products)
     sides = [
-        Inequality(
+        compare(
             f"sum of J({name}) - J(middle) > Xi(middle) - Xi({name})",
-            float(sums[b] - sums[1]),
-            float(cross[1] - cross[b]),
+            sums[b] - sums[1],
+            cross[1] - cross[b],
+            precision,
+            added=added[b] + added[1],
         )
         for name, b in (("left", 0), ("right", 2))
     ]
@@ -230,7 +290,7 @@ def exact_characterisation(regional: RegionalChannels) -> Certificate:
         premises=(),
         inequalities=tuple(sides),
         conclusion="Lost-in-the-Middle: both boundaries above the middle",
-        concluded=_lost_in_the_middle(totals),
+        measured=_lost_in_the_middle(totals, regional),
         vacuous="no position has any influence (Z = 0)" if zero else "",
     )
 
@@ -312,8 +372,9 @@ def double_deficit(regional: RegionalChannels, bounds: ChannelBounds) -> Certifi
     Raises
     ------
     ValueError
-        Where the data contradict a bound; the message names it.
+        Where the data contradict a bound, which the message names, or a number is NaN.
     """
+    refuse_nan("regional and bounds", (regional, bounds))
     _refuse_contradicted(regional, bounds)
     upper = bounds.upper
     scales = jnp.stack([jnp.sqrt(upper[:, a] * upper[:, b]) for a, b in PAIRS], axis=1)
@@ -329,15 +390,16 @@ def double_deficit(regional: RegionalChannels, bounds: ChannelBounds) -> Certifi
             Premise(f"l({name}) > 0", value, value > 0) for name, value in lower.items()
         ),
         inequalities=tuple(
-            Inequality(
+            compare(
                 f"l({name}) > U(middle) + Gamma(middle) + Gamma({name})",
                 lower[name],
                 spent + crossed[name],
+                jnp.result_type(regional.products),
             )
             for name in lower
         ),
         conclusion="Lost-in-the-Middle: both boundaries above the middle",
-        concluded=_lost_in_the_middle(regional.totals),
+        measured=_lost_in_the_middle(regional.totals, regional),
         vacuous=""
         if not hopeless
         else f"cross terms alone may undo the {' and the '.join(hopeless)} boundary "
@@ -348,6 +410,7 @@ def double_deficit(regional: RegionalChannels, bounds: ChannelBounds) -> Certifi
 def right_biased_queries(
     query_weights: Float[Array, " length"],
     residual_energies: Float[Array, " length"],
+    terminal: Float[Array, "examples length width"],
     regions: Regions,
 ) -> Certificate:
     r"""Recency of the terminal covector from where the loss asks.
@@ -358,8 +421,9 @@ def right_biased_queries(
 
     .. math:: \rho_-\,|E_R|^{-1}\int_{E_R}\chi^2 > \rho_+\,|E_M|^{-1}\int_{E_M}\chi^2
 
-    implies :math:`\mathsf R_{\rm res} > 0`. Uniform teacher forcing has equal sides at
-    :math:`\rho_- = \rho_+`, and so never holds.
+    implies :math:`\mathsf R_{\rm res} > 0`. Under uniform teacher forcing with
+    :math:`\rho_- = \rho_+` both sides are equal: a tie, at any length. The conclusion is measured
+    on :math:`P_T` itself, and that its energies are :math:`\chi_i^2\rho_i` is a premise.
 
     Parameters
     ----------
@@ -367,16 +431,26 @@ def right_biased_queries(
         :math:`\alpha`.
     residual_energies
         :math:`\rho_i`, from `readout_residual_energies`.
+    terminal
+        :math:`P_T` of every example, a density.
     regions
         On the loss's grid.
+
+    Raises
+    ------
+    ValueError
+        Where a number is NaN.
     """
-    asked = query_weights > 0
+    refuse_nan("the numbers", (query_weights, residual_energies, terminal))
+    asked, precision = np.asarray(query_weights) > 0, jnp.result_type(terminal)
     squares = query_masses(query_weights, regions).squares
     density = query_weights / regions.grid.weights
-    energies = regional_averages(density**2 * residual_energies, regions)
+    measured = (terminal**2).sum(axis=2).mean(axis=0)
+    energies = regional_averages(measured, regions)
+    gap = _largest_gap(measured, density**2 * residual_energies)
 
     def extreme(region: int, of: Any, empty: float) -> float:
-        chosen = np.asarray(asked & (regions.weights[region] > 0))
+        chosen = asked & (np.asarray(regions.weights[region]) > 0)
         return float(of(np.asarray(residual_energies)[chosen])) if chosen.any() else empty
 
     least, most = extreme(2, np.min, 0.0), extreme(1, np.max, 0.0)
@@ -388,55 +462,49 @@ def right_biased_queries(
     return Certificate(
         name="right-biased queries",
         source="eq:right-biased-squared-query-mass",
-        premises=(Premise("rho_- > 0 over the right queries", least, least > 0),),
+        premises=(
+            Premise("rho_- > 0 over the right queries", least, least > 0),
+            Premise(
+                "P_T's energies are chi^2 rho, but for this part of the largest",
+                gap,
+                gap <= half_digits(precision),
+            ),
+        ),
         inequalities=(
-            Inequality(
+            compare(
                 "rho_- mean of chi^2 on the right > rho_+ mean of chi^2 in the middle",
-                least * float(squares[2]),
-                most * float(squares[1]),
+                least * squares[2],
+                most * squares[1],
+                precision,
             ),
         ),
         conclusion="R_res > 0: the terminal covector is right-heavy",
-        concluded=bool(energies[2] > energies[1]),
+        measured=(compare("mean of |P_T|^2, right > middle", energies[2], energies[1], precision),),
         vacuous=reason,
     )
 
 
-def readout_residual_energies(
-    readout: Any,
-    states: Float[Array, "examples length width"],
-    targets: Float[Array, "examples length vocabulary"],
-    regions: Regions,
-) -> Float[Array, " length"]:
-    r"""The energies :math:`\rho_i = \mathbb E\,\|C_i^*(\mathrm{softmax}(H_i) - Y_{i+1})\|^2`.
-
-    Of a tokenwise readout, where no query weight enters: the derivative of the cross-entropy of
-    token i in the state of token i.
-
-    Parameters
-    ----------
-    readout
-        ``readout(x, grid)``, tokenwise.
-    states
-        The terminal states of every example.
-    targets
-        Their labels.
-    regions
-        On the states' grid.
-    """
-    grid = regions.grid
-
-    def energies(state: Array, target: Array) -> Array:
-        logits, pull = jax.vjp(lambda x: readout(x, grid), state)
-        totals = target.sum(axis=1, keepdims=True)
-        (covector,) = pull(totals * jax.nn.softmax(logits, axis=1) - target)
-        return (covector**2).sum(axis=1)
-
-    return jax.vmap(energies)(states, targets).mean(axis=0)
+def _largest_gap(found: Float[Array, " length"], expected: Float[Array, " length"]) -> float:
+    """The largest difference, as a part of the largest value."""
+    largest = float(jnp.maximum(found.max(), expected.max()))
+    return float(jnp.abs(found - expected).max()) / largest if largest > 0 else 0.0
 
 
-def _lost_in_the_middle(totals: Float[Array, "3"]) -> bool:
-    return bool(jnp.minimum(totals[0], totals[2]) > totals[1])
+def _added(regional: RegionalChannels) -> np.ndarray:
+    """The sizes of what is added up for each region's energy: channels and twice their pairs."""
+    pairs = 2 * jnp.abs(regional.pairs).sum(axis=1)
+    return np.asarray(regional.energies.sum(axis=1) + pairs, float)
+
+
+def _lost_in_the_middle(
+    totals: Float[Array, "3"], regional: RegionalChannels
+) -> tuple[Inequality, ...]:
+    left, middle, right = totals
+    added, precision = _added(regional), jnp.result_type(regional.products)
+    return tuple(
+        compare(f"mean of I, {name} > middle", total, middle, precision, added=added[b] + added[1])
+        for name, b, total in (("left", 0, left), ("right", 2, right))
+    )
 
 
 def _refuse_contradicted(regional: RegionalChannels, bounds: ChannelBounds) -> None:
@@ -462,23 +530,3 @@ def _refuse_contradicted(regional: RegionalChannels, bounds: ChannelBounds) -> N
             check(name, correlations[b, c], bounds.correlations[b, c], "upper")
     check("left", bounds.left, energies[0, 1], "lower")
     check("right", bounds.right, energies[2, 0], "lower")
-
-
-def certificate_table(certificates: Sequence[Certificate]) -> str:
-    """Certificates as text, one block for each."""
-    lines = []
-    for certificate in certificates:
-        verdict = "HOLDS" if certificate.holds else "does not hold"
-        verdict = f"vacuous: {certificate.vacuous}" if certificate.vacuous else verdict
-        lines.append(f"{certificate.name} ({certificate.source}): {verdict}")
-        for premise in certificate.premises:
-            mark = "yes" if premise.holds else "NO"
-            lines.append(f"    premise   {premise.statement}: {premise.value:.4g}  {mark}")
-        for one in certificate.inequalities:
-            lines.append(
-                f"    compare   {one.statement}: {one.greater:.4g} against {one.lesser:.4g}, "
-                f"margin {one.margin:+.4g}"
-            )
-        truth = "true" if certificate.concluded else "false"
-        lines.append(f"    measured  {certificate.conclusion}: {truth}")
-    return "\n".join(lines)

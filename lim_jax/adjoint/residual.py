@@ -19,7 +19,7 @@ from lim_jax._checks import require
 from lim_jax._random import gaussian
 from lim_jax.adjoint.krylov import NormBounds, norm_bounds
 from lim_jax.adjoint.sweep import terminal_adjoint
-from lim_jax.grid import Grid, Regions
+from lim_jax.grid import Grid
 from lim_jax.network.continuous import ContinuousFlow
 from lim_jax.network.field import State
 from lim_jax.network.flow import ResidualFlow, euler
@@ -263,57 +263,6 @@ def amplification(norms: NormBounds) -> Amplification:
     """
     sizes = norms.upper
     return Amplification(jnp.expm1(sizes.shape[0] * sizes.max()), jnp.expm1(jnp.log1p(sizes).sum()))
-
-
-class QueryMasses(NamedTuple):
-    r"""Where a loss asks: the query weights :math:`\alpha` by region (left, middle, right).
-
-    Attributes
-    ----------
-    masses
-        :math:`\omega_B = \sum_{i \in B}\alpha_i` (`eq:query-mass-discrete`).
-    squares
-        :math:`|B|^{-1}\int_B \chi^2` of the density :math:`\chi_i = \alpha_i/\Delta p_i`
-        (`eq:continuum-query-right-bias`); on point regions of tokens :math:`L^2` times the average
-        of :math:`\alpha_i^2` (`eq:right-biased-squared-query-mass`). Masses compare regions of
-        different length, so it is these that decide.
-    """
-
-    masses: Float[Array, "3"]
-    squares: Float[Array, "3"]
-
-
-def query_masses(query_weights: Float[Array, " length"], regions: Regions) -> QueryMasses:
-    """Sum query weights, and average the squares of their density, over E_L, E_M and E_R.
-
-    Examples
-    --------
-    >>> from lim_jax.grid import boundary_regions, token_grid
-    >>> regions = boundary_regions(token_grid(4), "1/3", "points")
-    >>> found = query_masses(jnp.array([0.0, 0.0, 0.5, 0.5]), regions)
-    >>> found.masses.tolist(), found.squares.tolist()
-    ([0.0, 0.0, 1.0], [0.0, 0.0, 4.0])
-    """
-    density = query_weights / regions.grid.weights
-    weights = regions.weights
-    return QueryMasses(weights @ density, (weights @ density**2) / weights.sum(axis=1))
-
-
-def readout_support(query_weights: Float[Array, " length"], radius: int) -> Float[Array, " length"]:
-    r"""Where the terminal covector of a local readout may be other than zero: 1 there, else 0.
-
-    The tokens within `radius` of a query (`eq:local-readout-support`); a readout of one token has
-    radius 0.
-
-    Examples
-    --------
-    >>> readout_support(jnp.array([0.0, 0.0, 0.0, 1.0]), 1).tolist()
-    [0.0, 0.0, 1.0, 1.0]
-    """
-    near = jnp.ones(2 * radius + 1, query_weights.dtype)
-    asked = (query_weights > 0).astype(query_weights.dtype)
-    reached = jnp.convolve(asked, near)[radius : radius + asked.shape[0]]
-    return (reached > 0.5).astype(query_weights.dtype)
 
 
 def _interaction(

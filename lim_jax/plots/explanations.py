@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
-from lim_jax.adjoint.criteria import Certificate
+from lim_jax.adjoint.certificate import Certificate
 from lim_jax.adjoint.ledger import CHANNELS
 from lim_jax.grid import Regions
 from lim_jax.plots.drawing import new_figure, shade_boundaries

@@ -10,16 +10,14 @@ import equinox as eqx
 import jax
 from jaxtyping import Array, Float, Key
 
+from lim_jax.adjoint.certificate import Certificate, certificate_table
 from lim_jax.adjoint.cone import JointCone, cone_mass, joint_cone
 from lim_jax.adjoint.criteria import (
     REGIONS,
-    Certificate,
     bootstrap_bounds,
-    certificate_table,
     double_deficit,
     exact_characterisation,
     primacy_noncancellation,
-    readout_residual_energies,
     recency_survival,
     right_biased_queries,
 )
@@ -31,6 +29,7 @@ from lim_jax.adjoint.ledger import (
     cone_by_head,
     regional_channels,
 )
+from lim_jax.adjoint.queries import readout_residual_energies
 from lim_jax.adjoint.residual import amplification, interaction_norms
 from lim_jax.adjoint.tangent import attention_sites
 from lim_jax.density import Influence, influence
@@ -122,7 +121,7 @@ def explain(
     regions
         On the model's token grid.
     key
-        For power iterations and the bootstrap.
+        For the norms' random starts and the bootstrap.
     """
     norms_key, bootstrap_key = jax.random.split(key)
     x, targets = batch_of_windows(model, windows)
@@ -132,7 +131,7 @@ def explain(
     terminal, initial = measured.covectors[:, -1], measured.covectors[:, 0]
     bounds = bootstrap_bounds(regional, key=bootstrap_key)
     certificates = (
-        right_biased_queries(query_weights, measured.residual_energies, regions),
+        right_biased_queries(query_weights, measured.residual_energies, terminal, regions),
         recency_survival(terminal, initial, measured.amplification, regions),
         primacy_noncancellation(measured.cone, regions),
         double_deficit(regional, bounds),

@@ -1,0 +1,193 @@
+"""Certificates: what a proposition says of data, and numbers compared beyond their rounding.
+
+What is equal but for rounding is a tie, which neither holds nor is concluded.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
+
+from lim_jax._checks import require
+
+
+class Premise(NamedTuple):
+    """An assumption of a proposition.
+
+    Attributes
+    ----------
+    statement
+        In words and letters.
+    value
+        The number that it speaks of.
+    holds
+        Whether it is true here.
+    """
+
+    statement: str
+    value: float
+    holds: bool
+
+
+class Inequality(NamedTuple):
+    r"""A strict inequality of computed numbers, greater above lesser.
+
+    Attributes
+    ----------
+    statement
+        In words and letters.
+    greater, lesser
+        Its sides.
+    rounding
+        What rounding may have moved them apart: half of the digits of what was added up to make
+        them, :math:`\sqrt{\epsilon}` times its size. That covers sums of :math:`2/\sqrt\epsilon`
+        terms in any order (10^8 in float64, 5,800 in float32); longer ones err by less than the
+        worst case. Errors of the data themselves are not in it.
+    """
+
+    statement: str
+    greater: float
+    lesser: float
+    rounding: float
+
+    @property
+    def margin(self) -> float:
+        """By how much it holds; not positive where it does not."""
+        return self.greater - self.lesser
+
+    @property
+    def roundings(self) -> float:
+        """The margin in units of rounding: it holds above 1, and from -1 to 1 it is a tie."""
+        return self.margin / self.rounding if self.rounding > 0 else 0.0
+
+    @property
+    def holds(self) -> bool:
+        """Whether the margin is more than rounding."""
+        return self.margin > self.rounding
+
+    def record(self) -> dict[str, Any]:
+        """Everything as plain numbers and strings."""
+        found = {name: getattr(self, name) for name in ("margin", "roundings", "holds")}
+        return {**self._asdict(), **found}
+
+
+class Certificate(NamedTuple):
+    """What a proposition says of the data.
+
+    Attributes
+    ----------
+    name, source
+        The criterion, and the paper's label.
+    premises
+        Assumptions with their values.
+    inequalities
+        All of them must hold.
+    conclusion
+        What follows where the certificate holds.
+    measured
+        The conclusion as inequalities of the data, measured apart from the criterion.
+    vacuous
+        Why the criterion could not have held here, whatever the inequality's other side; empty
+        where it could.
+    """
+
+    name: str
+    source: str
+    premises: tuple[Premise, ...]
+    inequalities: tuple[Inequality, ...]
+    conclusion: str
+    measured: tuple[Inequality, ...]
+    vacuous: str = ""
+
+    @property
+    def margin(self) -> float:
+        """The least margin of the inequalities."""
+        return min(inequality.margin for inequality in self.inequalities)
+
+    @property
+    def holds(self) -> bool:
+        """Whether premises and inequalities hold, so that the conclusion follows."""
+        assumed = (*self.premises, *self.inequalities)
+        return not self.vacuous and all(one.holds for one in assumed)
+
+    @property
+    def concluded(self) -> bool:
+        """Whether the conclusion is true on the data."""
+        return all(inequality.holds for inequality in self.measured)
+
+    def record(self) -> dict[str, Any]:
+        """Everything as plain numbers and strings."""
+        return {
+            **self._asdict(),
+            "premises": [premise._asdict() for premise in self.premises],
+            "inequalities": [inequality.record() for inequality in self.inequalities],
+            "measured": [inequality.record() for inequality in self.measured],
+            "margin": self.margin,
+            "holds": self.holds,
+            "concluded": self.concluded,
+        }
+
+
+def half_digits(precision: Any) -> float:
+    """The root of the rounding unit of a dtype."""
+    return math.sqrt(jnp.finfo(precision).eps)
+
+
+def compare(
+    statement: str, greater: Any, lesser: Any, precision: Any, *, added: Any = None
+) -> Inequality:
+    """Compare two numbers of a dtype; by default what was added up is their own sizes."""
+    size = abs(greater) + abs(lesser) if added is None else added
+    rounding = half_digits(precision) * float(size)
+    return Inequality(statement, float(greater), float(lesser), rounding)
+
+
+def refuse_nan(name: str, tree: PyTree) -> None:
+    """Refuse what no certificate can judge: traced arrays, and NaN."""
+    leaves = jax.tree.leaves(tree)
+    require(
+        not any(isinstance(leaf, jax.core.Tracer) for leaf in leaves),
+        name,
+        got="traced arrays",
+        expected="concrete numbers, which a certificate judges",
+        cure="Call it outside jax.jit, jax.vmap and jax.grad.",
+    )
+    require(
+        not any(np.isnan(np.asarray(leaf)).any() for leaf in leaves),
+        name,
+        got="NaN",
+        expected="numbers",
+        cure="No inequality with NaN says anything: look where the NaN came from.",
+    )
+
+
+def certificate_table(certificates: Sequence[Certificate]) -> str:
+    """Certificates as text, one block for each."""
+    lines = []
+    for certificate in certificates:
+        verdict = "HOLDS" if certificate.holds else "does not hold"
+        verdict = f"vacuous: {certificate.vacuous}" if certificate.vacuous else verdict
+        lines.append(f"{certificate.name} ({certificate.source}): {verdict}")
+        for premise in certificate.premises:
+            mark = "yes" if premise.holds else "NO"
+            lines.append(f"    premise   {premise.statement}: {premise.value:.4g}  {mark}")
+        for one in certificate.inequalities:
+            lines.append(
+                f"    compare   {one.statement}: {one.greater:.4g} against {one.lesser:.4g}, "
+                f"margin {one.margin:+.4g}{_tie(one)}"
+            )
+        truth = "true" if certificate.concluded else "false"
+        lines.append(f"    measured  {certificate.conclusion}: {truth}")
+        for one in certificate.measured:
+            lines.append(
+                f"              {one.statement}: {one.greater:.4g}, {one.lesser:.4g}{_tie(one)}"
+            )
+    return "\n".join(lines)
+
+
+def _tie(inequality: Inequality) -> str:
+    return " (a tie)" if abs(inequality.margin) <= inequality.rounding else ""

@@ -1,0 +1,135 @@
+r"""Where a loss asks, and what its terminal covector inherits from that.
+
+Query weights :math:`\alpha` with the density :math:`\chi_i = \alpha_i/\Delta p_i`, the support of
+local readouts, and the readout's residual energies :math:`\rho_i`.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from lim_jax._checks import guarded
+from lim_jax.adjoint.certificate import half_digits
+from lim_jax.grid import Regions
+
+
+class QueryMasses(NamedTuple):
+    r"""Where a loss asks: the query weights :math:`\alpha` by region (left, middle, right).
+
+    Attributes
+    ----------
+    masses
+        :math:`\omega_B = \sum_{i \in B}\alpha_i` (`eq:query-mass-discrete`).
+    squares
+        :math:`|B|^{-1}\int_B \chi^2` of the density :math:`\chi_i = \alpha_i/\Delta p_i`
+        (`eq:continuum-query-right-bias`); on point regions of tokens :math:`L^2` times the average
+        of :math:`\alpha_i^2` (`eq:right-biased-squared-query-mass`). Masses compare regions of
+        different length, so it is these that decide.
+    """
+
+    masses: Float[Array, "3"]
+    squares: Float[Array, "3"]
+
+
+def query_masses(query_weights: Float[Array, " length"], regions: Regions) -> QueryMasses:
+    """Sum query weights, and average the squares of their density, over E_L, E_M and E_R.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import boundary_regions, token_grid
+    >>> regions = boundary_regions(token_grid(4), "1/3", "points")
+    >>> found = query_masses(jnp.array([0.0, 0.0, 0.5, 0.5]), regions)
+    >>> found.masses.tolist(), found.squares.tolist()
+    ([0.0, 0.0, 1.0], [0.0, 0.0, 4.0])
+    """
+    density = query_weights / regions.grid.weights
+    weights = regions.weights
+    return QueryMasses(weights @ density, (weights @ density**2) / weights.sum(axis=1))
+
+
+def readout_support(query_weights: Float[Array, " length"], radius: int) -> Float[Array, " length"]:
+    r"""Where the terminal covector of a local readout may be other than zero: 1 there, else 0.
+
+    The tokens within `radius` of a query (`eq:local-readout-support`); a readout of one token has
+    radius 0.
+
+    Examples
+    --------
+    >>> readout_support(jnp.array([0.0, 0.0, 0.0, 1.0]), 1).tolist()
+    [0.0, 0.0, 1.0, 1.0]
+    """
+    near = jnp.ones(2 * radius + 1, query_weights.dtype)
+    asked = (query_weights > 0).astype(query_weights.dtype)
+    reached = jnp.convolve(asked, near)[radius : radius + asked.shape[0]]
+    return (reached > 0.5).astype(query_weights.dtype)
+
+
+def readout_residual_energies(
+    readout: Any,
+    states: Float[Array, "examples length width"],
+    targets: Float[Array, "examples length vocabulary"],
+    regions: Regions,
+) -> Float[Array, " length"]:
+    r"""The energies :math:`\rho_i = \mathbb E\,\|C_i^*(\mathrm{softmax}(H_i) - Y_{i+1})\|^2`.
+
+    Of a tokenwise readout, where no query weight enters: the derivative of the cross-entropy of
+    token i in the state of token i (`eq:finite-recency-energy-contrast`). Labels of another sum
+    than one scale the softmax, as in `loss.logit_residual`.
+
+    Parameters
+    ----------
+    readout
+        ``readout(x, grid)``, tokenwise. A band's covectors mix the queries, and their energies
+        are no product of query weights and :math:`\rho`.
+    states
+        The terminal states of every example.
+    targets
+        Their labels.
+    regions
+        On the states' grid.
+
+    Raises
+    ------
+    EquinoxRuntimeError
+        Where the readout is not tokenwise.
+    """
+    grid = regions.grid
+
+    def energies(state: Array, target: Array) -> tuple[Array, Array]:
+        logits, pull = jax.vjp(lambda x: readout(x, grid), state)
+        totals = target.sum(axis=1, keepdims=True)
+        residual = totals * jax.nn.softmax(logits, axis=1) - target
+        (covector,) = pull(residual)
+        return (covector**2).sum(axis=1), _mixing(lambda c: pull(c)[0], logits)
+
+    found, mixed = jax.vmap(energies)(states, targets)
+    return guarded(
+        found.mean(axis=0),
+        jnp.any(mixed),
+        "readout: got one that reads several tokens for one token's logits, expected a tokenwise "
+        "one such as LinearReadout or TokenwiseReadout. The energies of other readouts' terminal "
+        "covectors are no product of query weights and residual energies: measure them on P_T.",
+    )
+
+
+def _mixing(pull: Any, logits: Float[Array, "length vocabulary"]) -> Array:
+    r"""Whether a readout's adjoint carries anything from one token to another.
+
+    Two positions differ in some binary digit. Cotangents at the positions where that digit is one
+    must give nothing where it is zero.
+    """
+    length = logits.shape[0]
+    # In general position, so that nothing cancels.
+    cotangent = jnp.asarray(np.random.default_rng(0).standard_normal(logits.shape), logits.dtype)
+    largest = jnp.abs(pull(cotangent)).max()
+
+    def leak(digit: Array) -> Array:
+        chosen = ((jnp.arange(length) >> digit) & 1).astype(logits.dtype)[:, None]
+        leaked = (1 - chosen) * pull(chosen * cotangent) + chosen * pull((1 - chosen) * cotangent)
+        return jnp.abs(leaked).max() > half_digits(logits.dtype) * largest
+
+    digits = jnp.arange(max(length - 1, 1).bit_length())
+    return jnp.any(jax.lax.map(leak, digits))
