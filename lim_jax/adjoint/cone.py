@@ -236,8 +236,8 @@ def joint_cone(sites: AttentionSites, grid: Grid) -> JointCone:
         channel = step * jnp.einsum("d,nkdx->nx", weights, parts)
         return lowest.min(), largest.max(), (channel**2).sum(axis=1).mean(), weights.sum()
 
-    horizon = sites.step[0].sum()
-    return JointCone(*jax.lax.map(at_position, jnp.arange(grid.size)), horizon)
+    lowest, largest, energy, future = jax.lax.map(at_position, jnp.arange(grid.size))
+    return JointCone(lowest, largest, energy, future, horizon=sites.step[0].sum())
 
 
 def _cone_weights(grid: Grid, normalisation: Normalisation) -> Float[Array, "length length"]:

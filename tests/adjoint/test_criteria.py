@@ -270,10 +270,9 @@ def test_ties_neither_hold_nor_are_concluded():
     generator = np.random.default_rng(0)
     for length in (7, 10, 24, 33, 48):
         grid = lim.token_grid(length)
-        for delta, convention in [(0.15, "points"), (0.2, "points")] + [
-            (delta, "overlap") for delta in (0.05, 0.11, 0.2, 0.3, 0.37, 0.49)
-        ]:
-            regions = lim.boundary_regions(grid, delta, convention)
+        overlaps = [lim.boundary_regions(grid, d) for d in (0.05, 0.11, 0.2, 0.3, 0.37, 0.49)]
+        points = [lim.boundary_regions(grid, d, "points") for d in (0.15, 0.2)]
+        for regions in overlaps + points:
             value = generator.standard_normal((2, 1, 3)) * np.ones((1, length, 1))
             vectors = np.stack([value, 0 * value, 0 * value], axis=1)
             regional, terminal = paired(vectors, regions), jax.device_put(value)
@@ -333,10 +332,10 @@ def test_criteria_on_channels_are_met_both_ways():
         vectors = generator.standard_normal((3, 3, 9, 2))
         weights = generator.uniform(0.02, 1, 3)[None, :, None, None]
         vectors *= weights * np.where(generator.uniform() < 0.5, 0.1, 1)
-        strength = generator.uniform(0, 9)
+        left, right = generator.choice([0.3, 2.0, 9.0], 2)
         inside = regions._host_weights() > 0
-        vectors[:, 1, inside[0]] += strength * generator.choice([-1, 1], (3, 1, 1))
-        vectors[:, 0, inside[2]] += strength * generator.choice([-1, 1], (3, 1, 1))
+        vectors[:, 1, inside[0]] += left * generator.choice([-1, 1], (3, 1, 1))
+        vectors[:, 0, inside[2]] += right * generator.choice([-1, 1], (3, 1, 1))
         regional = paired(vectors, regions)
         total = (vectors.sum(axis=1) ** 2).sum(axis=2).mean(axis=0)
         shares = regions._host_weights()
@@ -347,13 +346,8 @@ def test_criteria_on_channels_are_met_both_ways():
         double = criteria.double_deficit(regional, exact_bounds(regional))
         assert double.concluded is deficit and (deficit or not double.holds)
         met.update([("exact", exact.holds), ("double", double.holds, deficit)])
-    for case in (
-        ("exact", True),
-        ("exact", False),
-        ("double", True, True),
-        ("double", False, True),
-    ):
-        assert met[case] > 10, met
+    cases = ("exact", True), ("exact", False), ("double", True, True), ("double", False, True)
+    assert all(met[case] > 2 for case in cases), met
 
 
 @pytest.mark.parametrize("name", ["terminal", "regional", "cone", "weights"])
@@ -366,7 +360,7 @@ def test_certificates_refuse_nan_and_tracers(name, as_users_run):
             RegionalChannels(x.sum() * jnp.ones((1, 3, 3, 3)))
         ),
         "cone": lambda x: criteria.primacy_noncancellation(
-            JointCone(*[x.sum() * jnp.ones(LENGTH)] * 4, jnp.ones(())), REGIONS
+            JointCone(*[x.sum() * jnp.ones(LENGTH)] * 4, horizon=jnp.ones(())), REGIONS
         ),
         "weights": lambda x: criteria.right_biased_queries(
             x[0, :, 0], jnp.ones(LENGTH), jnp.ones((1, LENGTH, 1)), REGIONS
@@ -492,21 +486,6 @@ def test_a_readout_that_mixes_tokens_is_refused():
     certificate = criteria.right_biased_queries(query, rho, terminal, regions)
     assert not certificate.premises[1].holds and not certificate.holds
     assert not certificate.concluded
-
-
-def test_readout_residuals_times_query_weights_are_the_terminal_energies():
-    readout = lim.LinearReadout(random_states(4, 6, 5))
-    states, targets = random_states(1, 3, LENGTH, 6), 1.7 * random_labels(3, 3, LENGTH, 5)
-    weights = random_labels(8, 1, LENGTH)[0]
-    measured = eqx.filter_jit(queries.readout_residual_energies)
-    found = np.asarray(measured(readout, states, targets, REGIONS))
-
-    def loss(x, y):
-        return lim.autoregressive_cross_entropy(readout(x, GRID), y, weights)
-
-    covectors = np.asarray(jax.jit(jax.vmap(jax.grad(loss)))(states, targets))
-    euclidean = (covectors**2).sum(axis=2).mean(axis=0)
-    np.testing.assert_allclose(np.asarray(weights) ** 2 * found, euclidean, rtol=1e-10)
 
 
 @pytest.mark.slow

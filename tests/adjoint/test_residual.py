@@ -186,31 +186,3 @@ def test_generators_along_a_continuous_flow_are_bounded_at_every_time():
     exact = dense_norms(matrices, weights)
     np.testing.assert_allclose(norms.attained, exact, rtol=1e-9)
     assert (norms.upper >= norms.attained).all()
-
-
-def test_query_masses_by_hand():
-    """Ten tokens; a fifth of the length on either side."""
-    alpha = jnp.zeros(10).at[jnp.array([0, 4, 9])].set(jnp.array([0.2, 0.3, 0.5]))
-    found = residual.query_masses(alpha, lim.boundary_regions(lim.token_grid(10), 0.2, "points"))
-    # p = 0.1 is left; 0.2 ... 0.7 are the middle; 0.8, 0.9 and 1 are right.
-    np.testing.assert_allclose(found.masses, [0.2, 0.3, 0.5])
-    expected = [100 * 0.2**2 / 1, 100 * 0.3**2 / 6, 100 * 0.5**2 / 3]
-    np.testing.assert_allclose(found.squares, expected)
-
-
-def test_terminal_covectors_of_local_readouts_stay_near_the_queries():
-    grid = lim.token_grid(20)
-    readout = lim.BandReadout(random_states(4, WIDTH, VOCABULARY), 0.15)
-    queries, labels = jnp.asarray(np.isin(np.arange(20), [4, 19]) * 0.5), random_labels(3, 20, 5)
-
-    def loss(x):
-        return lim.autoregressive_cross_entropy(readout(x, grid), labels, queries)
-
-    covector = np.asarray(jax.jit(jax.grad(loss))(random_states(1, 20, WIDTH)))
-    touched = (covector != 0).any(axis=1)
-    support = np.asarray(residual.readout_support(queries, 3)) > 0
-    assert not (touched & ~support).any()
-    expected = np.zeros(20, bool)
-    expected[[1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19]] = True
-    np.testing.assert_array_equal(support, expected)
-    np.testing.assert_array_equal(residual.readout_support(queries, 0) > 0, queries > 0)

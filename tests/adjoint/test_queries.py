@@ -1,0 +1,57 @@
+"""Query weights, the support of local readouts, and readout residuals by hand and by autodiff."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from reference.networks import VOCABULARY, WIDTH, random_labels, random_states
+
+import lim_jax as lim
+from lim_jax.adjoint import queries
+
+LENGTH = 20
+GRID = lim.token_grid(LENGTH)
+REGIONS = lim.boundary_regions(GRID, 0.2)
+
+
+def test_readout_residuals_times_query_weights_are_the_terminal_energies():
+    readout = lim.LinearReadout(random_states(4, 6, 5))
+    states, targets = random_states(1, 3, LENGTH, 6), 1.7 * random_labels(3, 3, LENGTH, 5)
+    weights = random_labels(8, 1, LENGTH)[0]
+    measured = eqx.filter_jit(queries.readout_residual_energies)
+    found = np.asarray(measured(readout, states, targets, REGIONS))
+
+    def loss(x, y):
+        return lim.autoregressive_cross_entropy(readout(x, GRID), y, weights)
+
+    covectors = np.asarray(jax.jit(jax.vmap(jax.grad(loss)))(states, targets))
+    euclidean = (covectors**2).sum(axis=2).mean(axis=0)
+    np.testing.assert_allclose(np.asarray(weights) ** 2 * found, euclidean, rtol=1e-10)
+
+
+def test_query_masses_by_hand():
+    """Ten tokens; a fifth of the length on either side."""
+    alpha = jnp.zeros(10).at[jnp.array([0, 4, 9])].set(jnp.array([0.2, 0.3, 0.5]))
+    found = queries.query_masses(alpha, lim.boundary_regions(lim.token_grid(10), 0.2, "points"))
+    # p = 0.1 is left; 0.2 ... 0.7 are the middle; 0.8, 0.9 and 1 are right.
+    np.testing.assert_allclose(found.masses, [0.2, 0.3, 0.5])
+    expected = [100 * 0.2**2 / 1, 100 * 0.3**2 / 6, 100 * 0.5**2 / 3]
+    np.testing.assert_allclose(found.squares, expected)
+
+
+def test_terminal_covectors_of_local_readouts_stay_near_the_queries():
+    grid = lim.token_grid(20)
+    readout = lim.BandReadout(random_states(4, WIDTH, VOCABULARY), 0.15)
+    weights, labels = jnp.asarray(np.isin(np.arange(20), [4, 19]) * 0.5), random_labels(3, 20, 5)
+
+    def loss(x):
+        return lim.autoregressive_cross_entropy(readout(x, grid), labels, weights)
+
+    covector = np.asarray(jax.jit(jax.grad(loss))(random_states(1, 20, WIDTH)))
+    touched = (covector != 0).any(axis=1)
+    support = np.asarray(queries.readout_support(weights, 3)) > 0
+    assert not (touched & ~support).any()
+    expected = np.zeros(20, bool)
+    expected[[1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19]] = True
+    np.testing.assert_array_equal(support, expected)
+    np.testing.assert_array_equal(queries.readout_support(weights, 0) > 0, weights > 0)
