@@ -5,6 +5,7 @@ from . import field as field
 from . import flow as flow
 from . import fused as fused
 from . import norms as norms
+from . import regularity as regularity
 from .attention import attention_kernel as attention_kernel
 from .attention import attention_weights as attention_weights
 from .attention import causal_attention as causal_attention
@@ -32,3 +33,11 @@ from .flow import unit_profile as unit_profile
 from .fused import fused_attention as fused_attention
 from .norms import LayerNorm as LayerNorm
 from .norms import require_width as require_width
+from .regularity import AttentionRegularity as AttentionRegularity
+from .regularity import FeedForwardRegularity as FeedForwardRegularity
+from .regularity import FieldRegularity as FieldRegularity
+from .regularity import attention_regularity as attention_regularity
+from .regularity import feed_forward_regularity as feed_forward_regularity
+from .regularity import field_regularity as field_regularity
+from .regularity import norm_lipschitz as norm_lipschitz
+from .regularity import trajectory_radius as trajectory_radius

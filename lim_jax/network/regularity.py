@@ -1,0 +1,319 @@
+r"""How steep and how large a pre-norm field can be, for all states: `prop:transformer-lipschitz`.
+
+Layer normalisation makes a field's constants depend on its parameters alone, through the norms of
+their blocks (`ass:bounded`). Every function takes one field, or one whose arrays have a leading
+axis: then each constant holds for all of these fields and for their convex combinations, such as
+`linear_control` between them, since norms are convex.
+
+States are compared in the grid's :math:`L^2` norm, on tokens, other cells (whose prefix weights are
+not negative) or in the continuum. Below, :math:`h(p) = \|X(p) - Y(p)\|` and
+:math:`(Hh)(p) = p^{-1}\int_0^p h` is Hardy's average, whose norm on :math:`L^2` is at most 2.
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from lim_jax._checks import require
+from lim_jax.grid import Grid, inner
+from lim_jax.network.field import CausalAttention, FeedForward, State, TransformerField
+from lim_jax.network.norms import LayerNorm, Norm
+
+HARDY = 2.0
+
+Scalar = Float[Array, ""]
+Heads = Float[Array, " heads"]
+
+
+class AttentionRegularity(NamedTuple):
+    r"""The constants of causal attention, step by step.
+
+    Attributes
+    ----------
+    score
+        :math:`B`, with :math:`|s_X(p,q)| \le B` and the kernel
+        :math:`a_X(p,q) \le e^{2B}/p` (`eq:attention-density-hardy-bound`), for each head.
+    score_local, score_past
+        :math:`|s_X - s_Y|(p,q)` is at most the first times :math:`h(p)` and the second times
+        :math:`h(q)` (`eq:score-l2-difference`).
+    kernel_local, kernel_hardy
+        :math:`\int_0^p |a_X - a_Y|\,dq` is at most the first times :math:`h(p)` and the second
+        times :math:`(Hh)(p)` (`eq:normalized-kernel-l1-difference`).
+    head_local, head_hardy
+        The same for one head's output (`eq:attention-pointwise-hardy-stability`).
+    head
+        The head's Lipschitz constant (`eq:global-l2-attention-stability`).
+    lipschitz, bound
+        Those of all heads together, behind :math:`W_O`.
+    """
+
+    score: Heads
+    score_local: Heads
+    score_past: Heads
+    kernel_local: Heads
+    kernel_hardy: Heads
+    head_local: Heads
+    head_hardy: Heads
+    head: Heads
+    lipschitz: Scalar
+    bound: Scalar
+
+
+class FeedForwardRegularity(NamedTuple):
+    r"""The constants of a tokenwise network.
+
+    Attributes
+    ----------
+    radius
+        A bound on what the activation is applied to, :math:`W_1\,\mathrm{LN}(z) + b_1`.
+    slope
+        The activation's Lipschitz constant within it.
+    lipschitz, bound
+        Those of the network.
+    """
+
+    radius: Scalar
+    slope: Scalar
+    lipschitz: Scalar
+    bound: Scalar
+
+
+class FieldRegularity(NamedTuple):
+    r"""The constants of a complete field.
+
+    Attributes
+    ----------
+    attention, feed_forward
+        Those of its sublayers.
+    """
+
+    attention: AttentionRegularity
+    feed_forward: FeedForwardRegularity
+
+    @property
+    def lipschitz(self) -> Scalar:
+        r""":math:`C_F` of `eq:transformer-field-state-lipschitz`, the same at every radius."""
+        return self.attention.lipschitz + self.feed_forward.lipschitz
+
+    @property
+    def bound(self) -> Scalar:
+        r""":math:`M_R` of `eq:transformer-field-uniform-bound`, the same at every radius."""
+        return self.attention.bound + self.feed_forward.bound
+
+
+def norm_lipschitz(norm: LayerNorm) -> Scalar:
+    r"""The Lipschitz constant of layer normalisation, :math:`\|\gamma\|_\infty/\sqrt\eta`.
+
+    Its slope is largest where the token's variance vanishes. Takes one norm or stacked ones.
+
+    Examples
+    --------
+    >>> float(norm_lipschitz(LayerNorm.init(4, eta=0.25)))
+    2.0
+    """
+    return jnp.max(jnp.abs(norm.scale)) / math.sqrt(norm.eta)
+
+
+def attention_regularity(attention: CausalAttention) -> AttentionRegularity:
+    r"""Lipschitz constant and bound of attention by the steps of `prop:transformer-lipschitz`.
+
+    With the bound :math:`C` and the slope :math:`\ell` of LN, :math:`c_q = \|W_Q\| C + \|b_Q\|`
+    and so on: :math:`B = c_q c_k/\sqrt{d_k}`, the scores' slopes are
+    :math:`\ell\|W_Q\|c_k/\sqrt{d_k}` and :math:`\ell\|W_K\|c_q/\sqrt{d_k}`, the kernel's are twice
+    these, the second times :math:`e^{2B}` (along the segment between the scores, where the paper
+    takes the quotient identity), and a head's are :math:`c_v` times the kernel's, to the second of
+    which :math:`e^{2B}\ell\|W_V\|` is added. Hardy's inequality doubles the second.
+
+    Exponential in the scores' bound: small for small weights, infinite in floating point for
+    large ones. Works under jit, vmap and grad.
+
+    Raises
+    ------
+    ValueError
+        Where the norm is no `LayerNorm`: then nothing bounds the scores.
+
+    Examples
+    --------
+    >>> attention = CausalAttention.init(4, heads=2, eta=0.1, key=jax.random.key(0))
+    >>> found = attention_regularity(jax.tree.map(lambda leaf: 0.2 * leaf, attention))
+    >>> found.score.shape, float(found.lipschitz) < 1
+    ((2,), True)
+    """
+    heads, size = attention.query.shape[-3:-1]
+    token, slope = _norm_constants(attention.norm)
+    query, key, value = map(_operator_norms, (attention.query, attention.key, attention.value))
+    biases = (attention.query_bias, attention.key_bias, attention.value_bias)
+    sizes = [_vector_norms(bias, heads) for bias in biases]
+    queries, keys, values = (
+        matrix * token + bias for matrix, bias in zip((query, key, value), sizes, strict=True)
+    )
+    scale = math.sqrt(size)
+    score = queries * keys / scale
+    local, past = slope * query * keys / scale, slope * key * queries / scale
+    growth = jnp.exp(2 * score)
+    kernel_local, kernel_hardy = 2 * local, _times(2 * past, growth)
+    head_local = values * kernel_local
+    head_hardy = _times(values, kernel_hardy) + _times(slope * value, growth)
+    head = head_local + HARDY * head_hardy
+    joined = jnp.concatenate(jnp.unstack(attention.output, axis=-3), axis=-1)
+    output, output_bias = _operator_norms(joined[..., None, :, :])[0], attention.output_bias
+    return AttentionRegularity(
+        score,
+        local,
+        past,
+        kernel_local,
+        kernel_hardy,
+        head_local,
+        head_hardy,
+        head,
+        _times(output, jnp.linalg.norm(head)),
+        output * jnp.linalg.norm(values) + _vector_norms(output_bias, 1)[0],
+    )
+
+
+def feed_forward_regularity(network: FeedForward) -> FeedForwardRegularity:
+    r"""Lipschitz constant and bound of the tokenwise network.
+
+    :math:`\|W_2\|\,\mathrm{Lip}(\sigma)\,\|W_1\|\,\ell` and
+    :math:`\|W_2\|(\|\sigma(0)\mathbf 1\| + \mathrm{Lip}(\sigma)\,r) + \|b_2\|` with
+    :math:`r = \|W_1\|C + \|b_1\|`. The activation's slope is sampled on :math:`[-r, r]`, and half a
+    spacing times its largest second derivative is added.
+
+    Raises
+    ------
+    ValueError
+        Where the norm is no `LayerNorm`.
+
+    Examples
+    --------
+    >>> network = FeedForward.init(4, activation=jnp.tanh, eta=0.25, key=jax.random.key(0))
+    >>> round(float(feed_forward_regularity(network).slope), 2)
+    1.0
+    """
+    token, slope = _norm_constants(network.norm)
+    inner_norm, outer_norm = (
+        _operator_norms(matrix[..., None, :, :])[0] for matrix in (network.inner, network.outer)
+    )
+    radius = inner_norm * token + _vector_norms(network.inner_bias, 1)[0]
+    steepest = _activation_slope(network.activation, radius)
+    hidden = network.inner.shape[-2]
+    resting = math.sqrt(hidden) * jnp.abs(network.activation(jnp.zeros((), radius.dtype)))
+    return FeedForwardRegularity(
+        radius,
+        steepest,
+        outer_norm * steepest * inner_norm * slope,
+        outer_norm * (resting + steepest * radius) + _vector_norms(network.outer_bias, 1)[0],
+    )
+
+
+def field_regularity(field: TransformerField) -> FieldRegularity:
+    r"""Lipschitz constant :math:`C_F` and bound :math:`M_R` of a field, uniform over all states.
+
+    `prop:transformer-lipschitz` with its constants, from the norms of the parameters' blocks.
+    Pre-norms make both independent of the states' radius R.
+
+    Parameters
+    ----------
+    field
+        One field, or one whose arrays have a leading axis: the admissible set of `ass:bounded` is
+        then the convex hull.
+
+    Raises
+    ------
+    ValueError
+        Where a norm is no `LayerNorm`.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> field = TransformerField.init(4, eta=0.1, key=jax.random.key(0))
+    >>> field = jax.tree.map(lambda leaf: 0.2 * leaf, field)
+    >>> x, y = jax.random.normal(jax.random.key(1), (2, 5, 4))
+    >>> moved = jnp.linalg.norm(field(x, x, token_grid(5)) - field(y, y, token_grid(5)))
+    >>> bool(moved <= field_regularity(field).lipschitz * jnp.linalg.norm(x - y))
+    True
+    """
+    return FieldRegularity(
+        attention_regularity(field.attention), feed_forward_regularity(field.feed_forward)
+    )
+
+
+def trajectory_radius(
+    fields: TransformerField,
+    x: State,
+    grid: Grid,
+    times: Float[Array, "*times"],
+    *,
+    profile_bound: float = 1.0,
+) -> Float[Array, "*times"]:
+    r"""A bound on :math:`\|X_t\|` along depth: :math:`\|X_0\| + t\,\|\zeta\|_\infty M_R`.
+
+    `rem:bounded-state-preln`. It holds for the depth flow and for residual recursions by every
+    step here, since each increment is a mean of bounded ones.
+
+    Parameters
+    ----------
+    fields
+        As in `field_regularity`: the layers, or the fields that a `linear_control` joins.
+    x, grid
+        The input :math:`X_0` and its positions.
+    times
+        Depth times t.
+    profile_bound
+        :math:`\|\zeta\|_\infty`.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> field = TransformerField.init(4, eta=0.1, key=jax.random.key(0))
+    >>> trajectory_radius(field, jnp.ones((5, 4)), token_grid(5), jnp.zeros(1)).tolist()
+    [2.0]
+    """
+    start = jnp.sqrt(inner(x, x, grid))
+    return start + times * profile_bound * field_regularity(fields).bound
+
+
+def _norm_constants(norm: Norm) -> tuple[Scalar, Scalar]:
+    """The bound of layer normalisation and its Lipschitz constant."""
+    require(
+        isinstance(norm, LayerNorm),
+        "norm",
+        got=type(norm).__name__,
+        expected="a LayerNorm",
+        cure="Without one the field is neither bounded nor Lipschitz on all states.",
+    )
+    assert isinstance(norm, LayerNorm)
+    width = norm.scale.shape[-1]
+    shift = _vector_norms(norm.shift, 1)[0]
+    return math.sqrt(width) * jnp.max(jnp.abs(norm.scale)) + shift, norm_lipschitz(norm)
+
+
+def _operator_norms(matrices: Float[Array, "*fields heads rows columns"]) -> Heads:
+    """The operator norm of every head's matrix, the largest over fields."""
+    norms = jnp.linalg.norm(matrices, ord=2, axis=(-2, -1))
+    return norms.reshape(-1, norms.shape[-1]).max(axis=0)
+
+
+def _vector_norms(vectors: Float[Array, "..."] | None, heads: int) -> Heads:
+    """The norm of every head's vector, the largest over fields; zero for None."""
+    if vectors is None:
+        return jnp.zeros(heads)
+    return jnp.linalg.norm(vectors, axis=-1).reshape(-1, heads).max(axis=0)
+
+
+def _activation_slope(activation: Callable[[Array], Array], radius: Scalar) -> Scalar:
+    """The Lipschitz constant of an elementwise function on [-radius, radius]."""
+    points = jnp.linspace(-radius, radius, 4097)
+    slopes = jax.vmap(jax.grad(activation))(points)
+    bends = jax.vmap(jax.grad(jax.grad(activation)))(points)
+    spacing = radius / 2048
+    return jnp.max(jnp.abs(slopes)) + spacing / 2 * jnp.max(jnp.abs(bends))
+
+
+def _times(factor: Array, growth: Array) -> Array:
+    """Multiply, where zero times an infinite growth is zero."""
+    return jnp.where(factor == 0, 0, factor * growth)

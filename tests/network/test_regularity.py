@@ -1,0 +1,248 @@
+"""The constants of a field's regularity, each step of their proof by itself, in NumPy."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from reference.networks import GRIDS, layer_of, random_flow, random_states, randomised
+
+import lim_jax as lim
+from lim_jax.network.continuous import linear_control
+from lim_jax.network.norms import LayerNorm
+from lim_jax.network.regularity import (
+    HARDY,
+    attention_regularity,
+    feed_forward_regularity,
+    field_regularity,
+    norm_lipschitz,
+    trajectory_radius,
+)
+
+ETA = 0.1
+
+
+def small_layer(seed=0, scale=0.5):
+    """A layer with two unequal heads, whose scores stay below one."""
+    layer = layer_of(random_flow(seed, depth=1))
+    scaled = jax.tree.map(lambda leaf: jax.device_put(scale * np.asarray(leaf)), layer)
+    query = np.asarray(scaled.attention.query) * np.array([0.3, 0.1])[:, None, None]
+    return eqx.tree_at(lambda f: f.attention.query, scaled, jax.device_put(query))
+
+
+def pairs(nodes, seed):
+    """States that differ a lot and a little, by what Hardy's average enlarges, and near a mean.
+
+    Tokens of little variance are where layer normalisation is steep.
+    """
+    generator = np.random.default_rng(seed)
+    x, noise = generator.standard_normal((2, nodes.size, 6))
+    singular = 1e-3 * noise[:1] / np.sqrt(nodes)[:, None]
+    flat = 1e-2 * x + np.linspace(-3.0, 5.0, nodes.size)[:, None]
+    steps = [
+        (x, 3 * noise),
+        (x, 1e-4 * noise),
+        (x, singular),
+        (flat, singular),
+        (flat, 0.1 * noise),
+    ]
+    return [(start, start + step) for start, step in steps]
+
+
+def numpy_norm(norm, x):
+    centred = x - x.mean(axis=1, keepdims=True)
+    spread = np.sqrt((centred**2).mean(axis=1, keepdims=True) + ETA)
+    return np.asarray(norm.scale) * centred / spread + np.asarray(norm.shift)
+
+
+def numpy_head(attention, head, x, prefix):
+    """Scores, kernel as masses of cells, and output of one head."""
+    u = numpy_norm(attention.norm, x)
+    query, key, value = (
+        u @ np.asarray(matrix)[head].T + np.asarray(bias)[head]
+        for matrix, bias in (
+            (attention.query, attention.query_bias),
+            (attention.key, attention.key_bias),
+            (attention.value, attention.value_bias),
+        )
+    )
+    scores = query @ key.T / np.sqrt(query.shape[1])
+    mass = prefix * np.exp(scores)
+    mass = mass / mass.sum(axis=1, keepdims=True)
+    return scores, mass, mass @ value
+
+
+@pytest.mark.parametrize("name", GRIDS)
+def test_every_step_of_the_proof_holds_by_itself(name):
+    grid = GRIDS[name](17)
+    prefix, weights = np.asarray(grid.prefix_weights()), np.asarray(grid.weights)
+    past = prefix > 0
+    attention = small_layer().attention
+    found = jax.tree.map(np.asarray, attention_regularity(attention))
+    sharpest = {}
+
+    def holds(step, smaller, larger):
+        ratio = np.max(np.where(larger > 0, smaller / np.where(larger > 0, larger, 1), 0))
+        assert ratio <= 1 + 1e-9, (step, ratio)
+        sharpest[step] = max(sharpest.get(step, 0), ratio)
+
+    def mean_square(values):
+        return np.sqrt(weights @ values**2)
+
+    for x, y in pairs(np.asarray(grid.nodes), 1):
+        h = np.linalg.norm(x - y, axis=1)
+        hardy = prefix @ h / prefix.sum(axis=1)
+        assert mean_square(hardy) <= HARDY * mean_square(h)
+        holds(
+            "norm",
+            np.linalg.norm(numpy_norm(attention.norm, x) - numpy_norm(attention.norm, y), axis=1),
+            float(norm_lipschitz(attention.norm)) * h,
+        )
+        for head in range(2):
+            score, mass, output = numpy_head(attention, head, x, prefix)
+            other_score, other_mass, other_output = numpy_head(attention, head, y, prefix)
+            bound = {key: value[head] for key, value in found._asdict().items() if value.ndim}
+            holds("score", np.abs(score), np.full_like(score, bound["score"]))
+            density = mass / np.where(past, prefix, 1) * prefix.sum(axis=1, keepdims=True)
+            holds("density", density, np.full_like(density, np.exp(2 * bound["score"])))
+            local, passed = bound["score_local"] * h[:, None], bound["score_past"] * h[None, :]
+            holds("score slope", np.abs(score - other_score), local + passed)
+            kernel = bound["kernel_local"] * h + bound["kernel_hardy"] * hardy
+            holds("kernel", np.abs(mass - other_mass).sum(axis=1), kernel)
+            gap = np.linalg.norm(output - other_output, axis=1)
+            holds("pointwise", gap, bound["head_local"] * h + bound["head_hardy"] * hardy)
+            holds("head", mean_square(gap), bound["head"] * mean_square(h))
+    # Not vacuous: how far the nearest case is from each bound.
+    assert all(ratio > 1 / 60 for ratio in sharpest.values()), sharpest
+    assert min(sharpest["score"], sharpest["density"], sharpest["norm"]) > 0.15, sharpest
+
+
+@eqx.filter_jit
+def slopes_and_size(field, first, second, grid):
+    """The largest ratio of differences over pairs, and the largest value, in the grid's norm."""
+
+    def size(values):
+        return jnp.sqrt(jax.vmap(lambda v: lim.inner(v, v, grid))(values))
+
+    images = [jax.vmap(lambda z: field(z, z, grid))(states) for states in (first, second)]
+    return jnp.max(size(images[0] - images[1]) / size(first - second)), jnp.max(size(images[1]))
+
+
+@pytest.mark.parametrize("name", GRIDS)
+@pytest.mark.parametrize("seed", range(2))
+def test_a_field_is_never_steeper_nor_larger_than_its_constants(name, seed):
+    grid = GRIDS[name](17)
+    layer = small_layer(seed)
+    first, second = map(
+        jax.device_put, np.swapaxes(np.array(pairs(np.asarray(grid.nodes), seed)), 0, 1)
+    )
+    found = field_regularity(layer)
+    parts = (
+        (layer, found),
+        (layer.attention, found.attention),
+        (layer.feed_forward, found.feed_forward),
+    )
+    for part, constants in parts:
+        slope, size = slopes_and_size(part, first, second, grid)
+        assert slope <= constants.lipschitz < 60 * slope, (slope, constants.lipschitz)
+        assert size <= constants.bound < 20 * size, (size, constants.bound)
+
+
+@pytest.mark.parametrize("name", GRIDS)
+def test_averaging_is_as_steep_as_its_constant_but_for_hardys_on_the_grid(name):
+    """No scores, tokens without variance: LN is steepest, and what is left is prefix averaging."""
+    grid = GRIDS[name](40)
+    weights, prefix = np.asarray(grid.weights), np.asarray(grid.prefix_weights())
+    average = prefix / prefix.sum(axis=1, keepdims=True)
+    root = np.sqrt(weights)
+    _, singular, directions = np.linalg.svd(root[:, None] * average / root[None, :])
+    zeros, value = jnp.zeros((1, 2, 6)), 3 * jnp.eye(6)[None]
+    norm = LayerNorm(jnp.full(6, 0.7), jnp.ones(6), ETA)
+    attention = lim.CausalAttention(norm, zeros, zeros, value, 0.5 * jnp.eye(6)[None])
+    step = 1e-5 * (directions[0] / root)[:, None] * np.array([1.0, -1, 0, 0, 0, 0])
+    still = jnp.ones((1, 40, 6))
+    slope, _ = slopes_and_size(attention, still, still + jnp.asarray(step)[None], grid)
+    found = attention_regularity(attention)
+    steepest = 0.5 * 3 * 0.7 / np.sqrt(ETA)
+    np.testing.assert_allclose(slope, steepest * singular[0], rtol=1e-6)
+    np.testing.assert_allclose(found.lipschitz, steepest * HARDY, rtol=1e-12)
+    assert 1.5 < singular[0] < HARDY
+    np.testing.assert_allclose(found.bound, 0.5 * 3 * (0.7 * 6**0.5 + 6**0.5), rtol=1e-12)
+
+
+def test_the_constants_of_norm_and_activations_in_closed_form():
+    scale = jnp.asarray(np.array([1.0, -3.0, 2.0, 0.5]))
+    norm = LayerNorm(scale, jnp.zeros(4), 0.25)
+    assert float(norm_lipschitz(norm)) == 6
+    # Attained, but for the projection off the mean, where the variance vanishes.
+    step = 1e-6 * np.eye(4)[1]
+    moved = norm(jnp.asarray(step)) - norm(jnp.zeros(4))
+    np.testing.assert_allclose(jnp.linalg.norm(moved) / 1e-6, 6, rtol=0.3)
+    # tanh is steepest at 0, GELU (by tanh) 1.129 at 1.42; within its radius softplus is 1/(1+e^-r).
+    for activation, expected in ((jnp.tanh, 1.0), (jax.nn.gelu, 1.12899)):
+        network = lim.FeedForward.init(4, activation=activation, eta=ETA, key=jax.random.key(0))
+        slope = float(feed_forward_regularity(network).slope)
+        assert expected <= slope < 1.003 * expected
+    network = lim.FeedForward.init(4, activation=jax.nn.softplus, eta=ETA, key=jax.random.key(0))
+    found = feed_forward_regularity(network)
+    np.testing.assert_allclose(found.slope, 1 / (1 + np.exp(-found.radius)), rtol=1e-2)
+    assert found.slope >= 1 / (1 + np.exp(-found.radius))
+
+
+def test_stacked_layers_bound_what_lies_between_them():
+    """Norms are convex: the constants of two layers hold on the segment between them."""
+    stacked = random_flow(2, depth=2).layers
+    together = field_regularity(stacked)
+    ends = [field_regularity(layer_of(random_flow(2, depth=2), k)) for k in (0, 1)]
+    for part in (together, together.attention, together.feed_forward):
+        assert np.isfinite(float(part.lipschitz))
+    middle = field_regularity(linear_control(stacked)(jnp.array(0.3)))
+    for one in (middle, *ends):
+        pairs_of = zip(jax.tree.leaves(one), jax.tree.leaves(together), strict=True)
+        assert all(np.all(np.asarray(a) <= np.asarray(b)) for a, b in pairs_of)
+    # One field stacked alone has its own constants.
+    alone = field_regularity(jax.tree.map(lambda leaf: leaf[None, 0], stacked))
+    for a, b in zip(jax.tree.leaves(alone), jax.tree.leaves(ends[0]), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-12)
+
+
+@pytest.mark.parametrize("step", [lim.euler, lim.split, lim.network.rk4])
+def test_trajectories_stay_within_their_radius(step):
+    grid, x = lim.graded_grid(12), random_states()
+    flow = random_flow(1, depth=4, step=step, horizon=1.5, profile=lambda t: 2 * t)
+    found = jax.jit(lambda x: flow.trajectory(x, grid))(x)
+    sizes = jnp.sqrt(jax.vmap(lambda v: lim.inner(v, v, grid))(found.states))
+    radius = trajectory_radius(flow.layers, x, grid, found.times, profile_bound=3.0)
+    np.testing.assert_allclose(radius[0], sizes[0], rtol=1e-12)
+    assert np.all(sizes <= radius * (1 + 1e-12))
+
+
+def test_the_depth_flow_stays_within_its_radius_and_may_reach_it():
+    """A constant output bias alone moves every token at the bound's speed."""
+    grid, x = lim.token_grid(12), random_states()
+    zero = jax.tree.map(lambda leaf: 0 * leaf, layer_of(random_flow(depth=1)))
+    bias = jnp.asarray(np.arange(6.0))
+    layer = eqx.tree_at(lambda f: f.feed_forward.outer_bias, zero, bias)
+    x = 0.5 * jnp.broadcast_to(bias[None], x.shape)
+    flow = lim.ContinuousFlow(lambda time: layer, horizon=2.0)
+    end = eqx.filter_jit(flow)(x, grid)
+    radius = trajectory_radius(layer, x, grid, jnp.array(2.0))
+    np.testing.assert_allclose(jnp.sqrt(lim.inner(end, end, grid)), radius, rtol=1e-6)
+
+
+def test_a_field_without_layer_normalisation_is_refused():
+    one = jnp.ones((1, 1, 1))
+    averaging = lim.CausalAttention(eqx.nn.Identity(), one, one, one, one)
+    with pytest.raises(ValueError, match="norm: got Identity, expected a LayerNorm"):
+        attention_regularity(averaging)
+
+
+def test_constants_are_differentiated_and_never_indeterminate():
+    layer = small_layer()
+    gradient = jax.jit(jax.grad(lambda f: field_regularity(f).lipschitz))(layer)
+    assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(gradient))
+    # Scores too large for floating point: infinite where attention moves, zero where it does not.
+    large = randomised(layer.attention, 0, scale=50.0)
+    assert np.isinf(float(attention_regularity(large).lipschitz))
+    silent = eqx.tree_at(lambda a: (a.value, a.value_bias), large, replace_fn=lambda leaf: 0 * leaf)
+    assert not np.isnan(float(attention_regularity(silent).lipschitz))
