@@ -45,9 +45,9 @@ def reproduce(out: Path = Path("section4")) -> int:
 
 
 def rates(quick: bool = False, out: Path = Path("rates")) -> int:
-    """Measure every limit of the paper: tokens to Volterra, layers to the depth flow.
+    """Measure the paper's limits: tokens to Volterra, layers to the depth flow.
 
-    Prints claimed and measured orders with two standard errors, whether each stated bound held,
+    Prints claimed and measured orders with two standard errors, whether each explicit bound held,
     and why an order differs from the printed one; writes rates.json and log-log figures. The exit
     status is 1 where an order is not the expected one to 0.15, or a bound is broken.
 

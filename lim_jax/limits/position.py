@@ -61,26 +61,27 @@ def attention_studies(
     - ``inside``: the largest over :math:`p_i \ge` `inside`
       (`eq:attention-continuum-pointwise-error`);
     - ``mean square``: their root mean square (`eq:attention-continuum-l2-error`);
-    - ``every cell``: the largest of all. The theorem does not bound it by a rate; its proof does,
-      since the factor :math:`p_i` that it drops from the numerator cancels the denominator's;
+    - ``every cell``: the largest of all. The theorem's C/i is no rate at the first cells; the
+      bound here is its proof's, where the factor :math:`p_i` that it drops from the numerator
+      cancels the denominator's;
     - ``times i``: the largest :math:`i\,e_i`, bounded (`eq:attention-global-cell-error`);
     - ``left region``: the mean over :math:`i \le \delta L` (`eq:attention-left-regional-error`).
 
-    Bounds are those of the theorem with `attention_constant`.
+    Bounds are those of the theorem with `attention_constant`. They and the claimed orders are
+    stated on tokens, for smooth states: elsewhere they are None.
 
     Parameters
     ----------
     attention, states
         The sublayer and the field X(p).
     sizes, make_grid
-        The refinements and the grid of each; bounds are stated for tokens only.
+        The refinements and the grid of each.
     inside, delta
         As above.
     references
         Two grids for the continuum; their panels must separate the jumps of `states`.
     smooth
-        Whether the states are continuously differentiable, the theorem's premise. Without it no
-        bound is stated.
+        Whether the states are continuously differentiable, the theorem's premise.
 
     Examples
     --------
@@ -103,10 +104,10 @@ def attention_studies(
     premises = smooth and make_grid is token_grid
     constant = attention_constant(attention, states) if premises else math.nan
 
-    def study(label: str, claimed: float, measure: Callable, rate: Callable) -> Study:
+    def study(label: str, claimed: float | None, measure: Callable, rate: Callable) -> Study:
         return refine(
             f"eq:attention-{label}",
-            claimed,
+            claimed if premises else None,
             sizes,
             lambda size: float(measure(errors[size], interior[size])),
             own,
@@ -123,7 +124,7 @@ def attention_studies(
             lambda e, ok: np.sqrt((e[ok] ** 2).sum() / e.size),
             lambda n: 1 / n,
         ),
-        "every cell": study("global-cell-error", 1.0, lambda e, ok: e.max(), lambda n: 1 / n),
+        "every cell": study("global-cell-error", None, lambda e, ok: e.max(), lambda n: 1 / n),
         "times i": study(
             "global-cell-error",
             0.0,
@@ -240,8 +241,9 @@ def loss_study(
 ) -> Study:
     r"""The token-averaged against the continuum cross-entropy (`thm:loss-adjoint-continuum-error`).
 
-    With its bound :math:`L_g/L` (`eq:cross-entropy-discrete-continuum-error`), where :math:`L_g`
-    is the largest slope of the loss density g on a fine grid.
+    On tokens with its order and its bound :math:`L_g/L`
+    (`eq:cross-entropy-discrete-continuum-error`), where :math:`L_g` is the largest slope of the
+    loss density g on a fine grid. Of other grids the theorem says nothing.
 
     Examples
     --------
@@ -262,13 +264,14 @@ def loss_study(
     check, reference = SMOOTH
     expected = float(loss(reference))
     lipschitz = _largest(jax.jit(jax.vmap(jax.grad(density)))(jnp.linspace(0.0, 1.0, 2001)))
+    tokens = make_grid is token_grid
     return refine(
         "eq:cross-entropy-discrete-continuum-error",
-        1.0,
+        1.0 if tokens else None,
         sizes,
         lambda size: abs(float(loss(make_grid(size))) - expected),
         abs(float(loss(check)) - expected),
-        lambda size: lipschitz / size,
+        (lambda size: lipschitz / size) if tokens else None,
     )
 
 
@@ -287,9 +290,10 @@ def terminal_adjoint_study(
     reflect, at order ½ if rows or columns lose mass at the ends, since the error there is O(1)
     on a few tokens.
 
-    The bound :math:`\mathrm{Lip}(P_T)/L`, which `eq:linear-readout-first-order-bound` implies for
-    linear readouts, is stated where the readout is `limit` itself at every size: then tokens only
-    sample :math:`P_T`.
+    Where the readout is `limit` itself at every size tokens only sample :math:`P_T`: there the
+    paper states the order, and the bound is :math:`\mathrm{Lip}(P_T)/L`, which
+    `eq:linear-readout-first-order-bound` implies for linear readouts. A shrinking window has
+    neither.
 
     Parameters
     ----------
@@ -324,7 +328,7 @@ def terminal_adjoint_study(
     sampled = all(readout(size) is limit for size in sizes)
     return refine(
         "eq:terminal-adjoint-discrete-continuum-error",
-        1.0,
+        1.0 if sampled else None,
         sizes,
         lambda size: error(readout(size), token_grid(size)),
         error(limit, check),
@@ -350,10 +354,10 @@ def input_adjoint_studies(
     - ``density``: that of the embedded density m in :math:`L^1`;
     - ``regional averages``: the largest error of the three.
 
-    The paper claims order 1 by composition. Causal averaging has the kernel 1/p, so the
-    continuum's :math:`P_0` grows like :math:`\log^M(1/q)` at 0 and equal cells lose the rate
-    there: about ½ in global :math:`L^2`, 1 up to powers of log L (some 0.6 at attainable L) in
-    the averages. The graded grid gives order 2 to the averages.
+    The paper states no order for these. Causal averaging has the kernel 1/p, so the continuum's
+    :math:`P_0` grows like :math:`\log^M(1/q)` at 0 and equal cells lose the rate there: about ½
+    in global :math:`L^2`, 1 up to powers of log L (some 0.6 at attainable L) in the averages. The
+    graded grid gives order 2 to the averages.
 
     Parameters
     ----------
@@ -389,8 +393,8 @@ def input_adjoint_studies(
         }
 
     sources = {
-        "inside": "eq:terminal-adjoint-discrete-continuum-error",
-        "global": "eq:terminal-adjoint-discrete-continuum-error",
+        "inside": "eq:adjoint",
+        "global": "eq:adjoint",
         "density": "eq:influence-density",
         "regional averages": "eq:gd-left-average",
     }
@@ -398,7 +402,7 @@ def input_adjoint_studies(
     own = distances(check)
 
     def study(name: str, source: str) -> Study:
-        return refine(source, 1.0, sizes, lambda size: float(errors[size][name]), float(own[name]))
+        return refine(source, None, sizes, lambda size: float(errors[size][name]), float(own[name]))
 
     return {name: study(name, source) for name, source in sources.items()}
 
@@ -447,8 +451,8 @@ def cone_mass_study(
 
     expected, check = masses(gauss_grid(40, panels=4)), masses(gauss_grid(32, panels=4))
     return refine(
-        "eq:finite-cone-mass-estimator",
-        1.0,
+        "eq:cone-mass",
+        None,
         sizes,
         lambda size: _largest(masses(make_grid(size)) / expected - 1),
         _largest(check / expected - 1),
@@ -478,7 +482,7 @@ def cesaro_study(strength: float, sizes: Sequence[int], terms: int = 80) -> Stud
         kernel = strength * jax.scipy.special.i1(2 * root) / root
         return jnp.abs(jnp.where(inside, series.sum(axis=0) / kernel - 1, 0)).max()
 
-    return refine("eq:continuous-depth", 1.0, sizes, lambda n: float(error(token_grid(n))), 0.0)
+    return refine("eq:continuous-depth", None, sizes, lambda n: float(error(token_grid(n))), 0.0)
 
 
 def _embedding(values: Array, grid: Grid, positions: Float[Array, " points"]) -> Array:

@@ -9,7 +9,7 @@ from lim_jax.plots.drawing import new_figure
 
 
 def convergence_rates(rows: Sequence[Row], title: str) -> Figure:
-    """Draw studies on logarithmic axes, with each one's fitted order and stated bound."""
+    """Draw studies on logarithmic axes, with each one's fitted order and explicit bound."""
     figure, axes = new_figure("error", "refinement (tokens or layers)")
     for index, row in enumerate(rows):
         study, colour = row.study, f"C{index % 10}"
@@ -18,7 +18,7 @@ def convergence_rates(rows: Sequence[Row], title: str) -> Figure:
         axes.loglog(study.refinements, study.errors, style, color=colour, markersize=3, label=label)
         if study.bounds is not None:
             axes.loglog(study.refinements, study.bounds, ":", color=colour, linewidth=0.8)
-    axes.set_title(f"{title} (dotted: stated bounds)", fontsize=10)
+    axes.set_title(f"{title} (dotted: bounds)", fontsize=10)
     axes.legend(frameon=False, fontsize=6, loc="center left", bbox_to_anchor=(1, 0.5))
     figure.set_size_inches(11, 4.5)
     return figure

@@ -40,6 +40,9 @@ def test_attention_converges_to_the_volterra_operator(make_grid, inside, every_c
     assert_order(studies["every cell"], every_cell)
     tokens = make_grid is lim.token_grid
     assert all(study.holds is (True if tokens else None) for study in studies.values())
+    # The theorem is on tokens, and its C/i is no order over every cell.
+    claimed = [study.claimed for study in studies.values()]
+    assert claimed == ([1, 1, None, 0, 1] if tokens else [None] * 5)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -57,7 +60,7 @@ def test_a_field_that_is_not_smooth_gets_no_bound_and_its_own_order():
         smooth=False,
     )
     assert_order(studies["every cell"], 0.6)
-    assert all(study.holds is None for study in studies.values())
+    assert all(study.holds is None and study.claimed is None for study in studies.values())
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +137,9 @@ def test_the_split_defect_is_of_second_order_and_its_sum_of_first():
     x = smooth(grid.nodes)
     assert_order(lim.limits.split_defect_study(layer(), x, grid, DEPTHS), 2)
     control = linear_control(random_flow(depth=3, width=3, heads=1).layers)
-    assert_order(lim.limits.split_gap_study(control, x, grid, DEPTHS), 1)
+    gap = lim.limits.split_gap_study(control, x, grid, DEPTHS)
+    assert_order(gap, 1)
+    assert gap.claimed is None
 
 
 @pytest.mark.slow
@@ -151,6 +156,7 @@ def test_adjoint_density_and_cone_mass_converge_in_depth():
     )
     for study in studies.values():
         assert_order(study, 1)
+        assert study.claimed is None
 
 
 @pytest.mark.slow
@@ -165,6 +171,8 @@ def test_regional_influence_needs_the_graded_grid(make_grid, order):
         make_grid,
     )
     assert_order(studies["regional averages"], order)
+    assert {study.claimed for study in studies.values()} == {None}
+    assert studies["inside"].source == studies["global"].source == "eq:adjoint"
     if make_grid is lim.token_grid:
         assert_order(studies["inside"], 1)
 
@@ -173,11 +181,12 @@ def test_regional_influence_needs_the_graded_grid(make_grid, order):
 def test_cone_mass_converges():
     study = lim.limits.cone_mass_study(layer().attention, smooth, SIZES)
     assert_order(study, 1)
+    assert (study.source, study.claimed) == ("eq:cone-mass", None)
 
 
 def test_averaging_converges_to_its_closed_form():
     study = lim.limits.cesaro_study(2.0, (200, 400, 800, 3200))
-    assert abs(study.order.value - 1) < 0.15
+    assert abs(study.order.value - 1) < 0.15 and study.claimed is None
     # Measured once by an independent sum.
     np.testing.assert_allclose(study.errors, (1.4e-2, 7.3e-3, 3.6e-3, 9.1e-4), rtol=0.05)
 
@@ -186,7 +195,24 @@ def test_averaging_converges_to_its_closed_form():
 def test_the_loss_converges_within_its_bound(make_grid, order):
     study = lim.limits.loss_study(smooth, labels, SIZES, make_grid)
     assert_order(study, order)
-    assert study.holds
+    tokens = make_grid is lim.token_grid
+    assert (study.claimed, study.holds) == ((1.0, True) if tokens else (None, None))
+
+
+@pytest.mark.parametrize("make_grid", [lim.midpoint_grid, lim.graded_grid])
+def test_the_bound_of_the_loss_is_stated_on_tokens_only(make_grid):
+    """A constant loss density has a bound of zero, which the graded grid's total mass breaks."""
+
+    def same(values):
+        return lambda p: jnp.broadcast_to(jnp.array([values]), (p.size, 2))
+
+    found = [
+        lim.limits.loss_study(same([1.0, -0.5]), same([0.3, 0.7]), SIZES, grid)
+        for grid in (make_grid, lim.token_grid)
+    ]
+    assert found[0].bounds is None and found[0].holds is None
+    # Rounding is no breach: both sides are zero.
+    assert found[1].bounds == (0.0,) * 4 and found[1].holds is True
 
 
 def test_the_bound_of_the_loss_is_the_slope_of_its_density():
@@ -210,7 +236,7 @@ def test_terminal_adjoints_converge_within_their_bound():
             lambda size, readout=readout: readout, readout, smooth, labels, SIZES
         )
         assert_order(study, 1)
-        assert study.holds and study.bounds is not None
+        assert study.holds and study.bounds is not None and study.claimed == 1
         # A cell's sample errs by 1/sqrt(3) of the slope in the mean square: not vacuous.
         assert study.bounds[0] < 10 * study.errors[0]
 
@@ -226,7 +252,7 @@ def test_windows_keep_the_rate_only_if_their_edges_reflect(edges, order):
         (200, 400, 800, 1600),
     )
     assert_order(study, order)
-    assert study.holds is None
+    assert study.holds is None and study.claimed is None
 
 
 def test_richardson_cancels_the_leading_error():
@@ -248,6 +274,24 @@ def test_orders_are_fitted_with_their_uncertainty():
         lim.limits.fit_order((1, 2, 4), (1.0, 0.5, 0.25))
     with pytest.raises(ValueError, match="an error of zero has no logarithm"):
         lim.limits.fit_order((1, 2, 4, 8), (1.0, 0.5, 0.25, 0.0))
+
+
+def test_the_table_prints_a_dash_for_what_the_paper_does_not_state():
+    silent = lim.limits.refine("eq", None, (1, 2, 4, 8), lambda n: 1 / n, 0.0)
+    stated = lim.limits.refine("eq", 1.0, (1, 2, 4, 8), lambda n: 1 / n, 0.0, lambda n: 1 / n)
+    rows = [convergence.Row("a, b", study, 1) for study in (silent, stated)]
+    table = lim.limits.rates_table(rows).splitlines()
+    assert table[1].split()[2:4] == ["–", "1.00"] and table[1].split()[7] == "–"
+    assert table[2].split()[2:4] == ["1.00", "1.00"] and table[2].split()[7] == "holds"
+    assert rows[0].record()["claimed"] is None
+
+
+def test_a_bound_is_judged_up_to_the_reference_and_to_rounding():
+    four = (1.0, 2.0, 4.0, 8.0)
+    study = lim.limits.Study("eq", 1.0, four, (1e-15, 1e-6, 1e-6, 1e-6), (0.0,) * 4, 1e-6)
+    assert study.holds
+    assert study._replace(reference_error=0.0).holds is False
+    assert study._replace(errors=(1.1e-6,) * 4).holds is False
 
 
 def test_a_broken_bound_is_reported():
