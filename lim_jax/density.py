@@ -253,6 +253,8 @@ def influence(
 ) -> Influence:
     r"""Measure the positional influence density of a loss over a batch of examples.
 
+    `def:influence`, over the empirical law.
+
     Works for any pure loss: our flows, an Equinox module, a bare function. Differentiable to any
     order in `params` and in the batch, and closed under jit, vmap, grad and jvp.
 

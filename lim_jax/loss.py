@@ -91,7 +91,8 @@ class BandReadout(eqx.Module):
     r"""Logits from a window of positions around each token.
 
     :math:`H(X)(p) = \int r(p, q)\,X(q)\,W_{out}\,dq` with :math:`r(p,q) = \kappa((p-q)/b)/b`, by
-    quadrature on the grid. It reads ahead as well as back. What happens at the two ends matters:
+    quadrature on the grid (`eq:local-readout-finite`). It reads ahead as well as back. What happens
+    at the two ends matters:
 
     - ``"zero"`` drops the mass outside [0, 1]: rows and columns lose mass near the ends;
     - ``"renormalised"`` divides each row by its sum: rows sum to one, columns do not, so the
@@ -229,7 +230,8 @@ def cross_entropy(
     r"""Token-averaged cross-entropy :math:`-\sum_l \Delta p_l\,w_l\,Y_l^\top \log\mathrm{softmax}`.
 
     With w = 1 (default) `eq:discrete-cross-entropy` on tokens and `eq:continuum-cross-entropy` on
-    finer grids; with `position_weights` `eq:discrete-weighted-cross-entropy`. Weights of unit
+    finer grids; with `position_weights` `eq:discrete-weighted-cross-entropy`, in the continuum
+    `eq:weighted-cross-entropy`. Weights of unit
     mean, :math:`\sum_l \Delta p_l w_l = 1`, keep the loss's scale.
 
     Parameters

@@ -50,6 +50,8 @@ def sample_mean(samples: Float[Array, "samples *shape"]) -> Estimate:
 def gaussian_probes(count: int, width: int, *, key: Key[Array, ""]) -> Probes:
     """Independent standard normal entries.
 
+    `eq:isotropic-observability-probes`.
+
     Examples
     --------
     >>> gaussian_probes(3, 2, key=jax.random.key(0)).shape
@@ -60,6 +62,8 @@ def gaussian_probes(count: int, width: int, *, key: Key[Array, ""]) -> Probes:
 
 def rademacher_probes(count: int, width: int, *, key: Key[Array, ""]) -> Probes:
     """Independent signs: exact for diagonal matrices, and never noisier on traces than Gaussian.
+
+    `eq:isotropic-observability-probes`.
 
     Examples
     --------

@@ -36,6 +36,7 @@ def energies(batch, grid=GRID):
 
 @pytest.mark.parametrize("make", [lim.token_grid, lim.midpoint_grid, lim.graded_grid])
 def test_a_bare_function_by_its_closed_form(make):
+    # `def:influence`, `eq:unnormalized-influence-density`, `eq:influence-density`.
     grid = make(10)
     batch = linear_batch(0, 7, grid)
     result = lim.influence(linear_loss, 2.0, batch, grid)
@@ -130,6 +131,7 @@ def test_our_flow_as_a_bare_function():
 
 
 def test_indices_by_hand():
+    # `eq:gd-lim-gap`, `eq:gd-lim-index`, `eq:gd-lim-symmetric-contrast`.
     averages = jnp.array([3.2269, 0.1417, 1.3479])
     found = lim.indices(averages)
     np.testing.assert_allclose(found[:3], averages)

@@ -104,6 +104,7 @@ def test_the_pairing_sums_over_features():
     thousandths=st.integers(1, 499),
 )
 def test_point_regions_are_those_of_exact_arithmetic(kind, size, thousandths):
+    # `eq:discrete-right-middle-sets`.
     delta = Fraction(thousandths, 1000)
     nodes = exact_nodes(kind, size)
     expected = np.array(
@@ -155,6 +156,7 @@ def test_overlap_regions_partition_the_measure(kind, size, thousandths):
 @pytest.mark.parametrize("kind", GRIDS)
 @pytest.mark.parametrize("convention", ["overlap", "points"])
 def test_regional_averages_of_known_functions(kind, convention):
+    # `eq:gd-left-average`, `eq:gd-middle-average`, `eq:gd-right-average`.
     grid = GRIDS[kind](4000)
     regions = lim.boundary_regions(grid, 0.2, convention)
     constant = lim.regional_averages(jax.device_put(np.full((4000, 2), 3.0)), regions)
@@ -164,6 +166,7 @@ def test_regional_averages_of_known_functions(kind, convention):
 
 
 def test_the_embedding_is_constant_on_right_closed_cells():
+    # `eq:terminal-adjoint-density-embedding`.
     grid = lim.graded_grid(4)
     edges = np.asarray(grid.edges)
     positions = np.concatenate([[0.0], edges[1:], edges[:-1] + 1e-9, grid.nodes])

@@ -35,6 +35,7 @@ def eye(size):
 
 
 def test_the_linear_readout_is_a_product():
+    # `eq:linear-readout-example`.
     x, bias = random_states(), jax.device_put(np.arange(5.0))
     expected = np.asarray(x) @ np.asarray(WEIGHT)
     np.testing.assert_allclose(read(lim.LinearReadout(WEIGHT), x), expected, rtol=1e-14)
@@ -48,6 +49,7 @@ def test_the_linear_readout_is_a_product():
 @pytest.mark.parametrize("edges", EDGES)
 @pytest.mark.parametrize("bandwidth", [1 / 12, 0.3, 1.0])
 def test_bands_are_the_loops(edges, bandwidth):
+    # `eq:local-readout-finite`.
     band = lim.BandReadout(eye(6), bandwidth, edges)
     expected = numpy_network.band_average(np.asarray(random_states()), bandwidth, edges)
     np.testing.assert_allclose(read(band, random_states()), expected, rtol=1e-12, atol=1e-14)
@@ -93,6 +95,8 @@ def test_a_tokenwise_readout_may_have_parameters():
 
 
 def test_cross_entropies_are_their_sums():
+    # `eq:discrete-cross-entropy`, `eq:discrete-weighted-cross-entropy`,
+    # `eq:weighted-cross-entropy`, `eq:autoregressive-terminal-loss`.
     logits, labels = random_states(1, 12, 5), random_labels()
     surprise = -(np.asarray(labels) * log_softmax(np.asarray(logits), axis=1)).sum(axis=1)
     weights, graded = np.arange(12.0), lim.graded_grid(12)
@@ -106,6 +110,7 @@ def test_cross_entropies_are_their_sums():
 
 
 def test_teacher_forcing_has_both_conventions():
+    # `eq:autoregressive-terminal-loss`.
     tokens = np.array([3, 1, 4, 1, 0, 2])  # five observed, and a continuation
     logits = random_states(1, 5, 5)
     surprise = -log_softmax(np.asarray(logits), axis=1)[np.arange(5), tokens[1:]]
@@ -129,6 +134,7 @@ def test_teacher_forcing_has_both_conventions():
 
 @pytest.mark.parametrize("total", [1.0, 2.5, 0.0])
 def test_the_residual_is_the_gradient_for_labels_of_any_sum(total):
+    # `eq:continuum-logit-variation`.
     logits, labels = random_states(1, 12, 5), total * np.asarray(random_labels())
     gradient, residual = map(np.asarray, gradient_and_residual(logits, labels))
     chex.assert_trees_all_close(12 * gradient, residual, atol=1e-14)
@@ -152,6 +158,9 @@ def test_a_masked_class_costs_nothing():
 @pytest.mark.parametrize("make", [lim.token_grid, lim.midpoint_grid, lim.graded_grid])
 def test_terminal_adjoints_by_the_papers_formula(make):
     """P_T = (softmax - Y) W_out* as a density, for the linear and the banded readout."""
+    # `eq:terminal-adjoint-softmax`, `eq:continuum-terminal-adjoint`,
+    # `eq:linear-readout-discrete-adjoint`, `eq:linear-readout-continuum-adjoint`,
+    # `eq:local-readout-adjoint`.
     grid, x, labels = make(12), random_states(), random_labels()
     weights = np.asarray(grid.weights)[:, None]
     linear, band = lim.LinearReadout(WEIGHT), lim.BandReadout(WEIGHT, 0.4)
@@ -171,7 +180,8 @@ def test_terminal_adjoints_by_the_papers_formula(make):
 
 
 def test_autoregressive_terminal_adjoint():
-    """eq:autoregressive-terminal-adjoint, as a density."""
+    """`eq:autoregressive-terminal-adjoint`, as a density."""
+    # `eq:autoregressive-logit-residual`, `eq:tokenwise-terminal-adjoint`.
     alpha = np.arange(12.0) / 66
 
     @jax.jit

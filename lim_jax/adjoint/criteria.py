@@ -198,7 +198,8 @@ def recency_survival(
     .. math:: \mathsf R_{\rm res} > \Bigl(\tfrac{1}{|E_R|} + \tfrac{1}{|E_M|}\Bigr)
               \mathbb E\bigl[(2c + c^2)\,\|P_T\|^2\bigr]
 
-    implies that the influence is on average larger over E_R than over E_M. As
+    implies that the influence is on average larger over E_R than over E_M
+    (`eq:regional-recency-survival-condition`, under `eq:recency-moment-condition`). As
     :math:`\mathsf R_{\rm res} \le \mathbb E\|P_T\|^2/|E_R|`, it cannot hold where every
     :math:`(1+c)^2 \ge 1 + |E_M|/(|E_R| + |E_M|)`: with the paper's c, where
     :math:`T\Lambda \ge \tfrac12\log(1 + \frac{1-2\delta}{1-\delta})`.
@@ -301,9 +302,11 @@ class ChannelBounds(NamedTuple):
     Attributes
     ----------
     upper
-        :math:`u_{\alpha,B}`, by region (left, middle, right) and channel (residual, cone, local).
+        :math:`u_{\alpha,B}`, by region (left, middle, right) and channel (residual, cone, local)
+        (`eq:channel-upper-bounds`).
     left, right
-        The lower bounds :math:`\ell_L \le J_{\rm cone}(E_L)`, :math:`\ell_R \le J_{\rm res}(E_R)`.
+        The lower bounds :math:`\ell_L \le J_{\rm cone}(E_L)`, :math:`\ell_R \le J_{\rm res}(E_R)`
+        (`eq:boundary-channel-lower-bounds`).
     correlations
         :math:`\rho_{\alpha\beta,B}`, by region and pair (residual-cone, residual-local,
         cone-local); 1 is always true.
@@ -360,7 +363,8 @@ def double_deficit(regional: RegionalChannels, bounds: ChannelBounds) -> Certifi
 
     .. math:: \ell_L > U_M + \Gamma_M + \Gamma_L, \qquad \ell_R > U_M + \Gamma_M + \Gamma_R
 
-    imply that both boundaries average more influence than the middle.
+    imply that both boundaries average more influence than the middle
+    (`eq:channel-cross-bound-gamma`, `eq:checkable-double-deficit-conditions`).
 
     Parameters
     ----------

@@ -55,7 +55,7 @@ class Channels(NamedTuple):
 
     @property
     def cone(self) -> State:
-        r""":math:`P_{\rm cone}` (`eq:primacy-channel-term`)."""
+        r""":math:`P_{\rm cone}` (`eq:primacy-channel-term`, `eq:depth-integrated-cone-channel`)."""
         return self.cone_by_depth.sum(axis=0)
 
     @property
@@ -74,6 +74,8 @@ def channels(
     flow: ResidualFlow, terminal_loss: Callable[[State], Scalar], x: State, grid: Grid
 ) -> Channels:
     r"""Split the input adjoint into its channels, in one reverse sweep.
+
+    `eq:adjoint-channel-vector-decomposition`.
 
     Exact for the recursion itself, not only in the limit of depth: layer k adds
     :math:`\varepsilon\zeta K^*P + \varepsilon\zeta B^*P`, each stage of the layer at the covector

@@ -37,7 +37,7 @@ def interaction_orders(
 ) -> Float[Array, "orders length width"]:
     r"""Expand the input adjoint by the number of layers that interact.
 
-    `eq:identity-plus-interaction-expansion`: row r is the sum of
+    `eq:identity-plus-interaction-expansion` of `eq:residual-adjoint-product`: row r is the sum of
     :math:`B_{k_1}\cdots B_{k_r}P_M` over all :math:`k_1 < \dots < k_r`. Row 0 is the residual
     channel, and the rows up to the number of layers sum to :math:`P_0`. One reverse sweep carries
     all orders.

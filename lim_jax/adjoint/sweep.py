@@ -26,7 +26,7 @@ class AdjointTrajectory(NamedTuple):
     Attributes
     ----------
     loss
-        The terminal loss.
+        The terminal loss (`eq:single-example-loss`).
     times, states
         As in `flow.Trajectory`.
     covectors
@@ -44,7 +44,10 @@ def terminal_adjoint(terminal_loss: Callable[[State], Scalar], state: State, gri
 
     The gradient of the loss of the terminal state, divided by :math:`\Delta p`: for cross-entropies
     `eq:terminal-adjoint-softmax` times L (the field under :math:`\mathcal E_L`), in the continuum
-    `eq:continuum-terminal-adjoint`, for query weights `eq:autoregressive-terminal-adjoint`.
+    `eq:continuum-terminal-adjoint`, for query weights `eq:autoregressive-terminal-adjoint`. What
+    it is of the logits' residual is the readout's: tokenwise `eq:tokenwise-terminal-adjoint`
+    (linear, `eq:linear-readout-discrete-adjoint` and `eq:linear-readout-continuum-adjoint`), from
+    a band `eq:local-readout-adjoint`.
 
     Examples
     --------
@@ -62,7 +65,8 @@ def adjoint_trajectory(
 ) -> AdjointTrajectory:
     r"""Flow forward, then carry the terminal covector back through every layer.
 
-    :math:`P_k = (D X_{k+1}/D X_k)^* P_{k+1}`, the adjoint taken in the grid's pairing: the exact
+    :math:`P_k = (D X_{k+1}/D X_k)^* P_{k+1}`, the adjoint taken in the grid's pairing
+    (`eq:residual-adjoint-step`): the exact
     discrete form of `eq:adjoint` for either step function. :math:`P_0` gives the first variation
     of the loss, :math:`\frac{d}{d\epsilon}\mathscr L(X_0 + \epsilon\xi) = \langle P_0, \xi\rangle`
     (`eq:first-variation`), and :math:`\langle P_k, U_k\rangle` is the same at every depth along a

@@ -52,7 +52,8 @@ class Parts(NamedTuple):
 def push_forward(field: Field, x: State, tangent: State, grid: Grid) -> Parts:
     r"""Carry a tangent through the linearised field: :math:`B\xi` and :math:`K\xi` apart.
 
-    `eq:volterra-linearization`. Their sum is :math:`D\mathscr F(X)\xi`.
+    `eq:volterra-linearization`. Their sum is :math:`D\mathscr F(X)\xi`: of one head
+    `eq:attention-linearization-exact`, of a whole field `eq:multihead-volterra-derivative`.
 
     Examples
     --------
@@ -142,7 +143,7 @@ class KernelFactors(NamedTuple):
     query
         :math:`q^h_i/\sqrt{d_k}`.
     value, output
-        :math:`v^h_j` and :math:`o^h_i`.
+        :math:`v^h_j` and :math:`o^h_i` (`eq:one-head-attention-mean-value`).
     norm_slope
         :math:`D\mathrm{LN}(x_j)`.
     key_map, value_map, output_map
@@ -169,7 +170,7 @@ class KernelFactors(NamedTuple):
         return self.value[:, j][:, None, :] - self.output
 
     def column(self, j: Array) -> Float[Array, "length width width"]:
-        r"""The blocks :math:`K(p_i, p_j)` of one column, over i."""
+        r"""The blocks :math:`K(p_i, p_j)` of one column over i (`eq:attention-nonlocal-kernel`)."""
         keys, values = self.slopes(j)
         scores = jnp.einsum("hik,hkb->hib", self.query, keys)
         moved = values[:, None] + self.steps(j)[:, :, :, None] * scores[:, :, None, :]

@@ -182,9 +182,12 @@ def attention_constant(
 ) -> float:
     r"""A constant :math:`C_R` of `thm:attention-continuum-error` for one smooth field.
 
-    The proof's own steps with the field's numbers: a right-endpoint sum errs by at most
-    :math:`p_i/2L` times the integrand's largest slope, and both denominators are at least
-    :math:`p_i \min_q e^{S}`, so cell i errs by at most :math:`C_R/L`, which is at most the stated
+    The proof's own steps with the field's numbers
+    (`eq:score-bounded-lipschitz-from-bounded-assumption`): a right-endpoint sum errs by at most
+    :math:`p_i/2L` times the integrand's largest slope (`eq:riemann-attention-error`), and both
+    denominators are at least :math:`p_i \min_q e^{S}`
+    (`eq:attention-two-denominator-lower-bounds`),
+    so cell i errs by at most :math:`C_R/L`, which is at most the stated
     :math:`C_R/i`, with
 
     .. math:: C_R = \max_p \sum_h \frac{\max_q|\partial_q (e^S W_O v)| +
@@ -284,7 +287,9 @@ def terminal_adjoint_study(
 ) -> Study:
     r"""The embedded terminal adjoint of tokens against the continuum's, in :math:`L^2`.
 
-    `eq:terminal-adjoint-discrete-continuum-error`, order 1 where the readout's adjoint is
+    `eq:terminal-adjoint-discrete-continuum-error` of `thm:loss-adjoint-continuum-error`, between
+    fields that are constant on cells (`eq:linear-readout-cellwise-consistency`):
+    order 1 where the readout's adjoint is
     consistent (`eq:readout-adjoint-consistency`). A window of w tokens, ``BandReadout(weight,
     w / (2 * size))``, tends to the tokenwise readout of the same weight: at order 1 if its edges
     reflect, at order ½ if rows or columns lose mass at the ends, since the error there is O(1)

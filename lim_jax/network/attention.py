@@ -23,6 +23,8 @@ def attention_weights(
 ) -> Float[Array, "length length"]:
     r"""The causal attention matrix of one head; each row sums to one.
 
+    On tokens it is `eq:causal-attention-weights`, the softmax over :math:`j \le i`.
+
     Row i holds the quadrature weights of the prefix-attention measure :math:`\mu^{p_i}` of
     `eq:attention-induced-measure`: applied to values it integrates them. On Gauss--Legendre panels
     entries are signed; on the other grids they are the masses of the cells.
@@ -42,7 +44,8 @@ def attention_kernel(
     r"""The attention kernel :math:`A(p_i, p_j)`, a density in its second slot.
 
     :math:`\mathbf 1_{p_j \le p_i}\, e^{s_{ij}} / \int_0^{p_i} e^{s(p_i, r)}\,dr`
-    (`eq:continuum-causal-kernel`). It grows like
+    (`eq:continuum-causal-kernel`, of one head `eq:one-head-score-and-kernel`), zero in the future
+    (`eq:causal-support-recalled`). It grows like
     :math:`1/p` at the left end and has no value at 0; there `CausalAttention.left_trace` is what
     attention gives.
 
@@ -102,6 +105,7 @@ def _prefix_softmax(
 
 @_prefix_softmax.defjvp
 def _prefix_softmax_jvp(grid, primals, tangents):
+    """The derivative of the normalised kernel, `eq:normalized-kernel-variation`."""
     # From A = W e^s / sum W e^s: dA_ij = A_ij (ds_ij - sum_r A_ir ds_ir), whatever the weights.
     # Only A has to be kept, and the rule is linear in ds and made of A alone, so it can be
     # transposed and differentiated again.
@@ -118,6 +122,10 @@ def causal_attention(
     grid: Grid,
 ) -> Float[Array, "length features"]:
     r"""One head of causal attention, :math:`o_i = \sum_j A_{ij} v_j` (`eq:masked-mha`).
+
+    In the continuum `eq:one-head-causal-map`. A quotient: on tokens of
+    `eq:discrete-attention-numerator-scaled` by `eq:discrete-attention-denominator-scaled`, on
+    panels of `eq:continuum-attention-numerator` by `eq:continuum-attention-denominator`.
 
     Beyond some hundred tokens tile by tile, in memory linear in the length, with the same numbers
     and derivatives (`blocked`); on Gauss--Legendre panels always by the whole matrix. `vmap` over

@@ -101,7 +101,11 @@ def _attend_jvp(grid, primals, tangents):
 
 
 def _slopes(primals, log_total, tangents, grid):
-    r"""The sums :math:`\sum_j A_{ij}(\dot s_{ij}v_j + \dot v_j)` and :math:`\dot\ell_i`."""
+    r"""The sums :math:`\sum_j A_{ij}(\dot s_{ij}v_j + \dot v_j)` and :math:`\dot\ell_i`.
+
+    What `eq:attention-first-variation-schematic` is made of; :math:`\dot s_{ij}` is the sum of a
+    query's and a key's part (`eq:head-score-variation`).
+    """
 
     def grow(sums: tuple, row: tuple, column: tuple, own: Bool[Array, ""]) -> tuple:
         query, query_slope, log_total = row

@@ -139,6 +139,8 @@ def layer_products(
 ) -> dict[str, int]:
     r"""Count the products with one layer's derivative that each route to the Gramians takes.
 
+    The costs of `subsec:algorithm-complexity`.
+
     With S positions of width d, M layers and r numbers observed at each: :math:`SdM` forward; in
     reverse :math:`rM(M-1)/2` where the layers are known, else :math:`rM^2`; :math:`RM` for the
     recursion of rank R.
@@ -180,7 +182,11 @@ def cheapest_mode(products: Mapping[str, int]) -> str:
 def _pushed_gramians(
     observations: Observations, x: State, step: Steps, positions: Positions
 ) -> Gramians:
-    """By forward mode, the features of one position at a time."""
+    """By forward mode, the features of one position at a time.
+
+    Injected as `eq:finite-token-position-injection`, propagated by
+    `eq:finite-token-position-jacobian`.
+    """
     observed, push = jax.linearize(observations, x)
     steps = layer_steps(step, observed)
 

@@ -49,7 +49,8 @@ class Explanation(NamedTuple):
     influence
         The density, its errors and indices.
     channel_energies
-        :math:`\mathbb E\|P_\alpha(p)\|^2` of the residual, the cone and the local channel.
+        :math:`\mathbb E\|P_\alpha(p)\|^2` of the residual (`eq:residual-influence-component`), the
+        cone and the local channel.
     regional
         The channels' products over the regions.
     head_energies

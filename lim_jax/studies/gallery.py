@@ -149,7 +149,7 @@ def cross_terms_against_a_u_shape() -> Counterexample:
 
 
 def counterexamples() -> list[Counterexample]:
-    """All four, in the paper's order."""
+    """All four of `subsec:counterexamples`, in the paper's order."""
     return [
         masking_without_primacy(),
         residual_without_recency(),

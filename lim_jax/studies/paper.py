@@ -100,7 +100,8 @@ def _profile(time: Scalar) -> Scalar:
 def cesaro_flow() -> ResidualFlow:
     r"""The linear flow :math:`B^M`, :math:`B = I + \varepsilon\alpha\,(C\otimes S)`.
 
-    `eq:simulation-residual-propagator`. Zero queries make attention the Cesàro average; its value
+    `eq:simulation-residual-propagator`. Zero queries make attention the Cesàro average C of
+    `eq:simulation-causal-matrix`; its value
     matrix is S of `eq:simulation-feature-mixing`.
 
     Examples
@@ -408,7 +409,7 @@ class Section4(NamedTuple):
 
 
 def section4(progress: Callable[[Collection], Iterable] = iter) -> Section4:
-    """Compute every table and figure of section 4.
+    """Compute every table and figure of section 4 (`sec:simulations`).
 
     Parameters
     ----------

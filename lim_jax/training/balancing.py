@@ -24,7 +24,8 @@ Estimator = Callable[..., Profile]
 def influence_discrepancy(density: Profile, target: Profile | Scalar | float, grid: Grid) -> Scalar:
     r""":math:`\Phi_\nu = \frac12\sum_i \Delta p_i\,(m_i - \nu_i)^2`.
 
-    `eq:influence-discrepancy-functional`; the penalty of `eq:discrete-target-influence-penalty`
+    `eq:influence-discrepancy-functional`, `eq:l2-influence-discrepancy`;
+    the penalty of `eq:discrete-target-influence-penalty`
     without its :math:`\beta`. For :math:`\nu = 1` it is half the imbalance
     :math:`\mathcal E_{inf}` of `eq:simulation-imbalance-metrics`.
 

@@ -102,6 +102,8 @@ def density_dynamics(
 ) -> DensityDynamics:
     r"""Differentiate the influence along a direction of parameters, by one product.
 
+    The derivative of `prop:influence-differentiability`, at finite length.
+
     Parameters
     ----------
     loss
@@ -153,6 +155,8 @@ def fourth_moments(
     loss: Loss, params: PyTree, batch: Batch, grid: Grid, direction: PyTree
 ) -> FourthMoments:
     r"""Estimate the fourth moments behind `prop:influence-l2-differentiability`.
+
+    Those that `eq:adjoint-l4-sensitivity-assumption` bounds, at one parameter and direction.
 
     Estimates that grow with the context, or whose errors do not fall with more examples, say that
     the squared penalty is to be read at finite length only.
@@ -213,6 +217,8 @@ def gradient_flow(
     progress: Progress = iter,
 ) -> TrainingPath:
     r"""Solve :math:`\dot\vartheta = -\nabla R` over training time, and measure influence on it.
+
+    `eq:gd-flow`.
 
     One solve between every two saved times, so that an interrupted flow resumes at the last of
     them with the same numbers. With ``diffrax.Euler()``, ``diffrax.ConstantStepSize()`` and

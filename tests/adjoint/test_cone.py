@@ -20,6 +20,7 @@ def attention():
 
 @pytest.mark.parametrize("grid_name", GRIDS)
 def test_blocks_are_the_jacobian_of_the_context(grid_name):
+    # `eq:attention-nonlocal-kernel`, `eq:one-head-attention-mean-value`.
     grid, x = GRIDS[grid_name](LENGTH), random_states()
     blocks = jax.jit(tangent.kernel_blocks)(attention(), x, grid)
     np.testing.assert_allclose(blocks, kernel_blocks(attention(), x, grid), rtol=0, atol=1e-13)
@@ -28,6 +29,7 @@ def test_blocks_are_the_jacobian_of_the_context(grid_name):
 @pytest.mark.parametrize("norm", ["operator", "frobenius"])
 def test_cone_mass_on_tokens_is_the_papers_sum(norm):
     """Sum over i >= j of Δp ||L K_ij||^2, by NumPy's singular values."""
+    # `eq:cone-mass`.
     grid, x = lim.token_grid(LENGTH), random_states()
     blocks = np.asarray(kernel_blocks(attention(), x, grid)) * LENGTH
     sizes = np.linalg.norm(blocks, ord=2 if norm == "operator" else "fro", axis=(2, 3))
@@ -38,6 +40,7 @@ def test_cone_mass_on_tokens_is_the_papers_sum(norm):
 
 def test_cone_mass_of_averaging_is_known():
     """For k = 1/p it is the integral of p^-2 from q to 1, 1/q - 1, spectrally on panels."""
+    # `eq:cone-mass`.
     zero, one = jax.device_put((np.zeros((1, 1, 1)), np.ones((1, 1, 1))))
     averaging = lim.CausalAttention(lambda z: z, zero, zero, one, one)
     grid = lim.gauss_grid(20, panels=8)
@@ -50,6 +53,7 @@ def test_cone_mass_of_averaging_is_known():
 
 def test_the_literal_estimator_is_the_papers_sum():
     """Sum over i >= j of Δp ||K^_ij||^2, which is L^-2 of the density."""
+    # `eq:finite-cone-mass-estimator`.
     grid, x = lim.token_grid(LENGTH), random_states()
     sizes = np.linalg.norm(kernel_blocks(attention(), x, grid), ord=2, axis=(2, 3))
     found = lim.adjoint.cone_mass(attention(), x, grid, normalisation="finite")
@@ -102,6 +106,7 @@ def test_orthogonal_probes_are_exact(normalisation):
 @pytest.mark.parametrize("draw", [probes.gaussian_probes, probes.rademacher_probes])
 def test_independent_probes_err_as_they_say(draw):
     """400 estimates of 50 probes: unbiased, and their spread is the stated error."""
+    # `eq:probe-cone-mass-estimator`, `eq:isotropic-observability-probes`.
     grid, x = lim.token_grid(LENGTH), random_states()
 
     @jax.jit
@@ -140,6 +145,7 @@ def joint_cone_and_blocks(flow, x, grid):
 @pytest.mark.parametrize("make_grid", [lim.token_grid, lim.graded_grid])
 def test_the_joint_cone_is_the_loop_over_all_pairs(make_grid):
     """Γ by dense blocks and NumPy loops: depths t, u, positions p, r beyond q, two examples."""
+    # `eq:joint-cross-depth-cone-integrand`.
     length, grid = 4, make_grid(4)
     flow = random_flow(depth=2, step=lim.split, horizon=1.5)
     states = random_states(1, 2, length, WIDTH)
@@ -163,6 +169,7 @@ def test_the_joint_cone_is_the_loop_over_all_pairs(make_grid):
 
 
 def test_the_joint_cone_sums_to_the_energy_of_the_channel():
+    # `eq:full-depth-cone-energy`, `eq:exact-cone-covariance-energy`.
     grid = lim.token_grid(LENGTH)
     flow = random_flow(depth=3, step=lim.split, horizon=1.5)
 

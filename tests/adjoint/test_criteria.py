@@ -57,6 +57,9 @@ def cone_of(flow, states, terminal_loss):
 
 
 def test_primacy_holds_where_attention_listens_to_the_left():
+    # `prop:primacy-noncancellation`, `eq:cone-left-joint-coercivity`,
+    # `eq:cone-middle-joint-upper-bound`, `eq:cone-geometric-region-factor`,
+    # `eq:cone-actual-primacy-condition`.
     flow, states = listening_to_the_left(4.0)
     cone = cone_of(flow, states, first_feature)
     certificate = criteria.primacy_noncancellation(cone, REGIONS)
@@ -195,6 +198,7 @@ def test_layers_move_regional_energies_within_their_bound():
 
 
 def test_recency_survives_weak_layers_only():
+    # `prop:regional-recency-persistence`, `eq:recency-moment-condition`.
     terminal, initial, bounds = survival(0.05, last_token(LENGTH))
     for c in (bounds.product, bounds.exponential):
         certificate = criteria.recency_survival(terminal, initial, c, REGIONS)
@@ -214,6 +218,7 @@ def test_recency_fails_without_a_right_heavy_covector():
 
 def test_the_ceiling_of_recency_is_the_papers():
     """At delta = 0.2 the paper's c is useless from T Lambda = log(7/4)/2 = 0.280 on."""
+    # `eq:regional-recency-survival-condition`.
     spike = jnp.asarray(np.eye(LENGTH)[None, :, -1:])
     for size, vacuous in ((0.279, False), (0.281, True)):
         c = jnp.asarray(np.expm1([size]))
@@ -233,6 +238,8 @@ def products(*energies, cross=0.0):
 
 
 def test_the_exact_characterisation_is_an_equivalence():
+    # `cor:exact-double-deficit`, `eq:exact-left-middle-channel-condition`,
+    # `eq:exact-right-middle-channel-condition`.
     holds = criteria.exact_characterisation(products((0, 2, 0.1), (0.5, 0.2, 0.1), (2, 0, 0.1)))
     assert holds.holds and holds.concluded
     fails = criteria.exact_characterisation(products((0, 2, 0.1), (3, 0.2, 0.1), (2, 0, 0.1)))
@@ -380,6 +387,7 @@ def exact_bounds(regional):
 
 
 def test_the_double_deficit_holds_fails_and_is_vacuous():
+    # `thm:channel-energy-double-deficit`.
     deficit = products((0.1, 5, 0.0), (0.2, 0.2, 0.0), (6, 0.1, 0.0))
     certificate = criteria.double_deficit(deficit, exact_bounds(deficit))
     assert certificate.holds and certificate.concluded
@@ -393,6 +401,7 @@ def test_the_double_deficit_holds_fails_and_is_vacuous():
 
 def test_the_double_deficits_sides_by_hand():
     """l = 5 and 6; u = 1 throughout the rest; rho = 1/4 on one pair of every region."""
+    # `eq:channel-cross-bound-gamma`, `eq:checkable-double-deficit-conditions`.
     found = products((0.0,) * 3, (0.0,) * 3, (0.0,) * 3)
     upper = jnp.ones((3, 3))
     rho = jnp.asarray(np.outer(np.ones(3), [0, 0, 0.25]))
@@ -415,6 +424,7 @@ def test_the_double_deficits_sides_by_hand():
     ],
 )
 def test_bounds_that_the_data_contradict_are_refused_by_name(change, named):
+    # `eq:channel-upper-bounds`, `eq:boundary-channel-lower-bounds`, `eq:channel-correlation-bound`.
     regional = products((1, 2, 1), (1, 2, 1), (1, 2, 1), cross=0.5)
     with pytest.raises(ValueError, match=named):
         criteria.double_deficit(regional, change(exact_bounds(regional)))
@@ -456,6 +466,7 @@ def queried(weights, energies):
 
 
 def test_right_biased_queries():
+    # `eq:right-biased-squared-query-mass`.
     energies = jnp.asarray(np.linspace(1.0, 1.5, LENGTH))
     holds = queried(last_token(LENGTH), energies)
     assert holds.holds and holds.concluded

@@ -29,6 +29,7 @@ def loss_on(grid):
 @pytest.mark.parametrize("step", SCHEMES)
 @pytest.mark.parametrize("make_grid", [lim.token_grid, lim.graded_grid])
 def test_channels_sum_to_the_input_adjoint(step, make_grid):
+    # `eq:adjoint-channel-vector-decomposition`.
     grid, flow = make_grid(LENGTH), random_flow(depth=12, step=SCHEMES[step], horizon=2.0)
     loss = loss_on(grid)
 
@@ -47,6 +48,7 @@ def test_channels_sum_to_the_input_adjoint(step, make_grid):
 
 def test_the_cone_of_one_split_layer_is_the_dense_kernels():
     """eps K(x)* (I + eps DFNN*) P by dense Jacobians; the local part is all that remains."""
+    # `eq:primacy-channel-term`, `eq:recency-channel-term`.
     grid = lim.token_grid(LENGTH)
     flow, x = random_flow(depth=1, step=lim.split, horizon=0.5), random_states()
     loss = loss_on(grid)
@@ -97,6 +99,7 @@ def test_heads_and_depths_sum_to_the_cone(step):
 
 @pytest.mark.slow
 def test_channels_of_deep_networks_tend_to_those_of_the_continuous_flow():
+    # `eq:depth-integrated-cone-channel`.
     control = linear_control(random_flow(depth=3, width=WIDTH).layers)
     grid, x = lim.token_grid(6), random_states(1, 6, WIDTH)
     loss, depths = loss_on(grid), (8, 16, 32, 64)
@@ -123,6 +126,9 @@ def test_channels_of_deep_networks_tend_to_those_of_the_continuous_flow():
 
 @pytest.mark.parametrize("make_grid", [lim.token_grid, lim.graded_grid])
 def test_energies_and_cross_terms_are_the_influence(make_grid):
+    # `eq:regional-channel-energies`, `eq:regional-channel-cross-terms`,
+    # `eq:exact-regional-influence-decomposition`, `eq:channel-correlation-bound`,
+    # `eq:residual-recency-contrast`, `eq:primacy-strength`, `eq:recency-strength`.
     grid, flow = make_grid(LENGTH), random_flow(depth=3)
     regions, loss = lim.boundary_regions(grid, 0.2), loss_on(grid)
     batch = random_states(1, 3, LENGTH, WIDTH)

@@ -55,6 +55,7 @@ def interactions(flow, x, grid):
 
 @pytest.mark.parametrize("step", SCHEMES)
 def test_orders_are_the_sums_over_subsets_of_layers(step):
+    # `eq:residual-adjoint-product`, `eq:identity-plus-interaction-expansion`.
     grid, x = lim.graded_grid(LENGTH), random_states()
     flow = random_flow(depth=3, step=SCHEMES[step], profile=uneven)
     loss = loss_on(grid)

@@ -34,6 +34,7 @@ def setting(scheme, kind):
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("kind", GRIDS)
 def test_the_adjoint_pairs_with_the_tangent_at_every_depth(scheme, kind):
+    # `eq:first-variation`.
     flow, terminal_loss, grid = setting(scheme, kind)
 
     @jax.jit
@@ -55,6 +56,7 @@ def test_the_adjoint_pairs_with_the_tangent_at_every_depth(scheme, kind):
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_the_adjoint_is_the_gradient_over_the_weights(scheme):
+    # `eq:single-example-loss`.
     flow, terminal_loss, grid = setting(scheme, "graded")
 
     @jax.jit
@@ -75,6 +77,7 @@ def test_the_adjoint_is_the_gradient_over_the_weights(scheme):
 
 def test_inner_steps_carry_the_adjoint():
     """P_k = (I + eps D F(X_k)*) P_{k+1} with the dense Jacobian, transposed in the pairing."""
+    # `eq:adjoint`, `eq:residual-adjoint-step`.
     flow, terminal_loss, grid = setting("euler", "graded")
 
     @jax.jit

@@ -42,6 +42,8 @@ def linearised(field, x, vector, grid):
 
 @pytest.mark.parametrize("grid_name", GRIDS)
 def test_kernel_and_local_blocks_sum_to_the_jacobian(grid_name):
+    # `eq:attention-linearization-exact`, `eq:multihead-volterra-derivative`,
+    # `eq:attention-local-operator`.
     found = linearised(field(), random_states(), random_states(5), GRIDS[grid_name](LENGTH))
     blocks = np.array(found["kernel blocks"])
     blocks[np.diag_indices(LENGTH)] += np.asarray(found["local blocks"])
@@ -50,6 +52,7 @@ def test_kernel_and_local_blocks_sum_to_the_jacobian(grid_name):
 
 @pytest.mark.parametrize("grid_name", GRIDS)
 def test_push_and_pull_take_the_slots_apart(grid_name):
+    # `eq:volterra-linearization`, `eq:volterra-adjoint`.
     grid, tangent_ = GRIDS[grid_name](LENGTH), random_states(5)
     found = linearised(field(), random_states(), tangent_, grid)
     local = np.asarray(found["local"])

@@ -34,6 +34,8 @@ def assert_order(study, order):
     [(lim.token_grid, 1, 1), (lim.midpoint_grid, 2, 1), (lim.graded_grid, 2, 2)],
 )
 def test_attention_converges_to_the_volterra_operator(make_grid, inside, every_cell):
+    # `thm:attention-continuum-error`, `eq:attention-continuum-pointwise-error`,
+    # `eq:attention-continuum-l2-error`.
     studies = lim.limits.attention_studies(layer().attention, smooth, SIZES, make_grid)
     assert_order(studies["inside"], inside)
     assert_order(studies["mean square"], inside)
@@ -47,6 +49,9 @@ def test_attention_converges_to_the_volterra_operator(make_grid, inside, every_c
 
 @pytest.mark.parametrize("seed", range(6))
 def test_the_bounds_of_the_attention_theorem_are_never_violated(seed):
+    # `thm:attention-continuum-error`, `eq:attention-continuum-pointwise-error`,
+    # `eq:attention-continuum-l2-error`, `eq:attention-global-cell-error`,
+    # `eq:attention-left-regional-error`.
     studies = lim.limits.attention_studies(layer(seed).attention, smooth, (5, 9, 20, 50))
     assert all(study.holds for study in studies.values())
 
@@ -133,6 +138,7 @@ def test_layers_without_a_limit_shadow_their_own_flow():
 
 
 def test_the_split_defect_is_of_second_order_and_its_sum_of_first():
+    # `eq:discrete-residual-with-defect`.
     grid = lim.token_grid(6)
     x = smooth(grid.nodes)
     assert_order(lim.limits.split_defect_study(layer(), x, grid, DEPTHS), 2)
@@ -193,6 +199,8 @@ def test_averaging_converges_to_its_closed_form():
 
 @pytest.mark.parametrize("make_grid, order", [(lim.token_grid, 1), (lim.graded_grid, 2)])
 def test_the_loss_converges_within_its_bound(make_grid, order):
+    # `thm:loss-adjoint-continuum-error`, `eq:cross-entropy-discrete-continuum-error`,
+    # `eq:continuum-cross-entropy`.
     study = lim.limits.loss_study(smooth, labels, SIZES, make_grid)
     assert_order(study, order)
     tokens = make_grid is lim.token_grid
@@ -217,6 +225,7 @@ def test_the_bound_of_the_loss_is_stated_on_tokens_only(make_grid):
 
 def test_the_bound_of_the_loss_is_the_slope_of_its_density():
     """For a linear density of slope s the error is s/(2L), the bound s/L."""
+    # `eq:cross-entropy-discrete-continuum-error`.
     study = lim.limits.loss_study(
         lambda p: jnp.broadcast_to(jnp.array([[1.0, -0.5]]), (p.size, 2)),
         lambda p: jnp.stack([p, 1 - p], axis=1),
@@ -229,6 +238,9 @@ def test_the_bound_of_the_loss_is_the_slope_of_its_density():
 
 @pytest.mark.slow
 def test_terminal_adjoints_converge_within_their_bound():
+    # `thm:loss-adjoint-continuum-error`, `eq:terminal-adjoint-discrete-continuum-error`,
+    # `rem:linear-readout-consistency`, `eq:linear-readout-cellwise-consistency`,
+    # `eq:linear-readout-first-order-bound`.
     linear = lim.LinearReadout(jnp.asarray(np.random.default_rng(1).standard_normal((3, 3))))
     tokenwise = lim.TokenwiseReadout(lambda z: jnp.tanh(z @ linear.weight))
     for readout in (linear, tokenwise):
@@ -243,6 +255,7 @@ def test_terminal_adjoints_converge_within_their_bound():
 
 @pytest.mark.parametrize("edges, order", [("reflecting", 1), ("zero", 0.5), ("renormalised", 0.5)])
 def test_windows_keep_the_rate_only_if_their_edges_reflect(edges, order):
+    # `eq:readout-adjoint-consistency`, `rem:linear-readout-consistency`.
     linear = lim.LinearReadout(jnp.asarray(np.random.default_rng(1).standard_normal((3, 3))))
     study = lim.limits.terminal_adjoint_study(
         lambda size: lim.BandReadout(linear.weight, 8 / size, edges),

@@ -34,6 +34,7 @@ def twin(query, key, prefix):
 
 @pytest.mark.parametrize("kind", [*GRIDS, "signed"])
 def test_attention_is_its_formula_in_value_and_derivatives(kind):
+    # `eq:normalized-kernel-variation`.
     grid = SignedGrid(cells=9, offset=Fraction(0)) if kind == "signed" else GRIDS[kind](9)
     seed, direction = random_states(2, 9, 9), (random_states(4, 9, 3), random_states(5, 9, 3))
 
@@ -68,6 +69,7 @@ def test_the_rule_agrees_with_differences_to_second_order():
 
 
 def test_tokens_give_the_finite_causal_softmax():
+    # `eq:causal-attention-weights`.
     scores = np.asarray(QUERY) @ np.asarray(KEY).T / np.sqrt(3)
     expected = softmax(np.where(np.tri(9, dtype=bool), scores, -np.inf), axis=1)
     found = weights_of(QUERY, KEY, lim.token_grid(9))
@@ -82,6 +84,7 @@ def test_midpoints_lower_the_diagonal_score_by_log_two():
 
 
 def test_the_future_has_no_weight_and_no_gradient():
+    # `eq:causal-support-recalled`.
     def fourth_output(key, value):
         return lim.causal_attention(QUERY, key, value, lim.token_grid(9))[3].sum()
 

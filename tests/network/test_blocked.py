@@ -75,6 +75,7 @@ def derivatives(request):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_every_derivative_is_the_dense_ones(derivatives, mode):
+    # `eq:attention-first-variation-schematic`, `eq:head-score-variation`.
     found, expected = (jax.tree.leaves(formula[mode]) for formula in derivatives)
     for ours, theirs in zip(found, expected, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-11, atol=1e-12)

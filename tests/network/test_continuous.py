@@ -66,6 +66,7 @@ def euler_flow(control, step, **options):
 
 
 def test_a_linear_flow_is_a_matrix_exponential():
+    # `eq:continuous-depth`.
     layer = averaging()
     flow = tight_flow(lambda time: layer, horizon=2.0, profile=rising_profile)
     x = random_states(2, 12, 3)
@@ -131,6 +132,7 @@ def test_interpolated_controls_by_their_knots_and_between():
 
 def test_the_depth_flow_is_resolved_on_two_grids():
     """The continuum itself: 64 and 96 Gauss-Legendre nodes give the same flow."""
+    # `eq:induced-transformer-field`.
     stacked = random_flow(depth=1, width=3, heads=1).layers
 
     @jax.jit
@@ -260,6 +262,7 @@ def test_precision_is_kept():
 @pytest.mark.slow
 @pytest.mark.parametrize("grid", [GRID, gauss_grid(12)], ids=["tokens", "panels"])
 def test_the_adjoint_equation_agrees_with_differentiating_the_solve(grid):
+    # `eq:adjoint`, `eq:continuous-adjoint-duhamel`.
     layers = random_flow(depth=3).layers
     flow = tight_flow(linear_control(layers, horizon=1.5), horizon=1.5, profile=rising_profile)
     weight = random_states(4, 6, 5)

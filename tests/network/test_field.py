@@ -29,6 +29,7 @@ def normalised(norm, z):
 
 
 def test_layer_norm_is_its_formula():
+    # `eq:smooth-layernorm`.
     norm = layer().attention.norm
     z = random_states(1, 6)
     np.testing.assert_allclose(
@@ -42,6 +43,7 @@ def test_layer_norm_is_regular_at_a_constant_token():
 
 
 def test_the_norm_bound_is_never_violated_and_nearly_attained():
+    # `eq:preln-uniform-normalized-bound`.
     norm = randomised(jax.eval_shape(lambda: lim.LayerNorm.init(5, eta=1e-3)), seed=3)
     tokens = 1000 * np.asarray(random_states(0, 2000, 5))
 
@@ -57,6 +59,8 @@ def test_the_norm_bound_is_never_violated_and_nearly_attained():
 
 
 def test_attention_and_feed_forward_are_those_of_the_reference():
+    # `eq:masked-mha`, `eq:mlp-block`, `eq:complete-vector-field-finite`,
+    # `eq:discrete-attention-numerator-scaled`, `eq:discrete-attention-denominator-scaled`.
     field, x = layer(), random_states()
     whole, attention, feed_forward = (
         np.asarray(evaluated(part, x)) for part in (field, *field.sublayers)

@@ -30,6 +30,7 @@ def evaluated(field, x):
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_the_flow_is_the_numpy_recursion(scheme):
+    # `eq:discrete-residual`, `eq:complete-transformer-layer`.
     flow = random_flow(depth=3, step=SCHEMES[scheme], horizon=1.5)
     layers = [layer_of(flow, k) for k in range(3)]
     x = random_states()

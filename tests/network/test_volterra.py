@@ -63,6 +63,8 @@ def interpolated(values, positions, grid):
 
 @pytest.mark.parametrize("grid", [gauss_grid(64), gauss_grid(24, panels=6)], ids=["one", "graded"])
 def test_volterra_attention_to_ten_digits(grid):
+    # `eq:continuum-causal-attention`, `eq:one-head-causal-map`, `eq:continuum-attention-numerator`,
+    # `eq:continuum-attention-denominator`.
     expected = independent_attention(np.asarray(grid.nodes))
     np.testing.assert_allclose(evaluated(grid), expected, rtol=0, atol=1e-10)
 
@@ -91,6 +93,8 @@ def test_the_other_grids_converge_to_it(make, order):
 
 
 def test_the_kernel_is_the_measures_density():
+    # `eq:continuum-causal-kernel`, `eq:one-head-score-and-kernel`, `eq:continuum-attention-score`,
+    # `eq:causal-support-recalled`.
     grid = gauss_grid(40)
     # The kernel at (p, q) for smooth scores: exp(s) over its prefix integral.
     p = np.asarray(grid.nodes)
@@ -110,6 +114,7 @@ def test_the_kernel_is_the_measures_density():
 
 
 def test_prefix_measures_have_mass_one_and_integrate_moments():
+    # `eq:attention-induced-measure`.
     grid = gauss_grid(40)
     weights = np.asarray(weights_of(np.zeros((40, 1)), np.zeros((40, 1)), grid))
     nodes = np.asarray(grid.nodes)
@@ -119,6 +124,7 @@ def test_prefix_measures_have_mass_one_and_integrate_moments():
 
 
 def test_attention_tends_to_its_trace_at_zero():
+    # `eq:continuum-attention-left-trace`.
     left_trace = jax.jit(lambda attention, z: attention.left_trace(z))
     trace = np.asarray(left_trace(attention(), smooth_field(np.array(0.0))))
     positions = np.array([1e-2, 1e-3, 1e-4])
@@ -130,6 +136,33 @@ def test_attention_tends_to_its_trace_at_zero():
     biased, x = layer_of(random_flow(depth=1)).attention, np.asarray(random_states())
     attended = np.asarray(attend(biased, x, lim.token_grid(12)))
     np.testing.assert_allclose(left_trace(biased, x[0]), attended[0], rtol=1e-13)
+
+
+def test_prefix_sums_err_by_the_largest_slope_and_denominators_have_a_floor():
+    """The theorem's steps on tokens: p_i/2L times the slope of e^S v and of e^S, and p_i e^-B."""
+    # `eq:score-bounded-lipschitz-from-bounded-assumption`, `eq:riemann-attention-error`,
+    # `eq:attention-two-denominator-lower-bounds`.
+    size = 30
+    grid = lim.token_grid(size)
+    p, prefix = np.asarray(grid.nodes), np.asarray(grid.prefix_weights())
+    u, w = np.polynomial.legendre.leggauss(60)
+    fine, gauss = np.linspace(0, 1, 4001), (u + 1) / 2
+
+    def scores(at, past):
+        return (smooth_field(at) @ QUERY.T) @ (smooth_field(past) @ KEY.T).T / np.sqrt(3)
+
+    floor = np.exp(-np.abs(scores(p, fine)).max())
+    for i in range(size):
+        for values in (np.ones_like, lambda q: np.cos(5 * q)):
+            found = prefix[i] @ (np.exp(scores(p[i], p)) * values(p))
+            past = p[i] * gauss
+            exact = p[i] * (w / 2) @ (np.exp(scores(p[i], past)) * values(past))
+            before = fine[fine <= p[i] + 1e-12]
+            slopes = np.diff(np.exp(scores(p[i], before)) * values(before)) * 4000
+            bound = p[i] / (2 * size) * np.abs(slopes).max()
+            assert abs(found - exact) <= bound * (1 + 1e-2)
+            if values is np.ones_like:
+                assert min(found, exact) >= p[i] * floor
 
 
 @pytest.mark.parametrize("grid", [gauss_grid(9), gauss_grid(5, panels=4)], ids=["one", "graded"])

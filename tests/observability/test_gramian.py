@@ -57,7 +57,8 @@ def random_gramians(seed=2, length=5, width=3):
 
 
 def test_gramians_by_position_injections():
-    """eq:finite-token-observability-gramian by forward tangents, one basis vector at a time."""
+    """`eq:finite-token-observability-gramian` by forward tangents, one basis vector at a time."""
+    # `eq:finite-token-position-injection`, `eq:finite-token-position-jacobian`.
 
     basis = np.eye(20).reshape(5, 4, 5, 4)
     expected = np.zeros((5, 4, 4))
@@ -74,7 +75,8 @@ def test_gramians_by_position_injections():
 
 
 def test_probes_are_propagated_injections():
-    """eq:discrete-observability-trace-estimator by tangents of the flow itself."""
+    """`eq:discrete-observability-trace-estimator` by tangents of the flow itself."""
+    # `eq:finite-token-observability-quadratic-form`.
     probes = random_states(3, 6, 4)
     found = np.asarray(probed_traces(gramians_of_observations(X), probes))
     for i in range(5):
@@ -137,6 +139,7 @@ def test_the_deviation_of_many_probes_is_that_of_a_linear_form():
 
 
 def test_penalties_are_weighted_variances():
+    # `eq:influence-discrepancy-functional`, `eq:true-trace-observability-penalty`.
     grid, profile = lim.graded_grid(5), random_states(4, 5)
     weights = np.asarray(grid.weights)
     target = jnp.arange(5.0)
@@ -148,6 +151,7 @@ def test_penalties_are_weighted_variances():
 
 
 def test_reweighting_clips_and_then_renormalises():
+    # `eq:mask-aware-weight-update`.
     weights = jnp.array([1.0, 1.0, 0.2, 6.0, 1.0])
     density, target = jnp.array([1.0, 3.0, 9.0, -1.0, 0.0]), jnp.array([1.0, 1.0, 1.0, 1.0, 2.0])
     raised = np.asarray(weights) * np.exp(0.5 * (np.asarray(target) - np.asarray(density)))
@@ -201,6 +205,7 @@ def test_forward_and_reverse_give_one_gramian(exact_gramians):
 
 
 def test_probes_estimate_traces_and_orthogonal_ones_give_them(exact_gramians):
+    # `eq:observability-trace-unbiasedness`.
     observations, x, _ = setting()
     some = np.array([4, 1])
 
@@ -232,6 +237,8 @@ def test_noise_injected_at_every_layer_estimates_all_traces_at_once(exact_gramia
 
 def test_the_crossfit_penalty_is_unbiased_and_the_squared_one_is_not(exact_gramians):
     """Over 10^4 draws of common Gaussian probes; the squared one's bias is (2/N) Omega_HS."""
+    # `eq:algorithm3-crossfit-unbiased-penalty`, `eq:discrete-observability-penalty`,
+    # `eq:gd-observability-penalty`, `rem:algorithm3-bias`.
     _, _, grid = setting()
 
     @jax.jit
@@ -367,6 +374,7 @@ def test_truncated_factors_give_gramians_from_below_and_say_what_they_left_out()
 
 def test_products_are_counted_as_the_cost_model_says():
     """S d M forward, r M (M-1)/2 back through known layers, r M^2 else, R M at rank R."""
+    # `subsec:algorithm-complexity`.
     see = ObservedTokens(random_flow(1, depth=4, width=4), lim.token_grid(6), jnp.array([5]))
     x = random_states(2, 6, 4)
     assert gramian.layer_products(see, x, rank=5) == {"forward": 96, "reverse": 24, "low rank": 20}

@@ -11,7 +11,7 @@ STEP = 1e-30
 
 
 def layer_norm(norm, z):
-    """eq:smooth-layernorm of one token."""
+    """`eq:smooth-layernorm` of one token."""
     mean = z.mean(axis=-1, keepdims=True)
     variance = ((z - mean) ** 2).mean(axis=-1, keepdims=True)
     normalised = (z - mean) / np.sqrt(variance + norm.eta)
@@ -23,7 +23,7 @@ def affine(matrix, bias, z):
 
 
 def attention(layer, states):
-    """eq:masked-mha, with biases; states are (..., token, feature)."""
+    """`eq:masked-mha`, with biases; states are (..., token, feature)."""
     heads, size, _ = layer.query.shape
     query, query_bias = np.asarray(layer.query), np.asarray(layer.query_bias)
     key, key_bias = np.asarray(layer.key), np.asarray(layer.key_bias)
@@ -50,7 +50,7 @@ def gelu(x):
 
 
 def feed_forward(layer, states):
-    """eq:mlp-block."""
+    """`eq:mlp-block`."""
     result = np.zeros_like(states)
     for i in range(states.shape[-2]):
         normed = layer_norm(layer.norm, states[..., i, :])
@@ -60,7 +60,7 @@ def feed_forward(layer, states):
 
 
 def flow(layers, states, horizon, scheme):
-    """eq:discrete-residual for "euler", eq:complete-transformer-layer for "split"."""
+    """`eq:discrete-residual` for "euler", `eq:complete-transformer-layer` for "split"."""
     for layer in layers:
         step = horizon / len(layers)
         if scheme == "euler":

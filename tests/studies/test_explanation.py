@@ -95,6 +95,7 @@ def test_interrupted_training_goes_on_with_the_same_numbers(tmp_path):
 
 @pytest.mark.slow
 def test_an_explanation_is_made_of_its_parts():
+    # `eq:residual-influence-component`.
     regions, weights = REGIONS, teacher_forcing(LENGTH)
     found = lim.studies.explain(model(), windows(), weights, regions, key=jax.random.key(3))
     network = model()

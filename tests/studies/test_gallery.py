@@ -1,4 +1,4 @@
-"""The paper's counterexamples to unconditional shape claims (subsec:counterexamples)."""
+"""The paper's counterexamples to unconditional shape claims (`subsec:counterexamples`)."""
 
 import equinox as eqx
 import jax
@@ -24,6 +24,7 @@ def still(layers):
 
 
 def test_causal_masking_without_primacy():
+    # `subsec:counterexamples`.
     attention = random_flow(depth=4, width=3, heads=1).layers.attention
     silent = eqx.tree_at(
         lambda a: (a.value, a.value_bias),
@@ -39,6 +40,7 @@ def test_causal_masking_without_primacy():
 
 
 def test_residual_connections_without_recency():
+    # `subsec:counterexamples`.
     def teacher_forced_loss(flow, x, y):
         return lim.cross_entropy(flow(x, GRID), y, GRID)
 
@@ -51,6 +53,7 @@ def test_residual_connections_without_recency():
 
 
 def test_equal_observability_without_equal_influence():
+    # `subsec:counterexamples`.
     grid = lim.token_grid(2)
     flow = lim.ResidualFlow(still(random_flow(depth=3, width=2, heads=1).layers))
     x = random_states(0, 2, 2)

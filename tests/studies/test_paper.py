@@ -18,6 +18,9 @@ def cesaro_matrices():
 
 
 def test_influence_is_that_of_the_kronecker_matrices():
+    # `eq:simulation-causal-matrix`, `eq:simulation-feature-mixing`,
+    # `eq:simulation-residual-propagator`, `eq:simulation-input-gate`,
+    # `eq:simulation-terminal-covector`, `eq:simulation-influence-profile`.
     gates = np.sin(np.arange(48.0))
     propagator = np.linalg.matrix_power(cesaro_matrices(), 12)
     covector = np.kron(0.85 * np.eye(48)[-1] + 0.15 / 48, [1, 0.5, -0.3, 0.2])
@@ -29,6 +32,7 @@ def test_influence_is_that_of_the_kronecker_matrices():
 
 
 def test_gramians_are_those_of_the_kronecker_matrices_and_scale_with_the_gates():
+    # `eq:simulation-observability-gramian`, `eq:simulation-condition-number-invariance`.
     gates = np.cos(np.arange(48.0))
     step, power, expected = cesaro_matrices(), np.eye(192), np.zeros((48, 4, 4))
     for _ in range(12):

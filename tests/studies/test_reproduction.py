@@ -30,6 +30,8 @@ def reproduced(tmp_path_factory):
 
 
 def test_every_printed_digit_agrees(reproduced):
+    # `sec:simulations`, `tab:simulation-remedy-results`, `eq:simulation-imbalance-metrics`,
+    # `eq:simulation-normalized-observability`.
     done, _, numbers = reproduced
     assert done.returncode == 0, done.stderr
     assert [c.name for c in paper.compare(numbers) if not c.agrees] == []
@@ -55,6 +57,7 @@ def test_the_json_holds_what_it_promises(reproduced):
 
 
 def test_the_minima_beyond_the_printed_steps(reproduced):
+    # `eq:simulation-algorithm1-objective`, `eq:simulation-algorithm3-objective`.
     _, _, numbers = reproduced
     first, third = numbers["minimiser"]["algorithm1"], numbers["minimiser"]["algorithm3"]
     np.testing.assert_allclose(first["objective"], 0.0364, atol=5e-5)
@@ -75,6 +78,8 @@ def test_exact_probe_figures(reproduced):
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_figures_are_written(reproduced, name):
+    # `fig:simulation-influence-profiles`, `fig:simulation-observability-profiles`,
+    # `fig:simulation-convergence`, `fig:simulation-probe-bias`.
     _, out, _ = reproduced
     pixels = imread(out / f"{name}.png")
     assert pixels.shape[:2] == (600, 1050) and pixels[..., :3].std() > 0.05

@@ -70,6 +70,8 @@ PENALTIES = {
 
 @pytest.mark.parametrize("name", PENALTIES)
 def test_the_minimiser_moves_as_the_expansion_says_to_second_order(name):
+    # `eq:influence-regularization-bias-expansion`,
+    # `eq:influence-regularization-parameter-shift-bound`, `eq:algorithm3-objective-bias-expansion`.
     penalty, strengths = PENALTIES[name], (0.02, 0.01, 0.005, 0.0025)
 
     @jax.jit
@@ -91,6 +93,7 @@ def test_the_minimiser_moves_as_the_expansion_says_to_second_order(name):
 
 
 def test_the_balanced_objective_is_risk_and_penalty():
+    # `eq:gd-target-penalty`.
     @jax.jit
     def both(params):
         value = balanced_objective(example_loss, params, BATCH, GRID, strength=0.7)
@@ -100,6 +103,8 @@ def test_the_balanced_objective_is_risk_and_penalty():
 
 
 def test_the_response_is_the_slope_of_lim():
+    # `eq:influence-response-map`, `eq:lim-outer-loop-first-order-change`,
+    # `eq:lim-response-alignment-condition`.
     regions = lim.boundary_regions(GRID, 0.25)
     mixing = jnp.exp(random_states(1, SIZE, SIZE) / 3)
 
@@ -149,6 +154,7 @@ def test_alignment_agrees_with_what_section_4s_run_does():
 
 
 def test_importance_weights_turn_the_training_risk_into_the_deployed_one():
+    # `eq:positional-importance-weight`.
     errors = jnp.array([1.0, 2.0, 3.0, 4.0])
     trained, deployed = jnp.array([2.0, 1.0, 0.5, 0.5]), jnp.array([0.0, 1.0, 1.0, 2.0])
     weights = lim.training.importance_weights(deployed, trained, GRID)
@@ -258,6 +264,7 @@ def test_a_moving_average_lessens_the_bias_of_the_ratio():
 
 
 def test_weighted_risks_are_integrals_of_the_positionwise_risk():
+    # `eq:positionwise-risk-density`, `eq:weighted-risk-change-of-measure`.
     logits = random_states(0, SIZE, 3)
     labels = jax.nn.softmax(random_states(1, SIZE, 3))
     weights = jnp.array([0.5, 1.5, 1.0, 1.0])

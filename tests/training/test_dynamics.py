@@ -38,7 +38,16 @@ def descent(loss, params):
     return jax.tree.map(jnp.negative, gradient)
 
 
+def test_the_risk_is_the_mean_of_the_losses():
+    """`eq:gd-risk`, example by example."""
+    weight = random_states(5, WIDTH, WIDTH)
+    losses = [float(bare_loss(weight, x, y)) for x, y in zip(*BATCH_OF, strict=True)]
+    found = jax.jit(lambda weight: lim.training.risk(bare_loss, weight, BATCH_OF))(weight)
+    np.testing.assert_allclose(found, np.mean(losses), rtol=1e-13)
+
+
 def test_the_density_moves_as_differences_and_the_replicator_say():
+    # `eq:gd-mdot`.
     @jax.jit
     def measured(params):
         found = lim.training.density_dynamics(example_loss, params, BATCH_OF, GRID)
@@ -63,6 +72,7 @@ def test_the_density_moves_as_differences_and_the_replicator_say():
 
 
 def test_the_energys_slope_along_any_direction():
+    # `eq:influence-parameter-gradient`, `prop:influence-differentiability`.
     params = random_states(5, WIDTH, WIDTH)
     direction = random_states(6, WIDTH, WIDTH)
     found = lim.training.density_dynamics(bare_loss, params, BATCH_OF, GRID, direction)
@@ -92,6 +102,8 @@ def test_positions_without_influence_have_no_decay():
 
 
 def test_fourth_moments_by_hand():
+    # `prop:influence-l2-differentiability`, `rem:l4-sensitivity-practice`,
+    # `eq:adjoint-l4-sensitivity-assumption`.
     params, direction = random_states(5, WIDTH, WIDTH), random_states(6, WIDTH, WIDTH)
     found = lim.training.fourth_moments(bare_loss, params, BATCH_OF, GRID, direction)
 
@@ -144,6 +156,7 @@ def test_the_integral_of_the_rate_is_the_change_of_the_density():
 
 @pytest.mark.slow
 def test_eulers_steps_are_gradient_descent():
+    # `eq:gd-flow`.
     params = network()
     path = lim.training.gradient_flow(
         example_loss,

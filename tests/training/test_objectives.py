@@ -121,6 +121,7 @@ def slope(function, params, direction):
     [pytest.param(n, marks=pytest.mark.slow) if n in ("diffrax", "split") else n for n in MODELS],
 )
 def test_the_gradient_is_that_of_the_gradient(name):
+    # `eq:discrete-target-influence-penalty`.
     model = MODELS[name]()
     arrays, static = eqx.partition(model, eqx.is_inexact_array)
     direction = randomised(arrays, 7)
@@ -190,6 +191,7 @@ def test_options_and_inputs_are_differentiated_too():
 
 
 def test_the_penalty_is_the_influences_discrepancy():
+    # `eq:influence-discrepancy-functional`, `eq:l2-influence-discrepancy`.
     params = network(lim.euler)
     found = penalty(params, target=0.5, epsilon=0.0)
     density = np.asarray(lim.influence(example_loss, params, (X, Y), GRID).density)
@@ -308,6 +310,7 @@ def test_training_on_the_objective_balances_influence():
 
 @pytest.mark.slow
 def test_algorithm_3_with_exact_probes_is_the_trace_penalty_of_the_gramians():
+    # `eq:observability-balanced-training-objective`.
     params, drawn = network(lim.euler), orthogonal_probes(WIDTH, WIDTH, key=jax.random.key(0))
     seen = jnp.array([LENGTH - 1])
 

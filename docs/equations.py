@@ -1,0 +1,94 @@
+"""Write docs/equations.md, what computes each label of the paper: ``python docs/equations.py``."""
+
+import ast
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent
+TABLE, PAGE = HERE / "labels.toml", HERE / "equations.md"
+
+KINDS = "app|ass|cor|def|eq|fig|prop|rem|sec|subsec|tab|thm"
+LABEL = rf"(?:{KINDS}):[\w-]*\w"
+HEAD = """\
+# From the paper's labels to the code
+
+What computes each label of the paper, and the tests that hold it, in the paper's order. A label
+without either states nothing to compute, for the reason given. Written by `docs/equations.py` from
+the docstrings of `lim_jax` and the tests; `tests/test_labels.py` holds it to them.
+
+| label | computed by | held by |
+|---|---|---|
+"""
+
+
+def labels() -> dict[str, str]:
+    """The paper's labels in its order, each with the reason why nothing computes it, or empty."""
+    return tomllib.loads(TABLE.read_text())
+
+
+def named(text: str) -> list[str]:
+    """The labels in backticks."""
+    return re.findall(rf"`({LABEL})`", text)
+
+
+def definitions(node: ast.AST, inside: str = "") -> Iterator[tuple[str, ast.AST]]:
+    """All functions and classes with their qualified names, each after what it stands in."""
+    for child in ast.iter_child_nodes(node):
+        name = inside
+        if isinstance(child, ast.FunctionDef | ast.ClassDef):
+            name = f"{inside}.{child.name}".lstrip(".")
+            yield name, child
+        yield from definitions(child, name)
+
+
+def computed() -> dict[str, list[tuple[Path, str]]]:
+    """Where the package names each label: in the docstrings of these functions and classes."""
+    found: dict[str, list[tuple[Path, str]]] = {}
+    for file in sorted((ROOT / "lim_jax").rglob("*.py")):
+        for name, node in definitions(ast.parse(file.read_text())):
+            for label in dict.fromkeys(named(ast.get_docstring(node) or "")):
+                found.setdefault(label, []).append((file, name))
+    return found
+
+
+def held() -> dict[str, list[tuple[Path, str]]]:
+    """Where tests name each label: in the docstrings and comments of these functions."""
+    found: dict[str, list[tuple[Path, str]]] = {}
+    for file in sorted((ROOT / "tests").rglob("test_*.py")):
+        source = file.read_text()
+        lines = source.splitlines()
+        for name, node in definitions(ast.parse(source)):
+            if isinstance(node, ast.FunctionDef) and name.startswith("test_"):
+                text = "\n".join(lines[node.lineno - 1 : node.end_lineno])
+                for label in dict.fromkeys(named(text)):
+                    found.setdefault(label, []).append((file, name))
+    return found
+
+
+def written() -> str:
+    """The page: a row for each label."""
+    functions, tests = computed(), held()
+    rows = []
+    for label, reason in labels().items():
+        left = _links(functions.get(label, [])) or f"*{reason}*"
+        rows.append(f"| `{label}` | {left} | {_links(tests.get(label, []))} |\n")
+    return HEAD + "".join(rows)
+
+
+def _links(places: list[tuple[Path, str]]) -> str:
+    links = (_link(file.relative_to(ROOT), name) for file, name in places)
+    return "<br>".join(links)
+
+
+def _link(file: Path, name: str) -> str:
+    if file.parts[0] == "tests":
+        return f"[`{file.name}::{name}`](../{file.as_posix()})"
+    module = ".".join(file.with_suffix("").parts[1:])
+    return f"[`{module}.{name}`](../{file.as_posix()})"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(written())

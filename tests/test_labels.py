@@ -1,0 +1,61 @@
+"""Two hops for any equation: the paper's labels stand at what computes them and at what tests it.
+
+Files are read as text and trees: nothing of the package runs.
+"""
+
+import ast
+import re
+import runpy
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+EQUATIONS = runpy.run_path(str(ROOT / "docs" / "equations.py"))
+LABELS = EQUATIONS["labels"]()
+COMPUTED, HELD = EQUATIONS["computed"](), EQUATIONS["held"]()
+SOURCES = sorted(file for room in ("lim_jax", "tests") for file in (ROOT / room).rglob("*.py"))
+
+
+def test_every_label_is_computed_or_has_a_reason():
+    missing = [label for label, reason in LABELS.items() if not reason and label not in COMPUTED]
+    assert missing == [], "name each in the docstring of the function or class that computes it"
+
+
+def test_every_label_is_held_by_a_test_or_has_a_reason():
+    missing = [label for label, reason in LABELS.items() if not reason and label not in HELD]
+    assert missing == [], "name each in a docstring or comment of the test that holds it"
+
+
+def test_a_label_that_is_computed_has_no_reason_not_to_be():
+    assert [label for label, reason in LABELS.items() if reason and label in COMPUTED] == []
+
+
+def test_no_label_is_misspelt():
+    """In backticks anywhere, in the package's strings, and in the reasons."""
+    unknown = [
+        (file.relative_to(ROOT).as_posix(), label)
+        for file in SOURCES
+        for label in EQUATIONS["named"](file.read_text())
+        if label not in LABELS
+    ]
+    assert unknown == []
+    label = re.compile(EQUATIONS["LABEL"])
+    strings = [
+        node.value
+        for file in SOURCES
+        if file.is_relative_to(ROOT / "lim_jax")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+    assert {s for s in strings if label.fullmatch(s)} <= LABELS.keys()
+    assert {name for reason in LABELS.values() for name in label.findall(reason)} <= LABELS.keys()
+
+
+def test_the_list_holds_the_papers_219_labels():
+    names = list(LABELS)
+    assert len(names) == 219 and names[0] == "thm:main-concise"
+    assert names[-1] == "eq:convergent-control-grid-bound"
+
+
+def test_the_page_is_what_its_script_writes():
+    assert EQUATIONS["PAGE"].read_text() == EQUATIONS["written"]()
+    assert "docs/equations.md" in (ROOT / "README.md").read_text()
