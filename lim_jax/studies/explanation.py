@@ -1,4 +1,4 @@
-r"""Why a network uses the positions that it uses: every diagnostic of one model and loss.
+r"""Why a network uses the positions that it uses: density, channels and certificates of a loss.
 
 Density, channels and certificates of a `LanguageModel` on contexts, under query weights that say
 where the loss asks; and its cone mass, which is the network's alone.
@@ -107,7 +107,7 @@ def explain(
     *,
     key: Key[Array, ""],
 ) -> Explanation:
-    """Measure every diagnostic of a model on contexts.
+    """Measure the density, channels and certificates of a model on contexts.
 
     Not for use inside `jax.jit`: certificates judge concrete numbers.
 

@@ -94,6 +94,7 @@ def trajectories():
 
 @pytest.mark.slow
 def test_residual_recursions_converge_to_the_depth_flow(trajectories):
+    # `thm:resnet-ode`.
     for name, order in {"euler": 1, "split": 1, "heun": 2, "strang": 2}.items():
         assert_order(trajectories[name], order)
 
@@ -126,6 +127,7 @@ def test_perturbed_controls_converge_as_their_distance_does_or_better(trajectori
 
 @pytest.mark.slow
 def test_layers_without_a_limit_shadow_their_own_flow():
+    # `thm:resnet-ode`.
     two = random_flow(3, depth=2, width=3, heads=1).layers
     grid = lim.token_grid(6)
     study = lim.limits.shadowing_study(

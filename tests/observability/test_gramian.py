@@ -97,6 +97,7 @@ def test_condition_numbers_are_quotients_of_eigenvalues():
 
 @pytest.mark.parametrize("probes", [1, 3])
 def test_exact_probe_moments_against_a_simulation(probes):
+    # `eq:algorithm3-penalty-estimator-bias`.
     grid, gramians = lim.graded_grid(5), random_gramians()
     draws = np.random.default_rng(0).standard_normal((400_000, probes, 3))
     traces = np.einsum("nra,iab,nrb->ni", draws, np.asarray(gramians), draws) / probes
