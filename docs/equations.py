@@ -10,6 +10,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent
 TABLE, PAGE = HERE / "labels.toml", HERE / "equations.md"
 
+Definition = ast.FunctionDef | ast.ClassDef
 KINDS = "app|ass|cor|def|eq|fig|prop|rem|sec|subsec|tab|thm"
 LABEL = rf"(?:{KINDS}):[\w-]*\w"
 HEAD = """\
@@ -34,11 +35,11 @@ def named(text: str) -> list[str]:
     return re.findall(rf"`({LABEL})`", text)
 
 
-def definitions(node: ast.AST, inside: str = "") -> Iterator[tuple[str, ast.AST]]:
+def definitions(node: ast.AST, inside: str = "") -> Iterator[tuple[str, Definition]]:
     """All functions and classes with their qualified names, each after what it stands in."""
     for child in ast.iter_child_nodes(node):
         name = inside
-        if isinstance(child, ast.FunctionDef | ast.ClassDef):
+        if isinstance(child, Definition):
             name = f"{inside}.{child.name}".lstrip(".")
             yield name, child
         yield from definitions(child, name)

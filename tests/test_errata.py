@@ -13,7 +13,7 @@ from reference.differences import fitted_order
 from reference.networks import LENGTH, layer_of, random_flow, random_states
 
 import lim_jax as lim
-from lim_jax.adjoint.residual import query_masses
+from lim_jax.grid import Convention
 from lim_jax.loss import teacher_forcing
 from lim_jax.observability.gramian import condition_numbers, gramian_traces
 from lim_jax.observability.trace_estimates import gaussian_probe_moments, probed_traces
@@ -44,7 +44,7 @@ def test_section_4_divides_the_context_in_two_ways():
     zeros = jnp.zeros(paper.LENGTH)
     density = paper.gate_influence(zeros).density
     numbers = condition_numbers(paper.gate_gramians(zeros))
-    expected = {
+    expected: dict[Convention, tuple[list, list]] = {
         "overlap": ([3.2269, 0.1417, 1.3479], [164.8, 35.8, 16.4]),
         "points": ([3.4117, 0.1496, 1.2957], [171.1, 36.7, 16.6]),
     }
@@ -62,6 +62,7 @@ def test_the_last_weights_of_algorithm_2_leave_the_clipping_interval():
 
 def test_rademacher_probes_err_a_thousand_times_less_than_gaussian_ones():
     """One common probe, all 16 signs; for Gaussian ones tr(Q Sigma) is 2/N times Omega_HS."""
+    # `eq:algorithm3-penalty-estimator-bias`, `eq:gd-observability-penalty`.
     gramians = paper.gate_gramians(jnp.zeros(paper.LENGTH))
     signs = jnp.asarray(list(itertools.product([-1.0, 1.0], repeat=paper.WIDTH)))
 
@@ -96,6 +97,7 @@ def cone_masses(attention):
 
 def test_the_printed_cone_estimator_vanishes_and_no_average_on_the_left_converges():
     """Averaging has C(q) = 1/q - 1: its integral from 0 is infinite."""
+    # `eq:finite-cone-mass-estimator`, `eq:cone-mass`.
     found = jax.tree.map(np.asarray, cone_masses(averaging()))
     printed = [found[size][0][size // 2 - 1] for size in SIZES]
     assert abs(fitted_order(SIZES, printed) - 2) < 0.05
@@ -132,12 +134,13 @@ def test_the_printed_probes_see_the_frobenius_norm_and_the_local_operator():
 
 def test_query_masses_compare_regions_of_different_lengths():
     """`eq:right-biased-query-mass` against `eq:right-biased-squared-query-mass`, both ways."""
+    # `eq:query-mass-discrete`, `eq:continuum-query-right-bias`.
     grid = lim.token_grid(10)
-    wide = query_masses(teacher_forcing(10), lim.boundary_regions(grid, 0.4))
+    wide = lim.adjoint.query_masses(teacher_forcing(10), lim.boundary_regions(grid, 0.4))
     assert wide.masses[2] > wide.masses[1]  # 0.4 against 0.2, of even queries
     np.testing.assert_allclose(wide.squares, 1.0, rtol=1e-12)
     dense = jnp.asarray(np.repeat([1.0, 2.0], [8, 2]) / 12)
-    narrow = query_masses(dense, lim.boundary_regions(grid, 0.2))
+    narrow = lim.adjoint.query_masses(dense, lim.boundary_regions(grid, 0.2))
     assert narrow.masses[2] < narrow.masses[1] and narrow.squares[2] > 3.9 * narrow.squares[1]
 
 
@@ -147,7 +150,7 @@ def test_even_queries_tie_exactly():
     @jax.jit
     def squares():
         return [
-            query_masses(
+            lim.adjoint.query_masses(
                 teacher_forcing(size), lim.boundary_regions(lim.token_grid(size), delta, "points")
             ).squares
             for size, delta in ((7, "1/3"), (24, "0.2"), (50, "0.18"), (101, "0.31"))

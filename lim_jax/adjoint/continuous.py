@@ -29,7 +29,8 @@ class ContinuousAdjoint(NamedTuple):
         :math:`P_t` at the depth times asked for, densities.
     residual, cone, local
         The generator terms of :math:`P_0 = P_T + \int_0^T \zeta K^*P\,dt + \int_0^T \zeta B^*P\,dt`
-        (`eq:continuous-adjoint-duhamel`); they sum to :math:`P_0` to rounding.
+        (`eq:continuous-adjoint-duhamel`; the cone is `eq:depth-integrated-cone-channel`); they sum
+        to :math:`P_0` to rounding.
     """
 
     loss: Scalar

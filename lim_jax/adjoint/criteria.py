@@ -255,6 +255,8 @@ def recency_survival(
 def exact_characterisation(regional: RegionalChannels) -> Certificate:
     r"""Lost-in-the-Middle as an exact comparison of channels (`cor:exact-double-deficit`).
 
+    `eq:exact-left-middle-channel-condition` and `eq:exact-right-middle-channel-condition`:
+
     .. math:: \sum_\alpha [J_\alpha(E_B) - J_\alpha(E_M)] > \Xi(E_M) - \Xi(E_B),\qquad B = L, R.
 
     An equivalence: it holds if and only if its conclusion does, and a tie is a tie of both.
@@ -418,6 +420,9 @@ def right_biased_queries(
     regions: Regions,
 ) -> Certificate:
     r"""Recency of the terminal covector from where the loss asks.
+
+    By averages of squares: `eq:right-biased-query-mass` compares masses of regions of different
+    lengths.
 
     `eq:right-biased-squared-query-mass`, made sufficient. For a tokenwise readout
     :math:`\mathbb E\|P_T(i)\|^2 = \chi_i^2\rho_i` (`eq:finite-recency-energy-contrast`), so with

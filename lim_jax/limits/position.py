@@ -288,8 +288,8 @@ def terminal_adjoint_study(
     r"""The embedded terminal adjoint of tokens against the continuum's, in :math:`L^2`.
 
     `eq:terminal-adjoint-discrete-continuum-error` of `thm:loss-adjoint-continuum-error`, between
-    fields that are constant on cells (`eq:linear-readout-cellwise-consistency`):
-    order 1 where the readout's adjoint is
+    fields that are constant on cells (`eq:linear-readout-cellwise-consistency`;
+    `rem:linear-readout-consistency`): order 1 where the readout's adjoint is
     consistent (`eq:readout-adjoint-consistency`). A window of w tokens, ``BandReadout(weight,
     w / (2 * size))``, tends to the tokenwise readout of the same weight: at order 1 if its edges
     reflect, at order ½ if rows or columns lose mass at the ends, since the error there is O(1)

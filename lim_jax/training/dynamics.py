@@ -156,8 +156,6 @@ def fourth_moments(
 ) -> FourthMoments:
     r"""Estimate the fourth moments behind `prop:influence-l2-differentiability`.
 
-    Those that `eq:adjoint-l4-sensitivity-assumption` bounds, at one parameter and direction.
-
     Estimates that grow with the context, or whose errors do not fall with more examples, say that
     the squared penalty is to be read at finite length only.
 

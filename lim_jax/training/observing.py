@@ -100,10 +100,10 @@ def observability_objective(
     r"""Algorithm 3's objective with its traces, for ``jax.value_and_grad(..., has_aux=True)``.
 
     :math:`\mathcal L_{\mathcal B} + \frac{\lambda_{obs}}2\hat\Omega_{obs}^{tr}`
-    (`eq:observability-balanced-training-objective`), the traces averaged over probes and examples.
+    (`eq:observability-balanced-training-objective`; of its biases `rem:algorithm3-bias`), the
+    traces averaged over probes and examples.
     The penalty is biased upwards by the noise of the traces
-    (`eq:algorithm3-penalty-estimator-bias`); averaging over steps lessens it. `rem:algorithm3-bias`
-    says what else it moves. Its gradient is
+    (`eq:algorithm3-penalty-estimator-bias`); averaging over steps lessens it. Its gradient is
     reverse mode through the probes' forward mode.
 
     Parameters

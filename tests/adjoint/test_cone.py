@@ -53,7 +53,6 @@ def test_cone_mass_of_averaging_is_known():
 
 def test_the_literal_estimator_is_the_papers_sum():
     """Sum over i >= j of Δp ||K^_ij||^2, which is L^-2 of the density."""
-    # `eq:finite-cone-mass-estimator`.
     grid, x = lim.token_grid(LENGTH), random_states()
     sizes = np.linalg.norm(kernel_blocks(attention(), x, grid), ord=2, axis=(2, 3))
     found = lim.adjoint.cone_mass(attention(), x, grid, normalisation="finite")
@@ -106,9 +105,9 @@ def test_orthogonal_probes_are_exact(normalisation):
 @pytest.mark.parametrize("draw", [probes.gaussian_probes, probes.rademacher_probes])
 def test_independent_probes_err_as_they_say(draw):
     """400 estimates of 50 probes: unbiased, and their spread is the stated error."""
-    # `eq:probe-cone-mass-estimator`, `eq:isotropic-observability-probes`.
     grid, x = lim.token_grid(LENGTH), random_states()
 
+    # `eq:probe-cone-mass-estimator`, `eq:isotropic-observability-probes`.
     @jax.jit
     def estimates(attention, x):
         drawn = draw(20_000, WIDTH, key=jax.random.key(1)).reshape(400, 50, WIDTH)
@@ -169,10 +168,10 @@ def test_the_joint_cone_is_the_loop_over_all_pairs(make_grid):
 
 
 def test_the_joint_cone_sums_to_the_energy_of_the_channel():
-    # `eq:full-depth-cone-energy`, `eq:exact-cone-covariance-energy`.
     grid = lim.token_grid(LENGTH)
     flow = random_flow(depth=3, step=lim.split, horizon=1.5)
 
+    # `eq:full-depth-cone-energy`, `eq:exact-cone-covariance-energy`.
     @jax.jit
     def cones(flow, x):
         ledger = jax.vmap(lambda x: lim.adjoint.channels(flow, sine_sum, x, grid))(x)

@@ -48,9 +48,9 @@ def test_channels_sum_to_the_input_adjoint(step, make_grid):
 
 def test_the_cone_of_one_split_layer_is_the_dense_kernels():
     """eps K(x)* (I + eps DFNN*) P by dense Jacobians; the local part is all that remains."""
-    # `eq:primacy-channel-term`, `eq:recency-channel-term`.
     grid = lim.token_grid(LENGTH)
     flow, x = random_flow(depth=1, step=lim.split, horizon=0.5), random_states()
+    # `eq:primacy-channel-term`, `eq:recency-channel-term`.
     loss = loss_on(grid)
 
     @jax.jit

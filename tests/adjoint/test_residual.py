@@ -92,6 +92,8 @@ def test_norms_enclose_the_largest_singular_values_and_bound_the_adjoint(step):
     flow = random_flow(depth=3, step=SCHEMES[step], profile=uneven)
     loss = loss_on(grid)
 
+    # `eq:residual-stability-bound`.
+    # `eq:adjoint-operator-bound`.
     @jax.jit
     def measured(x):
         norms = residual.interaction_norms(flow, x, grid, key=jax.random.key(0))

@@ -77,9 +77,9 @@ def test_the_adjoint_is_the_gradient_over_the_weights(scheme):
 
 def test_inner_steps_carry_the_adjoint():
     """P_k = (I + eps D F(X_k)*) P_{k+1} with the dense Jacobian, transposed in the pairing."""
-    # `eq:adjoint`, `eq:residual-adjoint-step`.
     flow, terminal_loss, grid = setting("euler", "graded")
 
+    # `eq:adjoint`, `eq:residual-adjoint-step`.
     @jax.jit
     def measured(x):
         adjoint = lim.adjoint_trajectory(flow, terminal_loss, x, grid)

@@ -60,6 +60,7 @@ def test_the_norm_bound_is_never_violated_and_nearly_attained():
 
 def test_attention_and_feed_forward_are_those_of_the_reference():
     # `eq:masked-mha`, `eq:mlp-block`, `eq:complete-vector-field-finite`,
+    # `eq:induced-transformer-field`,
     # `eq:discrete-attention-numerator-scaled`, `eq:discrete-attention-denominator-scaled`.
     field, x = layer(), random_states()
     whole, attention, feed_forward = (

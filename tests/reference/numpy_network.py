@@ -60,7 +60,7 @@ def feed_forward(layer, states):
 
 
 def flow(layers, states, horizon, scheme):
-    """`eq:discrete-residual` for "euler", `eq:complete-transformer-layer` for "split"."""
+    """eq:discrete-residual for "euler", eq:complete-transformer-layer for "split"."""
     for layer in layers:
         step = horizon / len(layers)
         if scheme == "euler":
