@@ -124,8 +124,9 @@ def explain(
             for name, model in tqdm(networks.items(), desc="cone mass", unit="network")
         }
         records = {name: result.record() for name, result in found.items()}
+        figures = 1
         for name, result in found.items():
-            _save_explanation(result, name, out)
+            figures += _save_explanation(result, name, out)
             print(f"\n== {name} (L = {length}, {contexts} contexts) ==")
             print(studies.explanation_table(result))
     document = {
@@ -139,18 +140,23 @@ def explain(
     (out / "explanation.json").write_text(json.dumps(document, indent=2) + "\n")
     plots.cone_masses(masses, regions).savefig(out / "cone_mass.png")
     print(f"\nTraining took the loss from {losses[0]:.3f} to {losses[-1]:.3f} nats a byte.")
-    print(f"Wrote explanation.json and {3 * len(found) + 1} figures to {out}.")
+    print(f"Wrote explanation.json and {figures} figures to {out}.")
     return 0
 
 
-def _save_explanation(result: studies.Explanation, name: str, out: Path) -> None:
+def _save_explanation(result: studies.Explanation, name: str, out: Path) -> int:
+    """Draw one explanation, and say in how many figures."""
     stem = name.replace(", ", "_").replace(" ", "_")
-    for figure, kind in (
-        (plots.influence_profile(result.influence), "influence"),
-        (plots.channel_energies(result, name), "channels"),
-        (plots.certificate_margins(result.certificates, name), "certificates"),
-    ):
+    figures = {
+        "influence": plots.influence_profile(result.influence),
+        "channels": plots.channel_energies(result, name),
+        "certificates": plots.certificate_margins(result.certificates, name),
+    }
+    if result.without_queries is not None:
+        figures["influence_without_queries"] = plots.influence_profile(result.without_queries)
+    for kind, figure in figures.items():
         figure.savefig(out / f"{stem}_{kind}.png")
+    return len(figures)
 
 
 def counterexamples() -> int:

@@ -20,7 +20,15 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PyTree
 
 from lim_jax._checks import all_finite, guarded, require, require_floating
-from lim_jax.grid import Grid, Regions, boundary_regions, regional_averages
+from lim_jax.grid import (
+    Convention,
+    Grid,
+    Intervals,
+    Regions,
+    boundary_regions,
+    interval_weights,
+    regional_averages,
+)
 
 Scalar = Float[Array, ""]
 Loss = Callable[[Any, Float[Array, "length width"], Any], Scalar]
@@ -85,10 +93,18 @@ class Influence(eqx.Module):
     A sufficient statistic: two of them, of two batches, `merge` into that of both. All results
     are properties. With one example standard errors are infinite.
 
+    A last-token loss puts most of its influence on the last token, whatever the others do. Of
+    regions that leave positions out (`grid.Regions.without`) all results are of the rest: `total`
+    is :math:`Z' = \int_{[0,1]\setminus X} I`, the density :math:`I/Z'` has integral one over the
+    positions kept and is zero on those left out, and an average over a region is over what is kept
+    of it. Where the influence is uniform the averages are all :math:`1/(1-|X|)`. The indices are
+    quotients of averages and ask only what stands beside what.
+
     Attributes
     ----------
     regions
-        The regions of `regional_averages` and `indices`, and through them the grid.
+        The regions of `regional_averages` and `indices`, and through them the grid and the
+        positions left out.
     count
         The number of examples.
     energy
@@ -105,6 +121,47 @@ class Influence(eqx.Module):
     cross_scatter: Float[Array, "length 3"]
     regional_scatter: Float[Array, "3 3"]
 
+    @classmethod
+    @eqx.filter_jit
+    def from_energies(
+        cls, energies: Float[Array, "examples length"], regions: Regions
+    ) -> "Influence":
+        """Sum up energies at hand, from `adjoint_energies`; of several regions by one gradient.
+
+        Examples
+        --------
+        >>> from lim_jax.grid import token_grid
+        >>> regions = boundary_regions(token_grid(4), 0.25)
+        >>> energies = jnp.array([[1.0, 2.0, 3.0, 90.0]])
+        >>> Influence.from_energies(energies, regions).density[:3].round(3).tolist()
+        [0.042, 0.083, 0.125]
+        >>> rest = boundary_regions(token_grid(4), 0.3).without([3])
+        >>> Influence.from_energies(energies, rest).density.round(3).tolist()
+        [0.667, 1.333, 2.0, 0.0]
+        """
+        return cls._of_counted(energies, jnp.ones(len(energies), bool), regions)
+
+    @classmethod
+    def _of_counted(
+        cls,
+        energies: Float[Array, "examples length"],
+        counted: Bool[Array, " examples"],
+        regions: Regions,
+    ) -> "Influence":
+        shares = counted.astype(energies.dtype)[:, None]
+        count = shares.sum()
+        mean = (shares * energies).sum(axis=0) / count
+        deviations = shares * (energies - mean[None, :])
+        regional = deviations @ regions.weights.T
+        return cls(
+            regions,
+            count,
+            mean,
+            jnp.sum(deviations**2, axis=0),
+            deviations.T @ regional,
+            regional.T @ regional,
+        )
+
     @property
     def grid(self) -> Grid:
         """The positions."""
@@ -113,8 +170,8 @@ class Influence(eqx.Module):
     @property
     @eqx.filter_jit
     def total(self) -> Scalar:
-        r""":math:`Z = \int_0^1 I`. Grows like L for a last-token loss: report L with it."""
-        return self.grid.weights @ self.energy
+        r""":math:`Z = \int I`. Grows like L for a last-token loss: report L with it."""
+        return self.regions.kept_weights @ self.energy
 
     @property
     def degenerate(self) -> Bool[Array, ""]:
@@ -124,8 +181,8 @@ class Influence(eqx.Module):
     @property
     @eqx.filter_jit
     def density(self) -> Float[Array, " length"]:
-        """The influence density m (`eq:influence-density`); zero where degenerate."""
-        return self.energy / self._safe_total
+        """The influence density m (`eq:influence-density`); zero where degenerate or left out."""
+        return jnp.where(self._kept, self.energy / self._safe_total, 0)
 
     @property
     @eqx.filter_jit
@@ -133,10 +190,32 @@ class Influence(eqx.Module):
         r"""The influence measure :math:`\mathcal I` of E_L, E_M, E_R (`eq:influence-measure`)."""
         return self.regions.weights @ self.energy
 
+    def measure(self, intervals: Intervals, convention: Convention | None = None) -> Scalar:
+        r"""The influence measure :math:`\mathcal I(B)` of a union of intervals :math:`[a, b)`.
+
+        `eq:influence-measure`: additive over disjoint sets, and `total` for [0, 1). For its
+        standard error take `probes.sample_mean` of `adjoint_energies` times `interval_weights`.
+
+        Parameters
+        ----------
+        intervals, convention
+            As in `grid.interval_weights`; by default the convention of the regions.
+
+        Examples
+        --------
+        >>> from lim_jax.grid import token_grid
+        >>> regions = boundary_regions(token_grid(4), 0.25)
+        >>> found = Influence.from_energies(jnp.array([[1.0, 2.0, 3.0, 4.0]]), regions)
+        >>> float(found.measure([(0, "3/8"), ("3/4", 1)]))  # 1/4 + 2/8 + 4/4
+        1.5
+        """
+        weights = interval_weights(self.grid, intervals, convention or self.regions.convention)
+        return jnp.where(self._kept, weights, 0) @ self.energy
+
     @property
     @eqx.filter_jit
     def regional_averages(self) -> Float[Array, "3"]:
-        """The density's averages over E_L, E_M and E_R."""
+        """The density's averages over what is kept of E_L, E_M and E_R."""
         return regional_averages(self.density, self.regions)
 
     @property
@@ -158,7 +237,8 @@ class Influence(eqx.Module):
         m = self.density
         with_total, of_total = self.cross_scatter.sum(axis=1), self.regional_scatter.sum()
         scatter = self.energy_scatter - 2 * m * with_total + m**2 * of_total
-        return self._standard_error(scatter) / self._safe_total
+        error = self._standard_error(scatter) / self._safe_total
+        return jnp.where(self._kept, error, 0)
 
     @eqx.filter_jit
     def indices(self, epsilon: Scalar | float = 1e-8) -> Indices:
@@ -196,6 +276,10 @@ class Influence(eqx.Module):
     @property
     def _safe_total(self) -> Scalar:
         return jnp.where(self.degenerate, 1, self.total)
+
+    @property
+    def _kept(self) -> Bool[Array, " length"]:
+        return self.regions.kept_weights > 0
 
     def _standard_error(self, scatter: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
         """Standard error of a mean; rounding may leave a scatter of zero slightly negative."""
@@ -271,7 +355,7 @@ def influence(
         The positions of x.
     regions
         Where to average; by default the boundary regions of the paper's simulations,
-        :math:`\delta = 0.2`.
+        :math:`\delta = 0.2`. Those that leave positions out give the influence of the others.
 
     Returns
     -------
@@ -369,19 +453,7 @@ def _influence(
     loss: Loss, params: PyTree, batch: Batch, counted: Bool[Array, " examples"], regions: Regions
 ) -> Influence:
     energies = adjoint_energies(loss, params, batch, regions.grid)
-    shares = counted.astype(energies.dtype)[:, None]
-    count = shares.sum()
-    mean = (shares * energies).sum(axis=0) / count
-    deviations = shares * (energies - mean[None, :])
-    regional = deviations @ regions.weights.T
-    return Influence(
-        regions,
-        count,
-        mean,
-        jnp.sum(deviations**2, axis=0),
-        deviations.T @ regional,
-        regional.T @ regional,
-    )
+    return Influence._of_counted(energies, counted, regions)
 
 
 def require_batch(loss: Loss, params: PyTree, batch: Batch, grid: Grid) -> None:

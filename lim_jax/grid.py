@@ -11,6 +11,7 @@ refined.
 
 from abc import abstractmethod
 from bisect import bisect_left
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import Literal
 
@@ -23,6 +24,8 @@ from jaxtyping import Array, Float
 from lim_jax._checks import guarded, require
 
 Convention = Literal["overlap", "points"]
+Exact = int | float | str | Fraction
+Intervals = Sequence[tuple[Exact, Exact]]
 
 
 class Grid(eqx.Module):
@@ -472,11 +475,14 @@ class Regions(eqx.Module):
         ``"overlap"`` shares a cell between regions by its overlap with them (a Gauss--Legendre
         panel by the integral of its polynomial); ``"points"`` gives each cell to the region that
         its node lies in.
+    left_out
+        Positions that belong to no region, made by `without`.
     """
 
     grid: Grid
     delta: Fraction = eqx.field(static=True)
     convention: Convention = eqx.field(static=True)
+    left_out: tuple[int, ...] = eqx.field(static=True, default=())
 
     def __check_init__(self):
         empty = [
@@ -488,7 +494,7 @@ class Regions(eqx.Module):
             not empty,
             "regions",
             got=f"no node in the {' and '.join(empty)} region of {self.grid.size} positions "
-            f"at delta = {self.delta}",
+            f"at delta = {self.delta}" + f", {len(self.left_out)} left out" * bool(self.left_out),
             expected="at least one node in each region",
             cure='Take a larger delta, a longer context, or convention="overlap".',
         )
@@ -497,18 +503,48 @@ class Regions(eqx.Module):
     def weights(self) -> Float[Array, "3 length"]:
         r"""The weights of the integrals over E_L, E_M and E_R: parts of :math:`\Delta p_i`.
 
-        Row sums are the regions' sizes; column sums are :math:`\Delta p_i`.
+        Row sums are the regions' sizes; column sums are :math:`\Delta p_i`, or zero where left out.
         """
         return self.grid._cast(self._host_weights())
 
+    @property
+    def kept_weights(self) -> Float[Array, " length"]:
+        r"""The weights :math:`\Delta p_i` of the positions kept; zero where left out."""
+        return self.grid._cast(self._kept(self.grid._weights()))
+
+    def without(self, positions: Sequence[int]) -> "Regions":
+        """Leave positions out of all regions: integrals and averages are over the others.
+
+        Raises
+        ------
+        ValueError
+            Where a position is not on the grid, or a region is left without any.
+
+        Examples
+        --------
+        >>> regions = boundary_regions(token_grid(10), 0.2).without([9])
+        >>> [round(float(size), 6) for size in regions.weights.sum(axis=1)]
+        [0.2, 0.6, 0.1]
+        """
+        chosen = tuple(sorted({*self.left_out, *map(int, positions)}))
+        require(
+            all(0 <= position < self.grid.size for position in chosen),
+            "positions",
+            got=f"{list(chosen)}",
+            expected=f"numbers from 0 to {self.grid.size - 1}",
+            cure="Count from zero: the last position is L - 1.",
+        )
+        return Regions(self.grid, self.delta, self.convention, chosen)
+
     def _host_weights(self) -> np.ndarray:
-        grid, ends = self.grid, (self.delta, 1 - self.delta)
-        if self.convention == "points":
-            counts = np.array([[grid._nodes_below(end)] for end in ends])
-            below = np.where(np.arange(grid.size) < counts, grid._weights(), 0.0)
-        else:
-            below = grid._weights_to(np.array(ends, dtype=float))
-        return np.stack([below[0], below[1] - below[0], grid._weights() - below[1]])
+        ends = (self.delta, 1 - self.delta)
+        left, boundary = (_weights_below(self.grid, end, self.convention) for end in ends)
+        rows = np.stack([left, boundary - left, self.grid._weights() - boundary])
+        return self._kept(rows)
+
+    def _kept(self, weights: np.ndarray) -> np.ndarray:
+        kept = ~np.isin(np.arange(self.grid.size), self.left_out)
+        return np.where(kept, weights, 0.0)
 
 
 def boundary_regions(
@@ -541,13 +577,7 @@ def boundary_regions(
     >>> [round(float(size), 6) for size in overlap.weights.sum(axis=1)]
     [0.2, 0.6, 0.2]
     """
-    require(
-        convention in ("overlap", "points"),
-        "convention",
-        got=repr(convention),
-        expected='"overlap" or "points"',
-        cure="See boundary_regions.",
-    )
+    _require_convention(convention)
     exact = _exact_fraction(delta)
     require(
         0 < exact < Fraction(1, 2),
@@ -557,6 +587,73 @@ def boundary_regions(
         cure="delta is the width of each boundary region; the paper takes 0.2.",
     )
     return Regions(grid, exact, convention)
+
+
+def interval_weights(
+    grid: Grid,
+    intervals: Intervals,
+    convention: Convention = "overlap",
+) -> Float[Array, " length"]:
+    r"""Give the weights of :math:`\int_B` for a union B of intervals :math:`[a, b)` in [0, 1].
+
+    Parts of :math:`\Delta p_i`: additive over disjoint sets, and all of them for [0, 1). An end at
+    1 is closed, as that of :math:`E_R` is. What intervals share counts once.
+
+    Parameters
+    ----------
+    grid
+        The positions.
+    intervals
+        Their ends :math:`a \le b`, read as `boundary_regions` reads delta.
+    convention
+        As in `boundary_regions`.
+
+    Raises
+    ------
+    ValueError
+        Where an end lies outside [0, 1] or left of its start, or is not known before tracing.
+
+    Examples
+    --------
+    >>> interval_weights(token_grid(4), [(0, "3/8"), ("3/4", 1)]).tolist()
+    [0.25, 0.125, 0.0, 0.25]
+    >>> interval_weights(token_grid(4), [("1/4", "3/4")], "points").tolist()
+    [0.25, 0.25, 0.0, 0.0]
+    """
+    _require_convention(convention)
+    weights, reached = np.zeros(grid.size), Fraction(0)
+    exact = [tuple(_exact_fraction(end, "intervals") for end in pair) for pair in intervals]
+    for start, stop in sorted(exact):
+        require(
+            0 <= start <= stop <= 1,
+            "intervals",
+            got=f"[{start}, {stop})",
+            expected="two ends with 0 <= a <= b <= 1",
+            cure="Positions are fractions of the context.",
+        )
+        start, stop = max(start, reached), max(stop, reached)
+        reached = stop
+        weights += _weights_below(grid, stop, convention) - _weights_below(grid, start, convention)
+    return grid._cast(weights)
+
+
+def _weights_below(grid: Grid, end: Fraction, convention: Convention) -> np.ndarray:
+    """The weights of the integral over [0, end), and over [0, 1] where the end is 1."""
+    if end == 1:
+        return grid._weights()
+    if convention == "points":
+        return np.where(np.arange(grid.size) < grid._nodes_below(end), grid._weights(), 0.0)
+    return grid._weights_to(np.array([end], dtype=float))[0]
+
+
+def _require_convention(convention: str) -> None:
+    require(
+        convention in ("overlap", "points"),
+        "convention",
+        got=repr(convention),
+        expected='"overlap" or "points"',
+        cure="See boundary_regions.",
+    )
 
 
 def regional_averages(
@@ -578,13 +675,13 @@ def regional_averages(
     return jnp.tensordot(weights, values, axes=1) / sizes
 
 
-def _exact_fraction(delta: float | str | Fraction) -> Fraction:
-    if isinstance(delta, Fraction):
-        return delta
+def _exact_fraction(value: Exact, name: str = "delta") -> Fraction:
+    if isinstance(value, Fraction):
+        return value
     try:
-        return Fraction(str(delta))
+        return Fraction(str(value))
     except ValueError as error:
         raise ValueError(
-            f"delta: got {delta!r}, expected a number known before tracing. "
+            f"{name}: got {value!r}, expected a number known before tracing. "
             "Regions are static: pass a Python float, a Fraction or a string."
         ) from error

@@ -8,7 +8,7 @@ import pytest
 from reference.as_users import run_python
 
 import lim_jax as lim
-from lim_jax import cli, plots
+from lim_jax import cli, models, plots, studies
 from lim_jax.limits import convergence
 
 SIZES = (10.0, 20.0, 40.0, 80.0)
@@ -105,7 +105,17 @@ def test_explain_writes_what_it_prints(tmp_path, capsys):
             np.testing.assert_allclose(sum(parts), region["total"], rtol=1e-9)
         verdicts = {c["name"]: c["holds"] for c in found["certificates"]}
         assert verdicts["right-biased queries"] is name.endswith("last token")
-    assert len(list(out.glob("*.png"))) == 13
+        assert (found["without_queries"] is not None) is name.endswith("last token")
+    assert len(list(out.glob("*.png"))) == 15
+    assert "explanation.json and 15 figures" in printed
+    # The seeded network's cone mass stands under its name.
+    keys = jax.random.split(jax.random.key(0), 4)
+    seeded = models.LanguageModel.init(12, key=keys[0])
+    windows = models.sample_windows(models.standard_library_text(), 12, 3, key=keys[2])
+    mass = studies.average_cone_mass(seeded, windows, lim.boundary_regions(lim.token_grid(12), 0.2))
+    shown = document["cone_mass"]
+    np.testing.assert_allclose(shown["seeded network"]["value"], mass.value, rtol=1e-9)
+    assert not np.allclose(shown["trained network"]["value"], mass.value, rtol=1e-3)
 
 
 def test_the_counterexamples_print_their_numbers(capsys):

@@ -284,6 +284,95 @@ def test_regions_are_free():
     np.testing.assert_allclose(result.regional_averages, expected, rtol=1e-12)
 
 
+def test_positions_left_out_leave_a_density_of_the_others():
+    """`def:influence` of the rest, with its errors, by NumPy on cells of unequal weights."""
+    grid, left_out = lim.graded_grid(10), (2, 9)
+    batch = linear_batch(11, 40, grid)
+    regions = lim.boundary_regions(grid, "2/5").without(left_out)
+    result = lim.influence(linear_loss, 1.0, batch, grid, regions)
+    samples, kept = energies(batch, grid), ~np.isin(np.arange(10), left_out)
+    weights = np.where(kept, np.asarray(grid.weights), 0)
+    regional = np.asarray(lim.boundary_regions(grid, "2/5").weights) * kept
+    energy = samples.mean(axis=0)
+    density = np.where(kept, energy, 0) / (weights @ energy)
+    np.testing.assert_allclose(result.energy, energy, rtol=1e-12)
+    np.testing.assert_allclose(result.total, weights @ energy, rtol=1e-12)
+    np.testing.assert_allclose(result.density, density, rtol=1e-12)
+    averages = (regional @ density) / regional.sum(axis=1)
+    np.testing.assert_allclose(result.regional_averages, averages, rtol=1e-12)
+    np.testing.assert_allclose(result.indices()[:3], averages, rtol=1e-12)
+    of_density, of_averages = linearised_errors(samples, weights, regional)
+    np.testing.assert_allclose(result.density_error, np.where(kept, of_density, 0), rtol=1e-10)
+    np.testing.assert_allclose(result.index_errors()[:3], of_averages, rtol=1e-10)
+    of_total = (samples @ weights).std(ddof=1) / np.sqrt(40)
+    np.testing.assert_allclose(result.total_error, of_total, rtol=1e-10)
+    halves = [jax.tree.map(lambda leaf: leaf[i : i + 20], batch) for i in (0, 20)]  # noqa: B023
+    streamed = lim.influence_stream(linear_loss, 1.0, halves, grid, regions)
+    chex.assert_trees_all_close(streamed, result, rtol=1e-12)
+
+
+def test_what_is_left_out_does_not_matter():
+    """One token's influence, however large, does not change the density of the others."""
+    grid = lim.graded_grid(6)
+    regions = lim.boundary_regions(grid, 0.45).without([5])
+    samples = np.exp(random_states(12, 7, 6))
+    larger = samples * np.array([1, 1, 1, 1, 1, 1e6])
+    found = [lim.Influence.from_energies(jax.device_put(e), regions) for e in (samples, larger)]
+    for ours, theirs in zip(
+        *((f.density, f.density_error, f.indices(), f.index_errors()) for f in found), strict=True
+    ):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-11)
+    with pytest.raises(ValueError, match="numbers from 0 to 5"):
+        regions.without([6])
+    with pytest.raises(ValueError, match="right region .* 1 left out"):
+        lim.boundary_regions(grid, 0.3).without([5])
+
+
+@pytest.mark.parametrize("make", [lim.token_grid, lim.midpoint_grid, lim.graded_grid])
+@pytest.mark.parametrize("convention", ["overlap", "points"])
+def test_the_influence_measure_of_any_set(make, convention):
+    """`eq:influence-measure` by NumPy, cell by cell; additive, and in all the total."""
+    grid = make(10)
+    samples = energies(linear_batch(13, 5, grid), grid)
+    regions = lim.boundary_regions(grid, "3/10", convention)
+    found = lim.Influence.from_energies(jax.device_put(samples), regions)
+    edges, nodes = np.asarray(grid.edges), np.asarray(grid.nodes)
+
+    def measured(start, stop):
+        overlap = np.minimum(edges[1:], stop) - np.maximum(edges[:-1], start)
+        inside = (start <= nodes) & ((nodes < stop) | (stop == 1))
+        share = np.maximum(overlap, 0) / np.diff(edges) if convention == "overlap" else inside
+        return (np.asarray(grid.weights) * share) @ samples.mean(axis=0)
+
+    parts = [(0, 0.07), (0.07, 0.33), (0.33, 0.61), (0.61, 1)]
+    alone = np.array([found.measure([part]) for part in parts])
+    np.testing.assert_allclose(alone, [measured(*part) for part in parts], rtol=1e-12)
+    np.testing.assert_allclose(alone.sum(), found.total, rtol=1e-12)
+    union = [
+        (0.33, 0.5),
+        (0, 0.05),
+        (0.4, 0.61),
+        (0.02, 0.07),
+        (0.5, 0.5),
+    ]  # of the first and third
+    np.testing.assert_allclose(found.measure(union), alone[0] + alone[2], rtol=1e-12)
+    ends = [(0, "3/10"), ("3/10", "7/10"), ("7/10", 1)]
+    regional = [found.measure([pair]) for pair in ends]
+    np.testing.assert_allclose(regional, found.regional_integrals, rtol=1e-12)
+    for wrong in ((-0.1, 0.5), (0.5, 1.1), (0.5, 0.4)):
+        with pytest.raises(ValueError, match="0 <= a <= b <= 1"):
+            found.measure([wrong])
+
+
+def test_the_measure_on_panels_is_that_of_the_polynomial():
+    grid = lim.gauss_grid(5, panels=3)
+    energy = 1 + np.asarray(grid.nodes) ** 4
+    regions = lim.boundary_regions(grid, 0.2)
+    found = lim.Influence.from_energies(jax.device_put(energy[None]), regions)
+    expected = 0.3 + (0.4**5 - 0.1**5) / 5 + 0.4 + (1 - 0.6**5) / 5
+    np.testing.assert_allclose(found.measure([(0.6, 1), (0.1, 0.4)]), expected, rtol=1e-12)
+
+
 def test_single_precision_is_near_double():
     grid = lim.token_grid(10, dtype=jnp.float32)
     x, y = linear_batch(10, 6)

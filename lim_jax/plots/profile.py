@@ -12,7 +12,8 @@ COLOUR = "#0072b2"
 def influence_profile(result: Influence) -> Figure:
     r"""Draw an influence density with its standard errors, its regions and its indices.
 
-    The band is two standard errors over the data law to either side.
+    The band is two standard errors over the data law to either side. Positions left out are not
+    drawn; the dotted line is the uniform density over the others.
 
     Examples
     --------
@@ -23,18 +24,21 @@ def influence_profile(result: Influence) -> Figure:
     ['position p']
     """
     figure, axes = new_figure("influence density m(p)")
-    positions, density = np.asarray(result.grid.nodes), np.asarray(result.density)
-    error = 2 * np.asarray(result.density_error)
+    weights, left_out = np.asarray(result.regions.kept_weights), len(result.regions.left_out)
+    kept = weights > 0
+    positions, density = np.asarray(result.grid.nodes)[kept], np.asarray(result.density)[kept]
+    error = 2 * np.asarray(result.density_error)[kept]
     if np.isfinite(error).all():
         axes.fill_between(positions, density - error, density + error, color=COLOUR, alpha=0.25)
     axes.plot(positions, density, color=COLOUR)
-    axes.axhline(1, color="black", linewidth=0.8, linestyle=":")
+    axes.axhline(1 / weights.sum(), color="black", linewidth=0.8, linestyle=":")
     shade_boundaries(axes, float(result.regions.delta))
     draw_averages(axes, result.regions, np.asarray(result.regional_averages))
     found = result.indices()
     axes.set_title(
         f"gap {float(found.gap):+.3f}   LIM {float(found.lim):+.3f}   "
-        f"SC {float(found.symmetric_contrast):+.3f}   (L = {result.grid.size})",
+        f"SC {float(found.symmetric_contrast):+.3f}   (L = {result.grid.size}"
+        + (f", {left_out} left out)" if left_out else ")"),
         fontsize=10,
     )
     axes.set_ylim(bottom=0)

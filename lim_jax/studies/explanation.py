@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
+import numpy as np
 from jaxtyping import Array, Float, Key
 
 from lim_jax.adjoint.certificate import Certificate, certificate_table
@@ -32,7 +33,7 @@ from lim_jax.adjoint.ledger import (
 from lim_jax.adjoint.queries import readout_residual_energies
 from lim_jax.adjoint.residual import amplification, interaction_norms
 from lim_jax.adjoint.tangent import attention_sites
-from lim_jax.density import Influence, influence
+from lim_jax.density import Influence, adjoint_energies
 from lim_jax.grid import Regions
 from lim_jax.models.language import LanguageModel, Tokens, batch_of_windows
 from lim_jax.network.field import CausalAttention, State
@@ -48,6 +49,9 @@ class Explanation(NamedTuple):
     ----------
     influence
         The density, its errors and indices.
+    without_queries
+        The same with the positions left out that the loss asks from, which hold most of the
+        influence of a last-token loss; None where it asks from all of a region.
     channel_energies
         :math:`\mathbb E\|P_\alpha(p)\|^2` of the residual (`eq:residual-influence-component`), the
         cone and the local channel.
@@ -63,6 +67,7 @@ class Explanation(NamedTuple):
     """
 
     influence: Influence
+    without_queries: Influence | None
     channel_energies: Float[Array, "3 length"]
     regional: RegionalChannels
     head_energies: Float[Array, "depth heads"]
@@ -71,7 +76,7 @@ class Explanation(NamedTuple):
 
     def record(self) -> dict[str, Any]:
         """Everything as plain numbers and strings."""
-        regions, energies = self.influence.regions, self.regional
+        regions, energies, rest = self.influence.regions, self.regional, self.without_queries
         strengths = boundary_strengths(energies, regions)
         by_region = {
             region: {
@@ -85,11 +90,8 @@ class Explanation(NamedTuple):
             "length": self.influence.grid.size,
             "delta": float(regions.delta),
             "examples": int(self.influence.count),
-            "total": float(self.influence.total),
-            "indices": _numbers(self.influence.indices()),
-            "index_errors": _numbers(self.influence.index_errors()),
-            "density": self.influence.density.tolist(),
-            "density_error": self.influence.density_error.tolist(),
+            **_influence_record(self.influence),
+            "without_queries": None if rest is None else _influence_record(rest),
             "channel_energies": dict(zip(CHANNELS, self.channel_energies.tolist(), strict=True)),
             "regional_energies": by_region,
             "boundary_strengths": _numbers(strengths),
@@ -126,7 +128,8 @@ def explain(
     """
     norms_key, bootstrap_key = jax.random.split(key)
     x, targets = batch_of_windows(model, windows)
-    found = influence(_loss, (model, query_weights), (x, targets), regions.grid, regions)
+    energies = _energies(_loss, (model, query_weights), (x, targets), regions.grid)
+    rest = _without_queries(query_weights, regions)
     measured = _measure(model, x, targets, query_weights, regions, norms_key)
     regional = regional_channels(measured.vectors, regions)
     terminal, initial = measured.covectors[:, -1], measured.covectors[:, 0]
@@ -141,7 +144,8 @@ def explain(
     contrasts = regional.products[:, 2, 0, 0] - regional.products[:, 1, 0, 0]
     scale = (regions.grid.weights @ (terminal**2).sum(axis=2).mean(axis=0)).item()
     return Explanation(
-        found,
+        Influence.from_energies(energies, regions),
+        None if rest is None else Influence.from_energies(energies, rest),
         (measured.vectors**2).sum(axis=3).mean(axis=0),
         regional,
         measured.head_energies.mean(axis=0),
@@ -154,6 +158,16 @@ def _loss(params: tuple[LanguageModel, Profile], x: State, y: Any) -> Float[Arra
     """One function for every model and loss: a new one each time would compile each time."""
     model, query_weights = params
     return model.loss(x, y, query_weights)
+
+
+_energies = eqx.filter_jit(adjoint_energies)
+
+
+def _without_queries(query_weights: Profile, regions: Regions) -> Regions | None:
+    """The regions without the queries, unless one of them is all queries."""
+    asked = np.asarray(query_weights) > 0
+    whole = (np.asarray(regions.weights)[:, ~asked].sum(axis=1) == 0).any()
+    return None if whole else regions.without(np.flatnonzero(asked).tolist())
 
 
 @eqx.filter_jit
@@ -216,27 +230,41 @@ def _measure(
     return _Measured(vectors, covectors, growth, heads, joint_cone(sites, grid), energies)
 
 
+def _influence_record(found: Influence) -> dict[str, Any]:
+    return {
+        "left_out": list(found.regions.left_out),
+        "total": float(found.total),
+        "indices": _numbers(found.indices()),
+        "index_errors": _numbers(found.index_errors()),
+        "density": found.density.tolist(),
+        "density_error": found.density_error.tolist(),
+    }
+
+
 def _numbers(values: Any) -> dict[str, float]:
     return {name: float(value) for name, value in values._asdict().items()}
 
 
 def explanation_table(result: Explanation) -> str:
     """Lay out an explanation: density, channels, contrasts and certificates."""
-    indices, errors = result.influence.indices(), result.influence.index_errors()
+    found, rest = result.influence, result.without_queries
     regional, contrast = result.regional, result.terminal_contrast
-    strengths = boundary_strengths(regional, result.influence.regions)
+    strengths = boundary_strengths(regional, found.regions)
     lines = [f"{'':26s} {'left':>10s} {'middle':>10s} {'right':>10s}"]
     rows = {
-        "influence density": (indices.left, indices.middle, indices.right),
-        "  standard error": (errors.left, errors.middle, errors.right),
+        **_averages("influence density", found),
+        **({} if rest is None else _averages("  queries left out", rest)),
         **{f"{name} energy": regional.energies[:, a] for a, name in enumerate(CHANNELS)},
         "cross terms": regional.cross_terms,
     }
     for name, values in rows.items():
         lines.append(f"{name:26s} " + " ".join(f"{float(value):10.4g}" for value in values))
+    lines.append(_index_line(found))
+    if rest is not None:
+        share = 1 - float(rest.total / found.total)
+        lines.append(f"The {len(rest.regions.left_out)} queried hold {share:.1%} of the influence.")
+        lines.append(f"Without: {_index_line(rest)}")
     lines += [
-        f"LIM {float(indices.lim):+.3f} ± {float(errors.lim):.3f}, "
-        f"symmetric contrast {float(indices.symmetric_contrast):+.3f}; "
         f"boundary strengths: primacy {float(strengths.primacy):.4g}, "
         f"recency {float(strengths.recency):.4g}",
         "right-minus-middle contrast of the terminal covector, over its mean: "
@@ -244,3 +272,16 @@ def explanation_table(result: Explanation) -> str:
         certificate_table(result.certificates),
     ]
     return "\n".join(lines)
+
+
+def _averages(name: str, found: Influence) -> dict[str, Any]:
+    """Two rows: the regional averages of a density, and their standard errors."""
+    return {name: found.indices()[:3], f"{name}, error": found.index_errors()[:3]}
+
+
+def _index_line(found: Influence) -> str:
+    indices, errors = found.indices(), found.index_errors()
+    return (
+        f"LIM {float(indices.lim):+.3f} ± {float(errors.lim):.3f}, "
+        f"symmetric contrast {float(indices.symmetric_contrast):+.3f}"
+    )

@@ -12,7 +12,8 @@ from reference.networks import random_states
 import lim_jax as lim
 from lim_jax import plots
 from lim_jax.adjoint.cone import cone_mass
-from lim_jax.adjoint.ledger import channels
+from lim_jax.adjoint.ledger import channels, cone_by_head
+from lim_jax.adjoint.tangent import attention_sites
 from lim_jax.loss import last_token, teacher_forcing
 from lim_jax.models import language
 from lim_jax.probes import sample_mean
@@ -93,12 +94,17 @@ def test_interrupted_training_goes_on_with_the_same_numbers(tmp_path):
         np.testing.assert_array_equal(left, right)
 
 
+@cache
+def explained(ask):
+    return lim.studies.explain(model(), windows(), ask(LENGTH), REGIONS, key=jax.random.key(3))
+
+
 @pytest.mark.slow
 def test_an_explanation_is_made_of_its_parts():
     # `eq:residual-influence-component`.
     regions, weights = REGIONS, teacher_forcing(LENGTH)
-    found = lim.studies.explain(model(), windows(), weights, regions, key=jax.random.key(3))
-    network = model()
+    found = explained(teacher_forcing)
+    network, grid = model(), regions.grid
 
     @jax.jit
     @jax.vmap
@@ -106,9 +112,11 @@ def test_an_explanation_is_made_of_its_parts():
         def loss(state):
             return network.terminal_loss(state, y, weights)
 
-        return channels(network.flow, loss, x, regions.grid).vectors
+        ledger = channels(network.flow, loss, x, grid)
+        sites = attention_sites(network.flow, ledger.states, ledger.covectors, grid)
+        return ledger.vectors, cone_by_head(sites, grid)
 
-    vectors = np.asarray(ledgers(*language.batch_of_windows(network, windows())))
+    vectors, heads = map(np.asarray, ledgers(*language.batch_of_windows(network, windows())))
     np.testing.assert_allclose(
         found.channel_energies, (vectors**2).sum(axis=3).mean(axis=0), rtol=1e-10
     )
@@ -121,7 +129,45 @@ def test_an_explanation_is_made_of_its_parts():
     error = contrasts.std(ddof=1) / np.sqrt(3)
     np.testing.assert_allclose(found.terminal_contrast.error, error, rtol=1e-10)
     assert len(found.certificates) == 5
-    assert found.head_energies.shape == (2, 2)
+    by_head = (heads**2).sum(axis=4).mean(axis=(0, 3))  # equal cells: the integral is the mean
+    np.testing.assert_allclose(found.head_energies, by_head, rtol=1e-10)
+    np.testing.assert_allclose(heads.sum(axis=(1, 2)), vectors[:, 1], rtol=1e-8, atol=1e-12)
+    # The terminal covector is the premise of recency's survival, the initial one its conclusion.
+    recency = found.certificates[1]
+    (contrast,) = (inequality.greater for inequality in recency.inequalities)
+    np.testing.assert_allclose(contrast, contrasts.mean() * terminal.mean(), rtol=1e-9)
+    averages = lim.regional_averages(jax.device_put(energy), regions)
+    assert recency.concluded == bool(averages[2] > averages[1])
+    assert found.without_queries is None  # it asks everywhere
+
+
+def test_a_last_token_loss_is_shown_with_and_without_its_query():
+    found = explained(last_token)
+    rest = found.without_queries
+    assert rest is not None and rest.regions.left_out == (LENGTH - 1,)
+    energy = np.asarray(found.influence.energy)
+    assert energy[-1] > 0.4 * energy.sum()  # most of it is the query's own
+    density = LENGTH * np.append(energy[:-1], 0) / energy[:-1].sum()
+    np.testing.assert_allclose(rest.density, density, rtol=1e-10)
+    averages = density[:2].mean(), density[2:6].mean(), density[6]
+    np.testing.assert_allclose(rest.indices()[:3], averages, rtol=1e-10)
+    record = found.record()
+    np.testing.assert_allclose(record["density"], found.influence.density)
+    np.testing.assert_allclose(record["without_queries"]["density"], density, rtol=1e-10)
+    assert record["left_out"] == [] and record["without_queries"]["left_out"] == [LENGTH - 1]
+    assert record["without_queries"]["indices"]["lim"] == float(rest.indices().lim)
+    lines = lim.studies.explanation_table(found).splitlines()
+    rows = [list(map(float, line.split()[-3:])) for line in lines[1:5]]
+    for row, numbers in zip(
+        rows,
+        (found.influence.indices(), found.influence.index_errors(), averages, rest.index_errors()),
+        strict=True,
+    ):
+        np.testing.assert_allclose(row, numbers[:3], rtol=1e-3)
+    printed = "\n".join(lines)
+    share = energy[-1] / energy.sum()
+    assert f"The 1 queried hold {share:.1%} of the influence." in printed
+    assert f"Without: LIM {float(rest.indices().lim):+.3f}" in printed
 
 
 def test_the_cone_mass_averages_layers_and_contexts():
@@ -141,9 +187,7 @@ def test_the_cone_mass_averages_layers_and_contexts():
 
 
 def test_figures_of_an_explanation_show_its_numbers():
-    found = lim.studies.explain(
-        model(), windows(), last_token(LENGTH), REGIONS, key=jax.random.key(3)
-    )
+    found = explained(last_token)
     upper, lower = plots.channel_energies(found, "title").axes
     curve = np.asarray(upper.lines[0].get_ydata())
     np.testing.assert_allclose(curve, found.influence.density)
@@ -154,6 +198,27 @@ def test_figures_of_an_explanation_show_its_numbers():
     labels = [tick.get_text() for tick in axes.get_yticklabels()]
     assert labels[0] == "right-biased queries: holds"
     assert len(labels) == sum(len(c.inequalities) for c in found.certificates)
-    estimate = sample_mean(random_states(0, 3, LENGTH) ** 2)
-    (axes,) = plots.cone_masses({"network": estimate}, REGIONS).axes
-    np.testing.assert_allclose(np.asarray(axes.lines[0].get_ydata()), estimate.value)
+    for row, inequality in enumerate(i for c in found.certificates for i in c.inequalities):
+        sides = np.array([inequality.greater, inequality.lesser])
+        shown = np.concatenate([axes.lines[3 * row + n].get_xdata() for n in (1, 2)])
+        np.testing.assert_allclose(shown, sides / np.abs(sides).max(), rtol=1e-12)
+    only = np.asarray(upper.lines[1].get_ydata())
+    energies = np.asarray(found.channel_energies).sum(axis=0)
+    np.testing.assert_allclose(only, energies / np.asarray(found.influence.energy).mean())
+
+
+def test_cone_masses_are_drawn_under_their_names_with_two_errors():
+    masses = {
+        name: sample_mean(jnp.exp(random_states(seed, 9, LENGTH) / 3))
+        for seed, name in enumerate(("seeded", "trained"))
+    }
+    (axes,) = plots.cone_masses(masses, REGIONS).axes
+    assert axes.get_yscale() == "log"
+    for line, band, (name, mass) in zip(axes.lines, axes.collections, masses.items(), strict=True):
+        assert line.get_label() == name
+        np.testing.assert_allclose(np.asarray(line.get_ydata()), mass.value)
+        drawn = np.asarray(band.get_paths()[0].vertices)
+        ends = np.asarray(mass.value) + 2 * np.outer([-1, 1], mass.error)
+        for position, low, high in zip(np.asarray(REGIONS.grid.nodes), *ends, strict=True):
+            heights = drawn[np.isclose(drawn[:, 0], position), 1]
+            np.testing.assert_allclose([heights.min(), heights.max()], [low, high], rtol=1e-12)
