@@ -5,6 +5,7 @@ from . import loop as loop
 from . import mixed as mixed
 from . import observing as observing
 from . import reweighting as reweighting
+from . import sensitivity as sensitivity
 from .balancing import averaged_objective as averaged_objective
 from .balancing import balanced_density as balanced_density
 from .balancing import balanced_objective as balanced_objective
@@ -17,10 +18,8 @@ from .bias import parameter_shift as parameter_shift
 from .bias import ratio_bias as ratio_bias
 from .bias import shift_bound as shift_bound
 from .dynamics import DensityDynamics as DensityDynamics
-from .dynamics import FourthMoments as FourthMoments
 from .dynamics import TrainingPath as TrainingPath
 from .dynamics import density_dynamics as density_dynamics
-from .dynamics import fourth_moments as fourth_moments
 from .dynamics import gradient_flow as gradient_flow
 from .dynamics import risk as risk
 from .loop import resumable as resumable
@@ -36,3 +35,7 @@ from .reweighting import importance_weights as importance_weights
 from .reweighting import response as response
 from .reweighting import reweight_positions as reweight_positions
 from .reweighting import reweighting_run as reweighting_run
+from .sensitivity import FourthMoments as FourthMoments
+from .sensitivity import SensitivityNorm as SensitivityNorm
+from .sensitivity import fourth_moments as fourth_moments
+from .sensitivity import sensitivity_norm as sensitivity_norm

@@ -17,9 +17,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from lim_jax.density import Batch, Loss, adjoint_energies, losses_and_adjoints
-from lim_jax.grid import Grid, integral
-from lim_jax.probes import Estimate, sample_mean
+from lim_jax._checks import require
+from lim_jax.density import Batch, Indices, Loss, adjoint_energies, indices
+from lim_jax.grid import Grid, Regions, integral, regional_averages
 from lim_jax.training.loop import Progress, resumable
 
 Scalar = Float[Array, ""]
@@ -91,6 +91,15 @@ class DensityDynamics(eqx.Module):
         r""":math:`m\,(\bar r - r)`, which is `rate` wherever I is not zero."""
         return self.density * (self.mean_decay - self.decay)
 
+    @eqx.filter_jit
+    def discrepancy_rate(self, target: Profile | Scalar | float) -> Scalar:
+        r"""How the discrepancy moves: :math:`D\Phi_\nu[\eta] = \langle m - \nu, Dm[\eta]\rangle`.
+
+        `eq:l2-influence-discrepancy-derivative`, of `balancing.influence_discrepancy` from the
+        target :math:`\nu`.
+        """
+        return integral((self.density - target) * self.rate, self.grid)
+
     @property
     def _safe_total(self) -> Scalar:
         return jnp.where(self.total == 0, 1, self.total)
@@ -129,62 +138,22 @@ def density_dynamics(
     if direction is None:
         slope = eqx.filter_grad(lambda params: risk(loss, params, batch))(params)
         direction = jax.tree.map(jnp.negative, slope)
-    energy, energy_rate = _along(
-        lambda params: adjoint_energies(loss, params, batch, grid).mean(axis=0), params, direction
-    )
+    arrays, static = eqx.partition(params, eqx.is_inexact_array)
+
+    def energies(arrays: PyTree) -> Profile:
+        return adjoint_energies(loss, eqx.combine(arrays, static), batch, grid).mean(axis=0)
+
+    energy, energy_rate = jax.jvp(energies, (arrays,), (direction,))
     return DensityDynamics(grid, energy, energy_rate)
 
 
-class FourthMoments(NamedTuple):
-    r"""What the continuum's squared penalty asks of the data (`rem:l4-sensitivity-practice`).
-
-    Attributes
-    ----------
-    adjoint
-        :math:`\mathbb E\int\|P_0\|^4`.
-    sensitivity
-        :math:`\mathbb E\int\|D_\vartheta P_0[\eta]\|^4` over :math:`\|\eta\|^4`.
-    """
-
-    adjoint: Estimate
-    sensitivity: Estimate
-
-
-@eqx.filter_jit
-def fourth_moments(
-    loss: Loss, params: PyTree, batch: Batch, grid: Grid, direction: PyTree
-) -> FourthMoments:
-    r"""Estimate the fourth moments behind `prop:influence-l2-differentiability`.
-
-    Estimates that grow with the context, or whose errors do not fall with more examples, say that
-    the squared penalty is to be read at finite length only.
-
-    Examples
-    --------
-    >>> from lim_jax.grid import token_grid
-    >>> loss = lambda weight, x, y: weight * x.sum() / 2
-    >>> batch = jnp.zeros((2, 2, 1)), None
-    >>> found = fourth_moments(loss, jnp.array(2.0), batch, token_grid(2), jnp.array(3.0))
-    >>> float(found.adjoint.value), float(found.sensitivity.value)
-    (16.0, 1.0)
-    """
-
-    def adjoints(params: PyTree) -> Float[Array, "examples length width"]:
-        return losses_and_adjoints(loss, params, batch, grid)[1]
-
-    def moment(vectors: Float[Array, "examples length width"]) -> Estimate:
-        return sample_mean((vectors**2).sum(axis=2) ** 2 @ grid.weights)
-
-    found, slopes = _along(adjoints, params, direction)
-    size = sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(direction))
-    return FourthMoments(moment(found), moment(slopes / jnp.sqrt(size)))
-
-
 class TrainingPath(NamedTuple):
-    """A gradient flow at saved training times.
+    r"""A gradient flow at saved training times.
 
     Attributes
     ----------
+    grid
+        The positions.
     times
         s.
     params
@@ -195,10 +164,47 @@ class TrainingPath(NamedTuple):
         The influence's energy I on the batch.
     """
 
+    grid: Grid
     times: Float[Array, " times"]
     params: PyTree
     risk: Float[Array, " times"]
     energy: Float[Array, "times length"]
+
+    @property
+    def total(self) -> Float[Array, " times"]:
+        r""":math:`Z_s`; the least of them is the path's :math:`z_0`.
+
+        `eq:influence-normalization-away-from-zero` asks that it be positive.
+        """
+        return self.energy @ self.grid.weights
+
+    @property
+    def density(self) -> Float[Array, "times length"]:
+        """The influence density :math:`m_s` (`eq:gd-influence-density`); zero where Z is zero."""
+        total = self.total[:, None]
+        return self.energy / jnp.where(total == 0, 1, total)
+
+    def indices(self, regions: Regions, epsilon: Scalar | float = 1e-8) -> Indices:
+        r"""The regional averages, gap, LIM and contrast of :math:`m_s` at every time s.
+
+        `eq:gd-left-average` to `eq:gd-lim-symmetric-contrast`. Of regions that leave positions out
+        they are those of the density of the others, as in `density.Influence`.
+
+        Raises
+        ------
+        ValueError
+            Where the regions are of another grid.
+        """
+        require(
+            regions.grid == self.grid,
+            "regions",
+            got=f"regions of {regions.grid}",
+            expected=f"regions of {self.grid}",
+            cure="Make them with boundary_regions(path.grid, delta).",
+        )
+        total = (self.energy @ regions.kept_weights)[None]
+        averages = regional_averages(self.energy.T, regions) / jnp.where(total == 0, 1, total)
+        return jax.vmap(indices, in_axes=(1, None))(averages, epsilon)
 
 
 def gradient_flow(
@@ -263,7 +269,7 @@ def gradient_flow(
         return arrays, (arrays, *flow.observe(arrays, batch, grid))
 
     _, records = resumable(step, arrays, len(saved), checkpoint=checkpoint, progress=progress)
-    return TrainingPath(saved, *records)
+    return TrainingPath(grid, saved, *records)
 
 
 class _GradientFlow(eqx.Module):
@@ -307,9 +313,3 @@ class _GradientFlow(eqx.Module):
         whole = eqx.combine(arrays, self.static)
         energy = adjoint_energies(self.loss, whole, batch, grid).mean(axis=0)
         return risk(self.loss, whole, batch), energy
-
-
-def _along(function, params: PyTree, direction: PyTree) -> tuple[Array, Array]:
-    """A function of parameters and its derivative along a direction of their arrays."""
-    arrays, static = eqx.partition(params, eqx.is_inexact_array)
-    return jax.jvp(lambda arrays: function(eqx.combine(arrays, static)), (arrays,), (direction,))

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from reference.differences import central_difference
 from reference.networks import VOCABULARY, random_flow, random_labels, random_states
+from scipy.optimize import minimize
 
 import lim_jax as lim
 from lim_jax.training.loop import resumable
@@ -101,6 +102,64 @@ def test_positions_without_influence_have_no_decay():
     assert bool(jnp.isfinite(nothing.rate).all()) and float(nothing.total) == 0
 
 
+def test_the_discrepancy_moves_by_the_pairing():
+    """`eq:l2-influence-discrepancy-derivative` against reverse mode and a central difference."""
+    target = 1 + np.cos(4 * np.asarray(GRID.nodes)) / 2
+    params, direction = random_states(5, WIDTH, WIDTH), random_states(6, WIDTH, WIDTH)
+
+    def discrepancy(params):
+        density = lim.influence(bare_loss, params, BATCH_OF, GRID).density
+        return GRID.weights @ (density - target) ** 2 / 2
+
+    @jax.jit
+    def measured(params):
+        found = lim.training.density_dynamics(bare_loss, params, BATCH_OF, GRID, direction)
+        reverse = jnp.vdot(jax.grad(discrepancy)(params), direction)
+        moved = central_difference(discrepancy, params, direction)
+        return found.discrepancy_rate(jax.device_put(target)), reverse, moved
+
+    rate, reverse, moved = map(float, measured(params))
+    assert abs(rate) > 1e-2
+    np.testing.assert_allclose(rate, reverse, rtol=1e-10)
+    np.testing.assert_allclose(rate, moved, rtol=1e-7)
+
+
+@pytest.mark.parametrize("exponent", [2, 4])
+def test_the_sensitivity_norm_is_that_of_the_dense_jacobian(exponent):
+    """Of central differences in all parameters, by NumPy's SVD and by SciPy from 20 starts."""
+    params = random_states(5, WIDTH, WIDTH)
+
+    def adjoints(params):
+        gradients = jax.vmap(jax.grad(bare_loss, argnums=1), in_axes=(None, 0, 0))
+        return gradients(params, *BATCH_OF) / GRID.weights[None, :, None]
+
+    @jax.jit
+    def differences(params):
+        basis = np.eye(WIDTH**2).reshape(-1, WIDTH, WIDTH)
+        return jax.lax.map(lambda d: central_difference(adjoints, params, d), basis)
+
+    found = lim.training.sensitivity_norm(
+        bare_loss, params, BATCH_OF, GRID, exponent=exponent, steps=400, key=jax.random.key(0)
+    )
+    jacobian, weights = np.asarray(differences(params)), np.asarray(GRID.weights) / BATCH
+
+    def norm(direction):
+        image = np.tensordot(direction.ravel() / np.linalg.norm(direction), jacobian, axes=1)
+        return ((image**2).sum(axis=2) ** (exponent / 2) @ weights).sum() ** (1 / exponent)
+
+    values = np.asarray(found.values)
+    assert (np.diff(values) > -1e-12).all() and values[0] < 0.9 * values[-1]
+    np.testing.assert_allclose(np.linalg.norm(found.direction), 1, rtol=1e-12)
+    np.testing.assert_allclose(norm(np.asarray(found.direction)), values[-1], rtol=1e-7)
+    if exponent == 2:
+        scaled = jacobian * np.sqrt(weights)[:, None]
+        largest = np.linalg.svd(scaled.reshape(WIDTH**2, -1), compute_uv=False)[0]
+    else:
+        starts = np.random.default_rng(0).standard_normal((20, WIDTH**2))
+        largest = max(-minimize(lambda d: -norm(d), start).fun for start in starts)
+    np.testing.assert_allclose(values[-1], largest, rtol=1e-5)
+
+
 def test_fourth_moments_by_hand():
     # `prop:influence-l2-differentiability`, `rem:l4-sensitivity-practice`,
     # `eq:adjoint-l4-sensitivity-assumption`.
@@ -149,9 +208,34 @@ def test_the_integral_of_the_rate_is_the_change_of_the_density():
         np.asarray(path.energy) / (np.asarray(path.energy) @ np.asarray(GRID.weights))[:, None]
     )
     change = density[-1] - density[0]
+    np.testing.assert_allclose(path.density, density, rtol=1e-12)
     assert np.abs(change).max() > 1e-2
     np.testing.assert_allclose(integral, change, rtol=0, atol=1e-6)
     assert bool((np.diff(path.risk) < 0).all())
+
+
+def test_indices_along_a_path_are_those_of_each_time():
+    """`eq:gd-influence-density` and `eq:gd-lim-index` by NumPy, with a position left out too."""
+    energy = np.exp(random_states(7, 3, LENGTH))
+    energy[2] = 0  # no influence
+    times = jnp.arange(3.0)
+    path = lim.training.TrainingPath(GRID, times, None, times, jax.device_put(energy))
+    weights = np.asarray(GRID.weights)
+    np.testing.assert_allclose(path.total, energy @ weights, rtol=1e-12)
+    np.testing.assert_allclose(path.density[:2] @ weights, 1, rtol=1e-12)
+    np.testing.assert_allclose(path.density[2], 0)
+    regions = lim.boundary_regions(GRID, "9/20")
+    for chosen, kept in ((regions, np.ones(6)), (regions.without([5]), np.arange(6) < 5)):
+        rows = np.asarray(regions.weights) * kept
+        averages = energy[:2] @ rows.T / rows.sum(axis=1) / (energy[:2] @ (weights * kept))[:, None]
+        found = path.indices(chosen, 1e-3)
+        np.testing.assert_allclose(np.array(found[:3]).T[:2], averages, rtol=1e-12)
+        boundary = np.minimum(averages[:, 0], averages[:, 2])
+        gap = boundary - averages[:, 1]
+        np.testing.assert_allclose(found.lim[:2], gap / (boundary + 1e-3), rtol=1e-12)
+        assert np.asarray(found)[:, 2].tolist() == [0] * 6
+    with pytest.raises(ValueError, match="regions: got regions of"):
+        path.indices(lim.boundary_regions(lim.token_grid(LENGTH), 0.3))
 
 
 @pytest.mark.slow

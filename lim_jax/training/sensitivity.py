@@ -1,0 +1,159 @@
+r"""How strongly input adjoints answer the parameters, which the continuum's squared penalty asks.
+
+`prop:influence-l2-differentiability` supposes that :math:`\vartheta \mapsto P_0` is
+differentiable into :math:`L^4` over the data and position, with a bounded derivative. At finite
+length that of every smooth network is; these are the numbers that must stay bounded as the context
+grows (`rem:l4-sensitivity-practice`).
+"""
+
+from typing import Literal, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Key, PyTree
+
+from lim_jax._random import gaussian
+from lim_jax.density import Batch, Loss, losses_and_adjoints
+from lim_jax.grid import Grid
+from lim_jax.probes import Estimate, sample_mean
+
+Scalar = Float[Array, ""]
+Vectors = Float[Array, "examples length width"]
+
+
+class FourthMoments(NamedTuple):
+    r"""What the continuum's squared penalty asks of the data (`rem:l4-sensitivity-practice`).
+
+    Attributes
+    ----------
+    adjoint
+        :math:`\mathbb E\int\|P_0\|^4`.
+    sensitivity
+        :math:`\mathbb E\int\|D_\vartheta P_0[\eta]\|^4` over :math:`\|\eta\|^4`: along one
+        direction only. `sensitivity_norm` looks for the one in which it is largest.
+    """
+
+    adjoint: Estimate
+    sensitivity: Estimate
+
+
+@eqx.filter_jit
+def fourth_moments(
+    loss: Loss, params: PyTree, batch: Batch, grid: Grid, direction: PyTree
+) -> FourthMoments:
+    r"""Estimate the fourth moments behind `prop:influence-l2-differentiability`.
+
+    Estimates that grow with the context, or whose errors do not fall with more examples, say that
+    the squared penalty is to be read at finite length only.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> loss = lambda weight, x, y: weight * x.sum() / 2
+    >>> batch = jnp.zeros((2, 2, 1)), None
+    >>> found = fourth_moments(loss, jnp.array(2.0), batch, token_grid(2), jnp.array(3.0))
+    >>> float(found.adjoint.value), float(found.sensitivity.value)
+    (16.0, 1.0)
+    """
+
+    def moment(vectors: Vectors) -> Estimate:
+        return sample_mean((vectors**2).sum(axis=2) ** 2 @ grid.weights)
+
+    arrays, adjoints = _adjoints_of_arrays(loss, params, batch, grid)
+    found, slopes = jax.jvp(adjoints, (arrays,), (_unit(direction),))
+    return FourthMoments(moment(found), moment(slopes))
+
+
+class SensitivityNorm(NamedTuple):
+    r"""The largest response of the adjoints that was found, and where.
+
+    Attributes
+    ----------
+    values
+        :math:`\|D_\vartheta P_0[\eta]\|_{L^p}` at each step's unit direction: they never fall, and
+        the operator norm is no less than the last.
+    direction
+        The unit direction of the last value.
+    """
+
+    values: Float[Array, " steps"]
+    direction: PyTree
+
+
+@eqx.filter_jit
+def sensitivity_norm(
+    loss: Loss,
+    params: PyTree,
+    batch: Batch,
+    grid: Grid,
+    *,
+    exponent: Literal[2, 4] = 4,
+    steps: int = 50,
+    key: Key[Array, ""],
+) -> SensitivityNorm:
+    r"""Look for :math:`\|D_\vartheta P_0\|` from parameters into :math:`L^p` of data and position.
+
+    .. math:: \|Q\|_{L^p}^p = \mathbb E\int_0^1 \|Q(p)\|^p\,\mathrm dp, \qquad
+              \eta \leftarrow S^*(\|S\eta\|^{p-2}S\eta)\ \text{over its size}, \quad
+              S = D_\vartheta P_0
+
+    The power method, which for p = 2 tends to the largest singular value. For p = 4
+    (`eq:adjoint-l4-sensitivity-assumption`) a step maximises the tangent of a convex function, so
+    that values never fall, but they may settle at a local maximum: another key is another start.
+    Either way the value is a lower bound of the norm, of the batch's empirical law.
+
+    Parameters
+    ----------
+    loss, params, batch, grid
+        As in `density_dynamics`.
+    exponent
+        p.
+    steps
+        How many, of a Jacobian-vector and a vector-Jacobian product each.
+    key
+        For the first direction.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> loss = lambda weight, x, y: (jnp.array([3.0, 4.0]) @ weight) * x.sum() / 2
+    >>> batch, key = (jnp.zeros((2, 2, 1)), None), jax.random.key(0)
+    >>> found = sensitivity_norm(loss, jnp.zeros(2), batch, token_grid(2), steps=3, key=key)
+    >>> round(float(found.values[-1]), 5), (10 * jnp.abs(found.direction)).round(4).tolist()
+    (5.0, [6.0, 8.0])
+    """
+    arrays, adjoints = _adjoints_of_arrays(loss, params, batch, grid)
+    _, push = jax.linearize(adjoints, arrays)
+    _, pull = jax.vjp(adjoints, arrays)
+    leaves, tree = jax.tree.flatten(arrays)
+    keys = jax.random.split(key, len(leaves))
+    start = [gaussian(k, leaf.shape, leaf.dtype) for k, leaf in zip(keys, leaves, strict=True)]
+
+    def step(carried: tuple[PyTree, PyTree], _: None) -> tuple[tuple[PyTree, PyTree], Scalar]:
+        direction, _ = carried
+        image = push(direction)
+        squares = (image**2).sum(axis=2, keepdims=True)
+        value = sample_mean(squares[..., 0] ** (exponent / 2) @ grid.weights).value
+        (raised,) = pull(grid.weights[None, :, None] * squares ** (exponent / 2 - 1) * image)
+        return (_unit(raised), direction), value ** (1 / exponent)
+
+    first = _unit(jax.tree.unflatten(tree, start))
+    (_, direction), values = jax.lax.scan(step, (first, first), length=steps)
+    return SensitivityNorm(values, direction)
+
+
+def _adjoints_of_arrays(loss: Loss, params: PyTree, batch: Batch, grid: Grid):
+    """The parameters' arrays, and the adjoints as a function of them."""
+    arrays, static = eqx.partition(params, eqx.is_inexact_array)
+
+    def adjoints(arrays: PyTree) -> Vectors:
+        return losses_and_adjoints(loss, eqx.combine(arrays, static), batch, grid)[1]
+
+    return arrays, adjoints
+
+
+def _unit(direction: PyTree) -> PyTree:
+    """A direction of length one; zero stays zero."""
+    size = jnp.sqrt(sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(direction)))
+    return jax.tree.map(lambda leaf: leaf / jnp.where(size == 0, 1, size), direction)
