@@ -1,7 +1,8 @@
 r"""Random probes of a token: vectors with :math:`\mathbb E\,\xi\xi^* = I`.
 
 For such probes :math:`\mathbb E\,\|A\xi\|^2 = \|A\|_F^2` and
-:math:`\mathbb E\,\xi^*G\xi = \mathrm{tr}\,G` (`eq:isotropic-observability-probes`).
+:math:`\mathbb E\,\xi^*G\xi = \mathrm{tr}\,G` (`eq:isotropic-observability-probes`). Take
+signs where nothing speaks for others; Gaussian entries are those of the paper.
 """
 
 import math

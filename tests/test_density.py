@@ -297,6 +297,7 @@ def test_positions_left_out_leave_a_density_of_the_others():
     density = np.where(kept, energy, 0) / (weights @ energy)
     np.testing.assert_allclose(result.energy, energy, rtol=1e-12)
     np.testing.assert_allclose(result.total, weights @ energy, rtol=1e-12)
+    np.testing.assert_allclose(result.measure([(0, 1)]), weights @ energy, rtol=1e-12)
     np.testing.assert_allclose(result.density, density, rtol=1e-12)
     averages = (regional @ density) / regional.sum(axis=1)
     np.testing.assert_allclose(result.regional_averages, averages, rtol=1e-12)

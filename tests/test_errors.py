@@ -13,6 +13,7 @@ from lim_jax._checks import warn_of_miscompiling_jaxlib
 from lim_jax.adjoint.cone import cone_mass, joint_cone
 from lim_jax.grid import cell_embedding
 from lim_jax.loss import query_subset
+from lim_jax.observability.trace_estimates import observability_traces
 from lim_jax.probes import orthogonal_probes
 
 pytestmark = pytest.mark.usefixtures("as_users_run")
@@ -153,6 +154,10 @@ STATIC = {
     "weights with signs": (
         lambda: joint_cone(None, lim.gauss_grid(4)),
         "grid: got PanelGrid, expected a grid of cells",
+    ),
+    "unknown route": (
+        lambda: observability_traces(lambda x: x, STATES, 1.0, 2, "jacrev", key=jax.random.key(0)),
+        "mode: got 'jacrev', expected one of",
     ),
     "part of a rotation": (
         lambda: orthogonal_probes(3, 2, key=jax.random.key(0)),

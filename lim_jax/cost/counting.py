@@ -67,7 +67,7 @@ def _count_equation(
     inside = [value for value in params.values() if isinstance(value, ClosedJaxpr | Jaxpr)]
     if not inside:
         return 0, _evaluated(equation, inputs, iterations)
-    if len(inside) == 1:
+    if len(inside) == 1 and _arguments(inside[0]) == len(inputs):
         return _count(inside[0], inputs, iterations)
     return sum(_count(of, [None] * _arguments(of), iterations)[0] for of in inside), unknown
 

@@ -14,6 +14,11 @@ from .trace_estimates import PenaltyMoments as PenaltyMoments
 from .trace_estimates import Sample as Sample
 from .trace_estimates import gaussian_probe_moments as gaussian_probe_moments
 from .trace_estimates import layer_injected_traces as layer_injected_traces
+from .trace_estimates import observability_traces as observability_traces
+from .trace_estimates import penalty_bias as penalty_bias
 from .trace_estimates import probed_observability as probed_observability
+from .trace_estimates import probed_trace_covariance as probed_trace_covariance
 from .trace_estimates import probed_traces as probed_traces
+from .trace_estimates import sampled_penalty_bias as sampled_penalty_bias
 from .trace_estimates import systematic_sample as systematic_sample
+from .trace_estimates import trace_products as trace_products

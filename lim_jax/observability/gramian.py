@@ -166,7 +166,7 @@ def layer_products(
 
 
 def cheapest_mode(products: Mapping[str, int]) -> str:
-    r"""Name the route that takes least time, from `layer_products`.
+    r"""Name the route that takes least time, from `layer_products` or `trace_products`.
 
     A product back, with the share of the Gramian's own sums that falls on it, takes some 1.4 times
     as long as one forward (the median of ten networks on a CPU, `benchmarks/gramians.py`).
@@ -176,7 +176,8 @@ def cheapest_mode(products: Mapping[str, int]) -> str:
     >>> cheapest_mode({"forward": 12, "reverse": 10}), cheapest_mode({"forward": 12, "reverse": 8})
     ('forward', 'reverse')
     """
-    return min(products, key=lambda mode: (1.0 if mode == "forward" else 1.4) * products[mode])
+    ahead = ("forward", "probes")
+    return min(products, key=lambda mode: (1.0 if mode in ahead else 1.4) * products[mode])
 
 
 def _pushed_gramians(

@@ -3,9 +3,12 @@ r"""Traces of observability Gramians without the Gramians: estimates and their m
 Forward probes carry a random perturbation of one position through the network; injected noise
 comes back from every layer to all positions at once. Some of the positions or layers stand for
 all by the inverse of the probability that they are drawn.
+
+Signs (`probes.rademacher_probes`) are never noisier than Gaussian entries, on either way, and are
+drawn wherever nothing is said.
 """
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import equinox as eqx
 import jax
@@ -17,12 +20,16 @@ from lim_jax.grid import Grid, integral
 from lim_jax.observability.gramian import (
     Gramians,
     Observations,
+    Positions,
     State,
     Steps,
+    cheapest_mode,
     gramian_traces,
+    layer_products,
     layer_steps,
+    observability_gramians,
 )
-from lim_jax.probes import Probes
+from lim_jax.probes import Estimate, Probes, rademacher_probes, sample_mean
 
 Scalar = Float[Array, ""]
 
@@ -102,6 +109,103 @@ def layer_injected_traces(
         return (pull(scale * noise)[0] ** 2).sum(axis=1)
 
     return jax.vmap(draw)(injected)
+
+
+def trace_products(
+    observations: Observations, x: State, draws: int, positions: Positions | None = None
+) -> dict[str, int]:
+    r"""Count the products with one layer's derivative that each route to the traces takes.
+
+    Beside the exact routes of `gramian.layer_products`: with S positions, M layers and R draws,
+    :math:`SRM` for forward probes and :math:`RM` for injected noise. `subsec:algorithm-complexity`
+    counts :math:`R\sum_k r_k` cotangents in reverse; noise injected at all layers comes back in one
+    sweep, as one cotangent in place of :math:`\sum_k r_k`.
+
+    Parameters
+    ----------
+    observations, x, positions
+        As in `gramian.observability_gramians`.
+    draws
+        R.
+
+    Examples
+    --------
+    >>> trace_products(lambda x: 3 * x.reshape(1, -1), jnp.ones((2, 1)), draws=5)
+    {'forward': 2, 'reverse': 2, 'probes': 10, 'injected': 5}
+    """
+    depth = jax.eval_shape(observations, x).shape[0]
+    monitored = x.shape[0] if positions is None else positions.shape[0]
+    exact = layer_products(observations, x, positions)
+    return exact | {"probes": monitored * draws * depth, "injected": draws * depth}
+
+
+@eqx.filter_jit
+def observability_traces(
+    observations: Observations,
+    x: State,
+    step: Steps,
+    draws: int,
+    mode: Literal["cheapest", "forward", "reverse", "probes", "injected"] = "cheapest",
+    *,
+    positions: Positions | None = None,
+    key: Key[Array, ""],
+) -> Estimate:
+    r"""Find the traces :math:`\mathrm{tr}\,G_i` by the cheapest route: exact, or from random signs.
+
+    A trace is as noisy from as many draws of either kind, but differences of traces are not, and
+    with them the noise of the penalty (`sampled_penalty_bias`).
+
+    Parameters
+    ----------
+    observations, x, step, positions
+        As in `gramian.observability_gramians`.
+    draws
+        How many forward probes, common to all positions, or sweeps of injected noise.
+    mode
+        A route that `trace_products` counts, or the one that `gramian.cheapest_mode` names.
+    key
+        For the signs.
+
+    Returns
+    -------
+    Estimate
+        The traces and their standard errors, which are zero where the route is exact.
+
+    Raises
+    ------
+    ValueError
+        Where the mode has another name.
+
+    Examples
+    --------
+    >>> found = observability_traces(
+    ...     lambda x: 3 * x.reshape(1, -1), jnp.ones((2, 1)), 0.5, 100, key=jax.random.key(0)
+    ... )
+    >>> found.value.tolist(), found.error.tolist()
+    ([4.5, 4.5], [0.0, 0.0])
+    """
+    products = trace_products(observations, x, draws, positions)
+    require(
+        mode in (*products, "cheapest"),
+        "mode",
+        got=repr(mode),
+        expected=f"one of {sorted(products)} or 'cheapest'",
+        cure="See trace_products.",
+    )
+    chosen = cheapest_mode(products) if mode == "cheapest" else mode
+    if chosen == "probes":
+        probes = rademacher_probes(draws, x.shape[1], key=key).astype(x.dtype)
+        return sample_mean(probed_observability(observations, x, step, probes, positions))
+    if chosen == "injected":
+        depth, observed = jax.eval_shape(observations, x).shape
+        noise = rademacher_probes(draws * depth, observed, key=key).astype(x.dtype)
+        noise = noise.reshape(draws, depth, observed)
+        samples = layer_injected_traces(observations, x, step, noise)
+        return sample_mean(samples if positions is None else samples[:, positions])
+    exact = gramian_traces(
+        observability_gramians(observations, x, step, chosen, positions=positions)
+    )
+    return Estimate(exact, jnp.zeros_like(exact))
 
 
 class Sample(NamedTuple):
@@ -248,3 +352,79 @@ def gaussian_probe_moments(gramians: Gramians, grid: Grid, probes: int) -> Penal
     )
     variance = grid.weights @ summands @ grid.weights
     return PenaltyMoments(grid.weights @ jnp.diag(second), jnp.sqrt(variance))
+
+
+def probed_trace_covariance(
+    gramians: Gramians, probes: int, law: Literal["rademacher", "gaussian"] = "rademacher"
+) -> Float[Array, "length length"]:
+    r"""The covariance :math:`\Sigma` of traces estimated with common probes.
+
+    .. math:: \Sigma_{ij} = \frac2N \mathrm{tr}(G_iG_j) \ \text{for Gaussian probes, less}\
+              \frac2N \sum_a (G_i)_{aa}(G_j)_{aa} \ \text{for signs.}
+
+    Examples
+    --------
+    >>> gramians = jnp.array([[[1.0, 2.0], [2.0, 0.0]]])
+    >>> [probed_trace_covariance(gramians, 1, law).item() for law in ("gaussian", "rademacher")]
+    [18.0, 16.0]
+    """
+    covariance = jnp.einsum("iab,jba->ij", gramians, gramians)
+    if law == "rademacher":
+        covariance = covariance - jnp.einsum("iaa,jaa->ij", gramians, gramians)
+    return 2 / probes * covariance
+
+
+def penalty_bias(covariance: Float[Array, "length length"], grid: Grid) -> Scalar:
+    r"""By how much noisy traces raise the trace penalty on average: :math:`\mathrm{tr}(Q\Sigma)`.
+
+    `eq:algorithm3-penalty-estimator-bias`, exact for unbiased traces of any law. With
+    :math:`d_i = \Delta p_i` and :math:`C = I - \mathbf 1d^\top`, Q is :math:`C^\top DC`, which is
+    the paper's :math:`D - dd^\top` where the weights sum to one.
+
+    Parameters
+    ----------
+    covariance
+        :math:`\Sigma`, given, from `probed_trace_covariance`, or estimated.
+    grid
+        The positions.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> float(penalty_bias(jnp.diag(jnp.array([1.0, 3.0])), token_grid(2)))  # (1 + 3) / 2 - 1
+    1.0
+    """
+    with_mean = covariance @ grid.weights
+    return integral(jnp.diag(covariance) - 2 * with_mean + grid.weights @ with_mean, grid)
+
+
+def sampled_penalty_bias(samples: Float[Array, "draws length"], grid: Grid) -> Scalar:
+    r"""Estimate :math:`\mathrm{tr}(Q\Sigma)` of the mean of samples, without any covariance matrix.
+
+    Unbiased. The penalty of the mean less this is the average of `training.crossfit_penalty` over
+    all pairs of draws.
+
+    Parameters
+    ----------
+    samples
+        At least two, from `probed_observability` or `layer_injected_traces`.
+    grid
+        The positions.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> float(sampled_penalty_bias(jnp.array([[1.0, 3.0], [3.0, 1.0]]), token_grid(2)))
+    1.0
+    """
+    draws = samples.shape[0]
+    require(
+        draws > 1,
+        "samples",
+        got=f"{draws}",
+        expected="at least two",
+        cure="One draw tells nothing of its own noise.",
+    )
+    deviations = samples - samples.mean(axis=0, keepdims=True)
+    centred = deviations - (deviations @ grid.weights)[:, None]
+    return integral((centred**2).sum(axis=0), grid) / (draws * (draws - 1))

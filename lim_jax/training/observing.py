@@ -103,8 +103,8 @@ def observability_objective(
     (`eq:observability-balanced-training-objective`; of its biases `rem:algorithm3-bias`), the
     traces averaged over probes and examples.
     The penalty is biased upwards by the noise of the traces
-    (`eq:algorithm3-penalty-estimator-bias`); averaging over steps lessens it. Its gradient is
-    reverse mode through the probes' forward mode.
+    (`eq:algorithm3-penalty-estimator-bias`), by what `trace_estimates.penalty_bias` says; averaging
+    over steps lessens it. Its gradient is reverse mode through the probes' forward mode.
 
     Parameters
     ----------
@@ -113,7 +113,8 @@ def observability_objective(
     observations
         ``observations(params, x)``, as in `gramian.observability_gramians`.
     probes
-        From `probes`, drawn anew at each step; common to all positions.
+        From `probes`, drawn anew at each step; common to all positions. Signs rather than Gaussian
+        entries: on section 4's Gramians one of them has a bias of 0.05 % in place of 50 %.
     strength
         :math:`\lambda_{obs}`.
     step
@@ -172,8 +173,8 @@ def injected_objective(
     loss, observations, params, batch, grid, strength, step
         As in `observability_objective`; the observations close over no tracers.
     injected
-        Independent isotropic entries, drawn anew at each step. Those of different examples should
-        be independent too: averaging over the batch then averages their noise.
+        Independent isotropic entries, best signs, drawn anew at each step. Those of different
+        examples should be independent too: averaging over the batch then averages their noise.
     previous, memory
         As in `observability_objective`, of all positions.
 

@@ -88,6 +88,16 @@ def test_branches_count_as_the_dearest_and_loops_as_often_as_they_run():
     assert job_cost(job, np.array(True), matrix).operations == 7 * 2 * 4**3
 
 
+def test_programs_inside_that_take_other_arguments_are_counted():
+    """A reduction's own program takes two numbers, whatever it reduces."""
+
+    def job(matrix):
+        halves = jax.lax.reduce((matrix, 2 * matrix), (1.0, 0.0), lambda a, b: a, (0,))
+        return matrix @ halves[0]
+
+    assert job_cost(job, np.ones((4, 4))).operations == 2 * 4**2
+
+
 def test_jobs_that_do_not_fit_are_refused_before_they_run():
     size = 200_000  # a matrix of 320 GB
     rows = jax.ShapeDtypeStruct((size, 2), float)

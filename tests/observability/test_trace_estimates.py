@@ -1,0 +1,180 @@
+"""Estimated traces: their covariance, what it adds to the penalty, and the cheapest route."""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from reference.networks import random_flow, random_states
+
+import lim_jax as lim
+from lim_jax.cost.counting import operations
+from lim_jax.observability.gramian import ObservedTokens, cheapest_mode, gramian_traces
+from lim_jax.observability.trace_estimates import (
+    gaussian_probe_moments,
+    observability_traces,
+    penalty_bias,
+    probed_trace_covariance,
+    sampled_penalty_bias,
+    trace_products,
+)
+from lim_jax.studies import paper
+from lim_jax.training.observing import crossfit_penalty, trace_penalty
+
+GRID = lim.graded_grid(5)
+SIGNS = np.array(list(itertools.product((-1.0, 1.0), repeat=3)))
+
+
+def random_gramians(seed=2, length=5, width=3):
+    factors = np.asarray(random_states(seed, length, width, width))
+    return jax.device_put(factors @ factors.transpose(0, 2, 1))
+
+
+def gaussian_rule(width):
+    """Nodes and weights that are exact for Gaussian moments up to the fifth."""
+    nodes, weights = np.array([-np.sqrt(3), 0, np.sqrt(3)]), np.array([1, 4, 1]) / 6
+    product = functools.partial(itertools.product, repeat=width)
+    return np.array(list(product(nodes))), np.prod(list(product(weights)), axis=1)
+
+
+def covariance_by_rule(gramians, probes, weights):
+    traces = np.einsum("ra,iab,rb->ri", probes, np.asarray(gramians), probes)
+    deviations = traces - weights @ traces
+    return np.einsum("r,ri,rj->ij", weights, deviations, deviations)
+
+
+@pytest.mark.parametrize("law", ["rademacher", "gaussian"])
+def test_the_covariance_of_probed_traces_by_all_probes(law):
+    gramians = random_gramians()
+    rule = (SIGNS, np.full(8, 1 / 8)) if law == "rademacher" else gaussian_rule(3)
+    expected = covariance_by_rule(gramians, *rule) / 7
+    found = jax.jit(lambda g: probed_trace_covariance(g, 7, law))(gramians)
+    np.testing.assert_allclose(found, expected, rtol=1e-11, atol=1e-13)
+    if law == "gaussian":
+        moments = gaussian_probe_moments(gramians, GRID, 7)
+        np.testing.assert_allclose(penalty_bias(found, GRID), moments.bias, rtol=1e-11)
+
+
+def test_the_penaltys_bias_for_any_covariance():
+    """`eq:algorithm3-penalty-estimator-bias` over a two-point law along each axis of the noise."""
+    root, traces = np.asarray(random_states(0, 5, 5)), np.asarray(random_states(1, 5))
+    noisy = traces + np.sqrt(5) * np.concatenate([root.T, -root.T])  # covariance root root'
+    penalties = jax.jit(jax.vmap(lambda g: trace_penalty(g, GRID)))
+    excess = np.mean(penalties(noisy)) - penalties(traces[None])[0]
+    found = penalty_bias(jax.device_put(root @ root.T), GRID)
+    np.testing.assert_allclose(found, excess, rtol=1e-11)
+    # The printed Q differs by the square of what the weights lack to one.
+    weights = np.asarray(GRID.weights)
+    printed = np.trace((np.diag(weights) - np.outer(weights, weights)) @ root @ root.T)
+    missing = 1 - weights.sum()
+    assert 0 < missing < 0.02 and abs(found - printed) <= 2 * missing * np.trace(root @ root.T)
+    np.testing.assert_allclose(printed - missing * weights @ root @ root.T @ weights, found)
+
+
+def test_the_estimated_bias_makes_the_penalty_that_of_all_crossed_pairs():
+    samples = random_states(3, 4, 5)
+
+    @jax.jit
+    def found(samples):
+        bias = sampled_penalty_bias(samples, GRID)
+        pairs = [crossfit_penalty(a, b, GRID) for a, b in itertools.permutations(samples, 2)]
+        return trace_penalty(samples.mean(axis=0), GRID) - bias, jnp.stack(pairs).mean()
+
+    np.testing.assert_allclose(*found(samples), rtol=1e-11)
+    with pytest.raises(ValueError, match="samples: got 1"):
+        sampled_penalty_bias(samples[:1], GRID)
+
+
+def test_the_estimated_bias_is_unbiased():
+    """Over all pairs of sign vectors, equally likely."""
+    gramians = random_gramians()
+    traces = np.einsum("ra,iab,rb->ri", SIGNS, np.asarray(gramians), SIGNS)
+    pairs = np.array(list(itertools.product(traces, repeat=2)))
+    found = jax.jit(jax.vmap(lambda pair: sampled_penalty_bias(pair, GRID)))(pairs)
+    expected = penalty_bias(probed_trace_covariance(gramians, 2), GRID)
+    np.testing.assert_allclose(found.mean(), expected, rtol=1e-11)
+
+
+def test_on_section_4s_gramians_signs_have_a_thousandth_of_the_bias():
+    @jax.jit
+    def found():
+        gramians = paper.gate_gramians(jnp.zeros(paper.LENGTH))
+        penalty = trace_penalty(gramian_traces(gramians), paper.GRID)
+        laws = ("gaussian", "rademacher")
+        biases = [penalty_bias(probed_trace_covariance(gramians, 1, b), paper.GRID) for b in laws]
+        return jnp.stack(biases) / penalty
+
+    gaussian, rademacher = np.asarray(found())
+    np.testing.assert_allclose(gaussian, 0.5008, atol=5e-5)
+    np.testing.assert_allclose(rademacher, 0.0005, atol=5e-5)
+
+
+def see(tokens):
+    return ObservedTokens(random_flow(1, depth=3, width=4), lim.graded_grid(6), jnp.array(tokens))
+
+
+def test_every_route_gives_the_traces():
+    observations, x, some = see([3, 5]), random_states(2, 6, 4), jnp.array([4, 1])
+
+    @jax.jit
+    def found(x):
+        keys = jax.random.split(jax.random.key(0))
+        exact = [observability_traces(observations, x, 0.5, 1, m, key=keys[0])
+                 for m in ("forward", "reverse")]  # fmt: skip
+        noisy = [observability_traces(observations, x, 0.5, 4000, m, positions=some, key=keys[1])
+                 for m in ("probes", "injected")]  # fmt: skip
+        return jax.jacfwd(observations)(x), exact, noisy
+
+    jacobian, exact, noisy = jax.tree.map(np.asarray, found(x))
+    traces = 0.5 * np.einsum("koia,koia->i", jacobian, jacobian)
+    for estimate in exact:
+        np.testing.assert_allclose(estimate.value, traces, rtol=1e-10)
+        np.testing.assert_array_equal(estimate.error, 0)
+    for estimate in noisy:
+        assert (np.abs(estimate.value - traces[[4, 1]]) < 4 * estimate.error).all()
+        assert (estimate.error < 0.05 * traces[[4, 1]]).all() and (estimate.error > 0).all()
+
+
+# Tokens observed, positions monitored, draws, and the route whose products are fewest.
+ROUTES = {
+    "few draws": ([0, 1, 2, 3, 4, 5], None, 1, "injected"),
+    "one position": ([0, 1, 2, 3, 4, 5], [2], 2, "probes"),
+    "one position, many draws": ([0, 1, 2, 3, 4, 5], [2], 50, "forward"),
+    "little observed": ([5], None, 50, "reverse"),
+}
+
+
+@pytest.mark.parametrize("name", ROUTES)
+def test_the_route_with_fewest_products_is_taken(name):
+    """`subsec:algorithm-complexity`; with one position, ahead is quicker than back."""
+    tokens, positions, draws, expected = ROUTES[name]
+    monitored = None if positions is None else jnp.array(positions)
+    products = trace_products(see(tokens), random_states(2, 6, 4), draws, monitored)
+    depth, observed, chosen = 3, 4 * len(tokens), 6 if positions is None else 1
+    assert products == {
+        "forward": chosen * 4 * depth,
+        "reverse": observed * depth * (depth - 1) // 2,
+        "probes": chosen * draws * depth,
+        "injected": draws * depth,
+    }
+    assert cheapest_mode(products) == expected
+
+
+@pytest.mark.parametrize("name", ["few draws", "little observed"])
+def test_the_cheapest_route_makes_the_fewest_operations(name):
+    """Counted in the traced programs themselves."""
+    tokens, _, draws, expected = ROUTES[name]
+    observations, x = see(tokens), random_states(2, 6, 4)
+
+    def counted(mode):
+        def job(x):
+            key = jax.random.key(0)
+            return observability_traces(observations, x, 1.0, draws, mode, key=key).value
+
+        return operations(jax.make_jaxpr(job)(x))
+
+    counts = {mode: counted(mode) for mode in ("forward", "reverse", "probes", "injected")}
+    assert min(counts, key=lambda mode: counts[mode]) == expected
+    assert counted("cheapest") == counts[expected]
