@@ -187,6 +187,33 @@ def test_gradients_under_vmap_and_jit_are_those_without(name, step):
         chex.assert_trees_all_close(picked, alone, rtol=1e-9, atol=1e-12)
 
 
+def mass(params, x):
+    """The cone mass of the first layer."""
+    first = jax.tree.map(lambda leaf: leaf[0], params[0].layers.attention)
+    return lim.adjoint.cone_mass(first, x[0], GRID)
+
+
+def product_bound(params, x):
+    norms = lim.adjoint.interaction_norms(params[0], x[0], GRID, key=jax.random.key(0))
+    return lim.adjoint.amplification(norms).product
+
+
+def balanced(params, x):
+    return lim.training.balanced_objective(example_loss, params, (x, Y), GRID, strength=2.0)
+
+
+@pytest.mark.parametrize("function", [influence, adjoint, ledger, mass, product_bound, balanced])
+def test_values_under_vmap_and_jit_are_those_without(function):
+    several = [on_host((network(lim.split), X)) for _ in range(2)]
+    several[1] = jax.tree.map(lambda leaf: 0.7 * leaf[..., ::-1], several[1])
+    stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *several)
+    together = on_host(jax.jit(jax.vmap(function))(*stacked))
+    alone = jax.jit(function)
+    for index, point in enumerate(several):
+        picked = jax.tree.map(lambda leaf: leaf[index], together)  # noqa: B023
+        chex.assert_trees_all_close(picked, on_host(alone(*point)), rtol=1e-9, atol=1e-12)
+
+
 def test_second_derivatives_in_the_input():
     params, direction = on_host((network(lim.euler), random_states(6, LENGTH, WIDTH)))
     along = nowhere(params), np.stack([direction, nowhere(direction)])
