@@ -30,10 +30,10 @@ def test_a_label_that_is_computed_has_no_reason_not_to_be():
 
 
 def test_no_label_is_misspelt():
-    """In backticks anywhere, in the package's strings, and in the reasons."""
+    """In backticks anywhere, the errata too; in the package's strings; and in the reasons."""
     unknown = [
         (file.relative_to(ROOT).as_posix(), label)
-        for file in SOURCES
+        for file in [*SOURCES, ROOT / "docs" / "errata.md"]
         for label in EQUATIONS["named"](file.read_text())
         if label not in LABELS
     ]
