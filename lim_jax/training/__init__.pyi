@@ -31,6 +31,7 @@ from .observing import observability_objective as observability_objective
 from .observing import sampled_trace_penalty as sampled_trace_penalty
 from .observing import trace_penalty as trace_penalty
 from .reweighting import Response as Response
+from .reweighting import first_order_step as first_order_step
 from .reweighting import importance_weights as importance_weights
 from .reweighting import response as response
 from .reweighting import reweight_positions as reweight_positions

@@ -23,7 +23,7 @@ def reweight_positions(
     target: Profile | float,
     grid: Grid,
     *,
-    rate: float,
+    rate: Scalar | float,
     smallest: float,
     largest: float,
 ) -> Profile:
@@ -55,6 +55,34 @@ def reweight_positions(
     """
     raised = jnp.clip(weights * jnp.exp(rate * (target - density)), smallest, largest)
     return raised / integral(raised, grid)
+
+
+def first_order_step(
+    weights: Profile, density: Profile, target: Profile | float, grid: Grid, *, rate: Scalar | float
+) -> Profile:
+    r"""Algorithm 2's change of weights of unit mean, to first order in its rate.
+
+    .. math:: \eta_w\,w_i\Bigl(d_i - \sum_j \Delta p_j w_j d_j\Bigr), \qquad d = \nu - m
+
+    `eq:normalized-multiplicative-first-order-step`: the change that `reweight_positions` makes
+    where nothing is clipped, up to :math:`O(\eta_w^2)`. Its integral is zero.
+
+    Parameters
+    ----------
+    weights
+        w, with :math:`\sum_j \Delta p_j w_j = 1`; with another mean the formula is of no step.
+    density, target, grid, rate
+        As in `reweight_positions`.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> density = jnp.array([2.0, 0.0])
+    >>> first_order_step(jnp.ones(2), density, 1.0, token_grid(2), rate=0.5).tolist()
+    [-0.5, 0.5]
+    """
+    missing = target - density
+    return rate * weights * (missing - integral(weights * missing, grid))
 
 
 def reweighting_run(

@@ -21,7 +21,7 @@ from lim_jax.observability.trace_estimates import (
     trace_products,
 )
 from lim_jax.studies import paper
-from lim_jax.training.observing import crossfit_penalty, trace_penalty
+from lim_jax.training.observing import crossfit_penalty, gramian_penalty, trace_penalty
 
 GRID = lim.graded_grid(5)
 SIGNS = np.array(list(itertools.product((-1.0, 1.0), repeat=3)))
@@ -71,6 +71,18 @@ def test_the_penaltys_bias_for_any_covariance():
     missing = 1 - weights.sum()
     assert 0 < missing < 0.02 and abs(found - printed) <= 2 * missing * np.trace(root @ root.T)
     np.testing.assert_allclose(printed - missing * weights @ root @ root.T @ weights, found)
+
+
+def test_penalties_weigh_unequal_cells():
+    """`eq:gd-observability-penalty` and `eq:algorithm3-crossfit-unbiased-penalty` by NumPy."""
+    weights, gramians = np.asarray(GRID.weights), np.asarray(random_gramians())
+    deviations = gramians - np.einsum("i,iab->ab", weights, gramians)
+    expected = weights @ (deviations**2).sum(axis=(1, 2))
+    np.testing.assert_allclose(gramian_penalty(random_gramians(), GRID), expected, rtol=1e-12)
+    first, second = np.asarray(random_states(4, 2, 5))
+    expected = weights @ ((first - weights @ first) * (second - weights @ second))
+    found = crossfit_penalty(jax.device_put(first), jax.device_put(second), GRID)
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
 def test_the_estimated_bias_makes_the_penalty_that_of_all_crossed_pairs():

@@ -197,6 +197,20 @@ def test_a_constraint_is_met_at_finite_stiffness():
     np.testing.assert_allclose(slack, jax.jit(risk)(MINIMUM), atol=1e-14)
 
 
+def test_the_jackknife_leaves_each_example_out_once():
+    """(B - 1) times what leaving one out changes on average, by NumPy on unequal cells."""
+    grid = lim.graded_grid(SIZE)
+    energies = np.exp(np.asarray(random_states(3, 5, SIZE)))
+
+    def density(energy):
+        return energy / (np.asarray(grid.weights) @ energy)
+
+    left_out = [density(np.delete(energies, b, axis=0).mean(axis=0)) for b in range(5)]
+    expected = 4 * (np.mean(left_out, axis=0) - density(energies.mean(axis=0)))
+    found = ratio_bias(jax.device_put(energies), grid)
+    np.testing.assert_allclose(found, expected, rtol=1e-10)
+
+
 def test_the_jackknife_finds_the_bias_of_the_ratio():
     """Energies with correlated totals: the mean over 200,000 batches of 8, against the estimate."""
     generator = np.random.default_rng(0)

@@ -28,10 +28,10 @@ from lim_jax.training.mixed import functional_of_adjoints
 from lim_jax.training.observing import injected_objective, observability_objective, trace_penalty
 
 LENGTH, WIDTH, BATCH = 6, 4, 3
-GRID = lim.midpoint_grid(LENGTH)
+GRID = lim.graded_grid(LENGTH)
 X = random_states(2, BATCH, LENGTH, WIDTH)
 Y = random_labels(3, BATCH, LENGTH, VOCABULARY)
-READOUT = lim.BandReadout(random_states(4, WIDTH, VOCABULARY), 0.4)
+READOUT = lim.BandReadout(random_states(4, WIDTH, VOCABULARY), 0.5)
 
 
 def network(step):
@@ -202,8 +202,8 @@ def test_the_penalty_is_the_influences_discrepancy():
 def test_single_precision_stays_single():
     """Under x64 too: neither the grid's doubles nor a zero of the default dtype get in."""
     x, y, params = (a.astype(jnp.float32) for a in (X, Y, MODELS["bare"]()))
-    grid = lim.midpoint_grid(LENGTH, jnp.float32)
-    readout = lim.BandReadout(READOUT.weight.astype(jnp.float32), 0.4)
+    grid = lim.graded_grid(LENGTH, jnp.float32)
+    readout = lim.BandReadout(READOUT.weight.astype(jnp.float32), 0.5)
 
     def loss(params, x, y):
         return lim.cross_entropy(readout(jnp.tanh(jnp.cumsum(x, axis=0) @ params), grid), y, grid)

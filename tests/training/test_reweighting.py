@@ -1,0 +1,131 @@
+"""Algorithm 2's weights, on cells of unequal weights, against NumPy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from reference.differences import central_difference, fitted_order
+from reference.networks import random_states
+
+import lim_jax as lim
+from lim_jax.training.reweighting import (
+    first_order_step,
+    importance_weights,
+    response,
+    reweight_positions,
+    reweighting_run,
+)
+
+SIZE = 7
+GRID = lim.graded_grid(SIZE)
+CELLS = np.asarray(GRID.weights)
+DENSITY = np.exp(np.asarray(random_states(0, SIZE)))
+TARGET = 1 + np.cos(5 * np.asarray(GRID.nodes)) / 3
+
+
+def of_unit_mean(seed):
+    weights = np.exp(np.asarray(random_states(seed, SIZE)) / 2)
+    return weights / (CELLS @ weights)
+
+
+def on_device(*arrays):
+    return [jax.device_put(array) for array in arrays]
+
+
+def updated(weights, rate, smallest=0.2, largest=3.0):
+    raised = np.clip(weights * np.exp(rate * (TARGET - DENSITY)), smallest, largest)
+    return raised / (CELLS @ raised)
+
+
+def test_the_first_order_step_is_that_of_the_update():
+    """`eq:normalized-multiplicative-first-order-step`: the update differs by the rate's square."""
+    weights, density, target = on_device(of_unit_mean(1), DENSITY, TARGET)
+    rates = np.array([0.1, 0.05, 0.025, 0.0125])
+
+    @jax.jit
+    @jax.vmap
+    def errors(rate):
+        step = first_order_step(weights, density, target, GRID, rate=rate)
+        exact = reweight_positions(
+            weights, density, target, GRID, rate=rate, smallest=0.0, largest=jnp.inf
+        )
+        return jnp.abs(exact - weights - step).max(), jnp.abs(step).max(), GRID.weights @ step
+
+    found, steps, means = map(np.asarray, errors(rates))
+    assert abs(fitted_order(1 / rates, found) - 2) < 0.15
+    assert abs(fitted_order(1 / rates, steps) - 1) < 1e-10
+    np.testing.assert_allclose(means, 0, atol=1e-15)
+    assert (found < steps / 2).all()
+
+
+def test_updates_have_unit_integral():
+    weights = of_unit_mean(1)
+    found = reweight_positions(
+        *on_device(weights, DENSITY, TARGET), GRID, rate=0.7, smallest=0.5, largest=1.0
+    )
+    np.testing.assert_allclose(found, updated(weights, 0.7, 0.5, 1.0), rtol=1e-12)
+    assert found.max() > 1 and found.min() < 1  # clipped first, then brought to unit mean
+
+
+def test_a_run_answers_its_target():
+    """Three stages of NumPy; each sees the weights that the one before left."""
+
+    def stage(state, weights, index):
+        return state + index, jax.device_put(DENSITY), weights
+
+    state, weights, records = reweighting_run(
+        stage,
+        jnp.array(0),
+        GRID,
+        3,
+        target=jax.device_put(TARGET),
+        rate=0.3,
+        smallest=0.2,
+        largest=3.0,
+    )
+    expected = [np.ones(SIZE)]
+    for _ in range(3):
+        expected.append(updated(expected[-1], 0.3))
+    np.testing.assert_allclose(weights, expected[3], rtol=1e-12)
+    np.testing.assert_allclose(records, expected[:3], rtol=1e-12)
+    assert state == 3
+
+
+def test_importance_weights_are_quotients_of_densities():
+    """`eq:positional-importance-weight` of profiles that are not densities yet."""
+    deployed, trained = np.arange(7.0), np.exp(np.arange(7.0) / 3)
+    found = np.asarray(importance_weights(*on_device(deployed, trained), GRID))
+    expected = (deployed / (CELLS @ deployed)) / (trained / (CELLS @ trained))
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    errors, density = np.cos(np.arange(7.0)), trained / (CELLS @ trained)
+    risk = CELLS @ (deployed * errors) / (CELLS @ deployed)
+    np.testing.assert_allclose(CELLS @ (found * density * errors), risk, rtol=1e-12)
+    with pytest.raises(RuntimeError, match="never trained on"):
+        importance_weights(*on_device(np.ones(7), np.arange(7.0)), GRID)
+
+
+def test_the_response_on_unequal_cells():
+    regions = lim.boundary_regions(GRID, "2/5")
+    mixing = np.exp(np.asarray(random_states(3, SIZE, SIZE)) / 3)
+    weights, change = of_unit_mean(1), np.asarray(random_states(4, SIZE)) / 10
+
+    def stage(weights):
+        energy = (mixing @ weights) ** 2
+        return energy / (CELLS @ energy)
+
+    rows = np.asarray(regions.weights)
+
+    def index(weights):
+        left, middle, right = (rows / rows.sum(axis=1, keepdims=True)) @ stage(weights)
+        least = jnp.minimum(left, right)
+        return (least - middle) / (least + 1e-8)
+
+    @jax.jit
+    def measured(weights):
+        found = response(stage, weights, jax.device_put(change), regions)
+        return found, index(weights), central_difference(index, weights, change)
+
+    found, lim_, slope = jax.tree.map(np.asarray, measured(jax.device_put(weights)))
+    np.testing.assert_allclose(found.lim, lim_, rtol=1e-12)
+    np.testing.assert_allclose(found.change, slope, rtol=1e-7)
+    np.testing.assert_allclose(found.alignment, -slope / (change @ change), rtol=1e-7)
