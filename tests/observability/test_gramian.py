@@ -205,6 +205,21 @@ def test_forward_and_reverse_give_one_gramian(exact_gramians):
     np.testing.assert_allclose(weighted, expected, rtol=1e-6, atol=1e-8)
 
 
+def test_a_bare_functions_gramians_are_given_at_the_positions_asked_for(exact_gramians):
+    observations, x, _ = setting()
+    some = np.array([4, 1])
+
+    @jax.jit
+    def found(x):
+        return [
+            observability_gramians(observations, x, 0.5, mode, positions=jnp.asarray(some))
+            for mode in ("forward", "reverse")
+        ]
+
+    for gramians in found(x):
+        np.testing.assert_allclose(gramians, np.asarray(exact_gramians)[some], rtol=1e-10)
+
+
 def test_probes_estimate_traces_and_orthogonal_ones_give_them(exact_gramians):
     # `eq:observability-trace-unbiasedness`.
     observations, x, _ = setting()

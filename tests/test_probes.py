@@ -1,0 +1,42 @@
+"""Random probes are isotropic, each of its own, and of the kinds that they say."""
+
+import jax
+import numpy as np
+import pytest
+
+from lim_jax import probes
+
+WIDTH = 5
+
+
+@pytest.mark.parametrize("draw", [probes.gaussian_probes, probes.rademacher_probes])
+def test_probes_are_isotropic_and_independent(draw):
+    count = 40_000
+    found = np.asarray(draw(count, WIDTH, key=jax.random.key(0)))
+    error = 4 * np.sqrt(2 / count)
+    assert np.abs(found.mean(axis=0)).max() < error
+    assert np.abs(found.T @ found / count - np.eye(WIDTH)).max() < error
+    half = count // 2
+    assert np.abs(found[:half].T @ found[half:] / half).max() < 4 / np.sqrt(half)
+    fourth = 3 if draw is probes.gaussian_probes else 1
+    assert abs(np.mean(found**4) - fourth) < 4 * np.sqrt(96 / found.size)
+
+
+def test_every_set_of_orthogonal_probes_has_its_own_rotation():
+    found = np.asarray(probes.orthogonal_probes(400 * WIDTH, WIDTH, key=jax.random.key(0)))
+    sets = found.reshape(400, WIDTH, WIDTH)
+    np.testing.assert_allclose(
+        sets @ sets.transpose(0, 2, 1), WIDTH * np.eye(WIDTH)[None].repeat(400, 0), atol=1e-10
+    )
+    # Independent rotations: the mean over sets vanishes as one over the root of their number.
+    assert np.abs(sets.mean(axis=0)).max() < 5 / np.sqrt(400)
+    assert np.linalg.norm(sets[0] - sets[1]) > 1
+
+
+def test_the_standard_error_of_a_mean_has_one_degree_less():
+    samples = np.exp(np.random.default_rng(0).standard_normal((4, 3)))
+    found = probes.sample_mean(jax.device_put(samples))
+    np.testing.assert_allclose(found.value, samples.mean(axis=0), rtol=1e-14)
+    deviations = samples - samples.mean(axis=0)
+    np.testing.assert_allclose(found.error, np.sqrt((deviations**2).sum(axis=0) / 12), rtol=1e-12)
+    assert np.isinf(np.asarray(probes.sample_mean(jax.device_put(samples[:1])).error)).all()
