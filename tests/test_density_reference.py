@@ -124,7 +124,7 @@ def perturbed_terminal_states(scheme, example):
     arrays = jax.tree.map(np.asarray, flow.layers)
     layers = [jax.tree.map(lambda leaf: leaf[k], arrays) for k in range(flow.depth)]  # noqa: B023
     moved = numpy_network.perturbed(np.asarray(STATES[example]))
-    return numpy_network.flow(layers, moved, flow.horizon, scheme)
+    return numpy_network.flow(layers, moved, flow.horizon, scheme, flow.profile)
 
 
 @cache

@@ -98,7 +98,9 @@ def test_more_rows_than_a_tile():
 
 
 @pytest.mark.parametrize(
-    "grid", [lim.token_grid(7), lim.gauss_grid(4, 2)], ids=["tokens", "panels"]
+    "grid",
+    [lim.token_grid(7), lim.graded_grid(7), lim.gauss_grid(4, 2)],
+    ids=["tokens", "graded", "panels"],
 )
 def test_frobenius_norms_of_every_block(grid):
     @jax.jit

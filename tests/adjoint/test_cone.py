@@ -7,7 +7,15 @@ import pytest
 from reference.as_users import DEFAULTS
 from reference.dense import kernel_blocks
 from reference.differences import central_difference
-from reference.networks import GRIDS, LENGTH, WIDTH, layer_of, random_flow, random_states
+from reference.networks import (
+    GRIDS,
+    LENGTH,
+    WIDTH,
+    falling_profile,
+    layer_of,
+    random_flow,
+    random_states,
+)
 
 import lim_jax as lim
 from lim_jax import probes
@@ -24,6 +32,27 @@ def test_blocks_are_the_jacobian_of_the_context(grid_name):
     grid, x = GRIDS[grid_name](LENGTH), random_states()
     blocks = jax.jit(tangent.kernel_blocks)(attention(), x, grid)
     np.testing.assert_allclose(blocks, kernel_blocks(attention(), x, grid), rtol=0, atol=1e-13)
+
+
+def future_weights(grid):
+    """Of the integral from p_j to 1 over the kernel's Jacobian blocks squared, by loops."""
+    weights, prefix = np.asarray(grid.weights), np.asarray(grid.prefix_weights())
+    found = np.zeros((LENGTH, LENGTH))
+    for j in range(LENGTH):
+        for i in range(j, LENGTH):
+            found[i, j] = weights[i] * prefix[i, j] / weights[j] / prefix[i, j] ** 2
+    return found
+
+
+@pytest.mark.parametrize("norm", ["operator", "frobenius"])
+def test_cone_mass_on_unequal_cells_integrates_the_density_of_the_blocks(norm):
+    """Sum over i >= j of Δp_i W_ij / Δp_j ||K^_ij / W_ij||^2."""
+    grid, x = lim.graded_grid(LENGTH), random_states()
+    blocks = np.asarray(kernel_blocks(attention(), x, grid))
+    sizes = np.linalg.norm(blocks, ord=2 if norm == "operator" else "fro", axis=(2, 3))
+    found = lim.adjoint.cone_mass(attention(), x, grid, norm)
+    expected = (future_weights(grid) * sizes**2).sum(axis=0)
+    np.testing.assert_allclose(found, expected, rtol=1e-11)
 
 
 @pytest.mark.parametrize("norm", ["operator", "frobenius"])
@@ -53,10 +82,12 @@ def test_cone_mass_of_averaging_is_known():
 
 def test_the_literal_estimator_is_the_papers_sum():
     """Sum over i >= j of Δp ||K^_ij||^2, which is L^-2 of the density."""
-    grid, x = lim.token_grid(LENGTH), random_states()
-    sizes = np.linalg.norm(kernel_blocks(attention(), x, grid), ord=2, axis=(2, 3))
-    found = lim.adjoint.cone_mass(attention(), x, grid, normalisation="finite")
-    np.testing.assert_allclose(found, np.tril(sizes**2).sum(axis=0) / LENGTH, rtol=1e-12)
+    x = random_states()
+    for grid in (lim.token_grid(LENGTH), lim.graded_grid(LENGTH)):
+        sizes = np.linalg.norm(kernel_blocks(attention(), x, grid), ord=2, axis=(2, 3))
+        found = lim.adjoint.cone_mass(attention(), x, grid, normalisation="finite")
+        expected = np.asarray(grid.weights) @ np.tril(sizes**2)
+        np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
 def test_the_operator_norm_differentiates_once():
@@ -105,7 +136,7 @@ def test_orthogonal_probes_are_exact(normalisation):
 @pytest.mark.parametrize("draw", [probes.gaussian_probes, probes.rademacher_probes])
 def test_independent_probes_err_as_they_say(draw):
     """400 estimates of 50 probes: unbiased, and their spread is the stated error."""
-    grid, x = lim.token_grid(LENGTH), random_states()
+    grid, x = lim.graded_grid(LENGTH), random_states()
 
     # `eq:probe-cone-mass-estimator`, `eq:isotropic-observability-probes`.
     @jax.jit
@@ -153,9 +184,11 @@ def test_the_joint_cone_is_the_loop_over_all_pairs(make_grid):
     parts = np.zeros((2, 2, length, length, WIDTH))  # example, depth, p, q
     for n in range(2):
         for k in range(2):
+            size = falling_profile(0.75 * k)
             for i in range(length):
                 for j in range(i + 1):
-                    parts[n, k, i, j] = blocks[n, k, i, j].T / prefix[i, j] @ covectors[n, k, i]
+                    density = blocks[n, k, i, j].T / prefix[i, j]
+                    parts[n, k, i, j] = size * density @ covectors[n, k, i]
     for j in range(length):
         future = weights * prefix[:, j] / weights[j]
         seen = parts[:, :, j:, j]
@@ -168,7 +201,7 @@ def test_the_joint_cone_is_the_loop_over_all_pairs(make_grid):
 
 
 def test_the_joint_cone_sums_to_the_energy_of_the_channel():
-    grid = lim.token_grid(LENGTH)
+    grid = lim.graded_grid(LENGTH)
     flow = random_flow(depth=3, step=lim.split, horizon=1.5)
 
     # `eq:full-depth-cone-energy`, `eq:exact-cone-covariance-energy`.
@@ -184,5 +217,6 @@ def test_the_joint_cone_sums_to_the_energy_of_the_channel():
     cone, found, by_depth = map(np.asarray, cones(flow, random_states(1, 3, LENGTH, WIDTH)))
     energy = (cone.sum(axis=1) ** 2).sum(axis=2).mean(axis=0)
     np.testing.assert_allclose(found, energy, rtol=1e-11)
-    # At one depth, per unit of depth.
-    np.testing.assert_allclose(by_depth, (cone**2).sum(axis=3) / 0.5**2, rtol=1e-11)
+    # At one depth, per unit of depth and of the profile.
+    increments = 0.5 * falling_profile(np.array([0.0, 0.5, 1.0]))[None, :, None]
+    np.testing.assert_allclose(by_depth, (cone**2).sum(axis=3) / increments**2, rtol=1e-11)

@@ -4,12 +4,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from reference.dense import transposed
 from reference.differences import fitted_order
 from reference.networks import (
     LENGTH,
     SCHEMES,
     VOCABULARY,
     WIDTH,
+    falling_profile,
     random_flow,
     random_labels,
     random_states,
@@ -48,7 +50,7 @@ def test_channels_sum_to_the_input_adjoint(step, make_grid):
 
 def test_the_cone_of_one_split_layer_is_the_dense_kernels():
     """eps K(x)* (I + eps DFNN*) P by dense Jacobians; the local part is all that remains."""
-    grid = lim.token_grid(LENGTH)
+    grid, size = lim.graded_grid(LENGTH), 0.5 * falling_profile(0)
     flow, x = random_flow(depth=1, step=lim.split, horizon=0.5), random_states()
     # `eq:primacy-channel-term`, `eq:recency-channel-term`.
     loss = loss_on(grid)
@@ -56,7 +58,7 @@ def test_the_cone_of_one_split_layer_is_the_dense_kernels():
     @jax.jit
     def everything(x):
         field = jax.tree.map(lambda leaf: leaf[0], flow.layers)
-        between = x + 0.5 * field.attention(x, x, grid)
+        between = x + size * field.attention(x, x, grid)
         network = jax.jacfwd(lambda x: field.feed_forward(x, x, grid))(between)
         kernel = jax.jacfwd(lambda context: field.attention(x, context, grid))(x)
         local = jax.jacfwd(lambda state: field.attention(state, x, grid))(x)
@@ -64,16 +66,17 @@ def test_the_cone_of_one_split_layer_is_the_dense_kernels():
 
     vectors, jacobians = everything(x)
     terminal, cone, rest = np.asarray(vectors).reshape(3, -1)
-    network, kernel, local = (np.asarray(j).reshape(LENGTH * WIDTH, -1) for j in jacobians)
-    met = terminal + 0.5 * network.T @ terminal
-    np.testing.assert_allclose(cone, 0.5 * kernel.T @ met, atol=1e-13)
-    expected = 0.5 * local.T @ met + 0.5 * network.T @ terminal
-    np.testing.assert_allclose(rest, expected, atol=1e-13)
+    matrices = (np.asarray(jacobian).reshape(LENGTH * WIDTH, -1) for jacobian in jacobians)
+    network, kernel, local = (size * transposed(matrix, grid) for matrix in matrices)
+    met = terminal + network @ terminal
+    np.testing.assert_allclose(cone, kernel @ met, rtol=1e-11, atol=1e-13)
+    expected = local @ met + network @ terminal
+    np.testing.assert_allclose(rest, expected, rtol=1e-11, atol=1e-13)
 
 
 @pytest.mark.parametrize("step", SCHEMES)
 def test_pre_norm_fields_leave_the_sum_of_features_alone(step):
-    grid, flow = lim.token_grid(LENGTH), random_flow(depth=4, step=SCHEMES[step])
+    grid, flow = lim.graded_grid(LENGTH), random_flow(depth=4, step=SCHEMES[step])
     found = lim.adjoint.channels(flow, loss_on(grid), random_states(), grid)
     sums = np.asarray(found.covectors).sum(axis=2)
     np.testing.assert_allclose(sums, np.broadcast_to(sums[-1:], sums.shape), atol=1e-13)
@@ -83,7 +86,7 @@ def test_pre_norm_fields_leave_the_sum_of_features_alone(step):
 
 @pytest.mark.parametrize("step", SCHEMES)
 def test_heads_and_depths_sum_to_the_cone(step):
-    grid, flow = lim.token_grid(LENGTH), random_flow(depth=3, step=SCHEMES[step])
+    grid, flow = lim.graded_grid(LENGTH), random_flow(depth=3, step=SCHEMES[step])
     loss = loss_on(grid)
 
     @jax.jit
@@ -101,17 +104,18 @@ def test_heads_and_depths_sum_to_the_cone(step):
 def test_channels_of_deep_networks_tend_to_those_of_the_continuous_flow():
     # `eq:depth-integrated-cone-channel`.
     control = linear_control(random_flow(depth=3, width=WIDTH).layers)
-    grid, x = lim.token_grid(6), random_states(1, 6, WIDTH)
+    grid, x = lim.graded_grid(6), random_states(1, 6, WIDTH)
     loss, depths = loss_on(grid), (8, 16, 32, 64)
 
     @jax.jit
     def limit(x):
-        continuous = lim.ContinuousFlow(control)
+        continuous = lim.ContinuousFlow(control, profile=falling_profile)
         return lim.continuous_adjoint(continuous, loss, x, grid, jnp.array([0.0]))
 
     @jax.jit
     def at_depth(x, times):
-        found = lim.adjoint.channels(lim.ResidualFlow(jax.vmap(control)(times)), loss, x, grid)
+        flow = lim.ResidualFlow(jax.vmap(control)(times), profile=falling_profile)
+        found = lim.adjoint.channels(flow, loss, x, grid)
         return {"cone": found.cone, "local": found.local}
 
     found = [at_depth(x, jnp.asarray(np.arange(depth) / depth)) for depth in depths]

@@ -39,6 +39,18 @@ def test_query_masses_by_hand():
     np.testing.assert_allclose(found.squares, expected)
 
 
+def test_query_masses_of_unequal_cells():
+    """Sums of the weights, and averages of the squares of their density, by loops over points."""
+    grid, alpha = lim.graded_grid(9), np.arange(1.0, 10.0) / 45
+    regions = lim.boundary_regions(grid, 0.2, "points")
+    found = queries.query_masses(jnp.asarray(alpha), regions)
+    nodes, weights = np.asarray(grid.nodes), np.asarray(grid.weights)
+    members = (nodes < 0.2, (nodes >= 0.2) & (nodes < 0.8), nodes >= 0.8)
+    np.testing.assert_allclose(found.masses, [alpha[b].sum() for b in members], rtol=1e-13)
+    squares = [np.sum(alpha[b] ** 2 / weights[b]) / weights[b].sum() for b in members]
+    np.testing.assert_allclose(found.squares, squares, rtol=1e-13)
+
+
 def test_terminal_covectors_of_local_readouts_stay_near_the_queries():
     grid = lim.token_grid(20)
     readout = lim.BandReadout(random_states(4, WIDTH, VOCABULARY), 0.15)

@@ -11,6 +11,7 @@ from reference.networks import (
     SCHEMES,
     VOCABULARY,
     WIDTH,
+    falling_profile,
     random_flow,
     random_labels,
     random_states,
@@ -76,7 +77,7 @@ def test_the_adjoint_is_the_gradient_over_the_weights(scheme):
 
 
 def test_inner_steps_carry_the_adjoint():
-    """P_k = (I + eps D F(X_k)*) P_{k+1} with the dense Jacobian, transposed in the pairing."""
+    """P_k = (I + eps zeta D F(X_k)*) P_{k+1} with the dense Jacobian, transposed in the pairing."""
     flow, terminal_loss, grid = setting("euler", "graded")
 
     # `eq:adjoint`, `eq:residual-adjoint-step`.
@@ -89,7 +90,8 @@ def test_inner_steps_carry_the_adjoint():
     covectors, jacobians = measured(random_states(1))
     covectors = np.asarray(covectors).reshape(4, -1)
     for k in range(3):
-        step = np.eye(72) + 0.5 * np.asarray(jacobians)[k].reshape(72, 72)
+        size = 0.5 * falling_profile(0.5 * k)
+        step = np.eye(72) + size * np.asarray(jacobians)[k].reshape(72, 72)
         expected = transposed(step, grid) @ covectors[k + 1]
         np.testing.assert_allclose(covectors[k], expected, rtol=1e-11, atol=1e-14)
 

@@ -6,7 +6,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from reference.dense import jacobian_blocks
-from reference.networks import GRIDS, LENGTH, WIDTH, layer_of, random_flow, random_states
+from reference.networks import (
+    GRIDS,
+    LENGTH,
+    SCHEMES,
+    WIDTH,
+    falling_profile,
+    layer_of,
+    random_flow,
+    random_states,
+)
 
 import lim_jax as lim
 from lim_jax.adjoint import tangent
@@ -90,7 +99,7 @@ def test_columns_act_as_their_blocks():
 
 
 def test_a_head_is_the_attention_whose_other_heads_are_silent():
-    grid, covector = lim.token_grid(LENGTH), random_states(5)
+    grid, covector = lim.graded_grid(LENGTH), random_states(5)
 
     @jax.jit
     def heads_and_blocks(attention, x, covector):
@@ -125,23 +134,37 @@ def test_stages_add_up_to_the_layers_own_adjoint(step):
 
 def test_attention_of_a_split_layer_meets_what_the_network_returns():
     """The covector at the kernel is (I + eps DFNN(x~)*) P, at the state x itself."""
-    grid, x, covector = lim.token_grid(LENGTH), random_states(), random_states(5)
-    flow = random_flow(depth=1, step=lim.split, horizon=0.7)
+    grid, x, covector = lim.graded_grid(LENGTH), random_states(), random_states(5)
+    flow, size = random_flow(depth=1, step=lim.split, horizon=0.7), 0.7 * falling_profile(0)
 
     @jax.jit
     def sites_and_network(flow, field, x, covector):
-        between = x + 0.7 * field.attention(x, x, grid)
-        after = between + 0.7 * field.feed_forward(between, between, grid)
+        between = x + size * field.attention(x, x, grid)
+        after = between + size * field.feed_forward(between, between, grid)
         sites = tangent.attention_sites(
             flow, jnp.stack([x, after]), jnp.stack([covector, covector]), grid
         )
         return sites, jacobian_blocks(lambda x: field.feed_forward(x, x, grid), between)
 
     sites, network = sites_and_network(flow, layer_of(flow), x, covector)
-    met = np.asarray(covector) + 0.7 * transposed(network, covector, grid)
+    met = np.asarray(covector) + size * transposed(network, covector, grid)
     np.testing.assert_allclose(np.asarray(sites.covectors)[0], met, atol=1e-13)
     np.testing.assert_array_equal(np.asarray(sites.states)[0], x)
-    np.testing.assert_allclose(sites.increments, 0.7)
+    np.testing.assert_allclose(sites.increments, size)
+
+
+@pytest.mark.parametrize("step", SCHEMES)
+def test_sites_know_the_profile_of_their_layers(step):
+    """Layer k sees X_k and, where it has one field, P_(k+1), in a step of eps zeta(t_k)."""
+    grid, flow = lim.graded_grid(LENGTH), random_flow(depth=3, step=SCHEMES[step], horizon=1.5)
+    states, covectors = (random_states(seed, 4, LENGTH, WIDTH) for seed in (6, 7))
+    sites = jax.jit(lambda *along: tangent.attention_sites(flow, *along, grid))(states, covectors)
+    np.testing.assert_allclose(sites.step, [0.5, 0.5, 0.5], rtol=1e-15)
+    increments = 0.5 * falling_profile(np.array([0.0, 0.5, 1.0]))
+    np.testing.assert_allclose(sites.increments, increments, rtol=1e-15)
+    np.testing.assert_array_equal(sites.states, states[:-1])
+    if step == "euler":
+        np.testing.assert_array_equal(sites.covectors, covectors[1:])
 
 
 def test_other_steps_and_other_layers_are_refused():

@@ -6,10 +6,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from reference import numpy_network
+from reference.as_users import DEFAULTS
 from reference.differences import fitted_order
-from reference.networks import SCHEMES, layer_of, random_flow, random_states
+from reference.networks import SCHEMES, falling_profile, layer_of, random_flow, random_states
 
 import lim_jax as lim
+from lim_jax.cost.counting import operations
+from lim_jax.network.flow import heun, rk4, strang, unit_profile
 
 GRID = lim.token_grid(12)
 
@@ -34,12 +37,12 @@ def test_the_flow_is_the_numpy_recursion(scheme):
     flow = random_flow(depth=3, step=SCHEMES[scheme], horizon=1.5)
     layers = [layer_of(flow, k) for k in range(3)]
     x = random_states()
-    expected = numpy_network.flow(layers, np.asarray(x), 1.5, scheme)
+    expected = numpy_network.flow(layers, np.asarray(x), 1.5, scheme, falling_profile)
     np.testing.assert_allclose(terminal(flow, x), expected, rtol=1e-12, atol=1e-13)
 
 
 def test_a_gpt2_stack_is_the_split_scheme_with_unit_steps():
-    flow = random_flow(depth=3, step=lim.split, horizon=3.0)
+    flow = random_flow(depth=3, step=lim.split, horizon=3.0, profile=unit_profile)
     states = np.asarray(random_states())
     for k in range(3):
         layer = layer_of(flow, k)
@@ -80,6 +83,78 @@ def test_a_linear_flow_is_a_matrix_power():
     step = np.eye(36) + np.kron(cesaro, value) / 6
     expected = np.linalg.matrix_power(step, 6) @ np.asarray(x).ravel()
     np.testing.assert_allclose(np.ravel(power(value, x)), expected, rtol=1e-12)
+
+
+class Linear(eqx.Module):
+    matrix: jax.Array
+
+    def __call__(self, x, context, grid):
+        return x @ self.matrix.T
+
+
+class LinearPair(eqx.Module):
+    first: Linear
+    second: Linear
+
+    @property
+    def sublayers(self):
+        return self.first, self.second
+
+    def __call__(self, x, context, grid):
+        return self.first(x, context, grid) + self.second(x, context, grid)
+
+
+def test_every_step_of_a_linear_field_is_its_polynomial_of_matrices():
+    """Sublayers that do not commute, each by its truncated exponential, in the stated order."""
+    first, second = np.asarray(random_states(3, 2, 3, 3))
+    pair = LinearPair(*(Linear(jax.device_put(matrix)) for matrix in (first, second)))
+
+    def exponential(matrix, order):
+        terms = [np.eye(3)]
+        for power in range(1, order + 1):
+            terms.append(matrix @ terms[-1] / power)
+        return sum(terms)
+
+    def half(matrix):
+        return exponential(0.15 * matrix, 2)
+
+    expected = {
+        lim.euler: exponential(0.3 * (first + second), 1),
+        lim.split: exponential(0.3 * second, 1) @ exponential(0.3 * first, 1),
+        heun: exponential(0.3 * (first + second), 2),
+        strang: half(first) @ half(second) @ half(second) @ half(first),
+        rk4: exponential(0.3 * (first + second), 4),
+    }
+    x = np.asarray(random_states(4, 12, 3))
+    found = jax.jit(lambda x: [step(pair, x, GRID, 0.3) for step in expected])(x)
+    for ours, matrix in zip(found, expected.values(), strict=True):
+        np.testing.assert_allclose(ours, x @ matrix.T, rtol=1e-13, atol=1e-14)
+
+
+def test_layers_are_remade_in_reverse_but_for_their_attention():
+    """What each further layer keeps: its state, and every head's outputs and log-sums.
+
+    Attention's tiles are not walked again for what is kept, which is seen in the operations.
+    """
+    grid = lim.token_grid(160)
+
+    def price(depth):
+        flow, x = random_flow(depth=depth, step=lim.split), random_states(1, 160, 6)
+
+        def gradient(flow, x):
+            return jax.grad(lambda x: jnp.sum(jnp.sin(flow(x, grid))))(x)
+
+        forward = operations(jax.jit(lambda flow, x: flow(x, grid)).trace(flow, x).jaxpr)
+        traced = jax.jit(gradient).trace(flow, x)
+        analysis = traced.lower().compile(DEFAULTS).memory_analysis()
+        assert analysis is not None
+        return analysis.temp_size_in_bytes, operations(traced.jaxpr) / forward
+
+    (few, ratio), (many, _) = price(4), price(16)
+    assert ratio < 3.6
+    heads, features, width = 2, 3, 6
+    kept = 160 * (width + heads * (features + 1)) * 8
+    assert (many - few) / 12 < 1.05 * kept
 
 
 def test_split_differs_from_euler_at_first_order():

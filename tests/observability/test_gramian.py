@@ -31,7 +31,7 @@ from lim_jax.training.balancing import influence_discrepancy
 from lim_jax.training.observing import trace_penalty
 from lim_jax.training.reweighting import reweight_positions
 
-GRID = lim.token_grid(5)
+GRID = lim.graded_grid(5)
 FLOW = random_flow(depth=3, width=4, horizon=1.5)
 X = random_states(0, 5, 4)
 
@@ -120,22 +120,24 @@ def test_exact_probe_moments_against_a_simulation(probes):
 
 def test_the_bias_is_that_of_the_matrix_penalty():
     """tr(Q Sigma) = (2/N) Omega_obs for common Gaussian probes."""
-    gramians = random_gramians()
-    centred = np.asarray(gramians) - np.asarray(gramians).mean(axis=0)
-    expected = 2 / 7 * np.mean((centred**2).sum(axis=(1, 2)))
-    moments = gaussian_probe_moments(gramians, GRID, 7)
+    gramians, grid = random_gramians(), lim.graded_grid(5)
+    weights = np.asarray(grid.weights)
+    centred = np.asarray(gramians) - np.tensordot(weights, gramians, axes=1)
+    expected = 2 / 7 * weights @ (centred**2).sum(axis=(1, 2))
+    moments = gaussian_probe_moments(gramians, grid, 7)
     np.testing.assert_allclose(moments.bias, expected, rtol=1e-12)
 
 
 def test_the_deviation_of_many_probes_is_that_of_a_linear_form():
     """As N grows the penalty is linear in the estimate: variance 4 g'Q Sigma Q g."""
-    gramians, probes = random_gramians(), 10**8
-    weights = np.full(5, 0.2)
-    centring = np.diag(weights) - np.outer(weights, weights)
+    gramians, probes, grid = random_gramians(), 10**8, lim.graded_grid(5)
+    weights = np.asarray(grid.weights)
+    centre = np.eye(5) - weights[None, :]
+    centring = centre.T @ np.diag(weights) @ centre
     covariance = 2 / probes * np.einsum("iab,jba->ij", gramians, gramians)
     pushed = centring @ np.asarray(gramian_traces(gramians))
     expected = 2 * np.sqrt(pushed @ covariance @ pushed)
-    found = gaussian_probe_moments(gramians, GRID, probes).deviation
+    found = gaussian_probe_moments(gramians, grid, probes).deviation
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
@@ -158,7 +160,8 @@ def test_reweighting_clips_and_then_renormalises():
     raised = np.asarray(weights) * np.exp(0.5 * (np.asarray(target) - np.asarray(density)))
     clipped = np.clip(raised, 0.15, 8.0)
     assert clipped[2] == 0.15 and clipped[3] == 8.0
-    found = reweight_positions(weights, density, target, GRID, rate=0.5, smallest=0.15, largest=8.0)
+    grid = lim.token_grid(5)
+    found = reweight_positions(weights, density, target, grid, rate=0.5, smallest=0.15, largest=8.0)
     np.testing.assert_allclose(found, clipped / clipped.mean(), rtol=1e-13)
     np.testing.assert_allclose(found.mean(), 1.0, rtol=1e-13)
 
@@ -169,7 +172,7 @@ def observed(flow, grid):
 
 
 def setting():
-    grid, flow = lim.token_grid(6), random_flow(1, depth=3, width=4, step=lim.split)
+    grid, flow = lim.graded_grid(6), random_flow(1, depth=3, width=4, step=lim.split)
     return observed(flow, grid), random_states(2, 6, 4), grid
 
 
@@ -281,6 +284,7 @@ def test_sampled_positions_stand_for_all_in_expectation():
     traces, grid = jnp.array([1.0, 3.0, 2.0, 7.0, 5.0, 4.0]), lim.token_grid(6)
     whole = lim.training.sampled_trace_penalty(traces, grid.weights)
     np.testing.assert_allclose(whole, lim.training.trace_penalty(traces, grid), rtol=1e-12)
+    grid = lim.graded_grid(6)
     subsets = list(itertools.combinations(range(6), 3))
     sums = [sum(float(grid.weights[i]) / 0.5 * float(traces[i]) for i in s) for s in subsets]
     np.testing.assert_allclose(np.mean(sums), lim.integral(traces, grid), rtol=1e-12)

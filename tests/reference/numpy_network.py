@@ -59,10 +59,10 @@ def feed_forward(layer, states):
     return result
 
 
-def flow(layers, states, horizon, scheme):
+def flow(layers, states, horizon, scheme, profile):
     """eq:discrete-residual for "euler", eq:complete-transformer-layer for "split"."""
-    for layer in layers:
-        step = horizon / len(layers)
+    for k, layer in enumerate(layers):
+        step = horizon / len(layers) * profile(k * horizon / len(layers))
         if scheme == "euler":
             states = states + step * (
                 attention(layer.attention, states) + feed_forward(layer.feed_forward, states)
