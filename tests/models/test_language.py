@@ -1,53 +1,76 @@
-"""The language model's randomness and data: windows, embeddings, and a key for every step."""
-
-from functools import cache
+"""The language model: what it draws, what it reads, and how it is trained."""
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+import lim_jax as lim
+from lim_jax.loss import teacher_forcing
 from lim_jax.models import language
 
-LENGTH = 8
+LENGTH = 6
 
 
-@cache
-def model():
+def small_model(depth):
     init = eqx.filter_jit(language.LanguageModel.init)
-    return init(LENGTH, width=16, heads=2, depth=2, key=jax.random.key(0))
+    return init(LENGTH, width=4, heads=2, depth=depth, key=jax.random.key(0))
 
 
-def test_windows_reach_from_the_first_byte_to_the_last_and_no_further():
-    text = jnp.arange(20, 31)
-    windows = np.asarray(language.sample_windows(text, 4, 300, key=jax.random.key(0)))
-    assert (np.diff(windows, axis=1) == 1).all()
-    assert set(windows[:, 0]) == set(range(20, 27)) and windows.max() == 30
+def test_layers_are_split_at_unit_step():
+    flow = small_model(3).flow
+    assert flow.depth == flow.horizon == 3 and flow.step is lim.split
 
 
-def test_states_are_embeddings_of_bytes_and_of_places():
-    tokens = np.array([7, 7, 250, 0, 7, 31, 32, 7])
-    embedding, positions = np.asarray(model().embedding), np.asarray(model().positions)
-    found = np.asarray(model().embed(jax.device_put(tokens)))
-    np.testing.assert_allclose(found, embedding[tokens] + positions, rtol=1e-15)
-    assert np.abs(found[0] - found[1]).max() > 0.1, "one byte at two places"
-    for leaf in (embedding, positions):
-        assert abs(np.mean(leaf**2) - 1) < 4 * np.sqrt(2 / leaf.size)
+def test_embeddings_are_normal_and_drawn_apart():
+    def init():
+        return language.LanguageModel.init(300, width=8, heads=2, depth=1, key=jax.random.key(5))
+
+    model = jax.jit(lambda: (lambda m: (m.embedding, m.positions))(init()))()
+    entries = np.stack([np.ravel(part)[: 256 * 8] for part in model])
+    assert np.abs(np.mean(entries**2, axis=1) - 1).max() < 5 * np.sqrt(2 / 2048)
+    assert abs(np.corrcoef(entries)[0, 1]) < 5 / np.sqrt(2048)
 
 
-def test_targets_are_the_bytes_after():
-    windows = np.arange(2 * (LENGTH + 1)).reshape(2, -1)
-    x, targets = language.batch_of_windows(model(), jax.device_put(windows))
-    np.testing.assert_array_equal(np.argmax(targets, axis=2), windows[:, 1:])
-    np.testing.assert_allclose(np.sum(targets, axis=2), 1)
-    first = np.asarray(model().embedding)[windows[:, 0]] + np.asarray(model().positions)[0]
-    np.testing.assert_allclose(x[:, 0], first, rtol=1e-15)
+def test_a_context_is_embedded_by_byte_and_place_and_asks_for_the_next_byte():
+    model, windows = small_model(1), np.array([[3, 1, 4, 1, 5, 9, 2], [6, 5, 3, 5, 8, 9, 7]])
+    states, targets = map(np.asarray, jax.jit(language.batch_of_windows)(model, windows))
+    embedding, positions = np.asarray(model.embedding), np.asarray(model.positions)
+    for n in range(2):
+        for place in range(LENGTH):
+            expected = embedding[windows[n, place]] + positions[place]
+            np.testing.assert_allclose(states[n, place], expected, rtol=1e-15)
+            assert np.flatnonzero(targets[n, place]).tolist() == [windows[n, place + 1]]
+    np.testing.assert_array_equal(targets.sum(axis=2), 1)
 
 
-def test_every_step_of_training_sees_windows_of_its_own():
-    """At rate zero the network stands still, and losses differ by their windows alone."""
-    text = language.standard_library_text(5_000)
+def test_windows_lie_inside_the_text_and_begin_anywhere_in_it():
+    cut = jax.jit(lambda: language.sample_windows(jnp.arange(10), 3, 300, key=jax.random.key(0)))
+    windows = np.asarray(cut())
+    np.testing.assert_array_equal(windows, windows[:, :1] + np.arange(4))
+    assert set(windows[:, 0].tolist()) == set(range(7))
+
+
+def test_training_takes_new_windows_each_step_at_the_rate_asked_for():
+    """At so small a rate the model stands still, so that losses are those of the windows."""
+    model, key, rate = small_model(1), jax.random.key(2), 1e-7
+    text = jnp.asarray(np.random.default_rng(0).integers(0, 256, 500))
     with jax.numpy_dtype_promotion("standard"):  # optax promotes
-        trained, losses = language.train(model(), text, 6, key=jax.random.key(1), batch=2, rate=0.0)
-    np.testing.assert_array_equal(trained.embedding, model().embedding)
-    assert len(set(np.asarray(losses).tolist())) == 6
+        trained, losses = language.train(model, text, 3, key=key, batch=2, rate=rate)
+
+    @eqx.filter_jit
+    def risks(model):
+        def risk(index):
+            own = jax.random.fold_in(key, index)
+            windows = language.sample_windows(text, LENGTH, 2, key=own)
+            x, y = language.batch_of_windows(model, windows)
+            return jax.vmap(lambda x, y: model.loss(x, y, teacher_forcing(LENGTH)))(x, y).mean()
+
+        return jnp.stack([risk(index) for index in range(3)])
+
+    expected = np.asarray(risks(model))
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
+    assert np.abs(np.diff(expected)).min() > 1e-2
+    # Adam's first step is its rate in every entry that has a gradient, later ones at most that.
+    moved = np.asarray(trained.readout.weight) - np.asarray(model.readout.weight)
+    assert 0.9 * rate < np.abs(moved).max() < 3.1 * rate

@@ -1,5 +1,7 @@
 """The field's parts and its two slots."""
 
+import dataclasses
+
 import chex
 import equinox as eqx
 import jax
@@ -164,3 +166,68 @@ def test_sublayers_have_norms_of_their_own(part):
         for new, old in zip(moved.sublayers, field.sublayers, strict=True)
     ]
     assert changed == [part == "attention", part == "feed_forward"]
+
+
+def test_keywords_reach_the_parts_they_are_for():
+    """Both sublayers' norms take eta, the tokenwise network its activation."""
+
+    def made():
+        key = jax.random.key(0)
+        field = lim.TransformerField.init(6, activation=jnp.tanh, eta=0.3, key=key)
+        alone = lim.CausalAttention.init(6, eta=0.2, key=key)
+        tokenwise = lim.FeedForward.init(6, activation=jnp.sin, eta=0.1, key=key)
+        return field, alone, tokenwise
+
+    field, alone, tokenwise = jax.eval_shape(made)
+    norms = (field.attention.norm, field.feed_forward.norm, alone.norm, tokenwise.norm)
+    assert [norm.eta for norm in norms] == [0.3, 0.3, 0.2, 0.1]
+    assert field.feed_forward.activation is jnp.tanh and tokenwise.activation is jnp.sin
+
+
+def test_the_activation_is_applied_between_the_matrices():
+    tokenwise, x = layer().feed_forward, np.asarray(random_states())
+    bent = dataclasses.replace(tokenwise, activation=jnp.cos)
+    hidden = numpy_network.layer_norm(tokenwise.norm, x) @ np.asarray(tokenwise.inner).T
+    outer = np.asarray(tokenwise.outer)
+    expected = np.cos(hidden + np.asarray(tokenwise.inner_bias)) @ outer.T
+    expected = expected + np.asarray(tokenwise.outer_bias)
+    np.testing.assert_allclose(evaluated(bent, x), expected, rtol=1e-12, atol=1e-13)
+
+
+def test_matrices_are_drawn_apart_with_variance_one_over_their_fan_in():
+    """Some 3,000 entries each: variances and correlations within five standard errors."""
+
+    @jax.jit
+    def drawn():
+        keys = jax.random.split(jax.random.key(7))
+        options = {"heads": 3, "head_size": 24, "hidden": 90, "bias": True}
+        field = lim.TransformerField.init(40, **options, key=keys[0])
+        return field, lim.LinearReadout.init(40, 75, key=keys[1]).weight
+
+    field, readout = drawn()
+    attention, tokenwise = field.sublayers
+    fan_ins = [
+        (attention.query, 40), (attention.key, 40), (attention.value, 40),
+        (attention.output, 3 * 24), (tokenwise.inner, 40), (tokenwise.outer, 90), (readout, 40),
+    ]  # fmt: skip
+    entries = [np.sqrt(fan_in) * np.ravel(matrix) for matrix, fan_in in fan_ins]
+    for values in entries:
+        assert abs(np.mean(values**2) - 1) < 5 * np.sqrt(2 / values.size)
+        assert abs(np.mean(values**4) - 3) < 5 * np.sqrt(96 / values.size)  # Gaussian
+    size = min(values.size for values in entries)
+    correlations = np.corrcoef([values[:size] for values in entries])
+    assert np.abs(correlations - np.eye(len(entries))).max() < 5 / np.sqrt(size)
+    for norm in (attention.norm, tokenwise.norm):
+        assert np.all(np.asarray(norm.scale) == 1) and not np.any(norm.shift)
+    biases = ("query_bias", "key_bias", "value_bias", "output_bias")
+    assert not any(np.any(getattr(attention, name)) for name in biases)
+    assert not np.any(tokenwise.inner_bias) and not np.any(tokenwise.outer_bias)
+
+
+def test_the_norm_bound_takes_scales_by_their_size():
+    """The largest scale is negative: its size bounds, and is attained where all are alike."""
+    alike = lim.LayerNorm(*jax.device_put((np.full(4, -3.0), np.zeros(4))), eta=1e-12)
+    length = np.linalg.norm(normalised(alike, np.array([1.0, -1.0, 1.0, -1.0])))
+    np.testing.assert_allclose([length, alike.bound()], 6.0, rtol=1e-10)
+    mixed = lim.LayerNorm(*jax.device_put((np.array([0.5, -3.0]), np.zeros(2))), eta=1e-12)
+    np.testing.assert_allclose(mixed.bound(), 3 * np.sqrt(2), rtol=1e-14)
