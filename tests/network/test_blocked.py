@@ -8,6 +8,7 @@ from reference.as_users import DEFAULTS
 from reference.networks import GRIDS, random_states
 
 import lim_jax as lim
+from lim_jax.cost.counting import operations
 from lim_jax.network import attention, blocked
 from lim_jax.network.attention import attention_weights, causal_attention
 
@@ -123,6 +124,44 @@ def test_half_precision_is_summed_in_single():
     assert error.max() < 2 * float(jnp.finfo(jnp.bfloat16).eps) * np.abs(exact).max()
     # At the end of the context a mean of a thousand: summed in bfloat16 it would be off by more.
     assert error[-100:].max() < 2e-3
+
+
+# By hand, for queries and keys of size s and values of size f: scores and sums over values; scores
+# again and their two factors' covectors, and the same of the sums. A second derivative may take
+# twenty times as much as a value. The most bytes: no matrix of pairs of positions, which has 8 MB,
+# and no row of tiles is kept.
+PRICES = {
+    "value": (lambda s, f: s + f, 0.4e6),
+    "grad": (lambda s, f: 4 * s + 3 * f, 1.0e6),
+    "grad of grad": (lambda s, f: 12 * (s + f), 3.2e6),
+}
+
+
+@pytest.mark.parametrize("mode", PRICES)
+def test_tiles_are_remade_and_not_kept(mode):
+    """Eight rows of tiles: operations of those on and below the diagonal, and temporary memory."""
+    grid, size, features = lim.token_grid(8 * blocked.TILE), 8, 16
+
+    def job(at, direction):
+        def slope(at):
+            return grad(tiled(grid))(at)
+
+        def steepness(at):
+            return sum(jnp.vdot(g, d) for g, d in zip(slope(at), direction, strict=True))
+
+        functions = {"value": lambda at: tiled(grid)(*at), "grad": slope}
+        return functions.get(mode, jax.grad(steepness))(at)
+
+    shapes = jax.eval_shape(lambda: arrays(0, grid.size, size, features))
+    traced = jax.jit(job).trace(shapes, shapes)
+    products, most = PRICES[mode]
+    pairs, found = 36 * blocked.TILE**2, operations(traced.jaxpr)
+    if mode == "grad of grad":
+        assert found < 2 * pairs * products(size, features)
+    else:
+        assert found == 2 * pairs * products(size, features)
+    analysis = traced.lower().compile(DEFAULTS).memory_analysis()
+    assert analysis is not None and analysis.temp_size_in_bytes < most
 
 
 JOBS = {
