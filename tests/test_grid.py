@@ -195,6 +195,15 @@ def test_a_grid_is_static():
     np.testing.assert_allclose(averages(np.ones(5), grid), 1.0, rtol=1e-15)
 
 
+@pytest.mark.filterwarnings("ignore:A JAX array is being set as static")
+def test_breaks_that_were_rounded_to_single_precision_are_refused(as_users_run):
+    """Their differences are rounded too, and the panels no longer meet."""
+    breaks = (0.0, 0.1, 0.3, 1.0)
+    assert lim.grid.PanelGrid(breaks, 4).size == 12
+    with pytest.raises(ValueError, match="an error of .* in the integral of a polynomial"):
+        lim.grid.PanelGrid(tuple(np.array(breaks, np.float32)), 4)
+
+
 def test_precision_follows_the_grid():
     assert lim.token_grid(3).weights.dtype == jnp.float64
     single = lim.token_grid(3, dtype=jnp.float32)

@@ -1,0 +1,51 @@
+"""Fits and constants of the studies, against NumPy's own fit and plain loops."""
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from reference.networks import random_states
+
+import lim_jax as lim
+
+
+@pytest.mark.parametrize("count", [4, 5, 9])
+def test_fitted_orders_are_numpys_with_their_covariance(count):
+    refinements = 10.0 * 1.7 ** np.arange(count)
+    noise = np.exp(0.1 * np.random.default_rng(count).standard_normal(count))
+    errors = 0.4 * refinements**-1.5 * noise
+    found = lim.limits.fit_order(refinements.tolist(), errors.tolist())
+    fit, covariance = np.polyfit(np.log(refinements), np.log(errors), 1, cov=True)
+    np.testing.assert_allclose(found.value, -fit[0], rtol=1e-10)
+    np.testing.assert_allclose(found.constant, np.exp(fit[1]), rtol=1e-10)
+    np.testing.assert_allclose(found.half_width, 2 * np.sqrt(covariance[0, 0]), rtol=1e-8)
+
+
+def test_the_constant_of_attention_is_the_proofs_by_loops():
+    """Two heads without norms or biases, whose states and slopes are known."""
+    maps = [random_states(seed, 2, 3, 4) for seed in range(3)]
+    output = random_states(3, 2, 4, 3)
+    attention = lim.CausalAttention(eqx.nn.Identity(), *maps, output)
+    rates, points = np.array([1.0, 2.0, 0.5, 3.0]), 13
+
+    def states(p):
+        return jnp.sin(jnp.asarray(rates)[None, :] * p[:, None])
+
+    p = np.linspace(0, 1, points)[:, None]
+    x, slope = np.sin(rates * p), rates * np.cos(rates * p)
+    largest = 0
+    for i in range(points):
+        total = 0
+        for query, key, value, out in zip(*map(np.asarray, (*maps, output)), strict=True):
+            q, sizes = query @ x[i] / np.sqrt(3), []
+            for j in range(i + 1):
+                v, dv = out @ value @ x[j], out @ value @ slope[j]
+                mass = np.exp(q @ key @ x[j])
+                dmass = mass * (q @ key @ slope[j])
+                ends = np.linalg.norm(dmass * v + mass * dv), np.linalg.norm(v), abs(dmass), mass
+                sizes.append(ends)
+            product, features, steepest, _ = np.max(sizes, axis=0)
+            total += (product + features * steepest) / (2 * np.min(sizes, axis=0)[3])
+        largest = max(largest, total)
+    found = lim.limits.attention_constant(attention, states, points)
+    np.testing.assert_allclose(found, largest, rtol=1e-10)
