@@ -3,6 +3,7 @@
 import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from reference.as_users import run_python
@@ -116,6 +117,18 @@ def test_explain_writes_what_it_prints(tmp_path, capsys):
     shown = document["cone_mass"]
     np.testing.assert_allclose(shown["seeded network"]["value"], mass.value, rtol=1e-9)
     assert not np.allclose(shown["trained network"]["value"], mass.value, rtol=1e-3)
+
+
+def test_reproduce_takes_float64_by_itself(monkeypatch, tmp_path):
+    class Reached(Exception):
+        pass
+
+    def section4(progress):
+        raise Reached(jnp.zeros(()).dtype)
+
+    monkeypatch.setattr(studies, "section4", section4)
+    with jax.enable_x64(False), pytest.raises(Reached, match="float64"):
+        cli.main(["reproduce", "--out", str(tmp_path)])
 
 
 def test_the_counterexamples_print_their_numbers(capsys):

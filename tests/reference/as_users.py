@@ -20,11 +20,11 @@ DEFAULTS = {
 
 
 def run_python(*arguments, folder):
-    """Run Python in a folder, with the package and XLA's defaults; warnings are errors."""
+    """Run Python in a folder, with the package and all defaults, float32 too; warnings fail."""
     return subprocess.run(
         [sys.executable, "-W", "error", *map(str, arguments)],
         cwd=folder,
-        env=os.environ | {"XLA_FLAGS": "", "PYTHONPATH": str(ROOT)},
+        env=os.environ | {"XLA_FLAGS": "", "PYTHONPATH": str(ROOT), "JAX_ENABLE_X64": "0"},
         capture_output=True,
         text=True,
     )
