@@ -202,9 +202,8 @@ def observability_traces(
         noise = noise.reshape(draws, depth, observed)
         samples = layer_injected_traces(observations, x, step, noise)
         return sample_mean(samples if positions is None else samples[:, positions])
-    exact = gramian_traces(
-        observability_gramians(observations, x, step, chosen, positions=positions)
-    )
+    way = "forward" if chosen == "forward" else "reverse"
+    exact = gramian_traces(observability_gramians(observations, x, step, way, positions=positions))
     return Estimate(exact, jnp.zeros_like(exact))
 
 

@@ -60,9 +60,8 @@ def test_the_first_order_step_is_that_of_the_update():
 
 def test_updates_have_unit_integral():
     weights = of_unit_mean(1)
-    found = reweight_positions(
-        *on_device(weights, DENSITY, TARGET), GRID, rate=0.7, smallest=0.5, largest=1.0
-    )
+    at, density, target = on_device(weights, DENSITY, TARGET)
+    found = reweight_positions(at, density, target, GRID, rate=0.7, smallest=0.5, largest=1.0)
     np.testing.assert_allclose(found, updated(weights, 0.7, 0.5, 1.0), rtol=1e-12)
     assert found.max() > 1 and found.min() < 1  # clipped first, then brought to unit mean
 
@@ -94,14 +93,15 @@ def test_a_run_answers_its_target():
 def test_importance_weights_are_quotients_of_densities():
     """`eq:positional-importance-weight` of profiles that are not densities yet."""
     deployed, trained = np.arange(7.0), np.exp(np.arange(7.0) / 3)
-    found = np.asarray(importance_weights(*on_device(deployed, trained), GRID))
+    at_deployment, at_training = on_device(deployed, trained)
+    found = np.asarray(importance_weights(at_deployment, at_training, GRID))
     expected = (deployed / (CELLS @ deployed)) / (trained / (CELLS @ trained))
     np.testing.assert_allclose(found, expected, rtol=1e-12)
     errors, density = np.cos(np.arange(7.0)), trained / (CELLS @ trained)
     risk = CELLS @ (deployed * errors) / (CELLS @ deployed)
     np.testing.assert_allclose(CELLS @ (found * density * errors), risk, rtol=1e-12)
     with pytest.raises(RuntimeError, match="never trained on"):
-        importance_weights(*on_device(np.ones(7), np.arange(7.0)), GRID)
+        importance_weights(jnp.ones(7), at_deployment, GRID)
 
 
 def test_the_response_on_unequal_cells():
