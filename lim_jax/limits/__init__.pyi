@@ -12,8 +12,10 @@ from .convergence import position_costs as position_costs
 from .convergence import rates_table as rates_table
 from .convergence import smooth_labels as smooth_labels
 from .convergence import smooth_states as smooth_states
+from .depth import DepthConstants as DepthConstants
 from .depth import Scheme as Scheme
 from .depth import alternating_perturbation as alternating_perturbation
+from .depth import depth_constants as depth_constants
 from .depth import input_adjoint_depth_studies as input_adjoint_depth_studies
 from .depth import reference_flows as reference_flows
 from .depth import shadowing_study as shadowing_study

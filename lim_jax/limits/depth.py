@@ -4,6 +4,7 @@ The depth flow is solved by Dormand and Prince's method of order 8 to a toleranc
 error is the distance to Tsitouras' method.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
 from lim_jax.adjoint.cone import cone_mass
@@ -20,7 +22,7 @@ from lim_jax.adjoint.continuous import continuous_adjoint
 from lim_jax.adjoint.sweep import adjoint_trajectory
 from lim_jax.grid import Grid, boundary_regions, integral, regional_averages
 from lim_jax.limits.study import Study, fit_order, refine
-from lim_jax.network.continuous import ContinuousFlow
+from lim_jax.network.continuous import ContinuousFlow, control_distance
 from lim_jax.network.field import State
 from lim_jax.network.flow import ResidualFlow, euler, rk4, split
 
@@ -56,16 +58,89 @@ class Scheme(NamedTuple):
         return ResidualFlow(layers, horizon=horizon, step=self.step)
 
     def rate(self, depth: int, horizon: float) -> float:
-        r"""The theorem's bracket :math:`\varepsilon + \|\theta^\varepsilon - \theta\|_{L^1}`.
+        r"""What the theorem's bracket falls like: :math:`\varepsilon` and the perturbation's size.
 
-        Up to constants: the parameters' distance is Euclidean, and that of a smooth control from
-        its samples is O(ε), which the first term stands for.
+        A smooth control is O(ε) from its samples, which the first term stands for.
         """
         if self.perturbation is None:
             return horizon / depth
         leaves = jax.tree.leaves(self.perturbation(depth))
         sizes = np.sqrt(sum((np.asarray(leaf) ** 2).reshape(depth, -1).sum(1) for leaf in leaves))
         return horizon / depth * (1 + float(sizes.sum()))
+
+
+class DepthConstants(NamedTuple):
+    r"""The numbers that the proof of `thm:resnet-ode` rests on, each the largest over samples.
+
+    Attributes
+    ----------
+    state
+        :math:`\Lambda = \|D_X\mathscr F_\theta(X)\|`.
+    control
+        :math:`C_\theta = \|D_\theta\mathscr F_\theta(X)\|`, from the Euclidean norm of all
+        parameters.
+    speed
+        :math:`M = \|\mathscr F_\theta(X)\|`.
+    defect
+        :math:`C_{split} = \|d_k\|/\varepsilon^2` (`eq:discrete-residual-with-defect`).
+    """
+
+    state: float
+    control: float
+    speed: float
+    defect: float = 0.0
+
+    def on_layers(self, horizon: float) -> float:
+        r""":math:`C_T` of `eq:convergent-control-grid-bound`, for a depth profile of one.
+
+        :math:`e^{T\Lambda}\max\{T(\Lambda M/2 + C_{split}),\,C_\theta\}`: a layer adds the
+        defect, :math:`\Lambda M\varepsilon^2/2` as the flow moves on within it, and
+        :math:`C_\theta` times the controls' distance (`eq:convergent-control-local-defect`);
+        :math:`e^{T\Lambda}` is Gronwall's.
+        """
+        layer = horizon * (self.state * self.speed / 2 + self.defect)
+        return math.exp(horizon * self.state) * max(layer, self.control)
+
+    def between_layers(self, horizon: float) -> float:
+        r""":math:`C_T` of `eq:resnet-ode-convergent-control-bound`: :math:`M` more."""
+        return self.on_layers(horizon) + self.speed
+
+
+@eqx.filter_jit
+def depth_constants(
+    fields: PyTree, states: Float[Array, "samples length width"], grid: Grid
+) -> DepthConstants:
+    r"""Measure the constants of fields at states, a field for each state, in the grid's norm.
+
+    Dense: every Jacobian is formed.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> from lim_jax.network.field import FeedForward
+    >>> keys = jax.random.split(jax.random.key(0), 2)
+    >>> fields = jax.vmap(lambda key: FeedForward.init(2, key=key))(keys)
+    >>> found = depth_constants(fields, jnp.ones((2, 3, 2)), token_grid(3))
+    >>> float(found.speed)  # a token without variance is normalised to zero
+    0.0
+    """
+    root = jnp.sqrt(grid.weights)[:, None]
+
+    def sizes(field: Any, x: State) -> tuple[Array, Array, Array]:
+        arrays, static = eqx.partition(field, eqx.is_inexact_array)
+        parameters, unravel = ravel_pytree(arrays)
+
+        def scaled(parameters: Array, z: Array) -> Array:
+            moved = eqx.combine(unravel(parameters), static)
+            return (root * moved(z / root, z / root, grid)).ravel()
+
+        by_control, by_state = jax.jacrev(scaled, argnums=(0, 1))(parameters, root * x)
+        image = scaled(parameters, root * x)
+        norm = partial(jnp.linalg.norm, ord=2)
+        return norm(by_state.reshape(x.size, x.size)), norm(by_control), norm(image)
+
+    found = eqx.filter_vmap(sizes)(fields, states)
+    return DepthConstants(*(values.max() for values in found))
 
 
 def trajectory_studies(
@@ -79,9 +154,20 @@ def trajectory_studies(
 ) -> dict[str, Study]:
     r"""Residual recursions against the depth flow of a control (`thm:resnet-ode`).
 
-    The error is the largest over layers of the grid's :math:`L^2` norm; it is at most
-    :math:`C_T(\varepsilon + \|\theta^\varepsilon - \theta\|_{L^1})`
-    (`eq:resnet-ode-convergent-control-bound`), and the claimed order is that of the bracket.
+    Two studies of each scheme, in the grid's :math:`L^2` norm:
+
+    - ``"<scheme>: on layers"``: the largest error over the times :math:`t_k`
+      (`eq:convergent-control-grid-bound`);
+    - ``"<scheme>: between layers"``: the supremum over [0, T], where a layer's state stands until
+      the next (`eq:resnet-ode-convergent-control-bound`). It is of order 1 at best. The times of
+      all depths are compared, ends of layers included: within a layer the error is convex up to
+      :math:`O(\varepsilon^2)`.
+
+    Either is at most :math:`C_T(\varepsilon + \|\theta^\varepsilon - \theta\|_{L^1})`, and the
+    claimed order is that of the bracket, whose second term is `control_distance`.
+    :math:`C_T` is by the proof's own steps with `depth_constants` of the coarsest recursion: its
+    largest numbers along the flow, along the recursion, and halfway. The defect's constant is the
+    largest over all depths.
 
     Parameters
     ----------
@@ -92,7 +178,7 @@ def trajectory_studies(
     depths
         Numbers of layers.
     schemes
-        A study is made of each.
+        Two studies are made of each.
     horizon
         :math:`T`.
 
@@ -102,9 +188,9 @@ def trajectory_studies(
     >>> from lim_jax.grid import token_grid
     >>> field = FeedForward.init(2, key=jax.random.key(0))
     >>> x, depths = jnp.ones((3, 2)), (8, 16, 32, 64)
-    >>> schemes = {"euler": Scheme()}
+    >>> schemes = {"Euler": Scheme()}
     >>> studies = trajectory_studies(lambda time: field, x, token_grid(3), depths, schemes)
-    >>> studies["euler"].claimed
+    >>> studies["Euler: on layers"].claimed
     1.0
     """
     times = np.unique(np.concatenate([np.linspace(0, horizon, n + 1) for n in depths]))
@@ -113,25 +199,119 @@ def trajectory_studies(
         return np.asarray(eqx.filter_jit(flow.trajectory)(x, grid, jnp.asarray(times)).states)
 
     expected, check = (solution(flow) for flow in reference_flows(control, horizon))
+    limit = _Limit(control, grid, times, expected, _largest_norm(check - expected, grid))
+    return {
+        f"{name}: {where}": study
+        for name, scheme in schemes.items()
+        for where, study in _scheme_studies(scheme, depths, limit).items()
+    }
 
-    def study(scheme: Scheme) -> Study:
-        def error(depth: int) -> float:
-            found = jax.jit(
-                lambda x: scheme.recursion(control, depth, horizon).trajectory(x, grid).states
-            )(x)
-            at = np.searchsorted(times, np.linspace(0, horizon, depth + 1) - 1e-12)
-            return _largest_norm(np.asarray(found) - expected[at], grid)
 
-        claimed = fit_order(depths, [scheme.rate(depth, horizon) for depth in depths]).value
+class _Limit(NamedTuple):
+    """The depth flow of a control at the times of all depths, and how well it is known."""
+
+    control: Control
+    grid: Grid
+    times: np.ndarray
+    states: np.ndarray
+    own_error: float
+
+    @property
+    def horizon(self) -> float:
+        return float(self.times[-1])
+
+    def at(self, times: np.ndarray) -> np.ndarray:
+        """The states at some of the times."""
+        return self.states[np.searchsorted(self.times, times - 1e-12)]
+
+    def error_on_layers(self, states: np.ndarray) -> float:
+        """The largest over layers."""
+        return _largest_norm(states - self.at(_layer_times(states, self.horizon)), self.grid)
+
+    def error_between_layers(self, states: np.ndarray) -> float:
+        """That of the piecewise constant interpolation, before and after each jump."""
+        layer = self.times / self.horizon * (len(states) - 1)
+        after = np.floor(layer + 1e-9).astype(int)
+        before = np.maximum(np.ceil(layer - 1e-9).astype(int) - 1, 0)
+        return max(_largest_norm(states[at] - self.states, self.grid) for at in (before, after))
+
+
+class _Run(NamedTuple):
+    """A recursion of one depth, the theorem's bracket, and its largest defect over ε²."""
+
+    layers: PyTree
+    states: np.ndarray
+    bracket: float
+    defect: float
+
+
+def _scheme_studies(scheme: Scheme, depths: Sequence[int], limit: _Limit) -> dict[str, Study]:
+    runs = {depth: _run(scheme, depth, limit) for depth in depths}
+    rates = [scheme.rate(depth, limit.horizon) for depth in depths]
+    claimed = round(fit_order(depths, rates).value, 2)
+    constants = _constants(runs[min(depths)], limit)
+    constants = constants._replace(defect=max(run.defect for run in runs.values()))
+
+    def study(label: str, error: Callable[[np.ndarray], float], constant: float) -> Study:
         return refine(
-            "eq:resnet-ode-convergent-control-bound",
-            round(claimed, 2),
+            label,
+            claimed,
             depths,
-            error,
-            _largest_norm(check - expected, grid),
+            lambda depth: error(runs[depth].states),
+            limit.own_error,
+            lambda depth: constant * runs[depth].bracket,
         )
 
-    return {name: study(scheme) for name, scheme in schemes.items()}
+    return {
+        "on layers": study(
+            "eq:convergent-control-grid-bound",
+            limit.error_on_layers,
+            constants.on_layers(limit.horizon),
+        ),
+        "between layers": study(
+            "eq:resnet-ode-convergent-control-bound",
+            limit.error_between_layers,
+            constants.between_layers(limit.horizon),
+        ),
+    }
+
+
+def _run(scheme: Scheme, depth: int, limit: _Limit) -> _Run:
+    @eqx.filter_jit
+    def trajectory(x: State) -> tuple[PyTree, Array]:
+        flow = scheme.recursion(limit.control, depth, limit.horizon)
+        return flow.layers, flow.trajectory(x, limit.grid).states
+
+    step = limit.horizon / depth
+    layers, states = trajectory(jnp.asarray(limit.states[0]))
+    distance, defects = _departures(layers, states, limit.control, limit.grid, limit.horizon)
+    defect = _largest_norm(np.asarray(defects), limit.grid) / step**2
+    return _Run(layers, np.asarray(states), step + float(distance), defect)
+
+
+# Apart from the recursion: one program for each depth, whatever the scheme.
+@eqx.filter_jit
+def _departures(
+    layers: PyTree, states: Array, control: Control, grid: Grid, horizon: float
+) -> tuple[Array, Array]:
+    """How far the layers are from a control, and their steps from Euler's."""
+    step = horizon / (states.shape[0] - 1)
+    one_field = eqx.filter_vmap(lambda field, x: euler(field, x, grid, step))
+    return control_distance(layers, control, horizon), states[1:] - one_field(layers, states[:-1])
+
+
+def _constants(run: _Run, limit: _Limit) -> DepthConstants:
+    """The constants along a recursion, along the depth flow, and halfway between them."""
+    ours, starts = run.states[:-1], _layer_times(run.states, limit.horizon)[:-1]
+    theirs = limit.at(starts)
+    followed = eqx.filter_jit(eqx.filter_vmap(limit.control))(jnp.asarray(starts))
+    samples = ((run.layers, ours), (followed, theirs), (run.layers, (ours + theirs) / 2))
+    found = [depth_constants(field, jnp.asarray(at), limit.grid) for field, at in samples]
+    return DepthConstants(*(float(max(values)) for values in zip(*found, strict=True)))
+
+
+def _layer_times(states: np.ndarray, horizon: float) -> np.ndarray:
+    return np.linspace(0, horizon, len(states))
 
 
 def uniform_perturbation(

@@ -12,6 +12,7 @@ import diffrax
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from lim_jax._checks import require
@@ -85,6 +86,56 @@ def cubic_control(fields: PyTree, horizon: float = 1.0) -> InterpolatedControl:
     knots = _knots(fields, horizon)
     coefficients = diffrax.backward_hermite_coefficients(knots, fields)
     return InterpolatedControl(diffrax.CubicInterpolation(knots, coefficients))
+
+
+def control_distance(
+    layers: PyTree, control: Callable[[Scalar], Any], horizon: float = 1.0
+) -> Float[Array, ""]:
+    r"""The :math:`L^1` distance between a layerwise control and another.
+
+    .. math:: \|\theta^\varepsilon - \theta\|_{L^1(0,T)} =
+              \sum_k \int_{t_k}^{t_{k+1}} \|\theta_k - \theta(t)\|\,dt
+
+    (`eq:control-l1-convergence`), in the Euclidean norm of all parameters. The integrals are by
+    four Gauss nodes a layer, so `control` should be smooth within each layer. Works under jit,
+    vmap, grad and jvp.
+
+    Parameters
+    ----------
+    layers
+        One field whose arrays have a leading layer axis.
+    control
+        :math:`t \mapsto` field, of the same structure.
+    horizon
+        :math:`T`.
+
+    Examples
+    --------
+    >>> from lim_jax.network.norms import LayerNorm
+    >>> def norm(scale):
+    ...     return LayerNorm(scale, 0 * scale)
+    >>> layers = jax.vmap(norm)(jnp.array([[0.0, 0.0], [2.0, 0.0]]))
+    >>> float(control_distance(layers, lambda time: norm(jnp.array([1.0, 0.0])), horizon=3.0))
+    3.0
+    """
+    require_horizon(horizon)
+    arrays = eqx.filter(layers, eqx.is_inexact_array)
+    depth = jax.tree.leaves(arrays)[0].shape[0]
+    nodes, weights = np.polynomial.legendre.leggauss(4)
+    times = horizon / depth * (np.arange(depth)[:, None] + (nodes + 1) / 2)
+    dtype = jax.tree.leaves(arrays)[0].dtype
+    followed = eqx.filter_vmap(eqx.filter_vmap(control))(jnp.asarray(times, dtype))
+
+    def squares(ours: Array, theirs: Array) -> Array:
+        gap = ours[:, None] - theirs
+        return (gap**2).reshape(depth, len(nodes), -1).sum(axis=2)
+
+    theirs = eqx.filter(followed, eqx.is_inexact_array)
+    square = jax.tree.reduce(jnp.add, jax.tree.map(squares, arrays, theirs))
+    # The root has no derivative where the controls meet.
+    apart = square > 0
+    distances = jnp.where(apart, jnp.sqrt(jnp.where(apart, square, 1)), 0)
+    return horizon / depth * jnp.sum(distances @ jnp.asarray(weights / 2, dtype))
 
 
 class ContinuousFlow(eqx.Module):

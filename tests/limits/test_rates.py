@@ -96,7 +96,22 @@ def trajectories():
 def test_residual_recursions_converge_to_the_depth_flow(trajectories):
     # `thm:resnet-ode`.
     for name, order in {"euler": 1, "split": 1, "heun": 2, "strang": 2}.items():
-        assert_order(trajectories[name], order)
+        assert_order(trajectories[f"{name}: on layers"], order)
+        # A state that stands for a layer's length is a step behind, whatever the scheme.
+        assert_order(trajectories[f"{name}: between layers"], 1)
+
+
+@pytest.mark.slow
+def test_the_bounds_of_the_residual_limit_are_never_violated(trajectories):
+    sources = {
+        "on layers": "eq:convergent-control-grid-bound",
+        "between layers": "eq:resnet-ode-convergent-control-bound",
+    }
+    for name, study in trajectories.items():
+        assert study.holds and study.source == sources[name.partition(": ")[2]]
+    # Gronwall's exponential, and all parameters' directions, are what there is to lose.
+    euler = trajectories["euler: between layers"]
+    assert euler.bounds[0] < 200 * euler.errors[0]
 
 
 def test_rk4_is_of_fourth_order_on_a_field_that_stays():
@@ -117,12 +132,73 @@ def test_rk4_is_of_fourth_order_on_a_field_that_stays():
     assert abs(lim.limits.fit_order(depths, errors).value - 4) < 0.15
 
 
+class Matrix(eqx.Module):
+    """The field that multiplies every token by one matrix."""
+
+    matrix: jax.Array
+
+    def __call__(self, x, context, grid):
+        return x @ self.matrix.T
+
+
+class Drift(eqx.Module):
+    """The field that moves every token alike."""
+
+    speed: jax.Array
+
+    def __call__(self, x, context, grid):
+        return jnp.zeros_like(x) + self.speed[None, :]
+
+
+def test_the_constants_of_a_matrix_are_its_norm_and_the_states():
+    grid = lim.graded_grid(5)
+    generator = np.random.default_rng(0)
+    matrices, states = generator.standard_normal((4, 3, 3)), generator.standard_normal((4, 5, 3))
+    found = lim.limits.depth_constants(Matrix(jnp.asarray(matrices)), jnp.asarray(states), grid)
+    root = np.sqrt(np.asarray(grid.weights))[:, None]
+
+    def largest(values, norm):
+        return max(np.linalg.norm(value, norm) for value in values)
+
+    np.testing.assert_allclose(found.state, largest(matrices, 2), rtol=1e-12)
+    np.testing.assert_allclose(found.control, largest(root * states, 2), rtol=1e-12)
+    images = np.einsum("bij,blj->bli", matrices, states)
+    np.testing.assert_allclose(found.speed, largest(root * images, "fro"), rtol=1e-12)
+    constants = lim.limits.DepthConstants(2.0, 3.0, 5.0, 7.0)
+    # e^(T state) max(T (state speed / 2 + defect), control), and the speed once more.
+    np.testing.assert_allclose(constants.on_layers(0.5), np.e * 6, rtol=1e-12)
+    np.testing.assert_allclose(constants.on_layers(0.1), np.exp(0.2) * 3, rtol=1e-12)
+    np.testing.assert_allclose(constants.between_layers(0.5), np.e * 6 + 5, rtol=1e-12)
+
+
+def test_between_layers_a_state_is_left_behind_by_a_step():
+    """A drift is exact on layers; before the next one the state is behind by its whole length."""
+    grid, depths = lim.graded_grid(4), (3, 5, 10, 20)
+    speed = np.array([3.0, -4.0])
+    studies = lim.limits.trajectory_studies(
+        lambda time: Drift(jnp.asarray(speed)),
+        jnp.asarray(np.ones((4, 2))),
+        grid,
+        depths,
+        {"euler": Scheme()},
+        horizon=2.0,
+    )
+    root = np.sqrt(np.asarray(grid.weights).sum())
+    steps = 2 / np.array(depths)
+    assert max(studies["euler: on layers"].errors) < 1e-12
+    between = studies["euler: between layers"]
+    np.testing.assert_allclose(between.errors, 5 * root * steps, rtol=1e-9)
+    np.testing.assert_allclose(between.bounds, (root + 5 * root) * steps, rtol=1e-9)
+
+
 @pytest.mark.slow
 def test_perturbed_controls_converge_as_their_distance_does_or_better(trajectories):
     for name, order in {"uniform": 0.5, "spike": 1, "alternating": 1}.items():
-        assert_order(trajectories[name], order)
-    assert abs(trajectories["uniform"].claimed - 0.5) < 0.1
-    assert trajectories["spike"].claimed == 1
+        assert_order(trajectories[f"{name}: on layers"], order)
+        assert_order(trajectories[f"{name}: between layers"], order)
+    assert abs(trajectories["uniform: on layers"].claimed - 0.5) < 0.1
+    assert abs(trajectories["alternating: between layers"].claimed - 0.5) < 0.1
+    assert trajectories["spike: on layers"].claimed == 1
 
 
 @pytest.mark.slow

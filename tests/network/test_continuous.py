@@ -17,6 +17,7 @@ from lim_jax.limits.convergence import smooth_states
 from lim_jax.network.continuous import (
     ContinuousFlow,
     LayerwiseControl,
+    control_distance,
     cubic_control,
     linear_control,
 )
@@ -128,6 +129,45 @@ def test_interpolated_controls_by_their_knots_and_between():
     # A cubic through backward differences reproduces a straight line.
     np.testing.assert_allclose(straight[6], [3.3], rtol=1e-12)
     assert np.abs(cubic[5] - middle).max() > 1e-3
+
+
+def test_the_distance_of_two_controls_in_closed_form():
+    """A line sampled at its layers' starts; a jump and a slope; in the norm of all parameters."""
+    slope = np.array([3.0, -4.0])
+
+    def line(time):
+        return Constant(time * jnp.asarray(slope))
+
+    @jax.jit
+    def distances(shift):
+        starts = jnp.asarray(2.0 * np.arange(7) / 7)
+        layers = Constant(jnp.outer(starts, jnp.asarray(slope)))
+        moved = Constant(layers.weight + shift[None])
+        return control_distance(layers, line, 2.0), control_distance(moved, line, 2.0)
+
+    # 5 times the mean of t - t_k over [0, 2]; then the shift is across the slope: a root.
+    step = 2 / 7
+    across = 0.3 * np.array([4.0, 3.0])
+    found = distances(jnp.asarray(across))
+    np.testing.assert_allclose(found[0], 2 * 5 * step / 2, rtol=1e-12)
+    t = (np.arange(100_000) + 0.5) / 100_000 * step
+    expected = 2 * np.mean(np.hypot(1.5, 5 * t))
+    np.testing.assert_allclose(found[1], expected, rtol=1e-6)
+
+
+def test_the_distance_of_a_control_to_itself_has_a_derivative():
+    fields = Constant(random_states(0, 4, 2))
+
+    def distance(shift):
+        layers = Constant(fields.weight + shift)
+        return control_distance(layers, LayerwiseControl(fields, 1.0))
+
+    value, gradient = jax.jit(jax.value_and_grad(distance))(jnp.array(0.0))
+    assert value == 0 and gradient == 0
+    value, gradient = jax.jit(jax.value_and_grad(distance))(jnp.array(-0.5))
+    np.testing.assert_allclose((value, gradient), (0.5 * 2**0.5, -(2**0.5)), rtol=1e-12)
+    with pytest.raises(ValueError, match="horizon: got 0.0"):
+        control_distance(fields, lambda time: fields, 0.0)
 
 
 def test_the_depth_flow_is_resolved_on_two_grids():

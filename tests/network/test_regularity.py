@@ -117,6 +117,76 @@ def test_every_step_of_the_proof_holds_by_itself(name):
     assert min(sharpest["score"], sharpest["density"], sharpest["norm"]) > 0.15, sharpest
 
 
+def test_the_constants_are_those_of_the_steps_by_singular_values():
+    layer = small_layer(1)
+    whole = field_regularity(layer)
+    found = jax.tree.map(np.asarray, whole)
+    attention, network = jax.tree.map(np.asarray, (layer.attention, layer.feed_forward))
+
+    def size(values):
+        return (
+            np.linalg.svd(values, compute_uv=False)[0]
+            if values.ndim == 2
+            else np.hypot.reduce(values)
+        )
+
+    def token(norm):
+        return 6**0.5 * np.abs(norm.scale).max() + size(norm.shift)
+
+    def steepness(norm):
+        return np.abs(norm.scale).max() / ETA**0.5
+
+    c, slope, heads = token(attention.norm), steepness(attention.norm), []
+    for h in range(2):
+        q, k, v = (size(m[h]) for m in (attention.query, attention.key, attention.value))
+        bq, bk, bv = (
+            size(b[h]) for b in (attention.query_bias, attention.key_bias, attention.value_bias)
+        )
+        score = (q * c + bq) * (k * c + bk) / 3**0.5
+        local, past = slope * q * (k * c + bk) / 3**0.5, slope * k * (q * c + bq) / 3**0.5
+        kernel = (2 * local, 2 * past * np.exp(2 * score))
+        head = ((v * c + bv) * kernel[0], (v * c + bv) * kernel[1] + slope * v * np.exp(2 * score))
+        heads.append((score, local, past, *kernel, *head, head[0] + 2 * head[1], v * c + bv))
+    *steps, values = np.array(heads).T
+    for ours, expected in zip(found.attention[:8], steps, strict=True):
+        np.testing.assert_allclose(ours, expected, rtol=1e-12)
+    output = size(np.concatenate(attention.output, axis=1))
+    np.testing.assert_allclose(found.attention.lipschitz, output * size(steps[-1]), rtol=1e-12)
+    expected = output * size(values) + size(attention.output_bias)
+    np.testing.assert_allclose(found.attention.bound, expected, rtol=1e-12)
+    inner, outer = size(network.inner), size(network.outer)
+    radius = inner * token(network.norm) + size(network.inner_bias)
+    np.testing.assert_allclose(found.feed_forward.radius, radius, rtol=1e-12)
+    steepest = outer * found.feed_forward.slope * inner * steepness(network.norm)
+    np.testing.assert_allclose(found.feed_forward.lipschitz, steepest, rtol=1e-12)
+    expected = outer * found.feed_forward.slope * radius + size(network.outer_bias)
+    np.testing.assert_allclose(found.feed_forward.bound, expected, rtol=1e-12)
+    np.testing.assert_allclose(whole.bound, found.attention.bound + expected, rtol=1e-12)
+    total = found.attention.lipschitz + steepest
+    np.testing.assert_allclose(whole.lipschitz, total, rtol=1e-12)
+
+
+def test_the_kernels_bound_is_attained():
+    """One key along the query among many against it, both as long as layer norm allows."""
+    sign = np.where(np.arange(2000) == 1999, 1.0, -1.0)
+    x = 1e4 * sign[:, None] * np.array([1.0, -1.0])
+    square = 0.8 * jnp.eye(2)[None]
+    attention = lim.CausalAttention(LayerNorm.init(2, eta=ETA), square, square, square, square)
+    query, key, _ = attention.projections(jnp.asarray(x), jnp.asarray(x))
+    scores = np.asarray(query[0])[-1] @ np.asarray(key[0]).T / 2**0.5
+    density = np.exp(scores) / np.exp(scores).mean()
+    bound = np.exp(2 * np.asarray(attention_regularity(attention).score)[0])
+    assert 0.99 * bound < density.max() <= bound
+
+
+def test_an_activation_that_does_not_vanish_at_rest_counts():
+    network = lim.FeedForward.init(4, hidden=9, activation=jnp.cos, eta=ETA, key=jax.random.key(0))
+    network = eqx.tree_at(lambda n: n.inner, network, 0 * network.inner)
+    found = feed_forward_regularity(network)
+    largest = np.linalg.svd(np.asarray(network.outer), compute_uv=False)[0] * 3
+    np.testing.assert_allclose(found.bound, largest, rtol=1e-12)
+
+
 @eqx.filter_jit
 def slopes_and_size(field, first, second, grid):
     """The largest ratio of differences over pairs, and the largest value, in the grid's norm."""
@@ -217,6 +287,10 @@ def test_trajectories_stay_within_their_radius(step):
     assert np.all(sizes <= radius * (1 + 1e-12))
 
 
+def twice(time):
+    return 2 * jnp.ones_like(time)
+
+
 def test_the_depth_flow_stays_within_its_radius_and_may_reach_it():
     """A constant output bias alone moves every token at the bound's speed."""
     grid, x = lim.token_grid(12), random_states()
@@ -224,9 +298,9 @@ def test_the_depth_flow_stays_within_its_radius_and_may_reach_it():
     bias = jnp.asarray(np.arange(6.0))
     layer = eqx.tree_at(lambda f: f.feed_forward.outer_bias, zero, bias)
     x = 0.5 * jnp.broadcast_to(bias[None], x.shape)
-    flow = lim.ContinuousFlow(lambda time: layer, horizon=2.0)
+    flow = lim.ContinuousFlow(lambda time: layer, horizon=2.0, profile=twice)
     end = eqx.filter_jit(flow)(x, grid)
-    radius = trajectory_radius(layer, x, grid, jnp.array(2.0))
+    radius = trajectory_radius(layer, x, grid, jnp.array(2.0), profile_bound=2.0)
     np.testing.assert_allclose(jnp.sqrt(lim.inner(end, end, grid)), radius, rtol=1e-6)
 
 
