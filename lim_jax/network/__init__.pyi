@@ -15,6 +15,7 @@ from .blocked import blocked_attention as blocked_attention
 from .continuous import ContinuousFlow as ContinuousFlow
 from .continuous import InterpolatedControl as InterpolatedControl
 from .continuous import LayerwiseControl as LayerwiseControl
+from .continuous import control_distance as control_distance
 from .continuous import cubic_control as cubic_control
 from .continuous import linear_control as linear_control
 from .field import CausalAttention as CausalAttention
@@ -25,6 +26,7 @@ from .flow import Trajectory as Trajectory
 from .flow import euler as euler
 from .flow import heun as heun
 from .flow import require_horizon as require_horizon
+from .flow import require_profile as require_profile
 from .flow import require_state as require_state
 from .flow import rk4 as rk4
 from .flow import split as split

@@ -18,7 +18,14 @@ from jaxtyping import Array, Float, PyTree
 from lim_jax._checks import require
 from lim_jax.grid import Grid
 from lim_jax.network.field import State
-from lim_jax.network.flow import Scalar, Trajectory, require_horizon, require_state, unit_profile
+from lim_jax.network.flow import (
+    Scalar,
+    Trajectory,
+    require_horizon,
+    require_profile,
+    require_state,
+    unit_profile,
+)
 
 
 class LayerwiseControl(eqx.Module):
@@ -166,7 +173,7 @@ class ContinuousFlow(eqx.Module):
     horizon
         :math:`T`.
     profile
-        :math:`\zeta`.
+        :math:`\zeta`, finite and not negative (`ass:depth-profile`), which is checked at 65 times.
     solver, stepsize_controller, adjoint
         diffrax's; by default Tsitouras' method with relative and absolute tolerance 1e-6.
     first_step
@@ -177,9 +184,10 @@ class ContinuousFlow(eqx.Module):
     Raises
     ------
     ValueError
-        Where the horizon is not positive, the adjoint is refused, or the state does not fit.
+        Where the horizon is not positive, the adjoint is refused, the state does not fit, or the
+        profile is negative, infinite or not a number.
     EquinoxRuntimeError
-        Where the solver does not reach T.
+        Where the solver does not reach T; the same of a profile that depends on traced values.
 
     Examples
     --------
@@ -227,6 +235,8 @@ class ContinuousFlow(eqx.Module):
         ``stats`` as auxiliary output and look at them outside.
         """
         require_state(x, grid)
+        times = np.linspace(0.0, self.horizon, 65)
+        x = require_profile(x, self.profile, times, x.dtype)
         rate = _Rate(self.profile, grid)
         return self.integrate(rate, x, diffrax.SaveAt(t1=True) if saveat is None else saveat)
 

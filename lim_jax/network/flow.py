@@ -15,9 +15,11 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, Float, PyTree, Shaped
 
-from lim_jax._checks import require, require_floating
+from lim_jax._checks import guarded, require, require_floating
 from lim_jax.grid import Grid
 from lim_jax.network.blocked import KEPT
 from lim_jax.network.field import Field, State
@@ -144,7 +146,7 @@ class ResidualFlow(eqx.Module):
     horizon
         :math:`T`; the step is :math:`\varepsilon = T/M`.
     profile
-        The depth profile :math:`\zeta`.
+        The depth profile :math:`\zeta`, finite and not negative (`ass:depth-profile`).
     step
         `euler`, `split`, `heun`, `strang`, `rk4`, or any function of the same arguments.
 
@@ -152,7 +154,10 @@ class ResidualFlow(eqx.Module):
     ------
     ValueError
         Where the layers have no common leading axis, the horizon is not positive, or (when
-        called) the state's shape or dtype does not fit the grid or the layers.
+        called) the state's shape or dtype does not fit the grid or the layers, or the profile is
+        negative, infinite or not a number at a layer.
+    EquinoxRuntimeError
+        The same of a profile that depends on traced values.
 
     Examples
     --------
@@ -222,6 +227,8 @@ class ResidualFlow(eqx.Module):
         arrays, static = eqx.partition(self.layers, eqx.is_array)
         dtype = jax.tree.leaves(carry)[0].dtype
         increments = self.horizon / self.depth * jax.vmap(self.profile)(self._times(dtype)[:-1])
+        starts = np.linspace(0.0, self.horizon, self.depth, endpoint=False)
+        increments = require_profile(increments, self.profile, starts, dtype)
 
         def layer_body(carry, scanned):
             arrays, increment, *inputs = scanned
@@ -261,6 +268,42 @@ def require_horizon(horizon: float) -> None:
         expected="a positive depth",
         cure="It is T in eps = T/M; take the number of layers for eps = 1.",
     )
+
+
+def require_profile(
+    tree: PyTree, profile: Callable[[Scalar], Scalar], times: np.ndarray, dtype: jnp.dtype
+) -> PyTree:
+    r"""Return `tree`, and refuse a depth profile that is negative, infinite or not a number.
+
+    `ass:depth-profile`: :math:`0 \le \zeta < \infty`, at the given depth times. What a profile
+    that depends on traced values gives is known when these arrive: then the use of `tree` raises.
+
+    Raises
+    ------
+    ValueError
+        Where a value is none of a profile's.
+    EquinoxRuntimeError
+        The same where the profile depends on traced values.
+
+    Examples
+    --------
+    >>> require_profile("fine", lambda time: 1 - time, np.linspace(0, 1, 5), jnp.float32)
+    'fine'
+    """
+    if profile is unit_profile:
+        return tree
+    # Concrete while tracing too, unless the profile itself closes over something traced.
+    with jax.ensure_compile_time_eval():
+        values = jax.vmap(profile)(jnp.asarray(times, dtype))
+    expected, cure = "finite values that are not negative", "To reverse a field, negate its output."
+    if isinstance(values, Tracer):
+        fails = ~((values >= 0) & (values < jnp.inf))
+        return guarded(tree, fails, f"profile: expected {expected}, got others. {cure}")
+    known = np.asarray(values)
+    fails = ~((known >= 0) & (known < np.inf))
+    got = f"{known[fails.argmax()]} at depth time {times[fails.argmax()]:.6g}"
+    require(not fails.any(), "profile", got=got, expected=expected, cure=cure)
+    return tree
 
 
 def require_state(x: State, grid: Grid) -> None:

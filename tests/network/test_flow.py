@@ -21,6 +21,46 @@ def quadratic_profile(time):
     return 1 + time**2
 
 
+BAD_PROFILES = {
+    "-0.5 at depth time 1.5": lambda time: 1 - time,
+    "inf at depth time 0": lambda time: 1 / time,
+    "nan at depth time 1.5": lambda time: jnp.sqrt(1.2 - time),
+}
+
+
+@pytest.mark.parametrize("got", BAD_PROFILES)
+def test_a_profile_that_is_negative_or_not_finite_is_refused(got, as_users_run):
+    flow = random_flow(depth=4, horizon=2.0, profile=BAD_PROFILES[got])
+    continuous = lim.ContinuousFlow(lambda time: None, horizon=2.0, profile=BAD_PROFILES[got])
+    x = random_states()
+    for call in (flow, flow.trajectory, eqx.filter_jit(flow)):
+        with pytest.raises(ValueError, match=f"profile: got {got}, expected finite"):
+            call(x, GRID)
+    for call in (continuous, continuous.solve, eqx.filter_jit(continuous)):
+        with pytest.raises(ValueError, match="profile: got .* expected finite"):
+            call(x, GRID)
+
+
+def test_a_profile_may_vanish_and_a_traced_one_is_judged_when_its_values_arrive():
+    layers, x = random_flow(depth=4).layers, random_states()
+
+    @eqx.filter_jit
+    def energy(rate):
+        flow = lim.ResidualFlow(layers, profile=lambda time: rate * (1 - time))
+        return jnp.sum(flow(x, GRID) ** 2)
+
+    still = lim.ResidualFlow(layers, profile=lambda time: 0 * time)
+    np.testing.assert_array_equal(terminal(still, x), x)
+    np.testing.assert_allclose(energy(0.0), jnp.sum(x**2), rtol=1e-12)
+    step = 1e-6
+    difference = (energy(0.5 + step) - energy(0.5 - step)) / (2 * step)
+    np.testing.assert_allclose(jax.jit(jax.grad(energy))(0.5), difference, rtol=1e-7)
+    rates = jnp.array([0.5, 0.7])
+    np.testing.assert_allclose(jax.vmap(energy)(rates)[1], energy(0.7), rtol=1e-12)
+    with pytest.raises(RuntimeError, match="profile: expected finite values"):
+        jax.block_until_ready(energy(jnp.array(-0.1)))
+
+
 @jax.jit
 def terminal(flow, x, grid=GRID):
     return flow(x, grid)
