@@ -82,6 +82,7 @@ def test_cone_mass_of_averaging_is_known():
 
 def test_the_literal_estimator_is_the_papers_sum():
     """Sum over i >= j of Δp ||K^_ij||^2, which is L^-2 of the density."""
+    # `eq:finite-cone-mass-estimator`.
     x = random_states()
     for grid in (lim.token_grid(LENGTH), lim.graded_grid(LENGTH)):
         sizes = np.linalg.norm(kernel_blocks(attention(), x, grid), ord=2, axis=(2, 3))

@@ -15,6 +15,7 @@ REGIONS = lim.boundary_regions(GRID, 0.2)
 
 
 def test_readout_residuals_times_query_weights_are_the_terminal_energies():
+    # `eq:finite-recency-energy-contrast`.
     readout = lim.LinearReadout(random_states(4, 6, 5))
     states, targets = random_states(1, 3, LENGTH, 6), 1.7 * random_labels(3, 3, LENGTH, 5)
     weights = random_labels(8, 1, LENGTH)[0]
@@ -31,6 +32,8 @@ def test_readout_residuals_times_query_weights_are_the_terminal_energies():
 
 def test_query_masses_by_hand():
     """Ten tokens; a fifth of the length on either side."""
+    # `eq:query-mass-discrete`, `eq:continuum-query-right-bias`,
+    # `eq:right-biased-squared-query-mass`.
     alpha = jnp.zeros(10).at[jnp.array([0, 4, 9])].set(jnp.array([0.2, 0.3, 0.5]))
     found = queries.query_masses(alpha, lim.boundary_regions(lim.token_grid(10), 0.2, "points"))
     # p = 0.1 is left; 0.2 ... 0.7 are the middle; 0.8, 0.9 and 1 are right.
@@ -52,6 +55,7 @@ def test_query_masses_of_unequal_cells():
 
 
 def test_terminal_covectors_of_local_readouts_stay_near_the_queries():
+    # `eq:local-readout-support`.
     grid = lim.token_grid(20)
     readout = lim.BandReadout(random_states(4, WIDTH, VOCABULARY), 0.15)
     weights, labels = jnp.asarray(np.isin(np.arange(20), [4, 19]) * 0.5), random_labels(3, 20, 5)

@@ -103,6 +103,8 @@ def test_residual_recursions_converge_to_the_depth_flow(trajectories):
 
 @pytest.mark.slow
 def test_the_bounds_of_the_residual_limit_are_never_violated(trajectories):
+    # `thm:resnet-ode`, `eq:convergent-control-grid-bound`,
+    # `eq:resnet-ode-convergent-control-bound`, `eq:convergent-control-local-defect`.
     sources = {
         "on layers": "eq:convergent-control-grid-bound",
         "between layers": "eq:resnet-ode-convergent-control-bound",
@@ -193,6 +195,7 @@ def test_between_layers_a_state_is_left_behind_by_a_step():
 
 @pytest.mark.slow
 def test_perturbed_controls_converge_as_their_distance_does_or_better(trajectories):
+    # `eq:control-l1-convergence`.
     for name, order in {"uniform": 0.5, "spike": 1, "alternating": 1}.items():
         assert_order(trajectories[f"{name}: on layers"], order)
         assert_order(trajectories[f"{name}: between layers"], order)

@@ -74,6 +74,9 @@ def numpy_head(attention, head, x, prefix):
 
 @pytest.mark.parametrize("name", GRIDS)
 def test_every_step_of_the_proof_holds_by_itself(name):
+    # `eq:score-l2-difference`, `eq:attention-density-hardy-bound`,
+    # `eq:normalized-kernel-l1-difference`, `eq:attention-pointwise-hardy-stability`,
+    # `eq:global-l2-attention-stability`.
     grid = GRIDS[name](17)
     prefix, weights = np.asarray(grid.prefix_weights()), np.asarray(grid.weights)
     past = prefix > 0
@@ -201,6 +204,8 @@ def slopes_and_size(field, first, second, grid):
 @pytest.mark.parametrize("name", GRIDS)
 @pytest.mark.parametrize("seed", range(2))
 def test_a_field_is_never_steeper_nor_larger_than_its_constants(name, seed):
+    # `prop:transformer-lipschitz`, `eq:transformer-field-state-lipschitz`,
+    # `eq:transformer-field-uniform-bound`.
     grid = GRIDS[name](17)
     layer = small_layer(seed)
     first, second = map(
@@ -261,6 +266,7 @@ def test_the_constants_of_norm_and_activations_in_closed_form():
 
 def test_stacked_layers_bound_what_lies_between_them():
     """Norms are convex: the constants of two layers hold on the segment between them."""
+    # `ass:bounded`.
     stacked = random_flow(2, depth=2).layers
     together = field_regularity(stacked)
     ends = [field_regularity(layer_of(random_flow(2, depth=2), k)) for k in (0, 1)]
@@ -278,6 +284,7 @@ def test_stacked_layers_bound_what_lies_between_them():
 
 @pytest.mark.parametrize("step", [lim.euler, lim.split, lim.network.rk4])
 def test_trajectories_stay_within_their_radius(step):
+    # `rem:bounded-state-preln`.
     grid, x = lim.graded_grid(12), random_states()
     flow = random_flow(1, depth=4, step=step, horizon=1.5, profile=lambda t: 2 * t)
     found = jax.jit(lambda x: flow.trajectory(x, grid))(x)

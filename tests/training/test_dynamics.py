@@ -127,6 +127,7 @@ def test_the_discrepancy_moves_by_the_pairing():
 @pytest.mark.parametrize("exponent", [2, 4])
 def test_the_sensitivity_norm_is_that_of_the_dense_jacobian(exponent):
     """Of central differences in all parameters, by NumPy's SVD and by SciPy from 20 starts."""
+    # `prop:influence-l2-differentiability`, `eq:adjoint-l4-sensitivity-assumption`.
     params = random_states(5, WIDTH, WIDTH)
 
     def adjoints(params):
