@@ -231,8 +231,9 @@ def cross_entropy(
 
     With w = 1 (default) `eq:discrete-cross-entropy` on tokens and `eq:continuum-cross-entropy` on
     finer grids; with `position_weights` `eq:discrete-weighted-cross-entropy`, in the continuum
-    `eq:weighted-cross-entropy`. Weights of unit
-    mean, :math:`\sum_l \Delta p_l w_l = 1`, keep the loss's scale.
+    `eq:weighted-cross-entropy`. Weights of unit mean, :math:`\sum_l \Delta p_l w_l = 1`, keep the
+    loss's scale. A query density :math:`\chi` of the continuum (`eq:continuum-ar-loss`) is such a
+    weight, ``chi(grid.nodes)``.
 
     Parameters
     ----------

@@ -30,7 +30,11 @@ from .position import cesaro_study as cesaro_study
 from .position import cone_mass_study as cone_mass_study
 from .position import influence_averages as influence_averages
 from .position import input_adjoint_studies as input_adjoint_studies
+from .position import left_cone_mass_study as left_cone_mass_study
 from .position import loss_study as loss_study
+from .position import printed_cone_mass_study as printed_cone_mass_study
+from .position import readout_bound as readout_bound
+from .position import singularity_study as singularity_study
 from .position import terminal_adjoint_study as terminal_adjoint_study
 from .study import Order as Order
 from .study import Study as Study

@@ -38,6 +38,8 @@ TOLERANCE = 0.15
 
 LOGARITHM = "the kernel 1/p makes P_0 grow like a power of log(1/q) at 0"
 GRADING = "cells graded like p^3 resolve the logarithm at 0, and midpoints are of order 2"
+PRINTED = "Jacobian blocks are K/L: the printed estimator tends to zero like 1/L^2"
+DIVERGENT = "the cone mass grows like 1/q at 0: a doubling of tokens adds a constant to its average"
 MIDPOINT = "half of a node's own cell makes prefix sums midpoint rules"
 
 
@@ -129,6 +131,8 @@ def measure(
         groups += [
             partial(_adjoint_rows, sizes, 1, quick),
             partial(_adjoint_rows, sizes, 3, quick),
+            partial(_singularity_rows),
+            partial(_query_density_rows, (200, 400, 800, 1600)),
             partial(_cone_rows, (80, 160, 320, 640)),
             partial(_extrapolated_rows, sizes),
             partial(_rough_rows, sizes),
@@ -145,6 +149,11 @@ def measure(
 def smooth_states(p: Float[Array, " points"]) -> Float[Array, "points 3"]:
     """The test field."""
     return jnp.stack([jnp.sin(3 * p) + 0.3, jnp.cos(5 * p), p**2 - 0.4 * jnp.sin(7 * p)], axis=1)
+
+
+def right_biased(p: Float[Array, " points"]) -> Float[Array, " points"]:
+    """A query density of integral one that grows to the right."""
+    return 0.4 + 1.8 * p**2
 
 
 def smooth_labels(p: Float[Array, " points"]) -> Float[Array, "points 3"]:
@@ -361,6 +370,41 @@ def _cone_rows(sizes: tuple[int, ...]) -> Iterator[Row]:
             1 if name == "tokens" else 2,
             "" if name == "tokens" else MIDPOINT,
         )
+
+    study = in_position.printed_cone_mass_study(_one_layer(0), smooth_states, (40, 80, 160, 320))
+    yield Row("cone mass, as printed, tokens", study, 2, PRINTED)
+    study = in_position.left_cone_mass_study(_one_layer(0), smooth_states, (20, 40, 80, 160))
+    yield Row("cone mass, left average's growth by doubling, tokens", study, 0, DIVERGENT)
+
+
+def _singularity_rows() -> Iterator[Row]:
+    arrays, static = eqx.partition(averaging_attention(), eqx.is_array)
+    for depth in (1, 2, 3):
+        layers = jax.tree.map(lambda leaf, depth=depth: jnp.stack([leaf] * depth), arrays)
+        flow = ResidualFlow(eqx.combine(layers, static), horizon=float(depth))
+        study = in_position.singularity_study(
+            flow,
+            lambda x, grid: inner(jnp.ones_like(x), x, grid),
+            lambda p: jnp.zeros((p.size, 1)),
+        )
+        name = f"growth of P_0 in log(1/q), averaging, {depth} layer{'s' if depth > 1 else ''}"
+        yield Row(name, study, -depth, LOGARITHM)
+
+
+def _query_density_rows(sizes: tuple[int, ...]) -> Iterator[Row]:
+    """Queries that favour the right: a density in the loss."""
+    study = in_position.loss_study(smooth_states, smooth_labels, sizes, query_density=right_biased)
+    yield Row("loss, tokens, right-biased queries", study, 1)
+    linear = LinearReadout(jnp.asarray(np.random.default_rng(1).standard_normal((WIDTH, WIDTH))))
+    study = in_position.terminal_adjoint_study(
+        lambda size: linear,
+        linear,
+        smooth_states,
+        smooth_labels,
+        sizes,
+        query_density=right_biased,
+    )
+    yield Row("terminal adjoint, linear readout, right-biased queries", study, 1)
 
 
 def _cesaro_rows(sizes: tuple[int, ...]) -> Iterator[Row]:

@@ -34,6 +34,7 @@ from lim_jax.network.field import CausalAttention, State
 from lim_jax.network.flow import ResidualFlow
 
 PositionField = Callable[[Float[Array, " points"]], Float[Array, "points features"]]
+QueryDensity = Callable[[Float[Array, " points"]], Float[Array, " points"]]
 MakeGrid = Callable[[int], Grid]
 Readout = Callable[[State, Grid], State]
 References = tuple[Grid, Grid]
@@ -241,12 +242,17 @@ def loss_study(
     labels: PositionField,
     sizes: Sequence[int],
     make_grid: MakeGrid = token_grid,
+    *,
+    query_density: QueryDensity | None = None,
 ) -> Study:
     r"""The token-averaged against the continuum cross-entropy (`thm:loss-adjoint-continuum-error`).
 
     On tokens with its order and its bound :math:`L_g/L`
     (`eq:cross-entropy-discrete-continuum-error`), where :math:`L_g` is the largest slope of the
     loss density g on a fine grid. Of other grids the theorem says nothing.
+
+    With a `query_density` :math:`\chi` the loss is `eq:continuum-ar-loss`, of which the paper
+    states no order. The bound is then the slope of :math:`\chi g` over L, by the same proof.
 
     Examples
     --------
@@ -256,21 +262,23 @@ def loss_study(
     >>> study.holds, abs(study.order.value - 1) < 0.15
     (True, True)
     """
+    chi = query_density
 
     @eqx.filter_jit
     def loss(grid: Grid) -> Float[Array, ""]:
-        return cross_entropy(logits(grid.nodes), labels(grid.nodes), grid)
+        return cross_entropy(logits(grid.nodes), labels(grid.nodes), grid, chi and chi(grid.nodes))
 
     def density(p: Float[Array, ""]) -> Float[Array, ""]:
-        return -jnp.vdot(labels(p[None]), jax.nn.log_softmax(logits(p[None])))
+        loss = -jnp.vdot(labels(p[None]), jax.nn.log_softmax(logits(p[None])))
+        return loss if chi is None else chi(p[None])[0] * loss
 
     check, reference = SMOOTH
     expected = float(loss(reference))
     lipschitz = _largest(jax.jit(jax.vmap(jax.grad(density)))(jnp.linspace(0.0, 1.0, 2001)))
     tokens = make_grid is token_grid
     return refine(
-        "eq:cross-entropy-discrete-continuum-error",
-        1.0 if tokens else None,
+        "eq:continuum-ar-loss" if chi else "eq:cross-entropy-discrete-continuum-error",
+        1.0 if tokens and chi is None else None,
         sizes,
         lambda size: abs(float(loss(make_grid(size))) - expected),
         abs(float(loss(check)) - expected),
@@ -284,6 +292,8 @@ def terminal_adjoint_study(
     states: PositionField,
     labels: PositionField,
     sizes: Sequence[int],
+    *,
+    query_density: QueryDensity | None = None,
 ) -> Study:
     r"""The embedded terminal adjoint of tokens against the continuum's, in :math:`L^2`.
 
@@ -298,7 +308,8 @@ def terminal_adjoint_study(
     Where the readout is `limit` itself at every size tokens only sample :math:`P_T`: there the
     paper states the order, and the bound is :math:`\mathrm{Lip}(P_T)/L`, which
     `eq:linear-readout-first-order-bound` implies for linear readouts. A shrinking window has
-    neither.
+    neither. With a `query_density` the adjoint is `eq:continuum-ar-terminal-adjoint`, of which the
+    paper states no order; the bound stands.
 
     Parameters
     ----------
@@ -310,15 +321,18 @@ def terminal_adjoint_study(
         Fields of position.
     sizes
         Numbers of tokens.
+    query_density
+        :math:`\chi`, or None for one.
     """
     check, reference = SMOOTH
+    chi = query_density
     quadrature = _fine_quadrature()
 
     @eqx.filter_jit
     def spread(readout: Readout, grid: Grid, positions: Array) -> State:
-        y = labels(grid.nodes)
+        y, weights = labels(grid.nodes), chi and chi(grid.nodes)
         adjoint = terminal_adjoint(
-            lambda x: cross_entropy(readout(x, grid), y, grid), states(grid.nodes), grid
+            lambda x: cross_entropy(readout(x, grid), y, grid, weights), states(grid.nodes), grid
         )
         return _embedding(adjoint, grid, positions)
 
@@ -331,14 +345,79 @@ def terminal_adjoint_study(
         return float(quadrature.norm(spread(readout, grid, quadrature.nodes) - expected))
 
     sampled = all(readout(size) is limit for size in sizes)
+    plain = "eq:terminal-adjoint-discrete-continuum-error"
     return refine(
-        "eq:terminal-adjoint-discrete-continuum-error",
-        1.0 if sampled else None,
+        "eq:continuum-ar-terminal-adjoint" if chi else plain,
+        1.0 if sampled and chi is None else None,
         sizes,
         lambda size: error(readout(size), token_grid(size)),
         error(limit, check),
         (lambda size: lipschitz / size) if sampled else None,
     )
+
+
+def readout_bound(readout: Readout, x: State, grid: Grid) -> Float[Array, ""]:
+    r"""The norm of a readout's adjoint, :math:`\|DH(X)^*\|`, in the grid's :math:`L^2`.
+
+    :math:`M_R` of `eq:readout-adjoint-boundedness` at one state; for a linear readout that is
+    every state. Dense: the Jacobian is formed.
+
+    Examples
+    --------
+    >>> from lim_jax.loss import LinearReadout
+    >>> readout = LinearReadout(jnp.array([[3.0, 0.0], [0.0, -5.0]]))
+    >>> round(float(readout_bound(readout, jnp.ones((3, 2)), token_grid(3))), 6)
+    5.0
+    """
+    root = jnp.sqrt(grid.weights)[:, None]
+
+    def scaled(z: State) -> Float[Array, " outputs"]:
+        return (root * readout(z / root, grid)).ravel()
+
+    jacobian = jax.jacrev(scaled)(root * x)
+    return jnp.linalg.norm(jacobian.reshape(-1, x.size), ord=2)
+
+
+def singularity_study(
+    flow: ResidualFlow,
+    terminal_loss: Callable[[State, Grid], Float[Array, ""]],
+    states: PositionField,
+    *,
+    halvings: Sequence[int] = (50, 75, 100, 150, 198),
+) -> Study:
+    r"""How the continuum's input adjoint grows at position 0.
+
+    No error but :math:`\|P_0(q)\|` itself against :math:`\log(1/q)`, at
+    :math:`q = \frac34 2^{-k}`: the kernel 1/p makes it a polynomial of the degree M in the
+    logarithm, for M layers, so the fitted order is about -M. For causal averaging and a terminal
+    covector of one it is :math:`\sum_m \binom Mm \log^m(1/q)/m!`.
+
+    Parameters
+    ----------
+    flow, terminal_loss, states
+        As in `input_adjoint_studies`.
+    halvings
+        The numbers k, below 199.
+    """
+    positions = 0.75 * 0.5 ** np.array(halvings, float)
+
+    @eqx.filter_jit
+    def sizes(grid: Grid) -> Float[Array, " points"]:
+        found = adjoint_trajectory(
+            flow, lambda x: terminal_loss(x, grid), states(grid.nodes), grid
+        ).covectors[0]
+        return jnp.linalg.norm(grid.interpolate(found, jnp.asarray(positions)), axis=1)
+
+    check, reference = (np.asarray(sizes(gauss_grid(order, panels=200))) for order in (4, 5))
+    values = dict(zip(halvings, reference, strict=True))
+    study = refine(
+        "eq:adjoint",
+        None,
+        halvings,
+        lambda k: float(values[k]),
+        float(np.abs(check - reference).max()),
+    )
+    return study._replace(refinements=tuple(float(y) for y in -np.log(positions)))
 
 
 def input_adjoint_studies(
@@ -462,6 +541,51 @@ def cone_mass_study(
         lambda size: _largest(masses(make_grid(size)) / expected - 1),
         _largest(check / expected - 1),
     )
+
+
+def printed_cone_mass_study(
+    attention: CausalAttention,
+    states: PositionField,
+    sizes: Sequence[int],
+    *,
+    positions: tuple[float, ...] = (0.25, 0.5, 0.75),
+) -> Study:
+    r"""The cone mass as `eq:finite-cone-mass-estimator` prints it, on tokens.
+
+    No error but the largest value at the given positions: Jacobian blocks are
+    :math:`\hat K \approx K/L`, so it tends to zero like :math:`L^{-2}`.
+    """
+
+    @eqx.filter_jit
+    def largest(grid: Grid) -> Array:
+        masses = cone_mass(attention, states(grid.nodes), grid, normalisation="finite")
+        return grid.interpolate(masses, jnp.array(positions)).max()
+
+    return refine(
+        "eq:finite-cone-mass-estimator", None, sizes, lambda n: float(largest(token_grid(n))), 0.0
+    )
+
+
+def left_cone_mass_study(
+    attention: CausalAttention,
+    states: PositionField,
+    sizes: Sequence[int],
+    *,
+    delta: float = 0.2,
+) -> Study:
+    r"""How much the left region's average of the cone mass grows when tokens are doubled.
+
+    The density (`eq:cone-mass`) grows like 1/q at 0, which has no integral: the average grows like
+    log L, and what a doubling adds falls at order 0, to a constant and not to zero.
+    """
+
+    @eqx.filter_jit
+    def average(grid: Grid) -> Array:
+        masses = cone_mass(attention, states(grid.nodes), grid)
+        return regional_averages(masses, boundary_regions(grid, delta))[0]
+
+    found = {size: float(average(token_grid(size))) for size in {*sizes, *(2 * n for n in sizes)}}
+    return refine("eq:cone-mass", None, sizes, lambda n: found[2 * n] - found[n], 0.0)
 
 
 def cesaro_study(strength: float, sizes: Sequence[int], terms: int = 80) -> Study:

@@ -15,6 +15,7 @@ from lim_jax.limits.depth import Scheme
 from lim_jax.network.continuous import linear_control
 from lim_jax.network.flow import heun, rk4, strang
 
+GRID = lim.token_grid(12)
 SIZES = (40, 80, 160, 320)
 DEPTHS = (16, 32, 64, 128)
 smooth, labels = convergence.smooth_states, convergence.smooth_labels
@@ -189,6 +190,7 @@ def test_between_layers_a_state_is_left_behind_by_a_step():
     steps = 2 / np.array(depths)
     assert max(studies["euler: on layers"].errors) < 1e-12
     between = studies["euler: between layers"]
+    assert between.bounds is not None
     np.testing.assert_allclose(between.errors, 5 * root * steps, rtol=1e-9)
     np.testing.assert_allclose(between.bounds, (root + 5 * root) * steps, rtol=1e-9)
 
@@ -271,6 +273,48 @@ def test_cone_mass_converges():
     assert (study.source, study.claimed) == ("eq:cone-mass", None)
 
 
+@pytest.mark.slow
+def test_the_printed_cone_mass_vanishes_and_the_left_average_of_the_true_one_diverges():
+    """Of averaging: C(q_j) = L sum over i >= j of 1/i^2, and the printed one 1/L^2 of it."""
+    averaging, sizes, delta = convergence.averaging_attention(), (20, 40, 80, 160), 0.2
+
+    def zeros(p):
+        return jnp.zeros((p.size, 1))
+
+    def masses(size):
+        return size * np.cumsum(1.0 / np.arange(size, 0, -1) ** 2)[::-1]
+
+    left = lim.limits.left_cone_mass_study(averaging, zeros, sizes, delta=delta)
+    averages = {n: masses(n)[: n // 5].mean() for n in (*sizes, 320)}
+    expected = [averages[2 * n] - averages[n] for n in sizes]
+    np.testing.assert_allclose(left.errors, expected, rtol=1e-9)
+    assert abs(left.order.value) < 0.15 and left.claimed is None
+    # The integral of 1/q gains log 2.
+    np.testing.assert_allclose(left.errors[-1], np.log(2) / delta, rtol=0.05)
+    printed = lim.limits.printed_cone_mass_study(averaging, zeros, sizes)
+    expected = [masses(n)[n // 4 - 1] / n**2 for n in sizes]
+    np.testing.assert_allclose(printed.errors, expected, rtol=1e-9)
+    assert abs(printed.order.value - 2) < 0.15
+    assert (printed.source, printed.claimed) == ("eq:finite-cone-mass-estimator", None)
+
+
+@pytest.mark.slow
+def test_the_input_adjoint_grows_like_a_power_of_the_logarithm_at_zero():
+    """Of M layers of averaging: the sum over m of binom(M, m) y^m / m!, y = log(1/q)."""
+    one = jnp.ones((1, 1, 1))
+    layer = lim.CausalAttention(eqx.nn.Identity(), 0 * one, 0 * one, one, one)
+    layers = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), layer)
+    study = lim.limits.singularity_study(
+        lim.ResidualFlow(layers, horizon=2.0),
+        lambda x, grid: lim.integral(x, grid).sum(),
+        lambda p: jnp.zeros((p.size, 1)),
+    )
+    y = np.array(study.refinements)
+    np.testing.assert_allclose(y, np.log(4 / 3 * 2.0 ** np.array([50, 75, 100, 150, 198])))
+    np.testing.assert_allclose(study.errors, 1 + 2 * y + y**2 / 2, rtol=1e-5)
+    assert_order(study, -2)
+
+
 def test_averaging_converges_to_its_closed_form():
     study = lim.limits.cesaro_study(2.0, (200, 400, 800, 3200))
     assert abs(study.order.value - 1) < 0.15 and study.claimed is None
@@ -315,6 +359,70 @@ def test_the_bound_of_the_loss_is_the_slope_of_its_density():
     assert study.bounds is not None
     np.testing.assert_allclose(study.errors, 1.5 / (2 * np.array(SIZES)), rtol=1e-9)
     np.testing.assert_allclose(study.bounds, 1.5 / np.array(SIZES), rtol=1e-12)
+
+
+@pytest.mark.parametrize("make_grid, order", [(lim.token_grid, 1), (lim.midpoint_grid, 2)])
+def test_a_query_density_weighs_the_loss(make_grid, order):
+    """Of a constant loss density g: the sum of 2 p g dp, right of the integral by g/L on tokens."""
+
+    def same(values):
+        return lambda p: jnp.broadcast_to(jnp.array([values]), (p.size, 2))
+
+    study = lim.limits.loss_study(
+        same([1.0, -0.5]), same([0.3, 0.7]), SIZES, make_grid, query_density=lambda p: 3 * p**2
+    )
+    g = -np.array([0.3, 0.7]) @ (np.array([1.0, -0.5]) - np.logaddexp(1.0, -0.5))
+    sums = [np.mean(3 * np.asarray(make_grid(n).nodes) ** 2) for n in SIZES]
+    np.testing.assert_allclose(study.errors, g * np.abs(np.array(sums) - 1), rtol=1e-9)
+    assert_order(study, order)
+    assert (study.source, study.claimed) == ("eq:continuum-ar-loss", None)
+    if make_grid is lim.token_grid:
+        assert study.bounds is not None
+        np.testing.assert_allclose(study.bounds, 6 * g / np.array(SIZES), rtol=1e-9)
+        assert study.holds
+
+
+def test_a_query_density_weighs_the_terminal_adjoint():
+    """Of chi = 1/2 + p and still logits and labels: P_T is chi times a constant covector."""
+    linear = lim.LinearReadout(jnp.asarray(np.random.default_rng(1).standard_normal((3, 3))))
+
+    def still(p):
+        return jnp.broadcast_to(jnp.array([[0.3, -0.2, 0.5]]), (p.size, 3))
+
+    study = lim.limits.terminal_adjoint_study(
+        lambda size: linear, linear, still, still, SIZES, query_density=lambda p: 0.5 + p
+    )
+    logits = np.array([0.3, -0.2, 0.5]) @ np.asarray(linear.weight)
+    mass = np.exp(logits) / np.exp(logits).sum()
+    labels = np.array([0.3, -0.2, 0.5])
+    covector = np.asarray(linear.weight) @ (labels.sum() * mass - labels)
+    # Sampling p at the right ends of cells errs by 1/(sqrt(3) L) in the mean square.
+    expected = np.linalg.norm(covector) / np.sqrt(3) / np.array(SIZES)
+    np.testing.assert_allclose(study.errors, expected, rtol=2e-3)
+    assert study.bounds is not None
+    np.testing.assert_allclose(study.bounds, expected * np.sqrt(3), rtol=1e-9)
+    assert (study.source, study.claimed) == ("eq:continuum-ar-terminal-adjoint", None)
+
+
+def test_a_readouts_adjoint_is_bounded_by_its_weights_norm():
+    generator = np.random.default_rng(1)
+    weight = jnp.asarray(generator.standard_normal((3, 4)))
+    largest = np.linalg.norm(weight, 2)
+    bound = eqx.filter_jit(lim.limits.readout_bound)
+    for grid in (lim.token_grid(12), lim.graded_grid(12)):
+        x = smooth(grid.nodes)
+        np.testing.assert_allclose(bound(lim.LinearReadout(weight), x, grid), largest, rtol=1e-12)
+        network = lim.TokenwiseReadout(lambda z: jnp.tanh(z @ weight))
+        slopes = 1 - np.tanh(np.asarray(x) @ np.asarray(weight)) ** 2
+        expected = max(np.linalg.norm(np.asarray(weight) * slope, 2) for slope in slopes)
+        np.testing.assert_allclose(bound(network, x, grid), expected, rtol=1e-12)
+    # A band's rows and columns sum to one where its edges reflect, and to less at the others.
+    found = {
+        edges: float(bound(lim.BandReadout(weight, 0.4, edges), smooth(GRID.nodes), GRID))
+        for edges in ("reflecting", "zero")
+    }
+    np.testing.assert_allclose(found["reflecting"], largest, rtol=1e-9)
+    assert 0.8 * largest < found["zero"] < largest
 
 
 @pytest.mark.slow
