@@ -174,6 +174,7 @@ def test_the_route_with_fewest_products_is_taken(name):
     assert cheapest_mode(products) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["few draws", "little observed"])
 def test_the_cheapest_route_makes_the_fewest_operations(name):
     """Counted in the traced programs themselves."""

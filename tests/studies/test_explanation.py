@@ -170,6 +170,32 @@ def test_a_last_token_loss_is_shown_with_and_without_its_query():
     assert f"Without: LIM {float(rest.indices().lim):+.3f}" in printed
 
 
+def test_records_and_tables_give_every_number_under_its_name():
+    found = explained(last_token)
+    record, regional = found.record(), found.regional
+    rows = {
+        line[:26].strip(): line[26:] for line in lim.studies.explanation_table(found).split("\n")
+    }
+    for index, channel in enumerate(("residual", "cone", "local")):
+        np.testing.assert_allclose(
+            record["channel_energies"][channel], found.channel_energies[index]
+        )
+        energies = np.mean(regional.products[:, :, index, index], axis=0)
+        for region, energy in zip(("left", "middle", "right"), energies, strict=True):
+            np.testing.assert_allclose(record["regional_energies"][region][channel], energy)
+        shown = [float(number) for number in rows[f"{channel} energy"].split()]
+        np.testing.assert_allclose(shown, energies, rtol=1e-3)
+    np.testing.assert_allclose(record["head_energies"], found.head_energies)
+    assert record["terminal_contrast"] == {
+        "value": float(found.terminal_contrast.value),
+        "error": float(found.terminal_contrast.error),
+    }
+    assert record["length"] == LENGTH and record["delta"] == 0.25 and record["examples"] == 3
+    np.testing.assert_allclose(record["density_error"], found.influence.density_error)
+    np.testing.assert_allclose(record["total"], np.mean(found.influence.energy))
+    assert [c["name"] for c in record["certificates"]] == [c.name for c in found.certificates]
+
+
 def test_the_cone_mass_averages_layers_and_contexts():
     found = lim.studies.average_cone_mass(model(), windows(2), REGIONS)
     x, _ = language.batch_of_windows(model(), windows(2))
