@@ -96,9 +96,9 @@ class Influence(eqx.Module):
     A last-token loss puts most of its influence on the last token, whatever the others do. Of
     regions that leave positions out (`grid.Regions.without`) all results are of the rest: `total`
     is :math:`Z' = \int_{[0,1]\setminus X} I`, the density :math:`I/Z'` has integral one over the
-    positions kept and is zero on those left out, and an average over a region is over what is kept
-    of it. Where the influence is uniform the averages are all :math:`1/(1-|X|)`. The indices are
-    quotients of averages and ask only what stands beside what.
+    positions kept and is zero on the set X of those left out, and the average over a region is
+    :math:`|B\setminus X|^{-1}\int_{B\setminus X} I/Z'`. A uniform influence has averages of
+    :math:`1/(1-|X|)`, not one: LIM and the contrast are quotients, in which this cancels.
 
     Attributes
     ----------

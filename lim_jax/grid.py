@@ -494,7 +494,7 @@ class Regions(eqx.Module):
             not empty,
             "regions",
             got=f"no node in the {' and '.join(empty)} region of {self.grid.size} positions "
-            f"at delta = {self.delta}" + f", {len(self.left_out)} left out" * bool(self.left_out),
+            f"at delta = {self.delta}, {len(self.left_out)} of them left out",
             expected="at least one node in each region",
             cure='Take a larger delta, a longer context, or convention="overlap".',
         )

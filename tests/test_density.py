@@ -325,7 +325,7 @@ def test_what_is_left_out_does_not_matter():
         np.testing.assert_allclose(ours, theirs, rtol=1e-11)
     with pytest.raises(ValueError, match="numbers from 0 to 5"):
         regions.without([6])
-    with pytest.raises(ValueError, match="right region .* 1 left out"):
+    with pytest.raises(ValueError, match="right region .* 1 of them left out"):
         lim.boundary_regions(grid, 0.3).without([5])
 
 
