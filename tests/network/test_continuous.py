@@ -326,11 +326,16 @@ def test_the_adjoint_equation_agrees_with_differentiating_the_solve(grid):
 
 
 def test_the_adjoint_runs_backward_with_a_constant_step():
-    """Euler in 20 steps of the equation P' = a P: (1 + a/20)^20, in closed form."""
-    flow = euler_flow(lambda time: lambda x, context, grid: 0.5 * x, 0.05)
-    x, times = jnp.asarray(np.ones((12, 1))), jnp.array([0.0])
-    found = jitted_adjoint(flow, lambda x: lim.integral(x, GRID).sum(), x, GRID, times)
-    np.testing.assert_allclose(found.covectors, (1 + 0.5 / 20) ** 20, rtol=1e-12)
+    """Euler in 20 steps of P' = a zeta P: the product of 1 + a zeta / 20 from the end on."""
+    field = lambda x, context, grid: 0.5 * x  # noqa: E731
+    flow = euler_flow(lambda time: field, 0.05, profile=rising_profile)
+    x, times, grid = jnp.asarray(np.ones((12, 1))), jnp.array([0.0, 1.0]), lim.graded_grid(12)
+    found = jitted_adjoint(flow, lambda x: lim.integral(x, grid).sum(), x, grid, times)
+    growth = np.prod(1 + 0.5 / 20 * (1 + np.arange(20, 0, -1) / 20))
+    np.testing.assert_allclose(found.covectors[0], growth, rtol=1e-12)
+    np.testing.assert_allclose(found.covectors[1], 1, rtol=1e-12)
+    np.testing.assert_allclose(found.local, growth - 1, rtol=1e-12)
+    assert not np.any(found.cone)
 
 
 def test_an_adjoint_that_is_not_solved_says_so():
@@ -363,7 +368,7 @@ def test_the_channels_of_pure_sublayers():
 
 def test_the_adjoint_of_averaging_is_the_transposed_exponential():
     layer = averaging()
-    flow = tight_flow(lambda time: layer, horizon=2.0)
+    flow = tight_flow(lambda time: layer, horizon=2.0, profile=rising_profile)
     covector = random_states(3, 12, 3)
     adjoint = jitted_adjoint(
         flow,
@@ -373,6 +378,7 @@ def test_the_adjoint_of_averaging_is_the_transposed_exponential():
         jnp.array([0.0, 1.0]),
     )
     generator = averaging_matrix(layer.value[0])
-    for covectors, remaining in zip(adjoint.covectors, (2.0, 1.0), strict=True):
+    # The integrals of 1 + t over [0, 2] and [1, 2].
+    for covectors, remaining in zip(adjoint.covectors, (4.0, 2.5), strict=True):
         expected = expm(remaining * generator).T @ np.asarray(covector).ravel()
-        np.testing.assert_allclose(np.ravel(covectors), expected, rtol=1e-8, atol=1e-9)
+        np.testing.assert_allclose(np.ravel(covectors), expected, rtol=1e-7, atol=1e-8)
