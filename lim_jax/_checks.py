@@ -2,19 +2,26 @@
 
 Shapes and static values are checked before tracing and raise `ValueError`. Values that may be
 traced are checked by `guarded`, whose result must be used: it raises when the numbers arrive.
+Entry points (influence, certificates, penalties, streams) refuse NaN and infinity; elementary
+functions pass them on, and no function turns them into numbers.
 """
 
+import math
+import operator
 import warnings
 from functools import partial
 from importlib.metadata import version
+from numbers import Number, Real
 from typing import Any, TypeVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, PyTree
 
 Tree = TypeVar("Tree")
+ARRAYS = (jax.Array, np.ndarray)
 
 
 def require(holds: bool, name: str, *, got: object, expected: str, cure: str) -> None:
@@ -23,14 +30,136 @@ def require(holds: bool, name: str, *, got: object, expected: str, cure: str) ->
         raise ValueError(f"{name}: got {got}, expected {expected}. {cure}")
 
 
-def require_floating(array: Array, name: str, cure: str) -> None:
-    """Refuse arrays that have no derivative: integers, booleans and complex numbers."""
+def described(value: object) -> str:
+    """Say in a few words what an argument is."""
+    if isinstance(value, ARRAYS):
+        return f"an array of {value.dtype} with shape {value.shape}"
+    spelt = value is None or isinstance(value, Number | str | np.generic)
+    return repr(value) if spelt else type(value).__name__
+
+
+def require_floating(array: object, name: str, cure: str = "Pass an array of floats.") -> None:
+    """Refuse what is no array of floats: lists, numbers, strings; integers, complex numbers."""
     require(
-        jnp.issubdtype(jnp.result_type(array), jnp.floating),
+        isinstance(array, ARRAYS) and jnp.issubdtype(array.dtype, jnp.floating),
         name,
-        got=f"an array of {jnp.result_type(array)}",
+        got=described(array),
         expected="a floating-point array",
         cure=cure,
+    )
+
+
+def require_floats(array: Any, name: str, axes: str, cure: str = "", **sizes: int) -> None:
+    """Refuse what is no floating-point array with these axes, named as in signatures.
+
+    An axis has the size that `sizes` gives its name, else any but zero, the same wherever its name
+    stands; further axes are allowed where the last name begins with a star.
+
+    Examples
+    --------
+    >>> require_floats(jnp.ones((3, 2)), "x", "length width", length=4)
+    Traceback (most recent call last):
+    ValueError: x: got shape (3, 2), expected (4, width). Pass one row for each position.
+    """
+    require_floating(array, name, cure or "Pass an array of floats.")
+    names = [axis for axis in axes.split() if axis[0] != "*"]
+    known = dict(sizes)
+    agree = [
+        size > 0 and size == known.setdefault(axis, size)
+        for axis, size in zip(names, array.shape, strict=False)
+    ]
+    spelt = [str(sizes.get(axis, axis)) for axis in names] + ["..."] * ("*" in axes)
+    require(
+        len(agree) == len(names) and all(agree) and ("*" in axes or array.ndim == len(names)),
+        name,
+        got=f"shape {array.shape}",
+        expected=f"({', '.join(spelt)}{',' * (len(spelt) == 1)})"
+        + " with no axis empty" * (0 in array.shape),
+        cure=cure or "Pass one row for each position.",
+    )
+
+
+def require_indices(indices: Any, name: str) -> None:
+    """Refuse what is no array of whole numbers along one axis, at least one."""
+    whole = isinstance(indices, ARRAYS) and jnp.issubdtype(indices.dtype, jnp.integer)
+    require(
+        whole and indices.ndim == 1 and indices.size > 0,
+        name,
+        got="none" if whole and indices.size == 0 else described(indices),
+        expected="at least one whole number, in an array of one axis",
+        cure="Pass for example jnp.array([0, 3]).",
+    )
+
+
+def counted(
+    number: Any,
+    name: str,
+    *,
+    least: int = 1,
+    most: int | None = None,
+    expected: str = "",
+    cure: str = "Pass a Python int.",
+) -> int:
+    """Return a whole number that is known before tracing as an `int`; refuse anything else.
+
+    Examples
+    --------
+    >>> counted(np.int32(3), "count"), counted(jnp.array(0), "radius", least=0)
+    (3, 0)
+    """
+    try:
+        whole = operator.index(number)
+    except TypeError:
+        whole = least - 1
+    expected = expected or f"a whole number known before tracing, at least {least}"
+    holds = least <= whole <= (whole if most is None else most)
+    require(holds, name, got=described(number), expected=expected, cure=cure)
+    return whole
+
+
+def require_known(number: Any, name: str, *, expected: str, cure: str) -> None:
+    """Refuse what is no positive finite number known before tracing."""
+    holds = isinstance(number, Real) and 0 < float(number) < math.inf
+    require(holds, name, got=described(number), expected=expected, cure=cure)
+
+
+def require_scalar(number: Any, name: str) -> None:
+    """Refuse what is neither a real number nor an array of one, traced or known."""
+    require(
+        isinstance(number, Real)
+        or (
+            isinstance(number, ARRAYS)
+            and number.shape == ()
+            and not jnp.issubdtype(number.dtype, jnp.complexfloating)
+        ),
+        name,
+        got=described(number),
+        expected="a real number",
+        cure="Pass a float, or an array of shape ().",
+    )
+
+
+def require_callable(function: object, name: str, signature: str) -> None:
+    """Refuse what cannot be called."""
+    require(
+        callable(function),
+        name,
+        got=described(function),
+        expected=f"a function {signature}",
+        cure="Pass the function itself, not what it returns.",
+    )
+
+
+def require_key(key: Any) -> None:
+    """Refuse what is no single random key."""
+    typed = isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    legacy = isinstance(key, ARRAYS) and key.dtype == jnp.uint32 and key.shape == (2,)
+    require(
+        (typed and key.shape == ()) or legacy,
+        "key",
+        got=described(key),
+        expected="one random key",
+        cure="Make it with jax.random.key(seed); vmap over several.",
     )
 
 
@@ -43,6 +172,31 @@ def all_finite(tree: PyTree) -> Bool[Array, ""]:
     """Whether no floating-point leaf holds a NaN or an infinity."""
     leaves = [leaf for leaf in jax.tree.leaves(tree) if eqx.is_inexact_array(leaf)]
     return jnp.all(jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in leaves]))
+
+
+def guarded_finite(tree: Tree, name: str) -> Tree:
+    """Return `tree`; its use raises where it holds a NaN or an infinity."""
+    message = (
+        f"{name}: got NaN or infinite values, expected finite ones. Drop or repair what holds them."
+    )
+    return guarded(tree, ~all_finite(tree), message)
+
+
+def finite_scalar(number: Tree, name: str) -> Tree:
+    """Return a real number; refuse NaN and infinity, at once where known and when used if traced.
+
+    Examples
+    --------
+    >>> finite_scalar(float("inf"), "epsilon")
+    Traceback (most recent call last):
+    ValueError: epsilon: got inf, expected a finite number. A limit is not a number.
+    """
+    require_scalar(number, name)
+    if not isinstance(number, Real):
+        return guarded_finite(number, name)
+    finite = "A limit is not a number."
+    require(math.isfinite(number), name, got=f"{number}", expected="a finite number", cure=finite)
+    return number
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(1,))

@@ -19,7 +19,16 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PyTree
 
-from lim_jax._checks import all_finite, guarded, require, require_floating
+from lim_jax._checks import (
+    all_finite,
+    described,
+    finite_scalar,
+    guarded,
+    require,
+    require_callable,
+    require_floating,
+    require_floats,
+)
 from lim_jax.grid import (
     Convention,
     Grid,
@@ -28,6 +37,8 @@ from lim_jax.grid import (
     boundary_regions,
     interval_weights,
     regional_averages,
+    require_grid,
+    require_regions,
 )
 
 Scalar = Float[Array, ""]
@@ -58,7 +69,7 @@ class Indices(NamedTuple):
     symmetric_contrast: Scalar
 
 
-@jax.jit
+@eqx.filter_jit
 def indices(averages: Float[Array, "3"], epsilon: Scalar | float = 1e-8) -> Indices:
     r"""Compute :math:`\Delta_\delta`, LIM and SC from regional averages of a density.
 
@@ -72,7 +83,14 @@ def indices(averages: Float[Array, "3"], epsilon: Scalar | float = 1e-8) -> Indi
     averages
         Left, middle and right, from `regional_averages`.
     epsilon
-        :math:`\varepsilon_0 > 0`.
+        :math:`\varepsilon_0 > 0`, finite.
+
+    Raises
+    ------
+    ValueError
+        Where the averages are not three floats, or `epsilon` is known and not finite.
+    EquinoxRuntimeError
+        Where `epsilon` is an array and not finite. NaN in the averages passes on.
 
     Examples
     --------
@@ -80,6 +98,8 @@ def indices(averages: Float[Array, "3"], epsilon: Scalar | float = 1e-8) -> Indi
     >>> float(found.gap), round(float(found.lim), 4), float(found.symmetric_contrast) < 0.5
     (1.0, 0.6667, True)
     """
+    require_floats(averages, "averages", "regions", regions=3)
+    epsilon = finite_scalar(epsilon, "epsilon")
     left, middle, right = averages
     boundary = jnp.minimum(left, right)
     gap = boundary - middle
@@ -260,6 +280,7 @@ class Influence(eqx.Module):
     @eqx.filter_jit
     def merge(self, other: "Influence") -> "Influence":
         """Pool with the influence of other examples, on the same grid and regions."""
+        _require_same_regions(self.regions, getattr(other, "regions", None))
         count = self.count + other.count
         shift = other.energy - self.energy
         regional = self.regions.weights @ shift
@@ -365,7 +386,8 @@ def influence(
     Raises
     ------
     ValueError
-        Where the batch is empty, has integers or the wrong shape, or the loss is not a scalar.
+        Where the batch is no pair, is empty, has integers or the wrong shape, the regions are of
+        another grid, or the loss is not a scalar.
     EquinoxRuntimeError
         Where the batch or the gradients hold a NaN or an infinity.
 
@@ -377,8 +399,10 @@ def influence(
     >>> result.density.tolist(), float(result.total)
     ([0.2, 1.8], 20.0)
     """
-    if regions is None:
-        regions = boundary_regions(grid, 0.2)
+    require_pair(batch)
+    require_grid(grid)
+    regions = boundary_regions(grid, 0.2) if regions is None else regions
+    require_regions(regions)
     require(
         regions.grid == grid,
         "regions",
@@ -438,6 +462,7 @@ def influence_stream(
 
 def _filled(batch: Batch, size: int) -> tuple[PyTree, Bool[Array, " filled"]]:
     """Repeat the last example up to a size, and mark those that count."""
+    require_pair(batch)
     count = batch[0].shape[0]
     missing = size - count
     if count == 0 or missing <= 0:
@@ -458,8 +483,9 @@ def _influence(
 
 def require_batch(loss: Loss, params: PyTree, batch: Batch, grid: Grid) -> None:
     """Refuse batches that do not fit the grid, and losses that are not scalars."""
-    x, y = batch
-    require_floating(x, "batch", cure="Embed integer tokens first: influence is a gradient in x.")
+    require_callable(loss, "loss", "loss(params, x, y) of one example")
+    require_grid(grid)
+    x, y = require_pair(batch)
     require(
         x.ndim == 3 and x.shape[1] == grid.size,
         "batch",
@@ -467,7 +493,7 @@ def require_batch(loss: Loss, params: PyTree, batch: Batch, grid: Grid) -> None:
         expected=f"(examples, {grid.size}, width), with a row for each position of the grid",
         cure="A single example needs a leading axis: x[None].",
     )
-    lengths = {leaf.shape[:1] for leaf in jax.tree.leaves((x, y))}
+    lengths = {getattr(leaf, "shape", ())[:1] for leaf in jax.tree.leaves((x, y))}
     require(
         lengths == {x.shape[:1]} and x.shape[0] > 0,
         "batch",
@@ -482,4 +508,28 @@ def require_batch(loss: Loss, params: PyTree, batch: Batch, grid: Grid) -> None:
         got=f"{value}",
         expected="a scalar",
         cure="Average or sum the loss of one example over its positions.",
+    )
+
+
+def require_pair(batch: Any) -> Batch:
+    """Refuse what is no pair of inputs, an array of floats, and labels."""
+    require(
+        isinstance(batch, tuple | list) and len(batch) == 2,
+        "batch",
+        got=described(batch),
+        expected="a pair (x, y)",
+        cure="Pass (x, None) where there are no labels.",
+    )
+    x, y = batch
+    require_floating(x, "batch", cure="Embed integer tokens first: influence is a gradient in x.")
+    return x, y
+
+
+def _require_same_regions(regions: Regions, other: Any) -> None:
+    require(
+        regions == other,
+        "other",
+        got=f"influence over {other}",
+        expected=f"influence over {regions}",
+        cure="Measure both with the same regions.",
     )

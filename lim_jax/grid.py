@@ -13,7 +13,9 @@ from abc import abstractmethod
 from bisect import bisect_left
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import Literal
+from functools import partial
+from numbers import Real
+from typing import Any, Literal
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -21,11 +23,13 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from lim_jax._checks import guarded, require
+from lim_jax._checks import counted, described, guarded, require, require_floats, require_scalar
 
 Convention = Literal["overlap", "points"]
 Exact = int | float | str | Fraction
 Intervals = Sequence[tuple[Exact, Exact]]
+LENGTH = "Pass the context length, for example token_grid(48)."
+NODES = "64 nodes on one panel give ten digits for smooth fields."
 
 
 class Grid(eqx.Module):
@@ -37,6 +41,15 @@ class Grid(eqx.Module):
     """
 
     dtype: eqx.AbstractVar[DTypeLike | None]
+
+    def __check_init__(self):
+        require(
+            self.dtype is None or _is_floating(self.dtype),
+            "dtype",
+            got=repr(self.dtype),
+            expected="a floating-point dtype, or None for JAX's default",
+            cure="Pass for example jnp.float32.",
+        )
 
     @property
     @abstractmethod
@@ -122,22 +135,14 @@ class CellGrid(Grid):
     Raises
     ------
     ValueError
-        Where `cells` is not a positive whole number.
+        Where `cells` is not a positive whole number known before tracing, or the dtype is not
+        floating.
     """
 
-    cells: int = eqx.field(static=True)
+    cells: int = eqx.field(static=True, converter=partial(counted, name="size", cure=LENGTH))
     offset: Fraction = eqx.field(static=True)
     power: int = eqx.field(static=True, default=1)
     dtype: DTypeLike | None = eqx.field(static=True, default=None)
-
-    def __check_init__(self):
-        require(
-            isinstance(self.cells, int) and self.cells >= 1,
-            "size",
-            got=repr(self.cells),
-            expected="a positive int, the number of cells",
-            cure="Pass the context length, for example token_grid(48).",
-        )
 
     @property
     def size(self) -> int:
@@ -182,6 +187,8 @@ class CellGrid(Grid):
         self, values: Float[Array, "length *rest"], positions: Float[Array, " points"]
     ) -> Float[Array, "points *rest"]:
         """Interpolate linearly; beyond the first and last node, continue the nearest line."""
+        require_on_grid(values, self)
+        require_floats(positions, "positions", "points")
         require(
             self.size > 1,
             "grid",
@@ -218,28 +225,25 @@ class PanelGrid(Grid):
     Raises
     ------
     ValueError
-        Where the breaks do not increase from 0 to 1, `order` is not positive, or the weights fail
-        their own identities.
+        Where the breaks do not increase from 0 to 1, `order` is not a positive whole number, the
+        dtype is not floating, or the weights fail their own identities.
     """
 
     breaks: tuple[float, ...] = eqx.field(static=True)
-    order: int = eqx.field(static=True)
+    order: int = eqx.field(static=True, converter=partial(counted, name="order", cure=NODES))
     dtype: DTypeLike | None = eqx.field(static=True, default=None)
 
     def __check_init__(self):
         require(
-            self.breaks[0] == 0 and self.breaks[-1] == 1 and bool(np.all(np.diff(self.breaks) > 0)),
+            isinstance(self.breaks, tuple)
+            and all(isinstance(end, Real) for end in self.breaks)
+            and self.breaks[:1] == (0,)
+            and self.breaks[-1:] == (1,)
+            and bool(np.all(np.diff(self.breaks) > 0)),
             "breaks",
             got=f"{self.breaks}",
-            expected="numbers that increase from 0 to 1",
+            expected="a tuple of numbers that increase from 0 to 1",
             cure="One panel is (0, 1).",
-        )
-        require(
-            self.order >= 1,
-            "order",
-            got=f"{self.order}",
-            expected="at least one node on each panel",
-            cure="64 nodes on one panel give ten digits for smooth fields.",
         )
         self._check_identities()
 
@@ -277,6 +281,8 @@ class PanelGrid(Grid):
 
         The limits at 0 and 1 are the polynomials' values there. Differentiable in `values` alone.
         """
+        require_on_grid(values, self)
+        require_floats(positions, "positions", "points")
         breaks = self._cast(np.array(self.breaks))
         panel = jnp.clip(jnp.searchsorted(breaks, positions) - 1, 0, len(self.breaks) - 2)
         members = panel[:, None] * self.order + jnp.arange(self.order, dtype=panel.dtype)[None, :]
@@ -388,9 +394,7 @@ def gauss_grid(order: int, panels: int = 1, dtype: DTypeLike | None = None) -> P
     >>> bool(jnp.allclose(prefix, jnp.sin(grid.nodes), rtol=0, atol=1e-13))
     True
     """
-    require(
-        panels >= 1, "panels", got=f"{panels}", expected="at least 1", cure="One panel is [0, 1]."
-    )
+    panels = counted(panels, "panels", cure="One panel is [0, 1].")
     breaks = (0.0, *(0.5**k for k in reversed(range(panels))))
     return PanelGrid(breaks=breaks, order=order, dtype=dtype)
 
@@ -400,7 +404,13 @@ def resample(
 ) -> Float[Array, "target_length *rest"]:
     r"""Carry a smooth field from one grid to another by interpolation on the source.
 
-    Polynomial on Gauss--Legendre panels, linear on cells (of order 2). A density stays a density.
+    Polynomial on Gauss--Legendre panels, linear on cells (of order 2). A density stays a density,
+    and a NaN stays one where it is read.
+
+    Raises
+    ------
+    ValueError
+        Where `values` has not a row for each position of the source.
 
     Examples
     --------
@@ -408,11 +418,18 @@ def resample(
     >>> bool(jnp.allclose(resample(jnp.exp(fine.nodes), fine, coarse), jnp.exp(coarse.nodes)))
     True
     """
+    require_grid(source, "source")
+    require_grid(target, "target")
     return source.interpolate(values, target.nodes)
 
 
 def integral(values: Float[Array, "length *rest"], grid: Grid) -> Float[Array, "*rest"]:
-    r"""Integrate over position: :math:`\sum_i \Delta p_i f_i`.
+    r"""Integrate over position: :math:`\sum_i \Delta p_i f_i`. NaN and infinity pass on.
+
+    Raises
+    ------
+    ValueError
+        Where `values` is no floating-point array with a row for each position.
 
     Examples
     --------
@@ -420,6 +437,7 @@ def integral(values: Float[Array, "length *rest"], grid: Grid) -> Float[Array, "
     >>> round(float(integral(grid.nodes**2, grid)), 4)
     0.3333
     """
+    require_on_grid(values, grid)
     return jnp.tensordot(grid.weights, values, axes=1)
 
 
@@ -428,11 +446,25 @@ def inner(
 ) -> Float[Array, ""]:
     r"""The grid's :math:`L^2` pairing :math:`\sum_i \Delta p_i\, a_i \cdot b_i`.
 
+    Raises
+    ------
+    ValueError
+        Where the shapes differ, or are not the grid's.
+
     Examples
     --------
     >>> float(inner(jnp.ones((4, 3)), jnp.ones((4, 3)), token_grid(4)))
     3.0
     """
+    require_on_grid(left, grid, "left")
+    require_on_grid(right, grid, "right")
+    require(
+        left.shape == right.shape,
+        "right",
+        got=f"shape {right.shape}",
+        expected=f"{left.shape}, that of left",
+        cure="Pair two fields of the same features.",
+    )
     return jnp.sum(integral(left * right, grid))
 
 
@@ -446,6 +478,8 @@ def cell_embedding(
 
     Raises
     ------
+    ValueError
+        Where `values` has not a row for each cell.
     EquinoxRuntimeError
         Where a position lies outside [0, 1].
 
@@ -454,6 +488,8 @@ def cell_embedding(
     >>> cell_embedding(jnp.array([1.0, 2.0]), token_grid(2), jnp.array([0.1, 0.5, 0.6])).tolist()
     [1.0, 1.0, 2.0]
     """
+    require_on_grid(values, grid)
+    require_floats(positions, "positions", "points")
     outside = ~jnp.all((positions >= 0) & (positions <= 1))
     positions = guarded(positions, outside, "positions: expected numbers in [0, 1], got others.")
     cells = jnp.searchsorted(grid.edges, positions, side="left") - 1
@@ -485,6 +521,7 @@ class Regions(eqx.Module):
     left_out: tuple[int, ...] = eqx.field(static=True, default=())
 
     def __check_init__(self):
+        require_grid(self.grid)
         empty = [
             name
             for name, weights in zip(("left", "middle", "right"), self._host_weights(), strict=True)
@@ -566,7 +603,8 @@ def boundary_regions(
     Raises
     ------
     ValueError
-        Where delta is not in (0, 1/2), or a region holds no node (``"points"`` only).
+        Where delta is not a number in (0, 1/2), the grid is none, or a region holds no node
+        (``"points"`` only).
 
     Examples
     --------
@@ -578,6 +616,7 @@ def boundary_regions(
     [0.2, 0.6, 0.2]
     """
     _require_convention(convention)
+    require_grid(grid)
     exact = _exact_fraction(delta)
     require(
         0 < exact < Fraction(1, 2),
@@ -662,7 +701,13 @@ def regional_averages(
     r"""Average a function of position over E_L, E_M and E_R.
 
     On the token grid this is :math:`\frac1\delta\int_{E_L} f` and so on
-    (`eq:gd-left-average`, `eq:gd-middle-average`, `eq:gd-right-average`).
+    (`eq:gd-left-average`, `eq:gd-middle-average`, `eq:gd-right-average`). NaN and infinity pass
+    on.
+
+    Raises
+    ------
+    ValueError
+        Where `regions` are none, or `values` has not a row for each position of their grid.
 
     Examples
     --------
@@ -670,9 +715,83 @@ def regional_averages(
     >>> [round(float(a), 3) for a in regional_averages(grid.nodes, boundary_regions(grid, 0.2))]
     [0.15, 0.55, 0.95]
     """
+    require_regions(regions)
+    require_on_grid(values, regions.grid)
     weights = regions.weights
     sizes = weights.sum(axis=1).reshape(3, *(1 for _ in values.shape[1:]))
     return jnp.tensordot(weights, values, axes=1) / sizes
+
+
+def require_grid(grid: Any, name: str = "grid") -> None:
+    """Refuse what is no grid: a length, an array of nodes, None."""
+    require(
+        isinstance(grid, Grid),
+        name,
+        got=described(grid),
+        expected="a Grid",
+        cure="Make one of the context's length, for example token_grid(48).",
+    )
+
+
+def require_regions(regions: Any, name: str = "regions") -> None:
+    """Refuse what is no division of a grid: a number, an array of weights, None."""
+    require(
+        isinstance(regions, Regions),
+        name,
+        got=described(regions),
+        expected="Regions of a grid",
+        cure="Make them with boundary_regions(grid, delta).",
+    )
+
+
+def require_on_grid(
+    values: Any,
+    grid: Any,
+    name: str = "values",
+    axes: str = "length *rest",
+    cure: str = "",
+    **sizes: int,
+) -> None:
+    """Refuse values that do not fit a grid, and grids that are none.
+
+    Values are arrays of floats, of JAX or NumPy, with the axes named: ``length`` is the grid's
+    size, others are as in `_checks.require_floats`. Lists, integers, complex numbers and strings
+    are refused: they are neither converted nor differentiated.
+
+    Examples
+    --------
+    >>> require_on_grid(jnp.ones((5, 2)), token_grid(4), "x", "length width")
+    Traceback (most recent call last):
+    ValueError: x: got shape (5, 2), expected (4, width). Pass one row for each position.
+    """
+    require_grid(grid)
+    require_floats(values, name, axes, cure, length=grid.size, **sizes)
+
+
+def require_profile(profile: Any, grid: Grid, name: str) -> None:
+    """Refuse what is neither a number nor an array of one for each position."""
+    if getattr(profile, "shape", ()) == ():
+        require_grid(grid)
+        require_scalar(profile, name)
+    else:
+        require_on_grid(profile, grid, name, "length")
+
+
+def guarded_density(
+    values: Float[Array, " length"], grid: Grid, name: str
+) -> Float[Array, " length"]:
+    """Return a density of position; its use raises where it is negative, NaN, infinite, or zero."""
+    require_on_grid(values, grid, name, "length")
+    fits = jnp.all((values >= 0) & (values < jnp.inf)) & (integral(values, grid) > 0)
+    message = f"{name}: expected a finite density of position, nowhere negative and not zero."
+    return guarded(values, ~fits, message)
+
+
+def _is_floating(dtype: Any) -> bool:
+    try:
+        return jnp.issubdtype(jnp.dtype(dtype), jnp.floating)
+    except TypeError:
+        return False
 
 
 def _exact_fraction(value: Exact, name: str = "delta") -> Fraction:
@@ -680,8 +799,8 @@ def _exact_fraction(value: Exact, name: str = "delta") -> Fraction:
         return value
     try:
         return Fraction(str(value))
-    except ValueError as error:
+    except (ValueError, ZeroDivisionError) as error:
         raise ValueError(
-            f"{name}: got {value!r}, expected a number known before tracing. "
+            f"{name}: got {described(value)}, expected a number known before tracing. "
             "Regions are static: pass a Python float, a Fraction or a string."
         ) from error

@@ -4,6 +4,8 @@ A readout turns states into logits, ``readout(x, grid)``; a loss averages the to
 cross-entropies with weights that sum to one. Gradients are exact for labels of any row sum:
 :math:`\partial \ell / \partial z_i = w_i\,\bigl((\mathbf 1 \cdot Y_i)\,\mathrm{softmax}(z_i) -
 Y_i\bigr)`.
+
+Arrays of other shapes than the grid's are refused; NaN and infinity in logits and labels pass on.
 """
 
 import math
@@ -16,9 +18,20 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int, Key
 
-from lim_jax._checks import guarded, require, require_floating
+from lim_jax._checks import (
+    counted,
+    described,
+    guarded,
+    require,
+    require_callable,
+    require_floating,
+    require_floats,
+    require_indices,
+    require_key,
+    require_known,
+)
 from lim_jax._random import gaussian
-from lim_jax.grid import Grid
+from lim_jax.grid import Grid, require_grid, require_on_grid
 
 States = Float[Array, "length width"]
 Logits = Float[Array, "length vocabulary"]
@@ -50,11 +63,15 @@ class LinearReadout(eqx.Module):
     @classmethod
     def init(cls, width: int, vocabulary: int, *, key: Key[Array, ""]) -> "LinearReadout":
         """Gaussian weights of variance one over the width, no bias."""
+        width, vocabulary = counted(width, "width"), counted(vocabulary, "vocabulary")
+        require_key(key)
         return cls(gaussian(key, (width, vocabulary)) / math.sqrt(width))
 
     def __call__(self, x: States, grid: Grid) -> Logits:
         """Read every token by itself."""
-        _require_states(x, grid, self.weight.shape[0])
+        _require_states(x, grid, self.weight)
+        if self.bias is not None:
+            require_floats(self.bias, "bias", "vocabulary", vocabulary=self.weight.shape[1])
         logits = x @ self.weight
         return logits if self.bias is None else logits + self.bias[None, :]
 
@@ -79,6 +96,7 @@ class TokenwiseReadout(eqx.Module):
     def __call__(self, x: States, grid: Grid) -> Logits:
         """Read every token by itself."""
         _require_states(x, grid)
+        require_callable(self.function, "function", "of one token")
         return jax.vmap(self.function)(x)
 
 
@@ -135,14 +153,19 @@ class BandReadout(eqx.Module):
             expected='"zero", "renormalised" or "reflecting"',
             cure="See BandReadout.",
         )
+        require_known(
+            self.bandwidth, "bandwidth", expected="a number in (0, 1]", cure="See BandReadout."
+        )
+        require_callable(self.kernel, "kernel", "of a distance")
 
     def __call__(self, x: States, grid: Grid) -> Logits:
         """Average the window around every token, then read it."""
-        _require_states(x, grid, self.weight.shape[0])
+        _require_states(x, grid, self.weight)
         return self.matrix(grid) @ x @ self.weight
 
     def matrix(self, grid: Grid) -> Float[Array, "length length"]:
         r"""The quadrature :math:`\Delta p_j\, r(p_i, p_j)` of the band."""
+        require_grid(grid)
         widest = grid.widest_cell
         require(
             widest <= self.bandwidth * (1 + 1e-9) and self.bandwidth <= 1,
@@ -175,6 +198,7 @@ def teacher_forcing(size: int, *, continuation: bool = True) -> Float[Array, " l
     >>> teacher_forcing(4).tolist(), teacher_forcing(3, continuation=False).tolist()
     ([0.25, 0.25, 0.25, 0.25], [0.5, 0.5, 0.0])
     """
+    size = counted(size, "size")
     return query_subset(size, jnp.arange(size if continuation else size - 1))
 
 
@@ -189,6 +213,7 @@ def last_token(size: int) -> Float[Array, " length"]:
     >>> last_token(3).tolist()
     [0.0, 0.0, 1.0]
     """
+    size = counted(size, "size")
     return query_subset(size, jnp.array([size - 1]))
 
 
@@ -198,7 +223,7 @@ def query_subset(size: int, positions: Int[Array, " queries"]) -> Float[Array, "
     Raises
     ------
     ValueError
-        Where there are no positions.
+        Where there are no positions, or they are no whole numbers.
     EquinoxRuntimeError
         Where a position is outside the context or named twice.
 
@@ -207,13 +232,8 @@ def query_subset(size: int, positions: Int[Array, " queries"]) -> Float[Array, "
     >>> query_subset(4, jnp.array([1, 3])).tolist()
     [0.0, 0.5, 0.0, 0.5]
     """
-    require(
-        positions.size > 0,
-        "positions",
-        got="none",
-        expected="at least one query position",
-        cure="A loss needs a query to score.",
-    )
+    size = counted(size, "size")
+    require_indices(positions, "positions")
     weights = jnp.zeros(size).at[positions].set(1 / positions.size, mode="drop")
     unfit = (positions < 0) | (positions >= size)
     repeated = jnp.abs(weights.sum() - 1) > 0.5 / positions.size
@@ -257,7 +277,11 @@ def cross_entropy(
     >>> bool(jnp.allclose(uniform, jnp.log(4)))
     True
     """
-    weights = grid.weights if position_weights is None else grid.weights * position_weights
+    require_on_grid(logits, grid, "logits", "length vocabulary")
+    weights = grid.weights
+    if position_weights is not None:
+        require_on_grid(position_weights, grid, "position_weights", "length")
+        weights = weights * position_weights
     return _weighted_cross_entropy(logits, labels, weights)
 
 
@@ -292,6 +316,7 @@ def autoregressive_cross_entropy(
     >>> bool(jnp.allclose(loss, jnp.log(2)))
     True
     """
+    require_floats(query_weights, "query_weights", "length")
     unfit = jnp.abs(query_weights.sum() - 1) > jnp.sqrt(jnp.finfo(query_weights.dtype).eps)
     query_weights = guarded(
         query_weights,
@@ -311,7 +336,7 @@ def positionwise_cross_entropy(logits: Logits, labels: Labels) -> Float[Array, "
     Raises
     ------
     ValueError
-        Where the shapes differ.
+        Where the shapes differ, or labels are integers.
 
     Examples
     --------
@@ -319,14 +344,7 @@ def positionwise_cross_entropy(logits: Logits, labels: Labels) -> Float[Array, "
     >>> positionwise_cross_entropy(jnp.zeros((2, 2)), labels).round(4).tolist()
     [0.6931, 0.6931]
     """
-    require(
-        logits.ndim == 2 and logits.shape == labels.shape,
-        "labels",
-        got=f"shape {labels.shape} with logits of shape {logits.shape}",
-        expected="logits and labels of one shape (length, vocabulary)",
-        cure="Turn class numbers into rows with jax.nn.one_hot(labels, vocabulary).",
-    )
-    require_floating(labels, "labels", cure="Use jax.nn.one_hot, or cast to the logits' dtype.")
+    _require_labels(logits, labels)
     # The safe form takes a masked class (logit -inf, label 0) as 0 rather than NaN.
     return optax.losses.safe_softmax_cross_entropy(logits, labels)
 
@@ -343,6 +361,7 @@ def logit_residual(logits: Logits, labels: Labels) -> Logits:
     >>> logit_residual(jnp.zeros((1, 2)), jnp.array([[3.0, 1.0]])).tolist()
     [[-1.0, 1.0]]
     """
+    _require_labels(logits, labels)
     return labels.sum(axis=1, keepdims=True) * jax.nn.softmax(logits, axis=1) - labels
 
 
@@ -360,12 +379,21 @@ def _weighted_cross_entropy(
     return weights @ losses
 
 
-def _require_states(x: States, grid: Grid, width: int | None = None) -> None:
-    expected = f"({grid.size}, {'width' if width is None else width})"
+def _require_labels(logits: Logits, labels: Labels) -> None:
+    require_floats(logits, "logits", "length vocabulary")
     require(
-        x.ndim == 2 and x.shape == (grid.size, x.shape[-1] if width is None else width),
-        "x",
-        got=f"shape {x.shape}",
-        expected=expected,
-        cure="Readouts take one example, with a row for each position of the grid.",
+        getattr(labels, "shape", None) == logits.shape,
+        "labels",
+        got=f"{described(labels)} with logits of shape {logits.shape}",
+        expected="logits and labels of one shape (length, vocabulary)",
+        cure="Turn class numbers into rows with jax.nn.one_hot(labels, vocabulary).",
     )
+    require_floating(labels, "labels", cure="Use jax.nn.one_hot, or cast to the logits' dtype.")
+
+
+def _require_states(x: States, grid: Grid, *weights: Float[Array, "width vocabulary"]) -> None:
+    cure = "Readouts take one example, with a row for each position of the grid."
+    require_on_grid(x, grid, "x", "length width", cure)
+    for weight in weights:
+        require_floats(weight, "weight", "width vocabulary")
+        require_on_grid(x, grid, "x", "length width", cure, width=weight.shape[0])

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 
-from lim_jax._checks import require
+from lim_jax._checks import counted, require, require_floats, require_key
 from lim_jax._random import gaussian
 
 Probes = Float[Array, "probes width"]
@@ -34,7 +34,12 @@ class Estimate(NamedTuple):
 
 
 def sample_mean(samples: Float[Array, "samples *shape"]) -> Estimate:
-    """Average independent samples.
+    """Average independent samples; NaN and infinity pass on.
+
+    Raises
+    ------
+    ValueError
+        Where there are none.
 
     Examples
     --------
@@ -42,6 +47,7 @@ def sample_mean(samples: Float[Array, "samples *shape"]) -> Estimate:
     >>> float(found.value), float(found.error)
     (2.0, 1.0)
     """
+    require_floats(samples, "samples", "samples *shape", cure="Take at least one sample.")
     count, value = samples.shape[0], samples.mean(axis=0)
     if count == 1:
         return Estimate(value, jnp.full_like(value, jnp.inf))
@@ -58,7 +64,7 @@ def gaussian_probes(count: int, width: int, *, key: Key[Array, ""]) -> Probes:
     >>> gaussian_probes(3, 2, key=jax.random.key(0)).shape
     (3, 2)
     """
-    return gaussian(key, (count, width))
+    return gaussian(key, _shape(count, width, key))
 
 
 def rademacher_probes(count: int, width: int, *, key: Key[Array, ""]) -> Probes:
@@ -71,7 +77,7 @@ def rademacher_probes(count: int, width: int, *, key: Key[Array, ""]) -> Probes:
     >>> jnp.abs(rademacher_probes(1, 2, key=jax.random.key(0))).tolist()
     [[1.0, 1.0]]
     """
-    return jax.random.rademacher(key, (count, width), dtype=jnp.zeros(()).dtype)
+    return jax.random.rademacher(key, _shape(count, width, key), dtype=jnp.zeros(()).dtype)
 
 
 def orthogonal_probes(count: int, width: int, *, key: Key[Array, ""]) -> Probes:
@@ -80,7 +86,7 @@ def orthogonal_probes(count: int, width: int, *, key: Key[Array, ""]) -> Probes:
     Raises
     ------
     ValueError
-        Where `count` is not a multiple of `width`.
+        Where `count` is not a positive multiple of `width`.
 
     Examples
     --------
@@ -88,6 +94,7 @@ def orthogonal_probes(count: int, width: int, *, key: Key[Array, ""]) -> Probes:
     >>> bool(jnp.allclose(probes.T @ probes / 2, jnp.eye(2), atol=1e-6))
     True
     """
+    count, width = _shape(count, width, key)
     require(
         count % width == 0,
         "count",
@@ -97,3 +104,8 @@ def orthogonal_probes(count: int, width: int, *, key: Key[Array, ""]) -> Probes:
     )
     rotations = jax.random.orthogonal(key, width, shape=(count // width,))
     return math.sqrt(width) * rotations.reshape(count, width)
+
+
+def _shape(count: int, width: int, key: Key[Array, ""]) -> tuple[int, int]:
+    require_key(key)
+    return counted(count, "count", cure="Take at least one probe."), counted(width, "width")

@@ -132,15 +132,15 @@ STATIC = {
     "unknown edges": (lambda: lim.BandReadout(full((6, 3), 1.0), 0.5, "periodic"), "edges: got"),
     "class numbers as labels": (
         lambda: lim.cross_entropy(LOGITS, array([0, 1, 2, 3]), GRID),
-        "labels: got shape.*one_hot",
+        "labels: got an array of int64 with shape.*one_hot",
     ),
     "integer labels": (
         lambda: lim.cross_entropy(LOGITS, full((4, 5), 1), GRID),
         "labels: got an array of int64",
     ),
-    "weights of another length": (
+    "logits of another length": (
         lambda: lim.cross_entropy(LOGITS, LABELS, lim.token_grid(5)),
-        r"weights: got shape \(5,\)",
+        r"logits: got shape \(4, 5\), expected \(5, vocabulary\)",
     ),
     "no queries": (lambda: query_subset(4, array([], int)), "positions: got none"),
     "unknown norm": (

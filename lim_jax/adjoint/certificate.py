@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import PyTree
 
 from lim_jax._checks import require
@@ -150,7 +151,7 @@ def refuse_nan(name: str, tree: PyTree) -> None:
     """Refuse what no certificate can judge: traced arrays, and NaN."""
     leaves = jax.tree.leaves(tree)
     require(
-        not any(isinstance(leaf, jax.core.Tracer) for leaf in leaves),
+        not any(isinstance(leaf, Tracer) for leaf in leaves),
         name,
         got="traced arrays",
         expected="concrete numbers, which a certificate judges",

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from lim_jax._checks import require
+from lim_jax._checks import require, require_floats
 from lim_jax.adjoint.block_norms import column_mass, squared_frobenius_norms
 from lim_jax.adjoint.tangent import AttentionSites, KernelFactors, kernel_factors, pull_back
 from lim_jax.grid import CellGrid, Grid
@@ -78,7 +78,7 @@ def cone_mass(
     _require_name("normalisation", normalisation, ("density", "finite"))
     factors = kernel_factors(attention, x, grid)
 
-    weights = _cone_weights(grid, normalisation)
+    weights = _cone_weights(grid, normalisation).astype(factors.kernel.dtype)
     if norm == "frobenius":
         return (weights * squared_frobenius_norms(factors)).sum(axis=0)
 
@@ -127,7 +127,10 @@ def probed_cone_mass(
     [2.5, 0.5]
     """
     _require_name("normalisation", normalisation, ("density", "finite"))
-    factors, weights = kernel_factors(attention, x, grid), _cone_weights(grid, normalisation)
+    require_floats(probes, "probes", "probes width", width=x.shape[-1])
+    factors = kernel_factors(attention, x, grid)
+    weights = _cone_weights(grid, normalisation).astype(factors.kernel.dtype)
+    probes = probes.astype(factors.kernel.dtype)
 
     def sampled(j: Array) -> Float[Array, " probes"]:
         pushed = jax.vmap(lambda probe: factors.push_column(j, probe))(probes)

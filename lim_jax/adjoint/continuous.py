@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from lim_jax._checks import described, require, require_callable
 from lim_jax.adjoint.tangent import pull_back
 from lim_jax.grid import Grid
-from lim_jax.network.continuous import ContinuousFlow
+from lim_jax.network.continuous import ContinuousFlow, guarded_times
 from lim_jax.network.field import State
 
 Scalar = Float[Array, ""]
@@ -71,8 +72,10 @@ def continuous_adjoint(
 
     Raises
     ------
+    ValueError
+        Where the state or the times do not fit.
     EquinoxRuntimeError
-        Where either solve fails.
+        Where the state is not finite, or either solve fails.
 
     Examples
     --------
@@ -85,6 +88,15 @@ def continuous_adjoint(
     >>> bool(jnp.allclose(found.covectors[0], jnp.exp(-1.0), atol=1e-5))
     True
     """
+    require(
+        isinstance(flow, ContinuousFlow),
+        "flow",
+        got=described(flow),
+        expected="a ContinuousFlow",
+        cure="For a recursion over layers take adjoint_trajectory.",
+    )
+    require_callable(terminal_loss, "terminal_loss", "from the terminal state to a scalar")
+    times = guarded_times(times, flow.horizon)
     forward = flow.solve(x, grid, diffrax.SaveAt(t1=True, dense=True))
     forward = forward.result.error_if(forward, ~diffrax.is_successful(forward.result))
     assert forward.ys is not None

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key
 
-from lim_jax._checks import require
+from lim_jax._checks import counted, require, require_floats, require_key
 from lim_jax.adjoint.certificate import (
     Certificate,
     Inequality,
@@ -30,7 +30,7 @@ from lim_jax.adjoint.certificate import (
 from lim_jax.adjoint.cone import JointCone
 from lim_jax.adjoint.ledger import CHANNELS, PAIRS, RegionalChannels
 from lim_jax.adjoint.queries import query_masses
-from lim_jax.grid import Regions, regional_averages
+from lim_jax.grid import Regions, regional_averages, require_on_grid, require_regions
 
 REGIONS = ("left", "middle", "right")
 
@@ -110,6 +110,8 @@ def primacy_noncancellation(cone: JointCone, regions: Regions) -> Certificate:
         Where a number is NaN.
     """
     refuse_nan("cone", cone)
+    require_regions(regions)
+    require_on_grid(cone.energy, regions.grid, "cone.energy", "length")
     found, precision = cone_bounds(cone, regions), jnp.result_type(cone.energy)
     lowest, _ = _extremes(cone, regions)
     return Certificate(
@@ -177,6 +179,10 @@ def energy_stability(
     >>> jnp.round(found.initial - found.terminal, 4).tolist(), jnp.round(found.bound, 4).tolist()
     ([1.25, 1.25, 1.25], [3.75, 3.75, 3.75])
     """
+    require_regions(regions)
+    for covectors, name in ((terminal, "terminal"), (initial, "initial")):
+        require_on_grid(covectors, regions.grid, name, "examples length width")
+    require_floats(amplification, "amplification", "examples", examples=terminal.shape[0])
     squares = (terminal**2).sum(axis=2)
     growth = 2 * amplification + amplification**2
     moved = (growth * (squares @ regions.grid.weights)).mean()
@@ -343,6 +349,8 @@ def bootstrap_bounds(
     resamples
         How many.
     """
+    require_key(key)
+    resamples = counted(resamples, "resamples")
     examples = regional.products.shape[0]
     draws = jax.random.randint(key, (resamples, examples), 0, examples)
 
@@ -451,6 +459,9 @@ def right_biased_queries(
         Where a number is NaN.
     """
     refuse_nan("the numbers", (query_weights, residual_energies, terminal))
+    require_regions(regions)
+    require_on_grid(residual_energies, regions.grid, "residual_energies", "length")
+    require_on_grid(terminal, regions.grid, "terminal", "examples length width")
     asked, precision = np.asarray(query_weights) > 0, jnp.result_type(terminal)
     squares = query_masses(query_weights, regions).squares
     density = query_weights / regions.grid.weights

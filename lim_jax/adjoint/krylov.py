@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from lim_jax._checks import require, undifferentiated
+from lim_jax._checks import counted, require, undifferentiated
 
 Vector = Float[Array, "..."]
 Push = Callable[[Vector], Vector]
@@ -89,7 +89,7 @@ def norm_bounds(
     >>> round(float(found.attained), 4), round(float(found.upper), 4)
     (4.0, 4.0)
     """
-    require(steps >= 1, "steps", got=f"{steps}", expected="at least one", cure="40 is plenty.")
+    steps = counted(steps, "steps")
     require(
         0 < failure < 0.5,
         "failure",

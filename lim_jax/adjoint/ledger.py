@@ -16,10 +16,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from lim_jax._checks import require_callable
 from lim_jax.adjoint.tangent import AttentionSites, pull_back_heads, pull_back_stages
-from lim_jax.grid import Grid, Regions, regional_averages
+from lim_jax.grid import Grid, Regions, regional_averages, require_on_grid, require_regions
 from lim_jax.network.field import State
-from lim_jax.network.flow import ResidualFlow
+from lim_jax.network.flow import ResidualFlow, require_flow
 from lim_jax.probes import sample_mean
 
 Scalar = Float[Array, ""]
@@ -109,6 +110,8 @@ def channels(
     >>> bool(jnp.allclose(found.vectors.sum(axis=0), found.covectors[0], atol=1e-5))
     True
     """
+    require_flow(flow)
+    require_callable(terminal_loss, "terminal_loss", "from the terminal state to a scalar")
     times, states = flow.trajectory(x, grid)
     loss, gradient = jax.value_and_grad(terminal_loss)(states[-1])
     terminal = gradient / grid.weights[:, None]
@@ -227,6 +230,8 @@ def regional_channels(
     >>> jnp.round(found.energies[:, 0], 3).tolist(), jnp.round(found.totals, 3).tolist()
     ([1.0, 0.25, 1.0], [0.0, 1.0, 0.0])
     """
+    require_regions(regions)
+    require_on_grid(vectors, regions.grid, "vectors", "examples channels length width", channels=3)
 
     def products(vectors: Float[Array, "3 length width"]) -> Float[Array, "3 3 3"]:
         return regional_averages(jnp.einsum("aid,bid->iab", vectors, vectors), regions)
@@ -251,5 +256,6 @@ class BoundaryStrengths(NamedTuple):
 
 def boundary_strengths(regional: RegionalChannels, regions: Regions) -> BoundaryStrengths:
     """Integrate the cone's energy over E_L and the residual's over E_R."""
+    require_regions(regions)
     sizes = regions.weights.sum(axis=1)
     return BoundaryStrengths(sizes[0] * regional.energies[0, 1], sizes[2] * regional.energies[2, 0])

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from lim_jax._checks import guarded
+from lim_jax._checks import counted, guarded, guarded_finite, require_floats
 from lim_jax.adjoint.certificate import half_digits
-from lim_jax.grid import Regions
+from lim_jax.grid import Regions, require_on_grid, require_regions
 
 
 class QueryMasses(NamedTuple):
@@ -45,6 +45,8 @@ def query_masses(query_weights: Float[Array, " length"], regions: Regions) -> Qu
     >>> found.masses.tolist(), found.squares.tolist()
     ([0.0, 0.0, 1.0], [0.0, 0.0, 4.0])
     """
+    require_regions(regions)
+    require_on_grid(query_weights, regions.grid, "query_weights", "length")
     density = query_weights / regions.grid.weights
     weights = regions.weights
     return QueryMasses(weights @ density, (weights @ density**2) / weights.sum(axis=1))
@@ -56,11 +58,21 @@ def readout_support(query_weights: Float[Array, " length"], radius: int) -> Floa
     The tokens within `radius` of a query (`eq:local-readout-support`); a readout of one token has
     radius 0.
 
+    Raises
+    ------
+    ValueError
+        Where the radius is no whole number known before tracing.
+    EquinoxRuntimeError
+        Where a query weight is NaN or infinite.
+
     Examples
     --------
     >>> readout_support(jnp.array([0.0, 0.0, 0.0, 1.0]), 1).tolist()
     [0.0, 0.0, 1.0, 1.0]
     """
+    require_floats(query_weights, "query_weights", "length")
+    query_weights = guarded_finite(query_weights, "query_weights")
+    radius = counted(radius, "radius", least=0)
     near = jnp.ones(2 * radius + 1, query_weights.dtype)
     asked = (query_weights > 0).astype(query_weights.dtype)
     reached = jnp.convolve(asked, near)[radius : radius + asked.shape[0]]
@@ -96,6 +108,9 @@ def readout_residual_energies(
     EquinoxRuntimeError
         Where the readout is not tokenwise.
     """
+    require_regions(regions)
+    require_on_grid(states, regions.grid, "states", "examples length width")
+    require_on_grid(targets, regions.grid, "targets", "examples length vocabulary")
     grid = regions.grid
 
     def energies(state: Array, target: Array) -> tuple[Array, Array]:

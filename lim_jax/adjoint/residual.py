@@ -15,14 +15,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 
-from lim_jax._checks import require
+from lim_jax._checks import counted, require_callable, require_key
 from lim_jax._random import gaussian
 from lim_jax.adjoint.krylov import NormBounds, norm_bounds
 from lim_jax.adjoint.sweep import terminal_adjoint
 from lim_jax.grid import Grid
 from lim_jax.network.continuous import ContinuousFlow
 from lim_jax.network.field import State
-from lim_jax.network.flow import ResidualFlow, euler
+from lim_jax.network.flow import ResidualFlow, euler, require_flow
 
 Scalar = Float[Array, ""]
 
@@ -58,7 +58,7 @@ def interaction_orders(
     Raises
     ------
     ValueError
-        Where `highest` is not between 0 and the number of layers.
+        Where `highest` is no whole number, known before tracing, from 0 to the number of layers.
 
     Examples
     --------
@@ -68,13 +68,10 @@ def interaction_orders(
     >>> orders.ravel().tolist()  # (1 + 1/2)^2
     [1.0, 1.0, 0.25]
     """
-    require(
-        0 <= highest <= flow.depth,
-        "highest",
-        got=f"{highest}",
-        expected=f"an order from 0 to {flow.depth}, the number of layers",
-        cure="There are no more layers to interact; the expansion ends there.",
-    )
+    require_flow(flow)
+    require_callable(terminal_loss, "terminal_loss", "from the terminal state to a scalar")
+    orders = f"an order from 0 to {flow.depth}, the number of layers, known before tracing"
+    highest = counted(highest, "highest", least=0, most=flow.depth, expected=orders)
     states = flow.trajectory(x, grid).states
     terminal = terminal_adjoint(terminal_loss, states[-1], grid)
     orders = jnp.zeros((highest + 1, *x.shape), x.dtype).at[0].set(terminal)
@@ -220,6 +217,7 @@ def generator_norms(
     >>> found.upper.tolist()
     [1.0, 2.0]
     """
+    require_key(key)
     start = gaussian(key, x.shape, x.dtype)
 
     def rate(timed: tuple[Any, Scalar], x: State) -> State:
@@ -285,6 +283,8 @@ def _norms_by_layer(
     failure: float,
 ) -> NormBounds:
     """Bound the derivative of ``change(layer, x)`` in every layer where the flow meets it."""
+    require_flow(flow)
+    require_key(key)
     states = flow.trajectory(x, grid).states
     start = gaussian(key, x.shape, x.dtype)
 

@@ -2,7 +2,7 @@ r"""The adjoint of a depth flow: how much each position of each layer's state ma
 
 Covectors are densities, :math:`P = (\text{Euclidean gradient})/\Delta p`, so that
 :math:`\langle P, \xi\rangle = \sum_i \Delta p_i\,P_i\cdot\xi_i` is a first variation and P
-converges as the grid is refined.
+converges as the grid is refined. What does not fit the grid is refused; NaN and infinity pass on.
 """
 
 from collections.abc import Callable
@@ -13,9 +13,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from lim_jax.grid import Grid
+from lim_jax._checks import require_callable
+from lim_jax.grid import Grid, require_on_grid
 from lim_jax.network.field import State
-from lim_jax.network.flow import ResidualFlow
+from lim_jax.network.flow import ResidualFlow, require_flow
 
 Scalar = Float[Array, ""]
 
@@ -56,6 +57,8 @@ def terminal_adjoint(terminal_loss: Callable[[State], Scalar], state: State, gri
     >>> terminal_adjoint(lambda x: integral(x, grid).sum(), jnp.ones((2, 1)), grid).tolist()
     [[1.0], [1.0]]
     """
+    require_callable(terminal_loss, "terminal_loss", "from the terminal state to a scalar")
+    require_on_grid(state, grid, "state", "length width")
     return jax.grad(terminal_loss)(state) / grid.weights[:, None]
 
 
@@ -93,6 +96,8 @@ def adjoint_trajectory(
     >>> adjoint.covectors.shape
     (3, 3, 2)
     """
+    require_flow(flow)
+    require_callable(terminal_loss, "terminal_loss", "from the terminal state to a scalar")
     times, states = flow.trajectory(x, grid)
     loss, terminal = jax.value_and_grad(terminal_loss)(states[-1])
 

@@ -25,11 +25,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from lim_jax._checks import require
-from lim_jax.grid import Grid
+from lim_jax._checks import described, require, require_callable
+from lim_jax._precision import widened
+from lim_jax.grid import Grid, require_on_grid
 from lim_jax.network.attention import continued_kernel
 from lim_jax.network.field import CausalAttention, FeedForward, Field, State, TransformerField
-from lim_jax.network.flow import ResidualFlow, euler, split
+from lim_jax.network.flow import ResidualFlow, euler, require_flow, split
 
 Scalar = Float[Array, ""]
 
@@ -63,6 +64,7 @@ def push_forward(field: Field, x: State, tangent: State, grid: Grid) -> Parts:
     >>> parts.local.tolist(), parts.kernel.tolist()
     ([[2.0], [2.0]], [[3.0], [3.0]])
     """
+    _require_tangent(field, x, tangent, grid, "tangent")
     _, push = jax.linearize(lambda x, context: field(x, context, grid), x, x)
     still = jnp.zeros_like(tangent)
     return Parts(push(tangent, still), push(still, tangent))
@@ -81,6 +83,7 @@ def pull_back(field: Field, x: State, covector: State, grid: Grid) -> Parts:
     >>> parts.local.tolist(), parts.kernel.tolist()
     ([[2.0], [2.0]], [[3.0], [3.0]])
     """
+    _require_tangent(field, x, covector, grid, "covector")
     weights = grid.weights[:, None]
     _, transposed = jax.vjp(lambda x, context: field(x, context, grid), x, x)
     local, kernel = transposed(weights * covector)
@@ -102,6 +105,7 @@ def pull_back_heads(
     >>> heads.shape, bool(jnp.allclose(heads.sum(axis=0), whole, atol=1e-5))
     ((2, 3, 4), True)
     """
+    _require_attention(attention, x, grid)
 
     def headwise(attention: CausalAttention) -> list:
         names = ("query", "key", "value", "output", "query_bias", "key_bias", "value_bias")
@@ -128,6 +132,7 @@ def local_blocks(field: Field, x: State, grid: Grid) -> Float[Array, "length wid
     >>> local_blocks(field, jnp.zeros((2, 1)), token_grid(2)).tolist()
     [[[1.0]], [[1.0]]]
     """
+    _require_tangent(field, x, x, grid, "x")
     _, push = jax.linearize(lambda x_: field(x_, x, grid), x)
     basis = jnp.eye(x.shape[1], dtype=x.dtype)
     return jax.vmap(lambda e: push(jnp.broadcast_to(e[None], x.shape)), out_axes=2)(basis)
@@ -193,10 +198,13 @@ class KernelFactors(NamedTuple):
 
 
 def kernel_factors(attention: CausalAttention, x: State, grid: Grid) -> KernelFactors:
-    """Compute once what every block of the kernel at `x` needs."""
+    """Compute once what every block of the kernel at `x` needs, in float32 at least."""
+    _require_attention(attention, x, grid)
+    attention, x = widened((attention, x))
     query, key, value = attention.projections(x, x)
     kernel = jax.vmap(continued_kernel, in_axes=(0, 0, None))(query, key, grid)
-    outputs = jnp.einsum("hij,hjv->hiv", grid.prefix_weights()[None] * kernel, value)
+    prefix = grid.prefix_weights().astype(kernel.dtype)
+    outputs = jnp.einsum("hij,hjv->hiv", prefix[None] * kernel, value)
     return KernelFactors(
         kernel,
         query / math.sqrt(query.shape[-1]),
@@ -265,6 +273,7 @@ def pull_back_stages(
     ValueError
         Where the flow's step is neither `euler` nor `split`.
     """
+    require_flow(flow)
     require(
         flow.step in (euler, split),
         "flow.step",
@@ -332,6 +341,7 @@ def attention_sites(
     ValueError
         Where the layers have no attention, or the step is another one.
     """
+    require_flow(flow)
     attention = flow.layers
     if isinstance(attention, TransformerField):
         attention = attention.attention
@@ -342,6 +352,8 @@ def attention_sites(
         expected="TransformerField or CausalAttention",
         cure="Kernels in closed form are those of CausalAttention.",
     )
+    for values, name in ((states, "states"), (covectors, "covectors")):
+        require_on_grid(values, grid, name, "times length width", times=flow.depth + 1)
 
     def visit(_, layer, state, covector):
         stages = pull_back_stages(flow, layer, state, covector, grid)
@@ -351,3 +363,20 @@ def attention_sites(
     _, (increments, *met) = flow.scan(visit, states[0], states[:-1], covectors[1:])
     step = jnp.full_like(increments, flow.horizon / flow.depth)
     return AttentionSites(attention, increments, step, *met)
+
+
+def _require_tangent(field: Any, x: State, tangent: State, grid: Grid, name: str) -> None:
+    require_callable(field, "field", "field(x, context, grid)")
+    require_on_grid(x, grid, "x", "length width")
+    require_on_grid(tangent, grid, name, "length width", width=x.shape[1])
+
+
+def _require_attention(attention: Any, x: State, grid: Grid) -> None:
+    require(
+        isinstance(attention, CausalAttention),
+        "attention",
+        got=described(attention),
+        expected="CausalAttention",
+        cure="Pass the attention sublayer, for example field.attention.",
+    )
+    require_on_grid(x, grid, "x", "length width")

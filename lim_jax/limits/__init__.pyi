@@ -10,6 +10,7 @@ from .convergence import gaussian_attention as gaussian_attention
 from .convergence import measure as measure
 from .convergence import position_costs as position_costs
 from .convergence import rates_table as rates_table
+from .convergence import right_biased as right_biased
 from .convergence import smooth_labels as smooth_labels
 from .convergence import smooth_states as smooth_states
 from .depth import DepthConstants as DepthConstants

@@ -4,7 +4,8 @@ r"""Causal attention on a grid: one weighted softmax for tokens and for the Volt
           s_{ij} = \langle q_i, k_j\rangle / \sqrt{d_k}
 
 With the token grid's uniform prefix weights this is `eq:causal-attention-weights`; as the grid is
-refined it tends to `eq:continuum-causal-kernel`.
+refined it tends to `eq:continuum-causal-kernel`. Scores and sums are kept in float32 at least;
+arrays of other rows than the grid's are refused, and NaN and infinity pass on.
 """
 
 import math
@@ -14,8 +15,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from lim_jax._precision import matmul
 from lim_jax.grid import CellGrid, Grid
-from lim_jax.network.blocked import TILE, blocked_attention
+from lim_jax.network.blocked import TILE, blocked_attention, require_heads
 
 
 def attention_weights(
@@ -35,7 +37,8 @@ def attention_weights(
     >>> attention_weights(jnp.zeros((2, 1)), jnp.zeros((2, 1)), token_grid(2)).tolist()
     [[1.0, 0.0], [0.5, 0.5]]
     """
-    return _prefix_softmax(_scores(query, key), grid)
+    require_heads(query, key, grid)
+    return _prefix_softmax(_scores(query, key), grid).astype(query.dtype)
 
 
 def attention_kernel(
@@ -55,6 +58,7 @@ def attention_kernel(
     >>> attention_kernel(jnp.zeros((2, 1)), jnp.zeros((2, 1)), token_grid(2)).tolist()
     [[2.0, 0.0], [1.0, 1.0]]
     """
+    require_heads(query, key, grid)
     past = grid.nodes[None, :] <= grid.nodes[:, None]
     return jnp.where(past, continued_kernel(query, key, grid), 0)
 
@@ -74,18 +78,20 @@ def continued_kernel(
     >>> continued_kernel(jnp.zeros((2, 1)), jnp.zeros((2, 1)), token_grid(2)).tolist()
     [[2.0, 0.0], [1.0, 1.0]]
     """
-    scores, prefix = _scores(query, key), grid.prefix_weights()
+    require_heads(query, key, grid)
+    scores = _scores(query, key)
+    prefix = grid.prefix_weights().astype(scores.dtype)
     relevant = (grid.nodes[None, :] <= grid.nodes[:, None]) | (prefix != 0)
     highest = jnp.max(jnp.where(relevant, scores, -jnp.inf), axis=1, keepdims=True)
     mass = jnp.exp(jnp.where(relevant, scores - jax.lax.stop_gradient(highest), -jnp.inf))
-    return mass / jnp.sum(prefix * mass, axis=1, keepdims=True)
+    return (mass / jnp.sum(prefix * mass, axis=1, keepdims=True)).astype(query.dtype)
 
 
 def _scores(
     query: Float[Array, "length size"], key: Float[Array, "length size"]
 ) -> Float[Array, "length length"]:
     """:math:`s_{ij}` (`eq:continuum-attention-score`)."""
-    return query @ key.T / math.sqrt(query.shape[1])
+    return matmul(query, key.T) / math.sqrt(query.shape[1])
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(1,))
@@ -97,7 +103,7 @@ def _prefix_softmax(
     The weights multiply after the exponential, so that signed ones are allowed too, and positions
     without weight are masked before the row maximum is taken.
     """
-    prefix = grid.prefix_weights()
+    prefix = grid.prefix_weights().astype(scores.dtype)
     masked = jnp.where(prefix != 0, scores, -jnp.inf)
     mass = prefix * jnp.exp(masked - jnp.max(masked, axis=1, keepdims=True))
     return mass / jnp.sum(mass, axis=1, keepdims=True)
@@ -138,6 +144,7 @@ def causal_attention(
     >>> causal_attention(jnp.zeros((2, 1)), jnp.zeros((2, 1)), values, token_grid(2)).tolist()
     [[1.0], [2.0]]
     """
+    require_heads(query, key, grid, value)
     if isinstance(grid, CellGrid) and grid.size > TILE:
         return blocked_attention(query, key, value, grid)
-    return attention_weights(query, key, grid) @ value
+    return matmul(attention_weights(query, key, grid), value).astype(value.dtype)

@@ -26,7 +26,9 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, PyTree
 
-from lim_jax.grid import CellGrid
+from lim_jax._checks import require_floats
+from lim_jax._precision import accumulator, matmul
+from lim_jax.grid import CellGrid, Grid, require_on_grid
 
 TILE = 128
 KEPT = "attention outputs"
@@ -49,8 +51,17 @@ def blocked_attention(
     >>> blocked_attention(jnp.zeros((2, 1)), jnp.zeros((2, 1)), values, token_grid(2)).tolist()
     [[1.0], [2.0]]
     """
+    require_heads(query, key, grid, value)
     features, _ = _attend(query / math.sqrt(query.shape[1]), key, value, grid)
     return features.astype(value.dtype)
+
+
+def require_heads(query: Array, key: Array, grid: Grid, *value: Array) -> None:
+    """Refuse queries, keys and values that do not fit the grid, and keys of another size."""
+    require_on_grid(query, grid, "query", "length size")
+    require_floats(key, "key", "length size", length=grid.size, size=query.shape[1])
+    for array in value:
+        require_on_grid(array, grid, "value", "length features")
 
 
 class Row(NamedTuple):
@@ -69,7 +80,7 @@ def _attend(
     grid: CellGrid,
 ) -> tuple[Float[Array, "length features"], Float[Array, " length"]]:
     r"""Outputs :math:`o` and log-sum-exps :math:`\ell`; queries come scaled."""
-    dtype = _accumulator(query)
+    dtype = accumulator(query.dtype)
 
     def grow(row: Row, query: Array, column: tuple, own: Bool[Array, ""]) -> Row:
         key, value, log_weight = column
@@ -77,7 +88,7 @@ def _attend(
         highest = jnp.maximum(row.highest, scores.max(axis=1))
         mass, shrunk = jnp.exp(scores - highest[:, None]), jnp.exp(row.highest - highest)
         return Row(
-            row.features * shrunk[:, None] + _matmul(mass.astype(value.dtype), value),
+            row.features * shrunk[:, None] + matmul(mass.astype(value.dtype), value),
             row.total * shrunk + mass.sum(axis=1),
             highest,
         )
@@ -112,9 +123,9 @@ def _slopes(primals, log_total, tangents, grid):
         key, key_slope, value, value_slope, log_weight = column
         scores = _scores(query, key, log_weight, own, grid)
         weights = jnp.exp(scores - log_total[:, None])
-        moved = weights * (_matmul(query_slope, key.T) + _matmul(query, key_slope))
+        moved = weights * (matmul(query_slope, key.T) + matmul(query, key_slope))
         weights, pushed = weights.astype(value.dtype), moved.astype(value.dtype)
-        features = _matmul(pushed, value) + _matmul(weights, value_slope.T)
+        features = matmul(pushed, value) + matmul(weights, value_slope.T)
         return sums[0] + features, sums[1] + moved.sum(axis=1)
 
     def across(slope: Array) -> Array:
@@ -159,22 +170,13 @@ def _over_tiles(
 
 def _scores(query, key, log_weight, own, grid):
     """A tile of scores plus log-weights; in the row block's own tile the future is masked."""
-    scores = _matmul(query, key.T) + log_weight[None, :]
+    scores = matmul(query, key.T) + log_weight[None, :]
     row, column = jnp.arange(query.shape[0])[:, None], jnp.arange(query.shape[0])[None, :]
     on_diagonal = math.log(1 - grid.offset)
     masked = jnp.where(
         column < row, scores, jnp.where(column == row, scores + on_diagonal, -jnp.inf)
     )
     return jnp.where(own, masked, scores)
-
-
-def _matmul(left: Array, right: Array) -> Array:
-    return jnp.matmul(left, right, preferred_element_type=_accumulator(left))
-
-
-def _accumulator(array: Array) -> jnp.dtype:
-    """The precision of sums: float32 at least."""
-    return array.dtype if jnp.finfo(array.dtype).bits > 32 else jnp.dtype(jnp.float32)
 
 
 def _log_weights(grid: CellGrid, dtype: jnp.dtype) -> Float[Array, "blocks tile"]:

@@ -15,14 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from lim_jax._checks import require
+from lim_jax._checks import guarded, guarded_finite, require, require_callable, require_floats
 from lim_jax.grid import Grid
 from lim_jax.network.field import State
 from lim_jax.network.flow import (
     Scalar,
     Trajectory,
+    require_depth_profile,
     require_horizon,
-    require_profile,
     require_state,
     unit_profile,
 )
@@ -187,7 +187,8 @@ class ContinuousFlow(eqx.Module):
         Where the horizon is not positive, the adjoint is refused, the state does not fit, or the
         profile is negative, infinite or not a number.
     EquinoxRuntimeError
-        Where the solver does not reach T; the same of a profile that depends on traced values.
+        Where the state is not finite, or the solver does not reach T; and of a profile that
+        depends on traced values.
 
     Examples
     --------
@@ -212,6 +213,8 @@ class ContinuousFlow(eqx.Module):
 
     def __check_init__(self):
         require_horizon(self.horizon)
+        require_callable(self.control, "control", "from depth to a field")
+        require_callable(self.profile, "profile", "of depth")
         require(
             not isinstance(self.adjoint, diffrax.ImplicitAdjoint),
             "adjoint",
@@ -226,6 +229,7 @@ class ContinuousFlow(eqx.Module):
 
     def trajectory(self, x: State, grid: Grid, times: Float[Array, " times"]) -> Trajectory:
         """Flow from :math:`X_0`, keeping the states at the given depth times."""
+        times = guarded_times(times, self.horizon)
         return Trajectory(times, self._checked(self.solve(x, grid, diffrax.SaveAt(ts=times))))
 
     def solve(self, x: State, grid: Grid, saveat: diffrax.SaveAt | None = None) -> diffrax.Solution:
@@ -236,7 +240,8 @@ class ContinuousFlow(eqx.Module):
         """
         require_state(x, grid)
         times = np.linspace(0.0, self.horizon, 65)
-        x = require_profile(x, self.profile, times, x.dtype)
+        x = require_depth_profile(x, self.profile, times, x.dtype)
+        x = guarded_finite(x, "x")
         rate = _Rate(self.profile, grid)
         return self.integrate(rate, x, diffrax.SaveAt(t1=True) if saveat is None else saveat)
 
@@ -287,6 +292,14 @@ class _Rate(eqx.Module):
 
     def __call__(self, time: Scalar, x: State, control: Callable[[Scalar], Any]) -> State:
         return self.profile(time) * control(time)(x, x, self.grid)
+
+
+def guarded_times(times: Float[Array, " times"], horizon: float) -> Float[Array, " times"]:
+    """Return depth times; their use raises where they do not increase within [0, T]."""
+    require_floats(times, "times", "times", cure="Pass the depth times along one axis.")
+    inside = jnp.all((times >= 0) & (times <= horizon)) & jnp.all(jnp.diff(times) >= 0)
+    message = f"times: expected depth times that increase within [0, {horizon}], got others."
+    return guarded(times, ~inside, message)
 
 
 def _knots(fields: PyTree, horizon: float) -> Float[Array, " knots"]:

@@ -16,9 +16,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 
-from lim_jax._checks import require
+from lim_jax._checks import counted, require, require_key
 from lim_jax._random import gaussian
-from lim_jax.grid import Grid
+from lim_jax.grid import Grid, require_on_grid
 from lim_jax.network.attention import causal_attention
 from lim_jax.network.norms import LayerNorm, Norm, require_width
 
@@ -76,11 +76,18 @@ class CausalAttention(eqx.Module):
 
         `head_size` is by default ``width // heads``, and then `heads` must divide `width`.
 
+        Raises
+        ------
+        ValueError
+            Where a size is not a positive whole number, or the heads do not divide the width.
+
         Examples
         --------
         >>> CausalAttention.init(6, heads=2, key=jax.random.key(0)).query.shape
         (2, 3, 6)
         """
+        width, heads = counted(width, "width", least=2), counted(heads, "heads")
+        require_key(key)
         require(
             head_size is not None or width % heads == 0,
             "heads",
@@ -88,7 +95,7 @@ class CausalAttention(eqx.Module):
             expected="a number of heads that divides the width",
             cure="Pass head_size= to choose the heads' size freely.",
         )
-        size = head_size or width // heads
+        size = width // heads if head_size is None else counted(head_size, "head_size")
         keys = jax.random.split(key, 4)
         query, key_, value = (_gaussian(k, heads, size, width) for k in keys[:3])
         output = _gaussian(keys[3], heads, width, size) / math.sqrt(heads)
@@ -100,6 +107,7 @@ class CausalAttention(eqx.Module):
     def __call__(self, x: State, context: State, grid: Grid) -> State:
         """Attend from `x` to `context`."""
         query, key, value = self.projections(x, context)
+        require_pair(x, context, grid)
         heads = jax.vmap(self.attend, in_axes=(0, 0, 0, None))(query, key, value, grid)
         joined = jnp.swapaxes(heads, 0, 1).reshape(x.shape[0], -1)
         mixed = joined @ jnp.swapaxes(self.output, 1, 2).reshape(-1, x.shape[1])
@@ -113,7 +121,8 @@ class CausalAttention(eqx.Module):
         Float[Array, "heads length features"],
     ]:
         """Queries of `x`, keys and values of `context`, for each head."""
-        require_width(x, self.query.shape[-1])
+        for tokens in (x, context):
+            require_width(tokens, self.query.shape[-1])
         source, target = jax.vmap(self.norm)(context), jax.vmap(self.norm)(x)
         return (
             _project(self.query, self.query_bias, target),
@@ -172,7 +181,9 @@ class FeedForward(eqx.Module):
         >>> FeedForward.init(6, key=jax.random.key(0)).inner.shape
         (24, 6)
         """
-        hidden = hidden or 4 * width
+        width = counted(width, "width", least=2)
+        hidden = 4 * width if hidden is None else counted(hidden, "hidden")
+        require_key(key)
         inner_key, outer_key = jax.random.split(key)
         return cls(
             LayerNorm.init(width, eta),
@@ -185,8 +196,8 @@ class FeedForward(eqx.Module):
 
     def __call__(self, x: State, context: State, grid: Grid) -> State:
         """Map every token of `x` by itself."""
-        del context, grid
         require_width(x, self.inner.shape[-1])
+        require_pair(x, context, grid)
         # Whole matrices of tokens: a product for each token under vmap is half as fast on a CPU.
         hidden = self.activation(jax.vmap(self.norm)(x) @ self.inner.T + self.inner_bias[None, :])
         return hidden @ self.outer.T + self.outer_bias[None, :]
@@ -225,6 +236,7 @@ class TransformerField(eqx.Module):
         key: Key[Array, ""],
     ) -> "TransformerField":
         """A random field: see `CausalAttention.init` and `FeedForward.init`."""
+        require_key(key)
         attention_key, feed_forward_key = jax.random.split(key)
         return cls(
             CausalAttention.init(
@@ -248,7 +260,14 @@ class TransformerField(eqx.Module):
 
     def __call__(self, x: State, context: State, grid: Grid) -> State:
         """Add the sublayers."""
+        require_pair(x, context, grid)
         return self.attention(x, context, grid) + self.feed_forward(x, context, grid)
+
+
+def require_pair(x: State, context: State, grid: Grid) -> None:
+    """Refuse queries' and keys' states that do not fit the grid."""
+    require_on_grid(x, grid, "x", "length width")
+    require_on_grid(context, grid, "context", "length width")
 
 
 def _project(

@@ -19,8 +19,16 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Float, PyTree, Shaped
 
-from lim_jax._checks import guarded, require, require_floating
-from lim_jax.grid import Grid
+from lim_jax._checks import (
+    described,
+    guarded,
+    require,
+    require_callable,
+    require_floating,
+    require_known,
+    require_scalar,
+)
+from lim_jax.grid import Grid, require_grid, require_on_grid
 from lim_jax.network.blocked import KEPT
 from lim_jax.network.field import Field, State
 
@@ -51,6 +59,7 @@ def euler(field: Field, x: State, grid: Grid, increment: Scalar | float) -> Stat
     >>> euler(lambda x, context, grid: -context, jnp.ones((2, 1)), token_grid(2), 0.5).tolist()
     [[0.5], [0.5]]
     """
+    _require_step(field, x, grid, increment)
     return x + increment * field(x, x, grid)
 
 
@@ -67,6 +76,7 @@ def split(field: Any, x: State, grid: Grid, increment: Scalar | float) -> State:
         Where the field has no `sublayers`.
     """
     _require_sublayers(field)
+    _require_step(field, x, grid, increment)
     for sublayer in field.sublayers:
         x = euler(sublayer, x, grid, increment)
     return x
@@ -84,6 +94,7 @@ def heun(field: Field, x: State, grid: Grid, increment: Scalar | float) -> State
     >>> heun(lambda x, context, grid: -context, jnp.ones((2, 1)), token_grid(2), 0.5).tolist()
     [[0.625], [0.625]]
     """
+    _require_step(field, x, grid, increment)
     slope = field(x, x, grid)
     ahead = x + increment * slope
     return x + increment * (slope + field(ahead, ahead, grid)) / 2
@@ -115,6 +126,7 @@ def rk4(field: Field, x: State, grid: Grid, increment: Scalar | float) -> State:
     >>> round(float(found[0, 0]), 6)  # 1 - h + h^2/2 - h^3/6 + h^4/24
     0.606771
     """
+    _require_step(field, x, grid, increment)
 
     def slope(state: State) -> State:
         return field(state, state, grid)
@@ -178,11 +190,13 @@ class ResidualFlow(eqx.Module):
 
     def __check_init__(self):
         shapes = {leaf.shape[:1] for leaf in jax.tree.leaves(eqx.filter(self.layers, eqx.is_array))}
+        require_callable(self.profile, "profile", "of depth")
+        require_callable(self.step, "step", "step(field, x, grid, increment)")
         require(
-            len(shapes) == 1 and shapes != {()},
+            len(shapes) == 1 and not shapes & {(), (0,)},
             "layers",
             got=f"leading axes {sorted(shapes)}",
-            expected="arrays that share one leading layer axis",
+            expected="arrays that share one leading layer axis, not empty",
             cure="Build the layers under vmap over keys, or stack them with jax.tree.map.",
         )
         require_horizon(self.horizon)
@@ -228,7 +242,7 @@ class ResidualFlow(eqx.Module):
         dtype = jax.tree.leaves(carry)[0].dtype
         increments = self.horizon / self.depth * jax.vmap(self.profile)(self._times(dtype)[:-1])
         starts = np.linspace(0.0, self.horizon, self.depth, endpoint=False)
-        increments = require_profile(increments, self.profile, starts, dtype)
+        increments = require_depth_profile(increments, self.profile, starts, dtype)
 
         def layer_body(carry, scanned):
             arrays, increment, *inputs = scanned
@@ -259,18 +273,34 @@ def _require_sublayers(field: Any) -> None:
     )
 
 
-def require_horizon(horizon: float) -> None:
-    """Refuse a depth that is not positive."""
+def _require_step(field: Any, x: State, grid: Grid, increment: Scalar | float) -> None:
+    require_callable(field, "field", "field(x, context, grid)")
+    require_on_grid(x, grid, "x", "length width")
+    require_scalar(increment, "increment")
+
+
+def require_flow(flow: Any) -> None:
+    """Refuse what is no recursion over layers."""
     require(
-        horizon > 0,
+        isinstance(flow, ResidualFlow),
+        "flow",
+        got=described(flow),
+        expected="a ResidualFlow",
+        cure="Make one of the layers; for a continuous flow take continuous_adjoint.",
+    )
+
+
+def require_horizon(horizon: float) -> None:
+    """Refuse a depth that is not a positive finite number known before tracing."""
+    require_known(
+        horizon,
         "horizon",
-        got=f"{horizon}",
         expected="a positive depth",
         cure="It is T in eps = T/M; take the number of layers for eps = 1.",
     )
 
 
-def require_profile(
+def require_depth_profile(
     tree: PyTree, profile: Callable[[Scalar], Scalar], times: np.ndarray, dtype: jnp.dtype
 ) -> PyTree:
     r"""Return `tree`, and refuse a depth profile that is negative, infinite or not a number.
@@ -287,7 +317,8 @@ def require_profile(
 
     Examples
     --------
-    >>> require_profile("fine", lambda time: 1 - time, np.linspace(0, 1, 5), jnp.float32)
+    >>> times, dtype = np.linspace(0, 1, 5), jnp.dtype("float32")
+    >>> require_depth_profile("fine", lambda time: 1 - time, times, dtype)
     'fine'
     """
     if profile is unit_profile:
@@ -308,9 +339,10 @@ def require_profile(
 
 def require_state(x: State, grid: Grid) -> None:
     """Refuse states that do not fit the grid."""
+    require_grid(grid)
     require_floating(x, "x", cure="Embed integer tokens first: the flow acts on vectors.")
     require(
-        x.ndim == 2 and x.shape[0] == grid.size,
+        x.ndim == 2 and x.shape[0] == grid.size and x.shape[1] > 0,
         "x",
         got=f"shape {x.shape}",
         expected=f"({grid.size}, width), a row for each position of the grid",

@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 
 from lim_jax._checks import require, undifferentiated
 from lim_jax.grid import CellGrid, Grid
+from lim_jax.network.blocked import require_heads
 
 IMPLEMENTATION = "cudnn"
 TWICE = (
@@ -54,6 +55,7 @@ def fused_attention(
     Traceback (most recent call last):
     ValueError: grid: got offset 1/2 and power 1, expected token_grid. Take causal_attention.
     """
+    require_heads(query, key, grid, value)
     require(
         isinstance(grid, CellGrid) and grid.offset == 0 and grid.power == 1,
         "grid",

@@ -8,9 +8,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from lim_jax._checks import require
+from lim_jax._checks import counted, require, require_floats, require_known
+from lim_jax._precision import widened
 
 Norm = Callable[[Array], Array]
+EMBED = "Embed the input in the layers' width, or build the layers with the input's."
 
 
 class LayerNorm(eqx.Module):
@@ -29,8 +31,8 @@ class LayerNorm(eqx.Module):
     Raises
     ------
     ValueError
-        Where the width is 1 (the result would not depend on z), `eta` is not positive, or a token
-        of another width is passed.
+        Where the width is 1 (the result would not depend on z), `eta` is not positive and finite,
+        or what is passed is no token of that width.
 
     Examples
     --------
@@ -43,25 +45,24 @@ class LayerNorm(eqx.Module):
     shift: Float[Array, " width"]
     eta: float = eqx.field(static=True, default=1e-5)
 
+    def __check_init__(self):
+        require_known(self.eta, "eta", expected="a positive finite number", cure="Try 1e-5.")
+
     @classmethod
     def init(cls, width: int, eta: float = 1e-5) -> "LayerNorm":
         """Scale one and shift zero."""
-        require(
-            width > 1,
-            "width",
-            got=f"{width}",
-            expected="at least 2",
-            cure="Layer normalisation of one feature is constant: use eqx.nn.Identity().",
-        )
-        require(eta > 0, "eta", got=f"{eta}", expected="a positive number", cure="Try 1e-5.")
+        constant = "Layer normalisation of one feature is constant: use eqx.nn.Identity()."
+        width = counted(width, "width", least=2, cure=constant)
         return cls(jnp.ones(width), jnp.zeros(width), eta)
 
     def __call__(self, z: Float[Array, " width"]) -> Float[Array, " width"]:
-        """Normalise one token."""
-        require_width(z, self.scale.shape[-1])
-        centred = z - jnp.mean(z)
+        """Normalise one token, with sums in float32 at least; NaN and infinity pass on."""
+        require_floats(z, "z", "width", cure=EMBED, width=self.scale.shape[-1])
+        wide = widened(z)
+        centred = wide - jnp.mean(wide)
         variance = jnp.mean(centred**2)
-        return self.scale * centred * jax.lax.rsqrt(variance + self.eta) + self.shift
+        normalised = centred * jax.lax.rsqrt(variance + self.eta)
+        return self.scale * normalised.astype(z.dtype) + self.shift
 
     def bound(self) -> Float[Array, ""]:
         r"""A bound :math:`C_{LN}` on :math:`\|\mathrm{LN}(z)\|`, uniform over all z.
@@ -80,10 +81,11 @@ class LayerNorm(eqx.Module):
 
 def require_width(x: Float[Array, "... width"], width: int) -> None:
     """Refuse tokens of another width than the parameters'."""
+    require_floats(x, "state", "length *width", cure=EMBED)
     require(
         x.shape[-1] == width,
         "state",
         got=f"width {x.shape[-1]} (shape {x.shape})",
         expected=f"width {width}, that of the layer's parameters",
-        cure="Embed the input in the layers' width, or build the layers with the input's.",
+        cure=EMBED,
     )

@@ -16,7 +16,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from lim_jax._checks import require
+from lim_jax._checks import (
+    counted,
+    require,
+    require_callable,
+    require_floating,
+    require_floats,
+    require_indices,
+)
 from lim_jax.grid import Grid
 from lim_jax.network.flow import ResidualFlow
 
@@ -112,6 +119,10 @@ def observability_gramians(
     >>> observability_gramians(observations, jnp.ones((2, 1)), step=0.5).ravel().tolist()
     [4.5, 4.5]
     """
+    require_callable(observations, "observations", "from the input to what is seen of it")
+    require_floats(x, "x", "length width", cure="Pass one example: vmap over a batch.")
+    if positions is not None:
+        require_indices(positions, "positions")
     products = layer_products(observations, x, positions, rank)
     require(
         mode in (*products, "cheapest"),
@@ -282,6 +293,7 @@ def low_rank_gramians(
     >>> found.gramians.ravel().round(5).tolist(), float(found.discarded.sum())  # 1 + 4 + 16
     ([0.0, 21.0], 0.0)
     """
+    rank = counted(rank, "rank")
     observed = jax.eval_shape(observations.seen, x)
     require(
         rank >= observed.size,
@@ -321,7 +333,17 @@ def _outer(rows: Float[Array, "rows length width"]) -> Gramians:
 
 def layer_steps(step: Steps, observed: jax.ShapeDtypeStruct | Array) -> Float[Array, " depth"]:
     """The weight of every layer's observations, from one for all or one for each."""
-    return jnp.broadcast_to(jnp.asarray(step, observed.dtype), observed.shape[:1])
+    if isinstance(step, int | float):
+        return jnp.full(observed.shape[:1], step, observed.dtype)
+    require_floating(step, "step", cure="Pass a number, or one weight for each layer.")
+    require(
+        step.shape in ((), observed.shape[:1]),
+        "step",
+        got=f"shape {step.shape}",
+        expected=f"a number, or shape {observed.shape[:1]}",
+        cure="Layers that are left out have weight zero.",
+    )
+    return jnp.broadcast_to(step.astype(observed.dtype), observed.shape[:1])
 
 
 def gramian_traces(gramians: Gramians) -> Float[Array, " positions"]:
@@ -332,6 +354,7 @@ def gramian_traces(gramians: Gramians) -> Float[Array, " positions"]:
     >>> gramian_traces(jnp.eye(3)[None]).tolist()
     [3.0]
     """
+    require_floats(gramians, "gramians", "positions width width")
     return jnp.trace(gramians, axis1=1, axis2=2)
 
 
@@ -347,6 +370,7 @@ def complement_gramians(gramians: Gramians) -> Float[Array, "positions less less
     >>> complement_gramians(blind).ravel().round(6).tolist()
     [2.0]
     """
+    require_floats(gramians, "gramians", "positions width width")
     width = gramians.shape[-1]
     ones = jnp.ones((width, 1), gramians.dtype)
     basis = jnp.linalg.qr(jnp.concatenate([ones, jnp.eye(width, width - 1)], axis=1))[0][:, 1:]
@@ -361,6 +385,7 @@ def condition_numbers(gramians: Gramians) -> Float[Array, " positions"]:
     >>> condition_numbers(jnp.diag(jnp.array([2.0, 8.0]))[None]).tolist()
     [4.0]
     """
+    require_floats(gramians, "gramians", "positions width width")
     spectrum = jnp.linalg.eigvalsh(gramians)
     smallest = spectrum[:, 0]
     singular = smallest <= 0

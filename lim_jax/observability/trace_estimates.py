@@ -15,8 +15,16 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
-from lim_jax._checks import guarded, require
-from lim_jax.grid import Grid, integral
+from lim_jax._checks import (
+    counted,
+    guarded,
+    require,
+    require_callable,
+    require_floats,
+    require_indices,
+    require_key,
+)
+from lim_jax.grid import Grid, integral, require_on_grid
 from lim_jax.observability.gramian import (
     Gramians,
     Observations,
@@ -64,7 +72,11 @@ def probed_observability(
     >>> probed_observability(observations, jnp.ones((2, 1)), 0.5, jnp.array([[1.0]])).tolist()
     [[4.5, 4.5]]
     """
+    require_callable(observations, "observations", "from the input to what is seen of it")
+    require_floats(x, "x", "length width", cure="Pass one example: vmap over a batch.")
     positions = jnp.arange(x.shape[0]) if positions is None else positions
+    require_indices(positions, "positions")
+    require_floats(probes, "probes", "probes *positions", cure="Take them from probes.")
     if probes.ndim == 2:
         probes = jnp.broadcast_to(probes[:, None], (len(probes), len(positions), x.shape[1]))
     observed, push = jax.linearize(observations, x)
@@ -102,6 +114,9 @@ def layer_injected_traces(
     >>> layer_injected_traces(observations, jnp.ones((2, 1)), 0.5, noise).round(6).tolist()
     [[4.5, 4.5]]
     """
+    require_callable(observations, "observations", "from the input to what is seen of it")
+    require_floats(x, "x", "length width", cure="Pass one example: vmap over a batch.")
+    require_floats(injected, "injected", "draws depth observed")
     observed, pull = jax.vjp(observations, x)
     scale = jnp.sqrt(layer_steps(step, observed))[:, None]
 
@@ -263,26 +278,27 @@ def systematic_sample(sizes: Float[Array, " total"], count: int, *, key: Key[Arr
     >>> drawn.inclusion.tolist(), jnp.diff(drawn.indices).tolist()
     ([0.5, 0.5, 0.5, 0.5, 0.5, 0.5], [2, 2])
     """
-    require(
-        0 < count <= sizes.shape[0],
-        "count",
-        got=f"{count}",
-        expected=f"from 1 to the {sizes.shape[0]} there are",
-        cure="Draw fewer.",
-    )
+    require_floats(sizes, "sizes", "total")
+    require_key(key)
+    drawn = f"a whole number from 1 to the {sizes.shape[0]} there are"
+    count = counted(count, "count", most=sizes.shape[0], expected=drawn, cure="Draw fewer.")
     inclusion = count * sizes / sizes.sum()
     rounding = sizes.shape[0] * jnp.finfo(sizes.dtype).eps
     inclusion = guarded(
         inclusion,
-        jnp.any((sizes <= 0) | (inclusion > 1 + rounding)),
+        ~jnp.all((sizes > 0) & (inclusion <= 1 + rounding)),
         "sizes: expected positive ones, none above the mean times total over count. "
         "Draw more, or always keep the largest and sample the others.",
     )
-    cumulated = jnp.cumsum(inclusion)
+    cumulated = jnp.cumsum(inclusion, dtype=float)
     cumulated = cumulated * (count / cumulated[-1])
-    marks = jnp.arange(count, dtype=sizes.dtype) + jax.random.uniform(key, dtype=sizes.dtype)
-    indices = jnp.searchsorted(cumulated, marks, side="right")
-    return Sample(jnp.minimum(indices, sizes.shape[0] - 1), inclusion)
+    rank = jnp.arange(count)
+    start = jax.random.uniform(key, dtype=sizes.dtype).astype(cumulated.dtype)
+    marks = rank.astype(cumulated.dtype) + start
+    indices = jnp.searchsorted(cumulated, marks, side="right").astype(rank.dtype)
+    # Rounding may name one twice, or one beyond the last: its neighbour is drawn then.
+    distinct = rank + jax.lax.cummax(indices - rank)
+    return Sample(jnp.minimum(distinct, sizes.shape[0] - count + rank), inclusion)
 
 
 def probed_traces(
@@ -298,6 +314,8 @@ def probed_traces(
     >>> probed_traces(jnp.diag(jnp.array([1.0, 2.0]))[None], jnp.array([[1.0, -1.0]])).tolist()
     [3.0]
     """
+    require_floats(gramians, "gramians", "positions width width")
+    require_floats(probes, "probes", "probes width", width=gramians.shape[1])
     return jnp.einsum("ra,iab,rb->i", probes, gramians, probes) / probes.shape[0]
 
 
@@ -335,6 +353,8 @@ def gaussian_probe_moments(gramians: Gramians, grid: Grid, probes: int) -> Penal
     >>> float(moments.bias), round(float(moments.deviation) ** 2, 9)  # E y^4 - 1^2, y ~ chi^2_1
     (2.0, 96.0)
     """
+    require_on_grid(gramians, grid, "gramians", "length width width")
+    probes = counted(probes, "probes")
     centred = gramians - integral(gramians, grid)[None]
     mean = gramian_traces(centred)
     products = jnp.einsum("iab,jbc->ijac", centred, centred)

@@ -8,13 +8,19 @@ from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from lim_jax._checks import require
-from lim_jax.density import Batch, Loss
-from lim_jax.grid import Grid, integral
+from lim_jax._checks import (
+    finite_scalar,
+    guarded,
+    guarded_finite,
+    require,
+    require_callable,
+    require_scalar,
+)
+from lim_jax.density import Batch, Loss, require_pair
+from lim_jax.grid import Grid, integral, require_on_grid, require_profile
 from lim_jax.training.mixed import Adjoints, Losses, Scalar, functional_of_adjoints
 
 Profile = Float[Array, " length"]
@@ -36,6 +42,8 @@ def influence_discrepancy(density: Profile, target: Profile | Scalar | float, gr
     >>> float(influence_discrepancy(jnp.array([0.0, 2.0]), 1.0, token_grid(2)))
     0.5
     """
+    require_on_grid(density, grid, "density", "length")
+    require_profile(target, grid, "target")
     return integral((density - target) ** 2, grid) / 2
 
 
@@ -53,6 +61,7 @@ def balanced_density(adjoints: Adjoints, grid: Grid, *, epsilon: Scalar | float)
     >>> balanced_density(adjoints, token_grid(2), epsilon=0.0).round(3).tolist()
     [0.2, 1.8]
     """
+    require_on_grid(adjoints, grid, "adjoints", "examples length width")
     return _normalised(_energies(adjoints).mean(axis=0), grid, epsilon)
 
 
@@ -70,6 +79,7 @@ def crossed_density(adjoints: Adjoints, grid: Grid, *, epsilon: Scalar | float) 
     >>> crossed_density(adjoints, token_grid(2), epsilon=0.0).tolist()
     [0.25, 2.25]
     """
+    require_on_grid(adjoints, grid, "adjoints", "examples length width")
     energies = _energies(adjoints)
     require(
         len(energies) > 1,
@@ -79,10 +89,8 @@ def crossed_density(adjoints: Adjoints, grid: Grid, *, epsilon: Scalar | float) 
         cure="Enlarge the batch, or take balanced_density.",
     )
     first, second = (half.mean(axis=0) for half in jnp.split(energies, [len(energies) // 2]))
-    crossed = first / (integral(second, grid) + epsilon) + second / (
-        integral(first, grid) + epsilon
-    )
-    return crossed / 2
+    first_total, second_total = integral(first, grid), integral(second, grid)
+    return (_over(first, second_total, epsilon) + _over(second, first_total, epsilon)) / 2
 
 
 def _energies(adjoints: Adjoints) -> Float[Array, "examples length"]:
@@ -90,7 +98,13 @@ def _energies(adjoints: Adjoints) -> Float[Array, "examples length"]:
 
 
 def _normalised(energy: Profile, grid: Grid, epsilon: Scalar | float) -> Profile:
-    return energy / (integral(energy, grid) + epsilon)
+    return _over(energy, integral(energy, grid), epsilon)
+
+
+def _over(energy: Profile, total: Scalar, epsilon: Scalar | float) -> Profile:
+    """Divide by a total; an infinite epsilon gives NaN, not a density of zero."""
+    require_scalar(epsilon, "epsilon")
+    return jnp.where(jnp.isfinite(epsilon), energy / (total + epsilon), jnp.nan)
 
 
 def influence_penalty(
@@ -105,6 +119,9 @@ def influence_penalty(
 ) -> Scalar:
     r"""The discrepancy :math:`\Phi_\nu` of a batch's influence from a target density.
 
+    Penalties and objectives refuse what does not fit the grid (`ValueError`), and a batch or a
+    number that is NaN or infinite (`EquinoxRuntimeError`); so do all that follow.
+
     Parameters
     ----------
     loss, params, batch, grid
@@ -117,7 +134,8 @@ def influence_penalty(
     estimate
         `balanced_density` or `crossed_density`.
     """
-    return _balance(loss, params, batch, grid, estimate, (0.0, 1.0, target, epsilon))
+    options = _as_arrays(batch, grid, share=0.0, strength=1.0, target=target, epsilon=epsilon)
+    return functional_of_adjoints(_Balance(grid, estimate), loss, params, batch, grid, options)
 
 
 def balanced_objective(
@@ -156,7 +174,8 @@ def balanced_objective(
     >>> bool(jnp.allclose(objective(weight), 3 + 0.36 / 2))  # m = (0.4, 1.6)
     True
     """
-    return _balance(loss, params, batch, grid, estimate, (1.0, strength, target, epsilon))
+    options = _as_arrays(batch, grid, share=1.0, strength=strength, target=target, epsilon=epsilon)
+    return functional_of_adjoints(_Balance(grid, estimate), loss, params, batch, grid, options)
 
 
 def constrained_objective(
@@ -188,8 +207,16 @@ def constrained_objective(
     multiplier, stiffness
         :math:`\lambda \ge 0` and :math:`\rho > 0`.
     """
-    options = (limit, multiplier, stiffness, target, epsilon)
-    options = jax.tree.map(lambda leaf: jnp.asarray(leaf, batch[0].dtype), options)
+    options = _as_arrays(
+        batch,
+        grid,
+        limit=limit,
+        multiplier=multiplier,
+        stiffness=stiffness,
+        target=target,
+        epsilon=epsilon,
+    )
+    options = guarded(options, ~(options[2] > 0), "stiffness: expected a positive number.")
     return functional_of_adjoints(_Constraint(grid), loss, params, batch, grid, options)
 
 
@@ -207,6 +234,12 @@ def raised_multiplier(
     >>> float(raised_multiplier(1.0, 0.5, limit=0.25, stiffness=4.0))
     2.0
     """
+    multiplier, penalty = finite_scalar(multiplier, "multiplier"), finite_scalar(penalty, "penalty")
+    limit, stiffness = finite_scalar(limit, "limit"), finite_scalar(stiffness, "stiffness")
+    return _raised(multiplier, penalty, limit, stiffness)
+
+
+def _raised(multiplier: Any, penalty: Any, limit: Any, stiffness: Any) -> Scalar:
     return jnp.maximum(0.0, multiplier + stiffness * (penalty - limit))
 
 
@@ -219,7 +252,7 @@ class _Constraint(eqx.Module):
         limit, multiplier, stiffness, target, epsilon = options
         density = balanced_density(adjoints, self.grid, epsilon=epsilon)
         penalty = influence_discrepancy(density, target, self.grid)
-        raised = raised_multiplier(multiplier, penalty, limit=limit, stiffness=stiffness)
+        raised = _raised(multiplier, penalty, limit, stiffness)
         return losses.mean() + (raised**2 - multiplier**2) / (2 * stiffness)
 
 
@@ -252,8 +285,15 @@ def averaged_objective(
     memory
         :math:`\mu` in [0, 1).
     """
-    options = (strength, target, epsilon, previous, memory)
-    options = jax.tree.map(lambda leaf: jnp.asarray(leaf, batch[0].dtype), options)
+    options = _as_arrays(
+        batch,
+        grid,
+        strength=strength,
+        target=target,
+        epsilon=epsilon,
+        previous=previous,
+        memory=memory,
+    )
     averaged = _AveragedBalance(grid)
     return functional_of_adjoints(averaged, loss, params, batch, grid, options, has_aux=True)
 
@@ -270,26 +310,25 @@ class _AveragedBalance(eqx.Module):
         return losses.mean() + strength * influence_discrepancy(density, target, self.grid), energy
 
 
-def _balance(
-    loss: Loss,
-    params: PyTree,
-    batch: Batch,
-    grid: Grid,
-    estimate: Estimator,
-    options: tuple[Any, ...],
-) -> Scalar:
-    options = jax.tree.map(lambda leaf: jnp.asarray(leaf, batch[0].dtype), options)
-    functional = _Balance(grid, estimate)
-    return functional_of_adjoints(functional, loss, params, batch, grid, options)
-
-
 class _Balance(eqx.Module):
     """Share of the risk, strength of the discrepancy, target and epsilon to their sum."""
 
     grid: Grid
     estimate: Estimator = eqx.field(static=True)
 
+    def __check_init__(self):
+        require_callable(self.estimate, "estimate", "estimate(adjoints, grid, epsilon=)")
+
     def __call__(self, losses: Losses, adjoints: Adjoints, options: Any) -> Scalar:
         share, strength, target, epsilon = options
         density = self.estimate(adjoints, self.grid, epsilon=epsilon)
         return share * losses.mean() + strength * influence_discrepancy(density, target, self.grid)
+
+
+def _as_arrays(batch: Batch, grid: Grid, **options: Profile | Scalar | float) -> tuple[Array, ...]:
+    """Numbers and profiles in the batch's precision; those that are not finite are refused."""
+    x, _ = require_pair(batch)
+    for name, option in options.items():
+        require_profile(option, grid, name)
+    arrays = tuple(jnp.asarray(option, x.dtype) for option in options.values())
+    return guarded_finite(arrays, ", ".join(options))

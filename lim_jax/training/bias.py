@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import lineax
 from jaxtyping import Array, Float, PyTree
 
-from lim_jax._checks import guarded
-from lim_jax.grid import Grid, integral
+from lim_jax._checks import guarded, require, require_callable, require_scalar
+from lim_jax.grid import Grid, integral, require_on_grid
 
 Scalar = Float[Array, ""]
 Profile = Float[Array, " length"]
@@ -34,6 +34,14 @@ def ratio_bias(energies: Float[Array, "examples length"], grid: Grid) -> Profile
     >>> ratio_bias(same, token_grid(2)).tolist()
     [0.0, 0.0]
     """
+    require_on_grid(energies, grid, "energies", "examples length")
+    require(
+        len(energies) > 1,
+        "energies",
+        got="one example",
+        expected="at least two",
+        cure="The jackknife leaves one out: enlarge the batch.",
+    )
     count, total = energies.shape[0], energies.sum(axis=0)
 
     def density(energy: Profile) -> Profile:
@@ -78,6 +86,8 @@ def parameter_shift(
     >>> float(parameter_shift(risk, penalty, jnp.array(0.0), strength=0.1))  # 0.1 * 2 / 4
     0.05
     """
+    require_callable(risk, "risk", "of the parameters")
+    require_callable(penalty, "penalty", "of the parameters")
 
     def hessian_product(direction: PyTree) -> PyTree:
         return jax.jvp(jax.grad(risk), (params,), (direction,))[1]
@@ -118,9 +128,11 @@ def shift_bound(
     >>> float(shift_bound(0.5, slope=2.0, convexity=4.0))
     0.25
     """
+    for number, name in ((strength, "strength"), (slope, "slope"), (convexity, "convexity")):
+        require_scalar(number, name)
     return guarded(
         jnp.asarray(strength * slope / convexity),
-        jnp.asarray(convexity) <= 0,
-        "convexity: expected a positive number. "
+        ~((jnp.asarray(convexity) > 0) & (jnp.asarray(convexity) < jnp.inf)),
+        "convexity: expected a positive finite number. "
         "Without strong convexity no bound holds; parameter_shift is still the first order.",
     )

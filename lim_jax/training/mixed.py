@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
+from lim_jax._checks import guarded_finite
 from lim_jax.density import Batch, Loss, losses_and_adjoints, require_batch
 from lim_jax.grid import Grid
 
@@ -60,6 +61,13 @@ def functional_of_adjoints(
         Whether the functional returns a pair, as `jax.grad` means it: the scalar, and a pytree of
         arrays that is handed out without derivatives.
 
+    Raises
+    ------
+    ValueError
+        Where the batch does not fit the grid, or the loss is not a scalar.
+    EquinoxRuntimeError
+        Where the batch holds a NaN or an infinity.
+
     Examples
     --------
     >>> from lim_jax.grid import token_grid
@@ -70,6 +78,7 @@ def functional_of_adjoints(
     16.0
     """
     require_batch(loss, params, batch, grid)
+    batch = guarded_finite(batch, "batch")
 
     def paired(losses: Losses, adjoints: Adjoints, options: Any) -> tuple[Scalar, Any]:
         found = functional(losses, adjoints, options)

@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from lim_jax.density import Batch, Loss
-from lim_jax.grid import Grid, integral
+from lim_jax._checks import guarded_finite, require_callable, require_floats
+from lim_jax.density import Batch, Loss, require_batch
+from lim_jax.grid import Grid, integral, require_on_grid
 from lim_jax.observability.gramian import Positions, Steps, layer_steps
 from lim_jax.observability.trace_estimates import probed_observability
 from lim_jax.probes import Probes
@@ -31,6 +32,7 @@ def trace_penalty(traces: Profile, grid: Grid) -> Scalar:
     >>> float(trace_penalty(jnp.array([1.0, 3.0]), token_grid(2)))
     1.0
     """
+    require_on_grid(traces, grid, "traces", "length")
     return integral((traces - integral(traces, grid)) ** 2, grid)
 
 
@@ -46,6 +48,7 @@ def gramian_penalty(gramians: Float[Array, "length width width"], grid: Grid) ->
     >>> float(gramian_penalty(gramians, token_grid(2)))
     0.5
     """
+    require_on_grid(gramians, grid, "gramians", "length width width")
     deviations = gramians - integral(gramians, grid)[None]
     return integral((deviations**2).sum(axis=(1, 2)), grid)
 
@@ -62,6 +65,8 @@ def crossfit_penalty(first: Profile, second: Profile, grid: Grid) -> Scalar:
     >>> float(crossfit_penalty(jnp.array([1.0, 3.0]), jnp.array([3.0, 1.0]), token_grid(2)))
     -1.0
     """
+    require_on_grid(first, grid, "first", "length")
+    require_on_grid(second, grid, "second", "length")
     return integral((first - integral(first, grid)) * (second - integral(second, grid)), grid)
 
 
@@ -78,6 +83,8 @@ def sampled_trace_penalty(
     >>> float(sampled_trace_penalty(jnp.array([1.0, 3.0]), jnp.array([0.5, 0.5])))
     1.0
     """
+    require_floats(traces, "traces", "positions")
+    require_floats(weights, "weights", "positions", positions=traces.shape[0])
     mean = weights @ traces / weights.sum()
     return weights @ (traces - mean) ** 2
 
@@ -131,7 +138,9 @@ def observability_objective(
     tuple
         The objective, and the averaged traces :math:`\hat g`.
     """
-    x, y = batch
+    require_batch(loss, params, batch, grid)
+    require_callable(observations, "observations", "observations(params, x)")
+    x, y = guarded_finite(batch, "batch")
 
     def traces_of(example: Float[Array, "length width"]) -> Float[Array, " positions"]:
         samples = probed_observability(
@@ -195,6 +204,9 @@ def injected_objective(
     >>> value.item(), traces.tolist()  # 1 + 1.5^2
     (3.25, [1.0, 4.0])
     """
+    require_batch(loss, params, batch, grid)
+    require_callable(observations, "observations", "observations(params, x)")
+    require_floats(injected, "injected", "examples draws depth observed")
     x, y = batch
     depth, observed = injected.shape[2:]
     scale = jnp.sqrt(layer_steps(step, injected[0, 0]))

@@ -8,9 +8,19 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from lim_jax._checks import guarded
+from lim_jax._checks import finite_scalar, guarded, guarded_finite, require_callable
 from lim_jax.density import indices
-from lim_jax.grid import Grid, Regions, integral, regional_averages
+from lim_jax.grid import (
+    Grid,
+    Regions,
+    guarded_density,
+    integral,
+    regional_averages,
+    require_grid,
+    require_on_grid,
+    require_profile,
+    require_regions,
+)
 from lim_jax.training.loop import Progress, resumable
 
 Scalar = Float[Array, ""]
@@ -44,6 +54,13 @@ def reweight_positions(
     smallest, largest
         The clipping interval.
 
+    Raises
+    ------
+    ValueError
+        Where a profile has not a value for each position, or an option is no finite number.
+    EquinoxRuntimeError
+        Where a profile holds a NaN or an infinity, or the clipping interval is empty or zero.
+
     Examples
     --------
     >>> from lim_jax.grid import token_grid
@@ -53,6 +70,15 @@ def reweight_positions(
     >>> bool(weights[0] < 1 < weights[1]), round(float(weights.sum()), 12)
     (True, 2.0)
     """
+    for profile, name in ((weights, "weights"), (density, "density")):
+        require_on_grid(profile, grid, name, "length")
+    require_profile(target, grid, "target")
+    options = jnp.asarray(target), finite_scalar(rate, "rate")
+    weights, density, (target, rate) = guarded_finite((weights, density, options), "reweighting")
+    smallest, largest = finite_scalar(smallest, "smallest"), finite_scalar(largest, "largest")
+    interval = (smallest >= 0) & (largest > 0) & (smallest <= largest)
+    message = "smallest, largest: expected 0 <= smallest <= largest and largest > 0, got others."
+    rate = guarded(jnp.asarray(rate), ~jnp.asarray(interval), message)
     raised = jnp.clip(weights * jnp.exp(rate * (target - density)), smallest, largest)
     return raised / integral(raised, grid)
 
@@ -136,6 +162,8 @@ def reweighting_run(
     >>> float(gaps[0]), bool(abs(gaps[-1]) < 1e-3)
     (1.0, True)
     """
+    require_callable(stage, "stage", "stage(state, weights, index)")
+    require_grid(grid)
 
     def step(carried: tuple[PyTree, Profile], index: int) -> tuple[tuple[PyTree, Profile], PyTree]:
         state, weights = carried
@@ -198,6 +226,10 @@ def response(
     >>> bool(found.change < 0), bool(found.alignment > 0)  # weight in the middle lessens LIM
     (True, True)
     """
+    require_callable(stage, "stage", "from loss weights to a density")
+    require_regions(regions)
+    for profile, name in ((weights, "weights"), (change, "change")):
+        require_on_grid(profile, regions.grid, name, "length")
 
     def index(weights: Profile) -> Scalar:
         return indices(regional_averages(stage(weights), regions)).lim
@@ -215,8 +247,11 @@ def importance_weights(deployed: Profile, trained: Profile, grid: Grid) -> Profi
 
     Raises
     ------
+    ValueError
+        Where one of them has not a value for each position.
     EquinoxRuntimeError
-        Where positions are deployed that are never trained on.
+        Where positions are deployed that are never trained on, or where one of them is no density:
+        negative, NaN or infinite somewhere, or zero.
 
     Examples
     --------
@@ -224,6 +259,8 @@ def importance_weights(deployed: Profile, trained: Profile, grid: Grid) -> Profi
     >>> importance_weights(jnp.array([0.5, 1.5]), jnp.ones(2), token_grid(2)).tolist()
     [0.5, 1.5]
     """
+    deployed = guarded_density(deployed, grid, "deployed")
+    trained = guarded_density(trained, grid, "trained")
     deployed, trained = deployed / integral(deployed, grid), trained / integral(trained, grid)
     missing = jnp.any((trained <= 0) & (deployed > 0))
     deployed = guarded(

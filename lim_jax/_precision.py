@@ -1,0 +1,49 @@
+"""The precision of sums: float32 at least, whatever the terms'."""
+
+from typing import Any, TypeVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import Array
+
+Tree = TypeVar("Tree")
+
+
+def accumulator(dtype: DTypeLike) -> jnp.dtype:
+    """The precision in which to sum: that of the terms, or float32 where theirs is half.
+
+    Examples
+    --------
+    >>> accumulator("float16").name, accumulator("float32").name, accumulator("float64").name
+    ('float32', 'float32', 'float64')
+    """
+    return jnp.dtype(dtype if jnp.finfo(dtype).bits > 32 else jnp.float32)
+
+
+def widened(tree: Tree) -> Tree:
+    """Arrays of half precision in float32, all others as they are.
+
+    Examples
+    --------
+    >>> widened(jnp.ones(1, jnp.bfloat16)).dtype.name
+    'float32'
+    """
+
+    def wide(leaf: Any) -> Any:
+        return leaf.astype(accumulator(leaf.dtype)) if eqx.is_inexact_array(leaf) else leaf
+
+    return jax.tree.map(wide, tree)
+
+
+def matmul(left: Array, right: Array) -> Array:
+    """A product of matrices whose sums are so accumulated, and kept.
+
+    Examples
+    --------
+    >>> row = jnp.full((1, 4), 3e4, jnp.float16)
+    >>> matmul(row, jnp.ones((4, 1), jnp.float16)).tolist()
+    [[120000.0]]
+    """
+    return jnp.matmul(left, right, preferred_element_type=accumulator(jnp.result_type(left, right)))

@@ -1,0 +1,591 @@
+# pyright: reportArgumentType=false
+"""Hostile arguments at every door: a call is right, or raises our own error.
+
+One argument of a right call is replaced. What can mean nothing there (a list, a string, complex
+numbers, rows that are not the grid's, no rows, ...) must be refused by a `ValueError` that says
+what was got and what was expected; a NaN must be refused or stay visible; and whatever else
+hypothesis thinks of must give finite numbers or an error of ours.
+"""
+
+import re
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes, arrays
+from reference.networks import layer_of, random_flow, random_labels, random_states
+
+import lim_jax as lim
+from lim_jax import adjoint, grid, loss, network, observability, probes, training
+
+pytestmark = [
+    pytest.mark.usefixtures("as_users_run", "as_promoted_by_users"),
+    # NumPy's and Equinox's own, on the way to the same answer.
+    pytest.mark.filterwarnings("ignore"),
+]
+
+LENGTH, WIDTH, VOCABULARY, EXAMPLES = 3, 2, 4, 2
+TOKENS = lim.token_grid(LENGTH)
+REGIONS = lim.boundary_regions(TOKENS, 0.3)
+FLOW = random_flow(width=WIDTH, heads=1)
+FIELD = layer_of(FLOW)
+KEY = jax.random.key(0)
+
+
+class Argument:
+    """The right value of an argument, and what can mean nothing in its place."""
+
+    def __init__(self, right):
+        self.right = right
+
+    def malformed(self):
+        return {"none": None} | JUNK | {"int": 3, "float": 0.5, "array": np.ones((2, 5, 7))}
+
+    def poisoned(self):
+        return {}
+
+
+class Thing(Argument):
+    """A grid, regions, a function, a key."""
+
+
+class Free(Argument):
+    """An array whose rows are the caller's choice."""
+
+    def malformed(self):
+        a = np.asarray(self.right)
+        return {"none": None, "int": 3, "float": 0.5, "as a list": a.tolist()} | JUNK | {
+            "complex": a + 1j, "integers": (10 * a).astype(int), "booleans": a > 0,
+            "numbers as strings": a.astype(str), "objects": a.astype(object), "batched": a[None],
+        }  # fmt: skip
+
+    def poisoned(self):
+        first = np.arange(self.right.size).reshape(self.right.shape) == 0
+        return {name: np.where(first, value, self.right) for name, value in NOT_FINITE.items()}
+
+
+class Samples(Free):
+    """An array of any shape, of which only the first axis must not be empty."""
+
+    def malformed(self):
+        found = super().malformed()
+        del found["batched"]
+        return found
+
+
+class Layers(Thing):
+    """Any pytree of arrays with a leading axis; an array is one."""
+
+    def malformed(self):
+        found = super().malformed()
+        del found["array"]
+        return found
+
+
+class Given(Argument):
+    """What the caller's own function is: its errors are the caller's."""
+
+    def malformed(self):
+        return {}
+
+
+class Rows(Free):
+    """An array with a row for each position, or for each row of another argument."""
+
+    def malformed(self):
+        a, found = np.asarray(self.right), super().malformed()
+        for axis in (axis for axis, size in enumerate(a.shape) if size == LENGTH):
+            found[f"one more along {axis}"] = np.concatenate([a, a.take([0], axis)], axis)
+            found[f"one less along {axis}"] = a.take(range(LENGTH - 1), axis)
+            found[f"none along {axis}"] = a.take([], axis)
+        return found
+
+
+class Unread(Rows):
+    """Rows that are not read, so that what is in them does not matter."""
+
+    def poisoned(self):
+        return {}
+
+
+class Whole(Argument):
+    """An array of whole numbers."""
+
+    def malformed(self):
+        a = np.asarray(self.right)
+        return super().malformed() | {
+            "floats": a + 0.0,
+            "as a list": a.tolist(),
+            "none of them": a[:0],
+        }
+
+
+class Known(Argument):
+    """A whole number that must be known before tracing."""
+
+    def malformed(self):
+        return {"none": None, "float": 0.5, "array": np.ones(2, int), "negative": -1} | JUNK
+
+
+class Real(Argument):
+    """A real number."""
+
+    def malformed(self):
+        return {"none": None, "array": np.ones((2, 5, 7))} | JUNK
+
+    def poisoned(self):
+        return NOT_FINITE
+
+
+class Delta(Argument):
+    """A fraction of the context, a string among others."""
+
+    def malformed(self):
+        return {"none": None, "array": np.ones(2)} | JUNK | NOT_FINITE
+
+
+def optional(argument):
+    """The same, where None stands for a default."""
+
+    class Optional(type(argument)):
+        def malformed(self):
+            return {kind: value for kind, value in super().malformed().items() if kind != "none"}
+
+    return Optional(argument.right)
+
+
+NOT_FINITE = {"NaN": np.nan, "infinity": np.inf}
+JUNK = {
+    "string": "3?", "list": [1.0, 2.0], "list of strings": ["1", "2"], "empty list": [],
+    "dictionary": {"size": 3}, "complex number": 1j, "object": object(),
+}  # fmt: skip
+
+
+def positive(seed, *shape):
+    return jax.device_put(np.exp(np.asarray(random_states(seed, *shape))))
+
+
+STATES, LABELS = random_states(0, LENGTH, WIDTH), random_labels(1, LENGTH, VOCABULARY)
+LOGITS, PROFILE = random_states(2, LENGTH, VOCABULARY), positive(3, LENGTH)
+VECTORS = random_states(4, EXAMPLES, LENGTH, WIDTH)
+ASKED = PROFILE / PROFILE.sum()
+FACTORS = random_states(5, LENGTH, WIDTH, WIDTH)
+GRAMIANS = jax.device_put(np.einsum("iab,icb->iac", FACTORS, FACTORS))
+TARGETS = random_labels(6, EXAMPLES, LENGTH, VOCABULARY)
+READOUT = lim.LinearReadout(random_states(7, WIDTH, VOCABULARY))
+BAND = lim.BandReadout(random_states(7, WIDTH, VOCABULARY), 0.6)
+CONTINUOUS = lim.ContinuousFlow(lambda time: FIELD)
+ON, IN = Thing(TOKENS), Thing(REGIONS)
+
+
+def squares(params, x, y):
+    return jnp.sum(x**2)
+
+
+def total(x):
+    return jnp.sum(x**2)
+
+
+def observations(x):
+    return (x**2).reshape(1, -1)
+
+
+CALLS = {
+    # Grids and values on them.
+    "token_grid": (lim.token_grid, {"size": Known(LENGTH)}),
+    "midpoint_grid": (lim.midpoint_grid, {"size": Known(LENGTH)}),
+    "graded_grid": (lim.graded_grid, {"size": Known(LENGTH)}),
+    "gauss_grid": (lim.gauss_grid, {"order": Known(LENGTH), "panels": Known(1)}),
+    "boundary_regions": (lim.boundary_regions, {"grid": ON, "delta": Delta(0.3)}),
+    "regional_averages": (lim.regional_averages, {"values": Rows(STATES), "regions": IN}),
+    "integral": (lim.integral, {"values": Rows(STATES), "grid": ON}),
+    "inner": (lim.inner, {"left": Rows(STATES), "right": Rows(STATES), "grid": ON}),
+    "resample": (grid.resample, {"values": Rows(STATES), "source": ON, "target": ON}),
+    "cell_embedding": (
+        grid.cell_embedding,
+        {"values": Rows(STATES), "grid": ON, "positions": Free(ASKED)},
+    ),
+    # What is asked.
+    "teacher_forcing": (loss.teacher_forcing, {"size": Known(LENGTH)}),
+    "last_token": (loss.last_token, {"size": Known(LENGTH)}),
+    "query_subset": (
+        loss.query_subset,
+        {"size": Known(LENGTH), "positions": Whole(jax.device_put(np.array([0, 2])))},
+    ),
+    "cross_entropy": (
+        lim.cross_entropy,
+        {"logits": Rows(LOGITS), "labels": Rows(LABELS), "grid": ON},
+    ),
+    "weighted cross_entropy": (
+        lambda position_weights: lim.cross_entropy(LOGITS, LABELS, TOKENS, position_weights),
+        {"position_weights": optional(Rows(PROFILE))},
+    ),
+    "autoregressive_cross_entropy": (
+        lim.autoregressive_cross_entropy,
+        {"logits": Rows(LOGITS), "targets": Rows(LABELS), "query_weights": Rows(ASKED)},
+    ),
+    "positionwise_cross_entropy": (
+        loss.positionwise_cross_entropy,
+        {"logits": Rows(LOGITS), "labels": Rows(LABELS)},
+    ),
+    "logit_residual": (loss.logit_residual, {"logits": Rows(LOGITS), "labels": Rows(LABELS)}),
+    "LinearReadout": (READOUT.__call__, {"x": Rows(STATES), "grid": ON}),
+    "LinearReadout.init": (
+        lim.LinearReadout.init,
+        {"width": Known(WIDTH), "vocabulary": Known(VOCABULARY), "key": Thing(KEY)},
+    ),
+    "LinearReadout's parameters": (
+        lambda weight, bias: lim.LinearReadout(weight, bias)(STATES, TOKENS),
+        {"weight": Free(READOUT.weight), "bias": optional(Free(READOUT.weight[0]))},
+    ),
+    "TokenwiseReadout": (
+        lambda function, x, grid: lim.TokenwiseReadout(function)(x, grid),
+        {"function": Thing(jnp.sin), "x": Rows(STATES), "grid": ON},
+    ),
+    "BandReadout": (BAND.__call__, {"x": Rows(STATES), "grid": ON}),
+    "BandReadout's parameters": (
+        lambda weight, bandwidth, kernel: lim.BandReadout(weight, bandwidth, kernel=kernel)(
+            STATES, TOKENS
+        ),
+        {"weight": Free(BAND.weight), "bandwidth": Real(0.6), "kernel": Thing(loss.hat)},
+    ),
+    # The network.
+    "LayerNorm.init": (lim.LayerNorm.init, {"width": Known(WIDTH), "eta": Real(0.1)}),
+    "LayerNorm": (lim.LayerNorm.init(LENGTH).__call__, {"z": Rows(PROFILE)}),
+    "CausalAttention.init": (
+        lim.CausalAttention.init,
+        {
+            "width": Known(WIDTH), "heads": Known(1), "head_size": optional(Known(2)),
+            "eta": Real(0.1), "key": Thing(KEY),
+        },
+    ),
+    "FeedForward.init": (
+        lim.FeedForward.init,
+        {"width": Known(WIDTH), "hidden": optional(Known(3)), "eta": Real(0.1), "key": Thing(KEY)},
+    ),
+    "TransformerField.init": (
+        lim.TransformerField.init,
+        {"width": Known(WIDTH), "heads": Known(1), "key": Thing(KEY)},
+    ),
+    "CausalAttention": (
+        FIELD.attention.__call__,
+        {"x": Rows(STATES), "context": Rows(STATES), "grid": ON},
+    ),
+    "FeedForward": (
+        FIELD.feed_forward.__call__,
+        {"x": Rows(STATES), "context": Unread(STATES), "grid": ON},
+    ),
+    "TransformerField": (
+        FIELD.__call__,
+        {"x": Rows(STATES), "context": Rows(STATES), "grid": ON},
+    ),
+    "causal_attention": (
+        lim.causal_attention,
+        {"query": Rows(STATES), "key": Rows(STATES), "value": Rows(STATES), "grid": ON},
+    ),
+    "attention_weights": (
+        network.attention_weights,
+        {"query": Rows(STATES), "key": Rows(STATES), "grid": ON},
+    ),
+    "attention_kernel": (
+        network.attention_kernel,
+        {"query": Rows(STATES), "key": Rows(STATES), "grid": ON},
+    ),
+    "blocked_attention": (
+        network.blocked_attention,
+        {"query": Rows(STATES), "key": Rows(STATES), "value": Rows(STATES), "grid": ON},
+    ),
+    "euler": (
+        lim.euler,
+        {"field": Thing(FIELD), "x": Rows(STATES), "grid": ON, "increment": Real(0.5)},
+    ),
+    "split": (
+        lim.split,
+        {"field": Thing(FIELD), "x": Rows(STATES), "grid": ON, "increment": Real(0.5)},
+    ),
+    "ResidualFlow": (
+        lim.ResidualFlow,
+        {
+            "layers": Layers(FLOW.layers), "horizon": Real(1.0),
+            "profile": Thing(network.unit_profile), "step": Thing(lim.euler),
+        },
+    ),
+    "ResidualFlow's call": (FLOW.__call__, {"x": Rows(STATES), "grid": ON}),
+    "ResidualFlow.trajectory": (FLOW.trajectory, {"x": Rows(STATES), "grid": ON}),
+    "ContinuousFlow": (
+        lim.ContinuousFlow,
+        {
+            "control": Thing(lambda time: FIELD), "horizon": Real(1.0),
+            "profile": Thing(network.unit_profile),
+        },
+    ),
+    "ContinuousFlow's call": (CONTINUOUS.__call__, {"x": Rows(STATES), "grid": ON}),
+    "ContinuousFlow.trajectory": (
+        CONTINUOUS.trajectory,
+        {"x": Rows(STATES), "grid": ON, "times": Free(np.linspace(0, 1, 2))},
+    ),
+    # Influence.
+    "influence": (
+        lambda loss, x, grid, regions: lim.influence(loss, None, (x, None), grid, regions),
+        {"loss": Thing(squares), "x": Rows(VECTORS), "grid": ON, "regions": optional(IN)},
+    ),
+    "influence's batch": (
+        lambda batch: lim.influence(squares, None, batch, TOKENS),
+        {"batch": Thing((VECTORS, None))},
+    ),
+    "influence_stream": (
+        lambda loss, x, grid, regions: lim.influence_stream(
+            loss, None, [(VECTORS, None), (x, None)], grid, regions
+        ),
+        {"loss": Thing(squares), "x": Rows(VECTORS), "grid": ON, "regions": optional(IN)},
+    ),
+    "indices": (lim.indices, {"averages": Rows(PROFILE), "epsilon": Real(1e-8)}),
+    # The adjoint.
+    "adjoint_trajectory": (
+        lim.adjoint_trajectory,
+        {"flow": Thing(FLOW), "terminal_loss": Thing(total), "x": Rows(STATES), "grid": ON},
+    ),
+    "channels": (
+        adjoint.channels,
+        {"flow": Thing(FLOW), "terminal_loss": Thing(total), "x": Rows(STATES), "grid": ON},
+    ),
+    "regional_channels": (
+        adjoint.regional_channels,
+        {"vectors": Rows(jnp.stack([VECTORS] * 3, axis=1)), "regions": IN},
+    ),
+    "terminal_adjoint": (
+        adjoint.terminal_adjoint,
+        {"terminal_loss": Thing(total), "state": Rows(STATES), "grid": ON},
+    ),
+    "pull_back": (
+        adjoint.pull_back,
+        {"field": Thing(FIELD), "x": Rows(STATES), "covector": Rows(STATES), "grid": ON},
+    ),
+    "cone_mass": (
+        adjoint.cone_mass,
+        {"attention": Thing(FIELD.attention), "x": Rows(STATES), "grid": ON},
+    ),
+    "interaction_orders": (
+        adjoint.interaction_orders,
+        {
+            "flow": Thing(FLOW), "terminal_loss": Thing(total), "x": Rows(STATES), "grid": ON,
+            "highest": Known(1),
+        },
+    ),
+    "query_masses": (adjoint.query_masses, {"query_weights": Rows(ASKED), "regions": IN}),
+    "readout_support": (
+        adjoint.readout_support,
+        {"query_weights": Free(ASKED), "radius": Known(1)},
+    ),
+    "continuous_adjoint": (
+        lim.continuous_adjoint,
+        {
+            "flow": Thing(CONTINUOUS), "terminal_loss": Thing(total), "x": Rows(STATES),
+            "grid": ON, "times": Free(np.linspace(0, 1, 2)),
+        },
+    ),
+    "recency_survival": (
+        adjoint.recency_survival,
+        {
+            "terminal": Rows(VECTORS), "initial": Rows(VECTORS),
+            "amplification": Free(positive(9, EXAMPLES)), "regions": IN,
+        },
+    ),
+    "readout_residual_energies": (
+        adjoint.readout_residual_energies,
+        {
+            "readout": Given(READOUT), "states": Rows(VECTORS), "targets": Rows(TARGETS),
+            "regions": IN,
+        },
+    ),
+    # Observability.
+    "sample_mean": (probes.sample_mean, {"samples": Samples(STATES)}),
+    "gaussian_probes": (
+        probes.gaussian_probes,
+        {"count": Known(2), "width": Known(WIDTH), "key": Thing(KEY)},
+    ),
+    "orthogonal_probes": (
+        probes.orthogonal_probes,
+        {"count": Known(2), "width": Known(WIDTH), "key": Thing(KEY)},
+    ),
+    "observability_gramians": (
+        observability.observability_gramians,
+        {"observations": Thing(observations), "x": Free(STATES), "step": Real(0.5)},
+    ),
+    "gramian_traces": (observability.gramian_traces, {"gramians": Free(GRAMIANS)}),
+    "condition_numbers": (observability.condition_numbers, {"gramians": Free(GRAMIANS)}),
+    "probed_traces": (
+        observability.probed_traces,
+        {"gramians": Free(GRAMIANS), "probes": Free(VECTORS[0])},
+    ),
+    "gaussian_probe_moments": (
+        observability.gaussian_probe_moments,
+        {"gramians": Rows(GRAMIANS), "grid": ON, "probes": Known(2)},
+    ),
+    "systematic_sample": (
+        observability.systematic_sample,
+        {"sizes": Free(ASKED), "count": Known(1), "key": Thing(KEY)},
+    ),
+    # Training.
+    "influence_discrepancy": (
+        training.influence_discrepancy,
+        {"density": Rows(PROFILE), "target": Real(1.0), "grid": ON},
+    ),
+    "balanced_density": (
+        training.balanced_density,
+        {"adjoints": Rows(VECTORS), "grid": ON, "epsilon": Real(1e-8)},
+    ),
+    "crossed_density": (
+        training.crossed_density,
+        {"adjoints": Rows(VECTORS), "grid": ON, "epsilon": Real(1e-8)},
+    ),
+    "influence_penalty": (
+        lambda loss, x, grid, target, epsilon: training.influence_penalty(
+            loss, None, (x, None), grid, target=target, epsilon=epsilon
+        ),
+        {
+            "loss": Thing(squares), "x": Rows(VECTORS), "grid": ON, "target": Real(1.0),
+            "epsilon": Real(1e-8),
+        },
+    ),
+    "raised_multiplier": (
+        training.raised_multiplier,
+        {
+            "multiplier": Real(1.0), "penalty": Real(0.5), "limit": Real(0.25),
+            "stiffness": Real(4.0),
+        },
+    ),
+    "trace_penalty": (training.trace_penalty, {"traces": Rows(PROFILE), "grid": ON}),
+    "gramian_penalty": (training.gramian_penalty, {"gramians": Rows(GRAMIANS), "grid": ON}),
+    "crossfit_penalty": (
+        training.crossfit_penalty,
+        {"first": Rows(PROFILE), "second": Rows(PROFILE), "grid": ON},
+    ),
+    "sampled_trace_penalty": (
+        training.sampled_trace_penalty,
+        {"traces": Rows(PROFILE), "weights": Rows(PROFILE)},
+    ),
+    "ratio_bias": (training.ratio_bias, {"energies": Rows(positive(8, 2, LENGTH)), "grid": ON}),
+    "shift_bound": (
+        training.shift_bound,
+        {"strength": Real(0.5), "slope": Real(2.0), "convexity": Real(4.0)},
+    ),
+    "reweight_positions": (
+        training.reweight_positions,
+        {
+            "weights": Rows(PROFILE), "density": Rows(PROFILE), "target": Real(1.0), "grid": ON,
+            "rate": Real(0.5), "smallest": Real(0.1), "largest": Real(8.0),
+        },
+    ),
+    "importance_weights": (
+        training.importance_weights,
+        {"deployed": Rows(PROFILE), "trained": Rows(ASKED), "grid": ON},
+    ),
+}  # fmt: skip
+
+
+def called(name, **hostile):
+    """The finished result of a right call in which some arguments are replaced."""
+    function, arguments = CALLS[name]
+    right = {argument: value.right for argument, value in arguments.items()}
+    return jax.block_until_ready(function(**right | hostile))
+
+
+def refused(error):
+    """Whether an error names an argument and what was expected of it.
+
+    Arrays of strings and objects are no arrays of JAX: where a compiled function begins, it is
+    JAX's own error that says so.
+    """
+    text, ours = str(error), r"\w: (got .+, )?expected "
+    by_jax = isinstance(error, TypeError) and "Error interpreting argument" in text
+    return by_jax or isinstance(error, ValueError | RuntimeError) and re.search(ours, text, re.S)
+
+
+def outcome(name, **hostile):
+    """The floating-point numbers of a call, or None where one of our own errors was raised."""
+    try:
+        leaves = jax.tree.leaves(called(name, **hostile))
+    except Exception as error:
+        assert refused(error), f"foreign {type(error).__name__} at {hostile}: {error}"
+        return None
+    return [np.asarray(leaf) for leaf in leaves if eqx.is_inexact_array_like(leaf)]
+
+
+def finite(numbers):
+    return all(np.isfinite(number).all() for number in numbers)
+
+
+@pytest.fixture
+def as_promoted_by_users():
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_what_can_mean_nothing_is_refused(name):
+    accepted = [
+        (argument, kind)
+        for argument, expected in CALLS[name][1].items()
+        for kind, value in expected.malformed().items()
+        if outcome(name, **{argument: value}) is not None
+    ]
+    assert accepted == []
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_nan_and_infinity_are_refused_or_stay_visible(name):
+    vanished = [
+        (argument, kind)
+        for argument, expected in CALLS[name][1].items()
+        for kind, value in expected.poisoned().items()
+        if (found := outcome(name, **{argument: value})) is not None and finite(found)
+    ]
+    assert vanished == []
+
+
+COUNTS = [
+    pytest.param(name, argument, id=f"{name}-{argument}")
+    for name, (_, arguments) in CALLS.items()
+    for argument, expected in arguments.items()
+    if isinstance(expected, Known)
+]
+
+
+@pytest.mark.parametrize("name, argument", COUNTS)
+def test_a_count_is_known_before_tracing(name, argument):
+    """An integer of NumPy is as good as Python's, or refused; a traced one is refused."""
+    right = CALLS[name][1][argument].right
+    found = outcome(name, **{argument: np.int32(right)})
+    if found is not None:
+        expected = outcome(name)
+        assert all(map(np.array_equal, found, expected)) and len(found) == len(expected)
+    with pytest.raises(ValueError, match="known before tracing|whole number"):
+        jax.jit(lambda count: jax.tree.leaves(called(name, **{argument: count}))[:0])(right)
+
+
+NUMBERS = st.one_of(st.integers(-2, 4), st.floats(width=32), st.booleans(), st.complex_numbers())
+ARRAYS = st.sampled_from(["float16", "float32", "float64", "int32", "bool", "complex64"]).flatmap(
+    lambda dtype: arrays(dtype, array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3))
+)
+ANYTHING = st.one_of(st.none(), NUMBERS, ARRAYS, st.text(max_size=3), st.lists(NUMBERS, max_size=3))
+PLACES = [(name, argument) for name in CALLS for argument in CALLS[name][1]]
+
+
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(place=st.sampled_from(PLACES), hostile=ANYTHING)
+def test_anything_else_gives_numbers_or_is_refused(place, hostile):
+    """Finite where it is finite itself, and well inside the range of its precision."""
+    name, argument = place
+    if isinstance(CALLS[name][1][argument], Given | Layers):
+        return
+    found = outcome(name, **{argument: hostile})
+    moderate = isinstance(hostile, float | int) and abs(hostile) < 100
+    if found is not None and moderate:
+        assert finite(found), f"{hostile} for {argument} gives {found}"

@@ -1,0 +1,86 @@
+"""Half precision: numbers whose squares overflow, against float64 on the same inputs."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from reference.dense import kernel_blocks
+from reference.networks import GRIDS
+
+import lim_jax as lim
+from lim_jax.adjoint import cone_mass, probed_cone_mass
+from lim_jax.network import attention_kernel, attention_weights, blocked_attention
+
+LENGTH, WIDTH = 7, 6
+ROUNDING = 4e-3  # a few of float16's
+
+
+def large(seed, *shape, size=1e4):
+    """Entries of some 1e4, whose squares are far beyond the largest float16, 65504."""
+    values = size * np.random.default_rng(seed).standard_normal(shape)
+    return jax.device_put(values.astype(np.float16))
+
+
+def exact(array):
+    return np.asarray(array).astype(np.float64)
+
+
+def test_layer_normalisation_of_a_large_token():
+    z, scale = large(0, WIDTH), large(1, WIDTH, size=1)
+    found = lim.LayerNorm(scale, jax.device_put(np.ones(WIDTH, np.float16)), 1e-3)(z)
+    centred = exact(z) - exact(z).mean()
+    expected = exact(scale) * centred / np.sqrt((centred**2).mean() + 1e-3) + 1
+    assert found.dtype == jnp.float16
+    np.testing.assert_allclose(exact(found), expected, atol=ROUNDING * np.abs(expected).max())
+
+
+@jax.jit
+def attended(query, key, value, grid):
+    return (
+        attention_weights(query, key, grid),
+        attention_kernel(query, key, grid),
+        lim.causal_attention(query, key, value, grid),
+        blocked_attention(query, key, value, grid),
+    )
+
+
+@pytest.mark.parametrize("kind", GRIDS)
+def test_attention_of_large_queries_and_keys(kind):
+    query, key, value = (large(seed, LENGTH, WIDTH) for seed in (1, 2, 3))
+    prefix = np.asarray(GRIDS[kind](LENGTH).prefix_weights())
+    scores = np.where(prefix != 0, exact(query) @ exact(key).T / np.sqrt(WIDTH), -np.inf)
+    mass = prefix * np.exp(scores - scores.max(axis=1, keepdims=True))
+    weights = mass / mass.sum(axis=1, keepdims=True)
+    kernel = weights / np.where(prefix != 0, prefix, 1)
+    features = weights @ exact(value)
+    found = attended(query, key, value, GRIDS[kind](LENGTH, dtype=jnp.float16))
+    for half, expected in zip(found, (weights, kernel, features, features), strict=True):
+        assert half.dtype == jnp.float16
+        np.testing.assert_allclose(exact(half), expected, atol=ROUNDING * np.abs(expected).max())
+
+
+def test_cone_mass_of_large_states():
+    """Masses of some 1e-8, which float16 does not hold: they are given in float32."""
+    grid = lim.graded_grid(LENGTH, dtype=jnp.float16)
+    attention = lim.CausalAttention.init(WIDTH, heads=2, eta=1e-3, key=jax.random.key(0))
+    half = jax.tree.map(lambda leaf: jax.device_put(np.float16(leaf)), attention)
+    x = large(4, LENGTH, WIDTH)
+    fine, wide = (
+        lim.graded_grid(LENGTH),
+        jax.tree.map(lambda leaf: jax.device_put(exact(leaf)), half),
+    )
+    prefix, weights = np.asarray(fine.prefix_weights()), np.asarray(fine.weights)
+    blocks = np.asarray(kernel_blocks(wide, jax.device_put(exact(x)), fine))
+    blocks = blocks / np.where(prefix != 0, prefix, 1)[:, :, None, None]
+    # The weights of the integral over p >= q; on a token they are dp_i W_ij / dp_j.
+    cone = weights[:, None] * prefix / weights[None, :]
+    squares = {
+        "operator": np.linalg.norm(blocks, 2, axis=(2, 3)) ** 2,
+        "frobenius": (blocks**2).sum(axis=(2, 3)),
+    }
+    for norm, square in squares.items():
+        expected = (cone * square).sum(axis=0)
+        np.testing.assert_allclose(exact(cone_mass(half, x, grid, norm)), expected, rtol=5e-3)
+    probes = jax.device_put(np.sqrt(np.float16(WIDTH)) * np.eye(WIDTH, dtype=np.float16))
+    probed = probed_cone_mass(half, x, grid, probes).value
+    np.testing.assert_allclose(exact(probed), expected, rtol=5e-3)
