@@ -373,7 +373,7 @@ def _cone_rows(sizes: tuple[int, ...]) -> Iterator[Row]:
 
     study = in_position.printed_cone_mass_study(_one_layer(0), smooth_states, (40, 80, 160, 320))
     yield Row("cone mass, as printed, tokens", study, 2, PRINTED)
-    study = in_position.left_cone_mass_study(_one_layer(0), smooth_states, (20, 40, 80, 160))
+    study = in_position.left_cone_mass_study(_one_layer(0), smooth_states, (30, 60, 120, 240))
     yield Row("cone mass, left average's growth by doubling, tokens", study, 0, DIVERGENT)
 
 
