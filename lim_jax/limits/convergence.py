@@ -622,7 +622,7 @@ def rates_table(rows: list[Row]) -> str:
     A dash stands for an order that the paper does not state, and for a bound that is not explicit.
     """
     lines = [
-        f"{'limit':58s} {'claimed':>7s} {'expected':>8s} {'measured':>14s} {'bound':>6s} "
+        f"{'limit':64s} {'claimed':>7s} {'expected':>8s} {'measured':>14s} {'bound':>6s} "
         f"{'constant':>9s} {'reference':>9s}"
     ]
     for row in rows:
@@ -630,7 +630,7 @@ def rates_table(rows: list[Row]) -> str:
         bound = {True: "holds", False: "BROKEN", None: "–"}[study.holds]
         claimed = "–" if study.claimed is None else f"{study.claimed:.2f}"
         lines.append(
-            f"{row.name:58s} {claimed:>7s} {row.expected:8.2f} "
+            f"{row.name:64s} {claimed:>7s} {row.expected:8.2f} "
             f"{order.value:7.2f} ±{order.half_width:5.2f} {bound:>6s} {order.constant:9.2g} "
             f"{study.reference_error:9.1e}{'' if row.agrees else '   DIFFERS'}"
         )

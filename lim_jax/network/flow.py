@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PyTree, Shaped
 
 from lim_jax._checks import (
@@ -301,7 +302,7 @@ def require_horizon(horizon: float) -> None:
 
 
 def require_depth_profile(
-    tree: PyTree, profile: Callable[[Scalar], Scalar], times: np.ndarray, dtype: jnp.dtype
+    tree: PyTree, profile: Callable[[Scalar], Scalar], times: np.ndarray, dtype: DTypeLike
 ) -> PyTree:
     r"""Return `tree`, and refuse a depth profile that is negative, infinite or not a number.
 
@@ -317,8 +318,7 @@ def require_depth_profile(
 
     Examples
     --------
-    >>> times, dtype = np.linspace(0, 1, 5), jnp.dtype("float32")
-    >>> require_depth_profile("fine", lambda time: 1 - time, times, dtype)
+    >>> require_depth_profile("fine", lambda time: 1 - time, np.linspace(0, 1, 5), "float32")
     'fine'
     """
     if profile is unit_profile:
