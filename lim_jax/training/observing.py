@@ -152,9 +152,12 @@ def observability_objective(
     if previous is not None:
         traces = memory * jax.lax.stop_gradient(previous) + (1 - memory) * traces
     risk = jax.vmap(loss, in_axes=(None, 0, 0))(params, x, y).mean()
-    if weights is None:
-        weights = grid.weights if positions is None else grid.weights[positions]
-    return risk + strength / 2 * sampled_trace_penalty(traces, weights), traces
+    if positions is None and weights is None:
+        penalty = trace_penalty(traces, grid)
+    else:
+        weights = grid.weights[positions] if weights is None else weights
+        penalty = sampled_trace_penalty(traces, weights)
+    return risk + strength / 2 * penalty, traces
 
 
 def injected_objective(

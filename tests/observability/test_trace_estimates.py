@@ -172,6 +172,8 @@ def test_the_route_with_fewest_products_is_taken(name):
         "injected": draws * depth,
     }
     assert cheapest_mode(products) == expected
+    assert cheapest_mode({"probes": 13, "injected": 10}) == "probes"
+    assert cheapest_mode({"probes": 15, "injected": 10}) == "injected"
 
 
 @pytest.mark.slow
