@@ -187,6 +187,24 @@ def test_the_embedding_keeps_integrals():
     np.testing.assert_allclose(np.asarray(embedded).mean(), integral, rtol=1e-12)
 
 
+@pytest.mark.parametrize("kind", GRIDS)
+def test_fields_on_cells_are_carried_to_other_grids_by_lines(kind):
+    """NumPy's interpolation between the nodes; beyond them the nearest line goes on."""
+    source, target = GRIDS[kind](6), lim.graded_grid(11)
+    values = np.random.default_rng(0).standard_normal((6, 2))
+    nodes, p = np.asarray(source.nodes), np.asarray(target.nodes)
+    found = np.asarray(jax.jit(lim.grid.resample)(values, source, target))
+    inside = (p >= nodes[0]) & (p <= nodes[-1])
+    assert not inside.all()
+    for feature in range(2):
+        expected = np.interp(p, nodes, values[:, feature])
+        np.testing.assert_allclose(found[inside, feature], expected[inside], rtol=1e-12)
+    slope = (values[1] - values[0]) / (nodes[1] - nodes[0])
+    before = p < nodes[0]
+    expected = values[0] + np.multiply.outer(p[before] - nodes[0], slope)
+    np.testing.assert_allclose(found[before], expected, rtol=1e-12)
+
+
 def test_a_grid_is_static():
     grid = lim.token_grid(5)
     assert jax.tree.leaves(grid) == [] and grid == lim.token_grid(5) != lim.midpoint_grid(5)
@@ -199,9 +217,9 @@ def test_a_grid_is_static():
 def test_breaks_that_were_rounded_to_single_precision_are_refused(as_users_run):
     """Their differences are rounded too, and the panels no longer meet."""
     breaks = (0.0, 0.1, 0.3, 1.0)
-    assert lim.grid.PanelGrid(breaks, 4).size == 12
+    assert lim.grid.PanelGrid(breaks=breaks, order=4).size == 12
     with pytest.raises(ValueError, match="an error of .* in the integral of a polynomial"):
-        lim.grid.PanelGrid(tuple(np.array(breaks, np.float32)), 4)
+        lim.grid.PanelGrid(breaks=tuple(np.array(breaks, np.float32)), order=4)
 
 
 def test_precision_follows_the_grid():

@@ -158,7 +158,8 @@ def test_sites_know_the_profile_of_their_layers(step):
     """Layer k sees X_k and, where it has one field, P_(k+1), in a step of eps zeta(t_k)."""
     grid, flow = lim.graded_grid(LENGTH), random_flow(depth=3, step=SCHEMES[step], horizon=1.5)
     states, covectors = (random_states(seed, 4, LENGTH, WIDTH) for seed in (6, 7))
-    sites = jax.jit(lambda *along: tangent.attention_sites(flow, *along, grid))(states, covectors)
+    find = jax.jit(lambda x, p: tangent.attention_sites(flow, x, p, grid))
+    sites = find(states, covectors)
     np.testing.assert_allclose(sites.step, [0.5, 0.5, 0.5], rtol=1e-15)
     increments = 0.5 * falling_profile(np.array([0.0, 0.5, 1.0]))
     np.testing.assert_allclose(sites.increments, increments, rtol=1e-15)

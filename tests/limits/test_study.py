@@ -23,9 +23,10 @@ def test_fitted_orders_are_numpys_with_their_covariance(count):
 
 def test_the_constant_of_attention_is_the_proofs_by_loops():
     """Two heads without norms or biases, whose states and slopes are known."""
-    maps = [random_states(seed, 2, 3, 4) for seed in range(3)]
+    query, key, value = (random_states(seed, 2, 3, 4) for seed in range(3))
     output = random_states(3, 2, 4, 3)
-    attention = lim.CausalAttention(eqx.nn.Identity(), *maps, output)
+    attention = lim.CausalAttention(eqx.nn.Identity(), query, key, value, output)
+    heads = list(zip(*map(np.asarray, (query, key, value, output)), strict=True))
     rates, points = np.array([1.0, 2.0, 0.5, 3.0]), 13
 
     def states(p):
@@ -36,12 +37,12 @@ def test_the_constant_of_attention_is_the_proofs_by_loops():
     largest = 0
     for i in range(points):
         total = 0
-        for query, key, value, out in zip(*map(np.asarray, (*maps, output)), strict=True):
-            q, sizes = query @ x[i] / np.sqrt(3), []
+        for w_query, w_key, w_value, w_out in heads:
+            q, sizes = w_query @ x[i] / np.sqrt(3), []
             for j in range(i + 1):
-                v, dv = out @ value @ x[j], out @ value @ slope[j]
-                mass = np.exp(q @ key @ x[j])
-                dmass = mass * (q @ key @ slope[j])
+                v, dv = w_out @ w_value @ x[j], w_out @ w_value @ slope[j]
+                mass = np.exp(q @ w_key @ x[j])
+                dmass = mass * (q @ w_key @ slope[j])
                 ends = np.linalg.norm(dmass * v + mass * dv), np.linalg.norm(v), abs(dmass), mass
                 sizes.append(ends)
             product, features, steepest, _ = np.max(sizes, axis=0)

@@ -226,16 +226,20 @@ def test_a_bare_functions_gramians_are_given_at_the_positions_asked_for(exact_gr
 def test_probes_estimate_traces_and_orthogonal_ones_give_them(exact_gramians):
     # `eq:observability-trace-unbiasedness`.
     observations, x, _ = setting()
-    some = np.array([4, 1])
+    some, steps = np.array([4, 1]), jnp.array([0.5, 0.2, 1.0])
 
     @jax.jit
     def found(x):
         exact = probes.orthogonal_probes(4, 4, key=jax.random.key(0))
         own = jax.random.normal(jax.random.key(1), (4000, 2, 4))
         draws = probed_observability(observations, x, 0.5, own, jnp.asarray(some))
-        return probed_observability(observations, x, 0.5, exact), probes.sample_mean(draws)
+        weighted = probed_observability(observations, x, steps, exact).mean(axis=0)
+        unequal = gramian_traces(observability_gramians(observations, x, steps))
+        given = probed_observability(observations, x, 0.5, exact)
+        return given, probes.sample_mean(draws), (weighted, unequal)
 
-    given, sampled = jax.tree.map(np.asarray, found(x))
+    given, sampled, (weighted, unequal) = jax.tree.map(np.asarray, found(x))
+    np.testing.assert_allclose(weighted, unequal, rtol=1e-10)
     traces = np.asarray(gramian_traces(exact_gramians))
     np.testing.assert_allclose(given.mean(axis=0), traces, rtol=1e-10)
     assert (np.abs(sampled.value - traces[some]) < 4 * sampled.error).all()
@@ -243,15 +247,22 @@ def test_probes_estimate_traces_and_orthogonal_ones_give_them(exact_gramians):
 
 def test_noise_injected_at_every_layer_estimates_all_traces_at_once(exact_gramians):
     observations, x, _ = setting()
+    unequal = jnp.array([0.5, 0.05, 1.5])
 
     @jax.jit
     def estimated(x):
         noise = jax.random.normal(jax.random.key(2), (4000, 3, 8))
-        return probes.sample_mean(layer_injected_traces(observations, x, 0.5, noise))
 
-    found = jax.tree.map(np.asarray, estimated(x))
-    traces = np.asarray(gramian_traces(exact_gramians))
-    assert (np.abs(found.value - traces) < 4 * found.error).all()
+        def estimate(steps):
+            return probes.sample_mean(layer_injected_traces(observations, x, steps, noise))
+
+        gramians = observability_gramians(observations, x, unequal)
+        return estimate(0.5), estimate(unequal), gramians
+
+    even, uneven, gramians = jax.tree.map(np.asarray, estimated(x))
+    for found, exact in ((even, exact_gramians), (uneven, gramians)):
+        traces = np.trace(exact, axis1=1, axis2=2)
+        assert (np.abs(found.value - traces) < 4 * found.error).all()
 
 
 def test_the_crossfit_penalty_is_unbiased_and_the_squared_one_is_not(exact_gramians):
@@ -370,14 +381,16 @@ def test_all_routes_give_the_gramians_of_the_dense_jacobian(step):
 def test_truncated_factors_give_gramians_from_below_and_say_what_they_left_out():
     grid, x = lim.token_grid(6), random_states(2, 6, 4)
     see = ObservedTokens(random_flow(1, depth=4, width=4, horizon=4.0), grid, jnp.array([5]))
-    ranks = (4, 6, 8, 16)
+    ranks, steps = (4, 6, 8, 16), jnp.array([0.5, 0.2, 1.0, 0.3])
 
     @jax.jit
     def gramians(x):
-        truncated = [gramian.low_rank_gramians(see, x, 0.5, rank) for rank in ranks]
-        return observability_gramians(see, x, 0.5), truncated
+        truncated = [gramian.low_rank_gramians(see, x, steps, rank) for rank in ranks]
+        return jax.jacfwd(see)(x), observability_gramians(see, x, steps, "reverse"), truncated
 
-    exact, truncated = jax.tree.map(np.asarray, gramians(x))
+    jacobian, swept, truncated = jax.tree.map(np.asarray, gramians(x))
+    exact = np.einsum("k,koia,koib->iab", steps, jacobian, jacobian)
+    np.testing.assert_allclose(swept, exact, rtol=1e-10, atol=1e-12 * np.abs(exact).max())
     gaps = []
     for rank, found in zip(ranks, truncated, strict=True):
         missing = exact - found.gramians

@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 from matplotlib.figure import Figure
 from reference.networks import random_states
+from reference.section4 import section4_by_hand
 
 import lim_jax as lim
 from lim_jax import plots
@@ -11,7 +12,6 @@ from lim_jax.adjoint.criteria import exact_characterisation
 from lim_jax.plots import influence_profile
 from lim_jax.plots.drawing import shade_boundaries
 from lim_jax.probes import Estimate
-from lim_jax.studies import paper
 
 
 def test_the_profile_shows_density_errors_averages_and_indices():
@@ -70,29 +70,6 @@ def drawn(figure):
     """The ordinates of a figure's lines, by label; numbers that it was not given are not made."""
     (axes,) = figure.axes
     return {str(line.get_label()): np.asarray(line.get_ydata()) for line in axes.lines}
-
-
-def section4_by_hand():
-    """Results of section 4 in which no two numbers are alike."""
-    generator = np.random.default_rng(0)
-
-    def numbers(*shape):
-        return jnp.asarray(1 + generator.random(shape))
-
-    def row():
-        return paper.Row(lim.density.Indices(*numbers(6)), *numbers(2), numbers(48))
-
-    names = ("baseline", "algorithm1", "algorithm2", "algorithm3")
-    counts = jnp.array([1.0, 2.0, 4.0])
-    return paper.Section4(
-        table={name: row() for name in names},
-        minimiser={name: row() for name in names[1::2]},
-        objectives={name: numbers()[()] for name in names[1::2]},
-        runs={name: paper.GateRun(numbers(48), numbers()[()], numbers(5)) for name in names[1:]},
-        trace_densities={"before": numbers(48), "after": numbers(48)},
-        condition_numbers=paper.Summary(*numbers(3, 3)),
-        probes=paper.ProbeStudy(numbers()[()], counts, *numbers(4, 3)),
-    )
 
 
 def test_section_4_is_drawn_as_it_was_computed():

@@ -32,10 +32,12 @@ def falling_profile(time):
     return 1.3 / (1 + 0.7 * time)
 
 
-def random_flow(seed=0, *, depth=2, width=WIDTH, heads=2, **options):
-    """A network of `depth` layers with random biases and norms, by Euler steps of a profile."""
+def random_flow(
+    seed=0, *, step=lim.euler, profile=falling_profile, depth=2, width=WIDTH, heads=2, horizon=1.0
+):
+    """A network of `depth` layers with random biases and norms."""
     layers = randomised(_layers(depth, width, heads), seed)
-    return lim.ResidualFlow(layers, **{"profile": falling_profile} | options)
+    return lim.ResidualFlow(layers, horizon, profile, step)
 
 
 @cache

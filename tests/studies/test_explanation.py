@@ -217,6 +217,8 @@ def test_figures_of_an_explanation_show_its_numbers():
     upper, lower = plots.channel_energies(found, "title").axes
     curve = np.asarray(upper.lines[0].get_ydata())
     np.testing.assert_allclose(curve, found.influence.density)
+    together = np.asarray(found.channel_energies).sum(axis=0) / float(found.influence.total)
+    np.testing.assert_allclose(np.asarray(upper.lines[1].get_ydata()), together)
     tops = [np.asarray(part.get_paths()[0].vertices)[:, 1].max() for part in lower.collections]
     shares = found.channel_energies / found.channel_energies.sum(axis=0, keepdims=True)
     np.testing.assert_allclose(tops, np.cumsum(shares, axis=0).max(axis=1), rtol=1e-12)
