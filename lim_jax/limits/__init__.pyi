@@ -23,6 +23,7 @@ from .depth import shadowing_study as shadowing_study
 from .depth import spike_perturbation as spike_perturbation
 from .depth import split_defect_study as split_defect_study
 from .depth import split_gap_study as split_gap_study
+from .depth import time_slopes as time_slopes
 from .depth import trajectory_studies as trajectory_studies
 from .depth import uniform_perturbation as uniform_perturbation
 from .position import attention_constant as attention_constant

@@ -20,7 +20,7 @@ from jaxtyping import Array, Float, PyTree
 from lim_jax.adjoint.cone import cone_mass
 from lim_jax.adjoint.continuous import continuous_adjoint
 from lim_jax.adjoint.sweep import adjoint_trajectory
-from lim_jax.grid import Grid, boundary_regions, integral, regional_averages
+from lim_jax.grid import Grid, boundary_regions, inner, integral, regional_averages
 from lim_jax.limits.study import Study, fit_order, refine
 from lim_jax.network.continuous import ContinuousFlow, control_distance
 from lim_jax.network.field import State
@@ -141,6 +141,43 @@ def depth_constants(
 
     found = eqx.filter_vmap(sizes)(fields, states)
     return DepthConstants(*(values.max() for values in found))
+
+
+@eqx.filter_jit
+def time_slopes(
+    flow: ContinuousFlow, x: State, grid: Grid, times: Float[Array, " times"]
+) -> Float[Array, " times"]:
+    r"""Measure :math:`\|\partial_t\,\zeta(t)\mathscr F_{\theta_t}(X)\|` at one state, on the grid.
+
+    `eq:depth-time-consistency`: between two times of one piece of the control the field changes by
+    at most :math:`C_G`, the largest slope there, times their distance.
+
+    Parameters
+    ----------
+    flow
+        Its profile and its control, differentiable in time: `linear_control`, `cubic_control`, or
+        any smooth callable.
+    x, grid
+        The state, held still, and its positions.
+    times
+        Depth times; where pieces of the control meet, the slope is that of one of them.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> flow = ContinuousFlow(lambda time: lambda x, context, grid: time**2 * x)
+    >>> time_slopes(flow, jnp.ones((3, 1)), token_grid(3), jnp.array([0.0, 0.5, 1.0])).tolist()
+    [0.0, 1.0, 2.0]
+    """
+
+    def rate(time: Array) -> State:
+        return flow.profile(time) * flow.control(time)(x, x, grid)
+
+    def slope(time: Array) -> Array:
+        change = jax.jvp(rate, (time,), (jnp.ones_like(time),))[1]
+        return jnp.sqrt(inner(change, change, grid))
+
+    return jax.vmap(slope)(times)
 
 
 def trajectory_studies(

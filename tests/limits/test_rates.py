@@ -174,6 +174,26 @@ def test_the_constants_of_a_matrix_are_its_norm_and_the_states():
     np.testing.assert_allclose(constants.between_layers(0.5), np.e * 6 + 5, rtol=1e-12)
 
 
+def test_a_field_changes_within_a_piece_of_its_control_by_no_more_than_its_slope():
+    """`eq:depth-time-consistency`, on pairs of times of one piece, by differences in NumPy."""
+    grid, layers = lim.graded_grid(5), random_flow(depth=3).layers
+    x = jax.device_put(np.random.default_rng(0).standard_normal((5, 6)))
+    flow = lim.ContinuousFlow(linear_control(layers), profile=lambda time: 0.5 + time**2)
+    times = jax.device_put(np.linspace(0.51, 0.99, 49))  # one piece: knots at 0, 1/2 and 1
+
+    @jax.jit
+    def measured(times):
+        fields = jax.vmap(lambda t: flow.profile(t) * flow.control(t)(x, x, grid))(times)
+        return fields, lim.limits.time_slopes(flow, x, grid, times)
+
+    fields, slopes = map(np.asarray, measured(times))
+    gaps = np.sqrt(((fields[:, None] - fields) ** 2).sum(axis=3) @ np.asarray(grid.weights))
+    apart = np.abs(np.subtract.outer(times, times))
+    neighbours = np.diagonal(gaps, offset=1) / np.diagonal(apart, offset=1)
+    np.testing.assert_allclose(neighbours, (slopes[1:] + slopes[:-1]) / 2, rtol=1e-3)
+    assert (gaps <= slopes.max() * apart * (1 + 1e-12)).all()
+
+
 def test_between_layers_a_state_is_left_behind_by_a_step():
     """A drift is exact on layers; before the next one the state is behind by its whole length."""
     grid, depths = lim.graded_grid(4), (3, 5, 10, 20)
@@ -364,6 +384,7 @@ def test_the_bound_of_the_loss_is_the_slope_of_its_density():
 @pytest.mark.parametrize("make_grid, order", [(lim.token_grid, 1), (lim.midpoint_grid, 2)])
 def test_a_query_density_weighs_the_loss(make_grid, order):
     """Of a constant loss density g: the sum of 2 p g dp, right of the integral by g/L on tokens."""
+    # `eq:continuum-ar-loss`.
 
     def same(values):
         return lambda p: jnp.broadcast_to(jnp.array([values]), (p.size, 2))
@@ -384,6 +405,7 @@ def test_a_query_density_weighs_the_loss(make_grid, order):
 
 def test_a_query_density_weighs_the_terminal_adjoint():
     """Of chi = 1/2 + p and still logits and labels: P_T is chi times a constant covector."""
+    # `eq:continuum-ar-terminal-adjoint`.
     linear = lim.LinearReadout(jnp.asarray(np.random.default_rng(1).standard_normal((3, 3))))
 
     def still(p):
@@ -405,6 +427,7 @@ def test_a_query_density_weighs_the_terminal_adjoint():
 
 
 def test_a_readouts_adjoint_is_bounded_by_its_weights_norm():
+    # `eq:readout-adjoint-boundedness`.
     generator = np.random.default_rng(1)
     weight = jnp.asarray(generator.standard_normal((3, 4)))
     largest = np.linalg.norm(weight, 2)

@@ -32,6 +32,7 @@ BAD_PROFILES = {
 
 @pytest.mark.parametrize("got", BAD_PROFILES)
 def test_a_profile_that_is_negative_or_not_finite_is_refused(got, as_users_run):
+    # `ass:depth-profile`.
     flow = random_flow(depth=4, horizon=2.0, profile=BAD_PROFILES[got])
     continuous = lim.ContinuousFlow(lambda time: None, horizon=2.0, profile=BAD_PROFILES[got])
     x = random_states()

@@ -221,6 +221,7 @@ def test_the_integral_of_the_rate_is_the_change_of_the_density():
 
 
 def test_indices_along_a_path_are_those_of_each_time():
+    # `eq:gd-influence-density`; Z_s >= z_0, `eq:influence-normalization-away-from-zero`.
     """`eq:gd-influence-density` and `eq:gd-lim-index` by NumPy, with a position left out too."""
     energy = np.exp(random_states(7, 3, LENGTH))
     energy[2] = 0  # no influence
