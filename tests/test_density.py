@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from reference.differences import central_gradient
-from reference.networks import random_flow, random_labels, random_states
+from reference.networks import falling_profile, random_flow, random_labels, random_states
 
 import lim_jax as lim
 from lim_jax.density import adjoint_energies
@@ -118,7 +118,8 @@ def test_our_flow_as_a_bare_function():
 
     def bare_loss(layers, x, y):
         for k in range(2):
-            x = x + 0.5 * layer(jax.tree.map(lambda leaf: leaf[k], layers), x)  # noqa: B023
+            size = 0.5 * falling_profile(0.5 * k)
+            x = x + size * layer(jax.tree.map(lambda leaf: leaf[k], layers), x)  # noqa: B023
         return jnp.vdot(x, y)
 
     def flow_loss(flow, x, y):

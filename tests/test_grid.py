@@ -190,7 +190,7 @@ def test_the_embedding_keeps_integrals():
 @pytest.mark.parametrize("kind", GRIDS)
 def test_fields_on_cells_are_carried_to_other_grids_by_lines(kind):
     """NumPy's interpolation between the nodes; beyond them the nearest line goes on."""
-    source, target = GRIDS[kind](6), lim.graded_grid(11)
+    source, target = GRIDS[kind](6), lim.token_grid(11)
     values = np.random.default_rng(0).standard_normal((6, 2))
     nodes, p = np.asarray(source.nodes), np.asarray(target.nodes)
     found = np.asarray(jax.jit(lim.grid.resample)(values, source, target))

@@ -104,6 +104,10 @@ def test_cross_entropies_are_their_sums():
         (cross_entropy(logits, labels, GRID), surprise.mean()),
         (cross_entropy(logits, labels, GRID, weights), np.mean(weights * surprise)),
         (cross_entropy(logits, labels, graded), np.sum(np.asarray(graded.weights) * surprise)),
+        (
+            cross_entropy(logits, labels, graded, weights),
+            np.sum(np.asarray(graded.weights) * weights * surprise),
+        ),
         (autoregressive(logits, labels, weights / 66), np.sum(weights / 66 * surprise)),
     ):
         np.testing.assert_allclose(found, expected, rtol=1e-13)

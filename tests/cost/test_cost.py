@@ -103,5 +103,7 @@ def test_jobs_that_do_not_fit_are_refused_before_they_run():
     rows = jax.ShapeDtypeStruct((size, 2), float)
     cost = job_cost(lambda x: (x @ x.T) @ x, rows)
     assert cost.memory > 8 * size**2
+    assert cost.memory == cost.temporary + cost.arguments + cost.outputs > cost.temporary
+    assert cost.outputs == cost.arguments == 16 * size
     with pytest.raises(ValueError, match="influence_stream"):
         require_fits(cost, 2**34)
