@@ -11,10 +11,21 @@ from reference.networks import layer_of, random_flow, random_labels, random_stat
 import lim_jax as lim
 from lim_jax._checks import warn_of_miscompiling_jaxlib
 from lim_jax.adjoint.cone import cone_mass, joint_cone
-from lim_jax.grid import cell_embedding
+from lim_jax.adjoint.criteria import recency_survival
+from lim_jax.adjoint.queries import readout_support
+from lim_jax.grid import cell_embedding, resample
 from lim_jax.loss import query_subset
 from lim_jax.observability.trace_estimates import observability_traces
-from lim_jax.probes import orthogonal_probes
+from lim_jax.probes import orthogonal_probes, sample_mean
+from lim_jax.training import (
+    balanced_density,
+    constrained_objective,
+    gramian_penalty,
+    importance_weights,
+    influence_penalty,
+    ratio_bias,
+    reweight_positions,
+)
 
 pytestmark = pytest.mark.usefixtures("as_users_run")
 GRID = lim.token_grid(4)
@@ -77,6 +88,87 @@ STATIC = {
     "empty region": (
         lambda: lim.boundary_regions(lim.token_grid(10), 0.1, "points"),
         "no node in the left region of 10 positions at delta = 1/10.*larger delta",
+    ),
+    "length for a grid": (
+        lambda: lim.integral(STATES, 4),
+        r"grid: got 4, expected a Grid.*token_grid\(48\)",
+    ),
+    "nodes for a grid": (
+        lambda: lim.cross_entropy(LOGITS, LABELS, GRID.nodes),
+        r"grid: got an array of float64 with shape \(4,\), expected a Grid",
+    ),
+    "a width for regions": (
+        lambda: lim.regional_averages(STATES, 0.2),
+        r"regions: got 0.2, expected Regions of a grid.*boundary_regions\(grid, delta\)",
+    ),
+    "values of another length": (
+        lambda: resample(random_states(0, 5, 6), GRID, GRID),
+        r"values: got shape \(5, 6\), expected \(4, \.\.\.\)",
+    ),
+    "a list of values": (
+        lambda: lim.integral([1.0, 2.0, 3.0, 4.0], GRID),
+        "values: got list, expected a floating-point array",
+    ),
+    "complex values": (
+        lambda: lim.inner(STATES, np.asarray(STATES) + 1j, GRID),
+        "right: got an array of complex128",
+    ),
+    "Gramians with a row more": (
+        lambda: gramian_penalty(full((5, 2, 2), 1.0), GRID),
+        r"gramians: got shape \(5, 2, 2\), expected \(4, width, width\)",
+    ),
+    "Gramians that are not square": (
+        lambda: gramian_penalty(full((4, 2, 3), 1.0), GRID),
+        r"gramians: got shape \(4, 2, 3\)",
+    ),
+    "whole numbers for a dtype": (
+        lambda: lim.token_grid(4, dtype=int),
+        "dtype: got <class 'int'>, expected a floating-point dtype",
+    ),
+    "traced length": (
+        lambda: jax.jit(lambda size: lim.token_grid(size).weights)(4),
+        "size: got an array of int64.*known before tracing",
+    ),
+    "infinite eta": (lambda: lim.LayerNorm.init(3, eta=np.inf), "eta: got inf"),
+    "eta of a norm made by hand": (
+        lambda: lim.LayerNorm(full(3, 1.0), full(3, 0.0), np.nan),
+        "eta: got nan",
+    ),
+    "infinite epsilon": (
+        lambda: lim.indices(full(3, 1.0), np.inf),
+        "epsilon: got inf, expected a finite number",
+    ),
+    "no probes": (
+        lambda: orthogonal_probes(0, 2, key=jax.random.key(0)),
+        "count: got 0, expected a whole number.*at least one probe",
+    ),
+    "no samples": (lambda: sample_mean(full((0, 3), 1.0)), r"samples: got shape \(0, 3\)"),
+    "no adjoints": (
+        lambda: balanced_density(full((0, 4, 2), 1.0), GRID, epsilon=0.0),
+        r"adjoints: got shape \(0, 4, 2\), expected \(examples, 4, width\) with no axis empty",
+    ),
+    "jackknife of one example": (
+        lambda: ratio_bias(full((1, 4), 1.0), GRID),
+        "energies: got one example, expected at least two",
+    ),
+    "certificate of NaN": (
+        lambda: recency_survival(
+            full((1, 4, 2), np.nan),
+            full((1, 4, 2), 1.0),
+            full(1, 0.1),
+            lim.boundary_regions(GRID, 0.3),
+        ),
+        "got NaN or infinite values, expected finite ones",
+    ),
+    "flow for a network": (
+        lambda: lim.adjoint_trajectory(STATES, jnp.sum, STATES, GRID),
+        "flow: got an array of float64.*expected a ResidualFlow",
+    ),
+    "influences over other regions": (
+        lambda: influence_of(full((1, 4, 6), 1.0))().merge(
+            influence_of(full((1, 4, 6), 1.0), regions=lim.boundary_regions(GRID, 0.3))()
+        ),
+        "other: got influence over",
     ),
     "empty grid": (lambda: lim.token_grid(0), "size: got 0"),
     "fractional grid": (lambda: lim.token_grid(4.0), "size: got 4.0"),
@@ -189,6 +281,60 @@ TRACED = {
     "query outside": (lambda: query_subset(4, array([4])), "positions: expected distinct"),
     "query twice": (lambda: query_subset(4, array([1, 1])), "positions: expected distinct"),
     "negative query": (lambda: query_subset(4, array([-1])), "positions: expected distinct"),
+    "nan query weight where support is asked": (
+        lambda: readout_support(array([0.0, np.nan, 0.0, 1.0]), 1),
+        "query_weights: got NaN or infinite values",
+    ),
+    "negative deployment": (
+        lambda: importance_weights(array([-1.0, 1, 1, 3]), full(4, 1.0), GRID),
+        "deployed: expected a finite density of position, nowhere negative",
+    ),
+    "nan in training's density": (
+        lambda: importance_weights(full(4, 1.0), array([np.nan, 1, 1, 1]), GRID),
+        "trained: expected a finite density",
+    ),
+    "training nowhere": (
+        lambda: importance_weights(full(4, 1.0), full(4, 0.0), GRID),
+        "trained: expected a finite density of position, nowhere negative and not zero",
+    ),
+    "infinite epsilon in an array": (
+        lambda: lim.indices(full(3, 1.0), array(np.inf)),
+        "epsilon: got NaN or infinite",
+    ),
+    "nan in a penalty's batch": (
+        lambda: influence_penalty(linear_loss, None, (full((2, 4, 6), np.nan), None), GRID),
+        "batch: got NaN or infinite",
+    ),
+    "infinite epsilon of a penalty": (
+        lambda: influence_penalty(
+            linear_loss, None, (full((2, 4, 6), 1.0), None), GRID, epsilon=np.inf
+        ),
+        "epsilon: got NaN or infinite",
+    ),
+    "zero stiffness": (
+        lambda: constrained_objective(
+            linear_loss,
+            None,
+            (full((2, 4, 6), 1.0), None),
+            GRID,
+            limit=0.1,
+            multiplier=1.0,
+            stiffness=0.0,
+        ),
+        "stiffness: expected a positive number",
+    ),
+    "interval that holds no weight": (
+        lambda: reweight_positions(
+            full(4, 1.0), full(4, 1.0), 1.0, GRID, rate=0.5, smallest=0.0, largest=0.0
+        ),
+        "smallest, largest: expected 0 <= smallest",
+    ),
+    "states that are not finite along continuous depth": (
+        lambda: lim.ContinuousFlow(lambda time: lambda x, context, grid: -x)(
+            full((4, 6), np.inf), GRID
+        ),
+        "x: got NaN or infinite",
+    ),
     "position outside": (
         lambda: cell_embedding(array(np.arange(4.0)), GRID, array([1.5])),
         r"expected numbers in \[0, 1\]",
