@@ -20,7 +20,7 @@ from .certificate import Premise as Premise
 from .certificate import certificate_table as certificate_table
 from .certificate import compare as compare
 from .certificate import half_digits as half_digits
-from .certificate import refuse_nan as refuse_nan
+from .certificate import require_concrete as require_concrete
 from .cone import JointCone as JointCone
 from .cone import cone_energies as cone_energies
 from .cone import cone_mass as cone_mass

@@ -147,8 +147,8 @@ def compare(
     return Inequality(statement, float(greater), float(lesser), rounding)
 
 
-def refuse_nan(name: str, tree: PyTree) -> None:
-    """Refuse what no certificate can judge: traced arrays, and NaN."""
+def require_concrete(name: str, tree: PyTree, *, bounds: bool = False) -> None:
+    """Refuse what no certificate can judge: traced arrays, NaN, and infinity except in bounds."""
     leaves = jax.tree.leaves(tree)
     require(
         not any(isinstance(leaf, Tracer) for leaf in leaves),
@@ -157,12 +157,13 @@ def refuse_nan(name: str, tree: PyTree) -> None:
         expected="concrete numbers, which a certificate judges",
         cure="Call it outside jax.jit, jax.vmap and jax.grad.",
     )
+    unfit = np.isnan if bounds else lambda leaf: ~np.isfinite(leaf)
     require(
-        not any(np.isnan(np.asarray(leaf)).any() for leaf in leaves),
+        not any(unfit(np.asarray(leaf)).any() for leaf in leaves),
         name,
-        got="NaN",
-        expected="numbers",
-        cure="No inequality with NaN says anything: look where the NaN came from.",
+        got="NaN" if bounds else "NaN or infinite values",
+        expected="numbers" if bounds else "finite ones",
+        cure="No inequality with them says anything: look where they came from.",
     )
 
 

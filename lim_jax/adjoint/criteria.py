@@ -7,7 +7,8 @@ bounds that it was given are true: your own constants are taken at your word whe
 contradict them, `bootstrap_bounds` are bounds of these data, and the norms behind an amplification
 are bounds except with a stated probability.
 
-These functions judge concrete numbers: they are called outside `jax.jit`, and refuse NaN.
+These functions judge concrete numbers: they are called outside `jax.jit`, and refuse NaN and
+infinity.
 """
 
 import math
@@ -25,7 +26,7 @@ from lim_jax.adjoint.certificate import (
     Premise,
     compare,
     half_digits,
-    refuse_nan,
+    require_concrete,
 )
 from lim_jax.adjoint.cone import JointCone
 from lim_jax.adjoint.ledger import CHANNELS, PAIRS, RegionalChannels
@@ -107,9 +108,9 @@ def primacy_noncancellation(cone: JointCone, regions: Regions) -> Certificate:
     Raises
     ------
     ValueError
-        Where a number is NaN.
+        Where a number is NaN or infinite.
     """
-    refuse_nan("cone", cone)
+    require_concrete("cone", cone)
     require_regions(regions)
     require_on_grid(cone.energy, regions.grid, "cone.energy", "length")
     found, precision = cone_bounds(cone, regions), jnp.result_type(cone.energy)
@@ -222,9 +223,10 @@ def recency_survival(
     Raises
     ------
     ValueError
-        Where a number is NaN.
+        Where a covector holds NaN or infinity, or a bound is NaN.
     """
-    refuse_nan("terminal, initial and amplification", (terminal, initial, amplification))
+    require_concrete("terminal and initial", (terminal, initial))
+    require_concrete("amplification", amplification, bounds=True)
     stability = energy_stability(terminal, initial, amplification, regions)
     before, after, change = (np.asarray(values, float) for values in stability)
     bound, contrast = float(change[2] + change[1]), float(before[2] - before[1])
@@ -275,9 +277,9 @@ def exact_characterisation(regional: RegionalChannels) -> Certificate:
     Raises
     ------
     ValueError
-        Where a number is NaN.
+        Where a number is NaN or infinite.
     """
-    refuse_nan("regional", regional)
+    require_concrete("regional", regional)
     sums, cross = np.asarray(regional.energies.sum(axis=1)), np.asarray(regional.cross_terms)
     added, precision = _added(regional), jnp.result_type(regional.products)
     sides = [
@@ -386,9 +388,9 @@ def double_deficit(regional: RegionalChannels, bounds: ChannelBounds) -> Certifi
     Raises
     ------
     ValueError
-        Where the data contradict a bound, which the message names, or a number is NaN.
+        Where the data contradict a bound, which the message names, or a number is NaN or infinite.
     """
-    refuse_nan("regional and bounds", (regional, bounds))
+    require_concrete("regional and bounds", (regional, bounds))
     _refuse_contradicted(regional, bounds)
     upper = bounds.upper
     scales = jnp.stack([jnp.sqrt(upper[:, a] * upper[:, b]) for a, b in PAIRS], axis=1)
@@ -456,9 +458,9 @@ def right_biased_queries(
     Raises
     ------
     ValueError
-        Where a number is NaN.
+        Where a number is NaN or infinite.
     """
-    refuse_nan("the numbers", (query_weights, residual_energies, terminal))
+    require_concrete("the numbers", (query_weights, residual_energies, terminal))
     require_regions(regions)
     require_on_grid(residual_energies, regions.grid, "residual_energies", "length")
     require_on_grid(terminal, regions.grid, "terminal", "examples length width")
