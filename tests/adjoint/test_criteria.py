@@ -208,6 +208,19 @@ def test_recency_survives_weak_layers_only():
     assert not certificate.holds and "amplify" in certificate.vacuous
 
 
+def test_recencys_sides_and_conclusion_by_hand():
+    """Three levels of the terminal covector; an initial one that is heavier in the middle."""
+    levels = np.repeat([2.0, 1.0, 3.0], [4, 12, 4])[None, :, None]
+    terminal, initial = jax.device_put(levels), jax.device_put(levels[:, ::-1] ** -1)
+    certificate = criteria.recency_survival(terminal, initial, jnp.array([0.1]), REGIONS)
+    (one,), (measured,) = certificate.inequalities, certificate.measured
+    mean = (levels**2).mean()
+    np.testing.assert_allclose(one.greater, 9 - 1)
+    np.testing.assert_allclose(one.lesser, (1 / 0.2 + 1 / 0.6) * 0.21 * mean)
+    np.testing.assert_allclose((measured.greater, measured.lesser), (1 / 4, 1))
+    assert not certificate.concluded
+
+
 def test_recency_fails_without_a_right_heavy_covector():
     terminal, _, bounds = survival(0.05, teacher_forcing(LENGTH))
     flat = jnp.asarray(np.ones(terminal.shape))
