@@ -78,7 +78,7 @@ def reweight_positions(
     smallest, largest = finite_scalar(smallest, "smallest"), finite_scalar(largest, "largest")
     interval = (smallest >= 0) & (largest > 0) & (smallest <= largest)
     message = "smallest, largest: expected 0 <= smallest <= largest and largest > 0, got others."
-    rate = guarded(jnp.asarray(rate), ~jnp.asarray(interval), message)
+    weights = guarded(weights, ~jnp.asarray(interval), message)
     raised = jnp.clip(weights * jnp.exp(rate * (target - density)), smallest, largest)
     return raised / integral(raised, grid)
 
