@@ -131,7 +131,7 @@ def shift_bound(
     for number, name in ((strength, "strength"), (slope, "slope"), (convexity, "convexity")):
         require_scalar(number, name)
     return guarded(
-        jnp.asarray(strength * slope / convexity),
+        jnp.asarray(strength * slope) / convexity,
         ~((jnp.asarray(convexity) > 0) & (jnp.asarray(convexity) < jnp.inf)),
         "convexity: expected a positive finite number. "
         "Without strong convexity no bound holds; parameter_shift is still the first order.",
