@@ -159,6 +159,13 @@ class Influence(eqx.Module):
         >>> Influence.from_energies(energies, rest).density.round(3).tolist()
         [0.667, 1.333, 2.0, 0.0]
         """
+        require_regions(regions)
+        require_floats(energies, "energies", "examples length", length=regions.grid.size)
+        energies = guarded(
+            energies,
+            ~(all_finite(energies) & jnp.all(energies >= 0)),
+            "energies: expected finite numbers that are not negative, got others.",
+        )
         return cls._of_counted(energies, jnp.ones(len(energies), bool), regions)
 
     @classmethod

@@ -258,7 +258,7 @@ class PanelGrid(Grid):
             "grid",
             got=f"an error of {error:.1e} in the integral of a polynomial",
             expected="exact weights",
-            cure="Take fewer nodes on each panel, and more panels.",
+            cure="Pass the breaks in float64, or take fewer nodes on each panel and more panels.",
         )
 
     @property
@@ -563,14 +563,21 @@ class Regions(eqx.Module):
         >>> [round(float(size), 6) for size in regions.weights.sum(axis=1)]
         [0.2, 0.6, 0.1]
         """
-        chosen = tuple(sorted({*self.left_out, *map(int, positions)}))
+        last = self.grid.size - 1
         require(
-            all(0 <= position < self.grid.size for position in chosen),
+            isinstance(positions, Sequence) and not isinstance(positions, str),
             "positions",
-            got=f"{list(chosen)}",
-            expected=f"numbers from 0 to {self.grid.size - 1}",
-            cure="Count from zero: the last position is L - 1.",
+            got=described(positions),
+            expected=f"a list of numbers from 0 to {last}",
+            cure="One position is a list of one.",
         )
+        numbers = f"numbers from 0 to {last}"
+        cure = "Count from zero: the last position is L - 1."
+        whole = [
+            counted(position, "positions", least=0, most=last, expected=numbers, cure=cure)
+            for position in positions
+        ]
+        chosen = tuple(sorted({*self.left_out, *whole}))
         return Regions(self.grid, self.delta, self.convention, chosen)
 
     def _host_weights(self) -> np.ndarray:
@@ -660,6 +667,17 @@ def interval_weights(
     [0.25, 0.25, 0.0, 0.0]
     """
     _require_convention(convention)
+    require_grid(grid)
+    pairs = isinstance(intervals, Sequence) and all(
+        isinstance(pair, Sequence) and len(pair) == 2 for pair in intervals
+    )
+    require(
+        pairs and not isinstance(intervals, str),
+        "intervals",
+        got=described(intervals),
+        expected="pairs of ends, such as [(0, 0.2), (0.8, 1)]",
+        cure="One interval is a list of one pair.",
+    )
     weights, reached = np.zeros(grid.size), Fraction(0)
     exact = [tuple(_exact_fraction(end, "intervals") for end in pair) for pair in intervals]
     for start, stop in sorted(exact):

@@ -53,6 +53,15 @@ class Thing(Argument):
     """A grid, regions, a function, a key."""
 
 
+class Several(Thing):
+    """A list; one without entries means nothing at all."""
+
+    def malformed(self):
+        found = super().malformed()
+        del found["empty list"]
+        return found
+
+
 class Free(Argument):
     """An array whose rows are the caller's choice."""
 
@@ -205,6 +214,8 @@ CALLS = {
     "integral": (lim.integral, {"values": Rows(STATES), "grid": ON}),
     "inner": (lim.inner, {"left": Rows(STATES), "right": Rows(STATES), "grid": ON}),
     "resample": (grid.resample, {"values": Rows(STATES), "source": ON, "target": ON}),
+    "interval_weights": (grid.interval_weights, {"grid": ON, "intervals": Several([(0, 0.5)])}),
+    "Regions.without": (REGIONS.without, {"positions": Several([0])}),
     "cell_embedding": (
         grid.cell_embedding,
         {"values": Rows(STATES), "grid": ON, "positions": Free(ASKED)},
@@ -343,6 +354,10 @@ CALLS = {
         ),
         {"loss": Thing(squares), "x": Rows(VECTORS), "grid": ON, "regions": optional(IN)},
     ),
+    "Influence.from_energies": (
+        lim.Influence.from_energies,
+        {"energies": Rows(positive(8, EXAMPLES, LENGTH)), "regions": IN},
+    ),
     "indices": (lim.indices, {"averages": Rows(PROFILE), "epsilon": Real(1e-8)}),
     # The adjoint.
     "adjoint_trajectory": (
@@ -393,6 +408,38 @@ CALLS = {
         {
             "terminal": Rows(VECTORS), "initial": Rows(VECTORS),
             "amplification": Free(positive(9, EXAMPLES)), "regions": IN,
+        },
+    ),
+    "energy_stability": (
+        adjoint.energy_stability,
+        {
+            "terminal": Rows(VECTORS), "initial": Rows(VECTORS),
+            "amplification": Free(positive(9, EXAMPLES)), "regions": IN,
+        },
+    ),
+    "right_biased_queries": (
+        adjoint.right_biased_queries,
+        {
+            "query_weights": Rows(ASKED), "residual_energies": Rows(PROFILE),
+            "terminal": Rows(VECTORS), "regions": IN,
+        },
+    ),
+    "interaction_norms": (
+        lambda flow, x, grid, key, steps, failure: adjoint.interaction_norms(
+            flow, x, grid, key=key, steps=steps, failure=failure
+        ),
+        {
+            "flow": Thing(FLOW), "x": Rows(STATES), "grid": ON, "key": Thing(KEY),
+            "steps": Known(2), "failure": Real(0.1),
+        },
+    ),
+    "generator_norms": (
+        lambda flow, x, grid, times, key: adjoint.generator_norms(
+            flow, x, grid, times, key=key, steps=2
+        ),
+        {
+            "flow": Thing(CONTINUOUS), "x": Rows(STATES), "grid": ON,
+            "times": Free(np.linspace(0, 1, 2)), "key": Thing(KEY),
         },
     ),
     "readout_residual_energies": (

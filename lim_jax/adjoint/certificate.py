@@ -158,8 +158,10 @@ def require_concrete(name: str, tree: PyTree, *, bounds: bool = False) -> None:
         cure="Call it outside jax.jit, jax.vmap and jax.grad.",
     )
     unfit = np.isnan if bounds else lambda leaf: ~np.isfinite(leaf)
+    arrays = [np.asarray(leaf) for leaf in leaves]
+    floats = [array for array in arrays if jnp.issubdtype(array.dtype, jnp.floating)]
     require(
-        not any(unfit(np.asarray(leaf)).any() for leaf in leaves),
+        not any(unfit(array).any() for array in floats),
         name,
         got="NaN" if bounds else "NaN or infinite values",
         expected="numbers" if bounds else "finite ones",

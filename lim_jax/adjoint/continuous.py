@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from lim_jax._checks import described, require, require_callable
+from lim_jax._checks import require_callable
 from lim_jax.adjoint.tangent import pull_back
 from lim_jax.grid import Grid
-from lim_jax.network.continuous import ContinuousFlow, guarded_times
+from lim_jax.network.continuous import ContinuousFlow, guarded_times, require_continuous
 from lim_jax.network.field import State
 
 Scalar = Float[Array, ""]
@@ -88,13 +88,7 @@ def continuous_adjoint(
     >>> bool(jnp.allclose(found.covectors[0], jnp.exp(-1.0), atol=1e-5))
     True
     """
-    require(
-        isinstance(flow, ContinuousFlow),
-        "flow",
-        got=described(flow),
-        expected="a ContinuousFlow",
-        cure="For a recursion over layers take adjoint_trajectory.",
-    )
+    require_continuous(flow)
     require_callable(terminal_loss, "terminal_loss", "from the terminal state to a scalar")
     times = guarded_times(times, flow.horizon)
     forward = flow.solve(x, grid, diffrax.SaveAt(t1=True, dense=True))

@@ -462,6 +462,7 @@ def right_biased_queries(
     """
     require_concrete("the numbers", (query_weights, residual_energies, terminal))
     require_regions(regions)
+    require_on_grid(query_weights, regions.grid, "query_weights", "length")
     require_on_grid(residual_energies, regions.grid, "residual_energies", "length")
     require_on_grid(terminal, regions.grid, "terminal", "examples length width")
     asked, precision = np.asarray(query_weights) > 0, jnp.result_type(terminal)

@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from lim_jax._checks import counted, require, undifferentiated
+from lim_jax._checks import counted, require, require_known, undifferentiated
 
 Vector = Float[Array, "..."]
 Push = Callable[[Vector], Vector]
@@ -90,13 +90,10 @@ def norm_bounds(
     (4.0, 4.0)
     """
     steps = counted(steps, "steps")
-    require(
-        0 < failure < 0.5,
-        "failure",
-        got=f"{failure}",
-        expected="a probability between 0 and 1/2",
-        cure="1e-9 costs little more than 1e-3: it enters by its logarithm.",
-    )
+    expected = "a probability between 0 and 1/2, known before tracing"
+    cure = "1e-9 costs little more than 1e-3: it enters by its logarithm."
+    require_known(failure, "failure", expected=expected, cure=cure)
+    require(failure < 0.5, "failure", got=f"{failure}", expected=expected, cure=cure)
     dimension = math.prod(start.shape)
     attained = _attained(operator, steps, arguments, start)
     if steps >= dimension:
@@ -138,7 +135,7 @@ def _leading_vector(push: Push, start: Vector, steps: int) -> Vector:
         for _ in range(2):
             shares = jnp.tensordot(basis, vector, vector.ndim)
             vector = vector - jnp.tensordot(shares, basis, 1)
-        return (basis, jnp.where(_size(vector) > rounding, _unit(vector), 0)), image
+        return (basis, jnp.where(_size(vector) <= rounding, 0, _unit(vector))), image
 
     (basis, _), images = jax.lax.scan(grow, (basis, _unit(start)), jnp.arange(steps))
     images = images.reshape(steps, -1)
@@ -151,15 +148,15 @@ def _size(vector: Vector) -> Float[Array, ""]:
     """The Euclidean norm, in units of the largest entry: squares of small ones would underflow."""
     peak = _peak(vector)
     square = ((vector / peak) ** 2).sum()
-    return peak * jnp.where(square > 0, jnp.sqrt(jnp.where(square > 0, square, 1)), 0)
+    return peak * jnp.where(square == 0, 0, jnp.sqrt(jnp.where(square == 0, 1, square)))
 
 
 def _unit(vector: Vector) -> Vector:
     size = _size(vector)
-    return vector / jnp.where(size > 0, size, 1)
+    return vector / jnp.where(size == 0, 1, size)
 
 
 def _peak(vector: Vector) -> Float[Array, ""]:
     """The largest size of an entry, or one; a unit, which derivatives pass by."""
     peak = jax.lax.stop_gradient(jnp.abs(vector).max())
-    return jnp.where(peak > 0, peak, 1)
+    return jnp.where(peak == 0, 1, peak)

@@ -20,7 +20,7 @@ from lim_jax._random import gaussian
 from lim_jax.adjoint.krylov import NormBounds, norm_bounds
 from lim_jax.adjoint.sweep import terminal_adjoint
 from lim_jax.grid import Grid
-from lim_jax.network.continuous import ContinuousFlow
+from lim_jax.network.continuous import ContinuousFlow, require_continuous
 from lim_jax.network.field import State
 from lim_jax.network.flow import ResidualFlow, euler, require_flow
 
@@ -218,6 +218,8 @@ def generator_norms(
     [1.0, 2.0]
     """
     require_key(key)
+    require_continuous(flow)
+    states = flow.trajectory(x, grid, times)
     start = gaussian(key, x.shape, x.dtype)
 
     def rate(timed: tuple[Any, Scalar], x: State) -> State:
@@ -228,7 +230,7 @@ def generator_norms(
         time, state = met
         return _norm_bounds(rate, (flow.control, time), state, grid, start, steps, failure)
 
-    return jax.lax.map(at_time, flow.trajectory(x, grid, times))
+    return jax.lax.map(at_time, states)
 
 
 class Amplification(NamedTuple):

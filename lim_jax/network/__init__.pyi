@@ -20,6 +20,7 @@ from .continuous import control_distance as control_distance
 from .continuous import cubic_control as cubic_control
 from .continuous import guarded_times as guarded_times
 from .continuous import linear_control as linear_control
+from .continuous import require_continuous as require_continuous
 from .field import CausalAttention as CausalAttention
 from .field import FeedForward as FeedForward
 from .field import TransformerField as TransformerField

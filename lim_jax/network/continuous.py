@@ -15,7 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from lim_jax._checks import guarded, guarded_finite, require, require_callable, require_floats
+from lim_jax._checks import (
+    described,
+    guarded,
+    guarded_finite,
+    require,
+    require_callable,
+    require_floats,
+)
 from lim_jax.grid import Grid
 from lim_jax.network.field import State
 from lim_jax.network.flow import (
@@ -282,6 +289,17 @@ class ContinuousFlow(eqx.Module):
         states = solution.result.error_if(solution.ys, failed)
         assert states is not None
         return states
+
+
+def require_continuous(flow: Any) -> None:
+    """Refuse what is no continuous flow."""
+    require(
+        isinstance(flow, ContinuousFlow),
+        "flow",
+        got=described(flow),
+        expected="a ContinuousFlow",
+        cure="Along layers take adjoint_trajectory, channels or interaction_norms.",
+    )
 
 
 class _Rate(eqx.Module):

@@ -18,8 +18,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from lim_jax._checks import require
-from lim_jax.grid import Grid, inner
+from lim_jax._checks import finite_scalar, require, require_floats
+from lim_jax.grid import Grid, inner, require_on_grid
 from lim_jax.network.field import CausalAttention, FeedForward, State, TransformerField
 from lim_jax.network.norms import LayerNorm, Norm
 
@@ -273,6 +273,9 @@ def trajectory_radius(
     >>> trajectory_radius(field, jnp.ones((5, 4)), token_grid(5), jnp.zeros(1)).tolist()
     [2.0]
     """
+    require_on_grid(x, grid, "x", "length width")
+    require_floats(times, "times", "*times", cure="Pass an array of depth times.")
+    profile_bound = finite_scalar(profile_bound, "profile_bound")
     start = jnp.sqrt(inner(x, x, grid))
     return start + times * profile_bound * field_regularity(fields).bound
 
