@@ -16,7 +16,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from lim_jax._checks import (
     counted,
@@ -35,7 +35,7 @@ from lim_jax.grid import Grid, require_grid, require_on_grid
 
 States = Float[Array, "length width"]
 Logits = Float[Array, "length vocabulary"]
-Labels = Float[Array, "length vocabulary"]
+Labels = Float[Array, "length vocabulary"] | Int[Array, " length"]
 Scalar = Float[Array, ""]
 Edges = Literal["zero", "renormalised", "reflecting"]
 
@@ -258,8 +258,8 @@ def cross_entropy(
     Parameters
     ----------
     logits, labels
-        One row for each position. Labels are probabilities or any soft weights, not class
-        numbers; rows need not sum to one.
+        One row for each position. Labels are class numbers, or rows of probabilities or any soft
+        weights, which need not sum to one. Of class numbers no rows are made.
     grid
         The grid of the rows.
     position_weights
@@ -268,12 +268,14 @@ def cross_entropy(
     Raises
     ------
     ValueError
-        Where shapes differ or labels are integers.
+        Where shapes differ.
+    EquinoxRuntimeError
+        Where a class number is outside the vocabulary at a position of weight other than zero.
 
     Examples
     --------
     >>> from lim_jax.grid import token_grid
-    >>> uniform = cross_entropy(jnp.zeros((3, 4)), jax.nn.one_hot(jnp.arange(3), 4), token_grid(3))
+    >>> uniform = cross_entropy(jnp.zeros((3, 4)), jnp.array([0, 1, 3]), token_grid(3))
     >>> bool(jnp.allclose(uniform, jnp.log(4)))
     True
     """
@@ -297,7 +299,8 @@ def autoregressive_cross_entropy(
     logits
         One row for each query position.
     targets
-        Row i holds the target :math:`Y_{i+1}` of query i (any row where :math:`\alpha_i = 0`).
+        Row i holds the target :math:`Y_{i+1}` of query i, as in `cross_entropy` (anything where
+        :math:`\alpha_i = 0`).
     query_weights
         :math:`\alpha`: non-negative, of sum one; see `teacher_forcing`, `last_token` and
         `query_subset`.
@@ -305,13 +308,14 @@ def autoregressive_cross_entropy(
     Raises
     ------
     ValueError
-        Where shapes differ or targets are integers.
+        Where shapes differ.
     EquinoxRuntimeError
-        Where the weights do not sum to one, or one is negative.
+        Where the weights do not sum to one, or one is negative, or a query's class number is
+        outside the vocabulary.
 
     Examples
     --------
-    >>> targets = jax.nn.one_hot(jnp.array([1, 0]), 2)
+    >>> targets = jnp.array([-1, 0])  # the first query is not asked
     >>> loss = autoregressive_cross_entropy(jnp.zeros((2, 2)), targets, last_token(2))
     >>> bool(jnp.allclose(loss, jnp.log(2)))
     True
@@ -336,7 +340,9 @@ def positionwise_cross_entropy(logits: Logits, labels: Labels) -> Float[Array, "
     Raises
     ------
     ValueError
-        Where the shapes differ, or labels are integers.
+        Where the shapes differ.
+    EquinoxRuntimeError
+        Where a class number is outside the vocabulary.
 
     Examples
     --------
@@ -344,9 +350,7 @@ def positionwise_cross_entropy(logits: Logits, labels: Labels) -> Float[Array, "
     >>> positionwise_cross_entropy(jnp.zeros((2, 2)), labels).round(4).tolist()
     [0.6931, 0.6931]
     """
-    _require_labels(logits, labels)
-    # The safe form takes a masked class (logit -inf, label 0) as 0 rather than NaN.
-    return optax.losses.safe_softmax_cross_entropy(logits, labels)
+    return _losses(logits, labels, asked=jnp.array(True))
 
 
 def logit_residual(logits: Logits, labels: Labels) -> Logits:
@@ -362,13 +366,17 @@ def logit_residual(logits: Logits, labels: Labels) -> Logits:
     [[-1.0, 1.0]]
     """
     _require_labels(logits, labels)
-    return labels.sum(axis=1, keepdims=True) * jax.nn.softmax(logits, axis=1) - labels
+    likely = jax.nn.softmax(logits, axis=1)
+    if _class_numbers(labels):
+        classes = _known_classes(labels, logits, jnp.array(True))
+        return likely.at[jnp.arange(logits.shape[0]), classes].add(-1)
+    return labels.sum(axis=1, keepdims=True) * likely - labels
 
 
 def _weighted_cross_entropy(
     logits: Logits, labels: Labels, weights: Float[Array, " length"]
 ) -> Scalar:
-    losses = positionwise_cross_entropy(logits, labels)
+    losses = _losses(logits, labels, weights != 0)
     require(
         weights.shape == logits.shape[:1],
         "weights",
@@ -379,16 +387,45 @@ def _weighted_cross_entropy(
     return weights @ losses
 
 
+def _losses(
+    logits: Logits, labels: Labels, asked: Bool[Array, "*length"]
+) -> Float[Array, " length"]:
+    _require_labels(logits, labels)
+    if _class_numbers(labels):
+        classes = _known_classes(labels, logits, asked)
+        right = jnp.take_along_axis(logits, classes[:, None], axis=1)[:, 0]
+        return jax.nn.logsumexp(logits, axis=1) - right
+    # The safe form takes a masked class (logit -inf, label 0) as 0 rather than NaN.
+    return optax.losses.safe_softmax_cross_entropy(logits, labels)
+
+
+def _class_numbers(labels: Labels) -> bool:
+    return jnp.issubdtype(labels.dtype, jnp.integer)
+
+
+def _known_classes(
+    labels: Int[Array, " length"], logits: Logits, asked: Bool[Array, "*length"]
+) -> Int[Array, " length"]:
+    """Class numbers of the vocabulary; where none is asked for any number may stand."""
+    last = logits.shape[1] - 1
+    message = f"labels: expected class numbers from 0 to {last}, got others."
+    labels = guarded(labels, asked & ((labels < 0) | (labels > last)), message)
+    return jnp.clip(labels, 0, last)
+
+
 def _require_labels(logits: Logits, labels: Labels) -> None:
     require_floats(logits, "logits", "length vocabulary")
+    dtype = getattr(labels, "dtype", None)
+    whole = dtype is not None and jnp.issubdtype(dtype, jnp.integer)
     require(
-        getattr(labels, "shape", None) == logits.shape,
+        getattr(labels, "shape", None) == (logits.shape[:1] if whole else logits.shape),
         "labels",
         got=f"{described(labels)} with logits of shape {logits.shape}",
-        expected="logits and labels of one shape (length, vocabulary)",
-        cure="Turn class numbers into rows with jax.nn.one_hot(labels, vocabulary).",
+        expected=f"integers of shape {logits.shape[:1]} or floats of shape {logits.shape}",
+        cure="Pass a class number for each position, or a row of weights of all classes.",
     )
-    require_floating(labels, "labels", cure="Use jax.nn.one_hot, or cast to the logits' dtype.")
+    if not whole:
+        require_floating(labels, "labels", cure="Cast weights to the logits' dtype.")
 
 
 def _require_states(x: States, grid: Grid, *weights: Float[Array, "width vocabulary"]) -> None:

@@ -222,9 +222,13 @@ STATIC = {
     ),
     "wide band": (lambda: lim.BandReadout(full((6, 3), 1.0), 1.2)(STATES, GRID), "to 1"),
     "unknown edges": (lambda: lim.BandReadout(full((6, 3), 1.0), 0.5, "periodic"), "edges: got"),
-    "class numbers as labels": (
-        lambda: lim.cross_entropy(LOGITS, array([0, 1, 2, 3]), GRID),
-        "labels: got an array of int64 with shape.*one_hot",
+    "class numbers of another length": (
+        lambda: lim.cross_entropy(LOGITS, array([0, 1, 2]), GRID),
+        r"labels: got an array of int64 with shape \(3,\) .* expected integers of shape \(4,\)",
+    ),
+    "class numbers as floats": (
+        lambda: lim.cross_entropy(LOGITS, array([0.0, 1.0, 2.0, 3.0]), GRID),
+        "labels: got an array of float64",
     ),
     "integer labels": (
         lambda: lim.cross_entropy(LOGITS, full((4, 5), 1), GRID),

@@ -1,17 +1,26 @@
 """Readouts, query weights and cross-entropies."""
 
 import chex
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from reference import numpy_network
+from reference.as_users import DEFAULTS
 from reference.networks import random_labels, random_states
 from scipy.special import log_softmax
 
 import lim_jax as lim
 from lim_jax.adjoint.sweep import terminal_adjoint
-from lim_jax.loss import hat, last_token, logit_residual, query_subset, teacher_forcing
+from lim_jax.loss import (
+    hat,
+    last_token,
+    logit_residual,
+    positionwise_cross_entropy,
+    query_subset,
+    teacher_forcing,
+)
 
 GRID = lim.token_grid(12)
 WEIGHT = random_states(4, 6, 5)
@@ -134,6 +143,45 @@ def test_teacher_forcing_has_both_conventions():
 
     expected = surprise.mean(), surprise[:4].mean(), surprise[4], surprise[[0, 3]].mean()
     np.testing.assert_allclose(losses(logits), expected, rtol=1e-13)
+
+
+def test_class_numbers_are_rows_of_one():
+    """Losses, gradients and residuals, in NumPy, on unequal cells and under unequal weights."""
+    grid, logits = lim.graded_grid(7), random_states(1, 7, 5)
+    classes, weights = np.array([3, 0, 4, 4, 1, 0, 2]), jnp.arange(7.0)
+
+    @jax.jit
+    @jax.value_and_grad
+    def loss(logits, classes):
+        return lim.cross_entropy(logits, classes, grid, weights)
+
+    value, gradient = jax.tree.map(np.asarray, loss(logits, classes))
+    surprise = -log_softmax(np.asarray(logits), axis=1)
+    shares = np.asarray(grid.weights * weights)
+    np.testing.assert_allclose(value, shares @ surprise[np.arange(7), classes], rtol=1e-13)
+    rows = np.exp(-surprise) - np.eye(5)[classes]
+    np.testing.assert_allclose(gradient, shares[:, None] * rows, atol=1e-14)
+    np.testing.assert_allclose(logit_residual(logits, jnp.asarray(classes)), rows, atol=1e-14)
+
+
+def test_class_numbers_outside_the_vocabulary_are_refused_where_they_count():
+    logits, weights = random_states(1, 4, 5), jnp.array([0.0, 0.5, 0.5, 0.0])
+    loss = eqx.filter_jit(jax.value_and_grad(lim.autoregressive_cross_entropy))
+    padded, others = (
+        loss(logits, jnp.array([c, 1, 4, d]), weights) for c, d in ((-100, 5), (0, 0))
+    )
+    chex.assert_trees_all_close(padded, others, rtol=1e-15)
+    for wrong in (5, -1):
+        with pytest.raises(eqx.EquinoxRuntimeError, match="class numbers from 0 to 4"):
+            jax.block_until_ready(loss(logits, jnp.array([0, wrong, 4, 0]), weights))
+
+
+def test_no_row_of_classes_is_made_of_class_numbers():
+    """At 49,152 words: the compiled program's temporary memory is that of the logits, not twice."""
+    shapes = jax.ShapeDtypeStruct((64, 49_152), np.float32), jax.ShapeDtypeStruct((64,), np.int32)
+    loss = jax.jit(lambda logits, classes: positionwise_cross_entropy(logits, classes).sum())
+    analysis = loss.lower(*shapes).compile(DEFAULTS).memory_analysis()
+    assert analysis is not None and analysis.temp_size_in_bytes < 1.1 * 4 * 64 * 49_152
 
 
 @pytest.mark.parametrize("total", [1.0, 2.5, 0.0])
