@@ -1,0 +1,245 @@
+"""Folders of weights: their configuration and tensors, read one by one, or refused by name.
+
+A folder holds ``config.json`` and safetensors files, whole (``model.safetensors``) or sharded by
+``model.safetensors.index.json``. Whatever is broken is refused before anything is computed: pickled
+files, duplicate keys, entries that leave the folder, missing files and tensors, precisions that are
+not known, and weights that are NaN or infinite.
+"""
+
+import json
+import struct
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from lim_jax._checks import require
+
+WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+PRECISIONS = ("F64", "F32", "F16", "BF16")
+LONGEST_HEADER = 100_000_000
+
+
+class Checkpoint(NamedTuple):
+    """A folder that was looked through; its tensors are still in their files.
+
+    Attributes
+    ----------
+    folder
+        Where it is.
+    config
+        ``config.json``.
+    files
+        The file of every tensor.
+    """
+
+    folder: Path
+    config: Mapping[str, Any]
+    files: Mapping[str, Path]
+
+    def read(self, name: str, shape: tuple[int, ...], dtype: str = "float32") -> np.ndarray:
+        """Read one tensor, converted as it comes.
+
+        Raises
+        ------
+        ValueError
+            Where it is missing, has another shape or an unknown precision, or is not finite.
+        """
+        require(
+            name in self.files,
+            "tensor",
+            got=f"no {name} in {self.folder}",
+            expected="all of the network's weights",
+            cure="Is the download whole, and config.json this checkpoint's own?",
+        )
+        with _opened(self.files[name]) as file:
+            described = file.get_slice(name)
+            stored, found = described.get_dtype(), tuple(described.get_shape())
+            require(
+                stored in PRECISIONS,
+                name,
+                got=f"the precision {stored}",
+                expected=", ".join(PRECISIONS),
+                cure="Convert quantised weights to one of these.",
+            )
+            require(
+                found == shape,
+                name,
+                got=f"shape {found}",
+                expected=f"{shape}, by config.json",
+                cure="Weights and config.json must be of one network.",
+            )
+            values = file.get_tensor(name).astype(dtype)
+        require(
+            bool(np.isfinite(values).all()),
+            name,
+            got="NaN or infinite weights",
+            expected="finite ones",
+            cure="Download it again; in half precision weights may have overflowed when saved.",
+        )
+        return values
+
+
+def open_checkpoint(folder: Path | str) -> Checkpoint:
+    """Look through a folder of weights.
+
+    Raises
+    ------
+    ValueError
+        Where the folder is not as `checkpoint` says; the message names the file.
+    """
+    folder = Path(folder)
+    require(
+        folder.is_dir(),
+        "folder",
+        got=str(folder),
+        expected="a folder with config.json and safetensors files",
+        cure="Download the whole repository of the model.",
+    )
+    config = _json(folder / "config.json")
+    if (folder / INDEX).exists():
+        files = _sharded(folder)
+    else:
+        _require_weights(folder)
+        files = dict.fromkeys(_names(folder / WHOLE), folder / WHOLE)
+    return Checkpoint(folder, config, files)
+
+
+def _require_weights(folder: Path) -> None:
+    pickled = sorted(
+        p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".ckpt")
+    )
+    got = f"only pickled weights ({pickled[0]})" if pickled else "neither"
+    require(
+        (folder / WHOLE).is_file(),
+        "folder",
+        got=f"{got} in {folder}",
+        expected=f"{WHOLE} or {INDEX}",
+        cure="Pickled files run code when they are read: convert them to safetensors."
+        if pickled
+        else "Download the whole repository of the model.",
+    )
+
+
+def _sharded(folder: Path) -> dict[str, Path]:
+    """The file of every tensor, by the index and the files' own headers, which must agree."""
+    weight_map = _json(folder / INDEX).get("weight_map")
+    spelt = isinstance(weight_map, dict) and all(isinstance(v, str) for v in weight_map.values())
+    require(
+        spelt and bool(weight_map),
+        INDEX,
+        got=f"weight_map = {str(weight_map)[:60]}",
+        expected="the file of every tensor",
+        cure="Download it again.",
+    )
+    assert isinstance(weight_map, dict)
+    for name in set(weight_map.values()):
+        require(
+            Path(name).name == name and name.endswith(".safetensors"),
+            INDEX,
+            got=f"the file {name!r}",
+            expected="safetensors files in the folder itself",
+            cure="An index that leaves its folder is not to be trusted.",
+        )
+    held = {file: set(_names(folder / file)) for file in sorted(set(weight_map.values()))}
+    stated = {file: {n for n, f in weight_map.items() if f == file} for file in held}
+    for file in held:
+        odd = sorted(held[file] ^ stated[file])
+        require(
+            not odd,
+            INDEX,
+            got=f"{odd[0]} in one of index and {file}" if odd else "",
+            expected="the same tensors in both",
+            cure="Index and shards must be of one download.",
+        )
+    return {name: folder / file for name, file in weight_map.items()}
+
+
+def _names(file: Path) -> list[str]:
+    """The tensors of a file whose header is sound and names none twice."""
+    with _opened(file) as opened:
+        names = list(opened.keys())
+    # The library keeps the last of two tensors of one name; the header tells.
+    with file.open("rb") as stream:
+        (size,) = struct.unpack("<Q", stream.read(8))
+        require(
+            size <= LONGEST_HEADER,
+            file.name,
+            got=f"a header of {size} bytes",
+            expected=f"at most {LONGEST_HEADER}",
+            cure="Download it again.",
+        )
+        _loads(stream.read(size), file)
+    return names
+
+
+class _opened:
+    """A safetensors file; what the library refuses is refused by the file's name."""
+
+    def __init__(self, file: Path):
+        self.file = file
+
+    def __enter__(self) -> Any:
+        require(
+            self.file.is_file(),
+            "weights",
+            got=f"no file {self.file}",
+            expected="every file that the index names",
+            cure="Download the whole repository of the model.",
+        )
+        try:
+            self.handle = safe_open(self.file, framework="numpy")
+        except (SafetensorError, OSError) as error:
+            raise ValueError(
+                f"{self.file.name}: got a broken file ({error}), expected safetensors. "
+                "Download it again; files of other kinds are not read."
+            ) from error
+        return self.handle.__enter__()
+
+    def __exit__(self, *raised: Any) -> None:
+        self.handle.__exit__(*raised)
+
+
+def _json(file: Path) -> dict[str, Any]:
+    require(
+        file.is_file(),
+        file.name,
+        got=f"no such file in {file.parent}",
+        expected="a folder with config.json and safetensors files",
+        cure="Download the whole repository of the model.",
+    )
+    found = _loads(file.read_bytes(), file)
+    require(
+        isinstance(found, dict),
+        file.name,
+        got=type(found).__name__,
+        expected="an object of names and values",
+        cure="Download it again.",
+    )
+    return found
+
+
+def _loads(data: bytes, file: Path) -> Any:
+    """Parse JSON in which no name stands twice."""
+
+    def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        counts = Counter(name for name, _ in pairs)
+        twice = sorted(name for name, count in counts.items() if count > 1)
+        require(
+            not twice,
+            file.name,
+            got=f"the name {twice[0]!r} twice" if twice else "",
+            expected="every name once",
+            cure="Which one is meant cannot be known: download it again.",
+        )
+        return dict(pairs)
+
+    try:
+        return json.loads(data.decode(), object_pairs_hook=distinct)
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(
+            f"{file.name}: got no JSON ({error}), expected JSON in UTF-8. Download it again."
+        ) from error
