@@ -7,14 +7,15 @@ from .causal import load as load
 from .checkpoint import Checkpoint as Checkpoint
 from .checkpoint import open_checkpoint as open_checkpoint
 from .families import Reader as Reader
+from .families import Sizes as Sizes
 from .families import Weights as Weights
 from .families import chosen as chosen
 from .families import exact_gelu as exact_gelu
 from .families import gpt2 as gpt2
-from .families import heads_of as heads_of
 from .families import number as number
 from .families import put as put
 from .families import refuse_options as refuse_options
+from .families import require_heads_divide as require_heads_divide
 from .families import stacked as stacked
 from .families import tanh_gelu as tanh_gelu
 from .families import whole as whole

@@ -63,6 +63,16 @@ class Reader:
         self.known.update(self.prefix + name for name in names)
 
 
+class Sizes(NamedTuple):
+    """What a layer is made of, by its family's configuration."""
+
+    width: int
+    heads: int
+    hidden: int
+    eta: float
+    activation: Callable[[Array], Array]
+
+
 def gpt2(checkpoint: Checkpoint, dtype: str) -> Weights:
     """GPT-2: learned places, layer norms with biases everywhere, the split step at unit increment.
 
@@ -82,53 +92,55 @@ def gpt2(checkpoint: Checkpoint, dtype: str) -> Weights:
         add_cross_attention=False,
         tie_word_embeddings=True,
     )
-    size = heads_of(width, heads)
+    require_heads_divide(width, heads)
+    sizes = Sizes(width, heads, hidden, eta, activation)
     read = Reader(checkpoint, dtype, "transformer.")
-
-    def norm(name: str) -> LayerNorm:
-        scale, shift = put(read(f"{name}.weight", width), read(f"{name}.bias", width))
-        return LayerNorm(scale, shift, eta)
-
-    def layer(index: int) -> TransformerField:
-        at = f"h.{index}"
-        joined = read(f"{at}.attn.c_attn.weight", width, 3 * width)
-        projections = joined.reshape(width, 3, heads, size).transpose(1, 2, 3, 0)
-        biases = read(f"{at}.attn.c_attn.bias", 3 * width).reshape(3, heads, size)
-        output = read(f"{at}.attn.c_proj.weight", width, width).reshape(heads, size, width)
-        query, key, value, mixed = put(*projections, output.transpose(0, 2, 1))
-        query_bias, key_bias, value_bias, mixed_bias = put(
-            *biases, read(f"{at}.attn.c_proj.bias", width)
-        )
-        attention = CausalAttention(
-            norm(f"{at}.ln_1"),
-            query=query,
-            key=key,
-            value=value,
-            output=mixed,
-            query_bias=query_bias,
-            key_bias=key_bias,
-            value_bias=value_bias,
-            output_bias=mixed_bias,
-        )
-        tokenwise = put(
-            read(f"{at}.mlp.c_fc.weight", width, hidden).T,
-            read(f"{at}.mlp.c_fc.bias", hidden),
-            read(f"{at}.mlp.c_proj.weight", hidden, width).T,
-            read(f"{at}.mlp.c_proj.bias", width),
-        )
-        feed_forward = FeedForward(norm(f"{at}.ln_2"), *tokenwise, activation=activation)
-        # Masks, which old files hold.
-        read.passed_over(f"{at}.attn.bias", f"{at}.attn.masked_bias")
-        return TransformerField(attention, feed_forward)
-
     embedding, positions = put(
         read("wte.weight", vocabulary, width), read("wpe.weight", places, width)
     )
-    layers = stacked(layer(index) for index in range(depth))
+    layers = stacked(_gpt2_layer(read, f"h.{index}", sizes) for index in range(depth))
     flow = ResidualFlow(layers, horizon=float(depth), step=split)
-    last = norm("ln_f")
+    last = _layer_norm(read, "ln_f", sizes)
     read.known.add("lm_head.weight")  # the embedding again, in some files
     return Weights(embedding, positions, flow, last, None, frozenset(read.known))
+
+
+def _gpt2_layer(read: Reader, at: str, sizes: Sizes) -> TransformerField:
+    width, heads, hidden = sizes.width, sizes.heads, sizes.hidden
+    size = width // heads
+    joined = read(f"{at}.attn.c_attn.weight", width, 3 * width)
+    projections = joined.reshape(width, 3, heads, size).transpose(1, 2, 3, 0)
+    biases = read(f"{at}.attn.c_attn.bias", 3 * width).reshape(3, heads, size)
+    output = read(f"{at}.attn.c_proj.weight", width, width).reshape(heads, size, width)
+    query, key, value, mixed = put(*projections, output.transpose(0, 2, 1))
+    query_bias, key_bias, value_bias, mixed_bias = put(
+        *biases, read(f"{at}.attn.c_proj.bias", width)
+    )
+    read.passed_over(f"{at}.attn.bias", f"{at}.attn.masked_bias")  # masks, in old files
+    attention = CausalAttention(
+        _layer_norm(read, f"{at}.ln_1", sizes),
+        query=query,
+        key=key,
+        value=value,
+        output=mixed,
+        query_bias=query_bias,
+        key_bias=key_bias,
+        value_bias=value_bias,
+        output_bias=mixed_bias,
+    )
+    tokenwise = put(
+        read(f"{at}.mlp.c_fc.weight", width, hidden).T,
+        read(f"{at}.mlp.c_fc.bias", hidden),
+        read(f"{at}.mlp.c_proj.weight", hidden, width).T,
+        read(f"{at}.mlp.c_proj.bias", width),
+    )
+    norm = _layer_norm(read, f"{at}.ln_2", sizes)
+    return TransformerField(attention, FeedForward(norm, *tokenwise, activation=sizes.activation))
+
+
+def _layer_norm(read: Reader, name: str, sizes: Sizes) -> LayerNorm:
+    scale, shift = put(read(f"{name}.weight", sizes.width), read(f"{name}.bias", sizes.width))
+    return LayerNorm(scale, shift, sizes.eta)
 
 
 FAMILIES: Mapping[str, Callable[[Checkpoint, str], Weights]] = {"gpt2": gpt2}
@@ -203,8 +215,8 @@ def refuse_options(config: Mapping[str, Any], **meant: Any) -> None:
         )
 
 
-def heads_of(width: int, heads: int) -> int:
-    """The size of a head."""
+def require_heads_divide(width: int, heads: int) -> None:
+    """Refuse heads that do not share the width."""
     require(
         width % heads == 0,
         "config.json",
@@ -212,4 +224,3 @@ def heads_of(width: int, heads: int) -> int:
         expected="a number of heads that divides the width",
         cure="Download it again.",
     )
-    return width // heads
