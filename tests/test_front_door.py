@@ -391,6 +391,24 @@ CALLS = {
             "highest": Known(1),
         },
     ),
+    "attention_hops": (
+        adjoint.attention_hops,
+        {
+            "flow": Thing(FLOW), "terminal_loss": Thing(total), "x": Rows(STATES), "grid": ON,
+            "highest": Known(1),
+        },
+    ),
+    "one_hop_by_head": (
+        adjoint.one_hop_by_head,
+        {
+            "flow": Thing(FLOW), "terminal_loss": Thing(total), "x": Rows(STATES), "grid": ON,
+            "depth": Known(0),
+        },
+    ),
+    "relative_energies": (
+        adjoint.relative_energies,
+        {"vectors": Rows(VECTORS), "state": Rows(STATES), "grid": ON},
+    ),
     "query_masses": (adjoint.query_masses, {"query_weights": Rows(ASKED), "regions": IN}),
     "readout_support": (
         adjoint.readout_support,

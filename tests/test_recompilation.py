@@ -65,6 +65,9 @@ JOBS = {
         random_states(seed, 1, 2, WIDTH),
     ),
     "channels": lambda seed: lim.adjoint.channels(FLOW, terminal_loss, batch(seed)[0][0], GRID),
+    "attention hops": lambda seed: lim.adjoint.attention_hops(
+        FLOW, terminal_loss, batch(seed)[0][0], GRID, 2
+    ),
     "a continuous flow": lambda seed: CONTINUOUS(batch(seed)[0][0], GRID),
     "its adjoint": lambda seed: (
         lim.continuous_adjoint(CONTINUOUS, terminal_loss, batch(seed)[0][0], GRID, START).covectors

@@ -64,6 +64,15 @@ def ledger(params, x):
     return jnp.sum(found.local**2), joint.energy @ PROFILE
 
 
+def hops(params, x):
+    """The adjoint after no hop, and after one or more."""
+    flow, readout = params
+    found = lim.adjoint.attention_hops(
+        flow, lambda state: lim.cross_entropy(readout(state, GRID), Y[0], GRID), x[0], GRID, 1
+    )
+    return jnp.sum(found[0, 0] * X[1]), jnp.sum(found[0, 1] ** 2)
+
+
 # A function of the point, and the combination of its results that is the quantity.
 QUANTITIES = {
     "loss": (influence, (1.0, 0.0, 0.0)),
@@ -71,6 +80,7 @@ QUANTITIES = {
     "index": (influence, (0.0, 0.0, 1.0)),
     "adjoint": (adjoint, (1.0, 1.0)),
     "ledger": (ledger, (1.0, 1.0)),
+    "hops": (hops, (1.0, 1.0)),
 }
 
 
@@ -82,6 +92,7 @@ CASES = [
     pytest.param("index", lim.euler, id="index-euler", marks=pytest.mark.slow),
     pytest.param("adjoint", lim.split, id="adjoint-split", marks=pytest.mark.slow),
     pytest.param("ledger", lim.split, id="ledger-split", marks=pytest.mark.slow),
+    pytest.param("hops", lim.euler, id="hops-euler", marks=pytest.mark.slow),
 ]
 
 
@@ -136,9 +147,9 @@ def derivatives(name, point, direction):
     """Forms of the first derivative along a direction, and of the second as pytrees."""
     gradient, along = grad_and_jvp_of_grad(name, point, direction)
     slopes, curvatures = {"grad": dot(gradient, direction)}, {"jvp of grad": along}
-    # Forms of second order differ by nesting only. The other quantities have all; the ledger,
-    # whose programs are dear, has one.
-    if name == "ledger":
+    # Forms of second order differ by nesting only. The other quantities have all; the ledger and
+    # its hops, whose programs are dear, have one.
+    if name in ("ledger", "hops"):
         slopes["jvp"] = jvp(name, point, direction)
     else:
         slopes["jvp"], curvatures["grad of jvp"] = jvp_and_grad_of_jvp(name, point, direction)
@@ -202,7 +213,9 @@ def balanced(params, x):
     return lim.training.balanced_objective(example_loss, params, (x, Y), GRID, strength=2.0)
 
 
-@pytest.mark.parametrize("function", [influence, adjoint, ledger, mass, product_bound, balanced])
+@pytest.mark.parametrize(
+    "function", [influence, adjoint, ledger, hops, mass, product_bound, balanced]
+)
 def test_values_under_vmap_and_jit_are_those_without(function):
     several = [on_host((network(lim.split), X)) for _ in range(2)]
     several[1] = jax.tree.map(lambda leaf: 0.7 * leaf[..., ::-1], several[1])

@@ -3,6 +3,7 @@ from . import certificate as certificate
 from . import cone as cone
 from . import continuous as continuous
 from . import criteria as criteria
+from . import hops as hops
 from . import krylov as krylov
 from . import ledger as ledger
 from . import queries as queries
@@ -39,6 +40,8 @@ from .criteria import exact_characterisation as exact_characterisation
 from .criteria import primacy_noncancellation as primacy_noncancellation
 from .criteria import recency_survival as recency_survival
 from .criteria import right_biased_queries as right_biased_queries
+from .hops import attention_hops as attention_hops
+from .hops import one_hop_by_head as one_hop_by_head
 from .krylov import NormBounds as NormBounds
 from .krylov import norm_bounds as norm_bounds
 from .ledger import BoundaryStrengths as BoundaryStrengths
@@ -48,6 +51,7 @@ from .ledger import boundary_strengths as boundary_strengths
 from .ledger import channels as channels
 from .ledger import cone_by_head as cone_by_head
 from .ledger import regional_channels as regional_channels
+from .ledger import relative_energies as relative_energies
 from .queries import QueryMasses as QueryMasses
 from .queries import query_masses as query_masses
 from .queries import readout_residual_energies as readout_residual_energies

@@ -5,6 +5,10 @@ r"""Why a position matters: the exact residual, cone and local channels of the i
 (`eq:adjoint-channel-vector-decomposition`): the terminal covector itself, and what the kernels and
 the local operators of all layers add to it on the way back. Generator terms, not three signals:
 every term is evaluated at the full adjoint. Vectors and energies are densities.
+
+The same holds at every depth, with the layers that are still to come. Where early layers change
+the scale of the state, as those of trained networks do, depth 0 says little: what such a layer adds
+to the covector is the change of scale. Then look at a later depth, or at `hops`.
 """
 
 from collections.abc import Callable
@@ -16,9 +20,16 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from lim_jax._checks import require_callable
+from lim_jax._checks import counted, require_callable
 from lim_jax.adjoint.tangent import AttentionSites, pull_back_heads, pull_back_stages
-from lim_jax.grid import Grid, Regions, regional_averages, require_on_grid, require_regions
+from lim_jax.grid import (
+    Grid,
+    Regions,
+    inner,
+    regional_averages,
+    require_on_grid,
+    require_regions,
+)
 from lim_jax.network.field import State
 from lim_jax.network.flow import ResidualFlow, require_flow
 from lim_jax.probes import sample_mean
@@ -67,7 +78,30 @@ class Channels(NamedTuple):
     @property
     def vectors(self) -> Float[Array, "3 length width"]:
         r"""The three channels, in the order of `CHANNELS`; their sum is :math:`P_0`."""
-        return jnp.stack([self.residual, self.cone, self.local])
+        return self.at_depth(0)
+
+    def at_depth(self, depth: int) -> Float[Array, "3 length width"]:
+        r"""The three channels at depth k, in the order of `CHANNELS`; their sum is :math:`P_k`.
+
+        :math:`P_T`, which is the residual channel at every depth, and what the kernels and the
+        local operators of the layers :math:`l \ge k` add to it: densities. At the number of layers
+        nothing is added.
+
+        Parameters
+        ----------
+        depth
+            k, from 0 to the number of layers.
+
+        Raises
+        ------
+        ValueError
+            Where `depth` is no such whole number, known before tracing.
+        """
+        layers = self.cone_by_depth.shape[0]
+        expected = f"a depth from 0 to {layers}, the number of layers, known before tracing"
+        depth = counted(depth, "depth", least=0, most=layers, expected=expected)
+        added = (terms[depth:].sum(axis=0) for terms in (self.cone_by_depth, self.local_by_depth))
+        return jnp.stack([self.residual, *added])
 
 
 @eqx.filter_jit
@@ -128,6 +162,44 @@ def channels(
     return Channels(loss, times, states, covectors, cone, local)
 
 
+def relative_energies(
+    vectors: Float[Array, "parts length width"], state: State, grid: Grid
+) -> Float[Array, "parts length"]:
+    r"""The energies of covectors, relative to the scale of the state at their depth.
+
+    .. math:: \|X\|_{\rm rms}^2\,\|P_\alpha(p)\|^2, \qquad
+              \|X\|_{\rm rms}^2 = \int_0^1 \|X(p)\|^2\,dp
+
+    To first order, moving the state at p by the fraction :math:`\eta` of its scale,
+    :math:`\|\xi\| = \eta\|X\|_{\rm rms}`, changes the loss by at most :math:`\eta` times the
+    root of this, a density in p. It is in the loss's units squared, whatever the state's units
+    are: where a layer multiplies the state by a number it divides the covector by the same, and
+    relative energies before and after it are equal. One factor for a depth: shares among positions
+    or channels of one depth are those of the plain energies.
+
+    Parameters
+    ----------
+    vectors
+        Covectors of one depth, densities: `Channels.at_depth`, rows of `hops.attention_hops`.
+    state
+        The state :math:`X_k` at that depth.
+    grid
+        Its positions.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> vectors, state = jnp.array([[[1.0], [2.0]]]), jnp.array([[3.0], [1.0]])
+    >>> relative_energies(vectors, state, token_grid(2)).tolist()
+    [[5.0, 20.0]]
+    >>> relative_energies(vectors / 10, 10 * state, token_grid(2)).round(4).tolist()
+    [[5.0, 20.0]]
+    """
+    require_on_grid(state, grid, "state", "length width")
+    require_on_grid(vectors, grid, "vectors", "parts length width", width=state.shape[1])
+    return inner(state, state, grid) * (vectors**2).sum(axis=-1)
+
+
 @eqx.filter_jit
 def cone_by_head(sites: AttentionSites, grid: Grid) -> Float[Array, "depth heads length width"]:
     r"""The cone channel by layer and head; the sum over both is :math:`P_{\rm cone}`.
@@ -139,12 +211,14 @@ def cone_by_head(sites: AttentionSites, grid: Grid) -> Float[Array, "depth heads
     grid
         The positions.
     """
+    arrays, static = eqx.partition(sites, eqx.is_array)
 
-    def at_site(site: AttentionSites) -> Float[Array, "heads length width"]:
+    def at_site(arrays: AttentionSites) -> Float[Array, "heads length width"]:
+        site = eqx.combine(arrays, static)
         heads = pull_back_heads(site.attention, site.states, site.covectors, grid)
         return site.increments * heads
 
-    return jax.lax.map(at_site, sites)
+    return jax.lax.map(at_site, arrays)
 
 
 class RegionalChannels(NamedTuple):

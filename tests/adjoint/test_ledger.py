@@ -1,5 +1,6 @@
 """The ledger of channels: exact sums, dense twins, and the limit in depth."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,6 +22,7 @@ import lim_jax as lim
 from lim_jax.adjoint.tangent import attention_sites
 from lim_jax.network.continuous import linear_control
 
+GRID = lim.graded_grid(LENGTH)
 READOUT = lim.LinearReadout(random_states(4, WIDTH, VOCABULARY))
 
 
@@ -98,6 +100,69 @@ def test_heads_and_depths_sum_to_the_cone(step):
     found, heads = both(random_states())
     assert heads.shape == (3, 2, LENGTH, WIDTH)
     np.testing.assert_allclose(np.sum(heads, axis=1), found.cone_by_depth, atol=1e-14)
+
+
+@pytest.mark.parametrize("step", SCHEMES)
+def test_at_each_depth_the_channels_are_those_of_the_layers_that_follow(step):
+    """The ledger of the rest of the flow, from the state there, is the ledger at that depth."""
+    grid, depth = lim.graded_grid(LENGTH), 5
+    flow = random_flow(depth=depth, step=SCHEMES[step], horizon=2.0)
+    loss, following = loss_on(grid), 2
+    rest = lim.ResidualFlow(
+        jax.tree.map(lambda leaf: leaf[following:], flow.layers),
+        2.0 * (depth - following) / depth,
+        lambda time: falling_profile(time + 2.0 * following / depth),
+        SCHEMES[step],
+    )
+
+    @jax.jit
+    def both(x):
+        found = lim.adjoint.channels(flow, loss, x, grid)
+        alone = lim.adjoint.channels(rest, loss, found.states[following], grid)
+        at_depths = jnp.stack([found.at_depth(k) for k in range(depth + 1)])
+        return at_depths, found.covectors, alone.vectors
+
+    at_depths, covectors, alone = map(np.asarray, both(random_states()))
+    np.testing.assert_allclose(at_depths[following], alone, rtol=1e-11, atol=1e-13)
+    np.testing.assert_allclose(at_depths.sum(axis=1), covectors, rtol=0, atol=1e-12)
+    np.testing.assert_array_equal(at_depths[:, 0], np.stack([covectors[-1]] * (depth + 1)))
+    np.testing.assert_array_equal(at_depths[depth, 1:], 0)
+
+
+def test_a_depth_is_one_of_the_flows():
+    found = lim.adjoint.channels(random_flow(), loss_on(GRID), random_states(), GRID)
+    for depth in (-1, 3):
+        with pytest.raises(ValueError, match="depth: got .*expected a depth from 0 to 2, the numb"):
+            found.at_depth(depth)
+
+
+def test_relative_energies_do_not_see_layers_that_rescale_the_state():
+    """Five tokenwise layers, x to g x: |P_k| grows like g^{M-k}, relative energies are one."""
+    rates, x = np.array([12.0, 0.5, -0.8, 3.0, 0.1]), random_states()
+
+    class Rescaling(eqx.Module):
+        rate: jax.Array
+
+        def __call__(self, x, context, grid):
+            return self.rate * x
+
+    flow = lim.ResidualFlow(Rescaling(jax.device_put(rates)), horizon=5.0)
+
+    @jax.jit
+    def both(x):
+        found = lim.adjoint.channels(flow, loss_on(GRID), x, GRID)
+        energies = [
+            lim.adjoint.relative_energies(found.covectors[k][None], found.states[k], GRID)[0]
+            for k in range(6)
+        ]
+        return found.covectors, jnp.stack(energies)
+
+    covectors, energies = map(np.asarray, both(x))
+    gains = np.cumprod(np.append(1, (1 + rates)[::-1]))[::-1]
+    np.testing.assert_allclose(covectors, gains[:, None, None] * covectors[-1], rtol=1e-11)
+    scale = np.asarray(GRID.weights) @ (np.asarray(x) ** 2).sum(axis=1)
+    expected = scale * (covectors[0] ** 2).sum(axis=1)
+    np.testing.assert_allclose(energies, np.stack([expected] * 6), rtol=1e-11)
 
 
 @pytest.mark.slow

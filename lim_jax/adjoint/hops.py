@@ -1,0 +1,189 @@
+r"""How far the loss reached back: the input adjoint by the number of times attention was taken.
+
+.. math:: P_k = \sum_r P_k^{(r)}, \qquad
+          P_k^{(r)} = (I + \varepsilon\zeta B^*)P_{k+1}^{(r)}
+          + \varepsilon\zeta K^*P_{k+1}^{(r-1)}, \qquad P_M^{(0)} = P_T
+
+The order r counts the kernels :math:`K^*` on the way back from the loss; the residual path and the
+local operators :math:`I + \varepsilon\zeta B^*` mix no tokens and are free. So order 0 stays where
+the loss asks, order 1 is what its queries read directly, order 2 what they read from tokens that
+had read it. Where a channel of `ledger` says which operator of a layer wrote a covector last, an
+order says how the whole covector came from the loss: a layer that only rescales the state changes
+no order's share. Vectors are densities.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from lim_jax._checks import counted, require_callable
+from lim_jax.adjoint.ledger import cone_by_head
+from lim_jax.adjoint.sweep import terminal_adjoint
+from lim_jax.adjoint.tangent import Parts, Stage, attention_sites, pull_back, pull_back_stages
+from lim_jax.grid import Grid
+from lim_jax.network.field import State
+from lim_jax.network.flow import ResidualFlow, require_flow
+
+Scalar = Float[Array, ""]
+Covectors = Float[Array, "covectors length width"]
+
+
+@eqx.filter_jit
+def attention_hops(
+    flow: ResidualFlow,
+    terminal_loss: Callable[[State], Scalar],
+    x: State,
+    grid: Grid,
+    highest: int,
+) -> Float[Array, "times hops length width"]:
+    r"""Split the adjoint at every depth by attention hops, in one reverse sweep.
+
+    Exact for the recursion itself, stage by stage in split layers: the rows of each depth k sum to
+    :math:`P_k`. Row r < `highest` is :math:`P_k^{(r)}`, the last row holds `highest` or more hops.
+    Row 0 is zero at every token whose own terminal covector is zero. What is kept is one array of
+    (depth + 1, `highest` + 1, length, width); row 0 of the first axis is the input's.
+
+    Parameters
+    ----------
+    flow
+        The depth flow; its step is `euler` or `split`.
+    terminal_loss
+        From the terminal state to a scalar.
+    x
+        The input :math:`X_0` of one example.
+    grid
+        The positions of x.
+    highest
+        From how many hops on they are taken together, at least 1.
+
+    Raises
+    ------
+    ValueError
+        Where the step is another one, the state does not fit, or `highest` is no such whole number,
+        known before tracing.
+
+    Examples
+    --------
+    Two layers of causal averaging, and a loss that asks from the last of two tokens.
+
+    >>> from lim_jax.grid import token_grid
+    >>> from lim_jax.network.field import CausalAttention
+    >>> averaging = lambda one: CausalAttention(lambda z: z, 0 * one, 0 * one, one, one)
+    >>> flow = ResidualFlow(eqx.filter_vmap(averaging)(jnp.ones((2, 1, 1, 1))), horizon=2.0)
+    >>> x, grid = jnp.ones((2, 1)), token_grid(2)
+    >>> hops = attention_hops(flow, lambda state: state[-1, 0] / 2, x, grid, 2)
+    >>> hops[0, :, :, 0].tolist()
+    [[0.0, 1.0], [1.0, 1.0], [0.75, 0.25]]
+    """
+    require_flow(flow)
+    require_callable(terminal_loss, "terminal_loss", "from the terminal state to a scalar")
+    highest = counted(highest, "highest")
+    states = flow.trajectory(x, grid).states
+    terminal = terminal_adjoint(terminal_loss, states[-1], grid)
+    hops = jnp.zeros((highest + 1, *x.shape), terminal.dtype).at[0].set(terminal)
+
+    def backward(hops, layer, state):
+        for stage in _stages(flow, layer, state, grid):
+            parts = _pull_back_all(stage, layer[1], hops, grid)
+            one_more = jnp.roll(parts.kernel, 1, axis=0).at[0].set(0)
+            hops = (hops + parts.local + one_more).at[-1].add(parts.kernel[-1])
+        return hops, hops
+
+    _, found = flow.scan(backward, hops, states[:-1], reverse=True)
+    return jnp.concatenate([found, hops[None]])
+
+
+@eqx.filter_jit
+def one_hop_by_head(
+    flow: ResidualFlow,
+    terminal_loss: Callable[[State], Scalar],
+    x: State,
+    grid: Grid,
+    depth: int = 0,
+) -> Float[Array, "layers heads length width"]:
+    r"""What each head of each layer moves in exactly one hop; it sums to row 1 of `attention_hops`.
+
+    A head's kernel meets the covector of no hops, and what it moves goes on by local operators:
+
+    .. math:: \Bigl[\prod_{k\le j<l}(I + \varepsilon\zeta B_j^*)\Bigr]\,
+              \varepsilon\zeta K_{l,h}^*\,P_{l+1}^{(0)}, \qquad l = k, \dots, M - 1,
+
+    in a split layer with the local operators of its network before the head's kernel. Each layer's
+    heads are carried by themselves, so it costs as many pullbacks as there are heads and pairs of
+    layers.
+
+    Parameters
+    ----------
+    flow
+        Its layers are `TransformerField` or `CausalAttention`; its step is `euler` or `split`.
+    terminal_loss, x, grid
+        As in `attention_hops`.
+    depth
+        k: the parts are those of :math:`P_k^{(1)}`, of the layers from k on.
+
+    Raises
+    ------
+    ValueError
+        Where the layers have no attention, the step is another one, or `depth` is no whole number,
+        known before tracing, of a layer.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> from lim_jax.network.field import CausalAttention
+    >>> averaging = lambda one: CausalAttention(lambda z: z, 0 * one, 0 * one, one, one)
+    >>> flow = ResidualFlow(eqx.filter_vmap(averaging)(jnp.ones((2, 1, 1, 1))), horizon=2.0)
+    >>> x, grid = jnp.ones((2, 1)), token_grid(2)
+    >>> one_hop_by_head(flow, lambda state: state[-1, 0] / 2, x, grid)[:, 0, :, 0].tolist()
+    [[0.5, 0.5], [0.5, 0.5]]
+    """
+    require_flow(flow)
+    expected = f"a layer from 0 to {flow.depth - 1}, known before tracing"
+    depth = counted(depth, "depth", least=0, most=flow.depth - 1, expected=expected)
+    states = flow.trajectory(x, grid).states
+    direct = attention_hops(flow, terminal_loss, x, grid, 1)[:, 0]
+    moved = cone_by_head(attention_sites(flow, states, direct, grid), grid)
+    layers = jnp.arange(flow.depth)
+
+    def carried(start: tuple[Array, Array]) -> Float[Array, "heads length width"]:
+        """From the layer that moved them back to `depth`."""
+        source, heads = start
+
+        def backward(heads, layer, state, index):
+            def further(heads):
+                return _carry_locally(flow, layer, state, heads, grid)
+
+            passed = (depth <= index) & (index < source)
+            return jax.lax.cond(passed, further, lambda heads: heads, heads), None
+
+        return flow.scan(backward, heads, states[:-1], layers, reverse=True)[0]
+
+    return jax.lax.map(carried, (layers[depth:], moved[depth:]))
+
+
+def _carry_locally(
+    flow: ResidualFlow, layer: tuple[Any, Scalar], state: State, covectors: Covectors, grid: Grid
+) -> Covectors:
+    r"""Carry covectors back through one layer by :math:`I + \varepsilon\zeta B^*` alone."""
+    for stage in _stages(flow, layer, state, grid):
+        covectors = covectors + _pull_back_all(stage, layer[1], covectors, grid).local
+    return covectors
+
+
+def _stages(flow: ResidualFlow, layer: tuple[Any, Scalar], state: State, grid: Grid) -> list[Stage]:
+    """The residual stages of one layer, the last first: where they are, whatever they pull back."""
+    return pull_back_stages(flow, layer, state, jnp.zeros_like(state), grid)
+
+
+def _pull_back_all(stage: Stage, increment: Scalar, covectors: Covectors, grid: Grid) -> Parts:
+    r""":math:`\varepsilon\zeta B^*P` and :math:`\varepsilon\zeta K^*P` of several covectors."""
+
+    def pull(covector: State) -> Parts:
+        parts = pull_back(stage.field, stage.state, covector, grid)
+        return Parts(increment * parts.local, increment * parts.kernel)
+
+    return jax.vmap(pull)(covectors)
