@@ -84,6 +84,7 @@ def explain(
     contexts: int = 16,
     delta: float = 0.2,
     seed: int = 0,
+    depth: int = 0,
 ) -> int:
     """Say which positions a language model uses, and why: density, channels, cone, certificates.
 
@@ -98,6 +99,7 @@ def explain(
         contexts: How many contexts to average over.
         delta: The width of each boundary region.
         seed: For the network, the training and the contexts.
+        depth: The depth of the states that are judged: 0 is the input, k that after k layers.
     """
     out.mkdir(parents=True, exist_ok=True)
     keys = jax.random.split(jax.random.key(seed), 4)
@@ -114,7 +116,7 @@ def explain(
         cases = [(network, loss) for network in networks for loss in weights]
         found = {
             f"{network} network, {loss}": studies.explain(
-                networks[network], windows, weights[loss], regions, key=keys[3]
+                networks[network], windows, weights[loss], regions, key=keys[3], depth=depth
             )
             for network, loss in tqdm(cases, desc="explaining", unit="case")
         }
@@ -150,6 +152,7 @@ def _save_explanation(result: studies.Explanation, name: str, out: Path) -> int:
     figures = {
         "influence": plots.influence_profile(result.influence),
         "channels": plots.channel_energies(result, name),
+        "hops": plots.hop_energies(result, name),
         "certificates": plots.certificate_margins(result.certificates, name),
     }
     if result.without_queries is not None:

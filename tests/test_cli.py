@@ -104,11 +104,15 @@ def test_explain_writes_what_it_prints(tmp_path, capsys):
         for region in found["regional_energies"].values():
             parts = [value for part, value in region.items() if part != "total"]
             np.testing.assert_allclose(sum(parts), region["total"], rtol=1e-9)
+        assert found["depth"] == 0 and f"at depth {found['depth']}" in printed
+        hops = np.array(list(found["hop_energies"].values()))
+        asked = np.count_nonzero(hops[0])
+        assert asked == (1 if name.endswith("last token") else 12) and hops[3].any()
         verdicts = {c["name"]: c["holds"] for c in found["certificates"]}
         assert verdicts["right-biased queries"] is name.endswith("last token")
         assert (found["without_queries"] is not None) is name.endswith("last token")
-    assert len(list(out.glob("*.png"))) == 15
-    assert "explanation.json and 15 figures" in printed
+    assert len(list(out.glob("*.png"))) == 19
+    assert "explanation.json and 19 figures" in printed
     # The seeded network's cone mass stands under its name.
     keys = jax.random.split(jax.random.key(0), 4)
     seeded = models.LanguageModel.init(12, key=keys[0])

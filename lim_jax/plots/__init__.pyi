@@ -11,6 +11,7 @@ from .drawing import shade_boundaries as shade_boundaries
 from .explanations import certificate_margins as certificate_margins
 from .explanations import channel_energies as channel_energies
 from .explanations import cone_masses as cone_masses
+from .explanations import hop_energies as hop_energies
 from .profile import influence_profile as influence_profile
 from .simulations import simulation_convergence as simulation_convergence
 from .simulations import simulation_influence_profiles as simulation_influence_profiles

@@ -10,7 +10,7 @@ from lim_jax.adjoint.ledger import CHANNELS
 from lim_jax.grid import Regions
 from lim_jax.plots.drawing import new_figure, shade_boundaries
 from lim_jax.probes import Estimate
-from lim_jax.studies.explanation import Explanation
+from lim_jax.studies.explanation import HOPS, Explanation
 
 CHANNEL_COLOURS = ("#0072b2", "#e69f00", "#009e73")
 
@@ -37,6 +37,24 @@ def channel_energies(result: Explanation, title: str) -> Figure:
     for axes in (upper, lower):
         shade_boundaries(axes, float(result.influence.regions.delta))
         axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    return figure
+
+
+def hop_energies(result: Explanation, title: str) -> Figure:
+    """Draw the influence energy over positions, and its parts by attention hops.
+
+    Where a part is zero, as that of no hop is wherever no query is, it is not drawn.
+    """
+    figure, axes = new_figure("energy")
+    positions, parts = np.asarray(result.influence.grid.nodes), np.asarray(result.hop_energies)
+    axes.plot(positions, np.asarray(result.influence.energy), "k--", linewidth=0.8, label="all")
+    for index, (name, part) in enumerate(zip(HOPS, parts, strict=True)):
+        drawn = np.where(part > 0, part, np.nan)
+        axes.plot(positions, drawn, ".-", markersize=3, color=f"C{index}", label=name)
+    axes.set_yscale("log")
+    axes.set_title(title, fontsize=10)
+    shade_boundaries(axes, float(result.influence.regions.delta))
+    axes.legend(frameon=False, fontsize=8)
     return figure
 
 

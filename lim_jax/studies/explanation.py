@@ -1,7 +1,8 @@
 r"""Why a network uses the positions that it uses: density, channels and certificates of a loss.
 
 Density, channels and certificates of a `LanguageModel` on contexts, under query weights that say
-where the loss asks; and its cone mass, which is the network's alone.
+where the loss asks; and its cone mass, which is the network's alone. At the input or at a later
+depth: where early layers change the scale of the state, the channels of the input say little else.
 """
 
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float, Key
 
+from lim_jax._checks import counted
 from lim_jax.adjoint.certificate import Certificate, certificate_table
 from lim_jax.adjoint.cone import JointCone, cone_mass, joint_cone
 from lim_jax.adjoint.criteria import (
@@ -22,6 +24,7 @@ from lim_jax.adjoint.criteria import (
     recency_survival,
     right_biased_queries,
 )
+from lim_jax.adjoint.hops import attention_hops, one_hop_by_head
 from lim_jax.adjoint.ledger import (
     CHANNELS,
     RegionalChannels,
@@ -29,24 +32,29 @@ from lim_jax.adjoint.ledger import (
     channels,
     cone_by_head,
     regional_channels,
+    relative_energies,
 )
 from lim_jax.adjoint.queries import readout_residual_energies
 from lim_jax.adjoint.residual import amplification, interaction_norms
 from lim_jax.adjoint.tangent import attention_sites
-from lim_jax.density import Influence, adjoint_energies
-from lim_jax.grid import Regions
+from lim_jax.density import Influence
+from lim_jax.grid import Regions, regional_averages
 from lim_jax.models.language import LanguageModel, Tokens, batch_of_windows
 from lim_jax.network.field import CausalAttention, State
 from lim_jax.probes import Estimate, sample_mean
 
 Profile = Float[Array, " length"]
 
+HOPS = ("0 hops", "1 hop", "2 hops", "3 or more hops")
+
 
 class Explanation(NamedTuple):
-    r"""Which positions matter to a model under a loss, and why.
+    r"""Which positions of the state at depth k matter to a model under a loss, and why.
 
     Attributes
     ----------
+    depth
+        k: the state is :math:`X_k`, its covector :math:`P_k`, and the layers are those from k on.
     influence
         The density, its errors and indices.
     without_queries
@@ -54,48 +62,71 @@ class Explanation(NamedTuple):
         influence of a last-token loss; None where it asks from all of a region.
     channel_energies
         :math:`\mathbb E\|P_\alpha(p)\|^2` of the residual (`eq:residual-influence-component`), the
-        cone and the local channel.
+        cone and the local channel at depth k.
+    relative_energies
+        The same relative to the state's scale (`ledger.relative_energies`), to be compared between
+        depths.
+    hop_energies
+        :math:`\mathbb E\|P_k^{(r)}(p)\|^2` by attention hops (`hops.attention_hops`), in the order
+        of `HOPS`. Energies of parts: like the channels' they need not sum to that of the sum.
     regional
         The channels' products over the regions.
     head_energies
         :math:`\int \mathbb E\|P\|^2` of what every head of every layer adds to the cone channel.
+    one_hop_head_energies
+        The same of what every head moves in exactly one hop (`hops.one_hop_by_head`).
     terminal_contrast
         :math:`\mathsf R_{\rm res}` over :math:`\mathbb E\|P_T\|^2`'s mean, with the standard
         error over examples of its numerator.
     certificates
-        The paper's criteria.
+        The paper's criteria, of the flow from depth k on.
     """
 
+    depth: int
     influence: Influence
     without_queries: Influence | None
     channel_energies: Float[Array, "3 length"]
+    relative_energies: Float[Array, "3 length"]
+    hop_energies: Float[Array, "hops length"]
     regional: RegionalChannels
-    head_energies: Float[Array, "depth heads"]
+    head_energies: Float[Array, "layers heads"]
+    one_hop_head_energies: Float[Array, "layers heads"]
     terminal_contrast: Estimate
     certificates: tuple[Certificate, ...]
+
+    @property
+    def regional_hop_energies(self) -> Float[Array, "3 hops"]:
+        """`hop_energies` averaged over the left, the middle and the right."""
+        return regional_averages(self.hop_energies.T, self.influence.regions)
 
     def record(self) -> dict[str, Any]:
         """Everything as plain numbers and strings."""
         regions, energies, rest = self.influence.regions, self.regional, self.without_queries
+        hops = self.regional_hop_energies.tolist()
         strengths = boundary_strengths(energies, regions)
         by_region = {
             region: {
-                **dict(zip(CHANNELS, energies.energies[b].tolist(), strict=True)),
+                **_named(CHANNELS, energies.energies[b].tolist()),
                 "cross terms": float(energies.cross_terms[b]),
                 "total": float(energies.totals[b]),
             }
             for b, region in enumerate(REGIONS)
         }
         return {
+            "depth": self.depth,
             "length": self.influence.grid.size,
             "delta": float(regions.delta),
             "examples": int(self.influence.count),
             **_influence_record(self.influence),
             "without_queries": None if rest is None else _influence_record(rest),
-            "channel_energies": dict(zip(CHANNELS, self.channel_energies.tolist(), strict=True)),
+            "channel_energies": _named(CHANNELS, self.channel_energies.tolist()),
+            "relative_energies": _named(CHANNELS, self.relative_energies.tolist()),
+            "hop_energies": _named(HOPS, self.hop_energies.tolist()),
+            "regional_hop_energies": _named(REGIONS, [_named(HOPS, found) for found in hops]),
             "regional_energies": by_region,
             "boundary_strengths": _numbers(strengths),
             "head_energies": self.head_energies.tolist(),
+            "one_hop_head_energies": self.one_hop_head_energies.tolist(),
             "terminal_contrast": _numbers(self.terminal_contrast),
             "certificates": [certificate.record() for certificate in self.certificates],
         }
@@ -108,6 +139,7 @@ def explain(
     regions: Regions,
     *,
     key: Key[Array, ""],
+    depth: int = 0,
 ) -> Explanation:
     """Measure the density, channels and certificates of a model on contexts.
 
@@ -125,42 +157,46 @@ def explain(
         On the model's token grid.
     key
         For the norms' random starts and the bootstrap.
+    depth
+        Of the state whose positions are judged: 0 is the input, k that after k layers.
+
+    Raises
+    ------
+    ValueError
+        Where `depth` is no whole number from 0 to the last layer's.
     """
+    last = model.flow.depth - 1
+    expected = f"a whole number from 0 to {last}, the last layer's depth"
+    depth = counted(depth, "depth", least=0, most=last, expected=expected)
     norms_key, bootstrap_key = jax.random.split(key)
     x, targets = batch_of_windows(model, windows)
-    energies = _energies(_loss, (model, query_weights), (x, targets), regions.grid)
     rest = _without_queries(query_weights, regions)
-    measured = _measure(model, x, targets, query_weights, regions, norms_key)
-    regional = regional_channels(measured.vectors, regions)
-    terminal, initial = measured.covectors[:, -1], measured.covectors[:, 0]
+    found = _measure(model, x, targets, query_weights, regions, depth, norms_key)
+    regional = regional_channels(found.vectors, regions)
+    energies = (found.initial**2).sum(axis=2)
     bounds = bootstrap_bounds(regional, key=bootstrap_key)
     certificates = (
-        right_biased_queries(query_weights, measured.residual_energies, terminal, regions),
-        recency_survival(terminal, initial, measured.amplification, regions),
-        primacy_noncancellation(measured.cone, regions),
+        right_biased_queries(query_weights, found.residual_energies, found.terminal, regions),
+        recency_survival(found.terminal, found.initial, found.amplification, regions),
+        primacy_noncancellation(found.cone, regions),
         double_deficit(regional, bounds),
         exact_characterisation(regional),
     )
     contrasts = regional.products[:, 2, 0, 0] - regional.products[:, 1, 0, 0]
-    scale = (regions.grid.weights @ (terminal**2).sum(axis=2).mean(axis=0)).item()
+    scale = (regions.grid.weights @ (found.terminal**2).sum(axis=2).mean(axis=0)).item()
     return Explanation(
+        depth,
         Influence.from_energies(energies, regions),
         None if rest is None else Influence.from_energies(energies, rest),
-        (measured.vectors**2).sum(axis=3).mean(axis=0),
+        (found.vectors**2).sum(axis=3).mean(axis=0),
+        found.relative_energies.mean(axis=0),
+        found.hop_energies.mean(axis=0),
         regional,
-        measured.head_energies.mean(axis=0),
+        found.head_energies.mean(axis=0),
+        found.one_hop_head_energies.mean(axis=0),
         sample_mean(contrasts / scale),
         certificates,
     )
-
-
-def _loss(params: tuple[LanguageModel, Profile], x: State, y: Any) -> Float[Array, ""]:
-    """One function for every model and loss: a new one each time would compile each time."""
-    model, query_weights = params
-    return model.loss(x, y, query_weights)
-
-
-_energies = eqx.filter_jit(adjoint_energies)
 
 
 def _without_queries(query_weights: Profile, regions: Regions) -> Regions | None:
@@ -197,9 +233,13 @@ class _Measured(NamedTuple):
     """What is computed under jit, with a leading axis of examples except in the last two."""
 
     vectors: Float[Array, "examples 3 length width"]
-    covectors: Float[Array, "examples times length width"]
+    initial: Float[Array, "examples length width"]
+    terminal: Float[Array, "examples length width"]
     amplification: Float[Array, " examples"]
-    head_energies: Float[Array, "examples depth heads"]
+    relative_energies: Float[Array, "examples 3 length"]
+    hop_energies: Float[Array, "examples hops length"]
+    head_energies: Float[Array, "examples layers heads"]
+    one_hop_head_energies: Float[Array, "examples layers heads"]
     cone: JointCone
     residual_energies: Profile
 
@@ -211,23 +251,38 @@ def _measure(
     targets: Float[Array, "examples length bytes"],
     query_weights: Profile,
     regions: Regions,
+    depth: int,
     key: Key[Array, ""],
 ) -> _Measured:
-    grid = regions.grid
+    grid, flow = regions.grid, model.flow
 
     def one(example):
         x, y = example
-        ledger = channels(
-            model.flow, lambda state: model.terminal_loss(state, y, query_weights), x, grid
-        )
-        sites = attention_sites(model.flow, ledger.states, ledger.covectors, grid)
-        growth = amplification(interaction_norms(model.flow, x, grid, key=key)).product
-        heads = (cone_by_head(sites, grid) ** 2).sum(axis=3) @ grid.weights
-        return ledger.vectors, ledger.covectors, ledger.states[-1], growth, heads, sites
 
-    vectors, covectors, last, growth, heads, sites = jax.lax.map(one, (x, targets))
+        def loss(state: State) -> Float[Array, ""]:
+            return model.terminal_loss(state, y, query_weights)
+
+        ledger = channels(flow, loss, x, grid)
+        vectors, states = ledger.at_depth(depth), ledger.states
+        sites = attention_sites(flow, states, ledger.covectors, grid)
+        sites, norms = jax.tree.map(
+            lambda leaf: leaf[depth:], (sites, interaction_norms(flow, x, grid, key=key))
+        )
+        measured = (
+            vectors,
+            ledger.covectors[depth],
+            ledger.covectors[-1],
+            amplification(norms).product,
+            relative_energies(vectors, states[depth], grid),
+            (attention_hops(flow, loss, x, grid, len(HOPS) - 1)[depth] ** 2).sum(axis=2),
+            (cone_by_head(sites, grid) ** 2).sum(axis=3) @ grid.weights,
+            (one_hop_by_head(flow, loss, x, grid, depth) ** 2).sum(axis=3) @ grid.weights,
+        )
+        return measured, states[-1], sites
+
+    measured, last, sites = jax.lax.map(one, (x, targets))
     energies = readout_residual_energies(model.readout, last, targets, regions)
-    return _Measured(vectors, covectors, growth, heads, joint_cone(sites, grid), energies)
+    return _Measured(*measured, cone=joint_cone(sites, grid), residual_energies=energies)
 
 
 def _influence_record(found: Influence) -> dict[str, Any]:
@@ -241,21 +296,27 @@ def _influence_record(found: Influence) -> dict[str, Any]:
     }
 
 
+def _named(names: tuple[str, ...], values: list[Any]) -> dict[str, Any]:
+    return dict(zip(names, values, strict=True))
+
+
 def _numbers(values: Any) -> dict[str, float]:
     return {name: float(value) for name, value in values._asdict().items()}
 
 
 def explanation_table(result: Explanation) -> str:
-    """Lay out an explanation: density, channels, contrasts and certificates."""
+    """Lay out an explanation: density, channels, hops, contrasts and certificates."""
     found, rest = result.influence, result.without_queries
     regional, contrast = result.regional, result.terminal_contrast
+    hops = result.regional_hop_energies
     strengths = boundary_strengths(regional, found.regions)
-    lines = [f"{'':26s} {'left':>10s} {'middle':>10s} {'right':>10s}"]
+    lines = [f"{f'at depth {result.depth}':26s} {'left':>10s} {'middle':>10s} {'right':>10s}"]
     rows = {
         **_averages("influence density", found),
         **({} if rest is None else _averages("  queries left out", rest)),
         **{f"{name} energy": regional.energies[:, a] for a, name in enumerate(CHANNELS)},
         "cross terms": regional.cross_terms,
+        **{f"energy of {name}": hops[:, r] for r, name in enumerate(HOPS)},
     }
     for name, values in rows.items():
         lines.append(f"{name:26s} " + " ".join(f"{float(value):10.4g}" for value in values))

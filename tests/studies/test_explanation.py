@@ -11,8 +11,10 @@ from reference.networks import random_states
 
 import lim_jax as lim
 from lim_jax import plots
-from lim_jax.adjoint.cone import cone_mass
+from lim_jax.adjoint import criteria
+from lim_jax.adjoint.cone import cone_mass, joint_cone
 from lim_jax.adjoint.ledger import channels, cone_by_head
+from lim_jax.adjoint.residual import amplification, interaction_norms
 from lim_jax.adjoint.tangent import attention_sites
 from lim_jax.loss import last_token, teacher_forcing
 from lim_jax.models import language
@@ -95,8 +97,70 @@ def test_interrupted_training_goes_on_with_the_same_numbers(tmp_path):
 
 
 @cache
-def explained(ask):
-    return lim.studies.explain(model(), windows(), ask(LENGTH), REGIONS, key=jax.random.key(3))
+def explained(ask, depth=0):
+    return lim.studies.explain(
+        model(), windows(), ask(LENGTH), REGIONS, key=jax.random.key(3), depth=depth
+    )
+
+
+@pytest.mark.slow
+def test_at_a_depth_the_rest_of_the_network_is_explained_on_the_states_there():
+    """By a network of the one layer that follows, whose input is the state after the first."""
+    found, weights, network = explained(last_token, 1), last_token(LENGTH), model()
+    layers = jax.tree.map(lambda leaf: leaf[1:], network.flow.layers)
+    rest, grid = lim.ResidualFlow(layers, 1.0, step=lim.split), REGIONS.grid
+    norms_key, _ = jax.random.split(jax.random.key(3))
+
+    def one(example):
+        x, y = example
+        x = network.flow.trajectory(x, grid).states[1]
+        ask = partial(network.terminal_loss, targets=y, query_weights=weights)
+        ledger = channels(rest, ask, x, grid)
+        norms = interaction_norms(rest, x, grid, key=norms_key)
+        sites = attention_sites(rest, ledger.states, ledger.covectors, grid)
+        return ledger, amplification(norms).product, sites
+
+    @jax.jit
+    def measured(batch):
+        ledger, growth, sites = jax.lax.map(one, batch)
+        return ledger, growth, joint_cone(sites, grid)
+
+    ledger, growth, cone = measured(language.batch_of_windows(network, windows()))
+    initial, terminal = ledger.covectors[:, 0], ledger.covectors[:, 1]
+    parts = np.stack([terminal, ledger.cone_by_depth[:, 0], ledger.local_by_depth[:, 0]], axis=1)
+
+    def energies(vectors):
+        return (np.asarray(vectors) ** 2).sum(axis=-1)
+
+    close = partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-14)
+    close(found.influence.energy, energies(initial).mean(axis=0))
+    close(found.channel_energies, energies(parts).mean(axis=0))
+    scales = energies(ledger.states[:, 0]).mean(axis=1)
+    relative = scales[:, None, None] * energies(parts)
+    close(found.relative_energies, relative.mean(axis=0))
+    # The layer's only hop is its cone.
+    hops = np.stack([parts[:, 0] + parts[:, 2], parts[:, 1]], axis=1)
+    close(found.hop_energies[:2], energies(hops).mean(axis=0))
+    close(found.hop_energies[2:], 0)
+    assert found.one_hop_head_energies.shape == (1, 2)
+    close(found.one_hop_head_energies, found.head_energies)
+    assert found.depth == found.record()["depth"] == 1
+    assert "at depth 1 " in lim.studies.explanation_table(found)
+    expected = (
+        criteria.recency_survival(terminal, initial, growth, REGIONS),
+        criteria.primacy_noncancellation(cone, REGIONS),
+    )
+    for certificate, other in zip(found.certificates[1:3], expected, strict=True):
+        assert certificate.name == other.name
+        for one_side, other_side in zip(certificate.inequalities, other.inequalities, strict=True):
+            close(one_side.greater, other_side.greater)
+            close(one_side.lesser, other_side.lesser)
+
+
+def test_explanations_are_of_depths_before_the_last_state():
+    for depth in (-1, 2):
+        with pytest.raises(ValueError, match="depth: got .*expected a whole number from 0 to 1"):
+            explained(last_token, depth)
 
 
 @pytest.mark.slow
@@ -114,14 +178,18 @@ def test_an_explanation_is_made_of_its_parts():
 
         ledger = channels(network.flow, loss, x, grid)
         sites = attention_sites(network.flow, ledger.states, ledger.covectors, grid)
-        return ledger.vectors, cone_by_head(sites, grid)
+        return ledger.vectors, cone_by_head(sites, grid), (x**2).sum(axis=1).mean()
 
-    vectors, heads = map(np.asarray, ledgers(*language.batch_of_windows(network, windows())))
+    vectors, heads, scales = map(
+        np.asarray, ledgers(*language.batch_of_windows(network, windows()))
+    )
     np.testing.assert_allclose(
         found.channel_energies, (vectors**2).sum(axis=3).mean(axis=0), rtol=1e-10
     )
     energy = (vectors.sum(axis=1) ** 2).sum(axis=2).mean(axis=0)
     np.testing.assert_allclose(found.influence.energy, energy, rtol=1e-10)
+    relative = scales[:, None, None] * (vectors**2).sum(axis=3)
+    np.testing.assert_allclose(found.relative_energies, relative.mean(axis=0), rtol=1e-10)
     terminal = (vectors[:, 0] ** 2).sum(axis=2)
     averages = np.array([lim.regional_averages(jnp.asarray(t), regions) for t in terminal])
     contrasts = (averages[:, 2] - averages[:, 1]) / (terminal.mean())
@@ -190,6 +258,22 @@ def test_records_and_tables_give_every_number_under_its_name():
         "value": float(found.terminal_contrast.value),
         "error": float(found.terminal_contrast.error),
     }
+    cells = {"left": slice(2), "middle": slice(2, 6), "right": slice(6, 8)}
+    sides = {
+        region: np.asarray(found.hop_energies)[:, where].mean(axis=1)
+        for region, where in cells.items()
+    }
+    for index, hops in enumerate(("0 hops", "1 hop", "2 hops", "3 or more hops")):
+        np.testing.assert_allclose(record["hop_energies"][hops], found.hop_energies[index])
+        energies = [averages[index] for averages in sides.values()]
+        recorded = [record["regional_hop_energies"][region][hops] for region in sides]
+        np.testing.assert_allclose(recorded, energies, rtol=1e-12)
+        shown = [float(number) for number in rows[f"energy of {hops}"].split()]
+        np.testing.assert_allclose(shown, energies, rtol=1e-3)
+    for index, channel in enumerate(("residual", "cone", "local")):
+        relative = record["relative_energies"][channel]
+        np.testing.assert_allclose(relative, found.relative_energies[index])
+    np.testing.assert_allclose(record["one_hop_head_energies"], found.one_hop_head_energies)
     assert record["length"] == LENGTH and record["delta"] == 0.25 and record["examples"] == 3
     np.testing.assert_allclose(record["density_error"], found.influence.density_error)
     np.testing.assert_allclose(record["total"], np.mean(found.influence.energy))
@@ -233,6 +317,22 @@ def test_figures_of_an_explanation_show_its_numbers():
     only = np.asarray(upper.lines[1].get_ydata())
     energies = np.asarray(found.channel_energies).sum(axis=0)
     np.testing.assert_allclose(only, energies / np.asarray(found.influence.energy).mean())
+
+
+def test_the_figure_of_hops_shows_where_each_energy_is_and_not_where_it_is_zero():
+    found = explained(last_token)
+    (axes,) = plots.hop_energies(found, "title").axes
+    assert axes.get_yscale() == "log" and axes.get_title() == "title"
+    labels = [line.get_label() for line in axes.lines]
+    assert labels == ["all", "0 hops", "1 hop", "2 hops", "3 or more hops"]
+    for line, values in zip(
+        axes.lines, [found.influence.energy, *found.hop_energies], strict=True
+    ):  # fmt: skip
+        shown, values = np.asarray(line.get_ydata()), np.asarray(values)
+        np.testing.assert_array_equal(shown[values > 0], values[values > 0])
+        assert np.isnan(shown[values == 0]).all()
+    drawn = [np.isfinite(np.asarray(line.get_ydata())).sum() for line in axes.lines]
+    assert drawn == [LENGTH, 1, LENGTH, LENGTH, 0]  # one query, and two layers
 
 
 def test_cone_masses_are_drawn_under_their_names_with_two_errors():
