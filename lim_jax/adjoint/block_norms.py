@@ -2,11 +2,11 @@ r"""Squared norms of the blocks of attention's kernel, none of which is formed.
 
 In the coordinates of the heads a block of `tangent` is
 
-.. math:: K(p_i, p_j)\,\xi = \sum_h W_O^h\,k^h_{ij} \bigl[V^h\xi
+.. math:: K(p_i, p_j)\,\xi = \sum_h W_O^h\,A^h_{ij} \bigl[V^h\xi
           + u^h_{ij}\,\langle q^h_i, K^h\xi\rangle\bigr], \qquad u^h_{ij} = v^h_j - o^h_i,
 
-where :math:`V = W_V\,D\mathrm{LN}(x_j)` and :math:`K = W_K\,D\mathrm{LN}(x_j)` are those of the
-column. The Frobenius norms of all blocks are therefore sums over pairs of heads of products of
+where :math:`V^h = Dv^h(x_j)` and :math:`K^h = Dk^h(x_j)` are those of the column, taken a few
+columns at a time. The Frobenius norms are therefore sums over pairs of heads of products of
 matrices, and an operator norm is the largest :math:`\|K\xi\|` over unit vectors, by conjugate
 gradients.
 """
@@ -17,12 +17,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from lim_jax._checks import undifferentiated
 from lim_jax.adjoint.tangent import KernelFactors
+from lim_jax.network.field import by_head
 
-TILE = 64
+TILE, COLUMNS = 64, 32
 TWICE = (
     "norm: the operator norm of the kernel is differentiated once. For further derivatives "
     'take norm="frobenius".'
@@ -34,14 +35,14 @@ Vectors = Float[Array, "width rows"]
 def squared_frobenius_norms(factors: KernelFactors) -> Float[Array, "length length"]:
     r"""The squared Frobenius norms of all blocks, by products over pairs of heads.
 
-    With :math:`O_{hg} = W_O^{h*}W_O^g` the pair (h, g) adds :math:`k^h_{ij}k^g_{ij}` times
+    With :math:`O_{hg} = W_O^{h*}W_O^g` the pair (h, g) adds :math:`A^h_{ij}A^g_{ij}` times
 
     .. math:: \langle O_{hg}, V^hV^{g*}\rangle + 2\,u^{h*}O_{hg}V^gK^{h*}q^h
               + u^{h*}O_{hg}u^g\; q^{h*}K^hK^{g*}q^g.
 
-    Multiplied out, every term is a product of a matrix of rows with one of columns. Where heads
-    are so sharp that scores change by 60 in one unit of x, float32 keeps four digits, here as in
-    the operator norm.
+    Multiplied out, every term is a product of a matrix of rows with one of columns; columns go
+    tile by tile. Where heads are so sharp that scores change by 60 in one unit of x, float32 keeps
+    four digits, here as in the operator norm.
 
     Examples
     --------
@@ -54,50 +55,56 @@ def squared_frobenius_norms(factors: KernelFactors) -> Float[Array, "length leng
     >>> squared_frobenius_norms(factors)[1].tolist()
     [1.0, 1.0]
     """
-    heads, length, _ = factors.query.shape
-    keys, values = jax.vmap(factors.slopes, out_axes=1)(jnp.arange(length))
+    length = factors.query.shape[1]
+    tile = min(COLUMNS, length)
+    tiles = -(-length // tile)
+    # The last column fills the last tile.
+    columns = jnp.minimum(jnp.arange(tiles * tile), length - 1).reshape(tiles, tile)
+    squares = jax.lax.map(jax.checkpoint(lambda some: _column_squares(factors, some)), columns)
+    return jnp.swapaxes(squares, 0, 1).reshape(length, -1)[:, :length]
+
+
+def _column_squares(
+    factors: KernelFactors, columns: Int[Array, " columns"]
+) -> Float[Array, "length columns"]:
+    """The squared norms of some columns' blocks, pair of heads by pair."""
+    slopes = jax.vmap(factors.slopes, out_axes=1)(columns)
+    values_at, kernels = factors.value[:, columns], factors.kernel[:, :, columns]
+    output = factors.attention.output
+    heads, groups = len(factors.query), len(slopes[0])
 
     @jax.checkpoint
     def add(squares: Array, pair: tuple[Array, Array]) -> tuple[Array, None]:
         h, g = pair
-        mixed = factors.output_map[h].T @ factors.output_map[g]
-        mixed_values = jnp.einsum("vw,jwb->jvb", mixed, values[g])
-        products = jnp.einsum("jvb,jvb->j", values[h], mixed_values)[None, :]
-        products += 2 * _step_products(factors, h, mixed_values, keys[h])
-        key_products = jnp.einsum("jkb,jlb->jkl", keys[h], keys[g]).reshape(length, -1)
-        scores = _rowwise(factors.query[h], factors.query[g]) @ key_products.T
-        products += _metric_products(factors, h, g, mixed) * scores
-        return squares + factors.kernel[h] * factors.kernel[g] * products, None
+        (keys, values), (other_keys, other_values) = (
+            [slope[head // (heads // groups)] for slope in slopes] for head in pair
+        )
+        mixed = output[h].T @ output[g]
+        mixed_values = jnp.einsum("vw,jwb->jvb", mixed, other_values)
+        products = jnp.einsum("jvb,jvb->j", values, mixed_values)[None, :]
+        between = jnp.einsum("jvb,jkb->jvk", mixed_values, keys)
+        at_columns = jnp.einsum("jv,jvk->jk", values_at[h], between)
+        along = at_columns[None] - jnp.einsum("iv,jvk->ijk", factors.output[h], between)
+        products += 2 * jnp.einsum("ijk,ik->ij", along, factors.query[h])
+        key_products = jnp.einsum("jkb,jlb->jkl", keys, other_keys)
+        scored = jnp.einsum("ik,jkl->ijl", factors.query[h], key_products)
+        scores = jnp.einsum("ijl,il->ij", scored, factors.query[g])
+        products += _metric_products(factors.output, values_at, pair, mixed) * scores
+        return squares + kernels[h] * kernels[g] * products, None
 
     pairs = jnp.divmod(jnp.arange(heads**2), heads)
-    return jax.lax.scan(add, jnp.zeros_like(factors.kernel[0]), pairs)[0]
-
-
-def _step_products(
-    factors: KernelFactors, h: Array, mixed_values: Array, keys: Array
-) -> Float[Array, "length length"]:
-    r""":math:`u^{h*}O_{hg}V^gK^{h*}q^h`."""
-    query, length = factors.query[h], keys.shape[0]
-    mixed = jnp.einsum("jvb,jkb->jvk", mixed_values, keys)
-    of_columns = jnp.einsum("jv,jvk->jk", factors.value[h], mixed)
-    of_rows = _rowwise(factors.output[h], query)
-    return query @ of_columns.T - of_rows @ mixed.reshape(length, -1).T
+    return jax.lax.scan(add, jnp.zeros_like(kernels[0]), pairs)[0]
 
 
 def _metric_products(
-    factors: KernelFactors, h: Array, g: Array, mixed: Array
-) -> Float[Array, "length length"]:
+    output: Array, value: Array, pair: tuple[Array, Array], mixed: Array
+) -> Float[Array, "length columns"]:
     r""":math:`u^{h*}O_{hg}u^g`."""
-    value, output = factors.value, factors.output
+    h, g = pair
     of_columns = jnp.sum(value[h] @ mixed * value[g], axis=1)[None, :]
     of_rows = jnp.sum(output[h] @ mixed * output[g], axis=1)[:, None]
     across = output[h] @ (mixed @ value[g].T) + output[g] @ (value[h] @ mixed).T
     return of_columns + of_rows - across
-
-
-def _rowwise(left: Float[Array, "length a"], right: Float[Array, "length b"]) -> Array:
-    """The outer product of two vectors at every position."""
-    return (left[:, :, None] * right[:, None, :]).reshape(left.shape[0], -1)
 
 
 def column_mass(
@@ -144,13 +151,13 @@ class Blocks(NamedTuple):
     Attributes
     ----------
     kernel
-        :math:`k^h_{ij}`.
+        :math:`A^h_{ij}`.
     step
         :math:`u^h_{ij}`.
     query
         :math:`q^h_i`, scaled.
     key, value
-        :math:`K^h` and :math:`V^h`.
+        :math:`K^h` and :math:`V^h`, one for each group of heads.
     output
         :math:`W_O^h`.
     """
@@ -158,8 +165,8 @@ class Blocks(NamedTuple):
     kernel: Float[Array, "heads rows"]
     step: Float[Array, "heads features rows"]
     query: Float[Array, "heads size rows"]
-    key: Float[Array, "heads size width"]
-    value: Float[Array, "heads features width"]
+    key: Float[Array, "groups size width"]
+    value: Float[Array, "groups features width"]
     output: Float[Array, "heads width features"]
 
     def push(self, tangents: Vectors) -> Vectors:
@@ -168,9 +175,9 @@ class Blocks(NamedTuple):
 
     def push_to_heads(self, tangents: Vectors) -> Float[Array, "joined rows"]:
         r""":math:`K\xi` before :math:`W_O`."""
-        heads, size, width = self.key.shape
+        groups, size, width = self.key.shape
         slopes = jnp.concatenate([self.key, self.value], axis=1).reshape(-1, width) @ tangents
-        slopes = slopes.reshape(heads, -1, slopes.shape[1])
+        slopes = by_head(slopes.reshape(groups, -1, slopes.shape[1]), len(self.query))
         scores = (self.query * slopes[:, :size]).sum(axis=1)
         moved = self.kernel[:, None] * (slopes[:, size:] + self.step * scores[:, None])
         return moved.reshape(-1, tangents.shape[1])
@@ -187,7 +194,7 @@ def column_blocks(factors: KernelFactors, j: Array) -> Blocks:
         jnp.swapaxes(factors.steps(j), 1, 2),
         jnp.swapaxes(factors.query, 1, 2),
         *factors.slopes(j),
-        factors.output_map,
+        factors.attention.output,
     )
 
 

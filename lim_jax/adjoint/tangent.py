@@ -6,18 +6,21 @@ tokenwise network), that in its second slot the Volterra kernel K, diagonal bloc
 or several residual stages, each with its own K and B; a sublayer is a field like any other.
 Adjoints are taken in the grid's pairing, so covectors stay densities.
 
-Blocks of attention's kernel are known in closed form. With :math:`k^h` the attention kernel and
-:math:`v^h`, :math:`o^h`, :math:`q^h` a head's values, outputs and queries,
+Blocks of attention's kernel are known in closed form. With :math:`A^h` the attention kernel and
+:math:`k^h`, :math:`v^h`, :math:`o^h`, :math:`q^h` a head's keys, values, outputs and queries,
 
-.. math:: K(p, q) = \sum_h k^h(p, q)\, W_O^h \Bigl[W_V^h + \bigl(v^h(q) - o^h(p)\bigr)
-          \otimes W_K^{h\top} q^h(p) / \sqrt{d_k}\Bigr]\, D\mathrm{LN}(X(q))
+.. math:: K(p, q) = \sum_h A^h(p, q)\, W_O^h \Bigl[Dv^h(q) + \bigl(v^h(q) - o^h(p)\bigr)
+          \otimes Dk^h(q)^\top q^h(p) / \sqrt{d_k}\Bigr]
 
-(`eq:attention-nonlocal-kernel`, projected as in `eq:multihead-volterra-derivative`). They are
+(`eq:attention-nonlocal-kernel`, projected as in `eq:multihead-volterra-derivative`). Whatever makes
+keys and values of one token, only its derivative at that token enters: without norms of keys and
+positions :math:`Dk^h = W_K^h D\mathrm{LN}` and :math:`Dv^h = W_V^h D\mathrm{LN}`. Blocks are
 densities: the Jacobian's block is :math:`\hat K_{ij} = W_{ij} K(p_i, p_j)`, that is
 :math:`K/L` on tokens.
 """
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -29,10 +32,12 @@ from lim_jax._checks import described, require, require_callable
 from lim_jax._precision import widened
 from lim_jax.grid import Grid, require_on_grid
 from lim_jax.network.attention import continued_kernel
-from lim_jax.network.field import CausalAttention, FeedForward, Field, State, TransformerField
+from lim_jax.network.field import CausalAttention, Field, State, TransformerField, by_head
 from lim_jax.network.flow import ResidualFlow, euler, require_flow, split
+from lim_jax.network.positions import Turns
 
 Scalar = Float[Array, ""]
+Sources = tuple[Float[Array, "groups size"], Float[Array, "groups features"]]
 
 
 class Parts(NamedTuple):
@@ -107,15 +112,24 @@ def pull_back_heads(
     """
     _require_attention(attention, x, grid)
 
-    def headwise(attention: CausalAttention) -> list:
-        names = ("query", "key", "value", "output", "query_bias", "key_bias", "value_bias")
-        return [leaf for name in names if (leaf := getattr(attention, name)) is not None]
+    heads, groups = attention.query.shape[0], attention.key.shape[0]
 
     def one_head(head: Array) -> State:
-        alone = eqx.tree_at(headwise, attention, replace_fn=lambda leaf: leaf[head][None])
+        alone = _picked(attention, ("query", "query_bias", "output"), head)
+        names = ("key", "key_bias", "value", "value_bias")
+        alone = _picked(alone, names, head // (heads // groups))
         return pull_back(alone, x, covector, grid).kernel
 
-    return jax.vmap(one_head)(jnp.arange(attention.query.shape[0]))
+    return jax.vmap(one_head)(jnp.arange(heads))
+
+
+def _picked(attention: CausalAttention, names: tuple[str, ...], index: Array) -> CausalAttention:
+    """Keep one entry along the first axis of the named arrays."""
+
+    def named(attention: CausalAttention) -> list:
+        return [leaf for name in names if (leaf := getattr(attention, name)) is not None]
+
+    return eqx.tree_at(named, attention, replace_fn=lambda leaf: leaf[index][None])
 
 
 def local_blocks(field: Field, x: State, grid: Grid) -> Float[Array, "length width width"]:
@@ -141,34 +155,44 @@ def local_blocks(field: Field, x: State, grid: Grid) -> Float[Array, "length wid
 class KernelFactors(NamedTuple):
     r"""What the blocks :math:`K(p_i, p_j)` are made of, over heads h and positions.
 
+    The derivatives of keys and values are not kept: they are taken at one token at a time.
+
     Attributes
     ----------
+    attention, states, turns
+        The sublayer, where it is linearised, and what it knows of the positions.
     kernel
-        :math:`k^h(p_i, p_j)`, a density in j.
+        :math:`A^h(p_i, p_j)`, a density in j.
     query
         :math:`q^h_i/\sqrt{d_k}`.
     value, output
         :math:`v^h_j` and :math:`o^h_i` (`eq:one-head-attention-mean-value`).
-    norm_slope
-        :math:`D\mathrm{LN}(x_j)`.
-    key_map, value_map, output_map
-        :math:`W_K^h`, :math:`W_V^h` and :math:`W_O^h`.
     """
 
+    attention: CausalAttention
+    states: State
+    turns: Turns | None
     kernel: Float[Array, "heads length length"]
     query: Float[Array, "heads length size"]
     value: Float[Array, "heads length features"]
     output: Float[Array, "heads length features"]
-    norm_slope: Float[Array, "length width width"]
-    key_map: Float[Array, "heads size width"]
-    value_map: Float[Array, "heads features width"]
-    output_map: Float[Array, "heads width features"]
+
+    def source(self, j: Array) -> tuple[Callable[[Array], Sources], Float[Array, " width"]]:
+        """The map of one token to its keys and values at position j, and the token there."""
+        turns = None if self.turns is None else self.turns[j][None]
+
+        def of_token(token: Float[Array, " width"]) -> Sources:
+            key, value = self.attention.sources(token[None], turns)
+            return key[:, 0], value[:, 0]
+
+        return of_token, self.states[j]
 
     def slopes(
         self, j: Array
-    ) -> tuple[Float[Array, "heads size width"], Float[Array, "heads features width"]]:
-        r"""The derivatives :math:`W_K^h D\mathrm{LN}` and :math:`W_V^h D\mathrm{LN}` at j."""
-        return self.key_map @ self.norm_slope[j], self.value_map @ self.norm_slope[j]
+    ) -> tuple[Float[Array, "groups size width"], Float[Array, "groups features width"]]:
+        r"""The derivatives :math:`Dk^g` and :math:`Dv^g` at j, of every group of heads."""
+        source, token = self.source(j)
+        return jax.jacfwd(source)(token)
 
     def steps(self, j: Array) -> Float[Array, "heads length features"]:
         """:math:`v^h_j - o^h_i` over i."""
@@ -176,45 +200,48 @@ class KernelFactors(NamedTuple):
 
     def column(self, j: Array) -> Float[Array, "length width width"]:
         r"""The blocks :math:`K(p_i, p_j)` of one column over i (`eq:attention-nonlocal-kernel`)."""
-        keys, values = self.slopes(j)
+        keys, values = (by_head(slope, len(self.query)) for slope in self.slopes(j))
         scores = jnp.einsum("hik,hkb->hib", self.query, keys)
         moved = values[:, None] + self.steps(j)[:, :, :, None] * scores[:, :, None, :]
-        return jnp.einsum("hi,hav,hivb->iab", self.kernel[:, :, j], self.output_map, moved)
+        return jnp.einsum("hi,hav,hivb->iab", self.kernel[:, :, j], self.attention.output, moved)
 
     def push_column(self, j: Array, tangent: Float[Array, " width"]) -> State:
         r""":math:`K(p_i, p_j)\xi` over i, without the blocks."""
-        keys, values = (slope @ tangent for slope in self.slopes(j))
+        source, token = self.source(j)
+        _, moves = jax.jvp(source, (token,), (tangent,))
+        keys, values = (by_head(move, len(self.query)) for move in moves)
         scores = jnp.einsum("hik,hk->hi", self.query, keys)
         moved = values[:, None] + scores[:, :, None] * self.steps(j)
-        return jnp.einsum("hi,hav,hiv->ia", self.kernel[:, :, j], self.output_map, moved)
+        return jnp.einsum("hi,hav,hiv->ia", self.kernel[:, :, j], self.attention.output, moved)
 
     def pull_column(self, j: Array, covector: State) -> State:
         r""":math:`K(p_i, p_j)^* P_i` over i, without the blocks."""
-        keys, values = self.slopes(j)
-        heads = jnp.einsum("hi,hav,ia->hiv", self.kernel[:, :, j], self.output_map, covector)
-        scores = (self.steps(j) * heads).sum(axis=2)
-        along = jnp.einsum("hiv,hvb->ib", heads, values)
-        return along + jnp.einsum("hi,hik,hkb->ib", scores, self.query, keys)
+        output, kernel = self.attention.output, self.kernel[:, :, j]
+        heads = jnp.einsum("hi,hav,ia->ihv", kernel, output, covector)
+        scores = jnp.einsum("ihv,hiv->ih", heads, self.steps(j))
+        keys = scores[:, :, None] * jnp.swapaxes(self.query, 0, 1)
+        source, token = self.source(j)
+
+        def of_heads(token: Float[Array, " width"]) -> Sources:
+            key, value = source(token)
+            return by_head(key, len(self.query)), by_head(value, len(self.query))
+
+        _, pull = jax.vjp(of_heads, token)
+        return jax.vmap(lambda key, value: pull((key, value))[0])(keys, heads)
 
 
 def kernel_factors(attention: CausalAttention, x: State, grid: Grid) -> KernelFactors:
     """Compute once what every block of the kernel at `x` needs, in float32 at least."""
     _require_attention(attention, x, grid)
     attention, x = widened((attention, x))
-    query, key, value = attention.projections(x, x)
+    turns = attention.turns(grid)
+    query = attention.queries(x, turns)
+    key, value = (by_head(grouped, len(query)) for grouped in attention.sources(x, turns))
     kernel = jax.vmap(continued_kernel, in_axes=(0, 0, None))(query, key, grid)
     prefix = grid.prefix_weights().astype(kernel.dtype)
-    outputs = jnp.einsum("hij,hjv->hiv", prefix[None] * kernel, value)
-    return KernelFactors(
-        kernel,
-        query / math.sqrt(query.shape[-1]),
-        value,
-        outputs,
-        jax.vmap(jax.jacfwd(attention.norm))(x),
-        attention.key,
-        attention.value,
-        attention.output,
-    )
+    output = jnp.einsum("hij,hjv->hiv", prefix[None] * kernel, value)
+    query = query / math.sqrt(query.shape[-1])
+    return KernelFactors(attention, x, turns, kernel, query, value, output)
 
 
 def kernel_blocks(
@@ -357,7 +384,8 @@ def attention_sites(
 
     def visit(_, layer, state, covector):
         stages = pull_back_stages(flow, layer, state, covector, grid)
-        (site,) = (s for s in stages if not isinstance(s.field, FeedForward))
+        attending = (TransformerField, CausalAttention)
+        (site,) = (stage for stage in stages if isinstance(stage.field, attending))
         return _, (layer[1], site.state, site.covector)
 
     _, (increments, *met) = flow.scan(visit, states[0], states[:-1], covectors[1:])

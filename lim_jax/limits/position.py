@@ -30,7 +30,7 @@ from lim_jax.grid import (
 )
 from lim_jax.limits.study import Study, refine
 from lim_jax.loss import cross_entropy
-from lim_jax.network.field import CausalAttention, State
+from lim_jax.network.field import CausalAttention, State, by_head
 from lim_jax.network.flow import ResidualFlow
 
 PositionField = Callable[[Float[Array, " points"]], Float[Array, "points features"]]
@@ -194,8 +194,16 @@ def attention_constant(
     .. math:: C_R = \max_p \sum_h \frac{\max_q|\partial_q (e^S W_O v)| +
               \max_q |W_O v|\,\max_q|\partial_q e^S|}{2\min_q e^S}, \qquad q \le p.
 
-    Extremes are taken over `points` positions.
+    Extremes are taken over `points` positions. Attention that turns with the position (rotary) is
+    refused.
     """
+    require(
+        attention.rotary is None,
+        "attention.rotary",
+        got="rotary positions",
+        expected="None",
+        cure="The constant is of keys that know their position by the states alone.",
+    )
     return float(_attention_constant(attention, states, jnp.linspace(0.0, 1.0, points)))
 
 
@@ -207,7 +215,8 @@ def _attention_constant(
 
     def projections(p: Array) -> tuple[Array, Array, Array]:
         x = states(p)
-        query, key, value = attention.projections(x, x)
+        query, sources = attention.queries(x, None), attention.sources(x, None)
+        key, value = (by_head(grouped, query.shape[0]) for grouped in sources)
         return query, key, jnp.einsum("hdv,hlv->hld", attention.output, value)
 
     (query, key, value), (_, key_slope, value_slope) = jax.jvp(

@@ -5,6 +5,7 @@ from . import field as field
 from . import flow as flow
 from . import fused as fused
 from . import norms as norms
+from . import positions as positions
 from . import regularity as regularity
 from .attention import attention_kernel as attention_kernel
 from .attention import attention_weights as attention_weights
@@ -24,6 +25,7 @@ from .continuous import require_continuous as require_continuous
 from .field import CausalAttention as CausalAttention
 from .field import FeedForward as FeedForward
 from .field import TransformerField as TransformerField
+from .field import by_head as by_head
 from .field import require_pair as require_pair
 from .flow import ResidualFlow as ResidualFlow
 from .flow import Trajectory as Trajectory
@@ -40,6 +42,10 @@ from .flow import unit_profile as unit_profile
 from .fused import fused_attention as fused_attention
 from .norms import LayerNorm as LayerNorm
 from .norms import require_width as require_width
+from .positions import Rotary as Rotary
+from .positions import linear_scaling as linear_scaling
+from .positions import llama3_scaling as llama3_scaling
+from .positions import rotary_frequencies as rotary_frequencies
 from .regularity import AttentionRegularity as AttentionRegularity
 from .regularity import FeedForwardRegularity as FeedForwardRegularity
 from .regularity import FieldRegularity as FieldRegularity

@@ -21,6 +21,7 @@ from lim_jax._random import gaussian
 from lim_jax.grid import Grid, require_on_grid
 from lim_jax.network.attention import causal_attention
 from lim_jax.network.norms import LayerNorm, Norm, require_width
+from lim_jax.network.positions import Rotary, Turns
 
 State = Float[Array, "length width"]
 Field = Callable[[State, State, Grid], State]
@@ -30,35 +31,64 @@ Attend = Callable[[Array, Array, Array, Grid], Array]
 class CausalAttention(eqx.Module):
     r"""Pre-normed causal multi-head attention on any grid.
 
-    :math:`q_i = W_Q \mathrm{LN}(x)_i` from the slot `x`, :math:`k_j = W_K \mathrm{LN}(c)_j` and
-    :math:`v_j = W_V \mathrm{LN}(c)_j` from the slot `context`; on the token grid `eq:masked-mha`,
-    in the continuum `eq:continuum-causal-attention`. Biases are optional, as in GPT-2.
+    A softmax over tokenwise maps: `queries` of the slot `x`, and `sources`, the keys and values of
+    the slot `context`. :math:`q_i = W_Q \mathrm{LN}(x)_i`, :math:`k_j = W_K \mathrm{LN}(c)_j` and
+    :math:`v_j = W_V \mathrm{LN}(c)_j`; on the token grid `eq:masked-mha`, in the continuum
+    `eq:continuum-causal-attention`. Everything else that checkpoints bring is optional: biases,
+    fewer keys than queries, norms of queries and keys, rotary positions.
 
     Attributes
     ----------
     norm
         A map of one token; `equinox.nn.Identity` for none.
-    query, key, value
+    query
         One matrix for each head.
+    key, value
+        One matrix for each group of heads (grouped queries). With H heads in G groups, head h
+        reads group :math:`\lfloor hG/H \rfloor`; without grouping G = H.
     output
         :math:`W_O`, cut into one block for each head; the heads' images are added.
     query_bias, key_bias, value_bias, output_bias
-        Added after the respective matrix, or None.
+        Added after the respective matrix, or None, each by itself.
+    query_norm, key_norm
+        Maps of one head's query or key, after the bias and before it turns, or None.
+    rotary
+        How queries and keys turn with their positions, or None.
     attend
         How one head attends: `attention.causal_attention`, or on a GPU for first-order use
         `fused.fused_attention`.
+
+    Raises
+    ------
+    ValueError
+        Where the heads are no multiple of the groups, or more features turn than a head has.
     """
 
     norm: Norm
     query: Float[Array, "heads size width"]
-    key: Float[Array, "heads size width"]
-    value: Float[Array, "heads features width"]
+    key: Float[Array, "groups size width"]
+    value: Float[Array, "groups features width"]
     output: Float[Array, "heads width features"]
     query_bias: Float[Array, "heads size"] | None = None
-    key_bias: Float[Array, "heads size"] | None = None
-    value_bias: Float[Array, "heads features"] | None = None
+    key_bias: Float[Array, "groups size"] | None = None
+    value_bias: Float[Array, "groups features"] | None = None
     output_bias: Float[Array, " width"] | None = None
+    query_norm: Norm | None = None
+    key_norm: Norm | None = None
+    rotary: Rotary | None = None
     attend: Attend = eqx.field(static=True, default=causal_attention)
+
+    def __check_init__(self):
+        heads, size, _ = self.query.shape[-3:]
+        _require_groups(heads, self.key.shape[-3])
+        turning = 0 if self.rotary is None else 2 * len(self.rotary.frequencies)
+        require(
+            turning <= size,
+            "rotary",
+            got=f"{turning} features that turn",
+            expected=f"at most {size}, the size of a head",
+            cure="Make frequencies for some or all of a head's features.",
+        )
 
     @classmethod
     def init(
@@ -66,27 +96,33 @@ class CausalAttention(eqx.Module):
         width: int,
         *,
         heads: int = 1,
+        groups: int | None = None,
         head_size: int | None = None,
         bias: bool = False,
+        rotary: Rotary | None = None,
         attend: Attend = causal_attention,
         eta: float = 1e-5,
         key: Key[Array, ""],
     ) -> "CausalAttention":
         r"""Gaussian matrices of variance one over their fan-in; zero biases.
 
-        `head_size` is by default ``width // heads``, and then `heads` must divide `width`.
+        `head_size` is by default ``width // heads``, and then `heads` must divide `width`; `groups`
+        is by default `heads`.
 
         Raises
         ------
         ValueError
-            Where a size is not a positive whole number, or the heads do not divide the width.
+            Where a size is not a positive whole number, the heads do not divide the width, or the
+            groups do not divide the heads.
 
         Examples
         --------
-        >>> CausalAttention.init(6, heads=2, key=jax.random.key(0)).query.shape
-        (2, 3, 6)
+        >>> attention = CausalAttention.init(8, heads=4, groups=2, key=jax.random.key(0))
+        >>> attention.query.shape, attention.key.shape
+        ((4, 2, 8), (2, 2, 8))
         """
         width, heads = counted(width, "width", least=2), counted(heads, "heads")
+        groups = heads if groups is None else counted(groups, "groups")
         require_key(key)
         require(
             head_size is not None or width % heads == 0,
@@ -97,38 +133,56 @@ class CausalAttention(eqx.Module):
         )
         size = width // heads if head_size is None else counted(head_size, "head_size")
         keys = jax.random.split(key, 4)
-        query, key_, value = (_gaussian(k, heads, size, width) for k in keys[:3])
+        counts = (heads, groups, groups)
+        query, key_, value = (
+            _gaussian(k, count, size, width) for k, count in zip(keys[:3], counts, strict=True)
+        )
         output = _gaussian(keys[3], heads, width, size) / math.sqrt(heads)
-        zeros = jnp.zeros((heads, size))
-        biases = (zeros, zeros, zeros, jnp.zeros(width)) if bias else (None, None, None, None)
+        zeros, of_groups = jnp.zeros((heads, size)), jnp.zeros((groups, size))
+        zero_biases = (zeros, of_groups, of_groups, jnp.zeros(width))
+        biases = zero_biases if bias else (None, None, None, None)
         norm = LayerNorm.init(width, eta)
-        return cls(norm, query, key_, value, output, *biases, attend=attend)
+        return cls(norm, query, key_, value, output, *biases, rotary=rotary, attend=attend)
 
     def __call__(self, x: State, context: State, grid: Grid) -> State:
         """Attend from `x` to `context`."""
-        query, key, value = self.projections(x, context)
         require_pair(x, context, grid)
+        turns = self.turns(grid)
+        query, sources = self.queries(x, turns), self.sources(context, turns)
+        key, value = (by_head(grouped, query.shape[0]) for grouped in sources)
         heads = jax.vmap(self.attend, in_axes=(0, 0, 0, None))(query, key, value, grid)
         joined = jnp.swapaxes(heads, 0, 1).reshape(x.shape[0], -1)
         mixed = joined @ jnp.swapaxes(self.output, 1, 2).reshape(-1, x.shape[1])
         return mixed if self.output_bias is None else mixed + self.output_bias[None, :]
 
-    def projections(
-        self, x: State, context: State
-    ) -> tuple[
-        Float[Array, "heads length size"],
-        Float[Array, "heads length size"],
-        Float[Array, "heads length features"],
-    ]:
-        """Queries of `x`, keys and values of `context`, for each head."""
-        for tokens in (x, context):
-            require_width(tokens, self.query.shape[-1])
-        source, target = jax.vmap(self.norm)(context), jax.vmap(self.norm)(x)
-        return (
-            _project(self.query, self.query_bias, target),
-            _project(self.key, self.key_bias, source),
-            _project(self.value, self.value_bias, source),
-        )
+    def turns(self, grid: Grid) -> Turns | None:
+        """What the tokenwise maps know of the positions, a row for each; None if nothing."""
+        return None if self.rotary is None else self.rotary.turns(grid)
+
+    def queries(
+        self, x: Float[Array, "rows width"], turns: Turns | None
+    ) -> Float[Array, "heads rows size"]:
+        """Queries of any tokens, which turn as `turns` says, row by row."""
+        require_width(x, self.query.shape[-1])
+        query = _project(self.query, self.query_bias, jax.vmap(self.norm)(x))
+        return self._placed(query, self.query_norm, turns)
+
+    def sources(
+        self, context: Float[Array, "rows width"], turns: Turns | None
+    ) -> tuple[Float[Array, "groups rows size"], Float[Array, "groups rows features"]]:
+        """Keys and values of any tokens: all of the context that attention knows."""
+        require_width(context, self.query.shape[-1])
+        normed = jax.vmap(self.norm)(context)
+        key = _project(self.key, self.key_bias, normed)
+        value = _project(self.value, self.value_bias, normed)
+        return self._placed(key, self.key_norm, turns), value
+
+    def _placed(self, vectors: Array, norm: Norm | None, turns: Turns | None) -> Array:
+        """Normalise every head's vectors, then turn them to their positions."""
+        normed = vectors if norm is None else jax.vmap(jax.vmap(norm))(vectors)
+        if self.rotary is None or turns is None:
+            return normed
+        return self.rotary.turned(normed, turns)
 
     def left_trace(self, z: Float[Array, " width"]) -> Float[Array, " width"]:
         r"""What attention gives at position 0, from the state there.
@@ -136,9 +190,9 @@ class CausalAttention(eqx.Module):
         :math:`W_O[W_{V,1}\mathrm{LN}(X(0)), \dots]` (`eq:continuum-attention-left-trace`): the
         limit from the right, and the rule of the first token.
         """
-        features = jnp.einsum("hvd,d->hv", self.value, self.norm(z))
+        features = jnp.einsum("gvd,d->gv", self.value, self.norm(z))
         features = features if self.value_bias is None else features + self.value_bias
-        mixed = jnp.einsum("hdv,hv->d", self.output, features)
+        mixed = jnp.einsum("hdv,hv->d", self.output, by_head(features, self.output.shape[0]))
         return mixed if self.output_bias is None else mixed + self.output_bias
 
 
@@ -268,6 +322,29 @@ def require_pair(x: State, context: State, grid: Grid) -> None:
     """Refuse queries' and keys' states that do not fit the grid."""
     require_on_grid(x, grid, "x", "length width")
     require_on_grid(context, grid, "context", "length width")
+
+
+def by_head(grouped: Float[Array, "groups *rest"], heads: int) -> Float[Array, "heads *rest"]:
+    """Give every head what its group has.
+
+    Examples
+    --------
+    >>> by_head(jnp.array([1.0, 2.0]), heads=4).tolist()
+    [1.0, 1.0, 2.0, 2.0]
+    """
+    groups = grouped.shape[0]
+    _require_groups(heads, groups)
+    return grouped if groups == heads else jnp.repeat(grouped, heads // groups, axis=0)
+
+
+def _require_groups(heads: int, groups: int) -> None:
+    require(
+        heads % groups == 0,
+        "groups",
+        got=f"{heads} heads in {groups} groups",
+        expected="a number of groups that divides the heads",
+        cure="Every group of keys and values serves as many heads.",
+    )
 
 
 def _project(

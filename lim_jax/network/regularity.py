@@ -20,7 +20,7 @@ from jaxtyping import Array, Float
 
 from lim_jax._checks import finite_scalar, require, require_floats
 from lim_jax.grid import Grid, inner, require_on_grid
-from lim_jax.network.field import CausalAttention, FeedForward, State, TransformerField
+from lim_jax.network.field import CausalAttention, FeedForward, State, TransformerField, by_head
 from lim_jax.network.norms import LayerNorm, Norm
 
 HARDY = 2.0
@@ -131,10 +131,13 @@ def attention_regularity(attention: CausalAttention) -> AttentionRegularity:
     Exponential in the scores' bound: small for small weights, infinite in floating point for
     large ones. Works under jit, vmap and grad.
 
+    Turning keys and queries (rotary) keeps their norms and so the constants.
+
     Raises
     ------
     ValueError
-        Where the norm is no `LayerNorm`: then nothing bounds the scores.
+        Where the norm is no `LayerNorm`: then nothing bounds the scores. Where queries or keys
+        have norms of their own, which these steps do not know.
 
     Examples
     --------
@@ -144,10 +147,21 @@ def attention_regularity(attention: CausalAttention) -> AttentionRegularity:
     ((2,), True)
     """
     heads, size = attention.query.shape[-3:-1]
+    require(
+        attention.query_norm is None and attention.key_norm is None,
+        "attention",
+        got="norms of queries or keys",
+        expected="none",
+        cure="The proposition's steps are those of attention without them.",
+    )
     token, slope = _norm_constants(attention.norm)
-    query, key, value = map(_operator_norms, (attention.query, attention.key, attention.value))
+    matrices = (attention.query, attention.key, attention.value)
     biases = (attention.query_bias, attention.key_bias, attention.value_bias)
-    sizes = [_vector_norms(bias, heads) for bias in biases]
+    query, key, value = (by_head(_operator_norms(matrix), heads) for matrix in matrices)
+    sizes = [
+        by_head(_vector_norms(bias, matrix.shape[-3]), heads)
+        for matrix, bias in zip(matrices, biases, strict=True)
+    ]
     queries, keys, values = (
         matrix * token + bias for matrix, bias in zip((query, key, value), sizes, strict=True)
     )

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.core import jaxprs_in_params
 from reference.as_users import DEFAULTS
 from reference.dense import kernel_blocks
 from reference.differences import central_difference
@@ -118,6 +119,29 @@ def test_the_cone_mass_of_512_tokens_fits():
     compiled = lowered.compile(DEFAULTS)
     analysis = compiled.memory_analysis()
     assert analysis is not None and analysis.temp_size_in_bytes < 60 * 2**20
+
+
+def arrays_of(jaxpr):
+    """The sizes of all arrays that a program makes, those of its loops and branches included."""
+    for equation in jaxpr.eqns:
+        yield from (variable.aval.size for variable in equation.outvars)
+        for inner in jaxprs_in_params(equation.params):
+            yield from arrays_of(inner)
+
+
+@pytest.mark.parametrize("norm", ["operator", "frobenius"])
+def test_no_matrix_of_the_width_is_kept_for_each_position(norm):
+    """Neither forward nor in reverse: the derivatives of keys and values go by columns."""
+    length, width = 256, 96
+    grid, x = lim.token_grid(length), jax.ShapeDtypeStruct((length, width), float)
+    shapes = jax.eval_shape(lambda: lim.CausalAttention.init(width, heads=2, key=jax.random.key(0)))
+
+    def total(attention, x):
+        return lim.adjoint.cone_mass(attention, x, grid, norm).sum()
+
+    program = jax.make_jaxpr(jax.value_and_grad(total, argnums=(0, 1)))(shapes, x)
+    largest = max(arrays_of(program.jaxpr))
+    assert 2 * length**2 <= largest < length * width**2 / 2
 
 
 @jax.jit

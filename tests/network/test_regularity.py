@@ -175,7 +175,8 @@ def test_the_kernels_bound_is_attained():
     x = 1e4 * sign[:, None] * np.array([1.0, -1.0])
     square = 0.8 * jnp.eye(2)[None]
     attention = lim.CausalAttention(LayerNorm.init(2, eta=ETA), square, square, square, square)
-    query, key, _ = attention.projections(jnp.asarray(x), jnp.asarray(x))
+    query = attention.queries(jnp.asarray(x), None)
+    key, _ = attention.sources(jnp.asarray(x), None)
     scores = np.asarray(query[0])[-1] @ np.asarray(key[0]).T / 2**0.5
     density = np.exp(scores) / np.exp(scores).mean()
     bound = np.exp(2 * np.asarray(attention_regularity(attention).score)[0])
