@@ -24,6 +24,7 @@ from .continuous import linear_control as linear_control
 from .continuous import require_continuous as require_continuous
 from .field import CausalAttention as CausalAttention
 from .field import FeedForward as FeedForward
+from .field import GatedFeedForward as GatedFeedForward
 from .field import TransformerField as TransformerField
 from .field import by_head as by_head
 from .field import require_pair as require_pair
@@ -41,6 +42,7 @@ from .flow import strang as strang
 from .flow import unit_profile as unit_profile
 from .fused import fused_attention as fused_attention
 from .norms import LayerNorm as LayerNorm
+from .norms import RMSNorm as RMSNorm
 from .norms import require_width as require_width
 from .positions import Rotary as Rotary
 from .positions import linear_scaling as linear_scaling

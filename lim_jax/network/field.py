@@ -20,7 +20,7 @@ from lim_jax._checks import counted, require, require_key
 from lim_jax._random import gaussian
 from lim_jax.grid import Grid, require_on_grid
 from lim_jax.network.attention import causal_attention
-from lim_jax.network.norms import LayerNorm, Norm, require_width
+from lim_jax.network.norms import LayerNorm, Norm, RMSNorm, require_width
 from lim_jax.network.positions import Rotary, Turns
 
 State = Float[Array, "length width"]
@@ -253,15 +253,87 @@ class FeedForward(eqx.Module):
         require_width(x, self.inner.shape[-1])
         require_pair(x, context, grid)
         # Whole matrices of tokens: a product for each token under vmap is half as fast on a CPU.
-        hidden = self.activation(jax.vmap(self.norm)(x) @ self.inner.T + self.inner_bias[None, :])
-        return hidden @ self.outer.T + self.outer_bias[None, :]
+        hidden = self.activation(_affine(self.inner, self.inner_bias, jax.vmap(self.norm)(x)))
+        return _affine(self.outer, self.outer_bias, hidden)
+
+
+class GatedFeedForward(eqx.Module):
+    r"""The gated tokenwise network :math:`W_D\,(\sigma(W_G z) \odot W_U z)` at z = LN(x)_i.
+
+    SwiGLU where :math:`\sigma` is `jax.nn.silu`, GeGLU where it is `jax.nn.gelu`. A field whose
+    `context` slot is not read, as `FeedForward`.
+
+    Attributes
+    ----------
+    norm
+        A map of one token; `equinox.nn.Identity` for none.
+    gate, up, down
+        :math:`W_G, W_U, W_D`.
+    gate_bias, up_bias, down_bias
+        Added after the respective matrix, or None, each by itself.
+    activation
+        :math:`\sigma`, elementwise.
+    """
+
+    norm: Norm
+    gate: Float[Array, "hidden width"]
+    up: Float[Array, "hidden width"]
+    down: Float[Array, "width hidden"]
+    gate_bias: Float[Array, " hidden"] | None = None
+    up_bias: Float[Array, " hidden"] | None = None
+    down_bias: Float[Array, " width"] | None = None
+    activation: Callable[[Array], Array] = eqx.field(static=True, default=jax.nn.silu)
+
+    @classmethod
+    def init(
+        cls,
+        width: int,
+        *,
+        hidden: int | None = None,
+        activation: Callable[[Array], Array] = jax.nn.silu,
+        eta: float = 1e-5,
+        key: Key[Array, ""],
+    ) -> "GatedFeedForward":
+        """Gaussian matrices of variance one over their fan-in behind an `RMSNorm`; no biases.
+
+        `hidden` is by default 4 width.
+
+        Examples
+        --------
+        >>> GatedFeedForward.init(6, hidden=16, key=jax.random.key(0)).gate.shape
+        (16, 6)
+        """
+        width = counted(width, "width", least=2)
+        hidden = 4 * width if hidden is None else counted(hidden, "hidden")
+        require_key(key)
+        gate_key, up_key, down_key = jax.random.split(key, 3)
+        gate, up = (_gaussian(k, hidden, width) for k in (gate_key, up_key))
+        down = _gaussian(down_key, width, hidden)
+        return cls(RMSNorm.init(width, eta), gate, up, down, activation=activation)
+
+    def __call__(self, x: State, context: State, grid: Grid) -> State:
+        """Map every token of `x` by itself."""
+        require_width(x, self.gate.shape[-1])
+        require_pair(x, context, grid)
+        normed = jax.vmap(self.norm)(x)
+        gate = self.activation(_affine(self.gate, self.gate_bias, normed))
+        return _affine(self.down, self.down_bias, gate * _affine(self.up, self.up_bias, normed))
 
 
 class TransformerField(eqx.Module):
     r"""The complete field :math:`\mathscr F = \mathrm{Attn} + \mathrm{FNN}`.
 
     `eq:complete-vector-field-finite` on tokens, `eq:induced-transformer-field` in the continuum.
-    Its sublayers have separate norms. The split scheme applies them one after the other.
+    Its sublayers have separate norms. The split scheme applies them one after the other. In steps
+    of one, that is a layer of GPT-2 or Llama; `flow.euler` in steps of one is exactly the parallel
+    block of GPT-NeoX, :math:`x + \mathrm{Attn}(x) + \mathrm{FNN}(x)`.
+
+    Attributes
+    ----------
+    attention
+        The sublayer that reads the context.
+    feed_forward
+        A tokenwise field: `FeedForward`, `GatedFeedForward` or one's own.
 
     Examples
     --------
@@ -273,7 +345,7 @@ class TransformerField(eqx.Module):
     """
 
     attention: CausalAttention
-    feed_forward: FeedForward
+    feed_forward: Field
 
     @classmethod
     def init(
@@ -308,7 +380,7 @@ class TransformerField(eqx.Module):
         )
 
     @property
-    def sublayers(self) -> tuple[CausalAttention, FeedForward]:
+    def sublayers(self) -> tuple[CausalAttention, Field]:
         """The fields whose sum this is, in the order in which a layer applies them."""
         return self.attention, self.feed_forward
 
@@ -356,6 +428,15 @@ def _project(
     together = tokens @ matrices.reshape(heads * size, width).T
     projected = jnp.swapaxes(together.reshape(-1, heads, size), 0, 1)
     return projected if bias is None else projected + bias[:, None, :]
+
+
+def _affine(
+    matrix: Float[Array, "out width"],
+    bias: Float[Array, " out"] | None,
+    tokens: Float[Array, "length width"],
+) -> Float[Array, "length out"]:
+    image = tokens @ matrix.T
+    return image if bias is None else image + bias[None, :]
 
 
 def _gaussian(key: Key[Array, ""], *shape: int) -> Float[Array, "..."]:

@@ -79,6 +79,52 @@ class LayerNorm(eqx.Module):
         return math.sqrt(width) * jnp.max(jnp.abs(self.scale)) + jnp.linalg.norm(self.shift)
 
 
+class RMSNorm(eqx.Module):
+    r"""Division of one token by its root mean square, without centring or shift.
+
+    .. math:: \mathrm{RMS}(z) = \gamma \odot \frac{z}{\sqrt{d^{-1}\sum_m z_m^2 + \eta}}
+
+    As `LayerNorm` it is smooth, and bounded by :math:`\sqrt d\,\|\gamma\|_\infty`. Over a head's
+    size it is the norm of queries and keys.
+
+    Attributes
+    ----------
+    scale
+        :math:`\gamma`, of shape ``(width,)``.
+    eta
+        :math:`\eta > 0`, which removes the singularity at 0.
+
+    Raises
+    ------
+    ValueError
+        Where `eta` is not positive and finite, or what is passed is no token of that width.
+
+    Examples
+    --------
+    >>> norm = RMSNorm.init(2, eta=3.0)
+    >>> norm(jnp.array([1.0, -1.0])).tolist()  # z / sqrt(1 + 3)
+    [0.5, -0.5]
+    """
+
+    scale: Float[Array, " width"]
+    eta: float = eqx.field(static=True, default=1e-5)
+
+    def __check_init__(self):
+        require_known(self.eta, "eta", expected="a positive finite number", cure="Try 1e-5.")
+
+    @classmethod
+    def init(cls, width: int, eta: float = 1e-5) -> "RMSNorm":
+        """Scale one."""
+        return cls(jnp.ones(counted(width, "width")), eta)
+
+    def __call__(self, z: Float[Array, " width"]) -> Float[Array, " width"]:
+        """Normalise one token, with sums in float32 at least; NaN and infinity pass on."""
+        require_floats(z, "z", "width", cure=EMBED, width=self.scale.shape[-1])
+        wide = widened(z)
+        normalised = wide * jax.lax.rsqrt(jnp.mean(wide**2) + self.eta)
+        return self.scale * normalised.astype(z.dtype)
+
+
 def require_width(x: Float[Array, "... width"], width: int) -> None:
     """Refuse tokens of another width than the parameters'."""
     require_floats(x, "state", "length *width", cure=EMBED)

@@ -20,7 +20,14 @@ from jaxtyping import Array, Float
 
 from lim_jax._checks import finite_scalar, require, require_floats
 from lim_jax.grid import Grid, inner, require_on_grid
-from lim_jax.network.field import CausalAttention, FeedForward, State, TransformerField, by_head
+from lim_jax.network.field import (
+    CausalAttention,
+    FeedForward,
+    Field,
+    State,
+    TransformerField,
+    by_head,
+)
 from lim_jax.network.norms import LayerNorm, Norm
 
 HARDY = 2.0
@@ -189,7 +196,7 @@ def attention_regularity(attention: CausalAttention) -> AttentionRegularity:
     )
 
 
-def feed_forward_regularity(network: FeedForward) -> FeedForwardRegularity:
+def feed_forward_regularity(network: Field) -> FeedForwardRegularity:
     r"""Lipschitz constant and bound of the tokenwise network.
 
     :math:`\|W_2\|\,\mathrm{Lip}(\sigma)\,\|W_1\|\,\ell` and
@@ -200,7 +207,8 @@ def feed_forward_regularity(network: FeedForward) -> FeedForwardRegularity:
     Raises
     ------
     ValueError
-        Where the norm is no `LayerNorm`.
+        Where the network is no `FeedForward` (of a gated one nothing bounds the slope so simply),
+        or its norm no `LayerNorm`.
 
     Examples
     --------
@@ -208,6 +216,14 @@ def feed_forward_regularity(network: FeedForward) -> FeedForwardRegularity:
     >>> round(float(feed_forward_regularity(network).slope), 2)
     1.0
     """
+    require(
+        isinstance(network, FeedForward),
+        "network",
+        got=type(network).__name__,
+        expected="FeedForward",
+        cure="The proposition's steps are those of two matrices and an activation.",
+    )
+    assert isinstance(network, FeedForward)
     token, slope = _norm_constants(network.norm)
     inner_norm, outer_norm = (
         _operator_norms(matrix[..., None, :, :])[0] for matrix in (network.inner, network.outer)

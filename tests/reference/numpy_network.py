@@ -5,44 +5,69 @@ the network to rounding. For a function that is real on real input, f(x + ih e) 
 h f'(x) + O(h^3), without cancellation.
 """
 
+import jax
 import numpy as np
 
 STEP = 1e-30
 
 
 def layer_norm(norm, z):
-    """`eq:smooth-layernorm` of one token."""
-    mean = z.mean(axis=-1, keepdims=True)
-    variance = ((z - mean) ** 2).mean(axis=-1, keepdims=True)
-    normalised = (z - mean) / np.sqrt(variance + norm.eta)
-    return np.asarray(norm.scale) * normalised + np.asarray(norm.shift)
+    """`eq:smooth-layernorm` of one token; without its mean where the norm has no shift."""
+    centred = z - z.mean(axis=-1, keepdims=True) if hasattr(norm, "shift") else z
+    variance = (centred**2).mean(axis=-1, keepdims=True)
+    normalised = np.asarray(norm.scale) * centred / np.sqrt(variance + norm.eta)
+    return normalised + np.asarray(getattr(norm, "shift", 0.0))
 
 
 def affine(matrix, bias, z):
-    return z @ np.asarray(matrix).T + np.asarray(bias)
+    return z @ np.asarray(matrix).T + (0 if bias is None else np.asarray(bias))
+
+
+def turned(rotary, vector, place):
+    """Turn pair m, features m and m + r/2, by the angle of `place` tokens."""
+    if rotary is None:
+        return vector
+    result, pairs = vector.copy(), len(rotary.frequencies)
+    for m, frequency in enumerate(rotary.frequencies):
+        turn = np.exp(1j * frequency * place)
+        x, y = vector[..., m], vector[..., m + pairs]
+        result[..., m] = turn.real * x - turn.imag * y
+        result[..., m + pairs] = turn.imag * x + turn.real * y
+    return result
+
+
+def projected(layer, kind, h, z, place):
+    """The query or key of head or group h: bias, then its norm, then its turn."""
+    bias, norm = getattr(layer, f"{kind}_bias"), getattr(layer, f"{kind}_norm")
+    vector = affine(getattr(layer, kind)[h], None if bias is None else bias[h], z)
+    return turned(layer.rotary, vector if norm is None else layer_norm(norm, vector), place)
 
 
 def attention(layer, states):
-    """`eq:masked-mha`, with biases; states are (..., token, feature)."""
+    """`eq:masked-mha`, with all that is optional; states are (..., token, feature)."""
     heads, size, _ = layer.query.shape
-    query, query_bias = np.asarray(layer.query), np.asarray(layer.query_bias)
-    key, key_bias = np.asarray(layer.key), np.asarray(layer.key_bias)
-    value, value_bias = np.asarray(layer.value), np.asarray(layer.value_bias)
-    output = np.asarray(layer.output)
+    group_size, bias = heads // len(layer.key), layer.value_bias
     tokens = [layer_norm(layer.norm, states[..., i, :]) for i in range(states.shape[-2])]
-    result = np.zeros_like(states) + np.asarray(layer.output_bias)
+    result = np.zeros_like(states)
+    if layer.output_bias is not None:
+        result = result + np.asarray(layer.output_bias)
     for h in range(heads):
-        queries = [affine(query[h], query_bias[h], z) for z in tokens]
-        keys = [affine(key[h], key_bias[h], z) for z in tokens]
-        values = [affine(value[h], value_bias[h], z) for z in tokens]
+        g = h // group_size
+        queries = [projected(layer, "query", h, z, i) for i, z in enumerate(tokens)]
+        keys = [projected(layer, "key", g, z, i) for i, z in enumerate(tokens)]
+        values = [affine(layer.value[g], None if bias is None else bias[g], z) for z in tokens]
         for i in range(len(tokens)):
             numerator, denominator = 0, 0
             for j in range(i + 1):
                 score = (queries[i] * keys[j]).sum(axis=-1, keepdims=True) / np.sqrt(size)
                 numerator = numerator + np.exp(score) * values[j]
                 denominator = denominator + np.exp(score)
-            result[..., i, :] += affine(output[h], 0, numerator / denominator)
+            result[..., i, :] += affine(layer.output[h], None, numerator / denominator)
     return result
+
+
+def silu(x):
+    return x / (1 + np.exp(-x))
 
 
 def gelu(x):
@@ -54,8 +79,14 @@ def feed_forward(layer, states):
     result = np.zeros_like(states)
     for i in range(states.shape[-2]):
         normed = layer_norm(layer.norm, states[..., i, :])
-        hidden = gelu(affine(layer.inner, layer.inner_bias, normed))
-        result[..., i, :] = affine(layer.outer, layer.outer_bias, hidden)
+        if hasattr(layer, "gate"):
+            bend = silu if layer.activation is jax.nn.silu else gelu
+            gate = bend(affine(layer.gate, layer.gate_bias, normed))
+            hidden = gate * affine(layer.up, layer.up_bias, normed)
+            result[..., i, :] = affine(layer.down, layer.down_bias, hidden)
+        else:
+            hidden = gelu(affine(layer.inner, layer.inner_bias, normed))
+            result[..., i, :] = affine(layer.outer, layer.outer_bias, hidden)
     return result
 
 

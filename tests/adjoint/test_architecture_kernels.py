@@ -1,0 +1,95 @@
+"""Kernels, local operators, heads and cone mass of every architecture, by dense Jacobians."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from reference.architectures import ARCHITECTURES, architecture_flow
+from reference.dense import jacobian_blocks, transposed
+from reference.networks import WIDTH, layer_of, random_states
+
+import lim_jax as lim
+from lim_jax.adjoint import tangent
+
+LENGTH = 7
+# On unequal cells all of them; on tokens, three.
+CASES = [(name, lim.graded_grid) for name in ARCHITECTURES]
+CASES += [(name, lim.token_grid) for name in ("grouped queries", "rotary", "everything")]
+
+
+@jax.jit
+def linearised(field, x, covector, grid):
+    """What `tangent` and `cone` make of a field at x, and its dense Jacobians."""
+    attention = field.attention
+
+    def alone(output):
+        silenced = eqx.tree_at(lambda attention: attention.output, attention, output)
+        return jacobian_blocks(lambda context: silenced(x, context, grid), x)
+
+    heads = attention.output.shape[0]
+    found = {
+        "kernel": tangent.kernel_blocks(attention, x, grid),
+        "local": tangent.local_blocks(field, x, grid),
+        "heads": tangent.pull_back_heads(attention, x, covector, grid),
+        "operator": lim.adjoint.cone_mass(attention, x, grid),
+        "frobenius": lim.adjoint.cone_mass(attention, x, grid, "frobenius"),
+    }
+    dense = {
+        "whole": jacobian_blocks(lambda x: field(x, x, grid), x),
+        "heads": jax.lax.map(alone, attention.output[None] * np.eye(heads)[..., None, None]),
+    }
+    return found, dense
+
+
+def density_weights(grid):
+    """Of the integral from p_j to 1 over the Jacobian's blocks squared."""
+    weights, prefix = np.asarray(grid.weights), np.asarray(grid.prefix_weights())
+    seen = prefix > 0
+    return np.where(seen, weights[:, None] / weights / np.where(seen, prefix, 1), 0)
+
+
+@pytest.mark.parametrize("name, make_grid", CASES)
+def test_every_architecture_has_the_kernel_of_its_jacobian(name, make_grid):
+    """K + B, blocks, heads and both cone masses, to rounding."""
+    grid = make_grid(LENGTH)
+    field = layer_of(architecture_flow(name, depth=1))
+    x, covector = random_states(2, LENGTH, WIDTH), np.asarray(random_states(5, LENGTH, WIDTH))
+    found, dense = jax.tree.map(np.asarray, linearised(field, x, covector, grid))
+    blocks = dense["heads"].sum(axis=0)
+    np.testing.assert_allclose(found["kernel"], blocks, rtol=0, atol=1e-12)
+    whole = blocks.copy()
+    whole[np.diag_indices(LENGTH)] += found["local"]
+    np.testing.assert_allclose(whole, dense["whole"], rtol=0, atol=1e-12)
+    for head, own in zip(found["heads"], dense["heads"], strict=True):
+        matrix = own.transpose(0, 2, 1, 3).reshape(LENGTH * WIDTH, -1)
+        pulled = transposed(matrix, grid) @ covector.ravel()
+        np.testing.assert_allclose(head.ravel(), pulled, rtol=1e-12, atol=1e-12)
+    for norm, order in {"operator": 2, "frobenius": "fro"}.items():
+        sizes = np.linalg.norm(blocks, ord=order, axis=(2, 3))
+        expected = (density_weights(grid) * sizes**2).sum(axis=0)
+        np.testing.assert_allclose(found[norm], expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("step", [lim.euler, lim.split])
+def test_the_ledger_of_a_network_with_everything_sums_to_its_gradient(step):
+    grid = lim.graded_grid(LENGTH)
+    flow = architecture_flow("everything", step=step, horizon=1.5)
+
+    def terminal_loss(state):
+        return jnp.sum(jnp.sin(state))
+
+    @jax.jit
+    def ledger_and_gradient(flow, x):
+        found = lim.adjoint.channels(flow, terminal_loss, x, grid)
+        sites = tangent.attention_sites(flow, found.states, found.covectors, grid)
+        gradient = jax.grad(lambda x: terminal_loss(flow(x, grid)))(x)
+        heads = lim.adjoint.cone_by_head(sites, grid)
+        return found.vectors, heads, gradient / grid.weights[:, None]
+
+    vectors, heads, expected = map(
+        np.asarray, ledger_and_gradient(flow, random_states(2, LENGTH, WIDTH))
+    )
+    np.testing.assert_allclose(vectors.sum(axis=0), expected, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(heads.sum(axis=(0, 1)), vectors[1], rtol=1e-12, atol=1e-12)
+    assert np.abs(vectors).max(axis=(1, 2)).min() > 0.01

@@ -1,0 +1,117 @@
+"""What checkpoints bring: each option, and all of them, against NumPy written apart."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from reference import numpy_network
+from reference.architectures import ARCHITECTURES, architecture_flow
+from reference.networks import LENGTH, falling_profile, layer_of, random_states, randomised
+
+import lim_jax as lim
+from lim_jax.network import RMSNorm, unit_profile
+
+GRID = lim.token_grid(LENGTH)
+
+
+@jax.jit
+def flowed(flow, x):
+    return flow(x, GRID)
+
+
+@jax.jit
+def normalised(norm, z):
+    return norm(z)
+
+
+def layers_of(flow):
+    return [layer_of(flow, index) for index in range(flow.depth)]
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_two_layers_of_every_architecture_are_those_of_the_reference(name):
+    flow, x = architecture_flow(name, horizon=1.5), random_states()
+    expected = numpy_network.flow(layers_of(flow), np.asarray(x), 1.5, "split", falling_profile)
+    np.testing.assert_allclose(flowed(flow, x), expected, rtol=1e-12, atol=1e-13)
+
+
+def test_parallel_blocks_are_euler_in_steps_of_one():
+    """x + Attn(LN_1 x) + FNN(LN_2 x), the norms apart, with turning keys: GPT-NeoX's layer."""
+    flow = architecture_flow(
+        "partial rotary", step=lim.euler, depth=3, horizon=3.0, profile=unit_profile
+    )
+    layers, x = layers_of(flow), random_states()
+    for layer in layers:
+        first, second = layer.attention.norm.scale, layer.feed_forward.norm.scale
+        assert np.abs(np.asarray(first) - np.asarray(second)).max() > 0.1
+    states = np.asarray(x)
+    for layer in layers:
+        attended = numpy_network.attention(layer.attention, states)
+        states = states + attended + numpy_network.feed_forward(layer.feed_forward, states)
+    np.testing.assert_allclose(flowed(flow, x), states, rtol=1e-12, atol=1e-12)
+
+
+def test_rms_norm_is_its_formula():
+    norm = randomised(jax.eval_shape(lambda: RMSNorm.init(6, 0.3)), seed=3)
+    z = np.asarray(random_states(1, 6)) + 2
+    expected = np.asarray(norm.scale) * z / np.sqrt((z**2).sum() / 6 + 0.3)
+    np.testing.assert_allclose(normalised(norm, z), expected, rtol=1e-14)
+
+
+def test_rms_norm_sums_in_float32():
+    """The squares of 300 are beyond float16."""
+    norm = RMSNorm(*jax.device_put((np.ones(4, np.float16),)), eta=1e-3)
+    found = normalised(norm, np.full(4, 300, np.float16))
+    assert found.dtype == jnp.float16 and found.tolist() == [1.0] * 4
+
+
+def ungrouped(attention):
+    """The same with keys and values of its own for each of two heads in a group."""
+    names = ("key", "value", "key_bias", "value_bias")
+    grouped = {name: getattr(attention, name) for name in names}
+    repeated = {
+        name: jax.device_put(np.repeat(np.asarray(leaf), 2, axis=0))
+        for name, leaf in grouped.items()
+        if leaf is not None
+    }
+    return dataclasses.replace(attention, **repeated)
+
+
+def test_heads_of_a_group_share_its_keys_and_values():
+    """Grouped queries are plain ones whose keys, values and biases are repeated."""
+    grouped, x = layer_of(architecture_flow("everything")).attention, random_states()
+    plain = ungrouped(grouped)
+    evaluate = jax.jit(lambda attention, x: attention(x, x, GRID))
+    np.testing.assert_allclose(evaluate(grouped, x), evaluate(plain, x), rtol=1e-13)
+    trace = jax.jit(lambda attention, z: attention.left_trace(z))
+    first = np.asarray(evaluate(grouped, x))[0]
+    np.testing.assert_allclose(trace(grouped, x[0]), first, rtol=1e-12)
+
+
+def test_what_does_not_fit_is_refused():
+    attention = layer_of(architecture_flow("everything")).attention
+    with pytest.raises(ValueError, match="groups: got 4 heads in 3 groups"):
+        lim.CausalAttention.init(8, heads=4, groups=3, key=jax.random.key(0))
+    six = lim.network.Rotary((1.0, 0.5, 0.2), tokens=12)
+    with pytest.raises(ValueError, match="rotary: got 6 features that turn, expected at most 4"):
+        dataclasses.replace(attention, rotary=six)
+    with pytest.raises(ValueError, match="eta: got 0"):
+        RMSNorm.init(4, 0.0)
+
+
+def test_lipschitz_constants_know_groups_and_refuse_what_they_do_not_know():
+    grouped = layer_of(architecture_flow("grouped queries")).attention
+    constants = jax.jit(
+        lambda a: lim.network.attention_regularity(jax.tree.map(lambda leaf: 0.2 * leaf, a))
+    )
+    found, expected = constants(grouped), constants(ungrouped(grouped))
+    assert found.head.shape == (4,) and np.all(np.isfinite(found.head))
+    np.testing.assert_allclose(found.lipschitz, expected.lipschitz, rtol=1e-12)
+    np.testing.assert_allclose(found.bound, expected.bound, rtol=1e-12)
+    field = layer_of(architecture_flow("everything"))
+    with pytest.raises(ValueError, match="attention: got norms of queries or keys"):
+        lim.network.attention_regularity(field.attention)
+    with pytest.raises(ValueError, match="network: got GatedFeedForward"):
+        lim.network.feed_forward_regularity(field.feed_forward)

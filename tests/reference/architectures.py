@@ -1,0 +1,99 @@
+"""Fields of every architecture, with no trivial parameter: one option each, and all of them."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from reference.networks import WIDTH, falling_profile, randomised
+
+import lim_jax as lim
+from lim_jax.network import GatedFeedForward, RMSNorm, Rotary
+
+HEADS, GROUPS, SIZE = 4, 2, 4
+# No two turns alike; of a head's four features two or all turn.
+TURNING = Rotary((0.9, 0.23), tokens=12)
+PARTLY_TURNING = Rotary((0.9,), tokens=12)
+
+
+def _attention(key, **options):
+    return lim.CausalAttention.init(WIDTH, head_size=SIZE, eta=0.1, key=key, **options)
+
+
+def _with(attention, **parts):
+    return dataclasses.replace(attention, **parts)
+
+
+def _feed_forward(key):
+    return lim.FeedForward.init(WIDTH, hidden=7, eta=0.1, key=key)
+
+
+def _gated(key, activation=jax.nn.silu, **biases):
+    made = GatedFeedForward.init(WIDTH, hidden=5, activation=activation, eta=0.1, key=key)
+    return dataclasses.replace(made, **biases)
+
+
+def _root_mean_squares(key):
+    attention = _with(_attention(key, heads=2), norm=RMSNorm.init(WIDTH, 0.2))
+    return attention, _gated(key)
+
+
+def _gelu_gated(key):
+    biases = {"gate_bias": jnp.zeros(5), "down_bias": jnp.zeros(WIDTH)}
+    return _attention(key, heads=2), _gated(key, jax.nn.gelu, **biases)
+
+
+def _grouped(key):
+    biases = {"query_bias": jnp.zeros((HEADS, SIZE)), "value_bias": jnp.zeros((GROUPS, SIZE))}
+    return _with(_attention(key, heads=HEADS, groups=GROUPS), **biases), _feed_forward(key)
+
+
+def _one_group(key):
+    biases = {"key_bias": jnp.zeros((1, SIZE)), "output_bias": jnp.zeros(WIDTH)}
+    return _with(_attention(key, heads=3, groups=1), **biases), _feed_forward(key)
+
+
+def _head_norms(key):
+    norms = {"query_norm": RMSNorm.init(SIZE, 0.3), "key_norm": RMSNorm.init(SIZE, 0.2)}
+    return _with(_attention(key, heads=2), **norms), _feed_forward(key)
+
+
+def _turning(key):
+    return _attention(key, heads=2, rotary=TURNING), _feed_forward(key)
+
+
+def _partly_turning(key):
+    return _attention(key, heads=2, bias=True, rotary=PARTLY_TURNING), _feed_forward(key)
+
+
+def _everything(key):
+    attention = _with(
+        _attention(key, heads=HEADS, groups=GROUPS, bias=True, rotary=PARTLY_TURNING),
+        norm=RMSNorm.init(WIDTH, 0.2),
+        query_norm=RMSNorm.init(SIZE, 0.3),
+        key_norm=RMSNorm.init(SIZE, 0.2),
+    )
+    return attention, _gated(key, up_bias=jnp.zeros(5))
+
+
+ARCHITECTURES = {
+    "RMS norms, SwiGLU": _root_mean_squares,
+    "GeGLU": _gelu_gated,
+    "grouped queries": _grouped,
+    "one group": _one_group,
+    "head norms": _head_norms,
+    "rotary": _turning,
+    "partial rotary": _partly_turning,
+    "everything": _everything,
+}
+
+
+def architecture_flow(
+    name, seed=0, *, step=lim.split, depth=2, horizon=1.0, profile=falling_profile
+):
+    """A network of that architecture with random parameters."""
+
+    def layer(key):
+        return lim.TransformerField(*ARCHITECTURES[name](key))
+
+    shapes = jax.eval_shape(lambda: jax.vmap(layer)(jax.random.split(jax.random.key(0), depth)))
+    return lim.ResidualFlow(randomised(shapes, seed), horizon, profile, step)
