@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from reference.architectures import architecture_flow
 from reference.differences import difference_by_calls, on_host
 from reference.networks import VOCABULARY, random_flow, random_labels, random_states, randomised
 
@@ -27,7 +28,11 @@ PROFILE = np.sin(np.arange(1.0, LENGTH + 1))
 
 
 def network(step):
-    flow = random_flow(1, depth=2, width=WIDTH, step=step)
+    """Of the plain block, or of split layers with all that checkpoints bring."""
+    if step == "everything":
+        flow = architecture_flow("everything", 1, depth=2, width=WIDTH)
+    else:
+        flow = random_flow(1, depth=2, width=WIDTH, step=step)
     return flow, lim.BandReadout(random_states(4, WIDTH, VOCABULARY), 0.4)
 
 
@@ -87,11 +92,11 @@ QUANTITIES = {
 CASES = [
     pytest.param("loss", lim.euler, id="loss-euler"),
     pytest.param("density", lim.euler, id="density-euler"),
-    pytest.param("loss", lim.split, id="loss-split", marks=pytest.mark.slow),
-    pytest.param("density", lim.split, id="density-split", marks=pytest.mark.slow),
+    pytest.param("loss", "everything", id="loss-everything", marks=pytest.mark.slow),
+    pytest.param("density", "everything", id="density-everything", marks=pytest.mark.slow),
     pytest.param("index", lim.euler, id="index-euler", marks=pytest.mark.slow),
     pytest.param("adjoint", lim.split, id="adjoint-split", marks=pytest.mark.slow),
-    pytest.param("ledger", lim.split, id="ledger-split", marks=pytest.mark.slow),
+    pytest.param("ledger", "everything", id="ledger-everything", marks=pytest.mark.slow),
     pytest.param("hops", lim.euler, id="hops-euler", marks=pytest.mark.slow),
 ]
 

@@ -19,6 +19,7 @@ from lim_jax._checks import counted, require, require_known
 from lim_jax._precision import widened
 from lim_jax.grid import Grid, require_grid
 
+Number = float | int
 Frequencies = tuple[float, ...]
 Turns = Float[Array, "length 2 pairs"]
 PAIRS = "Pass one angle a token for each pair of features, as rotary_frequencies makes them."
@@ -58,7 +59,7 @@ class Rotary(eqx.Module):
     """
 
     frequencies: Frequencies = eqx.field(static=True, converter=_spelt)
-    tokens: float | int = eqx.field(static=True)
+    tokens: Number = eqx.field(static=True)
 
     def __check_init__(self):
         require(
@@ -87,7 +88,7 @@ class Rotary(eqx.Module):
         return jnp.concatenate(moved, axis=2).astype(vectors.dtype)
 
 
-def rotary_frequencies(size: int, base: float = 10_000.0) -> Frequencies:
+def rotary_frequencies(size: int, base: Number = 10_000.0) -> Frequencies:
     r"""The usual frequencies :math:`b^{-2m/r}` of r turning features, :math:`0 \le m < r/2`.
 
     Raises
@@ -107,7 +108,7 @@ def rotary_frequencies(size: int, base: float = 10_000.0) -> Frequencies:
     return _spelt(float(base) ** (-np.arange(0, size, 2) / size))
 
 
-def linear_scaling(frequencies: Frequencies, factor: float) -> Frequencies:
+def linear_scaling(frequencies: Frequencies, factor: Number) -> Frequencies:
     """Frequencies divided by a factor: as many more tokens in the same angles.
 
     Examples
@@ -120,7 +121,7 @@ def linear_scaling(frequencies: Frequencies, factor: float) -> Frequencies:
 
 
 def llama3_scaling(
-    frequencies: Frequencies, *, factor: float, low: float, high: float, trained: float
+    frequencies: Frequencies, *, factor: Number, low: Number, high: Number, trained: Number
 ) -> Frequencies:
     r"""Llama 3's scaling: slow pairs are divided by a factor, quick ones kept, others between.
 

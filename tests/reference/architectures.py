@@ -15,64 +15,68 @@ TURNING = Rotary((0.9, 0.23), tokens=12)
 PARTLY_TURNING = Rotary((0.9,), tokens=12)
 
 
-def _attention(key, **options):
-    return lim.CausalAttention.init(WIDTH, head_size=SIZE, eta=0.1, key=key, **options)
+def _attention(key, width, **options):
+    return lim.CausalAttention.init(width, head_size=SIZE, eta=0.1, key=key, **options)
 
 
 def _with(attention, **parts):
     return dataclasses.replace(attention, **parts)
 
 
-def _feed_forward(key):
-    return lim.FeedForward.init(WIDTH, hidden=7, eta=0.1, key=key)
+def _feed_forward(key, width):
+    return lim.FeedForward.init(width, hidden=7, eta=0.1, key=key)
 
 
-def _gated(key, activation=jax.nn.silu, **biases):
-    made = GatedFeedForward.init(WIDTH, hidden=5, activation=activation, eta=0.1, key=key)
+def _gated(key, width, activation=jax.nn.silu, **biases):
+    made = GatedFeedForward.init(width, hidden=5, activation=activation, eta=0.1, key=key)
     return dataclasses.replace(made, **biases)
 
 
-def _root_mean_squares(key):
-    attention = _with(_attention(key, heads=2), norm=RMSNorm.init(WIDTH, 0.2))
-    return attention, _gated(key)
+def _root_mean_squares(key, width):
+    attention = _with(_attention(key, width, heads=2), norm=RMSNorm.init(width, 0.2))
+    return attention, _gated(key, width)
 
 
-def _gelu_gated(key):
-    biases = {"gate_bias": jnp.zeros(5), "down_bias": jnp.zeros(WIDTH)}
-    return _attention(key, heads=2), _gated(key, jax.nn.gelu, **biases)
+def _gelu_gated(key, width):
+    biases = {"gate_bias": jnp.zeros(5), "down_bias": jnp.zeros(width)}
+    return _attention(key, width, heads=2), _gated(key, width, jax.nn.gelu, **biases)
 
 
-def _grouped(key):
+def _grouped(key, width):
     biases = {"query_bias": jnp.zeros((HEADS, SIZE)), "value_bias": jnp.zeros((GROUPS, SIZE))}
-    return _with(_attention(key, heads=HEADS, groups=GROUPS), **biases), _feed_forward(key)
+    return _with(_attention(key, width, heads=HEADS, groups=GROUPS), **biases), _feed_forward(
+        key, width
+    )
 
 
-def _one_group(key):
-    biases = {"key_bias": jnp.zeros((1, SIZE)), "output_bias": jnp.zeros(WIDTH)}
-    return _with(_attention(key, heads=3, groups=1), **biases), _feed_forward(key)
+def _one_group(key, width):
+    biases = {"key_bias": jnp.zeros((1, SIZE)), "output_bias": jnp.zeros(width)}
+    return _with(_attention(key, width, heads=3, groups=1), **biases), _feed_forward(key, width)
 
 
-def _head_norms(key):
+def _head_norms(key, width):
     norms = {"query_norm": RMSNorm.init(SIZE, 0.3), "key_norm": RMSNorm.init(SIZE, 0.2)}
-    return _with(_attention(key, heads=2), **norms), _feed_forward(key)
+    return _with(_attention(key, width, heads=2), **norms), _feed_forward(key, width)
 
 
-def _turning(key):
-    return _attention(key, heads=2, rotary=TURNING), _feed_forward(key)
+def _turning(key, width):
+    return _attention(key, width, heads=2, rotary=TURNING), _feed_forward(key, width)
 
 
-def _partly_turning(key):
-    return _attention(key, heads=2, bias=True, rotary=PARTLY_TURNING), _feed_forward(key)
+def _partly_turning(key, width):
+    return _attention(key, width, heads=2, bias=True, rotary=PARTLY_TURNING), _feed_forward(
+        key, width
+    )
 
 
-def _everything(key):
+def _everything(key, width):
     attention = _with(
-        _attention(key, heads=HEADS, groups=GROUPS, bias=True, rotary=PARTLY_TURNING),
-        norm=RMSNorm.init(WIDTH, 0.2),
+        _attention(key, width, heads=HEADS, groups=GROUPS, bias=True, rotary=PARTLY_TURNING),
+        norm=RMSNorm.init(width, 0.2),
         query_norm=RMSNorm.init(SIZE, 0.3),
         key_norm=RMSNorm.init(SIZE, 0.2),
     )
-    return attention, _gated(key, up_bias=jnp.zeros(5))
+    return attention, _gated(key, width, up_bias=jnp.zeros(5))
 
 
 ARCHITECTURES = {
@@ -88,12 +92,12 @@ ARCHITECTURES = {
 
 
 def architecture_flow(
-    name, seed=0, *, step=lim.split, depth=2, horizon=1.0, profile=falling_profile
+    name, seed=0, *, step=lim.split, depth=2, horizon=1.0, profile=falling_profile, width=WIDTH
 ):
     """A network of that architecture with random parameters."""
 
     def layer(key):
-        return lim.TransformerField(*ARCHITECTURES[name](key))
+        return lim.TransformerField(*ARCHITECTURES[name](key, width))
 
     shapes = jax.eval_shape(lambda: jax.vmap(layer)(jax.random.split(jax.random.key(0), depth)))
     return lim.ResidualFlow(randomised(shapes, seed), horizon, profile, step)

@@ -1,0 +1,129 @@
+"""Rotary positions: frequencies, the precision of angles, differences alone, the continuum."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from reference.architectures import architecture_flow
+from reference.differences import fitted_order
+from reference.networks import LENGTH, WIDTH, layer_of, random_states
+
+import lim_jax as lim
+from lim_jax.network import Rotary, linear_scaling, llama3_scaling, rotary_frequencies
+
+SIZES = (40, 80, 160, 320)
+
+
+def test_frequencies_are_powers_of_the_base():
+    found = rotary_frequencies(6, base=5e5)
+    np.testing.assert_allclose(found, [5e5 ** (-m / 3) for m in range(3)], rtol=1e-14)
+    np.testing.assert_allclose(linear_scaling(found, 8), np.array(found) / 8, rtol=1e-14)
+
+
+def test_llama3_scales_slow_pairs_and_keeps_quick_ones():
+    """By wavelengths: kept below n / high, divided above n / low, and by shares between."""
+    frequencies = rotary_frequencies(64, base=5e5)
+    expected = []
+    for frequency in frequencies:
+        wavelength = 2 * math.pi / frequency
+        if wavelength < 8192 / 4:
+            expected.append(frequency)
+        elif wavelength > 8192 / 1.5:
+            expected.append(frequency / 32)
+        else:
+            share = (8192 / wavelength - 1.5) / (4 - 1.5)
+            expected.append((1 - share) * frequency / 32 + share * frequency)
+    kinds = np.round(np.array(expected) / frequencies, 6)
+    assert (kinds == 1).any() and (kinds == 1 / 32).any() and len(set(kinds)) > 2
+    found = llama3_scaling(frequencies, factor=32, low=1.5, high=4, trained=8192)
+    np.testing.assert_allclose(found, expected, rtol=1e-13)
+
+
+def test_angles_of_ten_thousand_tokens_are_exact_in_float32():
+    """A float32 angle of 10,000 radians is wrong by 5e-4, and so would be its cosine."""
+    rotary, length = Rotary(frequencies=(1.0, 0.83), tokens=10_000), 10_000
+    grid = lim.token_grid(length, jnp.float32)
+    vectors = jax.device_put(
+        np.tile(np.array([3.0, 0.0, 0.0, 4.0, 5.0], np.float32), (1, length, 1))
+    )
+    found = np.asarray(jax.jit(lambda v: rotary.turned(v, rotary.turns(grid)))(vectors))
+    assert found.dtype == np.float32
+    angles = np.outer(np.arange(1, length + 1), np.array([1, 0.83], np.longdouble))
+    cosine, sine = np.cos(angles), np.sin(angles)
+    pairs = 3 * cosine[:, 0], -4 * sine[:, 1], 3 * sine[:, 0], 4 * cosine[:, 1]
+    expected = np.stack([*pairs, np.full(length, 5.0)], axis=1)
+    np.testing.assert_allclose(found[0], expected, rtol=0, atol=1e-6)
+
+
+def test_scores_know_differences_of_positions_alone():
+    """Tokens counted from 0, 1 or 100: the same attention."""
+    attention, x = layer_of(architecture_flow("rotary")).attention, random_states()
+    grid = lim.token_grid(LENGTH)
+
+    @jax.jit
+    def attended(x, turns):
+        query, (key, value) = attention.queries(x, turns), attention.sources(x, turns)
+        heads = jax.vmap(lim.causal_attention, in_axes=(0, 0, 0, None))(query, key, value, grid)
+        return jnp.einsum("hdv,hlv->ld", attention.output, heads)
+
+    expected = jax.jit(attention.__call__)(x, x, grid)
+    for first in (0, 1, 100):
+        angles = np.outer(first + np.arange(LENGTH), attention.rotary.frequencies)
+        turns = jax.device_put(np.stack([np.cos(angles), np.sin(angles)], axis=1))
+        np.testing.assert_allclose(attended(x, turns), expected, rtol=1e-11, atol=1e-12)
+
+
+def smooth_states(p):
+    phases = np.arange(1.0, WIDTH + 1)
+    return jnp.sin(p[:, None] * (1 + phases)[None, :] + phases[None, :])
+
+
+@jax.jit
+def attended_smoothly(attention, grid):
+    x = smooth_states(grid.nodes)
+    return attention(x, x, grid)
+
+
+def gaps(attention, tokens_of):
+    """How far attention on token grids is from that of 64 Gauss nodes, at its worst."""
+    reference = lim.gauss_grid(64)
+
+    def turning(tokens):
+        rotary = Rotary((0.9, 0.23), tokens=tokens)
+        return dataclasses.replace(attention, rotary=rotary)
+
+    limit = attended_smoothly(turning(12), reference)
+    found = []
+    for size in SIZES:
+        grid = lim.token_grid(size)
+        expected = jax.jit(reference.interpolate)(limit, grid.nodes)
+        found.append(np.abs(attended_smoothly(turning(tokens_of(size)), grid) - expected).max())
+    return found
+
+
+def test_rotary_attention_has_a_continuum_limit():
+    """Order one as the tokens are refined, where [0, 1] stands for twelve of them."""
+    attention = layer_of(architecture_flow("rotary")).attention
+    errors = gaps(attention, lambda size: 12)
+    assert abs(fitted_order(SIZES, errors) - 1) < 0.15 and errors[-1] < 0.05
+    # Where it stands for as many as the grid has, keys turn ever faster: there is no limit.
+    assert min(gaps(attention, lambda size: size)[1:]) > 0.1
+
+
+def test_malformed_positions_are_refused():
+    for frequencies in ((), (1.0, math.inf), (math.nan,)):
+        with pytest.raises(ValueError, match="frequencies: got .* expected finite numbers"):
+            Rotary(frequencies, tokens=4)
+    with pytest.raises(ValueError, match="tokens: got 0"):
+        Rotary((1.0,), tokens=0)
+    with pytest.raises(ValueError, match="size: got 5, expected an even number"):
+        rotary_frequencies(5)
+    with pytest.raises(ValueError, match="base: got -1"):
+        rotary_frequencies(4, base=-1.0)
+    with pytest.raises(ValueError, match="factor: got nan"):
+        linear_scaling((1.0,), math.nan)
+    with pytest.raises(ValueError, match="low: got 4.0, expected less than high, 1.0"):
+        llama3_scaling((1.0,), factor=8.0, low=4.0, high=1.0, trained=8192)
