@@ -9,6 +9,7 @@ standard normal entries and :math:`\eta_{LN} = 0.1`, from fixed seeds. Where a m
 differs from the printed one the row gives the reason.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -31,6 +32,7 @@ from lim_jax.network.continuous import ContinuousFlow, linear_control
 from lim_jax.network.field import CausalAttention, FeedForward, State, TransformerField
 from lim_jax.network.flow import ResidualFlow, euler, heun, rk4, split, strang
 from lim_jax.network.norms import LayerNorm
+from lim_jax.network.positions import Rotary
 
 WIDTH = 3
 GRIDS = {"tokens": token_grid, "midpoints": midpoint_grid, "graded": graded_grid}
@@ -208,6 +210,16 @@ def _attention_rows(sizes: tuple[int, ...], quick: bool) -> Iterator[Row]:
             if (name, part) == ("midpoints", "left region"):
                 reason = "order 2 up to log L: the error of cell i falls like 1/(L i)"
             yield Row(f"attention, {part}, {name}", study, order, reason)
+    if not quick:
+        yield from _rotary_rows(sizes)
+
+
+def _rotary_rows(sizes: tuple[int, ...]) -> Iterator[Row]:
+    """Keys that turn, where [0, 1] stands for twelve tokens on every grid."""
+    turning = dataclasses.replace(_one_layer(0), rotary=Rotary((1.0,), tokens=12))
+    found = in_position.attention_studies(turning, smooth_states, sizes)
+    for part in ("inside", "mean square", "every cell"):
+        yield Row(f"rotary attention, {part}, tokens", found[part], 1)
 
 
 def _extrapolated_rows(sizes: tuple[int, ...]) -> Iterator[Row]:

@@ -69,7 +69,7 @@ def attention_studies(
     - ``left region``: the mean over :math:`i \le \delta L` (`eq:attention-left-regional-error`).
 
     Bounds are those of the theorem with `attention_constant`. They and the claimed orders are
-    stated on tokens, for smooth states: elsewhere they are None.
+    stated on tokens, for smooth states, of keys that do not turn (rotary): elsewhere they are None.
 
     Parameters
     ----------
@@ -102,7 +102,7 @@ def attention_studies(
     grids = {size: make_grid(size) for size in sizes}
     errors, own = _attention_errors(attention, states, grids, references)
     interior = {size: grid._nodes() >= inside for size, grid in grids.items()}
-    premises = smooth and make_grid is token_grid
+    premises = smooth and make_grid is token_grid and attention.rotary is None
     constant = attention_constant(attention, states) if premises else math.nan
 
     def study(label: str, claimed: float | None, measure: Callable, rate: Callable) -> Study:

@@ -1,5 +1,6 @@
 """Measured orders of the paper's limits, and the honesty of the stated bounds."""
 
+import dataclasses
 import math
 
 import equinox as eqx
@@ -14,6 +15,7 @@ from lim_jax.limits import convergence
 from lim_jax.limits.depth import Scheme
 from lim_jax.network.continuous import linear_control
 from lim_jax.network.flow import heun, rk4, strang
+from lim_jax.network.positions import Rotary
 
 GRID = lim.token_grid(12)
 SIZES = (40, 80, 160, 320)
@@ -46,6 +48,17 @@ def test_attention_converges_to_the_volterra_operator(make_grid, inside, every_c
     # The theorem is on tokens, and its C/i is no order over every cell.
     claimed = [study.claimed for study in studies.values()]
     assert claimed == ([1, 1, None, 0, 1] if tokens else [None] * 5)
+
+
+def test_rotary_attention_converges_and_claims_nothing():
+    """Keys turn with the position as fast on every grid; the theorem's keys do not turn."""
+    turning = dataclasses.replace(layer().attention, rotary=Rotary((1.0,), tokens=12))
+    studies = lim.limits.attention_studies(turning, smooth, SIZES)
+    for part in ("inside", "mean square", "every cell"):
+        assert_order(studies[part], 1)
+    assert all(study.holds is None and study.claimed is None for study in studies.values())
+    with pytest.raises(ValueError, match="attention.rotary: got rotary positions"):
+        lim.limits.attention_constant(turning, smooth)
 
 
 @pytest.mark.parametrize("seed", range(6))
