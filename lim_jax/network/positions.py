@@ -22,6 +22,7 @@ from lim_jax.grid import Grid, require_grid
 Number = float | int
 Frequencies = tuple[float, ...]
 Turns = Float[Array, "length 2 pairs"]
+TOKENS = "It is the length of the contexts that the network was made for."
 PAIRS = "Pass one angle a token for each pair of features, as rotary_frequencies makes them."
 
 
@@ -42,24 +43,26 @@ class Rotary(eqx.Module):
         One angle a token for each of the r/2 pairs, known before tracing. From
         `rotary_frequencies`, scaled by `linear_scaling` or `llama3_scaling`.
     tokens
-        How many tokens [0, 1] stands for: a model's own length on the token grid of that length.
+        How many tokens [0, 1] stands for. None is for as many as the grid has positions: a real
+        model, on the token grid of any context's length. A number holds the continuum limit.
 
     Raises
     ------
     ValueError
-        Where there are no frequencies, one is not finite, or `tokens` is not positive and finite.
+        Where there are no frequencies, one is not finite, or `tokens` is neither None nor positive
+        and finite.
 
     Examples
     --------
     >>> from lim_jax.grid import token_grid
-    >>> rotary = Rotary(frequencies=(math.pi / 2,), tokens=3)
+    >>> rotary = Rotary(frequencies=(math.pi / 2,))
     >>> turned = rotary.turned(jnp.ones((1, 3, 2)), rotary.turns(token_grid(3)))
     >>> jnp.round(turned[0]).tolist()  # by one, two and three right angles
     [[-1.0, 1.0], [-1.0, -1.0], [1.0, -1.0]]
     """
 
     frequencies: Frequencies = eqx.field(static=True, converter=_spelt)
-    tokens: Number = eqx.field(static=True)
+    tokens: Number | None = eqx.field(static=True, default=None)
 
     def __check_init__(self):
         require(
@@ -69,12 +72,15 @@ class Rotary(eqx.Module):
             expected="finite numbers, at least one",
             cure=PAIRS,
         )
-        require_known(self.tokens, "tokens", expected="a positive finite number", cure=PAIRS)
+        if self.tokens is not None:
+            expected = "None or a positive finite number"
+            require_known(self.tokens, "tokens", expected=expected, cure=TOKENS)
 
     def turns(self, grid: Grid) -> Turns:
         """The cosines and sines of every angle, in the default precision."""
         require_grid(grid)
-        angles = np.outer(grid._nodes() * self.tokens, self.frequencies)
+        tokens = grid.size if self.tokens is None else self.tokens
+        angles = np.outer(grid._nodes() * tokens, self.frequencies)
         return jnp.asarray(np.stack([np.cos(angles), np.sin(angles)], axis=1))
 
     def turned(
