@@ -50,7 +50,7 @@ def hop_energies(result: Explanation, title: str) -> Figure:
     axes.plot(positions, np.asarray(result.influence.energy), "k--", linewidth=0.8, label="all")
     for index, (name, part) in enumerate(zip(HOPS, parts, strict=True)):
         drawn = np.where(part > 0, part, np.nan)
-        axes.plot(positions, drawn, ".-", markersize=3, color=f"C{index}", label=name)
+        axes.plot(positions, drawn, ".-", clip_on=False, color=f"C{index}", label=name)
     axes.set_yscale("log")
     axes.set_title(title, fontsize=10)
     shade_boundaries(axes, float(result.influence.regions.delta))
