@@ -62,6 +62,15 @@ class Several(Thing):
         return found
 
 
+class Numbers(Thing):
+    """A list of numbers."""
+
+    def malformed(self):
+        found = super().malformed()
+        del found["list"]
+        return found
+
+
 class Free(Argument):
     """An array whose rows are the caller's choice."""
 
@@ -187,6 +196,7 @@ GRAMIANS = jax.device_put(np.einsum("iab,icb->iac", FACTORS, FACTORS))
 TARGETS = random_labels(6, EXAMPLES, LENGTH, VOCABULARY)
 READOUT = lim.LinearReadout(random_states(7, WIDTH, VOCABULARY))
 BAND = lim.BandReadout(random_states(7, WIDTH, VOCABULARY), 0.6)
+GATED = network.GatedFeedForward.init(WIDTH, key=KEY)
 CONTINUOUS = lim.ContinuousFlow(lambda time: FIELD)
 ON, IN = Thing(TOKENS), Thing(REGIONS)
 
@@ -270,13 +280,42 @@ CALLS = {
     "CausalAttention.init": (
         lim.CausalAttention.init,
         {
-            "width": Known(WIDTH), "heads": Known(1), "head_size": optional(Known(2)),
-            "eta": Real(0.1), "key": Thing(KEY),
+            "width": Known(WIDTH), "heads": Known(1), "groups": optional(Known(1)),
+            "head_size": optional(Known(2)), "eta": Real(0.1), "key": Thing(KEY),
         },
     ),
     "FeedForward.init": (
         lim.FeedForward.init,
         {"width": Known(WIDTH), "hidden": optional(Known(3)), "eta": Real(0.1), "key": Thing(KEY)},
+    ),
+    "RMSNorm.init": (network.RMSNorm.init, {"width": Known(WIDTH), "eta": Real(0.1)}),
+    "RMSNorm": (network.RMSNorm.init(LENGTH).__call__, {"z": Rows(PROFILE)}),
+    "GatedFeedForward.init": (
+        network.GatedFeedForward.init,
+        {"width": Known(WIDTH), "hidden": optional(Known(3)), "eta": Real(0.1), "key": Thing(KEY)},
+    ),
+    "GatedFeedForward": (
+        GATED.__call__,
+        {"x": Rows(STATES), "context": Unread(STATES), "grid": ON},
+    ),
+    "Rotary": (
+        lambda frequencies, tokens, grid: network.Rotary(frequencies, tokens).turns(grid),
+        {"frequencies": Numbers([1.0, 0.1]), "tokens": Real(8.0), "grid": ON},
+    ),
+    "rotary_frequencies": (
+        network.rotary_frequencies,
+        {"size": Known(4), "base": Real(100.0)},
+    ),
+    "linear_scaling": (
+        network.linear_scaling,
+        {"frequencies": Numbers([1.0, 0.1]), "factor": Real(4.0)},
+    ),
+    "llama3_scaling": (
+        network.llama3_scaling,
+        {
+            "frequencies": Numbers([1.0, 0.1]), "factor": Real(4.0), "low": Real(1.0),
+            "high": Real(4.0), "trained": Real(64.0),
+        },
     ),
     "TransformerField.init": (
         lim.TransformerField.init,

@@ -9,13 +9,14 @@ refined, rotary attention tends to the Volterra operator of the turned queries a
 
 import math
 from collections.abc import Sequence
+from numbers import Real
 
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from lim_jax._checks import counted, require, require_known
+from lim_jax._checks import counted, described, require, require_known
 from lim_jax._precision import widened
 from lim_jax.grid import Grid, require_grid
 
@@ -26,8 +27,18 @@ TOKENS = "It is the length of the contexts that the network was made for."
 PAIRS = "Pass one angle a token for each pair of features, as rotary_frequencies makes them."
 
 
-def _spelt(frequencies: Sequence[float] | np.ndarray | Array) -> Frequencies:
-    return tuple(float(frequency) for frequency in np.ravel(np.asarray(frequencies)))
+def _spelt(frequencies: Sequence[float] | np.ndarray) -> Frequencies:
+    """Frequencies as a hashable tuple of Python's floats."""
+    row = isinstance(frequencies, Sequence) or np.ndim(frequencies) == 1
+    numbers = tuple(frequencies) if row else ()
+    require(
+        len(numbers) > 0 and all(isinstance(n, Real) and math.isfinite(n) for n in numbers),
+        "frequencies",
+        got=described(frequencies) if not numbers else f"{numbers}",
+        expected="finite numbers known before tracing, at least one",
+        cure=PAIRS,
+    )
+    return tuple(map(float, numbers))
 
 
 class Rotary(eqx.Module):
@@ -65,13 +76,6 @@ class Rotary(eqx.Module):
     tokens: Number | None = eqx.field(static=True, default=None)
 
     def __check_init__(self):
-        require(
-            len(self.frequencies) > 0 and all(map(math.isfinite, self.frequencies)),
-            "frequencies",
-            got=f"{self.frequencies}",
-            expected="finite numbers, at least one",
-            cure=PAIRS,
-        )
         if self.tokens is not None:
             expected = "None or a positive finite number"
             require_known(self.tokens, "tokens", expected=expected, cure=TOKENS)
@@ -123,7 +127,7 @@ def linear_scaling(frequencies: Frequencies, factor: Number) -> Frequencies:
     (0.25, 0.125)
     """
     require_known(factor, "factor", expected="a positive finite number", cure="Try 4.0.")
-    return _spelt(np.asarray(frequencies) / factor)
+    return _spelt(np.asarray(_spelt(frequencies)) / factor)
 
 
 def llama3_scaling(
@@ -161,7 +165,7 @@ def llama3_scaling(
     for name, number in numbers.items():
         require_known(number, name, expected="a positive finite number", cure=cure)
     require(low < high, "low", got=f"{low}", expected=f"less than high, {high}", cure=cure)
-    kept = np.asarray(frequencies)
+    kept = np.asarray(_spelt(frequencies))
     rounds = trained * kept / (2 * math.pi)
     share = np.clip((rounds - low) / (high - low), 0, 1)
     return _spelt(kept * (share + (1 - share) / factor))

@@ -1,0 +1,249 @@
+"""Networks as their publishers write them: configurations, tensors by name, and logits in NumPy.
+
+Written apart from the library: rows are tokens, heads are loops, positions are indices.
+"""
+
+import json
+
+import numpy as np
+from safetensors.numpy import save_file
+from scipy.special import erf, softmax
+
+WORDS, WIDTH, HEADS, DEPTH, HIDDEN, PLACES = 11, 16, 4, 2, 10, 8
+COMMON = {
+    "vocab_size": WORDS, "hidden_size": WIDTH, "num_attention_heads": HEADS,
+    "num_hidden_layers": DEPTH, "intermediate_size": HIDDEN,
+}  # fmt: skip
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 50.0, "factor": 8.0, "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0, "original_max_position_embeddings": 32,
+}  # fmt: skip
+CONFIGS = {
+    "gpt2": {
+        "model_type": "gpt2", "n_embd": WIDTH, "n_head": HEADS, "n_layer": DEPTH, "n_inner": HIDDEN,
+        "vocab_size": WORDS, "n_positions": PLACES, "layer_norm_epsilon": 1e-3,
+    },
+    "gpt_neox": COMMON | {"model_type": "gpt_neox", "rotary_pct": 0.7, "layer_norm_eps": 1e-3},
+    "gpt_neox, serial": COMMON | {
+        "model_type": "gpt_neox", "use_parallel_residual": False, "hidden_act": "gelu_new",
+        "rope_parameters": {"rope_theta": 100.0, "partial_rotary_factor": 1.0},
+    },
+    "llama": COMMON | {"model_type": "llama", "num_key_value_heads": 2, "rms_norm_eps": 1e-3},
+    "llama, tied and biased": COMMON | {
+        "model_type": "llama", "num_key_value_heads": 1, "attention_bias": True, "mlp_bias": True,
+        "head_dim": 4, "tie_word_embeddings": True,
+    },
+    "llama 3": COMMON | {"model_type": "llama", "head_dim": 6, "rope_scaling": LLAMA3},
+    "llama, linear": COMMON | {
+        "model_type": "llama", "head_dim": 6, "rope_theta": 70.0,
+        "rope_scaling": {"type": "linear", "factor": 4.0},
+    },
+    "mistral": COMMON | {"model_type": "mistral", "num_key_value_heads": 2, "head_dim": 2},
+    "qwen2": COMMON | {"model_type": "qwen2", "num_key_value_heads": 2, "head_dim": 4},
+    "qwen3": COMMON | {"model_type": "qwen3", "num_key_value_heads": 2, "head_dim": 6},
+}  # fmt: skip
+
+
+def shapes(config):
+    """The name and shape of every tensor."""
+    family, d, h = config["model_type"], WIDTH, HIDDEN
+    if family == "gpt2":
+        layer = {
+            "ln_1": (d,), "attn.c_attn": (d, 3 * d), "attn.c_proj": (d, d), "ln_2": (d,),
+            "mlp.c_fc": (d, h), "mlp.c_proj": (h, d),
+        }  # fmt: skip
+        found = {"wte.weight": (WORDS, d), "wpe.weight": (PLACES, d)} | biased("ln_f", (d,), d)
+        for k in range(DEPTH):
+            for name, shape in layer.items():
+                found |= biased(f"h.{k}.{name}", shape, shape[-1])
+        return found
+    if family == "gpt_neox":
+        layer = {
+            "input_layernorm": (d,), "post_attention_layernorm": (d,), "attention.dense": (d, d),
+            "attention.query_key_value": (3 * d, d), "mlp.dense_h_to_4h": (h, d),
+            "mlp.dense_4h_to_h": (d, h),
+        }  # fmt: skip
+        found = {"gpt_neox.embed_in.weight": (WORDS, d), "embed_out.weight": (WORDS, d)}
+        found |= biased("gpt_neox.final_layer_norm", (d,), d)
+        for k in range(DEPTH):
+            for name, shape in layer.items():
+                found |= biased(f"gpt_neox.layers.{k}.{name}", shape, shape[0])
+        return found
+    return llama_shapes(config)
+
+
+def biased(name, shape, rows):
+    return {f"{name}.weight": shape, f"{name}.bias": (rows,)}
+
+
+def llama_shapes(config):
+    d, size = WIDTH, config.get("head_dim", WIDTH // HEADS)
+    q, kv = HEADS * size, config.get("num_key_value_heads", HEADS) * size
+    found = {"model.embed_tokens.weight": (WORDS, d), "model.norm.weight": (d,)}
+    if not config.get("tie_word_embeddings"):
+        found["lm_head.weight"] = (WORDS, d)
+    for k in range(DEPTH):
+        at = f"model.layers.{k}"
+        found |= {
+            f"{at}.input_layernorm.weight": (d,),
+            f"{at}.post_attention_layernorm.weight": (d,),
+        }
+        rows = {"q": (q, d), "k": (kv, d), "v": (kv, d), "o": (d, q)}
+        for name, shape in rows.items():
+            found[f"{at}.self_attn.{name}_proj.weight"] = shape
+            if config.get("attention_bias") or (config["model_type"] == "qwen2" and name != "o"):
+                found[f"{at}.self_attn.{name}_proj.bias"] = shape[:1]
+        if config["model_type"] == "qwen3":
+            found |= {f"{at}.self_attn.{name}_norm.weight": (size,) for name in "qk"}
+        for name, shape in {"gate": (HIDDEN, d), "up": (HIDDEN, d), "down": (d, HIDDEN)}.items():
+            found[f"{at}.mlp.{name}_proj.weight"] = shape
+            if config.get("mlp_bias"):
+                found[f"{at}.mlp.{name}_proj.bias"] = shape[:1]
+    return found
+
+
+def tensors(config) -> dict[str, np.ndarray]:
+    generator = np.random.default_rng(0)
+    return {
+        name: generator.standard_normal(shape).astype(np.float32) / 2
+        for name, shape in shapes(config).items()
+    }
+
+
+def write(folder, config, arrays=None):
+    """A folder as it is published."""
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(tensors(config) if arrays is None else arrays, folder / "model.safetensors")
+    return folder
+
+
+def logits(config, ids):
+    """Of every next word."""
+    t = {name: array.astype(float) for name, array in tensors(config).items()}
+    family = {"gpt2": gpt2, "gpt_neox": neox}.get(config["model_type"], llama)
+    return family(config, t, np.asarray(ids))
+
+
+def layer_norm(t, name, x, eta):
+    centred = x - x.mean(axis=-1, keepdims=True)
+    scaled = centred / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + eta)
+    return scaled * t[f"{name}.weight"] + t[f"{name}.bias"]
+
+
+def rms_norm(t, name, x, eta):
+    return x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + eta) * t[f"{name}.weight"]
+
+
+def gelu_new(x):
+    return x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+
+def gelu(x):
+    return x / 2 * (1 + erf(x / np.sqrt(2)))
+
+
+def dense(t, name, x):
+    return x @ t[f"{name}.weight"].T + t.get(f"{name}.bias", 0)
+
+
+def attend(q, k, v):
+    """One head: (tokens, size) each."""
+    scores = q @ k.T / np.sqrt(q.shape[1])
+    scores[np.triu_indices(len(q), 1)] = -np.inf
+    return softmax(scores, axis=1) @ v
+
+
+def turned(x, config, turning, base):
+    """One head's rows, each turned by its index, in the pairs (m, m + turning / 2)."""
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    theta = rope.get("rope_theta", config.get(base, 10_000.0))
+    out = x.copy()
+    for m in range(turning // 2):
+        rate = theta ** (-2 * m / turning)
+        kind = rope.get("rope_type", rope.get("type"))
+        if kind == "linear":
+            rate /= rope["factor"]
+        if kind == "llama3":
+            wave = 2 * np.pi / rate
+            low = rope["original_max_position_embeddings"] / rope["low_freq_factor"]
+            high = rope["original_max_position_embeddings"] / rope["high_freq_factor"]
+            if wave > low:
+                rate /= rope["factor"]
+            elif wave > high:
+                smooth = (
+                    rope["original_max_position_embeddings"] / wave - rope["low_freq_factor"]
+                ) / (rope["high_freq_factor"] - rope["low_freq_factor"])
+                rate = (1 - smooth) * rate / rope["factor"] + smooth * rate
+        for place in range(len(x)):
+            c, s = np.cos(place * rate), np.sin(place * rate)
+            a, b = x[place, m], x[place, m + turning // 2]
+            out[place, m], out[place, m + turning // 2] = a * c - b * s, b * c + a * s
+    return out
+
+
+def gpt2(config, t, ids):
+    eta = config["layer_norm_epsilon"]
+    x = t["wte.weight"][ids] + t["wpe.weight"][: len(ids)]
+    for k in range(DEPTH):
+        at = f"h.{k}"
+        joined = layer_norm(t, f"{at}.ln_1", x, eta) @ t[f"{at}.attn.c_attn.weight"]
+        q, key, v = np.split(joined + t[f"{at}.attn.c_attn.bias"], 3, axis=1)
+        heads = [attend(q[:, h], key[:, h], v[:, h]) for h in np.split(np.arange(WIDTH), HEADS)]
+        x = x + np.hstack(heads) @ t[f"{at}.attn.c_proj.weight"] + t[f"{at}.attn.c_proj.bias"]
+        h = layer_norm(t, f"{at}.ln_2", x, eta) @ t[f"{at}.mlp.c_fc.weight"]
+        h = gelu_new(h + t[f"{at}.mlp.c_fc.bias"])
+        x = x + h @ t[f"{at}.mlp.c_proj.weight"] + t[f"{at}.mlp.c_proj.bias"]
+    return layer_norm(t, "ln_f", x, eta) @ t["wte.weight"].T
+
+
+def neox(config, t, ids):
+    eta, size = config.get("layer_norm_eps", 1e-5), WIDTH // HEADS
+    rope = config.get("rope_parameters", {})
+    turning = int(size * rope.get("partial_rotary_factor", config.get("rotary_pct", 0.25)))
+    act = {"gelu_new": gelu_new}.get(config.get("hidden_act", "gelu"), gelu)
+    x = t["gpt_neox.embed_in.weight"][ids]
+    for k in range(DEPTH):
+        at = f"gpt_neox.layers.{k}"
+        normed = layer_norm(t, f"{at}.input_layernorm", x, eta)
+        joined = dense(t, f"{at}.attention.query_key_value", normed)
+        heads = []
+        for h in range(HEADS):
+            q, key, v = np.split(joined[:, 3 * size * h : 3 * size * (h + 1)], 3, axis=1)
+            q, key = (turned(a, config, turning, "rotary_emb_base") for a in (q, key))
+            heads.append(attend(q, key, v))
+        attention = dense(t, f"{at}.attention.dense", np.hstack(heads))
+        read = x if config.get("use_parallel_residual", True) else x + attention
+        h = act(
+            dense(
+                t,
+                f"{at}.mlp.dense_h_to_4h",
+                layer_norm(t, f"{at}.post_attention_layernorm", read, eta),
+            )
+        )
+        x = x + attention + dense(t, f"{at}.mlp.dense_4h_to_h", h)
+    return layer_norm(t, "gpt_neox.final_layer_norm", x, eta) @ t["embed_out.weight"].T
+
+
+def llama(config, t, ids):
+    eta, size = config.get("rms_norm_eps", 1e-6), config.get("head_dim", WIDTH // HEADS)
+    share = HEADS // config.get("num_key_value_heads", HEADS)
+    x = t["model.embed_tokens.weight"][ids]
+    for k in range(DEPTH):
+        at, own = f"model.layers.{k}", f"model.layers.{k}.self_attn"
+        normed = rms_norm(t, f"{at}.input_layernorm", x, eta)
+        q, key, v = (dense(t, f"{own}.{name}_proj", normed) for name in "qkv")
+        heads = []
+        for h in range(HEADS):
+            pair = q[:, size * h :][:, :size], key[:, size * (h // share) :][:, :size]
+            if config["model_type"] == "qwen3":
+                names = (f"{own}.q_norm", f"{own}.k_norm")
+                pair = (rms_norm(t, n, a, eta) for n, a in zip(names, pair, strict=True))
+            pair = (turned(a, config, size, "rope_theta") for a in pair)
+            heads.append(attend(*pair, v[:, size * (h // share) :][:, :size]))
+        x = x + dense(t, f"{own}.o_proj", np.hstack(heads))
+        normed = rms_norm(t, f"{at}.post_attention_layernorm", x, eta)
+        gate = dense(t, f"{at}.mlp.gate_proj", normed)
+        gated = gate / (1 + np.exp(-gate)) * dense(t, f"{at}.mlp.up_proj", normed)
+        x = x + dense(t, f"{at}.mlp.down_proj", gated)
+    head = t.get("lm_head.weight", t["model.embed_tokens.weight"])
+    return rms_norm(t, "model.norm", x, eta) @ head.T
