@@ -1,10 +1,13 @@
 """The linearised field against dense Jacobians: kernel, local operator, stages and heads."""
 
+from functools import partial
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from reference.architectures import architecture_flow
 from reference.dense import jacobian_blocks
 from reference.networks import (
     GRIDS,
@@ -74,7 +77,8 @@ def test_push_and_pull_take_the_slots_apart(grid_name):
         np.testing.assert_allclose(pulled, expected, rtol=1e-11, atol=1e-12)
 
 
-def test_columns_act_as_their_blocks():
+@pytest.mark.parametrize("make_flow", [random_flow, partial(architecture_flow, "everything")])
+def test_columns_act_as_their_blocks(make_flow):
     covector, columns = np.asarray(random_states(5)), np.array([0, 5, LENGTH - 1])
 
     @jax.jit
@@ -90,7 +94,7 @@ def test_columns_act_as_their_blocks():
 
         return jax.vmap(act)(columns)
 
-    found = acted(field().attention, random_states(), covector)
+    found = acted(layer_of(make_flow(depth=1)).attention, random_states(), covector)
     for j, blocks, pushed, pulled in zip(columns, *map(np.asarray, found), strict=True):
         scale = np.abs(blocks).max()
         np.testing.assert_allclose(pushed, blocks @ covector[j], atol=1e-13 * scale)

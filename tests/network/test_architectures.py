@@ -11,7 +11,7 @@ from reference.architectures import ARCHITECTURES, architecture_flow
 from reference.networks import LENGTH, falling_profile, layer_of, random_states, randomised
 
 import lim_jax as lim
-from lim_jax.network import RMSNorm, unit_profile
+from lim_jax.network import RMSNorm, Rotary, unit_profile
 
 GRID = lim.token_grid(LENGTH)
 
@@ -67,6 +67,32 @@ def test_rms_norm_sums_in_float32():
     assert found.dtype == jnp.float16 and found.tolist() == [1.0] * 4
 
 
+def test_everything_tile_by_tile_is_the_reference_too():
+    """130 tokens are two tiles, and turn many times round."""
+    attention = layer_of(architecture_flow("everything")).attention
+    attention = dataclasses.replace(attention, rotary=Rotary((0.9,), tokens=130))
+    x = random_states(1, 130, 6)
+    found = jax.jit(lambda attention, x: attention(x, x, lim.token_grid(130)))(attention, x)
+    expected = numpy_network.attention(attention, np.asarray(x))
+    np.testing.assert_allclose(found, expected, rtol=1e-11, atol=1e-12)
+
+
+def test_half_precision_stays_half_and_near():
+    """Of everything, with parameters that float16 holds: inside, sums and turns are wider."""
+    field, x = layer_of(architecture_flow("everything")), random_states()
+
+    def rounded(dtype):
+        return jax.tree.map(lambda leaf: jax.device_put(np.float16(leaf).astype(dtype)), (field, x))
+
+    half, wide = rounded(np.float16), rounded(np.float64)
+    grid = lim.token_grid(LENGTH, jnp.float16)
+    found = jax.jit(lambda field, x: field(x, x, grid))(*half)
+    expected = np.asarray(jax.jit(lambda field, x: field(x, x, GRID))(*wide))
+    assert found.dtype == jnp.float16
+    rounding = 5e-3 * np.abs(expected).max()
+    np.testing.assert_allclose(np.asarray(found, float), expected, rtol=0, atol=rounding)
+
+
 def ungrouped(attention):
     """The same with keys and values of its own for each of two heads in a group."""
     names = ("key", "value", "key_bias", "value_bias")
@@ -94,7 +120,7 @@ def test_what_does_not_fit_is_refused():
     attention = layer_of(architecture_flow("everything")).attention
     with pytest.raises(ValueError, match="groups: got 4 heads in 3 groups"):
         lim.CausalAttention.init(8, heads=4, groups=3, key=jax.random.key(0))
-    six = lim.network.Rotary((1.0, 0.5, 0.2), tokens=12)
+    six = Rotary((1.0, 0.5, 0.2), tokens=12)
     with pytest.raises(ValueError, match="rotary: got 6 features that turn, expected at most 4"):
         dataclasses.replace(attention, rotary=six)
     with pytest.raises(ValueError, match="eta: got 0"):
