@@ -429,15 +429,16 @@ def frequencies_of(config: Mapping[str, Any], turning: int, base: str) -> Freque
     )
     frequencies = rotary_frequencies(turning, theta)
     if kind == "linear":
-        return linear_scaling(frequencies, rope["factor"])
+        return linear_scaling(frequencies, positive(rope, "factor"))
     if kind == "llama3":
-        return llama3_scaling(
-            frequencies,
-            factor=rope["factor"],
-            low=rope["low_freq_factor"],
-            high=rope["high_freq_factor"],
-            trained=rope["original_max_position_embeddings"],
+        names = (
+            "factor",
+            "low_freq_factor",
+            "high_freq_factor",
+            "original_max_position_embeddings",
         )
+        factor, low, high, trained = (positive(rope, name) for name in names)
+        return llama3_scaling(frequencies, factor=factor, low=low, high=high, trained=trained)
     return frequencies
 
 
@@ -485,8 +486,21 @@ def whole(config: Mapping[str, Any], name: str) -> int:
     return found
 
 
-def number(config: Mapping[str, Any], name: str, default: float) -> float:
+def positive(config: Mapping[str, Any], name: str) -> float:
     """A positive number of the configuration."""
+    found = config.get(name)
+    require(
+        isinstance(found, int | float) and 0 < float(found) < math.inf,
+        "config.json",
+        got=f"{name} = {described(found)}",
+        expected="a positive number",
+        cure="Download it again.",
+    )
+    return float(found or 0)
+
+
+def number(config: Mapping[str, Any], name: str, default: float) -> float:
+    """A small positive number of the configuration."""
     found = config.get(name, default)
     require(
         isinstance(found, int | float) and 0 < float(found) < 1,
