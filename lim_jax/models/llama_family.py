@@ -1,0 +1,198 @@
+"""Llama and its relatives, Mistral, Qwen 2 and Qwen 3: RMS norms, rotary positions, gates."""
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from jaxtyping import Array
+
+from lim_jax._checks import require
+from lim_jax.models.checkpoint import Checkpoint
+from lim_jax.models.reading import (
+    ACTIVATIONS,
+    Reader,
+    Sizes,
+    Weights,
+    by_head,
+    chosen,
+    frequencies_of,
+    number,
+    put,
+    refuse_options,
+    require_heads_divide,
+    stacked,
+    whole,
+)
+from lim_jax.network.field import CausalAttention, GatedFeedForward, TransformerField
+from lim_jax.network.flow import ResidualFlow, split
+from lim_jax.network.norms import RMSNorm
+from lim_jax.network.positions import Rotary
+
+
+class Options(NamedTuple):
+    """In what Llama's relatives differ.
+
+    Attributes
+    ----------
+    projected, mixed
+        Whether queries, keys and values have biases; whether the output has.
+    tokenwise
+        Whether the gated network has.
+    normed
+        Whether every head's queries and keys are normalised.
+    """
+
+    projected: bool
+    mixed: bool
+    tokenwise: bool
+    normed: bool
+
+
+def llama(checkpoint: Checkpoint, dtype: str) -> Weights:
+    """Llama: RMS norms, rotary positions, grouped queries, gated networks."""
+    config = checkpoint.config
+    refuse_options(config, pretraining_tp=1)
+    biased = bool(config.get("attention_bias", False))
+    return _llama(
+        checkpoint, dtype, Options(biased, biased, bool(config.get("mlp_bias", False)), False)
+    )
+
+
+def mistral(checkpoint: Checkpoint, dtype: str) -> Weights:
+    """Mistral: Llama without biases; sliding windows are not known here."""
+    refuse_options(checkpoint.config, sliding_window=None)
+    return _llama(checkpoint, dtype, Options(False, False, False, False))
+
+
+def qwen2(checkpoint: Checkpoint, dtype: str) -> Weights:
+    """Qwen 2: Llama with biases of queries, keys and values."""
+    _refuse_windows(checkpoint.config)
+    return _llama(checkpoint, dtype, Options(True, False, False, False))
+
+
+def qwen3(checkpoint: Checkpoint, dtype: str) -> Weights:
+    """Qwen 3: Llama with norms of every head's queries and keys."""
+    _refuse_windows(checkpoint.config)
+    biased = bool(checkpoint.config.get("attention_bias", False))
+    return _llama(checkpoint, dtype, Options(biased, biased, False, True))
+
+
+def _refuse_windows(config: Mapping[str, Any]) -> None:
+    refuse_options(config, use_sliding_window=False)
+    kinds = config.get("layer_types") or ["full_attention"]
+    require(
+        set(kinds) == {"full_attention"},
+        "config.json",
+        got=f"layer_types = {sorted(set(kinds))}",
+        expected="full_attention in every layer",
+        cure="Sliding windows are not known here.",
+    )
+
+
+def _llama(checkpoint: Checkpoint, dtype: str, options: Options) -> Weights:
+    config = checkpoint.config
+    names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+    width, depth, heads, hidden = (whole(config, name) for name in names)
+    vocabulary = whole(config, "vocab_size")
+    groups = (
+        heads if config.get("num_key_value_heads") is None else whole(config, "num_key_value_heads")
+    )
+    if config.get("head_dim") is None:
+        require_heads_divide(width, heads)
+        size = width // heads
+    else:
+        size = whole(config, "head_dim")
+    eta = number(config, "rms_norm_eps", 1e-6)
+    activation = chosen(config, "hidden_act", ACTIVATIONS, "silu")
+    sizes = Sizes(width, heads, hidden, eta, activation, groups, size)
+    rotary = Rotary(frequencies_of(config, size, "rope_theta"))
+    read = Reader(checkpoint, dtype, "model.")
+    (embedding,) = put(read("embed_tokens.weight", vocabulary, width))
+    layers = stacked(
+        _llama_layer(read, f"layers.{index}", sizes, rotary, options) for index in range(depth)
+    )
+    flow = ResidualFlow(layers, horizon=float(depth), step=split)
+    last = _rms_norm(read, "norm", width, eta)
+    if config.get("tie_word_embeddings", False):
+        read.known.add("lm_head.weight")
+        head = None
+    else:
+        (head,) = put(read.whole("lm_head.weight", vocabulary, width))
+    return Weights(embedding, None, flow, last, head, frozenset(read.known))
+
+
+def _llama_layer(
+    read: Reader, at: str, sizes: Sizes, rotary: Rotary, options: Options
+) -> TransformerField:
+    return TransformerField(
+        _llama_attention(read, at, sizes, rotary, options), _llama_network(read, at, sizes, options)
+    )
+
+
+def _llama_attention(
+    read: Reader, layer: str, sizes: Sizes, rotary: Rotary, options: Options
+) -> CausalAttention:
+    width, heads, groups, size = sizes.width, sizes.heads, sizes.groups, sizes.size
+    at = f"{layer}.self_attn"
+
+    def projection(letter: str, count: int) -> tuple[Array, Array | None]:
+        rows = read(f"{at}.{letter}_proj.weight", count * size, width)
+        (matrix,) = put(rows.reshape(count, size, width))
+        bias = _bias(read, f"{at}.{letter}_proj", count, size) if options.projected else None
+        return matrix, bias
+
+    def of_heads(name: str) -> RMSNorm | None:
+        return _rms_norm(read, f"{at}.{name}", size, sizes.eta) if options.normed else None
+
+    query, query_bias = projection("q", heads)
+    key, key_bias = projection("k", groups)
+    value, value_bias = projection("v", groups)
+    (output,) = put(by_head(read(f"{at}.o_proj.weight", width, heads * size), heads))
+    read.passed_over(f"{at}.rotary_emb.inv_freq")
+    return CausalAttention(
+        _rms_norm(read, f"{layer}.input_layernorm", width, sizes.eta),
+        query,
+        key,
+        value,
+        output,
+        query_bias,
+        key_bias,
+        value_bias,
+        _bias(read, f"{at}.o_proj", width) if options.mixed else None,
+        query_norm=of_heads("q_norm"),
+        key_norm=of_heads("k_norm"),
+        rotary=rotary,
+    )
+
+
+def _llama_network(read: Reader, layer: str, sizes: Sizes, options: Options) -> GatedFeedForward:
+    width, hidden, at = sizes.width, sizes.hidden, f"{layer}.mlp"
+    gate, up, down = put(
+        read(f"{at}.gate_proj.weight", hidden, width),
+        read(f"{at}.up_proj.weight", hidden, width),
+        read(f"{at}.down_proj.weight", width, hidden),
+    )
+
+    def bias(name: str, size: int) -> Array | None:
+        return _bias(read, f"{at}.{name}_proj", size) if options.tokenwise else None
+
+    return GatedFeedForward(
+        _rms_norm(read, f"{layer}.post_attention_layernorm", width, sizes.eta),
+        gate,
+        up,
+        down,
+        bias("gate", hidden),
+        bias("up", hidden),
+        bias("down", width),
+        sizes.activation,
+    )
+
+
+def _bias(read: Reader, name: str, *shape: int) -> Array:
+    (found,) = put(read(f"{name}.bias", math.prod(shape)).reshape(shape))
+    return found
+
+
+def _rms_norm(read: Reader, name: str, width: int, eta: float) -> RMSNorm:
+    (scale,) = put(read(f"{name}.weight", width))
+    return RMSNorm(scale, eta)
