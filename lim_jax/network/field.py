@@ -162,7 +162,7 @@ class CausalAttention(eqx.Module):
     def queries(
         self, x: Float[Array, "rows width"], turns: Turns | None
     ) -> Float[Array, "heads rows size"]:
-        """Queries of any tokens, which turn as `turns` says, row by row."""
+        """Queries of any tokens, row by row, turned as `turns` says; None leaves them unturned."""
         require_width(x, self.query.shape[-1])
         query = _project(self.query, self.query_bias, jax.vmap(self.norm)(x))
         return self._placed(query, self.query_norm, turns)
@@ -170,7 +170,7 @@ class CausalAttention(eqx.Module):
     def sources(
         self, context: Float[Array, "rows width"], turns: Turns | None
     ) -> tuple[Float[Array, "groups rows size"], Float[Array, "groups rows features"]]:
-        """Keys and values of any tokens: all of the context that attention knows."""
+        """Keys and values of any tokens, as `queries`: all that attention knows of the context."""
         require_width(context, self.query.shape[-1])
         normed = jax.vmap(self.norm)(context)
         key = _project(self.key, self.key_bias, normed)
