@@ -11,6 +11,7 @@ from lim_jax.grid import Grid, token_grid
 from lim_jax.loss import Labels, Logits, autoregressive_cross_entropy
 from lim_jax.models.checkpoint import open_checkpoint
 from lim_jax.models.families import FAMILIES
+from lim_jax.models.gguf_file import open_gguf
 from lim_jax.network.field import State
 from lim_jax.network.flow import ResidualFlow
 from lim_jax.network.norms import Norm
@@ -107,23 +108,24 @@ class CausalLM(eqx.Module):
         return self.loss(self.embed(ids), targets, query_weights)
 
 
-def load(folder: Path | str, dtype: str = "float32") -> CausalLM:
-    """Read a model from a folder of weights as its publisher left it.
+def load(path: Path | str, dtype: str = "float32") -> CausalLM:
+    """Read a model from a folder of weights as its publisher left it, or from a GGUF file.
 
     The families are those of `families.FAMILIES`. Tensors are read one by one, so that memory peaks
     little above the weights themselves.
 
     Parameters
     ----------
-    folder
-        With ``config.json`` and safetensors files, as in `checkpoint`.
+    path
+        A folder with ``config.json`` and safetensors files, as in `checkpoint`; or a file of
+        llama.cpp, as in `gguf_file`.
     dtype
         The precision of the weights that come back; they are converted as they come.
 
     Raises
     ------
     ValueError
-        Where the folder is broken, the family or an option of it is not known, or tensors are
+        Where folder or file are broken, the family or an option of it is not known, or tensors are
         missing, surplus, of another shape, or not finite.
     """
     require(
@@ -133,7 +135,7 @@ def load(folder: Path | str, dtype: str = "float32") -> CausalLM:
         expected='"float32" or "float64"',
         cure="Weights are kept in full precision.",
     )
-    checkpoint = open_checkpoint(folder)
+    checkpoint = open_gguf(path) if Path(path).suffix == ".gguf" else open_checkpoint(path)
     family = checkpoint.config.get("model_type")
     require(
         family in FAMILIES,

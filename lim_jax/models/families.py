@@ -2,12 +2,11 @@
 
 from collections.abc import Callable, Mapping
 
-from lim_jax.models.checkpoint import Checkpoint
 from lim_jax.models.gpt_family import gpt2, gpt_neox
 from lim_jax.models.llama_family import llama, mistral, qwen2, qwen3
-from lim_jax.models.reading import Weights
+from lim_jax.models.reading import Source, Weights
 
-FAMILIES: Mapping[str, Callable[[Checkpoint, str], Weights]] = {
+FAMILIES: Mapping[str, Callable[[Source, str], Weights]] = {
     "gpt2": gpt2,
     "gpt_neox": gpt_neox,
     "llama": llama,

@@ -1,10 +1,10 @@
 """GPT-2 and GPT-NeoX: layer norms, biases everywhere."""
 
-from lim_jax.models.checkpoint import Checkpoint
 from lim_jax.models.reading import (
     ACTIVATIONS,
     Reader,
     Sizes,
+    Source,
     Weights,
     by_head,
     chosen,
@@ -23,7 +23,7 @@ from lim_jax.network.norms import LayerNorm
 from lim_jax.network.positions import Rotary
 
 
-def gpt2(checkpoint: Checkpoint, dtype: str) -> Weights:
+def gpt2(checkpoint: Source, dtype: str) -> Weights:
     """GPT-2: learned places, layer norms with biases everywhere, the split step at unit increment.
 
     Its files store matrices from the input to the output side, all heads and the three projections
@@ -93,7 +93,7 @@ def _layer_norm(read: Reader, name: str, sizes: Sizes) -> LayerNorm:
     return LayerNorm(scale, shift, sizes.eta)
 
 
-def gpt_neox(checkpoint: Checkpoint, dtype: str) -> Weights:
+def gpt_neox(checkpoint: Source, dtype: str) -> Weights:
     """GPT-NeoX and Pythia: rotary positions on a part of each head, an own head of words.
 
     Its parallel blocks are exactly the paper's one-field recursion (`eq:discrete-residual`) at unit

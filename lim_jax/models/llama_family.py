@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 from jaxtyping import Array
 
 from lim_jax._checks import require
-from lim_jax.models.checkpoint import Checkpoint
 from lim_jax.models.reading import (
     ACTIVATIONS,
     Reader,
     Sizes,
+    Source,
     Weights,
     by_head,
     chosen,
@@ -48,7 +48,7 @@ class Options(NamedTuple):
     normed: bool
 
 
-def llama(checkpoint: Checkpoint, dtype: str) -> Weights:
+def llama(checkpoint: Source, dtype: str) -> Weights:
     """Llama: RMS norms, rotary positions, grouped queries, gated networks."""
     config = checkpoint.config
     refuse_options(config, pretraining_tp=1)
@@ -58,19 +58,19 @@ def llama(checkpoint: Checkpoint, dtype: str) -> Weights:
     )
 
 
-def mistral(checkpoint: Checkpoint, dtype: str) -> Weights:
+def mistral(checkpoint: Source, dtype: str) -> Weights:
     """Mistral: Llama without biases; sliding windows are not known here."""
     refuse_options(checkpoint.config, sliding_window=None)
     return _llama(checkpoint, dtype, Options(False, False, False, False))
 
 
-def qwen2(checkpoint: Checkpoint, dtype: str) -> Weights:
+def qwen2(checkpoint: Source, dtype: str) -> Weights:
     """Qwen 2: Llama with biases of queries, keys and values."""
     _refuse_windows(checkpoint.config)
     return _llama(checkpoint, dtype, Options(True, False, False, False))
 
 
-def qwen3(checkpoint: Checkpoint, dtype: str) -> Weights:
+def qwen3(checkpoint: Source, dtype: str) -> Weights:
     """Qwen 3: Llama with norms of every head's queries and keys."""
     _refuse_windows(checkpoint.config)
     biased = bool(checkpoint.config.get("attention_bias", False))
@@ -89,7 +89,7 @@ def _refuse_windows(config: Mapping[str, Any]) -> None:
     )
 
 
-def _llama(checkpoint: Checkpoint, dtype: str, options: Options) -> Weights:
+def _llama(checkpoint: Source, dtype: str, options: Options) -> Weights:
     config = checkpoint.config
     names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
     width, depth, heads, hidden = (whole(config, name) for name in names)

@@ -10,6 +10,7 @@ from jaxtyping import Array
 
 from lim_jax._checks import described, require
 from lim_jax.models.checkpoint import Checkpoint
+from lim_jax.models.gguf_file import GGUFCheckpoint
 from lim_jax.network.field import TransformerField
 from lim_jax.network.flow import ResidualFlow
 from lim_jax.network.norms import Norm
@@ -19,6 +20,8 @@ from lim_jax.network.positions import (
     llama3_scaling,
     rotary_frequencies,
 )
+
+Source = Checkpoint | GGUFCheckpoint
 
 
 def tanh_gelu(x: Array) -> Array:
@@ -66,7 +69,7 @@ class Sizes(NamedTuple):
 class Reader:
     """Reads tensors by name and shape, and remembers which."""
 
-    def __init__(self, checkpoint: Checkpoint, dtype: str, prefix: str = ""):
+    def __init__(self, checkpoint: Source, dtype: str, prefix: str = ""):
         self.checkpoint, self.dtype = checkpoint, dtype
         # Base models name their weights without the prefix that models with a head put first.
         prefixed = any(name.startswith(prefix) for name in checkpoint.files)

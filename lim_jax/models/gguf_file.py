@@ -1,0 +1,169 @@
+"""GGUF files of llama.cpp: one file with options, tensors, and often quantised weights.
+
+Tensors are given the names that their publisher gave them, so that families read them as they do a
+folder; llama.cpp's order of the rows of queries and keys, which pairs neighbouring features, is
+undone.
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from gguf import GGUFReader, dequantize
+
+from lim_jax._checks import require
+
+LAYER = {
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+OUTSIDE = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+
+
+class GGUFCheckpoint(NamedTuple):
+    """A file that was looked through; `checkpoint.Checkpoint`'s twin.
+
+    Attributes
+    ----------
+    config
+        The options by the names of ``config.json``.
+    files
+        llama.cpp's tensor of every publisher's name.
+    """
+
+    config: Mapping[str, Any]
+    files: Mapping[str, Any]
+
+    def read(self, name: str, shape: tuple[int, ...], dtype: str = "float32") -> np.ndarray:
+        """Read one tensor, its quantisation and the order of its rows undone.
+
+        Raises
+        ------
+        ValueError
+            Where it is missing, has another shape or an unknown quantisation, or is not finite.
+        """
+        require(
+            name in self.files,
+            "tensor",
+            got=f"no {name}",
+            expected="all of the network's weights",
+            cure="Is the download whole?",
+        )
+        tensor = self.files[name]
+        try:
+            values = np.asarray(dequantize(tensor.data, tensor.tensor_type), dtype)
+        except NotImplementedError as error:
+            raise ValueError(
+                f"{name}: got the quantisation {tensor.tensor_type.name}, expected one that the "
+                "gguf package undoes. Convert the file to another."
+            ) from error
+        require(
+            values.shape == shape,
+            name,
+            got=f"shape {values.shape}",
+            expected=f"{shape}, by the file's options",
+            cure="Download it again.",
+        )
+        require(
+            bool(np.isfinite(values).all()),
+            name,
+            got="NaN or infinite weights",
+            expected="finite ones",
+            cure="Download it again.",
+        )
+        kind = re.search(r"self_attn\.([qk])_proj", name)
+        if kind is None:
+            return values
+        groups = self.config["num_key_value_heads" if kind[1] == "k" else "num_attention_heads"]
+        return _halves_apart(values, groups)
+
+
+def _halves_apart(rows: np.ndarray, heads: int) -> np.ndarray:
+    """From pairs of neighbouring features to pairs of the two halves of a head."""
+    pairs = rows.reshape(heads, -1, 2, *rows.shape[1:])
+    return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(rows.shape)
+
+
+def open_gguf(file: Path | str) -> GGUFCheckpoint:
+    """Look through a GGUF file of the llama architecture.
+
+    Raises
+    ------
+    ValueError
+        Where the file is broken, or its architecture or an option of it is not known.
+    """
+    file = Path(file)
+    require(
+        file.is_file(),
+        "file",
+        got=f"no file {file}",
+        expected="a GGUF file",
+        cure="Pass the path of the file itself.",
+    )
+    try:
+        reader = GGUFReader(file)
+        options = {name: field.contents() for name, field in reader.fields.items()}
+    except Exception as error:  # whatever the library meets in what is no GGUF file
+        raise ValueError(
+            f"{file.name}: got a broken file ({error}), expected GGUF. Download it again."
+        ) from error
+    architecture = options.get("general.architecture")
+    require(
+        architecture == "llama",
+        file.name,
+        got=f"the architecture {architecture!r}",
+        expected="llama",
+        cure="Take the publisher's folder with safetensors.",
+    )
+    files = {_published(tensor.name): tensor for tensor in reader.tensors}
+    return GGUFCheckpoint(_config(options, "lm_head.weight" not in files), files)
+
+
+def _published(name: str) -> str:
+    """The publisher's name of a tensor; llama.cpp's own where there is none, for nobody to know."""
+    layer = re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name)
+    if layer is not None and layer[2] in LAYER:
+        return f"model.layers.{layer[1]}.{LAYER[layer[2]]}.{layer[3]}"
+    stem, _, kind = name.rpartition(".")
+    return f"{OUTSIDE[stem]}.{kind}" if stem in OUTSIDE else name
+
+
+def _config(options: Mapping[str, Any], tied: bool) -> dict[str, Any]:
+    def option(name: str, default: Any = None) -> Any:
+        return options.get(f"llama.{name}", default)
+
+    for name in ("rope.scaling.type", "expert_count", "attention.sliding_window"):
+        require(
+            option(name) in (None, 0, "none"),
+            "options",
+            got=f"{name} = {option(name)}",
+            expected="none",
+            cure="Networks with this option are not known here.",
+        )
+    words = option("vocab_size", len(options.get("tokenizer.ggml.tokens", ())))
+    return {
+        "model_type": "llama",
+        "hidden_size": option("embedding_length"),
+        "num_hidden_layers": option("block_count"),
+        "num_attention_heads": option("attention.head_count"),
+        "num_key_value_heads": option("attention.head_count_kv", option("attention.head_count")),
+        "head_dim": option("rope.dimension_count"),
+        "intermediate_size": option("feed_forward_length"),
+        "vocab_size": words,
+        "rms_norm_eps": option("attention.layer_norm_rms_epsilon", 1e-6),
+        "rope_theta": option("rope.freq_base", 10_000.0),
+        "tie_word_embeddings": tied,
+    }
