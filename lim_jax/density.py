@@ -529,6 +529,13 @@ def require_pair(batch: Any) -> Batch:
     )
     x, y = batch
     require_floating(x, "batch", cure="Embed integer tokens first: influence is a gradient in x.")
+    require(
+        x.ndim > 0,
+        "batch",
+        got="x of shape ()",
+        expected="(examples, length, width)",
+        cure="Put a single example in an array of one: x[None].",
+    )
     return x, y
 
 
