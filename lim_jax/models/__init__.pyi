@@ -1,7 +1,9 @@
 from . import causal as causal
 from . import checkpoint as checkpoint
 from . import families as families
+from . import gguf_file as gguf_file
 from . import gpt_family as gpt_family
+from . import ids as ids
 from . import language as language
 from . import llama_family as llama_family
 from . import reading as reading
@@ -9,8 +11,11 @@ from .causal import CausalLM as CausalLM
 from .causal import load as load
 from .checkpoint import Checkpoint as Checkpoint
 from .checkpoint import open_checkpoint as open_checkpoint
+from .gguf_file import GGUFCheckpoint as GGUFCheckpoint
+from .gguf_file import open_gguf as open_gguf
 from .gpt_family import gpt2 as gpt2
 from .gpt_family import gpt_neox as gpt_neox
+from .ids import influence_of_ids as influence_of_ids
 from .language import LanguageModel as LanguageModel
 from .language import batch_of_windows as batch_of_windows
 from .language import sample_windows as sample_windows
