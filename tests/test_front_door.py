@@ -300,7 +300,7 @@ CALLS = {
     ),
     "Rotary": (
         lambda frequencies, tokens, grid: network.Rotary(frequencies, tokens).turns(grid),
-        {"frequencies": Numbers([1.0, 0.1]), "tokens": Real(8.0), "grid": ON},
+        {"frequencies": Numbers([1.0, 0.1]), "tokens": optional(Real(8.0)), "grid": ON},
     ),
     "rotary_frequencies": (
         network.rotary_frequencies,

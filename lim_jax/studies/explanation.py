@@ -24,7 +24,7 @@ from lim_jax.adjoint.criteria import (
     recency_survival,
     right_biased_queries,
 )
-from lim_jax.adjoint.hops import attention_hops, one_hop_by_head
+from lim_jax.adjoint.hops import attention_hops
 from lim_jax.adjoint.ledger import (
     CHANNELS,
     RegionalChannels,
@@ -73,8 +73,6 @@ class Explanation(NamedTuple):
         The channels' products over the regions.
     head_energies
         :math:`\int \mathbb E\|P\|^2` of what every head of every layer adds to the cone channel.
-    one_hop_head_energies
-        The same of what every head moves in exactly one hop (`hops.one_hop_by_head`).
     terminal_contrast
         :math:`\mathsf R_{\rm res}` over :math:`\mathbb E\|P_T\|^2`'s mean, with the standard
         error over examples of its numerator.
@@ -90,7 +88,6 @@ class Explanation(NamedTuple):
     hop_energies: Float[Array, "hops length"]
     regional: RegionalChannels
     head_energies: Float[Array, "layers heads"]
-    one_hop_head_energies: Float[Array, "layers heads"]
     terminal_contrast: Estimate
     certificates: tuple[Certificate, ...]
 
@@ -126,7 +123,6 @@ class Explanation(NamedTuple):
             "regional_energies": by_region,
             "boundary_strengths": _numbers(strengths),
             "head_energies": self.head_energies.tolist(),
-            "one_hop_head_energies": self.one_hop_head_energies.tolist(),
             "terminal_contrast": _numbers(self.terminal_contrast),
             "certificates": [certificate.record() for certificate in self.certificates],
         }
@@ -193,7 +189,6 @@ def explain(
         found.hop_energies.mean(axis=0),
         regional,
         found.head_energies.mean(axis=0),
-        found.one_hop_head_energies.mean(axis=0),
         sample_mean(contrasts / scale),
         certificates,
     )
@@ -239,7 +234,6 @@ class _Measured(NamedTuple):
     relative_energies: Float[Array, "examples 3 length"]
     hop_energies: Float[Array, "examples hops length"]
     head_energies: Float[Array, "examples layers heads"]
-    one_hop_head_energies: Float[Array, "examples layers heads"]
     cone: JointCone
     residual_energies: Profile
 
@@ -276,7 +270,6 @@ def _measure(
             relative_energies(vectors, states[depth], grid),
             (attention_hops(flow, loss, x, grid, len(HOPS) - 1)[depth] ** 2).sum(axis=2),
             (cone_by_head(sites, grid) ** 2).sum(axis=3) @ grid.weights,
-            (one_hop_by_head(flow, loss, x, grid, depth) ** 2).sum(axis=3) @ grid.weights,
         )
         return measured, states[-1], sites
 

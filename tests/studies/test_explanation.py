@@ -142,8 +142,6 @@ def test_at_a_depth_the_rest_of_the_network_is_explained_on_the_states_there():
     hops = np.stack([parts[:, 0] + parts[:, 2], parts[:, 1]], axis=1)
     close(found.hop_energies[:2], energies(hops).mean(axis=0))
     close(found.hop_energies[2:], 0)
-    assert found.one_hop_head_energies.shape == (1, 2)
-    close(found.one_hop_head_energies, found.head_energies)
     assert found.depth == found.record()["depth"] == 1
     assert "at depth 1 " in lim.studies.explanation_table(found)
     expected = (
@@ -273,7 +271,6 @@ def test_records_and_tables_give_every_number_under_its_name():
     for index, channel in enumerate(("residual", "cone", "local")):
         relative = record["relative_energies"][channel]
         np.testing.assert_allclose(relative, found.relative_energies[index])
-    np.testing.assert_allclose(record["one_hop_head_energies"], found.one_hop_head_energies)
     assert record["length"] == LENGTH and record["delta"] == 0.25 and record["examples"] == 3
     np.testing.assert_allclose(record["density_error"], found.influence.density_error)
     np.testing.assert_allclose(record["total"], np.mean(found.influence.energy))

