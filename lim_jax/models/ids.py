@@ -23,7 +23,7 @@ Profile = Float[Array, " length"]
 
 def influence_of_ids(
     model: CausalLM,
-    windows: Sequence[Int[Array, " tokens"]],
+    windows: Sequence[Int[Array, " _"]],
     regions: Regions,
     *,
     ask: Callable[[int], Profile] = teacher_forcing,
