@@ -111,8 +111,8 @@ class CausalLM(eqx.Module):
 def load(path: Path | str, dtype: str = "float32") -> CausalLM:
     """Read a model from a folder of weights as its publisher left it, or from a GGUF file.
 
-    The families are those of `families.FAMILIES`. Tensors are read one by one, so that memory peaks
-    little above the weights themselves.
+    The families are those of `families.FAMILIES`. Tensors are read one by one and converted
+    as they come.
 
     Parameters
     ----------

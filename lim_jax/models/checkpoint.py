@@ -48,16 +48,10 @@ class Checkpoint(NamedTuple):
         ValueError
             Where it is missing, has another shape or an unknown precision, or is not finite.
         """
-        require(
-            name in self.files,
-            "tensor",
-            got=f"no {name} in {self.folder}",
-            expected="all of the network's weights",
-            cure="Is the download whole, and config.json this checkpoint's own?",
-        )
+        require_tensor(self.files, name)
         with _opened(self.files[name]) as file:
             described = file.get_slice(name)
-            stored, found = described.get_dtype(), tuple(described.get_shape())
+            stored = described.get_dtype()
             require(
                 stored in PRECISIONS,
                 name,
@@ -65,22 +59,43 @@ class Checkpoint(NamedTuple):
                 expected=", ".join(PRECISIONS),
                 cure="Convert quantised weights to one of these.",
             )
-            require(
-                found == shape,
-                name,
-                got=f"shape {found}",
-                expected=f"{shape}, by config.json",
-                cure="Weights and config.json must be of one network.",
-            )
+            require_shape(name, tuple(described.get_shape()), shape)
             values = file.get_tensor(name).astype(dtype)
-        require(
-            bool(np.isfinite(values).all()),
-            name,
-            got="NaN or infinite weights",
-            expected="finite ones",
-            cure="Download it again; in half precision weights may have overflowed when saved.",
-        )
+        require_finite(name, values)
         return values
+
+
+def require_tensor(files: Mapping[str, Any], name: str) -> None:
+    """Refuse a checkpoint without a tensor that its network has."""
+    require(
+        name in files,
+        "tensor",
+        got=f"no {name}",
+        expected="all of the network's weights",
+        cure="Is the download whole, and are its options this checkpoint's own?",
+    )
+
+
+def require_shape(name: str, found: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    """Refuse a tensor of another shape than the options say."""
+    require(
+        found == expected,
+        name,
+        got=f"shape {found}",
+        expected=f"{expected}, by the checkpoint's options",
+        cure="Weights and options must be of one network.",
+    )
+
+
+def require_finite(name: str, values: np.ndarray) -> None:
+    """Refuse weights that are no numbers."""
+    require(
+        bool(np.isfinite(values).all()),
+        name,
+        got="NaN or infinite weights",
+        expected="finite ones",
+        cure="Download it again; in half precision weights may have overflowed when saved.",
+    )
 
 
 def open_checkpoint(folder: Path | str) -> Checkpoint:

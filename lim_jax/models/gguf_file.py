@@ -14,6 +14,7 @@ import numpy as np
 from gguf import GGUFReader, dequantize
 
 from lim_jax._checks import require
+from lim_jax.models.checkpoint import require_finite, require_shape, require_tensor
 
 LAYER = {
     "attn_norm": "input_layernorm",
@@ -55,13 +56,7 @@ class GGUFCheckpoint(NamedTuple):
         ValueError
             Where it is missing, has another shape or an unknown quantisation, or is not finite.
         """
-        require(
-            name in self.files,
-            "tensor",
-            got=f"no {name}",
-            expected="all of the network's weights",
-            cure="Is the download whole?",
-        )
+        require_tensor(self.files, name)
         tensor = self.files[name]
         try:
             values = np.asarray(dequantize(tensor.data, tensor.tensor_type), dtype)
@@ -70,20 +65,8 @@ class GGUFCheckpoint(NamedTuple):
                 f"{name}: got the quantisation {tensor.tensor_type.name}, expected one that the "
                 "gguf package undoes. Convert the file to another."
             ) from error
-        require(
-            values.shape == shape,
-            name,
-            got=f"shape {values.shape}",
-            expected=f"{shape}, by the file's options",
-            cure="Download it again.",
-        )
-        require(
-            bool(np.isfinite(values).all()),
-            name,
-            got="NaN or infinite weights",
-            expected="finite ones",
-            cure="Download it again.",
-        )
+        require_shape(name, values.shape, shape)
+        require_finite(name, values)
         kind = re.search(r"self_attn\.([qk])_proj", name)
         if kind is None:
             return values
