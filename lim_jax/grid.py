@@ -12,22 +12,33 @@ refined.
 from abc import abstractmethod
 from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 from numbers import Real
 from typing import Any, Literal
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float, Int
 
-from lim_jax._checks import counted, described, guarded, require, require_floats, require_scalar
+from lim_jax._checks import (
+    counted,
+    described,
+    guarded,
+    require,
+    require_floats,
+    require_indices,
+    require_scalar,
+)
 
 Convention = Literal["overlap", "points"]
 Exact = int | float | str | Fraction
 Intervals = Sequence[tuple[Exact, Exact]]
+Starts = Int[Array, " length"]
 LENGTH = "Pass the context length, for example token_grid(48)."
 NODES = "64 nodes on one panel give ten digits for smooth fields."
 
@@ -36,8 +47,9 @@ class Grid(eqx.Module):
     """Positions in (0, 1] with a measure and its prefix measures.
 
     A grid is static: it is known before tracing, holds no array leaves, and can be closed over,
-    passed to a jitted function or vmapped past at no cost. Its arrays have the dtype `dtype`,
-    by default the precision that JAX is set to when they are asked for.
+    passed to a jitted function or vmapped past at no cost. (Only where prefixes begin is data: see
+    `CellGrid.starting`.) Its arrays have the dtype `dtype`, by default the precision that JAX is
+    set to when they are asked for.
     """
 
     dtype: eqx.AbstractVar[DTypeLike | None]
@@ -79,6 +91,18 @@ class Grid(eqx.Module):
     @abstractmethod
     def prefix_weights(self) -> Float[Array, "length length"]:
         r"""The weights :math:`W_{ij}` of :math:`\int_0^{p_i}`, one row for each node."""
+
+    @property
+    def past(self) -> Bool[Array, "length length"]:
+        """Which nodes are in each row's prefix: its own and those left of it."""
+        return self.nodes[None, :] <= self.nodes[:, None]
+
+    def windowed(self, window: int) -> "Grid":
+        """Let each row's prefix be its last positions only, where prefixes are of whole cells."""
+        raise ValueError(
+            f"window: got {window} positions on {type(self).__name__}, expected a grid of cells. "
+            "Take token_grid, or attention without a window."
+        )
 
     @abstractmethod
     def centres(self) -> Float[Array, " length"]:
@@ -131,6 +155,9 @@ class CellGrid(Grid):
         :math:`g`, the grading towards position 0.
     dtype
         The dtype of the arrays; None takes JAX's default float.
+    starts
+        Where each row's prefix begins, made by `starting` or `windowed`; None for prefixes that
+        all begin at the first position. The only array that a grid may hold.
 
     Raises
     ------
@@ -143,19 +170,86 @@ class CellGrid(Grid):
     offset: Fraction = eqx.field(static=True)
     power: int = eqx.field(static=True, default=1)
     dtype: DTypeLike | None = eqx.field(static=True, default=None)
+    starts: Starts | None = None
 
     @property
     def size(self) -> int:
         """The number of cells."""
         return self.cells
 
+    def starting(self, starts: Starts) -> "CellGrid":
+        r"""Let row i's prefix begin somewhere: :math:`W_{ij}` is zero for j < start_i.
+
+        Packed contexts do not see each other, and nothing sees padding on the left:
+        `segment_starts` of their numbers or of the mask. Nodes, weights and integrals over position
+        stay as they are; what has prefixes, such as attention, takes these. Where prefixes begin
+        twice, in a window of a packed row, the later start counts.
+
+        Parameters
+        ----------
+        starts
+            The first position that each row sees, from 0 to its own; may be traced.
+
+        Raises
+        ------
+        ValueError
+            Where there is not a whole number for each position.
+        EquinoxRuntimeError
+            Where a prefix begins before the first position or after its own.
+
+        Examples
+        --------
+        >>> grid = token_grid(4).starting(jnp.array([0, 0, 2, 2]))
+        >>> (4 * grid.prefix_weights()).astype(int).tolist()
+        [[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 1, 1]]
+        """
+        require_indices(starts, "starts")
+        require(
+            starts.shape == (self.size,),
+            "starts",
+            got=f"{starts.shape[0]} of them",
+            expected=f"{self.size}, one for each position",
+            cure="Say for every row where its prefix begins.",
+        )
+        late = (starts < 0) | (starts > jnp.arange(self.size))
+        message = "starts: expected numbers from 0 to the row's own, got others."
+        return self._begun(guarded(starts, late, message))
+
+    def windowed(self, window: int) -> "CellGrid":
+        """Let each row's prefix be its last `window` positions, its own included.
+
+        Examples
+        --------
+        >>> (3 * token_grid(3).windowed(2).prefix_weights()).astype(int).tolist()
+        [[1, 0, 0], [1, 1, 0], [0, 1, 1]]
+        """
+        window = counted(window, "window", cure="A window holds the row's own position at least.")
+        if window >= self.size:
+            return self
+        return self._begun(jnp.maximum(jnp.arange(self.size) - window + 1, 0))
+
+    def _begun(self, starts: Starts) -> "CellGrid":
+        later = starts if self.starts is None else jnp.maximum(starts, self.starts)
+        return replace(self, starts=later)
+
+    @property
+    def whole(self) -> "CellGrid":
+        """The same positions, with prefixes that all begin at the first."""
+        return replace(self, starts=None)
+
+    @property
+    def past(self) -> Bool[Array, "length length"]:
+        """Which positions are in each row's prefix, from its start to its own."""
+        row, column = jnp.arange(self.size)[:, None], jnp.arange(self.size)[None, :]
+        past = column <= row
+        return past if self.starts is None else past & (column >= self.starts[:, None])
+
     def prefix_weights(self) -> Float[Array, "length length"]:
         """Whole cells left of the node's own, and the part of its own left of the node."""
         weights = self.weights
-        row, column = jnp.arange(self.size)[:, None], jnp.arange(self.size)[None, :]
-        own_cell = jnp.where(row == column, float(1 - self.offset), 0.0)
-        covered = jnp.where(column < row, 1.0, own_cell).astype(weights.dtype)
-        return covered * weights[None, :]
+        own_cell = jnp.eye(self.size, dtype=bool)
+        covered = jnp.where(own_cell, float(1 - self.offset), 1.0).astype(weights.dtype)
+        return jnp.where(self.past, covered * weights[None, :], 0)
 
     def centres(self) -> Float[Array, " length"]:
         """The image of the middle of each equal cell."""
@@ -397,6 +491,30 @@ def gauss_grid(order: int, panels: int = 1, dtype: DTypeLike | None = None) -> P
     panels = counted(panels, "panels", cure="One panel is [0, 1].")
     breaks = (0.0, *(0.5**k for k in reversed(range(panels))))
     return PanelGrid(breaks=breaks, order=order, dtype=dtype)
+
+
+def segment_starts(segments: Int[Array, " length"]) -> Starts:
+    """Where each position's segment begins: for rows of packed contexts, and for padding.
+
+    A segment is a run of equal numbers. Of an attention mask, 0 on padding and 1 on tokens, the
+    padding is a segment of its own, which no token sees.
+
+    Raises
+    ------
+    ValueError
+        Where segments are no whole numbers along one axis.
+
+    Examples
+    --------
+    >>> segment_starts(jnp.array([7, 7, 3, 3, 3])).tolist()
+    [0, 0, 2, 2, 2]
+    >>> segment_starts(jnp.array([0, 1, 1])).tolist()  # a mask, padded on the left
+    [0, 1, 1]
+    """
+    require_indices(segments, "segments")
+    begins = jnp.concatenate([jnp.ones(1, bool), segments[1:] != segments[:-1]])
+    places = jnp.where(begins, jnp.arange(segments.shape[0]), 0)
+    return jax.lax.cummax(places)
 
 
 def resample(

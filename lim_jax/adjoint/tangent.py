@@ -234,7 +234,7 @@ def kernel_factors(attention: CausalAttention, x: State, grid: Grid) -> KernelFa
     """Compute once what every block of the kernel at `x` needs, in float32 at least."""
     _require_attention(attention, x, grid)
     attention, x = widened((attention, x))
-    turns = attention.turns(grid)
+    turns, grid = attention.turns(grid), attention.prefixes(grid)
     query = attention.queries(x, turns)
     key, value = (by_head(grouped, len(query)) for grouped in attention.sources(x, turns))
     kernel = jax.vmap(continued_kernel, in_axes=(0, 0, None))(query, key, grid)

@@ -40,12 +40,15 @@ class Options(NamedTuple):
         Whether the gated network has.
     normed
         Whether every head's queries and keys are normalised.
+    window
+        How many tokens a row of attention sees, or None for all before it.
     """
 
     projected: bool
     mixed: bool
     tokenwise: bool
     normed: bool
+    window: int | None = None
 
 
 def llama(checkpoint: Source, dtype: str) -> Weights:
@@ -59,34 +62,39 @@ def llama(checkpoint: Source, dtype: str) -> Weights:
 
 
 def mistral(checkpoint: Source, dtype: str) -> Weights:
-    """Mistral: Llama without biases; sliding windows are not known here."""
-    refuse_options(checkpoint.config, sliding_window=None)
-    return _llama(checkpoint, dtype, Options(False, False, False, False))
+    """Mistral: Llama without biases, in older releases with a sliding window."""
+    config = checkpoint.config
+    window = None if config.get("sliding_window") is None else whole(config, "sliding_window")
+    return _llama(checkpoint, dtype, Options(False, False, False, False, window))
 
 
 def qwen2(checkpoint: Source, dtype: str) -> Weights:
     """Qwen 2: Llama with biases of queries, keys and values."""
-    _refuse_windows(checkpoint.config)
-    return _llama(checkpoint, dtype, Options(True, False, False, False))
+    window = _window(checkpoint.config)
+    return _llama(checkpoint, dtype, Options(True, False, False, False, window))
 
 
 def qwen3(checkpoint: Source, dtype: str) -> Weights:
     """Qwen 3: Llama with norms of every head's queries and keys."""
-    _refuse_windows(checkpoint.config)
-    biased = bool(checkpoint.config.get("attention_bias", False))
-    return _llama(checkpoint, dtype, Options(biased, biased, False, True))
+    config = checkpoint.config
+    biased = bool(config.get("attention_bias", False))
+    return _llama(checkpoint, dtype, Options(biased, biased, False, True, _window(config)))
 
 
-def _refuse_windows(config: Mapping[str, Any]) -> None:
-    refuse_options(config, use_sliding_window=False)
-    kinds = config.get("layer_types") or ["full_attention"]
+def _window(config: Mapping[str, Any]) -> int | None:
+    """Qwen's sliding window, where all layers have one; configurations spell it in two ways."""
+    slides, depth = config.get("use_sliding_window", False), whole(config, "num_hidden_layers")
+    first = config.get("max_window_layers", 28) if slides else depth
+    spelt = ["full_attention" if k < first else "sliding_attention" for k in range(depth)]
+    kinds = config.get("layer_types") or spelt
     require(
-        set(kinds) == {"full_attention"},
+        len(set(kinds)) == 1 and kinds[0] in ("full_attention", "sliding_attention"),
         "config.json",
-        got=f"layer_types = {sorted(set(kinds))}",
-        expected="full_attention in every layer",
-        cure="Sliding windows are not known here.",
+        got=f"layer_types = {sorted(set(map(str, kinds)))}",
+        expected="full_attention in every layer, or sliding_attention in every layer",
+        cure="Networks whose layers see differently are not known here.",
     )
+    return whole(config, "sliding_window") if kinds[0] == "sliding_attention" else None
 
 
 def _llama(checkpoint: Source, dtype: str, options: Options) -> Weights:
@@ -162,6 +170,7 @@ def _llama_attention(
         query_norm=of_heads("q_norm"),
         key_norm=of_heads("k_norm"),
         rotary=rotary,
+        window=options.window,
     )
 
 

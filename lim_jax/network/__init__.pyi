@@ -11,6 +11,7 @@ from .attention import attention_kernel as attention_kernel
 from .attention import attention_weights as attention_weights
 from .attention import causal_attention as causal_attention
 from .attention import continued_kernel as continued_kernel
+from .blocked import Place as Place
 from .blocked import Row as Row
 from .blocked import blocked_attention as blocked_attention
 from .blocked import require_heads as require_heads

@@ -9,7 +9,6 @@ arrays of other rows than the grid's are refused, and NaN and infinity pass on.
 """
 
 import math
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -38,7 +37,8 @@ def attention_weights(
     [[1.0, 0.0], [0.5, 0.5]]
     """
     require_heads(query, key, grid)
-    return _prefix_softmax(_scores(query, key), grid).astype(query.dtype)
+    scores = _scores(query, key)
+    return _prefix_softmax(scores, grid.prefix_weights().astype(scores.dtype)).astype(query.dtype)
 
 
 def attention_kernel(
@@ -59,8 +59,7 @@ def attention_kernel(
     [[2.0, 0.0], [1.0, 1.0]]
     """
     require_heads(query, key, grid)
-    past = grid.nodes[None, :] <= grid.nodes[:, None]
-    return jnp.where(past, continued_kernel(query, key, grid), 0)
+    return jnp.where(grid.past, continued_kernel(query, key, grid), 0)
 
 
 def continued_kernel(
@@ -81,7 +80,7 @@ def continued_kernel(
     require_heads(query, key, grid)
     scores = _scores(query, key)
     prefix = grid.prefix_weights().astype(scores.dtype)
-    relevant = (grid.nodes[None, :] <= grid.nodes[:, None]) | (prefix != 0)
+    relevant = grid.past | (prefix != 0)
     highest = jnp.max(jnp.where(relevant, scores, -jnp.inf), axis=1, keepdims=True)
     mass = jnp.exp(jnp.where(relevant, scores - jax.lax.stop_gradient(highest), -jnp.inf))
     return (mass / jnp.sum(prefix * mass, axis=1, keepdims=True)).astype(query.dtype)
@@ -94,29 +93,28 @@ def _scores(
     return matmul(query, key.T) / math.sqrt(query.shape[1])
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(1,))
+@jax.custom_jvp
 def _prefix_softmax(
-    scores: Float[Array, "length length"], grid: Grid
+    scores: Float[Array, "length length"], prefix: Float[Array, "length length"]
 ) -> Float[Array, "length length"]:
     """Normalise the grid's prefix weights times the exponential of the scores, row by row.
 
     The weights multiply after the exponential, so that signed ones are allowed too, and positions
     without weight are masked before the row maximum is taken.
     """
-    prefix = grid.prefix_weights().astype(scores.dtype)
     masked = jnp.where(prefix != 0, scores, -jnp.inf)
     mass = prefix * jnp.exp(masked - jnp.max(masked, axis=1, keepdims=True))
     return mass / jnp.sum(mass, axis=1, keepdims=True)
 
 
 @_prefix_softmax.defjvp
-def _prefix_softmax_jvp(grid, primals, tangents):
+def _prefix_softmax_jvp(primals, tangents):
     """The derivative of the normalised kernel, `eq:normalized-kernel-variation`."""
     # From A = W e^s / sum W e^s: dA_ij = A_ij (ds_ij - sum_r A_ir ds_ir), whatever the weights.
     # Only A has to be kept, and the rule is linear in ds and made of A alone, so it can be
     # transposed and differentiated again.
-    (scores,), (change,) = primals, tangents
-    weights = _prefix_softmax(scores, grid)
+    # Weights of a grid do not move.
+    weights, (change, _) = _prefix_softmax(*primals), tangents
     mean_change = jnp.sum(weights * change, axis=1, keepdims=True)
     return weights, weights * (change - mean_change)
 

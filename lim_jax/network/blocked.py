@@ -1,7 +1,8 @@
 r"""Causal attention tile by tile: the dense formula's numbers in memory linear in the length.
 
 On a `CellGrid` prefix weights are known without a matrix, :math:`W_{ij} = \Delta p_j` left of the
-diagonal, and tiles ahead of it are skipped. Rows are normalised as they grow (the running maximum
+diagonal, from the position where row i's prefix begins. Tiles that no row sees, ahead of the
+diagonal or before every start, are skipped. Rows are normalised as they grow (the running maximum
 and sum of Milakov and Gimelshein, 2018), and their log-sum-exp is kept:
 
 .. math:: \ell_i = \log\sum_j W_{ij}\,e^{s_{ij}}, \qquad A_{ij} = W_{ij}\,e^{s_{ij} - \ell_i},
@@ -24,11 +25,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
-from jaxtyping import Array, Bool, Float, PyTree
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from lim_jax._checks import require_floats
 from lim_jax._precision import accumulator, matmul
-from lim_jax.grid import CellGrid, Grid, require_on_grid
+from lim_jax.grid import CellGrid, Grid, Starts, require_on_grid
 
 TILE = 128
 KEPT = "attention outputs"
@@ -52,7 +53,8 @@ def blocked_attention(
     [[1.0], [2.0]]
     """
     require_heads(query, key, grid, value)
-    features, _ = _attend(query / math.sqrt(query.shape[1]), key, value, grid)
+    scaled = query / math.sqrt(query.shape[1])
+    features, _ = _attend(scaled, key, value, grid.starts, grid.whole)
     return features.astype(value.dtype)
 
 
@@ -72,19 +74,36 @@ class Row(NamedTuple):
     highest: Float[Array, " tile"]
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(3,))
+class Place(NamedTuple):
+    """Where a tile stands: its row and column of tiles, and where its rows' prefixes begin."""
+
+    row: Int[Array, ""]
+    column: Int[Array, ""]
+    starts: Int[Array, " tile"] | None
+
+    @property
+    def seen(self) -> Bool[Array, ""]:
+        """Whether any row of the tile sees any of its columns."""
+        past = self.column <= self.row
+        if self.starts is None:
+            return past
+        return past & (self.column >= self.starts.min() // self.starts.shape[0])
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(4,))
 def _attend(
     query: Float[Array, "length size"],
     key: Float[Array, "length size"],
     value: Float[Array, "length features"],
+    starts: Starts | None,
     grid: CellGrid,
 ) -> tuple[Float[Array, "length features"], Float[Array, " length"]]:
     r"""Outputs :math:`o` and log-sum-exps :math:`\ell`; queries come scaled."""
     dtype = accumulator(query.dtype)
 
-    def grow(row: Row, query: Array, column: tuple, own: Bool[Array, ""]) -> Row:
+    def grow(row: Row, query: Array, column: tuple, place: Place) -> Row:
         key, value, log_weight = column
-        scores = _scores(query, key, log_weight, own, grid)
+        scores = _scores(query, key, log_weight, place, grid)
         highest = jnp.maximum(row.highest, scores.max(axis=1))
         mass, shrunk = jnp.exp(scores - highest[:, None]), jnp.exp(row.highest - highest)
         return Row(
@@ -97,31 +116,33 @@ def _attend(
     empty = Row(
         jnp.zeros((tile, value.shape[1]), dtype),
         jnp.zeros(tile, dtype),
-        jnp.full(tile, -jnp.inf, dtype),
+        # Finite: a row that sees nothing of its first tiles must not take infinity from infinity.
+        jnp.full(tile, jnp.finfo(dtype).min, dtype),
     )
     columns = _tiles(key), _tiles(value), _log_weights(grid, dtype)
-    features, total, highest = _over_tiles(grow, empty, _tiles(query), columns)
+    features, total, highest = _over_tiles(grow, empty, _tiles(query), columns, starts)
     return _joined(features / total[..., None], grid), _joined(highest + jnp.log(total), grid)
 
 
 @_attend.defjvp
 def _attend_jvp(grid, primals, tangents):
-    features, log_total = checkpoint_name(_attend(*primals, grid), KEPT)
-    moved, log_slope = _slopes(primals, log_total, tangents, grid)
+    *primals, starts = primals
+    features, log_total = checkpoint_name(_attend(*primals, starts, grid), KEPT)
+    moved, log_slope = _slopes(primals, log_total, tangents[:3], starts, grid)
     return (features, log_total), (moved - log_slope[:, None] * features, log_slope)
 
 
-def _slopes(primals, log_total, tangents, grid):
+def _slopes(primals, log_total, tangents, starts, grid):
     r"""The sums :math:`\sum_j A_{ij}(\dot s_{ij}v_j + \dot v_j)` and :math:`\dot\ell_i`.
 
     What `eq:attention-first-variation-schematic` is made of; :math:`\dot s_{ij}` is the sum of a
     query's and a key's part (`eq:head-score-variation`).
     """
 
-    def grow(sums: tuple, row: tuple, column: tuple, own: Bool[Array, ""]) -> tuple:
+    def grow(sums: tuple, row: tuple, column: tuple, place: Place) -> tuple:
         query, query_slope, log_total = row
         key, key_slope, value, value_slope, log_weight = column
-        scores = _scores(query, key, log_weight, own, grid)
+        scores = _scores(query, key, log_weight, place, grid)
         weights = jnp.exp(scores - log_total[:, None])
         moved = weights * (matmul(query_slope, key.T) + matmul(query, key_slope))
         weights, pushed = weights.astype(value.dtype), moved.astype(value.dtype)
@@ -139,25 +160,35 @@ def _slopes(primals, log_total, tangents, grid):
     columns = *columns, _log_weights(grid, log_total.dtype)
     tile = rows[2].shape[1]
     empty = jnp.zeros((tile, value.shape[1]), log_total.dtype), jnp.zeros(tile, log_total.dtype)
-    return tuple(_joined(sums, grid) for sums in _over_tiles(grow, empty, rows, columns))
+    return tuple(_joined(sums, grid) for sums in _over_tiles(grow, empty, rows, columns, starts))
 
 
 def _over_tiles(
-    body: Callable[[Any, Any, Any, Bool[Array, ""]], Any],
+    body: Callable[[Any, Any, Any, Place], Any],
     start: PyTree,
     rows: PyTree,
     columns: PyTree,
+    starts: Starts | None,
 ) -> PyTree:
-    """Carry ``body`` from `start` along every row of tiles up to its own; tiles are remade."""
-    indices = jnp.arange(jax.tree.leaves(rows)[0].shape[0])
+    """Carry ``body`` from `start` along every row of tiles through those it sees, remade."""
+    blocks, tile_size = jax.tree.leaves(rows)[0].shape[:2]
+    indices = jnp.arange(blocks)
+    if starts is not None:
+        # Rows that only fill the last tile see what its last row sees.
+        filled = jnp.pad(starts, (0, blocks * tile_size - starts.shape[0]), mode="edge")
+        starts = filled.reshape(blocks, tile_size)
 
     def along(_, row):
-        i, row = row
+        i, starts, row = row
 
         def tile(carry, column):
             j, column = column
+            place = Place(i, j, starts)
             carry = jax.lax.cond(
-                j <= i, lambda carry: body(carry, row, column, i == j), lambda carry: carry, carry
+                place.seen,
+                lambda carry: body(carry, row, column, place),
+                lambda carry: carry,
+                carry,
             )
             return carry, None
 
@@ -165,18 +196,22 @@ def _over_tiles(
         return None, jax.lax.scan(tile, start, (indices, columns))[0]
 
     along = jax.checkpoint(along, prevent_cse=False)
-    return jax.lax.scan(along, None, (indices, rows))[1]
+    return jax.lax.scan(along, None, (indices, starts, rows))[1]
 
 
-def _scores(query, key, log_weight, own, grid):
-    """A tile of scores plus log-weights; in the row block's own tile the future is masked."""
+def _scores(query, key, log_weight, place, grid):
+    """A tile of scores plus log-weights; what its rows do not see is masked."""
     scores = matmul(query, key.T) + log_weight[None, :]
     row, column = jnp.arange(query.shape[0])[:, None], jnp.arange(query.shape[0])[None, :]
     on_diagonal = math.log(1 - grid.offset)
     masked = jnp.where(
         column < row, scores, jnp.where(column == row, scores + on_diagonal, -jnp.inf)
     )
-    return jnp.where(own, masked, scores)
+    scores = jnp.where(place.row == place.column, masked, scores)
+    if place.starts is None:
+        return scores
+    began = place.starts[:, None] <= place.column * query.shape[0] + column
+    return jnp.where(began, scores, -jnp.inf)
 
 
 def _log_weights(grid: CellGrid, dtype: jnp.dtype) -> Float[Array, "blocks tile"]:

@@ -54,6 +54,9 @@ class CausalAttention(eqx.Module):
         Maps of one head's query or key, after the bias and before it turns, or None.
     rotary
         How queries and keys turn with their positions, or None.
+    window
+        How many positions of the grid a row sees, the last ones with its own (sliding windows), or
+        None for its whole prefix. It counts positions, so it has no continuum limit.
     attend
         How one head attends: `attention.causal_attention`, or on a GPU for first-order use
         `fused.fused_attention`.
@@ -76,9 +79,12 @@ class CausalAttention(eqx.Module):
     query_norm: Norm | None = None
     key_norm: Norm | None = None
     rotary: Rotary | None = None
+    window: int | None = eqx.field(static=True, default=None)
     attend: Attend = eqx.field(static=True, default=causal_attention)
 
     def __check_init__(self):
+        if self.window is not None:
+            counted(self.window, "window", cure="None is for attention to the whole prefix.")
         heads, size, _ = self.query.shape[-3:]
         _require_groups(heads, self.key.shape[-3])
         turning = 0 if self.rotary is None else 2 * len(self.rotary.frequencies)
@@ -100,6 +106,7 @@ class CausalAttention(eqx.Module):
         head_size: int | None = None,
         bias: bool = False,
         rotary: Rotary | None = None,
+        window: int | None = None,
         attend: Attend = causal_attention,
         eta: float = 1e-5,
         key: Key[Array, ""],
@@ -142,7 +149,8 @@ class CausalAttention(eqx.Module):
         zero_biases = (zeros, of_groups, of_groups, jnp.zeros(width))
         biases = zero_biases if bias else (None, None, None, None)
         norm = LayerNorm.init(width, eta)
-        return cls(norm, query, key_, value, output, *biases, rotary=rotary, attend=attend)
+        options = {"rotary": rotary, "window": window, "attend": attend}
+        return cls(norm, query, key_, value, output, *biases, **options)
 
     def __call__(self, x: State, context: State, grid: Grid) -> State:
         """Attend from `x` to `context`."""
@@ -150,10 +158,15 @@ class CausalAttention(eqx.Module):
         turns = self.turns(grid)
         query, sources = self.queries(x, turns), self.sources(context, turns)
         key, value = (by_head(grouped, query.shape[0]) for grouped in sources)
-        heads = jax.vmap(self.attend, in_axes=(0, 0, 0, None))(query, key, value, grid)
+        attend = jax.vmap(self.attend, in_axes=(0, 0, 0, None))
+        heads = attend(query, key, value, self.prefixes(grid))
         joined = jnp.swapaxes(heads, 0, 1).reshape(x.shape[0], -1)
         mixed = joined @ jnp.swapaxes(self.output, 1, 2).reshape(-1, x.shape[1])
         return mixed if self.output_bias is None else mixed + self.output_bias[None, :]
+
+    def prefixes(self, grid: Grid) -> Grid:
+        """The grid with the prefixes that rows attend to: those of the window, if there is one."""
+        return grid if self.window is None else grid.windowed(self.window)
 
     def turns(self, grid: Grid) -> Turns | None:
         """What the tokenwise maps know of the positions, a row for each; None if nothing."""

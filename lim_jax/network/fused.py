@@ -63,6 +63,13 @@ def fused_attention(
         expected="token_grid",
         cure="Take causal_attention.",
     )
+    require(
+        getattr(grid, "starts", None) is None,
+        "grid",
+        got="prefixes that begin somewhere",
+        expected="prefixes that begin at the first position: the kernel knows no others",
+        cure="Take causal_attention.",
+    )
     dtypes = {array.dtype for array in (query, key, value)}
     require(
         dtypes in ({jnp.dtype("bfloat16")}, {jnp.dtype("float16")}),

@@ -144,7 +144,7 @@ def attention_regularity(attention: CausalAttention) -> AttentionRegularity:
     ------
     ValueError
         Where the norm is no `LayerNorm`: then nothing bounds the scores. Where queries or keys
-        have norms of their own, which these steps do not know.
+        have norms of their own, or attention has a window, which these steps do not know.
 
     Examples
     --------
@@ -160,6 +160,13 @@ def attention_regularity(attention: CausalAttention) -> AttentionRegularity:
         got="norms of queries or keys",
         expected="none",
         cure="The proposition's steps are those of attention without them.",
+    )
+    require(
+        attention.window is None,
+        "attention",
+        got=f"a window of {attention.window} positions",
+        expected="none",
+        cure="Hardy's inequality is of prefixes that begin at 0.",
     )
     token, slope = _norm_constants(attention.norm)
     matrices = (attention.query, attention.key, attention.value)

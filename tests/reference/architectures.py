@@ -9,7 +9,7 @@ from reference.networks import WIDTH, falling_profile, randomised
 import lim_jax as lim
 from lim_jax.network import GatedFeedForward, RMSNorm, Rotary
 
-HEADS, GROUPS, SIZE = 4, 2, 4
+HEADS, GROUPS, SIZE, WINDOW = 4, 2, 4, 4
 # No two turns alike; of a head's four features two or all turn.
 TURNING = Rotary((0.9, 0.23), tokens=12)
 PARTLY_TURNING = Rotary((0.9,), tokens=12)
@@ -70,8 +70,9 @@ def _partly_turning(key, width):
 
 
 def _everything(key, width):
+    options = {"groups": GROUPS, "bias": True, "rotary": PARTLY_TURNING, "window": WINDOW}
     attention = _with(
-        _attention(key, width, heads=HEADS, groups=GROUPS, bias=True, rotary=PARTLY_TURNING),
+        _attention(key, width, heads=HEADS, **options),
         norm=RMSNorm.init(width, 0.2),
         query_norm=RMSNorm.init(SIZE, 0.3),
         key_norm=RMSNorm.init(SIZE, 0.2),

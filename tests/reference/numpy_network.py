@@ -58,7 +58,8 @@ def attention(layer, states):
         values = [affine(layer.value[g], None if bias is None else bias[g], z) for z in tokens]
         for i in range(len(tokens)):
             numerator, denominator = 0, 0
-            for j in range(i + 1):
+            seen = i + 1 if layer.window is None else min(i + 1, layer.window)
+            for j in range(i + 1 - seen, i + 1):
                 score = (queries[i] * keys[j]).sum(axis=-1, keepdims=True) / np.sqrt(size)
                 numerator = numerator + np.exp(score) * values[j]
                 denominator = denominator + np.exp(score)

@@ -38,8 +38,13 @@ CONFIGS = {
         "model_type": "llama", "head_dim": 6, "rope_theta": 70.0,
         "rope_scaling": {"type": "linear", "factor": 4.0},
     },
-    "mistral": COMMON | {"model_type": "mistral", "num_key_value_heads": 2, "head_dim": 2},
-    "qwen2": COMMON | {"model_type": "qwen2", "num_key_value_heads": 2, "head_dim": 4},
+    "mistral": COMMON | {
+        "model_type": "mistral", "num_key_value_heads": 2, "head_dim": 2, "sliding_window": 3,
+    },
+    "qwen2": COMMON | {
+        "model_type": "qwen2", "num_key_value_heads": 2, "head_dim": 4,
+        "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0,
+    },
     "qwen3": COMMON | {"model_type": "qwen3", "num_key_value_heads": 2, "head_dim": 6},
 }  # fmt: skip
 
@@ -146,10 +151,12 @@ def dense(t, name, x):
     return x @ t[f"{name}.weight"].T + t.get(f"{name}.bias", 0)
 
 
-def attend(q, k, v):
+def attend(q, k, v, window=None):
     """One head: (tokens, size) each."""
     scores = q @ k.T / np.sqrt(q.shape[1])
     scores[np.triu_indices(len(q), 1)] = -np.inf
+    if window is not None:
+        scores[np.tril_indices(len(q), -window)] = -np.inf
     return softmax(scores, axis=1) @ v
 
 
@@ -239,7 +246,8 @@ def llama(config, t, ids):
                 names = (f"{own}.q_norm", f"{own}.k_norm")
                 pair = (rms_norm(t, n, a, eta) for n, a in zip(names, pair, strict=True))
             pair = (turned(a, config, size, "rope_theta") for a in pair)
-            heads.append(attend(*pair, v[:, size * (h // share) :][:, :size]))
+            rows = v[:, size * (h // share) :][:, :size]
+            heads.append(attend(*pair, rows, config.get("sliding_window")))
         x = x + dense(t, f"{own}.o_proj", np.hstack(heads))
         normed = rms_norm(t, f"{at}.post_attention_layernorm", x, eta)
         gate = dense(t, f"{at}.mlp.gate_proj", normed)

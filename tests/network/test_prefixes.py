@@ -1,0 +1,240 @@
+"""Prefixes that begin somewhere: windows, packed contexts, padding on the left."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from reference.architectures import architecture_flow
+from reference.networks import GRIDS, WIDTH, layer_of, random_states
+from scipy.special import softmax
+
+import lim_jax as lim
+from lim_jax.adjoint.cone import joint_cone
+from lim_jax.grid import segment_starts
+from lim_jax.network import Rotary, attention, blocked
+from lim_jax.network.attention import attention_kernel, attention_weights, causal_attention
+
+# Two examples of eleven rows in tiles of four: tiles before every start, a row that sees nothing of
+# the first tile that its neighbours see, starts within tiles and at their ends.
+PACKED = np.array([[0, 0, 2, 2, 2, 5, 5, 5, 5, 5, 10], [0, 1, 1, 1, 1, 1, 1, 7, 8, 8, 8]])
+
+
+def arrays(seed, length, size=3, features=2):
+    shapes = (length, size), (length, size), (length, features)
+    return tuple(np.array(random_states(seed + i, *shape)) for i, shape in enumerate(shapes))
+
+
+def small_tiles(patch, tile=4):
+    patch.setattr(blocked, "TILE", tile)
+    patch.setattr(attention, "TILE", tile)
+
+
+def by_rows(query, key, grid, starts):
+    """`eq:causal-attention-weights` over each row's own prefix, one softmax after another."""
+    weights, share = np.asarray(grid.weights), float(1 - grid.offset)
+    result = np.zeros((len(query), len(query)))
+    for i, first in enumerate(starts):
+        mass = weights[first : i + 1].copy()
+        mass[-1] *= share
+        scores = key[first : i + 1] @ query[i] / np.sqrt(query.shape[1])
+        result[i, first : i + 1] = softmax(scores + np.log(mass))
+    return result
+
+
+@pytest.mark.parametrize("name", GRIDS)
+def test_rows_attend_from_where_they_start(name):
+    grid, (query, key, _), starts = GRIDS[name](11), arrays(0, 11), PACKED[0]
+
+    @jax.jit
+    def measured(query, key, starts):
+        begun = grid.starting(starts)
+        kernel = attention_kernel(query, key, begun)
+        return attention_weights(query, key, begun), kernel, begun.prefix_weights()
+
+    weights, kernel, prefix = map(np.asarray, measured(query, key, starts))
+    expected = by_rows(query, key, grid, starts)
+    np.testing.assert_allclose(weights, expected, rtol=1e-13, atol=1e-15)
+    np.testing.assert_allclose(prefix * kernel, expected, rtol=1e-13, atol=1e-15)
+    assert (kernel[expected == 0] == 0).all()
+
+
+def in_every_mode(formula, at, u, v):
+    """Values, and the derivatives that the library nests: none is a matrix."""
+    value = lambda at: formula(*at)  # noqa: E731
+    gradient = jax.grad(lambda at: jnp.sum(jnp.sin(value(at))))
+    slope = lambda at: jax.jvp(value, (at,), (u,))[1]  # noqa: E731
+    return {
+        "value": value(at),
+        "grad": gradient(at),
+        "jvp of grad": jax.jvp(gradient, (at,), (u,))[1],
+        "grad of jvp": jax.grad(lambda at: jnp.sum(jnp.cos(slope(at))))(at),
+        "jvp of jvp": jax.jvp(slope, (at,), (v,))[1],
+    }
+
+
+@pytest.mark.parametrize("make_grid", [lim.token_grid, lim.graded_grid])
+def test_tiles_are_the_dense_formula_in_every_mode(make_grid, monkeypatch):
+    """With traced starts, of other examples others."""
+    small_tiles(monkeypatch)
+    grid = make_grid(11)
+
+    @jax.jit
+    @jax.vmap
+    def both_ways(at, u, v, starts):
+        begun = grid.starting(starts)
+
+        def tiled(query, key, value):
+            return causal_attention(query, key, value, begun)
+
+        def dense(query, key, value):
+            return attention_weights(query, key, begun) @ value
+
+        return [in_every_mode(formula, at, u, v) for formula in (tiled, dense)]
+
+    at, u, v = (
+        jax.tree.map(lambda a, b: np.stack([a, b]), arrays(seed, 11), arrays(seed + 50, 11))
+        for seed in (0, 10, 20)
+    )
+    tiled, dense = both_ways(at, u, v, PACKED)
+    for mode, expected in dense.items():
+        for ours, theirs in zip(
+            jax.tree.leaves(tiled[mode]), jax.tree.leaves(expected), strict=True
+        ):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-10, atol=1e-12, err_msg=mode)
+
+
+@pytest.mark.parametrize(
+    "length, window", [(1, 1), (20, 3), (128, 40), (129, 1), (256, 128), (300, 131)]
+)
+def test_windows_of_ragged_lengths_are_one_softmax_a_row(length, window):
+    query, key, value = arrays(3, length)
+    grid = lim.token_grid(length).windowed(window)
+
+    @jax.jit
+    def attended(query, key, value):
+        return blocked.blocked_attention(query, key, value, grid)
+
+    starts = np.maximum(np.arange(length) - window + 1, 0)
+    expected = by_rows(query, key, lim.token_grid(length), starts) @ value
+    np.testing.assert_allclose(attended(query, key, value), expected, rtol=1e-12, atol=1e-14)
+
+
+def test_tiles_that_no_row_sees_are_not_read(monkeypatch):
+    """What stands there may be anything: masked only, it would be NaN times zero."""
+    small_tiles(monkeypatch)
+    query, key, value = arrays(0, 14)
+    value[:4] = key[:4] = np.nan
+
+    @jax.jit
+    @jax.grad
+    def gradient(query, key, value):
+        return jnp.sum(causal_attention(query, key, value, lim.token_grid(14).windowed(4))[8:])
+
+    found = np.asarray(gradient(query, key, value))
+    assert np.isfinite(found[8:]).all() and np.abs(found[8:]).min() > 0
+
+
+def test_windows_and_starts_go_together():
+    """The later of two starts counts, whichever came first."""
+    grid, starts = lim.token_grid(11), jnp.asarray(PACKED[0])
+    expected = np.maximum(np.arange(11) - 2, PACKED[0])
+    np.testing.assert_array_equal(grid.windowed(3).starting(starts).starts, expected)
+    np.testing.assert_array_equal(grid.starting(starts).windowed(3).starts, expected)
+    assert grid.windowed(11) is grid
+
+
+@pytest.fixture(scope="module")
+def ledger():
+    """A network's ledger of one row under query weights: channels, cone mass and joint cone."""
+    flow = architecture_flow("everything", horizon=1.5)
+    # By the token, whatever the length of the row.
+    by_token = Rotary((0.9,))
+    flow = eqx.tree_at(lambda flow: flow.layers.attention.rotary, flow, by_token)
+
+    @jax.jit
+    def measured(x, asked, starts):
+        grid = lim.token_grid(x.shape[0])
+        grid = grid if starts is None else grid.starting(starts)
+
+        def loss(state):
+            return jnp.sum(asked[:, None] * jnp.sin(state))
+
+        found = lim.adjoint.channels(flow, loss, x, grid)
+        attention = layer_of(flow).attention
+        mass = lim.adjoint.cone_mass(attention, x, grid, "frobenius", "finite")
+        return found.vectors / x.shape[0], mass * x.shape[0]
+
+    return measured
+
+
+@pytest.mark.parametrize("packed", [[4, 2, 5], [3, 8]])
+def test_packed_contexts_are_contexts_alone(ledger, packed):
+    """Channels (Euclidean) and cone masses, with turning keys and a window."""
+    length = sum(packed)
+    x, asked = random_states(1, length, WIDTH), random_states(4, length)
+    ends = np.cumsum(packed)
+    starts = segment_starts(jnp.asarray(np.repeat(np.arange(len(packed)) % 2, packed)))
+    vectors, mass = map(np.asarray, ledger(x, asked, starts))
+    for first, end in zip(ends - packed, ends, strict=True):
+        alone, own_mass = map(np.asarray, ledger(x[first:end], asked[first:end], None))
+        np.testing.assert_allclose(vectors[:, first:end], alone, rtol=1e-10, atol=1e-12)
+        np.testing.assert_allclose(mass[first:end], own_mass, rtol=1e-10)
+
+
+def test_padding_on_the_left_is_not_seen(ledger):
+    """Whatever stands there, and where its queries have no weight, it has no influence."""
+    x, asked = np.array(random_states(1, 9, WIDTH)), np.asarray(random_states(4, 9))
+    mask = np.array([0, 0, 0, 1, 1, 1, 1, 1, 1])
+    x[:3] *= 100
+    vectors, _ = map(np.asarray, ledger(x, asked * mask, segment_starts(jnp.asarray(mask))))
+    alone, _ = map(np.asarray, ledger(x[3:], asked[3:], None))
+    np.testing.assert_allclose(vectors[:, 3:], alone, rtol=1e-10, atol=1e-12)
+    assert (vectors[:, :3] == 0).all()
+
+
+def test_the_joint_cone_of_a_window_counts_the_future_that_is_not_seen():
+    """Its integrand is zero there, and no positive bound holds of all pairs."""
+    flow, grid = architecture_flow("everything", depth=1), lim.token_grid(9)
+    x = random_states(1, 9, WIDTH)
+
+    @jax.jit
+    def measured(x):
+        adjoint = lim.adjoint.channels(flow, lambda state: jnp.sum(jnp.sin(state)), x, grid)
+        sites = lim.adjoint.attention_sites(flow, adjoint.states, adjoint.covectors, grid)
+        return joint_cone(jax.tree.map(lambda leaf: leaf[None], sites), grid), adjoint.cone
+
+    found, cone = jax.tree.map(np.asarray, measured(x))
+    np.testing.assert_allclose(found.energy, (cone**2).sum(axis=1), rtol=1e-10)
+    assert (found.lowest[:5] <= 0).all()
+
+
+def test_segments_are_runs():
+    assert segment_starts(jnp.array([3, 3, 3, 5, 3, 3])).tolist() == [0, 0, 0, 3, 4, 4]
+    ids = np.random.default_rng(0).integers(0, 2, (3, 9))
+    found = np.asarray(jax.jit(jax.vmap(segment_starts))(ids))
+    for row, starts in zip(ids, found, strict=True):
+        for i, start in enumerate(starts):
+            assert (row[start : i + 1] == row[i]).all()
+            assert start == 0 or row[start - 1] != row[i]
+
+
+def test_what_is_no_prefix_is_refused():
+    grid, numbers = lim.token_grid(3), jnp.arange(3)
+    with pytest.raises(ValueError, match="starts: got 4 of them, expected 3, one for each"):
+        grid.starting(jnp.zeros(4, int))
+    with pytest.raises(ValueError, match="window: got 0"):
+        grid.windowed(0)
+    for wrong in (numbers + 1, numbers - 1):
+        with pytest.raises(Exception, match="starts: expected numbers from 0 to the row's own"):
+            jax.block_until_ready(jax.jit(lambda starts: grid.starting(starts).starts)(wrong))
+    attention = lim.CausalAttention.init(4, window=2, key=jax.random.key(0))
+    with pytest.raises(ValueError, match="window: got 2 positions on PanelGrid"):
+        attention(jnp.ones((5, 4)), jnp.ones((5, 4)), lim.gauss_grid(5))
+    with pytest.raises(ValueError, match="window: got 0"):
+        lim.CausalAttention.init(4, window=0, key=jax.random.key(0))
+    with pytest.raises(ValueError, match="attention: got a window of 2 positions, expected none"):
+        lim.network.attention_regularity(attention)
+    half = jnp.ones((5, 8), jnp.bfloat16)
+    with pytest.raises(ValueError, match="grid: got prefixes that begin somewhere"):
+        lim.network.fused_attention(half, half, half, lim.token_grid(5).windowed(2))
