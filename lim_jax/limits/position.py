@@ -194,14 +194,15 @@ def attention_constant(
     .. math:: C_R = \max_p \sum_h \frac{\max_q|\partial_q (e^S W_O v)| +
               \max_q |W_O v|\,\max_q|\partial_q e^S|}{2\min_q e^S}, \qquad q \le p.
 
-    Extremes are taken over `points` positions. Attention that turns with the position (rotary) is
-    refused.
+    Extremes are taken over `points` positions. Attention that turns with the position (rotary) or
+    has a window is refused.
     """
+    placed = [name for name in ("rotary", "window") if getattr(attention, name) is not None]
     require(
-        attention.rotary is None,
-        "attention.rotary",
-        got="rotary positions",
-        expected="None",
+        not placed,
+        "attention",
+        got=f"{' and '.join(placed)}",
+        expected="neither rotary positions nor a window",
         cure="The constant is of keys that know their position by the states alone.",
     )
     return float(_attention_constant(attention, states, jnp.linspace(0.0, 1.0, points)))

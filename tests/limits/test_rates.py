@@ -57,8 +57,18 @@ def test_rotary_attention_converges_and_claims_nothing():
     for part in ("inside", "mean square", "every cell"):
         assert_order(studies[part], 1)
     assert all(study.holds is None and study.claimed is None for study in studies.values())
-    with pytest.raises(ValueError, match="attention.rotary: got rotary positions"):
-        lim.limits.attention_constant(turning, smooth)
+    for name, placed in {"rotary": turning, "window": windowed(3)}.items():
+        with pytest.raises(ValueError, match=f"attention: got {name}, expected neither"):
+            lim.limits.attention_constant(placed, smooth)
+
+
+def windowed(window):
+    return dataclasses.replace(layer().attention, window=window)
+
+
+def test_windows_of_positions_have_no_continuum():
+    with pytest.raises(ValueError, match="window: got 3 positions on PanelGrid"):
+        lim.limits.attention_studies(windowed(3), smooth, SIZES)
 
 
 @pytest.mark.parametrize("seed", range(6))
