@@ -125,12 +125,12 @@ def ours(model: lim.models.CausalLM) -> list[jax.Array]:
     grid, targets = lim.token_grid(len(IDS)), jnp.roll(ids, -1)
     weights, x = lim.loss.teacher_forcing(len(IDS), continuation=False), model.embed(ids)
 
-    def terminal_loss(state: jax.Array) -> jax.Array:
-        return model.terminal_loss(state, targets, weights)
+    def terminal_loss(state: jax.Array, y: jax.Array) -> jax.Array:
+        return model.terminal_loss(state, y, weights)
 
-    loss, gradient = jax.value_and_grad(lambda x: terminal_loss(model.flow(x, grid)))(x)
-    ledger = channels(model.flow, terminal_loss, x, grid).vectors.sum(axis=0)
-    hops = attention_hops(model.flow, terminal_loss, x, grid, 2)[0].sum(axis=0)
+    loss, gradient = jax.value_and_grad(lambda x: terminal_loss(model.flow(x, grid), targets))(x)
+    ledger = channels(model.flow, terminal_loss, (x, targets), grid).vectors.sum(axis=0)
+    hops = attention_hops(model.flow, terminal_loss, (x, targets), grid, 2)[0].sum(axis=0)
     cells = grid.weights[:, None]
     return [model.logits(ids), loss, gradient, cells * ledger, cells * hops]
 

@@ -52,19 +52,19 @@ def job(name: str, file: Path, length: int, repeats: int) -> dict:
     grid, asked = lim.token_grid(length), last_token(length)
     target = jnp.roll(ids, -1)
 
-    def terminal_loss(state):
+    def terminal_loss(state, y):
         # Only the last token is asked: its logits alone are made.
         logits = model.readout(state[-1:], lim.token_grid(1))
-        return lim.autoregressive_cross_entropy(logits, target[-1:], asked[-1:])
+        return lim.autoregressive_cross_entropy(logits, y[-1:], asked[-1:])
 
     def measured(model, ids):
         x = model.embed(ids)
         if name == "gradient":
-            return jax.grad(lambda x: terminal_loss(model.flow(x, grid)))(x)
+            return jax.grad(lambda x: terminal_loss(model.flow(x, grid), target))(x)
         if name == "channels":
-            return channels(model.flow, terminal_loss, x, grid).vectors
+            return channels(model.flow, terminal_loss, (x, target), grid).vectors
         if name == "hops":
-            return attention_hops(model.flow, terminal_loss, x, grid, 2)[0]
+            return attention_hops(model.flow, terminal_loss, (x, target), grid, 2)[0]
         first = jax.tree.map(lambda leaf: leaf[0], model.flow.layers.attention)
         return lim.adjoint.cone_mass(first, x, grid, "frobenius")
 

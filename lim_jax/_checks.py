@@ -150,6 +150,17 @@ def require_callable(function: object, name: str, signature: str) -> None:
     )
 
 
+def require_example(example: object) -> None:
+    """Refuse what is no pair of a state and its labels, a bare state first of all."""
+    require(
+        isinstance(example, tuple) and len(example) == 2,
+        "example",
+        got=f"a tuple of {len(example)}" if isinstance(example, tuple) else described(example),
+        expected="a pair (x, y) of an input and its labels",
+        cure="Pass (x, y), or (x, None) where the loss looks at no labels.",
+    )
+
+
 def require_key(key: Any) -> None:
     """Refuse what is no single random key."""
     typed = isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)

@@ -188,8 +188,8 @@ def test_the_input_adjoint_is_of_order_one_half_in_l2():
     def adjoints():
         def of(grid):
             x = jnp.zeros((grid.size, 1))
-            loss = lambda x: lim.integral(x, grid).sum()  # noqa: E731
-            return lim.adjoint_trajectory(flow, loss, x, grid).covectors[0, :, 0]
+            loss = lambda x, y: lim.integral(x, grid).sum()  # noqa: E731
+            return lim.adjoint_trajectory(flow, loss, (x, None), grid).covectors[0, :, 0]
 
         return [of(lim.token_grid(size)) for size in SIZES]
 

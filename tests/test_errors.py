@@ -161,8 +161,12 @@ STATIC = {
         "got NaN or infinite values, expected finite ones",
     ),
     "flow for a network": (
-        lambda: lim.adjoint_trajectory(STATES, jnp.sum, STATES, GRID),
+        lambda: lim.adjoint_trajectory(STATES, jnp.dot, (STATES, None), GRID),
         "flow: got an array of float64.*expected a ResidualFlow",
+    ),
+    "a state without its labels": (
+        lambda: lim.adjoint_trajectory(random_flow(), jnp.dot, STATES, GRID),
+        r"example: got an array of float64.*expected a pair \(x, y\).*Pass .*\(x, None\)",
     ),
     "influences over other regions": (
         lambda: influence_of(full((1, 4, 6), 1.0))().merge(

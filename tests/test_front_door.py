@@ -205,8 +205,15 @@ def squares(params, x, y):
     return jnp.sum(x**2)
 
 
-def total(x):
+def total(x, y):
     return jnp.sum(x**2)
+
+
+def unlabelled(function):
+    """A function of an example, of the input alone: its labels are None."""
+    return lambda flow, terminal_loss, x, grid, **rest: function(
+        flow, terminal_loss, (x, None), grid, **rest
+    )
 
 
 def observations(x):
@@ -400,19 +407,25 @@ CALLS = {
     "indices": (lim.indices, {"averages": Rows(PROFILE), "epsilon": Real(1e-8)}),
     # The adjoint.
     "adjoint_trajectory": (
-        lim.adjoint_trajectory,
+        unlabelled(lim.adjoint_trajectory),
         {"flow": Thing(FLOW), "terminal_loss": Thing(total), "x": Rows(STATES), "grid": ON},
     ),
     "channels": (
-        adjoint.channels,
+        unlabelled(adjoint.channels),
         {"flow": Thing(FLOW), "terminal_loss": Thing(total), "x": Rows(STATES), "grid": ON},
+    ),
+    "an example": (
+        lambda example: adjoint.channels(FLOW, total, example, TOKENS),
+        {"example": Thing((STATES, None))},
     ),
     "regional_channels": (
         adjoint.regional_channels,
         {"vectors": Rows(jnp.stack([VECTORS] * 3, axis=1)), "regions": IN},
     ),
     "terminal_adjoint": (
-        adjoint.terminal_adjoint,
+        lambda terminal_loss, state, grid: adjoint.terminal_adjoint(
+            terminal_loss, (state, None), grid
+        ),
         {"terminal_loss": Thing(total), "state": Rows(STATES), "grid": ON},
     ),
     "pull_back": (
@@ -424,21 +437,21 @@ CALLS = {
         {"attention": Thing(FIELD.attention), "x": Rows(STATES), "grid": ON},
     ),
     "interaction_orders": (
-        adjoint.interaction_orders,
+        unlabelled(adjoint.interaction_orders),
         {
             "flow": Thing(FLOW), "terminal_loss": Thing(total), "x": Rows(STATES), "grid": ON,
             "highest": Known(1),
         },
     ),
     "attention_hops": (
-        adjoint.attention_hops,
+        unlabelled(adjoint.attention_hops),
         {
             "flow": Thing(FLOW), "terminal_loss": Thing(total), "x": Rows(STATES), "grid": ON,
             "highest": Known(1),
         },
     ),
     "one_hop_by_head": (
-        adjoint.one_hop_by_head,
+        unlabelled(adjoint.one_hop_by_head),
         {
             "flow": Thing(FLOW), "terminal_loss": Thing(total), "x": Rows(STATES), "grid": ON,
             "depth": Known(0),
@@ -454,7 +467,7 @@ CALLS = {
         {"query_weights": Free(ASKED), "radius": Known(1)},
     ),
     "continuous_adjoint": (
-        lim.continuous_adjoint,
+        unlabelled(lim.continuous_adjoint),
         {
             "flow": Thing(CONTINUOUS), "terminal_loss": Thing(total), "x": Rows(STATES),
             "grid": ON, "times": Free(np.linspace(0, 1, 2)),

@@ -219,10 +219,10 @@ def test_terminal_adjoints_by_the_papers_formula(make):
 
     @jax.jit
     def adjoint_and_probabilities(readout, x, labels):
-        def loss(x):
-            return lim.cross_entropy(readout(x, grid), labels, grid)
+        def loss(x, y):
+            return lim.cross_entropy(readout(x, grid), y, grid)
 
-        return terminal_adjoint(loss, x, grid), jax.nn.softmax(readout(x, grid), axis=1)
+        return terminal_adjoint(loss, (x, labels), grid), jax.nn.softmax(readout(x, grid), axis=1)
 
     for readout, spread in ((linear, np.eye(12)), (band, np.asarray(band_matrix(band, grid)))):
         found, probabilities = map(np.asarray, adjoint_and_probabilities(readout, x, labels))
@@ -238,10 +238,10 @@ def test_autoregressive_terminal_adjoint():
 
     @jax.jit
     def adjoint_and_probabilities(x, labels):
-        def loss(x):
-            return lim.autoregressive_cross_entropy(x @ WEIGHT, labels, jnp.asarray(alpha))
+        def loss(x, y):
+            return lim.autoregressive_cross_entropy(x @ WEIGHT, y, jnp.asarray(alpha))
 
-        return terminal_adjoint(loss, x, GRID), jax.nn.softmax(x @ WEIGHT, axis=1)
+        return terminal_adjoint(loss, (x, labels), GRID), jax.nn.softmax(x @ WEIGHT, axis=1)
 
     labels = random_labels()
     found, probabilities = map(np.asarray, adjoint_and_probabilities(random_states(), labels))

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 import diffrax
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from reference.networks import (
     LENGTH,
@@ -33,13 +34,25 @@ def loss(model, x, y):
     return lim.cross_entropy(model[1](model[0](x, GRID), GRID), y, GRID)
 
 
-def terminal_loss(state):
-    return jnp.sum(state[-1] ** 2)
+def terminal_loss(state, y):
+    return lim.cross_entropy(MODEL[1](state, GRID), y, GRID)
 
 
 def batch(seed, examples=3):
     x = random_states(seed, examples, LENGTH, WIDTH)
     return x, random_labels(seed + 1, examples, LENGTH, VOCABULARY)
+
+
+def example(seed):
+    """Labels are rows."""
+    x, y = batch(seed, 1)
+    return x[0], y[0]
+
+
+def example_of_ids(seed):
+    """Labels are class numbers."""
+    ids = np.random.default_rng(seed).integers(VOCABULARY, size=LENGTH)
+    return example(seed)[0], jax.device_put(ids)
 
 
 def attention():
@@ -64,13 +77,13 @@ JOBS = {
         1.0,
         random_states(seed, 1, 2, WIDTH),
     ),
-    "channels": lambda seed: lim.adjoint.channels(FLOW, terminal_loss, batch(seed)[0][0], GRID),
-    "attention hops": lambda seed: lim.adjoint.attention_hops(
-        FLOW, terminal_loss, batch(seed)[0][0], GRID, 2
+    "channels": lambda seed: lim.adjoint.channels(FLOW, terminal_loss, example(seed), GRID),
+    "attention hops of ids": lambda seed: lim.adjoint.attention_hops(
+        FLOW, terminal_loss, example_of_ids(seed), GRID, 2
     ),
     "a continuous flow": lambda seed: CONTINUOUS(batch(seed)[0][0], GRID),
     "its adjoint": lambda seed: (
-        lim.continuous_adjoint(CONTINUOUS, terminal_loss, batch(seed)[0][0], GRID, START).covectors
+        lim.continuous_adjoint(CONTINUOUS, terminal_loss, example(seed), GRID, START).covectors
     ),
     "gradient flow": lambda seed: (
         lim.training.gradient_flow(

@@ -48,22 +48,21 @@ def influence(params, x):
     return losses.mean(), PROFILE @ found.density, found.indices().lim
 
 
+def read_loss(readout):
+    return lambda state, y: lim.cross_entropy(readout(state, GRID), y, GRID)
+
+
 def adjoint(params, x):
     flow, readout = params
 
-    def terminal_loss(x):
-        return lim.cross_entropy(readout(x, GRID), Y[0], GRID)
-
-    covectors = lim.adjoint_trajectory(flow, terminal_loss, x[0], GRID).covectors
+    covectors = lim.adjoint_trajectory(flow, read_loss(readout), (x[0], Y[0]), GRID).covectors
     return jnp.sum(covectors[0] * X[1]), jnp.sum(covectors[1] ** 2)
 
 
 def ledger(params, x):
     """The local channel and the joint cone."""
     flow, readout = params
-    found = lim.adjoint.channels(
-        flow, lambda state: lim.cross_entropy(readout(state, GRID), Y[0], GRID), x[0], GRID
-    )
+    found = lim.adjoint.channels(flow, read_loss(readout), (x[0], Y[0]), GRID)
     sites = tangent.attention_sites(flow, found.states, found.covectors, GRID)
     joint = lim.adjoint.joint_cone(jax.tree.map(lambda leaf: leaf[None], sites), GRID)
     return jnp.sum(found.local**2), joint.energy @ PROFILE
@@ -72,9 +71,7 @@ def ledger(params, x):
 def hops(params, x):
     """The adjoint after no hop, and after one or more."""
     flow, readout = params
-    found = lim.adjoint.attention_hops(
-        flow, lambda state: lim.cross_entropy(readout(state, GRID), Y[0], GRID), x[0], GRID, 1
-    )
+    found = lim.adjoint.attention_hops(flow, read_loss(readout), (x[0], Y[0]), GRID, 1)
     return jnp.sum(found[0, 0] * X[1]), jnp.sum(found[0, 1] ** 2)
 
 

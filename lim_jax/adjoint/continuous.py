@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from lim_jax._checks import require_callable
+from lim_jax._checks import require_callable, require_example
+from lim_jax.adjoint.sweep import SIGNATURE, Example, TerminalLoss
 from lim_jax.adjoint.tangent import pull_back
 from lim_jax.grid import Grid
 from lim_jax.network.continuous import ContinuousFlow, guarded_times, require_continuous
@@ -44,8 +45,8 @@ class ContinuousAdjoint(NamedTuple):
 
 def continuous_adjoint(
     flow: ContinuousFlow,
-    terminal_loss: Callable[[State], Scalar],
-    x: State,
+    terminal_loss: TerminalLoss,
+    example: Example,
     grid: Grid,
     times: Float[Array, " times"],
 ) -> ContinuousAdjoint:
@@ -62,9 +63,9 @@ def continuous_adjoint(
     flow
         The depth flow.
     terminal_loss
-        From the terminal state to a scalar.
-    x
-        The input :math:`X_0` of one example.
+        ``terminal_loss(state, y) -> scalar``, as in `sweep.adjoint_trajectory`.
+    example
+        One example ``(x, y)``: its input :math:`X_0` and its labels, any pytree or None.
     grid
         The positions of x; any grid.
     times
@@ -73,7 +74,7 @@ def continuous_adjoint(
     Raises
     ------
     ValueError
-        Where the state or the times do not fit.
+        Where the example is no pair ``(x, y)``, or the state or the times do not fit.
     EquinoxRuntimeError
         Where the state is not finite, or either solve fails.
 
@@ -83,18 +84,20 @@ def continuous_adjoint(
     >>> grid = gauss_grid(4)
     >>> flow = ContinuousFlow(lambda time: lambda x, context, grid: -x)
     >>> times = jnp.array([0.0, 1.0])
-    >>> loss = lambda x: integral(x, grid).sum()
-    >>> found = continuous_adjoint(flow, loss, jnp.ones((4, 1)), grid, times)
+    >>> loss = lambda x, y: integral(x, grid).sum()
+    >>> found = continuous_adjoint(flow, loss, (jnp.ones((4, 1)), None), grid, times)
     >>> bool(jnp.allclose(found.covectors[0], jnp.exp(-1.0), atol=1e-5))
     True
     """
     require_continuous(flow)
-    require_callable(terminal_loss, "terminal_loss", "from the terminal state to a scalar")
+    require_callable(terminal_loss, "terminal_loss", SIGNATURE)
+    require_example(example)
+    x, y = example
     times = guarded_times(times, flow.horizon)
     forward = flow.solve(x, grid, diffrax.SaveAt(t1=True, dense=True))
     forward = forward.result.error_if(forward, ~diffrax.is_successful(forward.result))
     assert forward.ys is not None
-    loss, gradient = jax.value_and_grad(terminal_loss)(forward.ys[-1])
+    loss, gradient = jax.value_and_grad(terminal_loss)(forward.ys[-1], y)
     terminal = gradient / grid.weights[:, None]
 
     zeros = jnp.zeros_like(x)

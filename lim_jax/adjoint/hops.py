@@ -12,7 +12,6 @@ order says how the whole covector came from the loss: a layer that only rescales
 no order's share. Vectors are densities.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -20,9 +19,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from lim_jax._checks import counted, require_callable
+from lim_jax._checks import counted, require_callable, require_example
 from lim_jax.adjoint.ledger import cone_by_head
-from lim_jax.adjoint.sweep import terminal_adjoint
+from lim_jax.adjoint.sweep import SIGNATURE, Example, TerminalLoss, terminal_adjoint
 from lim_jax.adjoint.tangent import Parts, Stage, attention_sites, pull_back, pull_back_stages
 from lim_jax.grid import Grid
 from lim_jax.network.field import State
@@ -35,8 +34,8 @@ Covectors = Float[Array, "covectors length width"]
 @eqx.filter_jit
 def attention_hops(
     flow: ResidualFlow,
-    terminal_loss: Callable[[State], Scalar],
-    x: State,
+    terminal_loss: TerminalLoss,
+    example: Example,
     grid: Grid,
     highest: int,
 ) -> Float[Array, "times hops length width"]:
@@ -52,9 +51,9 @@ def attention_hops(
     flow
         The depth flow; its step is `euler` or `split`.
     terminal_loss
-        From the terminal state to a scalar.
-    x
-        The input :math:`X_0` of one example.
+        ``terminal_loss(state, y) -> scalar``, as in `sweep.adjoint_trajectory`.
+    example
+        One example ``(x, y)``: its input :math:`X_0` and its labels, any pytree or None.
     grid
         The positions of x.
     highest
@@ -63,8 +62,8 @@ def attention_hops(
     Raises
     ------
     ValueError
-        Where the step is another one, the state does not fit, or `highest` is no such whole number,
-        known before tracing.
+        Where the step is another one, the example is no pair ``(x, y)``, x does not fit, or
+        `highest` is no such whole number, known before tracing.
 
     Examples
     --------
@@ -75,15 +74,17 @@ def attention_hops(
     >>> averaging = lambda one: CausalAttention(lambda z: z, 0 * one, 0 * one, one, one)
     >>> flow = ResidualFlow(eqx.filter_vmap(averaging)(jnp.ones((2, 1, 1, 1))), horizon=2.0)
     >>> x, grid = jnp.ones((2, 1)), token_grid(2)
-    >>> hops = attention_hops(flow, lambda state: state[-1, 0] / 2, x, grid, 2)
+    >>> hops = attention_hops(flow, lambda state, y: state[y, 0] / 2, (x, 1), grid, 2)
     >>> hops[0, :, :, 0].tolist()
     [[0.0, 1.0], [1.0, 1.0], [0.75, 0.25]]
     """
     require_flow(flow)
-    require_callable(terminal_loss, "terminal_loss", "from the terminal state to a scalar")
+    require_callable(terminal_loss, "terminal_loss", SIGNATURE)
+    require_example(example)
+    x, y = example
     highest = counted(highest, "highest")
     states = flow.trajectory(x, grid).states
-    terminal = terminal_adjoint(terminal_loss, states[-1], grid)
+    terminal = terminal_adjoint(terminal_loss, (states[-1], y), grid)
     hops = jnp.zeros((highest + 1, *x.shape), terminal.dtype).at[0].set(terminal)
 
     def backward(hops, layer, state):
@@ -100,8 +101,8 @@ def attention_hops(
 @eqx.filter_jit
 def one_hop_by_head(
     flow: ResidualFlow,
-    terminal_loss: Callable[[State], Scalar],
-    x: State,
+    terminal_loss: TerminalLoss,
+    example: Example,
     grid: Grid,
     depth: int = 0,
 ) -> Float[Array, "layers heads length width"]:
@@ -120,7 +121,7 @@ def one_hop_by_head(
     ----------
     flow
         Its layers are `TransformerField` or `CausalAttention`; its step is `euler` or `split`.
-    terminal_loss, x, grid
+    terminal_loss, example, grid
         As in `attention_hops`.
     depth
         k: the parts are those of :math:`P_k^{(1)}`, of the layers from k on.
@@ -138,14 +139,15 @@ def one_hop_by_head(
     >>> averaging = lambda one: CausalAttention(lambda z: z, 0 * one, 0 * one, one, one)
     >>> flow = ResidualFlow(eqx.filter_vmap(averaging)(jnp.ones((2, 1, 1, 1))), horizon=2.0)
     >>> x, grid = jnp.ones((2, 1)), token_grid(2)
-    >>> one_hop_by_head(flow, lambda state: state[-1, 0] / 2, x, grid)[:, 0, :, 0].tolist()
+    >>> asked = lambda state, y: state[y, 0] / 2
+    >>> one_hop_by_head(flow, asked, (x, 1), grid)[:, 0, :, 0].tolist()
     [[0.5, 0.5], [0.5, 0.5]]
     """
     require_flow(flow)
     expected = f"a layer from 0 to {flow.depth - 1}, known before tracing"
     depth = counted(depth, "depth", least=0, most=flow.depth - 1, expected=expected)
-    states = flow.trajectory(x, grid).states
-    direct = attention_hops(flow, terminal_loss, x, grid, 1)[:, 0]
+    direct = attention_hops(flow, terminal_loss, example, grid, 1)[:, 0]
+    states = flow.trajectory(example[0], grid).states
     moved = cone_by_head(attention_sites(flow, states, direct, grid), grid)
     layers = jnp.arange(flow.depth)
 

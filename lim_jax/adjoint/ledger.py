@@ -11,7 +11,6 @@ the scale of the state, as those of trained networks do, depth 0 says little: wh
 to the covector is the change of scale. Then look at a later depth, or at `hops`.
 """
 
-from collections.abc import Callable
 from itertools import combinations
 from typing import NamedTuple
 
@@ -20,7 +19,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from lim_jax._checks import counted, require_callable
+from lim_jax._checks import counted, require_callable, require_example
+from lim_jax.adjoint.sweep import SIGNATURE, Example, TerminalLoss
 from lim_jax.adjoint.tangent import AttentionSites, pull_back_heads, pull_back_stages
 from lim_jax.grid import (
     Grid,
@@ -106,7 +106,7 @@ class Channels(NamedTuple):
 
 @eqx.filter_jit
 def channels(
-    flow: ResidualFlow, terminal_loss: Callable[[State], Scalar], x: State, grid: Grid
+    flow: ResidualFlow, terminal_loss: TerminalLoss, example: Example, grid: Grid
 ) -> Channels:
     r"""Split the input adjoint into its channels, in one reverse sweep.
 
@@ -122,16 +122,16 @@ def channels(
     flow
         The depth flow; its step is `euler` or `split`.
     terminal_loss
-        From the terminal state to a scalar.
-    x
-        The input :math:`X_0` of one example.
+        ``terminal_loss(state, y) -> scalar``, as in `sweep.adjoint_trajectory`.
+    example
+        One example ``(x, y)``: its input :math:`X_0` and its labels, any pytree or None.
     grid
         The positions of x.
 
     Raises
     ------
     ValueError
-        Where the step is another one, or the state does not fit.
+        Where the step is another one, the example is no pair ``(x, y)``, or x does not fit.
 
     Examples
     --------
@@ -140,14 +140,16 @@ def channels(
     >>> grid, keys = token_grid(3), jax.random.split(jax.random.key(0), 2)
     >>> flow = ResidualFlow(jax.vmap(lambda key: TransformerField.init(2, key=key))(keys))
     >>> x = jax.random.normal(jax.random.key(1), (3, 2))
-    >>> found = channels(flow, lambda x: jnp.sum(x**2), x, grid)
+    >>> found = channels(flow, lambda x, y: jnp.sum((x - y) ** 2), (x, jnp.ones((3, 2))), grid)
     >>> bool(jnp.allclose(found.vectors.sum(axis=0), found.covectors[0], atol=1e-5))
     True
     """
     require_flow(flow)
-    require_callable(terminal_loss, "terminal_loss", "from the terminal state to a scalar")
+    require_callable(terminal_loss, "terminal_loss", SIGNATURE)
+    require_example(example)
+    x, y = example
     times, states = flow.trajectory(x, grid)
-    loss, gradient = jax.value_and_grad(terminal_loss)(states[-1])
+    loss, gradient = jax.value_and_grad(terminal_loss)(states[-1], y)
     terminal = gradient / grid.weights[:, None]
 
     def backward(covector, layer, state):

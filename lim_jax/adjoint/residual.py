@@ -15,10 +15,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 
-from lim_jax._checks import counted, require_callable, require_key
+from lim_jax._checks import counted, require_callable, require_example, require_key
 from lim_jax._random import gaussian
 from lim_jax.adjoint.krylov import NormBounds, norm_bounds
-from lim_jax.adjoint.sweep import terminal_adjoint
+from lim_jax.adjoint.sweep import SIGNATURE, Example, TerminalLoss, terminal_adjoint
 from lim_jax.grid import Grid
 from lim_jax.network.continuous import ContinuousFlow, require_continuous
 from lim_jax.network.field import State
@@ -30,8 +30,8 @@ Scalar = Float[Array, ""]
 @eqx.filter_jit
 def interaction_orders(
     flow: ResidualFlow,
-    terminal_loss: Callable[[State], Scalar],
-    x: State,
+    terminal_loss: TerminalLoss,
+    example: Example,
     grid: Grid,
     highest: int,
 ) -> Float[Array, "orders length width"]:
@@ -47,33 +47,37 @@ def interaction_orders(
     flow
         The depth flow, of any step.
     terminal_loss
-        From the terminal state to a scalar.
-    x
-        The input of one example.
+        ``terminal_loss(state, y) -> scalar``, as in `sweep.adjoint_trajectory`.
+    example
+        One example ``(x, y)``: its input :math:`X_0` and its labels, any pytree or None.
     grid
-        Its positions.
+        The positions of x.
     highest
         The highest order, at most the number of layers.
 
     Raises
     ------
     ValueError
-        Where `highest` is no whole number, known before tracing, from 0 to the number of layers.
+        Where the example is no pair ``(x, y)``, or `highest` no whole number, known before tracing,
+        from 0 to the number of layers.
 
     Examples
     --------
     >>> from lim_jax.grid import token_grid
     >>> flow = ResidualFlow(jnp.ones(2), step=lambda rate, x, grid, step: x + step * rate * x)
-    >>> orders = interaction_orders(flow, lambda x: x.sum(), jnp.ones((1, 1)), token_grid(1), 2)
+    >>> loss, example = lambda x, y: y * x.sum(), (jnp.ones((1, 1)), 1.0)
+    >>> orders = interaction_orders(flow, loss, example, token_grid(1), 2)
     >>> orders.ravel().tolist()  # (1 + 1/2)^2
     [1.0, 1.0, 0.25]
     """
     require_flow(flow)
-    require_callable(terminal_loss, "terminal_loss", "from the terminal state to a scalar")
+    require_callable(terminal_loss, "terminal_loss", SIGNATURE)
+    require_example(example)
+    x, y = example
     orders = f"an order from 0 to {flow.depth}, the number of layers, known before tracing"
     highest = counted(highest, "highest", least=0, most=flow.depth, expected=orders)
     states = flow.trajectory(x, grid).states
-    terminal = terminal_adjoint(terminal_loss, states[-1], grid)
+    terminal = terminal_adjoint(terminal_loss, (states[-1], y), grid)
     orders = jnp.zeros((highest + 1, *x.shape), x.dtype).at[0].set(terminal)
 
     def backward(orders, layer, state):

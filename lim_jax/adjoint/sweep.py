@@ -6,19 +6,23 @@ converges as the grid is refined. What does not fit the grid is refused; NaN and
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PyTree
 
-from lim_jax._checks import require_callable
+from lim_jax._checks import require_callable, require_example
 from lim_jax.grid import Grid, require_on_grid
 from lim_jax.network.field import State
 from lim_jax.network.flow import ResidualFlow, require_flow
 
 Scalar = Float[Array, ""]
+Example = tuple[State, PyTree]
+TerminalLoss = Callable[[State, Any], Scalar]
+
+SIGNATURE = "of the terminal state and its labels"
 
 
 class AdjointTrajectory(NamedTuple):
@@ -40,7 +44,7 @@ class AdjointTrajectory(NamedTuple):
     covectors: Float[Array, "times length width"]
 
 
-def terminal_adjoint(terminal_loss: Callable[[State], Scalar], state: State, grid: Grid) -> State:
+def terminal_adjoint(terminal_loss: TerminalLoss, example: Example, grid: Grid) -> State:
     r"""The terminal covector :math:`P_T = DH(X_T)^*(\dots)` as a density.
 
     The gradient of the loss of the terminal state, divided by :math:`\Delta p`: for cross-entropies
@@ -50,21 +54,32 @@ def terminal_adjoint(terminal_loss: Callable[[State], Scalar], state: State, gri
     (linear, `eq:linear-readout-discrete-adjoint` and `eq:linear-readout-continuum-adjoint`), from
     a band `eq:local-readout-adjoint`.
 
+    Parameters
+    ----------
+    terminal_loss
+        As in `adjoint_trajectory`.
+    example
+        A terminal state and its labels, ``(state, y)``.
+    grid
+        The positions of the state.
+
     Examples
     --------
     >>> from lim_jax.grid import integral, token_grid
-    >>> grid = token_grid(2)
-    >>> terminal_adjoint(lambda x: integral(x, grid).sum(), jnp.ones((2, 1)), grid).tolist()
-    [[1.0], [1.0]]
+    >>> grid, loss = token_grid(2), lambda state, y: integral(y * state, grid).sum()
+    >>> terminal_adjoint(loss, (jnp.ones((2, 1)), 3.0), grid).tolist()
+    [[3.0], [3.0]]
     """
-    require_callable(terminal_loss, "terminal_loss", "from the terminal state to a scalar")
+    require_callable(terminal_loss, "terminal_loss", SIGNATURE)
+    require_example(example)
+    state, y = example
     require_on_grid(state, grid, "state", "length width")
-    return jax.grad(terminal_loss)(state) / grid.weights[:, None]
+    return jax.grad(terminal_loss)(state, y) / grid.weights[:, None]
 
 
 @eqx.filter_jit
 def adjoint_trajectory(
-    flow: ResidualFlow, terminal_loss: Callable[[State], Scalar], x: State, grid: Grid
+    flow: ResidualFlow, terminal_loss: TerminalLoss, example: Example, grid: Grid
 ) -> AdjointTrajectory:
     r"""Flow forward, then carry the terminal covector back through every layer.
 
@@ -80,11 +95,19 @@ def adjoint_trajectory(
     flow
         The depth flow.
     terminal_loss
-        From the terminal state to a scalar, for example a readout and a cross-entropy.
-    x
-        The input :math:`X_0` of one example.
+        ``terminal_loss(state, y) -> scalar``, for example a cross-entropy of a readout. A method of
+        a Module, such as ``model.terminal_loss``, or a function with a name is compiled once, and
+        other labels of the same shapes compile nothing; a new lambda is compiled anew.
+    example
+        One example ``(x, y)``: its input :math:`X_0` and its labels, any pytree; None for a loss
+        that looks at none.
     grid
         The positions of x.
+
+    Raises
+    ------
+    ValueError
+        Where the example is no such pair, or x does not fit the grid.
 
     Examples
     --------
@@ -92,14 +115,17 @@ def adjoint_trajectory(
     >>> from lim_jax.network.field import FeedForward
     >>> grid, keys = token_grid(3), jax.random.split(jax.random.key(0), 2)
     >>> flow = ResidualFlow(jax.vmap(lambda key: FeedForward.init(2, key=key))(keys))
-    >>> adjoint = adjoint_trajectory(flow, lambda x: x.sum(), jnp.ones((3, 2)), grid)
+    >>> example = jnp.ones((3, 2)), 5.0
+    >>> adjoint = adjoint_trajectory(flow, lambda x, y: y * x.sum(), example, grid)
     >>> adjoint.covectors.shape
     (3, 3, 2)
     """
     require_flow(flow)
-    require_callable(terminal_loss, "terminal_loss", "from the terminal state to a scalar")
+    require_callable(terminal_loss, "terminal_loss", SIGNATURE)
+    require_example(example)
+    x, y = example
     times, states = flow.trajectory(x, grid)
-    loss, terminal = jax.value_and_grad(terminal_loss)(states[-1])
+    loss, terminal = jax.value_and_grad(terminal_loss)(states[-1], y)
 
     def backward(gradient, layer, state):
         _, transposed = jax.vjp(lambda state: flow.transition(layer, state, grid), state)

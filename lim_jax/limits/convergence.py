@@ -537,8 +537,8 @@ def _shadowing_rows(depths: tuple[int, ...]) -> Iterator[Row]:
 def _depth_adjoint_rows(depths: tuple[int, ...]) -> Iterator[Row]:
     studies = in_depth.input_adjoint_depth_studies(
         _control(),
-        lambda x: _terminal_loss(x, _GRID),
-        smooth_states(_GRID.nodes),
+        _terminal_loss,
+        (smooth_states(_GRID.nodes), _GRID),
         _GRID,
         depths,
         schemes={"Euler": Scheme(euler), "split": Scheme(split)},

@@ -19,7 +19,7 @@ from jaxtyping import Array, Float, PyTree
 
 from lim_jax.adjoint.cone import cone_mass
 from lim_jax.adjoint.continuous import continuous_adjoint
-from lim_jax.adjoint.sweep import adjoint_trajectory
+from lim_jax.adjoint.sweep import Example, TerminalLoss, adjoint_trajectory
 from lim_jax.grid import Grid, boundary_regions, inner, integral, regional_averages
 from lim_jax.limits.study import Study, fit_order, refine
 from lim_jax.network.continuous import ContinuousFlow, control_distance
@@ -460,8 +460,8 @@ def split_gap_study(
 
 def input_adjoint_depth_studies(
     control: Control,
-    terminal_loss: Callable[[State], Float[Array, ""]],
-    x: State,
+    terminal_loss: TerminalLoss,
+    example: Example,
     grid: Grid,
     depths: Sequence[int],
     *,
@@ -495,12 +495,12 @@ def input_adjoint_depth_studies(
 
     @eqx.filter_jit
     def of_flow(flow: ContinuousFlow) -> dict[str, Array]:
-        found = continuous_adjoint(flow, terminal_loss, x, grid, jnp.zeros(1))
-        return quantities(found.covectors[0], flow(x, grid))
+        found = continuous_adjoint(flow, terminal_loss, example, grid, jnp.zeros(1))
+        return quantities(found.covectors[0], flow(example[0], grid))
 
     def of_layers(scheme: Scheme, depth: int) -> dict[str, Array]:
         flow = scheme.recursion(control, depth, horizon)
-        found = adjoint_trajectory(flow, terminal_loss, x, grid)
+        found = adjoint_trajectory(flow, terminal_loss, example, grid)
         return quantities(found.covectors[0], found.states[-1])
 
     expected, check = (of_flow(flow) for flow in reference_flows(control, horizon))

@@ -340,9 +340,9 @@ def terminal_adjoint_study(
 
     @eqx.filter_jit
     def spread(readout: Readout, grid: Grid, positions: Array) -> State:
-        y, weights = labels(grid.nodes), chi and chi(grid.nodes)
+        example, weights = (states(grid.nodes), labels(grid.nodes)), chi and chi(grid.nodes)
         adjoint = terminal_adjoint(
-            lambda x: cross_entropy(readout(x, grid), y, grid, weights), states(grid.nodes), grid
+            lambda x, y: cross_entropy(readout(x, grid), y, grid, weights), example, grid
         )
         return _embedding(adjoint, grid, positions)
 
@@ -413,9 +413,8 @@ def singularity_study(
 
     @eqx.filter_jit
     def sizes(grid: Grid) -> Float[Array, " points"]:
-        found = adjoint_trajectory(
-            flow, lambda x: terminal_loss(x, grid), states(grid.nodes), grid
-        ).covectors[0]
+        example = states(grid.nodes), grid
+        found = adjoint_trajectory(flow, terminal_loss, example, grid).covectors[0]
         return jnp.linalg.norm(grid.interpolate(found, jnp.asarray(positions)), axis=1)
 
     check, reference = (np.asarray(sizes(gauss_grid(order, panels=200))) for order in (4, 5))
@@ -458,7 +457,7 @@ def input_adjoint_studies(
     flow
         A fixed network: depth is not refined.
     terminal_loss
-        ``terminal_loss(x, grid)``.
+        ``terminal_loss(x, grid)``: the grid stands in the labels' place.
     states
         The input field.
     sizes, make_grid, inside, delta, references
@@ -516,8 +515,7 @@ def _influence(
     flow: ResidualFlow, terminal_loss: Callable, states: PositionField, grid: Grid, delta: float
 ) -> tuple[State, Float[Array, " length"], Float[Array, "3"]]:
     """The input adjoint, its density and the density's regional averages."""
-    x = states(grid.nodes)
-    found = adjoint_trajectory(flow, lambda x: terminal_loss(x, grid), x, grid)
+    found = adjoint_trajectory(flow, terminal_loss, (states(grid.nodes), grid), grid)
     energy = (found.covectors[0] ** 2).sum(axis=1)
     density = energy / integral(energy, grid)
     averages = regional_averages(density, boundary_regions(grid, delta))

@@ -251,12 +251,12 @@ def _measure(
     grid, flow = regions.grid, model.flow
 
     def one(example):
-        x, y = example
+        x, _ = example
 
-        def loss(state: State) -> Float[Array, ""]:
+        def loss(state: State, y: Any) -> Float[Array, ""]:
             return model.terminal_loss(state, y, query_weights)
 
-        ledger = channels(flow, loss, x, grid)
+        ledger = channels(flow, loss, example, grid)
         vectors, states = ledger.at_depth(depth), ledger.states
         sites = attention_sites(flow, states, ledger.covectors, grid)
         sites, norms = jax.tree.map(
@@ -268,7 +268,7 @@ def _measure(
             ledger.covectors[-1],
             amplification(norms).product,
             relative_energies(vectors, states[depth], grid),
-            (attention_hops(flow, loss, x, grid, len(HOPS) - 1)[depth] ** 2).sum(axis=2),
+            (attention_hops(flow, loss, example, grid, len(HOPS) - 1)[depth] ** 2).sum(axis=2),
             (cone_by_head(sites, grid) ** 2).sum(axis=3) @ grid.weights,
         )
         return measured, states[-1], sites

@@ -76,12 +76,12 @@ def test_the_ledger_of_a_network_with_everything_sums_to_its_gradient(step):
     grid = lim.graded_grid(LENGTH)
     flow = architecture_flow("everything", step=step, horizon=1.5)
 
-    def terminal_loss(state):
+    def terminal_loss(state, y=None):
         return jnp.sum(jnp.sin(state))
 
     @jax.jit
     def ledger_and_gradient(flow, x):
-        found = lim.adjoint.channels(flow, terminal_loss, x, grid)
+        found = lim.adjoint.channels(flow, terminal_loss, (x, None), grid)
         sites = tangent.attention_sites(flow, found.states, found.covectors, grid)
         gradient = jax.grad(lambda x: terminal_loss(flow(x, grid)))(x)
         heads = lim.adjoint.cone_by_head(sites, grid)

@@ -177,7 +177,7 @@ def test_independent_probes_err_as_they_say(draw):
     np.testing.assert_allclose(typical, spread, rtol=0.15)
 
 
-def sine_sum(x):
+def sine_sum(x, y):
     return jnp.sum(jnp.sin(x))
 
 
@@ -186,7 +186,7 @@ def joint_cone_and_blocks(flow, x, grid):
     """The joint cone of a batch, and the dense blocks and covectors of which it is made."""
 
     def sites_of(x):
-        found = lim.adjoint_trajectory(flow, sine_sum, x, grid)
+        found = lim.adjoint_trajectory(flow, sine_sum, (x, None), grid)
         return tangent.attention_sites(flow, found.states, found.covectors, grid)
 
     def blocks_of(site):
@@ -232,7 +232,7 @@ def test_the_joint_cone_sums_to_the_energy_of_the_channel():
     # `eq:full-depth-cone-energy`, `eq:exact-cone-covariance-energy`.
     @jax.jit
     def cones(flow, x):
-        ledger = jax.vmap(lambda x: lim.adjoint.channels(flow, sine_sum, x, grid))(x)
+        ledger = jax.vmap(lambda x: lim.adjoint.channels(flow, sine_sum, (x, None), grid))(x)
         sites = jax.vmap(lambda s, p: tangent.attention_sites(flow, s, p, grid))(
             ledger.states, ledger.covectors
         )

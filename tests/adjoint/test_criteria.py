@@ -41,10 +41,10 @@ def listening_to_the_left(strength):
 
 
 def ledger(flow, states, terminal_loss):
-    return jax.vmap(lambda x: channels(flow, terminal_loss, x, GRID))(states)
+    return jax.vmap(lambda x: channels(flow, terminal_loss, (x, None), GRID))(states)
 
 
-def first_feature(x):
+def first_feature(x, y):
     """The mean of feature 0: the same terminal covector everywhere."""
     return lim.integral(x[:, 0], GRID)
 
@@ -114,8 +114,8 @@ def test_the_cones_bounds_are_honest():
         states = jnp.stack([first, jnp.broadcast_to(left.astype(float), first.shape)], axis=2)
 
         def sites(x, covector):
-            loss = lambda x: lim.inner(x[:, 0], covector, grid)  # noqa: E731
-            ledger = channels(flow, loss, x, grid)
+            loss = lambda x, y: lim.inner(x[:, 0], y, grid)  # noqa: E731
+            ledger = channels(flow, loss, (x, covector), grid)
             return attention_sites(flow, ledger.states, ledger.covectors, grid)
 
         return lim.adjoint.joint_cone(jax.vmap(sites)(states, covectors), grid)
@@ -147,7 +147,8 @@ def test_primacy_fails_on_averaging_though_it_is_there():
 
 def test_primacy_is_vacuous_where_contributions_cancel():
     flow = random_flow(depth=2)
-    cone = cone_of(flow, random_states(1, 2, LENGTH, 6), lambda x: lim.inner(jnp.sin(x), x, GRID))
+    loss = lambda x, y: lim.inner(jnp.sin(x), x, GRID)  # noqa: E731
+    cone = cone_of(flow, random_states(1, 2, LENGTH, 6), loss)
     certificate = criteria.primacy_noncancellation(cone, REGIONS)
     assert not certificate.holds
     assert "cancels" in certificate.vacuous
@@ -158,7 +159,7 @@ def test_primacy_is_vacuous_where_contributions_cancel():
 def _survival(layers, states, readout, labels, weights):
     flow = lim.ResidualFlow(layers)
 
-    def loss(x):
+    def loss(x, y):
         return lim.autoregressive_cross_entropy(readout(x, GRID), labels, weights)
 
     def growth(x):
@@ -526,12 +527,8 @@ def test_whenever_a_certificate_holds_its_conclusion_does(step):
         flow = lim.ResidualFlow(layers, step=step)
 
         def one(x, y):
-            found = channels(
-                flow,
-                lambda x: lim.autoregressive_cross_entropy(readout(x, grid), y, weights),
-                x,
-                grid,
-            )
+            loss = lambda x, y: lim.autoregressive_cross_entropy(readout(x, grid), y, weights)  # noqa: E731
+            found = channels(flow, loss, (x, y), grid)
             norms = residual.interaction_norms(flow, x, grid, key=jax.random.key(0))
             sites = attention_sites(flow, found.states, found.covectors, grid)
             return found, residual.amplification(norms), sites

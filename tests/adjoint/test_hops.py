@@ -32,19 +32,21 @@ QUERIES = np.zeros(LENGTH)
 QUERIES[list(ASKED)] = 0.3, 0.7
 
 
-def asked_loss(state):
+LABELS = 3 * random_labels()  # their sums are not one
+
+
+def asked_loss(state, labels):
     """A tokenwise readout under query weights that are zero nearly everywhere."""
-    logits = READOUT(state, GRID)
-    labels = 3 * random_labels()  # the labels' sums are not one
-    return autoregressive_cross_entropy(logits, labels, jax.device_put(QUERIES))
+    return autoregressive_cross_entropy(READOUT(state, GRID), labels, jax.device_put(QUERIES))
 
 
 @eqx.filter_jit
 def measured(flow, x):
     """Hops at two cuts, the adjoint and the gradient, of one program for each scheme."""
-    hops, cut = (attention_hops(flow, asked_loss, x, GRID, highest) for highest in (DEPTH, 1))
-    covectors = lim.adjoint_trajectory(flow, asked_loss, x, GRID).covectors
-    gradient = jax.grad(lambda x: asked_loss(flow(x, GRID)))(x) / GRID.weights[:, None]
+    example = x, LABELS
+    hops, cut = (attention_hops(flow, asked_loss, example, GRID, most) for most in (DEPTH, 1))
+    covectors = lim.adjoint_trajectory(flow, asked_loss, example, GRID).covectors
+    gradient = jax.grad(lambda x: asked_loss(flow(x, GRID), LABELS))(x) / GRID.weights[:, None]
     return hops, cut, covectors, gradient
 
 
@@ -153,7 +155,9 @@ def test_one_hop_by_heads_is_dense_and_sums_to_row_one(step):
 
     @eqx.filter_jit
     def by_head(flow, x):
-        return tuple(one_hop_by_head(flow, asked_loss, x, GRID, depth) for depth in (0, 1))
+        return tuple(
+            one_hop_by_head(flow, asked_loss, (x, LABELS), GRID, depth) for depth in (0, 1)
+        )
 
     hops, _, covectors, _ = map(np.asarray, measured(flow, x))
     way_back = dense_way_back(flow, x, covectors[-1])
@@ -170,7 +174,7 @@ def test_one_hop_by_heads_is_dense_and_sums_to_row_one(step):
 def test_the_rows_sum_is_the_loss_change_by_differences():
     flow, x, direction = flow_of("split"), random_states(), random_states(6)
     hops = np.asarray(measured(flow, x)[0])
-    slope = central_difference(lambda x: asked_loss(flow(x, GRID)), x, direction)
+    slope = central_difference(lambda x: asked_loss(flow(x, GRID), LABELS), x, direction)
     weights = np.asarray(GRID.weights)
     pairing = weights @ (hops[0].sum(axis=0) * np.asarray(direction)).sum(axis=1)
     np.testing.assert_allclose(pairing, slope, rtol=1e-8)
@@ -182,7 +186,7 @@ def test_what_heads_move_is_differentiated_and_vectorised():
 
     @jax.jit
     def energy(x):
-        return jnp.sum(one_hop_by_head(flow, asked_loss, x, GRID)[1, 0] ** 2)
+        return jnp.sum(one_hop_by_head(flow, asked_loss, (x, LABELS), GRID)[1, 0] ** 2)
 
     gradients = np.asarray(jax.jit(jax.vmap(jax.grad(energy)))(points))
     slopes = [difference_by_calls(energy, x, direction) for x in points]
@@ -211,7 +215,8 @@ def test_hops_of_causal_averaging_are_binomial(make_grid):
     @jax.jit
     def found(rates):
         flow = lim.ResidualFlow(Averaging(rates), 2.0)
-        return attention_hops(flow, lambda x: lim.inner(x, terminal, grid), x, grid, highest)[0]
+        loss = lambda x, y: lim.inner(x, y, grid)  # noqa: E731
+        return attention_hops(flow, loss, (x, terminal), grid, highest)[0]
 
     powers = [np.linalg.matrix_power(average, r) @ np.asarray(terminal) for r in range(depth + 1)]
     for each in (np.ones(depth), rates):

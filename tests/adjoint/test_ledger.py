@@ -27,7 +27,11 @@ READOUT = lim.LinearReadout(random_states(4, WIDTH, VOCABULARY))
 
 
 def loss_on(grid):
-    return lambda x: lim.cross_entropy(READOUT(x, grid), random_labels(3, grid.size, 5), grid)
+    return lambda x, y: lim.cross_entropy(READOUT(x, grid), y, grid)
+
+
+def labels_on(grid):
+    return random_labels(3, grid.size, 5)
 
 
 @pytest.mark.parametrize("step", SCHEMES)
@@ -39,8 +43,8 @@ def test_channels_sum_to_the_input_adjoint(step, make_grid):
 
     @jax.jit
     def both(x):
-        found = lim.adjoint.channels(flow, loss, x, grid)
-        return found, found.vectors, jax.grad(lambda x: loss(flow(x, grid)))(x)
+        found = lim.adjoint.channels(flow, loss, (x, labels_on(grid)), grid)
+        return found, found.vectors, jax.grad(lambda x: loss(flow(x, grid), labels_on(grid)))(x)
 
     found, vectors, gradient = jax.tree.map(np.asarray, both(random_states()))
     gradient = gradient / np.asarray(grid.weights)[:, None]
@@ -64,7 +68,11 @@ def test_the_cone_of_one_split_layer_is_the_dense_kernels():
         network = jax.jacfwd(lambda x: field.feed_forward(x, x, grid))(between)
         kernel = jax.jacfwd(lambda context: field.attention(x, context, grid))(x)
         local = jax.jacfwd(lambda state: field.attention(state, x, grid))(x)
-        return lim.adjoint.channels(flow, loss, x, grid).vectors, (network, kernel, local)
+        return lim.adjoint.channels(flow, loss, (x, labels_on(grid)), grid).vectors, (
+            network,
+            kernel,
+            local,
+        )
 
     vectors, jacobians = everything(x)
     terminal, cone, rest = np.asarray(vectors).reshape(3, -1)
@@ -79,7 +87,8 @@ def test_the_cone_of_one_split_layer_is_the_dense_kernels():
 @pytest.mark.parametrize("step", SCHEMES)
 def test_pre_norm_fields_leave_the_sum_of_features_alone(step):
     grid, flow = lim.graded_grid(LENGTH), random_flow(depth=4, step=SCHEMES[step])
-    found = lim.adjoint.channels(flow, loss_on(grid), random_states(), grid)
+    example = random_states(), labels_on(grid)
+    found = lim.adjoint.channels(flow, loss_on(grid), example, grid)
     sums = np.asarray(found.covectors).sum(axis=2)
     np.testing.assert_allclose(sums, np.broadcast_to(sums[-1:], sums.shape), atol=1e-13)
     for added in (found.cone_by_depth, found.local_by_depth):
@@ -93,7 +102,7 @@ def test_heads_and_depths_sum_to_the_cone(step):
 
     @jax.jit
     def both(x):
-        found = lim.adjoint.channels(flow, loss, x, grid)
+        found = lim.adjoint.channels(flow, loss, (x, labels_on(grid)), grid)
         sites = attention_sites(flow, found.states, found.covectors, grid)
         return found, lim.adjoint.cone_by_head(sites, grid)
 
@@ -117,8 +126,8 @@ def test_at_each_depth_the_channels_are_those_of_the_layers_that_follow(step):
 
     @jax.jit
     def both(x):
-        found = lim.adjoint.channels(flow, loss, x, grid)
-        alone = lim.adjoint.channels(rest, loss, found.states[following], grid)
+        found = lim.adjoint.channels(flow, loss, (x, labels_on(grid)), grid)
+        alone = lim.adjoint.channels(rest, loss, (found.states[following], labels_on(grid)), grid)
         at_depths = jnp.stack([found.at_depth(k) for k in range(depth + 1)])
         return at_depths, found.covectors, alone.vectors
 
@@ -130,7 +139,8 @@ def test_at_each_depth_the_channels_are_those_of_the_layers_that_follow(step):
 
 
 def test_a_depth_is_one_of_the_flows():
-    found = lim.adjoint.channels(random_flow(), loss_on(GRID), random_states(), GRID)
+    example = random_states(), labels_on(GRID)
+    found = lim.adjoint.channels(random_flow(), loss_on(GRID), example, GRID)
     for depth in (-1, 3):
         with pytest.raises(ValueError, match="depth: got .*expected a depth from 0 to 2, the numb"):
             found.at_depth(depth)
@@ -150,7 +160,7 @@ def test_relative_energies_do_not_see_layers_that_rescale_the_state():
 
     @jax.jit
     def both(x):
-        found = lim.adjoint.channels(flow, loss_on(GRID), x, GRID)
+        found = lim.adjoint.channels(flow, loss_on(GRID), (x, labels_on(GRID)), GRID)
         energies = [
             lim.adjoint.relative_energies(found.covectors[k][None], found.states[k], GRID)[0]
             for k in range(6)
@@ -175,12 +185,13 @@ def test_channels_of_deep_networks_tend_to_those_of_the_continuous_flow():
     @jax.jit
     def limit(x):
         continuous = lim.ContinuousFlow(control, profile=falling_profile)
-        return lim.continuous_adjoint(continuous, loss, x, grid, jnp.array([0.0]))
+        example = x, labels_on(grid)
+        return lim.continuous_adjoint(continuous, loss, example, grid, jnp.array([0.0]))
 
     @jax.jit
     def at_depth(x, times):
         flow = lim.ResidualFlow(jax.vmap(control)(times), profile=falling_profile)
-        found = lim.adjoint.channels(flow, loss, x, grid)
+        found = lim.adjoint.channels(flow, loss, (x, labels_on(grid)), grid)
         return {"cone": found.cone, "local": found.local}
 
     found = [at_depth(x, jnp.asarray(np.arange(depth) / depth)) for depth in depths]
@@ -204,7 +215,8 @@ def test_energies_and_cross_terms_are_the_influence(make_grid):
 
     @jax.jit
     def measured(batch):
-        vectors = jax.vmap(lambda x: lim.adjoint.channels(flow, loss, x, grid).vectors)(batch)
+        ledger = lambda x: lim.adjoint.channels(flow, loss, (x, labels_on(grid)), grid)  # noqa: E731
+        vectors = jax.vmap(lambda x: ledger(x).vectors)(batch)
         regional = lim.adjoint.regional_channels(vectors, regions)
         strengths = lim.adjoint.boundary_strengths(regional, regions)
         names = ("totals", "pairs", "correlations", "energies", "residual_contrast")
@@ -212,7 +224,7 @@ def test_energies_and_cross_terms_are_the_influence(make_grid):
 
     vectors, strengths, regional = jax.tree.map(np.asarray, measured(batch))
     influence = lim.influence(
-        lambda flow, x, y: loss(flow(x, grid)), flow, (batch, None), grid, regions
+        lambda flow, x, y: loss(flow(x, grid), labels_on(grid)), flow, (batch, None), grid, regions
     )
     expected = lim.regional_averages(influence.energy, regions)
     np.testing.assert_allclose(regional["totals"], expected, rtol=1e-12)

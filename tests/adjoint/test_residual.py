@@ -28,9 +28,12 @@ def uneven(time):
     return 0.5 + time**2
 
 
+LABELS = random_labels()
+
+
 def loss_on(grid):
     readout = lim.LinearReadout(random_states(4, WIDTH, VOCABULARY))
-    return lambda x: lim.cross_entropy(readout(x, grid), random_labels(), grid)
+    return lambda x, y: lim.cross_entropy(readout(x, grid), y, grid)
 
 
 @eqx.filter_jit
@@ -62,8 +65,9 @@ def test_orders_are_the_sums_over_subsets_of_layers(step):
 
     @jax.jit
     def measured(x):
-        orders, low = (residual.interaction_orders(flow, loss, x, grid, r) for r in (3, 1))
-        return orders, low, jax.grad(loss)(flow(x, grid))
+        example = x, LABELS
+        orders, low = (residual.interaction_orders(flow, loss, example, grid, r) for r in (3, 1))
+        return orders, low, jax.grad(loss)(flow(x, grid), LABELS)
 
     orders, low, gradient = map(np.asarray, measured(x))
     (a, b, c), weights = interactions(flow, x, grid)
@@ -77,7 +81,7 @@ def test_orders_are_the_sums_over_subsets_of_layers(step):
     np.testing.assert_allclose(orders.reshape(4, -1), expected, rtol=1e-9, atol=1e-11)
     np.testing.assert_allclose(low, orders[:2], rtol=1e-12)
     with pytest.raises(ValueError, match="highest: got 4, expected an order from 0 to 3"):
-        residual.interaction_orders(flow, loss, x, grid, 4)
+        residual.interaction_orders(flow, loss, (x, LABELS), grid, 4)
 
 
 def dense_norms(matrices, weights):
@@ -98,7 +102,7 @@ def test_norms_enclose_the_largest_singular_values_and_bound_the_adjoint(step):
     def measured(x):
         norms = residual.interaction_norms(flow, x, grid, key=jax.random.key(0))
         few = residual.interaction_norms(flow, x, grid, key=jax.random.key(0), steps=6)
-        found = lim.adjoint_trajectory(flow, loss, x, grid).covectors
+        found = lim.adjoint_trajectory(flow, loss, (x, LABELS), grid).covectors
         gap, terminal = found[0] - found[-1], found[-1]
         ratio = jnp.sqrt(lim.inner(gap, gap, grid) / lim.inner(terminal, terminal, grid))
         return norms, few, residual.amplification(norms), ratio

@@ -20,14 +20,15 @@ from reference.networks import (
 import lim_jax as lim
 
 READOUT = lim.BandReadout(random_states(4, WIDTH, VOCABULARY), 0.4)
+LABELS = random_labels()
 
 
 def setting(scheme, kind):
     grid = GRIDS[kind](12)
     flow = random_flow(depth=3, step=SCHEMES[scheme], horizon=1.5)
 
-    def terminal_loss(x):
-        return lim.cross_entropy(READOUT(x, grid), random_labels(), grid)
+    def terminal_loss(x, y):
+        return lim.cross_entropy(READOUT(x, grid), y, grid)
 
     return flow, terminal_loss, grid
 
@@ -40,12 +41,12 @@ def test_the_adjoint_pairs_with_the_tangent_at_every_depth(scheme, kind):
 
     @jax.jit
     def measured(x, tangent):
-        adjoint = lim.adjoint_trajectory(flow, terminal_loss, x, grid)
+        adjoint = lim.adjoint_trajectory(flow, terminal_loss, (x, LABELS), grid)
         _, tangents = jax.jvp(lambda x: flow.trajectory(x, grid).states, (x,), (tangent,))
         pairings = jax.vmap(lambda p, u: lim.inner(p, u, grid))(adjoint.covectors, tangents)
 
         def loss(x):
-            return terminal_loss(flow(x, grid))
+            return terminal_loss(flow(x, grid), LABELS)
 
         forward = jax.jvp(loss, (x,), (tangent,))[1]
         return pairings, forward, central_difference(loss, x, tangent)
@@ -62,9 +63,9 @@ def test_the_adjoint_is_the_gradient_over_the_weights(scheme):
 
     @jax.jit
     def measured(x):
-        adjoint = lim.adjoint_trajectory(flow, terminal_loss, x, grid)
-        loss, gradient = jax.value_and_grad(lambda x: terminal_loss(flow(x, grid)))(x)
-        terminal = jax.grad(terminal_loss)(flow(x, grid))
+        adjoint = lim.adjoint_trajectory(flow, terminal_loss, (x, LABELS), grid)
+        loss, gradient = jax.value_and_grad(lambda x: terminal_loss(flow(x, grid), LABELS))(x)
+        terminal = jax.grad(terminal_loss)(flow(x, grid), LABELS)
         return adjoint, loss, gradient, terminal, flow.trajectory(x, grid).states
 
     adjoint, loss, gradient, terminal, states = jax.tree.map(np.asarray, measured(random_states(1)))
@@ -83,7 +84,7 @@ def test_inner_steps_carry_the_adjoint():
     # `eq:adjoint`, `eq:residual-adjoint-step`.
     @jax.jit
     def measured(x):
-        adjoint = lim.adjoint_trajectory(flow, terminal_loss, x, grid)
+        adjoint = lim.adjoint_trajectory(flow, terminal_loss, (x, LABELS), grid)
         jacobian = jax.vmap(lambda field, x: jax.jacfwd(lambda x: field(x, x, grid))(x))
         return adjoint.covectors, jacobian(flow.layers, adjoint.states[:-1])
 
@@ -101,7 +102,7 @@ def test_the_adjoint_of_a_batch_is_vmapped():
     batch = random_states(1, 2, 12, WIDTH)
 
     def adjoint(x):
-        return lim.adjoint_trajectory(flow, terminal_loss, x, grid)
+        return lim.adjoint_trajectory(flow, terminal_loss, (x, LABELS), grid)
 
     both, one = jax.jit(lambda batch: (jax.vmap(adjoint)(batch), adjoint(batch[1])))(batch)
     second = jax.tree.map(lambda leaf: np.asarray(leaf)[1], both)

@@ -38,8 +38,8 @@ def kernel(y):
 
 
 def input_adjoint(terminal_loss, grid):
-    x, times = jnp.asarray(np.zeros((grid.size, 1))), jnp.array([0.0])
-    adjoint = jitted_adjoint(averaging_flow(), terminal_loss, x, grid, times)
+    example, times = (jnp.asarray(np.zeros((grid.size, 1))), None), jnp.array([0.0])
+    adjoint = jitted_adjoint(averaging_flow(), terminal_loss, example, grid, times)
     return np.asarray(adjoint.covectors)[0, :, 0]
 
 
@@ -49,7 +49,7 @@ def test_tokens_reach_the_last_rows_kernel_at_first_order():
     sizes, errors = (40, 80, 160, 320), []
     for size in sizes:
         grid = lim.token_grid(size)
-        found = input_adjoint(lambda x: x[-1, 0], grid)
+        found = input_adjoint(lambda x, y: x[-1, 0], grid)
         q = np.asarray(grid.nodes)
         inside = (q > 0.05) & (q < 0.98)
         expected = kernel(np.log(1 / q[inside]))
@@ -78,7 +78,7 @@ def test_panels_reach_the_input_adjoint_of_a_smooth_covector():
     """P_0(q) = g(q) + the integral of k(y) g(q e^y) over y from 0 to log(1/q)."""
     grid = gauss_grid(16, panels=20)
     covector = jnp.asarray(np.cos(3 * np.asarray(grid.nodes))[:, None])
-    found = input_adjoint(lambda x: lim.inner(covector, x, grid), grid)
+    found = input_adjoint(lambda x, y: lim.inner(covector, x, grid), grid)
     q = np.asarray(grid.nodes)
     u, w = np.polynomial.legendre.leggauss(80)
     y = np.log(1 / q)[:, None] * (u + 1) / 2

@@ -280,8 +280,8 @@ def test_adjoint_density_and_cone_mass_converge_in_depth():
     grid = lim.token_grid(6)
     studies = lim.limits.input_adjoint_depth_studies(
         control,
-        lambda x: lim.inner(x, x, grid),
-        smooth(grid.nodes),
+        lambda x, y: lim.inner(x, x, grid),
+        (smooth(grid.nodes), None),
         grid,
         (64, 128, 256, 512),
         schemes={"split": Scheme(lim.split)},

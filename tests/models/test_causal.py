@@ -38,9 +38,9 @@ def test_every_family_gives_its_publishers_logits_and_an_exact_ledger(tmp_path, 
     @eqx.filter_jit
     def measured(model, moved):
         x = model.embed(IDS)
-        terminal_loss = lambda state: model.terminal_loss(state, targets, weights)  # noqa: E731
-        found = channels(model.flow, terminal_loss, x, grid)
-        hops = attention_hops(model.flow, terminal_loss, x, grid, 2)[0]
+        terminal_loss = lambda state, y: model.terminal_loss(state, y, weights)  # noqa: E731
+        found = channels(model.flow, terminal_loss, (x, targets), grid)
+        hops = attention_hops(model.flow, terminal_loss, (x, targets), grid, 2)[0]
         losses = [model.loss(x + step * moved, targets, weights) for step in (1e-5, -1e-5)]
         return model.logits(IDS), found.vectors.sum(axis=0), hops.sum(axis=0), losses
 
@@ -89,7 +89,8 @@ def test_influence_of_a_checkpoint_is_the_square_of_its_adjoint(model):
     @eqx.filter_jit
     def measured(model):
         x = model.embed(IDS)
-        found = channels(model.flow, lambda s: model.terminal_loss(s, targets, weights), x, grid)
+        loss = lambda s, y: model.terminal_loss(s, y, weights)  # noqa: E731
+        found = channels(model.flow, loss, (x, targets), grid)
         batch = x[None], targets[None]
         influence = lim.influence(lambda m, x, y: m.loss(x, y, weights), model, batch, grid)
         return found.vectors.sum(axis=0), influence.energy

@@ -129,12 +129,12 @@ def test_real_weights_know_the_capital_of_france_and_have_an_exact_ledger(smollm
     @eqx.filter_jit
     def measured(model, ids):
         x = model.embed(ids)
-        loss = lambda state: model.terminal_loss(state, targets, weights)  # noqa: E731
+        loss = lambda state, y: model.terminal_loss(state, y, weights)  # noqa: E731
         state = model.flow(x, grid)
-        gradient = jax.grad(lambda x: loss(model.flow(x, grid)))(x) / grid.weights[:, None]
+        gradient = jax.grad(lambda x: loss(model.flow(x, grid), targets))(x) / grid.weights[:, None]
         sums = (
-            channels(model.flow, loss, x, grid).vectors.sum(axis=0),
-            attention_hops(model.flow, loss, x, grid, 3)[0].sum(axis=0),
+            channels(model.flow, loss, (x, targets), grid).vectors.sum(axis=0),
+            attention_hops(model.flow, loss, (x, targets), grid, 3)[0].sum(axis=0),
         )
         return model.readout(state, grid)[-1], gradient, sums
 

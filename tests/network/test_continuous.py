@@ -34,6 +34,10 @@ def rising_profile(time):
 jitted_adjoint = eqx.filter_jit(continuous_adjoint)
 
 
+def integral_on(grid):
+    return lambda x, y: lim.integral(x, grid).sum()
+
+
 class Constant(eqx.Module):
     """The field that moves every token alike."""
 
@@ -196,7 +200,9 @@ def test_a_solver_that_fails_says_so():
         lambda: flow(x, GRID),
         lambda: eqx.filter_jit(flow)(x, GRID),
         lambda: flow.trajectory(x, GRID, jnp.array([1.0])).states,
-        lambda: jitted_adjoint(flow, jnp.sum, x, GRID, jnp.array([0.0])).covectors,
+        lambda: (
+            jitted_adjoint(flow, integral_on(GRID), (x, None), GRID, jnp.array([0.0])).covectors
+        ),
         lambda: eqx.filter_jit(jax.grad(lambda x: jnp.sum(flow(x, GRID) ** 2)))(x),
     ):
         with pytest.raises(RuntimeError, match="maximum number of solver steps"):
@@ -307,13 +313,14 @@ def test_the_adjoint_equation_agrees_with_differentiating_the_solve(grid):
     flow = tight_flow(linear_control(layers, horizon=1.5), horizon=1.5, profile=rising_profile)
     weight = random_states(4, 6, 5)
 
-    def terminal_loss(x):
-        return lim.cross_entropy(x @ weight, random_labels(), grid)
+    def terminal_loss(x, y):
+        return lim.cross_entropy(x @ weight, y, grid)
 
     @jax.jit
     def both(x):
-        adjoint = continuous_adjoint(flow, terminal_loss, x, grid, jnp.array([0.0, 0.7, 1.5]))
-        loss, gradient = jax.value_and_grad(lambda x: terminal_loss(flow(x, grid)))(x)
+        y, times = random_labels(), jnp.array([0.0, 0.7, 1.5])
+        adjoint = continuous_adjoint(flow, terminal_loss, (x, y), grid, times)
+        loss, gradient = jax.value_and_grad(lambda x: terminal_loss(flow(x, grid), y))(x)
         return adjoint, loss, gradient / grid.weights[:, None]
 
     adjoint, loss, density = jax.tree.map(np.asarray, both(random_states()))
@@ -330,7 +337,7 @@ def test_the_adjoint_runs_backward_with_a_constant_step():
     field = lambda x, context, grid: 0.5 * x  # noqa: E731
     flow = euler_flow(lambda time: field, 0.05, profile=rising_profile)
     x, times, grid = jnp.asarray(np.ones((12, 1))), jnp.array([0.0, 1.0]), lim.graded_grid(12)
-    found = jitted_adjoint(flow, lambda x: lim.integral(x, grid).sum(), x, grid, times)
+    found = jitted_adjoint(flow, integral_on(grid), (x, None), grid, times)
     growth = np.prod(1 + 0.5 / 20 * (1 + np.arange(20, 0, -1) / 20))
     np.testing.assert_allclose(found.covectors[0], growth, rtol=1e-12)
     np.testing.assert_allclose(found.covectors[1], 1, rtol=1e-12)
@@ -348,7 +355,7 @@ def test_an_adjoint_that_is_not_solved_says_so():
     x, times = jnp.asarray(np.zeros((12, 1))), jnp.array([0.0])
     assert not np.any(jax.jit(flow)(x, GRID))
     with pytest.raises(RuntimeError, match="maximum number of solver steps"):
-        found = jitted_adjoint(flow, lambda x: lim.integral(x, GRID).sum(), x, GRID, times)
+        found = jitted_adjoint(flow, integral_on(GRID), (x, None), GRID, times)
         jax.block_until_ready(found.covectors)
 
 
@@ -359,9 +366,8 @@ def test_the_channels_of_pure_sublayers():
     feed_forward = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)[0]), stacked)
     for layer, silent in ((averaging(), "local"), (feed_forward, "cone")):
         flow = euler_flow(lambda time, layer=layer: layer, 0.25)
-        adjoint = jitted_adjoint(
-            flow, lambda x: lim.integral(jnp.sin(x), grid).sum(), x, grid, jnp.array([0.0])
-        )
+        loss = lambda x, y: lim.integral(jnp.sin(x), grid).sum()  # noqa: E731
+        adjoint = jitted_adjoint(flow, loss, (x, None), grid, jnp.array([0.0]))
         assert not np.any(getattr(adjoint, silent))
         assert np.abs(adjoint.covectors[0] - np.asarray(adjoint.residual)).max() > 0.01
 
@@ -372,8 +378,8 @@ def test_the_adjoint_of_averaging_is_the_transposed_exponential():
     covector = random_states(3, 12, 3)
     adjoint = jitted_adjoint(
         flow,
-        lambda x: lim.inner(covector, x, GRID),
-        random_states(2, 12, 3),
+        lambda x, y: lim.inner(y, x, GRID),
+        (random_states(2, 12, 3), covector),
         GRID,
         jnp.array([0.0, 1.0]),
     )

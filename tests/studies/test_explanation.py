@@ -114,8 +114,8 @@ def test_at_a_depth_the_rest_of_the_network_is_explained_on_the_states_there():
     def one(example):
         x, y = example
         x = network.flow.trajectory(x, grid).states[1]
-        ask = partial(network.terminal_loss, targets=y, query_weights=weights)
-        ledger = channels(rest, ask, x, grid)
+        ask = lambda state, y: network.terminal_loss(state, y, weights)  # noqa: E731
+        ledger = channels(rest, ask, (x, y), grid)
         norms = interaction_norms(rest, x, grid, key=norms_key)
         sites = attention_sites(rest, ledger.states, ledger.covectors, grid)
         return ledger, amplification(norms).product, sites
@@ -171,10 +171,10 @@ def test_an_explanation_is_made_of_its_parts():
     @jax.jit
     @jax.vmap
     def ledgers(x, y):
-        def loss(state):
+        def loss(state, y):
             return network.terminal_loss(state, y, weights)
 
-        ledger = channels(network.flow, loss, x, grid)
+        ledger = channels(network.flow, loss, (x, y), grid)
         sites = attention_sites(network.flow, ledger.states, ledger.covectors, grid)
         return ledger.vectors, cone_by_head(sites, grid), (x**2).sum(axis=1).mean()
 
