@@ -17,9 +17,10 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, PyTree
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from lim_jax._checks import (
+    ARRAYS,
     all_finite,
     described,
     finite_scalar,
@@ -43,7 +44,8 @@ from lim_jax.grid import (
 
 Scalar = Float[Array, ""]
 Loss = Callable[[Any, Float[Array, "length width"], Any], Scalar]
-Batch = tuple[Float[Array, "examples length width"], PyTree]
+Ids = Int[Array, "examples length"]
+Batch = tuple[Float[Array, "examples length width"] | Ids, PyTree]
 
 
 class Indices(NamedTuple):
@@ -316,11 +318,57 @@ class Influence(eqx.Module):
         return jnp.where(freedom > 0, known, jnp.inf)
 
 
+class LossOfIds(eqx.Module):
+    r"""A loss of token ids: influence is that of their states, and training moves the embedding.
+
+    Every function of a loss and a batch takes it, with batches ``(ids, y)``, the ids whole numbers
+    of shape ``(examples, length)``. Adjoints are gradients in the embedded states, which are
+    functions of the parameters: all derivatives in these pass through the embedding. A batch that
+    is embedded outside of the derivative freezes it.
+
+    Attributes
+    ----------
+    embed
+        ``embed(params, ids) -> x`` of one example, from ``(length,)`` to ``(length, width)``.
+    loss
+        ``loss(params, x, y) -> scalar`` of the states.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> loss = LossOfIds(lambda table, ids: table[ids], lambda table, x, y: jnp.sum(x**2) / 2)
+    >>> table, batch = jnp.array([[1.0], [2.0]]), (jnp.array([[0, 1]]), None)
+    >>> influence(loss, table, batch, token_grid(2)).energy.tolist()  # the states' squares over 1/4
+    [4.0, 16.0]
+    >>> jax.grad(lambda table: influence(loss, table, batch, token_grid(2)).total)(table).tolist()
+    [[4.0], [8.0]]
+    """
+
+    embed: Callable[[Any, Int[Array, " length"]], Float[Array, "length width"]]
+    loss: Loss
+
+    def __check_init__(self):
+        require_callable(self.embed, "embed", "embed(params, ids) of one example")
+        require_callable(self.loss, "loss", "loss(params, x, y) of one example")
+
+    def __call__(self, params: PyTree, ids: Int[Array, " length"], y: PyTree) -> Scalar:
+        """The loss of one example."""
+        return self.loss(params, self.embed(params, ids), y)
+
+
+def embedded(loss: Loss, params: PyTree, batch: Batch) -> tuple[Loss, Batch]:
+    """A loss and a batch of states: those of `LossOfIds` embedded here, where params may move."""
+    if not isinstance(loss, LossOfIds):
+        return loss, batch
+    ids, y = require_pair(loss, batch)
+    return loss.loss, (jax.vmap(loss.embed, in_axes=(None, 0))(params, ids), y)
+
+
 def losses_and_adjoints(
     loss: Loss, params: PyTree, batch: Batch, grid: Grid
 ) -> tuple[Float[Array, " examples"], Float[Array, "examples length width"]]:
     r"""Every example's loss and its input adjoint :math:`P_0`, a density: one gradient each."""
-    x, y = batch
+    loss, (x, y) = embedded(loss, params, batch)
     losses, gradients = jax.vmap(jax.value_and_grad(loss, argnums=1), in_axes=(None, 0, 0))(
         params, x, y
     )
@@ -342,6 +390,7 @@ def adjoint_energies(
     >>> adjoint_energies(loss, 1.0, (jnp.zeros((1, 2, 1)), None), token_grid(2)).tolist()
     [[1.0, 9.0]]
     """
+    loss, batch = embedded(loss, params, batch)
     require_batch(loss, params, batch, grid)
     _, adjoints = losses_and_adjoints(loss, params, batch, grid)
     energies = jnp.sum(adjoints**2, axis=2)
@@ -373,7 +422,8 @@ def influence(
     Parameters
     ----------
     loss
-        ``loss(params, x, y) -> scalar`` for one example, x of shape ``(length, width)``.
+        ``loss(params, x, y) -> scalar`` for one example, x of shape ``(length, width)``; or
+        `LossOfIds`, whose batches hold ids in place of x.
     params
         Any pytree.
     batch
@@ -406,7 +456,7 @@ def influence(
     >>> result.density.tolist(), float(result.total)
     ([0.2, 1.8], 20.0)
     """
-    require_pair(batch)
+    require_pair(loss, batch)
     require_grid(grid)
     regions = boundary_regions(grid, 0.2) if regions is None else regions
     require_regions(regions)
@@ -423,7 +473,7 @@ def influence(
 def influence_stream(
     loss: Loss,
     params: PyTree,
-    batches: Iterable[tuple[Float[Array, "_ length width"], PyTree]],
+    batches: Iterable[tuple[Float[Array, "_ length width"] | Int[Array, "_ length"], PyTree]],
     grid: Grid,
     regions: Regions | None = None,
 ) -> Influence:
@@ -462,14 +512,14 @@ def influence_stream(
     start = influence(loss, params, first, grid, regions)
     size = first[0].shape[0]
     measured = (
-        _influence(loss, params, *_filled(batch, size), start.regions) for batch in remaining
+        _influence(loss, params, *_filled(loss, batch, size), start.regions) for batch in remaining
     )
     return reduce(Influence.merge, measured, start)
 
 
-def _filled(batch: Batch, size: int) -> tuple[PyTree, Bool[Array, " filled"]]:
+def _filled(loss: Loss, batch: Batch, size: int) -> tuple[PyTree, Bool[Array, " filled"]]:
     """Repeat the last example up to a size, and mark those that count."""
-    require_pair(batch)
+    require_pair(loss, batch)
     count = batch[0].shape[0]
     missing = size - count
     if count == 0 or missing <= 0:
@@ -492,7 +542,7 @@ def require_batch(loss: Loss, params: PyTree, batch: Batch, grid: Grid) -> None:
     """Refuse batches that do not fit the grid, and losses that are not scalars."""
     require_callable(loss, "loss", "loss(params, x, y) of one example")
     require_grid(grid)
-    x, y = require_pair(batch)
+    x, y = require_pair(loss, batch)
     require(
         x.ndim == 3 and x.shape[1] == grid.size,
         "batch",
@@ -518,8 +568,8 @@ def require_batch(loss: Loss, params: PyTree, batch: Batch, grid: Grid) -> None:
     )
 
 
-def require_pair(batch: Any) -> Batch:
-    """Refuse what is no pair of inputs, an array of floats, and labels."""
+def require_pair(loss: Loss, batch: Any) -> Batch:
+    """Refuse what is no pair of inputs, which are floats or the ids of `LossOfIds`, and labels."""
     require(
         isinstance(batch, tuple | list) and len(batch) == 2,
         "batch",
@@ -528,7 +578,11 @@ def require_pair(batch: Any) -> Batch:
         cure="Pass (x, None) where there are no labels.",
     )
     x, y = batch
-    require_floating(x, "batch", cure="Embed integer tokens first: influence is a gradient in x.")
+    if isinstance(loss, LossOfIds):
+        _require_ids(x)
+        return x, y
+    cure = "Embed ids by density.LossOfIds(embed, loss): influence is a gradient in states."
+    require_floating(x, "batch", cure)
     require(
         x.ndim > 0,
         "batch",
@@ -537,6 +591,17 @@ def require_pair(batch: Any) -> Batch:
         cure="Put a single example in an array of one: x[None].",
     )
     return x, y
+
+
+def _require_ids(ids: Any) -> None:
+    whole = isinstance(ids, ARRAYS) and jnp.issubdtype(ids.dtype, jnp.integer)
+    require(
+        whole and ids.ndim == 2,
+        "batch",
+        got=described(ids),
+        expected="ids, whole numbers of shape (examples, length)",
+        cure="Embedded states go with the loss of states, which LossOfIds holds.",
+    )
 
 
 def _require_same_regions(regions: Regions, other: Any) -> None:

@@ -15,6 +15,7 @@ from typing import Literal
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, Int, Key
 
@@ -198,8 +199,8 @@ def teacher_forcing(size: int, *, continuation: bool = True) -> Float[Array, " l
     >>> teacher_forcing(4).tolist(), teacher_forcing(3, continuation=False).tolist()
     ([0.25, 0.25, 0.25, 0.25], [0.5, 0.5, 0.0])
     """
-    size = counted(size, "size")
-    return query_subset(size, jnp.arange(size if continuation else size - 1))
+    size = counted(size, "size", least=1 if continuation else 2)
+    return _equal_weights(size, slice(size if continuation else size - 1))
 
 
 def last_token(size: int) -> Float[Array, " length"]:
@@ -214,7 +215,14 @@ def last_token(size: int) -> Float[Array, " length"]:
     [0.0, 0.0, 1.0]
     """
     size = counted(size, "size")
-    return query_subset(size, jnp.array([size - 1]))
+    return _equal_weights(size, slice(size - 1, size))
+
+
+def _equal_weights(size: int, asked: slice) -> Float[Array, " length"]:
+    """Made on the host: a length that was not seen before compiles nothing."""
+    weights = np.zeros(size, jax.dtypes.canonicalize_dtype(float))
+    weights[asked] = 1 / weights[asked].size
+    return jax.device_put(weights)
 
 
 def query_subset(size: int, positions: Int[Array, " queries"]) -> Float[Array, " length"]:

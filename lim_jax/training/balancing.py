@@ -19,9 +19,15 @@ from lim_jax._checks import (
     require_callable,
     require_scalar,
 )
-from lim_jax.density import Batch, Loss, require_pair
+from lim_jax.density import Batch, Loss, embedded, require_pair
 from lim_jax.grid import Grid, integral, require_on_grid, require_profile
-from lim_jax.training.mixed import Adjoints, Losses, Scalar, functional_of_adjoints
+from lim_jax.training.mixed import (
+    Adjoints,
+    Functional,
+    Losses,
+    Scalar,
+    functional_of_adjoints,
+)
 
 Profile = Float[Array, " length"]
 Estimator = Callable[..., Profile]
@@ -134,8 +140,10 @@ def influence_penalty(
     estimate
         `balanced_density` or `crossed_density`.
     """
-    options = _as_arrays(batch, grid, share=0.0, strength=1.0, target=target, epsilon=epsilon)
-    return functional_of_adjoints(_Balance(grid, estimate), loss, params, batch, grid, options)
+    return _penalised(
+        _Balance(grid, estimate), loss, params, batch, grid,
+        share=0.0, strength=1.0, target=target, epsilon=epsilon,
+    )  # fmt: skip
 
 
 def balanced_objective(
@@ -174,8 +182,10 @@ def balanced_objective(
     >>> bool(jnp.allclose(objective(weight), 3 + 0.36 / 2))  # m = (0.4, 1.6)
     True
     """
-    options = _as_arrays(batch, grid, share=1.0, strength=strength, target=target, epsilon=epsilon)
-    return functional_of_adjoints(_Balance(grid, estimate), loss, params, batch, grid, options)
+    return _penalised(
+        _Balance(grid, estimate), loss, params, batch, grid,
+        share=1.0, strength=strength, target=target, epsilon=epsilon,
+    )  # fmt: skip
 
 
 def constrained_objective(
@@ -207,17 +217,10 @@ def constrained_objective(
     multiplier, stiffness
         :math:`\lambda \ge 0` and :math:`\rho > 0`.
     """
-    options = _as_arrays(
-        batch,
-        grid,
-        limit=limit,
-        multiplier=multiplier,
-        stiffness=stiffness,
-        target=target,
-        epsilon=epsilon,
-    )
-    options = guarded(options, ~(options[2] > 0), "stiffness: expected a positive number.")
-    return functional_of_adjoints(_Constraint(grid), loss, params, batch, grid, options)
+    return _penalised(
+        _Constraint(grid), loss, params, batch, grid,
+        limit=limit, multiplier=multiplier, stiffness=stiffness, target=target, epsilon=epsilon,
+    )  # fmt: skip
 
 
 def raised_multiplier(
@@ -250,6 +253,7 @@ class _Constraint(eqx.Module):
 
     def __call__(self, losses: Losses, adjoints: Adjoints, options: Any) -> Scalar:
         limit, multiplier, stiffness, target, epsilon = options
+        stiffness = guarded(stiffness, ~(stiffness > 0), "stiffness: expected a positive number.")
         density = balanced_density(adjoints, self.grid, epsilon=epsilon)
         penalty = influence_discrepancy(density, target, self.grid)
         raised = _raised(multiplier, penalty, limit, stiffness)
@@ -285,17 +289,10 @@ def averaged_objective(
     memory
         :math:`\mu` in [0, 1).
     """
-    options = _as_arrays(
-        batch,
-        grid,
-        strength=strength,
-        target=target,
-        epsilon=epsilon,
-        previous=previous,
-        memory=memory,
-    )
-    averaged = _AveragedBalance(grid)
-    return functional_of_adjoints(averaged, loss, params, batch, grid, options, has_aux=True)
+    return _penalised(
+        _AveragedBalance(grid), loss, params, batch, grid, has_aux=True,
+        strength=strength, target=target, epsilon=epsilon, previous=previous, memory=memory,
+    )  # fmt: skip
 
 
 class _AveragedBalance(eqx.Module):
@@ -325,10 +322,21 @@ class _Balance(eqx.Module):
         return share * losses.mean() + strength * influence_discrepancy(density, target, self.grid)
 
 
-def _as_arrays(batch: Batch, grid: Grid, **options: Profile | Scalar | float) -> tuple[Array, ...]:
-    """Numbers and profiles in the batch's precision; those that are not finite are refused."""
-    x, _ = require_pair(batch)
+def _penalised(
+    functional: Functional,
+    loss: Loss,
+    params: PyTree,
+    batch: Batch,
+    grid: Grid,
+    *,
+    has_aux: bool = False,
+    **options: Profile | Scalar | float,
+) -> Any:
+    """A functional whose options, finite numbers and profiles, have the states' precision."""
+    loss, batch = embedded(loss, params, batch)
+    x, _ = require_pair(loss, batch)
     for name, option in options.items():
         require_profile(option, grid, name)
     arrays = tuple(jnp.asarray(option, x.dtype) for option in options.values())
-    return guarded_finite(arrays, ", ".join(options))
+    arrays = guarded_finite(arrays, ", ".join(options))
+    return functional_of_adjoints(functional, loss, params, batch, grid, arrays, has_aux=has_aux)

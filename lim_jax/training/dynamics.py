@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from lim_jax._checks import require
-from lim_jax.density import Batch, Indices, Loss, adjoint_energies, indices
+from lim_jax.density import Batch, Indices, Loss, adjoint_energies, embedded, indices
 from lim_jax.grid import Grid, Regions, integral, regional_averages
 from lim_jax.training.loop import Progress, resumable
 
@@ -34,7 +34,7 @@ def risk(loss: Loss, params: PyTree, batch: Batch) -> Scalar:
     >>> float(risk(lambda weight, x, y: weight * x.sum(), 2.0, (jnp.ones((3, 1, 1)), None)))
     2.0
     """
-    x, y = batch
+    loss, (x, y) = embedded(loss, params, batch)
     return jax.vmap(loss, in_axes=(None, 0, 0))(params, x, y).mean()
 
 
@@ -116,7 +116,7 @@ def density_dynamics(
     Parameters
     ----------
     loss
-        ``loss(params, x, y)`` of one example.
+        ``loss(params, x, y)`` of one example, or `density.LossOfIds`.
     params
         Any pytree; leaves that are not floating-point arrays stay as they are.
     batch, grid

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from lim_jax._checks import guarded_finite
-from lim_jax.density import Batch, Loss, losses_and_adjoints, require_batch
+from lim_jax.density import Batch, Loss, embedded, losses_and_adjoints, require_batch
 from lim_jax.grid import Grid
 
 Scalar = Float[Array, ""]
@@ -52,7 +52,8 @@ def functional_of_adjoints(
         A pure function. What it needs and is traced or differentiated comes through `options`: it
         may close over numbers known before tracing only.
     loss
-        ``loss(params, x, y)`` of one example, a pure function that closes over no tracers.
+        ``loss(params, x, y)`` of one example, a pure function that closes over no tracers; or
+        `density.LossOfIds` of two such.
     params, batch, grid
         As in `influence`.
     options
@@ -77,6 +78,8 @@ def functional_of_adjoints(
     >>> jax.grad(lambda w: functional_of_adjoints(energy, loss, w, batch, grid, None))(1.0).item()
     16.0
     """
+    # Ids are embedded out here, so that the rule sees states that move with the parameters.
+    loss, batch = embedded(loss, params, batch)
     require_batch(loss, params, batch, grid)
     batch = guarded_finite(batch, "batch")
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from lim_jax._checks import guarded_finite, require_callable, require_floats
-from lim_jax.density import Batch, Loss, require_batch
+from lim_jax.density import Batch, Loss, embedded, require_batch
 from lim_jax.grid import Grid, integral, require_on_grid
 from lim_jax.observability.gramian import Positions, Steps, layer_steps
 from lim_jax.observability.trace_estimates import probed_observability
@@ -138,6 +138,7 @@ def observability_objective(
     tuple
         The objective, and the averaged traces :math:`\hat g`.
     """
+    loss, batch = embedded(loss, params, batch)
     require_batch(loss, params, batch, grid)
     require_callable(observations, "observations", "observations(params, x)")
     x, y = guarded_finite(batch, "batch")
@@ -207,6 +208,7 @@ def injected_objective(
     >>> value.item(), traces.tolist()  # 1 + 1.5^2
     (3.25, [1.0, 4.0])
     """
+    loss, batch = embedded(loss, params, batch)
     require_batch(loss, params, batch, grid)
     require_callable(observations, "observations", "observations(params, x)")
     require_floats(injected, "injected", "examples draws depth observed")
