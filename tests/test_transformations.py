@@ -145,13 +145,13 @@ def vmap_of_grad(quantity, points, direction):
     return jax.vmap(jax.value_and_grad(quantity))(points)
 
 
-def derivatives(name, point, direction):
+def derivatives(name, point, direction, dear):
     """Forms of the first derivative along a direction, and of the second as pytrees."""
     gradient, along = grad_and_jvp_of_grad(name, point, direction)
     slopes, curvatures = {"grad": dot(gradient, direction)}, {"jvp of grad": along}
-    # Forms of second order differ by nesting only. The other quantities have all; the ledger and
-    # its hops, whose programs are dear, have one.
-    if name in ("ledger", "hops"):
+    # Forms of second order differ by nesting only. Where programs are dear, of the ledger, its hops
+    # and a network with everything, one form stands for those that the plain network has.
+    if dear:
         slopes["jvp"] = jvp(name, point, direction)
     else:
         slopes["jvp"], curvatures["grad of jvp"] = jvp_and_grad_of_jvp(name, point, direction)
@@ -177,7 +177,8 @@ def test_every_nesting_agrees_with_differences(name, step):
     params = network(step)
     point = on_host((params, X))
     first, second = ((on_host(randomised(params, seed)), nowhere(X)) for seed in (7, 8))
-    slopes, curvatures = derivatives(name, point, first)
+    dear = step == "everything" or name in ("ledger", "hops")
+    slopes, curvatures = derivatives(name, point, first, dear)
     slope, change = differences(name, point, first)
     curvatures = {form: dot(found, second) for form, found in curvatures.items()}
     for forms, expected, tolerance in (
@@ -231,7 +232,7 @@ def test_second_derivatives_in_the_input():
     params, direction = on_host((network(lim.euler), random_states(6, LENGTH, WIDTH)))
     along = nowhere(params), np.stack([direction, nowhere(direction)])
     point = params, np.asarray(X)
-    forms = derivatives("loss", point, along)[1]
+    forms = derivatives("loss", point, along, dear=False)[1]
     forms = {form: BATCH * found[1][0] for form, found in forms.items()}
     hessian = jax.jit(jax.hessian(example_loss, argnums=1))(params, point[1][0], np.asarray(Y)[0])
     forms["hessian"] = np.tensordot(hessian, direction, axes=2)
