@@ -122,15 +122,12 @@ def theirs(network: torch.nn.Module) -> list[np.ndarray]:
 def ours(model: lim.models.CausalLM) -> list[jax.Array]:
     """The same, and the gradient as the sum of channels and of hops."""
     ids = jnp.array(IDS)
-    grid, targets = lim.token_grid(len(IDS)), jnp.roll(ids, -1)
-    weights, x = lim.loss.teacher_forcing(len(IDS), continuation=False), model.embed(ids)
-
-    def terminal_loss(state: jax.Array, y: jax.Array) -> jax.Array:
-        return model.terminal_loss(state, y, weights)
-
-    loss, gradient = jax.value_and_grad(lambda x: terminal_loss(model.flow(x, grid), targets))(x)
-    ledger = channels(model.flow, terminal_loss, (x, targets), grid).vectors.sum(axis=0)
-    hops = attention_hops(model.flow, terminal_loss, (x, targets), grid, 2)[0].sum(axis=0)
+    grid, x = lim.token_grid(len(IDS)), model.embed(ids)
+    weights = lim.loss.teacher_forcing(len(IDS), continuation=False)
+    y, terminal_loss = lim.models.Queries(jnp.roll(ids, -1), weights), model.terminal_loss
+    loss, gradient = jax.value_and_grad(model.loss)(x, y)
+    ledger = channels(model.flow, terminal_loss, (x, y), grid).vectors.sum(axis=0)
+    hops = attention_hops(model.flow, terminal_loss, (x, y), grid, 2)[0].sum(axis=0)
     cells = grid.weights[:, None]
     return [model.logits(ids), loss, gradient, cells * ledger, cells * hops]
 

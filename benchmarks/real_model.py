@@ -25,7 +25,6 @@ from record import RESULTS, keep, seconds
 import lim_jax as lim
 from lim_jax.adjoint.hops import attention_hops
 from lim_jax.adjoint.ledger import channels
-from lim_jax.loss import last_token
 
 JOBS = ("load", "gradient", "channels", "hops", "frobenius cone of a layer")
 
@@ -49,22 +48,18 @@ def job(name: str, file: Path, length: int, repeats: int) -> dict:
         return {"job": name, "length": 0, "seconds": loading, "MiB": peak()}
     generator = np.random.default_rng(0)
     ids = jnp.asarray(generator.integers(model.vocabulary, size=length), jnp.int32)
-    grid, asked = lim.token_grid(length), last_token(length)
-    target = jnp.roll(ids, -1)
-
-    def terminal_loss(state, y):
-        # Only the last token is asked: its logits alone are made.
-        logits = model.readout(state[-1:], lim.token_grid(1))
-        return lim.autoregressive_cross_entropy(logits, y[-1:], asked[-1:])
+    grid = lim.token_grid(length)
+    # The last token alone is asked: no other logits are made.
+    y = lim.models.Queries(ids[:1], jnp.ones(1), jnp.array([length - 1]))
 
     def measured(model, ids):
         x = model.embed(ids)
         if name == "gradient":
-            return jax.grad(lambda x: terminal_loss(model.flow(x, grid), target))(x)
+            return jax.grad(model.loss)(x, y)
         if name == "channels":
-            return channels(model.flow, terminal_loss, (x, target), grid).vectors
+            return channels(model.flow, model.terminal_loss, (x, y), grid).vectors
         if name == "hops":
-            return attention_hops(model.flow, terminal_loss, (x, target), grid, 2)[0]
+            return attention_hops(model.flow, model.terminal_loss, (x, y), grid, 2)[0]
         first = jax.tree.map(lambda leaf: leaf[0], model.flow.layers.attention)
         return lim.adjoint.cone_mass(first, x, grid, "frobenius")
 

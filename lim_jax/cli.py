@@ -105,9 +105,14 @@ def explain(
     keys = jax.random.split(jax.random.key(seed), 4)
     with jax.enable_x64(True):
         text = models.standard_library_text()
-        seeded = models.LanguageModel.init(length, key=keys[0])
+        seeded = models.byte_model(length, key=keys[0])
         trained, losses = models.train(
-            seeded, text, steps, key=keys[1], progress=partial(tqdm, desc="training", unit="step")
+            seeded,
+            text,
+            length,
+            steps,
+            key=keys[1],
+            progress=partial(tqdm, desc="training", unit="step"),
         )
         windows = models.sample_windows(text, length, contexts, key=keys[2])
         regions = boundary_regions(token_grid(length), delta)

@@ -328,15 +328,68 @@ def autoregressive_cross_entropy(
     >>> bool(jnp.allclose(loss, jnp.log(2)))
     True
     """
-    require_floats(query_weights, "query_weights", "length")
-    unfit = jnp.abs(query_weights.sum() - 1) > jnp.sqrt(jnp.finfo(query_weights.dtype).eps)
-    query_weights = guarded(
-        query_weights,
-        ~(~unfit & jnp.all(query_weights >= 0)),
-        "query_weights: expected non-negative weights that sum to one, got others. "
-        "Divide them by their sum.",
+    return _weighted_cross_entropy(logits, targets, _guarded_queries(query_weights))
+
+
+def margin_loss(
+    logits: Logits, targets: Int[Array, " length"], query_weights: Float[Array, " length"]
+) -> Scalar:
+    r"""How far the other classes are above the answer, :math:`-\sum_i \alpha_i\,\mu_i`.
+
+    .. math:: \mu_i = z_{i,y_i} - \log\sum_{c\ne y_i} e^{z_{ic}}
+
+    is the margin of the answer :math:`y_i`, its log odds :math:`\log p/(1-p)`, so that the
+    cross-entropy of a query is :math:`\log(1 + e^{-\mu})`. The derivative in :math:`z_{i,y_i}` is
+    :math:`-\alpha_i` however sure the network is, where that of the cross-entropy, and with it all
+    influence, vanishes like :math:`1-p`. The answer does not enter the sum: nothing cancels.
+
+    Parameters
+    ----------
+    logits
+        One row for each query position. A class other than the answer may be masked (-inf); where
+        all of them are, the loss is :math:`-\infty`.
+    targets
+        Row i's answer :math:`y_i`, a class number (any number where :math:`\alpha_i = 0`).
+    query_weights
+        :math:`\alpha`, as in `autoregressive_cross_entropy`.
+
+    Raises
+    ------
+    ValueError
+        Where shapes differ, targets are no class numbers, or there is one class alone.
+    EquinoxRuntimeError
+        Where the weights do not sum to one, or one is negative, or a query's class number is
+        outside the vocabulary.
+
+    Examples
+    --------
+    >>> logits = jnp.log(jnp.array([[0.2, 0.8], [0.25, 0.75]]))
+    >>> odds = margin_loss(logits, jnp.array([1, 1]), jnp.array([1.0, 0.0]))
+    >>> bool(jnp.allclose(odds, -jnp.log(4)))
+    True
+    """
+    query_weights = _guarded_queries(query_weights)
+    _require_labels(logits, targets)
+    require(
+        _class_numbers(targets),
+        "targets",
+        got=described(targets),
+        expected="class numbers, whole numbers of one for each position",
+        cure="A margin is one answer's: pass its number.",
     )
-    return _weighted_cross_entropy(logits, targets, query_weights)
+    counted(
+        logits.shape[1],
+        "logits",
+        least=2,
+        expected="at least two classes",
+        cure="A margin is one over the others.",
+    )
+    _require_weights(query_weights, logits)
+    classes = _known_classes(targets, logits, query_weights != 0)[:, None]
+    answers = jnp.take_along_axis(logits, classes, axis=1)[:, 0]
+    chosen = jnp.arange(logits.shape[1])[None, :] == classes
+    others = jax.nn.logsumexp(jnp.where(chosen, -jnp.inf, logits), axis=1)
+    return query_weights @ (others - answers)
 
 
 def positionwise_cross_entropy(logits: Logits, labels: Labels) -> Float[Array, " length"]:
@@ -385,6 +438,23 @@ def _weighted_cross_entropy(
     logits: Logits, labels: Labels, weights: Float[Array, " length"]
 ) -> Scalar:
     losses = _losses(logits, labels, weights != 0)
+    _require_weights(weights, logits)
+    return weights @ losses
+
+
+def _guarded_queries(query_weights: Float[Array, " length"]) -> Float[Array, " length"]:
+    """Query weights; their use raises where they are negative or do not sum to one."""
+    require_floats(query_weights, "query_weights", "length")
+    unfit = jnp.abs(query_weights.sum() - 1) > jnp.sqrt(jnp.finfo(query_weights.dtype).eps)
+    return guarded(
+        query_weights,
+        ~(~unfit & jnp.all(query_weights >= 0)),
+        "query_weights: expected non-negative weights that sum to one, got others. "
+        "Divide them by their sum.",
+    )
+
+
+def _require_weights(weights: Float[Array, " _"], logits: Logits) -> None:
     require(
         weights.shape == logits.shape[:1],
         "weights",
@@ -392,7 +462,6 @@ def _weighted_cross_entropy(
         expected=f"{logits.shape[:1]}, one for each position",
         cure="Logits and weights must be on the same positions.",
     )
-    return weights @ losses
 
 
 def _losses(

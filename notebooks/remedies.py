@@ -21,9 +21,9 @@ import optax
 
 import lim_jax as lim
 from lim_jax.loss import last_token
+from lim_jax.models.causal import CausalLM
 from lim_jax.models.language import (
-    LanguageModel,
-    batch_of_windows,
+    byte_model,
     sample_windows,
     standard_library_text,
 )
@@ -35,12 +35,12 @@ from lim_jax.training.dynamics import density_dynamics
 LENGTH, STEPS, BATCH = 32, 120, 16
 grid = lim.token_grid(LENGTH)
 text = standard_library_text()
-start = LanguageModel.init(LENGTH, width=16, heads=2, depth=3, key=jax.random.key(0))
+start = byte_model(LENGTH, width=16, heads=2, depth=3, key=jax.random.key(0))
 
 
-def loss(model, x, targets):
-    """The cross-entropy of the byte after the window."""
-    return model.loss(x, targets, last_token(LENGTH))
+def batch_of_windows(model, windows):
+    """Embedded windows, and the byte after each as the only thing asked."""
+    return jax.vmap(model.example, in_axes=(0, None))(windows, last_token(LENGTH))
 
 
 # %% [markdown]
@@ -56,7 +56,7 @@ def update(model, state, key, strength):
     batch = batch_of_windows(model, sample_windows(text, LENGTH, BATCH, key=key))
 
     def objective(model):
-        return balanced_objective(loss, model, batch, grid, strength=strength)
+        return balanced_objective(CausalLM.loss, model, batch, grid, strength=strength)
 
     value, gradient = jax.value_and_grad(objective)(model)
     change, state = adam.update(gradient, state)
@@ -85,8 +85,8 @@ windows = sample_windows(text, LENGTH, 128, key=jax.random.key(2))
 results = {}
 for strength, model in models.items():
     batch = batch_of_windows(model, windows)
-    results[strength] = lim.influence(loss, model, batch, grid)
-    risk = jax.vmap(loss, in_axes=(None, 0, 0))(model, *batch).mean()
+    results[strength] = lim.influence(CausalLM.loss, model, batch, grid)
+    risk = jax.vmap(model.loss)(*batch).mean()
     imbalance = lim.integral((results[strength].density - 1) ** 2, grid)
     print(
         f"beta = {strength}: risk {risk:.3f} nats, imbalance {imbalance:.3f}, "
@@ -108,7 +108,7 @@ assert lim.integral((results[0.05].density - 1) ** 2, grid) < lim.integral(
 # %%
 model = models[0.0]
 batch = batch_of_windows(model, windows[:16])
-dynamics = density_dynamics(loss, model, batch, grid)
+dynamics = density_dynamics(CausalLM.loss, model, batch, grid)
 figure, axes = plt.subplots()
 axes.plot(grid.nodes, dynamics.rate)
 axes.axhline(0, color="grey", linewidth=0.8)

@@ -115,7 +115,7 @@ def test_explain_writes_what_it_prints(tmp_path, capsys):
     assert "explanation.json and 19 figures" in printed
     # The seeded network's cone mass stands under its name.
     keys = jax.random.split(jax.random.key(0), 4)
-    seeded = models.LanguageModel.init(12, key=keys[0])
+    seeded = models.byte_model(12, key=keys[0])
     windows = models.sample_windows(models.standard_library_text(), 12, 3, key=keys[2])
     mass = studies.average_cone_mass(seeded, windows, lim.boundary_regions(lim.token_grid(12), 0.2))
     shown = document["cone_mass"]

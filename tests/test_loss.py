@@ -17,6 +17,7 @@ from lim_jax.loss import (
     hat,
     last_token,
     logit_residual,
+    margin_loss,
     positionwise_cross_entropy,
     query_subset,
     teacher_forcing,
@@ -174,6 +175,53 @@ def test_class_numbers_outside_the_vocabulary_are_refused_where_they_count():
     for wrong in (5, -1):
         with pytest.raises(eqx.EquinoxRuntimeError, match="class numbers from 0 to 4"):
             jax.block_until_ready(loss(logits, jnp.array([0, wrong, 4, 0]), weights))
+
+
+@eqx.filter_jit
+@jax.value_and_grad
+def margins(logits, answers, weights):
+    return margin_loss(logits, answers, weights)
+
+
+def test_the_margin_loss_is_minus_the_log_odds_of_the_answers():
+    """By probabilities, in NumPy; its derivative is the others' softmax, and -1 at the answer."""
+    logits, answers = random_states(1, 7, 5), np.array([3, 0, 4, 4, 1, -100, 2])
+    weights = np.array([0.1, 0.2, 0.05, 0.3, 0.25, 0.0, 0.1])
+    value, gradient = jax.tree.map(np.asarray, margins(logits, answers, jax.device_put(weights)))
+    likely = np.exp(log_softmax(np.asarray(logits), axis=1))
+    chosen = np.eye(5)[answers % 5]
+    odds = np.log(likely / (1 - likely))[chosen > 0]
+    np.testing.assert_allclose(value, -weights @ odds, rtol=1e-12)
+    others = likely * (1 - chosen) / (likely * (1 - chosen)).sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(gradient, weights[:, None] * (others - chosen), atol=1e-14)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_dominating_answer_and_masked_classes_leave_the_margin_finite(dtype):
+    """Where the cross-entropy is zero to the last digit and has no gradient left."""
+    logits = np.array([[300.0, 1.0, -np.inf, 0.5], [-200.0, 4.0, 4.0, -np.inf]], dtype)
+    answers, weights = np.array([0, 0]), np.array([0.25, 0.75], dtype)
+    value, gradient = jax.tree.map(
+        np.asarray, margins(*map(jax.device_put, (logits, answers, weights)))
+    )
+    assert value.dtype == gradient.dtype == dtype
+    expected = 0.25 * (np.log(np.exp(1) + np.exp(0.5)) - 300) + 0.75 * (4 + np.log(2) + 200)
+    np.testing.assert_allclose(value, expected, rtol=1e-6)
+    share = 1 / (1 + np.exp(-0.5))
+    rows = [[-0.25, 0.25 * share, 0, 0.25 * (1 - share)], [-0.75, 0.375, 0.375, 0]]
+    np.testing.assert_allclose(gradient, rows, atol=1e-6)
+
+
+def test_a_margin_is_one_answers_over_at_least_one_other_class(as_users_run):
+    weights, logits = jnp.array([0.5, 0.5]), random_states(1, 2, 3)
+    with pytest.raises(ValueError, match="targets: got an array of float64.*class numbers"):
+        margin_loss(logits, jax.nn.one_hot(jnp.array([0, 1]), 3), weights)
+    with pytest.raises(ValueError, match="logits: got 1, expected at least two classes"):
+        margin_loss(logits[:, :1], jnp.array([0, 0]), weights)
+    with pytest.raises(eqx.EquinoxRuntimeError, match="class numbers from 0 to 2"):
+        jax.block_until_ready(margins(logits, jnp.array([0, 3]), weights))
+    with pytest.raises(eqx.EquinoxRuntimeError, match="weights that sum to one"):
+        jax.block_until_ready(margins(logits, jnp.array([0, 1]), 2 * weights))
 
 
 def test_no_row_of_classes_is_made_of_class_numbers():

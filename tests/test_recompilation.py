@@ -3,6 +3,7 @@
 from contextlib import contextmanager
 
 import diffrax
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,12 +19,14 @@ from reference.networks import (
 )
 
 import lim_jax as lim
+from lim_jax.loss import last_token
 from lim_jax.network.continuous import LayerwiseControl
 from lim_jax.observability import gramian, trace_estimates
 
 GRID = lim.token_grid(LENGTH)
 FLOW = random_flow()
 MODEL = FLOW, lim.LinearReadout(random_states(4, WIDTH, VOCABULARY))
+LANGUAGE = lim.models.byte_model(LENGTH, width=4, heads=1, depth=2, key=jax.random.key(0))
 LAST = jnp.array([LENGTH - 1])
 START = jnp.array([0.0])
 EULER = {"solver": diffrax.Euler(), "stepsize_controller": diffrax.ConstantStepSize()}
@@ -59,6 +62,13 @@ def attention():
     return layer_of(FLOW).attention
 
 
+@eqx.filter_jit
+def example_of_model(seed):
+    """Targets are ids, and the loss a method."""
+    window = jax.random.randint(jax.random.key(seed), (LENGTH + 1,), 0, 256)
+    return LANGUAGE.example(window, last_token(LENGTH))
+
+
 JOBS = {
     "influence": lambda seed: lim.influence(loss, MODEL, batch(seed), GRID),
     "a stream with a ragged end": lambda seed: lim.influence_stream(
@@ -80,6 +90,15 @@ JOBS = {
     "channels": lambda seed: lim.adjoint.channels(FLOW, terminal_loss, example(seed), GRID),
     "attention hops of ids": lambda seed: lim.adjoint.attention_hops(
         FLOW, terminal_loss, example_of_ids(seed), GRID, 2
+    ),
+    "channels of a model": lambda seed: lim.adjoint.channels(
+        LANGUAGE.flow, LANGUAGE.terminal_loss, example_of_model(jnp.array(seed)), GRID
+    ),
+    "influence of a model": lambda seed: lim.influence(
+        lim.models.CausalLM.loss,
+        LANGUAGE,
+        jax.tree.map(lambda leaf: leaf[None], example_of_model(jnp.array(seed))),
+        GRID,
     ),
     "a continuous flow": lambda seed: CONTINUOUS(batch(seed)[0][0], GRID),
     "its adjoint": lambda seed: (

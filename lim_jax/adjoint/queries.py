@@ -9,11 +9,19 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
-from lim_jax._checks import counted, guarded, guarded_finite, require_floats
+from lim_jax._checks import (
+    ARRAYS,
+    counted,
+    guarded,
+    guarded_finite,
+    require,
+    require_floats,
+)
 from lim_jax.adjoint.certificate import half_digits
 from lim_jax.grid import Regions, require_on_grid, require_regions
+from lim_jax.loss import Labels, logit_residual
 
 
 class QueryMasses(NamedTuple):
@@ -82,7 +90,7 @@ def readout_support(query_weights: Float[Array, " length"], radius: int) -> Floa
 def readout_residual_energies(
     readout: Any,
     states: Float[Array, "examples length width"],
-    targets: Float[Array, "examples length vocabulary"],
+    targets: Float[Array, "examples length vocabulary"] | Int[Array, "examples length"],
     regions: Regions,
 ) -> Float[Array, " length"]:
     r"""The energies :math:`\rho_i = \mathbb E\,\|C_i^*(\mathrm{softmax}(H_i) - Y_{i+1})\|^2`.
@@ -99,28 +107,38 @@ def readout_residual_energies(
     states
         The terminal states of every example.
     targets
-        Their labels.
+        Their labels, rows or class numbers.
     regions
         On the states' grid.
 
     Raises
     ------
+    ValueError
+        Where states or targets do not fit the regions' grid or one another.
     EquinoxRuntimeError
-        Where the readout is not tokenwise.
+        Where the readout is not tokenwise, or a class number is outside the vocabulary.
     """
     require_regions(regions)
     require_on_grid(states, regions.grid, "states", "examples length width")
-    require_on_grid(targets, regions.grid, "targets", "examples length vocabulary")
     grid = regions.grid
+    if not (isinstance(targets, ARRAYS) and jnp.issubdtype(targets.dtype, jnp.integer)):
+        require_floats(targets, "targets", "examples length vocabulary")
+    require(
+        targets.shape[:2] == states.shape[:2],
+        "targets",
+        got=f"shape {targets.shape} with states of shape {states.shape}",
+        expected="labels of the same examples and positions",
+        cure="Pass class numbers (examples, length) or rows (examples, length, vocabulary).",
+    )
 
-    def energies(state: Array, target: Array) -> tuple[Array, Array]:
+    def energies(example: tuple[Array, Labels]) -> tuple[Array, Array]:
+        state, target = example
         logits, pull = jax.vjp(lambda x: readout(x, grid), state)
-        totals = target.sum(axis=1, keepdims=True)
-        residual = totals * jax.nn.softmax(logits, axis=1) - target
-        (covector,) = pull(residual)
+        (covector,) = pull(logit_residual(logits, target))
         return (covector**2).sum(axis=1), _mixing(lambda c: pull(c)[0], logits)
 
-    found, mixed = jax.vmap(energies)(states, targets)
+    # One example's logits at a time: of real vocabularies they are large.
+    found, mixed = jax.lax.map(energies, (states, targets))
     return guarded(
         found.mean(axis=0),
         jnp.any(mixed),

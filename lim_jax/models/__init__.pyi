@@ -8,6 +8,7 @@ from . import language as language
 from . import llama_family as llama_family
 from . import reading as reading
 from .causal import CausalLM as CausalLM
+from .causal import Queries as Queries
 from .causal import load as load
 from .checkpoint import Checkpoint as Checkpoint
 from .checkpoint import open_checkpoint as open_checkpoint
@@ -19,8 +20,7 @@ from .gguf_file import open_gguf as open_gguf
 from .gpt_family import gpt2 as gpt2
 from .gpt_family import gpt_neox as gpt_neox
 from .ids import influence_of_ids as influence_of_ids
-from .language import LanguageModel as LanguageModel
-from .language import batch_of_windows as batch_of_windows
+from .language import byte_model as byte_model
 from .language import sample_windows as sample_windows
 from .language import standard_library_text as standard_library_text
 from .language import train as train

@@ -1,14 +1,15 @@
 """Causal language models over token ids, as their checkpoints hold them."""
 
 from pathlib import Path
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
 from jaxtyping import Array, Float, Int
 
-from lim_jax._checks import guarded, require, require_indices
+from lim_jax._checks import described, guarded, require, require_indices
 from lim_jax.grid import Grid, token_grid
-from lim_jax.loss import Labels, Logits, autoregressive_cross_entropy
+from lim_jax.loss import Labels, Logits, Scalar, autoregressive_cross_entropy, margin_loss
 from lim_jax.models.checkpoint import open_checkpoint
 from lim_jax.models.families import FAMILIES
 from lim_jax.models.gguf_file import open_gguf
@@ -17,6 +18,45 @@ from lim_jax.network.flow import ResidualFlow
 from lim_jax.network.norms import Norm
 
 Profile = Float[Array, " length"]
+
+
+class Queries(NamedTuple):
+    r"""What a loss asks of a context: where, with which weight, and what the answers are.
+
+    Attributes
+    ----------
+    targets
+        The answer to each query: an id, or a row of weights of all words.
+    weights
+        :math:`\alpha`, one for each query, of sum one (`loss.teacher_forcing`, `loss.last_token`).
+    places
+        Where each query stands in the context, from 0. None: one at every place. The head, of
+        many words, reads only the places that are asked, so name them where they are few.
+    """
+
+    targets: Labels
+    weights: Float[Array, " queries"]
+    places: Int[Array, " queries"] | None = None
+
+    def only(self, places: Int[Array, " queries"]) -> "Queries":
+        """Of queries at every place keep those at `places`; the others must have no weight.
+
+        Examples
+        --------
+        >>> import jax.numpy as jnp
+        >>> everywhere = Queries(jnp.array([3, 1, 4]), jnp.array([0.5, 0.0, 0.5]))
+        >>> everywhere.only(jnp.array([0, 2])).targets.tolist()
+        [3, 4]
+        """
+        require(
+            self.places is None,
+            "places",
+            got="queries at some places already",
+            expected="queries at every place",
+            cure="Choose once, of all.",
+        )
+        require_indices(places, "places")
+        return Queries(self.targets[places], self.weights[places], places)
 
 
 class CausalLM(eqx.Module):
@@ -84,28 +124,80 @@ class CausalLM(eqx.Module):
 
     def logits(self, ids: Int[Array, " length"]) -> Logits:
         """The logits of every next word of one context."""
-        grid = token_grid(ids.shape[0])
-        return self.readout(self.flow(self.embed(ids), grid), grid)
+        x = self.embed(ids)
+        grid = _grid_of(x)
+        return self.readout(self.flow(x, grid), grid)
 
-    def loss(self, x: State, targets: Labels, query_weights: Profile) -> Float[Array, ""]:
-        """The next-word cross-entropy of one embedded context, in nats; targets may be ids."""
-        return self.terminal_loss(self.flow(x, token_grid(x.shape[0])), targets, query_weights)
+    def example(
+        self, window: Int[Array, " tokens"], query_weights: Profile
+    ) -> tuple[State, Queries]:
+        """One example ``(x, y)`` of a window of L + 1 ids: L of context, and the id after each.
 
-    def terminal_loss(
-        self, state: State, targets: Labels, query_weights: Profile
-    ) -> Float[Array, ""]:
-        """The same loss, of the network's last state."""
-        logits = self.readout(state, token_grid(state.shape[0]))
-        return autoregressive_cross_entropy(logits, targets, query_weights)
+        Of many windows, ``jax.vmap(model.example, in_axes=(0, None))(windows, query_weights)``.
 
-    def loss_of_ids(
-        self, ids: Int[Array, " length"], targets: Labels, query_weights: Profile
-    ) -> Float[Array, ""]:
-        """The same loss from ids: its gradient reaches the embeddings, so that training moves them.
-
-        Give no `position` of the context a weight where it has no target.
+        Parameters
+        ----------
+        window
+            Ids; the last is a target only.
+        query_weights
+            One for each place of the context; they come back in the model's precision.
         """
-        return self.loss(self.embed(ids), targets, query_weights)
+        x = self.embed(window[:-1])
+        return x, Queries(window[1:], query_weights.astype(x.dtype))
+
+    def loss(self, x: State, y: Queries) -> Scalar:
+        """The next-word cross-entropy of one embedded context, in nats.
+
+        ``influence(CausalLM.loss, model, batch, grid)`` measures it.
+        """
+        return self.terminal_loss(self.flow(x, _grid_of(x)), y)
+
+    def terminal_loss(self, state: State, y: Queries) -> Scalar:
+        """The same loss, of the network's last state: what the adjoint's ledgers take.
+
+        ``channels(model.flow, model.terminal_loss, (x, y), grid)``.
+
+        Raises
+        ------
+        ValueError
+            Where y is no `Queries`, or its parts do not fit one another or the state.
+        EquinoxRuntimeError
+            Where weights do not sum to one, or an id or a place is outside its range.
+        """
+        return autoregressive_cross_entropy(self._asked(state, y), y.targets, y.weights)
+
+    def margin_loss(self, x: State, y: Queries) -> Scalar:
+        """Minus the answers' log odds (`loss.margin_loss`), of one embedded context."""
+        return self.terminal_margin_loss(self.flow(x, _grid_of(x)), y)
+
+    def terminal_margin_loss(self, state: State, y: Queries) -> Scalar:
+        """The same loss, of the network's last state."""
+        return margin_loss(self._asked(state, y), y.targets, y.weights)
+
+    def loss_of_ids(self, ids: Int[Array, " length"], y: Queries) -> Scalar:
+        """`loss` from ids: its gradient reaches the embeddings, so that training moves them."""
+        return self.loss(self.embed(ids), y)
+
+    def _asked(self, state: State, y: Queries) -> Float[Array, "queries vocabulary"]:
+        """The logits of the places that are asked."""
+        require(
+            isinstance(y, Queries),
+            "y",
+            got=described(y),
+            expected="Queries(targets, weights)",
+            cure="Make both of a window of ids by model.example.",
+        )
+        if y.places is not None:
+            last = state.shape[0] - 1
+            message = f"places: expected numbers from 0 to {last}, got others."
+            places = guarded(y.places, (y.places < 0) | (y.places > last), message)
+            state = state[places]
+        return self.readout(state, _grid_of(state))
+
+
+def _grid_of(x: State) -> Grid:
+    """The tokens of a context, in its precision."""
+    return token_grid(x.shape[0], x.dtype)
 
 
 def load(path: Path | str, dtype: str = "float32") -> CausalLM:

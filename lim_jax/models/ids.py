@@ -85,9 +85,7 @@ def _energies(
     model: CausalLM, windows: Int[Array, "examples tokens"], asked: Profile, regions: Regions
 ) -> Float[Array, "examples positions"]:
     grid = token_grid(windows.shape[1] - 1)
-    x = jax.vmap(model.embed)(windows[:, :-1])
-    asked = asked.astype(x.dtype)
     energies = adjoint_energies(
-        lambda model, x, y: model.loss(x, y, asked), model, (x, windows[:, 1:]), grid
+        CausalLM.loss, model, jax.vmap(model.example, in_axes=(0, None))(windows, asked), grid
     )
     return jax.vmap(lambda energy: carried(energy, grid, regions.grid))(energies)

@@ -16,9 +16,9 @@ from jaxtyping import Array, Float, Int, Key
 
 from lim_jax._checks import require
 from lim_jax._random import gaussian
-from lim_jax.grid import token_grid
-from lim_jax.loss import LinearReadout, autoregressive_cross_entropy, teacher_forcing
-from lim_jax.network.field import State, TransformerField
+from lim_jax.loss import LinearReadout, teacher_forcing
+from lim_jax.models.causal import CausalLM
+from lim_jax.network.field import TransformerField
 from lim_jax.network.flow import ResidualFlow, split
 from lim_jax.training.loop import Progress, resumable
 
@@ -26,73 +26,39 @@ BYTES = 256
 Tokens = Int[Array, "examples tokens"]
 
 
-class LanguageModel(eqx.Module):
-    """Byte and position embeddings, a pre-norm network, and a linear readout.
+def byte_model(
+    length: int, *, width: int = 32, heads: int = 4, depth: int = 4, key: Key[Array, ""]
+) -> CausalLM:
+    """A pre-norm network over bytes, with Gaussian embeddings and the fields' own initialisation.
 
-    Attributes
+    Split layers at unit step, learned places, no last norm, and a head of its own.
+
+    Parameters
     ----------
-    embedding, positions
-        One vector for each byte, and for each place in the context.
-    flow
-        The network, in the split scheme at unit step.
-    readout
-        From states to logits of the next byte.
+    length
+        The number of places L.
+    width, heads, depth
+        Of the network.
+    key
+        For all its parameters.
+
+    Examples
+    --------
+    >>> model = byte_model(8, width=4, heads=2, depth=2, key=jax.random.key(0))
+    >>> model.logits(jnp.arange(5)).shape
+    (5, 256)
     """
-
-    embedding: Float[Array, "bytes width"]
-    positions: Float[Array, "length width"]
-    flow: ResidualFlow
-    readout: LinearReadout
-
-    @classmethod
-    def init(
-        cls, length: int, *, width: int = 32, heads: int = 4, depth: int = 4, key: Key[Array, ""]
-    ) -> "LanguageModel":
-        """Gaussian embeddings, and the fields' own initialisation.
-
-        Examples
-        --------
-        >>> LanguageModel.init(8, width=4, heads=2, depth=2, key=jax.random.key(0)).length
-        8
-        """
-        embedding, positions, layers, readout = jax.random.split(key, 4)
-        fields = jax.vmap(lambda key: TransformerField.init(width, heads=heads, key=key))(
-            jax.random.split(layers, depth)
-        )
-        return cls(
-            gaussian(embedding, (BYTES, width)),
-            gaussian(positions, (length, width)),
-            ResidualFlow(fields, horizon=float(depth), step=split),
-            LinearReadout.init(width, BYTES, key=readout),
-        )
-
-    @property
-    def length(self) -> int:
-        """The context length L."""
-        return self.positions.shape[0]
-
-    def embed(self, tokens: Int[Array, " length"]) -> State:
-        r"""The input states :math:`X_0` of one context, whose influence is measured."""
-        return self.embedding[tokens] + self.positions
-
-    def loss(
-        self,
-        x: State,
-        targets: Float[Array, "length bytes"],
-        query_weights: Float[Array, " length"],
-    ) -> Float[Array, ""]:
-        """The next-byte cross-entropy of one embedded context, in nats."""
-        return self.terminal_loss(self.flow(x, token_grid(self.length)), targets, query_weights)
-
-    def terminal_loss(
-        self,
-        state: State,
-        targets: Float[Array, "length bytes"],
-        query_weights: Float[Array, " length"],
-    ) -> Float[Array, ""]:
-        """The same loss, of the network's last state."""
-        logits = self.readout(state, token_grid(self.length))
-        return autoregressive_cross_entropy(logits, targets, query_weights)
+    embedding, positions, layers, readout = jax.random.split(key, 4)
+    fields = jax.vmap(lambda key: TransformerField.init(width, heads=heads, key=key))(
+        jax.random.split(layers, depth)
+    )
+    return CausalLM(
+        embedding=gaussian(embedding, (BYTES, width)),
+        positions=gaussian(positions, (length, width)),
+        flow=ResidualFlow(fields, horizon=float(depth), step=split),
+        norm=eqx.nn.Identity(),
+        head=LinearReadout.init(width, BYTES, key=readout).weight.T,
+    )
 
 
 def standard_library_text(size: int = 400_000) -> Int[Array, " bytes"]:
@@ -126,9 +92,9 @@ def standard_library_text(size: int = 400_000) -> Int[Array, " bytes"]:
 
 
 def sample_windows(
-    text: Int[Array, " bytes"], length: int, count: int, *, key: Key[Array, ""]
+    text: Int[Array, " ids"], length: int, count: int, *, key: Key[Array, ""]
 ) -> Tokens:
-    """Cut random windows of `length` context bytes and the byte after them.
+    """Cut random windows of `length` ids of context and the id after them.
 
     Examples
     --------
@@ -138,7 +104,7 @@ def sample_windows(
     require(
         text.size > length,
         "text",
-        got=f"{text.size} bytes",
+        got=f"{text.size} ids",
         expected=f"more than the context of {length}",
         cure="Take a longer text or a shorter context.",
     )
@@ -146,17 +112,10 @@ def sample_windows(
     return text[starts + jnp.arange(length + 1)[None, :]]
 
 
-def batch_of_windows(
-    model: LanguageModel, windows: Tokens
-) -> tuple[Float[Array, "examples length width"], Float[Array, "examples length bytes"]]:
-    """Embed contexts, and turn the bytes after them into one-hot targets."""
-    targets = jax.nn.one_hot(windows[:, 1:], BYTES, dtype=model.embedding.dtype)
-    return jax.vmap(model.embed)(windows[:, :-1]), targets
-
-
 def train(
-    model: LanguageModel,
-    text: Int[Array, " bytes"],
+    model: CausalLM,
+    text: Int[Array, " ids"],
+    length: int,
     steps: int,
     *,
     key: Key[Array, ""],
@@ -164,15 +123,19 @@ def train(
     rate: float = 3e-3,
     checkpoint: Path | None = None,
     progress: Progress = iter,
-) -> tuple[LanguageModel, Float[Array, " steps"]]:
+) -> tuple[CausalLM, Float[Array, " steps"]]:
     """Train by Adam under uniform teacher forcing; returns the model and the loss of every step.
+
+    All parameters move, the embeddings too.
 
     Parameters
     ----------
     model
         Where to start.
     text
-        Byte values.
+        Ids, such as byte values.
+    length
+        That of the contexts.
     steps
         Updates.
     key
@@ -183,15 +146,15 @@ def train(
         As in `training.resumable`.
     """
     optimiser = optax.adam(rate)
-    weights = teacher_forcing(model.length)
+    weights = teacher_forcing(length)
 
-    def risk(model: LanguageModel, windows: Tokens) -> Float[Array, ""]:
-        x, targets = batch_of_windows(model, windows)
-        return jax.vmap(lambda x, y: model.loss(x, y, weights))(x, targets).mean()
+    def risk(model: CausalLM, windows: Tokens) -> Float[Array, ""]:
+        x, y = jax.vmap(model.example, in_axes=(0, None))(windows, weights)
+        return jax.vmap(model.loss)(x, y).mean()
 
     @eqx.filter_jit
     def update(model, state, key):
-        windows = sample_windows(text, model.length, batch, key=key)
+        windows = sample_windows(text, length, batch, key=key)
         value, gradient = eqx.filter_value_and_grad(risk)(model, windows)
         change, state = optimiser.update(gradient, state)
         return eqx.apply_updates(model, change), state, value

@@ -1,6 +1,6 @@
 r"""Why a network uses the positions that it uses: density, channels and certificates of a loss.
 
-Density, channels and certificates of a `LanguageModel` on contexts, under query weights that say
+Density, channels and certificates of a `CausalLM` on contexts, under query weights that say
 where the loss asks; and its cone mass, which is the network's alone. At the input or at a later
 depth: where early layers change the scale of the state, the channels of the input say little else.
 """
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import numpy as np
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Float, Int, Key
 
 from lim_jax._checks import counted
 from lim_jax.adjoint.certificate import Certificate, certificate_table
@@ -39,11 +39,12 @@ from lim_jax.adjoint.residual import amplification, interaction_norms
 from lim_jax.adjoint.tangent import attention_sites
 from lim_jax.density import Influence
 from lim_jax.grid import Regions, regional_averages
-from lim_jax.models.language import LanguageModel, Tokens, batch_of_windows
+from lim_jax.models.causal import CausalLM
 from lim_jax.network.field import CausalAttention, State
 from lim_jax.probes import Estimate, sample_mean
 
 Profile = Float[Array, " length"]
+Windows = Int[Array, "examples tokens"]
 
 HOPS = ("0 hops", "1 hop", "2 hops", "3 or more hops")
 
@@ -129,8 +130,8 @@ class Explanation(NamedTuple):
 
 
 def explain(
-    model: LanguageModel,
-    windows: Tokens,
+    model: CausalLM,
+    windows: Windows,
     query_weights: Profile,
     regions: Regions,
     *,
@@ -144,13 +145,14 @@ def explain(
     Parameters
     ----------
     model
-        The network.
+        Any: from `models.load`, or `models.byte_model`.
     windows
-        Contexts with the byte after each, from `language.sample_windows`.
+        Contexts of L ids with the id after each.
     query_weights
-        Where the loss asks: `loss.teacher_forcing`, `loss.last_token`, or others.
+        Where the loss asks: `loss.teacher_forcing`, `loss.last_token`, or others. The head reads
+        those places alone, but for the readout's residual energies.
     regions
-        On the model's token grid.
+        On the token grid of L, in the model's precision: ``token_grid(L, model.embedding.dtype)``.
     key
         For the norms' random starts and the bootstrap.
     depth
@@ -164,10 +166,11 @@ def explain(
     last = model.flow.depth - 1
     expected = f"a whole number from 0 to {last}, the last layer's depth"
     depth = counted(depth, "depth", least=0, most=last, expected=expected)
+    query_weights = query_weights.astype(model.embedding.dtype)
     norms_key, bootstrap_key = jax.random.split(key)
-    x, targets = batch_of_windows(model, windows)
     rest = _without_queries(query_weights, regions)
-    found = _measure(model, x, targets, query_weights, regions, depth, norms_key)
+    asked = jax.device_put(np.flatnonzero(query_weights))
+    found = _measure(model, windows, query_weights, asked, regions, depth, norms_key)
     regional = regional_channels(found.vectors, regions)
     energies = (found.initial**2).sum(axis=2)
     bounds = bootstrap_bounds(regional, key=bootstrap_key)
@@ -202,7 +205,7 @@ def _without_queries(query_weights: Profile, regions: Regions) -> Regions | None
 
 
 @eqx.filter_jit
-def average_cone_mass(model: LanguageModel, windows: Tokens, regions: Regions) -> Estimate:
+def average_cone_mass(model: CausalLM, windows: Windows, regions: Regions) -> Estimate:
     """Average the exact cone mass over layers and contexts, in the operator norm, as a density.
 
     It is of the network alone: no loss enters. Standard errors are over contexts.
@@ -217,11 +220,11 @@ def average_cone_mass(model: LanguageModel, windows: Tokens, regions: Regions) -
     def of_layer(layer: tuple[CausalAttention, State]) -> Profile:
         return cone_mass(layer[0], layer[1], grid)
 
-    def mass(x: State) -> Profile:
-        states = model.flow.trajectory(x, grid).states[:-1]
+    def mass(window: Int[Array, " tokens"]) -> Profile:
+        states = model.flow.trajectory(model.embed(window[:-1]), grid).states[:-1]
         return jax.lax.map(of_layer, (attention, states)).mean(axis=0)
 
-    return sample_mean(jax.lax.map(mass, batch_of_windows(model, windows)[0]))
+    return sample_mean(jax.lax.map(mass, windows))
 
 
 class _Measured(NamedTuple):
@@ -240,23 +243,20 @@ class _Measured(NamedTuple):
 
 @eqx.filter_jit
 def _measure(
-    model: LanguageModel,
-    x: Float[Array, "examples length width"],
-    targets: Float[Array, "examples length bytes"],
+    model: CausalLM,
+    windows: Windows,
     query_weights: Profile,
+    asked: Int[Array, " queries"],
     regions: Regions,
     depth: int,
     key: Key[Array, ""],
 ) -> _Measured:
     grid, flow = regions.grid, model.flow
 
-    def one(example):
-        x, _ = example
-
-        def loss(state: State, y: Any) -> Float[Array, ""]:
-            return model.terminal_loss(state, y, query_weights)
-
-        ledger = channels(flow, loss, example, grid)
+    def one(window):
+        x, y = model.example(window, query_weights)
+        example = x, y.only(asked)
+        ledger = channels(flow, model.terminal_loss, example, grid)
         vectors, states = ledger.at_depth(depth), ledger.states
         sites = attention_sites(flow, states, ledger.covectors, grid)
         sites, norms = jax.tree.map(
@@ -268,13 +268,15 @@ def _measure(
             ledger.covectors[-1],
             amplification(norms).product,
             relative_energies(vectors, states[depth], grid),
-            (attention_hops(flow, loss, example, grid, len(HOPS) - 1)[depth] ** 2).sum(axis=2),
+            (
+                attention_hops(flow, model.terminal_loss, example, grid, len(HOPS) - 1)[depth] ** 2
+            ).sum(axis=2),
             (cone_by_head(sites, grid) ** 2).sum(axis=3) @ grid.weights,
         )
         return measured, states[-1], sites
 
-    measured, last, sites = jax.lax.map(one, (x, targets))
-    energies = readout_residual_energies(model.readout, last, targets, regions)
+    measured, last, sites = jax.lax.map(one, windows)
+    energies = readout_residual_energies(model.readout, last, windows[:, 1:], regions)
     return _Measured(*measured, cone=joint_cone(sites, grid), residual_energies=energies)
 
 

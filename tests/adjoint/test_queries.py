@@ -4,6 +4,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from reference.networks import VOCABULARY, WIDTH, random_labels, random_states
 
 import lim_jax as lim
@@ -14,10 +15,15 @@ GRID = lim.token_grid(LENGTH)
 REGIONS = lim.boundary_regions(GRID, 0.2)
 
 
-def test_readout_residuals_times_query_weights_are_the_terminal_energies():
+ROWS = 1.7 * random_labels(3, 3, LENGTH, 5)
+NUMBERS = jax.device_put(np.random.default_rng(2).integers(5, size=(3, LENGTH)))
+
+
+@pytest.mark.parametrize("targets", [ROWS, NUMBERS], ids=["rows", "class numbers"])
+def test_readout_residuals_times_query_weights_are_the_terminal_energies(targets):
     # `eq:finite-recency-energy-contrast`.
     readout = lim.LinearReadout(random_states(4, 6, 5))
-    states, targets = random_states(1, 3, LENGTH, 6), 1.7 * random_labels(3, 3, LENGTH, 5)
+    states = random_states(1, 3, LENGTH, 6)
     weights = random_labels(8, 1, LENGTH)[0]
     measured = eqx.filter_jit(queries.readout_residual_energies)
     found = np.asarray(measured(readout, states, targets, REGIONS))

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from reference import publishers
+from reference.as_users import DEFAULTS
 from reference.publishers import CONFIGS, PLACES, WORDS, write
 from scipy.special import log_softmax
 
@@ -14,9 +15,11 @@ from lim_jax import models
 from lim_jax.adjoint.hops import attention_hops
 from lim_jax.adjoint.ledger import channels
 from lim_jax.loss import last_token, teacher_forcing
+from lim_jax.models import Queries
 
 TOKENS = np.array([3, 1, 4, 1, 5, 9, 2])
 IDS = jax.device_put(TOKENS)
+WINDOW = jax.device_put(np.append(TOKENS, 6))
 
 
 @pytest.fixture(scope="module")
@@ -33,15 +36,14 @@ def model(folder):
 def test_every_family_gives_its_publishers_logits_and_an_exact_ledger(tmp_path, name):
     """Channels and hops sum to the gradient, which central differences know."""
     model = models.load(write(tmp_path, CONFIGS[name]), dtype="float64")
-    grid, weights, targets = lim.token_grid(7), teacher_forcing(7), jnp.roll(IDS, -1)
+    grid = lim.token_grid(7)
 
     @eqx.filter_jit
     def measured(model, moved):
-        x = model.embed(IDS)
-        terminal_loss = lambda state, y: model.terminal_loss(state, y, weights)  # noqa: E731
-        found = channels(model.flow, terminal_loss, (x, targets), grid)
-        hops = attention_hops(model.flow, terminal_loss, (x, targets), grid, 2)[0]
-        losses = [model.loss(x + step * moved, targets, weights) for step in (1e-5, -1e-5)]
+        x, y = model.example(WINDOW, teacher_forcing(7))
+        found = channels(model.flow, model.terminal_loss, (x, y), grid)
+        hops = attention_hops(model.flow, model.terminal_loss, (x, y), grid, 2)[0]
+        losses = [model.loss(x + step * moved, y) for step in (1e-5, -1e-5)]
         return model.logits(IDS), found.vectors.sum(axis=0), hops.sum(axis=0), losses
 
     moved = np.random.default_rng(1).standard_normal((7, publishers.WIDTH))
@@ -63,18 +65,18 @@ def test_rotary_networks_take_contexts_of_any_length(tmp_path, name):
 def test_losses_are_the_publishers(model):
     expected = publishers.logits(CONFIGS["gpt2"], TOKENS)
     targets = jax.device_put(np.append(TOKENS[1:], -1))
-    weights = teacher_forcing(7, continuation=False)
+    y = Queries(targets, teacher_forcing(7, continuation=False))
     surprise = -log_softmax(expected, axis=1)[np.arange(6), TOKENS[1:]]
-    loss = eqx.filter_jit(lambda model: model.loss_of_ids(IDS, targets, weights))(model)
+    loss = eqx.filter_jit(lambda model: model.loss_of_ids(IDS, y))(model)
     np.testing.assert_allclose(loss, surprise.mean(), rtol=1e-12)
 
 
 def test_the_gradient_of_a_loss_of_ids_reaches_the_embeddings(model):
-    weights = last_token(7)
+    y = Queries(IDS, last_token(7))
 
     @eqx.filter_jit
     def gradient(model):
-        return eqx.filter_grad(lambda model: model.loss_of_ids(IDS, IDS, weights))(model)
+        return eqx.filter_grad(lambda model: model.loss_of_ids(IDS, y))(model)
 
     found = gradient(model)
     rows = np.abs(np.asarray(found.embedding)).max(axis=1) > 1e-6
@@ -84,19 +86,92 @@ def test_the_gradient_of_a_loss_of_ids_reaches_the_embeddings(model):
 
 
 def test_influence_of_a_checkpoint_is_the_square_of_its_adjoint(model):
-    grid, weights, targets = lim.token_grid(7), teacher_forcing(7), jnp.roll(IDS, -1)
+    grid = lim.token_grid(7)
 
     @eqx.filter_jit
     def measured(model):
-        x = model.embed(IDS)
-        loss = lambda s, y: model.terminal_loss(s, y, weights)  # noqa: E731
-        found = channels(model.flow, loss, (x, targets), grid)
-        batch = x[None], targets[None]
-        influence = lim.influence(lambda m, x, y: m.loss(x, y, weights), model, batch, grid)
+        example = model.example(WINDOW, teacher_forcing(7))
+        found = channels(model.flow, model.terminal_loss, example, grid)
+        batch = jax.tree.map(lambda leaf: leaf[None], example)
+        influence = lim.influence(models.CausalLM.loss, model, batch, grid)
         return found.vectors.sum(axis=0), influence.energy
 
     total, energy = map(np.asarray, measured(model))
     np.testing.assert_allclose(energy, (total**2).sum(axis=1), rtol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_the_places_that_are_asked_give_the_numbers_of_all_places(tmp_path, name):
+    """Values, and gradients in states and parameters; two examples, each with its own places."""
+    model = models.load(write(tmp_path, CONFIGS[name]), dtype="float64")
+    rng = np.random.default_rng(3)
+    places, weights = np.array([[5, 2], [6, 0]]), np.array([[0.3, 0.7], [0.9, 0.1]])
+    targets, states = (
+        rng.integers(WORDS, size=(2, 7)),
+        rng.standard_normal((2, 7, publishers.WIDTH)),
+    )
+    everywhere = np.zeros((2, 7))
+    np.put_along_axis(everywhere, places, weights, axis=1)
+    dense = Queries(*map(jax.device_put, (targets, everywhere)))
+    few = jax.vmap(Queries.only)(dense, jax.device_put(places))
+    np.testing.assert_array_equal(few.weights, weights)
+
+    @eqx.filter_jit
+    def measured(model, states, y):
+        def risk(kind):
+            ask = eqx.filter_value_and_grad(lambda at: kind(at[0], at[1], at[2]))
+            return jax.vmap(lambda state, y: ask((model, state, y)))(states, y)
+
+        losses = models.CausalLM.terminal_loss, models.CausalLM.terminal_margin_loss
+        return [risk(loss) for loss in losses]
+
+    found, expected = ([part for part in measured(model, states, y)] for y in (few, dense))
+    for (values, (in_model, in_state, _)), (all_values, (in_all, in_states, _)) in zip(
+        found, expected, strict=True
+    ):
+        np.testing.assert_allclose(values, all_values, rtol=1e-13)
+        np.testing.assert_allclose(in_state, in_states, rtol=1e-11, atol=1e-15)
+        for left, right in zip(jax.tree.leaves(in_model), jax.tree.leaves(in_all), strict=True):
+            np.testing.assert_allclose(left, right, rtol=1e-11, atol=1e-14)
+    # In NumPy, of the logits at those places.
+    logits = np.asarray(jax.vmap(lambda s: model.readout(s, lim.token_grid(7)))(states))
+    rows = log_softmax(np.take_along_axis(logits, places[:, :, None], axis=1), axis=2)
+    answers = np.take_along_axis(targets, places, axis=1)[:, :, None]
+    likely = np.take_along_axis(rows, answers, axis=2)[:, :, 0]
+    (values, _), (margins, _) = found
+    np.testing.assert_allclose(values, -(weights * likely).sum(axis=1), rtol=1e-12)
+    odds = likely - np.log1p(-np.exp(likely))
+    np.testing.assert_allclose(margins, -(weights * odds).sum(axis=1), rtol=1e-11)
+
+
+def test_the_head_reads_no_other_places():
+    """At 49,152 words one place takes no logits of 512: the compiled program's own memory."""
+    model = models.byte_model(512, width=8, heads=1, depth=1, key=jax.random.key(0))
+    y = Queries(jnp.array([40_000]), jnp.array([1.0]), jnp.array([511]))
+
+    @jax.jit
+    @jax.value_and_grad
+    def loss(head, state):
+        return eqx.tree_at(lambda m: m.head, model, head).terminal_loss(state, y)
+
+    head, state = jax.device_put((np.zeros((49_152, 8)), np.zeros((512, 8))))
+    analysis = loss.lower(head, state).compile(DEFAULTS).memory_analysis()
+    assert analysis is not None and analysis.temp_size_in_bytes < 8 * 32 * 49_152
+
+
+def test_queries_that_do_not_fit_are_refused(model, as_users_run):
+    state, one = jnp.zeros((7, publishers.WIDTH)), jnp.array([1.0])
+    loss = eqx.filter_jit(models.CausalLM.terminal_loss)
+    for place in (7, -1):
+        with pytest.raises(eqx.EquinoxRuntimeError, match="places: expected numbers from 0 to 6"):
+            jax.block_until_ready(loss(model, state, Queries(IDS[:1], one, jnp.array([place]))))
+    with pytest.raises(ValueError, match=r"y: got an array of int64.*expected Queries\("):
+        loss(model, state, IDS)
+    with pytest.raises(ValueError, match="places: got queries at some places already"):
+        Queries(IDS[:1], one, jnp.array([3])).only(jnp.array([0]))
+    with pytest.raises(eqx.EquinoxRuntimeError, match="weights that sum to one"):
+        some = Queries(IDS, teacher_forcing(7)).only(jnp.array([1, 2]))  # others had weight too
+        jax.block_until_ready(loss(model, state, some))
 
 
 def test_weights_come_back_as_they_were(folder, model, tmp_path):

@@ -123,22 +123,20 @@ def test_real_weights_know_the_capital_of_france_and_have_an_exact_ledger(smollm
     ids = [words.index(word) for word in ("The", "Ġcapital", "Ġof", "ĠFrance", "Ġis")]
     paris = words.index("ĠParis")
     model, grid = models.load(smollm2), lim.token_grid(5, dtype="float32")
-    targets = jnp.full(5, paris, jnp.int32)
-    weights = last_token(5).astype(jnp.float32)
+    window = jnp.array([*ids, paris], jnp.int32)
 
     @eqx.filter_jit
-    def measured(model, ids):
-        x = model.embed(ids)
-        loss = lambda state, y: model.terminal_loss(state, y, weights)  # noqa: E731
-        state = model.flow(x, grid)
-        gradient = jax.grad(lambda x: loss(model.flow(x, grid), targets))(x) / grid.weights[:, None]
+    def measured(model, window):
+        x, y = model.example(window, last_token(5))
+        state, loss = model.flow(x, grid), model.terminal_loss
+        gradient = jax.grad(model.loss)(x, y) / grid.weights[:, None]
         sums = (
-            channels(model.flow, loss, (x, targets), grid).vectors.sum(axis=0),
-            attention_hops(model.flow, loss, (x, targets), grid, 3)[0].sum(axis=0),
+            channels(model.flow, loss, (x, y), grid).vectors.sum(axis=0),
+            attention_hops(model.flow, loss, (x, y), grid, 3)[0].sum(axis=0),
         )
         return model.readout(state, grid)[-1], gradient, sums
 
-    logits, gradient, sums = jax.tree.map(np.asarray, measured(model, jnp.array(ids, jnp.int32)))
+    logits, gradient, sums = jax.tree.map(np.asarray, measured(model, window))
     assert logits.argmax() == paris
     for found in sums:
         assert np.abs(found - gradient).max() < 1e-5 * np.abs(gradient).max()

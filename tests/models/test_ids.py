@@ -31,7 +31,8 @@ def test_every_context_lives_on_its_own_grid(model):
     expected = np.zeros(10)
     for window in WINDOWS:
         length = len(window) - 1
-        loss = lambda x: model.loss(x, window[1:], last_token(length))  # noqa: B023, E731
+        y = models.Queries(window[1:], last_token(length))
+        loss = lambda x: model.loss(x, y)  # noqa: B023, E731
         gradient = np.asarray(jax.jit(jax.grad(loss))(model.embed(window[:-1])))
         mass = (length * gradient**2).sum(axis=1)
         for cell in range(10):
@@ -45,22 +46,21 @@ def test_every_context_lives_on_its_own_grid(model):
 def test_windows_of_one_length_are_an_ordinary_batch(model):
     regions = lim.boundary_regions(lim.token_grid(3), "1/3")
     found = models.influence_of_ids(model, WINDOWS[1:], regions)
-    x = jnp.stack([model.embed(window[:-1]) for window in WINDOWS[1:]])
-    y = jnp.stack([window[1:] for window in WINDOWS[1:]])
-    loss = lambda model, x, y: model.loss(x, y, teacher_forcing(3))  # noqa: E731
-    expected = lim.influence(loss, model, (x, y), regions.grid, regions)
+    examples = [model.example(window, teacher_forcing(3)) for window in WINDOWS[1:]]
+    batch = jax.tree.map(lambda *leaves: jnp.stack(leaves), *examples)
+    expected = lim.influence(models.CausalLM.loss, model, batch, regions.grid, regions)
     np.testing.assert_allclose(found.density, expected.density, rtol=1e-12)
     np.testing.assert_allclose(found.density_error, expected.density_error, rtol=1e-10)
 
 
 def test_training_on_ids_moves_the_embedding(model):
-    weights, (window, *_) = teacher_forcing(5), WINDOWS
+    window, *_ = WINDOWS
     adam = optax.sgd(0.1)
 
     @jax.jit
     def step(embedding):
         moved = eqx.tree_at(lambda m: m.embedding, model, embedding)
-        return moved.loss_of_ids(window[:-1], window[1:], weights)
+        return moved.loss_of_ids(window[:-1], models.Queries(window[1:], teacher_forcing(5)))
 
     with jax.numpy_dtype_promotion("standard"):  # optax promotes
         value, gradient = jax.value_and_grad(step)(model.embedding)

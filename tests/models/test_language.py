@@ -6,14 +6,14 @@ import jax.numpy as jnp
 import numpy as np
 
 import lim_jax as lim
-from lim_jax.loss import teacher_forcing
+from lim_jax.loss import last_token, teacher_forcing
 from lim_jax.models import language
 
 LENGTH = 6
 
 
 def small_model(depth):
-    init = eqx.filter_jit(language.LanguageModel.init)
+    init = eqx.filter_jit(language.byte_model)
     return init(LENGTH, width=4, heads=2, depth=depth, key=jax.random.key(0))
 
 
@@ -24,7 +24,7 @@ def test_layers_are_split_at_unit_step():
 
 def test_embeddings_are_normal_and_drawn_apart():
     def init():
-        return language.LanguageModel.init(300, width=8, heads=2, depth=1, key=jax.random.key(5))
+        return language.byte_model(300, width=8, heads=2, depth=1, key=jax.random.key(5))
 
     model = jax.jit(lambda: (lambda m: (m.embedding, m.positions))(init()))()
     entries = np.stack([np.ravel(part)[: 256 * 8] for part in model])
@@ -34,14 +34,16 @@ def test_embeddings_are_normal_and_drawn_apart():
 
 def test_a_context_is_embedded_by_byte_and_place_and_asks_for_the_next_byte():
     model, windows = small_model(1), np.array([[3, 1, 4, 1, 5, 9, 2], [6, 5, 3, 5, 8, 9, 7]])
-    states, targets = map(np.asarray, jax.jit(language.batch_of_windows)(model, windows))
+    example = jax.jit(jax.vmap(model.example, in_axes=(0, None)))
+    states, queries = jax.tree.map(np.asarray, example(windows, last_token(LENGTH)))
     embedding, positions = np.asarray(model.embedding), np.asarray(model.positions)
     for n in range(2):
         for place in range(LENGTH):
             expected = embedding[windows[n, place]] + positions[place]
             np.testing.assert_allclose(states[n, place], expected, rtol=1e-15)
-            assert np.flatnonzero(targets[n, place]).tolist() == [windows[n, place + 1]]
-    np.testing.assert_array_equal(targets.sum(axis=2), 1)
+    np.testing.assert_array_equal(queries.targets, windows[:, 1:])
+    np.testing.assert_array_equal(queries.weights, np.tile(np.eye(LENGTH)[-1], (2, 1)))
+    assert queries.places is None
 
 
 def test_windows_lie_inside_the_text_and_begin_anywhere_in_it():
@@ -56,15 +58,16 @@ def test_training_takes_new_windows_each_step_at_the_rate_asked_for():
     model, key, rate = small_model(1), jax.random.key(2), 1e-7
     text = jnp.asarray(np.random.default_rng(0).integers(0, 256, 500))
     with jax.numpy_dtype_promotion("standard"):  # optax promotes
-        trained, losses = language.train(model, text, 3, key=key, batch=2, rate=rate)
+        trained, losses = language.train(model, text, LENGTH, 3, key=key, batch=2, rate=rate)
 
     @eqx.filter_jit
     def risks(model):
         def risk(index):
             own = jax.random.fold_in(key, index)
             windows = language.sample_windows(text, LENGTH, 2, key=own)
-            x, y = language.batch_of_windows(model, windows)
-            return jax.vmap(lambda x, y: model.loss(x, y, teacher_forcing(LENGTH)))(x, y).mean()
+            weights = teacher_forcing(LENGTH)
+            x, y = jax.vmap(model.example, in_axes=(0, None))(windows, weights)
+            return jax.vmap(model.loss)(x, y).mean()
 
         return jnp.stack([risk(index) for index in range(3)])
 
@@ -72,5 +75,6 @@ def test_training_takes_new_windows_each_step_at_the_rate_asked_for():
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
     assert np.abs(np.diff(expected)).min() > 1e-2
     # Adam's first step is its rate in every entry that has a gradient, later ones at most that.
-    moved = np.asarray(trained.readout.weight) - np.asarray(model.readout.weight)
-    assert 0.9 * rate < np.abs(moved).max() < 3.1 * rate
+    for part in ("head", "embedding", "positions"):
+        moved = np.asarray(getattr(trained, part)) - np.asarray(getattr(model, part))
+        assert 0.9 * rate < np.abs(moved).max() < 3.1 * rate

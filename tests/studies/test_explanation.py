@@ -26,8 +26,12 @@ REGIONS = lim.boundary_regions(lim.token_grid(LENGTH), 0.25)
 
 @cache
 def model():
-    init = eqx.filter_jit(language.LanguageModel.init)
+    init = eqx.filter_jit(language.byte_model)
     return init(LENGTH, width=4, heads=2, depth=2, key=jax.random.key(0))
+
+
+def batch(weights, count=3):
+    return jax.vmap(model().example, in_axes=(0, None))(windows(count), weights)
 
 
 @cache
@@ -46,16 +50,16 @@ def test_text_is_the_librarys_own_and_windows_are_cut_from_it():
         assert len(needle) == LENGTH + 1 and needle in whole
     with pytest.raises(ValueError, match="size: got"):
         language.standard_library_text(10**10)
-    with pytest.raises(ValueError, match="text: got 8 bytes"):
+    with pytest.raises(ValueError, match="text: got 8 ids"):
         language.sample_windows(jnp.arange(8), 8, 1, key=jax.random.key(0))
 
 
 def test_the_models_loss_is_the_next_bytes_surprise():
     @eqx.filter_jit
     def measured(model, windows):
-        batch, targets = language.batch_of_windows(model, windows)
-        end = model.flow(batch[0], lim.token_grid(LENGTH))
-        return model.loss(batch[0], targets[0], last_token(LENGTH)), end @ model.readout.weight
+        x, y = model.example(windows[0], last_token(LENGTH))
+        end = model.flow(x, lim.token_grid(LENGTH))
+        return model.loss(x, y), end @ model.head.T
 
     found, logits = measured(model(), windows())
     logits = np.asarray(logits)[-1]
@@ -68,9 +72,11 @@ def test_the_models_loss_is_the_next_bytes_surprise():
 def test_training_learns_a_text_of_one_byte():
     text = jnp.asarray(np.full(200, 65))
     with jax.numpy_dtype_promotion("standard"):  # optax promotes
-        trained, losses = language.train(model(), text, 60, key=jax.random.key(2), rate=1e-2)
+        trained, losses = language.train(
+            model(), text, LENGTH, 60, key=jax.random.key(2), rate=1e-2
+        )
     assert losses[0] > 3 and losses[-1] < 0.2
-    assert trained.length == LENGTH
+    assert trained.vocabulary == language.BYTES
 
 
 @pytest.mark.slow
@@ -80,7 +86,7 @@ def test_interrupted_training_goes_on_with_the_same_numbers(tmp_path):
         raise KeyboardInterrupt
 
     text = jnp.asarray(np.arange(200) % 7 + 65)
-    run = partial(language.train, model(), text, 60, key=jax.random.key(2))
+    run = partial(language.train, model(), text, LENGTH, 60, key=jax.random.key(2))
     with jax.numpy_dtype_promotion("standard"):  # optax promotes
         whole, losses = run()
         with pytest.raises(KeyboardInterrupt):
@@ -106,7 +112,7 @@ def explained(ask, depth=0):
 @pytest.mark.slow
 def test_at_a_depth_the_rest_of_the_network_is_explained_on_the_states_there():
     """By a network of the one layer that follows, whose input is the state after the first."""
-    found, weights, network = explained(last_token, 1), last_token(LENGTH), model()
+    found, network = explained(last_token, 1), model()
     layers = jax.tree.map(lambda leaf: leaf[1:], network.flow.layers)
     rest, grid = lim.ResidualFlow(layers, 1.0, step=lim.split), REGIONS.grid
     norms_key, _ = jax.random.split(jax.random.key(3))
@@ -114,18 +120,17 @@ def test_at_a_depth_the_rest_of_the_network_is_explained_on_the_states_there():
     def one(example):
         x, y = example
         x = network.flow.trajectory(x, grid).states[1]
-        ask = lambda state, y: network.terminal_loss(state, y, weights)  # noqa: E731
-        ledger = channels(rest, ask, (x, y), grid)
+        ledger = channels(rest, network.terminal_loss, (x, y), grid)
         norms = interaction_norms(rest, x, grid, key=norms_key)
         sites = attention_sites(rest, ledger.states, ledger.covectors, grid)
         return ledger, amplification(norms).product, sites
 
     @jax.jit
-    def measured(batch):
-        ledger, growth, sites = jax.lax.map(one, batch)
+    def measured(examples):
+        ledger, growth, sites = jax.lax.map(one, examples)
         return ledger, growth, joint_cone(sites, grid)
 
-    ledger, growth, cone = measured(language.batch_of_windows(network, windows()))
+    ledger, growth, cone = measured(batch(last_token(LENGTH)))
     initial, terminal = ledger.covectors[:, 0], ledger.covectors[:, 1]
     parts = np.stack([terminal, ledger.cone_by_depth[:, 0], ledger.local_by_depth[:, 0]], axis=1)
 
@@ -171,16 +176,11 @@ def test_an_explanation_is_made_of_its_parts():
     @jax.jit
     @jax.vmap
     def ledgers(x, y):
-        def loss(state, y):
-            return network.terminal_loss(state, y, weights)
-
-        ledger = channels(network.flow, loss, (x, y), grid)
+        ledger = channels(network.flow, network.terminal_loss, (x, y), grid)
         sites = attention_sites(network.flow, ledger.states, ledger.covectors, grid)
         return ledger.vectors, cone_by_head(sites, grid), (x**2).sum(axis=1).mean()
 
-    vectors, heads, scales = map(
-        np.asarray, ledgers(*language.batch_of_windows(network, windows()))
-    )
+    vectors, heads, scales = map(np.asarray, ledgers(*batch(weights)))
     np.testing.assert_allclose(
         found.channel_energies, (vectors**2).sum(axis=3).mean(axis=0), rtol=1e-10
     )
@@ -279,7 +279,7 @@ def test_records_and_tables_give_every_number_under_its_name():
 
 def test_the_cone_mass_averages_layers_and_contexts():
     found = lim.studies.average_cone_mass(model(), windows(2), REGIONS)
-    x, _ = language.batch_of_windows(model(), windows(2))
+    x, _ = batch(last_token(LENGTH), 2)
     flow, grid = model().flow, REGIONS.grid
 
     @jax.jit
