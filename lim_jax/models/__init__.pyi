@@ -11,10 +11,12 @@ from .causal import CausalLM as CausalLM
 from .causal import Queries as Queries
 from .causal import load as load
 from .checkpoint import Checkpoint as Checkpoint
+from .checkpoint import gathered as gathered
 from .checkpoint import open_checkpoint as open_checkpoint
 from .checkpoint import require_finite as require_finite
 from .checkpoint import require_shape as require_shape
 from .checkpoint import require_tensor as require_tensor
+from .checkpoint import unfilled as unfilled
 from .gguf_file import GGUFCheckpoint as GGUFCheckpoint
 from .gguf_file import open_gguf as open_gguf
 from .gpt_family import gpt2 as gpt2

@@ -7,9 +7,10 @@ not known, and weights that are NaN or infinite.
 """
 
 import json
+import math
 import struct
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +22,8 @@ from lim_jax._checks import require
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PRECISIONS = ("F64", "F32", "F16", "BF16")
 LONGEST_HEADER = 100_000_000
+NUMBERS_AT_ONCE = 2**20
+ALIGNMENT = 64
 
 
 class Checkpoint(NamedTuple):
@@ -60,9 +63,40 @@ class Checkpoint(NamedTuple):
                 cure="Convert quantised weights to one of these.",
             )
             require_shape(name, tuple(described.get_shape()), shape)
-            values = file.get_tensor(name).astype(dtype)
-        require_finite(name, values)
-        return values
+
+        def rows(part: slice) -> np.ndarray:
+            # Opened anew, the file lets go of the pages that were read.
+            with _opened(self.files[name]) as file:
+                return file.get_slice(name)[part]
+
+        return gathered(name, shape, dtype, rows)
+
+
+def gathered(
+    name: str, shape: tuple[int, ...], dtype: str, rows: Callable[[slice], np.ndarray]
+) -> np.ndarray:
+    """Read a tensor some rows at a time, each converted and checked as it comes.
+
+    Raises
+    ------
+    ValueError
+        Where it holds what is not finite.
+    """
+    values = unfilled(shape, dtype)
+    step = max(1, NUMBERS_AT_ONCE // math.prod(shape[1:]))
+    for start in range(0, shape[0], step):
+        part = slice(start, min(start + step, shape[0]))
+        values[part] = rows(part)
+        require_finite(name, values[part])
+    return values
+
+
+def unfilled(shape: tuple[int, ...], dtype: np.dtype | str) -> np.ndarray:
+    """An array yet to be filled, aligned so that a CPU's JAX takes it over without a copy."""
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    memory = np.empty(size + ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT
+    return memory[start : start + size].view(dtype).reshape(shape)
 
 
 def require_tensor(files: Mapping[str, Any], name: str) -> None:

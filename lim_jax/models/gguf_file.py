@@ -5,16 +5,17 @@ folder; llama.cpp's order of the rows of queries and keys, which pairs neighbour
 undone.
 """
 
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from gguf import GGUFReader, dequantize
+from gguf import GGUFReader, ReaderTensor, dequantize
 
 from lim_jax._checks import require
-from lim_jax.models.checkpoint import require_finite, require_shape, require_tensor
+from lim_jax.models.checkpoint import gathered, require_shape, require_tensor
 
 LAYER = {
     "attn_norm": "input_layernorm",
@@ -34,19 +35,44 @@ OUTSIDE = {
 }
 
 
+class _Stored(NamedTuple):
+    """How a tensor lies in its file: the reader's own tensors hold what it mapped of the file.
+
+    Attributes
+    ----------
+    kind
+        Its quantisation.
+    shape
+        Of the numbers.
+    rows, dtype
+        Shape and type of what is stored for them.
+    offset
+        Where it begins, in bytes.
+    """
+
+    kind: Any
+    shape: tuple[int, ...]
+    rows: tuple[int, ...]
+    dtype: np.dtype
+    offset: int
+
+
 class GGUFCheckpoint(NamedTuple):
     """A file that was looked through; `checkpoint.Checkpoint`'s twin.
 
     Attributes
     ----------
+    file
+        Where it is.
     config
         The options by the names of ``config.json``.
     files
-        llama.cpp's tensor of every publisher's name.
+        The tensor of every publisher's name.
     """
 
+    file: Path
     config: Mapping[str, Any]
-    files: Mapping[str, Any]
+    files: Mapping[str, _Stored]
 
     def read(self, name: str, shape: tuple[int, ...], dtype: str = "float32") -> np.ndarray:
         """Read one tensor, its quantisation and the order of its rows undone.
@@ -58,20 +84,31 @@ class GGUFCheckpoint(NamedTuple):
         """
         require_tensor(self.files, name)
         tensor = self.files[name]
-        try:
-            values = np.asarray(dequantize(tensor.data, tensor.tensor_type), dtype)
-        except NotImplementedError as error:
-            raise ValueError(
-                f"{name}: got the quantisation {tensor.tensor_type.name}, expected one that the "
-                "gguf package undoes. Convert the file to another."
-            ) from error
-        require_shape(name, values.shape, shape)
-        require_finite(name, values)
+        require_shape(name, tensor.shape, shape)
+
+        def rows(part: slice) -> np.ndarray:
+            return _dequantized(name, self.file, tensor, part)
+
+        values = gathered(name, shape, dtype, rows)
         kind = re.search(r"self_attn\.([qk])_proj", name)
         if kind is None:
             return values
         groups = self.config["num_key_value_heads" if kind[1] == "k" else "num_attention_heads"]
         return _halves_apart(values, groups)
+
+
+def _dequantized(name: str, file: Path, tensor: _Stored, part: slice) -> np.ndarray:
+    """Some rows, their quantisation undone."""
+    shape = (part.stop - part.start, *tensor.rows[1:])
+    before = part.start * math.prod(tensor.rows[1:]) * tensor.dtype.itemsize
+    stored = np.fromfile(file, tensor.dtype, math.prod(shape), offset=tensor.offset + before)
+    try:
+        return dequantize(stored.reshape(shape), tensor.kind)
+    except NotImplementedError as error:
+        raise ValueError(
+            f"{name}: got the quantisation {tensor.kind.name}, expected one that the "
+            "gguf package undoes. Convert the file to another."
+        ) from error
 
 
 def _halves_apart(rows: np.ndarray, heads: int) -> np.ndarray:
@@ -111,8 +148,14 @@ def open_gguf(file: Path | str) -> GGUFCheckpoint:
         expected="llama",
         cure="Take the publisher's folder with safetensors.",
     )
-    files = {_published(tensor.name): tensor for tensor in reader.tensors}
-    return GGUFCheckpoint(_config(options, "lm_head.weight" not in files), files)
+    files = {_published(tensor.name): _stored(tensor) for tensor in reader.tensors}
+    return GGUFCheckpoint(file, _config(options, "lm_head.weight" not in files), files)
+
+
+def _stored(tensor: ReaderTensor) -> _Stored:
+    shape = tuple(map(int, reversed(tensor.shape)))
+    data = tensor.data
+    return _Stored(tensor.tensor_type, shape, data.shape, data.dtype, int(tensor.data_offset))
 
 
 def _published(name: str) -> str:

@@ -48,7 +48,7 @@ def gpt2(checkpoint: Source, dtype: str) -> Weights:
     embedding, positions = put(
         read("wte.weight", vocabulary, width), read("wpe.weight", places, width)
     )
-    layers = stacked(_gpt2_layer(read, f"h.{index}", sizes) for index in range(depth))
+    layers = stacked(lambda index: _gpt2_layer(read, f"h.{index}", sizes), depth)
     flow = ResidualFlow(layers, horizon=float(depth), step=split)
     last = _layer_norm(read, "ln_f", sizes)
     read.known.add("lm_head.weight")  # the embedding again, in some files
@@ -112,9 +112,7 @@ def gpt_neox(checkpoint: Source, dtype: str) -> Weights:
     rotary = Rotary(frequencies_of(config, int(width // heads * part), "rotary_emb_base"))
     read = Reader(checkpoint, dtype, "gpt_neox.")
     (embedding,) = put(read("embed_in.weight", vocabulary, width))
-    layers = stacked(
-        _gpt_neox_layer(read, f"layers.{index}", sizes, rotary) for index in range(depth)
-    )
+    layers = stacked(lambda index: _gpt_neox_layer(read, f"layers.{index}", sizes, rotary), depth)
     step = euler if config.get("use_parallel_residual", True) else split
     flow = ResidualFlow(layers, horizon=float(depth), step=step)
     last = _layer_norm(read, "final_layer_norm", sizes)

@@ -117,7 +117,7 @@ def _llama(checkpoint: Source, dtype: str, options: Options) -> Weights:
     read = Reader(checkpoint, dtype, "model.")
     (embedding,) = put(read("embed_tokens.weight", vocabulary, width))
     layers = stacked(
-        _llama_layer(read, f"layers.{index}", sizes, rotary, options) for index in range(depth)
+        lambda index: _llama_layer(read, f"layers.{index}", sizes, rotary, options), depth
     )
     flow = ResidualFlow(layers, horizon=float(depth), step=split)
     last = _rms_norm(read, "norm", width, eta)

@@ -1,7 +1,7 @@
 """What families of networks have in common: tensors by name, options, and what is known of them."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array
 
 from lim_jax._checks import described, require
-from lim_jax.models.checkpoint import Checkpoint
+from lim_jax.models.checkpoint import Checkpoint, unfilled
 from lim_jax.models.gguf_file import GGUFCheckpoint
 from lim_jax.network.field import TransformerField
 from lim_jax.network.flow import ResidualFlow
@@ -95,15 +95,14 @@ def put(*arrays: np.ndarray) -> list[Array]:
     return [jax.device_put(np.ascontiguousarray(array)) for array in arrays]
 
 
-def stacked(layers: Iterator[TransformerField]) -> TransformerField:
-    """Join layers along a leading axis, leaf by leaf, so that one leaf at most stands twice."""
-    found = [jax.tree.flatten(layer) for layer in layers]
-    tree, joined = found[0][1], []
-    for position in range(len(found[0][0])):
-        joined.append(jax.device_put(np.stack([leaves[position] for leaves, _ in found])))
-        for leaves, _ in found:
-            leaves[position] = None
-    return jax.tree.unflatten(tree, joined)
+def stacked(layer: Callable[[int], TransformerField], depth: int) -> TransformerField:
+    """Join layers along a leading axis as they are read, so that one at most stands twice."""
+    leaves, tree = jax.tree.flatten(layer(0))
+    joined = [unfilled((depth, *leaf.shape), leaf.dtype) for leaf in leaves]
+    for index in range(depth):
+        for rows, leaf in zip(joined, jax.tree.leaves(layer(index)), strict=True):
+            rows[index] = leaf
+    return jax.tree.unflatten(tree, put(*joined))
 
 
 def by_head(matrix: np.ndarray, heads: int) -> np.ndarray:

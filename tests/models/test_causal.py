@@ -1,5 +1,7 @@
 """Checkpoints from a folder: their logits and their whole ledger, against NumPy written apart."""
 
+import tracemalloc
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -15,7 +17,7 @@ from lim_jax import models
 from lim_jax.adjoint.hops import attention_hops
 from lim_jax.adjoint.ledger import channels
 from lim_jax.loss import last_token, teacher_forcing
-from lim_jax.models import Queries
+from lim_jax.models import Queries, checkpoint
 
 TOKENS = np.array([3, 1, 4, 1, 5, 9, 2])
 IDS = jax.device_put(TOKENS)
@@ -185,6 +187,26 @@ def test_weights_come_back_as_they_were(folder, model, tmp_path):
     other = models.load(write(tmp_path, CONFIGS["gpt2"], prefixed), dtype="float64")
     for left, right in zip(jax.tree.leaves(other), jax.tree.leaves(model), strict=True):
         np.testing.assert_array_equal(left, right)
+
+
+def test_loading_holds_little_more_than_the_weights_and_jax_takes_them_over(tmp_path, monkeypatch):
+    """Half a million of them: embedding and head are half, and a layer is a twentieth."""
+    sizes = {"WORDS": 2000, "WIDTH": 64, "HIDDEN": 64, "DEPTH": 12}
+    for name, size in sizes.items():
+        monkeypatch.setattr(publishers, name, size)
+    names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")
+    config = CONFIGS["llama"] | dict(zip(names, sizes.values(), strict=True))
+    models.load(write(tmp_path, config))  # once before, so that all else that it takes is there
+    monkeypatch.setattr(checkpoint, "NUMBERS_AT_ONCE", 10_000)
+    tracemalloc.start()
+    model = models.load(tmp_path)
+    held, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    weights = sum(leaf.nbytes for leaf in jax.tree.leaves(model))
+    assert 0.95 * weights < held  # of NumPy's memory, which JAX has not copied
+    assert peak < 1.2 * weights
+    expected = publishers.tensors(config)["lm_head.weight"]
+    np.testing.assert_array_equal(model.head, expected)  # read in thirteen parts
 
 
 @pytest.mark.parametrize(

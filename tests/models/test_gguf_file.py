@@ -18,6 +18,7 @@ from lim_jax import models
 from lim_jax.adjoint.hops import attention_hops
 from lim_jax.adjoint.ledger import channels
 from lim_jax.loss import last_token
+from lim_jax.models import checkpoint, gguf_file
 
 CONFIG = CONFIGS["llama"]
 IDS = np.array([3, 1, 4, 1, 5, 9, 2])
@@ -69,10 +70,27 @@ def write(file, architecture="llama", **options):
     return file
 
 
-def test_a_file_gives_its_publishers_logits(tmp_path):
+def test_a_file_gives_its_publishers_logits(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "NUMBERS_AT_ONCE", 3 * WIDTH)  # some rows at a time
     model = models.load(write(tmp_path / "model.gguf"), dtype="float64")
     logits = eqx.filter_jit(lambda model, ids: model.logits(ids))(model, jax.device_put(IDS))
     np.testing.assert_allclose(logits, publishers.logits(CONFIG, IDS), rtol=1e-6)  # eps is float32
+
+
+def test_quantisation_is_undone_some_rows_at_a_time(tmp_path, monkeypatch):
+    """Whole numbers up to 127 in every block of 32 are what Q8_0 holds exactly."""
+    numbers = np.random.default_rng(0).integers(-127, 128, (7, 64)).astype(np.float32)
+    numbers[:, ::32] = 127
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
+    kind = gguf.GGMLQuantizationType.Q8_0
+    writer.add_tensor("token_embd.weight", gguf.quantize(numbers, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    monkeypatch.setattr(checkpoint, "NUMBERS_AT_ONCE", 3 * 64)
+    found = gguf_file.open_gguf(tmp_path / "model.gguf").read("model.embed_tokens.weight", (7, 64))
+    np.testing.assert_array_equal(found, numbers)
 
 
 def test_files_that_are_broken_or_not_known_are_refused(tmp_path):
