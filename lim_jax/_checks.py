@@ -11,6 +11,7 @@ import operator
 import warnings
 from functools import partial
 from importlib.metadata import version
+from importlib.util import find_spec
 from numbers import Number, Real
 from typing import Any, TypeVar
 
@@ -36,6 +37,16 @@ def described(value: object) -> str:
         return f"an array of {value.dtype} with shape {value.shape}"
     spelt = value is None or isinstance(value, Number | str | np.generic)
     return repr(value) if spelt else type(value).__name__
+
+
+def require_extra(package: str, extra: str) -> None:
+    """Refuse to go on without a package that is installed with one of our extras."""
+    if find_spec(package) is None:
+        raise ModuleNotFoundError(
+            f"{package}: got no such package, expected it installed. It comes with an extra: "
+            f'python -m pip install "lim_jax[{extra}]".',
+            name=package,
+        )
 
 
 def require_floating(array: object, name: str, cure: str = "Pass an array of floats.") -> None:

@@ -217,6 +217,8 @@ def load(path: Path | str, dtype: str = "float32") -> CausalLM:
 
     Raises
     ------
+    ModuleNotFoundError
+        Without the extra ``models``: ``python -m pip install "lim_jax[models]"``.
     ValueError
         Where folder or file are broken, the family or an option of it is not known, or tensors are
         missing, surplus, of another shape, or not finite.

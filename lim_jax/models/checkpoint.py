@@ -14,11 +14,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import lazy_loader
 import numpy as np
-from safetensors import SafetensorError, safe_open
 
-from lim_jax._checks import require
+from lim_jax._checks import require, require_extra
 
+safetensors: Any = lazy_loader.load(
+    "safetensors"
+)  # of the extra; the rest of the room does without
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PRECISIONS = ("F64", "F32", "F16", "BF16")
 LONGEST_HEADER = 100_000_000
@@ -137,9 +140,12 @@ def open_checkpoint(folder: Path | str) -> Checkpoint:
 
     Raises
     ------
+    ModuleNotFoundError
+        Without the package safetensors, of the extra ``models``.
     ValueError
         Where the folder is not as `checkpoint` says; the message names the file.
     """
+    require_extra("safetensors", "models")
     folder = Path(folder)
     require(
         folder.is_dir(),
@@ -240,8 +246,8 @@ class _opened:
             cure="Download the whole repository of the model.",
         )
         try:
-            self.handle = safe_open(self.file, framework="numpy")
-        except (SafetensorError, OSError) as error:
+            self.handle = safetensors.safe_open(self.file, framework="numpy")
+        except (safetensors.SafetensorError, OSError) as error:
             raise ValueError(
                 f"{self.file.name}: got a broken file ({error}), expected safetensors. "
                 "Download it again; files of other kinds are not read."

@@ -11,12 +11,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import lazy_loader
 import numpy as np
-from gguf import GGUFReader, ReaderTensor, dequantize
 
-from lim_jax._checks import require
+from lim_jax._checks import require, require_extra
 from lim_jax.models.checkpoint import gathered, require_shape, require_tensor
 
+gguf: Any = lazy_loader.load("gguf")  # of the extra: the room does without
 LAYER = {
     "attn_norm": "input_layernorm",
     "ffn_norm": "post_attention_layernorm",
@@ -103,7 +104,7 @@ def _dequantized(name: str, file: Path, tensor: _Stored, part: slice) -> np.ndar
     before = part.start * math.prod(tensor.rows[1:]) * tensor.dtype.itemsize
     stored = np.fromfile(file, tensor.dtype, math.prod(shape), offset=tensor.offset + before)
     try:
-        return dequantize(stored.reshape(shape), tensor.kind)
+        return gguf.dequantize(stored.reshape(shape), tensor.kind)
     except NotImplementedError as error:
         raise ValueError(
             f"{name}: got the quantisation {tensor.kind.name}, expected one that the "
@@ -122,9 +123,12 @@ def open_gguf(file: Path | str) -> GGUFCheckpoint:
 
     Raises
     ------
+    ModuleNotFoundError
+        Without the package gguf, of the extra ``models``.
     ValueError
         Where the file is broken, or its architecture or an option of it is not known.
     """
+    require_extra("gguf", "models")
     file = Path(file)
     require(
         file.is_file(),
@@ -134,7 +138,7 @@ def open_gguf(file: Path | str) -> GGUFCheckpoint:
         cure="Pass the path of the file itself.",
     )
     try:
-        reader = GGUFReader(file)
+        reader = gguf.GGUFReader(file)
         options = {name: field.contents() for name, field in reader.fields.items()}
     except Exception as error:  # whatever the library meets in what is no GGUF file
         raise ValueError(
@@ -152,7 +156,7 @@ def open_gguf(file: Path | str) -> GGUFCheckpoint:
     return GGUFCheckpoint(file, _config(options, "lm_head.weight" not in files), files)
 
 
-def _stored(tensor: ReaderTensor) -> _Stored:
+def _stored(tensor: Any) -> _Stored:
     shape = tuple(map(int, reversed(tensor.shape)))
     data = tensor.data
     return _Stored(tensor.tensor_type, shape, data.shape, data.dtype, int(tensor.data_offset))

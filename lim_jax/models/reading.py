@@ -97,7 +97,7 @@ def put(*arrays: np.ndarray) -> list[Array]:
 
 def stacked(layer: Callable[[int], TransformerField], depth: int) -> TransformerField:
     """Join layers along a leading axis as they are read, so that one at most stands twice."""
-    leaves, tree = jax.tree.flatten(layer(0))
+    leaves, tree = jax.tree.flatten(layer(0))  # for their shapes
     joined = [unfilled((depth, *leaf.shape), leaf.dtype) for leaf in leaves]
     for index in range(depth):
         for rows, leaf in zip(joined, jax.tree.leaves(layer(index)), strict=True):

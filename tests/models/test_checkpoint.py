@@ -6,6 +6,7 @@ import struct
 import ml_dtypes
 import numpy as np
 import pytest
+from reference.as_users import run_python
 from safetensors.numpy import save_file
 
 from lim_jax.models.checkpoint import INDEX, WHOLE, open_checkpoint
@@ -62,6 +63,25 @@ def test_tensors_come_back_in_full_precision(folder, sharded):
         np.testing.assert_array_equal(found, tensors()[name].astype(np.float32))
     assert open_checkpoint(folder).read("a", (3, 4), "float64").dtype == np.float64
     assert open_checkpoint(folder).config == {"model_type": "gpt2"}
+
+
+def test_without_the_extra_all_but_reading_works_and_reading_names_it(folder):
+    program = """
+import sys
+sys.modules["gguf"] = sys.modules["safetensors"] = None
+import lim_jax as lim
+for name in dir(lim.models):
+    getattr(lim.models, name)
+for path in (".", "model.gguf"):
+    try:
+        lim.models.load(path)
+    except ModuleNotFoundError as error:
+        print(error)
+"""
+    done = run_python("-c", program, folder=folder)
+    assert done.returncode == 0, done.stderr
+    for line, package in zip(done.stdout.splitlines(), ("safetensors", "gguf"), strict=True):
+        assert line.startswith(f"{package}: got") and 'install "lim_jax[models]"' in line
 
 
 def spelt(*entries):
