@@ -1,0 +1,247 @@
+"""Token ids: no function of a loss and a batch freezes the embedding."""
+
+import ast
+from pathlib import Path
+
+import diffrax
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from reference.differences import difference_by_calls
+from reference.networks import VOCABULARY, random_labels, random_states
+
+import lim_jax as lim
+from lim_jax import training
+from lim_jax.density import LossOfIds, adjoint_energies, losses_and_adjoints
+
+LENGTH, WIDTH, WORDS = 5, 4, 7
+GRID = lim.graded_grid(LENGTH)
+IDS = jax.device_put(np.array([[3, 1, 3, 3, 0], [2, 3, 1, 6, 6]]))  # their gradients add up
+LABELS = random_labels(3, 2, LENGTH, VOCABULARY)
+READOUT = lim.BandReadout(random_states(4, WIDTH, VOCABULARY), 0.5)
+NOISE = random_states(6, 2, 1, 2, WIDTH)
+PARAMS = {
+    "words": random_states(1, WORDS, WIDTH),
+    "places": random_states(2, LENGTH, WIDTH),
+    "mixing": random_states(5, WIDTH, WIDTH),
+}
+MOVED = random_states(7, WORDS, WIDTH)
+
+
+@jax.jit
+def embed(params, ids):
+    return params["words"][ids] + params["places"]
+
+
+def ahead(params, x):
+    """A layer that looks back, with weights that are not one at any position."""
+    return jnp.tanh(jnp.cumsum(x, axis=0) @ params["mixing"]) + x / 2
+
+
+@jax.jit
+def loss_of_states(params, x, y):
+    return lim.cross_entropy(READOUT(ahead(params, x), GRID), y, GRID)
+
+
+LOSS = LossOfIds(embed, loss_of_states)
+
+
+def shifted_loss(params, shift, y):
+    """The same loss by a plain one: states move by a shift, at which zero stands for x."""
+    ids, labels = y
+    return loss_of_states(params, embed(params, ids) + shift, labels)
+
+
+SHIFTS = jnp.zeros((2, LENGTH, WIDTH)), (IDS, LABELS)
+
+
+def observations(params, x):
+    """The last token at two depths."""
+    return jnp.stack([x[-1], ahead(params, x)[-1]])
+
+
+def only_words(params, direction):
+    """A direction of all parameters in which nothing but the words' embedding moves."""
+    still = jax.tree.map(jnp.zeros_like, params)
+    return still | {"words": direction}
+
+
+def weighed(profile):
+    return jnp.vdot(profile, 1 + jnp.arange(profile.size, dtype=float).reshape(profile.shape))
+
+
+def moments(f, p, b):
+    found = training.fourth_moments(f, p, b, GRID, only_words(p, MOVED))
+    return found.adjoint.value + found.sensitivity.value
+
+
+def largest(losses, adjoints, power):
+    return (losses**2).sum() + (adjoints**power).sum()
+
+
+def in_two(batch):
+    """A stream with a ragged end."""
+    return [batch, jax.tree.map(lambda leaf: leaf[:1], batch)]
+
+
+# Of f, p, b: a loss, parameters and a batch.
+SCALARS = {
+    "influence": lambda *lpb: weighed(lim.influence(*lpb, grid=GRID).density),
+    "influence_stream": lambda f, p, b: weighed(
+        lim.influence_stream(f, p, in_two(b), GRID).energy
+    ),
+    "adjoint_energies": lambda *lpb: weighed(adjoint_energies(*lpb, grid=GRID)),
+    "losses_and_adjoints": lambda *lpb: sum(map(weighed, losses_and_adjoints(*lpb, grid=GRID))),
+    "influence_penalty": lambda *lpb: training.influence_penalty(*lpb, grid=GRID),
+    "balanced_objective": lambda *lpb: training.balanced_objective(*lpb, grid=GRID, strength=2.0),
+    "constrained_objective": lambda *lpb: training.constrained_objective(
+        *lpb, grid=GRID, limit=0.1, multiplier=1.0, stiffness=3.0
+    ),
+    "averaged_objective": lambda *lpb: training.averaged_objective(
+        *lpb, grid=GRID, strength=2.0, previous=jnp.arange(5.0), memory=0.25
+    )[0],
+    "functional_of_adjoints": lambda *lpb: training.functional_of_adjoints(
+        largest, *lpb, grid=GRID, options=4
+    ),
+    "observability_objective": lambda f, p, b: training.observability_objective(
+        f, observations, p, b, GRID, random_states(8, 1, WIDTH), strength=2.0, step=0.5
+    )[0],
+    "injected_objective": lambda f, p, b: training.injected_objective(
+        f, observations, p, b, GRID, NOISE, strength=2.0, step=0.5
+    )[0],
+    "risk": training.risk,
+    "density_dynamics": lambda f, p, b: weighed(
+        training.density_dynamics(f, p, b, GRID, only_words(p, MOVED)).rate
+    ),
+    "fourth_moments": moments,
+    "sensitivity_norm": lambda *lpb: training.sensitivity_norm(
+        *lpb, grid=GRID, steps=2, exponent=2, key=jax.random.key(0)
+    ).values[-1],
+}  # fmt: skip
+BATCHES = {"batch", "batches"}
+OBSERVING = ("observability_objective", "injected_objective")
+
+
+def public_functions():
+    """Every file's functions for others, with the names of their arguments."""
+    for file in Path(lim.__file__).parent.rglob("*.py"):
+        for node in ast.parse(file.read_text()).body:
+            if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+                arguments = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+                yield node.name, {argument.arg for argument in arguments}
+
+
+def test_the_list_is_of_all_functions_of_a_loss_and_a_batch():
+    found = {n for n, names in public_functions() if "loss" in names and names & BATCHES}
+    assert found == {*SCALARS, "gradient_flow", "embedded", "require_batch", "require_pair"}
+
+
+@eqx.filter_jit
+def value_and_gradient(name, words):
+    """In the words' embedding alone."""
+
+    def value(words):
+        return SCALARS[name](LOSS, PARAMS | {"words": words}, (IDS, LABELS))
+
+    return jax.value_and_grad(value)(words)
+
+
+@pytest.mark.parametrize("name", SCALARS)
+def test_the_embedding_is_not_frozen(name):
+    """Its gradient against central differences; values against a plain loss of shifted states."""
+    value, gradient = value_and_gradient(name, PARAMS["words"])
+    expected = difference_by_calls(
+        lambda words: value_and_gradient(name, words)[0], PARAMS["words"], MOVED
+    )
+    assert abs(expected) > 1e-4 * abs(float(value))
+    np.testing.assert_allclose(np.vdot(gradient, MOVED), expected, rtol=1e-6)
+    assert not np.asarray(gradient)[[4, 5]].any()  # words that are not there
+    if name in OBSERVING:  # observations see states
+        plain = loss_of_states, PARAMS, (jax.vmap(embed, (None, 0))(PARAMS, IDS), LABELS)
+    else:
+        plain = shifted_loss, PARAMS, SHIFTS
+    np.testing.assert_allclose(value, eqx.filter_jit(SCALARS[name])(*plain), rtol=1e-12)
+
+
+def test_gradient_flow_moves_the_embedding():
+    """One Euler step is minus the risk's gradient, by differences."""
+    path = training.gradient_flow(
+        LOSS, PARAMS, (IDS, LABELS), GRID, [0.0, 0.5], solver=diffrax.Euler(),
+        stepsize_controller=diffrax.ConstantStepSize(), first_step=0.5,
+    )  # fmt: skip
+    start, end = np.asarray(path.params["words"])
+    expected = difference_by_calls(
+        lambda words: value_and_gradient("risk", words)[0], PARAMS["words"], MOVED
+    )
+    assert abs(expected) > 1e-4
+    np.testing.assert_allclose(np.vdot(end - start, MOVED), -0.5 * expected, rtol=1e-6)
+
+
+def test_the_gradient_of_a_penalty_goes_forward_over_reverse():
+    """Of a loss whose gradient runs a loop of a length known late, which no reverse mode passes."""
+
+    @jax.custom_vjp
+    def cubed(x):
+        return x**3
+
+    def forward(x):
+        return cubed(x), x
+
+    def backward(x, cotangent):
+        count = jnp.astype(2 + 0 * x.sum(), int)
+        return (3 * jax.lax.fori_loop(0, count, lambda _, power: x * power, cotangent),)
+
+    cubed.defvjp(forward, backward)
+    table = random_states(1, WORDS, WIDTH)
+
+    def penalty(table, cube):
+        loss = LossOfIds(lambda table, ids: table[ids], lambda table, x, y: jnp.sum(cube(x)))
+        return training.influence_penalty(loss, table, (IDS, None), GRID)
+
+    found = jax.jit(jax.grad(lambda table: penalty(table, cubed)))(table)
+    expected = jax.jit(jax.grad(lambda table: penalty(table, lambda x: x**3)))(table)
+    np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-14)
+    assert np.abs(np.asarray(found)).max() > 1e-3
+
+
+def test_ids_are_mapped_over():
+    def energy(ids, labels):
+        return lim.influence(LOSS, PARAMS, (ids[None], labels[None]), GRID).energy
+
+    x = jax.vmap(embed, (None, 0))(PARAMS, IDS)
+    gradients = jax.jit(jax.vmap(jax.grad(loss_of_states, argnums=1), (None, 0, 0)))
+    euclidean = np.asarray(gradients(PARAMS, x, LABELS))
+    expected = (euclidean**2).sum(axis=2) / np.asarray(GRID.weights) ** 2
+    np.testing.assert_allclose(jax.jit(jax.vmap(energy))(IDS, LABELS), expected, rtol=1e-11)
+
+
+REFUSED = {
+    "ids to a loss of states": (loss_of_states, IDS, "int.*LossOfIds"),
+    "states to a loss of ids": (LOSS, jnp.ones((2, LENGTH, WIDTH)), "whole numbers.*of states"),
+    "ids that are floats": (LOSS, IDS.astype(float), "whole numbers"),
+    "ids of one example": (LOSS, IDS[0], r"\(examples, length\)"),
+    "ids off the grid": (LossOfIds(lambda p, ids: p["words"][ids], loss_of_states),
+                         jnp.ones((2, 4), int), r"\(examples, 5, width\)"),
+}  # fmt: skip
+
+
+# A risk has no grid, and a plain loss may well be of ids.
+ANYWHERE = ("states to a loss of ids", "ids that are floats", "ids of one example")
+
+
+@pytest.mark.parametrize(
+    "name, case",
+    [(name, case) for name in ("influence", "influence_stream", "balanced_objective")
+     for case in REFUSED] + [("risk", case) for case in ANYWHERE],
+)  # fmt: skip
+def test_what_does_not_fit_is_refused(name, case, as_users_run):
+    loss, x, message = REFUSED[case]
+    with pytest.raises(ValueError, match=f"batch: .*{message}"):
+        SCALARS[name](loss, PARAMS, (x, LABELS))
+
+
+def test_what_embeds_nothing_is_refused(as_users_run):
+    with pytest.raises(ValueError, match="embed: got an array"):
+        LossOfIds(PARAMS["words"], loss_of_states)
