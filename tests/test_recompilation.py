@@ -1,13 +1,12 @@
 """A second call with the same shapes compiles nothing, without any jit of the user's."""
 
-from contextlib import contextmanager
-
 import diffrax
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from reference.compilations import compilations
 from reference.networks import (
     LENGTH,
     VOCABULARY,
@@ -110,23 +109,6 @@ JOBS = {
         ).energy
     ),
 }
-
-
-@contextmanager
-def compilations():
-    """Count what XLA compiles inside."""
-    found = []
-
-    def listen(event: str, duration_secs: float, **kwargs: str | int) -> None:
-        del kwargs
-        if event == "/jax/core/compile/backend_compile_duration":
-            found.append(duration_secs)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    try:
-        yield found
-    finally:
-        jax.monitoring.unregister_event_duration_listener(listen)
 
 
 @pytest.mark.parametrize("name", JOBS)

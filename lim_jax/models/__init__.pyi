@@ -21,7 +21,9 @@ from .gguf_file import GGUFCheckpoint as GGUFCheckpoint
 from .gguf_file import open_gguf as open_gguf
 from .gpt_family import gpt2 as gpt2
 from .gpt_family import gpt_neox as gpt_neox
+from .ids import contexts as contexts
 from .ids import influence_of_ids as influence_of_ids
+from .ids import padded_length as padded_length
 from .language import byte_model as byte_model
 from .language import sample_windows as sample_windows
 from .language import standard_library_text as standard_library_text

@@ -1,24 +1,29 @@
 """Which positions of token ids matter to a model, for contexts of any lengths.
 
-A context of l ids lives on its own token grid, so that nothing is padded; its energy is carried to
-a common grid as a measure, whose mass is kept exactly.
+A context of l ids lives on its own token grid; its energy is carried to a common grid as a measure,
+whose mass is kept exactly. So that a program serves many lengths, contexts are padded on the
+right, where a causal network's adjoint is exactly zero.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Integer
 
-from lim_jax._checks import described, require, require_indices
-from lim_jax.density import Influence, adjoint_energies
-from lim_jax.grid import Regions, carried, token_grid
+from lim_jax._checks import ARRAYS, counted, described, require, require_indices
+from lim_jax.density import Influence, LossOfIds, adjoint_energies
+from lim_jax.grid import Regions, carrying_shares, require_regions, token_grid
 from lim_jax.loss import teacher_forcing
-from lim_jax.models.causal import CausalLM
+from lim_jax.models.causal import CausalLM, Queries
 
 Profile = Float[Array, " length"]
+Rows = Integer[Array | np.ndarray, "rows tokens"]
+SHORTEST = 16
+LOSS = LossOfIds(CausalLM.embed, CausalLM.loss)
 
 
 def influence_of_ids(
@@ -30,16 +35,18 @@ def influence_of_ids(
 ) -> Influence:
     r"""Measure the influence of contexts of ids, each with the id after it.
 
-    A window of l + 1 ids is a context of l, whose targets are the ids after each. Windows of one
-    length are one batch, and each length compiles once. Position is the share of a context's own
-    length, and examples count alike.
+    A window of l + 1 ids is a context of l, whose targets are the ids after each. They are gone
+    through one at a time, and what is compiled depends on `padded_length` alone: some ten programs
+    serve all contexts up to thousands of ids. Position is the share of a context's own length, and
+    examples count alike.
 
     Parameters
     ----------
     model
         From `causal.load`, or any other.
     windows
-        One array of ids for each example; at least one, of two ids or more.
+        One array of ids for each example; at least one, of two ids or more. Of a padded batch or
+        packed rows `contexts` makes them.
     regions
         Of the grid that the result lives on, such as ``boundary_regions(token_grid(100), 0.2)``.
     ask
@@ -49,7 +56,8 @@ def influence_of_ids(
     Raises
     ------
     ValueError
-        Where there are no windows, or one is no array of at least two ids.
+        Where there are no windows, or one is no array of at least two ids; where they are one array
+        of rows, of which some may be padded.
     EquinoxRuntimeError
         Where an id is outside the vocabulary.
     """
@@ -59,8 +67,9 @@ def influence_of_ids(
         "windows",
         got=described(windows),
         expected="a list of arrays of ids, at least one",
-        cure="Cut padding off: contexts may have different lengths.",
+        cure="Cut padding off: of rows take contexts(ids, mask=mask), or list(ids) without any.",
     )
+    require_regions(regions)
     for window in windows:
         require_indices(window, "windows")
         require(
@@ -70,22 +79,160 @@ def influence_of_ids(
             expected="a context and the id after it",
             cure="The last id of a window is a target only.",
         )
-    found: list[Array] = [jnp.zeros(0)] * len(windows)
-    for length in sorted({window.shape[0] - 1 for window in windows}):
-        members = [i for i, window in enumerate(windows) if window.shape[0] - 1 == length]
-        ids = jax.device_put(np.stack([np.asarray(windows[i]) for i in members]))
-        energies = _energies(model, ids, ask(length), regions)
-        for i, energy in zip(members, energies, strict=True):
-            found[i] = energy
-    return Influence.from_energies(jnp.stack(found), regions)
+    energies = [_energy(model, *_padded(model, window, regions, ask)) for window in windows]
+    return Influence.from_energies(jnp.stack(energies), regions)
+
+
+def padded_length(length: int) -> int:
+    """The least of 16, 24, 32, 48, 64, 96, ... that holds a context.
+
+    Examples
+    --------
+    >>> [padded_length(length) for length in (5, 17, 24, 25, 1000)]
+    [16, 24, 24, 32, 1024]
+    """
+    length = counted(length, "length")
+    double = max(SHORTEST, 1 << (length - 1).bit_length())
+    return double if length > 3 * double // 4 or double == SHORTEST else 3 * double // 4
+
+
+def contexts(
+    ids: Rows,
+    mask: Rows | Bool[Array | np.ndarray, "rows tokens"] | None = None,
+    segments: Rows | None = None,
+) -> list[Int[Array, " _"]]:
+    r"""Cut padded or packed rows of ids into their contexts, which never see each other.
+
+    Each is a window for `influence_of_ids`: its last id is a target only.
+
+    Parameters
+    ----------
+    ids
+        Whole numbers, a row for each example.
+    mask
+        One where an id counts and zero where it is padding, left or right; None where none is.
+    segments
+        Of packed rows, the number of each id's context within its row, positive where the id
+        counts; None where a row is one context.
+
+    Raises
+    ------
+    ValueError
+        Where neither mask nor segments are given, shapes differ, a row is all padding, or a mask
+        or a segment has a hole.
+
+    Examples
+    --------
+    >>> ids = np.array([[7, 8, 9, 0], [3, 4, 5, 6]])
+    >>> [found.tolist() for found in contexts(ids, mask=np.array([[1, 1, 1, 0], [1, 1, 1, 1]]))]
+    [[7, 8, 9], [3, 4, 5, 6]]
+    >>> [found.tolist() for found in contexts(ids[1:], segments=np.array([[1, 1, 2, 2]]))]
+    [[3, 4], [5, 6]]
+    """
+    require(
+        mask is not None or segments is not None,
+        "mask",
+        got="neither mask nor segments",
+        expected="one of them",
+        cure="Rows without padding are a list of windows already: list(ids).",
+    )
+    _require_table(ids, "ids", ids)
+    for table, name in ((mask, "mask"), (segments, "segments")):
+        if table is not None:
+            _require_table(table, name, ids)
+    kept = np.ones(ids.shape, int) if mask is None else np.asarray(mask).astype(int)
+    require(
+        bool(np.isin(kept, (0, 1)).all()),
+        "mask",
+        got="other numbers",
+        expected="ones and zeros",
+        cure="One is an id that counts, zero is padding.",
+    )
+    numbers = kept if segments is None else np.where(kept == 1, np.asarray(segments), 0)
+    require(
+        bool((numbers[kept == 1] > 0).all()),
+        "segments",
+        got="numbers below one",
+        expected="positive numbers wherever an id counts",
+        cure="Count contexts from one, and say by mask what is padding.",
+    )
+    pairs = zip(np.asarray(ids), numbers, strict=True)
+    return [jax.device_put(run) for row, of in pairs for run in _runs(row, of)]
+
+
+def _runs(row: np.ndarray, numbers: np.ndarray) -> list[np.ndarray]:
+    """The ids of each positive number, which must stand together."""
+    starts = np.flatnonzero(np.diff(numbers)) + 1
+    found = [run for run in np.split(np.arange(row.size), starts) if numbers[run[0]] > 0]
+    names = [int(numbers[run[0]]) for run in found]
+    require(
+        len(set(names)) == len(names) > 0,
+        "rows",
+        got=f"contexts {names} in a row",
+        expected="at least one, and each in one piece",
+        cure="Leave rows of padding out; padding stands left or right of a context, not inside.",
+    )
+    return [row[run] for run in found]
+
+
+def _require_table(table: Any, name: str, ids: Any) -> None:
+    kinds = (np.integer, np.bool_) if name == "mask" else (np.integer,)
+    whole = isinstance(table, ARRAYS) and any(jnp.issubdtype(table.dtype, kind) for kind in kinds)
+    require(
+        whole and table.ndim == 2 and table.size > 0 and table.shape == ids.shape,
+        name,
+        got=described(table),
+        expected="whole numbers, a row for each example" if table is ids
+        else f"whole numbers of shape {ids.shape}, that of ids",
+        cure="Pass an array for all rows.",
+    )  # fmt: skip
+
+
+def _padded(
+    model: CausalLM, window: Int[Array, " _"], regions: Regions, ask: Callable[[int], Profile]
+) -> tuple[Array, Queries, Array]:
+    """A context's ids, what is asked of it, and its shares of the regions' cells, from the host.
+
+    No more places than the network knows. Padding has id zero, and queries that only fill up ask
+    the first place with no weight: the head reads no more places than that.
+    """
+    row = np.asarray(window)
+    length = len(row) - 1
+    size = padded_length(length)
+    if model.positions is not None:
+        size = max(length, min(size, model.positions.shape[0]))
+    # The padded grid's energies are densities of cells narrower than the context's own.
+    shares = carrying_shares(token_grid(length), regions.grid) * (length / size) ** 2
+    dtype = model.embedding.dtype
+    weights = np.asarray(ask(length)).astype(dtype)
+    require(
+        weights.shape == (length,),
+        "ask",
+        got=f"weights of shape {weights.shape}",
+        expected=f"{(length,)}, one for each place of the context",
+        cure="Take loss.teacher_forcing, loss.last_token, or another function of the length.",
+    )
+    places = np.flatnonzero(weights)
+    queries = min(size, padded_length(max(1, len(places))))
+    y = (_filled(part, queries) for part in (row[1:][places], weights[places], places))
+    made = _filled(row[:-1], size), Queries(*y), _filled(shares.astype(dtype), size)
+    ids, y, shares = jax.device_put(made)
+    return ids, y, shares
+
+
+def _filled(values: np.ndarray, size: int) -> np.ndarray:
+    """Zeros up to a size, along the last axis."""
+    missing = size - values.shape[-1]
+    return np.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, missing)])
 
 
 @eqx.filter_jit
-def _energies(
-    model: CausalLM, windows: Int[Array, "examples tokens"], asked: Profile, regions: Regions
-) -> Float[Array, "examples positions"]:
-    grid = token_grid(windows.shape[1] - 1)
-    energies = adjoint_energies(
-        CausalLM.loss, model, jax.vmap(model.example, in_axes=(0, None))(windows, asked), grid
-    )
-    return jax.vmap(lambda energy: carried(energy, grid, regions.grid))(energies)
+def _energy(
+    model: CausalLM,
+    ids: Int[Array, " length"],
+    y: Queries,
+    shares: Float[Array, "positions length"],
+) -> Float[Array, " positions"]:
+    batch = ids[None], jax.tree.map(lambda leaf: leaf[None], y)
+    (energy,) = adjoint_energies(LOSS, model, batch, token_grid(ids.shape[0]))
+    return shares @ energy

@@ -6,47 +6,126 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from reference.compilations import compilations
+from reference.networks import random_states
 from reference.publishers import CONFIGS, write
 
 import lim_jax as lim
 from lim_jax import models
-from lim_jax.loss import last_token, teacher_forcing
+from lim_jax.loss import teacher_forcing
 
-GRID = lim.token_grid(10)
-REGIONS = lim.boundary_regions(GRID, 0.2)
-WINDOWS = [
-    jax.device_put(np.array(ids)) for ids in ([3, 1, 4, 1, 5, 9], [2, 6, 5, 3], [5, 8, 9, 7])
-]
+REGIONS = lim.boundary_regions(lim.graded_grid(10), 0.2)
+LENGTHS, PLACES = (5, 7, 20, 33), 40  # padded to 16, 16, 24, 48 or all places
+
+
+def window_of(length, seed=0):
+    ids = np.random.default_rng((length, seed)).integers(0, 11, length + 1)
+    return jax.device_put(ids)
+
+
+WINDOWS = [window_of(length) for length in LENGTHS]
+THREE = [window_of(3), window_of(3, seed=1)]
+
+
+def rising(length):
+    """Query weights that are equal nowhere."""
+    return jax.device_put(np.arange(1.0, length + 1) / np.arange(1.0, length + 1).sum())
 
 
 @pytest.fixture(scope="module", params=["gpt2", "llama"])
 def model(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("weights")
-    return models.load(write(folder, CONFIGS[request.param]), dtype="float64")
+    loaded = models.load(write(folder, CONFIGS[request.param]), dtype="float64")
+    if loaded.positions is None:
+        return loaded
+    places = random_states(1, PLACES, loaded.positions.shape[1])
+    return eqx.tree_at(lambda model: model.positions, loaded, places)
+
+
+def carried_by_loops(mass, edges):
+    """Each token's mass shared out over cells, by how much of its own cell they cover."""
+    length, found = len(mass), np.zeros(len(edges) - 1)
+    for cell in range(len(found)):
+        for place in range(length):
+            end, start = (place + 1) / length, place / length
+            shared = min(edges[cell + 1], end) - max(edges[cell], start)
+            found[cell] += length * max(shared, 0) * mass[place]
+    return found
 
 
 def test_every_context_lives_on_its_own_grid(model):
-    """Against one gradient a context, its energies shared out over ten cells by loops."""
-    found = models.influence_of_ids(model, WINDOWS, REGIONS, ask=last_token)
-    expected = np.zeros(10)
+    """Against each alone, without padding: one gradient, its energies shared out by loops."""
+    found = models.influence_of_ids(model, WINDOWS, REGIONS, ask=rising)
+    masses = []
     for window in WINDOWS:
         length = len(window) - 1
-        y = models.Queries(window[1:], last_token(length))
+        y = models.Queries(window[1:], rising(length))
         loss = lambda x: model.loss(x, y)  # noqa: B023, E731
         gradient = np.asarray(jax.jit(jax.grad(loss))(model.embed(window[:-1])))
         mass = (length * gradient**2).sum(axis=1)
-        for cell in range(10):
-            for place in range(length):
-                shared = min((cell + 1) / 10, (place + 1) / length) - max(cell / 10, place / length)
-                expected[cell] += length * max(shared, 0) * mass[place]
-    np.testing.assert_allclose(found.energy / 10, expected / 3, rtol=1e-10)
-    assert int(found.count) == 3
+        masses.append(carried_by_loops(mass, np.asarray(REGIONS.grid.edges)))
+        assert np.isclose(masses[-1].sum(), mass.sum(), rtol=1e-12)
+    weights = np.asarray(REGIONS.grid.weights)
+    np.testing.assert_allclose(found.energy * weights, np.mean(masses, axis=0), rtol=1e-10)
+    scatter = np.var(masses, axis=0) * len(WINDOWS)
+    np.testing.assert_allclose(found.energy_scatter * weights**2, scatter, rtol=1e-9)
+    assert int(found.count) == len(WINDOWS)
+
+
+def test_some_ten_programs_serve_all_lengths(model):
+    """Other lengths that are padded alike, in other numbers of each, compile nothing."""
+    models.influence_of_ids(model, WINDOWS, REGIONS)
+    others = [window_of(length) for length in (33, 11, 17, 40)]
+    with compilations() as found:
+        jax.block_until_ready(models.influence_of_ids(model, others, REGIONS).energy)
+    assert not found
+    lengths = range(1, 4097)
+    padded = [models.padded_length(length) for length in lengths]
+    for length, size in zip(lengths, padded, strict=True):
+        assert length <= size <= max(16, 3 * length / 2)
+    assert len(set(padded)) == 17 and len(set(padded[100:])) == 11
+
+
+@pytest.mark.parametrize("kind", [np.int32, bool])
+def test_padding_is_cut_off_left_and_right(kind):
+    rows = {side: np.full((4, 40), 3) for side in ("left", "right")}
+    masks = {side: np.zeros((4, 40), kind) for side in rows}
+    for i, window in enumerate(WINDOWS):
+        size = len(window)
+        for side, place in (("left", slice(40 - size, 40)), ("right", slice(size))):
+            rows[side][i, place], masks[side][i, place] = window, 1
+    for side in rows:
+        found = models.contexts(jax.device_put(rows[side]), mask=masks[side])
+        assert [row.tolist() for row in found] == [window.tolist() for window in WINDOWS]
+
+
+def test_packed_rows_are_cut_into_their_contexts():
+    """Three in one row with padding between and after them, one in the other."""
+    rows, segments = np.zeros((2, 40), int), np.zeros((2, 40), np.uint8)
+    places = ((0, 0, 4), (0, 8, 2), (0, 16, 7), (1, 3, 1))
+    for (row, start, number), window in zip(places, WINDOWS, strict=True):
+        rows[row, start : start + len(window)] = window
+        segments[row, start : start + len(window)] = number
+    found = models.contexts(rows, mask=segments > 0, segments=segments)
+    assert [row.tolist() for row in found] == [window.tolist() for window in WINDOWS]
+    whole = models.contexts(rows[:, :6], segments=np.array([[1] * 6, [1] * 2 + [2] * 4]))
+    assert [len(row) for row in whole] == [6, 2, 4]
+
+
+def test_padded_and_packed_contexts_have_the_influence_of_each_alone(model):
+    """End to end, with padding of another id on either side."""
+    alone = [models.influence_of_ids(model, [window], REGIONS) for window in WINDOWS[:2]]
+    ids, mask = np.full((2, 9), 10), np.zeros((2, 9), int)
+    ids[0, 3:], mask[0, 3:] = WINDOWS[0], 1
+    ids[1, :8], mask[1, :8] = WINDOWS[1], 1
+    padded = models.influence_of_ids(model, models.contexts(ids, mask=mask), REGIONS)
+    np.testing.assert_allclose(padded.energy, alone[0].merge(alone[1]).energy, rtol=1e-13)
 
 
 def test_windows_of_one_length_are_an_ordinary_batch(model):
     regions = lim.boundary_regions(lim.token_grid(3), "1/3")
-    found = models.influence_of_ids(model, WINDOWS[1:], regions)
-    examples = [model.example(window, teacher_forcing(3)) for window in WINDOWS[1:]]
+    found = models.influence_of_ids(model, THREE, regions)
+    examples = [model.example(window, teacher_forcing(3)) for window in THREE]
     batch = jax.tree.map(lambda *leaves: jnp.stack(leaves), *examples)
     expected = lim.influence(models.CausalLM.loss, model, batch, regions.grid, regions)
     np.testing.assert_allclose(found.density, expected.density, rtol=1e-12)
@@ -54,7 +133,7 @@ def test_windows_of_one_length_are_an_ordinary_batch(model):
 
 
 def test_training_on_ids_moves_the_embedding(model):
-    window, *_ = WINDOWS
+    window = WINDOWS[0]
     adam = optax.sgd(0.1)
 
     @jax.jit
@@ -73,8 +152,38 @@ def test_training_on_ids_moves_the_embedding(model):
 @pytest.mark.parametrize(
     "windows, message",
     [([], "at least one"), ("3 1 4", "a list of arrays"), ([jnp.array([1])], "one id"),
-     ([jnp.array([1.0, 2.0])], "whole number")],
+     ([jnp.array([1.0, 2.0])], "whole number"),
+     (jnp.ones((2, 4), int), r"shape \(2, 4\).*contexts\(ids, mask=mask\)")],
 )  # fmt: skip
 def test_what_is_no_window_is_refused(model, windows, message, as_users_run):
     with pytest.raises(ValueError, match=message):
         models.influence_of_ids(model, windows, REGIONS)
+
+
+IDS = np.ones((2, 4), int)
+
+
+@pytest.mark.parametrize(
+    "mask, segments, message",
+    [(None, None, "mask: got neither"),
+     ([[1, 1], [0, 1]], None, "mask: got list"),
+     (np.ones((2, 3), int), None, r"mask: .*\(2, 3\).*of shape \(2, 4\)"),
+     (np.ones(4, int), None, "mask: .*that of ids"),
+     (np.ones((2, 4)), None, "mask: got an array of float64"),
+     (2 * IDS, None, "mask: .*ones and zeros"),
+     (np.array([[1, 1, 0, 1], [1] * 4]), None, "rows: .*one piece.*not inside"),
+     (np.array([[1] * 4, [0] * 4]), None, "rows: .*at least one.*Leave rows of padding out"),
+     (None, np.array([[1, 1, 2, 1], [1] * 4]), r"rows: got contexts \[1, 2, 1\]"),
+     (None, np.array([[1, 1, 0, 0], [1] * 4]), "segments: .*positive.*say by mask"),
+     (IDS, -IDS, "segments: .*positive"),
+     (None, IDS[:1], "segments: .*that of ids")],
+)  # fmt: skip
+def test_rows_that_cannot_be_cut_are_refused(mask, segments, message, as_users_run):
+    with pytest.raises(ValueError, match=message):
+        models.contexts(IDS, mask, segments)
+
+
+@pytest.mark.parametrize("ids", [IDS[0], IDS.astype(float), [[1, 2], [3, 4]], IDS[:, :0]])
+def test_what_is_no_table_of_ids_is_refused(ids, as_users_run):
+    with pytest.raises(ValueError, match="ids: got .*a row for each example"):
+        models.contexts(ids, mask=IDS)
