@@ -83,6 +83,7 @@ def test_some_ten_programs_serve_all_lengths(model):
     padded = [models.padded_length(length) for length in lengths]
     for length, size in zip(lengths, padded, strict=True):
         assert length <= size <= max(16, 3 * length / 2)
+    assert [models.padded_length(size) for size in sorted(set(padded))] == sorted(set(padded))
     assert len(set(padded)) == 17 and len(set(padded[100:])) == 11
 
 
