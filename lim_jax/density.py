@@ -329,14 +329,15 @@ class LossOfIds(eqx.Module):
     Attributes
     ----------
     embed
-        ``embed(params, ids) -> x`` of one example, from ``(length,)`` to ``(length, width)``.
+        ``embed(params, ids, y) -> x`` of one example, from ``(length,)`` to ``(length, width)``. Of
+        y it may read what an example has beside its ids, such as where packed contexts begin.
     loss
         ``loss(params, x, y) -> scalar`` of the states.
 
     Examples
     --------
     >>> from lim_jax.grid import token_grid
-    >>> loss = LossOfIds(lambda table, ids: table[ids], lambda table, x, y: jnp.sum(x**2) / 2)
+    >>> loss = LossOfIds(lambda table, ids, y: table[ids], lambda table, x, y: jnp.sum(x**2) / 2)
     >>> table, batch = jnp.array([[1.0], [2.0]]), (jnp.array([[0, 1]]), None)
     >>> influence(loss, table, batch, token_grid(2)).energy.tolist()  # the states' squares over 1/4
     [4.0, 16.0]
@@ -344,16 +345,16 @@ class LossOfIds(eqx.Module):
     [[4.0], [8.0]]
     """
 
-    embed: Callable[[Any, Int[Array, " length"]], Float[Array, "length width"]]
+    embed: Callable[[Any, Int[Array, " length"], Any], Float[Array, "length width"]]
     loss: Loss
 
     def __check_init__(self):
-        require_callable(self.embed, "embed", "embed(params, ids) of one example")
+        require_callable(self.embed, "embed", "embed(params, ids, y) of one example")
         require_callable(self.loss, "loss", "loss(params, x, y) of one example")
 
     def __call__(self, params: PyTree, ids: Int[Array, " length"], y: PyTree) -> Scalar:
         """The loss of one example."""
-        return self.loss(params, self.embed(params, ids), y)
+        return self.loss(params, self.embed(params, ids, y), y)
 
 
 def embedded(loss: Loss, params: PyTree, batch: Batch) -> tuple[Loss, Batch]:
@@ -361,7 +362,7 @@ def embedded(loss: Loss, params: PyTree, batch: Batch) -> tuple[Loss, Batch]:
     if not isinstance(loss, LossOfIds):
         return loss, batch
     ids, y = require_pair(loss, batch)
-    return loss.loss, (jax.vmap(loss.embed, in_axes=(None, 0))(params, ids), y)
+    return loss.loss, (jax.vmap(loss.embed, in_axes=(None, 0, 0))(params, ids, y), y)
 
 
 def losses_and_adjoints(

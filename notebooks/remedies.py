@@ -81,10 +81,10 @@ for strength in (0.0, 0.05):
 # ## What changed
 #
 # The task's own risk, unpenalised and on fresh windows, stands beside the imbalance: a penalty is
-# a bias that one chooses, so both belong in every report. When this was written, Algorithm 1 lowered
-# the imbalance from 24.7 to 2.0, took 0.11 nats of risk for it, and raised LIM from 0.31 to 0.63:
-# the middle's average density rose from 0.09 to 0.54, but that of the left from 0.13 to 1.48, and LIM
-# compares the middle with the weaker end.
+# a bias that one chooses, so both belong in every report. When this was written, Algorithm 1
+# lowered the imbalance from 24.7 to 2.0, took 0.11 nats of risk for it, and raised LIM from 0.31 to
+# 0.63: the middle's average density rose from 0.09 to 0.54, but that of the left from 0.13 to 1.48,
+# and LIM compares the middle with the weaker end.
 
 # %%
 batch = asked_last(sample_windows(text, LENGTH, 128, key=jax.random.key(2)))

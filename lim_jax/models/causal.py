@@ -1,14 +1,15 @@
 """Causal language models over token ids, as their checkpoints hold them."""
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from lim_jax._checks import described, guarded, require, require_indices
-from lim_jax.grid import Grid, token_grid
+from lim_jax.grid import Grid, Starts, token_grid
 from lim_jax.loss import Labels, Logits, Scalar, autoregressive_cross_entropy, margin_loss
 from lim_jax.models.checkpoint import open_checkpoint
 from lim_jax.models.families import FAMILIES
@@ -32,11 +33,15 @@ class Queries(NamedTuple):
     places
         Where each query stands in the context, from 0. None: one at every place. The head, of
         many words, reads only the places that are asked, so name them where they are few.
+    starts
+        Where the context of each place begins, by `grid.segment_starts`, in rows of packed
+        contexts and behind padding on the left. None: the row is one context from its first place.
     """
 
     targets: Labels
     weights: Float[Array, " queries"]
     places: Int[Array, " queries"] | None = None
+    starts: Starts | None = None
 
     def only(self, places: Int[Array, " queries"]) -> "Queries":
         """Of queries at every place keep those at `places`; the others must have no weight.
@@ -56,7 +61,7 @@ class Queries(NamedTuple):
             cure="Choose once, of all.",
         )
         require_indices(places, "places")
-        return Queries(self.targets[places], self.weights[places], places)
+        return Queries(self.targets[places], self.weights[places], places, self.starts)
 
 
 class CausalLM(eqx.Module):
@@ -91,15 +96,18 @@ class CausalLM(eqx.Module):
         """The number of words."""
         return self.embedding.shape[0]
 
-    def embed(self, ids: Int[Array, " length"]) -> State:
-        r"""The input states :math:`X_0` of one context, whose influence is measured.
+    def embed(self, ids: Int[Array, " length"], y: Queries | None = None) -> State:
+        r"""The input states :math:`X_0` of one row of ids, whose influence is measured.
+
+        Learned places are counted from where each context begins, as y says; without, from the
+        first.
 
         Raises
         ------
         ValueError
             Where ids are no whole numbers along one axis, or more than there are places.
         EquinoxRuntimeError
-            Where an id is outside the vocabulary.
+            Where an id is outside the vocabulary, or a packed context has more than the places.
         """
         require_indices(ids, "ids")
         last = self.vocabulary - 1
@@ -108,6 +116,10 @@ class CausalLM(eqx.Module):
         if self.positions is None:
             return self.embedding[ids]
         places = self.positions.shape[0]
+        if y is not None and y.starts is not None:
+            own = jnp.arange(ids.shape[0]) - y.starts
+            message = f"ids: expected contexts of at most {places} ids, got a longer one."
+            return self.embedding[ids] + self.positions[guarded(own, own >= places, message)]
         require(
             ids.shape[0] <= places,
             "ids",
@@ -122,10 +134,10 @@ class CausalLM(eqx.Module):
         head = self.embedding if self.head is None else self.head
         return jax.vmap(self.norm)(state) @ head.T
 
-    def logits(self, ids: Int[Array, " length"]) -> Logits:
-        """The logits of every next word of one context."""
-        x = self.embed(ids)
-        grid = _grid_of(x)
+    def logits(self, ids: Int[Array, " length"], y: Queries | None = None) -> Logits:
+        """The logits of every next word of one row of ids; of y only the starts are read."""
+        x = self.embed(ids, y)
+        grid = _grid_of(x, y)
         return self.readout(self.flow(x, grid), grid)
 
     def example(
@@ -150,12 +162,14 @@ class CausalLM(eqx.Module):
 
         ``influence(CausalLM.loss, model, batch, grid)`` measures it.
         """
-        return self.terminal_loss(self.flow(x, _grid_of(x)), y)
+        _require_queries(y)
+        return self.terminal_loss(self.flow(x, _grid_of(x, y)), y)
 
     def terminal_loss(self, state: State, y: Queries) -> Scalar:
         """The same loss, of the network's last state: what the adjoint's ledgers take.
 
-        ``channels(model.flow, model.terminal_loss, (x, y), grid)``.
+        ``channels(model.flow, model.terminal_loss, (x, y), grid)``, where contexts are packed
+        with ``grid.starting(y.starts)``.
 
         Raises
         ------
@@ -168,7 +182,8 @@ class CausalLM(eqx.Module):
 
     def margin_loss(self, x: State, y: Queries) -> Scalar:
         """Minus the answers' log odds (`loss.margin_loss`), of one embedded context."""
-        return self.terminal_margin_loss(self.flow(x, _grid_of(x)), y)
+        _require_queries(y)
+        return self.terminal_margin_loss(self.flow(x, _grid_of(x, y)), y)
 
     def terminal_margin_loss(self, state: State, y: Queries) -> Scalar:
         """The same loss, of the network's last state."""
@@ -176,17 +191,11 @@ class CausalLM(eqx.Module):
 
     def loss_of_ids(self, ids: Int[Array, " length"], y: Queries) -> Scalar:
         """`loss` from ids: its gradient reaches the embeddings, so that training moves them."""
-        return self.loss(self.embed(ids), y)
+        return self.loss(self.embed(ids, y), y)
 
     def _asked(self, state: State, y: Queries) -> Float[Array, "queries vocabulary"]:
         """The logits of the places that are asked."""
-        require(
-            isinstance(y, Queries),
-            "y",
-            got=described(y),
-            expected="Queries(targets, weights)",
-            cure="Make both of a window of ids by model.example.",
-        )
+        _require_queries(y)
         if y.places is not None:
             last = state.shape[0] - 1
             message = f"places: expected numbers from 0 to {last}, got others."
@@ -195,9 +204,20 @@ class CausalLM(eqx.Module):
         return self.readout(state, _grid_of(state))
 
 
-def _grid_of(x: State) -> Grid:
-    """The tokens of a context, in its precision."""
-    return token_grid(x.shape[0], x.dtype)
+def _grid_of(x: State, y: Queries | None = None) -> Grid:
+    """The tokens of a row, in its precision, each with the prefix that it sees."""
+    grid = token_grid(x.shape[0], x.dtype)
+    return grid if y is None or y.starts is None else grid.starting(y.starts)
+
+
+def _require_queries(y: Any) -> None:
+    require(
+        isinstance(y, Queries),
+        "y",
+        got=described(y),
+        expected="Queries(targets, weights)",
+        cure="Make both of a window of ids by model.example.",
+    )
 
 
 def load(path: Path | str, dtype: str = "float32") -> CausalLM:

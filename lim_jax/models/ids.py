@@ -214,16 +214,15 @@ def _padded(
     )
     places = np.flatnonzero(weights)
     queries = min(size, padded_length(max(1, len(places))))
-    y = (_filled(part, queries) for part in (row[1:][places], weights[places], places))
-    made = _filled(row[:-1], size), Queries(*y), _filled(shares.astype(dtype), size)
-    ids, y, shares = jax.device_put(made)
-    return ids, y, shares
+    asked = (_filled(part, queries) for part in (row[1:][places], weights[places], places))
+    ids, shares = _filled(row[:-1], size), _filled(shares.astype(dtype), size)
+    return ids, Queries(*asked), shares
 
 
-def _filled(values: np.ndarray, size: int) -> np.ndarray:
-    """Zeros up to a size, along the last axis."""
-    missing = size - values.shape[-1]
-    return np.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, missing)])
+def _filled(values: np.ndarray, size: int) -> Array:
+    """On the device, with zeros up to a size along the last axis."""
+    missing = [(0, 0)] * (values.ndim - 1) + [(0, size - values.shape[-1])]
+    return jax.device_put(np.pad(values, missing))
 
 
 @eqx.filter_jit

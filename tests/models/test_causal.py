@@ -16,6 +16,7 @@ import lim_jax as lim
 from lim_jax import models
 from lim_jax.adjoint.hops import attention_hops
 from lim_jax.adjoint.ledger import channels
+from lim_jax.grid import segment_starts
 from lim_jax.loss import last_token, teacher_forcing
 from lim_jax.models import Queries, checkpoint
 
@@ -248,3 +249,41 @@ def test_ids_outside_vocabulary_and_places_are_refused(model):
         jax.block_until_ready(embed(jnp.array([1, 11])))
     with pytest.raises(ValueError, match="at most 8, the places"):
         embed(jnp.zeros(9, int))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "mistral"])
+def test_packed_contexts_are_contexts_alone(tmp_path, name):
+    """Learned places and turns, logits, losses, and the gradient of all parameters."""
+    model = models.load(write(tmp_path, CONFIGS[name]), dtype="float64")
+    ids, starts = (
+        jnp.concatenate([IDS, IDS[2:6]]),
+        segment_starts(jnp.repeat(jnp.arange(2), 7)[:11]),
+    )
+    weights = jnp.concatenate([0.25 * teacher_forcing(7), 0.75 * last_token(4)])
+    packed = models.Queries(jnp.roll(ids, -1), weights, starts=starts)
+    alone = [
+        (IDS, models.Queries(jnp.roll(ids, -1)[:7], teacher_forcing(7))),
+        (IDS[2:6], models.Queries(jnp.roll(ids, -1)[7:], last_token(4))),
+    ]
+
+    @eqx.filter_jit
+    def measured(model):
+        one = eqx.filter_value_and_grad(lambda model: model.loss_of_ids(ids, packed))(model)
+        apart = eqx.filter_value_and_grad(
+            lambda model: sum(
+                s * model.loss_of_ids(*x) for s, x in zip((0.25, 0.75), alone, strict=True)
+            )
+        )(model)
+        logits = model.logits(ids, packed), jnp.concatenate([model.logits(x) for x, _ in alone])
+        return (one, logits[0]), (apart, logits[1])
+
+    found, expected = jax.tree.map(np.asarray, measured(model))
+    for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-12)
+
+
+def test_a_packed_context_longer_than_the_places_is_refused(model):
+    ids, starts = jnp.zeros(12, int), jnp.asarray([0, 0, 0, *[3] * 9])
+    y = models.Queries(ids, teacher_forcing(12), starts=starts)
+    with pytest.raises(Exception, match="expected contexts of at most 8 ids, got a longer one"):
+        jax.block_until_ready(eqx.filter_jit(lambda model: model.embed(ids, y))(model))

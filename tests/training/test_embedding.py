@@ -31,7 +31,7 @@ MOVED = random_states(7, WORDS, WIDTH)
 
 
 @jax.jit
-def embed(params, ids):
+def embed(params, ids, y=None):
     return params["words"][ids] + params["places"]
 
 
@@ -197,7 +197,7 @@ def test_the_gradient_of_a_penalty_goes_forward_over_reverse():
     table = random_states(1, WORDS, WIDTH)
 
     def penalty(table, cube):
-        loss = LossOfIds(lambda table, ids: table[ids], lambda table, x, y: jnp.sum(cube(x)))
+        loss = LossOfIds(lambda table, ids, y: table[ids], lambda table, x, y: jnp.sum(cube(x)))
         return training.influence_penalty(loss, table, (IDS, None), GRID)
 
     found = jax.jit(jax.grad(lambda table: penalty(table, cubed)))(table)
@@ -222,7 +222,7 @@ REFUSED = {
     "states to a loss of ids": (LOSS, jnp.ones((2, LENGTH, WIDTH)), "whole numbers.*of states"),
     "ids that are floats": (LOSS, IDS.astype(float), "whole numbers"),
     "ids of one example": (LOSS, IDS[0], r"\(examples, length\)"),
-    "ids off the grid": (LossOfIds(lambda p, ids: p["words"][ids], loss_of_states),
+    "ids off the grid": (LossOfIds(lambda p, ids, y: p["words"][ids], loss_of_states),
                          jnp.ones((2, 4), int), r"\(examples, 5, width\)"),
 }  # fmt: skip
 
