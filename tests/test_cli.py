@@ -6,7 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from reference.as_users import run_python
+from reference.publishers import CONFIGS, write
 
 import lim_jax as lim
 from lim_jax import cli, models, plots, studies
@@ -87,7 +89,9 @@ def test_cost_figures_show_every_curve():
 
 
 @pytest.mark.slow
-def test_explain_writes_what_it_prints(tmp_path, capsys):
+def test_explain_writes_what_it_prints(monkeypatch, tmp_path, capsys):
+    """Its figures are made but not drawn, which takes long: those of the next test are."""
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path: path.touch())
     out = tmp_path / "explained"
     arguments = ["--length", "12", "--steps", "3", "--contexts", "3", "--out", str(out)]
     with jax.numpy_dtype_promotion("standard"):  # optax promotes
@@ -121,6 +125,62 @@ def test_explain_writes_what_it_prints(tmp_path, capsys):
     shown = document["cone_mass"]
     np.testing.assert_allclose(shown["seeded network"]["value"], mass.value, rtol=1e-9)
     assert not np.allclose(shown["trained network"]["value"], mass.value, rtol=1e-3)
+
+
+@pytest.mark.slow
+def test_explain_reads_a_folder_of_weights_and_a_text(tmp_path, capsys):
+    """Each letter is a word of the tokenizer; its numbers are those of the study on these ids."""
+    tokenizers = pytest.importorskip("tokenizers")
+    letters = {letter: index for index, letter in enumerate("abcdefghijk")}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(letters, unk_token="k"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
+    folder = tmp_path / "weights"
+    folder.mkdir()
+    write(folder, CONFIGS["llama"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    written = np.random.default_rng(0).integers(11, size=60)
+    (tmp_path / "text").write_text("".join("abcdefghijk"[letter] for letter in written))
+    arguments = ["--model", str(folder), "--text", str(tmp_path / "text"), "--depth", "1"]
+    sizes = ["--length", "6", "--contexts", "2", "--out", str(tmp_path / "out")]
+    with jax.numpy_dtype_promotion("standard"):
+        assert cli.main(["explain", *arguments, *sizes]) == 0
+    document = json.loads((tmp_path / "out" / "explanation.json").read_text())
+    sizes = [path.stat().st_size for path in (tmp_path / "out").glob("*.png")]
+    assert len(sizes) == 10 and min(sizes) > 1000
+    assert document["training_losses"] == [] and "Training" not in capsys.readouterr().out
+    assert set(document["cone_mass"]) == {"given network"}
+    keys = jax.random.split(jax.random.key(0), 4)
+    windows = models.sample_windows(jax.device_put(written), 6, 2, key=keys[2])
+    model, grid = models.load(folder, dtype="float64"), lim.token_grid(6)
+
+    def energy(window):
+        x, y = model.example(window, lim.loss.last_token(6))
+        found = lim.adjoint_trajectory(model.flow, model.terminal_loss, (x, y), grid)
+        return (found.covectors[1] ** 2).sum(axis=1)
+
+    energies = np.asarray(jax.jit(jax.vmap(energy))(windows)).mean(axis=0)
+    found = document["explanations"]["given network, last token"]
+    assert found["depth"] == 1
+    np.testing.assert_allclose(found["density"], 6 * energies / energies.sum(), rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (("--delta", "0.6"), "delta: got 0.6"),
+        (("--length", "0"), "size: got 0"),
+        (("--steps", "0"), "steps: got 0"),
+        (("--contexts", "0"), "contexts: got 0"),
+        (("--depth", "4"), "depth: got 4, expected a layer's depth"),
+        (("--length", "500000"), "text: got 400000 ids"),
+        (("--text", "a.txt"), "model and text: got None and a.txt, expected both or neither"),
+    ],
+)
+def test_explain_refuses_before_it_trains(monkeypatch, tmp_path, arguments, message):
+    monkeypatch.setattr(models.language, "train", None)
+    with pytest.raises(ValueError, match=message):
+        cli.main(["explain", *arguments, "--out", str(tmp_path / "out")])
+    assert not (tmp_path / "out").exists()
 
 
 def test_reproduce_takes_float64_by_itself(monkeypatch, tmp_path):

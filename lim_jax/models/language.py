@@ -91,6 +91,32 @@ def standard_library_text(size: int = 400_000) -> Int[Array, " bytes"]:
     return jnp.asarray(np.frombuffer(bytes(found[:size]), np.uint8).astype(np.int32))
 
 
+def ids_of_text(text: str, tokenizer: Path) -> Int[Array, " ids"]:
+    """The ids of a text by the ``tokenizer.json`` that a model's publisher put beside its weights.
+
+    By the package tokenizers, of the extra ``models``.
+
+    Raises
+    ------
+    ValueError
+        Where there is no such file, or it is no tokenizer.
+    """
+    import tokenizers  # of an extra
+
+    require(
+        tokenizer.is_file(),
+        "tokenizer",
+        got=f"no file {tokenizer}",
+        expected="the publisher's tokenizer.json",
+        cure="It belongs beside the weights.",
+    )
+    try:
+        read = tokenizers.Tokenizer.from_file(str(tokenizer))
+    except Exception as error:  # the package raises nothing narrower
+        raise ValueError(f"tokenizer: {tokenizer} is no tokenizer.json: {error}") from error
+    return jax.device_put(np.asarray(read.encode(text).ids, np.int32))
+
+
 def sample_windows(
     text: Int[Array, " ids"], length: int, count: int, *, key: Key[Array, ""]
 ) -> Tokens:

@@ -149,8 +149,7 @@ def explain(
     windows
         Contexts of L ids with the id after each.
     query_weights
-        Where the loss asks: `loss.teacher_forcing`, `loss.last_token`, or others. The head reads
-        those places alone, but for the readout's residual energies.
+        Where the loss asks: `loss.teacher_forcing`, `loss.last_token`, or others.
     regions
         On the token grid of L, in the model's precision: ``token_grid(L, model.embedding.dtype)``.
     key
@@ -169,8 +168,7 @@ def explain(
     query_weights = query_weights.astype(model.embedding.dtype)
     norms_key, bootstrap_key = jax.random.split(key)
     rest = _without_queries(query_weights, regions)
-    asked = jax.device_put(np.flatnonzero(query_weights))
-    found = _measure(model, windows, query_weights, asked, regions, depth, norms_key)
+    found = _measure(model, windows, query_weights, regions, depth, norms_key)
     regional = regional_channels(found.vectors, regions)
     energies = (found.initial**2).sum(axis=2)
     bounds = bootstrap_bounds(regional, key=bootstrap_key)
@@ -246,7 +244,6 @@ def _measure(
     model: CausalLM,
     windows: Windows,
     query_weights: Profile,
-    asked: Int[Array, " queries"],
     regions: Regions,
     depth: int,
     key: Key[Array, ""],
@@ -254,13 +251,12 @@ def _measure(
     grid, flow = regions.grid, model.flow
 
     def one(window):
-        x, y = model.example(window, query_weights)
-        example = x, y.only(asked)
+        example = model.example(window, query_weights)
         ledger = channels(flow, model.terminal_loss, example, grid)
         vectors, states = ledger.at_depth(depth), ledger.states
         sites = attention_sites(flow, states, ledger.covectors, grid)
         sites, norms = jax.tree.map(
-            lambda leaf: leaf[depth:], (sites, interaction_norms(flow, x, grid, key=key))
+            lambda leaf: leaf[depth:], (sites, interaction_norms(flow, example[0], grid, key=key))
         )
         measured = (
             vectors,

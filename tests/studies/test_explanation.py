@@ -7,21 +7,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from reference.networks import random_states
+from reference.architectures import architecture_flow
+from reference.networks import WIDTH, random_states
 
 import lim_jax as lim
-from lim_jax import plots
+from lim_jax import models, plots
 from lim_jax.adjoint import criteria
 from lim_jax.adjoint.cone import cone_mass, joint_cone
+from lim_jax.adjoint.hops import attention_hops
 from lim_jax.adjoint.ledger import channels, cone_by_head
 from lim_jax.adjoint.residual import amplification, interaction_norms
 from lim_jax.adjoint.tangent import attention_sites
 from lim_jax.loss import last_token, teacher_forcing
 from lim_jax.models import language
+from lim_jax.network.norms import LayerNorm, RMSNorm
 from lim_jax.probes import sample_mean
 
 LENGTH = 8
 REGIONS = lim.boundary_regions(lim.token_grid(LENGTH), 0.25)
+WORDS = 11
 
 
 @cache
@@ -277,10 +281,34 @@ def test_records_and_tables_give_every_number_under_its_name():
     assert [c["name"] for c in record["certificates"]] == [c.name for c in found.certificates]
 
 
-def test_the_cone_mass_averages_layers_and_contexts():
-    found = lim.studies.average_cone_mass(model(), windows(2), REGIONS)
-    x, _ = batch(last_token(LENGTH), 2)
-    flow, grid = model().flow, REGIONS.grid
+def llama_like():
+    """Rotary grouped queries with head norms, a gated network, RMS norms, a tied head."""
+    flow = architecture_flow("everything", step=lim.split, horizon=2.0)
+    return flow, RMSNorm.init(WIDTH, 0.2), None
+
+
+def neox_like():
+    """Parallel blocks of partly turning heads: the one-field recursion; a head of its own."""
+    flow = architecture_flow("partial rotary", step=lim.euler, horizon=2.0)
+    return flow, LayerNorm.init(WIDTH, 0.1), random_states(9, WORDS, WIDTH)
+
+
+def network_of(flow, norm, head):
+    return models.CausalLM(random_states(7, WORDS, WIDTH), None, flow, norm, head)
+
+
+def windows_of_ids(count):
+    return jax.device_put(np.random.default_rng(0).integers(WORDS, size=(count, LENGTH + 1)))
+
+
+@pytest.mark.parametrize("parts", [None, neox_like])
+def test_the_cone_mass_averages_layers_and_contexts(parts):
+    network, ids = (model(), windows(2)) if parts is None else (
+        network_of(*parts()), windows_of_ids(2)
+    )  # fmt: skip
+    found = lim.studies.average_cone_mass(network, ids, REGIONS)
+    x = jax.vmap(network.embed)(ids[:, :-1])
+    flow, grid = network.flow, REGIONS.grid
 
     @jax.jit
     @jax.vmap
@@ -291,6 +319,45 @@ def test_the_cone_mass_averages_layers_and_contexts():
 
     expected = np.mean(masses(x), axis=(0, 1))
     np.testing.assert_allclose(found.value, expected, rtol=1e-10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parts", [llama_like, neox_like])
+def test_networks_of_other_architectures_are_explained_in_single_precision(parts):
+    """Against float64: the gradient, and channels and hops that sum to it."""
+    network = network_of(*parts())
+    single = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), network)
+    ids = windows_of_ids(3)
+    regions = lim.boundary_regions(lim.token_grid(LENGTH, "float32"), 0.25)
+    asked = jnp.zeros(LENGTH).at[jnp.array([3, 6])].set(jnp.array([0.3, 0.7]))
+    found = lim.studies.explain(single, ids, asked, regions, key=jax.random.key(3))
+
+    @jax.jit
+    @jax.vmap
+    def expected(window):
+        example = network.example(window, asked)
+        hops = attention_hops(network.flow, network.terminal_loss, example, REGIONS.grid, 3)[0]
+        ledger = channels(network.flow, network.terminal_loss, example, REGIONS.grid)
+        return LENGTH * jax.grad(network.loss)(*example), ledger.vectors, hops
+
+    gradient, vectors, hops = map(np.asarray, expected(ids))
+    for parts_of_it in (vectors, hops):
+        np.testing.assert_allclose(parts_of_it.sum(axis=1), gradient, rtol=1e-10, atol=1e-12)
+
+    def close(one, other):
+        assert one.dtype == jnp.float32
+        other = (np.asarray(other) ** 2).sum(axis=-1).mean(axis=0)
+        np.testing.assert_allclose(one, other, rtol=2e-4, atol=2e-5 * other.max())
+
+    close(found.influence.energy, gradient)
+    close(found.channel_energies, vectors)
+    close(found.hop_energies, hops)
+    assert not np.any(found.hop_energies[0, [0, 1, 2, 4, 5, 7]]) and found.hop_energies[0, 3] > 0
+    assert found.without_queries is not None
+    assert found.without_queries.regions.left_out == (3, 6)
+    averages = lim.regional_averages(found.influence.energy, regions)
+    np.testing.assert_allclose(found.regional.totals, averages, rtol=1e-4)
+    assert found.head_energies.shape[0] == 2 and len(found.certificates) == 5
 
 
 def test_figures_of_an_explanation_show_its_numbers():
