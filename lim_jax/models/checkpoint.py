@@ -19,9 +19,7 @@ import numpy as np
 
 from lim_jax._checks import require, require_extra
 
-safetensors: Any = lazy_loader.load(
-    "safetensors"
-)  # of the extra; the rest of the room does without
+safetensors: Any = lazy_loader.load("safetensors")  # of the extra; the rest does without
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PRECISIONS = ("F64", "F32", "F16", "BF16")
 LONGEST_HEADER = 100_000_000

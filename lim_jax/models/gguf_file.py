@@ -17,7 +17,7 @@ import numpy as np
 from lim_jax._checks import require, require_extra
 from lim_jax.models.checkpoint import gathered, require_shape, require_tensor
 
-gguf: Any = lazy_loader.load("gguf")  # of the extra: the room does without
+gguf: Any = lazy_loader.load("gguf")  # of the extra; the rest does without
 LAYER = {
     "attn_norm": "input_layernorm",
     "ffn_norm": "post_attention_layernorm",

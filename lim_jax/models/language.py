@@ -6,15 +6,17 @@ download.
 
 import sysconfig
 from pathlib import Path
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import lazy_loader
 import numpy as np
 import optax
 from jaxtyping import Array, Float, Int, Key
 
-from lim_jax._checks import require
+from lim_jax._checks import require, require_extra
 from lim_jax._random import gaussian
 from lim_jax.loss import LinearReadout, teacher_forcing
 from lim_jax.models.causal import CausalLM
@@ -22,6 +24,7 @@ from lim_jax.network.field import TransformerField
 from lim_jax.network.flow import ResidualFlow, split
 from lim_jax.training.loop import Progress, resumable
 
+tokenizers: Any = lazy_loader.load("tokenizers")  # of the extra; the rest does without
 BYTES = 256
 Tokens = Int[Array, "examples tokens"]
 
@@ -101,8 +104,7 @@ def ids_of_text(text: str, tokenizer: Path) -> Int[Array, " ids"]:
     ValueError
         Where there is no such file, or it is no tokenizer.
     """
-    import tokenizers  # of an extra
-
+    require_extra("tokenizers", "models")
     require(
         tokenizer.is_file(),
         "tokenizer",
