@@ -172,7 +172,7 @@ def test_explain_reads_a_folder_of_weights_and_a_text(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (("--delta", "0.6"), "delta: got 0.6"),
+        (("--delta", "0.6", "--model", "nowhere", "--text", "nowhere"), "delta: got 0.6"),
         (("--length", "0"), "size: got 0"),
         (("--steps", "0"), "steps: got 0"),
         (("--contexts", "0"), "contexts: got 0"),
