@@ -39,6 +39,17 @@ def fetched(folder: Path) -> Path:
         return folder / archive.extract(name, folder)
 
 
+def context(model: lim.models.CausalLM, length: int) -> jax.Array:
+    """Random ids."""
+    generator = np.random.default_rng(0)
+    return jnp.asarray(generator.integers(model.vocabulary, size=length), jnp.int32)
+
+
+def asked_last(ids: jax.Array) -> lim.models.Queries:
+    """Of the last token the first id; no other logits are made."""
+    return lim.models.Queries(ids[:1], jnp.ones(1), jnp.array([ids.shape[0] - 1]))
+
+
 def job(name: str, file: Path, length: int, repeats: int) -> dict:
     """Time one job in this process, and tell its peak memory."""
     start = time.perf_counter()
@@ -46,11 +57,8 @@ def job(name: str, file: Path, length: int, repeats: int) -> dict:
     loading = time.perf_counter() - start
     if name == "load":
         return {"job": name, "length": 0, "seconds": loading, "MiB": peak()}
-    generator = np.random.default_rng(0)
-    ids = jnp.asarray(generator.integers(model.vocabulary, size=length), jnp.int32)
-    grid = lim.token_grid(length)
-    # The last token alone is asked: no other logits are made.
-    y = lim.models.Queries(ids[:1], jnp.ones(1), jnp.array([length - 1]))
+    ids, grid = context(model, length), lim.token_grid(length)
+    y = asked_last(ids)
 
     def measured(model, ids):
         x = model.embed(ids)

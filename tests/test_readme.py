@@ -6,21 +6,39 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from reference import publishers
 from reference.as_users import run_python
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
+def write_small_network(folder):
+    """What the README's second example reads, random, and prompts of its words."""
+    network = folder / "SmolLM2-135M-Instruct"
+    network.mkdir()
+    publishers.write(network, publishers.CONFIGS["llama"])
+    words = {f"w{index}": index for index in range(publishers.WORDS)}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="w0"))
+    tokenizer.pre_tokenizer = Whitespace()  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.save(str(network / "tokenizer.json"))
+    (folder / "prompts.txt").write_text("w3 w1 w4 w1 w5 w9\nw2 w7 w1 w8 w2 w8\n")
+
+
 @pytest.mark.slow
 def test_the_examples_are_short_and_run(tmp_path):
     """In a process of their own, as users run them: in float32, compiled with XLA's defaults."""
     examples = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
-    assert len(examples) == 3 and all(len(example.splitlines()) <= 15 for example in examples)
+    assert len(examples) == 4 and all(len(example.splitlines()) <= 15 for example in examples)
+    write_small_network(tmp_path)
     done = run_python("-c", "\n".join(examples), folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "influence.png").stat().st_size > 10_000
+    for figure in ("influence.png", "network.png"):
+        assert (tmp_path / figure).stat().st_size > 10_000
     assert "thm:channel-energy-double-deficit" in done.stdout and "\n1.0 Indices(" in done.stdout
 
 
