@@ -55,7 +55,11 @@ CONFIGURATIONS = {
     "llama 3": t.LlamaConfig(**GROUPED, rope_parameters=LLAMA3),
     "llama, linear": t.LlamaConfig(**SIZES, rope_parameters=LINEAR),
     "mistral": t.MistralConfig(**GROUPED, sliding_window=None),
+    "mistral, window": t.MistralConfig(**GROUPED, sliding_window=4),
     "qwen2": t.Qwen2Config(**GROUPED),
+    "qwen2, window": t.Qwen2Config(
+        **GROUPED, use_sliding_window=True, sliding_window=3, max_window_layers=0
+    ),
     "qwen3": t.Qwen3Config(**GROUPED, head_dim=10),
 }
 IDS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 35, 8, 9]

@@ -384,12 +384,11 @@ def margin_loss(
         expected="at least two classes",
         cure="A margin is one over the others.",
     )
-    _require_weights(query_weights, logits)
     classes = _known_classes(targets, logits, query_weights != 0)[:, None]
     answers = jnp.take_along_axis(logits, classes, axis=1)[:, 0]
     chosen = jnp.arange(logits.shape[1])[None, :] == classes
     others = jax.nn.logsumexp(jnp.where(chosen, -jnp.inf, logits), axis=1)
-    return query_weights @ (others - answers)
+    return _weighted(others - answers, query_weights)
 
 
 def positionwise_cross_entropy(logits: Logits, labels: Labels) -> Float[Array, " length"]:
@@ -437,9 +436,7 @@ def logit_residual(logits: Logits, labels: Labels) -> Logits:
 def _weighted_cross_entropy(
     logits: Logits, labels: Labels, weights: Float[Array, " length"]
 ) -> Scalar:
-    losses = _losses(logits, labels, weights != 0)
-    _require_weights(weights, logits)
-    return weights @ losses
+    return _weighted(_losses(logits, labels, weights != 0), weights)
 
 
 def _guarded_queries(query_weights: Float[Array, " length"]) -> Float[Array, " length"]:
@@ -454,14 +451,16 @@ def _guarded_queries(query_weights: Float[Array, " length"]) -> Float[Array, " l
     )
 
 
-def _require_weights(weights: Float[Array, " _"], logits: Logits) -> None:
+def _weighted(losses: Float[Array, " length"], weights: Float[Array, " _"]) -> Scalar:
     require(
-        weights.shape == logits.shape[:1],
+        weights.shape == losses.shape,
         "weights",
         got=f"shape {weights.shape}",
-        expected=f"{logits.shape[:1]}, one for each position",
+        expected=f"{losses.shape}, one for each position",
         cure="Logits and weights must be on the same positions.",
     )
+    # Where nothing is asked the class may be a masked one: zero times infinity is no loss.
+    return weights @ jnp.where((weights == 0) & jnp.isinf(losses), 0, losses)
 
 
 def _losses(

@@ -296,3 +296,14 @@ def test_autoregressive_terminal_adjoint():
     residual = alpha[:, None] * (probabilities - np.asarray(labels))
     expected = 12 * residual @ np.asarray(WEIGHT).T
     np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("loss", [lim.autoregressive_cross_entropy, margin_loss])
+def test_a_masked_class_where_nothing_is_asked_is_no_loss(loss):
+    """Its number may stand there, as that of padding does; and no derivative is lost."""
+    logits = np.array([[-np.inf, 0.3, 0.8], [1.0, 0.2, -0.4]])
+    numbers, weights = jnp.array([0, 1]), jnp.array([0.0, 1.0])
+    value, slope = jax.value_and_grad(loss)(jax.device_put(logits), numbers, weights)
+    alone = loss(jax.device_put(logits[1:]), numbers[1:], weights[1:])
+    np.testing.assert_allclose(value, alone, rtol=1e-14)
+    assert np.isfinite(slope).all() and not np.asarray(slope)[0].any()

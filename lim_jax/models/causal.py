@@ -132,7 +132,8 @@ class CausalLM(eqx.Module):
     def readout(self, state: State, grid: Grid) -> Logits:
         """From the network's last states to logits of the next word, token by token."""
         head = self.embedding if self.head is None else self.head
-        return jax.vmap(self.norm)(state) @ head.T
+        # As an einsum: the transposed head of a product would be a copy of it.
+        return jnp.einsum("td,vd->tv", jax.vmap(self.norm)(state), head)
 
     def logits(self, ids: Int[Array, " length"], y: Queries | None = None) -> Logits:
         """The logits of every next word of one row of ids; of y only the starts are read."""
