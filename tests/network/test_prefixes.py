@@ -157,10 +157,10 @@ def ledger():
         grid = lim.token_grid(x.shape[0])
         grid = grid if starts is None else grid.starting(starts)
 
-        def loss(state):
+        def loss(state, asked):
             return jnp.sum(asked[:, None] * jnp.sin(state))
 
-        found = lim.adjoint.channels(flow, loss, x, grid)
+        found = lim.adjoint.channels(flow, loss, (x, asked), grid)
         attention = layer_of(flow).attention
         mass = lim.adjoint.cone_mass(attention, x, grid, "frobenius", "finite")
         return found.vectors / x.shape[0], mass * x.shape[0]
@@ -200,7 +200,7 @@ def test_the_joint_cone_of_a_window_counts_the_future_that_is_not_seen():
 
     @jax.jit
     def measured(x):
-        adjoint = lim.adjoint.channels(flow, lambda state: jnp.sum(jnp.sin(state)), x, grid)
+        adjoint = lim.adjoint.channels(flow, lambda s, y: jnp.sum(jnp.sin(s)), (x, None), grid)
         sites = lim.adjoint.attention_sites(flow, adjoint.states, adjoint.covectors, grid)
         return joint_cone(jax.tree.map(lambda leaf: leaf[None], sites), grid), adjoint.cone
 
