@@ -1,82 +1,18 @@
-"""The command line: parse, call, print."""
+"""Which positions a language model uses, and why, from a terminal."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
 import jax
-import tyro
 from tqdm import tqdm
 
-from lim_jax import limits, models, plots, studies
+from lim_jax import models, plots, studies
 from lim_jax._checks import counted, require
 from lim_jax.grid import Regions, boundary_regions, token_grid
 from lim_jax.loss import last_token, teacher_forcing
 from lim_jax.probes import Estimate
-
-
-def reproduce(out: Path = Path("section4")) -> int:
-    """Compute section 4 of the paper in float64 and hold it against every figure it prints.
-
-    Prints ours beside the paper's figures with the difference, and writes section4.json and the
-    four figures of the section. The exit status is 1 where a figure differs in a printed digit.
-
-    Args:
-        out: The folder to write to; it is made where it is missing.
-    """
-    out.mkdir(parents=True, exist_ok=True)
-    with jax.enable_x64(True):
-        results = studies.section4(partial(tqdm, desc="section 4", unit="stage"))
-        numbers = studies.summary(results)
-    (out / "section4.json").write_text(json.dumps(numbers, indent=2) + "\n")
-    for draw in (
-        plots.simulation_influence_profiles,
-        plots.simulation_observability_profiles,
-        plots.simulation_convergence,
-        plots.simulation_probe_errors,
-    ):
-        draw(results).savefig(out / f"{draw.__name__}.png")
-    comparisons = studies.compare(numbers)
-    print(studies.comparison_table(comparisons))
-    print(studies.beyond_the_paper(numbers))
-    missed = [comparison.name for comparison in comparisons if not comparison.agrees]
-    print(f"{len(comparisons) - len(missed)} of {len(comparisons)} printed figures agree.")
-    print(f"Wrote section4.json and four figures to {out}.")
-    return 1 if missed else 0
-
-
-def rates(quick: bool = False, out: Path = Path("rates")) -> int:
-    """Measure the paper's limits: tokens to Volterra, layers to the depth flow.
-
-    Prints claimed and measured orders with two standard errors, whether each explicit bound held,
-    and why an order differs from the printed one; writes rates.json and log-log figures. The exit
-    status is 1 where an order is not the expected one to 0.15, or a bound is broken.
-
-    Args:
-        quick: Fewer refinements and the main theorems only.
-        out: The folder to write to; it is made where it is missing.
-    """
-    out.mkdir(parents=True, exist_ok=True)
-    with jax.enable_x64(True):
-        rows, curves = limits.convergence.measure(
-            quick=quick, progress=partial(tqdm, desc="rates", unit="group")
-        )
-        records = [row.record() for row in rows]
-    costs = {name: [curve._asdict() for curve in found] for name, found in curves.items()}
-    (out / "rates.json").write_text(json.dumps({"rates": records, "costs": costs}, indent=2) + "\n")
-    for topic in dict.fromkeys(row.topic for row in rows):
-        chosen = [row for row in rows if row.topic == topic]
-        name = topic.replace(" ", "_")
-        plots.convergence_rates(chosen, topic).savefig(out / f"{name}.png", bbox_inches="tight")
-    for name, found in curves.items():
-        cost = {"depth": "evaluations of the field", "position": "positions"}[name]
-        plots.error_against_cost(found, cost).savefig(out / f"cost_{name}.png")
-    print(limits.rates_table(rows))
-    missed = [row.name for row in rows if not row.agrees]
-    print(f"{len(rows) - len(missed)} of {len(rows)} orders and bounds are as expected.")
-    print(f"Wrote rates.json and figures to {out}.")
-    return 1 if missed else 0
 
 
 def explain(
@@ -217,29 +153,3 @@ def _save_explanation(result: studies.Explanation, name: str, out: Path) -> int:
     for kind, figure in figures.items():
         figure.savefig(out / f"{stem}_{kind}.png")
     return len(figures)
-
-
-def counterexamples() -> int:
-    """Run the paper's four counterexamples to unconditional claims about shape."""
-    with jax.enable_x64(True):
-        found = studies.counterexamples()
-    for example in found:
-        print(f'"{example.slogan}"  No: {example.because}')
-        for name, values in example.numbers.items():
-            print(f"    {name}: {'  '.join(f'{value:.4g}' for value in values.tolist())}")
-    return 0
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line on `arguments`, by default the process's own; returns its status."""
-    return tyro.extras.subcommand_cli_from_dict(
-        {
-            "reproduce": reproduce,
-            "rates": rates,
-            "explain": explain,
-            "counterexamples": counterexamples,
-        },
-        prog="lim-jax",
-        description="Which positions of a long context a causal Transformer really uses.",
-        args=arguments,
-    )

@@ -1,0 +1,9 @@
+from . import commands as commands
+from . import explaining as explaining
+from . import orders as orders
+from . import reproduction as reproduction
+from .commands import main as main
+from .explaining import explain as explain
+from .orders import rates as rates
+from .reproduction import counterexamples as counterexamples
+from .reproduction import reproduce as reproduce
