@@ -34,7 +34,7 @@ def explain(
 
     Args:
         out: The folder to write to; it is made where it is missing.
-        model: A folder of weights as published, or a GGUF file; with its tokenizer.json beside.
+        model: A folder of weights as published, or a GGUF file; with its tokenizer.
         text: What the model reads: a file of UTF-8 text.
         length: The context length L, in ids: bytes, or the model's tokens.
         steps: How many steps of Adam to train the byte-level network for.
@@ -80,8 +80,7 @@ def _network_and_text(
         cure="A model reads a text of your own; without them a byte-level network is trained.",
     )
     assert model is not None and text is not None
-    folder = model if model.is_dir() else model.parent
-    ids = models.ids_of_text(text.read_text(encoding="utf-8"), folder / "tokenizer.json")
+    ids = models.ids_of_text(text.read_text(encoding="utf-8"), model)
     return models.load(model), ids
 
 

@@ -7,6 +7,7 @@ from . import ids as ids
 from . import language as language
 from . import llama_family as llama_family
 from . import reading as reading
+from . import text as text
 from .causal import CausalLM as CausalLM
 from .causal import Queries as Queries
 from .causal import load as load
@@ -19,13 +20,13 @@ from .checkpoint import require_tensor as require_tensor
 from .checkpoint import unfilled as unfilled
 from .gguf_file import GGUFCheckpoint as GGUFCheckpoint
 from .gguf_file import open_gguf as open_gguf
+from .gguf_file import opened_gguf as opened_gguf
 from .gpt_family import gpt2 as gpt2
 from .gpt_family import gpt_neox as gpt_neox
 from .ids import contexts as contexts
 from .ids import influence_of_ids as influence_of_ids
 from .ids import padded_length as padded_length
 from .language import byte_model as byte_model
-from .language import ids_of_text as ids_of_text
 from .language import sample_windows as sample_windows
 from .language import standard_library_text as standard_library_text
 from .language import train as train
@@ -50,3 +51,5 @@ from .reading import rope_options as rope_options
 from .reading import stacked as stacked
 from .reading import tanh_gelu as tanh_gelu
 from .reading import whole as whole
+from .text import ids_of_text as ids_of_text
+from .text import read_tokenizer as read_tokenizer

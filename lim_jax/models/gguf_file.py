@@ -118,15 +118,15 @@ def _halves_apart(rows: np.ndarray, heads: int) -> np.ndarray:
     return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(rows.shape)
 
 
-def open_gguf(file: Path | str) -> GGUFCheckpoint:
-    """Look through a GGUF file of the llama architecture.
+def opened_gguf(file: Path | str) -> tuple[Any, dict[str, Any]]:
+    """The package's own view of a file, and its options by name.
 
     Raises
     ------
     ModuleNotFoundError
         Without the package gguf, of the extra ``models``.
     ValueError
-        Where the file is broken, or its architecture or an option of it is not known.
+        Where the file is broken.
     """
     require_extra("gguf", "models")
     file = Path(file)
@@ -139,11 +139,24 @@ def open_gguf(file: Path | str) -> GGUFCheckpoint:
     )
     try:
         reader = gguf.GGUFReader(file)
-        options = {name: field.contents() for name, field in reader.fields.items()}
+        return reader, {name: field.contents() for name, field in reader.fields.items()}
     except Exception as error:  # whatever the library meets in what is no GGUF file
         raise ValueError(
             f"{file.name}: got a broken file ({error}), expected GGUF. Download it again."
         ) from error
+
+
+def open_gguf(file: Path | str) -> GGUFCheckpoint:
+    """Look through a GGUF file of the llama architecture.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        Without the package gguf, of the extra ``models``.
+    ValueError
+        Where the file is broken, or its architecture or an option of it is not known.
+    """
+    file, (reader, options) = Path(file), opened_gguf(file)
     architecture = options.get("general.architecture")
     require(
         architecture == "llama",

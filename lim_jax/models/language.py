@@ -6,17 +6,15 @@ download.
 
 import sysconfig
 from pathlib import Path
-from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import lazy_loader
 import numpy as np
 import optax
 from jaxtyping import Array, Float, Int, Key
 
-from lim_jax._checks import require, require_extra
+from lim_jax._checks import require
 from lim_jax._random import gaussian
 from lim_jax.loss import LinearReadout, teacher_forcing
 from lim_jax.models.causal import CausalLM
@@ -24,7 +22,6 @@ from lim_jax.network.field import TransformerField
 from lim_jax.network.flow import ResidualFlow, split
 from lim_jax.training.loop import Progress, resumable
 
-tokenizers: Any = lazy_loader.load("tokenizers")  # of the extra; the rest does without
 BYTES = 256
 Tokens = Int[Array, "examples tokens"]
 
@@ -92,31 +89,6 @@ def standard_library_text(size: int = 400_000) -> Int[Array, " bytes"]:
         cure="Ask for less, or pass your own text as an array of byte values.",
     )
     return jnp.asarray(np.frombuffer(bytes(found[:size]), np.uint8).astype(np.int32))
-
-
-def ids_of_text(text: str, tokenizer: Path) -> Int[Array, " ids"]:
-    """The ids of a text by the ``tokenizer.json`` that a model's publisher put beside its weights.
-
-    By the package tokenizers, of the extra ``models``.
-
-    Raises
-    ------
-    ValueError
-        Where there is no such file, or it is no tokenizer.
-    """
-    require_extra("tokenizers", "models")
-    require(
-        tokenizer.is_file(),
-        "tokenizer",
-        got=f"no file {tokenizer}",
-        expected="the publisher's tokenizer.json",
-        cure="It belongs beside the weights.",
-    )
-    try:
-        read = tokenizers.Tokenizer.from_file(str(tokenizer))
-    except Exception as error:  # the package raises nothing narrower
-        raise ValueError(f"tokenizer: {tokenizer} is no tokenizer.json: {error}") from error
-    return jax.device_put(np.asarray(read.encode(text).ids, np.int32))
 
 
 def sample_windows(

@@ -139,6 +139,7 @@ def test_real_weights_know_the_capital_of_france_and_have_an_exact_ledger(smollm
     """In float32: channels and hops sum to the gradient to 1e-5 of its largest entry."""
     words = gguf.GGUFReader(smollm2).fields["tokenizer.ggml.tokens"].contents()
     ids = [words.index(word) for word in ("The", "Ġcapital", "Ġof", "ĠFrance", "Ġis")]
+    assert models.ids_of_text("The capital of France is", smollm2).tolist() == ids
     paris = words.index("ĠParis")
     model, grid = models.load(smollm2), lim.token_grid(5, dtype="float32")
     window = jnp.array([*ids, paris], jnp.int32)

@@ -1,0 +1,89 @@
+"""From text to ids, by the tokenizer that a publisher left beside the weights or among them."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import lazy_loader
+import numpy as np
+from jaxtyping import Array, Int
+
+from lim_jax._checks import require, require_extra
+from lim_jax.models.gguf_file import opened_gguf
+
+tokenizers: Any = lazy_loader.load("tokenizers")  # of the extra; the rest does without
+FILE = "tokenizer.json"
+CONTROL = 3  # GGUF's kind of a token that no text spells
+CURE = f"Put the publisher's {FILE} beside the weights."
+
+
+def read_tokenizer(path: Path | str) -> Any:
+    """The `tokenizers.Tokenizer` of a model: of a folder, a GGUF file, or a file by itself.
+
+    A folder's is its ``tokenizer.json``. A GGUF file's is the one beside it, if there is one, else
+    made of its own vocabulary and merges, where these are bytes' as GPT-2's or SmolLM's.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        Without the package tokenizers, of the extra ``models``.
+    ValueError
+        Where there is none, or none that is known.
+    """
+    require_extra("tokenizers", "models")
+    path = Path(path)
+    file = path / FILE if path.is_dir() else path
+    if file.suffix == ".gguf":
+        if not (file.parent / FILE).is_file():
+            return _of_gguf(file)
+        file = file.parent / FILE
+    require(
+        file.is_file(),
+        "tokenizer",
+        got=f"no file {file}",
+        expected=f"the publisher's {FILE}",
+        cure="It belongs beside the weights.",
+    )
+    try:
+        return tokenizers.Tokenizer.from_file(str(file))
+    except Exception as error:  # the package raises nothing narrower
+        raise ValueError(f"tokenizer: {file} is no {FILE}: {error}") from error
+
+
+def ids_of_text(text: str, path: Path | str) -> Int[Array, " ids"]:
+    """The ids of a text by the tokenizer of a model, as `read_tokenizer` finds it.
+
+    Raises
+    ------
+    ValueError
+        Where there is no such tokenizer.
+    """
+    return jax.device_put(np.asarray(read_tokenizer(path).encode(text).ids, np.int32))
+
+
+def _of_gguf(file: Path) -> Any:
+    """Byte-level pairs, by the vocabulary and the merges that llama.cpp keeps."""
+    _, options = opened_gguf(file)
+    words, kinds, merges = (
+        options.get(f"tokenizer.ggml.{part}", []) for part in ("tokens", "token_type", "merges")
+    )
+    kind, cut = (str(options.get(f"tokenizer.ggml.{part}")) for part in ("model", "pre"))
+    bytewise = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    digits = tokenizers.pre_tokenizers.Digits(individual_digits=True)
+    cuts = {"gpt-2": [bytewise], "smollm": [digits, bytewise]}
+    require(
+        kind == "gpt2" and cut in cuts and len(words) > 0,
+        file.name,
+        got=f"a tokenizer of {kind!r} with {cut!r}",
+        expected=f"gpt2 with {' or '.join(cuts)}",
+        cure=CURE,
+    )
+    pairs = [tuple(merge.split(" ", 1)) for merge in merges]
+    vocabulary = {word: index for index, word in enumerate(words)}
+    made = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, pairs))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(cuts[cut])
+    made.decoder = tokenizers.decoders.ByteLevel()
+    made.add_special_tokens(
+        [word for word, kind in zip(words, kinds, strict=True) if kind == CONTROL]
+    )
+    return made
