@@ -1,7 +1,7 @@
 from . import convergence as convergence
 from . import depth as depth
 from . import position as position
-from . import study as study
+from . import refinement as refinement
 from .convergence import Curve as Curve
 from .convergence import Row as Row
 from .convergence import averaging_attention as averaging_attention
@@ -38,8 +38,8 @@ from .position import printed_cone_mass_study as printed_cone_mass_study
 from .position import readout_bound as readout_bound
 from .position import singularity_study as singularity_study
 from .position import terminal_adjoint_study as terminal_adjoint_study
-from .study import Order as Order
-from .study import Study as Study
-from .study import fit_order as fit_order
-from .study import refine as refine
-from .study import richardson as richardson
+from .refinement import Order as Order
+from .refinement import Study as Study
+from .refinement import fit_order as fit_order
+from .refinement import refine as refine
+from .refinement import richardson as richardson

@@ -21,7 +21,7 @@ from lim_jax.adjoint.cone import cone_mass
 from lim_jax.adjoint.continuous import continuous_adjoint
 from lim_jax.adjoint.sweep import Example, TerminalLoss, adjoint_trajectory
 from lim_jax.grid import Grid, boundary_regions, inner, integral, regional_averages
-from lim_jax.limits.study import Study, fit_order, refine
+from lim_jax.limits.refinement import Study, fit_order, refine
 from lim_jax.network.continuous import ContinuousFlow, control_distance
 from lim_jax.network.field import State
 from lim_jax.network.flow import ResidualFlow, euler, rk4, split

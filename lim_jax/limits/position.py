@@ -28,7 +28,7 @@ from lim_jax.grid import (
     regional_averages,
     token_grid,
 )
-from lim_jax.limits.study import Study, refine
+from lim_jax.limits.refinement import Study, refine
 from lim_jax.loss import cross_entropy
 from lim_jax.network.field import CausalAttention, State, by_head
 from lim_jax.network.flow import ResidualFlow

@@ -1,4 +1,4 @@
-"""Fits and constants of the studies, against NumPy's own fit and plain loops."""
+"""Fits and constants of refinement studies, against NumPy's own fit and plain loops."""
 
 import equinox as eqx
 import jax.numpy as jnp
