@@ -2,14 +2,16 @@
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import PyTree
 
 from lim_jax._checks import require
+from lim_jax._resuming import store, stored
 
 State = TypeVar("State")
 Progress = Callable[[range], Iterable[int]]
@@ -27,8 +29,8 @@ def resumable(
     """Take steps, keep what each records, and go on from a checkpoint where there is one.
 
     A step sees only its state and its index, so a run that was interrupted and is called again
-    with the same arguments gives the same numbers as one that was not. Steps are ordinary Python:
-    jit what is inside.
+    with the same arguments gives the same numbers as one that was not; called with more steps, it
+    is that of more steps. Steps are ordinary Python: jit what is inside.
 
     Parameters
     ----------
@@ -41,7 +43,8 @@ def resumable(
         How many steps in all, those before the interruption included.
     checkpoint
         A file to read, if it exists, and to write: the state and all records so far. Another
-        process that reads it sees a whole checkpoint, never half of one.
+        process that reads it sees a whole checkpoint, never half of one. Its folder is made where
+        it is missing.
     every
         Steps between checkpoints; the last step is always stored.
     progress
@@ -55,7 +58,7 @@ def resumable(
     Raises
     ------
     ValueError
-        Where `steps` is not positive, or the checkpoint is of a longer run.
+        Where `steps` is not positive, or the checkpoint is of a longer run or another function's.
     RuntimeError
         Where the checkpoint's arrays do not fit the state (Equinox says which).
 
@@ -67,39 +70,40 @@ def resumable(
     """
     require(steps > 0, "steps", got=f"{steps}", expected="at least one", cure="Ask for more.")
     _, record = eqx.filter_eval_shape(step, state, 0)
-    records = jax.tree.map(lambda leaf: jnp.zeros((steps, *leaf.shape), leaf.dtype), record)
-    done = 0
+    records, done = _zeros(record, steps), 0
     if checkpoint is not None and checkpoint.exists():
-        done, state, records = _load(checkpoint, (state, records), steps)
+        done, state, kept = _load(checkpoint, state, record, steps)
+        records = jax.tree.map(lambda empty, first: empty.at[:done].set(first), records, kept)
     for index in progress(range(done, steps)):
         state, record = step(state, index)
         records = jax.tree.map(lambda kept, new: kept.at[index].set(new), records, record)  # noqa: B023
         last = index + 1 == steps
         if checkpoint is not None and (last or (index + 1) % every == 0):
-            _store(checkpoint, index + 1, state, records)
+            store(
+                checkpoint, "resumable", {"steps": index + 1}, (state, _first(records, index + 1))
+            )
     return state, records
 
 
-def _store(checkpoint: Path, done: int, state: Any, records: PyTree) -> None:
-    half_written = checkpoint.with_name(checkpoint.name + ".part")
-    # Opened here, for Equinox adds a suffix to names that have none.
-    with half_written.open("wb") as file:
-        eqx.tree_serialise_leaves(file, (jnp.array(done), state, records))
-    half_written.replace(checkpoint)
+def _zeros(record: PyTree, steps: int) -> PyTree:
+    return jax.tree.map(lambda leaf: jnp.zeros((steps, *leaf.shape), leaf.dtype), record)
 
 
-def _load(checkpoint: Path, like: Any, steps: int) -> tuple[int, Any, PyTree]:
-    try:
-        with checkpoint.open("rb") as file:
-            done, state, records = eqx.tree_deserialise_leaves(file, (jnp.array(0), *like))
-    except RuntimeError as error:
-        error.add_note(f"{checkpoint} is of another run. Remove it, or name another checkpoint.")
-        raise
-    require(
-        int(done) <= steps,
-        "checkpoint",
-        got=f"{int(done)} steps in {checkpoint}",
-        expected=f"at most the {steps} asked for",
-        cure="Ask for more steps, or name another checkpoint.",
-    )
-    return int(done), state, records
+def _first(records: PyTree, done: int) -> PyTree:
+    """The records of the steps that are done, cut on the host: nothing compiles."""
+    return jax.tree.map(lambda leaf: jax.device_put(np.asarray(leaf)[:done]), records)
+
+
+def _load(checkpoint: Path, state: State, record: PyTree, steps: int) -> tuple[int, State, PyTree]:
+    def like(about: dict) -> tuple[State, PyTree]:
+        require(
+            about["steps"] <= steps,
+            "checkpoint",
+            got=f"{about['steps']} steps in {checkpoint}",
+            expected=f"at most the {steps} asked for",
+            cure="Ask for more steps, or name another checkpoint.",
+        )
+        return state, _zeros(record, about["steps"])
+
+    about, (state, records) = stored(checkpoint, "resumable", like)
+    return about["steps"], state, records

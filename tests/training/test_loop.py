@@ -1,6 +1,7 @@
 """A loop that can be interrupted: what it does when the process dies while it writes."""
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -56,3 +57,42 @@ def test_a_checkpoint_cut_short_is_refused(tmp_path):
         checkpoint.write_bytes(content[:kept])
         with pytest.raises((RuntimeError, ValueError, EOFError)):
             resumable(add, start, 4, checkpoint=checkpoint)
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_a_finished_run_is_extended(every, tmp_path):
+    """The first five steps are not taken again, and what they recorded is kept."""
+    start, checkpoint, taken = {"sum": jnp.array(0.0)}, tmp_path / "new" / "run", []
+
+    def step(state, index):
+        total = state["sum"] + 0.1 * (index + 1)
+        return {"sum": total}, (total, {"index": jnp.array([index, -index])})
+
+    def seen(steps):
+        return (taken.append(index) or index for index in steps)
+
+    resumable(step, start, 5, checkpoint=checkpoint, every=every)
+    longer = resumable(step, start, 8, checkpoint=checkpoint, every=every, progress=seen)
+    assert taken == [5, 6, 7]
+    whole = resumable(step, start, 8)
+    for ours, theirs in zip(jax.tree.leaves(longer), jax.tree.leaves(whole), strict=True):
+        assert ours.dtype == theirs.dtype
+        np.testing.assert_array_equal(ours, theirs)
+    again = resumable(step, start, 8, checkpoint=checkpoint, progress=seen)
+    np.testing.assert_array_equal(again[1][0], whole[1][0])
+    assert taken == [5, 6, 7]
+    with pytest.raises(ValueError, match="checkpoint: got 8 steps .*expected at most the 5"):
+        resumable(step, start, 5, checkpoint=checkpoint)
+
+
+def test_a_checkpoint_of_something_else_is_refused(tmp_path):
+    checkpoint, start = tmp_path / "run", jnp.array(0)
+    for content in (b"", b"12\n", b"not ours", b'{"maker": "another"}\n'):
+        checkpoint.write_bytes(content)
+        with pytest.raises(ValueError, match="checkpoint: got .*expected a file that resumable"):
+            resumable(add, start, 4, checkpoint=checkpoint)
+    checkpoint.unlink()
+    resumable(add, start, 4, checkpoint=checkpoint)
+    with pytest.raises(RuntimeError) as raised:
+        resumable(lambda state, index: (state, jnp.ones(2)), start, 4, checkpoint=checkpoint)
+    assert "run is of another run. Remove it" in raised.value.__notes__[0]
