@@ -37,7 +37,7 @@ def _count(
     program: ClosedJaxpr | Jaxpr, arguments: Sequence[Known], iterations: int
 ) -> tuple[int, list[Known]]:
     """Operations in all iterations together, and what is known of the results."""
-    jaxpr = program.jaxpr if isinstance(program, ClosedJaxpr) else program
+    jaxpr = _open(program)
     known = dict(zip(jaxpr.invars, arguments, strict=True))
 
     def read(atom: Any) -> Known:
@@ -64,12 +64,28 @@ def _count_equation(
         return _count_scan(params, inputs, iterations)
     if name == "cond":
         return _count_branches(params["branches"], inputs, iterations), unknown
+    if name == "custom_linear_solve":  # of its four programs this one is called
+        return _count_unknown(params["jaxprs"].solve, iterations), unknown
     inside = [value for value in params.values() if isinstance(value, ClosedJaxpr | Jaxpr)]
     if not inside:
         return 0, _evaluated(equation, inputs, iterations)
-    if len(inside) == 1 and _arguments(inside[0]) == len(inputs):
+    if len(inside) == 1 and _is_called(inside[0], equation):
         return _count(inside[0], inputs, iterations)
-    return sum(_count(of, [None] * _arguments(of), iterations)[0] for of in inside), unknown
+    return sum(_count_unknown(program, iterations) for program in inside), unknown
+
+
+def _is_called(program: ClosedJaxpr | Jaxpr, equation: JaxprEqn) -> bool:
+    """Whether a program takes an equation's own inputs; a reduction's takes two numbers."""
+    return _shapes(_open(program).invars) == _shapes(equation.invars)
+
+
+def _shapes(variables: Sequence[Any]) -> list[tuple]:
+    return [(variable.aval.shape, variable.aval.dtype) for variable in variables]
+
+
+def _count_unknown(program: ClosedJaxpr | Jaxpr, iterations: int) -> int:
+    """Operations of a program where nothing is known of what it takes."""
+    return _count(program, [None] * len(_open(program).invars), iterations)[0]
 
 
 def _product_operations(equation: JaxprEqn) -> int:
@@ -137,5 +153,5 @@ def _repeated(value: Known, times: int) -> Known:
     return np.repeat(value, times, axis=0)
 
 
-def _arguments(program: ClosedJaxpr | Jaxpr) -> int:
-    return len(program.jaxpr.invars if isinstance(program, ClosedJaxpr) else program.invars)
+def _open(program: ClosedJaxpr | Jaxpr) -> Jaxpr:
+    return program.jaxpr if isinstance(program, ClosedJaxpr) else program

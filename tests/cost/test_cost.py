@@ -88,14 +88,107 @@ def test_branches_count_as_the_dearest_and_loops_as_often_as_they_run():
     assert job_cost(job, np.array(True), matrix).operations == 7 * 2 * 4**3
 
 
-def test_programs_inside_that_take_other_arguments_are_counted():
+@jax.custom_jvp
+def squared(matrix):
+    return matrix @ matrix
+
+
+@squared.defjvp
+def _squared_jvp(primals, tangents):
+    (matrix,), (tangent,) = primals, tangents
+    return matrix @ matrix, tangent @ matrix + matrix @ tangent
+
+
+@jax.custom_vjp
+def cubed(matrix):
+    return matrix @ matrix @ matrix
+
+
+def _cubed_backward(matrix, covector):
+    return (covector @ matrix,)  # one product, whatever the true derivative is
+
+
+cubed.defvjp(lambda matrix: (cubed(matrix), matrix), _cubed_backward)
+
+
+def embedding_gradient(table):
+    ids = np.array([2, 0, 2])
+    return jax.grad(lambda table: jnp.sum(jnp.tanh(table[ids] @ table.T)))(table)
+
+
+def chosen_by_a_reduction(matrix):
+    """The last branch and the dearest: 0 | 1 | 2 is 3."""
+    index = jax.lax.reduce(jnp.arange(3), 0, lambda a, b: a | b, (0,))
+    return jax.lax.switch(index, [lambda m: m] * 3 + [lambda m: m @ m], matrix)
+
+
+def searched(matrix):
+    """Its condition takes all that the loop takes."""
+    return jax.lax.while_loop(lambda m: m[0] @ m[0] < 9, lambda m: m @ m, matrix)
+
+
+def solved(matrix):
+    """A solver of two products, which is called, and its transpose of three, which is not."""
+
+    def transposed(multiply, vector):
+        return multiply(multiply(multiply(vector)))
+
+    return jax.lax.custom_linear_solve(
+        lambda vector: matrix @ vector,
+        matrix[0],
+        lambda multiply, vector: multiply(multiply(vector)),
+        transposed,
+    )
+
+
+SIDE = 4
+JOBS = {
+    # Vectors times the matrix's rows, and both factors of that in the gradient.
+    "the gradient of an embedding lookup": (embedding_gradient, 3 * (2 * 3 * SIDE**2)),
+    "a scatter": (lambda m: m.at[np.array([0, 2])].add(m[:2]) @ m[0], 2 * SIDE**2),
+    "a scatter by a function": (lambda m: m.at[0].apply(jnp.sin) @ m[0], 2 * SIDE**2),
+    "a sum by segments": (
+        lambda m: jax.ops.segment_sum(m @ m, np.array([0, 1, 1, 0]), 2),
+        2 * SIDE**3,
+    ),
+    "a sort": (lambda m: jax.lax.sort((m, m @ m), num_keys=2), 2 * SIDE**3),
+    "a reduction": (
+        lambda m: jax.lax.reduce(m @ m, 0.0, lambda a, b: a * b + a, (0,)),
+        2 * SIDE**3,
+    ),
+    "a reduction of windows": (
+        lambda m: jax.lax.reduce_window(m @ m, 0.0, lambda a, b: a * b, (2, 2), (1, 1), "VALID"),
+        2 * SIDE**3,
+    ),
+    "a branch chosen by a reduction": (chosen_by_a_reduction, 2 * SIDE**3),
+    "custom_jvp": (squared, 2 * SIDE**3),
+    "custom_jvp, its gradient": (jax.grad(lambda m: squared(m).sum()), 3 * 2 * SIDE**3),
+    "custom_vjp": (cubed, 2 * 2 * SIDE**3),
+    "custom_vjp, its gradient": (jax.grad(lambda m: cubed(m).sum()), 3 * 2 * SIDE**3),
+    "a loop of unknown length": (searched, 2 * SIDE + 2 * SIDE**3),
+    # Work-efficient: 2n - 2 - log2(n) products of n = 8 matrices.
+    "an associative scan": (
+        lambda m: jax.lax.associative_scan(jnp.matmul, jnp.stack([m] * 8)),
+        11 * 2 * SIDE**3,
+    ),
+    "a checkpointed gradient": (
+        jax.grad(lambda m: jax.checkpoint(lambda m: jnp.tanh(m @ m))(m).sum()),
+        (2 + 2) * 2 * SIDE**3,
+    ),
+    "a linear solve": (solved, 2 * 2 * SIDE**2),
+}
+
+
+@pytest.mark.parametrize("job, expected", JOBS.values(), ids=JOBS)
+def test_only_what_is_called_is_counted(job, expected):
     """A scatter's own program takes two numbers, the scatter three arrays."""
+    traced = jax.make_jaxpr(job)(jax.ShapeDtypeStruct((SIDE, SIDE), float))
+    assert operations(traced) == expected
 
-    def job(matrix):
-        matrix = jnp.asarray(matrix)
-        return matrix.at[np.array([0, 2])].add(matrix[:2]) @ matrix[0]
 
-    assert job_cost(job, np.ones((4, 4))).operations == 2 * 4**2
+def test_the_gradient_of_a_language_model_in_its_embedding_has_a_cost():
+    cost = job_cost(embedding_gradient, np.ones((SIDE, SIDE)))
+    assert cost.operations == 3 * (2 * 3 * SIDE**2) and cost.outputs == 8 * SIDE**2
 
 
 def test_jobs_that_do_not_fit_are_refused_before_they_run():
