@@ -11,12 +11,15 @@ of the ratio, by linearisation.
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import reduce
 from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from lim_jax._checks import (
@@ -45,6 +48,7 @@ from lim_jax.grid import (
 Scalar = Float[Array, ""]
 Loss = Callable[[Any, Float[Array, "length width"], Any], Scalar]
 Ids = Int[Array, "examples length"]
+SHOWN = 6  # positions left out that a summary names
 Batch = tuple[Float[Array, "examples length width"] | Ids, PyTree]
 
 
@@ -134,6 +138,10 @@ class Influence(eqx.Module):
     energy_scatter, cross_scatter, regional_scatter
         Sums over examples of products of deviations from the mean: of each energy with itself,
         of each energy with the three regional integrals, and of these with each other.
+    example_energies
+        :math:`\|P_0(p_i)\|^2` of every example, where they were asked for (`keep_examples`); else
+        None. No result needs them, but two influences of the same examples are compared pair by
+        pair with them (`results.compare`).
     """
 
     regions: Regions
@@ -142,11 +150,16 @@ class Influence(eqx.Module):
     energy_scatter: Float[Array, " length"]
     cross_scatter: Float[Array, "length 3"]
     regional_scatter: Float[Array, "3 3"]
+    example_energies: Float[Array, "examples length"] | None = None
 
     @classmethod
     @eqx.filter_jit
     def from_energies(
-        cls, energies: Float[Array, "examples length"], regions: Regions
+        cls,
+        energies: Float[Array, "examples length"],
+        regions: Regions,
+        *,
+        keep_examples: bool = False,
     ) -> "Influence":
         """Sum up energies at hand, from `adjoint_energies`; of several regions by one gradient.
 
@@ -168,7 +181,7 @@ class Influence(eqx.Module):
             ~(all_finite(energies) & jnp.all(energies >= 0)),
             "energies: expected finite numbers that are not negative, got others.",
         )
-        return cls._of_counted(energies, jnp.ones(len(energies), bool), regions)
+        return cls._of_counted(energies, jnp.ones(len(energies), bool), regions, keep_examples)
 
     @classmethod
     def _of_counted(
@@ -176,6 +189,7 @@ class Influence(eqx.Module):
         energies: Float[Array, "examples length"],
         counted: Bool[Array, " examples"],
         regions: Regions,
+        keep_examples: bool,
     ) -> "Influence":
         shares = counted.astype(energies.dtype)[:, None]
         count = shares.sum()
@@ -189,6 +203,7 @@ class Influence(eqx.Module):
             jnp.sum(deviations**2, axis=0),
             deviations.T @ regional,
             regional.T @ regional,
+            energies if keep_examples else None,
         )
 
     @property
@@ -286,10 +301,18 @@ class Influence(eqx.Module):
         slopes = jax.jacrev(of_integrals)(self.regional_integrals)
         return Indices(*(self._standard_error(s @ self.regional_scatter @ s) for s in slopes))
 
-    @eqx.filter_jit
     def merge(self, other: "Influence") -> "Influence":
-        """Pool with the influence of other examples, on the same grid and regions."""
+        """Pool with the influence of other examples, on the same grid and regions.
+
+        The examples' own energies are kept where both have them.
+        """
         _require_same_regions(self.regions, getattr(other, "regions", None))
+        examples = _joined(self.example_energies, other.example_energies)
+        pooled = self._without_examples._pooled(other._without_examples)
+        return replace(pooled, example_energies=examples)
+
+    @eqx.filter_jit
+    def _pooled(self, other: "Influence") -> "Influence":
         count = self.count + other.count
         shift = other.energy - self.energy
         regional = self.regions.weights @ shift
@@ -302,6 +325,66 @@ class Influence(eqx.Module):
             self.cross_scatter + other.cross_scatter + pairs * jnp.outer(shift, regional),
             self.regional_scatter + other.regional_scatter + pairs * jnp.outer(regional, regional),
         )
+
+    def summary(self) -> str:
+        """The numbers in a few lines of text, which `print` shows too.
+
+        Where there are none yet, in a transformation of JAX, it is what `repr` gives.
+
+        Examples
+        --------
+        >>> from lim_jax.grid import token_grid
+        >>> energies = jnp.array([[1.0, 2.0, 4.0, 1.0], [3.0, 2.0, 2.0, 1.0]])
+        >>> print(Influence.from_energies(energies, boundary_regions(token_grid(4), 0.25)))
+        influence of 2 examples on 4 positions, delta = 0.25
+                               left             middle              right
+        density             1 ± 0.5        1.25 ± 0.25            0.5 ± 0
+        gap -0.75 ± 0.25   LIM -1.5 ± 0.5   contrast -0.429 ± 0.0816
+        total 2 ± 0
+        """
+        if not all_known(self) or self.energy.ndim > 1:
+            return repr(self)
+        with jax.ensure_compile_time_eval():
+            indices, index_errors, total, total_error = self._without_examples._numbers()
+        count, left_out = int(self.count), self.regions.left_out
+        shown = ", ".join(map(str, left_out[:SHOWN])) + ", ..." * (len(left_out) > SHOWN)
+        head = (
+            f"influence of {count} example{'s' * (count != 1)} on {self.grid.size} positions, "
+            f"delta = {float(self.regions.delta):g}"
+            + (f", {len(left_out)} left out ({shown})" if left_out else "")
+        )
+        if float(total) == 0:
+            head += "\nno position matters: all energies are zero"
+        return "\n".join([head, *number_lines(indices, index_errors, total, total_error)])
+
+    def __str__(self) -> str:
+        """What `summary` says."""
+        return self.summary()
+
+    def record(self) -> dict[str, Any]:
+        """All results as plain numbers and strings."""
+        indices, index_errors, total, total_error = self._without_examples._numbers()
+        return {
+            "length": self.grid.size,
+            "delta": float(self.regions.delta),
+            "examples": int(self.count),
+            "left_out": list(self.regions.left_out),
+            "total": float(total),
+            "total_error": float(total_error),
+            "indices": _numbers_by_name(indices),
+            "index_errors": _numbers_by_name(index_errors),
+            "positions": self.grid.nodes.tolist(),
+            "density": self.density.tolist(),
+            "density_error": self.density_error.tolist(),
+        }
+
+    @eqx.filter_jit
+    def _numbers(self) -> tuple[Indices, Indices, Scalar, Scalar]:
+        return self.indices(), self.index_errors(), self.total, self.total_error
+
+    @property
+    def _without_examples(self) -> "Influence":
+        return replace(self, example_energies=None)
 
     @property
     def _safe_total(self) -> Scalar:
@@ -316,6 +399,46 @@ class Influence(eqx.Module):
         freedom = self.count * (self.count - 1)
         known = jnp.sqrt(jnp.maximum(scatter, 0) / jnp.where(freedom > 0, freedom, 1))
         return jnp.where(freedom > 0, known, jnp.inf)
+
+
+def number_lines(
+    indices: Indices, index_errors: Indices, total: Scalar, total_error: Scalar
+) -> list[str]:
+    """Lay out regional averages, indices and total, each with its error."""
+    spelt = Indices(*map(_spelt, indices, index_errors))
+    return [
+        " " * 8 + "".join(f"{region:>19s}" for region in Indices._fields[:3]),
+        "density " + "".join(f"{words:>19s}" for words in spelt[:3]),
+        f"gap {spelt.gap}   LIM {spelt.lim}   contrast {spelt.symmetric_contrast}",
+        f"total {_spelt(total, total_error)}",
+    ]
+
+
+def _spelt(value: Scalar, error: Scalar) -> str:
+    return f"{float(value):.3g} ± {float(error):.3g}"
+
+
+def _numbers_by_name(values: Indices) -> dict[str, float]:
+    return {name: float(value) for name, value in values._asdict().items()}
+
+
+def all_known(result: PyTree) -> bool:
+    """Whether all leaves are numbers that are there, and none is yet to be computed."""
+    return all(
+        isinstance(leaf, ARRAYS) and not isinstance(leaf, Tracer)
+        for leaf in jax.tree.leaves(result)
+    )
+
+
+def _joined(
+    first: Float[Array, "_ length"] | None, second: Float[Array, "_ length"] | None
+) -> Float[Array, "_ length"] | None:
+    """One after the other; known ones on the host, so that no count of examples is compiled for."""
+    if first is None or second is None:
+        return None
+    if all_known((first, second)):
+        return jax.device_put(np.concatenate([first, second]))
+    return jnp.concatenate([first, second])
 
 
 class LossOfIds(eqx.Module):
@@ -411,7 +534,13 @@ def adjoint_energies(
 
 
 def influence(
-    loss: Loss, params: PyTree, batch: Batch, grid: Grid, regions: Regions | None = None
+    loss: Loss,
+    params: PyTree,
+    batch: Batch,
+    grid: Grid,
+    regions: Regions | None = None,
+    *,
+    keep_examples: bool = False,
 ) -> Influence:
     r"""Measure the positional influence density of a loss over a batch of examples.
 
@@ -435,6 +564,8 @@ def influence(
     regions
         Where to average; by default the boundary regions of the paper's simulations,
         :math:`\delta = 0.2`. Those that leave positions out give the influence of the others.
+    keep_examples
+        Whether the result keeps every example's energies, an array of ``(examples, length)``.
 
     Returns
     -------
@@ -468,7 +599,8 @@ def influence(
         expected=f"regions of {grid}",
         cure="Make them with boundary_regions(grid, delta).",
     )
-    return _influence(loss, params, batch, jnp.ones(batch[0].shape[:1], bool), regions)
+    counted = jnp.ones(batch[0].shape[:1], bool)
+    return _influence(loss, params, batch, counted, regions, keep_examples)
 
 
 def influence_stream(
@@ -477,6 +609,8 @@ def influence_stream(
     batches: Iterable[tuple[Float[Array, "_ length width"] | Int[Array, "_ length"], PyTree]],
     grid: Grid,
     regions: Regions | None = None,
+    *,
+    keep_examples: bool = False,
 ) -> Influence:
     """Measure influence over a data set larger than memory: the same result, batch by batch.
 
@@ -486,7 +620,7 @@ def influence_stream(
         Any iterable of batches as in `influence`. Those smaller than the first, such as a ragged
         last one, are filled up and what fills them is left out again, so that nothing compiles
         twice; each larger size compiles once. Wrap it in `tqdm.tqdm` to see progress.
-    loss, params, grid, regions
+    loss, params, grid, regions, keep_examples
         As in `influence`.
 
     Raises
@@ -510,12 +644,16 @@ def influence_stream(
             "batches: got none, expected at least one batch. "
             "An iterator that was read before is empty: make it anew."
         ) from None
-    start = influence(loss, params, first, grid, regions)
+    start = influence(loss, params, first, grid, regions, keep_examples=keep_examples)
     size = first[0].shape[0]
-    measured = (
-        _influence(loss, params, *_filled(loss, batch, size), start.regions) for batch in remaining
-    )
-    return reduce(Influence.merge, measured, start)
+
+    def measured(batch: Batch) -> Influence:
+        filled, counted = _filled(loss, batch, size)
+        found = _influence(loss, params, filled, counted, start.regions, keep_examples)
+        kept = None if found.example_energies is None else found.example_energies[: len(batch[0])]
+        return replace(found, example_energies=kept)
+
+    return reduce(Influence.merge, map(measured, remaining), start)
 
 
 def _filled(loss: Loss, batch: Batch, size: int) -> tuple[PyTree, Bool[Array, " filled"]]:
@@ -533,10 +671,15 @@ def _filled(loss: Loss, batch: Batch, size: int) -> tuple[PyTree, Bool[Array, " 
 
 @eqx.filter_jit
 def _influence(
-    loss: Loss, params: PyTree, batch: Batch, counted: Bool[Array, " examples"], regions: Regions
+    loss: Loss,
+    params: PyTree,
+    batch: Batch,
+    counted: Bool[Array, " examples"],
+    regions: Regions,
+    keep_examples: bool,
 ) -> Influence:
     energies = adjoint_energies(loss, params, batch, regions.grid)
-    return Influence._of_counted(energies, counted, regions)
+    return Influence._of_counted(energies, counted, regions, keep_examples)
 
 
 def require_batch(loss: Loss, params: PyTree, batch: Batch, grid: Grid) -> None:

@@ -32,6 +32,7 @@ def influence_of_ids(
     regions: Regions,
     *,
     ask: Callable[[int], Profile] = teacher_forcing,
+    keep_examples: bool = False,
 ) -> Influence:
     r"""Measure the influence of contexts of ids, each with the id after it.
 
@@ -52,6 +53,8 @@ def influence_of_ids(
     ask
         From a context's length to its query weights: `loss.teacher_forcing`, `loss.last_token`, or
         another.
+    keep_examples
+        As in `density.influence`.
 
     Raises
     ------
@@ -80,7 +83,7 @@ def influence_of_ids(
             cure="The last id of a window is a target only.",
         )
     energies = [_energy(model, *_padded(model, window, regions, ask)) for window in windows]
-    return Influence.from_energies(jnp.stack(energies), regions)
+    return Influence.from_energies(jnp.stack(energies), regions, keep_examples=keep_examples)
 
 
 def padded_length(length: int) -> int:

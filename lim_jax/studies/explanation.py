@@ -112,11 +112,8 @@ class Explanation(NamedTuple):
         }
         return {
             "depth": self.depth,
-            "length": self.influence.grid.size,
-            "delta": float(regions.delta),
-            "examples": int(self.influence.count),
-            **_influence_record(self.influence),
-            "without_queries": None if rest is None else _influence_record(rest),
+            **self.influence.record(),
+            "without_queries": None if rest is None else rest.record(),
             "channel_energies": _named(CHANNELS, self.channel_energies.tolist()),
             "relative_energies": _named(CHANNELS, self.relative_energies.tolist()),
             "hop_energies": _named(HOPS, self.hop_energies.tolist()),
@@ -274,17 +271,6 @@ def _measure(
     measured, last, sites = jax.lax.map(one, windows)
     energies = readout_residual_energies(model.readout, last, windows[:, 1:], regions)
     return _Measured(*measured, cone=joint_cone(sites, grid), residual_energies=energies)
-
-
-def _influence_record(found: Influence) -> dict[str, Any]:
-    return {
-        "left_out": list(found.regions.left_out),
-        "total": float(found.total),
-        "indices": _numbers(found.indices()),
-        "index_errors": _numbers(found.index_errors()),
-        "density": found.density.tolist(),
-        "density_error": found.density_error.tolist(),
-    }
 
 
 def _named(names: tuple[str, ...], values: list[Any]) -> dict[str, Any]:
