@@ -10,6 +10,7 @@ from . import network as network
 from . import observability as observability
 from . import plots as plots
 from . import probes as probes
+from . import results as results
 from . import studies as studies
 from . import training as training
 from .adjoint.continuous import continuous_adjoint as continuous_adjoint

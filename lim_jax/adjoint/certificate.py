@@ -104,6 +104,10 @@ class Certificate(NamedTuple):
     measured: tuple[Inequality, ...]
     vacuous: str = ""
 
+    def __str__(self) -> str:
+        """What `certificate_table` says of it."""
+        return certificate_table([self])
+
     @property
     def margin(self) -> float:
         """The least margin of the inequalities."""

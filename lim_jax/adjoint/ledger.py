@@ -60,6 +60,12 @@ class Channels(NamedTuple):
     cone_by_depth: Float[Array, "depth length width"]
     local_by_depth: Float[Array, "depth length width"]
 
+    def __str__(self) -> str:
+        """How large it is; its numbers are in the arrays."""
+        *batch, layers, length, width = self.cone_by_depth.shape
+        of = f"{batch} " if batch else ""
+        return f"{of}channels of {layers} layers, {length} positions and {width} components"
+
     @property
     def residual(self) -> State:
         r""":math:`P_{\rm res} = P_T` (`eq:recency-channel-term`)."""

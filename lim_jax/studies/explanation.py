@@ -92,6 +92,10 @@ class Explanation(NamedTuple):
     terminal_contrast: Estimate
     certificates: tuple[Certificate, ...]
 
+    def __str__(self) -> str:
+        """What `explanation_table` says of it."""
+        return explanation_table(self)
+
     @property
     def regional_hop_energies(self) -> Float[Array, "3 hops"]:
         """`hop_energies` averaged over the left, the middle and the right."""

@@ -1,0 +1,17 @@
+from . import archive as archive
+from . import comparison as comparison
+from . import descriptions as descriptions
+from . import labelled as labelled
+from . import records as records
+from .archive import kind_of as kind_of
+from .archive import load as load
+from .archive import save as save
+from .comparison import Comparison as Comparison
+from .comparison import compare as compare
+from .descriptions import Description as Description
+from .descriptions import describe as describe
+from .labelled import to_pandas as to_pandas
+from .labelled import to_xarray as to_xarray
+from .records import known as known
+from .records import plain as plain
+from .records import to_json as to_json

@@ -1,0 +1,251 @@
+"""Results in one file: arrays as NumPy keeps them, and the rest as JSON text beside them.
+
+The file is an ``.npz`` archive. Its entry ``header`` is JSON: the format and its version, and the
+result as a tree in which arrays are named; each is an entry of its own, named by its place, such as
+``energy``. So ``numpy.load`` opens it, and nothing in it is code. As netCDF, for other tools still,
+take ``to_xarray(result).to_netcdf(path)``.
+"""
+
+import json
+import math
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from fractions import Fraction
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lim_jax import adjoint, density, grid, limits, probes, studies, training
+from lim_jax._checks import ARRAYS, described, require
+from lim_jax.results import comparison
+from lim_jax.results.records import known
+
+FORMAT, VERSION = "lim_jax result", 1
+ARCHIVE = b"PK\x03\x04"  # how a zip file begins, which an .npz is
+ROOMS: Mapping[str, Any] = {
+    "adjoint": adjoint, "density": density, "grid": grid, "limits": limits, "probes": probes,
+    "results": comparison, "studies": studies, "training": training,
+}  # fmt: skip
+# Rooms load what is asked of them: the kinds are named here, and none is loaded.
+KINDS = (
+    "adjoint.Certificate", "adjoint.Channels", "adjoint.Inequality", "adjoint.Premise",
+    "adjoint.RegionalChannels", "density.Indices", "density.Influence", "grid.CellGrid",
+    "grid.PanelGrid", "grid.Regions", "limits.Curve", "limits.Row", "limits.Study",
+    "probes.Estimate", "results.Comparison", "studies.Explanation", "training.TrainingPath",
+)  # fmt: skip
+
+
+def kind_of(result: Any) -> str:
+    """The room and the name of a result's type: ``density.Influence``."""
+    places = type(result).__module__.split(".")
+    room = places[1] if places[0] == "lim_jax" and len(places) > 1 else places[0]
+    return f"{room}.{type(result).__name__}"
+
+
+def save(result: Any, path: Path | str) -> None:
+    """Write a result to a file that `load` gives back, every number as it is.
+
+    A file of that name is replaced, at once: it is never half of one.
+
+    Parameters
+    ----------
+    result
+        An influence, channels, an explanation, certificates, studies of limits, a training path
+        (whose parameters are arrays in dictionaries and lists), a comparison; or a list or a
+        dictionary of them, and of arrays and numbers.
+    path
+        By custom ``*.npz``.
+
+    Raises
+    ------
+    ValueError
+        Where something in it is traced, or cannot be written.
+
+    Examples
+    --------
+    >>> from tempfile import TemporaryDirectory
+    >>> from lim_jax.density import Influence
+    >>> from lim_jax.grid import boundary_regions, token_grid
+    >>> regions = boundary_regions(token_grid(4), 0.25)
+    >>> found = Influence.from_energies(jnp.array([[1.0, 2.0, 4.0, 1.0]]), regions)
+    >>> with TemporaryDirectory() as folder:
+    ...     save(found, f"{folder}/found.npz")
+    ...     float(load(f"{folder}/found.npz").merge(found).count)
+    2.0
+    """
+    path, arrays = Path(path), {}
+    header = {
+        "format": FORMAT,
+        "version": VERSION,
+        "lim_jax": version("lim_jax"),
+        "result": _written(result, "", arrays),
+    }
+    text = json.dumps(header, allow_nan=False)
+    half_written = path.with_name(path.name + ".part")
+    with half_written.open("wb") as file:
+        np.savez(file, header=np.array(text), **arrays)
+    half_written.replace(path)
+
+
+def load(path: Path | str) -> Any:
+    """Read what `save` wrote: the same result, its arrays exact and in their precision.
+
+    Raises
+    ------
+    ValueError
+        Where the file is missing, damaged, of another version, or no result of ours at all; where
+        its numbers are finer than JAX is set to.
+    """
+    path = Path(path)
+    require(path.is_file(), "path", got=str(path), expected="a file", cure="Is it elsewhere?")
+    header, arrays = _opened(path)
+    found = header.get("version")
+    if found != VERSION:
+        writer = header.get("lim_jax")
+        raise _refused(path, f"version {found} of the format, by lim_jax {writer}")
+    try:
+        return _read(header["result"], arrays)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise _refused(path, "a header that does not fit its arrays") from error
+
+
+def _opened(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """The header and the arrays, whose check sums were held against them."""
+    with path.open("rb") as file:
+        start = file.read(len(ARCHIVE))
+    if start != ARCHIVE:
+        raise _refused(path, "another format")
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError) as error:
+        raise _refused(path, "a damaged archive, perhaps cut off") from error
+    try:
+        header = json.loads(arrays.pop("header").item())
+    except (KeyError, TypeError, ValueError) as error:
+        raise _refused(path, "an archive without our header") from error
+    if not isinstance(header, dict) or header.get("format") != FORMAT:
+        raise _refused(path, "an archive without our header")
+    return header, arrays
+
+
+def _refused(path: Path, got: str) -> ValueError:
+    return ValueError(
+        f"path: got {got} in {path}, expected a {FORMAT} of version {VERSION}. "
+        "Write it again by results.save, or copy it whole."
+    )
+
+
+def _written(value: Any, place: str, arrays: dict[str, np.ndarray]) -> Any:
+    """A value as JSON; its arrays are put aside under their places. What has no tag is itself."""
+    value = value.item() if isinstance(value, np.generic) else value
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else {"float": str(float(value))}
+    if isinstance(value, ARRAYS):
+        return _put(known(value), place, arrays)
+    if isinstance(value, Fraction):
+        return {"fraction": str(value)}
+    if isinstance(value, Mapping):
+        return {"dict": _written_entries(value, place, arrays)}
+    if type(value) in (list, tuple):
+        entries = _written_entries(dict(enumerate(value)), place, arrays)
+        return {type(value).__name__: list(entries.values())}
+    if kind_of(value) in KINDS:
+        parts = {name: getattr(value, name) for name in _parts(type(value))}
+        return {"kind": kind_of(value), "parts": _written_entries(parts, place, arrays)}
+    require(
+        isinstance(value, np.dtype | type | type(jnp.float32)),
+        place or "result",
+        got=described(value),
+        expected="a result, or lists and dictionaries of results, arrays and numbers",
+        cure="Leave it out, for example by result._replace(params=None).",
+    )
+    return {"dtype": jnp.dtype(value).name}
+
+
+def _written_entries(
+    entries: Mapping[Any, Any], place: str, arrays: dict[str, np.ndarray]
+) -> dict[str, Any]:
+    return {
+        str(name): _written(entry, f"{place}.{name}".lstrip("."), arrays)
+        for name, entry in entries.items()
+    }
+
+
+def _put(array: np.ndarray, place: str, arrays: dict[str, np.ndarray]) -> dict[str, str]:
+    """Put an array aside; what NumPy has no name for, such as bfloat16, in a wider precision."""
+    place = place or "array"
+    require(
+        place not in ("file", "header"),
+        "result",
+        got=f"an array named {place}",
+        expected="another name",
+        cure="The file's own entries have these.",
+    )
+    arrays[place] = array.astype(np.float32) if array.dtype.kind == "V" else array
+    return {"array": place, "dtype": array.dtype.name}
+
+
+def _read(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
+    if isinstance(value, dict):
+        tag = next(iter(value))
+        return READERS[tag](value, arrays)
+    return value
+
+
+def _read_kind(value: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> Any:
+    require(
+        value["kind"] in KINDS,
+        "path",
+        got=f"a result of the kind {value['kind']!r}",
+        expected=f"one of {', '.join(KINDS)}",
+        cure="Read it with the lim_jax that wrote it.",
+    )
+    room, name = value["kind"].split(".")
+    kind = getattr(ROOMS[room], name)
+    return kind(**{part: _read(entry, arrays) for part, entry in value["parts"].items()})
+
+
+def _read_array(value: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> jax.Array:
+    dtype = jnp.dtype(value["dtype"])
+    require(
+        jax.dtypes.canonicalize_dtype(dtype) == dtype,
+        "path",
+        got=f"numbers of {dtype}",
+        expected="a precision that JAX is set to",
+        cure="Load it inside of `with jax.enable_x64(True):`, or run with JAX_ENABLE_X64=1.",
+    )
+    return jax.device_put(arrays[value["array"]].astype(dtype))
+
+
+def _parts(kind: type) -> tuple[str, ...]:
+    """The names of the fields of a named tuple or a module."""
+    return getattr(kind, "_fields", None) or tuple(field.name for field in fields(kind))
+
+
+def _read_entries(entries: Any, arrays: Mapping[str, np.ndarray]) -> Any:
+    """Of a dictionary or a list, each."""
+    if isinstance(entries, dict):
+        return {name: _read(entry, arrays) for name, entry in entries.items()}
+    return [_read(entry, arrays) for entry in entries]
+
+
+Reader = Callable[[dict[str, Any], Mapping[str, np.ndarray]], Any]
+READERS: Mapping[str, Reader] = {
+    "array": _read_array,
+    "dict": lambda value, arrays: _read_entries(value["dict"], arrays),
+    "dtype": lambda value, _: jnp.dtype(value["dtype"]),
+    "float": lambda value, _: float(value["float"]),
+    "fraction": lambda value, _: Fraction(value["fraction"]),
+    "kind": _read_kind,
+    "list": lambda value, arrays: _read_entries(value["list"], arrays),
+    "tuple": lambda value, arrays: tuple(_read_entries(value["tuple"], arrays)),
+}

@@ -1,0 +1,182 @@
+r"""Results as labelled arrays: xarray data sets, and pandas tables through them.
+
+An axis of positions has the coordinates ``position`` (p), ``token`` (counted from zero), ``weight``
+(:math:`\Delta p`) and, where it is given, ``text``. Numbers are NumPy's, on the host. Needs the
+extra ``xarray``.
+"""
+
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Any
+
+import lazy_loader
+import numpy as np
+
+from lim_jax._checks import require, require_extra
+from lim_jax.grid import Grid, require_grid
+from lim_jax.results.descriptions import describe
+from lim_jax.results.records import known
+
+xarray: Any = lazy_loader.load("xarray")  # of the extra; the rest does without
+SCALING = "densities: Euclidean gradients over the weight of their position"
+
+
+def to_xarray(
+    result: Any,
+    *,
+    axes: str = "",
+    grid: Grid | None = None,
+    tokens: Sequence[str] | None = None,
+    model: str = "",
+    loss: str = "",
+) -> Any:
+    """Label a result: a data set of named axes, coordinates, units and attributes.
+
+    Parameters
+    ----------
+    result
+        An influence, a comparison, channels, an explanation, a training path; certificates, studies
+        or rows of limits, one or a list; or a bare array whose axes are named here, such as that of
+        `adjoint.attention_hops`.
+    axes
+        The names of a bare array's axes: ``"depth hop position component"``.
+    grid
+        The positions of channels and arrays, which hold none. Other results have their own.
+    tokens
+        The text at each position.
+    model, loss
+        Names for the attributes.
+
+    Returns
+    -------
+    xarray.Dataset
+        For netCDF, ``.to_netcdf(path)``.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        Without the package xarray, of the extra ``xarray``.
+    ValueError
+        Where the result is of no such kind or traced, or axes, grid or tokens do not fit it.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> from lim_jax.density import Influence
+    >>> from lim_jax.grid import boundary_regions, token_grid
+    >>> regions = boundary_regions(token_grid(4), 0.25)
+    >>> found = Influence.from_energies(jnp.array([[1.0, 2.0, 4.0, 1.0]]), regions)
+    >>> data = to_xarray(found, tokens=["a", "b", "c", "d"], loss="last token")
+    >>> data.density.sel(position=0.75).item(), data.text[2].item(), data.loss
+    (2.0, 'c', 'last token')
+    """
+    require_extra("xarray", "xarray")
+    found = describe(result, axes)
+    arrays = {name: _labelled(name, *variable) for name, variable in found.variables.items()}
+    dims = {axis: n for names, array, _ in arrays.values() for axis, n in zip(names, array.shape)}  # noqa: B905
+    labels = {axis: (axis, np.asarray(values)) for axis, values in found.labels.items()}
+    labels |= _positions(dims.get("position"), _only(found.grid, grid), tokens)
+    names = {name: text for name, text in (("model", model), ("loss", loss)) if text}
+    written = {"scaling": SCALING, "lim_jax": version("lim_jax")}
+    return xarray.Dataset(arrays, labels, {**names, **found.attributes, **written})
+
+
+def to_pandas(result: Any, by: str = "", **options: Any) -> Any:
+    """Lay out what a result says along some axes as a table, one row for each of their places.
+
+    Parameters
+    ----------
+    result, options
+        As in `to_xarray`.
+    by
+        The axes' names: ``"position"``, ``"region"``, ``"example position"``. By default those of
+        what matters most.
+
+    Returns
+    -------
+    pandas.DataFrame
+        A column for each of the result's arrays that has these axes and no others, and for the
+        coordinates that are not its index.
+
+    Raises
+    ------
+    ValueError
+        Where no array has these axes, and as in `to_xarray`.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> from lim_jax.density import Influence
+    >>> from lim_jax.grid import boundary_regions, token_grid
+    >>> regions = boundary_regions(token_grid(4), 0.25)
+    >>> found = Influence.from_energies(jnp.array([[1.0, 2.0, 4.0, 1.0]]), regions)
+    >>> to_pandas(found).density.tolist()
+    [0.5, 1.0, 2.0, 0.5]
+    >>> to_pandas(found, "region").regional_average["middle"].item()
+    1.5
+    """
+    data = to_xarray(result, **options)
+    axes = {name: array.dims for name, array in data.data_vars.items()}
+    chosen = set(by.split() or next(iter(axes.values())))
+    names = [name for name, dims in axes.items() if set(dims) == chosen != set()]
+    require(
+        bool(names),
+        "by",
+        got=repr(by),
+        expected=" or ".join(sorted({repr(" ".join(dims)) for dims in axes.values() if dims})),
+        cure="Single numbers have no axis: take to_xarray or to_json.",
+    )
+    return data[names].to_dataframe()
+
+
+def _labelled(name: str, axes: str, values: Any, units: str) -> tuple[list[str], np.ndarray, dict]:
+    array, names = known(values), axes.split()
+    require(
+        array.ndim == len(names),
+        name,
+        got=f"{array.ndim} axes",
+        expected=f"{len(names)}: {', '.join(names)}",
+        cure="Name all of an array's axes; of a result that vmap made, take one example's.",
+    )
+    return names, array, {"units": units} if units else {}
+
+
+def _only(own: Grid | None, given: Grid | None) -> Grid | None:
+    """The result's own grid or, where it has none, the one that is given."""
+    if given is None:
+        return own
+    require_grid(given)
+    require(
+        own in (None, given),
+        "grid",
+        got=f"{given}",
+        expected=f"{own}, the result's own",
+        cure="Leave it out.",
+    )
+    return given
+
+
+def _positions(
+    size: int | None, grid: Grid | None, tokens: Sequence[str] | None
+) -> dict[str, tuple[str, np.ndarray]]:
+    """The coordinates along the positions, as far as they are known."""
+    given = {
+        "grid": size if grid is None else grid.size,
+        "tokens": size if tokens is None else len(tokens),
+    }
+    for name, length in given.items():
+        require(
+            length == size,
+            name,
+            got=f"{length} of them",
+            expected=f"{size}, one for each position" if size else "none: there are no positions",
+            cure="Those of the context that was measured.",
+        )
+    if size is None:
+        return {}
+    found = {"token": np.arange(size)}
+    if grid is not None:
+        found |= {"position": known(grid.nodes), "weight": known(grid.weights)}
+    if tokens is not None:
+        found["text"] = np.array(list(tokens), str)
+    return {name: ("position", values) for name, values in found.items()}
