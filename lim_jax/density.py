@@ -593,7 +593,7 @@ def influence(
     regions = boundary_regions(grid, 0.2) if regions is None else regions
     require_regions(regions)
     require(
-        regions.grid == grid,
+        bool(regions.grid == grid),
         "regions",
         got=f"regions of {regions.grid}",
         expected=f"regions of {grid}",
@@ -750,7 +750,7 @@ def _require_ids(ids: Any) -> None:
 
 def _require_same_regions(regions: Regions, other: Any) -> None:
     require(
-        regions == other,
+        bool(regions == other),
         "other",
         got=f"influence over {other}",
         expected=f"influence over {regions}",

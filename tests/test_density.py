@@ -396,3 +396,31 @@ def test_a_second_batch_of_the_same_shape_compiles_nothing():
     first = len(traced)
     lim.influence(counted_loss, jnp.asarray(2.0), linear_batch(1, 4), GRID)
     assert len(traced) == first
+
+
+def test_print_shows_numbers_and_nothing_fails_where_there_are_none_yet(capsys):
+    batch = linear_batch(14, 6)
+    regions = lim.boundary_regions(GRID, 0.3).without([9])
+    result = lim.influence(linear_loss, 1.0, batch, GRID, regions)
+    print(result)
+    shown, (values, errors) = capsys.readouterr().out, (result.indices(), result.index_errors())
+    assert shown == f"{result.summary()}\n"
+    assert "of 6 examples on 10 positions, delta = 0.3, 1 left out (9)" in shown
+    for name in ("left", "middle", "right", "gap", "lim", "symmetric_contrast"):
+        assert f"{getattr(values, name):.3g} ± {getattr(errors, name):.3g}" in shown
+    assert f"total {result.total:.3g} ± {result.total_error:.3g}" in shown
+
+    @jax.jit
+    def traced(scale):
+        inside = lim.influence(linear_loss, scale, batch, GRID, regions)
+        print(inside, "beside", result)
+        return inside
+
+    again = traced(1.0)
+    inside, beside = capsys.readouterr().out.split(" beside ")
+    assert inside.startswith("Influence(") and beside == shown
+    assert str(again) == result.summary()
+    several = jax.vmap(traced)(jnp.array([1.0, 2.0]))
+    assert str(several).startswith("Influence(")
+    one = lim.influence(linear_loss, 0.0, linear_batch(15, 1), GRID)
+    assert "1 example on" in str(one) and "no position matters" in str(one) and "± inf" in str(one)

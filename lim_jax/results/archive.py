@@ -118,14 +118,14 @@ def load(path: Path | str) -> Any:
 def _opened(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """The header and the arrays, whose check sums were held against them."""
     with path.open("rb") as file:
-        start = file.read(len(ARCHIVE))
-    if start != ARCHIVE:
-        raise _refused(path, "another format")
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
-    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError) as error:
-        raise _refused(path, "a damaged archive, perhaps cut off") from error
+        if file.read(len(ARCHIVE)) != ARCHIVE:
+            raise _refused(path, "another format")
+        file.seek(0)
+        try:
+            with np.load(file, allow_pickle=False) as archive:
+                arrays = {name: archive[name] for name in archive.files}
+        except (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError) as error:
+            raise _refused(path, "a damaged archive, perhaps cut off") from error
     try:
         header = json.loads(arrays.pop("header").item())
     except (KeyError, TypeError, ValueError) as error:

@@ -96,7 +96,7 @@ def compare(first: Influence, second: Influence) -> Comparison:
     _require_influence(first, "first")
     _require_influence(second, "second")
     require(
-        first.regions == second.regions,
+        bool(first.regions == second.regions),
         "second",
         got=f"influence over {second.regions}",
         expected=f"influence over {first.regions}, those of the first",

@@ -14,8 +14,6 @@ from jax.core import Tracer
 
 from lim_jax._checks import ARRAYS, described, require
 
-Plain = dict[str, "Plain"] | list["Plain"] | str | float | int | bool | None
-
 
 def to_json(result: Any, indent: int | None = None) -> str:
     """Write a result as JSON, with all that it holds.
@@ -48,8 +46,8 @@ def to_json(result: Any, indent: int | None = None) -> str:
     return json.dumps(plain(result), indent=indent, allow_nan=False)
 
 
-def plain(value: Any) -> Plain:
-    """What `to_json` writes, before it is text."""
+def plain(value: Any) -> Any:
+    """What `to_json` writes, before it is text: dictionaries, lists, numbers and strings."""
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):

@@ -1,0 +1,86 @@
+"""Results of every kind, made by hand of unequal numbers and odd sizes: nothing to compile."""
+
+import jax
+import numpy as np
+
+import lim_jax as lim
+from lim_jax.adjoint import Certificate, Channels, Inequality, Premise, RegionalChannels
+from lim_jax.density import Influence
+from lim_jax.limits import Curve, Row, Study
+from lim_jax.probes import Estimate
+from lim_jax.studies import Explanation
+from lim_jax.training import TrainingPath
+
+LENGTH, LAYERS, WIDTH, EXAMPLES = 7, 4, 2, 5
+GRID = lim.graded_grid(LENGTH)
+REGIONS = lim.boundary_regions(GRID, "1/3").without([0, 2])
+
+
+def numbers(seed, *shape, dtype=np.float64):
+    values = np.exp(np.random.default_rng(seed).standard_normal(shape))
+    return jax.device_put(values.astype(dtype))
+
+
+def influence(regions=REGIONS, keep_examples=True, dtype=np.float64, examples=EXAMPLES):
+    energies = numbers(0, examples, regions.grid.size, dtype=dtype)
+    return Influence.from_energies(energies, regions, keep_examples=keep_examples)
+
+
+PREMISES = Premise("a > 0", 0.1, True), Premise("b is finite", np.inf, False)
+CERTIFICATES = (
+    Certificate(
+        "one of them", "eq:one", PREMISES, (Inequality("l > u", 1 / 3, 0.1, 1e-9),),
+        "it is so", (Inequality("x > y", 2.0, 3.0, 1e-9),), "never here",
+    ),
+    Certificate(
+        "another", "eq:two", (),
+        (Inequality("p > q", 5.0, 4.0, 0.1), Inequality("r > s", 7.0, 1.0, 0.1)),
+        "so it is", (Inequality("v > w", 9.0, 3.0, 0.1),),
+    ),
+)  # fmt: skip
+STUDY = Study(
+    "thm:mine", None, (2.0, 4.0, 8.0, 16.0, 32.0), (1.0, 0.5, 0.26, 0.12, 0.06), None, 1e-9
+)
+BOUNDED = Study(
+    "thm:yours", 1.5, (3.0, 6.0, 12.0, 24.0), (1.0, 0.3, 0.13, 0.04), (2.0, 1.0, 0.5, 0.25), 0.0
+)
+ROWS = [Row("mine, at the left", STUDY, 1.0), Row("yours", BOUNDED, 1.5, "smoother than asked")]
+
+
+def channels():
+    return Channels(
+        numbers(1), numbers(2, LAYERS + 1), numbers(3, LAYERS + 1, LENGTH, WIDTH),
+        numbers(4, LAYERS + 1, LENGTH, WIDTH), numbers(5, LAYERS, LENGTH, WIDTH),
+        numbers(6, LAYERS, LENGTH, WIDTH),
+    )  # fmt: skip
+
+
+def explanation():
+    whole = lim.boundary_regions(GRID, "1/3")
+    return Explanation(
+        1, influence(whole), influence(), numbers(7, 3, LENGTH), numbers(8, 3, LENGTH),
+        numbers(9, 4, LENGTH), RegionalChannels(numbers(10, EXAMPLES, 3, 3, 3)),
+        numbers(11, LAYERS - 1, 2), Estimate(numbers(12), numbers(13)), CERTIFICATES,
+    )  # fmt: skip
+
+
+def training_path():
+    params = {"weights": numbers(14, 3, 2), "shifts": [numbers(15, 3), None]}
+    return TrainingPath(GRID, numbers(16, 3), params, numbers(17, 3), numbers(18, 3, LENGTH))
+
+
+def every_kind():
+    found, other = influence(), influence(keep_examples=True)
+    return {
+        "influence": found,
+        "one example": influence(examples=1),
+        "comparison": lim.results.compare(found, other),
+        "channels": channels(),
+        "explanation": explanation(),
+        "training path": training_path(),
+        "certificates": list(CERTIFICATES),
+        "study": STUDY,
+        "rows": ROWS,
+        "curves": {"a": Curve("Euler", (1.0, 2.0), (0.5, float("nan")))},
+        "estimate": Estimate(numbers(19, 3), numbers(20, 3) * np.inf),
+    }

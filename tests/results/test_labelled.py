@@ -1,0 +1,207 @@
+"""Labelled results: xarray and pandas, by axis and coordinate; and what others open."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import xarray
+from reference.as_users import run_python
+from reference.made_results import (
+    CERTIFICATES,
+    GRID,
+    LAYERS,
+    LENGTH,
+    ROWS,
+    WIDTH,
+    channels,
+    every_kind,
+    explanation,
+    influence,
+    numbers,
+    training_path,
+)
+from scipy.io import netcdf_file
+
+import lim_jax as lim
+from lim_jax.results import compare, to_pandas, to_xarray
+
+WORDS = [f"w{index}" for index in range(LENGTH)]
+NODES = ((np.arange(LENGTH) + 0.5) / LENGTH) ** 3
+WEIGHTS = 3 * ((np.arange(LENGTH) + 0.5) / LENGTH) ** 2 / LENGTH
+LABELLED = [kind for kind in every_kind() if kind not in ("curves", "estimate")]
+
+
+def test_an_influence_has_its_positions_regions_examples_and_attributes():
+    result = influence()
+    data = to_xarray(result, tokens=WORDS, model="mine", loss="last token")
+    assert data.density.dims == ("position",) and data.example_energy.dims == (
+        "example",
+        "position",
+    )
+    np.testing.assert_allclose(data.position, NODES, rtol=1e-12)
+    np.testing.assert_allclose(data.weight, WEIGHTS, rtol=1e-12)
+    assert data.token.values.tolist() == list(range(LENGTH)) and data.text.values.tolist() == WORDS
+    assert data.region.values.tolist() == ["left", "middle", "right"]
+    energies, kept = (
+        np.asarray(result.example_energies),
+        np.where([0, 1, 0, 1, 1, 1, 1], WEIGHTS, 0),
+    )
+    density = np.where(kept > 0, energies.mean(axis=0), 0) / (kept @ energies.mean(axis=0))
+    np.testing.assert_allclose(data.density, density, rtol=1e-12)
+    np.testing.assert_allclose(data.example_energy.mean("example"), data.energy, rtol=1e-12)
+    np.testing.assert_allclose((data.density * data.weight).sum(), 1, rtol=1e-12)
+    averages, errors = result.indices(), result.index_errors()
+    np.testing.assert_allclose(data.regional_average, averages[:3])
+    np.testing.assert_allclose(data.regional_average_error.sel(region="right"), errors.right)
+    assert data.gap.item() == averages.gap and data.lim_error.item() == errors.lim
+    assert data.density.units == "1" and data.energy.units == "(loss/state)^2"
+    expected = {"model": "mine", "loss": "last token", "delta": 1 / 3, "examples": 5,
+                "left_out": [0, 2], "convention": "overlap"}  # fmt: skip
+    assert data.attrs.items() >= expected.items() and "densities" in data.scaling
+
+
+def test_channels_and_hops_have_layers_depths_and_the_positions_that_are_given():
+    found = channels()
+    data = to_xarray(found, grid=GRID)
+    assert dict(data.sizes) == {
+        "channel": 3, "position": LENGTH, "component": WIDTH, "layer": LAYERS, "depth": LAYERS + 1,
+    }  # fmt: skip
+    np.testing.assert_allclose(data.position, NODES, rtol=1e-12)
+    np.testing.assert_allclose(data.vector.sel(channel="cone"), data.cone.sum("layer"), rtol=1e-12)
+    residual = (np.asarray(found.covectors)[-1] ** 2).sum(axis=1)
+    np.testing.assert_allclose(data.energy.sel(channel="residual"), residual, rtol=1e-12)
+    hops = numbers(0, LAYERS + 1, 3, LENGTH, WIDTH)
+    named = to_xarray(hops, axes="depth hop position component", grid=GRID, tokens=WORDS)
+    assert named["values"].dims == ("depth", "hop", "position", "component")
+    at = named["values"].sel(position=NODES[4], method="nearest").isel(hop=2)
+    np.testing.assert_array_equal(at, np.asarray(hops)[:, 2, 4])
+    assert "position" not in to_xarray(hops, axes="depth hop position component").coords
+
+
+def test_an_explanation_has_heads_of_its_layers_and_both_densities():
+    found = explanation()
+    data = to_xarray(found)
+    assert data.layer.values.tolist() == [1, 2, 3]  # from the depth that is explained on
+    np.testing.assert_array_equal(data.head_energy.sel(layer=2), found.head_energies[1])
+    assert data.density.sum() != data.density_without_queries.sum()
+    np.testing.assert_array_equal(data.density_without_queries[[0, 2]], 0)
+    energies = np.asarray(found.regional.products)[:, 2, 1, 1].mean()
+    np.testing.assert_allclose(
+        data.regional_channel_energy.sel(region="right", channel="cone"), energies, rtol=1e-12
+    )
+    assert data.depth == 1 and data.holds.dims == ("certificate",)
+
+
+def test_certificates_are_tables_of_their_inequalities_and_premises():
+    data = to_xarray(list(CERTIFICATES))
+    assert data.certificate.values.tolist() == ["one of them", "another"]
+    assert data.holds.values.tolist() == [False, True]
+    assert data.concluded.values.tolist() == [False, True]
+    assert data.vacuous.values.tolist() == ["never here", ""]
+    table = to_pandas(list(CERTIFICATES), "inequality")
+    assert list(table.index) == ["l > u", "x > y", "p > q", "r > s", "v > w"]
+    assert table.role.tolist() == ["compared", "measured", "compared", "compared", "measured"]
+    assert table.margin["x > y"] == -1 and table.certificate_of_inequality["r > s"] == "another"
+    alone = to_xarray(CERTIFICATES[1])
+    assert alone.sizes["certificate"] == 1 and alone.sizes["premise"] == 0
+
+
+def test_studies_of_unequal_lengths_stand_side_by_side():
+    data = to_xarray(ROWS)
+    assert data.study.values.tolist() == ["mine, at the left", "yours"]
+    assert dict(data.sizes) == {"study": 2, "step": 5}
+    assert np.isnan(data.error[1, 4]) and np.isnan(data.bound[0]).all()
+    assert data.error[1, 3] == 0.04 and data.refinement[0, 4] == 32
+    assert data.bound_holds.values.tolist() == ["no bound", "yes"]
+    assert np.isnan(data.claimed_order[0]) and data.expected_order.values.tolist() == [1, 1.5]
+    slope = np.polyfit(np.log([3, 6, 12, 24]), np.log([1.0, 0.3, 0.13, 0.04]), 1)[0]
+    np.testing.assert_allclose(data.order[1], -slope, rtol=1e-12)
+    assert to_xarray(ROWS[1].study).source.values.tolist() == ["thm:yours"]
+
+
+def test_training_paths_and_comparisons_have_their_axes():
+    path = training_path()
+    data = to_xarray(path)
+    assert data.density.dims == ("time", "position")
+    np.testing.assert_array_equal(data.time, path.times)
+    np.testing.assert_allclose((data.density * data.weight).sum("position"), 1, rtol=1e-12)
+    changed = to_xarray(compare(influence(), influence(examples=5)))
+    assert changed.paired == "True" and changed.gap_error.item() == 0
+
+
+@pytest.mark.parametrize("kind", LABELLED)
+def test_netcdf_of_every_kind_is_opened_by_others(kind, tmp_path):
+    data = to_xarray(every_kind()[kind], model="mine")
+    data.to_netcdf(tmp_path / "found.nc", engine="scipy")
+    with xarray.open_dataset(tmp_path / "found.nc", engine="scipy") as again:
+        xarray.testing.assert_equal(again.load(), data)
+        assert again.attrs["scaling"] == data.attrs["scaling"]
+    name = next(iter(data.data_vars))
+    with netcdf_file(tmp_path / "found.nc", mmap=False) as raw:
+        assert raw.model == b"mine"
+        np.testing.assert_array_equal(raw.variables[name][:], data[name].values)
+
+
+def test_tables_are_along_the_axes_that_are_asked_for():
+    result = influence()
+    table = to_pandas(result, tokens=WORDS)
+    assert list(table.index.names) == ["position"] and table.text.tolist() == WORDS
+    np.testing.assert_array_equal(table.density, result.density)
+    assert {"density_error", "energy", "weight", "token"} <= set(table.columns)
+    assert "regional_average" not in table.columns
+    long = to_pandas(result, "example position")
+    assert len(long) == 5 * LENGTH
+    np.testing.assert_array_equal(long.example_energy[3], result.example_energies[3])
+    with pytest.raises(ValueError, match="by: got 'layer', expected 'example position' or 'pos"):
+        to_pandas(result, "layer")
+
+
+def test_what_does_not_fit_is_refused_by_name():
+    result, array = influence(), numbers(0, 3, LENGTH)
+    for message, call in {
+        "tokens: got 2 of them, expected 7": lambda: to_xarray(result, tokens=["a", "b"]),
+        "grid: got CellGrid.*the result's own": lambda: to_xarray(result, grid=lim.token_grid(7)),
+        "grid: got 5 of them, expected 7": lambda: to_xarray(channels(), grid=lim.token_grid(5)),
+        "tokens: got 1 of them, expected none": lambda: to_xarray(ROWS, tokens=["a"]),
+        "values: got 2 axes, expected 1: position": lambda: to_xarray(array, axes="position"),
+        "result: got Influence with axes 'position'": lambda: to_xarray(result, axes="position"),
+        "result: got list, expected one of adjoint.Channels": lambda: to_xarray([result]),
+        "result: got list": lambda: to_xarray([]),
+        "result: got 3.0": lambda: to_xarray(3.0),
+        "traced": lambda: jax.jit(lambda x: to_xarray(x, axes="position").sizes)(jnp.ones(3)),
+    }.items():
+        with pytest.raises(ValueError, match=f"(?s){message}"):
+            call()
+
+
+def test_without_xarray_all_else_works_and_the_message_names_the_extra(tmp_path):
+    program = """
+import sys
+sys.modules["xarray"] = sys.modules["pandas"] = None  # as if they were not installed
+import jax.numpy as jnp
+import lim_jax as lim
+found = lim.Influence.from_energies(jnp.ones((2, 4)), lim.boundary_regions(lim.token_grid(4), 0.25))
+lim.results.save(found, "found.npz")
+print(lim.results.to_json(lim.results.load("found.npz"))[:13])
+for label in (lim.results.to_xarray, lim.results.to_pandas):
+    try:
+        label(found)
+    except ModuleNotFoundError as error:
+        print(error)
+"""
+    done = run_python("-c", program, folder=tmp_path)
+    assert done.stderr == ""
+    lines = done.stdout.splitlines()
+    assert lines[0] == '{"length": 4,' and len(lines) == 3
+    assert all('pip install "lim_jax[xarray]"' in line for line in lines[1:])
+
+
+def test_keeping_an_influence_does_not_load_what_it_does_not_need(tmp_path):
+    program = """
+import sys
+import lim_jax as lim
+lim.results.to_xarray, lim.results.save, lim.results.compare
+print(*{"diffrax", "lineax", "pandas", "xarray.core"} & set(sys.modules))
+"""
+    done = run_python("-c", program, folder=tmp_path)
+    assert done.stderr == "" and done.stdout.split() == []
