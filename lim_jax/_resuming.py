@@ -3,16 +3,24 @@
 A file is seen whole or not at all, whenever the process dies that writes it.
 """
 
+import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from itertools import starmap
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import equinox as eqx
-from jaxtyping import PyTree
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, PyTree
 
 from lim_jax._checks import require
 
+Result = TypeVar("Result")
+# What tells one run from another: plain values by name.
+Run = Mapping[str, str]
 REMOVE = "Remove it, or name another checkpoint."
 
 
@@ -25,27 +33,21 @@ def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
     half_written.replace(path)
 
 
-def store(path: Path, maker: str, about: Mapping[str, Any], tree: PyTree) -> None:
-    """Store a pytree's arrays and numbers, after a line of JSON: who made it, and what it is of."""
+def store(path: Path, run: Run, about: Mapping[str, Any], tree: PyTree) -> None:
+    """Store a pytree's arrays and numbers, after a line of JSON: of which run, and what of it."""
 
     def write(file: BinaryIO) -> None:
-        file.write(json.dumps({"maker": maker, **about}).encode() + b"\n")
+        file.write(json.dumps({"run": run, **about}).encode() + b"\n")
         eqx.tree_serialise_leaves(file, tree)
 
     write_whole(path, write)
 
 
-def stored(path: Path, maker: str, like: Callable[[dict], PyTree]) -> tuple[dict, PyTree]:
-    """Read what `store` wrote: what it is of, and the pytree, which is shaped as `like` of that."""
+def stored(path: Path, run: Run, like: Callable[[dict], PyTree]) -> tuple[dict, PyTree]:
+    """Read what `store` wrote of a run: what of it, and the pytree, shaped as `like` of that."""
     with path.open("rb") as file:
-        about = _header(file)
-        require(
-            about.get("maker") == maker,
-            "checkpoint",
-            got=f"{path}, which {about.get('maker', 'something else')} wrote",
-            expected=f"a file that {maker} wrote",
-            cure=REMOVE,
-        )
+        about = _document(file.readline())
+        _require_same_run(path, about.get("run"), run)
         try:
             return about, eqx.tree_deserialise_leaves(file, like(about))
         except RuntimeError as error:
@@ -53,9 +55,78 @@ def stored(path: Path, maker: str, like: Callable[[dict], PyTree]) -> tuple[dict
             raise
 
 
-def _header(file: BinaryIO) -> dict[str, Any]:
+def _document(text: bytes) -> dict[str, Any]:
     try:
-        about = json.loads(file.readline())
+        found = json.loads(text)
     except ValueError:
         return {}
-    return about if isinstance(about, dict) else {}
+    return found if isinstance(found, dict) else {}
+
+
+def _require_same_run(path: Path, kept: Any, run: Run) -> None:
+    kept = kept if isinstance(kept, dict) else {}
+    for name, value in run.items():
+        require(
+            kept.get(name) == value,
+            "checkpoint",
+            got=f"{path}, of {name} {kept.get(name)}",
+            expected=f"one of {name} {value}",
+            cure=REMOVE,
+        )
+
+
+def digest(tree: PyTree, after: str = "") -> str:
+    """A fingerprint of all arrays and numbers of a pytree, and of what went before it."""
+    found = hashlib.sha256(after.encode())
+    for leaf in jax.tree.leaves(eqx.filter(tree, eqx.is_array_like)):
+        key = isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        array = np.asarray(jax.random.key_data(leaf) if key else leaf)
+        found.update(f"{array.dtype}{array.shape}".encode())
+        found.update(array.tobytes())
+    return found.hexdigest()[:16]
+
+
+def reduced(
+    measure: Callable[[Any], Result],
+    merge: Callable[[Result, Result], Result],
+    items: Iterable[Any],
+    checkpoint: Path,
+    run: Run,
+    of_leaves: Callable[[list[Array]], Result],
+) -> Result:
+    """Measure items, at least one, and merge what is found, which is stored after each of them.
+
+    Those that a checkpoint counts are drawn and compared, not measured. What is found is a pytree
+    of arrays of any shapes, which `of_leaves` makes again of its leaves.
+    """
+    counted, last_seen, result = 0, "", None
+    if checkpoint.exists():
+        about, leaves = stored(checkpoint, run, lambda about: list(starmap(_shaped, about["of"])))
+        counted, last_seen, result = about["items"], about["seen"], of_leaves(leaves)
+    number, seen = 0, ""
+    for number, item in enumerate(items, start=1):
+        seen = digest(item, after=seen)
+        if number > counted:
+            result = measure(item) if result is None else merge(result, measure(item))
+            leaves = jax.tree.leaves(result)
+            of = [(leaf.shape, leaf.dtype.name) for leaf in leaves]
+            store(checkpoint, run, {"items": number, "seen": seen, "of": of}, leaves)
+        elif number == counted:
+            _require_same_items(seen == last_seen, "others", checkpoint, counted)
+    _require_same_items(number >= counted, f"{number}", checkpoint, counted)
+    assert result is not None
+    return result
+
+
+def _shaped(shape: list[int], dtype: str) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(tuple(shape), dtype)
+
+
+def _require_same_items(same: bool, got: str, checkpoint: Path, counted: int) -> None:
+    require(
+        same,
+        "batches",
+        got=got,
+        expected=f"first the {counted} that {checkpoint} counts, the same in the same order",
+        cure=f"Give them again, for example by one seed. {REMOVE}",
+    )

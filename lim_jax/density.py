@@ -13,6 +13,8 @@ of the ratio, by linearisation.
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import reduce
+from itertools import chain
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -33,6 +35,7 @@ from lim_jax._checks import (
     require_floating,
     require_floats,
 )
+from lim_jax._resuming import digest, reduced
 from lim_jax.grid import (
     Convention,
     Grid,
@@ -589,16 +592,7 @@ def influence(
     ([0.2, 1.8], 20.0)
     """
     require_pair(loss, batch)
-    require_grid(grid)
-    regions = boundary_regions(grid, 0.2) if regions is None else regions
-    require_regions(regions)
-    require(
-        bool(regions.grid == grid),
-        "regions",
-        got=f"regions of {regions.grid}",
-        expected=f"regions of {grid}",
-        cure="Make them with boundary_regions(grid, delta).",
-    )
+    regions = _regions_on(grid, regions)
     counted = jnp.ones(batch[0].shape[:1], bool)
     return _influence(loss, params, batch, counted, regions, keep_examples)
 
@@ -611,22 +605,36 @@ def influence_stream(
     regions: Regions | None = None,
     *,
     keep_examples: bool = False,
+    checkpoint: Path | None = None,
+    progress: Callable[[Iterable], Iterable] = iter,
 ) -> Influence:
     """Measure influence over a data set larger than memory: the same result, batch by batch.
+
+    With a checkpoint a stream may be interrupted at any moment, by Ctrl-C or by the end of its
+    process: called again with the same arguments it gives the same numbers, bit for bit, as one
+    that was not. It takes up a longer stream too, where more batches follow the same ones.
 
     Parameters
     ----------
     batches
         Any iterable of batches as in `influence`. Those smaller than the first, such as a ragged
         last one, are filled up and what fills them is left out again, so that nothing compiles
-        twice; each larger size compiles once. Wrap it in `tqdm.tqdm` to see progress.
+        twice; each larger size compiles once. To go on from a checkpoint it must give the same
+        batches again, in the same order: those already counted are drawn and compared, and
+        nothing of them is computed.
     loss, params, grid, regions, keep_examples
-        As in `influence`.
+        As in `influence`. Of a checkpoint's loss nothing is compared but the arrays in it.
+    checkpoint
+        A file to read, if it exists, and to write after each batch, whole or not at all: sums over
+        the batches so far, some :math:`5L` numbers. Its folder is made where it is missing.
+    progress
+        Wraps the batches, for example ``tqdm.tqdm``.
 
     Raises
     ------
     ValueError
-        Where there are no batches, and as in `influence`.
+        Where there are no batches, the checkpoint is of other regions, parameters or batches or
+        another function's, and as in `influence`.
 
     Examples
     --------
@@ -636,7 +644,8 @@ def influence_stream(
     >>> float(influence_stream(loss, None, batches, token_grid(4)).count)
     4.0
     """
-    remaining = iter(batches)
+    regions = _regions_on(grid, regions)
+    remaining = iter(progress(batches))
     try:
         first = next(remaining)
     except StopIteration:
@@ -644,16 +653,41 @@ def influence_stream(
             "batches: got none, expected at least one batch. "
             "An iterator that was read before is empty: make it anew."
         ) from None
-    start = influence(loss, params, first, grid, regions, keep_examples=keep_examples)
-    size = first[0].shape[0]
+    size = require_pair(loss, first)[0].shape[0]
 
     def measured(batch: Batch) -> Influence:
         filled, counted = _filled(loss, batch, size)
-        found = _influence(loss, params, filled, counted, start.regions, keep_examples)
+        found = _influence(loss, params, filled, counted, regions, keep_examples)
         kept = None if found.example_energies is None else found.example_energies[: len(batch[0])]
         return replace(found, example_energies=kept)
 
-    return reduce(Influence.merge, map(measured, remaining), start)
+    drawn = chain([first], remaining)
+    if checkpoint is None:
+        return reduce(Influence.merge, map(measured, drawn))
+    run = {
+        "function": "influence_stream",
+        "regions": str(regions),
+        "keep_examples": str(keep_examples),
+        "parameters": digest((loss, params)),
+    }
+    return reduced(
+        measured, Influence.merge, drawn, checkpoint, run, lambda kept: Influence(regions, *kept)
+    )
+
+
+def _regions_on(grid: Grid, regions: Regions | None) -> Regions:
+    """Those of the paper's simulations where there are none; refuse those of another grid."""
+    require_grid(grid)
+    regions = boundary_regions(grid, 0.2) if regions is None else regions
+    require_regions(regions)
+    require(
+        bool(regions.grid == grid),
+        "regions",
+        got=f"regions of {regions.grid}",
+        expected=f"regions of {grid}",
+        cure="Make them with boundary_regions(grid, delta).",
+    )
+    return regions
 
 
 def _filled(loss: Loss, batch: Batch, size: int) -> tuple[PyTree, Bool[Array, " filled"]]:

@@ -15,6 +15,7 @@ from lim_jax._resuming import store, stored
 
 State = TypeVar("State")
 Progress = Callable[[range], Iterable[int]]
+RUN = {"function": "resumable"}
 
 
 def resumable(
@@ -79,9 +80,8 @@ def resumable(
         records = jax.tree.map(lambda kept, new: kept.at[index].set(new), records, record)  # noqa: B023
         last = index + 1 == steps
         if checkpoint is not None and (last or (index + 1) % every == 0):
-            store(
-                checkpoint, "resumable", {"steps": index + 1}, (state, _first(records, index + 1))
-            )
+            done = index + 1
+            store(checkpoint, RUN, {"steps": done}, (state, _first(records, done)))
     return state, records
 
 
@@ -105,5 +105,5 @@ def _load(checkpoint: Path, state: State, record: PyTree, steps: int) -> tuple[i
         )
         return state, _zeros(record, about["steps"])
 
-    about, (state, records) = stored(checkpoint, "resumable", like)
+    about, (state, records) = stored(checkpoint, RUN, like)
     return about["steps"], state, records

@@ -87,9 +87,11 @@ def test_a_finished_run_is_extended(every, tmp_path):
 
 def test_a_checkpoint_of_something_else_is_refused(tmp_path):
     checkpoint, start = tmp_path / "run", jnp.array(0)
-    for content in (b"", b"12\n", b"not ours", b'{"maker": "another"}\n'):
+    for content in (b"", b"12\n", b"not ours", b'{"run": {"function": "another"}}\n'):
         checkpoint.write_bytes(content)
-        with pytest.raises(ValueError, match="checkpoint: got .*expected a file that resumable"):
+        with pytest.raises(
+            ValueError, match="checkpoint: got .*expected one of function resumable"
+        ):
             resumable(add, start, 4, checkpoint=checkpoint)
     checkpoint.unlink()
     resumable(add, start, 4, checkpoint=checkpoint)

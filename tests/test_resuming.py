@@ -1,0 +1,190 @@
+"""Runs that were interrupted go on to the same numbers, whenever their process ended."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from reference.as_users import ROOT
+
+import lim_jax as lim
+from lim_jax.training.loop import resumable
+
+GRID = lim.graded_grid(7)
+REGIONS = lim.boundary_regions(GRID, 0.3).without([3])
+# A stream of many small batches, whose process says how many it has drawn.
+PROGRAM = """
+import sys, time
+from pathlib import Path
+import jax
+import numpy as np
+import lim_jax as lim
+
+jax.config.update("jax_enable_x64", True)
+
+
+def loss(params, x, y):
+    return params * (x**2 * y).sum()
+
+
+def batches(pause):
+    normal = np.random.default_rng(3).standard_normal
+    for number in range(30):
+        shape = (5 if number < 29 else 2, 7, 3)
+        yield jax.device_put(normal(shape)), jax.device_put(normal(shape))
+        print(number, flush=True)
+        time.sleep(pause)
+
+
+def streamed(checkpoint, pause=0.0):
+    regions = lim.boundary_regions(lim.graded_grid(7), 0.3).without([3])
+    grid = lim.graded_grid(7)
+    return lim.influence_stream(loss, 1.3, batches(pause), grid, regions, checkpoint=checkpoint)
+
+
+if __name__ == "__main__":
+    streamed(Path(sys.argv[1]), pause=0.02)
+"""
+
+
+class Embedding(eqx.Module):
+    """Rows of a table that the loss itself holds."""
+
+    table: jax.Array
+
+    def __call__(self, params, ids, y):
+        return self.table[ids]
+
+
+def squares(params, x, y):
+    return params * jnp.sum(x**2 * y)
+
+
+def batches(count, seed=0):
+    """The last one is ragged."""
+    normal = np.random.default_rng(seed).standard_normal
+    shapes = [(4 if number < count - 1 else 3, 7, 2) for number in range(count)]
+    return [(jax.device_put(normal(shape)), jax.device_put(normal(shape))) for shape in shapes]
+
+
+def streamed(pieces, checkpoint=None, regions=REGIONS, params=1.5, **options):
+    return lim.influence_stream(
+        squares, params, pieces, GRID, regions, checkpoint=checkpoint, **options
+    )
+
+
+def equal(ours, theirs):
+    leaves = zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True)
+    return ours.regions == theirs.regions and all(
+        one.dtype == other.dtype and np.array_equal(one, other) for one, other in leaves
+    )
+
+
+def test_a_stream_stopped_by_the_keyboard_after_any_batch_gives_the_same_numbers(
+    tmp_path, monkeypatch
+):
+    pieces, measure = batches(5), lim.density._influence
+    whole, measured = streamed(pieces), []
+
+    def counting(loss, params, batch, *others):
+        measured.append(np.asarray(batch[0])[0, 0, 0])
+        return measure(loss, params, batch, *others)
+
+    monkeypatch.setattr(lim.density, "_influence", counting)
+
+    def interrupted(pieces):
+        yield from pieces
+        raise KeyboardInterrupt
+
+    for stop in range(5):
+        checkpoint = tmp_path / f"new {stop}" / "stream"
+        with pytest.raises(KeyboardInterrupt):
+            streamed(pieces[:stop], checkpoint, progress=interrupted)
+        assert checkpoint.exists() is (stop > 0)
+        measured.clear()
+        assert equal(streamed(pieces, checkpoint), whole)
+        np.testing.assert_array_equal(measured, [x[0, 0, 0] for x, _ in pieces[stop:]])
+
+
+def test_a_stream_that_is_killed_gives_the_same_numbers(tmp_path):
+    """By a signal that no process survives, at a moment that nobody chose, twice."""
+    program, checkpoint = tmp_path / "program.py", tmp_path / "stream"
+    program.write_text(PROGRAM)
+    for last in (4, 11):
+        with subprocess.Popen(
+            [sys.executable, program, checkpoint],
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                if int(line) == last:
+                    process.send_signal(signal.SIGKILL)
+        assert process.returncode == -signal.SIGKILL and checkpoint.exists()
+    ours: dict = {"__name__": "ours"}
+    exec(PROGRAM, ours)
+    kept = checkpoint.read_bytes()
+    assert equal(ours["streamed"](checkpoint), ours["streamed"](None))
+    assert kept != checkpoint.read_bytes()
+
+
+def test_a_finished_stream_is_read_back_and_a_longer_one_goes_on(tmp_path, monkeypatch):
+    checkpoint, pieces = tmp_path / "stream", batches(4)
+    first = streamed(pieces[:2], checkpoint)
+    with monkeypatch.context() as patch:
+        patch.setattr(lim.density, "_influence", None)
+        assert equal(streamed(pieces[:2], checkpoint), first)
+    assert equal(streamed(pieces, checkpoint), streamed(pieces))
+    assert list(tmp_path.iterdir()) == [checkpoint]
+
+
+def test_a_checkpoint_of_another_stream_is_refused(tmp_path):
+    checkpoint, pieces = tmp_path / "stream", batches(3)
+    streamed(pieces, checkpoint)
+    kept = checkpoint.read_bytes()
+    others = {
+        "checkpoint: got .*regions Regions.*expected one of regions .*delta=Fraction\\(1, 4": (
+            pieces, {"regions": lim.boundary_regions(GRID, 0.25)},
+        ),
+        "checkpoint: got .*of regions .*left_out": (
+            pieces, {"regions": lim.boundary_regions(GRID, 0.3)},
+        ),
+        "checkpoint: got .*of parameters .*Remove it": (pieces, {"params": 1.25}),
+        "batches: got 2, expected first the 3 that": (pieces[:2], {}),
+        "batches: got others, expected first the 3": ([pieces[1], *pieces[1:]], {}),
+        "batches: got others.*one seed": (batches(3, seed=1), {}),
+    }  # fmt: skip
+    for message, (given, options) in others.items():
+        with pytest.raises(ValueError, match=f"(?s){message}"):
+            streamed(given, checkpoint, **options)
+    with pytest.raises(ValueError, match="influence_stream, expected one of function resumable"):
+        resumable(lambda state, index: (state, state), jnp.array(1), 2, checkpoint=checkpoint)
+    assert checkpoint.read_bytes() == kept
+
+
+def test_arrays_of_the_loss_and_of_the_labels_tell_streams_apart(tmp_path):
+    """Random keys too; a function in them says nothing."""
+    checkpoint = tmp_path / "stream"
+    x = np.ones((2, 7, 3))
+    keys = jax.random.split(jax.random.key(0), 4)
+    given = [(x, {"key": keys[:2]})]
+
+    def stream(table, pieces):
+        loss = lim.density.LossOfIds(Embedding(table), lambda params, x, y: jnp.sum(x**2))
+        ids = jax.device_put(np.arange(14).reshape(2, 7) % 3)
+        pieces = [(ids, y) for _, y in pieces]
+        return lim.influence_stream(loss, None, pieces, GRID, checkpoint=checkpoint)
+
+    table = jax.device_put(np.arange(6.0).reshape(3, 2))
+    found = stream(table, given)
+    assert equal(stream(table, given), found)
+    with pytest.raises(ValueError, match="parameters"):
+        stream(table + 1, given)
+    with pytest.raises(ValueError, match="batches: got others"):
+        stream(table, [(x, {"key": keys[2:]})])
