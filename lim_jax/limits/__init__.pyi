@@ -1,5 +1,6 @@
 from . import convergence as convergence
 from . import depth as depth
+from . import own as own
 from . import position as position
 from . import refinement as refinement
 from .convergence import Curve as Curve
@@ -26,6 +27,11 @@ from .depth import split_gap_study as split_gap_study
 from .depth import time_slopes as time_slopes
 from .depth import trajectory_studies as trajectory_studies
 from .depth import uniform_perturbation as uniform_perturbation
+from .own import Quantity as Quantity
+from .own import Rates as Rates
+from .own import largest as largest
+from .own import mean_square as mean_square
+from .own import study as study
 from .position import attention_constant as attention_constant
 from .position import attention_studies as attention_studies
 from .position import cesaro_study as cesaro_study

@@ -2,7 +2,8 @@ r"""Refinement studies: the paper's limits, measured against the limit itself.
 
 A study computes a quantity at several refinements and its continuum value by another scheme, and
 fits the order of the error. A reference states its own error, from two resolutions. The studies of
-positions are in `position`, those of layers in `depth`; `convergence` runs them all.
+positions are in `position`, those of layers in `depth`; `convergence` runs them all, and `own`
+measures a network, grids and quantities that are yours.
 Use float64.
 """
 
@@ -103,6 +104,11 @@ class Study(NamedTuple):
             return None
         unknown = self.reference_error + 100 * np.finfo(float).eps
         return all(e <= b + unknown for e, b in zip(self.errors, self.bounds, strict=True))
+
+    @property
+    def resolved(self) -> bool:
+        """Whether every error is at least ten times the reference's own."""
+        return min(self.errors) >= 10 * self.reference_error
 
 
 def refine(
