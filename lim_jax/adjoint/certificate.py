@@ -94,6 +94,8 @@ class Certificate(NamedTuple):
     vacuous
         Why the criterion could not have held here, whatever the inequality's other side; empty
         where it could.
+    decisive
+        What would let a vacuous one decide; empty where it is not vacuous.
     """
 
     name: str
@@ -103,6 +105,7 @@ class Certificate(NamedTuple):
     conclusion: str
     measured: tuple[Inequality, ...]
     vacuous: str = ""
+    decisive: str = ""
 
     def __str__(self) -> str:
         """What `certificate_table` says of it."""
@@ -180,6 +183,8 @@ def certificate_table(certificates: Sequence[Certificate]) -> str:
         verdict = "HOLDS" if certificate.holds else "does not hold"
         verdict = f"vacuous: {certificate.vacuous}" if certificate.vacuous else verdict
         lines.append(f"{certificate.name} ({certificate.source}): {verdict}")
+        if certificate.vacuous:
+            lines.append(f"    it could decide: {certificate.decisive}")
         for premise in certificate.premises:
             mark = "yes" if premise.holds else "NO"
             lines.append(f"    premise   {premise.statement}: {premise.value:.4g}  {mark}")

@@ -130,6 +130,10 @@ def primacy_noncancellation(cone: JointCone, regions: Regions) -> Certificate:
         if lowest > 0
         else f"some pair of contributions to the left cancels (kappa_L = {lowest:.3g}), "
         "so its lower bound is not positive",
+        decisive=""
+        if lowest > 0
+        else "of a later depth, or wider or other regions, where no two contributions to the left "
+        "point apart (kappa_L > 0)",
     )
 
 
@@ -257,7 +261,15 @@ def recency_survival(
         if least < ceiling
         else f"the layers may amplify too much: every c >= {least:.3g}, and the criterion cannot "
         f"hold from c = {ceiling:.3g} on",
+        decisive="" if least < ceiling else _enough_damping(least, ceiling),
     )
+
+
+def _enough_damping(least: float, ceiling: float) -> str:
+    """At which depth or delta a recency that the layers amplify could be certified."""
+    widest = math.sqrt(2) - 1  # the ceiling as delta tends to zero
+    found = f"of a later depth, whose layers have c < {ceiling:.3g}"
+    return found if least >= widest else f"{found}; or at a smaller delta (c < {widest:.3g} at 0)"
 
 
 def exact_characterisation(regional: RegionalChannels) -> Certificate:
@@ -303,6 +315,7 @@ def exact_characterisation(regional: RegionalChannels) -> Certificate:
         conclusion="Lost-in-the-Middle: both boundaries above the middle",
         measured=_lost_in_the_middle(totals, regional),
         vacuous="no position has any influence (Z = 0)" if zero else "",
+        decisive="under a loss that the network's answer can still change" if zero else "",
     )
 
 
@@ -420,6 +433,23 @@ def double_deficit(regional: RegionalChannels, bounds: ChannelBounds) -> Certifi
         if not hopeless
         else f"cross terms alone may undo the {' and the '.join(hopeless)} boundary "
         "(l <= Gamma there), whatever the middle is",
+        decisive="" if not hopeless else _enough_data(regional, hopeless),
+    )
+
+
+def _enough_data(regional: RegionalChannels, hopeless: list[str]) -> str:
+    """Whether bounds as tight as the data's own values would do, to which more examples bring them.
+
+    Over a region l would then be the boundary's channel, and Gamma twice the sizes of the pairs.
+    """
+    gamma = 2 * jnp.abs(regional.pairs).sum(axis=1)
+    own = {"left": regional.energies[0, 1] - gamma[0], "right": regional.energies[2, 0] - gamma[2]}
+    never = [name for name in hopeless if float(own[name]) <= 0]
+    if not never:
+        return "with more examples: l > Gamma of the data's own values, if not of bounds on them"
+    return (
+        f"not with more examples, as the data's own cross terms on the {' and the '.join(never)} "
+        "outweigh l; at a depth or under a loss where the channels are closer to orthogonal there"
     )
 
 
@@ -477,11 +507,13 @@ def right_biased_queries(
         return float(of(np.asarray(residual_energies)[chosen])) if chosen.any() else empty
 
     least, most = extreme(2, np.min, 0.0), extreme(1, np.max, 0.0)
-    reason = ""
+    reason = decisive = ""
     if not float(squares[2]) > 0:
         reason = "no query asks in the right region"
+        decisive = "under a loss that asks there, such as that of the last token"
     elif least == 0:
         reason = "some query of the right region has no readout residual (rho = 0)"
+        decisive = "without the queries of the right region that are answered for certain"
     return Certificate(
         name="right-biased queries",
         source="eq:right-biased-squared-query-mass",
@@ -504,6 +536,7 @@ def right_biased_queries(
         conclusion="R_res > 0: the terminal covector is right-heavy",
         measured=(compare("mean of |P_T|^2, right > middle", energies[2], energies[1], precision),),
         vacuous=reason,
+        decisive=decisive,
     )
 
 

@@ -1,24 +1,33 @@
 """The command ``lim-jax``: which subcommands there are."""
 
+import sys
 from collections.abc import Sequence
+from importlib.metadata import version
 
 import tyro
 
 from lim_jax.cli.explaining import explain
 from lim_jax.cli.orders import rates
+from lim_jax.cli.profiling import profile
 from lim_jax.cli.reproduction import counterexamples, reproduce
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line on `arguments`, by default the process's own; returns its status."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if list(arguments) == ["--version"]:
+        print(f"lim-jax {version('lim_jax')}")
+        return 0
     return tyro.extras.subcommand_cli_from_dict(
         {
-            "reproduce": reproduce,
-            "rates": rates,
+            "profile": profile,
             "explain": explain,
+            "rates": rates,
+            "reproduce": reproduce,
             "counterexamples": counterexamples,
         },
         prog="lim-jax",
-        description="Which positions of a long context a causal Transformer really uses.",
-        args=arguments,
+        description="Which positions of a long context a causal Transformer really uses. "
+        "Each command says more by its own --help; lim-jax --version says which version this is.",
+        args=arguments or ["--help"],
     )

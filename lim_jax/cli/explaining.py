@@ -1,87 +1,175 @@
 """Which positions a language model uses, and why, from a terminal."""
 
-import json
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from time import perf_counter
 
 import jax
+import numpy as np
+import tyro
 from tqdm import tqdm
 
 from lim_jax import models, plots, studies
 from lim_jax._checks import counted, require
+from lim_jax.adjoint.ledger import CHANNELS
+from lim_jax.cli.data import read_contexts
+from lim_jax.cli.folder import run_folder, save_figure, write_json, write_table
+from lim_jax.cli.profiling import require_fitting
+from lim_jax.density import Influence, influence
 from lim_jax.grid import Regions, boundary_regions, token_grid
 from lim_jax.loss import last_token, teacher_forcing
 from lim_jax.probes import Estimate
+from lim_jax.studies.explanation import HOPS
+
+FIRST, MOST = 16, 1024
+SECONDS, GRADIENTS = 30.0, 100  # a context's explanation: 60 gradients at L = 64, 100 at 256
 
 
 def explain(
-    out: Path = Path("explanation"),
-    model: Path | None = None,
-    text: Path | None = None,
-    length: int = 64,
-    steps: int = 300,
-    contexts: int = 16,
+    model: tyro.conf.Positional[Path | None] = None,
+    data: Path | None = None,
+    max_length: int = 64,
+    contexts: int | None = None,
     delta: float = 0.2,
-    seed: int = 0,
     depth: int = 0,
+    steps: int = 300,
+    seed: int = 0,
+    out: Path = Path("explanation"),
+    overwrite: bool = False,
 ) -> int:
     """Say which positions a language model uses, and why: density, channels, cone, certificates.
 
-    A model from a folder of weights, on a text; or a seeded byte-level network, and the same
-    trained on the standard library's sources. Each under uniform teacher forcing and under a
-    last-token loss. Prints tables, and writes explanation.json and figures.
+    A model of your own on data of your own; or, with neither, a seeded byte-level network, and the
+    same trained on the standard library's sources. Each under uniform teacher forcing and under a
+    last-token loss, that with and without its query. Prints tables, and writes explanation.json,
+    a CSV for each explanation, and figures as PNG and SVG.
 
     Args:
-        out: The folder to write to; it is made where it is missing.
         model: A folder of weights as published, or a GGUF file; with its tokenizer.
-        text: What the model reads: a file of UTF-8 text.
-        length: The context length L, in ids: bytes, or the model's tokens.
-        steps: How many steps of Adam to train the byte-level network for.
-        contexts: How many contexts to average over.
+        data: A UTF-8 text, cut into contexts; or JSON lines (a file named .jsonl), each with
+            "text", or with "prompt" and "answer", all cut on the left to the shortest.
+        max_length: The most tokens of a context, or bytes of the byte-level network; the length of
+            each context of a text.
+        contexts: How many contexts to average over. By default as many as make two standard errors
+            of LIM less than 10 %, or as can be explained in half a minute a network and loss.
         delta: The width of each boundary region.
-        seed: For the network, the training and the contexts.
         depth: The depth of the states that are judged: 0 is the input, k that after k layers.
+        steps: How many steps of Adam to train the byte-level network for.
+        seed: For the network, the training and the choice of contexts.
+        out: The folder to write to.
+        overwrite: Write over what is in the folder. Without, it must be empty, or of this run.
     """
+    arguments = {
+        "model": model, "data": data, "max_length": max_length, "contexts": contexts,
+        "delta": delta, "depth": depth, "steps": steps, "seed": seed,
+    }  # fmt: skip
     keys = jax.random.split(jax.random.key(seed), 4)
-    with jax.enable_x64(True):
+    with run_folder(out, "explain", arguments, overwrite=overwrite) as folder, jax.enable_x64(True):
         # All arguments are looked at before the first long computation.
-        boundary_regions(token_grid(length), delta)
+        boundary_regions(token_grid(max_length), delta)
         counted(steps, "steps")
-        counted(contexts, "contexts")
-        start, ids = _network_and_text(model, text, length, keys[0])
+        most = MOST if contexts is None else counted(contexts, "contexts")
+        start, windows = _network_and_windows(model, data, max_length, most, (keys[0], keys[2]))
+        _require_enough(windows, contexts)
         counted(depth, "depth", least=0, most=start.flow.depth - 1, expected="a layer's depth")
-        windows = models.sample_windows(ids, length, contexts, key=keys[2])
-        regions = boundary_regions(token_grid(length, start.embedding.dtype), delta)
-        out.mkdir(parents=True, exist_ok=True)
+        grid = token_grid(windows.shape[1] - 1, start.embedding.dtype)
+        regions = boundary_regions(grid, delta)
         networks, losses = {"given": start}, None
         if model is None:
-            progress = partial(tqdm, desc="training", unit="step")
+            text, progress = models.standard_library_text(), partial(tqdm, desc="training")
             trained, losses = models.train(
-                start, ids, length, steps, key=keys[1], progress=progress
+                start, text, max_length, steps, key=keys[1], progress=progress
             )
             networks = {"seeded": start, "trained": trained}
-        found, masses = _explained(networks, windows, regions, keys[3], depth)
-        _report_explanations(found, masses, losses, regions, out)
+        chosen = contexts or _enough_contexts(networks, windows, regions)
+        found, masses = _explained(networks, windows[:chosen], regions, keys[3], depth)
+        _report_explanations(found, masses, losses, regions, folder)
     return 0
 
 
-def _network_and_text(
-    model: Path | None, text: Path | None, length: int, key: jax.Array
+def _network_and_windows(
+    model: Path | None, data: Path | None, length: int, most: int, keys: tuple[jax.Array, jax.Array]
 ) -> tuple[models.CausalLM, jax.Array]:
     """The model and what it reads, both given; or a byte-level one, and the standard library."""
-    if model is None and text is None:
-        return models.byte_model(length, key=key), models.standard_library_text()
+    if model is None and data is None:
+        text = models.standard_library_text()
+        windows = models.sample_windows(text, length, most, key=keys[1])
+        return models.byte_model(length, key=keys[0]), windows
     require(
-        model is not None and text is not None,
-        "model and text",
-        got=f"{model} and {text}",
+        model is not None and data is not None,
+        "model and data",
+        got=f"{model} and {data}",
         expected="both or neither",
-        cure="A model reads a text of your own; without them a byte-level network is trained.",
+        cure="A model reads data of your own; without them a byte-level network is trained.",
     )
-    assert model is not None and text is not None
-    ids = models.ids_of_text(text.read_text(encoding="utf-8"), model)
-    return models.load(model), ids
+    assert model is not None and data is not None
+    read = read_contexts(data, model, "next-token", length)
+    network = models.load(model)
+    require_fitting(network, read)
+    shortest = min(context.length for context in read)
+    rows = np.stack([context.window[-shortest - 1 :] for context in read])
+    order = jax.random.permutation(keys[1], len(rows))[:most]
+    return network, jax.device_put(rows)[order]
+
+
+def _require_enough(windows: jax.Array, contexts: int | None) -> None:
+    require(
+        contexts is None or contexts <= len(windows),
+        "contexts",
+        got=f"{contexts}",
+        expected=f"at most {len(windows)}, those of the data",
+        cure="Give more data, or leave --contexts out.",
+    )
+
+
+def _losses(length: int) -> dict[str, jax.Array]:
+    """Where each loss asks."""
+    return {"teacher forcing": teacher_forcing(length), "last token": last_token(length)}
+
+
+def _enough_contexts(
+    networks: Mapping[str, models.CausalLM], windows: jax.Array, regions: Regions
+) -> int:
+    """As many contexts as make every LIM narrow, or as can be explained in `SECONDS` each.
+
+    By gradients alone, of which an explanation of one context takes the time of `GRADIENTS`. Of a
+    last-token loss the query is left out: no other position matters to its LIM.
+    """
+    cases = [
+        (network, weights.astype(network.embedding.dtype))
+        for network in networks.values()
+        for weights in _losses(regions.grid.size).values()
+    ]
+
+    def measured(start: int) -> list[Influence]:
+        batch = windows[start : start + FIRST]
+        found = [_influence(*case, batch, regions) for case in cases]
+        return jax.block_until_ready(found)
+
+    measured(0)  # compiles
+    begun = perf_counter()
+    pooled, count = measured(0), min(FIRST, len(windows))
+    each = (perf_counter() - begun) / (count * len(cases))
+    most = min(len(windows), int(SECONDS / (GRADIENTS * each)))
+    while count + FIRST <= most and any(_too_wide(one) for one in pooled):
+        pooled = [one.merge(other) for one, other in zip(pooled, measured(count), strict=True)]
+        count += FIRST
+    return count
+
+
+def _influence(
+    network: models.CausalLM, weights: jax.Array, windows: jax.Array, regions: Regions
+) -> Influence:
+    """Without the queries, unless they are all of a region."""
+    x, y = jax.vmap(network.example, in_axes=(0, None))(windows, weights)
+    kept = studies.regions_without_queries(weights, regions) or regions
+    return influence(models.CausalLM.loss, network, (x, y), regions.grid, kept)
+
+
+def _too_wide(found: Influence) -> bool:
+    needed = studies.contexts_needed(found)
+    return needed is None or needed > int(found.count)
 
 
 def _explained(
@@ -92,8 +180,7 @@ def _explained(
     depth: int,
 ) -> tuple[dict[str, studies.Explanation], dict[str, Estimate]]:
     """Explanations by network and loss, and cone masses by network."""
-    length = regions.grid.size
-    weights = {"teacher forcing": teacher_forcing(length), "last token": last_token(length)}
+    weights = _losses(regions.grid.size)
     cases = [(network, loss) for network in networks for loss in weights]
     found = {
         f"{network} network, {loss}": studies.explain(
@@ -131,16 +218,23 @@ def _report_explanations(
         },
         "explanations": {name: result.record() for name, result in found.items()},
     }
-    (out / "explanation.json").write_text(json.dumps(document, indent=2) + "\n")
-    plots.cone_masses(masses, regions).savefig(out / "cone_mass.png")
+    write_json(out / "explanation.json", document)
+    save_figure(plots.cone_masses(masses, regions), out, "cone_mass")
     if losses is not None:
         print(f"\nTraining took the loss from {losses[0]:.3f} to {losses[-1]:.3f} nats a byte.")
-    print(f"Wrote explanation.json and {figures} figures to {out}.")
+    print(f"Wrote explanation.json, tables and {figures} figures to {out}.")
 
 
 def _save_explanation(result: studies.Explanation, name: str, out: Path) -> int:
-    """Draw one explanation, and say in how many figures."""
-    stem = name.replace(", ", "_").replace(" ", "_")
+    """Write one explanation's table, draw it, and say in how many figures."""
+    stem, found = name.replace(", ", "_").replace(" ", "_"), result.influence
+    columns = (
+        found.grid.nodes, found.density, found.density_error,
+        *result.channel_energies, *result.hop_energies,
+    )  # fmt: skip
+    names = (f"{part} energy" for part in (*CHANNELS, *HOPS))
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    write_table(out / f"{stem}.csv", ("position", "density", "error", *names), rows)
     figures = {
         "influence": plots.influence_profile(result.influence),
         "channels": plots.channel_energies(result, name),
@@ -150,5 +244,5 @@ def _save_explanation(result: studies.Explanation, name: str, out: Path) -> int:
     if result.without_queries is not None:
         figures["influence_without_queries"] = plots.influence_profile(result.without_queries)
     for kind, figure in figures.items():
-        figure.savefig(out / f"{stem}_{kind}.png")
+        save_figure(figure, out, f"{stem}_{kind}")
     return len(figures)

@@ -1,37 +1,47 @@
 """The paper's own figures and counterexamples, from a terminal."""
 
-import json
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
 from tqdm import tqdm
 
 from lim_jax import plots, studies
+from lim_jax.cli.folder import run_folder, save_figure, write_json, write_table
 
 
-def reproduce(out: Path = Path("section4")) -> int:
+def reproduce(out: Path = Path("section4"), overwrite: bool = False) -> int:
     """Compute section 4 of the paper in float64 and hold it against every figure it prints.
 
-    Prints ours beside the paper's figures with the difference, and writes section4.json and the
-    four figures of the section. The exit status is 1 where a figure differs in a printed digit.
+    Prints ours beside the paper's figures with the difference, and writes section4.json,
+    section4.csv (ours beside the paper's) and the four figures of the section, as PNG and SVG. The
+    exit status is 1 where a figure differs in a printed digit.
 
     Args:
-        out: The folder to write to; it is made where it is missing.
+        out: The folder to write to.
+        overwrite: Write over what is in the folder. Without, it must be empty, or of this run.
     """
-    out.mkdir(parents=True, exist_ok=True)
-    with jax.enable_x64(True):
-        results = studies.section4(partial(tqdm, desc="section 4", unit="stage"))
-        numbers = studies.summary(results)
-    (out / "section4.json").write_text(json.dumps(numbers, indent=2) + "\n")
+    with run_folder(out, "reproduce", {}, overwrite=overwrite) as folder:
+        with jax.enable_x64(True):
+            results = studies.section4(partial(tqdm, desc="section 4", unit="stage"))
+            numbers = studies.summary(results)
+        return _report_section4(results, numbers, folder)
+
+
+def _report_section4(results: studies.Section4, numbers: dict[str, Any], out: Path) -> int:
+    """Write all, print ours beside the paper's, and give the exit status."""
+    write_json(out / "section4.json", numbers)
     for draw in (
         plots.simulation_influence_profiles,
         plots.simulation_observability_profiles,
         plots.simulation_convergence,
         plots.simulation_probe_errors,
     ):
-        draw(results).savefig(out / f"{draw.__name__}.png")
+        save_figure(draw(results), out, draw.__name__)
     comparisons = studies.compare(numbers)
+    write_table(out / "section4.csv", studies.Comparison._fields, comparisons)
     print(studies.comparison_table(comparisons))
     print(studies.beyond_the_paper(numbers))
     missed = [comparison.name for comparison in comparisons if not comparison.agrees]
@@ -40,12 +50,26 @@ def reproduce(out: Path = Path("section4")) -> int:
     return 1 if missed else 0
 
 
-def counterexamples() -> int:
-    """Run the paper's four counterexamples to unconditional claims about shape."""
-    with jax.enable_x64(True):
-        found = studies.counterexamples()
-    for example in found:
-        print(f'"{example.slogan}"  No: {example.because}')
-        for name, values in example.numbers.items():
-            print(f"    {name}: {'  '.join(f'{value:.4g}' for value in values.tolist())}")
+def counterexamples(out: Path | None = None, overwrite: bool = False) -> int:
+    """Run the paper's four counterexamples to unconditional claims about shape.
+
+    Prints each claim, why it is false, and the numbers that show it.
+
+    Args:
+        out: A folder for counterexamples.json, if the numbers are to be kept.
+        overwrite: Write over what is in the folder. Without, it must be empty, or of this run.
+    """
+    kept = run_folder(out, "counterexamples", {}, overwrite=overwrite) if out else nullcontext()
+    with kept as folder:
+        with jax.enable_x64(True):
+            found = [example._asdict() for example in studies.counterexamples()]
+        for example in found:
+            values = {name: of_it.tolist() for name, of_it in example["numbers"].items()}
+            print(f'"{example["slogan"]}"  No: {example["because"]}')
+            for name, numbers in values.items():
+                print(f"    {name}: {'  '.join(f'{number:.4g}' for number in numbers)}")
+            example["numbers"] = values
+        if folder is not None:
+            write_json(folder / "counterexamples.json", found)
+            print(f"Wrote counterexamples.json to {folder}.")
     return 0

@@ -4,10 +4,12 @@ from . import own as own
 from . import position as position
 from . import refinement as refinement
 from .convergence import Curve as Curve
+from .convergence import Group as Group
 from .convergence import Row as Row
 from .convergence import averaging_attention as averaging_attention
 from .convergence import depth_costs as depth_costs
 from .convergence import gaussian_attention as gaussian_attention
+from .convergence import groups as groups
 from .convergence import measure as measure
 from .convergence import position_costs as position_costs
 from .convergence import rates_table as rates_table

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from lim_jax._checks import counted, require
 from lim_jax.grid import Grid, PanelGrid, gauss_grid, graded_grid, inner, midpoint_grid, token_grid
 from lim_jax.limits import depth as in_depth
 from lim_jax.limits import position as in_position
@@ -37,6 +38,8 @@ from lim_jax.network.positions import Rotary
 WIDTH = 3
 GRIDS = {"tokens": token_grid, "midpoints": midpoint_grid, "graded": graded_grid}
 TOLERANCE = 0.15
+SIZES, DEPTHS = (100, 200, 400, 800, 1600), (32, 64, 128, 256, 512, 1024)
+QUICK = ("depth", "attention", "adjoint-2-layers", "loss", "averaging")
 
 LOGARITHM = "the kernel 1/p makes P_0 grow like a power of log(1/q) at 0"
 GRADING = "cells graded like p^3 resolve the logarithm at 0, and midpoints are of order 2"
@@ -108,44 +111,111 @@ class Curve(NamedTuple):
 
 
 def measure(
-    *, quick: bool = False, progress: Callable[[list], Iterable] = iter
+    *,
+    quick: bool = False,
+    only: Sequence[str] = (),
+    sizes: Sequence[int] = (),
+    seed: int = 0,
+    progress: Callable[[list], Iterable] = iter,
 ) -> tuple[list[Row], dict[str, list[Curve]]]:
-    """Run every study and both error-against-cost comparisons, in float64.
+    """Run every study and both error-against-cost comparisons, in float64; or some of the studies.
 
     Parameters
     ----------
     quick
         Four refinements instead of five or six, tokens and the graded grid only, fewer readouts,
         and neither the rough fields, the perturbed controls, nor the comparisons.
+    only
+        Names of `groups`: these studies alone, without the comparisons.
+    sizes
+        The refinements of the studies in `only`, numbers of tokens or of layers: four at least,
+        each larger than the one before.
+    seed
+        Of the matrices, in place of those that the table's orders were found with, which is 0.
+        Orders are of the limit; at other matrices more refinements may be needed to see them.
     progress
         Wraps the list of groups of studies, for example ``tqdm.tqdm``.
+
+    Raises
+    ------
+    ValueError
+        Where a name is not one of `groups`, sizes are given without names or are not such numbers,
+        or the seed is negative.
     """
-    sizes = (100, 200, 400, 800) if quick else (100, 200, 400, 800, 1600)
-    depths = (32, 64, 128, 256) if quick else (32, 64, 128, 256, 512, 1024)
-    groups: list[Callable[[], Iterator[Row]]] = [
-        partial(_depth_rows, depths, quick),
-        partial(_attention_rows, sizes, quick),
-        partial(_adjoint_rows, sizes, 2, quick),
-        partial(_terminal_rows, (200, 400, 800, 1600), quick),
-        partial(_cesaro_rows, (200, 400, 800, 1600, 3200)),
-    ]
-    if not quick:
-        groups += [
-            partial(_adjoint_rows, sizes, 1, quick),
-            partial(_adjoint_rows, sizes, 3, quick),
-            partial(_singularity_rows),
-            partial(_query_density_rows, (200, 400, 800, 1600)),
-            partial(_cone_rows, (80, 160, 320, 640)),
-            partial(_extrapolated_rows, sizes),
-            partial(_rough_rows, sizes),
-            partial(_control_rows, depths),
-            partial(_shadowing_rows, depths),
-            partial(_depth_adjoint_rows, depths),
-        ]
-    rows = [row for group in progress(groups) for row in group()]
-    if quick:
+    counted(seed, "seed", least=0)
+    every = groups(quick, seed)
+    _require_choice(every, only, sizes)
+    chosen = only or [name for name in every if not quick or name in QUICK]
+    runs = [partial(every[name].rows, tuple(sizes) or every[name].sizes) for name in chosen]
+    rows = [row for run in progress(runs) for row in run()]
+    if quick or only:
         return rows, {}
-    return rows, {"depth": depth_costs((8, *depths)), "position": position_costs(sizes)}
+    costs = {"depth": depth_costs((8, *DEPTHS), seed), "position": position_costs(SIZES, seed)}
+    return rows, costs
+
+
+class Group(NamedTuple):
+    """Studies that are run together.
+
+    Attributes
+    ----------
+    rows
+        From refinements to the rows.
+    sizes
+        The refinements.
+    """
+
+    rows: Callable[[tuple[int, ...]], Iterator[Row]]
+    sizes: tuple[int, ...]
+
+
+def groups(quick: bool = False, seed: int = 0) -> dict[str, Group]:
+    """The groups of studies by name, with the refinements and the matrices of `measure`.
+
+    Examples
+    --------
+    >>> list(groups())[:3], groups(quick=True)["attention"].sizes
+    (['depth', 'attention', 'adjoint-2-layers'], (100, 200, 400, 800))
+    """
+    sizes, depths = (SIZES[:4], DEPTHS[:4]) if quick else (SIZES, DEPTHS)
+    queried = (200, 400, 800, 1600)
+    return {
+        "depth": Group(partial(_depth_rows, quick=quick, seed=seed), depths),
+        "attention": Group(partial(_attention_rows, quick=quick, seed=seed), sizes),
+        "adjoint-2-layers": Group(partial(_adjoint_rows, depth=2, quick=quick, seed=seed), sizes),
+        "loss": Group(partial(_terminal_rows, quick=quick, seed=seed), queried),
+        "averaging": Group(_cesaro_rows, (*queried, 3200)),
+        "adjoint-1-layer": Group(partial(_adjoint_rows, depth=1, quick=quick, seed=seed), sizes),
+        "adjoint-3-layers": Group(partial(_adjoint_rows, depth=3, quick=quick, seed=seed), sizes),
+        "singularity": Group(_singularity_rows, (50, 75, 100, 150, 198)),
+        "queries": Group(partial(_query_density_rows, seed=seed), queried),
+        "cone": Group(partial(_cone_rows, seed=seed), (80, 160, 320, 640)),
+        "extrapolated": Group(partial(_extrapolated_rows, seed=seed), sizes),
+        "rough": Group(_rough_rows, sizes),
+        "controls": Group(partial(_control_rows, seed=seed), depths),
+        "shadowing": Group(partial(_shadowing_rows, seed=seed), depths),
+        "adjoint-in-depth": Group(partial(_depth_adjoint_rows, seed=seed), depths),
+    }
+
+
+def _require_choice(every: Mapping[str, Group], only: Sequence[str], sizes: Sequence[int]) -> None:
+    """Refuse names that are not known, and refinements that are none."""
+    unknown = [name for name in only if name not in every]
+    require(
+        not unknown,
+        "only",
+        got=", ".join(unknown),
+        expected=f"some of {', '.join(every)}",
+        cure="Without names all are measured.",
+    )
+    whole = [counted(size, "sizes") for size in sizes]
+    require(
+        not whole or (bool(only) and len(whole) >= 4 and whole == sorted(set(whole))),
+        "sizes",
+        got=f"{whole}{'' if only else ' of all studies'}",
+        expected="at least four numbers of tokens or layers, rising, of the studies in only",
+        cure="A slope through fewer points says nothing.",
+    )
 
 
 def smooth_states(p: Float[Array, " points"]) -> Float[Array, "points 3"]:
@@ -194,7 +264,7 @@ def _terminal_loss(x: State, grid: Grid) -> Float[Array, ""]:
     return inner(covector, x, grid)
 
 
-def _attention_rows(sizes: tuple[int, ...], quick: bool) -> Iterator[Row]:
+def _attention_rows(sizes: tuple[int, ...], quick: bool, seed: int) -> Iterator[Row]:
     expected = {
         "tokens": (1, 1, 1, 0, 1),
         "midpoints": (2, 2, 1, 1, 1.8),
@@ -203,7 +273,7 @@ def _attention_rows(sizes: tuple[int, ...], quick: bool) -> Iterator[Row]:
     for name, make_grid in GRIDS.items():
         if quick and name == "midpoints":
             continue
-        found = in_position.attention_studies(_one_layer(0), smooth_states, sizes, make_grid)
+        found = in_position.attention_studies(_one_layer(seed), smooth_states, sizes, make_grid)
         plain = expected["tokens"]
         for (part, study), order, usual in zip(found.items(), expected[name], plain, strict=True):
             reason = MIDPOINT if order != usual else ""
@@ -211,27 +281,27 @@ def _attention_rows(sizes: tuple[int, ...], quick: bool) -> Iterator[Row]:
                 reason = "order 2 up to log L: the error of cell i falls like 1/(L i)"
             yield Row(f"attention, {part}, {name}", study, order, reason)
     if not quick:
-        yield from _rotary_rows(sizes)
+        yield from _rotary_rows(sizes, seed)
 
 
-def _rotary_rows(sizes: tuple[int, ...]) -> Iterator[Row]:
+def _rotary_rows(sizes: tuple[int, ...], seed: int) -> Iterator[Row]:
     """Keys that turn, where [0, 1] stands for twelve tokens on every grid."""
-    turning = dataclasses.replace(_one_layer(0), rotary=Rotary((1.0,), tokens=12))
+    turning = dataclasses.replace(_one_layer(seed), rotary=Rotary((1.0,), tokens=12))
     found = in_position.attention_studies(turning, smooth_states, sizes)
     for part in ("inside", "mean square", "every cell"):
         yield Row(f"rotary attention, {part}, tokens", found[part], 1)
 
 
-def _extrapolated_rows(sizes: tuple[int, ...]) -> Iterator[Row]:
+def _extrapolated_rows(sizes: tuple[int, ...], seed: int) -> Iterator[Row]:
     @partial(jax.jit, static_argnums=0)
     def last_value(size: int) -> Array:
         grid = token_grid(size)
         x = smooth_states(grid.nodes)
-        return _one_layer(0)(x, x, grid)[-1]
+        return _one_layer(seed)(x, x, grid)[-1]
 
     def at_the_end(grid: Grid) -> Array:
         x = smooth_states(grid.nodes)
-        return grid.interpolate(_one_layer(0)(x, x, grid), jnp.ones(1))[0]
+        return grid.interpolate(_one_layer(seed)(x, x, grid), jnp.ones(1))[0]
 
     check, exact = map(at_the_end, in_position.SMOOTH)
     extrapolated = richardson(last_value)
@@ -299,14 +369,14 @@ def _rough_rows(sizes: tuple[int, ...]) -> Iterator[Row]:
     )
 
 
-def _terminal_rows(sizes: tuple[int, ...], quick: bool) -> Iterator[Row]:
+def _terminal_rows(sizes: tuple[int, ...], quick: bool, seed: int) -> Iterator[Row]:
     for name, make_grid in GRIDS.items():
         if quick and name != "tokens":
             continue
         study = in_position.loss_study(smooth_states, smooth_labels, sizes, make_grid)
         order = 1 if name == "tokens" else 2
         yield Row(f"loss, {name}", study, order, "" if order == 1 else MIDPOINT)
-    weight = jnp.asarray(np.random.default_rng(1).standard_normal((WIDTH, WIDTH)))
+    weight = jnp.asarray(np.random.default_rng(1 + seed).standard_normal((WIDTH, WIDTH)))
     linear = LinearReadout(weight)
     tokenwise = TokenwiseReadout(lambda z: jnp.tanh(z @ weight) @ weight)
     readouts = {"linear": linear} if quick else {"linear": linear, "tanh network": tokenwise}
@@ -356,8 +426,8 @@ ADJOINT_ORDERS: dict[int, dict[str, dict[str, float]]] = {
 }
 
 
-def _adjoint_rows(sizes: tuple[int, ...], depth: int, quick: bool) -> Iterator[Row]:
-    flow = ResidualFlow(gaussian_attention(ADJOINT_SEEDS[depth], depth))
+def _adjoint_rows(sizes: tuple[int, ...], depth: int, quick: bool, seed: int) -> Iterator[Row]:
+    flow = ResidualFlow(gaussian_attention(ADJOINT_SEEDS[depth] + seed, depth))
     for name, expected in ADJOINT_ORDERS[depth].items():
         if quick and name == "midpoints":
             continue
@@ -373,9 +443,10 @@ def _adjoint_rows(sizes: tuple[int, ...], depth: int, quick: bool) -> Iterator[R
             yield Row(f"{label}, {part}, {depth} layer{plural}, {name}", found[part], order, reason)
 
 
-def _cone_rows(sizes: tuple[int, ...]) -> Iterator[Row]:
+def _cone_rows(sizes: tuple[int, ...], seed: int) -> Iterator[Row]:
+    layer = _one_layer(seed)
     for name, make_grid in GRIDS.items():
-        study = in_position.cone_mass_study(_one_layer(0), smooth_states, sizes, make_grid)
+        study = in_position.cone_mass_study(layer, smooth_states, sizes, make_grid)
         yield Row(
             f"cone mass, at 1/4 1/2 3/4, {name}",
             study,
@@ -383,13 +454,14 @@ def _cone_rows(sizes: tuple[int, ...]) -> Iterator[Row]:
             "" if name == "tokens" else MIDPOINT,
         )
 
-    study = in_position.printed_cone_mass_study(_one_layer(0), smooth_states, (40, 80, 160, 320))
+    halves, fewer = [size // 2 for size in sizes], [3 * size // 8 for size in sizes]
+    study = in_position.printed_cone_mass_study(layer, smooth_states, halves)
     yield Row("cone mass, as printed, tokens", study, 2, PRINTED)
-    study = in_position.left_cone_mass_study(_one_layer(0), smooth_states, (30, 60, 120, 240))
+    study = in_position.left_cone_mass_study(layer, smooth_states, fewer)
     yield Row("cone mass, left average's growth by doubling, tokens", study, 0, DIVERGENT)
 
 
-def _singularity_rows() -> Iterator[Row]:
+def _singularity_rows(halvings: tuple[int, ...]) -> Iterator[Row]:
     arrays, static = eqx.partition(averaging_attention(), eqx.is_array)
     for depth in (1, 2, 3):
         layers = jax.tree.map(lambda leaf, depth=depth: jnp.stack([leaf] * depth), arrays)
@@ -398,16 +470,18 @@ def _singularity_rows() -> Iterator[Row]:
             flow,
             lambda x, grid: inner(jnp.ones_like(x), x, grid),
             lambda p: jnp.zeros((p.size, 1)),
+            halvings=halvings,
         )
         name = f"growth of P_0 in log(1/q), averaging, {depth} layer{'s' if depth > 1 else ''}"
         yield Row(name, study, -depth, LOGARITHM)
 
 
-def _query_density_rows(sizes: tuple[int, ...]) -> Iterator[Row]:
+def _query_density_rows(sizes: tuple[int, ...], seed: int) -> Iterator[Row]:
     """Queries that favour the right: a density in the loss."""
     study = in_position.loss_study(smooth_states, smooth_labels, sizes, query_density=right_biased)
     yield Row("loss, tokens, right-biased queries", study, 1)
-    linear = LinearReadout(jnp.asarray(np.random.default_rng(1).standard_normal((WIDTH, WIDTH))))
+    weight = np.random.default_rng(1 + seed).standard_normal((WIDTH, WIDTH))
+    linear = LinearReadout(jnp.asarray(weight))
     study = in_position.terminal_adjoint_study(
         lambda size: linear,
         linear,
@@ -444,11 +518,11 @@ def _random_fields(seed: int, count: int) -> TransformerField:
 _GRID = token_grid(12)
 
 
-def _control(seed: int = 0) -> Callable[[Array], TransformerField]:
+def _control(seed: int) -> Callable[[Array], TransformerField]:
     return linear_control(_random_fields(seed, 3))
 
 
-def _depth_rows(depths: tuple[int, ...], quick: bool) -> Iterator[Row]:
+def _depth_rows(depths: tuple[int, ...], quick: bool, seed: int) -> Iterator[Row]:
     schemes = {
         "Euler": Scheme(euler),
         "split": Scheme(split),
@@ -464,26 +538,29 @@ def _depth_rows(depths: tuple[int, ...], quick: bool) -> Iterator[Row]:
         "Runge-Kutta 4": "layers that do not change within a step see the control to order 2",
     }
     x = smooth_states(_GRID.nodes)
-    studies = in_depth.trajectory_studies(_control(), x, _GRID, depths, schemes)
+    studies = in_depth.trajectory_studies(_control(seed), x, _GRID, depths, schemes)
     for name, study in studies.items():
         scheme, _, where = name.partition(": ")
         reason = reasons.get(scheme.partition(",")[0], "") if where == "on layers" else ""
         yield Row(f"trajectory, {name}", study, 2 if reason else 1, reason)
-    field = _control()(jnp.array(0.0))
+    field = _control(seed)(jnp.array(0.0))
     yield Row("split, defect of a layer", in_depth.split_defect_study(field, x, _GRID, depths), 2)
     if quick:
         return
-    yield Row("trajectory, Euler, Richardson", _extrapolated_depth(depths), 2, "two depths cancel")
-    yield Row("split, against one-field", in_depth.split_gap_study(_control(), x, _GRID, depths), 1)
+    study = _extrapolated_depth(depths, seed)
+    yield Row("trajectory, Euler, Richardson", study, 2, "two depths cancel")
+    study = in_depth.split_gap_study(_control(seed), x, _GRID, depths)
+    yield Row("split, against one-field", study, 1)
 
 
-def _extrapolated_depth(depths: tuple[int, ...]) -> Study:
+def _extrapolated_depth(depths: tuple[int, ...], seed: int) -> Study:
     x = smooth_states(_GRID.nodes)
 
     def terminal(depth: int) -> State:
-        return eqx.filter_jit(lambda x: Scheme().recursion(_control(), depth, 1.0)(x, _GRID))(x)
+        return eqx.filter_jit(lambda x: Scheme().recursion(_control(seed), depth, 1.0)(x, _GRID))(x)
 
-    exact, check = (eqx.filter_jit(flow)(x, _GRID) for flow in in_depth.reference_flows(_control()))
+    flows = in_depth.reference_flows(_control(seed))
+    exact, check = (eqx.filter_jit(flow)(x, _GRID) for flow in flows)
     extrapolated = richardson(terminal)
     return refine(
         "eq:resnet-ode-convergent-control-bound",
@@ -494,7 +571,7 @@ def _extrapolated_depth(depths: tuple[int, ...]) -> Study:
     )
 
 
-def _control_rows(depths: tuple[int, ...]) -> Iterator[Row]:
+def _control_rows(depths: tuple[int, ...], seed: int) -> Iterator[Row]:
     """Controls that differ from the limit's: only biases move, so that L^1 says everything."""
     zero = jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0]), _random_fields(0, 1))
     direction = eqx.tree_at(lambda f: f.feed_forward.outer_bias, zero, jnp.ones(WIDTH))
@@ -512,17 +589,17 @@ def _control_rows(depths: tuple[int, ...]) -> Iterator[Row]:
         ),
     }
     x = smooth_states(_GRID.nodes)
-    studies = in_depth.trajectory_studies(_control(), x, _GRID, depths, schemes)
+    studies = in_depth.trajectory_studies(_control(seed), x, _GRID, depths, schemes)
     reason = "an alternating change averages out: L^1 convergence is sufficient, not necessary"
     for name, study in studies.items():
         order = 0.5 if name.startswith("uniform") else 1
         yield Row(f"perturbed control, {name}", study, order, reason if "alter" in name else "")
 
 
-def _shadowing_rows(depths: tuple[int, ...]) -> Iterator[Row]:
+def _shadowing_rows(depths: tuple[int, ...], seed: int) -> Iterator[Row]:
     """Layers that alternate between two fields: no control is approached in L^1."""
     x = smooth_states(_GRID.nodes)
-    two = _random_fields(3, 2)
+    two = _random_fields(3 + seed, 2)
     for name, step in {"Euler": euler, "split": split}.items():
         study = in_depth.shadowing_study(
             lambda depth: jax.tree.map(lambda leaf: leaf[jnp.arange(depth) % 2], two),
@@ -534,9 +611,9 @@ def _shadowing_rows(depths: tuple[int, ...]) -> Iterator[Row]:
         yield Row(f"shadowing without a limit, {name}", study, 1)
 
 
-def _depth_adjoint_rows(depths: tuple[int, ...]) -> Iterator[Row]:
+def _depth_adjoint_rows(depths: tuple[int, ...], seed: int) -> Iterator[Row]:
     studies = in_depth.input_adjoint_depth_studies(
-        _control(),
+        _control(seed),
         _terminal_loss,
         (smooth_states(_GRID.nodes), _GRID),
         _GRID,
@@ -547,14 +624,14 @@ def _depth_adjoint_rows(depths: tuple[int, ...]) -> Iterator[Row]:
         yield Row(f"in depth, {name}", study, 1)
 
 
-def depth_costs(depths: Iterable[int]) -> list[Curve]:
+def depth_costs(depths: Iterable[int], seed: int = 0) -> list[Curve]:
     """Terminal errors of depth schemes against evaluations of the field.
 
     The field does not change with depth, so that every method shows its own order. A split layer
     counts one evaluation, a Strang layer four.
     """
     depths = tuple(depths)
-    field = _control()(jnp.array(0.0))
+    field = _control(seed)(jnp.array(0.0))
     x = smooth_states(_GRID.nodes)
     flow, _ = in_depth.reference_flows(lambda time: field)
     exact = eqx.filter_jit(flow)(x, _GRID)
@@ -595,14 +672,14 @@ def _adaptive_curve(field: Any, x: State, exact: State) -> Curve:
     return Curve("Tsitouras 5, adaptive", costs, errors)
 
 
-def position_costs(sizes: Iterable[int]) -> list[Curve]:
+def position_costs(sizes: Iterable[int], seed: int = 0) -> list[Curve]:
     """Errors of the three regional averages of influence against the number of positions.
 
     One example through two layers, whose input adjoint is singular at 0. Richardson costs the
     nodes of both its grids.
     """
     sizes = tuple(sizes)
-    flow = ResidualFlow(gaussian_attention(0, 2))
+    flow = ResidualFlow(gaussian_attention(seed, 2))
 
     @eqx.filter_jit
     def averages(grid: Grid) -> Array:

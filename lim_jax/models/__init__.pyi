@@ -24,6 +24,7 @@ from .gguf_file import opened_gguf as opened_gguf
 from .gpt_family import gpt2 as gpt2
 from .gpt_family import gpt_neox as gpt_neox
 from .ids import contexts as contexts
+from .ids import energies_of_ids as energies_of_ids
 from .ids import influence_of_ids as influence_of_ids
 from .ids import padded_length as padded_length
 from .language import byte_model as byte_model

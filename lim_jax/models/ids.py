@@ -5,7 +5,7 @@ whose mass is kept exactly. So that a program serves many lengths, contexts are 
 right, where a causal network's adjoint is exactly zero.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -15,23 +15,25 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Integer
 
 from lim_jax._checks import ARRAYS, counted, described, require, require_indices
-from lim_jax.density import Influence, LossOfIds, adjoint_energies
+from lim_jax.density import Influence, Loss, LossOfIds, adjoint_energies
 from lim_jax.grid import Regions, carrying_shares, require_regions, token_grid
 from lim_jax.loss import teacher_forcing
 from lim_jax.models.causal import CausalLM, Queries
 
-Profile = Float[Array, " length"]
+Profile = Float[Array | np.ndarray, " _"]
 Rows = Integer[Array | np.ndarray, "rows tokens"]
+Windows = Sequence[Integer[Array | np.ndarray, " _"]]
+Ask = Callable[[int], Profile] | Sequence[Profile]
 SHORTEST = 16
-LOSS = LossOfIds(CausalLM.embed, CausalLM.loss)
 
 
 def influence_of_ids(
     model: CausalLM,
-    windows: Sequence[Int[Array, " _"]],
+    windows: Windows,
     regions: Regions,
     *,
-    ask: Callable[[int], Profile] = teacher_forcing,
+    ask: Ask = teacher_forcing,
+    loss: Loss = CausalLM.loss,
     keep_examples: bool = False,
 ) -> Influence:
     r"""Measure the influence of contexts of ids, each with the id after it.
@@ -52,7 +54,9 @@ def influence_of_ids(
         Of the grid that the result lives on, such as ``boundary_regions(token_grid(100), 0.2)``.
     ask
         From a context's length to its query weights: `loss.teacher_forcing`, `loss.last_token`, or
-        another.
+        another; or the weights of each context, one for each of its places.
+    loss
+        `CausalLM.loss` or `CausalLM.margin_loss`, of embedded states and `Queries`.
     keep_examples
         As in `density.influence`.
 
@@ -60,30 +64,47 @@ def influence_of_ids(
     ------
     ValueError
         Where there are no windows, or one is no array of at least two ids; where they are one array
-        of rows, of which some may be padded.
+        of rows, of which some may be padded; where weights are not those of the contexts.
     EquinoxRuntimeError
         Where an id is outside the vocabulary.
     """
-    rows = isinstance(windows, Sequence) and not isinstance(windows, str) and len(windows) > 0
-    require(
-        rows,
-        "windows",
-        got=described(windows),
-        expected="a list of arrays of ids, at least one",
-        cure="Cut padding off: of rows take contexts(ids, mask=mask), or list(ids) without any.",
-    )
     require_regions(regions)
-    for window in windows:
-        require_indices(window, "windows")
-        require(
-            window.shape[0] > 1,
-            "windows",
-            got="one id",
-            expected="a context and the id after it",
-            cure="The last id of a window is a target only.",
-        )
-    energies = [_energy(model, *_padded(model, window, regions, ask)) for window in windows]
+    energies = [
+        _carried(_shares(length, energy, regions), energy)
+        for length, energy in _energies(model, windows, ask, loss)
+    ]
     return Influence.from_energies(jnp.stack(energies), regions, keep_examples=keep_examples)
+
+
+def energies_of_ids(
+    model: CausalLM,
+    windows: Windows,
+    *,
+    ask: Ask = teacher_forcing,
+    loss: Loss = CausalLM.loss,
+    progress: Callable[[list], Iterable] = iter,
+) -> list[Float[np.ndarray, " _"]]:
+    r"""The energies :math:`\|P_0(p_i)\|^2` of every context's own tokens, on its own grid.
+
+    Densities: a token's part of the context's total Z is its energy over the context's length.
+    `influence_of_ids` carries them to a common grid, and averages.
+
+    Parameters
+    ----------
+    model, windows, ask, loss
+        As in `influence_of_ids`; arrays of NumPy come back.
+    progress
+        Wraps the list of windows, for example ``tqdm.tqdm``.
+
+    Raises
+    ------
+    ValueError, EquinoxRuntimeError
+        As in `influence_of_ids`.
+    """
+    return [
+        np.asarray(energy)[:length]
+        for length, energy in _energies(model, windows, ask, loss, progress)
+    ]
 
 
 def padded_length(length: int) -> int:
@@ -191,10 +212,50 @@ def _require_table(table: Any, name: str, ids: Any) -> None:
     )  # fmt: skip
 
 
-def _padded(
-    model: CausalLM, window: Int[Array, " _"], regions: Regions, ask: Callable[[int], Profile]
-) -> tuple[Array, Queries, Array]:
-    """A context's ids, what is asked of it, and its shares of the regions' cells, from the host.
+def _energies(
+    model: CausalLM,
+    windows: Windows,
+    ask: Ask,
+    loss: Loss,
+    progress: Callable[[list], Iterable] = iter,
+) -> Iterator[tuple[int, Profile]]:
+    """Each context's length, and its energies on its own grid, with zeros where it is padded."""
+    _require_windows(windows)
+    asked = [ask(len(window) - 1) for window in windows] if callable(ask) else ask
+    require(
+        len(asked) == len(windows),
+        "ask",
+        got=f"weights of {len(asked)} contexts",
+        expected=f"those of {len(windows)}",
+        cure="Give each window its own, or a function of the length.",
+    )
+    of_ids = LossOfIds(CausalLM.embed, loss)
+    for window, weights in progress(list(zip(windows, asked, strict=True))):
+        yield len(window) - 1, _energy(of_ids, model, *_padded(model, window, weights))
+
+
+def _require_windows(windows: Windows) -> None:
+    rows = isinstance(windows, Sequence) and not isinstance(windows, str) and len(windows) > 0
+    require(
+        rows,
+        "windows",
+        got=described(windows),
+        expected="a list of arrays of ids, at least one",
+        cure="Cut padding off: of rows take contexts(ids, mask=mask), or list(ids) without any.",
+    )
+    for window in windows:
+        require_indices(window, "windows")
+        require(
+            window.shape[0] > 1,
+            "windows",
+            got="one id",
+            expected="a context and the id after it",
+            cure="The last id of a window is a target only.",
+        )
+
+
+def _padded(model: CausalLM, window: Any, asked: Profile) -> tuple[Array, Queries, Array]:
+    """A context's ids, what is asked of it, and the scale of its energies, from the host.
 
     No more places than the network knows. Padding has id zero, and queries that only fill up ask
     the first place with no weight: the head reads no more places than that.
@@ -204,10 +265,8 @@ def _padded(
     size = padded_length(length)
     if model.positions is not None:
         size = max(length, min(size, model.positions.shape[0]))
-    # The padded grid's energies are densities of cells narrower than the context's own.
-    shares = carrying_shares(token_grid(length), regions.grid) * (length / size) ** 2
     dtype = model.embedding.dtype
-    weights = np.asarray(ask(length)).astype(dtype)
+    weights = np.asarray(asked).astype(dtype)
     require(
         weights.shape == (length,),
         "ask",
@@ -217,9 +276,16 @@ def _padded(
     )
     places = np.flatnonzero(weights)
     queries = min(size, padded_length(max(1, len(places))))
-    asked = (_filled(part, queries) for part in (row[1:][places], weights[places], places))
-    ids, shares = _filled(row[:-1], size), _filled(shares.astype(dtype), size)
-    return ids, Queries(*asked), shares
+    parts = (_filled(part, queries) for part in (row[1:][places], weights[places], places))
+    # The padded grid's energies are densities of cells narrower than the context's own.
+    scale = jax.device_put(np.asarray((length / size) ** 2, dtype))
+    return _filled(row[:-1], size), Queries(*parts), scale
+
+
+def _shares(length: int, energy: Profile, regions: Regions) -> Array:
+    """A context's shares of the regions' cells, with columns of zeros for what is padded."""
+    shares = carrying_shares(token_grid(length), regions.grid)
+    return _filled(shares.astype(energy.dtype), energy.shape[0])
 
 
 def _filled(values: np.ndarray, size: int) -> Array:
@@ -230,11 +296,19 @@ def _filled(values: np.ndarray, size: int) -> Array:
 
 @eqx.filter_jit
 def _energy(
+    loss: LossOfIds,
     model: CausalLM,
     ids: Int[Array, " length"],
     y: Queries,
-    shares: Float[Array, "positions length"],
-) -> Float[Array, " positions"]:
+    scale: Float[Array, ""],
+) -> Float[Array, " length"]:
     batch = ids[None], jax.tree.map(lambda leaf: leaf[None], y)
-    (energy,) = adjoint_energies(LOSS, model, batch, token_grid(ids.shape[0]))
+    (energy,) = adjoint_energies(loss, model, batch, token_grid(ids.shape[0]))
+    return energy * scale
+
+
+@jax.jit
+def _carried(
+    shares: Float[Array, "positions length"], energy: Float[Array, " length"]
+) -> Float[Array, " positions"]:
     return shares @ energy

@@ -3,8 +3,11 @@ from . import gallery as gallery
 from . import paper as paper
 from .explanation import Explanation as Explanation
 from .explanation import average_cone_mass as average_cone_mass
+from .explanation import contexts_needed as contexts_needed
 from .explanation import explain as explain
 from .explanation import explanation_table as explanation_table
+from .explanation import influence_table as influence_table
+from .explanation import regions_without_queries as regions_without_queries
 from .gallery import Counterexample as Counterexample
 from .gallery import counterexamples as counterexamples
 from .gallery import cross_terms_against_a_u_shape as cross_terms_against_a_u_shape

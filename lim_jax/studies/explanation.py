@@ -5,6 +5,7 @@ where the loss asks; and its cone mass, which is the network's alone. At the inp
 depth: where early layers change the scale of the state, the channels of the input say little else.
 """
 
+import math
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -168,7 +169,7 @@ def explain(
     depth = counted(depth, "depth", least=0, most=last, expected=expected)
     query_weights = query_weights.astype(model.embedding.dtype)
     norms_key, bootstrap_key = jax.random.split(key)
-    rest = _without_queries(query_weights, regions)
+    rest = regions_without_queries(query_weights, regions)
     found = _measure(model, windows, query_weights, regions, depth, norms_key)
     regional = regional_channels(found.vectors, regions)
     energies = (found.initial**2).sum(axis=2)
@@ -196,8 +197,19 @@ def explain(
     )
 
 
-def _without_queries(query_weights: Profile, regions: Regions) -> Regions | None:
-    """The regions without the queries, unless one of them is all queries."""
+def regions_without_queries(query_weights: Profile, regions: Regions) -> Regions | None:
+    """The regions without the positions that are asked; None where one would be left empty.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import boundary_regions, token_grid
+    >>> regions = boundary_regions(token_grid(4), 0.4)
+    >>> found = regions_without_queries(jax.numpy.array([0.0, 0.0, 0.0, 1.0]), regions)
+    >>> found is not None and found.left_out
+    (3,)
+    >>> regions_without_queries(jax.numpy.ones(4) / 4, regions) is None
+    True
+    """
     asked = np.asarray(query_weights) > 0
     whole = (np.asarray(regions.weights)[:, ~asked].sum(axis=1) == 0).any()
     return None if whole else regions.without(np.flatnonzero(asked).tolist())
@@ -291,22 +303,15 @@ def explanation_table(result: Explanation) -> str:
     regional, contrast = result.regional, result.terminal_contrast
     hops = result.regional_hop_energies
     strengths = boundary_strengths(regional, found.regions)
-    lines = [f"{f'at depth {result.depth}':26s} {'left':>10s} {'middle':>10s} {'right':>10s}"]
     rows = {
-        **_averages("influence density", found),
-        **({} if rest is None else _averages("  queries left out", rest)),
+        **_density_rows(found, rest),
         **{f"{name} energy": regional.energies[:, a] for a, name in enumerate(CHANNELS)},
         "cross terms": regional.cross_terms,
         **{f"energy of {name}": hops[:, r] for r, name in enumerate(HOPS)},
     }
-    for name, values in rows.items():
-        lines.append(f"{name:26s} " + " ".join(f"{float(value):10.4g}" for value in values))
-    lines.append(_index_line(found))
-    if rest is not None:
-        share = 1 - float(rest.total / found.total)
-        lines.append(f"The {len(rest.regions.left_out)} queried hold {share:.1%} of the influence.")
-        lines.append(f"Without: {_index_line(rest)}")
-    lines += [
+    lines = [
+        *_regional_lines(f"at depth {result.depth}", rows),
+        *_index_lines(found, rest),
         f"boundary strengths: primacy {float(strengths.primacy):.4g}, "
         f"recency {float(strengths.recency):.4g}",
         "right-minus-middle contrast of the terminal covector, over its mean: "
@@ -316,14 +321,100 @@ def explanation_table(result: Explanation) -> str:
     return "\n".join(lines)
 
 
+def influence_table(found: Influence, rest: Influence | None = None) -> str:
+    """Lay out a density's regional averages and indices, and those without the queried tokens.
+
+    Parameters
+    ----------
+    found
+        The influence.
+    rest
+        The same without the tokens that the loss asks from, which hold most of it where they are
+        few; None where it asks everywhere.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import boundary_regions, token_grid
+    >>> energies = jax.numpy.array([[2.0, 1.0, 2.0], [2.0, 1.4, 2.0]])
+    >>> found = Influence.from_energies(energies, boundary_regions(token_grid(3), "1/3"))
+    >>> influence_table(found).splitlines()[-1][20:]
+    'symmetric contrast +0.250: two errors within 10 % would take some 6 more contexts'
+    """
+    rows = _density_rows(found, rest)
+    return "\n".join([*_regional_lines("", rows), *_index_lines(found, rest)])
+
+
+def contexts_needed(found: Influence, width: float = 0.1) -> int | None:
+    r"""How many contexts make LIM known to `width` to either side, as two standard errors.
+
+    That of LIM where it is within one of zero, a share by which the middle is below the boundary;
+    else a part of it. By the error of these contexts, which falls like the root of their number.
+
+    Parameters
+    ----------
+    found
+        The influence of some contexts.
+    width
+        Half of the interval.
+
+    Returns
+    -------
+    count
+        At least two. None where one context alone was measured, which has no error.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import boundary_regions, token_grid
+    >>> energies = jax.numpy.array([[2.0, 1.0, 2.0], [2.0, 1.4, 2.0]])
+    >>> found = Influence.from_energies(energies, boundary_regions(token_grid(3), "1/3"))
+    >>> round(float(found.index_errors().lim), 3), contexts_needed(found)
+    (0.1, 8)
+    """
+    error, lim = float(found.index_errors().lim), float(found.indices().lim)
+    if not math.isfinite(error):
+        return None
+    share = 2 * error / (width * max(1.0, abs(lim)))
+    # A ratio that is whole but for rounding is whole.
+    return max(2, math.ceil(float(found.count) * share**2 * (1 - 1e-9)))
+
+
+def _density_rows(found: Influence, rest: Influence | None) -> dict[str, Any]:
+    without = {} if rest is None else _averages("  queries left out", rest)
+    return {**_averages("influence density", found), **without}
+
+
 def _averages(name: str, found: Influence) -> dict[str, Any]:
     """Two rows: the regional averages of a density, and their standard errors."""
     return {name: found.indices()[:3], f"{name}, error": found.index_errors()[:3]}
 
 
+def _regional_lines(title: str, rows: dict[str, Any]) -> list[str]:
+    """A number for each region under its name."""
+    lines = [f"{title:26s} " + " ".join(f"{region:>10s}" for region in REGIONS)]
+    for name, values in rows.items():
+        lines.append(f"{name:26s} " + " ".join(f"{float(value):10.4g}" for value in values))
+    return lines
+
+
+def _index_lines(found: Influence, rest: Influence | None) -> list[str]:
+    if rest is None:
+        return [_index_line(found)]
+    share = 1 - float(rest.total / found.total)
+    return [
+        _index_line(found),
+        f"The queried tokens hold {share:.1%} of the influence.",
+        f"Without: {_index_line(rest)}",
+    ]
+
+
 def _index_line(found: Influence) -> str:
-    indices, errors = found.indices(), found.index_errors()
+    indices, errors, count = found.indices(), found.index_errors(), int(found.count)
+    needed = contexts_needed(found)
+    enough = needed is not None and needed <= count
+    more = "" if enough else ": one context has no error" if needed is None else (
+        f": two errors within 10 % would take some {needed - count} more contexts"
+    )  # fmt: skip
     return (
         f"LIM {float(indices.lim):+.3f} ± {float(errors.lim):.3f}, "
-        f"symmetric contrast {float(indices.symmetric_contrast):+.3f}"
+        f"symmetric contrast {float(indices.symmetric_contrast):+.3f}{more}"
     )

@@ -236,7 +236,7 @@ def test_a_last_token_loss_is_shown_with_and_without_its_query():
         np.testing.assert_allclose(row, numbers[:3], rtol=1e-3)
     printed = "\n".join(lines)
     share = energy[-1] / energy.sum()
-    assert f"The 1 queried hold {share:.1%} of the influence." in printed
+    assert f"The queried tokens hold {share:.1%} of the influence." in printed
     assert f"Without: LIM {float(rest.indices().lim):+.3f}" in printed
 
 

@@ -1,0 +1,176 @@
+"""The folder of a run: made, refused or taken up; and the files that a command leaves in it."""
+
+import csv
+import json
+import math
+import platform
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from lim_jax._checks import require
+
+RECORD, UNFINISHED = "run.json", "unfinished"
+
+
+@contextmanager
+def run_folder(
+    out: Path, command: str, arguments: Mapping[str, Any], *, overwrite: bool = False
+) -> Iterator[Path]:
+    """Make the folder of a run, with its ``run.json``, or take up that of the same run.
+
+    A run is its command, its arguments, the files that these name, and the versions. What one that
+    was interrupted has finished may lie in the folder's ``unfinished``, which `overwrite` removes.
+    Where the body raises before any file is written, all is left as it was.
+
+    Parameters
+    ----------
+    out
+        The folder.
+    command, arguments
+        For the record; paths stand for what they name.
+    overwrite
+        Take any folder, and write over what is there.
+
+    Raises
+    ------
+    ValueError
+        Where `out` is no folder that can be written to, or it holds anything but this run.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     with run_folder(Path(place) / "new", "rates", {"quick": True}) as folder:
+    ...         print(sorted(json.loads((folder / RECORD).read_text())))
+    ['arguments', 'command', 'read', 'versions']
+    """
+    record = _record(command, arguments)
+    made = [folder for folder in (out, *out.parents) if not folder.exists()]
+    known = out / RECORD
+    fresh = not known.exists()
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        if overwrite:
+            shutil.rmtree(out / UNFINISHED, ignore_errors=True)
+        else:
+            _require_same(out, record)
+        write_json(known, record)
+    except OSError as error:
+        raise ValueError(
+            f"out: got {out}, which cannot be written to ({error.strerror}), expected a folder, "
+            "there or to be made. Choose another by --out."
+        ) from error
+    try:
+        yield out
+    except BaseException:
+        if fresh and list(out.iterdir()) == [known]:
+            known.unlink()
+        for folder in made:
+            if not any(folder.iterdir()):
+                folder.rmdir()
+        raise
+
+
+def _record(command: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run is, as plain values."""
+    paths = {name: value for name, value in arguments.items() if isinstance(value, Path)}
+    return {
+        "command": command,
+        "arguments": {**arguments, **{name: str(path) for name, path in paths.items()}},
+        "read": {name: _identity(path) for name, path in paths.items() if path.exists()},
+        "versions": {
+            "lim_jax": version("lim_jax"),
+            "jax": version("jax"),
+            "python": platform.python_version(),
+        },
+    }
+
+
+def _identity(path: Path) -> dict[str, Any]:
+    """Which file it is, or which files of a folder: where, how large, and when last changed."""
+    files = [file for file in path.iterdir() if file.is_file()] if path.is_dir() else [path]
+    found = [file.stat() for file in files]
+    return {
+        "path": str(path.resolve()),
+        "bytes": sum(one.st_size for one in found),
+        "modified": max((one.st_mtime for one in found), default=0.0),
+    }
+
+
+def _require_same(out: Path, record: dict[str, Any]) -> None:
+    """Refuse a folder that holds anything but this run."""
+    held = list(out.iterdir())
+    if not held:
+        return
+    expected = "a new or empty folder, or the same run to go on with"
+    cure = "Choose another by --out, or write over it with --overwrite."
+    there = out / RECORD
+    require(there in held, "out", got=f"{out}, which holds files", expected=expected, cure=cure)
+    try:
+        other = dict(json.loads(there.read_text()))
+    except ValueError:
+        other = {}
+    differing = _differing(other, json.loads(json.dumps(record)))
+    got = f"{out}, which holds another run ({'; '.join(differing)})"
+    require(not differing, "out", got=got, expected=expected, cure=cure)
+
+
+def _differing(there: dict[str, Any], here: dict[str, Any]) -> list[str]:
+    """The innermost entries in which two records differ, each with both values."""
+    found = []
+    for name in {**there, **here}:
+        one, other = there.get(name), here.get(name)
+        if isinstance(one, dict) and isinstance(other, dict):
+            found += [f"{name}.{inner}" for inner in _differing(one, other)]
+        elif one != other:
+            found.append(f"{name}: {one} there, {other} here")
+    return found
+
+
+def write_json(path: Path, document: Any) -> None:
+    """Write a document; what is not finite, such as the error of one example, becomes null.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     write_json(Path(place) / "numbers.json", {"errors": [0.5, math.inf]})
+    ...     json.loads((Path(place) / "numbers.json").read_text())
+    {'errors': [0.5, None]}
+    """
+    path.write_text(json.dumps(_finite(document), indent=2, allow_nan=False) + "\n", "utf-8")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _finite(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def write_table(path: Path, names: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Write comma-separated values: the columns' names, and the rows.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     write_table(Path(place) / "table.csv", ("position", "token"), [(0.5, "a"), (1.0, "b")])
+    ...     (Path(place) / "table.csv").read_text().split()
+    ['position,token', '0.5,a', '1.0,b']
+    """
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([names, *rows])
+
+
+def save_figure(figure: Figure, folder: Path, name: str) -> None:
+    """Draw a figure to pixels and to lines: ``name.png`` and ``name.svg``."""
+    for kind in ("png", "svg"):
+        figure.savefig(folder / f"{name}.{kind}", bbox_inches="tight")

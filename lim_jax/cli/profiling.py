@@ -1,0 +1,237 @@
+"""Which positions a model of your own uses on data of your own, from a terminal."""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import tyro
+from jaxtyping import Float
+from tqdm import tqdm
+
+from lim_jax import models, plots, studies
+from lim_jax._checks import counted, require
+from lim_jax.cli.data import Asked, Context, read_contexts
+from lim_jax.cli.folder import run_folder, save_figure, write_json, write_table
+from lim_jax.density import Influence
+from lim_jax.grid import boundary_regions, carrying_shares, token_grid
+from lim_jax.models import CausalLM
+from lim_jax.probes import sample_mean
+
+Energy = Float[np.ndarray, " length"]
+CELLS = 100
+TOKEN_COLUMNS = ("context", "place", "token", "position", "weight", "energy", "density")
+
+
+class Record(NamedTuple):
+    """What spans of one name hold of a context's influence, averaged over the contexts with it.
+
+    Attributes
+    ----------
+    share, error
+        Of the context's total Z, and the standard error over contexts.
+    tokens
+        Of the context's tokens.
+    contexts
+        How many have such a span.
+    """
+
+    share: float
+    error: float
+    tokens: float
+    contexts: int
+
+
+class Profiled(NamedTuple):
+    """All that the command measured: what its tables, files and figures are made of.
+
+    Attributes
+    ----------
+    contexts, energies
+        What was read, and the energies of each context's tokens, on its own grid.
+    influence
+        Of all contexts, on a common grid.
+    without_queries
+        That of the tokens before the first that is asked, as contexts of their own; None where the
+        first of a context is.
+    records
+        By name, in the order in which they are met.
+    """
+
+    contexts: Sequence[Context]
+    energies: Sequence[Energy]
+    influence: Influence
+    without_queries: Influence | None
+    records: dict[str, Record]
+
+
+def profile(
+    model: tyro.conf.Positional[Path],
+    data: Path,
+    loss: Asked = "next-token",
+    delta: float = 0.2,
+    max_length: int = 512,
+    out: Path = Path("profile"),
+    overwrite: bool = False,
+) -> int:
+    """Say which positions of your data a model uses: densities with errors, tokens and records.
+
+    Prints the density over the left, the middle and the right, the indices, and the share of each
+    named record. Writes profile.json, profile.csv (position, density, error), tokens.csv,
+    records.csv, and figures as PNG and SVG.
+
+    Args:
+        model: A folder of weights as published, or a GGUF file; with its tokenizer.
+        data: A UTF-8 text; or JSON lines (a file named .jsonl), each with "text", or with "prompt"
+            and "answer", and maybe "spans": [[start, end, "name"], ...] in characters.
+        loss: next-token asks every position for the token after it; answer the answer's tokens
+            alone; margin the same by their log odds, whose influence does not fade where the model
+            is sure.
+        delta: The width of each boundary region.
+        max_length: The most tokens of a context: a text is cut, a longer line is refused.
+        out: The folder to write to.
+        overwrite: Write over what is in the folder. Without, it must be empty, or of this run.
+    """
+    arguments = {
+        "model": model, "data": data, "loss": loss, "delta": delta, "max_length": max_length,
+    }  # fmt: skip
+    with run_folder(out, "profile", arguments, overwrite=overwrite) as folder:
+        boundary_regions(token_grid(CELLS), delta)
+        counted(max_length, "max_length")
+        contexts = read_contexts(data, model, loss, max_length)
+        network = models.load(model)
+        require_fitting(network, contexts)
+        found = _profiled(network, contexts, loss, delta)
+        print(f"== {model} on {data}: {_described(contexts)}, loss {loss} ==")
+        print(_table(found))
+        _write(found, folder)
+        print(f"Wrote profile.json, tables and figures to {folder}.")
+    return 0
+
+
+def require_fitting(network: CausalLM, contexts: Sequence[Context]) -> None:
+    """Refuse contexts that are longer than the network knows, and ids that it does not."""
+    longest = max(context.length for context in contexts)
+    places = longest if network.positions is None else network.positions.shape[0]
+    require(
+        longest <= places,
+        "data",
+        got=f"a context of {longest} tokens",
+        expected=f"at most {places}, the places that the network knows",
+        cure="Take a smaller --max-length, or shorter lines.",
+    )
+    largest = max(int(context.window.max()) for context in contexts)
+    require(
+        largest < network.vocabulary,
+        "tokenizer",
+        got=f"the id {largest}",
+        expected=f"ids below {network.vocabulary}, the network's words",
+        cure="Tokenizer and weights must be of one model.",
+    )
+
+
+def _profiled(
+    network: CausalLM, contexts: Sequence[Context], asked: Asked, delta: float
+) -> Profiled:
+    energies = models.energies_of_ids(
+        network,
+        [context.window for context in contexts],
+        ask=[context.weights for context in contexts],
+        loss=CausalLM.margin_loss if asked == "margin" else CausalLM.loss,
+        progress=partial(tqdm, desc="profile", unit="context"),
+    )
+    return Profiled(
+        contexts,
+        energies,
+        _influence(energies, delta),
+        _without_queries(contexts, energies, delta),
+        _by_record(contexts, energies),
+    )
+
+
+def _influence(energies: Sequence[Energy], delta: float) -> Influence:
+    """On the contexts' own grid where they have one length, else on one of at most CELLS cells."""
+    lengths = [energy.size for energy in energies]
+    cells = min(lengths) if len(set(lengths)) == 1 else min(CELLS, int(np.median(lengths)))
+    grid = token_grid(cells, energies[0].dtype)
+    shares = {length: carrying_shares(token_grid(length), grid) for length in set(lengths)}
+    carried = np.stack([shares[energy.size] @ energy for energy in energies])
+    carried = jax.device_put(carried.astype(energies[0].dtype))
+    return Influence.from_energies(carried, boundary_regions(grid, delta))
+
+
+def _without_queries(
+    contexts: Sequence[Context], energies: Sequence[Energy], delta: float
+) -> Influence | None:
+    first = [int(np.flatnonzero(context.weights)[0]) for context in contexts]
+    if min(first) == 0:
+        return None
+    # Densities on the grid of what is left, whose cells are wider: masses stay.
+    pairs = zip(energies, first, strict=True)
+    return _influence([energy[:end] * end / energy.size for energy, end in pairs], delta)
+
+
+def _by_record(contexts: Sequence[Context], energies: Sequence[Energy]) -> dict[str, Record]:
+    shares: dict[str, list[tuple[float, float]]] = {}
+    for context, energy in zip(contexts, energies, strict=True):
+        names = dict.fromkeys(span.name for span in context.spans)
+        for name in names:
+            places = [span.places for span in context.spans if span.name == name]
+            chosen = np.unique(np.concatenate(places))
+            share = float(energy[chosen].sum() / (energy.sum() or 1))
+            shares.setdefault(name, []).append((share, chosen.size / energy.size))
+    found = {name: np.array(pairs).T for name, pairs in shares.items()}
+    means = {name: sample_mean(jax.device_put(share)) for name, (share, _) in found.items()}
+    return {
+        name: Record(
+            float(means[name].value), float(means[name].error), float(tokens.mean()), tokens.size
+        )
+        for name, (_, tokens) in found.items()
+    }
+
+
+def _described(contexts: Sequence[Context]) -> str:
+    lengths = [context.length for context in contexts]
+    spread = f"{min(lengths)} to {max(lengths)}" if min(lengths) < max(lengths) else lengths[0]
+    return f"{len(contexts)} contexts of {spread} tokens"
+
+
+def _table(found: Profiled) -> str:
+    lines = [studies.influence_table(found.influence, found.without_queries)]
+    if found.records:
+        lines.append(
+            f"{'record':26s} {'share':>10s} {'error':>10s} {'of tokens':>10s} {'contexts':>10s}"
+        )
+    for name, record in found.records.items():
+        shares = f"{record.share:10.4f} {record.error:10.4f} {record.tokens:10.4f}"
+        lines.append(f"{name:26s} {shares} {record.contexts:10d}")
+    return "\n".join(lines)
+
+
+def _write(found: Profiled, folder: Path) -> None:
+    parts = {"influence": found.influence, "influence_without_queries": found.without_queries}
+    measured = {name: part for name, part in parts.items() if part is not None}
+    records = {name: record._asdict() for name, record in found.records.items()}
+    document = {name: part.record() for name, part in measured.items()}
+    write_json(folder / "profile.json", {**document, "records": records})
+    whole = found.influence
+    columns = whole.grid.nodes, whole.density, whole.density_error
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    write_table(folder / "profile.csv", ("position", "density", "error"), rows)
+    write_table(folder / "tokens.csv", TOKEN_COLUMNS, _by_token(found))
+    named = [(name, *record) for name, record in found.records.items()]
+    write_table(folder / "records.csv", ("record", *Record._fields), named)
+    for name, part in measured.items():
+        save_figure(plots.influence_profile(part), folder, name)
+
+
+def _by_token(found: Profiled) -> Iterator[tuple[Any, ...]]:
+    """A row for each token of each context; its density is that within the context."""
+    for number, (context, energy) in enumerate(zip(found.contexts, found.energies, strict=True)):
+        density, length = (energy / (energy.mean() or 1)).tolist(), context.length
+        of_tokens = zip(context.tokens, context.weights.tolist(), energy.tolist(), density,
+                        strict=True)  # fmt: skip
+        for place, (token, weight, one, share) in enumerate(of_tokens):
+            yield number, place, token, (place + 1) / length, weight, one, share
