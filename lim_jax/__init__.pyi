@@ -10,6 +10,7 @@ from . import network as network
 from . import observability as observability
 from . import plots as plots
 from . import probes as probes
+from . import report as report
 from . import results as results
 from . import studies as studies
 from . import training as training

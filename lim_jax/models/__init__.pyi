@@ -54,3 +54,4 @@ from .reading import tanh_gelu as tanh_gelu
 from .reading import whole as whole
 from .text import ids_of_text as ids_of_text
 from .text import read_tokenizer as read_tokenizer
+from .text import texts_of_ids as texts_of_ids

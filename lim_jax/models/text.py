@@ -1,5 +1,6 @@
 """From text to ids, by the tokenizer that a publisher left beside the weights or among them."""
 
+import codecs
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,31 @@ def ids_of_text(text: str, path: Path | str) -> Int[Array, " ids"]:
         Where there is no such tokenizer.
     """
     return jax.device_put(np.asarray(read_tokenizer(path).encode(text).ids, np.int32))
+
+
+def texts_of_ids(ids: Int[Array, " ids"], tokenizer: Any = None) -> list[str]:
+    """The text of each id: joined they are that of all.
+
+    Where several ids make one letter, the last has it and the others have none.
+
+    Parameters
+    ----------
+    ids
+        Of a text, or of a part of one.
+    tokenizer
+        The model's own, of the package tokenizers; None where ids are bytes of UTF-8.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> texts_of_ids(jnp.array(list("né".encode())))
+    ['n', '', 'é']
+    """
+    if tokenizer is None:
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        return [decoder.decode(bytes([one])) for one in ids.tolist()]
+    stream = tokenizers.decoders.DecodeStream(skip_special_tokens=False)
+    return [stream.step(tokenizer, one) or "" for one in ids.tolist()]
 
 
 def _of_gguf(file: Path) -> Any:

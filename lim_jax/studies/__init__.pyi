@@ -1,6 +1,9 @@
+from . import account as account
 from . import explanation as explanation
 from . import gallery as gallery
 from . import paper as paper
+from .account import TokenAccount as TokenAccount
+from .account import account_of_context as account_of_context
 from .explanation import Explanation as Explanation
 from .explanation import average_cone_mass as average_cone_mass
 from .explanation import contexts_needed as contexts_needed

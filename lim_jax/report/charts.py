@@ -1,0 +1,198 @@
+"""Charts of the page, as Vega-Lite: their colours are the page's, light, dark or printed."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import lazy_loader
+import numpy as np
+
+from lim_jax.density import Influence
+from lim_jax.report.shades import COUNT, Shading
+
+alt: Any = lazy_loader.load("altair")  # of the extra; the rest does without
+Specification = dict[str, Any]
+Rows = list[dict[str, Any]]
+
+INK, ACCENT, REGION = "var(--ink)", "var(--accent)", "var(--region)"
+HEIGHT, CELL = 240, 18  # pixels
+DECADES_IF_MORE = 2
+
+
+def profile_chart(influence: Influence) -> Specification:
+    """The density with two standard errors to either side, its regional averages, the uniform one.
+
+    Positions left out are not drawn; the scale is logarithmic where the density spans more than
+    two decades.
+    """
+    weights = np.asarray(influence.regions.kept_weights)
+    kept = weights > 0
+    density = np.asarray(influence.density)[kept]
+    positive = density[density > 0]
+    decades = positive.size and positive.max() > positive.min() * 10**DECADES_IF_MORE
+    least = float(positive.min()) / 2 if decades else 0.0
+    scale = alt.Scale(type="log" if decades else "linear", domainMin=least, nice=False)
+    y = alt.Y("m:Q", title="influence density m(p)", scale=scale)
+    x = _position("p:Q")
+    profile = alt.Chart(_data(_profile_rows(influence, kept, least)))
+    found = alt.layer(
+        _regions(float(influence.regions.delta)),
+        profile.mark_area(color=ACCENT, opacity=0.25).encode(x=x, y="low:Q", y2="high:Q"),
+        profile.mark_line(color=ACCENT, strokeWidth=1.5).encode(x=x, y=y),
+        _averages(influence, float(1 / weights.sum())),
+        _pointed_at(profile),
+    )
+    return _drawn(found.properties(width="container", height=HEIGHT))
+
+
+def _pointed_at(profile: Any) -> Any:
+    """Each position's cell over the whole height: it is seen, and tells, under the pointer."""
+    pointed = alt.selection_point(name="pointed", on="pointerover", clear="pointerout", empty=False)
+    columns = {"p": "position", "m": "density", "error": "standard error"}
+    cells = profile.mark_rect(color=INK).encode(
+        x=_position("from:Q"),
+        x2="to:Q",
+        opacity=alt.condition(pointed, alt.value(0.15), alt.value(0)),
+        tooltip=_tooltip(columns),
+    )
+    return cells.add_params(pointed)
+
+
+def _profile_rows(influence: Influence, kept: np.ndarray, least: float) -> Rows:
+    edges = np.asarray(influence.grid.edges)
+    columns = (influence.grid.nodes, influence.density, influence.density_error)
+    table = np.stack([np.asarray(column) for column in (*columns, edges[:-1], edges[1:])], axis=1)
+    rows = []
+    for p, m, error, start, stop in table[kept].tolist():
+        row = {"p": short(p), "m": short(max(m, least)), "from": short(start), "to": short(stop)}
+        if np.isfinite(error):
+            low, high = (short(max(m + sign * error, least)) for sign in (-2, 2))
+            row |= {"low": low, "high": high, "error": short(error)}
+        rows.append(row)
+    return rows
+
+
+def _regions(delta: float) -> Any:
+    ends = [{"from": 0, "to": delta}, {"from": 1 - delta, "to": 1}]
+    return alt.Chart(_data(ends)).mark_rect(color=REGION).encode(x="from:Q", x2="to:Q")
+
+
+def _averages(influence: Influence, uniform: float) -> Any:
+    """Lines over the regions, and a dotted one at the density of a uniform influence."""
+    delta = float(influence.regions.delta)
+    ends = ((0, delta), (delta, 1 - delta), (1 - delta, 1))
+    names = ("left", "middle", "right")
+    averages = np.asarray(influence.regional_averages)
+    rows = [
+        {"region": name, "from": start, "to": stop, "average": short(average)}
+        for name, (start, stop), average in zip(names, ends, averages, strict=True)
+    ]
+    tooltip = _tooltip({"region": "region", "average": "average density"})
+    lines = alt.Chart(_data(rows)).mark_rule(color=INK, strokeWidth=2)
+    dotted = alt.Chart(_data([{"m": uniform}])).mark_rule(color=INK, strokeDash=[2, 3])
+    return alt.layer(
+        dotted.encode(y="m:Q"),
+        lines.encode(x="from:Q", x2="to:Q", y="average:Q", tooltip=tooltip),
+    )
+
+
+def head_chart(energies: np.ndarray, first_layer: int, shade: Shading) -> Specification:
+    """A cell for each head of each layer, by its share of all heads' energy in per cent."""
+    shades = shade(energies)
+    rows = [
+        {
+            "layer": first_layer + layer, "head": head, "share": f"{share:.3g} %",
+            "shade": int(shades[layer, head]),
+        }
+        for (layer, head), share in np.ndenumerate(energies)
+    ]  # fmt: skip
+    columns = {"layer": "layer", "head": "head", "share": "of all heads' energy"}
+    found = alt.Chart(_data(rows)).mark_rect(stroke="var(--page)", strokeWidth=1)
+    found = found.encode(
+        x=alt.X("head:O", title="head", axis=alt.Axis(labelAngle=0)),
+        y=alt.Y("layer:O", title="layer", sort="descending"),
+        color=_shaded(),
+        tooltip=_tooltip(columns),
+    )
+    return _drawn(found.properties(width=CELL * energies.shape[1], height=CELL * len(energies)))
+
+
+def depth_chart(densities: np.ndarray, shade: Shading) -> Specification:
+    """The density over position at every depth, from the input below to the last state above."""
+    depths, bins = densities.shape
+    shades = shade(densities)
+    rows = [
+        {
+            "depth": depth, "from": short(at / bins), "to": short((at + 1) / bins),
+            "m": short(density), "shade": int(shades[depth, at]),
+        }
+        for (depth, at), density in np.ndenumerate(densities)
+    ]  # fmt: skip
+    columns = {"depth": "depth", "from": "from position", "to": "to", "m": "density"}
+    found = alt.Chart(_data(rows)).mark_rect(strokeWidth=0)
+    found = found.encode(
+        x=_position("from:Q"),
+        x2="to:Q",
+        y=alt.Y("depth:O", title="depth", sort="descending"),
+        color=_shaded(),
+        tooltip=_tooltip(columns),
+    )
+    return _drawn(found.properties(width="container", height=CELL * depths))
+
+
+def share_chart(
+    names: Sequence[str], shares: np.ndarray, colours: Sequence[str], title: str
+) -> Specification:
+    """One bar for each region, divided by the parts' shares of their energy."""
+    rows = [
+        {"region": region, "part": name, "order": order, "share": short(share)}
+        for region, row in zip(("left", "middle", "right"), shares, strict=True)
+        for order, (name, share) in enumerate(zip(names, row, strict=True))
+    ]
+    percent = alt.Axis(format="%", values=[0, 0.25, 0.5, 0.75, 1])
+    whole = alt.Scale(domain=[0, 1])
+    tooltip = [alt.Tooltip("region:N"), alt.Tooltip("part:N"), alt.Tooltip("share:Q", format=".1%")]
+    scale = alt.Scale(domain=list(names), range=list(colours))
+    found = alt.Chart(_data(rows)).mark_bar(stroke="var(--page)", strokeWidth=1)
+    found = found.encode(
+        x=alt.X("share:Q", title=title, stack="zero", axis=percent, scale=whole),
+        y=alt.Y("region:N", title=None),
+        color=alt.Color("part:N", title=None, scale=scale, legend=alt.Legend(orient="top")),
+        order="order:Q",
+        tooltip=tooltip,
+    )
+    return _drawn(found.properties(width="container", height=78))
+
+
+def short(number: float) -> float:
+    """A number to five digits: what a page holds of it."""
+    return float(f"{float(number):.5g}")
+
+
+def _position(field: str) -> Any:
+    axis = alt.Axis(values=[n / 10 for n in range(0, 11, 2)], format=".1f")
+    return alt.X(field, title="position p", scale=alt.Scale(domain=[0, 1]), axis=axis)
+
+
+def _tooltip(columns: dict[str, str]) -> list[Any]:
+    return [alt.Tooltip(f"{field}:N", title=name) for field, name in columns.items()]
+
+
+def _shaded() -> Any:
+    """The page's shades, by their number; the legend stands beside the chart."""
+    colours = [f"var(--shade-{n})" for n in range(COUNT)]
+    scale = alt.Scale(domain=list(range(COUNT)), range=colours)
+    return alt.Color("shade:O", scale=scale, legend=None)
+
+
+def _data(rows: Rows) -> Any:
+    return alt.InlineData(values=rows)
+
+
+def _drawn(chart: Any) -> Specification:
+    """The specification, in the page's colours and letters."""
+    text = {"labelColor": INK, "titleColor": INK, "labelFontSize": 12, "titleFontSize": 12}
+    lines = {"domainColor": INK, "tickColor": INK, "gridColor": "var(--line)"}
+    quiet = {"titleFontWeight": "normal", "grid": False}
+    chart = chart.configure(background="transparent", font="system-ui, sans-serif")
+    chart = chart.configure_view(stroke=None).configure_axis(**text, **lines, **quiet)
+    return chart.configure_legend(**text).to_dict()

@@ -1,0 +1,212 @@
+"""One page of HTML that shows what a network uses of its contexts, token by token.
+
+The page is one file: it asks nothing of a server, and forbids itself by its own policy to load
+anything. Charts are drawn by Vega, whose script is in the file and makes 0.9 MB of it.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import lazy_loader
+import numpy as np
+
+from lim_jax._checks import described, require, require_extra
+from lim_jax.adjoint.certificate import Certificate
+from lim_jax.adjoint.ledger import CHANNELS
+from lim_jax.density import Influence
+from lim_jax.grid import boundary_regions, carrying_shares, token_grid
+from lim_jax.report.charts import depth_chart, head_chart, profile_chart, share_chart
+from lim_jax.report.shades import COUNT, Shading, shading, style
+from lim_jax.report.tokens import FIELDS, own_density, parts_shares, shown_context
+from lim_jax.report.wording import certificate_words, digits, index_words, verdict
+from lim_jax.studies.account import TokenAccount
+from lim_jax.studies.explanation import HOPS
+
+jinja2: Any = lazy_loader.load("jinja2")  # of the extra; the rest does without
+vl_convert: Any = lazy_loader.load("vl_convert")
+PACKAGES = ("altair", "jinja2", "vl_convert")
+HERE = Path(__file__).parent
+
+CHANNEL_COLOURS = ("var(--blue)", "var(--orange)", "var(--green)")
+HOP_COLOURS = ("var(--grey)", "var(--orange)", "var(--purple)", "var(--ink)")
+BINS = 48  # of the map over depth: what a screen can show
+
+
+def write_page(
+    path: Path | str,
+    influence: Influence,
+    accounts: Sequence[TokenAccount],
+    texts: Sequence[Sequence[str]],
+    *,
+    title: str,
+    certificates: Sequence[Certificate] = (),
+    without_queries: Influence | None = None,
+) -> Path:
+    """Write a page on a network's contexts: text, profile, heads, depth, indices, certificates.
+
+    Every token is shaded by the influence density of its own context, on one scale for all, and
+    tells of itself under the pointer or the keyboard's focus. The profile is `influence`; the other
+    charts are means over the accounts. Shares are of the parts' energies, which need not sum to
+    that of the whole.
+
+    Parameters
+    ----------
+    path
+        The file, which is overwritten; its folder must be there.
+    influence
+        Over contexts, such as `Explanation.influence` or `models.influence_of_ids`.
+    accounts
+        Of the contexts to be shown, by `studies.account_of_context`, at the depth of `influence`.
+    texts
+        For each of them the text of each id of its window (`models.texts_of_ids`): L of the
+        context, and the one after it.
+    title
+        Of the page: the network and the loss.
+    certificates
+        As in `Explanation.certificates`.
+    without_queries
+        As in `Explanation.without_queries`, shown beside `influence`.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        Without the extra ``report``: ``python -m pip install "lim_jax[report]"``.
+    ValueError
+        Where there are no accounts, they are of different networks or depths, or the texts are not
+        those of their windows.
+    """
+    for package in PACKAGES:
+        require_extra(package, "report")
+    _require_fitting(accounts, texts)
+    shade = shading(np.concatenate([own_density(account) for account in accounts]))
+    contexts = [
+        shown_context(account, of_it, influence, shade)
+        for account, of_it in zip(accounts, texts, strict=True)
+    ]
+    measured = {"All positions": influence}
+    if without_queries is not None:
+        measured["Without the positions asked from"] = without_queries
+    charts = {f"profile-{n}": profile_chart(found) for n, found in enumerate(measured.values())}
+    maps, legends = _maps(accounts)
+    page = _template().render(
+        title=title,
+        facts=_facts(influence, accounts),
+        profiles=[(name, verdict(one), index_words(one)) for name, one in measured.items()],
+        legends={"tokens": _legend(shade)} | legends,
+        contexts=contexts,
+        channels=CHANNELS,
+        hops=HOPS,
+        fields=FIELDS,
+        certificates=[certificate_words(certificate) for certificate in certificates],
+        charts=charts | maps | _bars(influence, accounts),
+        style=style() + (HERE / "page.css").read_text(encoding="utf-8"),
+        script=(HERE / "page.js").read_text(encoding="utf-8"),
+        bundle=vl_convert.javascript_bundle(),
+    )
+    path = Path(path)
+    path.write_text(page, encoding="utf-8")
+    return path
+
+
+def _require_fitting(accounts: Sequence[TokenAccount], texts: Sequence[Sequence[str]]) -> None:
+    """Refuse what cannot stand on one page."""
+    several = isinstance(accounts, Sequence) and not isinstance(accounts, TokenAccount)
+    require(
+        several and len(accounts) > 0,
+        "accounts",
+        got="none" if several else described(accounts),
+        expected="a list of those to be shown, at least one",
+        cure="Make them by studies.account_of_context.",
+    )
+    shapes = {(account.heads.shape, account.by_depth.shape[0]) for account in accounts}
+    require(
+        len(shapes) == 1,
+        "accounts",
+        got=f"heads and depths of {sorted(shapes)}",
+        expected="those of one network at one depth",
+        cure="Write a page for each.",
+    )
+    found, expected = [len(one) for one in texts], [len(one.energy) + 1 for one in accounts]
+    require(
+        found == expected,
+        "texts",
+        got=f"windows of {found} ids",
+        expected=f"of {expected}",
+        cure="Give the text of every id of a window: the context's, and the one after it.",
+    )
+
+
+def _facts(influence: Influence, accounts: Sequence[TokenAccount]) -> dict[str, str]:
+    """What was measured, by name."""
+    lengths = sorted({len(account.energy) for account in accounts})
+    depth = accounts[0].depth
+    return {
+        "contexts measured": str(int(influence.count)),
+        "contexts shown": str(len(accounts)),
+        "tokens": "–".join(map(str, dict.fromkeys((lengths[0], lengths[-1])))),
+        "share of each boundary, δ": f"{float(influence.regions.delta):g}",
+        "mean loss of those shown": digits(np.mean([float(one.loss) for one in accounts])),
+        "states judged": "the input's" if depth == 0 else f"those at depth {depth}",
+    }
+
+
+def _legend(shade: Shading) -> dict[str, Any]:
+    edges = [f"{edge:.2g}" for edge in shade.edges]
+    return {"shades": range(COUNT), "edges": edges, "logarithmic": shade.logarithmic}
+
+
+def _maps(accounts: Sequence[TokenAccount]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The shaded charts by the id of their place, and their legends."""
+    heads = np.mean([np.asarray(account.heads, float) for account in accounts], axis=0)
+    heads = 100 * heads / (heads.sum() or 1)
+    depths = _density_by_depth(accounts)
+    of_heads, of_depths = shading(heads), shading(depths)
+    drawn = {
+        "heads": head_chart(heads, accounts[0].depth, of_heads),
+        "depths": depth_chart(depths, of_depths),
+    }
+    return drawn, {"heads": _legend(of_heads), "depths": _legend(of_depths)}
+
+
+def _density_by_depth(accounts: Sequence[TokenAccount]) -> np.ndarray:
+    """The density at every depth, of all contexts together, on cells that a screen can show."""
+    target = token_grid(min(BINS, *(len(account.energy) for account in accounts)))
+    energies = [
+        carrying_shares(token_grid(len(account.energy)), target)
+        @ np.asarray(account.by_depth, float).T
+        for account in accounts
+    ]
+    energy = np.mean(energies, axis=0).T
+    totals = energy.mean(axis=1, keepdims=True)
+    return energy / np.where(totals > 0, totals, 1)
+
+
+def _bars(influence: Influence, accounts: Sequence[TokenAccount]) -> dict[str, Any]:
+    """Shares by region of channels and of hops, of all contexts together."""
+    channels, hops = np.zeros((len(CHANNELS), 3)), np.zeros((len(HOPS), 3))
+    for account in accounts:
+        grid = token_grid(len(account.energy))
+        regions = boundary_regions(grid, influence.regions.delta, influence.regions.convention)
+        weights = np.asarray(regions.weights, float).T
+        channels += np.asarray(account.channels, float) @ weights
+        hops += np.asarray(account.hops, float) @ weights
+    return {
+        "channels": share_chart(
+            CHANNELS, parts_shares(channels).T, CHANNEL_COLOURS, "share by channel"
+        ),
+        "hops": share_chart(HOPS, parts_shares(hops).T, HOP_COLOURS, "share by attention hops"),
+    }
+
+
+def _template() -> Any:
+    """The page without its contents; what is put in is escaped."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(HERE),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "ensure_ascii": False}
+    return environment.get_template("page.html.jinja")

@@ -1,0 +1,103 @@
+"""Ten shades from least to most, on light and on dark, and the ink that is readable on each.
+
+Lightness goes one way through each scale, so that order is seen without telling hues apart.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+# Even steps of lightness in OKLCH; the first is nearly the page's own colour.
+LIGHT = ("#fcfaf1", "#f6e6bf", "#f4cc8e", "#f5ac62", "#ea803f",
+         "#d15833", "#ad372f", "#802532", "#581932", "#36122c")  # fmt: skip
+DARK = ("#1f2026", "#332640", "#542850", "#7b2b54", "#9f3753",
+        "#c24b4b", "#e16a3e", "#f29641", "#f8c264", "#f9e99a")  # fmt: skip
+COUNT = len(LIGHT)
+BLACK, WHITE = "#000000", "#ffffff"
+DECADES_IF_MORE, DECADES_AT_MOST = 2, 4
+
+
+class Shading(NamedTuple):
+    """How values become shades.
+
+    Attributes
+    ----------
+    edges
+        Of the shades' intervals, from the least value to the greatest: one more than shades.
+    logarithmic
+        Whether intervals are equal in ratio.
+    """
+
+    edges: np.ndarray
+    logarithmic: bool
+
+    def __call__(self, values: np.ndarray) -> np.ndarray:
+        """The shade of each value, from 0; what lies beyond the edges has the nearest."""
+        found = np.searchsorted(self.edges, np.asarray(values), side="right") - 1
+        return np.clip(found, 0, COUNT - 1)
+
+
+def shading(values: np.ndarray) -> Shading:
+    """Shade from zero to the greatest value; in decades where values span more than two.
+
+    At most four decades below the greatest are told apart.
+
+    Examples
+    --------
+    >>> shading(np.array([0.0, 1.0, 2.0]))(np.array([0.0, 1.1, 2.0])).tolist()
+    [0, 5, 9]
+    >>> found = shading(np.array([0.0, 1e-3, 1e-2, 10.0]))
+    >>> found.logarithmic, found(np.array([0.0, 0.0011, 0.011, 10.0])).tolist()
+    (True, [0, 0, 2, 9])
+    """
+    values = np.asarray(values, float)
+    positive = values[values > 0]
+    top = float(positive.max()) if positive.size else 1.0
+    least = max(float(positive.min()), top * 10.0**-DECADES_AT_MOST) if positive.size else top
+    if top > least * 10**DECADES_IF_MORE:
+        return Shading(np.geomspace(least, top, COUNT + 1), True)
+    return Shading(np.linspace(0, top, COUNT + 1), False)
+
+
+def contrast(one: str, other: str) -> float:
+    """The contrast of two colours by WCAG 2, from 1 to 21; text needs 4.5.
+
+    Examples
+    --------
+    >>> round(contrast("#ffffff", "#000000"), 6)
+    21.0
+    """
+    low, high = sorted((_luminance(one), _luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def ink(shade: str) -> str:
+    """Black or white, whichever is easier to read on a colour.
+
+    Examples
+    --------
+    >>> ink("#f6e6bf"), ink("#581932")
+    ('#000000', '#ffffff')
+    """
+    return max((BLACK, WHITE), key=lambda colour: contrast(colour, shade))
+
+
+def style() -> str:
+    """The style sheet of the shades: light on paper and by default, dark where users prefer it."""
+    dark = f"@media screen and (prefers-color-scheme: dark) {{\n{_variables(DARK)}}}\n"
+    used = "".join(
+        f".shade-{n} {{ background: var(--shade-{n}); color: var(--ink-{n}); }}\n"
+        for n in range(COUNT)
+    )
+    return _variables(LIGHT) + dark + used
+
+
+def _variables(scale: tuple[str, ...]) -> str:
+    pairs = (f"--shade-{n}: {c}; --ink-{n}: {ink(c)};\n" for n, c in enumerate(scale))
+    return f":root {{\n{''.join(pairs)}}}\n"
+
+
+def _luminance(colour: str) -> float:
+    encoded = np.array([int(colour[at : at + 2], 16) for at in (1, 3, 5)]) / 255
+    linear = np.where(encoded <= 0.04045, encoded / 12.92, ((encoded + 0.055) / 1.055) ** 2.4)
+    return float(linear @ [0.2126, 0.7152, 0.0722])

@@ -1,0 +1,148 @@
+"""A context's tokens, as they stand in the text of a page and on the card of each."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lim_jax.adjoint.ledger import CHANNELS
+from lim_jax.density import Influence
+from lim_jax.report.shades import Shading
+from lim_jax.report.wording import digits, with_error
+from lim_jax.studies.account import TokenAccount
+from lim_jax.studies.explanation import HOPS
+
+REGIONS = ("left", "middle", "right")
+FIELDS = ("token", "place", "position", "density", "mean", "part", "asks", *CHANNELS, *HOPS)
+MARKS = {" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"}
+NOTHING = "∅"
+
+
+class ShownContext(NamedTuple):
+    """A context on a page.
+
+    Attributes
+    ----------
+    tokens
+        What the text needs of each: its text, shade, whether the loss asks here and not
+        everywhere, and the name of the region that begins with it.
+    records
+        What the card tells of each, in the order of `FIELDS`.
+    after
+        The token after the context.
+    loss
+        Of the context.
+    """
+
+    tokens: list[dict[str, Any]]
+    records: list[list[str]]
+    after: str
+    loss: str
+
+
+def own_density(account: TokenAccount) -> np.ndarray:
+    """The density of one context's own influence; zero where it has none.
+
+    Examples
+    --------
+    >>> account = TokenAccount(0, 0, np.array([1.0, 3.0]), 0, 0, 0, 0)
+    >>> own_density(account).tolist()
+    [0.5, 1.5]
+    """
+    energy = np.asarray(account.energy, float)
+    return energy / (energy.mean() or 1)
+
+
+def shown_context(
+    account: TokenAccount, texts: Sequence[str], influence: Influence, shade: Shading
+) -> ShownContext:
+    """Shade a context's tokens by its own density, and tell of each beside the mean over contexts.
+
+    Parameters
+    ----------
+    account, texts, influence
+        As in `page.write_page`, of one context.
+    shade
+        From densities to shades.
+    """
+    density, asked = own_density(account), np.asarray(account.query_weights)
+    cells = _cells(len(density), influence)
+    regions = np.asarray(influence.regions.weights).argmax(axis=0)[cells]
+    names = [REGIONS[region] for region in regions]
+    begins = np.diff(regions, prepend=-1) != 0
+    tokens = [
+        {
+            "text": in_text(texts[at]),
+            "shade": int(shade(density[at])),
+            "asked": bool(asked[at] > 0 and not (asked > 0).all()),
+            "region": names[at] if begins[at] else "",
+        }
+        for at in range(len(density))
+    ]
+    records = _records(account, density, texts, names, cells, influence)
+    return ShownContext(tokens, records, in_text(texts[-1]), digits(account.loss))
+
+
+def _cells(length: int, influence: Influence) -> np.ndarray:
+    """The cell of the influence's grid in which the middle of each token's own cell lies."""
+    middles = (np.arange(length) + 0.5) / length
+    return np.searchsorted(np.asarray(influence.grid.edges), middles) - 1
+
+
+def _records(
+    account: TokenAccount,
+    density: np.ndarray,
+    texts: Sequence[str],
+    names: Sequence[str],
+    cells: np.ndarray,
+    influence: Influence,
+) -> list[list[str]]:
+    length = len(density)
+    mean, error = (np.asarray(one)[cells] for one in (influence.density, influence.density_error))
+    shares = np.concatenate([parts_shares(account.channels), parts_shares(account.hops)])
+    asked = np.asarray(account.query_weights)
+    return [
+        [
+            "".join(_visible(letter) for letter in texts[at]) or NOTHING,
+            f"{at + 1} of {length}, {names[at]}",
+            f"{(at + 1) / length:.4f}",
+            digits(density[at]),
+            with_error(mean[at], error[at]),
+            f"{digits(100 * density[at] / length)} %",
+            f"The loss asks here, with weight {digits(asked[at])}." if asked[at] > 0 else "",
+            *(f"{100 * share:.1f}" for share in shares[:, at]),
+        ]
+        for at in range(length)
+    ]
+
+
+def parts_shares(parts: Any) -> np.ndarray:
+    """Each part's share of the parts' sum; zero where there is none.
+
+    Examples
+    --------
+    >>> parts_shares([[1.0, 0.0], [3.0, 0.0]]).tolist()
+    [[0.25, 0.0], [0.75, 0.0]]
+    """
+    parts = np.asarray(parts, float)
+    whole = parts.sum(axis=0)
+    return parts / np.where(whole > 0, whole, 1)
+
+
+def in_text(token: str) -> str:
+    r"""A token as it stands in the text: what cannot be seen gets a mark, and lines still break.
+
+    Spaces beside letters stay, since the shade shows them.
+
+    Examples
+    --------
+    >>> in_text(" the"), in_text("  "), in_text(".\n"), in_text("\x00"), in_text("")
+    (' the', '··', '.⏎\n', '⟨00⟩', '∅')
+    """
+    blank = not token.strip(" \n")
+    letters = {"\n": MARKS["\n"] + "\n", " ": "·" if blank else " "}
+    return "".join(letters.get(letter) or _visible(letter) for letter in token) or NOTHING
+
+
+def _visible(letter: str) -> str:
+    return MARKS.get(letter) or (letter if letter.isprintable() else f"⟨{ord(letter):02x}⟩")

@@ -1,0 +1,89 @@
+"""Results in words and digits, as a page says them."""
+
+from typing import Any
+
+import numpy as np
+
+from lim_jax.adjoint.certificate import Certificate
+from lim_jax.density import Influence
+
+SAYING = {
+    "held": "Its premises and inequalities hold here, so it follows: {conclusion}.",
+    "failed": "What it asks for is not so here, so nothing follows.",
+    "vacuous": "It could not have held here: {vacuous}.",
+}
+
+
+def digits(value: Any) -> str:
+    """Three digits, without an exponent below a million.
+
+    Examples
+    --------
+    >>> [digits(value) for value in (0.012345, 12.345, 12345.6, 1.5e7)]
+    ['0.0123', '12.3', '12,346', '1.5e+07']
+    """
+    value = float(value)
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e6 else f"{value:.3g}"
+
+
+def with_error(value: Any, error: Any) -> str:
+    """A value with its standard error, where there is one.
+
+    Examples
+    --------
+    >>> with_error(1.234, 0.05), with_error(1.234, np.inf)
+    ('1.23 ± 0.05', '1.23, without an error')
+    """
+    known = np.isfinite(float(error))
+    return digits(value) + (f" ± {digits(error)}" if known else ", without an error")
+
+
+def index_words(found: Influence) -> list[tuple[str, str]]:
+    """The regional averages and indices by name, each with its error."""
+    names = ("left", "middle", "right", "gap Δ", "LIM", "contrast SC")
+    pairs = zip(names, found.indices(), found.index_errors(), strict=True)
+    return [(name, with_error(value, error)) for name, value, error in pairs]
+
+
+def verdict(found: Influence) -> str:
+    """What the gap says at two standard errors."""
+    if bool(found.degenerate):
+        return "No position has any influence."
+    gap, error = float(found.indices().gap), 2 * float(found.index_errors().gap)
+    if not np.isfinite(error):
+        return "One context has no error, so nothing is decided."
+    if gap > error:
+        return "Lost in the middle: both ends matter more than the middle, by over two errors."
+    if gap < -error:
+        return "Not lost in the middle: an end matters less than the middle, by over two errors."
+    return "Undecided: the gap between the ends and the middle is within two errors of zero."
+
+
+def certificate_words(certificate: Certificate) -> dict[str, Any]:
+    """Whether a certificate held, failed or is vacuous, why, and what was measured apart from it.
+
+    Examples
+    --------
+    >>> hopeless = Certificate("criterion", "", (), (), "B", (), vacuous="A = 0")
+    >>> found = certificate_words(hopeless)
+    >>> found["kind"], found["saying"]
+    ('vacuous', 'It could not have held here: A = 0.')
+    """
+    kind = "vacuous" if certificate.vacuous else "held" if certificate.holds else "failed"
+    premises = [
+        (premise.statement, digits(premise.value), premise.holds)
+        for premise in certificate.premises
+    ]
+    inequalities = [
+        (one.statement, f"{digits(one.greater)} against {digits(one.lesser)}", one.holds)
+        for one in certificate.inequalities
+    ]
+    return {
+        "name": certificate.name,
+        "source": certificate.source,
+        "kind": kind,
+        "saying": SAYING[kind].format(**certificate._asdict()),
+        "conclusion": certificate.conclusion,
+        "concluded": certificate.concluded,
+        "lines": premises + inequalities,
+    }

@@ -1,0 +1,154 @@
+r"""What every token of one context does: its energy, by channel, by hops and by depth.
+
+Where `explanation` averages over contexts, an account keeps the tokens of one, to be laid beside
+its text.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from lim_jax._checks import counted, require_floats, require_indices
+from lim_jax.adjoint.hops import attention_hops
+from lim_jax.adjoint.ledger import channels, cone_by_head
+from lim_jax.adjoint.tangent import AttentionSites, attention_sites
+from lim_jax.grid import Grid, token_grid
+from lim_jax.models.causal import CausalLM
+from lim_jax.network.field import State
+from lim_jax.studies.explanation import HOPS
+
+Scalar = Float[Array, ""]
+Profile = Float[Array, " length"]
+
+
+class TokenAccount(NamedTuple):
+    r"""Energies of one context, by token: squared norms of covectors, which are densities.
+
+    Energies of parts need not sum to that of the sum: parts may oppose or help each other.
+
+    Attributes
+    ----------
+    loss
+        Of the context.
+    query_weights
+        Where the loss asks, and with which weight.
+    energy
+        :math:`\|P_k(p)\|^2` at the depth k of the account.
+    channels
+        :math:`\|P_\alpha(p)\|^2` of the residual, the cone and the local channel at depth k, in
+        the order of `ledger.CHANNELS`.
+    hops
+        :math:`\|P_k^{(r)}(p)\|^2` by attention hops, in the order of `explanation.HOPS`.
+    heads
+        :math:`\int \|P\|^2` of what every head of the layers from k on adds to the cone channel.
+    by_depth
+        :math:`\|P_j(p)\|^2` at every depth j: row k is `energy`, the last that of :math:`P_T`.
+    """
+
+    loss: Scalar
+    query_weights: Profile
+    energy: Profile
+    channels: Float[Array, "3 length"]
+    hops: Float[Array, "hops length"]
+    heads: Float[Array, "layers heads"]
+    by_depth: Float[Array, "times length"]
+
+    @property
+    def depth(self) -> int:
+        """The depth k of the account."""
+        return self.by_depth.shape[0] - 1 - self.heads.shape[0]
+
+
+def account_of_context(
+    model: CausalLM,
+    window: Int[Array, " tokens"],
+    query_weights: Profile,
+    depth: int = 0,
+    terminal_loss: Callable[[CausalLM, State, Any], Scalar] = CausalLM.terminal_loss,
+) -> TokenAccount:
+    """Account for the influence of every token of one context.
+
+    Compiled once for each length, precision, depth and loss.
+
+    Parameters
+    ----------
+    model
+        Any: from `models.load`, or `models.byte_model`.
+    window
+        A context of L ids with the id after it, as in `CausalLM.example`.
+    query_weights
+        Where the loss asks: `loss.teacher_forcing`, `loss.last_token`, or others.
+    depth
+        Of the state whose tokens are judged: 0 is the input, k that after k layers.
+    terminal_loss
+        `CausalLM.terminal_loss` or `CausalLM.terminal_margin_loss`.
+
+    Raises
+    ------
+    ValueError
+        Where the window holds no context and an id after it, the weights are not one for each
+        place of it, or `depth` is no whole number from 0 to the last layer's.
+    EquinoxRuntimeError
+        Where an id is outside the vocabulary, or the weights do not sum to one.
+
+    Examples
+    --------
+    >>> from lim_jax.loss import teacher_forcing
+    >>> from lim_jax.models.language import byte_model
+    >>> model = byte_model(5, width=4, heads=2, depth=3, key=jax.random.key(0))
+    >>> window = jnp.array(list(b"hello!"))
+    >>> found = account_of_context(model, window, teacher_forcing(5), depth=1)
+    >>> found.energy.shape, found.hops.shape, found.heads.shape, found.depth
+    ((5,), (4, 5), (2, 2), 1)
+    """
+    require_indices(window, "window")
+    length = window.shape[0] - 1
+    require_floats(query_weights, "query_weights", "length", length=length)
+    last = model.flow.depth - 1
+    expected = f"a whole number from 0 to {last}, the last layer's depth"
+    depth = counted(depth, "depth", least=0, most=last, expected=expected)
+    return _account(model, window, query_weights, depth, terminal_loss)
+
+
+@eqx.filter_jit
+def _account(
+    model: CausalLM,
+    window: Int[Array, " tokens"],
+    query_weights: Profile,
+    depth: int,
+    terminal_loss: Callable[[CausalLM, State, Any], Scalar],
+) -> TokenAccount:
+    example, asked = model.example(window, query_weights), partial(terminal_loss, model)
+    flow, grid = model.flow, token_grid(window.shape[0] - 1, model.embedding.dtype)
+    ledger = channels(flow, asked, example, grid)
+    hops = attention_hops(flow, asked, example, grid, len(HOPS) - 1)
+    sites = attention_sites(flow, ledger.states, ledger.covectors, grid)
+    return TokenAccount(
+        ledger.loss,
+        example[1].weights,
+        _squares(ledger.covectors[depth]),
+        _squares(ledger.at_depth(depth)),
+        _squares(hops[depth]),
+        _head_energies(jax.tree.map(lambda leaf: leaf[depth:], sites), grid),
+        _squares(ledger.covectors),
+    )
+
+
+def _squares(vectors: Float[Array, "*parts width"]) -> Float[Array, "*parts"]:
+    return jnp.sum(vectors**2, axis=-1)
+
+
+def _head_energies(sites: AttentionSites, grid: Grid) -> Float[Array, "layers heads"]:
+    """Layer by layer, so that the covectors of one layer's heads are held at a time."""
+    arrays, static = eqx.partition(sites, eqx.is_array)
+
+    def at_site(arrays: AttentionSites) -> Float[Array, " heads"]:
+        one = eqx.combine(jax.tree.map(lambda leaf: leaf[None], arrays), static)
+        return _squares(cone_by_head(one, grid)[0]) @ grid.weights
+
+    return jax.lax.map(at_site, arrays)
