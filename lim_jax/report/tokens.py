@@ -69,11 +69,11 @@ def shown_context(
     cells = _cells(len(density), influence)
     regions = np.asarray(influence.regions.weights).argmax(axis=0)[cells]
     names = [REGIONS[region] for region in regions]
-    begins = np.diff(regions, prepend=-1) != 0
+    begins, shades = np.diff(regions, prepend=-1) != 0, shade(density).tolist()
     tokens = [
         {
             "text": in_text(texts[at]),
-            "shade": int(shade(density[at])),
+            "shade": shades[at],
             "asked": bool(asked[at] > 0 and not (asked > 0).all()),
             "region": names[at] if begins[at] else "",
         }

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from lim_jax._checks import counted, require_floats, require_indices
+from lim_jax._checks import counted, require, require_floats, require_indices
 from lim_jax.adjoint.hops import attention_hops
 from lim_jax.adjoint.ledger import channels, cone_by_head
 from lim_jax.adjoint.tangent import AttentionSites, attention_sites
@@ -107,6 +107,13 @@ def account_of_context(
     ((5,), (4, 5), (2, 2), 1)
     """
     require_indices(window, "window")
+    require(
+        window.shape[0] > 1,
+        "window",
+        got="one id",
+        expected="a context and the id after it",
+        cure="The last id of a window is a target only.",
+    )
     length = window.shape[0] - 1
     require_floats(query_weights, "query_weights", "length", length=length)
     last = model.flow.depth - 1

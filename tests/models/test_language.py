@@ -4,6 +4,8 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE, WordLevel
 
 import lim_jax as lim
 from lim_jax.loss import last_token, teacher_forcing
@@ -78,3 +80,18 @@ def test_training_takes_new_windows_each_step_at_the_rate_asked_for():
     for part in ("head", "embedding", "positions"):
         moved = np.asarray(getattr(trained, part)) - np.asarray(getattr(model, part))
         assert 0.9 * rate < np.abs(moved).max() < 3.1 * rate
+
+
+def test_texts_of_ids_join_to_the_text_that_was_read():
+    """Of a letter of several ids the last has it; spaces that words begin with stay."""
+    text = "né 世\n界 x"
+    alphabet = {letter: n for n, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    of_bytes = Tokenizer(BPE(alphabet, []))
+    of_bytes.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore
+    of_bytes.decoder = decoders.ByteLevel()  # pyright: ignore
+    for tokenizer, ids in ((None, text.encode()), (of_bytes, of_bytes.encode(text).ids)):
+        found = language.texts_of_ids(jnp.asarray(list(ids)), tokenizer)
+        assert found == ["n", "", "é", " ", "", "", "世", "\n", "", "", "界", " ", "x"]
+    of_words = Tokenizer(WordLevel({"▁the": 0, "▁cat": 1, "s": 2}))
+    of_words.decoder = decoders.Metaspace()  # pyright: ignore
+    assert language.texts_of_ids(jnp.array([0, 1, 2, 0]), of_words) == ["the", " cat", "s", " the"]

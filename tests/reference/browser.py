@@ -4,11 +4,20 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from contextlib import contextmanager
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 PROGRAM = next(filter(None, map(shutil.which, PROGRAMS)), None)
+# The protocol's: the browser reads from 3 and writes to 4.
+TO_ITS_PIPES = """
+import os, sys
+ends = [os.dup2(int(end), 60 + at) for at, end in enumerate(sys.argv[1:3])]
+for at, end in enumerate(ends):
+    os.dup2(end, 3 + at)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
 OPTIONS = ("--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe")
 
 
@@ -96,16 +105,16 @@ def browser():
     read_there, write_here = os.pipe()
     read_here, write_there = os.pipe()
 
-    def pipes():  # the protocol's: it reads from 3 and writes to 4
-        os.dup2(read_there, 63), os.dup2(write_there, 64)
-        os.dup2(63, 3), os.dup2(64, 4)
-
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
+        command = [PROGRAM, *OPTIONS, f"--user-data-dir={profile}"]
         process = subprocess.Popen(
-            [PROGRAM, *OPTIONS, f"--user-data-dir={profile}"],
-            preexec_fn=pipes, close_fds=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-        os.close(read_there), os.close(write_there)
+            [sys.executable, "-c", TO_ITS_PIPES, str(read_there), str(write_there), *command],
+            pass_fds=(read_there, write_there),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        os.close(read_there)
+        os.close(write_there)
         try:
             with os.fdopen(write_here, "wb") as to, os.fdopen(read_here, "rb") as replies:
                 yield Page(to, replies)

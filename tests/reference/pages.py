@@ -1,0 +1,78 @@
+"""Pages of made-up results, with tokens that a page must not take for markup."""
+
+from typing import Any
+
+import jax
+import numpy as np
+
+import lim_jax as lim
+from lim_jax.adjoint.certificate import Certificate, Inequality, Premise
+from lim_jax.studies import TokenAccount
+
+LAYERS, HEADS, DEPTH = 3, 2, 1
+GRID_SIZE, LENGTHS = 9, (9, 3)
+TITLE = "a & b </title><script>document.title = 'owned'</script>"
+SCRIPT = "<script>document.title = 'owned'</script>"
+IMAGE = "<img src=x onerror='document.title = 1'>"
+TEXTS = (
+    (SCRIPT, " the", "&amp;", "\n", "  ", "\x00", "'\"", "é", "{{ 7 * 7 }}", ""),
+    ("</script>", IMAGE, " end.\n", "so"),
+)
+ASKED = (np.eye(9)[8], np.full(3, 1 / 3))
+CERTIFICATES = (
+    Certificate(
+        "first", "eq:a", (Premise("x > 0", 2.5, True),),
+        (Inequality("A > B", 3.0, 1.0, 1e-8),), "the left is above",
+        (Inequality("L > M", 2.0, 1.0, 1e-8),),
+    ),
+    Certificate(
+        "second", "eq:b", (), (Inequality("A > B", 1.0, 3.0, 1e-8),), "the right is above",
+        (Inequality("R > M", 1.0, 2.0, 1e-8),),
+    ),
+    Certificate("third", "eq:c", (), (), "nothing", (), vacuous="A < B whatever the middle is"),
+)  # fmt: skip
+
+
+def account(length, seed, asked):
+    """Energies over three decades, with a token that has none."""
+    drawn = np.random.default_rng(seed)
+
+    def energies(*shape):
+        return np.exp(drawn.uniform(-7, 1, shape))
+
+    by_depth = energies(LAYERS + 1, length)
+    by_depth[DEPTH, 1] = 0
+    channels = energies(3, length)
+    channels[:, 2] = 0
+    parts: Any = (
+        np.asarray(1.25 + seed), asked, by_depth[DEPTH], channels, energies(4, length),
+        energies(LAYERS - DEPTH, HEADS), by_depth,
+    )  # fmt: skip
+    return TokenAccount(*parts)
+
+
+def accounts():
+    return [account(length, seed, ASKED[seed]) for seed, length in enumerate(LENGTHS)]
+
+
+def energies():
+    """Of three examples, Lost-in-the-Middle by far."""
+    profile = np.array([4.0, 3.0, 1.0, 0.5, 0.6, 0.4, 1.1, 3.5, 5.0])
+    noise = np.random.default_rng(5).uniform(0.9, 1.1, (3, GRID_SIZE))
+    return profile * noise
+
+
+def influence(left_out=()):
+    regions = lim.boundary_regions(lim.token_grid(GRID_SIZE), 0.25).without(left_out)
+    return lim.Influence.from_energies(jax.device_put(energies()), regions)
+
+
+def written(folder, **options):
+    """The page of it all."""
+    given = {
+        "title": TITLE,
+        "certificates": CERTIFICATES,
+        "without_queries": influence([GRID_SIZE - 1]),
+    }
+    page = folder / "page.html"
+    return lim.report.write_page(page, influence(), accounts(), TEXTS, **given | options)

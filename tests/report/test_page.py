@@ -1,0 +1,309 @@
+"""The page as a file: its text, its numbers, and that it loads nothing."""
+
+import json
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from reference import pages
+
+import lim_jax as lim
+from lim_jax.report import page as page_module
+from lim_jax.report import shades, wording
+from lim_jax.studies.explanation import HOPS
+
+VOID = {"meta", "link", "img", "br", "input", "hr"}
+
+
+class Read(HTMLParser):
+    """A page's elements in order, each with its attributes and its own text; tags must match."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.elements, self.open = [], []
+        self.feed(text)
+        self.close()
+        assert self.open == [], "every tag is closed"
+
+    def handle_starttag(self, tag, attrs):
+        element = {"tag": tag, "text": "", **dict(attrs)}
+        self.elements.append(element)
+        if tag not in VOID:
+            self.open.append(element)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop()["tag"] == tag
+
+    def handle_data(self, data):
+        if self.open:
+            self.open[-1]["text"] += data
+
+    def all(self, tag, of_class=None):
+        return [
+            one
+            for one in self.elements
+            if one["tag"] == tag and (of_class is None or of_class in one.get("class", "").split())
+        ]
+
+    def json(self, name):
+        (found,) = (one for one in self.all("script") if one.get("id") == name)
+        return json.loads(found["text"])
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return pages.written(tmp_path_factory.mktemp("page"))
+
+
+@pytest.fixture(scope="module")
+def read(path):
+    return Read(path.read_text(encoding="utf-8"))
+
+
+def test_nothing_is_loaded_from_anywhere(path, read):
+    """No element names a source; the page's policy forbids it besides."""
+    for element in read.elements:
+        assert not {"src", "href", "srcset", "data", "action"} & element.keys(), element
+        assert not any(
+            "http" in str(value) for value in element.values() if value != element["text"]
+        )
+    (style,) = read.all("style")
+    assert "url(" not in style["text"] and "@import" not in style["text"]
+    (policy,) = (one for one in read.all("meta") if "http-equiv" in one)
+    allowed = dict(rule.split(" ", 1) for rule in policy["content"].split("; "))
+    assert allowed == {
+        "default-src": "'none'", "script-src": "'unsafe-inline'", "style-src": "'unsafe-inline'",
+        "img-src": "data:",
+    }  # fmt: skip
+    ours = path.read_text(encoding="utf-8").replace(page_module.vl_convert.javascript_bundle(), "")
+    addresses = set(re.findall(r"https?://[\w./-]+", ours))
+    assert all(one.startswith("https://vega.github.io/schema/") for one in addresses)  # a name
+
+
+def test_tokens_stand_in_the_text_as_text(read):
+    shown = [token["text"] for token in read.all("span", "token")]
+    first = [pages.SCRIPT, " the", "&amp;", "⏎\n", "··", "⟨00⟩", "'\"", "é", "{{ 7 * 7 }}"]
+    assert shown == [*first, "</script>", pages.IMAGE, " end.⏎\n"]
+    assert [one["text"].strip() for one in read.all("span", "after")] == ["→ ∅", "→ so"]
+    assert len(read.all("script")) == 5 and read.all("img") == []  # two of code, three of data
+    assert read.all("title")[0]["text"] == read.all("h1")[0]["text"] == pages.TITLE
+
+
+def test_a_cards_numbers_are_those_of_the_result(read):
+    fields, influence = read.json("fields"), pages.influence()
+    mean, error = np.asarray(influence.density), np.asarray(influence.density_error)
+    energies = pages.energies()
+    np.testing.assert_allclose(mean, energies.mean(axis=0) / energies.mean())
+    # The middles of a context of three lie in every third cell of nine.
+    cells = (range(9), (1, 4, 7))
+    for records, account, of_mean in zip(
+        read.json("records"), pages.accounts(), cells, strict=True
+    ):
+        length = len(account.energy)
+        density = account.energy / account.energy.mean()
+        for at, record in enumerate(records):
+            told = dict(zip(fields, record, strict=True))
+            cell = of_mean[at]
+            region = "left" if cell < 2 else "middle" if cell < 7 else "right"
+            assert told["place"] == f"{at + 1} of {length}, {region}"
+            assert told["position"] == f"{(at + 1) / length:.4f}"
+            assert told["density"] == f"{density[at]:.3g}"
+            assert told["mean"] == f"{mean[cell]:.3g} ± {error[cell]:.3g}"
+            assert told["part"] == f"{100 * density[at] / length:.3g} %"
+            assert bool(told["asks"]) == (account.query_weights[at] > 0)
+            for names, parts in (
+                (lim.adjoint.ledger.CHANNELS, account.channels),
+                (HOPS, account.hops),
+            ):
+                whole = parts[:, at].sum()
+                for name, part in zip(names, parts[:, at], strict=True):
+                    assert told[name] == (f"{100 * part / whole:.1f}" if whole else "0.0")
+
+
+def test_shades_grow_with_the_density_on_one_scale_for_all_contexts(read):
+    densities = np.concatenate([one.energy / one.energy.mean() for one in pages.accounts()])
+    classes = [token["class"] for token in read.all("span", "token")]
+    found = np.array([int(re.search(r"shade-(\d)", one).group(1)) for one in classes])  # pyright: ignore
+    order = np.argsort(densities)
+    assert (np.diff(found[order]) >= 0).all() and found[order[-1]] == 9 and found[order[0]] == 0
+    edges = [one["text"] for one in read.all("span", "edge")][:11]
+    least, greatest = densities[densities > 0].min(), densities.max()
+    assert edges[0] == f"{least:.2g}" and edges[-1] == f"{greatest:.2g}"  # two decades at least
+    steps = np.log(densities[densities > 0] / least) / np.log(greatest / least)
+    np.testing.assert_array_equal(found[densities > 0], np.minimum(9, np.floor(10 * steps + 1e-9)))
+
+
+def test_regions_and_queries_are_marked_in_the_text(read):
+    assert [flag["text"] for flag in read.all("span", "flag")] == 2 * ["left", "middle", "right"]
+    asked = ["asked" in token["class"].split() for token in read.all("span", "token")]
+    assert asked == [False] * 8 + [True] + [False] * 3  # the second context is asked everywhere
+    stops = [token["tabindex"] for token in read.all("span", "token")]
+    assert stops == ["0"] + ["-1"] * 8 + ["0"] + ["-1"] * 2  # one for each text; arrows do the rest
+
+
+def rows(read, chart, column):
+    """The rows of a chart's data that have a column."""
+    tables = read.json("charts")[chart]["datasets"].values()
+    return next(table for table in tables if column in table[0])
+
+
+def test_charts_hold_the_profile_with_its_errors_and_regions(read):
+    for name, left_out in (("profile-0", []), ("profile-1", [8])):
+        found, profile = pages.influence(left_out), rows(read, name, "error")
+        averages = rows(read, name, "average")
+        kept = slice(0, 9 - len(left_out))
+        columns = {key: np.array([row[key] for row in profile]) for key in profile[0]}
+        density, error = np.asarray(found.density)[kept], np.asarray(found.density_error)[kept]
+        for key, values in {
+            "p": np.arange(1, 10)[kept] / 9, "m": density, "error": error,
+            "low": density - 2 * error, "high": density + 2 * error,
+        }.items():  # fmt: skip
+            np.testing.assert_allclose(columns[key], values, rtol=1e-4)
+        shown = [(row["region"], row["from"], row["to"]) for row in averages]
+        assert shown == [("left", 0, 0.25), ("middle", 0.25, 0.75), ("right", 0.75, 1)]
+        np.testing.assert_allclose(
+            [row["average"] for row in averages], found.regional_averages, rtol=1e-4
+        )
+
+
+def test_charts_hold_the_heads_and_the_density_at_every_depth(read):
+    given = pages.accounts()
+    heads = (given[0].heads + given[1].heads) / 2
+    expected = 100 * heads / heads.sum()
+    cells = rows(read, "heads", "share")
+    for row in cells:
+        assert row["share"] == f"{expected[row['layer'] - pages.DEPTH, row['head']]:.3g} %"
+    assert len(cells) == heads.size
+    # Three tokens of the longer context to a cell.
+    thirds = given[0].by_depth.reshape(pages.LAYERS + 1, 3, 3).mean(axis=2)
+    energy = (thirds + given[1].by_depth) / 2
+    density = energy / energy.mean(axis=1, keepdims=True)
+    found = np.zeros_like(density)
+    for row in rows(read, "depths", "m"):
+        np.testing.assert_allclose(row["to"] - row["from"], 1 / 3, rtol=1e-4)
+        found[row["depth"], round(3 * row["from"])] = row["m"]
+    np.testing.assert_allclose(found, density, rtol=1e-4)
+
+
+def test_bars_hold_each_regions_shares(read):
+    # Of nine cells two and a quarter are left of 1/4, and of three cells three quarters of one.
+    inside = {9: np.array([1, 1, 0.25, 0, 0, 0, 0, 0, 0]), 3: np.array([0.75, 0, 0])}
+    for name in ("channels", "hops"):
+        sums = np.zeros((3, 1))
+        for account in pages.accounts():
+            parts = getattr(account, name)
+            left = inside[parts.shape[1]]
+            regions = np.stack([left, 1 - left - left[::-1], left[::-1]])
+            sums = sums + regions @ parts.T / parts.shape[1]
+        expected = (sums / sums.sum(axis=1, keepdims=True)).ravel()
+        found = rows(read, name, "share")
+        np.testing.assert_allclose([row["share"] for row in found], expected, rtol=1e-4)
+        assert [row["region"] for row in found[:: len(found) // 3]] == ["left", "middle", "right"]
+
+
+def test_certificates_are_said_in_words(read):
+    kinds = [article["class"].split()[1] for article in read.all("article")]
+    assert kinds == ["held", "failed", "vacuous"]
+    sayings = [wording.certificate_words(one) for one in pages.CERTIFICATES]
+    assert "it follows: the left is above" in sayings[0]["saying"] and sayings[0]["concluded"]
+    assert "nothing follows" in sayings[1]["saying"] and not sayings[1]["concluded"]
+    assert "A < B whatever the middle is" in sayings[2]["saying"]
+    assert sayings[0]["lines"] == [("x > 0", "2.5", True), ("A > B", "3 against 1", True)]
+    shown = " ".join(one["text"] for one in read.all("p"))
+    assert all(one["saying"] in shown for one in sayings)
+
+
+def test_the_gap_is_judged_at_two_errors(read):
+    texts = [one["text"] for one in read.all("p")]
+    assert sum(text.startswith("Lost in the middle") for text in texts) == 2
+    regions = pages.influence().regions
+
+    def said(rows):
+        energies = lim.Influence.from_energies(jax.device_put(np.asarray(rows)), regions)
+        return wording.verdict(energies)
+
+    hill = np.array([1.0, 1.0, 2.0, 2.0, 2.0, 2.0, 2.0, 1.0, 1.0])
+    assert said([hill, 1.01 * hill, hill**1.01]).startswith("Not lost")
+    assert said([hill, 1 / hill, hill]).startswith("Undecided")
+    assert said([hill]).startswith("One context has no error")
+    assert said([0 * hill]).startswith("No position")
+
+
+def test_a_page_of_long_contexts_and_many_layers_stays_below_two_megabytes(tmp_path):
+    """Vega takes 0.9 of them, and a token some 150 bytes."""
+    drawn = np.random.default_rng(0)
+    length, layers, heads = 512, 32, 32
+    energies = drawn.uniform(0.1, 1, (layers + 8, length))
+    parts: Any = (
+        np.asarray(1.0), np.full(length, 1 / length), energies[0], energies[:3], energies[3:7],
+        drawn.uniform(0.1, 1, (layers, heads)), energies[7:],
+    )  # fmt: skip
+    account = lim.studies.TokenAccount(*parts)
+    influence = lim.Influence.from_energies(
+        jax.device_put(energies), lim.boundary_regions(lim.token_grid(length), 0.2)
+    )
+    four = [account] * 4
+    page = lim.report.write_page(
+        tmp_path / "page.html", influence, four, [[" word"] * (length + 1)] * 4, title="long"
+    )
+    assert 0.9e6 < page.stat().st_size < 2e6
+
+
+def luminance(colour):
+    values = np.array([int(colour[n : n + 2], 16) / 255 for n in (1, 3, 5)])
+    return np.where(values > 0.04045, ((values + 0.055) / 1.055) ** 2.4, values / 12.92)
+
+
+# What red, green and blue light become without the long- and the middle-wave cones (Viénot 1999).
+BLINDNESS = (
+    np.array([[0.1124, 0.8876, 0], [0.1124, 0.8876, 0], [0.0040, -0.0040, 1]]),
+    np.array([[0.2928, 0.7072, 0], [0.2928, 0.7072, 0], [-0.0223, 0.0223, 1]]),
+)
+
+
+@pytest.mark.parametrize("scale", [shades.LIGHT, shades.DARK])
+def test_shades_are_ordered_for_every_eye_and_bear_readable_text(scale):
+    weights = np.array([0.2126, 0.7152, 0.0722])
+    linear = np.array([luminance(colour) for colour in scale])
+    for seen in (linear, *(linear @ matrix.T for matrix in BLINDNESS)):
+        steps = np.diff(seen @ weights)
+        assert (steps > 0).all() or (steps < 0).all()
+    for colour, light in zip(scale, linear @ weights, strict=True):
+        ink = luminance(shades.ink(colour)) @ weights
+        ratio = (max(ink, light) + 0.05) / (min(ink, light) + 0.05)
+        assert ratio >= 4.5
+        np.testing.assert_allclose(shades.contrast(colour, shades.ink(colour)), ratio, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "accounts, texts, message",
+    [
+        ([], [], "accounts: got none"),
+        (pages.accounts()[0], pages.TEXTS, "accounts: got TokenAccount, expected a list"),
+        (
+            pages.accounts(),
+            pages.TEXTS[:1],
+            r"texts: got windows of \[10\] ids, expected of \[10, 4\]",
+        ),
+        (pages.accounts(), [one[1:] for one in pages.TEXTS], r"texts: got windows of \[9, 3\]"),
+        (
+            [pages.accounts()[0], pages.accounts()[1]._replace(heads=np.ones((1, 2)))],
+            pages.TEXTS,
+            "accounts: got heads and depths",
+        ),
+    ],
+)
+@pytest.mark.usefixtures("as_users_run")
+def test_what_does_not_belong_on_one_page_is_refused(tmp_path, accounts, texts, message):
+    with pytest.raises(ValueError, match=message):
+        lim.report.write_page(tmp_path / "page.html", pages.influence(), accounts, texts, title="")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_its_packages_the_extra_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(page_module, "PACKAGES", ("a_package_that_is_missing",))
+    with pytest.raises(ModuleNotFoundError, match=r'pip install "lim_jax\[report\]"'):
+        pages.written(tmp_path)
