@@ -20,7 +20,7 @@ from lim_jax._checks import require
 
 Result = TypeVar("Result")
 # What tells one run from another: plain values by name.
-Run = Mapping[str, str]
+Run = Mapping[str, Any]
 REMOVE = "Remove it, or name another checkpoint."
 
 
@@ -55,6 +55,11 @@ def stored(path: Path, run: Run, like: Callable[[dict], PyTree]) -> tuple[dict, 
             raise
 
 
+def _plain(value: Any) -> Any:
+    """What is read back of a value: lists for tuples."""
+    return json.loads(json.dumps(value))
+
+
 def _document(text: bytes) -> dict[str, Any]:
     try:
         found = json.loads(text)
@@ -65,7 +70,7 @@ def _document(text: bytes) -> dict[str, Any]:
 
 def _require_same_run(path: Path, kept: Any, run: Run) -> None:
     kept = kept if isinstance(kept, dict) else {}
-    for name, value in run.items():
+    for name, value in _plain(run).items():
         require(
             kept.get(name) == value,
             "checkpoint",
@@ -73,6 +78,32 @@ def _require_same_run(path: Path, kept: Any, run: Run) -> None:
             expected=f"one of {name} {value}",
             cure=REMOVE,
         )
+
+
+def each_once(
+    groups: Mapping[str, Callable[[], Any]],
+    checkpoint: Path | None,
+    run: Run,
+    progress: Callable[[list], Iterable] = iter,
+) -> dict[str, Any]:
+    """Run each group, unless a checkpoint holds what it gave, which is stored as soon as it did.
+
+    Groups give plain values, numbers and strings in lists and dictionaries: what JSON reads back,
+    whether from a file or not.
+    """
+    done: dict[str, Any] = {}
+    if checkpoint is not None and checkpoint.exists():
+        kept = _document(checkpoint.read_bytes())
+        _require_same_run(checkpoint, kept.get("run"), run)
+        done = kept["done"]
+    for name in progress(list(groups)):
+        if name in done:
+            continue
+        done[name] = _plain(groups[name]())
+        if checkpoint is not None:
+            document = json.dumps({"run": run, "done": done}).encode()
+            write_whole(checkpoint, lambda file, document=document: file.write(document))
+    return {name: done[name] for name in groups}
 
 
 def digest(tree: PyTree, after: str = "") -> str:

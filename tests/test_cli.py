@@ -1,19 +1,26 @@
 """The command line prints and writes the numbers that it is given."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from fractions import Fraction
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
-from reference.as_users import run_python
+from reference.as_users import ROOT, run_python
 from reference.publishers import CONFIGS, write
 
 import lim_jax as lim
 from lim_jax import cli, models, plots, studies
+from lim_jax.cli import orders
 from lim_jax.limits import convergence
+from lim_jax.limits import position as in_position
 
 SIZES = (10.0, 20.0, 40.0, 80.0)
 
@@ -35,7 +42,7 @@ CURVES = {
 
 
 def run(monkeypatch, folder, rows, curves):
-    monkeypatch.setattr(convergence, "measure", lambda *, quick, progress: (rows, curves))
+    monkeypatch.setattr(convergence, "measure", lambda **arguments: (rows, curves))
     return cli.main(["rates", "--out", str(folder / "new" / "folder")])
 
 
@@ -68,6 +75,94 @@ def test_a_row_of_the_table_is_a_real_study(monkeypatch, tmp_path):
     rows = list(convergence._cesaro_rows((50, 100, 200, 400)))
     assert all(found.agrees for found in rows)
     assert run(monkeypatch, tmp_path, rows, {}) == 0
+
+
+class Sized:
+    """The quick groups of studies, small ones, and the names of those that are run."""
+
+    def __init__(self, monkeypatch):
+        self.run = []
+        for name in ("depth", "attention", "adjoint", "terminal", "cesaro"):
+            monkeypatch.setattr(convergence, f"_{name}_rows", partial(self.rows, name))
+
+    def rows(self, name, *arguments):
+        self.run.append(name)
+        study = in_position.cesaro_study(2.0, (50, 100, 200, 400))
+        yield convergence.Row(f"studies, averaged, {name}", study, 1, "why")
+        yield convergence.Row(f"studies, bounded, {name}", GOOD.study, 2)
+
+
+def stopping(after):
+    def progress(names, **options):
+        yield from names[:after]
+        raise KeyboardInterrupt
+
+    return progress
+
+
+def test_rates_that_are_interrupted_go_on_to_the_same_numbers(monkeypatch, tmp_path, capsys):
+    sized, out = Sized(monkeypatch), tmp_path / "rates"
+    assert cli.main(["rates", "--quick", "--out", str(tmp_path / "whole")]) == 1
+    names, expected = sized.run.copy(), (tmp_path / "whole" / "rates.json").read_bytes()
+    table = capsys.readouterr().out
+    for after in (0, 2, 4):
+        with monkeypatch.context() as patch:
+            patch.setattr(orders, "tqdm", stopping(after))
+            assert cli.main(["rates", "--quick", "--out", str(out)]) == 130
+        printed = capsys.readouterr()
+        assert printed.out == "" and printed.err.strip().count("\n") == 0
+        assert out.exists() is (after > 0), "no empty folder is left"
+    sized.run.clear()
+    assert cli.main(["rates", "--quick", "--out", str(out)]) == 1
+    assert sized.run == names[4:]
+    assert (out / "rates.json").read_bytes() == expected
+    assert capsys.readouterr().out.splitlines()[:-1] == table.splitlines()[:-1]
+    assert {path.name for path in out.iterdir()} == {"rates.json", "studies.png"}
+
+
+def test_other_studies_are_not_gone_on_with(monkeypatch, tmp_path):
+    Sized(monkeypatch)
+    checkpoint = tmp_path / "new" / "rates.json"
+    rows, curves = convergence.measure(quick=True, checkpoint=checkpoint)
+    assert curves == {} and all(isinstance(row.study, lim.limits.Study) for row in rows)
+    again, _ = convergence.measure(quick=True, checkpoint=checkpoint)
+    assert again == rows and rows[1].study == GOOD.study
+    with pytest.raises(ValueError, match="checkpoint: got .*of quick True, expected .*quick False"):
+        convergence.measure(checkpoint=checkpoint)
+
+
+def test_an_interrupted_command_says_so_in_a_line(tmp_path):
+    """By the signal of Ctrl-C, in the middle of a study."""
+    program = """
+import sys, time
+from lim_jax import cli
+from lim_jax.cli import orders
+from lim_jax.limits import convergence
+from lim_jax.limits import position as in_position
+
+def slowly(*arguments):
+    print("begun", flush=True)
+    time.sleep(60)
+
+convergence._depth_rows = slowly
+sys.exit(cli.main(["rates", "--quick", "--out", "rates"]))
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begun\n"
+        process.send_signal(signal.SIGINT)
+        printed, said = process.communicate()
+    assert process.returncode == 130 and printed == ""
+    lines = [line for line in said.splitlines() if line and not line.startswith("\rrates:")]
+    assert lines[-1] == "Interrupted. Run it again to go on from what is finished."
+    assert "Traceback" not in said and list(tmp_path.iterdir()) == []
 
 
 def test_convergence_figures_show_errors_and_bounds():

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 
 import equinox as eqx
 import jax
@@ -13,6 +14,7 @@ import pytest
 from reference.as_users import ROOT
 
 import lim_jax as lim
+from lim_jax._resuming import each_once
 from lim_jax.training.loop import resumable
 
 GRID = lim.graded_grid(7)
@@ -188,3 +190,29 @@ def test_arrays_of_the_loss_and_of_the_labels_tell_streams_apart(tmp_path):
         stream(table + 1, given)
     with pytest.raises(ValueError, match="batches: got others"):
         stream(table, [(x, {"key": keys[2:]})])
+
+
+def test_each_group_is_run_once_and_gives_the_same_whether_read_or_not(tmp_path):
+    checkpoint, called = tmp_path / "new" / "groups.json", []
+
+    def group(name):
+        called.append(name)
+        if name == "third" and called.count(name) == 1:
+            raise KeyboardInterrupt
+        return {"numbers": (0.1 + len(name), float("nan"), 2), "none": None}
+
+    groups = {name: partial(group, name) for name in ("first", "second", "third")}
+    run = {"seed": 3, "sizes": (1, 2)}
+    with pytest.raises(KeyboardInterrupt):
+        each_once(groups, checkpoint, run)
+    found = each_once(groups, checkpoint, run)
+    assert called == ["first", "second", "third", "third"]
+    assert repr(found) == repr(each_once(groups, None, run))
+    assert found["third"]["numbers"][::2] == [5.1, 2] and list(found) == list(groups)
+    assert list(each_once({"second": groups["second"]}, checkpoint, run)) == ["second"]
+    for other in ({"seed": 3, "sizes": [1, 3]}, {"seed": 3, "sizes": [1, 2], "only": "first"}):
+        with pytest.raises(ValueError, match="groups.json, of (sizes|only) .*expected one of"):
+            each_once(groups, checkpoint, other)
+    checkpoint.write_text("not ours")
+    with pytest.raises(ValueError, match="checkpoint: got "):
+        each_once(groups, checkpoint, run)

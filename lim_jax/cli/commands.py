@@ -13,8 +13,18 @@ from lim_jax.cli.reproduction import counterexamples, reproduce
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line on `arguments`, by default the process's own; returns its status."""
-    arguments = sys.argv[1:] if arguments is None else arguments
+    """Run the command line on `arguments`, by default the process's own; returns its status.
+
+    Interrupted from the keyboard it says so in a line, and the status is 130, as shells have it.
+    """
+    try:
+        return _run(sys.argv[1:] if arguments is None else arguments)
+    except KeyboardInterrupt:
+        print("\nInterrupted. Run it again to go on from what is finished.", file=sys.stderr)
+        return 130
+
+
+def _run(arguments: Sequence[str]) -> int:
     if list(arguments) == ["--version"]:
         print(f"lim-jax {version('lim_jax')}")
         return 0

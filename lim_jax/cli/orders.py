@@ -1,5 +1,6 @@
 """The paper's limits, measured from a terminal."""
 
+import shutil
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import zip_longest
@@ -9,7 +10,7 @@ import jax
 from tqdm import tqdm
 
 from lim_jax import limits, plots
-from lim_jax.cli.folder import run_folder, save_figure, write_json, write_table
+from lim_jax.cli.folder import UNFINISHED, run_folder, save_figure, write_json, write_table
 
 COSTS = {"depth": "evaluations of the field", "position": "positions"}
 
@@ -27,7 +28,8 @@ def rates(
     Prints claimed and measured orders with two standard errors, whether each explicit bound held,
     and why an order differs from the printed one; writes rates.json, rates.csv (an error and a
     bound for each refinement) and log-log figures, as PNG and SVG. The exit status is 1 where an
-    order is not the expected one to 0.15, or a bound is broken.
+    order is not the expected one to 0.15, or a bound is broken. Interrupted and run again it goes
+    on after the last group of studies that was finished.
 
     Args:
         quick: Fewer refinements and the main theorems only.
@@ -41,10 +43,16 @@ def rates(
     """
     arguments = {"quick": quick, "only": only, "sizes": sizes, "seed": seed}
     with run_folder(out, "rates", arguments, overwrite=overwrite) as folder:
+        unfinished = folder / UNFINISHED
         with jax.enable_x64(True):
-            progress = partial(tqdm, desc="rates", unit="group")
-            rows, curves = limits.convergence.measure(**arguments, progress=progress)
-            return _report_rates(rows, curves, folder)
+            rows, curves = limits.convergence.measure(
+                **arguments,
+                checkpoint=unfinished / "rates.json",
+                progress=partial(tqdm, desc="rates", unit="group"),
+            )
+            status = _report_rates(rows, curves, folder)
+        shutil.rmtree(unfinished, ignore_errors=True)
+        return status
 
 
 def _report_rates(

@@ -13,6 +13,8 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import diffrax
@@ -23,6 +25,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from lim_jax._checks import counted, require
+from lim_jax._resuming import each_once
 from lim_jax.grid import Grid, PanelGrid, gauss_grid, graded_grid, inner, midpoint_grid, token_grid
 from lim_jax.limits import depth as in_depth
 from lim_jax.limits import position as in_position
@@ -116,6 +119,7 @@ def measure(
     only: Sequence[str] = (),
     sizes: Sequence[int] = (),
     seed: int = 0,
+    checkpoint: Path | None = None,
     progress: Callable[[list], Iterable] = iter,
 ) -> tuple[list[Row], dict[str, list[Curve]]]:
     """Run every study and both error-against-cost comparisons, in float64; or some of the studies.
@@ -133,25 +137,36 @@ def measure(
     seed
         Of the matrices, in place of those that the table's orders were found with, which is 0.
         Orders are of the limit; at other matrices more refinements may be needed to see them.
+    checkpoint
+        A file to read, if it exists, and to write after each group of studies, whole or not at
+        all: a run that was interrupted goes on after the last of them, to the same numbers. Its
+        folder is made where it is missing.
     progress
-        Wraps the list of groups of studies, for example ``tqdm.tqdm``.
+        Wraps the list of the groups' names, for example ``tqdm.tqdm``.
 
     Raises
     ------
     ValueError
         Where a name is not one of `groups`, sizes are given without names or are not such numbers,
-        or the seed is negative.
+        the seed is negative, or the checkpoint is of other studies.
     """
     counted(seed, "seed", least=0)
     every = groups(quick, seed)
     _require_choice(every, only, sizes)
     chosen = only or [name for name in every if not quick or name in QUICK]
-    runs = [partial(every[name].rows, tuple(sizes) or every[name].sizes) for name in chosen]
-    rows = [row for run in progress(runs) for row in run()]
-    if quick or only:
-        return rows, {}
-    costs = {"depth": depth_costs((8, *DEPTHS), seed), "position": position_costs(SIZES, seed)}
-    return rows, costs
+    runs: dict[str, Callable[[], Iterable[Row | Curve]]] = {
+        name: partial(every[name].rows, tuple(sizes) or every[name].sizes) for name in chosen
+    }
+    costs = {} if quick or only else _costs(seed)
+    options = {"quick": quick, "only": list(only), "sizes": list(sizes), "seed": seed}
+    run = {"function": "measure", "version": version("lim_jax"), **options}
+    parts = {name: partial(_plain, part) for name, part in {**runs, **costs}.items()}
+    found = each_once(parts, checkpoint, run, progress)
+    rows = [_row(row) for name in runs for row in found[name]]
+    return rows, {
+        name.removeprefix("cost-"): [Curve(**_with_tuples(curve)) for curve in found[name]]
+        for name in costs
+    }
 
 
 class Group(NamedTuple):
@@ -216,6 +231,29 @@ def _require_choice(every: Mapping[str, Group], only: Sequence[str], sizes: Sequ
         expected="at least four numbers of tokens or layers, rising, of the studies in only",
         cure="A slope through fewer points says nothing.",
     )
+
+
+def _costs(seed: int) -> dict[str, Callable[[], Iterable[Curve]]]:
+    return {
+        "cost-depth": partial(depth_costs, (8, *DEPTHS), seed),
+        "cost-position": partial(position_costs, SIZES, seed),
+    }
+
+
+def _plain(group: Callable[[], Iterable[Row | Curve]]) -> list[dict[str, Any]]:
+    """What a group gives, by the names of its parts; `_row` and `Curve` take it back."""
+    return [
+        one._asdict() | ({"study": one.study._asdict()} if isinstance(one, Row) else {})
+        for one in group()
+    ]
+
+
+def _row(plain: dict[str, Any]) -> Row:
+    return Row(**{**plain, "study": Study(**_with_tuples(plain["study"]))})
+
+
+def _with_tuples(plain: dict[str, Any]) -> dict[str, Any]:
+    return {name: tuple(one) if isinstance(one, list) else one for name, one in plain.items()}
 
 
 def smooth_states(p: Float[Array, " points"]) -> Float[Array, "points 3"]:
