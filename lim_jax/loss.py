@@ -386,7 +386,7 @@ def margin_loss(
     )
     classes = _known_classes(targets, logits, query_weights != 0)[:, None]
     answers = jnp.take_along_axis(logits, classes, axis=1)[:, 0]
-    chosen = jnp.arange(logits.shape[1])[None, :] == classes
+    chosen = jnp.arange(logits.shape[1])[None, :] == classes.astype(int)
     others = jax.nn.logsumexp(jnp.where(chosen, -jnp.inf, logits), axis=1)
     return _weighted(others - answers, query_weights)
 

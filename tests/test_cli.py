@@ -1,12 +1,15 @@
 """The command line prints and writes the numbers that it is given."""
 
+import csv
+import inspect
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
-from fractions import Fraction
 from functools import partial
+from importlib.metadata import version
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +17,9 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from reference.as_users import ROOT, run_python
-from reference.publishers import CONFIGS, write
 
 import lim_jax as lim
-from lim_jax import cli, models, plots, studies
+from lim_jax import cli, plots, studies
 from lim_jax.cli import orders
 from lim_jax.limits import convergence
 from lim_jax.limits import position as in_position
@@ -43,7 +45,8 @@ CURVES = {
 
 def run(monkeypatch, folder, rows, curves):
     monkeypatch.setattr(convergence, "measure", lambda **arguments: (rows, curves))
-    return cli.main(["rates", "--out", str(folder / "new" / "folder")])
+    out = folder / "new" / "folder"
+    return cli.main(["rates", "--out", str(out), "--overwrite"])
 
 
 def test_rates_prints_the_table_and_writes_files(monkeypatch, tmp_path, capsys):
@@ -55,7 +58,13 @@ def test_rates_prints_the_table_and_writes_files(monkeypatch, tmp_path, capsys):
     assert "2 of 2 orders and bounds are as expected." in printed
     folder = tmp_path / "new" / "folder"
     written = {path.name for path in folder.iterdir()}
-    assert written == {"rates.json", "attention.png", "cost_depth.png", "cost_position.png"}
+    figures = {f"{name}.{kind}" for name in ("attention", "cost_depth", "cost_position")
+               for kind in ("png", "svg")}  # fmt: skip
+    assert written == {"rates.json", "rates.csv", "run.json", *figures}
+    table = list(csv.reader((folder / "rates.csv").read_text().splitlines()))
+    assert table[0] == ["study", "refinement", "error", "bound"]
+    assert len(table) == 9 and table[2][1:] == ["20.0", "0.15000000000000002", "0.5"]
+    assert table[5][0] == FASTER.name and table[5][3] == ""
     document = json.loads((folder / "rates.json").read_text())
     assert document["rates"][0]["errors"] == list(GOOD.study.errors)
     assert document["rates"][0]["holds"] is True
@@ -85,7 +94,7 @@ class Sized:
         for name in ("depth", "attention", "adjoint", "terminal", "cesaro"):
             monkeypatch.setattr(convergence, f"_{name}_rows", partial(self.rows, name))
 
-    def rows(self, name, *arguments):
+    def rows(self, name, *arguments, **options):
         self.run.append(name)
         study = in_position.cesaro_study(2.0, (50, 100, 200, 400))
         yield convergence.Row(f"studies, averaged, {name}", study, 1, "why")
@@ -117,7 +126,8 @@ def test_rates_that_are_interrupted_go_on_to_the_same_numbers(monkeypatch, tmp_p
     assert sized.run == names[4:]
     assert (out / "rates.json").read_bytes() == expected
     assert capsys.readouterr().out.splitlines()[:-1] == table.splitlines()[:-1]
-    assert {path.name for path in out.iterdir()} == {"rates.json", "studies.png"}
+    written = {path.name for path in out.iterdir()}
+    assert written == {"run.json", "rates.json", "rates.csv", "studies.png", "studies.svg"}
 
 
 def test_other_studies_are_not_gone_on_with(monkeypatch, tmp_path):
@@ -140,7 +150,7 @@ from lim_jax.cli import orders
 from lim_jax.limits import convergence
 from lim_jax.limits import position as in_position
 
-def slowly(*arguments):
+def slowly(*arguments, **options):
     print("begun", flush=True)
     time.sleep(60)
 
@@ -184,105 +194,6 @@ def test_cost_figures_show_every_curve():
     assert axes.get_xlabel() == "evaluations"
 
 
-@pytest.mark.slow
-def test_explain_writes_what_it_prints(monkeypatch, tmp_path, capsys):
-    """All figures are made, and those of one case drawn to pixels, which takes long."""
-    draw = Figure.savefig
-
-    def save(figure, path):
-        draw(figure, path) if path.name.startswith("seeded_network_last") else path.touch()
-
-    monkeypatch.setattr(Figure, "savefig", save)
-    out = tmp_path / "explained"
-    arguments = ["--length", "12", "--steps", "3", "--contexts", "3", "--out", str(out)]
-    with jax.numpy_dtype_promotion("standard"):  # optax promotes
-        assert cli.main(["explain", *arguments]) == 0
-    printed = capsys.readouterr().out
-    document = json.loads((out / "explanation.json").read_text())
-    assert len(document["training_losses"]) == 3
-    assert set(document["cone_mass"]) == {"seeded network", "trained network"}
-    assert len(document["explanations"]) == 4
-    for name, found in document["explanations"].items():
-        assert f"== {name} (L = 12, 3 contexts) ==" in printed
-        weights = np.full(12, 1 / 12)
-        np.testing.assert_allclose(weights @ found["density"], 1, rtol=1e-10)
-        for region in found["regional_energies"].values():
-            parts = [value for part, value in region.items() if part != "total"]
-            np.testing.assert_allclose(sum(parts), region["total"], rtol=1e-9)
-        assert found["depth"] == 0 and f"at depth {found['depth']}" in printed
-        hops = np.array(list(found["hop_energies"].values()))
-        asked = np.count_nonzero(hops[0])
-        assert asked == (1 if name.endswith("last token") else 12) and hops[3].any()
-        verdicts = {c["name"]: c["holds"] for c in found["certificates"]}
-        assert verdicts["right-biased queries"] is name.endswith("last token")
-        assert (found["without_queries"] is not None) is name.endswith("last token")
-    assert len(list(out.glob("*.png"))) == 19
-    assert sum(path.stat().st_size > 1000 for path in out.glob("*.png")) == 5
-    assert "explanation.json and 19 figures" in printed
-    # The seeded network's cone mass stands under its name.
-    keys = jax.random.split(jax.random.key(0), 4)
-    seeded = models.byte_model(12, key=keys[0])
-    windows = models.sample_windows(models.standard_library_text(), 12, 3, key=keys[2])
-    mass = studies.average_cone_mass(seeded, windows, lim.boundary_regions(lim.token_grid(12), 0.2))
-    shown = document["cone_mass"]
-    np.testing.assert_allclose(shown["seeded network"]["value"], mass.value, rtol=1e-9)
-    assert not np.allclose(shown["trained network"]["value"], mass.value, rtol=1e-3)
-
-
-def test_explain_reads_a_folder_of_weights_and_a_text(monkeypatch, tmp_path):
-    """Each letter is a word of the tokenizer; the study is asked about these weights and ids."""
-    tokenizers = pytest.importorskip("tokenizers")
-    letters = "abcdefghijk"
-    tokenizer = tokenizers.Tokenizer(
-        tokenizers.models.WordLevel({a: i for i, a in enumerate(letters)}, unk_token="k")
-    )
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
-    write(tmp_path, CONFIGS["llama"])
-    written = np.random.default_rng(0).integers(11, size=60)
-    (tmp_path / "text").write_text("".join(letters[letter] for letter in written))
-
-    class Reached(Exception):
-        pass
-
-    def explained(model, windows, query_weights, regions, *, key, depth):
-        raise Reached(model, windows, query_weights, regions, depth)
-
-    monkeypatch.setattr(studies, "explain", explained)
-    arguments = ["--model", str(tmp_path), "--text", str(tmp_path / "text"), "--depth", "1"]
-    sizes = ["--length", "6", "--contexts", "5", "--delta", "0.3", "--out", str(tmp_path / "out")]
-    with pytest.raises(Reached) as reached:
-        cli.main(["explain", *arguments, *sizes])
-    model, windows, weights, regions, depth = reached.value.args
-    expected = models.load(tmp_path)
-    for one, other in zip(jax.tree.leaves(model), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_array_equal(one, other)
-    assert windows.shape == (5, 7) and depth == 1
-    for window in np.asarray(windows):
-        assert any((written[i : i + 7] == window).all() for i in range(54))
-    assert regions.grid.nodes.dtype == jnp.float32 and regions.delta == Fraction("0.3")
-    np.testing.assert_allclose(weights, 1 / 6)
-
-
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        (("--delta", "0.6", "--model", "nowhere", "--text", "nowhere"), "delta: got 0.6"),
-        (("--length", "0"), "size: got 0"),
-        (("--steps", "0"), "steps: got 0"),
-        (("--contexts", "0"), "contexts: got 0"),
-        (("--depth", "4"), "depth: got 4, expected a layer's depth"),
-        (("--length", "500000"), "text: got 400000 ids"),
-        (("--text", "a.txt"), "model and text: got None and a.txt, expected both or neither"),
-    ],
-)
-def test_explain_refuses_before_it_trains(monkeypatch, tmp_path, arguments, message):
-    monkeypatch.setattr(models.language, "train", None)
-    with pytest.raises(ValueError, match=message):
-        cli.main(["explain", *arguments, "--out", str(tmp_path / "out")])
-    assert not (tmp_path / "out").exists()
-
-
 def test_reproduce_takes_float64_by_itself(monkeypatch, tmp_path):
     class Reached(Exception):
         pass
@@ -295,11 +206,108 @@ def test_reproduce_takes_float64_by_itself(monkeypatch, tmp_path):
         cli.main(["reproduce", "--out", str(tmp_path)])
 
 
-def test_the_counterexamples_print_their_numbers(capsys):
+def test_reproduce_writes_ours_beside_the_papers(monkeypatch, tmp_path, as_users_run):
+    """Its figures are drawn elsewhere; a figure that differs is an exit status of one."""
+    found = [studies.Comparison("baseline, left", "3.2269", 3.22691, 1e-5, True)]
+    monkeypatch.setattr(studies, "section4", lambda progress: None)
+    monkeypatch.setattr(studies, "summary", lambda results: {"total": 2.0})
+    monkeypatch.setattr(studies, "compare", lambda numbers: found)
+    monkeypatch.setattr(studies, "beyond_the_paper", lambda numbers: "")
+    for name in ("influence_profiles", "observability_profiles", "convergence", "probe_errors"):
+        draw = lambda results: Figure(figsize=(1, 1))  # noqa: E731
+        draw.__name__ = name
+        monkeypatch.setattr(plots, f"simulation_{name}", draw)
+    assert cli.main(["reproduce", "--out", str(tmp_path)]) == 0
+    assert json.loads((tmp_path / "section4.json").read_text()) == {"total": 2.0}
+    table = list(csv.reader((tmp_path / "section4.csv").read_text().splitlines()))
+    assert table[0] == ["name", "printed", "ours", "difference", "agrees"]
+    assert table[1] == ["baseline, left", "3.2269", "3.22691", "1e-05", "True"]
+    assert (tmp_path / "probe_errors.svg").exists() and (tmp_path / "convergence.png").exists()
+    found.append(studies.Comparison("baseline, right", "2", 3.0, 1.0, False))
+    assert cli.main(["reproduce", "--out", str(tmp_path)]) == 1
+
+
+def test_the_counterexamples_print_and_write_their_numbers(tmp_path, capsys):
     assert cli.main(["counterexamples"]) == 0
     printed = capsys.readouterr().out
     assert "influence energies: 4  1" in printed
     assert "traces of the Gramians: 2  2" in printed
+    assert cli.main(["counterexamples", "--out", str(tmp_path / "new")]) == 0
+    assert capsys.readouterr().out.startswith(printed)
+    document = json.loads((tmp_path / "new" / "counterexamples.json").read_text())
+    numbers = {name: value for example in document for name, value in example["numbers"].items()}
+    assert len(document) == 4 and numbers["influence energies"] == [4.0, 1.0]
+    assert all(f'"{example["slogan"]}"' in printed for example in document)
+
+
+def test_without_a_command_it_says_what_there_is(capsys):
+    with pytest.raises(SystemExit) as left:
+        cli.main([])
+    assert left.value.code == 0
+    printed = capsys.readouterr().out
+    for name in ("profile", "explain", "rates", "reproduce", "counterexamples", "--version"):
+        assert name in printed
+
+
+def test_the_version_is_that_of_the_package(capsys):
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"lim-jax {version('lim_jax')}\n"
+
+
+@pytest.mark.parametrize("command", ["profile", "explain", "rates", "reproduce", "counterexamples"])
+def test_help_names_every_argument_and_its_meaning(command, capsys):
+    with pytest.raises(SystemExit) as left:
+        cli.main([command, "--help"])
+    assert left.value.code == 0
+    printed = capsys.readouterr().out
+    function = getattr(cli, command)
+    words = re.findall(r"\w+", printed)
+    for name, meaning in re.findall(r"^        (\w+): (.*)", function.__doc__, re.MULTILINE):
+        assert f"--{name.replace('_', '-')}" in printed or name == "model"
+        assert " ".join(re.findall(r"\w+", meaning)[:5]) in " ".join(words)
+    described = set(re.findall(r"^        (\w+): ", function.__doc__, re.MULTILINE))
+    assert described == set(inspect.signature(function).parameters)
+
+
+def test_rates_of_chosen_studies_sizes_and_matrices(tmp_path, capsys):
+    """End to end: what is drawn and written is the study that was asked for."""
+    out = tmp_path / "rates"
+    arguments = ["rates", "--only", "extrapolated", "--sizes", "20", "40", "80", "160"]
+    found = []
+    for seed in ("0", "1"):
+        assert cli.main([*arguments, "--seed", seed, "--out", str(out), "--overwrite"]) == 0
+        (row,) = json.loads((out / "rates.json").read_text())["rates"]
+        assert row["name"] == "attention, last position, Richardson"
+        assert row["refinements"] == [20, 40, 80, 160]
+        found.append(row["errors"])
+    assert not np.allclose(*found, rtol=1e-2)
+    assert "1 of 1 orders and bounds" in capsys.readouterr().out
+    assert (out / "attention.png").read_bytes().startswith(b"\x89PNG")
+    assert "</svg>" in (out / "attention.svg").read_text()
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (("--only", "loss", "tokens"), "only: got tokens, expected some of depth, attention"),
+        (("--sizes", "1", "2", "3", "4"), r"sizes: got \[1, 2, 3, 4\] of all studies"),
+        (("--only", "loss", "--sizes", "1", "2", "3"), "sizes: .*at least four"),
+        (("--only", "loss", "--sizes", "4", "3", "2", "1"), "sizes: .*rising"),
+        (("--only", "loss", "--sizes", "0", "1", "2", "3"), "sizes: got 0"),
+        (("--seed", "-1"), "seed: got -1"),
+    ],
+)
+def test_rates_refuses_what_it_cannot_choose(arguments, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        cli.main(["rates", *arguments, "--out", str(tmp_path / "out")])
+    assert not (tmp_path / "out").exists()
+
+
+def test_every_group_of_studies_is_named_in_the_help():
+    named = re.search(r"only: (.*?)\n        sizes", cli.rates.__doc__, re.DOTALL)
+    assert named is not None
+    words = set(re.findall(r"[\w-]+", named.group(1)))
+    assert set(convergence.groups()) <= words
 
 
 def test_a_missing_extra_is_named_before_any_work(tmp_path):

@@ -153,7 +153,7 @@ def _of_line(line: str, tokenizer: Any, asked: Asked, max_length: int, where: st
     if asked != "next-token":
         answered = found.last[1:] >= len(prompt)
         require(
-            "answer" in record and bool(answered.any()) and found.last[0] < len(prompt),
+            "answer" in record and bool(answered.any() and found.last[0] < len(prompt)),
             where,
             got=f"the answer {answer!r} after the prompt {prompt!r}",
             expected="a prompt and an answer of some tokens each",

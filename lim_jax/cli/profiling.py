@@ -20,7 +20,7 @@ from lim_jax.grid import boundary_regions, carrying_shares, token_grid
 from lim_jax.models import CausalLM
 from lim_jax.probes import sample_mean
 
-Energy = Float[np.ndarray, " length"]
+Energy = Float[np.ndarray, " _"]
 CELLS = 100
 TOKEN_COLUMNS = ("context", "place", "token", "position", "weight", "energy", "density")
 

@@ -303,7 +303,8 @@ def _energy(
     scale: Float[Array, ""],
 ) -> Float[Array, " length"]:
     batch = ids[None], jax.tree.map(lambda leaf: leaf[None], y)
-    (energy,) = adjoint_energies(loss, model, batch, token_grid(ids.shape[0]))
+    grid = token_grid(ids.shape[0], model.embedding.dtype)
+    (energy,) = adjoint_energies(loss, model, batch, grid)
     return energy * scale
 
 

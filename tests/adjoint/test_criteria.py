@@ -151,7 +151,7 @@ def test_primacy_is_vacuous_where_contributions_cancel():
     cone = cone_of(flow, random_states(1, 2, LENGTH, 6), loss)
     certificate = criteria.primacy_noncancellation(cone, REGIONS)
     assert not certificate.holds
-    assert "cancels" in certificate.vacuous
+    assert "cancels" in certificate.vacuous and "later depth" in certificate.decisive
     assert [premise.holds for premise in certificate.premises] == [False]
 
 
@@ -237,7 +237,7 @@ def test_the_ceiling_of_recency_is_the_papers():
     for size, vacuous in ((0.279, False), (0.281, True)):
         c = jnp.asarray(np.expm1([size]))
         certificate = criteria.recency_survival(spike, spike, c, REGIONS)
-        assert bool(certificate.vacuous) is vacuous
+        assert bool(certificate.vacuous) is bool(certificate.decisive) is vacuous
         (one,) = certificate.inequalities
         expected = (1 / 0.2 + 1 / 0.6) * np.expm1(2 * size) / LENGTH
         np.testing.assert_allclose((one.greater, one.lesser), (1 / 0.2 / LENGTH, expected))
@@ -411,6 +411,17 @@ def test_the_double_deficit_holds_fails_and_is_vacuous():
     crossed = exact_bounds(even)._replace(correlations=jnp.ones((3, 3)))
     certificate = criteria.double_deficit(even, crossed)
     assert "cross terms alone" in certificate.vacuous
+    # The channels are orthogonal: with bounds as tight as the data the left has l > Gamma.
+    assert certificate.decisive.startswith("with more examples")
+    pairs = [[[1.0, c, 0.0], [c, 1.0, 0.0], [0.0, 0.0, 0.0]] for c in (0.6, 0.0, 0.4)]
+    mixed = RegionalChannels(jnp.asarray([pairs]))
+    certificate = criteria.double_deficit(mixed, exact_bounds(mixed))
+    assert "undo the left boundary" in certificate.vacuous  # 2 0.6 > 1, and 2 0.4 < 1
+    assert "not with more examples" in certificate.decisive and " left " in certificate.decisive
+    crossed = exact_bounds(mixed)._replace(correlations=jnp.ones((3, 3)))
+    both = criteria.double_deficit(mixed, crossed)
+    assert "left and the right" in both.vacuous and "right" not in both.decisive
+    assert f"it could decide: {both.decisive}" in certificate_table([both])
 
 
 def test_the_double_deficits_sides_by_hand():
@@ -491,6 +502,7 @@ def test_right_biased_queries():
     assert rising.holds and rising.concluded
     first = jnp.asarray(np.eye(LENGTH)[0])
     assert "no query asks" in queried(first, energies).vacuous
+    assert "the last token" in queried(first, energies).decisive
     silent = queried(last_token(LENGTH), energies.at[-1].set(0.0))
     assert "no readout residual" in silent.vacuous and not silent.holds
 

@@ -72,6 +72,27 @@ def test_every_context_lives_on_its_own_grid(model):
     assert int(found.count) == len(WINDOWS)
 
 
+@pytest.mark.parametrize("loss", ["loss", "margin_loss"])
+def test_energies_of_tokens_are_of_what_each_context_is_asked(model, loss):
+    """Weights of each context its own, zero at most places; a gradient of each without padding."""
+    weights = [np.zeros(len(window) - 1) for window in WINDOWS]
+    for asked, places in zip(weights, ((4,), (0, 6), (3, 18, 19), (32,)), strict=True):
+        asked[list(places)] = np.arange(1, len(places) + 1) / sum(range(len(places) + 1))
+    of_states = getattr(models.CausalLM, loss)
+    found = models.energies_of_ids(model, WINDOWS, ask=weights, loss=of_states, progress=reversed)
+    for window, asked, energy in zip(WINDOWS, weights, found[::-1], strict=True):
+        length, y = len(window) - 1, models.Queries(window[1:], jax.device_put(asked))
+        own = jax.jit(jax.grad(lambda x, y=y: of_states(model, x, y)))
+        gradient = np.asarray(own(model.embed(window[:-1])))
+        expected = length**2 * (gradient**2).sum(axis=1)
+        np.testing.assert_allclose(energy, expected, rtol=1e-9, atol=1e-12 * expected.max())
+    carried = models.influence_of_ids(model, WINDOWS, REGIONS, ask=weights, loss=of_states)
+    total = np.mean([energy.mean() for energy in found])
+    np.testing.assert_allclose(carried.total, total, rtol=1e-12)
+    with pytest.raises(ValueError, match="ask: got weights of 3 contexts, expected those of 4"):
+        models.energies_of_ids(model, WINDOWS, ask=weights[:3])
+
+
 def test_some_ten_programs_serve_all_lengths(model):
     """Other lengths that are padded alike, in other numbers of each, compile nothing."""
     models.influence_of_ids(model, WINDOWS, REGIONS)

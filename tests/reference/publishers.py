@@ -8,6 +8,9 @@ import json
 import numpy as np
 from safetensors.numpy import save_file
 from scipy.special import erf, softmax
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Split
 
 WORDS, WIDTH, HEADS, DEPTH, HIDDEN, PLACES = 11, 16, 4, 2, 10, 8
 COMMON = {
@@ -120,6 +123,23 @@ def write(folder, config, arrays=None):
     (folder / "config.json").write_text(json.dumps(config))
     save_file(tensors(config) if arrays is None else arrays, folder / "model.safetensors")
     return folder
+
+
+LETTERS = "abcdefghijk"
+
+
+def write_with_letters(folder, config):
+    """The same with a tokenizer, to which each letter is a word: its number in `LETTERS`."""
+    words = {letter: index for index, letter in enumerate(LETTERS)}
+    tokenizer = Tokenizer(WordLevel(words, unk_token=LETTERS[-1]))
+    tokenizer.pre_tokenizer = Split("", "isolated")  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return write(folder, config)
+
+
+def spelt(ids):
+    """A text whose letters have these numbers."""
+    return "".join(LETTERS[number] for number in ids)
 
 
 def logits(config, ids):

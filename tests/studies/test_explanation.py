@@ -18,6 +18,7 @@ from lim_jax.adjoint.hops import attention_hops
 from lim_jax.adjoint.ledger import channels, cone_by_head
 from lim_jax.adjoint.residual import amplification, interaction_norms
 from lim_jax.adjoint.tangent import attention_sites
+from lim_jax.density import Influence
 from lim_jax.loss import last_token, teacher_forcing
 from lim_jax.models import language
 from lim_jax.network.norms import LayerNorm, RMSNorm
@@ -238,6 +239,28 @@ def test_a_last_token_loss_is_shown_with_and_without_its_query():
     share = energy[-1] / energy.sum()
     assert f"The queried tokens hold {share:.1%} of the influence." in printed
     assert f"Without: LIM {float(rest.indices().lim):+.3f}" in printed
+
+
+def test_contexts_needed_make_the_interval_as_narrow_as_asked():
+    """On fresh contexts, as many as a few foretell: two errors of LIM are a tenth of it."""
+    regions = lim.boundary_regions(lim.token_grid(5), 0.2)
+    generator = np.random.default_rng(0)
+
+    def drawn(count, middle):
+        energies = generator.exponential(size=(count, 5)) * np.array([3, middle, middle, middle, 2])
+        return Influence.from_energies(jax.device_put(energies), regions)
+
+    for middle, scale in ((1.0, 1.0), (20.0, 9.0)):  # beyond minus one the width is a part of LIM
+        few = drawn(400, middle)
+        for width in (0.1, 0.05):
+            many = drawn(lim.studies.contexts_needed(few, width), middle)
+            found = 2 * float(many.index_errors().lim)
+            assert found == pytest.approx(width * scale, rel=0.2)
+            assert float(many.indices().lim) == pytest.approx(1 - middle / 2, abs=3 * width * scale)
+    assert lim.studies.contexts_needed(drawn(1, 1.0)) is None
+    line = lim.studies.influence_table(drawn(2, 1.0)).splitlines()[-1]
+    assert "two errors within 10 % would take some" in line
+    assert "would take" not in lim.studies.influence_table(drawn(4000, 1.0))
 
 
 def test_records_and_tables_give_every_number_under_its_name():

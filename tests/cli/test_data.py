@@ -1,0 +1,152 @@
+"""Contexts from files: what is asked where, tokens that spell the text, records by character."""
+
+import json
+
+import numpy as np
+import pytest
+from reference.publishers import CONFIGS, LETTERS, spelt, write_with_letters
+from tokenizers import Tokenizer
+from tokenizers.models import BPE, WordLevel
+from tokenizers.pre_tokenizers import ByteLevel, Whitespace
+from tokenizers.processors import TemplateProcessing
+
+from lim_jax.cli import read_contexts
+
+
+@pytest.fixture
+def letters(tmp_path):
+    write_with_letters(tmp_path, CONFIGS["llama"])
+    return tmp_path / "tokenizer.json"
+
+
+def lines(folder, *records):
+    """Of JSON, with an empty line in between."""
+    path = folder / "data.jsonl"
+    path.write_text("\n\n".join(json.dumps(record) for record in records))
+    return path
+
+
+def test_a_text_is_cut_into_contexts_one_after_another(tmp_path, letters):
+    ids = np.random.default_rng(0).integers(11, size=17)
+    data = tmp_path / "data.txt"
+    data.write_text(spelt(ids))
+    found = read_contexts(data, letters, "next-token", 5)
+    # 16 targets: three times five, and one that is left out.
+    windows = [ids[0:6], ids[5:11], ids[10:16]]
+    assert [context.window.tolist() for context in found] == [row.tolist() for row in windows]
+    assert ["".join(context.tokens) for context in found] == [spelt(row[:-1]) for row in windows]
+    for context in found:
+        np.testing.assert_allclose(context.weights, 1 / 5)
+    (short,) = read_contexts(data, letters, "next-token", 100)
+    assert short.window.tolist() == ids.tolist() and short.length == 16
+
+
+def test_an_answer_is_asked_from_the_token_before_each_of_its_own(tmp_path, letters):
+    record = {"prompt": "abcde", "answer": "fga", "id": 3}
+    data = lines(tmp_path, record, {"prompt": "cc", "answer": "k"})
+    for asked in ("answer", "margin"):
+        first, second = read_contexts(data, letters, asked, 7)
+        assert first.window.tolist() == [0, 1, 2, 3, 4, 5, 6, 0]
+        np.testing.assert_allclose(first.weights, [0, 0, 0, 0, 1 / 3, 1 / 3, 1 / 3])
+        assert first.window[1:][first.weights > 0].tolist() == [5, 6, 0]
+        assert second.weights.tolist() == [0, 1]
+    first, second = read_contexts(data, letters, "next-token", 7)
+    np.testing.assert_allclose(first.weights, 1 / 7)
+    np.testing.assert_allclose(second.weights, 1 / 2)
+
+
+def test_spans_are_read_in_characters(tmp_path, letters):
+    spans = [[0, 2, "first"], [2, 5, "second"], [5, 7, "first"]]
+    data = lines(tmp_path, {"text": "abcdefg", "spans": spans}, {"text": "ab"})
+    found, bare = read_contexts(data, letters, "next-token", 10)
+    # The last token is a target only.
+    assert [(span.name, span.places.tolist()) for span in found.spans] == [
+        ("first", [0, 1]), ("second", [2, 3, 4]), ("first", [5])
+    ]  # fmt: skip
+    assert bare.spans == ()
+
+
+def marked(words):
+    """Words apart by spaces, and a mark before each text, as many publishers have it."""
+    tokenizer = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token="<s>"))
+    tokenizer.pre_tokenizer = Whitespace()  # pyright: ignore[reportAttributeAccessIssue]
+    mark = [("<s>", 0)]
+    tokenizer.post_processor = TemplateProcessing(  # pyright: ignore[reportAttributeAccessIssue]
+        single="<s> $A", special_tokens=mark
+    )
+    return tokenizer
+
+
+def test_words_of_several_characters_and_a_mark_before_the_text(tmp_path):
+    marked(["<s>", "red", "is", "blue", "sky"]).save(str(tmp_path / "words.json"))
+    text = {"prompt": "red sky is", "answer": " blue sky", "spans": [[0, 4, "a"], [4, 9, "b"]]}
+    data = lines(tmp_path, text)
+    (found,) = read_contexts(data, tmp_path / "words.json", "answer", 10)
+    assert found.window.tolist() == [0, 1, 4, 2, 3, 4]
+    assert found.tokens == ("<s>", "red", " sky", " is", " blue")
+    assert found.weights.tolist() == [0, 0, 0, 0.5, 0.5]
+    # "is" ends at character 9: its last character is not of the span.
+    assert [span.places.tolist() for span in found.spans] == [[1], [2]]
+
+
+def test_tokens_of_parts_of_a_character_spell_the_text_once(tmp_path):
+    alphabet = sorted(ByteLevel.alphabet())
+    tokenizer = Tokenizer(BPE({letter: i for i, letter in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = ByteLevel(  # pyright: ignore[reportAttributeAccessIssue]
+        add_prefix_space=False
+    )
+    tokenizer.save(str(tmp_path / "bytes.json"))
+    data = lines(tmp_path, {"text": "é a€b", "spans": [[3, 4, "euro"]]})
+    (found,) = read_contexts(data, tmp_path / "bytes.json", "next-token", 10)
+    assert len(found.tokens) == 2 + 1 + 1 + 3 and "".join(found.tokens) == "é a€"
+    assert found.spans[0].places.tolist() == [4, 5, 6]
+
+
+@pytest.mark.parametrize(
+    "line, message",
+    [
+        ("{", "line 2: got '{', expected a JSON object"),
+        ("[1]", "line 2: got .*, expected {.text.: "),
+        ('{"prompt": "a"}', "line 2: .*expected {.text.: "),
+        ('{"text": "abc", "prompt": "a", "answer": "b"}', "line 2: .*expected {.text.: "),
+        ('{"text": 3}', "line 2: .*Text is a string"),
+        ('{"text": "abc", "spans": {}}', "line 2: .*spans. as a list"),
+        ('{"text": "abc", "spans": [[0, 4, "a"]]}', r"line 2: got the span \[0, 4, 'a'\], .* 3,"),
+        ('{"text": "abc", "spans": [[1, 1, "a"]]}', "line 2: got the span .*start < end"),
+        ('{"text": "abc", "spans": [[0, 1]]}', "line 2: got the span"),
+        ('{"text": "abc", "spans": [[true, 2, "a"]]}', "line 2: got the span"),
+        ('{"text": "abcdef"}', "line 2: got 6 tokens, expected from 2 to 5.*Raise --max-length"),
+        ('{"text": "a"}', "line 2: got 1 tokens"),
+    ],
+)
+def test_lines_that_cannot_be_read_are_named(line, message, tmp_path, letters):
+    data = tmp_path / "data.jsonl"
+    data.write_text('{"text": "abc"}\n' + line)
+    with pytest.raises(ValueError, match=message):
+        read_contexts(data, letters, "next-token", 4)
+
+
+@pytest.mark.parametrize(
+    "record", [{"text": "abc"}, {"prompt": "", "answer": "ab"}, {"prompt": "ab", "answer": ""}]
+)
+def test_a_line_without_a_prompt_or_an_answer_asks_no_answer(record, tmp_path, letters):
+    data = lines(tmp_path, record)
+    with pytest.raises(ValueError, match="line 1: .*expected a prompt and an answer"):
+        read_contexts(data, letters, "answer", 4)
+
+
+def test_files_without_what_is_asked_are_refused(tmp_path, letters):
+    text = tmp_path / "text"
+    text.write_text(LETTERS)
+    with pytest.raises(ValueError, match="loss: got margin of the text .*JSON lines"):
+        read_contexts(text, letters, "margin", 4)
+    with pytest.raises(ValueError, match="data: got .*nothing, which is no file"):
+        read_contexts(tmp_path / "nothing", letters, "next-token", 4)
+    text.write_text("a")
+    with pytest.raises(ValueError, match="data: got 1 tokens in .*at least two"):
+        read_contexts(text, letters, "next-token", 4)
+    (tmp_path / "empty.jsonl").write_text("\n")
+    with pytest.raises(ValueError, match="data: got .*without a line"):
+        read_contexts(tmp_path / "empty.jsonl", letters, "next-token", 4)
+    with pytest.raises(ValueError, match="tokenizer: got no file"):
+        read_contexts(text, tmp_path / "other.json", "next-token", 4)

@@ -1,0 +1,204 @@
+"""The command explain: as many contexts as say something, and what is written is what is found."""
+
+import csv
+import json
+from fractions import Fraction
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from reference.publishers import CONFIGS, spelt, write_with_letters
+
+import lim_jax as lim
+from lim_jax import cli, models, studies
+from lim_jax.cli import explaining
+from lim_jax.density import Influence
+
+
+class Reached(Exception):
+    pass
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = tmp_path / "weights"
+    folder.mkdir()
+    return write_with_letters(folder, CONFIGS["llama"])
+
+
+def written(path, rows):
+    """Of text, or JSON lines."""
+    texts = [spelt(row) for row in rows]
+    lines = [json.dumps({"text": text}) for text in texts]
+    path.write_text("\n".join(lines) if path.suffix else texts[0])
+    return path
+
+
+@pytest.mark.slow
+def test_explain_writes_what_it_prints(monkeypatch, folder, tmp_path, capsys):
+    """All figures are made, and one drawn to pixels, which takes long."""
+    draw = Figure.savefig
+
+    def save(figure, path, **options):
+        draw(figure, path, **options) if path.name == "cone_mass.png" else path.touch()
+
+    monkeypatch.setattr(Figure, "savefig", save)
+    text = written(tmp_path / "text", [np.random.default_rng(0).integers(11, size=40)])
+    out = tmp_path / "explained"
+    arguments = ["--max-length", "12", "--contexts", "3", "--out", str(out)]
+    assert cli.main(["explain", str(folder), "--data", str(text), *arguments]) == 0
+    printed = capsys.readouterr().out
+    document = json.loads((out / "explanation.json").read_text())
+    assert document["training_losses"] == [] and set(document["cone_mass"]) == {"given network"}
+    assert len(document["explanations"]) == 2
+    for name, found in document["explanations"].items():
+        assert f"== {name} (L = 12, 3 contexts) ==" in printed
+        np.testing.assert_allclose(np.mean(found["density"]), 1, rtol=1e-5)
+        for region in found["regional_energies"].values():
+            parts = [value for part, value in region.items() if part != "total"]
+            np.testing.assert_allclose(sum(parts), region["total"], rtol=1e-4)
+        assert found["depth"] == 0 and f"at depth {found['depth']}" in printed
+        hops = np.array(list(found["hop_energies"].values()))
+        last = name.endswith("last token")
+        assert np.count_nonzero(hops[0]) == (1 if last else 12) and hops[2].any()
+        verdicts = {c["name"]: c["holds"] for c in found["certificates"]}
+        assert verdicts["right-biased queries"] is last
+        assert (found["without_queries"] is not None) is last
+        for certificate in found["certificates"]:
+            assert bool(certificate["vacuous"]) is bool(certificate["decisive"])
+            assert certificate["decisive"] in printed
+        table = (out / f"{name.replace(', ', '_').replace(' ', '_')}.csv").read_text()
+        names, *rows = csv.reader(table.splitlines())
+        assert names[:4] == ["position", "density", "error", "residual energy"]
+        columns = np.array(rows, float).T
+        np.testing.assert_allclose(columns[0], np.arange(1, 13) / 12, rtol=1e-6)
+        np.testing.assert_array_equal(columns[1:3], [found["density"], found["density_error"]])
+        np.testing.assert_array_equal(columns[3:6], list(found["channel_energies"].values()))
+        np.testing.assert_array_equal(columns[6:], hops)
+    figures = {path.stem for path in out.glob("*.svg")}
+    assert figures == {path.stem for path in out.glob("*.png")} and len(figures) == 10
+    assert (out / "cone_mass.png").stat().st_size > 1000
+    assert "explanation.json, tables and 10 figures" in printed
+    # The cone mass is that of the contexts, the first and second half of whose ids are the text's.
+    mass = document["cone_mass"]["given network"]
+    ids = np.array([ord(letter) - ord("a") for letter in text.read_text()])
+    windows = jax.device_put(np.stack([ids[at : at + 13] for at in (0, 12, 24)]))
+    regions = lim.boundary_regions(lim.token_grid(12, "float32"), 0.2)
+    expected = studies.average_cone_mass(models.load(folder), windows, regions)
+    np.testing.assert_allclose(mass["value"], expected.value, rtol=1e-4)
+
+
+def test_explain_reads_weights_and_a_text(monkeypatch, folder, tmp_path):
+    """The study is asked about these weights and ids, in an order that the seed makes."""
+    ids = np.random.default_rng(0).integers(11, size=60)
+    text = written(tmp_path / "text", [ids])
+
+    def explained(model, windows, query_weights, regions, *, key, depth):
+        raise Reached(model, windows, query_weights, regions, depth)
+
+    monkeypatch.setattr(studies, "explain", explained)
+    arguments = [str(folder), "--data", str(text), "--depth", "1", "--max-length", "6"]
+    sizes = ["--contexts", "5", "--delta", "0.3", "--out", str(tmp_path / "out")]
+    with pytest.raises(Reached) as reached:
+        cli.main(["explain", *arguments, *sizes])
+    model, windows, weights, regions, depth = reached.value.args
+    expected = models.load(folder)
+    for one, other in zip(jax.tree.leaves(model), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert windows.shape == (5, 7) and depth == 1
+    cuts = [ids[at : at + 7].tolist() for at in range(0, 53, 6)]
+    found = np.asarray(windows).tolist()
+    assert all(window in cuts for window in found) and len({map(tuple, found)}) > 0
+    assert len({tuple(window) for window in found}) == 5  # none twice
+    assert regions.grid.nodes.dtype == jnp.float32 and regions.delta == Fraction("0.3")
+    np.testing.assert_allclose(weights, 1 / 6)
+    assert not (tmp_path / "out").exists()
+
+
+def test_lines_are_cut_on_the_left_to_the_shortest(monkeypatch, folder, tmp_path):
+    rows = [np.random.default_rng(size).integers(11, size=size) for size in (9, 7, 12)]
+    data = written(tmp_path / "data.jsonl", rows)
+    arguments = ["explain", str(folder), "--data", str(data), "--out", str(tmp_path / "out")]
+
+    def explained(model, windows, *rest, **options):
+        raise Reached(windows)
+
+    monkeypatch.setattr(studies, "explain", explained)
+    with pytest.raises(Reached) as reached:
+        cli.main(arguments)  # fewer contexts than a first group: all are taken
+    (windows,) = reached.value.args
+    assert sorted(np.asarray(windows).tolist()) == sorted(row[-7:].tolist() for row in rows)
+    with pytest.raises(ValueError, match="contexts: got 4, expected at most 3"):
+        cli.main([*arguments, "--contexts", "4"])
+
+
+def test_without_a_model_a_byte_level_one_is_trained(monkeypatch, tmp_path):
+    found = {}
+
+    def explained(model, windows, query_weights, regions, *, key, depth):
+        found[len(found)] = model, windows
+        if len(found) == 4:
+            raise Reached
+        return None
+
+    monkeypatch.setattr(studies, "explain", explained)
+    arguments = ["--max-length", "8", "--steps", "2", "--contexts", "3", "--seed", "5"]
+    with jax.numpy_dtype_promotion("standard"), pytest.raises(Reached):  # optax promotes
+        cli.main(["explain", *arguments, "--out", str(tmp_path / "out")])
+    keys = jax.random.split(jax.random.key(5), 4)
+    start = models.byte_model(8, key=keys[0])
+    (seeded, windows), (trained, _) = found[0], found[2]
+    np.testing.assert_array_equal(seeded.embedding, start.embedding)
+    assert windows.shape == (3, 9)
+    moved = np.abs(np.asarray(trained.embedding - start.embedding)).max(axis=1)
+    assert (moved > 1e-3).any() and (moved == 0).any()  # the bytes that were read
+
+
+def stubbed(scatter):
+    """Influence of contexts whose middle is one more or less by `scatter`, by turns."""
+
+    def influence(network, weights, windows, regions):
+        signs = np.where(np.asarray(windows[:, 0]) % 2 == 0, 1.0, -1.0)
+        energies = np.ones((len(signs), 10))
+        energies[:, 2:8] += scatter * signs[:, None] / 2
+        return Influence.from_energies(jax.device_put(energies), regions)
+
+    return influence
+
+
+@pytest.mark.parametrize(
+    "scatter, seconds, expected", [(0.1, 1e9, 16), (0.8, 1e9, 80), (0.8, 0, 16), (1.9, 1e9, 96)]
+)
+def test_contexts_are_as_many_as_make_the_interval_narrow(monkeypatch, scatter, seconds, expected):
+    """The middle over the boundary is 1 ± scatter/2: two errors are scatter / root of n - 1."""
+    monkeypatch.setattr(explaining, "_influence", stubbed(scatter))
+    monkeypatch.setattr(explaining, "SECONDS", seconds)
+    windows = jax.device_put(np.arange(100)[:, None] + np.arange(11)[None, :])
+    network = models.byte_model(10, width=4, heads=2, depth=1, key=jax.random.key(0))
+    regions = lim.boundary_regions(lim.token_grid(10), 0.2)
+    assert explaining._enough_contexts({"given": network}, windows, regions) == expected
+    if expected == 80:  # sixteen fewer would not do
+        assert scatter / np.sqrt(80 - 1) < 0.1 < scatter / np.sqrt(64 - 1)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (("nowhere", "--delta", "0.6", "--data", "nowhere"), "delta: got 0.6"),
+        (("nowhere", "--data", "nowhere"), "data: got nowhere, which is no file"),
+        (("--max-length", "0"), "size: got 0"),
+        (("--steps", "0"), "steps: got 0"),
+        (("--contexts", "0"), "contexts: got 0"),
+        (("--depth", "4"), "depth: got 4, expected a layer's depth"),
+        (("--max-length", "500000"), "text: got 400000 ids"),
+        (("--data", "a.txt"), "model and data: got None and a.txt, expected both or neither"),
+        (("weights",), "model and data: got weights and None, expected both or neither"),
+    ],
+)
+def test_explain_refuses_before_it_trains(monkeypatch, tmp_path, arguments, message):
+    monkeypatch.setattr(models.language, "train", None)
+    with pytest.raises(ValueError, match=message):
+        cli.main(["explain", *arguments, "--out", str(tmp_path / "out")])
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,171 @@
+"""The command profile: densities, tokens and records of a published network, read back."""
+
+import csv
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from reference.publishers import CONFIGS, spelt, write_with_letters
+
+from lim_jax import cli, models
+
+GENERATOR = np.random.default_rng(3)
+PROMPTS = [GENERATOR.integers(11, size=size) for size in (6, 8, 7, 8)]
+ANSWERS = [GENERATOR.integers(11, size=2) for _ in PROMPTS]
+SPANS = [[0, 2, "first"], [2, 5, "second"]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("weights")
+    return write_with_letters(folder, CONFIGS["llama"])
+
+
+@pytest.fixture
+def data(tmp_path):
+    path = tmp_path / "data.jsonl"
+    records = [
+        {"prompt": spelt(prompt), "answer": spelt(answer), "spans": SPANS[: 1 + index % 3]}
+        for index, (prompt, answer) in enumerate(zip(PROMPTS, ANSWERS, strict=True))
+    ]
+    path.write_text("\n".join(json.dumps(record) for record in records))
+    return path
+
+
+def table(path):
+    return list(csv.DictReader(path.read_text().splitlines()))
+
+
+def column(rows, name):
+    return np.array([float(row[name]) for row in rows])
+
+
+def euclidean_energies(folder, loss):
+    """By plain gradients in double precision, of each context alone: norms squared, by token."""
+    model = models.load(folder, dtype="float64")
+    found = []
+    for prompt, answer in zip(PROMPTS, ANSWERS, strict=True):
+        window = np.concatenate([prompt, answer])
+        asked = jax.device_put(np.array([len(prompt) - 1, len(prompt)]))
+        y = models.Queries(jax.device_put(answer), jnp.array([0.5, 0.5]), asked)
+        of_states = jax.jit(jax.grad(lambda x, y=y: getattr(model, loss)(x, y)))
+        gradient = of_states(model.embed(jax.device_put(window[:-1])))
+        found.append((np.asarray(gradient) ** 2).sum(axis=1))
+    return found
+
+
+@pytest.mark.parametrize("loss, name", [("margin", "margin_loss"), ("answer", "loss")])
+def test_tokens_records_and_density_of_answers(folder, data, tmp_path, loss, name, capsys):
+    out = tmp_path / "out"
+    arguments = ["profile", str(folder), "--data", str(data), "--loss", loss, "--out", str(out)]
+    assert cli.main([*arguments, "--delta", "0.3"]) == 0
+    squares = euclidean_energies(folder, name)
+    rows = table(out / "tokens.csv")
+    for number, square in enumerate(squares):
+        of_context = [row for row in rows if int(row["context"]) == number]
+        length = len(square)
+        assert "".join(row["token"] for row in of_context) == spelt(
+            [*PROMPTS[number], ANSWERS[number][0]]
+        )
+        np.testing.assert_allclose(
+            column(of_context, "position"), np.arange(1, length + 1) / length
+        )
+        np.testing.assert_allclose(column(of_context, "energy"), length**2 * square, rtol=1e-3)
+        shares = length * square / square.sum()
+        np.testing.assert_allclose(column(of_context, "density"), shares, rtol=1e-3)
+        np.testing.assert_array_equal(
+            np.flatnonzero(column(of_context, "weight")), [length - 2, length - 1]
+        )
+    records = {row["record"]: row for row in table(out / "records.csv")}
+    ends = {"first": ((0, 2), range(4)), "second": ((2, 5), (1, 2))}
+    for record, ((start, end), contexts) in ends.items():
+        shares = [squares[i][start:end].sum() / squares[i].sum() for i in contexts]
+        tokens = [(end - start) / len(squares[i]) for i in contexts]
+        found = records[record]
+        assert float(found["share"]) == pytest.approx(np.mean(shares), rel=1e-4)
+        error = np.std(shares, ddof=1) / np.sqrt(len(shares))
+        assert float(found["error"]) == pytest.approx(error, rel=1e-3)
+        assert float(found["tokens"]) == pytest.approx(np.mean(tokens))
+        assert int(found["contexts"]) == len(shares)
+    document = json.loads((out / "profile.json").read_text())
+    totals = [len(square) * square.sum() for square in squares]
+    assert document["influence"]["total"] == pytest.approx(np.mean(totals), rel=1e-4)
+    rest = [len(square) * square[:-2].sum() for square in squares]
+    without = document["influence_without_queries"]["total"]
+    assert without == pytest.approx(np.mean(rest), rel=1e-4)
+    density = table(out / "profile.csv")
+    np.testing.assert_array_equal(column(density, "density"), document["influence"]["density"])
+    np.testing.assert_array_equal(column(density, "error"), document["influence"]["density_error"])
+    assert np.mean(column(density, "density")) == pytest.approx(1, rel=1e-5)
+    printed = capsys.readouterr().out
+    assert f"4 contexts of 7 to 9 tokens, loss {loss}" in printed
+    assert f"The queried tokens hold {1 - np.sum(rest) / np.sum(totals):.1%}" in printed
+    assert any(line.split()[:2] == ["first", f"{float(records['first']['share']):.4f}"]
+               for line in printed.splitlines())  # fmt: skip
+
+
+def test_a_text_is_profiled_on_its_own_grid_and_drawn(folder, tmp_path, capsys):
+    ids = np.random.default_rng(5).integers(11, size=36)
+    (tmp_path / "text").write_text(spelt(ids))
+    out = tmp_path / "out"
+    arguments = ["--data", str(tmp_path / "text"), "--max-length", "7", "--out", str(out)]
+    assert cli.main(["profile", str(folder), *arguments]) == 0
+    document = json.loads((out / "profile.json").read_text())
+    assert set(document) == {"influence", "records"} and document["records"] == {}
+    model = models.load(folder, dtype="float64")
+    windows = jax.device_put(np.stack([ids[at : at + 8] for at in range(0, 29, 7)]))
+    even = jnp.full(7, 1 / 7)
+
+    @jax.jit
+    @jax.vmap
+    def squares(window):
+        x, y = model.example(window, even)
+        return (jax.grad(model.loss)(x, y) ** 2).sum(axis=1)
+
+    energy = np.asarray(squares(windows)).mean(axis=0)
+    np.testing.assert_allclose(
+        document["influence"]["density"], 7 * energy / energy.sum(), rtol=1e-3
+    )
+    assert "5 contexts of 7 tokens, loss next-token" in capsys.readouterr().out
+    assert (out / "influence.png").read_bytes().startswith(b"\x89PNG\r\n")
+    assert "</svg>" in (out / "influence.svg").read_text()
+    assert json.loads((out / "run.json").read_text())["arguments"]["max_length"] == 7
+    assert cli.main(["profile", str(folder), *arguments]) == 0  # the same run
+    with pytest.raises(ValueError, match="out: .*loss: next-token there, answer here"):
+        cli.main(["profile", str(folder), *arguments, "--loss", "answer"])
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (("--delta", "0.5"), "delta: got 0.5"),
+        (("--max-length", "0"), "max_length: got 0"),
+        (("--max-length", "5"), "line 1: got 8 tokens"),
+        (("--loss", "answer", "--data", "nothing"), "data: got nothing"),
+    ],
+)
+def test_profile_refuses_before_it_reads_the_weights(
+    arguments, message, folder, data, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(models, "load", None)
+    out = tmp_path / "out"
+    with pytest.raises(ValueError, match=message):
+        cli.main(["profile", str(folder), "--data", str(data), *arguments, "--out", str(out)])
+    assert not out.exists()
+
+
+def test_profile_refuses_contexts_that_the_network_does_not_know(data, tmp_path):
+    folder = tmp_path / "weights"
+    folder.mkdir()
+    write_with_letters(folder, CONFIGS["gpt2"])  # of eight places
+    arguments = ["profile", str(folder), "--data", str(data), "--out", str(tmp_path / "out")]
+    with pytest.raises(ValueError, match="data: got a context of 9 tokens, expected at most 8"):
+        cli.main(arguments)
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    tokenizer["model"]["vocab"][spelt(PROMPTS[0][:1])] = 11
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    data.write_text(json.dumps({"text": spelt(PROMPTS[0])}))
+    with pytest.raises(ValueError, match="tokenizer: got the id 11, expected ids below 11"):
+        cli.main(arguments)
