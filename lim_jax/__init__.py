@@ -4,8 +4,7 @@ The core names are here, and every room is reachable (`lim_jax.training.balanced
 `lim_jax.adjoint.criteria`, ...). What is not used is not loaded.
 """
 
-import lazy_loader
-
 from lim_jax import _checks as _checks
+from lim_jax._doors import opened
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = opened(__name__, __file__)

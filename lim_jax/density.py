@@ -666,7 +666,7 @@ def influence_stream(
         return reduce(Influence.merge, map(measured, drawn))
     run = {
         "function": "influence_stream",
-        "regions": str(regions),
+        "regions": _in_a_line(regions),
         "keep_examples": str(keep_examples),
         "parameters": digest((loss, params)),
     }
@@ -736,7 +736,7 @@ def require_batch(loss: Loss, params: PyTree, batch: Batch, grid: Grid) -> None:
         expected="at least one example, the same number in x and in every leaf of y",
         cure="Give each example its own labels, and leave empty batches out.",
     )
-    value = jax.eval_shape(loss, params, x[0], jax.tree.map(lambda leaf: leaf[0], y))
+    value = eqx.filter_eval_shape(loss, params, x[0], jax.tree.map(lambda leaf: leaf[0], y))
     require(
         getattr(value, "shape", None) == (),
         "loss",
@@ -786,7 +786,11 @@ def _require_same_regions(regions: Regions, other: Any) -> None:
     require(
         bool(regions == other),
         "other",
-        got=f"influence over {other}",
-        expected=f"influence over {regions}",
-        cure="Measure both with the same regions.",
+        got=f"influence over {_in_a_line(other)}" if isinstance(other, Regions) else "no influence",
+        expected=f"influence over {_in_a_line(regions)}",
+        cure="Measure both with the same regions, which contexts of two lengths do not have.",
     )
+
+
+def _in_a_line(regions: Regions) -> str:
+    return " ".join(str(regions).split())

@@ -83,7 +83,9 @@ class TokenwiseReadout(eqx.Module):
     Attributes
     ----------
     function
-        From ``(width,)`` to ``(vocabulary,)``; its arrays are parameters of the readout.
+        From ``(width,)`` to ``(vocabulary,)``; its arrays are parameters of the readout where it
+        is a pytree, such as a module of Equinox. What a bare function closes over is none: take
+        such a readout through `eqx.filter_jit`, for `jax.jit` refuses a function as an argument.
 
     Examples
     --------

@@ -225,6 +225,40 @@ def test_a_ragged_last_batch_compiles_nothing():
     chex.assert_trees_all_close(streamed, lim.influence(loss, None, (x, y), GRID), rtol=1e-12)
 
 
+def squared_outputs(network, x, y):
+    return jnp.sum(jax.vmap(network)(x) ** 2)
+
+
+def test_modules_with_functions_among_their_leaves():
+    """By the chain rule: a bare function closes over its arrays, a module of Equinox has them."""
+    generator = np.random.default_rng(6)
+    inner, outer, x = (
+        jnp.asarray(generator.standard_normal(s)) for s in ((4, 3), (2, 4), (7, 10, 3))
+    )
+    module = eqx.nn.MLP(
+        3, 2, 4, 1, activation=jnp.tanh, use_bias=False, use_final_bias=False,
+        key=jax.random.key(0),
+    )  # fmt: skip
+    module = eqx.tree_at(lambda m: [layer.weight for layer in m.layers], module, [inner, outer])
+    hidden = np.tanh(x @ inner.T)
+    gradients = 2 * ((hidden @ outer.T @ outer) * (1 - hidden**2)) @ inner
+    expected = np.sum(gradients**2, axis=2).mean(axis=0) / np.asarray(GRID.weights) ** 2
+
+    def of_closure(inner):
+        network = lim.TokenwiseReadout(lambda token: outer @ jnp.tanh(inner @ token))
+        loss = lambda network, x, y: jnp.sum(network(x, GRID) ** 2)  # noqa: E731
+        return lim.influence(loss, network, (x, None), GRID)
+
+    def of_module(module):
+        return lim.influence(squared_outputs, module, (x, None), GRID)
+
+    for found in (of_module(module), eqx.filter_jit(of_module)(module), jax.jit(of_closure)(inner)):
+        np.testing.assert_allclose(found.energy, expected, rtol=1e-11)
+    slope = jax.grad(lambda inner: of_closure(inner).total)(inner)
+    theirs = eqx.filter_grad(lambda module: of_module(module).total)(module)
+    np.testing.assert_allclose(slope, theirs.layers[0].weight, rtol=1e-10)
+
+
 def test_streaming_holds_against_a_large_mean():
     """Deviations are pooled, not squares: no cancellation when the scatter is small."""
     y = 1e4 * (1 + 1e-6 * np.asarray(random_states(5, 20, 10, 1)))

@@ -1,6 +1,8 @@
 # pyright: reportArgumentType=false
 """Bad input: each gets an error that names what was got, what was expected, and the cure."""
 
+import importlib
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -9,12 +11,13 @@ import pytest
 from reference.networks import layer_of, random_flow, random_labels, random_states
 
 import lim_jax as lim
+from lim_jax import models, plots, studies
 from lim_jax._checks import warn_of_miscompiling_jaxlib
 from lim_jax.adjoint.cone import cone_mass, joint_cone
 from lim_jax.adjoint.criteria import recency_survival
 from lim_jax.adjoint.queries import readout_support
 from lim_jax.grid import cell_embedding, resample
-from lim_jax.loss import query_subset
+from lim_jax.loss import last_token, query_subset
 from lim_jax.observability.trace_estimates import observability_traces
 from lim_jax.probes import orthogonal_probes, sample_mean
 from lim_jax.training import (
@@ -30,6 +33,7 @@ from lim_jax.training import (
 pytestmark = pytest.mark.usefixtures("as_users_run")
 GRID = lim.token_grid(4)
 STATES = random_states(0, 4, 6)
+WINDOWS = jax.device_put(np.arange(10).reshape(2, 5))
 LOGITS, LABELS = random_states(1, 4, 5), random_labels(2, 4, 5)
 
 
@@ -51,6 +55,30 @@ def full(shape, value):
 
 def influence_of(x, y=None, loss=linear_loss, **options):
     return lambda: lim.influence(loss, None, (x, y), GRID, **options)
+
+
+def byte_model():
+    return models.byte_model(4, key=jax.random.key(0))
+
+
+def explained(**mistaken):
+    """An explanation of which one argument is mistaken; the model is looked at first."""
+    right = {"model": byte_model(), "windows": WINDOWS, "query_weights": last_token(4)}
+    options = {"regions": lim.boundary_regions(GRID, 0.3), "key": jax.random.key(0)}
+    return studies.explain(**{**right, **options, **mistaken})
+
+
+def penalty_of_closure(weight):
+    batch = full((2, 4, 6), 1.0), None
+    return influence_penalty(lambda params, x, y: jnp.sum((x @ weight) ** 2), None, batch, GRID)
+
+
+def penalty_of_readout(weight):
+    def loss(readout, x, y):
+        return lim.cross_entropy(readout(x, GRID), LABELS, GRID)
+
+    readout = lim.TokenwiseReadout(lambda token: jnp.tanh(token @ weight))
+    return influence_penalty(loss, readout, (full((2, 4, 6), 1.0), None), GRID)
 
 
 STATIC = {
@@ -167,6 +195,61 @@ STATIC = {
     "a state without its labels": (
         lambda: lim.adjoint_trajectory(random_flow(), jnp.dot, STATES, GRID),
         r"example: got an array of float64.*expected a pair \(x, y\).*Pass .*\(x, None\)",
+    ),
+    "influences of two lengths": (
+        lambda: influence_of(full((1, 4, 6), 1.0))().merge(
+            lim.influence(linear_loss, None, (full((1, 5, 6), 1.0), None), lim.token_grid(5))
+        ),
+        r"other: got influence over .*cells=5.*, expected .*cells=4.*contexts of two lengths",
+    ),
+    "a list to merge": (
+        lambda: influence_of(full((1, 4, 6), 1.0))().merge([1.0]),
+        "other: got no influence, expected influence over Regions",
+    ),
+    "a length for influence's grid": (
+        lambda: lim.influence(linear_loss, None, (full((2, 4, 6), 1.0), None), 4),
+        r"grid: got 4, expected a Grid.*token_grid\(48\)",
+    ),
+    "a width for influence's regions": (
+        influence_of(full((2, 4, 6), 1.0), regions=0.2),
+        r"regions: got 0.2, expected Regions of a grid.*boundary_regions\(grid, delta\)",
+    ),
+    "a width for the regions of a stream": (
+        lambda: lim.influence_stream(linear_loss, None, [], GRID, 0.2),
+        "regions: got 0.2, expected Regions",
+    ),
+    "a list to draw": (
+        lambda: plots.influence_profile([1.0, 2.0]),
+        "result: got list, expected an Influence.*from_energies",
+    ),
+    "a pair to explain": (
+        lambda: explained(model=(None, None)),
+        "model: got tuple, expected a CausalLM.*models.load",
+    ),
+    "windows in a pair": (
+        lambda: explained(windows=(WINDOWS, None)),
+        r"windows: got tuple, expected ids, whole numbers of shape \(examples, 5\).*sample_windows",
+    ),
+    "windows without the id after them": (
+        lambda: explained(windows=WINDOWS[:, 1:]),
+        r"windows: got an array of int64 with shape \(2, 4\), expected ids",
+    ),
+    "a width to explain over": (
+        lambda: explained(regions=0.2),
+        "regions: got 0.2, expected Regions",
+    ),
+    "query weights of another length": (
+        lambda: explained(query_weights=last_token(5)),
+        r"query_weights: got shape \(5,\), expected \(4,\)",
+    ),
+    "a seed for a key": (lambda: explained(key=0), "key: got 0, expected one random key"),
+    "a loss that closes over what is differentiated": (
+        lambda: jax.grad(penalty_of_closure)(full((6, 5), 0.5)),
+        "loss: got a function that closes over what is differentiated.*through params",
+    ),
+    "a readout that closes over what is differentiated": (
+        lambda: jax.jvp(penalty_of_readout, (full((6, 5), 0.5),), (full((6, 5), 1.0),)),
+        "loss: got a function that closes over .*such as a readout's.*LinearReadout",
     ),
     "influences over other regions": (
         lambda: influence_of(full((1, 4, 6), 1.0))().merge(
@@ -376,3 +459,51 @@ def test_a_miscompiling_jaxlib_is_named():
     with pytest.warns(RuntimeWarning, match="0.10.2 miscompiles"):
         warn_of_miscompiling_jaxlib("0.10.2")
     warn_of_miscompiling_jaxlib("0.10.1")
+
+
+MISSING = {
+    "a module of old": (lim, "penalties", "lim_jax.training.influence_penalty"),
+    "a name of a room at the front door": (
+        lim,
+        "influence_penalty",
+        r"expected lim_jax.training.influence_penalty\.",
+    ),
+    "a name of another room": (
+        lim.training,
+        "cone_mass",
+        r"lim_jax.training.cone_mass: got a name .*, expected lim_jax.adjoint.cone_mass\.",
+    ),
+    "a name misspelt": (lim, "boundry_regions", "lim_jax.boundary_regions"),
+    "a name like one of the room": (
+        lim.training,
+        "penalties",
+        "expected lim_jax.training.[a-z]*_penalty, ",
+    ),
+    "a name like no other": (
+        lim,
+        "quux",
+        r"lim_jax.quux: got .*expected one of dir\(lim_jax\). The rooms of lim_jax are adjoint, ",
+    ),
+}
+
+
+@pytest.mark.parametrize("room, name, message", MISSING.values(), ids=MISSING)
+def test_a_name_that_is_not_there_is_looked_for(room, name, message):
+    with pytest.raises(AttributeError, match=message):
+        getattr(room, name)
+
+
+def test_a_module_that_is_a_function_now_is_not_imported():
+    with pytest.raises(ModuleNotFoundError, match="lim_jax.influence"):
+        importlib.import_module("lim_jax.influence")
+    assert callable(lim.influence) and not hasattr(lim, "__wrapped__")
+
+
+def test_a_readout_that_closes_over_arrays_goes_through_the_jit_of_modules():
+    """To `jax.jit` a function is no array, and it says so before anything of ours runs."""
+    weight = full((6, 5), 0.5)
+    readout = lim.TokenwiseReadout(lambda token: token @ weight)
+    expected = lim.LinearReadout(weight)(STATES, GRID)
+    np.testing.assert_allclose(eqx.filter_jit(readout)(STATES, GRID), expected)
+    with pytest.raises(TypeError, match="function"):
+        jax.jit(lambda readout: readout(STATES, GRID))(readout)

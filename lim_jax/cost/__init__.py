@@ -1,5 +1,5 @@
 """What a job will take, in operations and memory, before it runs."""
 
-import lazy_loader
+from lim_jax._doors import opened
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = opened(__name__, __file__)

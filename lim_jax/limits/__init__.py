@@ -1,5 +1,5 @@
 """What it all tends to: tokens to the continuum, layers to the depth flow."""
 
-import lazy_loader
+from lim_jax._doors import opened
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = opened(__name__, __file__)

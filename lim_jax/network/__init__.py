@@ -1,5 +1,5 @@
 """What the network is: attention on any grid, fields in two slots, flows in depth."""
 
-import lazy_loader
+from lim_jax._doors import opened
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = opened(__name__, __file__)

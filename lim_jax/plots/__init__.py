@@ -1,5 +1,5 @@
 """Figures of result objects, to save or show: each is a `matplotlib.figure.Figure`."""
 
-import lazy_loader
+from lim_jax._doors import opened
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = opened(__name__, __file__)

@@ -3,6 +3,7 @@
 import numpy as np
 from matplotlib.figure import Figure
 
+from lim_jax._checks import described, require
 from lim_jax.density import Influence
 from lim_jax.plots.drawing import draw_averages, new_figure, shade_boundaries
 
@@ -15,6 +16,11 @@ def influence_profile(result: Influence) -> Figure:
     The band is two standard errors over the data law to either side. Positions left out are not
     drawn; the dotted line is the uniform density over the others.
 
+    Raises
+    ------
+    ValueError
+        Where the result is no `Influence`.
+
     Examples
     --------
     >>> import jax.numpy as jnp
@@ -23,6 +29,13 @@ def influence_profile(result: Influence) -> Figure:
     >>> [axes.get_xlabel() for axes in figure.axes]
     ['position p']
     """
+    require(
+        isinstance(result, Influence),
+        "result",
+        got=described(result),
+        expected="an Influence",
+        cure="Measure it with lim.influence, or make it of energies: Influence.from_energies.",
+    )
     figure, axes = new_figure("influence density m(p)")
     weights, left_out = np.asarray(result.regions.kept_weights), len(result.regions.left_out)
     kept = weights > 0

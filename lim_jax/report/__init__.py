@@ -1,5 +1,5 @@
 """A page to look at: one file of HTML that needs neither a server nor a network."""
 
-import lazy_loader
+from lim_jax._doors import opened
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = opened(__name__, __file__)

@@ -1,5 +1,5 @@
 """What comes out: the paper's section 4, its counterexamples, a network explained."""
 
-import lazy_loader
+from lim_jax._doors import opened
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = opened(__name__, __file__)

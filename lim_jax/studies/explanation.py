@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
-from lim_jax._checks import counted
+from lim_jax._checks import ARRAYS, counted, described, require, require_floats, require_key
 from lim_jax.adjoint.certificate import Certificate, certificate_table
 from lim_jax.adjoint.cone import JointCone, cone_mass, joint_cone
 from lim_jax.adjoint.criteria import (
@@ -39,7 +40,7 @@ from lim_jax.adjoint.queries import readout_residual_energies
 from lim_jax.adjoint.residual import amplification, interaction_norms
 from lim_jax.adjoint.tangent import attention_sites
 from lim_jax.density import Influence
-from lim_jax.grid import Regions, regional_averages
+from lim_jax.grid import Regions, regional_averages, require_regions
 from lim_jax.models.causal import CausalLM
 from lim_jax.network.field import CausalAttention, State
 from lim_jax.probes import Estimate, sample_mean
@@ -162,8 +163,11 @@ def explain(
     Raises
     ------
     ValueError
-        Where `depth` is no whole number from 0 to the last layer's.
+        Where the model is no `CausalLM`, the windows are no ids of L + 1 columns, the query
+        weights are not of L positions, or `depth` is no whole number from 0 to the last layer's.
     """
+    _require_case(model, windows, query_weights, regions)
+    require_key(key)
     last = model.flow.depth - 1
     expected = f"a whole number from 0 to {last}, the last layer's depth"
     depth = counted(depth, "depth", least=0, most=last, expected=expected)
@@ -195,6 +199,28 @@ def explain(
         sample_mean(contrasts / scale),
         certificates,
     )
+
+
+def _require_case(model: Any, windows: Any, query_weights: Any, regions: Any) -> None:
+    """Refuse what is no model, no ids with the one after each, no weights or no regions."""
+    require(
+        isinstance(model, CausalLM),
+        "model",
+        got=described(model),
+        expected="a CausalLM",
+        cure="Take models.load(folder), or models.byte_model.",
+    )
+    require_regions(regions)
+    length = regions.grid.size
+    whole = isinstance(windows, ARRAYS) and jnp.issubdtype(windows.dtype, jnp.integer)
+    require(
+        whole and windows.ndim == 2 and windows.shape[1] == length + 1 and len(windows) > 0,
+        "windows",
+        got=described(windows),
+        expected=f"ids, whole numbers of shape (examples, {length + 1})",
+        cure="A context has the id after it too: models.sample_windows(ids, length, count).",
+    )
+    require_floats(query_weights, "query_weights", "length", length=length)
 
 
 def regions_without_queries(query_weights: Profile, regions: Regions) -> Regions | None:

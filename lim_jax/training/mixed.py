@@ -28,6 +28,11 @@ Scalar = Float[Array, ""]
 Losses = Float[Array, " examples"]
 Adjoints = Float[Array, "examples length width"]
 Functional = Callable[[Losses, Adjoints, Any], Any]
+CLOSURE = (
+    "loss: got a function that closes over what is differentiated, itself or by a function in the "
+    "parameters, such as a readout's, expected all of that among the parameters or the batch. "
+    "Hand it in through params: LinearReadout, or TokenwiseReadout of an Equinox module."
+)
 
 
 def functional_of_adjoints(
@@ -65,7 +70,8 @@ def functional_of_adjoints(
     Raises
     ------
     ValueError
-        Where the batch does not fit the grid, or the loss is not a scalar.
+        Where the batch does not fit the grid, the loss is not a scalar, or what is differentiated
+        is closed over.
     EquinoxRuntimeError
         Where the batch holds a NaN or an infinity.
 
@@ -87,7 +93,10 @@ def functional_of_adjoints(
         found = functional(losses, adjoints, options)
         return found if has_aux else (found, None)
 
-    value, aux = _functional(params, batch, options, functional=paired, loss=loss, grid=grid)
+    try:
+        value, aux = _functional(params, batch, options, functional=paired, loss=loss, grid=grid)
+    except jax.errors.UnexpectedTracerError as error:
+        raise ValueError(CLOSURE) from error
     return (value, aux) if has_aux else value
 
 

@@ -1,0 +1,47 @@
+"""A room's door: its names, loaded when they are used, and a word on one that is not there."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lazy_loader
+
+PACKAGE = Path(__file__).parent
+
+
+def opened(room: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """The ``__getattr__``, ``__dir__`` and ``__all__`` of a room, from the stub beside it."""
+    load, listed, names = lazy_loader.attach_stub(room, file)
+
+    def found(name: str) -> Any:
+        if name in names:
+            return load(name)
+        if name.startswith("__"):  # asked by tools
+            raise AttributeError(name)
+        raise AttributeError(_missing(room, name))
+
+    return found, listed, names
+
+
+def _missing(room: str, name: str) -> str:
+    """Where the name is, or names with a word that begins like it; and which rooms there are."""
+    places, start = _places(), name[:5].lower()
+    like = [one for one in places if any(word.startswith(start) for word in one.split("_"))]
+    chosen = [name] if name in places else sorted(like, key=lambda one: places[one] != room)[:5]
+    expected = ", ".join(f"{places[one]}.{one}" for one in chosen) or f"one of dir({room})"
+    rooms = sorted(path.parent.name for path in PACKAGE.glob("*/__init__.pyi"))
+    return (
+        f"{room}.{name}: got a name that is not there, expected {expected}. "
+        f"The rooms of lim_jax are {', '.join(rooms)}."
+    )
+
+
+def _places() -> dict[str, str]:
+    """Each name that some door hands out, with the door; the front door's where it has it."""
+    doors = [*sorted(PACKAGE.glob("*/__init__.pyi")), PACKAGE / "__init__.pyi"]
+    return {
+        name: ".".join(["lim_jax", *door.parent.relative_to(PACKAGE).parts])
+        for door in doors
+        for name in re.findall(r"import (\w+) as", door.read_text(encoding="utf-8"))
+    }
