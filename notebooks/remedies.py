@@ -28,7 +28,7 @@ from lim_jax.loss import last_token
 from lim_jax.models.causal import CausalLM, Queries
 from lim_jax.models.language import byte_model, sample_windows, standard_library_text
 from lim_jax.observability.gramian import ObservedTokens, gramian_traces, observability_gramians
-from lim_jax.plots import influence_profile
+from lim_jax.plots import draw_densities, legend_below, line_style
 from lim_jax.training.balancing import balanced_objective
 from lim_jax.training.dynamics import density_dynamics, risk
 
@@ -99,8 +99,15 @@ for strength, model in models.items():
     )
     left, middle, right = results[strength].regional_averages
     print(f"    average density: left {left:.2f}, middle {middle:.2f}, right {right:.2f}")
-for strength, result in results.items():
-    influence_profile(result).suptitle(rf"$\beta$ = {strength}")
+
+figure, axes = plt.subplots(layout="constrained")
+draw_densities(axes, {rf"$\beta$ = {strength}": result for strength, result in results.items()})
+axes.axhline(1, color="black", linewidth=0.8, linestyle=":", label="uniform")
+axes.set(xlabel="position $p$ (part of the context)", ylabel="influence density m(p)")
+axes.set_title(
+    f"Last-token loss, with and without Algorithm 1 (L = {LENGTH}, n = 128)", fontsize=10
+)
+legend_below(figure)
 
 assert all(jnp.abs(model.embedding - start.embedding).max() > 0.01 for model in models.values())
 assert lim.integral((results[0.05].density - 1) ** 2, grid) < lim.integral(
@@ -120,7 +127,11 @@ dynamics = density_dynamics(loss, model, some, grid)
 figure, axes = plt.subplots()
 axes.plot(grid.nodes, dynamics.rate)
 axes.axhline(0, color="grey", linewidth=0.8)
-axes.set(xlabel="position $p$", ylabel=r"$\partial_s m_s$", title="Along gradient flow")
+axes.set(
+    xlabel="position $p$ (part of the context)",
+    ylabel=r"$\partial_s m_s$ (density per unit of training time)",
+    title=f"Along gradient flow, last-token loss (L = {LENGTH}, n = 16)",
+)
 assert abs(lim.integral(dynamics.rate, grid)) < 1e-3 * jnp.abs(dynamics.rate).max()
 
 # %% [markdown]
@@ -132,9 +143,13 @@ assert abs(lim.integral(dynamics.rate, grid)) < 1e-3 * jnp.abs(dynamics.rate).ma
 # %%
 see_last = ObservedTokens(model.flow, grid, jnp.array([LENGTH - 1]))
 traces = gramian_traces(observability_gramians(see_last, model.embed(batch[0][0]), 1.0))
-figure, axes = plt.subplots()
-axes.semilogy(grid.nodes, traces / traces.mean(), label="observability (trace)")
-axes.semilogy(grid.nodes, results[0.0].density, label="influence density")
-axes.set(xlabel="position $p$", title="Trained without a penalty")
-axes.legend()
+figure, axes = plt.subplots(layout="constrained")
+axes.semilogy(grid.nodes, traces / traces.mean(), **line_style(0), label="observability (trace)")
+axes.semilogy(grid.nodes, results[0.0].density, **line_style(1), label="influence density")
+axes.set(
+    xlabel="position $p$ (part of the context)",
+    ylabel="density over $p$ (uniform: 1)",
+    title=f"Trained without a penalty, last-token loss (L = {LENGTH})",
+)
+legend_below(figure)
 plt.show()

@@ -175,18 +175,6 @@ sys.exit(cli.main(["rates", "--quick", "--out", "rates"]))
     assert "Traceback" not in said and list(tmp_path.iterdir()) == []
 
 
-def test_convergence_figures_show_errors_and_bounds():
-    (axes,) = plots.convergence_rates([GOOD, FASTER], "attention").axes
-    shown = [np.asarray(line.get_ydata()) for line in axes.lines]
-    np.testing.assert_array_equal(
-        shown, [GOOD.study.errors, GOOD.study.bounds, FASTER.study.errors]
-    )
-    assert {axes.get_xscale(), axes.get_yscale()} == {"log"}
-    legend = axes.get_legend()
-    assert legend is not None
-    assert [text.get_text()[-4:] for text in legend.get_texts()] == ["1.00", "2.00"]
-
-
 def test_cost_figures_show_every_curve():
     (axes,) = plots.error_against_cost(CURVES["depth"], "evaluations").axes
     (line,) = axes.lines

@@ -17,5 +17,11 @@ def test_it_runs(notebook, monkeypatch):
     promotion = jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow")
     with jax.enable_x64(False), promotion[0], promotion[1]:  # as users run
         runpy.run_path(str(notebook))
-    assert plt.get_fignums()
+    shown = [plt.figure(number).axes for number in plt.get_fignums()]
+    assert shown and all(axes.get_xlabel() and axes.get_ylabel() for (axes,) in shown)
+    if notebook.stem == "remedies":  # before and after, on one pair of axes
+        names = [str(line.get_label()) for line in shown[0][0].lines]
+        assert [name.partition(" ±")[0] for name in names] == [
+            r"$\beta$ = 0.0", r"$\beta$ = 0.05", "uniform"
+        ]  # fmt: skip
     plt.close("all")

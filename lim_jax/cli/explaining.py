@@ -236,13 +236,13 @@ def _save_explanation(result: studies.Explanation, name: str, out: Path) -> int:
     rows = zip(*(column.tolist() for column in columns), strict=True)
     write_table(out / f"{stem}.csv", ("position", "density", "error", *names), rows)
     figures = {
-        "influence": plots.influence_profile(result.influence),
+        "influence": plots.influence_profile(result.influence, name),
         "channels": plots.channel_energies(result, name),
         "hops": plots.hop_energies(result, name),
         "certificates": plots.certificate_margins(result.certificates, name),
     }
     if result.without_queries is not None:
-        figures["influence_without_queries"] = plots.influence_profile(result.without_queries)
+        figures["influence_without_queries"] = plots.influence_profile(result.without_queries, name)
     for kind, figure in figures.items():
         save_figure(figure, out, f"{stem}_{kind}")
     return len(figures)

@@ -1,33 +1,159 @@
 """Measured orders, and what each method buys."""
 
-from collections.abc import Sequence
+import math
+import re
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import NullFormatter, NullLocator
 
 from lim_jax.limits.convergence import Curve, Row
-from lim_jax.plots.drawing import new_figure
+from lim_jax.plots.drawing import End, label_ends, legend_below, line_style, new_figure
+
+AT_MOST = 5  # series in a panel
+NARROW = "\u00a0±\u00a0"  # not broken at the end of a line
+GREY = "#666666"
+ERROR = "error (in the quantity's unit)"
+REFINEMENT = "refinement n (positions or layers)"
 
 
 def convergence_rates(rows: Sequence[Row], title: str) -> Figure:
-    """Draw studies on logarithmic axes, with each one's fitted order and explicit bound."""
-    figure, axes = new_figure("error", "refinement (tokens or layers)")
-    for index, row in enumerate(rows):
-        study, colour = row.study, f"C{index % 10}"
-        label = f"{row.name}: {study.order.value:.2f}"
-        style = ("o-", "s--", "^-.")[index // 10 % 3]  # ten colours, then another line
-        axes.loglog(study.refinements, study.errors, style, color=colour, markersize=3, label=label)
-        if study.bounds is not None:
-            axes.loglog(study.refinements, study.bounds, ":", color=colour, linewidth=0.8)
-    axes.set_title(f"{title} (dotted: bounds)", fontsize=10)
-    axes.legend(frameon=False, fontsize=6, loc="center left", bbox_to_anchor=(1, 0.5))
-    figure.set_size_inches(11, 4.5)
+    """Draw studies on logarithmic axes, with their measured orders, slopes and bounds.
+
+    A panel holds a topic, five series at most; a topic of more is divided by the last part of their
+    names, such as the grid. The measured order stands at the end of each line, with two standard
+    errors; triangles have the claimed slope, or else the expected one. Bounds are dotted, in the
+    colour of their series, where one is stated.
+
+    Examples
+    --------
+    >>> from lim_jax.limits import Study
+    >>> study = Study("eq:mine", 1.0, (10.0, 20.0, 40.0, 80.0), (0.4, 0.2, 0.1, 0.05), None, 0.0)
+    >>> figure = convergence_rates([Row("state", study, 1.0)], "mine")
+    >>> [text.get_text() for text in figure.axes[0].texts]
+    ['claimed 1, measured 1.00', 'state: 1.00 ± 0.00']
+    """
+    panels = list(_panels(rows))
+    columns = min(2, len(panels))
+    lines = math.ceil(len(panels) / columns)
+    figure = Figure(figsize=(6.0 * columns, 3.6 * lines + 0.5), dpi=150, layout="constrained")
+    figure.suptitle(title, fontsize=11)
+    for index, (name, members) in enumerate(panels):
+        axes = figure.add_subplot(lines, columns, index + 1)
+        _draw_panel(axes, members, name)
+        axes.set_title(name if name != title else "", fontsize=9)
+    marks = [
+        Line2D(
+            [], [], color=GREY, marker="o", markersize=3.5, label="error: order ± 2 standard errors"
+        ),
+        Patch(facecolor="none", edgecolor=GREY, label="slope claimed or expected"),
+    ]
+    if any(row.study.bounds for row in rows):
+        marks.append(
+            Line2D([], [], color=GREY, linestyle=":", label="bound, in its series' colour")
+        )
+    legend_below(figure, *marks)
     return figure
+
+
+def _panels(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row]]]:
+    """Rows by topic, and by the last part of their names where a topic has more than five."""
+    topics = _grouped(rows, lambda row: row.topic)
+    if all(len(members) == 1 for members in topics.values()):
+        topics = {"": list(rows)}
+    for topic, members in topics.items():
+        parts = _grouped(members, lambda row: re.split(", |: ", row.name)[-1])
+        if len(members) <= AT_MOST or len(parts) == len(members):
+            parts = {"": members}
+        for part, found in parts.items():
+            name = ", ".join(filter(None, (topic, part)))
+            for start in range(0, len(found), AT_MOST):
+                yield name, found[start : start + AT_MOST]
+
+
+def _grouped(rows: Sequence[Row], key: Callable[[Row], str]) -> dict[str, list[Row]]:
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(key(row), []).append(row)
+    return found
+
+
+def _draw_panel(axes: Axes, rows: Sequence[Row], name: str) -> None:
+    ends = []
+    for index, row in enumerate(rows):
+        study, style = row.study, line_style(index)
+        axes.loglog(study.refinements, study.errors, **style)
+        if study.bounds is not None:
+            axes.loglog(study.refinements, study.bounds, ":", color=style["color"], linewidth=1)
+        order = study.order
+        text = f"{_short(row.name, name)}: {order.value:.2f} ± {order.half_width:.2f}"
+        text = textwrap.fill(text.replace(" ± ", NARROW), 30).replace(NARROW, " ± ")
+        ends.append(End(study.refinements[-1], study.errors[-1], text, style["color"]))
+    for order, members in _by_order(rows).items():
+        _draw_slope(axes, order, members)
+    low, high = axes.get_ylim()
+    axes.set_ylim(low / (high / low) ** 0.08, high)
+    ticks = sorted({n for row in rows for n in row.study.refinements})
+    axes.set_xticks(ticks, [f"{n:.4g}" for n in ticks], fontsize=8)
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xlabel(REFINEMENT, fontsize=8)
+    axes.set_ylabel(ERROR, fontsize=8)
+    axes.spines[["top", "right"]].set_visible(False)
+    label_ends(axes, ends)
+
+
+def _short(name: str, panel: str) -> str:
+    """A row's name without what the panel's says already."""
+    topic, _, last = panel.partition(", ")
+    kept = name.removeprefix(f"{topic}, ")
+    return re.sub(f"(, |: ){re.escape(last)}$", "", kept) if last else kept
+
+
+def _by_order(rows: Sequence[Row]) -> dict[float, list[Row]]:
+    """Rows by the order that is claimed for them, or else expected; an order of 0 has no slope."""
+    found: dict[float, list[Row]] = {}
+    for row in rows:
+        order = row.expected if row.study.claimed is None else row.study.claimed
+        if order:
+            found.setdefault(float(order), []).append(row)
+    return found
+
+
+def _draw_slope(axes: Axes, order: float, rows: Sequence[Row]) -> None:
+    """A triangle of the slope below the lowest of its rows, with what was measured."""
+    lowest = min((row.study for row in rows), key=lambda study: study.errors[-2])
+    (start, stop), (high, _) = lowest.refinements[-2:], lowest.errors[-2:]
+    top = high / 1.6
+    bottom = top * (start / stop) ** order
+    axes.plot((start, stop, start, start), (top, bottom, bottom, top), color=GREY, linewidth=0.8)
+    measured = [f"{value:.2f}" for value in sorted(row.study.order.value for row in rows)]
+    claims = {row.study.claimed is not None for row in rows}
+    word = " or ".join(("expected", "claimed")[claim] for claim in sorted(claims, reverse=True))
+    spelt = " to ".join(dict.fromkeys((measured[0], measured[-1])))
+    axes.annotate(
+        f"{word} {order:.3g}, measured {spelt}",
+        xy=(stop, min(top, bottom)),
+        xytext=(0, -3),
+        textcoords="offset points",
+        ha="right",
+        va="top",
+        fontsize=6.5,
+        color=GREY,
+    )
 
 
 def error_against_cost(curves: Sequence[Curve], cost: str) -> Figure:
     """Draw what each method buys: errors against cost on logarithmic axes."""
-    figure, axes = new_figure("error", cost)
-    for curve in curves:
-        axes.loglog(curve.costs, curve.errors, "o-", markersize=3, label=curve.name)
-    axes.legend(frameon=False, fontsize=8)
+    figure, axes = new_figure(ERROR, cost)
+    ends = []
+    for index, curve in enumerate(curves):
+        style = line_style(index)
+        axes.loglog(curve.costs, curve.errors, **style, label=curve.name)
+        ends.append(End(curve.costs[-1], curve.errors[-1], curve.name, style["color"]))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    label_ends(axes, ends)
     return figure

@@ -1,4 +1,7 @@
-"""What figures share: axes over position, and the marks of regions on them."""
+"""What figures share: colours, dashes and markers, scales, errors, and the marks of regions."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -6,15 +9,154 @@ from matplotlib.figure import Figure
 
 from lim_jax.grid import Regions
 
+POSITION = "position p (part of the context)"
+# Okabe and Ito's colours, told apart by colour-blind readers too; and in grey by dash and marker.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#444444")
+DASHES = ("-", "--", "-.", (0, (4, 1, 1, 1, 1, 1)), (0, (1, 1)), (0, (6, 2)), (0, (3, 1)))
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+DECADES = 100.0  # more than two, and a profile is drawn on a logarithmic scale
 
-def new_figure(ylabel: str, xlabel: str = "position p") -> tuple[Figure, Axes]:
+
+class End(NamedTuple):
+    """Where a line ends, and what is written there."""
+
+    x: float
+    y: float
+    text: str
+    colour: str
+
+
+def line_style(index: int) -> dict[str, Any]:
+    """The colour, dash and marker of a figure's lines, in their order.
+
+    Examples
+    --------
+    >>> line_style(0)["color"], line_style(1)["marker"]
+    ('#0072b2', 's')
+    """
+    return {
+        "color": COLOURS[index % len(COLOURS)],
+        "linestyle": DASHES[index % len(DASHES)],
+        "marker": MARKERS[index % len(MARKERS)],
+        "markersize": 3.5,
+        "linewidth": 1.3,
+    }
+
+
+def new_figure(ylabel: str, xlabel: str = POSITION, title: str = "") -> tuple[Figure, Axes]:
     """One pair of axes, over position unless something else is said."""
     figure = Figure(figsize=(7, 4), dpi=150, layout="constrained")
     axes = figure.add_subplot()
     axes.set_xlabel(xlabel)
     axes.set_ylabel(ylabel)
+    axes.set_title(title, fontsize=10)
     axes.spines[["top", "right"]].set_visible(False)
     return figure, axes
+
+
+def headed(title: str, length: int, count: int | None = None, left_out: int = 0) -> str:
+    """A title, with the length, the number of examples and of positions left out.
+
+    Examples
+    --------
+    >>> headed("a network, last token", 48, 16, left_out=1)
+    'a network, last token (L = 48, n = 16, 1 left out)'
+    >>> headed("", 48)
+    'L = 48'
+    """
+    size = f"L = {length}" + (f", n = {count}" if count is not None else "")
+    size += f", {left_out} left out" if left_out else ""
+    return f"{title} ({size})" if title else size
+
+
+def legend_below(figure: Figure, *handles: Any, columns: int = 4) -> None:
+    """Explain marks below the axes, where no data are."""
+    known = list(handles) or [
+        handle for axes in figure.axes for handle in axes.get_legend_handles_labels()[0]
+    ]
+    named = {str(handle.get_label()): handle for handle in known}
+    figure.legend(
+        handles=list(named.values()),
+        loc="outside lower center",
+        ncols=min(columns, len(named)),
+        frameon=False,
+        fontsize=8,
+    )
+
+
+def fit_scale(axes: Axes, *profiles: np.ndarray) -> bool:
+    """Make the ordinates logarithmic where positive values span more than two decades."""
+    values = np.concatenate([np.ravel(profile) for profile in profiles])
+    positive = values[values > 0]
+    wide = positive.size > 0 and bool(positive.max() > DECADES * positive.min())
+    if wide:
+        axes.set_yscale("log")
+    else:
+        axes.set_ylim(bottom=0)
+    return wide
+
+
+def error_band(value: np.ndarray, error: np.ndarray, *, log: bool) -> tuple[np.ndarray, np.ndarray]:
+    r"""Two standard errors to either side; on a logarithmic axis as a factor.
+
+    There the logarithm's own error is :math:`\sigma/v`, so that the band is
+    :math:`v\,e^{\pm 2\sigma/v}`: positive, and as wide upwards as downwards.
+
+    Examples
+    --------
+    >>> value, error = np.array([4.0]), np.array([2.0])
+    >>> [end.tolist() for end in error_band(value, error, log=False)]
+    [[0.0], [8.0]]
+    >>> [round(float(end[0]), 6) for end in error_band(value, error, log=True)]
+    [1.471518, 10.873127]
+    """
+    if not log:
+        return value - 2 * error, value + 2 * error
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        factor = np.where(value > 0, np.exp(2 * error / value), np.nan)
+    return value / factor, value * factor
+
+
+def positive_part(values: np.ndarray) -> np.ndarray:
+    """Values that a logarithmic axis can show; NaN, which is not drawn, in place of the others."""
+    return np.where(values > 0, values, np.nan)
+
+
+def label_ends(axes: Axes, ends: Sequence[End]) -> None:
+    """Write each line's name beside its end, right of the axes and clear of one another.
+
+    For logarithmic ordinates whose limits are set.
+    """
+    low, high = np.log(axes.get_ylim())
+    lines = max(end.text.count("\n") + 1 for end in ends)
+    apart = min((lines + 0.5) / 20, 1 / len(ends))  # twenty lines of text have room
+    heights: list[float] = []
+    ordered = sorted(ends, key=lambda end: end.y)
+    for end in ordered:
+        wanted = (np.log(end.y) - low) / (high - low)
+        heights.append(max([wanted, *(height + apart for height in heights[-1:])]))
+    # What was pushed above the axes moves down again, and pushes others down.
+    ceiling = 1.0
+    for index in reversed(range(len(heights))):
+        heights[index] = min(heights[index], ceiling)
+        ceiling = heights[index] - apart
+    for end, height in zip(ordered, heights, strict=True):
+        axes.annotate(
+            end.text,
+            xy=(end.x, end.y),
+            xytext=(1.04, height),
+            textcoords="axes fraction",
+            va="center",
+            fontsize=7,
+            color=end.colour,
+            annotation_clip=False,
+            arrowprops={
+                "arrowstyle": "-",
+                "color": end.colour,
+                "linewidth": 0.5,
+                "relpos": (0, 0.5),
+            },
+        )
 
 
 def draw_averages(axes: Axes, regions: Regions, averages: np.ndarray) -> None:
@@ -22,7 +164,6 @@ def draw_averages(axes: Axes, regions: Regions, averages: np.ndarray) -> None:
     delta = float(regions.delta)
     ends = np.array([[0, delta], [delta, 1 - delta], [1 - delta, 1]])
     axes.hlines(averages, *ends.T, color="black", linewidth=1.2, label="regional averages")
-    axes.legend(frameon=False, fontsize=8)
 
 
 def shade_boundaries(axes: Axes, delta: float) -> None:

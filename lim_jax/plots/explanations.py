@@ -4,39 +4,69 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
-from lim_jax.adjoint.certificate import Certificate
+from lim_jax.adjoint.certificate import Certificate, Inequality
 from lim_jax.adjoint.ledger import CHANNELS
 from lim_jax.grid import Regions
-from lim_jax.plots.drawing import new_figure, shade_boundaries
+from lim_jax.plots.drawing import (
+    POSITION,
+    error_band,
+    fit_scale,
+    headed,
+    legend_below,
+    line_style,
+    new_figure,
+    positive_part,
+    shade_boundaries,
+)
+from lim_jax.plots.profile import DENSITY
 from lim_jax.probes import Estimate
 from lim_jax.studies.explanation import HOPS, Explanation
 
 CHANNEL_COLOURS = ("#0072b2", "#e69f00", "#009e73")
+VERDICTS = {
+    "held": "#009e73",
+    "failed": "#d55e00",
+    "failed elsewhere": "#e69f00",
+    "vacuous": "#777777",
+}
 
 
 def channel_energies(result: Explanation, title: str) -> Figure:
-    """Draw the influence density, and below it each channel's share of the channels' energy.
+    r"""Draw the influence density, each channel's share of the channels' energy, and cross terms.
 
-    Cross terms have no share; where the influence is not the sum of the energies they make the
-    difference, which the dashed line shows.
+    The influence is the sum of the channels' energies and of their cross terms, which are signed:
+    the lowest axes have them over the channels' energies. They are -1 where the channels cancel
+    and 0 where they are orthogonal; the dashed line above is the density without them.
     """
-    figure = Figure(figsize=(7, 5), dpi=150, layout="constrained")
-    upper, lower = figure.subplots(2, sharex=True)
+    figure = Figure(figsize=(7, 7), dpi=150, layout="constrained")
+    upper, middle, lower = figure.subplots(3, sharex=True, height_ratios=(3, 2, 2))
     positions, total = np.asarray(result.influence.grid.nodes), float(result.influence.total)
     energies = np.asarray(result.channel_energies)
-    upper.semilogy(positions, np.asarray(result.influence.density), "k", label="influence density")
-    upper.semilogy(
-        positions, energies.sum(axis=0) / (total or 1), "k--", linewidth=0.8, label="channels only"
+    together = energies.sum(axis=0)
+    density, only = np.asarray(result.influence.density), together / (total or 1)
+    fit_scale(upper, density, only)
+    upper.plot(positions, density, "k", label="influence density")
+    upper.plot(positions, only, "k--", linewidth=0.8, label="density without cross terms")
+    upper.set_ylabel(DENSITY, fontsize=8)
+    some = np.maximum(together, np.finfo(energies.dtype).tiny)
+    middle.stackplot(positions, energies / some, labels=CHANNELS, colors=CHANNEL_COLOURS, alpha=0.8)
+    middle.set_ylabel("share of the channels'\nenergies (no unit)", fontsize=8)
+    crossed = (np.asarray(result.influence.energy) - together) / some
+    lower.bar(positions, crossed, width=0.7 / len(positions), color="#cc79a7", label="cross terms")
+    lower.axhline(0, color="black", linewidth=0.8)
+    lower.set_ylim(-1.05, max(0.25, 1.1 * crossed.max()))
+    lower.set_ylabel("cross terms over the\nchannels' energies (no unit)", fontsize=8)
+    lower.set_xlabel(POSITION)
+    upper.set_title(
+        headed(title, result.influence.grid.size, int(result.influence.count)), fontsize=10
     )
-    shares = energies / np.maximum(energies.sum(axis=0), np.finfo(energies.dtype).tiny)
-    lower.stackplot(positions, shares, labels=CHANNELS, colors=CHANNEL_COLOURS, alpha=0.8)
-    lower.set_xlabel("position p")
-    lower.set_ylabel("share of the energy")
-    upper.set_title(title, fontsize=10)
-    for axes in (upper, lower):
+    for axes in (upper, middle, lower):
         shade_boundaries(axes, float(result.influence.regions.delta))
-        axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+        axes.spines[["top", "right"]].set_visible(False)
+    legend_below(figure, columns=3)
     return figure
 
 
@@ -45,51 +75,94 @@ def hop_energies(result: Explanation, title: str) -> Figure:
 
     Where a part is zero, as that of no hop is wherever no query is, it is not drawn.
     """
-    figure, axes = new_figure("energy")
+    figure, axes = new_figure(r"mean energy $E\|P(p)\|^2$ (loss$^2$ per state$^2$)")
     positions, parts = np.asarray(result.influence.grid.nodes), np.asarray(result.hop_energies)
     axes.plot(positions, np.asarray(result.influence.energy), "k--", linewidth=0.8, label="all")
     for index, (name, part) in enumerate(zip(HOPS, parts, strict=True)):
-        drawn = np.where(part > 0, part, np.nan)
-        axes.plot(positions, drawn, ".-", clip_on=False, color=f"C{index}", label=name)
+        style = line_style(index)
+        axes.plot(positions, positive_part(part), **style, clip_on=False, label=name)
     axes.set_yscale("log")
-    axes.set_title(title, fontsize=10)
+    axes.set_title(
+        headed(title, result.influence.grid.size, int(result.influence.count)), fontsize=10
+    )
     shade_boundaries(axes, float(result.influence.regions.delta))
-    axes.legend(frameon=False, fontsize=8)
+    legend_below(figure, columns=5)
     return figure
 
 
-def cone_masses(masses: Mapping[str, Estimate], regions: Regions) -> Figure:
-    """Draw cone masses on a logarithmic scale, with two standard errors to either side."""
-    figure, axes = new_figure("cone mass")
+def cone_masses(masses: Mapping[str, Estimate], regions: Regions, title: str = "") -> Figure:
+    """Draw cone masses on a logarithmic scale, with two standard errors of their logarithms."""
+    heading = headed(title, regions.grid.size)
+    figure, axes = new_figure("cone mass C(p) (a density over p)", title=heading)
     positions = np.asarray(regions.grid.nodes)
     for index, (name, mass) in enumerate(masses.items()):
-        value, error = np.asarray(mass.value), 2 * np.asarray(mass.error)
-        axes.plot(positions, value, color=f"C{index}", label=name)
+        value, error, style = np.asarray(mass.value), np.asarray(mass.error), line_style(index)
+        label = name
         if np.isfinite(error).all():
-            lower = np.maximum(value - error, value / 100)
-            axes.fill_between(positions, lower, value + error, color=f"C{index}", alpha=0.25)
+            low, high = error_band(value, error, log=True)
+            axes.fill_between(positions, low, high, color=style["color"], alpha=0.2, linewidth=0)
+            label = f"{name} ± 2 standard errors"
+        axes.plot(positions, positive_part(value), **style, label=label)
     axes.set_yscale("log")
     shade_boundaries(axes, float(regions.delta))
-    axes.legend(frameon=False, fontsize=8)
+    legend_below(figure, columns=2)
     return figure
 
 
 def certificate_margins(certificates: Sequence[Certificate], title: str) -> Figure:
-    """Draw both sides of every inequality over the larger one, and each criterion's verdict."""
-    figure, axes = new_figure("", "side over the larger side's size")
-    ticks: list[str] = []
-    for certificate in certificates:
-        verdict = "vacuous" if certificate.vacuous else "holds" if certificate.holds else "fails"
-        for inequality in certificate.inequalities:
-            row, sides = len(ticks), np.array([inequality.greater, inequality.lesser])
-            sides = sides / (np.abs(sides).max() or 1)
-            axes.plot(sides, (row, row), color="#999999", linewidth=1, zorder=1)
-            axes.plot(sides[0], row, "o", color="#0072b2", label="must be greater")
-            axes.plot(sides[1], row, "s", color="#cc3366", label="must be lesser")
-            ticks.append(f"{certificate.name}: {verdict}")
-    axes.set_yticks(range(len(ticks)), ticks, fontsize=7)
-    axes.invert_yaxis()
-    axes.set_title(title, fontsize=10)
-    handles, labels = axes.get_legend_handles_labels()
-    axes.legend(handles[:2], labels[:2], frameon=False, fontsize=8, loc="lower left")
+    """Draw both sides of every inequality over the larger one, and each one's verdict.
+
+    A row for each inequality, in the colour of its verdict: "held" where premises and all
+    inequalities hold, "failed" where this one does not, "failed elsewhere" where another or a
+    premise does not, "vacuous" where nothing on the other side could have made it hold.
+    """
+    rows = [(found, one) for found in certificates for one in found.inequalities]
+    figure, axes = new_figure("", "each side over the larger one's size (no unit)", title)
+    figure.set_size_inches(10, 1.4 + 0.55 * len(rows))
+    for row, (certificate, inequality) in enumerate(rows):
+        colour = VERDICTS[_verdict(certificate, inequality)]
+        sides = np.array([inequality.greater, inequality.lesser])
+        sides = sides / (np.abs(sides).max() or 1)
+        axes.plot(sides, (row, row), color=colour, linewidth=2, zorder=1)
+        axes.plot(sides[0], row, "o", color=colour, label="must be greater")
+        axes.plot(sides[1], row, "s", color=colour, markerfacecolor="white", label="must be lesser")
+    ticks = axes.set_yticks(range(len(rows)), [_named(*row) for row in rows], fontsize=7.5)
+    for tick, row in zip(ticks, rows, strict=True):
+        tick.label1.set_color(VERDICTS[_verdict(*row)])
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.axvline(0, color="black", linewidth=0.6, zorder=0)
+    marks = [
+        Line2D([], [], color="black", marker="o", linestyle="", label="must be greater"),
+        Line2D(
+            [],
+            [],
+            color="black",
+            marker="s",
+            linestyle="",
+            markerfacecolor="white",
+            label="must be lesser",
+        ),
+    ]
+    verdicts = {_verdict(*row) for row in rows}
+    legend_below(
+        figure,
+        *marks,
+        *(Patch(color=colour, label=word) for word, colour in VERDICTS.items() if word in verdicts),
+        columns=6,
+    )
     return figure
+
+
+def _verdict(certificate: Certificate, inequality: Inequality) -> str:
+    if certificate.vacuous:
+        return "vacuous"
+    if certificate.holds:
+        return "held"
+    return "failed elsewhere" if inequality.holds else "failed"
+
+
+def _named(certificate: Certificate, inequality: Inequality) -> str:
+    """The criterion, the side of which it speaks where it speaks of both, verdict and statement."""
+    sides = [side for side in ("left", "right") if f"({side})" in inequality.statement]
+    name = ", ".join((certificate.name, *sides))
+    return f"{name}: {_verdict(certificate, inequality)}\n{inequality.statement}"

@@ -1,20 +1,35 @@
 """Influence densities."""
 
+from collections.abc import Mapping
+
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from lim_jax._checks import described, require
 from lim_jax.density import Influence
-from lim_jax.plots.drawing import draw_averages, new_figure, shade_boundaries
+from lim_jax.plots.drawing import (
+    draw_averages,
+    error_band,
+    fit_scale,
+    headed,
+    legend_below,
+    line_style,
+    new_figure,
+    positive_part,
+    shade_boundaries,
+)
 
-COLOUR = "#0072b2"
+DENSITY = "influence density m(p) (per unit of p)"
 
 
-def influence_profile(result: Influence) -> Figure:
+def influence_profile(result: Influence, title: str = "") -> Figure:
     r"""Draw an influence density with its standard errors, its regions and its indices.
 
-    The band is two standard errors over the data law to either side. Positions left out are not
-    drawn; the dotted line is the uniform density over the others.
+    The band is two standard errors over the data law to either side; where the density spans more
+    than two decades the scale is logarithmic, and the band that of the logarithm. Positions left
+    out are not drawn; the dotted line is the uniform density over the others. A `title` names the
+    model and the loss.
 
     Raises
     ------
@@ -25,9 +40,9 @@ def influence_profile(result: Influence) -> Figure:
     --------
     >>> import jax.numpy as jnp
     >>> from lim_jax.studies.paper import gate_influence
-    >>> figure = influence_profile(gate_influence(jnp.zeros(48)))
-    >>> [axes.get_xlabel() for axes in figure.axes]
-    ['position p']
+    >>> figure = influence_profile(gate_influence(jnp.zeros(48)), "gates, linear loss")
+    >>> figure.axes[0].get_title().splitlines()[0]
+    'gates, linear loss (L = 48, n = 1)'
     """
     require(
         isinstance(result, Influence),
@@ -36,23 +51,56 @@ def influence_profile(result: Influence) -> Figure:
         expected="an Influence",
         cure="Measure it with lim.influence, or make it of energies: Influence.from_energies.",
     )
-    figure, axes = new_figure("influence density m(p)")
+    figure, axes = new_figure(DENSITY)
+    draw_densities(axes, {"density": result})
     weights, left_out = np.asarray(result.regions.kept_weights), len(result.regions.left_out)
-    kept = weights > 0
-    positions, density = np.asarray(result.grid.nodes)[kept], np.asarray(result.density)[kept]
-    error = 2 * np.asarray(result.density_error)[kept]
-    if np.isfinite(error).all():
-        axes.fill_between(positions, density - error, density + error, color=COLOUR, alpha=0.25)
-    axes.plot(positions, density, color=COLOUR)
-    axes.axhline(1 / weights.sum(), color="black", linewidth=0.8, linestyle=":")
-    shade_boundaries(axes, float(result.regions.delta))
+    uniform = 1 / weights.sum()
+    axes.axhline(uniform, color="black", linewidth=0.8, linestyle=":", label="uniform")
     draw_averages(axes, result.regions, np.asarray(result.regional_averages))
-    found = result.indices()
-    axes.set_title(
-        f"gap {float(found.gap):+.3f}   LIM {float(found.lim):+.3f}   "
-        f"SC {float(found.symmetric_contrast):+.3f}   (L = {result.grid.size}"
-        + (f", {left_out} left out)" if left_out else ")"),
-        fontsize=10,
-    )
-    axes.set_ylim(bottom=0)
+    heading = headed(title, result.grid.size, int(result.count), left_out)
+    axes.set_title(f"{heading}\n{_indices(result)}", fontsize=10)
+    legend_below(figure)
     return figure
+
+
+def draw_densities(axes: Axes, results: Mapping[str, Influence]) -> None:
+    """Draw influence densities under their names on one pair of axes, each with its band.
+
+    On axes of one's own, such as those of ``plt.subplots()``, to compare what was before with what
+    is after.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> from lim_jax.studies.paper import gate_influence
+    >>> figure, axes = new_figure("density")
+    >>> results = {f"gate {u}": gate_influence(u * jnp.ones(48)) for u in (0.0, 1.0)}
+    >>> draw_densities(axes, results)
+    >>> [line.get_label() for line in axes.lines]
+    ['gate 0.0', 'gate 1.0']
+    """
+    kept = {name: np.asarray(result.regions.kept_weights) > 0 for name, result in results.items()}
+    density = {name: np.asarray(result.density)[kept[name]] for name, result in results.items()}
+    log = fit_scale(axes, *density.values())
+    for index, (name, result) in enumerate(results.items()):
+        style, shown = line_style(index), kept[name]
+        positions, values = np.asarray(result.grid.nodes)[shown], density[name]
+        error, label = np.asarray(result.density_error)[shown], name
+        if np.isfinite(error).all():
+            low, high = error_band(values, error, log=log)
+            axes.fill_between(positions, low, high, color=style["color"], alpha=0.2, linewidth=0)
+            label = f"{name} ± 2 standard errors"
+        axes.plot(positions, positive_part(values) if log else values, **style, label=label)
+    for delta in {float(result.regions.delta) for result in results.values()}:
+        shade_boundaries(axes, delta)
+
+
+def _indices(result: Influence) -> str:
+    """The indices, each with its standard error where there is one."""
+    found, errors = result.indices(), result.index_errors()
+    names = {"gap": "gap", "lim": "LIM", "symmetric_contrast": "SC"}
+    spelt = []
+    for field, name in names.items():
+        value, error = float(getattr(found, field)), float(getattr(errors, field))
+        spelt.append(f"{name} {value:+.3f}" + (f" ± {error:.3f}" if np.isfinite(error) else ""))
+    return "   ".join(spelt)

@@ -1,5 +1,6 @@
 """Figures show the numbers of the results they are given."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from matplotlib.figure import Figure
@@ -8,26 +9,89 @@ from reference.section4 import section4_by_hand
 
 import lim_jax as lim
 from lim_jax import plots
+from lim_jax.adjoint.certificate import Certificate, Inequality, Premise
 from lim_jax.adjoint.criteria import exact_characterisation
 from lim_jax.plots import influence_profile
 from lim_jax.plots.drawing import shade_boundaries
 from lim_jax.probes import Estimate
 
 
+def heights(collection):
+    return np.asarray(collection.get_paths()[0].vertices)[:, 1]
+
+
+def legend(figure):
+    return [text.get_text() for text in figure.legends[0].get_texts()]
+
+
 def test_the_profile_shows_density_errors_averages_and_indices():
     grid = lim.graded_grid(30)
     batch = random_states(0, 5, 30, 2), None
     result = lim.influence(lambda params, x, y: jnp.sum(x**3), None, batch, grid)
-    (axes,) = influence_profile(result).axes
+    figure = influence_profile(result, "a network, cubes")
+    (axes,) = figure.axes
     curve = next(line for line in axes.lines if np.size(line.get_xdata()) == 30)
     shown = np.array(curve.get_data())
     np.testing.assert_allclose(shown, [result.grid.nodes, result.density])
     band, averages = axes.collections
-    top = np.asarray(band.get_paths()[0].vertices)[:, 1].max()
-    np.testing.assert_allclose(top, (result.density + 2 * result.density_error).max(), rtol=1e-12)
-    heights = [np.asarray(path.vertices)[0, 1] for path in averages.get_paths()]
-    np.testing.assert_allclose(heights, result.regional_averages)
-    assert f"LIM {float(result.indices().lim):+.3f}" in axes.get_title()
+    # Of two decades and more: a logarithmic scale, and the errors of the logarithm.
+    density, error = np.asarray(result.density), np.asarray(result.density_error)
+    assert density.max() > 100 * density.min() and axes.get_yscale() == "log"
+    ends = density * np.exp([[-2], [2]] * error / density)
+    np.testing.assert_allclose(
+        [heights(band).min(), heights(band).max()], [ends[0].min(), ends[1].max()], rtol=1e-12
+    )
+    drawn = [np.asarray(path.vertices)[0, 1] for path in averages.get_paths()]
+    np.testing.assert_allclose(drawn, result.regional_averages)
+    indices, errors = result.indices(), result.index_errors()
+    heading, numbers = axes.get_title().splitlines()
+    assert heading == "a network, cubes (L = 30, n = 5)"
+    assert f"LIM {float(indices.lim):+.3f} ± {float(errors.lim):.3f}" in numbers
+    assert legend(figure) == ["density ± 2 standard errors", "uniform", "regional averages"]
+    assert axes.get_xlabel() and axes.get_ylabel()
+
+
+def test_a_profile_within_two_decades_is_drawn_to_scale():
+    """With bands that go as far down as up."""
+    grid = lim.graded_grid(6)
+    energies = jax.device_put(np.random.default_rng(0).uniform(1, 3, (4, 6)))
+    result = lim.Influence.from_energies(energies, lim.boundary_regions(grid, 0.2))
+    (axes,) = influence_profile(result).axes
+    assert axes.get_yscale() == "linear" and axes.get_ylim()[0] == 0
+    ends = np.asarray(result.density) + 2 * np.outer([-1, 1], result.density_error)
+    band = heights(axes.collections[0])
+    np.testing.assert_allclose([band.min(), band.max()], [ends[0].min(), ends[1].max()])
+
+
+def test_zeros_are_not_drawn_on_a_logarithmic_scale():
+    energies = jax.device_put(np.array([[0.0, 1.0, 300.0, 2.0]]))
+    result = lim.Influence.from_energies(energies, lim.boundary_regions(lim.token_grid(4), 0.25))
+    (axes,) = influence_profile(result).axes
+    shown = np.asarray(axes.lines[0].get_ydata())
+    assert axes.get_yscale() == "log" and np.isnan(shown).tolist() == [True] + 3 * [False]
+
+
+def test_densities_of_before_and_after_are_told_apart_on_one_pair_of_axes():
+    regions = lim.boundary_regions(lim.token_grid(5), 0.2)
+    generator = np.random.default_rng(0)
+    results = {
+        name: lim.Influence.from_energies(jax.device_put(generator.random((3, 5))), regions)
+        for name in ("before", "after")
+    }
+    axes = Figure().add_subplot()
+    plots.draw_densities(axes, results)
+    assert len(axes.collections) == 2
+    for line, (name, result) in zip(axes.lines, results.items(), strict=True):
+        assert line.get_label() == f"{name} ± 2 standard errors"
+        np.testing.assert_allclose(np.asarray(line.get_ydata()), result.density)
+    assert len({(line.get_linestyle(), line.get_marker()) for line in axes.lines}) == 2
+    assert len({line.get_color() for line in axes.lines}) == 2
+
+
+def test_no_two_lines_of_a_figure_share_a_colour_a_dash_or_a_marker():
+    styles = [plots.line_style(index) for index in range(7)]
+    for part in ("color", "linestyle", "marker"):
+        assert len({style[part] for style in styles}) == 7
 
 
 def test_one_example_is_drawn_without_a_band():
@@ -36,6 +100,7 @@ def test_one_example_is_drawn_without_a_band():
     result = lim.influence(lambda params, x, y: jnp.sum(x**3), None, batch, grid)
     (axes,) = influence_profile(result).axes
     assert len(axes.collections) == 1  # the regional averages
+    assert "±" not in axes.get_title() and axes.get_title().startswith("L = 5, n = 1\n")
 
 
 def test_positions_left_out_are_not_drawn():
@@ -49,7 +114,7 @@ def test_positions_left_out_are_not_drawn():
     np.testing.assert_allclose(shown, np.array([grid.nodes, result.density])[:, :28])
     kept = np.asarray(grid.weights)[:28].sum()
     np.testing.assert_allclose(np.asarray(uniform.get_ydata()), 1 / kept)
-    assert "L = 30, 2 left out" in axes.get_title()
+    assert "L = 30, n = 5, 2 left out" in axes.get_title()
 
 
 def test_regions_are_drawn_where_they_lie():
@@ -104,17 +169,70 @@ def test_cone_masses_have_a_band_of_two_errors():
     mass = Estimate(*map(jnp.asarray, (value, error)))
     (axes,) = plots.cone_masses({"network": mass}, regions).axes
     np.testing.assert_array_equal(axes.lines[0].get_ydata(), value)
-    heights = np.asarray(axes.collections[0].get_paths()[0].vertices)[:, 1]
-    np.testing.assert_allclose([heights.min(), heights.max()], [2 - 0.2, 7 + 1.0])
+    band = heights(axes.collections[0])
+    ends = 2 * np.exp(-0.2 / 2), 7 * np.exp(1.0 / 7)
+    np.testing.assert_allclose([band.min(), band.max()], ends)
+    assert axes.get_title() == "L = 6"
+
+
+def test_large_errors_of_small_cone_masses_stay_on_the_logarithmic_axis():
+    """Two errors are more than the mass itself: the band is a factor, to either side."""
+    regions = lim.boundary_regions(lim.token_grid(5), 0.2)
+    value, error = np.array([4.0, 1.0, 0.5, 0.1, 0.0]), np.array([0.1, 0.2, 0.5, 0.2, 0.0])
+    mass = Estimate(*map(jnp.asarray, (value, error)))
+    (axes,) = plots.cone_masses({"network": mass}, regions, "mean over layers").axes
+    band = heights(axes.collections[0])
+    np.testing.assert_allclose(band.min(), 0.1 * np.exp(-4))
+    assert np.isnan(np.asarray(axes.lines[0].get_ydata())[-1])  # no mass has no logarithm
+    assert axes.get_title() == "mean over layers (L = 5)"
+
+
+def certificate(name, *sides, holds=True, vacuous=""):
+    premise = Premise("a premise", 1.0, holds)
+    inequalities = tuple(
+        Inequality(f"l({side}) > U(middle)", greater, lesser, 1e-9)
+        for side, greater, lesser in sides
+    )
+    return Certificate(name, "thm:x", (premise,), inequalities, "it follows", (), vacuous)
 
 
 def test_certificates_draw_the_greater_side_as_the_greater():
     products = jnp.asarray(np.random.default_rng(0).random((3, 3, 3, 3)))
-    certificate = exact_characterisation(lim.adjoint.RegionalChannels(products))
-    (axes,) = plots.certificate_margins([certificate], "title").axes
+    found = exact_characterisation(lim.adjoint.RegionalChannels(products))
+    (axes,) = plots.certificate_margins([found], "title").axes
     for name in ("greater", "lesser"):
         marks = [line for line in axes.lines if line.get_label() == f"must be {name}"]
-        for row, (mark, found) in enumerate(zip(marks, certificate.inequalities, strict=True)):
-            largest = max(abs(found.greater), abs(found.lesser))
+        for row, (mark, one) in enumerate(zip(marks, found.inequalities, strict=True)):
+            largest = max(abs(one.greater), abs(one.lesser))
             place = [np.ravel(part)[0] for part in mark.get_data()]
-            np.testing.assert_allclose(place, [getattr(found, name) / largest, row])
+            np.testing.assert_allclose(place, [getattr(one, name) / largest, row])
+
+
+def test_each_row_of_the_certificates_has_its_side_and_its_verdict_in_colour_and_word():
+    figure = plots.certificate_margins(
+        [
+            certificate("both", ("left", 3.0, 1.0), ("right", 2.0, 1.0)),
+            certificate("one", ("left", 3.0, 1.0), ("right", -1.0, 1.0)),
+            certificate("premise", ("left", 3.0, 1.0), holds=False),
+            certificate("empty", ("right", 3.0, 1.0), vacuous="cannot hold"),
+        ],
+        "title",
+    )
+    (axes,) = figure.axes
+    labels = [tick.get_text().splitlines()[0] for tick in axes.get_yticklabels()]
+    words = ["held", "held", "failed elsewhere", "failed", "failed elsewhere", "vacuous"]
+    named = [
+        "both, left",
+        "both, right",
+        "one, left",
+        "one, right",
+        "premise, left",
+        "empty, right",
+    ]
+    assert labels == [f"{name}: {word}" for name, word in zip(named, words, strict=True)]
+    colours = [tick.label1.get_color() for tick in axes.yaxis.get_major_ticks()]
+    for row, colour in enumerate(colours):
+        assert {line.get_color() for line in axes.lines[3 * row : 3 * row + 3]} == {colour}
+    assert len(set(zip(words, colours, strict=True))) == len(set(colours)) == 4
+    assert axes.get_legend() is None  # off the data
+    assert set(legend(figure)) == {"must be greater", "must be lesser", *words}

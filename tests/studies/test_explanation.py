@@ -385,31 +385,50 @@ def test_networks_of_other_architectures_are_explained_in_single_precision(parts
 
 def test_figures_of_an_explanation_show_its_numbers():
     found = explained(last_token)
-    upper, lower = plots.channel_energies(found, "title").axes
+    figure = plots.channel_energies(found, "title")
+    upper, middle, lower = figure.axes
     curve = np.asarray(upper.lines[0].get_ydata())
     np.testing.assert_allclose(curve, found.influence.density)
-    together = np.asarray(found.channel_energies).sum(axis=0) / float(found.influence.total)
-    np.testing.assert_allclose(np.asarray(upper.lines[1].get_ydata()), together)
-    tops = [np.asarray(part.get_paths()[0].vertices)[:, 1].max() for part in lower.collections]
-    shares = found.channel_energies / found.channel_energies.sum(axis=0, keepdims=True)
+    energies = np.asarray(found.channel_energies)
+    together, influence = energies.sum(axis=0), np.asarray(found.influence.energy)
+    only = np.asarray(upper.lines[1].get_ydata())
+    np.testing.assert_allclose(only, together / influence.mean())
+    tops = [np.asarray(part.get_paths()[0].vertices)[:, 1].max() for part in middle.collections]
+    shares = energies / together
     np.testing.assert_allclose(tops, np.cumsum(shares, axis=0).max(axis=1), rtol=1e-12)
-    (axes,) = plots.certificate_margins(found.certificates, "title").axes
+    # Signed: what is missing of the influence, or too much.
+    heights = [bar.get_height() for bar in lower.containers[0]]
+    np.testing.assert_allclose(heights, influence / together - 1, rtol=1e-9, atol=1e-12)
+    assert min(heights) < 0 and lower.get_ylim()[0] < -1
+    assert all(axes.get_ylabel() for axes in figure.axes)
+    assert upper.get_title() == f"title (L = {LENGTH}, n = {int(found.influence.count)})"
+    named = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert named == ["influence density", "density without cross terms"] + [
+        "residual", "cone", "local", "cross terms"
+    ]  # fmt: skip
+
+
+def test_the_figure_of_certificates_names_each_row_and_its_verdict():
+    found = explained(last_token)
+    figure = plots.certificate_margins(found.certificates, "title")
+    (axes,) = figure.axes
     labels = [tick.get_text() for tick in axes.get_yticklabels()]
-    assert labels[0] == "right-biased queries: holds"
-    assert len(labels) == sum(len(c.inequalities) for c in found.certificates)
-    for row, inequality in enumerate(i for c in found.certificates for i in c.inequalities):
+    assert labels[0].startswith("right-biased queries: held\n")
+    rows = [(c, i) for c in found.certificates for i in c.inequalities]
+    assert len(labels) == len(rows) == len(set(labels))
+    for row, (certificate, inequality) in enumerate(rows):
         sides = np.array([inequality.greater, inequality.lesser])
         shown = np.concatenate([axes.lines[3 * row + n].get_xdata() for n in (1, 2)])
         np.testing.assert_allclose(shown, sides / np.abs(sides).max(), rtol=1e-12)
-    only = np.asarray(upper.lines[1].get_ydata())
-    energies = np.asarray(found.channel_energies).sum(axis=0)
-    np.testing.assert_allclose(only, energies / np.asarray(found.influence.energy).mean())
+        assert labels[row].endswith(inequality.statement)
+        assert certificate.name in labels[row]
+    assert ["left" in label.splitlines()[0] for label in labels[-2:]] == [True, False]
 
 
 def test_the_figure_of_hops_shows_where_each_energy_is_and_not_where_it_is_zero():
     found = explained(last_token)
     (axes,) = plots.hop_energies(found, "title").axes
-    assert axes.get_yscale() == "log" and axes.get_title() == "title"
+    assert axes.get_yscale() == "log" and axes.get_title().startswith("title (L = ")
     labels = [line.get_label() for line in axes.lines]
     assert labels == ["all", "0 hops", "1 hop", "2 hops", "3 or more hops"]
     for line, values in zip(
@@ -430,10 +449,11 @@ def test_cone_masses_are_drawn_under_their_names_with_two_errors():
     (axes,) = plots.cone_masses(masses, REGIONS).axes
     assert axes.get_yscale() == "log"
     for line, band, (name, mass) in zip(axes.lines, axes.collections, masses.items(), strict=True):
-        assert line.get_label() == name
+        assert line.get_label() == f"{name} ± 2 standard errors"
         np.testing.assert_allclose(np.asarray(line.get_ydata()), mass.value)
         drawn = np.asarray(band.get_paths()[0].vertices)
-        ends = np.asarray(mass.value) + 2 * np.outer([-1, 1], mass.error)
+        relative = np.asarray(mass.error) / np.asarray(mass.value)
+        ends = np.asarray(mass.value) * np.exp(2 * np.outer([-1, 1], relative))
         for position, low, high in zip(np.asarray(REGIONS.grid.nodes), *ends, strict=True):
             heights = drawn[np.isclose(drawn[:, 0], position), 1]
             np.testing.assert_allclose([heights.min(), heights.max()], [low, high], rtol=1e-12)
