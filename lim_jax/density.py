@@ -408,11 +408,11 @@ def number_lines(
     indices: Indices, index_errors: Indices, total: Scalar, total_error: Scalar
 ) -> list[str]:
     """Lay out regional averages, indices and total, each with its error."""
-    spelt = Indices(*map(_spelt, indices, index_errors))
+    left, middle, right, gap, lim, contrast = map(_spelt, indices, index_errors)
     return [
         " " * 8 + "".join(f"{region:>19s}" for region in Indices._fields[:3]),
-        "density " + "".join(f"{words:>19s}" for words in spelt[:3]),
-        f"gap {spelt.gap}   LIM {spelt.lim}   contrast {spelt.symmetric_contrast}",
+        "density " + "".join(f"{words:>19s}" for words in (left, middle, right)),
+        f"gap {gap}   LIM {lim}   contrast {contrast}",
         f"total {_spelt(total, total_error)}",
     ]
 

@@ -40,6 +40,8 @@ def test_the_examples_are_short_and_run(tmp_path):
     for figure in ("influence.png", "network.png"):
         assert (tmp_path / figure).stat().st_size > 10_000
     assert (tmp_path / "page.html").stat().st_size > 900_000
+    assert (tmp_path / "after.csv").read_text().startswith("position,density,density_error")
+    assert (tmp_path / "after.npz").exists() and "second minus first, pair by pair" in done.stdout
     assert "thm:channel-energy-double-deficit" in done.stdout and "\n1.0 Indices(" in done.stdout
 
 

@@ -140,6 +140,7 @@ def _deviations(found: Influence) -> Results:
     def of_energy(energy: Float[Array, " length"]) -> Results:
         return _results(eqx.tree_at(lambda result: result.energy, found, energy))
 
+    assert found.example_energies is not None
     _, slope = jax.linearize(of_energy, found.energy)
     return jax.vmap(slope)(found.example_energies - found.energy[None, :])
 

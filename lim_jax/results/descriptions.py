@@ -43,7 +43,7 @@ class Description(NamedTuple):
 
     variables: Variables
     grid: Grid | None = None
-    labels: Mapping[str, Sequence[Any]] = {}
+    labels: Mapping[str, Any] = {}
     attributes: Mapping[str, Any] = {}
 
 

@@ -55,7 +55,7 @@ def carried_by_loops(mass, edges):
 
 def test_every_context_lives_on_its_own_grid(model):
     """Against each alone, without padding: one gradient, its energies shared out by loops."""
-    found = models.influence_of_ids(model, WINDOWS, REGIONS, ask=rising)
+    found = models.influence_of_ids(model, WINDOWS, REGIONS, ask=rising, keep_examples=True)
     masses = []
     for window in WINDOWS:
         length = len(window) - 1
@@ -67,6 +67,7 @@ def test_every_context_lives_on_its_own_grid(model):
         assert np.isclose(masses[-1].sum(), mass.sum(), rtol=1e-12)
     weights = np.asarray(REGIONS.grid.weights)
     np.testing.assert_allclose(found.energy * weights, np.mean(masses, axis=0), rtol=1e-10)
+    np.testing.assert_allclose(found.example_energies * weights[None], masses, rtol=1e-10)
     scatter = np.var(masses, axis=0) * len(WINDOWS)
     np.testing.assert_allclose(found.energy_scatter * weights**2, scatter, rtol=1e-9)
     assert int(found.count) == len(WINDOWS)

@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+from numpy.typing import DTypeLike
 
 import lim_jax as lim
 from lim_jax.adjoint import Certificate, Channels, Inequality, Premise, RegionalChannels
@@ -16,12 +17,12 @@ GRID = lim.graded_grid(LENGTH)
 REGIONS = lim.boundary_regions(GRID, "1/3").without([0, 2])
 
 
-def numbers(seed, *shape, dtype=np.float64):
+def numbers(seed, *shape, dtype: DTypeLike = float):
     values = np.exp(np.random.default_rng(seed).standard_normal(shape))
     return jax.device_put(values.astype(dtype))
 
 
-def influence(regions=REGIONS, keep_examples=True, dtype=np.float64, examples=EXAMPLES):
+def influence(regions=REGIONS, keep_examples=True, dtype: DTypeLike = float, examples=EXAMPLES):
     energies = numbers(0, examples, regions.grid.size, dtype=dtype)
     return Influence.from_energies(energies, regions, keep_examples=keep_examples)
 

@@ -75,3 +75,13 @@ def test_what_has_no_numbers_yet_or_none_at_all_is_refused():
         jax.jit(lambda x: len(to_json({"x": x})))(1.0)
     with pytest.raises(ValueError, match="result: got object"):
         to_json({"x": object()})
+
+
+def test_results_print_as_text_that_says_what_they_are(capsys):
+    print(channels(), CERTIFICATES[0], explanation(), sep="\n")
+    shown = capsys.readouterr().out
+    assert shown.startswith("channels of 4 layers, 7 positions and 2 components\n")
+    assert shown.count("one of them (eq:one): vacuous: never here") == 2  # alone, and explained
+    assert "at depth 1" in shown and "influence density, error" in shown
+    jax.vmap(lambda x: print(channels()._replace(loss=x)) or x)(np.ones(3))
+    assert capsys.readouterr().out.startswith("channels of 4 layers")
