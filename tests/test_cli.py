@@ -292,7 +292,7 @@ def test_rates_refuses_what_it_cannot_choose(arguments, message, tmp_path):
 
 
 def test_every_group_of_studies_is_named_in_the_help():
-    named = re.search(r"only: (.*?)\n        sizes", cli.rates.__doc__, re.DOTALL)
+    named = re.search(r"only: (.*?)\n        sizes", cli.rates.__doc__ or "", re.DOTALL)
     assert named is not None
     words = set(re.findall(r"[\w-]+", named.group(1)))
     assert set(convergence.groups()) <= words

@@ -53,7 +53,6 @@ def run_folder(
     record = _record(command, arguments)
     made = [folder for folder in (out, *out.parents) if not folder.exists()]
     known = out / RECORD
-    fresh = not known.exists()
     try:
         out.mkdir(parents=True, exist_ok=True)
         if overwrite:
@@ -69,7 +68,7 @@ def run_folder(
     try:
         yield out
     except BaseException:
-        if fresh and list(out.iterdir()) == [known]:
+        if list(out.iterdir()) == [known]:
             known.unlink()
         for folder in made:
             if not any(folder.iterdir()):

@@ -242,7 +242,7 @@ def test_a_last_token_loss_is_shown_with_and_without_its_query():
 
 
 def test_contexts_needed_make_the_interval_as_narrow_as_asked():
-    """On fresh contexts, as many as a few foretell: two errors of LIM are a tenth of it."""
+    """On fresh contexts, as many as a few foretell: two errors are a tenth, or half of one."""
     regions = lim.boundary_regions(lim.token_grid(5), 0.2)
     generator = np.random.default_rng(0)
 
