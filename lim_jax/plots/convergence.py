@@ -40,7 +40,7 @@ def convergence_rates(rows: Sequence[Row], title: str) -> Figure:
     panels = list(_panels(rows))
     columns = min(2, len(panels))
     lines = math.ceil(len(panels) / columns)
-    figure = Figure(figsize=(6.0 * columns, 3.6 * lines + 0.5), dpi=150, layout="constrained")
+    figure = Figure(figsize=(2.0 + 5.5 * columns, 3.6 * lines + 0.5), dpi=150, layout="constrained")
     figure.suptitle(title, fontsize=11)
     for index, (name, members) in enumerate(panels):
         axes = figure.add_subplot(lines, columns, index + 1)
