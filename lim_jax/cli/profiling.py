@@ -11,7 +11,7 @@ import tyro
 from jaxtyping import Float
 from tqdm import tqdm
 
-from lim_jax import models, plots, studies
+from lim_jax import models, plots, report, studies
 from lim_jax._checks import counted, require
 from lim_jax.cli.data import Asked, Context, read_contexts
 from lim_jax.cli.folder import run_folder, save_figure, write_json, write_table
@@ -22,6 +22,7 @@ from lim_jax.probes import sample_mean
 
 Energy = Float[np.ndarray, " _"]
 CELLS = 100
+SHOWN = 5  # contexts of a page
 TOKEN_COLUMNS = ("context", "place", "token", "position", "weight", "energy", "density")
 
 
@@ -73,6 +74,7 @@ def profile(
     loss: Asked = "next-token",
     delta: float = 0.2,
     max_length: int = 512,
+    html: bool = False,
     out: Path = Path("profile"),
     overwrite: bool = False,
 ) -> int:
@@ -91,11 +93,14 @@ def profile(
             is sure.
         delta: The width of each boundary region.
         max_length: The most tokens of a context: a text is cut, a longer line is refused.
+        html: Write profile.html too, a page of the first contexts with every token shaded, which
+            takes a longer look at each: by channel, hops, layer and head.
         out: The folder to write to.
         overwrite: Write over what is in the folder. Without, it must be empty, or of this run.
     """
     arguments = {
         "model": model, "data": data, "loss": loss, "delta": delta, "max_length": max_length,
+        "html": html,
     }  # fmt: skip
     with run_folder(out, "profile", arguments, overwrite=overwrite) as folder:
         boundary_regions(token_grid(CELLS), delta)
@@ -107,6 +112,8 @@ def profile(
         print(f"== {model} on {data}: {_described(contexts)}, loss {loss} ==")
         print(_table(found))
         _write(found, folder)
+        if html:
+            _write_page(found, network, model, loss, folder)
         print(f"Wrote profile.json, tables and figures to {folder}.")
     return 0
 
@@ -225,6 +232,28 @@ def _write(found: Profiled, folder: Path) -> None:
     write_table(folder / "records.csv", ("record", *Record._fields), named)
     for name, part in measured.items():
         save_figure(plots.influence_profile(part), folder, name)
+
+
+def _write_page(found: Profiled, network: CausalLM, model: Path, loss: Asked, folder: Path) -> None:
+    """The first contexts, one after another: each is taken apart by itself."""
+    tokenizer, shown = models.read_tokenizer(model), found.contexts[:SHOWN]
+    terminal = CausalLM.terminal_margin_loss if loss == "margin" else CausalLM.terminal_loss
+    windows = [jax.device_put(context.window) for context in shown]
+    weights = [jax.device_put(context.weights.astype(network.embedding.dtype)) for context in shown]
+    accounts = [
+        studies.account_of_context(network, window, asked, terminal_loss=terminal)
+        for window, asked in tqdm(
+            list(zip(windows, weights, strict=True)), desc="page", unit="context"
+        )
+    ]
+    report.write_page(
+        folder / "profile.html",
+        found.influence,
+        accounts,
+        [models.texts_of_ids(window, tokenizer) for window in windows],
+        title=f"{model.name}, {loss}",
+        without_queries=found.without_queries,
+    )
 
 
 def _by_token(found: Profiled) -> Iterator[tuple[Any, ...]]:

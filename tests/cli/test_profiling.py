@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from reference.publishers import CONFIGS, spelt, write_with_letters
 
-from lim_jax import cli, models
+from lim_jax import cli, models, report
+from lim_jax.cli import profiling
 
 GENERATOR = np.random.default_rng(3)
 PROMPTS = [GENERATOR.integers(11, size=size) for size in (6, 8, 7, 8)]
@@ -135,6 +136,27 @@ def test_a_text_is_profiled_on_its_own_grid_and_drawn(folder, tmp_path, capsys):
     assert cli.main(["profile", str(folder), *arguments]) == 0  # the same run
     with pytest.raises(ValueError, match="out: .*loss: next-token there, answer here"):
         cli.main(["profile", str(folder), *arguments, "--loss", "answer"])
+
+
+def test_a_page_shows_the_first_contexts(folder, data, tmp_path, monkeypatch):
+    """With the density of all, and of each shown its own energies."""
+    written = {}
+    monkeypatch.setattr(
+        report.page, "write_page", lambda path, *a, **k: written.update(all=(path, a, k))
+    )
+    monkeypatch.setattr(report, "write_page", report.page.write_page, raising=False)
+    monkeypatch.setattr(profiling, "SHOWN", 2)
+    out = tmp_path / "out"
+    arguments = [str(folder), "--data", str(data), "--loss", "margin", "--html", "--out", str(out)]
+    assert cli.main(["profile", *arguments]) == 0
+    path, (influence, accounts, texts), options = written["all"]
+    assert path == out / "profile.html" and int(influence.count) == 4 and len(accounts) == 2
+    assert options["title"] == f"{folder.name}, margin"
+    for number, expected in enumerate(euclidean_energies(folder, "margin_loss")[:2]):
+        found = np.asarray(accounts[number].energy)
+        np.testing.assert_allclose(found / found.sum(), expected / expected.sum(), rtol=1e-3)
+        whole = spelt(np.concatenate([PROMPTS[number], ANSWERS[number]]))
+        assert "".join(texts[number]).replace(" ", "") == whole
 
 
 @pytest.mark.parametrize(

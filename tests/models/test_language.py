@@ -10,6 +10,7 @@ from tokenizers.models import BPE, WordLevel
 import lim_jax as lim
 from lim_jax.loss import last_token, teacher_forcing
 from lim_jax.models import language
+from lim_jax.models.text import texts_of_ids
 
 LENGTH = 6
 
@@ -90,8 +91,8 @@ def test_texts_of_ids_join_to_the_text_that_was_read():
     of_bytes.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore
     of_bytes.decoder = decoders.ByteLevel()  # pyright: ignore
     for tokenizer, ids in ((None, text.encode()), (of_bytes, of_bytes.encode(text).ids)):
-        found = language.texts_of_ids(jnp.asarray(list(ids)), tokenizer)
+        found = texts_of_ids(jnp.asarray(list(ids)), tokenizer)
         assert found == ["n", "", "é", " ", "", "", "世", "\n", "", "", "界", " ", "x"]
     of_words = Tokenizer(WordLevel({"▁the": 0, "▁cat": 1, "s": 2}))
     of_words.decoder = decoders.Metaspace()  # pyright: ignore
-    assert language.texts_of_ids(jnp.array([0, 1, 2, 0]), of_words) == ["the", " cat", "s", " the"]
+    assert texts_of_ids(jnp.array([0, 1, 2, 0]), of_words) == ["the", " cat", "s", " the"]

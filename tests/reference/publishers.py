@@ -265,9 +265,9 @@ def llama(config, t, ids):
             if config["model_type"] == "qwen3":
                 names = (f"{own}.q_norm", f"{own}.k_norm")
                 pair = (rms_norm(t, n, a, eta) for n, a in zip(names, pair, strict=True))
-            pair = (turned(a, config, size, "rope_theta") for a in pair)
+            query, source = (turned(a, config, size, "rope_theta") for a in pair)
             rows = v[:, size * (h // share) :][:, :size]
-            heads.append(attend(*pair, rows, config.get("sliding_window")))
+            heads.append(attend(query, source, rows, config.get("sliding_window")))
         x = x + dense(t, f"{own}.o_proj", np.hstack(heads))
         normed = rms_norm(t, f"{at}.post_attention_layernorm", x, eta)
         gate = dense(t, f"{at}.mlp.gate_proj", normed)
