@@ -111,9 +111,10 @@ def profile(
         found = _profiled(network, contexts, loss, delta)
         print(f"== {model} on {data}: {_described(contexts)}, loss {loss} ==")
         print(_table(found))
-        _write(found, folder)
+        title = f"{model.name}, {loss}"
+        _write(found, title, folder)
         if html:
-            _write_page(found, network, model, loss, folder)
+            _write_page(found, network, model, loss, title, folder)
         print(f"Wrote profile.json, tables and figures to {folder}.")
     return 0
 
@@ -217,7 +218,7 @@ def _table(found: Profiled) -> str:
     return "\n".join(lines)
 
 
-def _write(found: Profiled, folder: Path) -> None:
+def _write(found: Profiled, title: str, folder: Path) -> None:
     parts = {"influence": found.influence, "influence_without_queries": found.without_queries}
     measured = {name: part for name, part in parts.items() if part is not None}
     records = {name: record._asdict() for name, record in found.records.items()}
@@ -231,10 +232,12 @@ def _write(found: Profiled, folder: Path) -> None:
     named = [(name, *record) for name, record in found.records.items()]
     write_table(folder / "records.csv", ("record", *Record._fields), named)
     for name, part in measured.items():
-        save_figure(plots.influence_profile(part), folder, name)
+        save_figure(plots.influence_profile(part, title), folder, name)
 
 
-def _write_page(found: Profiled, network: CausalLM, model: Path, loss: Asked, folder: Path) -> None:
+def _write_page(
+    found: Profiled, network: CausalLM, model: Path, loss: Asked, title: str, folder: Path
+) -> None:
     """The first contexts, one after another: each is taken apart by itself."""
     tokenizer, shown = models.read_tokenizer(model), found.contexts[:SHOWN]
     terminal = CausalLM.terminal_margin_loss if loss == "margin" else CausalLM.terminal_loss
@@ -251,7 +254,7 @@ def _write_page(found: Profiled, network: CausalLM, model: Path, loss: Asked, fo
         found.influence,
         accounts,
         [models.texts_of_ids(window, tokenizer) for window in windows],
-        title=f"{model.name}, {loss}",
+        title=title,
         without_queries=found.without_queries,
     )
 
