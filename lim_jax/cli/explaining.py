@@ -1,9 +1,11 @@
 """Which positions a language model uses, and why, from a terminal."""
 
-from collections.abc import Mapping
+import shutil
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import jax
 import numpy as np
@@ -14,12 +16,13 @@ from lim_jax import models, plots, studies
 from lim_jax._checks import counted, require
 from lim_jax.adjoint.ledger import CHANNELS
 from lim_jax.cli.data import read_contexts
-from lim_jax.cli.folder import run_folder, save_figure, write_json, write_table
+from lim_jax.cli.folder import UNFINISHED, run_folder, save_figure, write_json, write_table
 from lim_jax.cli.profiling import require_fitting
 from lim_jax.density import Influence, influence
 from lim_jax.grid import Regions, boundary_regions, token_grid
 from lim_jax.loss import last_token, teacher_forcing
 from lim_jax.probes import Estimate
+from lim_jax.results import load, save
 from lim_jax.studies.explanation import HOPS
 
 FIRST, MOST = 16, 1024
@@ -43,7 +46,8 @@ def explain(
     A model of your own on data of your own; or, with neither, a seeded byte-level network, and the
     same trained on the standard library's sources. Each under uniform teacher forcing and under a
     last-token loss, that with and without its query. Prints tables, and writes explanation.json,
-    a CSV for each explanation, and figures as PNG and SVG.
+    a CSV for each explanation, and figures as PNG and SVG. Interrupted and run again it goes on
+    from what is finished.
 
     Args:
         model: A folder of weights as published, or a GGUF file; with its tokenizer.
@@ -75,17 +79,27 @@ def explain(
         counted(depth, "depth", least=0, most=start.flow.depth - 1, expected="a layer's depth")
         grid = token_grid(windows.shape[1] - 1, start.embedding.dtype)
         regions = boundary_regions(grid, delta)
-        networks, losses = {"given": start}, None
+        networks, losses, unfinished = {"given": start}, None, folder / UNFINISHED
         if model is None:
             text, progress = models.standard_library_text(), partial(tqdm, desc="training")
             trained, losses = models.train(
-                start, text, max_length, steps, key=keys[1], progress=progress
-            )
+                start, text, max_length, steps, key=keys[1], progress=progress,
+                checkpoint=unfinished / "training",
+            )  # fmt: skip
             networks = {"seeded": start, "trained": trained}
-        chosen = contexts or _enough_contexts(networks, windows, regions)
-        found, masses = _explained(networks, windows[:chosen], regions, keys[3], depth)
+        # The clock may choose another number when the run is taken up: the first one holds.
+        chosen = contexts or _kept_contexts(unfinished)
+        chosen = chosen or _enough_contexts(networks, windows, regions)
+        found, masses = _explained(networks, windows[:chosen], regions, keys[3], depth, unfinished)
         _report_explanations(found, masses, losses, regions, folder)
+        shutil.rmtree(unfinished, ignore_errors=True)
     return 0
+
+
+def _kept_contexts(unfinished: Path) -> int | None:
+    """How many contexts a run explained that was interrupted."""
+    kept = sorted(unfinished.glob("*.npz"))
+    return load(kept[0])["contexts"] if kept else None
 
 
 def _network_and_windows(
@@ -178,22 +192,38 @@ def _explained(
     regions: Regions,
     key: jax.Array,
     depth: int,
+    unfinished: Path,
 ) -> tuple[dict[str, studies.Explanation], dict[str, Estimate]]:
-    """Explanations by network and loss, and cone masses by network."""
+    """Explanations by network and loss, and cone masses by network, each kept as soon as found."""
     weights = _losses(regions.grid.size)
     cases = [(network, loss) for network in networks for loss in weights]
-    found = {
-        f"{network} network, {loss}": studies.explain(
-            networks[network], windows, weights[loss], regions, key=key, depth=depth
-        )
-        for network, loss in tqdm(cases, desc="explaining", unit="case")
-    }
-    # Exact norms of every block: a few contexts settle the average.
-    masses = {
-        f"{name} network": studies.average_cone_mass(network, windows[:4], regions)
-        for name, network in tqdm(networks.items(), desc="cone mass", unit="network")
-    }
+
+    def once(name: str, find: Callable[[], Any]) -> Any:
+        return _once(unfinished / f"{_stem(name)}.npz", len(windows), find)
+
+    found = {}
+    for network, loss in tqdm(cases, desc="explaining", unit="case"):
+        name, case = f"{network} network, {loss}", (networks[network], windows, weights[loss])
+        found[name] = once(name, partial(studies.explain, *case, regions, key=key, depth=depth))
+    masses = {}
+    for name, network in tqdm(networks.items(), desc="cone mass", unit="network"):
+        # Exact norms of every block: a few contexts settle the average.
+        mass = partial(studies.average_cone_mass, network, windows[:4], regions)
+        masses[f"{name} network"] = once(f"cone mass, {name}", mass)
     return found, masses
+
+
+def _once(path: Path, contexts: int, find: Callable[[], Any]) -> Any:
+    """What is found now and kept in a file, with of how many contexts it is, or was before."""
+    if not path.exists():
+        found = {"contexts": contexts, "found": find()}
+        path.parent.mkdir(exist_ok=True)
+        save(found, path)
+    return load(path)["found"]
+
+
+def _stem(name: str) -> str:
+    return name.replace(", ", "_").replace(" ", "_")
 
 
 def _report_explanations(
@@ -227,7 +257,7 @@ def _report_explanations(
 
 def _save_explanation(result: studies.Explanation, name: str, out: Path) -> int:
     """Write one explanation's table, draw it, and say in how many figures."""
-    stem, found = name.replace(", ", "_").replace(" ", "_"), result.influence
+    stem, found = _stem(name), result.influence
     columns = (
         found.grid.nodes, found.density, found.density_error,
         *result.channel_energies, *result.hop_energies,

@@ -156,6 +156,21 @@ def test_without_a_model_a_byte_level_one_is_trained(monkeypatch, tmp_path):
     assert (moved > 1e-3).any() and (moved == 0).any()  # the bytes that were read
 
 
+def test_what_is_found_is_kept_with_its_number_of_contexts(tmp_path):
+    """A case that raises keeps nothing; one that is kept is not asked for again."""
+    unfinished, energies = tmp_path / "unfinished", np.random.default_rng(0).random((3, 6))
+    regions = lim.boundary_regions(lim.token_grid(6), 0.2)
+    measured = Influence.from_energies(jax.device_put(energies), regions)
+    assert explaining._kept_contexts(unfinished) is None
+    with pytest.raises(ZeroDivisionError):
+        explaining._once(unfinished / "a.npz", 3, lambda: 1 / 0)
+    assert explaining._kept_contexts(unfinished) is None
+    explaining._once(unfinished / "a.npz", 3, lambda: measured)
+    found = explaining._once(unfinished / "a.npz", 5, lambda: 1 / 0)
+    np.testing.assert_array_equal(found.energy, measured.energy)
+    assert explaining._kept_contexts(unfinished) == 3
+
+
 def stubbed(scatter):
     """Influence of contexts whose middle is one more or less by `scatter`, by turns."""
 
