@@ -26,28 +26,51 @@ def profile_chart(influence: Influence) -> Specification:
     """
     weights = np.asarray(influence.regions.kept_weights)
     kept = weights > 0
-    density = np.asarray(influence.density)[kept]
-    positive = density[density > 0]
-    decades = positive.size and positive.max() > positive.min() * 10**DECADES_IF_MORE
-    least = float(positive.min()) / 2 if decades else 0.0
-    scale = alt.Scale(type="log" if decades else "linear", domainMin=least, nice=False)
-    y = alt.Y("m:Q", title="influence density m(p)", scale=scale)
-    x = _position("p:Q")
-    profile = alt.Chart(_data(_profile_rows(influence, kept, least)))
+    least, kind = _floor(np.asarray(influence.density)[kept])
+    scale = alt.Scale(type=kind, domainMin=least, nice=False)
+    x, y = _position("p:Q"), alt.Y("drawn:Q", title="influence density m(p)", scale=scale)
+    rows = _profile_rows(influence, kept, least)
+    profile = alt.Chart(_data(rows))
+    band = profile.mark_area(color=ACCENT, opacity=0.25).encode(x=x, y="low:Q", y2="high:Q")
     found = alt.layer(
         _regions(float(influence.regions.delta)),
-        profile.mark_area(color=ACCENT, opacity=0.25).encode(x=x, y="low:Q", y2="high:Q"),
+        *([band] if "low" in rows[0] else []),
         profile.mark_line(color=ACCENT, strokeWidth=1.5).encode(x=x, y=y),
-        _averages(influence, float(1 / weights.sum())),
+        _averages(influence, float(1 / weights.sum()), least),
         _pointed_at(profile),
     )
     return _drawn(found.properties(width="container", height=HEIGHT))
 
 
+def _floor(density: np.ndarray) -> tuple[float, str]:
+    """Where the axis begins, and its scale: whatever is less is drawn there."""
+    positive = density[density > 0]
+    if positive.size and positive.max() > positive.min() * 10**DECADES_IF_MORE:
+        return float(positive.min()) / 2, "log"
+    return 0.0, "linear"
+
+
+def _profile_rows(influence: Influence, kept: np.ndarray, least: float) -> Rows:
+    edges = np.asarray(influence.grid.edges)
+    columns = (influence.grid.nodes, influence.density, influence.density_error)
+    table = np.stack([np.asarray(column) for column in (*columns, edges[:-1], edges[1:])], axis=1)
+    rows = []
+    for p, m, error, start, stop in table[kept].tolist():
+        row = {"p": short(p), "m": short(m), "drawn": short(max(m, least))}
+        row |= {"from": short(start), "to": short(stop)}
+        if np.isfinite(error):
+            low, high = (short(max(m + sign * error, least)) for sign in (-2, 2))
+            row |= {"low": low, "high": high, "error": short(error)}
+        rows.append(row)
+    return rows
+
+
 def _pointed_at(profile: Any) -> Any:
     """Each position's cell over the whole height: it is seen, and tells, under the pointer."""
     pointed = alt.selection_point(name="pointed", on="pointerover", clear="pointerout", empty=False)
-    columns = {"p": "position", "m": "density", "error": "standard error"}
+    columns = {"p": "position", "m": "density"}
+    if "error" in profile.data.values[0]:
+        columns["error"] = "standard error"
     cells = profile.mark_rect(color=INK).encode(
         x=_position("from:Q"),
         x2="to:Q",
@@ -57,41 +80,30 @@ def _pointed_at(profile: Any) -> Any:
     return cells.add_params(pointed)
 
 
-def _profile_rows(influence: Influence, kept: np.ndarray, least: float) -> Rows:
-    edges = np.asarray(influence.grid.edges)
-    columns = (influence.grid.nodes, influence.density, influence.density_error)
-    table = np.stack([np.asarray(column) for column in (*columns, edges[:-1], edges[1:])], axis=1)
-    rows = []
-    for p, m, error, start, stop in table[kept].tolist():
-        row = {"p": short(p), "m": short(max(m, least)), "from": short(start), "to": short(stop)}
-        if np.isfinite(error):
-            low, high = (short(max(m + sign * error, least)) for sign in (-2, 2))
-            row |= {"low": low, "high": high, "error": short(error)}
-        rows.append(row)
-    return rows
-
-
 def _regions(delta: float) -> Any:
     ends = [{"from": 0, "to": delta}, {"from": 1 - delta, "to": 1}]
     return alt.Chart(_data(ends)).mark_rect(color=REGION).encode(x="from:Q", x2="to:Q")
 
 
-def _averages(influence: Influence, uniform: float) -> Any:
+def _averages(influence: Influence, uniform: float, least: float) -> Any:
     """Lines over the regions, and a dotted one at the density of a uniform influence."""
     delta = float(influence.regions.delta)
     ends = ((0, delta), (delta, 1 - delta), (1 - delta, 1))
     names = ("left", "middle", "right")
     averages = np.asarray(influence.regional_averages)
     rows = [
-        {"region": name, "from": start, "to": stop, "average": short(average)}
+        {
+            "region": name, "from": start, "to": stop, "average": short(average),
+            "drawn": short(max(average, least)),
+        }
         for name, (start, stop), average in zip(names, ends, averages, strict=True)
-    ]
+    ]  # fmt: skip
     tooltip = _tooltip({"region": "region", "average": "average density"})
     lines = alt.Chart(_data(rows)).mark_rule(color=INK, strokeWidth=2)
-    dotted = alt.Chart(_data([{"m": uniform}])).mark_rule(color=INK, strokeDash=[2, 3])
+    dotted = alt.Chart(_data([{"drawn": uniform}])).mark_rule(color=INK, strokeDash=[2, 3])
     return alt.layer(
-        dotted.encode(y="m:Q"),
-        lines.encode(x="from:Q", x2="to:Q", y="average:Q", tooltip=tooltip),
+        dotted.encode(y="drawn:Q"),
+        lines.encode(x="from:Q", x2="to:Q", y="drawn:Q", tooltip=tooltip),
     )
 
 

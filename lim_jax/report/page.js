@@ -19,7 +19,7 @@ function show(token) {
   const [line] = token.getClientRects();
   const below = line.bottom + 6;
   const fits = below + card.offsetHeight <= innerHeight;
-  card.style.top = Math.max(4, fits ? below : line.top - card.offsetHeight - 6) + "px";
+  card.style.top = scrollY + Math.max(4, fits ? below : line.top - card.offsetHeight - 6) + "px";
   card.style.left = Math.max(4, Math.min(line.left, innerWidth - card.offsetWidth - 8)) + "px";
 }
 
@@ -51,7 +51,6 @@ for (const text of document.querySelectorAll(".tokens")) {
   on("focusout", hide);
   on("keydown", walk);
 }
-addEventListener("scroll", hide, { passive: true });
 
 const options = { renderer: "svg", actions: false, ast: true, tooltip: { theme: "page" } };
 for (const [id, chart] of Object.entries(read("charts"))) vegaEmbed("#" + id, chart, options);

@@ -27,15 +27,14 @@ def digits(value: Any) -> str:
 
 
 def with_error(value: Any, error: Any) -> str:
-    """A value with its standard error, where there is one.
+    """A value with its standard error; alone where one context has none.
 
     Examples
     --------
     >>> with_error(1.234, 0.05), with_error(1.234, np.inf)
-    ('1.23 ± 0.05', '1.23, without an error')
+    ('1.23 ± 0.05', '1.23')
     """
-    known = np.isfinite(float(error))
-    return digits(value) + (f" ± {digits(error)}" if known else ", without an error")
+    return digits(value) + (f" ± {digits(error)}" if np.isfinite(float(error)) else "")
 
 
 def index_words(found: Influence) -> list[tuple[str, str]]:

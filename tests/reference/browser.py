@@ -58,7 +58,7 @@ class Page:
             self.events.append(message)
         return message
 
-    def open(self, path, width=1100, height=900):
+    def open(self, path, width, height):
         self.call(
             "Emulation.setDeviceMetricsOverride",
             width=width, height=height, deviceScaleFactor=1, mobile=False,

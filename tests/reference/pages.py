@@ -15,8 +15,8 @@ TITLE = "a & b </title><script>document.title = 'owned'</script>"
 SCRIPT = "<script>document.title = 'owned'</script>"
 IMAGE = "<img src=x onerror='document.title = 1'>"
 TEXTS = (
-    (SCRIPT, " the", "&amp;", "\n", "  ", "\x00", "'\"", "é", "{{ 7 * 7 }}", ""),
-    ("</script>", IMAGE, " end.\n", "so"),
+    (SCRIPT, " the", "&amp;", "\n", "  ", "\x00", "'\"", "é", IMAGE, ""),
+    ("</script>", "{{ 7 * 7 }}", " end.\n", "so"),
 )
 ASKED = (np.eye(9)[8], np.full(3, 1 / 3))
 CERTIFICATES = (
@@ -42,6 +42,7 @@ def account(length, seed, asked):
 
     by_depth = energies(LAYERS + 1, length)
     by_depth[DEPTH, 1] = 0
+    by_depth[DEPTH, 0] *= 5e-6**seed  # the least of all is in the second context
     channels = energies(3, length)
     channels[:, 2] = 0
     parts: Any = (

@@ -2,30 +2,39 @@
 
 import re
 
+import jax
 import numpy as np
 import pytest
 from reference import pages
 from reference.browser import PROGRAM, browser
 
+import lim_jax as lim
+
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(PROGRAM is None, reason="no Chromium or Chrome is installed"),
 ]
+WIDTH, HEIGHT = 1100, 520  # so low that a card must find its place
+LABELS = "[...document.querySelectorAll('#{} .role-axis-label text')].map(one => one.textContent)"
 CHARTS = ("profile-0", "profile-1", "channels", "hops", "heads", "depths")
 
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory):
     """The page once its charts are drawn."""
-    path = pages.written(tmp_path_factory.mktemp("page"))
     with browser() as tab:
-        tab.open(path)
-        drawn = "[...document.querySelectorAll('.chart')].every(one => one.querySelector('svg'))"
-        tab.value(f"""new Promise((done, failed) => {{
-            const waiting = setInterval(() => {drawn} && (clearInterval(waiting), done()), 20);
-            setTimeout(() => failed(new Error("charts are not drawn")), 20000);
-        }})""")
+        show(tab, pages.written(tmp_path_factory.mktemp("page")))
         yield tab
+
+
+def show(tab, path):
+    """Open a page, and wait for its charts."""
+    tab.open(path, WIDTH, HEIGHT)
+    drawn = "[...document.querySelectorAll('.chart')].every(one => one.querySelector('svg'))"
+    tab.value(f"""new Promise((done, failed) => {{
+        const waiting = setInterval(() => {drawn} && (clearInterval(waiting), done()), 20);
+        setTimeout(() => failed(new Error("charts are not drawn")), 20000);
+    }})""")
 
 
 def told(tab):
@@ -51,7 +60,7 @@ def test_pointing_at_a_token_tells_of_it(opened):
         assert [float(width[:-1]) for width in widths] == [float(share) for share in shares]
         box = opened.value("(({top, left, bottom, right}) => [top, left, bottom, right])"
                            "(card.getBoundingClientRect())")  # fmt: skip
-        assert min(box) >= 0 and box[2] <= 900 and box[3] <= 1100, "all of it is in sight"
+        assert min(box) >= 0 and box[2] <= HEIGHT and box[3] <= WIDTH, "all of it is in sight"
     opened.point_at("h1")
     assert told(opened) is None
 
@@ -111,18 +120,38 @@ def test_tokens_are_readable_on_light_on_dark_and_on_paper(opened, media, scheme
     assert ratios.min() >= 4.5
     ((_, page),) = colours(opened, "body") @ [0.2126, 0.7152, 0.0722]
     assert page < 0.05 if dark else page > 0.9
+    least = colours(opened, ".swatch")[0, 1] @ [0.2126, 0.7152, 0.0722]
+    assert least < 0.05 if dark else least > 0.9
     # Charts take the page's colours.
-    ink = opened.value(
-        "getComputedStyle(document.querySelector('#heads .role-axis-label text')).fill"
-    )
-    assert (np.mean([int(one) for one in re.findall(r"\d+", ink)]) > 128) == dark
+    for text in ("label", "title"):
+        found = f"document.querySelector('#heads .role-axis-{text} text')"
+        ink = opened.value(f"getComputedStyle({found}).fill")
+        assert (np.mean([int(one) for one in re.findall(r"\d+", ink)]) > 128) == dark
     opened.call("Emulation.setEmulatedMedia", media="", features=[])
+
+
+COMPLAINTS = ("Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Log.entryAdded")
+
+
+def test_one_context_of_many_decades_is_drawn_on_a_logarithmic_scale(tmp_path):
+    """Without a band, since it has no error, and with a zero at the axis' foot."""
+    energies = jax.device_put(np.array([[4, 3, 0, 0.5, 0.6, 0.004, 1.1, 30, 500.0]]))
+    alone = lim.Influence.from_energies(energies, pages.influence().regions)
+    with browser() as tab:
+        show(tab, pages.written(tmp_path, without_queries=alone))
+        assert [found for one in COMPLAINTS for found in tab.named(one)] == []
+        labels = tab.value(LABELS.format("profile-1"))
+        assert {"0.01", "0.1", "1"} <= set(labels)
+        tab.point_at("#profile-1 .mark-rect:last-of-type path", 2)
+        tab.value("new Promise(done => setTimeout(done, 100))")
+        shown = tab.value("document.getElementById('vg-tooltip-element').innerText").split()
+        assert shown == ["position", "0.33333", "density", "0"]
 
 
 def test_nothing_was_asked_for_logged_or_run_besides(opened):
     """The last of the tests: of all that was done above."""
     requests = [sent["request"]["url"] for sent in opened.named("Network.requestWillBeSent")]
     assert len(requests) == 1 and requests[0].startswith("file:")
-    for complaint in ("Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Log.entryAdded"):
+    for complaint in COMPLAINTS:
         assert opened.named(complaint) == []
     assert opened.value("document.title") == pages.TITLE
