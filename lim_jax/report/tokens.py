@@ -45,7 +45,8 @@ def own_density(account: TokenAccount) -> np.ndarray:
 
     Examples
     --------
-    >>> account = TokenAccount(0, 0, np.array([1.0, 3.0]), 0, 0, 0, 0)
+    >>> heads, by_depth = np.ones((1, 1)), np.array([[1.0, 3.0], [0.0, 0.0]])
+    >>> account = TokenAccount(0, 0, 0, 0, heads, by_depth)
     >>> own_density(account).tolist()
     [0.5, 1.5]
     """

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 from lim_jax._checks import counted, require, require_floats, require_indices
@@ -37,8 +38,6 @@ class TokenAccount(NamedTuple):
         Of the context.
     query_weights
         Where the loss asks, and with which weight.
-    energy
-        :math:`\|P_k(p)\|^2` at the depth k of the account.
     channels
         :math:`\|P_\alpha(p)\|^2` of the residual, the cone and the local channel at depth k, in
         the order of `ledger.CHANNELS`.
@@ -47,12 +46,11 @@ class TokenAccount(NamedTuple):
     heads
         :math:`\int \|P\|^2` of what every head of the layers from k on adds to the cone channel.
     by_depth
-        :math:`\|P_j(p)\|^2` at every depth j: row k is `energy`, the last that of :math:`P_T`.
+        :math:`\|P_j(p)\|^2` at every depth j; the last is that of :math:`P_T`.
     """
 
     loss: Scalar
     query_weights: Profile
-    energy: Profile
     channels: Float[Array, "3 length"]
     hops: Float[Array, "hops length"]
     heads: Float[Array, "layers heads"]
@@ -62,6 +60,11 @@ class TokenAccount(NamedTuple):
     def depth(self) -> int:
         """The depth k of the account."""
         return self.by_depth.shape[0] - 1 - self.heads.shape[0]
+
+    @property
+    def energy(self) -> Float[Array | np.ndarray, " length"]:
+        r""":math:`\|P_k(p)\|^2` at the depth k of the account."""
+        return self.by_depth[self.depth]
 
 
 def account_of_context(
@@ -138,7 +141,6 @@ def _account(
     return TokenAccount(
         ledger.loss,
         example[1].weights,
-        _squares(ledger.covectors[depth]),
         _squares(ledger.at_depth(depth)),
         _squares(hops[depth]),
         _head_energies(jax.tree.map(lambda leaf: leaf[depth:], sites), grid),

@@ -46,7 +46,7 @@ def account(length, seed, asked):
     channels = energies(3, length)
     channels[:, 2] = 0
     parts: Any = (
-        np.asarray(1.25 + seed), asked, by_depth[DEPTH], channels, energies(4, length),
+        np.asarray(1.25 + seed), asked, channels, energies(4, length),
         energies(LAYERS - DEPTH, HEADS), by_depth,
     )  # fmt: skip
     return TokenAccount(*parts)

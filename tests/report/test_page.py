@@ -239,7 +239,7 @@ def test_a_page_of_long_contexts_and_many_layers_stays_below_two_megabytes(tmp_p
     length, layers, heads = 512, 32, 32
     energies = drawn.uniform(0.1, 1, (layers + 8, length))
     parts: Any = (
-        np.asarray(1.0), np.full(length, 1 / length), energies[0], energies[:3], energies[3:7],
+        np.asarray(1.0), np.full(length, 1 / length), energies[:3], energies[3:7],
         drawn.uniform(0.1, 1, (layers, heads)), energies[7:],
     )  # fmt: skip
     account = lim.studies.TokenAccount(*parts)
