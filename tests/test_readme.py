@@ -33,7 +33,7 @@ def write_small_network(folder):
 def test_the_examples_are_short_and_run(tmp_path):
     """In a process of their own, as users run them: in float32, compiled with XLA's defaults."""
     examples = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
-    assert len(examples) == 5 and all(len(example.splitlines()) <= 15 for example in examples)
+    assert len(examples) == 6 and all(len(example.splitlines()) <= 15 for example in examples)
     write_small_network(tmp_path)
     done = run_python("-c", "\n".join(examples), folder=tmp_path)
     assert done.returncode == 0, done.stderr
