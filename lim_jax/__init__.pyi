@@ -13,6 +13,7 @@ from . import probes as probes
 from . import report as report
 from . import results as results
 from . import studies as studies
+from . import tasks as tasks
 from . import training as training
 from .adjoint.continuous import continuous_adjoint as continuous_adjoint
 from .adjoint.sweep import AdjointTrajectory as AdjointTrajectory

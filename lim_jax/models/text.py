@@ -62,7 +62,7 @@ def ids_of_text(text: str, path: Path | str) -> Int[Array, " ids"]:
     return jax.device_put(np.asarray(read_tokenizer(path).encode(text).ids, np.int32))
 
 
-def texts_of_ids(ids: Int[Array, " ids"], tokenizer: Any = None) -> list[str]:
+def texts_of_ids(ids: Int[Array | np.ndarray, " ids"], tokenizer: Any = None) -> list[str]:
     """The text of each id: joined they are that of all.
 
     Where several ids make one letter, the last has it and the others have none.

@@ -1,0 +1,242 @@
+"""A prompt of records, one of which holds what is asked; its ids; many of them in few shapes."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from lim_jax._checks import require
+from lim_jax.models import padded_length, texts_of_ids
+
+
+class Prompt(NamedTuple):
+    """A text of records, and the answer that it asks for.
+
+    Attributes
+    ----------
+    text
+        All that stands before the answer.
+    answer
+        As it follows the text, with the space before it where there is one.
+    spans
+        The start and the end of each record in characters of the text, in order; the end is not
+        of the record, as in a Python slice.
+    gold
+        The numbers, from 0, of the records that hold what is asked.
+    """
+
+    text: str
+    answer: str
+    spans: tuple[tuple[int, int], ...]
+    gold: tuple[int, ...]
+
+
+class EncodedText(NamedTuple):
+    """The tokens of a text.
+
+    Attributes
+    ----------
+    ids
+        One for each token.
+    tokens
+        What each shows: one after another they are the text.
+    last
+        Where the last character of each is in the text; -1 for marks, which no text spells.
+    """
+
+    ids: Int[np.ndarray, " tokens"]
+    tokens: tuple[str, ...]
+    last: Int[np.ndarray, " tokens"]
+
+    def within(self, start: int, end: int) -> Bool[np.ndarray, " tokens"]:
+        """Which tokens belong to a part of the text: those whose last character lies in it."""
+        return (self.last >= start) & (self.last < end)
+
+
+class Example(NamedTuple):
+    """A prompt and its answer in ids, with what is asked; with a leading axis, many of them.
+
+    Attributes
+    ----------
+    window
+        The ids; the last is a target only.
+    weights
+        Of the loss, one for each place: equal on the answer's tokens, of sum one, else zero.
+    records
+        The number of the record that each place belongs to, -1 for none.
+    gold
+        The numbers of the records that hold what is asked.
+    """
+
+    window: Int[Array | np.ndarray, "*examples tokens"]
+    weights: Float[Array | np.ndarray, "*examples length"]
+    records: Int[Array | np.ndarray, "*examples length"]
+    gold: Int[Array | np.ndarray, "*examples golds"]
+
+
+class Bucket(NamedTuple):
+    """Examples of one shape.
+
+    Attributes
+    ----------
+    indices
+        The number of each among the examples that were given.
+    examples
+        With a leading axis, padded on the right: with ids of zero, weights of zero, and places of
+        no record. A causal network's adjoint is exactly zero there.
+    lengths
+        The number of places of each before padding. Position is the share of this length.
+    """
+
+    indices: Int[np.ndarray, " examples"]
+    examples: Example
+    lengths: Int[np.ndarray, " examples"]
+
+
+def encode_text(text: str, tokenizer: Any = None) -> EncodedText:
+    """The ids of a text, with what each token shows and where it ends.
+
+    Parameters
+    ----------
+    text
+        Any.
+    tokenizer
+        The model's own, of the package tokenizers; None where ids are bytes of UTF-8.
+
+    Examples
+    --------
+    >>> found = encode_text("né!")
+    >>> found.ids.tolist(), found.tokens, found.last.tolist()
+    ([110, 195, 169, 33], ('n', '', 'é', '!'), [0, 1, 1, 2])
+    """
+    if tokenizer is None:
+        ids = np.frombuffer(text.encode(), np.uint8).astype(np.int32)
+        sizes = [len(letter.encode()) for letter in text]
+        return EncodedText(ids, tuple(texts_of_ids(ids)), np.repeat(np.arange(len(text)), sizes))
+    found = tokenizer.encode(text)
+    tokens, reached = [], 0
+    for name, (start, end) in zip(found.tokens, found.offsets, strict=True):
+        # What stands between two tokens, as a space may, is shown with the second.
+        tokens.append(text[reached:end] if end > start else name)
+        reached = max(reached, end)
+    last = [end - 1 if end > start else -1 for start, end in found.offsets]
+    return EncodedText(np.asarray(found.ids, np.int32), tuple(tokens), np.asarray(last, int))
+
+
+def encode(prompt: Prompt, tokenizer: Any = None) -> Example:
+    """The ids of a prompt and its answer, which are read together, and the record of each place.
+
+    A token belongs where its last character is: one of a space and a word, to the word's record.
+    What is asked are the answer's tokens, each at the place before it.
+
+    Parameters
+    ----------
+    prompt
+        Such as the generators of this room make.
+    tokenizer
+        As in `encode_text`.
+
+    Raises
+    ------
+    ValueError
+        Where the prompt or the answer has no tokens, a span is outside of the text or not after
+        the span before it, or gold is none of the records.
+
+    Examples
+    --------
+    >>> found = encode(Prompt("a=1 b=2 a=", "1", ((0, 3), (4, 7)), (0,)))
+    >>> bytes(found.window.tolist()), found.records.tolist(), found.gold.tolist()
+    (b'a=1 b=2 a=1', [0, 0, 0, -1, 1, 1, 1, -1, -1, -1], [0])
+    >>> found.weights.nonzero()[0].tolist()
+    [9]
+    """
+    _require_records(prompt)
+    text = prompt.text + prompt.answer
+    found = encode_text(text, tokenizer)
+    answered = found.within(len(prompt.text), len(text))
+    require(
+        bool(answered.any() and not answered[0]),
+        "prompt",
+        got=f"the answer {prompt.answer!r} after the text {prompt.text[-40:]!r}",
+        expected="a text and an answer of some tokens each",
+        cure="A token belongs where its last character is.",
+    )
+    weights = (answered[1:] / answered[1:].sum()).astype(np.float32)
+    records = np.full(len(found.ids) - 1, -1, np.int32)
+    for number, (start, end) in enumerate(prompt.spans):
+        records[found.within(start, end)[:-1]] = number
+    return Example(found.ids, weights, records, np.asarray(prompt.gold, np.int32))
+
+
+def buckets(examples: Sequence[Example]) -> list[Bucket]:
+    """Group examples of many lengths into few shapes, padded on the right.
+
+    Those of one `models.padded_length`, and of as many golds, stand together, in their order; the
+    shortest come first. A network with learned places must know as many as the padded length.
+
+    Raises
+    ------
+    ValueError
+        Where there are no examples.
+
+    Examples
+    --------
+    >>> short, long = (Prompt("." * size, "!", ((0, 5),), (0,)) for size in (18, 30))
+    >>> for bucket in buckets([encode(long), encode(short), encode(long)]):
+    ...     print(bucket.indices, bucket.lengths, bucket.examples.window.shape)
+    [1] [18] (1, 25)
+    [0 2] [30 30] (2, 33)
+    """
+    require(
+        len(examples) > 0,
+        "examples",
+        got="none",
+        expected="at least one",
+        cure="Make them by encode.",
+    )
+    shapes = defaultdict(list)
+    for index, example in enumerate(examples):
+        shapes[padded_length(len(example.weights)), len(example.gold)].append(index)
+    return [
+        _bucket(np.array(indices), [examples[index] for index in indices], size)
+        for (size, _), indices in sorted(shapes.items())
+    ]
+
+
+def _bucket(indices: np.ndarray, examples: list[Example], size: int) -> Bucket:
+    lengths = np.array([len(example.weights) for example in examples], np.int32)
+    padded = [
+        Example(
+            np.pad(window, (0, size - len(weights))),
+            np.pad(weights, (0, size - len(weights))),
+            np.pad(records, (0, size - len(weights)), constant_values=-1),
+            gold,
+        )
+        for window, weights, records, gold in examples
+    ]
+    return Bucket(indices, jax.tree.map(lambda *leaves: np.stack(leaves), *padded), lengths)
+
+
+def _require_records(prompt: Prompt) -> None:
+    """Refuse records that are not parts of the text, one after another, and gold that is none."""
+    reached = 0
+    for start, end in prompt.spans:
+        require(
+            reached <= start < end <= len(prompt.text),
+            "spans",
+            got=f"({start}, {end})",
+            expected=f"start and end in order, from {reached} to {len(prompt.text)}",
+            cure="A record is a part of the text, after the record before it.",
+        )
+        reached = end
+    count = len(prompt.spans)
+    require(
+        all(0 <= number < count for number in prompt.gold),
+        "gold",
+        got=f"{prompt.gold}",
+        expected=f"numbers of the {count} records, from 0",
+        cure="Give each record that holds what is asked a span.",
+    )
