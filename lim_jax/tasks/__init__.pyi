@@ -1,4 +1,12 @@
+from . import laws as laws
 from . import prompts as prompts
+from . import retrieval as retrieval
+from .laws import edge_law as edge_law
+from .laws import every_place as every_place
+from .laws import gold_places as gold_places
+from .laws import law_of_weights as law_of_weights
+from .laws import middle_law as middle_law
+from .laws import uniform_law as uniform_law
 from .prompts import Bucket as Bucket
 from .prompts import EncodedText as EncodedText
 from .prompts import Example as Example
@@ -6,3 +14,8 @@ from .prompts import Prompt as Prompt
 from .prompts import buckets as buckets
 from .prompts import encode as encode
 from .prompts import encode_text as encode_text
+from .retrieval import KeyValueTask as KeyValueTask
+from .retrieval import RecallTask as RecallTask
+from .retrieval import key_value_examples as key_value_examples
+from .retrieval import recall_examples as recall_examples
+from .retrieval import record_weights as record_weights

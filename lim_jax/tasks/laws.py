@@ -1,0 +1,143 @@
+r"""Where the record stands that is asked for: laws of the gold place, and draws from them.
+
+A law is an array of probabilities, one for each record. That of training and that of probing or
+testing are two arrays: what is lost in the middle is often lost because the first has little there.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Key, Num
+
+from lim_jax._checks import counted, finite_scalar, guarded, require, require_key
+
+Law = Float[Array, " records"]
+
+
+def uniform_law(records: int) -> Law:
+    """Every place alike.
+
+    Examples
+    --------
+    >>> uniform_law(4).tolist()
+    [0.25, 0.25, 0.25, 0.25]
+    """
+    return law_of_weights(jnp.ones(counted(records, "records")))
+
+
+def edge_law(records: int, *, width: float = 0.25, odds: float = 0.02) -> Law:
+    """The first and the last records, and seldom one between them.
+
+    Parameters
+    ----------
+    records
+        How many.
+    width
+        The share of the records that each edge has, rounded down; at least one record.
+    odds
+        The probability of a place in the middle over that of one at an edge.
+
+    Raises
+    ------
+    ValueError
+        Where the edges leave no middle, or an option is no number of its range.
+
+    Examples
+    --------
+    >>> edge_law(6, odds=0.5).tolist()
+    [0.25, 0.125, 0.125, 0.125, 0.125, 0.25]
+    """
+    odds = _odds(odds)
+    return law_of_weights(jnp.where(_at_edge(records, width), 1.0, odds))
+
+
+def middle_law(records: int, *, width: float = 0.25, odds: float = 0.02) -> Law:
+    """The records between the edges, and seldom one of the edges'.
+
+    Parameters
+    ----------
+    records, width
+        As in `edge_law`.
+    odds
+        The probability of a place at an edge over that of one in the middle.
+
+    Examples
+    --------
+    >>> middle_law(6, odds=0.0).tolist()
+    [0.0, 0.25, 0.25, 0.25, 0.25, 0.0]
+    """
+    odds = _odds(odds)
+    return law_of_weights(jnp.where(_at_edge(records, width), odds, 1.0))
+
+
+def law_of_weights(weights: Num[Array, " records"]) -> Law:
+    """Probabilities in proportion to any weights, such as a density at the records' places.
+
+    Raises
+    ------
+    ValueError
+        Where they are no row of numbers.
+    EquinoxRuntimeError
+        Where one is negative, or not finite, or all are zero.
+
+    Examples
+    --------
+    >>> law_of_weights(jnp.array([1.0, 3.0])).tolist()
+    [0.25, 0.75]
+    """
+    require(
+        weights.ndim == 1 and weights.size > 0,
+        "weights",
+        got=f"shape {weights.shape}",
+        expected="a weight for each record",
+        cure="A law has one axis.",
+    )
+    weights = weights.astype(jnp.result_type(weights, float))
+    total = weights.sum()
+    wrong = jnp.any(weights < 0) | ~jnp.isfinite(total) | (total <= 0)
+    message = "weights: expected finite numbers that are not negative, one above zero, got others."
+    weights = guarded(weights, wrong, message)
+    return weights / weights.sum()
+
+
+def gold_places(law: Law, count: int, *, key: Key[Array, ""]) -> Int[Array, " examples"]:
+    """Draw the gold place of each example, independently.
+
+    Examples
+    --------
+    >>> gold_places(jnp.array([0.0, 1.0, 0.0]), 3, key=jax.random.key(0)).tolist()
+    [1, 1, 1]
+    """
+    require_key(key)
+    return jax.random.choice(key, law.shape[0], (counted(count, "count"),), p=law)
+
+
+def every_place(records: int, count: int) -> Int[Array, " examples"]:
+    """Every gold place `count` times, in turn: to measure all of them equally well.
+
+    Examples
+    --------
+    >>> every_place(3, 2).tolist()
+    [0, 1, 2, 0, 1, 2]
+    """
+    return jnp.tile(jnp.arange(counted(records, "records")), counted(count, "count"))
+
+
+def _odds(odds: float) -> float:
+    odds = finite_scalar(odds, "odds")
+    cure = "One is the uniform law, and 0 never asks there."
+    require(odds >= 0, "odds", got=f"{odds}", expected="a number from 0", cure=cure)
+    return odds
+
+
+def _at_edge(records: int, width: float) -> Bool[Array, " records"]:
+    records = counted(records, "records")
+    edge = max(1, int(records * finite_scalar(width, "width")))
+    require(
+        width > 0 and 2 * edge < records,
+        "width",
+        got=f"two edges of {edge} among {records} records",
+        expected="some records between the edges",
+        cure="Take a smaller width, or more records.",
+    )
+    places = jnp.arange(records)
+    return (places < edge) | (places >= records - edge)

@@ -1,0 +1,253 @@
+r"""Retrieval in ids, without text: batches of any size, seeded, made under jit.
+
+Two tasks. Of key and value (`KeyValueTask`) one pair is asked for at the end of the context, as in
+lost-in-the-middle's; in associative recall (`RecallTask`, MQAR) every pair is asked for once,
+somewhere after all pairs. Ids below `keys` are keys, those from there on values.
+"""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Key
+
+from lim_jax._checks import counted, guarded, require, require_indices, require_key
+from lim_jax.tasks.prompts import Example
+
+Gold = Int[Array, " examples"]
+
+
+class KeyValueTask(NamedTuple):
+    """Pairs of a key and a value, one after another, then one of the keys: its value is asked.
+
+    Attributes
+    ----------
+    records
+        How many pairs a context holds.
+    keys, values
+        How many there are to choose from. A context's keys differ; values may not.
+    """
+
+    records: int = 16
+    keys: int = 32
+    values: int = 16
+
+    @property
+    def length(self) -> int:
+        """The places L of a context."""
+        return 2 * self.records + 1
+
+    @property
+    def vocabulary(self) -> int:
+        """How many ids there are."""
+        return self.keys + self.values
+
+
+class RecallTask(NamedTuple):
+    r"""Associative recall of many queries: pairs, and later each of their keys once.
+
+    The task of Arora et al., "Zoology: measuring and improving recall in efficient language models"
+    (2023): after a key its value is asked, which follows it, and the gap between a pair and its
+    query has a power law. The r-th free place of two ids after the pairs, from 0, is taken with a
+    probability in proportion to :math:`(r + 1)^{a - 1}`; places that are left over hold values at
+    random.
+
+    Attributes
+    ----------
+    pairs
+        How many pairs a context holds.
+    length
+        The places L, even, at least four for each pair.
+    keys, values
+        As in `KeyValueTask`.
+    power
+        a > 0; the smaller, the nearer are the queries.
+    """
+
+    pairs: int = 8
+    length: int = 64
+    keys: int = 32
+    values: int = 16
+    power: float = 0.01
+
+    @property
+    def vocabulary(self) -> int:
+        """How many ids there are."""
+        return self.keys + self.values
+
+
+def key_value_examples(task: KeyValueTask, gold: Gold, *, key: Key[Array, ""]) -> Example:
+    """Draw a context for each gold place.
+
+    Parameters
+    ----------
+    task
+        Its sizes.
+    gold
+        The number of the pair that each context asks for: of `laws.gold_places`, or `every_place`.
+    key
+        For keys and values.
+
+    Returns
+    -------
+    examples
+        With a leading axis; windows of ``task.length + 1`` ids, of which the last is the answer.
+
+    Raises
+    ------
+    ValueError
+        Where there are fewer keys than pairs, or gold are no whole numbers.
+    EquinoxRuntimeError
+        Where a gold place is no pair's.
+
+    Examples
+    --------
+    >>> task = KeyValueTask(records=2, keys=3, values=4)
+    >>> found = key_value_examples(task, jnp.array([1]), key=jax.random.key(0))
+    >>> (first, a, second, b, asked, answer), = found.window.tolist()
+    >>> first != second == asked, b == answer, found.records.tolist()
+    (True, True, [[0, 0, 1, 1, -1]])
+    """
+    _require_keys(task.records, task.keys, task.values)
+    require_indices(gold, "gold")
+    require_key(key)
+    last = task.records - 1
+    message = f"gold: expected numbers of pairs, from 0 to {last}, got others."
+    gold = guarded(gold, (gold < 0) | (gold > last), message)
+    of_keys, of_values = jax.random.split(key)
+    keys, values = _pairs(of_keys, of_values, gold.shape[0], task.records, task.keys, task.values)
+    rows = jnp.arange(gold.shape[0])
+    pairs = jnp.stack([keys, values], axis=2).reshape(gold.shape[0], -1)
+    window = jnp.column_stack([pairs, keys[rows, gold], values[rows, gold]])
+    records = jnp.append(jnp.repeat(jnp.arange(task.records), 2), -1)
+    weights = jnp.zeros(task.length).at[-1].set(1)
+    return Example(
+        window,
+        jnp.broadcast_to(weights, (gold.shape[0], task.length)),
+        jnp.broadcast_to(records, (gold.shape[0], task.length)),
+        gold[:, None],
+    )
+
+
+def recall_examples(task: RecallTask, count: int, *, key: Key[Array, ""]) -> Example:
+    """Draw contexts in which every pair is asked for once.
+
+    Parameters
+    ----------
+    task
+        Its sizes.
+    count
+        How many contexts.
+    key
+        For keys, values and places.
+
+    Returns
+    -------
+    examples
+        With a leading axis; `gold` holds the number of the pair of each query, in order of place.
+
+    Raises
+    ------
+    ValueError
+        Where there are fewer keys than pairs, the length is odd or too short, or the power is not
+        above zero.
+
+    Examples
+    --------
+    >>> task = RecallTask(pairs=2, length=10, keys=3, values=4)
+    >>> found = recall_examples(task, 1, key=jax.random.key(0))
+    >>> found.window.shape, (found.weights > 0).sum().item(), sorted(found.gold[0].tolist())
+    ((1, 11), 2, [0, 1])
+    """
+    _require_keys(task.pairs, task.keys, task.values)
+    _require_room(task)
+    require_key(key)
+    context = partial(_recall_context, task)
+    return jax.vmap(context)(jax.random.split(key, counted(count, "count")))
+
+
+def _recall_context(task: RecallTask, key: Key[Array, ""]) -> Example:
+    of_keys, of_values, of_places, of_rest = jax.random.split(key, 4)
+    keys, values = _pairs(of_keys, of_values, 1, task.pairs, task.keys, task.values)
+    pairs = jnp.stack([keys[0], values[0]], axis=1).reshape(-1)
+    free = (task.length - 2 * task.pairs) // 2
+    odds = jnp.arange(1.0, free + 1) ** (task.power - 1.0)
+    # The pair that comes first draws its place first.
+    slots = jax.random.choice(of_places, free, (task.pairs,), replace=False, p=odds / odds.sum())
+    at = 2 * (task.pairs + slots)
+    rest = task.keys + jax.random.randint(of_rest, (task.length + 1,), 0, task.values)
+    window = rest.at[: 2 * task.pairs].set(pairs).at[at].set(keys[0]).at[at + 1].set(values[0])
+    weights = jnp.zeros(task.length).at[at].set(1 / task.pairs)
+    records = jnp.append(jnp.repeat(jnp.arange(task.pairs), 2), jnp.full(2 * free, -1, int))
+    return Example(window, weights, records, jnp.argsort(at))
+
+
+def _pairs(
+    of_keys: Key[Array, ""],
+    of_values: Key[Array, ""],
+    count: int,
+    pairs: int,
+    keys: int,
+    values: int,
+) -> tuple[Int[Array, "examples pairs"], Int[Array, "examples pairs"]]:
+    """Distinct keys for each context, and values."""
+    uniform = jax.random.uniform(of_keys, (count * keys,)).reshape(count, keys)
+    drawn = jnp.argsort(uniform, axis=1)[:, :pairs]
+    return drawn, keys + jax.random.randint(of_values, (count, pairs), 0, values)
+
+
+def record_weights(
+    records: Int[Array, " length"], cells: Float[Array, " length"], count: int
+) -> Float[Array, "records length"]:
+    r"""The integral weights of each record, :math:`W_{ri} = \Delta p_i\,\mathbf 1_{r(i) = r}`.
+
+    ``record_weights(...) @ energy`` are the records' parts of the total Z; as pools of a penalty
+    they make it one of records, which leaves out what belongs to none.
+
+    Parameters
+    ----------
+    records
+        The number of the record that each place belongs to, -1 for none.
+    cells
+        The grid's weights.
+    count
+        How many records.
+
+    Examples
+    --------
+    >>> record_weights(jnp.array([0, 1, 1, -1]), jnp.full(4, 0.25), 2).tolist()
+    [[0.25, 0.0, 0.0, 0.0], [0.0, 0.25, 0.25, 0.0]]
+    """
+    require_indices(records, "records")
+    numbers = jnp.arange(counted(count, "count"))
+    return jnp.where(records[None, :] == numbers[:, None], cells[None, :], 0)
+
+
+def _require_keys(pairs: int, keys: int, values: int) -> None:
+    counted(pairs, "pairs")
+    counted(values, "values")
+    require(
+        pairs <= keys,
+        "keys",
+        got=f"{keys} for {pairs} pairs",
+        expected="a key for each pair",
+        cure="The keys of a context differ: raise keys.",
+    )
+
+
+def _require_room(task: RecallTask) -> None:
+    require(
+        task.length % 2 == 0 and task.length >= 4 * task.pairs,
+        "length",
+        got=f"{task.length} places for {task.pairs} pairs",
+        expected=f"an even number from {4 * task.pairs}",
+        cure="A pair takes two places, and so does its query.",
+    )
+    require(
+        task.power > 0,
+        "power",
+        got=f"{task.power}",
+        expected="a number above zero",
+        cure="Small ones ask soon after the pairs, 1 anywhere alike.",
+    )
