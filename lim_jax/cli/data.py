@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 
 from lim_jax import models
 from lim_jax._checks import require
+from lim_jax.tasks import EncodedText, encode_text
 
 Asked = Literal["next-token", "answer", "margin"]
 
@@ -90,33 +91,14 @@ def read_contexts(data: Path, model: Path, asked: Asked, max_length: int) -> lis
     read = models.read_tokenizer(model)
     content = data.read_text(encoding="utf-8")
     if data.suffix != ".jsonl":
-        return _cut(_encoded(content, read), data, asked, max_length)
+        return _cut(encode_text(content, read), data, asked, max_length)
     lines = [(n, line) for n, line in enumerate(content.splitlines(), 1) if line.strip()]
     empty = "Each line is an object with text, or with prompt and answer."
     require(bool(lines), "data", got=f"{data} without a line", expected="some", cure=empty)
     return [_of_line(line, read, asked, max_length, f"{data}, line {n}") for n, line in lines]
 
 
-class _Encoded(NamedTuple):
-    """The ids of a text, what each shows, and where its last character is; -1 for marks."""
-
-    ids: Int[np.ndarray, " tokens"]
-    tokens: tuple[str, ...]
-    last: Int[np.ndarray, " tokens"]
-
-
-def _encoded(text: str, tokenizer: Any) -> _Encoded:
-    found = tokenizer.encode(text)
-    tokens, reached = [], 0
-    for name, (start, end) in zip(found.tokens, found.offsets, strict=True):
-        # What stands between two tokens, as a space may, is shown with the second.
-        tokens.append(text[reached:end] if end > start else name)
-        reached = max(reached, end)
-    last = [end - 1 if end > start else -1 for start, end in found.offsets]
-    return _Encoded(np.asarray(found.ids, np.int32), tuple(tokens), np.asarray(last, int))
-
-
-def _cut(found: _Encoded, data: Path, asked: Asked, max_length: int) -> list[Context]:
+def _cut(found: EncodedText, data: Path, asked: Asked, max_length: int) -> list[Context]:
     """Contexts of one length, one after another; a short text is one by itself."""
     require(
         asked == "next-token",
@@ -140,7 +122,7 @@ def _of_line(line: str, tokenizer: Any, asked: Asked, max_length: int, where: st
     record = _record(line, where)
     prompt, answer = record.get("prompt", ""), record.get("answer", "")
     text = record.get("text", prompt + answer)
-    found = _encoded(text, tokenizer)
+    found = encode_text(text, tokenizer)
     length = len(found.ids) - 1
     require(
         0 < length <= max_length,
@@ -151,15 +133,15 @@ def _of_line(line: str, tokenizer: Any, asked: Asked, max_length: int, where: st
     )
     weights = np.full(length, 1 / length)
     if asked != "next-token":
-        answered = found.last[1:] >= len(prompt)
+        answered = found.within(len(prompt), len(text))
         require(
-            "answer" in record and bool(answered.any() and found.last[0] < len(prompt)),
+            "answer" in record and bool(answered.any() and not answered[0]),
             where,
             got=f"the answer {answer!r} after the prompt {prompt!r}",
             expected="a prompt and an answer of some tokens each",
             cure="--loss next-token takes any text.",
         )
-        weights = answered / answered.sum()
+        weights = answered[1:] / answered.sum()
     spans = tuple(_span(one, found, text, where) for one in record.get("spans", []))
     return Context(found.ids, weights, found.tokens[:length], spans)
 
@@ -186,7 +168,7 @@ def _record(line: str, where: str) -> Mapping[str, Any]:
     return record
 
 
-def _span(span: Any, found: _Encoded, text: str, where: str) -> Span:
+def _span(span: Any, found: EncodedText, text: str, where: str) -> Span:
     """The context's tokens whose last characters lie in [start, end)."""
     whole = isinstance(span, list) and list(map(type, span)) == [int, int, str]
     require(
@@ -197,5 +179,4 @@ def _span(span: Any, found: _Encoded, text: str, where: str) -> Span:
         cure="The end is not of the span, as in a Python slice.",
     )
     start, end, name = span
-    last = found.last[:-1]
-    return Span(name, np.flatnonzero((last >= start) & (last < end)))
+    return Span(name, np.flatnonzero(found.within(start, end)[:-1]))
