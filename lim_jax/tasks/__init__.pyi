@@ -1,6 +1,10 @@
+from . import key_value as key_value
 from . import laws as laws
 from . import prompts as prompts
 from . import retrieval as retrieval
+from .key_value import KeyValues as KeyValues
+from .key_value import draw_key_values as draw_key_values
+from .key_value import key_value_prompt as key_value_prompt
 from .laws import edge_law as edge_law
 from .laws import every_place as every_place
 from .laws import gold_places as gold_places
@@ -14,6 +18,8 @@ from .prompts import Prompt as Prompt
 from .prompts import buckets as buckets
 from .prompts import encode as encode
 from .prompts import encode_text as encode_text
+from .prompts import laid_out as laid_out
+from .prompts import moved as moved
 from .retrieval import KeyValueTask as KeyValueTask
 from .retrieval import RecallTask as RecallTask
 from .retrieval import key_value_examples as key_value_examples

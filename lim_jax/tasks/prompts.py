@@ -2,14 +2,17 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from itertools import accumulate
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from lim_jax._checks import require
+from lim_jax._checks import counted, require
 from lim_jax.models import padded_length, texts_of_ids
+
+T = TypeVar("T")
 
 
 class Prompt(NamedTuple):
@@ -94,6 +97,38 @@ class Bucket(NamedTuple):
     indices: Int[np.ndarray, " examples"]
     examples: Example
     lengths: Int[np.ndarray, " examples"]
+
+
+def laid_out(pieces: Sequence[tuple[str, bool]], answer: str, gold: Sequence[int]) -> Prompt:
+    """A prompt of pieces of text, one after another, each with whether it is a record.
+
+    Examples
+    --------
+    >>> laid_out([("Here: ", False), ("a=1", True), (", ", False), ("b=2", True)], "", [1])
+    Prompt(text='Here: a=1, b=2', answer='', spans=((6, 9), (11, 14)), gold=(1,))
+    """
+    ends = accumulate(len(piece) for piece, _ in pieces)
+    spans = [
+        (end - len(piece), end)
+        for (piece, is_record), end in zip(pieces, ends, strict=True)
+        if is_record
+    ]
+    return Prompt("".join(piece for piece, _ in pieces), answer, tuple(spans), tuple(gold))
+
+
+def moved(records: Sequence[T], number: int, place: int) -> tuple[T, ...]:
+    """Put one record at a place, and leave the others in their order.
+
+    Examples
+    --------
+    >>> moved("abcd", 0, 2)
+    ('b', 'c', 'a', 'd')
+    """
+    count = len(records)
+    _require_number(number, "number", count)
+    _require_number(place, "place", count)
+    others = [*records[:number], *records[number + 1 :]]
+    return (*others[:place], records[number], *others[place:])
 
 
 def encode_text(text: str, tokenizer: Any = None) -> EncodedText:
@@ -232,11 +267,11 @@ def _require_records(prompt: Prompt) -> None:
             cure="A record is a part of the text, after the record before it.",
         )
         reached = end
-    count = len(prompt.spans)
-    require(
-        all(0 <= number < count for number in prompt.gold),
-        "gold",
-        got=f"{prompt.gold}",
-        expected=f"numbers of the {count} records, from 0",
-        cure="Give each record that holds what is asked a span.",
-    )
+    for number in prompt.gold:
+        _require_number(number, "gold", len(prompt.spans))
+
+
+def _require_number(number: int, name: str, count: int) -> None:
+    """Refuse what numbers none of so many records."""
+    expected = f"the number of one of the {count} records, from 0"
+    counted(number, name, least=0, most=count - 1, expected=expected)

@@ -1,0 +1,141 @@
+"""Prompts in ids: which place is of which record, what is asked, and many in few shapes."""
+
+import jax
+import numpy as np
+import pytest
+from reference.publishers import LETTERS
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from tokenizers.processors import TemplateProcessing
+
+from lim_jax.tasks import Example, Prompt, buckets, encode, encode_text, laid_out, moved
+
+WORDS = ["<s>", "red", "is", "one", "sky", "blue", "a", "</s>"]
+
+
+def words(template="$A"):
+    """Words apart by spaces; marks may stand around the text, as publishers have them."""
+    numbers = {word: i for i, word in enumerate(WORDS)}
+    tokenizer = Tokenizer(WordLevel(numbers, unk_token="<s>"))
+    tokenizer.pre_tokenizer = Whitespace()  # pyright: ignore[reportAttributeAccessIssue]
+    marks = [("<s>", 0), ("</s>", 7)]
+    tokenizer.post_processor = TemplateProcessing(  # pyright: ignore[reportAttributeAccessIssue]
+        single=template, special_tokens=marks
+    )
+    return tokenizer
+
+
+def test_a_place_is_of_the_record_that_its_last_character_is_in():
+    # "red is" is one record; the other is "sky" with half of the space before it, "e sky".
+    text = "red is one sky a red"
+    prompt = Prompt(text, " is blue", ((0, 6), (9, 14)), (1,))
+    found = encode(prompt, words("<s> $A </s>"))
+    assert found.window.tolist() == [0, 1, 2, 3, 4, 6, 1, 2, 5, 7]
+    # "one" ends in the second record, the marks and the asked word are of none.
+    assert found.records.tolist() == [-1, 0, 0, 1, 1, -1, -1, -1, -1]
+    # The last mark is a target that is not asked.
+    np.testing.assert_allclose(found.weights, [0, 0, 0, 0, 0, 0, 0.5, 0.5, 0])
+    assert found.gold.tolist() == [1]
+    assert [leaf.dtype for leaf in found] == [np.int32, np.float32, np.int32, np.int32]
+
+
+def test_the_answer_is_read_together_with_the_text():
+    # By itself each is two words; between them stands one that is the answer's, as it ends there.
+    found = encode(Prompt("a one sk", "y red is", ((0, 1), (2, 5)), (0, 1)), words())
+    assert found.window.tolist() == [6, 3, 4, 1, 2]
+    np.testing.assert_allclose(found.weights, [0, 1 / 3, 1 / 3, 1 / 3], rtol=1e-6)
+    assert found.records.tolist() == [0, 1, -1, -1] and found.gold.tolist() == [0, 1]
+
+
+def test_without_a_tokenizer_ids_are_bytes():
+    prompt = Prompt("é=1 €=2 €=", "2é", ((0, 3), (4, 7)), (1,))
+    found = encode(prompt)
+    assert bytes(found.window.tolist()).decode() == prompt.text + prompt.answer
+    by_hand = [0, 0, 0, 0, -1, 1, 1, 1, 1, 1, -1, -1, -1, -1, -1, -1, -1]
+    assert found.records.tolist() == by_hand
+    assert found.weights.nonzero()[0].tolist() == [14, 15, 16]
+    tokens = encode_text(prompt.text)
+    assert "".join(tokens.tokens) == prompt.text
+    ends = np.array([len(bytes(tokens.ids[: i + 1].tolist()).decode(errors="ignore"))
+                     for i in range(len(tokens.ids))])  # fmt: skip
+    # The last byte of each letter is at that letter.
+    complete = np.array([token != "" for token in tokens.tokens])
+    np.testing.assert_array_equal(tokens.last[complete], ends[complete] - 1)
+
+
+@pytest.mark.parametrize(
+    "prompt, message",
+    [
+        (Prompt("red is", "", ((0, 3),), (0,)), "prompt: got the answer '' after .*tokens each"),
+        (Prompt("", "red is", (), ()), "prompt: got the answer 'red is' after the text ''"),
+        (Prompt("re", "d is", ((0, 1),), (0,)), "prompt: got the answer 'd is' after the text"),
+        (Prompt("red is", " a", ((0, 7),), (0,)), r"spans: got \(0, 7\), expected .* from 0 to 6"),
+        (Prompt("red is", " a", ((3, 3),), (0,)), r"spans: got \(3, 3\)"),
+        (Prompt("red is", " a", ((-1, 3),), (0,)), r"spans: got \(-1, 3\)"),
+        (Prompt("red is", " a", ((0, 3), (2, 4)), (0,)), r"spans: got \(2, 4\), .* from 3 to 6"),
+        (Prompt("red is", " a", ((0, 3),), (1,)), "gold: got 1, .* one of the 1 records, from 0"),
+        (Prompt("red is", " a", ((0, 3),), (-1,)), "gold: got -1"),
+        (Prompt("red is", " a", (), (0,)), "gold: got 0, .* the 0 records"),
+    ],
+)
+def test_a_prompt_that_asks_nothing_of_its_records_is_refused(prompt, message):
+    with pytest.raises(ValueError, match=message):
+        encode(prompt, words())
+
+
+def made(length, golds=1, first=0):
+    """An example whose every entry is told from the others and from what pads."""
+    return Example(
+        np.arange(1, length + 2, dtype=np.int32) + first,
+        np.linspace(0.1, 1, length, dtype=np.float32),
+        np.arange(length, dtype=np.int32) % 3,
+        np.arange(golds, dtype=np.int32),
+    )
+
+
+def test_buckets_hold_each_example_once_and_pad_on_the_right():
+    lengths = [17, 5, 24, 30, 16, 18, 30]
+    golds = [1, 1, 1, 1, 1, 2, 1]
+    examples = [made(*pair, first=i) for i, pair in enumerate(zip(lengths, golds, strict=True))]
+    found = buckets(examples)
+    # 16, 24 with one gold, 24 with two, 32.
+    assert [bucket.indices.tolist() for bucket in found] == [[1, 4], [0, 2], [5], [3, 6]]
+    sizes = [bucket.examples.weights.shape[1] for bucket in found]
+    assert sizes == [16, 24, 24, 32]
+    for bucket in found:
+        for row, index in enumerate(bucket.indices):
+            padded = jax.tree.map(lambda leaf, row=row: leaf[row], bucket.examples)
+            length = bucket.lengths[row]
+            assert length == lengths[index]
+            for part, whole, size in zip(
+                padded, examples[index], (length + 1, length, length, golds[index]), strict=True
+            ):
+                np.testing.assert_array_equal(part[:size], whole)
+                assert part.dtype == whole.dtype
+            assert not padded.window[length + 1 :].any() and not padded.weights[length:].any()
+            assert (padded.records[length:] == -1).all()
+            assert padded.window.shape == (padded.weights.size + 1,)
+
+
+def test_no_examples_make_no_bucket():
+    with pytest.raises(ValueError, match="examples: got none"):
+        buckets([])
+
+
+def test_records_are_where_they_are_laid_out():
+    prompt = laid_out([("a", True), ("--", False), ("bc", True), ("d", True)], "e", (2, 0))
+    assert [prompt.text[start:end] for start, end in prompt.spans] == ["a", "bc", "d"]
+    assert prompt.text == "a--bcd" and prompt.answer == "e" and prompt.gold == (2, 0)
+
+
+def test_moving_a_record_leaves_the_others_in_their_order():
+    for number in range(5):
+        others = [letter for letter in LETTERS[:5] if letter != LETTERS[number]]
+        for place in range(5):
+            found = list(moved(LETTERS[:5], number, place))
+            assert found[place] == LETTERS[number]
+            assert found[:place] + found[place + 1 :] == others
+    for number, place in ((5, 0), (0, 5), (-1, 0), (0, -1)):
+        with pytest.raises(ValueError, match="expected the number of one of the 5 records"):
+            moved(LETTERS[:5], number, place)
