@@ -20,7 +20,7 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from reference.networks import layer_of, random_flow, random_labels, random_states
 
 import lim_jax as lim
-from lim_jax import adjoint, grid, loss, network, observability, probes, training
+from lim_jax import adjoint, grid, loss, network, observability, probes, tasks, training
 
 pytestmark = [
     pytest.mark.usefixtures("as_users_run", "as_promoted_by_users"),
@@ -601,6 +601,15 @@ CALLS = {
     "importance_weights": (
         training.importance_weights,
         {"deployed": Rows(PROFILE), "trained": Rows(ASKED), "grid": ON},
+    ),
+    # What came out.
+    "decodes_greedily": (
+        tasks.decodes_greedily,
+        {
+            "logits": Rows(LOGITS),
+            "targets": Whole(jax.device_put(np.array([3, 0, 2]))),
+            "weights": Rows(ASKED),
+        },
     ),
 }  # fmt: skip
 

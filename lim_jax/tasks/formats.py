@@ -2,7 +2,7 @@
 
 import gzip
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,10 @@ from lim_jax._checks import require
 from lim_jax.tasks.documents import Question
 from lim_jax.tasks.key_value import KeyValues
 from lim_jax.tasks.needles import NeedleQuestion
+
+Record = dict[str, Any]
+Check = Callable[[Any], bool]
+CURE = "Pass the file as it was published."
 
 
 def read_key_values(path: Path | str) -> list[KeyValues]:
@@ -68,8 +72,8 @@ def read_needle_set(path: Path | str) -> list[NeedleQuestion]:
     objects of an ``id``, a ``needle``, ``questions`` by kind, ``tests`` by name, each with its
     ``input_args`` for ``{1}``, ``{2}``, ... in needle and question, and a ``character_set`` for
     ``{CHAR}``, or ``gold_answers`` of each test. Every test is asked every question, under the
-    name of all three, such as ``0401_T02_onehop``. Prompts, templates and distractors of the file
-    are not read.
+    names of needle, test and kind with ``_`` between. Prompts, templates and distractors of the
+    file are not read.
 
     Raises
     ------
@@ -79,103 +83,117 @@ def read_needle_set(path: Path | str) -> list[NeedleQuestion]:
     path = Path(path)
     _require_file(path)
     entries = _parsed(path.read_text(encoding="utf-8"), str(path))
-    needles = "the needles"
-    _require(isinstance(entries, list) and len(entries) > 0, str(path), entries, needles)
+    whole = isinstance(entries, list) and len(entries) > 0
+    _require(whole, str(path), entries, "a list of needles")
     return [
-        one
-        for n, entry in enumerate(entries, 1)
-        for one in _needle_questions(entry, f"{path}, entry {n}")
+        question
+        for number, entry in enumerate(entries, 1)
+        for question in _needle_questions(entry, f"{path}, entry {number}")
     ]
 
 
-def _key_values(record: Mapping[str, Any], where: str) -> KeyValues:
-    pairs = record.get("ordered_kv_records")
-    expected = '"ordered_kv_records" as a list of pairs of texts'
-    _require(
-        isinstance(pairs, list) and all(_texts(pair) and len(pair) == 2 for pair in pairs),
-        where, pairs, expected,
-    )  # fmt: skip
-    asked = [record.get("key"), record.get("value")]
-    expected = 'one of the pairs as "key" and "value"'
-    _require(asked in pairs, where, asked, expected)
-    return KeyValues(tuple((key, value) for key, value in pairs), pairs.index(asked))
+def _key_values(record: Record, where: str) -> KeyValues:
+    pairs = _part(record, "ordered_kv_records", _pairs, where, "a list of pairs of texts")
+    key, value = (_part(record, name, _text, where, "a text") for name in ("key", "value"))
+    _require([key, value] in pairs, where, f"{key}: {value}", "one of the pairs as key and value")
+    return KeyValues(tuple(map(tuple, pairs)), pairs.index([key, value]))
 
 
-def _question(record: Mapping[str, Any], where: str) -> Question:
-    question, answers, ctxs = (record.get(name) for name in ("question", "answers", "ctxs"))
-    _require(isinstance(question, str), where, question, '"question" as a text')
-    _require(_texts(answers), where, answers, '"answers" as a list of texts')
-    expected = '"ctxs" as a list of documents, each with a title and a text'
-    _require(isinstance(ctxs, list) and all(map(_is_document, ctxs)), where, ctxs, expected)
-    gold = [number for number, document in enumerate(ctxs) if document.get("isgold") is True]
-    _require(len(gold) == 1, where, f"{len(gold)} of gold", 'one document whose "isgold" is true')
-    documents = tuple((document["title"], document["text"]) for document in ctxs)
-    return Question(question, tuple(answers), documents, gold[0])
+def _question(record: Record, where: str) -> Question:
+    question = _part(record, "question", _text, where, "a text")
+    answers = _part(record, "answers", _texts, where, "a list of texts")
+    documents = _part(record, "ctxs", _documents, where, "a list of objects of title and text")
+    gold = [number for number, one in enumerate(documents) if one.get("isgold") is True]
+    _require(len(gold) == 1, where, f"{len(gold)} documents of gold", "one whose isgold is true")
+    texts = tuple((one["title"], one["text"]) for one in documents)
+    return Question(question, tuple(answers), texts, gold[0])
 
 
 def _needle_questions(entry: Any, where: str) -> Iterator[NeedleQuestion]:
-    """Of each test of a needle, and of each kind of question."""
-    whole = isinstance(entry, Mapping) and isinstance(entry.get("needle"), str)
-    _require(whole, where, entry, '"needle" as a text')
-    questions, tests = entry.get("questions"), entry.get("tests")
-    asked = isinstance(questions, Mapping) and _texts(list(questions.values()))
-    _require(asked, where, questions, '"questions" as texts by kind')
-    tested = isinstance(tests, Mapping) and all(isinstance(one, Mapping) for one in tests.values())
-    _require(tested, where, tests, '"tests" as objects by name')
+    """Of each kind of question and of each test, in their order."""
+    _require(isinstance(entry, dict), where, entry, "an object")
+    needle = _part(entry, "needle", _text, where, "a text")
+    questions = _part(entry, "questions", _texts_by_name, where, "an object of texts")
+    tests = _part(entry, "tests", _objects_by_name, where, "an object of objects")
     for kind, question in questions.items():
         for name, test in tests.items():
-            arguments = test.get("input_args", [])
-            put = _texts(arguments) or arguments == []
-            _require(put, where, arguments, '"input_args" as a list of texts')
-            answers = entry.get("character_set" if "{CHAR}" in entry["needle"] else "")
-            answers = test.get("gold_answers") if answers is None else answers
-            expected = '"character_set" or "gold_answers" as a list of texts'
-            _require(_texts(answers), where, answers, expected)
-            filled = (_filled(text, arguments) for text in (entry["needle"], question))
-            yield NeedleQuestion(f"{entry.get('id')}_{name}_{kind}", *filled, tuple(answers))
+            arguments = _part(test, "input_args", _texts, where, "a list of texts in each test")
+            source, key = (entry, "character_set") if "{CHAR}" in needle else (test, "gold_answers")
+            answers = _part(source, key, _texts, where, "a list of texts")
+            yield NeedleQuestion(
+                f"{entry.get('id')}_{name}_{kind}",
+                _filled(needle, arguments),
+                _filled(question, arguments),
+                tuple(answers),
+            )
 
 
 def _filled(text: str, arguments: list[str]) -> str:
-    """With its arguments in the place of their numbers."""
+    """With each argument in the place of its number, ``{1}``, ``{2}``, ..."""
     for number, argument in enumerate(arguments, 1):
         text = text.replace(f"{{{number}}}", argument)
     return text
 
 
-def _lines(path: Path) -> Iterator[tuple[Mapping[str, Any], str]]:
+def _lines(path: Path) -> Iterator[tuple[Record, str]]:
     """Each line's object, with the words for where it stands."""
     _require_file(path)
-    read = gzip.open if path.suffix == ".gz" else open
-    with read(path, "rt", encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
-            if line.strip():
-                where = f"{path}, line {number}"
-                record = _parsed(line, where)
-                _require(isinstance(record, Mapping), where, record, "a JSON object")
-                yield record, where
+    content = path.read_bytes()
+    if path.suffix == ".gz":
+        _require(content[:2] == b"\x1f\x8b", str(path), content[:40], "compressed lines")
+        content = gzip.decompress(content)
+    # Texts may hold characters that str.splitlines takes for the end of a line.
+    for number, line in enumerate(content.decode().split("\n"), 1):
+        if line.strip():
+            where = f"{path}, line {number}"
+            record = _parsed(line, where)
+            _require(isinstance(record, dict), where, record, "an object")
+            yield record, where
 
 
 def _parsed(text: str, where: str) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        raise ValueError(f"{where}: got {text[:40]!r}, expected JSON. {error}.") from error
+        raise ValueError(f"{where}: got {text[:40]!r}, expected JSON ({error}). {CURE}") from error
 
 
-def _is_document(value: Any) -> bool:
-    return isinstance(value, Mapping) and _texts([value.get("title"), value.get("text")])
+def _part(record: Record, name: str, fits: Check, where: str, expected: str) -> Any:
+    """A part of an object, which must be what is expected."""
+    value = record.get(name)
+    _require(fits(value), where, f"{name} = {value!r}", f"{name} as {expected}")
+    return value
+
+
+def _text(value: Any) -> bool:
+    return isinstance(value, str)
 
 
 def _texts(value: Any) -> bool:
-    """Whether it is a list of texts, at least one."""
+    return isinstance(value, list) and len(value) > 0 and all(map(_text, value))
+
+
+def _pairs(value: Any) -> bool:
     whole = isinstance(value, list) and len(value) > 0
-    return whole and all(isinstance(one, str) for one in value)
+    return whole and all(_texts(pair) and len(pair) == 2 for pair in value)
+
+
+def _documents(value: Any) -> bool:
+    whole = isinstance(value, list) and all(isinstance(one, dict) for one in value)
+    return whole and all(_texts([one.get("title"), one.get("text")]) for one in value)
+
+
+def _texts_by_name(value: Any) -> bool:
+    return isinstance(value, dict) and _texts(list(value.values()))
+
+
+def _objects_by_name(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(one, dict) for one in value.values())
 
 
 def _require(holds: bool, where: str, got: Any, expected: str) -> None:
-    cure = "Pass the file as it was published."
-    require(holds, where, got=repr(got)[:60], expected=expected, cure=cure)
+    require(holds, where, got=f"{got}"[:60], expected=expected, cure=CURE)
 
 
 def _require_file(path: Path) -> None:
-    _require(path.is_file(), str(path), "no such file", "the publisher's file")
+    _require(path.is_file(), str(path), "no such file", "the publisher's")

@@ -12,7 +12,8 @@ from lim_jax._checks import counted, require
 from lim_jax.tasks.prompts import Prompt, laid_out
 
 Pieces = list[tuple[str, bool]]
-Depths = Sequence[float]
+Depth = float | int
+Depths = Sequence[Depth]
 SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z\"(])")
 HEADING = re.compile(r"^[*=\-~^]{3,}$", re.MULTILINE)
 COLOURS = (
@@ -169,7 +170,7 @@ def needle_prompt(
 
 
 def needle_question_prompt(
-    data: NeedleQuestion, sentences: Sequence[str], depth: float, seed: int
+    data: NeedleQuestion, sentences: Sequence[str], depth: Depth, seed: int
 ) -> Prompt:
     """A needle of one's own at a depth of a haystack, and the question that it answers.
 
