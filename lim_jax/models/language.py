@@ -20,27 +20,69 @@ from lim_jax.loss import LinearReadout, teacher_forcing
 from lim_jax.models.causal import CausalLM
 from lim_jax.network.field import TransformerField
 from lim_jax.network.flow import ResidualFlow, split
+from lim_jax.network.positions import Rotary
 from lim_jax.training.loop import Progress, resumable
 
 BYTES = 256
 Tokens = Int[Array, "examples tokens"]
 
 
-def byte_model(
-    length: int, *, width: int = 32, heads: int = 4, depth: int = 4, key: Key[Array, ""]
+def gaussian_model(
+    vocabulary: int,
+    length: int,
+    *,
+    width: int = 32,
+    heads: int = 4,
+    depth: int = 4,
+    rotary: Rotary | None = None,
+    key: Key[Array, ""],
 ) -> CausalLM:
-    """A pre-norm network over bytes, with Gaussian embeddings and the fields' own initialisation.
+    """A pre-norm network over any ids, with Gaussian embeddings and the fields' own initialisation.
 
-    Split layers at unit step, learned places, no last norm, and a head of its own.
+    Split layers at unit step, no last norm, and a head of its own.
 
     Parameters
     ----------
+    vocabulary
+        The number of words.
     length
-        The number of places L.
+        The number of learned places L; of none where places are turned.
     width, heads, depth
         Of the network.
+    rotary
+        How queries and keys turn with their place, in place of learned places: then a context may
+        have any length.
     key
         For all its parameters.
+
+    Examples
+    --------
+    >>> from lim_jax.network import rotary_frequencies
+    >>> rotary = Rotary(rotary_frequencies(4))
+    >>> model = gaussian_model(9, 8, width=8, heads=2, rotary=rotary, key=jax.random.key(0))
+    >>> model.positions is None, model.logits(jnp.arange(9)).shape
+    (True, (9, 9))
+    """
+    embedding, positions, layers, readout = jax.random.split(key, 4)
+
+    def field(key: Key[Array, ""]) -> TransformerField:
+        return TransformerField.init(width, heads=heads, rotary=rotary, key=key)
+
+    return CausalLM(
+        embedding=gaussian(embedding, (vocabulary, width)),
+        positions=gaussian(positions, (length, width)) if rotary is None else None,
+        flow=ResidualFlow(
+            jax.vmap(field)(jax.random.split(layers, depth)), horizon=float(depth), step=split
+        ),
+        norm=eqx.nn.Identity(),
+        head=LinearReadout.init(width, vocabulary, key=readout).weight.T,
+    )
+
+
+def byte_model(
+    length: int, *, width: int = 32, heads: int = 4, depth: int = 4, key: Key[Array, ""]
+) -> CausalLM:
+    """A `gaussian_model` over bytes, with learned places.
 
     Examples
     --------
@@ -48,17 +90,7 @@ def byte_model(
     >>> model.logits(jnp.arange(5)).shape
     (5, 256)
     """
-    embedding, positions, layers, readout = jax.random.split(key, 4)
-    fields = jax.vmap(lambda key: TransformerField.init(width, heads=heads, key=key))(
-        jax.random.split(layers, depth)
-    )
-    return CausalLM(
-        embedding=gaussian(embedding, (BYTES, width)),
-        positions=gaussian(positions, (length, width)),
-        flow=ResidualFlow(fields, horizon=float(depth), step=split),
-        norm=eqx.nn.Identity(),
-        head=LinearReadout.init(width, BYTES, key=readout).weight.T,
-    )
+    return gaussian_model(BYTES, length, width=width, heads=heads, depth=depth, key=key)
 
 
 def standard_library_text(size: int = 400_000) -> Int[Array, " bytes"]:
