@@ -21,8 +21,10 @@ from lim_jax.loss import last_token, query_subset
 from lim_jax.observability.trace_estimates import observability_traces
 from lim_jax.probes import orthogonal_probes, sample_mean
 from lim_jax.training import (
+    averaged_objective,
     balanced_density,
     constrained_objective,
+    crossed_density,
     gramian_penalty,
     importance_weights,
     influence_penalty,
@@ -71,6 +73,12 @@ def explained(**mistaken):
 def penalty_of_closure(weight):
     batch = full((2, 4, 6), 1.0), None
     return influence_penalty(lambda params, x, y: jnp.sum((x @ weight) ** 2), None, batch, GRID)
+
+
+def penalty_of_pools(pools, **options):
+    pools = None if pools is None else array(pools)
+    batch = full((2, 4, 6), 1.0), None
+    return influence_penalty(linear_loss, None, batch, GRID, pools=pools, **options)
 
 
 def penalty_of_readout(weight):
@@ -171,9 +179,34 @@ STATIC = {
         "count: got 0, expected a whole number.*at least one probe",
     ),
     "no samples": (lambda: sample_mean(full((0, 3), 1.0)), r"samples: got shape \(0, 3\)"),
-    "no adjoints": (
-        lambda: balanced_density(full((0, 4, 2), 1.0), GRID, epsilon=0.0),
-        r"adjoints: got shape \(0, 4, 2\), expected \(examples, 4, width\) with no axis empty",
+    "no energies": (
+        lambda: balanced_density(full((0, 4), 1.0), GRID.weights, epsilon=0.0),
+        r"energies: got shape \(0, 4\), expected \(examples, places\) with no axis empty",
+    ),
+    "pools of another length": (
+        lambda: penalty_of_pools([[1.0, 1, 0], [0, 0, 1]]),
+        r"pools: got shape \(2, 3\), expected \(pools, 4\). Pass one row of integral weights",
+    ),
+    "a target for positions where there are pools": (
+        lambda: penalty_of_pools([[1.0, 1, 0, 0], [0, 0, 1, 1]], target=full(4, 1.0)),
+        r"target: got shape \(4,\), expected \(2,\). Pass one number for each pool",
+    ),
+    "a function for an estimator": (
+        lambda: penalty_of_pools(None, estimate=jnp.mean),
+        r"estimate: got .*, expected an Estimator. Take balanced_density, or make one",
+    ),
+    "an average of another statistic": (
+        lambda: averaged_objective(
+            linear_loss,
+            None,
+            (full((2, 4, 6), 1.0), None),
+            GRID,
+            strength=1.0,
+            previous=full(4, 1.0),
+            memory=0.5,
+            estimate=crossed_density,
+        ),
+        r"previous: got shape \(4,\), expected \(2, 4\), that of the estimator's statistic",
     ),
     "jackknife of one example": (
         lambda: ratio_bias(full((1, 4), 1.0), GRID),
@@ -395,6 +428,14 @@ TRACED = {
     "nan in a penalty's batch": (
         lambda: influence_penalty(linear_loss, None, (full((2, 4, 6), np.nan), None), GRID),
         "batch: got NaN or infinite",
+    ),
+    "a negative weight in a pool": (
+        lambda: penalty_of_pools([[1.0, 1, 0, 0], [0, 0, 2, -1]]),
+        "pools: expected weights nowhere negative, and no pool without any",
+    ),
+    "an empty pool": (
+        lambda: penalty_of_pools([[1.0, 1, 0, 0], [0, 0, 0, 0]]),
+        "pools: expected weights nowhere negative, and no pool without any",
     ),
     "infinite epsilon of a penalty": (
         lambda: influence_penalty(

@@ -190,7 +190,7 @@ def positive(seed, *shape):
 STATES, LABELS = random_states(0, LENGTH, WIDTH), random_labels(1, LENGTH, VOCABULARY)
 LOGITS, PROFILE = random_states(2, LENGTH, VOCABULARY), positive(3, LENGTH)
 VECTORS = random_states(4, EXAMPLES, LENGTH, WIDTH)
-ASKED = PROFILE / PROFILE.sum()
+ASKED, ENERGIES = PROFILE / PROFILE.sum(), positive(9, EXAMPLES, LENGTH)
 FACTORS = random_states(5, LENGTH, WIDTH, WIDTH)
 GRAMIANS = jax.device_put(np.einsum("iab,icb->iac", FACTORS, FACTORS))
 TARGETS = random_labels(6, EXAMPLES, LENGTH, VOCABULARY)
@@ -554,11 +554,15 @@ CALLS = {
     ),
     "balanced_density": (
         training.balanced_density,
-        {"adjoints": Rows(VECTORS), "grid": ON, "epsilon": Real(1e-8)},
+        {"energies": Free(ENERGIES), "weights": Rows(PROFILE), "epsilon": Real(1e-8)},
     ),
     "crossed_density": (
         training.crossed_density,
-        {"adjoints": Rows(VECTORS), "grid": ON, "epsilon": Real(1e-8)},
+        {"energies": Free(ENERGIES), "weights": Rows(PROFILE), "epsilon": Real(1e-8)},
+    ),
+    "example_density": (
+        training.example_density,
+        {"energies": Free(ENERGIES), "weights": Rows(PROFILE), "epsilon": Real(1e-8)},
     ),
     "influence_penalty": (
         lambda loss, x, grid, target, epsilon: training.influence_penalty(
@@ -568,6 +572,19 @@ CALLS = {
             "loss": Thing(squares), "x": Rows(VECTORS), "grid": ON, "target": Real(1.0),
             "epsilon": Real(1e-8),
         },
+    ),
+    "pooled influence_penalty": (
+        lambda pools, target, estimate: training.influence_penalty(
+            squares, None, (VECTORS, None), TOKENS, target=target, estimate=estimate, pools=pools
+        ),
+        {
+            "pools": optional(Rows(ENERGIES)), "target": Real(1.0),
+            "estimate": Thing(training.example_density),
+        },
+    ),
+    "balanced_gradients": (
+        lambda loss, x, grid: training.balanced_gradients(loss, None, (x, None), grid),
+        {"loss": Thing(squares), "x": Rows(VECTORS), "grid": ON},
     ),
     "raised_multiplier": (
         training.raised_multiplier,

@@ -6,11 +6,14 @@ from . import mixed as mixed
 from . import observing as observing
 from . import reweighting as reweighting
 from . import sensitivity as sensitivity
+from .balancing import Estimator as Estimator
 from .balancing import averaged_objective as averaged_objective
 from .balancing import balanced_density as balanced_density
+from .balancing import balanced_gradients as balanced_gradients
 from .balancing import balanced_objective as balanced_objective
 from .balancing import constrained_objective as constrained_objective
 from .balancing import crossed_density as crossed_density
+from .balancing import example_density as example_density
 from .balancing import influence_discrepancy as influence_discrepancy
 from .balancing import influence_penalty as influence_penalty
 from .balancing import raised_multiplier as raised_multiplier
@@ -23,7 +26,9 @@ from .dynamics import density_dynamics as density_dynamics
 from .dynamics import gradient_flow as gradient_flow
 from .dynamics import risk as risk
 from .loop import resumable as resumable
+from .mixed import RiskAndPenalty as RiskAndPenalty
 from .mixed import functional_of_adjoints as functional_of_adjoints
+from .mixed import gradients_apart as gradients_apart
 from .observing import crossfit_penalty as crossfit_penalty
 from .observing import gramian_penalty as gramian_penalty
 from .observing import injected_objective as injected_objective

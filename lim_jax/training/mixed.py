@@ -9,11 +9,12 @@ A function of input adjoints, differentiated in the parameters, is a mixed deriv
 so the gradient of F is one forward derivative, along c in the input, of the plain gradient of the
 loss: forward over reverse gives what a gradient of a gradient gives. `functional_of_adjoints` has
 that rule, in a form that forward mode and further derivatives pass through, so that `jax.grad` of
-an objective takes it by itself.
+an objective takes it by itself; `gradients_apart` hands out the loss's own gradient too, which the
+same pass has computed.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -113,9 +114,15 @@ def _functional_jvp(primals, tangents, *, functional, loss, grid):
     (value, aux), (a, c) = jax.value_and_grad(functional, argnums=(0, 1), has_aux=True)(
         losses, adjoints, options
     )
-    # <c, P_0> = D_x loss[c / weights]: the adjoints are densities.
-    direction = (c / grid.weights[None, :, None]).astype(batch[0].dtype)
-    slopes = _mixed_gradient(loss, (params, batch), tangents[:2], direction, a)
+    direction = _direction(c, batch, grid)
+    has_tangent = jax.tree.map(lambda t: t is not None, tangents[:2], is_leaf=lambda t: t is None)
+    moving, still = eqx.partition((params, batch), has_tangent)
+
+    def losses_at(moving: PyTree, shift: Adjoints) -> Losses:
+        params, (x, y) = eqx.combine(moving, still)
+        return jax.vmap(loss, in_axes=(None, 0, 0))(params, x + shift, y)
+
+    _, slopes = _mixed_gradient(losses_at, moving, direction, a)
     _, tangent = eqx.filter_jvp(
         lambda options: functional(losses, adjoints, options)[0], (options,), tangents[2:]
     )
@@ -125,24 +132,89 @@ def _functional_jvp(primals, tangents, *, functional, loss, grid):
     return (value, aux), (tangent, jax.tree.map(jnp.zeros_like, aux))
 
 
-def _mixed_gradient(
-    loss: Loss, primals: PyTree, tangents: PyTree, direction: Adjoints, weights: Losses
-) -> PyTree:
-    r"""The gradient of :math:`\sum_b a_b\,\mathrm{loss}_b + D_x\mathrm{loss}_b\cdot c_b`.
+class RiskAndPenalty(NamedTuple):
+    """The mean loss and a function of the adjoints, or what belongs to each.
 
-    In those parameters and inputs that have a tangent. With a factor :math:`\sigma_b` on each loss
-    it is the derivative, at :math:`\sigma = 1` and along (c, a), of the plain gradient in those,
-    as a function of x and :math:`\sigma`.
+    Attributes
+    ----------
+    risk, penalty
+        Two values, or two gradients.
     """
-    has_tangent = jax.tree.map(lambda t: t is not None, tangents, is_leaf=lambda t: t is None)
-    moving, still = eqx.partition(primals, has_tangent)
+
+    risk: Any
+    penalty: Any
+
+
+def gradients_apart(
+    functional: Functional, loss: Loss, params: PyTree, batch: Batch, grid: Grid, options: PyTree
+) -> tuple[RiskAndPenalty, RiskAndPenalty]:
+    r"""The mean loss and a function of input adjoints, and the gradients of both, from one pass.
+
+    It is the pass that gives the gradient of their sum. To differentiate further, in any mode.
+
+    Parameters
+    ----------
+    functional, loss, params, batch, grid, options
+        As in `functional_of_adjoints`; the functional returns the penalty.
+
+    Returns
+    -------
+    tuple
+        The values, and the gradients in the floating-point arrays of `params`, with None in place
+        of other leaves.
+
+    Raises
+    ------
+    ValueError, EquinoxRuntimeError
+        As in `functional_of_adjoints`.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> loss = lambda weight, x, y: weight**2 * x.sum()  # P_0 = weight^2 / (1/2)
+    >>> energy = lambda losses, adjoints, options: (adjoints**2).mean()
+    >>> batch, grid = (jnp.ones((1, 2, 1)), None), token_grid(2)
+    >>> values, gradients = gradients_apart(energy, loss, jnp.array(1.0), batch, grid, None)
+    >>> [float(value) for value in (*values, *gradients)]
+    [2.0, 4.0, 4.0, 16.0]
+    """
+    batch = guarded_finite(batch, "batch")
+    of_states, states = embedded(loss, params, batch)
+    require_batch(of_states, params, states, grid)
+    losses, adjoints = losses_and_adjoints(of_states, params, states, grid)
+    penalty, (a, c) = jax.value_and_grad(functional, argnums=(0, 1))(losses, adjoints, options)
+    moving, still = eqx.partition(params, eqx.is_inexact_array)
+
+    def losses_at(moving: PyTree, shift: Adjoints) -> Losses:
+        params = eqx.combine(moving, still)
+        of_states, (x, y) = embedded(loss, params, batch)
+        return jax.vmap(of_states, in_axes=(None, 0, 0))(params, x + shift, y)
+
+    total, mixed = _mixed_gradient(losses_at, moving, _direction(c, states, grid), a)
+    mean = jax.tree.map(lambda leaf: leaf / len(losses), total)
+    return RiskAndPenalty(losses.mean(), penalty), RiskAndPenalty(mean, mixed)
+
+
+def _direction(slope: Adjoints, batch: Batch, grid: Grid) -> Adjoints:
+    """<c, P_0> = D_x loss[c / weights]: the adjoints are densities."""
+    return (slope / grid.weights[None, :, None]).astype(batch[0].dtype)
+
+
+def _mixed_gradient(
+    losses_at: Callable[[PyTree, Adjoints], Losses],
+    moving: PyTree,
+    direction: Adjoints,
+    weights: Losses,
+) -> tuple[PyTree, PyTree]:
+    r"""The gradients of the losses' sum, and of :math:`\sum_b a_b\,loss_b + D_x loss_b\cdot c_b`.
+
+    In what is moving. With a factor :math:`\sigma_b` on each loss the second is the derivative, at
+    :math:`\sigma = 1` and along (c, a), of the first as a function of a shift of x and
+    :math:`\sigma`.
+    """
 
     def gradient(shift: Adjoints, factors: Losses) -> PyTree:
-        def total(moving: PyTree) -> Scalar:
-            params, (x, y) = eqx.combine(moving, still)
-            return factors @ jax.vmap(loss, in_axes=(None, 0, 0))(params, x + shift, y)
-
-        return jax.grad(total)(moving)
+        return jax.grad(lambda moving: factors @ losses_at(moving, shift))(moving)
 
     at = jnp.zeros_like(direction), jnp.ones_like(weights)
-    return jax.jvp(gradient, at, (direction, weights))[1]
+    return jax.jvp(gradient, at, (direction, weights))
