@@ -30,6 +30,7 @@ from lim_jax.training import (
     influence_penalty,
     ratio_bias,
     reweight_positions,
+    step_of_seeds,
 )
 
 pytestmark = pytest.mark.usefixtures("as_users_run")
@@ -207,6 +208,10 @@ STATIC = {
             estimate=crossed_density,
         ),
         r"previous: got shape \(4,\), expected \(2, 4\), that of the estimator's statistic",
+    ),
+    "one key for several seeds": (
+        lambda: step_of_seeds(lambda state, key, index: (state, None), jax.random.key(0)),
+        "keys: got .*, expected an array of random keys along one axis. Make them with",
     ),
     "jackknife of one example": (
         lambda: ratio_bias(full((1, 4), 1.0), GRID),

@@ -26,6 +26,7 @@ from .dynamics import density_dynamics as density_dynamics
 from .dynamics import gradient_flow as gradient_flow
 from .dynamics import risk as risk
 from .loop import resumable as resumable
+from .loop import step_of_seeds as step_of_seeds
 from .mixed import RiskAndPenalty as RiskAndPenalty
 from .mixed import functional_of_adjoints as functional_of_adjoints
 from .mixed import gradients_apart as gradients_apart

@@ -1,12 +1,13 @@
-"""A loop that can be interrupted: what it does when the process dies while it writes."""
+"""A loop that can be interrupted, by a process that dies while it writes; and one of all seeds."""
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from reference.compilations import compilations
 
-from lim_jax.training.loop import resumable
+from lim_jax.training.loop import resumable, step_of_seeds
 
 
 class Died(Exception):
@@ -98,3 +99,69 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path):
     with pytest.raises(RuntimeError) as raised:
         resumable(lambda state, index: (state, jnp.ones(2)), start, 4, checkpoint=checkpoint)
     assert "run is of another run. Remove it" in raised.value.__notes__[0]
+
+
+SEEDS, WIDTH, EVERY = 3, 4, 3
+
+
+def penalised_update(weight, key, index):
+    """A noisy step down a quartic, whose dear part is taken at every third step only."""
+    drawn = jax.random.normal(key, (WIDTH,))
+
+    def penalty(weight):
+        return weight - 0.1 * jnp.linalg.inv(jnp.eye(WIDTH) + jnp.outer(weight, weight)) @ weight
+
+    weight = jax.lax.cond(index % EVERY == 0, penalty, lambda weight: weight, weight)
+    moved = weight - 0.05 * (weight**3 + drawn)
+    return moved, {"drawn": drawn, "size": jnp.vdot(moved, moved), "index": index}
+
+
+def test_all_seeds_at_once_are_each_seed_alone():
+    """Against a loop over seeds and steps, each seed with the key that is its own."""
+    keys = jax.random.split(jax.random.key(5), SEEDS)
+    start = jax.device_put(np.random.default_rng(0).standard_normal((SEEDS, WIDTH)))
+    states, records = resumable(step_of_seeds(penalised_update, keys), start, 7)
+    alone = jax.jit(penalised_update)
+    for seed in range(SEEDS):
+        state = start[seed]
+        for index in range(7):
+            key = jax.random.fold_in(keys[seed], index)
+            state, record = alone(state, key, jnp.asarray(index))
+            for name, value in record.items():
+                found = records[name][index, seed]
+                np.testing.assert_allclose(found, value, rtol=1e-12, err_msg=name)
+        np.testing.assert_allclose(states[seed], state, rtol=1e-12)
+    drawn = np.asarray(records["drawn"]).reshape(-1, WIDTH)
+    assert len(np.unique(drawn, axis=0)) == 7 * SEEDS, "no draw is another's"
+
+
+def test_all_steps_of_all_seeds_are_one_program():
+    """Traced once, with the shapes that `resumable` asks for; and compiled once."""
+    keys = jax.random.split(jax.random.key(5), SEEDS)
+    traced = []
+
+    def update(*of_seed):
+        traced.append(of_seed)
+        return penalised_update(*of_seed)
+
+    step, states = step_of_seeds(update, keys), jax.device_put(np.ones((SEEDS, WIDTH)))
+    eqx.filter_eval_shape(step, states, 0)
+    with compilations() as compiled:
+        for index in range(5):
+            states, _ = step(states, index)
+    assert len(compiled) == len(traced) == 1
+
+
+def test_a_branch_on_the_index_stays_a_branch_under_seeds():
+    """Of a predicate that the seeds share; with one of each seed's own both sides are taken."""
+
+    def own(weight, key, index):
+        return penalised_update(weight, key, (index + weight[0]).astype(int))
+
+    keys = jax.random.split(jax.random.key(5), SEEDS)
+    states = jax.device_put(np.ones((SEEDS, WIDTH)))
+    shared, apart = (
+        str(eqx.filter_make_jaxpr(step_of_seeds(update, keys))(states, 0)[0])
+        for update in (penalised_update, own)
+    )
+    assert " cond[" in shared and " cond[" not in apart
