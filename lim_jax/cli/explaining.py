@@ -23,7 +23,7 @@ from lim_jax.grid import Regions, boundary_regions, token_grid
 from lim_jax.loss import last_token, teacher_forcing
 from lim_jax.probes import Estimate
 from lim_jax.results import load, save
-from lim_jax.studies.explanation import HOPS
+from lim_jax.studies.account import HOPS
 
 FIRST, MOST = 16, 1024
 SECONDS, GRADIENTS = 30.0, 100  # a context's explanation: 60 gradients at L = 64, 100 at 256

@@ -27,6 +27,7 @@ from .ids import contexts as contexts
 from .ids import energies_of_ids as energies_of_ids
 from .ids import influence_of_ids as influence_of_ids
 from .ids import padded_length as padded_length
+from .ids import require_window as require_window
 from .language import byte_model as byte_model
 from .language import gaussian_model as gaussian_model
 from .language import sample_windows as sample_windows

@@ -107,6 +107,26 @@ def energies_of_ids(
     ]
 
 
+def require_window(window: Any, name: str) -> None:
+    """Refuse what is no context of ids with the id after it, at least two whole numbers.
+
+    Examples
+    --------
+    >>> require_window(np.array([7]), "window")
+    Traceback (most recent call last):
+    ValueError: window: got one id, expected a context and the id after it. The last id of a \
+window is a target only.
+    """
+    require_indices(window, name)
+    require(
+        window.shape[0] > 1,
+        name,
+        got="one id",
+        expected="a context and the id after it",
+        cure="The last id of a window is a target only.",
+    )
+
+
 def padded_length(length: int) -> int:
     """The least of 16, 24, 32, 48, 64, 96, ... that holds a context.
 
@@ -244,14 +264,7 @@ def _require_windows(windows: Windows) -> None:
         cure="Cut padding off: of rows take contexts(ids, mask=mask), or list(ids) without any.",
     )
     for window in windows:
-        require_indices(window, "windows")
-        require(
-            window.shape[0] > 1,
-            "windows",
-            got="one id",
-            expected="a context and the id after it",
-            cure="The last id of a window is a target only.",
-        )
+        require_window(window, "windows")
 
 
 def _padded(model: CausalLM, window: Any, asked: Profile) -> tuple[Array, Queries, Array]:

@@ -23,7 +23,8 @@ from lim_jax.plots.drawing import (
 )
 from lim_jax.plots.profile import DENSITY
 from lim_jax.probes import Estimate
-from lim_jax.studies.explanation import HOPS, Explanation
+from lim_jax.studies.account import HOPS
+from lim_jax.studies.explanation import Explanation
 
 CHANNEL_COLOURS = ("#0072b2", "#e69f00", "#009e73")
 VERDICTS = {

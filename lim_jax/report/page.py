@@ -20,8 +20,7 @@ from lim_jax.report.charts import depth_chart, head_chart, profile_chart, share_
 from lim_jax.report.shades import COUNT, Shading, shading, style
 from lim_jax.report.tokens import FIELDS, own_density, parts_shares, shown_context
 from lim_jax.report.wording import certificate_words, digits, index_words, verdict
-from lim_jax.studies.account import TokenAccount
-from lim_jax.studies.explanation import HOPS
+from lim_jax.studies.account import HOPS, TokenAccount
 
 jinja2: Any = lazy_loader.load("jinja2")  # of the extra; the rest does without
 vl_convert: Any = lazy_loader.load("vl_convert")

@@ -4,8 +4,10 @@ from . import gallery as gallery
 from . import paper as paper
 from . import remedies as remedies
 from . import retrievers as retrievers
+from .account import ContextParts as ContextParts
 from .account import TokenAccount as TokenAccount
 from .account import account_of_context as account_of_context
+from .account import parts_of_context as parts_of_context
 from .explanation import Explanation as Explanation
 from .explanation import average_cone_mass as average_cone_mass
 from .explanation import contexts_needed as contexts_needed

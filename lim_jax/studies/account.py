@@ -14,17 +14,20 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from lim_jax._checks import counted, require, require_floats, require_indices
+from lim_jax._checks import counted, require_floats
 from lim_jax.adjoint.hops import attention_hops
-from lim_jax.adjoint.ledger import channels, cone_by_head
+from lim_jax.adjoint.ledger import Channels, channels, cone_by_head
 from lim_jax.adjoint.tangent import AttentionSites, attention_sites
 from lim_jax.grid import Grid, token_grid
 from lim_jax.models.causal import CausalLM
+from lim_jax.models.ids import require_window
 from lim_jax.network.field import State
-from lim_jax.studies.explanation import HOPS
+from lim_jax.network.flow import ResidualFlow
 
 Scalar = Float[Array, ""]
 Profile = Float[Array, " length"]
+
+HOPS = ("0 hops", "1 hop", "2 hops", "3 or more hops")
 
 
 class TokenAccount(NamedTuple):
@@ -42,7 +45,7 @@ class TokenAccount(NamedTuple):
         :math:`\|P_\alpha(p)\|^2` of the residual, the cone and the local channel at depth k, in
         the order of `ledger.CHANNELS`.
     hops
-        :math:`\|P_k^{(r)}(p)\|^2` by attention hops, in the order of `explanation.HOPS`.
+        :math:`\|P_k^{(r)}(p)\|^2` by attention hops, in the order of `HOPS`.
     heads
         :math:`\int \|P\|^2` of what every head of the layers from k on adds to the cone channel.
     by_depth
@@ -109,20 +112,57 @@ def account_of_context(
     >>> found.energy.shape, found.hops.shape, found.heads.shape, found.depth
     ((5,), (4, 5), (2, 2), 1)
     """
-    require_indices(window, "window")
-    require(
-        window.shape[0] > 1,
-        "window",
-        got="one id",
-        expected="a context and the id after it",
-        cure="The last id of a window is a target only.",
-    )
+    require_window(window, "window")
     length = window.shape[0] - 1
     require_floats(query_weights, "query_weights", "length", length=length)
     last = model.flow.depth - 1
     expected = f"a whole number from 0 to {last}, the last layer's depth"
     depth = counted(depth, "depth", least=0, most=last, expected=expected)
     return _account(model, window, query_weights, depth, terminal_loss)
+
+
+class ContextParts(NamedTuple):
+    r"""What one context's adjoint is made of at depth k.
+
+    Attributes
+    ----------
+    ledger
+        Its channels, from the input to :math:`P_T`.
+    sites
+        Attention in the layers from k on.
+    hop_energies
+        :math:`\|P_k^{(r)}(p)\|^2` by attention hops, in the order of `HOPS`.
+    head_energies
+        :math:`\int \|P\|^2` of what every head of these layers adds to the cone channel.
+    """
+
+    ledger: Channels
+    sites: AttentionSites
+    hop_energies: Float[Array, "hops length"]
+    head_energies: Float[Array, "layers heads"]
+
+
+def parts_of_context(
+    flow: ResidualFlow,
+    terminal_loss: Callable[[State, Any], Scalar],
+    example: tuple[State, Any],
+    grid: Grid,
+    depth: int,
+) -> ContextParts:
+    """Take one context's adjoint apart, for the account of its tokens or for a mean over contexts.
+
+    Parameters
+    ----------
+    flow, terminal_loss, example, grid
+        As in `ledger.channels`.
+    depth
+        k, from 0 to the last layer's.
+    """
+    ledger = channels(flow, terminal_loss, example, grid)
+    hops = attention_hops(flow, terminal_loss, example, grid, len(HOPS) - 1)
+    sites = attention_sites(flow, ledger.states, ledger.covectors, grid)
+    sites = jax.tree.map(lambda leaf: leaf[depth:], sites)
+    return ContextParts(ledger, sites, _squares(hops[depth]), _head_energies(sites, grid))
 
 
 @eqx.filter_jit
@@ -133,18 +173,16 @@ def _account(
     depth: int,
     terminal_loss: Callable[[CausalLM, State, Any], Scalar],
 ) -> TokenAccount:
-    example, asked = model.example(window, query_weights), partial(terminal_loss, model)
-    flow, grid = model.flow, token_grid(window.shape[0] - 1, model.embedding.dtype)
-    ledger = channels(flow, asked, example, grid)
-    hops = attention_hops(flow, asked, example, grid, len(HOPS) - 1)
-    sites = attention_sites(flow, ledger.states, ledger.covectors, grid)
+    example = model.example(window, query_weights)
+    grid = token_grid(window.shape[0] - 1, model.embedding.dtype)
+    parts = parts_of_context(model.flow, partial(terminal_loss, model), example, grid, depth)
     return TokenAccount(
-        ledger.loss,
+        parts.ledger.loss,
         example[1].weights,
-        _squares(ledger.at_depth(depth)),
-        _squares(hops[depth]),
-        _head_energies(jax.tree.map(lambda leaf: leaf[depth:], sites), grid),
-        _squares(ledger.covectors),
+        _squares(parts.ledger.at_depth(depth)),
+        parts.hop_energies,
+        parts.head_energies,
+        _squares(parts.ledger.covectors),
     )
 
 

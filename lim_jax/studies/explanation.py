@@ -26,29 +26,24 @@ from lim_jax.adjoint.criteria import (
     recency_survival,
     right_biased_queries,
 )
-from lim_jax.adjoint.hops import attention_hops
 from lim_jax.adjoint.ledger import (
     CHANNELS,
     RegionalChannels,
     boundary_strengths,
-    channels,
-    cone_by_head,
     regional_channels,
     relative_energies,
 )
 from lim_jax.adjoint.queries import readout_residual_energies
 from lim_jax.adjoint.residual import amplification, interaction_norms
-from lim_jax.adjoint.tangent import attention_sites
 from lim_jax.density import Influence
 from lim_jax.grid import Regions, regional_averages, require_regions
 from lim_jax.models.causal import CausalLM
 from lim_jax.network.field import CausalAttention, State
 from lim_jax.probes import Estimate, sample_mean
+from lim_jax.studies.account import HOPS, parts_of_context
 
 Profile = Float[Array, " length"]
 Windows = Int[Array, "examples tokens"]
-
-HOPS = ("0 hops", "1 hop", "2 hops", "3 or more hops")
 
 
 class Explanation(NamedTuple):
@@ -71,7 +66,8 @@ class Explanation(NamedTuple):
         depths.
     hop_energies
         :math:`\mathbb E\|P_k^{(r)}(p)\|^2` by attention hops (`hops.attention_hops`), in the order
-        of `HOPS`. Energies of parts: like the channels' they need not sum to that of the sum.
+        of `account.HOPS`. Energies of parts: like the channels' they need not sum to that of the
+        sum.
     regional
         The channels' products over the regions.
     head_energies
@@ -291,11 +287,11 @@ def _measure(
 
     def one(window):
         example = model.example(window, query_weights)
-        ledger = channels(flow, model.terminal_loss, example, grid)
-        vectors, states = ledger.at_depth(depth), ledger.states
-        sites = attention_sites(flow, states, ledger.covectors, grid)
-        sites, norms = jax.tree.map(
-            lambda leaf: leaf[depth:], (sites, interaction_norms(flow, example[0], grid, key=key))
+        parts = parts_of_context(flow, model.terminal_loss, example, grid, depth)
+        ledger, states = parts.ledger, parts.ledger.states
+        vectors = ledger.at_depth(depth)
+        norms = jax.tree.map(
+            lambda leaf: leaf[depth:], interaction_norms(flow, example[0], grid, key=key)
         )
         measured = (
             vectors,
@@ -303,12 +299,10 @@ def _measure(
             ledger.covectors[-1],
             amplification(norms).product,
             relative_energies(vectors, states[depth], grid),
-            (
-                attention_hops(flow, model.terminal_loss, example, grid, len(HOPS) - 1)[depth] ** 2
-            ).sum(axis=2),
-            (cone_by_head(sites, grid) ** 2).sum(axis=3) @ grid.weights,
+            parts.hop_energies,
+            parts.head_energies,
         )
-        return measured, states[-1], sites
+        return measured, states[-1], parts.sites
 
     measured, last, sites = jax.lax.map(one, windows)
     energies = readout_residual_energies(model.readout, last, windows[:, 1:], regions)

@@ -13,7 +13,7 @@ from reference import pages
 import lim_jax as lim
 from lim_jax.report import page as page_module
 from lim_jax.report import shades, wording
-from lim_jax.studies.explanation import HOPS
+from lim_jax.studies.account import HOPS
 
 VOID = {"meta", "link", "img", "br", "input", "hr"}
 
