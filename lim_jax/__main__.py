@@ -5,11 +5,24 @@ import sys
 try:
     import matplotlib as matplotlib  # rooms load it when they draw, at the end of a long command
 
-    from lim_jax.cli import main
+    from lim_jax._checks import is_refusal
+    from lim_jax.cli import main as run
 except ModuleNotFoundError as error:
     if error.name not in ("matplotlib", "tqdm", "tyro"):
         raise
     sys.exit(f"lim-jax needs {error.name}: python -m pip install 'lim_jax[plot,cli]'")
+
+
+def main() -> int:
+    """Run the command; what it refuses is said in a line, and the status is 2."""
+    try:
+        return run()
+    except (ValueError, ImportError) as error:
+        if not is_refusal(error):
+            raise
+        print(f"lim-jax: {error}", file=sys.stderr)
+        return 2
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -8,6 +8,7 @@ functions pass them on, and no function turns them into numbers.
 
 import math
 import operator
+import re
 import warnings
 from functools import partial
 from importlib.metadata import version
@@ -29,6 +30,19 @@ def require(holds: bool, name: str, *, got: object, expected: str, cure: str) ->
     """Raise a `ValueError` that names the argument, unless `holds`."""
     if not holds:
         raise ValueError(f"{name}: got {got}, expected {expected}. {cure}")
+
+
+def is_refusal(error: Exception) -> bool:
+    """Whether an error is one of ours, which name what was refused and the cure; not a fault.
+
+    Examples
+    --------
+    >>> is_refusal(ValueError("delta: got 0.6, expected less than one half. Take 0.2."))
+    True
+    >>> is_refusal(ValueError("zip() argument 2 is longer than argument 1"))
+    False
+    """
+    return re.match(r"[^\n]+?: got .+, expected ", str(error), re.DOTALL) is not None
 
 
 def described(value: object) -> str:

@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from reference.as_users import ROOT, run_python
 
 import lim_jax as lim
-from lim_jax import cli, plots, studies
+from lim_jax import __main__, cli, plots, studies
 from lim_jax.cli import orders
 from lim_jax.limits import convergence
 from lim_jax.limits import position as in_position
@@ -304,3 +304,40 @@ def test_a_missing_extra_is_named_before_any_work(tmp_path):
     done = run_python("-m", "lim_jax", "counterexamples", folder=tmp_path)
     assert done.returncode == 1 and "python -m pip install 'lim_jax[plot,cli]'" in done.stderr
     assert done.stdout == "" and "Traceback" not in done.stderr
+
+
+def test_what_a_command_refuses_is_a_line_and_status_2(tmp_path):
+    """Of the process alone: from Python it raises."""
+    done = run_python("-m", "lim_jax", "rates", "--seed", "-1", folder=tmp_path)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith("lim-jax: seed: got -1, expected a whole number")
+    assert done.stderr.count("\n") == 1 and list(tmp_path.iterdir()) == []
+
+
+def test_a_fault_keeps_its_traceback(monkeypatch, capsys):
+    """Only what names an argument, what came and what was expected is a refusal."""
+
+    def raising(error):
+        def run():
+            raise error
+
+        return run
+
+    refusals = {
+        ValueError("delta: got 0.6, expected less than one half. Take 0.2."): 2,
+        ModuleNotFoundError("altair: got no such package, expected it installed. It is"): 2,
+    }
+    for error, status in refusals.items():
+        monkeypatch.setattr(__main__, "run", raising(error))
+        assert __main__.main() == status
+        assert capsys.readouterr().err == f"lim-jax: {error}\n"
+    for fault in (
+        ValueError("zip() argument 2 is longer than argument 1"),
+        ValueError("a: got b"),
+        ValueError(),
+        KeyError("delta: got 0.6, expected less than one half."),
+        ModuleNotFoundError("No module named 'altair'"),
+    ):
+        monkeypatch.setattr(__main__, "run", raising(fault))
+        with pytest.raises(type(fault)):
+            __main__.main()

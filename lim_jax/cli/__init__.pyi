@@ -3,6 +3,7 @@ from . import data as data
 from . import explaining as explaining
 from . import folder as folder
 from . import orders as orders
+from . import pages as pages
 from . import profiling as profiling
 from . import reproduction as reproduction
 from .commands import main as main
@@ -15,6 +16,7 @@ from .folder import save_figure as save_figure
 from .folder import write_json as write_json
 from .folder import write_table as write_table
 from .orders import rates as rates
+from .pages import first_contexts as first_contexts
 from .profiling import Profiled as Profiled
 from .profiling import Record as Record
 from .profiling import profile as profile

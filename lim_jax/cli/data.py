@@ -89,7 +89,13 @@ def read_contexts(data: Path, model: Path, asked: Asked, max_length: int) -> lis
         cure="Each line holds text, or prompt and answer.",
     )
     read = models.read_tokenizer(model)
-    content = data.read_text(encoding="utf-8")
+    try:
+        content = data.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"data: got {data}, whose byte {error.start} is not of UTF-8, expected a text that is. "
+            "Save it in that encoding."
+        ) from error
     if data.suffix != ".jsonl":
         return _cut(encode_text(content, read), data, asked, max_length)
     lines = [(n, line) for n, line in enumerate(content.splitlines(), 1) if line.strip()]

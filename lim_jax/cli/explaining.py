@@ -1,6 +1,5 @@
 """Which positions a language model uses, and why, from a terminal."""
 
-import shutil
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -12,11 +11,12 @@ import numpy as np
 import tyro
 from tqdm import tqdm
 
-from lim_jax import models, plots, studies
+from lim_jax import models, plots, report, studies
 from lim_jax._checks import counted, require
 from lim_jax.adjoint.ledger import CHANNELS
 from lim_jax.cli.data import read_contexts
 from lim_jax.cli.folder import UNFINISHED, run_folder, save_figure, write_json, write_table
+from lim_jax.cli.pages import first_contexts
 from lim_jax.cli.profiling import require_fitting
 from lim_jax.density import Influence, influence
 from lim_jax.grid import Regions, boundary_regions, token_grid
@@ -25,6 +25,7 @@ from lim_jax.probes import Estimate
 from lim_jax.results import load, save
 from lim_jax.studies.account import HOPS
 
+Case = tuple[models.CausalLM, jax.Array]  # a network, and where the loss asks
 FIRST, MOST = 16, 1024
 SECONDS, GRADIENTS = 30.0, 100  # a context's explanation: 60 gradients at L = 64, 100 at 256
 
@@ -38,6 +39,7 @@ def explain(
     depth: int = 0,
     steps: int = 300,
     seed: int = 0,
+    html: bool = False,
     out: Path = Path("explanation"),
     overwrite: bool = False,
 ) -> int:
@@ -61,18 +63,22 @@ def explain(
         depth: The depth of the states that are judged: 0 is the input, k that after k layers.
         steps: How many steps of Adam to train the byte-level network for.
         seed: For the network, the training and the choice of contexts.
+        html: Write a page for each network and loss too, such as given_network_last_token.html: the
+            first five contexts with every token shaded, which takes a longer look at each.
         out: The folder to write to.
         overwrite: Write over what is in the folder. Without, it must be empty, or of this run.
     """
     arguments = {
         "model": model, "data": data, "max_length": max_length, "contexts": contexts,
-        "delta": delta, "depth": depth, "steps": steps, "seed": seed,
+        "delta": delta, "depth": depth, "steps": steps, "seed": seed, "html": html,
     }  # fmt: skip
     keys = jax.random.split(jax.random.key(seed), 4)
     with run_folder(out, "explain", arguments, overwrite=overwrite) as folder, jax.enable_x64(True):
         # All arguments are looked at before the first long computation.
         boundary_regions(token_grid(max_length), delta)
         counted(steps, "steps")
+        if html:
+            report.require_page_packages()
         most = MOST if contexts is None else counted(contexts, "contexts")
         start, windows = _network_and_windows(model, data, max_length, most, (keys[0], keys[2]))
         _require_enough(windows, contexts)
@@ -90,9 +96,11 @@ def explain(
         # The clock may choose another number when the run is taken up: the first one holds.
         chosen = contexts or _kept_contexts(unfinished)
         chosen = chosen or _enough_contexts(networks, windows, regions)
-        found, masses = _explained(networks, windows[:chosen], regions, keys[3], depth, unfinished)
+        windows = windows[:chosen]
+        found, masses = _explained(networks, windows, regions, keys[3], depth, unfinished)
         _report_explanations(found, masses, losses, regions, folder)
-        shutil.rmtree(unfinished, ignore_errors=True)
+        if html:
+            _write_pages(found, _cases(networks, regions), windows, model, folder)
     return 0
 
 
@@ -137,9 +145,15 @@ def _require_enough(windows: jax.Array, contexts: int | None) -> None:
     )
 
 
-def _losses(length: int) -> dict[str, jax.Array]:
-    """Where each loss asks."""
-    return {"teacher forcing": teacher_forcing(length), "last token": last_token(length)}
+def _cases(networks: Mapping[str, models.CausalLM], regions: Regions) -> dict[str, Case]:
+    """Each network under each loss, by name."""
+    length = regions.grid.size
+    losses = {"teacher forcing": teacher_forcing(length), "last token": last_token(length)}
+    return {
+        f"{name} network, {loss}": (network, weights.astype(network.embedding.dtype))
+        for name, network in networks.items()
+        for loss, weights in losses.items()
+    }
 
 
 def _enough_contexts(
@@ -150,11 +164,7 @@ def _enough_contexts(
     By gradients alone, of which an explanation of one context takes the time of `GRADIENTS`. Of a
     last-token loss the query is left out: no other position matters to its LIM.
     """
-    cases = [
-        (network, weights.astype(network.embedding.dtype))
-        for network in networks.values()
-        for weights in _losses(regions.grid.size).values()
-    ]
+    cases = list(_cases(networks, regions).values())
 
     def measured(start: int) -> list[Influence]:
         batch = windows[start : start + FIRST]
@@ -195,16 +205,15 @@ def _explained(
     unfinished: Path,
 ) -> tuple[dict[str, studies.Explanation], dict[str, Estimate]]:
     """Explanations by network and loss, and cone masses by network, each kept as soon as found."""
-    weights = _losses(regions.grid.size)
-    cases = [(network, loss) for network in networks for loss in weights]
+    cases = _cases(networks, regions)
 
     def once(name: str, find: Callable[[], Any]) -> Any:
         return _once(unfinished / f"{_stem(name)}.npz", len(windows), find)
 
     found = {}
-    for network, loss in tqdm(cases, desc="explaining", unit="case"):
-        name, case = f"{network} network, {loss}", (networks[network], windows, weights[loss])
-        found[name] = once(name, partial(studies.explain, *case, regions, key=key, depth=depth))
+    for name, (network, weights) in tqdm(cases.items(), desc="explaining", unit="case"):
+        case = network, windows, weights, regions
+        found[name] = once(name, partial(studies.explain, *case, key=key, depth=depth))
     masses = {}
     for name, network in tqdm(networks.items(), desc="cone mass", unit="network"):
         # Exact norms of every block: a few contexts settle the average.
@@ -276,3 +285,30 @@ def _save_explanation(result: studies.Explanation, name: str, out: Path) -> int:
     for kind, figure in figures.items():
         save_figure(figure, out, f"{stem}_{kind}")
     return len(figures)
+
+
+def _write_pages(
+    found: Mapping[str, studies.Explanation],
+    cases: Mapping[str, Case],
+    windows: jax.Array,
+    model: Path | None,
+    out: Path,
+) -> None:
+    """A page for each network and loss; ids of the byte-level network are bytes."""
+    tokenizer = None if model is None else models.read_tokenizer(model)
+    whose = "" if model is None else f"{model.name}, "
+    for name, (network, weights) in cases.items():
+        result, rows = found[name], list(np.asarray(windows))
+        accounts, texts = first_contexts(
+            network, rows, [weights] * len(rows), tokenizer, depth=result.depth
+        )
+        report.write_page(
+            out / f"{_stem(name)}.html",
+            result.influence,
+            accounts,
+            texts,
+            title=whose + name,
+            certificates=result.certificates,
+            without_queries=result.without_queries,
+        )
+    print(f"Wrote a page for each network and loss to {out}.")

@@ -25,8 +25,9 @@ def run_folder(
     """Make the folder of a run, with its ``run.json``, or take up that of the same run.
 
     A run is its command, its arguments, the files that these name, and the versions. What one that
-    was interrupted has finished may lie in the folder's ``unfinished``, which `overwrite` removes.
-    Where the body raises before any file is written, all is left as it was.
+    was interrupted has finished may lie in the folder's ``unfinished``, which is removed when the
+    body has ended, or by `overwrite`. Where the body raises before any file is written, all is left
+    as it was.
 
     Parameters
     ----------
@@ -74,6 +75,7 @@ def run_folder(
             if not any(folder.iterdir()):
                 folder.rmdir()
         raise
+    shutil.rmtree(out / UNFINISHED, ignore_errors=True)
 
 
 def _record(command: str, arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """The paper's limits, measured from a terminal."""
 
-import shutil
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import zip_longest
@@ -43,16 +42,13 @@ def rates(
     """
     arguments = {"quick": quick, "only": only, "sizes": sizes, "seed": seed}
     with run_folder(out, "rates", arguments, overwrite=overwrite) as folder:
-        unfinished = folder / UNFINISHED
         with jax.enable_x64(True):
             rows, curves = limits.convergence.measure(
                 **arguments,
-                checkpoint=unfinished / "rates.json",
+                checkpoint=folder / UNFINISHED / "rates.json",
                 progress=partial(tqdm, desc="rates", unit="group"),
             )
-            status = _report_rates(rows, curves, folder)
-        shutil.rmtree(unfinished, ignore_errors=True)
-        return status
+            return _report_rates(rows, curves, folder)
 
 
 def _report_rates(

@@ -14,7 +14,8 @@ from tqdm import tqdm
 from lim_jax import models, plots, report, studies
 from lim_jax._checks import counted, require
 from lim_jax.cli.data import Asked, Context, read_contexts
-from lim_jax.cli.folder import run_folder, save_figure, write_json, write_table
+from lim_jax.cli.folder import UNFINISHED, run_folder, save_figure, write_json, write_table
+from lim_jax.cli.pages import first_contexts
 from lim_jax.density import Influence
 from lim_jax.grid import boundary_regions, carrying_shares, token_grid
 from lim_jax.models import CausalLM
@@ -22,7 +23,6 @@ from lim_jax.probes import sample_mean
 
 Energy = Float[np.ndarray, " _"]
 CELLS = 100
-SHOWN = 5  # contexts of a page
 TOKEN_COLUMNS = ("context", "place", "token", "position", "weight", "energy", "density")
 
 
@@ -82,7 +82,8 @@ def profile(
 
     Prints the density over the left, the middle and the right, the indices, and the share of each
     named record. Writes profile.json, profile.csv (position, density, error), tokens.csv,
-    records.csv, and figures as PNG and SVG.
+    records.csv, and figures as PNG and SVG. Interrupted and run again it goes on after the last
+    context that was measured.
 
     Args:
         model: A folder of weights as published, or a GGUF file; with its tokenizer.
@@ -93,8 +94,8 @@ def profile(
             is sure.
         delta: The width of each boundary region.
         max_length: The most tokens of a context: a text is cut, a longer line is refused.
-        html: Write profile.html too, a page of the first contexts with every token shaded, which
-            takes a longer look at each: by channel, hops, layer and head.
+        html: Write profile.html too, a page of the first five contexts with every token shaded,
+            which takes a longer look at each: by channel, hops, layer and head.
         out: The folder to write to.
         overwrite: Write over what is in the folder. Without, it must be empty, or of this run.
     """
@@ -105,10 +106,12 @@ def profile(
     with run_folder(out, "profile", arguments, overwrite=overwrite) as folder:
         boundary_regions(token_grid(CELLS), delta)
         counted(max_length, "max_length")
+        if html:
+            report.require_page_packages()
         contexts = read_contexts(data, model, loss, max_length)
         network = models.load(model)
         require_fitting(network, contexts)
-        found = _profiled(network, contexts, loss, delta)
+        found = _profiled(network, contexts, loss, delta, folder / UNFINISHED)
         print(f"== {model} on {data}: {_described(contexts)}, loss {loss} ==")
         print(_table(found))
         title = f"{model.name}, {loss}"
@@ -141,13 +144,14 @@ def require_fitting(network: CausalLM, contexts: Sequence[Context]) -> None:
 
 
 def _profiled(
-    network: CausalLM, contexts: Sequence[Context], asked: Asked, delta: float
+    network: CausalLM, contexts: Sequence[Context], asked: Asked, delta: float, unfinished: Path
 ) -> Profiled:
     energies = models.energies_of_ids(
         network,
         [context.window for context in contexts],
         ask=[context.weights for context in contexts],
         loss=CausalLM.margin_loss if asked == "margin" else CausalLM.loss,
+        checkpoint=unfinished / "energies",
         progress=partial(tqdm, desc="profile", unit="context"),
     )
     return Profiled(
@@ -238,22 +242,18 @@ def _write(found: Profiled, title: str, folder: Path) -> None:
 def _write_page(
     found: Profiled, network: CausalLM, model: Path, loss: Asked, title: str, folder: Path
 ) -> None:
-    """The first contexts, one after another: each is taken apart by itself."""
-    tokenizer, shown = models.read_tokenizer(model), found.contexts[:SHOWN]
-    terminal = CausalLM.terminal_margin_loss if loss == "margin" else CausalLM.terminal_loss
-    windows = [jax.device_put(context.window) for context in shown]
-    weights = [jax.device_put(context.weights.astype(network.embedding.dtype)) for context in shown]
-    accounts = [
-        studies.account_of_context(network, window, asked, terminal_loss=terminal)
-        for window, asked in tqdm(
-            list(zip(windows, weights, strict=True)), desc="page", unit="context"
-        )
-    ]
+    accounts, texts = first_contexts(
+        network,
+        [context.window for context in found.contexts],
+        [context.weights for context in found.contexts],
+        models.read_tokenizer(model),
+        terminal_loss=CausalLM.terminal_margin_loss if loss == "margin" else CausalLM.terminal_loss,
+    )
     report.write_page(
         folder / "profile.html",
         found.influence,
         accounts,
-        [models.texts_of_ids(window, tokenizer) for window in windows],
+        texts,
         title=title,
         without_queries=found.without_queries,
     )

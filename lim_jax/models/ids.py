@@ -6,6 +6,8 @@ right, where a causal network's adjoint is exactly zero.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import equinox as eqx
@@ -15,6 +17,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Integer
 
 from lim_jax._checks import ARRAYS, counted, described, require, require_indices
+from lim_jax._resuming import digest, once
 from lim_jax.density import Influence, Loss, LossOfIds, adjoint_energies
 from lim_jax.grid import Regions, carrying_shares, require_regions, token_grid
 from lim_jax.loss import teacher_forcing
@@ -82,6 +85,7 @@ def energies_of_ids(
     *,
     ask: Ask = teacher_forcing,
     loss: Loss = CausalLM.loss,
+    checkpoint: Path | None = None,
     progress: Callable[[list], Iterable] = iter,
 ) -> list[Float[np.ndarray, " _"]]:
     r"""The energies :math:`\|P_0(p_i)\|^2` of every context's own tokens, on its own grid.
@@ -89,21 +93,30 @@ def energies_of_ids(
     Densities: a token's part of the context's total Z is its energy over the context's length.
     `influence_of_ids` carries them to a common grid, and averages.
 
+    With a checkpoint a run may be interrupted at any moment, by Ctrl-C or by the end of its
+    process: called again with the same arguments it measures the contexts that are left, and gives
+    the same numbers, bit for bit. So it does with more windows after the same ones.
+
     Parameters
     ----------
     model, windows, ask, loss
-        As in `influence_of_ids`; arrays of NumPy come back.
+        As in `influence_of_ids`; arrays of NumPy come back. Of a checkpoint's loss its name and the
+        arrays in it are compared.
+    checkpoint
+        A folder, made where it is missing, for a file of each context's energies, written whole or
+        not at all as soon as they are found.
     progress
         Wraps the list of windows, for example ``tqdm.tqdm``.
 
     Raises
     ------
     ValueError, EquinoxRuntimeError
-        As in `influence_of_ids`.
+        As in `influence_of_ids`; a `ValueError` too where the checkpoint is of another model, loss
+        or context.
     """
     return [
         np.asarray(energy)[:length]
-        for length, energy in _energies(model, windows, ask, loss, progress)
+        for length, energy in _energies(model, windows, ask, loss, checkpoint, progress)
     ]
 
 
@@ -237,6 +250,7 @@ def _energies(
     windows: Windows,
     ask: Ask,
     loss: Loss,
+    checkpoint: Path | None = None,
     progress: Callable[[list], Iterable] = iter,
 ) -> Iterator[tuple[int, Profile]]:
     """Each context's length, and its energies on its own grid, with zeros where it is padded."""
@@ -250,8 +264,20 @@ def _energies(
         cure="Give each window its own, or a function of the length.",
     )
     of_ids = LossOfIds(CausalLM.embed, loss)
-    for window, weights in progress(list(zip(windows, asked, strict=True))):
-        yield len(window) - 1, _energy(of_ids, model, *_padded(model, window, weights))
+    run = {} if checkpoint is None else _run(of_ids, model)
+    for number, (window, weights) in progress(list(enumerate(zip(windows, asked, strict=True)))):
+        measure = partial(_energy, of_ids, model, *_padded(model, window, weights))
+        if checkpoint is not None:
+            context = {"context": digest((window, weights))}
+            measure = partial(once, checkpoint / f"{number}", {**run, **context}, measure)
+        yield len(window) - 1, measure()
+
+
+def _run(loss: LossOfIds, model: CausalLM) -> dict[str, str]:
+    """What tells one run's energies from another's, but for their contexts."""
+    name = getattr(loss.loss, "__qualname__", type(loss.loss).__qualname__)
+    parameters = digest((loss, model))
+    return {"function": "energies_of_ids", "loss": name, "parameters": parameters}
 
 
 def _require_windows(windows: Windows) -> None:

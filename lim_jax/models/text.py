@@ -48,7 +48,9 @@ def read_tokenizer(path: Path | str) -> Any:
     try:
         return tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # the package raises nothing narrower
-        raise ValueError(f"tokenizer: {file} is no {FILE}: {error}") from error
+        raise ValueError(
+            f"tokenizer: got {file}, which is broken ({error}), expected a {FILE}. {CURE}"
+        ) from error
 
 
 def ids_of_text(text: str, path: Path | str) -> Int[Array, " ids"]:

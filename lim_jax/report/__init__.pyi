@@ -8,6 +8,7 @@ from .charts import head_chart as head_chart
 from .charts import profile_chart as profile_chart
 from .charts import share_chart as share_chart
 from .charts import short as short
+from .page import require_page_packages as require_page_packages
 from .page import write_page as write_page
 from .shades import Shading as Shading
 from .shades import contrast as contrast

@@ -56,7 +56,8 @@ def write_page(
     influence
         Over contexts, such as `Explanation.influence` or `models.influence_of_ids`.
     accounts
-        Of the contexts to be shown, by `studies.account_of_context`, at the depth of `influence`.
+        Of the contexts to be shown, the first of those measured, by `studies.account_of_context`,
+        at the depth of `influence`.
     texts
         For each of them the text of each id of its window (`models.texts_of_ids`): L of the
         context, and the one after it.
@@ -75,8 +76,7 @@ def write_page(
         Where there are no accounts, they are of different networks or depths, or the texts are not
         those of their windows.
     """
-    for package in PACKAGES:
-        require_extra(package, "report")
+    require_page_packages()
     _require_fitting(accounts, texts)
     shade = shading(np.concatenate([own_density(account) for account in accounts]))
     contexts = [
@@ -106,6 +106,18 @@ def write_page(
     path = Path(path)
     path.write_text(page, encoding="utf-8")
     return path
+
+
+def require_page_packages() -> None:
+    """Refuse to go on without the packages of the extra ``report``, which write a page.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        As in `write_page`: before a long computation, whose page could not be written.
+    """
+    for package in PACKAGES:
+        require_extra(package, "report")
 
 
 def _require_fitting(accounts: Sequence[TokenAccount], texts: Sequence[Sequence[str]]) -> None:
@@ -139,10 +151,9 @@ def _require_fitting(accounts: Sequence[TokenAccount], texts: Sequence[Sequence[
 def _facts(influence: Influence, accounts: Sequence[TokenAccount]) -> dict[str, str]:
     """What was measured, by name."""
     lengths = sorted({len(account.energy) for account in accounts})
-    depth = accounts[0].depth
+    depth, shown, count = accounts[0].depth, len(accounts), int(influence.count)
     return {
-        "contexts measured": str(int(influence.count)),
-        "contexts shown": str(len(accounts)),
+        "contexts shown": f"first {shown} of {count} measured" if shown < count else f"all {shown}",
         "tokens": "–".join(map(str, dict.fromkeys((lengths[0], lengths[-1])))),
         "share of each boundary, δ": f"{float(influence.regions.delta):g}",
         "mean loss of those shown": digits(np.mean([float(one.loss) for one in accounts])),

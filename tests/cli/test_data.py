@@ -145,6 +145,9 @@ def test_files_without_what_is_asked_are_refused(tmp_path, letters):
     text.write_text("a")
     with pytest.raises(ValueError, match="data: got 1 tokens in .*at least two"):
         read_contexts(text, letters, "next-token", 4)
+    (tmp_path / "latin").write_bytes("abcé".encode("latin-1"))
+    with pytest.raises(ValueError, match="data: got .*latin, whose byte 3 is not of UTF-8, exp"):
+        read_contexts(tmp_path / "latin", letters, "next-token", 4)
     (tmp_path / "empty.jsonl").write_text("\n")
     with pytest.raises(ValueError, match="data: got .*without a line"):
         read_contexts(tmp_path / "empty.jsonl", letters, "next-token", 4)

@@ -3,6 +3,7 @@
 import csv
 import json
 from fractions import Fraction
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ from matplotlib.figure import Figure
 from reference.publishers import CONFIGS, spelt, write_with_letters
 
 import lim_jax as lim
-from lim_jax import cli, models, studies
+from lim_jax import cli, models, report, studies
 from lim_jax.cli import explaining
 from lim_jax.density import Influence
 
@@ -115,6 +116,39 @@ def test_explain_reads_weights_and_a_text(monkeypatch, folder, tmp_path):
     assert regions.grid.nodes.dtype == jnp.float32 and regions.delta == Fraction("0.3")
     np.testing.assert_allclose(weights, 1 / 6)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_page_of_each_case_shows_the_first_contexts_as_bytes(monkeypatch, tmp_path):
+    """At the explanation's depth, with its certificates."""
+    found, written = {}, {}
+
+    def account(network, window, query_weights, depth, terminal_loss):
+        return bytes(window.tolist()), query_weights.tolist(), depth, terminal_loss
+
+    def write_page(path, *shown, **options):
+        written[path] = shown, options
+
+    monkeypatch.setattr(studies, "account_of_context", account)
+    monkeypatch.setattr(report, "write_page", write_page)
+    network = models.byte_model(3, width=4, heads=2, depth=3, key=jax.random.key(0))
+    regions = lim.boundary_regions(lim.token_grid(3), 0.3)
+    cases = explaining._cases({"seeded": network, "trained": network}, regions)
+    for name in cases:
+        parts: Any = dict.fromkeys(studies.Explanation._fields, name)
+        found[name] = studies.Explanation(**parts | {"depth": 2})
+    text = b"a window's \xc3\xa9, others"
+    windows = jax.device_put(np.array([list(text[at : at + 4]) for at in range(9, 16)]))
+    explaining._write_pages(found, cases, windows, None, tmp_path)
+    for name, (_, weights) in cases.items():
+        page = tmp_path / f"{name.replace(', ', '_').replace(' ', '_')}.html"
+        (influence, accounts, texts), options = written.pop(page)
+        assert influence == name and options == {
+            "title": name, "certificates": name, "without_queries": name
+        }  # fmt: skip
+        expected = (weights.tolist(), 2, models.CausalLM.terminal_loss)
+        assert accounts == [(text[at : at + 4], *expected) for at in range(9, 14)]
+        assert texts[0] == ["s", " ", "", "é"] and len(texts) == 5
+    assert not written and len(cases) == 4
 
 
 def test_lines_are_cut_on_the_left_to_the_shortest(monkeypatch, folder, tmp_path):

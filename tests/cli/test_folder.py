@@ -13,8 +13,10 @@ ARGUMENTS = {"delta": 0.2, "only": ("loss", "cone"), "data": None}
 
 
 def run(out, *, overwrite=False, **changed):
+    """Says what it found unfinished."""
     with run_folder(out, "rates", {**ARGUMENTS, **changed}, overwrite=overwrite) as folder:
         (folder / "result.txt").write_text("found")
+        return [path.name for path in folder.glob("unfinished/*")]
 
 
 def test_a_folder_says_what_was_run(tmp_path):
@@ -33,15 +35,19 @@ def test_a_folder_says_what_was_run(tmp_path):
 
 def test_the_same_run_is_taken_up_and_another_refused_by_what_differs(tmp_path):
     out = tmp_path / "out"
+
+    def interrupted():
+        (out / "unfinished").mkdir()
+        (out / "unfinished" / "group").touch()
+
     run(out)
-    (out / "unfinished").mkdir()
-    (out / "unfinished" / "group").touch()
-    run(out)
-    assert (out / "unfinished" / "group").exists()
+    interrupted()
+    assert run(out) == ["group"] and not (out / "unfinished").exists()
+    interrupted()
     with pytest.raises(ValueError, match=r"out: .*\(arguments.delta: 0.2 there, 0.3 here\)"):
         run(out, delta=0.3)
     assert json.loads((out / "run.json").read_text())["arguments"]["delta"] == 0.2
-    run(out, delta=0.3, overwrite=True)
+    assert run(out, delta=0.3, overwrite=True) == []
     assert json.loads((out / "run.json").read_text())["arguments"]["delta"] == 0.3
     assert not (out / "unfinished").exists() and (out / "result.txt").exists()
 

@@ -7,10 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from reference.publishers import CONFIGS, spelt, write_with_letters
 
 from lim_jax import cli, models, report
-from lim_jax.cli import profiling
+from lim_jax.cli import pages
 
 GENERATOR = np.random.default_rng(3)
 PROMPTS = [GENERATOR.integers(11, size=size) for size in (6, 8, 7, 8)]
@@ -138,14 +139,46 @@ def test_a_text_is_profiled_on_its_own_grid_and_drawn(folder, tmp_path, capsys):
         cli.main(["profile", str(folder), *arguments, "--loss", "answer"])
 
 
+def test_a_profile_that_is_interrupted_goes_on_to_the_same_files(
+    folder, data, tmp_path, monkeypatch, capsys
+):
+    """Three times, in the midst of a context; none that was finished is measured again."""
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **options: path.touch())
+    measure, measured, allowed = models.ids._energy, [], 9
+
+    def stopping(*arguments):
+        if len(measured) == allowed:
+            raise KeyboardInterrupt
+        measured.append(np.asarray(arguments[2]).tolist())
+        return measure(*arguments)
+
+    monkeypatch.setattr(models.ids, "_energy", stopping)
+    arguments = ["profile", str(folder), "--data", str(data), "--loss", "answer", "--out"]
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    assert cli.main([*arguments, str(whole)]) == 0
+    expected, measured[:] = measured.copy(), []
+    assert len(expected) == 4
+    for allowed in (0, 1, 3):
+        assert cli.main([*arguments, str(out)]) == 130
+        assert out.exists() is (allowed > 0)
+    capsys.readouterr()
+    allowed = 9
+    assert cli.main([*arguments, str(out)]) == 0
+    assert measured == expected
+    assert "4 contexts of 7 to 9 tokens" in capsys.readouterr().out
+    names = {path.name for path in whole.iterdir()}
+    assert {path.name for path in out.iterdir()} == names and "unfinished" not in names
+    for name in ("profile.json", "profile.csv", "tokens.csv", "records.csv"):
+        assert (out / name).read_bytes() == (whole / name).read_bytes()
+
+
 def test_a_page_shows_the_first_contexts(folder, data, tmp_path, monkeypatch):
     """With the density of all, and of each shown its own energies."""
     written = {}
     monkeypatch.setattr(
-        report.page, "write_page", lambda path, *a, **k: written.update(all=(path, a, k))
+        report, "write_page", lambda path, *a, **k: written.update(all=(path, a, k))
     )
-    monkeypatch.setattr(report, "write_page", report.page.write_page, raising=False)
-    monkeypatch.setattr(profiling, "SHOWN", 2)
+    monkeypatch.setattr(pages, "SHOWN", 2)
     out = tmp_path / "out"
     arguments = [str(folder), "--data", str(data), "--loss", "margin", "--html", "--out", str(out)]
     assert cli.main(["profile", *arguments]) == 0
@@ -157,6 +190,19 @@ def test_a_page_shows_the_first_contexts(folder, data, tmp_path, monkeypatch):
         np.testing.assert_allclose(found / found.sum(), expected / expected.sum(), rtol=1e-3)
         whole = spelt(np.concatenate([PROMPTS[number], ANSWERS[number]]))
         assert "".join(texts[number]).replace(" ", "") == whole
+
+
+@pytest.mark.parametrize("command", ["profile", "explain"])
+def test_a_page_that_cannot_be_written_is_refused_before_any_work(
+    command, folder, data, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(models, "load", None)
+    monkeypatch.setattr(report.page, "PACKAGES", ("altair", "nowhere"))
+    out = tmp_path / "out"
+    arguments = [command, str(folder), "--data", str(data), "--out", str(out), "--html"]
+    with pytest.raises(ModuleNotFoundError, match=r"nowhere: got no .*lim_jax\[report\]"):
+        cli.main(arguments)
+    assert not out.exists()
 
 
 @pytest.mark.parametrize(

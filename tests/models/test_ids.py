@@ -1,5 +1,7 @@
 """Influence of ids: mixed lengths, each on its own grid, and training that moves the embedding."""
 
+from functools import partial
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -92,6 +94,41 @@ def test_energies_of_tokens_are_of_what_each_context_is_asked(model, loss):
     np.testing.assert_allclose(carried.total, total, rtol=1e-12)
     with pytest.raises(ValueError, match="ask: got weights of 3 contexts, expected those of 4"):
         models.energies_of_ids(model, WINDOWS, ask=weights[:3])
+
+
+def test_energies_that_are_interrupted_go_on_to_the_same_bits(model, tmp_path, monkeypatch):
+    """Anywhere in a context; with other arguments what is kept is refused."""
+    checkpoint, measure, measured = tmp_path / "new" / "energies", models.ids._energy, []
+    whole = models.energies_of_ids(model, WINDOWS, ask=rising)
+    go_on = partial(models.energies_of_ids, ask=rising, checkpoint=checkpoint)
+
+    def stopping(loss, model, ids, *rest):
+        if len(measured) == 2:
+            raise KeyboardInterrupt
+        measured.append(len(ids))
+        return measure(loss, model, ids, *rest)
+
+    monkeypatch.setattr(models.ids, "_energy", stopping)
+    for seen in ([16, 16], [24, 48]):
+        measured.clear()
+        with pytest.raises(KeyboardInterrupt):
+            go_on(model, [*WINDOWS, window_of(2)])
+        assert measured == seen
+    monkeypatch.setattr(models.ids, "_energy", None)
+    found = go_on(model, WINDOWS)
+    for ours, theirs in zip(found, whole, strict=True):
+        assert ours.dtype == theirs.dtype
+        np.testing.assert_array_equal(ours, theirs)
+    moved = eqx.tree_at(lambda model: model.embedding, model, model.embedding + 1e-9)
+    refused = {
+        "0, of context": lambda: go_on(model, THREE),
+        "0, of context .*Remove it": lambda: go_on(model, WINDOWS, ask=teacher_forcing),
+        "0, of loss .*margin_loss": lambda: go_on(model, WINDOWS, loss=models.CausalLM.margin_loss),
+        "0, of parameters": lambda: go_on(moved, WINDOWS),
+    }
+    for message, again in refused.items():
+        with pytest.raises(ValueError, match=f"checkpoint: got .*{message}"):
+            again()
 
 
 def test_some_ten_programs_serve_all_lengths(model):

@@ -92,6 +92,12 @@ def test_tokens_stand_in_the_text_as_text(read):
     assert read.all("title")[0]["text"] == read.all("h1")[0]["text"] == pages.TITLE
 
 
+def test_it_says_of_how_many_contexts_the_first_are_shown(read):
+    terms, values = ([one["text"] for one in read.all(tag)] for tag in ("dt", "dd"))
+    facts = dict(zip(terms, values, strict=False))
+    assert facts["contexts shown"] == "first 2 of 3 measured"
+
+
 def test_a_cards_numbers_are_those_of_the_result(read):
     fields, influence = read.json("fields"), pages.influence()
     mean, error = np.asarray(influence.density), np.asarray(influence.density_error)
