@@ -49,7 +49,7 @@ def new_figure(ylabel: str, xlabel: str = POSITION, title: str = "") -> tuple[Fi
     axes = figure.add_subplot()
     axes.set_xlabel(xlabel)
     axes.set_ylabel(ylabel)
-    axes.set_title(title, fontsize=10)
+    axes.set_title(title, fontsize=10, wrap=True)
     axes.spines[["top", "right"]].set_visible(False)
     return figure, axes
 
@@ -84,16 +84,26 @@ def legend_below(figure: Figure, *handles: Any, columns: int = 4) -> None:
     )
 
 
-def fit_scale(axes: Axes, *profiles: np.ndarray) -> bool:
-    """Make the ordinates logarithmic where positive values span more than two decades."""
+def spans_decades(*profiles: np.ndarray) -> bool:
+    """Whether positive values span more than two decades, and want a logarithmic scale.
+
+    Examples
+    --------
+    >>> spans_decades(np.array([0.0, 1.0, 90.0])), spans_decades(np.array([1.0]), np.array([200.0]))
+    (False, True)
+    """
     values = np.concatenate([np.ravel(profile) for profile in profiles])
     positive = values[values > 0]
-    wide = positive.size > 0 and bool(positive.max() > DECADES * positive.min())
-    if wide:
+    return positive.size > 0 and bool(positive.max() > DECADES * positive.min())
+
+
+def fit_scale(axes: Axes, *, log: bool) -> None:
+    """Fit the ordinates to all that is drawn by now: on a logarithmic scale, or from zero on."""
+    axes.autoscale(axis="y")
+    if log:
         axes.set_yscale("log")
     else:
         axes.set_ylim(bottom=0)
-    return wide
 
 
 def error_band(value: np.ndarray, error: np.ndarray, *, log: bool) -> tuple[np.ndarray, np.ndarray]:

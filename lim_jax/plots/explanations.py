@@ -20,6 +20,7 @@ from lim_jax.plots.drawing import (
     new_figure,
     positive_part,
     shade_boundaries,
+    spans_decades,
 )
 from lim_jax.plots.profile import DENSITY
 from lim_jax.probes import Estimate
@@ -48,9 +49,9 @@ def channel_energies(result: Explanation, title: str) -> Figure:
     energies = np.asarray(result.channel_energies)
     together = energies.sum(axis=0)
     density, only = np.asarray(result.influence.density), together / (total or 1)
-    fit_scale(upper, density, only)
     upper.plot(positions, density, "k", label="influence density")
     upper.plot(positions, only, "k--", linewidth=0.8, label="density without cross terms")
+    fit_scale(upper, log=spans_decades(density, only))
     upper.set_ylabel(DENSITY, fontsize=8)
     some = np.maximum(together, np.finfo(energies.dtype).tiny)
     middle.stackplot(positions, energies / some, labels=CHANNELS, colors=CHANNEL_COLOURS, alpha=0.8)
@@ -61,9 +62,8 @@ def channel_energies(result: Explanation, title: str) -> Figure:
     lower.set_ylim(-1.05, max(0.25, 1.1 * crossed.max()))
     lower.set_ylabel("cross terms over the\nchannels' energies (no unit)", fontsize=8)
     lower.set_xlabel(POSITION)
-    upper.set_title(
-        headed(title, result.influence.grid.size, int(result.influence.count)), fontsize=10
-    )
+    heading = headed(title, result.influence.grid.size, int(result.influence.count))
+    upper.set_title(heading, fontsize=10, wrap=True)
     for axes in (upper, middle, lower):
         shade_boundaries(axes, float(result.influence.regions.delta))
         axes.spines[["top", "right"]].set_visible(False)

@@ -18,6 +18,7 @@ from lim_jax.plots.drawing import (
     new_figure,
     positive_part,
     shade_boundaries,
+    spans_decades,
 )
 
 DENSITY = "influence density m(p) (per unit of p)"
@@ -81,7 +82,7 @@ def draw_densities(axes: Axes, results: Mapping[str, Influence]) -> None:
     """
     kept = {name: np.asarray(result.regions.kept_weights) > 0 for name, result in results.items()}
     density = {name: np.asarray(result.density)[kept[name]] for name, result in results.items()}
-    log = fit_scale(axes, *density.values())
+    log = spans_decades(*density.values())
     for index, (name, result) in enumerate(results.items()):
         style, shown = line_style(index), kept[name]
         positions, values = np.asarray(result.grid.nodes)[shown], density[name]
@@ -91,6 +92,7 @@ def draw_densities(axes: Axes, results: Mapping[str, Influence]) -> None:
             axes.fill_between(positions, low, high, color=style["color"], alpha=0.2, linewidth=0)
             label = f"{name} ± 2 standard errors"
         axes.plot(positions, positive_part(values) if log else values, **style, label=label)
+    fit_scale(axes, log=log)
     for delta in {float(result.regions.delta) for result in results.values()}:
         shade_boundaries(axes, delta)
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from matplotlib.text import Annotation
+from reference.drawn import assert_nothing_is_cut
 
 from lim_jax import plots
 from lim_jax.limits import Curve, Rates, Row, Study
@@ -115,6 +116,7 @@ def test_topics_have_panels_of_five_series_at_most():
     assert [len(series(axes)) for axes in figure.axes] == [4, 4, 2, 5, 1]
     assert texts(figure.axes[1])[0] == "part 0: 1.00 ± 0.00"
     assert figure.get_suptitle() == "all"
+    assert_nothing_is_cut(figure)
 
 
 def test_a_study_of_ones_own_is_drawn_as_it_comes():
@@ -125,7 +127,9 @@ def test_a_study_of_ones_own_is_drawn_as_it_comes():
 
 def test_costs_are_drawn_with_the_methods_names_at_the_ends():
     curves = [Curve("Euler", (8.0, 16.0), (0.1, 0.05)), Curve("Heun", (16.0, 32.0), (0.02, 0.005))]
-    (axes,) = plots.error_against_cost(curves, "evaluations").axes
+    figure = plots.error_against_cost(curves, "evaluations")
+    assert_nothing_is_cut(figure)
+    (axes,) = figure.axes
     assert texts(axes) == ["Heun", "Euler"] and axes.get_legend() is None
     for line, curve in zip(axes.lines, curves, strict=True):
         np.testing.assert_array_equal(np.array(line.get_data()), [curve.costs, curve.errors])

@@ -3,7 +3,9 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from matplotlib.figure import Figure
+from reference.drawn import assert_nothing_is_cut
 from reference.networks import random_states
 from reference.section4 import section4_by_hand
 
@@ -61,6 +63,54 @@ def test_a_profile_within_two_decades_is_drawn_to_scale():
     ends = np.asarray(result.density) + 2 * np.outer([-1, 1], result.density_error)
     band = heights(axes.collections[0])
     np.testing.assert_allclose([band.min(), band.max()], [ends[0].min(), ends[1].max()])
+
+
+def profile_of(low, high, title="a network, cubes"):
+    """A figure of energies between two bounds, the last position left out."""
+    regions = lim.boundary_regions(lim.graded_grid(9), 0.4).without([8])
+    energies = jax.device_put(np.random.default_rng(0).uniform(low, high, (4, 9)) ** 2)
+    return influence_profile(lim.Influence.from_energies(energies, regions), title)
+
+
+def cones(title):
+    regions = lim.boundary_regions(lim.token_grid(6), 0.3)
+    mass = Estimate(jnp.arange(2.0, 8.0), jnp.linspace(0.1, 0.5, 6))
+    return plots.cone_masses({"network": mass}, regions, title)
+
+
+LONG = "a model whose name is longer than its figure is wide, with a loss of many words"
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        pytest.param(lambda: profile_of(1, 2), id="to-scale"),
+        pytest.param(lambda: profile_of(0.01, 2), id="logarithmic"),
+        pytest.param(lambda: profile_of(1, 2, f"{LONG}, {LONG}"), id="long-title"),
+        pytest.param(lambda: cones(f"{LONG}, {LONG}"), id="cones"),
+        pytest.param(
+            lambda: plots.certificate_margins(
+                [certificate("a" * 30, ("left", 3.0, -1.0), ("right", 2.0, 1.0))], LONG
+            ),
+            id="certificates",
+        ),
+        pytest.param(
+            lambda: plots.simulation_influence_profiles(section4_by_hand()), id="section-4"
+        ),
+    ],
+)
+def test_a_figure_shows_all_that_is_drawn_in_it(draw):
+    assert_nothing_is_cut(draw())
+
+
+def test_densities_drawn_later_on_the_same_axes_are_inside_too():
+    regions = lim.boundary_regions(lim.token_grid(5), 0.2)
+    figure = Figure(layout="constrained")
+    axes = figure.add_subplot()
+    for energies in ([1.0, 1.1, 1.2, 1.1, 1.0], [1.0, 9.0, 1.2, 1.1, 1.0]):
+        result = lim.Influence.from_energies(jax.device_put(np.array([energies])), regions)
+        plots.draw_densities(axes, {"density": result})
+    assert_nothing_is_cut(figure)
 
 
 def test_zeros_are_not_drawn_on_a_logarithmic_scale():

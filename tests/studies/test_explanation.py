@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from reference.architectures import architecture_flow
+from reference.drawn import assert_nothing_is_cut
 from reference.networks import WIDTH, random_states
 
 import lim_jax as lim
@@ -386,6 +387,7 @@ def test_networks_of_other_architectures_are_explained_in_single_precision(parts
 def test_figures_of_an_explanation_show_its_numbers():
     found = explained(last_token)
     figure = plots.channel_energies(found, "title")
+    assert_nothing_is_cut(figure)
     upper, middle, lower = figure.axes
     curve = np.asarray(upper.lines[0].get_ydata())
     np.testing.assert_allclose(curve, found.influence.density)

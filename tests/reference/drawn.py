@@ -1,0 +1,20 @@
+"""What a figure shows of what is drawn in it."""
+
+import numpy as np
+
+
+def assert_nothing_is_cut(figure):
+    """Text, legends and marks lie inside the figure, curves and bands' upper ends in their axes."""
+    figure.draw_without_rendering()
+    left, bottom, right, top = figure.get_tightbbox().extents
+    width, height = figure.get_size_inches()
+    assert 0 <= left and right <= width and 0 <= bottom and top <= height
+    for axes in figure.axes:
+        low, high = axes.get_ylim()
+        curves = [np.asarray(line.get_ydata(), float) for line in axes.lines]
+        for curve in curves:
+            shown = curve[np.isfinite(curve)]
+            assert min(low, high) <= shown.min() and shown.max() <= max(low, high)
+        for band in axes.collections:
+            highest = max(np.asarray(path.vertices)[:, 1].max() for path in band.get_paths())
+            assert highest <= max(low, high)
