@@ -174,4 +174,4 @@ def write_table(path: Path, names: Sequence[str], rows: Iterable[Sequence[Any]])
 def save_figure(figure: Figure, folder: Path, name: str) -> None:
     """Draw a figure to pixels and to lines: ``name.png`` and ``name.svg``."""
     for kind in ("png", "svg"):
-        figure.savefig(folder / f"{name}.{kind}", bbox_inches="tight")
+        figure.savefig(folder / f"{name}.{kind}")
