@@ -79,7 +79,7 @@ def cut_haystack(sentences: Sequence[str], size: int, seed: int) -> list[str]:
     Raises
     ------
     ValueError
-        Where the sentence that is drawn does not fit, or all of them do, with room to spare.
+        Where the sentence that is drawn is longer, or all of them together are shorter.
 
     Examples
     --------
