@@ -15,7 +15,6 @@ Pieces = list[tuple[str, bool]]
 Depth = float | int
 Depths = Sequence[Depth]
 SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z\"(])")
-HEADING = re.compile(r"^[*=\-~^]{3,}$", re.MULTILINE)
 COLOURS = (
     "amber", "azure", "black", "blue", "bronze", "brown", "copper", "coral", "crimson", "golden",
     "green", "grey", "ivory", "olive", "orange", "pink", "purple", "red", "silver", "white",
@@ -64,7 +63,7 @@ def python_sentences() -> list[str]:
     (True, True)
     """
     paragraphs = [part for name in sorted(topics) for part in topics[name].split("\n\n")]
-    prose = [part for part in paragraphs if part[:1].isalpha() and not HEADING.search(part)]
+    prose = [part for part in paragraphs if part[:1].isalpha()]
     sentences = [
         sentence for part in prose for sentence in SENTENCE_END.split(" ".join(part.split()))
     ]

@@ -87,6 +87,10 @@ def test_depths_are_those_of_the_needles_with_the_names_asked_for_first():
     # Without depths they are uniform, and the gold needle is anywhere among all.
     golds = [needle_prompt([], seed, keys=4).gold[0] for seed in range(400)]
     np.testing.assert_allclose(np.bincount(golds), 100, atol=4 * np.sqrt(75))
+    bodies = [parts(needle_prompt(["A."] * 99, seed))[0] for seed in range(400)]
+    before = [body.index("T") / 3 for body in bodies]  # sentences of three characters
+    np.testing.assert_allclose(np.mean(before), 49.5, atol=4 * 100 / np.sqrt(12 * 400))
+    np.testing.assert_allclose(np.std(before), 100 / np.sqrt(12), rtol=0.15)
 
 
 def test_the_same_seed_draws_the_same_and_needles_alone_are_a_haystack():
@@ -94,6 +98,9 @@ def test_the_same_seed_draws_the_same_and_needles_alone_are_a_haystack():
     body, needles, _ = parts(prompt)
     assert len({name for name, _ in needles}) == 500 and NEEDLE.sub("", body).strip() == ""
     assert needle_prompt([], 3, keys=500, queries=2) == prompt
+    # Ten thousand numbers: some would be the same if they were drawn one by one.
+    _, many, _ = parts(needle_prompt([], 3, keys=500, values=20))
+    assert len({number for _, number in many}) == 10_000
     assert needle_prompt([], 4, keys=500, queries=2) != prompt
 
 
