@@ -1,6 +1,7 @@
 """What is kept of a run, so that one that was interrupted goes on.
 
-A file is seen whole or not at all, whenever the process dies that writes it.
+A file is seen whole or not at all, whenever the process dies that writes it; of one that grows by
+lines, each line.
 """
 
 import hashlib
@@ -37,7 +38,7 @@ def store(path: Path, run: Run, about: Mapping[str, Any], tree: PyTree) -> None:
     """Store a pytree's arrays and numbers, after a line of JSON: of which run, and what of it."""
 
     def write(file: BinaryIO) -> None:
-        file.write(json.dumps({"run": run, **about}).encode() + b"\n")
+        file.write(_line({"run": run, **about}))
         eqx.tree_serialise_leaves(file, tree)
 
     write_whole(path, write)
@@ -89,20 +90,17 @@ def each_once(
     """Run each group, unless a checkpoint holds what it gave, which is stored as soon as it did.
 
     Groups give plain values, numbers and strings in lists and dictionaries: what JSON reads back,
-    whether from a file or not.
+    whether from a file or not. The file grows by a line for each; a line that was cut short, where
+    the process died that wrote it, is left out and that group run again.
     """
-    done: dict[str, Any] = {}
-    if checkpoint is not None and checkpoint.exists():
-        kept = _document(checkpoint.read_bytes())
-        _require_same_run(checkpoint, kept.get("run"), run)
-        done = kept["done"]
+    done = {} if checkpoint is None else _journal(checkpoint, run)
     for name in progress(list(groups)):
         if name in done:
             continue
         done[name] = _plain(groups[name]())
         if checkpoint is not None:
-            document = json.dumps({"run": run, "done": done}).encode()
-            write_whole(checkpoint, lambda file, document=document: file.write(document))
+            with checkpoint.open("ab") as file:
+                file.write(_line({"name": name, "found": done[name]}))
     return {name: done[name] for name in groups}
 
 
@@ -113,6 +111,19 @@ def once(path: Path, run: Run, measure: Callable[[], Array]) -> Array:
     found = measure()
     store(path, run, {"of": (found.shape, found.dtype.name)}, found)
     return found
+
+
+def _journal(path: Path, run: Run) -> dict[str, Any]:
+    """What a file of lines holds of a run, whose line is the first; one is begun where none is."""
+    kept = path.read_bytes().splitlines(keepends=True) if path.exists() else [_line({"run": run})]
+    head, *lines = [line for line in kept if line.endswith(b"\n")] or [b""]
+    _require_same_run(path, _document(head).get("run"), run)
+    write_whole(path, lambda file: file.writelines([head, *lines]))
+    return {entry["name"]: entry["found"] for entry in map(_document, lines)}
+
+
+def _line(document: Mapping[str, Any]) -> bytes:
+    return json.dumps(document).encode() + b"\n"
 
 
 def digest(tree: PyTree, after: str = "") -> str:

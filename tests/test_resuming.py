@@ -210,9 +210,29 @@ def test_each_group_is_run_once_and_gives_the_same_whether_read_or_not(tmp_path)
     assert repr(found) == repr(each_once(groups, None, run))
     assert found["third"]["numbers"][::2] == [5.1, 2] and list(found) == list(groups)
     assert list(each_once({"second": groups["second"]}, checkpoint, run)) == ["second"]
+    assert len(called) == 4 + 3 and checkpoint.read_bytes().count(b"\n") == 4
     for other in ({"seed": 3, "sizes": [1, 3]}, {"seed": 3, "sizes": [1, 2], "only": "first"}):
         with pytest.raises(ValueError, match="groups.json, of (sizes|only) .*expected one of"):
             each_once(groups, checkpoint, other)
     checkpoint.write_text("not ours")
     with pytest.raises(ValueError, match="checkpoint: got "):
         each_once(groups, checkpoint, run)
+
+
+def test_of_a_run_that_died_while_it_wrote_all_groups_but_that_one_are_kept(tmp_path):
+    """Wherever the file ends: what is there again afterwards is the file as it was."""
+    checkpoint, called = tmp_path / "groups", []
+    groups = {name: lambda name=name: called.append(name) or name.upper() for name in "abc"}
+    found = each_once(groups, checkpoint, {"seed": 3})
+    content = checkpoint.read_bytes()
+    head = content.index(b"\n") + 1
+    for kept in range(head, len(content) + 1):
+        called.clear()
+        checkpoint.write_bytes(content[:kept])
+        assert each_once(groups, checkpoint, {"seed": 3}) == found
+        assert called == list("abc")[content[head:kept].count(b"\n") :]
+        assert checkpoint.read_bytes() == content
+    checkpoint.write_bytes(content[: head - 1])
+    with pytest.raises(ValueError, match="of seed None, expected one of seed 3"):
+        each_once(groups, checkpoint, {"seed": 3})
+    assert list(tmp_path.iterdir()) == [checkpoint]
