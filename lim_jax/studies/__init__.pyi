@@ -1,6 +1,8 @@
 from . import account as account
+from . import attributions as attributions
 from . import explanation as explanation
 from . import gallery as gallery
+from . import intervals as intervals
 from . import paper as paper
 from . import remedies as remedies
 from . import retrievers as retrievers
@@ -8,6 +10,10 @@ from .account import ContextParts as ContextParts
 from .account import TokenAccount as TokenAccount
 from .account import account_of_context as account_of_context
 from .account import parts_of_context as parts_of_context
+from .attributions import attention_rollout as attention_rollout
+from .attributions import gradient_times_input as gradient_times_input
+from .attributions import integrated_gradients as integrated_gradients
+from .attributions import occlusion as occlusion
 from .explanation import Explanation as Explanation
 from .explanation import average_cone_mass as average_cone_mass
 from .explanation import contexts_needed as contexts_needed
@@ -21,6 +27,10 @@ from .gallery import cross_terms_against_a_u_shape as cross_terms_against_a_u_sh
 from .gallery import masking_without_primacy as masking_without_primacy
 from .gallery import observability_without_influence as observability_without_influence
 from .gallery import residual_without_recency as residual_without_recency
+from .intervals import Interval as Interval
+from .intervals import bootstrap_interval as bootstrap_interval
+from .intervals import paired_interval as paired_interval
+from .intervals import rank_correlation as rank_correlation
 from .paper import Comparison as Comparison
 from .paper import GateRun as GateRun
 from .paper import ProbeStudy as ProbeStudy
