@@ -45,11 +45,14 @@ def test_explain_writes_what_it_prints(monkeypatch, folder, tmp_path, capsys):
     def save(figure, path, **options):
         draw(figure, path, **options) if path.name == "cone_mass.png" else path.touch()
 
+    paged: list = []
     monkeypatch.setattr(Figure, "savefig", save)
+    monkeypatch.setattr(explaining, "_write_pages", lambda *given: paged.extend(given))
     text = written(tmp_path / "text", [np.random.default_rng(0).integers(11, size=40)])
     out = tmp_path / "explained"
-    arguments = ["--max-length", "12", "--contexts", "3", "--out", str(out)]
+    arguments = ["--max-length", "12", "--contexts", "3", "--html", "--out", str(out)]
     assert cli.main(["explain", str(folder), "--data", str(text), *arguments]) == 0
+    assert set(paged[0]) == set(paged[1]) and paged[2].shape == (3, 13) and paged[3:] == [folder, out]
     printed = capsys.readouterr().out
     document = json.loads((out / "explanation.json").read_text())
     assert document["training_losses"] == [] and set(document["cone_mass"]) == {"given network"}
