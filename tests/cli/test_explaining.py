@@ -52,7 +52,8 @@ def test_explain_writes_what_it_prints(monkeypatch, folder, tmp_path, capsys):
     out = tmp_path / "explained"
     arguments = ["--max-length", "12", "--contexts", "3", "--html", "--out", str(out)]
     assert cli.main(["explain", str(folder), "--data", str(text), *arguments]) == 0
-    assert set(paged[0]) == set(paged[1]) and paged[2].shape == (3, 13) and paged[3:] == [folder, out]
+    found, cases, windows, *whose = paged
+    assert set(found) == set(cases) and windows.shape == (3, 13) and whose == [folder, out]
     printed = capsys.readouterr().out
     document = json.loads((out / "explanation.json").read_text())
     assert document["training_losses"] == [] and set(document["cone_mass"]) == {"given network"}

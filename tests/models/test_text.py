@@ -74,5 +74,5 @@ def test_what_is_no_tokenizer_is_refused(tmp_path):
     with pytest.raises(ValueError, match="tokenizer: got no file .*tokenizer.json"):
         models.read_tokenizer(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(ValueError, match="is no tokenizer.json"):
+    with pytest.raises(ValueError, match="json, which is broken .*expected a tokenizer.json"):
         models.read_tokenizer(tmp_path)
