@@ -176,9 +176,15 @@ def gate_gramians(gates: Profile) -> Float[Array, "length width width"]:
 
     The gates scale the input, so :math:`G_i(u) = e^{2u_i}\,G_i(0)`.
     """
-    final_token = ObservedTokens(cesaro_flow(), GRID, jnp.array([LENGTH - 1]))
-    ungated = observability_gramians(final_token, jnp.zeros((LENGTH, WIDTH)), 1.0 / DEPTH)
+    with jax.ensure_compile_time_eval():  # once, not at every step of an optimiser of the gates
+        ungated = _ungated_gramians()
     return jnp.exp(2 * gates)[:, None, None] * ungated
+
+
+@jax.jit
+def _ungated_gramians() -> Float[Array, "length width width"]:
+    final_token = ObservedTokens(cesaro_flow(), GRID, jnp.array([LENGTH - 1]))
+    return observability_gramians(final_token, jnp.zeros((LENGTH, WIDTH)), 1.0 / DEPTH)
 
 
 def trace_density(gates: Profile) -> Profile:
@@ -275,20 +281,18 @@ def minimiser(objective: Objective, start: Profile) -> GateRun:
     return GateRun(gates, value, imbalance[None])
 
 
+@jax.jit
 def algorithm2_run() -> GateRun:
-    """Take 160 outer updates of the loss weights, and evaluate after the last.
-
-    A loop in Python: not for use under `jax.jit`.
-    """
+    """Take 160 outer updates of the loss weights, and evaluate after the last."""
     options = {"target": 1.0, "grid": GRID, "rate": 0.5, "smallest": 0.15, "largest": 8.0}
-    update = jax.jit(partial(reweight_positions, **options))
-    zeros, weights, history = jnp.zeros(LENGTH), jnp.ones(LENGTH), []
-    for _ in range(160):
-        density = gate_influence(zeros, weights).density
-        history.append(influence_imbalance(density))
-        weights = update(weights, density)
-    final = influence_imbalance(gate_influence(zeros, weights).density)
-    return GateRun(weights, final, jnp.stack([*history, final]))
+
+    def update(weights: Profile, _: None) -> tuple[Profile, Scalar]:
+        density = gate_influence(jnp.zeros(LENGTH), weights).density
+        return reweight_positions(weights, density, **options), influence_imbalance(density)
+
+    weights, history = jax.lax.scan(update, jnp.ones(LENGTH), length=160)
+    final = influence_imbalance(gate_influence(jnp.zeros(LENGTH), weights).density)
+    return GateRun(weights, final, jnp.append(history, final))
 
 
 class Row(NamedTuple):
