@@ -512,7 +512,7 @@ def _penalised(
     batch: Batch,
     grid: Grid,
     pools: Pools | None,
-    **options: Statistic | Scalar | float,
+    **options: Array | float,
 ) -> tuple[Scalar, Statistic]:
     """An objective of risk and penalty, and the statistic that the penalty is of."""
     loss, batch = embedded(loss, params, batch)
@@ -527,7 +527,7 @@ def _functional(
     dtype: DTypeLike,
     grid: Grid,
     pools: Pools | None,
-    **options: Statistic | Scalar | float,
+    **options: Array | float,
 ) -> tuple[_Penalised, Options]:
     """A function of losses and adjoints, and its options: finite, in the states' precision."""
     if pools is not None:
