@@ -29,6 +29,8 @@ from lim_jax.tasks import (
         ("O'Neill (1888)", "oneill 1888"),
         # Only ASCII's is punctuation.
         ("“café” — £3", "“café” — £3"),
+        # An article leaves a space.
+        ("“the” café", "“ ” café"),
         (" one\t two\n\nthree ", "one two three"),
         ("The", ""),
     ],
@@ -144,8 +146,9 @@ def test_places_that_ask_nothing_or_no_word_are_refused():
     logits, targets = jnp.eye(2), jnp.array([0, 1])
     with pytest.raises(Exception, match="weights: got none but zero"):
         decodes_greedily(logits, targets, jnp.zeros(2))
-    with pytest.raises(Exception, match="targets: expected numbers from 0 to 1 where asked"):
-        decodes_greedily(logits, jnp.array([0, 2]), jnp.array([0.5, 0.5]))
+    for outside in (-1, 2):
+        with pytest.raises(Exception, match="targets: expected numbers from 0 to 1 where asked"):
+            decodes_greedily(logits, jnp.array([0, outside]), jnp.array([0.5, 0.5]))
     assert decodes_greedily(logits, jnp.array([0, -1]), jnp.array([1.0, 0.0]))
     with pytest.raises(ValueError, match="targets: got 3, expected 2"):
         decodes_greedily(logits, jnp.array([0, 1, 1]), jnp.array([0.5, 0.5]))
