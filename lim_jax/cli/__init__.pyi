@@ -6,6 +6,7 @@ from . import orders as orders
 from . import pages as pages
 from . import profiling as profiling
 from . import reproduction as reproduction
+from . import studying as studying
 from .commands import main as main
 from .data import Context as Context
 from .data import Span as Span
@@ -23,3 +24,4 @@ from .profiling import profile as profile
 from .profiling import require_fitting as require_fitting
 from .reproduction import counterexamples as counterexamples
 from .reproduction import reproduce as reproduce
+from .studying import study as study

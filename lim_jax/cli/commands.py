@@ -10,6 +10,7 @@ from lim_jax.cli.explaining import explain
 from lim_jax.cli.orders import rates
 from lim_jax.cli.profiling import profile
 from lim_jax.cli.reproduction import counterexamples, reproduce
+from lim_jax.cli.studying import study
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -33,6 +34,7 @@ def _run(arguments: Sequence[str]) -> int:
             "profile": profile,
             "explain": explain,
             "rates": rates,
+            "study": study,
             "reproduce": reproduce,
             "counterexamples": counterexamples,
         },

@@ -3,6 +3,7 @@ from . import drawing as drawing
 from . import explanations as explanations
 from . import profile as profile
 from . import simulations as simulations
+from . import validation as validation
 from .convergence import convergence_rates as convergence_rates
 from .convergence import error_against_cost as error_against_cost
 from .drawing import End as End
@@ -27,3 +28,7 @@ from .simulations import simulation_convergence as simulation_convergence
 from .simulations import simulation_influence_profiles as simulation_influence_profiles
 from .simulations import simulation_observability_profiles as simulation_observability_profiles
 from .simulations import simulation_probe_errors as simulation_probe_errors
+from .validation import accuracy_by_place as accuracy_by_place
+from .validation import gains_of_arms as gains_of_arms
+from .validation import influence_by_record as influence_by_record
+from .validation import middle_against_time as middle_against_time

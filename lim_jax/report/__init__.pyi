@@ -1,4 +1,5 @@
 from . import charts as charts
+from . import findings as findings
 from . import page as page
 from . import shades as shades
 from . import tokens as tokens
@@ -8,6 +9,8 @@ from .charts import head_chart as head_chart
 from .charts import profile_chart as profile_chart
 from .charts import share_chart as share_chart
 from .charts import short as short
+from .findings import findings_page as findings_page
+from .findings import found_in_a_line as found_in_a_line
 from .page import require_page_packages as require_page_packages
 from .page import write_page as write_page
 from .shades import Shading as Shading

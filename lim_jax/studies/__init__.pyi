@@ -6,6 +6,7 @@ from . import intervals as intervals
 from . import paper as paper
 from . import remedies as remedies
 from . import retrievers as retrievers
+from . import validation as validation
 from .account import ContextParts as ContextParts
 from .account import TokenAccount as TokenAccount
 from .account import account_of_context as account_of_context
@@ -65,6 +66,7 @@ from .remedies import answers_on_probes as answers_on_probes
 from .remedies import balanced_on_probes as balanced_on_probes
 from .remedies import balanced_on_training as balanced_on_training
 from .remedies import constrained_on_probes as constrained_on_probes
+from .remedies import evaluate as evaluate
 from .remedies import importance_weighted as importance_weighted
 from .remedies import in_the_middle as in_the_middle
 from .remedies import observed as observed
@@ -81,3 +83,10 @@ from .retrievers import new_retriever as new_retriever
 from .retrievers import retrieval_risk as retrieval_risk
 from .retrievers import scores_by_place as scores_by_place
 from .retrievers import train_retrievers as train_retrievers
+from .validation import Gain as Gain
+from .validation import Preset as Preset
+from .validation import compare_arms as compare_arms
+from .validation import gain as gain
+from .validation import influence_record as influence_record
+from .validation import presets as presets
+from .validation import validate as validate

@@ -286,17 +286,17 @@ def answers_on_probes(setting: Setting) -> Arm:
     return Arm(gradient)
 
 
+PLAIN, ANSWERS = "plain", "answers of the probes"
 ARMS: dict[str, Callable[[Setting], Arm]] = {
-    "plain": plain,
+    PLAIN: plain,
     "importance weights": importance_weighted,
     "Algorithm 2, by record": reweighted,
     "Algorithm 1, training law": balanced_on_training,
     "Algorithm 1, probes": balanced_on_probes,
     "constrained, probes": constrained_on_probes,
     "Algorithm 3": observed,
-    "answers of the probes": answers_on_probes,
+    ANSWERS: answers_on_probes,
 }
-PLAIN = "plain"
 
 
 def train_further(
@@ -350,7 +350,7 @@ def train_further(
         return (eqx.apply_updates(model, change), memory, moments), None
 
     step = step_of_seeds(update, jax.random.split(jax.random.fold_in(key, 0), seeds))
-    judge = partial(_evaluate, setting, test, jax.random.fold_in(key, 1))
+    judge = partial(evaluate, setting, test, jax.random.fold_in(key, 1))
     states = eqx.filter_jit(eqx.filter_vmap(start))(models)
     compiled = jax.block_until_ready(step(states, 0))  # so that no stage's time holds it
     del compiled
@@ -369,21 +369,34 @@ def train_further(
 
 
 @eqx.filter_jit
-def _evaluate(
-    setting: Setting, test: Example, key: Key[Array, ""], models: Retrievers, seconds: Array
+def evaluate(
+    setting: Setting,
+    test: Example,
+    key: Key[Array, ""],
+    models: Retrievers,
+    seconds: Scalar | float = 0.0,
 ) -> Evaluation:
-    risky = draw(setting._replace(batch=1024), setting.gold_law, key=key)
+    """Judge networks of all seeds: scores on `test`, and what is drawn anew by the key.
+
+    Parameters
+    ----------
+    setting, test, models
+        As in `train_further`.
+    key
+        For examples of the training law, and of the uniform one.
+    seconds
+        What is to be noted as such.
+    """
+    of_risk, of_probes = jax.random.split(key)
+    risky = draw(setting._replace(batch=1024), setting.gold_law, key=of_risk)
+    uniform = uniform_law(setting.task.records)
+    probes = draw(setting._replace(batch=256), uniform, key=of_probes)
     penalty = _probed_penalty(setting, "uniform", None)
-    probes = draw(
-        setting._replace(batch=256),
-        uniform_law(setting.task.records),
-        key=jax.random.fold_in(key, 1),
-    )
 
     def of_one(model: CausalLM) -> tuple[PlaceScores, Scalar, Scalar]:
         return scores_by_place(model, test), retrieval_risk(model, risky), penalty(model, probes)
 
-    return Evaluation(*eqx.filter_vmap(of_one)(models), seconds)
+    return Evaluation(*eqx.filter_vmap(of_one)(models), jnp.asarray(seconds))
 
 
 def in_the_middle(values: Float[Array, "*shape records"]) -> Float[Array, "*shape"]:

@@ -193,7 +193,7 @@ def scores_by_place(model: CausalLM, examples: Example) -> PlaceScores:
         there (`tasks.every_place`), else its scores are NaN.
     """
     ids, y = asked(examples)
-    records = int(examples.records.shape[1] // 2)
+    records = examples.records.shape[1] // 2
 
     def judged(ids: Int[Array, " length"], y: Queries) -> tuple[Array, Array, Array]:
         logits = model.logits(ids)[-1:]

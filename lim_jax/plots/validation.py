@@ -1,0 +1,124 @@
+"""What came of training networks that retrieve: by gold place, by arm, by time."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from lim_jax.plots.drawing import COLOURS, legend_below, line_style, new_figure
+from lim_jax.studies.validation import LONG, PLAIN, Gain
+
+PLACE = "place of the record that is asked for"
+ACROSS = 3  # panels in a row
+Record = Mapping[str, Any]
+
+
+def accuracy_by_place(arms: Mapping[str, Record], title: str) -> Figure:
+    """Draw accuracy by gold place, a panel for each arm: before it, after it, and after plain.
+
+    Lines are means over seeds; bands are two standard errors to either side.
+    """
+    shown = [name for name in arms if name not in (PLAIN, LONG)]
+    figure, panels = _panels(len(shown), title)
+    plain = np.array(arms[PLAIN]["accuracy"])
+    for axes, name in zip(panels, shown, strict=False):
+        after = np.array(arms[name]["accuracy"])[-1]
+        parts = {"before": plain[0], "plain training": plain[-1], "the arm": after}
+        for index, (label, values) in enumerate(parts.items()):
+            _band(axes, values, label, index)
+        axes.set_title(name, fontsize=8)
+        axes.set_ylim(-0.03, 1.03)
+    _label(figure, panels, PLACE, "accuracy (share)")
+    return figure
+
+
+def influence_by_record(settings: Mapping[str, Record], title: str) -> Figure:
+    """Draw influence by record beside accuracy by gold place, a panel for each network."""
+    figure, panels = _panels(len(settings), title)
+    for axes, (name, record) in zip(panels, settings.items(), strict=False):
+        parts = {
+            "accuracy (share)": record["accuracy"],
+            "influence, answer's cross-entropy (1 = uniform)": record["answer_records"],
+            "influence, margin (1 = uniform)": record["margin_records"],
+        }
+        for index, (label, values) in enumerate(parts.items()):
+            _band(axes, np.array(values), label, index)
+        axes.set_title(name, fontsize=8)
+        axes.set_ylim(bottom=0)
+    _label(figure, panels, "record", "share, or density")
+    return figure
+
+
+def middle_against_time(arms: Mapping[str, Record], title: str) -> Figure:
+    """Draw accuracy in the middle over the seconds that each arm was trained for, all seeds."""
+    figure, axes = new_figure(
+        "accuracy in the middle (share)", "seconds of training, all seeds", title
+    )
+    for index, (name, record) in enumerate(arms.items()):
+        if name == PLAIN:
+            continue  # the longer run begins with it
+        values = np.array(record["accuracy"])
+        quarter = values.shape[2] // 4
+        middle = values[:, :, quarter : values.shape[2] - quarter].mean(axis=(1, 2))
+        seconds = np.array(record["steps"]) * record["seconds_per_step"]
+        style = {"color": "black", "linestyle": "-"} if name == LONG else line_style(index)
+        axes.plot(seconds, middle, label=name, **style)
+    legend_below(figure, columns=3)
+    return figure
+
+
+def gains_of_arms(gains: Mapping[str, Gain], title: str) -> Figure:
+    """Draw each arm's gain in the middle over plain training, with 95 % intervals over seeds."""
+    figure = Figure(figsize=(7, 1.2 + 0.36 * len(gains)), dpi=150, layout="constrained")
+    axes = figure.add_subplot()
+    for row, one in enumerate(gains.values()):
+        pairs = (("equal steps", one.middle, 0.12), ("equal time", one.middle_at_equal_time, -0.12))
+        for index, (label, interval, shift) in enumerate(pairs):
+            if interval is None:
+                continue
+            beyond = [[interval.value - interval.low], [interval.high - interval.value]]
+            axes.errorbar(
+                interval.value, row + shift, xerr=beyond, fmt="os"[index],
+                color=COLOURS[index], markersize=4, capsize=2, label=label,
+            )  # fmt: skip
+    axes.axvline(0, color="black", linewidth=0.8)
+    axes.set_yticks(range(len(gains)), list(gains), fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xlabel("gain in the middle's accuracy over plain training (95 % over seeds)")
+    axes.set_title(title, fontsize=10, wrap=True)
+    axes.spines[["top", "right"]].set_visible(False)
+    legend_below(figure)
+    return figure
+
+
+def _panels(count: int, title: str) -> tuple[Figure, list[Axes]]:
+    rows = -(-count // ACROSS)
+    figure = Figure(figsize=(7, 0.8 + 1.9 * rows), dpi=150, layout="constrained")
+    grid = figure.subplots(rows, ACROSS, sharex=False, sharey=True, squeeze=False)
+    panels = list(grid.ravel())
+    for axes in panels[count:]:
+        axes.set_visible(False)
+    for axes in panels:
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(title, fontsize=10)
+    return figure, panels
+
+
+def _band(axes: Axes, values: np.ndarray, label: str, index: int) -> None:
+    """The mean over seeds, of shape (seeds, records), and its errors."""
+    mean, style = values.mean(axis=0), line_style(index)
+    error = values.std(axis=0, ddof=1) / np.sqrt(len(values)) if len(values) > 1 else 0 * mean
+    places = np.arange(1, len(mean) + 1)
+    axes.plot(places, mean, label=label, **style)
+    axes.fill_between(places, mean - 2 * error, mean + 2 * error, color=style["color"], alpha=0.2)
+
+
+def _label(figure: Figure, panels: Sequence[Axes], xlabel: str, ylabel: str) -> None:
+    for number, axes in enumerate(panels):
+        axes.tick_params(labelsize=7)
+        if number % ACROSS == 0:
+            axes.set_ylabel(ylabel, fontsize=8)
+    figure.supxlabel(xlabel, fontsize=8)
+    legend_below(figure, columns=3)

@@ -1,0 +1,199 @@
+"""What came of ``lim-jax study``, as a page of Markdown: every number is of its results."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from lim_jax.report.wording import digits
+from lim_jax.studies.intervals import Interval
+from lim_jax.studies.remedies import ANSWERS
+from lim_jax.studies.validation import PLAIN, Gain, compare_arms
+
+Record = Mapping[str, Any]
+CHANNELS = ("residual", "cone", "local")
+
+
+def findings_page(results: Record, figures: Sequence[str] = ()) -> str:
+    """Lay out the results of `studies.validate`.
+
+    Parameters
+    ----------
+    results
+        Its results; a part that is missing is left out.
+    figures
+        Files of figures, which stand at the end.
+    """
+    gains = compare_arms(results)
+    parts = [
+        "# Does it matter? Influence, retrieval and the remedies",
+        found_in_a_line({name: gain for name, gain in gains.items() if name in results["arms"]}),
+        _what_was_run(results["preset"]),
+        "## Do the remedies lift the middle?",
+        _arms_table(results["arms"], gains),
+        ARMS_NOTE,
+        *_why(results["arms"]),
+        *_ablations(results["variants"], gains),
+        *_criteria(results["arms"]),
+        *(f"![{name}]({name})" for name in figures),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+ARMS_NOTE = (
+    "Gains are over plain training from the same weights on the same batches, paired by seed, with "
+    "95 % intervals by Student's t. At equal time the plain arm has trained for as many seconds. "
+    "The middle is every record but the first and the last quarter. Risk is the cross-entropy on "
+    "the law of training; LIM is of the answer's influence, the place that asks left out. Memory "
+    "is what one seed's gradient takes beside the network and the batch."
+)
+
+
+def found_in_a_line(gains: Mapping[str, Gain]) -> str:
+    """The first line: which remedies lift the middle, at equal steps and at equal time.
+
+    The arm that is told the probes' answers is no remedy but what their labels are worth, and is
+    not counted.
+
+    Examples
+    --------
+    >>> one = Interval(0.1, 0.05, 0.15)
+    >>> found = Gain(one, one, Interval(0.0, -0.1, 0.1), one, one, time=3.0)
+    >>> print(found_in_a_line({"Algorithm 1": found}))
+    **At equal steps 1 of 1 remedies lifts the middle (Algorithm 1, +0.10); at equal time none.**
+    """
+    remedies = {name: gain for name, gain in gains.items() if name != ANSWERS}
+    steps = {name: gain.middle for name, gain in remedies.items()}
+    time = {name: gain.middle_at_equal_time for name, gain in remedies.items()}
+    many = f"{_lifting(steps)[0]} of {len(remedies)} remedies"
+    first = f"{many} {'lifts' if _lifting(steps)[0] == 1 else 'lift'} the middle"
+    return (
+        f"**At equal steps {first}{_lifting(steps)[1]}; "
+        f"at equal time {_lifting(time)[0] or 'none'}{_lifting(time)[1]}.**"
+    )
+
+
+def _lifting(intervals: Mapping[str, Interval | None]) -> tuple[int, str]:
+    """How many intervals are above zero, and which."""
+    above = {name: one.value for name, one in intervals.items() if one is not None and one.low > 0}
+    ordered = sorted(above.items(), key=lambda item: -item[1])
+    named = ", ".join(f"{name}, +{value:.2f}" for name, value in ordered)
+    return len(above), f" ({named})" if above else ""
+
+
+def _what_was_run(preset: Record) -> str:
+    setting = next(iter(preset["settings"].values()))
+    task = setting["task"]
+    return (
+        f"Networks of {setting['depth']} layers, width {setting['width']}, read {task['records']} "
+        f"pairs of a key and a value, then a key, and are asked for its value. They were trained "
+        f'for {setting["steps"]} steps on gold places of the law "{setting["law"]}", which '
+        f"seldom asks in the middle; then each arm trained them for "
+        f"{preset['stages'] * preset['every']} steps more. {preset['seeds']} seeds, "
+        f"{preset['test']} test contexts for each gold place."
+    )
+
+
+def _arms_table(arms: Mapping[str, Record], gains: Mapping[str, Gain]) -> str:
+    plain = arms[PLAIN]
+    head = ("arm", "accuracy", "middle", "gain in the middle, equal steps", "equal time", "risk",
+            "LIM", "Z", "Φ of probes", "time a step", "memory, MiB")  # fmt: skip
+    rows = [("before", *_standing(plain, 0), "", "", "", "", "", "", "", "")]
+    for name, record in arms.items():
+        gain = gains.get(name)
+        rows.append(
+            (
+                name, *_standing(record, -1),
+                _interval(gain and gain.middle), _interval(gain and gain.middle_at_equal_time),
+                _mean(record["risk"][-1]), _mean(record["answer_lim"]),
+                _mean(record["answer_total"]), _mean(record["discrepancy"][-1]),
+                f"{record['seconds_per_step'] / plain['seconds_per_step']:.1f}",
+                digits(record["temporary_bytes"] / 2**20),
+            )
+        )  # fmt: skip
+    return _table(head, rows)
+
+
+def _standing(record: Record, stage: int) -> tuple[str, str]:
+    accuracy = np.array(record["accuracy"][stage])
+    quarter = accuracy.shape[1] // 4
+    middle = accuracy[:, quarter : accuracy.shape[1] - quarter]
+    return f"{accuracy.mean():.3f}", f"{middle.mean():.3f}"
+
+
+def _why(arms: Mapping[str, Record]) -> list[str]:
+    """Which channels hold the middle's energy, by arm."""
+    rows = []
+    for name, record in arms.items():
+        if "channels" not in record:
+            return []
+        energies = np.array(record["channels"])  # seeds, regions, channels
+        shares = energies / energies.sum(axis=2, keepdims=True)
+        boundary = np.minimum(energies[:, 0], energies[:, 2])
+        rows.append(
+            (
+                name,
+                *(f"{shares[:, 1, a].mean():.2f}" for a in range(len(CHANNELS))),
+                *(_mean(energies[:, 1, a] / boundary[:, a]) for a in (1, 2)),
+            )
+        )
+    head = ("arm", *(f"{name}, share of the middle" for name in CHANNELS),
+            "cone, middle over the weaker boundary", "local, the same")  # fmt: skip
+    words = (
+        "The residual, cone and local channels of the answer's influence at the input, over the "
+        "middle region; a share is of the three energies."
+    )
+    return ["## Which channel did the arm move?", words, _table(head, rows)]
+
+
+def _ablations(variants: Mapping[str, Record], gains: Mapping[str, Gain]) -> list[str]:
+    rows = [
+        (
+            name, *_standing(record, -1), _interval(gains[name].middle),
+            _interval(gains[name].middle_at_equal_time), f"{gains[name].time:.1f}",
+        )
+        for name, record in variants.items()
+        if name in gains
+    ]  # fmt: skip
+    head = ("Algorithm 1, probes, with", "accuracy", "middle", "gain in the middle, equal steps",
+            "equal time", "time a step")  # fmt: skip
+    return ["## Ablations of Algorithm 1 on probes", _table(head, rows)] if rows else []
+
+
+def _criteria(arms: Mapping[str, Record]) -> list[str]:
+    """In how many seeds each certificate holds, and how far from it the others are."""
+    found = {name: record["certificates"] for name, record in arms.items() if
+             "certificates" in record}  # fmt: skip
+    if not found:
+        return []
+    names = list(next(iter(found.values()))[0])
+    rows = [
+        (arm, *(_certificate([one[name] for one in by_seed]) for name in names))
+        for arm, by_seed in found.items()
+    ]
+    words = (
+        "In how many seeds each criterion of the paper holds under the last-token loss, with the "
+        "mean margin of its worst inequality (negative: it fails by that much)."
+    )
+    return ["## Certificates", words, _table(("arm", *names), rows)]
+
+
+def _certificate(by_seed: Sequence[Record]) -> str:
+    held = sum(one["holds"] for one in by_seed)
+    vacuous = sum(one["vacuous"] for one in by_seed)
+    margins = [one["margin"] for one in by_seed if np.isfinite(one["margin"])]
+    margin = f", {digits(np.mean(margins))}" if margins else ""
+    return f"{held} of {len(by_seed)}{margin}" + (f", {vacuous} vacuous" if vacuous else "")
+
+
+def _interval(one: Interval | None) -> str:
+    return "" if one is None else f"{one.value:+.3f} ({one.low:+.3f} to {one.high:+.3f})"
+
+
+def _mean(values: Any) -> str:
+    return digits(np.mean(values))
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

@@ -1,0 +1,430 @@
+r"""The validation that section 4 of the paper asks for: small Transformers on retrieval, by seeds.
+
+Networks are trained here, so that anyone can run it. What comes out of each group of runs is plain
+numbers, by seed, which are kept as soon as they are there; comparisons are made of them
+afterwards (`compare_arms`), paired by seed.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Key
+
+from lim_jax._checks import require
+from lim_jax._resuming import each_once
+from lim_jax.cost.job import job_cost
+from lim_jax.density import Influence, adjoint_energies
+from lim_jax.grid import Regions, boundary_regions, token_grid
+from lim_jax.loss import last_token
+from lim_jax.studies.explanation import explain
+from lim_jax.studies.intervals import Interval, paired_interval
+from lim_jax.studies.remedies import (
+    ARMS,
+    PLAIN,
+    Arm,
+    Batches,
+    Evaluation,
+    balanced_on_probes,
+    evaluate,
+    in_the_middle,
+    train_further,
+)
+from lim_jax.studies.retrievers import (
+    ANSWER_LOSS,
+    MARGIN_LOSS,
+    Retrievers,
+    Setting,
+    asked,
+    draw,
+    examples_of_every_place,
+    train_retrievers,
+)
+from lim_jax.tasks.laws import uniform_law
+from lim_jax.tasks.prompts import Example
+from lim_jax.tasks.retrieval import KeyValueTask
+
+DELTA = 0.2
+LONGER = 5  # how many times the other arms' steps the plain one goes on for
+LONG = f"{PLAIN}, {LONGER} times as long"
+BASE = "16 records, depth 2"
+
+
+class Preset(NamedTuple):
+    """How much is run.
+
+    Attributes
+    ----------
+    settings
+        Networks by name; the arms train the first further.
+    arms
+        Names of `remedies.ARMS`; the first is the plain one.
+    variants
+        Ablations of Algorithm 1 on probes by name: the setting's name, and options of
+        `remedies.balanced_on_probes`.
+    seeds, stages, every
+        Of each network, and of each arm: evaluations, and steps between.
+    test
+        Examples of each gold place.
+    explained
+        Contexts of an explanation, for channels and certificates; none without.
+    """
+
+    settings: dict[str, Setting]
+    arms: tuple[str, ...]
+    variants: dict[str, tuple[str, dict[str, Any]]]
+    seeds: int
+    stages: int
+    every: int
+    test: int
+    explained: int
+
+
+def presets() -> dict[str, Preset]:
+    """What ``lim-jax study`` runs: `quick` in some three minutes, `full` in less than an hour."""
+    base = Setting()
+    lengths = {
+        f"{records} records, depth 2": base._replace(task=KeyValueTask(records))
+        for records in (8, 24)
+    }
+    depths = {f"16 records, depth {depth}": base._replace(depth=depth) for depth in (3, 4)}
+    earlier = {"16 records, depth 2, 700 steps": base._replace(steps=700)}
+    strengths = {f"strength {beta:g}": (BASE, {"strength": beta}) for beta in (0.1, 0.3, 10.0)}
+    others = {name: (name, {}) for name in (*earlier, *lengths, *depths)}
+    small = base._replace(task=KeyValueTask(8, 16, 8), steps=500)
+    return {
+        "quick": Preset(
+            {"8 records, depth 2": small}, (PLAIN, "importance weights", "Algorithm 1, probes"),
+            {}, seeds=3, stages=4, every=25, test=64, explained=0,
+        ),
+        "full": Preset(
+            {BASE: base, **earlier, **lengths, **depths}, tuple(ARMS),
+            {
+                **strengths,
+                **others,
+                "target raised in the middle": (BASE, {"target": "middle"}),
+                "16 probes a step": (BASE, {"probes": 16}),
+                "every 4th step": (BASE, {"every": 4}),
+            },
+            seeds=5, stages=4, every=100, test=128, explained=32,
+        ),
+    }  # fmt: skip
+
+
+def validate(
+    preset: Preset,
+    *,
+    seed: int = 0,
+    folder: Path | None = None,
+    progress: Callable[[list], Iterable] = iter,
+) -> dict[str, Any]:
+    """Run a preset; what it gives is plain numbers in lists and dictionaries.
+
+    Parameters
+    ----------
+    preset
+        Of `presets`, or another.
+    seed
+        Of the first network; the others count on.
+    folder
+        Where the networks and the results so far are kept: a run that was interrupted goes on from
+        them to the same numbers, times apart.
+    progress
+        Wraps the list of the groups' names, for example ``tqdm.tqdm``.
+
+    Returns
+    -------
+    results
+        ``"settings"``: by name, how each network was trained and what it is; ``"arms"`` and
+        ``"variants"``: by name, what came of training further; for each variant with its own
+        plain arm.
+
+    Raises
+    ------
+    ValueError
+        Where the first arm is not the plain one, or the folder is of another run.
+    """
+    require(
+        preset.arms[:1] == (PLAIN,),
+        "arms",
+        got=f"{preset.arms}",
+        expected=f"{PLAIN!r} at the first",
+        cure="The others are compared with it.",
+    )
+    runs = _groups(preset, seed, folder)
+    run = {"function": "validate", "version": version("lim_jax"), "seed": seed,
+           "preset": repr(preset)}  # fmt: skip
+    checkpoint = None if folder is None else folder / "study.json"
+    found = each_once(runs, checkpoint, run, progress)
+    kinds = {kind: {} for kind in ("settings", "arms", "variants")}
+    for name, result in found.items():
+        kind, _, key = name.partition(": ")
+        kinds[kind][key] = result
+    return {"seed": seed, "preset": _described(preset), **kinds}
+
+
+def _groups(preset: Preset, seed: int, folder: Path | None) -> dict[str, Callable[[], Any]]:
+    """Groups of runs by name. Networks are trained once, and kept for those that follow."""
+    keys = jax.random.split(jax.random.key(seed), preset.seeds)
+    kept: dict[str, Retrievers] = {}
+
+    def networks(name: str) -> Retrievers:
+        if name not in kept:
+            kept[name], _ = train_retrievers(
+                preset.settings[name], keys, checkpoint=_file(folder, name)
+            )
+        return kept[name]
+
+    def of_setting(name: str) -> dict[str, Any]:
+        setting = preset.settings[name]
+        return _setting_record(setting, networks(name), preset, jax.random.key(seed))
+
+    def of_arm(name: str, label: str, arm: Arm, stages: int, looks: int) -> dict[str, Any]:
+        run = _Run(preset.settings[name], preset, jax.random.fold_in(keys[0], 7))
+        return run.record(networks(name), arm, stages, looks, _file(folder, label))
+
+    def of_variant(setting: str, label: str, arm: Arm) -> Callable[[], dict[str, Any]]:
+        return partial(of_arm, setting, f"variant {label}", arm, preset.stages, 0)
+
+    base = next(iter(preset.settings))
+    runs: dict[str, Callable[[], Any]] = {
+        f"settings: {name}": partial(of_setting, name) for name in preset.settings
+    }
+    # The longer run is the plain one, taken up where it ended.
+    stages = {**dict.fromkeys(preset.arms, preset.stages), LONG: LONGER * preset.stages}
+    for name, count in stages.items():
+        label = PLAIN if name == LONG else name
+        arm = ARMS[label](preset.settings[base])
+        runs[f"arms: {name}"] = partial(of_arm, base, label, arm, count, preset.explained)
+    for name, (setting, options) in preset.variants.items():
+        arm = balanced_on_probes(preset.settings[setting], **options)
+        runs[f"variants: {name}"] = of_variant(setting, name, arm)
+        if setting != base:
+            arm, label = ARMS[PLAIN](preset.settings[setting]), f"{name}, {PLAIN}"
+            runs[f"variants: {label}"] = of_variant(setting, label, arm)
+    return runs
+
+
+class _Run(NamedTuple):
+    """An arm on a setting."""
+
+    setting: Setting
+    preset: Preset
+    key: Key[Array, ""]
+
+    def record(
+        self, models: Retrievers, arm: Arm, stages: int, explained: int, checkpoint: Path | None
+    ) -> dict[str, Any]:
+        of_test, of_batches, of_rest = jax.random.split(self.key, 3)
+        test = examples_of_every_place(self.setting, self.preset.test, key=of_test)
+        before = evaluate(self.setting, test, jax.random.fold_in(of_batches, 1), models)
+        trained, found = train_further(
+            arm, self.setting, models, of_batches, test,
+            stages=stages, every=self.preset.every, checkpoint=checkpoint,
+        )  # fmt: skip
+        return {
+            "steps": [self.preset.every * stage for stage in range(stages + 1)],
+            "seconds_per_step": float(np.median(np.asarray(found.seconds))) / self.preset.every,
+            **_cost(arm, self.setting, models, of_rest),
+            **_course(before, found),
+            **influence_record(self.setting, trained, test),
+            **_explained(self.setting, trained, explained, of_rest),
+        }
+
+
+def _course(before: Evaluation, found: Evaluation) -> dict[str, Any]:
+    """The evaluations, with that before the first step in front: by stage, then by seed."""
+    joined = jax.tree.map(
+        lambda first, rest: np.concatenate([np.asarray(first)[None], np.asarray(rest)]),
+        (before.scores, before.risk, before.discrepancy),
+        (found.scores, found.risk, found.discrepancy),
+    )
+    scores, risk, discrepancy = joined
+    return {
+        "accuracy": scores.accuracy.tolist(),
+        "margin": scores.margin[-1].tolist(),
+        "cross_entropy": scores.cross_entropy[-1].tolist(),
+        "risk": risk.tolist(),
+        "discrepancy": discrepancy.tolist(),
+    }
+
+
+def _cost(arm: Arm, setting: Setting, models: Retrievers, key: Key[Array, ""]) -> dict[str, Any]:
+    """Operations and temporary memory of one seed's gradient."""
+    model = jax.tree.map(lambda leaf: leaf[0] if eqx.is_array(leaf) else leaf, models)
+    uniform = uniform_law(setting.task.records)
+    batches = Batches(
+        draw(setting, setting.gold_law, key=key), draw(setting, uniform, key=key),
+        jnp.zeros((), int), key,
+    )  # fmt: skip
+    cost = job_cost(arm.gradient, model, arm.memory, batches)
+    return {"operations": cost.operations, "temporary_bytes": cost.temporary}
+
+
+def _setting_record(
+    setting: Setting, models: Retrievers, preset: Preset, key: Key[Array, ""]
+) -> dict[str, Any]:
+    of_test, of_risk, of_rest = jax.random.split(key, 3)
+    test = examples_of_every_place(setting, preset.test, key=of_test)
+    found = evaluate(setting, test, of_risk, models)
+    return {
+        **{name: np.asarray(part).tolist() for name, part in found.scores._asdict().items()},
+        "risk": found.risk.tolist(),
+        **influence_record(setting, models, test),
+        **_explained(setting, models, preset.explained, of_rest),
+    }
+
+
+def influence_record(setting: Setting, models: Retrievers, test: Example) -> dict[str, Any]:
+    """LIM and Z by seed, and the density of records, of the answers' cross-entropy and margin.
+
+    The place that asks is left out of regions and records: it is most of the influence, whatever
+    the others do. Of a record the density is relative to the mean over records.
+    """
+    grid = token_grid(setting.task.length)
+    regions = boundary_regions(grid, DELTA).without([grid.size - 1])
+    parts: dict[str, Any] = {}
+    for name, loss in (("answer", ANSWER_LOSS), ("margin", MARGIN_LOSS)):
+        found = _influences(loss, models, test, regions)
+        of_records = found.energy[:, :-1].reshape(len(found.energy), -1, 2).sum(axis=2)
+        parts |= {
+            f"{name}_lim": jax.vmap(lambda one: one.indices().lim)(found).tolist(),
+            f"{name}_total": jax.vmap(lambda one: one.total)(found).tolist(),
+            f"{name}_records": (of_records / of_records.mean(axis=1, keepdims=True)).tolist(),
+        }
+    return parts
+
+
+@eqx.filter_jit
+def _influences(loss: Any, models: Retrievers, test: Example, regions: Regions) -> Influence:
+    """Of every seed, along a leading axis."""
+
+    def of_one(model: Retrievers) -> Influence:
+        energies = adjoint_energies(loss, model, asked(test), regions.grid)
+        return Influence.from_energies(energies, regions)
+
+    return eqx.filter_vmap(of_one)(models)
+
+
+def _explained(
+    setting: Setting, models: Retrievers, count: int, key: Key[Array, ""]
+) -> dict[str, Any]:
+    """Channel energies over the regions and certificates, by seed; nothing where none is asked."""
+    if count == 0:
+        return {}
+    of_batch, of_norms = jax.random.split(key)
+    batch = setting._replace(batch=count)
+    windows = draw(batch, uniform_law(setting.task.records), key=of_batch).window
+    grid = token_grid(setting.task.length)
+    regions, asks = boundary_regions(grid, DELTA), last_token(grid.size)
+    arrays, static = eqx.partition(models, eqx.is_array)
+    seeds = jax.tree.leaves(arrays)[0].shape[0]
+    channels, certificates = [], []
+    for number in range(seeds):
+        one = eqx.combine(jax.tree.map(lambda leaf: leaf[number], arrays), static)  # noqa: B023
+        found = explain(one, windows, asks, regions, key=of_norms)
+        channels.append(found.regional.energies.tolist())
+        certificates.append(
+            {
+                one.name: {
+                    "holds": one.holds, "margin": one.margin, "vacuous": bool(one.vacuous),
+                    "concluded": one.concluded,
+                }
+                for one in found.certificates
+            }
+        )  # fmt: skip
+    return {"channels": channels, "certificates": certificates}
+
+
+class Gain(NamedTuple):
+    """What an arm has over the plain one: paired by seed, 95 % by Student's t.
+
+    Attributes
+    ----------
+    accuracy, middle
+        Mean accuracy over gold places, and over those at neither edge, after as many steps.
+    middle_at_equal_time
+        The same in the middle, with the plain arm trained for as many seconds. None where it was
+        not trained for that long.
+    risk
+        Mean cross-entropy on the law of training.
+    lim
+        Of the answer's influence.
+    time
+        Seconds a step over those of the plain arm.
+    """
+
+    accuracy: Interval
+    middle: Interval
+    middle_at_equal_time: Interval | None
+    risk: Interval
+    lim: Interval
+    time: float
+
+
+def gain(
+    arm: Mapping[str, Any], plain: Mapping[str, Any], longer: Mapping[str, Any] | None = None
+) -> Gain:
+    """Compare an arm's record with the plain arm's, from the same networks.
+
+    Parameters
+    ----------
+    arm, plain
+        Entries of ``validate(...)["arms"]`` or ``["variants"]``, of as many steps.
+    longer
+        The plain arm trained on, for the comparison at equal time.
+    """
+    ours, theirs = (_last(record) for record in (arm, plain))
+    time = arm["seconds_per_step"] / plain["seconds_per_step"]
+    reached, at_time = arm["steps"][-1] * time, None
+    if longer is not None and reached <= longer["steps"][-1]:
+        course = np.array(in_the_middle(jnp.array(longer["accuracy"])))
+        there = np.array([np.interp(reached, longer["steps"], one) for one in course.T])
+        at_time = paired_interval(ours["middle"] - there)
+    apart = {name: paired_interval(ours[name] - theirs[name]) for name in ours}
+    return Gain(**apart, middle_at_equal_time=at_time, time=time)
+
+
+def _last(record: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """By seed, after the last step."""
+    accuracy = np.array(record["accuracy"][-1])
+    return {
+        "accuracy": accuracy.mean(axis=1),
+        "middle": np.array(in_the_middle(jnp.array(accuracy))),
+        "risk": np.array(record["risk"][-1]),
+        "lim": np.array(record["answer_lim"]),
+    }
+
+
+def compare_arms(results: Mapping[str, Any]) -> dict[str, Gain]:
+    """The gain of every arm and variant of ``validate``'s results, each over its own plain arm."""
+    arms, variants = results["arms"], results["variants"]
+    plain, longer = arms[PLAIN], arms[LONG]
+    gains = {
+        name: gain(arm, plain, longer) for name, arm in arms.items() if name not in (PLAIN, LONG)
+    }
+    for name, variant in variants.items():
+        own = variants.get(f"{name}, {PLAIN}")
+        if own is not None:
+            gains[name] = gain(variant, own)
+        elif not name.endswith(f", {PLAIN}"):
+            gains[name] = gain(variant, plain, longer)
+    return gains
+
+
+def _file(folder: Path | None, name: str) -> Path | None:
+    return None if folder is None else folder / f"{name.replace(', ', '-').replace(' ', '_')}.run"
+
+
+def _described(preset: Preset) -> dict[str, Any]:
+    settings = {
+        name: {**setting._asdict(), "task": setting.task._asdict()}
+        for name, setting in preset.settings.items()
+    }
+    return {**preset._asdict(), "settings": settings}
