@@ -201,7 +201,7 @@ def energy_stability(
 def recency_survival(
     terminal: Float[Array, "examples length width"],
     initial: Float[Array, "examples length width"],
-    amplification: Float[Array, " examples"],
+    amplification: Float[Array, "examples *layers"],
     regions: Regions,
 ) -> Certificate:
     r"""Survival of a right-heavy terminal covector (`prop:regional-recency-persistence`).
@@ -220,7 +220,8 @@ def recency_survival(
     terminal, initial
         :math:`P_T` and :math:`P_0` of every example.
     amplification
-        c of every example: either bound of `residual.amplification`.
+        c of every example: either bound of `residual.amplification`. Or its `products`, of which
+        the first is c: a criterion that cannot hold then says at which depth it could.
     regions
         On the covectors' grid.
 
@@ -231,13 +232,14 @@ def recency_survival(
     """
     require_concrete("terminal and initial", (terminal, initial))
     require_concrete("amplification", amplification, bounds=True)
-    stability = energy_stability(terminal, initial, amplification, regions)
+    later = amplification.reshape(len(amplification), -1)
+    stability = energy_stability(terminal, initial, later[:, 0], regions)
     before, after, change = (np.asarray(values, float) for values in stability)
     bound, contrast = float(change[2] + change[1]), float(before[2] - before[1])
     precision = jnp.result_type(terminal)
     _, middle, right = (float(size) for size in regions.weights.sum(axis=1))
     ceiling = math.sqrt(1 + middle / (right + middle)) - 1
-    least = float(amplification.min())
+    least = later.min(axis=0).tolist()
     heavy = compare("R_res > 0", before[2], before[1], precision)
     return Certificate(
         name="survival of recency",
@@ -258,18 +260,28 @@ def recency_survival(
         conclusion="influence averages more over the right than over the middle",
         measured=(compare("mean of I, right > middle", after[2], after[1], precision),),
         vacuous=""
-        if least < ceiling
-        else f"the layers may amplify too much: every c >= {least:.3g}, and the criterion cannot "
-        f"hold from c = {ceiling:.3g} on",
-        decisive="" if least < ceiling else _enough_damping(least, ceiling),
+        if least[0] < ceiling
+        else f"the layers may amplify too much: every c >= {least[0]:.3g}, and the criterion "
+        f"cannot hold from c = {ceiling:.3g} on",
+        decisive="" if least[0] < ceiling else _enough_damping(least, ceiling),
     )
 
 
-def _enough_damping(least: float, ceiling: float) -> str:
-    """At which depth or delta a recency that the layers amplify could be certified."""
+def _enough_damping(least: list[float], ceiling: float) -> str:
+    """At which depth or delta a recency that the layers amplify could be certified.
+
+    By the least c over examples of the layers from each on, as far as it is known.
+    """
     widest = math.sqrt(2) - 1  # the ceiling as delta tends to zero
-    found = f"of a later depth, whose layers have c < {ceiling:.3g}"
-    return found if least >= widest else f"{found}; or at a smaller delta (c < {widest:.3g} at 0)"
+    enough = [layers for layers, c in enumerate(least) if c < ceiling]
+    if enough:
+        found = f"{enough[0]} layers later, from where c >= {least[enough[0]]:.3g}"
+    elif len(least) > 1:
+        found = f"at no depth: the last layer alone has c >= {least[-1]:.3g}"
+    else:
+        found = f"of a later depth, whose layers have c < {ceiling:.3g}"
+    smaller = f"; or at a smaller delta (c < {widest:.3g} at 0)"
+    return found if least[0] >= widest else found + smaller
 
 
 def exact_characterisation(regional: RegionalChannels) -> Certificate:

@@ -246,10 +246,13 @@ class Amplification(NamedTuple):
         The paper's :math:`e^{T\Lambda} - 1` (`eq:residual-stability-bound`).
     product
         The sharper :math:`\prod_k (1 + \|B_k\|) - 1`.
+    products
+        The same of the layers from each on, for :math:`\|P_j - P_T\|`; the first is `product`.
     """
 
     exponential: Scalar
     product: Scalar
+    products: Float[Array, " layers"]
 
 
 def amplification(norms: NormBounds) -> Amplification:
@@ -264,9 +267,12 @@ def amplification(norms: NormBounds) -> Amplification:
     >>> found = amplification(NormBounds(sizes, sizes))
     >>> round(float(found.product), 3), round(float(found.exponential), 3)
     (2.0, 6.389)
+    >>> found.products.round(3).tolist()
+    [2.0, 1.0]
     """
     sizes = norms.upper
-    return Amplification(jnp.expm1(sizes.shape[0] * sizes.max()), jnp.expm1(jnp.log1p(sizes).sum()))
+    products = jnp.expm1(jnp.cumsum(jnp.log1p(sizes)[::-1])[::-1])
+    return Amplification(jnp.expm1(sizes.shape[0] * sizes.max()), products[0], products)
 
 
 def _interaction(

@@ -98,7 +98,8 @@ def read_contexts(data: Path, model: Path, asked: Asked, max_length: int) -> lis
         ) from error
     if data.suffix != ".jsonl":
         return _cut(encode_text(content, read), data, asked, max_length)
-    lines = [(n, line) for n, line in enumerate(content.splitlines(), 1) if line.strip()]
+    # Texts may hold characters that str.splitlines takes for the end of a line.
+    lines = [(n, line) for n, line in enumerate(content.split("\n"), 1) if line.strip()]
     empty = "Each line is an object with text, or with prompt and answer."
     require(bool(lines), "data", got=f"{data} without a line", expected="some", cure=empty)
     return [_of_line(line, read, asked, max_length, f"{data}, line {n}") for n, line in lines]

@@ -46,11 +46,15 @@ def read_tokenizer(path: Path | str) -> Any:
         cure="It belongs beside the weights.",
     )
     try:
-        return tokenizers.Tokenizer.from_file(str(file))
+        found = tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # the package raises nothing narrower
         raise ValueError(
             f"tokenizer: got {file}, which is broken ({error}), expected a {FILE}. {CURE}"
         ) from error
+    # A publisher's own length is for its batches: here nothing is cut or filled up unasked.
+    found.no_truncation()
+    found.no_padding()
+    return found
 
 
 def ids_of_text(text: str, path: Path | str) -> Int[Array, " ids"]:

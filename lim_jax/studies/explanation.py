@@ -266,7 +266,7 @@ class _Measured(NamedTuple):
     vectors: Float[Array, "examples 3 length width"]
     initial: Float[Array, "examples length width"]
     terminal: Float[Array, "examples length width"]
-    amplification: Float[Array, " examples"]
+    amplification: Float[Array, "examples layers"]
     relative_energies: Float[Array, "examples 3 length"]
     hop_energies: Float[Array, "examples hops length"]
     head_energies: Float[Array, "examples layers heads"]
@@ -297,7 +297,7 @@ def _measure(
             vectors,
             ledger.covectors[depth],
             ledger.covectors[-1],
-            amplification(norms).product,
+            amplification(norms).products,
             relative_energies(vectors, states[depth], grid),
             parts.hop_energies,
             parts.head_energies,

@@ -245,6 +245,26 @@ def test_the_ceiling_of_recency_is_the_papers():
         assert certificate.holds is not vacuous
 
 
+@pytest.mark.parametrize(
+    "later, says",
+    [
+        ([[9.0, 0.5, 0.25], [8.0, 0.4, 0.27]], "2 layers later, from where c >= 0.25"),
+        ([[9.0, 0.27, 0.1], [8.0, 0.5, 0.4]], "1 layers later, from where c >= 0.27"),
+        ([[9.0, 4.0], [8.0, 3.0]], "at no depth: the last layer alone has c >= 3"),
+        ([[9.0], [8.0]], "of a later depth, whose layers have c < 0.323"),
+        ([[0.4, 0.3]], "1 layers later, from where c >= 0.3; or at a smaller delta"),
+    ],
+)
+def test_a_vacuous_recency_says_from_which_depth_it_could_decide(later, says):
+    """The ceiling is c = sqrt(7/4) - 1 = 0.323 at delta = 0.2; one example below it suffices."""
+    later = np.array(later)
+    spikes = np.broadcast_to(np.eye(LENGTH)[None, :, -1:], (len(later), LENGTH, 1))
+    found = criteria.recency_survival(*map(jax.device_put, (spikes, spikes, later)), REGIONS)
+    first = criteria.recency_survival(*map(jax.device_put, (spikes, spikes, later[:, 0])), REGIONS)
+    assert found.vacuous and found.decisive.startswith(says)
+    assert found.inequalities == first.inequalities and found.vacuous == first.vacuous
+
+
 def products(*energies, cross=0.0):
     """Regions with given channel energies (residual, cone, local), one example."""
     found = [np.diag(row) + cross * (1 - np.eye(3)) for row in energies]

@@ -115,6 +115,8 @@ def test_norms_enclose_the_largest_singular_values_and_bound_the_adjoint(step):
     assert (norms.upper < 1.06 * exact).all()
     product = np.prod(1 + norms.upper) - 1
     np.testing.assert_allclose(bounds.product, product, rtol=1e-12)
+    later = [np.prod(1 + norms.upper[layer:]) - 1 for layer in range(3)]
+    np.testing.assert_allclose(bounds.products, later, rtol=1e-12)
     np.testing.assert_allclose(bounds.exponential, np.expm1(3 * max(norms.upper)), rtol=1e-12)
     assert ratio < bounds.product < bounds.exponential
 

@@ -102,6 +102,13 @@ def test_tokens_of_parts_of_a_character_spell_the_text_once(tmp_path):
     assert found.spans[0].places.tolist() == [4, 5, 6]
 
 
+def test_a_line_ends_where_json_lines_do(tmp_path, letters):
+    """At a line feed only: strings may hold what Python too takes for the end of a line."""
+    data = tmp_path / "data.jsonl"
+    data.write_text('{"text": "ab\u2028c\x85d"}\n{"text": "abc"}\r\n', encoding="utf-8")
+    assert len(read_contexts(data, letters, "next-token", 10)) == 2
+
+
 @pytest.mark.parametrize(
     "line, message",
     [

@@ -66,6 +66,20 @@ def test_a_tokenizer_beside_a_file_goes_first(tmp_path):
     assert made.encode("1999").tokens == ["19", "9", "9"]
 
 
+def test_a_publishers_own_length_neither_cuts_nor_fills_up(tmp_path):
+    file = published(tmp_path, "gpt-2") / "tokenizer.json"
+    kept = json.loads(file.read_text()) | {
+        "truncation": {"direction": "Right", "max_length": 3, "strategy": "LongestFirst",
+                       "stride": 0},
+        "padding": {"strategy": {"Fixed": 9}, "direction": "Right", "pad_to_multiple_of": None,
+                    "pad_id": 0, "pad_type_id": 0, "pad_token": "<|end|>"},
+    }  # fmt: skip
+    file.write_text(json.dumps(kept))
+    found = models.read_tokenizer(tmp_path)
+    assert found.encode("the an the an").tokens == ["the", "Ġ", "an", "Ġthe", "Ġ", "an"]
+    assert found.encode("the").tokens == ["the"]
+
+
 def test_what_is_no_tokenizer_is_refused(tmp_path):
     with pytest.raises(ValueError, match="a tokenizer of 'gpt2' with 'tekken', expected gpt2 with"):
         models.read_tokenizer(write(tmp_path / "model.gguf", "tekken"))
