@@ -4,6 +4,8 @@ from . import explanation as explanation
 from . import gallery as gallery
 from . import intervals as intervals
 from . import paper as paper
+from . import prediction as prediction
+from . import prompted as prompted
 from . import remedies as remedies
 from . import retrievers as retrievers
 from . import validation as validation
@@ -59,6 +61,17 @@ from .paper import summary as summary
 from .paper import table_row as table_row
 from .paper import terminal_covector as terminal_covector
 from .paper import trace_density as trace_density
+from .prediction import Prediction as Prediction
+from .prediction import RecordScores as RecordScores
+from .prediction import predict as predict
+from .prediction import prediction_table as prediction_table
+from .prediction import record_scores as record_scores
+from .prompted import Answers as Answers
+from .prompted import PromptSetting as PromptSetting
+from .prompted import PromptedStudy as PromptedStudy
+from .prompted import answers as answers
+from .prompted import ask_prompts as ask_prompts
+from .prompted import prompted_study as prompted_study
 from .remedies import Arm as Arm
 from .remedies import Batches as Batches
 from .remedies import Evaluation as Evaluation

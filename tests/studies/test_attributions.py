@@ -58,7 +58,7 @@ def found():
 
 
 def by_record(tokens):
-    return np.array([tokens[record == RECORDS].sum() for record in range(3)])
+    return np.array([tokens[RECORDS == record].sum() for record in range(3)])
 
 
 def test_of_a_linear_loss_all_attributions_are_its_terms(found):
@@ -82,7 +82,7 @@ def test_of_a_quadratic_loss_they_are_its_gradients_where_they_look(found):
         return x.ravel() @ QUADRATIC @ x.ravel()
 
     halfway = (X + BASELINE) / 2
-    without = [np.where((record == RECORDS)[:, None], BASELINE, X) for record in range(3)]
+    without = [np.where((RECORDS == record)[:, None], BASELINE, X) for record in range(3)]
     expected = {
         "gradient times input": (X * gradient(X)).sum(axis=1),
         "integrated": ((X - BASELINE) * gradient(halfway)).sum(axis=1),
