@@ -55,7 +55,7 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: place.get(item.path.stem, len(DEAREST)))
 
 
-MEMORY_MAPS, HELD = Path("/proc/self/maps"), 30_000
+MEMORY_MAPS, HELD = Path("/proc/self/maps"), 50_000
 
 
 @pytest.fixture(autouse=True, scope="module")

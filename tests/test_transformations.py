@@ -243,7 +243,7 @@ def test_second_derivatives_in_the_input():
 
 def test_a_mixed_derivative_by_one_jvp_of_the_parameter_gradient():
     """Forward over reverse along an input tangent c gives the gradient of <c, P_0>."""
-    params, c = on_host((network(lim.split), random_states(6, LENGTH, WIDTH)))
+    params, c = on_host((network(lim.euler), random_states(6, LENGTH, WIDTH)))
     along_c = nowhere(params), np.stack([BATCH * c, nowhere(c)])
     mixed = grad_and_jvp_of_grad("loss", (params, X), along_c)[1]
     expected = grad_of_grad("loss", (params, X), along_c)

@@ -41,7 +41,7 @@ def network(step):
 def continuous():
     return lim.ContinuousFlow(
         LayerwiseControl(network(lim.euler).layers),
-        solver=diffrax.Heun(),
+        solver=diffrax.Euler(),
         stepsize_controller=diffrax.ConstantStepSize(),
         adjoint=diffrax.DirectAdjoint(),
         first_step=0.25,
