@@ -1,12 +1,13 @@
-"""The study of the remedies on networks that retrieve, from a terminal."""
+"""The study of influence, retrieval and the remedies, from a terminal."""
 
-import shutil
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
-from lim_jax import plots, report, studies
+from lim_jax import models, plots, report, studies
 from lim_jax._checks import require
 from lim_jax.cli.folder import UNFINISHED, run_folder, save_figure, write_json
 
@@ -14,6 +15,9 @@ from lim_jax.cli.folder import UNFINISHED, run_folder, save_figure, write_json
 def study(
     quick: bool = False,
     full: bool = False,
+    model: Path | None = None,
+    prompts: int = 500,
+    records: tuple[int, ...] = (10, 20),
     seed: int = 0,
     out: Path = Path("study"),
     overwrite: bool = False,
@@ -27,28 +31,35 @@ def study(
     finished.
 
     Args:
-        quick: One network of 8 records, 3 seeds and 3 arms: some three minutes on two cores.
-            This is what is run without a choice.
-        full: Five networks, 5 seeds, all arms, ablations, channels and certificates: less than an
-            hour on two cores.
+        quick: One network of 8 records, 3 seeds and 3 arms: some three minutes on two cores. This
+            is what is run without a choice.
+        full: Six networks, 5 seeds, all arms, ablations, channels and certificates: about an hour
+            on two cores.
+        model: A folder of weights as published, or a GGUF file: asks it for values of keys in
+            text, and nothing is trained. Writes prompted.json, prompted.md and figures.
+        prompts: How many the model is asked for each number of records, a multiple of them.
+        records: Key-value pairs in a prompt.
         seed: Of the first network.
         out: The folder to write to.
         overwrite: Write over what is in the folder. Without, it must be empty, or of this run.
     """
     require(
-        not (quick and full),
-        "quick and full",
-        got="both",
-        expected="one of them, or neither",
-        cure="--full runs more of the same.",
+        sum((quick, full, model is not None)) <= 1,
+        "quick, full and model",
+        got="more than one",
+        expected="one of them, or none",
+        cure="Each is a study of its own: take two folders.",
     )
-    arguments = {"full": full, "seed": seed}
-    with run_folder(out, "study", arguments, overwrite=overwrite) as folder:
-        unfinished = folder / UNFINISHED
+    if model is not None:
+        arguments = {"model": model, "prompts": prompts, "records": records}
+        with run_folder(out, "study", arguments, overwrite=overwrite) as folder:
+            _of_model(model, prompts, records, folder)
+        return 0
+    with run_folder(out, "study", {"full": full, "seed": seed}, overwrite=overwrite) as folder:
         results = studies.validate(
             studies.presets()["full" if full else "quick"],
             seed=seed,
-            folder=unfinished,
+            folder=folder / UNFINISHED,
             progress=partial(tqdm, desc="study", unit="run"),
         )
         write_json(folder / "study.json", results)
@@ -57,11 +68,38 @@ def study(
         (folder / "study.md").write_text(page, encoding="utf-8")
         print(page.split("\n\n")[1].strip("*"))
         print(f"Wrote study.json, study.md and {len(names)} figures to {folder}.")
-        shutil.rmtree(unfinished, ignore_errors=True)
     return 0
 
 
-def _draw(results: dict, folder: Path) -> list[str]:
+def _of_model(model: Path, prompts: int, records: Sequence[int], folder: Path) -> None:
+    """Ask a published model."""
+    settings = {
+        f"{count} records": studies.PromptSetting(records=count, prompts=prompts)
+        for count in records
+    }
+    network, tokenizer = models.load(model), models.read_tokenizer(model)
+    found, names = {}, []
+    for name, setting in settings.items():
+        answers = studies.ask_prompts(
+            network,
+            tokenizer,
+            setting,
+            checkpoint=folder / UNFINISHED / f"{setting.records}.jsonl",
+            progress=partial(tqdm, desc=name, unit="prompt"),
+        )
+        result = studies.prompted_study(answers)
+        found[name] = {"prompts": prompts, **result.record()}
+        names.append(f"prompted_{setting.records}")
+        title = f"{model.stem}, {name}, n = {prompts}"
+        save_figure(plots.prompted_records(result, title), folder, names[-1])
+    write_json(folder / "prompted.json", found)
+    page = report.prompted_page(found, model.stem, [f"{name}.png" for name in names])
+    (folder / "prompted.md").write_text(page, encoding="utf-8")
+    print(page)
+    print(f"Wrote prompted.json, prompted.md and {len(names)} figures to {folder}.")
+
+
+def _draw(results: dict[str, Any], folder: Path) -> list[str]:
     arms, gains = results["arms"], studies.compare_arms(results)
     name = next(iter(results["settings"]))
     figures = {

@@ -32,3 +32,4 @@ from .validation import accuracy_by_place as accuracy_by_place
 from .validation import gains_of_arms as gains_of_arms
 from .validation import influence_by_record as influence_by_record
 from .validation import middle_against_time as middle_against_time
+from .validation import prompted_records as prompted_records

@@ -8,7 +8,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from lim_jax.plots.drawing import COLOURS, legend_below, line_style, new_figure
-from lim_jax.studies.validation import LONG, PLAIN, Gain
+from lim_jax.probes import Estimate
+from lim_jax.studies.prompted import PromptedStudy
+from lim_jax.studies.remedies import PLAIN
+from lim_jax.studies.validation import LONG, Gain
 
 PLACE = "place of the record that is asked for"
 ACROSS = 3  # panels in a row
@@ -63,7 +66,7 @@ def middle_against_time(arms: Mapping[str, Record], title: str) -> Figure:
         quarter = values.shape[2] // 4
         middle = values[:, :, quarter : values.shape[2] - quarter].mean(axis=(1, 2))
         seconds = np.array(record["steps"]) * record["seconds_per_step"]
-        style = {"color": "black", "linestyle": "-"} if name == LONG else line_style(index)
+        style: dict[str, Any] = {"color": "black"} if name == LONG else line_style(index)
         axes.plot(seconds, middle, label=name, **style)
     legend_below(figure, columns=3)
     return figure
@@ -91,6 +94,32 @@ def gains_of_arms(gains: Mapping[str, Gain], title: str) -> Figure:
     axes.spines[["top", "right"]].set_visible(False)
     legend_below(figure)
     return figure
+
+
+def prompted_records(found: PromptedStudy, title: str) -> Figure:
+    """Draw what a published model makes of each record: influence above, accuracy below."""
+    figure = Figure(figsize=(7, 5), dpi=150, layout="constrained")
+    upper, lower = figure.subplots(2, sharex=True)
+    shown = [name for name in found.profile if "influence" in name]
+    for index, name in enumerate(shown):
+        _with_errors(upper, found.profile[name], name, index)
+    _with_errors(lower, found.scores["accuracy"], "accuracy, greedy decoding", 0)
+    upper.set_ylabel("influence by record (1 = uniform)", fontsize=8)
+    lower.set_ylabel("accuracy (share)", fontsize=8)
+    lower.set_xlabel("record, or place of the record that is asked for", fontsize=8)
+    upper.set_title(title, fontsize=10, wrap=True)
+    for axes in (upper, lower):
+        axes.set_ylim(bottom=0)
+        axes.spines[["top", "right"]].set_visible(False)
+    legend_below(figure, columns=2)
+    return figure
+
+
+def _with_errors(axes: Axes, found: Estimate, label: str, index: int) -> None:
+    """Two standard errors to either side."""
+    value, error = np.asarray(found.value), np.asarray(found.error)
+    places = np.arange(1, len(value) + 1)
+    axes.errorbar(places, value, yerr=2 * error, capsize=2, label=label, **line_style(index))
 
 
 def _panels(count: int, title: str) -> tuple[Figure, list[Axes]]:

@@ -11,6 +11,7 @@ from .charts import share_chart as share_chart
 from .charts import short as short
 from .findings import findings_page as findings_page
 from .findings import found_in_a_line as found_in_a_line
+from .findings import prompted_page as prompted_page
 from .page import require_page_packages as require_page_packages
 from .page import write_page as write_page
 from .shades import Shading as Shading

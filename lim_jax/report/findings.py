@@ -5,10 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from lim_jax.report.wording import digits
+from lim_jax.report.wording import digits, with_error
 from lim_jax.studies.intervals import Interval
-from lim_jax.studies.remedies import ANSWERS
-from lim_jax.studies.validation import PLAIN, Gain, compare_arms
+from lim_jax.studies.prediction import AT_GOLD, PROFILE, SCORES
+from lim_jax.studies.remedies import ANSWERS, PLAIN
+from lim_jax.studies.validation import Gain, compare_arms
 
 Record = Mapping[str, Any]
 CHANNELS = ("residual", "cone", "local")
@@ -29,6 +30,7 @@ def findings_page(results: Record, figures: Sequence[str] = ()) -> str:
         "# Does it matter? Influence, retrieval and the remedies",
         found_in_a_line({name: gain for name, gain in gains.items() if name in results["arms"]}),
         _what_was_run(results["preset"]),
+        *_predictions(results["predictions"]),
         "## Do the remedies lift the middle?",
         _arms_table(results["arms"], gains),
         ARMS_NOTE,
@@ -46,6 +48,17 @@ ARMS_NOTE = (
     "The middle is every record but the first and the last quarter. Risk is the cross-entropy on "
     "the law of training; LIM is of the answer's influence, the place that asks left out. Memory "
     "is what one seed's gradient takes beside the network and the batch."
+)
+
+
+PREDICTIONS_NOTE = (
+    "Spearman's rank correlation, over the records of a context, of each attribution with accuracy "
+    "at that gold place: the mean over seeds with its bootstrap interval. The profile is over "
+    "examples of all gold places; at the gold record it is that of the record that is asked for."
+)
+PROMPTED_NOTE = (
+    "Key-value prompts with every gold place in turn; an answer is right where greedy decoding "
+    "gives it whole. Errors are standard errors over rounds of prompts, intervals the bootstrap's."
 )
 
 
@@ -92,6 +105,67 @@ def _what_was_run(preset: Record) -> str:
         f"{preset['stages'] * preset['every']} steps more. {preset['seeds']} seeds, "
         f"{preset['test']} test contexts for each gold place."
     )
+
+
+def _predictions(by_setting: Mapping[str, Sequence[Record]]) -> list[str]:
+    """Rank correlations with accuracy over the records, an attribution in each row."""
+    parts = ["## Does influence predict retrieval?", PREDICTIONS_NOTE]
+    for of in (PROFILE, AT_GOLD):
+        chosen = {
+            name: [one for one in found if one["of"] == of and one["score"] == SCORES[0]]
+            for name, found in by_setting.items()
+        }
+        names = [one["attribution"] for one in next(iter(chosen.values()))]
+        rows = [
+            (name, *(_correlation(found[row]) for found in chosen.values()))
+            for row, name in enumerate(names)
+        ]
+        parts.append(_table((of, *chosen), rows))
+    return parts
+
+
+def _correlation(prediction: Record) -> str:
+    if prediction["interval"]["value"] is None or np.isnan(prediction["interval"]["value"]):
+        return "constant"
+    fewer = f", {prediction['left_out']} constant" if prediction["left_out"] else ""
+    value, low, high = (prediction["interval"][name] for name in Interval._fields)
+    return f"{value:+.2f} ({low:+.2f} to {high:+.2f}){fewer}"
+
+
+def prompted_page(found: Mapping[str, Record], model: str, figures: Sequence[str] = ()) -> str:
+    """Lay out what a published model makes of prompts.
+
+    Parameters
+    ----------
+    found
+        By name of the setting, ``prompted_study(...).record()`` with ``"prompts"`` beside it.
+    model
+        Its name.
+    figures
+        Files of figures, which stand at the end.
+    """
+    parts = [f"# Does influence predict what {model} retrieves?", PROMPTED_NOTE]
+    for name, one in found.items():
+        parts += [f"## {name}, {one['prompts']} prompts", _by_place(one), _rank_table(one)]
+    return "\n\n".join([*parts, *(f"![{name}]({name})" for name in figures)]) + "\n"
+
+
+def _by_place(found: Record) -> str:
+    shown = {
+        "accuracy": found["scores"]["accuracy"],
+        **{name: found["profile"][name] for name in found["profile"]},
+    }
+    places = range(1, len(next(iter(shown.values()))["value"]) + 1)
+    rows = [(name, *map(with_error, one["value"], one["error"])) for name, one in shown.items()]
+    return _table(("by record", *map(str, places)), rows)
+
+
+def _rank_table(found: Record) -> str:
+    names = dict.fromkeys(one["attribution"] for one in found["predictions"])
+    columns = [(of, score) for of in (PROFILE, AT_GOLD) for score in SCORES]
+    by_key = {(one["attribution"], one["of"], one["score"]): one for one in found["predictions"]}
+    rows = [(name, *(_correlation(by_key[name, *key]) for key in columns)) for name in names]
+    return _table(("rank correlation", *(f"{of}, {score}" for of, score in columns)), rows)
 
 
 def _arms_table(arms: Mapping[str, Record], gains: Mapping[str, Gain]) -> str:

@@ -67,8 +67,8 @@ from .prediction import predict as predict
 from .prediction import prediction_table as prediction_table
 from .prediction import record_scores as record_scores
 from .prompted import Answers as Answers
-from .prompted import PromptSetting as PromptSetting
 from .prompted import PromptedStudy as PromptedStudy
+from .prompted import PromptSetting as PromptSetting
 from .prompted import answers as answers
 from .prompted import ask_prompts as ask_prompts
 from .prompted import prompted_study as prompted_study

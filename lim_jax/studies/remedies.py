@@ -49,7 +49,7 @@ from lim_jax.training.observing import observability_objective
 from lim_jax.training.reweighting import importance_weights, reweight_positions
 
 Scalar = Float[Array, ""]
-Gradient = Callable[[CausalLM, PyTree, "Batches"], tuple[CausalLM, PyTree]]
+Gradient = Callable[[CausalLM, PyTree, "Batches"], tuple[PyTree, PyTree]]
 UNTIL = 1.0  # the norm to which a penalty's own gradient is clipped
 RATE = 1e-3
 
@@ -61,15 +61,15 @@ class Batches(NamedTuple):
     ----------
     training, probes
         Examples of the training law, and of the uniform one.
-    index
-        Of the step.
+    step
+        Its number.
     key
         For what else an arm draws.
     """
 
     training: Example
     probes: Example
-    index: Int[Array, ""]
+    step: Int[Array, ""]
     key: Key[Array, ""]
 
 
@@ -154,7 +154,7 @@ def reweighted(setting: Setting, *, every: int = 10, rate: float = 0.5) -> Arm:
 
     def gradient(model, weights, batches):
         weights = jax.lax.cond(
-            batches.index % every == 0,
+            batches.step % every == 0,
             lambda weights: reweigh(model, weights, batches.training),
             lambda weights: weights,
             weights,
@@ -213,7 +213,7 @@ def balanced_on_probes(
         risk = _risk_gradient(model, batches.training)
         if every == 1:
             return _added(risk, of_penalty(model)), memory
-        looked = batches.index % every == 0
+        looked = batches.step % every == 0
         arrays, rest = eqx.partition(model, eqx.is_array)
         found = jax.lax.cond(
             looked,
@@ -396,7 +396,8 @@ def evaluate(
     def of_one(model: CausalLM) -> tuple[PlaceScores, Scalar, Scalar]:
         return scores_by_place(model, test), retrieval_risk(model, risky), penalty(model, probes)
 
-    return Evaluation(*eqx.filter_vmap(of_one)(models), jnp.asarray(seconds))
+    scores, risk, discrepancy = eqx.filter_vmap(of_one)(models)
+    return Evaluation(scores, risk, discrepancy, jnp.asarray(seconds))
 
 
 def in_the_middle(values: Float[Array, "*shape records"]) -> Float[Array, "*shape"]:

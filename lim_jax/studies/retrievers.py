@@ -97,11 +97,10 @@ def asked(examples: Example) -> tuple[Int[Array, "examples length"], Queries]:
     >>> ids.shape, y.places.tolist(), bool(y.targets[0, 0] == examples.window[0, -1])
     ((1, 5), [[4]], True)
     """
-    ids = examples.window[:, :-1]
+    windows = jnp.asarray(examples.window)
+    ids = windows[:, :-1]
     count, length = ids.shape
-    return ids, Queries(
-        examples.window[:, -1:], jnp.ones((count, 1)), jnp.full((count, 1), length - 1)
-    )
+    return ids, Queries(windows[:, -1:], jnp.ones((count, 1)), jnp.full((count, 1), length - 1))
 
 
 def retrieval_risk(model: CausalLM, examples: Example, weights: Array | None = None) -> Scalar:
@@ -193,7 +192,7 @@ def scores_by_place(model: CausalLM, examples: Example) -> PlaceScores:
         there (`tasks.every_place`), else its scores are NaN.
     """
     ids, y = asked(examples)
-    records = examples.records.shape[1] // 2
+    gold, records = jnp.asarray(examples.gold[:, 0]), examples.records.shape[1] // 2
 
     def judged(ids: Int[Array, " length"], y: Queries) -> tuple[Array, Array, Array]:
         logits = model.logits(ids)[-1:]
@@ -205,9 +204,7 @@ def scores_by_place(model: CausalLM, examples: Example) -> PlaceScores:
         )
         return right.astype(logits.dtype), *scores
 
-    return PlaceScores(
-        *(by_place(values, examples.gold[:, 0], records) for values in jax.vmap(judged)(ids, y))
-    )
+    return PlaceScores(*(by_place(values, gold, records) for values in jax.vmap(judged)(ids, y)))
 
 
 def by_place(

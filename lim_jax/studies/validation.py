@@ -25,6 +25,7 @@ from lim_jax.grid import Regions, boundary_regions, token_grid
 from lim_jax.loss import last_token
 from lim_jax.studies.explanation import explain
 from lim_jax.studies.intervals import Interval, paired_interval
+from lim_jax.studies.prediction import predict, record_scores
 from lim_jax.studies.remedies import (
     ARMS,
     PLAIN,
@@ -141,7 +142,8 @@ def validate(
     Returns
     -------
     results
-        ``"settings"``: by name, how each network was trained and what it is; ``"arms"`` and
+        ``"settings"`` and ``"predictions"``: by name, how well each network retrieves, what matters
+        to it, and how both go together (`prediction.Prediction`); ``"arms"`` and
         ``"variants"``: by name, what came of training further; for each variant with its own
         plain arm.
 
@@ -162,7 +164,7 @@ def validate(
            "preset": repr(preset)}  # fmt: skip
     checkpoint = None if folder is None else folder / "study.json"
     found = each_once(runs, checkpoint, run, progress)
-    kinds = {kind: {} for kind in ("settings", "arms", "variants")}
+    kinds = {kind: {} for kind in ("settings", "predictions", "arms", "variants")}
     for name, result in found.items():
         kind, _, key = name.partition(": ")
         kinds[kind][key] = result
@@ -185,6 +187,12 @@ def _groups(preset: Preset, seed: int, folder: Path | None) -> dict[str, Callabl
         setting = preset.settings[name]
         return _setting_record(setting, networks(name), preset, jax.random.key(seed))
 
+    def of_predictions(name: str) -> list[dict[str, Any]]:
+        setting, count = preset.settings[name], max(1, preset.test // 8)
+        examples = examples_of_every_place(setting, count, key=jax.random.key(seed))
+        judged = eqx.filter_vmap(record_scores, in_axes=(eqx.if_array(0), None))
+        return [one.record() for one in predict(judged(networks(name), examples))]
+
     def of_arm(name: str, label: str, arm: Arm, stages: int, looks: int) -> dict[str, Any]:
         run = _Run(preset.settings[name], preset, jax.random.fold_in(keys[0], 7))
         return run.record(networks(name), arm, stages, looks, _file(folder, label))
@@ -196,6 +204,8 @@ def _groups(preset: Preset, seed: int, folder: Path | None) -> dict[str, Callabl
     runs: dict[str, Callable[[], Any]] = {
         f"settings: {name}": partial(of_setting, name) for name in preset.settings
     }
+    for name in preset.settings:
+        runs[f"predictions: {name}"] = partial(of_predictions, name)
     # The longer run is the plain one, taken up where it ended.
     stages = {**dict.fromkeys(preset.arms, preset.stages), LONG: LONGER * preset.stages}
     for name, count in stages.items():
@@ -320,7 +330,8 @@ def _explained(
         return {}
     of_batch, of_norms = jax.random.split(key)
     batch = setting._replace(batch=count)
-    windows = draw(batch, uniform_law(setting.task.records), key=of_batch).window
+    law = uniform_law(setting.task.records)
+    windows = jnp.asarray(draw(batch, law, key=of_batch).window)
     grid = token_grid(setting.task.length)
     regions, asks = boundary_regions(grid, DELTA), last_token(grid.size)
     arrays, static = eqx.partition(models, eqx.is_array)
