@@ -22,6 +22,6 @@ def test_it_runs(notebook, monkeypatch):
     if notebook.stem == "remedies":  # before and after, on one pair of axes
         names = [str(line.get_label()) for line in shown[0][0].lines]
         assert [name.partition(" ±")[0] for name in names] == [
-            r"$\beta$ = 0.0", r"$\beta$ = 0.05", "uniform"
+            "no penalty", "positions", "regions", "uniform"
         ]  # fmt: skip
     plt.close("all")
