@@ -453,7 +453,7 @@ def _pools(setting: Setting) -> Float[Array, "records length"]:
 def _clipped(gradient: CausalLM, strength: Scalar | float) -> CausalLM:
     """A penalty's gradient times its strength, and then no longer than `UNTIL`."""
     scaled = jax.tree.map(lambda leaf: strength * leaf, gradient)
-    factor = jnp.minimum(1.0, UNTIL / (optax.global_norm(scaled) + 1e-12))
+    factor = jnp.minimum(1.0, UNTIL / (optax.tree.norm(scaled) + 1e-12))
     return jax.tree.map(lambda leaf: factor * leaf, scaled)
 
 

@@ -1,0 +1,75 @@
+"""Results of a study, made by hand of unequal numbers: nothing is trained."""
+
+import numpy as np
+
+from lim_jax.studies.prediction import ATTRIBUTIONS, PROFILE, SCORES
+from lim_jax.studies.remedies import ANSWERS, PLAIN
+from lim_jax.studies.validation import LONG, LONGER, presets
+
+SEEDS, RECORDS, STAGES, EVERY = 3, 8, 2, 25
+
+
+def made_arm(seed, *, stages=STAGES, seconds=0.01, after=0.0, explained=True):
+    """Accuracy rises by stage; after the last it is `after` higher in the middle still."""
+    rng = np.random.default_rng(seed)
+    start = np.random.default_rng(0).uniform(0.1, 0.4, (SEEDS, RECORDS))
+    course = np.stack([start + 0.05 * stage for stage in range(stages + 1)])
+    course[-1, :, 2:6] += after
+    channels = rng.uniform(1, 2, (SEEDS, 3, 3))
+    verdicts = [
+        {"one of them": {"holds": index > 0, "margin": 1.5 + index, "vacuous": False,
+                         "concluded": True},
+         "another": {"holds": False, "margin": -2.0, "vacuous": True, "concluded": False}}
+        for index in range(SEEDS)
+    ]  # fmt: skip
+    found = {
+        "steps": [EVERY * stage for stage in range(stages + 1)],
+        "seconds_per_step": seconds,
+        "operations": 1000,
+        "temporary_bytes": 3 * 2**20,
+        "accuracy": course.tolist(),
+        "risk": rng.uniform(0.1, 0.2, (stages + 1, SEEDS)).tolist(),
+        "discrepancy": rng.uniform(0.1, 0.2, (stages + 1, SEEDS)).tolist(),
+        "answer_lim": rng.uniform(0, 1, SEEDS).tolist(),
+        "answer_total": rng.uniform(1, 2, SEEDS).tolist(),
+        "answer_records": rng.uniform(0.5, 1.5, (SEEDS, RECORDS)).tolist(),
+        "margin_records": rng.uniform(0.5, 1.5, (SEEDS, RECORDS)).tolist(),
+    }
+    return found | ({"channels": channels.tolist(), "certificates": verdicts} if explained else {})
+
+
+def made_predictions():
+    return [
+        {"attribution": name, "of": of, "score": score, "correlations": [0.1, None, 0.5],
+         "interval": {"value": 0.3 + row / 10, "low": 0.1, "high": 0.5}, "left_out": 1}
+        for row, name in enumerate(ATTRIBUTIONS)
+        for of in (PROFILE, "at the gold record")
+        for score in SCORES
+    ]  # fmt: skip
+
+
+def made_results():
+    quick = presets()["quick"]
+    setting = next(iter(quick.settings.values()))
+    described = {**setting._asdict(), "task": setting.task._asdict()}
+    arms = {
+        PLAIN: made_arm(1),
+        "Algorithm 1": made_arm(2, seconds=0.03, after=0.25),
+        ANSWERS: made_arm(3, seconds=0.02, after=0.5),
+        LONG: made_arm(4, stages=LONGER * STAGES),
+    }
+    scored = {"accuracy": arms[PLAIN]["accuracy"][0], **{
+        name: arms[PLAIN][name] for name in ("answer_records", "margin_records")
+    }}  # fmt: skip
+    return {
+        "seed": 0,
+        "preset": {**quick._asdict(), "settings": {"8 records": described}},
+        "settings": {"8 records": scored},
+        "predictions": {"8 records": made_predictions()},
+        "arms": arms,
+        "variants": {
+            "strength 3": made_arm(5, seconds=0.04, after=0.1, explained=False),
+            "deeper": made_arm(6, seconds=0.06, after=-0.1, explained=False),
+            f"deeper, {PLAIN}": made_arm(7, seconds=0.02, explained=False),
+        },
+    }
