@@ -81,6 +81,12 @@ def largest(losses, adjoints, power):
     return (losses**2).sum() + (adjoints**power).sum()
 
 
+def in_mixing(apart):
+    """One number of both gradients in the mixing, which the embedding moves too."""
+    _, gradients = apart
+    return weighed(gradients.risk["mixing"]) + 0.1 * weighed(gradients.penalty["mixing"])
+
+
 def in_two(batch):
     """A stream with a ragged end."""
     return [batch, jax.tree.map(lambda leaf: leaf[:1], batch)]
@@ -96,6 +102,7 @@ SCALARS = {
     "losses_and_adjoints": lambda *lpb: sum(map(weighed, losses_and_adjoints(*lpb, grid=GRID))),
     "influence_penalty": lambda *lpb: training.influence_penalty(*lpb, grid=GRID),
     "balanced_objective": lambda *lpb: training.balanced_objective(*lpb, grid=GRID, strength=2.0),
+    "balanced_gradients": lambda *lpb: in_mixing(training.balanced_gradients(*lpb, grid=GRID)),
     "constrained_objective": lambda *lpb: training.constrained_objective(
         *lpb, grid=GRID, limit=0.1, multiplier=1.0, stiffness=3.0
     ),
@@ -104,6 +111,9 @@ SCALARS = {
     )[0],
     "functional_of_adjoints": lambda *lpb: training.functional_of_adjoints(
         largest, *lpb, grid=GRID, options=4
+    ),
+    "gradients_apart": lambda *lpb: in_mixing(
+        training.gradients_apart(largest, *lpb, grid=GRID, options=4)
     ),
     "observability_objective": lambda f, p, b: training.observability_objective(
         f, observations, p, b, GRID, random_states(8, 1, WIDTH), strength=2.0, step=0.5

@@ -231,12 +231,12 @@ def test_a_stopped_gradient_is_zero():
 def test_an_average_of_energies_is_balanced_and_handed_on():
     """Value, average and gradient against a gradient of the gradient; no derivative of the aux."""
     params, previous = MODELS["bare"](), jnp.arange(1.0, 1.0 + LENGTH)
-    options = dict(strength=2.0, epsilon=0.0)
 
     def ours(params):
         return averaged_objective(
-            example_loss, params, (X, Y), GRID, previous=previous, memory=0.75, **options
-        )
+            example_loss, params, (X, Y), GRID, strength=2.0, epsilon=0.0, previous=previous,
+            memory=0.75,
+        )  # fmt: skip
 
     def nested(params):
         energy = 0.75 * previous + 0.25 * lim.influence(example_loss, params, (X, Y), GRID).energy
