@@ -81,9 +81,9 @@ def gains_of_arms(gains: Mapping[str, Gain], title: str) -> Figure:
         for index, (label, interval, shift) in enumerate(pairs):
             if interval is None:
                 continue
-            beyond = [[interval.value - interval.low], [interval.high - interval.value]]
+            value, low, high = map(float, interval)
             axes.errorbar(
-                interval.value, row + shift, xerr=beyond, fmt="os"[index],
+                value, row + shift, xerr=[[value - low], [high - value]], fmt="os"[index],
                 color=COLOURS[index], markersize=4, capsize=2, label=label,
             )  # fmt: skip
     axes.axvline(0, color="black", linewidth=0.8)

@@ -12,7 +12,7 @@ SEEDS, RECORDS, STAGES, EVERY = 3, 8, 2, 25
 def made_arm(seed, *, stages=STAGES, seconds=0.01, after=0.0, explained=True):
     """Accuracy rises by stage; after the last it is `after` higher in the middle still."""
     rng = np.random.default_rng(seed)
-    start = np.random.default_rng(0).uniform(0.1, 0.4, (SEEDS, RECORDS))
+    start = np.random.default_rng(0).uniform(0.1, 0.3, (SEEDS, RECORDS))
     course = np.stack([start + 0.05 * stage for stage in range(stages + 1)])
     course[-1, :, 2:6] += after
     channels = rng.uniform(1, 2, (SEEDS, 3, 3))
