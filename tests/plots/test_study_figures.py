@@ -66,7 +66,7 @@ def test_gains_have_their_intervals():
     assert first.get_label() == "equal steps"
     (point, _, (bar,)) = first.lines
     gain = gains["Algorithm 1"].middle
-    np.testing.assert_allclose(point.get_xdata(), [gain.value])
+    np.testing.assert_allclose(np.array(point.get_xdata(), float), [gain.value])
     np.testing.assert_allclose(bar.get_segments()[0][:, 0], [gain.low, gain.high])
     # The variant with a network of its own was not trained plainly for as long.
     assert len(axes.containers) == 2 * len(gains) - 1
