@@ -145,7 +145,7 @@ def occlusion(
         expected=f"{x.shape[0]}, one for each token",
         cure="Take the example's own.",
     )
-    numbers = jnp.arange(counted(count, "count"))
+    numbers = jnp.arange(counted(count, "count"), dtype=records.dtype)
 
     def without(number: Int[Array, ""]) -> Float[Array, ""]:
         return loss(params, jnp.where((records == number)[:, None], baseline, x), y)

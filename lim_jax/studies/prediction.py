@@ -216,7 +216,10 @@ def _prediction(
 
 
 def prediction_table(predictions: list[Prediction]) -> str:
-    """Lay out correlations, an attribution in each row, with their intervals."""
+    """Lay out correlations, an attribution in each row, with their intervals.
+
+    After them, with a minus, how many seeds were left out, where there are some.
+    """
     lines = []
     for of in (PROFILE, AT_GOLD):
         lines += [f"{of:38s}" + "".join(f"{score:>27s}" for score in SCORES)]
@@ -228,5 +231,7 @@ def prediction_table(predictions: list[Prediction]) -> str:
 
 def _spelt(prediction: Prediction) -> str:
     value, low, high = map(float, prediction.interval)
+    if np.isnan(value):
+        return "constant"
     fewer = f" -{prediction.left_out}" if prediction.left_out else ""
     return f"{value:+.2f} [{low:+.2f}, {high:+.2f}]{fewer}"

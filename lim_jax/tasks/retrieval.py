@@ -220,7 +220,7 @@ def record_weights(
     [[0.25, 0.0, 0.0, 0.0], [0.0, 0.25, 0.25, 0.0]]
     """
     require_indices(records, "records")
-    numbers = jnp.arange(counted(count, "count"))
+    numbers = jnp.arange(counted(count, "count"), dtype=records.dtype)
     return jnp.where(records[None, :] == numbers[:, None], cells[None, :], 0)
 
 

@@ -149,7 +149,7 @@ def decodes_greedily(
     asked = guarded(asked, ~asked.any(), message)
     message = f"targets: expected numbers from 0 to {vocabulary - 1} where asked, got others."
     targets = guarded(targets, (asked & ((targets < 0) | (targets >= vocabulary))).any(), message)
-    best = jnp.argmax(guarded_finite(logits, "logits"), axis=1)
+    best = jnp.argmax(guarded_finite(logits, "logits"), axis=1).astype(targets.dtype)
     return jnp.all((best == targets) | ~asked)
 
 

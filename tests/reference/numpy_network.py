@@ -67,6 +67,35 @@ def attention(layer, states):
     return result
 
 
+def attention_matrix(layer, states):
+    """The heads' mean of the softmax's weights; real states of one context."""
+    heads, size, _ = layer.query.shape
+    tokens = [layer_norm(layer.norm, z) for z in states]
+    result = np.zeros((len(states), len(states)))
+    for h in range(heads):
+        g = h // (heads // len(layer.key))
+        keys = [projected(layer, "key", g, z, j) for j, z in enumerate(tokens)]
+        for i, z in enumerate(tokens):
+            query = projected(layer, "query", h, z, i)
+            first = 0 if layer.window is None else max(0, i + 1 - layer.window)
+            mass = np.zeros(len(states))
+            for j in range(first, i + 1):
+                mass[j] = np.exp(query @ keys[j] / np.sqrt(size))
+            result[i] += mass / mass.sum() / heads
+    return result
+
+
+def rollout(layers, states, horizon, scheme, profile):
+    """The product of the layers' (A + I)/2, the last layer's leftmost."""
+    result = np.eye(len(states))
+    for k, layer in enumerate(layers):
+        time, step = k * horizon / len(layers), horizon / len(layers)
+        mixed = attention_matrix(layer.attention, states) + np.eye(len(states))
+        result = mixed / 2 @ result
+        states = flow([layer], states, step, scheme, lambda _, time=time: profile(time))
+    return result
+
+
 def silu(x):
     return x / (1 + np.exp(-x))
 

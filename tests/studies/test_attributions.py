@@ -13,7 +13,10 @@ import lim_jax as lim
 from lim_jax import studies
 from lim_jax.network.flow import heun
 
-LENGTH, RECORDS = 5, np.array([2, 0, 0, -1, 2])  # of three records the second has no token
+LENGTH, RECORDS = (
+    5,
+    np.array([2, 0, 0, -1, 2], np.int32),
+)  # of record 1 no token
 generator = np.random.default_rng(0)
 X, BASELINE, SLOPE = generator.standard_normal((3, LENGTH, WIDTH))
 ROOT = generator.standard_normal((LENGTH * WIDTH, LENGTH * WIDTH))
@@ -117,41 +120,13 @@ FLOWS = {
 }
 
 
-def numpy_rollout(layers, states, horizon, scheme):
-    """Attention's own softmax in loops, the layers' product from the first to the last."""
-    length = len(states)
-    rollout = np.eye(length)
-    for k, layer in enumerate(layers):
-        attention = layer.attention
-        heads, size, _ = attention.query.shape
-        tokens = [numpy_network.layer_norm(attention.norm, z) for z in states]
-        mixed = np.eye(length)
-        for h in range(heads):
-            group = h // (heads // len(attention.key))
-            for i in range(length):
-                query = numpy_network.projected(attention, "query", h, tokens[i], i)
-                first = 0 if attention.window is None else max(0, i + 1 - attention.window)
-                mass = np.zeros(length)
-                for j in range(first, i + 1):
-                    key = numpy_network.projected(attention, "key", group, tokens[j], j)
-                    mass[j] = np.exp(query @ key / np.sqrt(size))
-                mixed[i] += mass / mass.sum() / heads
-        rollout = mixed / 2 @ rollout
-
-        def profile(time, k=k):
-            return falling_profile(k * horizon / len(layers))
-
-        states = numpy_network.flow([layer], states, horizon / len(layers), scheme, profile)
-    return rollout
-
-
 @pytest.mark.parametrize("name", FLOWS)
 def test_rollout_is_the_product_of_mean_attention_matrices(name):
     flow, x = FLOWS[name], random_states(4, 12, WIDTH)
     found = jax.jit(lambda flow, x: studies.attention_rollout(flow, x, lim.token_grid(12)))(flow, x)
     layers = [layer_of(flow, index) for index in range(flow.depth)]
     scheme = "euler" if name == "euler" else "split"
-    expected = numpy_rollout(layers, np.asarray(x), flow.horizon, scheme)
+    expected = numpy_network.rollout(layers, np.asarray(x), flow.horizon, scheme, falling_profile)
     np.testing.assert_allclose(found, expected, rtol=1e-11, atol=1e-14)
     assert np.abs(found[-1, 1:] - found[-1, :-1]).max() > 1e-2
 
