@@ -103,7 +103,7 @@ def bootstrap_interval(
     statistic: Callable[[Any], Any] = lambda samples: samples.mean(axis=0),
     *,
     level: float = 0.95,
-    resamples: int = 2000,
+    resamples: int = 1000,
     seed: int = 0,
 ) -> Interval:
     r"""The percentile bootstrap's interval of any statistic of independent samples.

@@ -1,6 +1,9 @@
 """Prompts to a model: one padded program against gradients of whole contexts, and NumPy's sums."""
 
 import json
+import subprocess
+import sys
+import zipfile
 
 import equinox as eqx
 import jax
