@@ -20,7 +20,7 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from reference.networks import layer_of, random_flow, random_labels, random_states
 
 import lim_jax as lim
-from lim_jax import adjoint, grid, loss, network, observability, probes, tasks, training
+from lim_jax import adjoint, grid, loss, network, observability, probes, studies, tasks, training
 
 pytestmark = [
     pytest.mark.usefixtures("as_users_run", "as_promoted_by_users"),
@@ -627,6 +627,47 @@ CALLS = {
             "targets": Whole(jax.device_put(np.array([3, 0, 2]))),
             "weights": Rows(ASKED),
         },
+    ),
+    # Studies.
+    "paired_interval": (
+        studies.paired_interval,
+        {"differences": Samples(VECTORS), "level": Real(0.9)},
+    ),
+    "rank_correlation": (
+        studies.rank_correlation,
+        {"x": Rows(PROFILE), "y": Rows(ASKED)},
+    ),
+    "bootstrap_interval": (
+        lambda samples, level, resamples, seed: studies.bootstrap_interval(
+            samples, level=level, resamples=resamples, seed=seed
+        ),
+        {
+            "samples": Samples(np.asarray(VECTORS)), "level": Real(0.9), "resamples": Known(3),
+            "seed": Known(0),
+        },
+    ),
+    "gradient_times_input": (
+        lambda loss, x: studies.gradient_times_input(loss, None, x, None),
+        {"loss": Thing(squares), "x": Free(STATES)},
+    ),
+    "integrated_gradients": (
+        lambda loss, x, baseline, steps: studies.integrated_gradients(
+            loss, None, x, None, baseline, steps=steps
+        ),
+        {"loss": Thing(squares), "x": Rows(STATES), "baseline": Rows(STATES), "steps": Known(2)},
+    ),
+    "occlusion": (
+        lambda loss, x, baseline, records, count: studies.occlusion(
+            loss, None, x, None, baseline, records, count
+        ),
+        {
+            "loss": Thing(squares), "x": Rows(STATES), "baseline": Rows(STATES),
+            "records": Whole(jax.device_put(np.array([1, 0, 1]))), "count": Known(2),
+        },
+    ),
+    "attention_rollout": (
+        studies.attention_rollout,
+        {"flow": Thing(FLOW), "x": Rows(STATES), "grid": ON},
     ),
 }  # fmt: skip
 

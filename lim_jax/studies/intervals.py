@@ -4,6 +4,7 @@ On the host: results are not differentiated.
 """
 
 from collections.abc import Callable
+from numbers import Real
 from typing import Any, NamedTuple
 
 import jax
@@ -11,7 +12,7 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 from scipy import stats
 
-from lim_jax._checks import counted, require, require_floats
+from lim_jax._checks import counted, described, require, require_floats
 
 Numbers = Float[Array | np.ndarray, "*shape"]
 
@@ -75,7 +76,7 @@ def rank_correlation(
 ) -> Float[np.ndarray, "*shape"]:
     """Spearman's rank correlation along the last axis; those that tie share their average rank.
 
-    NaN where one side is constant, for then it orders nothing, or holds a NaN.
+    NaN where one side is constant, for then it orders nothing, or holds what is not finite.
 
     Examples
     --------
@@ -99,7 +100,7 @@ def rank_correlation(
 
 
 def bootstrap_interval(
-    samples: PyTree[np.ndarray],
+    samples: PyTree[Float[Array | np.ndarray, "..."]],
     statistic: Callable[[Any], Any] = lambda samples: samples.mean(axis=0),
     *,
     level: float = 0.95,
@@ -129,7 +130,7 @@ def bootstrap_interval(
     Raises
     ------
     ValueError
-        Where there are no samples, or leaves have different numbers of them.
+        Where there are no samples, or leaves have different numbers of them, or an option is none.
 
     Examples
     --------
@@ -137,17 +138,20 @@ def bootstrap_interval(
     >>> float(found.value), bool(1 <= found.low < 2.5 < found.high <= 4)
     (2.5, True)
     """
-    tail, counts = (1 - _level(level)) / 2, {len(leaf) for leaf in jax.tree.leaves(samples)}
+    leaves, tail = jax.tree.leaves(samples), (1 - _level(level)) / 2
+    for leaf in leaves:
+        require_floats(leaf, "samples", "samples *shape", cure="Take at least one sample.")
+    counts = {len(leaf) for leaf in leaves}
     require(
-        len(counts) == 1 and counts != {0},
+        len(counts) == 1,
         "samples",
         got=f"{sorted(counts)} samples",
-        expected="arrays of as many, at least one",
+        expected="arrays of as many",
         cure="They are drawn together, along the first axis.",
     )
-    (count,) = counts
-    draws = counted(resamples, "resamples")
-    chosen = np.random.default_rng(seed).integers(count, size=(draws, count))
+    samples, (count,) = jax.tree.map(np.asarray, samples), counts
+    generator = np.random.default_rng(counted(seed, "seed", least=0))
+    chosen = generator.integers(count, size=(counted(resamples, "resamples"), count))
 
     def of_draw(rows: np.ndarray) -> Any:
         return statistic(jax.tree.map(lambda leaf: leaf[rows], samples))
@@ -164,15 +168,15 @@ def _quantiles(drawn: Numbers, levels: list[float]) -> np.ndarray:
 
 
 def _centred_ranks(values: Numbers) -> Numbers:
-    ranks = stats.rankdata(values, axis=-1)
+    ranks = stats.rankdata(np.where(np.isfinite(values), values, np.nan), axis=-1)
     return ranks - ranks.mean(axis=-1, keepdims=True)
 
 
 def _level(level: float) -> float:
     require(
-        0 < level < 1,
+        isinstance(level, Real) and 0 < float(level) < 1,
         "level",
-        got=f"{level}",
+        got=described(level),
         expected="a number between 0 and 1",
         cure="0.95 is 95 %.",
     )

@@ -37,7 +37,7 @@ from lim_jax.studies.retrievers import (
 from lim_jax.tasks.prompts import Example
 from lim_jax.tasks.retrieval import record_weights
 
-ByRecord = Float[Array, "*seeds records"]
+ByRecord = Float[Array | np.ndarray, "*seeds records"]
 INFLUENCES = ("influence, cross-entropy", "influence, margin")
 NORMALISED = "influence, normalised"
 ATTRIBUTIONS = (
