@@ -244,6 +244,7 @@ class CellGrid(Grid):
         past = column <= row
         return past if self.starts is None else past & (column >= self.starts[:, None])
 
+    @eqx.filter_jit
     def prefix_weights(self) -> Float[Array, "length length"]:
         """Whole cells left of the node's own, and the part of its own left of the node."""
         weights = self.weights
@@ -277,6 +278,7 @@ class CellGrid(Grid):
         covered = np.clip((positions[:, None] - edges[:-1]) / np.diff(edges), 0, 1)
         return covered * self._weights()
 
+    @eqx.filter_jit
     def interpolate(
         self, values: Float[Array, "length *rest"], positions: Float[Array, " points"]
     ) -> Float[Array, "points *rest"]:
@@ -368,6 +370,7 @@ class PanelGrid(Grid):
         """The nodes."""
         return self.nodes
 
+    @eqx.filter_jit
     def interpolate(
         self, values: Float[Array, "length *rest"], positions: Float[Array, " points"]
     ) -> Float[Array, "points *rest"]:
@@ -892,7 +895,11 @@ def regional_averages(
     """
     require_regions(regions)
     require_on_grid(values, regions.grid)
-    weights = regions.weights
+    return _averages(values, regions.weights)
+
+
+@jax.jit
+def _averages(values: Array, weights: Float[Array, "3 length"]) -> Array:
     sizes = weights.sum(axis=1).reshape(3, *(1 for _ in values.shape[1:]))
     return jnp.tensordot(weights, values, axes=1) / sizes
 

@@ -14,6 +14,7 @@ infinity.
 import math
 from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -188,14 +189,23 @@ def energy_stability(
     for covectors, name in ((terminal, "terminal"), (initial, "initial")):
         require_on_grid(covectors, regions.grid, name, "examples length width")
     require_floats(amplification, "amplification", "examples", examples=terminal.shape[0])
-    squares = (terminal**2).sum(axis=2)
-    growth = 2 * amplification + amplification**2
-    moved = (growth * (squares @ regions.grid.weights)).mean()
+    squares, energy, moved = _squares(terminal, initial, amplification, regions.grid.weights)
     return EnergyStability(
-        regional_averages(squares.mean(axis=0), regions),
-        regional_averages((initial**2).sum(axis=2).mean(axis=0), regions),
+        regional_averages(squares, regions),
+        regional_averages(energy, regions),
         moved / regions.weights.sum(axis=1),
     )
+
+
+@jax.jit
+def _squares(
+    terminal: Array, initial: Array, amplification: Array, weights: Array
+) -> tuple[Array, Array, Array]:
+    r"""The mean :math:`\|P_T\|^2` and :math:`\|P_0\|^2`, and what the layers may move in all."""
+    squares = (terminal**2).sum(axis=2)
+    growth = 2 * amplification + amplification**2
+    moved = (growth * (squares @ weights)).mean()
+    return squares.mean(axis=0), (initial**2).sum(axis=2).mean(axis=0), moved
 
 
 def recency_survival(
@@ -304,7 +314,7 @@ def exact_characterisation(regional: RegionalChannels) -> Certificate:
         Where a number is NaN or infinite.
     """
     require_concrete("regional", regional)
-    sums, cross = np.asarray(regional.energies.sum(axis=1)), np.asarray(regional.cross_terms)
+    sums, cross = np.asarray(regional.energies).sum(axis=1), np.asarray(regional.cross_terms)
     added, precision = _added(regional), jnp.result_type(regional.products)
     sides = [
         compare(
@@ -317,8 +327,8 @@ def exact_characterisation(regional: RegionalChannels) -> Certificate:
         for name, b in (("left", 0), ("right", 2))
     ]
     # The total energies, by adding the vectors' products rather than energies and cross terms.
-    totals = regional.means.sum(axis=(1, 2))
-    zero = not bool((totals > 0).any())
+    totals = np.asarray(regional.means).sum(axis=(1, 2))
+    zero = not (totals > 0).any()
     return Certificate(
         name="exact characterisation",
         source="cor:exact-double-deficit",
@@ -377,7 +387,13 @@ def bootstrap_bounds(
         How many.
     """
     require_key(key)
-    resamples = counted(resamples, "resamples")
+    return _bootstrap(regional, key, confidence, counted(resamples, "resamples"))
+
+
+@eqx.filter_jit
+def _bootstrap(
+    regional: RegionalChannels, key: Key[Array, ""], confidence: float, resamples: int
+) -> ChannelBounds:
     examples = regional.products.shape[0]
     draws = jax.random.randint(key, (resamples, examples), 0, examples)
 
@@ -417,9 +433,9 @@ def double_deficit(regional: RegionalChannels, bounds: ChannelBounds) -> Certifi
     """
     require_concrete("regional and bounds", (regional, bounds))
     _refuse_contradicted(regional, bounds)
-    upper = bounds.upper
-    scales = jnp.stack([jnp.sqrt(upper[:, a] * upper[:, b]) for a, b in PAIRS], axis=1)
-    left, middle, right = (float(gamma) for gamma in 2 * (bounds.correlations * scales).sum(axis=1))
+    upper, correlations = np.asarray(bounds.upper), np.asarray(bounds.correlations)
+    scales = np.stack([np.sqrt(upper[:, a] * upper[:, b]) for a, b in PAIRS], axis=1)
+    left, middle, right = (float(gamma) for gamma in 2 * (correlations * scales).sum(axis=1))
     spent = float(upper[1].sum()) + middle
     lower = {"left": float(bounds.left), "right": float(bounds.right)}
     crossed = {"left": left, "right": right}
@@ -440,7 +456,7 @@ def double_deficit(regional: RegionalChannels, bounds: ChannelBounds) -> Certifi
             for name in lower
         ),
         conclusion="Lost-in-the-Middle: both boundaries above the middle",
-        measured=_lost_in_the_middle(regional.totals, regional),
+        measured=_lost_in_the_middle(np.asarray(regional.totals), regional),
         vacuous=""
         if not hopeless
         else f"cross terms alone may undo the {' and the '.join(hopeless)} boundary "
@@ -454,8 +470,8 @@ def _enough_data(regional: RegionalChannels, hopeless: list[str]) -> str:
 
     Over a region l would then be the boundary's channel, and Gamma twice the sizes of the pairs.
     """
-    gamma = 2 * jnp.abs(regional.pairs).sum(axis=1)
-    own = {"left": regional.energies[0, 1] - gamma[0], "right": regional.energies[2, 0] - gamma[2]}
+    gamma, energies = 2 * np.abs(regional.pairs).sum(axis=1), np.asarray(regional.energies)
+    own = {"left": energies[0, 1] - gamma[0], "right": energies[2, 0] - gamma[2]}
     never = [name for name in hopeless if float(own[name]) <= 0]
     if not never:
         return "with more examples: l > Gamma of the data's own values, if not of bounds on them"
@@ -508,14 +524,14 @@ def right_biased_queries(
     require_on_grid(residual_energies, regions.grid, "residual_energies", "length")
     require_on_grid(terminal, regions.grid, "terminal", "examples length width")
     asked, precision = np.asarray(query_weights) > 0, jnp.result_type(terminal)
-    squares = query_masses(query_weights, regions).squares
-    density = query_weights / regions.grid.weights
-    measured = (terminal**2).sum(axis=2).mean(axis=0)
-    energies = regional_averages(measured, regions)
-    gap = _largest_gap(measured, density**2 * residual_energies)
+    weights = regions.grid.weights
+    measured, gap = _measured_queries(query_weights, residual_energies, terminal, weights)
+    squares = np.asarray(query_masses(query_weights, regions).squares)
+    energies = np.asarray(regional_averages(measured, regions))
+    inside = np.asarray(regions.weights) > 0
 
     def extreme(region: int, of: Any, empty: float) -> float:
-        chosen = asked & (np.asarray(regions.weights[region]) > 0)
+        chosen = asked & inside[region]
         return float(of(np.asarray(residual_energies)[chosen])) if chosen.any() else empty
 
     least, most = extreme(2, np.min, 0.0), extreme(1, np.max, 0.0)
@@ -533,8 +549,8 @@ def right_biased_queries(
             Premise("rho_- > 0 over the right queries", least, least > 0),
             Premise(
                 "P_T's energies are chi^2 rho, but for this part of the largest",
-                gap,
-                gap <= half_digits(precision),
+                float(gap),
+                bool(gap <= half_digits(precision)),
             ),
         ),
         inequalities=(
@@ -552,20 +568,26 @@ def right_biased_queries(
     )
 
 
-def _largest_gap(found: Float[Array, " length"], expected: Float[Array, " length"]) -> float:
-    """The largest difference, as a part of the largest value."""
-    largest = float(jnp.maximum(found.max(), expected.max()))
-    return float(jnp.abs(found - expected).max()) / largest if largest > 0 else 0.0
+@jax.jit
+def _measured_queries(
+    query_weights: Array, residual_energies: Array, terminal: Array, weights: Array
+) -> tuple[Array, Array]:
+    r"""The mean :math:`\|P_T\|^2`, and by how much of the largest it misses :math:`\chi^2\rho`."""
+    measured = (terminal**2).sum(axis=2).mean(axis=0)
+    expected = (query_weights / weights) ** 2 * residual_energies
+    largest = jnp.maximum(measured.max(), expected.max())
+    gap = jnp.abs(measured - expected).max() / jnp.where(largest > 0, largest, 1)
+    return measured, gap
 
 
 def _added(regional: RegionalChannels) -> np.ndarray:
     """The sizes of what is added up for each region's energy: channels and twice their pairs."""
-    pairs = 2 * jnp.abs(regional.pairs).sum(axis=1)
-    return np.asarray(regional.energies.sum(axis=1) + pairs, float)
+    pairs = 2 * np.abs(regional.pairs).sum(axis=1)
+    return np.asarray(np.asarray(regional.energies).sum(axis=1) + pairs, float)
 
 
 def _lost_in_the_middle(
-    totals: Float[Array, "3"], regional: RegionalChannels
+    totals: Float[np.ndarray, "3"], regional: RegionalChannels
 ) -> tuple[Inequality, ...]:
     left, middle, right = totals
     added, precision = _added(regional), jnp.result_type(regional.products)
@@ -578,6 +600,7 @@ def _lost_in_the_middle(
 def _refuse_contradicted(regional: RegionalChannels, bounds: ChannelBounds) -> None:
     """Name the first bound that the data contradict, beyond rounding."""
     energies, correlations = np.asarray(regional.energies), np.asarray(regional.correlations)
+    upper, most_correlated = np.asarray(bounds.upper), np.asarray(bounds.correlations)
     slack = math.sqrt(np.finfo(energies.dtype).eps)
 
     def check(name: str, below: Any, above: Any, kind: str) -> None:
@@ -592,9 +615,9 @@ def _refuse_contradicted(regional: RegionalChannels, bounds: ChannelBounds) -> N
 
     for b, region in enumerate(REGIONS):
         for a, channel in enumerate(CHANNELS):
-            check(f"upper[{region}, {channel}]", energies[b, a], bounds.upper[b, a], "upper")
+            check(f"upper[{region}, {channel}]", energies[b, a], upper[b, a], "upper")
         for c, (first, second) in enumerate(PAIRS):
             name = f"correlations[{region}, {CHANNELS[first]}-{CHANNELS[second]}]"
-            check(name, correlations[b, c], bounds.correlations[b, c], "upper")
+            check(name, correlations[b, c], most_correlated[b, c], "upper")
     check("left", bounds.left, energies[0, 1], "lower")
     check("right", bounds.right, energies[2, 0], "lower")

@@ -95,6 +95,7 @@ def pull_back(field: Field, x: State, covector: State, grid: Grid) -> Parts:
     return Parts(local / weights, kernel / weights)
 
 
+@eqx.filter_jit
 def pull_back_heads(
     attention: CausalAttention, x: State, covector: State, grid: Grid
 ) -> Float[Array, "heads length width"]:
@@ -244,6 +245,7 @@ def kernel_factors(attention: CausalAttention, x: State, grid: Grid) -> KernelFa
     return KernelFactors(attention, x, turns, kernel, query, value, output)
 
 
+@eqx.filter_jit
 def kernel_blocks(
     attention: CausalAttention, x: State, grid: Grid
 ) -> Float[Array, "length length width width"]:

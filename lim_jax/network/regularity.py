@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -125,6 +126,7 @@ def norm_lipschitz(norm: LayerNorm) -> Scalar:
     return jnp.max(jnp.abs(norm.scale)) / math.sqrt(norm.eta)
 
 
+@eqx.filter_jit
 def attention_regularity(attention: CausalAttention) -> AttentionRegularity:
     r"""Lipschitz constant and bound of attention by the steps of `prop:transformer-lipschitz`.
 
@@ -203,6 +205,7 @@ def attention_regularity(attention: CausalAttention) -> AttentionRegularity:
     )
 
 
+@eqx.filter_jit
 def feed_forward_regularity(network: Field) -> FeedForwardRegularity:
     r"""Lipschitz constant and bound of the tokenwise network.
 
