@@ -619,7 +619,31 @@ CALLS = {
         training.importance_weights,
         {"deployed": Rows(PROFILE), "trained": Rows(ASKED), "grid": ON},
     ),
-    # What came out.
+    # Tasks.
+    "edge_law": (
+        tasks.edge_law,
+        {"records": Known(LENGTH), "width": Real(0.25), "odds": Real(0.1)},
+    ),
+    "middle_law": (
+        tasks.middle_law,
+        {"records": Known(LENGTH), "width": Real(0.25), "odds": Real(0.1)},
+    ),
+    "law_of_weights": (tasks.law_of_weights, {"weights": Free(PROFILE)}),
+    "gold_places": (
+        tasks.gold_places,
+        {"law": Free(ASKED), "count": Known(2), "key": Thing(KEY)},
+    ),
+    "key_value_examples": (
+        lambda gold, key: tasks.key_value_examples(tasks.KeyValueTask(4, 5, 3), gold, key=key),
+        {"gold": Whole(jax.device_put(np.array([1, 0]))), "key": Thing(KEY)},
+    ),
+    "record_weights": (
+        tasks.record_weights,
+        {
+            "records": Whole(jax.device_put(np.array([1, 0, -1]))), "cells": Rows(PROFILE),
+            "count": Known(2),
+        },
+    ),
     "decodes_greedily": (
         tasks.decodes_greedily,
         {

@@ -4,11 +4,22 @@ A law is an array of probabilities, one for each record. That of training and th
 testing are two arrays: what is lost in the middle is often lost because the first has little there.
 """
 
+import math
+from numbers import Real
+
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, Key, Num
+from jaxtyping import Array, Bool, Float, Int, Key
 
-from lim_jax._checks import counted, finite_scalar, guarded, require, require_key
+from lim_jax._checks import (
+    counted,
+    described,
+    guarded,
+    require,
+    require_floats,
+    require_key,
+    require_known,
+)
 
 Law = Float[Array, " records"]
 
@@ -69,13 +80,13 @@ def middle_law(records: int, *, width: float = 0.25, odds: float = 0.02) -> Law:
     return law_of_weights(jnp.where(_at_edge(records, width), odds, 1.0))
 
 
-def law_of_weights(weights: Num[Array, " records"]) -> Law:
+def law_of_weights(weights: Float[Array, " records"]) -> Law:
     """Probabilities in proportion to any weights, such as a density at the records' places.
 
     Raises
     ------
     ValueError
-        Where they are no row of numbers.
+        Where they are no row of floats.
     EquinoxRuntimeError
         Where one is negative, or not finite, or all are zero.
 
@@ -84,14 +95,7 @@ def law_of_weights(weights: Num[Array, " records"]) -> Law:
     >>> law_of_weights(jnp.array([1.0, 3.0])).tolist()
     [0.25, 0.75]
     """
-    require(
-        weights.ndim == 1 and weights.size > 0,
-        "weights",
-        got=f"shape {weights.shape}",
-        expected="a weight for each record",
-        cure="A law has one axis.",
-    )
-    weights = weights.astype(jnp.result_type(weights, float))
+    require_floats(weights, "weights", "records", cure="Give a weight for each record.")
     total = weights.sum()
     wrong = jnp.any(weights < 0) | ~jnp.isfinite(total) | (total <= 0)
     message = "weights: expected finite numbers that are not negative, one above zero, got others."
@@ -108,6 +112,7 @@ def gold_places(law: Law, count: int, *, key: Key[Array, ""]) -> Int[Array, " ex
     [1, 1, 1]
     """
     require_key(key)
+    law = law_of_weights(law)
     return jax.random.choice(key, law.shape[0], (counted(count, "count"),), p=law)
 
 
@@ -123,17 +128,23 @@ def every_place(records: int, count: int) -> Int[Array, " examples"]:
 
 
 def _odds(odds: float) -> float:
-    odds = finite_scalar(odds, "odds")
-    cure = "One is the uniform law, and 0 never asks there."
-    require(odds >= 0, "odds", got=f"{odds}", expected="a number from 0", cure=cure)
-    return odds
+    require(
+        isinstance(odds, Real) and 0 <= float(odds) < math.inf,
+        "odds",
+        got=described(odds),
+        expected="a finite number from 0",
+        cure="One is the uniform law, and 0 never asks there.",
+    )
+    return float(odds)
 
 
 def _at_edge(records: int, width: float) -> Bool[Array, " records"]:
     records = counted(records, "records")
-    edge = max(1, int(records * finite_scalar(width, "width")))
+    share = "a share of the records, above zero"
+    require_known(width, "width", expected=share, cure="A quarter is 0.25.")
+    edge = max(1, int(records * width))
     require(
-        width > 0 and 2 * edge < records,
+        2 * edge < records,
         "width",
         got=f"two edges of {edge} among {records} records",
         expected="some records between the edges",

@@ -12,7 +12,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
-from lim_jax._checks import counted, guarded, require, require_indices, require_key
+from lim_jax._checks import (
+    counted,
+    guarded,
+    require,
+    require_floats,
+    require_indices,
+    require_key,
+)
 from lim_jax.tasks.prompts import Example
 
 Gold = Int[Array, " examples"]
@@ -220,6 +227,7 @@ def record_weights(
     [[0.25, 0.0, 0.0, 0.0], [0.0, 0.25, 0.25, 0.0]]
     """
     require_indices(records, "records")
+    require_floats(cells, "cells", "length", "They are the grid's weights.", length=records.size)
     numbers = jnp.arange(counted(count, "count"), dtype=records.dtype)
     return jnp.where(records[None, :] == numbers[:, None], cells[None, :], 0)
 
