@@ -51,10 +51,9 @@ class Scheme(NamedTuple):
 
     def recursion(self, control: Control, depth: int, horizon: float) -> ResidualFlow:
         """The network of a depth."""
-        times = (jnp.arange(float(depth)) + self.offset) * (horizon / depth)
-        layers = eqx.filter_vmap(control)(times)
-        if self.perturbation is not None:
-            layers = jax.tree.map(jnp.add, layers, self.perturbation(depth))
+        times = (np.arange(depth) + self.offset) * (horizon / depth)
+        change = None if self.perturbation is None else self.perturbation(depth)
+        layers = _layers(control, jnp.asarray(times, float), change)
         return ResidualFlow(layers, horizon=horizon, step=self.step)
 
     def rate(self, depth: int, horizon: float) -> float:
@@ -67,6 +66,13 @@ class Scheme(NamedTuple):
         leaves = jax.tree.leaves(self.perturbation(depth))
         sizes = np.sqrt(sum((np.asarray(leaf) ** 2).reshape(depth, -1).sum(1) for leaf in leaves))
         return horizon / depth * (1 + float(sizes.sum()))
+
+
+@eqx.filter_jit
+def _layers(control: Control, times: Float[Array, " depth"], change: PyTree) -> PyTree:
+    """A control's fields at some times, and what is added to them."""
+    layers = eqx.filter_vmap(control)(times)
+    return layers if change is None else jax.tree.map(jnp.add, layers, change)
 
 
 class DepthConstants(NamedTuple):
@@ -314,16 +320,16 @@ def _scheme_studies(scheme: Scheme, depths: Sequence[int], limit: _Limit) -> dic
 
 
 def _run(scheme: Scheme, depth: int, limit: _Limit) -> _Run:
-    @eqx.filter_jit
-    def trajectory(x: State) -> tuple[PyTree, Array]:
-        flow = scheme.recursion(limit.control, depth, limit.horizon)
-        return flow.layers, flow.trajectory(x, limit.grid).states
-
-    step = limit.horizon / depth
-    layers, states = trajectory(jnp.asarray(limit.states[0]))
-    distance, defects = _departures(layers, states, limit.control, limit.grid, limit.horizon)
+    step, flow = limit.horizon / depth, scheme.recursion(limit.control, depth, limit.horizon)
+    states = _trajectory(flow, jnp.asarray(limit.states[0]), limit.grid)
+    distance, defects = _departures(flow.layers, states, limit.control, limit.grid, limit.horizon)
     defect = _largest_norm(np.asarray(defects), limit.grid) / step**2
-    return _Run(layers, np.asarray(states), step + float(distance), defect)
+    return _Run(flow.layers, np.asarray(states), step + float(distance), defect)
+
+
+@eqx.filter_jit  # one program for each depth and step, whatever the perturbation
+def _trajectory(flow: ResidualFlow, x: State, grid: Grid) -> Array:
+    return flow.trajectory(x, grid).states
 
 
 # Apart from the recursion: one program for each depth, whatever the scheme.
