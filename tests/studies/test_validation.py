@@ -3,10 +3,12 @@
 import jax
 import numpy as np
 import pytest
+from reference.made_results import explanation
 from reference.made_study import STAGES, made_arm, made_results
 from scipy import stats
 
 from lim_jax import studies
+from lim_jax.studies import validation
 from lim_jax.studies.remedies import PLAIN
 from lim_jax.studies.retrievers import Setting
 from lim_jax.studies.validation import BASE, LONG, Preset, compare_arms, gain, presets, validate
@@ -74,10 +76,23 @@ def promoting():
         yield
 
 
+@pytest.fixture
+def explained(monkeypatch):
+    """Explanations are tested by themselves; here is what they were asked of."""
+    calls = []
+
+    def explain(model, windows, weights, regions, *, key):
+        calls.append((np.asarray(model.embedding), windows.shape, np.flatnonzero(weights)))
+        return explanation()
+
+    monkeypatch.setattr(validation, "explain", explain)
+    return calls
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("promoting")
-def test_a_study_goes_on_from_what_is_finished(tmp_path):
-    """Networks that are trained, judged, trained further and explained: many programs."""
+def test_a_study_goes_on_from_what_is_finished(tmp_path, explained):
+    """Networks that are trained, judged and trained further: many programs."""
     setting = Setting(KeyValueTask(4, 5, 3), width=4, heads=1, depth=1, steps=2, batch=2)
     preset = Preset(
         {"first": setting}, (PLAIN, "Algorithm 1, probes"),
@@ -107,8 +122,16 @@ def test_a_study_goes_on_from_what_is_finished(tmp_path):
     assert arms[LONG]["risk"][:2] == arms[PLAIN]["risk"]
     assert arms["Algorithm 1, probes"]["risk"][1] != arms[PLAIN]["risk"][1]
     assert len(arms[LONG]["steps"]) == 6
-    assert np.array(arms[PLAIN]["channels"]).shape == (2, 3, 3)
-    assert len(arms[PLAIN]["certificates"]) == 2
+    # Of the networks, then of each arm's: every seed's own, at the place that asks.
+    assert len(explained) == 2 * 4
+    assert {shape for _, shape, _ in explained} == {(2, 10)}
+    assert all(asked.tolist() == [8] for _, _, asked in explained)
+    assert len({embedding.tobytes() for embedding, _, _ in explained}) == 8
+    made = explanation()
+    assert arms[PLAIN]["channels"] == 2 * [made.regional.energies.tolist()]
+    one = arms[PLAIN]["certificates"][1]["one of them"]
+    assert one == {"holds": False, "margin": pytest.approx(1 / 3 - 0.1), "vacuous": True,
+                   "concluded": False}  # fmt: skip
     assert validate(preset, folder=tmp_path) == found
     with pytest.raises(ValueError, match="study.json"):
         validate(preset, folder=tmp_path, seed=1)

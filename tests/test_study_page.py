@@ -1,0 +1,27 @@
+"""The page of the study in the documentation is made of the results beside it."""
+
+import json
+from pathlib import Path
+
+from lim_jax import report, studies
+
+FOLDER = Path(__file__).parents[1] / "docs" / "study"
+
+
+def test_the_page_says_what_the_results_say():
+    page = (FOLDER / "study.md").read_text(encoding="utf-8")
+    figures = [line[2:].partition("]")[0] for line in page.splitlines() if line.startswith("![")]
+    assert figures and all((FOLDER / name).is_file() for name in figures)
+    results = json.loads((FOLDER / "study.json").read_text(encoding="utf-8"))
+    assert report.findings_page(results, figures) == page
+
+
+def test_the_results_are_those_of_the_full_preset():
+    """Every network, arm and variant, of every seed."""
+    results = json.loads((FOLDER / "study.json").read_text(encoding="utf-8"))
+    full = studies.presets()["full"]
+    assert list(results["settings"]) == list(results["predictions"]) == list(full.settings)
+    assert set(full.arms) < set(results["arms"])
+    assert set(full.variants) <= set(results["variants"])
+    for record in (*results["arms"].values(), *results["variants"].values()):
+        assert len(record["answer_lim"]) == full.seeds
