@@ -1,8 +1,8 @@
 """Run the library's jobs on several devices and print how far their numbers are from one's.
 
-``python devices.py one FILE`` saves those of one device, which the others compare theirs with:
-``XLA_FLAGS=--xla_force_host_platform_device_count=8 python devices.py virtual FILE`` on 8 virtual
-ones; ``python devices.py 0 FILE PORT`` and ``python devices.py 1 FILE PORT`` as two processes.
+``XLA_FLAGS=--xla_force_host_platform_device_count=8 python devices.py virtual FILE`` compares those
+of 8 virtual ones with those of the first alone, which it saves; ``python devices.py 0 FILE PORT``
+and ``python devices.py 1 FILE PORT`` compare theirs with these as two processes.
 """
 
 import pickle
@@ -67,16 +67,6 @@ def dense_and_tiled():
     yield "density", "tiled"
 
 
-def one(file):
-    """Save every job's numbers on one device."""
-    model, batch = network()
-    numbers = {
-        run: [np.asarray(leaf) for leaf in jax.tree.leaves(jax.jit(JOBS[run[0]])(model, batch))]
-        for run in dense_and_tiled()
-    }
-    Path(file).write_bytes(pickle.dumps(numbers))
-
-
 def largest_difference(found, expected):
     gaps = [
         float(np.max(np.abs(np.asarray(a) - b) / np.max(np.abs(b))))
@@ -85,23 +75,29 @@ def largest_difference(found, expected):
     return max(gaps)
 
 
-def virtual(expected):
-    """Spread examples over all devices, or examples and context."""
+def virtual(file):
+    """Spread examples over all devices, or examples and context, after one device alone."""
     mesh = jax.make_mesh((2, 4), ("data", "context"), axis_types=(AxisType.Auto,) * 2)
     specs = PartitionSpec(("data", "context")), PartitionSpec("data", "context")
-    model, batch = network()
+    (model, batch), numbers = network(), {}
     for name, attends in dense_and_tiled():
+        job = jax.jit(JOBS[name])
+        alone = jax.tree.leaves(job(model, batch))
+        assert {leaf.sharding.num_devices for leaf in alone} == {1}
+        numbers[name, attends] = [np.asarray(leaf) for leaf in alone]
         for spec in specs:
             spread = jax.device_put(batch, NamedSharding(mesh, spec))
-            found = jax.jit(JOBS[name])(model, spread)
-            gap = largest_difference(found, expected[name, attends])
+            found = job(model, spread)
+            gap = largest_difference(found, numbers[name, attends])
             assert len(jax.tree.leaves(found)[0].sharding.device_set) == 8
             assert gap < 1e-12, (name, attends, spec, gap)
             print(name, attends, spec, gap)
+    Path(file).write_bytes(pickle.dumps(numbers))
 
 
-def process(index, expected, port):
+def process(index, file, port):
     """Each process holds half of the examples; both end with the numbers of one."""
+    expected = pickle.loads(Path(file).read_bytes())
     jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=2, process_id=index)
     mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
     model, batch = jax.tree.map(np.asarray, network())
@@ -121,8 +117,4 @@ def process(index, expected, port):
 
 if __name__ == "__main__":
     role, file, *port = sys.argv[1:]
-    if role == "one":
-        one(file)
-    else:
-        expected = pickle.loads(Path(file).read_bytes())
-        virtual(expected) if role == "virtual" else process(int(role), expected, *port)
+    virtual(file) if role == "virtual" else process(int(role), file, *port)
