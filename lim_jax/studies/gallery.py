@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 from lim_jax._random import gaussian
 from lim_jax.adjoint.ledger import regional_channels
 from lim_jax.density import influence
-from lim_jax.grid import boundary_regions, inner, integral, token_grid
+from lim_jax.grid import Grid, boundary_regions, inner, integral, token_grid
 from lim_jax.loss import LinearReadout, cross_entropy
 from lim_jax.network.field import CausalAttention, State
 from lim_jax.network.flow import ResidualFlow
@@ -51,14 +51,13 @@ def masking_without_primacy() -> Counterexample:
     attention = jax.vmap(lambda key: CausalAttention.init(3, key=key))(keys)
     silent = eqx.tree_at(lambda a: a.value, attention, replace_fn=jnp.zeros_like)
     states = gaussian(jax.random.key(1), (6, 8, 3))
-    covector = jnp.array([1.0, -2.0, 0.5])
+    grid, covector = token_grid(8), jnp.array([1.0, -2.0, 0.5])
+
+    def loss(flow: ResidualFlow, x: State, y: None) -> Float[Array, ""]:
+        return integral(flow(x, grid) @ covector, grid)
 
     def density(layers: CausalAttention) -> Float[Array, " length"]:
-        return _density(
-            ResidualFlow(layers, horizon=4.0),
-            lambda x: integral(x @ covector, token_grid(8)),
-            states,
-        )
+        return _density(loss, ResidualFlow(layers, horizon=4.0), states, grid)
 
     return Counterexample(
         "A causal mask makes primacy.",
@@ -80,11 +79,11 @@ def residual_without_recency() -> Counterexample:
     """
     grid, readout = token_grid(4), LinearReadout(jnp.eye(2))
     labels = jnp.broadcast_to(jnp.array([[1.0, 0.0]]), (4, 2))
-    density = _density(
-        _identity(width=2, depth=3),
-        lambda x: cross_entropy(readout(x, grid), labels, grid),
-        jnp.zeros((1, 4, 2)),
-    )
+
+    def loss(flow: ResidualFlow, x: State, y: None) -> Float[Array, ""]:
+        return cross_entropy(readout(flow(x, grid), grid), labels, grid)
+
+    density = _density(loss, _identity(width=2, depth=3), jnp.zeros((1, 4, 2)), grid)
     return Counterexample(
         "Residual connections make recency.",
         "They transmit the terminal covector; under a uniform loss that is uniform.",
@@ -164,12 +163,9 @@ def _identity(width: int, depth: int) -> ResidualFlow:
 
 
 def _density(
+    loss: Callable[[ResidualFlow, State, None], Float[Array, ""]],
     flow: ResidualFlow,
-    loss: Callable[[State], Float[Array, ""]],
     states: Float[Array, "examples length width"],
+    grid: Grid,
 ) -> Float[Array, " length"]:
-    grid = token_grid(states.shape[1])
-    regions = boundary_regions(grid, 0.25)
-    return influence(
-        lambda flow, x, y: loss(flow(x, grid)), flow, (states, None), grid, regions
-    ).density
+    return influence(loss, flow, (states, None), grid, boundary_regions(grid, 0.25)).density
