@@ -33,6 +33,15 @@ def squares(p):
     return p[:, None] ** 2
 
 
+# Quantities by name, not anew in each test: what is compiled depends on them.
+def state(x, grid):
+    return x
+
+
+def whole(x, grid):
+    return lim.integral(x, grid)[0]
+
+
 def grids(make_grid, sizes=SIZES):
     return [make_grid(size) for size in sizes]
 
@@ -58,10 +67,10 @@ def test_errors_are_those_against_the_closed_form(name, order):
         squares,
         known,
         {
-            "largest": Quantity(lambda x, grid: x, order),
-            "mean square": Quantity(lambda x, grid: x, order, norm=mean_square),
-            "last": Quantity(lambda x, grid: x, norm=lambda gap, grid: float(abs(gap[-1, 0]))),
-            "integral": Quantity(lambda x, grid: lim.integral(x, grid)[0], order),
+            "largest": Quantity(state, order),
+            "mean square": Quantity(state, order, norm=mean_square),
+            "last": Quantity(state, norm=lambda gap, grid: float(abs(gap[-1, 0]))),
+            "integral": Quantity(whole, order),
         },
     )
     factor, expected = (1 + 1.5 / 9) ** 3, []
@@ -88,7 +97,7 @@ def test_depth_is_refined_under_a_control_and_a_profile():
         flow,
         lambda p: jnp.ones((p.size, 1)),
         lim.graded_grid(5),
-        {"state": Quantity(lambda x, grid: x, 1, norm=mean_square)},
+        {"state": Quantity(state, 1, norm=mean_square)},
         depths=DEPTHS,
     )
     mass = np.sqrt(np.asarray(lim.graded_grid(5).weights).sum())
@@ -109,7 +118,7 @@ def test_positions_and_layers_are_refined_together():
         lim.ContinuousFlow(control),
         squares,
         known,
-        {"state": lambda x, grid: x},
+        {"state": state},
         depths=DEPTHS,
         scheme=scheme,
     )
@@ -124,7 +133,7 @@ def test_a_depth_flow_is_solved_as_well_on_every_grid():
     """Whatever the tolerance that it came with: exp(c A) of the averaging matrix A."""
     flow = lim.ContinuousFlow(lim.network.LayerwiseControl(averaging([1.5])))
     known = grids(lim.token_grid, (6, 12, 24, 48))
-    (row,) = lim.limits.study(flow, squares, known, {"state": lambda x, grid: x})
+    (row,) = lim.limits.study(flow, squares, known, {"state": state})
     for grid, error in zip(known, row.study.errors, strict=True):
         p = np.asarray(grid.nodes)
         gap = expm(1.5 * averages(grid)) @ p**2 - np.exp(0.5) * p**2
@@ -136,7 +145,7 @@ def integrals(grid):
 
 
 def integral_study(references, order):
-    quantity = Quantity(lambda x, grid: lim.integral(x, grid)[0], order)
+    quantity = Quantity(whole, order)
     flow, known = lim.ResidualFlow(averaging([1.5] * 3)), grids(lim.token_grid)
     (row,) = lim.limits.study(flow, squares, known, {"integral": quantity}, references=references)
     return row.study
@@ -169,7 +178,7 @@ def test_extrapolation_cancels_the_order_that_is_expected():
     """On midpoints, of order 2: (4 Q_2n - Q_n)/3 of a field, read off between its nodes."""
     flow, known = lim.ResidualFlow(averaging([1.5] * 3)), grids(lim.midpoint_grid)
     references = grids(lim.midpoint_grid, (96, 192, 384))
-    quantity = Quantity(lambda x, grid: x, 2, norm=mean_square)
+    quantity = Quantity(state, 2, norm=mean_square)
     (row,) = lim.limits.study(flow, squares, known, {"state": quantity}, references=references)
 
     def read(source, positions):
@@ -200,7 +209,7 @@ def test_a_network_may_be_any_function_that_a_user_has():
         adjoint,
         squares,
         known,
-        {"P_0": Quantity(lambda x, grid: x, 1, lambda n: 2.65 / n, inside, "eq:adjoint")},
+        {"P_0": Quantity(state, 1, lambda n: 2.65 / n, inside, "eq:adjoint")},
         references=SINGULAR_AT_ZERO,
     )
     for size, error in zip(SIZES, row.study.errors, strict=True):
@@ -223,7 +232,7 @@ def test_a_field_with_turning_keys_and_a_gated_network_converges(name, order):
     def states(p):
         return jnp.stack([jnp.sin(3 * p) + 0.3, jnp.cos(5 * p), p**2, jnp.exp(-p)], axis=1)
 
-    quantities = {"state": Quantity(lambda x, grid: x, order, norm=mean_square)}
+    quantities = {"state": Quantity(state, order, norm=mean_square)}
     known = grids(GRIDS[name], (40, 80, 160, 320))
     found = lim.limits.study(field, states, known, quantities)
     assert found.agree and found[0].study.resolved
@@ -233,9 +242,9 @@ def test_a_field_with_turning_keys_and_a_gated_network_converges(name, order):
 def found():
     """The field of one average of p: p/2, and (p + 1/L)/2 on tokens."""
     quantities = {
-        "state": Quantity(lambda x, grid: x, 1, lambda n: 0.51 / n, source="eq:mine"),
+        "state": Quantity(state, 1, lambda n: 0.51 / n, source="eq:mine"),
         "at the end": Quantity(lambda x, grid: grid.interpolate(x, jnp.ones(1)), 2),
-        "beyond": Quantity(lambda x, grid: x, bound=lambda n: 0.4 / n),
+        "beyond": Quantity(state, bound=lambda n: 0.4 / n),
     }
     field = layer_of(lim.ResidualFlow(averaging([1.0])))
     return lim.limits.study(field, lambda p: p[:, None], grids(lim.token_grid), quantities)
@@ -288,6 +297,10 @@ DOUBLED = [lim.token_grid(n) for n in (4, 8, 16)]
 DEPTH_FLOW = lim.ContinuousFlow(lim.network.linear_control(FLOW.layers))
 
 
+def four_of_each(p):
+    return jnp.ones((p.size, 4)) * p[:, None]
+
+
 @pytest.mark.parametrize(
     "message, changed",
     [
@@ -322,7 +335,7 @@ DEPTH_FLOW = lim.ContinuousFlow(lim.network.linear_control(FLOW.layers))
 )
 @pytest.mark.usefixtures("as_users_run")
 def test_what_has_no_limit_or_no_slope_is_refused(message, changed):
-    given = {"network": FLOW, "grids": TOKENS, "quantities": {"state": lambda x, grid: x}} | changed
+    given = {"network": FLOW, "grids": TOKENS, "quantities": {"state": state}} | changed
     with pytest.raises(ValueError) as refused:
-        lim.limits.study(states=lambda p: jnp.ones((p.size, 4)) * p[:, None], **given)
+        lim.limits.study(states=four_of_each, **given)
     assert message in str(refused.value)
