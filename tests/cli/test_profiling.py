@@ -2,6 +2,7 @@
 
 import csv
 import json
+from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -44,17 +45,21 @@ def column(rows, name):
     return np.array([float(row[name]) for row in rows])
 
 
+@cache
 def euclidean_energies(folder, loss):
     """By plain gradients in double precision, of each context alone: norms squared, by token."""
     model = models.load(folder, dtype="float64")
+
+    @jax.jit
+    def squares(context, y):
+        return (jax.grad(getattr(model, loss))(model.embed(context), y) ** 2).sum(axis=1)
+
     found = []
     for prompt, answer in zip(PROMPTS, ANSWERS, strict=True):
         window = np.concatenate([prompt, answer])
         asked = jax.device_put(np.array([len(prompt) - 1, len(prompt)]))
         y = models.Queries(jax.device_put(answer), jnp.array([0.5, 0.5]), asked)
-        of_states = jax.jit(jax.grad(lambda x, y=y: getattr(model, loss)(x, y)))
-        gradient = of_states(model.embed(jax.device_put(window[:-1])))
-        found.append((np.asarray(gradient) ** 2).sum(axis=1))
+        found.append(np.asarray(squares(jax.device_put(window[:-1]), y)))
     return found
 
 

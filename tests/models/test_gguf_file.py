@@ -137,10 +137,8 @@ def smollm2(tmp_path_factory):
 @pytest.mark.slow
 def test_real_weights_know_the_capital_of_france_and_have_an_exact_ledger(smollm2):
     """In float32: channels and hops sum to the gradient to 1e-5 of its largest entry."""
-    words = gguf.GGUFReader(smollm2).fields["tokenizer.ggml.tokens"].contents()
-    ids = [words.index(word) for word in ("The", "Ġcapital", "Ġof", "ĠFrance", "Ġis")]
+    ids, paris = [504, 3575, 282, 4649, 314], 7042  # as the publisher's tokenizer numbers them
     assert models.ids_of_text("The capital of France is", smollm2).tolist() == ids
-    paris = words.index("ĠParis")
     model, grid = models.load(smollm2), lim.token_grid(5, dtype="float32")
     window = jnp.array([*ids, paris], jnp.int32)
 

@@ -58,12 +58,11 @@ def carried_by_loops(mass, edges):
 def test_every_context_lives_on_its_own_grid(model):
     """Against each alone, without padding: one gradient, its energies shared out by loops."""
     found = models.influence_of_ids(model, WINDOWS, REGIONS, ask=rising, keep_examples=True)
-    masses = []
+    masses, slope = [], jax.jit(jax.grad(model.loss))
     for window in WINDOWS:
         length = len(window) - 1
         y = models.Queries(window[1:], rising(length))
-        loss = lambda x: model.loss(x, y)  # noqa: B023, E731
-        gradient = np.asarray(jax.jit(jax.grad(loss))(model.embed(window[:-1])))
+        gradient = np.asarray(slope(model.embed(window[:-1]), y))
         mass = (length * gradient**2).sum(axis=1)
         masses.append(carried_by_loops(mass, np.asarray(REGIONS.grid.edges)))
         assert np.isclose(masses[-1].sum(), mass.sum(), rtol=1e-12)
@@ -83,10 +82,10 @@ def test_energies_of_tokens_are_of_what_each_context_is_asked(model, loss):
         asked[list(places)] = np.arange(1, len(places) + 1) / sum(range(len(places) + 1))
     of_states = getattr(models.CausalLM, loss)
     found = models.energies_of_ids(model, WINDOWS, ask=weights, loss=of_states, progress=reversed)
+    own = jax.jit(jax.grad(partial(of_states, model)))
     for window, asked, energy in zip(WINDOWS, weights, found[::-1], strict=True):
         length, y = len(window) - 1, models.Queries(window[1:], jax.device_put(asked))
-        own = jax.jit(jax.grad(lambda x, y=y: of_states(model, x, y)))
-        gradient = np.asarray(own(model.embed(window[:-1])))
+        gradient = np.asarray(own(model.embed(window[:-1]), y))
         expected = length**2 * (gradient**2).sum(axis=1)
         np.testing.assert_allclose(energy, expected, rtol=1e-9, atol=1e-12 * expected.max())
     carried = models.influence_of_ids(model, WINDOWS, REGIONS, ask=weights, loss=of_states)
