@@ -525,6 +525,11 @@ MISSING = {
         "penalties",
         "expected lim_jax.training.[a-z]*_penalty, ",
     ),
+    "a name like one of the room and like others before it": (
+        lim.plots,
+        "influence_plot",
+        "expected lim_jax.plots.influence_profile, ",
+    ),
     "a name like no other": (
         lim,
         "quux",

@@ -82,7 +82,7 @@ def _is_called(program: ClosedJaxpr | Jaxpr, equation: JaxprEqn) -> bool:
 
 
 def _shapes(variables: Sequence[Any]) -> list[tuple]:
-    return [(variable.aval.shape, variable.aval.dtype) for variable in variables]
+    return [variable.aval.shape for variable in variables]
 
 
 def _count_unknown(program: ClosedJaxpr | Jaxpr, iterations: int) -> int:
