@@ -93,12 +93,16 @@ def each_once(
     whether from a file or not. The file grows by a line for each; a line that was cut short, where
     the process died that wrote it, is left out and that group run again.
     """
-    done = {} if checkpoint is None else _journal(checkpoint, run)
+    begun = checkpoint is not None and checkpoint.exists()
+    done = _journal(checkpoint, run) if checkpoint is not None and begun else {}
     for name in progress(list(groups)):
         if name in done:
             continue
         done[name] = _plain(groups[name]())
         if checkpoint is not None:
+            if not begun:
+                write_whole(checkpoint, lambda file: file.write(_line({"run": run})))
+                begun = True
             with checkpoint.open("ab") as file:
                 file.write(_line({"name": name, "found": done[name]}))
     return {name: done[name] for name in groups}
@@ -114,8 +118,8 @@ def once(path: Path, run: Run, measure: Callable[[], Array]) -> Array:
 
 
 def _journal(path: Path, run: Run) -> dict[str, Any]:
-    """What a file of lines holds of a run, whose line is the first; one is begun where none is."""
-    kept = path.read_bytes().splitlines(keepends=True) if path.exists() else [_line({"run": run})]
+    """What a file of lines holds of a run, whose line is the first; a torn line is taken off."""
+    kept = path.read_bytes().splitlines(keepends=True)
     head, *lines = [line for line in kept if line.endswith(b"\n")] or [b""]
     _require_same_run(path, _document(head).get("run"), run)
     write_whole(path, lambda file: file.writelines([head, *lines]))

@@ -244,7 +244,6 @@ class CellGrid(Grid):
         past = column <= row
         return past if self.starts is None else past & (column >= self.starts[:, None])
 
-    @eqx.filter_jit
     def prefix_weights(self) -> Float[Array, "length length"]:
         """Whole cells left of the node's own, and the part of its own left of the node."""
         weights = self.weights
@@ -278,7 +277,6 @@ class CellGrid(Grid):
         covered = np.clip((positions[:, None] - edges[:-1]) / np.diff(edges), 0, 1)
         return covered * self._weights()
 
-    @eqx.filter_jit
     def interpolate(
         self, values: Float[Array, "length *rest"], positions: Float[Array, " points"]
     ) -> Float[Array, "points *rest"]:
@@ -370,7 +368,6 @@ class PanelGrid(Grid):
         """The nodes."""
         return self.nodes
 
-    @eqx.filter_jit
     def interpolate(
         self, values: Float[Array, "length *rest"], positions: Float[Array, " points"]
     ) -> Float[Array, "points *rest"]:

@@ -242,6 +242,7 @@ def recency_survival(
     """
     require_concrete("terminal and initial", (terminal, initial))
     require_concrete("amplification", amplification, bounds=True)
+    require_floats(amplification, "amplification", "examples *layers", "Pass c of every example.")
     later = amplification.reshape(len(amplification), -1)
     stability = energy_stability(terminal, initial, later[:, 0], regions)
     before, after, change = (np.asarray(values, float) for values in stability)
