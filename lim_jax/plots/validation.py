@@ -6,14 +6,15 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
-from lim_jax.plots.drawing import COLOURS, legend_below, line_style, new_figure
+from lim_jax.plots.drawing import COLOURS, fit_scale, legend_below, line_style, new_figure
 from lim_jax.probes import Estimate
 from lim_jax.studies.prompted import PromptedStudy
 from lim_jax.studies.remedies import PLAIN
 from lim_jax.studies.validation import LONG, Gain
 
-PLACE = "place of the record that is asked for"
+PLACE = "place that is asked for"
 ACROSS = 3  # panels in a row
 Record = Mapping[str, Any]
 
@@ -49,7 +50,7 @@ def influence_by_record(settings: Mapping[str, Record], title: str) -> Figure:
         for index, (label, values) in enumerate(parts.items()):
             _band(axes, np.array(values), label, index)
         axes.set_title(name, fontsize=8)
-        axes.set_ylim(bottom=0)
+    fit_scale(panels[0], log=False)  # which all share
     _label(figure, panels, "record", "share, or density")
     return figure
 
@@ -147,7 +148,8 @@ def _band(axes: Axes, values: np.ndarray, label: str, index: int) -> None:
 def _label(figure: Figure, panels: Sequence[Axes], xlabel: str, ylabel: str) -> None:
     for number, axes in enumerate(panels):
         axes.tick_params(labelsize=7)
+        axes.set_xlabel(xlabel, fontsize=7)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         if number % ACROSS == 0:
             axes.set_ylabel(ylabel, fontsize=8)
-    figure.supxlabel(xlabel, fontsize=8)
     legend_below(figure, columns=3)

@@ -9,7 +9,7 @@ from lim_jax.report.wording import digits, with_error
 from lim_jax.studies.intervals import Interval
 from lim_jax.studies.prediction import AT_GOLD, PROFILE, SCORES
 from lim_jax.studies.remedies import ANSWERS, PLAIN
-from lim_jax.studies.validation import Gain, compare_arms
+from lim_jax.studies.validation import LONG, Gain, compare_arms
 
 Record = Mapping[str, Any]
 CHANNELS = ("residual", "cone", "local")
@@ -33,7 +33,7 @@ def findings_page(results: Record, figures: Sequence[str] = ()) -> str:
         *_predictions(results["predictions"]),
         "## Do the remedies lift the middle?",
         _arms_table(results["arms"], gains),
-        ARMS_NOTE,
+        f"{ARMS_NOTE} {_certainty_of_times(results['arms'])}",
         *_why(results["arms"]),
         *_ablations(results["variants"], gains),
         *_criteria(results["arms"]),
@@ -186,6 +186,17 @@ def _arms_table(arms: Mapping[str, Record], gains: Mapping[str, Gain]) -> str:
             )
         )  # fmt: skip
     return _table(head, rows)
+
+
+def _certainty_of_times(arms: Mapping[str, Record]) -> str:
+    """By the two runs of the plain arm, whose steps are the same."""
+    first, second = (arms[name]["seconds_per_step"] for name in (PLAIN, LONG))
+    apart = max(first, second) / min(first, second) - 1
+    return (
+        f"Times are the clock's: the plain arm's two runs differ by {apart:.0%} in the time of a "
+        "step, and comparisons at equal time are as uncertain. No interval is corrected for how "
+        "many there are."
+    )
 
 
 def _standing(record: Record, stage: int) -> tuple[str, str]:

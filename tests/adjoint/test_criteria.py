@@ -259,8 +259,9 @@ def test_a_vacuous_recency_says_from_which_depth_it_could_decide(later, says):
     """The ceiling is c = sqrt(7/4) - 1 = 0.323 at delta = 0.2; one example below it suffices."""
     later = np.array(later)
     spikes = np.broadcast_to(np.eye(LENGTH)[None, :, -1:], (len(later), LENGTH, 1))
-    found = criteria.recency_survival(*map(jax.device_put, (spikes, spikes, later)), REGIONS)
-    first = criteria.recency_survival(*map(jax.device_put, (spikes, spikes, later[:, 0])), REGIONS)
+    spikes, all_later = jax.device_put(spikes), jax.device_put(later)
+    found = criteria.recency_survival(spikes, spikes, all_later, REGIONS)
+    first = criteria.recency_survival(spikes, spikes, all_later[:, 0], REGIONS)
     assert found.vacuous and found.decisive.startswith(says)
     assert found.inequalities == first.inequalities and found.vacuous == first.vacuous
 

@@ -1,5 +1,7 @@
 """Figures of a study show its numbers."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from reference.drawn import assert_nothing_is_cut
@@ -40,7 +42,7 @@ def test_influence_by_record_stands_beside_accuracy():
     for line, name in zip(
         axes.lines, ("accuracy", "answer_records", "margin_records"), strict=True
     ):
-        np.testing.assert_allclose(line.get_ydata(), np.mean(record[name], axis=0))
+        np.testing.assert_allclose(np.array(line.get_ydata()), np.mean(record[name], axis=0))
         np.testing.assert_array_equal(line.get_xdata(), np.arange(1, 9))
     assert_nothing_is_cut(figure)
 
@@ -50,9 +52,9 @@ def test_the_middle_is_drawn_over_seconds():
     lines = {line.get_label(): line for line in figure.axes[0].lines}
     assert set(lines) == set(ARMS) - {"plain"}
     arm = ARMS["Algorithm 1"]
-    np.testing.assert_allclose(lines["Algorithm 1"].get_xdata(), [0, 0.75, 1.5])
+    np.testing.assert_allclose(np.array(lines["Algorithm 1"].get_xdata()), [0, 0.75, 1.5])
     middle = np.array(arm["accuracy"])[:, :, 2:6].mean(axis=(1, 2))
-    np.testing.assert_allclose(lines["Algorithm 1"].get_ydata(), middle)
+    np.testing.assert_allclose(np.array(lines["Algorithm 1"].get_ydata()), middle)
     assert len(np.array(lines[LONG].get_xdata())) == 11
     assert_nothing_is_cut(figure)
 
@@ -62,7 +64,7 @@ def test_gains_have_their_intervals():
     figure = plots.gains_of_arms(gains, "8 records")
     axes = figure.axes[0]
     assert [tick.get_text() for tick in axes.get_yticklabels()] == list(gains)
-    first = axes.containers[0]
+    first: Any = axes.containers[0]
     assert first.get_label() == "equal steps"
     (point, _, (bar,)) = first.lines
     gain = gains["Algorithm 1"].middle

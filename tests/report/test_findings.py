@@ -8,7 +8,7 @@ from lim_jax.report.findings import found_in_a_line
 from lim_jax.studies.intervals import Interval
 from lim_jax.studies.validation import Gain, compare_arms
 
-UP, NOT = Interval(0.2, 0.1, 0.3), Interval(0.2, -0.1, 0.5)
+UP, NOT = (Interval(*map(np.array, ends)) for ends in ((0.2, 0.1, 0.3), (0.2, -0.1, 0.5)))
 
 
 def one_gain(steps, time):
@@ -52,6 +52,13 @@ def test_arms_stand_with_their_gains_costs_and_channels():
     (before,) = rows(page, "before")
     assert before[1] == f"{np.mean(arm['accuracy'][0]):.3f}"
     assert page.endswith("![some.png](some.png)\n")
+
+
+def test_times_are_as_certain_as_the_plain_arms_two_runs():
+    results = made_results()
+    results["arms"]["plain"]["seconds_per_step"] = 0.0125
+    page = report.findings_page(results)
+    assert "the plain arm's two runs differ by 25% in the time of a step" in page
 
 
 def test_variants_and_predictions_have_their_rows():
