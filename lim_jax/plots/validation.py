@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 from lim_jax.plots.drawing import COLOURS, fit_scale, legend_below, line_style, new_figure
 from lim_jax.probes import Estimate
 from lim_jax.studies.prompted import PromptedStudy
-from lim_jax.studies.remedies import PLAIN
+from lim_jax.studies.remedies import PLAIN, in_the_middle
 from lim_jax.studies.validation import LONG, Gain
 
 PLACE = "place that is asked for"
@@ -64,8 +64,7 @@ def middle_against_time(arms: Mapping[str, Record], title: str) -> Figure:
         if name == PLAIN:
             continue  # the longer run begins with it
         values = np.array(record["accuracy"])
-        quarter = values.shape[2] // 4
-        middle = values[:, :, quarter : values.shape[2] - quarter].mean(axis=(1, 2))
+        middle = in_the_middle(values).mean(axis=1)
         seconds = np.array(record["steps"]) * record["seconds_per_step"]
         style: dict[str, Any] = {"color": "black"} if name == LONG else line_style(index)
         axes.plot(seconds, middle, label=name, **style)

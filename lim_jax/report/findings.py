@@ -5,14 +5,14 @@ from typing import Any
 
 import numpy as np
 
+from lim_jax.adjoint.ledger import CHANNELS
 from lim_jax.report.wording import digits, with_error
 from lim_jax.studies.intervals import Interval
 from lim_jax.studies.prediction import AT_GOLD, PROFILE, SCORES
-from lim_jax.studies.remedies import ANSWERS, PLAIN
+from lim_jax.studies.remedies import ANSWERS, PLAIN, in_the_middle
 from lim_jax.studies.validation import LONG, Gain, compare_arms
 
 Record = Mapping[str, Any]
-CHANNELS = ("residual", "cone", "local")
 
 
 def findings_page(results: Record, figures: Sequence[str] = ()) -> str:
@@ -201,9 +201,7 @@ def _certainty_of_times(arms: Mapping[str, Record]) -> str:
 
 def _standing(record: Record, stage: int) -> tuple[str, str]:
     accuracy = np.array(record["accuracy"][stage])
-    quarter = accuracy.shape[1] // 4
-    middle = accuracy[:, quarter : accuracy.shape[1] - quarter]
-    return f"{accuracy.mean():.3f}", f"{middle.mean():.3f}"
+    return f"{accuracy.mean():.3f}", f"{in_the_middle(accuracy).mean():.3f}"
 
 
 def _why(arms: Mapping[str, Record]) -> list[str]:

@@ -396,7 +396,7 @@ def gain(
     time = arm["seconds_per_step"] / plain["seconds_per_step"]
     reached, at_time = arm["steps"][-1] * time, None
     if longer is not None and reached <= longer["steps"][-1]:
-        course = np.array(in_the_middle(jnp.array(longer["accuracy"])))
+        course = in_the_middle(np.array(longer["accuracy"]))
         there = np.array([np.interp(reached, longer["steps"], one) for one in course.T])
         at_time = paired_interval(ours["middle"] - there)
     apart = {name: paired_interval(ours[name] - theirs[name]) for name in ours}
@@ -408,7 +408,7 @@ def _last(record: Mapping[str, Any]) -> dict[str, np.ndarray]:
     accuracy = np.array(record["accuracy"][-1])
     return {
         "accuracy": accuracy.mean(axis=1),
-        "middle": np.array(in_the_middle(jnp.array(accuracy))),
+        "middle": in_the_middle(accuracy),
         "risk": np.array(record["risk"][-1]),
         "lim": np.array(record["answer_lim"]),
     }
