@@ -8,6 +8,7 @@ from reference.drawn import assert_nothing_is_cut
 from reference.made_study import made_results
 
 from lim_jax import plots
+from lim_jax.studies.intervals import Interval
 from lim_jax.studies.validation import LONG, compare_arms
 
 RESULTS = made_results()
@@ -61,6 +62,8 @@ def test_the_middle_is_drawn_over_seconds():
 
 def test_gains_have_their_intervals():
     gains = compare_arms(RESULTS)
+    lopsided = Interval(*map(np.array, (0.2, 0.1, 0.5)))
+    gains["Algorithm 1"] = gains["Algorithm 1"]._replace(middle=lopsided)
     figure = plots.gains_of_arms(gains, "8 records")
     axes = figure.axes[0]
     assert [tick.get_text() for tick in axes.get_yticklabels()] == list(gains)
