@@ -33,8 +33,8 @@ def study(
     Args:
         quick: One network of 8 records, 3 seeds and 3 arms: some three minutes on two cores. This
             is what is run without a choice.
-        full: Six networks, 5 seeds, all arms, ablations, channels and certificates: about an hour
-            on two cores.
+        full: Seven networks, 5 seeds, all arms, ablations, channels, certificates and longer
+            contexts: about an hour on two cores.
         model: A folder of weights as published, or a GGUF file: asks it for values of keys in
             text, and nothing is trained. Writes prompted.json, prompted.md and figures.
         prompts: How many the model is asked for each number of records, a multiple of them.
@@ -66,7 +66,7 @@ def study(
         names = _draw(results, folder)
         page = report.findings_page(results, [f"{name}.png" for name in names])
         (folder / "study.md").write_text(page, encoding="utf-8")
-        print(page.split("\n\n")[1].strip("*"))
+        print(page.split("\n\n")[1].replace("**", ""))
         print(f"Wrote study.json, study.md and {len(names)} figures to {folder}.")
     return 0
 
@@ -105,9 +105,16 @@ def _draw(results: dict[str, Any], folder: Path) -> list[str]:
     figures = {
         "accuracy_by_place": plots.accuracy_by_place(arms, name),
         "influence_by_record": plots.influence_by_record(results["settings"], "before the arms"),
+        "rank_correlations": plots.rank_correlations(results["predictions"], "Before the arms"),
         "gains": plots.gains_of_arms(gains, f"Remedies and ablations, {name}"),
         "middle_against_time": plots.middle_against_time(arms, name),
     }
+    if results["variants"]:
+        title = f"What Algorithm 1 on probes gains and costs, {name}"
+        balanced = studies.gains_on_probes(results)
+        figures["gain_against_cost"] = plots.gain_against_cost(balanced, title)
+    if results["shifts"]:
+        figures["position_shift"] = plots.shifted_records(results["shifts"], "Position shift")
     for stem, figure in figures.items():
         save_figure(figure, folder, stem)
     return list(figures)

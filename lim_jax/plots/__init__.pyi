@@ -29,7 +29,10 @@ from .simulations import simulation_influence_profiles as simulation_influence_p
 from .simulations import simulation_observability_profiles as simulation_observability_profiles
 from .simulations import simulation_probe_errors as simulation_probe_errors
 from .validation import accuracy_by_place as accuracy_by_place
+from .validation import gain_against_cost as gain_against_cost
 from .validation import gains_of_arms as gains_of_arms
 from .validation import influence_by_record as influence_by_record
 from .validation import middle_against_time as middle_against_time
 from .validation import prompted_records as prompted_records
+from .validation import rank_correlations as rank_correlations
+from .validation import shifted_records as shifted_records

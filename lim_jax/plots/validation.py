@@ -10,11 +10,14 @@ from matplotlib.ticker import MaxNLocator
 
 from lim_jax.plots.drawing import COLOURS, fit_scale, legend_below, line_style, new_figure
 from lim_jax.probes import Estimate
+from lim_jax.studies.intervals import Interval
+from lim_jax.studies.prediction import AT_GOLD, PROFILE, SCORES
 from lim_jax.studies.prompted import PromptedStudy
 from lim_jax.studies.remedies import PLAIN, in_the_middle
 from lim_jax.studies.validation import LONG, Gain
 
 PLACE = "place that is asked for"
+SHIFTED = ("accuracy (share)", "influence, margin (1 = uniform)")
 ACROSS = 3  # panels in a row
 Record = Mapping[str, Any]
 
@@ -56,9 +59,9 @@ def influence_by_record(settings: Mapping[str, Record], title: str) -> Figure:
 
 
 def middle_against_time(arms: Mapping[str, Record], title: str) -> Figure:
-    """Draw accuracy in the middle over the seconds that each arm was trained for, all seeds."""
+    """Draw accuracy in the middle over the processor's seconds of training, all seeds."""
     figure, axes = new_figure(
-        "accuracy in the middle (share)", "seconds of training, all seeds", title
+        "accuracy in the middle (share)", "processor's seconds of training, all seeds", title
     )
     for index, (name, record) in enumerate(arms.items()):
         if name == PLAIN:
@@ -93,6 +96,83 @@ def gains_of_arms(gains: Mapping[str, Gain], title: str) -> Figure:
     axes.set_title(title, fontsize=10, wrap=True)
     axes.spines[["top", "right"]].set_visible(False)
     legend_below(figure)
+    return figure
+
+
+def gain_against_cost(gains: Mapping[str, Gain], title: str) -> Figure:
+    """Draw what each variant of a remedy gains in the middle over what its step costs.
+
+    Intervals are of 95 %, over seeds.
+    """
+    figure, axes = new_figure(
+        "gain in the middle, equal steps",
+        "time of a step over that of a plain one",
+        title,
+    )
+    for index, (name, one) in enumerate(gains.items()):
+        value, low, high = map(float, one.middle)
+        axes.errorbar(
+            one.time, value, yerr=[[value - low], [high - value]], fmt="os^Dv"[index // 8 % 5],
+            color=COLOURS[index % len(COLOURS)], markersize=4, capsize=2, label=name,
+        )  # fmt: skip
+    axes.axhline(0, color="black", linewidth=0.8)
+    axes.set_xlim(left=0)
+    legend_below(figure, columns=3)
+    return figure
+
+
+def rank_correlations(predictions: Mapping[str, Sequence[Record]], title: str) -> Figure:
+    """Draw how each attribution goes with accuracy, a panel for each network.
+
+    Spearman's correlation over the records, with the bootstrap's interval over seeds: of the
+    profile, and of the record that is asked for.
+    """
+    figure, panels = _panels(len(predictions), title)
+    names = list(dict.fromkeys(one["attribution"] for one in next(iter(predictions.values()))))
+    for axes, (name, found) in zip(panels, predictions.items(), strict=False):
+        chosen = [one for one in found if one["score"] == SCORES[0]]
+        for index, of in enumerate((PROFILE, AT_GOLD)):
+            ends = np.array(
+                [[one["interval"][end] for end in Interval._fields] for one in chosen
+                 if one["of"] == of], float,
+            )  # fmt: skip
+            value, low, high = ends.T
+            axes.errorbar(
+                value, np.arange(len(names)) + 0.3 * index - 0.15, xerr=[value - low, high - value],
+                fmt="os"[index], color=COLOURS[index], markersize=3, capsize=2, label=of,
+            )  # fmt: skip
+        axes.set_yticks(range(len(names)), names)
+        axes.set_xlim(-1.05, 1.05)
+        axes.axvline(0, color="black", linewidth=0.8)
+        axes.set_title(name, fontsize=8)
+    panels[0].set_ylim(len(names) - 0.5, -0.5)  # which all share
+    for axes in panels:
+        axes.tick_params(labelsize=7)
+        axes.set_xlabel("rank correlation with accuracy", fontsize=7)
+    legend_below(figure)
+    return figure
+
+
+def shifted_records(shifts: Mapping[str, Record], title: str) -> Figure:
+    """Draw accuracy and influence by record at the length of training and beyond it.
+
+    A row of panels for each length; a line for each network, with two standard errors over seeds.
+    """
+    lengths = list(next(iter(shifts.values())))
+    figure = Figure(figsize=(7, 1 + 2.2 * len(lengths)), dpi=150, layout="constrained")
+    grid = figure.subplots(len(lengths), 2, squeeze=False)
+    for row, length in zip(grid, lengths, strict=True):
+        for axes, part, words in zip(row, ("accuracy", "influence"), SHIFTED, strict=True):
+            for index, (name, found) in enumerate(shifts.items()):
+                _band(axes, np.array(found[length][part]), name, index)
+            axes.set_title(f"contexts of {length}", fontsize=8)
+            axes.set_ylabel(words, fontsize=8)
+            axes.set_xlabel("record", fontsize=7)
+            axes.tick_params(labelsize=7)
+            axes.set_ylim(bottom=0)
+            axes.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(title, fontsize=10)
+    legend_below(figure, columns=3)
     return figure
 
 

@@ -4,11 +4,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float
 
 from lim_jax.adjoint.ledger import CHANNELS
 from lim_jax.report.wording import digits, with_error
-from lim_jax.studies.intervals import Interval
-from lim_jax.studies.prediction import AT_GOLD, PROFILE, SCORES
+from lim_jax.studies.intervals import Interval, paired_interval
+from lim_jax.studies.prediction import AT_GOLD, NORMALISED, PROFILE, SCORES
 from lim_jax.studies.remedies import ANSWERS, PLAIN, in_the_middle
 from lim_jax.studies.validation import LONG, Gain, compare_arms
 
@@ -28,7 +29,7 @@ def findings_page(results: Record, figures: Sequence[str] = ()) -> str:
     gains = compare_arms(results)
     parts = [
         "# Does it matter? Influence, retrieval and the remedies",
-        found_in_a_line({name: gain for name, gain in gains.items() if name in results["arms"]}),
+        _verdict(results, gains),
         _what_was_run(results["preset"]),
         *_predictions(results["predictions"]),
         "## Do the remedies lift the middle?",
@@ -36,6 +37,7 @@ def findings_page(results: Record, figures: Sequence[str] = ()) -> str:
         f"{ARMS_NOTE} {_certainty_of_times(results['arms'])}",
         *_why(results["arms"]),
         *_ablations(results["variants"], gains),
+        *_shifts(results.get("shifts", {})),
         *_criteria(results["arms"]),
         *(f"![{name}]({name})" for name in figures),
     ]
@@ -44,10 +46,10 @@ def findings_page(results: Record, figures: Sequence[str] = ()) -> str:
 
 ARMS_NOTE = (
     "Gains are over plain training from the same weights on the same batches, paired by seed, with "
-    "95 % intervals by Student's t. At equal time the plain arm has trained for as many seconds. "
-    "The middle is every record but the first and the last quarter. Risk is the cross-entropy on "
-    "the law of training; LIM is of the answer's influence, the place that asks left out. Memory "
-    "is what one seed's gradient takes beside the network and the batch."
+    "95 % intervals by Student's t. At equal time the plain arm has trained for as many seconds of "
+    "the processor. The middle is every record but the first and the last quarter. Risk is the "
+    "cross-entropy on the law of training; LIM is of the answer's influence, the place that asks "
+    "left out. Memory is what one seed's gradient takes beside the network and the batch."
 )
 
 
@@ -56,10 +58,46 @@ PREDICTIONS_NOTE = (
     "at that gold place: the mean over seeds with its bootstrap interval. The profile is over "
     "examples of all gold places; at the gold record it is that of the record that is asked for."
 )
+SHIFTS_NOTE = (
+    "Networks that count places by turning queries and keys, asked in contexts of as many records "
+    "as in training and of twice as many. The last column of each length is Spearman's correlation "
+    "of the margin's normalised influence with accuracy, over the records."
+)
 PROMPTED_NOTE = (
     "Key-value prompts with every gold place in turn; an answer is right where greedy decoding "
     "gives it whole. Errors are standard errors over rounds of prompts, intervals the bootstrap's."
 )
+
+
+def _verdict(results: Record, gains: Mapping[str, Gain]) -> str:
+    """What was found, of arms and of variants, and what the best remedy did to the channels."""
+    arms, variants = results["arms"], results["variants"]
+    parts = [found_in_a_line({name: gain for name, gain in gains.items() if name in arms})]
+    varied = {name: gain for name, gain in gains.items() if name in variants}
+    if varied:
+        steps = _lifting({name: gain.middle for name, gain in varied.items()}, most=3)
+        time = _lifting({name: gain.middle_at_equal_time for name, gain in varied.items()}, most=3)
+        parts.append(
+            f"Of {len(varied)} variants of Algorithm 1 on probes {steps[0] or 'none'} lift it at "
+            f"equal steps{steps[1]}, {time[0] or 'none'} at equal time{time[1]}."
+        )
+    remedies = {name: gains[name].middle for name in arms if name in gains and name != ANSWERS}
+    lifting = {name: one.value for name, one in remedies.items() if one.low > 0}
+    best = max(lifting, key=lifting.__getitem__, default=None)
+    if best is not None and "channels" in arms[best]:
+        ours, plain = (_over_boundary(arms[name]) for name in (best, PLAIN))
+        moved = " and ".join(
+            f"in the {channel} channel {digits(after)} where plain training has {digits(before)}"
+            for channel, after, before in zip(CHANNELS[1:], ours, plain, strict=True)
+        )
+        parts.append(f"After {best} the middle's energy is, over the weaker boundary's, {moved}.")
+    return " ".join(parts)
+
+
+def _over_boundary(record: Record) -> Float[np.ndarray, " channels"]:
+    """The middle's energy over the weaker boundary's, of cone and local, averaged over seeds."""
+    energies = np.array(record["channels"])[:, :, 1:]  # seeds, regions, channels
+    return (energies[:, 1] / np.minimum(energies[:, 0], energies[:, 2])).mean(axis=0)
 
 
 def found_in_a_line(gains: Mapping[str, Gain]) -> str:
@@ -73,7 +111,7 @@ def found_in_a_line(gains: Mapping[str, Gain]) -> str:
     >>> one = Interval(0.1, 0.05, 0.15)
     >>> found = Gain(one, one, Interval(0.0, -0.1, 0.1), one, one, time=3.0)
     >>> print(found_in_a_line({"Algorithm 1": found}))
-    **At equal steps 1 of 1 remedies lifts the middle (Algorithm 1, +0.10); at equal time none.**
+    **At equal steps 1 of 1 remedies lifts the middle (Algorithm 1 +0.10); at equal time none.**
     """
     remedies = {name: gain for name, gain in gains.items() if name != ANSWERS}
     steps = {name: gain.middle for name, gain in remedies.items()}
@@ -86,11 +124,11 @@ def found_in_a_line(gains: Mapping[str, Gain]) -> str:
     )
 
 
-def _lifting(intervals: Mapping[str, Interval | None]) -> tuple[int, str]:
-    """How many intervals are above zero, and which."""
+def _lifting(intervals: Mapping[str, Interval | None], most: int | None = None) -> tuple[int, str]:
+    """How many intervals are above zero, and which; with `most` only the first of them."""
     above = {name: one.value for name, one in intervals.items() if one is not None and one.low > 0}
     ordered = sorted(above.items(), key=lambda item: -item[1])
-    named = ", ".join(f"{name}, +{value:.2f}" for name, value in ordered)
+    named = "; ".join(f"{name} +{value:.2f}" for name, value in ordered[:most])
     return len(above), f" ({named})" if above else ""
 
 
@@ -193,8 +231,8 @@ def _certainty_of_times(arms: Mapping[str, Record]) -> str:
     first, second = (arms[name]["seconds_per_step"] for name in (PLAIN, LONG))
     apart = max(first, second) / min(first, second) - 1
     return (
-        f"Times are the clock's: the plain arm's two runs differ by {apart:.0%} in the time of a "
-        "step, and comparisons at equal time are as uncertain. No interval is corrected for how "
+        f"Times are the processor's: the plain arm's two runs differ by {apart:.0%} in the time of "
+        "a step, and comparisons at equal time are as uncertain. No interval is corrected for how "
         "many there are."
     )
 
@@ -212,12 +250,11 @@ def _why(arms: Mapping[str, Record]) -> list[str]:
             return []
         energies = np.array(record["channels"])  # seeds, regions, channels
         shares = energies / energies.sum(axis=2, keepdims=True)
-        boundary = np.minimum(energies[:, 0], energies[:, 2])
         rows.append(
             (
                 name,
                 *(f"{shares[:, 1, a].mean():.2f}" for a in range(len(CHANNELS))),
-                *(_mean(energies[:, 1, a] / boundary[:, a]) for a in (1, 2)),
+                *map(digits, _over_boundary(record)),
             )
         )
     head = ("arm", *(f"{name}, share of the middle" for name in CHANNELS),
@@ -241,6 +278,39 @@ def _ablations(variants: Mapping[str, Record], gains: Mapping[str, Gain]) -> lis
     head = ("Algorithm 1, probes, with", "accuracy", "middle", "gain in the middle, equal steps",
             "equal time", "time a step")  # fmt: skip
     return ["## Ablations of Algorithm 1 on probes", _table(head, rows)] if rows else []
+
+
+def _shifts(shifts: Mapping[str, Record]) -> list[str]:
+    """Accuracy and rank correlation at the length of training and at twice it."""
+    if not shifts:
+        return []
+    lengths = list(shifts[PLAIN])
+    middles = {
+        name: [in_the_middle(np.array(found[length]["accuracy"])) for length in lengths]
+        for name, found in shifts.items()
+    }
+    rows = []
+    for name, found in shifts.items():
+        row = [name]
+        for number, length in enumerate(lengths):
+            gain = paired_interval(middles[name][number] - middles[PLAIN][number])
+            row += [
+                f"{np.mean(found[length]['accuracy']):.3f}", f"{middles[name][number].mean():.3f}",
+                "" if name == PLAIN else _interval(gain), _of_influence(found[length]),
+            ]  # fmt: skip
+        rows.append(row)
+    parts = ("accuracy", "middle", "middle over plain", "influence and accuracy")
+    head = ("network", *(f"{length}: {part}" for length in lengths for part in parts))
+    return ["## Position shift", SHIFTS_NOTE, _table(head, rows)]
+
+
+def _of_influence(found: Record) -> str:
+    """The rank correlation of the normalised influence's profile with accuracy."""
+    return next(
+        _correlation(one)
+        for one in found["predictions"]
+        if (one["attribution"], one["of"], one["score"]) == (NORMALISED, PROFILE, SCORES[0])
+    )
 
 
 def _criteria(arms: Mapping[str, Record]) -> list[str]:

@@ -8,6 +8,7 @@ from . import prediction as prediction
 from . import prompted as prompted
 from . import remedies as remedies
 from . import retrievers as retrievers
+from . import shifting as shifting
 from . import validation as validation
 from .account import ContextParts as ContextParts
 from .account import TokenAccount as TokenAccount
@@ -93,13 +94,17 @@ from .retrievers import by_place as by_place
 from .retrievers import draw as draw
 from .retrievers import examples_of_every_place as examples_of_every_place
 from .retrievers import new_retriever as new_retriever
+from .retrievers import of_seeds as of_seeds
 from .retrievers import retrieval_risk as retrieval_risk
 from .retrievers import scores_by_place as scores_by_place
 from .retrievers import train_retrievers as train_retrievers
+from .shifting import in_longer_contexts as in_longer_contexts
+from .shifting import shift_record as shift_record
 from .validation import Gain as Gain
 from .validation import Preset as Preset
 from .validation import compare_arms as compare_arms
 from .validation import gain as gain
+from .validation import gains_on_probes as gains_on_probes
 from .validation import influence_record as influence_record
 from .validation import presets as presets
 from .validation import validate as validate

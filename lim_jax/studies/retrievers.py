@@ -224,3 +224,8 @@ def by_place(
 def examples_of_every_place(setting: Setting, count: int, *, key: Key[Array, ""]) -> Example:
     """Examples with every gold place `count` times."""
     return key_value_examples(setting.task, every_place(setting.task.records, count), key=key)
+
+
+def of_seeds(function: Callable) -> Callable:
+    """A function of one network and examples, as one of networks of all seeds and these."""
+    return eqx.filter_vmap(function, in_axes=(eqx.if_array(0), None))

@@ -45,12 +45,16 @@ from lim_jax.studies.retrievers import (
     asked,
     draw,
     examples_of_every_place,
+    of_seeds,
     train_retrievers,
 )
+from lim_jax.studies.shifting import shift_record
 from lim_jax.tasks.laws import uniform_law
 from lim_jax.tasks.prompts import Example
 from lim_jax.tasks.retrieval import KeyValueTask
 
+KINDS = ("settings", "predictions", "arms", "variants", "shifts")
+BEFORE, BALANCED = "before", "Algorithm 1, probes"
 DELTA = 0.2
 LONGER = 5  # how many times the other arms' steps the plain one goes on for
 LONG = f"{PLAIN}, {LONGER} times as long"
@@ -74,7 +78,11 @@ class Preset(NamedTuple):
     test
         Examples of each gold place.
     explained
-        Contexts of an explanation, for channels and certificates; none without.
+        Contexts of an explanation, for channels and certificates, of the first networks and of
+        what the arms make of them; none without.
+    shifted
+        Which of the networks are asked in longer contexts too, before and after two of the arms;
+        empty for none. Their places must be turned (`retrievers.Setting.rotary`).
     """
 
     settings: dict[str, Setting]
@@ -85,6 +93,7 @@ class Preset(NamedTuple):
     every: int
     test: int
     explained: int
+    shifted: str = ""
 
 
 def presets() -> dict[str, Preset]:
@@ -96,9 +105,12 @@ def presets() -> dict[str, Preset]:
     }
     depths = {f"16 records, depth {depth}": base._replace(depth=depth) for depth in (3, 4)}
     earlier = {"16 records, depth 2, 700 steps": base._replace(steps=700)}
-    strengths = {f"strength {beta:g}": (BASE, {"strength": beta}) for beta in (0.1, 0.3, 10.0)}
+    turned = {"16 records, depth 2, rotary": base._replace(rotary=True, steps=600)}
     shorter, deeper = next(iter(lengths)), next(iter(depths))
+    strengths = {f"strength {beta:g}": (BASE, {"strength": beta}) for beta in (0.1, 0.3, 10.0)}
     others = {name: (name, {}) for name in (*earlier, shorter, deeper)}
+    fewer = {f"{count} probes a step": (BASE, {"probes": count}) for count in (16, 32)}
+    rarer = {f"every {nth} step": (BASE, {"every": int(nth[0])}) for nth in ("4th", "8th")}
     small = base._replace(task=KeyValueTask(8, 16, 8), steps=500)
     return {
         "quick": Preset(
@@ -106,15 +118,17 @@ def presets() -> dict[str, Preset]:
             {}, seeds=3, stages=4, every=25, test=64, explained=0,
         ),
         "full": Preset(
-            {BASE: base, **earlier, **lengths, **depths}, tuple(ARMS),
+            {BASE: base, **earlier, **lengths, **depths, **turned}, tuple(ARMS),
             {
                 **strengths,
                 **others,
                 "target raised in the middle": (BASE, {"target": "middle"}),
-                "16 probes a step": (BASE, {"probes": 16}),
-                "every 4th step": (BASE, {"every": 4}),
+                "probes of the training law": (BASE, {"law": base.law}),
+                "probes that ask in the middle": (BASE, {"law": "middle"}),
+                **fewer,
+                **rarer,
             },
-            seeds=5, stages=4, every=100, test=128, explained=32,
+            seeds=5, stages=4, every=100, test=128, explained=32, shifted=next(iter(turned)),
         ),
     }  # fmt: skip
 
@@ -146,7 +160,8 @@ def validate(
         ``"settings"`` and ``"predictions"``: by name, how well each network retrieves, what matters
         to it, and how both go together (`prediction.Prediction`); ``"arms"`` and
         ``"variants"``: by name, what came of training further; for each variant with its own
-        plain arm.
+        plain arm. ``"shifts"``: before and after training further, at the length of training and
+        at twice it (`shifting.shift_record`).
 
     Raises
     ------
@@ -165,7 +180,7 @@ def validate(
            "preset": repr(preset)}  # fmt: skip
     checkpoint = None if folder is None else folder / "study.json"
     found = each_once(runs, checkpoint, run, progress)
-    kinds = {kind: {} for kind in ("settings", "predictions", "arms", "variants")}
+    kinds = {kind: {} for kind in KINDS}
     for name, result in found.items():
         kind, _, key = name.partition(": ")
         kinds[kind][key] = result
@@ -176,6 +191,7 @@ def _groups(preset: Preset, seed: int, folder: Path | None) -> dict[str, Callabl
     """Groups of runs by name. Networks are trained once, and kept for those that follow."""
     keys = jax.random.split(jax.random.key(seed), preset.seeds)
     kept: dict[str, Retrievers] = {}
+    base, attributed = next(iter(preset.settings)), max(1, preset.test // 8)
 
     def networks(name: str) -> Retrievers:
         if name not in kept:
@@ -185,23 +201,31 @@ def _groups(preset: Preset, seed: int, folder: Path | None) -> dict[str, Callabl
         return kept[name]
 
     def of_setting(name: str) -> dict[str, Any]:
-        setting = preset.settings[name]
-        return _setting_record(setting, networks(name), preset, jax.random.key(seed))
+        setting, explained = preset.settings[name], preset.explained if name == base else 0
+        return _setting_record(
+            setting, networks(name), preset.test, explained, jax.random.key(seed)
+        )
 
     def of_predictions(name: str) -> list[dict[str, Any]]:
-        setting, count = preset.settings[name], max(1, preset.test // 8)
-        examples = examples_of_every_place(setting, count, key=jax.random.key(seed))
-        judged = eqx.filter_vmap(record_scores, in_axes=(eqx.if_array(0), None))
-        return [one.record() for one in predict(judged(networks(name), examples))]
+        setting = preset.settings[name]
+        examples = examples_of_every_place(setting, attributed, key=jax.random.key(seed))
+        judged = of_seeds(record_scores)(networks(name), examples)
+        return [one.record() for one in predict(judged)]
 
     def of_arm(name: str, label: str, arm: Arm, stages: int, looks: int) -> dict[str, Any]:
         run = _Run(preset.settings[name], preset, jax.random.fold_in(keys[0], 7))
         return run.record(networks(name), arm, stages, looks, _file(folder, label))
 
-    def of_variant(setting: str, label: str, arm: Arm) -> Callable[[], dict[str, Any]]:
-        return partial(of_arm, setting, f"variant {label}", arm, preset.stages, 0)
+    def of_shift(name: str) -> dict[str, Any]:
+        models, setting = networks(preset.shifted), preset.settings[preset.shifted]
+        if name != BEFORE:
+            run = _Run(setting, preset, jax.random.fold_in(keys[0], 7))
+            file = _file(folder, f"shifted {name}")
+            models, _ = run.trained(models, ARMS[name](setting), preset.stages, file)
+        return shift_record(
+            setting, models, test=preset.test, attributed=attributed, key=jax.random.key(seed)
+        )
 
-    base = next(iter(preset.settings))
     runs: dict[str, Callable[[], Any]] = {
         f"settings: {name}": partial(of_setting, name) for name in preset.settings
     }
@@ -213,13 +237,23 @@ def _groups(preset: Preset, seed: int, folder: Path | None) -> dict[str, Callabl
         label = PLAIN if name == LONG else name
         arm = ARMS[label](preset.settings[base])
         runs[f"arms: {name}"] = partial(of_arm, base, label, arm, count, preset.explained)
-    for name, (setting, options) in preset.variants.items():
-        arm = balanced_on_probes(preset.settings[setting], **options)
-        runs[f"variants: {name}"] = of_variant(setting, name, arm)
-        if setting != base:
-            arm, label = ARMS[PLAIN](preset.settings[setting]), f"{name}, {PLAIN}"
-            runs[f"variants: {label}"] = of_variant(setting, label, arm)
+    for name, (setting, arm) in _variants(preset, base).items():
+        label = f"variant {name}"
+        runs[f"variants: {name}"] = partial(of_arm, setting, label, arm, preset.stages, 0)
+    if preset.shifted:
+        shifts = (BEFORE, PLAIN, BALANCED)
+        runs |= {f"shifts: {name}": partial(of_shift, name) for name in shifts}
     return runs
+
+
+def _variants(preset: Preset, base: str) -> dict[str, tuple[str, Arm]]:
+    """The setting and the arm of each, and plain arms of those whose networks are others."""
+    found = {}
+    for name, (setting, options) in preset.variants.items():
+        found[name] = setting, balanced_on_probes(preset.settings[setting], **options)
+        if setting != base:
+            found[f"{name}, {PLAIN}"] = setting, ARMS[PLAIN](preset.settings[setting])
+    return found
 
 
 class _Run(NamedTuple):
@@ -229,16 +263,26 @@ class _Run(NamedTuple):
     preset: Preset
     key: Key[Array, ""]
 
+    def test(self) -> Example:
+        of_test, _, _ = jax.random.split(self.key, 3)
+        return examples_of_every_place(self.setting, self.preset.test, key=of_test)
+
+    def trained(
+        self, models: Retrievers, arm: Arm, stages: int, checkpoint: Path | None
+    ) -> tuple[Retrievers, Evaluation]:
+        _, of_batches, _ = jax.random.split(self.key, 3)
+        return train_further(
+            arm, self.setting, models, of_batches, self.test(),
+            stages=stages, every=self.preset.every, checkpoint=checkpoint,
+        )  # fmt: skip
+
     def record(
         self, models: Retrievers, arm: Arm, stages: int, explained: int, checkpoint: Path | None
     ) -> dict[str, Any]:
-        of_test, of_batches, of_rest = jax.random.split(self.key, 3)
-        test = examples_of_every_place(self.setting, self.preset.test, key=of_test)
+        _, of_batches, of_rest = jax.random.split(self.key, 3)
+        test = self.test()
         before = evaluate(self.setting, test, jax.random.fold_in(of_batches, 1), models)
-        trained, found = train_further(
-            arm, self.setting, models, of_batches, test,
-            stages=stages, every=self.preset.every, checkpoint=checkpoint,
-        )  # fmt: skip
+        trained, found = self.trained(models, arm, stages, checkpoint)
         return {
             "steps": [self.preset.every * stage for stage in range(stages + 1)],
             "seconds_per_step": float(np.median(np.asarray(found.seconds))) / self.preset.every,
@@ -279,16 +323,16 @@ def _cost(arm: Arm, setting: Setting, models: Retrievers, key: Key[Array, ""]) -
 
 
 def _setting_record(
-    setting: Setting, models: Retrievers, preset: Preset, key: Key[Array, ""]
+    setting: Setting, models: Retrievers, test: int, explained: int, key: Key[Array, ""]
 ) -> dict[str, Any]:
     of_test, of_risk, of_rest = jax.random.split(key, 3)
-    test = examples_of_every_place(setting, preset.test, key=of_test)
-    found = evaluate(setting, test, of_risk, models)
+    examples = examples_of_every_place(setting, test, key=of_test)
+    found = evaluate(setting, examples, of_risk, models)
     return {
         **{name: np.asarray(part).tolist() for name, part in found.scores._asdict().items()},
         "risk": found.risk.tolist(),
-        **influence_record(setting, models, test),
-        **_explained(setting, models, preset.explained, of_rest),
+        **influence_record(setting, models, examples),
+        **_explained(setting, models, explained, of_rest),
     }
 
 
@@ -428,6 +472,16 @@ def compare_arms(results: Mapping[str, Any]) -> dict[str, Gain]:
         elif not name.endswith(f", {PLAIN}"):
             gains[name] = gain(variant, plain, longer)
     return gains
+
+
+def gains_on_probes(results: Mapping[str, Any]) -> dict[str, Gain]:
+    """The gains of Algorithm 1 on probes and of its variants, those from the same networks."""
+    variants, gains = results["variants"], compare_arms(results)
+    return {
+        name: gains[name]
+        for name in (BALANCED, *variants)
+        if name in gains and f"{name}, {PLAIN}" not in variants
+    }
 
 
 def _file(folder: Path | None, name: str) -> Path | None:

@@ -33,7 +33,7 @@ def test_a_study_writes_its_numbers_a_page_and_figures(monkeypatch, tmp_path, ca
     assert json.loads((out / "study.json").read_text())["arms"] == made_results()["arms"]
     page = (out / "study.md").read_text()
     figures = [line[2:].partition("]")[0] for line in page.splitlines() if line.startswith("![")]
-    assert len(figures) == 4 and all((out / name).exists() for name in figures)
+    assert len(figures) == 7 and all((out / name).exists() for name in figures)
     printed = capsys.readouterr().out
     assert "**" not in printed and "At equal steps 1 of 1 remedies lifts the middle" in printed
     assert "At equal steps 1 of 1 remedies lifts the middle" in page

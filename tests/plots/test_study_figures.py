@@ -1,5 +1,6 @@
 """Figures of a study show its numbers."""
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -9,10 +10,13 @@ from reference.made_study import made_results
 
 from lim_jax import plots
 from lim_jax.studies.intervals import Interval
-from lim_jax.studies.validation import LONG, compare_arms
+from lim_jax.studies.prediction import ATTRIBUTIONS
+from lim_jax.studies.validation import LONG, Gain, compare_arms
 
 RESULTS = made_results()
 ARMS = RESULTS["arms"]
+LOPSIDED = Interval(*map(np.array, (0.2, 0.1, 0.5)))
+GAIN = Gain(*5 * [LOPSIDED], time=3.0)
 
 
 def named(figure):
@@ -62,8 +66,7 @@ def test_the_middle_is_drawn_over_seconds():
 
 def test_gains_have_their_intervals():
     gains = compare_arms(RESULTS)
-    lopsided = Interval(*map(np.array, (0.2, 0.1, 0.5)))
-    gains["Algorithm 1"] = gains["Algorithm 1"]._replace(middle=lopsided)
+    gains["Algorithm 1"] = gains["Algorithm 1"]._replace(middle=LOPSIDED)
     figure = plots.gains_of_arms(gains, "8 records")
     axes = figure.axes[0]
     assert [tick.get_text() for tick in axes.get_yticklabels()] == list(gains)
@@ -76,6 +79,49 @@ def test_gains_have_their_intervals():
     # The variant with a network of its own was not trained plainly for as long.
     assert len(axes.containers) == 2 * len(gains) - 1
     assert named(figure) == ["equal steps", "equal time"]
+    assert_nothing_is_cut(figure)
+
+
+def test_a_gain_stands_over_what_a_step_costs():
+    gains = {"a": GAIN, "b": GAIN._replace(time=1.5)}
+    figure = plots.gain_against_cost(gains, "")
+    (point, _, (bar,)) = figure.axes[0].containers[0].lines
+    assert (point.get_xdata(), point.get_ydata()) == ([3.0], [0.2])
+    np.testing.assert_allclose(bar.get_segments()[0], [[3.0, 0.1], [3.0, 0.5]])
+    assert figure.axes[0].containers[1].lines[0].get_xdata() == [1.5]
+    assert named(figure) == ["a", "b"] and figure.axes[0].get_xlim()[0] == 0
+    assert_nothing_is_cut(figure)
+
+
+def test_correlations_stand_in_rows_of_attributions():
+    figure = plots.rank_correlations(RESULTS["predictions"], "")
+    shown = figure.axes[0]
+    assert [tick.get_text() for tick in shown.get_yticklabels()] == list(ATTRIBUTIONS)
+    profile, at_gold = shown.containers
+    point, _, (bar,) = profile.lines
+    # As made: a tenth more in each row.
+    values = np.arange(len(ATTRIBUTIONS)) / 10
+    np.testing.assert_allclose(point.get_xdata(), values)
+    ends = np.stack([values - 0.3, values + 0.2], axis=1)
+    np.testing.assert_allclose(np.array(bar.get_segments())[:, :, 0], ends)
+    assert [container.get_label() for container in (profile, at_gold)] == named(figure)
+    low, high = shown.get_ylim()
+    assert low > high  # the first is on top
+    assert_nothing_is_cut(figure)
+
+
+def test_a_shift_is_drawn_length_by_length():
+    figure = plots.shifted_records(RESULTS["shifts"], "")
+    assert [axes.get_title() for axes in figure.axes] == 2 * ["contexts of 8 records"] + 2 * [
+        "contexts of 16 records"
+    ]
+    for axes, (length, part) in zip(
+        figure.axes, itertools.product(("8 records", "16 records"), ("accuracy", "influence")),
+        strict=True,
+    ):  # fmt: skip
+        for line, found in zip(axes.lines, RESULTS["shifts"].values(), strict=True):
+            np.testing.assert_allclose(line.get_ydata(), np.mean(found[length][part], axis=0))
+    assert named(figure) == list(RESULTS["shifts"])
     assert_nothing_is_cut(figure)
 
 

@@ -4,7 +4,7 @@ import numpy as np
 
 from lim_jax.studies.prediction import ATTRIBUTIONS, PROFILE, SCORES
 from lim_jax.studies.remedies import ANSWERS, PLAIN
-from lim_jax.studies.validation import LONG, LONGER, presets
+from lim_jax.studies.validation import BALANCED, BEFORE, LONG, LONGER, presets
 
 SEEDS, RECORDS, STAGES, EVERY = 3, 8, 2, 25
 
@@ -41,11 +41,25 @@ def made_arm(seed, *, stages=STAGES, seconds=0.01, after=0.0, explained=True):
 def made_predictions():
     return [
         {"attribution": name, "of": of, "score": score, "correlations": [0.1, None, 0.5],
-         "interval": {"value": 0.3 + row / 10, "low": 0.1, "high": 0.5}, "left_out": 1}
+         "interval": {"value": row / 10, "low": row / 10 - 0.3, "high": row / 10 + 0.2},
+         "left_out": 1}
         for row, name in enumerate(ATTRIBUTIONS)
         for of in (PROFILE, "at the gold record")
         for score in SCORES
     ]  # fmt: skip
+
+
+def made_shift(seed):
+    """At the length of training, and at twice it."""
+    rng = np.random.default_rng(seed)
+    return {
+        f"{records} records": {
+            "accuracy": rng.uniform(size=(SEEDS, records)).tolist(),
+            "influence": rng.uniform(0.5, 1.5, (SEEDS, records)).tolist(),
+            "predictions": made_predictions(),
+        }
+        for records in (RECORDS, 2 * RECORDS)
+    }
 
 
 def made_results():
@@ -71,5 +85,8 @@ def made_results():
             "strength 3": made_arm(5, seconds=0.04, after=0.1, explained=False),
             "deeper": made_arm(6, seconds=0.06, after=-0.1, explained=False),
             f"deeper, {PLAIN}": made_arm(7, seconds=0.02, explained=False),
+        },
+        "shifts": {
+            name: made_shift(8 + number) for number, name in enumerate((BEFORE, PLAIN, BALANCED))
         },
     }

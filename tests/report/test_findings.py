@@ -25,8 +25,8 @@ def test_the_first_line_counts_what_is_above_zero_with_its_interval():
     gains = {"a": one_gain(UP, NOT), "b": one_gain(NOT, None), "c": one_gain(UP, UP)}
     line = found_in_a_line(gains | {"answers of the probes": one_gain(UP, UP)})
     assert line == (
-        "**At equal steps 2 of 3 remedies lift the middle (a, +0.20, c, +0.20); "
-        "at equal time 1 (c, +0.20).**"
+        "**At equal steps 2 of 3 remedies lift the middle (a +0.20; c +0.20); "
+        "at equal time 1 (c +0.20).**"
     )
     assert "at equal time none" in found_in_a_line({"a": one_gain(UP, NOT)})
 
@@ -49,7 +49,7 @@ def test_arms_stand_with_their_gains_costs_and_channels():
     cone = energies[:, 1, 1] / np.minimum(energies[:, 0, 1], energies[:, 2, 1])
     assert channels[4] == f"{cone.mean():.3g}"
     assert certificates[1:] == ["2 of 3, 2.5", "0 of 3, -2, 3 vacuous"]
-    (before,) = rows(page, "before")
+    before, _ = rows(page, "before")
     assert before[1] == f"{np.mean(arm['accuracy'][0]):.3f}"
     assert page.endswith("![some.png](some.png)\n")
 
@@ -67,7 +67,39 @@ def test_variants_and_predictions_have_their_rows():
     assert deeper[3].startswith("-0.100") and deeper[4:] == ["", "3.0"]
     assert not rows(page, "deeper, plain")
     profile, at_gold = rows(page, "influence, margin")
-    assert profile[1] == at_gold[1] == "+0.40 (+0.10 to +0.50), 1 constant"
+    assert profile[1] == at_gold[1] == "+0.10 (-0.20 to +0.30), 1 constant"
+
+
+def test_the_verdict_counts_variants_and_names_what_moved():
+    results = made_results()
+    verdict = report.findings_page(results).split("\n\n")[1]
+    varied = "Of 2 variants of Algorithm 1 on probes 1 lift it at equal steps (strength 3 +"
+    assert varied in verdict
+    cone = {}
+    for name in ("Algorithm 1", "plain"):
+        energies = np.array(results["arms"][name]["channels"])[:, :, 1]
+        ratio = (energies[:, 1] / np.minimum(energies[:, 0], energies[:, 2])).mean()
+        cone[name] = f"{ratio:.3g}"
+    assert "After Algorithm 1 the middle's energy is, over the weaker boundary's" in verdict
+    moved = f"in the cone channel {cone['Algorithm 1']} where plain training has {cone['plain']}"
+    assert moved in verdict
+
+
+def test_a_shift_stands_with_its_gains_and_correlations():
+    results = made_results()
+    page = report.findings_page(results)
+    (ours_row,) = rows(page, "Algorithm 1, probes")
+    middles = {
+        name: np.array(found["16 records"]["accuracy"])[:, 4:12].mean(axis=1)
+        for name, found in results["shifts"].items()
+    }
+    ours = middles["Algorithm 1, probes"]
+    assert ours_row[6] == f"{ours.mean():.3f}"
+    assert ours_row[7].startswith(f"{(ours - middles['plain']).mean():+.3f} (")
+    assert ours_row[8] == "+0.20 (-0.10 to +0.40), 1 constant"
+    (plain,) = (row for row in rows(page, "plain") if len(row) == len(ours_row))
+    assert plain[7] == ""
+    assert "## Position shift" not in report.findings_page(results | {"shifts": {}})
 
 
 def test_what_was_not_explained_has_no_table():

@@ -8,7 +8,7 @@ import optax
 import pytest
 
 from lim_jax.studies import remedies
-from lim_jax.studies.retrievers import Setting, asked, new_retriever
+from lim_jax.studies.retrievers import Setting, asked, draw, new_retriever
 from lim_jax.tasks import KeyValueTask, key_value_examples, middle_law
 
 RECORDS, LENGTH, BATCH = 4, 9, 5
@@ -121,6 +121,21 @@ def test_an_arms_gradient_is_its_definitions(name):
 
     ours, theirs = both(MODEL, batches())
     for one, other in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-9)
+
+
+def test_probes_of_another_law_are_drawn_anew():
+    arm = remedies.balanced_on_probes(SETTING, strength=0.01, law="edges")
+    drawn = draw(SETTING, SETTING.gold_law, key=batches().key)
+
+    @eqx.filter_jit
+    def both(model, batches):
+        penalty = clipped(jax.grad(profile_penalty)(model, drawn), 0.01)
+        return arm.gradient(model, (), batches)[0], plus(
+            jax.grad(risk)(model, batches.training), penalty
+        )
+
+    for one, other in zip(*map(jax.tree.leaves, both(MODEL, batches())), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-9)
 
 

@@ -89,15 +89,25 @@ def explained(monkeypatch):
     return calls
 
 
+@pytest.fixture
+def shifts(monkeypatch):
+    """So are shifts."""
+    monkeypatch.setattr(
+        validation,
+        "shift_record",
+        lambda setting, models, **options: {"heads": np.asarray(models.head).tolist()},
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("promoting")
-def test_a_study_goes_on_from_what_is_finished(tmp_path, explained):
+def test_a_study_goes_on_from_what_is_finished(tmp_path, explained, shifts):
     """Networks that are trained, judged and trained further: many programs."""
     setting = Setting(KeyValueTask(4, 5, 3), width=4, heads=1, depth=1, steps=2, batch=2)
     preset = Preset(
         {"first": setting}, (PLAIN, "Algorithm 1, probes"),
         {"every 2nd step": ("first", {"every": 2, "target": "middle", "probes": 1})},
-        seeds=2, stages=1, every=2, test=2, explained=2,
+        seeds=2, stages=1, every=2, test=2, explained=2, shifted="first",
     )  # fmt: skip
     seen: list[str] = []
 
@@ -132,6 +142,11 @@ def test_a_study_goes_on_from_what_is_finished(tmp_path, explained):
     one = arms[PLAIN]["certificates"][1]["one of them"]
     assert one == {"holds": False, "margin": pytest.approx(1 / 3 - 0.1), "vacuous": True,
                    "concluded": False}  # fmt: skip
+    # Of the same networks before, and of each seed after either arm.
+    shifted = found["shifts"]
+    assert list(shifted) == ["before", PLAIN, "Algorithm 1, probes"]
+    heads = [np.array(one["heads"]) for one in shifted.values()]
+    assert all(len(head) == 2 for head in heads) and len({head.tobytes() for head in heads}) == 3
     assert validate(preset, folder=tmp_path) == found
     with pytest.raises(ValueError, match="study.json"):
         validate(preset, folder=tmp_path, seed=1)
