@@ -586,6 +586,12 @@ CALLS = {
         lambda loss, x, grid: training.balanced_gradients(loss, None, (x, None), grid),
         {"loss": Thing(squares), "x": Rows(VECTORS), "grid": ON},
     ),
+    "averaged_gradients": (
+        lambda loss, x, grid, memory: training.averaged_gradients(
+            loss, None, (x, None), grid, previous=PROFILE, memory=memory
+        ),
+        {"loss": Thing(squares), "x": Rows(VECTORS), "grid": ON, "memory": Real(0.5)},
+    ),
     "raised_multiplier": (
         training.raised_multiplier,
         {

@@ -7,6 +7,7 @@ from . import observing as observing
 from . import reweighting as reweighting
 from . import sensitivity as sensitivity
 from .balancing import Estimator as Estimator
+from .balancing import averaged_gradients as averaged_gradients
 from .balancing import averaged_objective as averaged_objective
 from .balancing import balanced_density as balanced_density
 from .balancing import balanced_gradients as balanced_gradients

@@ -328,13 +328,10 @@ def balanced_gradients(
     >>> gradients.risk.tolist(), gradients.penalty.round(3).tolist()
     ([1.0, 1.0], [-0.384, 0.192])
     """
-    x, _ = require_pair(*embedded(loss, params, batch))
-    functional, options = _functional(
-        _penalty_alone, estimate, x.dtype, grid, pools, target=target, epsilon=epsilon
+    values, gradients, _ = _apart(
+        estimate, loss, params, batch, grid, pools, target=target, epsilon=epsilon
     )
-    return gradients_apart(
-        lambda *of_batch: functional(*of_batch)[0], loss, params, batch, grid, options
-    )
+    return values, gradients
 
 
 def constrained_objective(
@@ -436,6 +433,50 @@ def averaged_objective(
     )  # fmt: skip
 
 
+def averaged_gradients(
+    loss: Loss,
+    params: PyTree,
+    batch: Batch,
+    grid: Grid,
+    *,
+    previous: Statistic,
+    memory: Scalar | float,
+    target: Places | Scalar | float = 1.0,
+    epsilon: float = 1e-8,
+    estimate: Estimator = balanced_density,
+    pools: Pools | None = None,
+) -> tuple[RiskAndPenalty, RiskAndPenalty, Statistic]:
+    r"""`balanced_gradients` of a moving average of the energies, which it returns too.
+
+    :math:`\nabla R + \beta\nabla\Phi` is the gradient of `averaged_objective`; apart, the
+    penalty's can be clipped alone.
+
+    Parameters
+    ----------
+    loss, params, batch, grid, previous, memory, target, epsilon, estimate, pools
+        As in `averaged_objective`.
+
+    Returns
+    -------
+    tuple
+        The values and the gradients of `balanced_gradients`, and the average for the next step.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> loss = lambda weight, x, y: jnp.vdot(weight, x[:, 0])
+    >>> batch, weight = (jnp.ones((1, 2, 1)), None), jnp.array([1.0, 2.0])
+    >>> options = {"previous": jnp.array([12.0, 0.0]), "memory": 0.5, "epsilon": 0.0}
+    >>> values, _, average = averaged_gradients(loss, weight, batch, token_grid(2), **options)
+    >>> average.tolist(), float(values.penalty)  # of this batch (4, 16): the average is uniform
+    ([8.0, 8.0], 0.0)
+    """
+    return _apart(
+        estimate, loss, params, batch, grid, pools,
+        target=target, epsilon=epsilon, previous=previous, memory=memory,
+    )  # fmt: skip
+
+
 Options = dict[str, Any]
 
 
@@ -520,6 +561,21 @@ def _penalised(
     x, _ = require_pair(loss, batch)
     functional, arrays = _functional(objective, estimate, x.dtype, grid, pools, **options)
     return functional_of_adjoints(functional, loss, params, batch, grid, arrays, has_aux=True)
+
+
+def _apart(
+    estimate: Estimator,
+    loss: Loss,
+    params: PyTree,
+    batch: Batch,
+    grid: Grid,
+    pools: Pools | None,
+    **options: Array | float,
+) -> tuple[RiskAndPenalty, RiskAndPenalty, Statistic]:
+    """Values and gradients of risk and penalty, and the statistic that the penalty is of."""
+    x, _ = require_pair(*embedded(loss, params, batch))
+    functional, arrays = _functional(_penalty_alone, estimate, x.dtype, grid, pools, **options)
+    return gradients_apart(functional, loss, params, batch, grid, arrays, has_aux=True)
 
 
 def _functional(

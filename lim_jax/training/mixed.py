@@ -90,10 +90,7 @@ def functional_of_adjoints(
     require_batch(loss, params, batch, grid)
     batch = guarded_finite(batch, "batch")
 
-    def paired(losses: Losses, adjoints: Adjoints, options: Any) -> tuple[Scalar, Any]:
-        found = functional(losses, adjoints, options)
-        return found if has_aux else (found, None)
-
+    paired = _paired(functional, has_aux)
     try:
         value, aux = _functional(params, batch, options, functional=paired, loss=loss, grid=grid)
     except jax.errors.UnexpectedTracerError as error:
@@ -146,22 +143,29 @@ class RiskAndPenalty(NamedTuple):
 
 
 def gradients_apart(
-    functional: Functional, loss: Loss, params: PyTree, batch: Batch, grid: Grid, options: PyTree
-) -> tuple[RiskAndPenalty, RiskAndPenalty]:
+    functional: Functional,
+    loss: Loss,
+    params: PyTree,
+    batch: Batch,
+    grid: Grid,
+    options: PyTree,
+    *,
+    has_aux: bool = False,
+) -> tuple:
     r"""The mean loss and a function of input adjoints, and the gradients of both, from one pass.
 
     It is the pass that gives the gradient of their sum. To differentiate further, in any mode.
 
     Parameters
     ----------
-    functional, loss, params, batch, grid, options
+    functional, loss, params, batch, grid, options, has_aux
         As in `functional_of_adjoints`; the functional returns the penalty.
 
     Returns
     -------
     tuple
         The values, and the gradients in the floating-point arrays of `params`, with None in place
-        of other leaves.
+        of other leaves, both `RiskAndPenalty`; and with `has_aux` what the functional handed out.
 
     Raises
     ------
@@ -182,7 +186,9 @@ def gradients_apart(
     of_states, states = embedded(loss, params, batch)
     require_batch(of_states, params, states, grid)
     losses, adjoints = losses_and_adjoints(of_states, params, states, grid)
-    penalty, (a, c) = jax.value_and_grad(functional, argnums=(0, 1))(losses, adjoints, options)
+    (penalty, aux), (a, c) = jax.value_and_grad(
+        _paired(functional, has_aux), argnums=(0, 1), has_aux=True
+    )(losses, adjoints, options)
     moving, still = eqx.partition(params, eqx.is_inexact_array)
 
     def losses_at(moving: PyTree, shift: Adjoints) -> Losses:
@@ -192,7 +198,13 @@ def gradients_apart(
 
     total, mixed = _mixed_gradient(losses_at, moving, _direction(c, states, grid), a)
     mean = jax.tree.map(lambda leaf: leaf / len(losses), total)
-    return RiskAndPenalty(losses.mean(), penalty), RiskAndPenalty(mean, mixed)
+    found = RiskAndPenalty(losses.mean(), penalty), RiskAndPenalty(mean, mixed)
+    return (*found, aux) if has_aux else found
+
+
+def _paired(functional: Functional, has_aux: bool) -> Functional:
+    """With something handed out, if only None."""
+    return functional if has_aux else lambda *of_batch: (functional(*of_batch), None)
 
 
 def _direction(slope: Adjoints, batch: Batch, grid: Grid) -> Adjoints:

@@ -109,6 +109,9 @@ SCALARS = {
     "averaged_objective": lambda *lpb: training.averaged_objective(
         *lpb, grid=GRID, strength=2.0, previous=jnp.arange(5.0), memory=0.25
     )[0],
+    "averaged_gradients": lambda *lpb: in_mixing(
+        training.averaged_gradients(*lpb, grid=GRID, previous=jnp.arange(5.0), memory=0.25)[:2]
+    ),
     "functional_of_adjoints": lambda *lpb: training.functional_of_adjoints(
         largest, *lpb, grid=GRID, options=4
     ),

@@ -20,6 +20,7 @@ from lim_jax.cost.job import job_cost
 from lim_jax.density import LossOfIds
 from lim_jax.loss import margin_loss
 from lim_jax.training.balancing import (
+    averaged_gradients,
     averaged_objective,
     balanced_density,
     balanced_gradients,
@@ -206,18 +207,24 @@ def test_every_estimators_statistic_is_averaged_over_steps(estimator):
         losses = jax.vmap(margin, in_axes=(None, 0, 0))(params, *BATCH_OF_BOTH)
         return losses.mean() + jnp.sum(shares * (density - TARGET) ** 2), averaged
 
+    options: dict[str, Any] = dict(previous=previous, memory=0.75, target=TARGET, epsilon=0.0,
+                                   estimate=estimate, pools=POOLS)  # fmt: skip
+
     def ours(params):
-        return averaged_objective(
-            margin, params, BATCH_OF_BOTH, GRID, strength=2.0, previous=previous, memory=0.75,
-            target=TARGET, epsilon=0.0, estimate=estimate, pools=POOLS,
-        )  # fmt: skip
+        return averaged_objective(margin, params, BATCH_OF_BOTH, GRID, strength=2.0, **options)
 
     (value, kept), gradient = jax.jit(jax.value_and_grad(ours, has_aux=True))(PARAMS)
     (expected, averaged), slope = jax.jit(jax.value_and_grad(plain, has_aux=True))(PARAMS)
     np.testing.assert_allclose(value, expected, rtol=1e-12)
-    np.testing.assert_allclose(kept, averaged, rtol=1e-12)
+    values, gradients, kept_apart = jax.jit(
+        lambda params: averaged_gradients(margin, params, BATCH_OF_BOTH, GRID, **options)
+    )(PARAMS)
+    for one in (kept, kept_apart):
+        np.testing.assert_allclose(one, averaged, rtol=1e-12)
+    np.testing.assert_allclose(values.risk + 2 * values.penalty, expected, rtol=1e-12)
     for name in PARAMS:
-        np.testing.assert_allclose(gradient[name], slope[name], rtol=1e-9, atol=1e-12)
+        for one in (gradient[name], gradients.risk[name] + 2 * gradients.penalty[name]):
+            np.testing.assert_allclose(one, slope[name], rtol=1e-9, atol=1e-12)
 
 
 def test_a_constraint_is_put_on_pools_too():
