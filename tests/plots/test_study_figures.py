@@ -23,6 +23,11 @@ def named(figure):
     return [text.get_text() for text in figure.legends[0].get_texts()]
 
 
+def drawn_bars(axes) -> list[Any]:
+    """Points with their bars, in order."""
+    return list(axes.containers)
+
+
 def test_accuracy_by_place_is_before_after_plain_and_after_the_arm():
     figure = plots.accuracy_by_place(ARMS, "8 records")
     shown = [axes for axes in figure.axes if axes.get_visible()]
@@ -70,7 +75,7 @@ def test_gains_have_their_intervals():
     figure = plots.gains_of_arms(gains, "8 records")
     axes = figure.axes[0]
     assert [tick.get_text() for tick in axes.get_yticklabels()] == list(gains)
-    first: Any = axes.containers[0]
+    first = drawn_bars(axes)[0]
     assert first.get_label() == "equal steps"
     (point, _, (bar,)) = first.lines
     gain = gains["Algorithm 1"].middle
@@ -85,10 +90,11 @@ def test_gains_have_their_intervals():
 def test_a_gain_stands_over_what_a_step_costs():
     gains = {"a": GAIN, "b": GAIN._replace(time=1.5)}
     figure = plots.gain_against_cost(gains, "")
-    (point, _, (bar,)) = figure.axes[0].containers[0].lines
+    first, second = drawn_bars(figure.axes[0])
+    (point, _, (bar,)) = first.lines
     assert (point.get_xdata(), point.get_ydata()) == ([3.0], [0.2])
     np.testing.assert_allclose(bar.get_segments()[0], [[3.0, 0.1], [3.0, 0.5]])
-    assert figure.axes[0].containers[1].lines[0].get_xdata() == [1.5]
+    assert second.lines[0].get_xdata() == [1.5]
     assert named(figure) == ["a", "b"] and figure.axes[0].get_xlim()[0] == 0
     assert_nothing_is_cut(figure)
 
@@ -97,7 +103,7 @@ def test_correlations_stand_in_rows_of_attributions():
     figure = plots.rank_correlations(RESULTS["predictions"], "")
     shown = figure.axes[0]
     assert [tick.get_text() for tick in shown.get_yticklabels()] == list(ATTRIBUTIONS)
-    profile, at_gold = shown.containers
+    profile, at_gold = drawn_bars(shown)
     point, _, (bar,) = profile.lines
     # As made: a tenth more in each row.
     values = np.arange(len(ATTRIBUTIONS)) / 10
@@ -120,7 +126,9 @@ def test_a_shift_is_drawn_length_by_length():
         strict=True,
     ):  # fmt: skip
         for line, found in zip(axes.lines, RESULTS["shifts"].values(), strict=True):
-            np.testing.assert_allclose(line.get_ydata(), np.mean(found[length][part], axis=0))
+            np.testing.assert_allclose(
+                np.array(line.get_ydata()), np.mean(found[length][part], axis=0)
+            )
     assert named(figure) == list(RESULTS["shifts"])
     assert_nothing_is_cut(figure)
 

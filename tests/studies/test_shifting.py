@@ -1,5 +1,7 @@
 """Networks that turn places are asked in contexts longer than in training."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -41,7 +43,9 @@ def test_a_shift_asks_for_every_place_of_both_lengths(monkeypatch):
     """Judges are tested by themselves; here is what they were asked, and what is kept of it."""
 
     def record_scores(model, examples):
-        rising = jnp.arange(examples.records.shape[1] // 2, dtype=float) * model.head[0, 0] ** 2
+        rising: Any = (
+            jnp.arange(examples.records.shape[1] // 2, dtype=float) * model.head[0, 0] ** 2
+        )
         same = dict.fromkeys(ATTRIBUTIONS, rising)
         return RecordScores(same, same, PlaceScores(*3 * [rising]))
 
