@@ -43,10 +43,9 @@ def test_a_shift_asks_for_every_place_of_both_lengths(monkeypatch):
     """Judges are tested by themselves; here is what they were asked, and what is kept of it."""
 
     def record_scores(model, examples):
-        rising: Any = (
-            jnp.arange(examples.records.shape[1] // 2, dtype=float) * model.head[0, 0] ** 2
-        )
-        same = dict.fromkeys(ATTRIBUTIONS, rising)
+        records = jnp.arange(examples.records.shape[1] // 2, dtype=float)
+        rising = records * model.head[0, 0] ** 2
+        same: Any = dict.fromkeys(ATTRIBUTIONS, rising)
         return RecordScores(same, same, PlaceScores(*3 * [rising]))
 
     def scores_by_place(model, examples):
