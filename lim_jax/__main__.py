@@ -6,9 +6,10 @@ try:
     import matplotlib as matplotlib  # rooms load it when they draw, at the end of a long command
 
     from lim_jax._checks import is_refusal
+    from lim_jax.cli import keep_programs
     from lim_jax.cli import main as run
 except ModuleNotFoundError as error:
-    if error.name not in ("matplotlib", "tqdm", "tyro"):
+    if error.name not in ("filelock", "matplotlib", "platformdirs", "tqdm", "tyro"):
         raise
     sys.exit(f"lim-jax needs {error.name}: python -m pip install 'lim_jax[plot,cli]'")
 
@@ -16,7 +17,7 @@ except ModuleNotFoundError as error:
 def main() -> int:
     """Run the command; what it refuses is said in a line, and the status is 2."""
     try:
-        return run()
+        return run(keep_programs(sys.argv[1:]))
     except (ValueError, ImportError) as error:
         if not is_refusal(error):
             raise

@@ -323,7 +323,7 @@ def test_a_fault_keeps_its_traceback(monkeypatch, capsys):
     """Only what names an argument, what came and what was expected is a refusal."""
 
     def raising(error):
-        def run():
+        def run(arguments):
             raise error
 
         return run

@@ -1,4 +1,5 @@
 from . import commands as commands
+from . import compiled as compiled
 from . import data as data
 from . import explaining as explaining
 from . import folder as folder
@@ -8,6 +9,7 @@ from . import profiling as profiling
 from . import reproduction as reproduction
 from . import studying as studying
 from .commands import main as main
+from .compiled import keep_programs as keep_programs
 from .data import Context as Context
 from .data import Span as Span
 from .data import read_contexts as read_contexts

@@ -40,6 +40,8 @@ def _run(arguments: Sequence[str]) -> int:
         },
         prog="lim-jax",
         description="Which positions of a long context a causal Transformer really uses. "
-        "Each command says more by its own --help; lim-jax --version says which version this is.",
+        "Each command says more by its own --help; lim-jax --version says which version this is. "
+        "Compiled programs are kept in the user's cache folder for the next time; --cache PATH "
+        "before the command keeps them elsewhere, --no-cache nowhere.",
         args=arguments or ["--help"],
     )

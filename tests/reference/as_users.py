@@ -20,11 +20,16 @@ DEFAULTS = {
 
 
 def run_python(*arguments, folder):
-    """Run Python in a folder, with the package and all defaults, float32 too; warnings fail."""
+    """Run Python in a folder, with the package and all defaults, float32 too; warnings fail.
+
+    But for the cache of compiled programs: nothing is kept in the user's folder.
+    """
     return subprocess.run(
         [sys.executable, "-W", "error", *map(str, arguments)],
         cwd=folder,
-        env=os.environ | {"XLA_FLAGS": "", "PYTHONPATH": str(ROOT), "JAX_ENABLE_X64": "0"},
+        env=os.environ
+        | {"XLA_FLAGS": "", "PYTHONPATH": str(ROOT), "JAX_ENABLE_X64": "0"}
+        | {"JAX_ENABLE_COMPILATION_CACHE": "0"},
         capture_output=True,
         text=True,
     )

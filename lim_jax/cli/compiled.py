@@ -1,0 +1,52 @@
+"""Compiled programs, kept from one command to the next.
+
+Compiling is most of what a short command waits for. Only the process of the command line keeps
+programs: who imports the library decides for themselves, by JAX's own settings.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+import platformdirs
+
+MOST = 2**30  # bytes; those that were not used for longest go first
+
+
+def keep_programs(arguments: Sequence[str]) -> list[str]:
+    """Say to JAX where to keep compiled programs, and give the arguments that are left.
+
+    In the user's cache folder, or where JAX's own ``JAX_COMPILATION_CACHE_DIR`` says; in the folder
+    of a leading ``--cache PATH``; after a leading ``--no-cache``, or with
+    ``JAX_ENABLE_COMPILATION_CACHE=false``, nowhere.
+
+    Parameters
+    ----------
+    arguments
+        Of the command line.
+
+    Raises
+    ------
+    ValueError
+        Where ``--cache`` has no folder behind it.
+    """
+    match list(arguments):
+        case ["--no-cache", *rest]:
+            jax.config.update("jax_enable_compilation_cache", False)
+            return rest
+        case ["--cache"]:
+            raise ValueError("--cache: got no folder, expected one. Say --cache PATH COMMAND.")
+        case ["--cache", path, *rest]:
+            _keep_in(Path(path))
+            return rest
+        case rest:
+            if jax.config.values["jax_compilation_cache_dir"] is None:
+                _keep_in(platformdirs.user_cache_path("lim_jax"))
+            return rest
+
+
+def _keep_in(folder: Path) -> None:
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_compilation_cache_max_size", MOST)
+    # Small ones too: a command compiles hundreds.
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

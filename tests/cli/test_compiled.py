@@ -1,0 +1,68 @@
+"""Where compiled programs are kept, and that they are."""
+
+import sys
+from types import SimpleNamespace
+
+import platformdirs
+import pytest
+from reference.as_users import run_python
+
+from lim_jax import __main__, cli
+from lim_jax.cli import compiled
+
+FOLDER, ENABLED = "jax_compilation_cache_dir", "jax_enable_compilation_cache"
+COMPILES = """
+import sys, jax
+from lim_jax.cli import keep_programs
+jax.config.update("jax_enable_compilation_cache", True)
+keep_programs(["--cache", sys.argv[1]])
+print(jax.jit(lambda x: 2 * x)(3.0))
+"""
+
+
+@pytest.fixture
+def settings(monkeypatch):
+    """What would be set, by name; nothing is."""
+    found = {}
+    config = SimpleNamespace(update=found.__setitem__, values={FOLDER: None})
+    monkeypatch.setattr(compiled, "jax", SimpleNamespace(config=config))
+    return found
+
+
+def test_programs_are_kept_in_the_users_folder(settings):
+    assert cli.keep_programs(["rates", "--quick"]) == ["rates", "--quick"]
+    assert settings[FOLDER] == platformdirs.user_cache_dir("lim_jax")
+    assert 0 < settings["jax_compilation_cache_max_size"] <= 2**30
+
+
+def test_flags_before_the_command_move_or_refuse_the_folder(settings):
+    assert cli.keep_programs(["--cache", "here", "rates"]) == ["rates"]
+    assert settings.pop(FOLDER) == "here"
+    assert cli.keep_programs(["--no-cache", "rates"]) == ["rates"]
+    assert settings[ENABLED] is False and FOLDER not in settings
+    assert cli.keep_programs(["rates", "--cache", "here"]) == ["rates", "--cache", "here"]
+    with pytest.raises(ValueError, match="--cache: got no folder, expected one"):
+        cli.keep_programs(["--cache"])
+
+
+def test_a_folder_that_jax_was_told_of_stays(settings, monkeypatch):
+    monkeypatch.setitem(compiled.jax.config.values, FOLDER, "theirs")
+    cli.keep_programs(["rates"])
+    assert settings == {}
+
+
+def test_the_command_asks_before_it_runs(settings, monkeypatch):
+    seen = []
+    monkeypatch.setattr(sys, "argv", ["lim-jax", "--no-cache", "rates"])
+    monkeypatch.setattr(__main__, "run", lambda arguments: seen.append(arguments) or 0)
+    assert __main__.main() == 0
+    assert seen == [["rates"]] and settings[ENABLED] is False
+
+
+def test_another_process_finds_what_was_compiled(tmp_path):
+    def kept():
+        assert run_python("-c", COMPILES, tmp_path, folder=tmp_path).stdout == "6.0\n"
+        return {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("*-cache")}
+
+    first = kept()
+    assert first and kept() == first
