@@ -25,3 +25,12 @@ def test_the_results_are_those_of_the_full_preset():
     assert set(full.variants) <= set(results["variants"])
     for record in (*results["arms"].values(), *results["variants"].values()):
         assert len(record["answer_lim"]) == full.seeds
+
+
+def test_the_page_of_a_published_model_says_what_its_results_say():
+    page = (FOLDER / "prompted.md").read_text(encoding="utf-8")
+    figures = [line[2:].partition("]")[0] for line in page.splitlines() if line.startswith("![")]
+    assert figures and all((FOLDER / name).is_file() for name in figures)
+    found = json.loads((FOLDER / "prompted.json").read_text(encoding="utf-8"))
+    assert report.prompted_page(found, "SmolLM2-135M-Instruct.Q4_1", figures) == page
+    assert [one["prompts"] for one in found.values()] == [500, 500]

@@ -188,6 +188,7 @@ def prompted_records(found: PromptedStudy, title: str) -> Figure:
     lower.set_ylabel("accuracy (share)", fontsize=8)
     lower.set_xlabel("record, or place of the record that is asked for", fontsize=8)
     upper.set_title(title, fontsize=10, wrap=True)
+    lower.xaxis.set_major_locator(MaxNLocator(integer=True))  # which both share
     for axes in (upper, lower):
         axes.set_ylim(bottom=0)
         axes.spines[["top", "right"]].set_visible(False)
