@@ -15,7 +15,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import lim_jax as lim
 from lim_jax.adjoint.cone import cone_mass
-from lim_jax.network import attention, blocked
+from lim_jax.network import attention, tiles
 from lim_jax.training.balancing import balanced_objective
 from lim_jax.training.dynamics import density_dynamics
 
@@ -62,7 +62,7 @@ def dense_and_tiled():
     """Every job, and the density once more in small tiles of attention."""
     for name in JOBS:
         yield name, "dense"
-    blocked.TILE = attention.TILE = SMALL_TILE
+    tiles.TILE = attention.DENSE = SMALL_TILE
     jax.clear_caches()
     yield "density", "tiled"
 

@@ -14,6 +14,8 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
+from lim_jax._linear import written_out
+
 # An integer's values in all iterations of the loops around it, which come first; None: not known.
 Known = np.ndarray | None
 MOST_KNOWN = 2**22
@@ -67,6 +69,8 @@ def _count_equation(
     if name == "custom_linear_solve":  # of its four programs this one is called
         return _count_unknown(params["jaxprs"].solve, iterations), unknown
     inside = [value for value in params.values() if isinstance(value, ClosedJaxpr | Jaxpr)]
+    if (program := written_out(equation)) is not None:
+        inside = [program]
     if "callback" in name:  # a check of values, of the host's own Python
         return 0, unknown
     if not inside:

@@ -7,11 +7,11 @@ from . import fused as fused
 from . import norms as norms
 from . import positions as positions
 from . import regularity as regularity
+from . import tiles as tiles
 from .attention import attention_kernel as attention_kernel
 from .attention import attention_weights as attention_weights
 from .attention import causal_attention as causal_attention
 from .attention import continued_kernel as continued_kernel
-from .blocked import Place as Place
 from .blocked import Row as Row
 from .blocked import blocked_attention as blocked_attention
 from .blocked import require_heads as require_heads
@@ -57,3 +57,8 @@ from .regularity import feed_forward_regularity as feed_forward_regularity
 from .regularity import field_regularity as field_regularity
 from .regularity import norm_lipschitz as norm_lipschitz
 from .regularity import trajectory_radius as trajectory_radius
+from .tiles import Place as Place
+from .tiles import Tiling as Tiling
+from .tiles import in_groups as in_groups
+from .tiles import over_tiles as over_tiles
+from .tiles import tiling as tiling

@@ -16,7 +16,9 @@ from jaxtyping import Array, Float
 
 from lim_jax._precision import matmul
 from lim_jax.grid import CellGrid, Grid
-from lim_jax.network.blocked import TILE, blocked_attention, require_heads
+from lim_jax.network.blocked import blocked_attention, require_heads
+
+DENSE = 96  # positions: up to here whole matrices are the faster
 
 
 def attention_weights(
@@ -131,7 +133,7 @@ def causal_attention(
     `eq:discrete-attention-numerator-scaled` by `eq:discrete-attention-denominator-scaled`, on
     panels of `eq:continuum-attention-numerator` by `eq:continuum-attention-denominator`.
 
-    Beyond some hundred tokens tile by tile, in memory linear in the length, with the same numbers
+    Beyond `DENSE` positions tile by tile, in memory linear in the length, with the same numbers
     and derivatives (`blocked`); on Gauss--Legendre panels always by the whole matrix. `vmap` over
     heads.
 
@@ -143,6 +145,6 @@ def causal_attention(
     [[1.0], [2.0]]
     """
     require_heads(query, key, grid, value)
-    if isinstance(grid, CellGrid) and grid.size > TILE:
+    if isinstance(grid, CellGrid) and grid.size > DENSE:
         return blocked_attention(query, key, value, grid)
     return matmul(attention_weights(query, key, grid), value).astype(value.dtype)

@@ -1,37 +1,42 @@
 r"""Causal attention tile by tile: the dense formula's numbers in memory linear in the length.
 
 On a `CellGrid` prefix weights are known without a matrix, :math:`W_{ij} = \Delta p_j` left of the
-diagonal, from the position where row i's prefix begins. Tiles that no row sees, ahead of the
-diagonal or before every start, are skipped. Rows are normalised as they grow (the running maximum
-and sum of Milakov and Gimelshein, 2018), and their log-sum-exp is kept:
+diagonal, from the position where row i's prefix begins. Rows are normalised as they grow (the
+running maximum and sum of Milakov and Gimelshein, 2018), and their log-sum-exp is kept:
 
 .. math:: \ell_i = \log\sum_j W_{ij}\,e^{s_{ij}}, \qquad A_{ij} = W_{ij}\,e^{s_{ij} - \ell_i},
           \qquad o_i = \sum_j A_{ij} v_j.
 
-The derivative is made of the same tiles,
+The derivative is made of the same tiles, by two linear maps at the point :math:`(q, k, v, \ell)`.
+The *push* takes tangents to :math:`\sum_j A_{ij}(\dot s_{ij}v_j + \dot v_j)` and
+:math:`\sum_j A_{ij}\,\dot s_{ij}`, and with it
 
 .. math:: \dot\ell_i = \sum_j A_{ij}\,\dot s_{ij}, \qquad
-          \dot o_i = \sum_j A_{ij}(\dot s_{ij}\,v_j + \dot v_j) - \dot\ell_i\,o_i,
+          \dot o_i = \sum_j A_{ij}(\dot s_{ij}\,v_j + \dot v_j) - \dot\ell_i\,o_i.
 
-a linear scan of remade tiles, which JAX transposes into the reverse sweep and differentiates
-again. Only :math:`o` and :math:`\ell` are kept for it.
+The *pull*, its transpose, takes covectors :math:`g_i` and :math:`h_i` of these two to
+
+.. math:: e_{ij} = A_{ij}(\langle g_i, v_j\rangle + h_i), \qquad
+          \bar q_i = \sum_j e_{ij} k_j, \quad \bar k_j = \sum_i e_{ij} q_i, \quad
+          \bar v_j = \sum_i A_{ij} g_i.
+
+Only :math:`o` and :math:`\ell` are kept for either; JAX differentiates both again.
 """
 
 import math
-from collections.abc import Callable
-from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
-from jaxtyping import Array, Bool, Float, Int, PyTree
+from jaxtyping import Array, Float
 
 from lim_jax._checks import require_floats
+from lim_jax._linear import at, derived, of_many, transposes
 from lim_jax._precision import accumulator, matmul
-from lim_jax.grid import CellGrid, Grid, Starts, require_on_grid
+from lim_jax.grid import CellGrid, Grid, require_on_grid
+from lim_jax.network.tiles import Tiling, in_groups, over_tiles, tiling
 
-TILE = 128
 KEPT = "attention outputs"
 
 
@@ -54,7 +59,8 @@ def blocked_attention(
     """
     require_heads(query, key, grid, value)
     scaled = query / math.sqrt(query.shape[1])
-    features, _ = _attend(scaled, key, value, grid.starts, grid.whole)
+    starts = [] if grid.starts is None else [grid.starts]
+    features, _ = at(_attention, [scaled, key, value, *starts], [], tiling(grid))
     return features.astype(value.dtype)
 
 
@@ -69,164 +75,131 @@ def require_heads(query: Array, key: Array, grid: Grid, *value: Array) -> None:
 class Row(NamedTuple):
     """What grows along a row block: the unnormalised output, its sum, and the highest score."""
 
-    features: Float[Array, "tile features"]
-    total: Float[Array, " tile"]
-    highest: Float[Array, " tile"]
+    features: Float[Array, "*blocks group tile features"]
+    total: Float[Array, "*blocks group tile"]
+    highest: Float[Array, "*blocks group tile"]
 
 
-class Place(NamedTuple):
-    """Where a tile stands: its row and column of tiles, and where its rows' prefixes begin."""
-
-    row: Int[Array, ""]
-    column: Int[Array, ""]
-    starts: Int[Array, " tile"] | None
-
-    @property
-    def seen(self) -> Bool[Array, ""]:
-        """Whether any row of the tile sees any of its columns."""
-        past = self.column <= self.row
-        if self.starts is None:
-            return past
-        return past & (self.column >= self.starts.min() // self.starts.shape[0])
-
-
-@partial(jax.custom_jvp, nondiff_argnums=(4,))
-def _attend(
-    query: Float[Array, "length size"],
-    key: Float[Array, "length size"],
-    value: Float[Array, "length features"],
-    starts: Starts | None,
-    grid: CellGrid,
-) -> tuple[Float[Array, "length features"], Float[Array, " length"]]:
+@in_groups
+def _attend(points, _, tiling):
     r"""Outputs :math:`o` and log-sum-exps :math:`\ell`; queries come scaled."""
+    query, key, value, *starts = points
     dtype = accumulator(query.dtype)
 
-    def grow(row: Row, query: Array, column: tuple, place: Place) -> Row:
+    def grow(row, _, query, column, place):
         key, value, log_weight = column
-        scores = _scores(query, key, log_weight, place, grid)
-        highest = jnp.maximum(row.highest, scores.max(axis=1))
-        mass, shrunk = jnp.exp(scores - highest[:, None]), jnp.exp(row.highest - highest)
-        return Row(
-            row.features * shrunk[:, None] + matmul(mass.astype(value.dtype), value),
-            row.total * shrunk + mass.sum(axis=1),
+        scores = _scores(query, key, log_weight, place, tiling)
+        highest = jnp.maximum(row.highest, scores.max(axis=-1))
+        mass, shrunk = jnp.exp(scores - highest[..., None]), jnp.exp(row.highest - highest)
+        grown = Row(
+            row.features * shrunk[..., None] + matmul(mass.astype(value.dtype), value),
+            row.total * shrunk + mass.sum(axis=-1),
             highest,
         )
+        return grown, ()
 
-    tile = min(TILE, grid.size)
     empty = Row(
-        jnp.zeros((tile, value.shape[1]), dtype),
-        jnp.zeros(tile, dtype),
+        jnp.zeros(value.shape, dtype),
+        jnp.zeros(value.shape[:-1], dtype),
         # Finite: a row that sees nothing of its first tiles must not take infinity from infinity.
-        jnp.full(tile, jnp.finfo(dtype).min, dtype),
+        jnp.full(value.shape[:-1], jnp.finfo(dtype).min, dtype),
     )
-    columns = _tiles(key), _tiles(value), _log_weights(grid, dtype)
-    features, total, highest = _over_tiles(grow, empty, _tiles(query), columns, starts)
-    return _joined(features / total[..., None], grid), _joined(highest + jnp.log(total), grid)
+    columns = key, value, tiling.log_weights(dtype)
+    row, _ = over_tiles(grow, query, columns, empty, (), starts)
+    return row.features / row.total[..., None], row.highest + jnp.log(row.total)
 
 
-@_attend.defjvp
-def _attend_jvp(grid, primals, tangents):
-    *primals, starts = primals
-    features, log_total = checkpoint_name(_attend(*primals, starts, grid), KEPT)
-    moved, log_slope = _slopes(primals, log_total, tangents[:3], starts, grid)
-    return (features, log_total), (moved - log_slope[:, None] * features, log_slope)
+def _slope(points, tangents, apply):
+    """The derivative of attention: what `eq:attention-first-variation-schematic` is made of."""
+    query, key, value, *starts = points
+    features, log_total = checkpoint_name(apply(_attention, points, []), KEPT)
+    point = query, key, value, log_total, *starts
+    moved, log_slope = apply(_push, point, tangents[:3])
+    return (features, log_total), (moved - log_slope[..., None] * features, log_slope)
 
 
-def _slopes(primals, log_total, tangents, starts, grid):
+@in_groups
+def _pushed(points, vectors, tiling):
     r"""The sums :math:`\sum_j A_{ij}(\dot s_{ij}v_j + \dot v_j)` and :math:`\dot\ell_i`.
 
-    What `eq:attention-first-variation-schematic` is made of; :math:`\dot s_{ij}` is the sum of a
-    query's and a key's part (`eq:head-score-variation`).
+    :math:`\dot s_{ij}` is the sum of a query's and a key's part (`eq:head-score-variation`).
     """
+    query, key, value, log_total, *starts = points
 
-    def grow(sums: tuple, row: tuple, column: tuple, place: Place) -> tuple:
-        query, query_slope, log_total = row
-        key, key_slope, value, value_slope, log_weight = column
-        scores = _scores(query, key, log_weight, place, grid)
-        weights = jnp.exp(scores - log_total[:, None])
-        moved = weights * (matmul(query_slope, key.T) + matmul(query, key_slope))
-        weights, pushed = weights.astype(value.dtype), moved.astype(value.dtype)
-        features = matmul(pushed, value) + matmul(weights, value_slope.T)
-        return sums[0] + features, sums[1] + moved.sum(axis=1)
+    def add(of_row, _, row, column, place):
+        query, log_total, query_slopes = row
+        key, value, log_weight, key_slopes, value_slopes = column
+        weights = _weights(query, key, log_weight, log_total, place, tiling)
+        kept = weights.astype(value.dtype)
 
-    def across(slope: Array) -> Array:
-        # Transposed, these products then sum over a tile's rows into (size, tile): on a CPU three
-        # times as fast as into (tile, size).
-        return jnp.swapaxes(_tiles(slope), 1, 2)
+        def push(tangent):
+            query_slope, key_slope, value_slope = tangent
+            moved = weights * (matmul(query_slope, key.mT) + matmul(query, key_slope.mT))
+            features = matmul(moved.astype(value.dtype), value) + matmul(kept, value_slope)
+            return features, moved.sum(axis=-1)
 
-    (query, key, value), (query_slope, key_slope, value_slope) = primals, tangents
-    rows = _tiles(query), _tiles(query_slope), _tiles(log_total)
-    columns = _tiles(key), across(key_slope), _tiles(value), across(value_slope)
-    columns = *columns, _log_weights(grid, log_total.dtype)
-    tile = rows[2].shape[1]
-    empty = jnp.zeros((tile, value.shape[1]), log_total.dtype), jnp.zeros(tile, log_total.dtype)
-    return tuple(_joined(sums, grid) for sums in _over_tiles(grow, empty, rows, columns, starts))
+        found = jax.lax.map(push, (query_slopes, key_slopes, value_slopes))
+        return jax.tree.map(jnp.add, of_row, found), ()
 
-
-def _over_tiles(
-    body: Callable[[Any, Any, Any, Place], Any],
-    start: PyTree,
-    rows: PyTree,
-    columns: PyTree,
-    starts: Starts | None,
-) -> PyTree:
-    """Carry ``body`` from `start` along every row of tiles through those it sees, remade."""
-    blocks, tile_size = jax.tree.leaves(rows)[0].shape[:2]
-    indices = jnp.arange(blocks)
-    if starts is not None:
-        # Rows that only fill the last tile see what its last row sees.
-        filled = jnp.pad(starts, (0, blocks * tile_size - starts.shape[0]), mode="edge")
-        starts = filled.reshape(blocks, tile_size)
-
-    def along(_, row):
-        i, starts, row = row
-
-        def tile(carry, column):
-            j, column = column
-            place = Place(i, j, starts)
-            carry = jax.lax.cond(
-                place.seen,
-                lambda carry: body(carry, row, column, place),
-                lambda carry: carry,
-                carry,
-            )
-            return carry, None
-
-        tile = jax.checkpoint(tile, prevent_cse=False)
-        return None, jax.lax.scan(tile, start, (indices, columns))[0]
-
-    along = jax.checkpoint(along, prevent_cse=False)
-    return jax.lax.scan(along, None, (indices, starts, rows))[1]
+    query_slopes, key_slopes, value_slopes = vectors
+    shape, dtype = query_slopes.shape[:-1], log_total.dtype
+    empty = jnp.zeros((*shape, value.shape[-1]), dtype), jnp.zeros(shape, dtype)
+    rows = query, log_total, query_slopes
+    columns = key, value, tiling.log_weights(dtype), key_slopes, value_slopes
+    return over_tiles(add, rows, columns, empty, (), starts)[0]
 
 
-def _scores(query, key, log_weight, place, grid):
-    """A tile of scores plus log-weights; what its rows do not see is masked."""
-    scores = matmul(query, key.T) + log_weight[None, :]
-    row, column = jnp.arange(query.shape[0])[:, None], jnp.arange(query.shape[0])[None, :]
-    on_diagonal = math.log(1 - grid.offset)
-    masked = jnp.where(
-        column < row, scores, jnp.where(column == row, scores + on_diagonal, -jnp.inf)
+@in_groups
+def _pulled(points, vectors, tiling):
+    r"""The covectors :math:`\bar q_i, \bar k_j, \bar v_j` of :math:`g_i` and :math:`h_i`."""
+    query, key, value, log_total, *starts = points
+
+    def add(of_row, of_column, row, column, place):
+        query, log_total, covectors, slopes = row
+        key, value, log_weight = column
+        weights = _weights(query, key, log_weight, log_total, place, tiling)
+        kept = weights.astype(value.dtype)
+
+        def pull(covector):
+            g, h = covector
+            e = (weights * (matmul(g, value.mT) + h[..., None])).astype(key.dtype)
+            # Sums over rows into (size, tile): on a CPU three times as fast as into (tile, size).
+            return matmul(e, key), (matmul(query.mT, e), matmul(g.mT, kept))
+
+        found = jax.lax.map(pull, (covectors.astype(value.dtype), slopes))
+        return jax.tree.map(jnp.add, (of_row, of_column), found)
+
+    covectors, slopes = vectors
+    *shape, tile = slopes.shape
+    of_query = jnp.zeros((*shape, tile, query.shape[-1]), log_total.dtype)
+    of_key, of_value = (
+        jnp.zeros((*shape, x.shape[-1], tile), log_total.dtype) for x in (key, value)
     )
-    scores = jnp.where(place.row == place.column, masked, scores)
+    rows = query, log_total, covectors, slopes
+    columns = key, value, tiling.log_weights(log_total.dtype)
+    of_query, (of_key, of_value) = over_tiles(
+        add, rows, columns, of_query, (of_key, of_value), starts
+    )
+    pulled = (of_query, query), (of_key.mT, key), (of_value.mT, value)
+    return tuple(found.astype(primal.dtype) for found, primal in pulled)
+
+
+_attention = of_many("attention", _attend)
+_push, _pull = transposes(("attention_push", _pushed), ("attention_pull", _pulled))
+derived(_attention, _slope)
+
+
+def _weights(query, key, log_weight, log_total, place, tiling):
+    r"""A tile of :math:`A_{ij}`, remade."""
+    return jnp.exp(_scores(query, key, log_weight, place, tiling) - log_total[..., None])
+
+
+def _scores(query, key, log_weight, place, tiling: Tiling):
+    """A tile of scores plus log-weights; what its rows do not see is masked."""
+    scores = matmul(query, key.mT) + log_weight[None, None, :]
+    row, column = place.rows(tiling.tile)[None, :, None], place.columns(tiling.tile)[None, None, :]
+    own = scores + math.log(1 - tiling.grid.offset)
+    scores = jnp.where(column < row, scores, jnp.where(column == row, own, -jnp.inf))
     if place.starts is None:
         return scores
-    began = place.starts[:, None] <= place.column * query.shape[0] + column
-    return jnp.where(began, scores, -jnp.inf)
-
-
-def _log_weights(grid: CellGrid, dtype: jnp.dtype) -> Float[Array, "blocks tile"]:
-    return _tiles(jnp.log(grid.weights).astype(dtype))
-
-
-def _tiles(array: Float[Array, "length *rest"]) -> Float[Array, "blocks tile *rest"]:
-    """Cut into blocks, the last one padded: no position looks ahead at what is padded."""
-    size = array.shape[0]
-    tile = min(TILE, size)
-    padded = jnp.pad(array, ((0, -size % tile), *((0, 0) for _ in array.shape[1:])))
-    return padded.reshape(-1, tile, *array.shape[1:])
-
-
-def _joined(
-    blocks: Float[Array, "blocks tile *rest"], grid: CellGrid
-) -> Float[Array, "length *rest"]:
-    return blocks.reshape(-1, *blocks.shape[2:])[: grid.size]
+    return jnp.where(place.starts[:, :, None] <= column, scores, -jnp.inf)

@@ -9,7 +9,7 @@ from reference.networks import random_flow, random_states
 import lim_jax as lim
 from lim_jax.cost.counting import operations
 from lim_jax.cost.job import job_cost, require_fits
-from lim_jax.network import blocked
+from lim_jax.network import blocked, tiles
 
 LENGTH, WIDTH, HIDDEN, HEADS, SIZE, DEPTH, EXAMPLES = 10, 6, 7, 2, 3, 4, 5
 
@@ -43,7 +43,7 @@ def test_a_gradient_costs_more_and_shapes_suffice():
 @pytest.mark.parametrize("derivative", ["value", "gradient", "gradient of gradient"])
 def test_tiles_ahead_of_the_diagonal_do_not_count(derivative, monkeypatch):
     """Three rows of tiles have six on and below the diagonal; examples and layers repeat them."""
-    monkeypatch.setattr(blocked, "TILE", 4)
+    monkeypatch.setattr(tiles, "TILE", 4)
 
     def job(x, layers):
         def layer(x, scale):

@@ -12,7 +12,7 @@ from scipy.special import softmax
 import lim_jax as lim
 from lim_jax.adjoint.cone import joint_cone
 from lim_jax.grid import segment_starts
-from lim_jax.network import Rotary, attention, blocked
+from lim_jax.network import Rotary, attention, blocked, tiles
 from lim_jax.network.attention import attention_kernel, attention_weights, causal_attention
 
 # Two examples of eleven rows in tiles of four: tiles before every start, a row that sees nothing of
@@ -26,8 +26,8 @@ def arrays(seed, length, size=3, features=2):
 
 
 def small_tiles(patch, tile=4):
-    patch.setattr(blocked, "TILE", tile)
-    patch.setattr(attention, "TILE", tile)
+    patch.setattr(tiles, "TILE", tile)
+    patch.setattr(attention, "DENSE", tile)
 
 
 def by_rows(query, key, grid, starts):

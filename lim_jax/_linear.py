@@ -1,0 +1,146 @@
+r"""Linear maps at a point that know their transposes, of many points and vectors at once.
+
+JAX transposes a loop into the same loop backwards, every product in it turned round. Where the
+transpose can be written by hand it may be the better program: two such maps,
+
+.. math:: \langle g,\, T_x t\rangle = \langle T_x^* g,\, t\rangle,
+
+are each the other's transpose, and their derivatives in the point :math:`x` are JAX's own, of the
+programs as they are written. What `vmap` adds comes in front: a program sees one axis of points
+and, of vectors, a second axis of those that share a point.
+"""
+
+import math
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Primitive
+from jax.interpreters import ad, batching, mlir
+from jaxtyping import Array, Shaped
+
+Points = Sequence[Shaped[Array, "points ..."]]
+Vectors = Sequence[Shaped[Array, "points vectors ..."]]
+# ``program(points, vectors, setting)``; the setting is known before tracing.
+Program = Callable[[Points, Vectors, Any], Sequence[Array]]
+RUNS: dict[Primitive, Callable[..., list[Array]]] = {}
+
+
+def of_many(name: str, program: Program) -> Primitive:
+    """Make a primitive of one point and one vector (or none) from a program of many.
+
+    Examples
+    --------
+    >>> powers = of_many("powers", lambda points, _, setting: [points[0] ** setting])
+    >>> jax.vmap(lambda x: at(powers, [x], [], 2)[0])(jnp.arange(3.0)).tolist()
+    [0.0, 1.0, 4.0]
+    """
+    primitive = Primitive(name)
+    primitive.multiple_results = True
+
+    @partial(jax.jit, static_argnames=("count", "many", "sharing", "setting"))
+    def run(*operands: Array, count: int, many: int, sharing: int, setting: Hashable):
+        # All operands lead with the `many` axes of points, then vectors with the `sharing` ones.
+        front = operands[-1].shape[: many + sharing]
+        merged = math.prod(front[:many]), math.prod(front[many:])
+        points = [x.reshape(merged[0], *x.shape[many:]) for x in operands[:count]]
+        vectors = [x.reshape(*merged, *x.shape[many + sharing :]) for x in operands[count:]]
+        found = program(points, vectors, setting)
+        return [x.reshape(*front, *x.shape[2 if vectors else 1 :]) for x in found]
+
+    def mapped(operands, axes, *, count, many, sharing, setting):
+        sizes = (x.shape[a] for x, a in zip(operands, axes, strict=True) if a is not None)
+        size = next(sizes)
+        moves = any(axis is not None for axis in axes[:count])
+        first = 0 if moves else many
+
+        def fronted(operand: Array, axis: int | None) -> Array:
+            if axis is None:
+                operand, axis = jnp.broadcast_to(operand, (size, *operand.shape)), 0
+            return jnp.moveaxis(operand, axis, first)
+
+        fixed = 0 if moves else count
+        operands = *operands[:fixed], *map(fronted, operands[fixed:], axes[fixed:])
+        axes = {"many": many + moves, "sharing": sharing + (not moves)}
+        found = primitive.bind(*operands, count=count, setting=setting, **axes)
+        return found, [first] * len(found)
+
+    primitive.def_impl(run)
+    primitive.def_abstract_eval(
+        lambda *types, **static: jax.make_jaxpr(partial(run, **static))(*types).out_avals
+    )
+    mlir.register_lowering(primitive, mlir.lower_fun(run, multiple_results=True))
+    batching.primitive_batchers[primitive] = mapped
+    RUNS[primitive] = run
+    return primitive
+
+
+def transposes(
+    there: tuple[str, Program], back: tuple[str, Program]
+) -> tuple[Primitive, Primitive]:
+    """Make two programs, linear in their vectors, one another's transposes.
+
+    Examples
+    --------
+    >>> scale = lambda points, vectors, setting: [points[0][:, None] * vectors[0]]
+    >>> there, _ = transposes(("there", scale), ("back", scale))
+    >>> jax.grad(lambda t: at(there, [jnp.array(3.0)], [t], None)[0])(1.0).item()
+    3.0
+    """
+    pair = of_many(*there), of_many(*back)
+    for primitive, other in (pair, pair[::-1]):
+        ad.primitive_jvps[primitive] = partial(_derivative, primitive)
+        ad.primitive_transposes[primitive] = partial(_transposed, other)
+    return pair
+
+
+def derived(primitive: Primitive, rule: Callable[..., Any]) -> None:
+    """Give a primitive its derivative, ``rule(points, tangents, apply)``, linear in the tangents.
+
+    The rule writes it for one point or for many, with ``apply(primitive, points, vectors)``.
+    """
+
+    def derivative(primals, tangents, *, count, **static):
+        def apply(primitive: Primitive, points: Sequence[Array], vectors: Sequence[Array]):
+            return primitive.bind(*points, *vectors, count=len(points), **static)
+
+        return rule(primals, [*map(ad.instantiate_zeros, tangents)], apply)
+
+    ad.primitive_jvps[primitive] = derivative
+
+
+def at(
+    primitive: Primitive, point: Sequence[Array], vector: Sequence[Array], setting: Hashable
+) -> list[Array]:
+    """Apply it at one point to one vector, both of several arrays."""
+    static = {"count": len(point), "many": 0, "sharing": 0, "setting": setting}
+    return primitive.bind(*point, *vector, **static)
+
+
+def written_out(equation: JaxprEqn) -> ClosedJaxpr | None:
+    """Write out the program of an equation whose primitive is made here."""
+    run = RUNS.get(equation.primitive)
+    types = [atom.aval for atom in equation.invars]
+    return None if run is None else jax.make_jaxpr(partial(run, **equation.params))(*types)
+
+
+def _derivative(primitive, primals, tangents, *, count, **static):
+    static = {"count": count, **static}
+    if all(type(tangent) is ad.Zero for tangent in tangents[:count]):
+        moved = map(ad.instantiate_zeros, tangents[count:])
+        return (
+            primitive.bind(*primals, **static),
+            primitive.bind(*primals[:count], *moved, **static),
+        )
+    moved = tuple(map(ad.instantiate_zeros, tangents))
+    return jax.jvp(partial(RUNS[primitive], **static), primals, moved)
+
+
+def _transposed(other, covectors, *operands, count, **static):
+    covectors = map(ad.instantiate_zeros, covectors)
+    found = other.bind(*operands[:count], *covectors, count=count, **static)
+    wanted = map(ad.is_undefined_primal, operands[count:])
+    pulled = [x if asked else None for x, asked in zip(found, wanted, strict=True)]
+    return [None] * count + pulled

@@ -1,0 +1,161 @@
+r"""The lower triangle of pairs of positions, tile by tile: how arrays are cut and tiles visited.
+
+A group of heads and examples goes at a time, as many as fill a processor's cache with a tile of
+each. A block is then an array ``(group, tile, *rest)``: some positions of all in the group. Tiles
+that no row sees, ahead of the diagonal or before every start, are skipped.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, PyTree
+
+from lim_jax._linear import Points, Program, Vectors
+from lim_jax.grid import CellGrid
+
+TILE = 128  # positions
+CACHE = 2**16  # pairs of positions
+Sweep = Callable[[Points, Vectors, "Tiling"], PyTree]
+
+
+class Tiling(NamedTuple):
+    """A grid whose prefixes begin at the first position, and how many positions a tile is wide."""
+
+    grid: CellGrid
+    tile: int
+
+    def log_weights(self, dtype: jnp.dtype) -> Float[Array, "blocks tile"]:
+        r""":math:`\log\Delta p_j`, and zero beyond the last position."""
+        weights = jnp.log(self.grid.weights).astype(dtype)
+        return jnp.pad(weights, (0, -self.grid.size % self.tile)).reshape(-1, self.tile)
+
+
+def tiling(grid: CellGrid) -> Tiling:
+    """Cut into equal tiles: of `TILE` positions at most, or of twice as many in long contexts.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> [tiling(token_grid(length)).tile for length in (100, 150, 256, 4096)]
+    [100, 75, 128, 256]
+    """
+    most = TILE if grid.size < 16 * TILE else 2 * TILE
+    return Tiling(grid.whole, -(-grid.size // -(-grid.size // most)))
+
+
+class Place(NamedTuple):
+    """Where a tile stands: its row and column of tiles, and where its rows' prefixes begin."""
+
+    row: Int[Array, ""]
+    column: Int[Array, ""]
+    starts: Int[Array, "group tile"] | None = None
+
+    @property
+    def seen(self) -> Bool[Array, ""]:
+        """Whether any row sees any column of this tile, which is not ahead of the diagonal."""
+        if self.starts is None:
+            return jnp.array(True)
+        return self.column >= self.starts.min() // self.starts.shape[1]
+
+    def rows(self, tile: int) -> Int[Array, " tile"]:
+        """The positions of its rows."""
+        return self.row * tile + jnp.arange(tile)
+
+    def columns(self, tile: int) -> Int[Array, " tile"]:
+        """The positions of its columns."""
+        return self.column * tile + jnp.arange(tile)
+
+
+def in_groups(sweep: Sweep) -> Program:
+    """Make a program of arrays of positions from one of a group's blocks.
+
+    ``sweep(points, vectors, tiling)`` is called for one group after another: with points
+    ``(blocks, group, tile, *rest)`` and vectors ``(blocks, vectors, group, tile, *rest)``. It gives
+    arrays as the vectors, or where there are none as the points.
+    """
+
+    def program(points: Points, vectors: Vectors, tiling: Tiling) -> PyTree:
+        count, between = points[0].shape[0], 1 if vectors else 0
+        most = max(CACHE * jax.device_count() // tiling.tile**2, 1)
+        group = max(size for size in range(1, min(most, count) + 1) if count % size == 0)
+        blocks = [
+            [_cut(x, axes, group, tiling.tile) for x in arrays]
+            for arrays, axes in ((points, 0), (vectors, 1))
+        ]
+        found = jax.lax.map(lambda blocks: sweep(blocks[0], blocks[1], tiling), blocks)
+        return [_joined(x, between, tiling.grid.size) for x in found]
+
+    return program
+
+
+def _cut(array: Array, between: int, group: int, tile: int) -> Array:
+    """Cut into groups and blocks, which come first; `between` counts the axes of vectors."""
+    axis = 1 + between
+    edges = [(0, 0)] * array.ndim
+    edges[axis] = (0, -array.shape[axis] % tile)
+    # Rows that only fill the last tile begin where its last row does.
+    starts = jnp.issubdtype(array.dtype, jnp.integer)
+    array = jnp.pad(array, edges, mode="edge" if starts else "constant")
+    shape, rest = array.shape[1:axis], array.shape[axis + 1 :]
+    # Neighbours go to different groups: examples that are spread over devices then keep them all
+    # at work on every group.
+    array = array.reshape(group, -1, *shape, array.shape[axis] // tile, tile, *rest)
+    return jnp.moveaxis(jnp.moveaxis(array, 0, axis + 1), axis, 1)
+
+
+def _joined(array: Array, between: int, length: int) -> Array:
+    """The inverse of `_cut`."""
+    axis = 1 + between
+    array = jnp.moveaxis(jnp.moveaxis(array, 1, axis), axis + 1, 0)
+    shape, rest = array.shape[2 : axis + 1], array.shape[axis + 3 :]
+    count = array.shape[0] * array.shape[1]
+    array = array.reshape(count, *shape, -1, *rest)
+    return jax.lax.slice_in_dim(array, 0, length, axis=axis)
+
+
+def over_tiles(
+    visit: Callable[[Any, Any, Any, Any, Place], tuple[Any, Any]],
+    rows: PyTree,
+    columns: PyTree,
+    of_rows: PyTree,
+    of_columns: PyTree,
+    starts: Sequence[Int[Array, "blocks group tile"]],
+) -> tuple[Any, Any]:
+    """Visit the tiles that are seen, row by row, and change what belongs to each row and column.
+
+    ``visit(of_row, of_column, row, column, place)`` gives the first two anew. All arrays lead with
+    an axis of blocks; tiles are remade where they are differentiated.
+    """
+    blocks = jax.tree.leaves(rows)[0].shape[0]
+
+    @jax.checkpoint
+    def step(state: tuple[Any, Any], pair: tuple[Array, Array]) -> tuple[tuple[Any, Any], None]:
+        (of_rows, of_columns), (i, j) = state, pair
+        place = Place(i, j, *_block(starts, i))
+
+        def changed(there: tuple[Any, Any]) -> tuple[Any, Any]:
+            return visit(*there, _block(rows, i), _block(columns, j), place)
+
+        there = _block(of_rows, i), _block(of_columns, j)
+        if place.starts is None:
+            of_row, of_column = changed(there)
+        else:
+            of_row, of_column = jax.lax.cond(place.seen, changed, lambda there: there, there)
+        return (_replaced(of_rows, i, of_row), _replaced(of_columns, j, of_column)), None
+
+    pairs = tuple(map(jnp.asarray, np.tril_indices(blocks)))
+    return jax.lax.scan(step, (of_rows, of_columns), pairs)[0]
+
+
+def _block(tree: PyTree, index: Array) -> Any:
+    return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, index, keepdims=False), tree)
+
+
+def _replaced(tree: PyTree, index: Array, block: Any) -> Any:
+    def replaced(array: Array, entry: Array) -> Array:
+        return jax.lax.dynamic_update_index_in_dim(array, entry, index, 0)
+
+    return jax.tree.map(replaced, tree, block)
