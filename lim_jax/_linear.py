@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Primitive
 from jax.interpreters import ad, batching, mlir
+from jax.typing import ArrayLike
 from jaxtyping import Array, Shaped
 
 Points = Sequence[Shaped[Array, "points ..."]]
@@ -56,9 +57,9 @@ def of_many(name: str, program: Program) -> Primitive:
         moves = any(axis is not None for axis in axes[:count])
         first = 0 if moves else many
 
-        def fronted(operand: Array, axis: int | None) -> Array:
+        def fronted(operand: ArrayLike, axis: int | None) -> Array:
             if axis is None:
-                operand, axis = jnp.broadcast_to(operand, (size, *operand.shape)), 0
+                operand, axis = jnp.broadcast_to(operand, (size, *jnp.shape(operand))), 0
             return jnp.moveaxis(operand, axis, first)
 
         fixed = 0 if moves else count
@@ -112,7 +113,7 @@ def derived(primitive: Primitive, rule: Callable[..., Any]) -> None:
 
 
 def at(
-    primitive: Primitive, point: Sequence[Array], vector: Sequence[Array], setting: Hashable
+    primitive: Primitive, point: Sequence[ArrayLike], vector: Sequence[ArrayLike], setting: Hashable
 ) -> list[Array]:
     """Apply it at one point to one vector, both of several arrays."""
     static = {"count": len(point), "many": 0, "sharing": 0, "setting": setting}

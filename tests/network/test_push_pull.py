@@ -1,0 +1,156 @@
+"""Tiled attention's two linear maps: each the other's transpose, and attention's derivative."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from reference.differences import central_difference
+from reference.networks import random_states
+
+import lim_jax as lim
+from lim_jax._linear import at
+from lim_jax.network import blocked, tiles
+from lim_jax.network.attention import attention_weights
+
+# Eleven rows in tiles of four, the last not full; prefixes that begin in tiles and at their ends.
+LENGTH, SIZE, FEATURES, EXAMPLES, HEADS = 11, 3, 2, 3, 2
+STARTS = np.array([[0, 0, 2, 2, 2, 5, 5, 5, 5, 5, 10], [0, 1, 1, 1, 1, 1, 1, 7, 8, 8, 8], [0] * 11])
+GRIDS = {"graded": lim.graded_grid(LENGTH), "midpoints": lim.midpoint_grid(LENGTH)}
+WIDTHS = SIZE, SIZE, FEATURES
+
+
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch):
+    """Tiles of four positions, of two heads and examples at a time."""
+    monkeypatch.setattr(tiles, "TILE", 4)
+    monkeypatch.setattr(tiles, "CACHE", 32)
+
+
+def arrays(seed):
+    """Queries of examples and heads, keys of heads alone, values whose examples come last."""
+    query, key, value = (
+        random_states(seed + i, EXAMPLES, HEADS, LENGTH, width) for i, width in enumerate(WIDTHS)
+    )
+    return query, key[0], jnp.moveaxis(value, 0, -1)
+
+
+OVER = 0, None, 3, 0
+
+
+def of_examples(function, over=OVER, **options):
+    """Map a function of one head's arrays and one example's starts over heads and examples."""
+    return jax.vmap(jax.vmap(function, in_axes=(0, 0, 0, None), **options), in_axes=over)
+
+
+def tiled(grid):
+    def outputs(query, key, value, starts):
+        begun = grid.starting(starts)
+        return at(blocked._attention, [query, key, value, begun.starts], [], tiles.tiling(begun))
+
+    return of_examples(outputs)
+
+
+def dense(query, key, value, starts, grid):
+    """The attention matrices, and outputs and log-sum-exps."""
+    begun = grid.starting(starts)
+    weights = attention_weights(query * np.sqrt(SIZE), key, begun)
+    mass = jnp.where(begun.past, jnp.exp(query @ key.T), 0) * begun.prefix_weights()
+    return weights, weights @ value, jnp.log(mass.sum(axis=1))
+
+
+@pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
+def test_the_derivative_is_that_of_the_dense_formula_and_of_differences(grid):
+    """Forward and in reverse, of examples and heads that share keys, outputs and log-sum-exps."""
+    point, direction, starts = arrays(0), arrays(10), jnp.asarray(STARTS)
+    covectors = (
+        random_states(20, EXAMPLES, HEADS, LENGTH, FEATURES),
+        random_states(21, EXAMPLES, HEADS, LENGTH),
+    )
+
+    def whole(query, key, value):
+        heads = of_examples(lambda *head: dense(*head, grid)[1:])
+        return heads(query, key, value, starts)
+
+    def ours(query, key, value):
+        return tuple(tiled(grid)(query, key, value, starts))
+
+    @jax.jit
+    def both_ways(point, direction):
+        found = []
+        for formula in (ours, whole):
+            value, slope = jax.jvp(formula, point, direction)
+            found.append((value, slope, jax.vjp(formula, *point)[1](covectors)))
+        return found, central_difference(lambda point: ours(*point), point, direction)
+
+    (found, expected), differences = both_ways(point, direction)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-12)
+    for a, b in zip(found[1], differences, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-9)
+    forward = sum(np.vdot(g, slope) for g, slope in zip(covectors, found[1], strict=True))
+    reverse = sum(np.vdot(p, d) for p, d in zip(found[2], direction, strict=True))
+    np.testing.assert_allclose(forward, reverse, rtol=1e-12)
+
+
+def at_a_point(grid, starts):
+    """One head's point, its attention matrix, and its push and pull."""
+    query, key, value = (random_states(i, LENGTH, width) for i, width in enumerate(WIDTHS))
+    begun = grid.starting(starts)
+    weights, _, log_total = dense(query, key, value, starts, grid)
+    point, tiling = [query, key, value, log_total, begun.starts], tiles.tiling(begun)
+
+    def apply(primitive):
+        return lambda vectors: at(primitive, point, vectors, tiling)
+
+    return (query, key, value, weights), apply(blocked._push), apply(blocked._pull)
+
+
+def every_pair(some, others):
+    """The inner products of every one of the first with every one of the others."""
+    return some.reshape(len(some), -1) @ others.reshape(len(others), -1).T
+
+
+def test_push_and_pull_are_the_written_sums_of_many_vectors_at_one_point():
+    """By NumPy from the matrix; five vectors share the point, and pairs of theirs transpose."""
+    t = [np.asarray(random_states(30 + i, 5, LENGTH, width)) for i, width in enumerate(WIDTHS)]
+    g, h = (np.asarray(random_states(40, 5, LENGTH, *rest)) for rest in ((FEATURES,), ()))
+
+    @jax.jit
+    def measured(starts):
+        point, push, pull = at_a_point(GRIDS["graded"], starts)
+        # The vectors' axis comes last, so that it has to be moved.
+        pushed = jax.vmap(push, in_axes=-1, out_axes=-1)([jnp.moveaxis(x, 0, -1) for x in t])
+        turned = jax.vmap(lambda *g: jax.linear_transpose(push, [x[0] for x in t])([*g])[0])(g, h)
+        return point, pushed, jax.vmap(lambda *g: pull([*g]))(g, h), turned
+
+    point, pushed, pulled, turned = jax.tree.map(np.asarray, measured(STARTS[0]))
+    (q, k, v, a), (dq, dk, dv) = point, t
+    moved = a * (dq @ k.T + q @ np.swapaxes(dk, 1, 2))
+    expected = moved @ v + a @ dv, moved.sum(axis=2)
+    e = a * (g @ v.T + h[:, :, None])
+    covectors = e @ k, np.swapaxes(e, 1, 2) @ q, a.T @ g
+    for ours, theirs in zip(pushed, expected, strict=True):
+        np.testing.assert_allclose(np.moveaxis(ours, -1, 0), theirs, rtol=1e-12, atol=1e-13)
+    for ours, again, theirs in zip(pulled, turned, covectors, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-12, atol=1e-13)
+        np.testing.assert_array_equal(again, ours)
+    pairs = sum(every_pair(x, y) for x, y in zip((g, h), expected, strict=True))
+    others = sum(every_pair(x, y) for x, y in zip(pulled, t, strict=True))
+    np.testing.assert_allclose(others, pairs, rtol=1e-11)
+
+
+def test_the_programs_are_transposes_by_jax_too():
+    """JAX's own transpose of the push as it is written, tile by tile, is the pull."""
+    points = [random_states(i, EXAMPLES, LENGTH, width) for i, width in enumerate(WIDTHS)]
+    points += [random_states(5, EXAMPLES, LENGTH), jnp.asarray(STARTS)]
+    tiling = tiles.tiling(GRIDS["midpoints"])
+    tangents = [random_states(6 + i, EXAMPLES, 1, LENGTH, w) for i, w in enumerate(WIDTHS)]
+    covectors = [x[:, None] for x in (random_states(9, EXAMPLES, LENGTH, FEATURES), points[3])]
+
+    @jax.jit
+    def both_ways(points, covectors):
+        pushed = jax.linear_transpose(lambda t: blocked._pushed(points, t, tiling), tangents)
+        return pushed(covectors)[0], blocked._pulled(points, covectors, tiling)
+
+    for ours, theirs in zip(*both_ways(points, covectors), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-12, atol=1e-13)
