@@ -28,18 +28,22 @@ def small_tiles(monkeypatch):
 
 def arrays(seed):
     """Queries of examples and heads, keys of heads alone, values whose examples come last."""
-    query, key, value = (
-        random_states(seed + i, EXAMPLES, HEADS, LENGTH, width) for i, width in enumerate(WIDTHS)
-    )
+    query, key, value = heads_of_examples(seed)
     return query, key[0], jnp.moveaxis(value, 0, -1)
+
+
+def heads_of_examples(seed=0):
+    """Queries, keys and values."""
+    shape = EXAMPLES, HEADS, LENGTH
+    return [jnp.asarray(random_states(seed + i, *shape, width)) for i, width in enumerate(WIDTHS)]
 
 
 OVER = 0, None, 3, 0
 
 
-def of_examples(function, over=OVER, **options):
+def of_examples(function):
     """Map a function of one head's arrays and one example's starts over heads and examples."""
-    return jax.vmap(jax.vmap(function, in_axes=(0, 0, 0, None), **options), in_axes=over)
+    return jax.vmap(jax.vmap(function, in_axes=(0, 0, 0, None)), in_axes=OVER)
 
 
 def tiled(grid):
@@ -68,7 +72,7 @@ def test_the_derivative_is_that_of_the_dense_formula_and_of_differences(grid):
     )
 
     def whole(query, key, value):
-        heads = of_examples(lambda *head: dense(*head, grid)[1:])
+        heads = of_examples(lambda q, k, v, starts: dense(q, k, v, starts, grid)[1:])
         return heads(query, key, value, starts)
 
     def ours(query, key, value):
@@ -94,7 +98,7 @@ def test_the_derivative_is_that_of_the_dense_formula_and_of_differences(grid):
 
 def at_a_point(grid, starts):
     """One head's point, its attention matrix, and its push and pull."""
-    query, key, value = (random_states(i, LENGTH, width) for i, width in enumerate(WIDTHS))
+    query, key, value = (array[0, 0] for array in heads_of_examples())
     begun = grid.starting(starts)
     weights, _, log_total = dense(query, key, value, starts, grid)
     point, tiling = [query, key, value, log_total, begun.starts], tiles.tiling(begun)
@@ -121,22 +125,48 @@ def test_push_and_pull_are_the_written_sums_of_many_vectors_at_one_point():
         # The vectors' axis comes last, so that it has to be moved.
         pushed = jax.vmap(push, in_axes=-1, out_axes=-1)([jnp.moveaxis(x, 0, -1) for x in t])
         turned = jax.vmap(lambda *g: jax.linear_transpose(push, [x[0] for x in t])([*g])[0])(g, h)
-        return point, pushed, jax.vmap(lambda *g: pull([*g]))(g, h), turned
+        back = jax.vmap(lambda *t: jax.linear_transpose(pull, [g[0], h[0]])([*t])[0])(*t)
+        return point, pushed, back, jax.vmap(lambda *g: pull([*g]))(g, h), turned
 
-    point, pushed, pulled, turned = jax.tree.map(np.asarray, measured(STARTS[0]))
+    point, pushed, back, pulled, turned = jax.tree.map(np.asarray, measured(STARTS[0]))
     (q, k, v, a), (dq, dk, dv) = point, t
     moved = a * (dq @ k.T + q @ np.swapaxes(dk, 1, 2))
     expected = moved @ v + a @ dv, moved.sum(axis=2)
     e = a * (g @ v.T + h[:, :, None])
     covectors = e @ k, np.swapaxes(e, 1, 2) @ q, a.T @ g
-    for ours, theirs in zip(pushed, expected, strict=True):
+    for ours, again, theirs in zip(pushed, back, expected, strict=True):
         np.testing.assert_allclose(np.moveaxis(ours, -1, 0), theirs, rtol=1e-12, atol=1e-13)
+        np.testing.assert_array_equal(again, np.moveaxis(ours, -1, 0))
     for ours, again, theirs in zip(pulled, turned, covectors, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-12, atol=1e-13)
         np.testing.assert_array_equal(again, ours)
     pairs = sum(every_pair(x, y) for x, y in zip((g, h), expected, strict=True))
     others = sum(every_pair(x, y) for x, y in zip(pulled, t, strict=True))
     np.testing.assert_allclose(others, pairs, rtol=1e-11)
+
+
+def test_vectors_at_many_points_are_those_at_each():
+    """Mapped over heads inside and over vectors outside, where all vectors share the points."""
+    point = [array[0] for array in heads_of_examples()]
+    covectors = random_states(9, HEADS, 5, LENGTH, FEATURES)
+
+    def features(query, key, value):
+        tiling = tiles.tiling(GRIDS["midpoints"])
+        return at(blocked._attention, [query, key, value], [], tiling)[0]
+
+    @jax.jit
+    def both_ways(point, covectors):
+        _, pull = jax.vjp(jax.vmap(features), *point)
+        shared = jax.vmap(pull, in_axes=1, out_axes=1)(covectors)
+
+        def at_each(head):
+            *point, covectors = head
+            return jax.lax.map(jax.vjp(features, *point)[1], covectors)
+
+        return shared, jax.lax.map(at_each, (*point, covectors))
+
+    for ours, theirs in zip(*both_ways(point, covectors), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-12, atol=1e-14)
 
 
 def test_the_programs_are_transposes_by_jax_too():
