@@ -1,21 +1,25 @@
 """Run the library's jobs on several devices and print how far their numbers are from one's.
 
 ``XLA_FLAGS=--xla_force_host_platform_device_count=8 python devices.py virtual FILE`` compares those
-of 8 virtual ones with those of the first alone, which it saves; ``python devices.py 0 FILE PORT``
-and ``python devices.py 1 FILE PORT`` compare theirs with these as two processes.
+of 8 virtual ones with those of the first alone, which it saves; ``ring`` in place of ``virtual``
+compares those of keys and values that go round a ring; ``python devices.py 0 FILE PORT`` and
+``python devices.py 1 FILE PORT`` compare theirs with these as two processes.
 """
 
 import pickle
 import sys
+from functools import partial
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import lim_jax as lim
 from lim_jax.adjoint.cone import cone_mass
 from lim_jax.network import attention, tiles
+from lim_jax.network.ring import RingAttention
 from lim_jax.training.balancing import balanced_objective
 from lim_jax.training.dynamics import density_dynamics
 
@@ -24,10 +28,10 @@ LENGTH, WIDTH, EXAMPLES, SMALL_TILE = 24, 6, 8, 8
 GRID = lim.token_grid(LENGTH)
 
 
-@jax.jit
-def network():
+@partial(jax.jit, static_argnames="attend")
+def network(attend=attention.causal_attention):
     keys = jax.random.split(jax.random.key(0), 6)
-    make = jax.vmap(lambda key: lim.TransformerField.init(WIDTH, heads=2, key=key))
+    make = jax.vmap(lambda key: lim.TransformerField.init(WIDTH, heads=2, attend=attend, key=key))
     readout = lim.LinearReadout.init(WIDTH, 5, key=keys[3])
     x = jax.random.normal(keys[4], (EXAMPLES, LENGTH, WIDTH))
     labels = jax.random.randint(keys[5], (EXAMPLES, LENGTH), 0, 5)
@@ -95,8 +99,97 @@ def virtual(file):
     Path(file).write_bytes(pickle.dumps(numbers))
 
 
+def heads(seed, count, length):
+    keys = jax.random.split(jax.random.key(seed), 3)
+    return [jax.random.normal(key, (count, length, 5)) for key in keys]
+
+
+def dense(query, key, value, grid):
+    return attention.attention_weights(query, key, grid) @ value
+
+
+def of_attention(attend, grid, mode):
+    """Values or derivatives of two heads, each of which is attended by itself."""
+    at, along = heads(0, 2, grid.size), heads(1, 2, grid.size)
+
+    def attended(*at):
+        return jax.vmap(attend, in_axes=(0, 0, 0, None))(*at, grid)
+
+    def gradient(*at):
+        return jax.grad(lambda *at: jnp.sum(jnp.sin(attended(*at))), argnums=(0, 1, 2))(*at)
+
+    def pushed(*at):
+        return jax.jvp(gradient, at, tuple(along))[1]
+
+    def slope(*at):
+        return sum(map(jnp.vdot, gradient(*at), along))
+
+    modes = {
+        "value": attended,
+        "gradient": gradient,
+        "jvp": lambda *at: jax.jvp(attended, at, tuple(along))[1],
+        "jvp of gradient": pushed,
+        "gradient of gradient": jax.grad(slope, argnums=(0, 1, 2)),
+    }
+    return jax.jit(modes[mode])(*at)
+
+
+def ring(file):
+    """Attention alone, on grids that are not uniform and windows; jobs; and their memory."""
+    expected = pickle.loads(Path(file).read_bytes())
+    mesh = jax.make_mesh((2, 4), ("data", "context"), axis_types=(AxisType.Auto,) * 2)
+    attend = RingAttention(mesh, "context")
+    tiles.TILE = 4  # of 7 positions on each device: the last of two tiles is not full
+    graded = lim.graded_grid(28)
+    windowed = lim.token_grid(28).windowed(9)
+    for mode in ("value", "gradient", "jvp", "jvp of gradient", "gradient of gradient"):
+        for grid in (graded, windowed):
+            found = of_attention(attend, grid, mode)
+            apart = jax.tree.leaves(of_attention(dense, grid, mode))
+            gap = largest_difference(found, [np.asarray(leaf) for leaf in apart])
+            assert gap < 1e-12, (mode, grid, gap)
+        print(mode, gap)
+    try:
+        query, key, value = (array[0] for array in heads(0, 1, 10))
+        attend(query, key, value, lim.token_grid(10))
+    except ValueError as error:
+        assert "got CellGrid of 10 positions over 4 devices" in str(error)
+        print("refused", error)
+    model, batch = network(attend)
+    spread = jax.device_put(batch, NamedSharding(mesh, PartitionSpec("data", "context")))
+    for name in ("density", "algorithm 1", "mdot"):
+        gap = largest_difference(jax.jit(JOBS[name])(model, spread), expected[name, "dense"])
+        assert gap < 1e-12, (name, gap)
+        print(name, gap)
+    tiles.TILE = 32  # small beside what a device holds of the context
+    jax.clear_caches()
+    for name in ("gradient", "jvp of gradient"):
+        # From two on: what is on its way to a neighbour is there twice.
+        by_two, by_eight = (temporary_bytes(devices, name) for devices in (2, 8))
+        assert by_eight < 1.25 * by_two / 4, (name, by_two, by_eight)
+        print(name, by_two, by_eight)
+
+
+def temporary_bytes(devices, mode):
+    """On one device, for attention of a long context that so many share."""
+    mesh = jax.make_mesh((devices,), ("context",), axis_types=(AxisType.Auto,))
+    grid, spec = lim.token_grid(4096), NamedSharding(mesh, PartitionSpec("context"))
+    at = [jax.ShapeDtypeStruct((grid.size, 16), float, sharding=spec)] * 3
+
+    def loss(query, key, value):
+        return jnp.sum(RingAttention(mesh, "context")(query, key, value, grid) ** 2)
+
+    def pushed(*at):
+        return jax.jvp(jax.grad(loss, argnums=(0, 1, 2)), at, at)[1]
+
+    job = jax.grad(loss, argnums=(0, 1, 2)) if mode == "gradient" else pushed
+    analysis = jax.jit(job).lower(*at).compile().memory_analysis()
+    assert analysis is not None
+    return analysis.temp_size_in_bytes
+
+
 def process(index, file, port):
-    """Each process holds half of the examples; both end with the numbers of one."""
+    """Each process holds half of the examples, then of the context; both end with one's numbers."""
     expected = pickle.loads(Path(file).read_bytes())
     jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=2, process_id=index)
     mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
@@ -113,8 +206,21 @@ def process(index, file, port):
         gap = largest_difference(local, expected[name, "dense"])
         assert gap < 1e-12, (name, gap)
         print(name, gap)
+    mesh = jax.make_mesh((2,), ("context",), axis_types=(AxisType.Auto,))
+    spread, whole = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((None, "context"), ()))
+    model, batch = jax.tree.map(np.asarray, network(RingAttention(mesh, "context")))
+    half = slice(index * LENGTH // 2, (index + 1) * LENGTH // 2)
+    shared = jax.tree.map(
+        lambda leaf: jax.make_array_from_process_local_data(spread, leaf[:, half]), batch
+    )
+    model = jax.tree.map(lambda leaf: jax.make_array_from_process_local_data(whole, leaf), model)
+    found = jax.jit(JOBS["density"], out_shardings=whole)(model, shared)
+    gap = largest_difference(found.addressable_data(0), expected["density", "dense"])
+    assert gap < 1e-12, gap
+    print("ring", gap)
 
 
 if __name__ == "__main__":
     role, file, *port = sys.argv[1:]
-    virtual(file) if role == "virtual" else process(int(role), file, *port)
+    roles = {"virtual": virtual, "ring": ring}
+    roles[role](file) if role in roles else process(int(role), file, *port)

@@ -43,10 +43,16 @@ def test_eight_virtual_devices_share_examples_and_context(virtual):
 
 
 @pytest.mark.slow
-def test_two_processes_share_examples(virtual):
+def test_keys_and_values_go_round_a_ring_of_devices(virtual):
+    """In every mode on graded grids and windows, in three jobs, in memory that falls with them."""
+    assert len(lines(run("ring", virtual[1], devices=8))) == 11
+
+
+@pytest.mark.slow
+def test_two_processes_share_examples_and_then_a_context(virtual):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     with ThreadPoolExecutor() as both:
         for finished in both.map(lambda index: run(index, virtual[1], port), (0, 1)):
-            assert len(lines(finished)) == 2
+            assert len(lines(finished)) == 3

@@ -7,6 +7,7 @@ from . import fused as fused
 from . import norms as norms
 from . import positions as positions
 from . import regularity as regularity
+from . import ring as ring
 from . import tiles as tiles
 from .attention import attention_kernel as attention_kernel
 from .attention import attention_weights as attention_weights
@@ -15,6 +16,7 @@ from .attention import continued_kernel as continued_kernel
 from .blocked import Row as Row
 from .blocked import blocked_attention as blocked_attention
 from .blocked import require_heads as require_heads
+from .blocked import tiled_attention as tiled_attention
 from .continuous import ContinuousFlow as ContinuousFlow
 from .continuous import InterpolatedControl as InterpolatedControl
 from .continuous import LayerwiseControl as LayerwiseControl
@@ -57,6 +59,7 @@ from .regularity import feed_forward_regularity as feed_forward_regularity
 from .regularity import field_regularity as field_regularity
 from .regularity import norm_lipschitz as norm_lipschitz
 from .regularity import trajectory_radius as trajectory_radius
+from .ring import RingAttention as RingAttention
 from .tiles import Place as Place
 from .tiles import Tiling as Tiling
 from .tiles import in_groups as in_groups

@@ -29,7 +29,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from lim_jax._checks import require_floats
 from lim_jax._linear import at, derived, of_many, transposes
@@ -58,9 +58,20 @@ def blocked_attention(
     [[1.0], [2.0]]
     """
     require_heads(query, key, grid, value)
-    scaled = query / math.sqrt(query.shape[1])
     starts = [] if grid.starts is None else [grid.starts]
-    features, _ = at(_attention, [scaled, key, value, *starts], [], tiling(grid))
+    return tiled_attention(query, key, value, *starts, tiling=tiling(grid))
+
+
+def tiled_attention(
+    query: Float[Array, "here size"],
+    key: Float[Array, "here size"],
+    value: Float[Array, "here features"],
+    *starts: Int[Array, " here"],
+    tiling: Tiling,
+) -> Float[Array, "here features"]:
+    """`blocked_attention` of what is here: all positions, or a device's among those that share."""
+    scaled = query / math.sqrt(query.shape[1])
+    features, _ = at(_attention, [scaled, key, value, *starts], [], tiling)
     return features.astype(value.dtype)
 
 
@@ -105,7 +116,7 @@ def _attend(points, _, tiling):
         jnp.full(value.shape[:-1], jnp.finfo(dtype).min, dtype),
     )
     columns = key, value, tiling.log_weights(dtype)
-    row, _ = over_tiles(grow, query, columns, empty, (), starts)
+    row, _ = over_tiles(grow, query, columns, empty, (), starts, tiling)
     return row.features / row.total[..., None], row.highest + jnp.log(row.total)
 
 
@@ -146,7 +157,7 @@ def _pushed(points, vectors, tiling):
     empty = jnp.zeros((*shape, value.shape[-1]), dtype), jnp.zeros(shape, dtype)
     rows = query, log_total, query_slopes
     columns = key, value, tiling.log_weights(dtype), key_slopes, value_slopes
-    return over_tiles(add, rows, columns, empty, (), starts)[0]
+    return over_tiles(add, rows, columns, empty, (), starts, tiling)[0]
 
 
 @in_groups
@@ -178,7 +189,7 @@ def _pulled(points, vectors, tiling):
     rows = query, log_total, covectors, slopes
     columns = key, value, tiling.log_weights(log_total.dtype)
     of_query, (of_key, of_value) = over_tiles(
-        add, rows, columns, of_query, (of_key, of_value), starts
+        add, rows, columns, of_query, (of_key, of_value), starts, tiling
     )
     pulled = (of_query, query), (of_key.mT, key), (of_value.mT, value)
     return tuple(found.astype(primal.dtype) for found, primal in pulled)
@@ -197,7 +208,7 @@ def _weights(query, key, log_weight, log_total, place, tiling):
 def _scores(query, key, log_weight, place, tiling: Tiling):
     """A tile of scores plus log-weights; what its rows do not see is masked."""
     scores = matmul(query, key.mT) + log_weight[None, None, :]
-    row, column = place.rows(tiling.tile)[None, :, None], place.columns(tiling.tile)[None, None, :]
+    row, column = place.rows[None, :, None], place.columns[None, None, :]
     own = scores + math.log(1 - tiling.grid.offset)
     scores = jnp.where(column < row, scores, jnp.where(column == row, own, -jnp.inf))
     if place.starts is None:

@@ -22,18 +22,44 @@ Sweep = Callable[[Points, Vectors, "Tiling"], PyTree]
 
 
 class Tiling(NamedTuple):
-    """A grid whose prefixes begin at the first position, and how many positions a tile is wide."""
+    """How the pairs of positions are cut and shared.
+
+    Attributes
+    ----------
+    grid
+        Prefixes begin at its first position.
+    tile
+        How many positions a tile is wide.
+    axis
+        Of a mesh, by name: its devices hold as many positions each, one after another. None where
+        all are in one place.
+    """
 
     grid: CellGrid
     tile: int
+    axis: str | None = None
+
+    @property
+    def devices(self) -> int:
+        """How many share the positions."""
+        return 1 if self.axis is None else jax.lax.axis_size(self.axis)
+
+    @property
+    def size(self) -> int:
+        """How many positions are here."""
+        return self.grid.size // self.devices
 
     def log_weights(self, dtype: jnp.dtype) -> Float[Array, "blocks tile"]:
-        r""":math:`\log\Delta p_j`, and zero beyond the last position."""
+        r""":math:`\log\Delta p_j` of the positions here; what fills up a tile weighs nothing."""
         weights = jnp.log(self.grid.weights).astype(dtype)
-        return jnp.pad(weights, (0, -self.grid.size % self.tile)).reshape(-1, self.tile)
+        if self.axis is not None:
+            first = jax.lax.axis_index(self.axis) * self.size
+            weights = jax.lax.dynamic_slice_in_dim(weights, first, self.size)
+        filled = jnp.pad(weights, (0, -self.size % self.tile), constant_values=-jnp.inf)
+        return filled.reshape(-1, self.tile)
 
 
-def tiling(grid: CellGrid) -> Tiling:
+def tiling(grid: CellGrid, axis: str | None = None) -> Tiling:
     """Cut into equal tiles: of `TILE` positions at most, or of twice as many in long contexts.
 
     Examples
@@ -43,30 +69,35 @@ def tiling(grid: CellGrid) -> Tiling:
     [100, 75, 128, 256]
     """
     most = TILE if grid.size < 16 * TILE else 2 * TILE
-    return Tiling(grid.whole, -(-grid.size // -(-grid.size // most)))
+    size = Tiling(grid, most, axis).size
+    return Tiling(grid.whole, -(-size // -(-size // most)), axis)
 
 
 class Place(NamedTuple):
-    """Where a tile stands: its row and column of tiles, and where its rows' prefixes begin."""
+    """Where a tile stands: its first row and column, and where its rows' prefixes begin."""
 
     row: Int[Array, ""]
     column: Int[Array, ""]
+    tile: int
     starts: Int[Array, "group tile"] | None = None
 
     @property
     def seen(self) -> Bool[Array, ""]:
-        """Whether any row sees any column of this tile, which is not ahead of the diagonal."""
+        """Whether any row sees any column of this tile."""
+        past = self.column < self.row + self.tile
         if self.starts is None:
-            return jnp.array(True)
-        return self.column >= self.starts.min() // self.starts.shape[1]
+            return past
+        return past & (self.column + self.tile > self.starts.min())
 
-    def rows(self, tile: int) -> Int[Array, " tile"]:
+    @property
+    def rows(self) -> Int[Array, " tile"]:
         """The positions of its rows."""
-        return self.row * tile + jnp.arange(tile)
+        return self.row + jnp.arange(self.tile)
 
-    def columns(self, tile: int) -> Int[Array, " tile"]:
+    @property
+    def columns(self) -> Int[Array, " tile"]:
         """The positions of its columns."""
-        return self.column * tile + jnp.arange(tile)
+        return self.column + jnp.arange(self.tile)
 
 
 def in_groups(sweep: Sweep) -> Program:
@@ -86,7 +117,7 @@ def in_groups(sweep: Sweep) -> Program:
             for arrays, axes in ((points, 0), (vectors, 1))
         ]
         found = jax.lax.map(lambda blocks: sweep(blocks[0], blocks[1], tiling), blocks)
-        return [_joined(x, between, tiling.grid.size) for x in found]
+        return [_joined(x, between, tiling.size) for x in found]
 
     return program
 
@@ -123,31 +154,69 @@ def over_tiles(
     of_rows: PyTree,
     of_columns: PyTree,
     starts: Sequence[Int[Array, "blocks group tile"]],
+    tiling: Tiling,
 ) -> tuple[Any, Any]:
     """Visit the tiles that are seen, row by row, and change what belongs to each row and column.
 
     ``visit(of_row, of_column, row, column, place)`` gives the first two anew. All arrays lead with
-    an axis of blocks; tiles are remade where they are differentiated.
+    an axis of blocks; tiles are remade where they are differentiated. Where devices share the
+    positions, columns and what belongs to them travel round the ring of these, past all rows.
     """
     blocks = jax.tree.leaves(rows)[0].shape[0]
+    if tiling.axis is None:
+        pairs, here = np.stack(np.tril_indices(blocks)), jnp.array(0)
+        visited = _over_pairs(visit, rows, columns, starts, pairs, here, here, tiling)
+        return visited(of_rows, of_columns)
+    pairs = np.indices((blocks, blocks)).reshape(2, -1)
+    device, devices = jax.lax.axis_index(tiling.axis).astype(int), tiling.devices
+    ring = [(index, (index + 1) % devices) for index in range(devices)]
+
+    def meet(state: tuple[Any, Any, Any], passed: Array) -> tuple[tuple[Any, Any, Any], None]:
+        of_rows, columns, of_columns = state
+        firsts = device * tiling.size, (device - passed) % devices * tiling.size
+        visited = _over_pairs(visit, rows, columns, starts, pairs, *firsts, tiling)
+        of_rows, of_columns = visited(of_rows, of_columns)
+        travelling = jax.tree.map(
+            lambda x: jax.lax.ppermute(x, tiling.axis, ring), (columns, of_columns)
+        )
+        return (of_rows, *travelling), None
+
+    state, _ = jax.lax.scan(meet, (of_rows, columns, of_columns), jnp.arange(devices))
+    return state[0], state[2]
+
+
+def _over_pairs(
+    visit: Callable[[Any, Any, Any, Any, Place], tuple[Any, Any]],
+    rows: PyTree,
+    columns: PyTree,
+    starts: Sequence[Int[Array, "blocks group tile"]],
+    pairs: Int[np.ndarray, "2 pairs"],
+    row: Int[Array, ""],
+    column: Int[Array, ""],
+    tiling: Tiling,
+) -> Callable[[PyTree, PyTree], tuple[Any, Any]]:
+    """Visit pairs of blocks in order; `row` and `column` are the first positions of all."""
+    # Without starts and on one device no pair is ahead of the diagonal.
+    all_seen = tiling.axis is None and not starts
 
     @jax.checkpoint
     def step(state: tuple[Any, Any], pair: tuple[Array, Array]) -> tuple[tuple[Any, Any], None]:
         (of_rows, of_columns), (i, j) = state, pair
-        place = Place(i, j, *_block(starts, i))
+        tile = tiling.tile
+        place = Place(row + i * tile, column + j * tile, tile, *_block(starts, i))
 
         def changed(there: tuple[Any, Any]) -> tuple[Any, Any]:
             return visit(*there, _block(rows, i), _block(columns, j), place)
 
         there = _block(of_rows, i), _block(of_columns, j)
-        if place.starts is None:
+        if all_seen:
             of_row, of_column = changed(there)
         else:
             of_row, of_column = jax.lax.cond(place.seen, changed, lambda there: there, there)
         return (_replaced(of_rows, i, of_row), _replaced(of_columns, j, of_column)), None
 
-    pairs = tuple(map(jnp.asarray, np.tril_indices(blocks)))
-    return jax.lax.scan(step, (of_rows, of_columns), pairs)[0]
+    indices = tuple(map(jnp.asarray, pairs))
+    return lambda *state: jax.lax.scan(step, state, indices)[0]
 
 
 def _block(tree: PyTree, index: Array) -> Any:

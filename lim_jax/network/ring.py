@@ -1,0 +1,104 @@
+r"""Causal attention of a context that several devices share: keys and values go round.
+
+Each device holds the queries, keys and values of as many positions, one stretch after another. In
+as many steps as there are devices all keys and values pass every device, from neighbour to
+neighbour, and its rows grow tile by tile (`blocked`): no device ever holds more of them than its
+own and one other's. So do the derivatives; in the pull what belongs to keys and values travels with
+them, and arrives at home. The scheme is that of Liu, Zaharia and Abbeel, "Ring attention with
+blockwise transformers for near-infinite context" (2023).
+"""
+
+from typing import cast
+
+import equinox as eqx
+import jax
+from jax.sharding import AxisType, Mesh, PartitionSpec
+from jaxtyping import Array, Float
+
+from lim_jax._checks import require
+from lim_jax.grid import CellGrid, Grid
+from lim_jax.network.blocked import require_heads, tiled_attention
+from lim_jax.network.tiles import tiling
+
+
+class RingAttention(eqx.Module):
+    r"""One head of causal attention, :math:`o_i = \sum_j A_{ij}v_j`, by devices that share i and j.
+
+    For ``TransformerField.init(..., attend=RingAttention(mesh, "context"))``, under `jit`, with
+    states spread by ``PartitionSpec(..., "context", None)``. The same numbers and derivatives as
+    `attention.causal_attention`. A device's temporary memory falls with the number of devices, in
+    reverse mode, in forward mode, and forward over reverse as in Algorithm 1; reverse over reverse
+    keeps the keys and values that have passed.
+
+    Attributes
+    ----------
+    mesh
+        Of devices.
+    axis
+        The name of its axis over which the context is spread. Other axes may hold examples.
+
+    Raises
+    ------
+    ValueError
+        Where the mesh has no such axis of type Auto, the grid is one of panels, or its positions
+        cannot be shared evenly.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> from lim_jax.grid import token_grid
+    >>> mesh = jax.make_mesh((1,), ("context",), axis_types=(AxisType.Auto,))
+    >>> attend = RingAttention(mesh, "context")
+    >>> values = jnp.array([[1.0], [3.0]])
+    >>> attend(jnp.zeros((2, 1)), jnp.zeros((2, 1)), values, token_grid(2)).tolist()
+    [[1.0], [2.0]]
+    """
+
+    mesh: Mesh = eqx.field(static=True)
+    axis: str = eqx.field(static=True)
+
+    def __check_init__(self):
+        require(
+            self.axis in self.mesh.axis_names,
+            "axis",
+            got=repr(self.axis),
+            expected=f"one of {self.mesh.axis_names}",
+            cure="Name the mesh's axis over which the context is spread.",
+        )
+        kind = dict(zip(self.mesh.axis_names, self.mesh.axis_types, strict=True))[self.axis]
+        require(
+            kind is AxisType.Auto,
+            "mesh",
+            got=f"an axis {self.axis!r} of type {kind.name}",
+            expected="AxisType.Auto",
+            cure="jax.make_mesh takes axis_types=(AxisType.Auto, ...).",
+        )
+
+    def __call__(
+        self,
+        query: Float[Array, "length size"],
+        key: Float[Array, "length size"],
+        value: Float[Array, "length features"],
+        grid: Grid,
+    ) -> Float[Array, "length features"]:
+        """Attend."""
+        require_heads(query, key, grid, value)
+        devices = self.mesh.shape[self.axis]
+        require(
+            isinstance(grid, CellGrid) and grid.size % devices == 0,
+            "grid",
+            got=f"{type(grid).__name__} of {grid.size} positions over {devices} devices",
+            expected="a CellGrid of as many positions on each",
+            cure="Pad the context on the right, or take causal_attention.",
+        )
+        cells = cast(CellGrid, grid)
+        starts = [] if cells.starts is None else [cells.starts]
+
+        def attend(*here: Array) -> Array:
+            return tiled_attention(*here, tiling=tiling(cells, self.axis))
+
+        spread = jax.shard_map(
+            attend, mesh=self.mesh, axis_names={self.axis}, check_vma=False,
+            in_specs=PartitionSpec(self.axis), out_specs=PartitionSpec(self.axis),
+        )  # fmt: skip
+        return spread(query, key, value, *starts)
