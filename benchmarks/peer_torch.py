@@ -22,8 +22,19 @@ def parameters(arrays: dict[str, np.ndarray]) -> Parameters:
     mixed = arrays["output"].transpose(0, 2, 1, 3).reshape(depth, width, heads * size)
     kept = ("scale1", "shift1", "scale2", "shift2", "inner", "inner_bias", "outer", "outer_bias")
     found = {"joined": joined, "mixed": mixed}
-    found.update({name: arrays[name] for name in (*kept, "readout")})  # the readout is compared
+    found.update({name: arrays[name] for name in (*kept, "readout")})
     return {name: torch.from_numpy(np.array(value)) for name, value in found.items()}
+
+
+def separated(found: Parameters, heads: int) -> dict[str, np.ndarray]:
+    """The inverse of `parameters`: arrays under the names that these came by."""
+    arrays = {name: value.numpy() for name, value in found.items()}
+    joined, mixed = arrays.pop("joined"), arrays.pop("mixed")
+    depth, width = mixed.shape[:2]
+    for name, part in zip(("query", "key", "value"), np.split(joined, 3, axis=1), strict=True):
+        arrays[name] = part.reshape(depth, heads, -1, width)
+    arrays["output"] = mixed.reshape(depth, width, heads, -1).transpose(0, 2, 1, 3)
+    return arrays
 
 
 def attention(p: Parameters, x: torch.Tensor, context: torch.Tensor, heads: int) -> torch.Tensor:
@@ -70,8 +81,8 @@ def jobs(
     heads: int,
     strength: float,
     compiled: bool = False,
-) -> dict[str, Callable[[], np.ndarray]]:
-    """Each job as a function of nothing, that returns numbers to compare.
+) -> dict[str, Callable[[], dict[str, np.ndarray]]]:
+    """Each job as a function of nothing, that returns numbers to compare, by name.
 
     By `torch.compile` those that it knows: it has no double backward and no forward mode.
     """
@@ -88,24 +99,26 @@ def jobs(
     def trainable() -> Parameters:
         return {name: value.clone().requires_grad_(True) for name, value in params.items()}
 
-    def influence() -> np.ndarray:
-        return energies(params, x_)[1].numpy()
+    def apart(slopes: tuple[torch.Tensor, ...]) -> dict[str, np.ndarray]:
+        return separated(dict(zip(params, slopes, strict=True)), heads)
 
-    def gradient() -> np.ndarray:
+    def influence() -> dict[str, np.ndarray]:
+        return {"": energies(params, x_)[1].numpy()}
+
+    def gradient() -> dict[str, np.ndarray]:
         at = trainable()
         each = first_order_losses(at, x_, y, heads)
-        found = torch.autograd.grad(each.mean(), list(at.values()))
-        return found[-1].numpy()
+        return apart(torch.autograd.grad(each.mean(), list(at.values())))
 
-    def algorithm_1() -> np.ndarray:
+    def algorithm_1() -> dict[str, np.ndarray]:
         at = trainable()
         with sdpa_kernel(SDPBackend.MATH):  # the fused ones have no double backward
             each, energy = energies(at, x_, create_graph=True)
             penalty = ((energy / energy.mean() - 1) ** 2).mean() / 2
             objective = each.mean() + strength * penalty
-            return torch.autograd.grad(objective, list(at.values()))[-1].numpy()
+            return apart(torch.autograd.grad(objective, list(at.values())))
 
-    def mdot() -> np.ndarray:
+    def mdot() -> dict[str, np.ndarray]:
         def energy(params: Parameters) -> torch.Tensor:
             slope = torch.func.grad(lambda x: losses(params, x, y, heads).sum())(x_)
             return ((slope * length) ** 2).sum(dim=2).mean(dim=0)
@@ -114,9 +127,9 @@ def jobs(
             down = torch.func.grad(lambda p: -losses(p, x_, y, heads).mean())(params)
             value, rate = torch.func.jvp(energy, (params,), (down,))
             total = value.mean()
-            return ((rate - value / total * rate.mean()) / total).numpy()
+            return {"": ((rate - value / total * rate.mean()) / total).numpy()}
 
-    def cone_mass() -> np.ndarray:
+    def cone_mass() -> dict[str, np.ndarray]:
         first = {name: value[0] for name, value in params.items() if name not in OUTER}
         example = x_[:1]
 
@@ -130,15 +143,15 @@ def jobs(
         blocks = jacobian.transpose(1, 2)[rows, columns]
         squares = torch.linalg.matrix_norm(blocks, ord=2) ** 2
         sums = torch.zeros(length, dtype=squares.dtype).index_add(0, columns, squares)
-        return (length * sums).numpy()
+        return {"": (length * sums).numpy()}
 
-    def gramians() -> np.ndarray:
+    def gramians() -> dict[str, np.ndarray]:
         def seen(x: torch.Tensor) -> torch.Tensor:
             return torch.stack([state[0, -1] for state in trajectory(params, x[None], heads)[:-1]])
 
         with sdpa_kernel(SDPBackend.MATH):
             jacobian = torch.func.jacrev(seen)(x_[0])
-        return torch.einsum("koia,koib->iab", jacobian, jacobian).numpy()
+        return {"": torch.einsum("koia,koib->iab", jacobian, jacobian).numpy()}
 
     return {
         "influence": influence,

@@ -32,12 +32,19 @@ def processor() -> str:
     return names[0] if names else platform.machine()
 
 
-def gemm_rate(precision: str = "float32") -> float:
-    """Gflop/s of one large product by XLA."""
-    matrix = jax.numpy.ones((1024, 1024), precision)
-    product = jax.jit(lambda a: a @ a)
-    times = [seconds(lambda: jax.block_until_ready(product(matrix))) for _ in range(8)]
-    return 2 * 1024**3 / float(np.median(times[1:])) / 1e9
+def file_of_processor(name: str) -> Path:
+    """Where a benchmark's results of this processor are kept."""
+    maker = next((m for m in ("AMD", "Intel") if m in processor()), platform.machine())
+    return RESULTS / f"{name}-{maker.lower()}.json"
+
+
+def gemm_rate(precision: str = "float32", product: tuple[int, int, int] = (1024,) * 3) -> float:
+    """Gflop/s of one product of matrices of these sizes by XLA."""
+    rows, inner, columns = product
+    matrices = jax.numpy.ones((rows, inner), precision), jax.numpy.ones((inner, columns), precision)
+    multiply = jax.jit(lambda a, b: a @ b)
+    times = [seconds(lambda: jax.block_until_ready(multiply(*matrices))) for _ in range(8)]
+    return 2 * rows * inner * columns / float(np.median(times[1:])) / 1e9
 
 
 def seconds(job: Callable[[], object]) -> float:

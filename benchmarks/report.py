@@ -1,6 +1,6 @@
-"""The README's tables of measured figures, from the results that the benchmarks keep.
+"""The tables of docs/speed.md, from the results that the benchmarks keep.
 
-``python benchmarks/report.py`` writes them between their marks in the README.
+``python benchmarks/report.py`` writes them there between their marks.
 """
 
 import json
@@ -9,11 +9,11 @@ from functools import partial
 from pathlib import Path
 
 HERE = Path(__file__).parent
-README = HERE.parent / "README.md"
+PAGE = HERE.parent / "docs" / "speed.md"
 SPEED_HEADER = (
-    "| size | precision | job | lim_jax | PyTorch | torch.compile | ratio | of GEMM | compilation "
-    "| MiB | PyTorch's |\n"
-    "|---|---|---|---|---|---|---|---|---|---|---|"
+    "| size | precision | job | lim_jax | PyTorch | by torch.compile | with AVX-512 | both "
+    "| ratio to stock | to the best | of GEMM | compilation | MiB | PyTorch's |\n"
+    "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|"
 )
 SCALING_HEADER = "| job | L | time | MiB |\n|---|---|---|---|"
 
@@ -21,11 +21,11 @@ SCALING_HEADER = "| job | L | time | MiB |\n|---|---|---|---|"
 def speed_line(row: dict) -> str:
     """A row of `speed.py`."""
     cells = [row["size"], row["precision"], row["job"]]
-    sides = ("lim_jax", "torch", "torch.compile")
+    sides = ("lim_jax", "torch", "compiled torch", "torch, AVX-512", "compiled torch, AVX-512")
     cells += [_duration(row["seconds"].get(side)) for side in sides]
     share = row.get("share of GEMM")
-    cells += [f"{row['ratio']:.2f}", "" if share is None else f"{100 * share:.0f} %"]
-    cells += [f"{row['compilation']:.1f} s"]
+    cells += [f"{row[name]:.2f}" for name in ("ratio to stock", "ratio")]
+    cells += ["" if share is None else f"{100 * share:.0f} %", f"{row['compilation']:.1f} s"]
     cells += [f"{row['MiB'][side]:.0f}" for side in ("lim_jax", "torch")]
     return _row(cells)
 
@@ -36,8 +36,9 @@ def scaling_line(row: dict) -> str:
 
 
 def tables() -> dict[str, str]:
-    """Each table by the name of its marks."""
-    makers = {"speed": (SPEED_HEADER, speed_line), "scaling": (SCALING_HEADER, scaling_line)}
+    """Each table by the name of its marks, which is that of its results."""
+    speed, scaling = (SPEED_HEADER, speed_line), (SCALING_HEADER, scaling_line)
+    makers = {"speed-amd": speed, "speed-intel": speed, "scaling": scaling}
     found = {}
     for name, (header, line) in makers.items():
         path = HERE / "results" / f"{name}.json"
@@ -49,7 +50,7 @@ def tables() -> dict[str, str]:
 
 
 def with_tables(text: str) -> str:
-    """The README's text with every table renewed."""
+    """The page's text with every table renewed."""
     for name, table in tables().items():
         marked = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end of {name} -->)", re.DOTALL)
         text = marked.sub(lambda match, table=table: f"{match[1]}\n{table}\n\n{match[2]}", text)
@@ -79,4 +80,4 @@ def _row(cells: list[str]) -> str:
 
 
 if __name__ == "__main__":
-    README.write_text(with_tables(README.read_text()))
+    PAGE.write_text(with_tables(PAGE.read_text()))

@@ -1,11 +1,15 @@
-"""Each job beside stock PyTorch: same weights, numbers compared first, alternated repeats.
+"""Each job beside PyTorch: same weights, numbers compared first, alternated repeats.
 
-Pin one thread for both, for example ``taskset -c 1 python benchmarks/speed.py``; PyTorch comes by
-``pip install torch==2.13.0``. It runs eagerly and, where that knows the job, by ``torch.compile``,
-which needs a C++ compiler and takes minutes at the first call. Times are medians in one run,
-compilation apart. Memory is what a process of its own needs beyond what it holds before the job.
-Rows go into a JSON file, where they replace older ones of the same size, job and precision;
-``report.py`` prints the README's table.
+Each side is a process of its own with one thread; pin both to a core, for example
+``taskset -c 1 python benchmarks/speed.py``. PyTorch comes by ``pip install torch==2.13.0``. It runs
+eagerly and, where that knows the job, by ``torch.compile``, which needs a C++ compiler and takes
+minutes at the first call. On an AMD processor its MKL does not use AVX-512 by itself; there each of
+these runs once more with that allowed, by a library of one function that answers for the processor.
+
+Times are medians of the processor's seconds in one run, compilation apart; memory is what the first
+call needs beyond what the process holds before. Rows go into a JSON file of the processor, where
+they replace older ones of the same size, job and precision; ``report.py`` writes the
+tables of docs/speed.md.
 """
 
 import os
@@ -15,10 +19,13 @@ os.environ.setdefault(
     "XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
 )
 
+import json
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -39,9 +46,10 @@ from lim_jax.observability.gramian import ObservedTokens, observability_gramians
 from lim_jax.training.balancing import balanced_objective
 from lim_jax.training.dynamics import density_dynamics, risk
 
-RESULTS = record.RESULTS / "speed.json"
 STRENGTH = 0.1
 VOCABULARY = 32
+STOCK, ALLOWED = "torch", "torch, AVX-512"
+COMPILER = "compiled "  # in front of the names of those by torch.compile
 
 
 class Size(NamedTuple):
@@ -62,7 +70,8 @@ SIZES = {
 }
 JOBS = ("influence", "gradient", "algorithm 1", "mdot", "cone mass", "gramians")
 COMPILED = ("influence", "gradient")  # what torch.compile knows
-Job = Callable[[], np.ndarray]
+Numbers = Mapping[str, np.ndarray]
+Job = Callable[[], Numbers]
 Precision = Literal["float32", "float64"]
 
 
@@ -124,15 +133,15 @@ def prepared(size: Size, name: str) -> tuple[Job, float]:
     compiled = eqx.filter_jit(our_jobs(size.length)[name]).lower(model, batch).compile()
     compilation = time.perf_counter() - start
 
-    def run() -> np.ndarray:
+    def run() -> Numbers:
         found = jax.block_until_ready(compiled(model, batch))
-        return np.asarray(found if isinstance(found, jax.Array) else found[1].weight)
+        return {"": np.asarray(found)} if isinstance(found, jax.Array) else weights(found)
 
     return run, compilation
 
 
 def share_of_gemm(size: Size, name: str, precision: Precision, seconds: float) -> float | None:
-    """Our operations per second, in units of the machine's in one large product.
+    """Our operations per second, in units of the machine's in the network's own products.
 
     None for cone mass, whose number of steps is known only when it runs.
     """
@@ -141,7 +150,11 @@ def share_of_gemm(size: Size, name: str, precision: Precision, seconds: float) -
     model, x, labels = network(size)
     batch = jax.numpy.asarray(x), jax.nn.one_hot(labels, VOCABULARY)
     program = eqx.filter_make_jaxpr(our_jobs(size.length)[name])(model, batch)[0]
-    return operations(program) / seconds / record.gemm_rate(precision) / 1e9
+    tokens, width = size.batch * size.length, size.width
+    hidden = model[0].layers.feed_forward.inner.shape[1]
+    products = (tokens, width, hidden), (tokens, hidden, width), (tokens, width, 3 * width)
+    best = max(record.gemm_rate(precision, product) for product in products)
+    return operations(program) / seconds / best / 1e9
 
 
 def peer(size: Size, name: str, compiled: bool = False) -> Job:
@@ -151,46 +164,119 @@ def peer(size: Size, name: str, compiled: bool = False) -> Job:
     return peer_torch.jobs(weights(model), x, labels, size.heads, STRENGTH, compiled)[name]
 
 
-def peak_memory(size: str, side: str, name: str, precision: Precision) -> float:
-    """MiB of a process of its own, beyond what it held before it ran the job once."""
-    command = [sys.executable, __file__, "--sizes", size, "--jobs", name, "--alone", side]
-    command += ["--precision", precision]
-    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+def serve(size: Size, side: str, name: str, file: Path) -> None:
+    """One side: run the job once, save its numbers, then once for each line that comes in."""
+    if side == "lim_jax":
+        job, compilation = prepared(size, name)
+    else:
+        job, compilation = peer(size, name, compiled=side.startswith(COMPILER)), 0.0
+    numbers: list[Numbers] = []
+    peak = record.own_peak(lambda: numbers.append(job()))
+    np.savez(file, **{f"of {key}": value for key, value in numbers[0].items()})
+    print(json.dumps({"compilation": compilation, "MiB": peak}), flush=True)
+    for _ in sys.stdin:
+        begun = time.perf_counter(), time.process_time()
+        job()
+        ended = time.perf_counter(), time.process_time()
+        print(
+            json.dumps([end - start for start, end in zip(begun, ended, strict=True)]), flush=True
+        )
 
 
-def run_alone(size: Size, side: str, name: str) -> float:
-    """What `peak_memory` asks of its process."""
-    job = peer(size, name) if side == "torch" else prepared(size, name)[0]
-    return record.own_peak(job)
+class Side:
+    """The process of one side."""
+
+    def __init__(self, side: str, label: str, name: str, precision: Precision, file: Path):
+        command = [sys.executable, __file__, "--serve-as", side, "--out", str(file)]
+        command += ["--sizes", label, "--jobs", name, "--precision", precision]
+        allowed = {"LD_PRELOAD": str(allowing_library())} if side.endswith(ALLOWED) else {}
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env=os.environ | allowed,
+        )  # fmt: skip
+        self.first = self.said()
+        self.numbers = dict(np.load(file))
+
+    def said(self):
+        """The next line of what it says."""
+        assert self.process.stdout is not None
+        return json.loads(self.process.stdout.readline())
+
+    def turn(self) -> tuple[float, float]:
+        """Let it run once: the clock's seconds, and the processor's."""
+        assert self.process.stdin is not None
+        print("again", file=self.process.stdin, flush=True)
+        return tuple(self.said())
+
+    def __enter__(self) -> "Side":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+def allowing_library() -> Path:
+    """A library whose one function tells MKL that it may use what the processor has."""
+    folder = Path(tempfile.gettempdir())
+    library, source = folder / "mkl_allows.so", folder / "mkl_allows.c"
+    if not library.exists():
+        source.write_text("int mkl_serv_intel_cpu_true(void) { return 1; }\n")
+        subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
+    return library
+
+
+def sides_of(name: str) -> list[str]:
+    """Who takes part."""
+    peers = [STOCK, ALLOWED] if "AMD" in record.processor() else [STOCK]
+    compiled = [COMPILER + peer for peer in peers] if name in COMPILED else []
+    return ["lim_jax", *peers, *compiled]
 
 
 def compare(label: str, name: str, precision: Precision, repeats: int) -> dict:
-    """A row of the table: the numbers agree, then both sides take turns."""
-    ours, compilation = prepared(SIZES[label], name)
-    jobs = {"lim_jax": ours, "torch": peer(SIZES[label], name)}
-    if name in COMPILED:
-        jobs["torch.compile"] = peer(SIZES[label], name, compiled=True)
-    found, *others = (job() for job in jobs.values())
-    tolerance = 2e-3 if precision == "float32" else 1e-9
-    for other in others:
-        np.testing.assert_allclose(found, other, rtol=0, atol=tolerance * np.abs(other).max())
-    times = {side: [] for side in jobs}
-    for _ in tqdm(range(repeats), desc=f"{label} {name}", leave=False):
-        for side, job in jobs.items():
-            times[side].append(record.seconds(job))
-    fastest = np.min([times[side] for side in jobs if side != "lim_jax"], axis=0)
-    medians = {side: float(np.median(values)) for side, values in times.items()}
+    """A row of the table: the numbers agree, then all sides take turns."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        sides = {
+            side: stack.enter_context(Side(side, label, name, precision, folder / "numbers.npz"))
+            for side in sides_of(name)
+        }
+        require_agreement(sides, 2e-3 if precision == "float32" else 1e-9)
+        times = {side: [] for side in sides}
+        for _ in tqdm(range(repeats), desc=f"{label} {name}", leave=False):
+            for side, process in sides.items():
+                times[side].append(process.turn())
+    medians = {side: np.median(found, axis=0) for side, found in times.items()}
+    ours, theirs = times.pop("lim_jax"), {s: [cpu for _, cpu in t] for s, t in times.items()}
+    of_ours = [cpu for _, cpu in ours]
+
+    def ratio(against: list[str]) -> float:
+        fastest = np.min([theirs[side] for side in against], axis=0)
+        return float(np.median(np.divide(fastest, of_ours)))
+
     return {
         "size": label,
         "job": name,
         "precision": precision,
         "repeats": repeats,
-        "seconds": medians,
-        "share of GEMM": share_of_gemm(SIZES[label], name, precision, medians["lim_jax"]),
-        "ratio": float(np.median(np.divide(fastest, times["lim_jax"]))),
-        "compilation": compilation,
-        "MiB": {side: peak_memory(label, side, name, precision) for side in ("lim_jax", "torch")},
+        "seconds": {side: float(median[1]) for side, median in medians.items()},
+        "clock": {side: float(median[0]) for side, median in medians.items()},
+        "share of GEMM": share_of_gemm(SIZES[label], name, precision, float(medians["lim_jax"][1])),
+        "ratio to stock": ratio([side for side in theirs if not side.endswith(ALLOWED)]),
+        "ratio": ratio(list(theirs)),
+        "compilation": sides["lim_jax"].first["compilation"],
+        "MiB": {side: sides[side].first["MiB"] for side in ("lim_jax", STOCK)},
     }
+
+
+def require_agreement(sides: Mapping[str, Side], tolerance: float) -> None:
+    """All numbers of all sides are ours, relative to the largest of each array."""
+    ours = sides["lim_jax"].numbers
+    for side in sides.values():
+        assert side.numbers.keys() == ours.keys()
+        for key, values in side.numbers.items():
+            scale = np.abs(values).max()
+            np.testing.assert_allclose(ours[key], values, rtol=0, atol=tolerance * scale)
 
 
 def main(
@@ -198,8 +284,8 @@ def main(
     jobs: tuple[str, ...] = JOBS,
     precision: Precision = "float32",
     repeats: int = 5,
-    out: Path = RESULTS,
-    alone: Literal["lim_jax", "torch"] | None = None,
+    out: Path | None = None,
+    serve_as: str | None = None,
 ) -> None:
     """Compare with PyTorch, and print and keep a table.
 
@@ -208,13 +294,15 @@ def main(
         jobs: What to run.
         precision: Of both sides.
         repeats: Alternated repeats.
-        out: A JSON file for the results.
-        alone: Run one job on one side and print its memory (used by the memory column).
+        out: A JSON file for the results, by default one of the processor.
+        serve_as: Be one side of a comparison (used by the others).
     """
     jax.config.update("jax_enable_x64", precision == "float64")
-    if alone is not None:
-        print(run_alone(SIZES[sizes[0]], alone, jobs[0]))
+    if serve_as is not None:
+        assert out is not None
+        serve(SIZES[sizes[0]], serve_as, jobs[0], out)
         return
+    out = out or record.file_of_processor("speed")
     print(report.SPEED_HEADER)
     for label in sizes:
         for name in jobs:
