@@ -1,10 +1,11 @@
 r"""The lower triangle of pairs of positions, tile by tile: how arrays are cut and tiles visited.
 
-A group of heads and examples goes at a time, as many as fill a processor's cache with a tile of
+A group of heads and examples goes at a time, on a CPU as many as fill a core's cache with a tile of
 each. A block is then an array ``(group, tile, *rest)``: some positions of all in the group. Tiles
 that no row sees, ahead of the diagonal or before every start, are skipped.
 """
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from lim_jax._linear import Points, Program, Vectors
 from lim_jax.grid import CellGrid
 
 TILE = 128  # positions
-CACHE = 2**16  # pairs of positions
+CACHE = 2**16  # pairs of positions, which a core works on at once
 Sweep = Callable[[Points, Vectors, "Tiling"], PyTree]
 
 
@@ -110,7 +111,7 @@ def in_groups(sweep: Sweep) -> Program:
 
     def program(points: Points, vectors: Vectors, tiling: Tiling) -> PyTree:
         count, between = points[0].shape[0], 1 if vectors else 0
-        most = max(CACHE * jax.device_count() // tiling.tile**2, 1)
+        most = max(_pairs_at_once() // tiling.tile**2, 1)
         group = max(size for size in range(1, min(most, count) + 1) if count % size == 0)
         blocks = [
             [_cut(x, axes, group, tiling.tile) for x in arrays]
@@ -120,6 +121,11 @@ def in_groups(sweep: Sweep) -> Program:
         return [_joined(x, between, tiling.size) for x in found]
 
     return program
+
+
+def _pairs_at_once() -> int:
+    """As many as the caches hold; an accelerator is kept busy by all at once."""
+    return CACHE * jax.device_count() if jax.default_backend() == "cpu" else sys.maxsize
 
 
 def _cut(array: Array, between: int, group: int, tile: int) -> Array:

@@ -114,6 +114,29 @@ def every_pair(some, others):
     return some.reshape(len(some), -1) @ others.reshape(len(others), -1).T
 
 
+def test_an_accelerator_takes_all_heads_and_examples_at_once(monkeypatch):
+    """The same numbers, in one group of six where a CPU takes three of two."""
+    groups, cut = [], tiles._cut
+    at = *arrays(0), jax.device_put(STARTS)
+
+    def watched(array, between, group, tile):
+        groups.append(group)
+        return cut(array, between, group, tile)
+
+    def values():
+        groups.clear()
+        jax.clear_caches()
+        return jax.jit(tiled(GRIDS["graded"]))(*at)
+
+    monkeypatch.setattr(tiles, "_cut", watched)
+    expected, of_cpu = values(), set(groups)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    found, of_gpu = values(), set(groups)
+    assert (of_cpu, of_gpu) == ({2}, {6})
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-13)
+
+
 def test_push_and_pull_are_the_written_sums_of_many_vectors_at_one_point():
     """By NumPy from the matrix; five vectors share the point, and pairs of theirs transpose."""
     t = [np.asarray(random_states(30 + i, 5, LENGTH, width)) for i, width in enumerate(WIDTHS)]
