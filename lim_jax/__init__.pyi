@@ -45,3 +45,5 @@ from .network.flow import ResidualFlow as ResidualFlow
 from .network.flow import euler as euler
 from .network.flow import split as split
 from .network.norms import LayerNorm as LayerNorm
+
+__version__: str
