@@ -15,6 +15,7 @@ from . import results as results
 from . import studies as studies
 from . import tasks as tasks
 from . import training as training
+from ._version import __version__ as __version__
 from .adjoint.continuous import continuous_adjoint as continuous_adjoint
 from .adjoint.sweep import AdjointTrajectory as AdjointTrajectory
 from .adjoint.sweep import adjoint_trajectory as adjoint_trajectory
@@ -45,5 +46,3 @@ from .network.flow import ResidualFlow as ResidualFlow
 from .network.flow import euler as euler
 from .network.flow import split as split
 from .network.norms import LayerNorm as LayerNorm
-
-__version__: str
