@@ -32,3 +32,12 @@ def test_the_paper_that_is_cited_is_the_readmes():
 def test_the_oldest_python_is_the_first_that_is_named():
     named = re.findall(r"Python :: (3\.\d+)", " ".join(PROJECT["classifiers"]))
     assert PROJECT["requires-python"] == f">={named[0]}" and named == sorted(named)
+
+
+def test_the_oldest_dependencies_are_those_that_are_allowed():
+    """Of every extra but that with which networks of others are compared."""
+    extras = PROJECT["optional-dependencies"]
+    needs = [*PROJECT["dependencies"], *sum((extras[e] for e in extras if e != "parity"), [])]
+    bounds = [re.match(r"([\w-]+)>=([\d.]+)", one) for one in needs if "lim_jax" not in one]
+    pinned = (ROOT / ".ci" / "oldest.txt").read_text().splitlines()[1:]
+    assert sorted({f"{one[1]}=={one[2]}" for one in bounds if one}) == pinned
