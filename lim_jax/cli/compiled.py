@@ -46,6 +46,9 @@ def keep_programs(arguments: Sequence[str]) -> list[str]:
 
 
 def _keep_in(folder: Path) -> None:
+    # Of every program that it finds again XLA logs, on the very processor that compiled it, that
+    # tuning flags such as prefer-no-gather are none of the processor's features.
+    jax.config.update("jax_logging_level", "CRITICAL")
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_compilation_cache_max_size", MOST)
     # Small ones too: a command compiles hundreds.

@@ -61,7 +61,8 @@ def test_the_command_asks_before_it_runs(settings, monkeypatch):
 
 def test_another_process_finds_what_was_compiled(tmp_path):
     def kept():
-        assert run_python("-c", COMPILES, tmp_path, folder=tmp_path).stdout == "6.0\n"
+        done = run_python("-c", COMPILES, tmp_path, folder=tmp_path)
+        assert (done.stdout, done.stderr) == ("6.0\n", "")
         return {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("*-cache")}
 
     first = kept()
