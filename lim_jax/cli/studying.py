@@ -34,7 +34,7 @@ def study(
         quick: One network of 8 records, 3 seeds and 3 arms: some three minutes on two cores. This
             is what is run without a choice.
         full: Seven networks, 5 seeds, all arms, ablations, channels, certificates and longer
-            contexts: about an hour on two cores.
+            contexts: an hour and a half on two cores, of which it keeps little more than one busy.
         model: A folder of weights as published, or a GGUF file: asks it for values of keys in
             text, and nothing is trained. Writes prompted.json, prompted.md and figures.
         prompts: How many the model is asked for each number of records, a multiple of them.

@@ -97,7 +97,7 @@ class Preset(NamedTuple):
 
 
 def presets() -> dict[str, Preset]:
-    """What ``lim-jax study`` runs: `quick` in some three minutes, `full` in less than an hour."""
+    """What ``lim-jax study`` runs: `quick` in some three minutes, `full` in an hour and a half."""
     base = Setting()
     lengths = {
         f"{records} records, depth 2": base._replace(task=KeyValueTask(records))
