@@ -35,7 +35,7 @@ from lim_jax._checks import require_floats
 from lim_jax._linear import at, derived, of_many, transposes
 from lim_jax._precision import accumulator, matmul
 from lim_jax.grid import CellGrid, Grid, require_on_grid
-from lim_jax.network.tiles import Tiling, in_groups, over_tiles, tiling
+from lim_jax.network.tiles import Tiling, each, in_groups, over_tiles, tiling
 
 KEPT = "attention outputs"
 
@@ -86,9 +86,9 @@ def require_heads(query: Array, key: Array, grid: Grid, *value: Array) -> None:
 class Row(NamedTuple):
     """What grows along a row block: the unnormalised output, its sum, and the highest score."""
 
-    features: Float[Array, "*blocks group tile features"]
-    total: Float[Array, "*blocks group tile"]
-    highest: Float[Array, "*blocks group tile"]
+    features: Float[Array, "group *blocks tile features"]
+    total: Float[Array, "group *blocks tile"]
+    highest: Float[Array, "group *blocks tile"]
 
 
 @in_groups
@@ -149,7 +149,7 @@ def _pushed(points, vectors, tiling):
             features = matmul(moved.astype(value.dtype), value) + matmul(kept, value_slope)
             return features, moved.sum(axis=-1)
 
-        found = jax.lax.map(push, (query_slopes, key_slopes, value_slopes))
+        found = each(push, (query_slopes, key_slopes, value_slopes))
         return jax.tree.map(jnp.add, of_row, found), ()
 
     query_slopes, key_slopes, value_slopes = vectors
@@ -177,7 +177,7 @@ def _pulled(points, vectors, tiling):
             # Sums over rows into (size, tile): on a CPU three times as fast as into (tile, size).
             return matmul(e, key), (matmul(query.mT, e), matmul(g.mT, kept))
 
-        found = jax.lax.map(pull, (covectors.astype(value.dtype), slopes))
+        found = each(pull, (covectors.astype(value.dtype), slopes))
         return jax.tree.map(jnp.add, (of_row, of_column), found)
 
     covectors, slopes = vectors
@@ -207,7 +207,7 @@ def _weights(query, key, log_weight, log_total, place, tiling):
 
 def _scores(query, key, log_weight, place, tiling: Tiling):
     """A tile of scores plus log-weights; what its rows do not see is masked."""
-    scores = matmul(query, key.mT) + log_weight[None, None, :]
+    scores = matmul(query, key.mT) + log_weight[:, None, :]
     row, column = place.rows[None, :, None], place.columns[None, None, :]
     own = scores + math.log(1 - tiling.grid.offset)
     scores = jnp.where(column < row, scores, jnp.where(column == row, own, -jnp.inf))

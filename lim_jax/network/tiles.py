@@ -50,14 +50,14 @@ class Tiling(NamedTuple):
         """How many positions are here."""
         return self.grid.size // self.devices
 
-    def log_weights(self, dtype: jnp.dtype) -> Float[Array, "blocks tile"]:
+    def log_weights(self, dtype: jnp.dtype) -> Float[Array, "1 blocks tile"]:
         r""":math:`\log\Delta p_j` of the positions here; what fills up a tile weighs nothing."""
         weights = jnp.log(self.grid.weights).astype(dtype)
         if self.axis is not None:
             first = jax.lax.axis_index(self.axis) * self.size
             weights = jax.lax.dynamic_slice_in_dim(weights, first, self.size)
         filled = jnp.pad(weights, (0, -self.size % self.tile), constant_values=-jnp.inf)
-        return filled.reshape(-1, self.tile)
+        return filled.reshape(1, -1, self.tile)
 
 
 def tiling(grid: CellGrid, axis: str | None = None) -> Tiling:
@@ -105,7 +105,7 @@ def in_groups(sweep: Sweep) -> Program:
     """Make a program of arrays of positions from one of a group's blocks.
 
     ``sweep(points, vectors, tiling)`` is called for one group after another: with points
-    ``(blocks, group, tile, *rest)`` and vectors ``(blocks, vectors, group, tile, *rest)``. It gives
+    ``(group, blocks, tile, *rest)`` and vectors ``(group, blocks, vectors, tile, *rest)``. It gives
     arrays as the vectors, or where there are none as the points.
     """
 
@@ -128,29 +128,46 @@ def _pairs_at_once() -> int:
     return CACHE * jax.device_count() if jax.default_backend() == "cpu" else sys.maxsize
 
 
+def _spread() -> bool:
+    """Whether examples may be spread over devices.
+
+    Then neighbours go to different groups, so that every group keeps all devices at work.
+    """
+    return jax.device_count() > 1
+
+
 def _cut(array: Array, between: int, group: int, tile: int) -> Array:
-    """Cut into groups and blocks, which come first; `between` counts the axes of vectors."""
+    """Cut into groups, which come first, and blocks; `between` counts the axes of vectors."""
     axis = 1 + between
     edges = [(0, 0)] * array.ndim
     edges[axis] = (0, -array.shape[axis] % tile)
     # Rows that only fill the last tile begin where its last row does.
     starts = jnp.issubdtype(array.dtype, jnp.integer)
     array = jnp.pad(array, edges, mode="edge" if starts else "constant")
+    groups = (group, -1) if _spread() else (-1, group)
     shape, rest = array.shape[1:axis], array.shape[axis + 1 :]
-    # Neighbours go to different groups: examples that are spread over devices then keep them all
-    # at work on every group.
-    array = array.reshape(group, -1, *shape, array.shape[axis] // tile, tile, *rest)
-    return jnp.moveaxis(jnp.moveaxis(array, 0, axis + 1), axis, 1)
+    array = array.reshape(*groups, *shape, array.shape[axis] // tile, tile, *rest)
+    if _spread():
+        array = jnp.swapaxes(array, 0, 1)
+    return jnp.moveaxis(array, axis + 1, 2)
 
 
 def _joined(array: Array, between: int, length: int) -> Array:
     """The inverse of `_cut`."""
     axis = 1 + between
-    array = jnp.moveaxis(jnp.moveaxis(array, 1, axis), axis + 1, 0)
+    array = jnp.moveaxis(array, 2, axis + 1)
+    if _spread():
+        array = jnp.swapaxes(array, 0, 1)
     shape, rest = array.shape[2 : axis + 1], array.shape[axis + 3 :]
     count = array.shape[0] * array.shape[1]
     array = array.reshape(count, *shape, -1, *rest)
     return jax.lax.slice_in_dim(array, 0, length, axis=axis)
+
+
+def each(function: Callable[[PyTree], Any], vectors: PyTree) -> Any:
+    """One vector of a tile after another: arrays ``(group, vectors, tile, *rest)``."""
+    in_front = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), vectors)
+    return jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), jax.lax.map(function, in_front))
 
 
 def over_tiles(
@@ -159,16 +176,17 @@ def over_tiles(
     columns: PyTree,
     of_rows: PyTree,
     of_columns: PyTree,
-    starts: Sequence[Int[Array, "blocks group tile"]],
+    starts: Sequence[Int[Array, "group blocks tile"]],
     tiling: Tiling,
 ) -> tuple[Any, Any]:
     """Visit the tiles that are seen, row by row, and change what belongs to each row and column.
 
     ``visit(of_row, of_column, row, column, place)`` gives the first two anew. All arrays lead with
-    an axis of blocks; tiles are remade where they are differentiated. Where devices share the
-    positions, columns and what belongs to them travel round the ring of these, past all rows.
+    axes of the group and of blocks; tiles are remade where they are differentiated. Where devices
+    share the positions, columns and what belongs to them travel round the ring of these, past all
+    rows.
     """
-    blocks = jax.tree.leaves(rows)[0].shape[0]
+    blocks = jax.tree.leaves(rows)[0].shape[1]
     if tiling.axis is None:
         pairs, here = np.stack(np.tril_indices(blocks)), jnp.array(0)
         visited = _over_pairs(visit, rows, columns, starts, pairs, here, here, tiling)
@@ -195,7 +213,7 @@ def _over_pairs(
     visit: Callable[[Any, Any, Any, Any, Place], tuple[Any, Any]],
     rows: PyTree,
     columns: PyTree,
-    starts: Sequence[Int[Array, "blocks group tile"]],
+    starts: Sequence[Int[Array, "group blocks tile"]],
     pairs: Int[np.ndarray, "2 pairs"],
     row: Int[Array, ""],
     column: Int[Array, ""],
@@ -226,11 +244,11 @@ def _over_pairs(
 
 
 def _block(tree: PyTree, index: Array) -> Any:
-    return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, index, keepdims=False), tree)
+    return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, index, 1, keepdims=False), tree)
 
 
 def _replaced(tree: PyTree, index: Array, block: Any) -> Any:
     def replaced(array: Array, entry: Array) -> Array:
-        return jax.lax.dynamic_update_index_in_dim(array, entry, index, 0)
+        return jax.lax.dynamic_update_index_in_dim(array, entry, index, 1)
 
     return jax.tree.map(replaced, tree, block)

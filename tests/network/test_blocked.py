@@ -131,7 +131,7 @@ def test_half_precision_is_summed_in_single():
 # twenty times as much as a value. The most bytes: no matrix of pairs of positions, which has 8 MB,
 # and no row of tiles is kept.
 PRICES = {
-    "value": (lambda s, f: s + f, 0.7e6),
+    "value": (lambda s, f: s + f, 0.4e6),
     "grad": (lambda s, f: 4 * s + 3 * f, 1.0e6),
     "grad of grad": (lambda s, f: 12 * (s + f), 3.2e6),
 }
