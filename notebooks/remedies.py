@@ -8,9 +8,9 @@
 # %% [markdown]
 # # Measure influence, then train to balance it
 #
-# A small byte-level Transformer reads Python's own sources and predicts the byte after each
-# window. Which of the window's positions does that loss depend on, and what does it cost to make
-# it depend on all of them? A minute on a laptop. Open with Jupytext, or run as a script.
+# A small byte-level Transformer reads Python's own sources and predicts the byte after each window.
+# Which of the window's positions does that loss depend on, and what does it cost to make it depend
+# on all of them? A minute on a laptop. Open with Jupytext, or run as a script.
 #
 # The loss is one of ids (`LossOfIds`): the embedding is inside of what is differentiated, so that
 # training moves it with the rest. A batch that is embedded beforehand would freeze it.
@@ -50,8 +50,8 @@ loss = LossOfIds(CausalLM.embed, CausalLM.loss)
 # %% [markdown]
 # ## Train with and without Algorithm 1
 #
-# The penalty is one half of the squared distance of the influence density from uniform,
-# times $\beta$. `jax.grad` of the objective costs some three plain gradients.
+# The penalty is one half of the squared distance of the influence density from uniform, times
+# $\beta$. `jax.grad` of the objective costs some three plain gradients.
 #
 # Distance between what? Taken over positions it looks at little but the last token, which a
 # last-token loss lets dominate. Pooled by the regions that LIM compares, with that token left out,
@@ -90,8 +90,8 @@ for arm, objective in objectives.items():
 # %% [markdown]
 # ## What changed
 #
-# The task's own risk, unpenalised and on fresh windows, stands beside the indices: a penalty is
-# a bias that one chooses, so both belong in every report. When this was written:
+# The task's own risk, unpenalised and on fresh windows, stands beside the indices: a penalty is a
+# bias that one chooses, so both belong in every report. When this was written:
 #
 # | penalty | risk | imbalance | LIM | left, middle, right without the last token |
 # |---|---|---|---|---|

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
 from lim_jax._checks import (
@@ -205,7 +206,7 @@ def _pairs(
 
 
 def record_weights(
-    records: Int[Array, " length"], cells: Float[Array, " length"], count: int
+    records: Int[Array | np.ndarray, " length"], cells: Float[Array, " length"], count: int
 ) -> Float[Array, "records length"]:
     r"""The integral weights of each record, :math:`W_{ri} = \Delta p_i\,\mathbf 1_{r(i) = r}`.
 

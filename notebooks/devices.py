@@ -1,0 +1,116 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation: {extension: .py, format_name: percent}
+#   kernelspec: {display_name: Python 3, language: python, name: python3}
+# ---
+
+# %% [markdown]
+# # Several devices: spread examples, or a context that no device holds
+#
+# Nothing in the library asks where arrays lie. Lay a batch out over a mesh and call as before; hand
+# attention a ring where one context is too long for one device. The eight devices here are virtual,
+# parts of one CPU, so nothing gets faster: what is shown is that the numbers stay, and what a
+# device has to hold. Half a minute on a laptop.
+
+# %%
+import jax
+
+jax.config.update("jax_num_cpu_devices", 8)  # before JAX starts; leave it out on real devices
+
+import jax.numpy as jnp
+import matplotlib.pyplot as plt
+import numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+import lim_jax as lim
+from lim_jax.network import RingAttention
+from lim_jax.training.balancing import balanced_objective
+
+WIDTH, WORDS = 16, 11
+keys = jax.random.split(jax.random.key(0), 6)
+
+
+def network(attend):
+    """Two split layers, the same whatever way they attend, and a readout."""
+    make = jax.vmap(lambda key: lim.TransformerField.init(WIDTH, heads=2, attend=attend, key=key))
+    flow = lim.ResidualFlow(make(keys[:2]), horizon=2.0, step=lim.split)
+    return flow, lim.LinearReadout.init(WIDTH, WORDS, key=keys[2])
+
+
+def objective_of(grid):
+    """The influence of next-word losses, and Algorithm 1's objective."""
+
+    def loss(model, x, y):
+        return lim.cross_entropy(model[1](model[0](x, grid), grid), y, grid)
+
+    def influence(model, batch):
+        return lim.influence(loss, model, batch, grid)
+
+    def gradient(model, batch):
+        return jax.grad(lambda m: balanced_objective(loss, m, batch, grid, strength=1.0))(model)
+
+    return influence, gradient
+
+
+def example_batch(examples, length):
+    """States and labels."""
+    x = jax.random.normal(keys[3], (examples, length, WIDTH))
+    return x, jax.random.randint(keys[4], (examples, length), 0, WORDS)
+
+
+# %% [markdown]
+# ## Spread examples
+#
+# Examples are independent: a spread batch costs one sum of energies between the devices.
+
+# %%
+mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
+grid, model = lim.token_grid(64), network(lim.causal_attention)
+influence, gradient = objective_of(grid)
+batch = example_batch(16, 64)
+spread = jax.device_put(batch, NamedSharding(mesh, PartitionSpec("data")))
+here, there = (jax.jit(influence)(model, some).density for some in (batch, spread))
+print("devices that hold the batch:", len(spread[0].sharding.device_set))
+print(f"densities differ by {jnp.abs(here - there).max():.0e}")
+np.testing.assert_allclose(there, here, rtol=1e-4)
+
+# %% [markdown]
+# ## A context that no device holds
+#
+# With `RingAttention` each device holds the queries, keys and values of its own stretch of the
+# context, and those of one neighbour as they pass. Values and derivatives stay, Algorithm 1's too,
+# and the memory of a device falls with the number of devices.
+
+# %%
+LENGTH = 512
+grid, batch = lim.token_grid(LENGTH), example_batch(1, LENGTH)
+influence, gradient = objective_of(grid)
+jobs = {"influence": influence, "Algorithm 1": gradient}
+memory = {name: {} for name in jobs}
+results = {name: {} for name in jobs}
+for devices in (1, 2, 8):
+    mesh = jax.make_mesh(
+        (devices,), ("context",), axis_types=(AxisType.Auto,), devices=jax.devices()[:devices]
+    )
+    model = network(RingAttention(mesh, "context"))
+    model = jax.device_put(model, NamedSharding(mesh, PartitionSpec()))
+    some = jax.device_put(batch, NamedSharding(mesh, PartitionSpec(None, "context")))
+    for name, job in jobs.items():
+        compiled = jax.jit(job).lower(model, some).compile()
+        memory[name][devices] = compiled.memory_analysis().temp_size_in_bytes / 2**20
+        results[name][devices] = jax.tree.map(np.asarray, compiled(model, some))
+for name, found in results.items():
+    for one, all_of_them in zip(*map(jax.tree.leaves, (found[1], found[8])), strict=True):
+        np.testing.assert_allclose(all_of_them, one, rtol=0, atol=1e-4 * np.abs(one).max())
+    print(name, {devices: f"{size:.1f} MiB" for devices, size in memory[name].items()})
+    assert memory[name][8] < memory[name][1] / 4
+
+# %%
+figure, axes = plt.subplots(layout="constrained")
+for name, sizes in memory.items():
+    axes.loglog(sizes.keys(), sizes.values(), "o-", base=2, label=name)
+axes.set(xlabel="devices in the ring", ylabel="temporary memory of one (MiB)")
+axes.set_title(f"One context of {LENGTH} tokens", fontsize=10)
+axes.legend(frameon=False)
+plt.show()

@@ -1,0 +1,142 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation: {extension: .py, format_name: percent}
+#   kernelspec: {display_name: Python 3, language: python, name: python3}
+# ---
+
+# %% [markdown]
+# # Which positions does SmolLM2 use?
+#
+# A published model is asked for the value of one key among ten, which stand one after another.
+# Which of them does it find, and which does its loss depend on? A minute on two cores with
+# SmolLM2-135M.
+#
+# `LIM_JAX_MODEL` names a folder of weights as they are published, or a GGUF file: of SmolLM2,
+# Llama, Mistral, Qwen, GPT-2 or GPT-NeoX. Without it a byte-level network stands in that has seen a
+# few lines of Python: it finds nothing, but shows the way.
+
+# %%
+import os
+from pathlib import Path
+
+import equinox as eqx
+import jax
+import matplotlib.pyplot as plt
+import numpy as np
+
+import lim_jax as lim
+from lim_jax.models import byte_model, read_tokenizer, standard_library_text, train
+from lim_jax.models.causal import CausalLM
+from lim_jax.plots import draw_densities, legend_below
+from lim_jax.tasks import (
+    decodes_greedily,
+    draw_key_values,
+    encode,
+    key_value_prompt,
+    record_weights,
+)  # fmt: skip
+
+RECORDS, ROUNDS = 10, 1
+file = os.environ.get("LIM_JAX_MODEL")
+if file:
+    model, tokenizer, name = lim.models.load(file), read_tokenizer(file), Path(file).stem
+else:
+    start = byte_model(256, width=16, heads=2, depth=2, key=jax.random.key(0))
+    model, _ = train(start, standard_library_text(), 64, steps=20, key=jax.random.key(1))
+    tokenizer, name = None, "a byte-level stand-in"
+
+# %% [markdown]
+# ## Ask
+#
+# A prompt knows where its records are, `encode` which record each token belongs to and which tokens
+# are the answer's. Every place has the asked key once in each round.
+
+# %%
+prompts = [
+    key_value_prompt(draw_key_values(RECORDS, seed, key_length=3, value_length=3), place)
+    for seed in range(ROUNDS)
+    for place in range(RECORDS)
+]
+print(prompts[4].text + prompts[4].answer)
+examples = [encode(prompt, tokenizer) for prompt in prompts]
+longest = max(len(example.window) for example in examples)
+
+
+@eqx.filter_jit
+def answered(model, window, weights):
+    return decodes_greedily(model.logits(window[:-1]), window[1:], weights)
+
+
+def padded(example):
+    """On the right, where causal attention does not look: one shape, one compilation."""
+    missing = longest - len(example.window)
+    return np.pad(example.window, (0, missing)), np.pad(example.weights, (0, missing))
+
+
+right = np.array([bool(answered(model, *padded(example))) for example in examples])
+right = right.reshape(ROUNDS, RECORDS)
+print("right by place of the asked record:", right.mean(axis=0))
+
+# %% [markdown]
+# ## Measure
+#
+# The loss is the margin of the answer's words, whose influence does not fade where the model is
+# sure of them; of the cross-entropy it would. Contexts may have any lengths.
+
+# %%
+windows, weights = zip(*(example[:2] for example in examples), strict=True)
+energies = lim.models.energies_of_ids(model, windows, ask=weights, loss=CausalLM.margin_loss)
+parts = np.array([
+    record_weights(example.records, lim.token_grid(len(energy)).weights, RECORDS) @ energy
+    for example, energy in zip(examples, energies, strict=True)
+])  # fmt: skip
+shares = parts / parts.sum(axis=1, keepdims=True)
+
+figure, (upper, lower) = plt.subplots(2, sharex=True, layout="constrained")
+places = np.arange(1, RECORDS + 1)
+upper.bar(places, right.mean(axis=0), color="#0072b2")
+upper.set(ylabel="share of right answers", ylim=(0, 1))
+lower.bar(places, shares.mean(axis=0), color="#e69f00")
+lower.set(xlabel="place of the record", ylabel="share of the influence")
+upper.set_title(f"{name}, {RECORDS * ROUNDS} prompts", fontsize=10)
+
+# %% [markdown]
+# Influence says what the loss would notice, whatever record is asked; the task's accuracy says
+# which are found. `lim-jax study --model FILE` asks hundreds of prompts and gives rank correlations
+# of both with intervals.
+
+# %% [markdown]
+# ## By position
+#
+# Carried to shares of each context's own length, contexts average to one density.
+
+# %%
+regions = lim.boundary_regions(lim.token_grid(50), 0.2)
+result = lim.models.influence_of_ids(
+    model, windows, regions, ask=weights, loss=CausalLM.margin_loss
+)
+figure, axes = plt.subplots(layout="constrained")
+draw_densities(axes, {name: result})
+axes.set(xlabel="position $p$ (part of the context)", ylabel="influence density m(p)")
+legend_below(figure)
+left, middle, right_end = map(float, result.regional_averages)
+lim_index = float(result.indices().lim)
+print(f"left {left:.2f}, middle {middle:.2f}, right {right_end:.2f}: LIM {lim_index:+.2f}")
+
+# %% [markdown]
+# ## Why? One context, token by token
+#
+# The page that `lim-jax profile --html` writes has a text shaded by influence, with its heads,
+# depths and hops: the same account of one context.
+
+# %%
+account = lim.studies.account_of_context(
+    model, windows[4], weights[4], terminal_loss=CausalLM.terminal_margin_loss
+)
+texts = lim.models.texts_of_ids(windows[4], tokenizer)
+strongest = np.argsort(-np.asarray(account.energy))[:8]
+for token in sorted(strongest):
+    share = float(account.energy[token] / account.energy.sum())
+    print(f"{token:4d}  {texts[token]!r:12}  {share:.1%} of this context's influence")
+lim.report.write_page("real_model.html", result, [account], [texts], title=f"{name}, margin")
