@@ -90,7 +90,7 @@ def _averages(influence: Influence, uniform: float, least: float) -> Any:
     delta = float(influence.regions.delta)
     ends = ((0, delta), (delta, 1 - delta), (1 - delta, 1))
     names = ("left", "middle", "right")
-    averages = np.asarray(influence.regional_averages)
+    averages = np.asarray(influence.regional_averages).tolist()
     rows = [
         {
             "region": name, "from": start, "to": stop, "average": short(average),

@@ -72,8 +72,8 @@ class TokenAccount(NamedTuple):
 
 def account_of_context(
     model: CausalLM,
-    window: Int[Array, " tokens"],
-    query_weights: Profile,
+    window: Int[Array | np.ndarray, " tokens"],
+    query_weights: Float[Array | np.ndarray, " length"],
     depth: int = 0,
     terminal_loss: Callable[[CausalLM, State, Any], Scalar] = CausalLM.terminal_loss,
 ) -> TokenAccount:
@@ -118,7 +118,7 @@ def account_of_context(
     last = model.flow.depth - 1
     expected = f"a whole number from 0 to {last}, the last layer's depth"
     depth = counted(depth, "depth", least=0, most=last, expected=expected)
-    return _account(model, window, query_weights, depth, terminal_loss)
+    return _account(model, jnp.asarray(window), jnp.asarray(query_weights), depth, terminal_loss)
 
 
 class ContextParts(NamedTuple):
