@@ -62,6 +62,7 @@ from .regularity import trajectory_radius as trajectory_radius
 from .ring import RingAttention as RingAttention
 from .tiles import Place as Place
 from .tiles import Tiling as Tiling
+from .tiles import each_vector as each_vector
 from .tiles import in_groups as in_groups
 from .tiles import over_tiles as over_tiles
 from .tiles import tiling as tiling

@@ -35,7 +35,7 @@ from lim_jax._checks import require_floats
 from lim_jax._linear import at, derived, of_many, transposes
 from lim_jax._precision import accumulator, matmul
 from lim_jax.grid import CellGrid, Grid, require_on_grid
-from lim_jax.network.tiles import Tiling, each, in_groups, over_tiles, tiling
+from lim_jax.network.tiles import Tiling, each_vector, in_groups, over_tiles, tiling
 
 KEPT = "attention outputs"
 
@@ -149,7 +149,7 @@ def _pushed(points, vectors, tiling):
             features = matmul(moved.astype(value.dtype), value) + matmul(kept, value_slope)
             return features, moved.sum(axis=-1)
 
-        found = each(push, (query_slopes, key_slopes, value_slopes))
+        found = each_vector(push, (query_slopes, key_slopes, value_slopes))
         return jax.tree.map(jnp.add, of_row, found), ()
 
     query_slopes, key_slopes, value_slopes = vectors
@@ -177,7 +177,7 @@ def _pulled(points, vectors, tiling):
             # Sums over rows into (size, tile): on a CPU three times as fast as into (tile, size).
             return matmul(e, key), (matmul(query.mT, e), matmul(g.mT, kept))
 
-        found = each(pull, (covectors.astype(value.dtype), slopes))
+        found = each_vector(pull, (covectors.astype(value.dtype), slopes))
         return jax.tree.map(jnp.add, (of_row, of_column), found)
 
     covectors, slopes = vectors

@@ -164,7 +164,7 @@ def _joined(array: Array, between: int, length: int) -> Array:
     return jax.lax.slice_in_dim(array, 0, length, axis=axis)
 
 
-def each(function: Callable[[PyTree], Any], vectors: PyTree) -> Any:
+def each_vector(function: Callable[[PyTree], Any], vectors: PyTree) -> Any:
     """One vector of a tile after another: arrays ``(group, vectors, tile, *rest)``."""
     in_front = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), vectors)
     return jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), jax.lax.map(function, in_front))
