@@ -56,7 +56,9 @@ def test_the_commands_install_extras_that_exist():
 
 
 def test_every_dependency_has_a_lower_bound_and_one_version_is_excluded():
-    extras = [r for group in PROJECT["optional-dependencies"].values() for r in group]
+    """What only builds the site of the documentation may be pinned instead."""
+    groups = PROJECT["optional-dependencies"].items()
+    extras = [r for name, group in groups for r in group if name != "docs" or "==" not in r]
     requirements = [r for r in PROJECT["dependencies"] + extras if not r.startswith("lim_jax[")]
     assert all(">=" in requirement for requirement in requirements)
     excluded = [requirement for requirement in requirements if "!=" in requirement]

@@ -161,16 +161,15 @@ class ContinuousFlow(eqx.Module):
 
     How it is differentiated is diffrax's `adjoint`:
 
-    =============================  ============================================================
-    adjoint                        for
-    =============================  ============================================================
-    `RecursiveCheckpointAdjoint`   first-order reverse mode with least memory (the default); with
-                                   as many `checkpoints` as steps no step is taken twice
-    `DirectAdjoint`                every nesting; give `max_steps` tightly, memory grows with it
-    `ForwardMode`                  forward mode only
-    `BacksolveAdjoint`             first-order reverse mode, approximate
-    `ImplicitAdjoint`              refused: for a flow of finite depth it is wrong
-    =============================  ============================================================
+    | adjoint | for |
+    |---|---|
+    | `RecursiveCheckpointAdjoint` | first-order reverse mode with least memory (the default) |
+    | `DirectAdjoint` | every nesting; give `max_steps` tightly, memory grows with it |
+    | `ForwardMode` | forward mode only |
+    | `BacksolveAdjoint` | first-order reverse mode, approximate |
+    | `ImplicitAdjoint` | refused: for a flow of finite depth it is wrong |
+
+    With as many `checkpoints` as steps the default takes no step twice.
 
     Attributes
     ----------

@@ -1,0 +1,82 @@
+"""Build the site of these pages in build/site: ``python docs/website.py`` (the extra `docs`).
+
+The sources are copied to build/docs first, where the rooms' pages, MathJax and the anchors of the
+paper's labels are added, and where links to files of the repository become links to pages.
+"""
+
+import re
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import rooms
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent
+SOURCES = ROOT / "build" / "docs"  # as zensical.toml has it
+SHOWN = {".md", ".png", ".svg", ".js", ".css"}
+LABEL_ROW = re.compile(r"^\| `([\w:-]+)` \|", re.MULTILINE)
+CODE_LINK = re.compile(r"\[`([\w.:]+)`\]\(\.\./([\w/.]+)\)")
+MATHJAX = ("tex-chtml.js", "output/chtml/fonts/woff-v2")
+
+
+def staged() -> Path:
+    """The folder of all that is shown, made anew."""
+    shutil.rmtree(SOURCES, ignore_errors=True)
+    for file in sorted(HERE.rglob("*")):
+        if file.suffix in SHOWN:
+            _copy(file, SOURCES / file.relative_to(HERE))
+    for name in ("CONTRIBUTING.md", "CHANGELOG.md"):
+        _copy(ROOT / name, SOURCES / name.lower())
+    equations = SOURCES / "equations.md"
+    equations.write_text(_equations(equations.read_text(encoding="utf-8")), encoding="utf-8")
+    for name, text in rooms.pages().items():
+        page = SOURCES / "rooms" / name
+        page.parent.mkdir(exist_ok=True)
+        page.write_text(text, encoding="utf-8")
+    _copy_mathjax()
+    return SOURCES
+
+
+def _copy(file: Path, to: Path) -> None:
+    to.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(file, to)
+
+
+def _equations(page: str) -> str:
+    """The table with an anchor for each label, and links to functions instead of files."""
+    page = LABEL_ROW.sub(r"| [](){#\1}`\1` |", page)
+    return CODE_LINK.sub(_to_its_room, page)
+
+
+def _to_its_room(found: re.Match) -> str:
+    name, file = found.groups()
+    private = any(part.startswith("_") for part in name.split("."))
+    if private or not file.startswith("lim_jax/"):
+        return f"`{name}`"
+    return f"[`{name}`][lim_jax.{name}]"
+
+
+def _copy_mathjax() -> None:
+    """From the wheel that the extra pins: what sets TeX, and its fonts."""
+    found = find_spec("mathjax")
+    if found is None or not found.submodule_search_locations:
+        raise SystemExit('got no MathJax, expected that of the extra: pip install ".[docs]"')
+    package = Path(found.submodule_search_locations[0])
+    for name in MATHJAX:
+        origin, to = package / "static/mathjax/es5" / name, SOURCES / "mathjax" / name
+        shutil.copytree(origin, to) if origin.is_dir() else _copy(origin, to)
+
+
+def build() -> Path:
+    """The site's folder; what Zensical finds wrong ends the process."""
+    staged()
+    command = [sys.executable, "-m", "zensical", "build", "--clean", "--strict"]
+    subprocess.run(command, cwd=ROOT, check=True)
+    return ROOT / "build" / "site"
+
+
+if __name__ == "__main__":
+    build()

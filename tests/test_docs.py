@@ -1,0 +1,150 @@
+"""The site of the documentation: it builds, nothing in it is broken, and what it says runs."""
+
+import os
+import re
+import runpy
+import subprocess
+import sys
+import tomllib
+from html.parser import HTMLParser
+from importlib.util import find_spec
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+CONFIG = tomllib.loads((ROOT / "zensical.toml").read_text())["project"]
+ROOMS = runpy.run_path(str(DOCS / "rooms.py"))
+HANDLED = find_spec("zensical") and find_spec("mkdocstrings_handlers") and find_spec("mathjax")
+RAW = {":math:", ".. math::", "``", r"\(", r"\[", "][", "::: "}  # what a page must not show
+VERBATIM = {"code", "pre", "script", "style"}
+
+
+class Page(HTMLParser):
+    """What a page of the site holds: its anchors, links, files that it loads, and its prose."""
+
+    def __init__(self, file):
+        super().__init__()
+        self.anchors, self.links, self.loaded, self.prose = set(), set(), set(), ""
+        self._verbatim = []
+        self.feed(file.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag, attrs):
+        given = dict(attrs)
+        self.anchors |= {given[key] for key in ("id", "name") if given.get(key)}
+        if tag == "a" and given.get("href"):
+            self.links.add(given["href"])
+        elif given.get("href") or given.get("src"):
+            self.loaded.add(given.get("href") or given["src"])
+        if tag in VERBATIM or "arithmatex" in (given.get("class") or ""):
+            self._verbatim.append(tag)
+
+    def handle_endtag(self, tag):
+        if self._verbatim and tag == self._verbatim[-1]:
+            self._verbatim.pop()
+
+    def handle_data(self, data):
+        if not self._verbatim:
+            self.prose += data
+
+
+def listed(nav):
+    """The pages of a table of contents, in order."""
+    for entry in nav:
+        for below in entry.values():
+            yield from listed(below) if isinstance(below, list) else [below]
+
+
+@pytest.fixture(scope="module")
+def site():
+    """The site, made anew, and each of its pages."""
+    if not HANDLED:
+        pytest.skip('the site is built with the extra: pip install ".[docs]"')
+    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, str(DOCS / "website.py")],
+        env=os.environ | {"PYTHONPATH": paths, "NO_COLOR": "1"}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    folder = ROOT / "build" / "site"
+    files = sorted(set(folder.rglob("*.html")) - {folder / "404.html"})  # a server's, from its root
+    return folder, {file: Page(file) for file in files}
+
+
+@pytest.mark.slow
+def test_every_link_and_anchor_of_the_site_resolves(site):
+    folder, pages = site
+    assert len(pages) > 25
+    broken = []
+    for file, page in pages.items():
+        for link in page.links | page.loaded:
+            if re.match(r"[a-z]+:", link):
+                continue
+            path, _, anchor = link.partition("#")
+            to = (file.parent / unquote(path)).resolve() if path else file
+            there = to.is_relative_to(folder) and to.is_file()
+            if not there or (anchor and to in pages and unquote(anchor) not in pages[to].anchors):
+                broken.append((file.name, link))
+    assert broken == []
+
+
+@pytest.mark.slow
+def test_the_site_reads_offline(site):
+    """What a page loads lies beside it; only links that a reader follows lead elsewhere."""
+    folder, pages = site
+    assert [(f.name, u) for f, page in pages.items() for u in page.loaded if "//" in u] == []
+    assert (folder / "mathjax" / "tex-chtml.js").stat().st_size > 1_000_000
+    fonts = list((folder / "mathjax" / "output" / "chtml" / "fonts" / "woff-v2").glob("*.woff"))
+    assert len(fonts) > 15
+
+
+@pytest.mark.slow
+def test_every_public_name_has_its_anchor_on_its_rooms_page(site):
+    folder, pages = site
+    for room in ROOMS["rooms"]():
+        anchors = pages[folder / "rooms" / f"{room}.html"].anchors
+        expected = {f"lim_jax.{room}"}
+        for module, names in ROOMS["public"](room).items():
+            expected |= {module, *(f"{module}.{name}" for name in names)}
+        assert expected <= anchors, room
+    front = {f"lim_jax.{name}" for name in ROOMS["front_door"]()}
+    assert front <= pages[folder / "rooms" / "index.html"].anchors
+
+
+@pytest.mark.slow
+def test_every_label_of_the_paper_has_its_row(site):
+    folder, pages = site
+    labels = tomllib.loads((DOCS / "labels.toml").read_text())
+    assert labels.keys() <= pages[folder / "equations.html"].anchors
+
+
+@pytest.mark.slow
+def test_no_markup_is_left_in_the_prose(site):
+    left = [(file.name, raw) for file, page in site[1].items() for raw in RAW if raw in page.prose]
+    assert left == []
+    formulas = sum(file.read_text().count('class="arithmatex"') for file in site[1])
+    assert formulas > 600
+
+
+def test_the_rooms_pages_hold_what_the_doors_hand_out():
+    """The stubs are held to the files by `test_structure`: so are these, by their names."""
+    for room, table in ROOMS["rooms"]().items():
+        modules = ROOMS["public"](room)
+        names = {name for inside in modules.values() for name in inside}
+        door = ROOT / "lim_jax" / room / "__init__.pyi"
+        if door.exists():
+            handed = set(re.findall(r"import (\w+) as", door.read_text()))
+            assert handed == names | set(table["files"])
+        page = ROOMS["pages"]()[f"{room}.md"]
+        assert all(f"::: {module}\n" in page for module in modules)
+
+
+def test_every_page_is_in_the_table_of_contents():
+    pages = {file.relative_to(DOCS).as_posix() for file in DOCS.rglob("*.md")}
+    pages |= {"contributing.md", "changelog.md"} | {f"rooms/{name}" for name in ROOMS["pages"]()}
+    nav = list(listed(CONFIG["nav"]))
+    assert sorted(nav) == sorted(pages)
+    rooms = [page for page in nav if page.startswith("rooms/")]
+    assert rooms == [f"rooms/{name}" for name in ROOMS["pages"]()]
