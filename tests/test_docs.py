@@ -11,12 +11,17 @@ from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import unquote
 
+import jax
+import matplotlib.pyplot as plt
 import pytest
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 CONFIG = tomllib.loads((ROOT / "zensical.toml").read_text())["project"]
 ROOMS = runpy.run_path(str(DOCS / "rooms.py"))
+PAGES = runpy.run_path(str(DOCS / "pages.py"))
+GUIDES = [page for page in sorted(DOCS.glob("*.md")) if page.stem not in {"several_devices"}]
+RUNNING = [page for page in GUIDES if PAGES["programs"](page)]
 HANDLED = find_spec("zensical") and find_spec("mkdocstrings_handlers") and find_spec("mathjax")
 RAW = {":math:", ".. math::", "``", r"\(", r"\[", "][", "::: "}  # what a page must not show
 VERBATIM = {"code", "pre", "script", "style"}
@@ -126,6 +131,21 @@ def test_no_markup_is_left_in_the_prose(site):
     assert left == []
     formulas = sum(file.read_text().count('class="arithmatex"') for file in site[1])
     assert formulas > 600
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", RUNNING, ids=lambda page: page.stem)
+def test_the_programs_of_a_page_run_and_print_what_it_says(page, tmp_path, monkeypatch):
+    """As users run them, in float32 and with JAX's own promotions."""
+    monkeypatch.chdir(tmp_path)
+    promotion = jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow")
+    with jax.enable_x64(False), promotion[0], promotion[1]:
+        done = PAGES["run"](page)
+    plt.close("all")
+    for program, printed in done:
+        assert program.prints in (None, printed), program.source
+    pictures = {file.name for file in tmp_path.glob("*.png")}
+    assert pictures == {file.name for file in (DOCS / page.stem).glob("*.png")}
 
 
 def test_the_rooms_pages_hold_what_the_doors_hand_out():
