@@ -6,7 +6,9 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
-PROGRAM = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.MULTILINE | re.DOTALL)
+PROGRAM = re.compile(
+    r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.MULTILINE | re.DOTALL
+)
 
 
 class Program(NamedTuple):

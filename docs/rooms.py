@@ -2,6 +2,7 @@
 
 import ast
 import tomllib
+from functools import cache
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -29,6 +30,7 @@ The names that most programs need are handed out at the top, as `lim.influence`.
 """
 
 
+@cache
 def rooms() -> dict[str, dict]:
     """The public rooms in their order, each with its question and maybe its files."""
     table = tomllib.loads((HERE / "house.toml").read_text(encoding="utf-8"))
@@ -54,11 +56,26 @@ def front_door() -> dict[str, str]:
     }
 
 
+def places() -> dict[str, str]:
+    """Where each way to write a public name in programs leads: `lim.room.name`, and by module."""
+    found = {f"lim.{room}": f"lim_jax.{room}" for room in rooms()}
+    for room in rooms():
+        for module, names in public(room).items():
+            of_module = module.replace("lim_jax", "lim", 1)
+            found[of_module] = module
+            for name in names:
+                found |= dict.fromkeys(
+                    (f"lim.{room}.{name}", f"{of_module}.{name}"), f"{module}.{name}"
+                )
+    return found | {f"lim.{name}": place for name, place in front_door().items()}
+
+
 def pages() -> dict[str, str]:
     """Each page by the name of its file: one of all rooms, and one for each."""
     return {"index.md": _front(), **{f"{room}.md": _page(room) for room in rooms()}}
 
 
+@cache
 def _defined(module: str) -> list[str]:
     source = (PACKAGE / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8")
     kinds = (ast.FunctionDef, ast.ClassDef)

@@ -19,6 +19,8 @@ SOURCES = ROOT / "build" / "docs"  # as zensical.toml has it
 SHOWN = {".md", ".png", ".svg", ".js", ".css"}
 LABEL_ROW = re.compile(r"^\| `([\w:-]+)` \|", re.MULTILINE)
 CODE_LINK = re.compile(r"\[`([\w.:]+)`\]\(\.\./([\w/.]+)\)")
+FENCED = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
+NAMED = re.compile(r"(?<!\[)`(lim\.[\w.]+)`")
 MATHJAX = ("tex-chtml.js", "output/chtml/fonts/woff-v2")
 
 
@@ -30,8 +32,9 @@ def staged() -> Path:
             _copy(file, SOURCES / file.relative_to(HERE))
     for name in ("CONTRIBUTING.md", "CHANGELOG.md"):
         _copy(ROOT / name, SOURCES / name.lower())
-    equations = SOURCES / "equations.md"
-    equations.write_text(_equations(equations.read_text(encoding="utf-8")), encoding="utf-8")
+    for page in sorted(SOURCES.rglob("*.md")):
+        change = _equations if page.stem == "equations" else _with_links
+        page.write_text(change(page.read_text(encoding="utf-8")), encoding="utf-8")
     for name, text in rooms.pages().items():
         page = SOURCES / "rooms" / name
         page.parent.mkdir(exist_ok=True)
@@ -49,6 +52,18 @@ def _equations(page: str) -> str:
     """The table with an anchor for each label, and links to functions instead of files."""
     page = LABEL_ROW.sub(r"| [](){#\1}`\1` |", page)
     return CODE_LINK.sub(_to_its_room, page)
+
+
+def _with_links(page: str) -> str:
+    """A page whose mentions of public names, outside its programs, lead to them."""
+    places = rooms.places()
+    prose = FENCED.split(page)
+    prose[::2] = [NAMED.sub(lambda found: _linked(found[1], places), part) for part in prose[::2]]
+    return "".join(prose)
+
+
+def _linked(name: str, places: dict[str, str]) -> str:
+    return f"[`{name}`][{places[name]}]" if name in places else f"`{name}`"
 
 
 def _to_its_room(found: re.Match) -> str:

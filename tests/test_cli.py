@@ -72,6 +72,14 @@ def test_rates_prints_the_table_and_writes_files(monkeypatch, tmp_path, capsys):
     assert document["costs"]["depth"][0]["errors"] == [0.1, 0.05]
 
 
+def test_a_figure_is_written_of_a_topic_that_holds_a_formula(monkeypatch, tmp_path, capsys):
+    assert (
+        run(monkeypatch, tmp_path, [row("growth in log(1/q), 1 layer", 1.0, expected=1.0)], {}) == 0
+    )
+    figures = [path.name for path in (tmp_path / "new" / "folder").glob("*.png")]
+    assert figures == ["growth_in_log_1_q.png"] and "1 of 1" in capsys.readouterr().out
+
+
 def test_rates_fails_on_a_wrong_order_and_on_a_broken_bound(monkeypatch, tmp_path, capsys):
     assert run(monkeypatch, tmp_path, [GOOD, WRONG, BROKEN], {}) == 1
     printed = capsys.readouterr().out

@@ -20,8 +20,7 @@ DOCS = ROOT / "docs"
 CONFIG = tomllib.loads((ROOT / "zensical.toml").read_text())["project"]
 ROOMS = runpy.run_path(str(DOCS / "rooms.py"))
 PAGES = runpy.run_path(str(DOCS / "pages.py"))
-GUIDES = [page for page in sorted(DOCS.glob("*.md")) if page.stem not in {"several_devices"}]
-RUNNING = [page for page in GUIDES if PAGES["programs"](page)]
+RUNNING = [DOCS / f"{name}.md" for name in ("start", "questions", "faq", "extending")]
 HANDLED = find_spec("zensical") and find_spec("mkdocstrings_handlers") and find_spec("mathjax")
 RAW = {":math:", ".. math::", "``", r"\(", r"\[", "][", "::: "}  # what a page must not show
 VERBATIM = {"code", "pre", "script", "style"}
@@ -144,12 +143,13 @@ def test_the_programs_of_a_page_run_and_print_what_it_says(page, tmp_path, monke
     plt.close("all")
     for program, printed in done:
         assert program.prints in (None, printed), program.source
-    pictures = {file.name for file in tmp_path.glob("*.png")}
-    assert pictures == {file.name for file in (DOCS / page.stem).glob("*.png")}
+    drawn = {file.name for file in tmp_path.glob("*.png")}
+    assert drawn == {file.name for file in (DOCS / page.stem).glob("*.png")}
 
 
 def test_the_rooms_pages_hold_what_the_doors_hand_out():
     """The stubs are held to the files by `test_structure`: so are these, by their names."""
+    pages = ROOMS["pages"]()
     for room, table in ROOMS["rooms"]().items():
         modules = ROOMS["public"](room)
         names = {name for inside in modules.values() for name in inside}
@@ -157,8 +157,7 @@ def test_the_rooms_pages_hold_what_the_doors_hand_out():
         if door.exists():
             handed = set(re.findall(r"import (\w+) as", door.read_text()))
             assert handed == names | set(table["files"])
-        page = ROOMS["pages"]()[f"{room}.md"]
-        assert all(f"::: {module}\n" in page for module in modules)
+        assert all(f"::: {module}\n" in pages[f"{room}.md"] for module in modules)
 
 
 def test_every_page_is_in_the_table_of_contents():
@@ -168,3 +167,40 @@ def test_every_page_is_in_the_table_of_contents():
     assert sorted(nav) == sorted(pages)
     rooms = [page for page in nav if page.startswith("rooms/")]
     assert rooms == [f"rooms/{name}" for name in ROOMS["pages"]()]
+
+
+def test_every_page_with_programs_is_run():
+    """But of several devices: `test_devices` has that page's numbers."""
+    with_programs = {page for page in DOCS.rglob("*.md") if PAGES["programs"](page)}
+    assert with_programs == {*RUNNING, DOCS / "several_devices.md"}
+
+
+def test_every_name_that_a_page_mentions_is_there():
+    """As `lim.room.name`, in backquotes or in a program."""
+    there = ROOMS["places"]()
+    mentioned = {
+        name: page.name
+        for page in [*DOCS.rglob("*.md"), ROOT / "CONTRIBUTING.md"]
+        for name in re.findall(r"\blim(?:\.[A-Za-z]\w*)+", page.read_text())
+    }
+    assert len(mentioned) > 60
+    assert {name: page for name, page in mentioned.items() if name not in there} == {}
+
+
+def test_files_and_pictures_that_a_page_names_are_there():
+    files = r"`(?:python )?((?:tests|docs|benchmarks|notebooks|lim_jax)/[\w/.]+)[` ]"
+    for page in DOCS.rglob("*.md"):
+        text = page.read_text()
+        for named in re.findall(files, text):
+            assert (ROOT / named).exists(), (page.name, named)
+        for picture in re.findall(r"!\[.*?\]\((.*?)\)", text, re.DOTALL):
+            assert (page.parent / picture).exists(), (page.name, picture)
+
+
+def test_the_table_of_limits_is_that_of_the_results():
+    limits = runpy.run_path(str(DOCS / "limits.py"))
+    assert limits["PAGE"].read_text() == limits["written"]()
+    rows = limits["results"]()["rates"]
+    assert all(row["agrees"] for row in rows)
+    text = limits["PAGE"].read_text()
+    assert f"Of {len(rows)} orders\nand bounds {len(rows)} are as expected" in text

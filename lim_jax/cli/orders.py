@@ -1,5 +1,6 @@
 """The paper's limits, measured from a terminal."""
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import zip_longest
@@ -65,7 +66,8 @@ def _report_rates(
     write_table(out / "rates.csv", ("study", "refinement", "error", "bound"), errors)
     for topic in dict.fromkeys(row.topic for row in rows):
         chosen = [row for row in rows if row.topic == topic]
-        save_figure(plots.convergence_rates(chosen, topic), out, topic.replace(" ", "_"))
+        file = re.sub(r"[^\w-]+", "_", topic).strip("_")  # a topic may hold a formula
+        save_figure(plots.convergence_rates(chosen, topic), out, file)
     for name, found in curves.items():
         save_figure(plots.error_against_cost(found, COSTS[name]), out, f"cost_{name}")
     print(limits.rates_table(list(rows)))
