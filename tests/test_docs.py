@@ -6,6 +6,7 @@ import runpy
 import subprocess
 import sys
 import tomllib
+from html import escape
 from html.parser import HTMLParser
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,6 +15,7 @@ from urllib.parse import unquote
 import jax
 import matplotlib.pyplot as plt
 import pytest
+from reference.browser import PROGRAM, browser
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -27,11 +29,12 @@ VERBATIM = {"code", "pre", "script", "style"}
 
 
 class Page(HTMLParser):
-    """What a page of the site holds: its anchors, links, files that it loads, and its prose."""
+    """What a page of the site holds: anchors, links, files that it loads, prose and formulas."""
 
     def __init__(self, file):
         super().__init__()
-        self.anchors, self.links, self.loaded, self.prose = set(), set(), set(), ""
+        self.anchors, self.links, self.loaded = set(), set(), set()
+        self.prose, self.formulas = "", []
         self._verbatim = []
         self.feed(file.read_text(encoding="utf-8"))
 
@@ -42,16 +45,21 @@ class Page(HTMLParser):
             self.links.add(given["href"])
         elif given.get("href") or given.get("src"):
             self.loaded.add(given.get("href") or given["src"])
-        if tag in VERBATIM or "arithmatex" in (given.get("class") or ""):
+        if "arithmatex" in (given.get("class") or ""):
+            self.formulas.append("")
+            self._verbatim.append(f"formula in {tag}")
+        elif tag in VERBATIM:
             self._verbatim.append(tag)
 
     def handle_endtag(self, tag):
-        if self._verbatim and tag == self._verbatim[-1]:
+        if self._verbatim and tag == self._verbatim[-1].removeprefix("formula in "):
             self._verbatim.pop()
 
     def handle_data(self, data):
         if not self._verbatim:
             self.prose += data
+        elif self._verbatim[-1].startswith("formula"):
+            self.formulas[-1] += data
 
 
 def listed(nav):
@@ -128,8 +136,27 @@ def test_every_label_of_the_paper_has_its_row(site):
 def test_no_markup_is_left_in_the_prose(site):
     left = [(file.name, raw) for file, page in site[1].items() for raw in RAW if raw in page.prose]
     assert left == []
-    formulas = sum(file.read_text().count('class="arithmatex"') for file in site[1])
-    assert formulas > 600
+    assert sum(len(page.formulas) for page in site[1].values()) > 700
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(PROGRAM is None, reason="needs Chromium")
+def test_every_formula_is_set(site):
+    """All on one page, by the MathJax of the site."""
+    folder, pages = site
+    formulas = sorted({formula for page in pages.values() for formula in page.formulas})
+    spans = "".join(f'<p class="arithmatex">{escape(formula)}</p>' for formula in formulas)
+    scripts = ("mathjax.js", "mathjax/tex-chtml.js")
+    head = "".join(f'<script src="{script}"></script>' for script in scripts)
+    page = folder / "formulas.html"
+    page.write_text(f'<!doctype html><meta charset="utf-8">{head}<body>{spans}', encoding="utf-8")
+    with browser() as tab:
+        tab.open(page, 1000, 1000)
+        tab.value("MathJax.startup.promise")
+        assert tab.value("document.querySelectorAll('mjx-container').length") == len(formulas)
+        wrong = "[...document.querySelectorAll('mjx-merror')].map(node => node.title)"
+        assert tab.value(wrong) == []
+    page.unlink()
 
 
 @pytest.mark.slow
