@@ -3,6 +3,7 @@
 import contextlib
 import io
 import re
+import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,7 +34,15 @@ def programs(page: Path) -> list[Program]:
 
 
 def run(page: Path) -> list[tuple[Program, str]]:
-    """Run a page's programs one after the other, in this folder; with what each has printed."""
+    """Run a page's programs one after the other, in this folder; with what each has printed.
+
+    Files of results that they name are put there.
+    """
+    text = page.read_text(encoding="utf-8")
+    for kind in ("*.npz", "*.json"):
+        for file in page.parent.rglob(kind):
+            if f'"{file.name}"' in text:
+                shutil.copyfile(file, file.name)
     names: dict[str, Any] = {"__name__": page.stem}
     printed = []
     for number, program in enumerate(programs(page)):

@@ -1,6 +1,7 @@
-"""Draw the pictures of the page that one starts with, by its own programs: docs/start/*.png.
+"""Draw the pictures of the pages whose programs draw: docs/start/*.png and docs/gallery/*.png.
 
-``python docs/pictures.py``, with the extra `plot`.
+``python docs/pictures.py``, with the extra `plot`. What the gallery draws of a network is measured
+where docs/gallery/network.npz is missing, in a minute.
 """
 
 import contextlib
@@ -8,21 +9,53 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import jax
 import pages
 
+import lim_jax as lim
+from lim_jax.loss import last_token
+from lim_jax.models import byte_model, sample_windows, standard_library_text, train
+
 HERE = Path(__file__).parent
+MEASURED = HERE / "gallery" / "network.npz"
+LENGTH, EXAMPLES = 48, 96
 
 
-def main() -> None:
-    """Run the page in an empty folder, and keep what it draws."""
+def measured() -> dict[str, dict]:
+    """A byte-level network before and after it has learnt from Python's sources."""
+    keys = jax.random.split(jax.random.key(0), 4)
+    text = standard_library_text()
+    before = byte_model(LENGTH, key=keys[0])
+    after, _ = train(before, text, LENGTH, steps=300, key=keys[1])
+    windows = sample_windows(text, LENGTH, EXAMPLES, key=keys[2])
+    regions = lim.boundary_regions(lim.token_grid(LENGTH), 0.2)
+
+    def explained(model):
+        return lim.studies.explain(model, windows, last_token(LENGTH), regions, key=keys[3])
+
+    models = {"random": before, "trained": after}
+    return {
+        "explanations": {name: explained(model) for name, model in models.items()},
+        "cone masses": {
+            name: lim.studies.average_cone_mass(model, windows[:8], regions)
+            for name, model in models.items()
+        },
+    }
+
+
+def draw(page: Path) -> None:
+    """Run a page in an empty folder, and keep what it draws."""
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-        for program, printed in pages.run(HERE / "start.md"):
+        for program, printed in pages.run(page):
             if program.prints not in (None, printed):
                 print(f"The page says\n{program.prints}and the program\n{printed}")
-        (HERE / "start").mkdir(exist_ok=True)
         for picture in sorted(Path(folder).glob("*.png")):
-            shutil.copyfile(picture, HERE / "start" / picture.name)
+            shutil.copyfile(picture, HERE / page.stem / picture.name)
 
 
 if __name__ == "__main__":
-    main()
+    MEASURED.parent.mkdir(exist_ok=True)
+    if not MEASURED.exists():
+        lim.results.save(measured(), MEASURED)
+    for name in ("start", "gallery"):
+        draw(HERE / f"{name}.md")

@@ -22,7 +22,10 @@ DOCS = ROOT / "docs"
 CONFIG = tomllib.loads((ROOT / "zensical.toml").read_text())["project"]
 ROOMS = runpy.run_path(str(DOCS / "rooms.py"))
 PAGES = runpy.run_path(str(DOCS / "pages.py"))
-RUNNING = [DOCS / f"{name}.md" for name in ("start", "questions", "faq", "extending")]
+RUNNING = [DOCS / f"{name}.md" for name in ("start", "questions", "faq", "extending", "gallery")]
+NOTEBOOKS = {
+    file: DOCS / "notebooks" / f"{file.stem}.md" for file in (ROOT / "notebooks").glob("*.py")
+}
 HANDLED = find_spec("zensical") and find_spec("mkdocstrings_handlers") and find_spec("mathjax")
 RAW = {":math:", ".. math::", "``", r"\(", r"\[", "][", "::: "}  # what a page must not show
 VERBATIM = {"code", "pre", "script", "style"}
@@ -197,9 +200,19 @@ def test_every_page_is_in_the_table_of_contents():
 
 
 def test_every_page_with_programs_is_run():
-    """But of several devices: `test_devices` has that page's numbers."""
+    """Here or by `test_notebooks`; but of several devices: `test_devices` has that page's numbers."""
     with_programs = {page for page in DOCS.rglob("*.md") if PAGES["programs"](page)}
-    assert with_programs == {*RUNNING, DOCS / "several_devices.md"}
+    assert with_programs == {*RUNNING, *NOTEBOOKS.values(), DOCS / "several_devices.md"}
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_the_page_of_a_notebook_is_of_what_stands_in_it(notebook):
+    """`docs/notebooks.py` ran it as it is now."""
+    page = NOTEBOOKS[notebook].read_text(encoding="utf-8")
+    cells = re.split(r"^# (%%.*)$", notebook.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    for kind, cell in zip(cells[1::2], cells[2::2], strict=True):
+        prose = re.sub("^# ?", "", cell, flags=re.MULTILINE) if "markdown" in kind else cell
+        assert prose.strip() in page, (notebook.name, cell)
 
 
 def test_every_name_that_a_page_mentions_is_there():

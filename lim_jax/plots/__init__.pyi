@@ -7,6 +7,7 @@ from . import validation as validation
 from .convergence import convergence_rates as convergence_rates
 from .convergence import error_against_cost as error_against_cost
 from .drawing import End as End
+from .drawing import ShownFigure as ShownFigure
 from .drawing import draw_averages as draw_averages
 from .drawing import error_band as error_band
 from .drawing import fit_scale as fit_scale

@@ -12,7 +12,14 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import NullFormatter, NullLocator
 
 from lim_jax.limits.convergence import Curve, Row
-from lim_jax.plots.drawing import End, label_ends, legend_below, line_style, new_figure
+from lim_jax.plots.drawing import (
+    End,
+    ShownFigure,
+    label_ends,
+    legend_below,
+    line_style,
+    new_figure,
+)
 
 AT_MOST = 5  # series in a panel
 NARROW = "\u00a0±\u00a0"  # not broken at the end of a line
@@ -40,7 +47,7 @@ def convergence_rates(rows: Sequence[Row], title: str) -> Figure:
     panels = list(_panels(rows))
     columns = min(2, len(panels))
     lines = math.ceil(len(panels) / columns)
-    figure = Figure(figsize=(2.0 + 5.5 * columns, 3.6 * lines + 0.5), dpi=150, layout="constrained")
+    figure = ShownFigure(2.0 + 5.5 * columns, 3.6 * lines + 0.5)
     figure.suptitle(title, fontsize=11)
     for index, (name, members) in enumerate(panels):
         axes = figure.add_subplot(lines, columns, index + 1)

@@ -1,5 +1,6 @@
 """What figures share: colours, dashes and markers, scales, errors, and the marks of regions."""
 
+import io
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -15,6 +16,24 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#4
 DASHES = ("-", "--", "-.", (0, (4, 1, 1, 1, 1, 1)), (0, (1, 1)), (0, (6, 2)), (0, (3, 1)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 DECADES = 100.0  # more than two, and a profile is drawn on a logarithmic scale
+
+
+class ShownFigure(Figure):
+    """A figure of so many inches, that a notebook shows whether or not it has pyplot.
+
+    Examples
+    --------
+    >>> ShownFigure(2.0, 1.0)._repr_png_()[1:4]
+    b'PNG'
+    """
+
+    def __init__(self, width: float, height: float):
+        super().__init__(figsize=(width, height), dpi=150, layout="constrained")
+
+    def _repr_png_(self) -> bytes:
+        file = io.BytesIO()
+        self.savefig(file, format="png")
+        return file.getvalue()
 
 
 class End(NamedTuple):
@@ -45,7 +64,7 @@ def line_style(index: int) -> dict[str, Any]:
 
 def new_figure(ylabel: str, xlabel: str = POSITION, title: str = "") -> tuple[Figure, Axes]:
     """One pair of axes, over position unless something else is said."""
-    figure = Figure(figsize=(7, 4), dpi=150, layout="constrained")
+    figure = ShownFigure(7, 4)
     axes = figure.add_subplot()
     axes.set_xlabel(xlabel)
     axes.set_ylabel(ylabel)

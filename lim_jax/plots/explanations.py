@@ -12,6 +12,7 @@ from lim_jax.adjoint.ledger import CHANNELS
 from lim_jax.grid import Regions
 from lim_jax.plots.drawing import (
     POSITION,
+    ShownFigure,
     error_band,
     fit_scale,
     headed,
@@ -43,7 +44,7 @@ def channel_energies(result: Explanation, title: str) -> Figure:
     the lowest axes have them over the channels' energies. They are -1 where the channels cancel
     and 0 where they are orthogonal; the dashed line above is the density without them.
     """
-    figure = Figure(figsize=(7, 7), dpi=150, layout="constrained")
+    figure = ShownFigure(7, 7)
     upper, middle, lower = figure.subplots(3, sharex=True, height_ratios=(3, 2, 2))
     positions, total = np.asarray(result.influence.grid.nodes), float(result.influence.total)
     energies = np.asarray(result.channel_energies)

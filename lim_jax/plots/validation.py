@@ -8,7 +8,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from lim_jax.plots.drawing import COLOURS, fit_scale, legend_below, line_style, new_figure
+from lim_jax.plots.drawing import (
+    COLOURS,
+    ShownFigure,
+    fit_scale,
+    legend_below,
+    line_style,
+    new_figure,
+)
 from lim_jax.probes import Estimate
 from lim_jax.studies.intervals import Interval
 from lim_jax.studies.prediction import AT_GOLD, PROFILE, SCORES
@@ -77,7 +84,7 @@ def middle_against_time(arms: Mapping[str, Record], title: str) -> Figure:
 
 def gains_of_arms(gains: Mapping[str, Gain], title: str) -> Figure:
     """Draw each arm's gain in the middle over plain training, with 95 % intervals over seeds."""
-    figure = Figure(figsize=(7, 1.2 + 0.36 * len(gains)), dpi=150, layout="constrained")
+    figure = ShownFigure(7, 1.2 + 0.36 * len(gains))
     axes = figure.add_subplot()
     for row, one in enumerate(gains.values()):
         pairs = (("equal steps", one.middle, 0.12), ("equal time", one.middle_at_equal_time, -0.12))
@@ -159,7 +166,7 @@ def shifted_records(shifts: Mapping[str, Record], title: str) -> Figure:
     A row of panels for each length; a line for each network, with two standard errors over seeds.
     """
     lengths = list(next(iter(shifts.values())))
-    figure = Figure(figsize=(7, 1 + 2.2 * len(lengths)), dpi=150, layout="constrained")
+    figure = ShownFigure(7, 1 + 2.2 * len(lengths))
     grid = figure.subplots(len(lengths), 2, squeeze=False)
     for row, length in zip(grid, lengths, strict=True):
         for axes, part, words in zip(row, ("accuracy", "influence"), SHIFTED, strict=True):
@@ -178,7 +185,7 @@ def shifted_records(shifts: Mapping[str, Record], title: str) -> Figure:
 
 def prompted_records(found: PromptedStudy, title: str) -> Figure:
     """Draw what a published model makes of each record: influence above, accuracy below."""
-    figure = Figure(figsize=(7, 5), dpi=150, layout="constrained")
+    figure = ShownFigure(7, 5)
     upper, lower = figure.subplots(2, sharex=True)
     shown = [name for name in found.profile if "influence" in name]
     for index, name in enumerate(shown):
@@ -205,7 +212,7 @@ def _with_errors(axes: Axes, found: Estimate, label: str, index: int) -> None:
 
 def _panels(count: int, title: str) -> tuple[Figure, list[Axes]]:
     rows = -(-count // ACROSS)
-    figure = Figure(figsize=(7, 0.8 + 1.9 * rows), dpi=150, layout="constrained")
+    figure = ShownFigure(7, 0.8 + 1.9 * rows)
     grid = figure.subplots(rows, ACROSS, sharex=False, sharey=True, squeeze=False)
     panels = list(grid.ravel())
     for axes in panels[count:]:
