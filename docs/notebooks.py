@@ -1,7 +1,7 @@
 """Run the notebooks and keep them as pages with what they print and draw: docs/notebooks/*.md.
 
-``python docs/notebooks.py`` for all, or with names; with the extra `notebooks`. Each takes a minute or
-two; real_model needs ``LIM_JAX_MODEL``, as it says itself.
+``python docs/notebooks.py`` for all, or with names; with the extra `notebooks`. Each takes a minute
+or two; real_model needs ``LIM_JAX_MODEL``, as it says itself.
 """
 
 import re

@@ -200,7 +200,7 @@ def test_every_page_is_in_the_table_of_contents():
 
 
 def test_every_page_with_programs_is_run():
-    """Here or by `test_notebooks`; but of several devices: `test_devices` has that page's numbers."""
+    """Here or by `test_notebooks`; `test_devices` has the numbers of several devices."""
     with_programs = {page for page in DOCS.rglob("*.md") if PAGES["programs"](page)}
     assert with_programs == {*RUNNING, *NOTEBOOKS.values(), DOCS / "several_devices.md"}
 

@@ -27,7 +27,7 @@ class ShownFigure(Figure):
     b'PNG'
     """
 
-    def __init__(self, width: float, height: float):
+    def __init__(self, width: float | int, height: float | int):
         super().__init__(figsize=(width, height), dpi=150, layout="constrained")
 
     def _repr_png_(self) -> bytes:
