@@ -30,6 +30,8 @@ TWICE = (
 )
 Rows = Float[Array, " rows"]
 Vectors = Float[Array, "width rows"]
+Listening = Float[Array, "heads width rows"]
+InHeads = Float[Array, "joined rows"]
 
 
 def squared_frobenius_norms(factors: KernelFactors) -> Float[Array, "length length"]:
@@ -171,16 +173,28 @@ class Blocks(NamedTuple):
 
     def push(self, tangents: Vectors) -> Vectors:
         r""":math:`K\xi` in every row."""
-        return self.joined_output() @ self.push_to_heads(tangents)
+        return self.joined_output() @ self.push_to_heads(tangents, self.listening())
 
-    def push_to_heads(self, tangents: Vectors) -> Float[Array, "joined rows"]:
-        r""":math:`K\xi` before :math:`W_O`."""
-        groups, size, width = self.key.shape
-        slopes = jnp.concatenate([self.key, self.value], axis=1).reshape(-1, width) @ tangents
-        slopes = by_head(slopes.reshape(groups, -1, slopes.shape[1]), len(self.query))
-        scores = (self.query * slopes[:, :size]).sum(axis=1)
-        moved = self.kernel[:, None] * (slopes[:, size:] + self.step * scores[:, None])
-        return moved.reshape(-1, tangents.shape[1])
+    def listening(self) -> Listening:
+        r""":math:`K^{h*}q^h_i`: which tangents of the column change the score."""
+        return jnp.einsum("hsw,hsr->hwr", by_head(self.key, len(self.query)), self.query)
+
+    def push_to_heads(self, tangents: Vectors, listening: Listening) -> InHeads:
+        r""":math:`A(V\xi + u\,\langle K^*q, \xi\rangle)`: :math:`K\xi` before :math:`W_O`."""
+        groups, features, width = self.value.shape
+        values = (self.value.reshape(-1, width) @ tangents).reshape(groups, features, -1)
+        scores = (listening * tangents[None]).sum(axis=1)
+        values = by_head(values, len(self.query)) + self.step * scores[:, None]
+        return (self.kernel[:, None] * values).reshape(-1, tangents.shape[1])
+
+    def pull_from_heads(self, covectors: InHeads, listening: Listening) -> Vectors:
+        r""":math:`V^*A\eta + K^*q\,\langle u, A\eta\rangle`, the transpose of `push_to_heads`."""
+        groups, features, width = self.value.shape
+        weighed = self.kernel[:, None] * covectors.reshape(self.step.shape)
+        of_groups = weighed.reshape(groups, -1, *weighed.shape[1:]).sum(axis=1)
+        values = self.value.reshape(-1, width).T @ of_groups.reshape(-1, covectors.shape[1])
+        scores = (self.step * weighed).sum(axis=1)
+        return values + (listening * scores[:, None]).sum(axis=0)
 
     def joined_output(self) -> Float[Array, "width joined"]:
         r""":math:`W_O` of all heads side by side."""
@@ -240,12 +254,12 @@ def _leading_vectors(blocks: Blocks) -> _Ascent:
     """
     width, rows = blocks.key.shape[2], blocks.kernel.shape[1]
     dtype = blocks.kernel.dtype
-    pull = jax.linear_transpose(blocks.push_to_heads, jnp.zeros((width, rows), dtype))
-    output = blocks.joined_output()
+    output, listening = blocks.joined_output(), blocks.listening()
     metric = output.T @ output
 
     def normal(vectors: Vectors) -> Vectors:
-        return pull(metric @ blocks.push_to_heads(vectors))[0]
+        pushed = blocks.push_to_heads(vectors, listening)
+        return blocks.pull_from_heads(metric @ pushed, listening)
 
     def unfinished(ascent: _Ascent) -> Array:
         short = ascent.error > jnp.finfo(dtype).eps * ascent.value**2
@@ -254,9 +268,9 @@ def _leading_vectors(blocks: Blocks) -> _Ascent:
     # K* of an image in general position and of the images' rank-one parts: at L = 256 and d = 64
     # 9.9 steps for the 12.4 of a random vector.
     random = jnp.asarray(np.random.default_rng(0).standard_normal(width), dtype)
-    heads = blocks.push_to_heads(jnp.broadcast_to(random[:, None], (width, rows)))
+    heads = blocks.push_to_heads(jnp.broadcast_to(random[:, None], (width, rows)), listening)
     heads += (blocks.kernel[:, None] * blocks.step).reshape(-1, rows)
-    vector = _unit(pull(metric @ heads)[0])
+    vector = _unit(blocks.pull_from_heads(metric @ heads, listening))
     image = normal(vector)
     # In units of the first value: squares of small blocks' residuals would underflow.
     unit = _dot(vector, image)

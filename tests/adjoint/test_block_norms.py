@@ -74,6 +74,33 @@ def test_a_block_of_zeros_has_norm_and_slope_zero():
     assert found.tolist() == slope.tolist() == [0.0, 0.0, 0.0]
 
 
+def test_pulling_back_from_the_heads_is_the_transpose_of_pushing_to_them():
+    """Four heads in two groups, by inner products, and the push by the formula in NumPy."""
+    heads, groups, size, features, width, rows = 4, 2, 3, 5, 6, 7
+    shapes = (
+        (heads, rows), (heads, features, rows), (heads, size, rows), (groups, size, width),
+        (groups, features, width), (heads, width, features), (width, rows), (heads * features, rows),
+    )  # fmt: skip
+    arrays = [np.random.default_rng(seed).normal(size=s) for seed, s in enumerate(shapes)]
+    (*parts, tangents, covectors) = arrays
+
+    @jax.jit
+    def both(parts, tangents, covectors):
+        blocks = block_norms.Blocks(*parts)
+        listening = blocks.listening()
+        pushed = blocks.push_to_heads(tangents, listening)
+        return pushed, blocks.pull_from_heads(covectors, listening)
+
+    pushed, pulled = both(parts, tangents, covectors)
+    kernel, step, query, key, value, _ = parts
+    for h in range(heads):
+        keys, values = key[h // 2] @ tangents, value[h // 2] @ tangents
+        expected = kernel[h] * (values + step[h] * (query[h] * keys).sum(axis=0))
+        np.testing.assert_allclose(pushed[h * features : (h + 1) * features], expected, rtol=1e-10)
+    there, back = (pushed * covectors).sum(axis=0), (tangents * pulled).sum(axis=0)
+    np.testing.assert_allclose(back, there, rtol=1e-10)
+
+
 def test_more_rows_than_a_tile():
     """128 rows are two tiles, 130 three with 62 rows of zeros."""
     for length in (128, 130):
