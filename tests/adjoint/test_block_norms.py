@@ -79,7 +79,8 @@ def test_pulling_back_from_the_heads_is_the_transpose_of_pushing_to_them():
     heads, groups, size, features, width, rows = 4, 2, 3, 5, 6, 7
     shapes = (
         (heads, rows), (heads, features, rows), (heads, size, rows), (groups, size, width),
-        (groups, features, width), (heads, width, features), (width, rows), (heads * features, rows),
+        (groups, features, width), (heads, width, features), (width, rows),
+        (heads * features, rows),
     )  # fmt: skip
     arrays = [np.random.default_rng(seed).normal(size=s) for seed, s in enumerate(shapes)]
     (*parts, tangents, covectors) = arrays
