@@ -1,4 +1,4 @@
-"""The tables of docs/speed.md, from the results that the benchmarks keep.
+"""The tables of docs/speed.md and of the README, from the results that the benchmarks keep.
 
 ``python benchmarks/report.py`` writes them there between their marks.
 """
@@ -9,12 +9,24 @@ from functools import partial
 from pathlib import Path
 
 HERE = Path(__file__).parent
-PAGE = HERE.parent / "docs" / "speed.md"
+PAGES = HERE.parent / "docs" / "speed.md", HERE.parent / "README.md"
 SPEED_HEADER = (
     "| size | precision | job | lim_jax | PyTorch | by torch.compile | with AVX-512 | both "
     "| ratio to stock | to the best | of GEMM | compilation | MiB | PyTorch's |\n"
     "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|"
 )
+SUMMARY_HEADER = (
+    "| job | AMD EPYC, PyTorch as it comes | with its MKL allowed AVX-512 | Intel Xeon, older |\n"
+    "|---|---|---|---|"
+)
+JOBS = {
+    "influence": "influence",
+    "gradient": "gradient",
+    "algorithm 1": "Algorithm 1's gradient",
+    "mdot": "the density's rate",
+    "gramians": "Gramians",
+    "cone mass": "cone mass",
+}
 SCALING_HEADER = "| job | L | time | MiB |\n|---|---|---|---|"
 
 
@@ -46,7 +58,29 @@ def tables() -> dict[str, str]:
             rows = [*filter(_is_shown, json.loads(path.read_text())["rows"])]
             ordered = sorted(rows, key=partial(_place, rows=rows))
             found[name] = "\n".join([header, *map(line, ordered)])
-    return found
+    return found | {"speed-summary": summary()}
+
+
+def summary() -> str:
+    """How many times as fast as PyTorch each job is, at its worst and its best."""
+    amd, intel = (
+        json.loads((HERE / "results" / f"speed-{name}.json").read_text())["rows"]
+        for name in ("amd", "intel")
+    )
+    columns = (amd, "ratio to stock"), (amd, "ratio"), (intel, "ratio")
+    lines = [
+        _row([name, *(_range(rows, job, ratio) for rows, ratio in columns)])
+        for job, name in JOBS.items()
+    ]
+    return "\n".join([SUMMARY_HEADER, *lines])
+
+
+def _range(rows: list[dict], job: str, ratio: str) -> str:
+    found = [row[ratio] for row in rows if row["job"] == job]
+    worst, best = (
+        f"{value:.3g}" if value >= 10 else f"{value:.2f}" for value in (min(found), max(found))
+    )
+    return worst if worst == best else f"{worst} to {best}"
 
 
 def with_tables(text: str) -> str:
@@ -80,4 +114,5 @@ def _row(cells: list[str]) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(with_tables(PAGE.read_text()))
+    for page in PAGES:
+        page.write_text(with_tables(page.read_text(encoding="utf-8")), encoding="utf-8")
