@@ -7,7 +7,7 @@ from xml.sax.saxutils import escape
 HERE = Path(__file__).parent
 TABLE, PICTURE = HERE / "house.toml", HERE / "house.svg"
 
-WIDTH, FLOOR_HEIGHT, GAP, MARGIN, INDENT = 860, 40, 6, 12, 150  # pixels
+FLOOR_HEIGHT, GAP, MARGIN, INDENT = 40, 6, 12, 150  # pixels
 LETTER = 0.61  # of the font's size: the width of its letters
 CAPTION = "A file imports only from rooms above its own, and from files before it."
 FRAME = (
@@ -28,27 +28,35 @@ def drawn() -> str:
     """The picture: a floor for each room but private files, in the order of the table."""
     shown = {name: room for name, room in rooms().items() if not name.startswith("_")}
     foot = MARGIN + (FLOOR_HEIGHT + GAP) * len(shown)
-    lines = [FRAME.format(width=WIDTH, height=foot + 24)]
+    width = max(_needed(room) for room in shown.values())
+    lines = [FRAME.format(width=width, height=foot + 24)]
     for floor, (name, room) in enumerate(shown.items()):
-        lines += _floor(name, room, MARGIN + (FLOOR_HEIGHT + GAP) * floor)
+        lines += _floor(name, room, MARGIN + (FLOOR_HEIGHT + GAP) * floor, width)
     lines.append(_text(MARGIN + 10, foot + 12, 11, "#444444", CAPTION))
     return "\n".join([*lines, "</svg>\n"])
 
 
-def _floor(name: str, room: dict, y: int) -> list[str]:
+def _needed(room: dict) -> int:
+    """The picture's width, so that all files of a room are on it."""
+    return round(INDENT + sum(_box(file) + GAP for file in room.get("files", [])) + 2 * MARGIN)
+
+
+def _box(file: str) -> float:
+    return LETTER * 11 * len(file) + 10
+
+
+def _floor(name: str, room: dict, y: int, width: int) -> list[str]:
     files = room.get("files", [])
-    width = WIDTH - 2 * MARGIN
     lines = [
-        BOX.format(x=MARGIN, y=y, width=width, height=FLOOR_HEIGHT, fill="#e6eef6"),
+        BOX.format(x=MARGIN, y=y, width=width - 2 * MARGIN, height=FLOOR_HEIGHT, fill="#e6eef6"),
         _text(MARGIN + 10, y + 25, 14, "#0072b2", name),
         _text(INDENT + 5, y + (15 if files else 25), 12, "#333333", room["question"]),
     ]
     x = INDENT
     for file in files:
-        width = LETTER * 11 * len(file) + 10
-        lines.append(BOX.format(x=x, y=y + 20, width=width, height=17, fill="#ffffff"))
+        lines.append(BOX.format(x=x, y=y + 20, width=_box(file), height=17, fill="#ffffff"))
         lines.append(_text(x + 5, y + 32, 11, "#000000", file))
-        x += width + GAP
+        x += _box(file) + GAP
     return lines
 
 

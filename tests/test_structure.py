@@ -1,6 +1,7 @@
 """The house: imports run one way, and every door opens on what is there."""
 
 import ast
+import re
 import runpy
 import tomllib
 from pathlib import Path
@@ -128,7 +129,12 @@ def test_doors_define_nothing(door):
 
 def test_the_picture_is_that_of_the_table():
     house = runpy.run_path(str(ROOT / "docs" / "house.py"))
-    assert house["PICTURE"].read_text() == house["drawn"]()
+    picture = house["drawn"]()
+    assert house["PICTURE"].read_text() == picture
+    boxes = re.findall(r'<rect x="([\d.]+)" y="\d+" width="([\d.]+)"', picture)
+    width = re.search(r'<svg .*? width="(\d+)"', picture)
+    assert width is not None
+    assert max(float(x) + float(size) for x, size in boxes) <= int(width[1])
     assert "house.svg" in (ROOT / "README.md").read_text()
 
 
