@@ -100,6 +100,7 @@ upper.set(ylabel="share of right answers", ylim=(0, 1))
 lower.bar(places, shares.mean(axis=0), color="#e69f00")
 lower.set(xlabel="place of the record", ylabel="share of the influence")
 upper.set_title(f"{name}, {RECORDS * ROUNDS} prompts", fontsize=10)
+plt.show()
 
 # %% [markdown]
 # Influence says what the loss would notice, whatever record is asked; the task's accuracy says
