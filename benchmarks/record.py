@@ -11,12 +11,14 @@ import jax
 import numpy as np
 
 RESULTS = Path(__file__).parent / "results"
+VECTORS = ("avx", "avx2", "avx512f", "avx512_bf16", "amx_tile", "neon", "sve")
 
 
 def machine() -> dict:
     """Describe what the figures were measured on."""
     return {
         "processor": processor(),
+        "instruction sets": instruction_sets(),
         "devices": sorted({device.device_kind for device in jax.devices()}),
         "GEMM Gflop/s": round(gemm_rate(), 1),
         "python": platform.python_version(),
@@ -26,10 +28,20 @@ def machine() -> dict:
 
 def processor() -> str:
     """The processor's own name, where Linux tells it."""
+    return _told("model name") or platform.machine()
+
+
+def instruction_sets() -> list[str]:
+    """Those for vectors that the processor has. XLA takes the widest; MKL on AMD only AVX2."""
+    return sorted(found for found in _told("flags").split() if found in VECTORS)
+
+
+def _told(field: str) -> str:
+    """What Linux says of the first processor."""
     path = Path("/proc/cpuinfo")
     lines = path.read_text().splitlines() if path.exists() else []
-    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
+    found = [line.partition(":")[2].strip() for line in lines if line.startswith(field)]
+    return found[0] if found else ""
 
 
 def file_of_processor(name: str) -> Path:
