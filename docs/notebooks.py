@@ -17,6 +17,7 @@ from nbformat import NotebookNode
 HERE = Path(__file__).parent
 SOURCES = HERE.parent / "notebooks"
 PAGES = HERE / "notebooks"
+PROGRAM = re.compile(r"(^```python\n.*?^```$)", re.MULTILINE | re.DOTALL)
 KERNEL = {"name": "python3", "display_name": "Python 3", "language": "python"}
 
 
@@ -44,14 +45,15 @@ def write_page(notebook: NotebookNode, name: str) -> None:
 
 
 def _with_words(text: str) -> str:
-    """Pictures are told of by the heading above them; empty lines come one at a time."""
-    heading, program, lines = "", False, []
-    for line in re.sub(r"\n\s*\n+", "\n\n", text).strip().splitlines():
-        program ^= line.startswith("```")
-        if re.match("#+ ", line) and not program:
-            heading = line.lstrip("# ")
-        lines.append(line.replace("![png](./", f"![{heading}]("))
-    return "\n".join(lines) + "\n"
+    """Pictures are told of by the heading above them; around programs empty lines come alone."""
+    heading, parts = "", PROGRAM.split(text.strip())
+    for index, prose in enumerate(parts[::2]):
+        lines = []
+        for line in re.sub(r"\n\s*\n+", "\n\n", prose).splitlines():
+            heading = line.lstrip("# ") if re.match("#+ ", line) else heading
+            lines.append(line.replace("![png](./", f"![{heading}]("))
+        parts[2 * index] = "\n".join(lines)
+    return "\n\n".join(part.strip("\n") for part in parts if part.strip()) + "\n"
 
 
 if __name__ == "__main__":

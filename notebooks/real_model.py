@@ -35,7 +35,7 @@ from lim_jax.tasks import (
     encode,
     key_value_prompt,
     record_weights,
-)  # fmt: skip
+)
 
 RECORDS, ROUNDS = 10, 1
 file = os.environ.get("LIM_JAX_MODEL")
