@@ -50,7 +50,8 @@ def scaling_line(row: dict) -> str:
 def tables() -> dict[str, str]:
     """Each table by the name of its marks, which is that of its results."""
     speed, scaling = (SPEED_HEADER, speed_line), (SCALING_HEADER, scaling_line)
-    makers = {"speed-amd": speed, "speed-intel": speed, "scaling": scaling}
+    makers = {"speed-amd": speed, "speed-intel": speed}
+    makers |= {"scaling-amd": scaling, "scaling-intel": scaling}
     found = {}
     for name, (header, line) in makers.items():
         path = HERE / "results" / f"{name}.json"

@@ -32,7 +32,7 @@ from lim_jax.adjoint.cone import cone_mass
 from lim_jax.observability.gramian import ObservedTokens, observability_gramians
 from lim_jax.training.balancing import balanced_objective
 
-RESULTS = record.RESULTS / "scaling.json"
+RESULTS = record.file_of_processor("scaling")
 Axis = Literal["length", "width", "depth", "batch"]
 BASE = {"length": 1024, "width": 64, "depth": 8, "batch": 1}
 AXES: dict[str, tuple[int, ...]] = {
