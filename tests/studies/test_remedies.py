@@ -16,12 +16,15 @@ SETTING = Setting(KeyValueTask(RECORDS, 5, 3), width=4, heads=2, depth=1, batch=
 GOLD, EPSILON = np.array([0, 3, 1, 0, 2]), 1e-8
 
 
+drawn_examples = eqx.filter_jit(key_value_examples)
+
+
 def examples(seed, gold=GOLD):
-    return key_value_examples(SETTING.task, jax.device_put(gold), key=jax.random.key(seed))
+    return drawn_examples(SETTING.task, jax.device_put(gold), key=jax.random.key(seed))
 
 
 def batches(step=0):
-    return remedies.Batches(examples(1), examples(2), jnp.asarray(step), jax.random.key(3))
+    return remedies.Batches(examples(1), examples(2), jax.device_put(step), jax.random.key(3))
 
 
 def answer_losses(model, x, examples):
@@ -67,45 +70,68 @@ def ratio_penalty(model, examples):
     return discrepancy(energies / (energies.mean() + EPSILON))
 
 
-def profile_penalty(model, examples, target=1.0):
+def profile_penalty(model, examples, counted, target):
     energies = record_energies(margins, model, examples)
     shares = energies / (energies.mean(axis=1, keepdims=True) + EPSILON)
-    return discrepancy(shares.mean(axis=0), target)
+    return discrepancy(counted @ shares / counted.sum(), target)
+
+
+# What arms are defined by, each compiled once; sums and norms are NumPy's.
+risk_slope = jax.jit(jax.grad(risk))
+ratio_slope = jax.jit(jax.grad(ratio_penalty))
+value_and_slope_of_profile = jax.jit(jax.value_and_grad(profile_penalty))
+
+
+def profile_slope(model, examples, counted=BATCH, target=1.0):
+    """Of the discrepancy of the first examples' profile; its value too."""
+    of_first = (np.arange(BATCH) < counted).astype(float)
+    return value_and_slope_of_profile(model, examples, of_first, np.full(RECORDS, target))
 
 
 def clipped(gradient, strength):
-    norm = jnp.sqrt(sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(gradient)))
-    return jax.tree.map(lambda leaf: strength * leaf / jnp.maximum(1.0, strength * norm), gradient)
+    norm = np.sqrt(sum(np.sum(np.asarray(leaf) ** 2) for leaf in jax.tree.leaves(gradient)))
+    return jax.tree.map(
+        lambda leaf: strength * np.asarray(leaf) / max(1.0, strength * norm), gradient
+    )
 
 
 def plus(first, second):
-    return jax.tree.map(jnp.add, first, second)
+    return jax.tree.map(np.add, first, second)
 
 
-MODEL = new_retriever(SETTING, key=jax.random.key(0))
+def gradient_and_memory(arm):
+    return eqx.filter_jit(lambda model, memory, batches: arm.gradient(model, memory, batches))
+
+
+def assert_same(ours, theirs):
+    for one, other in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-9)
+
+
+MODEL = eqx.filter_jit(new_retriever)(SETTING, key=jax.random.key(0))
 MIDDLE = np.array([2, 3, 3, 2]) / 2.5
 LAW = np.array([1, 0.02, 0.02, 1]) / 2.04
 ARMS = {
-    "plain": (remedies.plain(SETTING), lambda m, b: jax.grad(risk)(m, b.training)),
+    "plain": (remedies.plain(SETTING), lambda b: risk_slope(MODEL, b.training, 1.0)),
     "importance": (
         remedies.importance_weighted(SETTING),
-        lambda m, b: jax.grad(risk)(m, b.training, jax.device_put(0.25 / LAW[GOLD])),
+        lambda b: risk_slope(MODEL, b.training, 0.25 / LAW[GOLD]),
     ),
     "answers": (
         remedies.answers_on_probes(SETTING),
-        lambda m, b: plus(jax.grad(risk)(m, b.training), jax.grad(risk)(m, b.probes)),
+        lambda b: plus(risk_slope(MODEL, b.training, 1.0), risk_slope(MODEL, b.probes, 1.0)),
     ),
     "training law": (
         remedies.balanced_on_training(SETTING, strength=0.1),
-        lambda m, b: plus(
-            jax.grad(risk)(m, b.training), clipped(jax.grad(ratio_penalty)(m, b.training), 0.1)
+        lambda b: plus(
+            risk_slope(MODEL, b.training, 1.0), clipped(ratio_slope(MODEL, b.training), 0.1)
         ),
     ),
     "probes": (
         remedies.balanced_on_probes(SETTING, strength=100.0, target="middle"),
-        lambda m, b: plus(
-            jax.grad(risk)(m, b.training),
-            clipped(jax.grad(profile_penalty)(m, b.probes, jax.device_put(MIDDLE)), 100.0),
+        lambda b: plus(
+            risk_slope(MODEL, b.training, 1.0),
+            clipped(profile_slope(MODEL, b.probes, target=MIDDLE)[1], 100.0),
         ),
     ),
 }
@@ -114,96 +140,59 @@ ARMS = {
 @pytest.mark.parametrize("name", ARMS)
 def test_an_arms_gradient_is_its_definitions(name):
     arm, definition = ARMS[name]
-
-    @eqx.filter_jit
-    def both(model, batches):
-        return arm.gradient(model, arm.memory, batches)[0], definition(model, batches)
-
-    ours, theirs = both(MODEL, batches())
-    for one, other in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-9)
+    ours, _ = gradient_and_memory(arm)(MODEL, arm.memory, batches())
+    assert_same(ours, definition(batches()))
 
 
 def test_probes_of_another_law_are_drawn_anew():
     arm = remedies.balanced_on_probes(SETTING, strength=0.01, law="edges")
     drawn = draw(SETTING, SETTING.gold_law, key=batches().key)
-
-    @eqx.filter_jit
-    def both(model, batches):
-        penalty = clipped(jax.grad(profile_penalty)(model, drawn), 0.01)
-        return arm.gradient(model, (), batches)[0], plus(
-            jax.grad(risk)(model, batches.training), penalty
-        )
-
-    for one, other in zip(*map(jax.tree.leaves, both(MODEL, batches())), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-9)
+    ours, _ = gradient_and_memory(arm)(MODEL, (), batches())
+    penalty = clipped(profile_slope(MODEL, drawn)[1], 0.01)
+    assert_same(ours, plus(risk_slope(MODEL, batches().training, 1.0), penalty))
 
 
 def test_a_penalty_on_some_steps_and_probes_is_as_strong_and_rests_between():
     arm = remedies.balanced_on_probes(SETTING, strength=0.01, probes=3, every=2)
-    first = jax.tree.map(lambda leaf: leaf[:3], batches().probes)
-
-    @eqx.filter_jit
-    def measured(model, looked, between):
-        rests = arm.gradient(model, (), between)[0]
-        risks = jax.grad(risk)(model, looked.training)
-        penalty = clipped(jax.grad(profile_penalty)(model, first), 0.02)
-        return arm.gradient(model, (), looked)[0], plus(risks, penalty), rests, risks
-
-    ours, theirs, rests, risks = measured(MODEL, batches(4), batches(5))
-    for pair in ((ours, theirs), (rests, risks)):
-        for one, other in zip(*map(jax.tree.leaves, pair), strict=True):
-            np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-9)
+    gradient = gradient_and_memory(arm)
+    ours, rests = (gradient(MODEL, (), batches(step))[0] for step in (4, 5))
+    risks = risk_slope(MODEL, batches().training, 1.0)
+    penalty = clipped(profile_slope(MODEL, batches().probes, counted=3)[1], 0.02)
+    assert_same(ours, plus(risks, penalty))
+    assert_same(rests, risks)
 
 
 def test_weights_by_record_move_every_tenth_step():
     """Algorithm 2's update, with the influence of the batch that is weighted next."""
-    arm = remedies.reweighted(SETTING)
-    weights = jnp.array([0.5, 2.0, 1.0, 0.5])
-
-    @eqx.filter_jit
-    def measured(model):
-        energies = record_energies(cross_entropies, model, batches().training).mean(axis=0)
-        moved = arm.gradient(model, weights, batches(20))
-        return energies / energies.mean(), moved, arm.gradient(model, weights, batches(21))
-
-    density, (gradient, moved), (_, kept) = measured(MODEL)
-    raised = np.clip(np.asarray(weights) * np.exp(0.5 * (1 - np.asarray(density))), 0.1, 8)
+    gradient = gradient_and_memory(remedies.reweighted(SETTING))
+    weights, training = np.array([0.5, 2.0, 1.0, 0.5]), batches().training
+    of_records = jax.jit(lambda model: record_energies(cross_entropies, model, training))
+    energies = np.asarray(of_records(MODEL)).mean(axis=0)
+    density = energies / energies.mean()
+    found, moved = gradient(MODEL, jax.device_put(weights), batches(20))
+    _, kept = gradient(MODEL, jax.device_put(weights), batches(21))
+    raised = np.clip(weights * np.exp(0.5 * (1 - density)), 0.1, 8)
     np.testing.assert_allclose(moved, raised / raised.mean(), rtol=1e-6)
     np.testing.assert_array_equal(kept, weights)
-    expected = eqx.filter_jit(jax.grad(risk))(MODEL, batches().training, moved[GOLD])
-    for one, other in zip(jax.tree.leaves(gradient), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-9)
+    assert_same(found, risk_slope(MODEL, training, np.asarray(moved)[GOLD]))
 
 
 def test_the_constraints_multiplier_rises_where_it_is_broken():
     arm = remedies.constrained_on_probes(SETTING, limit=0.02, stiffness=10.0)
-
-    @eqx.filter_jit
-    def measured(model, multiplier):
-        gradient, raised = arm.gradient(model, multiplier, batches())
-        risks, penalty = jax.grad(risk)(model, batches().training), profile_penalty
-        return gradient, raised, risks, jax.value_and_grad(penalty)(model, batches().probes)
-
-    gradient, multiplier, risks, (value, slope) = measured(MODEL, jnp.asarray(0.3))
+    gradient, multiplier = gradient_and_memory(arm)(MODEL, jax.device_put(0.3), batches())
+    value, slope = profile_slope(MODEL, batches().probes)
     assert value > 0.02
-    raised = 0.3 + 10 * (value - 0.02)
+    raised = 0.3 + 10 * (float(value) - 0.02)
     np.testing.assert_allclose(multiplier, 0.3 + 0.02 * (raised - 0.3), rtol=1e-6)
-    expected = plus(risks, clipped(slope, raised))
-    for one, other in zip(jax.tree.leaves(gradient), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-9)
+    expected = plus(risk_slope(MODEL, batches().training, 1.0), clipped(slope, raised))
+    assert_same(gradient, expected)
 
 
 def test_observability_pulls_at_the_layers_by_at_most_its_norm():
     arm = remedies.observed(SETTING, examples=3, places=5)
-
-    @eqx.filter_jit
-    def pulled(model):
-        gradient, _ = arm.gradient(model, (), batches())
-        risks = jax.grad(risk)(model, batches().training)
-        return jax.tree.map(jnp.subtract, gradient, risks)
-
-    pull = pulled(MODEL)
+    gradient, _ = gradient_and_memory(arm)(MODEL, (), batches())
+    risks = risk_slope(MODEL, batches().training, 1.0)
+    pull = jax.tree.map(np.subtract, gradient, risks)
     assert 0 < optax.tree.norm(pull) <= remedies.UNTIL * (1 + 1e-9)
     # The first layer's input is seen as it is, and the readout not at all.
     np.testing.assert_allclose(pull.head, 0, atol=1e-15)
