@@ -71,6 +71,18 @@ def dense_and_tiled():
     yield "density", "tiled"
 
 
+def saved(file, attend=attention.causal_attention):
+    """The network and batch of `virtual` with another way to attend, and one device's numbers."""
+    arrays, numbers = pickle.loads(Path(file).read_bytes())
+    structure = jax.tree.structure(jax.eval_shape(lambda: network(attend)))
+    return jax.tree.unflatten(structure, arrays), numbers
+
+
+def together(*names):
+    """The jobs of these names as one program: what they share is compiled once."""
+    return jax.jit(lambda model, batch: {name: JOBS[name](model, batch) for name in names})
+
+
 def largest_difference(found, expected):
     gaps = [
         float(np.max(np.abs(np.asarray(a) - b) / np.max(np.abs(b))))
@@ -96,7 +108,8 @@ def virtual(file):
             assert len(jax.tree.leaves(found)[0].sharding.device_set) == 8
             assert gap < 1e-12, (name, attends, spec, gap)
             print(name, attends, spec, gap)
-    Path(file).write_bytes(pickle.dumps(numbers))
+    arrays = list(map(np.asarray, jax.tree.leaves((model, batch))))
+    Path(file).write_bytes(pickle.dumps((arrays, numbers)))
 
 
 def heads(seed, count, length):
@@ -108,8 +121,8 @@ def dense(query, key, value, grid):
     return attention.attention_weights(query, key, grid) @ value
 
 
-def of_attention(attend, grid, mode):
-    """Values or derivatives of two heads, each of which is attended by itself."""
+def of_attention(attend, grid):
+    """Values and derivatives of two heads, each of which is attended by itself."""
     at, along = heads(0, 2, grid.size), heads(1, 2, grid.size)
 
     def attended(*at):
@@ -131,34 +144,32 @@ def of_attention(attend, grid, mode):
         "jvp of gradient": pushed,
         "gradient of gradient": jax.grad(slope, argnums=(0, 1, 2)),
     }
-    return jax.jit(modes[mode])(*at)
+    return jax.jit(lambda *at: {name: mode(*at) for name, mode in modes.items()})(*at)
 
 
 def ring(file):
     """Attention alone, on grids that are not uniform and windows; jobs; and their memory."""
-    expected = pickle.loads(Path(file).read_bytes())
     mesh = jax.make_mesh((2, 4), ("data", "context"), axis_types=(AxisType.Auto,) * 2)
     attend = RingAttention(mesh, "context")
     tiles.TILE = 4  # of 7 positions on each device: the last of two tiles is not full
     graded = lim.graded_grid(28)
     windowed = lim.token_grid(28).windowed(9)
-    for mode in ("value", "gradient", "jvp", "jvp of gradient", "gradient of gradient"):
-        for grid in (graded, windowed):
-            found = of_attention(attend, grid, mode)
-            apart = jax.tree.leaves(of_attention(dense, grid, mode))
-            gap = largest_difference(found, [np.asarray(leaf) for leaf in apart])
+    for grid in (graded, windowed):
+        found, apart = of_attention(attend, grid), of_attention(dense, grid)
+        for mode in found:
+            gap = largest_difference(found[mode], map(np.asarray, jax.tree.leaves(apart[mode])))
             assert gap < 1e-12, (mode, grid, gap)
-        print(mode, gap)
+            print(mode, gap)
     try:
         query, key, value = (array[0] for array in heads(0, 1, 10))
         attend(query, key, value, lim.token_grid(10))
     except ValueError as error:
         assert "got CellGrid of 10 positions over 4 devices" in str(error)
         print("refused", error)
-    model, batch = network(attend)
+    (model, batch), expected = saved(file, attend)
     spread = jax.device_put(batch, NamedSharding(mesh, PartitionSpec("data", "context")))
-    for name in ("density", "algorithm 1", "mdot"):
-        gap = largest_difference(jax.jit(JOBS[name])(model, spread), expected[name, "dense"])
+    for name, found in together("density", "algorithm 1", "mdot")(model, spread).items():
+        gap = largest_difference(found, expected[name, "dense"])
         assert gap < 1e-12, (name, gap)
         print(name, gap)
     tiles.TILE = 32  # small beside what a device holds of the context
@@ -190,25 +201,24 @@ def temporary_bytes(devices, mode):
 
 def process(index, file, port):
     """Each process holds half of the examples, then of the context; both end with one's numbers."""
-    expected = pickle.loads(Path(file).read_bytes())
     jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=2, process_id=index)
     mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
-    model, batch = jax.tree.map(np.asarray, network())
+    (model, batch), expected = saved(file)
     half = slice(index * EXAMPLES // 2, (index + 1) * EXAMPLES // 2)
     spread, whole = NamedSharding(mesh, PartitionSpec("data")), NamedSharding(mesh, PartitionSpec())
     shared = jax.tree.map(
         lambda leaf: jax.make_array_from_process_local_data(spread, leaf[half]), batch
     )
     model = jax.tree.map(lambda leaf: jax.make_array_from_process_local_data(whole, leaf), model)
-    for name in ("density", "algorithm 1"):
-        found = jax.jit(JOBS[name], out_shardings=whole)(model, shared)
+    jobs = jax.jit(together("density", "algorithm 1"), out_shardings=whole)
+    for name, found in jobs(model, shared).items():
         local = jax.tree.map(lambda leaf: leaf.addressable_data(0), found)
         gap = largest_difference(local, expected[name, "dense"])
         assert gap < 1e-12, (name, gap)
         print(name, gap)
     mesh = jax.make_mesh((2,), ("context",), axis_types=(AxisType.Auto,))
     spread, whole = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((None, "context"), ()))
-    model, batch = jax.tree.map(np.asarray, network(RingAttention(mesh, "context")))
+    (model, batch), _ = saved(file, RingAttention(mesh, "context"))
     half = slice(index * LENGTH // 2, (index + 1) * LENGTH // 2)
     shared = jax.tree.map(
         lambda leaf: jax.make_array_from_process_local_data(spread, leaf[:, half]), batch
