@@ -9,7 +9,7 @@ from scipy import stats
 
 from lim_jax import studies
 from lim_jax.studies import validation
-from lim_jax.studies.remedies import PLAIN
+from lim_jax.studies.remedies import PLAIN, importance_weighted
 from lim_jax.studies.retrievers import Setting
 from lim_jax.studies.validation import BASE, LONG, Preset, compare_arms, gain, presets, validate
 from lim_jax.tasks import KeyValueTask
@@ -99,8 +99,14 @@ def shifts(monkeypatch):
     )
 
 
+@pytest.fixture
+def cheap_arm(monkeypatch):
+    """Arms too: one of first order stands for Algorithm 1, which the variant still trains by."""
+    monkeypatch.setitem(studies.remedies.ARMS, validation.BALANCED, importance_weighted)
+
+
 @pytest.mark.slow
-@pytest.mark.usefixtures("promoting")
+@pytest.mark.usefixtures("promoting", "cheap_arm")
 def test_a_study_goes_on_from_what_is_finished(tmp_path, explained, shifts):
     """Networks that are trained, judged and trained further: many programs."""
     setting = Setting(KeyValueTask(4, 5, 3), width=4, heads=1, depth=1, steps=2, batch=2)
