@@ -127,7 +127,9 @@ def jvp(quantity, point, direction):
 
 @compiled
 def grad_and_jvp_of_grad(quantity, point, direction):
-    return jax.jvp(jax.grad(quantity), (point,), (direction,))
+    """And the value, which comes with the gradient."""
+    (value, gradient), (_, along) = jax.jvp(jax.value_and_grad(quantity), (point,), (direction,))
+    return value, gradient, along
 
 
 @compiled
@@ -147,7 +149,7 @@ def vmap_of_grad(quantity, points, direction):
 
 def derivatives(name, point, direction, dear):
     """Forms of the first derivative along a direction, and of the second as pytrees."""
-    gradient, along = grad_and_jvp_of_grad(name, point, direction)
+    _, gradient, along = grad_and_jvp_of_grad(name, point, direction)
     slopes, curvatures = {"grad": dot(gradient, direction)}, {"jvp of grad": along}
     # Forms of second order differ by nesting only. Where programs are dear, of the ledger, its hops
     # and a network with everything, one form stands for those that the plain network has.
@@ -163,7 +165,7 @@ def differences(name, point, direction):
     """Central ones of the value and of the gradient, by calls of what is compiled already."""
 
     def at(moved):
-        return value(name, moved, direction), grad_and_jvp_of_grad(name, moved, direction)[0]
+        return grad_and_jvp_of_grad(name, moved, direction)[:2]
 
     return difference_by_calls(at, point, direction)
 
@@ -196,7 +198,7 @@ def test_gradients_under_vmap_and_jit_are_those_without(name, step):
     stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *points)
     together = vmap_of_grad(name, stacked, None)
     for index, point in enumerate(points):
-        alone = value(name, point, point), grad_and_jvp_of_grad(name, point, point)[0]
+        alone = value(name, point, point), grad_and_jvp_of_grad(name, point, point)[1]
         picked = jax.tree.map(lambda leaf: leaf[index], together)  # noqa: B023
         chex.assert_trees_all_close(picked, alone, rtol=1e-9, atol=1e-12)
 
@@ -245,7 +247,7 @@ def test_a_mixed_derivative_by_one_jvp_of_the_parameter_gradient():
     """Forward over reverse along an input tangent c gives the gradient of <c, P_0>."""
     params, c = on_host((network(lim.euler), random_states(6, LENGTH, WIDTH)))
     along_c = nowhere(params), np.stack([BATCH * c, nowhere(c)])
-    mixed = grad_and_jvp_of_grad("loss", (params, X), along_c)[1]
+    mixed = grad_and_jvp_of_grad("loss", (params, X), along_c)[2]
     expected = grad_of_grad("loss", (params, X), along_c)
     chex.assert_trees_all_close(mixed[0], expected[0], rtol=1e-10, atol=1e-13)
 
@@ -258,6 +260,6 @@ def test_a_stopped_gradient_is_zero_and_ours_is_not():
     def stopped(params):
         return influence(jax.lax.stop_gradient(params), X)[1]
 
-    ours, _ = grad_and_jvp_of_grad("density", point, point)
+    _, ours, _ = grad_and_jvp_of_grad("density", point, point)
     norms = [dot(gradient, gradient) for gradient in (on_host(stopped(point[0])), ours[0])]
     assert norms[0] == 0 and norms[1] > 1e-6
