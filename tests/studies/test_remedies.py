@@ -82,7 +82,7 @@ ratio_slope = jax.jit(jax.grad(ratio_penalty))
 value_and_slope_of_profile = jax.jit(jax.value_and_grad(profile_penalty))
 
 
-def profile_slope(model, examples, counted=BATCH, target=1.0):
+def profile_slope(model, examples, counted=BATCH, target: float | np.ndarray = 1.0):
     """Of the discrepancy of the first examples' profile; its value too."""
     of_first = (np.arange(BATCH) < counted).astype(float)
     return value_and_slope_of_profile(model, examples, of_first, np.full(RECORDS, target))
