@@ -36,15 +36,14 @@ from lim_jax._checks import (
     require_floats,
 )
 from lim_jax._resuming import digest, reduced
-from lim_jax.grid import (
+from lim_jax.grid.measure import Grid, require_grid
+from lim_jax.grid.partition import (
     Convention,
-    Grid,
     Intervals,
     Regions,
     boundary_regions,
     interval_weights,
     regional_averages,
-    require_grid,
     require_regions,
 )
 

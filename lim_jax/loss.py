@@ -32,7 +32,7 @@ from lim_jax._checks import (
     require_known,
 )
 from lim_jax._random import gaussian
-from lim_jax.grid import Grid, require_grid, require_on_grid
+from lim_jax.grid.measure import Grid, require_grid, require_on_grid
 
 States = Float[Array, "length width"]
 Logits = Float[Array, "length vocabulary"]

@@ -13,7 +13,7 @@ from reference.differences import fitted_order
 from reference.networks import LENGTH, layer_of, random_flow, random_states
 
 import lim_jax as lim
-from lim_jax.grid import Convention
+from lim_jax.grid.partition import Convention
 from lim_jax.loss import teacher_forcing
 from lim_jax.observability.gramian import condition_numbers, gramian_traces
 from lim_jax.observability.trace_estimates import gaussian_probe_moments, probed_traces

@@ -32,7 +32,8 @@ from lim_jax.adjoint.certificate import (
 from lim_jax.adjoint.cone import JointCone
 from lim_jax.adjoint.ledger import CHANNELS, PAIRS, RegionalChannels
 from lim_jax.adjoint.queries import query_masses
-from lim_jax.grid import Regions, regional_averages, require_on_grid, require_regions
+from lim_jax.grid.measure import require_on_grid
+from lim_jax.grid.partition import Regions, regional_averages, require_regions
 
 REGIONS = ("left", "middle", "right")
 

@@ -26,7 +26,10 @@ from jaxtyping import Array, Float
 
 from lim_jax._checks import counted, require
 from lim_jax._resuming import each_once
-from lim_jax.grid import Grid, PanelGrid, gauss_grid, graded_grid, inner, midpoint_grid, token_grid
+from lim_jax.grid.cells import graded_grid, midpoint_grid, token_grid
+from lim_jax.grid.integrals import inner
+from lim_jax.grid.measure import Grid
+from lim_jax.grid.panels import PanelGrid, gauss_grid
 from lim_jax.limits import depth as in_depth
 from lim_jax.limits import position as in_position
 from lim_jax.limits.depth import Scheme

@@ -20,7 +20,9 @@ from jaxtyping import Array, Float, PyTree
 from lim_jax.adjoint.cone import cone_mass
 from lim_jax.adjoint.continuous import continuous_adjoint
 from lim_jax.adjoint.sweep import Example, TerminalLoss, adjoint_trajectory
-from lim_jax.grid import Grid, boundary_regions, inner, integral, regional_averages
+from lim_jax.grid.integrals import inner, integral
+from lim_jax.grid.measure import Grid
+from lim_jax.grid.partition import boundary_regions, regional_averages
 from lim_jax.limits.refinement import Study, fit_order, refine
 from lim_jax.network.continuous import ContinuousFlow, control_distance
 from lim_jax.network.field import State

@@ -21,7 +21,7 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from lim_jax._checks import counted, described, require, require_callable
-from lim_jax.grid import Grid, require_grid, require_on_grid
+from lim_jax.grid.measure import Grid, require_grid, require_on_grid
 from lim_jax.limits.convergence import Row, rates_table
 from lim_jax.limits.depth import Scheme, reference_flows
 from lim_jax.limits.position import SMOOTH, PositionField

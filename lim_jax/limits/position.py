@@ -18,16 +18,12 @@ from jaxtyping import Array, Float
 from lim_jax._checks import require
 from lim_jax.adjoint.cone import cone_mass
 from lim_jax.adjoint.sweep import adjoint_trajectory, terminal_adjoint
-from lim_jax.grid import (
-    Grid,
-    PanelGrid,
-    boundary_regions,
-    cell_embedding,
-    gauss_grid,
-    integral,
-    regional_averages,
-    token_grid,
-)
+from lim_jax.grid.carrying import cell_embedding
+from lim_jax.grid.cells import token_grid
+from lim_jax.grid.integrals import integral
+from lim_jax.grid.measure import Grid
+from lim_jax.grid.panels import PanelGrid, gauss_grid
+from lim_jax.grid.partition import boundary_regions, regional_averages
 from lim_jax.limits.refinement import Study, refine
 from lim_jax.loss import cross_entropy
 from lim_jax.network.field import CausalAttention, State, by_head

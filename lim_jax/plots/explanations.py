@@ -9,7 +9,7 @@ from matplotlib.patches import Patch
 
 from lim_jax.adjoint.certificate import Certificate, Inequality
 from lim_jax.adjoint.ledger import CHANNELS
-from lim_jax.grid import Regions
+from lim_jax.grid.partition import Regions
 from lim_jax.plots.drawing import (
     POSITION,
     ShownFigure,

@@ -15,7 +15,9 @@ from lim_jax._checks import described, require, require_extra
 from lim_jax.adjoint.certificate import Certificate
 from lim_jax.adjoint.ledger import CHANNELS
 from lim_jax.density import Influence
-from lim_jax.grid import boundary_regions, carrying_shares, token_grid
+from lim_jax.grid.carrying import carrying_shares
+from lim_jax.grid.cells import token_grid
+from lim_jax.grid.partition import boundary_regions
 from lim_jax.report.charts import depth_chart, head_chart, profile_chart, share_chart
 from lim_jax.report.shades import COUNT, Shading, shading, style
 from lim_jax.report.tokens import FIELDS, own_density, parts_shares, shown_context

@@ -18,7 +18,8 @@ from lim_jax._checks import counted, require_floats
 from lim_jax.adjoint.hops import attention_hops
 from lim_jax.adjoint.ledger import Channels, channels, cone_by_head
 from lim_jax.adjoint.tangent import AttentionSites, attention_sites
-from lim_jax.grid import Grid, token_grid
+from lim_jax.grid.cells import token_grid
+from lim_jax.grid.measure import Grid
 from lim_jax.models.causal import CausalLM
 from lim_jax.models.ids import require_window
 from lim_jax.network.field import State

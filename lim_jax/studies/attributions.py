@@ -19,7 +19,7 @@ from lim_jax._checks import (
     require_indices,
 )
 from lim_jax.density import Loss
-from lim_jax.grid import Grid, require_on_grid
+from lim_jax.grid.measure import Grid, require_on_grid
 from lim_jax.network.attention import attention_weights
 from lim_jax.network.field import CausalAttention, State, TransformerField, by_head
 from lim_jax.network.flow import ResidualFlow, euler, require_flow, split

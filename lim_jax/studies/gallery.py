@@ -11,7 +11,10 @@ from jaxtyping import Array, Float
 from lim_jax._random import gaussian
 from lim_jax.adjoint.ledger import regional_channels
 from lim_jax.density import influence
-from lim_jax.grid import Grid, boundary_regions, inner, integral, token_grid
+from lim_jax.grid.cells import token_grid
+from lim_jax.grid.integrals import inner, integral
+from lim_jax.grid.measure import Grid
+from lim_jax.grid.partition import boundary_regions
 from lim_jax.loss import LinearReadout, cross_entropy
 from lim_jax.network.field import CausalAttention, State
 from lim_jax.network.flow import ResidualFlow

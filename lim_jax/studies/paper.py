@@ -20,7 +20,8 @@ import scipy.optimize
 from jaxtyping import Array, Float
 
 from lim_jax.density import Indices, Influence, influence
-from lim_jax.grid import boundary_regions, regional_averages, token_grid
+from lim_jax.grid.cells import token_grid
+from lim_jax.grid.partition import boundary_regions, regional_averages
 from lim_jax.network.field import CausalAttention
 from lim_jax.network.flow import ResidualFlow
 from lim_jax.observability.gramian import (

@@ -22,7 +22,7 @@ from jaxtyping import Array, Float, Int, Key, PyTree
 
 from lim_jax._checks import require
 from lim_jax.density import adjoint_energies
-from lim_jax.grid import CellGrid, token_grid
+from lim_jax.grid.cells import CellGrid, token_grid
 from lim_jax.models.causal import CausalLM
 from lim_jax.probes import rademacher_probes
 from lim_jax.studies.retrievers import (

@@ -28,7 +28,8 @@ from lim_jax._checks import (
     require_scalar,
 )
 from lim_jax.density import Batch, Loss, embedded, require_pair
-from lim_jax.grid import Grid, require_on_grid, require_profile
+from lim_jax.grid.integrals import require_profile
+from lim_jax.grid.measure import Grid, require_on_grid
 from lim_jax.training.mixed import (
     Adjoints,
     Losses,
