@@ -19,10 +19,10 @@ from ._version import __version__ as __version__
 from .adjoint.continuous import continuous_adjoint as continuous_adjoint
 from .adjoint.sweep import AdjointTrajectory as AdjointTrajectory
 from .adjoint.sweep import adjoint_trajectory as adjoint_trajectory
-from .density import Influence as Influence
-from .density import indices as indices
-from .density import influence as influence
-from .density import influence_stream as influence_stream
+from .density.measurement import influence as influence
+from .density.measurement import influence_stream as influence_stream
+from .density.statistics import Influence as Influence
+from .density.statistics import indices as indices
 from .grid.cells import graded_grid as graded_grid
 from .grid.cells import midpoint_grid as midpoint_grid
 from .grid.cells import token_grid as token_grid

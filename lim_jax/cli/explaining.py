@@ -18,7 +18,8 @@ from lim_jax.cli.data import read_contexts
 from lim_jax.cli.folder import UNFINISHED, run_folder, save_figure, write_json, write_table
 from lim_jax.cli.pages import first_contexts
 from lim_jax.cli.profiling import require_fitting
-from lim_jax.density import Influence, influence
+from lim_jax.density.measurement import influence
+from lim_jax.density.statistics import Influence
 from lim_jax.grid.cells import token_grid
 from lim_jax.grid.partition import Regions, boundary_regions
 from lim_jax.loss import last_token, teacher_forcing

@@ -16,7 +16,7 @@ from lim_jax._checks import counted, require
 from lim_jax.cli.data import Asked, Context, read_contexts
 from lim_jax.cli.folder import UNFINISHED, run_folder, save_figure, write_json, write_table
 from lim_jax.cli.pages import first_contexts
-from lim_jax.density import Influence
+from lim_jax.density.statistics import Influence
 from lim_jax.grid.carrying import carrying_shares
 from lim_jax.grid.cells import token_grid
 from lim_jax.grid.partition import boundary_regions

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from lim_jax._checks import described, require
-from lim_jax.density import Influence
+from lim_jax.density.statistics import Influence
 from lim_jax.plots.drawing import (
     draw_averages,
     error_band,

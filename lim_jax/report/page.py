@@ -14,7 +14,7 @@ import numpy as np
 from lim_jax._checks import described, require, require_extra
 from lim_jax.adjoint.certificate import Certificate
 from lim_jax.adjoint.ledger import CHANNELS
-from lim_jax.density import Influence
+from lim_jax.density.statistics import Influence
 from lim_jax.grid.carrying import carrying_shares
 from lim_jax.grid.cells import token_grid
 from lim_jax.grid.partition import boundary_regions

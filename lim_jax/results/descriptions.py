@@ -9,7 +9,7 @@ import numpy as np
 from lim_jax._checks import ARRAYS, described, require
 from lim_jax.adjoint.certificate import Certificate, Inequality
 from lim_jax.adjoint.ledger import CHANNELS, Channels
-from lim_jax.density import Indices, Influence
+from lim_jax.density.statistics import Indices, Influence
 from lim_jax.grid.measure import Grid
 from lim_jax.grid.partition import Regions
 from lim_jax.results.archive import kind_of

@@ -18,7 +18,7 @@ from lim_jax._checks import (
     require_floats,
     require_indices,
 )
-from lim_jax.density import Loss
+from lim_jax.density.adjoints import Loss
 from lim_jax.grid.measure import Grid, require_on_grid
 from lim_jax.network.attention import attention_weights
 from lim_jax.network.field import CausalAttention, State, TransformerField, by_head

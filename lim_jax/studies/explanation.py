@@ -35,7 +35,7 @@ from lim_jax.adjoint.ledger import (
 )
 from lim_jax.adjoint.queries import readout_residual_energies
 from lim_jax.adjoint.residual import amplification, interaction_norms
-from lim_jax.density import Influence
+from lim_jax.density.statistics import Influence
 from lim_jax.grid.partition import Regions, regional_averages, require_regions
 from lim_jax.models.causal import CausalLM
 from lim_jax.network.field import CausalAttention, State

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 
 from lim_jax._random import gaussian
 from lim_jax.adjoint.ledger import regional_channels
-from lim_jax.density import influence
+from lim_jax.density.measurement import influence
 from lim_jax.grid.cells import token_grid
 from lim_jax.grid.integrals import inner, integral
 from lim_jax.grid.measure import Grid

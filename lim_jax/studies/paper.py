@@ -19,7 +19,8 @@ import optax
 import scipy.optimize
 from jaxtyping import Array, Float
 
-from lim_jax.density import Indices, Influence, influence
+from lim_jax.density.measurement import influence
+from lim_jax.density.statistics import Indices, Influence
 from lim_jax.grid.cells import token_grid
 from lim_jax.grid.partition import boundary_regions, regional_averages
 from lim_jax.network.field import CausalAttention

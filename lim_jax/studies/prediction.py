@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from lim_jax._checks import require
-from lim_jax.density import adjoint_energies
+from lim_jax.density.adjoints import adjoint_energies
 from lim_jax.grid.cells import token_grid
 from lim_jax.models.causal import CausalLM, Queries
 from lim_jax.studies.attributions import (

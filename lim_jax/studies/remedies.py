@@ -21,7 +21,7 @@ import optax
 from jaxtyping import Array, Float, Int, Key, PyTree
 
 from lim_jax._checks import require
-from lim_jax.density import adjoint_energies
+from lim_jax.density.adjoints import adjoint_energies
 from lim_jax.grid.cells import CellGrid, token_grid
 from lim_jax.models.causal import CausalLM
 from lim_jax.probes import rademacher_probes

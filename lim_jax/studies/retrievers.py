@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int, Key, PyTree
 
-from lim_jax.density import LossOfIds
+from lim_jax.density.adjoints import LossOfIds
 from lim_jax.loss import autoregressive_cross_entropy, margin_loss
 from lim_jax.models.causal import CausalLM, Queries
 from lim_jax.models.language import gaussian_model

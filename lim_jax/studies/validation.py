@@ -20,7 +20,8 @@ from jaxtyping import Array, Key
 from lim_jax._checks import require
 from lim_jax._resuming import each_once
 from lim_jax.cost.job import job_cost
-from lim_jax.density import Influence, adjoint_energies
+from lim_jax.density.adjoints import adjoint_energies
+from lim_jax.density.statistics import Influence
 from lim_jax.grid.cells import token_grid
 from lim_jax.grid.partition import Regions, boundary_regions
 from lim_jax.loss import last_token

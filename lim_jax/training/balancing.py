@@ -27,7 +27,7 @@ from lim_jax._checks import (
     require_floats,
     require_scalar,
 )
-from lim_jax.density import Batch, Loss, embedded, require_pair
+from lim_jax.density.adjoints import Batch, Loss, embedded, require_pair
 from lim_jax.grid.integrals import require_profile
 from lim_jax.grid.measure import Grid, require_on_grid
 from lim_jax.training.mixed import (

@@ -18,7 +18,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from lim_jax._checks import require
-from lim_jax.density import Batch, Indices, Loss, adjoint_energies, embedded, indices
+from lim_jax.density.adjoints import Batch, Loss, adjoint_energies, embedded
+from lim_jax.density.statistics import Indices, indices
 from lim_jax.grid.integrals import integral
 from lim_jax.grid.measure import Grid
 from lim_jax.grid.partition import Regions, regional_averages

@@ -1,7 +1,6 @@
-r"""The positional influence density of any pure loss, with standard errors over the data law.
+r"""The influence density and its indices, with standard errors over the data law.
 
-For a loss ``loss(params, x, y)`` of one example, whatever the model behind it, the input adjoint
-is the density :math:`P_0(p_i) = \partial_{x_i}\mathrm{loss}/\Delta p_i` and
+With the energies :math:`\|P_0(p)\|^2` of examples
 
 .. math:: I(p) = \mathbb E\,\|P_0(p)\|^2, \qquad Z = \int_0^1 I, \qquad m = I/Z
 
@@ -10,11 +9,7 @@ is a ratio of expectations, not a mean of the examples' profiles; its standard e
 of the ratio, by linearisation.
 """
 
-from collections.abc import Callable, Iterable
 from dataclasses import replace
-from functools import reduce
-from itertools import chain
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -22,36 +17,29 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jaxtyping import Array, Bool, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float, PyTree
 
 from lim_jax._checks import (
     ARRAYS,
     all_finite,
-    described,
     finite_scalar,
     guarded,
+    in_a_line,
     require,
-    require_callable,
-    require_floating,
     require_floats,
 )
-from lim_jax._resuming import digest, reduced
-from lim_jax.grid.measure import Grid, require_grid
+from lim_jax.grid.measure import Grid
 from lim_jax.grid.partition import (
     Convention,
     Intervals,
     Regions,
-    boundary_regions,
     interval_weights,
     regional_averages,
     require_regions,
 )
 
 Scalar = Float[Array, ""]
-Loss = Callable[[Any, Float[Array, "length width"], Any], Scalar]
-Ids = Int[Array, "examples length"]
 SHOWN = 6  # positions left out that a summary names
-Batch = tuple[Float[Array, "examples length width"] | Ids, PyTree]
 
 
 class Indices(NamedTuple):
@@ -167,7 +155,7 @@ class Influence(eqx.Module):
 
         Examples
         --------
-        >>> from lim_jax.grid import token_grid
+        >>> from lim_jax.grid import boundary_regions, token_grid
         >>> regions = boundary_regions(token_grid(4), 0.25)
         >>> energies = jnp.array([[1.0, 2.0, 3.0, 90.0]])
         >>> Influence.from_energies(energies, regions).density[:3].round(3).tolist()
@@ -249,7 +237,7 @@ class Influence(eqx.Module):
 
         Examples
         --------
-        >>> from lim_jax.grid import token_grid
+        >>> from lim_jax.grid import boundary_regions, token_grid
         >>> regions = boundary_regions(token_grid(4), 0.25)
         >>> found = Influence.from_energies(jnp.array([[1.0, 2.0, 3.0, 4.0]]), regions)
         >>> float(found.measure([(0, "3/8"), ("3/4", 1)]))  # 1/4 + 2/8 + 4/4
@@ -335,7 +323,7 @@ class Influence(eqx.Module):
 
         Examples
         --------
-        >>> from lim_jax.grid import token_grid
+        >>> from lim_jax.grid import boundary_regions, token_grid
         >>> energies = jnp.array([[1.0, 2.0, 4.0, 1.0], [3.0, 2.0, 2.0, 1.0]])
         >>> print(Influence.from_energies(energies, boundary_regions(token_grid(4), 0.25)))
         influence of 2 examples on 4 positions, delta = 0.25
@@ -443,353 +431,11 @@ def _joined(
     return jnp.concatenate([first, second])
 
 
-class LossOfIds(eqx.Module):
-    r"""A loss of token ids: influence is that of their states, and training moves the embedding.
-
-    Every function of a loss and a batch takes it, with batches ``(ids, y)``, the ids whole numbers
-    of shape ``(examples, length)``. Adjoints are gradients in the embedded states, which are
-    functions of the parameters: all derivatives in these pass through the embedding. A batch that
-    is embedded outside of the derivative freezes it.
-
-    Attributes
-    ----------
-    embed
-        ``embed(params, ids, y) -> x`` of one example, from ``(length,)`` to ``(length, width)``. Of
-        y it may read what an example has beside its ids, such as where packed contexts begin.
-    loss
-        ``loss(params, x, y) -> scalar`` of the states.
-
-    Examples
-    --------
-    >>> from lim_jax.grid import token_grid
-    >>> loss = LossOfIds(lambda table, ids, y: table[ids], lambda table, x, y: jnp.sum(x**2) / 2)
-    >>> table, batch = jnp.array([[1.0], [2.0]]), (jnp.array([[0, 1]]), None)
-    >>> influence(loss, table, batch, token_grid(2)).energy.tolist()  # the states' squares over 1/4
-    [4.0, 16.0]
-    >>> jax.grad(lambda table: influence(loss, table, batch, token_grid(2)).total)(table).tolist()
-    [[4.0], [8.0]]
-    """
-
-    embed: Callable[[Any, Int[Array, " length"], Any], Float[Array, "length width"]]
-    loss: Loss
-
-    def __check_init__(self):
-        require_callable(self.embed, "embed", "embed(params, ids, y) of one example")
-        require_callable(self.loss, "loss", "loss(params, x, y) of one example")
-
-    def __call__(self, params: PyTree, ids: Int[Array, " length"], y: PyTree) -> Scalar:
-        """The loss of one example."""
-        return self.loss(params, self.embed(params, ids, y), y)
-
-
-def embedded(loss: Loss, params: PyTree, batch: Batch) -> tuple[Loss, Batch]:
-    """A loss and a batch of states: those of `LossOfIds` embedded here, where params may move."""
-    if not isinstance(loss, LossOfIds):
-        return loss, batch
-    ids, y = require_pair(loss, batch)
-    return loss.loss, (jax.vmap(loss.embed, in_axes=(None, 0, 0))(params, ids, y), y)
-
-
-def losses_and_adjoints(
-    loss: Loss, params: PyTree, batch: Batch, grid: Grid
-) -> tuple[Float[Array, " examples"], Float[Array, "examples length width"]]:
-    r"""Every example's loss and its input adjoint :math:`P_0`, a density: one gradient each."""
-    loss, (x, y) = embedded(loss, params, batch)
-    losses, gradients = jax.vmap(jax.value_and_grad(loss, argnums=1), in_axes=(None, 0, 0))(
-        params, x, y
-    )
-    return losses, gradients / grid.weights[None, :, None]
-
-
-def adjoint_energies(
-    loss: Loss, params: PyTree, batch: Batch, grid: Grid
-) -> Float[Array, "examples length"]:
-    r"""The energies :math:`\|P_0(p_i)\|^2` of every example: one gradient each.
-
-    Parameters, errors and units are those of `influence`. A profile of one example divided by its
-    own integral is another diagnostic than the influence density.
-
-    Examples
-    --------
-    >>> from lim_jax.grid import token_grid
-    >>> loss = lambda weight, x, y: weight * (x[0, 0] + 3 * x[1, 0]) / 2
-    >>> adjoint_energies(loss, 1.0, (jnp.zeros((1, 2, 1)), None), token_grid(2)).tolist()
-    [[1.0, 9.0]]
-    """
-    loss, batch = embedded(loss, params, batch)
-    require_batch(loss, params, batch, grid)
-    _, adjoints = losses_and_adjoints(loss, params, batch, grid)
-    energies = jnp.sum(adjoints**2, axis=2)
-    # The checks guard the result: a gradient need not depend on x, and then a guarded x is unused.
-    energies = guarded(
-        energies,
-        ~all_finite(batch),
-        "batch: got NaN or infinite values, expected finite ones. "
-        "Drop or repair the examples that hold them.",
-    )
-    return guarded(
-        energies,
-        ~all_finite(energies),
-        "adjoint energies: got NaN or infinite values, expected finite ones. "
-        "Check the parameters and the loss at this batch.",
-    )
-
-
-def influence(
-    loss: Loss,
-    params: PyTree,
-    batch: Batch,
-    grid: Grid,
-    regions: Regions | None = None,
-    *,
-    keep_examples: bool = False,
-) -> Influence:
-    r"""Measure the positional influence density of a loss over a batch of examples.
-
-    `def:influence`, over the empirical law.
-
-    Works for any pure loss: our flows, an Equinox module, a bare function. Differentiable to any
-    order in `params` and in the batch, and closed under jit, vmap, grad and jvp.
-
-    Parameters
-    ----------
-    loss
-        ``loss(params, x, y) -> scalar`` for one example, x of shape ``(length, width)``; or
-        `LossOfIds`, whose batches hold ids in place of x.
-    params
-        Any pytree.
-    batch
-        ``(x, y)``: x of shape ``(examples, length, width)``, y any pytree with the same leading
-        axis (None for no labels).
-    grid
-        The positions of x.
-    regions
-        Where to average; by default the boundary regions of the paper's simulations,
-        :math:`\delta = 0.2`. Those that leave positions out give the influence of the others.
-    keep_examples
-        Whether the result keeps every example's energies, an array of ``(examples, length)``.
-
-    Returns
-    -------
-    Influence
-        Densities: energies are squared Euclidean gradients over :math:`\Delta p_i^2`.
-
-    Raises
-    ------
-    ValueError
-        Where the batch is no pair, is empty, has integers or the wrong shape, the regions are of
-        another grid, or the loss is not a scalar.
-    EquinoxRuntimeError
-        Where the batch or the gradients hold a NaN or an infinity.
-
-    Examples
-    --------
-    >>> from lim_jax.grid import token_grid
-    >>> loss = lambda weight, x, y: weight * (x[0, 0] + 3 * x[1, 0])
-    >>> result = influence(loss, 1.0, (jnp.zeros((4, 2, 1)), None), token_grid(2))
-    >>> result.density.tolist(), float(result.total)
-    ([0.2, 1.8], 20.0)
-    """
-    require_pair(loss, batch)
-    regions = _regions_on(grid, regions)
-    counted = jnp.ones(batch[0].shape[:1], bool)
-    return _influence(loss, params, batch, counted, regions, keep_examples)
-
-
-def influence_stream(
-    loss: Loss,
-    params: PyTree,
-    batches: Iterable[tuple[Float[Array, "_ length width"] | Int[Array, "_ length"], PyTree]],
-    grid: Grid,
-    regions: Regions | None = None,
-    *,
-    keep_examples: bool = False,
-    checkpoint: Path | None = None,
-    progress: Callable[[Iterable], Iterable] = iter,
-) -> Influence:
-    """Measure influence over a data set larger than memory: the same result, batch by batch.
-
-    With a checkpoint a stream may be interrupted at any moment, by Ctrl-C or by the end of its
-    process: called again with the same arguments it gives the same numbers, bit for bit, as one
-    that was not. It takes up a longer stream too, where more batches follow the same ones.
-
-    Parameters
-    ----------
-    batches
-        Any iterable of batches as in `influence`. Those smaller than the first, such as a ragged
-        last one, are filled up and what fills them is left out again, so that nothing compiles
-        twice; each larger size compiles once. To go on from a checkpoint it must give the same
-        batches again, in the same order: those already counted are drawn and compared, and
-        nothing of them is computed.
-    loss, params, grid, regions, keep_examples
-        As in `influence`. Of a checkpoint's loss nothing is compared but the arrays in it.
-    checkpoint
-        A file to read, if it exists, and to write after each batch, whole or not at all: sums over
-        the batches so far, some :math:`5L` numbers. Its folder is made where it is missing.
-    progress
-        Wraps the batches, for example ``tqdm.tqdm``.
-
-    Raises
-    ------
-    ValueError
-        Where there are no batches, the checkpoint is of other regions, parameters or batches or
-        another function's, and as in `influence`.
-
-    Examples
-    --------
-    >>> from lim_jax.grid import token_grid
-    >>> loss = lambda params, x, y: jnp.sum(x**2)
-    >>> batches = ((jnp.full((2, 4, 1), size), None) for size in (1.0, 2.0))
-    >>> float(influence_stream(loss, None, batches, token_grid(4)).count)
-    4.0
-    """
-    regions = _regions_on(grid, regions)
-    remaining = iter(progress(batches))
-    try:
-        first = next(remaining)
-    except StopIteration:
-        raise ValueError(
-            "batches: got none, expected at least one batch. "
-            "An iterator that was read before is empty: make it anew."
-        ) from None
-    size = require_pair(loss, first)[0].shape[0]
-
-    def measured(batch: Batch) -> Influence:
-        filled, counted = _filled(loss, batch, size)
-        found = _influence(loss, params, filled, counted, regions, keep_examples)
-        kept = None if found.example_energies is None else found.example_energies[: len(batch[0])]
-        return replace(found, example_energies=kept)
-
-    drawn = chain([first], remaining)
-    if checkpoint is None:
-        return reduce(Influence.merge, map(measured, drawn))
-    run = {
-        "function": "influence_stream",
-        "regions": _in_a_line(regions),
-        "keep_examples": str(keep_examples),
-        "parameters": digest((loss, params)),
-    }
-    return reduced(
-        measured, Influence.merge, drawn, checkpoint, run, lambda kept: Influence(regions, *kept)
-    )
-
-
-def _regions_on(grid: Grid, regions: Regions | None) -> Regions:
-    """Those of the paper's simulations where there are none; refuse those of another grid."""
-    require_grid(grid)
-    regions = boundary_regions(grid, 0.2) if regions is None else regions
-    require_regions(regions)
-    require(
-        bool(regions.grid == grid),
-        "regions",
-        got=f"regions of {regions.grid}",
-        expected=f"regions of {grid}",
-        cure="Make them with boundary_regions(grid, delta).",
-    )
-    return regions
-
-
-def _filled(loss: Loss, batch: Batch, size: int) -> tuple[PyTree, Bool[Array, " filled"]]:
-    """Repeat the last example up to a size, and mark those that count."""
-    require_pair(loss, batch)
-    count = batch[0].shape[0]
-    missing = size - count
-    if count == 0 or missing <= 0:
-        return batch, jnp.ones(count, bool)
-    filled = jax.tree.map(
-        lambda leaf: jnp.concatenate([leaf, jnp.repeat(leaf[-1:], missing, axis=0)]), batch
-    )
-    return filled, jnp.arange(size) < count
-
-
-@eqx.filter_jit
-def _influence(
-    loss: Loss,
-    params: PyTree,
-    batch: Batch,
-    counted: Bool[Array, " examples"],
-    regions: Regions,
-    keep_examples: bool,
-) -> Influence:
-    energies = adjoint_energies(loss, params, batch, regions.grid)
-    return Influence._of_counted(energies, counted, regions, keep_examples)
-
-
-def require_batch(loss: Loss, params: PyTree, batch: Batch, grid: Grid) -> None:
-    """Refuse batches that do not fit the grid, and losses that are not scalars."""
-    require_callable(loss, "loss", "loss(params, x, y) of one example")
-    require_grid(grid)
-    x, y = require_pair(loss, batch)
-    require(
-        x.ndim == 3 and x.shape[1] == grid.size,
-        "batch",
-        got=f"x of shape {x.shape}",
-        expected=f"(examples, {grid.size}, width), with a row for each position of the grid",
-        cure="A single example needs a leading axis: x[None].",
-    )
-    lengths = {getattr(leaf, "shape", ())[:1] for leaf in jax.tree.leaves((x, y))}
-    require(
-        lengths == {x.shape[:1]} and x.shape[0] > 0,
-        "batch",
-        got=f"leading axes {sorted(lengths)}",
-        expected="at least one example, the same number in x and in every leaf of y",
-        cure="Give each example its own labels, and leave empty batches out.",
-    )
-    value = eqx.filter_eval_shape(loss, params, x[0], jax.tree.map(lambda leaf: leaf[0], y))
-    require(
-        getattr(value, "shape", None) == (),
-        "loss",
-        got=f"{value}",
-        expected="a scalar",
-        cure="Average or sum the loss of one example over its positions.",
-    )
-
-
-def require_pair(loss: Loss, batch: Any) -> Batch:
-    """Refuse what is no pair of inputs, which are floats or the ids of `LossOfIds`, and labels."""
-    require(
-        isinstance(batch, tuple | list) and len(batch) == 2,
-        "batch",
-        got=described(batch),
-        expected="a pair (x, y)",
-        cure="Pass (x, None) where there are no labels.",
-    )
-    x, y = batch
-    if isinstance(loss, LossOfIds):
-        _require_ids(x)
-        return x, y
-    cure = "Embed ids by density.LossOfIds(embed, loss): influence is a gradient in states."
-    require_floating(x, "batch", cure)
-    require(
-        x.ndim > 0,
-        "batch",
-        got="x of shape ()",
-        expected="(examples, length, width)",
-        cure="Put a single example in an array of one: x[None].",
-    )
-    return x, y
-
-
-def _require_ids(ids: Any) -> None:
-    whole = isinstance(ids, ARRAYS) and jnp.issubdtype(ids.dtype, jnp.integer)
-    require(
-        whole and ids.ndim == 2,
-        "batch",
-        got=described(ids),
-        expected="ids, whole numbers of shape (examples, length)",
-        cure="Embedded states go with the loss of states, which LossOfIds holds.",
-    )
-
-
 def _require_same_regions(regions: Regions, other: Any) -> None:
     require(
         bool(regions == other),
         "other",
-        got=f"influence over {_in_a_line(other)}" if isinstance(other, Regions) else "no influence",
-        expected=f"influence over {_in_a_line(regions)}",
+        got=f"influence over {in_a_line(other)}" if isinstance(other, Regions) else "no influence",
+        expected=f"influence over {in_a_line(regions)}",
         cure="Measure both with the same regions, which contexts of two lengths do not have.",
     )
-
-
-def _in_a_line(regions: Regions) -> str:
-    return " ".join(str(regions).split())
