@@ -32,11 +32,11 @@ from .grid.measure import Grid as Grid
 from .grid.panels import gauss_grid as gauss_grid
 from .grid.partition import boundary_regions as boundary_regions
 from .grid.partition import regional_averages as regional_averages
-from .loss import BandReadout as BandReadout
-from .loss import LinearReadout as LinearReadout
-from .loss import TokenwiseReadout as TokenwiseReadout
-from .loss import autoregressive_cross_entropy as autoregressive_cross_entropy
-from .loss import cross_entropy as cross_entropy
+from .loss.losses import autoregressive_cross_entropy as autoregressive_cross_entropy
+from .loss.losses import cross_entropy as cross_entropy
+from .loss.readouts import BandReadout as BandReadout
+from .loss.readouts import LinearReadout as LinearReadout
+from .loss.readouts import TokenwiseReadout as TokenwiseReadout
 from .network.attention import causal_attention as causal_attention
 from .network.continuous import ContinuousFlow as ContinuousFlow
 from .network.field import CausalAttention as CausalAttention

@@ -22,7 +22,7 @@ from lim_jax._checks import (
 from lim_jax.adjoint.certificate import half_digits
 from lim_jax.grid.measure import require_on_grid
 from lim_jax.grid.partition import Regions, require_regions
-from lim_jax.loss import Labels, logit_residual
+from lim_jax.loss.losses import Labels, logit_residual
 
 
 class QueryMasses(NamedTuple):

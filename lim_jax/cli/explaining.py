@@ -22,7 +22,7 @@ from lim_jax.density.measurement import influence
 from lim_jax.density.statistics import Influence
 from lim_jax.grid.cells import token_grid
 from lim_jax.grid.partition import Regions, boundary_regions
-from lim_jax.loss import last_token, teacher_forcing
+from lim_jax.loss.queries import last_token, teacher_forcing
 from lim_jax.probes import Estimate
 from lim_jax.results import load, save
 from lim_jax.studies.account import HOPS

@@ -34,7 +34,7 @@ from lim_jax.limits import depth as in_depth
 from lim_jax.limits import position as in_position
 from lim_jax.limits.depth import Scheme
 from lim_jax.limits.refinement import Study, refine, richardson
-from lim_jax.loss import BandReadout, Edges, LinearReadout, TokenwiseReadout
+from lim_jax.loss.readouts import BandReadout, Edges, LinearReadout, TokenwiseReadout
 from lim_jax.network.continuous import ContinuousFlow, linear_control
 from lim_jax.network.field import CausalAttention, FeedForward, State, TransformerField
 from lim_jax.network.flow import ResidualFlow, euler, heun, rk4, split, strang

@@ -25,7 +25,7 @@ from lim_jax.grid.measure import Grid
 from lim_jax.grid.panels import PanelGrid, gauss_grid
 from lim_jax.grid.partition import boundary_regions, regional_averages
 from lim_jax.limits.refinement import Study, refine
-from lim_jax.loss import cross_entropy
+from lim_jax.loss.losses import cross_entropy
 from lim_jax.network.field import CausalAttention, State, by_head
 from lim_jax.network.flow import ResidualFlow
 

@@ -23,7 +23,7 @@ from lim_jax.density.statistics import Influence
 from lim_jax.grid.carrying import carrying_shares
 from lim_jax.grid.cells import token_grid
 from lim_jax.grid.partition import Regions, require_regions
-from lim_jax.loss import teacher_forcing
+from lim_jax.loss.queries import teacher_forcing
 from lim_jax.models.causal import CausalLM, Queries
 
 Profile = Float[Array | np.ndarray, " _"]

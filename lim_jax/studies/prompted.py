@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float, Int
 from lim_jax._checks import counted, require
 from lim_jax._resuming import digest, each_once
 from lim_jax.grid.cells import token_grid
-from lim_jax.loss import autoregressive_cross_entropy, margin_loss
+from lim_jax.loss.losses import autoregressive_cross_entropy, margin_loss
 from lim_jax.models.causal import CausalLM, Queries
 from lim_jax.network.field import State
 from lim_jax.probes import Estimate

@@ -17,7 +17,7 @@ import optax
 from jaxtyping import Array, Float, Int, Key, PyTree
 
 from lim_jax.density.adjoints import LossOfIds
-from lim_jax.loss import autoregressive_cross_entropy, margin_loss
+from lim_jax.loss.losses import autoregressive_cross_entropy, margin_loss
 from lim_jax.models.causal import CausalLM, Queries
 from lim_jax.models.language import gaussian_model
 from lim_jax.network.positions import Rotary, rotary_frequencies

@@ -1,254 +1,24 @@
-r"""Readouts, query weights and cross-entropies: the scalar that influence is about.
+r"""Cross-entropies and margins: the scalar that influence is about.
 
-A readout turns states into logits, ``readout(x, grid)``; a loss averages the tokens'
-cross-entropies with weights that sum to one. Gradients are exact for labels of any row sum:
+A loss averages the tokens' cross-entropies with weights that sum to one. Gradients are exact for
+labels of any row sum:
 :math:`\partial \ell / \partial z_i = w_i\,\bigl((\mathbf 1 \cdot Y_i)\,\mathrm{softmax}(z_i) -
 Y_i\bigr)`.
 
 Arrays of other shapes than the grid's are refused; NaN and infinity in logits and labels pass on.
 """
 
-import math
-from collections.abc import Callable
-from typing import Literal
-
-import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int
 
-from lim_jax._checks import (
-    counted,
-    described,
-    guarded,
-    require,
-    require_callable,
-    require_floating,
-    require_floats,
-    require_indices,
-    require_key,
-    require_known,
-)
-from lim_jax._random import gaussian
-from lim_jax.grid.measure import Grid, require_grid, require_on_grid
+from lim_jax._checks import counted, described, guarded, require, require_floating, require_floats
+from lim_jax.grid.measure import Grid, require_on_grid
+from lim_jax.loss.readouts import Logits
 
-States = Float[Array, "length width"]
-Logits = Float[Array, "length vocabulary"]
 Labels = Float[Array, "length vocabulary"] | Int[Array, " length"]
 Scalar = Float[Array, ""]
-Edges = Literal["zero", "renormalised", "reflecting"]
-
-
-class LinearReadout(eqx.Module):
-    r"""Tokenwise linear logits, :math:`H(X)(p) = X(p)\,W_{out}` (`eq:linear-readout-example`).
-
-    Attributes
-    ----------
-    weight
-        :math:`W_{out}`.
-    bias
-        Added to every token's logits, or None.
-
-    Examples
-    --------
-    >>> from lim_jax.grid import token_grid
-    >>> LinearReadout(jnp.array([[1.0, 2.0]]))(jnp.array([[3.0]]), token_grid(1)).tolist()
-    [[3.0, 6.0]]
-    """
-
-    weight: Float[Array, "width vocabulary"]
-    bias: Float[Array, " vocabulary"] | None = None
-
-    @classmethod
-    def init(cls, width: int, vocabulary: int, *, key: Key[Array, ""]) -> "LinearReadout":
-        """Gaussian weights of variance one over the width, no bias."""
-        width, vocabulary = counted(width, "width"), counted(vocabulary, "vocabulary")
-        require_key(key)
-        return cls(gaussian(key, (width, vocabulary)) / math.sqrt(width))
-
-    def __call__(self, x: States, grid: Grid) -> Logits:
-        """Read every token by itself."""
-        _require_states(x, grid, self.weight)
-        if self.bias is not None:
-            require_floats(self.bias, "bias", "vocabulary", vocabulary=self.weight.shape[1])
-        logits = x @ self.weight
-        return logits if self.bias is None else logits + self.bias[None, :]
-
-
-class TokenwiseReadout(eqx.Module):
-    """Any map of one token to its logits, for example an `equinox.nn.MLP`.
-
-    Attributes
-    ----------
-    function
-        From ``(width,)`` to ``(vocabulary,)``; its arrays are parameters of the readout where it
-        is a pytree, such as a module of Equinox. What a bare function closes over is none: take
-        such a readout through `eqx.filter_jit`, for `jax.jit` refuses a function as an argument.
-
-    Examples
-    --------
-    >>> from lim_jax.grid import token_grid
-    >>> TokenwiseReadout(jnp.tanh)(jnp.zeros((2, 3)), token_grid(2)).shape
-    (2, 3)
-    """
-
-    function: Callable[[Array], Array]
-
-    def __call__(self, x: States, grid: Grid) -> Logits:
-        """Read every token by itself."""
-        _require_states(x, grid)
-        require_callable(self.function, "function", "of one token")
-        return jax.vmap(self.function)(x)
-
-
-def hat(distance: Float[Array, "..."]) -> Float[Array, "..."]:
-    r"""The hat kernel :math:`\kappa(s) = \max(1 - |s|, 0)`, of integral one."""
-    return jnp.maximum(1 - jnp.abs(distance), 0)
-
-
-class BandReadout(eqx.Module):
-    r"""Logits from a window of positions around each token.
-
-    :math:`H(X)(p) = \int r(p, q)\,X(q)\,W_{out}\,dq` with :math:`r(p,q) = \kappa((p-q)/b)/b`, by
-    quadrature on the grid (`eq:local-readout-finite`). It reads ahead as well as back. What happens
-    at the two ends matters:
-
-    - ``"zero"`` drops the mass outside [0, 1]: rows and columns lose mass near the ends;
-    - ``"renormalised"`` divides each row by its sum: rows sum to one, columns do not, so the
-      adjoint is wrong near the ends;
-    - ``"reflecting"`` folds the mass back about 0 and 1: rows and, on equal cells, columns sum to
-      one. This is the band to use; the others are here because people use them.
-
-    Forms the ``(length, length)`` matrix.
-
-    Attributes
-    ----------
-    weight
-        :math:`W_{out}`.
-    bandwidth
-        :math:`b`, half the width of the window, in position units: at least the grid's widest
-        cell and at most 1.
-    edges
-        As above.
-    kernel
-        :math:`\kappa`, supported in [-1, 1] with integral one.
-
-    Examples
-    --------
-    >>> from lim_jax.grid import token_grid
-    >>> band = BandReadout(jnp.eye(1), 0.5, "zero").matrix(token_grid(4))
-    >>> [round(float(mass), 3) for mass in band.sum(axis=1)]
-    [0.75, 1.0, 1.0, 0.75]
-    """
-
-    weight: Float[Array, "width vocabulary"]
-    bandwidth: float = eqx.field(static=True)
-    edges: Edges = eqx.field(static=True, default="reflecting")
-    kernel: Callable[[Array], Array] = eqx.field(static=True, default=hat)
-
-    def __check_init__(self):
-        require(
-            self.edges in ("zero", "renormalised", "reflecting"),
-            "edges",
-            got=repr(self.edges),
-            expected='"zero", "renormalised" or "reflecting"',
-            cure="See BandReadout.",
-        )
-        require_known(
-            self.bandwidth, "bandwidth", expected="a number in (0, 1]", cure="See BandReadout."
-        )
-        require_callable(self.kernel, "kernel", "of a distance")
-
-    def __call__(self, x: States, grid: Grid) -> Logits:
-        """Average the window around every token, then read it."""
-        _require_states(x, grid, self.weight)
-        return self.matrix(grid) @ x @ self.weight
-
-    def matrix(self, grid: Grid) -> Float[Array, "length length"]:
-        r"""The quadrature :math:`\Delta p_j\, r(p_i, p_j)` of the band."""
-        require_grid(grid)
-        widest = grid.widest_cell
-        require(
-            widest <= self.bandwidth * (1 + 1e-9) and self.bandwidth <= 1,
-            "bandwidth",
-            got=f"{self.bandwidth}",
-            expected=f"from {widest:.3g} (the widest cell) to 1",
-            cure="It is half the window in position units: a window of w tokens has b = w/(2L).",
-        )
-        centre = grid.centres()
-        rows, columns = centre[:, None], centre[None, :]
-        band = self._density(rows - columns)
-        if self.edges == "reflecting":
-            band = band + self._density(rows + columns) + self._density(2 - rows - columns)
-        band = band * grid.weights[None, :]
-        return band if self.edges == "zero" else band / band.sum(axis=1, keepdims=True)
-
-    def _density(self, distance: Float[Array, "..."]) -> Float[Array, "..."]:
-        return self.kernel(distance / self.bandwidth) / self.bandwidth
-
-
-def teacher_forcing(size: int, *, continuation: bool = True) -> Float[Array, " length"]:
-    r"""Query weights of teacher forcing.
-
-    With a `continuation` target :math:`Y_{L+1}` all L queries are scored, :math:`\alpha_i = 1/L`.
-    Without one the last query has no target: :math:`\alpha_L = 0` and the others
-    :math:`1/(L-1)`. Both conventions stand below `eq:autoregressive-terminal-loss`.
-
-    Examples
-    --------
-    >>> teacher_forcing(4).tolist(), teacher_forcing(3, continuation=False).tolist()
-    ([0.25, 0.25, 0.25, 0.25], [0.5, 0.5, 0.0])
-    """
-    size = counted(size, "size", least=1 if continuation else 2)
-    return _equal_weights(size, slice(size if continuation else size - 1))
-
-
-def last_token(size: int) -> Float[Array, " length"]:
-    r"""Query weights of last-token prompt evaluation: :math:`\alpha_L = 1`.
-
-    As a density it is :math:`L` on the last cell: the influence density has no limit as the grid
-    is refined, so report L with it.
-
-    Examples
-    --------
-    >>> last_token(3).tolist()
-    [0.0, 0.0, 1.0]
-    """
-    size = counted(size, "size")
-    return _equal_weights(size, slice(size - 1, size))
-
-
-def _equal_weights(size: int, asked: slice) -> Float[Array, " length"]:
-    """Made on the host: a length that was not seen before compiles nothing."""
-    weights = np.zeros(size, jax.dtypes.canonicalize_dtype(float))
-    weights[asked] = 1 / weights[asked].size
-    return jax.device_put(weights)
-
-
-def query_subset(size: int, positions: Int[Array, " queries"]) -> Float[Array, " length"]:
-    r"""Equal query weights :math:`|S|^{-1}` on a set of positions, counted from 0.
-
-    Raises
-    ------
-    ValueError
-        Where there are no positions, or they are no whole numbers.
-    EquinoxRuntimeError
-        Where a position is outside the context or named twice.
-
-    Examples
-    --------
-    >>> query_subset(4, jnp.array([1, 3])).tolist()
-    [0.0, 0.5, 0.0, 0.5]
-    """
-    size = counted(size, "size")
-    require_indices(positions, "positions")
-    weights = jnp.zeros(size).at[positions].set(1 / positions.size, mode="drop")
-    unfit = (positions < 0) | (positions >= size)
-    repeated = jnp.abs(weights.sum() - 1) > 0.5 / positions.size
-    message = f"positions: expected distinct whole numbers from 0 to {size - 1}, got others."
-    return guarded(weights, jnp.any(unfit) | repeated, message)
 
 
 def cross_entropy(
@@ -325,6 +95,7 @@ def autoregressive_cross_entropy(
 
     Examples
     --------
+    >>> from lim_jax.loss import last_token
     >>> targets = jnp.array([-1, 0])  # the first query is not asked
     >>> loss = autoregressive_cross_entropy(jnp.zeros((2, 2)), targets, last_token(2))
     >>> bool(jnp.allclose(loss, jnp.log(2)))
@@ -504,11 +275,3 @@ def _require_labels(logits: Logits, labels: Labels) -> None:
     )
     if not whole:
         require_floating(labels, "labels", cure="Cast weights to the logits' dtype.")
-
-
-def _require_states(x: States, grid: Grid, *weights: Float[Array, "width vocabulary"]) -> None:
-    cure = "Readouts take one example, with a row for each position of the grid."
-    require_on_grid(x, grid, "x", "length width", cure)
-    for weight in weights:
-        require_floats(weight, "weight", "width vocabulary")
-        require_on_grid(x, grid, "x", "length width", cure, width=weight.shape[0])
