@@ -18,7 +18,7 @@ from lim_jax.loss import teacher_forcing
 from lim_jax.observability.gramian import condition_numbers, gramian_traces
 from lim_jax.observability.trace_estimates import gaussian_probe_moments, probed_traces
 from lim_jax.studies import paper
-from lim_jax.training.balancing import balanced_density
+from lim_jax.training.estimators import balanced_density
 from lim_jax.training.observing import gramian_penalty, trace_penalty
 
 ROOT = Path(__file__).parent.parent

@@ -40,13 +40,8 @@ from lim_jax.studies.retrievers import (
 from lim_jax.tasks.laws import middle_law, uniform_law
 from lim_jax.tasks.prompts import Example
 from lim_jax.tasks.retrieval import record_weights
-from lim_jax.training.balancing import (
-    balanced_density,
-    balanced_gradients,
-    example_density,
-    influence_penalty,
-    raised_multiplier,
-)
+from lim_jax.training.balancing import balanced_gradients, influence_penalty, raised_multiplier
+from lim_jax.training.estimators import balanced_density, example_density
 from lim_jax.training.loop import Progress, resumable, step_of_seeds
 from lim_jax.training.observing import observability_objective
 from lim_jax.training.reweighting import importance_weights, reweight_positions

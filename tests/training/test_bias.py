@@ -15,14 +15,13 @@ from lim_jax.observability.gramian import gramian_traces, observability_gramians
 from lim_jax.studies import paper
 from lim_jax.training.balancing import (
     averaged_objective,
-    balanced_density,
     balanced_objective,
     constrained_objective,
-    crossed_density,
     influence_penalty,
     raised_multiplier,
 )
 from lim_jax.training.bias import ratio_bias
+from lim_jax.training.estimators import balanced_density, crossed_density
 from lim_jax.training.observing import trace_penalty
 
 SIZE = 4
