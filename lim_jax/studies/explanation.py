@@ -17,14 +17,12 @@ from jaxtyping import Array, Float, Int, Key
 from lim_jax._checks import ARRAYS, counted, described, require, require_floats, require_key
 from lim_jax.adjoint.certificate import Certificate, certificate_table
 from lim_jax.adjoint.cone import JointCone, cone_mass, joint_cone
-from lim_jax.adjoint.criteria import (
+from lim_jax.adjoint.criteria import primacy_noncancellation, recency_survival, right_biased_queries
+from lim_jax.adjoint.deficits import (
     REGIONS,
     bootstrap_bounds,
     double_deficit,
     exact_characterisation,
-    primacy_noncancellation,
-    recency_survival,
-    right_biased_queries,
 )
 from lim_jax.adjoint.ledger import (
     CHANNELS,
