@@ -32,8 +32,14 @@ from lim_jax.grid.measure import Grid
 from lim_jax.grid.panels import PanelGrid, gauss_grid
 from lim_jax.limits import depth as in_depth
 from lim_jax.limits import position as in_position
-from lim_jax.limits.depth import Scheme
+from lim_jax.limits.attention import SMOOTH, PositionField, attention_studies
 from lim_jax.limits.refinement import Study, refine, richardson
+from lim_jax.limits.schemes import (
+    Scheme,
+    alternating_perturbation,
+    spike_perturbation,
+    uniform_perturbation,
+)
 from lim_jax.loss.readouts import BandReadout, Edges, LinearReadout, TokenwiseReadout
 from lim_jax.network.continuous import ContinuousFlow, linear_control
 from lim_jax.network.field import CausalAttention, FeedForward, State, TransformerField
@@ -314,7 +320,7 @@ def _attention_rows(sizes: tuple[int, ...], quick: bool, seed: int) -> Iterator[
     for name, make_grid in GRIDS.items():
         if quick and name == "midpoints":
             continue
-        found = in_position.attention_studies(_one_layer(seed), smooth_states, sizes, make_grid)
+        found = attention_studies(_one_layer(seed), smooth_states, sizes, make_grid)
         plain = expected["tokens"]
         for (part, study), order, usual in zip(found.items(), expected[name], plain, strict=True):
             reason = MIDPOINT if order != usual else ""
@@ -328,7 +334,7 @@ def _attention_rows(sizes: tuple[int, ...], quick: bool, seed: int) -> Iterator[
 def _rotary_rows(sizes: tuple[int, ...], seed: int) -> Iterator[Row]:
     """Keys that turn, where [0, 1] stands for twelve tokens on every grid."""
     turning = dataclasses.replace(_one_layer(seed), rotary=Rotary((1.0,), tokens=12))
-    found = in_position.attention_studies(turning, smooth_states, sizes)
+    found = attention_studies(turning, smooth_states, sizes)
     for part in ("inside", "mean square", "every cell"):
         yield Row(f"rotary attention, {part}, tokens", found[part], 1)
 
@@ -344,7 +350,7 @@ def _extrapolated_rows(sizes: tuple[int, ...], seed: int) -> Iterator[Row]:
         x = smooth_states(grid.nodes)
         return grid.interpolate(_one_layer(seed)(x, x, grid), jnp.ones(1))[0]
 
-    check, exact = map(at_the_end, in_position.SMOOTH)
+    check, exact = map(at_the_end, SMOOTH)
     extrapolated = richardson(last_value)
     study = refine(
         "eq:attention-continuum-pointwise-error",
@@ -362,10 +368,10 @@ def _rough_rows(sizes: tuple[int, ...]) -> Iterator[Row]:
     """Fields that are not continuously differentiable, averaged."""
 
     def studies(
-        states: in_position.PositionField, make_grid: Callable, breaks: tuple[float, ...]
+        states: PositionField, make_grid: Callable, breaks: tuple[float, ...]
     ) -> dict[str, Study]:
         panels = (PanelGrid(breaks=breaks, order=order) for order in (8, 12))
-        return in_position.attention_studies(
+        return attention_studies(
             averaging_attention(),
             states,
             sizes,
@@ -621,12 +627,10 @@ def _control_rows(depths: tuple[int, ...], seed: int) -> Iterator[Row]:
         return depth**-0.5
 
     schemes = {
-        "uniform, size sqrt(eps)": Scheme(
-            perturbation=in_depth.uniform_perturbation(direction, root)
-        ),
-        "one spike of fixed size": Scheme(perturbation=in_depth.spike_perturbation(direction)),
+        "uniform, size sqrt(eps)": Scheme(perturbation=uniform_perturbation(direction, root)),
+        "one spike of fixed size": Scheme(perturbation=spike_perturbation(direction)),
         "alternating, size sqrt(eps)": Scheme(
-            perturbation=in_depth.alternating_perturbation(direction, root)
+            perturbation=alternating_perturbation(direction, root)
         ),
     }
     x = smooth_states(_GRID.nodes)

@@ -22,10 +22,11 @@ from jaxtyping import Array, Float, PyTree
 
 from lim_jax._checks import counted, described, require, require_callable
 from lim_jax.grid.measure import Grid, require_grid, require_on_grid
+from lim_jax.limits.attention import SMOOTH, PositionField
 from lim_jax.limits.convergence import Row, rates_table
-from lim_jax.limits.depth import Scheme, reference_flows
-from lim_jax.limits.position import SMOOTH, PositionField
+from lim_jax.limits.depth import reference_flows
 from lim_jax.limits.refinement import refine
+from lim_jax.limits.schemes import Scheme
 from lim_jax.network.continuous import ContinuousFlow
 from lim_jax.network.field import Field, State
 from lim_jax.network.flow import ResidualFlow

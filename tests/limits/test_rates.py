@@ -12,7 +12,7 @@ from reference.networks import layer_of, random_flow
 
 import lim_jax as lim
 from lim_jax.limits import convergence
-from lim_jax.limits.depth import Scheme
+from lim_jax.limits.schemes import Scheme
 from lim_jax.network.continuous import linear_control
 from lim_jax.network.flow import heun, rk4, strang
 from lim_jax.network.positions import Rotary
