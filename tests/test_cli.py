@@ -23,6 +23,7 @@ from lim_jax import __main__, cli, plots, studies
 from lim_jax.cli import orders
 from lim_jax.limits import convergence
 from lim_jax.limits import position as in_position
+from lim_jax.limits.layers import LAYER_ROWS
 
 SIZES = (10.0, 20.0, 40.0, 80.0)
 
@@ -30,7 +31,7 @@ SIZES = (10.0, 20.0, 40.0, 80.0)
 def row(name, order, bounds=None, **expected):
     errors = tuple(3.0 * size**-order for size in SIZES)
     study = lim.limits.Study("eq:source", 1.0, SIZES, errors, bounds, 1e-9)
-    return convergence.Row(name, study, **expected)
+    return lim.limits.Row(name, study, **expected)
 
 
 GOOD = row("attention, inside", 1.0, bounds=(1.0, 0.5, 0.25, 0.125), expected=1.0)
@@ -38,8 +39,8 @@ FASTER = row("attention, mean square", 2.0, expected=2.0, reason="a better rule"
 WRONG = row("loss, tokens", 0.5, expected=1.0)
 BROKEN = row("split, defect", 1.0, bounds=(1.0, 0.1, 0.05, 0.02), expected=1.0)
 CURVES = {
-    "depth": [convergence.Curve("Euler", (8.0, 16.0), (0.1, 0.05))],
-    "position": [convergence.Curve("tokens", (100.0, 200.0), (0.02, 0.01))],
+    "depth": [lim.limits.Curve("Euler", (8.0, 16.0), (0.1, 0.05))],
+    "position": [lim.limits.Curve("tokens", (100.0, 200.0), (0.02, 0.01))],
 }
 
 
@@ -105,13 +106,14 @@ class Sized:
 
     def __init__(self, monkeypatch):
         self.run = []
-        for name in ("depth", "attention", "adjoint", "terminal", "cesaro"):
+        monkeypatch.setitem(LAYER_ROWS, "depth", partial(self.rows, "depth"))
+        for name in ("attention", "adjoint", "terminal", "cesaro"):
             monkeypatch.setattr(convergence, f"_{name}_rows", partial(self.rows, name))
 
     def rows(self, name, *arguments, **options):
         self.run.append(name)
-        yield convergence.Row(f"studies, averaged, {name}", averaged(), 1, "why")
-        yield convergence.Row(f"studies, bounded, {name}", GOOD.study, 2)
+        yield lim.limits.Row(f"studies, averaged, {name}", averaged(), 1, "why")
+        yield lim.limits.Row(f"studies, bounded, {name}", GOOD.study, 2)
 
 
 def stopping(after):
@@ -160,14 +162,13 @@ def test_an_interrupted_command_says_so_in_a_line(tmp_path):
 import sys, time
 from lim_jax import cli
 from lim_jax.cli import orders
-from lim_jax.limits import convergence
-from lim_jax.limits import position as in_position
+from lim_jax.limits.layers import LAYER_ROWS
 
 def slowly(*arguments, **options):
     print("begun", flush=True)
     time.sleep(60)
 
-convergence._depth_rows = slowly
+LAYER_ROWS["depth"] = slowly
 sys.exit(cli.main(["rates", "--quick", "--out", "rates"]))
 """
     with subprocess.Popen(
