@@ -2,6 +2,7 @@ from . import adjoint as adjoint
 from . import cli as cli
 from . import cost as cost
 from . import density as density
+from . import explanations as explanations
 from . import grid as grid
 from . import limits as limits
 from . import loss as loss

@@ -11,7 +11,7 @@ import tyro
 from jaxtyping import Float
 from tqdm import tqdm
 
-from lim_jax import models, plots, report, studies
+from lim_jax import explanations, models, plots, report
 from lim_jax._checks import counted, require
 from lim_jax.cli.data import Asked, Context, read_contexts
 from lim_jax.cli.folder import UNFINISHED, run_folder, save_figure, write_json, write_table
@@ -213,7 +213,7 @@ def _described(contexts: Sequence[Context]) -> str:
 
 
 def _table(found: Profiled) -> str:
-    lines = [studies.influence_table(found.influence, found.without_queries)]
+    lines = [explanations.influence_table(found.influence, found.without_queries)]
     if found.records:
         lines.append(
             f"{'record':26s} {'share':>10s} {'error':>10s} {'of tokens':>10s} {'contexts':>10s}"

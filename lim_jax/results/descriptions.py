@@ -246,8 +246,8 @@ def _texts(words: Any) -> np.ndarray:
 ONE: Mapping[str, Callable[[Any], Description]] = {
     "adjoint.Channels": _channels,
     "density.Influence": _influence,
+    "explanations.Explanation": _explanation,
     "results.Comparison": _comparison,
-    "studies.Explanation": _explanation,
     "training.TrainingPath": _training_path,
 }
 SEVERAL: Mapping[str, Callable[[Sequence[Any]], Description]] = {

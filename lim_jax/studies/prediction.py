@@ -17,14 +17,14 @@ from jaxtyping import Array, Float, Int
 
 from lim_jax._checks import require
 from lim_jax.density.adjoints import adjoint_energies
-from lim_jax.grid.cells import token_grid
-from lim_jax.models.causal import CausalLM, Queries
-from lim_jax.studies.attributions import (
+from lim_jax.explanations.attributions import (
     attention_rollout,
     gradient_times_input,
     integrated_gradients,
     occlusion,
 )
+from lim_jax.grid.cells import token_grid
+from lim_jax.models.causal import CausalLM, Queries
 from lim_jax.studies.intervals import Interval, bootstrap_interval, rank_correlation
 from lim_jax.studies.retrievers import (
     ANSWER_LOSS,

@@ -22,10 +22,10 @@ from lim_jax._resuming import each_once
 from lim_jax.cost.job import job_cost
 from lim_jax.density.adjoints import adjoint_energies
 from lim_jax.density.statistics import Influence
+from lim_jax.explanations.explanation import explain
 from lim_jax.grid.cells import token_grid
 from lim_jax.grid.partition import Regions, boundary_regions
 from lim_jax.loss.queries import last_token
-from lim_jax.studies.explanation import explain
 from lim_jax.studies.intervals import Interval, paired_interval
 from lim_jax.studies.prediction import predict, record_scores
 from lim_jax.studies.remedies import (

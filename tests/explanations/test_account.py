@@ -16,8 +16,8 @@ from lim_jax import models
 from lim_jax.adjoint.hops import attention_hops
 from lim_jax.adjoint.ledger import channels, cone_by_head
 from lim_jax.adjoint.tangent import attention_sites
+from lim_jax.explanations import account_of_context
 from lim_jax.network.norms import RMSNorm
-from lim_jax.studies import account_of_context
 
 LENGTH, LAYERS, DEPTH = 5, 3, 1
 GRID = lim.token_grid(LENGTH)

@@ -34,11 +34,11 @@ from lim_jax.adjoint.ledger import (
 from lim_jax.adjoint.queries import readout_residual_energies
 from lim_jax.adjoint.residual import amplification, interaction_norms
 from lim_jax.density.statistics import Influence
+from lim_jax.explanations.account import HOPS, parts_of_context
 from lim_jax.grid.partition import Regions, regional_averages, require_regions
 from lim_jax.models.causal import CausalLM
 from lim_jax.network.field import CausalAttention, State
 from lim_jax.probes import Estimate, sample_mean
-from lim_jax.studies.account import HOPS, parts_of_context
 
 Profile = Float[Array, " length"]
 Windows = Int[Array, "examples tokens"]

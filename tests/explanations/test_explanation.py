@@ -110,7 +110,7 @@ def test_interrupted_training_goes_on_with_the_same_numbers(tmp_path):
 
 @cache
 def explained(ask, depth=0):
-    return lim.studies.explain(
+    return lim.explanations.explain(
         model(), windows(), ask(LENGTH), REGIONS, key=jax.random.key(3), depth=depth
     )
 
@@ -154,7 +154,7 @@ def test_at_a_depth_the_rest_of_the_network_is_explained_on_the_states_there():
     close(found.hop_energies[:2], energies(hops).mean(axis=0))
     close(found.hop_energies[2:], 0)
     assert found.depth == found.record()["depth"] == 1
-    assert "at depth 1 " in lim.studies.explanation_table(found)
+    assert "at depth 1 " in lim.explanations.explanation_table(found)
     expected = (
         criteria.recency_survival(terminal, initial, growth, REGIONS),
         criteria.primacy_noncancellation(cone, REGIONS),
@@ -228,7 +228,7 @@ def test_a_last_token_loss_is_shown_with_and_without_its_query():
     np.testing.assert_allclose(record["without_queries"]["density"], density, rtol=1e-10)
     assert record["left_out"] == [] and record["without_queries"]["left_out"] == [LENGTH - 1]
     assert record["without_queries"]["indices"]["lim"] == float(rest.indices().lim)
-    lines = lim.studies.explanation_table(found).splitlines()
+    lines = lim.explanations.explanation_table(found).splitlines()
     rows = [list(map(float, line.split()[-3:])) for line in lines[1:5]]
     for row, numbers in zip(
         rows,
@@ -254,21 +254,22 @@ def test_contexts_needed_make_the_interval_as_narrow_as_asked():
     for middle, scale in ((1.0, 1.0), (20.0, 9.0)):  # beyond minus one the width is a part of LIM
         few = drawn(400, middle)
         for width in (0.1, 0.05):
-            many = drawn(lim.studies.contexts_needed(few, width), middle)
+            many = drawn(lim.explanations.contexts_needed(few, width), middle)
             found = 2 * float(many.index_errors().lim)
             assert found == pytest.approx(width * scale, rel=0.2)
             assert float(many.indices().lim) == pytest.approx(1 - middle / 2, abs=3 * width * scale)
-    assert lim.studies.contexts_needed(drawn(1, 1.0)) is None
-    line = lim.studies.influence_table(drawn(2, 1.0)).splitlines()[-1]
+    assert lim.explanations.contexts_needed(drawn(1, 1.0)) is None
+    line = lim.explanations.influence_table(drawn(2, 1.0)).splitlines()[-1]
     assert "two errors within 10 % would take some" in line
-    assert "would take" not in lim.studies.influence_table(drawn(4000, 1.0))
+    assert "would take" not in lim.explanations.influence_table(drawn(4000, 1.0))
 
 
 def test_records_and_tables_give_every_number_under_its_name():
     found = explained(last_token)
     record, regional = found.record(), found.regional
     rows = {
-        line[:26].strip(): line[26:] for line in lim.studies.explanation_table(found).split("\n")
+        line[:26].strip(): line[26:]
+        for line in lim.explanations.explanation_table(found).split("\n")
     }
     for index, channel in enumerate(("residual", "cone", "local")):
         np.testing.assert_allclose(
@@ -330,7 +331,7 @@ def test_the_cone_mass_averages_layers_and_contexts(parts):
     network, ids = (model(), windows(2)) if parts is None else (
         network_of(*parts()), windows_of_ids(2)
     )  # fmt: skip
-    found = lim.studies.average_cone_mass(network, ids, REGIONS)
+    found = lim.explanations.average_cone_mass(network, ids, REGIONS)
     x = jax.vmap(network.embed)(ids[:, :-1])
     flow, grid = network.flow, REGIONS.grid
 
@@ -354,7 +355,7 @@ def test_networks_of_other_architectures_are_explained_in_single_precision(parts
     ids = windows_of_ids(3)
     regions = lim.boundary_regions(lim.token_grid(LENGTH, "float32"), 0.25)
     asked = jnp.zeros(LENGTH).at[jnp.array([3, 6])].set(jnp.array([0.3, 0.7]))
-    found = lim.studies.explain(single, ids, asked, regions, key=jax.random.key(3))
+    found = lim.explanations.explain(single, ids, asked, regions, key=jax.random.key(3))
 
     @jax.jit
     @jax.vmap
