@@ -9,6 +9,7 @@ from . import loss as loss
 from . import models as models
 from . import network as network
 from . import observability as observability
+from . import paper as paper
 from . import plots as plots
 from . import probes as probes
 from . import report as report

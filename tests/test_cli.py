@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from reference.as_users import ROOT, run_python
 
 import lim_jax as lim
-from lim_jax import __main__, cli, plots, studies
+from lim_jax import __main__, cli, paper, plots
 from lim_jax.cli import orders
 from lim_jax.limits import convergence
 from lim_jax.limits import position as in_position
@@ -203,18 +203,18 @@ def test_reproduce_takes_float64_by_itself(monkeypatch, tmp_path):
     def section4(progress):
         raise Reached(jnp.zeros(()).dtype)
 
-    monkeypatch.setattr(studies, "section4", section4)
+    monkeypatch.setattr(paper, "section4", section4)
     with jax.enable_x64(False), pytest.raises(Reached, match="float64"):
         cli.main(["reproduce", "--out", str(tmp_path)])
 
 
 def test_reproduce_writes_ours_beside_the_papers(monkeypatch, tmp_path, as_users_run):
     """Its figures are drawn elsewhere; a figure that differs is an exit status of one."""
-    found = [studies.Comparison("baseline, left", "3.2269", 3.22691, 1e-5, True)]
-    monkeypatch.setattr(studies, "section4", lambda progress: None)
-    monkeypatch.setattr(studies, "summary", lambda results: {"total": 2.0})
-    monkeypatch.setattr(studies, "compare", lambda numbers: found)
-    monkeypatch.setattr(studies, "beyond_the_paper", lambda numbers: "")
+    found = [paper.Comparison("baseline, left", "3.2269", 3.22691, 1e-5, True)]
+    monkeypatch.setattr(paper, "section4", lambda progress: None)
+    monkeypatch.setattr(paper, "summary", lambda results: {"total": 2.0})
+    monkeypatch.setattr(paper, "compare", lambda numbers: found)
+    monkeypatch.setattr(paper, "beyond_the_paper", lambda numbers: "")
     for name in ("influence_profiles", "observability_profiles", "convergence", "probe_errors"):
         draw = lambda results: Figure(figsize=(1, 1))  # noqa: E731
         draw.__name__ = name
@@ -225,7 +225,7 @@ def test_reproduce_writes_ours_beside_the_papers(monkeypatch, tmp_path, as_users
     assert table[0] == ["name", "printed", "ours", "difference", "agrees"]
     assert table[1] == ["baseline, left", "3.2269", "3.22691", "1e-05", "True"]
     assert (tmp_path / "probe_errors.svg").exists() and (tmp_path / "convergence.png").exists()
-    found.append(studies.Comparison("baseline, right", "2", 3.0, 1.0, False))
+    found.append(paper.Comparison("baseline, right", "2", 3.0, 1.0, False))
     assert cli.main(["reproduce", "--out", str(tmp_path)]) == 1
 
 

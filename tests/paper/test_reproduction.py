@@ -9,7 +9,7 @@ import pytest
 from matplotlib.image import imread
 from reference.as_users import run_python
 
-from lim_jax.studies import paper
+from lim_jax import paper
 
 pytestmark = pytest.mark.slow
 
@@ -43,14 +43,14 @@ def test_the_json_holds_what_it_promises(reproduced):
     _, _, numbers = reproduced
     assert set(numbers["table"]) == {"baseline", "algorithm1", "algorithm2", "algorithm3"}
     for row in numbers["table"].values():
-        assert set(row) == set(paper.TABLE_COLUMNS)
+        assert set(row) == set(paper.printed.TABLE_COLUMNS)
     for row in numbers["minimiser"].values():
-        assert set(row) == {*paper.TABLE_COLUMNS, "objective"}
+        assert set(row) == {*paper.printed.TABLE_COLUMNS, "objective"}
     assert set(numbers["observability"]) == {"imbalance", "trace_averages", "penalty"}
-    assert set(numbers["probe"]) == {str(count) for count in paper.PROBE_COUNTS}
+    assert set(numbers["probe"]) == {str(count) for count in paper.outcomes.PROBE_COUNTS}
     for row in numbers["probe"].values():
         assert set(row) == {"bias", "std", "bias_exact", "std_exact"}
-    for region in paper.REGION_NAMES:
+    for region in paper.outcomes.REGION_NAMES:
         assert set(numbers["condition_number"][region]) == {"mean", "min", "max"}
     row = numbers["table"]["baseline"]
     assert row["left"] != round(row["left"], 6), "unrounded"
@@ -101,7 +101,7 @@ def test_single_precision_agrees_to_three_digits(reproduced):
         single = paper.summary(paper.section4())
         assert paper.gate_influence(jnp.zeros(48)).density.dtype == jnp.float32
     for name in ("baseline", "algorithm1", "algorithm3"):
-        for column in paper.TABLE_COLUMNS:
+        for column in paper.printed.TABLE_COLUMNS:
             expected = double["table"][name][column]
             found = single["table"][name][column]
             np.testing.assert_allclose(found, expected, rtol=5e-4, atol=5e-6, err_msg=column)

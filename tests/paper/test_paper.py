@@ -5,9 +5,8 @@ import numpy as np
 import pytest
 from reference.section4 import section4_by_hand
 
-from lim_jax import cli
+from lim_jax import cli, paper
 from lim_jax.grid import boundary_regions
-from lim_jax.studies import paper
 
 
 def cesaro_matrices():
@@ -55,7 +54,7 @@ def test_the_influence_imbalance_ignores_a_common_gate():
 
 
 def test_the_regions_of_both_conventions():
-    points = boundary_regions(paper.GRID, paper.DELTA, "points")
+    points = boundary_regions(paper.simulation.GRID, paper.simulation.DELTA, "points")
     assert (np.asarray(points.weights) > 0).sum(axis=1).tolist() == [9, 29, 10]
 
 
@@ -69,8 +68,8 @@ def test_condition_numbers_are_those_of_the_points_of_each_region():
 
 def test_the_probe_study_is_numpys_of_one_stream(monkeypatch):
     """Common Gaussian probes, one stream over the counts, and deviations of a sample."""
-    monkeypatch.setattr(paper, "PROBE_COUNTS", (1, 3))
-    monkeypatch.setattr(paper, "REPETITIONS", 20)
+    monkeypatch.setattr(paper.outcomes, "PROBE_COUNTS", (1, 3))
+    monkeypatch.setattr(paper.outcomes, "REPETITIONS", 20)
     gramians = np.asarray(paper.gate_gramians(jnp.zeros(48)))
     penalty = np.var(np.trace(gramians, axis1=1, axis2=2))
     found, stream = paper.probe_study(), np.random.default_rng(20260717)
@@ -95,7 +94,7 @@ def test_the_summary_lays_out_what_it_is_given():
     }
     assert numbers["observability"]["imbalance"] == {"before": third[0], "after": third[-1]}
     smallest = np.asarray(results.condition_numbers.smallest).tolist()
-    found = [numbers["condition_number"][region]["min"] for region in paper.REGION_NAMES]
+    found = [numbers["condition_number"][region]["min"] for region in paper.outcomes.REGION_NAMES]
     assert found == smallest
     objectives = {name: row["objective"] for name, row in numbers["minimiser"].items()}
     assert objectives == {name: float(value) for name, value in results.objectives.items()}
