@@ -17,6 +17,7 @@ from . import results as results
 from . import studies as studies
 from . import tasks as tasks
 from . import training as training
+from . import validation as validation
 from ._version import __version__ as __version__
 from .adjoint.continuous import continuous_adjoint as continuous_adjoint
 from .adjoint.sweep import AdjointTrajectory as AdjointTrajectory

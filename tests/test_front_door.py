@@ -28,9 +28,9 @@ from lim_jax import (
     network,
     observability,
     probes,
-    studies,
     tasks,
     training,
+    validation,
 )
 
 pytestmark = [
@@ -671,15 +671,15 @@ CALLS = {
     ),
     # Studies.
     "paired_interval": (
-        studies.paired_interval,
+        validation.paired_interval,
         {"differences": Samples(VECTORS), "level": Real(0.9)},
     ),
     "rank_correlation": (
-        studies.rank_correlation,
+        validation.rank_correlation,
         {"x": Rows(PROFILE), "y": Rows(ASKED)},
     ),
     "bootstrap_interval": (
-        lambda samples, level, resamples, seed: studies.bootstrap_interval(
+        lambda samples, level, resamples, seed: validation.bootstrap_interval(
             samples, level=level, resamples=resamples, seed=seed
         ),
         {

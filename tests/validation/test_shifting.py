@@ -7,16 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lim_jax.studies import shifting
-from lim_jax.studies.prediction import ATTRIBUTIONS, RecordScores
-from lim_jax.studies.retrievers import (
+from lim_jax.tasks import KeyValueTask
+from lim_jax.validation import shifting
+from lim_jax.validation.prediction import ATTRIBUTIONS, RecordScores
+from lim_jax.validation.retrievers import (
     PlaceScores,
     Setting,
     examples_of_every_place,
     new_retriever,
     of_seeds,
 )
-from lim_jax.tasks import KeyValueTask
 
 SETTING = Setting(KeyValueTask(2, 4, 3), width=4, heads=1, depth=1, rotary=True)
 

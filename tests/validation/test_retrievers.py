@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from scipy.special import logsumexp, softmax
 
-from lim_jax import studies, tasks
-from lim_jax.studies import retrievers
-from lim_jax.studies.retrievers import ANSWER_LOSS, MARGIN_LOSS
+from lim_jax import tasks, validation
 from lim_jax.tasks import KeyValueTask
+from lim_jax.validation import retrievers
+from lim_jax.validation.retrievers import ANSWER_LOSS, MARGIN_LOSS
 
 TASK = KeyValueTask(records=3, keys=5, values=4)
-SETTING = studies.Setting(TASK, width=4, heads=2, depth=1)
+SETTING = validation.Setting(TASK, width=4, heads=2, depth=1)
 
 
 @pytest.fixture(scope="module")
@@ -22,18 +22,18 @@ def judged():
 
     @eqx.filter_jit
     def all_of(key):
-        model = studies.new_retriever(SETTING, key=key)
+        model = validation.new_retriever(SETTING, key=key)
         gold = jnp.array([2, 0, 0, 2, 2, 0, 2])
         examples = tasks.key_value_examples(TASK, gold, key=jax.random.key(1))
-        ids, y = studies.asked(examples)
+        ids, y = validation.asked(examples)
         losses = [
             jax.vmap(loss, (None, 0, 0))(model, ids, y) for loss in (ANSWER_LOSS, MARGIN_LOSS)
         ]
         risks = (
-            studies.retrieval_risk(model, examples),
-            studies.retrieval_risk(model, examples, jnp.arange(7.0)),
+            validation.retrieval_risk(model, examples),
+            validation.retrieval_risk(model, examples, jnp.arange(7.0)),
         )
-        scores = studies.scores_by_place(model, examples)
+        scores = validation.scores_by_place(model, examples)
         return examples, jax.vmap(model.logits)(ids), losses, risks, scores
 
     return jax.tree.map(np.asarray, all_of(jax.random.key(0)))
@@ -68,7 +68,7 @@ def test_scores_are_means_over_the_examples_of_a_gold_place(judged):
 
 
 def test_examples_ask_for_every_place_as_often_as_for_any_other():
-    draw = jax.jit(lambda key: studies.examples_of_every_place(SETTING, 4, key=key))
+    draw = jax.jit(lambda key: validation.examples_of_every_place(SETTING, 4, key=key))
     examples = jax.tree.map(np.asarray, draw(jax.random.key(2)))
     assert np.bincount(examples.gold[:, 0]).tolist() == [4, 4, 4]
     assert examples.window.shape == (12, TASK.length + 1)
@@ -77,21 +77,21 @@ def test_examples_ask_for_every_place_as_often_as_for_any_other():
 
 @pytest.mark.parametrize("law", ["uniform", "edges", "middle"])
 def test_gold_places_follow_the_settings_law(law):
-    setting = studies.Setting(KeyValueTask(records=8, keys=8), law=law)
+    setting = validation.Setting(KeyValueTask(records=8, keys=8), law=law)
     weights = {
         "uniform": np.ones(8), "edges": np.array([1, 1, *[0.02] * 4, 1, 1]),
         "middle": np.array([0.02, 0.02, *[1] * 4, 0.02, 0.02]),
     }[law]  # fmt: skip
     np.testing.assert_allclose(setting.gold_law, weights / weights.sum(), rtol=1e-12)
-    batch = studies.draw(setting._replace(batch=400), setting.gold_law, key=jax.random.key(3))
+    batch = validation.draw(setting._replace(batch=400), setting.gold_law, key=jax.random.key(3))
     counts = np.bincount(np.asarray(batch.gold)[:, 0], minlength=8)
     expected = 400 * weights / weights.sum()
     assert (np.abs(counts - expected) < 4.5 * np.sqrt(expected) + 1).all()
 
 
 def test_networks_of_turned_places_read_longer_contexts_than_learned_ones_do():
-    turned = studies.new_retriever(SETTING._replace(rotary=True), key=jax.random.key(0))
-    learned = studies.new_retriever(SETTING, key=jax.random.key(0))
+    turned = validation.new_retriever(SETTING._replace(rotary=True), key=jax.random.key(0))
+    learned = validation.new_retriever(SETTING, key=jax.random.key(0))
     longer = jnp.zeros(2 * TASK.length, int)
     logits = jax.eval_shape(turned.logits, longer)
     assert turned.positions is None and logits.shape == (14, TASK.vocabulary)
@@ -100,7 +100,7 @@ def test_networks_of_turned_places_read_longer_contexts_than_learned_ones_do():
         jax.eval_shape(learned.logits, longer)
 
 
-LEARNING = studies.Setting(
+LEARNING = validation.Setting(
     KeyValueTask(records=4, keys=4, values=3), width=16, heads=2, depth=2, steps=150, batch=32,
     rate=1e-2,
 )  # fmt: skip
@@ -109,7 +109,9 @@ LEARNING = studies.Setting(
 def trained(**options):
     """Two seeds; optax promotes."""
     with jax.numpy_dtype_promotion("standard"):
-        return studies.train_retrievers(LEARNING, jax.random.split(jax.random.key(5), 2), **options)
+        return validation.train_retrievers(
+            LEARNING, jax.random.split(jax.random.key(5), 2), **options
+        )
 
 
 @pytest.fixture(scope="module")
@@ -144,8 +146,8 @@ def test_training_that_was_interrupted_gives_the_same_networks(whole, tmp_path, 
 def test_networks_learn_to_retrieve_from_the_edges_and_not_from_the_middle(whole):
     """Of four records; who only knows which ids are values has a loss of log 3."""
     models, losses = whole
-    test = studies.examples_of_every_place(LEARNING, 50, key=jax.random.key(6))
-    scores = eqx.filter_vmap(lambda model: studies.scores_by_place(model, test))(models)
+    test = validation.examples_of_every_place(LEARNING, 50, key=jax.random.key(6))
+    scores = eqx.filter_vmap(lambda model: validation.scores_by_place(model, test))(models)
     losses, accuracy = np.asarray(losses), np.asarray(scores.accuracy)
     assert (losses[0] > np.log(3)).all() and (losses[-20:].mean(axis=0) < 0.5 * np.log(3)).all()
     assert accuracy[:, [0, 3]].min() > 0.7 and accuracy[:, 1:3].max() < 0.6

@@ -22,12 +22,12 @@ from lim_jax.loss.losses import autoregressive_cross_entropy, margin_loss
 from lim_jax.models.causal import CausalLM, Queries
 from lim_jax.network.field import State
 from lim_jax.probes import Estimate
-from lim_jax.studies.intervals import Interval, bootstrap_interval, rank_correlation
-from lim_jax.studies.prediction import AT_GOLD, PROFILE, SCORES, Prediction
 from lim_jax.tasks.key_value import draw_key_values, key_value_prompt
 from lim_jax.tasks.prompts import Example, encode
 from lim_jax.tasks.retrieval import record_weights
 from lim_jax.tasks.scores import decodes_greedily
+from lim_jax.validation.intervals import Interval, bootstrap_interval, rank_correlation
+from lim_jax.validation.prediction import AT_GOLD, PROFILE, SCORES, Prediction
 
 LOSSES = ("cross-entropy", "margin")
 PROMPTED = tuple(

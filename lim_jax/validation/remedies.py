@@ -25,7 +25,15 @@ from lim_jax.density.adjoints import adjoint_energies
 from lim_jax.grid.cells import CellGrid, token_grid
 from lim_jax.models.causal import CausalLM
 from lim_jax.probes import rademacher_probes
-from lim_jax.studies.retrievers import (
+from lim_jax.tasks.laws import middle_law, uniform_law
+from lim_jax.tasks.prompts import Example
+from lim_jax.tasks.retrieval import record_weights
+from lim_jax.training.balancing import balanced_gradients, influence_penalty, raised_multiplier
+from lim_jax.training.estimators import balanced_density, example_density
+from lim_jax.training.loop import Progress, resumable, step_of_seeds
+from lim_jax.training.observing import observability_objective
+from lim_jax.training.reweighting import importance_weights, reweight_positions
+from lim_jax.validation.retrievers import (
     ANSWER_LOSS,
     LAWS,
     MARGIN_LOSS,
@@ -37,14 +45,6 @@ from lim_jax.studies.retrievers import (
     retrieval_risk,
     scores_by_place,
 )
-from lim_jax.tasks.laws import middle_law, uniform_law
-from lim_jax.tasks.prompts import Example
-from lim_jax.tasks.retrieval import record_weights
-from lim_jax.training.balancing import balanced_gradients, influence_penalty, raised_multiplier
-from lim_jax.training.estimators import balanced_density, example_density
-from lim_jax.training.loop import Progress, resumable, step_of_seeds
-from lim_jax.training.observing import observability_objective
-from lim_jax.training.reweighting import importance_weights, reweight_positions
 
 Scalar = Float[Array, ""]
 Gradient = Callable[[CausalLM, PyTree, "Batches"], tuple[PyTree, PyTree]]

@@ -12,8 +12,8 @@ import numpy as np
 from jaxtyping import Array, Key
 
 from lim_jax._checks import require
-from lim_jax.studies.prediction import NORMALISED, predict, record_scores
-from lim_jax.studies.retrievers import (
+from lim_jax.validation.prediction import NORMALISED, predict, record_scores
+from lim_jax.validation.retrievers import (
     Retrievers,
     Setting,
     examples_of_every_place,

@@ -7,12 +7,12 @@ from reference.made_results import explanation
 from reference.made_study import STAGES, made_arm, made_results
 from scipy import stats
 
-from lim_jax import studies
-from lim_jax.studies import validation
-from lim_jax.studies.remedies import PLAIN, importance_weighted
-from lim_jax.studies.retrievers import Setting
-from lim_jax.studies.validation import BASE, LONG, Preset, compare_arms, gain, presets, validate
+from lim_jax import validation
 from lim_jax.tasks import KeyValueTask
+from lim_jax.validation.gains import compare_arms, gain
+from lim_jax.validation.remedies import PLAIN, importance_weighted
+from lim_jax.validation.retrievers import Setting
+from lim_jax.validation.study import BASE, LONG, Preset, presets, validate
 
 
 def test_a_gain_is_that_of_the_last_step_seed_by_seed():
@@ -59,7 +59,7 @@ def test_arms_and_variants_are_compared_with_their_own_plain_one():
 
 def test_presets_name_what_there_is():
     for preset in presets().values():
-        assert preset.arms[0] == PLAIN and set(preset.arms) <= set(studies.remedies.ARMS)
+        assert preset.arms[0] == PLAIN and set(preset.arms) <= set(validation.remedies.ARMS)
         assert {setting for setting, _ in preset.variants.values()} <= set(preset.settings)
     full = presets()["full"]
     assert next(iter(full.settings)) == BASE and full.seeds == 5
@@ -85,7 +85,7 @@ def explained(monkeypatch):
         calls.append((np.asarray(model.embedding), windows.shape, np.flatnonzero(weights)))
         return explanation()
 
-    monkeypatch.setattr(validation, "explain", explain)
+    monkeypatch.setattr(validation.study, "explain", explain)
     return calls
 
 
@@ -93,7 +93,7 @@ def explained(monkeypatch):
 def shifts(monkeypatch):
     """So are shifts."""
     monkeypatch.setattr(
-        validation,
+        validation.study,
         "shift_record",
         lambda setting, models, **options: {"heads": np.asarray(models.head).tolist()},
     )
@@ -102,7 +102,7 @@ def shifts(monkeypatch):
 @pytest.fixture
 def cheap_arm(monkeypatch):
     """Arms too: one of first order stands for Algorithm 1, which the variant still trains by."""
-    monkeypatch.setitem(studies.remedies.ARMS, validation.BALANCED, importance_weighted)
+    monkeypatch.setitem(validation.remedies.ARMS, validation.study.BALANCED, importance_weighted)
 
 
 @pytest.mark.slow

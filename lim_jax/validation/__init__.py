@@ -1,4 +1,4 @@
-"""What comes out: the paper's section 4, its counterexamples, a network explained."""
+"""Does it matter to retrieval? Small networks and published ones, asked by place."""
 
 from lim_jax._doors import opened
 

@@ -25,8 +25,10 @@ from lim_jax.explanations.attributions import (
 )
 from lim_jax.grid.cells import token_grid
 from lim_jax.models.causal import CausalLM, Queries
-from lim_jax.studies.intervals import Interval, bootstrap_interval, rank_correlation
-from lim_jax.studies.retrievers import (
+from lim_jax.tasks.prompts import Example
+from lim_jax.tasks.retrieval import record_weights
+from lim_jax.validation.intervals import Interval, bootstrap_interval, rank_correlation
+from lim_jax.validation.retrievers import (
     ANSWER_LOSS,
     MARGIN_LOSS,
     PlaceScores,
@@ -34,8 +36,6 @@ from lim_jax.studies.retrievers import (
     by_place,
     scores_by_place,
 )
-from lim_jax.tasks.prompts import Example
-from lim_jax.tasks.retrieval import record_weights
 
 ByRecord = Float[Array | np.ndarray, "*seeds records"]
 INFLUENCES = ("influence, cross-entropy", "influence, margin")

@@ -7,9 +7,9 @@ import numpy as np
 import optax
 import pytest
 
-from lim_jax.studies import remedies
-from lim_jax.studies.retrievers import Setting, asked, draw, new_retriever
 from lim_jax.tasks import KeyValueTask, key_value_examples, middle_law
+from lim_jax.validation import remedies
+from lim_jax.validation.retrievers import Setting, asked, draw, new_retriever
 
 RECORDS, LENGTH, BATCH = 4, 9, 5
 SETTING = Setting(KeyValueTask(RECORDS, 5, 3), width=4, heads=2, depth=1, batch=BATCH)

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from lim_jax import models, studies, tasks
-from lim_jax.studies import prompted
-from lim_jax.studies.prediction import SCORES
-from lim_jax.studies.prompted import PROMPTED
+from lim_jax import models, tasks, validation
+from lim_jax.validation import prompted
+from lim_jax.validation.prediction import SCORES
+from lim_jax.validation.prompted import PROMPTED
 
 RECORDS = 3
-SETTING = studies.PromptSetting(RECORDS, prompts=6, key_length=1, value_length=2)
+SETTING = validation.PromptSetting(RECORDS, prompts=6, key_length=1, value_length=2)
 
 
 def bytes_model(dtype):
@@ -96,7 +96,7 @@ def test_single_precision_is_near_double(model):
 def test_prompts_are_asked_once_and_the_same_whether_interrupted_or_not(
     model, tmp_path, monkeypatch
 ):
-    whole, checkpoint, asked = studies.ask_prompts(model, None, SETTING), tmp_path / "asked", []
+    whole, checkpoint, asked = validation.ask_prompts(model, None, SETTING), tmp_path / "asked", []
     assert whole.energies.shape == (6, 2, RECORDS) and whole.right.dtype == bool
     for number in range(6):
         found = prompted.answers(model, drawn(number), RECORDS)
@@ -114,9 +114,9 @@ def test_prompts_are_asked_once_and_the_same_whether_interrupted_or_not(
 
     monkeypatch.setattr(prompted, "answers", counting)
     with pytest.raises(KeyboardInterrupt):
-        studies.ask_prompts(model, None, SETTING, checkpoint=checkpoint, progress=interrupted)
+        validation.ask_prompts(model, None, SETTING, checkpoint=checkpoint, progress=interrupted)
     assert len(asked) == 4
-    again = studies.ask_prompts(model, None, SETTING, checkpoint=checkpoint)
+    again = validation.ask_prompts(model, None, SETTING, checkpoint=checkpoint)
     assert len(asked) == 6
     for ours, theirs in zip(again, whole, strict=True):
         np.testing.assert_array_equal(ours, theirs)
@@ -126,9 +126,9 @@ def test_prompts_are_asked_once_and_the_same_whether_interrupted_or_not(
         ((model, None, SETTING._replace(value_length=1)), "of prompts"),
     ):
         with pytest.raises(ValueError, match=message):
-            studies.ask_prompts(*wrong, checkpoint=checkpoint)
+            validation.ask_prompts(*wrong, checkpoint=checkpoint)
     with pytest.raises(ValueError, match="prompts: got 7 prompts of 3 records"):
-        studies.ask_prompts(model, None, SETTING._replace(prompts=7))
+        validation.ask_prompts(model, None, SETTING._replace(prompts=7))
 
 
 @pytest.fixture(scope="module")
@@ -140,12 +140,12 @@ def made():
     energies[np.arange(240), :, gold] *= 3
     products = generator.standard_normal((240, 2, 4)) * (1 + np.arange(4)[::-1])
     margin = gold + 0.3 * generator.standard_normal(240)
-    return studies.Answers(margin > 1.5, np.log1p(np.exp(-margin)), margin, energies, products)
+    return validation.Answers(margin > 1.5, np.log1p(np.exp(-margin)), margin, energies, products)
 
 
 @pytest.fixture(scope="module")
 def study(made):
-    return studies.prompted_study(made)
+    return validation.prompted_study(made)
 
 
 def by_prompt(found):
@@ -208,13 +208,13 @@ def test_errors_of_profiles_are_those_of_leaving_out_each_round(made, study):
 
 
 def test_one_round_has_no_error_and_a_model_that_is_always_right_no_correlation(made):
-    alone = studies.prompted_study(studies.Answers(*(part[:4] for part in made)))
+    alone = validation.prompted_study(validation.Answers(*(part[:4] for part in made)))
     assert np.isinf(alone.scores["margin"].error).all()
     assert np.isinf(alone.profile["influence, margin"].error).all()
-    always = studies.prompted_study(made._replace(right=np.ones(240, bool)))
+    always = validation.prompted_study(made._replace(right=np.ones(240, bool)))
     for one in always.predictions:
         assert np.isnan(one.interval).all() == (one.score == "accuracy") == one.left_out
-    assert studies.prediction_table(always.predictions).count("constant") == 2 * len(PROMPTED)
+    assert validation.prediction_table(always.predictions).count("constant") == 2 * len(PROMPTED)
 
 
 @pytest.fixture(scope="module")
@@ -234,7 +234,7 @@ def smollm2(tmp_path_factory):
 @pytest.mark.slow
 def test_a_real_model_retrieves_from_few_records_and_looks_at_the_one_that_is_asked_for(smollm2):
     model, tokenizer = models.load(smollm2), models.read_tokenizer(smollm2)
-    found = studies.ask_prompts(model, tokenizer, studies.PromptSetting(2, prompts=6))
+    found = validation.ask_prompts(model, tokenizer, validation.PromptSetting(2, prompts=6))
     assert found.right.sum() >= 4
     shares = found.energies[:, 1] / found.energies[:, 1].sum(axis=1)[:, None]
     gold = np.arange(6) % 2
