@@ -71,8 +71,11 @@ def _public(package: griffe.Module) -> dict[str, list[str]]:
         if any(word.startswith("_") for word in words) or isinstance(obj, griffe.Attribute):
             continue
         shortest = len(words) - 1 if obj.is_module else len(words)  # a module in two words
-        for start in range(shortest):
-            places.setdefault(".".join(words[start:]), []).append(obj.path)
+        ways = [words[start:] for start in range(shortest)]
+        if not obj.is_module and obj.module.path.count(".") == 2:  # by its room, without the file
+            ways.append([words[1], *words[3:]])
+        for way in ways:
+            places.setdefault(".".join(way), []).append(obj.path)
     return places
 
 

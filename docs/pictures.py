@@ -31,13 +31,13 @@ def measured() -> dict[str, dict]:
     regions = lim.boundary_regions(lim.token_grid(LENGTH), 0.2)
 
     def explained(model):
-        return lim.studies.explain(model, windows, last_token(LENGTH), regions, key=keys[3])
+        return lim.explanations.explain(model, windows, last_token(LENGTH), regions, key=keys[3])
 
     models = {"random": before, "trained": after}
     return {
         "explanations": {name: explained(model) for name, model in models.items()},
         "cone masses": {
-            name: lim.studies.average_cone_mass(model, windows[:8], regions)
+            name: lim.explanations.average_cone_mass(model, windows[:8], regions)
             for name, model in models.items()
         },
     }

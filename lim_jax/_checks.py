@@ -53,6 +53,11 @@ def described(value: object) -> str:
     return repr(value) if spelt else type(value).__name__
 
 
+def in_a_line(value: object) -> str:
+    """What ``str`` says, with spaces for its line ends."""
+    return " ".join(str(value).split())
+
+
 def require_extra(package: str, extra: str) -> None:
     """Refuse to go on without a package that is installed with one of our extras."""
     if find_spec(package) is None:

@@ -19,12 +19,12 @@ def opened(room: str, file: str) -> tuple[Callable[[str], Any], Callable[[], lis
             return load(name)
         if name.startswith("__"):  # asked by tools
             raise AttributeError(name)
-        raise AttributeError(_missing(room, name))
+        raise AttributeError(missing(room, name))
 
     return found, listed, names
 
 
-def _missing(room: str, name: str) -> str:
+def missing(room: str, name: str) -> str:
     """Where the name is, or names with a word that begins like it; and which rooms there are."""
     places, start = _places(), name[:5].lower()
     like = [one for one in places if any(word.startswith(start) for word in one.split("_"))]

@@ -20,10 +20,10 @@ import numpy as np
 import lim_jax as lim
 from lim_jax.adjoint.certificate import certificate_table
 from lim_jax.adjoint.ledger import CHANNELS, channels
+from lim_jax.explanations.account import HOPS
 from lim_jax.loss import last_token
 from lim_jax.models import byte_model, sample_windows, standard_library_text, train
 from lim_jax.plots import certificate_margins, channel_energies, hop_energies
-from lim_jax.studies.account import HOPS
 
 LENGTH = 32
 keys = jax.random.split(jax.random.key(0), 4)
@@ -60,7 +60,7 @@ for name, vectors in zip(CHANNELS, ledger.vectors, strict=True):
 # %%
 windows = sample_windows(text, LENGTH, 48, key=keys[2])
 regions = lim.boundary_regions(grid, 0.2)
-result = lim.studies.explain(model, windows, last_token(LENGTH), regions, key=keys[3])
+result = lim.explanations.explain(model, windows, last_token(LENGTH), regions, key=keys[3])
 channel_energies(result, "Byte-level network, last-token loss")
 
 # %% [markdown]

@@ -132,7 +132,7 @@ print(f"left {left:.2f}, middle {middle:.2f}, right {right_end:.2f}: LIM {lim_in
 # depths and hops: the same account of one context.
 
 # %%
-account = lim.studies.account_of_context(
+account = lim.explanations.account_of_context(
     model, windows[4], weights[4], terminal_loss=CausalLM.terminal_margin_loss
 )
 texts = lim.models.texts_of_ids(windows[4], tokenizer)

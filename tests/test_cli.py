@@ -19,10 +19,11 @@ from matplotlib.figure import Figure
 from reference.as_users import ROOT, run_python
 
 import lim_jax as lim
-from lim_jax import __main__, cli, plots, studies
+from lim_jax import __main__, cli, paper, plots
 from lim_jax.cli import orders
 from lim_jax.limits import convergence
 from lim_jax.limits import position as in_position
+from lim_jax.limits.layers import LAYER_ROWS
 
 SIZES = (10.0, 20.0, 40.0, 80.0)
 
@@ -30,7 +31,7 @@ SIZES = (10.0, 20.0, 40.0, 80.0)
 def row(name, order, bounds=None, **expected):
     errors = tuple(3.0 * size**-order for size in SIZES)
     study = lim.limits.Study("eq:source", 1.0, SIZES, errors, bounds, 1e-9)
-    return convergence.Row(name, study, **expected)
+    return lim.limits.Row(name, study, **expected)
 
 
 GOOD = row("attention, inside", 1.0, bounds=(1.0, 0.5, 0.25, 0.125), expected=1.0)
@@ -38,8 +39,8 @@ FASTER = row("attention, mean square", 2.0, expected=2.0, reason="a better rule"
 WRONG = row("loss, tokens", 0.5, expected=1.0)
 BROKEN = row("split, defect", 1.0, bounds=(1.0, 0.1, 0.05, 0.02), expected=1.0)
 CURVES = {
-    "depth": [convergence.Curve("Euler", (8.0, 16.0), (0.1, 0.05))],
-    "position": [convergence.Curve("tokens", (100.0, 200.0), (0.02, 0.01))],
+    "depth": [lim.limits.Curve("Euler", (8.0, 16.0), (0.1, 0.05))],
+    "position": [lim.limits.Curve("tokens", (100.0, 200.0), (0.02, 0.01))],
 }
 
 
@@ -105,13 +106,14 @@ class Sized:
 
     def __init__(self, monkeypatch):
         self.run = []
-        for name in ("depth", "attention", "adjoint", "terminal", "cesaro"):
+        monkeypatch.setitem(LAYER_ROWS, "depth", partial(self.rows, "depth"))
+        for name in ("attention", "adjoint", "terminal", "cesaro"):
             monkeypatch.setattr(convergence, f"_{name}_rows", partial(self.rows, name))
 
     def rows(self, name, *arguments, **options):
         self.run.append(name)
-        yield convergence.Row(f"studies, averaged, {name}", averaged(), 1, "why")
-        yield convergence.Row(f"studies, bounded, {name}", GOOD.study, 2)
+        yield lim.limits.Row(f"studies, averaged, {name}", averaged(), 1, "why")
+        yield lim.limits.Row(f"studies, bounded, {name}", GOOD.study, 2)
 
 
 def stopping(after):
@@ -160,14 +162,13 @@ def test_an_interrupted_command_says_so_in_a_line(tmp_path):
 import sys, time
 from lim_jax import cli
 from lim_jax.cli import orders
-from lim_jax.limits import convergence
-from lim_jax.limits import position as in_position
+from lim_jax.limits.layers import LAYER_ROWS
 
 def slowly(*arguments, **options):
     print("begun", flush=True)
     time.sleep(60)
 
-convergence._depth_rows = slowly
+LAYER_ROWS["depth"] = slowly
 sys.exit(cli.main(["rates", "--quick", "--out", "rates"]))
 """
     with subprocess.Popen(
@@ -202,18 +203,18 @@ def test_reproduce_takes_float64_by_itself(monkeypatch, tmp_path):
     def section4(progress):
         raise Reached(jnp.zeros(()).dtype)
 
-    monkeypatch.setattr(studies, "section4", section4)
+    monkeypatch.setattr(paper, "section4", section4)
     with jax.enable_x64(False), pytest.raises(Reached, match="float64"):
         cli.main(["reproduce", "--out", str(tmp_path)])
 
 
 def test_reproduce_writes_ours_beside_the_papers(monkeypatch, tmp_path, as_users_run):
     """Its figures are drawn elsewhere; a figure that differs is an exit status of one."""
-    found = [studies.Comparison("baseline, left", "3.2269", 3.22691, 1e-5, True)]
-    monkeypatch.setattr(studies, "section4", lambda progress: None)
-    monkeypatch.setattr(studies, "summary", lambda results: {"total": 2.0})
-    monkeypatch.setattr(studies, "compare", lambda numbers: found)
-    monkeypatch.setattr(studies, "beyond_the_paper", lambda numbers: "")
+    found = [paper.Comparison("baseline, left", "3.2269", 3.22691, 1e-5, True)]
+    monkeypatch.setattr(paper, "section4", lambda progress: None)
+    monkeypatch.setattr(paper, "summary", lambda results: {"total": 2.0})
+    monkeypatch.setattr(paper, "compare", lambda numbers: found)
+    monkeypatch.setattr(paper, "beyond_the_paper", lambda numbers: "")
     for name in ("influence_profiles", "observability_profiles", "convergence", "probe_errors"):
         draw = lambda results: Figure(figsize=(1, 1))  # noqa: E731
         draw.__name__ = name
@@ -224,7 +225,7 @@ def test_reproduce_writes_ours_beside_the_papers(monkeypatch, tmp_path, as_users
     assert table[0] == ["name", "printed", "ours", "difference", "agrees"]
     assert table[1] == ["baseline, left", "3.2269", "3.22691", "1e-05", "True"]
     assert (tmp_path / "probe_errors.svg").exists() and (tmp_path / "convergence.png").exists()
-    found.append(studies.Comparison("baseline, right", "2", 3.0, 1.0, False))
+    found.append(paper.Comparison("baseline, right", "2", 3.0, 1.0, False))
     assert cli.main(["reproduce", "--out", str(tmp_path)]) == 1
 
 

@@ -13,12 +13,12 @@ from reference.differences import fitted_order
 from reference.networks import LENGTH, layer_of, random_flow, random_states
 
 import lim_jax as lim
-from lim_jax.grid import Convention
+from lim_jax import paper
+from lim_jax.grid.partition import Convention
 from lim_jax.loss import teacher_forcing
 from lim_jax.observability.gramian import condition_numbers, gramian_traces
 from lim_jax.observability.trace_estimates import gaussian_probe_moments, probed_traces
-from lim_jax.studies import paper
-from lim_jax.training.balancing import balanced_density
+from lim_jax.training.estimators import balanced_density
 from lim_jax.training.observing import gramian_penalty, trace_penalty
 
 ROOT = Path(__file__).parent.parent
@@ -41,7 +41,7 @@ def test_every_test_that_the_errata_name_is_there():
 
 def test_section_4_divides_the_context_in_two_ways():
     """The table's figures are those of shared cells, the condition numbers' those of points."""
-    zeros = jnp.zeros(paper.LENGTH)
+    zeros = jnp.zeros(paper.simulation.LENGTH)
     density = paper.gate_influence(zeros).density
     numbers = condition_numbers(paper.gate_gramians(zeros))
     expected: dict[Convention, tuple[list, list]] = {
@@ -49,7 +49,7 @@ def test_section_4_divides_the_context_in_two_ways():
         "points": ([3.4117, 0.1496, 1.2957], [171.1, 36.7, 16.6]),
     }
     for convention, (averages, means) in expected.items():
-        regions = lim.boundary_regions(paper.GRID, paper.DELTA, convention)
+        regions = lim.boundary_regions(paper.simulation.GRID, paper.simulation.DELTA, convention)
         np.testing.assert_allclose(lim.regional_averages(density, regions), averages, atol=5e-5)
         np.testing.assert_allclose(lim.regional_averages(numbers, regions), means, atol=0.05)
 
@@ -63,16 +63,16 @@ def test_the_last_weights_of_algorithm_2_leave_the_clipping_interval():
 def test_rademacher_probes_err_a_thousand_times_less_than_gaussian_ones():
     """One common probe, all 16 signs; for Gaussian ones tr(Q Sigma) is 2/N times Omega_HS."""
     # `eq:algorithm3-penalty-estimator-bias`, `eq:gd-observability-penalty`.
-    gramians = paper.gate_gramians(jnp.zeros(paper.LENGTH))
-    signs = jnp.asarray(list(itertools.product([-1.0, 1.0], repeat=paper.WIDTH)))
+    gramians = paper.gate_gramians(jnp.zeros(paper.simulation.LENGTH))
+    signs = jnp.asarray(list(itertools.product([-1.0, 1.0], repeat=paper.simulation.WIDTH)))
 
     @jax.jit
     def measured(gramians):
         estimates = jax.vmap(lambda probe: probed_traces(gramians, probe[None]))(signs)
         traces = jnp.concatenate([estimates, gramian_traces(gramians)[None]])
-        bias = gaussian_probe_moments(gramians, paper.GRID, 1).bias
-        matrix = gramian_penalty(gramians, paper.GRID)
-        return jax.vmap(lambda g: trace_penalty(g, paper.GRID))(traces), bias, matrix
+        bias = gaussian_probe_moments(gramians, paper.simulation.GRID, 1).bias
+        matrix = gramian_penalty(gramians, paper.simulation.GRID)
+        return jax.vmap(lambda g: trace_penalty(g, paper.simulation.GRID))(traces), bias, matrix
 
     (*penalties, true), gaussian, matrix = map(np.asarray, measured(gramians))
     penalties = np.array(penalties)

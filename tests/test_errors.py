@@ -11,7 +11,7 @@ import pytest
 from reference.networks import layer_of, random_flow, random_labels, random_states
 
 import lim_jax as lim
-from lim_jax import models, plots, studies
+from lim_jax import explanations, models, plots
 from lim_jax._checks import warn_of_miscompiling_jaxlib
 from lim_jax.adjoint.cone import cone_mass, joint_cone
 from lim_jax.adjoint.criteria import recency_survival
@@ -68,7 +68,7 @@ def explained(**mistaken):
     """An explanation of which one argument is mistaken; the model is looked at first."""
     right = {"model": byte_model(), "windows": WINDOWS, "query_weights": last_token(4)}
     options = {"regions": lim.boundary_regions(GRID, 0.3), "key": jax.random.key(0)}
-    return studies.explain(**{**right, **options, **mistaken})
+    return explanations.explain(**{**right, **options, **mistaken})
 
 
 def penalty_of_closure(weight):

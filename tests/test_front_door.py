@@ -20,7 +20,18 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from reference.networks import layer_of, random_flow, random_labels, random_states
 
 import lim_jax as lim
-from lim_jax import adjoint, grid, loss, network, observability, probes, studies, tasks, training
+from lim_jax import (
+    adjoint,
+    explanations,
+    grid,
+    loss,
+    network,
+    observability,
+    probes,
+    tasks,
+    training,
+    validation,
+)
 
 pytestmark = [
     pytest.mark.usefixtures("as_users_run", "as_promoted_by_users"),
@@ -660,15 +671,15 @@ CALLS = {
     ),
     # Studies.
     "paired_interval": (
-        studies.paired_interval,
+        validation.paired_interval,
         {"differences": Samples(VECTORS), "level": Real(0.9)},
     ),
     "rank_correlation": (
-        studies.rank_correlation,
+        validation.rank_correlation,
         {"x": Rows(PROFILE), "y": Rows(ASKED)},
     ),
     "bootstrap_interval": (
-        lambda samples, level, resamples, seed: studies.bootstrap_interval(
+        lambda samples, level, resamples, seed: validation.bootstrap_interval(
             samples, level=level, resamples=resamples, seed=seed
         ),
         {
@@ -677,17 +688,17 @@ CALLS = {
         },
     ),
     "gradient_times_input": (
-        lambda loss, x: studies.gradient_times_input(loss, None, x, None),
+        lambda loss, x: explanations.gradient_times_input(loss, None, x, None),
         {"loss": Thing(squares), "x": Free(STATES)},
     ),
     "integrated_gradients": (
-        lambda loss, x, baseline, steps: studies.integrated_gradients(
+        lambda loss, x, baseline, steps: explanations.integrated_gradients(
             loss, None, x, None, baseline, steps=steps
         ),
         {"loss": Thing(squares), "x": Rows(STATES), "baseline": Rows(STATES), "steps": Known(2)},
     ),
     "occlusion": (
-        lambda loss, x, baseline, records, count: studies.occlusion(
+        lambda loss, x, baseline, records, count: explanations.occlusion(
             loss, None, x, None, baseline, records, count
         ),
         {
@@ -696,7 +707,7 @@ CALLS = {
         },
     ),
     "attention_rollout": (
-        studies.attention_rollout,
+        explanations.attention_rollout,
         {"flow": Thing(FLOW), "x": Rows(STATES), "grid": ON},
     ),
 }  # fmt: skip

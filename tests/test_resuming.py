@@ -90,14 +90,14 @@ def equal(ours, theirs):
 def test_a_stream_stopped_by_the_keyboard_after_any_batch_gives_the_same_numbers(
     tmp_path, monkeypatch
 ):
-    pieces, measure = batches(5), lim.density._influence
+    pieces, measure = batches(5), lim.density.measurement._influence
     whole, measured = streamed(pieces), []
 
     def counting(loss, params, batch, *others):
         measured.append(np.asarray(batch[0])[0, 0, 0])
         return measure(loss, params, batch, *others)
 
-    monkeypatch.setattr(lim.density, "_influence", counting)
+    monkeypatch.setattr(lim.density.measurement, "_influence", counting)
 
     def interrupted(pieces):
         yield from pieces
@@ -140,7 +140,7 @@ def test_a_finished_stream_is_read_back_and_a_longer_one_goes_on(tmp_path, monke
     checkpoint, pieces = tmp_path / "stream", batches(4)
     first = streamed(pieces[:2], checkpoint)
     with monkeypatch.context() as patch:
-        patch.setattr(lim.density, "_influence", None)
+        patch.setattr(lim.density.measurement, "_influence", None)
         assert equal(streamed(pieces[:2], checkpoint), first)
     assert equal(streamed(pieces, checkpoint), streamed(pieces))
     assert list(tmp_path.iterdir()) == [checkpoint]

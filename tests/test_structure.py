@@ -147,6 +147,11 @@ def test_functions_fit_on_a_screen(file):
             assert length <= 60, f"{file.name}: {node.name} has {length} lines of code"
 
 
+@pytest.mark.parametrize("file", FILES, ids=module_of)
+def test_a_file_is_of_one_subject_and_not_long(file):
+    assert len(file.read_text().splitlines()) <= 500
+
+
 def test_a_density_does_not_load_what_it_does_not_need():
     program = """
 import sys

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from lim_jax import report, studies
+from lim_jax import report, validation
 
 FOLDER = Path(__file__).parents[1] / "docs" / "study"
 
@@ -19,7 +19,7 @@ def test_the_page_says_what_the_results_say():
 def test_the_results_are_those_of_the_full_preset():
     """Every network, arm and variant, of every seed."""
     results = json.loads((FOLDER / "study.json").read_text(encoding="utf-8"))
-    full = studies.presets()["full"]
+    full = validation.presets()["full"]
     assert list(results["settings"]) == list(results["predictions"]) == list(full.settings)
     assert set(full.arms) < set(results["arms"])
     assert set(full.variants) <= set(results["variants"])

@@ -15,7 +15,8 @@ from jaxtyping import Array, Float
 from lim_jax._checks import require, require_floats
 from lim_jax.adjoint.block_norms import column_mass, squared_frobenius_norms
 from lim_jax.adjoint.tangent import AttentionSites, KernelFactors, kernel_factors, pull_back
-from lim_jax.grid import CellGrid, Grid
+from lim_jax.grid.cells import CellGrid
+from lim_jax.grid.measure import Grid
 from lim_jax.network.field import CausalAttention, State
 from lim_jax.probes import Estimate, Probes, sample_mean
 

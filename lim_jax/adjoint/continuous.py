@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 from lim_jax._checks import require_callable, require_example
 from lim_jax.adjoint.sweep import SIGNATURE, Example, TerminalLoss
 from lim_jax.adjoint.tangent import pull_back
-from lim_jax.grid import Grid
+from lim_jax.grid.measure import Grid
 from lim_jax.network.continuous import ContinuousFlow, guarded_times, require_continuous
 from lim_jax.network.field import State
 

@@ -23,7 +23,7 @@ from lim_jax._checks import counted, require_callable, require_example
 from lim_jax.adjoint.ledger import cone_by_head
 from lim_jax.adjoint.sweep import SIGNATURE, Example, TerminalLoss, terminal_adjoint
 from lim_jax.adjoint.tangent import Parts, Stage, attention_sites, pull_back, pull_back_stages
-from lim_jax.grid import Grid
+from lim_jax.grid.measure import Grid
 from lim_jax.network.field import State
 from lim_jax.network.flow import ResidualFlow, require_flow
 

@@ -22,14 +22,9 @@ from jaxtyping import Array, Float
 from lim_jax._checks import counted, require_callable, require_example
 from lim_jax.adjoint.sweep import SIGNATURE, Example, TerminalLoss
 from lim_jax.adjoint.tangent import AttentionSites, pull_back_heads, pull_back_stages
-from lim_jax.grid import (
-    Grid,
-    Regions,
-    inner,
-    regional_averages,
-    require_on_grid,
-    require_regions,
-)
+from lim_jax.grid.integrals import inner
+from lim_jax.grid.measure import Grid, require_on_grid
+from lim_jax.grid.partition import Regions, regional_averages, require_regions
 from lim_jax.network.field import State
 from lim_jax.network.flow import ResidualFlow, require_flow
 from lim_jax.probes import sample_mean

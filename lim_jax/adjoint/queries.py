@@ -20,8 +20,9 @@ from lim_jax._checks import (
     require_floats,
 )
 from lim_jax.adjoint.certificate import half_digits
-from lim_jax.grid import Regions, require_on_grid, require_regions
-from lim_jax.loss import Labels, logit_residual
+from lim_jax.grid.measure import require_on_grid
+from lim_jax.grid.partition import Regions, require_regions
+from lim_jax.loss.losses import Labels, logit_residual
 
 
 class QueryMasses(NamedTuple):

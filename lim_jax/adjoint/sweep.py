@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from lim_jax._checks import require_callable, require_example
-from lim_jax.grid import Grid, require_on_grid
+from lim_jax.grid.measure import Grid, require_on_grid
 from lim_jax.network.field import State
 from lim_jax.network.flow import ResidualFlow, require_flow
 

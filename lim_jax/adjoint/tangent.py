@@ -30,7 +30,7 @@ from jaxtyping import Array, Float
 
 from lim_jax._checks import described, require, require_callable
 from lim_jax._precision import widened
-from lim_jax.grid import Grid, require_on_grid
+from lim_jax.grid.measure import Grid, require_on_grid
 from lim_jax.network.attention import continued_kernel
 from lim_jax.network.field import CausalAttention, Field, State, TransformerField, by_head
 from lim_jax.network.flow import ResidualFlow, euler, require_flow, split

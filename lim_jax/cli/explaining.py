@@ -11,19 +11,21 @@ import numpy as np
 import tyro
 from tqdm import tqdm
 
-from lim_jax import models, plots, report, studies
+from lim_jax import explanations, models, plots, report
 from lim_jax._checks import counted, require
 from lim_jax.adjoint.ledger import CHANNELS
 from lim_jax.cli.data import read_contexts
 from lim_jax.cli.folder import UNFINISHED, run_folder, save_figure, write_json, write_table
 from lim_jax.cli.pages import first_contexts
 from lim_jax.cli.profiling import require_fitting
-from lim_jax.density import Influence, influence
-from lim_jax.grid import Regions, boundary_regions, token_grid
-from lim_jax.loss import last_token, teacher_forcing
+from lim_jax.density.measurement import influence
+from lim_jax.density.statistics import Influence
+from lim_jax.explanations.account import HOPS
+from lim_jax.grid.cells import token_grid
+from lim_jax.grid.partition import Regions, boundary_regions
+from lim_jax.loss.queries import last_token, teacher_forcing
 from lim_jax.probes import Estimate
 from lim_jax.results import load, save
-from lim_jax.studies.account import HOPS
 
 Case = tuple[models.CausalLM, jax.Array]  # a network, and where the loss asks
 FIRST, MOST = 16, 1024
@@ -187,12 +189,12 @@ def _influence(
 ) -> Influence:
     """Without the queries, unless they are all of a region."""
     x, y = jax.vmap(network.example, in_axes=(0, None))(windows, weights)
-    kept = studies.regions_without_queries(weights, regions) or regions
+    kept = explanations.regions_without_queries(weights, regions) or regions
     return influence(models.CausalLM.loss, network, (x, y), regions.grid, kept)
 
 
 def _too_wide(found: Influence) -> bool:
-    needed = studies.contexts_needed(found)
+    needed = explanations.contexts_needed(found)
     return needed is None or needed > int(found.count)
 
 
@@ -203,7 +205,7 @@ def _explained(
     key: jax.Array,
     depth: int,
     unfinished: Path,
-) -> tuple[dict[str, studies.Explanation], dict[str, Estimate]]:
+) -> tuple[dict[str, explanations.Explanation], dict[str, Estimate]]:
     """Explanations by network and loss, and cone masses by network, each kept as soon as found."""
     cases = _cases(networks, regions)
 
@@ -213,11 +215,11 @@ def _explained(
     found = {}
     for name, (network, weights) in tqdm(cases.items(), desc="explaining", unit="case"):
         case = network, windows, weights, regions
-        found[name] = once(name, partial(studies.explain, *case, key=key, depth=depth))
+        found[name] = once(name, partial(explanations.explain, *case, key=key, depth=depth))
     masses = {}
     for name, network in tqdm(networks.items(), desc="cone mass", unit="network"):
         # Exact norms of every block: a few contexts settle the average.
-        mass = partial(studies.average_cone_mass, network, windows[:4], regions)
+        mass = partial(explanations.average_cone_mass, network, windows[:4], regions)
         masses[f"{name} network"] = once(f"cone mass, {name}", mass)
     return found, masses
 
@@ -236,7 +238,7 @@ def _stem(name: str) -> str:
 
 
 def _report_explanations(
-    found: Mapping[str, studies.Explanation],
+    found: Mapping[str, explanations.Explanation],
     masses: Mapping[str, Estimate],
     losses: jax.Array | None,
     regions: Regions,
@@ -248,7 +250,7 @@ def _report_explanations(
         figures += _save_explanation(result, name, out)
         grid, count = result.influence.grid, int(result.influence.count)
         print(f"\n== {name} (L = {grid.size}, {count} contexts) ==")
-        print(studies.explanation_table(result))
+        print(explanations.explanation_table(result))
     document = {
         "training_losses": [] if losses is None else losses.tolist(),
         "cone_mass": {
@@ -264,7 +266,7 @@ def _report_explanations(
     print(f"Wrote explanation.json, tables and {figures} figures to {out}.")
 
 
-def _save_explanation(result: studies.Explanation, name: str, out: Path) -> int:
+def _save_explanation(result: explanations.Explanation, name: str, out: Path) -> int:
     """Write one explanation's table, draw it, and say in how many figures."""
     stem, found = _stem(name), result.influence
     columns = (
@@ -288,7 +290,7 @@ def _save_explanation(result: studies.Explanation, name: str, out: Path) -> int:
 
 
 def _write_pages(
-    found: Mapping[str, studies.Explanation],
+    found: Mapping[str, explanations.Explanation],
     cases: Mapping[str, Case],
     windows: jax.Array,
     model: Path | None,

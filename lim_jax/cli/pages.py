@@ -6,7 +6,7 @@ from typing import Any
 import jax
 from tqdm import tqdm
 
-from lim_jax import models, studies
+from lim_jax import explanations, models
 from lim_jax.models import CausalLM
 from lim_jax.models.ids import Profile, Windows
 
@@ -21,13 +21,13 @@ def first_contexts(
     *,
     depth: int = 0,
     terminal_loss: Callable[..., jax.Array] = CausalLM.terminal_loss,
-) -> tuple[list[studies.TokenAccount], list[list[str]]]:
+) -> tuple[list[explanations.TokenAccount], list[list[str]]]:
     """The accounts and the texts of the first contexts, as `report.write_page` takes them.
 
     Parameters
     ----------
     network, depth, terminal_loss
-        As in `studies.account_of_context`.
+        As in `explanations.account_of_context`.
     windows, query_weights
         Of every context its ids with the one after it, and where the loss asks.
     tokenizer
@@ -36,7 +36,7 @@ def first_contexts(
     shown = [jax.device_put(window) for window in windows[:SHOWN]]
     asked = [jax.device_put(one.astype(network.embedding.dtype)) for one in query_weights[:SHOWN]]
     accounts = [
-        studies.account_of_context(network, window, weights, depth, terminal_loss)
+        explanations.account_of_context(network, window, weights, depth, terminal_loss)
         for window, weights in tqdm(
             list(zip(shown, asked, strict=True)), desc="page", unit="context"
         )

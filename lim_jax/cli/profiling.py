@@ -11,13 +11,15 @@ import tyro
 from jaxtyping import Float
 from tqdm import tqdm
 
-from lim_jax import models, plots, report, studies
+from lim_jax import explanations, models, plots, report
 from lim_jax._checks import counted, require
 from lim_jax.cli.data import Asked, Context, read_contexts
 from lim_jax.cli.folder import UNFINISHED, run_folder, save_figure, write_json, write_table
 from lim_jax.cli.pages import first_contexts
-from lim_jax.density import Influence
-from lim_jax.grid import boundary_regions, carrying_shares, token_grid
+from lim_jax.density.statistics import Influence
+from lim_jax.grid.carrying import carrying_shares
+from lim_jax.grid.cells import token_grid
+from lim_jax.grid.partition import boundary_regions
 from lim_jax.models import CausalLM
 from lim_jax.probes import sample_mean
 
@@ -211,7 +213,7 @@ def _described(contexts: Sequence[Context]) -> str:
 
 
 def _table(found: Profiled) -> str:
-    lines = [studies.influence_table(found.influence, found.without_queries)]
+    lines = [explanations.influence_table(found.influence, found.without_queries)]
     if found.records:
         lines.append(
             f"{'record':26s} {'share':>10s} {'error':>10s} {'of tokens':>10s} {'contexts':>10s}"

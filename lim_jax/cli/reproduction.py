@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from tqdm import tqdm
 
-from lim_jax import plots, studies
+from lim_jax import paper, plots
 from lim_jax.cli.folder import run_folder, save_figure, write_json, write_table
 
 
@@ -25,12 +25,12 @@ def reproduce(out: Path = Path("section4"), overwrite: bool = False) -> int:
     """
     with run_folder(out, "reproduce", {}, overwrite=overwrite) as folder:
         with jax.enable_x64(True):
-            results = studies.section4(partial(tqdm, desc="section 4", unit="stage"))
-            numbers = studies.summary(results)
+            results = paper.section4(partial(tqdm, desc="section 4", unit="stage"))
+            numbers = paper.summary(results)
         return _report_section4(results, numbers, folder)
 
 
-def _report_section4(results: studies.Section4, numbers: dict[str, Any], out: Path) -> int:
+def _report_section4(results: paper.Section4, numbers: dict[str, Any], out: Path) -> int:
     """Write all, print ours beside the paper's, and give the exit status."""
     write_json(out / "section4.json", numbers)
     for draw in (
@@ -40,10 +40,10 @@ def _report_section4(results: studies.Section4, numbers: dict[str, Any], out: Pa
         plots.simulation_probe_errors,
     ):
         save_figure(draw(results), out, draw.__name__)
-    comparisons = studies.compare(numbers)
-    write_table(out / "section4.csv", studies.Comparison._fields, comparisons)
-    print(studies.comparison_table(comparisons))
-    print(studies.beyond_the_paper(numbers))
+    comparisons = paper.compare(numbers)
+    write_table(out / "section4.csv", paper.Comparison._fields, comparisons)
+    print(paper.comparison_table(comparisons))
+    print(paper.beyond_the_paper(numbers))
     missed = [comparison.name for comparison in comparisons if not comparison.agrees]
     print(f"{len(comparisons) - len(missed)} of {len(comparisons)} printed figures agree.")
     print(f"Wrote section4.json and four figures to {out}.")
@@ -62,7 +62,7 @@ def counterexamples(out: Path | None = None, overwrite: bool = False) -> int:
     kept = run_folder(out, "counterexamples", {}, overwrite=overwrite) if out else nullcontext()
     with kept as folder:
         with jax.enable_x64(True):
-            found = [example._asdict() for example in studies.counterexamples()]
+            found = [example._asdict() for example in paper.counterexamples()]
         for example in found:
             values = {name: of_it.tolist() for name, of_it in example["numbers"].items()}
             print(f'"{example["slogan"]}"  No: {example["because"]}')

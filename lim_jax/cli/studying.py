@@ -7,7 +7,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from lim_jax import models, plots, report, studies
+from lim_jax import models, plots, report, validation
 from lim_jax._checks import require
 from lim_jax.cli.folder import UNFINISHED, run_folder, save_figure, write_json
 
@@ -56,8 +56,8 @@ def study(
             _of_model(model, prompts, records, folder)
         return 0
     with run_folder(out, "study", {"full": full, "seed": seed}, overwrite=overwrite) as folder:
-        results = studies.validate(
-            studies.presets()["full" if full else "quick"],
+        results = validation.validate(
+            validation.presets()["full" if full else "quick"],
             seed=seed,
             folder=folder / UNFINISHED,
             progress=partial(tqdm, desc="study", unit="run"),
@@ -74,20 +74,20 @@ def study(
 def _of_model(model: Path, prompts: int, records: Sequence[int], folder: Path) -> None:
     """Ask a published model."""
     settings = {
-        f"{count} records": studies.PromptSetting(records=count, prompts=prompts)
+        f"{count} records": validation.PromptSetting(records=count, prompts=prompts)
         for count in records
     }
     network, tokenizer = models.load(model), models.read_tokenizer(model)
     found, names = {}, []
     for name, setting in settings.items():
-        answers = studies.ask_prompts(
+        answers = validation.ask_prompts(
             network,
             tokenizer,
             setting,
             checkpoint=folder / UNFINISHED / f"{setting.records}.jsonl",
             progress=partial(tqdm, desc=name, unit="prompt"),
         )
-        result = studies.prompted_study(answers)
+        result = validation.prompted_study(answers)
         found[name] = {"prompts": prompts, **result.record()}
         names.append(f"prompted_{setting.records}")
         title = f"{model.stem}, {name}, n = {prompts}"
@@ -100,7 +100,7 @@ def _of_model(model: Path, prompts: int, records: Sequence[int], folder: Path) -
 
 
 def _draw(results: dict[str, Any], folder: Path) -> list[str]:
-    arms, gains = results["arms"], studies.compare_arms(results)
+    arms, gains = results["arms"], validation.compare_arms(results)
     name = next(iter(results["settings"]))
     figures = {
         "accuracy_by_place": plots.accuracy_by_place(arms, name),
@@ -111,7 +111,7 @@ def _draw(results: dict[str, Any], folder: Path) -> list[str]:
     }
     if results["variants"]:
         title = f"What Algorithm 1 on probes gains and costs, {name}"
-        balanced = studies.gains_on_probes(results)
+        balanced = validation.gains_on_probes(results)
         figures["gain_against_cost"] = plots.gain_against_cost(balanced, title)
     if results["shifts"]:
         figures["position_shift"] = plots.shifted_records(results["shifts"], "Position shift")

@@ -3,10 +3,6 @@ r"""The paper's limits measured on one set of fields: the rows behind ``lim-jax 
 Errors come with a bound where its constant is explicit: of attention, of the loss, of terminal
 adjoints that tokens sample, and of trajectories in depth. The paper states no rate for input
 adjoints, influence or cone mass.
-
-The field of position is :math:`X(p) = (\sin 3p + 0.3, \cos 5p, p^2 - 0.4\sin 7p)`; matrices have
-standard normal entries and :math:`\eta_{LN} = 0.1`, from fixed seeds. Where a measured order
-differs from the printed one the row gives the reason.
 """
 
 import dataclasses
@@ -17,7 +13,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import diffrax
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -26,21 +21,30 @@ from jaxtyping import Array, Float
 
 from lim_jax._checks import counted, require
 from lim_jax._resuming import each_once
-from lim_jax.grid import Grid, PanelGrid, gauss_grid, graded_grid, inner, midpoint_grid, token_grid
-from lim_jax.limits import depth as in_depth
+from lim_jax.grid.cells import graded_grid, midpoint_grid, token_grid
+from lim_jax.grid.integrals import inner
+from lim_jax.grid.measure import Grid
+from lim_jax.grid.panels import PanelGrid, gauss_grid
 from lim_jax.limits import position as in_position
-from lim_jax.limits.depth import Scheme
+from lim_jax.limits.attention import SMOOTH, PositionField, attention_studies
+from lim_jax.limits.fields import (
+    TERMINAL_LOSS,
+    WIDTH,
+    averaging_attention,
+    gaussian_attention,
+    right_biased,
+    smooth_labels,
+    smooth_states,
+)
+from lim_jax.limits.layers import LAYER_ROWS, depth_costs
 from lim_jax.limits.refinement import Study, refine, richardson
-from lim_jax.loss import BandReadout, Edges, LinearReadout, TokenwiseReadout
-from lim_jax.network.continuous import ContinuousFlow, linear_control
-from lim_jax.network.field import CausalAttention, FeedForward, State, TransformerField
-from lim_jax.network.flow import ResidualFlow, euler, heun, rk4, split, strang
-from lim_jax.network.norms import LayerNorm
+from lim_jax.limits.rows import Curve, Row
+from lim_jax.loss.readouts import BandReadout, Edges, LinearReadout, TokenwiseReadout
+from lim_jax.network.field import CausalAttention
+from lim_jax.network.flow import ResidualFlow
 from lim_jax.network.positions import Rotary
 
-WIDTH = 3
 GRIDS = {"tokens": token_grid, "midpoints": midpoint_grid, "graded": graded_grid}
-TOLERANCE = 0.15
 SIZES, DEPTHS = (100, 200, 400, 800, 1600), (32, 64, 128, 256, 512, 1024)
 QUICK = ("depth", "attention", "adjoint-2-layers", "loss", "averaging")
 
@@ -49,68 +53,6 @@ GRADING = "cells graded like p^3 resolve the logarithm at 0, and midpoints are o
 PRINTED = "Jacobian blocks are K/L: the printed estimator tends to zero like 1/L^2"
 DIVERGENT = "the cone mass grows like 1/q at 0: a doubling of tokens adds a constant to its average"
 MIDPOINT = "half of a node's own cell makes prefix sums midpoint rules"
-
-
-class Row(NamedTuple):
-    """One measured limit.
-
-    Attributes
-    ----------
-    name
-        What is refined and where.
-    study
-        Errors, bounds and the reference's own error.
-    expected
-        The order that this field should show; None where none is known.
-    reason
-        Why, where that differs from the order that the paper states; or where the paper states
-        none, from that of smooth fields on tokens. Else empty.
-    """
-
-    name: str
-    study: Study
-    expected: float | None
-    reason: str = ""
-
-    @property
-    def topic(self) -> str:
-        """What stands before the first comma of the name: rows of a topic share a figure."""
-        return self.name.partition(",")[0]
-
-    @property
-    def agrees(self) -> bool:
-        """Whether the measured order is an expected one, to 0.15, and no bound is broken."""
-        apart = 0.0 if self.expected is None else abs(self.study.order.value - self.expected)
-        return apart <= TOLERANCE and self.study.holds is not False
-
-    def record(self) -> dict[str, Any]:
-        """Everything as plain numbers and strings."""
-        order = self.study.order
-        return {
-            "name": self.name,
-            "expected": self.expected,
-            "reason": self.reason,
-            "agrees": self.agrees,
-            "order": order._asdict(),
-            "holds": self.study.holds,
-            **self.study._asdict(),
-        }
-
-
-class Curve(NamedTuple):
-    """Errors against cost.
-
-    Attributes
-    ----------
-    name
-        The method.
-    costs, errors
-        One for each refinement.
-    """
-
-    name: str
-    costs: tuple[float, ...]
-    errors: tuple[float, ...]
 
 
 def measure(
@@ -195,7 +137,7 @@ def groups(quick: bool = False, seed: int = 0) -> dict[str, Group]:
     sizes, depths = (SIZES[:4], DEPTHS[:4]) if quick else (SIZES, DEPTHS)
     queried = (200, 400, 800, 1600)
     return {
-        "depth": Group(partial(_depth_rows, quick=quick, seed=seed), depths),
+        "depth": Group(partial(LAYER_ROWS["depth"], quick=quick, seed=seed), depths),
         "attention": Group(partial(_attention_rows, quick=quick, seed=seed), sizes),
         "adjoint-2-layers": Group(partial(_adjoint_rows, depth=2, quick=quick, seed=seed), sizes),
         "loss": Group(partial(_terminal_rows, quick=quick, seed=seed), queried),
@@ -207,9 +149,9 @@ def groups(quick: bool = False, seed: int = 0) -> dict[str, Group]:
         "cone": Group(partial(_cone_rows, seed=seed), (80, 160, 320, 640)),
         "extrapolated": Group(partial(_extrapolated_rows, seed=seed), sizes),
         "rough": Group(_rough_rows, sizes),
-        "controls": Group(partial(_control_rows, seed=seed), depths),
-        "shadowing": Group(partial(_shadowing_rows, seed=seed), depths),
-        "adjoint-in-depth": Group(partial(_depth_adjoint_rows, seed=seed), depths),
+        "controls": Group(partial(LAYER_ROWS["controls"], seed=seed), depths),
+        "shadowing": Group(partial(LAYER_ROWS["shadowing"], seed=seed), depths),
+        "adjoint-in-depth": Group(partial(LAYER_ROWS["adjoint-in-depth"], seed=seed), depths),
     }
 
 
@@ -256,50 +198,8 @@ def _with_tuples(plain: dict[str, Any]) -> dict[str, Any]:
     return {name: tuple(one) if isinstance(one, list) else one for name, one in plain.items()}
 
 
-def smooth_states(p: Float[Array, " points"]) -> Float[Array, "points 3"]:
-    """The test field."""
-    return jnp.stack([jnp.sin(3 * p) + 0.3, jnp.cos(5 * p), p**2 - 0.4 * jnp.sin(7 * p)], axis=1)
-
-
-def right_biased(p: Float[Array, " points"]) -> Float[Array, " points"]:
-    """A query density of integral one that grows to the right."""
-    return 0.4 + 1.8 * p**2
-
-
-def smooth_labels(p: Float[Array, " points"]) -> Float[Array, "points 3"]:
-    """Three probabilities that vary with position."""
-    return jnp.stack([0.2 + 0.3 * p, 0.5 - 0.2 * p**2, 0.3 - 0.3 * p + 0.2 * p**2], axis=1)
-
-
-def gaussian_attention(seed: int, layers: int = 1) -> CausalAttention:
-    """Stacked attention layers with standard normal query, key and value, and output 1."""
-    generator = np.random.default_rng(seed)
-
-    def normal() -> Array:
-        return jnp.asarray(generator.standard_normal((1, WIDTH, WIDTH)))
-
-    def layer() -> CausalAttention:
-        norm = LayerNorm(jnp.ones(WIDTH), jnp.zeros(WIDTH), 0.1)
-        return CausalAttention(norm, normal(), normal(), normal(), jnp.eye(WIDTH)[None])
-
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *[layer() for _ in range(layers)])
-
-
-def averaging_attention() -> CausalAttention:
-    """Causal averaging of one feature: no norm, no scores."""
-    one = jnp.ones((1, 1, 1))
-    return CausalAttention(lambda z: z, 0 * one, 0 * one, one, one)
-
-
 def _one_layer(seed: int) -> CausalAttention:
     return jax.tree.map(lambda leaf: leaf[0], gaussian_attention(seed))
-
-
-def _terminal_loss(x: State, grid: Grid) -> Float[Array, ""]:
-    """A smooth covector paired with the state: P_T is known and smooth."""
-    p = grid.nodes
-    covector = jnp.stack([jnp.cos(3 * p) + 1, jnp.sin(2 * p) + 0.5, p], axis=1)
-    return inner(covector, x, grid)
 
 
 def _attention_rows(sizes: tuple[int, ...], quick: bool, seed: int) -> Iterator[Row]:
@@ -311,7 +211,7 @@ def _attention_rows(sizes: tuple[int, ...], quick: bool, seed: int) -> Iterator[
     for name, make_grid in GRIDS.items():
         if quick and name == "midpoints":
             continue
-        found = in_position.attention_studies(_one_layer(seed), smooth_states, sizes, make_grid)
+        found = attention_studies(_one_layer(seed), smooth_states, sizes, make_grid)
         plain = expected["tokens"]
         for (part, study), order, usual in zip(found.items(), expected[name], plain, strict=True):
             reason = MIDPOINT if order != usual else ""
@@ -325,7 +225,7 @@ def _attention_rows(sizes: tuple[int, ...], quick: bool, seed: int) -> Iterator[
 def _rotary_rows(sizes: tuple[int, ...], seed: int) -> Iterator[Row]:
     """Keys that turn, where [0, 1] stands for twelve tokens on every grid."""
     turning = dataclasses.replace(_one_layer(seed), rotary=Rotary((1.0,), tokens=12))
-    found = in_position.attention_studies(turning, smooth_states, sizes)
+    found = attention_studies(turning, smooth_states, sizes)
     for part in ("inside", "mean square", "every cell"):
         yield Row(f"rotary attention, {part}, tokens", found[part], 1)
 
@@ -341,7 +241,7 @@ def _extrapolated_rows(sizes: tuple[int, ...], seed: int) -> Iterator[Row]:
         x = smooth_states(grid.nodes)
         return grid.interpolate(_one_layer(seed)(x, x, grid), jnp.ones(1))[0]
 
-    check, exact = map(at_the_end, in_position.SMOOTH)
+    check, exact = map(at_the_end, SMOOTH)
     extrapolated = richardson(last_value)
     study = refine(
         "eq:attention-continuum-pointwise-error",
@@ -359,10 +259,10 @@ def _rough_rows(sizes: tuple[int, ...]) -> Iterator[Row]:
     """Fields that are not continuously differentiable, averaged."""
 
     def studies(
-        states: in_position.PositionField, make_grid: Callable, breaks: tuple[float, ...]
+        states: PositionField, make_grid: Callable, breaks: tuple[float, ...]
     ) -> dict[str, Study]:
         panels = (PanelGrid(breaks=breaks, order=order) for order in (8, 12))
-        return in_position.attention_studies(
+        return attention_studies(
             averaging_attention(),
             states,
             sizes,
@@ -470,7 +370,7 @@ def _adjoint_rows(sizes: tuple[int, ...], depth: int, quick: bool, seed: int) ->
         if quick and name == "midpoints":
             continue
         found = in_position.input_adjoint_studies(
-            flow, _terminal_loss, smooth_states, sizes, GRIDS[name]
+            flow, TERMINAL_LOSS, smooth_states, sizes, GRIDS[name]
         )
         for part, order in expected.items():
             reason = "" if order == 1 else LOGARITHM if order < 1 else MIDPOINT
@@ -535,181 +435,6 @@ def _cesaro_rows(sizes: tuple[int, ...]) -> Iterator[Row]:
     yield Row("averaging, closed form, tokens", in_position.cesaro_study(2.0, sizes), 1)
 
 
-def _random_fields(seed: int, count: int) -> TransformerField:
-    """Stacked fields of attention and network, every array Gaussian of deviation one half."""
-    generator = np.random.default_rng(seed)
-
-    def normal(*shape: int) -> Array:
-        return jnp.asarray(0.5 * generator.standard_normal((count, *shape)))
-
-    def norm() -> LayerNorm:
-        return LayerNorm(normal(WIDTH), normal(WIDTH), 0.1)
-
-    square = (1, WIDTH, WIDTH)
-    return TransformerField(
-        CausalAttention(norm(), normal(*square), normal(*square), normal(*square), normal(*square)),
-        FeedForward(norm(), normal(7, WIDTH), normal(7), normal(WIDTH, 7), normal(WIDTH)),
-    )
-
-
-# Depth is refined on twelve tokens: the limits in depth hold on every grid.
-_GRID = token_grid(12)
-
-
-def _control(seed: int) -> Callable[[Array], TransformerField]:
-    return linear_control(_random_fields(seed, 3))
-
-
-def _depth_rows(depths: tuple[int, ...], quick: bool, seed: int) -> Iterator[Row]:
-    schemes = {
-        "Euler": Scheme(euler),
-        "split": Scheme(split),
-        "Heun, control in the middle": Scheme(heun, 0.5),
-        "Strang, control in the middle": Scheme(strang, 0.5),
-        "Runge-Kutta 4, control in the middle": Scheme(rk4, 0.5),
-    }
-    if quick:
-        schemes = {name: schemes[name] for name in ("Euler", "split")}
-    reasons = {
-        "Heun": "a step of order 2 with layers sampled in the middle, not at t_k",
-        "Strang": "a symmetric layer of Heun steps with layers sampled in the middle",
-        "Runge-Kutta 4": "layers that do not change within a step see the control to order 2",
-    }
-    x = smooth_states(_GRID.nodes)
-    studies = in_depth.trajectory_studies(_control(seed), x, _GRID, depths, schemes)
-    for name, study in studies.items():
-        scheme, _, where = name.partition(": ")
-        reason = reasons.get(scheme.partition(",")[0], "") if where == "on layers" else ""
-        yield Row(f"trajectory, {name}", study, 2 if reason else 1, reason)
-    field = _control(seed)(jnp.array(0.0))
-    yield Row("split, defect of a layer", in_depth.split_defect_study(field, x, _GRID, depths), 2)
-    if quick:
-        return
-    study = _extrapolated_depth(depths, seed)
-    yield Row("trajectory, Euler, Richardson", study, 2, "two depths cancel")
-    study = in_depth.split_gap_study(_control(seed), x, _GRID, depths)
-    yield Row("split, against one-field", study, 1)
-
-
-def _extrapolated_depth(depths: tuple[int, ...], seed: int) -> Study:
-    x = smooth_states(_GRID.nodes)
-
-    def terminal(depth: int) -> State:
-        return eqx.filter_jit(lambda x: Scheme().recursion(_control(seed), depth, 1.0)(x, _GRID))(x)
-
-    flows = in_depth.reference_flows(_control(seed))
-    exact, check = (eqx.filter_jit(flow)(x, _GRID) for flow in flows)
-    extrapolated = richardson(terminal)
-    return refine(
-        "eq:resnet-ode-convergent-control-bound",
-        None,
-        depths,
-        lambda depth: float(jnp.abs(extrapolated(depth) - exact).max()),
-        float(jnp.abs(check - exact).max()),
-    )
-
-
-def _control_rows(depths: tuple[int, ...], seed: int) -> Iterator[Row]:
-    """Controls that differ from the limit's: only biases move, so that L^1 says everything."""
-    zero = jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0]), _random_fields(0, 1))
-    direction = eqx.tree_at(lambda f: f.feed_forward.outer_bias, zero, jnp.ones(WIDTH))
-
-    def root(depth: int) -> float:
-        return depth**-0.5
-
-    schemes = {
-        "uniform, size sqrt(eps)": Scheme(
-            perturbation=in_depth.uniform_perturbation(direction, root)
-        ),
-        "one spike of fixed size": Scheme(perturbation=in_depth.spike_perturbation(direction)),
-        "alternating, size sqrt(eps)": Scheme(
-            perturbation=in_depth.alternating_perturbation(direction, root)
-        ),
-    }
-    x = smooth_states(_GRID.nodes)
-    studies = in_depth.trajectory_studies(_control(seed), x, _GRID, depths, schemes)
-    reason = "an alternating change averages out: L^1 convergence is sufficient, not necessary"
-    for name, study in studies.items():
-        order = 0.5 if name.startswith("uniform") else 1
-        yield Row(f"perturbed control, {name}", study, order, reason if "alter" in name else "")
-
-
-def _shadowing_rows(depths: tuple[int, ...], seed: int) -> Iterator[Row]:
-    """Layers that alternate between two fields: no control is approached in L^1."""
-    x = smooth_states(_GRID.nodes)
-    two = _random_fields(3 + seed, 2)
-    for name, step in {"Euler": euler, "split": split}.items():
-        study = in_depth.shadowing_study(
-            lambda depth: jax.tree.map(lambda leaf: leaf[jnp.arange(depth) % 2], two),
-            x,
-            _GRID,
-            depths,
-            step=step,
-        )
-        yield Row(f"shadowing without a limit, {name}", study, 1)
-
-
-def _depth_adjoint_rows(depths: tuple[int, ...], seed: int) -> Iterator[Row]:
-    studies = in_depth.input_adjoint_depth_studies(
-        _control(seed),
-        _terminal_loss,
-        (smooth_states(_GRID.nodes), _GRID),
-        _GRID,
-        depths,
-        schemes={"Euler": Scheme(euler), "split": Scheme(split)},
-    )
-    for name, study in studies.items():
-        yield Row(f"in depth, {name}", study, 1)
-
-
-def depth_costs(depths: Iterable[int], seed: int = 0) -> list[Curve]:
-    """Terminal errors of depth schemes against evaluations of the field.
-
-    The field does not change with depth, so that every method shows its own order. A split layer
-    counts one evaluation, a Strang layer four.
-    """
-    depths = tuple(depths)
-    field = _control(seed)(jnp.array(0.0))
-    x = smooth_states(_GRID.nodes)
-    flow, _ = in_depth.reference_flows(lambda time: field)
-    exact = eqx.filter_jit(flow)(x, _GRID)
-
-    def terminal(step: Callable, depth: int) -> State:
-        flow = Scheme(step).recursion(lambda time: field, depth, 1.0)
-        return eqx.filter_jit(flow)(x, _GRID)
-
-    def curve(name: str, cost: int, values: Callable[[int], State]) -> Curve:
-        errors = (float(jnp.abs(values(depth) - exact).max()) for depth in depths)
-        return Curve(name, tuple(float(cost * depth) for depth in depths), tuple(errors))
-
-    curves = [
-        curve("Euler", 1, partial(terminal, euler)),
-        curve("split", 1, partial(terminal, split)),
-        curve("Richardson on Euler", 3, richardson(partial(terminal, euler))),
-        curve("Heun", 2, partial(terminal, heun)),
-        curve("Strang", 4, partial(terminal, strang)),
-        curve("Runge-Kutta 4", 4, partial(terminal, rk4)),
-    ]
-    return [*curves, _adaptive_curve(field, x, exact)]
-
-
-def _adaptive_curve(field: Any, x: State, exact: State) -> Curve:
-    """Tsitouras' adaptive method: six evaluations a step, rejected steps too."""
-
-    def solve(tolerance: float) -> tuple[float, float]:
-        flow = ContinuousFlow(
-            lambda time: field,
-            stepsize_controller=diffrax.PIDController(rtol=tolerance, atol=tolerance),
-        )
-        solution = flow.solve(x, _GRID)
-        assert solution.ys is not None
-        error = float(jnp.abs(solution.ys[-1] - exact).max())
-        return 6.0 * float(solution.stats["num_steps"]) + 1, error
-
-    costs, errors = zip(*map(solve, (1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8)), strict=True)
-    return Curve("Tsitouras 5, adaptive", costs, errors)
-
-
 def position_costs(sizes: Iterable[int], seed: int = 0) -> list[Curve]:
     """Errors of the three regional averages of influence against the number of positions.
 
@@ -721,7 +446,7 @@ def position_costs(sizes: Iterable[int], seed: int = 0) -> list[Curve]:
 
     @eqx.filter_jit
     def averages(grid: Grid) -> Array:
-        return in_position.influence_averages(flow, _terminal_loss, smooth_states, grid)
+        return in_position.influence_averages(flow, TERMINAL_LOSS, smooth_states, grid)
 
     exact = averages(in_position.SINGULAR_AT_ZERO[1])
 
@@ -741,34 +466,3 @@ def position_costs(sizes: Iterable[int], seed: int = 0) -> list[Curve]:
         curve("Richardson on tokens", halved, extrapolated),
         curve("Gauss-Legendre panels", panels, averages),
     ]
-
-
-def rates_table(rows: Sequence[Row]) -> str:
-    """Lay out measured rows with claimed, expected and measured orders, bounds and reasons.
-
-    A dash stands for an order that is not stated or not known, and for a bound that is not
-    explicit. Errors that are not ten times the reference's own are marked: a finer one is needed.
-    """
-    lines = [
-        f"{'limit':64s} {'claimed':>7s} {'expected':>8s} {'measured':>14s} {'bound':>6s} "
-        f"{'constant':>9s} {'reference':>9s}"
-    ]
-    for row in rows:
-        study, order = row.study, row.study.order
-        bound = {True: "holds", False: "BROKEN", None: "–"}[study.holds]
-        claimed, expected = (
-            "–" if stated is None else f"{stated:.2f}" for stated in (study.claimed, row.expected)
-        )
-        lines.append(
-            f"{row.name:64s} {claimed:>7s} {expected:>8s} "
-            f"{order.value:7.2f} ±{order.half_width:5.2f} {bound:>6s} {order.constant:9.2g} "
-            f"{study.reference_error:9.1e}{'' if row.agrees else '   DIFFERS'}"
-            f"{'' if study.resolved else '   COARSE REFERENCE'}"
-        )
-    reasons = dict.fromkeys(row.reason for row in rows if row.reason)
-    if reasons:
-        lines += ["", "Where the expected order is not the claimed one, or not the usual one:"]
-    for reason in reasons:
-        names = [row.name for row in rows if row.reason == reason]
-        lines.append(f"- {reason}: {'; '.join(names)}")
-    return "\n".join(lines)

@@ -1,10 +1,9 @@
-r"""Layers to the depth flow: trajectories, controls and adjoints, measured.
+"""Layers to the depth flow: trajectories, controls and adjoints, measured.
 
 The depth flow is solved by Dormand and Prince's method of order 8 to a tolerance of 1e-13; its own
 error is the distance to Tsitouras' method.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -14,176 +13,20 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
 from lim_jax.adjoint.cone import cone_mass
 from lim_jax.adjoint.continuous import continuous_adjoint
 from lim_jax.adjoint.sweep import Example, TerminalLoss, adjoint_trajectory
-from lim_jax.grid import Grid, boundary_regions, inner, integral, regional_averages
+from lim_jax.grid.integrals import integral
+from lim_jax.grid.measure import Grid
+from lim_jax.grid.partition import boundary_regions, regional_averages
+from lim_jax.limits.constants import DepthConstants, depth_constants
 from lim_jax.limits.refinement import Study, fit_order, refine
+from lim_jax.limits.schemes import Control, Scheme, Step
 from lim_jax.network.continuous import ContinuousFlow, control_distance
 from lim_jax.network.field import State
 from lim_jax.network.flow import ResidualFlow, euler, rk4, split
-
-Control = Callable[[Array], Any]
-Step = Callable[..., State]
-
-
-class Scheme(NamedTuple):
-    r"""How a control becomes layers, and how a layer is applied.
-
-    Attributes
-    ----------
-    step
-        `flow.euler`, `flow.split`, or another step function.
-    offset
-        Layer k is the control at :math:`(k + \text{offset})\,\varepsilon`: 0 is the paper's, ½
-        keeps the order of a step of order 2.
-    perturbation
-        From the depth to what is added to the stacked layers; see `uniform_perturbation`,
-        `spike_perturbation` and `alternating_perturbation`. None for nothing.
-    """
-
-    step: Step = euler
-    offset: float = 0.0
-    perturbation: Callable[[int], PyTree] | None = None
-
-    def recursion(self, control: Control, depth: int, horizon: float) -> ResidualFlow:
-        """The network of a depth."""
-        times = (np.arange(depth) + self.offset) * (horizon / depth)
-        change = None if self.perturbation is None else self.perturbation(depth)
-        layers = _layers(control, jnp.asarray(times, float), change)
-        return ResidualFlow(layers, horizon=horizon, step=self.step)
-
-    def rate(self, depth: int, horizon: float) -> float:
-        r"""What the theorem's bracket falls like: :math:`\varepsilon` and the perturbation's size.
-
-        A smooth control is O(ε) from its samples, which the first term stands for.
-        """
-        if self.perturbation is None:
-            return horizon / depth
-        leaves = jax.tree.leaves(self.perturbation(depth))
-        sizes = np.sqrt(sum((np.asarray(leaf) ** 2).reshape(depth, -1).sum(1) for leaf in leaves))
-        return horizon / depth * (1 + float(sizes.sum()))
-
-
-@eqx.filter_jit
-def _layers(control: Control, times: Float[Array, " depth"], change: PyTree) -> PyTree:
-    """A control's fields at some times, and what is added to them."""
-    layers = eqx.filter_vmap(control)(times)
-    return layers if change is None else jax.tree.map(jnp.add, layers, change)
-
-
-class DepthConstants(NamedTuple):
-    r"""The numbers that the proof of `thm:resnet-ode` rests on, each the largest over samples.
-
-    Attributes
-    ----------
-    state
-        :math:`\Lambda = \|D_X\mathscr F_\theta(X)\|`.
-    control
-        :math:`C_\theta = \|D_\theta\mathscr F_\theta(X)\|`, from the Euclidean norm of all
-        parameters.
-    speed
-        :math:`M = \|\mathscr F_\theta(X)\|`.
-    defect
-        :math:`C_{split} = \|d_k\|/\varepsilon^2` (`eq:discrete-residual-with-defect`).
-    """
-
-    state: float
-    control: float
-    speed: float
-    defect: float = 0.0
-
-    def on_layers(self, horizon: float) -> float:
-        r""":math:`C_T` of `eq:convergent-control-grid-bound`, for a depth profile of one.
-
-        :math:`e^{T\Lambda}\max\{T(\Lambda M/2 + C_{split}),\,C_\theta\}`: a layer adds the
-        defect, :math:`\Lambda M\varepsilon^2/2` as the flow moves on within it, and
-        :math:`C_\theta` times the controls' distance (`eq:convergent-control-local-defect`);
-        :math:`e^{T\Lambda}` is Gronwall's.
-        """
-        layer = horizon * (self.state * self.speed / 2 + self.defect)
-        return math.exp(horizon * self.state) * max(layer, self.control)
-
-    def between_layers(self, horizon: float) -> float:
-        r""":math:`C_T` of `eq:resnet-ode-convergent-control-bound`: :math:`M` more."""
-        return self.on_layers(horizon) + self.speed
-
-
-@eqx.filter_jit
-def depth_constants(
-    fields: PyTree, states: Float[Array, "samples length width"], grid: Grid
-) -> DepthConstants:
-    r"""Measure the constants of fields at states, a field for each state, in the grid's norm.
-
-    Dense: every Jacobian is formed.
-
-    Examples
-    --------
-    >>> from lim_jax.grid import token_grid
-    >>> from lim_jax.network.field import FeedForward
-    >>> keys = jax.random.split(jax.random.key(0), 2)
-    >>> fields = jax.vmap(lambda key: FeedForward.init(2, key=key))(keys)
-    >>> found = depth_constants(fields, jnp.ones((2, 3, 2)), token_grid(3))
-    >>> float(found.speed)  # a token without variance is normalised to zero
-    0.0
-    """
-    root = jnp.sqrt(grid.weights)[:, None]
-
-    def sizes(field: Any, x: State) -> tuple[Array, Array, Array]:
-        arrays, static = eqx.partition(field, eqx.is_inexact_array)
-        parameters, unravel = ravel_pytree(arrays)
-
-        def scaled(parameters: Array, z: Array) -> Array:
-            moved = eqx.combine(unravel(parameters), static)
-            return (root * moved(z / root, z / root, grid)).ravel()
-
-        by_control, by_state = jax.jacrev(scaled, argnums=(0, 1))(parameters, root * x)
-        image = scaled(parameters, root * x)
-        norm = partial(jnp.linalg.norm, ord=2)
-        return norm(by_state.reshape(x.size, x.size)), norm(by_control), norm(image)
-
-    found = eqx.filter_vmap(sizes)(fields, states)
-    return DepthConstants(*(values.max() for values in found))
-
-
-@eqx.filter_jit
-def time_slopes(
-    flow: ContinuousFlow, x: State, grid: Grid, times: Float[Array, " times"]
-) -> Float[Array, " times"]:
-    r"""Measure :math:`\|\partial_t\,\zeta(t)\mathscr F_{\theta_t}(X)\|` at one state, on the grid.
-
-    `eq:depth-time-consistency`: between two times of one piece of the control the field changes by
-    at most :math:`C_G`, the largest slope there, times their distance.
-
-    Parameters
-    ----------
-    flow
-        Its profile and its control, differentiable in time: `linear_control`, `cubic_control`, or
-        any smooth callable.
-    x, grid
-        The state, held still, and its positions.
-    times
-        Depth times; where pieces of the control meet, the slope is that of one of them.
-
-    Examples
-    --------
-    >>> from lim_jax.grid import token_grid
-    >>> flow = ContinuousFlow(lambda time: lambda x, context, grid: time**2 * x)
-    >>> time_slopes(flow, jnp.ones((3, 1)), token_grid(3), jnp.array([0.0, 0.5, 1.0])).tolist()
-    [0.0, 1.0, 2.0]
-    """
-
-    def rate(time: Array) -> State:
-        return flow.profile(time) * flow.control(time)(x, x, grid)
-
-    def slope(time: Array) -> Array:
-        change = jax.jvp(rate, (time,), (jnp.ones_like(time),))[1]
-        return jnp.sqrt(inner(change, change, grid))
-
-    return jax.vmap(slope)(times)
 
 
 def trajectory_studies(
@@ -355,33 +198,6 @@ def _constants(run: _Run, limit: _Limit) -> DepthConstants:
 
 def _layer_times(states: np.ndarray, horizon: float) -> np.ndarray:
     return np.linspace(0, horizon, len(states))
-
-
-def uniform_perturbation(
-    direction: PyTree, size: Callable[[int], float]
-) -> Callable[[int], PyTree]:
-    r"""Add ``size(depth)`` times a direction to every layer: :math:`L^1` distance as the size."""
-    return lambda depth: _along_depth(direction, np.full(depth, size(depth)))
-
-
-def spike_perturbation(direction: PyTree, size: float = 1.0) -> Callable[[int], PyTree]:
-    r"""Add a direction of fixed size to one layer in the middle: :math:`L^1` distance O(ε)."""
-    return lambda depth: _along_depth(
-        direction, np.where(np.arange(depth) == depth // 2, size, 0.0)
-    )
-
-
-def alternating_perturbation(
-    direction: PyTree, size: Callable[[int], float]
-) -> Callable[[int], PyTree]:
-    r"""Add ``size(depth)`` times a direction with alternating sign: it averages out.
-
-    The :math:`L^1` distance is that of `uniform_perturbation`, the flow moves by O(ε) times the
-    size and its square only: convergence in :math:`L^1` is sufficient, not necessary.
-    """
-    return lambda depth: _along_depth(
-        direction, size(depth) * np.where(np.arange(depth) % 2 == 0, 1.0, -1.0)
-    )
 
 
 def shadowing_study(
@@ -567,13 +383,6 @@ def reference_flows(
 def _largest_norm(states: np.ndarray, grid: Grid) -> float:
     squares = (states**2).sum(axis=2) @ np.asarray(grid.weights)
     return float(np.sqrt(squares.max()))
-
-
-def _along_depth(direction: PyTree, sizes: np.ndarray) -> PyTree:
-    """On the host: each depth is a shape of its own, which JAX would compile for."""
-    return jax.tree.map(
-        lambda leaf: np.multiply.outer(sizes, np.asarray(leaf)).astype(leaf.dtype), direction
-    )
 
 
 def _norm(values: np.ndarray, grid: Grid) -> float:

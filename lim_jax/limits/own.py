@@ -21,11 +21,12 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from lim_jax._checks import counted, described, require, require_callable
-from lim_jax.grid import Grid, require_grid, require_on_grid
-from lim_jax.limits.convergence import Row, rates_table
-from lim_jax.limits.depth import Scheme, reference_flows
-from lim_jax.limits.position import SMOOTH, PositionField
+from lim_jax.grid.measure import Grid, require_grid, require_on_grid
+from lim_jax.limits.attention import SMOOTH, PositionField
+from lim_jax.limits.depth import reference_flows
 from lim_jax.limits.refinement import refine
+from lim_jax.limits.rows import Row, rates_table
+from lim_jax.limits.schemes import Scheme
 from lim_jax.network.continuous import ContinuousFlow
 from lim_jax.network.field import Field, State
 from lim_jax.network.flow import ResidualFlow
@@ -181,7 +182,7 @@ def study(
     The causal average of p is p/2, and on tokens it is (p + 1/L)/2:
 
     >>> from lim_jax.grid import token_grid
-    >>> from lim_jax.limits.convergence import averaging_attention
+    >>> from lim_jax.limits.fields import averaging_attention
     >>> found = study(
     ...     averaging_attention(),
     ...     lambda p: p[:, None],

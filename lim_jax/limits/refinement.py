@@ -2,9 +2,8 @@ r"""Refinement studies: the paper's limits, measured against the limit itself.
 
 A study computes a quantity at several refinements and its continuum value by another scheme, and
 fits the order of the error. A reference states its own error, from two resolutions. The studies of
-positions are in `position`, those of layers in `depth`; `convergence` runs them all, and `own`
-measures a network, grids and quantities that are yours.
-Use float64.
+positions are in `attention` and `position`, those of layers in `depth`; `convergence` runs them
+all, and `own` measures a network, grids and quantities that are yours. Use float64.
 """
 
 from collections.abc import Callable, Sequence

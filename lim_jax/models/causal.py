@@ -9,8 +9,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from lim_jax._checks import described, guarded, require, require_indices
-from lim_jax.grid import Grid, Starts, token_grid
-from lim_jax.loss import Labels, Logits, Scalar, autoregressive_cross_entropy, margin_loss
+from lim_jax.grid.cells import Starts, token_grid
+from lim_jax.grid.measure import Grid
+from lim_jax.loss.losses import Labels, Scalar, autoregressive_cross_entropy, margin_loss
+from lim_jax.loss.readouts import Logits
 from lim_jax.models.checkpoint import open_checkpoint
 from lim_jax.models.families import FAMILIES
 from lim_jax.models.gguf_file import open_gguf

@@ -18,9 +18,12 @@ from jaxtyping import Array, Bool, Float, Int, Integer
 
 from lim_jax._checks import ARRAYS, counted, described, require, require_indices
 from lim_jax._resuming import digest, once
-from lim_jax.density import Influence, Loss, LossOfIds, adjoint_energies
-from lim_jax.grid import Regions, carrying_shares, require_regions, token_grid
-from lim_jax.loss import teacher_forcing
+from lim_jax.density.adjoints import Loss, LossOfIds, adjoint_energies
+from lim_jax.density.statistics import Influence
+from lim_jax.grid.carrying import carrying_shares
+from lim_jax.grid.cells import token_grid
+from lim_jax.grid.partition import Regions, require_regions
+from lim_jax.loss.queries import teacher_forcing
 from lim_jax.models.causal import CausalLM, Queries
 
 Profile = Float[Array | np.ndarray, " _"]

@@ -16,7 +16,8 @@ from jaxtyping import Array, Float, Int, Key
 
 from lim_jax._checks import require
 from lim_jax._random import gaussian
-from lim_jax.loss import LinearReadout, teacher_forcing
+from lim_jax.loss.queries import teacher_forcing
+from lim_jax.loss.readouts import LinearReadout
 from lim_jax.models.causal import CausalLM
 from lim_jax.network.field import TransformerField
 from lim_jax.network.flow import ResidualFlow, split

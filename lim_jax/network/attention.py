@@ -15,7 +15,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from lim_jax._precision import matmul
-from lim_jax.grid import CellGrid, Grid
+from lim_jax.grid.cells import CellGrid
+from lim_jax.grid.measure import Grid
 from lim_jax.network.blocked import blocked_attention, require_heads
 
 DENSE = 96  # positions: up to here whole matrices are the faster

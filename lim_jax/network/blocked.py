@@ -34,7 +34,8 @@ from jaxtyping import Array, Float, Int
 from lim_jax._checks import require_floats
 from lim_jax._linear import at, derived, of_many, transposes
 from lim_jax._precision import accumulator, matmul
-from lim_jax.grid import CellGrid, Grid, require_on_grid
+from lim_jax.grid.cells import CellGrid
+from lim_jax.grid.measure import Grid, require_on_grid
 from lim_jax.network.tiles import Tiling, each_vector, in_groups, over_tiles, tiling
 
 KEPT = "attention outputs"

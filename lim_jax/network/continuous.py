@@ -23,7 +23,7 @@ from lim_jax._checks import (
     require_callable,
     require_floats,
 )
-from lim_jax.grid import Grid
+from lim_jax.grid.measure import Grid
 from lim_jax.network.field import State
 from lim_jax.network.flow import (
     Scalar,

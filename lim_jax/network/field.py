@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Key
 
 from lim_jax._checks import counted, require, require_key
 from lim_jax._random import gaussian
-from lim_jax.grid import Grid, require_on_grid
+from lim_jax.grid.measure import Grid, require_on_grid
 from lim_jax.network.attention import causal_attention
 from lim_jax.network.norms import LayerNorm, Norm, RMSNorm, require_width
 from lim_jax.network.positions import Rotary, Turns

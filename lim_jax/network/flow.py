@@ -29,7 +29,7 @@ from lim_jax._checks import (
     require_known,
     require_scalar,
 )
-from lim_jax.grid import Grid, require_grid, require_on_grid
+from lim_jax.grid.measure import Grid, require_grid, require_on_grid
 from lim_jax.network.blocked import KEPT
 from lim_jax.network.field import Field, State
 

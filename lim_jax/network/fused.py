@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from lim_jax._checks import require, undifferentiated
-from lim_jax.grid import CellGrid, Grid
+from lim_jax.grid.cells import CellGrid
+from lim_jax.grid.measure import Grid
 from lim_jax.network.blocked import require_heads
 
 IMPLEMENTATION = "cudnn"

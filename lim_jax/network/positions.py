@@ -18,7 +18,7 @@ from jaxtyping import Array, Float
 
 from lim_jax._checks import counted, described, require, require_known
 from lim_jax._precision import widened
-from lim_jax.grid import Grid, require_grid
+from lim_jax.grid.measure import Grid, require_grid
 
 Number = float | int
 Frequencies = tuple[float, ...]

@@ -20,7 +20,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from lim_jax._checks import finite_scalar, require, require_floats
-from lim_jax.grid import Grid, inner, require_on_grid
+from lim_jax.grid.integrals import inner
+from lim_jax.grid.measure import Grid, require_on_grid
 from lim_jax.network.field import (
     CausalAttention,
     FeedForward,

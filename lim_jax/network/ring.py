@@ -16,7 +16,8 @@ from jax.sharding import AxisType, Mesh, PartitionSpec
 from jaxtyping import Array, Float
 
 from lim_jax._checks import require
-from lim_jax.grid import CellGrid, Grid
+from lim_jax.grid.cells import CellGrid
+from lim_jax.grid.measure import Grid
 from lim_jax.network.blocked import require_heads, tiled_attention
 from lim_jax.network.tiles import tiling
 

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from lim_jax._linear import Points, Program, Vectors
-from lim_jax.grid import CellGrid
+from lim_jax.grid.cells import CellGrid
 
 TILE = 128  # positions
 CACHE = 2**16  # pairs of positions, which a core works on at once

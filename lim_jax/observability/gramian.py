@@ -24,7 +24,7 @@ from lim_jax._checks import (
     require_floats,
     require_indices,
 )
-from lim_jax.grid import Grid
+from lim_jax.grid.measure import Grid
 from lim_jax.network.flow import ResidualFlow
 
 State = Float[Array, "length width"]

@@ -24,7 +24,8 @@ from lim_jax._checks import (
     require_indices,
     require_key,
 )
-from lim_jax.grid import Grid, integral, require_on_grid
+from lim_jax.grid.integrals import integral
+from lim_jax.grid.measure import Grid, require_on_grid
 from lim_jax.observability.gramian import (
     Gramians,
     Observations,

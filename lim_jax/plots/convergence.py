@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import NullFormatter, NullLocator
 
-from lim_jax.limits.convergence import Curve, Row
+from lim_jax.limits.rows import Curve, Row
 from lim_jax.plots.drawing import (
     End,
     ShownFigure,

@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lim_jax.grid import Regions
+from lim_jax.grid.partition import Regions
 
 POSITION = "position p (part of the context)"
 # Okabe and Ito's colours, told apart by colour-blind readers too; and in grey by dash and marker.

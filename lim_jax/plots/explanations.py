@@ -9,7 +9,9 @@ from matplotlib.patches import Patch
 
 from lim_jax.adjoint.certificate import Certificate, Inequality
 from lim_jax.adjoint.ledger import CHANNELS
-from lim_jax.grid import Regions
+from lim_jax.explanations.account import HOPS
+from lim_jax.explanations.explanation import Explanation
+from lim_jax.grid.partition import Regions
 from lim_jax.plots.drawing import (
     POSITION,
     ShownFigure,
@@ -25,8 +27,6 @@ from lim_jax.plots.drawing import (
 )
 from lim_jax.plots.profile import DENSITY
 from lim_jax.probes import Estimate
-from lim_jax.studies.account import HOPS
-from lim_jax.studies.explanation import Explanation
 
 CHANNEL_COLOURS = ("#0072b2", "#e69f00", "#009e73")
 VERDICTS = {

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from lim_jax._checks import described, require
-from lim_jax.density import Influence
+from lim_jax.density.statistics import Influence
 from lim_jax.plots.drawing import (
     draw_averages,
     error_band,
@@ -40,7 +40,7 @@ def influence_profile(result: Influence, title: str = "") -> Figure:
     Examples
     --------
     >>> import jax.numpy as jnp
-    >>> from lim_jax.studies.paper import gate_influence
+    >>> from lim_jax.paper import gate_influence
     >>> figure = influence_profile(gate_influence(jnp.zeros(48)), "gates, linear loss")
     >>> figure.axes[0].get_title().splitlines()[0]
     'gates, linear loss (L = 48, n = 1)'
@@ -73,7 +73,7 @@ def draw_densities(axes: Axes, results: Mapping[str, Influence]) -> None:
     Examples
     --------
     >>> import jax.numpy as jnp
-    >>> from lim_jax.studies.paper import gate_influence
+    >>> from lim_jax.paper import gate_influence
     >>> figure, axes = new_figure("density")
     >>> results = {f"gate {u}": gate_influence(u * jnp.ones(48)) for u in (0.0, 1.0)}
     >>> draw_densities(axes, results)

@@ -5,8 +5,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
+from lim_jax.paper.outcomes import Section4
+from lim_jax.paper.simulation import DELTA, GRID
 from lim_jax.plots.drawing import POSITION, legend_below, line_style, new_figure, shade_boundaries
-from lim_jax.studies.paper import DELTA, GRID, Section4
 
 NAMES = {
     "baseline": "Baseline",

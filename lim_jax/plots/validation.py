@@ -17,11 +17,12 @@ from lim_jax.plots.drawing import (
     new_figure,
 )
 from lim_jax.probes import Estimate
-from lim_jax.studies.intervals import Interval
-from lim_jax.studies.prediction import AT_GOLD, PROFILE, SCORES
-from lim_jax.studies.prompted import PromptedStudy
-from lim_jax.studies.remedies import PLAIN, in_the_middle
-from lim_jax.studies.validation import LONG, Gain
+from lim_jax.validation.gains import Gain
+from lim_jax.validation.intervals import Interval
+from lim_jax.validation.prediction import AT_GOLD, PROFILE, SCORES
+from lim_jax.validation.prompted import PromptedStudy
+from lim_jax.validation.remedies import PLAIN, in_the_middle
+from lim_jax.validation.study import LONG
 
 PLACE = "place that is asked for"
 SHIFTED = ("accuracy (share)", "influence, margin (1 = uniform)")

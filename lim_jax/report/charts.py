@@ -6,7 +6,7 @@ from typing import Any
 import lazy_loader
 import numpy as np
 
-from lim_jax.density import Influence
+from lim_jax.density.statistics import Influence
 from lim_jax.report.shades import COUNT, Shading
 
 alt: Any = lazy_loader.load("altair")  # of the extra; the rest does without

@@ -8,16 +8,17 @@ from jaxtyping import Float
 
 from lim_jax.adjoint.ledger import CHANNELS
 from lim_jax.report.wording import digits, with_error
-from lim_jax.studies.intervals import Interval, paired_interval
-from lim_jax.studies.prediction import AT_GOLD, NORMALISED, PROFILE, SCORES
-from lim_jax.studies.remedies import ANSWERS, PLAIN, in_the_middle
-from lim_jax.studies.validation import LONG, Gain, compare_arms
+from lim_jax.validation.gains import Gain, compare_arms
+from lim_jax.validation.intervals import Interval, paired_interval
+from lim_jax.validation.prediction import AT_GOLD, NORMALISED, PROFILE, SCORES
+from lim_jax.validation.remedies import ANSWERS, PLAIN, in_the_middle
+from lim_jax.validation.study import LONG
 
 Record = Mapping[str, Any]
 
 
 def findings_page(results: Record, figures: Sequence[str] = ()) -> str:
-    """Lay out the results of `studies.validate`.
+    """Lay out the results of `validation.validate`.
 
     Parameters
     ----------

@@ -14,13 +14,15 @@ import numpy as np
 from lim_jax._checks import described, require, require_extra
 from lim_jax.adjoint.certificate import Certificate
 from lim_jax.adjoint.ledger import CHANNELS
-from lim_jax.density import Influence
-from lim_jax.grid import boundary_regions, carrying_shares, token_grid
+from lim_jax.density.statistics import Influence
+from lim_jax.explanations.account import HOPS, TokenAccount
+from lim_jax.grid.carrying import carrying_shares
+from lim_jax.grid.cells import token_grid
+from lim_jax.grid.partition import boundary_regions
 from lim_jax.report.charts import depth_chart, head_chart, profile_chart, share_chart
 from lim_jax.report.shades import COUNT, Shading, shading, style
 from lim_jax.report.tokens import FIELDS, own_density, parts_shares, shown_context
 from lim_jax.report.wording import certificate_words, digits, index_words, verdict
-from lim_jax.studies.account import HOPS, TokenAccount
 
 jinja2: Any = lazy_loader.load("jinja2")  # of the extra; the rest does without
 vl_convert: Any = lazy_loader.load("vl_convert")
@@ -56,8 +58,8 @@ def write_page(
     influence
         Over contexts, such as `Explanation.influence` or `models.influence_of_ids`.
     accounts
-        Of the contexts to be shown, the first of those measured, by `studies.account_of_context`,
-        at the depth of `influence`.
+        Of the contexts to be shown, the first of those measured, by
+        `explanations.account_of_context`, at the depth of `influence`.
     texts
         For each of them the text of each id of its window (`models.texts_of_ids`): L of the
         context, and the one after it.
@@ -128,7 +130,7 @@ def _require_fitting(accounts: Sequence[TokenAccount], texts: Sequence[Sequence[
         "accounts",
         got="none" if several else described(accounts),
         expected="a list of those to be shown, at least one",
-        cure="Make them by studies.account_of_context.",
+        cure="Make them by explanations.account_of_context.",
     )
     shapes = {(account.heads.shape, account.by_depth.shape[0]) for account in accounts}
     require(

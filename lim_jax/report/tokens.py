@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lim_jax.adjoint.ledger import CHANNELS
-from lim_jax.density import Influence
+from lim_jax.density.statistics import Influence
+from lim_jax.explanations.account import HOPS, TokenAccount
 from lim_jax.report.shades import Shading
 from lim_jax.report.wording import digits, with_error
-from lim_jax.studies.account import HOPS, TokenAccount
 
 REGIONS = ("left", "middle", "right")
 FIELDS = ("token", "place", "position", "density", "mean", "part", "asks", *CHANNELS, *HOPS)

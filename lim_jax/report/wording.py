@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from lim_jax.adjoint.certificate import Certificate
-from lim_jax.density import Influence
+from lim_jax.density.statistics import Influence
 
 SAYING = {
     "held": "Its premises and inequalities hold here, so it follows: {conclusion}.",

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lim_jax import adjoint, density, grid, limits, probes, studies, training
+from lim_jax import adjoint, density, explanations, grid, limits, probes, training
 from lim_jax._checks import ARRAYS, described, require
 from lim_jax.results import comparison
 from lim_jax.results.records import known
@@ -29,16 +29,17 @@ from lim_jax.results.records import known
 FORMAT, VERSION = "lim_jax result", 1
 ARCHIVE = b"PK\x03\x04"  # how a zip file begins, which an .npz is
 ROOMS: Mapping[str, Any] = {
-    "adjoint": adjoint, "density": density, "grid": grid, "limits": limits, "probes": probes,
-    "results": comparison, "studies": studies, "training": training,
+    "adjoint": adjoint, "density": density, "explanations": explanations, "grid": grid,
+    "limits": limits, "probes": probes, "results": comparison, "training": training,
 }  # fmt: skip
 # Rooms load what is asked of them: the kinds are named here, and none is loaded.
 KINDS = (
     "adjoint.Certificate", "adjoint.Channels", "adjoint.Inequality", "adjoint.Premise",
-    "adjoint.RegionalChannels", "density.Indices", "density.Influence", "grid.CellGrid",
-    "grid.PanelGrid", "grid.Regions", "limits.Curve", "limits.Row", "limits.Study",
-    "probes.Estimate", "results.Comparison", "studies.Explanation", "training.TrainingPath",
+    "adjoint.RegionalChannels", "density.Indices", "density.Influence", "explanations.Explanation",
+    "grid.CellGrid", "grid.PanelGrid", "grid.Regions", "limits.Curve", "limits.Row", "limits.Study",
+    "probes.Estimate", "results.Comparison", "training.TrainingPath",
 )  # fmt: skip
+RENAMED = {"studies.Explanation": "explanations.Explanation"}  # in files that were written before
 
 
 def kind_of(result: Any) -> str:
@@ -202,14 +203,15 @@ def _read(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
 
 
 def _read_kind(value: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> Any:
+    written: str = RENAMED.get(value["kind"]) or value["kind"]
     require(
-        value["kind"] in KINDS,
+        written in KINDS,
         "path",
         got=f"a result of the kind {value['kind']!r}",
         expected=f"one of {', '.join(KINDS)}",
         cure="Read it with the lim_jax that wrote it.",
     )
-    room, name = value["kind"].split(".")
+    room, name = written.split(".")
     kind = getattr(ROOMS[room], name)
     return kind(**{part: _read(entry, arrays) for part, entry in value["parts"].items()})
 

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from lim_jax._checks import described, require
-from lim_jax.density import Indices, Influence, all_known, number_lines
-from lim_jax.grid import Regions
+from lim_jax.density.statistics import Indices, Influence, all_known, number_lines
+from lim_jax.grid.partition import Regions
 
 Scalar = Float[Array, ""]
 Results = tuple[Any, Any, Indices]  # density, total, indices, or such a number for each example

@@ -9,8 +9,9 @@ import numpy as np
 from lim_jax._checks import ARRAYS, described, require
 from lim_jax.adjoint.certificate import Certificate, Inequality
 from lim_jax.adjoint.ledger import CHANNELS, Channels
-from lim_jax.density import Indices, Influence
-from lim_jax.grid import Grid, Regions
+from lim_jax.density.statistics import Indices, Influence
+from lim_jax.grid.measure import Grid
+from lim_jax.grid.partition import Regions
 from lim_jax.results.archive import kind_of
 from lim_jax.results.comparison import Comparison
 
@@ -245,8 +246,8 @@ def _texts(words: Any) -> np.ndarray:
 ONE: Mapping[str, Callable[[Any], Description]] = {
     "adjoint.Channels": _channels,
     "density.Influence": _influence,
+    "explanations.Explanation": _explanation,
     "results.Comparison": _comparison,
-    "studies.Explanation": _explanation,
     "training.TrainingPath": _training_path,
 }
 SEVERAL: Mapping[str, Callable[[Sequence[Any]], Description]] = {

@@ -13,7 +13,7 @@ import lazy_loader
 import numpy as np
 
 from lim_jax._checks import require, require_extra
-from lim_jax.grid import Grid, require_grid
+from lim_jax.grid.measure import Grid, require_grid
 from lim_jax.results.descriptions import describe
 from lim_jax.results.records import known
 

@@ -1,14 +1,11 @@
 r"""Algorithm 1: objectives that balance the influence density against a target.
 
 All are densities' integrals over position: they converge as the grid is refined. They are
-functions of input adjoints, so `jax.grad` of them takes the rule of `mixed` by itself.
-
-A density is balanced over *places*: every position of the grid, or *pools* of positions such as
-records and regions. Places have a measure, the positions' weights or the pools' sizes.
+functions of input adjoints, so `jax.grad` of them takes the rule of `mixed` by itself. What is
+balanced, and from which of a batch's moments, says an estimator (`estimators`).
 """
 
 from collections.abc import Callable
-from functools import partial, update_wrapper
 from typing import Any
 
 import equinox as eqx
@@ -22,13 +19,14 @@ from lim_jax._checks import (
     guarded,
     guarded_finite,
     require,
-    require_callable,
     require_floating,
     require_floats,
     require_scalar,
 )
-from lim_jax.density import Batch, Loss, embedded, require_pair
-from lim_jax.grid import Grid, require_on_grid, require_profile
+from lim_jax.density.adjoints import Batch, Loss, embedded, require_pair
+from lim_jax.grid.integrals import require_profile
+from lim_jax.grid.measure import Grid, require_on_grid
+from lim_jax.training.estimators import Energies, Estimator, Places, Statistic, balanced_density
 from lim_jax.training.mixed import (
     Adjoints,
     Losses,
@@ -39,9 +37,6 @@ from lim_jax.training.mixed import (
 )
 
 Profile = Float[Array, " length"]
-Places = Float[Array, " places"]
-Energies = Float[Array, "examples places"]
-Statistic = Float[Array, "*groups places"]
 Pools = Float[Array, "pools length"]
 
 
@@ -67,132 +62,6 @@ def influence_discrepancy(density: Profile, target: Profile | Scalar | float, gr
 
 def _discrepancy(density: Places, target: Places | Scalar | float, weights: Places) -> Scalar:
     return weights @ (density - target) ** 2 / 2
-
-
-class Estimator:
-    r"""A way to estimate a density from a batch: ``estimate(energies, weights, epsilon=)``.
-
-    In two steps, a *statistic* of the batch that is a mean over examples, and the density that it
-    stands for. `averaged_objective` takes the first over several training steps.
-
-    Parameters
-    ----------
-    statistic
-        ``statistic(energies, weights, epsilon)``, of energies of shape ``(examples, places)``.
-    density
-        ``density(statistic, weights, epsilon)``, of shape ``(places,)``. It gives the estimator its
-        name and documentation.
-
-    Raises
-    ------
-    ValueError
-        Where the energies are no array of examples, or have not one column for each weight.
-
-    Examples
-    --------
-    >>> mean = lambda energies, weights, epsilon: energies.mean(axis=0)
-    >>> largest = Estimator(mean, lambda mean, weights, epsilon: mean / mean.max())
-    >>> largest(jnp.array([[1.0, 4.0]]), jnp.array([0.5, 0.5]), epsilon=0.0).tolist()
-    [0.25, 1.0]
-    """
-
-    def __init__(self, statistic: Callable[..., Statistic], density: Callable[..., Places]):
-        require_callable(statistic, "statistic", "statistic(energies, weights, epsilon)")
-        require_callable(density, "density", "density(statistic, weights, epsilon)")
-        self.statistic, self.density = statistic, density
-        update_wrapper(self, density)
-
-    def __call__(self, energies: Energies, weights: Places, *, epsilon: Scalar | float) -> Places:
-        """Estimate the density of a batch with these energies, over places of these weights."""
-        require_floats(energies, "energies", "examples places", "Pass one row for each example.")
-        cure = "Pass one for each column of the energies: grid.weights, or the pools' sizes."
-        require_floats(weights, "weights", "places", cure, places=energies.shape[1])
-        require_scalar(epsilon, "epsilon")
-        return self.density(self.statistic(energies, weights, epsilon), weights, epsilon)
-
-
-def _mean(energies: Energies, weights: Places, epsilon: Scalar | float) -> Places:
-    return energies.mean(axis=0)
-
-
-@partial(Estimator, _mean)
-def balanced_density(mean: Places, weights: Places, epsilon: Scalar | float) -> Places:
-    r"""Algorithm 1's estimate :math:`\hat m = \hat I/(\hat Z + \epsilon_{inf})` from a batch.
-
-    A ratio of means, whose bias is
-    :math:`[m\,\mathrm{Var}\hat Z - \mathrm{Cov}(\hat I, \hat Z)]/Z^2` to first order;
-    `ratio_bias` estimates it. Its statistic is the mean energy :math:`\hat I`.
-
-    Examples
-    --------
-    >>> energies, weights = jnp.array([[0.0, 9.0], [2.0, 9.0]]), jnp.array([0.5, 0.5])
-    >>> balanced_density(energies, weights, epsilon=0.0).round(3).tolist()
-    [0.2, 1.8]
-    """
-    return _over(mean, weights @ mean, epsilon)
-
-
-def _halves(energies: Energies, weights: Places, epsilon: Scalar | float) -> Statistic:
-    require(
-        len(energies) > 1,
-        "energies",
-        got=f"{len(energies)} example",
-        expected="at least two",
-        cure="Enlarge the batch, or take balanced_density.",
-    )
-    halves = jnp.split(energies, [len(energies) // 2])
-    return jnp.stack([half.mean(axis=0) for half in halves])
-
-
-@partial(Estimator, _halves)
-def crossed_density(
-    halves: Float[Array, "2 places"], weights: Places, epsilon: Scalar | float
-) -> Places:
-    r"""Estimate the density with independent denominators: each half over the other's total.
-
-    What is left of the ratio's bias is :math:`m\,\mathrm{Var}\hat Z/Z^2` of half a batch, the
-    same factor at every place. That is less than `balanced_density` has where the totals vary
-    little and the profiles much, and more where only the totals vary: `ratio_bias` tells. Its
-    statistic is the two halves' mean energies.
-
-    Examples
-    --------
-    >>> energies = jnp.array([[1.0, 1.0], [0.0, 4.0]])  # totals 1 and 2
-    >>> crossed_density(energies, jnp.array([0.5, 0.5]), epsilon=0.0).tolist()
-    [0.25, 2.25]
-    """
-    first, second = halves
-    return (_over(first, weights @ second, epsilon) + _over(second, weights @ first, epsilon)) / 2
-
-
-def _mean_profile(energies: Energies, weights: Places, epsilon: Scalar | float) -> Places:
-    return _over(energies, (energies @ weights)[:, None], epsilon).mean(axis=0)
-
-
-@partial(Estimator, _mean_profile)
-def example_density(profile: Places, weights: Places, epsilon: Scalar | float) -> Places:
-    r"""The mean of the examples' own profiles, :math:`E_b/(Z_b + \epsilon_{inf})`.
-
-    Every example counts alike, however large its gradient, and the estimate has no bias. But it is
-    of *another density* than that of `balanced_density`: a mean of ratios, not the paper's ratio of
-    means, which examples with large gradients govern. They agree where all profiles, or all totals,
-    are the same. Its statistic is that mean.
-
-    Examples
-    --------
-    >>> energies = jnp.array([[0.0, 8.0], [1.0, 1.0]])
-    >>> example_density(energies, jnp.array([0.5, 0.5]), epsilon=0.0).tolist()
-    [0.5, 1.5]
-    """
-    return profile
-
-
-def _over(
-    energy: Float[Array, "*groups places"], total: Float[Array, "..."], epsilon: Scalar | float
-) -> Float[Array, "*groups places"]:
-    """Divide by a total; one that is infinite, or epsilon, gives NaN, not a density of zero."""
-    total = total + epsilon
-    return jnp.where(jnp.isfinite(total), energy / total, jnp.nan)
 
 
 def influence_penalty(

@@ -8,7 +8,8 @@ import lineax
 from jaxtyping import Array, Float, PyTree
 
 from lim_jax._checks import guarded, require, require_callable, require_scalar
-from lim_jax.grid import Grid, integral, require_on_grid
+from lim_jax.grid.integrals import integral
+from lim_jax.grid.measure import Grid, require_on_grid
 
 Scalar = Float[Array, ""]
 Profile = Float[Array, " length"]

@@ -18,8 +18,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from lim_jax._checks import require
-from lim_jax.density import Batch, Indices, Loss, adjoint_energies, embedded, indices
-from lim_jax.grid import Grid, Regions, integral, regional_averages
+from lim_jax.density.adjoints import Batch, Loss, adjoint_energies, embedded
+from lim_jax.density.statistics import Indices, indices
+from lim_jax.grid.integrals import integral
+from lim_jax.grid.measure import Grid
+from lim_jax.grid.partition import Regions, regional_averages
 from lim_jax.training.loop import Progress, resumable
 
 Scalar = Float[Array, ""]

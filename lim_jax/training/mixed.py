@@ -22,8 +22,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from lim_jax._checks import guarded_finite
-from lim_jax.density import Batch, Loss, embedded, losses_and_adjoints, require_batch
-from lim_jax.grid import Grid
+from lim_jax.density.adjoints import Batch, Loss, embedded, losses_and_adjoints, require_batch
+from lim_jax.grid.measure import Grid
 
 Scalar = Float[Array, ""]
 Losses = Float[Array, " examples"]

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from lim_jax._checks import guarded_finite, require_callable, require_floats
-from lim_jax.density import Batch, Loss, embedded, require_batch
-from lim_jax.grid import Grid, integral, require_on_grid
+from lim_jax.density.adjoints import Batch, Loss, embedded, require_batch
+from lim_jax.grid.integrals import integral
+from lim_jax.grid.measure import Grid, require_on_grid
 from lim_jax.observability.gramian import Positions, Steps, layer_steps
 from lim_jax.observability.trace_estimates import probed_observability
 from lim_jax.probes import Probes

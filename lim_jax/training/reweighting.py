@@ -9,18 +9,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from lim_jax._checks import finite_scalar, guarded, guarded_finite, require_callable
-from lim_jax.density import indices
-from lim_jax.grid import (
-    Grid,
-    Regions,
-    guarded_density,
-    integral,
-    regional_averages,
-    require_grid,
-    require_on_grid,
-    require_profile,
-    require_regions,
-)
+from lim_jax.density.statistics import indices
+from lim_jax.grid.integrals import guarded_density, integral, require_profile
+from lim_jax.grid.measure import Grid, require_grid, require_on_grid
+from lim_jax.grid.partition import Regions, regional_averages, require_regions
 from lim_jax.training.loop import Progress, resumable
 
 Scalar = Float[Array, ""]

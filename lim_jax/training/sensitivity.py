@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Key, PyTree
 
 from lim_jax._random import gaussian
-from lim_jax.density import Batch, Loss, losses_and_adjoints
-from lim_jax.grid import Grid
+from lim_jax.density.adjoints import Batch, Loss, losses_and_adjoints
+from lim_jax.grid.measure import Grid
 from lim_jax.probes import Estimate, sample_mean
 
 Scalar = Float[Array, ""]

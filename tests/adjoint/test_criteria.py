@@ -10,7 +10,7 @@ import pytest
 from reference.networks import random_flow, random_labels, random_states, randomised
 
 import lim_jax as lim
-from lim_jax.adjoint import criteria, queries, residual
+from lim_jax.adjoint import criteria, deficits, queries, residual
 from lim_jax.adjoint.certificate import certificate_table
 from lim_jax.adjoint.cone import JointCone
 from lim_jax.adjoint.ledger import RegionalChannels, channels, regional_channels
@@ -275,11 +275,11 @@ def products(*energies, cross=0.0):
 def test_the_exact_characterisation_is_an_equivalence():
     # `cor:exact-double-deficit`, `eq:exact-left-middle-channel-condition`,
     # `eq:exact-right-middle-channel-condition`.
-    holds = criteria.exact_characterisation(products((0, 2, 0.1), (0.5, 0.2, 0.1), (2, 0, 0.1)))
+    holds = deficits.exact_characterisation(products((0, 2, 0.1), (0.5, 0.2, 0.1), (2, 0, 0.1)))
     assert holds.holds and holds.concluded
-    fails = criteria.exact_characterisation(products((0, 2, 0.1), (3, 0.2, 0.1), (2, 0, 0.1)))
+    fails = deficits.exact_characterisation(products((0, 2, 0.1), (3, 0.2, 0.1), (2, 0, 0.1)))
     assert not fails.holds and not fails.concluded and not fails.vacuous
-    nothing = criteria.exact_characterisation(products((0.0,) * 3, (0.0,) * 3, (0.0,) * 3))
+    nothing = deficits.exact_characterisation(products((0.0,) * 3, (0.0,) * 3, (0.0,) * 3))
     assert not nothing.holds and "Z = 0" in nothing.vacuous
 
 
@@ -289,7 +289,7 @@ def test_cross_terms_can_undo_a_u_shape():
     found = regional_channels(
         channel[None, :, :, None], lim.boundary_regions(lim.token_grid(3), "1/3")
     )
-    certificate = criteria.exact_characterisation(found)
+    certificate = deficits.exact_characterisation(found)
     assert not certificate.holds and not certificate.concluded
     np.testing.assert_allclose(found.energies[:, :2], [[1, 1], [0.25, 0.25], [1, 1]], atol=1e-14)
     np.testing.assert_allclose(found.totals, [0, 1, 0], atol=1e-14)
@@ -321,8 +321,8 @@ def test_ties_neither_hold_nor_are_concluded():
             uniform = jax.device_put(np.full(length, 1 / length))
             rho = jax.device_put((value**2).sum(axis=2).mean(axis=0))
             for certificate in (
-                criteria.exact_characterisation(regional),
-                criteria.double_deficit(regional, exact_bounds(regional)),
+                deficits.exact_characterisation(regional),
+                deficits.double_deficit(regional, exact_bounds(regional)),
                 criteria.recency_survival(terminal, terminal, jnp.zeros(2), regions),
                 criteria.right_biased_queries(uniform, rho, terminal, regions),
             ):
@@ -338,7 +338,7 @@ def test_a_margin_beyond_rounding_is_no_tie():
     for dtype, seen in ((np.float64, True), (np.float32, False)):
         rows = [(1 + 1e-6, 0, 0), (1, 0, 0), (1 + 1e-6, 0, 0)]
         found = np.array([np.diag(row) for row in rows])[None].astype(dtype)
-        certificate = criteria.exact_characterisation(RegionalChannels(jax.device_put(found)))
+        certificate = deficits.exact_characterisation(RegionalChannels(jax.device_put(found)))
         assert certificate.holds is seen and certificate.concluded is seen
 
 
@@ -356,7 +356,7 @@ def test_products_are_averaged_over_examples_not_averages_multiplied():
     np.testing.assert_allclose(found.energies, energies, atol=1e-14)
     correlations = np.abs(pairs) / np.sqrt(energies[:, 0] * energies[:, 1])
     np.testing.assert_allclose(found.correlations[:, 0], correlations, atol=1e-14)
-    certificate = criteria.double_deficit(found, exact_bounds(found))
+    certificate = deficits.double_deficit(found, exact_bounds(found))
     left, right = certificate.inequalities
     gamma = 2 * np.abs(pairs)
     np.testing.assert_allclose(left.greater, energies[0, 1])
@@ -383,9 +383,9 @@ def test_criteria_on_channels_are_met_both_ways():
         shares = regions._host_weights()
         left, middle, right = shares @ total / shares.sum(axis=1)
         deficit = bool(min(left, right) > middle)
-        exact = criteria.exact_characterisation(regional)
+        exact = deficits.exact_characterisation(regional)
         assert exact.holds is exact.concluded is deficit
-        double = criteria.double_deficit(regional, exact_bounds(regional))
+        double = deficits.double_deficit(regional, exact_bounds(regional))
         assert double.concluded is deficit and (deficit or not double.holds)
         met.update([("exact", exact.holds), ("double", double.holds, deficit)])
     cases = ("exact", True), ("exact", False), ("double", True, True), ("double", False, True)
@@ -398,7 +398,7 @@ def test_certificates_refuse_nan_and_tracers(name, as_users_run):
     one, weights = jnp.ones(1), teacher_forcing(LENGTH)
     judged = {
         "terminal": lambda x: criteria.recency_survival(x, x, one, REGIONS),
-        "regional": lambda x: criteria.exact_characterisation(
+        "regional": lambda x: deficits.exact_characterisation(
             RegionalChannels(x.sum() * jnp.ones((1, 3, 3, 3)))
         ),
         "cone": lambda x: criteria.primacy_noncancellation(
@@ -416,7 +416,7 @@ def test_certificates_refuse_nan_and_tracers(name, as_users_run):
 
 
 def exact_bounds(regional):
-    return criteria.ChannelBounds(
+    return deficits.ChannelBounds(
         regional.energies, regional.energies[0, 1], regional.energies[2, 0], regional.correlations
     )
 
@@ -424,23 +424,23 @@ def exact_bounds(regional):
 def test_the_double_deficit_holds_fails_and_is_vacuous():
     # `thm:channel-energy-double-deficit`.
     deficit = products((0.1, 5, 0.0), (0.2, 0.2, 0.0), (6, 0.1, 0.0))
-    certificate = criteria.double_deficit(deficit, exact_bounds(deficit))
+    certificate = deficits.double_deficit(deficit, exact_bounds(deficit))
     assert certificate.holds and certificate.concluded
     even = products((1, 1, 0.0), (1, 1, 0.0), (1, 1, 0.0))
-    certificate = criteria.double_deficit(even, exact_bounds(even))
+    certificate = deficits.double_deficit(even, exact_bounds(even))
     assert not certificate.holds and not certificate.vacuous and not certificate.concluded
     crossed = exact_bounds(even)._replace(correlations=jnp.ones((3, 3)))
-    certificate = criteria.double_deficit(even, crossed)
+    certificate = deficits.double_deficit(even, crossed)
     assert "cross terms alone" in certificate.vacuous
     # The channels are orthogonal: with bounds as tight as the data the left has l > Gamma.
     assert certificate.decisive.startswith("with more examples")
     pairs = [[[1.0, c, 0.0], [c, 1.0, 0.0], [0.0, 0.0, 0.0]] for c in (0.6, 0.0, 0.4)]
     mixed = RegionalChannels(jnp.asarray([pairs]))
-    certificate = criteria.double_deficit(mixed, exact_bounds(mixed))
+    certificate = deficits.double_deficit(mixed, exact_bounds(mixed))
     assert "undo the left boundary" in certificate.vacuous  # 2 0.6 > 1, and 2 0.4 < 1
     assert "not with more examples" in certificate.decisive and " left " in certificate.decisive
     crossed = exact_bounds(mixed)._replace(correlations=jnp.ones((3, 3)))
-    both = criteria.double_deficit(mixed, crossed)
+    both = deficits.double_deficit(mixed, crossed)
     assert "left and the right" in both.vacuous and "right" not in both.decisive
     assert f"it could decide: {both.decisive}" in certificate_table([both])
 
@@ -451,8 +451,8 @@ def test_the_double_deficits_sides_by_hand():
     found = products((0.0,) * 3, (0.0,) * 3, (0.0,) * 3)
     upper = jnp.ones((3, 3))
     rho = jnp.asarray(np.outer(np.ones(3), [0, 0, 0.25]))
-    bounds = criteria.ChannelBounds(upper, jnp.array(0.0), jnp.array(0.0), rho)
-    certificate = criteria.double_deficit(found, bounds)
+    bounds = deficits.ChannelBounds(upper, jnp.array(0.0), jnp.array(0.0), rho)
+    certificate = deficits.double_deficit(found, bounds)
     # U_M = 3, Gamma = 2 * 0.25 for each region.
     assert [one.lesser for one in certificate.inequalities] == [4.0, 4.0]
 
@@ -473,7 +473,7 @@ def test_bounds_that_the_data_contradict_are_refused_by_name(change, named):
     # `eq:channel-upper-bounds`, `eq:boundary-channel-lower-bounds`, `eq:channel-correlation-bound`.
     regional = products((1, 2, 1), (1, 2, 1), (1, 2, 1), cross=0.5)
     with pytest.raises(ValueError, match=named):
-        criteria.double_deficit(regional, change(exact_bounds(regional)))
+        deficits.double_deficit(regional, change(exact_bounds(regional)))
 
 
 def test_bootstrap_bounds_cover_the_data_and_the_truth():
@@ -487,14 +487,14 @@ def test_bootstrap_bounds_cover_the_data_and_the_truth():
     @jax.vmap
     def bounds(products, key):
         data = RegionalChannels(products)
-        return criteria.bootstrap_bounds(data, key=key, resamples=200), data.energies
+        return deficits.bootstrap_bounds(data, key=key, resamples=200), data.energies
 
     found, energies = jax.tree.map(np.asarray, bounds(products, keys))
     assert (found.upper >= energies).all()
     assert (found.left <= energies[:, 0, 1]).all() and (found.right <= energies[:, 2, 0]).all()
     for trial in range(50):
         one = jax.tree.map(lambda leaf: leaf[trial], found)  # noqa: B023
-        criteria.double_deficit(RegionalChannels(products[trial]), one)
+        deficits.double_deficit(RegionalChannels(products[trial]), one)
     covered = np.sum((found.upper[:, 0, 0] > 1) & (found.left < 1))
     assert covered >= 40  # 0.9 for two one-sided 95 % bounds, less for the small sample
 
@@ -593,8 +593,8 @@ def test_whenever_a_certificate_holds_its_conclusion_does(step):
         certificates = {
             "primacy": criteria.primacy_noncancellation(cone, regions),
             "recency": criteria.recency_survival(terminal, initial, product, regions),
-            "exact": criteria.exact_characterisation(regional),
-            "double": criteria.double_deficit(regional, exact_bounds(regional)),
+            "exact": deficits.exact_characterisation(regional),
+            "double": deficits.double_deficit(regional, exact_bounds(regional)),
             "queries": criteria.right_biased_queries(weights, energies, terminal, regions),
         }
         deficit = bool(min(averages[0], averages[2]) > averages[1])
@@ -608,7 +608,7 @@ def test_whenever_a_certificate_holds_its_conclusion_does(step):
 
 
 def test_certificates_are_records_and_text():
-    certificate = criteria.exact_characterisation(
+    certificate = deficits.exact_characterisation(
         products((0, 2, 0.1), (0.5, 0.2, 0.1), (2, 0, 0.1))
     )  # fmt: skip
     record = certificate.record()

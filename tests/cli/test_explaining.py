@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from reference.publishers import CONFIGS, spelt, write_with_letters
 
 import lim_jax as lim
-from lim_jax import cli, models, report, studies
+from lim_jax import cli, explanations, models, report
 from lim_jax.cli import explaining
 from lim_jax.density import Influence
 
@@ -91,7 +91,7 @@ def test_explain_writes_what_it_prints(monkeypatch, folder, tmp_path, capsys):
     ids = np.array([ord(letter) - ord("a") for letter in text.read_text()])
     windows = jax.device_put(np.stack([ids[at : at + 13] for at in (0, 12, 24)]))
     regions = lim.boundary_regions(lim.token_grid(12, "float32"), 0.2)
-    expected = studies.average_cone_mass(models.load(folder), windows, regions)
+    expected = explanations.average_cone_mass(models.load(folder), windows, regions)
     np.testing.assert_allclose(mass["value"], expected.value, rtol=1e-4)
 
 
@@ -103,7 +103,7 @@ def test_explain_reads_weights_and_a_text(monkeypatch, folder, tmp_path):
     def explained(model, windows, query_weights, regions, *, key, depth):
         raise Reached(model, windows, query_weights, regions, depth)
 
-    monkeypatch.setattr(studies, "explain", explained)
+    monkeypatch.setattr(explanations, "explain", explained)
     arguments = [str(folder), "--data", str(text), "--depth", "1", "--max-length", "6"]
     sizes = ["--contexts", "5", "--delta", "0.3", "--out", str(tmp_path / "out")]
     with pytest.raises(Reached) as reached:
@@ -128,19 +128,19 @@ def test_a_page_of_each_case_shows_the_first_contexts_as_bytes(monkeypatch, tmp_
 
     def account(network, window, query_weights, depth, terminal_loss):
         seen = bytes(window.tolist()), query_weights.tolist(), depth, terminal_loss
-        return studies.TokenAccount._make((*seen, None, None))
+        return explanations.TokenAccount._make((*seen, None, None))
 
     def write_page(path, *shown, **options):
         written[path] = shown, options
 
-    monkeypatch.setattr(studies, "account_of_context", account)
+    monkeypatch.setattr(explanations, "account_of_context", account)
     monkeypatch.setattr(report, "write_page", write_page)
     network = models.byte_model(3, width=4, heads=2, depth=3, key=jax.random.key(0))
     regions = lim.boundary_regions(lim.token_grid(3), 0.3)
     cases = explaining._cases({"seeded": network, "trained": network}, regions)
     for name in cases:
-        parts: Any = dict.fromkeys(studies.Explanation._fields, name)
-        found[name] = studies.Explanation(**parts | {"depth": 2})
+        parts: Any = dict.fromkeys(explanations.Explanation._fields, name)
+        found[name] = explanations.Explanation(**parts | {"depth": 2})
     text = b"a window's \xc3\xa9, others"
     windows = jax.device_put(np.array([list(text[at : at + 4]) for at in range(9, 16)]))
     explaining._write_pages(found, cases, windows, None, tmp_path)
@@ -164,7 +164,7 @@ def test_lines_are_cut_on_the_left_to_the_shortest(monkeypatch, folder, tmp_path
     def explained(model, windows, *rest, **options):
         raise Reached(windows)
 
-    monkeypatch.setattr(studies, "explain", explained)
+    monkeypatch.setattr(explanations, "explain", explained)
     with pytest.raises(Reached) as reached:
         cli.main(arguments)  # fewer contexts than a first group: all are taken
     (windows,) = reached.value.args
@@ -182,7 +182,7 @@ def test_without_a_model_a_byte_level_one_is_trained(monkeypatch, tmp_path):
             raise Reached
         return None
 
-    monkeypatch.setattr(studies, "explain", explained)
+    monkeypatch.setattr(explanations, "explain", explained)
     arguments = ["--max-length", "8", "--steps", "2", "--contexts", "3", "--seed", "5"]
     with jax.numpy_dtype_promotion("standard"), pytest.raises(Reached):  # optax promotes
         cli.main(["explain", *arguments, "--out", str(tmp_path / "out")])

@@ -8,8 +8,8 @@ import pytest
 from matplotlib.figure import Figure
 from reference.made_study import made_results
 
-from lim_jax import cli, models, studies
-from lim_jax.studies.prompted import Answers
+from lim_jax import cli, models, validation
+from lim_jax.validation.prompted import Answers
 
 
 @pytest.fixture(autouse=True)
@@ -25,11 +25,11 @@ def test_a_study_writes_its_numbers_a_page_and_figures(monkeypatch, tmp_path, ca
         asked.append((preset, seed, folder, list(progress(["one"]))))
         return made_results()
 
-    monkeypatch.setattr(studies, "validate", validate)
+    monkeypatch.setattr(validation, "validate", validate)
     out = tmp_path / "study"
     assert cli.main(["study", "--full", "--seed", "3", "--out", str(out)]) == 0
     ((preset, seed, folder, _),) = asked
-    assert (preset, seed) == (studies.presets()["full"], 3) and folder.parent == out
+    assert (preset, seed) == (validation.presets()["full"], 3) and folder.parent == out
     assert json.loads((out / "study.json").read_text())["arms"] == made_results()["arms"]
     page = (out / "study.md").read_text()
     figures = [line[2:].partition("]")[0] for line in page.splitlines() if line.startswith("![")]
@@ -38,7 +38,7 @@ def test_a_study_writes_its_numbers_a_page_and_figures(monkeypatch, tmp_path, ca
     assert "**" not in printed and "At equal steps 1 of 1 remedies lifts the middle" in printed
     assert "At equal steps 1 of 1 remedies lifts the middle" in page
     assert cli.main(["study", "--overwrite", "--out", str(out)]) == 0
-    assert asked[1][0] == studies.presets()["quick"]
+    assert asked[1][0] == validation.presets()["quick"]
 
 
 def test_a_published_model_is_asked_in_text(monkeypatch, tmp_path):
@@ -52,7 +52,7 @@ def test_a_published_model_is_asked_in_text(monkeypatch, tmp_path):
             *rng.uniform(1, 2, (2, count, 2, records)),
         )  # fmt: skip
 
-    monkeypatch.setattr(studies, "ask_prompts", ask_prompts)
+    monkeypatch.setattr(validation, "ask_prompts", ask_prompts)
     monkeypatch.setattr(models, "load", lambda path: "network")
     monkeypatch.setattr(models, "read_tokenizer", lambda path: "tokenizer")
     (tmp_path / "small.gguf").touch()

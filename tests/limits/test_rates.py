@@ -11,8 +11,7 @@ import pytest
 from reference.networks import layer_of, random_flow
 
 import lim_jax as lim
-from lim_jax.limits import convergence
-from lim_jax.limits.depth import Scheme
+from lim_jax.limits.schemes import Scheme
 from lim_jax.network.continuous import linear_control
 from lim_jax.network.flow import heun, rk4, strang
 from lim_jax.network.positions import Rotary
@@ -20,7 +19,7 @@ from lim_jax.network.positions import Rotary
 GRID = lim.token_grid(12)
 SIZES = (40, 80, 160, 320)
 DEPTHS = (16, 32, 64, 128)
-smooth, labels = convergence.smooth_states, convergence.smooth_labels
+smooth, labels = lim.limits.smooth_states, lim.limits.smooth_labels
 
 
 def layer(seed=0):
@@ -82,7 +81,7 @@ def test_the_bounds_of_the_attention_theorem_are_never_violated(seed):
 
 def test_a_field_that_is_not_smooth_gets_no_bound_and_its_own_order():
     studies = lim.limits.attention_studies(
-        convergence.averaging_attention(),
+        lim.limits.averaging_attention(),
         lambda p: p[:, None] ** 0.6,
         SIZES,
         references=(lim.gauss_grid(8, panels=30), lim.gauss_grid(12, panels=40)),
@@ -296,7 +295,7 @@ def test_adjoint_density_and_cone_mass_converge_in_depth():
 def test_regional_influence_needs_the_graded_grid(make_grid, order):
     """At two layers P_0 grows like log(1/q)^2 at 0."""
     studies = lim.limits.input_adjoint_studies(
-        lim.ResidualFlow(convergence.gaussian_attention(0, 2)),
+        lim.ResidualFlow(lim.limits.gaussian_attention(0, 2)),
         lambda x, grid: lim.inner(smooth(grid.nodes) + 1, x, grid),
         smooth,
         (100, 200, 400, 800),
@@ -319,7 +318,7 @@ def test_cone_mass_converges():
 @pytest.mark.slow
 def test_the_printed_cone_mass_vanishes_and_the_left_average_of_the_true_one_diverges():
     """Of averaging: C(q_j) = L sum over i >= j of 1/i^2, and the printed one 1/L^2 of it."""
-    averaging, sizes, delta = convergence.averaging_attention(), (20, 40, 80, 160), 0.2
+    averaging, sizes, delta = lim.limits.averaging_attention(), (20, 40, 80, 160), 0.2
 
     def zeros(p):
         return jnp.zeros((p.size, 1))
@@ -527,7 +526,7 @@ def test_orders_are_fitted_with_their_uncertainty():
 def test_the_table_prints_a_dash_for_what_the_paper_does_not_state():
     silent = lim.limits.refine("eq", None, (1, 2, 4, 8), lambda n: 1 / n, 0.0)
     stated = lim.limits.refine("eq", 1.0, (1, 2, 4, 8), lambda n: 1 / n, 0.0, lambda n: 1 / n)
-    rows = [convergence.Row("a, b", study, 1) for study in (silent, stated)]
+    rows = [lim.limits.Row("a, b", study, 1) for study in (silent, stated)]
     table = lim.limits.rates_table(rows).splitlines()
     assert table[1].split()[2:4] == ["–", "1.00"] and table[1].split()[7] == "–"
     assert table[2].split()[2:4] == ["1.00", "1.00"] and table[2].split()[7] == "holds"
@@ -547,6 +546,6 @@ def test_a_broken_bound_is_reported():
     assert study.holds is False
     four = (1.0, 2.0, 4.0, 8.0)
     broken = lim.limits.Study("eq", 1.0, four, (1.0, 0.5, 0.25, 0.125), (0.9,) * 4, 0.0)
-    assert not convergence.Row("limit", broken, 1).agrees
-    assert convergence.Row("limit", broken._replace(bounds=None), 1).agrees
-    assert not convergence.Row("limit", broken._replace(bounds=None), 2).agrees
+    assert not lim.limits.Row("limit", broken, 1).agrees
+    assert lim.limits.Row("limit", broken._replace(bounds=None), 1).agrees
+    assert not lim.limits.Row("limit", broken._replace(bounds=None), 2).agrees

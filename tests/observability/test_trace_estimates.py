@@ -10,6 +10,7 @@ import pytest
 from reference.networks import random_flow, random_states
 
 import lim_jax as lim
+from lim_jax import paper
 from lim_jax.cost.counting import operations
 from lim_jax.observability.gramian import ObservedTokens, cheapest_mode, gramian_traces
 from lim_jax.observability.trace_estimates import (
@@ -20,7 +21,6 @@ from lim_jax.observability.trace_estimates import (
     sampled_penalty_bias,
     trace_products,
 )
-from lim_jax.studies import paper
 from lim_jax.training.observing import crossfit_penalty, gramian_penalty, trace_penalty
 
 GRID = lim.graded_grid(5)
@@ -112,10 +112,13 @@ def test_the_estimated_bias_is_unbiased():
 def test_on_section_4s_gramians_signs_have_a_thousandth_of_the_bias():
     @jax.jit
     def found():
-        gramians = paper.gate_gramians(jnp.zeros(paper.LENGTH))
-        penalty = trace_penalty(gramian_traces(gramians), paper.GRID)
+        gramians = paper.gate_gramians(jnp.zeros(paper.simulation.LENGTH))
+        penalty = trace_penalty(gramian_traces(gramians), paper.simulation.GRID)
         laws = ("gaussian", "rademacher")
-        biases = [penalty_bias(probed_trace_covariance(gramians, 1, b), paper.GRID) for b in laws]
+        biases = [
+            penalty_bias(probed_trace_covariance(gramians, 1, b), paper.simulation.GRID)
+            for b in laws
+        ]
         return jnp.stack(biases) / penalty
 
     gaussian, rademacher = np.asarray(found())

@@ -12,7 +12,7 @@ from reference.section4 import section4_by_hand
 import lim_jax as lim
 from lim_jax import plots
 from lim_jax.adjoint.certificate import Certificate, Inequality, Premise
-from lim_jax.adjoint.criteria import exact_characterisation
+from lim_jax.adjoint.deficits import exact_characterisation
 from lim_jax.plots import influence_profile
 from lim_jax.plots.drawing import shade_boundaries
 from lim_jax.probes import Estimate

@@ -9,9 +9,10 @@ from reference.drawn import assert_nothing_is_cut
 from reference.made_study import made_results
 
 from lim_jax import plots
-from lim_jax.studies.intervals import Interval
-from lim_jax.studies.prediction import ATTRIBUTIONS
-from lim_jax.studies.validation import LONG, Gain, compare_arms
+from lim_jax.validation.gains import Gain, compare_arms
+from lim_jax.validation.intervals import Interval
+from lim_jax.validation.prediction import ATTRIBUTIONS
+from lim_jax.validation.study import LONG
 
 RESULTS = made_results()
 ARMS = RESULTS["arms"]

@@ -7,9 +7,9 @@ from numpy.typing import DTypeLike
 import lim_jax as lim
 from lim_jax.adjoint import Certificate, Channels, Inequality, Premise, RegionalChannels
 from lim_jax.density import Influence
+from lim_jax.explanations import Explanation
 from lim_jax.limits import Curve, Row, Study
 from lim_jax.probes import Estimate
-from lim_jax.studies import Explanation
 from lim_jax.training import TrainingPath
 
 LENGTH, LAYERS, WIDTH, EXAMPLES = 7, 4, 2, 5

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from lim_jax.studies.prediction import ATTRIBUTIONS, PROFILE, SCORES
-from lim_jax.studies.remedies import ANSWERS, PLAIN
-from lim_jax.studies.validation import BALANCED, BEFORE, LONG, LONGER, presets
+from lim_jax.validation.prediction import ATTRIBUTIONS, PROFILE, SCORES
+from lim_jax.validation.remedies import ANSWERS, PLAIN
+from lim_jax.validation.study import BALANCED, BEFORE, LONG, LONGER, presets
 
 SEEDS, RECORDS, STAGES, EVERY = 3, 8, 2, 25
 

@@ -7,7 +7,7 @@ import numpy as np
 
 import lim_jax as lim
 from lim_jax.adjoint.certificate import Certificate, Inequality, Premise
-from lim_jax.studies import TokenAccount
+from lim_jax.explanations import TokenAccount
 
 LAYERS, HEADS, DEPTH = 3, 2, 1
 GRID_SIZE, LENGTHS = 9, (9, 3)

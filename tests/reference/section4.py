@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import lim_jax as lim
-from lim_jax.studies import paper
+from lim_jax import paper
 
 
 def section4_by_hand():

@@ -5,8 +5,8 @@ from reference.made_study import made_results
 
 from lim_jax import report
 from lim_jax.report.findings import found_in_a_line
-from lim_jax.studies.intervals import Interval
-from lim_jax.studies.validation import Gain, compare_arms
+from lim_jax.validation.gains import Gain, compare_arms
+from lim_jax.validation.intervals import Interval
 
 UP, NOT = (Interval(*map(np.array, ends)) for ends in ((0.2, 0.1, 0.3), (0.2, -0.1, 0.5)))
 

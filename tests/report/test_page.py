@@ -11,9 +11,9 @@ import pytest
 from reference import pages
 
 import lim_jax as lim
+from lim_jax.explanations.account import HOPS
 from lim_jax.report import page as page_module
 from lim_jax.report import shades, wording
-from lim_jax.studies.account import HOPS
 
 VOID = {"meta", "link", "img", "br", "input", "hr"}
 
@@ -248,7 +248,7 @@ def test_a_page_of_long_contexts_and_many_layers_stays_below_two_megabytes(tmp_p
         np.asarray(1.0), np.full(length, 1 / length), energies[:3], energies[3:7],
         drawn.uniform(0.1, 1, (layers, heads)), energies[7:],
     )  # fmt: skip
-    account = lim.studies.TokenAccount(*parts)
+    account = lim.explanations.TokenAccount(*parts)
     influence = lim.Influence.from_energies(
         jax.device_put(energies), lim.boundary_regions(lim.token_grid(length), 0.2)
     )

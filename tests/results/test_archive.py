@@ -85,6 +85,14 @@ def rewritten(path, **changes):
     np.savez(path, header=np.array(json.dumps(header)), **entries)
 
 
+def test_an_explanation_that_was_written_under_its_former_room_is_read(kinds, tmp_path):
+    save(kinds["explanation"], tmp_path / "found.npz")
+    header = json.loads(np.load(tmp_path / "found.npz")["header"].item())
+    former = header["result"] | {"kind": "studies.Explanation"}
+    rewritten(tmp_path / "found.npz", result=former)
+    assert_same(load(tmp_path / "found.npz"), kinds["explanation"])
+
+
 def with_another_kind(path):
     rewritten(path, result={"kind": "training.ObservedTokens", "parts": {}})
 

@@ -10,19 +10,18 @@ from reference.differences import central_difference, fitted_order
 from reference.networks import random_states
 
 import lim_jax as lim
+from lim_jax import paper
 from lim_jax.loss import positionwise_cross_entropy
 from lim_jax.observability.gramian import gramian_traces, observability_gramians
-from lim_jax.studies import paper
 from lim_jax.training.balancing import (
     averaged_objective,
-    balanced_density,
     balanced_objective,
     constrained_objective,
-    crossed_density,
     influence_penalty,
     raised_multiplier,
 )
 from lim_jax.training.bias import ratio_bias
+from lim_jax.training.estimators import balanced_density, crossed_density
 from lim_jax.training.observing import trace_penalty
 
 SIZE = 4
@@ -130,20 +129,22 @@ def test_the_response_is_the_slope_of_lim():
 
 def test_alignment_agrees_with_what_section_4s_run_does():
     """At every update of 160 the predicted and the measured change of LIM have one sign."""
-    regions = lim.boundary_regions(paper.GRID, paper.DELTA)
+    regions = lim.boundary_regions(paper.simulation.GRID, paper.simulation.DELTA)
 
     def stage(weights):
-        return paper.gate_influence(jnp.zeros(paper.LENGTH), weights).density
+        return paper.gate_influence(jnp.zeros(paper.simulation.LENGTH), weights).density
 
     @jax.jit
     def update(weights):
         options = dict(rate=0.5, smallest=0.15, largest=8.0)
-        after = lim.training.reweight_positions(weights, stage(weights), 1.0, paper.GRID, **options)
+        after = lim.training.reweight_positions(
+            weights, stage(weights), 1.0, paper.simulation.GRID, **options
+        )
         found = lim.training.response(stage, weights, after - weights, regions)
         now = lim.training.response(stage, after, after - weights, regions).lim
         return after, found, now - found.lim
 
-    weights = jnp.ones(paper.LENGTH)
+    weights = jnp.ones(paper.simulation.LENGTH)
     signs = []
     for _ in range(160):
         weights, found, measured = update(weights)
@@ -292,12 +293,12 @@ def test_the_reweighting_run_is_section_4s():
     """The loop over a stage without training is the paper's Algorithm 2."""
 
     def stage(state, weights, index):
-        density = paper.gate_influence(jnp.zeros(paper.LENGTH), weights).density
+        density = paper.gate_influence(jnp.zeros(paper.simulation.LENGTH), weights).density
         return state, density, paper.influence_imbalance(density)
 
     _, weights, history = lim.training.reweighting_run(
-        jax.jit(stage), None, paper.GRID, 20, rate=0.5, smallest=0.15, largest=8.0
+        jax.jit(stage), None, paper.simulation.GRID, 20, rate=0.5, smallest=0.15, largest=8.0
     )
     run = paper.algorithm2_run()
     np.testing.assert_allclose(history, run.history[:20], rtol=1e-10)
-    np.testing.assert_allclose(lim.integral(weights, paper.GRID), 1.0, rtol=1e-12)
+    np.testing.assert_allclose(lim.integral(weights, paper.simulation.GRID), 1.0, rtol=1e-12)

@@ -20,10 +20,10 @@ from lim_jax.probes import orthogonal_probes
 from lim_jax.training.balancing import (
     averaged_objective,
     balanced_objective,
-    crossed_density,
     influence_discrepancy,
     influence_penalty,
 )
+from lim_jax.training.estimators import crossed_density
 from lim_jax.training.mixed import functional_of_adjoints
 from lim_jax.training.observing import injected_objective, observability_objective, trace_penalty
 

@@ -22,14 +22,12 @@ from lim_jax.loss import margin_loss
 from lim_jax.training.balancing import (
     averaged_gradients,
     averaged_objective,
-    balanced_density,
     balanced_gradients,
     balanced_objective,
     constrained_objective,
-    crossed_density,
-    example_density,
     influence_penalty,
 )
+from lim_jax.training.estimators import balanced_density, crossed_density, example_density
 
 LENGTH, WIDTH, CLASSES, BATCH = 7, 3, 4, 5
 GRID = lim.graded_grid(LENGTH)

@@ -1,0 +1,253 @@
+r"""When influence is Lost in the Middle: what its channels say, exactly and by bounds on them.
+
+Certificates, as in `criteria`. Your own constants are taken at your word where the data do not
+contradict them; `bootstrap_bounds` are bounds of these data.
+
+These functions judge concrete numbers: they are called outside `jax.jit`, and refuse NaN and
+infinity.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Key
+
+from lim_jax._checks import counted, require, require_key
+from lim_jax.adjoint.certificate import Certificate, Inequality, Premise, compare, require_concrete
+from lim_jax.adjoint.ledger import CHANNELS, PAIRS, RegionalChannels
+
+REGIONS = ("left", "middle", "right")
+
+
+def exact_characterisation(regional: RegionalChannels) -> Certificate:
+    r"""Lost-in-the-Middle as an exact comparison of channels (`cor:exact-double-deficit`).
+
+    `eq:exact-left-middle-channel-condition` and `eq:exact-right-middle-channel-condition`:
+
+    .. math:: \sum_\alpha [J_\alpha(E_B) - J_\alpha(E_M)] > \Xi(E_M) - \Xi(E_B),\qquad B = L, R.
+
+    An equivalence: it holds if and only if its conclusion does, and a tie is a tie of both.
+
+    Parameters
+    ----------
+    regional
+        From `ledger.regional_channels`.
+
+    Raises
+    ------
+    ValueError
+        Where a number is NaN or infinite.
+    """
+    require_concrete("regional", regional)
+    sums, cross = np.asarray(regional.energies).sum(axis=1), np.asarray(regional.cross_terms)
+    added, precision = _added(regional), jnp.result_type(regional.products)
+    sides = [
+        compare(
+            f"sum of J({name}) - J(middle) > Xi(middle) - Xi({name})",
+            sums[b] - sums[1],
+            cross[1] - cross[b],
+            precision,
+            added=added[b] + added[1],
+        )
+        for name, b in (("left", 0), ("right", 2))
+    ]
+    # The total energies, by adding the vectors' products rather than energies and cross terms.
+    totals = np.asarray(regional.means).sum(axis=(1, 2))
+    zero = not (totals > 0).any()
+    return Certificate(
+        name="exact characterisation",
+        source="cor:exact-double-deficit",
+        premises=(),
+        inequalities=tuple(sides),
+        conclusion="Lost-in-the-Middle: both boundaries above the middle",
+        measured=_lost_in_the_middle(totals, regional),
+        vacuous="no position has any influence (Z = 0)" if zero else "",
+        decisive="under a loss that the network's answer can still change" if zero else "",
+    )
+
+
+class ChannelBounds(NamedTuple):
+    r"""Bounds on regional channel energies and correlations.
+
+    Attributes
+    ----------
+    upper
+        :math:`u_{\alpha,B}`, by region (left, middle, right) and channel (residual, cone, local)
+        (`eq:channel-upper-bounds`).
+    left, right
+        The lower bounds :math:`\ell_L \le J_{\rm cone}(E_L)`, :math:`\ell_R \le J_{\rm res}(E_R)`
+        (`eq:boundary-channel-lower-bounds`).
+    correlations
+        :math:`\rho_{\alpha\beta,B}`, by region and pair (residual-cone, residual-local,
+        cone-local); 1 is always true.
+    """
+
+    upper: Float[Array, "3 3"]
+    left: Float[Array, ""]
+    right: Float[Array, ""]
+    correlations: Float[Array, "3 3"]
+
+
+def bootstrap_bounds(
+    regional: RegionalChannels,
+    *,
+    key: Key[Array, ""],
+    confidence: float = 0.95,
+    resamples: int = 1000,
+) -> ChannelBounds:
+    """Take bounds from the data, each with bootstrap confidence over the examples.
+
+    One-sided quantiles of the resampled energies and correlations, and never inside the data's
+    own values, so that the criterion's conclusion is true of the data themselves too.
+
+    Parameters
+    ----------
+    regional
+        From `ledger.regional_channels`.
+    key
+        For resampling.
+    confidence
+        Of each bound by itself.
+    resamples
+        How many.
+    """
+    require_key(key)
+    return _bootstrap(regional, key, confidence, counted(resamples, "resamples"))
+
+
+@eqx.filter_jit
+def _bootstrap(
+    regional: RegionalChannels, key: Key[Array, ""], confidence: float, resamples: int
+) -> ChannelBounds:
+    examples = regional.products.shape[0]
+    draws = jax.random.randint(key, (resamples, examples), 0, examples)
+
+    def resampled(draw: Array) -> tuple[Array, Array]:
+        sample = RegionalChannels(regional.products[draw])
+        return sample.energies, sample.correlations
+
+    energies, correlations = jax.lax.map(resampled, draws)
+    upper = jnp.maximum(jnp.quantile(energies, confidence, axis=0), regional.energies)
+    lower = jnp.minimum(jnp.quantile(energies, 1 - confidence, axis=0), regional.energies)
+    rho = jnp.maximum(jnp.quantile(correlations, confidence, axis=0), regional.correlations)
+    return ChannelBounds(upper, lower[0, 1], lower[2, 0], jnp.minimum(rho, 1))
+
+
+def double_deficit(regional: RegionalChannels, bounds: ChannelBounds) -> Certificate:
+    r"""The independently checkable criterion (`thm:channel-energy-double-deficit`).
+
+    With :math:`\Gamma_B = 2\sum_{\alpha<\beta}\rho_{\alpha\beta,B}\sqrt{u_{\alpha,B}u_{\beta,B}}`
+    and :math:`U_M = \sum_\alpha u_{\alpha,E_M}`,
+
+    .. math:: \ell_L > U_M + \Gamma_M + \Gamma_L, \qquad \ell_R > U_M + \Gamma_M + \Gamma_R
+
+    imply that both boundaries average more influence than the middle
+    (`eq:channel-cross-bound-gamma`, `eq:checkable-double-deficit-conditions`).
+
+    Parameters
+    ----------
+    regional
+        From `ledger.regional_channels`.
+    bounds
+        From `bootstrap_bounds`, or your own.
+
+    Raises
+    ------
+    ValueError
+        Where the data contradict a bound, which the message names, or a number is NaN or infinite.
+    """
+    require_concrete("regional and bounds", (regional, bounds))
+    _refuse_contradicted(regional, bounds)
+    upper, correlations = np.asarray(bounds.upper), np.asarray(bounds.correlations)
+    scales = np.stack([np.sqrt(upper[:, a] * upper[:, b]) for a, b in PAIRS], axis=1)
+    left, middle, right = (float(gamma) for gamma in 2 * (correlations * scales).sum(axis=1))
+    spent = float(upper[1].sum()) + middle
+    lower = {"left": float(bounds.left), "right": float(bounds.right)}
+    crossed = {"left": left, "right": right}
+    hopeless = [name for name in lower if lower[name] <= crossed[name]]
+    return Certificate(
+        name="double deficit from channel bounds",
+        source="thm:channel-energy-double-deficit",
+        premises=tuple(
+            Premise(f"l({name}) > 0", value, value > 0) for name, value in lower.items()
+        ),
+        inequalities=tuple(
+            compare(
+                f"l({name}) > U(middle) + Gamma(middle) + Gamma({name})",
+                lower[name],
+                spent + crossed[name],
+                jnp.result_type(regional.products),
+            )
+            for name in lower
+        ),
+        conclusion="Lost-in-the-Middle: both boundaries above the middle",
+        measured=_lost_in_the_middle(np.asarray(regional.totals), regional),
+        vacuous=""
+        if not hopeless
+        else f"cross terms alone may undo the {' and the '.join(hopeless)} boundary "
+        "(l <= Gamma there), whatever the middle is",
+        decisive="" if not hopeless else _enough_data(regional, hopeless),
+    )
+
+
+def _enough_data(regional: RegionalChannels, hopeless: list[str]) -> str:
+    """Whether bounds as tight as the data's own values would do, to which more examples bring them.
+
+    Over a region l would then be the boundary's channel, and Gamma twice the sizes of the pairs.
+    """
+    gamma, energies = 2 * np.abs(regional.pairs).sum(axis=1), np.asarray(regional.energies)
+    own = {"left": energies[0, 1] - gamma[0], "right": energies[2, 0] - gamma[2]}
+    never = [name for name in hopeless if float(own[name]) <= 0]
+    if not never:
+        return "with more examples: l > Gamma of the data's own values, if not of bounds on them"
+    return (
+        f"not with more examples, as the data's own cross terms on the {' and the '.join(never)} "
+        "outweigh l; at a depth or under a loss where the channels are closer to orthogonal there"
+    )
+
+
+def _added(regional: RegionalChannels) -> np.ndarray:
+    """The sizes of what is added up for each region's energy: channels and twice their pairs."""
+    pairs = 2 * np.abs(regional.pairs).sum(axis=1)
+    return np.asarray(np.asarray(regional.energies).sum(axis=1) + pairs, float)
+
+
+def _lost_in_the_middle(
+    totals: Float[np.ndarray, "3"], regional: RegionalChannels
+) -> tuple[Inequality, ...]:
+    left, middle, right = totals
+    added, precision = _added(regional), jnp.result_type(regional.products)
+    return tuple(
+        compare(f"mean of I, {name} > middle", total, middle, precision, added=added[b] + added[1])
+        for name, b, total in (("left", 0, left), ("right", 2, right))
+    )
+
+
+def _refuse_contradicted(regional: RegionalChannels, bounds: ChannelBounds) -> None:
+    """Name the first bound that the data contradict, beyond rounding."""
+    energies, correlations = np.asarray(regional.energies), np.asarray(regional.correlations)
+    upper, most_correlated = np.asarray(bounds.upper), np.asarray(bounds.correlations)
+    slack = math.sqrt(np.finfo(energies.dtype).eps)
+
+    def check(name: str, below: Any, above: Any, kind: str) -> None:
+        below, above = float(below), float(above)
+        require(
+            below <= above + slack * abs(above),
+            name,
+            got=f"a bound that the data contradict: {below:.6g} > {above:.6g}",
+            expected=f"a true {kind} bound",
+            cure="Widen it, or take bootstrap_bounds.",
+        )
+
+    for b, region in enumerate(REGIONS):
+        for a, channel in enumerate(CHANNELS):
+            check(f"upper[{region}, {channel}]", energies[b, a], upper[b, a], "upper")
+        for c, (first, second) in enumerate(PAIRS):
+            name = f"correlations[{region}, {CHANNELS[first]}-{CHANNELS[second]}]"
+            check(name, correlations[b, c], most_correlated[b, c], "upper")
+    check("left", bounds.left, energies[0, 1], "lower")
+    check("right", bounds.right, energies[2, 0], "lower")

@@ -1,0 +1,188 @@
+r"""The input adjoints of any pure loss, one for each example.
+
+For a loss ``loss(params, x, y)`` of one example, whatever the model behind it, the input adjoint
+is the density :math:`P_0(p_i) = \partial_{x_i}\mathrm{loss}/\Delta p_i`.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, PyTree
+
+from lim_jax._checks import (
+    ARRAYS,
+    all_finite,
+    described,
+    guarded,
+    require,
+    require_callable,
+    require_floating,
+)
+from lim_jax.density.statistics import Scalar
+from lim_jax.grid.measure import Grid, require_grid
+
+Loss = Callable[[Any, Float[Array, "length width"], Any], Scalar]
+Ids = Int[Array, "examples length"]
+Batch = tuple[Float[Array, "examples length width"] | Ids, PyTree]
+
+
+class LossOfIds(eqx.Module):
+    r"""A loss of token ids: influence is that of their states, and training moves the embedding.
+
+    Every function of a loss and a batch takes it, with batches ``(ids, y)``, the ids whole numbers
+    of shape ``(examples, length)``. Adjoints are gradients in the embedded states, which are
+    functions of the parameters: all derivatives in these pass through the embedding. A batch that
+    is embedded outside of the derivative freezes it.
+
+    Attributes
+    ----------
+    embed
+        ``embed(params, ids, y) -> x`` of one example, from ``(length,)`` to ``(length, width)``. Of
+        y it may read what an example has beside its ids, such as where packed contexts begin.
+    loss
+        ``loss(params, x, y) -> scalar`` of the states.
+
+    Examples
+    --------
+    >>> from lim_jax.density import influence
+    >>> from lim_jax.grid import token_grid
+    >>> loss = LossOfIds(lambda table, ids, y: table[ids], lambda table, x, y: jnp.sum(x**2) / 2)
+    >>> table, batch = jnp.array([[1.0], [2.0]]), (jnp.array([[0, 1]]), None)
+    >>> influence(loss, table, batch, token_grid(2)).energy.tolist()  # the states' squares over 1/4
+    [4.0, 16.0]
+    >>> jax.grad(lambda table: influence(loss, table, batch, token_grid(2)).total)(table).tolist()
+    [[4.0], [8.0]]
+    """
+
+    embed: Callable[[Any, Int[Array, " length"], Any], Float[Array, "length width"]]
+    loss: Loss
+
+    def __check_init__(self):
+        require_callable(self.embed, "embed", "embed(params, ids, y) of one example")
+        require_callable(self.loss, "loss", "loss(params, x, y) of one example")
+
+    def __call__(self, params: PyTree, ids: Int[Array, " length"], y: PyTree) -> Scalar:
+        """The loss of one example."""
+        return self.loss(params, self.embed(params, ids, y), y)
+
+
+def embedded(loss: Loss, params: PyTree, batch: Batch) -> tuple[Loss, Batch]:
+    """A loss and a batch of states: those of `LossOfIds` embedded here, where params may move."""
+    if not isinstance(loss, LossOfIds):
+        return loss, batch
+    ids, y = require_pair(loss, batch)
+    return loss.loss, (jax.vmap(loss.embed, in_axes=(None, 0, 0))(params, ids, y), y)
+
+
+def losses_and_adjoints(
+    loss: Loss, params: PyTree, batch: Batch, grid: Grid
+) -> tuple[Float[Array, " examples"], Float[Array, "examples length width"]]:
+    r"""Every example's loss and its input adjoint :math:`P_0`, a density: one gradient each."""
+    loss, (x, y) = embedded(loss, params, batch)
+    losses, gradients = jax.vmap(jax.value_and_grad(loss, argnums=1), in_axes=(None, 0, 0))(
+        params, x, y
+    )
+    return losses, gradients / grid.weights[None, :, None]
+
+
+def adjoint_energies(
+    loss: Loss, params: PyTree, batch: Batch, grid: Grid
+) -> Float[Array, "examples length"]:
+    r"""The energies :math:`\|P_0(p_i)\|^2` of every example: one gradient each.
+
+    Parameters, errors and units are those of `influence`. A profile of one example divided by its
+    own integral is another diagnostic than the influence density.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> loss = lambda weight, x, y: weight * (x[0, 0] + 3 * x[1, 0]) / 2
+    >>> adjoint_energies(loss, 1.0, (jnp.zeros((1, 2, 1)), None), token_grid(2)).tolist()
+    [[1.0, 9.0]]
+    """
+    loss, batch = embedded(loss, params, batch)
+    require_batch(loss, params, batch, grid)
+    _, adjoints = losses_and_adjoints(loss, params, batch, grid)
+    energies = jnp.sum(adjoints**2, axis=2)
+    # The checks guard the result: a gradient need not depend on x, and then a guarded x is unused.
+    energies = guarded(
+        energies,
+        ~all_finite(batch),
+        "batch: got NaN or infinite values, expected finite ones. "
+        "Drop or repair the examples that hold them.",
+    )
+    return guarded(
+        energies,
+        ~all_finite(energies),
+        "adjoint energies: got NaN or infinite values, expected finite ones. "
+        "Check the parameters and the loss at this batch.",
+    )
+
+
+def require_batch(loss: Loss, params: PyTree, batch: Batch, grid: Grid) -> None:
+    """Refuse batches that do not fit the grid, and losses that are not scalars."""
+    require_callable(loss, "loss", "loss(params, x, y) of one example")
+    require_grid(grid)
+    x, y = require_pair(loss, batch)
+    require(
+        x.ndim == 3 and x.shape[1] == grid.size,
+        "batch",
+        got=f"x of shape {x.shape}",
+        expected=f"(examples, {grid.size}, width), with a row for each position of the grid",
+        cure="A single example needs a leading axis: x[None].",
+    )
+    lengths = {getattr(leaf, "shape", ())[:1] for leaf in jax.tree.leaves((x, y))}
+    require(
+        lengths == {x.shape[:1]} and x.shape[0] > 0,
+        "batch",
+        got=f"leading axes {sorted(lengths)}",
+        expected="at least one example, the same number in x and in every leaf of y",
+        cure="Give each example its own labels, and leave empty batches out.",
+    )
+    value = eqx.filter_eval_shape(loss, params, x[0], jax.tree.map(lambda leaf: leaf[0], y))
+    require(
+        getattr(value, "shape", None) == (),
+        "loss",
+        got=f"{value}",
+        expected="a scalar",
+        cure="Average or sum the loss of one example over its positions.",
+    )
+
+
+def require_pair(loss: Loss, batch: Any) -> Batch:
+    """Refuse what is no pair of inputs, which are floats or the ids of `LossOfIds`, and labels."""
+    require(
+        isinstance(batch, tuple | list) and len(batch) == 2,
+        "batch",
+        got=described(batch),
+        expected="a pair (x, y)",
+        cure="Pass (x, None) where there are no labels.",
+    )
+    x, y = batch
+    if isinstance(loss, LossOfIds):
+        _require_ids(x)
+        return x, y
+    cure = "Embed ids by density.LossOfIds(embed, loss): influence is a gradient in states."
+    require_floating(x, "batch", cure)
+    require(
+        x.ndim > 0,
+        "batch",
+        got="x of shape ()",
+        expected="(examples, length, width)",
+        cure="Put a single example in an array of one: x[None].",
+    )
+    return x, y
+
+
+def _require_ids(ids: Any) -> None:
+    whole = isinstance(ids, ARRAYS) and jnp.issubdtype(ids.dtype, jnp.integer)
+    require(
+        whole and ids.ndim == 2,
+        "batch",
+        got=described(ids),
+        expected="ids, whole numbers of shape (examples, length)",
+        cure="Embedded states go with the loss of states, which LossOfIds holds.",
+    )

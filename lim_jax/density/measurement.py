@@ -1,0 +1,199 @@
+"""The positional influence density of any pure loss, over a batch or a stream of batches."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import reduce
+from itertools import chain
+from pathlib import Path
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, PyTree
+
+from lim_jax._checks import in_a_line, require
+from lim_jax._resuming import digest, reduced
+from lim_jax.density.adjoints import Batch, Loss, adjoint_energies, require_pair
+from lim_jax.density.statistics import Influence
+from lim_jax.grid.measure import Grid, require_grid
+from lim_jax.grid.partition import Regions, boundary_regions, require_regions
+
+
+def influence(
+    loss: Loss,
+    params: PyTree,
+    batch: Batch,
+    grid: Grid,
+    regions: Regions | None = None,
+    *,
+    keep_examples: bool = False,
+) -> Influence:
+    r"""Measure the positional influence density of a loss over a batch of examples.
+
+    `def:influence`, over the empirical law.
+
+    Works for any pure loss: our flows, an Equinox module, a bare function. Differentiable to any
+    order in `params` and in the batch, and closed under jit, vmap, grad and jvp.
+
+    Parameters
+    ----------
+    loss
+        ``loss(params, x, y) -> scalar`` for one example, x of shape ``(length, width)``; or
+        `LossOfIds`, whose batches hold ids in place of x.
+    params
+        Any pytree.
+    batch
+        ``(x, y)``: x of shape ``(examples, length, width)``, y any pytree with the same leading
+        axis (None for no labels).
+    grid
+        The positions of x.
+    regions
+        Where to average; by default the boundary regions of the paper's simulations,
+        :math:`\delta = 0.2`. Those that leave positions out give the influence of the others.
+    keep_examples
+        Whether the result keeps every example's energies, an array of ``(examples, length)``.
+
+    Returns
+    -------
+    Influence
+        Densities: energies are squared Euclidean gradients over :math:`\Delta p_i^2`.
+
+    Raises
+    ------
+    ValueError
+        Where the batch is no pair, is empty, has integers or the wrong shape, the regions are of
+        another grid, or the loss is not a scalar.
+    EquinoxRuntimeError
+        Where the batch or the gradients hold a NaN or an infinity.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> loss = lambda weight, x, y: weight * (x[0, 0] + 3 * x[1, 0])
+    >>> result = influence(loss, 1.0, (jnp.zeros((4, 2, 1)), None), token_grid(2))
+    >>> result.density.tolist(), float(result.total)
+    ([0.2, 1.8], 20.0)
+    """
+    require_pair(loss, batch)
+    regions = _regions_on(grid, regions)
+    counted = jnp.ones(batch[0].shape[:1], bool)
+    return _influence(loss, params, batch, counted, regions, keep_examples)
+
+
+def influence_stream(
+    loss: Loss,
+    params: PyTree,
+    batches: Iterable[tuple[Float[Array, "_ length width"] | Int[Array, "_ length"], PyTree]],
+    grid: Grid,
+    regions: Regions | None = None,
+    *,
+    keep_examples: bool = False,
+    checkpoint: Path | None = None,
+    progress: Callable[[Iterable], Iterable] = iter,
+) -> Influence:
+    """Measure influence over a data set larger than memory: the same result, batch by batch.
+
+    With a checkpoint a stream may be interrupted at any moment, by Ctrl-C or by the end of its
+    process: called again with the same arguments it gives the same numbers, bit for bit, as one
+    that was not. It takes up a longer stream too, where more batches follow the same ones.
+
+    Parameters
+    ----------
+    batches
+        Any iterable of batches as in `influence`. Those smaller than the first, such as a ragged
+        last one, are filled up and what fills them is left out again, so that nothing compiles
+        twice; each larger size compiles once. To go on from a checkpoint it must give the same
+        batches again, in the same order: those already counted are drawn and compared, and
+        nothing of them is computed.
+    loss, params, grid, regions, keep_examples
+        As in `influence`. Of a checkpoint's loss nothing is compared but the arrays in it.
+    checkpoint
+        A file to read, if it exists, and to write after each batch, whole or not at all: sums over
+        the batches so far, some :math:`5L` numbers. Its folder is made where it is missing.
+    progress
+        Wraps the batches, for example ``tqdm.tqdm``.
+
+    Raises
+    ------
+    ValueError
+        Where there are no batches, the checkpoint is of other regions, parameters or batches or
+        another function's, and as in `influence`.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> loss = lambda params, x, y: jnp.sum(x**2)
+    >>> batches = ((jnp.full((2, 4, 1), size), None) for size in (1.0, 2.0))
+    >>> float(influence_stream(loss, None, batches, token_grid(4)).count)
+    4.0
+    """
+    regions = _regions_on(grid, regions)
+    remaining = iter(progress(batches))
+    try:
+        first = next(remaining)
+    except StopIteration:
+        raise ValueError(
+            "batches: got none, expected at least one batch. "
+            "An iterator that was read before is empty: make it anew."
+        ) from None
+    size = require_pair(loss, first)[0].shape[0]
+
+    def measured(batch: Batch) -> Influence:
+        filled, counted = _filled(loss, batch, size)
+        found = _influence(loss, params, filled, counted, regions, keep_examples)
+        kept = None if found.example_energies is None else found.example_energies[: len(batch[0])]
+        return replace(found, example_energies=kept)
+
+    drawn = chain([first], remaining)
+    if checkpoint is None:
+        return reduce(Influence.merge, map(measured, drawn))
+    run = {
+        "function": "influence_stream",
+        "regions": in_a_line(regions),
+        "keep_examples": str(keep_examples),
+        "parameters": digest((loss, params)),
+    }
+    return reduced(
+        measured, Influence.merge, drawn, checkpoint, run, lambda kept: Influence(regions, *kept)
+    )
+
+
+def _regions_on(grid: Grid, regions: Regions | None) -> Regions:
+    """Those of the paper's simulations where there are none; refuse those of another grid."""
+    require_grid(grid)
+    regions = boundary_regions(grid, 0.2) if regions is None else regions
+    require_regions(regions)
+    require(
+        bool(regions.grid == grid),
+        "regions",
+        got=f"regions of {regions.grid}",
+        expected=f"regions of {grid}",
+        cure="Make them with boundary_regions(grid, delta).",
+    )
+    return regions
+
+
+def _filled(loss: Loss, batch: Batch, size: int) -> tuple[PyTree, Bool[Array, " filled"]]:
+    """Repeat the last example up to a size, and mark those that count."""
+    require_pair(loss, batch)
+    count = batch[0].shape[0]
+    missing = size - count
+    if count == 0 or missing <= 0:
+        return batch, jnp.ones(count, bool)
+    filled = jax.tree.map(
+        lambda leaf: jnp.concatenate([leaf, jnp.repeat(leaf[-1:], missing, axis=0)]), batch
+    )
+    return filled, jnp.arange(size) < count
+
+
+@eqx.filter_jit
+def _influence(
+    loss: Loss,
+    params: PyTree,
+    batch: Batch,
+    counted: Bool[Array, " examples"],
+    regions: Regions,
+    keep_examples: bool,
+) -> Influence:
+    energies = adjoint_energies(loss, params, batch, regions.grid)
+    return Influence._of_counted(energies, counted, regions, keep_examples)

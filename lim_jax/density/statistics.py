@@ -1,0 +1,441 @@
+r"""The influence density and its indices, with standard errors over the data law.
+
+With the energies :math:`\|P_0(p)\|^2` of examples
+
+.. math:: I(p) = \mathbb E\,\|P_0(p)\|^2, \qquad Z = \int_0^1 I, \qquad m = I/Z
+
+are the unnormalised density, the total and the influence density (`def:influence`). The density
+is a ratio of expectations, not a mean of the examples' profiles; its standard errors are those
+of the ratio, by linearisation.
+"""
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jaxtyping import Array, Bool, Float, PyTree
+
+from lim_jax._checks import (
+    ARRAYS,
+    all_finite,
+    finite_scalar,
+    guarded,
+    in_a_line,
+    require,
+    require_floats,
+)
+from lim_jax.grid.measure import Grid
+from lim_jax.grid.partition import (
+    Convention,
+    Intervals,
+    Regions,
+    interval_weights,
+    regional_averages,
+    require_regions,
+)
+
+Scalar = Float[Array, ""]
+SHOWN = 6  # positions left out that a summary names
+
+
+class Indices(NamedTuple):
+    r"""The paper's indices of a positional density.
+
+    Attributes
+    ----------
+    left, middle, right
+        Regional averages (`eq:gd-left-average` and those below it).
+    gap
+        :math:`\Delta = \min(\bar m_L, \bar m_R) - \bar m_M`: Lost-in-the-Middle where positive.
+    lim
+        The stabilised index, unbounded below.
+    symmetric_contrast
+        The contrast in [-1, 1].
+    """
+
+    left: Scalar
+    middle: Scalar
+    right: Scalar
+    gap: Scalar
+    lim: Scalar
+    symmetric_contrast: Scalar
+
+
+@eqx.filter_jit
+def indices(averages: Float[Array, "3"], epsilon: Scalar | float = 1e-8) -> Indices:
+    r"""Compute :math:`\Delta_\delta`, LIM and SC from regional averages of a density.
+
+    .. math:: \mathsf{LIM} = \frac{\Delta}{\min(\bar m_L, \bar m_R) + \varepsilon_0},\qquad
+              \mathsf{SC} = \frac{\Delta}{\min(\bar m_L, \bar m_R) + \bar m_M + \varepsilon_0}
+
+    `eq:gd-lim-gap`, `eq:gd-lim-index`, `eq:gd-lim-symmetric-contrast`.
+
+    Parameters
+    ----------
+    averages
+        Left, middle and right, from `regional_averages`.
+    epsilon
+        :math:`\varepsilon_0 > 0`, finite.
+
+    Raises
+    ------
+    ValueError
+        Where the averages are not three floats, or `epsilon` is known and not finite.
+    EquinoxRuntimeError
+        Where `epsilon` is an array and not finite. NaN in the averages passes on.
+
+    Examples
+    --------
+    >>> found = indices(jnp.array([2.0, 0.5, 1.5]))
+    >>> float(found.gap), round(float(found.lim), 4), float(found.symmetric_contrast) < 0.5
+    (1.0, 0.6667, True)
+    """
+    require_floats(averages, "averages", "regions", regions=3)
+    epsilon = finite_scalar(epsilon, "epsilon")
+    left, middle, right = averages
+    boundary = jnp.minimum(left, right)
+    gap = boundary - middle
+    lim = gap / (boundary + epsilon)
+    return Indices(left, middle, right, gap, lim, gap / (boundary + middle + epsilon))
+
+
+class Influence(eqx.Module):
+    r"""Adjoint energies over the data law: their mean, and the scatter that errors come from.
+
+    A sufficient statistic: two of them, of two batches, `merge` into that of both. All results
+    are properties. With one example standard errors are infinite.
+
+    A last-token loss puts most of its influence on the last token, whatever the others do. Of
+    regions that leave positions out (`grid.Regions.without`) all results are of the rest: `total`
+    is :math:`Z' = \int_{[0,1]\setminus X} I`, the density :math:`I/Z'` has integral one over the
+    positions kept and is zero on the set X of those left out, and the average over a region is
+    :math:`|B\setminus X|^{-1}\int_{B\setminus X} I/Z'`. A uniform influence has averages of
+    :math:`1/(1-|X|)`, not one: LIM and the contrast are quotients, in which this cancels.
+
+    Attributes
+    ----------
+    regions
+        The regions of `regional_averages` and `indices`, and through them the grid and the
+        positions left out.
+    count
+        The number of examples.
+    energy
+        :math:`I(p_i)`, the mean of :math:`\|P_0(p_i)\|^2` (`eq:unnormalized-influence-density`).
+    energy_scatter, cross_scatter, regional_scatter
+        Sums over examples of products of deviations from the mean: of each energy with itself,
+        of each energy with the three regional integrals, and of these with each other.
+    example_energies
+        :math:`\|P_0(p_i)\|^2` of every example, where they were asked for (`keep_examples`); else
+        None. No result needs them, but two influences of the same examples are compared pair by
+        pair with them (`results.compare`).
+    """
+
+    regions: Regions
+    count: Scalar
+    energy: Float[Array, " length"]
+    energy_scatter: Float[Array, " length"]
+    cross_scatter: Float[Array, "length 3"]
+    regional_scatter: Float[Array, "3 3"]
+    example_energies: Float[Array, "examples length"] | None = None
+
+    @classmethod
+    @eqx.filter_jit
+    def from_energies(
+        cls,
+        energies: Float[Array, "examples length"],
+        regions: Regions,
+        *,
+        keep_examples: bool = False,
+    ) -> "Influence":
+        """Sum up energies at hand, from `adjoint_energies`; of several regions by one gradient.
+
+        Examples
+        --------
+        >>> from lim_jax.grid import boundary_regions, token_grid
+        >>> regions = boundary_regions(token_grid(4), 0.25)
+        >>> energies = jnp.array([[1.0, 2.0, 3.0, 90.0]])
+        >>> Influence.from_energies(energies, regions).density[:3].round(3).tolist()
+        [0.042, 0.083, 0.125]
+        >>> rest = boundary_regions(token_grid(4), 0.3).without([3])
+        >>> Influence.from_energies(energies, rest).density.round(3).tolist()
+        [0.667, 1.333, 2.0, 0.0]
+        """
+        require_regions(regions)
+        require_floats(energies, "energies", "examples length", length=regions.grid.size)
+        energies = guarded(
+            energies,
+            ~(all_finite(energies) & jnp.all(energies >= 0)),
+            "energies: expected finite numbers that are not negative, got others.",
+        )
+        return cls._of_counted(energies, jnp.ones(len(energies), bool), regions, keep_examples)
+
+    @classmethod
+    def _of_counted(
+        cls,
+        energies: Float[Array, "examples length"],
+        counted: Bool[Array, " examples"],
+        regions: Regions,
+        keep_examples: bool,
+    ) -> "Influence":
+        shares = counted.astype(energies.dtype)[:, None]
+        count = shares.sum()
+        mean = (shares * energies).sum(axis=0) / count
+        deviations = shares * (energies - mean[None, :])
+        regional = deviations @ regions.weights.T
+        return cls(
+            regions,
+            count,
+            mean,
+            jnp.sum(deviations**2, axis=0),
+            deviations.T @ regional,
+            regional.T @ regional,
+            energies if keep_examples else None,
+        )
+
+    @property
+    def grid(self) -> Grid:
+        """The positions."""
+        return self.regions.grid
+
+    @property
+    @eqx.filter_jit
+    def total(self) -> Scalar:
+        r""":math:`Z = \int I`. Grows like L for a last-token loss: report L with it."""
+        return self.regions.kept_weights @ self.energy
+
+    @property
+    def degenerate(self) -> Bool[Array, ""]:
+        """True where Z = 0: no position matters, and density and indices (all 0) mean nothing."""
+        return self.total == 0
+
+    @property
+    @eqx.filter_jit
+    def density(self) -> Float[Array, " length"]:
+        """The influence density m (`eq:influence-density`); zero where degenerate or left out."""
+        return jnp.where(self._kept, self.energy / self._safe_total, 0)
+
+    @property
+    @eqx.filter_jit
+    def regional_integrals(self) -> Float[Array, "3"]:
+        r"""The influence measure :math:`\mathcal I` of E_L, E_M, E_R (`eq:influence-measure`)."""
+        return self.regions.weights @ self.energy
+
+    def measure(self, intervals: Intervals, convention: Convention | None = None) -> Scalar:
+        r"""The influence measure :math:`\mathcal I(B)` of a union of intervals :math:`[a, b)`.
+
+        `eq:influence-measure`: additive over disjoint sets, and `total` for [0, 1). For its
+        standard error take `probes.sample_mean` of `adjoint_energies` times `interval_weights`.
+
+        Parameters
+        ----------
+        intervals, convention
+            As in `grid.interval_weights`; by default the convention of the regions.
+
+        Examples
+        --------
+        >>> from lim_jax.grid import boundary_regions, token_grid
+        >>> regions = boundary_regions(token_grid(4), 0.25)
+        >>> found = Influence.from_energies(jnp.array([[1.0, 2.0, 3.0, 4.0]]), regions)
+        >>> float(found.measure([(0, "3/8"), ("3/4", 1)]))  # 1/4 + 2/8 + 4/4
+        1.5
+        """
+        weights = interval_weights(self.grid, intervals, convention or self.regions.convention)
+        return jnp.where(self._kept, weights, 0) @ self.energy
+
+    @property
+    @eqx.filter_jit
+    def regional_averages(self) -> Float[Array, "3"]:
+        """The density's averages over what is kept of E_L, E_M and E_R."""
+        return regional_averages(self.density, self.regions)
+
+    @property
+    @eqx.filter_jit
+    def energy_error(self) -> Float[Array, " length"]:
+        """The standard error of `energy`."""
+        return self._standard_error(self.energy_scatter)
+
+    @property
+    @eqx.filter_jit
+    def total_error(self) -> Scalar:
+        """The standard error of `total`."""
+        return self._standard_error(self.regional_scatter.sum())
+
+    @property
+    @eqx.filter_jit
+    def density_error(self) -> Float[Array, " length"]:
+        r"""The standard error of `density`, from the deviations of :math:`E_b - m\,Z_b`."""
+        m = self.density
+        with_total, of_total = self.cross_scatter.sum(axis=1), self.regional_scatter.sum()
+        scatter = self.energy_scatter - 2 * m * with_total + m**2 * of_total
+        error = self._standard_error(scatter) / self._safe_total
+        return jnp.where(self._kept, error, 0)
+
+    @eqx.filter_jit
+    def indices(self, epsilon: Scalar | float = 1e-8) -> Indices:
+        """The regional averages, gap, LIM and symmetric contrast of the density."""
+        return indices(self.regional_averages, epsilon)
+
+    @eqx.filter_jit
+    def index_errors(self, epsilon: Scalar | float = 1e-8) -> Indices:
+        """The standard errors of `indices`, linearised in the regional integrals."""
+        sizes = self.regions.weights.sum(axis=1)
+
+        def of_integrals(integrals):
+            total = jnp.where(self.degenerate, 1, integrals.sum())
+            return indices(integrals / total / sizes, epsilon)
+
+        slopes = jax.jacrev(of_integrals)(self.regional_integrals)
+        return Indices(*(self._standard_error(s @ self.regional_scatter @ s) for s in slopes))
+
+    def merge(self, other: "Influence") -> "Influence":
+        """Pool with the influence of other examples, on the same grid and regions.
+
+        The examples' own energies are kept where both have them.
+        """
+        _require_same_regions(self.regions, getattr(other, "regions", None))
+        examples = _joined(self.example_energies, other.example_energies)
+        pooled = self._without_examples._pooled(other._without_examples)
+        return replace(pooled, example_energies=examples)
+
+    @eqx.filter_jit
+    def _pooled(self, other: "Influence") -> "Influence":
+        count = self.count + other.count
+        shift = other.energy - self.energy
+        regional = self.regions.weights @ shift
+        pairs = self.count * other.count / count
+        return Influence(
+            self.regions,
+            count,
+            self.energy + shift * (other.count / count),
+            self.energy_scatter + other.energy_scatter + pairs * shift**2,
+            self.cross_scatter + other.cross_scatter + pairs * jnp.outer(shift, regional),
+            self.regional_scatter + other.regional_scatter + pairs * jnp.outer(regional, regional),
+        )
+
+    def summary(self) -> str:
+        """The numbers in a few lines of text, which `print` shows too.
+
+        Where there are none yet, in a transformation of JAX, it is what `repr` gives.
+
+        Examples
+        --------
+        >>> from lim_jax.grid import boundary_regions, token_grid
+        >>> energies = jnp.array([[1.0, 2.0, 4.0, 1.0], [3.0, 2.0, 2.0, 1.0]])
+        >>> print(Influence.from_energies(energies, boundary_regions(token_grid(4), 0.25)))
+        influence of 2 examples on 4 positions, delta = 0.25
+                               left             middle              right
+        density             1 ± 0.5        1.25 ± 0.25            0.5 ± 0
+        gap -0.75 ± 0.25   LIM -1.5 ± 0.5   contrast -0.429 ± 0.0816
+        total 2 ± 0
+        """
+        if not all_known(self) or self.energy.ndim > 1:
+            return repr(self)
+        with jax.ensure_compile_time_eval():
+            indices, index_errors, total, total_error = self._without_examples._numbers()
+        count, left_out = int(self.count), self.regions.left_out
+        shown = ", ".join(map(str, left_out[:SHOWN])) + ", ..." * (len(left_out) > SHOWN)
+        head = (
+            f"influence of {count} example{'s' * (count != 1)} on {self.grid.size} positions, "
+            f"delta = {float(self.regions.delta):g}"
+            + (f", {len(left_out)} left out ({shown})" if left_out else "")
+        )
+        if float(total) == 0:
+            head += "\nno position matters: all energies are zero"
+        return "\n".join([head, *number_lines(indices, index_errors, total, total_error)])
+
+    def __str__(self) -> str:
+        """What `summary` says."""
+        return self.summary()
+
+    def record(self) -> dict[str, Any]:
+        """All results as plain numbers and strings."""
+        indices, index_errors, total, total_error = self._without_examples._numbers()
+        return {
+            "length": self.grid.size,
+            "delta": float(self.regions.delta),
+            "examples": int(self.count),
+            "left_out": list(self.regions.left_out),
+            "total": float(total),
+            "total_error": float(total_error),
+            "indices": _numbers_by_name(indices),
+            "index_errors": _numbers_by_name(index_errors),
+            "positions": self.grid.nodes.tolist(),
+            "density": self.density.tolist(),
+            "density_error": self.density_error.tolist(),
+        }
+
+    @eqx.filter_jit
+    def _numbers(self) -> tuple[Indices, Indices, Scalar, Scalar]:
+        return self.indices(), self.index_errors(), self.total, self.total_error
+
+    @property
+    def _without_examples(self) -> "Influence":
+        return replace(self, example_energies=None)
+
+    @property
+    def _safe_total(self) -> Scalar:
+        return jnp.where(self.degenerate, 1, self.total)
+
+    @property
+    def _kept(self) -> Bool[Array, " length"]:
+        return self.regions.kept_weights > 0
+
+    def _standard_error(self, scatter: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+        """Standard error of a mean; rounding may leave a scatter of zero slightly negative."""
+        freedom = self.count * (self.count - 1)
+        known = jnp.sqrt(jnp.maximum(scatter, 0) / jnp.where(freedom > 0, freedom, 1))
+        return jnp.where(freedom > 0, known, jnp.inf)
+
+
+def number_lines(
+    indices: Indices, index_errors: Indices, total: Scalar, total_error: Scalar
+) -> list[str]:
+    """Lay out regional averages, indices and total, each with its error."""
+    left, middle, right, gap, lim, contrast = map(_spelt, indices, index_errors)
+    return [
+        " " * 8 + "".join(f"{region:>19s}" for region in Indices._fields[:3]),
+        "density " + "".join(f"{words:>19s}" for words in (left, middle, right)),
+        f"gap {gap}   LIM {lim}   contrast {contrast}",
+        f"total {_spelt(total, total_error)}",
+    ]
+
+
+def _spelt(value: Scalar, error: Scalar) -> str:
+    return f"{float(value):.3g} ± {float(error):.3g}"
+
+
+def _numbers_by_name(values: Indices) -> dict[str, float]:
+    return {name: float(value) for name, value in values._asdict().items()}
+
+
+def all_known(result: PyTree) -> bool:
+    """Whether all leaves are numbers that are there, and none is yet to be computed."""
+    return all(
+        isinstance(leaf, ARRAYS) and not isinstance(leaf, Tracer)
+        for leaf in jax.tree.leaves(result)
+    )
+
+
+def _joined(
+    first: Float[Array, "_ length"] | None, second: Float[Array, "_ length"] | None
+) -> Float[Array, "_ length"] | None:
+    """One after the other; known ones on the host, so that no count of examples is compiled for."""
+    if first is None or second is None:
+        return None
+    if all_known((first, second)):
+        return jax.device_put(np.concatenate([first, second]))
+    return jnp.concatenate([first, second])
+
+
+def _require_same_regions(regions: Regions, other: Any) -> None:
+    require(
+        bool(regions == other),
+        "other",
+        got=f"influence over {in_a_line(other)}" if isinstance(other, Regions) else "no influence",
+        expected=f"influence over {in_a_line(regions)}",
+        cure="Measure both with the same regions, which contexts of two lengths do not have.",
+    )

@@ -1,0 +1,75 @@
+"""Integrals over position, and functions of it that are integrated."""
+
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from lim_jax._checks import guarded, require, require_scalar
+from lim_jax.grid.measure import Grid, require_grid, require_on_grid
+
+
+def integral(values: Float[Array, "length *rest"], grid: Grid) -> Float[Array, "*rest"]:
+    r"""Integrate over position: :math:`\sum_i \Delta p_i f_i`. NaN and infinity pass on.
+
+    Raises
+    ------
+    ValueError
+        Where `values` is no floating-point array with a row for each position.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import midpoint_grid
+    >>> grid = midpoint_grid(100)
+    >>> round(float(integral(grid.nodes**2, grid)), 4)
+    0.3333
+    """
+    require_on_grid(values, grid)
+    return jnp.tensordot(grid.weights, values, axes=1)
+
+
+def inner(
+    left: Float[Array, "length *rest"], right: Float[Array, "length *rest"], grid: Grid
+) -> Float[Array, ""]:
+    r"""The grid's :math:`L^2` pairing :math:`\sum_i \Delta p_i\, a_i \cdot b_i`.
+
+    Raises
+    ------
+    ValueError
+        Where the shapes differ, or are not the grid's.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> float(inner(jnp.ones((4, 3)), jnp.ones((4, 3)), token_grid(4)))
+    3.0
+    """
+    require_on_grid(left, grid, "left")
+    require_on_grid(right, grid, "right")
+    require(
+        left.shape == right.shape,
+        "right",
+        got=f"shape {right.shape}",
+        expected=f"{left.shape}, that of left",
+        cure="Pair two fields of the same features.",
+    )
+    return jnp.sum(integral(left * right, grid))
+
+
+def require_profile(profile: Any, grid: Grid, name: str) -> None:
+    """Refuse what is neither a number nor an array of one for each position."""
+    if getattr(profile, "shape", ()) == ():
+        require_grid(grid)
+        require_scalar(profile, name)
+    else:
+        require_on_grid(profile, grid, name, "length")
+
+
+def guarded_density(
+    values: Float[Array, " length"], grid: Grid, name: str
+) -> Float[Array, " length"]:
+    """Return a density of position; its use raises where it is negative, NaN, infinite, or zero."""
+    require_on_grid(values, grid, name, "length")
+    fits = jnp.all((values >= 0) & (values < jnp.inf)) & (integral(values, grid) > 0)
+    message = f"{name}: expected a finite density of position, nowhere negative and not zero."
+    return guarded(values, ~fits, message)

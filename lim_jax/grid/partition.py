@@ -1,0 +1,293 @@
+"""Regions and intervals: which part of each cell is in them, and averages over them."""
+
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any, Literal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from lim_jax._checks import counted, described, require
+from lim_jax.grid.measure import Grid, require_grid, require_on_grid
+
+Convention = Literal["overlap", "points"]
+Exact = int | float | str | Fraction
+Intervals = Sequence[tuple[Exact, Exact]]
+
+
+class Regions(eqx.Module):
+    r"""The partition :math:`E_L=[0,\delta),\ E_M=[\delta,1-\delta),\ E_R=[1-\delta,1]` on a grid.
+
+    Made by `boundary_regions`. Static, like its grid.
+
+    Attributes
+    ----------
+    grid
+        The grid that is divided.
+    delta
+        :math:`\delta`, exactly.
+    convention
+        ``"overlap"`` shares a cell between regions by its overlap with them (a Gauss--Legendre
+        panel by the integral of its polynomial); ``"points"`` gives each cell to the region that
+        its node lies in.
+    left_out
+        Positions that belong to no region, made by `without`.
+    """
+
+    grid: Grid
+    delta: Fraction = eqx.field(static=True)
+    convention: Convention = eqx.field(static=True)
+    left_out: tuple[int, ...] = eqx.field(static=True, default=())
+
+    def __check_init__(self):
+        require_grid(self.grid)
+        empty = [
+            name
+            for name, weights in zip(("left", "middle", "right"), self._host_weights(), strict=True)
+            if not weights.any()
+        ]
+        require(
+            not empty,
+            "regions",
+            got=f"no node in the {' and '.join(empty)} region of {self.grid.size} positions "
+            f"at delta = {self.delta}, {len(self.left_out)} of them left out",
+            expected="at least one node in each region",
+            cure='Take a larger delta, a longer context, or convention="overlap".',
+        )
+
+    @property
+    def weights(self) -> Float[Array, "3 length"]:
+        r"""The weights of the integrals over E_L, E_M and E_R: parts of :math:`\Delta p_i`.
+
+        Row sums are the regions' sizes; column sums are :math:`\Delta p_i`, or zero where left out.
+        """
+        return self.grid._cast(self._host_weights())
+
+    @property
+    def kept_weights(self) -> Float[Array, " length"]:
+        r"""The weights :math:`\Delta p_i` of the positions kept; zero where left out."""
+        return self.grid._cast(self._kept(self.grid._weights()))
+
+    def without(self, positions: Sequence[int]) -> "Regions":
+        """Leave positions out of all regions: integrals and averages are over the others.
+
+        Raises
+        ------
+        ValueError
+            Where a position is not on the grid, or a region is left without any.
+
+        Examples
+        --------
+        >>> from lim_jax.grid import token_grid
+        >>> regions = boundary_regions(token_grid(10), 0.2).without([9])
+        >>> [round(float(size), 6) for size in regions.weights.sum(axis=1)]
+        [0.2, 0.6, 0.1]
+        """
+        last = self.grid.size - 1
+        require(
+            isinstance(positions, Sequence) and not isinstance(positions, str),
+            "positions",
+            got=described(positions),
+            expected=f"a list of numbers from 0 to {last}",
+            cure="One position is a list of one.",
+        )
+        numbers = f"numbers from 0 to {last}"
+        cure = "Count from zero: the last position is L - 1."
+        whole = [
+            counted(position, "positions", least=0, most=last, expected=numbers, cure=cure)
+            for position in positions
+        ]
+        chosen = tuple(sorted({*self.left_out, *whole}))
+        return Regions(self.grid, self.delta, self.convention, chosen)
+
+    def _host_weights(self) -> np.ndarray:
+        ends = (self.delta, 1 - self.delta)
+        left, boundary = (_weights_below(self.grid, end, self.convention) for end in ends)
+        rows = np.stack([left, boundary - left, self.grid._weights() - boundary])
+        return self._kept(rows)
+
+    def _kept(self, weights: np.ndarray) -> np.ndarray:
+        kept = ~np.isin(np.arange(self.grid.size), self.left_out)
+        return np.where(kept, weights, 0.0)
+
+
+def boundary_regions(
+    grid: Grid, delta: float | str | Fraction, convention: Convention = "overlap"
+) -> Regions:
+    r"""Divide the context into left, middle and right as the paper does, half-open and exactly.
+
+    Parameters
+    ----------
+    grid
+        The grid to divide.
+    delta
+        :math:`\delta \in (0, 1/2)`. A float stands for the decimal that it prints, a string such
+        as ``"1/7"`` for the rational that it spells.
+    convention
+        ``"overlap"`` (default; the convention of the paper's table) or ``"points"`` (that of its
+        condition numbers and of `eq:discrete-right-middle-sets`).
+
+    Raises
+    ------
+    ValueError
+        Where delta is not a number in (0, 1/2), the grid is none, or a region holds no node
+        (``"points"`` only).
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> points = boundary_regions(token_grid(48), 0.2, "points")
+    >>> [int(count) for count in jnp.round(48 * points.weights.sum(axis=1))]
+    [9, 29, 10]
+    >>> overlap = boundary_regions(token_grid(48), 0.2)
+    >>> [round(float(size), 6) for size in overlap.weights.sum(axis=1)]
+    [0.2, 0.6, 0.2]
+    """
+    _require_convention(convention)
+    require_grid(grid)
+    exact = _exact_fraction(delta)
+    require(
+        0 < exact < Fraction(1, 2),
+        "delta",
+        got=str(delta),
+        expected="a number strictly between 0 and 1/2",
+        cure="delta is the width of each boundary region; the paper takes 0.2.",
+    )
+    return Regions(grid, exact, convention)
+
+
+def interval_weights(
+    grid: Grid,
+    intervals: Intervals,
+    convention: Convention = "overlap",
+) -> Float[Array, " length"]:
+    r"""Give the weights of :math:`\int_B` for a union B of intervals :math:`[a, b)` in [0, 1].
+
+    Parts of :math:`\Delta p_i`: additive over disjoint sets, and all of them for [0, 1). An end at
+    1 is closed, as that of :math:`E_R` is. What intervals share counts once.
+
+    Parameters
+    ----------
+    grid
+        The positions.
+    intervals
+        Their ends :math:`a \le b`, read as `boundary_regions` reads delta.
+    convention
+        As in `boundary_regions`.
+
+    Raises
+    ------
+    ValueError
+        Where an end lies outside [0, 1] or left of its start, or is not known before tracing.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> interval_weights(token_grid(4), [(0, "3/8"), ("3/4", 1)]).tolist()
+    [0.25, 0.125, 0.0, 0.25]
+    >>> interval_weights(token_grid(4), [("1/4", "3/4")], "points").tolist()
+    [0.25, 0.25, 0.0, 0.0]
+    """
+    _require_convention(convention)
+    require_grid(grid)
+    pairs = isinstance(intervals, Sequence) and all(
+        isinstance(pair, Sequence) and len(pair) == 2 for pair in intervals
+    )
+    require(
+        pairs and not isinstance(intervals, str),
+        "intervals",
+        got=described(intervals),
+        expected="pairs of ends, such as [(0, 0.2), (0.8, 1)]",
+        cure="One interval is a list of one pair.",
+    )
+    weights, reached = np.zeros(grid.size), Fraction(0)
+    exact = [tuple(_exact_fraction(end, "intervals") for end in pair) for pair in intervals]
+    for start, stop in sorted(exact):
+        require(
+            0 <= start <= stop <= 1,
+            "intervals",
+            got=f"[{start}, {stop})",
+            expected="two ends with 0 <= a <= b <= 1",
+            cure="Positions are fractions of the context.",
+        )
+        start, stop = max(start, reached), max(stop, reached)
+        reached = stop
+        weights += _weights_below(grid, stop, convention) - _weights_below(grid, start, convention)
+    return grid._cast(weights)
+
+
+def _weights_below(grid: Grid, end: Fraction, convention: Convention) -> np.ndarray:
+    """The weights of the integral over [0, end), and over [0, 1] where the end is 1."""
+    if end == 1:
+        return grid._weights()
+    if convention == "points":
+        return np.where(np.arange(grid.size) < grid._nodes_below(end), grid._weights(), 0.0)
+    return grid._weights_to(np.array([end], dtype=float))[0]
+
+
+def _require_convention(convention: str) -> None:
+    require(
+        convention in ("overlap", "points"),
+        "convention",
+        got=repr(convention),
+        expected='"overlap" or "points"',
+        cure="See boundary_regions.",
+    )
+
+
+def regional_averages(
+    values: Float[Array, "length *rest"], regions: Regions
+) -> Float[Array, "3 *rest"]:
+    r"""Average a function of position over E_L, E_M and E_R.
+
+    On the token grid this is :math:`\frac1\delta\int_{E_L} f` and so on
+    (`eq:gd-left-average`, `eq:gd-middle-average`, `eq:gd-right-average`). NaN and infinity pass
+    on.
+
+    Raises
+    ------
+    ValueError
+        Where `regions` are none, or `values` has not a row for each position of their grid.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> grid = token_grid(10)
+    >>> [round(float(a), 3) for a in regional_averages(grid.nodes, boundary_regions(grid, 0.2))]
+    [0.15, 0.55, 0.95]
+    """
+    require_regions(regions)
+    require_on_grid(values, regions.grid)
+    return _averages(values, regions.weights)
+
+
+@jax.jit
+def _averages(values: Array, weights: Float[Array, "3 length"]) -> Array:
+    sizes = weights.sum(axis=1).reshape(3, *(1 for _ in values.shape[1:]))
+    return jnp.tensordot(weights, values, axes=1) / sizes
+
+
+def require_regions(regions: Any, name: str = "regions") -> None:
+    """Refuse what is no division of a grid: a number, an array of weights, None."""
+    require(
+        isinstance(regions, Regions),
+        name,
+        got=described(regions),
+        expected="Regions of a grid",
+        cure="Make them with boundary_regions(grid, delta).",
+    )
+
+
+def _exact_fraction(value: Exact, name: str = "delta") -> Fraction:
+    if isinstance(value, Fraction):
+        return value
+    try:
+        return Fraction(str(value))
+    except (ValueError, ZeroDivisionError) as error:
+        raise ValueError(
+            f"{name}: got {described(value)}, expected a number known before tracing. "
+            "Regions are static: pass a Python float, a Fraction or a string."
+        ) from error

@@ -1,0 +1,232 @@
+"""Tokens to the continuum: attention, measured.
+
+Fields of position are given as functions, so that every grid samples the same one. The continuum
+value is that of Gauss--Legendre panels, whose own error is the distance between two of them.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from lim_jax._checks import require
+from lim_jax.grid.cells import token_grid
+from lim_jax.grid.measure import Grid
+from lim_jax.grid.panels import gauss_grid
+from lim_jax.limits.refinement import Study, refine
+from lim_jax.network.field import CausalAttention, State, by_head
+
+PositionField = Callable[[Float[Array, " points"]], Float[Array, "points features"]]
+MakeGrid = Callable[[int], Grid]
+References = tuple[Grid, Grid]
+
+# The last is the reference, the first tells its error.
+SMOOTH = (gauss_grid(64), gauss_grid(96))
+
+
+def attention_studies(
+    attention: CausalAttention,
+    states: PositionField,
+    sizes: Sequence[int],
+    make_grid: MakeGrid = token_grid,
+    *,
+    inside: float = 0.2,
+    delta: float = 0.2,
+    references: References = SMOOTH,
+    smooth: bool = True,
+) -> dict[str, Study]:
+    r"""Finite attention against the Volterra operator (`thm:attention-continuum-error`).
+
+    The norms :math:`e_i` of the cells' errors give five studies:
+
+    - ``inside``: the largest over :math:`p_i \ge` `inside`
+      (`eq:attention-continuum-pointwise-error`);
+    - ``mean square``: their root mean square (`eq:attention-continuum-l2-error`);
+    - ``every cell``: the largest of all. The theorem's C/i is no rate at the first cells; the
+      bound here is its proof's, where the factor :math:`p_i` that it drops from the numerator
+      cancels the denominator's;
+    - ``times i``: the largest :math:`i\,e_i`, bounded (`eq:attention-global-cell-error`);
+    - ``left region``: the mean over :math:`i \le \delta L` (`eq:attention-left-regional-error`).
+
+    Bounds are those of the theorem with `attention_constant`. They and the claimed orders are
+    stated on tokens, for smooth states, of keys that do not turn (rotary): elsewhere they are None.
+
+    Parameters
+    ----------
+    attention, states
+        The sublayer and the field X(p).
+    sizes, make_grid
+        The refinements and the grid of each.
+    inside, delta
+        As above.
+    references
+        Two grids for the continuum; their panels must separate the jumps of `states`.
+    smooth
+        Whether the states are continuously differentiable, the theorem's premise.
+
+    Examples
+    --------
+    >>> attention = CausalAttention.init(2, eta=0.1, key=jax.random.key(0))
+    >>> states = lambda p: jnp.stack([jnp.cos(3 * p), p], axis=1)
+    >>> study = attention_studies(attention, states, (40, 80, 160, 320))["every cell"]
+    >>> study.holds, abs(study.order.value - 1) < 0.15
+    (True, True)
+    """
+    require(
+        math.floor(delta * min(sizes)) >= 1,
+        "sizes",
+        got=f"{min(sizes)} tokens at delta = {delta}",
+        expected="a token in the left region",
+        cure="Take more tokens, or a larger delta.",
+    )
+    grids = {size: make_grid(size) for size in sizes}
+    errors, own = _attention_errors(attention, states, grids, references)
+    interior = {size: grid._nodes() >= inside for size, grid in grids.items()}
+    premises = smooth and make_grid is token_grid and attention.rotary is None
+    constant = attention_constant(attention, states) if premises else math.nan
+
+    def study(label: str, claimed: float | None, measure: Callable, rate: Callable) -> Study:
+        return refine(
+            f"eq:attention-{label}",
+            claimed if premises else None,
+            sizes,
+            lambda size: float(measure(errors[size], interior[size])),
+            own,
+            (lambda size: constant * rate(size)) if premises else None,
+        )
+
+    return {
+        "inside": study(
+            "continuum-pointwise-error", 1.0, lambda e, ok: e[ok].max(), lambda n: 1 / n
+        ),
+        "mean square": study(
+            "continuum-l2-error",
+            1.0,
+            lambda e, ok: np.sqrt((e[ok] ** 2).sum() / e.size),
+            lambda n: 1 / n,
+        ),
+        "every cell": study("global-cell-error", None, lambda e, ok: e.max(), lambda n: 1 / n),
+        "times i": study(
+            "global-cell-error",
+            0.0,
+            lambda e, ok: (np.arange(1, e.size + 1) * e).max(),
+            lambda n: 1.0,
+        ),
+        "left region": study(
+            "left-regional-error",
+            1.0,
+            lambda e, ok: e[: math.floor(delta * e.size)].mean(),
+            lambda n: _left_rate(math.floor(delta * n)),
+        ),
+    }
+
+
+def _left_rate(count: int) -> float:
+    """The rate of `eq:attention-left-regional-error` for a number of tokens on the left."""
+    return (1 + math.log(count)) / count
+
+
+def _attention_errors(
+    attention: CausalAttention,
+    states: PositionField,
+    grids: dict[int, Grid],
+    references: References,
+) -> tuple[dict[int, np.ndarray], float]:
+    """The norm of every cell's error on every grid, and the reference's own largest."""
+    check, reference = references
+    expected = _attended(attention, states, reference)
+    compared = partial(_cell_errors, attention, states, reference, expected)
+    errors = {size: np.asarray(compared(grid)) for size, grid in grids.items()}
+    return errors, float(compared(check).max())
+
+
+@eqx.filter_jit
+def _attended(attention: CausalAttention, states: PositionField, grid: Grid) -> State:
+    x = states(grid.nodes)
+    return attention(x, x, grid)
+
+
+@eqx.filter_jit
+def _cell_errors(
+    attention: CausalAttention,
+    states: PositionField,
+    reference: Grid,
+    expected: Float[Array, "nodes width"],
+    grid: Grid,
+) -> Float[Array, " length"]:
+    gap = _attended(attention, states, grid) - reference.interpolate(expected, grid.nodes)
+    return jnp.linalg.norm(gap, axis=1)
+
+
+def attention_constant(
+    attention: CausalAttention, states: PositionField, points: int = 801
+) -> float:
+    r"""A constant :math:`C_R` of `thm:attention-continuum-error` for one smooth field.
+
+    The proof's own steps with the field's numbers
+    (`eq:score-bounded-lipschitz-from-bounded-assumption`): a right-endpoint sum errs by at most
+    :math:`p_i/2L` times the integrand's largest slope (`eq:riemann-attention-error`), and both
+    denominators are at least :math:`p_i \min_q e^{S}`
+    (`eq:attention-two-denominator-lower-bounds`),
+    so cell i errs by at most :math:`C_R/L`, which is at most the stated
+    :math:`C_R/i`, with
+
+    .. math:: C_R = \max_p \sum_h \frac{\max_q|\partial_q (e^S W_O v)| +
+              \max_q |W_O v|\,\max_q|\partial_q e^S|}{2\min_q e^S}, \qquad q \le p.
+
+    Extremes are taken over `points` positions. Attention that turns with the position (rotary) or
+    has a window is refused.
+    """
+    placed = [name for name in ("rotary", "window") if getattr(attention, name) is not None]
+    require(
+        not placed,
+        "attention",
+        got=f"{' and '.join(placed)}",
+        expected="neither rotary positions nor a window",
+        cure="The constant is of keys that know their position by the states alone.",
+    )
+    return float(_attention_constant(attention, states, jnp.linspace(0.0, 1.0, points)))
+
+
+@eqx.filter_jit
+def _attention_constant(
+    attention: CausalAttention, states: PositionField, p: Float[Array, " points"]
+) -> Float[Array, ""]:
+    """The constant with its extremes taken over the points p."""
+
+    def projections(p: Array) -> tuple[Array, Array, Array]:
+        x = states(p)
+        query, sources = attention.queries(x, None), attention.sources(x, None)
+        key, value = (by_head(grouped, query.shape[0]) for grouped in sources)
+        return query, key, jnp.einsum("hdv,hlv->hld", attention.output, value)
+
+    (query, key, value), (_, key_slope, value_slope) = jax.jvp(
+        projections, (p,), (jnp.ones_like(p),)
+    )
+    past = p[None, :] <= p[:, None]
+
+    def largest(values: Array) -> Array:
+        return jnp.where(past, values, 0).max(axis=1)
+
+    def head(q: Array, k: Array, v: Array, dk: Array, dv: Array) -> Array:
+        scale = math.sqrt(q.shape[1])
+        scores = jnp.where(past, q @ k.T / scale, -jnp.inf)
+        mass = jnp.exp(scores - scores.max(axis=1, keepdims=True))
+        slope = mass * (q @ dk.T) / scale
+        # |m' v + m v'| over features, without the (points, points, width) array.
+        square = (
+            slope**2 * (v**2).sum(axis=1)[None, :]
+            + 2 * slope * mass * (v * dv).sum(axis=1)[None, :]
+            + mass**2 * (dv**2).sum(axis=1)[None, :]
+        )
+        numerator = jnp.sqrt(largest(square))
+        sizes = jnp.broadcast_to(jnp.linalg.norm(v, axis=1)[None, :], past.shape)
+        lowest = jnp.where(past, mass, jnp.inf).min(axis=1)
+        return (numerator + largest(sizes) * largest(jnp.abs(slope))) / (2 * lowest)
+
+    return jax.vmap(head)(query, key, value, key_slope, value_slope).sum(axis=0).max()

@@ -1,0 +1,63 @@
+r"""The fields that limits are measured on.
+
+That of position is :math:`X(p) = (\sin 3p + 0.3, \cos 5p, p^2 - 0.4\sin 7p)`; matrices have
+standard normal entries and :math:`\eta_{LN} = 0.1`, from fixed seeds.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from lim_jax.adjoint.sweep import TerminalLoss
+from lim_jax.grid.integrals import inner
+from lim_jax.grid.measure import Grid
+from lim_jax.network.field import CausalAttention, State
+from lim_jax.network.norms import LayerNorm
+
+WIDTH = 3
+
+
+def smooth_states(p: Float[Array, " points"]) -> Float[Array, "points 3"]:
+    """The test field."""
+    return jnp.stack([jnp.sin(3 * p) + 0.3, jnp.cos(5 * p), p**2 - 0.4 * jnp.sin(7 * p)], axis=1)
+
+
+def right_biased(p: Float[Array, " points"]) -> Float[Array, " points"]:
+    """A query density of integral one that grows to the right."""
+    return 0.4 + 1.8 * p**2
+
+
+def smooth_labels(p: Float[Array, " points"]) -> Float[Array, "points 3"]:
+    """Three probabilities that vary with position."""
+    return jnp.stack([0.2 + 0.3 * p, 0.5 - 0.2 * p**2, 0.3 - 0.3 * p + 0.2 * p**2], axis=1)
+
+
+def gaussian_attention(seed: int, layers: int = 1) -> CausalAttention:
+    """Stacked attention layers with standard normal query, key and value, and output 1."""
+    generator = np.random.default_rng(seed)
+
+    def normal() -> Array:
+        return jnp.asarray(generator.standard_normal((1, WIDTH, WIDTH)))
+
+    def layer() -> CausalAttention:
+        norm = LayerNorm(jnp.ones(WIDTH), jnp.zeros(WIDTH), 0.1)
+        return CausalAttention(norm, normal(), normal(), normal(), jnp.eye(WIDTH)[None])
+
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *[layer() for _ in range(layers)])
+
+
+def averaging_attention() -> CausalAttention:
+    """Causal averaging of one feature: no norm, no scores."""
+    one = jnp.ones((1, 1, 1))
+    return CausalAttention(lambda z: z, 0 * one, 0 * one, one, one)
+
+
+def _terminal_loss(x: State, grid: Grid) -> Float[Array, ""]:
+    """A smooth covector paired with the state: P_T is known and smooth."""
+    p = grid.nodes
+    covector = jnp.stack([jnp.cos(3 * p) + 1, jnp.sin(2 * p) + 0.5, p], axis=1)
+    return inner(covector, x, grid)
+
+
+TERMINAL_LOSS: TerminalLoss = _terminal_loss

@@ -1,0 +1,210 @@
+"""The limits in depth measured on one set of fields: their rows and costs."""
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any
+
+import diffrax
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from lim_jax.grid.cells import token_grid
+from lim_jax.limits import depth as in_depth
+from lim_jax.limits.fields import TERMINAL_LOSS, WIDTH, smooth_states
+from lim_jax.limits.refinement import Study, refine, richardson
+from lim_jax.limits.rows import Curve, Row
+from lim_jax.limits.schemes import (
+    Scheme,
+    alternating_perturbation,
+    spike_perturbation,
+    uniform_perturbation,
+)
+from lim_jax.network.continuous import ContinuousFlow, linear_control
+from lim_jax.network.field import CausalAttention, FeedForward, State, TransformerField
+from lim_jax.network.flow import euler, heun, rk4, split, strang
+from lim_jax.network.norms import LayerNorm
+
+
+def _random_fields(seed: int, count: int) -> TransformerField:
+    """Stacked fields of attention and network, every array Gaussian of deviation one half."""
+    generator = np.random.default_rng(seed)
+
+    def normal(*shape: int) -> Array:
+        return jnp.asarray(0.5 * generator.standard_normal((count, *shape)))
+
+    def norm() -> LayerNorm:
+        return LayerNorm(normal(WIDTH), normal(WIDTH), 0.1)
+
+    square = (1, WIDTH, WIDTH)
+    return TransformerField(
+        CausalAttention(norm(), normal(*square), normal(*square), normal(*square), normal(*square)),
+        FeedForward(norm(), normal(7, WIDTH), normal(7), normal(WIDTH, 7), normal(WIDTH)),
+    )
+
+
+# Depth is refined on twelve tokens: the limits in depth hold on every grid.
+_GRID = token_grid(12)
+
+
+def _control(seed: int) -> Callable[[Array], TransformerField]:
+    return linear_control(_random_fields(seed, 3))
+
+
+def _depth_rows(depths: tuple[int, ...], quick: bool, seed: int) -> Iterator[Row]:
+    schemes = {
+        "Euler": Scheme(euler),
+        "split": Scheme(split),
+        "Heun, control in the middle": Scheme(heun, 0.5),
+        "Strang, control in the middle": Scheme(strang, 0.5),
+        "Runge-Kutta 4, control in the middle": Scheme(rk4, 0.5),
+    }
+    if quick:
+        schemes = {name: schemes[name] for name in ("Euler", "split")}
+    reasons = {
+        "Heun": "a step of order 2 with layers sampled in the middle, not at t_k",
+        "Strang": "a symmetric layer of Heun steps with layers sampled in the middle",
+        "Runge-Kutta 4": "layers that do not change within a step see the control to order 2",
+    }
+    x = smooth_states(_GRID.nodes)
+    studies = in_depth.trajectory_studies(_control(seed), x, _GRID, depths, schemes)
+    for name, study in studies.items():
+        scheme, _, where = name.partition(": ")
+        reason = reasons.get(scheme.partition(",")[0], "") if where == "on layers" else ""
+        yield Row(f"trajectory, {name}", study, 2 if reason else 1, reason)
+    field = _control(seed)(jnp.array(0.0))
+    yield Row("split, defect of a layer", in_depth.split_defect_study(field, x, _GRID, depths), 2)
+    if quick:
+        return
+    study = _extrapolated_depth(depths, seed)
+    yield Row("trajectory, Euler, Richardson", study, 2, "two depths cancel")
+    study = in_depth.split_gap_study(_control(seed), x, _GRID, depths)
+    yield Row("split, against one-field", study, 1)
+
+
+def _extrapolated_depth(depths: tuple[int, ...], seed: int) -> Study:
+    x = smooth_states(_GRID.nodes)
+
+    def terminal(depth: int) -> State:
+        return eqx.filter_jit(lambda x: Scheme().recursion(_control(seed), depth, 1.0)(x, _GRID))(x)
+
+    flows = in_depth.reference_flows(_control(seed))
+    exact, check = (eqx.filter_jit(flow)(x, _GRID) for flow in flows)
+    extrapolated = richardson(terminal)
+    return refine(
+        "eq:resnet-ode-convergent-control-bound",
+        None,
+        depths,
+        lambda depth: float(jnp.abs(extrapolated(depth) - exact).max()),
+        float(jnp.abs(check - exact).max()),
+    )
+
+
+def _control_rows(depths: tuple[int, ...], seed: int) -> Iterator[Row]:
+    """Controls that differ from the limit's: only biases move, so that L^1 says everything."""
+    zero = jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0]), _random_fields(0, 1))
+    direction = eqx.tree_at(lambda f: f.feed_forward.outer_bias, zero, jnp.ones(WIDTH))
+
+    def root(depth: int) -> float:
+        return depth**-0.5
+
+    schemes = {
+        "uniform, size sqrt(eps)": Scheme(perturbation=uniform_perturbation(direction, root)),
+        "one spike of fixed size": Scheme(perturbation=spike_perturbation(direction)),
+        "alternating, size sqrt(eps)": Scheme(
+            perturbation=alternating_perturbation(direction, root)
+        ),
+    }
+    x = smooth_states(_GRID.nodes)
+    studies = in_depth.trajectory_studies(_control(seed), x, _GRID, depths, schemes)
+    reason = "an alternating change averages out: L^1 convergence is sufficient, not necessary"
+    for name, study in studies.items():
+        order = 0.5 if name.startswith("uniform") else 1
+        yield Row(f"perturbed control, {name}", study, order, reason if "alter" in name else "")
+
+
+def _shadowing_rows(depths: tuple[int, ...], seed: int) -> Iterator[Row]:
+    """Layers that alternate between two fields: no control is approached in L^1."""
+    x = smooth_states(_GRID.nodes)
+    two = _random_fields(3 + seed, 2)
+    for name, step in {"Euler": euler, "split": split}.items():
+        study = in_depth.shadowing_study(
+            lambda depth: jax.tree.map(lambda leaf: leaf[jnp.arange(depth) % 2], two),
+            x,
+            _GRID,
+            depths,
+            step=step,
+        )
+        yield Row(f"shadowing without a limit, {name}", study, 1)
+
+
+def _depth_adjoint_rows(depths: tuple[int, ...], seed: int) -> Iterator[Row]:
+    studies = in_depth.input_adjoint_depth_studies(
+        _control(seed),
+        TERMINAL_LOSS,
+        (smooth_states(_GRID.nodes), _GRID),
+        _GRID,
+        depths,
+        schemes={"Euler": Scheme(euler), "split": Scheme(split)},
+    )
+    for name, study in studies.items():
+        yield Row(f"in depth, {name}", study, 1)
+
+
+# By the names of their groups.
+LAYER_ROWS: dict[str, Callable[..., Iterator[Row]]] = {
+    "depth": _depth_rows,
+    "controls": _control_rows,
+    "shadowing": _shadowing_rows,
+    "adjoint-in-depth": _depth_adjoint_rows,
+}
+
+
+def depth_costs(depths: Iterable[int], seed: int = 0) -> list[Curve]:
+    """Terminal errors of depth schemes against evaluations of the field.
+
+    The field does not change with depth, so that every method shows its own order. A split layer
+    counts one evaluation, a Strang layer four.
+    """
+    depths = tuple(depths)
+    field = _control(seed)(jnp.array(0.0))
+    x = smooth_states(_GRID.nodes)
+    flow, _ = in_depth.reference_flows(lambda time: field)
+    exact = eqx.filter_jit(flow)(x, _GRID)
+
+    def terminal(step: Callable, depth: int) -> State:
+        flow = Scheme(step).recursion(lambda time: field, depth, 1.0)
+        return eqx.filter_jit(flow)(x, _GRID)
+
+    def curve(name: str, cost: int, values: Callable[[int], State]) -> Curve:
+        errors = (float(jnp.abs(values(depth) - exact).max()) for depth in depths)
+        return Curve(name, tuple(float(cost * depth) for depth in depths), tuple(errors))
+
+    curves = [
+        curve("Euler", 1, partial(terminal, euler)),
+        curve("split", 1, partial(terminal, split)),
+        curve("Richardson on Euler", 3, richardson(partial(terminal, euler))),
+        curve("Heun", 2, partial(terminal, heun)),
+        curve("Strang", 4, partial(terminal, strang)),
+        curve("Runge-Kutta 4", 4, partial(terminal, rk4)),
+    ]
+    return [*curves, _adaptive_curve(field, x, exact)]
+
+
+def _adaptive_curve(field: Any, x: State, exact: State) -> Curve:
+    """Tsitouras' adaptive method: six evaluations a step, rejected steps too."""
+
+    def solve(tolerance: float) -> tuple[float, float]:
+        flow = ContinuousFlow(
+            lambda time: field,
+            stepsize_controller=diffrax.PIDController(rtol=tolerance, atol=tolerance),
+        )
+        solution = flow.solve(x, _GRID)
+        assert solution.ys is not None
+        error = float(jnp.abs(solution.ys[-1] - exact).max())
+        return 6.0 * float(solution.stats["num_steps"]) + 1, error
+
+    costs, errors = zip(*map(solve, (1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8)), strict=True)
+    return Curve("Tsitouras 5, adaptive", costs, errors)

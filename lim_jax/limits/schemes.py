@@ -1,0 +1,95 @@
+"""How a control becomes layers, and what may be added to them."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PyTree
+
+from lim_jax.network.field import State
+from lim_jax.network.flow import ResidualFlow, euler
+
+Control = Callable[[Array], Any]
+Step = Callable[..., State]
+
+
+class Scheme(NamedTuple):
+    r"""How a control becomes layers, and how a layer is applied.
+
+    Attributes
+    ----------
+    step
+        `flow.euler`, `flow.split`, or another step function.
+    offset
+        Layer k is the control at :math:`(k + \text{offset})\,\varepsilon`: 0 is the paper's, ½
+        keeps the order of a step of order 2.
+    perturbation
+        From the depth to what is added to the stacked layers; see `uniform_perturbation`,
+        `spike_perturbation` and `alternating_perturbation`. None for nothing.
+    """
+
+    step: Step = euler
+    offset: float = 0.0
+    perturbation: Callable[[int], PyTree] | None = None
+
+    def recursion(self, control: Control, depth: int, horizon: float) -> ResidualFlow:
+        """The network of a depth."""
+        times = (np.arange(depth) + self.offset) * (horizon / depth)
+        change = None if self.perturbation is None else self.perturbation(depth)
+        layers = _layers(control, jnp.asarray(times, float), change)
+        return ResidualFlow(layers, horizon=horizon, step=self.step)
+
+    def rate(self, depth: int, horizon: float) -> float:
+        r"""What the theorem's bracket falls like: :math:`\varepsilon` and the perturbation's size.
+
+        A smooth control is O(ε) from its samples, which the first term stands for.
+        """
+        if self.perturbation is None:
+            return horizon / depth
+        leaves = jax.tree.leaves(self.perturbation(depth))
+        sizes = np.sqrt(sum((np.asarray(leaf) ** 2).reshape(depth, -1).sum(1) for leaf in leaves))
+        return horizon / depth * (1 + float(sizes.sum()))
+
+
+@eqx.filter_jit
+def _layers(control: Control, times: Float[Array, " depth"], change: PyTree) -> PyTree:
+    """A control's fields at some times, and what is added to them."""
+    layers = eqx.filter_vmap(control)(times)
+    return layers if change is None else jax.tree.map(jnp.add, layers, change)
+
+
+def uniform_perturbation(
+    direction: PyTree, size: Callable[[int], float]
+) -> Callable[[int], PyTree]:
+    r"""Add ``size(depth)`` times a direction to every layer: :math:`L^1` distance as the size."""
+    return lambda depth: _along_depth(direction, np.full(depth, size(depth)))
+
+
+def spike_perturbation(direction: PyTree, size: float = 1.0) -> Callable[[int], PyTree]:
+    r"""Add a direction of fixed size to one layer in the middle: :math:`L^1` distance O(ε)."""
+    return lambda depth: _along_depth(
+        direction, np.where(np.arange(depth) == depth // 2, size, 0.0)
+    )
+
+
+def alternating_perturbation(
+    direction: PyTree, size: Callable[[int], float]
+) -> Callable[[int], PyTree]:
+    r"""Add ``size(depth)`` times a direction with alternating sign: it averages out.
+
+    The :math:`L^1` distance is that of `uniform_perturbation`, the flow moves by O(ε) times the
+    size and its square only: convergence in :math:`L^1` is sufficient, not necessary.
+    """
+    return lambda depth: _along_depth(
+        direction, size(depth) * np.where(np.arange(depth) % 2 == 0, 1.0, -1.0)
+    )
+
+
+def _along_depth(direction: PyTree, sizes: np.ndarray) -> PyTree:
+    """On the host: each depth is a shape of its own, which JAX would compile for."""
+    return jax.tree.map(
+        lambda leaf: np.multiply.outer(sizes, np.asarray(leaf)).astype(leaf.dtype), direction
+    )

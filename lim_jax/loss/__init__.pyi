@@ -1,0 +1,15 @@
+from . import losses as losses
+from . import queries as queries
+from . import readouts as readouts
+from .losses import autoregressive_cross_entropy as autoregressive_cross_entropy
+from .losses import cross_entropy as cross_entropy
+from .losses import logit_residual as logit_residual
+from .losses import margin_loss as margin_loss
+from .losses import positionwise_cross_entropy as positionwise_cross_entropy
+from .queries import last_token as last_token
+from .queries import query_subset as query_subset
+from .queries import teacher_forcing as teacher_forcing
+from .readouts import BandReadout as BandReadout
+from .readouts import LinearReadout as LinearReadout
+from .readouts import TokenwiseReadout as TokenwiseReadout
+from .readouts import hat as hat

@@ -1,0 +1,277 @@
+r"""Cross-entropies and margins: the scalar that influence is about.
+
+A loss averages the tokens' cross-entropies with weights that sum to one. Gradients are exact for
+labels of any row sum:
+:math:`\partial \ell / \partial z_i = w_i\,\bigl((\mathbf 1 \cdot Y_i)\,\mathrm{softmax}(z_i) -
+Y_i\bigr)`.
+
+Arrays of other shapes than the grid's are refused; NaN and infinity in logits and labels pass on.
+"""
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Bool, Float, Int
+
+from lim_jax._checks import counted, described, guarded, require, require_floating, require_floats
+from lim_jax.grid.measure import Grid, require_on_grid
+from lim_jax.loss.readouts import Logits
+
+Labels = Float[Array, "length vocabulary"] | Int[Array, " length"]
+Scalar = Float[Array, ""]
+
+
+def cross_entropy(
+    logits: Logits,
+    labels: Labels,
+    grid: Grid,
+    position_weights: Float[Array, " length"] | None = None,
+) -> Scalar:
+    r"""Token-averaged cross-entropy :math:`-\sum_l \Delta p_l\,w_l\,Y_l^\top \log\mathrm{softmax}`.
+
+    With w = 1 (default) `eq:discrete-cross-entropy` on tokens and `eq:continuum-cross-entropy` on
+    finer grids; with `position_weights` `eq:discrete-weighted-cross-entropy`, in the continuum
+    `eq:weighted-cross-entropy`. Weights of unit mean, :math:`\sum_l \Delta p_l w_l = 1`, keep the
+    loss's scale. A query density :math:`\chi` of the continuum (`eq:continuum-ar-loss`) is such a
+    weight, ``chi(grid.nodes)``.
+
+    Parameters
+    ----------
+    logits, labels
+        One row for each position. Labels are class numbers, or rows of probabilities or any soft
+        weights, which need not sum to one. Of class numbers no rows are made.
+    grid
+        The grid of the rows.
+    position_weights
+        :math:`w_l`, or None for one.
+
+    Raises
+    ------
+    ValueError
+        Where shapes differ.
+    EquinoxRuntimeError
+        Where a class number is outside the vocabulary at a position of weight other than zero.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> uniform = cross_entropy(jnp.zeros((3, 4)), jnp.array([0, 1, 3]), token_grid(3))
+    >>> bool(jnp.allclose(uniform, jnp.log(4)))
+    True
+    """
+    require_on_grid(logits, grid, "logits", "length vocabulary")
+    weights = grid.weights
+    if position_weights is not None:
+        require_on_grid(position_weights, grid, "position_weights", "length")
+        weights = weights * position_weights
+    return _weighted_cross_entropy(logits, labels, weights)
+
+
+def autoregressive_cross_entropy(
+    logits: Logits, targets: Labels, query_weights: Float[Array, " length"]
+) -> Scalar:
+    r"""Next-token loss :math:`-\sum_i \alpha_i\,Y_{i+1}^\top\log\mathrm{softmax}(H_i)`.
+
+    `eq:autoregressive-terminal-loss`.
+
+    Parameters
+    ----------
+    logits
+        One row for each query position.
+    targets
+        Row i holds the target :math:`Y_{i+1}` of query i, as in `cross_entropy` (anything where
+        :math:`\alpha_i = 0`).
+    query_weights
+        :math:`\alpha`: non-negative, of sum one; see `teacher_forcing`, `last_token` and
+        `query_subset`.
+
+    Raises
+    ------
+    ValueError
+        Where shapes differ.
+    EquinoxRuntimeError
+        Where the weights do not sum to one, or one is negative, or a query's class number is
+        outside the vocabulary.
+
+    Examples
+    --------
+    >>> from lim_jax.loss import last_token
+    >>> targets = jnp.array([-1, 0])  # the first query is not asked
+    >>> loss = autoregressive_cross_entropy(jnp.zeros((2, 2)), targets, last_token(2))
+    >>> bool(jnp.allclose(loss, jnp.log(2)))
+    True
+    """
+    return _weighted_cross_entropy(logits, targets, _guarded_queries(query_weights))
+
+
+def margin_loss(
+    logits: Logits, targets: Int[Array, " length"], query_weights: Float[Array, " length"]
+) -> Scalar:
+    r"""How far the other classes are above the answer, :math:`-\sum_i \alpha_i\,\mu_i`.
+
+    .. math:: \mu_i = z_{i,y_i} - \log\sum_{c\ne y_i} e^{z_{ic}}
+
+    is the margin of the answer :math:`y_i`, its log odds :math:`\log p/(1-p)`, so that the
+    cross-entropy of a query is :math:`\log(1 + e^{-\mu})`. The derivative in :math:`z_{i,y_i}` is
+    :math:`-\alpha_i` however sure the network is, where that of the cross-entropy, and with it all
+    influence, vanishes like :math:`1-p`. The answer does not enter the sum: nothing cancels.
+
+    Parameters
+    ----------
+    logits
+        One row for each query position. A class other than the answer may be masked (-inf); where
+        all of them are, the loss is :math:`-\infty`.
+    targets
+        Row i's answer :math:`y_i`, a class number (any number where :math:`\alpha_i = 0`).
+    query_weights
+        :math:`\alpha`, as in `autoregressive_cross_entropy`.
+
+    Raises
+    ------
+    ValueError
+        Where shapes differ, targets are no class numbers, or there is one class alone.
+    EquinoxRuntimeError
+        Where the weights do not sum to one, or one is negative, or a query's class number is
+        outside the vocabulary.
+
+    Examples
+    --------
+    >>> logits = jnp.log(jnp.array([[0.2, 0.8], [0.25, 0.75]]))
+    >>> odds = margin_loss(logits, jnp.array([1, 1]), jnp.array([1.0, 0.0]))
+    >>> bool(jnp.allclose(odds, -jnp.log(4)))
+    True
+    """
+    query_weights = _guarded_queries(query_weights)
+    _require_labels(logits, targets)
+    require(
+        _class_numbers(targets),
+        "targets",
+        got=described(targets),
+        expected="class numbers, whole numbers of one for each position",
+        cure="A margin is one answer's: pass its number.",
+    )
+    counted(
+        logits.shape[1],
+        "logits",
+        least=2,
+        expected="at least two classes",
+        cure="A margin is one over the others.",
+    )
+    classes = _known_classes(targets, logits, query_weights != 0)[:, None]
+    answers = jnp.take_along_axis(logits, classes, axis=1)[:, 0]
+    chosen = jnp.arange(logits.shape[1])[None, :] == classes.astype(int)
+    others = jax.nn.logsumexp(jnp.where(chosen, -jnp.inf, logits), axis=1)
+    return _weighted(others - answers, query_weights)
+
+
+def positionwise_cross_entropy(logits: Logits, labels: Labels) -> Float[Array, " length"]:
+    r"""The loss of every position by itself; its mean over data is :math:`r_\vartheta(p)`.
+
+    `eq:positionwise-risk-density`: the risk is its integral, a weighted risk that of w times it
+    (`eq:weighted-risk-change-of-measure`).
+
+    Raises
+    ------
+    ValueError
+        Where the shapes differ.
+    EquinoxRuntimeError
+        Where a class number is outside the vocabulary.
+
+    Examples
+    --------
+    >>> labels = jnp.array([[1.0, 0.0], [0.0, 1.0]])
+    >>> positionwise_cross_entropy(jnp.zeros((2, 2)), labels).round(4).tolist()
+    [0.6931, 0.6931]
+    """
+    return _losses(logits, labels, asked=jnp.array(True))
+
+
+def logit_residual(logits: Logits, labels: Labels) -> Logits:
+    r"""The cross-entropy's derivative in each token's logits, before weights.
+
+    :math:`(\mathbf 1\cdot Y)\,\mathrm{softmax}(z) - Y`, which is `eq:continuum-logit-variation`'s
+    :math:`\mathrm{softmax}(z) - Y` where the labels sum to one. Times :math:`\Delta p_i` or
+    :math:`\alpha_i` it is the Euclidean gradient (`eq:autoregressive-logit-residual`).
+
+    Examples
+    --------
+    >>> logit_residual(jnp.zeros((1, 2)), jnp.array([[3.0, 1.0]])).tolist()
+    [[-1.0, 1.0]]
+    """
+    _require_labels(logits, labels)
+    likely = jax.nn.softmax(logits, axis=1)
+    if _class_numbers(labels):
+        classes = _known_classes(labels, logits, jnp.array(True))
+        return likely.at[jnp.arange(logits.shape[0]), classes].add(-1)
+    return labels.sum(axis=1, keepdims=True) * likely - labels
+
+
+def _weighted_cross_entropy(
+    logits: Logits, labels: Labels, weights: Float[Array, " length"]
+) -> Scalar:
+    return _weighted(_losses(logits, labels, weights != 0), weights)
+
+
+def _guarded_queries(query_weights: Float[Array, " length"]) -> Float[Array, " length"]:
+    """Query weights; their use raises where they are negative or do not sum to one."""
+    require_floats(query_weights, "query_weights", "length")
+    unfit = jnp.abs(query_weights.sum() - 1) > jnp.sqrt(jnp.finfo(query_weights.dtype).eps)
+    return guarded(
+        query_weights,
+        ~(~unfit & jnp.all(query_weights >= 0)),
+        "query_weights: expected non-negative weights that sum to one, got others. "
+        "Divide them by their sum.",
+    )
+
+
+def _weighted(losses: Float[Array, " length"], weights: Float[Array, " _"]) -> Scalar:
+    require(
+        weights.shape == losses.shape,
+        "weights",
+        got=f"shape {weights.shape}",
+        expected=f"{losses.shape}, one for each position",
+        cure="Logits and weights must be on the same positions.",
+    )
+    # Where nothing is asked the class may be a masked one: zero times infinity is no loss.
+    return weights @ jnp.where((weights == 0) & jnp.isinf(losses), 0, losses)
+
+
+def _losses(
+    logits: Logits, labels: Labels, asked: Bool[Array, "*length"]
+) -> Float[Array, " length"]:
+    _require_labels(logits, labels)
+    if _class_numbers(labels):
+        classes = _known_classes(labels, logits, asked)
+        right = jnp.take_along_axis(logits, classes[:, None], axis=1)[:, 0]
+        return jax.nn.logsumexp(logits, axis=1) - right
+    # The safe form takes a masked class (logit -inf, label 0) as 0 rather than NaN.
+    return optax.losses.safe_softmax_cross_entropy(logits, labels)
+
+
+def _class_numbers(labels: Labels) -> bool:
+    return jnp.issubdtype(labels.dtype, jnp.integer)
+
+
+def _known_classes(
+    labels: Int[Array, " length"], logits: Logits, asked: Bool[Array, "*length"]
+) -> Int[Array, " length"]:
+    """Class numbers of the vocabulary; where none is asked for any number may stand."""
+    last = logits.shape[1] - 1
+    message = f"labels: expected class numbers from 0 to {last}, got others."
+    labels = guarded(labels, asked & ((labels < 0) | (labels > last)), message)
+    return jnp.clip(labels, 0, last)
+
+
+def _require_labels(logits: Logits, labels: Labels) -> None:
+    require_floats(logits, "logits", "length vocabulary")
+    dtype = getattr(labels, "dtype", None)
+    whole = dtype is not None and jnp.issubdtype(dtype, jnp.integer)
+    require(
+        getattr(labels, "shape", None) == (logits.shape[:1] if whole else logits.shape),
+        "labels",
+        got=f"{described(labels)} with logits of shape {logits.shape}",
+        expected=f"integers of shape {logits.shape[:1]} or floats of shape {logits.shape}",
+        cure="Pass a class number for each position, or a row of weights of all classes.",
+    )
+    if not whole:
+        require_floating(labels, "labels", cure="Cast weights to the logits' dtype.")

@@ -1,0 +1,184 @@
+"""Readouts: from states to logits, ``readout(x, grid)``.
+
+Arrays of other shapes than the grid's are refused; NaN and infinity pass on.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Literal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Key
+
+from lim_jax._checks import (
+    counted,
+    require,
+    require_callable,
+    require_floats,
+    require_key,
+    require_known,
+)
+from lim_jax._random import gaussian
+from lim_jax.grid.measure import Grid, require_grid, require_on_grid
+
+States = Float[Array, "length width"]
+Logits = Float[Array, "length vocabulary"]
+Edges = Literal["zero", "renormalised", "reflecting"]
+
+
+class LinearReadout(eqx.Module):
+    r"""Tokenwise linear logits, :math:`H(X)(p) = X(p)\,W_{out}` (`eq:linear-readout-example`).
+
+    Attributes
+    ----------
+    weight
+        :math:`W_{out}`.
+    bias
+        Added to every token's logits, or None.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> LinearReadout(jnp.array([[1.0, 2.0]]))(jnp.array([[3.0]]), token_grid(1)).tolist()
+    [[3.0, 6.0]]
+    """
+
+    weight: Float[Array, "width vocabulary"]
+    bias: Float[Array, " vocabulary"] | None = None
+
+    @classmethod
+    def init(cls, width: int, vocabulary: int, *, key: Key[Array, ""]) -> "LinearReadout":
+        """Gaussian weights of variance one over the width, no bias."""
+        width, vocabulary = counted(width, "width"), counted(vocabulary, "vocabulary")
+        require_key(key)
+        return cls(gaussian(key, (width, vocabulary)) / math.sqrt(width))
+
+    def __call__(self, x: States, grid: Grid) -> Logits:
+        """Read every token by itself."""
+        _require_states(x, grid, self.weight)
+        if self.bias is not None:
+            require_floats(self.bias, "bias", "vocabulary", vocabulary=self.weight.shape[1])
+        logits = x @ self.weight
+        return logits if self.bias is None else logits + self.bias[None, :]
+
+
+class TokenwiseReadout(eqx.Module):
+    """Any map of one token to its logits, for example an `equinox.nn.MLP`.
+
+    Attributes
+    ----------
+    function
+        From ``(width,)`` to ``(vocabulary,)``; its arrays are parameters of the readout where it
+        is a pytree, such as a module of Equinox. What a bare function closes over is none: take
+        such a readout through `eqx.filter_jit`, for `jax.jit` refuses a function as an argument.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> TokenwiseReadout(jnp.tanh)(jnp.zeros((2, 3)), token_grid(2)).shape
+    (2, 3)
+    """
+
+    function: Callable[[Array], Array]
+
+    def __call__(self, x: States, grid: Grid) -> Logits:
+        """Read every token by itself."""
+        _require_states(x, grid)
+        require_callable(self.function, "function", "of one token")
+        return jax.vmap(self.function)(x)
+
+
+def hat(distance: Float[Array, "..."]) -> Float[Array, "..."]:
+    r"""The hat kernel :math:`\kappa(s) = \max(1 - |s|, 0)`, of integral one."""
+    return jnp.maximum(1 - jnp.abs(distance), 0)
+
+
+class BandReadout(eqx.Module):
+    r"""Logits from a window of positions around each token.
+
+    :math:`H(X)(p) = \int r(p, q)\,X(q)\,W_{out}\,dq` with :math:`r(p,q) = \kappa((p-q)/b)/b`, by
+    quadrature on the grid (`eq:local-readout-finite`). It reads ahead as well as back. What happens
+    at the two ends matters:
+
+    - ``"zero"`` drops the mass outside [0, 1]: rows and columns lose mass near the ends;
+    - ``"renormalised"`` divides each row by its sum: rows sum to one, columns do not, so the
+      adjoint is wrong near the ends;
+    - ``"reflecting"`` folds the mass back about 0 and 1: rows and, on equal cells, columns sum to
+      one. This is the band to use; the others are here because people use them.
+
+    Forms the ``(length, length)`` matrix.
+
+    Attributes
+    ----------
+    weight
+        :math:`W_{out}`.
+    bandwidth
+        :math:`b`, half the width of the window, in position units: at least the grid's widest
+        cell and at most 1.
+    edges
+        As above.
+    kernel
+        :math:`\kappa`, supported in [-1, 1] with integral one.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> band = BandReadout(jnp.eye(1), 0.5, "zero").matrix(token_grid(4))
+    >>> [round(float(mass), 3) for mass in band.sum(axis=1)]
+    [0.75, 1.0, 1.0, 0.75]
+    """
+
+    weight: Float[Array, "width vocabulary"]
+    bandwidth: float = eqx.field(static=True)
+    edges: Edges = eqx.field(static=True, default="reflecting")
+    kernel: Callable[[Array], Array] = eqx.field(static=True, default=hat)
+
+    def __check_init__(self):
+        require(
+            self.edges in ("zero", "renormalised", "reflecting"),
+            "edges",
+            got=repr(self.edges),
+            expected='"zero", "renormalised" or "reflecting"',
+            cure="See BandReadout.",
+        )
+        require_known(
+            self.bandwidth, "bandwidth", expected="a number in (0, 1]", cure="See BandReadout."
+        )
+        require_callable(self.kernel, "kernel", "of a distance")
+
+    def __call__(self, x: States, grid: Grid) -> Logits:
+        """Average the window around every token, then read it."""
+        _require_states(x, grid, self.weight)
+        return self.matrix(grid) @ x @ self.weight
+
+    def matrix(self, grid: Grid) -> Float[Array, "length length"]:
+        r"""The quadrature :math:`\Delta p_j\, r(p_i, p_j)` of the band."""
+        require_grid(grid)
+        widest = grid.widest_cell
+        require(
+            widest <= self.bandwidth * (1 + 1e-9) and self.bandwidth <= 1,
+            "bandwidth",
+            got=f"{self.bandwidth}",
+            expected=f"from {widest:.3g} (the widest cell) to 1",
+            cure="It is half the window in position units: a window of w tokens has b = w/(2L).",
+        )
+        centre = grid.centres()
+        rows, columns = centre[:, None], centre[None, :]
+        band = self._density(rows - columns)
+        if self.edges == "reflecting":
+            band = band + self._density(rows + columns) + self._density(2 - rows - columns)
+        band = band * grid.weights[None, :]
+        return band if self.edges == "zero" else band / band.sum(axis=1, keepdims=True)
+
+    def _density(self, distance: Float[Array, "..."]) -> Float[Array, "..."]:
+        return self.kernel(distance / self.bandwidth) / self.bandwidth
+
+
+def _require_states(x: States, grid: Grid, *weights: Float[Array, "width vocabulary"]) -> None:
+    cure = "Readouts take one example, with a row for each position of the grid."
+    require_on_grid(x, grid, "x", "length width", cure)
+    for weight in weights:
+        require_floats(weight, "weight", "width vocabulary")
+        require_on_grid(x, grid, "x", "length width", cure, width=weight.shape[0])

@@ -1,0 +1,129 @@
+"""The paper's three algorithms on the gated flow: objectives, optimisers, and where they stop."""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import scipy.optimize
+from jaxtyping import Array, Float
+
+from lim_jax.paper.simulation import (
+    GRID,
+    LENGTH,
+    Profile,
+    Scalar,
+    gate_influence,
+    influence_imbalance,
+    trace_density,
+)
+from lim_jax.training.observing import trace_penalty
+from lim_jax.training.reweighting import reweight_positions
+
+Objective = Callable[[Profile], tuple[Scalar, Scalar]]
+
+
+def algorithm1_objective(gates: Profile) -> tuple[Scalar, Scalar]:
+    r""":math:`J_1` of `eq:simulation-algorithm1-objective`, and the imbalance that it controls."""
+    imbalance = influence_imbalance(gate_influence(gates).density)
+    return 0.12 / (2 * LENGTH) * jnp.sum(gates**2) + 15 / 2 * imbalance, imbalance
+
+
+def algorithm3_objective(gates: Profile) -> tuple[Scalar, Scalar]:
+    r""":math:`J_3` of `eq:simulation-algorithm3-objective`, and the imbalance that it controls.
+
+    That is :math:`\mathcal E_{obs}` of `eq:simulation-imbalance-metrics`.
+    """
+    imbalance = trace_penalty(trace_density(gates), GRID)
+    return 1.0 / (2 * LENGTH) * jnp.sum(gates**2) + 0.5 / 2 * imbalance, imbalance
+
+
+class GateRun(NamedTuple):
+    """Where an optimiser of the gates stopped.
+
+    Attributes
+    ----------
+    gates
+        The gates u, or Algorithm 2's loss weights.
+    objective
+        The objective there.
+    history
+        The surrogate that the algorithm controls, before the first step and after each.
+    """
+
+    gates: Profile
+    objective: Scalar
+    history: Float[Array, " steps"]
+
+
+@partial(jax.jit, static_argnums=0)
+def _slope(objective: Objective, gates: Profile) -> tuple[tuple[Scalar, Scalar], Profile]:
+    """The value and the controlled imbalance, and the gradient: what both optimisers ask for."""
+    return jax.value_and_grad(objective, has_aux=True)(gates)
+
+
+def adam_run(objective: Objective, learning_rate: float) -> GateRun:
+    """Take 400 Adam steps from u = 0, and evaluate after the last, as the paper does.
+
+    A loop in Python: not for use under `jax.jit`.
+    """
+    optimiser = optax.adam(learning_rate)
+
+    @jax.jit
+    def move(gates, state, gradient):
+        updates, state = optimiser.update(gradient, state)
+        return gates + updates, state
+
+    gates = jnp.zeros(LENGTH)
+    state, history = optimiser.init(gates), []
+    for _ in range(400):
+        (_, imbalance), gradient = _slope(objective, gates)
+        gates, state = move(gates, state, gradient)
+        history.append(imbalance)
+    (value, imbalance), _ = _slope(objective, gates)
+    return GateRun(gates, value, jnp.stack([*history, imbalance]))
+
+
+def minimiser(objective: Objective, start: Profile) -> GateRun:
+    """Descend from `start` to a stationary point by L-BFGS, until rounding stops it.
+
+    Raises
+    ------
+    RuntimeError
+        Where the gradient does not fall below a tenth of the root of the rounding unit.
+    """
+    tolerance = math.sqrt(jnp.finfo(start.dtype).eps) / 10
+
+    def value_and_slope(gates: np.ndarray) -> tuple[float, np.ndarray]:
+        (value, _), gradient = _slope(objective, jnp.asarray(gates, start.dtype))
+        return float(value), np.asarray(gradient, float)
+
+    found = scipy.optimize.minimize(
+        value_and_slope, np.asarray(start, float), jac=True, method="L-BFGS-B",
+        options={"gtol": tolerance / math.sqrt(LENGTH), "ftol": 0, "maxcor": 20},
+    )  # fmt: skip
+    gates = jnp.asarray(found.x, start.dtype)
+    (value, imbalance), gradient = _slope(objective, gates)
+    if not np.linalg.norm(gradient) <= tolerance:
+        raise RuntimeError(
+            f"minimiser: L-BFGS did not converge ({found.message}); start elsewhere."
+        )
+    return GateRun(gates, value, imbalance[None])
+
+
+@jax.jit
+def algorithm2_run() -> GateRun:
+    """Take 160 outer updates of the loss weights, and evaluate after the last."""
+    options = {"target": 1.0, "grid": GRID, "rate": 0.5, "smallest": 0.15, "largest": 8.0}
+
+    def update(weights: Profile, _: None) -> tuple[Profile, Scalar]:
+        density = gate_influence(jnp.zeros(LENGTH), weights).density
+        return reweight_positions(weights, density, **options), influence_imbalance(density)
+
+    weights, history = jax.lax.scan(update, jnp.ones(LENGTH), length=160)
+    final = influence_imbalance(gate_influence(jnp.zeros(LENGTH), weights).density)
+    return GateRun(weights, final, jnp.append(history, final))

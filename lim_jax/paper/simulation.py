@@ -1,0 +1,130 @@
+r"""The flow that section 4 of the paper simulates: its gates, influence and Gramians.
+
+The model is a residual flow whose only layer is causal attention with zero queries: its attention
+matrix is the Cesàro matrix of `eq:simulation-causal-matrix`. Trainable gates scale the input, and
+the loss is linear in the terminal state. Everything is computed by the library's own functions in
+JAX's current default precision; the paper's digits need float64.
+"""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from lim_jax.density.measurement import influence
+from lim_jax.density.statistics import Influence
+from lim_jax.grid.cells import token_grid
+from lim_jax.grid.partition import boundary_regions
+from lim_jax.network.field import CausalAttention
+from lim_jax.network.flow import ResidualFlow
+from lim_jax.observability.gramian import ObservedTokens, gramian_traces, observability_gramians
+from lim_jax.training.balancing import influence_discrepancy
+
+LENGTH, WIDTH, DEPTH = 48, 4, 12
+DELTA = 0.2
+GRID = token_grid(LENGTH)
+
+Scalar = Float[Array, ""]
+Profile = Float[Array, " length"]
+State = Float[Array, "length width"]
+
+
+def _profile(time: Scalar) -> Scalar:
+    r"""The factor :math:`\alpha = 2` of `eq:simulation-residual-propagator`, as :math:`\zeta`."""
+    return jnp.full_like(time, 2.0)
+
+
+def cesaro_flow() -> ResidualFlow:
+    r"""The linear flow :math:`B^M`, :math:`B = I + \varepsilon\alpha\,(C\otimes S)`.
+
+    `eq:simulation-residual-propagator`. Zero queries make attention the Cesàro average C of
+    `eq:simulation-causal-matrix`; its value
+    matrix is S of `eq:simulation-feature-mixing`.
+
+    Examples
+    --------
+    >>> cesaro_flow().depth
+    12
+    """
+    mixing = jnp.array(
+        [[1, 0.25, 0, 0], [0.15, 0.8, 0.2, 0], [0, 0.15, 0.6, 0.2], [0, 0, 0.2, 0.45]]
+    )
+    zeros = jnp.zeros((1, 1, WIDTH))
+    layer = CausalAttention(eqx.nn.Identity(), zeros, zeros, mixing[None], jnp.eye(WIDTH)[None])
+    layers = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (DEPTH, *leaf.shape)), layer)
+    return ResidualFlow(layers, horizon=1.0, profile=_profile)
+
+
+def gated(gates: Profile, x: State) -> State:
+    r"""Apply the input gates :math:`D(u)` of `eq:simulation-input-gate`."""
+    return jnp.exp(gates)[:, None] * x
+
+
+def terminal_covector(weights: Profile) -> State:
+    r"""The covector r of `eq:simulation-terminal-covector`, with weights on its uniform part.
+
+    Unit weights give the paper's covector; Algorithm 2 moves them.
+    """
+    final_share = 0.85
+    queries = (1 - final_share) / LENGTH * weights
+    return jnp.outer(queries.at[-1].add(final_share), jnp.array([1, 0.5, -0.3, 0.2]))
+
+
+def _loss(params: tuple[Profile, Profile], x: State, y: None) -> Scalar:
+    r""":math:`\langle r, \Phi D(u) x\rangle`, whose input gradient is :math:`p_0`.
+
+    `eq:simulation-influence-profile`.
+    """
+    gates, weights = params
+    return jnp.vdot(terminal_covector(weights), cesaro_flow()(gated(gates, x), GRID))
+
+
+def gate_influence(gates: Profile, weights: Profile | None = None) -> Influence:
+    """The positional influence of the gated flow: one example, since its loss is linear.
+
+    Examples
+    --------
+    >>> round(float(gate_influence(jnp.zeros(48)).indices().left), 4)
+    3.2269
+    """
+    return _gate_influence(gates, jnp.ones_like(gates) if weights is None else weights)
+
+
+@jax.jit
+def _gate_influence(gates: Profile, weights: Profile) -> Influence:
+    batch = (jnp.zeros((1, LENGTH, WIDTH)), None)
+    return influence(_loss, (gates, weights), batch, GRID, boundary_regions(GRID, DELTA))
+
+
+def influence_imbalance(density: Profile) -> Scalar:
+    r""":math:`\mathcal E_{inf} = \int (m - 1)^2` of `eq:simulation-imbalance-metrics`.
+
+    Examples
+    --------
+    >>> float(influence_imbalance(jnp.ones(48)))
+    0.0
+    """
+    return 2 * influence_discrepancy(density, 1.0, GRID)
+
+
+@jax.jit
+def gate_gramians(gates: Profile) -> Float[Array, "length width width"]:
+    r"""The Gramians of `eq:simulation-observability-gramian`: the final token is observed.
+
+    The gates scale the input, so :math:`G_i(u) = e^{2u_i}\,G_i(0)`.
+    """
+    with jax.ensure_compile_time_eval():  # once, not at every step of an optimiser of the gates
+        ungated = _ungated_gramians()
+    return jnp.exp(2 * gates)[:, None, None] * ungated
+
+
+@jax.jit
+def _ungated_gramians() -> Float[Array, "length width width"]:
+    final_token = ObservedTokens(cesaro_flow(), GRID, jnp.array([LENGTH - 1]))
+    return observability_gramians(final_token, jnp.zeros((LENGTH, WIDTH)), 1.0 / DEPTH)
+
+
+def trace_density(gates: Profile) -> Profile:
+    """The normalised traces of `eq:simulation-normalized-observability`, as a density."""
+    traces = gramian_traces(gate_gramians(gates))
+    return traces / (GRID.weights @ traces)

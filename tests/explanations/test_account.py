@@ -1,0 +1,139 @@
+"""The account of one context's tokens: gradients and ledgers of the rest of the network."""
+
+from functools import cache, partial
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from reference.architectures import architecture_flow
+from reference.compilations import compilations
+from reference.networks import WIDTH, random_states
+
+import lim_jax as lim
+from lim_jax import models
+from lim_jax.adjoint.hops import attention_hops
+from lim_jax.adjoint.ledger import channels, cone_by_head
+from lim_jax.adjoint.tangent import attention_sites
+from lim_jax.explanations import account_of_context
+from lim_jax.network.norms import RMSNorm
+
+LENGTH, LAYERS, DEPTH = 5, 3, 1
+GRID = lim.token_grid(LENGTH)
+WINDOW = np.array([104, 101, 108, 108, 111, 33])
+ASKED = np.array([0.0, 0.5, 0.0, 0.2, 0.3])
+close = partial(np.testing.assert_allclose, rtol=1e-10, atol=1e-14)
+
+
+@cache
+def model():
+    init = eqx.filter_jit(models.byte_model)
+    return init(LENGTH, width=4, heads=2, depth=LAYERS, key=jax.random.key(0))
+
+
+@cache
+def account():
+    return account_of_context(model(), jax.device_put(WINDOW), jax.device_put(ASKED), DEPTH)
+
+
+def rest_from(depth):
+    """The layers after some, as a network of its own."""
+    layers = jax.tree.map(lambda leaf: leaf[depth:], model().flow.layers)
+    return lim.ResidualFlow(layers, float(LAYERS - depth), step=lim.split)
+
+
+def squares(vectors):
+    return (np.asarray(vectors) ** 2).sum(axis=-1)
+
+
+def test_the_energy_at_every_depth_is_that_of_the_gradient_of_the_layers_after_it():
+    found, network = account(), model()
+
+    @jax.jit
+    def measured():
+        x, y = network.example(jnp.asarray(WINDOW), jnp.asarray(ASKED))
+        states = network.flow.trajectory(x, GRID).states
+        loss, first = jax.value_and_grad(network.loss)(x, y)
+        gradients = [first]
+        for depth in range(1, LAYERS):
+            rest = rest_from(depth)
+            through = jax.grad(lambda state, rest=rest: network.terminal_loss(rest(state, GRID), y))
+            gradients.append(through(states[depth]))
+        gradients.append(jax.grad(network.terminal_loss)(states[-1], y))
+        return loss, jnp.stack(gradients)
+
+    loss, gradients = measured()
+    close(found.loss, loss)
+    close(found.by_depth, squares(LENGTH * gradients))
+    close(found.energy, found.by_depth[DEPTH])
+    close(found.query_weights, ASKED)
+    assert found.depth == DEPTH
+
+
+def test_at_a_depth_channels_hops_and_heads_are_those_of_the_layers_after_it():
+    found, network, rest = account(), model(), rest_from(DEPTH)
+
+    @jax.jit
+    def measured():
+        x, y = network.example(jnp.asarray(WINDOW), jnp.asarray(ASKED))
+        example = network.flow.trajectory(x, GRID).states[DEPTH], y
+        ledger = channels(rest, network.terminal_loss, example, GRID)
+        sites = attention_sites(rest, ledger.states, ledger.covectors, GRID)
+        hops = attention_hops(rest, network.terminal_loss, example, GRID, 3)[0]
+        return ledger.vectors, hops, cone_by_head(sites, GRID)
+
+    vectors, hops, heads = map(np.asarray, measured())
+    for parts in (vectors, hops):
+        close(squares(parts.sum(axis=0)), found.energy)
+    close(found.channels, squares(vectors))
+    close(found.hops, squares(hops))
+    assert found.heads.shape == (LAYERS - DEPTH, 2)
+    close(found.heads, squares(heads).mean(axis=2))  # equal cells: the integral is the mean
+    # The loss asks at 1, 3 and 4, and two layers make at most two hops.
+    assert (np.asarray(found.hops[0]) > 0).tolist() == (ASKED > 0).tolist()
+    assert not np.any(found.hops[3])
+
+
+@pytest.mark.slow
+def test_a_margin_loss_of_grouped_heads_is_accounted_for_in_single_precision():
+    """Against the gradient in float64."""
+    flow = architecture_flow("everything", step=lim.split, horizon=2.0)
+    network = models.CausalLM(
+        random_states(7, 11, WIDTH), None, flow, RMSNorm.init(WIDTH, 0.2), None
+    )
+    single = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), network)
+    window, weights = jnp.asarray(WINDOW % 11), jnp.asarray(ASKED)
+    margin = models.CausalLM.terminal_margin_loss
+    found = account_of_context(single, window, weights, terminal_loss=margin)
+    loss, gradient = jax.jit(jax.value_and_grad(network.margin_loss))(
+        *network.example(window, weights)
+    )
+    expected = squares(LENGTH * gradient)
+    assert {leaf.dtype for leaf in found} == {jnp.dtype("float32")}
+    np.testing.assert_allclose(found.loss, loss, rtol=1e-5)
+    np.testing.assert_allclose(found.energy, expected, rtol=2e-4, atol=2e-5 * expected.max())
+
+
+def test_contexts_of_one_length_are_compiled_for_once():
+    account()
+    with compilations() as found:
+        other = jax.device_put(WINDOW[::-1].copy())
+        account_of_context(model(), other, jax.device_put(ASKED), DEPTH)
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "wrong, message",
+    [
+        ({"window": WINDOW[:1]}, "window: got one id, expected a context"),
+        ({"window": WINDOW + 0.5}, "window: got an array of float"),
+        ({"query_weights": ASKED[1:]}, "query_weights: got shape"),
+        ({"depth": LAYERS}, "depth: got 3, expected a whole number from 0 to 2"),
+    ],
+)
+@pytest.mark.usefixtures("as_users_run")
+def test_what_is_no_context_is_refused(wrong, message):
+    right = {"window": WINDOW, "query_weights": ASKED, "depth": DEPTH}
+    with pytest.raises(ValueError, match=message):
+        account_of_context(model(), **(right | wrong))

@@ -1,0 +1,462 @@
+"""The language model and its explanation: learning, and numbers that other modules give."""
+
+from functools import cache, partial
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from reference.architectures import architecture_flow
+from reference.drawn import assert_nothing_is_cut
+from reference.networks import WIDTH, random_states
+
+import lim_jax as lim
+from lim_jax import models, plots
+from lim_jax.adjoint import criteria
+from lim_jax.adjoint.cone import cone_mass, joint_cone
+from lim_jax.adjoint.hops import attention_hops
+from lim_jax.adjoint.ledger import channels, cone_by_head
+from lim_jax.adjoint.residual import amplification, interaction_norms
+from lim_jax.adjoint.tangent import attention_sites
+from lim_jax.density import Influence
+from lim_jax.loss import last_token, teacher_forcing
+from lim_jax.models import language
+from lim_jax.network.norms import LayerNorm, RMSNorm
+from lim_jax.probes import sample_mean
+
+LENGTH = 8
+REGIONS = lim.boundary_regions(lim.token_grid(LENGTH), 0.25)
+WORDS = 11
+
+
+@cache
+def model():
+    init = eqx.filter_jit(language.byte_model)
+    return init(LENGTH, width=4, heads=2, depth=2, key=jax.random.key(0))
+
+
+def batch(weights, count=3):
+    return jax.vmap(model().example, in_axes=(0, None))(windows(count), weights)
+
+
+@cache
+def windows(count=3):
+    text = language.standard_library_text(10_000)
+    cut = eqx.filter_jit(language.sample_windows)
+    return cut(text, LENGTH, count, key=jax.random.key(1))
+
+
+def test_text_is_the_librarys_own_and_windows_are_cut_from_it():
+    text = np.asarray(language.standard_library_text(5_000))
+    assert b"def " in bytes(text.astype(np.uint8))
+    for window in np.asarray(windows(20)):
+        needle = bytes(window.astype(np.uint8))
+        whole = bytes(np.asarray(language.standard_library_text(10_000)).astype(np.uint8))
+        assert len(needle) == LENGTH + 1 and needle in whole
+    with pytest.raises(ValueError, match="size: got"):
+        language.standard_library_text(10**10)
+    with pytest.raises(ValueError, match="text: got 8 ids"):
+        language.sample_windows(jnp.arange(8), 8, 1, key=jax.random.key(0))
+
+
+def test_the_models_loss_is_the_next_bytes_surprise():
+    @eqx.filter_jit
+    def measured(model, windows):
+        x, y = model.example(windows[0], last_token(LENGTH))
+        end = model.flow(x, lim.token_grid(LENGTH))
+        return model.loss(x, y), end @ model.head.T
+
+    found, logits = measured(model(), windows())
+    logits = np.asarray(logits)[-1]
+    byte = int(windows()[0, -1])
+    expected = np.log(np.exp(logits - logits.max()).sum()) + logits.max() - logits[byte]
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+@pytest.mark.slow
+def test_training_learns_a_text_of_one_byte():
+    text = jnp.asarray(np.full(200, 65))
+    with jax.numpy_dtype_promotion("standard"):  # optax promotes
+        trained, losses = language.train(
+            model(), text, LENGTH, 60, key=jax.random.key(2), rate=1e-2
+        )
+    assert losses[0] > 3 and losses[-1] < 0.2
+    assert trained.vocabulary == language.BYTES
+
+
+@pytest.mark.slow
+def test_interrupted_training_goes_on_with_the_same_numbers(tmp_path):
+    def stopped(steps):
+        yield from (index for index in steps if index < 55)
+        raise KeyboardInterrupt
+
+    text = jnp.asarray(np.arange(200) % 7 + 65)
+    run = partial(language.train, model(), text, LENGTH, 60, key=jax.random.key(2))
+    with jax.numpy_dtype_promotion("standard"):  # optax promotes
+        whole, losses = run()
+        with pytest.raises(KeyboardInterrupt):
+            run(checkpoint=tmp_path / "run", progress=stopped)
+        visited = []
+        resumed, again = run(
+            checkpoint=tmp_path / "run",
+            progress=lambda steps: [visited.append(i) or i for i in steps],
+        )
+    assert visited == list(range(50, 60))
+    np.testing.assert_array_equal(again, losses)
+    for left, right in zip(jax.tree.leaves(resumed), jax.tree.leaves(whole), strict=True):
+        np.testing.assert_array_equal(left, right)
+
+
+@cache
+def explained(ask, depth=0):
+    return lim.explanations.explain(
+        model(), windows(), ask(LENGTH), REGIONS, key=jax.random.key(3), depth=depth
+    )
+
+
+@pytest.mark.slow
+def test_at_a_depth_the_rest_of_the_network_is_explained_on_the_states_there():
+    """By a network of the one layer that follows, whose input is the state after the first."""
+    found, network = explained(last_token, 1), model()
+    layers = jax.tree.map(lambda leaf: leaf[1:], network.flow.layers)
+    rest, grid = lim.ResidualFlow(layers, 1.0, step=lim.split), REGIONS.grid
+    norms_key, _ = jax.random.split(jax.random.key(3))
+
+    def one(example):
+        x, y = example
+        x = network.flow.trajectory(x, grid).states[1]
+        ledger = channels(rest, network.terminal_loss, (x, y), grid)
+        norms = interaction_norms(rest, x, grid, key=norms_key)
+        sites = attention_sites(rest, ledger.states, ledger.covectors, grid)
+        return ledger, amplification(norms).product, sites
+
+    @jax.jit
+    def measured(examples):
+        ledger, growth, sites = jax.lax.map(one, examples)
+        return ledger, growth, joint_cone(sites, grid)
+
+    ledger, growth, cone = measured(batch(last_token(LENGTH)))
+    initial, terminal = ledger.covectors[:, 0], ledger.covectors[:, 1]
+    parts = np.stack([terminal, ledger.cone_by_depth[:, 0], ledger.local_by_depth[:, 0]], axis=1)
+
+    def energies(vectors):
+        return (np.asarray(vectors) ** 2).sum(axis=-1)
+
+    close = partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-14)
+    close(found.influence.energy, energies(initial).mean(axis=0))
+    close(found.channel_energies, energies(parts).mean(axis=0))
+    scales = energies(ledger.states[:, 0]).mean(axis=1)
+    relative = scales[:, None, None] * energies(parts)
+    close(found.relative_energies, relative.mean(axis=0))
+    # The layer's only hop is its cone.
+    hops = np.stack([parts[:, 0] + parts[:, 2], parts[:, 1]], axis=1)
+    close(found.hop_energies[:2], energies(hops).mean(axis=0))
+    close(found.hop_energies[2:], 0)
+    assert found.depth == found.record()["depth"] == 1
+    assert "at depth 1 " in lim.explanations.explanation_table(found)
+    expected = (
+        criteria.recency_survival(terminal, initial, growth, REGIONS),
+        criteria.primacy_noncancellation(cone, REGIONS),
+    )
+    for certificate, other in zip(found.certificates[1:3], expected, strict=True):
+        assert certificate.name == other.name
+        for one_side, other_side in zip(certificate.inequalities, other.inequalities, strict=True):
+            close(one_side.greater, other_side.greater)
+            close(one_side.lesser, other_side.lesser)
+
+
+def test_explanations_are_of_depths_before_the_last_state():
+    for depth in (-1, 2):
+        with pytest.raises(ValueError, match="depth: got .*expected a whole number from 0 to 1"):
+            explained(last_token, depth)
+
+
+@pytest.mark.slow
+def test_an_explanation_is_made_of_its_parts():
+    # `eq:residual-influence-component`.
+    regions, weights = REGIONS, teacher_forcing(LENGTH)
+    found = explained(teacher_forcing)
+    network, grid = model(), regions.grid
+
+    @jax.jit
+    @jax.vmap
+    def ledgers(x, y):
+        ledger = channels(network.flow, network.terminal_loss, (x, y), grid)
+        sites = attention_sites(network.flow, ledger.states, ledger.covectors, grid)
+        return ledger.vectors, cone_by_head(sites, grid), (x**2).sum(axis=1).mean()
+
+    vectors, heads, scales = map(np.asarray, ledgers(*batch(weights)))
+    np.testing.assert_allclose(
+        found.channel_energies, (vectors**2).sum(axis=3).mean(axis=0), rtol=1e-10
+    )
+    energy = (vectors.sum(axis=1) ** 2).sum(axis=2).mean(axis=0)
+    np.testing.assert_allclose(found.influence.energy, energy, rtol=1e-10)
+    relative = scales[:, None, None] * (vectors**2).sum(axis=3)
+    np.testing.assert_allclose(found.relative_energies, relative.mean(axis=0), rtol=1e-10)
+    terminal = (vectors[:, 0] ** 2).sum(axis=2)
+    averages = np.array([lim.regional_averages(jnp.asarray(t), regions) for t in terminal])
+    contrasts = (averages[:, 2] - averages[:, 1]) / (terminal.mean())
+    np.testing.assert_allclose(found.terminal_contrast.value, contrasts.mean(), rtol=1e-10)
+    error = contrasts.std(ddof=1) / np.sqrt(3)
+    np.testing.assert_allclose(found.terminal_contrast.error, error, rtol=1e-10)
+    assert len(found.certificates) == 5
+    by_head = (heads**2).sum(axis=4).mean(axis=(0, 3))  # equal cells: the integral is the mean
+    np.testing.assert_allclose(found.head_energies, by_head, rtol=1e-10)
+    np.testing.assert_allclose(heads.sum(axis=(1, 2)), vectors[:, 1], rtol=1e-8, atol=1e-12)
+    # The terminal covector is the premise of recency's survival, the initial one its conclusion.
+    recency = found.certificates[1]
+    (contrast,) = (inequality.greater for inequality in recency.inequalities)
+    np.testing.assert_allclose(contrast, contrasts.mean() * terminal.mean(), rtol=1e-9)
+    averages = lim.regional_averages(jax.device_put(energy), regions)
+    assert recency.concluded == bool(averages[2] > averages[1])
+    assert found.without_queries is None  # it asks everywhere
+
+
+def test_a_last_token_loss_is_shown_with_and_without_its_query():
+    found = explained(last_token)
+    rest = found.without_queries
+    assert rest is not None and rest.regions.left_out == (LENGTH - 1,)
+    energy = np.asarray(found.influence.energy)
+    assert energy[-1] > 0.4 * energy.sum()  # most of it is the query's own
+    density = LENGTH * np.append(energy[:-1], 0) / energy[:-1].sum()
+    np.testing.assert_allclose(rest.density, density, rtol=1e-10)
+    averages = density[:2].mean(), density[2:6].mean(), density[6]
+    np.testing.assert_allclose(rest.indices()[:3], averages, rtol=1e-10)
+    record = found.record()
+    np.testing.assert_allclose(record["density"], found.influence.density)
+    np.testing.assert_allclose(record["without_queries"]["density"], density, rtol=1e-10)
+    assert record["left_out"] == [] and record["without_queries"]["left_out"] == [LENGTH - 1]
+    assert record["without_queries"]["indices"]["lim"] == float(rest.indices().lim)
+    lines = lim.explanations.explanation_table(found).splitlines()
+    rows = [list(map(float, line.split()[-3:])) for line in lines[1:5]]
+    for row, numbers in zip(
+        rows,
+        (found.influence.indices(), found.influence.index_errors(), averages, rest.index_errors()),
+        strict=True,
+    ):
+        np.testing.assert_allclose(row, numbers[:3], rtol=1e-3)
+    printed = "\n".join(lines)
+    share = energy[-1] / energy.sum()
+    assert f"The queried tokens hold {share:.1%} of the influence." in printed
+    assert f"Without: LIM {float(rest.indices().lim):+.3f}" in printed
+
+
+def test_contexts_needed_make_the_interval_as_narrow_as_asked():
+    """On fresh contexts, as many as a few foretell: two errors are a tenth, or half of one."""
+    regions = lim.boundary_regions(lim.token_grid(5), 0.2)
+    generator = np.random.default_rng(0)
+
+    def drawn(count, middle):
+        energies = generator.exponential(size=(count, 5)) * np.array([3, middle, middle, middle, 2])
+        return Influence.from_energies(jax.device_put(energies), regions)
+
+    for middle, scale in ((1.0, 1.0), (20.0, 9.0)):  # beyond minus one the width is a part of LIM
+        few = drawn(400, middle)
+        for width in (0.1, 0.05):
+            many = drawn(lim.explanations.contexts_needed(few, width), middle)
+            found = 2 * float(many.index_errors().lim)
+            assert found == pytest.approx(width * scale, rel=0.2)
+            assert float(many.indices().lim) == pytest.approx(1 - middle / 2, abs=3 * width * scale)
+    assert lim.explanations.contexts_needed(drawn(1, 1.0)) is None
+    line = lim.explanations.influence_table(drawn(2, 1.0)).splitlines()[-1]
+    assert "two errors within 10 % would take some" in line
+    assert "would take" not in lim.explanations.influence_table(drawn(4000, 1.0))
+
+
+def test_records_and_tables_give_every_number_under_its_name():
+    found = explained(last_token)
+    record, regional = found.record(), found.regional
+    rows = {
+        line[:26].strip(): line[26:]
+        for line in lim.explanations.explanation_table(found).split("\n")
+    }
+    for index, channel in enumerate(("residual", "cone", "local")):
+        np.testing.assert_allclose(
+            record["channel_energies"][channel], found.channel_energies[index]
+        )
+        energies = np.mean(regional.products[:, :, index, index], axis=0)
+        for region, energy in zip(("left", "middle", "right"), energies, strict=True):
+            np.testing.assert_allclose(record["regional_energies"][region][channel], energy)
+        shown = [float(number) for number in rows[f"{channel} energy"].split()]
+        np.testing.assert_allclose(shown, energies, rtol=1e-3)
+    np.testing.assert_allclose(record["head_energies"], found.head_energies)
+    assert record["terminal_contrast"] == {
+        "value": float(found.terminal_contrast.value),
+        "error": float(found.terminal_contrast.error),
+    }
+    cells = {"left": slice(2), "middle": slice(2, 6), "right": slice(6, 8)}
+    sides = {
+        region: np.asarray(found.hop_energies)[:, where].mean(axis=1)
+        for region, where in cells.items()
+    }
+    for index, hops in enumerate(("0 hops", "1 hop", "2 hops", "3 or more hops")):
+        np.testing.assert_allclose(record["hop_energies"][hops], found.hop_energies[index])
+        energies = [averages[index] for averages in sides.values()]
+        recorded = [record["regional_hop_energies"][region][hops] for region in sides]
+        np.testing.assert_allclose(recorded, energies, rtol=1e-12)
+        shown = [float(number) for number in rows[f"energy of {hops}"].split()]
+        np.testing.assert_allclose(shown, energies, rtol=1e-3)
+    for index, channel in enumerate(("residual", "cone", "local")):
+        relative = record["relative_energies"][channel]
+        np.testing.assert_allclose(relative, found.relative_energies[index])
+    assert record["length"] == LENGTH and record["delta"] == 0.25 and record["examples"] == 3
+    np.testing.assert_allclose(record["density_error"], found.influence.density_error)
+    np.testing.assert_allclose(record["total"], np.mean(found.influence.energy))
+    assert [c["name"] for c in record["certificates"]] == [c.name for c in found.certificates]
+
+
+def llama_like():
+    """Rotary grouped queries with head norms, a gated network, RMS norms, a tied head."""
+    flow = architecture_flow("everything", step=lim.split, horizon=2.0)
+    return flow, RMSNorm.init(WIDTH, 0.2), None
+
+
+def neox_like():
+    """Parallel blocks of partly turning heads: the one-field recursion; a head of its own."""
+    flow = architecture_flow("partial rotary", step=lim.euler, horizon=2.0)
+    return flow, LayerNorm.init(WIDTH, 0.1), random_states(9, WORDS, WIDTH)
+
+
+def network_of(flow, norm, head):
+    return models.CausalLM(random_states(7, WORDS, WIDTH), None, flow, norm, head)
+
+
+def windows_of_ids(count):
+    return jax.device_put(np.random.default_rng(0).integers(WORDS, size=(count, LENGTH + 1)))
+
+
+@pytest.mark.parametrize("parts", [None, neox_like])
+def test_the_cone_mass_averages_layers_and_contexts(parts):
+    network, ids = (model(), windows(2)) if parts is None else (
+        network_of(*parts()), windows_of_ids(2)
+    )  # fmt: skip
+    found = lim.explanations.average_cone_mass(network, ids, REGIONS)
+    x = jax.vmap(network.embed)(ids[:, :-1])
+    flow, grid = network.flow, REGIONS.grid
+
+    @jax.jit
+    @jax.vmap
+    def masses(state):
+        states = flow.trajectory(state, grid).states[:-1]
+        of_layer = jax.vmap(lambda attention, state: cone_mass(attention, state, grid))
+        return of_layer(flow.layers.attention, states)
+
+    expected = np.mean(masses(x), axis=(0, 1))
+    np.testing.assert_allclose(found.value, expected, rtol=1e-10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parts", [llama_like, neox_like])
+def test_networks_of_other_architectures_are_explained_in_single_precision(parts):
+    """Against float64: the gradient, and channels and hops that sum to it."""
+    network = network_of(*parts())
+    single = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), network)
+    ids = windows_of_ids(3)
+    regions = lim.boundary_regions(lim.token_grid(LENGTH, "float32"), 0.25)
+    asked = jnp.zeros(LENGTH).at[jnp.array([3, 6])].set(jnp.array([0.3, 0.7]))
+    found = lim.explanations.explain(single, ids, asked, regions, key=jax.random.key(3))
+
+    @jax.jit
+    @jax.vmap
+    def expected(window):
+        example = network.example(window, asked)
+        hops = attention_hops(network.flow, network.terminal_loss, example, REGIONS.grid, 3)[0]
+        ledger = channels(network.flow, network.terminal_loss, example, REGIONS.grid)
+        return LENGTH * jax.grad(network.loss)(*example), ledger.vectors, hops
+
+    gradient, vectors, hops = map(np.asarray, expected(ids))
+    for parts_of_it in (vectors, hops):
+        np.testing.assert_allclose(parts_of_it.sum(axis=1), gradient, rtol=1e-10, atol=1e-12)
+
+    def close(one, other):
+        assert one.dtype == jnp.float32
+        other = (np.asarray(other) ** 2).sum(axis=-1).mean(axis=0)
+        np.testing.assert_allclose(one, other, rtol=2e-4, atol=2e-5 * other.max())
+
+    close(found.influence.energy, gradient)
+    close(found.channel_energies, vectors)
+    close(found.hop_energies, hops)
+    assert not np.any(found.hop_energies[0, [0, 1, 2, 4, 5, 7]]) and found.hop_energies[0, 3] > 0
+    assert found.without_queries is not None
+    assert found.without_queries.regions.left_out == (3, 6)
+    averages = lim.regional_averages(found.influence.energy, regions)
+    np.testing.assert_allclose(found.regional.totals, averages, rtol=1e-4)
+    assert found.head_energies.shape[0] == 2 and len(found.certificates) == 5
+
+
+def test_figures_of_an_explanation_show_its_numbers():
+    found = explained(last_token)
+    figure = plots.channel_energies(found, "title")
+    assert_nothing_is_cut(figure)
+    upper, middle, lower = figure.axes
+    curve = np.asarray(upper.lines[0].get_ydata())
+    np.testing.assert_allclose(curve, found.influence.density)
+    energies = np.asarray(found.channel_energies)
+    together, influence = energies.sum(axis=0), np.asarray(found.influence.energy)
+    only = np.asarray(upper.lines[1].get_ydata())
+    np.testing.assert_allclose(only, together / influence.mean())
+    tops = [np.asarray(part.get_paths()[0].vertices)[:, 1].max() for part in middle.collections]
+    shares = energies / together
+    np.testing.assert_allclose(tops, np.cumsum(shares, axis=0).max(axis=1), rtol=1e-12)
+    # Signed: what is missing of the influence, or too much.
+    heights = [bar.get_height() for bar in lower.containers[0]]
+    np.testing.assert_allclose(heights, influence / together - 1, rtol=1e-9, atol=1e-12)
+    assert min(heights) < 0 and lower.get_ylim()[0] < -1
+    assert all(axes.get_ylabel() for axes in figure.axes)
+    assert upper.get_title() == f"title (L = {LENGTH}, n = {int(found.influence.count)})"
+    named = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert named == ["influence density", "density without cross terms"] + [
+        "residual", "cone", "local", "cross terms"
+    ]  # fmt: skip
+
+
+def test_the_figure_of_certificates_names_each_row_and_its_verdict():
+    found = explained(last_token)
+    figure = plots.certificate_margins(found.certificates, "title")
+    (axes,) = figure.axes
+    labels = [tick.get_text() for tick in axes.get_yticklabels()]
+    assert labels[0].startswith("right-biased queries: held\n")
+    rows = [(c, i) for c in found.certificates for i in c.inequalities]
+    assert len(labels) == len(rows) == len(set(labels))
+    for row, (certificate, inequality) in enumerate(rows):
+        sides = np.array([inequality.greater, inequality.lesser])
+        shown = np.concatenate([axes.lines[3 * row + n].get_xdata() for n in (1, 2)])
+        np.testing.assert_allclose(shown, sides / np.abs(sides).max(), rtol=1e-12)
+        assert labels[row].endswith(inequality.statement)
+        assert certificate.name in labels[row]
+    assert ["left" in label.splitlines()[0] for label in labels[-2:]] == [True, False]
+
+
+def test_the_figure_of_hops_shows_where_each_energy_is_and_not_where_it_is_zero():
+    found = explained(last_token)
+    (axes,) = plots.hop_energies(found, "title").axes
+    assert axes.get_yscale() == "log" and axes.get_title().startswith("title (L = ")
+    labels = [line.get_label() for line in axes.lines]
+    assert labels == ["all", "0 hops", "1 hop", "2 hops", "3 or more hops"]
+    for line, values in zip(
+        axes.lines, [found.influence.energy, *found.hop_energies], strict=True
+    ):  # fmt: skip
+        shown, values = np.asarray(line.get_ydata()), np.asarray(values)
+        np.testing.assert_array_equal(shown[values > 0], values[values > 0])
+        assert np.isnan(shown[values == 0]).all()
+    drawn = [np.isfinite(np.asarray(line.get_ydata())).sum() for line in axes.lines]
+    assert drawn == [LENGTH, 1, LENGTH, LENGTH, 0]  # one query, and two layers
+
+
+def test_cone_masses_are_drawn_under_their_names_with_two_errors():
+    masses = {
+        name: sample_mean(jnp.exp(random_states(seed, 9, LENGTH) / 3))
+        for seed, name in enumerate(("seeded", "trained"))
+    }
+    (axes,) = plots.cone_masses(masses, REGIONS).axes
+    assert axes.get_yscale() == "log"
+    for line, band, (name, mass) in zip(axes.lines, axes.collections, masses.items(), strict=True):
+        assert line.get_label() == f"{name} ± 2 standard errors"
+        np.testing.assert_allclose(np.asarray(line.get_ydata()), mass.value)
+        drawn = np.asarray(band.get_paths()[0].vertices)
+        relative = np.asarray(mass.error) / np.asarray(mass.value)
+        ends = np.asarray(mass.value) * np.exp(2 * np.outer([-1, 1], relative))
+        for position, low, high in zip(np.asarray(REGIONS.grid.nodes), *ends, strict=True):
+            heights = drawn[np.isclose(drawn[:, 0], position), 1]
+            np.testing.assert_allclose([heights.min(), heights.max()], [low, high], rtol=1e-12)

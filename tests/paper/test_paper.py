@@ -1,0 +1,122 @@
+"""Section 4's parts against a NumPy twin; `test_reproduction` holds it to the paper's digits."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from reference.section4 import section4_by_hand
+
+from lim_jax import cli, paper
+from lim_jax.grid import boundary_regions
+
+
+def cesaro_matrices():
+    cesaro = np.tri(48) / np.arange(1, 49)[:, None]
+    mixing = np.array(
+        [[1, 0.25, 0, 0], [0.15, 0.8, 0.2, 0], [0, 0.15, 0.6, 0.2], [0, 0, 0.2, 0.45]]
+    )
+    return np.eye(192) + 2 / 12 * np.kron(cesaro, mixing)
+
+
+def test_influence_is_that_of_the_kronecker_matrices():
+    # `eq:simulation-causal-matrix`, `eq:simulation-feature-mixing`,
+    # `eq:simulation-residual-propagator`, `eq:simulation-input-gate`,
+    # `eq:simulation-terminal-covector`, `eq:simulation-influence-profile`.
+    gates = np.sin(np.arange(48.0))
+    propagator = np.linalg.matrix_power(cesaro_matrices(), 12)
+    covector = np.kron(0.85 * np.eye(48)[-1] + 0.15 / 48, [1, 0.5, -0.3, 0.2])
+    adjoint = np.repeat(np.exp(gates), 4) * (propagator.T @ covector)
+    energy = (adjoint.reshape(48, 4) ** 2).sum(axis=1)
+    result = paper.gate_influence(jnp.asarray(gates))
+    np.testing.assert_allclose(result.density, 48 * energy / energy.sum(), rtol=1e-12)
+    np.testing.assert_allclose(paper.table_row(result).Z, energy.sum(), rtol=1e-12)
+
+
+def test_gramians_are_those_of_the_kronecker_matrices_and_scale_with_the_gates():
+    # `eq:simulation-observability-gramian`, `eq:simulation-condition-number-invariance`.
+    gates = np.cos(np.arange(48.0))
+    step, power, expected = cesaro_matrices(), np.eye(192), np.zeros((48, 4, 4))
+    for _ in range(12):
+        last = power[-4:].reshape(4, 48, 4)
+        expected += np.einsum("oia,oib->iab", last, last) / 12
+        power = step @ power
+    found = paper.gate_gramians(jnp.asarray(gates))
+    scale = np.exp(2 * gates)[:, None, None]
+    np.testing.assert_allclose(found, scale * expected, rtol=1e-11, atol=1e-13)
+
+
+def test_the_influence_imbalance_ignores_a_common_gate():
+    """Why the printed Z is the optimiser's: the controlled quantity does not see it."""
+    gates = jnp.sin(jnp.arange(48.0))
+    results = [paper.gate_influence(gates + shift) for shift in (0.0, 0.7)]
+    imbalances = [paper.influence_imbalance(result.density) for result in results]
+    np.testing.assert_allclose(*imbalances, rtol=1e-12)
+    np.testing.assert_allclose(results[1].total / results[0].total, np.exp(1.4), rtol=1e-12)
+
+
+def test_the_regions_of_both_conventions():
+    points = boundary_regions(paper.simulation.GRID, paper.simulation.DELTA, "points")
+    assert (np.asarray(points.weights) > 0).sum(axis=1).tolist() == [9, 29, 10]
+
+
+def test_condition_numbers_are_those_of_the_points_of_each_region():
+    numbers = np.linalg.cond(np.asarray(paper.gate_gramians(jnp.zeros(48))))
+    regions = np.split(numbers, [9, 38])
+    found = paper.regional_condition_numbers()
+    for statistic, values in ((np.mean, found.mean), (np.min, found.smallest), (np.max, found[2])):
+        np.testing.assert_allclose(values, [statistic(r) for r in regions], rtol=1e-7)
+
+
+def test_the_probe_study_is_numpys_of_one_stream(monkeypatch):
+    """Common Gaussian probes, one stream over the counts, and deviations of a sample."""
+    monkeypatch.setattr(paper.outcomes, "PROBE_COUNTS", (1, 3))
+    monkeypatch.setattr(paper.outcomes, "REPETITIONS", 20)
+    gramians = np.asarray(paper.gate_gramians(jnp.zeros(48)))
+    penalty = np.var(np.trace(gramians, axis1=1, axis2=2))
+    found, stream = paper.probe_study(), np.random.default_rng(20260717)
+    np.testing.assert_allclose(found.penalty, penalty, rtol=1e-12)
+    for index, count in enumerate((1, 3)):
+        probes = stream.standard_normal((20, count, 4))
+        traces = np.einsum("nra,iab,nrb->ni", probes, gramians, probes) / count
+        estimates = np.var(traces, axis=1) / penalty
+        np.testing.assert_allclose(found.bias[index], estimates.mean() - 1, rtol=1e-10)
+        np.testing.assert_allclose(found.deviation[index], estimates.std(ddof=1), rtol=1e-10)
+
+
+def test_the_summary_lays_out_what_it_is_given():
+    results = section4_by_hand()
+    numbers = paper.summary(results)
+    first, second, third = (np.asarray(run.history) for run in results.runs.values())
+    rows = results.table
+    assert numbers["change"] == {
+        "algorithm1_imbalance": first[-1] / first[0],
+        "algorithm2_imbalance_decrease": 1 - second[-1] / second[0],
+        "algorithm3_Z": float(rows["algorithm3"].Z) / float(rows["baseline"].Z),
+    }
+    assert numbers["observability"]["imbalance"] == {"before": third[0], "after": third[-1]}
+    smallest = np.asarray(results.condition_numbers.smallest).tolist()
+    found = [numbers["condition_number"][region]["min"] for region in paper.outcomes.REGION_NAMES]
+    assert found == smallest
+    objectives = {name: row["objective"] for name, row in numbers["minimiser"].items()}
+    assert objectives == {name: float(value) for name, value in results.objectives.items()}
+
+
+def test_figures_are_compared_by_ours_less_the_papers():
+    numbers = {}
+    for path, printed in paper.printed_figures():
+        inner = numbers
+        for key in path[:-1]:
+            inner = inner.setdefault(key, {})
+        percent = printed.endswith("%")
+        inner[path[-1]] = float(printed.rstrip("%")) / (100 if percent else 1)
+    assert all(found.agrees for found in paper.compare(numbers))
+    numbers["table"]["baseline"]["left"] += 0.25
+    missed = [found for found in paper.compare(numbers) if not found.agrees]
+    assert [found.name for found in missed] == ["table baseline left"]
+    assert missed[0].difference == pytest.approx(0.25)
+
+
+def test_the_command_line_explains_itself(capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["reproduce", "--help"])
+    assert stop.value.code == 0
+    assert "section 4" in capsys.readouterr().out.lower()

@@ -1,0 +1,107 @@
+"""Section 4 by its command, as users run it, against the paper's digits: whole runs, all slow."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from matplotlib.image import imread
+from reference.as_users import run_python
+
+from lim_jax import paper
+
+pytestmark = pytest.mark.slow
+
+FIGURES = (
+    "simulation_influence_profiles",
+    "simulation_observability_profiles",
+    "simulation_convergence",
+    "simulation_probe_errors",
+)
+
+
+@pytest.fixture(scope="module")
+def reproduced(tmp_path_factory):
+    """The command in a process of its own: it has float64 by itself or not at all."""
+    out = tmp_path_factory.mktemp("out") / "new"
+    done = run_python("-m", "lim_jax", "reproduce", "--out", out, folder=out.parent)
+    return done, out, json.loads((out / "section4.json").read_text())
+
+
+def test_every_printed_digit_agrees(reproduced):
+    # `sec:simulations`, `tab:simulation-remedy-results`, `eq:simulation-imbalance-metrics`,
+    # `eq:simulation-normalized-observability`.
+    done, _, numbers = reproduced
+    assert done.returncode == 0, done.stderr
+    assert [c.name for c in paper.compare(numbers) if not c.agrees] == []
+    assert len(paper.compare(numbers)) == 56
+    assert "56 of 56 printed figures agree." in done.stdout and "DIFFERS" not in done.stdout
+
+
+def test_the_json_holds_what_it_promises(reproduced):
+    _, _, numbers = reproduced
+    assert set(numbers["table"]) == {"baseline", "algorithm1", "algorithm2", "algorithm3"}
+    for row in numbers["table"].values():
+        assert set(row) == set(paper.printed.TABLE_COLUMNS)
+    for row in numbers["minimiser"].values():
+        assert set(row) == {*paper.printed.TABLE_COLUMNS, "objective"}
+    assert set(numbers["observability"]) == {"imbalance", "trace_averages", "penalty"}
+    assert set(numbers["probe"]) == {str(count) for count in paper.outcomes.PROBE_COUNTS}
+    for row in numbers["probe"].values():
+        assert set(row) == {"bias", "std", "bias_exact", "std_exact"}
+    for region in paper.outcomes.REGION_NAMES:
+        assert set(numbers["condition_number"][region]) == {"mean", "min", "max"}
+    row = numbers["table"]["baseline"]
+    assert row["left"] != round(row["left"], 6), "unrounded"
+
+
+def test_the_minima_beyond_the_printed_steps(reproduced):
+    # `eq:simulation-algorithm1-objective`, `eq:simulation-algorithm3-objective`.
+    _, _, numbers = reproduced
+    first, third = numbers["minimiser"]["algorithm1"], numbers["minimiser"]["algorithm3"]
+    np.testing.assert_allclose(first["objective"], 0.0364, atol=5e-5)
+    np.testing.assert_allclose(first["Z"], 0.709, atol=5e-4)
+    np.testing.assert_allclose(third["objective"], 0.1853, atol=5e-5)
+    np.testing.assert_allclose(third["Z"], 1.011, atol=5e-4)
+
+
+def test_exact_probe_figures(reproduced):
+    _, _, numbers = reproduced
+    rows = numbers["probe"].values()
+    biases = [50.08, 25.04, 12.52, 6.26, 3.13, 1.565]
+    np.testing.assert_allclose([100 * row["bias_exact"] for row in rows], biases, atol=5e-3)
+    deviations = [229.3, 131.2, 81.8, 53.9, 36.7, 25.5]
+    found = [100 * row["std_exact"] for row in rows]
+    np.testing.assert_allclose(found, deviations, atol=0.06)
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_figures_are_written(reproduced, name):
+    # `fig:simulation-influence-profiles`, `fig:simulation-observability-profiles`,
+    # `fig:simulation-convergence`, `fig:simulation-probe-bias`.
+    _, out, _ = reproduced
+    pixels = imread(out / f"{name}.png")
+    assert pixels.shape[:2] == (600, 1050) and pixels[..., :3].std() > 0.05
+
+
+def test_a_missed_figure_is_marked_and_fails(reproduced):
+    _, _, numbers = reproduced
+    wrong = json.loads(json.dumps(numbers))
+    wrong["table"]["algorithm2"]["gap"] += 1e-4
+    wrong["probe"]["1"]["bias"] += 1e-3
+    missed = [comparison.name for comparison in paper.compare(wrong) if not comparison.agrees]
+    assert missed == ["table algorithm2 gap", "probe 1 bias"]
+    assert "DIFFERS" in paper.comparison_table(paper.compare(wrong))
+
+
+def test_single_precision_agrees_to_three_digits(reproduced):
+    _, _, double = reproduced
+    with jax.enable_x64(False), jax.numpy_dtype_promotion("standard"):
+        single = paper.summary(paper.section4())
+        assert paper.gate_influence(jnp.zeros(48)).density.dtype == jnp.float32
+    for name in ("baseline", "algorithm1", "algorithm3"):
+        for column in paper.printed.TABLE_COLUMNS:
+            expected = double["table"][name][column]
+            found = single["table"][name][column]
+            np.testing.assert_allclose(found, expected, rtol=5e-4, atol=5e-6, err_msg=column)

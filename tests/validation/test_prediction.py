@@ -1,0 +1,198 @@
+"""Influence and attributions by record, assembled in NumPy from differences of the loss alone."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from reference import numpy_network
+from reference.networks import layer_of
+from scipy import stats
+
+from lim_jax import validation
+from lim_jax.tasks import KeyValueTask
+from lim_jax.validation.prediction import ATTRIBUTIONS, SCORES
+from lim_jax.validation.retrievers import PlaceScores
+
+RECORDS, STEPS, SEEDS = 3, 2, 2
+SETTING = validation.Setting(KeyValueTask(RECORDS, keys=4, values=3), width=4, heads=2, depth=2)
+KEYS = jax.random.split(jax.random.key(0), SEEDS)
+
+
+@eqx.filter_jit
+@eqx.filter_vmap(in_axes=(0, 0, None))
+def both_losses(model, points, y):
+    """Of one seed, at all points of every example: the cross-entropy, and minus the margin."""
+
+    def of_point(x, y):
+        return jnp.stack([model.loss(x, y), model.margin_loss(x, y)])
+
+    return jax.vmap(jax.vmap(of_point, (0, None)))(points, y)
+
+
+STEP, SIZES = 1e-4, np.array([1.0, -1.0, 2.0, -2.0])
+
+
+def around(x):
+    """Four points along each entry of x."""
+    directions = np.eye(x.size).reshape(x.size, 1, *x.shape)
+    return (x + STEP * SIZES[:, None, None] * directions).reshape(-1, *x.shape)
+
+
+def gradient(values, shape):
+    """All partial derivatives, to fourth order, of values at those points."""
+    values = values.reshape(-1, 4) @ np.array([8.0, -8.0, -1.0, 1.0])
+    return values.reshape(shape) / (12 * STEP)
+
+
+def looked_at(models, ids, y):
+    """Of every seed and example: states, both losses and what differences of them say."""
+    embedding, positions = np.asarray(models.embedding), np.asarray(models.positions)
+    x = np.take(embedding, ids, axis=1) + positions[:, None]
+    baseline = np.broadcast_to((embedding.mean(axis=1)[:, None] + positions)[:, None], x.shape)
+    step, record = x - baseline, np.repeat(np.arange(RECORDS), 2)
+
+    def points(seed, example):
+        here, none = x[seed, example], baseline[seed, example]
+        halves = [around(none + s * (here - none)) for s in (0.25, 0.75)]
+        without = [np.where((np.append(record, -1) == r)[:, None], none, here) for r in (0, 1, 2)]
+        return np.concatenate([around(here), *halves, without, [here]])
+
+    examples = range(len(ids))
+    values = np.asarray(both_losses(models, jax.device_put(
+        np.stack([[points(seed, one) for one in examples] for seed in range(SEEDS)])
+    ), y))  # fmt: skip
+    size, shape = 4 * x[0, 0].size, x.shape
+    slopes = [gradient(values[:, :, :size, loss], shape) for loss in (0, 1)]
+    halves = [gradient(values[:, :, k * size : (k + 1) * size, 1], shape) for k in (1, 2)]
+    return {
+        "x": x,
+        "step": step,
+        "cross-entropy": slopes[0],
+        "margin": slopes[1],
+        "path": (halves[0] + halves[1]) / 2,
+        "gains": values[:, :, -4:-1, 1] - values[:, :, -1:, 1],
+        "cross-entropy itself": values[:, :, -1, 0],
+        "margin itself": -values[:, :, -1, 1],
+    }
+
+
+@pytest.fixture(scope="module")
+def measured():
+    """Models, what `record_scores` finds of two seeds, and what the reference does of each."""
+
+    @eqx.filter_jit
+    def all_of(keys):
+        models = eqx.filter_vmap(lambda key: validation.new_retriever(SETTING, key=key))(keys)
+        examples = validation.examples_of_every_place(SETTING, 2, key=jax.random.key(3))
+        found = eqx.filter_vmap(
+            lambda model: validation.record_scores(model, examples, steps=STEPS)
+        )(models)
+        return models, found, validation.asked(examples), examples.gold[:, 0]
+
+    models, found, (ids, y), gold = all_of(KEYS)
+    reference = looked_at(models, np.asarray(ids), y)
+    return models, jax.tree.map(np.asarray, found), reference, np.asarray(gold)
+
+
+def sums(tokens):
+    """By record: pairs of tokens, the last of the context left out."""
+    return tokens[:, :-1].reshape(len(tokens), RECORDS, 2).sum(axis=2)
+
+
+def by_example(seen, rollouts):
+    """Every attribution of one seed, of every example and record."""
+    length = 2 * RECORDS + 1
+    # Of density squared over cells of 1/L: (L g)^2 / L.
+    energies = {
+        loss: length * sums((seen[loss] ** 2).sum(axis=2)) for loss in ("cross-entropy", "margin")
+    }
+    shares = {
+        "influence, normalised": energies["cross-entropy"],
+        "gradient times input": np.abs(sums((seen["x"] * seen["margin"]).sum(axis=2))),
+        "integrated gradients": np.abs(sums((seen["step"] * seen["path"]).sum(axis=2))),
+        "occlusion": np.abs(seen["gains"]),
+        "attention rollout": sums(rollouts),
+    }
+    raw = {f"influence, {name}": values / values.mean() for name, values in energies.items()}
+    return raw | {
+        name: np.stack([row / row.mean() for row in values]) for name, values in shares.items()
+    }
+
+
+def test_profiles_and_values_at_gold_are_those_of_the_definitions(measured):
+    """Normalised influence from the cross-entropy here, and from the margin there: they agree."""
+    models, found, reference, gold = measured
+    assert sorted(found.profile) == sorted(found.at_gold) == sorted(ATTRIBUTIONS)
+    for seed in range(SEEDS):
+        flow = jax.tree.map(lambda leaf, seed=seed: np.asarray(leaf)[seed], models.flow)
+        layers = [layer_of(flow, index) for index in range(2)]
+        seen = {name: values[seed] for name, values in reference.items()}
+        rollouts = np.stack([
+            numpy_network.rollout(layers, x, 2.0, "split", lambda time: 1.0)[-1]
+            for x in seen["x"]
+        ])  # fmt: skip
+        for name, values in by_example(seen, rollouts).items():
+            tolerance = {"rtol": 1e-7, "err_msg": name}
+            np.testing.assert_allclose(found.profile[name][seed], values.mean(axis=0), **tolerance)
+            at_gold = [values[gold == r, r].mean() for r in range(RECORDS)]
+            np.testing.assert_allclose(found.at_gold[name][seed], at_gold, **tolerance)
+        for name in ("cross-entropy", "margin"):
+            expected = [seen[f"{name} itself"][gold == r].mean() for r in range(RECORDS)]
+            got = getattr(found.scores, name.replace("-", "_"))[seed]
+            np.testing.assert_allclose(got, expected, rtol=1e-10)
+
+
+@pytest.fixture(scope="module")
+def made():
+    """Scores of four seeds and six records; the accuracy of one seed is constant."""
+    generator = np.random.default_rng(0)
+    profile, at_gold = (
+        {name: np.exp(generator.standard_normal((4, 6))) for name in ATTRIBUTIONS} for _ in "ab"
+    )
+    scores = generator.random((3, 4, 6))
+    scores[0, 2] = 1.0
+    return validation.RecordScores(profile, at_gold, PlaceScores(*scores))
+
+
+@pytest.fixture(scope="module")
+def predictions(made):
+    return validation.predict(made)
+
+
+def test_predictions_are_scipys_correlations_seed_by_seed(made, predictions):
+    found = predictions
+    assert len(found) == 2 * len(ATTRIBUTIONS) * len(SCORES)
+    scores = dict(zip(SCORES, (made.scores[0], made.scores[1], -made.scores[2]), strict=True))
+    for one in found:
+        attributed = made.profile if one.of == "profile" else made.at_gold
+        expected = np.array([
+            np.nan if np.ptp(right) == 0 else np.asarray(stats.spearmanr(value, right))[0]
+            for value, right in zip(attributed[one.attribution], scores[one.score], strict=True)
+        ])  # fmt: skip
+        np.testing.assert_allclose(one.correlations, expected, rtol=1e-12)
+        assert one.left_out == (one.score == "accuracy")
+        known = expected[~np.isnan(expected)]
+        value, low, high = one.interval
+        assert value == pytest.approx(known.mean())
+        assert known.min() - 1e-12 <= low <= value <= high <= known.max() + 1e-12
+        assert one.record()["interval"] == {"value": value, "low": low, "high": high}
+
+
+def test_the_table_has_a_row_for_each_attribution_and_says_what_was_left_out(predictions):
+    found = predictions
+    lines = validation.prediction_table(found).splitlines()
+    assert len(lines) == 2 * (1 + len(ATTRIBUTIONS))
+    line = lines[1 + ATTRIBUTIONS.index("occlusion")]
+    value, low, high = found[3 * ATTRIBUTIONS.index("occlusion")].interval
+    assert line.split()[0] == "occlusion"
+    assert f"{value:+.2f} [{low:+.2f}, {high:+.2f}] -1" in line
+
+
+def test_networks_that_are_always_right_predict_nothing(made):
+    always = made._replace(scores=made.scores._replace(accuracy=np.ones((4, 6))))
+    found = [one for one in validation.predict(always) if one.score == "accuracy"]
+    assert all(one.left_out == 4 and np.isnan(one.interval).all() for one in found)
+    assert validation.prediction_table(found).count("constant") == len(found)
+    with pytest.raises(ValueError, match="found: got scores of shape \\(6,\\)"):
+        validation.predict(jax.tree.map(lambda leaf: leaf[0], made))

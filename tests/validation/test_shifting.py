@@ -1,0 +1,77 @@
+"""Networks that turn places are asked in contexts longer than in training."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lim_jax.tasks import KeyValueTask
+from lim_jax.validation import shifting
+from lim_jax.validation.prediction import ATTRIBUTIONS, RecordScores
+from lim_jax.validation.retrievers import (
+    PlaceScores,
+    Setting,
+    examples_of_every_place,
+    new_retriever,
+    of_seeds,
+)
+
+SETTING = Setting(KeyValueTask(2, 4, 3), width=4, heads=1, depth=1, rotary=True)
+
+
+def networks(seeds):
+    keys = jax.random.split(jax.random.key(0), seeds)
+    return jax.vmap(lambda key: new_retriever(SETTING, key=key))(keys)
+
+
+def test_a_longer_context_has_the_same_words_and_more_records():
+    found = shifting.in_longer_contexts(SETTING, 2)
+    assert found == SETTING._replace(task=KeyValueTask(4, 4, 3))
+    assert found.task.vocabulary == SETTING.task.vocabulary
+
+
+def test_what_cannot_be_longer_is_refused():
+    with pytest.raises(ValueError, match="setting: got places that are learned"):
+        shifting.in_longer_contexts(SETTING._replace(rotary=False), 2)
+    with pytest.raises(ValueError, match="factor: got 6 records of 4 keys"):
+        shifting.in_longer_contexts(SETTING, 3)
+
+
+def test_a_shift_asks_for_every_place_of_both_lengths(monkeypatch):
+    """Judges are tested by themselves; here is what they were asked, and what is kept of it."""
+
+    def record_scores(model, examples):
+        records = jnp.arange(examples.records.shape[1] // 2, dtype=float)
+        rising = records * model.head[0, 0] ** 2
+        same: Any = dict.fromkeys(ATTRIBUTIONS, rising)
+        return RecordScores(same, same, PlaceScores(*3 * [rising]))
+
+    def scores_by_place(model, examples):
+        asked = jnp.bincount(examples.gold[:, 0], length=5).astype(model.head.dtype)
+        return PlaceScores(*3 * [asked])
+
+    monkeypatch.setattr(shifting, "record_scores", record_scores)
+    monkeypatch.setattr(shifting, "scores_by_place", scores_by_place)
+    models = networks(3)
+    found = shifting.shift_record(SETTING, models, test=5, attributed=2, key=jax.random.key(0))
+    assert list(found) == ["2 records", "4 records"]
+    assert found["2 records"]["accuracy"] == 3 * [[5, 5, 0, 0, 0]]
+    assert found["4 records"]["accuracy"] == 3 * [[5, 5, 5, 5, 0]]
+    slopes = np.asarray(models.head)[:, :1, 0] ** 2
+    np.testing.assert_allclose(found["4 records"]["influence"], slopes * np.arange(4)[None])
+    correlations = [one["correlations"] for one in found["4 records"]["predictions"]]
+    np.testing.assert_allclose(
+        correlations, [3 * [-1 if one["score"] == "minus cross-entropy" else 1]
+                       for one in found["4 records"]["predictions"]],
+    )  # fmt: skip
+
+
+def test_all_seeds_are_asked_the_same():
+    models = networks(2)
+    asked = examples_of_every_place(SETTING, 1, key=jax.random.key(1))
+    found = of_seeds(lambda model, examples: (model.head.sum(), examples.window.sum()))
+    heads, windows = found(models, asked)
+    np.testing.assert_allclose(heads, np.asarray(models.head).sum(axis=(1, 2)))
+    np.testing.assert_array_equal(windows, 2 * [np.asarray(asked.window).sum()])

@@ -1,0 +1,159 @@
+"""The study of the remedies: gains by hand, and a run that is taken up where it ended."""
+
+import jax
+import numpy as np
+import pytest
+from reference.made_results import explanation
+from reference.made_study import STAGES, made_arm, made_results
+from scipy import stats
+
+from lim_jax import validation
+from lim_jax.tasks import KeyValueTask
+from lim_jax.validation.gains import compare_arms, gain
+from lim_jax.validation.remedies import PLAIN, importance_weighted
+from lim_jax.validation.retrievers import Setting
+from lim_jax.validation.study import BASE, LONG, Preset, presets, validate
+
+
+def test_a_gain_is_that_of_the_last_step_seed_by_seed():
+    arm, plain = made_arm(2, seconds=0.03, after=0.25), made_arm(1, after=0.05)
+    found = gain(arm, plain)
+    ours, theirs = (np.array(record["accuracy"])[-1] for record in (arm, plain))
+    np.testing.assert_allclose(found.accuracy.value, (ours - theirs).mean())
+    np.testing.assert_allclose(found.middle.value, 0.2)
+    np.testing.assert_allclose(found.time, 3)
+    risk = np.array(arm["risk"][-1]) - np.array(plain["risk"][-1])
+    expected = stats.t.interval(0.95, 2, risk.mean(), stats.sem(risk))
+    np.testing.assert_allclose((found.risk.low, found.risk.high), expected)
+    lim = np.array(arm["answer_lim"]) - np.array(plain["answer_lim"])
+    np.testing.assert_allclose(found.lim.value, lim.mean())
+    assert found.middle_at_equal_time is None
+
+
+def test_equal_time_is_where_plain_training_came_in_as_many_seconds():
+    """At three times the cost of a step, between the plain arm's evaluations."""
+    arm, plain = made_arm(2, seconds=0.025, after=0.25), made_arm(1)
+    longer = made_arm(4, stages=7)
+    found = gain(arm, plain, longer)
+    # 2 stages at 2.5 times the cost are 5 stages, each of which is worth 0.05.
+    at_time = 0.25 + 0.05 * STAGES - 0.05 * 5
+    assert found.middle_at_equal_time is not None
+    np.testing.assert_allclose(found.middle_at_equal_time.value, at_time)
+    half = gain(made_arm(2, seconds=0.0225), plain, longer)  # 4.5 stages
+    assert half.middle_at_equal_time is not None
+    np.testing.assert_allclose(half.middle_at_equal_time.value, 0.05 * (STAGES - 4.5))
+    dear = made_arm(2, seconds=0.05)  # ten stages: plain training was not taken that far
+    assert gain(dear, plain, longer).middle_at_equal_time is None
+
+
+def test_arms_and_variants_are_compared_with_their_own_plain_one():
+    results = made_results()
+    found = compare_arms(results)
+    assert set(found) == {"Algorithm 1", "answers of the probes", "strength 3", "deeper"}
+    np.testing.assert_allclose(found["deeper"].middle.value, -0.1)
+    np.testing.assert_allclose(found["deeper"].time, 3)
+    np.testing.assert_allclose(found["strength 3"].time, 4)
+    assert found["deeper"].middle_at_equal_time is None
+    assert found["strength 3"].middle_at_equal_time is not None
+
+
+def test_presets_name_what_there_is():
+    for preset in presets().values():
+        assert preset.arms[0] == PLAIN and set(preset.arms) <= set(validation.remedies.ARMS)
+        assert {setting for setting, _ in preset.variants.values()} <= set(preset.settings)
+    full = presets()["full"]
+    assert next(iter(full.settings)) == BASE and full.seeds == 5
+
+
+def test_the_first_arm_is_the_plain_one():
+    with pytest.raises(ValueError, match="arms: got .*expected 'plain' at the first"):
+        validate(presets()["quick"]._replace(arms=("importance weights",)))
+
+
+@pytest.fixture
+def promoting():
+    with jax.numpy_dtype_promotion("standard"):  # optax promotes
+        yield
+
+
+@pytest.fixture
+def explained(monkeypatch):
+    """Explanations are tested by themselves; here is what they were asked of."""
+    calls = []
+
+    def explain(model, windows, weights, regions, *, key):
+        calls.append((np.asarray(model.embedding), windows.shape, np.flatnonzero(weights)))
+        return explanation()
+
+    monkeypatch.setattr(validation.study, "explain", explain)
+    return calls
+
+
+@pytest.fixture
+def shifts(monkeypatch):
+    """So are shifts."""
+    monkeypatch.setattr(
+        validation.study,
+        "shift_record",
+        lambda setting, models, **options: {"heads": np.asarray(models.head).tolist()},
+    )
+
+
+@pytest.fixture
+def cheap_arm(monkeypatch):
+    """Arms too: one of first order stands for Algorithm 1, which the variant still trains by."""
+    monkeypatch.setitem(validation.remedies.ARMS, validation.study.BALANCED, importance_weighted)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("promoting", "cheap_arm")
+def test_a_study_goes_on_from_what_is_finished(tmp_path, explained, shifts):
+    """Networks that are trained, judged and trained further: many programs."""
+    setting = Setting(KeyValueTask(4, 5, 3), width=4, heads=1, depth=1, steps=2, batch=2)
+    preset = Preset(
+        {"first": setting}, (PLAIN, "Algorithm 1, probes"),
+        {"every 2nd step": ("first", {"every": 2, "target": "middle", "probes": 1})},
+        seeds=2, stages=1, every=2, test=2, explained=2, shifted="first",
+    )  # fmt: skip
+    seen: list[str] = []
+
+    def interrupted(names):
+        for name in names:
+            seen.append(name)
+            if len(seen) == 4:
+                raise KeyboardInterrupt
+            yield name
+
+    with pytest.raises(KeyboardInterrupt):
+        validate(preset, folder=tmp_path, progress=interrupted)
+    found = validate(preset, folder=tmp_path)
+    assert seen == ["settings: first", "predictions: first", "arms: plain",
+                    "arms: Algorithm 1, probes"]  # fmt: skip
+    arms = found["arms"]
+    assert list(arms) == [PLAIN, "Algorithm 1, probes", LONG]
+    # All from the same networks, the longer run by way of the plain one.
+    for arm in (*arms.values(), *found["variants"].values()):
+        assert arm["accuracy"][0] == arms[PLAIN]["accuracy"][0]
+        assert arm["risk"][0] == arms[PLAIN]["risk"][0]
+    assert arms[LONG]["risk"][:2] == arms[PLAIN]["risk"]
+    assert arms["Algorithm 1, probes"]["risk"][1] != arms[PLAIN]["risk"][1]
+    assert len(arms[LONG]["steps"]) == 6
+    # Of the networks, then of each arm's: every seed's own, at the place that asks.
+    assert len(explained) == 2 * 4
+    assert {shape for _, shape, _ in explained} == {(2, 10)}
+    assert all(asked.tolist() == [8] for _, _, asked in explained)
+    assert len({embedding.tobytes() for embedding, _, _ in explained}) == 8
+    made = explanation()
+    assert arms[PLAIN]["channels"] == 2 * [made.regional.energies.tolist()]
+    one = arms[PLAIN]["certificates"][1]["one of them"]
+    assert one == {"holds": False, "margin": pytest.approx(1 / 3 - 0.1), "vacuous": True,
+                   "concluded": False}  # fmt: skip
+    # Of the same networks before, and of each seed after either arm.
+    shifted = found["shifts"]
+    assert list(shifted) == ["before", PLAIN, "Algorithm 1, probes"]
+    heads = [np.array(one["heads"]) for one in shifted.values()]
+    assert all(len(head) == 2 for head in heads) and len({head.tobytes() for head in heads}) == 3
+    assert validate(preset, folder=tmp_path) == found
+    with pytest.raises(ValueError, match="study.json"):
+        validate(preset, folder=tmp_path, seed=1)
+    assert set(compare_arms(found)) == {"Algorithm 1, probes", "every 2nd step"}
