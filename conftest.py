@@ -29,7 +29,7 @@ def understood(flags: str) -> bool:
 
 if "XLA_FLAGS" not in os.environ and understood(QUICK):
     os.environ["XLA_FLAGS"] = QUICK  # before jax reads it; workers inherit it
-# Where in the source each instruction comes from takes a sixth of a test's time, and nobody reads it.
+# Where in the source an instruction comes from takes a sixth of the time, and nobody reads it.
 os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
 # The command line keeps compiled programs in the user's folder: run in a test it must not.
 os.environ.setdefault("JAX_ENABLE_COMPILATION_CACHE", "0")

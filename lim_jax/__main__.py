@@ -9,7 +9,7 @@ try:
     from lim_jax.cli import keep_programs
     from lim_jax.cli import main as run
 except ModuleNotFoundError as error:
-    if error.name not in ("filelock", "matplotlib", "platformdirs", "tqdm", "tyro"):
+    if error.name not in ("matplotlib", "platformdirs", "tqdm", "tyro"):
         raise
     sys.exit(f"lim-jax needs {error.name}: python -m pip install 'lim_jax[plot,cli]'")
 

@@ -5,12 +5,13 @@ programs: who imports the library decides for themselves, by JAX's own settings.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import jax
 import platformdirs
 
-MOST = 2**30  # bytes; those that were not used for longest go first
+MOST = 2**30  # bytes that a command begins with; those that were not used for longest went first
 
 
 def keep_programs(arguments: Sequence[str]) -> list[str]:
@@ -50,6 +51,18 @@ def _keep_in(folder: Path) -> None:
     # tuning flags such as prefer-no-gather are none of the processor's features.
     jax.config.update("jax_logging_level", "CRITICAL")
     jax.config.update("jax_compilation_cache_dir", str(folder))
-    jax.config.update("jax_compilation_cache_max_size", MOST)
+    # JAX's own bound has it look at all files for every program that it keeps.
+    _make_room(folder)
     # Small ones too: a command compiles hundreds.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+
+
+def _make_room(folder: Path) -> None:
+    """Remove programs until what is left takes `MOST` bytes."""
+    kept = 0
+    with suppress(FileNotFoundError):  # another command makes room too
+        found = [(path, path.stat()) for path in folder.glob("*-cache")]
+        for path, file in sorted(found, key=lambda one: -max(one[1].st_atime, one[1].st_mtime)):
+            kept += file.st_size
+            if kept > MOST:
+                path.unlink()

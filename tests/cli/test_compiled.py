@@ -1,5 +1,6 @@
 """Where compiled programs are kept, and that they are."""
 
+import os
 import sys
 from types import SimpleNamespace
 
@@ -29,10 +30,12 @@ def settings(monkeypatch):
     return found
 
 
-def test_programs_are_kept_in_the_users_folder(settings):
+def test_programs_are_kept_in_the_users_folder(settings, monkeypatch, tmp_path):
+    monkeypatch.setattr(platformdirs, "user_cache_path", tmp_path.joinpath)
     assert cli.keep_programs(["rates", "--quick"]) == ["rates", "--quick"]
-    assert settings[FOLDER] == platformdirs.user_cache_dir("lim_jax")
-    assert 0 < settings["jax_compilation_cache_max_size"] <= 2**30
+    assert settings[FOLDER] == str(tmp_path / "lim_jax")
+    # With a bound of its own JAX looks at all files for every program.
+    assert "jax_compilation_cache_max_size" not in settings
 
 
 def test_flags_before_the_command_move_or_refuse_the_folder(settings):
@@ -49,6 +52,20 @@ def test_a_folder_that_jax_was_told_of_stays(settings, monkeypatch):
     monkeypatch.setitem(compiled.jax.config.values, FOLDER, "theirs")
     cli.keep_programs(["rates"])
     assert settings == {}
+
+
+def test_room_is_made_of_what_was_not_used_for_longest(settings, monkeypatch, tmp_path):
+    """Read or written; what is no program stays."""
+    monkeypatch.setattr(compiled, "MOST", 25)
+    for age, name in enumerate(("new", "read", "old", "older"), 1):
+        (tmp_path / f"{name}-cache").write_bytes(b"x" * 10)
+        written = -100 if name == "read" else -age
+        os.utime(tmp_path / f"{name}-cache", (1e9 - age, 1e9 + written))
+    (tmp_path / "mine.txt").write_bytes(b"x" * 100)
+    cli.keep_programs(["--cache", str(tmp_path), "rates"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "mine.txt", "new-cache", "read-cache"
+    ]  # fmt: skip
 
 
 def test_the_command_asks_before_it_runs(settings, monkeypatch):
