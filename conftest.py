@@ -8,8 +8,10 @@ by `tests/reference/as_users.py`: the compiler's own regression (`test_compiler`
 float64 (`test_reproduction`), both end to end in processes of their own.
 """
 
+import ctypes
 import gc
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -59,15 +61,51 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: place.get(item.path.stem, len(DEAREST)))
 
 
-MEMORY_MAPS, HELD = Path("/proc/self/maps"), 50_000
+GIB = 2**30
+HELD = 1.1 * GIB  # what a worker may hold after a test; the dearest adds a half
+STATM = Path("/proc/self/statm")
 
 
-@pytest.fixture(autouse=True, scope="module")
+@pytest.fixture(autouse=True)
 def forget_compiled_programs():
-    """Each holds some of the process's memory maps, of which Linux allows 65,530."""
+    """With what was traced they are most of a worker's memory, and few are used by two files."""
     yield
-    if MEMORY_MAPS.exists() and MEMORY_MAPS.read_bytes().count(b"\n") > HELD:
+    if STATM.exists() and int(STATM.read_text().split()[1]) * resource.getpagesize() > HELD:
         jax.clear_caches()
+        gc.collect()
+        give_back = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
+        if give_back is not None:
+            give_back(0)
+
+
+SPENT = pytest.StashKey[dict[str, tuple[float, float]]]()
+
+
+def spent() -> tuple[float, float]:
+    """The peak of this process's memory in GiB, and its minutes of CPU with its children's."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / GIB
+    return peak, sum(os.times()[:4]) / 60
+
+
+def pytest_sessionfinish(session):
+    """A worker says what it took."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["spent"] = spent()
+
+
+def pytest_testnodedown(node):
+    """Keep what a worker said, if it came so far."""
+    said = getattr(node, "workeroutput", {})
+    if "spent" in said:
+        node.config.stash.setdefault(SPENT, {})[node.gateway.id] = said["spent"]
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    """Print what each worker took; the slowest tests stand above, by ``--durations``."""
+    terminalreporter.section("memory and CPU")
+    for worker, (peak, minutes) in config.stash.get(SPENT, {"alone": spent()}).items():
+        terminalreporter.line(f"{worker}: {peak:.2f} GiB at most, {minutes:.1f} minutes of CPU")
 
 
 @pytest.fixture
