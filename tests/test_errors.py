@@ -101,7 +101,7 @@ STATIC = {
     "integers": (influence_of(full((2, 4, 6), 1)), "batch: got an array of int64.*Embed"),
     "vector loss": (
         influence_of(full((2, 4, 6), 1.0), loss=lambda params, x, y: x[0]),
-        "loss: got .*expected a scalar",
+        r"loss: got an array of float64 with shape \(6,\), expected a scalar",
     ),
     "regions of another grid": (
         influence_of(full((2, 4, 6), 1.0), regions=lim.boundary_regions(lim.midpoint_grid(4), 0.3)),

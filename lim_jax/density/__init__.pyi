@@ -7,6 +7,7 @@ from .adjoints import embedded as embedded
 from .adjoints import losses_and_adjoints as losses_and_adjoints
 from .adjoints import require_batch as require_batch
 from .adjoints import require_pair as require_pair
+from .adjoints import scalar_loss as scalar_loss
 from .measurement import influence as influence
 from .measurement import influence_stream as influence_stream
 from .statistics import Indices as Indices

@@ -82,9 +82,8 @@ def losses_and_adjoints(
 ) -> tuple[Float[Array, " examples"], Float[Array, "examples length width"]]:
     r"""Every example's loss and its input adjoint :math:`P_0`, a density: one gradient each."""
     loss, (x, y) = embedded(loss, params, batch)
-    losses, gradients = jax.vmap(jax.value_and_grad(loss, argnums=1), in_axes=(None, 0, 0))(
-        params, x, y
-    )
+    of_one = jax.value_and_grad(scalar_loss(loss), argnums=1)
+    losses, gradients = jax.vmap(of_one, in_axes=(None, 0, 0))(params, x, y)
     return losses, gradients / grid.weights[None, :, None]
 
 
@@ -123,7 +122,7 @@ def adjoint_energies(
 
 
 def require_batch(loss: Loss, params: PyTree, batch: Batch, grid: Grid) -> None:
-    """Refuse batches that do not fit the grid, and losses that are not scalars."""
+    """Refuse batches that do not fit the grid, and losses that are no functions."""
     require_callable(loss, "loss", "loss(params, x, y) of one example")
     require_grid(grid)
     x, y = require_pair(loss, batch)
@@ -142,14 +141,30 @@ def require_batch(loss: Loss, params: PyTree, batch: Batch, grid: Grid) -> None:
         expected="at least one example, the same number in x and in every leaf of y",
         cure="Give each example its own labels, and leave empty batches out.",
     )
-    value = eqx.filter_eval_shape(loss, params, x[0], jax.tree.map(lambda leaf: leaf[0], y))
-    require(
-        getattr(value, "shape", None) == (),
-        "loss",
-        got=f"{value}",
-        expected="a scalar",
-        cure="Average or sum the loss of one example over its positions.",
-    )
+
+
+def scalar_loss(loss: Loss) -> Loss:
+    """The same loss, which refuses to give anything but a scalar: seen as it is traced.
+
+    Examples
+    --------
+    >>> scalar_loss(lambda params, x, y: x[0])(None, jnp.ones((3, 2)), None)
+    Traceback (most recent call last):
+    ValueError: loss: got an array of float64 with shape (2,), expected a scalar. Average or ...
+    """
+
+    def of_one(params: PyTree, x: Float[Array, "length width"], y: PyTree) -> Scalar:
+        value = loss(params, x, y)
+        require(
+            getattr(value, "shape", None) == (),
+            "loss",
+            got=described(value),
+            expected="a scalar",
+            cure="Average or sum the loss of one example over its positions.",
+        )
+        return value
+
+    return of_one
 
 
 def require_pair(loss: Loss, batch: Any) -> Batch:

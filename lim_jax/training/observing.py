@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from lim_jax._checks import guarded_finite, require_callable, require_floats
-from lim_jax.density.adjoints import Batch, Loss, embedded, require_batch
+from lim_jax.density.adjoints import Batch, Loss, embedded, require_batch, scalar_loss
 from lim_jax.grid.integrals import integral
 from lim_jax.grid.measure import Grid, require_on_grid
 from lim_jax.observability.gramian import Positions, Steps, layer_steps
@@ -153,7 +153,7 @@ def observability_objective(
     traces = jax.vmap(traces_of)(x).mean(axis=0)
     if previous is not None:
         traces = memory * jax.lax.stop_gradient(previous) + (1 - memory) * traces
-    risk = jax.vmap(loss, in_axes=(None, 0, 0))(params, x, y).mean()
+    risk = jax.vmap(scalar_loss(loss), in_axes=(None, 0, 0))(params, x, y).mean()
     if positions is None and weights is None:
         penalty = trace_penalty(traces, grid)
     else:
@@ -228,7 +228,7 @@ def injected_objective(
         _TraceBalance(grid), projected, params, (jnp.repeat(x, drawn, axis=0), noise), grid,
         options, has_aux=True,
     )  # fmt: skip
-    return jax.vmap(loss, in_axes=(None, 0, 0))(params, x, y).mean() + penalty, traces
+    return jax.vmap(scalar_loss(loss), in_axes=(None, 0, 0))(params, x, y).mean() + penalty, traces
 
 
 class _TraceBalance(eqx.Module):
