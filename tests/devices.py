@@ -2,7 +2,8 @@
 
 ``XLA_FLAGS=--xla_force_host_platform_device_count=8 python devices.py virtual FILE`` compares those
 of 8 virtual ones with those of the first alone, which it saves; ``ring`` in place of ``virtual``
-compares those of keys and values that go round a ring; ``python devices.py 0 FILE PORT`` and
+compares those of keys and values that go round a ring, ``virtual,ring`` both in one process;
+``python devices.py 0 FILE PORT`` and
 ``python devices.py 1 FILE PORT`` compare theirs with these as two processes.
 """
 
@@ -63,12 +64,11 @@ JOBS = {
 
 
 def dense_and_tiled():
-    """Every job, and the density once more in small tiles of attention."""
-    for name in JOBS:
-        yield name, "dense"
+    """All jobs, and the density once more in small tiles of attention."""
+    yield tuple(JOBS), "dense"
     tiles.TILE = attention.DENSE = SMALL_TILE
     jax.clear_caches()
-    yield "density", "tiled"
+    yield ("density",), "tiled"
 
 
 def saved(file, attend=attention.causal_attention):
@@ -96,18 +96,19 @@ def virtual(file):
     mesh = jax.make_mesh((2, 4), ("data", "context"), axis_types=(AxisType.Auto,) * 2)
     specs = PartitionSpec(("data", "context")), PartitionSpec("data", "context")
     (model, batch), numbers = network(), {}
-    for name, attends in dense_and_tiled():
-        job = jax.jit(JOBS[name])
-        alone = jax.tree.leaves(job(model, batch))
-        assert {leaf.sharding.num_devices for leaf in alone} == {1}
-        numbers[name, attends] = [np.asarray(leaf) for leaf in alone]
+    for names, attends in dense_and_tiled():
+        jobs = together(*names)
+        for name, alone in jobs(model, batch).items():
+            leaves = jax.tree.leaves(alone)
+            assert {leaf.sharding.num_devices for leaf in leaves} == {1}
+            numbers[name, attends] = [np.asarray(leaf) for leaf in leaves]
         for spec in specs:
             spread = jax.device_put(batch, NamedSharding(mesh, spec))
-            found = job(model, spread)
-            gap = largest_difference(found, numbers[name, attends])
-            assert len(jax.tree.leaves(found)[0].sharding.device_set) == 8
-            assert gap < 1e-12, (name, attends, spec, gap)
-            print(name, attends, spec, gap)
+            for name, found in jobs(model, spread).items():
+                gap = largest_difference(found, numbers[name, attends])
+                assert len(jax.tree.leaves(found)[0].sharding.device_set) == 8
+                assert gap < 1e-12, (name, attends, spec, gap)
+                print(name, attends, spec, gap)
     arrays = list(map(np.asarray, jax.tree.leaves((model, batch))))
     Path(file).write_bytes(pickle.dumps((arrays, numbers)))
 
@@ -232,5 +233,8 @@ def process(index, file, port):
 
 if __name__ == "__main__":
     role, file, *port = sys.argv[1:]
-    roles = {"virtual": virtual, "ring": ring}
-    roles[role](file) if role in roles else process(int(role), file, *port)
+    if port:
+        process(int(role), file, *port)
+    else:
+        for name in role.split(","):
+            {"virtual": virtual, "ring": ring}[name](file)
