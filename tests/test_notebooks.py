@@ -18,14 +18,16 @@ NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.py"))
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_it_runs(notebook, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    if "jax.config.update" in notebook.read_text():  # of what is settled before JAX starts
+    source = notebook.read_text()
+    if "jax_num_cpu_devices" in source:  # which is settled before JAX starts
         subprocess.run(
             [sys.executable, notebook], check=True, env=os.environ | {"MPLBACKEND": "agg"}
         )
         return
     monkeypatch.setattr(plt, "show", lambda: None)
     promotion = jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow")
-    with jax.enable_x64(False), promotion[0], promotion[1]:  # as users run
+    double = "jax_enable_x64" in source
+    with jax.enable_x64(double), promotion[0], promotion[1]:  # as users run
         names = runpy.run_path(str(notebook))
     shown = [plt.figure(number).axes for number in plt.get_fignums()]
     assert all(figure[-1].get_xlabel() and figure[-1].get_ylabel() for figure in shown)
