@@ -29,7 +29,7 @@ LENGTH = 32
 keys = jax.random.split(jax.random.key(0), 4)
 text = standard_library_text()
 start = byte_model(LENGTH, width=16, heads=2, depth=3, key=keys[0])
-model, losses = train(start, text, LENGTH, steps=150, key=keys[1])
+model, losses = train(start, text, LENGTH, steps=80, key=keys[1])
 print(f"{losses[:10].mean():.2f} nats a byte at first, {losses[-10:].mean():.2f} at the end")
 
 # %% [markdown]
@@ -58,7 +58,7 @@ for name, vectors in zip(CHANNELS, ledger.vectors, strict=True):
 # leaves that token out.
 
 # %%
-windows = sample_windows(text, LENGTH, 48, key=keys[2])
+windows = sample_windows(text, LENGTH, 24, key=keys[2])
 regions = lim.boundary_regions(grid, 0.2)
 result = lim.explanations.explain(model, windows, last_token(LENGTH), regions, key=keys[3])
 channel_energies(result, "Byte-level network, last-token loss")
