@@ -109,7 +109,7 @@ for name, found in results.items():
 # %%
 figure, axes = plt.subplots(layout="constrained")
 for name, sizes in memory.items():
-    axes.loglog(sizes.keys(), sizes.values(), "o-", base=2, label=name)
+    axes.loglog(sizes.keys(), sizes.values(), "o", base=2, label=name)
 axes.set(xlabel="devices in the ring", ylabel="temporary memory of one (MiB)")
 axes.set_title(f"One context of {LENGTH} tokens", fontsize=10)
 axes.legend(frameon=False)
