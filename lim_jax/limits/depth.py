@@ -5,7 +5,6 @@ error is the distance to Tsitouras' method.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import diffrax
@@ -305,6 +304,7 @@ def input_adjoint_depth_studies(
     """
     terminal = jnp.array(horizon)
 
+    @eqx.filter_jit  # apart from the adjoints: one program, whatever the depth
     def quantities(adjoint: State, state: State) -> dict[str, Array]:
         energy = (adjoint**2).sum(axis=1)
         density = energy / integral(energy, grid)
@@ -316,20 +316,24 @@ def input_adjoint_depth_studies(
         }
 
     @eqx.filter_jit
-    def of_flow(flow: ContinuousFlow) -> dict[str, Array]:
+    def ends_of_flow(flow: ContinuousFlow) -> tuple[State, State]:
         found = continuous_adjoint(flow, terminal_loss, example, grid, jnp.zeros(1))
-        return quantities(found.covectors[0], flow(example[0], grid))
+        return found.covectors[0], flow(example[0], grid)
+
+    @eqx.filter_jit
+    def ends_of_layers(flow: ResidualFlow) -> tuple[State, State]:
+        found = adjoint_trajectory(flow, terminal_loss, example, grid)
+        return found.covectors[0], found.states[-1]
 
     def of_layers(scheme: Scheme, depth: int) -> dict[str, Array]:
-        flow = scheme.recursion(control, depth, horizon)
-        found = adjoint_trajectory(flow, terminal_loss, example, grid)
-        return quantities(found.covectors[0], found.states[-1])
+        return quantities(*ends_of_layers(scheme.recursion(control, depth, horizon)))
 
-    expected, check = (of_flow(flow) for flow in reference_flows(control, horizon))
+    flows = reference_flows(control, horizon)
+    expected, check = (quantities(*ends_of_flow(flow)) for flow in flows)
     own = _distances(check, expected, grid)
 
     def studies(scheme: Scheme) -> dict[str, Study]:
-        found = {depth: jax.jit(partial(of_layers, scheme, depth))() for depth in depths}
+        found = {depth: of_layers(scheme, depth) for depth in depths}
         errors = {depth: _distances(found[depth], expected, grid) for depth in depths}
 
         def study(name: str, source: str) -> Study:
