@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.extend.core import jaxprs_in_params
 from reference.as_users import DEFAULTS
-from reference.dense import kernel_blocks
+from reference.dense import kernel_blocks, prefix_weights
 from reference.differences import central_difference
 from reference.networks import (
     GRIDS,
@@ -37,7 +37,7 @@ def test_blocks_are_the_jacobian_of_the_context(grid_name):
 
 def future_weights(grid):
     """Of the integral from p_j to 1 over the kernel's Jacobian blocks squared, by loops."""
-    weights, prefix = np.asarray(grid.weights), np.asarray(grid.prefix_weights())
+    weights, prefix = np.asarray(grid.weights), prefix_weights(grid)
     found = np.zeros((LENGTH, LENGTH))
     for j in range(LENGTH):
         for i in range(j, LENGTH):

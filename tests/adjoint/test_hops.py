@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from reference.dense import transposed
+from reference.dense import prefix_weights, transposed
 from reference.differences import central_difference, difference_by_calls
 from reference.networks import (
     LENGTH,
@@ -207,7 +207,7 @@ class Averaging(eqx.Module):
 def test_hops_of_causal_averaging_are_binomial(make_grid):
     """Row r is e_r of the layers' increments times C*^r P_T; of equal ones the binomial term."""
     grid, depth, highest = make_grid(7), 6, 4
-    prefix = np.asarray(grid.prefix_weights())
+    prefix = prefix_weights(grid)
     average = transposed(prefix / prefix.sum(axis=1, keepdims=True), grid)
     terminal, x = random_states(5, 7, 1), random_states(1, 7, 1)
     rates = np.array([0.4, 1.0, 0.7, 1.3, 0.2, 0.9])
