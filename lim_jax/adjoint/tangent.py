@@ -107,7 +107,7 @@ def pull_back_heads(
     >>> attention = CausalAttention.init(4, heads=2, key=jax.random.key(0))
     >>> x = jax.random.normal(jax.random.key(1), (3, 4))
     >>> heads = pull_back_heads(attention, x, x, token_grid(3))
-    >>> whole = pull_back(attention, x, x, token_grid(3)).kernel
+    >>> whole = jax.jit(pull_back)(attention, x, x, token_grid(3)).kernel
     >>> heads.shape, bool(jnp.allclose(heads.sum(axis=0), whole, atol=1e-5))
     ((2, 3, 4), True)
     """

@@ -5,7 +5,6 @@ error is the distance to Tsitouras' method.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import diffrax
@@ -132,7 +131,7 @@ class _Run(NamedTuple):
 
 
 def _scheme_studies(scheme: Scheme, depths: Sequence[int], limit: _Limit) -> dict[str, Study]:
-    runs = {depth: _run(scheme, depth, limit) for depth in depths}
+    runs = _runs(scheme, depths, limit)
     rates = [scheme.rate(depth, limit.horizon) for depth in depths]
     claimed = round(fit_order(depths, rates).value, 2)
     constants = _constants(runs[min(depths)], limit)
@@ -162,35 +161,48 @@ def _scheme_studies(scheme: Scheme, depths: Sequence[int], limit: _Limit) -> dic
     }
 
 
-def _run(scheme: Scheme, depth: int, limit: _Limit) -> _Run:
-    step, flow = limit.horizon / depth, scheme.recursion(limit.control, depth, limit.horizon)
-    states = _trajectory(flow, jnp.asarray(limit.states[0]), limit.grid)
-    distance, defects = _departures(flow.layers, states, limit.control, limit.grid, limit.horizon)
-    defect = _largest_norm(np.asarray(defects), limit.grid) / step**2
-    return _Run(flow.layers, np.asarray(states), step + float(distance), defect)
+def _runs(scheme: Scheme, depths: Sequence[int], limit: _Limit) -> dict[int, _Run]:
+    """The recursion of every depth."""
+    flows = [scheme.recursion(limit.control, depth, limit.horizon) for depth in depths]
+    layers = [flow.layers for flow in flows]
+    states = _trajectories(flows, jnp.asarray(limit.states[0]), limit.grid)
+    departures = _departures(layers, states, limit.control, limit.grid, limit.horizon)
+
+    def run(depth: int, layers: PyTree, states: Array, distance: Array, defects: Array) -> _Run:
+        step = limit.horizon / depth
+        defect = _largest_norm(np.asarray(defects), limit.grid) / step**2
+        return _Run(layers, np.asarray(states), step + float(distance), defect)
+
+    found = zip(depths, layers, states, departures, strict=True)
+    return {depth: run(depth, layers, states, *of) for depth, layers, states, of in found}
 
 
-@eqx.filter_jit  # one program for each depth and step, whatever the perturbation
-def _trajectory(flow: ResidualFlow, x: State, grid: Grid) -> Array:
-    return flow.trajectory(x, grid).states
+@eqx.filter_jit  # one program for each step, whatever the perturbation
+def _trajectories(flows: list[ResidualFlow], x: State, grid: Grid) -> list[Array]:
+    return [flow.trajectory(x, grid).states for flow in flows]
 
 
-# Apart from the recursion: one program for each depth, whatever the scheme.
+# Apart from the recursion: one program, whatever the scheme.
 @eqx.filter_jit
 def _departures(
-    layers: PyTree, states: Array, control: Control, grid: Grid, horizon: float
-) -> tuple[Array, Array]:
-    """How far the layers are from a control, and their steps from Euler's."""
-    step = horizon / (states.shape[0] - 1)
-    one_field = eqx.filter_vmap(lambda field, x: euler(field, x, grid, step))
-    return control_distance(layers, control, horizon), states[1:] - one_field(layers, states[:-1])
+    layers: list[PyTree], states: list[Array], control: Control, grid: Grid, horizon: float
+) -> list[tuple[Array, Array]]:
+    """How far the layers are from a control, and their steps from Euler's, for every depth."""
+
+    def departure(layers: PyTree, states: Array) -> tuple[Array, Array]:
+        step = horizon / (states.shape[0] - 1)
+        one_field = eqx.filter_vmap(lambda field, x: euler(field, x, grid, step))
+        distance = control_distance(layers, control, horizon)
+        return distance, states[1:] - one_field(layers, states[:-1])
+
+    return [departure(*of) for of in zip(layers, states, strict=True)]
 
 
 def _constants(run: _Run, limit: _Limit) -> DepthConstants:
     """The constants along a recursion, along the depth flow, and halfway between them."""
     ours, starts = run.states[:-1], _layer_times(run.states, limit.horizon)[:-1]
     theirs = limit.at(starts)
-    followed = eqx.filter_jit(eqx.filter_vmap(limit.control))(jnp.asarray(starts))
+    followed = Scheme().recursion(limit.control, len(starts), limit.horizon).layers
     samples = ((run.layers, ours), (followed, theirs), (run.layers, (ours + theirs) / 2))
     found = [depth_constants(field, jnp.asarray(at), limit.grid) for field, at in samples]
     return DepthConstants(*(float(max(values)) for values in zip(*found, strict=True)))
@@ -231,15 +243,17 @@ def shadowing_study(
 
         return substeps
 
-    def states(depth: int, step: Step) -> np.ndarray:
-        def trajectory(x: State) -> Float[Array, "times length width"]:
-            flow = ResidualFlow(make_layers(depth), horizon=horizon, step=step)
-            return flow.trajectory(x, grid).states
-
-        return np.asarray(jax.jit(trajectory)(x))
-
     def gap(depth: int, step: Step) -> float:
-        return _largest_norm(states(depth, step) - states(depth, followed(8)), grid)
+        @jax.jit
+        def difference(x: State) -> Float[Array, "times length width"]:
+            layers = make_layers(depth)
+            ours, exact = (
+                ResidualFlow(layers, horizon=horizon, step=by).trajectory(x, grid).states
+                for by in (step, followed(8))
+            )
+            return ours - exact
+
+        return _largest_norm(np.asarray(difference(x)), grid)
 
     own = gap(depths[0], followed(6))
     return refine("thm:resnet-ode", 1.0, depths, lambda depth: gap(depth, step), own)
@@ -270,14 +284,16 @@ def split_gap_study(
     The paper states the defects' size, not this.
     """
 
-    def terminal(step: Step, depth: int) -> np.ndarray:
-        found = jax.jit(lambda x: Scheme(step).recursion(control, depth, horizon)(x, grid))(x)
-        return np.asarray(found)
+    @jax.jit
+    def gaps(x: State) -> list[State]:
+        def terminal(step: Step, depth: int) -> State:
+            return Scheme(step).recursion(control, depth, horizon)(x, grid)
 
-    def error(depth: int) -> float:
-        return _norm(terminal(euler, depth) - terminal(split, depth), grid)
+        return [terminal(euler, depth) - terminal(split, depth) for depth in depths]
 
-    return refine("eq:discrete-residual-with-defect", None, depths, error, 0.0)
+    found = (_norm(np.asarray(gap), grid) for gap in gaps(x))
+    errors = dict(zip(depths, found, strict=True))
+    return refine("eq:discrete-residual-with-defect", None, depths, errors.__getitem__, 0.0)
 
 
 def input_adjoint_depth_studies(
@@ -305,6 +321,7 @@ def input_adjoint_depth_studies(
     """
     terminal = jnp.array(horizon)
 
+    @eqx.filter_jit  # apart from the adjoints: one program, whatever the depth
     def quantities(adjoint: State, state: State) -> dict[str, Array]:
         energy = (adjoint**2).sum(axis=1)
         density = energy / integral(energy, grid)
@@ -316,21 +333,23 @@ def input_adjoint_depth_studies(
         }
 
     @eqx.filter_jit
-    def of_flow(flow: ContinuousFlow) -> dict[str, Array]:
+    def ends_of_flow(flow: ContinuousFlow) -> tuple[State, State]:
         found = continuous_adjoint(flow, terminal_loss, example, grid, jnp.zeros(1))
-        return quantities(found.covectors[0], flow(example[0], grid))
+        return found.covectors[0], flow(example[0], grid)
 
-    def of_layers(scheme: Scheme, depth: int) -> dict[str, Array]:
-        flow = scheme.recursion(control, depth, horizon)
-        found = adjoint_trajectory(flow, terminal_loss, example, grid)
-        return quantities(found.covectors[0], found.states[-1])
+    @eqx.filter_jit
+    def ends_of_layers(flows: list[ResidualFlow]) -> list[tuple[State, State]]:
+        found = (adjoint_trajectory(flow, terminal_loss, example, grid) for flow in flows)
+        return [(adjoint.covectors[0], adjoint.states[-1]) for adjoint in found]
 
-    expected, check = (of_flow(flow) for flow in reference_flows(control, horizon))
+    flows = reference_flows(control, horizon)
+    expected, check = (quantities(*ends_of_flow(flow)) for flow in flows)
     own = _distances(check, expected, grid)
 
     def studies(scheme: Scheme) -> dict[str, Study]:
-        found = {depth: jax.jit(partial(of_layers, scheme, depth))() for depth in depths}
-        errors = {depth: _distances(found[depth], expected, grid) for depth in depths}
+        flows = [scheme.recursion(control, depth, horizon) for depth in depths]
+        found = (_distances(quantities(*ends), expected, grid) for ends in ends_of_layers(flows))
+        errors = dict(zip(depths, found, strict=True))
 
         def study(name: str, source: str) -> Study:
             return refine(source, None, depths, lambda depth: errors[depth][name], own[name])

@@ -199,10 +199,12 @@ def study(
     runs = _runs(network, grids, depths, scheme)
     known = _reference_runs(network, grids, references, measured)
     values = {name: quantity.value for name, quantity in measured.items()}
-    fields = _fields([*runs.values(), *known], states, values)
-    parts = [(run.grid, _observed(*run, states, values)) for run in known]
+    everything = [*runs.values(), *known]
+    fields = _fields(everything, states, values)
+    observed = _observed(everything, states, values)
+    found = dict(zip(runs, observed, strict=False))
+    parts = [(run.grid, of) for run, of in zip(known, observed[len(runs) :], strict=True)]
     check, limit = _Limit(parts[:-1], fields), _Limit(parts[1:], fields)
-    found = {n: _observed(*run, states, values) for n, run in runs.items()}
     finest = list(runs.values())[-1].grid
 
     def row(name: str, quantity: Quantity) -> Row:
@@ -252,13 +254,16 @@ def _carried(values: Array, source: Grid, target: Grid) -> Array:
     return source.interpolate(values, target.nodes)
 
 
-@eqx.filter_jit
+@eqx.filter_jit  # of all at once: a program each would take longer to compile
 def _observed(
-    network: Network, grid: Grid, states: PositionField, values: dict[str, Measure]
-) -> dict[str, Array]:
-    """Every quantity of what a network gives on a grid."""
-    result = network(states(grid.nodes), grid)
-    return {name: jnp.asarray(value(result, grid)) for name, value in values.items()}
+    runs: Sequence[_Run], states: PositionField, values: dict[str, Measure]
+) -> list[dict[str, Array]]:
+    """Every quantity of what each network gives on its grid."""
+    results = ((network(states(grid.nodes), grid), grid) for network, grid in runs)
+    return [
+        {name: jnp.asarray(value(result, grid)) for name, value in values.items()}
+        for result, grid in results
+    ]
 
 
 class _Applied(eqx.Module):
@@ -432,7 +437,7 @@ def _fields(
     runs: Sequence[_Run], states: PositionField, values: dict[str, Measure]
 ) -> frozenset[str]:
     """Which quantities are fields of position; refuses those that are no numbers either."""
-    shapes = [eqx.filter_eval_shape(_observed, *run, states, values) for run in runs]
+    shapes = eqx.filter_eval_shape(_observed, runs, states, values)
 
     def is_field(name: str) -> bool:
         given = {run.grid.size: made[name] for run, made in zip(runs, shapes, strict=True)}

@@ -59,24 +59,25 @@ def loss_study(
     """
     chi = query_density
 
-    @eqx.filter_jit
     def loss(grid: Grid) -> Float[Array, ""]:
         return cross_entropy(logits(grid.nodes), labels(grid.nodes), grid, chi and chi(grid.nodes))
+
+    grids = [*map(make_grid, sizes), *SMOOTH]
+    *found, own, expected = map(float, jax.jit(lambda: [loss(grid) for grid in grids])())
+    errors = {size: abs(value - expected) for size, value in zip(sizes, found, strict=True)}
 
     def density(p: Float[Array, ""]) -> Float[Array, ""]:
         loss = -jnp.vdot(labels(p[None]), jax.nn.log_softmax(logits(p[None])))
         return loss if chi is None else chi(p[None])[0] * loss
 
-    check, reference = SMOOTH
-    expected = float(loss(reference))
     lipschitz = _largest(jax.jit(jax.vmap(jax.grad(density)))(jnp.linspace(0.0, 1.0, 2001)))
     tokens = make_grid is token_grid
     return refine(
         "eq:continuum-ar-loss" if chi else "eq:cross-entropy-discrete-continuum-error",
         1.0 if tokens and chi is None else None,
         sizes,
-        lambda size: abs(float(loss(make_grid(size))) - expected),
-        abs(float(loss(check)) - expected),
+        errors.__getitem__,
+        abs(own - expected),
         (lambda size: lipschitz / size) if tokens else None,
     )
 
@@ -122,31 +123,34 @@ def terminal_adjoint_study(
     check, reference = SMOOTH
     chi = query_density
     quadrature = _fine_quadrature()
+    fine = np.linspace(0.0, 1.0, 2001)
+    runs = [(readout(size), token_grid(size)) for size in sizes] + [(limit, check)]
 
-    @eqx.filter_jit
-    def spread(readout: Readout, grid: Grid, positions: Array) -> State:
+    def adjoint(readout: Readout, grid: Grid) -> State:
         example, weights = (states(grid.nodes), labels(grid.nodes)), chi and chi(grid.nodes)
-        adjoint = terminal_adjoint(
+        return terminal_adjoint(
             lambda x, y: cross_entropy(readout(x, grid), y, grid, weights), example, grid
         )
-        return _embedding(adjoint, grid, positions)
 
-    expected = spread(limit, reference, quadrature.nodes)
-    fine = np.linspace(0.0, 1.0, 2001)
-    steps = np.diff(spread(limit, reference, jnp.asarray(fine)), axis=0)
-    lipschitz = float(np.linalg.norm(steps, axis=1).max() * (fine.size - 1))
+    @jax.jit
+    def measured() -> tuple[list[Array], Array]:
+        exact = adjoint(limit, reference)
+        expected = _embedding(exact, reference, quadrature.nodes)
+        spread = [_embedding(adjoint(*run), run[1], quadrature.nodes) for run in runs]
+        steps = jnp.diff(_embedding(exact, reference, jnp.asarray(fine)), axis=0)
+        steepest = jnp.linalg.norm(steps, axis=1).max() * (fine.size - 1)
+        return [quadrature.norm(values - expected) for values in spread], steepest
 
-    def error(readout: Readout, grid: Grid) -> float:
-        return float(quadrature.norm(spread(readout, grid, quadrature.nodes) - expected))
-
+    (*found, own), lipschitz = jax.tree.map(float, measured())
+    errors = dict(zip(sizes, found, strict=True))
     sampled = all(readout(size) is limit for size in sizes)
     plain = "eq:terminal-adjoint-discrete-continuum-error"
     return refine(
         "eq:continuum-ar-terminal-adjoint" if chi else plain,
         1.0 if sampled and chi is None else None,
         sizes,
-        lambda size: error(readout(size), token_grid(size)),
-        error(limit, check),
+        errors.__getitem__,
+        own,
         (lambda size: lipschitz / size) if sampled else None,
     )
 
@@ -254,33 +258,36 @@ def input_adjoint_studies(
     def observed(grid: Grid) -> tuple[State, Array, Array]:
         return _influence(flow, terminal_loss, states, grid, delta)
 
-    expected, density, averages = eqx.filter_jit(observed)(reference)
-    everywhere = _embedding(expected, reference, quadrature.nodes)
-    density = _embedding(density, reference, quadrature.nodes)
+    @jax.jit
+    def distances() -> list[dict[str, Array]]:
+        expected, exact_density, averages = observed(reference)
+        everywhere = _embedding(expected, reference, quadrature.nodes)
+        density = _embedding(exact_density, reference, quadrature.nodes)
 
-    @eqx.filter_jit
-    def distances(grid: Grid) -> dict[str, Array]:
-        found, found_density, found_averages = observed(grid)
-        gap = jnp.abs(found - reference.interpolate(expected, grid.nodes))
-        spread = partial(_embedding, grid=grid, positions=quadrature.nodes)
-        return {
-            "inside": jnp.where((grid.nodes >= inside)[:, None], gap, 0).max(),
-            "global": quadrature.norm(spread(found) - everywhere),
-            "density": quadrature.weights @ jnp.abs(spread(found_density) - density),
-            "regional averages": jnp.abs(found_averages - averages).max(),
-        }
+        def on(grid: Grid) -> dict[str, Array]:
+            found, found_density, found_averages = observed(grid)
+            gap = jnp.abs(found - reference.interpolate(expected, grid.nodes))
+            spread = partial(_embedding, grid=grid, positions=quadrature.nodes)
+            return {
+                "inside": jnp.where((grid.nodes >= inside)[:, None], gap, 0).max(),
+                "global": quadrature.norm(spread(found) - everywhere),
+                "density": quadrature.weights @ jnp.abs(spread(found_density) - density),
+                "regional averages": jnp.abs(found_averages - averages).max(),
+            }
 
+        return [on(grid) for grid in (*map(make_grid, sizes), check)]
+
+    *found, own = jax.tree.map(float, distances())
+    errors = dict(zip(sizes, found, strict=True))
     sources = {
         "inside": "eq:adjoint",
         "global": "eq:adjoint",
         "density": "eq:influence-density",
         "regional averages": "eq:gd-left-average",
     }
-    errors = {size: distances(make_grid(size)) for size in sizes}
-    own = distances(check)
 
     def study(name: str, source: str) -> Study:
-        return refine(source, None, sizes, lambda size: float(errors[size][name]), float(own[name]))
+        return refine(source, None, sizes, lambda size: errors[size][name], own[name])
 
     return {name: study(name, source) for name, source in sources.items()}
 
@@ -320,20 +327,19 @@ def cone_mass_study(
     The largest relative error at the given positions. Cone masses stand at nodes and are
     interpolated to the positions in between.
     """
-    at = jnp.array(positions)
+    at = jnp.asarray(np.array(positions))
 
-    @eqx.filter_jit
-    def masses(grid: Grid) -> Array:
-        return grid.interpolate(cone_mass(attention, states(grid.nodes), grid), at)
+    @jax.jit
+    def deviations() -> list[Array]:
+        grids = *map(make_grid, sizes), gauss_grid(32, panels=4), gauss_grid(40, panels=4)
+        *found, expected = (
+            grid.interpolate(cone_mass(attention, states(grid.nodes), grid), at) for grid in grids
+        )
+        return [jnp.abs(values / expected - 1).max() for values in found]
 
-    expected, check = masses(gauss_grid(40, panels=4)), masses(gauss_grid(32, panels=4))
-    return refine(
-        "eq:cone-mass",
-        None,
-        sizes,
-        lambda size: _largest(masses(make_grid(size)) / expected - 1),
-        _largest(check / expected - 1),
-    )
+    *found, own = map(float, deviations())
+    errors = dict(zip(sizes, found, strict=True))
+    return refine("eq:cone-mass", None, sizes, errors.__getitem__, own)
 
 
 def printed_cone_mass_study(

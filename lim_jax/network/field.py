@@ -353,7 +353,7 @@ class TransformerField(eqx.Module):
     >>> from lim_jax.grid import token_grid
     >>> field = TransformerField.init(6, heads=2, key=jax.random.key(0))
     >>> x = jax.random.normal(jax.random.key(1), (5, 6))
-    >>> field(x, x, token_grid(5)).shape
+    >>> eqx.filter_jit(field)(x, x, token_grid(5)).shape
     (5, 6)
     """
 

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from reference.architectures import ARCHITECTURES, architecture_flow
-from reference.dense import jacobian_blocks, transposed
+from reference.dense import jacobian_blocks, prefix_weights, transposed
 from reference.networks import WIDTH, layer_of, random_states
 
 import lim_jax as lim
@@ -44,7 +44,7 @@ def linearised(field, x, covector, grid):
 
 def density_weights(grid):
     """Of the integral from p_j to 1 over the Jacobian's blocks squared."""
-    weights, prefix = np.asarray(grid.weights), np.asarray(grid.prefix_weights())
+    weights, prefix = np.asarray(grid.weights), prefix_weights(grid)
     seen = prefix > 0
     return np.where(seen, weights[:, None] / weights / np.where(seen, prefix, 1), 0)
 

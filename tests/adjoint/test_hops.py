@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from reference.dense import transposed
+from reference.dense import prefix_weights, transposed
 from reference.differences import central_difference, difference_by_calls
 from reference.networks import (
     LENGTH,
@@ -184,12 +184,12 @@ def test_what_heads_move_is_differentiated_and_vectorised():
     flow, direction = random_flow(depth=2, horizon=2.0), np.asarray(random_states(6))
     points = np.stack([random_states(), random_states(8)])
 
-    @jax.jit
     def energy(x):
         return jnp.sum(one_hop_by_head(flow, asked_loss, (x, LABELS), GRID)[1, 0] ** 2)
 
-    gradients = np.asarray(jax.jit(jax.vmap(jax.grad(energy)))(points))
-    slopes = [difference_by_calls(energy, x, direction) for x in points]
+    measured = jax.jit(jax.vmap(jax.value_and_grad(energy)))
+    gradients = np.asarray(measured(points)[1])
+    slopes = difference_by_calls(lambda points: measured(points)[0], points, direction)
     np.testing.assert_allclose((gradients * direction).sum(axis=(1, 2)), slopes, rtol=1e-7)
 
 
@@ -207,7 +207,7 @@ class Averaging(eqx.Module):
 def test_hops_of_causal_averaging_are_binomial(make_grid):
     """Row r is e_r of the layers' increments times C*^r P_T; of equal ones the binomial term."""
     grid, depth, highest = make_grid(7), 6, 4
-    prefix = np.asarray(grid.prefix_weights())
+    prefix = prefix_weights(grid)
     average = transposed(prefix / prefix.sum(axis=1, keepdims=True), grid)
     terminal, x = random_states(5, 7, 1), random_states(1, 7, 1)
     rates = np.array([0.4, 1.0, 0.7, 1.3, 0.2, 0.9])

@@ -1,5 +1,7 @@
 """The ledger of channels: exact sums, dense twins, and the limit in depth."""
 
+from functools import cache
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -23,6 +25,7 @@ from lim_jax.adjoint.tangent import attention_sites
 from lim_jax.network.continuous import linear_control
 
 GRID = lim.graded_grid(LENGTH)
+DEPTH, FIRST = 12, 5
 READOUT = lim.LinearReadout(random_states(4, WIDTH, VOCABULARY))
 
 
@@ -34,21 +37,41 @@ def labels_on(grid):
     return random_labels(3, grid.size, 5)
 
 
+@cache
+def measured(step, make_grid):
+    """A ledger, the gradient, the heads' parts, and the ledger of the layers from `FIRST` on."""
+    grid = make_grid(LENGTH)
+    flow = random_flow(depth=DEPTH, step=SCHEMES[step], horizon=2.0)
+    loss, labels = loss_on(grid), labels_on(grid)
+
+    @jax.jit
+    def everything(x):
+        rest = lim.ResidualFlow(
+            jax.tree.map(lambda leaf: leaf[FIRST:], flow.layers),
+            2.0 * (DEPTH - FIRST) / DEPTH,
+            lambda time: falling_profile(time + 2.0 * FIRST / DEPTH),
+            SCHEMES[step],
+        )
+        found = lim.adjoint.channels(flow, loss, (x, labels), grid)
+        sites = attention_sites(flow, found.states, found.covectors, grid)
+        return found, {
+            "at depths": jnp.stack([found.at_depth(k) for k in range(DEPTH + 1)]),
+            "gradient": jax.grad(lambda x: loss(flow(x, grid), labels))(x),
+            "by head": lim.adjoint.cone_by_head(sites, grid),
+            "alone": lim.adjoint.channels(rest, loss, (found.states[FIRST], labels), grid).vectors,
+        }
+
+    return jax.tree.map(np.asarray, everything(random_states()))
+
+
 @pytest.mark.parametrize("step", SCHEMES)
 @pytest.mark.parametrize("make_grid", [lim.token_grid, lim.graded_grid])
 def test_channels_sum_to_the_input_adjoint(step, make_grid):
     # `eq:adjoint-channel-vector-decomposition`.
-    grid, flow = make_grid(LENGTH), random_flow(depth=12, step=SCHEMES[step], horizon=2.0)
-    loss = loss_on(grid)
-
-    @jax.jit
-    def both(x):
-        found = lim.adjoint.channels(flow, loss, (x, labels_on(grid)), grid)
-        return found, found.vectors, jax.grad(lambda x: loss(flow(x, grid), labels_on(grid)))(x)
-
-    found, vectors, gradient = jax.tree.map(np.asarray, both(random_states()))
-    gradient = gradient / np.asarray(grid.weights)[:, None]
+    found, of = measured(step, make_grid)
+    gradient = of["gradient"] / np.asarray(make_grid(LENGTH).weights)[:, None]
     scale = np.abs(gradient).max()
+    vectors = of["at depths"][0]
     np.testing.assert_allclose(vectors.sum(axis=0), gradient, rtol=0, atol=1e-13 * scale)
     added = found.cone_by_depth + found.local_by_depth
     np.testing.assert_allclose(added, -np.diff(found.covectors, axis=0), rtol=0, atol=1e-13 * scale)
@@ -86,63 +109,35 @@ def test_the_cone_of_one_split_layer_is_the_dense_kernels():
 
 @pytest.mark.parametrize("step", SCHEMES)
 def test_pre_norm_fields_leave_the_sum_of_features_alone(step):
-    grid, flow = lim.graded_grid(LENGTH), random_flow(depth=4, step=SCHEMES[step])
-    example = random_states(), labels_on(grid)
-    found = lim.adjoint.channels(flow, loss_on(grid), example, grid)
-    sums = np.asarray(found.covectors).sum(axis=2)
+    found, _ = measured(step, lim.graded_grid)
+    sums = found.covectors.sum(axis=2)
     np.testing.assert_allclose(sums, np.broadcast_to(sums[-1:], sums.shape), atol=1e-13)
     for added in (found.cone_by_depth, found.local_by_depth):
-        np.testing.assert_allclose(np.sum(added, axis=2), 0, atol=1e-13)
+        np.testing.assert_allclose(added.sum(axis=2), 0, atol=1e-13)
 
 
 @pytest.mark.parametrize("step", SCHEMES)
 def test_heads_and_depths_sum_to_the_cone(step):
-    grid, flow = lim.graded_grid(LENGTH), random_flow(depth=3, step=SCHEMES[step])
-    loss = loss_on(grid)
-
-    @jax.jit
-    def both(x):
-        found = lim.adjoint.channels(flow, loss, (x, labels_on(grid)), grid)
-        sites = attention_sites(flow, found.states, found.covectors, grid)
-        return found, lim.adjoint.cone_by_head(sites, grid)
-
-    found, heads = both(random_states())
-    assert heads.shape == (3, 2, LENGTH, WIDTH)
-    np.testing.assert_allclose(np.sum(heads, axis=1), found.cone_by_depth, atol=1e-14)
+    found, of = measured(step, lim.graded_grid)
+    assert of["by head"].shape == (DEPTH, 2, LENGTH, WIDTH)
+    np.testing.assert_allclose(of["by head"].sum(axis=1), found.cone_by_depth, atol=1e-14)
 
 
 @pytest.mark.parametrize("step", SCHEMES)
 def test_at_each_depth_the_channels_are_those_of_the_layers_that_follow(step):
     """The ledger of the rest of the flow, from the state there, is the ledger at that depth."""
-    grid, depth = lim.graded_grid(LENGTH), 5
-    flow = random_flow(depth=depth, step=SCHEMES[step], horizon=2.0)
-    loss, following = loss_on(grid), 2
-    rest = lim.ResidualFlow(
-        jax.tree.map(lambda leaf: leaf[following:], flow.layers),
-        2.0 * (depth - following) / depth,
-        lambda time: falling_profile(time + 2.0 * following / depth),
-        SCHEMES[step],
-    )
-
-    @jax.jit
-    def both(x):
-        found = lim.adjoint.channels(flow, loss, (x, labels_on(grid)), grid)
-        alone = lim.adjoint.channels(rest, loss, (found.states[following], labels_on(grid)), grid)
-        at_depths = jnp.stack([found.at_depth(k) for k in range(depth + 1)])
-        return at_depths, found.covectors, alone.vectors
-
-    at_depths, covectors, alone = map(np.asarray, both(random_states()))
-    np.testing.assert_allclose(at_depths[following], alone, rtol=1e-11, atol=1e-13)
+    found, of = measured(step, lim.graded_grid)
+    at_depths, covectors = of["at depths"], found.covectors
+    np.testing.assert_allclose(at_depths[FIRST], of["alone"], rtol=1e-11, atol=1e-13)
     np.testing.assert_allclose(at_depths.sum(axis=1), covectors, rtol=0, atol=1e-12)
-    np.testing.assert_array_equal(at_depths[:, 0], np.stack([covectors[-1]] * (depth + 1)))
-    np.testing.assert_array_equal(at_depths[depth, 1:], 0)
+    np.testing.assert_array_equal(at_depths[:, 0], np.stack([covectors[-1]] * (DEPTH + 1)))
+    np.testing.assert_array_equal(at_depths[DEPTH, 1:], 0)
 
 
 def test_a_depth_is_one_of_the_flows():
-    example = random_states(), labels_on(GRID)
-    found = lim.adjoint.channels(random_flow(), loss_on(GRID), example, GRID)
-    for depth in (-1, 3):
-        with pytest.raises(ValueError, match="depth: got .*expected a depth from 0 to 2, the numb"):
+    found, _ = measured("euler", lim.graded_grid)
+    for depth in (-1, DEPTH + 1):
+        with pytest.raises(ValueError, match="depth: got .*expected a depth from 0 to 12, the num"):
             found.at_depth(depth)
 
 

@@ -41,14 +41,14 @@ def test_the_adjoint_pairs_with_the_tangent_at_every_depth(scheme, kind):
 
     @jax.jit
     def measured(x, tangent):
+        def states_and_loss(x):
+            states = flow.trajectory(x, grid).states
+            return states, terminal_loss(states[-1], LABELS)
+
         adjoint = lim.adjoint_trajectory(flow, terminal_loss, (x, LABELS), grid)
-        _, tangents = jax.jvp(lambda x: flow.trajectory(x, grid).states, (x,), (tangent,))
+        tangents, forward = jax.jvp(states_and_loss, (x,), (tangent,))[1]
         pairings = jax.vmap(lambda p, u: lim.inner(p, u, grid))(adjoint.covectors, tangents)
-
-        def loss(x):
-            return terminal_loss(flow(x, grid), LABELS)
-
-        forward = jax.jvp(loss, (x,), (tangent,))[1]
+        loss = lambda x: terminal_loss(flow(x, grid), LABELS)  # noqa: E731
         return pairings, forward, central_difference(loss, x, tangent)
 
     pairings, forward, difference = measured(random_states(1), random_states(2))
@@ -63,10 +63,14 @@ def test_the_adjoint_is_the_gradient_over_the_weights(scheme):
 
     @jax.jit
     def measured(x):
+        def loss_and_states(x):
+            states = flow.trajectory(x, grid).states
+            return terminal_loss(states[-1], LABELS), states
+
         adjoint = lim.adjoint_trajectory(flow, terminal_loss, (x, LABELS), grid)
-        loss, gradient = jax.value_and_grad(lambda x: terminal_loss(flow(x, grid), LABELS))(x)
-        terminal = jax.grad(terminal_loss)(flow(x, grid), LABELS)
-        return adjoint, loss, gradient, terminal, flow.trajectory(x, grid).states
+        (loss, states), gradient = jax.value_and_grad(loss_and_states, has_aux=True)(x)
+        terminal = jax.grad(terminal_loss)(states[-1], LABELS)
+        return adjoint, loss, gradient, terminal, states
 
     adjoint, loss, gradient, terminal, states = jax.tree.map(np.asarray, measured(random_states(1)))
     np.testing.assert_allclose(adjoint.loss, loss, rtol=1e-13)

@@ -168,11 +168,12 @@ def ledger():
     return measured
 
 
-@pytest.mark.parametrize("packed", [[4, 2, 5], [3, 8]])
+# Lengths that recur: each is a program.
+@pytest.mark.parametrize("packed", [[4, 2, 5], [5, 6]])
 def test_packed_contexts_are_contexts_alone(ledger, packed):
     """Channels (Euclidean) and cone masses, with turning keys and a window."""
     length = sum(packed)
-    x, asked = random_states(1, length, WIDTH), random_states(4, length)
+    x, asked = map(np.asarray, (random_states(1, length, WIDTH), random_states(4, length)))
     ends = np.cumsum(packed)
     starts = segment_starts(jnp.asarray(np.repeat(np.arange(len(packed)) % 2, packed)))
     vectors, mass = map(np.asarray, ledger(x, asked, starts))
@@ -184,13 +185,13 @@ def test_packed_contexts_are_contexts_alone(ledger, packed):
 
 def test_padding_on_the_left_is_not_seen(ledger):
     """Whatever stands there, and where its queries have no weight, it has no influence."""
-    x, asked = np.array(random_states(1, 9, WIDTH)), np.asarray(random_states(4, 9))
-    mask = np.array([0, 0, 0, 1, 1, 1, 1, 1, 1])
-    x[:3] *= 100
+    x, asked = np.array(random_states(1, 11, WIDTH)), np.asarray(random_states(4, 11))
+    mask = np.array([0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1])
+    x[:5] *= 100
     vectors, _ = map(np.asarray, ledger(x, asked * mask, segment_starts(jnp.asarray(mask))))
-    alone, _ = map(np.asarray, ledger(x[3:], asked[3:], None))
-    np.testing.assert_allclose(vectors[:, 3:], alone, rtol=1e-10, atol=1e-12)
-    assert (vectors[:, :3] == 0).all()
+    alone, _ = map(np.asarray, ledger(x[5:], asked[5:], None))
+    np.testing.assert_allclose(vectors[:, 5:], alone, rtol=1e-10, atol=1e-12)
+    assert (vectors[:, :5] == 0).all()
 
 
 def test_the_joint_cone_of_a_window_counts_the_future_that_is_not_seen():

@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from reference.dense import prefix_weights
 from reference.networks import GRIDS, layer_of, random_flow, random_states, randomised
 
 import lim_jax as lim
@@ -78,7 +79,7 @@ def test_every_step_of_the_proof_holds_by_itself(name):
     # `eq:normalized-kernel-l1-difference`, `eq:attention-pointwise-hardy-stability`,
     # `eq:global-l2-attention-stability`.
     grid = GRIDS[name](17)
-    prefix, weights = np.asarray(grid.prefix_weights()), np.asarray(grid.weights)
+    prefix, weights = prefix_weights(grid), np.asarray(grid.weights)
     past = prefix > 0
     attention = small_layer().attention
     found = jax.tree.map(np.asarray, attention_regularity(attention))
@@ -228,7 +229,7 @@ def test_a_field_is_never_steeper_nor_larger_than_its_constants(name, seed):
 def test_averaging_is_as_steep_as_its_constant_but_for_hardys_on_the_grid(name):
     """No scores, tokens without variance: LN is steepest, and what is left is prefix averaging."""
     grid = GRIDS[name](40)
-    weights, prefix = np.asarray(grid.weights), np.asarray(grid.prefix_weights())
+    weights, prefix = np.asarray(grid.weights), prefix_weights(grid)
     average = prefix / prefix.sum(axis=1, keepdims=True)
     root = np.sqrt(weights)
     _, singular, directions = np.linalg.svd(root[:, None] * average / root[None, :])

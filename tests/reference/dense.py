@@ -20,3 +20,9 @@ def transposed(matrix, grid):
     """The adjoint in the grid's pairing of a matrix that acts on states, flattened."""
     weights = np.repeat(np.asarray(grid.weights), len(matrix) // grid.size)
     return matrix.T * weights[None, :] / weights[:, None]
+
+
+def prefix_weights(grid):
+    """Those of a grid of cells by NumPy: cells left of a row's, and the share of its own."""
+    whole = np.tril(np.broadcast_to(np.asarray(grid.weights), (grid.size, grid.size)))
+    return whole - float(grid.offset) * np.diag(np.diag(whole))
