@@ -122,8 +122,8 @@ def objectives_derivatives(params, direction):
     [pytest.param(n, marks=pytest.mark.slow) if n in ("diffrax", "split") else n for n in MODELS],
 )
 def test_the_gradient_is_that_of_the_gradient(name):
-    # `eq:discrete-target-influence-penalty`. Of Diffrax's some 9 s are the price of its solver's loop
-    # differentiated twice, by our rule and in reverse over reverse.
+    # `eq:discrete-target-influence-penalty`. Diffrax's some 9 s are the price of its solver's
+    # loop differentiated twice, by our rule and in reverse over reverse.
     model = MODELS[name]()
     arrays, static = eqx.partition(model, eqx.is_inexact_array)
     direction = randomised(arrays, 7)
