@@ -77,7 +77,7 @@ def resumable(
         records = jax.tree.map(lambda empty, first: empty.at[:done].set(first), records, kept)
     for index in progress(range(done, steps)):
         state, record = step(state, index)
-        records = jax.tree.map(lambda kept, new: kept.at[index].set(new), records, record)  # noqa: B023
+        records = _recorded(records, record, index)
         last = index + 1 == steps
         if checkpoint is not None and (last or (index + 1) % every == 0):
             done = index + 1
@@ -143,6 +143,12 @@ def step_of_seeds(
         return moved(states, jnp.asarray(index))
 
     return step
+
+
+@jax.jit
+def _recorded(records: PyTree, record: PyTree, index: Int[Array, ""]) -> PyTree:
+    """The records with one more, by one program for all leaves."""
+    return jax.tree.map(lambda kept, new: kept.at[index].set(new), records, record)
 
 
 def _zeros(record: PyTree, steps: int) -> PyTree:

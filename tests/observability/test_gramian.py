@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from reference.differences import central_difference
+from reference.differences import difference_by_calls
 from reference.networks import random_flow, random_states
 
 import lim_jax as lim
@@ -42,7 +42,8 @@ def observations(x):
 
 
 @jax.jit
-def tangent(direction):
+@jax.vmap
+def tangents(direction):
     return jax.jvp(observations, (X,), (direction,))[1]
 
 
@@ -53,20 +54,18 @@ def gramians_of_observations(x):
 
 def random_gramians(seed=2, length=5, width=3):
     factors = np.asarray(random_states(seed, length, width, width))
-    return jnp.asarray(factors @ factors.transpose(0, 2, 1))
+    return jax.device_put(factors @ factors.transpose(0, 2, 1))
 
 
 def test_gramians_by_position_injections():
     """`eq:finite-token-observability-gramian` by forward tangents, one basis vector at a time."""
     # `eq:finite-token-position-injection`, `eq:finite-token-position-jacobian`.
-
-    basis = np.eye(20).reshape(5, 4, 5, 4)
+    seen = np.asarray(tangents(np.eye(20).reshape(20, 5, 4))).reshape(5, 4, -1)
     expected = np.zeros((5, 4, 4))
     for i in range(5):
-        seen = [np.asarray(tangent(basis[i, a])) for a in range(4)]
         for a in range(4):
             for b in range(4):
-                expected[i, a, b] = 0.5 * np.sum(seen[a] * seen[b])
+                expected[i, a, b] = 0.5 * np.sum(seen[i, a] * seen[i, b])
     gramians = gramians_of_observations(X)
     np.testing.assert_allclose(gramians, expected, rtol=1e-11, atol=1e-14)
     np.testing.assert_allclose(
@@ -77,13 +76,12 @@ def test_gramians_by_position_injections():
 def test_probes_are_propagated_injections():
     """`eq:discrete-observability-trace-estimator` by tangents of the flow itself."""
     # `eq:finite-token-observability-quadratic-form`.
-    probes = random_states(3, 6, 4)
+    probes = random_states(3, 4, 4)
     found = np.asarray(probed_traces(gramians_of_observations(X), probes))
-    for i in range(5):
-        at_position = np.eye(5)[i, :, None]
-        seen = [np.asarray(tangent(at_position * probe)) for probe in np.asarray(probes)]
-        expected = np.mean([0.5 * np.sum(s**2) for s in seen])
-        np.testing.assert_allclose(found[i], expected, rtol=1e-11)
+    # Every probe at every position, a tangent for each: as many as the basis has.
+    injected = np.einsum("ip,ra->irpa", np.eye(5), probes).reshape(20, 5, 4)
+    seen = np.asarray(tangents(injected)).reshape(5, 4, -1)
+    np.testing.assert_allclose(found, 0.5 * (seen**2).sum(axis=2).mean(axis=1), rtol=1e-11)
 
 
 def test_condition_numbers_are_quotients_of_eigenvalues():
@@ -155,13 +153,19 @@ def test_penalties_are_weighted_variances():
 
 def test_reweighting_clips_and_then_renormalises():
     # `eq:mask-aware-weight-update`.
-    weights = jnp.array([1.0, 1.0, 0.2, 6.0, 1.0])
-    density, target = jnp.array([1.0, 3.0, 9.0, -1.0, 0.0]), jnp.array([1.0, 1.0, 1.0, 1.0, 2.0])
-    raised = np.asarray(weights) * np.exp(0.5 * (np.asarray(target) - np.asarray(density)))
+    weights, density, target = np.array(
+        [[1, 1, 0.2, 6, 1], [1, 3, 9, -1, 0], [1, 1, 1, 1, 2]], float
+    )
+    raised = weights * np.exp(0.5 * (target - density))
     clipped = np.clip(raised, 0.15, 8.0)
     assert clipped[2] == 0.15 and clipped[3] == 8.0
     grid = lim.token_grid(5)
-    found = reweight_positions(weights, density, target, grid, rate=0.5, smallest=0.15, largest=8.0)
+    found = np.asarray(
+        reweight_positions(
+            *map(jax.device_put, (weights, density, target)), grid,
+            rate=0.5, smallest=0.15, largest=8.0,
+        )
+    )  # fmt: skip
     np.testing.assert_allclose(found, clipped / clipped.mean(), rtol=1e-13)
     np.testing.assert_allclose(found.mean(), 1.0, rtol=1e-13)
 
@@ -176,31 +180,46 @@ def setting():
     return observed(flow, grid), random_states(2, 6, 4), grid
 
 
-@pytest.fixture(scope="module")
-def exact_gramians():
-    """Those of the setting at step 1/2."""
-    observations, x, _ = setting()
-    return jax.jit(lambda x: observability_gramians(observations, x, 0.5))(x)
+SOME = np.array([4, 1])
 
 
-def test_forward_and_reverse_give_one_gramian(exact_gramians):
+@functools.cache
+def settings_gramians():
+    """Those of the setting at steps of 1/2 by every route, and at given ones: one program."""
     observations, x, _ = setting()
-    steps = jnp.array([0.5, 0.0, 1.0])
-    directions = jnp.asarray(np.eye(24).reshape(24, 6, 4))
+    gramians, some = functools.partial(observability_gramians, observations, x), jnp.asarray(SOME)
 
     @jax.jit
-    def found(x):
-        forward = observability_gramians(observations, x, 0.5, "forward")
-        reverse = observability_gramians(observations, x, 0.5, "reverse")
-        weighted = observability_gramians(observations, x, steps)
-        slopes = jax.lax.map(lambda d: central_difference(observations, x, d), directions)
-        return forward, reverse, weighted, slopes
+    def found(steps):
+        return {
+            "forward": gramians(0.5, "forward"),
+            "reverse": gramians(0.5, "reverse"),
+            "weighted": gramians(steps),
+            "some forward": gramians(0.5, "forward", positions=some),
+            "some reverse": gramians(0.5, "reverse", positions=some),
+        }
 
-    forward, reverse, weighted, slopes = found(x)
+    return lambda steps: jax.tree.map(np.asarray, found(np.array(steps)))
+
+
+@pytest.fixture(scope="module")
+def exact_gramians():
+    """Those of the setting at step 1/2, which the first test here holds to differences."""
+    return settings_gramians()([0.5, 0.5, 0.5])["forward"]
+
+
+def test_forward_and_reverse_give_one_gramian():
+    observations, x, _ = setting()
+    steps = np.array([0.5, 0.0, 1.0])
+    directions = np.eye(24).reshape(24, 6, 4)
+    gramians = settings_gramians()(steps)
+    forward, reverse, weighted = (gramians[k] for k in ("forward", "reverse", "weighted"))
+    slopes = difference_by_calls(
+        jax.jit(jax.vmap(observations)), np.tile(x, (24, 1, 1)), directions
+    )
     np.testing.assert_allclose(forward, reverse, rtol=1e-10, atol=1e-12)
-    np.testing.assert_allclose(forward, exact_gramians, rtol=1e-10, atol=1e-12)
     # By finite differences of the observations, position by position.
-    jacobian = np.asarray(slopes).reshape(6, 4, -1)
+    jacobian = slopes.reshape(6, 4, -1)
     expected = 0.5 * np.einsum("iao,ibo->iab", jacobian, jacobian)
     np.testing.assert_allclose(forward, expected, rtol=1e-6, atol=1e-8)
     by_layer = jacobian.reshape(6, 4, 3, -1)
@@ -208,46 +227,37 @@ def test_forward_and_reverse_give_one_gramian(exact_gramians):
     np.testing.assert_allclose(weighted, expected, rtol=1e-6, atol=1e-8)
 
 
-def test_a_bare_functions_gramians_are_given_at_the_positions_asked_for(exact_gramians):
-    observations, x, _ = setting()
-    some = np.array([4, 1])
-
-    @jax.jit
-    def found(x):
-        return [
-            observability_gramians(observations, x, 0.5, mode, positions=jnp.asarray(some))
-            for mode in ("forward", "reverse")
-        ]
-
-    for gramians in found(x):
-        np.testing.assert_allclose(gramians, np.asarray(exact_gramians)[some], rtol=1e-10)
+@pytest.mark.parametrize("mode", ["forward", "reverse"])
+def test_a_bare_functions_gramians_are_given_at_the_positions_asked_for(exact_gramians, mode):
+    gramians = settings_gramians()([0.5, 0.5, 0.5])[f"some {mode}"]
+    np.testing.assert_allclose(gramians, exact_gramians[SOME], rtol=1e-10)
 
 
 def test_probes_estimate_traces_and_orthogonal_ones_give_them(exact_gramians):
     # `eq:observability-trace-unbiasedness`.
     observations, x, _ = setting()
-    some, steps = np.array([4, 1]), jnp.array([0.5, 0.2, 1.0])
+    steps = jax.device_put(np.array([0.5, 0.2, 1.0]))
 
     @jax.jit
     def found(x):
         exact = probes.orthogonal_probes(4, 4, key=jax.random.key(0))
         own = jax.random.normal(jax.random.key(1), (4000, 2, 4))
-        draws = probed_observability(observations, x, 0.5, own, jnp.asarray(some))
+        draws = probed_observability(observations, x, 0.5, own, jnp.asarray(SOME))
         weighted = probed_observability(observations, x, steps, exact).mean(axis=0)
-        unequal = gramian_traces(observability_gramians(observations, x, steps))
         given = probed_observability(observations, x, 0.5, exact)
-        return given, probes.sample_mean(draws), (weighted, unequal)
+        return given, probes.sample_mean(draws), weighted
 
-    given, sampled, (weighted, unequal) = jax.tree.map(np.asarray, found(x))
+    given, sampled, weighted = jax.tree.map(np.asarray, found(x))
+    unequal = np.trace(settings_gramians()(steps)["weighted"], axis1=1, axis2=2)
     np.testing.assert_allclose(weighted, unequal, rtol=1e-10)
-    traces = np.asarray(gramian_traces(exact_gramians))
+    traces = np.trace(exact_gramians, axis1=1, axis2=2)
     np.testing.assert_allclose(given.mean(axis=0), traces, rtol=1e-10)
-    assert (np.abs(sampled.value - traces[some]) < 4 * sampled.error).all()
+    assert (np.abs(sampled.value - traces[SOME]) < 4 * sampled.error).all()
 
 
 def test_noise_injected_at_every_layer_estimates_all_traces_at_once(exact_gramians):
     observations, x, _ = setting()
-    unequal = jnp.array([0.5, 0.05, 1.5])
+    unequal = jax.device_put(np.array([0.5, 0.05, 1.5]))
 
     @jax.jit
     def estimated(x):
@@ -256,10 +266,10 @@ def test_noise_injected_at_every_layer_estimates_all_traces_at_once(exact_gramia
         def estimate(steps):
             return probes.sample_mean(layer_injected_traces(observations, x, steps, noise))
 
-        gramians = observability_gramians(observations, x, unequal)
-        return estimate(0.5), estimate(unequal), gramians
+        return estimate(0.5), estimate(unequal)
 
-    even, uneven, gramians = jax.tree.map(np.asarray, estimated(x))
+    even, uneven = jax.tree.map(np.asarray, estimated(x))
+    gramians = settings_gramians()(unequal)["weighted"]
     for found, exact in ((even, exact_gramians), (uneven, gramians)):
         traces = np.trace(exact, axis1=1, axis2=2)
         assert (np.abs(found.value - traces) < 4 * found.error).all()
@@ -346,12 +356,13 @@ def test_the_cheaper_mode_is_taken():
 @pytest.mark.slow
 @pytest.mark.parametrize("step", [lim.euler, lim.split, heun])
 def test_all_routes_give_the_gramians_of_the_dense_jacobian(step):
+    # Heun's 5 s: two fields a layer in each of eight routes.
     grid, x = lim.graded_grid(6), random_states(2, 6, 4)
     flow = random_flow(1, depth=4, width=4, step=step)
     readout = lim.BandReadout(random_states(3, 4, 3), 0.5)
-    see = ObservedTokens(flow, grid, jnp.array([2, 5]), readout)
-    steps = jnp.array([0.5, 0.0, 1.0, 0.25])
-    some = jnp.array([4, 0, 3])
+    see = ObservedTokens(flow, grid, jax.device_put(np.array([2, 5])), readout)
+    steps = jax.device_put(np.array([0.5, 0.0, 1.0, 0.25]))
+    some = jax.device_put(np.array([4, 0, 3]))
 
     def routes(x):
         bare = functools.partial(ObservedTokens.__call__, see)
@@ -423,16 +434,15 @@ def test_gramians_by_reverse_are_differentiated():
     def total(x, mode):
         return gramian_traces(observability_gramians(see, x, 0.5, mode)).sum()
 
-    direction, modes = random_states(3, 5, 4), ("forward", "reverse")
+    x, direction, modes = random_states(2, 5, 4), random_states(3, 5, 4), ("forward", "reverse")
 
     @jax.jit
-    def slopes(x):
-        expected = central_difference(lambda x: total(x, "reverse"), x, direction)
-        return expected, [jnp.vdot(jax.grad(total)(x, mode), direction) for mode in modes]
+    def values_and_gradients(x):
+        return [jax.value_and_grad(total)(x, mode) for mode in modes]
 
-    expected, found = slopes(random_states(2, 5, 4))
-    for mode, slope in zip(modes, found, strict=True):
-        np.testing.assert_allclose(slope, expected, rtol=1e-8, err_msg=mode)
+    moved = difference_by_calls(lambda x: values_and_gradients(x)[1][0], x, direction)
+    for mode, (_, gradient) in zip(modes, values_and_gradients(x), strict=True):
+        np.testing.assert_allclose(np.vdot(gradient, direction), moved, rtol=1e-8, err_msg=mode)
 
 
 def test_systematic_samples_include_each_as_often_as_they_say():
@@ -475,5 +485,5 @@ def test_sampled_layers_stand_for_all(exact_gramians):
         return probes.sample_mean(jax.lax.map(estimate, keys))
 
     found = jax.tree.map(np.asarray, estimated())
-    traces = np.asarray(gramian_traces(exact_gramians))
+    traces = np.trace(exact_gramians, axis1=1, axis2=2)
     assert (np.abs(found.value - traces) < 4 * found.error).all()

@@ -60,10 +60,11 @@ BATCH_OF_BOTH = X, (LABELS, ANSWERS)
 
 
 def energies_of(loss, params):
-    gradients = [
-        jax.grad(loss, argnums=1)(params, X[b], (LABELS[b], ANSWERS[b])) for b in range(BATCH)
-    ]
-    return jnp.stack([jnp.sum((g / GRID.weights[:, None]) ** 2, axis=1) for g in gradients])
+    def energy(example):
+        gradient = jax.grad(loss, argnums=1)(params, *example)
+        return jnp.sum((gradient / GRID.weights[:, None]) ** 2, axis=1)
+
+    return jax.lax.map(energy, BATCH_OF_BOTH)
 
 
 def ratio(energy, shares):
@@ -116,17 +117,20 @@ def test_a_pooled_penalty_and_its_gradient_are_those_of_the_definition(estimator
             target=TARGET, epsilon=0.0, estimate=estimate, pools=POOLS,
         )  # fmt: skip
 
-    both = jax.jit(jax.value_and_grad(ours))
-    value, gradient = both(PARAMS)
-    expected, slope = jax.jit(jax.value_and_grad(lambda p: plain_penalty(loss, p, plain)))(PARAMS)
+    @jax.jit
+    def derivatives(params):
+        definition = jax.value_and_grad(lambda p: plain_penalty(loss, p, plain))(params)
+        forward = jax.jvp(ours, (params,), (MOVED,))[1]
+        return jax.value_and_grad(ours)(params), definition, forward
+
+    (value, gradient), (expected, slope), forward = derivatives(PARAMS)
     np.testing.assert_allclose(value, expected, rtol=1e-12)
-    assert max(float(jnp.abs(leaf).max()) for leaf in slope.values()) > 1e-2
+    assert max(np.abs(leaf).max() for leaf in slope.values()) > 1e-2
     for name in PARAMS:
         np.testing.assert_allclose(gradient[name], slope[name], rtol=1e-9, atol=1e-12, err_msg=name)
     along = dot(gradient, MOVED)
-    moved = difference_by_calls(lambda params: both(params)[0], PARAMS, MOVED)
+    moved = difference_by_calls(lambda params: derivatives(params)[0][0], PARAMS, MOVED)
     np.testing.assert_allclose(along, moved, rtol=1e-7)
-    forward = jax.jit(lambda params: jax.jvp(ours, (params,), (MOVED,))[1])(PARAMS)
     np.testing.assert_allclose(forward, along, rtol=1e-11)
 
 
@@ -185,7 +189,8 @@ def test_every_estimators_statistic_is_averaged_over_steps(estimator):
     """Value, statistic and gradient against the definition with the average put in by hand."""
     estimate, _ = ESTIMATORS[estimator]
     shares = MEASURE
-    previous = jnp.exp(random_states(9, 2, 3) if estimator == "crossed" else random_states(9, 3))
+    shape = (2, 3) if estimator == "crossed" else (3,)
+    previous = jax.device_put(np.exp(np.asarray(random_states(9, *shape))))
 
     def statistic(params):
         energies = energies_of(margin, params) @ (POOLS / SIZES[:, None]).T
@@ -211,12 +216,16 @@ def test_every_estimators_statistic_is_averaged_over_steps(estimator):
     def ours(params):
         return averaged_objective(margin, params, BATCH_OF_BOTH, GRID, strength=2.0, **options)
 
-    (value, kept), gradient = jax.jit(jax.value_and_grad(ours, has_aux=True))(PARAMS)
-    (expected, averaged), slope = jax.jit(jax.value_and_grad(plain, has_aux=True))(PARAMS)
+    @jax.jit
+    def found(params):
+        both = [jax.value_and_grad(function, has_aux=True)(params) for function in (ours, plain)]
+        return *both, averaged_gradients(margin, params, BATCH_OF_BOTH, GRID, **options)
+
+    ((value, kept), gradient), ((expected, averaged), slope), apart = jax.tree.map(
+        np.asarray, found(PARAMS)
+    )
     np.testing.assert_allclose(value, expected, rtol=1e-12)
-    values, gradients, kept_apart = jax.jit(
-        lambda params: averaged_gradients(margin, params, BATCH_OF_BOTH, GRID, **options)
-    )(PARAMS)
+    values, gradients, kept_apart = apart
     for one in (kept, kept_apart):
         np.testing.assert_allclose(one, averaged, rtol=1e-12)
     np.testing.assert_allclose(values.risk + 2 * values.penalty, expected, rtol=1e-12)
