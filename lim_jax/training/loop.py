@@ -142,12 +142,9 @@ def step_of_seeds(
 
 
 def _moved(
-    update: Callable[[State, Key[Array, ""], Int[Array, ""]], tuple[State, PyTree]],
-    states: State,
-    keys: Key[Array, " seeds"],
-    index: Int[Array, ""],
-) -> tuple[State, PyTree]:
-    def of_one(state: State, key: Key[Array, ""]) -> tuple[State, PyTree]:
+    update: PyTree, states: PyTree, keys: Key[Array, " seeds"], index: Int[Array, ""]
+) -> tuple[PyTree, PyTree]:
+    def of_one(state: PyTree, key: Key[Array, ""]) -> tuple[PyTree, PyTree]:
         return update(state, jax.random.fold_in(key, index), index)
 
     return eqx.filter_vmap(of_one)(states, keys)

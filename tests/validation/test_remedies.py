@@ -84,7 +84,7 @@ def risk_slope(examples, weights=EVEN):
     return slope_of_risk(MODEL, examples, weights)
 
 
-def profile_slope(examples, counted=BATCH, target=1.0):
+def profile_slope(examples, counted=BATCH, target: float | np.ndarray = 1.0):
     """Of the discrepancy of the first examples' profile; its value too."""
     of_first = (np.arange(BATCH) < counted).astype(float)
     return value_and_slope_of_profile(MODEL, examples, of_first, target * np.ones(RECORDS))
