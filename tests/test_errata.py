@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from functools import cache
 from pathlib import Path
 
 import equinox as eqx
@@ -28,7 +29,7 @@ SIZES = (40, 80, 160, 320)
 
 def averaging():
     """Causal averaging of one feature."""
-    zeros, one = jnp.zeros((1, 1, 1)), jnp.ones((1, 1, 1))
+    zeros, one = jax.device_put((np.zeros((1, 1, 1)), np.ones((1, 1, 1))))
     return lim.CausalAttention(eqx.nn.Identity(), zeros, zeros, one, one)
 
 
@@ -39,11 +40,21 @@ def test_every_test_that_the_errata_name_is_there():
         assert re.search(rf"^def {test}\(", (ROOT / file).read_text(), re.MULTILINE), (file, test)
 
 
+@cache
+def section_4():
+    """Density, condition numbers and Gramians at gates that are all alike."""
+
+    @jax.jit
+    def measured(gates):
+        gramians = paper.gate_gramians(gates)
+        return paper.gate_influence(gates).density, condition_numbers(gramians), gramians
+
+    return measured(np.zeros(paper.simulation.LENGTH))
+
+
 def test_section_4_divides_the_context_in_two_ways():
     """The table's figures are those of shared cells, the condition numbers' those of points."""
-    zeros = jnp.zeros(paper.simulation.LENGTH)
-    density = paper.gate_influence(zeros).density
-    numbers = condition_numbers(paper.gate_gramians(zeros))
+    density, numbers, _ = section_4()
     expected: dict[Convention, tuple[list, list]] = {
         "overlap": ([3.2269, 0.1417, 1.3479], [164.8, 35.8, 16.4]),
         "points": ([3.4117, 0.1496, 1.2957], [171.1, 36.7, 16.6]),
@@ -63,8 +74,8 @@ def test_the_last_weights_of_algorithm_2_leave_the_clipping_interval():
 def test_rademacher_probes_err_a_thousand_times_less_than_gaussian_ones():
     """One common probe, all 16 signs; for Gaussian ones tr(Q Sigma) is 2/N times Omega_HS."""
     # `eq:algorithm3-penalty-estimator-bias`, `eq:gd-observability-penalty`.
-    gramians = paper.gate_gramians(jnp.zeros(paper.simulation.LENGTH))
-    signs = jnp.asarray(list(itertools.product([-1.0, 1.0], repeat=paper.simulation.WIDTH)))
+    _, _, gramians = section_4()
+    signs = np.array(list(itertools.product([-1.0, 1.0], repeat=paper.simulation.WIDTH)))
 
     @jax.jit
     def measured(gramians):
@@ -139,7 +150,7 @@ def test_query_masses_compare_regions_of_different_lengths():
     wide = lim.adjoint.query_masses(teacher_forcing(10), lim.boundary_regions(grid, 0.4))
     assert wide.masses[2] > wide.masses[1]  # 0.4 against 0.2, of even queries
     np.testing.assert_allclose(wide.squares, 1.0, rtol=1e-12)
-    dense = jnp.asarray(np.repeat([1.0, 2.0], [8, 2]) / 12)
+    dense = jax.device_put(np.repeat([1.0, 2.0], [8, 2]) / 12)
     narrow = lim.adjoint.query_masses(dense, lim.boundary_regions(grid, 0.2))
     assert narrow.masses[2] < narrow.masses[1] and narrow.squares[2] > 3.9 * narrow.squares[1]
 
@@ -168,7 +179,7 @@ def test_the_attention_bounds_are_not_sharp():
 
 def test_the_readouts_bound_is_loose_by_the_root_of_three():
     """P_T linear in p: the mean square of p - p_l on a cell is 1/3L^2, not 1/L^2."""
-    readout = lim.LinearReadout(jnp.eye(2))
+    readout = lim.LinearReadout(jax.device_put(np.eye(2)))
     study = lim.limits.terminal_adjoint_study(
         lambda size: readout,
         readout,
@@ -182,7 +193,9 @@ def test_the_readouts_bound_is_loose_by_the_root_of_three():
 
 def test_the_input_adjoint_is_of_order_one_half_in_l2():
     """One layer of averaging, an even loss: P_0 = 1 + log(1/q), on tokens 1 + the sum of 1/i."""
-    flow = lim.ResidualFlow(jax.tree.map(lambda leaf: leaf[None], averaging()))
+    flow = lim.ResidualFlow(
+        jax.tree.map(lambda leaf: jax.device_put(np.asarray(leaf)[None]), averaging())
+    )
 
     @jax.jit
     def adjoints():
@@ -228,7 +241,7 @@ def test_tokenwise_networks_are_not_frechet_differentiable_on_l2():
 def test_euclidean_energies_are_lost_in_the_stabiliser():
     """An even density at L = 16,384 with eps = 1e-8: 1 as densities, 0.27 as Algorithm 1 prints."""
     grid = lim.token_grid(16384)
-    even = jnp.ones((1, grid.size))
+    even = np.ones((1, grid.size))
 
     @jax.jit
     def totals(even):

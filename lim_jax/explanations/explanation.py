@@ -169,8 +169,8 @@ def explain(
     norms_key, bootstrap_key = jax.random.split(key)
     rest = regions_without_queries(query_weights, regions)
     found = _measure(model, windows, query_weights, regions, depth, norms_key)
-    regional = regional_channels(found.vectors, regions)
-    energies = (found.initial**2).sum(axis=2)
+    averaged = _averaged(found, regions, rest)
+    regional = averaged["regional"]
     bounds = bootstrap_bounds(regional, key=bootstrap_key)
     certificates = (
         right_biased_queries(query_weights, found.residual_energies, found.terminal, regions),
@@ -179,20 +179,7 @@ def explain(
         double_deficit(regional, bounds),
         exact_characterisation(regional),
     )
-    contrasts = regional.products[:, 2, 0, 0] - regional.products[:, 1, 0, 0]
-    scale = (regions.grid.weights @ (found.terminal**2).sum(axis=2).mean(axis=0)).item()
-    return Explanation(
-        depth,
-        Influence.from_energies(energies, regions),
-        None if rest is None else Influence.from_energies(energies, rest),
-        (found.vectors**2).sum(axis=3).mean(axis=0),
-        found.relative_energies.mean(axis=0),
-        found.hop_energies.mean(axis=0),
-        regional,
-        found.head_energies.mean(axis=0),
-        sample_mean(contrasts / scale),
-        certificates,
-    )
+    return Explanation(depth, certificates=certificates, **averaged)
 
 
 def _require_case(model: Any, windows: Any, query_weights: Any, regions: Any) -> None:
@@ -305,6 +292,25 @@ def _measure(
     measured, last, sites = jax.lax.map(one, windows)
     energies = readout_residual_energies(model.readout, last, windows[:, 1:], regions)
     return _Measured(*measured, cone=joint_cone(sites, grid), residual_energies=energies)
+
+
+@eqx.filter_jit
+def _averaged(found: _Measured, regions: Regions, rest: Regions | None) -> dict[str, Any]:
+    """The parts of an `Explanation` that are averages over examples, by name."""
+    regional = regional_channels(found.vectors, regions)
+    energies = (found.initial**2).sum(axis=2)
+    contrasts = regional.products[:, 2, 0, 0] - regional.products[:, 1, 0, 0]
+    scale = regions.grid.weights @ (found.terminal**2).sum(axis=2).mean(axis=0)
+    return {
+        "influence": Influence.from_energies(energies, regions),
+        "without_queries": None if rest is None else Influence.from_energies(energies, rest),
+        "channel_energies": (found.vectors**2).sum(axis=3).mean(axis=0),
+        "relative_energies": found.relative_energies.mean(axis=0),
+        "hop_energies": found.hop_energies.mean(axis=0),
+        "regional": regional,
+        "head_energies": found.head_energies.mean(axis=0),
+        "terminal_contrast": sample_mean(contrasts / scale),
+    }
 
 
 def _named(names: tuple[str, ...], values: list[Any]) -> dict[str, Any]:

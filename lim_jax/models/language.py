@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Int, Key, PyTree
 
 from lim_jax._checks import require
 from lim_jax._random import gaussian
@@ -178,26 +178,35 @@ def train(
     checkpoint, progress
         As in `training.resumable`.
     """
-    optimiser = optax.adam(rate)
+
+    def step(state: PyTree, index: int) -> tuple[PyTree, Float[Array, ""]]:
+        return _update(state, text, length, batch, rate, jax.random.fold_in(key, index))
+
+    start = model, eqx.filter_jit(optax.adam(rate).init)(eqx.filter(model, eqx.is_array))
+    (model, _), losses = resumable(
+        step, start, steps, checkpoint=checkpoint, every=50, progress=progress
+    )
+    return model, losses
+
+
+@eqx.filter_jit
+def _update(
+    state: PyTree,
+    text: Int[Array, " ids"],
+    length: int,
+    batch: int,
+    rate: float,
+    key: Key[Array, ""],
+) -> tuple[PyTree, Float[Array, ""]]:
+    """One step, compiled once for all trainings of such a model on such a text."""
+    model, moments = state
     weights = teacher_forcing(length)
 
     def risk(model: CausalLM, windows: Tokens) -> Float[Array, ""]:
         x, y = jax.vmap(model.example, in_axes=(0, None))(windows, weights)
         return jax.vmap(model.loss)(x, y).mean()
 
-    @eqx.filter_jit
-    def update(model, state, key):
-        windows = sample_windows(text, length, batch, key=key)
-        value, gradient = eqx.filter_value_and_grad(risk)(model, windows)
-        change, state = optimiser.update(gradient, state)
-        return eqx.apply_updates(model, change), state, value
-
-    def step(carried: tuple, index: int) -> tuple[tuple, Float[Array, ""]]:
-        model, state, value = update(carried[0], carried[1], jax.random.fold_in(key, index))
-        return (model, state), value
-
-    start = model, optimiser.init(eqx.filter(model, eqx.is_array))
-    (model, _), losses = resumable(
-        step, start, steps, checkpoint=checkpoint, every=50, progress=progress
-    )
-    return model, losses
+    windows = sample_windows(text, length, batch, key=key)
+    value, gradient = eqx.filter_value_and_grad(risk)(model, windows)
+    change, moments = optax.adam(rate).update(gradient, moments)
+    return (eqx.apply_updates(model, change), moments), value

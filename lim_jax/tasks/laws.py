@@ -7,8 +7,10 @@ testing are two arrays: what is lost in the middle is often lost because the fir
 import math
 from numbers import Real
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from lim_jax._checks import (
@@ -32,7 +34,7 @@ def uniform_law(records: int) -> Law:
     >>> uniform_law(4).tolist()
     [0.25, 0.25, 0.25, 0.25]
     """
-    return law_of_weights(jnp.ones(counted(records, "records")))
+    return _law_on_host(np.ones(counted(records, "records")))
 
 
 def edge_law(records: int, *, width: float = 0.25, odds: float = 0.02) -> Law:
@@ -58,7 +60,7 @@ def edge_law(records: int, *, width: float = 0.25, odds: float = 0.02) -> Law:
     [0.25, 0.125, 0.125, 0.125, 0.125, 0.25]
     """
     odds = _odds(odds)
-    return law_of_weights(jnp.where(_at_edge(records, width), 1.0, odds))
+    return _law_on_host(np.where(_at_edge(records, width), 1.0, odds))
 
 
 def middle_law(records: int, *, width: float = 0.25, odds: float = 0.02) -> Law:
@@ -77,9 +79,10 @@ def middle_law(records: int, *, width: float = 0.25, odds: float = 0.02) -> Law:
     [0.0, 0.25, 0.25, 0.25, 0.25, 0.0]
     """
     odds = _odds(odds)
-    return law_of_weights(jnp.where(_at_edge(records, width), odds, 1.0))
+    return _law_on_host(np.where(_at_edge(records, width), odds, 1.0))
 
 
+@eqx.filter_jit
 def law_of_weights(weights: Float[Array, " records"]) -> Law:
     """Probabilities in proportion to any weights, such as a density at the records' places.
 
@@ -112,8 +115,7 @@ def gold_places(law: Law, count: int, *, key: Key[Array, ""]) -> Int[Array, " ex
     [1, 1, 1]
     """
     require_key(key)
-    law = law_of_weights(law)
-    return jax.random.choice(key, law.shape[0], (counted(count, "count"),), p=law)
+    return _drawn(law_of_weights(law), counted(count, "count"), key)
 
 
 def every_place(records: int, count: int) -> Int[Array, " examples"]:
@@ -124,7 +126,18 @@ def every_place(records: int, count: int) -> Int[Array, " examples"]:
     >>> every_place(3, 2).tolist()
     [0, 1, 2, 0, 1, 2]
     """
-    return jnp.tile(jnp.arange(counted(records, "records")), counted(count, "count"))
+    places = np.arange(counted(records, "records"))
+    return jax.device_put(np.tile(places, counted(count, "count")))
+
+
+@eqx.filter_jit
+def _drawn(law: Law, count: int, key: Key[Array, ""]) -> Int[Array, " examples"]:
+    return jax.random.choice(key, law.shape[0], (count,), p=law)
+
+
+def _law_on_host(weights: np.ndarray) -> Law:
+    """Of weights that are known before anything is compiled."""
+    return law_of_weights(jax.device_put(weights))
 
 
 def _odds(odds: float) -> float:
@@ -138,7 +151,7 @@ def _odds(odds: float) -> float:
     return float(odds)
 
 
-def _at_edge(records: int, width: float) -> Bool[Array, " records"]:
+def _at_edge(records: int, width: float) -> Bool[np.ndarray, " records"]:
     records = counted(records, "records")
     share = "a share of the records, above zero"
     require_known(width, "width", expected=share, cure="A quarter is 0.25.")
@@ -150,5 +163,5 @@ def _at_edge(records: int, width: float) -> Bool[Array, " records"]:
         expected="some records between the edges",
         cure="Take a smaller width, or more records.",
     )
-    places = jnp.arange(records)
+    places = np.arange(records)
     return (places < edge) | (places >= records - edge)

@@ -6,8 +6,10 @@ somewhere after all pairs. Ids below `keys` are keys, those from there on values
 """
 
 from functools import partial
+from operator import index
 from typing import NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -120,6 +122,11 @@ def key_value_examples(task: KeyValueTask, gold: Gold, *, key: Key[Array, ""]) -
     _require_keys(task.records, task.keys, task.values)
     require_indices(gold, "gold")
     require_key(key)
+    return _key_value_examples(KeyValueTask(*map(index, task)), gold, key)
+
+
+@eqx.filter_jit
+def _key_value_examples(task: KeyValueTask, gold: Gold, key: Key[Array, ""]) -> Example:
     last = task.records - 1
     message = f"gold: expected numbers of pairs, from 0 to {last}, got others."
     gold = guarded(gold, (gold < 0) | (gold > last), message)
@@ -229,7 +236,14 @@ def record_weights(
     """
     require_indices(records, "records")
     require_floats(cells, "cells", "length", "They are the grid's weights.", length=records.size)
-    numbers = jnp.arange(counted(count, "count"), dtype=records.dtype)
+    return _record_weights(records, cells, counted(count, "count"))
+
+
+@eqx.filter_jit
+def _record_weights(
+    records: Int[Array | np.ndarray, " length"], cells: Float[Array, " length"], count: int
+) -> Float[Array, "records length"]:
+    numbers = jnp.arange(count, dtype=records.dtype)
     return jnp.where(records[None, :] == numbers[:, None], cells[None, :], 0)
 
 

@@ -74,10 +74,10 @@ def resumable(
     records, done = _zeros(record, steps), 0
     if checkpoint is not None and checkpoint.exists():
         done, state, kept = _load(checkpoint, state, record, steps)
-        records = jax.tree.map(lambda empty, first: empty.at[:done].set(first), records, kept)
+        records = jax.tree.map(_lengthened, kept, records)
     for index in progress(range(done, steps)):
         state, record = step(state, index)
-        records = _recorded(records, record, index)
+        records = _with(records, record, index)
         last = index + 1 == steps
         if checkpoint is not None and (last or (index + 1) % every == 0):
             done = index + 1
@@ -91,9 +91,9 @@ def step_of_seeds(
 ) -> Callable[[State, int], tuple[State, PyTree]]:
     """Make of one seed's update a step for `resumable` that moves all seeds at once.
 
-    By one vmap under one jit, compiled once for all steps. The index is an array that the seeds
-    share, so that a ``jax.lax.cond`` on it stays a branch: a penalty on every n-th step costs
-    nothing on the others.
+    By one vmap under one jit, compiled once for all steps; where `update` is an ``eqx.Module``,
+    once for all that are equal to it. The index is an array that the seeds share, so that a
+    ``jax.lax.cond`` on it stays a branch: a penalty on every n-th step costs nothing on the others.
 
     Parameters
     ----------
@@ -132,31 +132,45 @@ def step_of_seeds(
         cure="Make them with jax.random.split(jax.random.key(seed), seeds).",
     )
 
-    @eqx.filter_jit
-    def moved(states: State, index: Int[Array, ""]) -> tuple[State, PyTree]:
-        def of_one(state: State, key: Key[Array, ""]) -> tuple[State, PyTree]:
-            return update(state, jax.random.fold_in(key, index), index)
-
-        return eqx.filter_vmap(of_one)(states, keys)
+    # A function's program goes with the function, and with the arrays that it closes over.
+    moved = _shared_move if isinstance(update, eqx.Module) else eqx.filter_jit(_moved)
 
     def step(states: State, index: int) -> tuple[State, PyTree]:
-        return moved(states, jnp.asarray(index))
+        return moved(update, states, keys, jnp.asarray(index))
 
     return step
 
 
+def _moved(
+    update: PyTree, states: PyTree, keys: Key[Array, " seeds"], index: Int[Array, ""]
+) -> tuple[PyTree, PyTree]:
+    def of_one(state: PyTree, key: Key[Array, ""]) -> tuple[PyTree, PyTree]:
+        return update(state, jax.random.fold_in(key, index), index)
+
+    return eqx.filter_vmap(of_one)(states, keys)
+
+
+_shared_move = eqx.filter_jit(_moved)
+
+
 @jax.jit
-def _recorded(records: PyTree, record: PyTree, index: Int[Array, ""]) -> PyTree:
-    """The records with one more, by one program for all leaves."""
+def _with(records: PyTree, record: PyTree, index: Int[Array, ""] | int) -> PyTree:
     return jax.tree.map(lambda kept, new: kept.at[index].set(new), records, record)
 
 
+# On the host: nothing compiles.
 def _zeros(record: PyTree, steps: int) -> PyTree:
-    return jax.tree.map(lambda leaf: jnp.zeros((steps, *leaf.shape), leaf.dtype), record)
+    def zeros(leaf: jax.ShapeDtypeStruct) -> Array:
+        return jax.device_put(np.zeros((steps, *leaf.shape), leaf.dtype))
+
+    return jax.tree.map(zeros, record)
+
+
+def _lengthened(kept: Array, zeros: Array) -> Array:
+    return jax.device_put(np.concatenate([kept, np.asarray(zeros)[len(kept) :]]))
 
 
 def _first(records: PyTree, done: int) -> PyTree:
-    """The records of the steps that are done, cut on the host: nothing compiles."""
     return jax.tree.map(lambda leaf: jax.device_put(np.asarray(leaf)[:done]), records)
 
 

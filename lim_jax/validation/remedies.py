@@ -49,7 +49,7 @@ from lim_jax.validation.retrievers import (
 Scalar = Float[Array, ""]
 Gradient = Callable[[CausalLM, PyTree, "Batches"], tuple[PyTree, PyTree]]
 UNTIL = 1.0  # the norm to which a penalty's own gradient is clipped
-RATE = 1e-3
+OPTIMISER = optax.adam(1e-3)
 
 
 class Batches(NamedTuple):
@@ -121,7 +121,7 @@ def importance_weighted(setting: Setting) -> Arm:
     """
     records = setting.task.records
     law = uniform_law(records), setting.gold_law
-    weights = importance_weights(*law, token_grid(records))
+    weights = eqx.filter_jit(importance_weights)(*law, token_grid(records))
 
     def gradient(model, memory, batches):
         of_gold = weights[batches.training.gold[:, 0]]
@@ -337,26 +337,11 @@ def train_further(
         The networks, and the evaluations with leading axes of stages and seeds.
     """
     require(every > 0, "every", got=f"{every}", expected="at least one step", cure="Take 100.")
-    optimiser, uniform = optax.adam(RATE), uniform_law(setting.task.records)
     seeds = jax.tree.leaves(eqx.filter(models, eqx.is_array))[0].shape[0]
-
-    def start(model: CausalLM) -> PyTree:
-        return model, arm.memory, optimiser.init(eqx.filter(model, eqx.is_array))
-
-    def update(state: PyTree, key: Key[Array, ""], index: Int[Array, ""]) -> tuple[PyTree, None]:
-        model, memory, moments = state
-        of_training, of_probes, of_arm = jax.random.split(key, 3)
-        batches = Batches(
-            draw(setting, setting.gold_law, key=of_training),
-            draw(setting, uniform, key=of_probes), index, of_arm,
-        )  # fmt: skip
-        gradient, memory = arm.gradient(model, memory, batches)
-        change, moments = optimiser.update(gradient, moments)
-        return (eqx.apply_updates(model, change), memory, moments), None
-
-    step = step_of_seeds(update, jax.random.split(jax.random.fold_in(key, 0), seeds))
+    keys = jax.random.split(jax.random.fold_in(key, 0), seeds)
+    step = step_of_seeds(_Step(setting, arm.gradient), keys)
     judge = partial(evaluate, setting, test, jax.random.fold_in(key, 1))
-    states = eqx.filter_jit(eqx.filter_vmap(start))(models)
+    states = _begun(models, arm.memory)
     compiled = jax.block_until_ready(step(states, 0))  # so that no stage's time holds it
     del compiled
 
@@ -374,6 +359,33 @@ def train_further(
 
 
 @eqx.filter_jit
+def _begun(models: Retrievers, memory: PyTree) -> PyTree:
+    def of_one(model: CausalLM) -> PyTree:
+        return model, memory, OPTIMISER.init(eqx.filter(model, eqx.is_array))
+
+    return eqx.filter_vmap(of_one)(models)
+
+
+class _Step(eqx.Module):
+    """A step of one seed, compiled once for all that an arm trains further in a setting."""
+
+    setting: Setting = eqx.field(static=True)
+    gradient: Gradient = eqx.field(static=True)
+
+    def __call__(
+        self, state: PyTree, key: Key[Array, ""], index: Int[Array, ""]
+    ) -> tuple[PyTree, None]:
+        setting, (model, memory, moments) = self.setting, state
+        of_training, of_probes, of_arm = jax.random.split(key, 3)
+        batches = Batches(
+            draw(setting, setting.gold_law, key=of_training),
+            draw(setting, uniform_law(setting.task.records), key=of_probes), index, of_arm,
+        )  # fmt: skip
+        gradient, memory = self.gradient(model, memory, batches)
+        change, moments = OPTIMISER.update(gradient, moments)
+        return (eqx.apply_updates(model, change), memory, moments), None
+
+
 def evaluate(
     setting: Setting,
     test: Example,
@@ -392,6 +404,13 @@ def evaluate(
     seconds
         What is to be noted as such.
     """
+    return Evaluation(*_judged(setting, test, key, models), jnp.asarray(seconds))
+
+
+@eqx.filter_jit
+def _judged(
+    setting: Setting, test: Example, key: Key[Array, ""], models: Retrievers
+) -> tuple[PlaceScores, Float[Array, " seeds"], Float[Array, " seeds"]]:
     of_risk, of_probes = jax.random.split(key)
     risky = draw(setting._replace(batch=1024), setting.gold_law, key=of_risk)
     uniform = uniform_law(setting.task.records)
@@ -401,8 +420,7 @@ def evaluate(
     def of_one(model: CausalLM) -> tuple[PlaceScores, Scalar, Scalar]:
         return scores_by_place(model, test), retrieval_risk(model, risky), penalty(model, probes)
 
-    scores, risk, discrepancy = eqx.filter_vmap(of_one)(models)
-    return Evaluation(scores, risk, discrepancy, jnp.asarray(seconds))
+    return eqx.filter_vmap(of_one)(models)
 
 
 def in_the_middle(
@@ -457,7 +475,7 @@ def _token_grid(setting: Setting) -> CellGrid:
 
 def _pools(setting: Setting) -> Float[Array, "records length"]:
     records = setting.task.records
-    numbers = jnp.append(jnp.repeat(jnp.arange(records), 2), -1)
+    numbers = np.append(np.repeat(np.arange(records), 2), -1)
     return record_weights(numbers, _token_grid(setting).weights, records)
 
 

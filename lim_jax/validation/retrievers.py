@@ -157,27 +157,42 @@ def train_retrievers(
     tuple
         The networks with a leading axis of seeds, and the loss of every step.
     """
-    warm = optax.schedules.linear_schedule(0.0, setting.rate, max(1, setting.steps // 10))
-    optimiser = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(warm))
-
-    def start(key: Key[Array, ""]) -> PyTree:
-        model = new_retriever(setting, key=jax.random.fold_in(key, 0))
-        return model, optimiser.init(eqx.filter(model, eqx.is_array))
-
-    def update(state: PyTree, key: Key[Array, ""], index: Int[Array, ""]) -> tuple[PyTree, Scalar]:
-        del index
-        model, moments = state
-        examples = draw(setting, setting.gold_law, key=key)
-        risk, gradient = eqx.filter_value_and_grad(retrieval_risk)(model, examples)
-        change, moments = optimiser.update(gradient, moments)
-        return (eqx.apply_updates(model, change), moments), risk
-
     of_batches = jax.vmap(partial(jax.random.fold_in, data=1))(keys)
     (models, _), losses = resumable(
-        step_of_seeds(update, of_batches), eqx.filter_jit(eqx.filter_vmap(start))(keys),
+        step_of_seeds(_Lesson(setting), of_batches), _begun(setting, keys),
         setting.steps, checkpoint=checkpoint, every=200, progress=progress,
     )  # fmt: skip
     return models, losses
+
+
+def _optimiser(setting: Setting) -> optax.GradientTransformation:
+    warm = optax.schedules.linear_schedule(0.0, setting.rate, max(1, setting.steps // 10))
+    return optax.chain(optax.clip_by_global_norm(1.0), optax.adam(warm))
+
+
+@eqx.filter_jit
+def _begun(setting: Setting, keys: Key[Array, " seeds"]) -> PyTree:
+    def of_seed(key: Key[Array, ""]) -> PyTree:
+        model = new_retriever(setting, key=jax.random.fold_in(key, 0))
+        return model, _optimiser(setting).init(eqx.filter(model, eqx.is_array))
+
+    return eqx.filter_vmap(of_seed)(keys)
+
+
+class _Lesson(eqx.Module):
+    """A step of one seed, compiled once for all trainings of a setting."""
+
+    setting: Setting = eqx.field(static=True)
+
+    def __call__(
+        self, state: PyTree, key: Key[Array, ""], index: Int[Array, ""]
+    ) -> tuple[PyTree, Scalar]:
+        del index
+        model, moments = state
+        examples = draw(self.setting, self.setting.gold_law, key=key)
+        risk, gradient = eqx.filter_value_and_grad(retrieval_risk)(model, examples)
+        change, moments = _optimiser(self.setting).update(gradient, moments)
+        return (eqx.apply_updates(model, change), moments), risk
 
 
 def scores_by_place(model: CausalLM, examples: Example) -> PlaceScores:

@@ -6,7 +6,7 @@ afterwards (`compare_arms`), paired by seed.
 """
 
 from collections.abc import Callable, Iterable
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -221,7 +221,7 @@ def _groups(preset: Preset, seed: int, folder: Path | None) -> dict[str, Callabl
         if name != BEFORE:
             run = _Run(setting, preset, jax.random.fold_in(keys[0], 7))
             file = _file(folder, f"shifted {name}")
-            models, _ = run.trained(models, ARMS[name](setting), preset.stages, file)
+            models, _ = run.trained(models, _arm(ARMS[name], setting), preset.stages, file)
         return shift_record(
             setting, models, test=preset.test, attributed=attributed, key=jax.random.key(seed)
         )
@@ -235,7 +235,7 @@ def _groups(preset: Preset, seed: int, folder: Path | None) -> dict[str, Callabl
     stages = {**dict.fromkeys(preset.arms, preset.stages), LONG: LONGER * preset.stages}
     for name, count in stages.items():
         label = PLAIN if name == LONG else name
-        arm = ARMS[label](preset.settings[base])
+        arm = _arm(ARMS[label], preset.settings[base])
         runs[f"arms: {name}"] = partial(of_arm, base, label, arm, count, preset.explained)
     for name, (setting, arm) in _variants(preset, base).items():
         label = f"variant {name}"
@@ -246,13 +246,19 @@ def _groups(preset: Preset, seed: int, folder: Path | None) -> dict[str, Callabl
     return runs
 
 
+@cache
+def _arm(make: Callable[[Setting], Arm], setting: Setting) -> Arm:
+    """One, however often it is asked for, so that its step is compiled once."""
+    return make(setting)
+
+
 def _variants(preset: Preset, base: str) -> dict[str, tuple[str, Arm]]:
     """The setting and the arm of each, and plain arms of those whose networks are others."""
     found = {}
     for name, (setting, options) in preset.variants.items():
         found[name] = setting, balanced_on_probes(preset.settings[setting], **options)
         if setting != base:
-            found[f"{name}, {PLAIN}"] = setting, ARMS[PLAIN](preset.settings[setting])
+            found[f"{name}, {PLAIN}"] = setting, _arm(ARMS[PLAIN], preset.settings[setting])
     return found
 
 
@@ -312,12 +318,13 @@ def _course(before: Evaluation, found: Evaluation) -> dict[str, Any]:
 
 def _cost(arm: Arm, setting: Setting, models: Retrievers, key: Key[Array, ""]) -> dict[str, Any]:
     """Operations and temporary memory of one seed's gradient."""
-    model = jax.tree.map(lambda leaf: leaf[0] if eqx.is_array(leaf) else leaf, models)
-    uniform = uniform_law(setting.task.records)
-    batches = Batches(
-        draw(setting, setting.gold_law, key=key), draw(setting, uniform, key=key),
-        jnp.zeros((), int), key,
-    )  # fmt: skip
+
+    def of_one_seed(models: Retrievers, key: Key[Array, ""]) -> tuple[Retrievers, Batches]:
+        model = jax.tree.map(lambda leaf: leaf[0] if eqx.is_array(leaf) else leaf, models)
+        examples = draw(setting, setting.gold_law, key=key)
+        return model, Batches(examples, examples, jnp.zeros((), int), key)
+
+    model, batches = eqx.filter_eval_shape(of_one_seed, models, key)
     cost = job_cost(arm.gradient, model, arm.memory, batches)
     return {"operations": cost.operations, "temporary_bytes": cost.temporary}
 
@@ -344,25 +351,26 @@ def influence_record(setting: Setting, models: Retrievers, test: Example) -> dic
     """
     grid = token_grid(setting.task.length)
     regions = boundary_regions(grid, DELTA).without([grid.size - 1])
-    parts: dict[str, Any] = {}
-    for name, loss in (("answer", ANSWER_LOSS), ("margin", MARGIN_LOSS)):
-        found = _influences(loss, models, test, regions)
-        of_records = found.energy[:, :-1].reshape(len(found.energy), -1, 2).sum(axis=2)
-        parts |= {
-            f"{name}_lim": jax.vmap(lambda one: one.indices().lim)(found).tolist(),
-            f"{name}_total": jax.vmap(lambda one: one.total)(found).tolist(),
-            f"{name}_records": (of_records / of_records.mean(axis=1, keepdims=True)).tolist(),
-        }
-    return parts
+    found = _influences(models, test, regions)
+    return {name: np.asarray(part).tolist() for name, part in found.items()}
 
 
 @eqx.filter_jit
-def _influences(loss: Any, models: Retrievers, test: Example, regions: Regions) -> Influence:
+def _influences(models: Retrievers, test: Example, regions: Regions) -> dict[str, Array]:
     """Of every seed, along a leading axis."""
 
-    def of_one(model: Retrievers) -> Influence:
-        energies = adjoint_energies(loss, model, asked(test), regions.grid)
-        return Influence.from_energies(energies, regions)
+    def of_one(model: Retrievers) -> dict[str, Array]:
+        parts = {}
+        for name, loss in (("answer", ANSWER_LOSS), ("margin", MARGIN_LOSS)):
+            energies = adjoint_energies(loss, model, asked(test), regions.grid)
+            found = Influence.from_energies(energies, regions)
+            of_records = found.energy[:-1].reshape(-1, 2).sum(axis=1)
+            parts |= {
+                f"{name}_lim": found.indices().lim,
+                f"{name}_total": found.total,
+                f"{name}_records": of_records / of_records.mean(),
+            }
+        return parts
 
     return eqx.filter_vmap(of_one)(models)
 
@@ -383,7 +391,8 @@ def _explained(
     seeds = jax.tree.leaves(arrays)[0].shape[0]
     channels, certificates = [], []
     for number in range(seeds):
-        one = eqx.combine(jax.tree.map(lambda leaf: leaf[number], arrays), static)  # noqa: B023
+        leaves = jax.tree.map(lambda leaf: np.asarray(leaf)[number], arrays)  # noqa: B023
+        one = eqx.combine(jax.device_put(leaves), static)
         found = explain(one, windows, asks, regions, key=of_norms)
         channels.append(found.regional.energies.tolist())
         certificates.append(

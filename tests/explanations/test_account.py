@@ -63,7 +63,7 @@ def test_the_energy_at_every_depth_is_that_of_the_gradient_of_the_layers_after_i
         gradients.append(jax.grad(network.terminal_loss)(states[-1], y))
         return loss, jnp.stack(gradients)
 
-    loss, gradients = measured()
+    loss, gradients = map(np.asarray, measured())
     close(found.loss, loss)
     close(found.by_depth, squares(LENGTH * gradients))
     close(found.energy, found.by_depth[DEPTH])
@@ -102,13 +102,14 @@ def test_a_margin_loss_of_grouped_heads_is_accounted_for_in_single_precision():
     network = models.CausalLM(
         random_states(7, 11, WIDTH), None, flow, RMSNorm.init(WIDTH, 0.2), None
     )
-    single = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), network)
-    window, weights = jnp.asarray(WINDOW % 11), jnp.asarray(ASKED)
+    single = jax.tree.map(lambda leaf: jax.device_put(np.asarray(leaf, "float32")), network)
+    window, weights = jax.device_put((WINDOW % 11, ASKED))
     margin = models.CausalLM.terminal_margin_loss
     found = account_of_context(single, window, weights, terminal_loss=margin)
-    loss, gradient = jax.jit(jax.value_and_grad(network.margin_loss))(
+    measured = jax.jit(lambda: jax.value_and_grad(network.margin_loss)(
         *network.example(window, weights)
-    )
+    ))  # fmt: skip
+    loss, gradient = map(np.asarray, measured())
     expected = squares(LENGTH * gradient)
     assert {leaf.dtype for leaf in found} == {jnp.dtype("float32")}
     np.testing.assert_allclose(found.loss, loss, rtol=1e-5)

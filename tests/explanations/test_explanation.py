@@ -27,7 +27,11 @@ from lim_jax.probes import sample_mean
 
 LENGTH = 8
 REGIONS = lim.boundary_regions(lim.token_grid(LENGTH), 0.25)
-WORDS = 11
+WORDS, RATE = 11, 1e-2
+
+
+def on_host(tree):
+    return jax.tree.map(np.asarray, tree)
 
 
 @cache
@@ -37,7 +41,7 @@ def model():
 
 
 def batch(weights, count=3):
-    return jax.vmap(model().example, in_axes=(0, None))(windows(count), weights)
+    return jax.jit(jax.vmap(model().example, in_axes=(0, None)))(windows(count), weights)
 
 
 @cache
@@ -76,10 +80,10 @@ def test_the_models_loss_is_the_next_bytes_surprise():
 
 @pytest.mark.slow
 def test_training_learns_a_text_of_one_byte():
-    text = jnp.asarray(np.full(200, 65))
+    text = jax.device_put(np.full(200, 65))
     with jax.numpy_dtype_promotion("standard"):  # optax promotes
         trained, losses = language.train(
-            model(), text, LENGTH, 60, key=jax.random.key(2), rate=1e-2
+            model(), text, LENGTH, 60, key=jax.random.key(2), rate=RATE
         )
     assert losses[0] > 3 and losses[-1] < 0.2
     assert trained.vocabulary == language.BYTES
@@ -91,8 +95,8 @@ def test_interrupted_training_goes_on_with_the_same_numbers(tmp_path):
         yield from (index for index in steps if index < 55)
         raise KeyboardInterrupt
 
-    text = jnp.asarray(np.arange(200) % 7 + 65)
-    run = partial(language.train, model(), text, LENGTH, 60, key=jax.random.key(2))
+    text = jax.device_put(np.arange(200) % 7 + 65)
+    run = partial(language.train, model(), text, LENGTH, 60, key=jax.random.key(2), rate=RATE)
     with jax.numpy_dtype_promotion("standard"):  # optax promotes
         whole, losses = run()
         with pytest.raises(KeyboardInterrupt):
@@ -119,7 +123,7 @@ def explained(ask, depth=0):
 def test_at_a_depth_the_rest_of_the_network_is_explained_on_the_states_there():
     """By a network of the one layer that follows, whose input is the state after the first."""
     found, network = explained(last_token, 1), model()
-    layers = jax.tree.map(lambda leaf: leaf[1:], network.flow.layers)
+    layers = jax.tree.map(lambda leaf: jax.device_put(leaf[1:]), on_host(network.flow.layers))
     rest, grid = lim.ResidualFlow(layers, 1.0, step=lim.split), REGIONS.grid
     norms_key, _ = jax.random.split(jax.random.key(3))
 
@@ -129,16 +133,17 @@ def test_at_a_depth_the_rest_of_the_network_is_explained_on_the_states_there():
         ledger = channels(rest, network.terminal_loss, (x, y), grid)
         norms = interaction_norms(rest, x, grid, key=norms_key)
         sites = attention_sites(rest, ledger.states, ledger.covectors, grid)
-        return ledger, amplification(norms).product, sites
+        parts = ledger.covectors[-1], ledger.cone_by_depth[0], ledger.local_by_depth[0]
+        states = ledger.states[0], ledger.covectors[0], jnp.stack(parts)
+        return states, amplification(norms).product, sites
 
     @jax.jit
     def measured(examples):
-        ledger, growth, sites = jax.lax.map(one, examples)
-        return ledger, growth, joint_cone(sites, grid)
+        states, growth, sites = jax.lax.map(one, examples)
+        return *states, states[2][:, 0], growth, joint_cone(sites, grid)
 
-    ledger, growth, cone = measured(batch(last_token(LENGTH)))
-    initial, terminal = ledger.covectors[:, 0], ledger.covectors[:, 1]
-    parts = np.stack([terminal, ledger.cone_by_depth[:, 0], ledger.local_by_depth[:, 0]], axis=1)
+    states, initial, parts, terminal, growth, cone = measured(batch(last_token(LENGTH)))
+    parts = np.asarray(parts)
 
     def energies(vectors):
         return (np.asarray(vectors) ** 2).sum(axis=-1)
@@ -146,7 +151,7 @@ def test_at_a_depth_the_rest_of_the_network_is_explained_on_the_states_there():
     close = partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-14)
     close(found.influence.energy, energies(initial).mean(axis=0))
     close(found.channel_energies, energies(parts).mean(axis=0))
-    scales = energies(ledger.states[:, 0]).mean(axis=1)
+    scales = energies(states).mean(axis=1)
     relative = scales[:, None, None] * energies(parts)
     close(found.relative_energies, relative.mean(axis=0))
     # The layer's only hop is its cone.
@@ -195,7 +200,7 @@ def test_an_explanation_is_made_of_its_parts():
     relative = scales[:, None, None] * (vectors**2).sum(axis=3)
     np.testing.assert_allclose(found.relative_energies, relative.mean(axis=0), rtol=1e-10)
     terminal = (vectors[:, 0] ** 2).sum(axis=2)
-    averages = np.array([lim.regional_averages(jnp.asarray(t), regions) for t in terminal])
+    averages = np.array([lim.regional_averages(jax.device_put(t), regions) for t in terminal])
     contrasts = (averages[:, 2] - averages[:, 1]) / (terminal.mean())
     np.testing.assert_allclose(found.terminal_contrast.value, contrasts.mean(), rtol=1e-10)
     error = contrasts.std(ddof=1) / np.sqrt(3)
@@ -332,17 +337,16 @@ def test_the_cone_mass_averages_layers_and_contexts(parts):
         network_of(*parts()), windows_of_ids(2)
     )  # fmt: skip
     found = lim.explanations.average_cone_mass(network, ids, REGIONS)
-    x = jax.vmap(network.embed)(ids[:, :-1])
     flow, grid = network.flow, REGIONS.grid
 
     @jax.jit
     @jax.vmap
-    def masses(state):
-        states = flow.trajectory(state, grid).states[:-1]
+    def masses(window):
+        states = flow.trajectory(network.embed(window[:-1]), grid).states[:-1]
         of_layer = jax.vmap(lambda attention, state: cone_mass(attention, state, grid))
         return of_layer(flow.layers.attention, states)
 
-    expected = np.mean(masses(x), axis=(0, 1))
+    expected = np.mean(masses(ids), axis=(0, 1))
     np.testing.assert_allclose(found.value, expected, rtol=1e-10)
 
 
@@ -351,10 +355,12 @@ def test_the_cone_mass_averages_layers_and_contexts(parts):
 def test_networks_of_other_architectures_are_explained_in_single_precision(parts):
     """Against float64: the gradient, and channels and hops that sum to it."""
     network = network_of(*parts())
-    single = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), network)
+    single = jax.tree.map(lambda leaf: jax.device_put(leaf.astype("float32")), on_host(network))
     ids = windows_of_ids(3)
     regions = lim.boundary_regions(lim.token_grid(LENGTH, "float32"), 0.25)
-    asked = jnp.zeros(LENGTH).at[jnp.array([3, 6])].set(jnp.array([0.3, 0.7]))
+    asked = np.zeros(LENGTH)
+    asked[[3, 6]] = 0.3, 0.7
+    asked = jax.device_put(asked)
     found = lim.explanations.explain(single, ids, asked, regions, key=jax.random.key(3))
 
     @jax.jit
@@ -377,7 +383,8 @@ def test_networks_of_other_architectures_are_explained_in_single_precision(parts
     close(found.influence.energy, gradient)
     close(found.channel_energies, vectors)
     close(found.hop_energies, hops)
-    assert not np.any(found.hop_energies[0, [0, 1, 2, 4, 5, 7]]) and found.hop_energies[0, 3] > 0
+    of_no_hop = np.asarray(found.hop_energies)[0]
+    assert not np.any(of_no_hop[[0, 1, 2, 4, 5, 7]]) and of_no_hop[3] > 0
     assert found.without_queries is not None
     assert found.without_queries.regions.left_out == (3, 6)
     averages = lim.regional_averages(found.influence.energy, regions)

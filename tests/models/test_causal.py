@@ -122,7 +122,7 @@ def test_the_places_that_are_asked_give_the_numbers_of_all_places(tmp_path, name
     everywhere = np.zeros((2, 7))
     np.put_along_axis(everywhere, places, weights, axis=1)
     dense = Queries(*map(jax.device_put, (targets, everywhere)))
-    few = jax.vmap(Queries.only)(dense, jax.device_put(places))
+    few = jax.jit(jax.vmap(Queries.only))(dense, jax.device_put(places))
     np.testing.assert_array_equal(few.weights, weights)
 
     @eqx.filter_jit
@@ -143,7 +143,8 @@ def test_the_places_that_are_asked_give_the_numbers_of_all_places(tmp_path, name
         for left, right in zip(jax.tree.leaves(in_model), jax.tree.leaves(in_all), strict=True):
             np.testing.assert_allclose(left, right, rtol=1e-11, atol=1e-14)
     # In NumPy, of the logits at those places.
-    logits = np.asarray(jax.vmap(lambda s: model.readout(s, lim.token_grid(7)))(states))
+    read = jax.jit(jax.vmap(lambda s: model.readout(s, lim.token_grid(7))))
+    logits = np.asarray(read(states))
     rows = log_softmax(np.take_along_axis(logits, places[:, :, None], axis=1), axis=2)
     answers = np.take_along_axis(targets, places, axis=1)[:, :, None]
     likely = np.take_along_axis(rows, answers, axis=2)[:, :, 0]
@@ -155,8 +156,9 @@ def test_the_places_that_are_asked_give_the_numbers_of_all_places(tmp_path, name
 
 def test_the_head_reads_no_other_places():
     """At 49,152 words one place takes no logits of 512: the compiled program's own memory."""
-    model = models.byte_model(512, width=8, heads=1, depth=1, key=jax.random.key(0))
-    y = Queries(jnp.array([40_000]), jnp.array([1.0]), jnp.array([511]))
+    init = eqx.filter_jit(models.byte_model)
+    model = init(512, width=8, heads=1, depth=1, key=jax.random.key(0))
+    y = Queries(*map(jax.device_put, (np.array([40_000]), np.array([1.0]), np.array([511]))))
 
     @jax.jit
     @jax.value_and_grad
@@ -169,15 +171,18 @@ def test_the_head_reads_no_other_places():
 
 
 def test_queries_that_do_not_fit_are_refused(model, as_users_run):
-    state, one = jnp.zeros((7, publishers.WIDTH)), jnp.array([1.0])
+    state, one = jax.device_put((np.zeros((7, publishers.WIDTH)), np.ones(1)))
+    first = jax.device_put(TOKENS[:1])
     loss = eqx.filter_jit(models.CausalLM.terminal_loss)
     for place in (7, -1):
         with pytest.raises(eqx.EquinoxRuntimeError, match="places: expected numbers from 0 to 6"):
-            jax.block_until_ready(loss(model, state, Queries(IDS[:1], one, jnp.array([place]))))
+            jax.block_until_ready(
+                loss(model, state, Queries(first, one, jax.device_put(np.array([place]))))
+            )
     with pytest.raises(ValueError, match=r"y: got an array of int64.*expected Queries\("):
         loss(model, state, IDS)
     with pytest.raises(ValueError, match="places: got queries at some places already"):
-        Queries(IDS[:1], one, jnp.array([3])).only(jnp.array([0]))
+        Queries(first, one, first).only(first)
     with pytest.raises(eqx.EquinoxRuntimeError, match="weights that sum to one"):
         some = Queries(IDS, teacher_forcing(7)).only(jnp.array([1, 2]))  # others had weight too
         jax.block_until_ready(loss(model, state, some))
@@ -261,19 +266,16 @@ def test_ids_outside_vocabulary_and_places_are_refused(model):
 def test_packed_contexts_are_contexts_alone(tmp_path, name):
     """Learned places and turns, logits, losses, and the gradient of all parameters."""
     model = models.load(write(tmp_path, CONFIGS[name]), dtype="float64")
-    ids, starts = (
-        jnp.concatenate([IDS, IDS[2:6]]),
-        segment_starts(jnp.repeat(jnp.arange(2), 7)[:11]),
-    )
-    weights = jnp.concatenate([0.25 * teacher_forcing(7), 0.75 * last_token(4)])
-    packed = models.Queries(jnp.roll(ids, -1), weights, starts=starts)
-    alone = [
-        (IDS, models.Queries(jnp.roll(ids, -1)[:7], teacher_forcing(7))),
-        (IDS[2:6], models.Queries(jnp.roll(ids, -1)[7:], last_token(4))),
-    ]
+    ids = np.concatenate([TOKENS, TOKENS[2:6]])
 
     @eqx.filter_jit
-    def measured(model):
+    def measured(model, ids, targets, contexts):
+        weights = jnp.concatenate([0.25 * teacher_forcing(7), 0.75 * last_token(4)])
+        packed = models.Queries(targets, weights, starts=segment_starts(contexts))
+        alone = [
+            (ids[:7], models.Queries(targets[:7], teacher_forcing(7))),
+            (ids[7:], models.Queries(targets[7:], last_token(4))),
+        ]
         one = eqx.filter_value_and_grad(lambda model: model.loss_of_ids(ids, packed))(model)
         apart = eqx.filter_value_and_grad(
             lambda model: sum(
@@ -283,7 +285,7 @@ def test_packed_contexts_are_contexts_alone(tmp_path, name):
         logits = model.logits(ids, packed), jnp.concatenate([model.logits(x) for x, _ in alone])
         return (one, logits[0]), (apart, logits[1])
 
-    found, expected = jax.tree.map(np.asarray, measured(model))
+    found, expected = measured(model, ids, np.roll(ids, -1), np.repeat([0, 1], [7, 4]))
     for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-12)
 

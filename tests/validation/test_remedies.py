@@ -1,10 +1,11 @@
 """What each arm does to a gradient, against its definition written out."""
 
+from functools import cache
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 from lim_jax.tasks import KeyValueTask, key_value_examples, middle_law
@@ -13,14 +14,11 @@ from lim_jax.validation.retrievers import Setting, asked, draw, new_retriever
 
 RECORDS, LENGTH, BATCH = 4, 9, 5
 SETTING = Setting(KeyValueTask(RECORDS, 5, 3), width=4, heads=2, depth=1, batch=BATCH)
-GOLD, EPSILON = np.array([0, 3, 1, 0, 2]), 1e-8
-
-
-drawn_examples = eqx.filter_jit(key_value_examples)
+GOLD, EVEN, EPSILON = np.array([0, 3, 1, 0, 2]), np.ones(BATCH), 1e-8
 
 
 def examples(seed, gold=GOLD):
-    return drawn_examples(SETTING.task, jax.device_put(gold), key=jax.random.key(seed))
+    return key_value_examples(SETTING.task, jax.device_put(gold), key=jax.random.key(seed))
 
 
 def batches(step=0):
@@ -52,7 +50,7 @@ def embedded(model, examples):
     return jax.vmap(model.embed)(examples.window[:, :-1])
 
 
-def risk(model, examples, weights=1.0):
+def risk(model, examples, weights):
     return (weights * cross_entropies(model, embedded(model, examples), examples)).mean()
 
 
@@ -77,30 +75,32 @@ def profile_penalty(model, examples, counted, target):
 
 
 # What arms are defined by, each compiled once; sums and norms are NumPy's.
-risk_slope = jax.jit(jax.grad(risk))
+slope_of_risk = jax.jit(jax.grad(risk))
 ratio_slope = jax.jit(jax.grad(ratio_penalty))
 value_and_slope_of_profile = jax.jit(jax.value_and_grad(profile_penalty))
 
 
-def profile_slope(model, examples, counted=BATCH, target: float | np.ndarray = 1.0):
+def risk_slope(examples, weights=EVEN):
+    return slope_of_risk(MODEL, examples, weights)
+
+
+def profile_slope(examples, counted=BATCH, target: float | np.ndarray = 1.0):
     """Of the discrepancy of the first examples' profile; its value too."""
     of_first = (np.arange(BATCH) < counted).astype(float)
-    return value_and_slope_of_profile(model, examples, of_first, np.full(RECORDS, target))
+    return value_and_slope_of_profile(MODEL, examples, of_first, target * np.ones(RECORDS))
+
+
+def norm(tree):
+    return np.sqrt(sum(np.sum(np.asarray(leaf) ** 2) for leaf in jax.tree.leaves(tree)))
 
 
 def clipped(gradient, strength):
-    norm = np.sqrt(sum(np.sum(np.asarray(leaf) ** 2) for leaf in jax.tree.leaves(gradient)))
-    return jax.tree.map(
-        lambda leaf: strength * np.asarray(leaf) / max(1.0, strength * norm), gradient
-    )
+    shorter = strength / max(1.0, strength * norm(gradient))
+    return jax.tree.map(lambda leaf: shorter * np.asarray(leaf), gradient)
 
 
 def plus(first, second):
     return jax.tree.map(np.add, first, second)
-
-
-def gradient_and_memory(arm):
-    return eqx.filter_jit(lambda model, memory, batches: arm.gradient(model, memory, batches))
 
 
 def assert_same(ours, theirs):
@@ -111,89 +111,90 @@ def assert_same(ours, theirs):
 MODEL = eqx.filter_jit(new_retriever)(SETTING, key=jax.random.key(0))
 MIDDLE = np.array([2, 3, 3, 2]) / 2.5
 LAW = np.array([1, 0.02, 0.02, 1]) / 2.04
+WEIGHTS, MULTIPLIER = np.array([0.5, 2.0, 1.0, 0.5]), 0.3
 ARMS = {
-    "plain": (remedies.plain(SETTING), lambda b: risk_slope(MODEL, b.training, 1.0)),
-    "importance": (
-        remedies.importance_weighted(SETTING),
-        lambda b: risk_slope(MODEL, b.training, 0.25 / LAW[GOLD]),
+    "plain": remedies.plain(SETTING),
+    "importance": remedies.importance_weighted(SETTING),
+    "answers": remedies.answers_on_probes(SETTING),
+    "training law": remedies.balanced_on_training(SETTING, strength=0.1),
+    "probes": remedies.balanced_on_probes(
+        SETTING, strength=100.0, target="middle", law="edges"
     ),
-    "answers": (
-        remedies.answers_on_probes(SETTING),
-        lambda b: plus(risk_slope(MODEL, b.training, 1.0), risk_slope(MODEL, b.probes, 1.0)),
+    "every other step": remedies.balanced_on_probes(SETTING, strength=0.01, probes=3, every=2),
+    "reweighted": remedies.reweighted(SETTING)._replace(memory=WEIGHTS),
+    "constrained": remedies.constrained_on_probes(SETTING, limit=0.02, stiffness=10.0)._replace(
+        memory=np.array(MULTIPLIER)
     ),
-    "training law": (
-        remedies.balanced_on_training(SETTING, strength=0.1),
-        lambda b: plus(
-            risk_slope(MODEL, b.training, 1.0), clipped(ratio_slope(MODEL, b.training), 0.1)
-        ),
-    ),
-    "probes": (
-        remedies.balanced_on_probes(SETTING, strength=100.0, target="middle"),
-        lambda b: plus(
-            risk_slope(MODEL, b.training, 1.0),
-            clipped(profile_slope(MODEL, b.probes, target=MIDDLE)[1], 100.0),
-        ),
+    "observed": remedies.observed(SETTING, examples=3, places=5),
+}  # fmt: skip
+
+
+@eqx.filter_jit
+def of_all_arms(model, memories, batches):
+    """Their gradients and memories, by one program: most of what they compute they share."""
+    return {name: arm.gradient(model, memories[name], batches) for name, arm in ARMS.items()}
+
+
+@cache
+def found(step=20):
+    return of_all_arms(MODEL, {name: arm.memory for name, arm in ARMS.items()}, batches(step))
+
+
+DEFINITIONS = {
+    "plain": lambda b: risk_slope(b.training),
+    "importance": lambda b: risk_slope(b.training, 0.25 / LAW[GOLD]),
+    "answers": lambda b: plus(risk_slope(b.training), risk_slope(b.probes)),
+    "training law": lambda b: plus(
+        risk_slope(b.training), clipped(ratio_slope(MODEL, b.training), 0.1)
     ),
 }
 
 
-@pytest.mark.parametrize("name", ARMS)
+@pytest.mark.parametrize("name", DEFINITIONS)
 def test_an_arms_gradient_is_its_definitions(name):
-    arm, definition = ARMS[name]
-    ours, _ = gradient_and_memory(arm)(MODEL, arm.memory, batches())
-    assert_same(ours, definition(batches()))
+    assert_same(found()[name][0], DEFINITIONS[name](batches()))
 
 
-def test_probes_of_another_law_are_drawn_anew():
-    arm = remedies.balanced_on_probes(SETTING, strength=0.01, law="edges")
+def test_probes_of_another_law_are_drawn_anew_and_another_profile_is_aimed_at():
     drawn = draw(SETTING, SETTING.gold_law, key=batches().key)
-    ours, _ = gradient_and_memory(arm)(MODEL, (), batches())
-    penalty = clipped(profile_slope(MODEL, drawn)[1], 0.01)
-    assert_same(ours, plus(risk_slope(MODEL, batches().training, 1.0), penalty))
+    penalty = clipped(profile_slope(drawn, target=MIDDLE)[1], 100.0)
+    assert_same(found()["probes"][0], plus(risk_slope(batches().training), penalty))
 
 
 def test_a_penalty_on_some_steps_and_probes_is_as_strong_and_rests_between():
-    arm = remedies.balanced_on_probes(SETTING, strength=0.01, probes=3, every=2)
-    gradient = gradient_and_memory(arm)
-    ours, rests = (gradient(MODEL, (), batches(step))[0] for step in (4, 5))
-    risks = risk_slope(MODEL, batches().training, 1.0)
-    penalty = clipped(profile_slope(MODEL, batches().probes, counted=3)[1], 0.02)
+    ours, rests = (found(step)["every other step"][0] for step in (20, 21))
+    risks = risk_slope(batches().training)
+    penalty = clipped(profile_slope(batches().probes, counted=3)[1], 0.02)
     assert_same(ours, plus(risks, penalty))
     assert_same(rests, risks)
 
 
 def test_weights_by_record_move_every_tenth_step():
     """Algorithm 2's update, with the influence of the batch that is weighted next."""
-    gradient = gradient_and_memory(remedies.reweighted(SETTING))
-    weights, training = np.array([0.5, 2.0, 1.0, 0.5]), batches().training
+    training = batches().training
     of_records = jax.jit(lambda model: record_energies(cross_entropies, model, training))
     energies = np.asarray(of_records(MODEL)).mean(axis=0)
     density = energies / energies.mean()
-    found, moved = gradient(MODEL, jax.device_put(weights), batches(20))
-    _, kept = gradient(MODEL, jax.device_put(weights), batches(21))
-    raised = np.clip(weights * np.exp(0.5 * (1 - density)), 0.1, 8)
+    (gradient, moved), (_, kept) = (found(step)["reweighted"] for step in (20, 21))
+    raised = np.clip(WEIGHTS * np.exp(0.5 * (1 - density)), 0.1, 8)
     np.testing.assert_allclose(moved, raised / raised.mean(), rtol=1e-6)
-    np.testing.assert_array_equal(kept, weights)
-    assert_same(found, risk_slope(MODEL, training, np.asarray(moved)[GOLD]))
+    np.testing.assert_array_equal(kept, WEIGHTS)
+    assert_same(gradient, risk_slope(training, np.asarray(moved)[GOLD]))
 
 
 def test_the_constraints_multiplier_rises_where_it_is_broken():
-    arm = remedies.constrained_on_probes(SETTING, limit=0.02, stiffness=10.0)
-    gradient, multiplier = gradient_and_memory(arm)(MODEL, jax.device_put(0.3), batches())
-    value, slope = profile_slope(MODEL, batches().probes)
+    gradient, multiplier = found()["constrained"]
+    value, slope = profile_slope(batches().probes)
     assert value > 0.02
-    raised = 0.3 + 10 * (float(value) - 0.02)
-    np.testing.assert_allclose(multiplier, 0.3 + 0.02 * (raised - 0.3), rtol=1e-6)
-    expected = plus(risk_slope(MODEL, batches().training, 1.0), clipped(slope, raised))
-    assert_same(gradient, expected)
+    raised = MULTIPLIER + 10 * (float(value) - 0.02)
+    np.testing.assert_allclose(multiplier, MULTIPLIER + 0.02 * (raised - MULTIPLIER), rtol=1e-6)
+    assert_same(gradient, plus(risk_slope(batches().training), clipped(slope, raised)))
 
 
 def test_observability_pulls_at_the_layers_by_at_most_its_norm():
-    arm = remedies.observed(SETTING, examples=3, places=5)
-    gradient, _ = gradient_and_memory(arm)(MODEL, (), batches())
-    risks = risk_slope(MODEL, batches().training, 1.0)
-    pull = jax.tree.map(np.subtract, gradient, risks)
-    assert 0 < optax.tree.norm(pull) <= remedies.UNTIL * (1 + 1e-9)
+    gradient, _ = found()["observed"]
+    pull = jax.tree.map(np.subtract, gradient, risk_slope(batches().training))
+    assert 0 < norm(pull) <= remedies.UNTIL * (1 + 1e-9)
     # The first layer's input is seen as it is, and the readout not at all.
     np.testing.assert_allclose(pull.head, 0, atol=1e-15)
 

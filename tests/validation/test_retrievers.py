@@ -1,5 +1,7 @@
 """Networks that retrieve: what they are asked, how they are judged, and that they learn."""
 
+from functools import partial
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -8,6 +10,7 @@ import pytest
 from scipy.special import logsumexp, softmax
 
 from lim_jax import tasks, validation
+from lim_jax.models import CausalLM
 from lim_jax.tasks import KeyValueTask
 from lim_jax.validation import retrievers
 from lim_jax.validation.retrievers import ANSWER_LOSS, MARGIN_LOSS
@@ -90,14 +93,15 @@ def test_gold_places_follow_the_settings_law(law):
 
 
 def test_networks_of_turned_places_read_longer_contexts_than_learned_ones_do():
-    turned = validation.new_retriever(SETTING._replace(rotary=True), key=jax.random.key(0))
-    learned = validation.new_retriever(SETTING, key=jax.random.key(0))
-    longer = jnp.zeros(2 * TASK.length, int)
-    logits = jax.eval_shape(turned.logits, longer)
+    settings = SETTING._replace(rotary=True), SETTING
+    make = partial(validation.new_retriever, key=jax.random.key(0))
+    turned, learned = (eqx.filter_eval_shape(make, setting) for setting in settings)
+    longer = jax.ShapeDtypeStruct((2 * TASK.length,), int)
+    logits = eqx.filter_eval_shape(CausalLM.logits, turned, longer)
     assert turned.positions is None and logits.shape == (14, TASK.vocabulary)
-    assert learned.positions is not None and len(learned.positions) == TASK.length
+    assert learned.positions is not None and learned.positions.shape[0] == TASK.length
     with pytest.raises(ValueError, match="ids: got 14 of them"):
-        jax.eval_shape(learned.logits, longer)
+        eqx.filter_eval_shape(CausalLM.logits, learned, longer)
 
 
 LEARNING = validation.Setting(
@@ -147,7 +151,7 @@ def test_networks_learn_to_retrieve_from_the_edges_and_not_from_the_middle(whole
     """Of four records; who only knows which ids are values has a loss of log 3."""
     models, losses = whole
     test = validation.examples_of_every_place(LEARNING, 50, key=jax.random.key(6))
-    scores = eqx.filter_vmap(lambda model: validation.scores_by_place(model, test))(models)
+    scores = eqx.filter_jit(retrievers.of_seeds(validation.scores_by_place))(models, test)
     losses, accuracy = np.asarray(losses), np.asarray(scores.accuracy)
     assert (losses[0] > np.log(3)).all() and (losses[-20:].mean(axis=0) < 0.5 * np.log(3)).all()
     assert accuracy[:, [0, 3]].min() > 0.7 and accuracy[:, 1:3].max() < 0.6

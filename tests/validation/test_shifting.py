@@ -1,7 +1,9 @@
 """Networks that turn places are asked in contexts longer than in training."""
 
+from functools import cache
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,9 +23,11 @@ from lim_jax.validation.retrievers import (
 SETTING = Setting(KeyValueTask(2, 4, 3), width=4, heads=1, depth=1, rotary=True)
 
 
-def networks(seeds):
-    keys = jax.random.split(jax.random.key(0), seeds)
-    return jax.vmap(lambda key: new_retriever(SETTING, key=key))(keys)
+@cache
+def networks():
+    """Of three seeds."""
+    keys = jax.random.split(jax.random.key(0), 3)
+    return jax.jit(jax.vmap(lambda key: new_retriever(SETTING, key=key)))(keys)
 
 
 def test_a_longer_context_has_the_same_words_and_more_records():
@@ -54,7 +58,7 @@ def test_a_shift_asks_for_every_place_of_both_lengths(monkeypatch):
 
     monkeypatch.setattr(shifting, "record_scores", record_scores)
     monkeypatch.setattr(shifting, "scores_by_place", scores_by_place)
-    models = networks(3)
+    models = networks()
     found = shifting.shift_record(SETTING, models, test=5, attributed=2, key=jax.random.key(0))
     assert list(found) == ["2 records", "4 records"]
     assert found["2 records"]["accuracy"] == 3 * [[5, 5, 0, 0, 0]]
@@ -69,9 +73,10 @@ def test_a_shift_asks_for_every_place_of_both_lengths(monkeypatch):
 
 
 def test_all_seeds_are_asked_the_same():
-    models = networks(2)
+    models = networks()
     asked = examples_of_every_place(SETTING, 1, key=jax.random.key(1))
-    found = of_seeds(lambda model, examples: (model.head.sum(), examples.window.sum()))
+    both = of_seeds(lambda model, examples: (model.head.sum(), examples.window.sum()))
+    found = eqx.filter_jit(both)
     heads, windows = found(models, asked)
     np.testing.assert_allclose(heads, np.asarray(models.head).sum(axis=(1, 2)))
-    np.testing.assert_array_equal(windows, 2 * [np.asarray(asked.window).sum()])
+    np.testing.assert_array_equal(windows, 3 * [np.asarray(asked.window).sum()])

@@ -1,5 +1,7 @@
 """The study of the remedies: gains by hand, and a run that is taken up where it ended."""
 
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
@@ -10,8 +12,9 @@ from scipy import stats
 from lim_jax import validation
 from lim_jax.tasks import KeyValueTask
 from lim_jax.validation.gains import compare_arms, gain
+from lim_jax.validation.prediction import ATTRIBUTIONS, RecordScores
 from lim_jax.validation.remedies import PLAIN, importance_weighted
-from lim_jax.validation.retrievers import Setting
+from lim_jax.validation.retrievers import PlaceScores, Setting
 from lim_jax.validation.study import BASE, LONG, Preset, presets, validate
 
 
@@ -100,13 +103,25 @@ def shifts(monkeypatch):
 
 
 @pytest.fixture
+def scored(monkeypatch):
+    """And what predictions are made of: columns of the embedding stand for it."""
+
+    def record_scores(model, examples):
+        left, right = model.embedding[:4, :2].T
+        columns: Any = dict.fromkeys(ATTRIBUTIONS, left)
+        return RecordScores(columns, columns, PlaceScores(right, right, -right))
+
+    monkeypatch.setattr(validation.study, "record_scores", record_scores)
+
+
+@pytest.fixture
 def cheap_arm(monkeypatch):
     """Arms too: one of first order stands for Algorithm 1, which the variant still trains by."""
     monkeypatch.setitem(validation.remedies.ARMS, validation.study.BALANCED, importance_weighted)
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("promoting", "cheap_arm")
+@pytest.mark.usefixtures("promoting", "cheap_arm", "scored")
 def test_a_study_goes_on_from_what_is_finished(tmp_path, explained, shifts):
     """Networks that are trained, judged and trained further: many programs."""
     setting = Setting(KeyValueTask(4, 5, 3), width=4, heads=1, depth=1, steps=2, batch=2)
@@ -143,6 +158,10 @@ def test_a_study_goes_on_from_what_is_finished(tmp_path, explained, shifts):
     assert {shape for _, shape, _ in explained} == {(2, 10)}
     assert all(asked.tolist() == [8] for _, _, asked in explained)
     assert len({embedding.tobytes() for embedding, _, _ in explained}) == 8
+    columns = [embedding[:4, :2].T for embedding, _, _ in explained[:2]]
+    for one in found["predictions"]["first"]:
+        correlations = [np.asarray(stats.spearmanr(*pair))[0] for pair in columns]
+        np.testing.assert_allclose(one["correlations"], correlations)
     made = explanation()
     assert arms[PLAIN]["channels"] == 2 * [made.regional.energies.tolist()]
     one = arms[PLAIN]["certificates"][1]["one of them"]
