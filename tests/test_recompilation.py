@@ -1,4 +1,7 @@
-"""A second call with the same shapes compiles nothing, without any jit of the user's."""
+"""A second call with the same shapes compiles nothing, without any jit of the user's.
+
+And a first one compiles no more than it did: its programs are counted, and their instructions.
+"""
 
 import diffrax
 import equinox as eqx
@@ -119,3 +122,38 @@ def test_a_second_call_compiles_nothing(name):
     with compilations() as second:
         jax.block_until_ready(JOBS[name](20))
     assert not second
+
+
+def tiled_loss(model, x, y):
+    """Of 100 positions, whose attention goes by tiles."""
+    grid = lim.token_grid(100)
+    return lim.cross_entropy(model[1](model[0](x, grid), grid), y, grid)
+
+
+def measured(model, batch):
+    return lim.influence(tiled_loss, model, batch, lim.token_grid(100)).energy
+
+
+def balanced(model, batch):
+    grid = lim.token_grid(100)
+    return lim.training.balanced_objective(tiled_loss, model, batch, grid, strength=1.0)
+
+
+# In StableHLO, as JAX 0.10 writes it; a change that needs more says why.
+INSTRUCTIONS = {"influence": (measured, 1236), "algorithm 1": (jax.grad(balanced), 3386)}
+
+
+@pytest.mark.parametrize("name", INSTRUCTIONS)
+def test_programs_are_no_larger_than_they_were(name):
+    job, most = INSTRUCTIONS[name]
+    batch = random_states(1, 2, 100, WIDTH), random_labels(2, 2, 100, VOCABULARY)
+    written = jax.jit(job).lower(MODEL, batch).as_text()
+    instructions = sum(" = " in line for line in written.splitlines())
+    assert most / 2 < instructions <= 1.02 * most
+
+
+def test_a_first_influence_is_one_program():
+    model = lim.ResidualFlow(FLOW.layers), MODEL[1]  # no depth profile, which is evaluated at once
+    with compilations() as found:
+        jax.block_until_ready(lim.influence(loss, model, batch(30, examples=5), GRID))
+    assert len(found) == 1

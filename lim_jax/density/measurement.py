@@ -9,6 +9,7 @@ from pathlib import Path
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from lim_jax._checks import in_a_line, require
@@ -76,7 +77,7 @@ def influence(
     """
     require_pair(loss, batch)
     regions = _regions_on(grid, regions)
-    counted = jnp.ones(batch[0].shape[:1], bool)
+    counted = np.ones(batch[0].shape[:1], bool)
     return _influence(loss, params, batch, counted, regions, keep_examples)
 
 
@@ -173,17 +174,19 @@ def _regions_on(grid: Grid, regions: Regions | None) -> Regions:
     return regions
 
 
-def _filled(loss: Loss, batch: Batch, size: int) -> tuple[PyTree, Bool[Array, " filled"]]:
+def _filled(
+    loss: Loss, batch: Batch, size: int
+) -> tuple[PyTree, Bool[np.ndarray, " filled"]]:
     """Repeat the last example up to a size, and mark those that count."""
     require_pair(loss, batch)
     count = batch[0].shape[0]
     missing = size - count
     if count == 0 or missing <= 0:
-        return batch, jnp.ones(count, bool)
+        return batch, np.ones(count, bool)
     filled = jax.tree.map(
         lambda leaf: jnp.concatenate([leaf, jnp.repeat(leaf[-1:], missing, axis=0)]), batch
     )
-    return filled, jnp.arange(size) < count
+    return filled, np.arange(size) < count
 
 
 @eqx.filter_jit
@@ -191,7 +194,7 @@ def _influence(
     loss: Loss,
     params: PyTree,
     batch: Batch,
-    counted: Bool[Array, " examples"],
+    counted: Bool[Array | np.ndarray, " examples"],
     regions: Regions,
     keep_examples: bool,
 ) -> Influence:

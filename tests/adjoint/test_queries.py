@@ -77,3 +77,17 @@ def test_terminal_covectors_of_local_readouts_stay_near_the_queries():
     expected[[1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19]] = True
     np.testing.assert_array_equal(support, expected)
     np.testing.assert_array_equal(queries.readout_support(weights, 0) > 0, weights > 0)
+
+
+def test_tokens_far_apart_that_are_mixed_are_seen():
+    """Four and sixteen of twenty apart: they differ in the last binary digit only."""
+    readout = lim.LinearReadout(random_states(4, 6, 5))
+    states, targets = random_states(1, 1, LENGTH, 6), random_labels(3, 1, LENGTH, 5)
+    swapped = np.arange(LENGTH)
+    swapped[[3, 19]] = [19, 3]
+
+    def mixing(states, grid):
+        return readout(states, grid)[swapped]
+
+    with pytest.raises(eqx.EquinoxRuntimeError, match="expected a tokenwise"):
+        eqx.filter_jit(queries.readout_residual_energies)(mixing, states, targets, REGIONS)

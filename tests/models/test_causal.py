@@ -252,6 +252,13 @@ def test_options_that_are_not_known_are_refused(tmp_path, name, config, message)
         models.load(write(tmp_path, CONFIGS[name] | config, arrays))
 
 
+def test_qwens_windows_begin_where_nothing_is_said_at_layer_28(tmp_path):
+    """As the publisher's own default, so that a network of two layers has none."""
+    config = {k: v for k, v in CONFIGS["qwen2"].items() if k != "max_window_layers"}
+    loaded = models.load(write(tmp_path, config, publishers.tensors(CONFIGS["qwen2"])))
+    assert loaded.flow.layers.attention.window is None
+
+
 def test_ids_outside_vocabulary_and_places_are_refused(model):
     embed = eqx.filter_jit(lambda ids: model.embed(ids))
     with pytest.raises(
