@@ -62,7 +62,7 @@ def pytest_collection_modifyitems(items):
 
 
 GIB = 2**30
-HELD = 1.1 * GIB  # what a worker may hold after a test; the dearest adds a half
+HELD = 1.6 * GIB  # what a worker may hold after a test; the dearest adds 0.3
 STATM = Path("/proc/self/statm")
 
 

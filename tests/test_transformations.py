@@ -171,6 +171,7 @@ def nowhere(tree):
 
 @pytest.mark.parametrize("name, step", CASES)
 def test_every_nesting_agrees_with_differences(name, step):
+    """Dear: each nesting is a program of its own, of second order or third."""
     params = network(step)
     point = on_host((params, X))
     first, second = ((on_host(randomised(params, seed)), nowhere(X)) for seed in (7, 8))

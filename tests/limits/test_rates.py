@@ -117,6 +117,7 @@ def trajectories():
 
 @pytest.mark.slow
 def test_residual_recursions_converge_to_the_depth_flow(trajectories):
+    """Dear, with the other tests of `trajectories`: four schemes at every depth, to order 2."""
     # `thm:resnet-ode`.
     for name, order in {"euler": 1, "split": 1, "heun": 2, "strang": 2}.items():
         assert_order(trajectories[f"{name}: on layers"], order)
@@ -275,6 +276,7 @@ def test_the_split_defect_is_of_second_order_and_its_sum_of_first():
 
 @pytest.mark.slow
 def test_adjoint_density_and_cone_mass_converge_in_depth():
+    """Dear: an adjoint and a cone mass of each depth and scheme, and two references to compare."""
     control = linear_control(random_flow(depth=3, width=3, heads=1).layers)
     grid = lim.token_grid(6)
     studies = lim.limits.input_adjoint_depth_studies(
@@ -293,7 +295,7 @@ def test_adjoint_density_and_cone_mass_converge_in_depth():
 @pytest.mark.slow
 @pytest.mark.parametrize("make_grid, order", [(lim.token_grid, 0.6), (lim.graded_grid, 2)])
 def test_regional_influence_needs_the_graded_grid(make_grid, order):
-    """At two layers P_0 grows like log(1/q)^2 at 0."""
+    """At two layers P_0 grows like log(1/q)^2 at 0: dear by the reference that resolves it."""
     studies = lim.limits.input_adjoint_studies(
         lim.ResidualFlow(lim.limits.gaussian_attention(0, 2)),
         lambda x, grid: lim.inner(smooth(grid.nodes) + 1, x, grid),

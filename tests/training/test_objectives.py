@@ -317,6 +317,7 @@ def test_training_on_the_objective_balances_influence():
 
 @pytest.mark.slow
 def test_algorithm_3_with_exact_probes_is_the_trace_penalty_of_the_gramians():
+    """Dear: a gradient through the Gramians themselves is what it is held to."""
     # `eq:observability-balanced-training-objective`.
     params, drawn = network(lim.euler), orthogonal_probes(WIDTH, WIDTH, key=jax.random.key(0))
     seen = jnp.array([LENGTH - 1])

@@ -152,6 +152,7 @@ DEFINITIONS = {
 
 @pytest.mark.parametrize("name", DEFINITIONS)
 def test_an_arms_gradient_is_its_definitions(name):
+    """Dear at the first: all arms, four of second order, are one program."""
     assert_same(found()[name][0], DEFINITIONS[name](batches()))
 
 
