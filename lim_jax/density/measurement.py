@@ -174,9 +174,7 @@ def _regions_on(grid: Grid, regions: Regions | None) -> Regions:
     return regions
 
 
-def _filled(
-    loss: Loss, batch: Batch, size: int
-) -> tuple[PyTree, Bool[np.ndarray, " filled"]]:
+def _filled(loss: Loss, batch: Batch, size: int) -> tuple[PyTree, Bool[np.ndarray, " filled"]]:
     """Repeat the last example up to a size, and mark those that count."""
     require_pair(loss, batch)
     count = batch[0].shape[0]
