@@ -159,10 +159,13 @@ def test_other_studies_are_not_gone_on_with(monkeypatch, tmp_path):
 def test_an_interrupted_command_says_so_in_a_line(tmp_path):
     """By the signal of Ctrl-C, in the middle of a study."""
     program = """
-import sys, time
+import signal, sys, time
 from lim_jax import cli
 from lim_jax.cli import orders
 from lim_jax.limits.layers import LAYER_ROWS
+
+# What a shell starts in the background is told to ignore it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 def slowly(*arguments, **options):
     print("begun", flush=True)
