@@ -197,4 +197,4 @@ def _influence(
     keep_examples: bool,
 ) -> Influence:
     energies = adjoint_energies(loss, params, batch, regions.grid)
-    return Influence._of_counted(energies, counted, regions, keep_examples)
+    return Influence._of_counted(energies, jnp.asarray(counted), regions, keep_examples)

@@ -160,12 +160,10 @@ def test_reweighting_clips_and_then_renormalises():
     clipped = np.clip(raised, 0.15, 8.0)
     assert clipped[2] == 0.15 and clipped[3] == 8.0
     grid = lim.token_grid(5)
+    before, measured, aim = map(jax.device_put, (weights, density, target))
     found = np.asarray(
-        reweight_positions(
-            *map(jax.device_put, (weights, density, target)), grid,
-            rate=0.5, smallest=0.15, largest=8.0,
-        )
-    )  # fmt: skip
+        reweight_positions(before, measured, aim, grid, rate=0.5, smallest=0.15, largest=8.0)
+    )
     np.testing.assert_allclose(found, clipped / clipped.mean(), rtol=1e-13)
     np.testing.assert_allclose(found.mean(), 1.0, rtol=1e-13)
 

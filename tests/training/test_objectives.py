@@ -420,7 +420,7 @@ def test_injected_traces_average_over_training_steps():
     def found(params):
         """And one number for a step that is an array of even ones."""
 
-        def objective(step=0.5, **options):
+        def objective(step: Any = 0.5, **options):
             return injected_objective(
                 example_loss, observations, params, (X, Y), GRID, noise, strength=2.0, step=step,
                 **options,
