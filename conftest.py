@@ -62,7 +62,7 @@ def pytest_collection_modifyitems(items):
 
 
 GIB = 2**30
-HELD = 1.6 * GIB  # what a worker may hold after a test; the dearest adds 0.3
+HELD = 1.4 * GIB  # what a worker may hold after a test; the dearest adds a half
 STATM = Path("/proc/self/statm")
 
 
@@ -102,7 +102,7 @@ def pytest_testnodedown(node):
 
 
 def pytest_terminal_summary(terminalreporter, config):
-    """Print what each worker took; the slowest tests stand above, by ``--durations``."""
+    """Print what each worker took; the slowest tests stand below, by ``--durations``."""
     terminalreporter.section("memory and CPU")
     for worker, (peak, minutes) in config.stash.get(SPENT, {"alone": spent()}).items():
         terminalreporter.line(f"{worker}: {peak:.2f} GiB at most, {minutes:.1f} minutes of CPU")
