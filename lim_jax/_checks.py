@@ -206,6 +206,8 @@ def require_key(key: Any) -> None:
 
 def guarded(tree: Tree, fails: Bool[Array, "..."], message: str) -> Tree:
     """Return `tree`; where any of `fails` is true its use raises, inside `jax.jit` too."""
+    if not isinstance(fails, jax.core.Tracer) and not np.any(fails):
+        return tree  # known by now: nothing need be compiled
     return eqx.error_if(tree, fails, message)
 
 

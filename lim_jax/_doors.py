@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ def missing(room: str, name: str) -> str:
     )
 
 
+@cache
 def _places() -> dict[str, str]:
     """Each name that some door hands out, with the door; the front door's where it has it."""
     doors = [*sorted(PACKAGE.glob("*/__init__.pyi")), PACKAGE / "__init__.pyi"]

@@ -244,11 +244,16 @@ def _over_pairs(
 
 
 def _block(tree: PyTree, index: Array) -> Any:
-    return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, index, 1, keepdims=False), tree)
+    def block(array: Array) -> Array:
+        return jax.lax.dynamic_index_in_dim(array, index, 1, False, allow_negative_indices=False)
+
+    return jax.tree.map(block, tree)
 
 
 def _replaced(tree: PyTree, index: Array, block: Any) -> Any:
     def replaced(array: Array, entry: Array) -> Array:
-        return jax.lax.dynamic_update_index_in_dim(array, entry, index, 1)
+        return jax.lax.dynamic_update_index_in_dim(
+            array, entry, index, 1, allow_negative_indices=False
+        )
 
     return jax.tree.map(replaced, tree, block)
