@@ -8,6 +8,7 @@ Y_i\bigr)`.
 Arrays of other shapes than the grid's are refused; NaN and infinity in logits and labels pass on.
 """
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
@@ -21,6 +22,7 @@ Labels = Float[Array, "length vocabulary"] | Int[Array, " length"]
 Scalar = Float[Array, ""]
 
 
+@eqx.filter_jit
 def cross_entropy(
     logits: Logits,
     labels: Labels,
@@ -67,6 +69,7 @@ def cross_entropy(
     return _weighted_cross_entropy(logits, labels, weights)
 
 
+@eqx.filter_jit
 def autoregressive_cross_entropy(
     logits: Logits, targets: Labels, query_weights: Float[Array, " length"]
 ) -> Scalar:
@@ -104,6 +107,7 @@ def autoregressive_cross_entropy(
     return _weighted_cross_entropy(logits, targets, _guarded_queries(query_weights))
 
 
+@eqx.filter_jit
 def margin_loss(
     logits: Logits, targets: Int[Array, " length"], query_weights: Float[Array, " length"]
 ) -> Scalar:
@@ -164,6 +168,7 @@ def margin_loss(
     return _weighted(others - answers, query_weights)
 
 
+@eqx.filter_jit
 def positionwise_cross_entropy(logits: Logits, labels: Labels) -> Float[Array, " length"]:
     r"""The loss of every position by itself; its mean over data is :math:`r_\vartheta(p)`.
 
@@ -186,6 +191,7 @@ def positionwise_cross_entropy(logits: Logits, labels: Labels) -> Float[Array, "
     return _losses(logits, labels, asked=jnp.array(True))
 
 
+@eqx.filter_jit
 def logit_residual(logits: Logits, labels: Labels) -> Logits:
     r"""The cross-entropy's derivative in each token's logits, before weights.
 

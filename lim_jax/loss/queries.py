@@ -1,5 +1,6 @@
 """Query weights: which positions are asked, and with what weight, of sum one."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -46,6 +47,7 @@ def _equal_weights(size: int, asked: slice) -> Float[Array, " length"]:
     return jax.device_put(weights)
 
 
+@eqx.filter_jit
 def query_subset(size: int, positions: Int[Array, " queries"]) -> Float[Array, " length"]:
     r"""Equal query weights :math:`|S|^{-1}` on a set of positions, counted from 0.
 

@@ -49,6 +49,7 @@ class LinearReadout(eqx.Module):
     bias: Float[Array, " vocabulary"] | None = None
 
     @classmethod
+    @eqx.filter_jit
     def init(cls, width: int, vocabulary: int, *, key: Key[Array, ""]) -> "LinearReadout":
         """Gaussian weights of variance one over the width, no bias."""
         width, vocabulary = counted(width, "width"), counted(vocabulary, "vocabulary")

@@ -28,6 +28,7 @@ BYTES = 256
 Tokens = Int[Array, "examples tokens"]
 
 
+@eqx.filter_jit
 def gaussian_model(
     vocabulary: int,
     length: int,
@@ -124,6 +125,7 @@ def standard_library_text(size: int = 400_000) -> Int[Array, " bytes"]:
     return jnp.asarray(np.frombuffer(bytes(found[:size]), np.uint8).astype(np.int32))
 
 
+@eqx.filter_jit
 def sample_windows(
     text: Int[Array, " ids"], length: int, count: int, *, key: Key[Array, ""]
 ) -> Tokens:

@@ -97,6 +97,7 @@ class CausalAttention(eqx.Module):
         )
 
     @classmethod
+    @eqx.filter_jit
     def init(
         cls,
         width: int,
@@ -232,6 +233,7 @@ class FeedForward(eqx.Module):
     activation: Callable[[Array], Array] = eqx.field(static=True, default=jax.nn.gelu)
 
     @classmethod
+    @eqx.filter_jit
     def init(
         cls,
         width: int,
@@ -298,6 +300,7 @@ class GatedFeedForward(eqx.Module):
     activation: Callable[[Array], Array] = eqx.field(static=True, default=jax.nn.silu)
 
     @classmethod
+    @eqx.filter_jit
     def init(
         cls,
         width: int,
@@ -361,6 +364,7 @@ class TransformerField(eqx.Module):
     feed_forward: Field
 
     @classmethod
+    @eqx.filter_jit
     def init(
         cls,
         width: int,

@@ -248,6 +248,7 @@ class Sample(NamedTuple):
         return weights[self.indices] / self.inclusion[self.indices]
 
 
+@eqx.filter_jit
 def systematic_sample(sizes: Float[Array, " total"], count: int, *, key: Key[Array, ""]) -> Sample:
     r"""Draw exactly `count` of all, each with a probability in proportion to its size.
 
@@ -327,6 +328,7 @@ class PenaltyMoments(NamedTuple):
     deviation: Scalar
 
 
+@eqx.filter_jit
 def gaussian_probe_moments(gramians: Gramians, grid: Grid, probes: int) -> PenaltyMoments:
     r"""Exact bias and deviation of the trace penalty under common Gaussian probes.
 
@@ -374,6 +376,7 @@ def gaussian_probe_moments(gramians: Gramians, grid: Grid, probes: int) -> Penal
     return PenaltyMoments(grid.weights @ jnp.diag(second), jnp.sqrt(variance))
 
 
+@eqx.filter_jit
 def probed_trace_covariance(
     gramians: Gramians, probes: int, law: Literal["rademacher", "gaussian"] = "rademacher"
 ) -> Float[Array, "length length"]:
@@ -394,6 +397,7 @@ def probed_trace_covariance(
     return 2 / probes * covariance
 
 
+@eqx.filter_jit
 def penalty_bias(covariance: Float[Array, "length length"], grid: Grid) -> Scalar:
     r"""By how much noisy traces raise the trace penalty on average: :math:`\mathrm{tr}(Q\Sigma)`.
 

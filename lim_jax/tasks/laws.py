@@ -83,6 +83,7 @@ def middle_law(records: int, *, width: float = 0.25, odds: float = 0.02) -> Law:
 
 
 @eqx.filter_jit
+@eqx.filter_jit
 def law_of_weights(weights: Float[Array, " records"]) -> Law:
     """Probabilities in proportion to any weights, such as a density at the records' places.
 
