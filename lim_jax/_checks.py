@@ -20,6 +20,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, Bool, PyTree
 
 Tree = TypeVar("Tree")
@@ -206,7 +207,7 @@ def require_key(key: Any) -> None:
 
 def guarded(tree: Tree, fails: Bool[Array, "..."], message: str) -> Tree:
     """Return `tree`; where any of `fails` is true its use raises, inside `jax.jit` too."""
-    if not isinstance(fails, jax.core.Tracer) and not np.any(fails):
+    if not isinstance(fails, Tracer) and not np.any(fails):
         return tree  # known by now: nothing need be compiled
     return eqx.error_if(tree, fails, message)
 
