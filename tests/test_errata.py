@@ -35,7 +35,7 @@ def averaging():
 
 def test_every_test_that_the_errata_name_is_there():
     named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", ERRATA)
-    assert len(named) > 25
+    assert len(named) > 60
     for file, test in named:
         assert re.search(rf"^def {test}\(", (ROOT / file).read_text(), re.MULTILINE), (file, test)
 

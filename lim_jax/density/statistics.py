@@ -52,7 +52,7 @@ class Indices(NamedTuple):
     gap
         :math:`\Delta = \min(\bar m_L, \bar m_R) - \bar m_M`: Lost-in-the-Middle where positive.
     lim
-        The stabilised index, unbounded below.
+        The stabilised index; no less than :math:`-1/((1 - 2\delta)\,\varepsilon_0)`.
     symmetric_contrast
         The contrast in [-1, 1].
     """

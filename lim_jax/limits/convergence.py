@@ -49,6 +49,7 @@ SIZES, DEPTHS = (100, 200, 400, 800, 1600), (32, 64, 128, 256, 512, 1024)
 QUICK = ("depth", "attention", "adjoint-2-layers", "loss", "averaging")
 
 LOGARITHM = "the kernel 1/p makes P_0 grow like a power of log(1/q) at 0"
+SLOWED = "P_0 grows like log(1/q)^M at 0: order 1/2 (global) or 1, up to powers of log L"
 GRADING = "cells graded like p^3 resolve the logarithm at 0, and midpoints are of order 2"
 PRINTED = "Jacobian blocks are K/L: the printed estimator tends to zero like 1/L^2"
 DIVERGENT = "the cone mass grows like 1/q at 0: a doubling of tokens adds a constant to its average"
@@ -346,8 +347,9 @@ def _terminal_rows(sizes: tuple[int, ...], quick: bool, seed: int) -> Iterator[R
         )
 
 
-# Orders of the input adjoint's parts by depth. The error of the first cell is that of
-# log^M(1/q), so up to constants it is log^(M-1)(L) L^(-1/2) in the mean square.
+# Slopes of the input adjoint's parts by depth, at these lengths. The error of the first cell is
+# that of log^M(1/q), so up to constants it is log^(M-1)(L) L^(-1/2) in the mean square; averages
+# err by powers of log L over L: where a slope is below 1/2 or 1, it rises there with L.
 ADJOINT_SEEDS = {1: 1, 2: 0, 3: 0}
 ADJOINT_ORDERS: dict[int, dict[str, dict[str, float]]] = {
     1: {
@@ -373,7 +375,7 @@ def _adjoint_rows(sizes: tuple[int, ...], depth: int, quick: bool, seed: int) ->
             flow, TERMINAL_LOSS, smooth_states, sizes, GRIDS[name]
         )
         for part, order in expected.items():
-            reason = "" if order == 1 else LOGARITHM if order < 1 else MIDPOINT
+            reason = "" if order == 1 else SLOWED if order < 1 else MIDPOINT
             if (name, part) == ("graded", "regional averages"):
                 reason = GRADING
             label = "P_0" if part in ("inside", "global") else "influence"

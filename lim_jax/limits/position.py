@@ -237,9 +237,10 @@ def input_adjoint_studies(
     - ``regional averages``: the largest error of the three.
 
     The paper states no order for these. Causal averaging has the kernel 1/p, so the continuum's
-    :math:`P_0` grows like :math:`\log^M(1/q)` at 0 and equal cells lose the rate there: about ½
-    in global :math:`L^2`, 1 up to powers of log L (some 0.6 at attainable L) in the averages. The
-    graded grid gives order 2 to the averages.
+    :math:`P_0` grows like :math:`\log^M(1/q)` at 0 and equal cells lose the rate there: ½ in
+    global :math:`L^2` and 1 in the averages, both up to powers of log L, which make the slopes
+    smaller at attainable L (0.3 and 0.6 after two layers). The graded grid gives order 2 to the
+    averages.
 
     Parameters
     ----------

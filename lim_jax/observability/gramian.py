@@ -361,8 +361,10 @@ def gramian_traces(gramians: Gramians) -> Float[Array, " positions"]:
 def complement_gramians(gramians: Gramians) -> Float[Array, "positions less less"]:
     r"""The Gramians on the complement of **1**, in an orthonormal basis of it.
 
-    Under layer normalisation with a selector of final tokens :math:`G_i\mathbf 1 = 0`, and only
-    these have condition numbers.
+    Under layer normalisation a shift of all features of a token reaches no other token, so that
+    :math:`G_i\mathbf 1 = 0` unless i itself is observed, and only these have condition numbers. An
+    observed token sees it, too: :math:`\mathbf 1^* G_i\mathbf 1 = T d_x` for a selector; observed
+    through a norm it does not.
 
     Examples
     --------

@@ -76,6 +76,9 @@ def masking_without_primacy() -> Counterexample:
 def residual_without_recency() -> Counterexample:
     """The identity network under uniform teacher forcing: nothing prefers the right.
 
+    The paper's example takes equal residual energies for granted, and so does this one: states and
+    labels are alike at all positions. Where residuals differ, even queries have no even profile.
+
     Examples
     --------
     >>> residual_without_recency().numbers["influence density"].tolist()
@@ -90,7 +93,7 @@ def residual_without_recency() -> Counterexample:
     density = _density(loss, _identity(width=2, depth=3), jnp.zeros((1, 4, 2)), grid)
     return Counterexample(
         "Residual connections make recency.",
-        "They transmit the terminal covector; under a uniform loss that is uniform.",
+        "They transmit the terminal covector: even, where queries and residual energies are.",
         {"influence density": density},
     )
 

@@ -142,9 +142,11 @@ def test_indices_by_hand():
     np.testing.assert_allclose(lim.indices(averages, 1.0).lim, 1.2062 / 2.3479, rtol=1e-12)
 
 
-def test_lim_is_unbounded_below_and_the_contrast_is_not():
+def test_lim_falls_as_far_as_its_stabiliser_lets_it_and_the_contrast_does_not():
     found = lim.indices(jnp.array([1e-3, 1.6, 1e-3]))
     assert found.lim < -1000 and -1 <= found.symmetric_contrast < -0.99
+    # All in the middle: -1/((1 - 2 delta) eps_0), `eq:gd-lim-index`.
+    np.testing.assert_allclose(lim.indices(jnp.array([0, 1 / 0.6, 0]), 0.01).lim, -1 / 0.006)
 
 
 def linearised_errors(samples, weights, regional):

@@ -295,7 +295,10 @@ def test_adjoint_density_and_cone_mass_converge_in_depth():
 @pytest.mark.slow
 @pytest.mark.parametrize("make_grid, order", [(lim.token_grid, 0.6), (lim.graded_grid, 2)])
 def test_regional_influence_needs_the_graded_grid(make_grid, order):
-    """At two layers P_0 grows like log(1/q)^2 at 0: dear by the reference that resolves it."""
+    """At two layers P_0 grows like log(1/q)^2 at 0: dear by the reference that resolves it.
+
+    On tokens 0.6 is the slope at these lengths: the order is 1 up to powers of log L.
+    """
     studies = lim.limits.input_adjoint_studies(
         lim.ResidualFlow(lim.limits.gaussian_attention(0, 2)),
         lambda x, grid: lim.inner(smooth(grid.nodes) + 1, x, grid),

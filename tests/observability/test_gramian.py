@@ -310,21 +310,31 @@ def test_sampled_positions_stand_for_all_in_expectation():
 
 
 def test_gramians_of_normalised_networks_are_blind_to_a_shift():
+    """A shift of a token reaches no other: J_{k,i} **1** = E_i **1**, and i alone may see it."""
+    # `eq:finite-token-observability-gramian`, `eq:finite-token-position-jacobian`.
     flow = random_flow(1, depth=3, width=4)
     norm = lim.LayerNorm.init(4, 0.1)
     grid = lim.token_grid(6)
 
-    def observations(x):
-        return jax.vmap(norm)(flow.trajectory(x, grid).states[:-1, -1])
+    def selected(x):
+        return flow.trajectory(x, grid).states[:-1, -1]
+
+    def normalised(x):
+        return jax.vmap(norm)(selected(x))
 
     @jax.jit
     def found(x):
-        gramians = observability_gramians(observations, x, 1.0)
+        of_states = observability_gramians(selected, x, 0.5)
+        gramians = observability_gramians(normalised, x, 0.5)
         left = gramian.complement_gramians(gramians)
-        return gramians, left, condition_numbers(left)
+        return of_states, condition_numbers(of_states), gramians, left, condition_numbers(left)
 
-    gramians, left, numbers = map(np.asarray, found(random_states(2, 6, 4)))
+    of_states, whole, gramians, left, numbers = map(np.asarray, found(random_states(2, 6, 4)))
+    # Through a norm of the final token no shift is seen; by a selector, that of this token is.
     np.testing.assert_allclose(gramians.sum(axis=2), 0, atol=1e-12)
+    np.testing.assert_allclose(of_states[:-1].sum(axis=2), 0, atol=1e-12)
+    np.testing.assert_allclose(of_states[-1].sum(), 0.5 * 3 * 4, rtol=1e-12)
+    assert (whole[:-1] > 1e12).all() and whole[-1] < 3
     spectrum = np.linalg.eigvalsh(gramians)
     np.testing.assert_allclose(np.linalg.eigvalsh(left), spectrum[:, 1:], atol=1e-12)
     assert (numbers < 1e12).all()
