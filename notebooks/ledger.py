@@ -43,7 +43,7 @@ grid = lim.token_grid(LENGTH)
 window = sample_windows(text, LENGTH, 1, key=keys[2])[0]
 x, y = model.example(window, last_token(LENGTH))
 ledger = channels(model.flow, model.terminal_loss, (x, y), grid)
-adjoint = LENGTH * jax.grad(model.loss)(x, y)
+adjoint = LENGTH * jax.jit(jax.grad(model.loss))(x, y)
 gap = np.abs(ledger.vectors.sum(axis=0) - adjoint).max() / np.abs(adjoint).max()
 print(f"the channels' sum is the adjoint to {gap:.0e}")
 assert gap < 1e-5

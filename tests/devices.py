@@ -5,6 +5,8 @@ of 8 virtual ones with those of the first alone, which it saves; ``ring`` in pla
 compares those of keys and values that go round a ring, ``virtual,ring`` both in one process;
 ``python devices.py 0 FILE PORT`` and
 ``python devices.py 1 FILE PORT`` compare theirs with these as two processes.
+
+Layers are attention, where positions meet; ``notebooks/devices.py`` spreads layers of all parts.
 """
 
 import pickle
@@ -19,7 +21,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import lim_jax as lim
 from lim_jax.adjoint.cone import cone_mass
-from lim_jax.network import attention, tiles
+from lim_jax.network import CausalAttention, attention, tiles
 from lim_jax.network.ring import RingAttention
 from lim_jax.training.balancing import balanced_objective
 from lim_jax.training.dynamics import density_dynamics
@@ -32,14 +34,11 @@ GRID = lim.token_grid(LENGTH)
 @partial(jax.jit, static_argnames="attend")
 def network(attend=attention.causal_attention):
     keys = jax.random.split(jax.random.key(0), 6)
-    make = jax.vmap(lambda key: lim.TransformerField.init(WIDTH, heads=2, attend=attend, key=key))
+    make = jax.vmap(lambda key: CausalAttention.init(WIDTH, heads=2, attend=attend, key=key))
     readout = lim.LinearReadout.init(WIDTH, 5, key=keys[3])
     x = jax.random.normal(keys[4], (EXAMPLES, LENGTH, WIDTH))
     labels = jax.random.randint(keys[5], (EXAMPLES, LENGTH), 0, 5)
-    return (lim.ResidualFlow(make(keys[:2]), step=lim.split), readout), (
-        x,
-        jax.nn.one_hot(labels, 5),
-    )
+    return (lim.ResidualFlow(make(keys[:2])), readout), (x, jax.nn.one_hot(labels, 5))
 
 
 def loss(model, x, y):
@@ -47,7 +46,7 @@ def loss(model, x, y):
 
 
 def mass(model, batch):
-    first = jax.tree.map(lambda leaf: leaf[0], model[0].layers.attention)
+    first = jax.tree.map(lambda leaf: leaf[0], model[0].layers)
     return jax.vmap(lambda x: cone_mass(first, x, GRID, "frobenius"))(batch[0])
 
 
@@ -78,9 +77,10 @@ def saved(file, attend=attention.causal_attention):
     return jax.tree.unflatten(structure, arrays), numbers
 
 
-def together(*names):
-    """The jobs of these names as one program: what they share is compiled once."""
-    return jax.jit(lambda model, batch: {name: JOBS[name](model, batch) for name in names})
+def each(*names, **options):
+    """The jobs of these names, a program for each: all in one take longer to compile."""
+    jobs = {name: jax.jit(JOBS[name], **options) for name in names}
+    return lambda *at: {name: job(*at) for name, job in jobs.items()}
 
 
 def largest_difference(found, expected):
@@ -97,7 +97,7 @@ def virtual(file):
     specs = PartitionSpec(("data", "context")), PartitionSpec("data", "context")
     (model, batch), numbers = network(), {}
     for names, attends in dense_and_tiled():
-        jobs = together(*names)
+        jobs = each(*names)
         for name, alone in jobs(model, batch).items():
             leaves = jax.tree.leaves(alone)
             assert {leaf.sharding.num_devices for leaf in leaves} == {1}
@@ -145,7 +145,7 @@ def of_attention(attend, grid):
         "jvp of gradient": pushed,
         "gradient of gradient": jax.grad(slope, argnums=(0, 1, 2)),
     }
-    return jax.jit(lambda *at: {name: mode(*at) for name, mode in modes.items()})(*at)
+    return {name: jax.jit(mode)(*at) for name, mode in modes.items()}
 
 
 def ring(file):
@@ -169,7 +169,7 @@ def ring(file):
         print("refused", error)
     (model, batch), expected = saved(file, attend)
     spread = jax.device_put(batch, NamedSharding(mesh, PartitionSpec("data", "context")))
-    for name, found in together("density", "algorithm 1", "mdot")(model, spread).items():
+    for name, found in each("density", "algorithm 1", "mdot")(model, spread).items():
         gap = largest_difference(found, expected[name, "dense"])
         assert gap < 1e-12, (name, gap)
         print(name, gap)
@@ -211,7 +211,7 @@ def process(index, file, port):
         lambda leaf: jax.make_array_from_process_local_data(spread, leaf[half]), batch
     )
     model = jax.tree.map(lambda leaf: jax.make_array_from_process_local_data(whole, leaf), model)
-    jobs = jax.jit(together("density", "algorithm 1"), out_shardings=whole)
+    jobs = each("density", "algorithm 1", out_shardings=whole)
     for name, found in jobs(model, shared).items():
         local = jax.tree.map(lambda leaf: leaf.addressable_data(0), found)
         gap = largest_difference(local, expected[name, "dense"])

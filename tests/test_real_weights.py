@@ -38,11 +38,16 @@ def model(smollm2):
     return models.load(smollm2)
 
 
+@pytest.fixture(scope="module")
+def tokenizer(smollm2):
+    return models.read_tokenizer(smollm2)
+
+
 @pytest.mark.slow
-def test_real_weights_know_the_capital_of_france_and_have_an_exact_ledger(smollm2, model):
+def test_real_weights_know_the_capital_of_france_and_have_an_exact_ledger(tokenizer, model):
     """In float32: channels and hops sum to the gradient to 1e-5 of its largest entry."""
     ids, paris = [504, 3575, 282, 4649, 314], 7042  # as the publisher's tokenizer numbers them
-    assert models.ids_of_text("The capital of France is", smollm2).tolist() == ids
+    assert tokenizer.encode("The capital of France is").ids == ids
     grid = lim.token_grid(5, dtype="float32")
     window = jax.device_put(np.array([*ids, paris], np.int32))
 
@@ -65,16 +70,15 @@ def test_real_weights_know_the_capital_of_france_and_have_an_exact_ledger(smollm
 
 @pytest.mark.slow
 def test_a_real_model_retrieves_from_few_records_and_looks_at_the_one_that_is_asked_for(
-    smollm2, model
+    tokenizer, model
 ):
-    tokenizer = models.read_tokenizer(smollm2)
-    found = validation.ask_prompts(model, tokenizer, validation.PromptSetting(2, prompts=4))
-    assert found.right.sum() >= 3
+    """Either of two records is asked for once: a prompt takes more than a second."""
+    found = validation.ask_prompts(model, tokenizer, validation.PromptSetting(2, prompts=2))
+    assert found.right.all()
     shares = found.energies[:, 1] / found.energies[:, 1].sum(axis=1)[:, None]
-    gold = np.arange(4) % 2
-    assert shares[np.arange(4), gold].mean() > 0.6
+    assert shares.diagonal().mean() > 0.6
     # The head reads few places: those of all others give the same.
-    data = tasks.draw_key_values(2, 3, key_length=3, value_length=3)
+    data = tasks.draw_key_values(2, 1, key_length=3, value_length=3)
     example = tasks.encode(tasks.key_value_prompt(data, place=1), tokenizer)
     logits = np.asarray(eqx.filter_jit(lambda model, ids: model.logits(ids))(
         model, jax.device_put(example.window[:-1])
@@ -82,5 +86,5 @@ def test_a_real_model_retrieves_from_few_records_and_looks_at_the_one_that_is_as
     places = np.flatnonzero(example.weights)
     rows, targets = logits[places], example.window[1:][places]
     losses = np.log(np.exp(rows).sum(axis=1)) - rows[np.arange(len(places)), targets]
-    assert found.cross_entropy[3] == pytest.approx(losses.mean(), rel=1e-4)
-    assert found.right[3] == (rows.argmax(axis=1) == targets).all()
+    assert found.cross_entropy[1] == pytest.approx(losses.mean(), rel=1e-4)
+    assert found.right[1] == (rows.argmax(axis=1) == targets).all()

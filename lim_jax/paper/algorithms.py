@@ -85,7 +85,7 @@ def adam_run(objective: Objective, learning_rate: float) -> GateRun:
         gates, state = move(gates, state, gradient)
         history.append(imbalance)
     (value, imbalance), _ = _slope(objective, gates)
-    return GateRun(gates, value, jnp.stack([*history, imbalance]))
+    return GateRun(gates, value, jax.device_put(np.stack([*history, imbalance])))
 
 
 def minimiser(objective: Objective, start: Profile) -> GateRun:

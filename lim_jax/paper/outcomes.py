@@ -73,6 +73,7 @@ class Summary(NamedTuple):
     largest: Float[Array, "3"]
 
 
+@jax.jit
 def regional_condition_numbers() -> Summary:
     """Condition numbers of the baseline Gramians, over regions as point sets.
 

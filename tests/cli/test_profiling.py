@@ -15,7 +15,7 @@ from lim_jax import cli, models, report
 from lim_jax.cli import pages
 
 GENERATOR = np.random.default_rng(3)
-PROMPTS = [GENERATOR.integers(11, size=size) for size in (6, 8, 7, 8)]
+PROMPTS = [GENERATOR.integers(11, size=size) for size in (8, 8, 6, 8)]
 ANSWERS = [GENERATOR.integers(11, size=2) for _ in PROMPTS]
 SPANS = [[0, 2, "first"], [2, 5, "second"]]
 
@@ -215,7 +215,7 @@ def test_a_page_that_cannot_be_written_is_refused_before_any_work(
     [
         (("--delta", "0.5"), "delta: got 0.5"),
         (("--max-length", "0"), "max_length: got 0"),
-        (("--max-length", "5"), "line 1: got 8 tokens"),
+        (("--max-length", "5"), "line 1: got 10 tokens"),
         (("--loss", "answer", "--data", "nothing"), "data: got nothing"),
     ],
 )

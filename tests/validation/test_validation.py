@@ -10,6 +10,7 @@ from reference.made_study import STAGES, made_arm, made_results
 from scipy import stats
 
 from lim_jax import validation
+from lim_jax.cost import job_cost
 from lim_jax.tasks import KeyValueTask
 from lim_jax.validation.gains import compare_arms, gain
 from lim_jax.validation.prediction import ATTRIBUTIONS, RecordScores
@@ -115,6 +116,19 @@ def scored(monkeypatch):
 
 
 @pytest.fixture
+def counted(monkeypatch):
+    """What an arm's gradient costs is known of the first, the plain one, and taken for all."""
+    known = []
+
+    def cost(job, *shapes):
+        known[:] = known or [job_cost(job, *shapes)]
+        return known[0]
+
+    monkeypatch.setattr(validation.study, "job_cost", cost)
+    return known
+
+
+@pytest.fixture
 def cheap_arm(monkeypatch):
     """Arms too: one of first order stands for Algorithm 1, which the variant still trains by."""
     monkeypatch.setitem(validation.remedies.ARMS, validation.study.BALANCED, importance_weighted)
@@ -122,7 +136,7 @@ def cheap_arm(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("promoting", "cheap_arm", "scored")
-def test_a_study_goes_on_from_what_is_finished(tmp_path, explained, shifts):
+def test_a_study_goes_on_from_what_is_finished(tmp_path, explained, shifts, counted):
     """Networks that are trained, judged and trained further: many programs."""
     setting = Setting(KeyValueTask(4, 5, 3), width=4, heads=1, depth=1, steps=2, batch=2)
     preset = Preset(
@@ -153,6 +167,9 @@ def test_a_study_goes_on_from_what_is_finished(tmp_path, explained, shifts):
     assert arms[LONG]["risk"][:2] == arms[PLAIN]["risk"]
     assert arms["Algorithm 1, probes"]["risk"][1] != arms[PLAIN]["risk"][1]
     assert len(arms[LONG]["steps"]) == 6
+    costs = {(arm["operations"], arm["temporary_bytes"]) for arm in arms.values()}
+    assert costs == {(counted[0].operations, counted[0].temporary)}
+    assert counted[0].operations > 0
     # Of the networks, then of each arm's: every seed's own, at the place that asks.
     assert len(explained) == 2 * 4
     assert {shape for _, shape, _ in explained} == {(2, 10)}
