@@ -318,8 +318,10 @@ def test_adjoint_density_and_cone_mass_converge_in_depth():
 @pytest.mark.parametrize("make_grid, order", [(lim.token_grid, 0.6), (lim.graded_grid, 2)])
 def test_regional_influence_needs_the_graded_grid(make_grid, order):
     """At two layers P_0 grows like log(1/q)^2 at 0: dear by the reference that resolves it."""
+    layers = lim.limits.gaussian_attention(0, 2)
+    layers = eqx.tree_at(lambda attention: attention.norm, layers, eqx.nn.Identity())
     studies = lim.limits.input_adjoint_studies(
-        lim.ResidualFlow(lim.limits.gaussian_attention(0, 2)),
+        lim.ResidualFlow(layers),
         lambda x, grid: lim.inner(smooth(grid.nodes) + 1, x, grid),
         smooth,
         (100, 200, 400, 800),
