@@ -90,13 +90,14 @@ QUANTITIES = {
     "hops": (hops, (1.0, 1.0)),
 }
 
-
+# What is compiled may be forgotten after a test, so those that share programs stand together, here
+# and below.
 CASES = [
     pytest.param("loss", lim.euler, id="loss-euler"),
     pytest.param("density", lim.euler, id="density-euler"),
+    pytest.param("index", lim.euler, id="index-euler", marks=pytest.mark.slow),
     pytest.param("loss", "everything", id="loss-everything", marks=pytest.mark.slow),
     pytest.param("density", "everything", id="density-everything", marks=pytest.mark.slow),
-    pytest.param("index", lim.euler, id="index-euler", marks=pytest.mark.slow),
     pytest.param("adjoint", lim.split, id="adjoint-split", marks=pytest.mark.slow),
     pytest.param("ledger", "everything", id="ledger-everything", marks=pytest.mark.slow),
     pytest.param("hops", lim.euler, id="hops-euler", marks=pytest.mark.slow),
@@ -179,30 +180,9 @@ def nowhere(tree):
     return jax.tree.map(np.zeros_like, tree)
 
 
-@pytest.mark.parametrize("name, step", CASES)
-def test_every_nesting_agrees_with_differences(name, step):
-    """Dear: a nesting is a program of its own, of second order or third."""
-    params = network(step)
-    point = on_host((params, X))
-    first, second = ((on_host(randomised(params, seed)), nowhere(X)) for seed in (7, 8))
-    dear = step == "everything" or name in ("ledger", "hops")
-    if dear:
-        slopes, curvatures = dear_derivatives(name, point, first)
-        slope, change = differences(name, point, first, jvp_of_value_and_grad)
-    else:
-        slopes, curvatures = derivatives(name, point, first)
-        slope, change = differences(name, point, first)
-    curvatures = {form: dot(found, second) for form, found in curvatures.items()}
-    for forms, expected, tolerance in (
-        (slopes, slope, 1e-7), (curvatures, dot(change, second), 1e-6),
-    ):  # fmt: skip
-        assert abs(float(expected)) > 1e-6, "a derivative that vanishes tests nothing"
-        for form, found in forms.items():
-            np.testing.assert_allclose(found, expected, rtol=tolerance, err_msg=form)
-
-
 @pytest.mark.parametrize("name, step", CASES[:2])
 def test_gradients_under_vmap_and_jit_are_those_without(name, step):
+    """Dear by the gradient's gradient, of third order, which comes with the gradient alone."""
     several = [network(step), randomised(network(step), seed=9, scale=0.3)]
     points = [on_host((params, X)) for params in several]
     stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *points)
@@ -213,34 +193,8 @@ def test_gradients_under_vmap_and_jit_are_those_without(name, step):
         chex.assert_trees_all_close(picked, alone, rtol=1e-9, atol=1e-12)
 
 
-def mass(params, x):
-    """The cone mass of the first layer."""
-    first = jax.tree.map(lambda leaf: leaf[0], params[0].layers.attention)
-    return lim.adjoint.cone_mass(first, x[0], GRID)
-
-
-def product_bound(params, x):
-    norms = lim.adjoint.interaction_norms(params[0], x[0], GRID, key=jax.random.key(0))
-    return lim.adjoint.amplification(norms).product
-
-
-def balanced(params, x):
-    return lim.training.balanced_objective(example_loss, params, (x, Y), GRID, strength=2.0)
-
-
-@pytest.mark.parametrize("function", [adjoint, ledger, hops, mass, product_bound, balanced])
-def test_values_under_vmap_and_jit_are_those_without(function):
-    several = [on_host((network(lim.split), X)) for _ in range(2)]
-    several[1] = jax.tree.map(lambda leaf: 0.7 * leaf[..., ::-1], several[1])
-    stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *several)
-    together = on_host(jax.jit(jax.vmap(function))(*stacked))
-    alone = jax.jit(function)
-    for index, point in enumerate(several):
-        picked = jax.tree.map(lambda leaf: leaf[index], together)  # noqa: B023
-        chex.assert_trees_all_close(picked, on_host(alone(*point)), rtol=1e-9, atol=1e-12)
-
-
 def test_second_derivatives_in_the_input():
+    """Dear by the gradient of the jvp, which the nestings below call again."""
     params, direction = on_host((network(lim.euler), random_states(6, LENGTH, WIDTH)))
     along = nowhere(params), np.stack([direction, nowhere(direction)])
     point = params, np.asarray(X)
@@ -275,3 +229,52 @@ def test_a_stopped_gradient_is_zero_and_ours_is_not():
     (_, ours), _ = grads_and_grad_of_grad("density", point, point)
     norms = [dot(gradient, gradient) for gradient in (on_host(stopped(point[0])), ours[0])]
     assert norms[0] == 0 and norms[1] > 1e-6
+
+
+@pytest.mark.parametrize("name, step", CASES)
+def test_every_nesting_agrees_with_differences(name, step):
+    """Dear: a nesting is a program of its own, of second order or third."""
+    params = network(step)
+    point = on_host((params, X))
+    first, second = ((on_host(randomised(params, seed)), nowhere(X)) for seed in (7, 8))
+    dear = step == "everything" or name in ("ledger", "hops")
+    if dear:
+        slopes, curvatures = dear_derivatives(name, point, first)
+        slope, change = differences(name, point, first, jvp_of_value_and_grad)
+    else:
+        slopes, curvatures = derivatives(name, point, first)
+        slope, change = differences(name, point, first)
+    curvatures = {form: dot(found, second) for form, found in curvatures.items()}
+    for forms, expected, tolerance in (
+        (slopes, slope, 1e-7), (curvatures, dot(change, second), 1e-6),
+    ):  # fmt: skip
+        assert abs(float(expected)) > 1e-6, "a derivative that vanishes tests nothing"
+        for form, found in forms.items():
+            np.testing.assert_allclose(found, expected, rtol=tolerance, err_msg=form)
+
+
+def mass(params, x):
+    """The cone mass of the first layer."""
+    first = jax.tree.map(lambda leaf: leaf[0], params[0].layers.attention)
+    return lim.adjoint.cone_mass(first, x[0], GRID)
+
+
+def product_bound(params, x):
+    norms = lim.adjoint.interaction_norms(params[0], x[0], GRID, key=jax.random.key(0))
+    return lim.adjoint.amplification(norms).product
+
+
+def balanced(params, x):
+    return lim.training.balanced_objective(example_loss, params, (x, Y), GRID, strength=2.0)
+
+
+@pytest.mark.parametrize("function", [adjoint, ledger, hops, mass, product_bound, balanced])
+def test_values_under_vmap_and_jit_are_those_without(function):
+    several = [on_host((network(lim.split), X)) for _ in range(2)]
+    several[1] = jax.tree.map(lambda leaf: 0.7 * leaf[..., ::-1], several[1])
+    stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *several)
+    together = on_host(jax.jit(jax.vmap(function))(*stacked))
+    alone = jax.jit(function)
+    for index, point in enumerate(several):
+        picked = jax.tree.map(lambda leaf: leaf[index], together)  # noqa: B023
+        chex.assert_trees_all_close(picked, on_host(alone(*point)), rtol=1e-9, atol=1e-12)
