@@ -75,8 +75,13 @@ def hops(params, x):
     return jnp.sum(found[0, 0] * X[1]), jnp.sum(found[0, 1] ** 2)
 
 
+def one_loss(params, x):
+    return (example_loss(params, x[0], Y[0]),)
+
+
 # A function of the point, and the combination of its results that is the quantity.
 QUANTITIES = {
+    "one loss": (one_loss, (1.0,)),
     "loss": (influence, (1.0, 0.0, 0.0)),
     "density": (influence, (0.0, 1.0, 0.0)),
     "index": (influence, (0.0, 0.0, 1.0)),
@@ -85,13 +90,14 @@ QUANTITIES = {
     "hops": (hops, (1.0, 1.0)),
 }
 
-
+# What is compiled may be forgotten after a test, so those that share programs stand together, here
+# and below.
 CASES = [
     pytest.param("loss", lim.euler, id="loss-euler"),
     pytest.param("density", lim.euler, id="density-euler"),
+    pytest.param("index", lim.euler, id="index-euler", marks=pytest.mark.slow),
     pytest.param("loss", "everything", id="loss-everything", marks=pytest.mark.slow),
     pytest.param("density", "everything", id="density-everything", marks=pytest.mark.slow),
-    pytest.param("index", lim.euler, id="index-euler", marks=pytest.mark.slow),
     pytest.param("adjoint", lim.split, id="adjoint-split", marks=pytest.mark.slow),
     pytest.param("ledger", "everything", id="ledger-everything", marks=pytest.mark.slow),
     pytest.param("hops", lim.euler, id="hops-euler", marks=pytest.mark.slow),
@@ -116,15 +122,9 @@ def compiled(transformation):
 
 
 @compiled
-def jvp(quantity, point, direction):
-    return jax.jvp(quantity, (point,), (direction,))[1]
-
-
-@compiled
-def grad_and_jvp_of_grad(quantity, point, direction):
-    """And the value, which comes with the gradient."""
-    (value, gradient), (_, along) = jax.jvp(jax.value_and_grad(quantity), (point,), (direction,))
-    return value, gradient, along
+def jvp_of_value_and_grad(quantity, point, direction):
+    """The value and the gradient, and the change of both."""
+    return jax.jvp(jax.value_and_grad(quantity), (point,), (direction,))
 
 
 @compiled
@@ -133,8 +133,15 @@ def jvp_and_grad_of_jvp(quantity, point, direction):
 
 
 @compiled
-def grad_of_grad(quantity, point, direction):
-    return jax.grad(lambda at: dot(jax.grad(quantity)(at), direction))(point)
+def grads_and_grad_of_grad(quantity, point, direction):
+    """The value and the gradient, and the gradient of that along the direction."""
+
+    def slope(at):
+        value, gradient = jax.value_and_grad(quantity)(at)
+        return dot(gradient, direction), (value, gradient)
+
+    along, found = jax.grad(slope, has_aux=True)(point)
+    return found, along
 
 
 @compiled
@@ -142,42 +149,101 @@ def vmap_of_grad(quantity, points, direction):
     return jax.vmap(jax.value_and_grad(quantity))(points)
 
 
-def derivatives(name, point, direction, dear):
-    """Forms of the first derivative along a direction, and of the second as pytrees."""
-    _, gradient, along = grad_and_jvp_of_grad(name, point, direction)
-    slopes, curvatures = {"grad": dot(gradient, direction)}, {"jvp of grad": along}
-    # Forms of second order differ by nesting only. Where programs are dear, of the ledger, its hops
-    # and a network with everything, one form stands for those that the plain network has.
-    if dear:
-        slopes["jvp"] = jvp(name, point, direction)
-    else:
-        slopes["jvp"], curvatures["grad of jvp"] = jvp_and_grad_of_jvp(name, point, direction)
-        curvatures["grad of grad"] = grad_of_grad(name, point, direction)
-    return slopes, curvatures
+def derivatives(name, point, direction):
+    """Forms of the first derivative along a direction, and of the second as pytrees.
+
+    In reverse a gradient's derivative is that by forward mode, transposed: one program less.
+    """
+    slope, of_jvp = jvp_and_grad_of_jvp(name, point, direction)
+    (_, gradient), of_grad = grads_and_grad_of_grad(name, point, direction)
+    slopes = {"grad": dot(gradient, direction), "jvp": slope}
+    return slopes, {"grad of jvp": of_jvp, "grad of grad": of_grad}
 
 
-def differences(name, point, direction):
+def dear_derivatives(name, point, direction):
+    """The same by one program, where programs are dear: of the ledger, hops, and everything.
+
+    Forms of second order differ by nesting only: one stands for those of the plain network.
+    """
+    (_, gradient), (slope, along) = jvp_of_value_and_grad(name, point, direction)
+    function, _ = QUANTITIES[name]
+    jax.eval_shape(partial(jax.jvp, function), point, direction)  # by itself it is traced only
+    return {"grad": dot(gradient, direction), "jvp": slope}, {"jvp of grad": along}
+
+
+def differences(name, point, direction, of=grads_and_grad_of_grad):
     """Central ones of the value and of the gradient, by calls of what is compiled already."""
-
-    def at(moved):
-        return grad_and_jvp_of_grad(name, moved, direction)[:2]
-
-    return difference_by_calls(at, point, direction)
+    return difference_by_calls(lambda moved: of(name, moved, direction)[0], point, direction)
 
 
 def nowhere(tree):
     return jax.tree.map(np.zeros_like, tree)
 
 
+@pytest.mark.parametrize("name, step", CASES[:2])
+def test_gradients_under_vmap_and_jit_are_those_without(name, step):
+    """Dear by the gradient's gradient, of third order, which comes with the gradient alone."""
+    several = [network(step), randomised(network(step), seed=9, scale=0.3)]
+    points = [on_host((params, X)) for params in several]
+    stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *points)
+    together = vmap_of_grad(name, stacked, None)
+    for index, point in enumerate(points):
+        alone, _ = grads_and_grad_of_grad(name, point, point)
+        picked = jax.tree.map(lambda leaf: leaf[index], together)  # noqa: B023
+        chex.assert_trees_all_close(picked, alone, rtol=1e-9, atol=1e-12)
+
+
+def test_second_derivatives_in_the_input():
+    """Dear by the gradient of the jvp, which the nestings below call again."""
+    params, direction = on_host((network(lim.euler), random_states(6, LENGTH, WIDTH)))
+    along = nowhere(params), np.stack([direction, nowhere(direction)])
+    point = params, np.asarray(X)
+    forms = derivatives("loss", point, along)[1]
+    forms = {form: BATCH * found[1][0] for form, found in forms.items()}
+    forms["jvp of grad"] = jvp_of_value_and_grad("one loss", point, along)[1][1][1][0]
+    hessian = jax.jit(jax.hessian(example_loss, argnums=1))(params, point[1][0], np.asarray(Y)[0])
+    forms["hessian"] = np.tensordot(hessian, direction, axes=2)
+    expected = BATCH * differences("loss", point, along)[1][1][0]
+    for form, found in forms.items():
+        np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-9, err_msg=form)
+
+
+def test_a_mixed_derivative_by_one_jvp_of_the_parameter_gradient():
+    """Forward over reverse along an input tangent c gives the gradient of <c, P_0>."""
+    params, c = on_host((network(lim.euler), random_states(6, LENGTH, WIDTH)))
+    along_c = nowhere(params), np.stack([c, nowhere(c)])
+    _, (_, mixed) = jvp_of_value_and_grad("one loss", (params, X), along_c)
+    _, expected = grads_and_grad_of_grad("loss", (params, X), along_c)
+    expected = jax.tree.map(lambda leaf: BATCH * leaf, expected[0])
+    chex.assert_trees_all_close(mixed[0], expected, rtol=1e-10, atol=1e-13)
+
+
+def test_a_stopped_gradient_is_zero_and_ours_is_not():
+    point = on_host((network(lim.euler), X))
+
+    @jax.jit
+    @jax.grad
+    def stopped(params):
+        return influence(jax.lax.stop_gradient(params), X)[1]
+
+    (_, ours), _ = grads_and_grad_of_grad("density", point, point)
+    norms = [dot(gradient, gradient) for gradient in (on_host(stopped(point[0])), ours[0])]
+    assert norms[0] == 0 and norms[1] > 1e-6
+
+
 @pytest.mark.parametrize("name, step", CASES)
 def test_every_nesting_agrees_with_differences(name, step):
-    """Dear: each nesting is a program of its own, of second order or third."""
+    """Dear: a nesting is a program of its own, of second order or third."""
     params = network(step)
     point = on_host((params, X))
     first, second = ((on_host(randomised(params, seed)), nowhere(X)) for seed in (7, 8))
     dear = step == "everything" or name in ("ledger", "hops")
-    slopes, curvatures = derivatives(name, point, first, dear)
-    slope, change = differences(name, point, first)
+    if dear:
+        slopes, curvatures = dear_derivatives(name, point, first)
+        slope, change = differences(name, point, first, jvp_of_value_and_grad)
+    else:
+        slopes, curvatures = derivatives(name, point, first)
+        slope, change = differences(name, point, first)
     curvatures = {form: dot(found, second) for form, found in curvatures.items()}
     for forms, expected, tolerance in (
         (slopes, slope, 1e-7), (curvatures, dot(change, second), 1e-6),
@@ -185,18 +251,6 @@ def test_every_nesting_agrees_with_differences(name, step):
         assert abs(float(expected)) > 1e-6, "a derivative that vanishes tests nothing"
         for form, found in forms.items():
             np.testing.assert_allclose(found, expected, rtol=tolerance, err_msg=form)
-
-
-@pytest.mark.parametrize("name, step", CASES[:2])
-def test_gradients_under_vmap_and_jit_are_those_without(name, step):
-    several = [network(step), randomised(network(step), seed=9, scale=0.3)]
-    points = [on_host((params, X)) for params in several]
-    stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *points)
-    together = vmap_of_grad(name, stacked, None)
-    for index, point in enumerate(points):
-        alone = grad_and_jvp_of_grad(name, point, point)[:2]
-        picked = jax.tree.map(lambda leaf: leaf[index], together)  # noqa: B023
-        chex.assert_trees_all_close(picked, alone, rtol=1e-9, atol=1e-12)
 
 
 def mass(params, x):
@@ -224,38 +278,3 @@ def test_values_under_vmap_and_jit_are_those_without(function):
     for index, point in enumerate(several):
         picked = jax.tree.map(lambda leaf: leaf[index], together)  # noqa: B023
         chex.assert_trees_all_close(picked, on_host(alone(*point)), rtol=1e-9, atol=1e-12)
-
-
-def test_second_derivatives_in_the_input():
-    params, direction = on_host((network(lim.euler), random_states(6, LENGTH, WIDTH)))
-    along = nowhere(params), np.stack([direction, nowhere(direction)])
-    point = params, np.asarray(X)
-    forms = derivatives("loss", point, along, dear=False)[1]
-    forms = {form: BATCH * found[1][0] for form, found in forms.items()}
-    hessian = jax.jit(jax.hessian(example_loss, argnums=1))(params, point[1][0], np.asarray(Y)[0])
-    forms["hessian"] = np.tensordot(hessian, direction, axes=2)
-    expected = BATCH * differences("loss", point, along)[1][1][0]
-    for form, found in forms.items():
-        np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-9, err_msg=form)
-
-
-def test_a_mixed_derivative_by_one_jvp_of_the_parameter_gradient():
-    """Forward over reverse along an input tangent c gives the gradient of <c, P_0>."""
-    params, c = on_host((network(lim.euler), random_states(6, LENGTH, WIDTH)))
-    along_c = nowhere(params), np.stack([BATCH * c, nowhere(c)])
-    mixed = grad_and_jvp_of_grad("loss", (params, X), along_c)[2]
-    expected = grad_of_grad("loss", (params, X), along_c)
-    chex.assert_trees_all_close(mixed[0], expected[0], rtol=1e-10, atol=1e-13)
-
-
-def test_a_stopped_gradient_is_zero_and_ours_is_not():
-    point = on_host((network(lim.euler), X))
-
-    @jax.jit
-    @jax.grad
-    def stopped(params):
-        return influence(jax.lax.stop_gradient(params), X)[1]
-
-    _, ours, _ = grad_and_jvp_of_grad("density", point, point)
-    norms = [dot(gradient, gradient) for gradient in (on_host(stopped(point[0])), ours[0])]
-    assert norms[0] == 0 and norms[1] > 1e-6

@@ -13,9 +13,8 @@ import lim_jax as lim
 from lim_jax.adjoint import tangent
 
 LENGTH = 7
-# On unequal cells all of them; on tokens, three.
-CASES = [(name, lim.graded_grid) for name in ARCHITECTURES]
-CASES += [(name, lim.token_grid) for name in ("grouped queries", "rotary", "everything")]
+# On unequal cells all of them; on tokens, that with the options of all.
+CASES = [*((name, lim.graded_grid) for name in ARCHITECTURES), ("everything", lim.token_grid)]
 
 
 @jax.jit

@@ -24,9 +24,11 @@ SIZES, DEPTHS = (12, 24, 48, 96), (10, 20, 40, 80)
 
 def averaging(values):
     """Fields that average what is left of each position, times a number for each layer."""
-    zero, one = jnp.zeros((1, 1, 1)), jnp.ones((1, 1, 1))
-    layers = [lim.CausalAttention(eqx.nn.Identity(), zero, zero, v * one, one) for v in values]
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *layers)
+    zero, one = (jax.device_put(np.full((1, 1, 1), number)) for number in (0.0, 1.0))
+    layer = lim.CausalAttention(eqx.nn.Identity(), zero, zero, one, one)
+    layers = jax.tree.map(lambda leaf: np.stack([leaf] * len(values)), layer)
+    stacked = np.reshape(values, (-1, 1, 1, 1))
+    return jax.device_put(eqx.tree_at(lambda layers: layers.value, layers, stacked))
 
 
 def squares(p):
@@ -222,12 +224,14 @@ def test_a_network_may_be_any_function_that_a_user_has():
 @pytest.mark.slow
 @pytest.mark.parametrize("name, order", [("tokens", 1), ("graded", 2)])
 def test_a_field_with_turning_keys_and_a_gated_network_converges(name, order):
-    keys = jax.random.split(jax.random.key(0), 2)
-    attention = lim.CausalAttention.init(
-        4, heads=2, groups=1, rotary=Rotary((1.0,), tokens=12), eta=0.1, key=keys[0]
-    )
-    gated = GatedFeedForward.init(4, hidden=5, eta=0.1, key=keys[1])
-    field = randomised(lim.TransformerField(attention, gated), 1)
+    def made(key):
+        attention = lim.CausalAttention.init(
+            4, heads=2, groups=1, rotary=Rotary((1.0,), tokens=12), eta=0.1, key=key
+        )
+        gated = GatedFeedForward.init(4, hidden=5, eta=0.1, key=key)
+        return lim.TransformerField(attention, gated)
+
+    field = randomised(jax.eval_shape(made, jax.random.key(0)), 1)
 
     def states(p):
         return jnp.stack([jnp.sin(3 * p) + 0.3, jnp.cos(5 * p), p**2, jnp.exp(-p)], axis=1)
@@ -294,7 +298,7 @@ TURNING = dataclasses.replace(layer_of(FLOW).attention, rotary=Rotary((1.0,)))
 WINDOWED = dataclasses.replace(layer_of(FLOW).attention, window=3)
 TOKENS = [lim.token_grid(n) for n in (4, 6, 8, 12)]
 DOUBLED = [lim.token_grid(n) for n in (4, 8, 16)]
-DEPTH_FLOW = lim.ContinuousFlow(lim.network.linear_control(FLOW.layers))
+DEPTH_FLOW = lim.ContinuousFlow(lim.network.LayerwiseControl(averaging([1.5])))
 
 
 def four_of_each(p):

@@ -26,6 +26,27 @@ def layer(seed=0):
     return layer_of(random_flow(seed, depth=1, width=3, heads=1))
 
 
+class Tanh(eqx.Module):
+    """A tokenwise sublayer of the fewest operations."""
+
+    weight: jax.Array
+    bias: jax.Array
+
+    def __call__(self, x, context, grid):
+        return jnp.tanh(x @ self.weight) + self.bias[None]
+
+
+def light_layers(depth):
+    """Attention without a norm, and `Tanh`: what is refined is depth, whatever the sublayers."""
+    generator = np.random.default_rng(0)
+    weight, bias = (
+        jax.device_put(generator.standard_normal((depth, *of))) for of in ((3, 3), (3,))
+    )
+    attention = random_flow(0, depth=depth, width=3, heads=1).layers.attention
+    attention = eqx.tree_at(lambda attention: attention.norm, attention, eqx.nn.Identity())
+    return lim.TransformerField(attention, Tanh(weight, bias))
+
+
 def assert_order(study, order):
     assert study.reference_error < min(study.errors) / 20
     assert abs(study.order.value - order) < 0.15, study
@@ -94,8 +115,9 @@ def test_a_field_that_is_not_smooth_gets_no_bound_and_its_own_order():
 @pytest.fixture(scope="module")
 def trajectories():
     """Recursions of one control, as it is and perturbed: they share the depth flow."""
-    zero = jax.tree.map(lambda leaf: jnp.asarray(0 * np.asarray(leaf)), layer())
-    direction = eqx.tree_at(lambda f: f.feed_forward.outer_bias, zero, jnp.asarray(np.ones(3)))
+    layers = light_layers(3)
+    zero = jax.tree.map(lambda leaf: jnp.asarray(0 * np.asarray(leaf)[0]), layers)
+    direction = eqx.tree_at(lambda f: f.feed_forward.bias, zero, jnp.asarray(np.ones(3)))
     schemes = {
         "euler": Scheme(),
         "split": Scheme(lim.split),
@@ -109,7 +131,7 @@ def trajectories():
             perturbation=lim.limits.alternating_perturbation(direction, lambda m: m**-0.5)
         ),
     }
-    control = linear_control(random_flow(depth=3, width=3, heads=1).layers)
+    control = linear_control(layers)
     grid = lim.token_grid(6)
     depths = (32, 64, 128, 256)
     return lim.limits.trajectory_studies(control, smooth(grid.nodes), grid, depths, schemes)
@@ -252,7 +274,7 @@ def test_perturbed_controls_converge_as_their_distance_does_or_better(trajectori
 @pytest.mark.slow
 def test_layers_without_a_limit_shadow_their_own_flow():
     # `thm:resnet-ode`.
-    two = random_flow(3, depth=2, width=3, heads=1).layers
+    two = light_layers(2)
     grid = lim.token_grid(6)
     study = lim.limits.shadowing_study(
         lambda depth: jax.tree.map(lambda leaf: leaf[jnp.arange(depth) % 2], two),
@@ -268,7 +290,7 @@ def test_the_split_defect_is_of_second_order_and_its_sum_of_first():
     grid = lim.token_grid(6)
     x = smooth(grid.nodes)
     assert_order(lim.limits.split_defect_study(layer(), x, grid, DEPTHS), 2)
-    control = linear_control(random_flow(depth=3, width=3, heads=1).layers)
+    control = linear_control(light_layers(3))
     gap = lim.limits.split_gap_study(control, x, grid, DEPTHS)
     assert_order(gap, 1)
     assert gap.claimed is None
@@ -277,7 +299,7 @@ def test_the_split_defect_is_of_second_order_and_its_sum_of_first():
 @pytest.mark.slow
 def test_adjoint_density_and_cone_mass_converge_in_depth():
     """Dear: an adjoint and a cone mass of each depth and scheme, and two references to compare."""
-    control = linear_control(random_flow(depth=3, width=3, heads=1).layers)
+    control = linear_control(light_layers(3))
     grid = lim.token_grid(6)
     studies = lim.limits.input_adjoint_depth_studies(
         control,
@@ -299,8 +321,10 @@ def test_regional_influence_needs_the_graded_grid(make_grid, order):
 
     On tokens 0.6 is the slope at these lengths: the order is 1 up to powers of log L.
     """
+    layers = lim.limits.gaussian_attention(0, 2)
+    layers = eqx.tree_at(lambda attention: attention.norm, layers, eqx.nn.Identity())
     studies = lim.limits.input_adjoint_studies(
-        lim.ResidualFlow(lim.limits.gaussian_attention(0, 2)),
+        lim.ResidualFlow(layers),
         lambda x, grid: lim.inner(smooth(grid.nodes) + 1, x, grid),
         smooth,
         (100, 200, 400, 800),

@@ -1,5 +1,6 @@
 """Penalties on influence: the mixed derivative is the gradient of the gradient, on any model."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -38,9 +39,15 @@ def network(step):
     return random_flow(1, depth=2, width=WIDTH, step=step)
 
 
+def attentive():
+    """Attention alone: half the program. What both sublayers make is tested with `split`."""
+    flow = network(lim.euler)
+    return dataclasses.replace(flow, layers=flow.layers.attention)
+
+
 def continuous():
     return lim.ContinuousFlow(
-        LayerwiseControl(network(lim.euler).layers),
+        LayerwiseControl(attentive().layers),
         solver=diffrax.Euler(),
         stepsize_controller=diffrax.ConstantStepSize(),
         adjoint=diffrax.DirectAdjoint(),
@@ -67,7 +74,7 @@ def recurrent():
 
 
 MODELS: dict[str, Callable[[], Any]] = {
-    "euler": lambda: network(lim.euler),
+    "euler": attentive,
     "split": lambda: network(lim.split),
     "diffrax": continuous,
     "equinox": recurrent,
@@ -122,7 +129,7 @@ def objectives_derivatives(params, direction):
     [pytest.param(n, marks=pytest.mark.slow) if n in ("diffrax", "split") else n for n in MODELS],
 )
 def test_the_gradient_is_that_of_the_gradient(name):
-    # `eq:discrete-target-influence-penalty`. Diffrax's some 9 s are the price of its solver's
+    # `eq:discrete-target-influence-penalty`. Diffrax's some 6 s are the price of its solver's
     # loop differentiated twice, by our rule and in reverse over reverse.
     model = MODELS[name]()
     arrays, static = eqx.partition(model, eqx.is_inexact_array)
@@ -194,7 +201,7 @@ def test_options_and_inputs_are_differentiated_too():
 
 def test_the_penalty_is_the_influences_discrepancy():
     # `eq:influence-discrepancy-functional`, `eq:l2-influence-discrepancy`.
-    params = network(lim.euler)
+    params = attentive()
     found = penalty(params, target=0.5, epsilon=0.0)
     density = np.asarray(lim.influence(example_loss, params, (X, Y), GRID).density)
     expected = np.asarray(GRID.weights) @ (density - 0.5) ** 2 / 2
@@ -221,7 +228,7 @@ def test_single_precision_stays_single():
 
 
 def test_a_stopped_gradient_is_zero():
-    params = network(lim.euler)
+    params = attentive()
 
     def stopped(params):
         return objective(jax.lax.stop_gradient(params))
@@ -319,7 +326,7 @@ def test_training_on_the_objective_balances_influence():
 def test_algorithm_3_with_exact_probes_is_the_trace_penalty_of_the_gramians():
     """Dear: a gradient through the Gramians themselves is what it is held to."""
     # `eq:observability-balanced-training-objective`.
-    params, drawn = network(lim.euler), orthogonal_probes(WIDTH, WIDTH, key=jax.random.key(0))
+    params, drawn = attentive(), orthogonal_probes(WIDTH, WIDTH, key=jax.random.key(0))
     seen = jnp.array([LENGTH - 1])
 
     def observations(params, x):
@@ -374,7 +381,7 @@ def test_injected_traces_are_differentiated_as_the_gradient_of_a_gradient():
 
     Of even steps and of the first layer's alone, by the same programs.
     """
-    params, draws = network(lim.split), 2
+    params, draws = attentive(), 2
     seen = jax.device_put(np.array([LENGTH - 1, 2]))
 
     def observations(params, x):
@@ -409,7 +416,7 @@ def test_injected_traces_are_differentiated_as_the_gradient_of_a_gradient():
 
 
 def test_injected_traces_average_over_training_steps():
-    params, seen = network(lim.euler), jnp.array([LENGTH - 1])
+    params, seen = attentive(), jnp.array([LENGTH - 1])
 
     def observations(params, x):
         return gramian.ObservedTokens(params, GRID, seen)(x)
