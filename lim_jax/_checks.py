@@ -23,6 +23,8 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Bool, PyTree
 
+from lim_jax._varying import varying_axes
+
 Tree = TypeVar("Tree")
 ARRAYS = (jax.Array, np.ndarray)
 
@@ -192,6 +194,28 @@ def require_example(example: object) -> None:
     )
 
 
+def require_auto(tree: PyTree, name: str) -> None:
+    """Refuse arrays spread over axes of a mesh whose shardings are parts of their types.
+
+    Examples
+    --------
+    >>> mesh = jax.make_mesh((1,), ("data",))
+    >>> require_auto(jax.device_put(jnp.ones(1), jax.NamedSharding(mesh, jax.P("data"))), "x")
+    Traceback (most recent call last):
+    ValueError: x: got float64[1@data], expected axes of type Auto. Make the mesh with ...
+    """
+    for leaf in jax.tree.leaves(tree):
+        typed = jax.typeof(leaf) if isinstance(leaf, jax.Array) else None
+        require(
+            typed is None or all(axis is None for axis in typed.sharding.spec),
+            name,
+            got=typed,
+            expected="axes of type Auto",
+            cure="Make the mesh with axis_types=(jax.sharding.AxisType.Auto, ...): then the "
+            "compiler finds how what is computed is spread.",
+        )
+
+
 def require_key(key: Any) -> None:
     """Refuse what is no single random key."""
     typed = isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
@@ -209,7 +233,16 @@ def guarded(tree: Tree, fails: Bool[Array, "..."], message: str) -> Tree:
     """Return `tree`; where any of `fails` is true its use raises, inside `jax.jit` too."""
     if not isinstance(fails, Tracer) and not np.any(fails):
         return tree  # known by now: nothing need be compiled
-    return eqx.error_if(tree, fails, message)
+    if not varying_axes((tree, fails)):
+        return eqx.error_if(tree, fails, message)
+    # The branches of a conditional are of one type: of one that no device has to itself.
+    anywhere = jax.lax.pmax(jnp.any(fails).astype(int), tuple(varying_axes(fails))) > 0
+    never = eqx.error_if(jnp.array(False), anywhere, message)
+
+    def tied(leaf: Any) -> Any:
+        return jnp.where(never, jnp.zeros_like(leaf), leaf) if eqx.is_array(leaf) else leaf
+
+    return jax.tree.map(tied, tree)
 
 
 def all_finite(tree: PyTree) -> Bool[Array, ""]:

@@ -22,6 +22,8 @@ from jax.interpreters import ad, batching, mlir
 from jax.typing import ArrayLike
 from jaxtyping import Array, Shaped
 
+from lim_jax._varying import varying_as
+
 Points = Sequence[Shaped[Array, "points ..."]]
 Vectors = Sequence[Shaped[Array, "points vectors ..."]]
 # ``program(points, vectors, setting)``; the setting is known before tracing.
@@ -117,7 +119,8 @@ def at(
 ) -> list[Array]:
     """Apply it at one point to one vector, both of several arrays."""
     static = {"count": len(point), "many": 0, "sharing": 0, "setting": setting}
-    return primitive.bind(*point, *vector, **static)
+    operands = [*map(jnp.asarray, (*point, *vector))]
+    return primitive.bind(*varying_as(operands, operands), **static)
 
 
 def written_out(equation: JaxprEqn) -> ClosedJaxpr | None:

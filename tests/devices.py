@@ -63,9 +63,10 @@ JOBS = {
 
 
 def dense_and_tiled():
-    """All jobs, and the density once more in small tiles of attention."""
+    """All jobs, and the density once more in small tiles of attention, two heads at a time."""
     yield tuple(JOBS), "dense"
     tiles.TILE = attention.DENSE = SMALL_TILE
+    tiles.CACHE = 2 * SMALL_TILE**2 // jax.device_count()
     jax.clear_caches()
     yield ("density",), "tiled"
 
@@ -109,8 +110,37 @@ def virtual(file):
                 assert len(jax.tree.leaves(found)[0].sharding.device_set) == 8
                 assert gap < 1e-12, (name, attends, spec, gap)
                 print(name, attends, spec, gap)
+    assert largest_difference(numbers["density", "tiled"], numbers["density", "dense"]) < 1e-12
+    mapped()
     arrays = list(map(np.asarray, jax.tree.leaves((model, batch))))
     Path(file).write_bytes(pickle.dumps((arrays, numbers)))
+
+
+def mapped():
+    """By `jax.shard_map` on 2 and 8 devices: a loss of class numbers, which are checked."""
+    (model, (x, y)) = network()
+    numbers = y.argmax(axis=-1)
+
+    def risk(model, x, y):
+        return jax.vmap(loss, in_axes=(None, 0, 0))(model, x, y).mean()
+
+    expected = list(map(np.asarray, jax.tree.leaves(jax.jit(jax.grad(risk))(model, x, numbers))))
+    whole, shared = PartitionSpec(), PartitionSpec("data")
+    for count, check in ((8, False), (8, True), (2, True)):
+        mesh = jax.make_mesh(
+            (count,), ("data",), axis_types=(AxisType.Auto,), devices=jax.devices()[:count]
+        )
+        over = partial(jax.shard_map, mesh=mesh, in_specs=(whole, shared, shared), out_specs=whole)
+        spread = over(lambda *at: jax.lax.pmean(risk(*at), "data"), check_vma=check)
+        job = jax.jit(jax.grad(spread))
+        gap = largest_difference(job(model, x, numbers), expected)
+        assert gap < 1e-12, (count, check, gap)
+        print("mapped", count, check, gap)
+    try:
+        jax.block_until_ready(job(model, x, numbers.at[-1, 2].set(5)))
+    except Exception as error:
+        assert "class numbers from 0 to 4" in str(error), error
+        print("refused on the last device")
 
 
 def heads(seed, count, length):

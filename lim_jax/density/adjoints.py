@@ -18,6 +18,7 @@ from lim_jax._checks import (
     described,
     guarded,
     require,
+    require_auto,
     require_callable,
     require_floating,
 )
@@ -177,6 +178,7 @@ def require_pair(loss: Loss, batch: Any) -> Batch:
         cure="Pass (x, None) where there are no labels.",
     )
     x, y = batch
+    require_auto(batch, "batch")
     if isinstance(loss, LossOfIds):
         _require_ids(x)
         return x, y

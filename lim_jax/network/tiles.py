@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from lim_jax._linear import Points, Program, Vectors
+from lim_jax._varying import varying_as
 from lim_jax.grid.cells import CellGrid
 
 TILE = 128  # positions
@@ -187,6 +188,7 @@ def over_tiles(
     rows.
     """
     blocks = jax.tree.leaves(rows)[0].shape[1]
+    of_rows, of_columns = varying_as((of_rows, of_columns), (rows, columns, starts))
     if tiling.axis is None:
         pairs, here = np.stack(np.tril_indices(blocks)), jnp.array(0)
         visited = _over_pairs(visit, rows, columns, starts, pairs, here, here, tiling)

@@ -1,0 +1,40 @@
+"""Arrays that differ from device to device inside `jax.shard_map`: their types say over which axes.
+
+A loop's carry and the branches of a conditional must be of one type, so what begins as zeros is
+made to vary as what is added to it.
+"""
+
+from typing import Any, TypeVar
+
+import jax
+from jaxtyping import PyTree
+
+Tree = TypeVar("Tree")
+
+
+def varying_axes(tree: PyTree) -> frozenset[str]:
+    """The axes of the mesh over which any array varies: none outside of `jax.shard_map`.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> varying_axes(jnp.ones(2))
+    frozenset()
+    """
+    return frozenset().union(*map(_axes, jax.tree.leaves(tree)))
+
+
+def varying_as(tree: Tree, like: PyTree) -> Tree:
+    """The same arrays, which vary over all axes over which these or those of `like` do."""
+    axes = varying_axes((tree, like))
+
+    def cast(leaf: Any) -> Any:
+        missing = tuple(axes - _axes(leaf))
+        return jax.lax.pcast(leaf, missing, to="varying") if missing else leaf
+
+    return jax.tree.map(cast, tree)
+
+
+def _axes(leaf: Any) -> frozenset[str]:
+    manual = getattr(jax.typeof(leaf), "manual_axis_type", None)
+    return frozenset() if manual is None else manual.varying
