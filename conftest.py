@@ -47,9 +47,10 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 # Tracing makes many objects and few cycles: collecting at the usual pace takes a fifth of the time.
 gc.set_threshold(200_000, 20, 100)
 
-# The dearest files, first: no worker is left alone with one at the end.
+# The dearest files, first: no worker is left alone with one at the end. Before them the weights
+# that take most memory, which a worker has then to itself.
 DEAREST = (
-    "test_rates", "test_transformations", "test_objectives", "test_continuous", "test_reproduction",
+    "test_real_weights", "test_rates", "test_transformations", "test_objectives", "test_continuous", "test_reproduction",
     "test_gramian", "test_devices", "test_readme", "test_criteria", "test_notebooks", "test_cli",
     "test_blocked", "test_docs",
 )  # fmt: skip
