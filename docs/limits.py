@@ -8,6 +8,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from drawn import numbered
+
 from lim_jax.limits import Curve, Row, Study
 from lim_jax.plots import convergence_rates, error_against_cost
 
@@ -62,4 +64,5 @@ def draw(folder: Path) -> None:
 
 if __name__ == "__main__":
     PAGE.write_text(written(), encoding="utf-8")
-    draw(HERE / "limits")
+    with numbered():
+        draw(HERE / "limits")

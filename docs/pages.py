@@ -7,6 +7,8 @@ import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from drawn import numbered
+
 PROGRAM = re.compile(
     r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.MULTILINE | re.DOTALL
 )
@@ -36,7 +38,7 @@ def programs(page: Path) -> list[Program]:
 def run(page: Path) -> list[tuple[Program, str]]:
     """Run a page's programs one after the other, in this folder; with what each has printed.
 
-    Files of results that they name are put there.
+    Files of results that they name are put there; pictures carry what they draw.
     """
     text = page.read_text(encoding="utf-8")
     for kind in ("*.npz", "*.json"):
@@ -47,7 +49,7 @@ def run(page: Path) -> list[tuple[Program, str]]:
     printed = []
     for number, program in enumerate(programs(page)):
         said = io.StringIO()
-        with contextlib.redirect_stdout(said):
+        with contextlib.redirect_stdout(said), numbered():
             exec(compile(program.source, f"{page.name}, program {number + 1}", "exec"), names)
         printed.append((program, said.getvalue()))
     return printed

@@ -14,7 +14,9 @@ from urllib.parse import unquote
 
 import jax
 import matplotlib.pyplot as plt
+import numpy as np
 import pytest
+from drawn import carried, numbered
 from reference.browser import PROGRAM, browser
 
 ROOT = Path(__file__).parent.parent
@@ -173,8 +175,21 @@ def test_the_programs_of_a_page_run_and_print_what_it_says(page, tmp_path, monke
     plt.close("all")
     for program, printed in done:
         assert program.prints in (None, printed), program.source
-    drawn = {file.name for file in tmp_path.glob("*.png")}
-    assert drawn == {file.name for file in (DOCS / page.stem).glob("*.png")}
+    require_as_drawn(DOCS / page.stem, tmp_path)
+
+
+def require_as_drawn(committed, anew):
+    """The same pictures, which say the same words and draw the same numbers."""
+    files = sorted(committed.glob("*.png")) if committed.exists() else []
+    assert [file.name for file in files] == sorted(file.name for file in anew.glob("*.png"))
+    for file in files:
+        for old, new in zip(carried(file), carried(anew / file.name), strict=True):
+            assert old["said"] == new["said"], file
+            for one, other in zip(old["drawn"], new["drawn"], strict=True):
+                close = np.allclose(
+                    one, other, rtol=0.01, atol=1e-3 * np.nanmax(np.abs(other)), equal_nan=True
+                )
+                assert close, (file, one, other)
 
 
 def test_the_rooms_pages_hold_what_the_doors_hand_out():
@@ -237,10 +252,14 @@ def test_files_and_pictures_that_a_page_names_are_there():
             assert (page.parent / picture).exists(), (page.name, picture)
 
 
-def test_the_table_of_limits_is_that_of_the_results():
+def test_the_table_of_limits_and_its_pictures_are_those_of_the_results(tmp_path):
     limits = runpy.run_path(str(DOCS / "limits.py"))
     assert limits["PAGE"].read_text() == limits["written"]()
     rows = limits["results"]()["rates"]
     assert all(row["agrees"] for row in rows)
     text = limits["PAGE"].read_text()
     assert f"Of {len(rows)} orders\nand bounds {len(rows)} are as expected" in text
+    with numbered():
+        limits["draw"](tmp_path)
+    plt.close("all")
+    require_as_drawn(DOCS / "limits", tmp_path)

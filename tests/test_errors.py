@@ -90,7 +90,15 @@ def penalty_of_readout(weight):
     return influence_penalty(loss, readout, (full((2, 4, 6), 1.0), None), GRID)
 
 
+def on_explicit_axes(array):
+    return jax.device_put(array, jax.NamedSharding(jax.make_mesh((1,), ("data",)), jax.P("data")))
+
+
 STATIC = {
+    "a mesh of explicit axes": (
+        influence_of(on_explicit_axes(STATES[None])),
+        r"batch: got float64\[1@data,4,6\], expected axes of type Auto\. Make the mesh with axis_",
+    ),
     "wrong rank": (influence_of(STATES), r"batch: got x of shape \(4, 6\).*x\[None\]"),
     "wrong length": (influence_of(full((2, 5, 6), 1.0)), r"expected \(examples, 4, width\)"),
     "zero examples": (influence_of(full((0, 4, 6), 1.0)), "at least one example"),
