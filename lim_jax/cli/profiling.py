@@ -117,7 +117,7 @@ def profile(
         print(f"== {model} on {data}: {_described(contexts)}, loss {loss} ==")
         print(_table(found))
         title = f"{model.name}, {loss}"
-        _write(found, title, folder)
+        _write(found, f"{title}, {_described(contexts)}", folder)
         if html:
             _write_page(found, network, model, loss, title, folder)
         print(f"Wrote profile.json, tables and figures to {folder}.")
@@ -209,7 +209,7 @@ def _by_record(contexts: Sequence[Context], energies: Sequence[Energy]) -> dict[
 def _described(contexts: Sequence[Context]) -> str:
     lengths = [context.length for context in contexts]
     spread = f"{min(lengths)} to {max(lengths)}" if min(lengths) < max(lengths) else lengths[0]
-    return f"{len(contexts)} contexts of {spread} tokens"
+    return f"{len(contexts)} context{'s' * (len(lengths) > 1)} of {spread} tokens"
 
 
 def _table(found: Profiled) -> str:

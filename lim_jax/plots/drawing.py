@@ -74,16 +74,16 @@ def new_figure(ylabel: str, xlabel: str = POSITION, title: str = "") -> tuple[Fi
 
 
 def headed(title: str, length: int, count: int | None = None, left_out: int = 0) -> str:
-    """A title, with the length, the number of examples and of positions left out.
+    """A title, with the number of the grid's positions, of examples and of positions left out.
 
     Examples
     --------
     >>> headed("a network, last token", 48, 16, left_out=1)
-    'a network, last token (L = 48, n = 16, 1 left out)'
+    'a network, last token (48 positions, n = 16, 1 left out)'
     >>> headed("", 48)
-    'L = 48'
+    '48 positions'
     """
-    size = f"L = {length}" + (f", n = {count}" if count is not None else "")
+    size = f"{length} positions" + (f", n = {count}" if count is not None else "")
     size += f", {left_out} left out" if left_out else ""
     return f"{title} ({size})" if title else size
 

@@ -43,7 +43,7 @@ def influence_profile(result: Influence, title: str = "") -> Figure:
     >>> from lim_jax.paper import gate_influence
     >>> figure = influence_profile(gate_influence(jnp.zeros(48)), "gates, linear loss")
     >>> figure.axes[0].get_title().splitlines()[0]
-    'gates, linear loss (L = 48, n = 1)'
+    'gates, linear loss (48 positions, n = 1)'
     """
     require(
         isinstance(result, Influence),

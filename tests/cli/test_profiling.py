@@ -148,7 +148,13 @@ def test_a_profile_that_is_interrupted_goes_on_to_the_same_files(
     folder, data, tmp_path, monkeypatch, capsys
 ):
     """Three times, in the midst of a context; none that was finished is measured again."""
-    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **options: path.touch())
+    titles = set()
+
+    def drawn(figure, path):
+        titles.add(figure.axes[0].get_title().splitlines()[0])
+        path.touch()
+
+    monkeypatch.setattr(Figure, "savefig", drawn)
     measure, measured, allowed = models.ids._energy, [], 9
 
     def stopping(*arguments):
@@ -171,6 +177,8 @@ def test_a_profile_that_is_interrupted_goes_on_to_the_same_files(
     assert cli.main([*arguments, str(out)]) == 0
     assert measured == expected
     assert "4 contexts of 7 to 9 tokens" in capsys.readouterr().out
+    said = f"{folder.name}, answer, 4 contexts of 7 to 9 tokens (100 positions, n = 4)"
+    assert said in titles and len(titles) <= 2
     names = {path.name for path in whole.iterdir()}
     assert {path.name for path in out.iterdir()} == names and "unfinished" not in names
     for name in ("profile.json", "profile.csv", "tokens.csv", "records.csv"):

@@ -47,7 +47,7 @@ def test_the_profile_shows_density_errors_averages_and_indices():
     np.testing.assert_allclose(drawn, result.regional_averages)
     indices, errors = result.indices(), result.index_errors()
     heading, numbers = axes.get_title().splitlines()
-    assert heading == "a network, cubes (L = 30, n = 5)"
+    assert heading == "a network, cubes (30 positions, n = 5)"
     assert f"LIM {float(indices.lim):+.3f} ± {float(errors.lim):.3f}" in numbers
     assert legend(figure) == ["density ± 2 standard errors", "uniform", "regional averages"]
     assert axes.get_xlabel() and axes.get_ylabel()
@@ -150,7 +150,7 @@ def test_one_example_is_drawn_without_a_band():
     result = lim.influence(lambda params, x, y: jnp.sum(x**3), None, batch, grid)
     (axes,) = influence_profile(result).axes
     assert len(axes.collections) == 1  # the regional averages
-    assert "±" not in axes.get_title() and axes.get_title().startswith("L = 5, n = 1\n")
+    assert "±" not in axes.get_title() and axes.get_title().startswith("5 positions, n = 1\n")
 
 
 def test_positions_left_out_are_not_drawn():
@@ -164,7 +164,7 @@ def test_positions_left_out_are_not_drawn():
     np.testing.assert_allclose(shown, np.array([grid.nodes, result.density])[:, :28])
     kept = np.asarray(grid.weights)[:28].sum()
     np.testing.assert_allclose(np.asarray(uniform.get_ydata()), 1 / kept)
-    assert "L = 30, n = 5, 2 left out" in axes.get_title()
+    assert "30 positions, n = 5, 2 left out" in axes.get_title()
 
 
 def test_regions_are_drawn_where_they_lie():
@@ -222,7 +222,7 @@ def test_cone_masses_have_a_band_of_two_errors():
     band = heights(axes.collections[0])
     ends = 2 * np.exp(-0.2 / 2), 7 * np.exp(1.0 / 7)
     np.testing.assert_allclose([band.min(), band.max()], ends)
-    assert axes.get_title() == "L = 6"
+    assert axes.get_title() == "6 positions"
 
 
 def test_large_errors_of_small_cone_masses_stay_on_the_logarithmic_axis():
@@ -234,7 +234,7 @@ def test_large_errors_of_small_cone_masses_stay_on_the_logarithmic_axis():
     band = heights(axes.collections[0])
     np.testing.assert_allclose(band.min(), 0.1 * np.exp(-4))
     assert np.isnan(np.asarray(axes.lines[0].get_ydata())[-1])  # no mass has no logarithm
-    assert axes.get_title() == "mean over layers (L = 5)"
+    assert axes.get_title() == "mean over layers (5 positions)"
 
 
 def certificate(name, *sides, holds=True, vacuous=""):
