@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -23,11 +24,8 @@ def numbered() -> Iterator[None]:
         carried = {"metadata": {KEY: json.dumps(numbers(figure))}}
         save(figure, file, **(carried if Path(file).suffix == ".png" else {}), **options)
 
-    Figure.savefig = saved
-    try:
+    with mock.patch.object(Figure, "savefig", saved):
         yield
-    finally:
-        Figure.savefig = save
 
 
 def numbers(figure: Figure) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ from . import gpt_family as gpt_family
 from . import ids as ids
 from . import language as language
 from . import llama_family as llama_family
+from . import options as options
 from . import reading as reading
 from . import text as text
 from .causal import CausalLM as CausalLM
@@ -38,6 +39,10 @@ from .llama_family import llama as llama
 from .llama_family import mistral as mistral
 from .llama_family import qwen2 as qwen2
 from .llama_family import qwen3 as qwen3
+from .options import Configuration as Configuration
+from .options import refuse_options as refuse_options
+from .options import refuse_other_architectures as refuse_other_architectures
+from .options import refuse_unknown as refuse_unknown
 from .reading import Reader as Reader
 from .reading import Sizes as Sizes
 from .reading import Weights as Weights
@@ -45,10 +50,10 @@ from .reading import by_head as by_head
 from .reading import chosen as chosen
 from .reading import exact_gelu as exact_gelu
 from .reading import frequencies_of as frequencies_of
+from .reading import head_of as head_of
 from .reading import number as number
 from .reading import positive as positive
 from .reading import put as put
-from .reading import refuse_options as refuse_options
 from .reading import require_heads_divide as require_heads_divide
 from .reading import rope_options as rope_options
 from .reading import stacked as stacked

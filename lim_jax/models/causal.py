@@ -16,6 +16,7 @@ from lim_jax.loss.readouts import Logits
 from lim_jax.models.checkpoint import open_checkpoint
 from lim_jax.models.families import FAMILIES
 from lim_jax.models.gguf_file import open_gguf
+from lim_jax.models.options import refuse_other_architectures
 from lim_jax.network.field import State
 from lim_jax.network.flow import ResidualFlow
 from lim_jax.network.norms import Norm
@@ -262,6 +263,7 @@ def load(path: Path | str, dtype: str = "float32") -> CausalLM:
         expected=" or ".join(FAMILIES),
         cure="For other architectures write their field, and give influence a loss of your own.",
     )
+    refuse_other_architectures(checkpoint.config, str(family))
     weights = FAMILIES[str(family)](checkpoint, dtype)
     surplus = sorted(set(checkpoint.files) - weights.known)
     require(

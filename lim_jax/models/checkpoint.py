@@ -18,6 +18,7 @@ import lazy_loader
 import numpy as np
 
 from lim_jax._checks import require, require_extra
+from lim_jax.models.options import Configuration
 
 safetensors: Any = lazy_loader.load("safetensors")  # of the extra; the rest does without
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -41,7 +42,7 @@ class Checkpoint(NamedTuple):
     """
 
     folder: Path
-    config: Mapping[str, Any]
+    config: Configuration
     files: Mapping[str, Path]
 
     def read(self, name: str, shape: tuple[int, ...], dtype: str = "float32") -> np.ndarray:
@@ -158,7 +159,7 @@ def open_checkpoint(folder: Path | str) -> Checkpoint:
     else:
         _require_weights(folder)
         files = dict.fromkeys(_names(folder / WHOLE), folder / WHOLE)
-    return Checkpoint(folder, config, files)
+    return Checkpoint(folder, Configuration(config), files)
 
 
 def _require_weights(folder: Path) -> None:

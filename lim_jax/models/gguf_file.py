@@ -16,6 +16,7 @@ import numpy as np
 
 from lim_jax._checks import require, require_extra
 from lim_jax.models.checkpoint import gathered, require_shape, require_tensor
+from lim_jax.models.options import Configuration
 
 gguf: Any = lazy_loader.load("gguf")  # of the extra; the rest does without
 LAYER = {
@@ -34,6 +35,8 @@ OUTSIDE = {
     "output_norm": "model.norm",
     "output": "lm_head",
 }
+
+FACTORS = "rope_freqs.weight"  # what each rotary frequency is divided by: Llama 3's scaling, done
 
 
 class _Stored(NamedTuple):
@@ -72,7 +75,7 @@ class GGUFCheckpoint(NamedTuple):
     """
 
     file: Path
-    config: Mapping[str, Any]
+    config: Configuration
     files: Mapping[str, _Stored]
 
     def read(self, name: str, shape: tuple[int, ...], dtype: str = "float32") -> np.ndarray:
@@ -166,7 +169,12 @@ def open_gguf(file: Path | str) -> GGUFCheckpoint:
         cure="Take the publisher's folder with safetensors.",
     )
     files = {_published(tensor.name): _stored(tensor) for tensor in reader.tensors}
-    return GGUFCheckpoint(file, _config(options, "lm_head.weight" not in files), files)
+    config = _config(options, "lm_head.weight" not in files)
+    if FACTORS in files:
+        stored = files.pop(FACTORS)
+        factors = _dequantized(FACTORS, file, stored, slice(0, stored.rows[0]))
+        config["rope_scaling"] = {"rope_type": "factors", "factors": factors.tolist()}
+    return GGUFCheckpoint(file, Configuration(config), files)
 
 
 def _stored(tensor: Any) -> _Stored:
@@ -188,7 +196,7 @@ def _config(options: Mapping[str, Any], tied: bool) -> dict[str, Any]:
     def option(name: str, default: Any = None) -> Any:
         return options.get(f"llama.{name}", default)
 
-    for name in ("rope.scaling.type", "expert_count", "attention.sliding_window"):
+    for name in ("expert_count", "attention.sliding_window"):
         require(
             option(name) in (None, 0, "none"),
             "options",
@@ -196,6 +204,16 @@ def _config(options: Mapping[str, Any], tied: bool) -> dict[str, Any]:
             expected="none",
             cure="Networks with this option are not known here.",
         )
+    linear = option("rope.scaling.factor", option("rope.scale_linear"))
+    # llama.cpp scales linearly where it is told a factor and no kind.
+    kind = option("rope.scaling.type", "none" if linear is None else "linear")
+    require(
+        kind in ("none", "linear"),
+        "options",
+        got=f"rope.scaling.type = {kind}",
+        expected="none or linear",
+        cure="Other scalings of rotary positions are not known here.",
+    )
     words = option("vocab_size", len(options.get("tokenizer.ggml.tokens", ())))
     return {
         "model_type": "llama",
@@ -208,5 +226,6 @@ def _config(options: Mapping[str, Any], tied: bool) -> dict[str, Any]:
         "vocab_size": words,
         "rms_norm_eps": option("attention.layer_norm_rms_epsilon", 1e-6),
         "rope_theta": option("rope.freq_base", 10_000.0),
+        "rope_scaling": {"rope_type": "linear", "factor": linear} if kind == "linear" else None,
         "tie_word_embeddings": tied,
     }

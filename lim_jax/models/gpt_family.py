@@ -1,5 +1,6 @@
 """GPT-2 and GPT-NeoX: layer norms, biases everywhere."""
 
+from lim_jax.models.options import refuse_options
 from lim_jax.models.reading import (
     ACTIVATIONS,
     Reader,
@@ -9,11 +10,10 @@ from lim_jax.models.reading import (
     by_head,
     chosen,
     frequencies_of,
+    head_of,
     number,
     put,
-    refuse_options,
     require_heads_divide,
-    rope_options,
     stacked,
     whole,
 )
@@ -39,9 +39,8 @@ def gpt2(checkpoint: Source, dtype: str) -> Weights:
         config,
         scale_attn_weights=True,
         scale_attn_by_inverse_layer_idx=False,
-        add_cross_attention=False,
-        tie_word_embeddings=True,
     )
+    tied = config.get("tie_word_embeddings", True)
     require_heads_divide(width, heads)
     sizes = Sizes(width, heads, hidden, eta, activation)
     read = Reader(checkpoint, dtype, "transformer.")
@@ -51,8 +50,9 @@ def gpt2(checkpoint: Source, dtype: str) -> Weights:
     layers = stacked(lambda index: _gpt2_layer(read, f"h.{index}", sizes), depth)
     flow = ResidualFlow(layers, horizon=float(depth), step=split)
     last = _layer_norm(read, "ln_f", sizes)
-    read.known.add("lm_head.weight")  # the embedding again, in some files
-    return Weights(embedding, positions, flow, last, None, frozenset(read.known))
+    read.known.add("lm_head.weight")
+    head = head_of(read, "lm_head.weight", tied, embedding, vocabulary, width)
+    return Weights(embedding, positions, flow, last, head, frozenset(read.known))
 
 
 def _gpt2_layer(read: Reader, at: str, sizes: Sizes) -> TransformerField:
@@ -104,19 +104,20 @@ def gpt_neox(checkpoint: Source, dtype: str) -> Weights:
     width, depth, heads, hidden = (whole(config, name) for name in names)
     vocabulary = whole(config, "vocab_size")
     require_heads_divide(width, heads)
-    refuse_options(config, attention_bias=True, tie_word_embeddings=False)
+    refuse_options(config, attention_bias=True)
+    tied = config.get("tie_word_embeddings", False)
     eta = number(config, "layer_norm_eps", 1e-5)
     activation = chosen(config, "hidden_act", ACTIVATIONS, "gelu")
     sizes = Sizes(width, heads, hidden, eta, activation)
-    part = rope_options(config).get("partial_rotary_factor", config.get("rotary_pct", 0.25))
-    rotary = Rotary(frequencies_of(config, int(width // heads * part), "rotary_emb_base"))
+    part = config.get("rotary_pct", 0.25)
+    rotary = Rotary(frequencies_of(config, width // heads, "rotary_emb_base", part))
+    step = euler if config.get("use_parallel_residual", True) else split
     read = Reader(checkpoint, dtype, "gpt_neox.")
     (embedding,) = put(read("embed_in.weight", vocabulary, width))
     layers = stacked(lambda index: _gpt_neox_layer(read, f"layers.{index}", sizes, rotary), depth)
-    step = euler if config.get("use_parallel_residual", True) else split
     flow = ResidualFlow(layers, horizon=float(depth), step=step)
     last = _layer_norm(read, "final_layer_norm", sizes)
-    (head,) = put(read.whole("embed_out.weight", vocabulary, width))
+    head = head_of(read, "embed_out.weight", tied, embedding, vocabulary, width)
     return Weights(embedding, None, flow, last, head, frozenset(read.known))
 
 

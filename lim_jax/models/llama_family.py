@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from jaxtyping import Array
 
 from lim_jax._checks import require
+from lim_jax.models.options import refuse_options
 from lim_jax.models.reading import (
     ACTIVATIONS,
     Reader,
@@ -16,10 +17,11 @@ from lim_jax.models.reading import (
     by_head,
     chosen,
     frequencies_of,
+    head_of,
     number,
     put,
-    refuse_options,
     require_heads_divide,
+    rope_options,
     stacked,
     whole,
 )
@@ -27,6 +29,8 @@ from lim_jax.network.field import CausalAttention, GatedFeedForward, Transformer
 from lim_jax.network.flow import ResidualFlow, split
 from lim_jax.network.norms import RMSNorm
 from lim_jax.network.positions import Rotary
+
+WINDOW = 4096  # the publishers' own, where nothing is said
 
 
 class Options(NamedTuple):
@@ -54,7 +58,6 @@ class Options(NamedTuple):
 def llama(checkpoint: Source, dtype: str) -> Weights:
     """Llama: RMS norms, rotary positions, grouped queries, gated networks."""
     config = checkpoint.config
-    refuse_options(config, pretraining_tp=1)
     biased = bool(config.get("attention_bias", False))
     return _llama(
         checkpoint, dtype, Options(biased, biased, bool(config.get("mlp_bias", False)), False)
@@ -62,15 +65,16 @@ def llama(checkpoint: Source, dtype: str) -> Weights:
 
 
 def mistral(checkpoint: Source, dtype: str) -> Weights:
-    """Mistral: Llama without biases, in older releases with a sliding window."""
+    """Mistral: Llama without biases; a sliding window of 4,096 tokens, or where it is null none."""
     config = checkpoint.config
-    window = None if config.get("sliding_window") is None else whole(config, "sliding_window")
+    slides = config.get("sliding_window", WINDOW) is not None
+    window = _window(config, "sliding_attention" if slides else "full_attention")
     return _llama(checkpoint, dtype, Options(False, False, False, False, window))
 
 
 def qwen2(checkpoint: Source, dtype: str) -> Weights:
     """Qwen 2: Llama with biases of queries, keys and values."""
-    window = _window(checkpoint.config)
+    window = _qwens_window(checkpoint.config)
     return _llama(checkpoint, dtype, Options(True, False, False, False, window))
 
 
@@ -78,15 +82,22 @@ def qwen3(checkpoint: Source, dtype: str) -> Weights:
     """Qwen 3: Llama with norms of every head's queries and keys."""
     config = checkpoint.config
     biased = bool(config.get("attention_bias", False))
-    return _llama(checkpoint, dtype, Options(biased, biased, False, True, _window(config)))
+    return _llama(checkpoint, dtype, Options(biased, biased, False, True, _qwens_window(config)))
 
 
-def _window(config: Mapping[str, Any]) -> int | None:
-    """Qwen's sliding window, where all layers have one; configurations spell it in two ways."""
-    slides, depth = config.get("use_sliding_window", False), whole(config, "num_hidden_layers")
-    first = config.get("max_window_layers", 28) if slides else depth
-    spelt = ["full_attention" if k < first else "sliding_attention" for k in range(depth)]
-    kinds = config.get("layer_types") or spelt
+def _qwens_window(config: Mapping[str, Any]) -> int | None:
+    """Where nothing is said of layers they slide from `max_window_layers` on, if any do."""
+    slides, first = config.get("use_sliding_window", False), config.get("max_window_layers", 28)
+    depth = whole(config, "num_hidden_layers")
+    first = first if slides else depth
+    return _window(
+        config, *("full_attention" if k < first else "sliding_attention" for k in range(depth))
+    )
+
+
+def _window(config: Mapping[str, Any], *spelt: str) -> int | None:
+    """The sliding window, where all layers have one; `spelt` are their kinds if no list says."""
+    kinds, window = config.get("layer_types") or spelt, config.get("sliding_window", WINDOW)
     require(
         len(set(kinds)) == 1 and kinds[0] in ("full_attention", "sliding_attention"),
         "config.json",
@@ -94,7 +105,9 @@ def _window(config: Mapping[str, Any]) -> int | None:
         expected="full_attention in every layer, or sliding_attention in every layer",
         cure="Networks whose layers see differently are not known here.",
     )
-    return whole(config, "sliding_window") if kinds[0] == "sliding_attention" else None
+    if kinds[0] == "full_attention":
+        return None
+    return whole({"sliding_window": window}, "sliding_window")
 
 
 def _llama(checkpoint: Source, dtype: str, options: Options) -> Weights:
@@ -113,7 +126,9 @@ def _llama(checkpoint: Source, dtype: str, options: Options) -> Weights:
     eta = number(config, "rms_norm_eps", 1e-6)
     activation = chosen(config, "hidden_act", ACTIVATIONS, "silu")
     sizes = Sizes(width, heads, hidden, eta, activation, groups, size)
+    refuse_options(rope_options(config), partial_rotary_factor=1.0)
     rotary = Rotary(frequencies_of(config, size, "rope_theta"))
+    tied = config.get("tie_word_embeddings", False)
     read = Reader(checkpoint, dtype, "model.")
     (embedding,) = put(read("embed_tokens.weight", vocabulary, width))
     layers = stacked(
@@ -121,11 +136,8 @@ def _llama(checkpoint: Source, dtype: str, options: Options) -> Weights:
     )
     flow = ResidualFlow(layers, horizon=float(depth), step=split)
     last = _rms_norm(read, "norm", width, eta)
-    if config.get("tie_word_embeddings", False):
-        read.known.add("lm_head.weight")
-        head = None
-    else:
-        (head,) = put(read.whole("lm_head.weight", vocabulary, width))
+    read.known.add("lm_head.weight")
+    head = head_of(read, "lm_head.weight", tied, embedding, vocabulary, width)
     return Weights(embedding, None, flow, last, head, frozenset(read.known))
 
 

@@ -11,6 +11,7 @@ from jaxtyping import Array
 from lim_jax._checks import described, require
 from lim_jax.models.checkpoint import Checkpoint, unfilled
 from lim_jax.models.gguf_file import GGUFCheckpoint
+from lim_jax.models.options import refuse_unknown
 from lim_jax.network.field import TransformerField
 from lim_jax.network.flow import ResidualFlow
 from lim_jax.network.norms import Norm
@@ -37,6 +38,7 @@ def exact_gelu(x: Array) -> Array:
 ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
     "gelu_new": tanh_gelu,
     "gelu_pytorch_tanh": tanh_gelu,
+    "gelu_fast": tanh_gelu,
     "gelu": exact_gelu,
     "relu": jax.nn.relu,
     "silu": jax.nn.silu,
@@ -67,13 +69,14 @@ class Sizes(NamedTuple):
 
 
 class Reader:
-    """Reads tensors by name and shape, and remembers which."""
+    """Reads tensors by name and shape, and remembers which; made where all options are asked."""
 
     def __init__(self, checkpoint: Source, dtype: str, prefix: str = ""):
         self.checkpoint, self.dtype = checkpoint, dtype
         # Base models name their weights without the prefix that models with a head put first.
         prefixed = any(name.startswith(prefix) for name in checkpoint.files)
         self.prefix, self.known = prefix if prefixed else "", set()
+        refuse_unknown(checkpoint.config)
 
     def __call__(self, name: str, *shape: int) -> np.ndarray:
         """Read one tensor."""
@@ -163,19 +166,6 @@ def chosen(config: Mapping[str, Any], name: str, known: Mapping[str, Any], defau
     return known[found]
 
 
-def refuse_options(config: Mapping[str, Any], **meant: Any) -> None:
-    """Refuse options of another value than the one that is meant here, the family's default."""
-    for name, value in meant.items():
-        found = config.get(name, value)
-        require(
-            found == value,
-            "config.json",
-            got=f"{name} = {described(found)}",
-            expected=f"{value}",
-            cure="The family's networks with this option are not known here.",
-        )
-
-
 def require_heads_divide(width: int, heads: int) -> None:
     """Refuse heads that do not share the width."""
     require(
@@ -187,39 +177,93 @@ def require_heads_divide(width: int, heads: int) -> None:
     )
 
 
-def frequencies_of(config: Mapping[str, Any], turning: int, base: str) -> Frequencies:
+def head_of(read: Reader, name: str, tied: bool, embedding: Array, *shape: int) -> Array | None:
+    """The head's own matrix; None where it is the embedding, which a file may hold once more.
+
+    A matrix of its own goes first even where the options say that the two are one, as the
+    publishers' own readers have it.
+    """
+    if tied and name not in read.checkpoint.files:
+        return None
+    (head,) = put(read.whole(name, *shape))
+    return None if tied and np.array_equal(head, embedding) else head
+
+
+# What each scaling of rotary positions is told.
+SCALINGS = {
+    "default": (),
+    "linear": ("factor",),
+    "factors": ("factors",),  # of llama.cpp, one for each frequency
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+}
+
+
+def frequencies_of(
+    config: Mapping[str, Any], size: int, base: str, default_part: float = 1.0
+) -> Frequencies:
     """Rotary frequencies by a configuration's base and scaling, spelt in either of two ways.
+
+    `default_part` is the share of a head of `size` features that turns where nothing is said.
 
     Raises
     ------
     ValueError
-        Where the scaling is not none, linear or Llama 3's.
+        Where the scaling is not none, linear or Llama 3's, or is told what it does not take.
     """
-    rope = rope_options(config)
-    theta = rope.get("rope_theta", config.get(base, 10_000.0))
-    kind = rope.get("rope_type", rope.get("type", "default"))
+    rope, default = rope_options(config), config.get(base) or 10_000.0
+    theta, kind = (
+        rope.get("rope_theta", default),
+        rope.get("rope_type", rope.get("type", "default")),
+    )
     require(
-        kind in ("default", "linear", "llama3"),
+        kind in SCALINGS,
         "config.json",
         got=f"rope_type = {kind!r}",
-        expected="default, linear or llama3",
+        expected=" or ".join(SCALINGS),
         cure="Other scalings of rotary positions are not known here.",
     )
-    frequencies = rotary_frequencies(turning, theta)
+    told = {"rope_type", "type", "rope_theta", "partial_rotary_factor", *SCALINGS[kind]}
+    odd = sorted(name for name, value in rope.items() if value is not None and name not in told)
+    require(
+        not odd,
+        "config.json",
+        got=f"{odd[0]} = {described(rope[odd[0]])} of a {kind} scaling" if odd else "",
+        expected=" and ".join(SCALINGS[kind]) or "no such number",
+        cure="Say rope_type too; what a scaling does not take would be passed over.",
+    )
+    part = rope.get("partial_rotary_factor", default_part)
+    frequencies = rotary_frequencies(int(size * part), theta)
     if kind == "linear":
         return linear_scaling(frequencies, positive(rope, "factor"))
+    if kind == "factors":
+        return tuple(turn / f for turn, f in zip(frequencies, rope["factors"], strict=True))
     if kind == "llama3":
-        names = (
-            "factor",
-            "low_freq_factor",
-            "high_freq_factor",
-            "original_max_position_embeddings",
-        )
-        factor, low, high, trained = (positive(rope, name) for name in names)
+        factor, low, high, trained = (positive(rope, name) for name in SCALINGS[kind])
         return llama3_scaling(frequencies, factor=factor, low=low, high=high, trained=trained)
     return frequencies
 
 
 def rope_options(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a configuration says of rotary positions, in newer or older spelling."""
-    return config.get("rope_parameters") or config.get("rope_scaling") or {}
+    """What a configuration says of rotary positions; the older spelling goes first, where both are.
+
+    So it does with the publishers' own reader, which then knows no base but the older one.
+    """
+    newer, older = config.get("rope_parameters"), config.get("rope_scaling")
+    for name, found in (("rope_parameters", newer), ("rope_scaling", older)):
+        require(
+            found is None or isinstance(found, Mapping),
+            "config.json",
+            got=f"{name} = {described(found)}",
+            expected="an object of names and values",
+            cure="Download it again.",
+        )
+    if newer and older:
+        bases = newer.get("rope_theta"), older.get("rope_theta", config.get("rope_theta"))
+        require(
+            bases[0] in (None, bases[1]),
+            "config.json",
+            got=f"rope_theta = {bases[0]} in rope_parameters, {bases[1]} with rope_scaling",
+            expected="the same in both",
+            cure="Put the scaling into rope_parameters itself.",
+        )
+    return older or newer or {}

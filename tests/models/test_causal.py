@@ -236,7 +236,49 @@ def test_loading_holds_little_more_than_the_weights_and_jax_takes_them_over(tmp_
         ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope_type = 'yarn'"),
         ("llama", {"rope_scaling": {"rope_type": "linear"}}, "factor = None"),
         ("llama", {"num_key_value_heads": 3}, "k_proj.weight: got shape"),
-        ("llama, tied and biased", {"model_type": "mistral"}, "which the family does not have"),
+        (
+            "llama, tied and biased",
+            {"model_type": "mistral"},
+            "attention_bias = True, expected opt",
+        ),
+        (
+            "llama",
+            {"embedding_multiplier": 12.0},
+            "embedding_multiplier = 12.0, expected options of",
+        ),
+        (
+            "llama",
+            {"quantization_config": {"bits": 4}},
+            "quantization_config = dict, expected opti",
+        ),
+        ("llama", {"is_causal": False}, "is_causal = False, expected True"),
+        ("llama", {"rope_interleaved": True}, "rope_interleaved = True, expected False"),
+        (
+            "llama",
+            {"architectures": ["GraniteForCausalLM"]},
+            "GraniteForCausalLM with model_type = l",
+        ),
+        (
+            "qwen2",
+            {"architectures": ["Qwen2MoeForCausalLM"]},
+            "Qwen2MoeForCausalLM with model_type",
+        ),
+        ("llama", {"rope_scaling": [2.0]}, "rope_scaling = list, expected an object"),
+        ("llama", {"rope_scaling": {"factor": 4.0}}, "factor = 4.0 of a default scaling"),
+        (
+            "llama",
+            {"rope_parameters": {"partial_rotary_factor": 0.5}},
+            "partial_rotary_factor = 0.5",
+        ),
+        (
+            "llama",
+            {
+                "rope_parameters": {"rope_theta": 9.0},
+                "rope_scaling": {"type": "linear", "factor": 2},
+            },
+            "rope_theta = 9.0 in rope_parameters, None with rope_scaling",
+        ),
+        ("mistral", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types = "),
         ("mistral", {"sliding_window": 0}, "sliding_window = 0, expected a positive"),
         ("qwen2", {"max_window_layers": 1}, "layer_types = .'full_attention', 'sliding_att"),
         ("qwen2", {"sliding_window": None}, "sliding_window = None, expected a positive"),
@@ -250,6 +292,41 @@ def test_options_that_are_not_known_are_refused(tmp_path, name, config, message)
     arrays = publishers.tensors(CONFIGS[name])
     with pytest.raises(ValueError, match=message):
         models.load(write(tmp_path, CONFIGS[name] | config, arrays))
+
+
+SCALED = {"rope_type": "linear", "factor": 4.0, "rope_theta": 9.0}
+OTHER_HEAD = {"lm_head.weight": np.linspace(-1, 1, 11 * 16).reshape(11, 16).astype(np.float32)}
+AS_PUBLISHED = {
+    "a scaling beside other parameters": (
+        "llama", {"rope_parameters": {"rope_theta": 9.0}, "rope_scaling": SCALED}, {},
+    ),
+    "tied, with a head of its own": ("llama, tied and biased", {}, OTHER_HEAD),
+    "tied, with the embedding again": ("llama, tied and biased", {}, "model.embed_tokens.weight"),
+    "untied GPT-2": ("gpt2", {"tie_word_embeddings": False}, OTHER_HEAD),
+    "tied GPT-NeoX": ("gpt_neox", {"tie_word_embeddings": True, "hidden_act": "gelu_fast"}, None),
+    "whole windows": ("mistral", {"sliding_window": None, "max_position_embeddings": 4}, {}),
+    "products in parts": ("llama", {"pretraining_tp": 2, "architectures": ["LlamaModel"]}, {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name, changed, more", AS_PUBLISHED.values(), ids=AS_PUBLISHED)
+def test_options_are_read_as_the_publishers_do(tmp_path, name, changed, more):
+    config = CONFIGS[name] | changed
+    arrays = publishers.tensors(CONFIGS[name])
+    if more is None:
+        del arrays["embed_out.weight"]
+    else:
+        arrays |= {"lm_head.weight": arrays[more]} if isinstance(more, str) else more
+    model = models.load(write(tmp_path, config, arrays), dtype="float64")
+    found = eqx.filter_jit(lambda model: model.logits(IDS))(model)
+    np.testing.assert_allclose(found, publishers.logits(config, TOKENS, arrays), rtol=1e-11)
+    assert (model.head is None) is (more is None or isinstance(more, str))
+
+
+def test_windows_are_4096_tokens_wide_where_nothing_is_said(tmp_path):
+    config = {k: v for k, v in CONFIGS["mistral"].items() if k != "sliding_window"}
+    loaded = models.load(write(tmp_path, config, publishers.tensors(CONFIGS["mistral"])))
+    assert loaded.flow.layers.attention.window == 4096
 
 
 def test_qwens_windows_begin_where_nothing_is_said_at_layer_28(tmp_path):

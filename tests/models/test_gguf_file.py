@@ -44,6 +44,8 @@ def write(file, architecture="llama", **options):
     writer.add_vocab_size(WORDS)
     writer.add_layer_norm_rms_eps(1e-3)
     writer.add_rope_dimension_count(WIDTH // HEADS)
+    if factors := options.pop("factors", None):
+        writer.add_tensor("rope_freqs.weight", np.array(factors, np.float32))
     for name, value in options.items():
         getattr(writer, f"add_{name}")(value)
     for name, array in publishers.tensors(CONFIG).items():
@@ -68,6 +70,18 @@ def test_a_file_gives_its_publishers_logits(tmp_path, monkeypatch):
     np.testing.assert_allclose(logits, publishers.logits(CONFIG, IDS), rtol=1e-6)  # eps is float32
 
 
+def test_each_rotary_frequency_is_divided_by_its_own_factor(tmp_path):
+    model = models.load(write(tmp_path / "model.gguf", factors=[4.0, 0.5]))
+    np.testing.assert_allclose(model.flow.layers.attention.rotary.frequencies, [0.25, 0.02])
+
+
+def test_a_factor_without_a_kind_is_a_linear_scalings(tmp_path):
+    model = models.load(write(tmp_path / "model.gguf", rope_scaling_factor=4.0), dtype="float64")
+    config = CONFIG | {"rope_scaling": {"rope_type": "linear", "factor": 4.0}}
+    logits = eqx.filter_jit(lambda model, ids: model.logits(ids))(model, jax.device_put(IDS))
+    np.testing.assert_allclose(logits, publishers.logits(config, IDS), rtol=1e-6)
+
+
 def test_quantisation_is_undone_some_rows_at_a_time(tmp_path, monkeypatch):
     """Whole numbers up to 127 in every block of 32 are what Q8_0 holds exactly."""
     numbers = np.random.default_rng(0).integers(-127, 128, (7, 64)).astype(np.float32)
@@ -88,7 +102,7 @@ def test_files_that_are_broken_or_not_known_are_refused(tmp_path):
     sound = write(tmp_path / "model.gguf")
     with pytest.raises(ValueError, match="the architecture 'falcon', expected llama"):
         models.load(write(tmp_path / "other.gguf", "falcon"))
-    with pytest.raises(ValueError, match="rope.scaling.type = yarn"):
+    with pytest.raises(ValueError, match="rope.scaling.type = yarn, expected none or linear"):
         models.load(write(tmp_path / "yarn.gguf", rope_scaling_type=gguf.RopeScalingType.YARN))
     with pytest.raises(ValueError, match="got no file"):
         models.load(tmp_path / "missing.gguf")

@@ -142,9 +142,10 @@ def spelt(ids):
     return "".join(LETTERS[number] for number in ids)
 
 
-def logits(config, ids):
+def logits(config, ids, arrays=None):
     """Of every next word."""
-    t = {name: array.astype(float) for name, array in tensors(config).items()}
+    arrays = tensors(config) if arrays is None else arrays
+    t = {name: array.astype(float) for name, array in arrays.items()}
     family = {"gpt2": gpt2, "gpt_neox": neox}.get(config["model_type"], llama)
     return family(config, t, np.asarray(ids))
 
@@ -182,7 +183,7 @@ def attend(q, k, v, window=None):
 
 def turned(x, config, turning, base):
     """One head's rows, each turned by its index, in the pairs (m, m + turning / 2)."""
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
     theta = rope.get("rope_theta", config.get(base, 10_000.0))
     out = x.copy()
     for m in range(turning // 2):
@@ -220,14 +221,14 @@ def gpt2(config, t, ids):
         h = layer_norm(t, f"{at}.ln_2", x, eta) @ t[f"{at}.mlp.c_fc.weight"]
         h = gelu_new(h + t[f"{at}.mlp.c_fc.bias"])
         x = x + h @ t[f"{at}.mlp.c_proj.weight"] + t[f"{at}.mlp.c_proj.bias"]
-    return layer_norm(t, "ln_f", x, eta) @ t["wte.weight"].T
+    return layer_norm(t, "ln_f", x, eta) @ t.get("lm_head.weight", t["wte.weight"]).T
 
 
 def neox(config, t, ids):
     eta, size = config.get("layer_norm_eps", 1e-5), WIDTH // HEADS
     rope = config.get("rope_parameters", {})
     turning = int(size * rope.get("partial_rotary_factor", config.get("rotary_pct", 0.25)))
-    act = {"gelu_new": gelu_new}.get(config.get("hidden_act", "gelu"), gelu)
+    act = {"gelu_new": gelu_new, "gelu_fast": gelu_new}.get(config.get("hidden_act", "gelu"), gelu)
     x = t["gpt_neox.embed_in.weight"][ids]
     for k in range(DEPTH):
         at = f"gpt_neox.layers.{k}"
@@ -248,7 +249,8 @@ def neox(config, t, ids):
             )
         )
         x = x + attention + dense(t, f"{at}.mlp.dense_4h_to_h", h)
-    return layer_norm(t, "gpt_neox.final_layer_norm", x, eta) @ t["embed_out.weight"].T
+    head = t.get("embed_out.weight", t["gpt_neox.embed_in.weight"])
+    return layer_norm(t, "gpt_neox.final_layer_norm", x, eta) @ head.T
 
 
 def llama(config, t, ids):
