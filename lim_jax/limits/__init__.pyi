@@ -11,6 +11,7 @@ from . import rows as rows
 from . import schemes as schemes
 from .attention import attention_constant as attention_constant
 from .attention import attention_studies as attention_studies
+from .attention import require_smooth as require_smooth
 from .constants import DepthConstants as DepthConstants
 from .constants import DepthProfile as DepthProfile
 from .constants import depth_constants as depth_constants

@@ -39,7 +39,7 @@ def assert_order(study, order):
 def test_attention_converges_to_the_volterra_operator(make_grid, inside, every_cell):
     # `thm:attention-continuum-error`, `eq:attention-continuum-pointwise-error`,
     # `eq:attention-continuum-l2-error`.
-    studies = lim.limits.attention_studies(layer().attention, smooth, SIZES, make_grid)
+    studies = lim.limits.attention_studies(layer().attention, smooth, SIZES, make_grid, smooth=True)
     assert_order(studies["inside"], inside)
     assert_order(studies["mean square"], inside)
     assert_order(studies["every cell"], every_cell)
@@ -53,7 +53,7 @@ def test_attention_converges_to_the_volterra_operator(make_grid, inside, every_c
 def test_rotary_attention_converges_and_claims_nothing():
     """Keys turn with the position as fast on every grid; the theorem's keys do not turn."""
     turning = dataclasses.replace(layer().attention, rotary=Rotary((1.0,), tokens=12))
-    studies = lim.limits.attention_studies(turning, smooth, SIZES)
+    studies = lim.limits.attention_studies(turning, smooth, SIZES, smooth=True)
     for part in ("inside", "mean square", "every cell"):
         assert_order(studies[part], 1)
     assert all(study.holds is None and study.claimed is None for study in studies.values())
@@ -76,7 +76,9 @@ def test_the_bounds_of_the_attention_theorem_are_never_violated(seed):
     # `thm:attention-continuum-error`, `eq:attention-continuum-pointwise-error`,
     # `eq:attention-continuum-l2-error`, `eq:attention-global-cell-error`,
     # `eq:attention-left-regional-error`.
-    studies = lim.limits.attention_studies(layer(seed).attention, smooth, (5, 9, 20, 50))
+    studies = lim.limits.attention_studies(
+        layer(seed).attention, smooth, (5, 9, 20, 50), smooth=True
+    )
     assert all(study.holds for study in studies.values())
 
 
@@ -86,10 +88,88 @@ def test_a_field_that_is_not_smooth_gets_no_bound_and_its_own_order():
         lambda p: p[:, None] ** 0.6,
         SIZES,
         references=(lim.gauss_grid(8, panels=30), lim.gauss_grid(12, panels=40)),
-        smooth=False,
     )
     assert_order(studies["every cell"], 0.6)
-    assert all(study.holds is None and study.claimed is None for study in studies.values())
+    # `thm:attention-continuum-error` supposes C^1 states: unsaid, it claims nothing.
+    assert {(study.verdict, study.claimed) for study in studies.values()} == {("no bound", None)}
+
+
+def test_the_attention_bounds_are_those_of_the_proof_and_averaging_attains_them():
+    """Averaging of p errs by 1/2L at every cell, and max |v'| / 2 is what the proof makes of it."""
+    # `thm:attention-continuum-error`, `eq:attention-continuum-pointwise-error`,
+    # `eq:attention-continuum-l2-error`, `eq:attention-global-cell-error`,
+    # `eq:attention-left-regional-error`.
+    averaging, sizes = lim.limits.averaging_attention(), np.array(SIZES)
+    studies = lim.limits.attention_studies(averaging, lambda p: p[:, None], SIZES, smooth=True)
+    left = np.floor(0.2 * sizes)
+    bounds = {
+        "inside": 0.5 / sizes,
+        "mean square": 0.5 / sizes,
+        "every cell": 0.5 / sizes,
+        "times i": 0.5 * np.ones(4),
+        "left region": 0.5 * (1 + np.log(left)) / left,
+    }
+    for name, expected in bounds.items():
+        np.testing.assert_allclose(np.array(studies[name].bounds), expected, rtol=1e-9)
+    inside = np.array([(np.arange(1, size + 1) >= 0.2 * size).mean() for size in SIZES])
+    errors = bounds | {"mean square": 0.5 * np.sqrt(inside) / sizes, "left region": 0.5 / sizes}
+    for name, expected in errors.items():
+        np.testing.assert_allclose(studies[name].errors, expected, rtol=1e-9)
+
+
+def test_the_attention_constant_is_the_proofs_by_differences():
+    """`eq:riemann-attention-error` with `eq:attention-two-denominator-lower-bounds`, in NumPy."""
+    attention, p, step = layer().attention, np.linspace(0, 1, 801), 1e-6
+    norm, (query, key, value, output) = (
+        attention.norm,
+        (
+            np.asarray(matrix)[0]
+            for matrix in (attention.query, attention.key, attention.value, attention.output)
+        ),
+    )
+
+    def normalised(p):
+        x = np.stack([np.sin(3 * p) + 0.3, np.cos(5 * p), p**2 - 0.4 * np.sin(7 * p)], axis=1)
+        centred = x - x.mean(axis=1, keepdims=True)
+        spread = np.sqrt((centred**2).mean(axis=1, keepdims=True) + norm.eta)
+        return np.asarray(norm.scale) * centred / spread + np.asarray(norm.shift)
+
+    def affine(matrix, bias, q):
+        return normalised(q) @ matrix.T + np.asarray(bias)[0]
+
+    def integrands(q):
+        scores = affine(query, attention.query_bias, p) @ affine(key, attention.key_bias, q).T
+        mass = np.exp(scores / np.sqrt(3))
+        projected = affine(value, attention.value_bias, q) @ output.T
+        return mass, projected, mass[:, :, None] * projected[None]
+
+    (before, _, low), (after, _, high) = integrands(p - step), integrands(p + step)
+    mass, projected, _ = integrands(p)
+    past = p[None, :] <= p[:, None]
+    moved = np.linalg.norm(high - low, axis=2) / (2 * step)
+    grown = np.abs(after - before) / (2 * step)
+    size = np.where(past, np.linalg.norm(projected, axis=1)[None], 0).max(axis=1)
+    numerator = np.where(past, moved, 0).max(axis=1) + size * np.where(past, grown, 0).max(axis=1)
+    expected = (numerator / (2 * np.where(past, mass, np.inf).min(axis=1))).max()
+    found = lim.limits.attention_constant(attention, smooth)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+ROUGH = {
+    "a jump": lambda p: jnp.where(p < 0.3, p, p + 0.01)[:, None],
+    "a kink": lambda p: jnp.abs(p - 0.5)[:, None],
+    "a power": lambda p: p[:, None] ** 0.6,
+}
+
+
+@pytest.mark.parametrize("name", ROUGH)
+def test_states_that_are_not_smooth_are_refused_as_smooth_and_get_no_claim_unsaid(name):
+    # `thm:attention-continuum-error`.
+    with pytest.raises(ValueError, match="states: got secants .* continuously differentiable"):
+        lim.limits.attention_studies(
+            lim.limits.averaging_attention(), ROUGH[name], SIZES, smooth=True
+        )
+    lim.limits.require_smooth(lambda p: jnp.stack([p**1.5, 2 + 0 * p, jnp.sin(40 * p)], axis=1))
 
 
 def small_fields():
