@@ -84,15 +84,7 @@ def attention_studies(
     >>> study.holds, abs(study.order.value - 1) < 0.15
     (True, True)
     """
-    require(
-        math.floor(delta * min(sizes)) >= 1,
-        "sizes",
-        got=f"{min(sizes)} tokens at delta = {delta}",
-        expected="a token in the left region",
-        cure="Take more tokens, or a larger delta.",
-    )
-    if smooth:
-        require_smooth(states)
+    _require_studied(states, sizes, delta, smooth)
     grids = {size: make_grid(size) for size in sizes}
     errors, own = _attention_errors(attention, states, grids, references)
     interior = {size: grid._nodes() >= inside for size, grid in grids.items()}
@@ -133,6 +125,21 @@ def attention_studies(
             lambda n: _left_rate(math.floor(delta * n)),
         ),
     }
+
+
+def _require_studied(
+    states: PositionField, sizes: Sequence[int], delta: float, smooth: bool
+) -> None:
+    """Refuse an empty left region, and states that are not as smooth as is said."""
+    require(
+        math.floor(delta * min(sizes)) >= 1,
+        "sizes",
+        got=f"{min(sizes)} tokens at delta = {delta}",
+        expected="a token in the left region",
+        cure="Take more tokens, or a larger delta.",
+    )
+    if smooth:
+        require_smooth(states)
 
 
 def _left_rate(count: int) -> float:
