@@ -11,8 +11,14 @@ from . import rows as rows
 from . import schemes as schemes
 from .attention import attention_constant as attention_constant
 from .attention import attention_studies as attention_studies
+from .attention import require_smooth as require_smooth
 from .constants import DepthConstants as DepthConstants
+from .constants import DepthProfile as DepthProfile
 from .constants import depth_constants as depth_constants
+from .constants import largest_control_distances as largest_control_distances
+from .constants import linear_knots as linear_knots
+from .constants import proved_constants as proved_constants
+from .constants import sampled_profile as sampled_profile
 from .constants import time_slopes as time_slopes
 from .convergence import Group as Group
 from .convergence import groups as groups

@@ -1,56 +1,252 @@
 """The constants behind the bounds on a recursion in depth."""
 
 import math
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+import diffrax
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
+from lim_jax._checks import require
 from lim_jax.grid.integrals import inner
 from lim_jax.grid.measure import Grid
 from lim_jax.network.continuous import ContinuousFlow
-from lim_jax.network.field import State
+from lim_jax.network.field import State, TransformerField
+from lim_jax.network.flow import unit_profile
+from lim_jax.network.regularity import field_regularity
+
+
+class DepthProfile(NamedTuple):
+    r"""A depth profile whose bound and whose slope are stated (`ass:depth-profile`).
+
+    Call it as the function that it is: every flow takes it for its `profile`. What is stated cannot
+    be computed from a function; `require_stated` refutes it where it can.
+
+    Attributes
+    ----------
+    function
+        :math:`\zeta`.
+    bound, lipschitz
+        :math:`\|\zeta\|_\infty` and :math:`\mathrm{Lip}(\zeta)` on [0, T], or more.
+
+    Examples
+    --------
+    >>> profile = DepthProfile(lambda time: 1 - time / 2, bound=1.0, lipschitz=0.5)
+    >>> float(profile(jnp.array(1.0)))
+    0.5
+    """
+
+    function: Callable[[Array], Array]
+    bound: float
+    lipschitz: float
+
+    def __call__(self, time: Array) -> Array:
+        """The profile at a depth time."""
+        return self.function(time)
+
+    def require_stated(self, horizon: float = 1.0) -> None:
+        """Refuse a bound or a slope that the profile exceeds at 4,097 times.
+
+        Raises
+        ------
+        ValueError
+            With the value, or the slope between neighbouring times, that is larger.
+        """
+        largest, steepest = sampled_profile(self.function, horizon)
+        for name, stated, seen in (
+            ("bound", self.bound, largest),
+            ("lipschitz", self.lipschitz, steepest),
+        ):
+            require(
+                bool(seen <= stated * (1 + 1e-6)),
+                f"profile.{name}",
+                got=f"{stated:g}",
+                expected=f"at least {seen:g}, which the profile reaches",
+                cure="State the largest value, and the steepest slope, of the profile on [0, T].",
+            )
+
+
+def sampled_profile(profile: Callable[[Array], Array], horizon: float) -> tuple[float, float]:
+    r"""The largest value of a depth profile and its steepest slope, between 4,097 times on [0, T].
+
+    Samples of what `ass:depth-profile` supposes; `DepthProfile` states them.
+
+    Examples
+    --------
+    >>> sampled_profile(lambda time: 3 - 2 * time, horizon=2.0)
+    (3.0, 2.0)
+    """
+    times = np.linspace(0, horizon, 4097)
+    values = np.asarray(jax.vmap(profile)(jnp.asarray(times)))
+    slopes = np.abs(np.diff(values)) / np.diff(times)
+    return float(np.abs(values).max()), float(slopes.max())
 
 
 class DepthConstants(NamedTuple):
-    r"""The numbers that the proof of `thm:resnet-ode` rests on, each the largest over samples.
+    r"""The numbers that the proof of `thm:resnet-ode` rests on.
 
     Attributes
     ----------
     state
-        :math:`\Lambda = \|D_X\mathscr F_\theta(X)\|`.
+        :math:`\Lambda`, the Lipschitz constant of :math:`\mathscr F_\theta` in the state.
     control
-        :math:`C_\theta = \|D_\theta\mathscr F_\theta(X)\|`, from the Euclidean norm of all
-        parameters.
+        :math:`C_\theta`, that in the Euclidean norm of all parameters.
     speed
-        :math:`M = \|\mathscr F_\theta(X)\|`.
+        :math:`M`, the largest :math:`\|\mathscr F_\theta(X)\|`.
     defect
         :math:`C_{split} = \|d_k\|/\varepsilon^2` (`eq:discrete-residual-with-defect`).
+    profile, profile_slope
+        :math:`Z = \|\zeta\|_\infty` and :math:`\mathrm{Lip}(\zeta)`.
     """
 
     state: float
     control: float
     speed: float
     defect: float = 0.0
+    profile: float = 1.0
+    profile_slope: float = 0.0
+
+    def layer_factor(self, step: float) -> float:
+        r"""What the error is multiplied by within a layer, :math:`1 + \varepsilon Z\Lambda`."""
+        return 1 + step * self.profile * self.state
+
+    def layer_defect(self, step: float, distance: float) -> float:
+        r"""What a layer adds to the error, :math:`\|d_k\| + \tau_k` at most.
+
+        :math:`\varepsilon^2(C_{split} + (Z^2\Lambda + \mathrm{Lip}(\zeta))M/2) + Z C_\theta\,
+        \int_{t_k}^{t_{k+1}}\|\theta^\varepsilon_k - \theta(r)\|\,dr`: the layer's own defect, the
+        flow and the profile that move on within it, and the `distance` of the controls
+        (`eq:convergent-control-local-defect`).
+        """
+        moving = (self.profile**2 * self.state + self.profile_slope) * self.speed / 2
+        return step**2 * (self.defect + moving) + self.profile * self.control * distance
 
     def on_layers(self, horizon: float) -> float:
-        r""":math:`C_T` of `eq:convergent-control-grid-bound`, for a depth profile of one.
+        r""":math:`C_T` of `eq:convergent-control-grid-bound`.
 
-        :math:`e^{T\Lambda}\max\{T(\Lambda M/2 + C_{split}),\,C_\theta\}`: a layer adds the
-        defect, :math:`\Lambda M\varepsilon^2/2` as the flow moves on within it, and
-        :math:`C_\theta` times the controls' distance (`eq:convergent-control-local-defect`);
-        :math:`e^{T\Lambda}` is Gronwall's.
+        :math:`e^{TZ\Lambda}\max\{T(C_{split} + (Z^2\Lambda + \mathrm{Lip}(\zeta))M/2),\,
+        Z C_\theta\}`: what the layers add (`layer_defect`), times Gronwall's exponential. Infinite
+        where that overflows.
         """
-        layer = horizon * (self.state * self.speed / 2 + self.defect)
-        return math.exp(horizon * self.state) * max(layer, self.control)
+        with np.errstate(over="ignore"):
+            growth = float(np.exp(np.float64(horizon * self.profile * self.state)))
+        return growth * max(horizon * self.layer_defect(1.0, 0.0), self.profile * self.control)
 
     def between_layers(self, horizon: float) -> float:
-        r""":math:`C_T` of `eq:resnet-ode-convergent-control-bound`: :math:`M` more."""
-        return self.on_layers(horizon) + self.speed
+        r""":math:`C_T` of `eq:resnet-ode-convergent-control-bound`: :math:`ZM` more."""
+        return self.on_layers(horizon) + self.profile * self.speed
+
+
+def proved_constants(
+    layers: Sequence[PyTree], control: Callable[[Array], Any], profile: Any, grid: Grid
+) -> DepthConstants | None:
+    r"""Constants that are bounds, not samples: those of `prop:transformer-lipschitz`.
+
+    By `field_regularity` on the convex hull of all layers and of the control's knots, which holds
+    every value of a `linear_control`. None where nothing proves them: another control, a field
+    without layer normalisation or of another kind, a profile that is neither one nor a
+    `DepthProfile`.
+
+    Parameters
+    ----------
+    layers
+        Stacked layers, of every depth.
+    control
+        The limit's.
+    profile
+        :math:`\zeta`.
+    grid
+        The norm's; a field is bounded at every position, so in it by the root of its mass.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> from lim_jax.network.continuous import linear_control
+    >>> keys = jax.random.split(jax.random.key(0), 2)
+    >>> fields = jax.vmap(lambda key: TransformerField.init(4, eta=0.1, key=key))(keys)
+    >>> fields = jax.tree.map(lambda leaf: 0.2 * leaf, fields)
+    >>> found = proved_constants([fields], linear_control(fields), unit_profile, token_grid(3))
+    >>> found.state < 1, proved_constants([fields], lambda t: fields, unit_profile, token_grid(3))
+    (True, None)
+    """
+    knots = linear_knots(control)
+    stated = profile is unit_profile or isinstance(profile, DepthProfile)
+    if knots is None or not stated or not isinstance(knots[1], TransformerField):
+        return None
+    hull = jax.tree.map(lambda *leaves: np.concatenate(leaves), *layers, knots[1])
+    try:
+        found = field_regularity(hull)
+    except ValueError:  # its sublayers are of a kind that nothing bounds
+        return None
+    mass = math.sqrt(np.asarray(grid.weights).sum())
+    largest, steepest = (1.0, 0.0) if profile is unit_profile else profile[1:]
+    return DepthConstants(
+        float(found.lipschitz),
+        mass * float(found.control),
+        mass * float(found.bound),
+        profile=largest,
+        profile_slope=steepest,
+    )
+
+
+def linear_knots(control: Any) -> tuple[Array, PyTree] | None:
+    """The times and fields that a `linear_control` joins; None for another control.
+
+    Examples
+    --------
+    >>> from lim_jax.network.continuous import linear_control
+    >>> times, fields = linear_knots(linear_control(jnp.array([3.0, 5.0])))
+    >>> times.tolist(), fields.tolist()
+    ([0.0, 1.0], [3.0, 5.0])
+    """
+    path = getattr(control, "path", None)
+    return (path.ts, path.ys) if isinstance(path, diffrax.LinearInterpolation) else None
+
+
+def largest_control_distances(
+    layers: PyTree, control: Any, horizon: float = 1.0
+) -> Float[np.ndarray, " depth"]:
+    r"""Each layer's :math:`\int_{t_k}^{t_{k+1}}\|\theta_k - \theta(t)\|\,dt` for a linear control.
+
+    `eq:control-l1-convergence`, never too small: between knots, ends and middles of layers the
+    integrand is convex, so trapezoids are above it. `control_distance` is of any control, by
+    quadrature.
+
+    Examples
+    --------
+    >>> from lim_jax.network.continuous import linear_control
+    >>> from lim_jax.network.norms import LayerNorm
+    >>> norms = jax.vmap(lambda scale: LayerNorm(scale, 0 * scale))(jnp.array([[0.0, 0], [2, 0]]))
+    >>> first = jax.tree.map(lambda leaf: leaf[:1], norms)
+    >>> largest_control_distances(first, linear_control(norms)).tolist()
+    [1.0]
+    """
+    found = linear_knots(control)
+    assert found is not None
+    knots, values = np.asarray(found[0]), _flattened(found[1])
+    ours = _flattened(layers)
+    depth = len(ours)
+    ends = np.union1d(np.linspace(0, horizon, 2 * depth + 1), knots)
+    piece = np.clip(np.searchsorted(knots, ends, "right") - 1, 0, len(knots) - 2)
+    part = ((ends - knots[piece]) / np.diff(knots)[piece])[:, None]
+    theirs = (1 - part) * values[piece] + part * values[piece + 1]
+    layer = np.clip((ends[:-1] + ends[1:]) / 2 * depth / horizon, 0, depth - 1).astype(int)
+    apart = sum(np.linalg.norm(ours[layer] - side, axis=1) for side in (theirs[:-1], theirs[1:]))
+    return np.bincount(layer, np.diff(ends) / 2 * apart, minlength=depth)
+
+
+def _flattened(fields: PyTree) -> Float[np.ndarray, "fields parameters"]:
+    """All parameters of stacked fields, a row for each."""
+    leaves = [
+        np.asarray(leaf) for leaf in jax.tree.leaves(eqx.filter(fields, eqx.is_inexact_array))
+    ]
+    return np.concatenate([leaf.reshape(len(leaf), -1) for leaf in leaves], axis=1)
 
 
 @eqx.filter_jit
@@ -59,7 +255,7 @@ def depth_constants(
 ) -> DepthConstants:
     r"""Measure the constants of fields at states, a field for each state, in the grid's norm.
 
-    Dense: every Jacobian is formed.
+    Samples, not bounds (`proved_constants` has those). Dense: every Jacobian is formed.
 
     Examples
     --------

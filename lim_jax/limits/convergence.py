@@ -212,7 +212,7 @@ def _attention_rows(sizes: tuple[int, ...], quick: bool, seed: int) -> Iterator[
     for name, make_grid in GRIDS.items():
         if quick and name == "midpoints":
             continue
-        found = attention_studies(_one_layer(seed), smooth_states, sizes, make_grid)
+        found = attention_studies(_one_layer(seed), smooth_states, sizes, make_grid, smooth=True)
         plain = expected["tokens"]
         for (part, study), order, usual in zip(found.items(), expected[name], plain, strict=True):
             reason = MIDPOINT if order != usual else ""
@@ -226,7 +226,7 @@ def _attention_rows(sizes: tuple[int, ...], quick: bool, seed: int) -> Iterator[
 def _rotary_rows(sizes: tuple[int, ...], seed: int) -> Iterator[Row]:
     """Keys that turn, where [0, 1] stands for twelve tokens on every grid."""
     turning = dataclasses.replace(_one_layer(seed), rotary=Rotary((1.0,), tokens=12))
-    found = attention_studies(turning, smooth_states, sizes)
+    found = attention_studies(turning, smooth_states, sizes, smooth=True)
     for part in ("inside", "mean square", "every cell"):
         yield Row(f"rotary attention, {part}, tokens", found[part], 1)
 
@@ -269,7 +269,6 @@ def _rough_rows(sizes: tuple[int, ...]) -> Iterator[Row]:
             sizes,
             make_grid,
             references=(next(panels), next(panels)),
-            smooth=False,
         )
 
     halves = [0.5**k for k in range(40, -1, -1)]

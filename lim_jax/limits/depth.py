@@ -4,6 +4,7 @@ The depth flow is solved by Dormand and Prince's method of order 8 to a toleranc
 error is the distance to Tsitouras' method.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -20,12 +21,22 @@ from lim_jax.adjoint.sweep import Example, TerminalLoss, adjoint_trajectory
 from lim_jax.grid.integrals import integral
 from lim_jax.grid.measure import Grid
 from lim_jax.grid.partition import boundary_regions, regional_averages
-from lim_jax.limits.constants import DepthConstants, depth_constants
+from lim_jax.limits.constants import (
+    DepthConstants,
+    DepthProfile,
+    depth_constants,
+    largest_control_distances,
+    linear_knots,
+    proved_constants,
+    sampled_profile,
+)
 from lim_jax.limits.refinement import Study, fit_order, refine
 from lim_jax.limits.schemes import Control, Scheme, Step
 from lim_jax.network.continuous import ContinuousFlow, control_distance
 from lim_jax.network.field import State
-from lim_jax.network.flow import ResidualFlow, euler, rk4, split
+from lim_jax.network.flow import ResidualFlow, euler, rk4, split, unit_profile
+
+Profile = Callable[[Array], Array]
 
 
 def trajectory_studies(
@@ -36,6 +47,7 @@ def trajectory_studies(
     schemes: Mapping[str, Scheme],
     *,
     horizon: float = 1.0,
+    profile: Profile = unit_profile,
 ) -> dict[str, Study]:
     r"""Residual recursions against the depth flow of a control (`thm:resnet-ode`).
 
@@ -49,10 +61,15 @@ def trajectory_studies(
       :math:`O(\varepsilon^2)`.
 
     Either is at most :math:`C_T(\varepsilon + \|\theta^\varepsilon - \theta\|_{L^1})`, and the
-    claimed order is that of the bracket, whose second term is `control_distance`.
-    :math:`C_T` is by the proof's own steps with `depth_constants` of the coarsest recursion: its
-    largest numbers along the flow, along the recursion, and halfway. The defect's constant is the
-    largest over all depths.
+    claimed order is that of the bracket. :math:`C_T` is by the proof's own steps
+    (`DepthConstants`), with every layer's own defect, the largest over all depths.
+
+    Of a `linear_control` of pre-norm Transformer fields the constants are bounds
+    (`proved_constants`, `largest_control_distances`), and an error beyond :math:`C_T` times the
+    bracket would refute the theorem. Otherwise, and where those overflow, they are samples: the
+    largest along the flow, along the coarsest recursion, and halfway (`depth_constants`,
+    `control_distance`). What lies between samples may be larger, so such a study is ``sampled``:
+    its bound is measured, and neither holds nor is broken.
 
     Parameters
     ----------
@@ -66,6 +83,13 @@ def trajectory_studies(
         Two studies are made of each.
     horizon
         :math:`T`.
+    profile
+        :math:`\zeta`; a `DepthProfile` where the constants are to be bounds.
+
+    Raises
+    ------
+    ValueError
+        Where a `DepthProfile` exceeds what it states.
 
     Examples
     --------
@@ -75,16 +99,19 @@ def trajectory_studies(
     >>> x, depths = jnp.ones((3, 2)), (8, 16, 32, 64)
     >>> schemes = {"Euler": Scheme()}
     >>> studies = trajectory_studies(lambda time: field, x, token_grid(3), depths, schemes)
-    >>> studies["Euler: on layers"].claimed
-    1.0
+    >>> studies["Euler: on layers"].claimed, studies["Euler: on layers"].verdict
+    (1.0, 'measured')
     """
+    if isinstance(profile, DepthProfile):
+        profile.require_stated(horizon)
     times = np.unique(np.concatenate([np.linspace(0, horizon, n + 1) for n in depths]))
 
     def solution(flow: ContinuousFlow) -> np.ndarray:
         return np.asarray(eqx.filter_jit(flow.trajectory)(x, grid, jnp.asarray(times)).states)
 
-    expected, check = (solution(flow) for flow in reference_flows(control, horizon))
-    limit = _Limit(control, grid, times, expected, _largest_norm(check - expected, grid))
+    expected, check = (solution(flow) for flow in reference_flows(control, horizon, profile))
+    own = _largest_norm(check - expected, grid)
+    limit = _Limit(control, profile, grid, times, expected, own)
     return {
         f"{name}: {where}": study
         for name, scheme in schemes.items()
@@ -96,6 +123,7 @@ class _Limit(NamedTuple):
     """The depth flow of a control at the times of all depths, and how well it is known."""
 
     control: Control
+    profile: Profile
     grid: Grid
     times: np.ndarray
     states: np.ndarray
@@ -134,7 +162,11 @@ def _scheme_studies(scheme: Scheme, depths: Sequence[int], limit: _Limit) -> dic
     runs = _runs(scheme, depths, limit)
     rates = [scheme.rate(depth, limit.horizon) for depth in depths]
     claimed = round(fit_order(depths, rates).value, 2)
-    constants = _constants(runs[min(depths)], limit)
+    layers = [run.layers for run in runs.values()]
+    proved = proved_constants(layers, limit.control, limit.profile, limit.grid)
+    sampled = proved is None or not math.isfinite(proved.between_layers(limit.horizon))
+    constants = _sampled_constants(runs[min(depths)], limit) if sampled else proved
+    assert constants is not None
     constants = constants._replace(defect=max(run.defect for run in runs.values()))
 
     def study(label: str, error: Callable[[np.ndarray], float], constant: float) -> Study:
@@ -145,6 +177,7 @@ def _scheme_studies(scheme: Scheme, depths: Sequence[int], limit: _Limit) -> dic
             lambda depth: error(runs[depth].states),
             limit.own_error,
             lambda depth: constant * runs[depth].bracket,
+            sampled=sampled,
         )
 
     return {
@@ -163,18 +196,23 @@ def _scheme_studies(scheme: Scheme, depths: Sequence[int], limit: _Limit) -> dic
 
 def _runs(scheme: Scheme, depths: Sequence[int], limit: _Limit) -> dict[int, _Run]:
     """The recursion of every depth."""
-    flows = [scheme.recursion(limit.control, depth, limit.horizon) for depth in depths]
-    layers = [flow.layers for flow in flows]
+    control, horizon, profile = limit.control, limit.horizon, limit.profile
+    flows = [scheme.recursion(control, depth, horizon, profile) for depth in depths]
     states = _trajectories(flows, jnp.asarray(limit.states[0]), limit.grid)
-    departures = _departures(layers, states, limit.control, limit.grid, limit.horizon)
+    departures = _departures(
+        [flow.layers for flow in flows], states, control, profile, limit.grid, horizon
+    )
+    linear = linear_knots(control) is not None
 
     def run(depth: int, layers: PyTree, states: Array, distance: Array, defects: Array) -> _Run:
-        step = limit.horizon / depth
+        step = horizon / depth
         defect = _largest_norm(np.asarray(defects), limit.grid) / step**2
+        if linear:
+            distance = largest_control_distances(layers, control, horizon).sum()
         return _Run(layers, np.asarray(states), step + float(distance), defect)
 
-    found = zip(depths, layers, states, departures, strict=True)
-    return {depth: run(depth, layers, states, *of) for depth, layers, states, of in found}
+    found = zip(depths, flows, states, departures, strict=True)
+    return {depth: run(depth, flow.layers, states, *of) for depth, flow, states, of in found}
 
 
 @eqx.filter_jit  # one program for each step, whatever the perturbation
@@ -185,27 +223,35 @@ def _trajectories(flows: list[ResidualFlow], x: State, grid: Grid) -> list[Array
 # Apart from the recursion: one program, whatever the scheme.
 @eqx.filter_jit
 def _departures(
-    layers: list[PyTree], states: list[Array], control: Control, grid: Grid, horizon: float
+    layers: list[PyTree],
+    states: list[Array],
+    control: Control,
+    profile: Profile,
+    grid: Grid,
+    horizon: float,
 ) -> list[tuple[Array, Array]]:
     """How far the layers are from a control, and their steps from Euler's, for every depth."""
 
     def departure(layers: PyTree, states: Array) -> tuple[Array, Array]:
         step = horizon / (states.shape[0] - 1)
-        one_field = eqx.filter_vmap(lambda field, x: euler(field, x, grid, step))
+        increments = step * jax.vmap(profile)(step * jnp.arange(states.shape[0] - 1.0))
+        one_field = eqx.filter_vmap(lambda field, x, increment: euler(field, x, grid, increment))
         distance = control_distance(layers, control, horizon)
-        return distance, states[1:] - one_field(layers, states[:-1])
+        return distance, states[1:] - one_field(layers, states[:-1], increments)
 
     return [departure(*of) for of in zip(layers, states, strict=True)]
 
 
-def _constants(run: _Run, limit: _Limit) -> DepthConstants:
+def _sampled_constants(run: _Run, limit: _Limit) -> DepthConstants:
     """The constants along a recursion, along the depth flow, and halfway between them."""
     ours, starts = run.states[:-1], _layer_times(run.states, limit.horizon)[:-1]
     theirs = limit.at(starts)
     followed = Scheme().recursion(limit.control, len(starts), limit.horizon).layers
     samples = ((run.layers, ours), (followed, theirs), (run.layers, (ours + theirs) / 2))
     found = [depth_constants(field, jnp.asarray(at), limit.grid) for field, at in samples]
-    return DepthConstants(*(float(max(values)) for values in zip(*found, strict=True)))
+    largest = DepthConstants(*(float(max(values)) for values in zip(*found, strict=True)))
+    value, slope = sampled_profile(limit.profile, limit.horizon)
+    return largest._replace(profile=value, profile_slope=slope)
 
 
 def _layer_times(states: np.ndarray, horizon: float) -> np.ndarray:
@@ -384,7 +430,7 @@ def _distances(found: dict[str, Array], expected: dict[str, Array], grid: Grid) 
 
 
 def reference_flows(
-    control: Control, horizon: float = 1.0
+    control: Control, horizon: float = 1.0, profile: Profile = unit_profile
 ) -> tuple[ContinuousFlow, ContinuousFlow]:
     """The depth flow, and the same by another method."""
 
@@ -392,6 +438,7 @@ def reference_flows(
         return ContinuousFlow(
             control,
             horizon=horizon,
+            profile=profile,
             solver=solver,
             stepsize_controller=diffrax.PIDController(rtol=1e-13, atol=1e-13),
         )

@@ -79,6 +79,9 @@ class Study(NamedTuple):
         steps. None where there is none, or a premise of it does not hold.
     reference_error
         How far the reference is from itself at another resolution.
+    sampled
+        Whether a constant in the bounds is only the largest of samples. Then they are measured
+        numbers, which may be too small, and an error beyond them refutes nothing.
     """
 
     source: str
@@ -87,6 +90,7 @@ class Study(NamedTuple):
     errors: tuple[float, ...]
     bounds: tuple[float, ...] | None
     reference_error: float
+    sampled: bool = False
 
     @property
     def order(self) -> Order:
@@ -94,15 +98,37 @@ class Study(NamedTuple):
         return fit_order(self.refinements, self.errors)
 
     @property
-    def holds(self) -> bool | None:
-        """Whether every error respects its bound; None where there is none.
+    def verdict(self) -> str:
+        """What the errors say of the bounds, in a word.
 
-        An error is known up to the reference's own and to rounding, here a hundred units of one.
+        - ``"no bound"``: none is stated, or a premise of it does not hold;
+        - ``"measured"``: a constant in them is only a sample;
+        - ``"holds"``: every error respects its bound, even if the reference's own is added to it;
+        - ``"BROKEN"``: some error exceeds its bound, even if the reference's own is taken off;
+        - ``"unresolved"``: neither, so a finer reference would tell.
+
+        All up to rounding, a hundred units of one.
+
+        Examples
+        --------
+        >>> study = Study("eq:mine", 1.0, (1.0, 2.0), (1.0, 0.5), (1.01, 0.6), 0.0)
+        >>> study.verdict, study._replace(reference_error=0.05).verdict
+        ('holds', 'unresolved')
         """
         if self.bounds is None:
-            return None
-        unknown = self.reference_error + 100 * np.finfo(float).eps
-        return all(e <= b + unknown for e, b in zip(self.errors, self.bounds, strict=True))
+            return "no bound"
+        if self.sampled:
+            return "measured"
+        beyond = np.subtract(self.errors, self.bounds)
+        rounding = 100 * np.finfo(float).eps
+        if np.any(beyond > self.reference_error + rounding):
+            return "BROKEN"
+        return "holds" if np.all(beyond <= rounding - self.reference_error) else "unresolved"
+
+    @property
+    def holds(self) -> bool | None:
+        """Whether every error respects its bound; None where the `verdict` is neither."""
+        return {"holds": True, "BROKEN": False}.get(self.verdict)
 
     @property
     def resolved(self) -> bool:
@@ -117,8 +143,12 @@ def refine(
     error: Callable[[int], float],
     reference_error: float,
     bound: Callable[[int], float] | None = None,
+    *,
+    sampled: bool = False,
 ) -> Study:
     """Make a study: evaluate the error, and the bound where there is one, at each refinement.
+
+    `sampled` says whether the bound rests on samples; see `Study`.
 
     Examples
     --------
@@ -133,6 +163,7 @@ def refine(
         tuple(error(n) for n in refinements),
         None if bound is None else tuple(bound(n) for n in refinements),
         reference_error,
+        sampled,
     )
 
 

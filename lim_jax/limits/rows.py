@@ -53,6 +53,7 @@ class Row(NamedTuple):
             "agrees": self.agrees,
             "order": order._asdict(),
             "holds": self.study.holds,
+            "verdict": self.study.verdict,
             **self.study._asdict(),
         }
 
@@ -77,21 +78,22 @@ def rates_table(rows: Sequence[Row]) -> str:
     """Lay out measured rows with claimed, expected and measured orders, bounds and reasons.
 
     A dash stands for an order that is not stated or not known, and for a bound that is not
-    explicit. Errors that are not ten times the reference's own are marked: a finer one is needed.
+    explicit; of the others stands the study's verdict. Errors that are not ten times the
+    reference's own are marked: a finer one is needed.
     """
     lines = [
-        f"{'limit':64s} {'claimed':>7s} {'expected':>8s} {'measured':>14s} {'bound':>6s} "
+        f"{'limit':64s} {'claimed':>7s} {'expected':>8s} {'measured':>14s} {'bound':>10s} "
         f"{'constant':>9s} {'reference':>9s}"
     ]
     for row in rows:
         study, order = row.study, row.study.order
-        bound = {True: "holds", False: "BROKEN", None: "–"}[study.holds]
+        bound = "–" if study.bounds is None else study.verdict
         claimed, expected = (
             "–" if stated is None else f"{stated:.2f}" for stated in (study.claimed, row.expected)
         )
         lines.append(
             f"{row.name:64s} {claimed:>7s} {expected:>8s} "
-            f"{order.value:7.2f} ±{order.half_width:5.2f} {bound:>6s} {order.constant:9.2g} "
+            f"{order.value:7.2f} ±{order.half_width:5.2f} {bound:>10s} {order.constant:9.2g} "
             f"{study.reference_error:9.1e}{'' if row.agrees else '   DIFFERS'}"
             f"{'' if study.resolved else '   COARSE REFERENCE'}"
         )

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from lim_jax.network.field import State
-from lim_jax.network.flow import ResidualFlow, euler
+from lim_jax.network.flow import ResidualFlow, euler, unit_profile
 
 Control = Callable[[Array], Any]
 Step = Callable[..., State]
@@ -35,12 +35,18 @@ class Scheme(NamedTuple):
     offset: float = 0.0
     perturbation: Callable[[int], PyTree] | None = None
 
-    def recursion(self, control: Control, depth: int, horizon: float) -> ResidualFlow:
+    def recursion(
+        self,
+        control: Control,
+        depth: int,
+        horizon: float,
+        profile: Callable[[Array], Array] = unit_profile,
+    ) -> ResidualFlow:
         """The network of a depth."""
         times = (np.arange(depth) + self.offset) * (horizon / depth)
         change = None if self.perturbation is None else self.perturbation(depth)
         layers = _layers(control, jnp.asarray(times, float), change)
-        return ResidualFlow(layers, horizon=horizon, step=self.step)
+        return ResidualFlow(layers, horizon=horizon, profile=profile, step=self.step)
 
     def rate(self, depth: int, horizon: float) -> float:
         r"""What the theorem's bracket falls like: :math:`\varepsilon` and the perturbation's size.

@@ -58,6 +58,8 @@ class AttentionRegularity(NamedTuple):
         The head's Lipschitz constant (`eq:global-l2-attention-stability`).
     lipschitz, bound
         Those of all heads together, behind :math:`W_O`.
+    control
+        The Lipschitz constant in the parameters, at every state, from their Euclidean norm.
     """
 
     score: Heads
@@ -70,6 +72,7 @@ class AttentionRegularity(NamedTuple):
     head: Heads
     lipschitz: Scalar
     bound: Scalar
+    control: Scalar
 
 
 class FeedForwardRegularity(NamedTuple):
@@ -83,12 +86,15 @@ class FeedForwardRegularity(NamedTuple):
         The activation's Lipschitz constant within it.
     lipschitz, bound
         Those of the network.
+    control
+        The Lipschitz constant in the parameters, as in `AttentionRegularity`.
     """
 
     radius: Scalar
     slope: Scalar
     lipschitz: Scalar
     bound: Scalar
+    control: Scalar
 
 
 class FieldRegularity(NamedTuple):
@@ -112,6 +118,16 @@ class FieldRegularity(NamedTuple):
     def bound(self) -> Scalar:
         r""":math:`M_R` of `eq:transformer-field-uniform-bound`, the same at every radius."""
         return self.attention.bound + self.feed_forward.bound
+
+    @property
+    def control(self) -> Scalar:
+        r"""The constant of the local Lipschitz dependence on :math:`\theta`.
+
+        :math:`\|\mathscr F_\theta(X) - \mathscr F_{\theta'}(X)\| \le C_\theta\,\|\theta -
+        \theta'\|` at every state, in the Euclidean norm of all parameters
+        (`prop:transformer-lipschitz` supposes it; normalised tokens are bounded, so it holds).
+        """
+        return jnp.hypot(self.attention.control, self.feed_forward.control)
 
 
 def norm_lipschitz(norm: LayerNorm) -> Scalar:
@@ -140,6 +156,12 @@ def attention_regularity(attention: CausalAttention) -> AttentionRegularity:
 
     Exponential in the scores' bound: small for small weights, infinite in floating point for
     large ones. Works under jit, vmap and grad.
+
+    In the parameters nothing is exponential: a probability moves by at most the largest change of
+    a score, so a head by :math:`c_v\,|ds| + |dv|`, where
+    :math:`|ds| \le (|dq|\,c_k + c_q\,|dk|)/\sqrt{d_k}` and
+    :math:`|dq| \le C\,|dW_Q| + |db_Q| + \|W_Q\|\,|du|`, and a normalised token by
+    :math:`|du| \le \sqrt{d}\,|d\gamma| + |d\beta|`. The blocks are summed by Cauchy's inequality.
 
     Turning keys and queries (rotary) keeps their norms and so the constants.
 
@@ -190,6 +212,11 @@ def attention_regularity(attention: CausalAttention) -> AttentionRegularity:
     head_local = values * kernel_local
     head_hardy = _times(values, kernel_hardy) + _times(slope * value, growth)
     head = head_local + HARDY * head_hardy
+    # By a head's query, key and value, each of C|dW| + |db| + |W||du|.
+    moved = (values * keys / scale, values * queries / scale, 1.0)
+    own = jnp.linalg.norm(_root(*moved)) * _root(token, 1.0)
+    shared = jnp.linalg.norm(moved[0] * query + moved[1] * key + value)
+    by_parameters = _root(own, shared * math.sqrt(attention.query.shape[-1] + 1))
     joined = jnp.concatenate(jnp.unstack(attention.output, axis=-3), axis=-1)
     output, output_bias = _operator_norms(joined[..., None, :, :])[0], attention.output_bias
     return AttentionRegularity(
@@ -203,6 +230,7 @@ def attention_regularity(attention: CausalAttention) -> AttentionRegularity:
         head,
         _times(output, jnp.linalg.norm(head)),
         output * jnp.linalg.norm(values) + _vector_norms(output_bias, 1)[0],
+        _root(1.0, jnp.linalg.norm(values), output * by_parameters),
     )
 
 
@@ -243,11 +271,15 @@ def feed_forward_regularity(network: Field) -> FeedForwardRegularity:
     steepest = _activation_slope(network.activation, radius)
     hidden = network.inner.shape[-2]
     resting = math.sqrt(hidden) * jnp.abs(network.activation(jnp.zeros((), radius.dtype)))
+    activated = resting + steepest * radius
+    through = outer_norm * steepest
+    shared = inner_norm * math.sqrt(network.inner.shape[-1] + 1)
     return FeedForwardRegularity(
         radius,
         steepest,
         outer_norm * steepest * inner_norm * slope,
-        outer_norm * (resting + steepest * radius) + _vector_norms(network.outer_bias, 1)[0],
+        outer_norm * activated + _vector_norms(network.outer_bias, 1)[0],
+        _root(1.0, activated, through * _root(token, 1.0, shared)),
     )
 
 
@@ -356,6 +388,11 @@ def _activation_slope(activation: Callable[[Array], Array], radius: Scalar) -> S
     bends = jax.vmap(jax.grad(jax.grad(activation)))(points)
     spacing = radius / 2048
     return jnp.max(jnp.abs(slopes)) + spacing / 2 * jnp.max(jnp.abs(bends))
+
+
+def _root(*terms: Array | float) -> Array:
+    """The root of a sum of squares, elementwise."""
+    return jnp.sqrt(sum(jnp.square(term) for term in terms))
 
 
 def _times(factor: Array, growth: Array) -> Array:

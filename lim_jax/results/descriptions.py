@@ -212,7 +212,7 @@ def _studies(found: Sequence[Any]) -> Description:
 
     orders = [one.order for one in found]
     claimed = [np.nan if one.claimed is None else float(one.claimed) for one in found]
-    verdicts = {None: "no bound", True: "yes", False: "no"}
+    answers = {"holds": "yes", "BROKEN": "no"}
     variables = {
         "error": ("study step", [filled(one.errors) for one in found], NONE),
         "bound": ("study step", [filled(one.bounds) for one in found], NONE),
@@ -222,7 +222,11 @@ def _studies(found: Sequence[Any]) -> Description:
         "constant": ("study", [order.constant for order in orders], NONE),
         "claimed_order": ("study", claimed, NONE),
         "reference_error": ("study", [float(one.reference_error) for one in found], NONE),
-        "bound_holds": ("study", _texts(verdicts[one.holds] for one in found), NONE),
+        "bound_holds": (
+            "study",
+            _texts(answers.get(one.verdict, one.verdict) for one in found),
+            NONE,
+        ),
         "source": ("study", _texts(one.source for one in found), NONE),
     }
     return Description(variables, labels={"study": _texts(one.source for one in found)})

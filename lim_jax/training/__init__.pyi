@@ -46,5 +46,7 @@ from .reweighting import reweight_positions as reweight_positions
 from .reweighting import reweighting_run as reweighting_run
 from .sensitivity import FourthMoments as FourthMoments
 from .sensitivity import SensitivityNorm as SensitivityNorm
+from .sensitivity import adjoint_growth as adjoint_growth
 from .sensitivity import fourth_moments as fourth_moments
+from .sensitivity import penalty_premises as penalty_premises
 from .sensitivity import sensitivity_norm as sensitivity_norm

@@ -92,6 +92,9 @@ def influence_penalty(
     2.0 by it, and LIM rises from 0.31 to 0.63; pooled by regions without that token, LIM falls to
     0.10.
 
+    What makes the penalty differentiable beyond one length, and what `penalty_premises` reports of
+    a batch, is in `prop:influence-l2-differentiability`.
+
     Parameters
     ----------
     loss, params, batch, grid

@@ -11,15 +11,18 @@ from typing import Literal, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Key, PyTree
 
 from lim_jax._random import gaussian
-from lim_jax.density.adjoints import Batch, Loss, losses_and_adjoints
+from lim_jax.adjoint.certificate import Premise
+from lim_jax.density.adjoints import Batch, Loss, embedded, losses_and_adjoints
 from lim_jax.grid.measure import Grid
 from lim_jax.probes import Estimate, sample_mean
 
 Scalar = Float[Array, ""]
 Vectors = Float[Array, "examples length width"]
+Places = Float[Array, "examples length"]
 
 
 class FourthMoments(NamedTuple):
@@ -63,6 +66,120 @@ def fourth_moments(
     arrays, adjoints = _adjoints_of_arrays(loss, params, batch, grid)
     found, slopes = jax.jvp(adjoints, (arrays,), (_unit(direction),))
     return FourthMoments(moment(found), moment(slopes))
+
+
+def penalty_premises(
+    loss: Loss, params: PyTree, batch: Batch, grid: Grid, direction: PyTree
+) -> tuple[Premise, ...]:
+    r"""What the propositions behind the penalties suppose, looked for in a batch.
+
+    Four premises, as certificates report theirs:
+
+    - the data's fourth moments are finite, :math:`\mathbb E[\|X_0\|^4 + \|Y\|^4] < \infty`
+      (`eq:data-fourth-moment`, of `prop:influence-differentiability`);
+    - so are those of the adjoints, and of their response to the parameters along one direction
+      (`eq:adjoint-l4-sensitivity-assumption`, of `prop:influence-l2-differentiability`);
+    - :math:`Z \ge z_0 > 0` (`eq:influence-normalization-away-from-zero`).
+
+    A sample's moments are always finite. Where the law's are not, single examples carry the
+    sample's sum, however many there are: a premise's value is the largest example's share, and it
+    holds below a half, as it cannot with one example or two. :math:`Z` is its mean, and holds where
+    that is more than two standard errors above zero. A premise that holds here is not thereby true
+    of the law; one that does not says to read the squared penalty at this length and on these data
+    only.
+
+    Reads numbers, so it does not work under jit.
+
+    Parameters
+    ----------
+    loss, params, batch, grid
+        As in `influence_penalty`. Labels count where they are floating point: their integral over
+        position if they have one value for each, else their sum.
+    direction
+        :math:`\eta`, such as the gradient of the risk; only its direction counts.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> loss = lambda weight, x, y: weight * y * x.sum() / 2
+    >>> batch = jnp.ones((3, 2, 1)), jnp.array([1.0, 1.0, 10.0])
+    >>> found = penalty_premises(loss, jnp.array(2.0), batch, token_grid(2), jnp.array(1.0))
+    >>> [premise.holds for premise in found]
+    [False, False, False, False]
+    """
+    data, adjoints, slopes = map(np.asarray, _squares(loss, params, batch, grid, direction))
+    weights = np.asarray(grid.weights)
+    total = sample_mean(jnp.asarray(adjoints @ weights))
+    fourths = {
+        "E(|X_0|^4 + |Y|^4) is finite": (data**2).sum(axis=1),
+        "E int |P_0|^4 is finite": adjoints**2 @ weights,
+        "E int |D P_0|^4 is finite along the direction": slopes**2 @ weights,
+    }
+    shares = {name: _largest_share(each) for name, each in fourths.items()}
+    kept = [
+        Premise(f"{name}: no example carries half of it", share, share < 0.5)
+        for name, share in shares.items()
+    ]
+    away = bool(total.value > 2 * total.error)
+    return (*kept, Premise("Z > 0, beyond two standard errors", float(total.value), away))
+
+
+def _largest_share(moments: Float[np.ndarray, " examples"]) -> float:
+    """The largest example's share of a sum; zero of nothing."""
+    total = moments.sum()
+    return float(moments.max() / total) if total > 0 else 0.0
+
+
+def adjoint_growth(
+    loss: Loss, params: PyTree, batch: Batch, grid: Grid, direction: PyTree
+) -> Float[Array, " examples"]:
+    r"""Measure the constant of `eq:adjoint-parameter-uniform-bound` at every example.
+
+    .. math:: \frac{\|P_0\|^2 + \|D_\vartheta P_0[\eta]\|^2}{1 + \|X_0\|^2 + \|Y\|^2},
+              \qquad \|\eta\| = 1
+
+    No :math:`C_{U,T}` is smaller than the largest over examples, parameters and directions, of
+    which these are some. Values that grow with the size of the data, with the context or along
+    training say that there is none. Works under jit and vmap.
+
+    Parameters
+    ----------
+    loss, params, batch, grid, direction
+        As in `penalty_premises`.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> loss = lambda weight, x, y: weight * x.sum() / 2
+    >>> batch = jnp.ones((1, 2, 1)), None
+    >>> adjoint_growth(loss, jnp.array(3.0), batch, token_grid(2), jnp.array(1.0)).tolist()
+    [5.0]
+    """
+    data, adjoints, slopes = _squares(loss, params, batch, grid, direction)
+    return (adjoints + slopes) @ grid.weights / (1 + data.sum(axis=1))
+
+
+@eqx.filter_jit
+def _squares(
+    loss: Loss, params: PyTree, batch: Batch, grid: Grid, direction: PyTree
+) -> tuple[Float[Array, "examples 2"], Places, Places]:
+    """The squared norms of inputs and labels, and of adjoints and their slopes by position."""
+    _, (x, y) = embedded(loss, params, batch)
+    labels = [
+        _label_squares(leaf, grid) for leaf in jax.tree.leaves(y) if eqx.is_inexact_array(leaf)
+    ]
+    data = [(x**2).sum(axis=2) @ grid.weights, sum(labels, jnp.zeros(x.shape[0]))]
+    arrays, adjoints = _adjoints_of_arrays(loss, params, batch, grid)
+    found, slopes = jax.jvp(adjoints, (arrays,), (_unit(direction),))
+    return jnp.stack(data, axis=1), (found**2).sum(axis=2), (slopes**2).sum(axis=2)
+
+
+def _label_squares(leaf: Float[Array, "examples ..."], grid: Grid) -> Float[Array, " examples"]:
+    """Every example's squared norm, an integral where there is a value for each position."""
+    squares = (leaf**2).reshape(leaf.shape[0], -1)
+    if leaf.ndim < 2 or leaf.shape[1] != grid.weights.size:
+        return squares.sum(axis=1)
+    return squares.reshape(*leaf.shape[:2], -1).sum(axis=2) @ grid.weights
 
 
 class SensitivityNorm(NamedTuple):

@@ -166,6 +166,29 @@ def test_the_constants_are_those_of_the_steps_by_singular_values():
     expected = outer * found.feed_forward.slope * radius + size(network.outer_bias)
     np.testing.assert_allclose(found.feed_forward.bound, expected, rtol=1e-12)
     np.testing.assert_allclose(whole.bound, found.attention.bound + expected, rtol=1e-12)
+    # In the parameters, block by block: the norm's scale moves a normalised token by sqrt(6).
+    queries, keys = (
+        [size(w) * c + size(b) for w, b in zip(matrices, biases, strict=True)]
+        for matrices, biases in (
+            (attention.query, attention.query_bias),
+            (attention.key, attention.key_bias),
+        )
+    )
+    rows = []
+    for h in range(2):
+        by_query, by_key = values[h] * keys[h] / 3**0.5, values[h] * queries[h] / 3**0.5
+        q, k, v = (size(m[h]) for m in (attention.query, attention.key, attention.value))
+        own = [by_query * c, by_query, by_key * c, by_key, c, 1.0]
+        rows.append((size(np.array(own)), by_query * q + by_key * k + v))
+    own, shared = size(np.array(rows)[:, 0]), size(np.array(rows)[:, 1])
+    blocks = [1.0, size(values), output * own, output * shared * 6**0.5, output * shared]
+    np.testing.assert_allclose(found.attention.control, size(np.array(blocks)), rtol=1e-12)
+    through, c = outer * found.feed_forward.slope, token(network.norm)
+    activated = found.feed_forward.slope * radius
+    blocks = [1.0, activated, through * c, through, through * inner * 6**0.5, through * inner]
+    np.testing.assert_allclose(found.feed_forward.control, size(np.array(blocks)), rtol=1e-12)
+    both = np.hypot(found.attention.control, found.feed_forward.control)
+    np.testing.assert_allclose(whole.control, both, rtol=1e-12)
     total = found.attention.lipschitz + steepest
     np.testing.assert_allclose(whole.lipschitz, total, rtol=1e-12)
 
@@ -223,6 +246,33 @@ def test_a_field_is_never_steeper_nor_larger_than_its_constants(name, seed):
         slope, size = slopes_and_size(part, first, second, grid)
         assert slope <= constants.lipschitz < 60 * slope, (slope, constants.lipschitz)
         assert size <= constants.bound < 20 * size, (size, constants.bound)
+
+
+def test_a_field_moves_with_its_parameters_by_no_more_than_its_constant():
+    """Along one direction in each block, and in all of them together."""
+    # `prop:transformer-lipschitz`, `thm:resnet-ode`.
+    grid, layer = GRIDS["tokens"](17), small_layer()
+    states = jax.device_put(np.random.default_rng(4).standard_normal((17, 6)))
+    leaves, tree = jax.tree.flatten(layer)
+    generator, blocks = np.random.default_rng(5), range(len(leaves))
+    noise = [generator.standard_normal(leaf.shape) for leaf in leaves]
+    kept = np.array([*np.eye(len(leaves)), np.ones(len(leaves))])
+    kept *= 1e-3 / np.sqrt(kept @ [(step**2).sum() for step in noise])[:, None]
+    kept = np.concatenate([0 * kept[:1], kept])
+    directions = [np.multiply.outer(kept[:, i], noise[i]) for i in blocks]
+
+    @jax.jit
+    def images(directions):
+        def moved(direction):
+            pairs = zip(leaves, direction, strict=True)
+            return jax.tree.unflatten(tree, [a + b for a, b in pairs])(states, states, grid)
+
+        return jax.lax.map(moved, directions)
+
+    found = np.asarray(images([jax.device_put(direction) for direction in directions]))
+    slopes = np.sqrt(((found[1:] - found[0]) ** 2).sum(axis=(1, 2)) / 17) / 1e-3
+    constant = float(field_regularity(layer).control)
+    assert slopes.max() <= constant < 10 * slopes.max(), (slopes, constant)
 
 
 @pytest.mark.parametrize("name", GRIDS)

@@ -189,6 +189,52 @@ def test_fourth_moments_by_hand():
         np.testing.assert_allclose(estimate.error, each.std(ddof=1) / np.sqrt(3), rtol=1e-5)
 
 
+def scaled_loss(weight, x, y):
+    """P_0 is y times the weights at every position, and DP_0[eta] is y times eta."""
+    return lim.integral(x, GRID) @ weight * y
+
+
+@pytest.mark.parametrize("tail", ["light", "heavy"])
+def test_premises_of_the_penalties_are_what_single_examples_carry(tail):
+    """Labels of size 3 to 6, or one of 100 among them: then Z is within two errors of zero, too."""
+    # `prop:influence-differentiability`, `prop:influence-l2-differentiability`,
+    # `eq:adjoint-l4-sensitivity-assumption`, `eq:data-fourth-moment`,
+    # `eq:adjoint-parameter-uniform-bound`, `eq:influence-normalization-away-from-zero`.
+    x = np.random.default_rng(7).standard_normal((6, LENGTH, WIDTH))
+    y = np.array([3.0, -4, 5, -5, 4, 100 if tail == "heavy" else 6])
+    weight, eta = np.arange(1.0, 5), np.array([3.0, 0, -4, 0])
+    batch = jax.device_put((x, y))
+    args = scaled_loss, jax.device_put(weight), batch, GRID, jax.device_put(eta)
+    *moments, total = lim.training.penalty_premises(*args)
+    weights = np.asarray(GRID.weights)
+    inputs, mass = (x**2).sum(axis=2) @ weights, weights.sum()
+    fourths = (inputs**2 + y**4, 30**2 * mass * y**4, mass * y**4)
+    for premise, each in zip(moments, fourths, strict=True):
+        np.testing.assert_allclose(premise.value, each.max() / each.sum(), rtol=1e-9)
+        assert premise.holds is (tail == "light")
+    np.testing.assert_allclose(total.value, 30 * mass * (y**2).mean(), rtol=1e-9)
+    assert total.holds is (tail == "light")
+    growth = lim.training.adjoint_growth(*args)
+    expected = (30 + 1) * mass * y**2 / (1 + inputs + y**2)
+    np.testing.assert_allclose(growth, expected, rtol=1e-9)
+
+
+def test_labels_with_a_value_for_each_position_are_integrated_and_ids_have_no_size():
+    # `eq:data-fourth-moment`.
+    x, y = np.random.default_rng(8).standard_normal((2, 3, LENGTH, WIDTH))
+
+    def loss(weight, x, y):
+        return weight * jnp.sum(x)
+
+    weights = np.asarray(GRID.weights)
+    inputs, labels = (x**2).sum(axis=2) @ weights, (y**2).sum(axis=2) @ weights
+    for made, size in (((y, np.arange(3)), labels), (y[:, 1:], (y[:, 1:] ** 2).sum(axis=(1, 2)))):
+        batch = jax.device_put((x, made))
+        growth = lim.training.adjoint_growth(loss, jnp.array(0.0), batch, GRID, jnp.array(2.0))
+        expected = WIDTH * (1 / weights).sum() / (1 + inputs + size)
+        np.testing.assert_allclose(growth, expected, rtol=1e-9)
+
+
 def test_the_integral_of_the_rate_is_the_change_of_the_density():
     """By Simpson's rule over a flow that is solved to 1e-9."""
     times = np.linspace(0, 0.5, 33)
