@@ -11,7 +11,7 @@ import pytest
 from reference.networks import layer_of, random_flow, random_labels, random_states
 
 import lim_jax as lim
-from lim_jax import explanations, models, plots
+from lim_jax import explanations, models, network, plots
 from lim_jax._checks import warn_of_miscompiling_jaxlib
 from lim_jax.adjoint.cone import cone_mass, joint_cone
 from lim_jax.adjoint.criteria import recency_survival
@@ -379,6 +379,14 @@ STATIC = {
     "unknown route": (
         lambda: observability_traces(lambda x: x, STATES, 1.0, 2, "jacrev", key=jax.random.key(0)),
         "mode: got 'jacrev', expected one of",
+    ),
+    "whole numbers to turn": (
+        lambda: network.Rotary((1.0,)).turned(full((1, 4, 2), 1), full((4, 2, 1), 1.0)),
+        "vectors: got an array of int64.*expected a floating-point array",
+    ),
+    "turns of another length": (
+        lambda: network.Rotary((1.0,)).turned(full((1, 4, 2), 1.0), full((3, 2, 1), 1.0)),
+        r"turns: got shape \(3, 2, 1\), expected \(4, 2, pairs\). .* on the vectors' grid",
     ),
     "part of a rotation": (
         lambda: orthogonal_probes(3, 2, key=jax.random.key(0)),
