@@ -212,6 +212,17 @@ def guarded(tree: Tree, fails: Bool[Array, "..."], message: str) -> Tree:
     return eqx.error_if(tree, fails, message)
 
 
+def guarded_first(tree: Tree, *checks: tuple[Bool[Array, ""], str]) -> Tree:
+    """As `guarded`, of several in one: what fails first of all that fails is said."""
+    fails = [fails for fails, _ in checks]
+    if not any(isinstance(one, Tracer) or np.any(one) for one in fails):
+        return tree
+    first, some = jnp.zeros((), jnp.int32), jnp.zeros((), bool)
+    for number, one in reversed(list(enumerate(fails))):
+        first, some = jnp.where(one, number, first), some | one
+    return eqx.branched_error_if(tree, some, first, [message for _, message in checks])
+
+
 def all_finite(tree: PyTree) -> Bool[Array, ""]:
     """Whether no floating-point leaf holds a NaN or an infinity."""
     leaves = [leaf for leaf in jax.tree.leaves(tree) if eqx.is_inexact_array(leaf)]

@@ -23,13 +23,16 @@ from lim_jax.probes import orthogonal_probes, sample_mean
 from lim_jax.training import (
     averaged_objective,
     balanced_density,
+    balanced_gradients,
     constrained_objective,
     crossed_density,
+    fourth_moments,
     gramian_penalty,
     importance_weights,
     influence_penalty,
     ratio_bias,
     reweight_positions,
+    sensitivity_norm,
     step_of_seeds,
 )
 
@@ -44,6 +47,10 @@ def linear_loss(params, x, y):
     return jnp.sum(x)
 
 
+def sum_of_logarithms(params, x, y):
+    return jnp.sum(jnp.log(x))
+
+
 def attention():
     return layer_of(random_flow()).attention
 
@@ -54,6 +61,9 @@ def array(values, dtype=None):
 
 def full(shape, value):
     return array(np.full(shape, value))
+
+
+BELOW_ZERO = full((2, 4, 6), -1.0)
 
 
 def influence_of(x, y=None, loss=linear_loss, **options):
@@ -437,6 +447,48 @@ TRACED = {
     "infinite epsilon in an array": (
         lambda: lim.indices(full(3, 1.0), array(np.inf)),
         "epsilon: got NaN or infinite",
+    ),
+    "a loss that is nan where its gradients are not": (
+        influence_of(BELOW_ZERO, loss=sum_of_logarithms),
+        "loss: got NaN or infinite values.*Gradients may be finite where a loss is not",
+    ),
+    "such a loss in a stream": (
+        lambda: lim.influence_stream(sum_of_logarithms, None, [(BELOW_ZERO, None)], GRID),
+        "loss: got NaN",
+    ),
+    "such a loss in a penalty": (
+        lambda: influence_penalty(sum_of_logarithms, None, (BELOW_ZERO, None), GRID),
+        "loss: got NaN",
+    ),
+    "such a loss in the gradients of both": (
+        lambda: balanced_gradients(
+            lambda params, x, y: params * sum_of_logarithms(params, x, y),
+            array(1.0),
+            (BELOW_ZERO, None),
+            GRID,
+        )[1],
+        "loss: got NaN",
+    ),
+    "such a loss in fourth moments": (
+        lambda: fourth_moments(
+            lambda params, x, y: params * sum_of_logarithms(params, x, y),
+            array(1.0),
+            (BELOW_ZERO, None),
+            GRID,
+            array(1.0),
+        ),
+        "loss: got NaN",
+    ),
+    "such a loss in the norm of sensitivity": (
+        lambda: sensitivity_norm(
+            lambda params, x, y: params * sum_of_logarithms(params, x, y),
+            array(1.0),
+            (BELOW_ZERO, None),
+            GRID,
+            steps=1,
+            key=jax.random.key(0),
+        ),
+        "loss: got NaN",
     ),
     "nan in a penalty's batch": (
         lambda: influence_penalty(linear_loss, None, (full((2, 4, 6), np.nan), None), GRID),

@@ -65,7 +65,7 @@ def influence(
         Where the batch is no pair, is empty, has integers or the wrong shape, the regions are of
         another grid, or the loss is not a scalar.
     EquinoxRuntimeError
-        Where the batch or the gradients hold a NaN or an infinity.
+        Where the batch, the losses or the gradients hold a NaN or an infinity.
 
     Examples
     --------
