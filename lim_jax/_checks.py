@@ -14,6 +14,7 @@ from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from numbers import Number, Real
+from pathlib import Path
 from typing import Any, TypeVar
 
 import equinox as eqx
@@ -24,6 +25,7 @@ from jax.core import Tracer
 from jaxtyping import Array, Bool, PyTree
 
 Tree = TypeVar("Tree")
+AnyPath = Path | str
 ARRAYS = (jax.Array, np.ndarray)
 
 
@@ -168,6 +170,20 @@ def require_scalar(number: Any, name: str) -> None:
         expected="a real number",
         cure="Pass a float, or an array of shape ().",
     )
+
+
+def as_path(path: Any, name: str = "path") -> Path:
+    """Return the path of a file or a folder; refuse what names none.
+
+    Examples
+    --------
+    >>> as_path("run/found.npz").name
+    'found.npz'
+    """
+    cure = "Pass a string or a pathlib.Path."
+    holds = isinstance(path, str | Path) and path != ""
+    require(holds, name, got=described(path), expected="the path of a file or a folder", cure=cure)
+    return Path(path)
 
 
 def require_callable(function: object, name: str, signature: str) -> None:

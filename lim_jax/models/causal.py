@@ -1,6 +1,5 @@
 """Causal language models over token ids, as their checkpoints hold them."""
 
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -8,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from lim_jax._checks import described, guarded, require, require_indices
+from lim_jax._checks import AnyPath, as_path, described, guarded, require, require_indices
 from lim_jax.grid.cells import Starts, token_grid
 from lim_jax.grid.measure import Grid
 from lim_jax.loss.losses import Labels, Scalar, autoregressive_cross_entropy, margin_loss
@@ -223,7 +222,7 @@ def _require_queries(y: Any) -> None:
     )
 
 
-def load(path: Path | str, dtype: str = "float32") -> CausalLM:
+def load(path: AnyPath, dtype: str = "float32") -> CausalLM:
     """Read a model from a folder of weights as its publisher left it, or from a GGUF file.
 
     The families are those of `families.FAMILIES`. Tensors are read some rows at a time, and layers
@@ -253,7 +252,7 @@ def load(path: Path | str, dtype: str = "float32") -> CausalLM:
         expected='"float32" or "float64"',
         cure="Weights are kept in full precision.",
     )
-    checkpoint = open_gguf(path) if Path(path).suffix == ".gguf" else open_checkpoint(path)
+    checkpoint = open_gguf(path) if as_path(path).suffix == ".gguf" else open_checkpoint(path)
     family = checkpoint.config.get("model_type")
     require(
         family in FAMILIES,

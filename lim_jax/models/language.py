@@ -14,7 +14,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Int, Key, PyTree
 
-from lim_jax._checks import require
+from lim_jax._checks import AnyPath, require
 from lim_jax._random import gaussian
 from lim_jax.loss.queries import teacher_forcing
 from lim_jax.loss.readouts import LinearReadout
@@ -156,7 +156,7 @@ def train(
     key: Key[Array, ""],
     batch: int = 16,
     rate: float = 3e-3,
-    checkpoint: Path | None = None,
+    checkpoint: AnyPath | None = None,
     progress: Progress = iter,
 ) -> tuple[CausalLM, Float[Array, " steps"]]:
     """Train by Adam under uniform teacher forcing; returns the model and the loss of every step.

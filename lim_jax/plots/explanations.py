@@ -116,15 +116,15 @@ def certificate_margins(certificates: Sequence[Certificate], title: str) -> Figu
 
     A row for each inequality, in the colour of its verdict: "held" where premises and all
     inequalities hold, "failed" where this one does not, "failed elsewhere" where another or a
-    premise does not, "vacuous" where nothing on the other side could have made it hold.
+    premise does not, "vacuous" where nothing on the other side could have made it hold. An infinite
+    side is drawn at one, and a finite one beside it at zero; the row says so.
     """
     rows = [(found, one) for found in certificates for one in found.inequalities]
     figure, axes = new_figure("", "each side over the larger one's size (no unit)", title)
     figure.set_size_inches(10, 1.4 + 0.55 * len(rows))
     for row, (certificate, inequality) in enumerate(rows):
         colour = VERDICTS[_verdict(certificate, inequality)]
-        sides = np.array([inequality.greater, inequality.lesser])
-        sides = sides / (np.abs(sides).max() or 1)
+        sides = _over_the_larger(np.array([inequality.greater, inequality.lesser]))
         axes.plot(sides, (row, row), color=colour, linewidth=2, zorder=1)
         axes.plot(sides[0], row, "o", color=colour, label="must be greater")
         axes.plot(sides[1], row, "s", color=colour, markerfacecolor="white", label="must be lesser")
@@ -155,6 +155,14 @@ def certificate_margins(certificates: Sequence[Certificate], title: str) -> Figu
     return figure
 
 
+def _over_the_larger(sides: np.ndarray) -> np.ndarray:
+    """Sides over the larger one's size; beside an infinite one, which is one, others are zero."""
+    infinite = np.isinf(sides)
+    if infinite.any():
+        return np.where(infinite, np.sign(sides), 0.0)
+    return sides / (np.abs(sides).max() or 1)
+
+
 def _verdict(certificate: Certificate, inequality: Inequality) -> str:
     if certificate.vacuous:
         return "vacuous"
@@ -167,4 +175,6 @@ def _named(certificate: Certificate, inequality: Inequality) -> str:
     """The criterion, the side of which it speaks where it speaks of both, verdict and statement."""
     sides = [side for side in ("left", "right") if f"({side})" in inequality.statement]
     name = ", ".join((certificate.name, *sides))
-    return f"{name}: {_verdict(certificate, inequality)}\n{inequality.statement}"
+    infinite = np.isinf([inequality.greater, inequality.lesser]).any()
+    verdict = f"{_verdict(certificate, inequality)}{', of an infinite side' * bool(infinite)}"
+    return f"{name}: {verdict}\n{inequality.statement}"

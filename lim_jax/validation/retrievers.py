@@ -7,7 +7,6 @@ Networks of several seeds are trained at once, as one pytree with a leading axis
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 import equinox as eqx
@@ -16,6 +15,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int, Key, PyTree
 
+from lim_jax._checks import AnyPath
 from lim_jax.density.adjoints import LossOfIds
 from lim_jax.loss.losses import autoregressive_cross_entropy, margin_loss
 from lim_jax.models.causal import CausalLM, Queries
@@ -138,7 +138,7 @@ def train_retrievers(
     setting: Setting,
     keys: Key[Array, " seeds"],
     *,
-    checkpoint: Path | None = None,
+    checkpoint: AnyPath | None = None,
     progress: Progress = iter,
 ) -> tuple[Retrievers, Float[Array, "steps seeds"]]:
     """Train a network for each key, all at once, on batches of the setting's law.

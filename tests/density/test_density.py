@@ -229,7 +229,9 @@ def test_standard_errors_are_of_any_scale(dtype, exponent):
     expected = errors(np.dtype(dtype).type(1))
     assert all(np.all(np.asarray(error) > 0) for error in expected)
     for power in (-exponent, exponent):
-        chex.assert_trees_all_close(errors(np.ldexp(np.ones((), dtype), power)), expected, rtol=1e-5)
+        chex.assert_trees_all_close(
+            errors(np.ldexp(np.ones((), dtype), power)), expected, rtol=1e-5
+        )
 
 
 def test_a_ragged_last_batch_compiles_nothing():
