@@ -26,6 +26,7 @@ from jaxtyping import Array, Bool, PyTree
 
 Tree = TypeVar("Tree")
 AnyPath = Path | str
+Flags = Bool[Array | np.ndarray, "..."] | np.bool_
 ARRAYS = (jax.Array, np.ndarray)
 
 
@@ -221,14 +222,14 @@ def require_key(key: Any) -> None:
     )
 
 
-def guarded(tree: Tree, fails: Bool[Array, "..."], message: str) -> Tree:
+def guarded(tree: Tree, fails: Flags, message: str) -> Tree:
     """Return `tree`; where any of `fails` is true its use raises, inside `jax.jit` too."""
     if not isinstance(fails, Tracer) and not np.any(fails):
         return tree  # known by now: nothing need be compiled
     return eqx.error_if(tree, fails, message)
 
 
-def guarded_first(tree: Tree, *checks: tuple[Bool[Array, ""], str]) -> Tree:
+def guarded_first(tree: Tree, *checks: tuple[Flags, str]) -> Tree:
     """As `guarded`, of several in one: what fails first of all that fails is said."""
     fails = [fails for fails, _ in checks]
     if not any(isinstance(one, Tracer) or np.any(one) for one in fails):
@@ -239,10 +240,17 @@ def guarded_first(tree: Tree, *checks: tuple[Bool[Array, ""], str]) -> Tree:
     return eqx.branched_error_if(tree, some, first, [message for _, message in checks])
 
 
-def all_finite(tree: PyTree) -> Bool[Array, ""]:
-    """Whether no floating-point leaf holds a NaN or an infinity."""
+def all_finite(tree: PyTree) -> Bool[Array | np.ndarray, ""]:
+    """Whether no floating-point leaf holds a NaN or an infinity; known ones compile nothing."""
     leaves = [leaf for leaf in jax.tree.leaves(tree) if eqx.is_inexact_array(leaf)]
+    if not any(isinstance(leaf, Tracer) or _elsewhere(leaf) for leaf in leaves):
+        return np.array(all(np.isfinite(np.asarray(leaf)).all() for leaf in leaves))
     return jnp.all(jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in leaves]))
+
+
+def _elsewhere(leaf: Array | np.ndarray) -> bool:
+    """Whether a part of an array is on another process's devices."""
+    return not getattr(leaf, "is_fully_addressable", True)
 
 
 def guarded_finite(tree: Tree, name: str) -> Tree:

@@ -170,6 +170,8 @@ class CausalLM(eqx.Module):
     def terminal_loss(self, state: State, y: Queries) -> Scalar:
         """The same loss, of the network's last state: what the adjoint's ledgers take.
 
+        Where the queries name their places, states of other places are not read.
+
         ``channels(model.flow, model.terminal_loss, (x, y), grid)``, where contexts are packed
         with ``grid.starting(y.starts)``.
 

@@ -8,7 +8,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lim_jax.grid.partition import Regions
+from lim_jax._checks import described, require
+from lim_jax.grid.partition import Regions, require_regions
 
 POSITION = "position p (part of the context)"
 # Okabe and Ito's colours, told apart by colour-blind readers too; and in grey by dash and marker.
@@ -43,6 +44,15 @@ class End(NamedTuple):
     y: float
     text: str
     colour: str
+
+
+def require_drawable(values: Any, name: str) -> None:
+    """Refuse NaN and infinity, which figures leave out without a word."""
+    numbers = np.asarray(values)
+    finite = np.issubdtype(numbers.dtype, np.number) and bool(np.isfinite(numbers).all())
+    cure = "A figure would leave them out: look where they come from."
+    got = "NaN or infinite values" if numbers.dtype.kind in "fc" else described(values)
+    require(finite, name, got=got, expected="finite numbers", cure=cure)
 
 
 def line_style(index: int) -> dict[str, Any]:
@@ -189,7 +199,9 @@ def label_ends(axes: Axes, ends: Sequence[End]) -> None:
 
 
 def draw_averages(axes: Axes, regions: Regions, averages: np.ndarray) -> None:
-    """Draw regional averages as lines over their regions."""
+    """Draw regional averages as lines over their regions; NaN and infinity are refused."""
+    require_regions(regions)
+    require_drawable(averages, "averages")
     delta = float(regions.delta)
     ends = np.array([[0, delta], [delta, 1 - delta], [1 - delta, 1]])
     axes.hlines(averages, *ends.T, color="black", linewidth=1.2, label="regional averages")

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from lim_jax._checks import require
 from lim_jax.adjoint.certificate import Certificate
 from lim_jax.density.statistics import Influence
 
@@ -49,6 +50,13 @@ def verdict(found: Influence) -> str:
     if bool(found.degenerate):
         return "No position has any influence."
     gap, error = float(found.indices().gap), 2 * float(found.index_errors().gap)
+    require(
+        not np.isnan([gap, error]).any(),
+        "found",
+        got="an influence whose gap is NaN",
+        expected="finite energies",
+        cure="No word is said of it: look where they come from.",
+    )
     if not np.isfinite(error):
         return "One context has no error, so nothing is decided."
     if gap > error:
