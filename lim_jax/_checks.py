@@ -10,6 +10,7 @@ import math
 import operator
 import re
 import warnings
+from collections.abc import Sequence
 from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -142,7 +143,7 @@ def counted(
     (3, 0)
     """
     try:
-        whole = operator.index(number)
+        whole = least - 1 if isinstance(number, bool | np.bool_) else operator.index(number)
     except TypeError:
         whole = least - 1
     expected = expected or f"a whole number known before tracing, at least {least}"
@@ -185,6 +186,41 @@ def as_path(path: Any, name: str = "path") -> Path:
     holds = isinstance(path, str | Path) and path != ""
     require(holds, name, got=described(path), expected="the path of a file or a folder", cure=cure)
     return Path(path)
+
+
+def require_kind(value: object, kind: type, name: str, cure: str) -> None:
+    """Refuse what is no instance of a type, such as a list for what another function gives.
+
+    Examples
+    --------
+    >>> require_kind([1.0], dict, "record", "Take one of validate's.")
+    Traceback (most recent call last):
+    ValueError: record: got list, expected one of dict. Take one of validate's.
+    """
+    got = f"the type {value.__name__} itself" if isinstance(value, type) else described(value)
+    expected = f"one of {_spelt(kind)}"
+    require(isinstance(value, kind), name, got=got, expected=expected, cure=cure)
+
+
+def require_several(values: object, kind: type, name: str, cure: str) -> None:
+    """Refuse what is no list of instances of a type, at least one; a string is no list."""
+    several = isinstance(values, Sequence) and not isinstance(values, str) and len(values) > 0
+    require(
+        several and all(isinstance(value, kind) for value in values),
+        name,
+        got="none" if isinstance(values, Sequence) and not values else described(values),
+        expected=f"a list of {_spelt(kind)}, at least one",
+        cure=cure,
+    )
+
+
+def _spelt(kind: type) -> str:
+    return "texts" if kind is str else kind.__name__
+
+
+def require_text(text: object, name: str) -> None:
+    """Refuse what is no string."""
+    require_kind(text, str, name, "Pass a string.")
 
 
 def require_callable(function: object, name: str, signature: str) -> None:

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from lim_jax._checks import require_floats
+from lim_jax._checks import require_floats, require_kind
 from lim_jax._precision import widened
 from lim_jax.adjoint.certificate import Certificate, Premise, compare, half_digits, require_concrete
 from lim_jax.adjoint.cone import JointCone
@@ -60,6 +60,7 @@ def cone_bounds(cone: JointCone, regions: Regions) -> ConeBounds:
     regions
         On the same grid.
     """
+    _require_cone(cone, regions)
     lowest, largest = _extremes(cone, regions)
     scale = float(cone.horizon) ** 2
     areas = np.asarray(regional_averages(cone.future**2, regions))
@@ -70,6 +71,12 @@ def cone_bounds(cone: JointCone, regions: Regions) -> ConeBounds:
         float(energies[1]),
         largest * scale * float(areas[1]),
     )
+
+
+def _require_cone(cone: JointCone, regions: Regions) -> None:
+    require_kind(cone, JointCone, "cone", "Take it from joint_cone.")
+    require_regions(regions)
+    require_on_grid(cone.energy, regions.grid, "cone.energy", "length")
 
 
 def _extremes(cone: JointCone, regions: Regions) -> tuple[float, float]:
@@ -102,8 +109,7 @@ def primacy_noncancellation(cone: JointCone, regions: Regions) -> Certificate:
         Where a number is NaN or infinite.
     """
     require_concrete("cone", cone)
-    require_regions(regions)
-    require_on_grid(cone.energy, regions.grid, "cone.energy", "length")
+    _require_cone(cone, regions)
     found, precision = cone_bounds(cone, regions), jnp.result_type(cone.energy)
     lowest, _ = _extremes(cone, regions)
     return Certificate(

@@ -7,7 +7,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from lim_jax._checks import AnyPath, as_path, described, guarded, require, require_indices
+from lim_jax._checks import (
+    AnyPath,
+    as_path,
+    described,
+    guarded,
+    require,
+    require_floats,
+    require_indices,
+)
 from lim_jax.grid.cells import Starts, token_grid
 from lim_jax.grid.measure import Grid
 from lim_jax.loss.losses import Labels, Scalar, autoregressive_cross_entropy, margin_loss
@@ -20,6 +28,9 @@ from lim_jax.network.flow import ResidualFlow
 from lim_jax.network.norms import Norm
 
 Profile = Float[Array, " length"]
+
+
+ONE_EACH = "Take loss.teacher_forcing or loss.last_token of the context's length."
 
 
 class Queries(NamedTuple):
@@ -156,6 +167,9 @@ class CausalLM(eqx.Module):
         query_weights
             One for each place of the context; they come back in the model's precision.
         """
+        require_indices(window, "window")
+        length = len(window) - 1
+        require_floats(query_weights, "query_weights", "length", ONE_EACH, length=length)
         x = self.embed(window[:-1])
         return x, Queries(window[1:], query_weights.astype(x.dtype))
 

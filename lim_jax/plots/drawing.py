@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lim_jax._checks import described, require
+from lim_jax._checks import counted, described, require, require_text
 from lim_jax.grid.partition import Regions, require_regions
 
 POSITION = "position p (part of the context)"
@@ -93,6 +93,9 @@ def headed(title: str, length: int, count: int | None = None, left_out: int = 0)
     >>> headed("", 48)
     'L = 48'
     """
+    require_text(title, "title")
+    length, left_out = counted(length, "length"), counted(left_out, "left_out", least=0)
+    count = None if count is None else counted(count, "count", least=0)
     size = f"L = {length}" + (f", n = {count}" if count is not None else "")
     size += f", {left_out} left out" if left_out else ""
     return f"{title} ({size})" if title else size

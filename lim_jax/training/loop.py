@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, Key, PyTree
 
-from lim_jax._checks import AnyPath, as_path, described, require, require_callable
+from lim_jax._checks import AnyPath, as_path, counted, described, require, require_callable
 from lim_jax._resuming import store, stored
 
 State = TypeVar("State")
@@ -69,7 +69,8 @@ def resumable(
     >>> int(last), records.tolist()
     (6, [0, 0, 1, 3])
     """
-    require(steps > 0, "steps", got=f"{steps}", expected="at least one", cure="Ask for more.")
+    require_callable(step, "step", "step(state, index)")
+    steps, every = counted(steps, "steps", cure="Ask for more."), counted(every, "every")
     file = None if checkpoint is None else as_path(checkpoint, "checkpoint")
     _, record = eqx.filter_eval_shape(step, state, 0)
     records, done = _zeros(record, steps), 0
