@@ -10,10 +10,12 @@ import math
 import operator
 import re
 import warnings
+from collections.abc import Sequence
 from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from numbers import Number, Real
+from pathlib import Path
 from typing import Any, TypeVar
 
 import equinox as eqx
@@ -23,9 +25,11 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Bool, PyTree
 
-from lim_jax._varying import varying_axes
+from lim_jax._varying import varying_as, varying_axes
 
 Tree = TypeVar("Tree")
+AnyPath = Path | str
+Flags = Bool[Array | np.ndarray, "..."] | np.bool_
 ARRAYS = (jax.Array, np.ndarray)
 
 
@@ -141,7 +145,7 @@ def counted(
     (3, 0)
     """
     try:
-        whole = operator.index(number)
+        whole = least - 1 if isinstance(number, bool | np.bool_) else operator.index(number)
     except TypeError:
         whole = least - 1
     expected = expected or f"a whole number known before tracing, at least {least}"
@@ -170,6 +174,55 @@ def require_scalar(number: Any, name: str) -> None:
         expected="a real number",
         cure="Pass a float, or an array of shape ().",
     )
+
+
+def as_path(path: Any, name: str = "path") -> Path:
+    """Return the path of a file or a folder; refuse what names none.
+
+    Examples
+    --------
+    >>> as_path("run/found.npz").name
+    'found.npz'
+    """
+    cure = "Pass a string or a pathlib.Path."
+    holds = isinstance(path, str | Path) and path != ""
+    require(holds, name, got=described(path), expected="the path of a file or a folder", cure=cure)
+    return Path(path)
+
+
+def require_kind(value: object, kind: type, name: str, cure: str) -> None:
+    """Refuse what is no instance of a type, such as a list for what another function gives.
+
+    Examples
+    --------
+    >>> require_kind([1.0], dict, "record", "Take one of validate's.")
+    Traceback (most recent call last):
+    ValueError: record: got list, expected one of dict. Take one of validate's.
+    """
+    got = f"the type {value.__name__} itself" if isinstance(value, type) else described(value)
+    expected = f"one of {_spelt(kind)}"
+    require(isinstance(value, kind), name, got=got, expected=expected, cure=cure)
+
+
+def require_several(values: object, kind: type, name: str, cure: str) -> None:
+    """Refuse what is no list of instances of a type, at least one; a string is no list."""
+    several = isinstance(values, Sequence) and not isinstance(values, str) and len(values) > 0
+    require(
+        several and all(isinstance(value, kind) for value in values),
+        name,
+        got="none" if isinstance(values, Sequence) and not values else described(values),
+        expected=f"a list of {_spelt(kind)}, at least one",
+        cure=cure,
+    )
+
+
+def _spelt(kind: type) -> str:
+    return "texts" if kind is str else kind.__name__
+
+
+def require_text(text: object, name: str) -> None:
+    """Refuse what is no string."""
+    require_kind(text, str, name, "Pass a string.")
 
 
 def require_callable(function: object, name: str, signature: str) -> None:
@@ -229,15 +282,38 @@ def require_key(key: Any) -> None:
     )
 
 
-def guarded(tree: Tree, fails: Bool[Array, "..."], message: str) -> Tree:
+def guarded(tree: Tree, fails: Flags, message: str) -> Tree:
     """Return `tree`; where any of `fails` is true its use raises, inside `jax.jit` too."""
     if not isinstance(fails, Tracer) and not np.any(fails):
         return tree  # known by now: nothing need be compiled
-    if not varying_axes((tree, fails)):
-        return eqx.error_if(tree, fails, message)
-    # The branches of a conditional are of one type: of one that no device has to itself.
-    anywhere = jax.lax.pmax(jnp.any(fails).astype(int), tuple(varying_axes(fails))) > 0
-    never = eqx.error_if(jnp.array(False), anywhere, message)
+    if varying_axes((tree, fails)):
+        return _together(tree, jnp.any(fails), jnp.array(0), [message])
+    return eqx.error_if(tree, fails, message)
+
+
+def guarded_first(tree: Tree, *checks: tuple[Flags, str]) -> Tree:
+    """As `guarded`, of several in one: what fails first of all that fails is said."""
+    fails = [fails for fails, _ in checks]
+    if not any(isinstance(one, Tracer) or np.any(one) for one in fails):
+        return tree
+    first, some = jnp.zeros((), jnp.int32), jnp.zeros((), bool)
+    for number, one in reversed(list(enumerate(fails))):
+        first, some = jnp.where(one, number, first), some | one
+    messages = [message for _, message in checks]
+    if varying_axes((tree, some)):
+        return _together(tree, some, first, messages)
+    return eqx.branched_error_if(tree, some, first, messages)
+
+
+def _together(tree: Tree, fails: Array, first: Array, messages: list[str]) -> Tree:
+    """Raise on all devices of a `jax.shard_map` where one fails.
+
+    The branches of a conditional are of one type: here of one that no device has to itself.
+    """
+    fails, first = varying_as((fails.astype(int), first), (fails, first))
+    axes = tuple(varying_axes(fails))
+    anywhere, said = (jax.lax.pmax(one, axes) if axes else one for one in (fails, first))
+    never = eqx.branched_error_if(jnp.array(False), anywhere > 0, said, messages)
 
     def tied(leaf: Any) -> Any:
         return jnp.where(never, jnp.zeros_like(leaf), leaf) if eqx.is_array(leaf) else leaf
@@ -245,10 +321,17 @@ def guarded(tree: Tree, fails: Bool[Array, "..."], message: str) -> Tree:
     return jax.tree.map(tied, tree)
 
 
-def all_finite(tree: PyTree) -> Bool[Array, ""]:
-    """Whether no floating-point leaf holds a NaN or an infinity."""
+def all_finite(tree: PyTree) -> Bool[Array | np.ndarray, ""]:
+    """Whether no floating-point leaf holds a NaN or an infinity; known ones compile nothing."""
     leaves = [leaf for leaf in jax.tree.leaves(tree) if eqx.is_inexact_array(leaf)]
+    if not any(isinstance(leaf, Tracer) or _elsewhere(leaf) for leaf in leaves):
+        return np.array(all(np.isfinite(np.asarray(leaf)).all() for leaf in leaves))
     return jnp.all(jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in leaves]))
+
+
+def _elsewhere(leaf: Array | np.ndarray) -> bool:
+    """Whether a part of an array is on another process's devices."""
+    return not getattr(leaf, "is_fully_addressable", True)
 
 
 def guarded_finite(tree: Tree, name: str) -> Tree:

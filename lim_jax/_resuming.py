@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
-from lim_jax._checks import require
+from lim_jax._checks import AnyPath, as_path, require
 
 Result = TypeVar("Result")
 # What tells one run from another: plain values by name.
@@ -83,7 +83,7 @@ def _require_same_run(path: Path, kept: Any, run: Run) -> None:
 
 def each_once(
     groups: Mapping[str, Callable[[], Any]],
-    checkpoint: Path | None,
+    checkpoint: AnyPath | None,
     run: Run,
     progress: Callable[[list], Iterable] = iter,
 ) -> dict[str, Any]:
@@ -93,18 +93,19 @@ def each_once(
     whether from a file or not. The file grows by a line for each; a line that was cut short, where
     the process died that wrote it, is left out and that group run again.
     """
-    begun = checkpoint is not None and checkpoint.exists()
-    done = _journal(checkpoint, run) if checkpoint is not None and begun else {}
+    file = None if checkpoint is None else as_path(checkpoint, "checkpoint")
+    begun = file is not None and file.exists()
+    done = _journal(file, run) if file is not None and begun else {}
     for name in progress(list(groups)):
         if name in done:
             continue
         done[name] = _plain(groups[name]())
-        if checkpoint is not None:
+        if file is not None:
             if not begun:
-                write_whole(checkpoint, lambda file: file.write(_line({"run": run})))
+                write_whole(file, lambda new: new.write(_line({"run": run})))
                 begun = True
-            with checkpoint.open("ab") as file:
-                file.write(_line({"name": name, "found": done[name]}))
+            with file.open("ab") as grown:
+                grown.write(_line({"name": name, "found": done[name]}))
     return {name: done[name] for name in groups}
 
 
@@ -145,7 +146,7 @@ def reduced(
     measure: Callable[[Any], Result],
     merge: Callable[[Result, Result], Result],
     items: Iterable[Any],
-    checkpoint: Path,
+    checkpoint: AnyPath,
     run: Run,
     of_leaves: Callable[[list[Array]], Result],
 ) -> Result:
@@ -154,6 +155,7 @@ def reduced(
     Those that a checkpoint counts are drawn and compared, not measured. What is found is a pytree
     of arrays of any shapes, which `of_leaves` makes again of its leaves.
     """
+    checkpoint = as_path(checkpoint, "checkpoint")
     counted, last_seen, result = 0, "", None
     if checkpoint.exists():
         about, leaves = stored(checkpoint, run, lambda about: list(starmap(_shaped, about["of"])))

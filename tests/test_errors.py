@@ -1,6 +1,7 @@
 # pyright: reportArgumentType=false
 """Bad input: each gets an error that names what was got, what was expected, and the cure."""
 
+import dataclasses
 import importlib
 
 import equinox as eqx
@@ -11,7 +12,7 @@ import pytest
 from reference.networks import layer_of, random_flow, random_labels, random_states
 
 import lim_jax as lim
-from lim_jax import explanations, models, plots
+from lim_jax import explanations, models, network, paper, plots, report, training
 from lim_jax._checks import warn_of_miscompiling_jaxlib
 from lim_jax.adjoint.cone import cone_mass, joint_cone
 from lim_jax.adjoint.criteria import recency_survival
@@ -23,13 +24,16 @@ from lim_jax.probes import orthogonal_probes, sample_mean
 from lim_jax.training import (
     averaged_objective,
     balanced_density,
+    balanced_gradients,
     constrained_objective,
     crossed_density,
+    fourth_moments,
     gramian_penalty,
     importance_weights,
     influence_penalty,
     ratio_bias,
     reweight_positions,
+    sensitivity_norm,
     step_of_seeds,
 )
 
@@ -44,6 +48,19 @@ def linear_loss(params, x, y):
     return jnp.sum(x)
 
 
+def sum_of_logarithms(params, x, y):
+    return jnp.sum(jnp.log(x))
+
+
+def influence_of_nan():
+    found = lim.Influence.from_energies(full((2, 4), 1.0), lim.boundary_regions(GRID, 0.3))
+    return dataclasses.replace(found, energy=array([1.0, np.nan, 1.0, 1.0]))
+
+
+def sum_of_cubes(params):
+    return jnp.sum(params**3)
+
+
 def attention():
     return layer_of(random_flow()).attention
 
@@ -54,6 +71,9 @@ def array(values, dtype=None):
 
 def full(shape, value):
     return array(np.full(shape, value))
+
+
+BELOW_ZERO = full((2, 4, 6), -1.0)
 
 
 def influence_of(x, y=None, loss=linear_loss, **options):
@@ -388,6 +408,38 @@ STATIC = {
         lambda: observability_traces(lambda x: x, STATES, 1.0, 2, "jacrev", key=jax.random.key(0)),
         "mode: got 'jacrev', expected one of",
     ),
+    "whole numbers to turn": (
+        lambda: network.Rotary((1.0,)).turned(full((1, 4, 2), 1), full((4, 2, 1), 1.0)),
+        "vectors: got an array of int64.*expected a floating-point array",
+    ),
+    "turns of another length": (
+        lambda: network.Rotary((1.0,)).turned(full((1, 4, 2), 1.0), full((3, 2, 1), 1.0)),
+        r"turns: got shape \(3, 2, 1\), expected \(4, 2, pairs\). .* on the vectors' grid",
+    ),
+    "averages of NaN to draw": (
+        lambda: plots.draw_averages(
+            plots.new_figure("density")[1],
+            lim.boundary_regions(GRID, 0.3),
+            np.array([1, 1, np.nan]),
+        ),
+        "averages: got NaN or infinite values, expected finite numbers. A figure would leave them",
+    ),
+    "a density of NaN to draw": (
+        lambda: plots.influence_profile(influence_of_nan()),
+        "results: got NaN or infinite values",
+    ),
+    "a verdict on NaN": (
+        lambda: report.verdict(influence_of_nan()),
+        "found: got an influence whose gap is NaN",
+    ),
+    "a shift by no number": (
+        lambda: training.parameter_shift(jnp.sum, jnp.sum, full(3, 1.0), np.nan),
+        "strength: got nan, expected a finite number",
+    ),
+    "gates of another length": (
+        lambda: paper.gate_influence(full(4, 0.0)),
+        r"gates: got shape \(4,\), expected \(48,\)",
+    ),
     "part of a rotation": (
         lambda: orthogonal_probes(3, 2, key=jax.random.key(0)),
         "count: got 3 probes of width 2",
@@ -437,6 +489,65 @@ TRACED = {
     "infinite epsilon in an array": (
         lambda: lim.indices(full(3, 1.0), array(np.inf)),
         "epsilon: got NaN or infinite",
+    ),
+    "a loss that is nan where its gradients are not": (
+        influence_of(BELOW_ZERO, loss=sum_of_logarithms),
+        "loss: got NaN or infinite values.*Gradients may be finite where a loss is not",
+    ),
+    "such a loss in a stream": (
+        lambda: lim.influence_stream(sum_of_logarithms, None, [(BELOW_ZERO, None)], GRID),
+        "loss: got NaN",
+    ),
+    "such a loss in a penalty": (
+        lambda: influence_penalty(sum_of_logarithms, None, (BELOW_ZERO, None), GRID),
+        "loss: got NaN",
+    ),
+    "such a loss in the gradients of both": (
+        lambda: balanced_gradients(
+            lambda params, x, y: params * sum_of_logarithms(params, x, y),
+            array(1.0),
+            (BELOW_ZERO, None),
+            GRID,
+        )[1],
+        "loss: got NaN",
+    ),
+    "such a loss in fourth moments": (
+        lambda: fourth_moments(
+            lambda params, x, y: params * sum_of_logarithms(params, x, y),
+            array(1.0),
+            (BELOW_ZERO, None),
+            GRID,
+            array(1.0),
+        ),
+        "loss: got NaN",
+    ),
+    "such a loss in the norm of sensitivity": (
+        lambda: sensitivity_norm(
+            lambda params, x, y: params * sum_of_logarithms(params, x, y),
+            array(1.0),
+            (BELOW_ZERO, None),
+            GRID,
+            steps=1,
+            key=jax.random.key(0),
+        ),
+        "loss: got NaN",
+    ),
+    "gates that cut a position off": (
+        lambda: paper.gate_influence(full(48, -np.inf)).energy,
+        "gates: got NaN or infinite",
+    ),
+    "gramians of such gates": (lambda: paper.gate_gramians(full(48, -np.inf)), "gates: got NaN"),
+    "weights that are not finite": (
+        lambda: paper.gate_influence(full(48, 0.0), full(48, np.inf)).energy,
+        "weights: got NaN or infinite",
+    ),
+    "a shift of no parameters": (
+        lambda: training.parameter_shift(sum_of_cubes, sum_of_cubes, full(3, np.nan), 1.0),
+        "params: got NaN or infinite",
+    ),
+    "a shift by a slope that is not finite": (
+        lambda: training.parameter_shift(jnp.sum, lambda p: jnp.sum(jnp.log(p)), full(3, 0.0), 1.0),
+        "penalty's slope: got NaN or infinite",
     ),
     "nan in a penalty's batch": (
         lambda: influence_penalty(linear_loss, None, (full((2, 4, 6), np.nan), None), GRID),

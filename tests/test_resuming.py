@@ -113,6 +113,18 @@ def test_a_stream_stopped_by_the_keyboard_after_any_batch_gives_the_same_numbers
         np.testing.assert_array_equal(measured, [x[0, 0, 0] for x, _ in pieces[stop:]])
 
 
+def test_a_checkpoint_is_named_by_a_string_too(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    pieces = batches(2)
+    whole = streamed(pieces, "stream")
+    assert (tmp_path / "stream").exists() and equal(streamed(pieces, tmp_path / "stream"), whole)
+    _, records = resumable(lambda state, index: (state, state), jnp.array(1), 2, checkpoint="run")
+    again = resumable(lambda state, index: (state, state), jnp.array(1), 2, checkpoint="run")[1]
+    assert (tmp_path / "run").exists() and np.array_equal(records, again)
+    assert each_once({"one": lambda: 1}, "groups", {}) == {"one": 1}
+    assert each_once({"one": lambda: 2}, "groups", {}) == {"one": 1}
+
+
 def test_a_stream_that_is_killed_gives_the_same_numbers(tmp_path):
     """By a signal that no process survives, at a moment that nobody chose, twice."""
     program, checkpoint = tmp_path / "program.py", tmp_path / "stream"

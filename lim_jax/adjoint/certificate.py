@@ -13,7 +13,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import PyTree
 
-from lim_jax._checks import require
+from lim_jax._checks import require, require_kind
 
 
 class Premise(NamedTuple):
@@ -178,6 +178,8 @@ def require_concrete(name: str, tree: PyTree, *, bounds: bool = False) -> None:
 
 def certificate_table(certificates: Sequence[Certificate]) -> str:
     """Certificates as text, one block for each."""
+    for certificate in certificates:
+        require_kind(certificate, Certificate, "certificates", "Pass a list of them.")
     lines = []
     for certificate in certificates:
         verdict = "HOLDS" if certificate.holds else "does not hold"

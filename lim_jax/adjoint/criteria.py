@@ -18,7 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from lim_jax._checks import require_floats
+from lim_jax._checks import require_floats, require_kind
+from lim_jax._precision import widened
 from lim_jax.adjoint.certificate import Certificate, Premise, compare, half_digits, require_concrete
 from lim_jax.adjoint.cone import JointCone
 from lim_jax.adjoint.queries import query_masses
@@ -59,6 +60,7 @@ def cone_bounds(cone: JointCone, regions: Regions) -> ConeBounds:
     regions
         On the same grid.
     """
+    _require_cone(cone, regions)
     lowest, largest = _extremes(cone, regions)
     scale = float(cone.horizon) ** 2
     areas = np.asarray(regional_averages(cone.future**2, regions))
@@ -69,6 +71,12 @@ def cone_bounds(cone: JointCone, regions: Regions) -> ConeBounds:
         float(energies[1]),
         largest * scale * float(areas[1]),
     )
+
+
+def _require_cone(cone: JointCone, regions: Regions) -> None:
+    require_kind(cone, JointCone, "cone", "Take it from joint_cone.")
+    require_regions(regions)
+    require_on_grid(cone.energy, regions.grid, "cone.energy", "length")
 
 
 def _extremes(cone: JointCone, regions: Regions) -> tuple[float, float]:
@@ -101,8 +109,7 @@ def primacy_noncancellation(cone: JointCone, regions: Regions) -> Certificate:
         Where a number is NaN or infinite.
     """
     require_concrete("cone", cone)
-    require_regions(regions)
-    require_on_grid(cone.energy, regions.grid, "cone.energy", "length")
+    _require_cone(cone, regions)
     found, precision = cone_bounds(cone, regions), jnp.result_type(cone.energy)
     lowest, _ = _extremes(cone, regions)
     return Certificate(
@@ -191,6 +198,7 @@ def _squares(
     terminal: Array, initial: Array, amplification: Array, weights: Array
 ) -> tuple[Array, Array, Array]:
     r"""The mean :math:`\|P_T\|^2` and :math:`\|P_0\|^2`, and what the layers may move in all."""
+    terminal, initial, amplification = widened((terminal, initial, amplification))
     squares = (terminal**2).sum(axis=2)
     growth = 2 * amplification + amplification**2
     moved = (growth * (squares @ weights)).mean()
@@ -235,8 +243,8 @@ def recency_survival(
     later = amplification.reshape(len(amplification), -1)
     stability = energy_stability(terminal, initial, later[:, 0], regions)
     before, after, change = (np.asarray(values, float) for values in stability)
+    precision = jnp.result_type(stability.terminal)
     bound, contrast = float(change[2] + change[1]), float(before[2] - before[1])
-    precision = jnp.result_type(terminal)
     _, middle, right = (float(size) for size in regions.weights.sum(axis=1))
     ceiling = math.sqrt(1 + middle / (right + middle)) - 1
     least = later.min(axis=0).tolist()
@@ -326,9 +334,9 @@ def right_biased_queries(
     require_on_grid(query_weights, regions.grid, "query_weights", "length")
     require_on_grid(residual_energies, regions.grid, "residual_energies", "length")
     require_on_grid(terminal, regions.grid, "terminal", "examples length width")
-    asked, precision = np.asarray(query_weights) > 0, jnp.result_type(terminal)
-    weights = regions.grid.weights
+    asked, weights = np.asarray(query_weights) > 0, regions.grid.weights
     measured, gap = _measured_queries(query_weights, residual_energies, terminal, weights)
+    precision = jnp.result_type(measured)
     squares = np.asarray(query_masses(query_weights, regions).squares)
     energies = np.asarray(regional_averages(measured, regions))
     inside = np.asarray(regions.weights) > 0
@@ -376,6 +384,9 @@ def _measured_queries(
     query_weights: Array, residual_energies: Array, terminal: Array, weights: Array
 ) -> tuple[Array, Array]:
     r"""The mean :math:`\|P_T\|^2`, and by how much of the largest it misses :math:`\chi^2\rho`."""
+    query_weights, residual_energies, terminal = widened(
+        (query_weights, residual_energies, terminal)
+    )
     measured = (terminal**2).sum(axis=2).mean(axis=0)
     expected = (query_weights / weights) ** 2 * residual_energies
     largest = jnp.maximum(measured.max(), expected.max())

@@ -8,6 +8,7 @@ infinity.
 """
 
 import math
+from numbers import Real
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -16,10 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key
 
-from lim_jax._checks import counted, require, require_key
+from lim_jax._checks import counted, described, require, require_key, require_kind
 from lim_jax.adjoint.certificate import Certificate, Inequality, Premise, compare, require_concrete
 from lim_jax.adjoint.ledger import CHANNELS, PAIRS, RegionalChannels
 
+REGIONAL = "Take it from regional_channels."
 REGIONS = ("left", "middle", "right")
 
 
@@ -42,6 +44,7 @@ def exact_characterisation(regional: RegionalChannels) -> Certificate:
     ValueError
         Where a number is NaN or infinite.
     """
+    require_kind(regional, RegionalChannels, "regional", REGIONAL)
     require_concrete("regional", regional)
     sums, cross = np.asarray(regional.energies).sum(axis=1), np.asarray(regional.cross_terms)
     added, precision = _added(regional), jnp.result_type(regional.products)
@@ -116,6 +119,11 @@ def bootstrap_bounds(
         How many.
     """
     require_key(key)
+    require_kind(regional, RegionalChannels, "regional", REGIONAL)
+    cure = "0.95 leaves one in twenty below a bound."
+    inside = isinstance(confidence, Real) and 0 < float(confidence) < 1
+    expected = "a number strictly between 0 and 1"
+    require(inside, "confidence", got=described(confidence), expected=expected, cure=cure)
     return _bootstrap(regional, key, confidence, counted(resamples, "resamples"))
 
 
@@ -160,6 +168,8 @@ def double_deficit(regional: RegionalChannels, bounds: ChannelBounds) -> Certifi
     ValueError
         Where the data contradict a bound, which the message names, or a number is NaN or infinite.
     """
+    require_kind(regional, RegionalChannels, "regional", REGIONAL)
+    require_kind(bounds, ChannelBounds, "bounds", "Take them from bootstrap_bounds, or your own.")
     require_concrete("regional and bounds", (regional, bounds))
     _refuse_contradicted(regional, bounds)
     upper, correlations = np.asarray(bounds.upper), np.asarray(bounds.correlations)

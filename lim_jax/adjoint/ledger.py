@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from lim_jax._checks import counted, require_callable, require_example
+from lim_jax._checks import counted, require_callable, require_example, require_kind
 from lim_jax.adjoint.sweep import SIGNATURE, Example, TerminalLoss
 from lim_jax.adjoint.tangent import AttentionSites, pull_back_heads, pull_back_stages
 from lim_jax.grid.integrals import inner
@@ -277,7 +277,7 @@ class RegionalChannels(NamedTuple):
         Zero where a channel vanishes.
         """
         scales = jnp.stack([self.energies[:, a] * self.energies[:, b] for a, b in PAIRS], axis=1)
-        known = scales > 0
+        known = scales != 0  # NaN is not known either, and stays
         return jnp.where(known, jnp.abs(self.pairs) / jnp.sqrt(jnp.where(known, scales, 1)), 0)
 
     @property
@@ -341,6 +341,7 @@ class BoundaryStrengths(NamedTuple):
 
 def boundary_strengths(regional: RegionalChannels, regions: Regions) -> BoundaryStrengths:
     """Integrate the cone's energy over E_L and the residual's over E_R."""
+    require_kind(regional, RegionalChannels, "regional", "Take it from regional_channels.")
     require_regions(regions)
     sizes = regions.weights.sum(axis=1)
     return BoundaryStrengths(sizes[0] * regional.energies[0, 1], sizes[2] * regional.energies[2, 0])

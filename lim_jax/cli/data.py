@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from lim_jax import models
-from lim_jax._checks import require
+from lim_jax._checks import AnyPath, as_path, require
 from lim_jax.tasks import EncodedText, encode_text
 
 Asked = Literal["next-token", "answer", "margin"]
@@ -56,7 +56,7 @@ class Context(NamedTuple):
         return len(self.weights)
 
 
-def read_contexts(data: Path, model: Path, asked: Asked, max_length: int) -> list[Context]:
+def read_contexts(data: AnyPath, model: AnyPath, asked: Asked, max_length: int) -> list[Context]:
     """Read a text, or JSON lines where the file's name ends in ``.jsonl``.
 
     A text is cut into contexts of `max_length` tokens; what is left at its end is left out. A line
@@ -81,6 +81,7 @@ def read_contexts(data: Path, model: Path, asked: Asked, max_length: int) -> lis
         Where the file is missing or empty, the tokenizer is none, or a line, which the message
         names, is no such object, or too long.
     """
+    data = as_path(data, "data")
     require(
         data.is_file(),
         "data",

@@ -12,10 +12,18 @@ import tyro
 from tqdm import tqdm
 
 from lim_jax import explanations, models, plots, report
-from lim_jax._checks import counted, require
+from lim_jax._checks import as_path, counted, require
 from lim_jax.adjoint.ledger import CHANNELS
 from lim_jax.cli.data import read_contexts
-from lim_jax.cli.folder import UNFINISHED, run_folder, save_figure, write_json, write_table
+from lim_jax.cli.folder import (
+    UNFINISHED,
+    Named,
+    Unnamed,
+    run_folder,
+    save_figure,
+    write_json,
+    write_table,
+)
 from lim_jax.cli.pages import first_contexts
 from lim_jax.cli.profiling import require_fitting
 from lim_jax.density.measurement import influence
@@ -33,8 +41,8 @@ SECONDS, GRADIENTS = 30.0, 100  # a context's explanation: 60 gradients at L = 6
 
 
 def explain(
-    model: tyro.conf.Positional[Path | None] = None,
-    data: Path | None = None,
+    model: tyro.conf.Positional[Unnamed] = None,
+    data: Unnamed = None,
     max_length: int = 64,
     contexts: int | None = None,
     delta: float = 0.2,
@@ -42,7 +50,7 @@ def explain(
     steps: int = 300,
     seed: int = 0,
     html: bool = False,
-    out: Path = Path("explanation"),
+    out: Named = Path("explanation"),
     overwrite: bool = False,
 ) -> int:
     """Say which positions a language model uses, and why: density, channels, cone, certificates.
@@ -70,6 +78,8 @@ def explain(
         out: The folder to write to.
         overwrite: Write over what is in the folder. Without, it must be empty, or of this run.
     """
+    model = None if model is None else as_path(model, "model")
+    data = None if data is None else as_path(data, "data")
     arguments = {
         "model": model, "data": data, "max_length": max_length, "contexts": contexts,
         "delta": delta, "depth": depth, "steps": steps, "seed": seed, "html": html,

@@ -9,18 +9,22 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import tyro
 from matplotlib.figure import Figure
 
-from lim_jax._checks import require
+from lim_jax._checks import AnyPath, as_path, require
 
+# On the command line either is a path.
+Named = Annotated[AnyPath, tyro.conf.arg(metavar="PATH")]
+Unnamed = Annotated[AnyPath | None, tyro.conf.arg(metavar="{None}|PATH")]
 RECORD, UNFINISHED = "run.json", "unfinished"
 
 
 @contextmanager
 def run_folder(
-    out: Path, command: str, arguments: Mapping[str, Any], *, overwrite: bool = False
+    out: AnyPath, command: str, arguments: Mapping[str, Any], *, overwrite: bool = False
 ) -> Iterator[Path]:
     """Make the folder of a run, with its ``run.json``, or take up that of the same run.
 
@@ -51,7 +55,7 @@ def run_folder(
     ...         print(sorted(json.loads((folder / RECORD).read_text())))
     ['arguments', 'command', 'read', 'versions']
     """
-    record = _record(command, arguments)
+    out, record = as_path(out, "out"), _record(command, arguments)
     made = [folder for folder in (out, *out.parents) if not folder.exists()]
     known = out / RECORD
     try:
@@ -134,7 +138,7 @@ def _differing(there: dict[str, Any], here: dict[str, Any]) -> list[str]:
     return found
 
 
-def write_json(path: Path, document: Any) -> None:
+def write_json(path: AnyPath, document: Any) -> None:
     """Write a document; what is not finite, such as the error of one example, becomes null.
 
     Examples
@@ -145,7 +149,8 @@ def write_json(path: Path, document: Any) -> None:
     ...     json.loads((Path(place) / "numbers.json").read_text())
     {'errors': [0.5, None]}
     """
-    path.write_text(json.dumps(_finite(document), indent=2, allow_nan=False) + "\n", "utf-8")
+    text = json.dumps(_finite(document), indent=2, allow_nan=False) + "\n"
+    as_path(path).write_text(text, "utf-8")
 
 
 def _finite(value: Any) -> Any:
@@ -156,7 +161,7 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def write_table(path: Path, names: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+def write_table(path: AnyPath, names: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """Write comma-separated values: the columns' names, and the rows.
 
     Examples
@@ -167,11 +172,11 @@ def write_table(path: Path, names: Sequence[str], rows: Iterable[Sequence[Any]])
     ...     (Path(place) / "table.csv").read_text().split()
     ['position,token', '0.5,a', '1.0,b']
     """
-    with path.open("w", newline="", encoding="utf-8") as file:
+    with as_path(path).open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([names, *rows])
 
 
-def save_figure(figure: Figure, folder: Path, name: str) -> None:
+def save_figure(figure: Figure, folder: AnyPath, name: str) -> None:
     """Draw a figure to pixels and to lines: ``name.png`` and ``name.svg``."""
     for kind in ("png", "svg"):
-        figure.savefig(folder / f"{name}.{kind}")
+        figure.savefig(as_path(folder, "folder") / f"{name}.{kind}")

@@ -10,7 +10,7 @@ import jax
 from tqdm import tqdm
 
 from lim_jax import limits, plots
-from lim_jax.cli.folder import UNFINISHED, run_folder, save_figure, write_json, write_table
+from lim_jax.cli.folder import UNFINISHED, Named, run_folder, save_figure, write_json, write_table
 
 COSTS = {"depth": "evaluations of the field", "position": "positions"}
 
@@ -20,7 +20,7 @@ def rates(
     only: tuple[str, ...] = (),
     sizes: tuple[int, ...] = (),
     seed: int = 0,
-    out: Path = Path("rates"),
+    out: Named = Path("rates"),
     overwrite: bool = False,
 ) -> int:
     """Measure the paper's limits: tokens to Volterra, layers to the depth flow.

@@ -12,9 +12,9 @@ from jaxtyping import Float
 from tqdm import tqdm
 
 from lim_jax import explanations, models, plots, report
-from lim_jax._checks import counted, require
+from lim_jax._checks import as_path, counted, require
 from lim_jax.cli.data import Asked, Context, read_contexts
-from lim_jax.cli.folder import UNFINISHED, run_folder, save_figure, write_json, write_table
+from lim_jax.cli.folder import UNFINISHED, Named, run_folder, save_figure, write_json, write_table
 from lim_jax.cli.pages import first_contexts
 from lim_jax.density.statistics import Influence
 from lim_jax.grid.carrying import carrying_shares
@@ -71,13 +71,13 @@ class Profiled(NamedTuple):
 
 
 def profile(
-    model: tyro.conf.Positional[Path],
-    data: Path,
+    model: tyro.conf.Positional[Named],
+    data: Named,
     loss: Asked = "next-token",
     delta: float = 0.2,
     max_length: int = 512,
     html: bool = False,
-    out: Path = Path("profile"),
+    out: Named = Path("profile"),
     overwrite: bool = False,
 ) -> int:
     """Say which positions of your data a model uses: densities with errors, tokens and records.
@@ -101,6 +101,7 @@ def profile(
         out: The folder to write to.
         overwrite: Write over what is in the folder. Without, it must be empty, or of this run.
     """
+    model, data = as_path(model, "model"), as_path(data, "data")
     arguments = {
         "model": model, "data": data, "loss": loss, "delta": delta, "max_length": max_length,
         "html": html,

@@ -9,10 +9,10 @@ import jax
 from tqdm import tqdm
 
 from lim_jax import paper, plots
-from lim_jax.cli.folder import run_folder, save_figure, write_json, write_table
+from lim_jax.cli.folder import Named, Unnamed, run_folder, save_figure, write_json, write_table
 
 
-def reproduce(out: Path = Path("section4"), overwrite: bool = False) -> int:
+def reproduce(out: Named = Path("section4"), overwrite: bool = False) -> int:
     """Compute section 4 of the paper in float64 and hold it against every figure it prints.
 
     Prints ours beside the paper's figures with the difference, and writes section4.json,
@@ -50,7 +50,7 @@ def _report_section4(results: paper.Section4, numbers: dict[str, Any], out: Path
     return 1 if missed else 0
 
 
-def counterexamples(out: Path | None = None, overwrite: bool = False) -> int:
+def counterexamples(out: Unnamed = None, overwrite: bool = False) -> int:
     """Run the paper's four counterexamples to unconditional claims about shape.
 
     Prints each claim, why it is false, and the numbers that show it.

@@ -8,18 +8,18 @@ from typing import Any
 from tqdm import tqdm
 
 from lim_jax import models, plots, report, validation
-from lim_jax._checks import require
-from lim_jax.cli.folder import UNFINISHED, run_folder, save_figure, write_json
+from lim_jax._checks import as_path, require
+from lim_jax.cli.folder import UNFINISHED, Named, Unnamed, run_folder, save_figure, write_json
 
 
 def study(
     quick: bool = False,
     full: bool = False,
-    model: Path | None = None,
+    model: Unnamed = None,
     prompts: int = 500,
     records: tuple[int, ...] = (10, 20),
     seed: int = 0,
-    out: Path = Path("study"),
+    out: Named = Path("study"),
     overwrite: bool = False,
 ) -> int:
     """Ask whether influence matters: networks that retrieve, and what the remedies do to them.
@@ -51,6 +51,7 @@ def study(
         cure="Each is a study of its own: take two folders.",
     )
     if model is not None:
+        model = as_path(model, "model")
         arguments = {"model": model, "prompts": prompts, "records": records}
         with run_folder(out, "study", arguments, overwrite=overwrite) as folder:
             _of_model(model, prompts, records, folder)

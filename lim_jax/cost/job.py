@@ -11,8 +11,10 @@ import equinox as eqx
 import jax
 from jaxtyping import PyTree
 
-from lim_jax._checks import require
+from lim_jax._checks import require, require_callable, require_kind, require_known
 from lim_jax.cost.counting import operations
+
+BYTES = "A gibibyte is 2**30."
 
 
 class Cost(NamedTuple):
@@ -64,6 +66,7 @@ def job_cost(job: Callable[..., Any], *arguments: PyTree) -> Cost:
     >>> cost.operations, cost.arguments, cost.outputs
     (2000000, 80000, 40000)
     """
+    require_callable(job, "job", "of the arguments that follow it")
     shapes, static = eqx.partition(jax.tree.map(_shape, arguments), _is_shape)
 
     def of_shapes(shapes: PyTree) -> PyTree:
@@ -100,6 +103,8 @@ def require_fits(cost: Cost, available: int) -> None:
     --------
     >>> require_fits(Cost(0, temporary=10, arguments=5, outputs=1), available=16)
     """
+    require_kind(cost, Cost, "cost", "Take it from job_cost.")
+    require_known(available, "available", expected="a positive number of bytes", cure=BYTES)
     require(
         cost.memory <= available,
         "job",

@@ -4,6 +4,7 @@ from . import statistics as statistics
 from .adjoints import LossOfIds as LossOfIds
 from .adjoints import adjoint_energies as adjoint_energies
 from .adjoints import embedded as embedded
+from .adjoints import judged as judged
 from .adjoints import losses_and_adjoints as losses_and_adjoints
 from .adjoints import require_batch as require_batch
 from .adjoints import require_pair as require_pair

@@ -5,7 +5,7 @@ is the density :math:`P_0(p_i) = \partial_{x_i}\mathrm{loss}/\Delta p_i`.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import equinox as eqx
 import jax
@@ -16,7 +16,7 @@ from lim_jax._checks import (
     ARRAYS,
     all_finite,
     described,
-    guarded,
+    guarded_first,
     require,
     require_auto,
     require_callable,
@@ -25,6 +25,7 @@ from lim_jax._checks import (
 from lim_jax.density.statistics import Scalar
 from lim_jax.grid.measure import Grid, require_grid
 
+Tree = TypeVar("Tree")
 Loss = Callable[[Any, Float[Array, "length width"], Any], Scalar]
 Ids = Int[Array, "examples length"]
 Batch = tuple[Float[Array, "examples length width"] | Ids, PyTree]
@@ -105,21 +106,37 @@ def adjoint_energies(
     """
     loss, batch = embedded(loss, params, batch)
     require_batch(loss, params, batch, grid)
-    _, adjoints = losses_and_adjoints(loss, params, batch, grid)
+    losses, adjoints = losses_and_adjoints(loss, params, batch, grid)
     energies = jnp.sum(adjoints**2, axis=2)
-    # The checks guard the result: a gradient need not depend on x, and then a guarded x is unused.
-    energies = guarded(
-        energies,
-        ~all_finite(batch),
-        "batch: got NaN or infinite values, expected finite ones. "
-        "Drop or repair the examples that hold them.",
-    )
-    return guarded(
-        energies,
-        ~all_finite(energies),
-        "adjoint energies: got NaN or infinite values, expected finite ones. "
-        "Check the parameters and the loss at this batch.",
-    )
+    return judged(energies, batch, losses, energies)
+
+
+def judged(
+    found: Tree, batch: Batch, losses: Float[Array, " examples"], energies: Array | None = None
+) -> Tree:
+    """Return what was found of a batch; its use raises where that, or its losses, are not finite.
+
+    The check guards the result: a gradient need not depend on x, and then a guarded x is unused.
+    """
+    checks = [
+        (
+            ~all_finite(batch),
+            "batch: got NaN or infinite values, expected finite ones. "
+            "Drop or repair the examples that hold them.",
+        ),
+        (
+            ~all_finite(losses),
+            "loss: got NaN or infinite values, expected finite ones. "
+            "Gradients may be finite where a loss is not: check it at this batch.",
+        ),
+    ]
+    if energies is not None:
+        message = (
+            "adjoint energies: got NaN or infinite values, expected finite ones. "
+            "Check the parameters and the loss at this batch."
+        )
+        checks.append((~all_finite(energies), message))
+    return guarded_first(found, *checks)
 
 
 def require_batch(loss: Loss, params: PyTree, batch: Batch, grid: Grid) -> None:

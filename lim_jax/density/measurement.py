@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import reduce
 from itertools import chain
-from pathlib import Path
 
 import equinox as eqx
 import jax
@@ -12,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from lim_jax._checks import in_a_line, require
+from lim_jax._checks import AnyPath, in_a_line, require
 from lim_jax._resuming import digest, reduced
 from lim_jax.density.adjoints import Batch, Loss, adjoint_energies, require_pair
 from lim_jax.density.statistics import Influence
@@ -65,7 +64,7 @@ def influence(
         Where the batch is no pair, is empty, has integers or the wrong shape, the regions are of
         another grid, or the loss is not a scalar.
     EquinoxRuntimeError
-        Where the batch or the gradients hold a NaN or an infinity.
+        Where the batch, the losses or the gradients hold a NaN or an infinity.
 
     Examples
     --------
@@ -89,7 +88,7 @@ def influence_stream(
     regions: Regions | None = None,
     *,
     keep_examples: bool = False,
-    checkpoint: Path | None = None,
+    checkpoint: AnyPath | None = None,
     progress: Callable[[Iterable], Iterable] = iter,
 ) -> Influence:
     """Measure influence over a data set larger than memory: the same result, batch by batch.

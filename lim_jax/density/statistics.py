@@ -127,7 +127,11 @@ class Influence(eqx.Module):
         :math:`I(p_i)`, the mean of :math:`\|P_0(p_i)\|^2` (`eq:unnormalized-influence-density`).
     energy_scatter, cross_scatter, regional_scatter
         Sums over examples of products of deviations from the mean: of each energy with itself,
-        of each energy with the three regional integrals, and of these with each other.
+        of each energy with the three regional integrals, and of these with each other; in units of
+        `unit` squared.
+    unit
+        The power of two below the largest energy: the squares of what is measured in it neither
+        underflow nor overflow, whatever the loss's scale.
     example_energies
         :math:`\|P_0(p_i)\|^2` of every example, where they were asked for (`keep_examples`); else
         None. No result needs them, but two influences of the same examples are compared pair by
@@ -140,6 +144,7 @@ class Influence(eqx.Module):
     energy_scatter: Float[Array, " length"]
     cross_scatter: Float[Array, "length 3"]
     regional_scatter: Float[Array, "3 3"]
+    unit: Scalar = eqx.field(default=1.0, converter=jnp.asarray)
     example_energies: Float[Array, "examples length"] | None = None
 
     @classmethod
@@ -184,7 +189,8 @@ class Influence(eqx.Module):
         shares = counted.astype(energies.dtype)[:, None]
         count = shares.sum()
         mean = (shares * energies).sum(axis=0) / count
-        deviations = shares * (energies - mean[None, :])
+        unit = _power_of_two(mean)
+        deviations = shares * (energies - mean[None, :]) / unit
         regional = deviations @ regions.weights.T
         return cls(
             regions,
@@ -193,6 +199,7 @@ class Influence(eqx.Module):
             jnp.sum(deviations**2, axis=0),
             deviations.T @ regional,
             regional.T @ regional,
+            unit,
             energies if keep_examples else None,
         )
 
@@ -256,13 +263,13 @@ class Influence(eqx.Module):
     @eqx.filter_jit
     def energy_error(self) -> Float[Array, " length"]:
         """The standard error of `energy`."""
-        return self._standard_error(self.energy_scatter)
+        return self.unit * self._standard_error(self.energy_scatter)
 
     @property
     @eqx.filter_jit
     def total_error(self) -> Scalar:
         """The standard error of `total`."""
-        return self._standard_error(self.regional_scatter.sum())
+        return self.unit * self._standard_error(self.regional_scatter.sum())
 
     @property
     @eqx.filter_jit
@@ -271,7 +278,7 @@ class Influence(eqx.Module):
         m = self.density
         with_total, of_total = self.cross_scatter.sum(axis=1), self.regional_scatter.sum()
         scatter = self.energy_scatter - 2 * m * with_total + m**2 * of_total
-        error = self._standard_error(scatter) / self._safe_total
+        error = self._standard_error(scatter) / (self._safe_total / self.unit)
         return jnp.where(self._kept, error, 0)
 
     @eqx.filter_jit
@@ -288,7 +295,7 @@ class Influence(eqx.Module):
             total = jnp.where(self.degenerate, 1, integrals.sum())
             return indices(integrals / total / sizes, epsilon)
 
-        slopes = jax.jacrev(of_integrals)(self.regional_integrals)
+        slopes = jax.jacrev(of_integrals)(self.regional_integrals / self.unit)
         return Indices(*(self._standard_error(s @ self.regional_scatter @ s) for s in slopes))
 
     def merge(self, other: "Influence") -> "Influence":
@@ -304,17 +311,19 @@ class Influence(eqx.Module):
     @eqx.filter_jit
     def _pooled(self, other: "Influence") -> "Influence":
         count = self.count + other.count
-        shift = other.energy - self.energy
+        difference = other.energy - self.energy
+        energy = self.energy + difference * (other.count / count)
+        unit = _power_of_two(energy)
+        mine, theirs = (self.unit / unit) ** 2, (other.unit / unit) ** 2
+        shift = difference / unit
         regional = self.regions.weights @ shift
         pairs = self.count * other.count / count
-        return Influence(
-            self.regions,
-            count,
-            self.energy + shift * (other.count / count),
-            self.energy_scatter + other.energy_scatter + pairs * shift**2,
-            self.cross_scatter + other.cross_scatter + pairs * jnp.outer(shift, regional),
-            self.regional_scatter + other.regional_scatter + pairs * jnp.outer(regional, regional),
+        added = (shift**2, jnp.outer(shift, regional), jnp.outer(regional, regional))
+        scatters = (
+            mine * one + theirs * two + pairs * more
+            for one, two, more in zip(self._scatters, other._scatters, added, strict=True)
         )
+        return Influence(self.regions, count, energy, *scatters, unit)
 
     def summary(self) -> str:
         """The numbers in a few lines of text, which `print` shows too.
@@ -373,6 +382,10 @@ class Influence(eqx.Module):
         return self.indices(), self.index_errors(), self.total, self.total_error
 
     @property
+    def _scatters(self) -> tuple[Array, Array, Array]:
+        return self.energy_scatter, self.cross_scatter, self.regional_scatter
+
+    @property
     def _without_examples(self) -> "Influence":
         return replace(self, example_energies=None)
 
@@ -389,6 +402,14 @@ class Influence(eqx.Module):
         freedom = self.count * (self.count - 1)
         known = jnp.sqrt(jnp.maximum(scatter, 0) / jnp.where(freedom > 0, freedom, 1))
         return jnp.where(freedom > 0, known, jnp.inf)
+
+
+def _power_of_two(energy: Float[Array, " length"]) -> Scalar:
+    """The one below the largest entry, held fixed; one where all are zero."""
+    largest, limits = jax.lax.stop_gradient(energy.max()), jnp.finfo(energy.dtype)
+    _, exponent = jnp.frexp(largest)
+    exponent = jnp.clip(exponent - 1, limits.minexp, limits.maxexp - 1)
+    return jnp.where(largest > 0, jnp.ldexp(jnp.ones_like(largest), exponent), 1)
 
 
 def number_lines(

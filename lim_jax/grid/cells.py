@@ -4,6 +4,7 @@ from bisect import bisect_left
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
+from numbers import Rational
 
 import equinox as eqx
 import jax
@@ -43,8 +44,8 @@ class CellGrid(Grid):
     Raises
     ------
     ValueError
-        Where `cells` is not a positive whole number known before tracing, or the dtype is not
-        floating.
+        Where `cells` or `power` is not a positive whole number known before tracing, `offset` is no
+        fraction in [0, 1), or the dtype is not floating.
     """
 
     cells: int = eqx.field(static=True, converter=partial(counted, name="size", cure=LENGTH))
@@ -52,6 +53,13 @@ class CellGrid(Grid):
     power: int = eqx.field(static=True, default=1)
     dtype: DTypeLike | None = eqx.field(static=True, default=None)
     starts: Starts | None = None
+
+    def __check_init__(self):
+        cure = "token_grid has 0, midpoint_grid one half."
+        inside = isinstance(self.offset, Rational) and 0 <= self.offset < 1
+        expected = "a Fraction in [0, 1)"
+        require(inside, "offset", got=repr(self.offset), expected=expected, cure=cure)
+        counted(self.power, "power")
 
     @property
     def size(self) -> int:

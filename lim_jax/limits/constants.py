@@ -13,10 +13,10 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
-from lim_jax._checks import require
+from lim_jax._checks import require, require_callable, require_floats
 from lim_jax.grid.integrals import inner
-from lim_jax.grid.measure import Grid
-from lim_jax.network.continuous import ContinuousFlow
+from lim_jax.grid.measure import Grid, require_on_grid
+from lim_jax.network.continuous import ContinuousFlow, require_continuous
 from lim_jax.network.field import State, TransformerField
 from lim_jax.network.flow import unit_profile
 from lim_jax.network.regularity import field_regularity
@@ -267,6 +267,8 @@ def depth_constants(
     >>> float(found.speed)  # a token without variance is normalised to zero
     0.0
     """
+    require_callable(fields, "fields", "(x, context, grid), of which each array has a leading axis")
+    require_on_grid(states, grid, "states", "times length width", "Pass a state for each field.")
     root = jnp.sqrt(grid.weights)[:, None]
 
     def sizes(field: Any, x: State) -> tuple[Array, Array, Array]:
@@ -312,6 +314,9 @@ def time_slopes(
     >>> time_slopes(flow, jnp.ones((3, 1)), token_grid(3), jnp.array([0.0, 0.5, 1.0])).tolist()
     [0.0, 1.0, 2.0]
     """
+    require_continuous(flow)
+    require_on_grid(x, grid, "x", "length width")
+    require_floats(times, "times", "times", "Pass an array of depth times.")
 
     def rate(time: Array) -> State:
         return flow.profile(time) * flow.control(time)(x, x, grid)

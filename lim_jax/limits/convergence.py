@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -19,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from lim_jax._checks import counted, require
+from lim_jax._checks import AnyPath, counted, require
 from lim_jax._resuming import each_once
 from lim_jax.grid.cells import graded_grid, midpoint_grid, token_grid
 from lim_jax.grid.integrals import inner
@@ -62,7 +61,7 @@ def measure(
     only: Sequence[str] = (),
     sizes: Sequence[int] = (),
     seed: int = 0,
-    checkpoint: Path | None = None,
+    checkpoint: AnyPath | None = None,
     progress: Callable[[list], Iterable] = iter,
 ) -> tuple[list[Row], dict[str, list[Curve]]]:
     """Run every study and both error-against-cost comparisons, in float64; or some of the studies.

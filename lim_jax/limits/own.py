@@ -11,7 +11,6 @@ import inspect
 import io
 import math
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -20,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from lim_jax._checks import counted, described, require, require_callable
+from lim_jax._checks import AnyPath, as_path, counted, described, require, require_callable
 from lim_jax.grid.measure import Grid, require_grid, require_on_grid
 from lim_jax.limits.attention import SMOOTH, PositionField
 from lim_jax.limits.depth import reference_flows
@@ -109,7 +108,7 @@ class Rates(tuple[Row, ...]):
         """Whether every order is the expected one, to 0.15, and no bound is broken."""
         return all(row.agrees for row in self)
 
-    def to_csv(self, path: str | Path | None = None) -> str:
+    def to_csv(self, path: AnyPath | None = None) -> str:
         """All numbers as CSV, a line for each quantity and refinement; written where a path is."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
@@ -124,7 +123,7 @@ class Rates(tuple[Row, ...]):
                 fitted = [study.reference_error, row.expected, order.value, order.half_width]
                 writer.writerow([row.name, study.source, *refined, *fitted])
         if path is not None:
-            Path(path).write_text(text.getvalue(), encoding="utf-8")
+            as_path(path).write_text(text.getvalue(), encoding="utf-8")
         return text.getvalue()
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Array, Float
 
-from lim_jax._checks import require
+from lim_jax._checks import counted, finite_scalar, require, require_callable
 
 
 class Order(NamedTuple):
@@ -156,6 +156,11 @@ def refine(
     >>> study.holds, round(study.order.value, 9)
     (True, 1.0)
     """
+    require_callable(error, "error", "of a refinement")
+    claimed = None if claimed is None else finite_scalar(claimed, "claimed")
+    reference_error = finite_scalar(reference_error, "reference_error")
+    if bound is not None:
+        require_callable(bound, "bound", "of a refinement")
     return Study(
         source,
         claimed,
@@ -182,6 +187,8 @@ def richardson(
     >>> round(float(faster(10)), 9)  # 1 - 1/(2 n^2)
     0.995
     """
+    require_callable(values, "values", "of a refinement")
+    order = counted(order, "order")
 
     def extrapolated(refinement: int) -> Float[Array, "*shape"]:
         fine, coarse = values(2 * refinement), values(refinement)

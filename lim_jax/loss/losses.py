@@ -83,7 +83,7 @@ def autoregressive_cross_entropy(
         One row for each query position.
     targets
         Row i holds the target :math:`Y_{i+1}` of query i, as in `cross_entropy` (anything where
-        :math:`\alpha_i = 0`).
+        :math:`\alpha_i = 0`, infinite weights among it).
     query_weights
         :math:`\alpha`: non-negative, of sum one; see `teacher_forcing`, `last_token` and
         `query_subset`.

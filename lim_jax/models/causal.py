@@ -1,6 +1,5 @@
 """Causal language models over token ids, as their checkpoints hold them."""
 
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -8,7 +7,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from lim_jax._checks import described, guarded, require, require_indices
+from lim_jax._checks import (
+    AnyPath,
+    as_path,
+    described,
+    guarded,
+    require,
+    require_floats,
+    require_indices,
+)
 from lim_jax.grid.cells import Starts, token_grid
 from lim_jax.grid.measure import Grid
 from lim_jax.loss.losses import Labels, Scalar, autoregressive_cross_entropy, margin_loss
@@ -22,6 +29,9 @@ from lim_jax.network.flow import ResidualFlow
 from lim_jax.network.norms import Norm
 
 Profile = Float[Array, " length"]
+
+
+ONE_EACH = "Take loss.teacher_forcing or loss.last_token of the context's length."
 
 
 class Queries(NamedTuple):
@@ -158,6 +168,9 @@ class CausalLM(eqx.Module):
         query_weights
             One for each place of the context; they come back in the model's precision.
         """
+        require_indices(window, "window")
+        length = len(window) - 1
+        require_floats(query_weights, "query_weights", "length", ONE_EACH, length=length)
         x = self.embed(window[:-1])
         return x, Queries(window[1:], query_weights.astype(x.dtype))
 
@@ -171,6 +184,8 @@ class CausalLM(eqx.Module):
 
     def terminal_loss(self, state: State, y: Queries) -> Scalar:
         """The same loss, of the network's last state: what the adjoint's ledgers take.
+
+        Where the queries name their places, states of other places are not read.
 
         ``channels(model.flow, model.terminal_loss, (x, y), grid)``, where contexts are packed
         with ``grid.starting(y.starts)``.
@@ -224,7 +239,7 @@ def _require_queries(y: Any) -> None:
     )
 
 
-def load(path: Path | str, dtype: str = "float32") -> CausalLM:
+def load(path: AnyPath, dtype: str = "float32") -> CausalLM:
     """Read a model from a folder of weights as its publisher left it, or from a GGUF file.
 
     The families are those of `families.FAMILIES`. Tensors are read some rows at a time, and layers
@@ -254,7 +269,7 @@ def load(path: Path | str, dtype: str = "float32") -> CausalLM:
         expected='"float32" or "float64"',
         cure="Weights are kept in full precision.",
     )
-    checkpoint = open_gguf(path) if Path(path).suffix == ".gguf" else open_checkpoint(path)
+    checkpoint = open_gguf(path) if as_path(path).suffix == ".gguf" else open_checkpoint(path)
     family = checkpoint.config.get("model_type")
     require(
         family in FAMILIES,

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import lazy_loader
 import numpy as np
 
-from lim_jax._checks import require, require_extra
+from lim_jax._checks import AnyPath, as_path, require, require_extra
 from lim_jax.models.options import Configuration
 
 safetensors: Any = lazy_loader.load("safetensors")  # of the extra; the rest does without
@@ -134,7 +134,7 @@ def require_finite(name: str, values: np.ndarray) -> None:
     )
 
 
-def open_checkpoint(folder: Path | str) -> Checkpoint:
+def open_checkpoint(folder: AnyPath) -> Checkpoint:
     """Look through a folder of weights.
 
     Raises
@@ -145,7 +145,7 @@ def open_checkpoint(folder: Path | str) -> Checkpoint:
         Where the folder is not as `checkpoint` says; the message names the file.
     """
     require_extra("safetensors", "models")
-    folder = Path(folder)
+    folder = as_path(folder, "folder")
     require(
         folder.is_dir(),
         "folder",

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import lazy_loader
 import numpy as np
 
-from lim_jax._checks import require, require_extra
+from lim_jax._checks import AnyPath, as_path, require, require_extra
 from lim_jax.models.checkpoint import gathered, require_shape, require_tensor
 from lim_jax.models.options import Configuration
 
@@ -121,7 +121,7 @@ def _halves_apart(rows: np.ndarray, heads: int) -> np.ndarray:
     return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(rows.shape)
 
 
-def opened_gguf(file: Path | str) -> tuple[Any, dict[str, Any]]:
+def opened_gguf(file: AnyPath) -> tuple[Any, dict[str, Any]]:
     """The package's own view of a file, and its options by name.
 
     Raises
@@ -132,7 +132,7 @@ def opened_gguf(file: Path | str) -> tuple[Any, dict[str, Any]]:
         Where the file is broken.
     """
     require_extra("gguf", "models")
-    file = Path(file)
+    file = as_path(file, "file")
     require(
         file.is_file(),
         "file",
@@ -149,7 +149,7 @@ def opened_gguf(file: Path | str) -> tuple[Any, dict[str, Any]]:
         ) from error
 
 
-def open_gguf(file: Path | str) -> GGUFCheckpoint:
+def open_gguf(file: AnyPath) -> GGUFCheckpoint:
     """Look through a GGUF file of the llama architecture.
 
     Raises
@@ -159,7 +159,7 @@ def open_gguf(file: Path | str) -> GGUFCheckpoint:
     ValueError
         Where the file is broken, or its architecture or an option of it is not known.
     """
-    file, (reader, options) = Path(file), opened_gguf(file)
+    file, (reader, options) = as_path(file, "file"), opened_gguf(file)
     architecture = options.get("general.architecture")
     require(
         architecture == "llama",

@@ -7,7 +7,6 @@ right, where a causal network's adjoint is exactly zero.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import equinox as eqx
@@ -16,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Integer
 
-from lim_jax._checks import ARRAYS, counted, described, require, require_indices
+from lim_jax._checks import ARRAYS, AnyPath, as_path, counted, described, require, require_indices
 from lim_jax._resuming import digest, once
 from lim_jax.density.adjoints import Loss, LossOfIds, adjoint_energies
 from lim_jax.density.statistics import Influence
@@ -88,7 +87,7 @@ def energies_of_ids(
     *,
     ask: Ask = teacher_forcing,
     loss: Loss = CausalLM.loss,
-    checkpoint: Path | None = None,
+    checkpoint: AnyPath | None = None,
     progress: Callable[[list], Iterable] = iter,
 ) -> list[Float[np.ndarray, " _"]]:
     r"""The energies :math:`\|P_0(p_i)\|^2` of every context's own tokens, on its own grid.
@@ -253,7 +252,7 @@ def _energies(
     windows: Windows,
     ask: Ask,
     loss: Loss,
-    checkpoint: Path | None = None,
+    checkpoint: AnyPath | None = None,
     progress: Callable[[list], Iterable] = iter,
 ) -> Iterator[tuple[int, Profile]]:
     """Each context's length, and its energies on its own grid, with zeros where it is padded."""
@@ -267,12 +266,13 @@ def _energies(
         cure="Give each window its own, or a function of the length.",
     )
     of_ids = LossOfIds(CausalLM.embed, loss)
-    run = {} if checkpoint is None else _run(of_ids, model)
+    folder = None if checkpoint is None else as_path(checkpoint, "checkpoint")
+    run = {} if folder is None else _run(of_ids, model)
     for number, (window, weights) in progress(list(enumerate(zip(windows, asked, strict=True)))):
         measure = partial(_energy, of_ids, model, *_padded(model, window, weights))
-        if checkpoint is not None:
+        if folder is not None:
             context = {"context": digest((window, weights))}
-            measure = partial(once, checkpoint / f"{number}", {**run, **context}, measure)
+            measure = partial(once, folder / f"{number}", {**run, **context}, measure)
         yield len(window) - 1, measure()
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Int, Key, PyTree
 
-from lim_jax._checks import require
+from lim_jax._checks import AnyPath, counted, require, require_indices, require_key
 from lim_jax._random import gaussian
 from lim_jax.loss.queries import teacher_forcing
 from lim_jax.loss.readouts import LinearReadout
@@ -65,6 +65,10 @@ def gaussian_model(
     >>> model.positions is None, model.logits(jnp.arange(9)).shape
     (True, (9, 9))
     """
+    require_key(key)
+    vocabulary, width = counted(vocabulary, "vocabulary"), counted(width, "width", least=2)
+    length = counted(length, "length", least=1 if rotary is None else 0)
+    heads, depth = counted(heads, "heads"), counted(depth, "depth")
     embedding, positions, layers, readout = jax.random.split(key, 4)
 
     def field(key: Key[Array, ""]) -> TransformerField:
@@ -109,6 +113,7 @@ def standard_library_text(size: int = 400_000) -> Int[Array, " bytes"]:
     >>> text.shape, int(text.max()) < BYTES
     ((1000,), True)
     """
+    size = counted(size, "size")
     files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
     found = bytearray()
     for file in files:
@@ -136,6 +141,9 @@ def sample_windows(
     >>> sample_windows(jnp.arange(10), 3, 2, key=jax.random.key(0)).shape
     (2, 4)
     """
+    require_key(key)
+    require_indices(text, "text")
+    length, count = counted(length, "length"), counted(count, "count")
     require(
         text.size > length,
         "text",
@@ -156,7 +164,7 @@ def train(
     key: Key[Array, ""],
     batch: int = 16,
     rate: float = 3e-3,
-    checkpoint: Path | None = None,
+    checkpoint: AnyPath | None = None,
     progress: Progress = iter,
 ) -> tuple[CausalLM, Float[Array, " steps"]]:
     """Train by Adam under uniform teacher forcing; returns the model and the loss of every step.

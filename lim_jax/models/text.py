@@ -9,7 +9,7 @@ import lazy_loader
 import numpy as np
 from jaxtyping import Array, Int
 
-from lim_jax._checks import require, require_extra
+from lim_jax._checks import AnyPath, as_path, require, require_extra
 from lim_jax.models.gguf_file import opened_gguf
 
 tokenizers: Any = lazy_loader.load("tokenizers")  # of the extra; the rest does without
@@ -18,7 +18,7 @@ CONTROL = 3  # GGUF's kind of a token that no text spells
 CURE = f"Put the publisher's {FILE} beside the weights."
 
 
-def read_tokenizer(path: Path | str) -> Any:
+def read_tokenizer(path: AnyPath) -> Any:
     """The `tokenizers.Tokenizer` of a model: of a folder, a GGUF file, or a file by itself.
 
     A folder's is its ``tokenizer.json``. A GGUF file's is the one beside it, if there is one, else
@@ -32,7 +32,7 @@ def read_tokenizer(path: Path | str) -> Any:
         Where there is none, or none that is known.
     """
     require_extra("tokenizers", "models")
-    path = Path(path)
+    path = as_path(path)
     file = path / FILE if path.is_dir() else path
     if file.suffix == ".gguf":
         if not (file.parent / FILE).is_file():
@@ -57,7 +57,7 @@ def read_tokenizer(path: Path | str) -> Any:
     return found
 
 
-def ids_of_text(text: str, path: Path | str) -> Int[Array, " ids"]:
+def ids_of_text(text: str, path: AnyPath) -> Int[Array, " ids"]:
     """The ids of a text by the tokenizer of a model, as `read_tokenizer` finds it.
 
     Raises

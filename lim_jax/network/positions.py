@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from lim_jax._checks import counted, described, require, require_known
+from lim_jax._checks import counted, described, require, require_floats, require_known
 from lim_jax._precision import widened
 from lim_jax.grid.measure import Grid, require_grid
 
@@ -24,6 +24,7 @@ Number = float | int
 Frequencies = tuple[float, ...]
 Turns = Float[Array, "length 2 pairs"]
 TOKENS = "It is the length of the contexts that the network was made for."
+TURNS = "Pass what turns(grid) gives on the vectors' grid."
 PAIRS = "Pass one angle a token for each pair of features, as rotary_frequencies makes them."
 
 
@@ -61,7 +62,7 @@ class Rotary(eqx.Module):
     ------
     ValueError
         Where there are no frequencies, one is not finite, or `tokens` is neither None nor positive
-        and finite.
+        and finite; where vectors to turn are no floats.
 
     Examples
     --------
@@ -91,6 +92,8 @@ class Rotary(eqx.Module):
         self, vectors: Float[Array, "heads length size"], turns: Turns
     ) -> Float[Array, "heads length size"]:
         """Turn each row by its turns, with products in float32 at least."""
+        require_floats(vectors, "vectors", "heads length size")
+        require_floats(turns, "turns", "length 2 pairs", TURNS, length=vectors.shape[1])
         wide, pairs = widened(vectors), len(self.frequencies)
         cosine, sine = (turns[None, :, part].astype(wide.dtype) for part in (0, 1))
         first, second, still = jnp.split(wide, (pairs, 2 * pairs), axis=2)

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from lim_jax._checks import finite_scalar, require, require_floats
+from lim_jax._checks import finite_scalar, require, require_floats, require_kind
 from lim_jax.grid.integrals import inner
 from lim_jax.grid.measure import Grid, require_on_grid
 from lim_jax.network.field import (
@@ -346,6 +346,7 @@ def trajectory_radius(
     >>> trajectory_radius(field, jnp.ones((5, 4)), token_grid(5), jnp.zeros(1)).tolist()
     [2.0]
     """
+    require_kind(fields, TransformerField, "fields", "Of a flow take its layers.")
     require_on_grid(x, grid, "x", "length width")
     require_floats(times, "times", "*times", cure="Pass an array of depth times.")
     profile_bound = finite_scalar(profile_bound, "profile_bound")

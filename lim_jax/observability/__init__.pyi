@@ -6,6 +6,7 @@ from .gramian import cheapest_mode as cheapest_mode
 from .gramian import complement_gramians as complement_gramians
 from .gramian import condition_numbers as condition_numbers
 from .gramian import gramian_traces as gramian_traces
+from .gramian import guarded_positions as guarded_positions
 from .gramian import layer_products as layer_products
 from .gramian import layer_steps as layer_steps
 from .gramian import low_rank_gramians as low_rank_gramians

@@ -18,6 +18,7 @@ from jaxtyping import Array, Float, Int
 
 from lim_jax._checks import (
     counted,
+    guarded,
     require,
     require_callable,
     require_floating,
@@ -121,8 +122,7 @@ def observability_gramians(
     """
     require_callable(observations, "observations", "from the input to what is seen of it")
     require_floats(x, "x", "length width", cure="Pass one example: vmap over a batch.")
-    if positions is not None:
-        require_indices(positions, "positions")
+    positions = None if positions is None else guarded_positions(positions, x)
     products = layer_products(observations, x, positions, rank)
     require(
         mode in (*products, "cheapest"),
@@ -140,6 +140,13 @@ def observability_gramians(
     if chosen == "reverse" or rank is None:
         return _swept_gramians(observations, x, step)[positions]
     return low_rank_gramians(observations, x, step, rank).gramians[positions]
+
+
+def guarded_positions(positions: Positions, x: State) -> Positions:
+    """Monitored positions; none are refused, and the use of some that x has not raises."""
+    require_indices(positions, "positions")
+    message = f"positions: expected numbers from 0 to {x.shape[0] - 1}, got others."
+    return guarded(positions, (positions < 0) | (positions >= x.shape[0]), message)
 
 
 def layer_products(

@@ -34,6 +34,7 @@ from lim_jax.observability.gramian import (
     Steps,
     cheapest_mode,
     gramian_traces,
+    guarded_positions,
     layer_products,
     layer_steps,
     observability_gramians,
@@ -76,7 +77,7 @@ def probed_observability(
     require_callable(observations, "observations", "from the input to what is seen of it")
     require_floats(x, "x", "length width", cure="Pass one example: vmap over a batch.")
     positions = jnp.arange(x.shape[0]) if positions is None else positions
-    require_indices(positions, "positions")
+    positions = guarded_positions(positions, x)
     require_floats(probes, "probes", "probes *positions", cure="Take them from probes.")
     if probes.ndim == 2:
         probes = jnp.broadcast_to(probes[:, None], (len(probes), len(positions), x.shape[1]))
@@ -149,6 +150,11 @@ def trace_products(
     >>> trace_products(lambda x: 3 * x.reshape(1, -1), jnp.ones((2, 1)), draws=5)
     {'forward': 2, 'reverse': 2, 'probes': 10, 'injected': 5}
     """
+    require_callable(observations, "observations", "from the input to what is seen of it")
+    require_floats(x, "x", "length width", cure="Pass one example: vmap over a batch.")
+    draws = counted(draws, "draws")
+    if positions is not None:
+        require_indices(positions, "positions")
     depth = jax.eval_shape(observations, x).shape[0]
     monitored = x.shape[0] if positions is None else positions.shape[0]
     exact = layer_products(observations, x, positions)
@@ -200,7 +206,9 @@ def observability_traces(
     >>> found.value.tolist(), found.error.tolist()
     ([4.5, 4.5], [0.0, 0.0])
     """
+    require_key(key)
     products = trace_products(observations, x, draws, positions)
+    positions = None if positions is None else guarded_positions(positions, x)
     require(
         mode in (*products, "cheapest"),
         "mode",

@@ -11,9 +11,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from lim_jax._checks import guarded_finite
 from lim_jax.density.measurement import influence
 from lim_jax.density.statistics import Influence
 from lim_jax.grid.cells import token_grid
+from lim_jax.grid.measure import require_on_grid
 from lim_jax.grid.partition import boundary_regions
 from lim_jax.network.field import CausalAttention
 from lim_jax.network.flow import ResidualFlow
@@ -55,6 +57,12 @@ def cesaro_flow() -> ResidualFlow:
     return ResidualFlow(layers, horizon=1.0, profile=_profile)
 
 
+def _guarded_gates(gates: Profile) -> Profile:
+    """Their logarithms: at minus infinity a position would be cut off without a word."""
+    require_on_grid(gates, GRID, "gates", "length")
+    return guarded_finite(gates, "gates")
+
+
 def gated(gates: Profile, x: State) -> State:
     r"""Apply the input gates :math:`D(u)` of `eq:simulation-input-gate`."""
     return jnp.exp(gates)[:, None] * x
@@ -87,7 +95,11 @@ def gate_influence(gates: Profile, weights: Profile | None = None) -> Influence:
     >>> round(float(gate_influence(jnp.zeros(48)).indices().left), 4)
     3.2269
     """
-    return _gate_influence(gates, jnp.ones_like(gates) if weights is None else weights)
+    gates = _guarded_gates(gates)
+    if weights is None:
+        return _gate_influence(gates, jnp.ones_like(gates))
+    require_on_grid(weights, GRID, "weights", "length")
+    return _gate_influence(gates, guarded_finite(weights, "weights"))
 
 
 @jax.jit
@@ -107,12 +119,16 @@ def influence_imbalance(density: Profile) -> Scalar:
     return 2 * influence_discrepancy(density, 1.0, GRID)
 
 
-@jax.jit
 def gate_gramians(gates: Profile) -> Float[Array, "length width width"]:
     r"""The Gramians of `eq:simulation-observability-gramian`: the final token is observed.
 
     The gates scale the input, so :math:`G_i(u) = e^{2u_i}\,G_i(0)`.
     """
+    return _gate_gramians(_guarded_gates(gates))
+
+
+@jax.jit
+def _gate_gramians(gates: Profile) -> Float[Array, "length width width"]:
     with jax.ensure_compile_time_eval():  # once, not at every step of an optimiser of the gates
         ungated = _ungated_gramians()
     return jnp.exp(2 * gates)[:, None, None] * ungated

@@ -17,6 +17,7 @@ from .drawing import legend_below as legend_below
 from .drawing import line_style as line_style
 from .drawing import new_figure as new_figure
 from .drawing import positive_part as positive_part
+from .drawing import require_drawable as require_drawable
 from .drawing import shade_boundaries as shade_boundaries
 from .drawing import spans_decades as spans_decades
 from .explanations import certificate_margins as certificate_margins

@@ -11,6 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import NullFormatter, NullLocator
 
+from lim_jax._checks import require_several, require_text
 from lim_jax.limits.rows import Curve, Row
 from lim_jax.plots.drawing import (
     End,
@@ -44,6 +45,8 @@ def convergence_rates(rows: Sequence[Row], title: str) -> Figure:
     >>> [text.get_text() for text in figure.axes[0].texts]
     ['claimed 1, measured 1.00', 'state: 1.00 ± 0.00']
     """
+    require_several(rows, Row, "rows", "Take what limits.study gives.")
+    require_text(title, "title")
     panels = list(_panels(rows))
     columns = min(2, len(panels))
     lines = math.ceil(len(panels) / columns)
@@ -155,6 +158,7 @@ def _draw_slope(axes: Axes, order: float, rows: Sequence[Row]) -> None:
 
 def error_against_cost(curves: Sequence[Curve], cost: str) -> Figure:
     """Draw what each method buys: errors against cost on logarithmic axes."""
+    require_several(curves, Curve, "curves", "Take what limits.position_costs gives.")
     figure, axes = new_figure(ERROR, cost)
     ends = []
     for index, curve in enumerate(curves):

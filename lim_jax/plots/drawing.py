@@ -8,7 +8,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lim_jax.grid.partition import Regions
+from lim_jax._checks import counted, described, require, require_text
+from lim_jax.grid.partition import Regions, require_regions
 
 POSITION = "position p (part of the context)"
 # Okabe and Ito's colours, told apart by colour-blind readers too; and in grey by dash and marker.
@@ -43,6 +44,15 @@ class End(NamedTuple):
     y: float
     text: str
     colour: str
+
+
+def require_drawable(values: Any, name: str) -> None:
+    """Refuse NaN and infinity, which figures leave out without a word."""
+    numbers = np.asarray(values)
+    finite = np.issubdtype(numbers.dtype, np.number) and bool(np.isfinite(numbers).all())
+    cure = "A figure would leave them out: look where they come from."
+    got = "NaN or infinite values" if numbers.dtype.kind in "fc" else described(values)
+    require(finite, name, got=got, expected="finite numbers", cure=cure)
 
 
 def line_style(index: int) -> dict[str, Any]:
@@ -83,6 +93,9 @@ def headed(title: str, length: int, count: int | None = None, left_out: int = 0)
     >>> headed("", 48)
     '48 positions'
     """
+    require_text(title, "title")
+    length, left_out = counted(length, "length"), counted(left_out, "left_out", least=0)
+    count = None if count is None else counted(count, "count", least=0)
     size = f"{length} positions" + (f", n = {count}" if count is not None else "")
     size += f", {left_out} left out" if left_out else ""
     return f"{title} ({size})" if title else size
@@ -189,7 +202,9 @@ def label_ends(axes: Axes, ends: Sequence[End]) -> None:
 
 
 def draw_averages(axes: Axes, regions: Regions, averages: np.ndarray) -> None:
-    """Draw regional averages as lines over their regions."""
+    """Draw regional averages as lines over their regions; NaN and infinity are refused."""
+    require_regions(regions)
+    require_drawable(averages, "averages")
     delta = float(regions.delta)
     ends = np.array([[0, delta], [delta, 1 - delta], [1 - delta, 1]])
     axes.hlines(averages, *ends.T, color="black", linewidth=1.2, label="regional averages")

@@ -7,11 +7,13 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from lim_jax._checks import require_kind, require_several, require_text
 from lim_jax.adjoint.certificate import Certificate, Inequality
 from lim_jax.adjoint.ledger import CHANNELS
 from lim_jax.explanations.account import HOPS
 from lim_jax.explanations.explanation import Explanation
-from lim_jax.grid.partition import Regions
+from lim_jax.grid.measure import require_on_grid
+from lim_jax.grid.partition import Regions, require_regions
 from lim_jax.plots.drawing import (
     POSITION,
     ShownFigure,
@@ -44,6 +46,7 @@ def channel_energies(result: Explanation, title: str) -> Figure:
     the lowest axes have them over the channels' energies. They are -1 where the channels cancel
     and 0 where they are orthogonal; the dashed line above is the density without them.
     """
+    _require_explanation(result)
     figure = ShownFigure(7, 7)
     upper, middle, lower = figure.subplots(3, sharex=True, height_ratios=(3, 2, 2))
     positions, total = np.asarray(result.influence.grid.nodes), float(result.influence.total)
@@ -77,6 +80,7 @@ def hop_energies(result: Explanation, title: str) -> Figure:
 
     Where a part is zero, as that of no hop is wherever no query is, it is not drawn.
     """
+    _require_explanation(result)
     figure, axes = new_figure(r"mean energy $E\|P(p)\|^2$ (loss$^2$ per state$^2$)")
     positions, parts = np.asarray(result.influence.grid.nodes), np.asarray(result.hop_energies)
     axes.plot(positions, np.asarray(result.influence.energy), "k--", linewidth=0.8, label="all")
@@ -94,6 +98,11 @@ def hop_energies(result: Explanation, title: str) -> Figure:
 
 def cone_masses(masses: Mapping[str, Estimate], regions: Regions, title: str = "") -> Figure:
     """Draw cone masses on a logarithmic scale, with two standard errors of their logarithms."""
+    require_regions(regions)
+    require_kind(masses, Mapping, "masses", "Pass them by name.")
+    for mass in masses.values():
+        require_kind(mass, Estimate, "masses", "Take them from average_cone_mass.")
+        require_on_grid(mass.value, regions.grid, "masses", "length")
     heading = headed(title, regions.grid.size)
     figure, axes = new_figure("cone mass C(p) (a density over p)", title=heading)
     positions = np.asarray(regions.grid.nodes)
@@ -116,15 +125,17 @@ def certificate_margins(certificates: Sequence[Certificate], title: str) -> Figu
 
     A row for each inequality, in the colour of its verdict: "held" where premises and all
     inequalities hold, "failed" where this one does not, "failed elsewhere" where another or a
-    premise does not, "vacuous" where nothing on the other side could have made it hold.
+    premise does not, "vacuous" where nothing on the other side could have made it hold. An infinite
+    side is drawn at one, and a finite one beside it at zero; the row says so.
     """
+    require_several(certificates, Certificate, "certificates", "Those of explain are such a list.")
+    require_text(title, "title")
     rows = [(found, one) for found in certificates for one in found.inequalities]
     figure, axes = new_figure("", "each side over the larger one's size (no unit)", title)
     figure.set_size_inches(10, 1.4 + 0.55 * len(rows))
     for row, (certificate, inequality) in enumerate(rows):
         colour = VERDICTS[_verdict(certificate, inequality)]
-        sides = np.array([inequality.greater, inequality.lesser])
-        sides = sides / (np.abs(sides).max() or 1)
+        sides = _over_the_larger(np.array([inequality.greater, inequality.lesser]))
         axes.plot(sides, (row, row), color=colour, linewidth=2, zorder=1)
         axes.plot(sides[0], row, "o", color=colour, label="must be greater")
         axes.plot(sides[1], row, "s", color=colour, markerfacecolor="white", label="must be lesser")
@@ -155,6 +166,18 @@ def certificate_margins(certificates: Sequence[Certificate], title: str) -> Figu
     return figure
 
 
+def _require_explanation(result: Explanation) -> None:
+    require_kind(result, Explanation, "result", "Take it from explanations.explain.")
+
+
+def _over_the_larger(sides: np.ndarray) -> np.ndarray:
+    """Sides over the larger one's size; beside an infinite one, which is one, others are zero."""
+    infinite = np.isinf(sides)
+    if infinite.any():
+        return np.where(infinite, np.sign(sides), 0.0)
+    return sides / (np.abs(sides).max() or 1)
+
+
 def _verdict(certificate: Certificate, inequality: Inequality) -> str:
     if certificate.vacuous:
         return "vacuous"
@@ -167,4 +190,6 @@ def _named(certificate: Certificate, inequality: Inequality) -> str:
     """The criterion, the side of which it speaks where it speaks of both, verdict and statement."""
     sides = [side for side in ("left", "right") if f"({side})" in inequality.statement]
     name = ", ".join((certificate.name, *sides))
-    return f"{name}: {_verdict(certificate, inequality)}\n{inequality.statement}"
+    infinite = np.isinf([inequality.greater, inequality.lesser]).any()
+    verdict = f"{_verdict(certificate, inequality)}{', of an infinite side' * bool(infinite)}"
+    return f"{name}: {verdict}\n{inequality.statement}"

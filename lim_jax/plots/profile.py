@@ -17,6 +17,7 @@ from lim_jax.plots.drawing import (
     line_style,
     new_figure,
     positive_part,
+    require_drawable,
     shade_boundaries,
     spans_decades,
 )
@@ -82,6 +83,7 @@ def draw_densities(axes: Axes, results: Mapping[str, Influence]) -> None:
     """
     kept = {name: np.asarray(result.regions.kept_weights) > 0 for name, result in results.items()}
     density = {name: np.asarray(result.density)[kept[name]] for name, result in results.items()}
+    require_drawable(np.concatenate(list(density.values())), "results")
     log = spans_decades(*density.values())
     for index, (name, result) in enumerate(results.items()):
         style, shown = line_style(index), kept[name]

@@ -11,7 +11,7 @@ from typing import Any
 import lazy_loader
 import numpy as np
 
-from lim_jax._checks import described, require, require_extra
+from lim_jax._checks import AnyPath, as_path, described, require, require_extra
 from lim_jax.adjoint.certificate import Certificate
 from lim_jax.adjoint.ledger import CHANNELS
 from lim_jax.density.statistics import Influence
@@ -35,7 +35,7 @@ BINS = 48  # of the map over depth: what a screen can show
 
 
 def write_page(
-    path: Path | str,
+    path: AnyPath,
     influence: Influence,
     accounts: Sequence[TokenAccount],
     texts: Sequence[Sequence[str]],
@@ -105,7 +105,7 @@ def write_page(
         script=(HERE / "page.js").read_text(encoding="utf-8"),
         bundle=vl_convert.javascript_bundle(),
     )
-    path = Path(path)
+    path = as_path(path)
     path.write_text(page, encoding="utf-8")
     return path
 

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from lim_jax._checks import require, require_callable, require_kind, require_several, require_text
 from lim_jax.adjoint.ledger import CHANNELS
 from lim_jax.density.statistics import Influence
 from lim_jax.explanations.account import HOPS, TokenAccount
@@ -49,6 +50,7 @@ def own_density(account: TokenAccount) -> np.ndarray:
     >>> own_density(account).tolist()
     [0.5, 1.5]
     """
+    require_kind(account, TokenAccount, "account", "Take it from account_of_context.")
     energy = np.asarray(account.energy, float)
     return energy / (energy.mean() or 1)
 
@@ -65,7 +67,17 @@ def shown_context(
     shade
         From densities to shades.
     """
+    require_kind(influence, Influence, "influence", "Measure it with lim.influence.")
+    require_callable(shade, "shade", "from densities to shades, such as shading makes")
     density, asked = own_density(account), np.asarray(account.query_weights)
+    require_several(texts, str, "texts", "Take them from models.texts_of_ids.")
+    require(
+        len(texts) == len(density) + 1,
+        "texts",
+        got=f"{len(texts)} of them",
+        expected=f"{len(density) + 1}, one for each token and the one after them",
+        cure="Take those of the window that the account is of.",
+    )
     cells = _cells(len(density), influence)
     regions = np.asarray(influence.regions.weights).argmax(axis=0)[cells]
     names = [REGIONS[region] for region in regions]
@@ -139,6 +151,7 @@ def in_text(token: str) -> str:
     >>> in_text(" the"), in_text("  "), in_text(".\n"), in_text("\x00"), in_text("")
     (' the', '··', '.⏎\n', '⟨00⟩', '∅')
     """
+    require_text(token, "token")
     blank = not token.strip(" \n")
     letters = {"\n": MARKS["\n"] + "\n", " ": "·" if blank else " "}
     return "".join(letters.get(letter) or _visible(letter) for letter in token) or NOTHING

@@ -4,9 +4,11 @@ from typing import Any
 
 import numpy as np
 
+from lim_jax._checks import require, require_kind
 from lim_jax.adjoint.certificate import Certificate
 from lim_jax.density.statistics import Influence
 
+MEASURED = "Measure it with lim.influence."
 SAYING = {
     "held": "Its premises and inequalities hold here, so it follows: {conclusion}.",
     "failed": "What it asks for is not so here, so nothing follows.",
@@ -39,6 +41,7 @@ def with_error(value: Any, error: Any) -> str:
 
 def index_words(found: Influence) -> list[tuple[str, str]]:
     """The regional averages and indices by name, each with its error."""
+    require_kind(found, Influence, "found", MEASURED)
     names = ("left", "middle", "right", "gap Δ", "LIM", "contrast SC")
     pairs = zip(names, found.indices(), found.index_errors(), strict=True)
     return [(name, with_error(value, error)) for name, value, error in pairs]
@@ -46,9 +49,17 @@ def index_words(found: Influence) -> list[tuple[str, str]]:
 
 def verdict(found: Influence) -> str:
     """What the gap says at two standard errors."""
+    require_kind(found, Influence, "found", MEASURED)
     if bool(found.degenerate):
         return "No position has any influence."
     gap, error = float(found.indices().gap), 2 * float(found.index_errors().gap)
+    require(
+        not np.isnan([gap, error]).any(),
+        "found",
+        got="an influence whose gap is NaN",
+        expected="finite energies",
+        cure="No word is said of it: look where they come from.",
+    )
     if not np.isfinite(error):
         return "One context has no error, so nothing is decided."
     if gap > error:
@@ -68,6 +79,7 @@ def certificate_words(certificate: Certificate) -> dict[str, Any]:
     >>> found["kind"], found["saying"]
     ('vacuous', 'It could not have held here: A = 0.')
     """
+    require_kind(certificate, Certificate, "certificate", "Take it from the room adjoint.")
     kind = "vacuous" if certificate.vacuous else "held" if certificate.holds else "failed"
     premises = [
         (premise.statement, digits(premise.value), premise.holds)

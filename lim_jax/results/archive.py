@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lim_jax import adjoint, density, explanations, grid, limits, probes, training
-from lim_jax._checks import ARRAYS, described, require
+from lim_jax._checks import ARRAYS, AnyPath, as_path, described, require
 from lim_jax.results import comparison
 from lim_jax.results.records import known
 
@@ -39,6 +39,8 @@ KINDS = (
     "grid.CellGrid", "grid.PanelGrid", "grid.Regions", "limits.Curve", "limits.Row", "limits.Study",
     "probes.Estimate", "results.Comparison", "training.TrainingPath",
 )  # fmt: skip
+# A study's rows are a sequence with a name.
+SEQUENCES = {"builtins.list": "list", "builtins.tuple": "tuple", "limits.Rates": "rates"}
 RENAMED = {"studies.Explanation": "explanations.Explanation"}  # in files that were written before
 
 
@@ -49,7 +51,7 @@ def kind_of(result: Any) -> str:
     return f"{room}.{type(result).__name__}"
 
 
-def save(result: Any, path: Path | str) -> None:
+def save(result: Any, path: AnyPath) -> None:
     """Write a result to a file that `load` gives back, every number as it is.
 
     A file of that name is replaced, at once: it is never half of one.
@@ -57,9 +59,9 @@ def save(result: Any, path: Path | str) -> None:
     Parameters
     ----------
     result
-        An influence, channels, an explanation, certificates, studies of limits, a training path
-        (whose parameters are arrays in dictionaries and lists), a comparison; or a list or a
-        dictionary of them, and of arrays and numbers.
+        An influence, channels, an explanation, certificates, rates and studies of limits, a
+        training path (whose parameters are arrays in dictionaries and lists), a comparison; or a
+        list or a dictionary of them, and of arrays and numbers.
     path
         By custom ``*.npz``.
 
@@ -80,7 +82,7 @@ def save(result: Any, path: Path | str) -> None:
     ...     float(load(f"{folder}/found.npz").merge(found).count)
     2.0
     """
-    path, arrays = Path(path), {}
+    path, arrays = as_path(path), {}
     header = {
         "format": FORMAT,
         "version": VERSION,
@@ -94,7 +96,7 @@ def save(result: Any, path: Path | str) -> None:
     half_written.replace(path)
 
 
-def load(path: Path | str) -> Any:
+def load(path: AnyPath) -> Any:
     """Read what `save` wrote: the same result, its arrays exact and in their precision.
 
     Raises
@@ -103,7 +105,7 @@ def load(path: Path | str) -> Any:
         Where the file is missing, damaged, of another version, or no result of ours at all; where
         its numbers are finer than JAX is set to.
     """
-    path = Path(path)
+    path = as_path(path)
     require(path.is_file(), "path", got=str(path), expected="a file", cure="Is it elsewhere?")
     header, arrays = _opened(path)
     found = header.get("version")
@@ -156,9 +158,9 @@ def _written(value: Any, place: str, arrays: dict[str, np.ndarray]) -> Any:
         return {"fraction": str(value)}
     if isinstance(value, Mapping):
         return {"dict": _written_entries(value, place, arrays)}
-    if type(value) in (list, tuple):
+    if kind_of(value) in SEQUENCES:
         entries = _written_entries(dict(enumerate(value)), place, arrays)
-        return {type(value).__name__: list(entries.values())}
+        return {SEQUENCES[kind_of(value)]: list(entries.values())}
     if kind_of(value) in KINDS:
         parts = {name: getattr(value, name) for name in _parts(type(value))}
         return {"kind": kind_of(value), "parts": _written_entries(parts, place, arrays)}
@@ -249,5 +251,6 @@ READERS: Mapping[str, Reader] = {
     "fraction": lambda value, _: Fraction(value["fraction"]),
     "kind": _read_kind,
     "list": lambda value, arrays: _read_entries(value["list"], arrays),
+    "rates": lambda value, arrays: limits.Rates(_read_entries(value["rates"], arrays)),
     "tuple": lambda value, arrays: tuple(_read_entries(value["tuple"], arrays)),
 }

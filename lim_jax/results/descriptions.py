@@ -12,7 +12,7 @@ from lim_jax.adjoint.ledger import CHANNELS, Channels
 from lim_jax.density.statistics import Indices, Influence
 from lim_jax.grid.measure import Grid
 from lim_jax.grid.partition import Regions
-from lim_jax.results.archive import kind_of
+from lim_jax.results.archive import SEQUENCES, kind_of
 from lim_jax.results.comparison import Comparison
 
 Variables = dict[str, tuple[str, Any, str]]
@@ -63,7 +63,7 @@ def describe(result: Any, axes: str = "") -> Description:
     """
     if isinstance(result, ARRAYS):
         return Description({"values": (axes, result, NONE)})
-    several = type(result) in (list, tuple) and len(result) > 0
+    several = kind_of(result) in SEQUENCES and len(result) > 0
     kind = kind_of(result[0] if several else result)
     require(
         not axes and (kind in SEVERAL or kind in ONE and not several),
@@ -195,7 +195,7 @@ def _rows(found: Sequence[Any]) -> Description:
     of_studies = _studies([row.study for row in found])
     variables = {
         **of_studies.variables,
-        "expected_order": ("study", [float(row.expected) for row in found], NONE),
+        "expected_order": ("study", [_stated(row.expected) for row in found], NONE),
         "agrees": ("study", [row.agrees for row in found], NONE),
         "reason": ("study", _texts(row.reason for row in found), NONE),
     }
@@ -211,7 +211,7 @@ def _studies(found: Sequence[Any]) -> Description:
         return [*values, *[np.nan] * (steps - len(values))]
 
     orders = [one.order for one in found]
-    claimed = [np.nan if one.claimed is None else float(one.claimed) for one in found]
+    claimed = [_stated(one.claimed) for one in found]
     answers = {"holds": "yes", "BROKEN": "no"}
     variables = {
         "error": ("study step", [filled(one.errors) for one in found], NONE),
@@ -230,6 +230,10 @@ def _studies(found: Sequence[Any]) -> Description:
         "source": ("study", _texts(one.source for one in found), NONE),
     }
     return Description(variables, labels={"study": _texts(one.source for one in found)})
+
+
+def _stated(order: float | None) -> float:
+    return np.nan if order is None else float(order)
 
 
 def _training_path(found: Any) -> Description:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from lim_jax._checks import require
+from lim_jax._checks import AnyPath, as_path, require
 from lim_jax.tasks.documents import Question
 from lim_jax.tasks.key_value import KeyValues
 from lim_jax.tasks.needles import NeedleQuestion
@@ -16,7 +16,7 @@ Check = Callable[[Any], bool]
 CURE = "Pass the file as it was published."
 
 
-def read_key_values(path: Path | str) -> list[KeyValues]:
+def read_key_values(path: AnyPath) -> list[KeyValues]:
     """Lost-in-the-middle's key-value pairs, of files like ``kv-retrieval-75_keys.jsonl.gz``.
 
     A line is an object of ``ordered_kv_records``, a list of pairs of texts, and of the ``key``
@@ -42,10 +42,10 @@ def read_key_values(path: Path | str) -> list[KeyValues]:
     ...     read_key_values(path)
     [KeyValues(pairs=(('a', '1'), ('b', '2')), gold=1)]
     """
-    return [_key_values(record, where) for record, where in _lines(Path(path))]
+    return [_key_values(record, where) for record, where in _lines(as_path(path))]
 
 
-def read_questions(path: Path | str) -> list[Question]:
+def read_questions(path: AnyPath) -> list[Question]:
     """Lost-in-the-middle's questions over documents, of ``nq-open-*_gold_at_*.jsonl.gz``.
 
     A line is an object of a ``question``, its ``answers``, and ``ctxs``: a list of objects of a
@@ -62,10 +62,10 @@ def read_questions(path: Path | str) -> list[Question]:
         As in `read_key_values`; where no document is gold, or several are, too: the files of
         documents as they were retrieved have none.
     """
-    return [_question(record, where) for record, where in _lines(Path(path))]
+    return [_question(record, where) for record, where in _lines(as_path(path))]
 
 
-def read_needle_set(path: Path | str) -> list[NeedleQuestion]:
+def read_needle_set(path: AnyPath) -> list[NeedleQuestion]:
     """NoLiMa's needles and questions, of your own copy of ``needle_set.json``.
 
     Its licence allows research that is not commercial, and no use beside. The file is a list of
@@ -80,7 +80,7 @@ def read_needle_set(path: Path | str) -> list[NeedleQuestion]:
     ValueError
         Where there is no such file, or an entry, which the message names, is no such object.
     """
-    path = Path(path)
+    path = as_path(path)
     _require_file(path)
     entries = _parsed(path.read_text(encoding="utf-8"), str(path))
     whole = isinstance(entries, list) and len(entries) > 0

@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from lim_jax._checks import counted, require
+from lim_jax._checks import counted, require, require_kind
 from lim_jax.tasks.prompts import Prompt, laid_out, moved
 
 Length = int | Literal["uuid"]
@@ -99,6 +99,7 @@ def key_value_prompt(data: KeyValues, place: int | None = None) -> Prompt:
         expected="no key twice",
         cure="A key that is asked for has one value.",
     )
+    require_kind(data, KeyValues, "data", "Draw it by draw_key_values.")
     place = data.gold if place is None else place
     pieces = [("A JSON object of keys and values:\n\n{", False)]
     for key, value in moved(data.pairs, data.gold, place):

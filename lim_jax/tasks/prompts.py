@@ -9,7 +9,14 @@ import jax
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from lim_jax._checks import counted, require
+from lim_jax._checks import (
+    counted,
+    require,
+    require_callable,
+    require_kind,
+    require_several,
+    require_text,
+)
 from lim_jax.models import padded_length, texts_of_ids
 
 T = TypeVar("T")
@@ -107,6 +114,14 @@ def laid_out(pieces: Sequence[tuple[str, bool]], answer: str, gold: Sequence[int
     >>> laid_out([("Here: ", False), ("a=1", True), (", ", False), ("b=2", True)], "", [1])
     Prompt(text='Here: a=1, b=2', answer='', spans=((6, 9), (11, 14)), gold=(1,))
     """
+    require_several(pieces, tuple, "pieces", "Pass pairs of a text and whether it is a record.")
+    for piece in pieces:
+        fits = len(piece) == 2 and isinstance(piece[0], str) and isinstance(piece[1], bool)
+        expected = "a text and whether it is a record"
+        require(fits, "pieces", got=repr(piece), expected=expected, cure="Pass pairs.")
+    require_text(answer, "answer")
+    for number in gold:
+        _require_number(number, "gold", sum(is_record for _, is_record in pieces))
     ends = accumulate(len(piece) for piece, _ in pieces)
     spans = [
         (end - len(piece), end)
@@ -147,10 +162,13 @@ def encode_text(text: str, tokenizer: Any = None) -> EncodedText:
     >>> found.ids.tolist(), found.tokens, found.last.tolist()
     ([110, 195, 169, 33], ('n', '', 'é', '!'), [0, 1, 1, 2])
     """
+    require_text(text, "text")
     if tokenizer is None:
         ids = np.frombuffer(text.encode(), np.uint8).astype(np.int32)
         sizes = [len(letter.encode()) for letter in text]
         return EncodedText(ids, tuple(texts_of_ids(ids)), np.repeat(np.arange(len(text)), sizes))
+    encoder = getattr(tokenizer, "encode", None)
+    require_callable(encoder, "tokenizer", "encode(text), as those of the package tokenizers have")
     found = tokenizer.encode(text)
     tokens, reached = [], 0
     for name, (start, end) in zip(found.tokens, found.offsets, strict=True):
@@ -225,13 +243,7 @@ def buckets(examples: Sequence[Example]) -> list[Bucket]:
     [1] [18] (1, 25)
     [0 2] [30 30] (2, 33)
     """
-    require(
-        len(examples) > 0,
-        "examples",
-        got="none",
-        expected="at least one",
-        cure="Make them by encode.",
-    )
+    require_several(examples, Example, "examples", "Make them by encode.")
     shapes = defaultdict(list)
     for index, example in enumerate(examples):
         shapes[padded_length(len(example.weights)), len(example.gold)].append(index)
@@ -257,6 +269,9 @@ def _bucket(indices: np.ndarray, examples: list[Example], size: int) -> Bucket:
 
 def _require_records(prompt: Prompt) -> None:
     """Refuse records that are not parts of the text, one after another, and gold that is none."""
+    require_kind(prompt, Prompt, "prompt", "The functions of the room tasks make it.")
+    require_text(prompt.text, "prompt.text")
+    require_text(prompt.answer, "prompt.answer")
     reached = 0
     for start, end in prompt.spans:
         require(

@@ -7,7 +7,15 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from lim_jax._checks import guarded, guarded_finite, require, require_floats, require_indices
+from lim_jax._checks import (
+    guarded,
+    guarded_finite,
+    require,
+    require_floats,
+    require_indices,
+    require_several,
+    require_text,
+)
 
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -23,6 +31,7 @@ def normalised(text: str) -> str:
     >>> normalised("  The U.S.A. (an\tisland's  end)")
     'usa islands end'
     """
+    require_text(text, "text")
     plain = text.lower().translate(PUNCTUATION)
     return " ".join(ARTICLES.sub(" ", plain).split())
 
@@ -40,6 +49,7 @@ def contains_normalised(response: str, answers: Sequence[str]) -> bool:
     >>> contains_normalised("Who knows?\nThe Louvre", ["Louvre"])
     False
     """
+    require_text(response, "response")
     line = normalised(response.split("\n")[0])
     return any(normalised(answer) in line for answer in _required(answers))
 
@@ -54,6 +64,7 @@ def exact_match(response: str, answers: Sequence[str]) -> bool:
     >>> exact_match(" Ada\n", ["Ada"]), exact_match("ada", ["Ada"])
     (True, False)
     """
+    require_text(response, "response")
     return response.strip() in _required(answers)
 
 
@@ -67,6 +78,7 @@ def contains_answer(response: str, answers: Sequence[str]) -> bool:
     >>> contains_answer("It was Ada.", ["Ada"]), contains_answer("It was ada.", ["Ada"])
     (True, False)
     """
+    require_text(response, "response")
     return any(answer in response for answer in _required(answers))
 
 
@@ -80,7 +92,8 @@ def share_found(response: str, references: Sequence[str]) -> float:
     >>> share_found("They are 7, 12 and 30.", ["7", "30", "45", "12"])
     0.75
     """
-    return sum(_found(response, references)) / len(references)
+    found = _found(response, references)
+    return sum(found) / len(found)
 
 
 def any_found(response: str, references: Sequence[str]) -> bool:
@@ -154,16 +167,11 @@ def decodes_greedily(
 
 
 def _found(response: str, references: Sequence[str]) -> list[bool]:
+    require_text(response, "response")
     return [one.lower() in response.lower() for one in _required(references)]
 
 
 def _required(answers: Sequence[str]) -> Sequence[str]:
     """Refuse no answers, and letters in the place of a list."""
-    require(
-        not isinstance(answers, str) and len(answers) > 0,
-        "answers",
-        got=repr(answers),
-        expected="a list of texts, at least one",
-        cure="Pass [answer] where there is one.",
-    )
+    require_several(answers, str, "answers", "Pass [answer] where there is one.")
     return answers

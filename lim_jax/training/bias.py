@@ -7,7 +7,15 @@ import jax.numpy as jnp
 import lineax
 from jaxtyping import Array, Float, PyTree
 
-from lim_jax._checks import guarded, require, require_callable, require_scalar
+from lim_jax._checks import (
+    finite_scalar,
+    guarded,
+    guarded_finite,
+    require,
+    require_callable,
+    require_known,
+    require_scalar,
+)
 from lim_jax.grid.integrals import integral
 from lim_jax.grid.measure import Grid, require_on_grid
 
@@ -78,8 +86,10 @@ def parameter_shift(
 
     Raises
     ------
+    ValueError
+        Where risk or penalty cannot be called, or strength or tolerance is no finite number.
     EquinoxRuntimeError
-        Where the solve does not converge.
+        Where parameters or the penalty's slope are not finite, or the solve does not converge.
 
     Examples
     --------
@@ -89,11 +99,15 @@ def parameter_shift(
     """
     require_callable(risk, "risk", "of the parameters")
     require_callable(penalty, "penalty", "of the parameters")
+    strength = finite_scalar(strength, "strength")
+    require_known(tolerance, "tolerance", expected="a positive finite number", cure="Try 1e-10.")
+
+    params = guarded_finite(params, "params")
 
     def hessian_product(direction: PyTree) -> PyTree:
         return jax.jvp(jax.grad(risk), (params,), (direction,))[1]
 
-    slope = jax.grad(penalty)(params)
+    slope = guarded_finite(jax.grad(penalty)(params), "penalty's slope")
     operator = lineax.FunctionLinearOperator(
         hessian_product, jax.eval_shape(lambda: slope), lineax.positive_semidefinite_tag
     )

@@ -8,7 +8,6 @@ parameters are one Jacobian-vector product: no object of (positions x parameters
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import diffrax
@@ -17,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from lim_jax._checks import require
+from lim_jax._checks import AnyPath, require
 from lim_jax.density.adjoints import Batch, Loss, adjoint_energies, embedded
 from lim_jax.density.statistics import Indices, indices
 from lim_jax.grid.integrals import integral
@@ -220,7 +219,7 @@ def gradient_flow(
     solver: diffrax.AbstractSolver | None = None,
     stepsize_controller: diffrax.AbstractStepSizeController | None = None,
     first_step: float | None = None,
-    checkpoint: Path | None = None,
+    checkpoint: AnyPath | None = None,
     progress: Progress = iter,
 ) -> TrainingPath:
     r"""Solve :math:`\dot\vartheta = -\nabla R` over training time, and measure influence on it.

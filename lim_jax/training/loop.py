@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, Key, PyTree
 
-from lim_jax._checks import described, require, require_callable
+from lim_jax._checks import AnyPath, as_path, counted, described, require, require_callable
 from lim_jax._resuming import store, stored
 
 State = TypeVar("State")
@@ -23,7 +23,7 @@ def resumable(
     state: State,
     steps: int,
     *,
-    checkpoint: Path | None = None,
+    checkpoint: AnyPath | None = None,
     every: int = 1,
     progress: Progress = iter,
 ) -> tuple[State, PyTree]:
@@ -69,19 +69,21 @@ def resumable(
     >>> int(last), records.tolist()
     (6, [0, 0, 1, 3])
     """
-    require(steps > 0, "steps", got=f"{steps}", expected="at least one", cure="Ask for more.")
+    require_callable(step, "step", "step(state, index)")
+    steps, every = counted(steps, "steps", cure="Ask for more."), counted(every, "every")
+    file = None if checkpoint is None else as_path(checkpoint, "checkpoint")
     _, record = eqx.filter_eval_shape(step, state, 0)
     records, done = _zeros(record, steps), 0
-    if checkpoint is not None and checkpoint.exists():
-        done, state, kept = _load(checkpoint, state, record, steps)
+    if file is not None and file.exists():
+        done, state, kept = _load(file, state, record, steps)
         records = jax.tree.map(_lengthened, kept, records)
     for index in progress(range(done, steps)):
         state, record = step(state, index)
         records = _with(records, record, index)
         last = index + 1 == steps
-        if checkpoint is not None and (last or (index + 1) % every == 0):
+        if file is not None and (last or (index + 1) % every == 0):
             done = index + 1
-            store(checkpoint, RUN, {"steps": done}, (state, _first(records, done)))
+            store(file, RUN, {"steps": done}, (state, _first(records, done)))
     return state, records
 
 

@@ -21,8 +21,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from lim_jax._checks import guarded_finite
-from lim_jax.density.adjoints import Batch, Loss, embedded, losses_and_adjoints, require_batch
+from lim_jax.density.adjoints import (
+    Batch,
+    Loss,
+    embedded,
+    judged,
+    losses_and_adjoints,
+    require_batch,
+)
 from lim_jax.grid.measure import Grid
 
 Scalar = Float[Array, ""]
@@ -74,7 +80,7 @@ def functional_of_adjoints(
         Where the batch does not fit the grid, the loss is not a scalar, or what is differentiated
         is closed over.
     EquinoxRuntimeError
-        Where the batch holds a NaN or an infinity.
+        Where the batch or its losses hold a NaN or an infinity.
 
     Examples
     --------
@@ -88,7 +94,6 @@ def functional_of_adjoints(
     # Ids are embedded out here, so that the rule sees states that move with the parameters.
     loss, batch = embedded(loss, params, batch)
     require_batch(loss, params, batch, grid)
-    batch = guarded_finite(batch, "batch")
 
     paired = _paired(functional, has_aux)
     try:
@@ -100,7 +105,8 @@ def functional_of_adjoints(
 
 @eqx.filter_custom_jvp
 def _functional(params, batch, options, *, functional, loss, grid):
-    value, aux = functional(*losses_and_adjoints(loss, params, batch, grid), options)
+    losses, adjoints = losses_and_adjoints(loss, params, batch, grid)
+    value, aux = judged(functional(losses, adjoints, options), batch, losses)
     return value, jax.lax.stop_gradient(aux)
 
 
@@ -108,9 +114,8 @@ def _functional(params, batch, options, *, functional, loss, grid):
 def _functional_jvp(primals, tangents, *, functional, loss, grid):
     params, batch, options = primals
     losses, adjoints = losses_and_adjoints(loss, params, batch, grid)
-    (value, aux), (a, c) = jax.value_and_grad(functional, argnums=(0, 1), has_aux=True)(
-        losses, adjoints, options
-    )
+    of_batch = jax.value_and_grad(functional, argnums=(0, 1), has_aux=True)
+    (value, aux), (a, c) = judged(of_batch(losses, adjoints, options), batch, losses)
     direction = _direction(c, batch, grid)
     has_tangent = jax.tree.map(lambda t: t is not None, tangents[:2], is_leaf=lambda t: t is None)
     moving, still = eqx.partition((params, batch), has_tangent)
@@ -182,13 +187,12 @@ def gradients_apart(
     >>> [float(value) for value in (*values, *gradients)]
     [2.0, 4.0, 4.0, 16.0]
     """
-    batch = guarded_finite(batch, "batch")
     of_states, states = embedded(loss, params, batch)
     require_batch(of_states, params, states, grid)
     losses, adjoints = losses_and_adjoints(of_states, params, states, grid)
-    (penalty, aux), (a, c) = jax.value_and_grad(
-        _paired(functional, has_aux), argnums=(0, 1), has_aux=True
-    )(losses, adjoints, options)
+    of_batch = jax.value_and_grad(_paired(functional, has_aux), argnums=(0, 1), has_aux=True)
+    found = of_batch(losses, adjoints, options)
+    losses, ((penalty, aux), (a, c)) = judged((losses, found), states, losses)
     moving, still = eqx.partition(params, eqx.is_inexact_array)
 
     def losses_at(moving: PyTree, shift: Adjoints) -> Losses:

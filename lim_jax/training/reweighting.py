@@ -1,14 +1,13 @@
 r"""Algorithm 2: loss weights that answer measured influence, as steps of any training stage."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from lim_jax._checks import finite_scalar, guarded, guarded_finite, require_callable
+from lim_jax._checks import AnyPath, finite_scalar, guarded, guarded_finite, require_callable
 from lim_jax.density.statistics import indices
 from lim_jax.grid.integrals import guarded_density, integral, require_profile
 from lim_jax.grid.measure import Grid, require_grid, require_on_grid
@@ -113,7 +112,7 @@ def reweighting_run(
     rate: float,
     smallest: float,
     largest: float,
-    checkpoint: Path | None = None,
+    checkpoint: AnyPath | None = None,
     progress: Progress = iter,
 ) -> tuple[PyTree, Profile, PyTree]:
     r"""Algorithm 2: measure, reweight, train, and again, over any training stage.

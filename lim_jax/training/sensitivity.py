@@ -16,11 +16,19 @@ from jaxtyping import Array, Float, Key, PyTree
 
 from lim_jax._random import gaussian
 from lim_jax.adjoint.certificate import Premise
-from lim_jax.density.adjoints import Batch, Loss, embedded, losses_and_adjoints
+from lim_jax.density.adjoints import (
+    Batch,
+    Loss,
+    embedded,
+    judged,
+    losses_and_adjoints,
+    require_batch,
+)
 from lim_jax.grid.measure import Grid
 from lim_jax.probes import Estimate, sample_mean
 
 Scalar = Float[Array, ""]
+Losses = Float[Array, " examples"]
 Vectors = Float[Array, "examples length width"]
 Places = Float[Array, "examples length"]
 
@@ -64,7 +72,8 @@ def fourth_moments(
         return sample_mean((vectors**2).sum(axis=2) ** 2 @ grid.weights)
 
     arrays, adjoints = _adjoints_of_arrays(loss, params, batch, grid)
-    found, slopes = jax.jvp(adjoints, (arrays,), (_unit(direction),))
+    found, slopes, losses = jax.jvp(adjoints, (arrays,), (_unit(direction),), has_aux=True)
+    found, slopes = judged((found, slopes), batch, losses)
     return FourthMoments(moment(found), moment(slopes))
 
 
@@ -241,8 +250,8 @@ def sensitivity_norm(
     (5.0, [6.0, 8.0])
     """
     arrays, adjoints = _adjoints_of_arrays(loss, params, batch, grid)
-    _, push = jax.linearize(adjoints, arrays)
-    _, pull = jax.vjp(adjoints, arrays)
+    _, push, losses = jax.linearize(adjoints, arrays, has_aux=True)
+    _, pull, _ = jax.vjp(adjoints, arrays, has_aux=True)
     leaves, tree = jax.tree.flatten(arrays)
     keys = jax.random.split(key, len(leaves))
     start = [gaussian(k, leaf.shape, leaf.dtype) for k, leaf in zip(keys, leaves, strict=True)]
@@ -257,15 +266,18 @@ def sensitivity_norm(
 
     first = _unit(jax.tree.unflatten(tree, start))
     (_, direction), values = jax.lax.scan(step, (first, first), length=steps)
-    return SensitivityNorm(values, direction)
+    return judged(SensitivityNorm(values, direction), batch, losses)
 
 
 def _adjoints_of_arrays(loss: Loss, params: PyTree, batch: Batch, grid: Grid):
-    """The parameters' arrays, and the adjoints as a function of them."""
+    """The parameters' arrays, and the adjoints as a function of them, with the losses beside."""
+    of_states, states = embedded(loss, params, batch)
+    require_batch(of_states, params, states, grid)
     arrays, static = eqx.partition(params, eqx.is_inexact_array)
 
-    def adjoints(arrays: PyTree) -> Vectors:
-        return losses_and_adjoints(loss, eqx.combine(arrays, static), batch, grid)[1]
+    def adjoints(arrays: PyTree) -> tuple[Vectors, Losses]:
+        losses, found = losses_and_adjoints(loss, eqx.combine(arrays, static), batch, grid)
+        return found, losses
 
     return arrays, adjoints
 

@@ -5,9 +5,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from lim_jax._checks import described, require
 from lim_jax.validation.intervals import Interval, paired_interval
 from lim_jax.validation.remedies import PLAIN, in_the_middle
 from lim_jax.validation.study import BALANCED, LONG
+
+RECORD = ("accuracy", "answer_lim", "risk", "seconds_per_step", "steps")
 
 
 class Gain(NamedTuple):
@@ -48,6 +51,10 @@ def gain(
     longer
         The plain arm trained on, for the comparison at equal time.
     """
+    for record, name in ((arm, "arm"), (plain, "plain")):
+        _require_entries(record, name, RECORD)
+    if longer is not None:
+        _require_entries(longer, "longer", RECORD)
     ours, theirs = (_last(record) for record in (arm, plain))
     time = arm["seconds_per_step"] / plain["seconds_per_step"]
     reached, at_time = arm["steps"][-1] * time, None
@@ -57,6 +64,17 @@ def gain(
         at_time = paired_interval(ours["middle"] - there)
     apart = {name: paired_interval(ours[name] - theirs[name]) for name in ours}
     return Gain(**apart, middle_at_equal_time=at_time, time=time)
+
+
+def _require_entries(record: Any, name: str, entries: tuple[str, ...]) -> None:
+    """Refuse what is no dictionary with these names."""
+    require(
+        isinstance(record, Mapping) and all(entry in record for entry in entries),
+        name,
+        got=described(record),
+        expected=f"a dictionary with {', '.join(entries)}",
+        cure="Take what validate gives.",
+    )
 
 
 def _last(record: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -72,6 +90,7 @@ def _last(record: Mapping[str, Any]) -> dict[str, np.ndarray]:
 
 def compare_arms(results: Mapping[str, Any]) -> dict[str, Gain]:
     """The gain of every arm and variant of ``validate``'s results, each over its own plain arm."""
+    _require_entries(results, "results", ("arms", "variants"))
     arms, variants = results["arms"], results["variants"]
     plain, longer = arms[PLAIN], arms[LONG]
     gains = {
@@ -88,7 +107,7 @@ def compare_arms(results: Mapping[str, Any]) -> dict[str, Gain]:
 
 def gains_on_probes(results: Mapping[str, Any]) -> dict[str, Gain]:
     """The gains of Algorithm 1 on probes and of its variants, those from the same networks."""
-    variants, gains = results["variants"], compare_arms(results)
+    gains, variants = compare_arms(results), results["variants"]
     return {
         name: gains[name]
         for name in (BALANCED, *variants)

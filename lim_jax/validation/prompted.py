@@ -6,7 +6,6 @@ independent: errors and the bootstrap are over them.
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -15,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from lim_jax._checks import counted, require
+from lim_jax._checks import AnyPath, counted, require
 from lim_jax._resuming import digest, each_once
 from lim_jax.grid.cells import token_grid
 from lim_jax.loss.losses import autoregressive_cross_entropy, margin_loss
@@ -114,7 +113,7 @@ def ask_prompts(
     tokenizer: Any,
     setting: PromptSetting,
     *,
-    checkpoint: Path | None = None,
+    checkpoint: AnyPath | None = None,
     progress: Callable[[list], Iterable] = iter,
 ) -> Answers:
     """Ask a model for values of keys, prompt after prompt, each of which is drawn by its number.

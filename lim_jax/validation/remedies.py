@@ -9,7 +9,6 @@ processor's, of all its cores, so that whatever else the machine does counts lit
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from time import process_time
 from typing import Any, NamedTuple
 
@@ -20,7 +19,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Int, Key, PyTree
 
-from lim_jax._checks import require
+from lim_jax._checks import AnyPath, require
 from lim_jax.density.adjoints import adjoint_energies
 from lim_jax.grid.cells import CellGrid, token_grid
 from lim_jax.models.causal import CausalLM
@@ -313,7 +312,7 @@ def train_further(
     *,
     stages: int,
     every: int,
-    checkpoint: Path | None = None,
+    checkpoint: AnyPath | None = None,
     progress: Progress = iter,
 ) -> tuple[Retrievers, Evaluation]:
     """Train all seeds by an arm, and evaluate them after every stage.

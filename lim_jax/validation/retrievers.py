@@ -7,7 +7,6 @@ Networks of several seeds are trained at once, as one pytree with a leading axis
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 import equinox as eqx
@@ -16,6 +15,15 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int, Key, PyTree
 
+from lim_jax._checks import (
+    AnyPath,
+    counted,
+    guarded,
+    require,
+    require_floats,
+    require_indices,
+    require_kind,
+)
 from lim_jax.density.adjoints import LossOfIds
 from lim_jax.loss.losses import autoregressive_cross_entropy, margin_loss
 from lim_jax.models.causal import CausalLM, Queries
@@ -97,6 +105,7 @@ def asked(examples: Example) -> tuple[Int[Array, "examples length"], Queries]:
     >>> ids.shape, y.places.tolist(), bool(y.targets[0, 0] == examples.window[0, -1])
     ((1, 5), [[4]], True)
     """
+    require_kind(examples, Example, "examples", "Draw them by tasks.key_value_examples.")
     windows = jnp.asarray(examples.window)
     ids = windows[:, :-1]
     count, length = ids.shape
@@ -138,7 +147,7 @@ def train_retrievers(
     setting: Setting,
     keys: Key[Array, " seeds"],
     *,
-    checkpoint: Path | None = None,
+    checkpoint: AnyPath | None = None,
     progress: Progress = iter,
 ) -> tuple[Retrievers, Float[Array, "steps seeds"]]:
     """Train a network for each key, all at once, on batches of the setting's law.
@@ -206,6 +215,7 @@ def scores_by_place(model: CausalLM, examples: Example) -> PlaceScores:
         That ask at their last place for one record each: every gold place of `records` must be
         there (`tasks.every_place`), else its scores are NaN.
     """
+    require_kind(model, CausalLM, "model", "Make it by new_retriever.")
     ids, y = asked(examples)
     gold, records = jnp.asarray(examples.gold[:, 0]), examples.records.shape[1] // 2
 
@@ -232,6 +242,18 @@ def by_place(
     >>> by_place(jnp.array([1.0, 0.0, 1.0]), jnp.array([0, 0, 1]), 2).tolist()
     [0.5, 1.0]
     """
+    records = counted(records, "records")
+    require_floats(values, "values", "examples", "Pass one number for each example.")
+    require_indices(gold, "gold")
+    require(
+        gold.shape == values.shape,
+        "gold",
+        got=f"{gold.shape[0]} of them",
+        expected=f"{values.shape[0]}, one for each example",
+        cure="Of examples take gold[:, 0].",
+    )
+    message = f"gold: expected numbers from 0 to {records - 1}, got others."
+    gold = guarded(gold, (gold < 0) | (gold >= records), message)
     sums = jnp.zeros(records, values.dtype).at[gold].add(values)
     return sums / jnp.zeros(records, values.dtype).at[gold].add(1)
 

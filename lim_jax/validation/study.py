@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Key
 
-from lim_jax._checks import require
+from lim_jax._checks import AnyPath, as_path, require
 from lim_jax._resuming import each_once
 from lim_jax.cost.job import job_cost
 from lim_jax.density.adjoints import adjoint_energies
@@ -137,7 +137,7 @@ def validate(
     preset: Preset,
     *,
     seed: int = 0,
-    folder: Path | None = None,
+    folder: AnyPath | None = None,
     progress: Callable[[list], Iterable] = iter,
 ) -> dict[str, Any]:
     """Run a preset; what it gives is plain numbers in lists and dictionaries.
@@ -175,6 +175,7 @@ def validate(
         expected=f"{PLAIN!r} at the first",
         cure="The others are compared with it.",
     )
+    folder = None if folder is None else as_path(folder, "folder")
     runs = _groups(preset, seed, folder)
     run = {"function": "validate", "version": version("lim_jax"), "seed": seed,
            "preset": repr(preset)}  # fmt: skip

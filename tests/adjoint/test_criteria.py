@@ -222,6 +222,22 @@ def test_recencys_sides_and_conclusion_by_hand():
     assert not certificate.concluded
 
 
+def test_a_covector_in_bfloat16_is_judged_by_sums_in_float32():
+    """Sums of squares in bfloat16 would stop growing at 256 terms of one size."""
+    regions = lim.boundary_regions(lim.token_grid(LENGTH, jnp.float32), 0.2)
+    levels = np.repeat(np.repeat([1.0, 1.0, 2.0], [4, 12, 4])[None, :, None], 1000, axis=2)
+    covector = jax.device_put(levels.astype(jnp.bfloat16))
+    bound = jax.device_put(np.array([0.125], np.float32))
+    certificate = criteria.recency_survival(covector, covector, bound, regions)
+    (one,) = certificate.inequalities
+    expected = (1 / 0.2 + 1 / 0.6) * (0.25 + 0.125**2) * (levels**2).sum(axis=2).mean()
+    np.testing.assert_allclose((one.greater, one.lesser), (3000, expected), rtol=1e-5)
+    asked = jax.device_put(np.full(LENGTH, 1 / LENGTH, np.float32))
+    energies = jax.device_put((levels**2).sum(axis=(0, 2)).astype(jnp.bfloat16))
+    (one,) = criteria.right_biased_queries(asked, energies, covector, regions).measured
+    np.testing.assert_allclose((one.greater, one.lesser), (4000, 1000), rtol=1e-5)
+
+
 def test_recency_fails_without_a_right_heavy_covector():
     terminal, _, bounds = survival(0.05, teacher_forcing(LENGTH))
     flat = jnp.asarray(np.ones(terminal.shape))

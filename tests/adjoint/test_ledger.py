@@ -21,6 +21,7 @@ from reference.networks import (
 )
 
 import lim_jax as lim
+from lim_jax.adjoint.ledger import RegionalChannels
 from lim_jax.adjoint.tangent import attention_sites
 from lim_jax.network.continuous import linear_control
 
@@ -248,3 +249,11 @@ def test_standard_errors_are_those_of_the_mean():
     np.testing.assert_allclose(regional.standard_errors, np.sqrt(7.0 / 3), rtol=1e-12)
     alone = lim.adjoint.RegionalChannels(regional.products[:1])
     assert bool(jnp.isinf(alone.standard_errors).all())
+
+
+def test_correlations_of_channels_that_are_not_numbers_are_none():
+    """Zero is where a channel vanishes, and nowhere else."""
+    products = np.tile(np.eye(3), (1, 3, 1, 1))
+    products[0, 0, 0, 0], products[0, 1, 0, 0] = np.nan, 0
+    found = np.asarray(RegionalChannels(jax.device_put(products)).correlations)
+    assert np.isnan(found[0, :2]).all() and (found[1:] == 0).all()

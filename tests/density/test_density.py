@@ -211,6 +211,29 @@ def test_streams_of_any_batch_sizes_give_the_result_of_all():
     assert float(streamed.count) == 23
 
 
+@pytest.mark.parametrize("dtype, exponent", [("float64", 565), ("float32", 70)])
+def test_standard_errors_are_of_any_scale(dtype, exponent):
+    """Squares of such energies underflow or overflow; powers of two change no digit."""
+    regions = lim.boundary_regions(lim.token_grid(10, dtype), 0.2)
+    plain = (energies(linear_batch(6, 5)) / 64).astype(dtype)
+
+    def errors(scale):
+        one, two = (
+            lim.Influence.from_energies(jax.device_put(plain[part] * scale), regions)
+            for part in (slice(0, 2), slice(2, None))
+        )
+        both = one.merge(two)
+        scaled = (both.energy_error / scale, both.total_error / scale)
+        return *scaled, both.density_error, *both.index_errors()
+
+    expected = errors(np.dtype(dtype).type(1))
+    assert all(np.all(np.asarray(error) > 0) for error in expected)
+    for power in (-exponent, exponent):
+        chex.assert_trees_all_close(
+            errors(np.ldexp(np.ones((), dtype), power)), expected, rtol=1e-5
+        )
+
+
 def test_a_ragged_last_batch_compiles_nothing():
     traces = []
 

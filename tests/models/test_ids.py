@@ -97,7 +97,8 @@ def test_every_context_lives_on_its_own_grid(model, alone):
     np.testing.assert_allclose(found.energy * weights, np.mean(masses, axis=0), rtol=1e-10)
     np.testing.assert_allclose(found.example_energies * weights[None], masses, rtol=1e-10)
     scatter = np.var(masses, axis=0) * len(WINDOWS)
-    np.testing.assert_allclose(found.energy_scatter * weights**2, scatter, rtol=1e-9)
+    found_scatter = found.energy_scatter * (found.unit * weights) ** 2
+    np.testing.assert_allclose(found_scatter, scatter, rtol=1e-9)
     assert int(found.count) == len(WINDOWS)
 
 

@@ -8,11 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from reference.made_results import GRID, STUDY, every_kind, influence, numbers
+from reference.made_results import GRID, REGIONS, STUDY, every_kind, influence, numbers
 
 import lim_jax as lim
+from lim_jax import limits
 from lim_jax.adjoint import RegionalChannels
-from lim_jax.results import load, save
+from lim_jax.results import load, save, to_json, to_pandas, to_xarray
 
 
 def assert_same(found, expected):
@@ -57,6 +58,35 @@ def test_an_influence_comes_back_ready_to_be_merged(name, dtype, tmp_path):
     both = found.merge(expected)
     assert float(both.count) == 10 and both.example_energies.shape == (10, regions.grid.size)
     np.testing.assert_allclose(both.energy, expected.energy, rtol=1e-6)
+
+
+def test_rates_come_back_as_rates_and_are_laid_out_as_their_rows(kinds, tmp_path):
+    rows = [limits.Row("one, left", STUDY, 1.0), limits.Row("two", STUDY, None, "no bound")]
+    rates = limits.Rates(rows)
+    save({"rates": rates}, tmp_path / "found.npz")
+    found = load(str(tmp_path / "found.npz"))["rates"]
+    assert type(found) is limits.Rates and found == rates and found.agree == rates.agree
+    assert to_json(rates) == to_json(rows)
+    assert to_xarray(rates).identical(to_xarray(rows))
+    assert to_pandas(rates, "study").equals(to_pandas(rows, "study"))
+
+
+def test_an_influence_that_was_written_before_scatters_had_a_unit_is_read(tmp_path):
+    now = lim.Influence.from_energies(8 * numbers(0, 5, 7), REGIONS)
+    scatters = {
+        name: getattr(now, name) * now.unit**2
+        for name in ("energy_scatter", "cross_scatter", "regional_scatter")
+    }
+    save(now, tmp_path / "found.npz")
+    header = json.loads(np.load(tmp_path / "found.npz")["header"].item())
+    del header["result"]["parts"]["unit"]
+    rewritten(tmp_path / "found.npz", **header)
+    entries = dict(np.load(tmp_path / "found.npz")) | scatters
+    np.savez(tmp_path / "found.npz", **entries)
+    found = load(tmp_path / "found.npz")
+    assert float(now.unit) != 1 == float(found.unit)
+    np.testing.assert_allclose(found.density_error, now.density_error, rtol=1e-12)
+    np.testing.assert_allclose(found.merge(now).total_error, now.merge(now).total_error)
 
 
 def test_what_numpy_has_no_precision_for_comes_back_too(tmp_path):
