@@ -30,7 +30,7 @@ def table() -> str:
     lines = ["| limit | order expected | measured | bound | why |", "|---|---|---|---|---|"]
     for row in results()["rates"]:
         order, bound = row["order"], {"no bound": ""}.get(row["verdict"], row["verdict"])
-        measured = f"{order['value']:.2f} ± {order['half_width']:.2f}"
+        measured = f"{order['value']:.2f} ± {order['half_width'] / 2:.2f}"
         lines.append(
             f"| {row['name']} | {row['expected']} | {measured} | {bound} | {row['reason']} |"
         )

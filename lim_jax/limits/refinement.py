@@ -32,6 +32,11 @@ class Order(NamedTuple):
     half_width: float
     constant: float
 
+    @property
+    def error(self) -> float:
+        """The standard error of the slope, which tables and figures put behind ±."""
+        return self.half_width / 2
+
 
 def fit_order(refinements: Sequence[float | int], errors: Sequence[float]) -> Order:
     """Fit a convergence order by least squares on logarithms.

@@ -93,7 +93,7 @@ def rates_table(rows: Sequence[Row]) -> str:
         )
         lines.append(
             f"{row.name:64s} {claimed:>7s} {expected:>8s} "
-            f"{order.value:7.2f} ±{order.half_width:5.2f} {bound:>10s} {order.constant:9.2g} "
+            f"{order.value:7.2f} ±{order.error:5.2f} {bound:>10s} {order.constant:9.2g} "
             f"{study.reference_error:9.1e}{'' if row.agrees else '   DIFFERS'}"
             f"{'' if study.resolved else '   COARSE REFERENCE'}"
         )

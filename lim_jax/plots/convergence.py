@@ -58,7 +58,7 @@ def convergence_rates(rows: Sequence[Row], title: str) -> Figure:
         axes.set_title(name if name != title else "", fontsize=9)
     marks = [
         Line2D(
-            [], [], color=GREY, marker="o", markersize=3.5, label="error: order ± 2 standard errors"
+            [], [], color=GREY, marker="o", markersize=3.5, label="error: order ± standard error"
         ),
         Patch(facecolor="none", edgecolor=GREY, label="slope claimed or expected"),
     ]
@@ -100,7 +100,7 @@ def _draw_panel(axes: Axes, rows: Sequence[Row], name: str) -> None:
         if study.bounds is not None:
             axes.loglog(study.refinements, study.bounds, ":", color=style["color"], linewidth=1)
         order = study.order
-        text = f"{_short(row.name, name)}: {order.value:.2f} ± {order.half_width:.2f}"
+        text = f"{_short(row.name, name)}: {order.value:.2f} ± {order.error:.2f}"
         text = textwrap.fill(text.replace(" ± ", NARROW), 30).replace(NARROW, " ± ")
         ends.append(End(study.refinements[-1], study.errors[-1], text, style["color"]))
     for order, members in _by_order(rows).items():
