@@ -19,6 +19,7 @@ from .constants import largest_control_distances as largest_control_distances
 from .constants import linear_knots as linear_knots
 from .constants import proved_constants as proved_constants
 from .constants import sampled_profile as sampled_profile
+from .constants import time_slope_bounds as time_slope_bounds
 from .constants import time_slopes as time_slopes
 from .convergence import Group as Group
 from .convergence import groups as groups

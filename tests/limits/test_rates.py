@@ -172,9 +172,9 @@ def test_states_that_are_not_smooth_are_refused_as_smooth_and_get_no_claim_unsai
     lim.limits.require_smooth(lambda p: jnp.stack([p**1.5, 2 + 0 * p, jnp.sin(40 * p)], axis=1))
 
 
-def small_fields():
+def small_fields(width=3, heads=1):
     """Three fields whose constants are moderate numbers: they are exponential in the weights."""
-    layers = random_flow(depth=3, width=3, heads=1).layers
+    layers = random_flow(depth=3, width=width, heads=heads).layers
     return jax.tree.map(lambda leaf: jnp.asarray(0.4 * np.asarray(leaf)), layers)
 
 
@@ -335,22 +335,64 @@ def test_the_constants_of_a_matrix_are_its_norm_and_the_states():
 
 def test_a_field_changes_within_a_piece_of_its_control_by_no_more_than_its_slope():
     """`eq:depth-time-consistency`, on pairs of times of one piece, by differences in NumPy."""
-    grid, layers = lim.graded_grid(5), random_flow(depth=3).layers
-    x = jax.device_put(np.random.default_rng(0).standard_normal((5, 6)))
-    flow = lim.ContinuousFlow(linear_control(layers), profile=lambda time: 0.5 + time**2)
-    times = jax.device_put(np.linspace(0.51, 0.99, 49))  # one piece: knots at 0, 1/2 and 1
+    # `prop:transformer-lipschitz`.
+    grid, layers = lim.graded_grid(5), small_fields(width=6, heads=2)
+    weights = np.asarray(grid.weights)
+    states = (
+        np.random.default_rng(0).standard_normal((5, 6)) * np.array([1e-2, 1, 1e3])[:, None, None]
+    )
+    profile = lim.limits.DepthProfile(lambda time: 0.5 + time**2, 1.5, 2.0)
+    flow = lim.ContinuousFlow(linear_control(layers), profile=profile)
+    times = np.linspace(0.51, 0.99, 49)  # one piece: knots at 0, 1/2 and 1
 
     @jax.jit
-    def measured(times):
+    def measured(x, times):
         fields = jax.vmap(lambda t: flow.profile(t) * flow.control(t)(x, x, grid))(times)
         return fields, lim.limits.time_slopes(flow, x, grid, times)
 
-    fields, slopes = map(np.asarray, measured(times))
-    gaps = np.sqrt(((fields[:, None] - fields) ** 2).sum(axis=3) @ np.asarray(grid.weights))
     apart = np.abs(np.subtract.outer(times, times))
-    neighbours = np.diagonal(gaps, offset=1) / np.diagonal(apart, offset=1)
-    np.testing.assert_allclose(neighbours, (slopes[1:] + slopes[:-1]) / 2, rtol=1e-3)
-    assert (gaps <= slopes.max() * apart * (1 + 1e-12)).all()
+    bounds, largest = lim.limits.time_slope_bounds(flow, grid), []
+    assert bounds is not None
+    for x in states:
+        fields, slopes = map(np.asarray, measured(*jax.device_put((x, times))))
+        gaps = np.sqrt(((fields[:, None] - fields) ** 2).sum(axis=3) @ weights)
+        neighbours = np.diagonal(gaps, offset=1) / np.diagonal(apart, offset=1)
+        np.testing.assert_allclose(neighbours, (slopes[1:] + slopes[:-1]) / 2, rtol=1e-3)
+        assert (gaps <= slopes.max() * apart * (1 + 1e-12)).all()
+        largest.append(slopes.max())
+    # One state's slope bounds no other's; C_G is of all, piece by piece.
+    assert largest[0] < 0.95 * max(largest) and max(largest) <= bounds[1] < 40 * max(largest)
+    found = field_regularity(layers)
+    rows = np.concatenate([np.asarray(leaf).reshape(3, -1) for leaf in jax.tree.leaves(layers)], 1)
+    speeds = 2 * np.linalg.norm(np.diff(rows, axis=0), axis=1)
+    expected = 1.5 * float(found.control) * speeds + 2 * float(found.bound)
+    np.testing.assert_allclose(bounds, np.sqrt(weights.sum()) * expected, rtol=1e-9)
+    follows = lim.ContinuousFlow(lambda time: layers, profile=profile)
+    assert lim.limits.time_slope_bounds(follows, grid) is None
+    with pytest.raises(ValueError, match="profile.lipschitz"):
+        steep = dataclasses.replace(flow, profile=profile._replace(lipschitz=1.0))
+        lim.limits.time_slope_bounds(steep, grid)
+
+
+def test_every_layer_adds_no_more_than_its_own_defect_to_the_error():
+    """x' = (1 + t) a(t) x in closed form, a linear, with the constants of this equation."""
+    # `eq:convergent-control-error-recursion-pre`, `eq:convergent-control-local-defect`.
+    depth = 10
+    times, step = np.linspace(0, 1, depth + 1), 1 / depth
+    rate = 0.5 - 2 * times
+    flow = np.exp(0.5 * times - 0.75 * times**2 - 2 * times**3 / 3)
+    recursion = np.cumprod([1.0, *(1 + step * (1 + times[:-1]) * rate[:-1])])
+    errors, size = np.abs(recursion - flow), max(flow.max(), recursion.max())
+    fine = np.linspace(0, 1, 1001)
+    speed = max(np.abs((0.5 - 2 * fine) * size))
+    constants = lim.limits.DepthConstants(1.5, size, speed, profile=2.0, profile_slope=1.0)
+    distances = np.full(depth, 2 * step**2 / 2)
+    added = (4 * 1.5 + 1) * speed / 2 * step**2 + 2 * size * distances
+    assert (errors[1:] <= (1 + step * 3) * errors[:-1] + added).all()
+    bounds = constants.by_layer(step, distances)
+    np.testing.assert_allclose(bounds[1:], 1.3 * bounds[:-1] + added, rtol=1e-12)
+    assert bounds[0] == 0 and (errors <= bounds).all()
+    assert bounds[-1] <= constants.on_layers(1.0) * (step + distances.sum())
 
 
 def test_a_depth_profile_that_rises_is_followed_a_step_behind_as_its_bound_says():
