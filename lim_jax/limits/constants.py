@@ -308,6 +308,31 @@ def depth_constants(
     return DepthConstants(*(values.max() for values in found))
 
 
+def readout_bound(
+    readout: Callable[[State, Grid], State], x: State, grid: Grid
+) -> Float[Array, ""]:
+    r"""The norm of a readout's adjoint, :math:`\|DH(X)^*\|`, in the grid's :math:`L^2`.
+
+    :math:`M_R` of `eq:readout-adjoint-boundedness` at one state; for a linear readout that is
+    every state. Dense: the Jacobian is formed.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> from lim_jax.loss import LinearReadout
+    >>> readout = LinearReadout(jnp.array([[3.0, 0.0], [0.0, -5.0]]))
+    >>> round(float(readout_bound(readout, jnp.ones((3, 2)), token_grid(3))), 6)
+    5.0
+    """
+    root = jnp.sqrt(grid.weights)[:, None]
+
+    def scaled(z: State) -> Float[Array, " outputs"]:
+        return (root * readout(z / root, grid)).ravel()
+
+    jacobian = jax.jacrev(scaled)(root * x)
+    return jnp.linalg.norm(jacobian.reshape(-1, x.size), ord=2)
+
+
 def time_slope_bounds(flow: ContinuousFlow, grid: Grid) -> Float[np.ndarray, " pieces"] | None:
     r""":math:`C_G` of `eq:depth-time-consistency` on every piece of a linear control.
 

@@ -519,6 +519,43 @@ def test_windows_keep_the_rate_only_if_their_edges_reflect(edges, order):
     assert study.holds is None and study.claimed is None
 
 
+def test_a_linear_readout_is_consistent_at_any_residual():
+    """Of Delta = p a: a cell's sample errs by |W a| / sqrt(3) L, and the bound is |W| |a| / L."""
+    # `eq:readout-adjoint-consistency`, `rem:linear-readout-consistency`,
+    # `eq:linear-readout-first-order-bound`.
+    weight, slope = np.random.default_rng(1).standard_normal((3, 3)), np.array([1.0, -2, 0.5])
+    linear = lim.LinearReadout(jnp.asarray(weight))
+    study = lim.limits.readout_consistency_study(
+        lambda size: linear, linear, smooth, lambda p: jnp.outer(p, jnp.asarray(slope)), SIZES
+    )
+    each = 1 / np.array(SIZES)
+    expected = np.linalg.norm(weight @ slope) / np.sqrt(3) * each
+    np.testing.assert_allclose(study.errors, expected, rtol=2e-3)
+    bounds = np.linalg.norm(weight, 2) * np.linalg.norm(slope) * each
+    np.testing.assert_allclose(np.array(study.bounds), bounds, rtol=1e-9)
+    assert (study.claimed, study.verdict) == (1.0, "measured")
+
+
+def test_whether_a_window_is_consistent_depends_on_the_residuals():
+    """Cut off at its ends it loses half an order where Delta is one there, and none where zero."""
+    # `eq:readout-adjoint-consistency`, `rem:linear-readout-consistency`.
+    weight = jnp.asarray(np.random.default_rng(1).standard_normal((3, 3)))
+
+    def order(residual):
+        study = lim.limits.readout_consistency_study(
+            lambda size: lim.BandReadout(weight, 8 / size, "zero"),
+            lim.LinearReadout(weight),
+            smooth,
+            lambda p: residual(p)[:, None] * jnp.ones((1, 3)),
+            (100, 200, 400, 800),
+        )
+        assert (study.claimed, study.verdict) == (None, "no bound")
+        return study.order.value
+
+    assert abs(order(lambda p: 1 + 0 * p) - 0.5) < 0.05
+    assert order(lambda p: p * (1 - p)) > 0.95
+
+
 def test_richardson_cancels_the_leading_error():
     for order in (1, 2):
         values = lim.limits.richardson(
