@@ -74,7 +74,9 @@ from .tangent import attention_sites as attention_sites
 from .tangent import kernel_blocks as kernel_blocks
 from .tangent import kernel_factors as kernel_factors
 from .tangent import local_blocks as local_blocks
+from .tangent import looks_ahead as looks_ahead
 from .tangent import pull_back as pull_back
 from .tangent import pull_back_heads as pull_back_heads
 from .tangent import pull_back_stages as pull_back_stages
 from .tangent import push_forward as push_forward
+from .tangent import written_causal as written_causal

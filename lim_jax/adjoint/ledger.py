@@ -19,9 +19,21 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from lim_jax._checks import counted, require_callable, require_example, require_kind
+from lim_jax._checks import (
+    counted,
+    guarded,
+    require_callable,
+    require_example,
+    require_kind,
+)
 from lim_jax.adjoint.sweep import SIGNATURE, Example, TerminalLoss
-from lim_jax.adjoint.tangent import AttentionSites, pull_back_heads, pull_back_stages
+from lim_jax.adjoint.tangent import (
+    AttentionSites,
+    looks_ahead,
+    pull_back_heads,
+    pull_back_stages,
+    written_causal,
+)
 from lim_jax.grid.integrals import inner
 from lim_jax.grid.measure import Grid, require_on_grid
 from lim_jax.grid.partition import Regions, regional_averages, require_regions
@@ -133,6 +145,9 @@ def channels(
     ------
     ValueError
         Where the step is another one, the example is no pair ``(x, y)``, or x does not fit.
+    EquinoxRuntimeError
+        Where a layer's field is not causal, as far as `looks_ahead` sees: then what comes through
+        its context is no cone (`rem:attention-measure-scope`). The library's own are.
 
     Examples
     --------
@@ -152,15 +167,25 @@ def channels(
     times, states = flow.trajectory(x, grid)
     loss, gradient = jax.value_and_grad(terminal_loss)(states[-1], y)
     terminal = gradient / grid.weights[:, None]
+    unknown = not written_causal(flow.layers)
 
     def backward(covector, layer, state):
         stages = pull_back_stages(flow, layer, state, covector, grid)
         local = sum((stage.parts.local for stage in stages), jnp.zeros_like(covector))
         cone = sum((stage.parts.kernel for stage in stages), jnp.zeros_like(covector))
         covector = covector + cone + local
-        return covector, (covector, cone, local)
+        ahead = [looks_ahead(stage.field, stage.state, grid) for stage in stages if unknown]
+        return covector, (covector, cone, local, ahead)
 
-    _, (covectors, cone, local) = flow.scan(backward, terminal, states[:-1], reverse=True)
+    _, (covectors, cone, local, ahead) = flow.scan(backward, terminal, states[:-1], reverse=True)
+    if unknown:
+        cone = guarded(
+            cone,
+            jnp.stack(ahead),
+            "flow.layers: got a field that reads later tokens, expected a causal one. What comes "
+            "through the context of another is no cone: take adjoint_trajectory, which splits "
+            "nothing.",
+        )
     covectors = jnp.concatenate([covectors, terminal[None]])
     return Channels(loss, times, states, covectors, cone, local)
 

@@ -26,10 +26,12 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+import numpy as np
+from jaxtyping import Array, Bool, Float
 
 from lim_jax._checks import described, require, require_callable
 from lim_jax._precision import widened
+from lim_jax.grid.cells import CellGrid
 from lim_jax.grid.measure import Grid, require_on_grid
 from lim_jax.network.attention import continued_kernel
 from lim_jax.network.field import CausalAttention, Field, State, TransformerField, by_head
@@ -322,6 +324,42 @@ def pull_back_stages(
         stages.append(Stage(stage, state, covector, parts))
         covector = covector + parts.local + parts.kernel
     return stages
+
+
+def written_causal(field: Any) -> bool:
+    """Whether a field, its sublayers and its attention's sums are the library's own: all causal."""
+    parts = (field, *getattr(field, "sublayers", ()))
+    attends = (getattr(part, "attend", field) for part in parts)
+    modules = (getattr(part, "__module__", "") for part in (*parts, *attends))
+    return all(module.startswith("lim_jax.") for module in modules)
+
+
+def looks_ahead(field: Field, x: State, grid: Grid) -> Bool[Array, ""]:
+    r"""Whether a field takes anything to the first half of the context from the second.
+
+    What is excluded by `rem:attention-measure-scope`: a statistic of the whole context adds a
+    channel that is not Volterra's. One pull: a covector in general position on the first half must
+    give nothing on the second, in either slot. Looking ahead within a half is not seen. On panels,
+    whose prefix integrals are of an interpolant, nothing is.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> x, grid = jnp.ones((4, 1)), token_grid(4)
+    >>> [bool(looks_ahead(field, x, grid)) for field in (
+    ...     lambda x, context, grid: jnp.cumsum(context, axis=0),
+    ...     lambda x, context, grid: context + context.mean(axis=0, keepdims=True),
+    ... )]
+    [False, True]
+    """
+    half = grid.size // 2
+    if half == 0 or not isinstance(grid, CellGrid):
+        return jnp.array(False)
+    normal = np.random.default_rng(0).standard_normal(x.shape)
+    normal[half:] = 0
+    parts = pull_back(field, x, jnp.asarray(normal, x.dtype), grid)
+    sizes = jnp.stack([jnp.abs(part).max(axis=1) for part in parts])
+    return jnp.any(sizes[:, half:] > math.sqrt(jnp.finfo(x.dtype).eps) * sizes.max())
 
 
 class AttentionSites(NamedTuple):

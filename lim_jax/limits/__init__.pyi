@@ -18,7 +18,9 @@ from .constants import depth_constants as depth_constants
 from .constants import largest_control_distances as largest_control_distances
 from .constants import linear_knots as linear_knots
 from .constants import proved_constants as proved_constants
+from .constants import readout_bound as readout_bound
 from .constants import sampled_profile as sampled_profile
+from .constants import time_slope_bounds as time_slope_bounds
 from .constants import time_slopes as time_slopes
 from .convergence import Group as Group
 from .convergence import groups as groups
@@ -48,7 +50,7 @@ from .position import input_adjoint_studies as input_adjoint_studies
 from .position import left_cone_mass_study as left_cone_mass_study
 from .position import loss_study as loss_study
 from .position import printed_cone_mass_study as printed_cone_mass_study
-from .position import readout_bound as readout_bound
+from .position import readout_consistency_study as readout_consistency_study
 from .position import singularity_study as singularity_study
 from .position import terminal_adjoint_study as terminal_adjoint_study
 from .refinement import Order as Order

@@ -127,6 +127,28 @@ class DepthConstants(NamedTuple):
         moving = (self.profile**2 * self.state + self.profile_slope) * self.speed / 2
         return step**2 * (self.defect + moving) + self.profile * self.control * distance
 
+    def by_layer(
+        self, step: float, distances: Float[np.ndarray, " depth"]
+    ) -> Float[np.ndarray, " times"]:
+        r"""Bounds on the errors :math:`e_0, \dots, e_M` of every layer, one from the other.
+
+        :math:`e_{k+1} \le (1 + C\varepsilon)\,e_k + \|d_k\| + \tau_k`
+        (`eq:convergent-control-error-recursion-pre`), by `layer_factor` and `layer_defect` with
+        the controls' distance in each layer. Never above `on_layers` times the bracket, which
+        Gronwall's inequality makes of it.
+
+        Examples
+        --------
+        >>> constants = DepthConstants(state=2.0, control=3.0, speed=4.0)
+        >>> constants.by_layer(0.5, np.array([0.0, 1.0])).tolist()  # 1, then 2 * 1 + 1 + 3
+        [0.0, 1.0, 6.0]
+        """
+        errors = [0.0]
+        for distance in distances:
+            added = self.layer_defect(step, float(distance))
+            errors.append(self.layer_factor(step) * errors[-1] + added)
+        return np.array(errors)
+
     def on_layers(self, horizon: float) -> float:
         r""":math:`C_T` of `eq:convergent-control-grid-bound`.
 
@@ -288,6 +310,65 @@ def depth_constants(
     return DepthConstants(*(values.max() for values in found))
 
 
+def readout_bound(
+    readout: Callable[[State, Grid], State], x: State, grid: Grid
+) -> Float[Array, ""]:
+    r"""The norm of a readout's adjoint, :math:`\|DH(X)^*\|`, in the grid's :math:`L^2`.
+
+    :math:`M_R` of `eq:readout-adjoint-boundedness` at one state; for a linear readout that is
+    every state. Dense: the Jacobian is formed.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> from lim_jax.loss import LinearReadout
+    >>> readout = LinearReadout(jnp.array([[3.0, 0.0], [0.0, -5.0]]))
+    >>> round(float(readout_bound(readout, jnp.ones((3, 2)), token_grid(3))), 6)
+    5.0
+    """
+    root = jnp.sqrt(grid.weights)[:, None]
+
+    def scaled(z: State) -> Float[Array, " outputs"]:
+        return (root * readout(z / root, grid)).ravel()
+
+    jacobian = jax.jacrev(scaled)(root * x)
+    return jnp.linalg.norm(jacobian.reshape(-1, x.size), ord=2)
+
+
+def time_slope_bounds(flow: ContinuousFlow, grid: Grid) -> Float[np.ndarray, " pieces"] | None:
+    r""":math:`C_G` of `eq:depth-time-consistency` on every piece of a linear control.
+
+    :math:`\|\zeta\|_\infty\,C_\theta\,\|\dot\theta\| + \mathrm{Lip}(\zeta)\,M`, at every state: in
+    whichever ball, since layer normalisation bounds what the field depends on. None where
+    `proved_constants` finds nothing that bounds them.
+
+    Parameters
+    ----------
+    flow
+        Of a `linear_control`; its profile a `DepthProfile`, or one.
+    grid
+        The norm's.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> from lim_jax.network.continuous import linear_control
+    >>> fields = TransformerField.init(4, eta=0.1, key=jax.random.key(0))
+    >>> still = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf, leaf]), fields)
+    >>> time_slope_bounds(ContinuousFlow(linear_control(still)), token_grid(3)).tolist()
+    [0.0, 0.0]
+    """
+    knots = linear_knots(flow.control)
+    found = proved_constants([], flow.control, flow.profile, grid)
+    if knots is None or found is None:
+        return None
+    if isinstance(flow.profile, DepthProfile):
+        flow.profile.require_stated(flow.horizon)
+    moves = np.linalg.norm(np.diff(_flattened(knots[1]), axis=0), axis=1)
+    speeds = moves / np.diff(np.asarray(knots[0]))
+    return found.profile * found.control * speeds + found.profile_slope * found.speed
+
+
 @eqx.filter_jit
 def time_slopes(
     flow: ContinuousFlow, x: State, grid: Grid, times: Float[Array, " times"]
@@ -295,7 +376,8 @@ def time_slopes(
     r"""Measure :math:`\|\partial_t\,\zeta(t)\mathscr F_{\theta_t}(X)\|` at one state, on the grid.
 
     `eq:depth-time-consistency`: between two times of one piece of the control the field changes by
-    at most :math:`C_G`, the largest slope there, times their distance.
+    at most the largest slope there times their distance, at this state. The paper's :math:`C_G`
+    is of all states of a bounded set: `time_slope_bounds`.
 
     Parameters
     ----------

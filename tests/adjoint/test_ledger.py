@@ -1,5 +1,6 @@
 """The ledger of channels: exact sums, dense twins, and the limit in depth."""
 
+import dataclasses
 from functools import cache
 
 import equinox as eqx
@@ -257,3 +258,71 @@ def test_correlations_of_channels_that_are_not_numbers_are_none():
     products[0, 0, 0, 0], products[0, 1, 0, 0] = np.nan, 0
     found = np.asarray(RegionalChannels(jax.device_put(products)).correlations)
     assert np.isnan(found[0, :2]).all() and (found[1:] == 0).all()
+
+
+class Mixing(eqx.Module):
+    """The field that mixes the positions of each slot by a matrix of its own."""
+
+    of_x: jax.Array
+    of_context: jax.Array
+
+    def __call__(self, x, context, grid):
+        return self.of_x @ x + self.of_context @ context
+
+
+@pytest.fixture(scope="module")
+def ledger_of_mixing():
+    """The channels of two layers that mix positions, whichever matrices they have."""
+
+    @eqx.filter_jit
+    def ledger(of_x, of_context, x, grid):
+        flow = lim.ResidualFlow(Mixing(of_x, of_context))
+        return lim.adjoint.channels(flow, lambda x, y: (x**3).sum(), (x, None), grid)
+
+    return ledger
+
+
+@pytest.mark.parametrize("case", ["causal", "context", "query", "second layer", "panels"])
+def test_a_field_that_reads_later_tokens_is_refused(ledger_of_mixing, case):
+    """Each but the causal one reads one token from behind the middle, by a number of 1e-4."""
+    # `rem:attention-measure-scope`.
+    generator = np.random.default_rng(0)
+    of_context = np.tril(generator.standard_normal((2, LENGTH, LENGTH)))
+    of_x = np.stack([np.eye(LENGTH)] * 2)
+    slot, layer = (of_x if case == "query" else of_context), int(case == "second layer")
+    grid = lim.gauss_grid(LENGTH) if case == "panels" else lim.token_grid(LENGTH)
+    if case != "causal":
+        slot[layer, LENGTH // 2 - 1, LENGTH // 2] = 1e-4
+    args = (*jax.device_put((of_x, of_context, generator.standard_normal((LENGTH, 2)))), grid)
+    if case in ("causal", "panels"):
+        found = ledger_of_mixing(*args)
+        pulled = np.swapaxes(of_context, 1, 2)[1] @ (
+            np.asarray(found.covectors[2]) * np.asarray(grid.weights)[:, None]
+        )
+        expected = pulled / np.asarray(grid.weights)[:, None] / 2
+        np.testing.assert_allclose(found.cone_by_depth[1], expected, rtol=1e-9)
+    else:
+        with pytest.raises(eqx.EquinoxRuntimeError, match="got a field that reads later tokens"):
+            ledger_of_mixing(*args)
+
+
+def test_only_the_librarys_own_fields_are_causal_as_written():
+    """A sum of one's own within the library's attention is looked at like any other field."""
+    # `rem:attention-measure-scope`.
+    written = lim.adjoint.written_causal
+    layer = jax.tree.map(lambda leaf: leaf[0], random_flow(depth=1).layers)
+
+    def to_the_mean(query, key, value, grid):
+        return jnp.broadcast_to(value.mean(axis=0, keepdims=True), value.shape)
+
+    attend = eqx.tree_at(
+        lambda field: field.attention,
+        layer,
+        replace_fn=lambda a: dataclasses.replace(a, attend=to_the_mean),
+    )
+    assert written(layer) and written(layer.attention)
+    for other in (attend, attend.attention, Mixing(jnp.ones(1), jnp.ones(1)), lambda x, c, g: x):
+        assert not written(other)
+    looks_ahead = eqx.filter_jit(lim.adjoint.looks_ahead)
+    assert looks_ahead(attend, random_states(), GRID)
+    assert not looks_ahead(layer, random_states(), GRID)

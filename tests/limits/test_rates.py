@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from reference.networks import layer_of, random_flow
+from reference.networks import layer_of, random_flow, small_fields
 
 import lim_jax as lim
 from lim_jax.limits.schemes import Scheme
@@ -193,12 +193,6 @@ def test_states_that_are_not_smooth_are_refused_as_smooth_and_get_no_claim_unsai
     lim.limits.require_smooth(lambda p: jnp.stack([p**1.5, 2 + 0 * p, jnp.sin(40 * p)], axis=1))
 
 
-def small_fields():
-    """Three fields whose constants are moderate numbers: they are exponential in the weights."""
-    layers = random_flow(depth=3, width=3, heads=1).layers
-    return jax.tree.map(lambda leaf: jnp.asarray(0.4 * np.asarray(leaf)), layers)
-
-
 @pytest.fixture(scope="module")
 def trajectories():
     """Recursions of one control, as it is and perturbed: they share the depth flow."""
@@ -275,177 +269,6 @@ def test_rk4_is_of_fourth_order_on_a_field_that_stays():
 
     errors = [abs(float(end) - math.exp(-1)) for end in ends(jnp.asarray(np.ones((2, 1))))]
     assert abs(lim.limits.fit_order(depths, errors).value - 4) < 0.15
-
-
-class Matrix(eqx.Module):
-    """The field that multiplies every token by one matrix."""
-
-    matrix: jax.Array
-
-    def __call__(self, x, context, grid):
-        return x @ self.matrix.T
-
-
-class Drift(eqx.Module):
-    """The field that moves every token alike, and faster than its parameter if there is gain."""
-
-    speed: jax.Array
-    gain: jax.Array
-
-    def __call__(self, x, context, grid):
-        return jnp.zeros_like(x) + (self.speed * (1 + self.gain * (self.speed**2).sum()))[None, :]
-
-
-class Bump(eqx.Module):
-    """A drift with a smooth spike in depth time."""
-
-    speed: jax.Array
-    gain: jax.Array
-    height: jax.Array
-
-    def __call__(self, time):
-        rise = self.height * jnp.exp(-(((time - 1.25) / 0.08) ** 2))
-        return Drift(self.speed * (1 + rise), self.gain)
-
-
-def rising(time):
-    return 1 + time
-
-
-def drifting(gain, height):
-    """The studies of the drift with zeta = 1 + t, and the norm of one on the grid."""
-    grid, depths = lim.graded_grid(4), (2, 4, 8, 16)
-    control = Bump(jnp.asarray(np.array([3.0, -4.0])), jnp.asarray(gain), jnp.asarray(height))
-    x, euler = jnp.asarray(np.ones((4, 2))), {"euler": Scheme()}
-    profile = lim.limits.DepthProfile(rising, bound=3.0, lipschitz=1.0)
-    studies = lim.limits.trajectory_studies(
-        control, x, grid, depths, euler, horizon=2.0, profile=profile
-    )
-    root = np.sqrt(np.asarray(grid.weights).sum())
-    return root, studies["euler: on layers"], studies["euler: between layers"]
-
-
-def test_the_constants_of_a_matrix_are_its_norm_and_the_states():
-    grid = lim.graded_grid(5)
-    generator = np.random.default_rng(0)
-    matrices, states = generator.standard_normal((4, 3, 3)), generator.standard_normal((4, 5, 3))
-    found = lim.limits.depth_constants(Matrix(jnp.asarray(matrices)), jnp.asarray(states), grid)
-    root = np.sqrt(np.asarray(grid.weights))[:, None]
-
-    def largest(values, norm):
-        return max(np.linalg.norm(value, norm) for value in values)
-
-    np.testing.assert_allclose(found.state, largest(matrices, 2), rtol=1e-12)
-    np.testing.assert_allclose(found.control, largest(root * states, 2), rtol=1e-12)
-    images = np.einsum("bij,blj->bli", matrices, states)
-    np.testing.assert_allclose(found.speed, largest(root * images, "fro"), rtol=1e-12)
-    constants = lim.limits.DepthConstants(2.0, 3.0, 5.0, 7.0)
-    # e^(T state) max(T (state speed / 2 + defect), control), and the speed once more.
-    np.testing.assert_allclose(constants.on_layers(0.5), np.e * 6, rtol=1e-12)
-    np.testing.assert_allclose(constants.on_layers(0.1), np.exp(0.2) * 3, rtol=1e-12)
-    np.testing.assert_allclose(constants.between_layers(0.5), np.e * 6 + 5, rtol=1e-12)
-    # zeta counts twice in the flow's move, once with a slope of its own, and in the exponential.
-    rising = constants._replace(profile=1.5, profile_slope=11.0)
-    layer = 0.5 * ((1.5**2 * 2 + 11) * 5 / 2 + 7)
-    np.testing.assert_allclose(rising.on_layers(0.5), np.exp(1.5) * layer, rtol=1e-12)
-    np.testing.assert_allclose(rising.on_layers(0.01), np.exp(0.03) * 4.5, rtol=1e-12)
-    moved = rising.between_layers(0.5) - rising.on_layers(0.5)
-    np.testing.assert_allclose(moved, 1.5 * 5, rtol=1e-12)
-    assert rising.on_layers(1e3) == np.inf
-
-
-def test_a_field_changes_within_a_piece_of_its_control_by_no_more_than_its_slope():
-    """`eq:depth-time-consistency`, on pairs of times of one piece, by differences in NumPy."""
-    grid, layers = lim.graded_grid(5), random_flow(depth=3).layers
-    x = jax.device_put(np.random.default_rng(0).standard_normal((5, 6)))
-    flow = lim.ContinuousFlow(linear_control(layers), profile=lambda time: 0.5 + time**2)
-    times = jax.device_put(np.linspace(0.51, 0.99, 49))  # one piece: knots at 0, 1/2 and 1
-
-    @jax.jit
-    def measured(times):
-        fields = jax.vmap(lambda t: flow.profile(t) * flow.control(t)(x, x, grid))(times)
-        return fields, lim.limits.time_slopes(flow, x, grid, times)
-
-    fields, slopes = map(np.asarray, measured(times))
-    gaps = np.sqrt(((fields[:, None] - fields) ** 2).sum(axis=3) @ np.asarray(grid.weights))
-    apart = np.abs(np.subtract.outer(times, times))
-    neighbours = np.diagonal(gaps, offset=1) / np.diagonal(apart, offset=1)
-    np.testing.assert_allclose(neighbours, (slopes[1:] + slopes[:-1]) / 2, rtol=1e-3)
-    assert (gaps <= slopes.max() * apart * (1 + 1e-12)).all()
-
-
-def test_a_depth_profile_that_rises_is_followed_a_step_behind_as_its_bound_says():
-    """On layers zeta(t) = 1 + t makes an error of 5 eps t/2, which is the bound at T = 2."""
-    # `thm:resnet-ode`, `ass:depth-profile`, `eq:convergent-control-grid-bound`.
-    root, on_layers, between = drifting(0, 0.0)
-    assert on_layers.bounds and between.bounds
-    steps = 1 / np.array([1, 2, 4, 8])
-    np.testing.assert_allclose(on_layers.errors, 5 * root * steps, rtol=1e-9)
-    np.testing.assert_allclose(on_layers.bounds, 5 * root * steps, rtol=1e-9)
-    # Before the last jump the flow has moved on by the integral of zeta over a layer, too.
-    behind = steps * (2 - steps) / 2 + 3 * steps - steps**2 / 2
-    np.testing.assert_allclose(between.errors, 5 * root * behind, rtol=1e-9)
-    np.testing.assert_allclose(between.bounds, (5 + 15) * root * steps, rtol=1e-9)
-    assert {on_layers.verdict, between.verdict} == {"measured"}
-
-
-def test_a_spike_that_the_samples_miss_refutes_no_theorem():
-    """Sampled beside the spike, the constants are too small: measured, and neither holds."""
-    # `thm:resnet-ode`.
-    _, on_layers, between = drifting(1, 4.0)
-    assert on_layers.bounds and between.bounds
-    assert on_layers.errors[0] > 1.5 * on_layers.bounds[0]
-    assert between.errors[0] > 1.5 * between.bounds[0]
-    for study in (on_layers, between):
-        assert study.verdict == "measured" and study.holds is None
-        assert "measured" in lim.limits.rates_table([lim.limits.Row("spike", study, None)])
-        assert study._replace(sampled=False).verdict == "BROKEN"
-
-
-def test_constants_are_proved_for_linear_controls_of_bounded_fields_only():
-    # `prop:transformer-lipschitz`, `ass:depth-profile`.
-    fields, grid = small_fields(), lim.graded_grid(5)
-    larger = jax.tree.map(lambda leaf: 1.5 * leaf, fields)
-    control, profile = linear_control(fields), lim.limits.DepthProfile(rising, 2.0, 1.0)
-    found = lim.limits.proved_constants([larger], control, profile, grid)
-    expected, root = field_regularity(larger), np.sqrt(np.asarray(grid.weights).sum())
-    assert found is not None
-    sizes = (expected.lipschitz, root * expected.control, root * expected.bound)
-    np.testing.assert_allclose(found, [*map(float, sizes), 0, 2, 1], rtol=1e-12)
-    bare = eqx.tree_at(lambda f: f.attention.norm, fields, eqx.nn.Identity())
-    for layers, follows, along in (
-        (fields, lambda time: fields, profile),
-        (fields, control, rising),
-        (bare, linear_control(bare), profile),
-        (fields.feed_forward, linear_control(fields.feed_forward), profile),
-    ):
-        assert lim.limits.proved_constants([layers], follows, along, grid) is None
-
-
-def test_the_distance_to_a_linear_control_is_never_too_small():
-    """One parameter: knots 0, 1, 0, -3 at thirds of T = 3, and two layers of 1.5."""
-    # `eq:control-l1-convergence`.
-    control = linear_control(Matrix(jnp.asarray(np.array([0.0, 1, 0, -3]))), horizon=3.0)
-    distances = lim.limits.largest_control_distances
-
-    def layers(*values):
-        return Matrix(jnp.asarray(np.array(values, float)))
-
-    # From below all of it is exact, and the knots, which no layer's end sees, count.
-    np.testing.assert_allclose(distances(layers(-3, 2), control, 3.0), [5.375, 4.375], rtol=1e-12)
-    # Layers that the control crosses: the integrals are 3/8 and 35/24, the trapezoids are above.
-    crossed = distances(layers(0.5, -1), control, 3.0)
-    np.testing.assert_allclose(crossed, [0.5, 1.625], rtol=1e-12)
-
-
-def test_a_profile_that_exceeds_what_it_states_is_refused():
-    # `ass:depth-profile`.
-    stated = lim.limits.DepthProfile(lambda time: 1 + time**2, bound=5.0, lipschitz=4.0)
-    stated.require_stated(2.0)
-    with pytest.raises(ValueError, match="profile.bound: got 5, expected at least 5.41"):
-        stated.require_stated(2.1)
-    with pytest.raises(ValueError, match="profile.lipschitz: got 3, expected at least 3.9995"):
-        stated._replace(lipschitz=3.0).require_stated(2.0)
 
 
 @pytest.mark.slow
@@ -717,6 +540,43 @@ def test_windows_keep_the_rate_only_if_their_edges_reflect(edges, order):
     )
     assert_order(study, order)
     assert study.holds is None and study.claimed is None
+
+
+def test_a_linear_readout_is_consistent_at_any_residual():
+    """Of Delta = p a: a cell's sample errs by |W a| / sqrt(3) L, and the bound is |W| |a| / L."""
+    # `eq:readout-adjoint-consistency`, `rem:linear-readout-consistency`,
+    # `eq:linear-readout-first-order-bound`.
+    weight, slope = np.random.default_rng(1).standard_normal((3, 3)), np.array([1.0, -2, 0.5])
+    linear = lim.LinearReadout(jnp.asarray(weight))
+    study = lim.limits.readout_consistency_study(
+        lambda size: linear, linear, smooth, lambda p: jnp.outer(p, jnp.asarray(slope)), SIZES
+    )
+    each = 1 / np.array(SIZES)
+    expected = np.linalg.norm(weight @ slope) / np.sqrt(3) * each
+    np.testing.assert_allclose(study.errors, expected, rtol=2e-3)
+    bounds = np.linalg.norm(weight, 2) * np.linalg.norm(slope) * each
+    np.testing.assert_allclose(np.array(study.bounds), bounds, rtol=1e-9)
+    assert (study.claimed, study.verdict) == (1.0, "measured")
+
+
+def test_whether_a_window_is_consistent_depends_on_the_residuals():
+    """Cut off at its ends it loses half an order where Delta is one there, and none where zero."""
+    # `eq:readout-adjoint-consistency`, `rem:linear-readout-consistency`.
+    weight = jnp.asarray(np.random.default_rng(1).standard_normal((3, 3)))
+
+    def order(residual):
+        study = lim.limits.readout_consistency_study(
+            lambda size: lim.BandReadout(weight, 8 / size, "zero"),
+            lim.LinearReadout(weight),
+            smooth,
+            lambda p: residual(p)[:, None] * jnp.ones((1, 3)),
+            (100, 200, 400, 800),
+        )
+        assert (study.claimed, study.verdict) == (None, "no bound")
+        return study.order.value
+
+    assert abs(order(lambda p: 1 + 0 * p) - 0.5) < 0.05
+    assert order(lambda p: p * (1 - p)) > 0.95
 
 
 def test_richardson_cancels_the_leading_error():

@@ -1,0 +1,228 @@
+"""The constants behind the bounds in depth: proved, sampled, and what is said of each."""
+
+import dataclasses
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from reference.networks import small_fields
+
+import lim_jax as lim
+from lim_jax.limits.schemes import Scheme
+from lim_jax.network.continuous import linear_control
+from lim_jax.network.regularity import field_regularity
+
+
+class Matrix(eqx.Module):
+    """The field that multiplies every token by one matrix."""
+
+    matrix: jax.Array
+
+    def __call__(self, x, context, grid):
+        return x @ self.matrix.T
+
+
+class Drift(eqx.Module):
+    """The field that moves every token alike, and faster than its parameter if there is gain."""
+
+    speed: jax.Array
+    gain: jax.Array
+
+    def __call__(self, x, context, grid):
+        return jnp.zeros_like(x) + (self.speed * (1 + self.gain * (self.speed**2).sum()))[None, :]
+
+
+class Bump(eqx.Module):
+    """A drift with a smooth spike in depth time."""
+
+    speed: jax.Array
+    gain: jax.Array
+    height: jax.Array
+
+    def __call__(self, time):
+        rise = self.height * jnp.exp(-(((time - 1.25) / 0.08) ** 2))
+        return Drift(self.speed * (1 + rise), self.gain)
+
+
+def rising(time):
+    return 1 + time
+
+
+def drifting(gain, height):
+    """The studies of the drift with zeta = 1 + t, and the norm of one on the grid."""
+    grid, depths = lim.graded_grid(4), (2, 4, 8, 16)
+    control = Bump(jnp.asarray(np.array([3.0, -4.0])), jnp.asarray(gain), jnp.asarray(height))
+    x, euler = jnp.asarray(np.ones((4, 2))), {"euler": Scheme()}
+    profile = lim.limits.DepthProfile(rising, bound=3.0, lipschitz=1.0)
+    studies = lim.limits.trajectory_studies(
+        control, x, grid, depths, euler, horizon=2.0, profile=profile
+    )
+    root = np.sqrt(np.asarray(grid.weights).sum())
+    return root, studies["euler: on layers"], studies["euler: between layers"]
+
+
+def test_the_constants_of_a_matrix_are_its_norm_and_the_states():
+    grid = lim.graded_grid(5)
+    generator = np.random.default_rng(0)
+    matrices, states = generator.standard_normal((4, 3, 3)), generator.standard_normal((4, 5, 3))
+    found = lim.limits.depth_constants(Matrix(jnp.asarray(matrices)), jnp.asarray(states), grid)
+    root = np.sqrt(np.asarray(grid.weights))[:, None]
+
+    def largest(values, norm):
+        return max(np.linalg.norm(value, norm) for value in values)
+
+    np.testing.assert_allclose(found.state, largest(matrices, 2), rtol=1e-12)
+    np.testing.assert_allclose(found.control, largest(root * states, 2), rtol=1e-12)
+    images = np.einsum("bij,blj->bli", matrices, states)
+    np.testing.assert_allclose(found.speed, largest(root * images, "fro"), rtol=1e-12)
+    constants = lim.limits.DepthConstants(2.0, 3.0, 5.0, 7.0)
+    # e^(T state) max(T (state speed / 2 + defect), control), and the speed once more.
+    np.testing.assert_allclose(constants.on_layers(0.5), np.e * 6, rtol=1e-12)
+    np.testing.assert_allclose(constants.on_layers(0.1), np.exp(0.2) * 3, rtol=1e-12)
+    np.testing.assert_allclose(constants.between_layers(0.5), np.e * 6 + 5, rtol=1e-12)
+    # zeta counts twice in the flow's move, once with a slope of its own, and in the exponential.
+    rising = constants._replace(profile=1.5, profile_slope=11.0)
+    layer = 0.5 * ((1.5**2 * 2 + 11) * 5 / 2 + 7)
+    np.testing.assert_allclose(rising.on_layers(0.5), np.exp(1.5) * layer, rtol=1e-12)
+    np.testing.assert_allclose(rising.on_layers(0.01), np.exp(0.03) * 4.5, rtol=1e-12)
+    moved = rising.between_layers(0.5) - rising.on_layers(0.5)
+    np.testing.assert_allclose(moved, 1.5 * 5, rtol=1e-12)
+    assert rising.on_layers(1e3) == np.inf
+
+
+def test_a_field_changes_within_a_piece_of_its_control_by_no_more_than_its_slope():
+    """`eq:depth-time-consistency`, on pairs of times of one piece, by differences in NumPy."""
+    # `prop:transformer-lipschitz`.
+    grid, layers = lim.graded_grid(5), small_fields(width=6, heads=2)
+    weights = np.asarray(grid.weights)
+    states = (
+        np.random.default_rng(0).standard_normal((5, 6)) * np.array([1e-2, 1, 1e3])[:, None, None]
+    )
+    profile = lim.limits.DepthProfile(lambda time: 0.5 + time**2, 1.5, 2.0)
+    flow = lim.ContinuousFlow(linear_control(layers), profile=profile)
+    times = np.linspace(0.51, 0.99, 49)  # one piece: knots at 0, 1/2 and 1
+
+    @jax.jit
+    def measured(x, times):
+        fields = jax.vmap(lambda t: flow.profile(t) * flow.control(t)(x, x, grid))(times)
+        return fields, lim.limits.time_slopes(flow, x, grid, times)
+
+    apart = np.abs(np.subtract.outer(times, times))
+    bounds, largest = lim.limits.time_slope_bounds(flow, grid), []
+    assert bounds is not None
+    for x in states:
+        fields, slopes = map(np.asarray, measured(*jax.device_put((x, times))))
+        gaps = np.sqrt(((fields[:, None] - fields) ** 2).sum(axis=3) @ weights)
+        neighbours = np.diagonal(gaps, offset=1) / np.diagonal(apart, offset=1)
+        np.testing.assert_allclose(neighbours, (slopes[1:] + slopes[:-1]) / 2, rtol=1e-3)
+        assert (gaps <= slopes.max() * apart * (1 + 1e-12)).all()
+        largest.append(slopes.max())
+    # One state's slope bounds no other's; C_G is of all, piece by piece.
+    assert largest[0] < 0.95 * max(largest) and max(largest) <= bounds[1] < 60 * max(largest)
+    found = field_regularity(layers)
+    rows = np.concatenate([np.asarray(leaf).reshape(3, -1) for leaf in jax.tree.leaves(layers)], 1)
+    speeds = 2 * np.linalg.norm(np.diff(rows, axis=0), axis=1)
+    expected = 1.5 * float(found.control) * speeds + 2 * float(found.bound)
+    np.testing.assert_allclose(bounds, np.sqrt(weights.sum()) * expected, rtol=1e-9)
+    follows = lim.ContinuousFlow(lambda time: layers, profile=profile)
+    assert lim.limits.time_slope_bounds(follows, grid) is None
+    with pytest.raises(ValueError, match="profile.lipschitz"):
+        steep = dataclasses.replace(flow, profile=profile._replace(lipschitz=1.0))
+        lim.limits.time_slope_bounds(steep, grid)
+
+
+def test_every_layer_adds_no_more_than_its_own_defect_to_the_error():
+    """x' = (1 + t) a(t) x in closed form, a linear, with the constants of this equation."""
+    # `eq:convergent-control-error-recursion-pre`, `eq:convergent-control-local-defect`.
+    depth = 10
+    times, step = np.linspace(0, 1, depth + 1), 1 / depth
+    rate = 0.5 - 2 * times
+    flow = np.exp(0.5 * times - 0.75 * times**2 - 2 * times**3 / 3)
+    recursion = np.cumprod([1.0, *(1 + step * (1 + times[:-1]) * rate[:-1])])
+    errors, size = np.abs(recursion - flow), max(flow.max(), recursion.max())
+    fine = np.linspace(0, 1, 1001)
+    speed = max(np.abs((0.5 - 2 * fine) * size))
+    constants = lim.limits.DepthConstants(1.5, size, speed, profile=2.0, profile_slope=1.0)
+    distances = np.full(depth, 2 * step**2 / 2)
+    added = (4 * 1.5 + 1) * speed / 2 * step**2 + 2 * size * distances
+    assert (errors[1:] <= (1 + step * 3) * errors[:-1] + added).all()
+    bounds = constants.by_layer(step, distances)
+    np.testing.assert_allclose(bounds[1:], 1.3 * bounds[:-1] + added, rtol=1e-12)
+    assert bounds[0] == 0 and (errors <= bounds).all()
+    assert bounds[-1] <= constants.on_layers(1.0) * (step + distances.sum())
+
+
+def test_a_depth_profile_that_rises_is_followed_a_step_behind_as_its_bound_says():
+    """On layers zeta(t) = 1 + t makes an error of 5 eps t/2, which is the bound at T = 2."""
+    # `thm:resnet-ode`, `ass:depth-profile`, `eq:convergent-control-grid-bound`.
+    root, on_layers, between = drifting(0, 0.0)
+    assert on_layers.bounds and between.bounds
+    steps = 1 / np.array([1, 2, 4, 8])
+    np.testing.assert_allclose(on_layers.errors, 5 * root * steps, rtol=1e-9)
+    np.testing.assert_allclose(on_layers.bounds, 5 * root * steps, rtol=1e-9)
+    # Before the last jump the flow has moved on by the integral of zeta over a layer, too.
+    behind = steps * (2 - steps) / 2 + 3 * steps - steps**2 / 2
+    np.testing.assert_allclose(between.errors, 5 * root * behind, rtol=1e-9)
+    np.testing.assert_allclose(between.bounds, (5 + 15) * root * steps, rtol=1e-9)
+    assert {on_layers.verdict, between.verdict} == {"measured"}
+
+
+def test_a_spike_that_the_samples_miss_refutes_no_theorem():
+    """Sampled beside the spike, the constants are too small: measured, and neither holds."""
+    # `thm:resnet-ode`.
+    _, on_layers, between = drifting(1, 4.0)
+    assert on_layers.bounds and between.bounds
+    assert on_layers.errors[0] > 1.5 * on_layers.bounds[0]
+    assert between.errors[0] > 1.5 * between.bounds[0]
+    for study in (on_layers, between):
+        assert study.verdict == "measured" and study.holds is None
+        assert "measured" in lim.limits.rates_table([lim.limits.Row("spike", study, None)])
+        assert study._replace(sampled=False).verdict == "BROKEN"
+
+
+def test_constants_are_proved_for_linear_controls_of_bounded_fields_only():
+    # `prop:transformer-lipschitz`, `ass:depth-profile`.
+    fields, grid = small_fields(), lim.graded_grid(5)
+    larger = jax.tree.map(lambda leaf: 1.5 * leaf, fields)
+    control, profile = linear_control(fields), lim.limits.DepthProfile(rising, 2.0, 1.0)
+    found = lim.limits.proved_constants([larger], control, profile, grid)
+    expected, root = field_regularity(larger), np.sqrt(np.asarray(grid.weights).sum())
+    assert found is not None
+    sizes = (expected.lipschitz, root * expected.control, root * expected.bound)
+    np.testing.assert_allclose(found, [*map(float, sizes), 0, 2, 1], rtol=1e-12)
+    bare = eqx.tree_at(lambda f: f.attention.norm, fields, eqx.nn.Identity())
+    for layers, follows, along in (
+        (fields, lambda time: fields, profile),
+        (fields, control, rising),
+        (bare, linear_control(bare), profile),
+        (fields.feed_forward, linear_control(fields.feed_forward), profile),
+    ):
+        assert lim.limits.proved_constants([layers], follows, along, grid) is None
+
+
+def test_the_distance_to_a_linear_control_is_never_too_small():
+    """One parameter: knots 0, 1, 0, -3 at thirds of T = 3, and two layers of 1.5."""
+    # `eq:control-l1-convergence`.
+    control = linear_control(Matrix(jnp.asarray(np.array([0.0, 1, 0, -3]))), horizon=3.0)
+    distances = lim.limits.largest_control_distances
+
+    def layers(*values):
+        return Matrix(jnp.asarray(np.array(values, float)))
+
+    # From below all of it is exact, and the knots, which no layer's end sees, count.
+    np.testing.assert_allclose(distances(layers(-3, 2), control, 3.0), [5.375, 4.375], rtol=1e-12)
+    # Layers that the control crosses: the integrals are 3/8 and 35/24, the trapezoids are above.
+    crossed = distances(layers(0.5, -1), control, 3.0)
+    np.testing.assert_allclose(crossed, [0.5, 1.625], rtol=1e-12)
+
+
+def test_a_profile_that_exceeds_what_it_states_is_refused():
+    # `ass:depth-profile`.
+    stated = lim.limits.DepthProfile(lambda time: 1 + time**2, bound=5.0, lipschitz=4.0)
+    stated.require_stated(2.0)
+    with pytest.raises(ValueError, match="profile.bound: got 5, expected at least 5.41"):
+        stated.require_stated(2.1)
+    with pytest.raises(ValueError, match="profile.lipschitz: got 3, expected at least 3.9995"):
+        stated._replace(lipschitz=3.0).require_stated(2.0)
