@@ -6,6 +6,7 @@ Where a measured order differs from the printed one the row gives the reason.
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from lim_jax._checks import require_several
 from lim_jax.limits.refinement import Study
 
 TOLERANCE = 0.15
@@ -79,6 +80,7 @@ def rates_table(rows: Sequence[Row]) -> str:
     A dash stands for an order that is not stated or not known, and for a bound that is not
     explicit. Errors that are not ten times the reference's own are marked: a finer one is needed.
     """
+    require_several(rows, Row, "rows", "Take what limits.study gives.")
     lines = [
         f"{'limit':64s} {'claimed':>7s} {'expected':>8s} {'measured':>14s} {'bound':>6s} "
         f"{'constant':>9s} {'reference':>9s}"
