@@ -115,7 +115,10 @@ CALLS = {
     "regional_averages": (lim.regional_averages, {"values": Rows(STATES), "regions": IN}),
     "integral": (lim.integral, {"values": Rows(STATES), "grid": ON}),
     "inner": (lim.inner, {"left": Rows(STATES), "right": Rows(STATES), "grid": ON}),
-    "resample": (eqx.filter_jit(grid.resample), {"values": Rows(STATES), "source": ON, "target": ON}),
+    "resample": (
+        eqx.filter_jit(grid.resample),
+        {"values": Rows(STATES), "source": ON, "target": ON},
+    ),
     "interval_weights": (grid.interval_weights, {"grid": ON, "intervals": Several([(0, 0.5)])}),
     "Regions.without": (REGIONS.without, {"positions": Several([0])}),
     "cell_embedding": (
@@ -187,7 +190,7 @@ CALLS = {
         {"width": Known(WIDTH), "hidden": optional(Known(3)), "eta": Real(0.1), "key": Thing(KEY)},
     ),
     "GatedFeedForward": (
-        GATED.__call__,
+        eqx.filter_jit(GATED.__call__),
         {"x": Rows(STATES), "context": Unread(STATES), "grid": ON},
     ),
     "Rotary": (
@@ -218,7 +221,7 @@ CALLS = {
         {"x": Rows(STATES), "context": Rows(STATES), "grid": ON},
     ),
     "FeedForward": (
-        FIELD.feed_forward.__call__,
+        eqx.filter_jit(FIELD.feed_forward.__call__),
         {"x": Rows(STATES), "context": Unread(STATES), "grid": ON},
     ),
     "TransformerField": (
@@ -242,11 +245,11 @@ CALLS = {
         {"query": Rows(STATES), "key": Rows(STATES), "value": Rows(STATES), "grid": ON},
     ),
     "euler": (
-        lim.euler,
+        eqx.filter_jit(lim.euler),
         {"field": Thing(FIELD), "x": Rows(STATES), "grid": ON, "increment": Real(0.5)},
     ),
     "split": (
-        lim.split,
+        eqx.filter_jit(lim.split),
         {"field": Thing(FIELD), "x": Rows(STATES), "grid": ON, "increment": Real(0.5)},
     ),
     "ResidualFlow": (
@@ -474,8 +477,10 @@ CALLS = {
         {"loss": Thing(squares), "x": Rows(VECTORS), "grid": ON},
     ),
     "averaged_gradients": (
-        lambda loss, x, grid, memory: training.averaged_gradients(
-            loss, None, (x, None), grid, previous=PROFILE, memory=memory
+        eqx.filter_jit(
+            lambda loss, x, grid, memory: training.averaged_gradients(
+                loss, None, (x, None), grid, previous=PROFILE, memory=memory
+            )
         ),
         {"loss": Thing(squares), "x": Rows(VECTORS), "grid": ON, "memory": Real(0.5)},
     ),
@@ -705,7 +710,8 @@ ARRAYS = st.sampled_from(["float16", "float32", "float64", "int32", "bool", "com
     lambda dtype: arrays(dtype, array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3))
 )
 ANYTHING = st.one_of(st.none(), NUMBERS, ARRAYS, st.text(max_size=3), st.lists(NUMBERS, max_size=3))
-PLACES = [(name, argument) for name in CALLS for argument in CALLS[name][1]]
+PLACES = [(name, argument) for name in CALLS.keys() - LATER for argument in CALLS[name][1]]
+PLACES.sort()
 
 
 @settings(

@@ -168,9 +168,9 @@ def encode_text(text: str, tokenizer: Any = None) -> EncodedText:
         ids = np.frombuffer(text.encode(), np.uint8).astype(np.int32)
         sizes = [len(letter.encode()) for letter in text]
         return EncodedText(ids, tuple(texts_of_ids(ids)), np.repeat(np.arange(len(text)), sizes))
-    encoder = None if isinstance(tokenizer, str) else getattr(tokenizer, "encode", None)
-    require_callable(encoder, "tokenizer", "encode(text), as those of the package tokenizers have")
-    found = tokenizer.encode(text)
+    encode: Any = None if isinstance(tokenizer, str) else getattr(tokenizer, "encode", None)
+    require_callable(encode, "tokenizer", "encode(text), as those of the package tokenizers have")
+    found = encode(text)
     tokens, reached = [], 0
     for name, (start, end) in zip(found.tokens, found.offsets, strict=True):
         # What stands between two tokens, as a space may, is shown with the second.

@@ -145,7 +145,10 @@ LATER = {
         {"cost": Thing(cost.Cost(0, 1, 1, 1)), "available": Real(2**30)},
     ),
     # Grids.
-    "CellGrid's offset": (lambda offset: grid.CellGrid(3, offset), {"offset": Thing(0)}),
+    "CellGrid's offset": (
+        lambda offset: grid.CellGrid(cells=3, offset=offset),
+        {"offset": Thing(0)},
+    ),
     # Limits.
     "depth_constants": (
         limits.depth_constants,
