@@ -206,9 +206,9 @@ def require_kind(value: object, kind: type, name: str, cure: str) -> None:
 
 def require_several(values: object, kind: type, name: str, cure: str) -> None:
     """Refuse what is no list of instances of a type, at least one; a string is no list."""
-    several = isinstance(values, Sequence) and not isinstance(values, str) and len(values) > 0
+    listed = values if isinstance(values, Sequence) and not isinstance(values, str) else ()
     require(
-        several and all(isinstance(value, kind) for value in values),
+        len(listed) > 0 and all(isinstance(value, kind) for value in listed),
         name,
         got="none" if isinstance(values, Sequence) and not values else described(values),
         expected=f"a list of {_spelt(kind)}, at least one",

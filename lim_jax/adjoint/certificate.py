@@ -178,6 +178,7 @@ def require_concrete(name: str, tree: PyTree, *, bounds: bool = False) -> None:
 
 def certificate_table(certificates: Sequence[Certificate]) -> str:
     """Certificates as text, one block for each."""
+    require_kind(certificates, Sequence, "certificates", "Pass a list of them.")
     for certificate in certificates:
         require_kind(certificate, Certificate, "certificates", "Pass a list of them.")
     lines = []

@@ -319,11 +319,11 @@ class Influence(eqx.Module):
         regional = self.regions.weights @ shift
         pairs = self.count * other.count / count
         added = (shift**2, jnp.outer(shift, regional), jnp.outer(regional, regional))
-        scatters = (
+        scatters = [
             mine * one + theirs * two + pairs * more
             for one, two, more in zip(self._scatters, other._scatters, added, strict=True)
-        )
-        return Influence(self.regions, count, energy, *scatters, unit)
+        ]
+        return Influence(self.regions, count, energy, *scatters, unit=unit)
 
     def summary(self) -> str:
         """The numbers in a few lines of text, which `print` shows too.

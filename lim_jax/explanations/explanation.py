@@ -14,7 +14,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
-from lim_jax._checks import ARRAYS, counted, described, require, require_floats, require_key
+from lim_jax._checks import (
+    ARRAYS,
+    counted,
+    described,
+    require,
+    require_floats,
+    require_key,
+    require_kind,
+    require_known,
+)
 from lim_jax.adjoint.certificate import Certificate, certificate_table
 from lim_jax.adjoint.cone import JointCone, cone_mass, joint_cone
 from lim_jax.adjoint.criteria import primacy_noncancellation, recency_survival, right_biased_queries
@@ -35,6 +44,7 @@ from lim_jax.adjoint.queries import readout_residual_energies
 from lim_jax.adjoint.residual import amplification, interaction_norms
 from lim_jax.density.statistics import Influence
 from lim_jax.explanations.account import HOPS, parts_of_context
+from lim_jax.grid.measure import require_on_grid
 from lim_jax.grid.partition import Regions, regional_averages, require_regions
 from lim_jax.models.causal import CausalLM
 from lim_jax.network.field import CausalAttention, State
@@ -42,6 +52,9 @@ from lim_jax.probes import Estimate, sample_mean
 
 Profile = Float[Array, " length"]
 Windows = Int[Array, "examples tokens"]
+
+
+MEASURED = "Measure it with lim.influence."
 
 
 class Explanation(NamedTuple):
@@ -217,6 +230,8 @@ def regions_without_queries(query_weights: Profile, regions: Regions) -> Regions
     >>> regions_without_queries(jax.numpy.ones(4) / 4, regions) is None
     True
     """
+    require_regions(regions)
+    require_on_grid(query_weights, regions.grid, "query_weights", "length")
     asked = np.asarray(query_weights) > 0
     whole = (np.asarray(regions.weights)[:, ~asked].sum(axis=1) == 0).any()
     return None if whole else regions.without(np.flatnonzero(asked).tolist())
@@ -323,6 +338,7 @@ def _numbers(values: Any) -> dict[str, float]:
 
 def explanation_table(result: Explanation) -> str:
     """Lay out an explanation: density, channels, hops, contrasts and certificates."""
+    require_kind(result, Explanation, "result", "Take it from explain.")
     found, rest = result.influence, result.without_queries
     regional, contrast = result.regional, result.terminal_contrast
     hops = result.regional_hop_energies
@@ -364,6 +380,9 @@ def influence_table(found: Influence, rest: Influence | None = None) -> str:
     >>> influence_table(found).splitlines()[-1][20:]
     'symmetric contrast +0.250: two errors within 10 % would take some 6 more contexts'
     """
+    require_kind(found, Influence, "found", MEASURED)
+    if rest is not None:
+        require_kind(rest, Influence, "rest", MEASURED)
     rows = _density_rows(found, rest)
     return "\n".join([*_regional_lines("", rows), *_index_lines(found, rest)])
 
@@ -394,6 +413,8 @@ def contexts_needed(found: Influence, width: float = 0.1) -> int | None:
     >>> round(float(found.index_errors().lim), 3), contexts_needed(found)
     (0.1, 8)
     """
+    require_kind(found, Influence, "found", MEASURED)
+    require_known(width, "width", expected="a positive finite number", cure="Try 0.1.")
     error, lim = float(found.index_errors().lim), float(found.indices().lim)
     if not math.isfinite(error):
         return None

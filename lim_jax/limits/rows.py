@@ -6,6 +6,7 @@ Where a measured order differs from the printed one the row gives the reason.
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from lim_jax._checks import require_several
 from lim_jax.limits.refinement import Study
 
 TOLERANCE = 0.15
@@ -81,6 +82,7 @@ def rates_table(rows: Sequence[Row]) -> str:
     explicit; of the others stands the study's verdict. Errors that are not ten times the
     reference's own are marked: a finer one is needed.
     """
+    require_several(rows, Row, "rows", "Take what limits.study gives.")
     lines = [
         f"{'limit':64s} {'claimed':>7s} {'expected':>8s} {'measured':>14s} {'bound':>10s} "
         f"{'constant':>9s} {'reference':>9s}"

@@ -147,6 +147,7 @@ def margin_loss(
     """
     query_weights = _guarded_queries(query_weights)
     _require_labels(logits, targets)
+    _require_for_each(query_weights, logits[:, 0])
     require(
         _class_numbers(targets),
         "targets",
@@ -231,6 +232,12 @@ def _guarded_queries(query_weights: Float[Array, " length"]) -> Float[Array, " l
 
 
 def _weighted(losses: Float[Array, " length"], weights: Float[Array, " _"]) -> Scalar:
+    _require_for_each(weights, losses)
+    # Where nothing is asked the class may be a masked one: zero times infinity is no loss.
+    return weights @ jnp.where((weights == 0) & jnp.isinf(losses), 0, losses)
+
+
+def _require_for_each(weights: Array, losses: Array) -> None:
     require(
         weights.shape == losses.shape,
         "weights",
@@ -238,8 +245,6 @@ def _weighted(losses: Float[Array, " length"], weights: Float[Array, " _"]) -> S
         expected=f"{losses.shape}, one for each position",
         cure="Logits and weights must be on the same positions.",
     )
-    # Where nothing is asked the class may be a masked one: zero times infinity is no loss.
-    return weights @ jnp.where((weights == 0) & jnp.isinf(losses), 0, losses)
 
 
 def _losses(

@@ -321,5 +321,14 @@ def guarded_times(times: Float[Array, " times"], horizon: float) -> Float[Array,
 
 def _knots(fields: PyTree, horizon: float) -> Float[Array, " knots"]:
     require_horizon(horizon)
-    leaf = jax.tree.leaves(fields)[0]
-    return jnp.linspace(0.0, horizon, leaf.shape[0], dtype=leaf.dtype)
+    leaves = jax.tree.leaves(fields)
+    axes = {getattr(leaf, "shape", ())[:1] for leaf in leaves}
+    floats = all(eqx.is_inexact_array(leaf) for leaf in leaves)
+    require(
+        floats and len(axes) == 1 and axes != {()},
+        "fields",
+        got=f"leading axes {sorted(axes)}" if floats else described(fields),
+        expected="arrays of floats that share one leading axis, of the fields to join",
+        cure="Make several with jax.vmap.",
+    )
+    return jnp.linspace(0.0, horizon, *axes.pop(), dtype=leaves[0].dtype)

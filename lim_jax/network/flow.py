@@ -112,6 +112,7 @@ def strang(field: Any, x: State, grid: Grid, increment: Scalar | float) -> State
         Where the field has no `sublayers`.
     """
     _require_sublayers(field)
+    require_scalar(increment, "increment")
     for sublayer in (*field.sublayers, *reversed(field.sublayers)):
         x = heun(sublayer, x, grid, increment / 2)
     return x

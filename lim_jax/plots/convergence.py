@@ -159,6 +159,7 @@ def _draw_slope(axes: Axes, order: float, rows: Sequence[Row]) -> None:
 def error_against_cost(curves: Sequence[Curve], cost: str) -> Figure:
     """Draw what each method buys: errors against cost on logarithmic axes."""
     require_several(curves, Curve, "curves", "Take what limits.position_costs gives.")
+    require_text(cost, "cost")
     figure, axes = new_figure(ERROR, cost)
     ends = []
     for index, curve in enumerate(curves):

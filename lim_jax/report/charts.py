@@ -6,6 +6,7 @@ from typing import Any
 import lazy_loader
 import numpy as np
 
+from lim_jax._checks import require_kind
 from lim_jax.density.statistics import Influence
 from lim_jax.report.shades import COUNT, Shading
 
@@ -24,6 +25,7 @@ def profile_chart(influence: Influence) -> Specification:
     Positions left out are not drawn; the scale is logarithmic where the density spans more than
     two decades.
     """
+    require_kind(influence, Influence, "influence", "Measure it with lim.influence.")
     weights = np.asarray(influence.regions.kept_weights)
     kept = weights > 0
     least, kind = _floor(np.asarray(influence.density)[kept])

@@ -56,7 +56,7 @@ def draw_key_values(
     """
     key_length = _known(key_length, "key_length", counted(count, "count"))
     value_length = _known(value_length, "value_length")
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(counted(seed, "seed", least=0))
     keys: dict[str, None] = {}  # in the order drawn
     while len(keys) < count:
         keys[_drawn(key_length, rng)] = None
@@ -91,6 +91,7 @@ def key_value_prompt(data: KeyValues, place: int | None = None) -> Prompt:
     >>> [prompt.text[start:end] for start, end in prompt.spans]
     ['"b": "2"', '"a": "1"', '"c": "3"']
     """
+    require_kind(data, KeyValues, "data", "Draw it by draw_key_values.")
     keys = {key for key, _ in data.pairs}
     require(
         len(keys) == len(data.pairs),
@@ -99,7 +100,6 @@ def key_value_prompt(data: KeyValues, place: int | None = None) -> Prompt:
         expected="no key twice",
         cure="A key that is asked for has one value.",
     )
-    require_kind(data, KeyValues, "data", "Draw it by draw_key_values.")
     place = data.gold if place is None else place
     pieces = [("A JSON object of keys and values:\n\n{", False)]
     for key, value in moved(data.pairs, data.gold, place):

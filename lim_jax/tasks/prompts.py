@@ -120,6 +120,7 @@ def laid_out(pieces: Sequence[tuple[str, bool]], answer: str, gold: Sequence[int
         expected = "a text and whether it is a record"
         require(fits, "pieces", got=repr(piece), expected=expected, cure="Pass pairs.")
     require_text(answer, "answer")
+    require_kind(gold, Sequence, "gold", "Pass a list of records' numbers.")
     for number in gold:
         _require_number(number, "gold", sum(is_record for _, is_record in pieces))
     ends = accumulate(len(piece) for piece, _ in pieces)
@@ -167,9 +168,9 @@ def encode_text(text: str, tokenizer: Any = None) -> EncodedText:
         ids = np.frombuffer(text.encode(), np.uint8).astype(np.int32)
         sizes = [len(letter.encode()) for letter in text]
         return EncodedText(ids, tuple(texts_of_ids(ids)), np.repeat(np.arange(len(text)), sizes))
-    encoder = getattr(tokenizer, "encode", None)
-    require_callable(encoder, "tokenizer", "encode(text), as those of the package tokenizers have")
-    found = tokenizer.encode(text)
+    encode: Any = None if isinstance(tokenizer, str) else getattr(tokenizer, "encode", None)
+    require_callable(encode, "tokenizer", "encode(text), as those of the package tokenizers have")
+    found = encode(text)
     tokens, reached = [], 0
     for name, (start, end) in zip(found.tokens, found.offsets, strict=True):
         # What stands between two tokens, as a space may, is shown with the second.
@@ -288,5 +289,5 @@ def _require_records(prompt: Prompt) -> None:
 
 def _require_number(number: int, name: str, count: int) -> None:
     """Refuse what numbers none of so many records."""
-    expected = f"the number of one of the {count} records, from 0"
+    expected = f"the number of one of the {count} records, from 0, known before tracing"
     counted(number, name, least=0, most=count - 1, expected=expected)

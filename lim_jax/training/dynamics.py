@@ -16,8 +16,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from lim_jax._checks import AnyPath, require
-from lim_jax.density.adjoints import Batch, Loss, adjoint_energies, embedded
+from lim_jax._checks import AnyPath, require, require_callable
+from lim_jax.density.adjoints import (
+    Batch,
+    Loss,
+    adjoint_energies,
+    embedded,
+    require_batch,
+    require_pair,
+)
 from lim_jax.density.statistics import Indices, indices
 from lim_jax.grid.integrals import integral
 from lim_jax.grid.measure import Grid
@@ -36,6 +43,8 @@ def risk(loss: Loss, params: PyTree, batch: Batch) -> Scalar:
     >>> float(risk(lambda weight, x, y: weight * x.sum(), 2.0, (jnp.ones((3, 1, 1)), None)))
     2.0
     """
+    require_callable(loss, "loss", "loss(params, x, y) of one example")
+    require_pair(loss, batch)
     loss, (x, y) = embedded(loss, params, batch)
     return jax.vmap(loss, in_axes=(None, 0, 0))(params, x, y).mean()
 
@@ -137,6 +146,8 @@ def density_dynamics(
     >>> found.energy.tolist(), found.energy_rate.tolist(), found.rate.tolist()
     ([1.0, 1.0], [0.0, 2.0], [-1.0, 1.0])
     """
+    of_states, states = embedded(loss, params, batch)
+    require_batch(of_states, params, states, grid)
     if direction is None:
         slope = eqx.filter_grad(lambda params: risk(loss, params, batch))(params)
         direction = jax.tree.map(jnp.negative, slope)

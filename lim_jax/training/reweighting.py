@@ -98,6 +98,10 @@ def first_order_step(
     >>> first_order_step(jnp.ones(2), density, 1.0, token_grid(2), rate=0.5).tolist()
     [-0.5, 0.5]
     """
+    for profile, name in ((weights, "weights"), (density, "density")):
+        require_on_grid(profile, grid, name, "length")
+    require_profile(target, grid, "target")
+    rate = finite_scalar(rate, "rate")
     missing = target - density
     return rate * weights * (missing - integral(weights * missing, grid))
 

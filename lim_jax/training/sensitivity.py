@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key, PyTree
 
+from lim_jax._checks import counted, require_key
 from lim_jax._random import gaussian
 from lim_jax.adjoint.certificate import Premise
 from lim_jax.density.adjoints import (
@@ -249,6 +250,8 @@ def sensitivity_norm(
     >>> round(float(found.values[-1]), 5), (10 * jnp.abs(found.direction)).round(4).tolist()
     (5.0, [6.0, 8.0])
     """
+    require_key(key)
+    steps = counted(steps, "steps")
     arrays, adjoints = _adjoints_of_arrays(loss, params, batch, grid)
     _, push, losses = jax.linearize(adjoints, arrays, has_aux=True)
     _, pull, _ = jax.vjp(adjoints, arrays, has_aux=True)

@@ -1,0 +1,174 @@
+"""Arguments of right calls, and what can mean nothing in their place."""
+
+import numpy as np
+
+LENGTH = 3  # of an axis along which rows are counted
+
+
+class Argument:
+    """The right value of an argument, and what can mean nothing in its place."""
+
+    def __init__(self, right):
+        self.right = right
+
+    def malformed(self):
+        return {"none": None} | JUNK | {"int": 3, "float": 0.5, "array": np.ones((2, 5, 7))}
+
+    def poisoned(self):
+        return {}
+
+
+class Thing(Argument):
+    """A grid, regions, a function, a key."""
+
+
+class Several(Thing):
+    """A list; one without entries means nothing at all."""
+
+    def malformed(self):
+        found = super().malformed()
+        del found["empty list"]
+        return found
+
+
+class Numbers(Thing):
+    """A list of numbers."""
+
+    def malformed(self):
+        found = super().malformed()
+        del found["list"]
+        return found
+
+
+class Free(Argument):
+    """An array whose rows are the caller's choice."""
+
+    def malformed(self):
+        a = np.asarray(self.right)
+        return {"none": None, "int": 3, "float": 0.5, "as a list": a.tolist()} | JUNK | {
+            "complex": a + 1j, "integers": (10 * a).astype(int), "booleans": a > 0,
+            "numbers as strings": a.astype(str), "objects": a.astype(object), "batched": a[None],
+        }  # fmt: skip
+
+    def poisoned(self):
+        first = np.arange(self.right.size).reshape(self.right.shape) == 0
+        return {name: np.where(first, value, self.right) for name, value in NOT_FINITE.items()}
+
+
+class Samples(Free):
+    """An array of any shape, of which only the first axis must not be empty."""
+
+    def malformed(self):
+        found = super().malformed()
+        del found["batched"]
+        return found
+
+
+class Layers(Thing):
+    """Any pytree of arrays with a leading axis; an array is one."""
+
+    def malformed(self):
+        found = super().malformed()
+        del found["array"]
+        return found
+
+
+class Given(Argument):
+    """What the caller's own function is: its errors are the caller's."""
+
+    def malformed(self):
+        return {}
+
+
+class Rows(Free):
+    """An array with a row for each position, or for each row of another argument."""
+
+    def malformed(self):
+        a, found = np.asarray(self.right), super().malformed()
+        for axis in (axis for axis, size in enumerate(a.shape) if size == LENGTH):
+            found[f"one more along {axis}"] = np.concatenate([a, a.take([0], axis)], axis)
+            found[f"one less along {axis}"] = a.take(range(LENGTH - 1), axis)
+            found[f"none along {axis}"] = a.take([], axis)
+        return found
+
+
+class Unread(Rows):
+    """Rows that are not read, so that what is in them does not matter."""
+
+    def poisoned(self):
+        return {}
+
+
+class Whole(Argument):
+    """An array of whole numbers."""
+
+    def malformed(self):
+        a = np.asarray(self.right)
+        return super().malformed() | {
+            "floats": a + 0.0,
+            "as a list": a.tolist(),
+            "none of them": a[:0],
+        }
+
+
+class Known(Argument):
+    """A whole number that must be known before tracing."""
+
+    def malformed(self):
+        return {"none": None, "float": 0.5, "array": np.ones(2, int), "negative": -1} | JUNK
+
+
+class Real(Argument):
+    """A real number."""
+
+    def malformed(self):
+        return {"none": None, "array": np.ones((2, 5, 7))} | JUNK
+
+    def poisoned(self):
+        return NOT_FINITE
+
+
+class Delta(Argument):
+    """A fraction of the context, a string among others."""
+
+    def malformed(self):
+        return {"none": None, "array": np.ones(2)} | JUNK | NOT_FINITE
+
+
+class Text(Argument):
+    """A string."""
+
+    def malformed(self):
+        found = super().malformed()
+        del found["string"]
+        return found
+
+
+class Texts(Several):
+    """A list of strings, at least one."""
+
+    def malformed(self):
+        found = super().malformed()
+        del found["list of strings"]
+        return found | {"empty list": []}
+
+
+class Named(Argument):
+    """A dictionary by names."""
+
+
+def optional(argument):
+    """The same, where None stands for a default."""
+
+    class Optional(type(argument)):
+        def malformed(self):
+            return {kind: value for kind, value in super().malformed().items() if kind != "none"}
+
+    return Optional(argument.right)
+
+
+NOT_FINITE = {"NaN": np.nan, "infinity": np.inf}
+JUNK = {
+    "string": "3?", "list": [1.0, 2.0], "list of strings": ["1", "2"], "empty list": [],
+    "dictionary": {"size": 3}, "complex number": 1j, "object": object(),
+}  # fmt: skip

@@ -1,0 +1,539 @@
+# pyright: reportArgumentType=false
+"""Right calls of the rooms whose doors were opened last, by what must be refused before a trace.
+
+Most are dear where they are right, and refuse what is malformed before anything is computed:
+`tests/test_front_door.py` replaces one argument at a time.
+"""
+
+import jax
+import numpy as np
+from reference import made_results as made
+from reference.hostile import (
+    Delta,
+    Free,
+    Given,
+    Known,
+    Layers,
+    Named,
+    Real,
+    Rows,
+    Several,
+    Text,
+    Texts,
+    Thing,
+    Unread,
+    Whole,
+    optional,
+)
+from reference.networks import layer_of, random_flow
+
+import lim_jax as lim
+from lim_jax import (
+    adjoint,
+    cost,
+    density,
+    explanations,
+    grid,
+    limits,
+    loss,
+    models,
+    network,
+    observability,
+    paper,
+    plots,
+    report,
+    results,
+    tasks,
+    training,
+    validation,
+)
+
+LENGTH, WIDTH = 3, 2
+KEY = jax.random.key(0)
+TOKENS = lim.token_grid(LENGTH)
+REGIONS = lim.boundary_regions(TOKENS, 0.3)
+ON, IN = Thing(TOKENS), Thing(REGIONS)
+
+
+def numbers(*shape):
+    return jax.device_put(np.exp(np.random.default_rng(0).standard_normal(shape)))
+
+
+def observations(x):
+    return (x**2).reshape(1, -1)
+
+
+def squares(params, x, y):
+    return (x**2).sum()
+
+
+class Unpoisoned(Real):
+    """A real number of a call that is dear: that NaN stays visible is held in its room."""
+
+    def poisoned(self):
+        return {}
+
+
+FLOW = random_flow(width=WIDTH, heads=1)
+FIELD = layer_of(FLOW)
+ONE, VECTORS = numbers(), numbers(2, LENGTH, WIDTH)
+PROFILE, STATES = numbers(LENGTH), numbers(LENGTH, WIDTH)
+CONE = adjoint.JointCone(PROFILE, PROFILE, PROFILE, PROFILE, numbers())
+REGIONAL = adjoint.RegionalChannels(numbers(2, 3, 3, 3))
+BOUNDS = adjoint.ChannelBounds(numbers(3, 3), numbers(), numbers(), numbers(3, 3))
+EXPLAINED = made.explanation()
+INFLUENCE = made.influence()
+RECORD = {
+    "accuracy": [[[0.5, 0.25, 0.5]] * 2], "risk": [[1.0, 2.0]], "answer_lim": [0.5, 0.75],
+    "seconds_per_step": 1.0, "steps": [3],
+}  # fmt: skip
+PAIRS = tasks.KeyValues((("a", "1"), ("b", "2")), 0)
+QUESTION = tasks.Question("q", ("a",), (("t", "b"), ("u", "c")), 0)
+PROMPT = tasks.Prompt("a=1 b=2 a=", "1", ((0, 3), (4, 7)), (0,))
+ROWS = made.ROWS
+TRACES = {"observations": Thing(observations), "x": Free(STATES)}
+WHOLE = jax.device_put(np.array([0, 2]))
+MODEL = {
+    "vocabulary": Known(5), "length": Known(4), "width": Known(4), "heads": Known(2),
+    "depth": Known(2), "key": Thing(KEY),
+}  # fmt: skip
+
+
+def gaussian_model(vocabulary, length, width, heads, depth, key):
+    return models.gaussian_model(
+        vocabulary, length, width=width, heads=heads, depth=depth, key=key
+    ).embedding
+
+
+def scored(name):
+    right = {"response": Text("a"), "answers": Texts(["a", "b"])}
+    if name in ("share_found", "any_found"):
+        right["references"] = right.pop("answers")
+    return getattr(tasks, name), right
+
+
+LATER = {
+    # Certificates and channels.
+    "cone_bounds": (adjoint.cone_bounds, {"cone": Thing(CONE), "regions": IN}),
+    "primacy_noncancellation": (
+        adjoint.primacy_noncancellation,
+        {"cone": Thing(CONE), "regions": IN},
+    ),
+    "bootstrap_bounds": (
+        lambda regional, key, confidence, resamples: adjoint.bootstrap_bounds(
+            regional, key=key, confidence=confidence, resamples=resamples
+        ),
+        {
+            "regional": Thing(REGIONAL), "key": Thing(KEY), "confidence": Delta(0.9),
+            "resamples": Known(2),
+        },
+    ),
+    "double_deficit": (
+        adjoint.double_deficit,
+        {"regional": Thing(REGIONAL), "bounds": Thing(BOUNDS)},
+    ),
+    "exact_characterisation": (adjoint.exact_characterisation, {"regional": Thing(REGIONAL)}),
+    "boundary_strengths": (
+        adjoint.boundary_strengths,
+        {"regional": Thing(REGIONAL), "regions": IN},
+    ),
+    "Channels.at_depth": (made.channels().at_depth, {"depth": Known(1)}),
+    "certificate_table": (adjoint.certificate_table, {"certificates": Several(made.CERTIFICATES)}),
+    # Cost.
+    "require_fits": (
+        cost.require_fits,
+        {"cost": Thing(cost.Cost(0, 1, 1, 1)), "available": Real(2**30)},
+    ),
+    # Grids.
+    "CellGrid's offset": (
+        lambda offset: grid.CellGrid(cells=3, offset=offset),
+        {"offset": Thing(0)},
+    ),
+    # Limits.
+    "depth_constants": (
+        limits.depth_constants,
+        {"fields": Thing(np.sin), "states": Unread(numbers(2, LENGTH, WIDTH)), "grid": ON},
+    ),
+    "refine": (
+        lambda claimed, error, reference_error, bound: limits.refine(
+            "eq:mine", claimed, (1, 2, 4, 8), error, reference_error, bound
+        ),
+        {
+            "claimed": optional(Real(1.0)), "error": Thing(lambda n: 1 / n),
+            "reference_error": Real(0.0), "bound": optional(Thing(lambda n: 2 / n)),
+        },
+    ),
+    "richardson": (
+        lambda values, order: limits.richardson(values, order)(3),
+        {"values": Thing(lambda n: 1 + 1 / n), "order": Known(1)},
+    ),
+    # Models.
+    "gaussian_model": (gaussian_model, MODEL),
+    "byte_model": (
+        lambda length, width, heads, depth, key: models.byte_model(
+            length, width=width, heads=heads, depth=depth, key=key
+        ).embedding,
+        {name: right for name, right in MODEL.items() if name != "vocabulary"},
+    ),
+    "sample_windows": (
+        lambda text, length, count, key: models.sample_windows(text, length, count, key=key),
+        {
+            "text": Whole(jax.device_put(np.arange(9))), "length": Known(3), "count": Known(2),
+            "key": Thing(KEY),
+        },
+    ),
+    "standard_library_text": (models.standard_library_text, {"size": Known(10)}),
+    "models.by_head": (
+        models.by_head,
+        {"matrix": Thing(np.ones((2, 4))), "heads": Known(2)},
+    ),
+    "padded_length": (models.padded_length, {"length": Known(3)}),
+    "models.load": (models.load, {"path": Text("no such file")}),
+    "open_checkpoint": (models.open_checkpoint, {"folder": Text("no such file")}),
+    "open_gguf": (models.open_gguf, {"file": Text("no such file")}),
+    "opened_gguf": (models.opened_gguf, {"file": Text("no such file")}),
+    "read_tokenizer": (models.read_tokenizer, {"path": Text("no such file")}),
+    # Observability.
+    "observability_traces": (
+        lambda observations, x, draws, positions, key: observability.observability_traces(
+            observations, x, 0.5, draws, "probes", positions=positions, key=key
+        ),
+        TRACES | {"draws": Known(2), "positions": optional(Whole(WHOLE)), "key": Thing(KEY)},
+    ),
+    "trace_products": (
+        observability.trace_products,
+        TRACES | {"x": Given(STATES), "draws": Known(2), "positions": optional(Whole(WHOLE))},
+    ),
+    "probed_observability": (
+        lambda observations, x, positions: observability.probed_observability(
+            observations, x, 0.5, numbers(1, WIDTH), positions
+        ),
+        TRACES | {"positions": optional(Whole(WHOLE))},
+    ),
+    # Plots.
+    "convergence_rates": (plots.convergence_rates, {"rows": Several(ROWS), "title": Text("t")}),
+    "error_against_cost": (
+        plots.error_against_cost,
+        {"curves": Several([limits.Curve("a", (1.0,), (1.0,))]), "cost": Text("c")},
+    ),
+    "headed": (
+        plots.headed,
+        {
+            "title": Text("t"), "length": Known(3), "count": optional(Known(1)),
+            "left_out": Known(0),
+        },
+    ),
+    "certificate_margins": (
+        plots.certificate_margins,
+        {"certificates": Several(made.CERTIFICATES), "title": Text("t")},
+    ),
+    "channel_energies": (plots.channel_energies, {"result": Thing(EXPLAINED), "title": Text("t")}),
+    "hop_energies": (plots.hop_energies, {"result": Thing(EXPLAINED), "title": Text("t")}),
+    "cone_masses": (
+        plots.cone_masses,
+        {
+            "masses": Named({"a": lim.probes.Estimate(PROFILE, PROFILE)}), "regions": IN,
+            "title": Text("t"),
+        },
+    ),
+    "influence_profile": (
+        plots.influence_profile,
+        {"result": Thing(INFLUENCE), "title": Text("t")},
+    ),
+    # Pages.
+    "verdict": (report.verdict, {"found": Thing(INFLUENCE)}),
+    "index_words": (report.index_words, {"found": Thing(INFLUENCE)}),
+    "certificate_words": (
+        report.certificate_words,
+        {"certificate": Thing(made.CERTIFICATES[0])},
+    ),
+    "in_text": (report.in_text, {"token": Text("a")}),
+    "own_density": (report.own_density, {"account": Thing(None)}),
+    "shown_context": (
+        report.shown_context,
+        {
+            "account": Thing(None), "texts": Texts(["a"]), "influence": Thing(INFLUENCE),
+            "shade": Thing(np.sin),
+        },
+    ),
+    # Results.
+    "results.load": (results.load, {"path": Text("no such file")}),
+    "describe": (results.describe, {"result": Layers(INFLUENCE)}),
+    # Tasks.
+    "question_prompt": (
+        tasks.question_prompt,
+        {"data": Thing(QUESTION), "place": optional(Known(1))},
+    ),
+    "key_value_prompt": (
+        tasks.key_value_prompt,
+        {"data": Thing(PAIRS), "place": optional(Known(1))},
+    ),
+    "encode": (tasks.encode, {"prompt": Thing(PROMPT), "tokenizer": optional(Thing(None))}),
+    "encode_text": (tasks.encode_text, {"text": Text("a"), "tokenizer": optional(Thing(None))}),
+    "buckets": (tasks.buckets, {"examples": Several([tasks.encode(PROMPT)])}),
+    "laid_out": (
+        tasks.laid_out,
+        {"pieces": Several([("a", True)]), "answer": Text("b"), "gold": Several([0])},
+    ),
+    "read_key_values": (tasks.read_key_values, {"path": Text("no such file")}),
+    "read_questions": (tasks.read_questions, {"path": Text("no such file")}),
+    "read_needle_set": (tasks.read_needle_set, {"path": Text("no such file")}),
+    "normalised": (tasks.normalised, {"text": Text("a")}),
+    **{
+        name: scored(name)
+        for name in (
+            "any_found", "contains_answer", "contains_normalised", "exact_match", "share_found",
+        )
+    },
+    # Training.
+    "resumable": (
+        lambda step, steps, every, checkpoint: training.resumable(
+            step, PROFILE, steps, every=every, checkpoint=checkpoint
+        ),
+        {
+            "step": Thing(lambda state, index: (state, state)), "steps": Known(1),
+            "every": Known(1), "checkpoint": optional(Text(None)),
+        },
+    ),
+    "parameter_shift": (
+        training.parameter_shift,
+        {
+            "risk": Thing(np.sum), "penalty": Thing(np.sum), "params": Given(PROFILE),
+            "strength": Real(1.0), "tolerance": Real(1e-3),
+        },
+    ),
+    # Validation.
+    "gain": (
+        validation.gain,
+        {"arm": Named(RECORD), "plain": Named(RECORD), "longer": optional(Named(RECORD))},
+    ),
+    "compare_arms": (validation.compare_arms, {"results": Named({})}),
+    "gains_on_probes": (validation.gains_on_probes, {"results": Named({})}),
+    "by_place": (
+        validation.by_place,
+        {"values": Rows(PROFILE), "gold": Whole(jax.device_put(np.arange(3))), "records": Known(3)},
+    ),
+    "asked": (validation.asked, {"examples": Thing(None)}),
+    "scores_by_place": (
+        validation.scores_by_place,
+        {"model": Thing(None), "examples": Thing(None)},
+    ),
+
+    # Fields and steps: what is not read here is read in the steps' own tests.
+    **{
+        name: (
+            getattr(network, name),
+            {"field": Thing(FIELD), "x": Unread(STATES), "grid": ON, "increment": Real(0.5)},
+        )
+        for name in ("heun", "rk4", "strang")
+    },
+    **{
+        name: (
+            getattr(network, name),
+            {"query": Unread(STATES), "key": Unread(STATES), "grid": ON},
+        )
+        for name in ("continued_kernel",)
+    },
+    "fused_attention": (
+        network.fused_attention,
+        {"query": Unread(STATES), "key": Unread(STATES), "value": Unread(STATES), "grid": ON},
+    ),
+    "push_forward": (
+        adjoint.push_forward,
+        {"field": Thing(FIELD), "x": Unread(STATES), "tangent": Unread(STATES), "grid": ON},
+    ),
+    "local_blocks": (
+        adjoint.local_blocks,
+        {"field": Thing(FIELD), "x": Unread(STATES), "grid": ON},
+    ),
+    "kernel_blocks": (
+        adjoint.kernel_blocks,
+        {"attention": Thing(FIELD.attention), "x": Unread(STATES), "grid": ON},
+    ),
+    "kernel_factors": (
+        adjoint.kernel_factors,
+        {"attention": Thing(FIELD.attention), "x": Unread(STATES), "grid": ON},
+    ),
+    "pull_back_heads": (
+        adjoint.pull_back_heads,
+        {
+            "attention": Thing(FIELD.attention), "x": Unread(STATES), "covector": Unread(STATES),
+            "grid": ON,
+        },
+    ),
+    "splitting_remainders": (
+        lambda flow, x, grid, key: adjoint.splitting_remainders(flow, x, grid, key=key),
+        {"flow": Thing(FLOW), "x": Unread(STATES), "grid": ON, "key": Thing(KEY)},
+    ),
+    "linear_control": (
+        network.linear_control,
+        {"fields": Layers(FLOW.layers), "horizon": Real(1.0)},
+    ),
+    "cubic_control": (
+        network.cubic_control,
+        {"fields": Layers(FLOW.layers), "horizon": Real(1.0)},
+    ),
+    "trajectory_radius": (
+        network.trajectory_radius,
+        {
+            "fields": Thing(FIELD), "x": Unread(STATES), "grid": ON, "times": Given(PROFILE),
+        },
+    ),
+    "mean_square": (limits.mean_square, {"gap": Unread(PROFILE), "grid": ON}),
+    # Losses and penalties.
+    "adjoint_energies": (
+        lambda loss, x, grid: density.adjoint_energies(loss, None, (x, None), grid),
+        {"loss": Thing(squares), "x": Unread(VECTORS), "grid": ON},
+    ),
+    "margin_loss": (
+        loss.margin_loss,
+        {
+            "logits": Unread(STATES), "targets": Whole(jax.device_put(np.array([0, 1, 0]))),
+            "query_weights": Unread(PROFILE / PROFILE.sum()),
+        },
+    ),
+    "fourth_moments": (
+        lambda loss, x, grid: training.fourth_moments(loss, ONE, (x, None), grid, ONE),
+        {"loss": Thing(squares), "x": Unread(VECTORS), "grid": ON},
+    ),
+    "sensitivity_norm": (
+        lambda loss, x, grid, steps, key: training.sensitivity_norm(
+            loss, ONE, (x, None), grid, steps=steps, key=key
+        ),
+        {
+            "loss": Thing(squares), "x": Unread(VECTORS), "grid": ON, "steps": Known(1),
+            "key": Thing(KEY),
+        },
+    ),
+    "density_dynamics": (
+        lambda loss, x, grid: training.density_dynamics(loss, ONE, (x, None), grid),
+        {"loss": Thing(squares), "x": Unread(VECTORS), "grid": ON},
+    ),
+    "balanced_objective": (
+        lambda loss, x, grid, strength: training.balanced_objective(
+            loss, ONE, (x, None), grid, strength=strength
+        ),
+        {"loss": Thing(squares), "x": Unread(VECTORS), "grid": ON, "strength": Unpoisoned(1.0)},
+    ),
+    "gradients_apart": (
+        lambda loss, x, grid: training.gradients_apart(
+            lambda losses, adjoints, options: losses.sum(), loss, ONE, (x, None), grid, None
+        ),
+        {"loss": Thing(squares), "x": Unread(VECTORS), "grid": ON},
+    ),
+    "risk": (
+        lambda loss, x: training.risk(loss, ONE, (x, None)),
+        {"loss": Thing(squares), "x": Given(VECTORS)},
+    ),
+    "first_order_step": (
+        training.first_order_step,
+        {
+            "weights": Unread(PROFILE), "density": Unread(PROFILE), "target": Unpoisoned(1.0),
+            "grid": ON, "rate": Unpoisoned(0.5),
+        },
+    ),
+    "response": (
+        training.response,
+        {
+            "stage": Thing(lambda w: w), "weights": Unread(PROFILE), "change": Unread(PROFILE),
+            "regions": IN,
+        },
+    ),
+    "step_of_seeds": (
+        training.step_of_seeds,
+        {"update": Thing(squares), "keys": Thing(jax.random.split(KEY, 2))},
+    ),
+    # Counts and lists.
+    "uniform_law": (tasks.uniform_law, {"records": Known(3)}),
+    "every_place": (tasks.every_place, {"records": Known(3), "count": Known(1)}),
+    "draw_key_values": (tasks.draw_key_values, {"count": Known(2), "seed": Known(0)}),
+    "moved": (
+        tasks.moved,
+        {"records": Given("abc"), "number": Known(0), "place": Known(1)},
+    ),
+    # Tables and figures of results.
+    "results.compare": (
+        results.compare,
+        {"first": Thing(INFLUENCE), "second": Thing(INFLUENCE)},
+    ),
+    "explanation_table": (explanations.explanation_table, {"result": Thing(EXPLAINED)}),
+    "influence_table": (
+        explanations.influence_table,
+        {"found": Thing(INFLUENCE), "rest": optional(Thing(INFLUENCE))},
+    ),
+    "contexts_needed": (
+        explanations.contexts_needed,
+        {"found": Thing(INFLUENCE), "width": Unpoisoned(0.1)},
+    ),
+    "regions_without_queries": (
+        explanations.regions_without_queries,
+        {"query_weights": Unread(PROFILE), "regions": IN},
+    ),
+    "profile_chart": (report.profile_chart, {"influence": Thing(INFLUENCE)}),
+    "prediction_table": (validation.prediction_table, {"predictions": Given([])}),
+    "rates_table": (limits.rates_table, {"rows": Several(ROWS)}),
+    "gate_influence": (paper.gate_influence, {"gates": Unread(numbers(48))}),
+    "gate_gramians": (paper.gate_gramians, {"gates": Unread(numbers(48))}),
+}  # fmt: skip
+
+# Public functions without a sample call, by the reason.
+WITHOUT = {
+    "Commands: their arguments come through tyro, and tests/cli has what they refuse.": """
+        cli.explain cli.study counterexamples first_contexts keep_programs main profile
+        rates read_contexts reproduce run_folder save_figure write_json write_table
+    """,
+    "Refusals, which are what is tested; and what they are made of.": """
+        adjoint.compare all_known density.require_pair embedded guarded_density
+        guarded_positions guarded_times half_digits judged known losses_and_adjoints
+        network.require_pair number_lines refuse_options require_batch require_concrete
+        require_continuous require_depth_profile require_drawable require_finite
+        require_fitting require_flow require_grid require_heads require_heads_divide
+        require_horizon require_on_grid require_profile require_regions require_shape
+        require_state require_tensor require_width require_window scalar_loss
+    """,
+    "Parts of the readers of checkpoints, whose files tests/models breaks.": """
+        chosen exact_gelu frequencies_of gathered gpt2 gpt_neox llama mistral number
+        positive put qwen2 qwen3 rope_options stacked tanh_gelu unfilled whole
+    """,
+    "Parts of figures and pages, given numbers of the library's own.": """
+        accuracy_by_place contrast depth_chart digits draw_averages draw_densities
+        error_band findings_page fit_scale found_in_a_line gain_against_cost gains_of_arms
+        head_chart influence_by_record ink label_ends legend_below line_style
+        middle_against_time new_figure parts_shares positive_part prompted_page
+        prompted_records rank_correlations shade_boundaries shading share_chart
+        shifted_records short simulation_convergence simulation_influence_profiles
+        simulation_observability_profiles simulation_probe_errors spans_decades with_error
+        write_page
+    """,
+    "The studies that the paper's own tables run, on fields of the library's own.": """
+        adam_run algorithm1_objective algorithm3_objective attention_constant
+        attention_studies beyond_the_paper cesaro_study comparison_table cone_mass_study
+        depth_costs gated gaussian_attention groups influence_averages influence_imbalance
+        input_adjoint_depth_studies input_adjoint_studies left_cone_mass_study loss_study
+        measure minimiser paper.compare position_costs printed_cone_mass_study readout_bound
+        reference_flows right_biased section4 shadowing_study singularity_study
+        smooth_labels smooth_states split_defect_study split_gap_study summary table_row
+        terminal_adjoint_study terminal_covector trace_density trajectory_studies
+    """,
+    "Not looked at with hostile arguments yet.": """
+        account_of_context alternating_perturbation amplification answers answers_on_probes
+        ask_prompts attention_regularity attention_sites average_cone_mass
+        averaged_objective balanced_on_probes balanced_on_training carried carrying_shares
+        cheapest_mode column_blocks column_mass complement_gramians cone_by_head
+        cone_energies constrained_objective constrained_on_probes contexts control_distance
+        cut_haystack draw each_vector energies_of_ids evaluate examples_of_every_place
+        explanations.explain feed_forward_regularity field_regularity fit_order
+        functional_of_adjoints gradient_flow hat ids_of_text importance_weighted in_groups
+        in_longer_contexts in_the_middle influence_of_ids influence_record
+        injected_objective job_cost joint_cone kind_of largest layer_injected_traces
+        layer_products layer_steps limits.study low_rank_gramians needle_prompt
+        needle_question_prompt network.by_head new_retriever norm_bounds norm_lipschitz
+        observability_objective observed of_seeds operations over_tiles parts_of_context
+        penalty_bias predict probed_cone_mass probed_trace_covariance prompted_study
+        pull_back_stages recall_examples record_scores results.plain retrieval_risk
+        reweighted reweighting_run sampled_penalty_bias save segment_starts shift_record
+        spike_perturbation squared_frobenius_norms squared_operator_norms texts_of_ids
+        tiled_attention tiling time_slopes to_json to_pandas to_xarray train train_further
+        train_retrievers uniform_perturbation unit_profile validate validation.plain
+    """,
+}
