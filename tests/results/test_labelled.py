@@ -23,6 +23,7 @@ from reference.made_results import (
 from scipy.io import netcdf_file
 
 import lim_jax as lim
+from lim_jax.adjoint import Inequality
 from lim_jax.results import compare, to_pandas, to_xarray
 
 WORDS = [f"w{index}" for index in range(LENGTH)]
@@ -89,6 +90,9 @@ def test_an_explanation_has_heads_of_its_layers_and_both_densities():
         data.regional_channel_energy.sel(region="right", channel="cone"), energies, rtol=1e-12
     )
     assert data.depth == 1 and data.holds.dims == ("certificate",)
+    contrast = found.terminal_contrast
+    assert data.terminal_contrast == contrast.value != contrast.error
+    assert data.terminal_contrast_error == contrast.error
 
 
 def test_certificates_are_tables_of_their_inequalities_and_premises():
@@ -101,6 +105,18 @@ def test_certificates_are_tables_of_their_inequalities_and_premises():
     assert list(table.index) == ["l > u", "x > y", "p > q", "r > s", "v > w"]
     assert table.role.tolist() == ["compared", "measured", "compared", "compared", "measured"]
     assert table.margin["x > y"] == 1 and table.certificate_of_inequality["r > s"] == "another"
+    assert table.inequality_holds.all() and table.greater["l > u"] == 1 / 3
+    assert table.lesser["v > w"] == 3 and table.rounding["r > s"] == 0.1
+    assert data.source.values.tolist() == ["eq:one", "eq:two"]
+    assert data.conclusion.values.tolist() == ["it is so", "so it is"]
+    assert data.least_margin.values.tolist() == [1 / 3 - 0.1, 1.0]
+    premises = to_pandas(list(CERTIFICATES), "premise")
+    assert list(premises.index) == ["a > 0", "b is finite"]
+    assert premises.certificate_of_premise.tolist() == 2 * ["one of them"]
+    assert premises.premise_value.tolist() == [0.1, np.inf]
+    assert premises.premise_holds.tolist() == [True, False]
+    tie = CERTIFICATES[0]._replace(inequalities=(Inequality("t > t", 1.0, 0.5, 0.6),))
+    assert to_xarray([tie]).inequality_holds.values.tolist() == [False, True]
     alone = to_xarray(CERTIFICATES[1])
     assert alone.sizes["certificate"] == 1 and alone.sizes["premise"] == 0
 
@@ -112,9 +128,20 @@ def test_studies_of_unequal_lengths_stand_side_by_side():
     assert np.isnan(data.error[1, 4]) and np.isnan(data.bound[0]).all()
     assert data.error[1, 3] == 0.04 and data.refinement[0, 4] == 32
     assert data.bound_holds.values.tolist() == ["no bound", "yes"]
+    broken = ROWS[1].study._replace(bounds=(2.0, 1.0, 0.1, 0.25))
+    assert to_xarray([broken]).bound_holds.values.tolist() == ["no"]
+    assert data.reason.values.tolist() == ["", "smoother than asked"]
+    assert data.reference_error.values.tolist() == [1e-9, 0]
+    assert data.agrees.values.tolist() == [row.agrees for row in ROWS]
     assert np.isnan(data.claimed_order[0]) and data.expected_order.values.tolist() == [1, 1.5]
     slope = np.polyfit(np.log([3, 6, 12, 24]), np.log([1.0, 0.3, 0.13, 0.04]), 1)[0]
     np.testing.assert_allclose(data.order[1], -slope, rtol=1e-12)
+    line = np.polynomial.Polynomial.fit([0, 1, 2, 3], np.log([1.0, 0.3, 0.13, 0.04]), 1, [0, 1])
+    scatter = np.sum((line(np.arange(4.0)) - np.log([1.0, 0.3, 0.13, 0.04])) ** 2)
+    # Of four points a factor two apart: their scatter over 2, and log(2) squared times 5.
+    np.testing.assert_allclose(
+        data.order_half_width[1], 2 * np.sqrt(scatter / 2 / 5) / np.log(2), rtol=1e-10
+    )
     assert to_xarray(ROWS[1].study).source.values.tolist() == ["thm:yours"]
 
 
