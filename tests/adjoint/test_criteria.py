@@ -11,7 +11,7 @@ from reference.networks import random_flow, random_labels, random_states, random
 
 import lim_jax as lim
 from lim_jax.adjoint import criteria, deficits, queries, residual
-from lim_jax.adjoint.certificate import certificate_table
+from lim_jax.adjoint.certificate import Premise, certificate_table
 from lim_jax.adjoint.cone import JointCone
 from lim_jax.adjoint.ledger import RegionalChannels, channels, regional_channels
 from lim_jax.adjoint.tangent import attention_sites
@@ -635,3 +635,5 @@ def test_certificates_are_records_and_text():
     assert [one["greater"] for one in record["measured"]] == pytest.approx([2.1, 2.1])
     text = certificate_table([certificate])
     assert "HOLDS" in text and "cor:exact-double-deficit" in text and "margin +1.3" in text
+    without = certificate._replace(premises=(Premise("never", 0.5, False),)).record()
+    assert without["concluded"] and not without["holds"]

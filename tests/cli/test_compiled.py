@@ -55,17 +55,20 @@ def test_a_folder_that_jax_was_told_of_stays(settings, monkeypatch):
 
 
 def test_room_is_made_of_what_was_not_used_for_longest(settings, monkeypatch, tmp_path):
-    """Read or written; what is no program stays."""
-    monkeypatch.setattr(compiled, "MOST", 25)
+    """Read or written; what is no program stays, and what another command removes is no fault."""
+    monkeypatch.setattr(compiled, "MOST", 20)
     for age, name in enumerate(("new", "read", "old", "older"), 1):
         (tmp_path / f"{name}-cache").write_bytes(b"x" * 10)
-        written = -100 if name == "read" else -age
-        os.utime(tmp_path / f"{name}-cache", (1e9 - age, 1e9 + written))
+        read = 100 if name == "new" else age
+        written = 100 if name == "read" else age
+        os.utime(tmp_path / f"{name}-cache", (1e9 - read, 1e9 - written))
     (tmp_path / "mine.txt").write_bytes(b"x" * 100)
     cli.keep_programs(["--cache", str(tmp_path), "rates"])
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "mine.txt", "new-cache", "read-cache"
     ]  # fmt: skip
+    (tmp_path / "gone-cache").symlink_to(tmp_path / "nowhere")
+    cli.keep_programs(["--cache", str(tmp_path), "rates"])
 
 
 def test_the_command_asks_before_it_runs(settings, monkeypatch):

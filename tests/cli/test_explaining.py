@@ -5,6 +5,7 @@ import json
 from fractions import Fraction
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,6 +17,7 @@ import lim_jax as lim
 from lim_jax import cli, explanations, models, report
 from lim_jax.cli import explaining
 from lim_jax.density import Influence
+from lim_jax.probes import Estimate
 
 
 class Reached(Exception):
@@ -208,6 +210,35 @@ def test_what_is_found_is_kept_with_its_number_of_contexts(tmp_path):
     found = explaining._once(unfinished / "a.npz", 5, lambda: 1 / 0)
     np.testing.assert_array_equal(found.energy, measured.energy)
     assert explaining._kept_contexts(unfinished) == 3
+
+
+def test_each_network_is_explained_and_has_its_cone_mass_under_its_own_name(monkeypatch, tmp_path):
+    def explained(network, windows, weights, regions, *, key, depth):
+        asked = explanations.Explanation._make([None] * len(explanations.Explanation._fields))
+        return asked._replace(influence=network, depth=weights)
+
+    kept: list = []
+    mass = lambda network, windows, regions: Estimate(network, len(windows))  # noqa: E731
+    monkeypatch.setattr(explanations, "explain", explained)
+    monkeypatch.setattr(explanations, "average_cone_mass", mass)
+    monkeypatch.setattr(explaining, "_once", lambda path, _, find: kept.append(path.name) or find())
+    seeded = models.byte_model(10, width=4, heads=2, depth=1, key=jax.random.key(0))
+    networks = {"seeded": seeded, "trained": eqx.tree_at(lambda m: m.head, seeded, seeded.head + 1)}
+    regions, windows = lim.boundary_regions(lim.token_grid(10), 0.2), jnp.zeros((6, 11), int)
+    found, masses = explaining._explained(
+        networks, windows, regions, jax.random.key(1), 0, tmp_path
+    )
+    for name, network in networks.items():
+        assert masses[f"{name} network"] == (network, 4)
+        for loss, first in (("teacher forcing", 0.1), ("last token", 0)):
+            one = found[f"{name} network, {loss}"]
+            assert one.influence is network and one.depth[0] == first
+    assert len(found) == 4 and len(masses) == 2
+    assert sorted(kept) == [
+        "cone_mass_seeded.npz", "cone_mass_trained.npz",
+        *(f"{name}_network_{loss}.npz" for name in networks
+          for loss in ("last_token", "teacher_forcing")),
+    ]  # fmt: skip
 
 
 def stubbed(scatter):

@@ -7,6 +7,7 @@ import pytest
 from reference.networks import random_states
 
 import lim_jax as lim
+from lim_jax.limits import depth
 
 
 @pytest.mark.parametrize("count", [4, 5, 9])
@@ -50,3 +51,13 @@ def test_the_constant_of_attention_is_the_proofs_by_loops():
         largest = max(largest, total)
     found = lim.limits.attention_constant(attention, states, points)
     np.testing.assert_allclose(found, largest, rtol=1e-10)
+
+
+def test_errors_in_depth_are_the_largest_of_all_times_also_between_layers():
+    """The flow is at 0, 6, 0, 0, 0 at its five times, the layers at 1, 3 and 2 at three of them."""
+    grid, direction = lim.graded_grid(2), np.array([[1.0], [2.0]])
+    size = np.sqrt(np.asarray(grid.weights) @ [1, 4])
+    flow, layers = (np.array(at)[:, None, None] * direction for at in ([0, 6, 0, 0, 0], [1, 3, 2]))
+    limit = depth._Limit(lambda time: None, grid, np.linspace(0, 2, 5), flow, 0.0)
+    np.testing.assert_allclose(limit.error_on_layers(layers), 3 * size, rtol=1e-12)
+    np.testing.assert_allclose(limit.error_between_layers(layers), 5 * size, rtol=1e-12)

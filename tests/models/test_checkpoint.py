@@ -9,6 +9,7 @@ import pytest
 from reference.as_users import run_python
 from safetensors.numpy import save_file
 
+from lim_jax.models import checkpoint
 from lim_jax.models.checkpoint import INDEX, WHOLE, open_checkpoint
 
 CONFIG = json.dumps({"model_type": "gpt2"})
@@ -164,6 +165,17 @@ def test_what_is_broken_is_refused_by_name(folder, case):
     broken(folder)
     with pytest.raises(ValueError, match=message):
         read_all(folder)
+
+
+def test_what_is_not_finite_is_found_behind_the_first_numbers_too(folder, monkeypatch):
+    """A row at a time; by default a million numbers."""
+    monkeypatch.setattr(checkpoint, "NUMBERS_AT_ONCE", 4)
+    for row in range(3):
+        holed = tensors()["a"]
+        holed[row, 1] = np.nan
+        save_file(tensors() | {"a": holed}, folder / WHOLE)
+        with pytest.raises(ValueError, match="a: got NaN or infinite weights"):
+            read_all(folder)
 
 
 def test_every_broken_file_gives_one_clear_error_or_the_right_numbers(folder):

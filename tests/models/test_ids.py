@@ -193,6 +193,11 @@ def test_packed_rows_are_cut_into_their_contexts():
     assert [row.tolist() for row in found] == [window.tolist() for window in windows]
     whole = models.contexts(rows[:, :6], segments=np.array([[1] * 6, [1] * 2 + [2] * 4]))
     assert [len(row) for row in whole] == [6, 2, 4]
+    # A mask leaves out what segments count: the first id of one context, the last of another.
+    ids, numbers = np.arange(12).reshape(2, 6), np.array([[1] * 6, [1] * 2 + [2] * 4])
+    mask = np.array([[0] + [1] * 5, [1] * 5 + [0]])
+    masked = models.contexts(ids, mask=mask, segments=numbers)
+    assert [row.tolist() for row in masked] == [[1, 2, 3, 4, 5], [6, 7], [8, 9, 10]]
 
 
 def test_padded_and_packed_contexts_have_the_influence_of_each_alone(model):

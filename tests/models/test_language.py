@@ -96,3 +96,6 @@ def test_texts_of_ids_join_to_the_text_that_was_read():
     of_words = Tokenizer(WordLevel({"▁the": 0, "▁cat": 1, "s": 2}))
     of_words.decoder = decoders.Metaspace()  # pyright: ignore
     assert texts_of_ids(jnp.array([0, 1, 2, 0]), of_words) == ["the", " cat", "s", " the"]
+    of_words.add_special_tokens(["<end>"])  # a control token is shown as it is spelt
+    found = texts_of_ids(jnp.array([3, 0, 3]), of_words)
+    assert [one.strip() for one in found] == ["<end>", "the", "<end>"]

@@ -181,6 +181,10 @@ def test_keywords_reach_the_parts_they_are_for():
     field, alone, tokenwise = jax.eval_shape(made)
     norms = (field.attention.norm, field.feed_forward.norm, alone.norm, tokenwise.norm)
     assert [norm.eta for norm in norms] == [0.3, 0.3, 0.2, 0.1]
+    unasked = jax.eval_shape(
+        lambda: [kind.init(4) for kind in (lim.LayerNorm, lim.network.RMSNorm)]
+    )
+    assert [norm.eta for norm in unasked] == [1e-5, 1e-5]
     assert field.feed_forward.activation is jnp.tanh and tokenwise.activation is jnp.sin
 
 

@@ -53,6 +53,20 @@ def test_the_influence_imbalance_ignores_a_common_gate():
     np.testing.assert_allclose(results[1].total / results[0].total, np.exp(1.4), rtol=1e-12)
 
 
+def test_objectives_are_a_price_on_the_gates_and_the_scatter_that_they_lessen():
+    # `eq:simulation-algorithm1-objective`, `eq:simulation-algorithm3-objective`.
+    gates = np.sin(np.arange(48.0))
+    density = np.asarray(paper.gate_influence(jnp.asarray(gates)).density)
+    traces = np.trace(np.asarray(paper.gate_gramians(jnp.asarray(gates))), axis1=1, axis2=2)
+    scatters = np.var(density), np.var(traces / traces.mean())
+    objectives = paper.algorithms.algorithm1_objective, paper.algorithms.algorithm3_objective
+    for objective, price, strength, scatter in zip(
+        objectives, (0.12, 1.0), (15, 0.5), scatters, strict=True
+    ):
+        expected = price / 2 * np.mean(gates**2) + strength / 2 * scatter, scatter
+        np.testing.assert_allclose(objective(jnp.asarray(gates)), expected, rtol=1e-12)
+
+
 def test_the_regions_of_both_conventions():
     points = boundary_regions(paper.simulation.GRID, paper.simulation.DELTA, "points")
     assert (np.asarray(points.weights) > 0).sum(axis=1).tolist() == [9, 29, 10]

@@ -3,15 +3,18 @@
 import itertools
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from reference.drawn import assert_nothing_is_cut
 from reference.made_study import made_results
 
 from lim_jax import plots
+from lim_jax.probes import Estimate
 from lim_jax.validation.gains import Gain, compare_arms
 from lim_jax.validation.intervals import Interval
 from lim_jax.validation.prediction import ATTRIBUTIONS
+from lim_jax.validation.prompted import PromptedStudy
 from lim_jax.validation.study import LONG
 
 RESULTS = made_results()
@@ -139,3 +142,24 @@ def test_panels_that_are_not_needed_are_not_shown(shown):
     settings = {f"network {number}": RESULTS["settings"]["8 records"] for number in range(shown)}
     figure = plots.influence_by_record(settings, "")
     assert sum(axes.get_visible() for axes in figure.axes) == shown
+
+
+def test_a_published_models_records_have_bars_of_two_errors():
+    rng = np.random.default_rng(0)
+
+    def estimate():
+        return Estimate(*map(jax.device_put, rng.uniform(0.1, 1, (2, 5))))
+
+    names = ("influence, margin", "gradient times input, margin", "normalised influence, margin")
+    profile, at_gold = ({name: estimate() for name in names} for _ in "ab")
+    found = PromptedStudy(profile, at_gold, {"margin": estimate(), "accuracy": estimate()}, [])
+    figure = plots.prompted_records(found, "a model")
+    upper, lower = figure.axes
+    drawn = [*drawn_bars(upper), *drawn_bars(lower)]
+    shown = [profile[names[0]], profile[names[2]], found.scores["accuracy"]]
+    for bars, one in zip(drawn, shown, strict=True):
+        np.testing.assert_array_equal(bars.lines[0].get_ydata(), one.value)
+        np.testing.assert_array_equal(bars.lines[0].get_xdata(), np.arange(1, 6))
+        (ends,) = (line.get_segments() for line in bars.lines[2])
+        np.testing.assert_allclose(np.ptp(np.array(ends)[:, :, 1], axis=1), 4 * one.error)
+    assert named(figure) == [names[0], names[2], "accuracy, greedy decoding"]

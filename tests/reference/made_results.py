@@ -31,7 +31,7 @@ PREMISES = Premise("a > 0", 0.1, True), Premise("b is finite", np.inf, False)
 CERTIFICATES = (
     Certificate(
         "one of them", "eq:one", PREMISES, (Inequality("l > u", 1 / 3, 0.1, 1e-9),),
-        "it is so", (Inequality("x > y", 2.0, 3.0, 1e-9),), "never here",
+        "it is so", (Inequality("x > y", 3.0, 2.0, 1e-9),), "never here",
     ),
     Certificate(
         "another", "eq:two", (),

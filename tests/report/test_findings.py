@@ -42,12 +42,14 @@ def test_arms_stand_with_their_gains_costs_and_channels():
     assert table[3] == f"+0.250 ({low:+.3f} to {high:+.3f})"
     assert table[5] == f"{np.mean(arm['risk'][-1]):.3g}"
     assert table[6] == f"{np.mean(arm['answer_lim']):.3g}"
+    sizes = np.mean(arm["answer_total"]), np.mean(arm["discrepancy"][-1])
+    assert table[7:9] == [f"{value:.3g}" for value in sizes]
     assert table[9:] == ["3.0", "3"]
     energies = np.array(arm["channels"])
     shares = (energies / energies.sum(axis=2, keepdims=True))[:, 1].mean(axis=0)
     assert channels[1:4] == [f"{share:.2f}" for share in shares]
-    cone = energies[:, 1, 1] / np.minimum(energies[:, 0, 1], energies[:, 2, 1])
-    assert channels[4] == f"{cone.mean():.3g}"
+    weaker = np.minimum(energies[:, 0], energies[:, 2])[:, 1:]
+    assert channels[4:] == [f"{ratio:.3g}" for ratio in (energies[:, 1, 1:] / weaker).mean(axis=0)]
     assert certificates[1:] == ["2 of 3, 2.5", "0 of 3, -2, 3 vacuous"]
     before, _ = rows(page, "before")
     assert before[1] == f"{np.mean(arm['accuracy'][0]):.3f}"

@@ -217,6 +217,7 @@ def test_certificates_are_said_in_words(read):
     assert "it follows: the left is above" in sayings[0]["saying"] and sayings[0]["concluded"]
     assert "nothing follows" in sayings[1]["saying"] and not sayings[1]["concluded"]
     assert "A < B whatever the middle is" in sayings[2]["saying"]
+    assert sayings[2]["concluded"]  # nothing was to be concluded
     assert sayings[0]["lines"] == [("x > 0", "2.5", True), ("A > B", "3 against 1", True)]
     shown = " ".join(one["text"] for one in read.all("p"))
     assert all(one["saying"] in shown for one in sayings)
@@ -233,8 +234,9 @@ def test_the_gap_is_judged_at_two_errors(read):
 
     hill = np.array([1.0, 1.0, 2.0, 2.0, 2.0, 2.0, 2.0, 1.0, 1.0])
     assert said([hill, 1.01 * hill, hill**1.01]).startswith("Not lost")
-    for valleys in (3, 5):  # a gap below and a gap above zero
-        assert said([hill] * 2 + [1 / hill] * valleys).startswith("Undecided")
+    # Gaps of -0.3, 0.2, 1.5 and 2.4 errors.
+    for valleys, word in ((3, "Undecided"), (5, "Undecided"), (11, "Undecided"), (16, "Lost")):
+        assert said([hill] * 2 + [1 / hill] * valleys).startswith(word)
     assert said([hill]).startswith("One context has no error")
     assert said([0 * hill]).startswith("No position")
 

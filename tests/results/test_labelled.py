@@ -23,6 +23,7 @@ from reference.made_results import (
 from scipy.io import netcdf_file
 
 import lim_jax as lim
+from lim_jax.adjoint import Inequality
 from lim_jax.results import compare, to_pandas, to_xarray
 
 WORDS = [f"w{index}" for index in range(LENGTH)]
@@ -54,7 +55,6 @@ def test_an_influence_has_its_positions_regions_examples_and_attributes():
     np.testing.assert_allclose(data.regional_average, averages[:3])
     np.testing.assert_allclose(data.regional_average_error.sel(region="right"), errors.right)
     assert data.gap.item() == averages.gap and data.lim_error.item() == errors.lim
-    assert data.density.units == "1" and data.energy.units == "(loss/state)^2"
     expected = {"model": "mine", "loss": "last token", "delta": 1 / 3, "examples": 5,
                 "left_out": [0, 2], "convention": "overlap"}  # fmt: skip
     assert data.attrs.items() >= expected.items() and "densities" in data.scaling
@@ -90,18 +90,33 @@ def test_an_explanation_has_heads_of_its_layers_and_both_densities():
         data.regional_channel_energy.sel(region="right", channel="cone"), energies, rtol=1e-12
     )
     assert data.depth == 1 and data.holds.dims == ("certificate",)
+    contrast = found.terminal_contrast
+    assert data.terminal_contrast == contrast.value != contrast.error
+    assert data.terminal_contrast_error == contrast.error
 
 
 def test_certificates_are_tables_of_their_inequalities_and_premises():
     data = to_xarray(list(CERTIFICATES))
     assert data.certificate.values.tolist() == ["one of them", "another"]
     assert data.holds.values.tolist() == [False, True]
-    assert data.concluded.values.tolist() == [False, True]
+    assert data.concluded.values.tolist() == [True, True]  # true, though it does not follow
     assert data.vacuous.values.tolist() == ["never here", ""]
     table = to_pandas(list(CERTIFICATES), "inequality")
     assert list(table.index) == ["l > u", "x > y", "p > q", "r > s", "v > w"]
     assert table.role.tolist() == ["compared", "measured", "compared", "compared", "measured"]
-    assert table.margin["x > y"] == -1 and table.certificate_of_inequality["r > s"] == "another"
+    assert table.margin["x > y"] == 1 and table.certificate_of_inequality["r > s"] == "another"
+    assert table.inequality_holds.all() and table.greater["l > u"] == 1 / 3
+    assert table.lesser["v > w"] == 3 and table.rounding["r > s"] == 0.1
+    assert data.source.values.tolist() == ["eq:one", "eq:two"]
+    assert data.conclusion.values.tolist() == ["it is so", "so it is"]
+    assert data.least_margin.values.tolist() == [1 / 3 - 0.1, 1.0]
+    premises = to_pandas(list(CERTIFICATES), "premise")
+    assert list(premises.index) == ["a > 0", "b is finite"]
+    assert premises.certificate_of_premise.tolist() == 2 * ["one of them"]
+    assert premises.premise_value.tolist() == [0.1, np.inf]
+    assert premises.premise_holds.tolist() == [True, False]
+    tie = CERTIFICATES[0]._replace(inequalities=(Inequality("t > t", 1.0, 0.5, 0.6),))
+    assert to_xarray([tie]).inequality_holds.values.tolist() == [False, True]
     alone = to_xarray(CERTIFICATES[1])
     assert alone.sizes["certificate"] == 1 and alone.sizes["premise"] == 0
 
@@ -113,9 +128,20 @@ def test_studies_of_unequal_lengths_stand_side_by_side():
     assert np.isnan(data.error[1, 4]) and np.isnan(data.bound[0]).all()
     assert data.error[1, 3] == 0.04 and data.refinement[0, 4] == 32
     assert data.bound_holds.values.tolist() == ["no bound", "yes"]
+    broken = ROWS[1].study._replace(bounds=(2.0, 1.0, 0.1, 0.25))
+    assert to_xarray([broken]).bound_holds.values.tolist() == ["no"]
+    assert data.reason.values.tolist() == ["", "smoother than asked"]
+    assert data.reference_error.values.tolist() == [1e-9, 0]
+    assert data.agrees.values.tolist() == [row.agrees for row in ROWS]
     assert np.isnan(data.claimed_order[0]) and data.expected_order.values.tolist() == [1, 1.5]
     slope = np.polyfit(np.log([3, 6, 12, 24]), np.log([1.0, 0.3, 0.13, 0.04]), 1)[0]
     np.testing.assert_allclose(data.order[1], -slope, rtol=1e-12)
+    line = np.polynomial.Polynomial.fit([0, 1, 2, 3], np.log([1.0, 0.3, 0.13, 0.04]), 1, [0, 1])
+    scatter = np.sum((line(np.arange(4.0)) - np.log([1.0, 0.3, 0.13, 0.04])) ** 2)
+    # Of four points a factor two apart: their scatter over 2, and log(2) squared times 5.
+    np.testing.assert_allclose(
+        data.order_half_width[1], 2 * np.sqrt(scatter / 2 / 5) / np.log(2), rtol=1e-10
+    )
     assert to_xarray(ROWS[1].study).source.values.tolist() == ["thm:yours"]
 
 
@@ -127,6 +153,29 @@ def test_training_paths_and_comparisons_have_their_axes():
     np.testing.assert_allclose((data.density * data.weight).sum("position"), 1, rtol=1e-12)
     changed = to_xarray(compare(influence(), influence(examples=5)))
     assert changed.paired == "True" and changed.gap_error.item() == 0
+
+
+UNITS = {
+    "1": "density regional_average gap lim symmetric_contrast terminal_contrast",
+    "(loss/state)^2": "energy total example_energy channel_energy hop_energy head_energy "
+    "regional_channel_energy regional_cross_terms regional_hop_energy",
+    "loss/state": "vector cone local covector",
+    "state": "state",
+    "loss": "loss risk",
+    "loss^2": "relative_energy",
+}
+
+
+@pytest.mark.parametrize("kind", ["channels", "comparison", "explanation", "training path"])
+def test_every_number_has_its_units_and_its_error_the_same(kind):
+    expected = {name: units for units, names in UNITS.items() for name in names.split()}
+    data = to_xarray(every_kind()[kind])
+    found = {
+        name.removesuffix("_without_queries").removesuffix("_error"): variable.units
+        for name, variable in data.data_vars.items()
+        if "units" in variable.attrs
+    }
+    assert found == {name: expected[name] for name in found}
 
 
 @pytest.mark.parametrize("kind", LABELLED)

@@ -91,6 +91,19 @@ def test_the_minimiser_moves_as_the_expansion_says_to_second_order(name):
         lim.training.shift_bound(0.1, 1.0, -0.5)
 
 
+def test_a_shift_is_as_exact_as_is_asked_for():
+    """What is left of H s + beta g, relative to beta g."""
+    curvatures, strength = np.geomspace(1, 1000, 20), 0.1
+
+    def left(**options):
+        shift = lim.training.parameter_shift(
+            lambda p: p @ (curvatures * p) / 2, jnp.sum, jnp.zeros(20), strength, **options
+        )
+        return np.abs(curvatures * np.asarray(shift) / strength + 1).max()
+
+    assert left() < 1e-9 < 1e-3 < left(tolerance=1e-2) < 2e-2
+
+
 def test_the_balanced_objective_is_risk_and_penalty():
     # `eq:gd-target-penalty`.
     @jax.jit

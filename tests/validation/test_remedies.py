@@ -199,12 +199,32 @@ def test_the_constraints_multiplier_rises_where_it_is_broken():
     assert_same(gradient, plus(risk_slope(batches().training), clipped(slope, raised)))
 
 
-def test_observability_pulls_at_the_layers_by_at_most_its_norm():
-    gradient, _ = found("observed")
-    pull = jax.tree.map(np.subtract, gradient, risk_slope(batches().training))
-    assert 0 < norm(pull) <= remedies.UNTIL * (1 + 1e-9)
-    # The first layer's input is seen as it is, and the readout not at all.
-    np.testing.assert_allclose(pull.head, 0, atol=1e-15)
+def observed_penalty(model, batches):
+    """Half the scatter over places of what a step there does to the last place, before layers."""
+    of_signs, of_places = jax.random.split(batches.key)
+    places = jax.random.choice(of_places, 2 * RECORDS, (5,), replace=False)
+    signs = jax.random.rademacher(of_signs, (1, SETTING.width), dtype=float)[0]
+
+    def trace(x, place):
+        step = jnp.zeros_like(x).at[place].set(signs)
+        last = lambda x: model.flow.trajectory(x, GRID).states[:-1, -1]  # noqa: E731
+        return (jax.jvp(last, (x,), (step,))[1] ** 2).sum()
+
+    x = embedded(model, batches.training)[:3]
+    traces = jax.vmap(jax.vmap(trace, (None, 0)), (0, None))(x, places).mean(axis=0)
+    return ((traces - traces.mean()) ** 2).sum() / LENGTH / 2
+
+
+def test_observability_pulls_down_its_own_slope():
+    """Of two layers: before the first nothing else is seen at the last place."""
+    deeper = jax.tree.map(lambda leaf: jnp.concatenate([2 * leaf, leaf]), MODEL.flow.layers)
+    model = eqx.tree_at(lambda model: model.flow.layers, MODEL, deeper)
+    gradient, _ = COMPILED["observed"](model, ARMS["observed"].memory, batches())
+    slopes = jax.jit(lambda model: (jax.grad(risk)(model, batches().training, EVEN),
+                                    jax.grad(observed_penalty)(model, batches())))  # fmt: skip
+    risks, slope = slopes(model)
+    assert norm(slope) > 1  # and is clipped
+    assert_same(gradient, plus(risks, clipped(slope, 1.0)))
 
 
 def test_the_middle_is_what_the_law_of_edges_leaves():

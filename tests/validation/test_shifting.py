@@ -50,7 +50,8 @@ def test_a_shift_asks_for_every_place_of_both_lengths(monkeypatch):
         records = jnp.arange(examples.records.shape[1] // 2, dtype=float)
         rising = records * model.head[0, 0] ** 2
         same: Any = dict.fromkeys(ATTRIBUTIONS, rising)
-        return RecordScores(same, same, PlaceScores(*3 * [rising]))
+        falling: Any = dict.fromkeys(ATTRIBUTIONS, -rising)
+        return RecordScores(same, falling, PlaceScores(*3 * [rising]))
 
     def scores_by_place(model, examples):
         asked = jnp.bincount(examples.gold[:, 0], length=5).astype(model.head.dtype)
@@ -65,11 +66,9 @@ def test_a_shift_asks_for_every_place_of_both_lengths(monkeypatch):
     assert found["4 records"]["accuracy"] == 3 * [[5, 5, 5, 5, 0]]
     slopes = np.asarray(models.head)[:, :1, 0] ** 2
     np.testing.assert_allclose(found["4 records"]["influence"], slopes * np.arange(4)[None])
-    correlations = [one["correlations"] for one in found["4 records"]["predictions"]]
-    np.testing.assert_allclose(
-        correlations, [3 * [-1 if one["score"] == "minus cross-entropy" else 1]
-                       for one in found["4 records"]["predictions"]],
-    )  # fmt: skip
+    for one in found["4 records"]["predictions"]:
+        falling = (one["of"] == "at the gold record") != (one["score"] == "minus cross-entropy")
+        np.testing.assert_allclose(one["correlations"], 3 * [-1 if falling else 1])
 
 
 def test_all_seeds_are_asked_the_same():

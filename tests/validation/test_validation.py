@@ -183,7 +183,7 @@ def test_a_study_goes_on_from_what_is_finished(tmp_path, explained, shifts, coun
     assert arms[PLAIN]["channels"] == 2 * [made.regional.energies.tolist()]
     one = arms[PLAIN]["certificates"][1]["one of them"]
     assert one == {"holds": False, "margin": pytest.approx(1 / 3 - 0.1), "vacuous": True,
-                   "concluded": False}  # fmt: skip
+                   "concluded": True}  # fmt: skip
     # Of the same networks before, and of each seed after either arm.
     shifted = found["shifts"]
     assert list(shifted) == ["before", PLAIN, "Algorithm 1, probes"]
