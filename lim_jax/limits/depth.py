@@ -270,8 +270,8 @@ def shadowing_study(
     r"""Layers without a limit against the flow that they drive themselves (`thm:resnet-ode`, end).
 
     The depth flow of the piecewise constant control is followed layer by layer, in 8 steps of
-    `rk4` each. Order 1, though no common flow is approached. Steps that freeze the field within a
-    layer attain their own order.
+    `rk4` each, for :math:`\zeta = 1`. Order 1, though no common flow is approached. Steps that
+    freeze the field within a layer attain their own order.
 
     Parameters
     ----------
