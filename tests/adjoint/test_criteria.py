@@ -11,7 +11,7 @@ from reference.networks import random_flow, random_labels, random_states, random
 
 import lim_jax as lim
 from lim_jax.adjoint import criteria, deficits, queries, residual
-from lim_jax.adjoint.certificate import Premise, certificate_table
+from lim_jax.adjoint.certificate import Certificate, Inequality, Premise, certificate_table
 from lim_jax.adjoint.cone import JointCone
 from lim_jax.adjoint.ledger import RegionalChannels, channels, regional_channels
 from lim_jax.adjoint.tangent import attention_sites
@@ -637,3 +637,23 @@ def test_certificates_are_records_and_text():
     assert "HOLDS" in text and "cor:exact-double-deficit" in text and "margin +1.3" in text
     without = certificate._replace(premises=(Premise("never", 0.5, False),)).record()
     assert without["concluded"] and not without["holds"]
+
+
+def test_the_table_marks_premises_that_fail_and_ties_on_either_side_of_zero():
+    premises = Premise("a > 0", 0.5, True), Premise("b < 1", 1.25, False)
+    sides = [Inequality("A > B", 2.0 + apart, 2.0, 0.5) for apart in (1.0, 0.25, -0.25, -1.0)]
+    found = Certificate("one", "eq:one", premises, tuple(sides), "it is so", tuple(sides[2:]))
+    assert [one.record()["holds"] for one in sides] == [True, False, False, False]
+    assert [one.record()["roundings"] for one in sides] == [2, 0.5, -0.5, -2]
+    assert str(found).splitlines() == [
+        "one (eq:one): does not hold",
+        "    premise   a > 0: 0.5  yes",
+        "    premise   b < 1: 1.25  NO",
+        "    compare   A > B: 3 against 2, margin +1",
+        "    compare   A > B: 2.25 against 2, margin +0.25 (a tie)",
+        "    compare   A > B: 1.75 against 2, margin -0.25 (a tie)",
+        "    compare   A > B: 1 against 2, margin -1",
+        "    measured  it is so: false",
+        "              A > B: 1.75, 2 (a tie)",
+        "              A > B: 1, 2",
+    ]

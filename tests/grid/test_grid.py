@@ -248,3 +248,15 @@ def test_a_measure_is_carried_with_its_mass_cell_by_cell(make):
     np.testing.assert_allclose(np.asarray(target.weights) @ found, mass.sum(axis=0), rtol=1e-13)
     same = carried(jnp.asarray(density), source, source)
     np.testing.assert_allclose(same, density, rtol=1e-13)
+
+
+@pytest.mark.parametrize("convention", ["overlap", "points"])
+def test_unions_of_intervals_count_what_they_share_once(convention):
+    """Against a fine sum over each cell, or the nodes in [a, b)."""
+    intervals = [("0.5", "0.93"), ("0.12", "0.6"), ("0.3", "0.4"), ("0.97", 1)]
+    found = lim.grid.interval_weights(lim.token_grid(10), intervals, convention)
+    if convention == "points":
+        expected = np.array([0, 1, 1, 1, 1, 1, 1, 1, 1, 1]) / 10  # of nodes 0.1, 0.2, ..., 1
+    else:
+        expected = np.array([0, 0.8, 1, 1, 1, 1, 1, 1, 1, 0.6]) / 10
+    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-15)

@@ -61,3 +61,18 @@ def test_errors_in_depth_are_the_largest_of_all_times_also_between_layers():
     limit = depth._Limit(lambda time: None, grid, np.linspace(0, 2, 5), flow, 0.0)
     np.testing.assert_allclose(limit.error_on_layers(layers), 3 * size, rtol=1e-12)
     np.testing.assert_allclose(limit.error_between_layers(layers), 5 * size, rtol=1e-12)
+
+
+def test_the_table_of_rates_marks_bounds_that_break_and_references_that_are_coarse():
+    sizes, errors = (4.0, 8.0, 16.0, 32.0), (1.0, 0.5, 0.25, 0.125)
+    kept, broken = (2.0, 1.0, 0.5, 0.25), (2.0, 0.25, 0.5, 0.25)
+
+    def words(bounds, reference, expected):
+        study = lim.limits.Study("eq:mine", 1.0, sizes, errors, bounds, reference)
+        line = lim.limits.rates_table([lim.limits.Row("mine", study, expected)]).splitlines()[1]
+        return line.split()
+
+    assert words(kept, 0.0, 1.0)[1:7] == ["1.00", "1.00", "1.00", "±", "0.00", "holds"]
+    assert words(kept, 0.0124, 1.0)[7:] == ["4", "1.2e-02"]
+    assert words(broken, 0.0124, 1.0)[6:] == ["BROKEN", "4", "1.2e-02", "DIFFERS"]
+    assert words(None, 0.0126, 1.0)[6:] == ["–", "4", "1.3e-02", "COARSE", "REFERENCE"]

@@ -138,6 +138,8 @@ def test_the_response_is_the_slope_of_lim():
     np.testing.assert_allclose(found.lim, value, rtol=1e-13)
     np.testing.assert_allclose(found.change, slope, rtol=1e-7)
     np.testing.assert_allclose(found.alignment, -found.change / float(change @ change), rtol=1e-12)
+    still = jax.jit(lambda: lim.training.response(stage, weights, 0 * change, regions))()
+    assert (still.change, still.alignment) == (0, 0)
 
 
 def test_alignment_agrees_with_what_section_4s_run_does():

@@ -12,11 +12,11 @@ from scipy import stats
 from lim_jax import validation
 from lim_jax.cost import job_cost
 from lim_jax.tasks import KeyValueTask
-from lim_jax.validation.gains import compare_arms, gain
+from lim_jax.validation.gains import compare_arms, gain, gains_on_probes
 from lim_jax.validation.prediction import ATTRIBUTIONS, RecordScores
 from lim_jax.validation.remedies import PLAIN, importance_weighted
 from lim_jax.validation.retrievers import PlaceScores, Setting
-from lim_jax.validation.study import BASE, LONG, Preset, presets, validate
+from lim_jax.validation.study import BALANCED, BASE, LONG, Preset, presets, validate
 
 
 def test_a_gain_is_that_of_the_last_step_seed_by_seed():
@@ -58,6 +58,11 @@ def test_arms_and_variants_are_compared_with_their_own_plain_one():
     np.testing.assert_allclose(found["deeper"].time, 3)
     np.testing.assert_allclose(found["strength 3"].time, 4)
     assert found["deeper"].middle_at_equal_time is None
+    # What Algorithm 1 on probes gains is of the same networks: no other depth.
+    results["arms"][BALANCED] = made_arm(5, seconds=0.02)
+    on_probes = gains_on_probes(results)
+    assert list(on_probes) == [BALANCED, "strength 3"]
+    assert [one.time for one in on_probes.values()] == pytest.approx([2, 4])
     assert found["strength 3"].middle_at_equal_time is not None
 
 
