@@ -489,10 +489,11 @@ WITHOUT = {
         require_continuous require_depth_profile require_drawable require_finite
         require_fitting require_flow require_grid require_heads require_heads_divide
         require_horizon require_on_grid require_profile require_regions require_shape
-        require_state require_tensor require_width require_window scalar_loss
+        refuse_other_architectures refuse_unknown require_smooth require_state require_tensor
+        require_width require_window scalar_loss
     """,
     "Parts of the readers of checkpoints, whose files tests/models breaks.": """
-        chosen exact_gelu frequencies_of gathered gpt2 gpt_neox llama mistral number
+        chosen exact_gelu frequencies_of gathered gpt2 gpt_neox head_of llama mistral number
         positive put qwen2 qwen3 rope_options stacked tanh_gelu unfilled whole
     """,
     "Parts of figures and pages, given numbers of the library's own.": """
@@ -509,14 +510,17 @@ WITHOUT = {
         adam_run algorithm1_objective algorithm3_objective attention_constant
         attention_studies beyond_the_paper cesaro_study comparison_table cone_mass_study
         depth_costs gated gaussian_attention groups influence_averages influence_imbalance
-        input_adjoint_depth_studies input_adjoint_studies left_cone_mass_study loss_study
-        measure minimiser paper.compare position_costs printed_cone_mass_study readout_bound
-        reference_flows right_biased section4 shadowing_study singularity_study
+        input_adjoint_depth_studies input_adjoint_studies largest_control_distances
+        left_cone_mass_study linear_knots loss_study
+        measure minimiser paper.compare position_costs printed_cone_mass_study
+        proved_constants readout_bound readout_consistency_study reference_flows right_biased
+        sampled_profile section4 shadowing_study singularity_study
         smooth_labels smooth_states split_defect_study split_gap_study summary table_row
-        terminal_adjoint_study terminal_covector trace_density trajectory_studies
+        terminal_adjoint_study terminal_covector time_slope_bounds trace_density
+        trajectory_studies
     """,
     "Not looked at with hostile arguments yet.": """
-        account_of_context alternating_perturbation amplification answers answers_on_probes
+        account_of_context adjoint_growth alternating_perturbation amplification answers answers_on_probes
         ask_prompts attention_regularity attention_sites average_cone_mass
         averaged_objective balanced_on_probes balanced_on_training carried carrying_shares
         cheapest_mode column_blocks column_mass complement_gramians cone_by_head
@@ -526,14 +530,15 @@ WITHOUT = {
         functional_of_adjoints gradient_flow hat ids_of_text importance_weighted in_groups
         in_longer_contexts in_the_middle influence_of_ids influence_record
         injected_objective job_cost joint_cone kind_of largest layer_injected_traces
-        layer_products layer_steps limits.study low_rank_gramians needle_prompt
+        looks_ahead layer_products layer_steps limits.study low_rank_gramians needle_prompt
         needle_question_prompt network.by_head new_retriever norm_bounds norm_lipschitz
         observability_objective observed of_seeds operations over_tiles parts_of_context
-        penalty_bias predict probed_cone_mass probed_trace_covariance prompted_study
+        penalty_bias penalty_premises predict probed_cone_mass probed_trace_covariance prompted_study
         pull_back_stages recall_examples record_scores results.plain retrieval_risk
         reweighted reweighting_run sampled_penalty_bias save segment_starts shift_record
         spike_perturbation squared_frobenius_norms squared_operator_norms texts_of_ids
         tiled_attention tiling time_slopes to_json to_pandas to_xarray train train_further
         train_retrievers uniform_perturbation unit_profile validate validation.plain
+        written_causal
     """,
 }
