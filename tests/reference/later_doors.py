@@ -520,8 +520,8 @@ WITHOUT = {
         trajectory_studies
     """,
     "Not looked at with hostile arguments yet.": """
-        account_of_context adjoint_growth alternating_perturbation amplification answers answers_on_probes
-        ask_prompts attention_regularity attention_sites average_cone_mass
+        account_of_context adjoint_growth alternating_perturbation amplification answers
+        answers_on_probes ask_prompts attention_regularity attention_sites average_cone_mass
         averaged_objective balanced_on_probes balanced_on_training carried carrying_shares
         cheapest_mode column_blocks column_mass complement_gramians cone_by_head
         cone_energies constrained_objective constrained_on_probes contexts control_distance
@@ -533,8 +533,8 @@ WITHOUT = {
         looks_ahead layer_products layer_steps limits.study low_rank_gramians needle_prompt
         needle_question_prompt network.by_head new_retriever norm_bounds norm_lipschitz
         observability_objective observed of_seeds operations over_tiles parts_of_context
-        penalty_bias penalty_premises predict probed_cone_mass probed_trace_covariance prompted_study
-        pull_back_stages recall_examples record_scores results.plain retrieval_risk
+        penalty_bias penalty_premises predict probed_cone_mass
+        probed_trace_covariance prompted_study pull_back_stages recall_examples record_scores results.plain retrieval_risk
         reweighted reweighting_run sampled_penalty_bias save segment_starts shift_record
         spike_perturbation squared_frobenius_norms squared_operator_norms texts_of_ids
         tiled_attention tiling time_slopes to_json to_pandas to_xarray train train_further
