@@ -534,7 +534,8 @@ WITHOUT = {
         needle_question_prompt network.by_head new_retriever norm_bounds norm_lipschitz
         observability_objective observed of_seeds operations over_tiles parts_of_context
         penalty_bias penalty_premises predict probed_cone_mass
-        probed_trace_covariance prompted_study pull_back_stages recall_examples record_scores results.plain retrieval_risk
+        probed_trace_covariance prompted_study pull_back_stages
+        recall_examples record_scores results.plain retrieval_risk
         reweighted reweighting_run sampled_penalty_bias save segment_starts shift_record
         spike_perturbation squared_frobenius_norms squared_operator_norms texts_of_ids
         tiled_attention tiling time_slopes to_json to_pandas to_xarray train train_further
