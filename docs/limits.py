@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from drawn import numbered
+from picture_numbers import numbered
 
 from lim_jax.limits import Curve, Row, Study
 from lim_jax.plots import convergence_rates, error_against_cost

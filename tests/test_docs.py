@@ -16,7 +16,7 @@ import jax
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
-from drawn import carried, numbered
+from picture_numbers import carried, numbered
 from reference.browser import PROGRAM, browser
 
 ROOT = Path(__file__).parent.parent

@@ -17,7 +17,7 @@ HARMLESS = frozenset(
     decoder_start_token_id do_sample dtype embd_pdrop eos_token_id finetuning_task
     gradient_checkpointing hidden_dropout hidden_dropout_prob id2label initializer_factor
     initializer_range is_decoder is_llama_config keys_to_ignore_at_inference label2id
-    max_position_embeddings max_sequence_length model_max_length n_ctx num_labels
+    max_position_embeddings max_sequence_length model_max_length model_type n_ctx num_labels
     output_attentions output_hidden_states pad_token_id pretraining_tp problem_type
     reorder_and_upcast_attn resid_pdrop return_dict sep_token_id summary_activation
     summary_first_dropout summary_proj_to_labels summary_type summary_use_proj task_specific_params

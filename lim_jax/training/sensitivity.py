@@ -180,8 +180,9 @@ def _squares(
     ]
     data = [(x**2).sum(axis=2) @ grid.weights, sum(labels, jnp.zeros(x.shape[0]))]
     arrays, adjoints = _adjoints_of_arrays(loss, params, batch, grid)
-    found, slopes = jax.jvp(adjoints, (arrays,), (_unit(direction),))
-    return jnp.stack(data, axis=1), (found**2).sum(axis=2), (slopes**2).sum(axis=2)
+    found, slopes, losses = jax.jvp(adjoints, (arrays,), (_unit(direction),), has_aux=True)
+    squares = jnp.stack(data, axis=1), (found**2).sum(axis=2), (slopes**2).sum(axis=2)
+    return judged(squares, batch, losses)
 
 
 def _label_squares(leaf: Float[Array, "examples ..."], grid: Grid) -> Float[Array, " examples"]:

@@ -17,7 +17,6 @@ import lim_jax as lim
 from lim_jax import cli, explanations, models, report
 from lim_jax.cli import explaining
 from lim_jax.density import Influence
-from lim_jax.probes import Estimate
 
 
 class Reached(Exception):
@@ -218,12 +217,16 @@ def test_each_network_is_explained_and_has_its_cone_mass_under_its_own_name(monk
         return asked._replace(influence=network, depth=weights)
 
     kept: list = []
-    mass = lambda network, windows, regions: Estimate(network, len(windows))  # noqa: E731
+
+    def mass(network, windows, regions):
+        return network, len(windows)
+
     monkeypatch.setattr(explanations, "explain", explained)
     monkeypatch.setattr(explanations, "average_cone_mass", mass)
     monkeypatch.setattr(explaining, "_once", lambda path, _, find: kept.append(path.name) or find())
     seeded = models.byte_model(10, width=4, heads=2, depth=1, key=jax.random.key(0))
-    networks = {"seeded": seeded, "trained": eqx.tree_at(lambda m: m.head, seeded, seeded.head + 1)}
+    trained = eqx.tree_at(lambda m: m.embedding, seeded, seeded.embedding + 1)
+    networks = {"seeded": seeded, "trained": trained}
     regions, windows = lim.boundary_regions(lim.token_grid(10), 0.2), jnp.zeros((6, 11), int)
     found, masses = explaining._explained(
         networks, windows, regions, jax.random.key(1), 0, tmp_path
@@ -232,7 +235,7 @@ def test_each_network_is_explained_and_has_its_cone_mass_under_its_own_name(monk
         assert masses[f"{name} network"] == (network, 4)
         for loss, first in (("teacher forcing", 0.1), ("last token", 0)):
             one = found[f"{name} network, {loss}"]
-            assert one.influence is network and one.depth[0] == first
+            assert one.influence is network and np.asarray(one.depth)[0] == first
     assert len(found) == 4 and len(masses) == 2
     assert sorted(kept) == [
         "cone_mass_seeded.npz", "cone_mass_trained.npz",

@@ -411,7 +411,7 @@ def test_figures_of_an_explanation_show_its_numbers():
     np.testing.assert_allclose(heights, influence / together - 1, rtol=1e-9, atol=1e-12)
     assert min(heights) < 0 and lower.get_ylim()[0] < -1
     assert all(axes.get_ylabel() for axes in figure.axes)
-    assert upper.get_title() == f"title (L = {LENGTH}, n = {int(found.influence.count)})"
+    assert upper.get_title() == f"title ({LENGTH} positions, n = {int(found.influence.count)})"
     named = [text.get_text() for text in figure.legends[0].get_texts()]
     assert named == ["influence density", "density without cross terms"] + [
         "residual", "cone", "local", "cross terms"
@@ -438,7 +438,7 @@ def test_the_figure_of_certificates_names_each_row_and_its_verdict():
 def test_the_figure_of_hops_shows_where_each_energy_is_and_not_where_it_is_zero():
     found = explained(last_token)
     (axes,) = plots.hop_energies(found, "title").axes
-    assert axes.get_yscale() == "log" and axes.get_title().startswith("title (L = ")
+    assert axes.get_yscale() == "log" and axes.get_title().startswith("title (")
     labels = [line.get_label() for line in axes.lines]
     assert labels == ["all", "0 hops", "1 hop", "2 hops", "3 or more hops"]
     for line, values in zip(

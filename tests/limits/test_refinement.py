@@ -8,6 +8,7 @@ from reference.networks import random_states
 
 import lim_jax as lim
 from lim_jax.limits import depth
+from lim_jax.network.flow import unit_profile
 
 
 @pytest.mark.parametrize("count", [4, 5, 9])
@@ -58,7 +59,7 @@ def test_errors_in_depth_are_the_largest_of_all_times_also_between_layers():
     grid, direction = lim.graded_grid(2), np.array([[1.0], [2.0]])
     size = np.sqrt(np.asarray(grid.weights) @ [1, 4])
     flow, layers = (np.array(at)[:, None, None] * direction for at in ([0, 6, 0, 0, 0], [1, 3, 2]))
-    limit = depth._Limit(lambda time: None, np.ones_like, grid, np.linspace(0, 2, 5), flow, 0.0)
+    limit = depth._Limit(lambda time: None, unit_profile, grid, np.linspace(0, 2, 5), flow, 0.0)
     np.testing.assert_allclose(limit.error_on_layers(layers), 3 * size, rtol=1e-12)
     np.testing.assert_allclose(limit.error_between_layers(layers), 5 * size, rtol=1e-12)
 
