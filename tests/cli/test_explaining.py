@@ -17,6 +17,7 @@ import lim_jax as lim
 from lim_jax import cli, explanations, models, report
 from lim_jax.cli import explaining
 from lim_jax.density import Influence
+from lim_jax.probes import Estimate
 
 
 class Reached(Exception):
@@ -219,7 +220,7 @@ def test_each_network_is_explained_and_has_its_cone_mass_under_its_own_name(monk
     kept: list = []
 
     def mass(network, windows, regions):
-        return network, len(windows)
+        return Estimate(network, jnp.array(len(windows)))
 
     monkeypatch.setattr(explanations, "explain", explained)
     monkeypatch.setattr(explanations, "average_cone_mass", mass)
