@@ -1,8 +1,8 @@
 """Run a command, the README's that tests, and fail where it takes more than it may.
 
 ``python .ci/suite.py COMMAND`` prints the minutes of CPU of all its processes and the memory of the
-largest. What a change adds is taken from elsewhere: the target is 16 minutes. It took 18.2 when the
-bound was set, on a machine that was busy with as much again.
+largest. What a change adds is taken from elsewhere: the target is 16 minutes, and it
+took 16.2 on a machine of its own when the bound was set.
 """
 
 import resource
