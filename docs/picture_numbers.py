@@ -49,4 +49,6 @@ def _of_axes(axes: Axes) -> dict[str, Any]:
     points = [np.ma.filled(each.get_offsets(), np.nan) for each in axes.collections]
     images = [np.asarray(image.get_array()) for image in axes.images]
     drawn = [line.get_xydata() for line in axes.lines] + patches + areas + points + images
-    return {"said": said, "drawn": [[float(f"{v:.4g}") for v in np.ravel(one)] for one in drawn]}
+    # Each coordinate by itself: they are compared on scales of their own.
+    columns = [column for one in drawn for column in np.atleast_2d(np.asarray(one, float).T)]
+    return {"said": said, "drawn": [[float(f"{v:.4g}") for v in column] for column in columns]}
