@@ -42,10 +42,10 @@ from .loss.readouts import LinearReadout as LinearReadout
 from .loss.readouts import TokenwiseReadout as TokenwiseReadout
 from .network.attention import causal_attention as causal_attention
 from .network.continuous import ContinuousFlow as ContinuousFlow
-from .network.field import CausalAttention as CausalAttention
-from .network.field import FeedForward as FeedForward
 from .network.field import TransformerField as TransformerField
 from .network.flow import ResidualFlow as ResidualFlow
 from .network.flow import euler as euler
 from .network.flow import split as split
+from .network.multihead import CausalAttention as CausalAttention
 from .network.norms import LayerNorm as LayerNorm
+from .network.tokenwise import FeedForward as FeedForward

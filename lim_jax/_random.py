@@ -22,3 +22,8 @@ def gaussian(
     True
     """
     return jax.random.normal(key, (math.prod(shape),), dtype).reshape(shape)
+
+
+def fan_in(key: Key[Array, ""], *shape: int) -> Float[Array, "..."]:
+    """Gaussian matrices of variance one over their fan-in, the last axis."""
+    return gaussian(key, shape) / math.sqrt(shape[-1])

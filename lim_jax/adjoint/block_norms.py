@@ -21,7 +21,7 @@ from jaxtyping import Array, Float, Int
 
 from lim_jax._checks import undifferentiated
 from lim_jax.adjoint.tangent import KernelFactors
-from lim_jax.network.field import by_head
+from lim_jax.network.multihead import by_head
 
 TILE, COLUMNS = 64, 32
 TWICE = (
@@ -48,7 +48,7 @@ def squared_frobenius_norms(factors: KernelFactors) -> Float[Array, "length leng
 
     Examples
     --------
-    >>> from lim_jax.network.field import CausalAttention
+    >>> from lim_jax.network.multihead import CausalAttention
     >>> from lim_jax.grid import token_grid
     >>> from lim_jax.adjoint.tangent import kernel_factors
     >>> one = jnp.ones((1, 1, 1))
@@ -118,7 +118,7 @@ def column_mass(
 
     Examples
     --------
-    >>> from lim_jax.network.field import CausalAttention
+    >>> from lim_jax.network.multihead import CausalAttention
     >>> from lim_jax.grid import token_grid
     >>> from lim_jax.adjoint.tangent import kernel_factors
     >>> one = jnp.ones((1, 1, 1))

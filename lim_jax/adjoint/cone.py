@@ -17,7 +17,8 @@ from lim_jax.adjoint.block_norms import column_mass, squared_frobenius_norms
 from lim_jax.adjoint.tangent import AttentionSites, KernelFactors, kernel_factors, pull_back
 from lim_jax.grid.cells import CellGrid
 from lim_jax.grid.measure import Grid
-from lim_jax.network.field import CausalAttention, State
+from lim_jax.network.multihead import CausalAttention
+from lim_jax.network.slots import State
 from lim_jax.probes import Estimate, Probes, sample_mean
 
 Norm = Literal["operator", "frobenius"]

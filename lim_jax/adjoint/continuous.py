@@ -14,7 +14,7 @@ from lim_jax.adjoint.sweep import SIGNATURE, Example, TerminalLoss
 from lim_jax.adjoint.tangent import pull_back
 from lim_jax.grid.measure import Grid
 from lim_jax.network.continuous import ContinuousFlow, guarded_times, require_continuous
-from lim_jax.network.field import State
+from lim_jax.network.slots import State
 
 Scalar = Float[Array, ""]
 Carried = tuple[State, State, State]

@@ -24,8 +24,8 @@ from lim_jax.adjoint.ledger import cone_by_head
 from lim_jax.adjoint.sweep import SIGNATURE, Example, TerminalLoss, terminal_adjoint
 from lim_jax.adjoint.tangent import Parts, Stage, attention_sites, pull_back, pull_back_stages
 from lim_jax.grid.measure import Grid
-from lim_jax.network.field import State
 from lim_jax.network.flow import ResidualFlow, require_flow
+from lim_jax.network.slots import State
 
 Scalar = Float[Array, ""]
 Covectors = Float[Array, "covectors length width"]
@@ -70,7 +70,7 @@ def attention_hops(
     Two layers of causal averaging, and a loss that asks from the last of two tokens.
 
     >>> from lim_jax.grid import token_grid
-    >>> from lim_jax.network.field import CausalAttention
+    >>> from lim_jax.network.multihead import CausalAttention
     >>> averaging = lambda one: CausalAttention(lambda z: z, 0 * one, 0 * one, one, one)
     >>> flow = ResidualFlow(eqx.filter_vmap(averaging)(jnp.ones((2, 1, 1, 1))), horizon=2.0)
     >>> x, grid = jnp.ones((2, 1)), token_grid(2)
@@ -135,7 +135,7 @@ def one_hop_by_head(
     Examples
     --------
     >>> from lim_jax.grid import token_grid
-    >>> from lim_jax.network.field import CausalAttention
+    >>> from lim_jax.network.multihead import CausalAttention
     >>> averaging = lambda one: CausalAttention(lambda z: z, 0 * one, 0 * one, one, one)
     >>> flow = ResidualFlow(eqx.filter_vmap(averaging)(jnp.ones((2, 1, 1, 1))), horizon=2.0)
     >>> x, grid = jnp.ones((2, 1)), token_grid(2)

@@ -37,8 +37,8 @@ from lim_jax.adjoint.tangent import (
 from lim_jax.grid.integrals import inner
 from lim_jax.grid.measure import Grid, require_on_grid
 from lim_jax.grid.partition import Regions, regional_averages, require_regions
-from lim_jax.network.field import State
 from lim_jax.network.flow import ResidualFlow, require_flow
+from lim_jax.network.slots import State
 from lim_jax.probes import sample_mean
 
 Scalar = Float[Array, ""]

@@ -21,8 +21,8 @@ from lim_jax.adjoint.krylov import NormBounds, norm_bounds
 from lim_jax.adjoint.sweep import SIGNATURE, Example, TerminalLoss, terminal_adjoint
 from lim_jax.grid.measure import Grid
 from lim_jax.network.continuous import ContinuousFlow, require_continuous
-from lim_jax.network.field import State
 from lim_jax.network.flow import ResidualFlow, euler, require_flow
+from lim_jax.network.slots import State
 
 Scalar = Float[Array, ""]
 

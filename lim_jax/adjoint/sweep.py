@@ -15,8 +15,8 @@ from jaxtyping import Array, Float, PyTree
 
 from lim_jax._checks import require_callable, require_example
 from lim_jax.grid.measure import Grid, require_on_grid
-from lim_jax.network.field import State
 from lim_jax.network.flow import ResidualFlow, require_flow
+from lim_jax.network.slots import State
 
 Scalar = Float[Array, ""]
 Example = tuple[State, PyTree]
@@ -112,7 +112,7 @@ def adjoint_trajectory(
     Examples
     --------
     >>> from lim_jax.grid import integral, token_grid
-    >>> from lim_jax.network.field import FeedForward
+    >>> from lim_jax.network.tokenwise import FeedForward
     >>> grid, keys = token_grid(3), jax.random.split(jax.random.key(0), 2)
     >>> flow = ResidualFlow(jax.vmap(lambda key: FeedForward.init(2, key=key))(keys))
     >>> example = jnp.ones((3, 2)), 5.0

@@ -34,9 +34,11 @@ from lim_jax._precision import widened
 from lim_jax.grid.cells import CellGrid
 from lim_jax.grid.measure import Grid, require_on_grid
 from lim_jax.network.attention import continued_kernel
-from lim_jax.network.field import CausalAttention, Field, State, TransformerField, by_head
+from lim_jax.network.field import TransformerField
 from lim_jax.network.flow import ResidualFlow, euler, require_flow, split
+from lim_jax.network.multihead import CausalAttention, by_head
 from lim_jax.network.positions import Turns
+from lim_jax.network.slots import Field, State
 
 Scalar = Float[Array, ""]
 Sources = tuple[Float[Array, "groups size"], Float[Array, "groups features"]]

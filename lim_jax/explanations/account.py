@@ -22,8 +22,8 @@ from lim_jax.grid.cells import token_grid
 from lim_jax.grid.measure import Grid
 from lim_jax.models.causal import CausalLM
 from lim_jax.models.ids import require_window
-from lim_jax.network.field import State
 from lim_jax.network.flow import ResidualFlow
+from lim_jax.network.slots import State
 
 Scalar = Float[Array, ""]
 Profile = Float[Array, " length"]

@@ -21,8 +21,10 @@ from lim_jax._checks import (
 from lim_jax.density.adjoints import Loss
 from lim_jax.grid.measure import Grid, require_on_grid
 from lim_jax.network.attention import attention_weights
-from lim_jax.network.field import CausalAttention, State, TransformerField, by_head
+from lim_jax.network.field import TransformerField
 from lim_jax.network.flow import ResidualFlow, euler, require_flow, split
+from lim_jax.network.multihead import CausalAttention, by_head
+from lim_jax.network.slots import State
 
 Tokens = Float[Array, " length"]
 

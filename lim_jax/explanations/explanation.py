@@ -47,7 +47,8 @@ from lim_jax.explanations.account import HOPS, parts_of_context
 from lim_jax.grid.measure import require_on_grid
 from lim_jax.grid.partition import Regions, regional_averages, require_regions
 from lim_jax.models.causal import CausalLM
-from lim_jax.network.field import CausalAttention, State
+from lim_jax.network.multihead import CausalAttention
+from lim_jax.network.slots import State
 from lim_jax.probes import Estimate, sample_mean
 
 Profile = Float[Array, " length"]

@@ -19,7 +19,8 @@ from lim_jax.grid.cells import token_grid
 from lim_jax.grid.measure import Grid
 from lim_jax.grid.panels import gauss_grid
 from lim_jax.limits.refinement import Study, refine
-from lim_jax.network.field import CausalAttention, State, by_head
+from lim_jax.network.multihead import CausalAttention, by_head
+from lim_jax.network.slots import State
 
 PositionField = Callable[[Float[Array, " points"]], Float[Array, "points features"]]
 MakeGrid = Callable[[int], Grid]

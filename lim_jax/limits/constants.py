@@ -17,9 +17,10 @@ from lim_jax._checks import require, require_callable, require_floats
 from lim_jax.grid.integrals import inner
 from lim_jax.grid.measure import Grid, require_on_grid
 from lim_jax.network.continuous import ContinuousFlow, require_continuous
-from lim_jax.network.field import State, TransformerField
+from lim_jax.network.field import TransformerField
 from lim_jax.network.flow import unit_profile
 from lim_jax.network.regularity import field_regularity
+from lim_jax.network.slots import State
 
 
 class DepthProfile(NamedTuple):
@@ -282,7 +283,7 @@ def depth_constants(
     Examples
     --------
     >>> from lim_jax.grid import token_grid
-    >>> from lim_jax.network.field import FeedForward
+    >>> from lim_jax.network.tokenwise import FeedForward
     >>> keys = jax.random.split(jax.random.key(0), 2)
     >>> fields = jax.vmap(lambda key: FeedForward.init(2, key=key))(keys)
     >>> found = depth_constants(fields, jnp.ones((2, 3, 2)), token_grid(3))

@@ -39,8 +39,8 @@ from lim_jax.limits.layers import LAYER_ROWS, depth_costs
 from lim_jax.limits.refinement import Study, refine, richardson
 from lim_jax.limits.rows import Curve, Row
 from lim_jax.loss.readouts import BandReadout, Edges, LinearReadout, TokenwiseReadout
-from lim_jax.network.field import CausalAttention
 from lim_jax.network.flow import ResidualFlow
+from lim_jax.network.multihead import CausalAttention
 from lim_jax.network.positions import Rotary
 
 GRIDS = {"tokens": token_grid, "midpoints": midpoint_grid, "graded": graded_grid}

@@ -33,8 +33,8 @@ from lim_jax.limits.constants import (
 from lim_jax.limits.refinement import Study, fit_order, refine
 from lim_jax.limits.schemes import Control, Scheme, Step
 from lim_jax.network.continuous import ContinuousFlow, control_distance
-from lim_jax.network.field import State
 from lim_jax.network.flow import ResidualFlow, euler, rk4, split, unit_profile
+from lim_jax.network.slots import State
 
 Profile = Callable[[Array], Array]
 
@@ -93,7 +93,7 @@ def trajectory_studies(
 
     Examples
     --------
-    >>> from lim_jax.network.field import FeedForward
+    >>> from lim_jax.network.tokenwise import FeedForward
     >>> from lim_jax.grid import token_grid
     >>> field = FeedForward.init(2, key=jax.random.key(0))
     >>> x, depths = jnp.ones((3, 2)), (8, 16, 32, 64)

@@ -12,8 +12,9 @@ from jaxtyping import Array, Float
 from lim_jax.adjoint.sweep import TerminalLoss
 from lim_jax.grid.integrals import inner
 from lim_jax.grid.measure import Grid
-from lim_jax.network.field import CausalAttention, State
+from lim_jax.network.multihead import CausalAttention
 from lim_jax.network.norms import LayerNorm
+from lim_jax.network.slots import State
 
 WIDTH = 3
 

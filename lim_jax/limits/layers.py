@@ -23,9 +23,12 @@ from lim_jax.limits.schemes import (
     uniform_perturbation,
 )
 from lim_jax.network.continuous import ContinuousFlow, linear_control
-from lim_jax.network.field import CausalAttention, FeedForward, State, TransformerField
+from lim_jax.network.field import TransformerField
 from lim_jax.network.flow import euler, heun, rk4, split, strang
+from lim_jax.network.multihead import CausalAttention
 from lim_jax.network.norms import LayerNorm
+from lim_jax.network.slots import State
+from lim_jax.network.tokenwise import FeedForward
 
 
 def _random_fields(seed: int, count: int) -> TransformerField:

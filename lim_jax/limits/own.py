@@ -27,9 +27,9 @@ from lim_jax.limits.refinement import refine
 from lim_jax.limits.rows import Row, rates_table
 from lim_jax.limits.schemes import Scheme
 from lim_jax.network.continuous import ContinuousFlow
-from lim_jax.network.field import Field, State
 from lim_jax.network.flow import ResidualFlow
 from lim_jax.network.positions import Rotary
+from lim_jax.network.slots import Field, State
 
 Network = Callable[[State, Grid], PyTree]
 Measure = Callable[[Any, Grid], Any]

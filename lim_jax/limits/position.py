@@ -26,8 +26,9 @@ from lim_jax.limits.attention import SMOOTH, MakeGrid, PositionField, References
 from lim_jax.limits.refinement import Study, refine
 from lim_jax.loss.losses import cross_entropy
 from lim_jax.loss.readouts import LinearReadout
-from lim_jax.network.field import CausalAttention, State
 from lim_jax.network.flow import ResidualFlow
+from lim_jax.network.multihead import CausalAttention
+from lim_jax.network.slots import State
 
 QueryDensity = Callable[[Float[Array, " points"]], Float[Array, " points"]]
 Readout = Callable[[State, Grid], State]

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from lim_jax.network.field import State
 from lim_jax.network.flow import ResidualFlow, euler, unit_profile
+from lim_jax.network.slots import State
 
 Control = Callable[[Array], Any]
 Step = Callable[..., State]

@@ -24,9 +24,9 @@ from lim_jax.models.checkpoint import open_checkpoint
 from lim_jax.models.families import FAMILIES
 from lim_jax.models.gguf_file import open_gguf
 from lim_jax.models.options import refuse_other_architectures
-from lim_jax.network.field import State
 from lim_jax.network.flow import ResidualFlow
 from lim_jax.network.norms import Norm
+from lim_jax.network.slots import State
 
 Profile = Float[Array, " length"]
 

@@ -17,10 +17,12 @@ from lim_jax.models.reading import (
     stacked,
     whole,
 )
-from lim_jax.network.field import CausalAttention, FeedForward, TransformerField
+from lim_jax.network.field import TransformerField
 from lim_jax.network.flow import ResidualFlow, euler, split
+from lim_jax.network.multihead import CausalAttention
 from lim_jax.network.norms import LayerNorm
 from lim_jax.network.positions import Rotary
+from lim_jax.network.tokenwise import FeedForward
 
 
 def gpt2(checkpoint: Source, dtype: str) -> Weights:

@@ -25,10 +25,12 @@ from lim_jax.models.reading import (
     stacked,
     whole,
 )
-from lim_jax.network.field import CausalAttention, GatedFeedForward, TransformerField
+from lim_jax.network.field import TransformerField
 from lim_jax.network.flow import ResidualFlow, split
+from lim_jax.network.multihead import CausalAttention
 from lim_jax.network.norms import RMSNorm
 from lim_jax.network.positions import Rotary
+from lim_jax.network.tokenwise import GatedFeedForward
 
 WINDOW = 4096  # the publishers' own, where nothing is said
 

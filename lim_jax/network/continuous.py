@@ -24,7 +24,6 @@ from lim_jax._checks import (
     require_floats,
 )
 from lim_jax.grid.measure import Grid
-from lim_jax.network.field import State
 from lim_jax.network.flow import (
     Scalar,
     Trajectory,
@@ -33,6 +32,7 @@ from lim_jax.network.flow import (
     require_state,
     unit_profile,
 )
+from lim_jax.network.slots import State
 
 
 class LayerwiseControl(eqx.Module):
@@ -82,7 +82,7 @@ def linear_control(fields: PyTree, horizon: float = 1.0) -> InterpolatedControl:
 
     Examples
     --------
-    >>> from lim_jax.network.field import FeedForward
+    >>> from lim_jax.network.tokenwise import FeedForward
     >>> keys = jax.random.split(jax.random.key(0), 3)
     >>> fields = jax.vmap(lambda key: FeedForward.init(2, key=key))(keys)
     >>> control = linear_control(fields, horizon=2.0)

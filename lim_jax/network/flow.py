@@ -31,7 +31,7 @@ from lim_jax._checks import (
 )
 from lim_jax.grid.measure import Grid, require_grid, require_on_grid
 from lim_jax.network.blocked import KEPT
-from lim_jax.network.field import Field, State
+from lim_jax.network.slots import Field, State
 
 Scalar = Float[Array, ""]
 

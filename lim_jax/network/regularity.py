@@ -22,15 +22,11 @@ from jaxtyping import Array, Float
 from lim_jax._checks import finite_scalar, require, require_floats, require_kind
 from lim_jax.grid.integrals import inner
 from lim_jax.grid.measure import Grid, require_on_grid
-from lim_jax.network.field import (
-    CausalAttention,
-    FeedForward,
-    Field,
-    State,
-    TransformerField,
-    by_head,
-)
+from lim_jax.network.field import TransformerField
+from lim_jax.network.multihead import CausalAttention, by_head
 from lim_jax.network.norms import LayerNorm, Norm
+from lim_jax.network.slots import Field, State
+from lim_jax.network.tokenwise import FeedForward
 
 HARDY = 2.0
 

@@ -17,8 +17,9 @@ from lim_jax.grid.measure import Grid
 from lim_jax.grid.partition import boundary_regions
 from lim_jax.loss.losses import cross_entropy
 from lim_jax.loss.readouts import LinearReadout
-from lim_jax.network.field import CausalAttention, State
 from lim_jax.network.flow import ResidualFlow
+from lim_jax.network.multihead import CausalAttention
+from lim_jax.network.slots import State
 from lim_jax.observability.gramian import observability_gramians
 
 

@@ -17,8 +17,8 @@ from lim_jax.density.statistics import Influence
 from lim_jax.grid.cells import token_grid
 from lim_jax.grid.measure import require_on_grid
 from lim_jax.grid.partition import boundary_regions
-from lim_jax.network.field import CausalAttention
 from lim_jax.network.flow import ResidualFlow
+from lim_jax.network.multihead import CausalAttention
 from lim_jax.observability.gramian import ObservedTokens, gramian_traces, observability_gramians
 from lim_jax.training.balancing import influence_discrepancy
 

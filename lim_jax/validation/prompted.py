@@ -19,7 +19,7 @@ from lim_jax._resuming import digest, each_once
 from lim_jax.grid.cells import token_grid
 from lim_jax.loss.losses import autoregressive_cross_entropy, margin_loss
 from lim_jax.models.causal import CausalLM, Queries
-from lim_jax.network.field import State
+from lim_jax.network.slots import State
 from lim_jax.probes import Estimate
 from lim_jax.tasks.key_value import draw_key_values, key_value_prompt
 from lim_jax.tasks.prompts import Example, encode

@@ -16,8 +16,8 @@ from scipy.linalg import expm
 
 import lim_jax as lim
 from lim_jax.limits import Quantity, largest, mean_square
-from lim_jax.network.field import GatedFeedForward
 from lim_jax.network.positions import Rotary
+from lim_jax.network.tokenwise import GatedFeedForward
 
 SIZES, DEPTHS = (12, 24, 48, 96), (10, 20, 40, 80)
 
