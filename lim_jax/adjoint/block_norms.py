@@ -8,7 +8,7 @@ In the coordinates of the heads a block of `tangent` is
 where :math:`V^h = Dv^h(x_j)` and :math:`K^h = Dk^h(x_j)` are those of the column, taken a few
 columns at a time. The Frobenius norms are therefore sums over pairs of heads of products of
 matrices, and an operator norm is the largest :math:`\|K\xi\|` over unit vectors, by conjugate
-gradients.
+gradients. Where a norm of the output follows the heads' sum, blocks are formed after all.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from lim_jax._checks import undifferentiated
+from lim_jax._checks import require, undifferentiated
 from lim_jax.adjoint.tangent import KernelFactors
 from lim_jax.network.multihead import by_head
 
@@ -58,12 +58,23 @@ def squared_frobenius_norms(factors: KernelFactors) -> Float[Array, "length leng
     [1.0, 1.0]
     """
     length = factors.query.shape[1]
+    if factors.attention.output_norm is not None:
+        return _formed_squares(factors)
     tile = min(COLUMNS, length)
     tiles = -(-length // tile)
     # The last column fills the last tile.
     columns = jnp.minimum(jnp.arange(tiles * tile), length - 1).reshape(tiles, tile)
     squares = jax.lax.map(jax.checkpoint(lambda some: _column_squares(factors, some)), columns)
     return jnp.swapaxes(squares, 0, 1).reshape(length, -1)[:, :length]
+
+
+def _formed_squares(factors: KernelFactors) -> Float[Array, "length length"]:
+    """The same of blocks that are formed, a column at a time: a norm of the output is between.
+
+    Its derivative differs from row to row, and products over pairs of heads do not know it.
+    """
+    of_column = jax.checkpoint(lambda j: (factors.column(j) ** 2).sum(axis=(1, 2)))
+    return jax.lax.map(of_column, jnp.arange(factors.query.shape[1])).T
 
 
 def _column_squares(
@@ -74,6 +85,10 @@ def _column_squares(
     values_at, kernels = factors.value[:, columns], factors.kernel[:, :, columns]
     output = factors.attention.output
     heads, groups = len(factors.query), len(slopes[0])
+
+    def bent(head: Array) -> Array | float:
+        """By what a cap slows the scores of a head."""
+        return 1.0 if factors.slope is None else factors.slope[head][:, columns]
 
     @jax.checkpoint
     def add(squares: Array, pair: tuple[Array, Array]) -> tuple[Array, None]:
@@ -87,10 +102,10 @@ def _column_squares(
         between = jnp.einsum("jvb,jkb->jvk", mixed_values, keys)
         at_columns = jnp.einsum("jv,jvk->jk", values_at[h], between)
         along = at_columns[None] - jnp.einsum("iv,jvk->ijk", factors.output[h], between)
-        products += 2 * jnp.einsum("ijk,ik->ij", along, factors.query[h])
+        products += 2 * bent(h) * jnp.einsum("ijk,ik->ij", along, factors.query[h])
         key_products = jnp.einsum("jkb,jlb->jkl", keys, other_keys)
         scored = jnp.einsum("ik,jkl->ijl", factors.query[h], key_products)
-        scores = jnp.einsum("ijl,il->ij", scored, factors.query[g])
+        scores = bent(h) * bent(g) * jnp.einsum("ijl,il->ij", scored, factors.query[g])
         products += _metric_products(factors.output, values_at, pair, mixed) * scores
         return squares + kernels[h] * kernels[g] * products, None
 
@@ -127,6 +142,8 @@ def column_mass(
     >>> float(column_mass(factors, jnp.array(0), jnp.ones(2)))
     5.0
     """
+    if factors.attention.output_norm is not None:
+        return weights @ jnp.linalg.norm(factors.column(j), ord=2, axis=(1, 2)) ** 2
     blocks = column_blocks(factors, j)
     rows = _row_tiles((weights, blocks.kernel, blocks.step, blocks.query))
 
@@ -202,7 +219,10 @@ class Blocks(NamedTuple):
 
 
 def column_blocks(factors: KernelFactors, j: Array) -> Blocks:
-    """Gather what the blocks of column j are made of."""
+    """Gather what the blocks of column j are made of, where no norm of the output follows."""
+    got, cure = "a norm of the output", "Form the blocks: factors.column(j)."
+    plain = factors.attention.output_norm is None
+    require(plain, "attention", got=got, expected="none", cure=cure)
     return Blocks(
         factors.kernel[:, :, j],
         jnp.swapaxes(factors.steps(j), 1, 2),

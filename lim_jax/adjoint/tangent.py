@@ -21,6 +21,7 @@ densities: the Jacobian's block is :math:`\hat K_{ij} = W_{ij} K(p_i, p_j)`, tha
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -33,12 +34,12 @@ from lim_jax._checks import described, require, require_callable
 from lim_jax._precision import widened
 from lim_jax.grid.cells import CellGrid
 from lim_jax.grid.measure import Grid, require_on_grid
-from lim_jax.network.attention import continued_kernel
+from lim_jax.network.attention import continued_kernel, score_slopes
 from lim_jax.network.field import TransformerField
 from lim_jax.network.flow import ResidualFlow, euler, require_flow, split
 from lim_jax.network.multihead import CausalAttention, by_head
-from lim_jax.network.positions import Turns
 from lim_jax.network.slots import Field, State
+from lim_jax.network.span import Turns
 
 Scalar = Float[Array, ""]
 Sources = tuple[Float[Array, "groups size"], Float[Array, "groups features"]]
@@ -116,25 +117,21 @@ def pull_back_heads(
     ((2, 3, 4), True)
     """
     _require_attention(attention, x, grid)
-
-    heads, groups = attention.query.shape[0], attention.key.shape[0]
+    weights, turns = grid.weights[:, None], attention.turns(grid)
+    query = attention.queries(x, turns)
+    sources, pull_sources = jax.vjp(lambda context: attention.sources(context, turns), x)
+    each = [by_head(grouped, len(query)) for grouped in sources]
+    _, pull = jax.vjp(lambda key, value: attention.attended(query, key, value, grid), *each)
+    pulled = pull(weights * covector)
 
     def one_head(head: Array) -> State:
-        alone = _picked(attention, ("query", "query_bias", "output"), head)
-        names = ("key", "key_bias", "value", "value_bias")
-        alone = _picked(alone, names, head // (heads // groups))
-        return pull_back(alone, x, covector, grid).kernel
+        def alone(grouped: Array, of_heads: Array) -> Array:
+            group = head // (len(query) // len(grouped))
+            return jnp.zeros_like(grouped).at[group].set(of_heads[head])
 
-    return jax.vmap(one_head)(jnp.arange(heads))
+        return pull_sources(jax.tree.map(alone, sources, pulled))[0] / weights
 
-
-def _picked(attention: CausalAttention, names: tuple[str, ...], index: Array) -> CausalAttention:
-    """Keep one entry along the first axis of the named arrays."""
-
-    def named(attention: CausalAttention) -> list:
-        return [leaf for name in names if (leaf := getattr(attention, name)) is not None]
-
-    return eqx.tree_at(named, attention, replace_fn=lambda leaf: leaf[index][None])
+    return jax.vmap(one_head)(jnp.arange(len(query)))
 
 
 def local_blocks(field: Field, x: State, grid: Grid) -> Float[Array, "length width width"]:
@@ -172,6 +169,8 @@ class KernelFactors(NamedTuple):
         :math:`q^h_i/\sqrt{d_k}`.
     value, output
         :math:`v^h_j` and :math:`o^h_i` (`eq:one-head-attention-mean-value`).
+    slope
+        What changes of scores are multiplied by where scores are capped (`score_slopes`), or None.
     """
 
     attention: CausalAttention
@@ -181,10 +180,11 @@ class KernelFactors(NamedTuple):
     query: Float[Array, "heads length size"]
     value: Float[Array, "heads length features"]
     output: Float[Array, "heads length features"]
+    slope: Float[Array, "heads length length"] | None = None
 
     def source(self, j: Array) -> tuple[Callable[[Array], Sources], Float[Array, " width"]]:
         """The map of one token to its keys and values at position j, and the token there."""
-        turns = None if self.turns is None else self.turns[j][None]
+        turns = jax.tree.map(lambda rows: rows[j][None], self.turns)
 
         def of_token(token: Float[Array, " width"]) -> Sources:
             key, value = self.attention.sources(token[None], turns)
@@ -200,15 +200,33 @@ class KernelFactors(NamedTuple):
         return jax.jacfwd(source)(token)
 
     def steps(self, j: Array) -> Float[Array, "heads length features"]:
-        """:math:`v^h_j - o^h_i` over i."""
-        return self.value[:, j][:, None, :] - self.output
+        """:math:`v^h_j - o^h_i` over i, by which a score's change moves the outputs."""
+        steps = self.value[:, j][:, None, :] - self.output
+        return steps if self.slope is None else self.slope[:, :, j, None] * steps
+
+    def after(self, moved: State) -> State:
+        """What the norm of the output makes of changes of the heads' sum at every position."""
+        norm = self.attention.output_norm
+        if norm is None:
+            return moved
+        mixed = self.attention.mixed(self.output)
+        return jax.vmap(lambda m, change: jax.jvp(norm, (m,), (change,))[1])(mixed, moved)
+
+    def before(self, covector: State) -> State:
+        """The transpose of `after`."""
+        norm = self.attention.output_norm
+        if norm is None:
+            return covector
+        mixed = self.attention.mixed(self.output)
+        return jax.vmap(lambda m, covector: jax.vjp(norm, m)[1](covector)[0])(mixed, covector)
 
     def column(self, j: Array) -> Float[Array, "length width width"]:
         r"""The blocks :math:`K(p_i, p_j)` of one column over i (`eq:attention-nonlocal-kernel`)."""
         keys, values = (by_head(slope, len(self.query)) for slope in self.slopes(j))
         scores = jnp.einsum("hik,hkb->hib", self.query, keys)
         moved = values[:, None] + self.steps(j)[:, :, :, None] * scores[:, :, None, :]
-        return jnp.einsum("hi,hav,hivb->iab", self.kernel[:, :, j], self.attention.output, moved)
+        blocks = jnp.einsum("hi,hav,hivb->iab", self.kernel[:, :, j], self.attention.output, moved)
+        return jax.vmap(self.after, in_axes=2, out_axes=2)(blocks)
 
     def push_column(self, j: Array, tangent: Float[Array, " width"]) -> State:
         r""":math:`K(p_i, p_j)\xi` over i, without the blocks."""
@@ -217,12 +235,13 @@ class KernelFactors(NamedTuple):
         keys, values = (by_head(move, len(self.query)) for move in moves)
         scores = jnp.einsum("hik,hk->hi", self.query, keys)
         moved = values[:, None] + scores[:, :, None] * self.steps(j)
-        return jnp.einsum("hi,hav,hiv->ia", self.kernel[:, :, j], self.attention.output, moved)
+        output, kernel = self.attention.output, self.kernel[:, :, j]
+        return self.after(jnp.einsum("hi,hav,hiv->ia", kernel, output, moved))
 
     def pull_column(self, j: Array, covector: State) -> State:
         r""":math:`K(p_i, p_j)^* P_i` over i, without the blocks."""
         output, kernel = self.attention.output, self.kernel[:, :, j]
-        heads = jnp.einsum("hi,hav,ia->ihv", kernel, output, covector)
+        heads = jnp.einsum("hi,hav,ia->ihv", kernel, output, self.before(covector))
         scores = jnp.einsum("ihv,hiv->ih", heads, self.steps(j))
         keys = scores[:, :, None] * jnp.swapaxes(self.query, 0, 1)
         source, token = self.source(j)
@@ -242,11 +261,14 @@ def kernel_factors(attention: CausalAttention, x: State, grid: Grid) -> KernelFa
     turns, grid = attention.turns(grid), attention.prefixes(grid)
     query = attention.queries(x, turns)
     key, value = (by_head(grouped, len(query)) for grouped in attention.sources(x, turns))
-    kernel = jax.vmap(continued_kernel, in_axes=(0, 0, None))(query, key, grid)
+    kernel = attention.of_heads(partial(continued_kernel, grid=grid), query, key)
     prefix = grid.prefix_weights().astype(kernel.dtype)
     output = jnp.einsum("hij,hjv->hiv", prefix[None] * kernel, value)
+    slope = None
+    if attention.cap is not None:
+        slope = jax.vmap(partial(score_slopes, cap=attention.cap))(query, key)
     query = query / math.sqrt(query.shape[-1])
-    return KernelFactors(attention, x, turns, kernel, query, value, output)
+    return KernelFactors(attention, x, turns, kernel, query, value, output, slope)
 
 
 @eqx.filter_jit

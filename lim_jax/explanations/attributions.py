@@ -5,6 +5,7 @@ example; rollout is of the network alone. Euclidean and signed: an attribution i
 token or record, a part of the loss, and no density.
 """
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -218,8 +219,8 @@ def _mean_attention(
     """The heads' mean attention matrix."""
     turns, prefixes = attention.turns(grid), attention.prefixes(grid)
     query, (key, _) = attention.queries(x, turns), attention.sources(x, turns)
-    of_head = jax.vmap(attention_weights, in_axes=(0, 0, None))
-    return of_head(query, by_head(key, query.shape[0]), prefixes).mean(axis=0)
+    of_head = partial(attention_weights, grid=prefixes)
+    return attention.of_heads(of_head, query, by_head(key, query.shape[0])).mean(axis=0)
 
 
 def _require_case(loss: Any, x: Any) -> None:

@@ -38,8 +38,8 @@ class CellGrid(Grid):
     dtype
         The dtype of the arrays; None takes JAX's default float.
     starts
-        Where each row's prefix begins, made by `starting` or `windowed`; None for prefixes that
-        all begin at the first position. The only array that a grid may hold.
+        Where each row's prefix begins, by `starting`, `windowed` or `chunked`; None for prefixes
+        that all begin at the first position. The only array that a grid may hold.
 
     Raises
     ------
@@ -116,6 +116,21 @@ class CellGrid(Grid):
         if window >= self.size:
             return self
         return self._begun(jnp.maximum(jnp.arange(self.size) - window + 1, 0))
+
+    def chunked(self, chunk: int) -> "CellGrid":
+        """Let each row see nothing before its own stretch of `chunk` positions of its context.
+
+        Examples
+        --------
+        >>> (3 * token_grid(3).chunked(2).prefix_weights()).astype(int).tolist()
+        [[1, 0, 0], [1, 1, 0], [0, 0, 1]]
+        """
+        chunk = counted(chunk, "chunk", cure="A stretch holds one position at least.")
+        if chunk >= self.size:
+            return self
+        rows = jnp.arange(self.size)
+        first = jnp.zeros_like(rows) if self.starts is None else self.starts
+        return self._begun(first + (rows - first) // chunk * chunk)
 
     def _begun(self, starts: Starts) -> "CellGrid":
         later = starts if self.starts is None else jnp.maximum(starts, self.starts)

@@ -83,6 +83,13 @@ class Grid(eqx.Module):
             "Take token_grid, or attention without a window."
         )
 
+    def chunked(self, chunk: int) -> "Grid":
+        """Let each row's prefix begin with its stretch, where prefixes are of whole cells."""
+        raise ValueError(
+            f"chunk: got {chunk} positions on {type(self).__name__}, expected a grid of cells. "
+            "Take token_grid, or attention without chunks."
+        )
+
     @abstractmethod
     def centres(self) -> Float[Array, " length"]:
         """The middle of each cell, in the coordinate in which the cells are equal."""

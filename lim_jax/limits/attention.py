@@ -89,7 +89,7 @@ def attention_studies(
     grids = {size: make_grid(size) for size in sizes}
     errors, own = _attention_errors(attention, states, grids, references)
     interior = {size: grid._nodes() >= inside for size, grid in grids.items()}
-    premises = smooth and make_grid is token_grid and attention.rotary is None
+    premises = smooth and make_grid is token_grid and attention.span.turning == 0
     constant = attention_constant(attention, states) if premises else math.nan
 
     def study(label: str, claimed: float | None, measure: Callable, rate: Callable) -> Study:

@@ -42,6 +42,7 @@ from lim_jax.loss.readouts import BandReadout, Edges, LinearReadout, TokenwiseRe
 from lim_jax.network.flow import ResidualFlow
 from lim_jax.network.multihead import CausalAttention
 from lim_jax.network.positions import Rotary
+from lim_jax.network.span import Span
 
 GRIDS = {"tokens": token_grid, "midpoints": midpoint_grid, "graded": graded_grid}
 SIZES, DEPTHS = (100, 200, 400, 800, 1600), (32, 64, 128, 256, 512, 1024)
@@ -224,7 +225,7 @@ def _attention_rows(sizes: tuple[int, ...], quick: bool, seed: int) -> Iterator[
 
 def _rotary_rows(sizes: tuple[int, ...], seed: int) -> Iterator[Row]:
     """Keys that turn, where [0, 1] stands for twelve tokens on every grid."""
-    turning = dataclasses.replace(_one_layer(seed), rotary=Rotary((1.0,), tokens=12))
+    turning = dataclasses.replace(_one_layer(seed), span=Span(places=Rotary((1.0,), tokens=12)))
     found = attention_studies(turning, smooth_states, sizes, smooth=True)
     for part in ("inside", "mean square", "every cell"):
         yield Row(f"rotary attention, {part}, tokens", found[part], 1)

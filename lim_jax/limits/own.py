@@ -28,8 +28,8 @@ from lim_jax.limits.rows import Row, rates_table
 from lim_jax.limits.schemes import Scheme
 from lim_jax.network.continuous import ContinuousFlow
 from lim_jax.network.flow import ResidualFlow
-from lim_jax.network.positions import Rotary
 from lim_jax.network.slots import Field, State
+from lim_jax.network.span import Span, Spans
 
 Network = Callable[[State, Grid], PyTree]
 Measure = Callable[[Any, Grid], Any]
@@ -342,10 +342,11 @@ def _by_size(grids: Any, network: Any) -> dict[int, Grid]:
         require_grid(grid, "grids")
     _require_refinements([grid.size for grid in known], "grids", "positions")
     field = network.control(jnp.array(0.0)) if isinstance(network, ContinuousFlow) else network
-    nodes = jax.tree.leaves(field, is_leaf=lambda node: isinstance(node, Rotary))
-    counting = [node for node in nodes if isinstance(node, Rotary) and node.tokens is None]
+    spans = jax.tree.leaves(field, is_leaf=lambda node: isinstance(node, Span | Spans))
+    kinds = [kind for span in spans for kind in getattr(span, "kinds", (span,))]
+    places = [kind.places for kind in kinds if isinstance(kind, Span) and kind.places is not None]
     require(
-        not counting,
+        all(known.tokens is not None for known in places),
         "network",
         got="keys that turn by each grid's own number of positions (Rotary with tokens=None)",
         expected="keys that turn as fast on every grid",

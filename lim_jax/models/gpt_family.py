@@ -22,6 +22,7 @@ from lim_jax.network.flow import ResidualFlow, euler, split
 from lim_jax.network.multihead import CausalAttention
 from lim_jax.network.norms import LayerNorm
 from lim_jax.network.positions import Rotary
+from lim_jax.network.span import Span
 from lim_jax.network.tokenwise import FeedForward
 
 
@@ -160,7 +161,7 @@ def _gpt_neox_layer(read: Reader, at: str, sizes: Sizes, rotary: Rotary) -> Tran
             key_bias,
             value_bias,
             output_bias,
-            rotary=rotary,
+            span=Span(places=rotary),
         ),
         FeedForward(second, inner, inner_bias, outer, outer_bias, sizes.activation),
     )

@@ -30,6 +30,7 @@ from lim_jax.network.flow import ResidualFlow, split
 from lim_jax.network.multihead import CausalAttention
 from lim_jax.network.norms import RMSNorm
 from lim_jax.network.positions import Rotary
+from lim_jax.network.span import Span
 from lim_jax.network.tokenwise import GatedFeedForward
 
 WINDOW = 4096  # the publishers' own, where nothing is said
@@ -183,8 +184,7 @@ def _llama_attention(
         _bias(read, f"{at}.o_proj", width) if options.mixed else None,
         query_norm=of_heads("q_norm"),
         key_norm=of_heads("k_norm"),
-        rotary=rotary,
-        window=options.window,
+        span=Span(window=options.window, places=rotary),
     )
 
 

@@ -14,13 +14,13 @@ from lim_jax.models.gguf_file import GGUFCheckpoint
 from lim_jax.models.options import refuse_unknown
 from lim_jax.network.field import TransformerField
 from lim_jax.network.flow import ResidualFlow
-from lim_jax.network.norms import Norm
-from lim_jax.network.positions import (
+from lim_jax.network.frequencies import (
     Frequencies,
     linear_scaling,
     llama3_scaling,
     rotary_frequencies,
 )
+from lim_jax.network.norms import Norm
 
 Source = Checkpoint | GGUFCheckpoint
 

@@ -18,14 +18,18 @@ from lim_jax._precision import matmul
 from lim_jax.grid.cells import CellGrid
 from lim_jax.grid.measure import Grid
 from lim_jax.network.blocked import blocked_attention, require_heads
+from lim_jax.network.shaping import PLAIN, Shaping, capped
 
 DENSE = 96  # positions: up to here whole matrices are the faster
 
 
 def attention_weights(
-    query: Float[Array, "length size"], key: Float[Array, "length size"], grid: Grid
+    query: Float[Array, "length size"],
+    key: Float[Array, "length size"],
+    grid: Grid,
+    shaping: Shaping = PLAIN,
 ) -> Float[Array, "length length"]:
-    r"""The causal attention matrix of one head; each row sums to one.
+    r"""The causal attention matrix of one head; each row sums to one, or with a sink to less.
 
     On tokens it is `eq:causal-attention-weights`, the softmax over :math:`j \le i`.
 
@@ -40,8 +44,12 @@ def attention_weights(
     [[1.0, 0.0], [0.5, 0.5]]
     """
     require_heads(query, key, grid)
-    scores = _scores(query, key)
-    return _prefix_softmax(scores, grid.prefix_weights().astype(scores.dtype)).astype(query.dtype)
+    scores = _scores(query, key, shaping)
+    prefix = grid.prefix_weights().astype(scores.dtype)
+    weights = _prefix_softmax(scores, prefix)
+    if shaping.sink is not None:
+        weights *= shaping.kept(_log_mass(scores, prefix)[:, None], grid)
+    return weights.astype(query.dtype)
 
 
 def attention_kernel(
@@ -66,7 +74,10 @@ def attention_kernel(
 
 
 def continued_kernel(
-    query: Float[Array, "length size"], key: Float[Array, "length size"], grid: Grid
+    query: Float[Array, "length size"],
+    key: Float[Array, "length size"],
+    grid: Grid,
+    shaping: Shaping = PLAIN,
 ) -> Float[Array, "length length"]:
     r"""The attention kernel, continued smoothly past the diagonal as far as the grid looks.
 
@@ -81,19 +92,44 @@ def continued_kernel(
     [[2.0, 0.0], [1.0, 1.0]]
     """
     require_heads(query, key, grid)
-    scores = _scores(query, key)
+    scores = _scores(query, key, shaping)
     prefix = grid.prefix_weights().astype(scores.dtype)
     relevant = grid.past | (prefix != 0)
     highest = jnp.max(jnp.where(relevant, scores, -jnp.inf), axis=1, keepdims=True)
     mass = jnp.exp(jnp.where(relevant, scores - jax.lax.stop_gradient(highest), -jnp.inf))
-    return (mass / jnp.sum(prefix * mass, axis=1, keepdims=True)).astype(query.dtype)
+    kernel = mass / jnp.sum(prefix * mass, axis=1, keepdims=True)
+    if shaping.sink is not None:
+        kernel *= shaping.kept(_log_mass(scores, prefix)[:, None], grid)
+    return kernel.astype(query.dtype)
+
+
+def score_slopes(
+    query: Float[Array, "length size"], key: Float[Array, "length size"], cap: float
+) -> Float[Array, "length length"]:
+    r"""The slopes :math:`1 - (s_{ij}/c)^2` of capped scores in those that are not.
+
+    Examples
+    --------
+    >>> score_slopes(jnp.ones((1, 1)), jnp.ones((1, 1)), 2.0).round(4).tolist()  # 1 - tanh(1/2)^2
+    [[0.7864]]
+    """
+    return 1 - (_scores(query, key, Shaping(cap)) / cap) ** 2
 
 
 def _scores(
-    query: Float[Array, "length size"], key: Float[Array, "length size"]
+    query: Float[Array, "length size"], key: Float[Array, "length size"], shaping: Shaping
 ) -> Float[Array, "length length"]:
-    """:math:`s_{ij}` (`eq:continuum-attention-score`)."""
-    return matmul(query, key.T) / math.sqrt(query.shape[1])
+    """:math:`s_{ij}` (`eq:continuum-attention-score`), capped."""
+    return capped(matmul(query, key.T) / math.sqrt(query.shape[1]), shaping.cap)
+
+
+def _log_mass(
+    scores: Float[Array, "length length"], prefix: Float[Array, "length length"]
+) -> Float[Array, " length"]:
+    r""":math:`\ell_i = \log\sum_j W_{ij}\,e^{s_{ij}}`, of weights that may have signs."""
+    masked = jnp.where(prefix != 0, scores, -jnp.inf)
+    highest = jax.lax.stop_gradient(jnp.max(masked, axis=1))
+    return highest + jnp.log(jnp.sum(prefix * jnp.exp(masked - highest[:, None]), axis=1))
 
 
 @jax.custom_jvp
@@ -127,6 +163,7 @@ def causal_attention(
     key: Float[Array, "length size"],
     value: Float[Array, "length features"],
     grid: Grid,
+    shaping: Shaping = PLAIN,
 ) -> Float[Array, "length features"]:
     r"""One head of causal attention, :math:`o_i = \sum_j A_{ij} v_j` (`eq:masked-mha`).
 
@@ -147,5 +184,5 @@ def causal_attention(
     """
     require_heads(query, key, grid, value)
     if isinstance(grid, CellGrid) and grid.size > DENSE:
-        return blocked_attention(query, key, value, grid)
-    return matmul(attention_weights(query, key, grid), value).astype(value.dtype)
+        return blocked_attention(query, key, value, grid, shaping)
+    return matmul(attention_weights(query, key, grid, shaping), value).astype(value.dtype)

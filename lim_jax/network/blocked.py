@@ -36,6 +36,7 @@ from lim_jax._linear import at, derived, of_many, transposes
 from lim_jax._precision import accumulator, matmul
 from lim_jax.grid.cells import CellGrid
 from lim_jax.grid.measure import Grid, require_on_grid
+from lim_jax.network.shaping import PLAIN, Shaping, capped
 from lim_jax.network.tiles import Tiling, each_vector, in_groups, over_tiles, tiling
 
 KEPT = "attention outputs"
@@ -46,6 +47,7 @@ def blocked_attention(
     key: Float[Array, "length size"],
     value: Float[Array, "length features"],
     grid: CellGrid,
+    shaping: Shaping = PLAIN,
 ) -> Float[Array, "length features"]:
     r"""One head of causal attention, tile by tile; `attention.causal_attention` for long grids.
 
@@ -60,7 +62,7 @@ def blocked_attention(
     """
     require_heads(query, key, grid, value)
     starts = [] if grid.starts is None else [grid.starts]
-    return tiled_attention(query, key, value, *starts, tiling=tiling(grid))
+    return tiled_attention(query, key, value, *starts, tiling=tiling(grid), shaping=shaping)
 
 
 def tiled_attention(
@@ -69,10 +71,13 @@ def tiled_attention(
     value: Float[Array, "here features"],
     *starts: Int[Array, " here"],
     tiling: Tiling,
+    shaping: Shaping = PLAIN,
 ) -> Float[Array, "here features"]:
     """`blocked_attention` of what is here: all positions, or a device's among those that share."""
-    scaled = query / math.sqrt(query.shape[1])
-    features, _ = at(_attention, [scaled, key, value, *starts], [], tiling)
+    scaled, tiling = query / math.sqrt(query.shape[1]), tiling._replace(cap=shaping.cap)
+    features, log_total = at(_attention, [scaled, key, value, *starts], [], tiling)
+    if shaping.sink is not None:
+        features *= shaping.kept(log_total[:, None], tiling.grid)
     return features.astype(value.dtype)
 
 
@@ -141,12 +146,12 @@ def _pushed(points, vectors, tiling):
     def add(of_row, _, row, column, place):
         query, log_total, query_slopes = row
         key, value, log_weight, key_slopes, value_slopes = column
-        weights = _weights(query, key, log_weight, log_total, place, tiling)
+        weights, moving = _weights(query, key, log_weight, log_total, place, tiling)
         kept = weights.astype(value.dtype)
 
         def push(tangent):
             query_slope, key_slope, value_slope = tangent
-            moved = weights * (matmul(query_slope, key.mT) + matmul(query, key_slope.mT))
+            moved = moving * (matmul(query_slope, key.mT) + matmul(query, key_slope.mT))
             features = matmul(moved.astype(value.dtype), value) + matmul(kept, value_slope)
             return features, moved.sum(axis=-1)
 
@@ -169,12 +174,12 @@ def _pulled(points, vectors, tiling):
     def add(of_row, of_column, row, column, place):
         query, log_total, covectors, slopes = row
         key, value, log_weight = column
-        weights = _weights(query, key, log_weight, log_total, place, tiling)
+        weights, moving = _weights(query, key, log_weight, log_total, place, tiling)
         kept = weights.astype(value.dtype)
 
         def pull(covector):
             g, h = covector
-            e = (weights * (matmul(g, value.mT) + h[..., None])).astype(key.dtype)
+            e = (moving * (matmul(g, value.mT) + h[..., None])).astype(key.dtype)
             # Sums over rows into (size, tile): on a CPU three times as fast as into (tile, size).
             return matmul(e, key), (matmul(query.mT, e), matmul(g.mT, kept))
 
@@ -202,13 +207,23 @@ derived(_attention, _slope)
 
 
 def _weights(query, key, log_weight, log_total, place, tiling):
-    r"""A tile of :math:`A_{ij}`, remade."""
-    return jnp.exp(_scores(query, key, log_weight, place, tiling) - log_total[..., None])
+    r"""A tile of :math:`A_{ij}`, remade, and times the slope of capped scores."""
+    products = capped(matmul(query, key.mT), tiling.cap)
+    scores = _seen(products + log_weight[:, None, :], place, tiling)
+    weights = jnp.exp(scores - log_total[..., None])
+    if tiling.cap is None:
+        return weights, weights
+    return weights, weights * (1 - (products / tiling.cap) ** 2)
 
 
 def _scores(query, key, log_weight, place, tiling: Tiling):
     """A tile of scores plus log-weights; what its rows do not see is masked."""
-    scores = matmul(query, key.mT) + log_weight[:, None, :]
+    products = capped(matmul(query, key.mT), tiling.cap)
+    return _seen(products + log_weight[:, None, :], place, tiling)
+
+
+def _seen(scores, place, tiling: Tiling):
+    """Mask what the rows of a tile do not see."""
     row, column = place.rows[None, :, None], place.columns[None, None, :]
     own = scores + math.log(1 - tiling.grid.offset)
     scores = jnp.where(column < row, scores, jnp.where(column == row, own, -jnp.inf))

@@ -2,21 +2,24 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 
-from lim_jax._checks import counted, require, require_key
+from lim_jax._checks import counted, require, require_key, require_known
 from lim_jax._random import fan_in
 from lim_jax.grid.measure import Grid
 from lim_jax.network.attention import causal_attention
-from lim_jax.network.norms import LayerNorm, Norm, require_width
-from lim_jax.network.positions import Rotary, Turns
+from lim_jax.network.norms import HeadNorm, LayerNorm, Norm, of_heads, require_width
+from lim_jax.network.positions import Rotary
+from lim_jax.network.shaping import Shaping
 from lim_jax.network.slots import State, require_pair
+from lim_jax.network.span import Span, Spans, Turns
 
-Attend = Callable[[Array, Array, Array, Grid], Array]
+Attend = Callable[..., Array]
 
 
 class CausalAttention(eqx.Module):
@@ -42,12 +45,20 @@ class CausalAttention(eqx.Module):
     query_bias, key_bias, value_bias, output_bias
         Added after the respective matrix, or None, each by itself.
     query_norm, key_norm
-        Maps of one head's query or key, after the bias and before it turns, or None.
-    rotary
-        How queries and keys turn with their positions, or None.
-    window
-        How many positions of the grid a row sees, the last ones with its own (sliding windows), or
-        None for its whole prefix. It counts positions, so it has no continuum limit.
+        Maps of one head's query or key, after the bias and before it turns, or None; a
+        `norms.AcrossHeads` maps all heads' together.
+    output_norm
+        A map of one token that follows the heads' sum and its bias, or None.
+    span
+        What a row sees, and how queries and keys know their positions (`span.Span`), or where
+        layers differ `span.Spans`.
+    scale
+        What products of queries and keys are multiplied by, known before tracing; None is for
+        :math:`1/\sqrt{d_k}`.
+    cap
+        What scores are capped at (`shaping`), known before tracing, or None.
+    sinks
+        One for each head, which takes attention and gives nothing (`shaping`), or None.
     attend
         How one head attends: `attention.causal_attention`, or on a GPU for first-order use
         `fused.fused_attention`.
@@ -67,22 +78,27 @@ class CausalAttention(eqx.Module):
     key_bias: Float[Array, "groups size"] | None = None
     value_bias: Float[Array, "groups features"] | None = None
     output_bias: Float[Array, " width"] | None = None
-    query_norm: Norm | None = None
-    key_norm: Norm | None = None
-    rotary: Rotary | None = None
-    window: int | None = eqx.field(static=True, default=None)
+    query_norm: HeadNorm | None = None
+    key_norm: HeadNorm | None = None
+    output_norm: Norm | None = None
+    span: Span | Spans = Span()
+    scale: float | None = eqx.field(static=True, default=None)
+    cap: float | None = eqx.field(static=True, default=None)
+    sinks: Float[Array, " heads"] | None = None
     attend: Attend = eqx.field(static=True, default=causal_attention)
 
     def __check_init__(self):
-        if self.window is not None:
-            counted(self.window, "window", cure="None is for attention to the whole prefix.")
+        for name in ("scale", "cap"):
+            if getattr(self, name) is not None:
+                cure = "None is for what is usual."
+                expected = "None or a positive finite number"
+                require_known(getattr(self, name), name, expected=expected, cure=cure)
         heads, size, _ = self.query.shape[-3:]
         _require_groups(heads, self.key.shape[-3])
-        turning = 0 if self.rotary is None else 2 * len(self.rotary.frequencies)
         require(
-            turning <= size,
+            self.span.turning <= size,
             "rotary",
-            got=f"{turning} features that turn",
+            got=f"{self.span.turning} features that turn",
             expected=f"at most {size}, the size of a head",
             cure="Make frequencies for some or all of a head's features.",
         )
@@ -141,8 +157,8 @@ class CausalAttention(eqx.Module):
         zero_biases = (zeros, of_groups, of_groups, jnp.zeros(width))
         biases = zero_biases if bias else (None, None, None, None)
         norm = LayerNorm.init(width, eta)
-        options = {"rotary": rotary, "window": window, "attend": attend}
-        return cls(norm, query, key_, value, output, *biases, **options)
+        span = Span(window=window, places=rotary)
+        return cls(norm, query, key_, value, output, *biases, span=span, attend=attend)
 
     def __call__(self, x: State, context: State, grid: Grid) -> State:
         """Attend from `x` to `context`."""
@@ -150,19 +166,46 @@ class CausalAttention(eqx.Module):
         turns = self.turns(grid)
         query, sources = self.queries(x, turns), self.sources(context, turns)
         key, value = (by_head(grouped, query.shape[0]) for grouped in sources)
-        attend = jax.vmap(self.attend, in_axes=(0, 0, 0, None))
-        heads = attend(query, key, value, self.prefixes(grid))
-        joined = jnp.swapaxes(heads, 0, 1).reshape(x.shape[0], -1)
-        mixed = joined @ jnp.swapaxes(self.output, 1, 2).reshape(-1, x.shape[1])
+        return self.attended(query, key, value, grid)
+
+    def attended(
+        self,
+        query: Float[Array, "heads length size"],
+        key: Float[Array, "heads length size"],
+        value: Float[Array, "heads length features"],
+        grid: Grid,
+    ) -> State:
+        """What queries read of keys and values, one of each for each head."""
+        attend = partial(self.attend, grid=self.prefixes(grid))
+        mixed = self.mixed(self.of_heads(attend, query, key, value))
+        return mixed if self.output_norm is None else jax.vmap(self.output_norm)(mixed)
+
+    def of_heads(self, function: Callable[..., Array], *vectors: Array) -> Array:
+        """Map ``function(*vectors, shaping=...)`` over the heads, told how scores are shaped.
+
+        Where they are not, it is not told.
+        """
+        if self.cap is None and self.sinks is None:
+            return jax.vmap(function)(*vectors)
+
+        def shaped(sink: Array | None, *vectors: Array) -> Array:
+            return function(*vectors, shaping=Shaping(self.cap, sink))
+
+        return jax.vmap(shaped)(self.sinks, *vectors)
+
+    def mixed(self, heads: Float[Array, "heads length features"]) -> State:
+        """The heads' sum and its bias, before the norm of the output."""
+        joined = jnp.swapaxes(heads, 0, 1).reshape(heads.shape[1], -1)
+        mixed = joined @ jnp.swapaxes(self.output, 1, 2).reshape(-1, self.output.shape[1])
         return mixed if self.output_bias is None else mixed + self.output_bias[None, :]
 
     def prefixes(self, grid: Grid) -> Grid:
-        """The grid with the prefixes that rows attend to: those of the window, if there is one."""
-        return grid if self.window is None else grid.windowed(self.window)
+        """The grid with the prefixes that rows attend to."""
+        return self.span.prefixes(grid)
 
     def turns(self, grid: Grid) -> Turns | None:
         """What the tokenwise maps know of the positions, a row for each; None if nothing."""
-        return None if self.rotary is None else self.rotary.turns(grid)
+        return self.span.turns(grid)
 
     def queries(
         self, x: Float[Array, "rows width"], turns: Turns | None
@@ -170,7 +213,10 @@ class CausalAttention(eqx.Module):
         """Queries of any tokens, row by row, turned as `turns` says; None leaves them unturned."""
         require_width(x, self.query.shape[-1])
         query = _project(self.query, self.query_bias, jax.vmap(self.norm)(x))
-        return self._placed(query, self.query_norm, turns)
+        query = query if self.query_norm is None else of_heads(self.query_norm, query)
+        if self.scale is not None:
+            query *= self.scale * math.sqrt(query.shape[-1])
+        return self.span.of_queries(query, turns)
 
     def sources(
         self, context: Float[Array, "rows width"], turns: Turns | None
@@ -180,14 +226,8 @@ class CausalAttention(eqx.Module):
         normed = jax.vmap(self.norm)(context)
         key = _project(self.key, self.key_bias, normed)
         value = _project(self.value, self.value_bias, normed)
-        return self._placed(key, self.key_norm, turns), value
-
-    def _placed(self, vectors: Array, norm: Norm | None, turns: Turns | None) -> Array:
-        """Normalise every head's vectors, then turn them to their positions."""
-        normed = vectors if norm is None else jax.vmap(jax.vmap(norm))(vectors)
-        if self.rotary is None or turns is None:
-            return normed
-        return self.rotary.turned(normed, turns)
+        key = key if self.key_norm is None else of_heads(self.key_norm, key)
+        return self.span.of_keys(key, turns), value
 
     def left_trace(self, z: Float[Array, " width"]) -> Float[Array, " width"]:
         r"""What attention gives at position 0, from the state there.
@@ -197,8 +237,9 @@ class CausalAttention(eqx.Module):
         """
         features = jnp.einsum("gvd,d->gv", self.value, self.norm(z))
         features = features if self.value_bias is None else features + self.value_bias
-        mixed = jnp.einsum("hdv,hv->d", self.output, by_head(features, self.output.shape[0]))
-        return mixed if self.output_bias is None else mixed + self.output_bias
+        heads = by_head(features, self.output.shape[0])
+        mixed = self.mixed(heads[:, None])[0]
+        return mixed if self.output_norm is None else self.output_norm(mixed)
 
 
 def by_head(grouped: Float[Array, "groups *rest"], heads: int) -> Float[Array, "heads *rest"]:

@@ -125,6 +125,55 @@ class RMSNorm(eqx.Module):
         return self.scale * normalised.astype(z.dtype)
 
 
+class AcrossHeads(eqx.Module):
+    """A norm of all heads' vectors of one token together, for `multihead.CausalAttention`.
+
+    Attributes
+    ----------
+    norm
+        A map of one token's heads, side by side.
+    """
+
+    norm: Norm
+
+
+class EachHead(eqx.Module):
+    """Norms of one head's vectors each, for `multihead.CausalAttention`.
+
+    Attributes
+    ----------
+    norms
+        One whose arrays have a leading axis of heads.
+    """
+
+    norms: Norm
+
+
+HeadNorm = Norm | AcrossHeads | EachHead
+
+
+def of_heads(
+    norm: HeadNorm, vectors: Float[Array, "heads length size"]
+) -> Float[Array, "heads length size"]:
+    """Normalise every head's vectors: by one norm of a head, by one for each, or all together.
+
+    Examples
+    --------
+    >>> vectors = jnp.array([[[3.0]], [[1.0]]])  # two heads, one token, one feature
+    >>> of_heads(RMSNorm.init(1, eta=0.001), vectors).round(2).ravel().tolist()
+    [1.0, 1.0]
+    >>> of_heads(AcrossHeads(RMSNorm.init(2, eta=4.0)), vectors).ravel().tolist()
+    [1.0, 0.3333333432674408]
+    """
+    if isinstance(norm, EachHead):
+        return jax.vmap(lambda norm, rows: jax.vmap(norm)(rows))(norm.norms, vectors)
+    if isinstance(norm, AcrossHeads):
+        heads, length, size = vectors.shape
+        joined = jnp.swapaxes(vectors, 0, 1).reshape(length, heads * size)
+        return jnp.swapaxes(jax.vmap(norm.norm)(joined).reshape(length, heads, size), 0, 1)
+    return jax.vmap(jax.vmap(norm))(vectors)
+
+
 def require_width(x: Float[Array, "... width"], width: int) -> None:
     """Refuse tokens of another width than the parameters'."""
     require_floats(x, "state", "length *width", cure=EMBED)

@@ -1,45 +1,34 @@
-r"""Rotary positions: queries and keys turn with their place, and scores see differences of places.
+r"""How queries and keys know their positions: turned in pairs of features, or biased by distance.
 
-A pair of features of the vector at position p is turned by the angle :math:`p\,n\,\omega`, where
-:math:`\omega` is the pair's frequency for a token and n the number of tokens for which [0, 1]
-stands. A score then depends on :math:`(p - q)\,n\,\omega` alone: on a token grid of n tokens it is
-a real model's, whether tokens are counted from 0 or from 1. With n held fixed as the grid is
-refined, rotary attention tends to the Volterra operator of the turned queries and keys.
+Rotary positions: a pair of features of the vector at position p is turned by the angle
+:math:`p\,n\,\omega`, where :math:`\omega` is the pair's frequency for a token and n the number of
+tokens for which [0, 1] stands. A score then depends on :math:`(p - q)\,n\,\omega` alone: on a
+token grid of n tokens it is a real model's, whether tokens are counted from 0 or from 1. With n
+held fixed as the grid is refined, rotary attention tends to the Volterra operator of the turned
+queries and keys.
 """
 
-import math
-from collections.abc import Sequence
-from numbers import Real
+from collections.abc import Callable
 
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from lim_jax._checks import counted, described, require, require_floats, require_known
+from lim_jax._checks import require_floats, require_known
 from lim_jax._precision import widened
 from lim_jax.grid.measure import Grid, require_grid
+from lim_jax.network.frequencies import Frequencies, Number, OfLength, spelt
 
-Number = float | int
-Frequencies = tuple[float, ...]
 Turns = Float[Array, "length 2 pairs"]
+Vectors = Float[Array, "heads length size"]
+Longer = Float[Array, "heads length more"]
 TOKENS = "It is the length of the contexts that the network was made for."
 TURNS = "Pass what turns(grid) gives on the vectors' grid."
-PAIRS = "Pass one angle a token for each pair of features, as rotary_frequencies makes them."
 
 
-def _spelt(frequencies: Sequence[float] | np.ndarray) -> Frequencies:
-    """Frequencies as a hashable tuple of Python's floats."""
-    row = isinstance(frequencies, Sequence) or np.ndim(frequencies) == 1
-    numbers = tuple(frequencies) if row else ()
-    require(
-        len(numbers) > 0 and all(isinstance(n, Real) and math.isfinite(n) for n in numbers),
-        "frequencies",
-        got=described(frequencies) if not numbers else f"{numbers}",
-        expected="finite numbers known before tracing, at least one",
-        cure=PAIRS,
-    )
-    return tuple(map(float, numbers))
+def _known(frequencies: Frequencies | OfLength) -> Frequencies | OfLength:
+    return frequencies if isinstance(frequencies, Callable) else spelt(frequencies)
 
 
 class Rotary(eqx.Module):
@@ -52,17 +41,19 @@ class Rotary(eqx.Module):
     Attributes
     ----------
     frequencies
-        One angle a token for each of the r/2 pairs, known before tracing. From
-        `rotary_frequencies`, scaled by `linear_scaling` or `llama3_scaling`.
+        One angle a token for each of the r/2 pairs, known before tracing; or a function of the
+        number of tokens that gives them. From `frequencies`.
     tokens
         How many tokens [0, 1] stands for. None is for as many as the grid has positions: a real
         model, on the token grid of any context's length. A number holds the continuum limit.
+    amplitude
+        By how much the features that turn grow, in queries as in keys (`yarn_amplitude`).
 
     Raises
     ------
     ValueError
-        Where there are no frequencies, one is not finite, or `tokens` is neither None nor positive
-        and finite; where vectors to turn are no floats.
+        Where there are no frequencies, one is not finite, `tokens` is neither None nor positive
+        and finite, or `amplitude` is not; where vectors to turn are no floats.
 
     Examples
     --------
@@ -73,7 +64,76 @@ class Rotary(eqx.Module):
     [[-1.0, 1.0], [-1.0, -1.0], [1.0, -1.0]]
     """
 
-    frequencies: Frequencies = eqx.field(static=True, converter=_spelt)
+    frequencies: Frequencies | OfLength = eqx.field(static=True, converter=_known)
+    tokens: Number | None = eqx.field(static=True, default=None)
+    amplitude: Number = eqx.field(static=True, default=1.0)
+
+    def __check_init__(self):
+        if self.tokens is not None:
+            expected = "None or a positive finite number"
+            require_known(self.tokens, "tokens", expected=expected, cure=TOKENS)
+        expected, cure = "a positive finite number", "1.0 leaves lengths as they are."
+        require_known(self.amplitude, "amplitude", expected=expected, cure=cure)
+
+    @property
+    def turning(self) -> int:
+        """How many features of a head turn."""
+        return 2 * len(self._frequencies(1))
+
+    def _frequencies(self, tokens: Number) -> Frequencies:
+        known = self.frequencies
+        return spelt(known(tokens)) if isinstance(known, Callable) else known
+
+    def turns(self, grid: Grid) -> Turns:
+        """The cosines and sines of every angle, in the default precision."""
+        require_grid(grid)
+        tokens = grid.size if self.tokens is None else self.tokens
+        angles = np.outer(grid._nodes() * tokens, self._frequencies(tokens))
+        return jnp.asarray(self.amplitude * np.stack([np.cos(angles), np.sin(angles)], axis=1))
+
+    def turned(self, vectors: Vectors, turns: Turns) -> Vectors:
+        """Turn each row by its turns, with products in float32 at least."""
+        require_floats(vectors, "vectors", "heads length size")
+        require_floats(turns, "turns", "length 2 pairs", TURNS, length=vectors.shape[1])
+        wide, pairs = widened(vectors), turns.shape[2]
+        cosine, sine = (turns[None, :, part].astype(wide.dtype) for part in (0, 1))
+        first, second, still = jnp.split(wide, (pairs, 2 * pairs), axis=2)
+        moved = (first * cosine - second * sine, second * cosine + first * sine, still)
+        return jnp.concatenate(moved, axis=2).astype(vectors.dtype)
+
+    of_queries = of_keys = turned
+
+
+class Alibi(eqx.Module):
+    r"""Scores that fall linearly with the distance: :math:`s_{ij} - m_h\,(i - j)` of head h.
+
+    Attention with linear biases (Press, Smith and Lewis, 2022). What depends on the row alone
+    leaves a softmax as it is, so the score gains :math:`m_h\,j`: one more feature, of the key its
+    place, of the query its head's slope. Places are counted from 0.
+
+    Attributes
+    ----------
+    slopes
+        :math:`m_h`, one for each head.
+    tokens
+        As of `Rotary`.
+
+    Raises
+    ------
+    ValueError
+        Where there are no slopes, one is not finite, or `tokens` is not as for `Rotary`.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> places, query, grid = Alibi((0.5,)), jnp.ones((1, 3, 4)), token_grid(3)
+    >>> turns = places.turns(grid)
+    >>> query, key = places.of_queries(query, turns), places.of_keys(query, turns)
+    >>> (query @ key.mT / jnp.sqrt(5)).round(3).tolist()[0][2]  # 4 / sqrt(4), and j / 2
+    [2.0, 2.5, 3.0]
+    """
+
+    slopes: Frequencies = eqx.field(static=True, converter=spelt)
     tokens: Number | None = eqx.field(static=True, default=None)
 
     def __check_init__(self):
@@ -81,94 +141,26 @@ class Rotary(eqx.Module):
             expected = "None or a positive finite number"
             require_known(self.tokens, "tokens", expected=expected, cure=TOKENS)
 
-    def turns(self, grid: Grid) -> Turns:
-        """The cosines and sines of every angle, in the default precision."""
+    turning = 0
+
+    def turns(self, grid: Grid) -> Float[Array, " length"]:
+        """The places :math:`p_j n - 1`."""
         require_grid(grid)
         tokens = grid.size if self.tokens is None else self.tokens
-        angles = np.outer(grid._nodes() * tokens, self.frequencies)
-        return jnp.asarray(np.stack([np.cos(angles), np.sin(angles)], axis=1))
+        return jnp.asarray(grid._nodes() * tokens - 1)
 
-    def turned(
-        self, vectors: Float[Array, "heads length size"], turns: Turns
-    ) -> Float[Array, "heads length size"]:
-        """Turn each row by its turns, with products in float32 at least."""
-        require_floats(vectors, "vectors", "heads length size")
-        require_floats(turns, "turns", "length 2 pairs", TURNS, length=vectors.shape[1])
-        wide, pairs = widened(vectors), len(self.frequencies)
-        cosine, sine = (turns[None, :, part].astype(wide.dtype) for part in (0, 1))
-        first, second, still = jnp.split(wide, (pairs, 2 * pairs), axis=2)
-        moved = (first * cosine - second * sine, second * cosine + first * sine, still)
-        return jnp.concatenate(moved, axis=2).astype(vectors.dtype)
+    def of_queries(self, vectors: Vectors, turns: Float[Array, " length"]) -> Longer:
+        """Add the heads' slopes; scores are divided by the root of the size, which is one more."""
+        heads, length, size = vectors.shape
+        slopes = jnp.asarray(np.sqrt(size + 1) * np.asarray(self.slopes), vectors.dtype)
+        added = jnp.broadcast_to(slopes[:, None, None], (heads, length, 1))
+        return jnp.concatenate([np.sqrt((size + 1) / size).item() * vectors, added], axis=2)
 
-
-def rotary_frequencies(size: int, base: Number = 10_000.0) -> Frequencies:
-    r"""The usual frequencies :math:`b^{-2m/r}` of r turning features, :math:`0 \le m < r/2`.
-
-    Raises
-    ------
-    ValueError
-        Where the size is odd or not a positive whole number, or the base is not positive.
-
-    Examples
-    --------
-    >>> rotary_frequencies(4, base=100.0)
-    (1.0, 0.1)
-    """
-    size = counted(size, "size", least=2)
-    require_known(base, "base", expected="a positive finite number", cure="Try 10_000.0.")
-    cure = "Features turn in pairs: of an odd head let all but one turn."
-    require(size % 2 == 0, "size", got=f"{size}", expected="an even number", cure=cure)
-    return _spelt(float(base) ** (-np.arange(0, size, 2) / size))
+    def of_keys(self, vectors: Vectors, turns: Float[Array, " length"]) -> Longer:
+        """Add the places."""
+        places = turns.astype(vectors.dtype)[None, :, None]
+        added = jnp.broadcast_to(places, (*vectors.shape[:2], 1))
+        return jnp.concatenate([vectors, added], axis=2)
 
 
-def linear_scaling(frequencies: Frequencies, factor: Number) -> Frequencies:
-    """Frequencies divided by a factor: as many more tokens in the same angles.
-
-    Examples
-    --------
-    >>> linear_scaling((1.0, 0.5), factor=4.0)
-    (0.25, 0.125)
-    """
-    require_known(factor, "factor", expected="a positive finite number", cure="Try 4.0.")
-    return _spelt(np.asarray(_spelt(frequencies)) / factor)
-
-
-def llama3_scaling(
-    frequencies: Frequencies, *, factor: Number, low: Number, high: Number, trained: Number
-) -> Frequencies:
-    r"""Llama 3's scaling: slow pairs are divided by a factor, quick ones kept, others between.
-
-    A pair that turns :math:`c = n\omega/2\pi` times within the n tokens of training has its
-    frequency times :math:`s + (1 - s)/f`, with s from 0 at c = `low` to 1 at c = `high`.
-
-    Parameters
-    ----------
-    frequencies
-        From `rotary_frequencies`.
-    factor
-        f.
-    low, high
-        In a checkpoint's configuration ``low_freq_factor`` and ``high_freq_factor``.
-    trained
-        n, there ``original_max_position_embeddings``.
-
-    Raises
-    ------
-    ValueError
-        Where a number is not positive and finite, or `low` is not below `high`.
-
-    Examples
-    --------
-    >>> found = llama3_scaling((6.3, 1.5, 0.6), factor=2.0, low=1.0, high=2.0, trained=6.2831853)
-    >>> [round(frequency, 3) for frequency in found]
-    [6.3, 1.125, 0.3]
-    """
-    numbers = {"factor": factor, "low": low, "high": high, "trained": trained}
-    cure = "Take a checkpoint's own numbers."
-    for name, number in numbers.items():
-        require_known(number, name, expected="a positive finite number", cure=cure)
-    require(low < high, "low", got=f"{low}", expected=f"less than high, {high}", cure=cure)
-    kept = np.asarray(_spelt(frequencies))
-    rounds = trained * kept / (2 * math.pi)
-    share = np.clip((rounds - low) / (high - low), 0, 1)
-    return _spelt(kept * (share + (1 - share) / factor))
+Places = Rotary | Alibi

@@ -25,7 +25,9 @@ from lim_jax.grid.measure import Grid, require_on_grid
 from lim_jax.network.field import TransformerField
 from lim_jax.network.multihead import CausalAttention, by_head
 from lim_jax.network.norms import LayerNorm, Norm
+from lim_jax.network.positions import Rotary
 from lim_jax.network.slots import Field, State
+from lim_jax.network.span import Span
 from lim_jax.network.tokenwise import FeedForward
 
 HARDY = 2.0
@@ -165,7 +167,8 @@ def attention_regularity(attention: CausalAttention) -> AttentionRegularity:
     ------
     ValueError
         Where the norm is no `LayerNorm`: then nothing bounds the scores. Where queries or keys
-        have norms of their own, or attention has a window, which these steps do not know.
+        have norms of their own, attention has a window, or its scores or outputs are shaped, which
+        these steps do not know.
 
     Examples
     --------
@@ -182,12 +185,24 @@ def attention_regularity(attention: CausalAttention) -> AttentionRegularity:
         expected="none",
         cure="The proposition's steps are those of attention without them.",
     )
+    span = attention.span
     require(
-        attention.window is None,
+        isinstance(span, Span) and span.window is None and span.chunk is None,
         "attention",
-        got=f"a window of {attention.window} positions",
-        expected="none",
+        got=f"{span}",
+        expected="rows that see their whole prefix",
         cure="Hardy's inequality is of prefixes that begin at 0.",
+    )
+    assert isinstance(span, Span)
+    turning = span.places
+    plain = turning is None or (isinstance(turning, Rotary) and turning.amplitude == 1)
+    others = [getattr(attention, name) for name in ("scale", "cap", "sinks", "output_norm")]
+    require(
+        plain and all(one is None for one in others),
+        "attention",
+        got="scores or outputs that are scaled, biased, capped, shared with a sink or normalised",
+        expected="none of these",
+        cure="The proposition's steps are those of attention without them.",
     )
     token, slope = _norm_constants(attention.norm)
     matrices = (attention.query, attention.key, attention.value)

@@ -19,6 +19,7 @@ from lim_jax._checks import require
 from lim_jax.grid.cells import CellGrid
 from lim_jax.grid.measure import Grid
 from lim_jax.network.blocked import require_heads, tiled_attention
+from lim_jax.network.shaping import PLAIN, Shaping
 from lim_jax.network.tiles import tiling
 
 
@@ -42,7 +43,7 @@ class RingAttention(eqx.Module):
     ------
     ValueError
         Where the mesh has no such axis of type Auto, the grid is one of panels, or its positions
-        cannot be shared evenly.
+        cannot be shared evenly; where there is a sink.
 
     Examples
     --------
@@ -81,9 +82,12 @@ class RingAttention(eqx.Module):
         key: Float[Array, "length size"],
         value: Float[Array, "length features"],
         grid: Grid,
+        shaping: Shaping = PLAIN,
     ) -> Float[Array, "length features"]:
-        """Attend."""
+        """Attend; scores may be capped, and a sink is refused."""
         require_heads(query, key, grid, value)
+        cure = "Take causal_attention."
+        require(shaping.sink is None, "sink", got="one", expected="none", cure=cure)
         devices = self.mesh.shape[self.axis]
         require(
             isinstance(grid, CellGrid) and grid.size % devices == 0,
@@ -96,7 +100,7 @@ class RingAttention(eqx.Module):
         starts = [] if cells.starts is None else [cells.starts]
 
         def attend(*here: Array) -> Array:
-            return tiled_attention(*here, tiling=tiling(cells, self.axis))
+            return tiled_attention(*here, tiling=tiling(cells, self.axis), shaping=shaping)
 
         spread = jax.shard_map(
             attend, mesh=self.mesh, axis_names={self.axis}, check_vma=False,

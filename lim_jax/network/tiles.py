@@ -35,11 +35,14 @@ class Tiling(NamedTuple):
     axis
         Of a mesh, by name: its devices hold as many positions each, one after another. None where
         all are in one place.
+    cap
+        What scores are capped at, in whatever tile they are made (`shaping`).
     """
 
     grid: CellGrid
     tile: int
     axis: str | None = None
+    cap: float | None = None
 
     @property
     def devices(self) -> int:

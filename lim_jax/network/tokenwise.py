@@ -24,17 +24,20 @@ class FeedForward(eqx.Module):
     norm
         A map of one token; `equinox.nn.Identity` for none.
     inner, inner_bias, outer, outer_bias
-        :math:`W_1, b_1, W_2, b_2`.
+        :math:`W_1, b_1, W_2, b_2`; without a bias None.
     activation
         :math:`\sigma`, elementwise.
+    output_norm
+        A map of one token that follows the network, or None.
     """
 
     norm: Norm
     inner: Float[Array, "hidden width"]
-    inner_bias: Float[Array, " hidden"]
+    inner_bias: Float[Array, " hidden"] | None
     outer: Float[Array, "width hidden"]
-    outer_bias: Float[Array, " width"]
+    outer_bias: Float[Array, " width"] | None
     activation: Callable[[Array], Array] = eqx.field(static=True, default=jax.nn.gelu)
+    output_norm: Norm | None = None
 
     @classmethod
     @eqx.filter_jit
@@ -73,7 +76,7 @@ class FeedForward(eqx.Module):
         require_pair(x, context, grid)
         # Whole matrices of tokens: a product for each token under vmap is half as fast on a CPU.
         hidden = self.activation(_affine(self.inner, self.inner_bias, jax.vmap(self.norm)(x)))
-        return _affine(self.outer, self.outer_bias, hidden)
+        return _normed(self.output_norm, _affine(self.outer, self.outer_bias, hidden))
 
 
 class GatedFeedForward(eqx.Module):
@@ -92,6 +95,8 @@ class GatedFeedForward(eqx.Module):
         Added after the respective matrix, or None, each by itself.
     activation
         :math:`\sigma`, elementwise.
+    output_norm
+        A map of one token that follows the network, or None.
     """
 
     norm: Norm
@@ -102,6 +107,7 @@ class GatedFeedForward(eqx.Module):
     up_bias: Float[Array, " hidden"] | None = None
     down_bias: Float[Array, " width"] | None = None
     activation: Callable[[Array], Array] = eqx.field(static=True, default=jax.nn.silu)
+    output_norm: Norm | None = None
 
     @classmethod
     @eqx.filter_jit
@@ -137,7 +143,12 @@ class GatedFeedForward(eqx.Module):
         require_pair(x, context, grid)
         normed = jax.vmap(self.norm)(x)
         gate = self.activation(_affine(self.gate, self.gate_bias, normed))
-        return _affine(self.down, self.down_bias, gate * _affine(self.up, self.up_bias, normed))
+        hidden = gate * _affine(self.up, self.up_bias, normed)
+        return _normed(self.output_norm, _affine(self.down, self.down_bias, hidden))
+
+
+def _normed(norm: Norm | None, rows: State) -> State:
+    return rows if norm is None else jax.vmap(norm)(rows)
 
 
 def _affine(

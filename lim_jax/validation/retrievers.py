@@ -28,7 +28,8 @@ from lim_jax.density.adjoints import LossOfIds
 from lim_jax.loss.losses import autoregressive_cross_entropy, margin_loss
 from lim_jax.models.causal import CausalLM, Queries
 from lim_jax.models.language import gaussian_model
-from lim_jax.network.positions import Rotary, rotary_frequencies
+from lim_jax.network.frequencies import rotary_frequencies
+from lim_jax.network.positions import Rotary
 from lim_jax.tasks.laws import Law, edge_law, every_place, gold_places, middle_law, uniform_law
 from lim_jax.tasks.prompts import Example
 from lim_jax.tasks.retrieval import KeyValueTask, key_value_examples

@@ -1,5 +1,7 @@
 """Kernels, local operators, heads and cone mass of every architecture, by dense Jacobians."""
 
+import dataclasses
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -22,9 +24,16 @@ def linearised(field, x, covector, grid):
     """What `tangent` and `cone` make of a field at x, and its dense Jacobians."""
     attention = field.attention
 
+    unnormed = dataclasses.replace(attention, output_norm=None)
+
     def alone(output):
-        silenced = eqx.tree_at(lambda attention: attention.output, attention, output)
-        return jacobian_blocks(lambda context: silenced(x, context, grid), x)
+        silenced = eqx.tree_at(lambda attention: attention.output, unnormed, output)
+        blocks = jacobian_blocks(lambda context: silenced(x, context, grid), x)
+        if attention.output_norm is None:
+            return blocks
+        # What a head adds goes through the norm at the sum of all.
+        slopes = jax.vmap(jax.jacobian(attention.output_norm))(unnormed(x, x, grid))
+        return jnp.einsum("iab,ijbc->ijac", slopes, blocks)
 
     heads = attention.output.shape[0]
     found = {

@@ -16,6 +16,7 @@ from lim_jax.network.continuous import linear_control
 from lim_jax.network.flow import heun, rk4, strang
 from lim_jax.network.positions import Rotary
 from lim_jax.network.regularity import field_regularity
+from lim_jax.network.span import Span
 
 GRID = lim.token_grid(12)
 SIZES = (40, 80, 160, 320)
@@ -73,7 +74,7 @@ def test_attention_converges_to_the_volterra_operator(make_grid, inside, every_c
 
 def test_rotary_attention_converges_and_claims_nothing():
     """Keys turn with the position as fast on every grid; the theorem's keys do not turn."""
-    turning = dataclasses.replace(layer().attention, rotary=Rotary((1.0,), tokens=12))
+    turning = dataclasses.replace(layer().attention, span=Span(places=Rotary((1.0,), tokens=12)))
     studies = lim.limits.attention_studies(turning, smooth, SIZES, smooth=True)
     for part in ("inside", "mean square", "every cell"):
         assert_order(studies[part], 1)
@@ -84,7 +85,7 @@ def test_rotary_attention_converges_and_claims_nothing():
 
 
 def windowed(window):
-    return dataclasses.replace(layer().attention, window=window)
+    return dataclasses.replace(layer().attention, span=Span(window=window))
 
 
 def test_windows_of_positions_have_no_continuum():

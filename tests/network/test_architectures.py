@@ -11,7 +11,7 @@ from reference.architectures import ARCHITECTURES, architecture_flow
 from reference.networks import LENGTH, falling_profile, layer_of, random_states, randomised
 
 import lim_jax as lim
-from lim_jax.network import RMSNorm, Rotary, unit_profile
+from lim_jax.network import RMSNorm, Rotary, Span, unit_profile
 
 GRID = lim.token_grid(LENGTH)
 
@@ -70,7 +70,7 @@ def test_rms_norm_sums_in_float32():
 def test_everything_tile_by_tile_is_the_reference_too():
     """130 tokens are two tiles, and turn many times round."""
     attention = layer_of(architecture_flow("everything")).attention
-    attention = dataclasses.replace(attention, rotary=Rotary((0.9,), tokens=130))
+    attention = dataclasses.replace(attention, span=Span(places=Rotary((0.9,), tokens=130)))
     x = random_states(1, 130, 6)
     found = jax.jit(lambda attention, x: attention(x, x, lim.token_grid(130)))(attention, x)
     expected = numpy_network.attention(attention, np.asarray(x))
@@ -122,7 +122,7 @@ def test_what_does_not_fit_is_refused():
         lim.CausalAttention.init(8, heads=4, groups=3, key=jax.random.key(0))
     six = Rotary((1.0, 0.5, 0.2), tokens=12)
     with pytest.raises(ValueError, match="rotary: got 6 features that turn, expected at most 4"):
-        dataclasses.replace(attention, rotary=six)
+        dataclasses.replace(attention, span=Span(places=six))
     with pytest.raises(ValueError, match="eta: got 0"):
         RMSNorm.init(4, 0.0)
 

@@ -12,7 +12,7 @@ from reference.differences import fitted_order
 from reference.networks import LENGTH, WIDTH, layer_of, random_states
 
 import lim_jax as lim
-from lim_jax.network import Rotary, linear_scaling, llama3_scaling, rotary_frequencies
+from lim_jax.network import Rotary, Span, linear_scaling, llama3_scaling, rotary_frequencies
 
 SIZES = (40, 80, 160, 320)
 
@@ -71,7 +71,7 @@ def test_scores_know_differences_of_positions_alone():
 
     expected = jax.jit(attention.__call__)(x, x, grid)
     for first in (0, 1, 100):
-        angles = np.outer(first + np.arange(LENGTH), attention.rotary.frequencies)
+        angles = np.outer(first + np.arange(LENGTH), attention.span.places.frequencies)
         turns = jax.device_put(np.stack([np.cos(angles), np.sin(angles)], axis=1))
         np.testing.assert_allclose(attended(x, turns), expected, rtol=1e-11, atol=1e-12)
 
@@ -93,7 +93,7 @@ def gaps(attention, tokens_of):
 
     def turning(tokens):
         rotary = Rotary((0.9, 0.23), tokens=tokens)
-        return dataclasses.replace(attention, rotary=rotary)
+        return dataclasses.replace(attention, span=Span(places=rotary))
 
     limit = attended_smoothly(turning(12), reference)
     found = []

@@ -150,7 +150,7 @@ def ledger():
     flow = architecture_flow("everything", horizon=1.5)
     # By the token, whatever the length of the row.
     by_token = Rotary((0.9,))
-    flow = eqx.tree_at(lambda flow: flow.layers.attention.rotary, flow, by_token)
+    flow = eqx.tree_at(lambda flow: flow.layers.attention.span.places, flow, by_token)
 
     @jax.jit
     def measured(x, asked, starts):
@@ -233,7 +233,7 @@ def test_what_is_no_prefix_is_refused():
         attention(jnp.ones((5, 4)), jnp.ones((5, 4)), lim.gauss_grid(5))
     with pytest.raises(ValueError, match="window: got 0"):
         lim.CausalAttention.init(4, window=0, key=jax.random.key(0))
-    with pytest.raises(ValueError, match="attention: got a window of 2 positions, expected none"):
+    with pytest.raises(ValueError, match="attention: got Span.window=2.*expected rows that see"):
         lim.network.attention_regularity(attention)
     half = jnp.ones((5, 8), jnp.bfloat16)
     with pytest.raises(ValueError, match="grid: got prefixes that begin somewhere"):

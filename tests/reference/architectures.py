@@ -7,7 +7,17 @@ import jax.numpy as jnp
 from reference.networks import WIDTH, falling_profile, randomised
 
 import lim_jax as lim
-from lim_jax.network import GatedFeedForward, RMSNorm, Rotary
+from lim_jax.network import (
+    AcrossHeads,
+    Alibi,
+    EachHead,
+    GatedFeedForward,
+    LayerNorm,
+    RMSNorm,
+    Rotary,
+    Span,
+    Spans,
+)
 
 HEADS, GROUPS, SIZE, WINDOW = 4, 2, 4, 4
 # No two turns alike; of a head's four features two or all turn.
@@ -80,6 +90,39 @@ def _everything(key, width):
     return attention, _gated(key, width, up_bias=jnp.zeros(5))
 
 
+def _normed_outputs(key, width):
+    """Norms after the sublayers, scores scaled and capped, layers that differ: as in Gemma 2."""
+    near, far = Span(WINDOW, places=TURNING), Span(places=Rotary((0.4, 0.1), tokens=12))
+    attention = _with(
+        _attention(key, width, heads=HEADS, groups=GROUPS, bias=True),
+        span=Spans((near, far), jnp.array(0)),
+        output_norm=RMSNorm.init(width, 0.2),
+        scale=0.7,
+        cap=0.9,
+    )
+    return attention, _gated(key, width, output_norm=LayerNorm.init(width, 0.3))
+
+
+def _sinks(key, width):
+    """Sinks, stretches, lengthened turns, and norms of all heads together or each by itself."""
+    attention = _with(
+        _attention(key, width, heads=HEADS, groups=GROUPS),
+        span=Span(chunk=WINDOW, places=Rotary((0.9, 0.23), tokens=12, amplitude=1.3)),
+        sinks=jnp.zeros(HEADS),
+        cap=1.1,
+        query_norm=AcrossHeads(RMSNorm.init(HEADS * SIZE, 0.3)),
+        key_norm=EachHead(jax.tree.map(lambda leaf: jnp.stack(2 * [leaf]), LayerNorm.init(SIZE))),
+    )
+    return attention, _with(_feed_forward(key, width), inner_bias=None, outer_bias=None)
+
+
+def _alibi(key, width):
+    attention = _attention(key, width, heads=HEADS, groups=GROUPS)
+    places = Alibi((0.5, 0.25, 0.125, 0.4), tokens=12)
+    network = _with(_feed_forward(key, width), output_norm=RMSNorm.init(width, 0.2))
+    return _with(attention, span=Span(places=places), scale=0.3), network
+
+
 ARCHITECTURES = {
     "RMS norms, SwiGLU": _root_mean_squares,
     "GeGLU": _gelu_gated,
@@ -89,6 +132,9 @@ ARCHITECTURES = {
     "rotary": _turning,
     "partial rotary": _partly_turning,
     "everything": _everything,
+    "normed outputs": _normed_outputs,
+    "sinks": _sinks,
+    "alibi": _alibi,
 }
 
 

@@ -18,10 +18,15 @@ SCHEMES = {"euler": lim.euler, "split": lim.split}
 
 
 def randomised(tree, seed, scale=0.5):
-    """Replace every array by Gaussian noise: no bias is zero, no norm is trivial."""
+    """Replace every array by Gaussian noise: no bias is zero, no norm is trivial.
+
+    Layers' kinds, which are whole numbers, are the first and the second by turns.
+    """
     generator = np.random.default_rng(seed)
 
     def noise(leaf):
+        if jnp.issubdtype(leaf.dtype, jnp.integer):
+            return jnp.asarray(np.arange(np.prod(leaf.shape, dtype=int)) % 2).reshape(leaf.shape)
         return jnp.asarray(scale * generator.standard_normal(leaf.shape), leaf.dtype)
 
     return jax.tree.map(noise, tree)

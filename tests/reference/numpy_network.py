@@ -23,65 +23,106 @@ def affine(matrix, bias, z):
     return z @ np.asarray(matrix).T + (0 if bias is None else np.asarray(bias))
 
 
+def span_of(layer):
+    """What this layer sees: its kind of those that there are."""
+    span = layer.span
+    return span.kinds[int(span.kind)] if hasattr(span, "kinds") else span
+
+
+def first_seen(span, i):
+    """The first position that row i sees."""
+    if span.window is not None:
+        return max(0, i + 1 - span.window)
+    return 0 if span.chunk is None else i - i % span.chunk
+
+
 def turned(rotary, vector, place):
-    """Turn pair m, features m and m + r/2, by the angle of `place` tokens."""
-    if rotary is None:
+    """Turn pair m, features m and m + r/2, by the angle of `place` tokens, and lengthen it."""
+    if not hasattr(rotary, "frequencies"):
         return vector
     result, pairs = vector.copy(), len(rotary.frequencies)
     for m, frequency in enumerate(rotary.frequencies):
-        turn = np.exp(1j * frequency * place)
+        turn = rotary.amplitude * np.exp(1j * frequency * place)
         x, y = vector[..., m], vector[..., m + pairs]
         result[..., m] = turn.real * x - turn.imag * y
         result[..., m + pairs] = turn.imag * x + turn.real * y
     return result
 
 
-def projected(layer, kind, h, z, place):
-    """The query or key of head or group h: bias, then its norm, then its turn."""
-    bias, norm = getattr(layer, f"{kind}_bias"), getattr(layer, f"{kind}_norm")
-    vector = affine(getattr(layer, kind)[h], None if bias is None else bias[h], z)
-    return turned(layer.rotary, vector if norm is None else layer_norm(norm, vector), place)
+def projected(layer, kind, z, place):
+    """The queries or keys of one token in every head or group: bias, then norm, then turn."""
+    bias, norm, matrices = (getattr(layer, f"{kind}{part}") for part in ("_bias", "_norm", ""))
+    vectors = [
+        affine(matrix, None if bias is None else bias[h], z) for h, matrix in enumerate(matrices)
+    ]
+    if hasattr(norm, "norm"):  # of all heads together
+        vectors = np.split(layer_norm(norm.norm, np.concatenate(vectors, -1)), len(vectors), -1)
+    elif hasattr(norm, "norms"):  # of each head by itself
+        own = [jax.tree.map(lambda leaf, h=h: leaf[h], norm.norms) for h in range(len(vectors))]
+        vectors = [layer_norm(one, vector) for one, vector in zip(own, vectors, strict=True)]
+    elif norm is not None:
+        vectors = [layer_norm(norm, vector) for vector in vectors]
+    return [turned(span_of(layer).places, vector, place) for vector in vectors]
+
+
+def scores(layer, h, query, keys, i, js):
+    """Scaled, biased by distance, and capped, of one row."""
+    scale = 1 / np.sqrt(layer.query.shape[1]) if layer.scale is None else layer.scale
+    slopes = getattr(span_of(layer).places, "slopes", None)
+    found = []
+    for j in js:
+        score = scale * (query * keys[j]).sum(axis=-1, keepdims=True)
+        score = score if slopes is None else score - slopes[h] * (i - j)
+        found.append(score if layer.cap is None else layer.cap * np.tanh(score / layer.cap))
+    return found
 
 
 def attention(layer, states):
     """`eq:masked-mha`, with all that is optional; states are (..., token, feature)."""
-    heads, size, _ = layer.query.shape
-    group_size, bias = heads // len(layer.key), layer.value_bias
-    tokens = [layer_norm(layer.norm, states[..., i, :]) for i in range(states.shape[-2])]
+    heads, length = len(layer.query), states.shape[-2]
+    tokens = [layer_norm(layer.norm, states[..., i, :]) for i in range(length)]
+    queries, keys = ([projected(layer, kind, z, i) for i, z in enumerate(tokens)]
+                     for kind in ("query", "key"))  # fmt: skip
     result = np.zeros_like(states)
     if layer.output_bias is not None:
         result = result + np.asarray(layer.output_bias)
     for h in range(heads):
-        g = h // group_size
-        queries = [projected(layer, "query", h, z, i) for i, z in enumerate(tokens)]
-        keys = [projected(layer, "key", g, z, i) for i, z in enumerate(tokens)]
-        values = [affine(layer.value[g], None if bias is None else bias[g], z) for z in tokens]
-        for i in range(len(tokens)):
-            numerator, denominator = 0, 0
-            seen = i + 1 if layer.window is None else min(i + 1, layer.window)
-            for j in range(i + 1 - seen, i + 1):
-                score = (queries[i] * keys[j]).sum(axis=-1, keepdims=True) / np.sqrt(size)
+        g = h // (heads // len(layer.key))
+        bias = None if layer.value_bias is None else layer.value_bias[g]
+        values, of_group = [affine(layer.value[g], bias, z) for z in tokens], [k[g] for k in keys]
+        for i in range(length):
+            seen = range(first_seen(span_of(layer), i), i + 1)
+            sink = 0 if layer.sinks is None else np.exp(np.asarray(layer.sinks[h]))
+            numerator, denominator = 0, sink
+            for j, score in zip(seen, scores(layer, h, queries[i][h], of_group, i, seen),
+                                strict=True):  # fmt: skip
                 numerator = numerator + np.exp(score) * values[j]
                 denominator = denominator + np.exp(score)
             result[..., i, :] += affine(layer.output[h], None, numerator / denominator)
-    return result
+    return output_normed(layer, result)
+
+
+def output_normed(layer, states):
+    if layer.output_norm is None:
+        return states
+    rows = [layer_norm(layer.output_norm, states[..., i, :]) for i in range(states.shape[-2])]
+    return np.stack(rows, axis=-2)
 
 
 def attention_matrix(layer, states):
     """The heads' mean of the softmax's weights; real states of one context."""
-    heads, size, _ = layer.query.shape
+    heads = len(layer.query)
     tokens = [layer_norm(layer.norm, z) for z in states]
+    queries, keys = ([projected(layer, kind, z, i) for i, z in enumerate(tokens)]
+                     for kind in ("query", "key"))  # fmt: skip
     result = np.zeros((len(states), len(states)))
     for h in range(heads):
-        g = h // (heads // len(layer.key))
-        keys = [projected(layer, "key", g, z, j) for j, z in enumerate(tokens)]
-        for i, z in enumerate(tokens):
-            query = projected(layer, "query", h, z, i)
-            first = 0 if layer.window is None else max(0, i + 1 - layer.window)
-            mass = np.zeros(len(states))
-            for j in range(first, i + 1):
-                mass[j] = np.exp(query @ keys[j] / np.sqrt(size))
-            result[i] += mass / mass.sum() / heads
+        of_group = [k[h // (heads // len(layer.key))] for k in keys]
+        for i in range(len(states)):
+            seen = range(first_seen(span_of(layer), i), i + 1)
+            sink = 0 if layer.sinks is None else np.exp(np.asarray(layer.sinks[h]))
+            mass = np.exp(np.ravel(scores(layer, h, queries[i][h], of_group, i, seen)))
+            result[i, seen] += mass / (mass.sum() + sink) / heads
     return result
 
 
@@ -117,7 +158,7 @@ def feed_forward(layer, states):
         else:
             hidden = gelu(affine(layer.inner, layer.inner_bias, normed))
             result[..., i, :] = affine(layer.outer, layer.outer_bias, hidden)
-    return result
+    return output_normed(layer, result)
 
 
 def flow(layers, states, horizon, scheme, profile):

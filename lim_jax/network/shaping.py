@@ -1,0 +1,60 @@
+r"""What checkpoints do to scores before and beside the softmax: caps and sinks.
+
+.. math:: s_{ij} = c\,\tanh\bigl(\langle q_i, k_j\rangle / (c\sqrt{d_k})\bigr), \qquad
+          A_{ij} = \frac{W_{ij}\,e^{s_{ij}}}{\sum_r W_{ir}\,e^{s_{ir}} + e^{b}/n}
+
+A sink :math:`b` weighs as one more token of the n, takes its mass of the attention, and gives
+nothing: rows of A sum to less than one, and every derivative is as without it.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from lim_jax.grid.measure import Grid
+
+
+class Shaping(NamedTuple):
+    """How one head's scores are shaped.
+
+    Attributes
+    ----------
+    cap
+        c, known before tracing, or None.
+    sink
+        b, or None.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> from lim_jax.network import attention_weights
+    >>> ones = jnp.ones((2, 1))
+    >>> attention_weights(ones, ones, token_grid(2), Shaping(sink=jnp.array(1.0))).round(3).tolist()
+    [[0.5, 0.0], [0.333, 0.333]]
+    """
+
+    cap: float | None = None
+    sink: Float[Array, ""] | None = None
+
+    def kept(self, log_mass: Float[Array, "..."], grid: Grid) -> Float[Array, "..."]:
+        r"""The share of the attention that the sink leaves, by :math:`\ell_i`, a row's log mass."""
+        assert self.sink is not None
+        sink = self.sink.astype(log_mass.dtype) - np.log(grid.size).item()
+        return jax.nn.sigmoid(log_mass - sink)
+
+
+PLAIN = Shaping()
+
+
+def capped(scores: Float[Array, "..."], cap: float | None) -> Float[Array, "..."]:
+    """Bend scores below the cap, smoothly; None leaves them.
+
+    Examples
+    --------
+    >>> capped(jnp.array([0.0, 1e3]), 30.0).tolist()
+    [0.0, 30.0]
+    """
+    return scores if cap is None else cap * jnp.tanh(scores / cap)

@@ -1,0 +1,176 @@
+r"""Which positions a row of attention sees, and how queries and keys know theirs.
+
+Layers of one network may differ in both, as where most see a window and some the whole context.
+Which kind a layer is of is then a number among its parameters, so that one scan runs over all.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, PyTree
+
+from lim_jax._checks import counted, require
+from lim_jax.grid.cells import CellGrid
+from lim_jax.grid.measure import Grid
+from lim_jax.network.positions import Places
+
+WHOLE = "None is for attention to the whole prefix."
+Turns = PyTree[Float[Array, "length ..."]]
+
+
+class Span(eqx.Module):
+    r"""What one row of attention sees of its prefix, and how places enter scores.
+
+    Attributes
+    ----------
+    window
+        How many positions of the grid a row sees, the last ones with its own (sliding windows), or
+        None for its whole prefix. It counts positions, so it has no continuum limit.
+    chunk
+        Into stretches of how many positions a context is cut whose rows see none before their own
+        stretch, or None.
+    places
+        How queries and keys change with their positions: `positions.Rotary`, `positions.Alibi` or
+        None.
+
+    Raises
+    ------
+    ValueError
+        Where a window or a chunk is no positive whole number known before tracing, or both are.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> [Span(**what).prefixes(token_grid(5)).starts.tolist() for what in ({"window": 2},
+    ...     {"chunk": 2})]
+    [[0, 0, 1, 2, 3], [0, 0, 2, 2, 4]]
+    """
+
+    window: int | None = eqx.field(static=True, default=None)
+    chunk: int | None = eqx.field(static=True, default=None)
+    places: Places | None = None
+
+    def __check_init__(self):
+        for name in ("window", "chunk"):
+            if getattr(self, name) is not None:
+                counted(getattr(self, name), name, cure=WHOLE)
+        require(
+            self.window is None or self.chunk is None,
+            "span",
+            got="a window and a chunk",
+            expected="one of them at most",
+            cure=WHOLE,
+        )
+
+    @property
+    def turning(self) -> int:
+        """How many features of a head turn."""
+        return 0 if self.places is None else self.places.turning
+
+    def prefixes(self, grid: Grid) -> Grid:
+        """The grid with the prefixes that rows attend to."""
+        if self.window is not None:
+            return grid.windowed(self.window)
+        return grid if self.chunk is None else grid.chunked(self.chunk)
+
+    def turns(self, grid: Grid) -> Turns | None:
+        """What queries and keys know of the positions, a row for each; None if nothing."""
+        return None if self.places is None else self.places.turns(grid)
+
+    def of_queries(self, vectors: Array, turns: Turns | None) -> Array:
+        """Put queries to their positions; without turns they stay."""
+        if self.places is None or turns is None:
+            return vectors
+        return self.places.of_queries(vectors, turns)
+
+    def of_keys(self, vectors: Array, turns: Turns | None) -> Array:
+        """Put keys to their positions; without turns they stay."""
+        if self.places is None or turns is None:
+            return vectors
+        return self.places.of_keys(vectors, turns)
+
+
+class Spans(eqx.Module):
+    r"""One of several spans, by a number among the parameters: layers that see differently.
+
+    Attributes
+    ----------
+    kinds
+        The spans that there are. Where one knows places all do, in the same way, with as many
+        features that turn: one without is one whose frequencies are zero.
+    kind
+        Which one this layer's is. Of a network's layers there is one number each.
+
+    Raises
+    ------
+    ValueError
+        Where there are no kinds, one is no `Span`, or their places are known in different ways.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> layers = Spans((Span(window=2), Span()), jnp.array([0, 1]))
+    >>> jax.vmap(lambda span: span.prefixes(token_grid(4)).starts)(layers).tolist()
+    [[0, 0, 1, 2], [0, 0, 0, 0]]
+    """
+
+    kinds: tuple[Span, ...] = eqx.field(static=True)
+    kind: Int[Array, "*layers"]
+
+    def __check_init__(self):
+        ways = {(type(kind.places), kind.turning) for kind in self.kinds if isinstance(kind, Span)}
+        require(
+            len(ways) == 1 and all(isinstance(kind, Span) for kind in self.kinds),
+            "kinds",
+            got=f"{len(self.kinds)} of them, whose places are known in {len(ways)} ways",
+            expected="spans whose places are known in one way",
+            cure="For a layer without rotary positions take as many frequencies, all zero.",
+        )
+
+    @property
+    def turning(self) -> int:
+        """How many features of a head turn."""
+        return self.kinds[0].turning
+
+    def prefixes(self, grid: Grid) -> Grid:
+        """The grid with the prefixes that rows of this layer attend to."""
+        seen = [kind.prefixes(grid) for kind in self.kinds]
+        cut = [one for one in seen if isinstance(one, CellGrid)]
+        if all(one is grid for one in seen) or not isinstance(grid, CellGrid):
+            return grid
+        nothing = jnp.zeros(grid.size, int)
+        starts = [nothing if one.starts is None else one.starts for one in cut]
+        return replace(grid, starts=jnp.stack(starts)[self.kind])
+
+    def turns(self, grid: Grid) -> Turns | None:
+        """What queries and keys of this layer know of the positions."""
+        found = [kind.turns(grid) for kind in self.kinds]
+        return jax.tree.map(lambda *of_kinds: jnp.stack(of_kinds)[self.kind], *found)
+
+    def of_queries(self, vectors: Array, turns: Turns | None) -> Array:
+        """Put queries to their positions; without turns they stay."""
+        return self.kinds[0].of_queries(vectors, turns)
+
+    def of_keys(self, vectors: Array, turns: Turns | None) -> Array:
+        """Put keys to their positions; without turns they stay."""
+        return self.kinds[0].of_keys(vectors, turns)
+
+
+def spans_of(of_layers: list[Span]) -> Any:
+    """The span of each of several layers, in order, as `reading.stacked` takes them: one if alike.
+
+    Examples
+    --------
+    >>> near, far = Span(window=2), Span()
+    >>> [layer.kind.item() for layer in spans_of([near, near, far])]
+    [0, 0, 1]
+    >>> spans_of([far, far])[0] == far
+    True
+    """
+    kinds = tuple(dict.fromkeys(of_layers))
+    if len(kinds) == 1:
+        return of_layers
+    return [Spans(kinds, jnp.array(kinds.index(span))) for span in of_layers]
