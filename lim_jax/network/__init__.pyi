@@ -1,10 +1,12 @@
 from . import attention as attention
 from . import blocked as blocked
 from . import continuous as continuous
+from . import experts as experts
 from . import field as field
 from . import flow as flow
 from . import frequencies as frequencies
 from . import fused as fused
+from . import latent as latent
 from . import multihead as multihead
 from . import norms as norms
 from . import positions as positions
@@ -32,6 +34,11 @@ from .continuous import cubic_control as cubic_control
 from .continuous import guarded_times as guarded_times
 from .continuous import linear_control as linear_control
 from .continuous import require_continuous as require_continuous
+from .experts import ClampedGate as ClampedGate
+from .experts import Experts as Experts
+from .experts import MixtureOfExperts as MixtureOfExperts
+from .experts import Routing as Routing
+from .experts import gated_by as gated_by
 from .field import TransformerField as TransformerField
 from .flow import ResidualFlow as ResidualFlow
 from .flow import Trajectory as Trajectory
@@ -55,8 +62,10 @@ from .frequencies import spelt as spelt
 from .frequencies import yarn_amplitude as yarn_amplitude
 from .frequencies import yarn_scaling as yarn_scaling
 from .fused import fused_attention as fused_attention
+from .latent import LatentAttention as LatentAttention
 from .multihead import CausalAttention as CausalAttention
 from .multihead import by_head as by_head
+from .multihead import project as project
 from .norms import AcrossHeads as AcrossHeads
 from .norms import EachHead as EachHead
 from .norms import LayerNorm as LayerNorm

@@ -212,11 +212,13 @@ class CausalAttention(eqx.Module):
     ) -> Float[Array, "heads rows size"]:
         """Queries of any tokens, row by row, turned as `turns` says; None leaves them unturned."""
         require_width(x, self.query.shape[-1])
-        query = _project(self.query, self.query_bias, jax.vmap(self.norm)(x))
+        query = project(self.query, self.query_bias, jax.vmap(self.norm)(x))
         query = query if self.query_norm is None else of_heads(self.query_norm, query)
-        if self.scale is not None:
-            query *= self.scale * math.sqrt(query.shape[-1])
-        return self.span.of_queries(query, turns)
+        return self.span.of_queries(self.scaled(query), turns)
+
+    def scaled(self, query: Float[Array, "heads rows size"]) -> Float[Array, "heads rows size"]:
+        """Queries whose products with keys, over the root of their size, are scaled as said."""
+        return query if self.scale is None else self.scale * math.sqrt(query.shape[-1]) * query
 
     def sources(
         self, context: Float[Array, "rows width"], turns: Turns | None
@@ -224,8 +226,8 @@ class CausalAttention(eqx.Module):
         """Keys and values of any tokens, as `queries`: all that attention knows of the context."""
         require_width(context, self.query.shape[-1])
         normed = jax.vmap(self.norm)(context)
-        key = _project(self.key, self.key_bias, normed)
-        value = _project(self.value, self.value_bias, normed)
+        key = project(self.key, self.key_bias, normed)
+        value = project(self.value, self.value_bias, normed)
         key = key if self.key_norm is None else of_heads(self.key_norm, key)
         return self.span.of_keys(key, turns), value
 
@@ -233,12 +235,17 @@ class CausalAttention(eqx.Module):
         r"""What attention gives at position 0, from the state there.
 
         :math:`W_O[W_{V,1}\mathrm{LN}(X(0)), \dots]` (`eq:continuum-attention-left-trace`): the
-        limit from the right, and the rule of the first token.
+        limit from the right, and the rule of the first token. With sinks there is no such rule.
+
+        Raises
+        ------
+        ValueError
+            Where there are sinks.
         """
-        features = jnp.einsum("gvd,d->gv", self.value, self.norm(z))
-        features = features if self.value_bias is None else features + self.value_bias
-        heads = by_head(features, self.output.shape[0])
-        mixed = self.mixed(heads[:, None])[0]
+        cure = "In the continuum a sink takes all attention at the left end."
+        require(self.sinks is None, "sinks", got="sinks", expected="none", cure=cure)
+        _, features = self.sources(z[None], None)
+        mixed = self.mixed(by_head(features, self.output.shape[0]))[0]
         return mixed if self.output_norm is None else self.output_norm(mixed)
 
 
@@ -265,11 +272,18 @@ def _require_groups(heads: int, groups: int) -> None:
     )
 
 
-def _project(
+def project(
     matrices: Float[Array, "heads size width"],
     bias: Float[Array, "heads size"] | None,
     tokens: Float[Array, "length width"],
 ) -> Float[Array, "heads length size"]:
+    """Map tokens by one matrix for each head, and add its bias.
+
+    Examples
+    --------
+    >>> project(jnp.ones((2, 1, 3)), jnp.array([[0.0], [1.0]]), jnp.ones((1, 3))).ravel().tolist()
+    [3.0, 4.0]
+    """
     heads, size, width = matrices.shape
     together = tokens @ matrices.reshape(heads * size, width).T
     projected = jnp.swapaxes(together.reshape(-1, heads, size), 0, 1)

@@ -177,6 +177,13 @@ def attention_regularity(attention: CausalAttention) -> AttentionRegularity:
     >>> found.score.shape, float(found.lipschitz) < 1
     ((2,), True)
     """
+    require(
+        type(attention) is CausalAttention,
+        "attention",
+        got=type(attention).__name__,
+        expected="CausalAttention",
+        cure="The proposition's steps are those of queries, keys and values of one matrix each.",
+    )
     heads, size = attention.query.shape[-3:-1]
     require(
         attention.query_norm is None and attention.key_norm is None,

@@ -11,6 +11,7 @@ import lim_jax as lim
 from lim_jax.cost.counting import operations
 from lim_jax.network import attention, tiles
 from lim_jax.network.attention import attention_weights, causal_attention
+from lim_jax.network.shaping import Shaping
 
 MODES = "value", "grad", "jvp", "jvp of grad", "grad of jvp", "grad of grad", "jvp of jvp"
 
@@ -80,6 +81,30 @@ def test_every_derivative_is_the_dense_ones(derivatives, mode):
     found, expected = (jax.tree.leaves(formula[mode]) for formula in derivatives)
     for ours, theirs in zip(found, expected, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-11, atol=1e-12)
+
+
+def test_capped_scores_and_sinks_are_the_dense_ones_in_every_mode(monkeypatch):
+    """The sink is one of the queries' numbers, so that it moves too."""
+    small_tiles(monkeypatch)
+    grid = lim.graded_grid(10)
+
+    def shaped(attend):
+        return lambda query, *rest: attend(query, *rest, grid, Shaping(0.6, query[0, 0]))
+
+    def dense(query, key, value, grid, shaping):
+        scores = 0.6 * jnp.tanh(query @ key.T / np.sqrt(3) / 0.6)
+        mass = grid.prefix_weights() * jnp.exp(scores)
+        total = mass.sum(axis=1, keepdims=True) + jnp.exp(query[0, 0]) / 10
+        return mass / total @ value
+
+    @jax.jit
+    def both_ways(*at):
+        return [in_every_mode(shaped(attend), *at) for attend in (causal_attention, dense)]
+
+    found, expected = both_ways(*(arrays(seed, 10) for seed in (0, 10, 20)))
+    for mode in MODES:
+        for ours, theirs in zip(*map(jax.tree.leaves, (found[mode], expected[mode])), strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-11, atol=1e-12, err_msg=mode)
 
 
 def test_long_grids_are_blocked_by_themselves():

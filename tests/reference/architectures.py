@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from reference.networks import WIDTH, falling_profile, randomised
@@ -10,11 +11,16 @@ import lim_jax as lim
 from lim_jax.network import (
     AcrossHeads,
     Alibi,
+    ClampedGate,
     EachHead,
+    Experts,
     GatedFeedForward,
+    LatentAttention,
     LayerNorm,
+    MixtureOfExperts,
     RMSNorm,
     Rotary,
+    Routing,
     Span,
     Spans,
 )
@@ -123,6 +129,51 @@ def _alibi(key, width):
     return _with(attention, span=Span(places=places), scale=0.3), network
 
 
+def _latent(key, width):
+    """Latent attention of its own queries, and experts besides a shared one: as in DeepSeek V3."""
+    one = jnp.ones
+    attention = LatentAttention(
+        RMSNorm.init(width, 0.2),
+        query=one((3, SIZE, 5)),
+        key=one((3, SIZE - 2, 4)),
+        value=one((3, 3, 4)),
+        output=one((3, width, 3)),
+        down=one((4, width)),
+        down_norm=RMSNorm.init(4, 0.3),
+        turning=one((2, width)),
+        query_down=one((5, width)),
+        query_down_norm=RMSNorm.init(5, 0.2),
+        span=Span(places=PARTLY_TURNING),
+        scale=0.4,
+    )
+    shared = dataclasses.replace(_gated(key, width), norm=eqx.nn.Identity())
+    routing = Routing(3, "sigmoid", factor=2.5, groups=3, kept=2, best=2)
+    return attention, _experts(width, routing, preference=jnp.zeros(6), shared=shared)
+
+
+def _clamped(key, width):
+    """Experts with biases and clamped gates: as in gpt-oss."""
+    biases = {name: jnp.zeros((6, 5)) for name in ("gate_bias", "up_bias")}
+    options = {"down_bias": jnp.zeros((6, width)), "combine": ClampedGate(1.7, 0.4)}
+    network = _experts(width, Routing(2), biases | options, router_bias=jnp.zeros(6))
+    return _attention(key, width, heads=2), network
+
+
+def _weighed_inputs(key, width):
+    """Experts that read weighed tokens, of weights that are not normalised: as in Llama 4."""
+    routing = Routing(1, "sigmoid", normalised=False)
+    norm = LayerNorm.init(width, 0.3)
+    network = _experts(width, routing, weighs_input=True, output_norm=norm)
+    return _attention(key, width, heads=2), network
+
+
+def _experts(width, routing, parts=None, **options):
+    experts = Experts(*(jnp.zeros((6, 5, width)) for _ in range(2)), jnp.zeros((6, width, 5)))
+    experts = dataclasses.replace(experts, **(parts or {}))
+    norm = RMSNorm.init(width, 0.2)
+    return MixtureOfExperts(norm, jnp.zeros((6, width)), experts, routing, **options)
+
+
 ARCHITECTURES = {
     "RMS norms, SwiGLU": _root_mean_squares,
     "GeGLU": _gelu_gated,
@@ -135,6 +186,9 @@ ARCHITECTURES = {
     "normed outputs": _normed_outputs,
     "sinks": _sinks,
     "alibi": _alibi,
+    "latent, experts": _latent,
+    "clamped experts": _clamped,
+    "weighed inputs": _weighed_inputs,
 }
 
 

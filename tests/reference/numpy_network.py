@@ -49,8 +49,21 @@ def turned(rotary, vector, place):
     return result
 
 
+def latent_vectors(layer, kind, z, place):
+    """The same of latent attention: what turns is shared, or comes first of a query."""
+    places = span_of(layer).places
+    if kind == "key":
+        low = layer_norm(layer.down_norm, affine(layer.down, None, z))
+        shared = turned(places, affine(layer.turning, None, z), place)
+        return [np.concatenate([shared, affine(matrix, None, low)], -1) for matrix in layer.key]
+    low = layer_norm(layer.query_down_norm, affine(layer.query_down, None, z))
+    return [turned(places, affine(matrix, None, low), place) for matrix in layer.query]
+
+
 def projected(layer, kind, z, place):
     """The queries or keys of one token in every head or group: bias, then norm, then turn."""
+    if hasattr(layer, "down"):
+        return latent_vectors(layer, kind, z, place)
     bias, norm, matrices = (getattr(layer, f"{kind}{part}") for part in ("_bias", "_norm", ""))
     vectors = [
         affine(matrix, None if bias is None else bias[h], z) for h, matrix in enumerate(matrices)
@@ -89,7 +102,9 @@ def attention(layer, states):
     for h in range(heads):
         g = h // (heads // len(layer.key))
         bias = None if layer.value_bias is None else layer.value_bias[g]
-        values, of_group = [affine(layer.value[g], bias, z) for z in tokens], [k[g] for k in keys]
+        low = [layer_norm(layer.down_norm, affine(layer.down, None, z)) for z in tokens] \
+            if hasattr(layer, "down") else tokens  # fmt: skip
+        values, of_group = [affine(layer.value[g], bias, z) for z in low], [k[g] for k in keys]
         for i in range(length):
             seen = range(first_seen(span_of(layer), i), i + 1)
             sink = 0 if layer.sinks is None else np.exp(np.asarray(layer.sinks[h]))
@@ -145,12 +160,57 @@ def gelu(x):
     return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
 
 
+def mixture(layer, z):
+    """Experts one after another, for every token that has leading axes by itself."""
+    if z.ndim > 1:
+        return np.stack([mixture(layer, one) for one in z])
+    logits, routing = affine(layer.router, layer.router_bias, z), layer.routing
+    scores = np.exp(logits) / np.exp(logits).sum()
+    if routing.scores == "sigmoid":
+        scores = 1 / (1 + np.exp(-logits))
+    wanted = scores.real + (0 if layer.preference is None else np.asarray(layer.preference))
+    groups = np.split(np.arange(len(wanted)), routing.groups)
+    merits = [np.sort(wanted[group])[-routing.best :].sum() for group in groups]
+    kept = np.concatenate([groups[g] for g in np.argsort(merits)[-routing.kept :]])
+    top = kept[np.argsort(wanted[kept])[-routing.top :]]
+    total = scores[top].sum() if routing.normalised else 1
+    result = np.zeros_like(z)
+    for e in top:
+        weight = routing.factor * scores[e] / total
+        read = weight * z if layer.weighs_input else z
+        result += (1 if layer.weighs_input else weight) * expert(layer.experts, e, read)
+    if layer.shared is None:
+        return result
+    gate = silu(affine(layer.shared.gate, layer.shared.gate_bias, z))
+    up = affine(layer.shared.up, layer.shared.up_bias, z)
+    return result + affine(layer.shared.down, layer.shared.down_bias, gate * up)
+
+
+def expert(experts, e, z):
+    gate, up = (
+        affine(matrix[e], None if bias is None else bias[e], z)
+        for matrix, bias in ((experts.gate, experts.gate_bias), (experts.up, experts.up_bias))
+    )
+    if hasattr(experts.combine, "limit"):
+        alpha, limit = experts.combine
+        gate = np.where(gate.real > limit, limit, gate)
+        up = np.where(abs(up.real) > limit, limit * np.sign(up.real), up)
+        hidden = gate / (1 + np.exp(-alpha * gate)) * (up + 1)
+    else:
+        hidden = silu(gate) * up
+    return affine(
+        experts.down[e], None if experts.down_bias is None else experts.down_bias[e], hidden
+    )
+
+
 def feed_forward(layer, states):
     """`eq:mlp-block`."""
     result = np.zeros_like(states)
     for i in range(states.shape[-2]):
         normed = layer_norm(layer.norm, states[..., i, :])
-        if hasattr(layer, "gate"):
+        if hasattr(layer, "router"):
+            result[..., i, :] = mixture(layer, normed)
+        elif hasattr(layer, "gate"):
             bend = silu if layer.activation is jax.nn.silu else gelu
             gate = bend(affine(layer.gate, layer.gate_bias, normed))
             hidden = gate * affine(layer.up, layer.up_bias, normed)

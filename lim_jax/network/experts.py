@@ -1,0 +1,269 @@
+r"""Mixtures of experts: tokenwise networks of which a router chooses a few for every token.
+
+.. math:: \mathrm{FNN}(x)_i = \sum_{e \in \mathrm{top}(r_i)} r_{ie}\,f_e(z_i) + f_{\rm shared}(z_i),
+          \qquad z_i = \mathrm{LN}(x)_i, \quad r_i = \rho(W_R z_i + b_R)
+
+Which experts are chosen is piecewise constant, and has no derivative; what the chosen ones weigh
+has. Chosen pairs of token and expert are sorted by expert and cut into tiles of one expert each, so
+that no array of experts times tokens times hidden features is formed.
+"""
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from lim_jax._checks import counted, require
+from lim_jax._precision import widened
+from lim_jax.grid.measure import Grid
+from lim_jax.network.norms import Norm, require_width
+from lim_jax.network.slots import Field, State, require_pair
+
+TILE = 32  # pairs of a token and an expert
+Scores = Literal["softmax", "sigmoid"]
+
+
+class Routing(NamedTuple):
+    r"""How a router's logits become the chosen experts' weights; known before tracing.
+
+    Attributes
+    ----------
+    top
+        How many experts a token has.
+    scores
+        :math:`\rho`: a softmax over all experts, or each one's sigmoid.
+    normalised
+        Whether the chosen ones' weights are divided by their sum.
+    factor
+        What weights are multiplied by at last.
+    groups, kept
+        Into how many groups experts are cut in order, and how many of these are open to a token.
+    best
+        By how many of its best experts a group is judged, by their sum.
+    """
+
+    top: int
+    scores: Scores = "softmax"
+    normalised: bool = True
+    factor: float = 1.0
+    groups: int = 1
+    kept: int = 1
+    best: int = 1
+
+    def weights(
+        self, logits: Float[Array, "tokens experts"], preference: Float[Array, " experts"] | None
+    ) -> tuple[Float[Array, "tokens top"], Int[Array, "tokens top"]]:
+        """The weights of the chosen experts, and which they are.
+
+        `preference` is added to the scores where experts are chosen, and weighs nothing.
+
+        Examples
+        --------
+        >>> logits = jnp.log(jnp.array([[1.0, 3.0, 4.0]]))
+        >>> weights, chosen = Routing(2).weights(logits, None)
+        >>> weights.round(3).tolist(), chosen.tolist()
+        ([[0.571, 0.429]], [[2, 1]])
+        """
+        score = jax.nn.softmax if self.scores == "softmax" else jax.nn.sigmoid
+        scores = score(logits)
+        wanted = scores if preference is None else scores + preference[None, :]
+        if self.kept < self.groups:
+            wanted = jnp.where(self._open(wanted), wanted, -jnp.inf)
+        _, chosen = jax.lax.top_k(wanted, self.top)
+        weights = jnp.take_along_axis(scores, chosen, axis=1)
+        if self.normalised:
+            weights /= weights.sum(axis=1, keepdims=True)
+        return self.factor * weights, chosen
+
+    def _open(self, wanted: Float[Array, "tokens experts"]) -> Array:
+        """Which experts are in one of the groups that are open to each token."""
+        grouped = wanted.reshape(len(wanted), self.groups, -1)
+        merit = jax.lax.top_k(grouped, self.best)[0].sum(axis=2)
+        _, kept = jax.lax.top_k(merit, self.kept)
+        open_groups = jax.nn.one_hot(kept, self.groups).sum(axis=1) > 0
+        return jnp.repeat(open_groups, grouped.shape[2], axis=1)
+
+
+def gated_by(activation: Callable[[Array], Array]) -> Callable[[Array, Array], Array]:
+    r""":math:`\sigma(g) \odot u`, of a gate and what it lets through."""
+    return _Gated(activation)
+
+
+class _Gated(NamedTuple):
+    activation: Callable[[Array], Array]
+
+    def __call__(self, gate: Array, up: Array) -> Array:
+        return self.activation(gate) * up
+
+
+class ClampedGate(NamedTuple):
+    r""":math:`g\,\mathrm{sigmoid}(\alpha g) \odot (u + 1)`, both clamped before: gpt-oss's gate.
+
+    Attributes
+    ----------
+    sharpness
+        :math:`\alpha`.
+    limit
+        Gates are at most this, what they let through is within it on both sides.
+
+    Examples
+    --------
+    >>> ClampedGate(1.0, 2.0)(jnp.array(9.0), jnp.array(-9.0)).round(4).item()
+    -1.7616
+    """
+
+    sharpness: float
+    limit: float
+
+    def __call__(self, gate: Array, up: Array) -> Array:
+        """Gate what comes up."""
+        gate, up = jnp.minimum(gate, self.limit), jnp.clip(up, -self.limit, self.limit)
+        return gate * jax.nn.sigmoid(self.sharpness * gate) * (up + 1)
+
+
+class Experts(eqx.Module):
+    r"""Gated networks side by side, :math:`f_e(z) = W_D^e\,h(W_G^e z, W_U^e z)`.
+
+    Attributes
+    ----------
+    gate, up, down
+        One matrix for each expert.
+    gate_bias, up_bias, down_bias
+        Added after the respective matrix, or None.
+    combine
+        h, of a gate and what comes up.
+    """
+
+    gate: Float[Array, "*layers experts hidden width"]
+    up: Float[Array, "*layers experts hidden width"]
+    down: Float[Array, "*layers experts width hidden"]
+    gate_bias: Float[Array, "*layers experts hidden"] | None = None
+    up_bias: Float[Array, "*layers experts hidden"] | None = None
+    down_bias: Float[Array, "*layers experts width"] | None = None
+    combine: Callable[[Array, Array], Array] = eqx.field(static=True, default=_Gated(jax.nn.silu))
+
+    def one(self, expert: Int[Array, ""], tokens: Float[Array, "tokens width"]) -> State:
+        """What one expert makes of some tokens."""
+        mine = jax.tree.map(lambda leaf: leaf[expert], self)
+        hidden = self.combine(
+            _affine(mine.gate, mine.gate_bias, tokens), _affine(mine.up, mine.up_bias, tokens)
+        )
+        return _affine(mine.down, mine.down_bias, hidden)
+
+
+class MixtureOfExperts(eqx.Module):
+    r"""A tokenwise network of experts, of which a router chooses. See the module.
+
+    A field whose `context` slot is not read, as `tokenwise.FeedForward`.
+
+    Attributes
+    ----------
+    norm
+        A map of one token; `equinox.nn.Identity` for none.
+    router, router_bias
+        :math:`W_R` and :math:`b_R`, or None.
+    experts
+        The networks that are chosen from.
+    routing
+        How they are.
+    preference
+        As in `Routing.weights`, or None.
+    shared
+        A tokenwise field without a norm that every token has besides, or None.
+    weighs_input
+        Whether an expert's weight multiplies the token that it reads, in place of what it gives.
+    output_norm
+        A map of one token that follows the sum, or None.
+
+    Raises
+    ------
+    ValueError
+        Where a token has no expert or more than there are, or groups do not share the experts.
+    """
+
+    norm: Norm
+    router: Float[Array, "*layers experts width"]
+    experts: Experts
+    routing: Routing = eqx.field(static=True)
+    router_bias: Float[Array, "*layers experts"] | None = None
+    preference: Float[Array, "*layers experts"] | None = None
+    shared: Field | None = None
+    weighs_input: bool = eqx.field(static=True, default=False)
+    output_norm: Norm | None = None
+
+    def __check_init__(self):
+        count, routing = self.router.shape[-2], self.routing
+        counted(routing.top, "routing.top", most=count, expected=f"from 1 to {count} experts")
+        require(
+            count % routing.groups == 0 and 0 < routing.kept <= routing.groups,
+            "routing.groups",
+            got=f"{routing.kept} of {routing.groups} groups of {count} experts",
+            expected="groups that share the experts evenly, and at least one that is open",
+            cure="Take a checkpoint's own numbers.",
+        )
+
+    def __call__(self, x: State, context: State, grid: Grid) -> State:
+        """Map every token of `x` by itself."""
+        require_width(x, self.router.shape[-1])
+        require_pair(x, context, grid)
+        normed = jax.vmap(self.norm)(x)
+        mixed = self._chosen(normed)
+        if self.shared is not None:
+            mixed += self.shared(normed, normed, grid)
+        return mixed if self.output_norm is None else jax.vmap(self.output_norm)(mixed)
+
+    def _chosen(self, tokens: State) -> State:
+        """What the chosen experts add up to."""
+        logits = _affine(*widened((self.router, self.router_bias, tokens)))
+        weights, chosen = self.routing.weights(logits, self.preference)
+        weights = weights.astype(tokens.dtype)
+        count, top = chosen.shape
+        token, place = _sorted_into_tiles(chosen, len(self.router))
+        # A row of zeros fills the tiles.
+        read = jnp.concatenate([tokens, jnp.zeros_like(tokens[:1])])[token]
+        weight = jnp.concatenate([weights.ravel(), jnp.zeros_like(weights[0, :1])])[place]
+        if self.weighs_input:
+            read, weight = weight[..., None] * read, jnp.ones_like(weight)
+
+        @jax.checkpoint
+        def tile(expert: Array, tokens: Array, weights: Array) -> Array:
+            return weights[:, None] * self.experts.one(expert, tokens)
+
+        expert = jnp.append(chosen.ravel(), 0)[place[:, 0]]
+        _, given = jax.lax.scan(lambda _, one: (None, tile(*one)), None, (expert, read, weight))
+        added = jnp.zeros((count + 1, tokens.shape[1]), tokens.dtype)
+        return added.at[token.ravel()].add(given.reshape(-1, tokens.shape[1]))[:count]
+
+
+def _sorted_into_tiles(
+    chosen: Int[Array, "tokens top"], experts: int
+) -> tuple[Int[Array, "tiles tile"], Int[Array, "tiles tile"]]:
+    """Sort pairs of token and expert by expert, and cut into tiles that begin with each expert.
+
+    Gives each entry's token, and its place among all pairs; of what fills up a tile the number of
+    tokens and of pairs.
+    """
+    count, top = chosen.shape
+    pairs = count * top
+    tiles = -(-pairs // TILE) + min(experts, pairs)
+    order = jnp.argsort(chosen.ravel(), stable=True)
+    each = jnp.bincount(chosen.ravel(), length=experts)
+    filled = -(-each // TILE) * TILE
+    begins, first = jnp.cumsum(filled) - filled, jnp.cumsum(each) - each
+    expert = chosen.ravel()[order]
+    slot = begins[expert] + jnp.arange(pairs) - first[expert]
+    place = jnp.full(tiles * TILE, pairs).at[slot].set(order)
+    token = jnp.where(place < pairs, place // top, count)
+    return token.reshape(tiles, TILE), place.reshape(tiles, TILE)
+
+
+def _affine(
+    matrix: Float[Array, "out width"],
+    bias: Float[Array, " out"] | None,
+    tokens: Float[Array, "length width"],
+) -> Float[Array, "length out"]:
+    image = tokens @ matrix.T
+    return image if bias is None else image + bias[None, :]
