@@ -21,11 +21,13 @@ from lim_jax.grid.measure import Grid
 from lim_jax.loss.losses import Labels, Scalar, autoregressive_cross_entropy, margin_loss
 from lim_jax.loss.readouts import Logits
 from lim_jax.models.checkpoint import open_checkpoint
+from lim_jax.models.decoder import read_decoder
 from lim_jax.models.families import FAMILIES
 from lim_jax.models.gguf_file import open_gguf
 from lim_jax.models.options import refuse_other_architectures
 from lim_jax.network.flow import ResidualFlow
 from lim_jax.network.norms import Norm
+from lim_jax.network.shaping import capped
 from lim_jax.network.slots import State
 
 Profile = Float[Array, " length"]
@@ -96,6 +98,12 @@ class CausalLM(eqx.Module):
         The last norm, of one token.
     head
         One row for each word, or None where it is the embedding.
+    head_bias
+        Added to the logits, or None.
+    embedding_scale, logit_scale
+        What embedded words and logits are multiplied by.
+    logit_cap
+        What logits are capped at by a hyperbolic tangent, after their scale, or None.
     """
 
     embedding: Float[Array, "vocabulary width"]
@@ -103,6 +111,10 @@ class CausalLM(eqx.Module):
     flow: ResidualFlow
     norm: Norm
     head: Float[Array, "vocabulary width"] | None = None
+    head_bias: Float[Array, " vocabulary"] | None = None
+    embedding_scale: float = eqx.field(static=True, default=1.0)
+    logit_scale: float = eqx.field(static=True, default=1.0)
+    logit_cap: float | None = eqx.field(static=True, default=None)
 
     @property
     def vocabulary(self) -> int:
@@ -126,13 +138,15 @@ class CausalLM(eqx.Module):
         last = self.vocabulary - 1
         message = f"ids: expected numbers from 0 to {last}, got others."
         ids = guarded(ids, (ids < 0) | (ids > last), message)
+        rows = self.embedding[ids]
+        rows = rows if self.embedding_scale == 1 else self.embedding_scale * rows
         if self.positions is None:
-            return self.embedding[ids]
+            return rows
         places = self.positions.shape[0]
         if y is not None and y.starts is not None:
             own = jnp.arange(ids.shape[0]) - y.starts
             message = f"ids: expected contexts of at most {places} ids, got a longer one."
-            return self.embedding[ids] + self.positions[guarded(own, own >= places, message)]
+            return rows + self.positions[guarded(own, own >= places, message)]
         require(
             ids.shape[0] <= places,
             "ids",
@@ -140,13 +154,17 @@ class CausalLM(eqx.Module):
             expected=f"at most {places}, the places that the network knows",
             cure="Cut the context.",
         )
-        return self.embedding[ids] + self.positions[: ids.shape[0]]
+        return rows + self.positions[: ids.shape[0]]
 
     def readout(self, state: State, grid: Grid) -> Logits:
         """From the network's last states to logits of the next word, token by token."""
         head = self.embedding if self.head is None else self.head
         # As an einsum: the transposed head of a product would be a copy of it.
-        return jnp.einsum("td,vd->tv", jax.vmap(self.norm)(state), head)
+        logits = jnp.einsum("td,vd->tv", jax.vmap(self.norm)(state), head)
+        if self.head_bias is not None:
+            logits += self.head_bias[None, :]
+        logits = logits if self.logit_scale == 1 else self.logit_scale * logits
+        return capped(logits, self.logit_cap)
 
     def logits(self, ids: Int[Array, " length"], y: Queries | None = None) -> Logits:
         """The logits of every next word of one row of ids; of y only the starts are read."""
@@ -279,7 +297,7 @@ def load(path: AnyPath, dtype: str = "float32") -> CausalLM:
         cure="For other architectures write their field, and give influence a loss of your own.",
     )
     refuse_other_architectures(checkpoint.config, str(family))
-    weights = FAMILIES[str(family)](checkpoint, dtype)
+    weights = read_decoder(checkpoint, dtype, FAMILIES[str(family)](checkpoint.config))
     surplus = sorted(set(checkpoint.files) - weights.known)
     require(
         not surplus,
@@ -288,4 +306,4 @@ def load(path: AnyPath, dtype: str = "float32") -> CausalLM:
         expected="those of the family",
         cure="config.json may name a simpler family than the weights are of.",
     )
-    return jax.device_put(CausalLM(*weights[:5]))
+    return jax.device_put(CausalLM(**weights.parts))

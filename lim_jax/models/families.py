@@ -1,16 +1,54 @@
 """The families of networks whose checkpoints are known, by the name in their configuration."""
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
-from lim_jax.models.gpt_family import gpt2, gpt_neox
-from lim_jax.models.llama_family import llama, mistral, qwen2, qwen3
-from lim_jax.models.reading import Source, Weights
+from lim_jax.models import gemma_family, layer_norm_family, llama_family, mixture_family
+from lim_jax.models.recipe import Recipe
 
-FAMILIES: Mapping[str, Callable[[Source, str], Weights]] = {
-    "gpt2": gpt2,
-    "gpt_neox": gpt_neox,
-    "llama": llama,
-    "mistral": mistral,
-    "qwen2": qwen2,
-    "qwen3": qwen3,
+FAMILIES: Mapping[str, Callable[[Mapping[str, Any]], Recipe]] = {
+    family.__name__: family
+    for family in (
+        llama_family.arcee,
+        layer_norm_family.bloom,
+        layer_norm_family.cohere,
+        layer_norm_family.cohere2,
+        mixture_family.deepseek_v2,
+        mixture_family.deepseek_v3,
+        llama_family.ernie4_5,
+        llama_family.exaone4,
+        layer_norm_family.falcon,
+        gemma_family.gemma,
+        gemma_family.gemma2,
+        gemma_family.gemma3_text,
+        llama_family.glm,
+        llama_family.glm4,
+        layer_norm_family.gpt2,
+        layer_norm_family.gpt_neo,
+        layer_norm_family.gpt_neox,
+        mixture_family.gpt_oss,
+        layer_norm_family.gptj,
+        llama_family.granite,
+        mixture_family.granitemoe,
+        llama_family.helium,
+        llama_family.hunyuan_v1_dense,
+        llama_family.llama,
+        mixture_family.llama4_text,
+        llama_family.ministral,
+        llama_family.mistral,
+        mixture_family.mixtral,
+        layer_norm_family.nemotron,
+        llama_family.olmo2,
+        llama_family.olmo3,
+        layer_norm_family.opt,
+        layer_norm_family.phi,
+        llama_family.phi3,
+        llama_family.qwen2,
+        llama_family.qwen3,
+        mixture_family.qwen3_moe,
+        llama_family.seed_oss,
+        llama_family.smollm3,
+        layer_norm_family.stablelm,
+        layer_norm_family.starcoder2,
+    )
 }

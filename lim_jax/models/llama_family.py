@@ -1,221 +1,281 @@
-"""Llama and its relatives, Mistral, Qwen 2 and Qwen 3: RMS norms, rotary positions, gates."""
+"""Llama and its relatives: RMS norms, rotary positions, gates."""
 
-import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
-from jaxtyping import Array
-
-from lim_jax._checks import require
-from lim_jax.models.options import refuse_options
-from lim_jax.models.reading import (
-    ACTIVATIONS,
-    Reader,
-    Sizes,
-    Source,
-    Weights,
-    by_head,
-    chosen,
-    frequencies_of,
-    head_of,
-    number,
-    put,
-    require_heads_divide,
+from lim_jax.models import parts
+from lim_jax.models.options import chosen, positive, refuse_options
+from lim_jax.models.places import (
+    FULL,
+    SLIDING,
+    TRAINED,
+    WINDOW,
+    every,
+    layer_kinds,
     rope_options,
-    stacked,
-    whole,
+    rotary_of,
+    spans,
 )
-from lim_jax.network.field import TransformerField
-from lim_jax.network.flow import ResidualFlow, split
-from lim_jax.network.multihead import CausalAttention
-from lim_jax.network.norms import RMSNorm
+from lim_jax.models.reading import ACTIVATIONS
+from lim_jax.models.recipe import Biases, Names, Recipe, Sizes, sizes_of
+from lim_jax.network.frequencies import rotary_frequencies
 from lim_jax.network.positions import Rotary
 from lim_jax.network.span import Span
-from lim_jax.network.tokenwise import GatedFeedForward
 
-WINDOW = 4096  # the publishers' own, where nothing is said
+Config = Mapping[str, Any]
+AFTER = {"before_attention": None, "after_attention": "post_attention_layernorm"}
+AFTER |= {"before_network": None, "after_network": "post_feedforward_layernorm"}
 
 
-class Options(NamedTuple):
-    """In what Llama's relatives differ.
+def llama_like(
+    config: Config,
+    sizes: Sizes,
+    of_layers: tuple[Span, ...] | None = None,
+    *,
+    act: str = "hidden_act",
+    activation: str = "silu",
+    tied: bool = False,
+    **options: Any,
+) -> Recipe:
+    """A decoder of RMS norms and gates, and the options in which it differs.
 
-    Attributes
-    ----------
-    projected, mixed
-        Whether queries, keys and values have biases; whether the output has.
-    tokenwise
-        Whether the gated network has.
-    normed
-        Whether every head's queries and keys are normalised.
-    window
-        How many tokens a row of attention sees, or None for all before it.
+    `activation` and `tied` are what is meant where the configuration says nothing.
     """
+    if of_layers is None:
+        of_layers = sizes.depth * (Span(places=rotary_of(config, sizes.size)),)
+    usual = {
+        "norm": parts.rms_norm,
+        "projections": parts.apart,
+        "network": parts.gated,
+        "attention": parts.of_matrices,
+        "activation": chosen(config, act, ACTIVATIONS, activation),
+        "tied": bool(config.get("tie_word_embeddings", tied)),
+    }
+    return Recipe(sizes, of_layers, **(usual | options))
 
-    projected: bool
-    mixed: bool
-    tokenwise: bool
-    normed: bool
-    window: int | None = None
 
-
-def llama(checkpoint: Source, dtype: str) -> Weights:
-    """Llama: RMS norms, rotary positions, grouped queries, gated networks."""
-    config = checkpoint.config
-    biased = bool(config.get("attention_bias", False))
-    return _llama(
-        checkpoint, dtype, Options(biased, biased, bool(config.get("mlp_bias", False)), False)
+def biases_of(config: Config, *, mixed: str | None = "attention_bias", default: bool = False):
+    """Biases by the configuration's own words."""
+    projected = bool(config.get("attention_bias", default))
+    return Biases(
+        projected,
+        projected if mixed == "attention_bias" else bool(mixed and config.get(mixed, False)),
+        bool(config.get("mlp_bias", False)),
     )
 
 
-def mistral(checkpoint: Source, dtype: str) -> Weights:
+def llama(config: Config) -> Recipe:
+    """Llama: RMS norms, rotary positions, grouped queries, gated networks."""
+    refuse_options(rope_options(config), partial_rotary_factor=1.0)
+    return llama_like(config, sizes_of(config), biases=biases_of(config))
+
+
+def mistral(config: Config) -> Recipe:
     """Mistral: Llama without biases; a sliding window of 4,096 tokens, or where it is null none."""
-    config = checkpoint.config
+    sizes = sizes_of(config)
     slides = config.get("sliding_window", WINDOW) is not None
-    window = _window(config, "sliding_attention" if slides else "full_attention")
-    return _llama(checkpoint, dtype, Options(False, False, False, False, window))
+    kinds = layer_kinds(config, sizes.depth, *sizes.depth * [SLIDING if slides else FULL])
+    return llama_like(config, sizes, sliding(config, sizes, kinds))
 
 
-def qwen2(checkpoint: Source, dtype: str) -> Weights:
+def ministral(config: Config) -> Recipe:
+    """Ministral: Mistral whose layers may differ."""
+    return mistral(config)
+
+
+def qwen2(config: Config) -> Recipe:
     """Qwen 2: Llama with biases of queries, keys and values."""
-    window = _qwens_window(checkpoint.config)
-    return _llama(checkpoint, dtype, Options(True, False, False, False, window))
+    sizes = sizes_of(config)
+    return llama_like(config, sizes, _qwens(config, sizes), biases=Biases(projected=True))
 
 
-def qwen3(checkpoint: Source, dtype: str) -> Weights:
+def qwen3(config: Config) -> Recipe:
     """Qwen 3: Llama with norms of every head's queries and keys."""
-    config = checkpoint.config
-    biased = bool(config.get("attention_bias", False))
-    return _llama(checkpoint, dtype, Options(biased, biased, False, True, _qwens_window(config)))
+    sizes = sizes_of(config, size=128)
+    return llama_like(
+        config, sizes, _qwens(config, sizes),
+        biases=biases_of(config), head_norm=parts.one_for_all_heads,
+    )  # fmt: skip
 
 
-def _qwens_window(config: Mapping[str, Any]) -> int | None:
+def seed_oss(config: Config) -> Recipe:
+    """Seed-OSS: Llama with biases of queries, keys and values, and of the output where it says."""
+    sizes = sizes_of(config, size=128)
+    biases = biases_of(config, mixed="attention_out_bias", default=True)
+    return llama_like(config, sizes, biases=biases)
+
+
+def ernie4_5(config: Config) -> Recipe:
+    """ERNIE 4.5: Llama whose neighbouring features turn together."""
+    biased = bool(config.get("use_bias", False))
+    biases, sizes = Biases(biased, biased, biased), sizes_of(config, eta=1e-5)
+    whole = rotary_of(config, sizes.size, default=500_000.0)
+    return llama_like(
+        config, sizes, sizes.depth * (Span(places=whole),), biases=biases, paired=True, tied=True
+    )
+
+
+def hunyuan_v1_dense(config: Config) -> Recipe:
+    """Hunyuan dense: Llama with norms of heads after these have turned."""
+    sizes, rope = sizes_of(config, eta=1e-5), rope_options(config)
+    if rope.get("alpha") and rope.get("rope_type", rope.get("type")) == "dynamic":
+        # By this word the publisher means one base for all contexts.
+        theta = rope.get("rope_theta") or config.get("rope_theta") or 10_000.0
+        grown = positive(rope, "alpha") ** (sizes.size / (sizes.size - 2))
+        turning = Rotary(rotary_frequencies(sizes.size, theta * grown))
+    else:
+        turning = rotary_of(config, sizes.size)
+    names = Names(query_norm="self_attn.query_layernorm", key_norm="self_attn.key_layernorm")
+    span = Span(places=replace(turning, from_zero=True))
+    return llama_like(
+        config, sizes, sizes.depth * (span,), names=names, biases=biases_of(config),
+        head_norm=parts.one_for_all_heads, turn_first=True,
+    )  # fmt: skip
+
+
+def helium(config: Config) -> Recipe:
+    """Helium: Llama whose neighbouring features turn together."""
+    sizes = sizes_of(config, eta=1e-8, size=128)
+    places = rotary_of(config, sizes.size, default=100_000.0)
+    return llama_like(
+        config, sizes, sizes.depth * (Span(places=places),), biases=biases_of(config, mixed=None),
+        paired=True,
+    )  # fmt: skip
+
+
+def smollm3(config: Config) -> Recipe:
+    """SmolLM3: Llama of which every fourth layer knows no places."""
+    sizes = sizes_of(config)
+    turning = rotary_of(config, sizes.size, default=2_000_000.0)
+    slides = config.get("use_sliding_window", False)
+    turns = config.get("no_rope_layers")
+    period = config.get("no_rope_layer_interval", 4)
+    turns = [int((k + 1) % period != 0) for k in range(sizes.depth)] if turns is None else turns
+    assert turns is not None
+    usual = [SLIDING if slides and not turn else FULL for turn in turns[: sizes.depth]]
+    kinds = layer_kinds(config, sizes.depth, *usual)
+    if not slides:
+        kinds = sizes.depth * (FULL,)
+    seen = spans(config, kinds, lambda kind: turning, None)
+    of_layers = tuple(
+        span if turn else Span(span.window) for span, turn in zip(seen, turns, strict=False)
+    )
+    return llama_like(config, sizes, of_layers, biases=biases_of(config), tied=True)
+
+
+def granite(config: Config) -> Recipe:
+    """Granite: Llama with multipliers of embeddings, of what layers add, of scores and logits."""
+    return llama_like(config, sizes_of(config), biases=biases_of(config), **multipliers(config))
+
+
+def multipliers(config: Config) -> dict[str, Any]:
+    """Granite's, by the recipe's names: a layer's step is what it adds multiplied."""
+    ones = {
+        name: positive({name: config.get(name, 1.0)}, name)
+        for name in (
+            "embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling",
+        )
+    }  # fmt: skip
+    return {
+        "embedding_scale": ones["embedding_multiplier"],
+        "increment": ones["residual_multiplier"],
+        "scale": ones["attention_multiplier"],
+        "logit_scale": 1 / ones["logits_scaling"],
+    }
+
+
+def phi3(config: Config) -> Recipe:
+    """Phi-3, 3.5 and 4: Llama whose projections, and whose gates, stand in one matrix each."""
+    sizes = sizes_of(config, eta=1e-5)
+    config.get(TRAINED)  # the scaling's own, where there is one
+    slides = config.get("sliding_window") is not None
+    kinds = sizes.depth * (SLIDING if slides else FULL,)
+    return llama_like(
+        config, sizes, sliding(config, sizes, kinds), projections=parts.joined,
+        network=parts.jointly_gated, names=Names(up="gate_up_proj"),
+    )  # fmt: skip
+
+
+def exaone4(config: Config) -> Recipe:
+    """EXAONE 4: norms after sublayers and of heads; where some slide, only these turn."""
+    sizes = sizes_of(config, eta=1e-5)
+    window = config.get("sliding_window", WINDOW)
+    period = config.get("sliding_window_pattern", 4)
+    usual = sizes.depth * (FULL,)
+    if window is not None and isinstance(period, int) and period > 0:
+        usual = every(period, sizes.depth)
+    kinds = layer_kinds(config, sizes.depth, *usual)
+    turning = rotary_of(config, sizes.size)
+
+    def places(kind: str) -> Rotary | None:
+        return turning if window is None or kind == SLIDING else None
+
+    return llama_like(
+        config, sizes, spans(config, kinds, places), names=Names(**AFTER),
+        head_norm=parts.one_for_all_heads,
+    )  # fmt: skip
+
+
+def olmo2(config: Config) -> Recipe:
+    """OLMo 2: norms after sublayers, and of all heads together."""
+    return llama_like(
+        config, sizes_of(config, eta=1e-5), names=Names(**AFTER), biases=biases_of(config),
+        head_norm=parts.across_heads,
+    )  # fmt: skip
+
+
+def olmo3(config: Config) -> Recipe:
+    """OLMo 3: OLMo 2 with a window in all but every fourth layer; only the full ones are scaled."""
+    sizes = sizes_of(config, eta=1e-5)
+    kinds = layer_kinds(config, sizes.depth, *every(4, sizes.depth))
+    # Readers disagree about another base beside the older spelling.
+    refuse_options(config, rope_theta=500_000.0)
+
+    def places(kind: str) -> Rotary:
+        return rotary_of(config, sizes.size, default=500_000.0, kind=kind)
+
+    return llama_like(
+        config, sizes, spans(config, kinds, places), names=Names(**AFTER),
+        biases=biases_of(config), head_norm=parts.across_heads,
+    )  # fmt: skip
+
+
+def glm(config: Config) -> Recipe:
+    """GLM: half of each head turns, by neighbouring features; gates stand in one matrix."""
+    sizes = sizes_of(config, eta=1.5625e-7, size=128)
+    places = rotary_of(config, sizes.size, default_part=0.5)
+    biases = Biases(projected=bool(config.get("attention_bias", True)))
+    return llama_like(
+        config, sizes, sizes.depth * (Span(places=places),), biases=biases, paired=True,
+        network=parts.jointly_gated, names=Names(up="gate_up_proj"),
+    )  # fmt: skip
+
+
+def glm4(config: Config) -> Recipe:
+    """GLM-4: GLM with norms after sublayers besides."""
+    after = {"after_attention": "post_self_attn_layernorm", "after_network": "post_mlp_layernorm"}
+    recipe = glm(config)
+    return recipe._replace(names=recipe.names._replace(**after))
+
+
+def arcee(config: Config) -> Recipe:
+    """Arcee: Llama whose networks have no gate."""
+    return llama_like(
+        config, sizes_of(config, eta=1e-5), activation="relu2", network=parts.plain,
+        biases=biases_of(config),
+    )  # fmt: skip
+
+
+def sliding(config: Config, sizes: Sizes, kinds: tuple[str, ...]) -> tuple[Span, ...]:
+    """What layers of these kinds see, which turn alike."""
+    places = rotary_of(config, sizes.size)
+    return spans(config, kinds, lambda kind: places)
+
+
+def _qwens(config: Config, sizes: Sizes) -> tuple[Span, ...]:
     """Where nothing is said of layers they slide from `max_window_layers` on, if any do."""
     slides, first = config.get("use_sliding_window", False), config.get("max_window_layers", 28)
-    depth = whole(config, "num_hidden_layers")
-    first = first if slides else depth
-    return _window(
-        config, *("full_attention" if k < first else "sliding_attention" for k in range(depth))
-    )
-
-
-def _window(config: Mapping[str, Any], *spelt: str) -> int | None:
-    """The sliding window, where all layers have one; `spelt` are their kinds if no list says."""
-    kinds, window = config.get("layer_types") or spelt, config.get("sliding_window", WINDOW)
-    require(
-        len(set(kinds)) == 1 and kinds[0] in ("full_attention", "sliding_attention"),
-        "config.json",
-        got=f"layer_types = {sorted(set(map(str, kinds)))}",
-        expected="full_attention in every layer, or sliding_attention in every layer",
-        cure="Networks whose layers see differently are not known here.",
-    )
-    if kinds[0] == "full_attention":
-        return None
-    return whole({"sliding_window": window}, "sliding_window")
-
-
-def _llama(checkpoint: Source, dtype: str, options: Options) -> Weights:
-    config = checkpoint.config
-    names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
-    width, depth, heads, hidden = (whole(config, name) for name in names)
-    vocabulary = whole(config, "vocab_size")
-    groups = (
-        heads if config.get("num_key_value_heads") is None else whole(config, "num_key_value_heads")
-    )
-    if config.get("head_dim") is None:
-        require_heads_divide(width, heads)
-        size = width // heads
-    else:
-        size = whole(config, "head_dim")
-    eta = number(config, "rms_norm_eps", 1e-6)
-    activation = chosen(config, "hidden_act", ACTIVATIONS, "silu")
-    sizes = Sizes(width, heads, hidden, eta, activation, groups, size)
-    refuse_options(rope_options(config), partial_rotary_factor=1.0)
-    rotary = Rotary(frequencies_of(config, size, "rope_theta"))
-    tied = config.get("tie_word_embeddings", False)
-    read = Reader(checkpoint, dtype, "model.")
-    (embedding,) = put(read("embed_tokens.weight", vocabulary, width))
-    layers = stacked(
-        lambda index: _llama_layer(read, f"layers.{index}", sizes, rotary, options), depth
-    )
-    flow = ResidualFlow(layers, horizon=float(depth), step=split)
-    last = _rms_norm(read, "norm", width, eta)
-    read.known.add("lm_head.weight")
-    head = head_of(read, "lm_head.weight", tied, embedding, vocabulary, width)
-    return Weights(embedding, None, flow, last, head, frozenset(read.known))
-
-
-def _llama_layer(
-    read: Reader, at: str, sizes: Sizes, rotary: Rotary, options: Options
-) -> TransformerField:
-    return TransformerField(
-        _llama_attention(read, at, sizes, rotary, options), _llama_network(read, at, sizes, options)
-    )
-
-
-def _llama_attention(
-    read: Reader, layer: str, sizes: Sizes, rotary: Rotary, options: Options
-) -> CausalAttention:
-    width, heads, groups, size = sizes.width, sizes.heads, sizes.groups, sizes.size
-    at = f"{layer}.self_attn"
-
-    def projection(letter: str, count: int) -> tuple[Array, Array | None]:
-        rows = read(f"{at}.{letter}_proj.weight", count * size, width)
-        (matrix,) = put(rows.reshape(count, size, width))
-        bias = _bias(read, f"{at}.{letter}_proj", count, size) if options.projected else None
-        return matrix, bias
-
-    def of_heads(name: str) -> RMSNorm | None:
-        return _rms_norm(read, f"{at}.{name}", size, sizes.eta) if options.normed else None
-
-    query, query_bias = projection("q", heads)
-    key, key_bias = projection("k", groups)
-    value, value_bias = projection("v", groups)
-    (output,) = put(by_head(read(f"{at}.o_proj.weight", width, heads * size), heads))
-    read.passed_over(f"{at}.rotary_emb.inv_freq")
-    return CausalAttention(
-        _rms_norm(read, f"{layer}.input_layernorm", width, sizes.eta),
-        query,
-        key,
-        value,
-        output,
-        query_bias,
-        key_bias,
-        value_bias,
-        _bias(read, f"{at}.o_proj", width) if options.mixed else None,
-        query_norm=of_heads("q_norm"),
-        key_norm=of_heads("k_norm"),
-        span=Span(window=options.window, places=rotary),
-    )
-
-
-def _llama_network(read: Reader, layer: str, sizes: Sizes, options: Options) -> GatedFeedForward:
-    width, hidden, at = sizes.width, sizes.hidden, f"{layer}.mlp"
-    gate, up, down = put(
-        read(f"{at}.gate_proj.weight", hidden, width),
-        read(f"{at}.up_proj.weight", hidden, width),
-        read(f"{at}.down_proj.weight", width, hidden),
-    )
-
-    def bias(name: str, size: int) -> Array | None:
-        return _bias(read, f"{at}.{name}_proj", size) if options.tokenwise else None
-
-    return GatedFeedForward(
-        _rms_norm(read, f"{layer}.post_attention_layernorm", width, sizes.eta),
-        gate,
-        up,
-        down,
-        bias("gate", hidden),
-        bias("up", hidden),
-        bias("down", width),
-        sizes.activation,
-    )
-
-
-def _bias(read: Reader, name: str, *shape: int) -> Array:
-    (found,) = put(read(f"{name}.bias", math.prod(shape)).reshape(shape))
-    return found
-
-
-def _rms_norm(read: Reader, name: str, width: int, eta: float) -> RMSNorm:
-    (scale,) = put(read(f"{name}.weight", width))
-    return RMSNorm(scale, eta)
+    first = first if slides and config.get("sliding_window", WINDOW) is not None else sizes.depth
+    usual = (FULL if k < first else SLIDING for k in range(sizes.depth))
+    return sliding(config, sizes, layer_kinds(config, sizes.depth, *usual))

@@ -3,6 +3,7 @@
 An option that is passed over unseen would give another network than the publisher's, silently.
 """
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -12,19 +13,24 @@ from lim_jax._checks import described, require
 # What changes no number of the network: sampling, training, labels of other heads, the file itself.
 HARMLESS = frozenset(
     """
-    _attn_implementation _attn_implementation_autoset _name_or_path architectures attention_dropout
-    attention_probs_dropout_prob attn_pdrop begin_suppress_tokens bos_token_id classifier_dropout
-    decoder_start_token_id do_sample dtype embd_pdrop eos_token_id finetuning_task
-    gradient_checkpointing hidden_dropout hidden_dropout_prob id2label initializer_factor
-    initializer_range is_decoder is_llama_config keys_to_ignore_at_inference label2id
-    max_position_embeddings max_sequence_length model_max_length model_type n_ctx num_labels
-    output_attentions output_hidden_states pad_token_id pretraining_tp problem_type
-    reorder_and_upcast_attn resid_pdrop return_dict sep_token_id summary_activation
-    summary_first_dropout summary_proj_to_labels summary_type summary_use_proj task_specific_params
-    temperature tokenizer_class top_k top_p torch_dtype torchscript transformers.js_config
-    transformers_version unk_token_id use_bfloat16 use_cache
+    architectures attention_dropout attention_probs_dropout_prob _attn_implementation
+    _attn_implementation_autoset attn_pdrop aux_loss_alpha begin_suppress_tokens bos_token_id
+    classifier_dropout decoder_start_token_id do_sample dropout dtype embd_pdrop embed_dropout
+    embedding_dropout eod_token_id eos_token_id finetuning_task for_llm_compressor
+    gradient_checkpointing hidden_dropout hidden_dropout_prob id2label init_std initializer_factor
+    initializer_range input_jitter_noise is_decoder is_llama_config keys_to_ignore_at_inference
+    label2id layerdrop max_position_embeddings max_sequence_length model_max_length model_type
+    n_ctx n_positions _name_or_path num_labels output_attentions output_hidden_states
+    output_router_logits pad_token_id pretraining_tp problem_type reorder_and_upcast_attn
+    resid_dropout resid_pdrop residual_dropout return_dict router_aux_loss_coef
+    router_jitter_noise sep_token_id seq_aux slow_but_exact summary_activation
+    summary_first_dropout summary_proj_to_labels summary_type summary_use_proj
+    task_specific_params temperature tokenizer_class top_k top_p torch_dtype torchscript
+    transformers.js_config transformers_version unk_token_id use_bfloat16 use_cache
     """.split()
 )
+# Families whose classes have another name.
+CLASSES = {"hunyuan_v1_dense": "hunyuandensev1"}
 # What any family may state, as long as it states what is meant here.
 MEANT = {
     "add_cross_attention": False,
@@ -98,13 +104,66 @@ def refuse_options(config: Mapping[str, Any], **meant: Any) -> None:
 
 def refuse_other_architectures(config: Mapping[str, Any], family: str) -> None:
     """Refuse weights that say they are of another family than the options are."""
-    stem = family.replace("_", "")
+    stem = CLASSES.get(family, family.removesuffix("_text")).replace("_", "")
     known = rf"{stem}(for|lmhead|model|doubleheads)"
     for name in config.get("architectures") or ():
         require(
-            re.match(known, str(name).lower()) is not None,
+            re.match(known, str(name).lower().replace("_", "")) is not None,
             "config.json",
             got=f"architectures = {name} with model_type = {family}",
             expected="one family in both",
             cure="A model_type that was changed by hand reads the weights as another network.",
         )
+
+
+def whole(config: Mapping[str, Any], name: str) -> int:
+    """A positive whole number of the configuration."""
+    found = config.get(name)
+    require(
+        isinstance(found, int) and not isinstance(found, bool) and found > 0,
+        "config.json",
+        got=f"{name} = {described(found)}",
+        expected="a positive whole number",
+        cure="Download it again.",
+    )
+    assert isinstance(found, int)
+    return found
+
+
+def positive(config: Mapping[str, Any], name: str) -> float:
+    """A positive number of the configuration."""
+    found = config.get(name)
+    require(
+        isinstance(found, int | float) and 0 < float(found) < math.inf,
+        "config.json",
+        got=f"{name} = {described(found)}",
+        expected="a positive number",
+        cure="Download it again.",
+    )
+    return float(found or 0)
+
+
+def number(config: Mapping[str, Any], name: str, default: float) -> float:
+    """A small positive number of the configuration."""
+    found = config.get(name, default)
+    require(
+        isinstance(found, int | float) and 0 < float(found) < 1,
+        "config.json",
+        got=f"{name} = {described(found)}",
+        expected="a small positive number",
+        cure="Download it again.",
+    )
+    return float(found)
+
+
+def chosen(config: Mapping[str, Any], name: str, known: Mapping[str, Any], default: str) -> Any:
+    """One of the choices that are known here."""
+    found = config.get(name, default)
+    require(
+        isinstance(found, str) and found in known,
+        "config.json",
+        got=f"{name} = {described(found)}",
+        expected=" or ".join(known),
+        cure="Another one is another network.",
+    )
+    return known[found]

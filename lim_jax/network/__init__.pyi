@@ -74,6 +74,8 @@ from .norms import of_heads as of_heads
 from .norms import require_width as require_width
 from .positions import Alibi as Alibi
 from .positions import Rotary as Rotary
+from .positions import Tempered as Tempered
+from .positions import UnitRotary as UnitRotary
 from .regularity import AttentionRegularity as AttentionRegularity
 from .regularity import FeedForwardRegularity as FeedForwardRegularity
 from .regularity import FieldRegularity as FieldRegularity

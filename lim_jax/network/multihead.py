@@ -59,6 +59,8 @@ class CausalAttention(eqx.Module):
         What scores are capped at (`shaping`), known before tracing, or None.
     sinks
         One for each head, which takes attention and gives nothing (`shaping`), or None.
+    turn_first
+        Whether queries and keys turn before their norms, not after.
     attend
         How one head attends: `attention.causal_attention`, or on a GPU for first-order use
         `fused.fused_attention`.
@@ -85,6 +87,7 @@ class CausalAttention(eqx.Module):
     scale: float | None = eqx.field(static=True, default=None)
     cap: float | None = eqx.field(static=True, default=None)
     sinks: Float[Array, " heads"] | None = None
+    turn_first: bool = eqx.field(static=True, default=False)
     attend: Attend = eqx.field(static=True, default=causal_attention)
 
     def __check_init__(self):
@@ -213,8 +216,9 @@ class CausalAttention(eqx.Module):
         """Queries of any tokens, row by row, turned as `turns` says; None leaves them unturned."""
         require_width(x, self.query.shape[-1])
         query = project(self.query, self.query_bias, jax.vmap(self.norm)(x))
-        query = query if self.query_norm is None else of_heads(self.query_norm, query)
-        return self.span.of_queries(self.scaled(query), turns)
+        if self.turn_first:
+            return self.scaled(_normed(self.query_norm, self.span.of_queries(query, turns)))
+        return self.span.of_queries(self.scaled(_normed(self.query_norm, query)), turns)
 
     def scaled(self, query: Float[Array, "heads rows size"]) -> Float[Array, "heads rows size"]:
         """Queries whose products with keys, over the root of their size, are scaled as said."""
@@ -228,8 +232,9 @@ class CausalAttention(eqx.Module):
         normed = jax.vmap(self.norm)(context)
         key = project(self.key, self.key_bias, normed)
         value = project(self.value, self.value_bias, normed)
-        key = key if self.key_norm is None else of_heads(self.key_norm, key)
-        return self.span.of_keys(key, turns), value
+        if self.turn_first:
+            return _normed(self.key_norm, self.span.of_keys(key, turns)), value
+        return self.span.of_keys(_normed(self.key_norm, key), turns), value
 
     def left_trace(self, z: Float[Array, " width"]) -> Float[Array, " width"]:
         r"""What attention gives at position 0, from the state there.
@@ -247,6 +252,10 @@ class CausalAttention(eqx.Module):
         _, features = self.sources(z[None], None)
         mixed = self.mixed(by_head(features, self.output.shape[0]))[0]
         return mixed if self.output_norm is None else self.output_norm(mixed)
+
+
+def _normed(norm: HeadNorm | None, vectors: Array) -> Array:
+    return vectors if norm is None else of_heads(norm, vectors)
 
 
 def by_head(grouped: Float[Array, "groups *rest"], heads: int) -> Float[Array, "heads *rest"]:

@@ -11,6 +11,7 @@ queries and keys.
 from collections.abc import Callable
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
@@ -48,6 +49,9 @@ class Rotary(eqx.Module):
         model, on the token grid of any context's length. A number holds the continuum limit.
     amplitude
         By how much the features that turn grow, in queries as in keys (`yarn_amplitude`).
+    from_zero
+        Whether the first token of each context turns by no angle. Scores see differences of places
+        alone, unless something follows the turn that does not turn with it.
 
     Raises
     ------
@@ -67,6 +71,7 @@ class Rotary(eqx.Module):
     frequencies: Frequencies | OfLength = eqx.field(static=True, converter=_known)
     tokens: Number | None = eqx.field(static=True, default=None)
     amplitude: Number = eqx.field(static=True, default=1.0)
+    from_zero: bool = eqx.field(static=True, default=False)
 
     def __check_init__(self):
         if self.tokens is not None:
@@ -88,8 +93,13 @@ class Rotary(eqx.Module):
         """The cosines and sines of every angle, in the default precision."""
         require_grid(grid)
         tokens = grid.size if self.tokens is None else self.tokens
-        angles = np.outer(grid._nodes() * tokens, self._frequencies(tokens))
-        return jnp.asarray(self.amplitude * np.stack([np.cos(angles), np.sin(angles)], axis=1))
+        places = grid._nodes() * tokens - (1 if self.from_zero else 0)
+        angles = np.outer(places, self._frequencies(tokens))
+        turns = jnp.asarray(self.amplitude * np.stack([np.cos(angles), np.sin(angles)], axis=1))
+        starts = getattr(grid, "starts", None)
+        if not self.from_zero or starts is None:
+            return turns
+        return turns[jnp.arange(grid.size) - starts]
 
     def turned(self, vectors: Vectors, turns: Turns) -> Vectors:
         """Turn each row by its turns, with products in float32 at least."""
@@ -101,7 +111,94 @@ class Rotary(eqx.Module):
         moved = (first * cosine - second * sine, second * cosine + first * sine, still)
         return jnp.concatenate(moved, axis=2).astype(vectors.dtype)
 
-    of_queries = of_keys = turned
+    def of_queries(self, vectors: Vectors, turns: Turns) -> Vectors:
+        """Turn queries."""
+        return self.turned(vectors, turns)
+
+    def of_keys(self, vectors: Vectors, turns: Turns) -> Vectors:
+        """Turn keys."""
+        return self.turned(vectors, turns)
+
+
+class UnitRotary(Rotary):
+    r"""Turned vectors, divided by their root mean square: Llama 4's.
+
+    Attributes
+    ----------
+    eta
+        Added to the mean square.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> rotary = UnitRotary((1.0,), eta=1e-6)
+    >>> found = rotary.of_queries(3 * jnp.ones((1, 2, 2)), rotary.turns(token_grid(2)))
+    >>> (found**2).mean(axis=2).round(3).tolist()
+    [[1.0, 1.0]]
+    """
+
+    eta: float = eqx.field(static=True, kw_only=True)
+
+    def __check_init__(self):
+        require_known(self.eta, "eta", expected="a positive finite number", cure="Try 1e-5.")
+
+    def turned(self, vectors: Vectors, turns: Turns) -> Vectors:
+        """Turn each row by its turns, and divide it."""
+        wide = widened(super().turned(vectors, turns))
+        squares = jnp.mean(wide**2, axis=2, keepdims=True)
+        return (wide * jax.lax.rsqrt(squares + self.eta)).astype(vectors.dtype)
+
+
+class Tempered(eqx.Module):
+    r"""Queries that grow with their place: :math:`1 + a\log(1 + \lfloor i/f\rfloor)`, i from 1.
+
+    Sharper scores far into a context, in layers that know no places otherwise: Llama 4's.
+
+    Attributes
+    ----------
+    scale, floor
+        a and f.
+    tokens
+        As of `Rotary`.
+
+    Raises
+    ------
+    ValueError
+        Where a number is not positive and finite.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> Tempered(scale=0.5, floor=2).turns(token_grid(4)).round(3).tolist()
+    [1.0, 1.347, 1.347, 1.549]
+    """
+
+    scale: Number = eqx.field(static=True)
+    floor: Number = eqx.field(static=True)
+    tokens: Number | None = eqx.field(static=True, default=None)
+    turning = 0
+
+    def __check_init__(self):
+        for name in ("scale", "floor"):
+            expected, cure = "a positive finite number", "Take a checkpoint's own numbers."
+            require_known(getattr(self, name), name, expected=expected, cure=cure)
+
+    def turns(self, grid: Grid) -> Float[Array, " length"]:
+        """The factors; of packed contexts each counts from its own beginning."""
+        require_grid(grid)
+        tokens = grid.size if self.tokens is None else self.tokens
+        places = jnp.asarray(np.round(grid._nodes() * tokens, 6))
+        starts = getattr(grid, "starts", None)
+        places = places if starts is None else places - starts
+        return 1 + self.scale * jnp.log1p(jnp.floor(places / self.floor))
+
+    def of_queries(self, vectors: Vectors, turns: Float[Array, " length"]) -> Vectors:
+        """Multiply queries by their factors."""
+        return turns.astype(vectors.dtype)[None, :, None] * vectors
+
+    def of_keys(self, vectors: Vectors, turns: Float[Array, " length"]) -> Vectors:
+        """Keys stay."""
+        return vectors
 
 
 class Alibi(eqx.Module):
@@ -163,4 +260,4 @@ class Alibi(eqx.Module):
         return jnp.concatenate([vectors, added], axis=2)
 
 
-Places = Rotary | Alibi
+Places = Rotary | Alibi | Tempered

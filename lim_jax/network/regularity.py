@@ -177,40 +177,8 @@ def attention_regularity(attention: CausalAttention) -> AttentionRegularity:
     >>> found.score.shape, float(found.lipschitz) < 1
     ((2,), True)
     """
-    require(
-        type(attention) is CausalAttention,
-        "attention",
-        got=type(attention).__name__,
-        expected="CausalAttention",
-        cure="The proposition's steps are those of queries, keys and values of one matrix each.",
-    )
+    _require_plain(attention)
     heads, size = attention.query.shape[-3:-1]
-    require(
-        attention.query_norm is None and attention.key_norm is None,
-        "attention",
-        got="norms of queries or keys",
-        expected="none",
-        cure="The proposition's steps are those of attention without them.",
-    )
-    span = attention.span
-    require(
-        isinstance(span, Span) and span.window is None and span.chunk is None,
-        "attention",
-        got=f"{span}",
-        expected="rows that see their whole prefix",
-        cure="Hardy's inequality is of prefixes that begin at 0.",
-    )
-    assert isinstance(span, Span)
-    turning = span.places
-    plain = turning is None or (isinstance(turning, Rotary) and turning.amplitude == 1)
-    others = [getattr(attention, name) for name in ("scale", "cap", "sinks", "output_norm")]
-    require(
-        plain and all(one is None for one in others),
-        "attention",
-        got="scores or outputs that are scaled, biased, capped, shared with a sink or normalised",
-        expected="none of these",
-        cure="The proposition's steps are those of attention without them.",
-    )
     token, slope = _norm_constants(attention.norm)
     matrices = (attention.query, attention.key, attention.value)
     biases = (attention.query_bias, attention.key_bias, attention.value_bias)
@@ -249,6 +217,43 @@ def attention_regularity(attention: CausalAttention) -> AttentionRegularity:
         _times(output, jnp.linalg.norm(head)),
         output * jnp.linalg.norm(values) + _vector_norms(output_bias, 1)[0],
         _root(1.0, jnp.linalg.norm(values), output * by_parameters),
+    )
+
+
+def _require_plain(attention: CausalAttention) -> None:
+    """Refuse what the proposition's steps do not know."""
+    require(
+        type(attention) is CausalAttention,
+        "attention",
+        got=type(attention).__name__,
+        expected="CausalAttention",
+        cure="The proposition's steps are those of queries, keys and values of one matrix each.",
+    )
+    require(
+        attention.query_norm is None and attention.key_norm is None,
+        "attention",
+        got="norms of queries or keys",
+        expected="none",
+        cure="The proposition's steps are those of attention without them.",
+    )
+    span = attention.span
+    require(
+        isinstance(span, Span) and span.window is None and span.chunk is None,
+        "attention",
+        got=f"{span}",
+        expected="rows that see their whole prefix",
+        cure="Hardy's inequality is of prefixes that begin at 0.",
+    )
+    assert isinstance(span, Span)
+    turning = span.places
+    plain = turning is None or (isinstance(turning, Rotary) and turning.amplitude == 1)
+    others = [getattr(attention, name) for name in ("scale", "cap", "sinks", "output_norm")]
+    require(
+        plain and all(one is None for one in others),
+        "attention",
+        got="scores or outputs that are scaled, biased, capped, shared with a sink or normalised",
+        expected="none of these",
+        cure="The proposition's steps are those of attention without them.",
     )
 
 

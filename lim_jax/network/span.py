@@ -4,7 +4,9 @@ Layers of one network may differ in both, as where most see a window and some th
 Which kind a layer is of is then a number among its parameters, so that one scan runs over all.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -99,15 +101,14 @@ class Spans(eqx.Module):
     Attributes
     ----------
     kinds
-        The spans that there are. Where one knows places all do, in the same way, with as many
-        features that turn: one without is one whose frequencies are zero.
+        The spans that there are.
     kind
         Which one this layer's is. Of a network's layers there is one number each.
 
     Raises
     ------
     ValueError
-        Where there are no kinds, one is no `Span`, or their places are known in different ways.
+        Where there are no kinds, or one is no `Span`.
 
     Examples
     --------
@@ -121,19 +122,18 @@ class Spans(eqx.Module):
     kind: Int[Array, "*layers"]
 
     def __check_init__(self):
-        ways = {(type(kind.places), kind.turning) for kind in self.kinds if isinstance(kind, Span)}
         require(
-            len(ways) == 1 and all(isinstance(kind, Span) for kind in self.kinds),
+            len(self.kinds) > 0 and all(isinstance(kind, Span) for kind in self.kinds),
             "kinds",
-            got=f"{len(self.kinds)} of them, whose places are known in {len(ways)} ways",
-            expected="spans whose places are known in one way",
-            cure="For a layer without rotary positions take as many frequencies, all zero.",
+            got=f"{self.kinds}",
+            expected="spans, at least one",
+            cure="Pass a tuple of what layers see, each once.",
         )
 
     @property
     def turning(self) -> int:
-        """How many features of a head turn."""
-        return self.kinds[0].turning
+        """How many features of a head turn, where most do."""
+        return max(kind.turning for kind in self.kinds)
 
     def prefixes(self, grid: Grid) -> Grid:
         """The grid with the prefixes that rows of this layer attend to."""
@@ -145,18 +145,23 @@ class Spans(eqx.Module):
         starts = [nothing if one.starts is None else one.starts for one in cut]
         return replace(grid, starts=jnp.stack(starts)[self.kind])
 
-    def turns(self, grid: Grid) -> Turns | None:
-        """What queries and keys of this layer know of the positions."""
-        found = [kind.turns(grid) for kind in self.kinds]
-        return jax.tree.map(lambda *of_kinds: jnp.stack(of_kinds)[self.kind], *found)
+    def turns(self, grid: Grid) -> tuple[Turns | None, ...]:
+        """What queries and keys know of the positions in a layer of each kind."""
+        return tuple(kind.turns(grid) for kind in self.kinds)
 
-    def of_queries(self, vectors: Array, turns: Turns | None) -> Array:
+    def of_queries(self, vectors: Array, turns: tuple[Turns | None, ...] | None) -> Array:
         """Put queries to their positions; without turns they stay."""
-        return self.kinds[0].of_queries(vectors, turns)
+        return self._by_kind(lambda span, of_kind: span.of_queries(vectors, of_kind), turns)
 
-    def of_keys(self, vectors: Array, turns: Turns | None) -> Array:
+    def of_keys(self, vectors: Array, turns: tuple[Turns | None, ...] | None) -> Array:
         """Put keys to their positions; without turns they stay."""
-        return self.kinds[0].of_keys(vectors, turns)
+        return self._by_kind(lambda span, of_kind: span.of_keys(vectors, of_kind), turns)
+
+    def _by_kind(self, put: Callable[[Span, Any], Array], turns: Any) -> Array:
+        turns = turns or (None,) * len(self.kinds)
+        branches = [partial(put, kind) for kind in self.kinds]
+        put_by = [lambda turns, at=at, put=put: put(turns[at]) for at, put in enumerate(branches)]
+        return jax.lax.switch(self.kind, put_by, turns)
 
 
 def spans_of(of_layers: list[Span]) -> Any:

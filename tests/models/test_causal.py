@@ -230,7 +230,7 @@ def test_loading_holds_little_more_than_the_weights_and_jax_takes_them_over(tmp_
 @pytest.mark.parametrize(
     "name, config, message",
     [
-        ("gpt2", {"model_type": "mamba"}, "model_type = 'mamba', expected gpt2 or"),
+        ("gpt2", {"model_type": "mamba"}, "model_type = 'mamba', expected arcee or"),
         ("gpt2", {"activation_function": "swiglu"}, "activation_function = 'swiglu'"),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "inverse_layer_idx = True"),
         ("gpt2", {"n_head": 5}, "5 heads at width 16"),
@@ -239,7 +239,7 @@ def test_loading_holds_little_more_than_the_weights_and_jax_takes_them_over(tmp_
         ("gpt2", {"n_layer": 1}, "h.1.*, which the family does not have"),
         ("gpt2", {"vocab_size": 12}, r"wte.weight: got shape \(11, 16\), expected \(12, 16\)"),
         ("gpt2", {"layer_norm_epsilon": None}, "layer_norm_epsilon = None"),
-        ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope_type = 'yarn'"),
+        ("llama", {"rope_scaling": {"rope_type": "xpos", "factor": 2.0}}, "rope_type = 'xpos'"),
         ("llama", {"rope_scaling": {"rope_type": "linear"}}, "factor = None"),
         ("llama", {"num_key_value_heads": 3}, "k_proj.weight: got shape"),
         (
@@ -284,11 +284,14 @@ def test_loading_holds_little_more_than_the_weights_and_jax_takes_them_over(tmp_
             },
             "rope_theta = 9.0 in rope_parameters, None with rope_scaling",
         ),
-        ("mistral", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types = "),
+        ("mistral", {"layer_types": ["full_attention"]}, "layer_types = 1 of .'full_attention'"),
+        ("mistral", {"layer_types": ["full_attention", "linear_attention"]}, "'linear_attention'"),
         ("mistral", {"sliding_window": 0}, "sliding_window = 0, expected a positive"),
-        ("qwen2", {"max_window_layers": 1}, "layer_types = .'full_attention', 'sliding_att"),
-        ("qwen2", {"sliding_window": None}, "sliding_window = None, expected a positive"),
-        ("qwen3", {"layer_types": ["sliding_attention", "full_attention"]}, "sliding_attention"),
+        (
+            "qwen2",
+            {"sliding_window": None, "layer_types": 2 * ["sliding_attention"]},
+            "sliding_window = None, expected a positive",
+        ),
         ("qwen3", {"model_type": "qwen2"}, "no model.layers.0.self_attn.q_proj.bias"),
         ("gpt_neox", {"hidden_act": "mish"}, "hidden_act = 'mish'"),
         ("gpt_neox", {"attention_bias": False}, "attention_bias = False"),
@@ -311,6 +314,9 @@ AS_PUBLISHED = {
     "untied GPT-2": ("gpt2", {"tie_word_embeddings": False}, OTHER_HEAD),
     "tied GPT-NeoX": ("gpt_neox", {"tie_word_embeddings": True, "hidden_act": "gelu_fast"}, None),
     "whole windows": ("mistral", {"sliding_window": None, "max_position_embeddings": 4}, {}),
+    "layers that differ": ("mistral", {"layer_types": ["full_attention", "sliding_attention"]}, {}),
+    "windows from a layer on": ("qwen2", {"max_window_layers": 1}, {}),
+    "windows of no width": ("qwen2", {"sliding_window": None}, {}),
     "products in parts": ("llama", {"pretraining_tp": 2, "architectures": ["LlamaModel"]}, {}),
 }  # fmt: skip
 

@@ -257,6 +257,8 @@ def llama(config, t, ids):
     eta, size = config.get("rms_norm_eps", 1e-6), config.get("head_dim", WIDTH // HEADS)
     share = HEADS // config.get("num_key_value_heads", HEADS)
     x = t["model.embed_tokens.weight"][ids]
+    kinds = config.get("layer_types") or ["sliding"] * DEPTH
+    kinds = ["full"] * config.get("max_window_layers", 0) + kinds
     for k in range(DEPTH):
         at, own = f"model.layers.{k}", f"model.layers.{k}.self_attn"
         normed = rms_norm(t, f"{at}.input_layernorm", x, eta)
@@ -269,7 +271,8 @@ def llama(config, t, ids):
                 pair = (rms_norm(t, n, a, eta) for n, a in zip(names, pair, strict=True))
             query, source = (turned(a, config, size, "rope_theta") for a in pair)
             rows = v[:, size * (h // share) :][:, :size]
-            heads.append(attend(query, source, rows, config.get("sliding_window")))
+            window = config.get("sliding_window") if kinds[k].startswith("sliding") else None
+            heads.append(attend(query, source, rows, window))
         x = x + dense(t, f"{own}.o_proj", np.hstack(heads))
         normed = rms_norm(t, f"{at}.post_attention_layernorm", x, eta)
         gate = dense(t, f"{at}.mlp.gate_proj", normed)
