@@ -290,7 +290,7 @@ STATIC = {
     ),
     "a pair to explain": (
         lambda: explained(model=(None, None)),
-        "model: got tuple, expected a CausalLM.*models.load",
+        "model: got tuple, expected one of CausalLM.*models.load",
     ),
     "windows in a pair": (
         lambda: explained(windows=(WINDOWS, None)),

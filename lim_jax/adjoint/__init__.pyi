@@ -79,4 +79,5 @@ from .tangent import pull_back as pull_back
 from .tangent import pull_back_heads as pull_back_heads
 from .tangent import pull_back_stages as pull_back_stages
 from .tangent import push_forward as push_forward
+from .tangent import require_sites as require_sites
 from .tangent import written_causal as written_causal

@@ -19,7 +19,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from lim_jax._checks import undifferentiated
+from lim_jax._checks import (
+    require_kind,
+    undifferentiated,
+)
 from lim_jax.adjoint.tangent import KernelFactors
 from lim_jax.network.field import by_head
 
@@ -57,6 +60,7 @@ def squared_frobenius_norms(factors: KernelFactors) -> Float[Array, "length leng
     >>> squared_frobenius_norms(factors)[1].tolist()
     [1.0, 1.0]
     """
+    require_kind(factors, KernelFactors, "factors", "Take them from kernel_factors.")
     length = factors.query.shape[1]
     tile = min(COLUMNS, length)
     tiles = -(-length // tile)

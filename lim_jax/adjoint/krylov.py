@@ -23,7 +23,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from lim_jax._checks import counted, require, require_known, undifferentiated
+from lim_jax._checks import (
+    counted,
+    require,
+    require_callable,
+    require_floats,
+    require_known,
+    undifferentiated,
+)
 
 Vector = Float[Array, "..."]
 Push = Callable[[Vector], Vector]
@@ -89,6 +96,8 @@ def norm_bounds(
     >>> round(float(found.attained), 4), round(float(found.upper), 4)
     (4.0, 4.0)
     """
+    require_callable(operator, "operator", "from the arguments to a linear map")
+    require_floats(start, "start", "*shape", "Draw it standard normal.")
     steps = counted(steps, "steps")
     expected = "a probability between 0 and 1/2, known before tracing"
     cure = "1e-9 costs little more than 1e-3: it enters by its logarithm."

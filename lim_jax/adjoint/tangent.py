@@ -29,7 +29,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from lim_jax._checks import described, require, require_callable
+from lim_jax._checks import (
+    described,
+    require,
+    require_callable,
+    require_kind,
+)
 from lim_jax._precision import widened
 from lim_jax.grid.cells import CellGrid
 from lim_jax.grid.measure import Grid, require_on_grid
@@ -312,6 +317,15 @@ def pull_back_stages(
         expected="euler or split",
         cure="Other steps have no exact residual stages; for the limit take continuous_adjoint.",
     )
+    require(
+        isinstance(layer, tuple) and len(layer) == 2,
+        "layer",
+        got=described(layer),
+        expected="a pair of a field and its increment",
+        cure="ResidualFlow.scan hands it to what visits the layers.",
+    )
+    require_on_grid(x, grid, "x", "length width")
+    require_on_grid(covector, grid, "covector", "length width", width=x.shape[1])
     field, increment = layer
     fields = (field,) if flow.step is euler else field.sublayers
     states = [x]
@@ -352,6 +366,7 @@ def looks_ahead(field: Field, x: State, grid: Grid) -> Bool[Array, ""]:
     ... )]
     [False, True]
     """
+    _require_tangent(field, x, x, grid, "x")
     half = grid.size // 2
     if half == 0 or not isinstance(grid, CellGrid):
         return jnp.array(False)
@@ -431,6 +446,12 @@ def attention_sites(
     _, (increments, *met) = flow.scan(visit, states[0], states[:-1], covectors[1:])
     step = jnp.full_like(increments, flow.horizon / flow.depth)
     return AttentionSites(attention, increments, step, *met)
+
+
+def require_sites(sites: Any, grid: Grid) -> None:
+    """Refuse what are no sites of attention, and those of another grid."""
+    require_kind(sites, AttentionSites, "sites", "Take them from attention_sites.")
+    require_on_grid(sites.states, grid, "sites", "*depth length width")
 
 
 def _require_tangent(field: Any, x: State, tangent: State, grid: Grid, name: str) -> None:

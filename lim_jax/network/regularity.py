@@ -140,6 +140,7 @@ def norm_lipschitz(norm: LayerNorm) -> Scalar:
     >>> float(norm_lipschitz(LayerNorm.init(4, eta=0.25)))
     2.0
     """
+    require_kind(norm, LayerNorm, "norm", "Other norms have no such bound.")
     return jnp.max(jnp.abs(norm.scale)) / math.sqrt(norm.eta)
 
 
@@ -178,6 +179,7 @@ def attention_regularity(attention: CausalAttention) -> AttentionRegularity:
     >>> found.score.shape, float(found.lipschitz) < 1
     ((2,), True)
     """
+    require_kind(attention, CausalAttention, "attention", "Of a field take its attention.")
     heads, size = attention.query.shape[-3:-1]
     require(
         attention.query_norm is None and attention.key_norm is None,
@@ -310,6 +312,7 @@ def field_regularity(field: TransformerField) -> FieldRegularity:
     >>> bool(moved <= field_regularity(field).lipschitz * jnp.linalg.norm(x - y))
     True
     """
+    require_kind(field, TransformerField, "field", "Of a flow take its layers.")
     return FieldRegularity(
         attention_regularity(field.attention), feed_forward_regularity(field.feed_forward)
     )

@@ -12,7 +12,12 @@ import equinox as eqx
 import numpy as np
 from jax.core import Tracer
 
-from lim_jax._checks import ARRAYS, described, require
+from lim_jax._checks import (
+    ARRAYS,
+    counted,
+    described,
+    require,
+)
 
 
 def to_json(result: Any, indent: int | None = None) -> str:
@@ -43,6 +48,7 @@ def to_json(result: Any, indent: int | None = None) -> str:
     >>> to_json({"mass": Estimate(np.ones(2), np.full(2, np.inf))})
     '{"mass": {"value": [1.0, 1.0], "error": ["Infinity", "Infinity"]}}'
     """
+    indent = None if indent is None else counted(indent, "indent", least=0)
     return json.dumps(plain(result), indent=indent, allow_nan=False)
 
 
