@@ -429,7 +429,10 @@ LAST = {
         validation.in_longer_contexts,
         {"setting": Thing(TURNED), "factor": Known(2)},
     ),
-    "in_the_middle": (validation.in_the_middle, {"values": but(Shaped(numbers(3, RECORDS)), "batched")}),
+    "in_the_middle": (
+        validation.in_the_middle,
+        {"values": but(Shaped(numbers(3, RECORDS)), "batched")},
+    ),
     "of_seeds": (validation.of_seeds, {"function": Thing(validation.scores_by_place)}),
     "retrieval_risk": (
         validation.retrieval_risk,
