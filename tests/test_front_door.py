@@ -33,7 +33,7 @@ from reference.without_doors import WITHOUT
 import lim_jax as lim
 
 pytestmark = [
-    pytest.mark.usefixtures("as_users_run", "as_promoted_by_users"),
+    pytest.mark.usefixtures("as_users_run", "as_promoted_by_users", "tracebacks_as_they_are"),
     # NumPy's and Equinox's own, on the way to the same answer.
     pytest.mark.filterwarnings("ignore"),
 ]
@@ -107,6 +107,15 @@ def finite(numbers):
 def as_promoted_by_users():
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield
+
+
+@pytest.fixture(scope="module")
+def tracebacks_as_they_are():
+    """Leaving JAX's own frames out of thousands of tracebacks takes half of the time."""
+    before = jax.config.read("jax_traceback_filtering")
+    jax.config.update("jax_traceback_filtering", "off")
+    yield
+    jax.config.update("jax_traceback_filtering", before)
 
 
 @pytest.mark.parametrize("name", CALLS)

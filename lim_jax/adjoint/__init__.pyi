@@ -44,6 +44,7 @@ from .deficits import exact_characterisation as exact_characterisation
 from .hops import attention_hops as attention_hops
 from .hops import one_hop_by_head as one_hop_by_head
 from .krylov import NormBounds as NormBounds
+from .krylov import counted_steps as counted_steps
 from .krylov import norm_bounds as norm_bounds
 from .ledger import BoundaryStrengths as BoundaryStrengths
 from .ledger import Channels as Channels

@@ -26,7 +26,7 @@ from lim_jax.adjoint.tangent import (
     require_sites,
 )
 from lim_jax.grid.cells import CellGrid
-from lim_jax.grid.measure import Grid
+from lim_jax.grid.measure import Grid, require_on_grid
 from lim_jax.network.field import CausalAttention, State
 from lim_jax.probes import Estimate, Probes, sample_mean
 
@@ -139,8 +139,9 @@ def probed_cone_mass(
     [2.5, 0.5]
     """
     require_name(normalisation, ("density", "finite"), "normalisation", NAMES)
+    require_on_grid(x, grid, "x", "length width")
+    require_floats(probes, "probes", "probes width", width=x.shape[1])
     factors = kernel_factors(attention, x, grid)
-    require_floats(probes, "probes", "probes width", width=x.shape[-1])
     weights = _cone_weights(grid, normalisation).astype(factors.kernel.dtype)
     probes = probes.astype(factors.kernel.dtype)
 

@@ -17,7 +17,7 @@ its probability written out.
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -98,17 +98,22 @@ def norm_bounds(
     """
     require_callable(operator, "operator", "from the arguments to a linear map")
     require_floats(start, "start", "*shape", "Draw it standard normal.")
-    steps = counted(steps, "steps")
-    expected = "a probability between 0 and 1/2, known before tracing"
-    cure = "1e-9 costs little more than 1e-3: it enters by its logarithm."
-    require_known(failure, "failure", expected=expected, cure=cure)
-    require(failure < 0.5, "failure", got=f"{failure}", expected=expected, cure=cure)
+    steps = counted_steps(steps, failure)
     dimension = math.prod(start.shape)
     attained = _attained(operator, steps, arguments, start)
     if steps >= dimension:
         return NormBounds(attained, attained)
     reach = math.acosh(math.sqrt(2 * dimension / math.pi) / failure)
     return NormBounds(attained, math.cosh(reach / (2 * steps - 1)) * attained)
+
+
+def counted_steps(steps: Any, failure: Any) -> int:
+    """Return the dimension of a Krylov space; refuse any other, and what is no probability."""
+    expected = "a probability between 0 and 1/2, known before tracing"
+    cure = "1e-9 costs little more than 1e-3: it enters by its logarithm."
+    require_known(failure, "failure", expected=expected, cure=cure)
+    require(failure < 0.5, "failure", got=f"{failure}", expected=expected, cure=cure)
+    return counted(steps, "steps")
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1))

@@ -23,7 +23,7 @@ from lim_jax._checks import (
     require_kind,
 )
 from lim_jax._random import gaussian
-from lim_jax.adjoint.krylov import NormBounds, norm_bounds
+from lim_jax.adjoint.krylov import NormBounds, counted_steps, norm_bounds
 from lim_jax.adjoint.sweep import SIGNATURE, Example, TerminalLoss, terminal_adjoint
 from lim_jax.grid.measure import Grid
 from lim_jax.network.continuous import ContinuousFlow, require_continuous
@@ -304,6 +304,7 @@ def _norms_by_layer(
     """Bound the derivative of ``change(layer, x)`` in every layer where the flow meets it."""
     require_flow(flow)
     require_key(key)
+    steps = counted_steps(steps, failure)
     states = flow.trajectory(x, grid).states
     start = gaussian(key, x.shape, x.dtype)
 

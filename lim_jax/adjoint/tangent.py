@@ -119,6 +119,7 @@ def pull_back_heads(
     ((2, 3, 4), True)
     """
     _require_attention(attention, x, grid)
+    require_on_grid(covector, grid, "covector", "length width", width=x.shape[1])
 
     heads, groups = attention.query.shape[0], attention.key.shape[0]
 

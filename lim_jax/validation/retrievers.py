@@ -18,6 +18,7 @@ from jaxtyping import Array, Float, Int, Key, PyTree
 
 from lim_jax._checks import (
     AnyPath,
+    as_path,
     counted,
     described,
     guarded,
@@ -206,10 +207,11 @@ def train_retrievers(
     """
     require_setting(setting)
     require_keys(keys)
+    file = None if checkpoint is None else as_path(checkpoint, "checkpoint")
     of_batches = jax.vmap(partial(jax.random.fold_in, data=1))(keys)
     (models, _), losses = resumable(
         step_of_seeds(_Lesson(setting), of_batches), _begun(setting, keys),
-        setting.steps, checkpoint=checkpoint, every=200, progress=progress,
+        setting.steps, checkpoint=file, every=200, progress=progress,
     )  # fmt: skip
     return models, losses
 

@@ -318,7 +318,7 @@ LATER = {
     **{
         name: (
             getattr(network, name),
-            {"field": Thing(FIELD), "x": Unread(STATES), "grid": ON, "increment": Real(0.5)},
+            {"field": Thing(FIELD), "x": Unread(STATES), "grid": ON, "increment": Unpoisoned(0.5)},
         )
         for name in ("heun", "rk4", "strang")
     },

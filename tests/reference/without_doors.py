@@ -6,14 +6,15 @@ WITHOUT = {
         rates read_contexts reproduce run_folder save_figure write_json write_table
     """,
     "Refusals, which are what is tested; and what they are made of.": """
-        adjoint.compare all_known counted_depth density.require_pair embedded guarded_density
-        guarded_positions guarded_times half_digits judged known losses_and_adjoints
-        network.require_pair number_lines refuse_options require_batch require_case require_concrete
-        require_continuous require_depth_profile require_drawable require_finite
-        require_fitting require_flow require_grid require_heads require_heads_divide
-        require_horizon require_on_grid require_profile require_regions require_retrievers
-        require_setting require_shape require_sites refuse_other_architectures refuse_unknown
-        require_smooth require_state require_tensor require_width require_window scalar_loss
+        adjoint.compare all_known counted_depth counted_steps density.require_pair embedded
+        guarded_density guarded_positions guarded_times half_digits judged known
+        losses_and_adjoints network.require_pair number_lines refuse_options require_batch
+        require_case require_concrete require_continuous require_depth_profile
+        require_drawable require_finite require_fitting require_flow require_grid
+        require_heads require_heads_divide require_horizon require_on_grid require_profile
+        require_regions require_retrievers require_setting require_shape require_sites
+        refuse_other_architectures refuse_unknown require_smooth require_state
+        require_tensor require_width require_window scalar_loss
     """,
     "Parts of the readers of checkpoints, whose files tests/models breaks.": """
         chosen exact_gelu frequencies_of gathered gpt2 gpt_neox head_of llama mistral number
