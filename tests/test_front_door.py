@@ -112,7 +112,7 @@ def as_promoted_by_users():
 @pytest.fixture(scope="module")
 def tracebacks_as_they_are():
     """Leaving JAX's own frames out of thousands of tracebacks takes half of the time."""
-    before = jax.config.read("jax_traceback_filtering")
+    before = jax.config.jax_traceback_filtering  # pyright: ignore[reportAttributeAccessIssue]
     jax.config.update("jax_traceback_filtering", "off")
     yield
     jax.config.update("jax_traceback_filtering", before)
