@@ -227,7 +227,7 @@ def joint_cone(sites: AttentionSites, grid: Grid) -> JointCone:
         expected="a grid of cells, whose prefix weights are non-negative",
         cure="Take token_grid, midpoint_grid or graded_grid: extremes bound positive sums only.",
     )
-    require_sites(sites, grid)
+    require_sites(sites, grid, "examples depth length width")
     factors = jax.vmap(jax.vmap(lambda a, x: kernel_factors(a, x, grid)))(
         sites.attention, sites.states
     )

@@ -449,10 +449,10 @@ def attention_sites(
     return AttentionSites(attention, increments, step, *met)
 
 
-def require_sites(sites: Any, grid: Grid) -> None:
+def require_sites(sites: Any, grid: Grid, axes: str = "depth length width") -> None:
     """Refuse what are no sites of attention, and those of another grid."""
     require_kind(sites, AttentionSites, "sites", "Take them from attention_sites.")
-    require_on_grid(sites.states, grid, "sites", "*depth length width")
+    require_on_grid(sites.states, grid, "sites", axes)
 
 
 def _require_tangent(field: Any, x: State, tangent: State, grid: Grid, name: str) -> None:

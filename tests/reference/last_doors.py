@@ -185,8 +185,12 @@ LAST = {
     "squared_frobenius_norms": (adjoint.squared_frobenius_norms, {"factors": Thing(FACTORS)}),
     **{
         name: (getattr(adjoint, name), {"sites": Thing(SITES), "grid": ON})
-        for name in ("cone_by_head", "cone_energies", "joint_cone")
+        for name in ("cone_by_head", "cone_energies")
     },
+    "joint_cone": (
+        adjoint.joint_cone,
+        {"sites": Thing(jax.tree.map(lambda leaf: leaf[None], SITES)), "grid": ON},
+    ),
     "looks_ahead": (
         adjoint.looks_ahead,
         {"field": Thing(FIELD), "x": Unread(STATES), "grid": ON},
