@@ -38,6 +38,7 @@ from reference.networks import layer_of, random_flow
 import lim_jax as lim
 from lim_jax import (
     adjoint,
+    cost,
     explanations,
     grid,
     limits,
@@ -333,6 +334,16 @@ LAST = {
             "previous": optional(Unread(PROFILE)), "memory": Unpoisoned(0.5),
         },
     ),
+    "reweighting_run": (
+        lambda grid, updates, **rest: training.reweighting_run(
+            lambda state, weights, number: (state, PROFILE, None), None, grid, updates, **rest
+        ),
+        {
+            "grid": ON, "updates": Stated(1), "target": Unpoisoned(1.0), "rate": Unpoisoned(0.5),
+            "smallest": Unpoisoned(0.1), "largest": Unpoisoned(8.0),
+            "checkpoint": optional(Text(None)),
+        },
+    ),
     # Results.
     "to_json": (results.to_json, {"result": Anything(made.STUDY), "indent": optional(Known(1))}),
     "results.plain": (results.plain, {"value": Anything(made.STUDY)}),
@@ -380,7 +391,17 @@ LAST = {
             "example": Thing((STATES, None)), "grid": ON, "depth": Stated(0),
         },
     ),
+    # Costs.
+    "job_cost": (cost.job_cost, {"job": Thing(np.sin)}),
     # Published models, asked.
+    "contexts": (
+        models.contexts,
+        {
+            "ids": Whole(whole(2, 4)), "mask": optional(Whole(np.ones((2, 4), int))),
+            "segments": optional(Whole(np.ones((2, 4), int))),
+        },
+    ),
+    "ids_of_text": (models.ids_of_text, {"text": Text("a"), "path": NOWHERE}),
     "ask_prompts": (
         lambda model, setting, checkpoint: validation.ask_prompts(
             model, None, setting, checkpoint=checkpoint

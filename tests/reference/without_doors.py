@@ -50,8 +50,8 @@ WITHOUT = {
     "Takes anything: says what it is, or looks at its shape alone.": """
         kind_of unit_profile written_causal
     """,
-    "Not looked at with hostile arguments yet.": """
-        adjoint_growth contexts energies_of_ids fit_order hat ids_of_text influence_of_ids job_cost
-        largest limits.study operations penalty_premises reweighting_run texts_of_ids train
+    "Not refused in words yet: what is no network, ids, program, batch or list of numbers.": """
+        adjoint_growth energies_of_ids fit_order hat influence_of_ids largest limits.study
+        operations penalty_premises texts_of_ids train
     """,
 }
