@@ -143,7 +143,7 @@ def probed_cone_mass(
     require_floats(probes, "probes", "probes width", width=x.shape[1])
     factors = kernel_factors(attention, x, grid)
     weights = _cone_weights(grid, normalisation).astype(factors.kernel.dtype)
-    probes = probes.astype(factors.kernel.dtype)
+    probes = probes.astype(factors.states.dtype)
 
     def sampled(j: Array) -> Float[Array, " probes"]:
         pushed = jax.vmap(lambda probe: factors.push_column(j, probe))(probes)

@@ -77,6 +77,13 @@ def push_forward(field: Field, x: State, tangent: State, grid: Grid) -> Parts:
     ([[2.0], [2.0]], [[3.0], [3.0]])
     """
     _require_tangent(field, x, tangent, grid, "tangent")
+    require(
+        tangent.dtype == x.dtype,
+        "tangent",
+        got=f"{tangent.dtype}",
+        expected=f"the state's {x.dtype}",
+        cure="Cast one of them: a tangent lies in the space of its state.",
+    )
     _, push = jax.linearize(lambda x, context: field(x, context, grid), x, x)
     still = jnp.zeros_like(tangent)
     return Parts(push(tangent, still), push(still, tangent))

@@ -9,7 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from lim_jax._checks import described, finite_scalar, require, require_callable
+from lim_jax._checks import (
+    ARRAYS,
+    described,
+    finite_scalar,
+    require,
+    require_callable,
+)
 from lim_jax.network.field import State
 from lim_jax.network.flow import ResidualFlow, euler, unit_profile
 
@@ -104,12 +110,16 @@ def alternating_perturbation(
 def _require_direction(direction: PyTree) -> None:
     leaves = jax.tree.leaves(direction)
     require(
-        len(leaves) > 0 and all(eqx.is_inexact_array(leaf) for leaf in leaves),
+        len(leaves) > 0 and all(_is_floating(leaf) for leaf in leaves),
         "direction",
         got=described(direction),
         expected="arrays of floats, those of one layer",
         cure="Take the structure of one field, and its arrays' shapes.",
     )
+
+
+def _is_floating(leaf: Any) -> bool:
+    return isinstance(leaf, ARRAYS) and jnp.issubdtype(leaf.dtype, jnp.floating)
 
 
 def _along_depth(direction: PyTree, sizes: np.ndarray) -> PyTree:

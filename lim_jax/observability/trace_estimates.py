@@ -80,6 +80,9 @@ def probed_observability(
     positions = jnp.arange(x.shape[0]) if positions is None else positions
     positions = guarded_positions(positions, x)
     require_floats(probes, "probes", "probes *positions", cure="Take them from probes.")
+    axes = "probes width" if probes.ndim == 2 else "probes positions width"
+    sizes = {"positions": positions.shape[0], "width": x.shape[1]}
+    require_floats(probes, "probes", axes, "Take them from probes, of the width.", **sizes)
     if probes.ndim == 2:
         probes = jnp.broadcast_to(probes[:, None], (len(probes), len(positions), x.shape[1]))
     observed, push = jax.linearize(observations, x)
@@ -126,7 +129,7 @@ def layer_injected_traces(
     scale = jnp.sqrt(layer_steps(step, observed))[:, None]
 
     def draw(noise: Float[Array, "depth observed"]) -> Float[Array, " length"]:
-        return (pull(scale * noise)[0] ** 2).sum(axis=1)
+        return (pull((scale * noise).astype(observed.dtype))[0] ** 2).sum(axis=1)
 
     return jax.vmap(draw)(injected)
 

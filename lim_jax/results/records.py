@@ -60,9 +60,10 @@ def plain(value: Any) -> Any:
         return float(value) if math.isfinite(value) else _word(value)
     if isinstance(value, ARRAYS + (np.generic,)):
         return plain(known(value).tolist())
-    if hasattr(value, "record"):
+    is_kind = isinstance(value, type) and value.__module__.startswith("lim_jax.")
+    if hasattr(value, "record") and not is_kind:
         return plain(value.record())
-    if hasattr(value, "_asdict"):
+    if hasattr(value, "_asdict") and not is_kind:
         return plain(value._asdict())
     if isinstance(value, Mapping):
         return {str(name): plain(entry) for name, entry in value.items()}
@@ -74,7 +75,7 @@ def plain(value: Any) -> Any:
         return str(value)
     named = getattr(value, "__name__", None)  # a function, or a type of numbers
     require(
-        named is not None,
+        named is not None and not is_kind,
         "result",
         got=described(value),
         expected="results, arrays, numbers and strings, in dictionaries and lists",

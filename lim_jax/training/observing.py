@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, PyTree
 from lim_jax._checks import (
     finite_scalar,
     guarded_finite,
+    require,
     require_callable,
     require_floats,
     require_indices,
@@ -236,7 +237,13 @@ def injected_objective(
     scale = jnp.sqrt(layer_steps(step, injected[0, 0]))
 
     def projected(params: PyTree, x: Any, noise: Float[Array, "depth observed"]) -> Scalar:
-        return jnp.vdot(noise, observations(params, x))
+        seen = observations(params, x)
+        cure = "Draw one entry for each number that is observed."
+        require_floats(seen, "observations", "depth observed")
+        shape = f"entries of shape {noise.shape}"
+        fits = noise.shape == seen.shape
+        require(fits, "injected", got=shape, expected=f"{seen.shape}, as observed", cure=cure)
+        return jnp.vdot(noise, seen)
 
     drawn = injected.shape[1]
     noise = (scale[None, None, :, None] * injected).reshape(-1, depth, observed)

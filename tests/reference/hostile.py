@@ -31,7 +31,7 @@ class Anything(Argument):
     """A result, numbers, strings, lists and dictionaries of them: all but what is none."""
 
     def malformed(self):
-        return {"object": object(), "complex number": 1j}
+        return {"object": object(), "complex number": 1j, "its class": type(self.right)}
 
 
 class Several(Thing):
