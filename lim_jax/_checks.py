@@ -10,7 +10,7 @@ import math
 import operator
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -225,6 +225,21 @@ def require_text(text: object, name: str) -> None:
     require_kind(text, str, name, "Pass a string.")
 
 
+def require_name(value: object, known: Iterable[str], name: str, cure: str) -> None:
+    """Refuse what is none of some names.
+
+    Examples
+    --------
+    >>> require_name("mean", ["left", "right"], "side", "Take one end.")
+    Traceback (most recent call last):
+    ValueError: side: got 'mean', expected "left" or "right". Take one end.
+    """
+    names = list(known)
+    expected = " or ".join(f'"{one}"' for one in names)
+    holds = isinstance(value, str) and value in names
+    require(holds, name, got=described(value), expected=expected, cure=cure)
+
+
 def require_callable(function: object, name: str, signature: str) -> None:
     """Refuse what cannot be called."""
     require(
@@ -279,6 +294,25 @@ def require_key(key: Any) -> None:
         got=described(key),
         expected="one random key",
         cure="Make it with jax.random.key(seed); vmap over several.",
+    )
+
+
+def require_keys(keys: Any) -> None:
+    """Refuse what is no array of random keys along one axis, at least one.
+
+    Examples
+    --------
+    >>> require_keys(jax.random.key(0))
+    Traceback (most recent call last):
+    ValueError: keys: got an array of key<fry> with shape (), expected an array of random keys ...
+    """
+    typed = isinstance(keys, jax.Array) and jnp.issubdtype(keys.dtype, jax.dtypes.prng_key)
+    require(
+        typed and keys.ndim == 1 and keys.size > 0,
+        "keys",
+        got=described(keys),
+        expected="an array of random keys along one axis",
+        cure="Make them with jax.random.split(jax.random.key(seed), seeds).",
     )
 
 

@@ -12,7 +12,19 @@ import pytest
 from reference.networks import layer_of, random_flow, random_labels, random_states
 
 import lim_jax as lim
-from lim_jax import explanations, models, network, paper, plots, report, training
+from lim_jax import (
+    adjoint,
+    explanations,
+    models,
+    network,
+    observability,
+    paper,
+    plots,
+    report,
+    results,
+    training,
+    validation,
+)
 from lim_jax._checks import warn_of_miscompiling_jaxlib
 from lim_jax.adjoint.cone import cone_mass, joint_cone
 from lim_jax.adjoint.criteria import recency_survival
@@ -290,7 +302,54 @@ STATIC = {
     ),
     "a pair to explain": (
         lambda: explained(model=(None, None)),
-        "model: got tuple, expected a CausalLM.*models.load",
+        "model: got tuple, expected one of CausalLM.*models.load",
+    ),
+    "a tangent in another precision than its state": (
+        lambda: adjoint.push_forward(attention(), STATES, STATES.astype("float32"), GRID),
+        "tangent: got float32, expected the state's float64. Cast one",
+    ),
+    "a layer's weight below zero": (
+        lambda: observability.layer_steps(-1.0, STATES),
+        "step: got -1.0, expected a weight that is not negative",
+    ),
+    "probes of another width": (
+        lambda: observability.probed_observability(
+            lambda x: x.reshape(1, -1), STATES, 1.0, full((2, 5), 1.0)
+        ),
+        r"probes: got shape \(2, 5\), expected \(probes, 6\)",
+    ),
+    "noise for other observations": (
+        lambda: training.injected_objective(
+            linear_loss,
+            lambda params, x: x.reshape(1, -1),
+            None,
+            (STATES[None], None),
+            GRID,
+            full((1, 2, 1, 5), 1.0),
+            strength=1.0,
+            step=1.0,
+        ),
+        r"injected: got entries of shape \(1, 5\), expected \(1, 24\), as observed",
+    ),
+    "a route of another name": (
+        lambda: observability.cheapest_mode({"sideways": 3}),
+        "products: got {'sideways': 3}, expected a count for some of forward",
+    ),
+    "one network for those of several seeds": (
+        lambda: validation.influence_record(
+            validation.Setting(), models.byte_model(4, width=4, key=jax.random.key(0)), None
+        ),
+        "models: got one network, expected networks of several seeds",
+    ),
+    "training times that do not increase": (
+        lambda: training.gradient_flow(
+            linear_loss, full((), 1.0), (STATES[None], None), GRID, times=[0.0, 1.0, 1.0]
+        ),
+        "times: got an array of float64 .*expected finite training times that increase",
+    ),
+    "the type of a result for the result": (
+        lambda: results.to_json(lim.limits.Study),
+        "result: got type, expected results, arrays",
     ),
     "windows in a pair": (
         lambda: explained(windows=(WINDOWS, None)),

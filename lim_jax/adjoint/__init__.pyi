@@ -44,6 +44,7 @@ from .deficits import exact_characterisation as exact_characterisation
 from .hops import attention_hops as attention_hops
 from .hops import one_hop_by_head as one_hop_by_head
 from .krylov import NormBounds as NormBounds
+from .krylov import counted_steps as counted_steps
 from .krylov import norm_bounds as norm_bounds
 from .ledger import BoundaryStrengths as BoundaryStrengths
 from .ledger import Channels as Channels
@@ -79,4 +80,5 @@ from .tangent import pull_back as pull_back
 from .tangent import pull_back_heads as pull_back_heads
 from .tangent import pull_back_stages as pull_back_stages
 from .tangent import push_forward as push_forward
+from .tangent import require_sites as require_sites
 from .tangent import written_causal as written_causal

@@ -19,7 +19,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from lim_jax._checks import require, undifferentiated
+from lim_jax._checks import (
+    require,
+    require_kind,
+    undifferentiated,
+)
 from lim_jax.adjoint.tangent import KernelFactors
 from lim_jax.network.multihead import by_head
 
@@ -57,6 +61,7 @@ def squared_frobenius_norms(factors: KernelFactors) -> Float[Array, "length leng
     >>> squared_frobenius_norms(factors)[1].tolist()
     [1.0, 1.0]
     """
+    require_kind(factors, KernelFactors, "factors", "Take them from kernel_factors.")
     length = factors.query.shape[1]
     if factors.attention.output_norm is not None:
         return _formed_squares(factors)

@@ -12,17 +12,28 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from lim_jax._checks import require, require_floats
+from lim_jax._checks import (
+    require,
+    require_floats,
+    require_name,
+)
 from lim_jax.adjoint.block_norms import column_mass, squared_frobenius_norms
-from lim_jax.adjoint.tangent import AttentionSites, KernelFactors, kernel_factors, pull_back
+from lim_jax.adjoint.tangent import (
+    AttentionSites,
+    KernelFactors,
+    kernel_factors,
+    pull_back,
+    require_sites,
+)
 from lim_jax.grid.cells import CellGrid
-from lim_jax.grid.measure import Grid
+from lim_jax.grid.measure import Grid, require_on_grid
 from lim_jax.network.multihead import CausalAttention
 from lim_jax.network.slots import State
 from lim_jax.probes import Estimate, Probes, sample_mean
 
 Norm = Literal["operator", "frobenius"]
 Normalisation = Literal["density", "finite"]
+NAMES = "See cone_mass."
 
 
 @eqx.filter_jit
@@ -76,8 +87,8 @@ def cone_mass(
     >>> cone_mass(averaging, jnp.ones((2, 1)), token_grid(2)).tolist()  # sums of Δp/p^2 over p >= q
     [2.5, 0.5]
     """
-    _require_name("norm", norm, ("operator", "frobenius"))
-    _require_name("normalisation", normalisation, ("density", "finite"))
+    require_name(norm, ("operator", "frobenius"), "norm", NAMES)
+    require_name(normalisation, ("density", "finite"), "normalisation", NAMES)
     factors = kernel_factors(attention, x, grid)
 
     weights = _cone_weights(grid, normalisation).astype(factors.kernel.dtype)
@@ -128,11 +139,12 @@ def probed_cone_mass(
     >>> probed_cone_mass(averaging, x, token_grid(2), probe).value.tolist()
     [2.5, 0.5]
     """
-    _require_name("normalisation", normalisation, ("density", "finite"))
-    require_floats(probes, "probes", "probes width", width=x.shape[-1])
+    require_name(normalisation, ("density", "finite"), "normalisation", NAMES)
+    require_on_grid(x, grid, "x", "length width")
+    require_floats(probes, "probes", "probes width", width=x.shape[1])
     factors = kernel_factors(attention, x, grid)
     weights = _cone_weights(grid, normalisation).astype(factors.kernel.dtype)
-    probes = probes.astype(factors.kernel.dtype)
+    probes = probes.astype(factors.states.dtype)
 
     def sampled(j: Array) -> Float[Array, " probes"]:
         pushed = jax.vmap(lambda probe: factors.push_column(j, probe))(probes)
@@ -155,6 +167,7 @@ def cone_energies(sites: AttentionSites, grid: Grid) -> Float[Array, "depth leng
     grid
         Their positions.
     """
+    require_sites(sites, grid)
 
     def energy(site: AttentionSites) -> Float[Array, " length"]:
         pulled = pull_back(site.attention, site.states, site.covectors, grid).kernel
@@ -215,6 +228,7 @@ def joint_cone(sites: AttentionSites, grid: Grid) -> JointCone:
         expected="a grid of cells, whose prefix weights are non-negative",
         cure="Take token_grid, midpoint_grid or graded_grid: extremes bound positive sums only.",
     )
+    require_sites(sites, grid, "examples depth length width")
     factors = jax.vmap(jax.vmap(lambda a, x: kernel_factors(a, x, grid)))(
         sites.attention, sites.states
     )
@@ -251,13 +265,3 @@ def _cone_weights(grid: Grid, normalisation: Normalisation) -> Float[Array, "len
     if normalisation == "finite":
         return weights[:, None] * prefix**2
     return weights[:, None] * prefix / weights[None, :]
-
-
-def _require_name(name: str, got: str, known: tuple[str, ...]) -> None:
-    require(
-        got in known,
-        name,
-        got=repr(got),
-        expected=" or ".join(f'"{choice}"' for choice in known),
-        cure="See cone_mass.",
-    )

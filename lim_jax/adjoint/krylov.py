@@ -17,13 +17,20 @@ its probability written out.
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from lim_jax._checks import counted, require, require_known, undifferentiated
+from lim_jax._checks import (
+    counted,
+    require,
+    require_callable,
+    require_floats,
+    require_known,
+    undifferentiated,
+)
 
 Vector = Float[Array, "..."]
 Push = Callable[[Vector], Vector]
@@ -89,17 +96,24 @@ def norm_bounds(
     >>> round(float(found.attained), 4), round(float(found.upper), 4)
     (4.0, 4.0)
     """
-    steps = counted(steps, "steps")
-    expected = "a probability between 0 and 1/2, known before tracing"
-    cure = "1e-9 costs little more than 1e-3: it enters by its logarithm."
-    require_known(failure, "failure", expected=expected, cure=cure)
-    require(failure < 0.5, "failure", got=f"{failure}", expected=expected, cure=cure)
+    require_callable(operator, "operator", "from the arguments to a linear map")
+    require_floats(start, "start", "*shape", "Draw it standard normal.")
+    steps = counted_steps(steps, failure)
     dimension = math.prod(start.shape)
     attained = _attained(operator, steps, arguments, start)
     if steps >= dimension:
         return NormBounds(attained, attained)
     reach = math.acosh(math.sqrt(2 * dimension / math.pi) / failure)
     return NormBounds(attained, math.cosh(reach / (2 * steps - 1)) * attained)
+
+
+def counted_steps(steps: Any, failure: Any) -> int:
+    """Return the dimension of a Krylov space; refuse any other, and what is no probability."""
+    expected = "a probability between 0 and 1/2, known before tracing"
+    cure = "1e-9 costs little more than 1e-3: it enters by its logarithm."
+    require_known(failure, "failure", expected=expected, cure=cure)
+    require(failure < 0.5, "failure", got=f"{failure}", expected=expected, cure=cure)
+    return counted(steps, "steps")
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1))

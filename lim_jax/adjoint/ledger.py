@@ -32,6 +32,7 @@ from lim_jax.adjoint.tangent import (
     looks_ahead,
     pull_back_heads,
     pull_back_stages,
+    require_sites,
     written_causal,
 )
 from lim_jax.grid.integrals import inner
@@ -239,6 +240,7 @@ def cone_by_head(sites: AttentionSites, grid: Grid) -> Float[Array, "depth heads
     grid
         The positions.
     """
+    require_sites(sites, grid)
     arrays, static = eqx.partition(sites, eqx.is_array)
 
     def at_site(arrays: AttentionSites) -> Float[Array, "heads length width"]:

@@ -15,9 +15,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 
-from lim_jax._checks import counted, require_callable, require_example, require_key
+from lim_jax._checks import (
+    counted,
+    require_callable,
+    require_example,
+    require_key,
+    require_kind,
+)
 from lim_jax._random import gaussian
-from lim_jax.adjoint.krylov import NormBounds, norm_bounds
+from lim_jax.adjoint.krylov import NormBounds, counted_steps, norm_bounds
 from lim_jax.adjoint.sweep import SIGNATURE, Example, TerminalLoss, terminal_adjoint
 from lim_jax.grid.measure import Grid
 from lim_jax.network.continuous import ContinuousFlow, require_continuous
@@ -270,6 +276,7 @@ def amplification(norms: NormBounds) -> Amplification:
     >>> found.products.round(3).tolist()
     [2.0, 1.0]
     """
+    require_kind(norms, NormBounds, "norms", "Take them from interaction_norms.")
     sizes = norms.upper
     products = jnp.expm1(jnp.cumsum(jnp.log1p(sizes)[::-1])[::-1])
     return Amplification(jnp.expm1(sizes.shape[0] * sizes.max()), products[0], products)
@@ -297,6 +304,7 @@ def _norms_by_layer(
     """Bound the derivative of ``change(layer, x)`` in every layer where the flow meets it."""
     require_flow(flow)
     require_key(key)
+    steps = counted_steps(steps, failure)
     states = flow.trajectory(x, grid).states
     start = gaussian(key, x.shape, x.dtype)
 

@@ -30,7 +30,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from lim_jax._checks import described, require, require_callable
+from lim_jax._checks import (
+    described,
+    require,
+    require_callable,
+    require_kind,
+)
 from lim_jax._precision import widened
 from lim_jax.grid.cells import CellGrid
 from lim_jax.grid.measure import Grid, require_on_grid
@@ -75,6 +80,13 @@ def push_forward(field: Field, x: State, tangent: State, grid: Grid) -> Parts:
     ([[2.0], [2.0]], [[3.0], [3.0]])
     """
     _require_tangent(field, x, tangent, grid, "tangent")
+    require(
+        tangent.dtype == x.dtype,
+        "tangent",
+        got=f"{tangent.dtype}",
+        expected=f"the state's {x.dtype}",
+        cure="Cast one of them: a tangent lies in the space of its state.",
+    )
     _, push = jax.linearize(lambda x, context: field(x, context, grid), x, x)
     still = jnp.zeros_like(tangent)
     return Parts(push(tangent, still), push(still, tangent))
@@ -117,6 +129,7 @@ def pull_back_heads(
     ((2, 3, 4), True)
     """
     _require_attention(attention, x, grid)
+    require_on_grid(covector, grid, "covector", "length width", width=x.shape[1])
     weights, turns = grid.weights[:, None], attention.turns(grid)
     query = attention.queries(x, turns)
     sources, pull_sources = jax.vjp(lambda context: attention.sources(context, turns), x)
@@ -336,6 +349,15 @@ def pull_back_stages(
         expected="euler or split",
         cure="Other steps have no exact residual stages; for the limit take continuous_adjoint.",
     )
+    require(
+        isinstance(layer, tuple) and len(layer) == 2,
+        "layer",
+        got=described(layer),
+        expected="a pair of a field and its increment",
+        cure="ResidualFlow.scan hands it to what visits the layers.",
+    )
+    require_on_grid(x, grid, "x", "length width")
+    require_on_grid(covector, grid, "covector", "length width", width=x.shape[1])
     field, increment = layer
     fields = (field,) if flow.step is euler else field.sublayers
     states = [x]
@@ -376,6 +398,7 @@ def looks_ahead(field: Field, x: State, grid: Grid) -> Bool[Array, ""]:
     ... )]
     [False, True]
     """
+    _require_tangent(field, x, x, grid, "x")
     half = grid.size // 2
     if half == 0 or not isinstance(grid, CellGrid):
         return jnp.array(False)
@@ -455,6 +478,12 @@ def attention_sites(
     _, (increments, *met) = flow.scan(visit, states[0], states[:-1], covectors[1:])
     step = jnp.full_like(increments, flow.horizon / flow.depth)
     return AttentionSites(attention, increments, step, *met)
+
+
+def require_sites(sites: Any, grid: Grid, axes: str = "depth length width") -> None:
+    """Refuse what are no sites of attention, and those of another grid."""
+    require_kind(sites, AttentionSites, "sites", "Take them from attention_sites.")
+    require_on_grid(sites.states, grid, "sites", axes)
 
 
 def _require_tangent(field: Any, x: State, tangent: State, grid: Grid, name: str) -> None:

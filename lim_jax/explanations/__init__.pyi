@@ -4,6 +4,7 @@ from . import explanation as explanation
 from .account import ContextParts as ContextParts
 from .account import TokenAccount as TokenAccount
 from .account import account_of_context as account_of_context
+from .account import counted_depth as counted_depth
 from .account import parts_of_context as parts_of_context
 from .attributions import attention_rollout as attention_rollout
 from .attributions import gradient_times_input as gradient_times_input

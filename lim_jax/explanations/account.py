@@ -14,7 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from lim_jax._checks import counted, require_floats
+from lim_jax._checks import (
+    counted,
+    require_callable,
+    require_floats,
+    require_kind,
+)
 from lim_jax.adjoint.hops import attention_hops
 from lim_jax.adjoint.ledger import Channels, channels, cone_by_head
 from lim_jax.adjoint.tangent import AttentionSites, attention_sites
@@ -22,7 +27,7 @@ from lim_jax.grid.cells import token_grid
 from lim_jax.grid.measure import Grid
 from lim_jax.models.causal import CausalLM
 from lim_jax.models.ids import require_window
-from lim_jax.network.flow import ResidualFlow
+from lim_jax.network.flow import ResidualFlow, require_flow
 from lim_jax.network.slots import State
 
 Scalar = Float[Array, ""]
@@ -113,13 +118,20 @@ def account_of_context(
     >>> found.energy.shape, found.hops.shape, found.heads.shape, found.depth
     ((5,), (4, 5), (2, 2), 1)
     """
+    require_kind(model, CausalLM, "model", "Take models.load(folder), or models.byte_model.")
     require_window(window, "window")
     length = window.shape[0] - 1
     require_floats(query_weights, "query_weights", "length", length=length)
-    last = model.flow.depth - 1
-    expected = f"a whole number from 0 to {last}, the last layer's depth"
-    depth = counted(depth, "depth", least=0, most=last, expected=expected)
+    depth = counted_depth(depth, model.flow)
+    require_callable(terminal_loss, "terminal_loss", "terminal_loss(model, state, y)")
     return _account(model, jnp.asarray(window), jnp.asarray(query_weights), depth, terminal_loss)
+
+
+def counted_depth(depth: Any, flow: ResidualFlow) -> int:
+    """Return a depth before one of a flow's layers; refuse any other."""
+    last = flow.depth - 1
+    expected = f"a whole number from 0 to {last}, the last layer's depth"
+    return counted(depth, "depth", least=0, most=last, expected=expected)
 
 
 class ContextParts(NamedTuple):
@@ -159,6 +171,8 @@ def parts_of_context(
     depth
         k, from 0 to the last layer's.
     """
+    require_flow(flow)
+    depth = counted_depth(depth, flow)
     ledger = channels(flow, terminal_loss, example, grid)
     hops = attention_hops(flow, terminal_loss, example, grid, len(HOPS) - 1)
     sites = attention_sites(flow, ledger.states, ledger.covectors, grid)

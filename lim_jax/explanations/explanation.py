@@ -16,7 +16,6 @@ from jaxtyping import Array, Float, Int, Key
 
 from lim_jax._checks import (
     ARRAYS,
-    counted,
     described,
     require,
     require_floats,
@@ -43,7 +42,7 @@ from lim_jax.adjoint.ledger import (
 from lim_jax.adjoint.queries import readout_residual_energies
 from lim_jax.adjoint.residual import amplification, interaction_norms
 from lim_jax.density.statistics import Influence
-from lim_jax.explanations.account import HOPS, parts_of_context
+from lim_jax.explanations.account import HOPS, counted_depth, parts_of_context
 from lim_jax.grid.measure import require_on_grid
 from lim_jax.grid.partition import Regions, regional_averages, require_regions
 from lim_jax.models.causal import CausalLM
@@ -174,11 +173,10 @@ def explain(
         Where the model is no `CausalLM`, the windows are no ids of L + 1 columns, the query
         weights are not of L positions, or `depth` is no whole number from 0 to the last layer's.
     """
-    _require_case(model, windows, query_weights, regions)
+    _require_case(model, windows, regions)
+    require_floats(query_weights, "query_weights", "length", length=regions.grid.size)
     require_key(key)
-    last = model.flow.depth - 1
-    expected = f"a whole number from 0 to {last}, the last layer's depth"
-    depth = counted(depth, "depth", least=0, most=last, expected=expected)
+    depth = counted_depth(depth, model.flow)
     query_weights = query_weights.astype(model.embedding.dtype)
     norms_key, bootstrap_key = jax.random.split(key)
     rest = regions_without_queries(query_weights, regions)
@@ -196,15 +194,9 @@ def explain(
     return Explanation(depth, certificates=certificates, **averaged)
 
 
-def _require_case(model: Any, windows: Any, query_weights: Any, regions: Any) -> None:
-    """Refuse what is no model, no ids with the one after each, no weights or no regions."""
-    require(
-        isinstance(model, CausalLM),
-        "model",
-        got=described(model),
-        expected="a CausalLM",
-        cure="Take models.load(folder), or models.byte_model.",
-    )
+def _require_case(model: Any, windows: Any, regions: Any) -> None:
+    """Refuse what is no model, no ids with the one after each, or no regions."""
+    require_kind(model, CausalLM, "model", "Take models.load(folder), or models.byte_model.")
     require_regions(regions)
     length = regions.grid.size
     whole = isinstance(windows, ARRAYS) and jnp.issubdtype(windows.dtype, jnp.integer)
@@ -215,7 +207,6 @@ def _require_case(model: Any, windows: Any, query_weights: Any, regions: Any) ->
         expected=f"ids, whole numbers of shape (examples, {length + 1})",
         cure="A context has the id after it too: models.sample_windows(ids, length, count).",
     )
-    require_floats(query_weights, "query_weights", "length", length=length)
 
 
 def regions_without_queries(query_weights: Profile, regions: Regions) -> Regions | None:
@@ -249,6 +240,7 @@ def average_cone_mass(model: CausalLM, windows: Windows, regions: Regions) -> Es
     model, windows, regions
         As in `explain`.
     """
+    _require_case(model, windows, regions)
     grid, attention = regions.grid, model.flow.layers.attention
 
     def of_layer(layer: tuple[CausalAttention, State]) -> Profile:

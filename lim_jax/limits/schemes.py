@@ -9,6 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
+from lim_jax._checks import (
+    ARRAYS,
+    described,
+    finite_scalar,
+    require,
+    require_callable,
+)
 from lim_jax.network.flow import ResidualFlow, euler, unit_profile
 from lim_jax.network.slots import State
 
@@ -71,11 +78,15 @@ def uniform_perturbation(
     direction: PyTree, size: Callable[[int], float]
 ) -> Callable[[int], PyTree]:
     r"""Add ``size(depth)`` times a direction to every layer: :math:`L^1` distance as the size."""
+    _require_direction(direction)
+    require_callable(size, "size", "of the depth")
     return lambda depth: _along_depth(direction, np.full(depth, size(depth)))
 
 
 def spike_perturbation(direction: PyTree, size: float = 1.0) -> Callable[[int], PyTree]:
     r"""Add a direction of fixed size to one layer in the middle: :math:`L^1` distance O(ε)."""
+    _require_direction(direction)
+    size = finite_scalar(size, "size")
     return lambda depth: _along_depth(
         direction, np.where(np.arange(depth) == depth // 2, size, 0.0)
     )
@@ -89,9 +100,26 @@ def alternating_perturbation(
     The :math:`L^1` distance is that of `uniform_perturbation`, the flow moves by O(ε) times the
     size and its square only: convergence in :math:`L^1` is sufficient, not necessary.
     """
+    _require_direction(direction)
+    require_callable(size, "size", "of the depth")
     return lambda depth: _along_depth(
         direction, size(depth) * np.where(np.arange(depth) % 2 == 0, 1.0, -1.0)
     )
+
+
+def _require_direction(direction: PyTree) -> None:
+    leaves = jax.tree.leaves(direction)
+    require(
+        len(leaves) > 0 and all(_is_floating(leaf) for leaf in leaves),
+        "direction",
+        got=described(direction),
+        expected="arrays of floats, those of one layer",
+        cure="Take the structure of one field, and its arrays' shapes.",
+    )
+
+
+def _is_floating(leaf: Any) -> bool:
+    return isinstance(leaf, ARRAYS) and jnp.issubdtype(leaf.dtype, jnp.floating)
 
 
 def _along_depth(direction: PyTree, sizes: np.ndarray) -> PyTree:

@@ -133,7 +133,16 @@ def control_distance(
     3.0
     """
     require_horizon(horizon)
+    require_callable(control, "control", "from depth to a field")
     arrays = eqx.filter(layers, eqx.is_inexact_array)
+    axes = {leaf.shape[:1] for leaf in jax.tree.leaves(arrays)}
+    require(
+        len(axes) == 1 and axes != {()},
+        "layers",
+        got=f"leading axes {sorted(axes)}" if axes else described(layers),
+        expected="arrays of floats that share a leading axis of layers",
+        cure="Of a flow take its layers.",
+    )
     depth = jax.tree.leaves(arrays)[0].shape[0]
     nodes, weights = np.polynomial.legendre.leggauss(4)
     times = horizon / depth * (np.arange(depth)[:, None] + (nodes + 1) / 2)

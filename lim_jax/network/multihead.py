@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 
-from lim_jax._checks import counted, require, require_key, require_known
+from lim_jax._checks import counted, require, require_floats, require_key, require_known
 from lim_jax._random import fan_in
 from lim_jax.grid.measure import Grid
 from lim_jax.network.attention import causal_attention
@@ -266,7 +266,8 @@ def by_head(grouped: Float[Array, "groups *rest"], heads: int) -> Float[Array, "
     >>> by_head(jnp.array([1.0, 2.0]), heads=4).tolist()
     [1.0, 1.0, 2.0, 2.0]
     """
-    groups = grouped.shape[0]
+    require_floats(grouped, "grouped", "groups *rest", "Its first axis is that of the groups.")
+    heads, groups = counted(heads, "heads"), grouped.shape[0]
     _require_groups(heads, groups)
     return grouped if groups == heads else jnp.repeat(grouped, heads // groups, axis=0)
 

@@ -138,6 +138,7 @@ def norm_lipschitz(norm: LayerNorm) -> Scalar:
     >>> float(norm_lipschitz(LayerNorm.init(4, eta=0.25)))
     2.0
     """
+    require_kind(norm, LayerNorm, "norm", "Other norms have no such bound.")
     return jnp.max(jnp.abs(norm.scale)) / math.sqrt(norm.eta)
 
 
@@ -178,6 +179,7 @@ def attention_regularity(attention: CausalAttention) -> AttentionRegularity:
     ((2,), True)
     """
     _require_plain(attention)
+    require_kind(attention, CausalAttention, "attention", "Of a field take its attention.")
     heads, size = attention.query.shape[-3:-1]
     token, slope = _norm_constants(attention.norm)
     matrices = (attention.query, attention.key, attention.value)
@@ -333,6 +335,7 @@ def field_regularity(field: TransformerField) -> FieldRegularity:
     >>> bool(moved <= field_regularity(field).lipschitz * jnp.linalg.norm(x - y))
     True
     """
+    require_kind(field, TransformerField, "field", "Of a flow take its layers.")
     return FieldRegularity(
         attention_regularity(field.attention), feed_forward_regularity(field.feed_forward)
     )

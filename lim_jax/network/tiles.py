@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
+from lim_jax._checks import require_kind, require_text
 from lim_jax._linear import Points, Program, Vectors
 from lim_jax._varying import varying_as
 from lim_jax.grid.cells import CellGrid
@@ -73,6 +74,10 @@ def tiling(grid: CellGrid, axis: str | None = None) -> Tiling:
     >>> [tiling(token_grid(length)).tile for length in (100, 150, 256, 4096)]
     [100, 75, 128, 256]
     """
+    cure = "Take token_grid, midpoint_grid or graded_grid."
+    require_kind(grid, CellGrid, "grid", cure)
+    if axis is not None:
+        require_text(axis, "axis")
     most = TILE if grid.size < 16 * TILE else 2 * TILE
     size = Tiling(grid, most, axis).size
     return Tiling(grid.whole, -(-size // -(-size // most)), axis)

@@ -24,6 +24,7 @@ from lim_jax._checks import (
     require_floating,
     require_floats,
     require_indices,
+    require_kind,
 )
 from lim_jax.grid.measure import Grid
 from lim_jax.network.flow import ResidualFlow
@@ -173,6 +174,11 @@ def layer_products(
     >>> layer_products(lambda x: 3 * x.reshape(1, -1), jnp.ones((2, 1)))
     {'forward': 2, 'reverse': 2}
     """
+    require_callable(observations, "observations", "from the input to what is seen of it")
+    require_floats(x, "x", "length width", cure="Pass one example: vmap over a batch.")
+    if positions is not None:
+        require_indices(positions, "positions")
+    rank = None if rank is None else counted(rank, "rank")
     depth, observed = jax.eval_shape(observations, x).shape
     monitored = x.shape[0] if positions is None else positions.shape[0]
     layered = isinstance(observations, ObservedTokens)
@@ -194,7 +200,16 @@ def cheapest_mode(products: Mapping[str, int]) -> str:
     >>> cheapest_mode({"forward": 12, "reverse": 10}), cheapest_mode({"forward": 12, "reverse": 8})
     ('forward', 'reverse')
     """
-    ahead = ("forward", "probes")
+    ahead, back = ("forward", "probes"), ("reverse", "low rank", "injected")
+    require_kind(products, Mapping, "products", "Take them from layer_products.")
+    counts = all(isinstance(count, int) for count in products.values())
+    require(
+        len(products) > 0 and set(products) <= {*ahead, *back} and counts,
+        "products",
+        got=f"{dict(products)}",
+        expected=f"a count for some of {', '.join((*ahead, *back))}",
+        cure="Take them from layer_products or trace_products.",
+    )
     return min(products, key=lambda mode: (1.0 if mode in ahead else 1.4) * products[mode])
 
 
@@ -300,6 +315,8 @@ def low_rank_gramians(
     >>> found.gramians.ravel().round(5).tolist(), float(found.discarded.sum())  # 1 + 4 + 16
     ([0.0, 21.0], 0.0)
     """
+    require_kind(observations, ObservedTokens, "observations", "Make them of a flow and a grid.")
+    require_floats(x, "x", "length width", cure="Pass one example: vmap over a batch.")
     rank = counted(rank, "rank")
     observed = jax.eval_shape(observations.seen, x)
     require(
@@ -341,6 +358,9 @@ def _outer(rows: Float[Array, "rows length width"]) -> Gramians:
 def layer_steps(step: Steps, observed: jax.ShapeDtypeStruct | Array) -> Float[Array, " depth"]:
     """The weight of every layer's observations, from one for all or one for each."""
     if isinstance(step, int | float):
+        cure = "Layers that are left out have weight zero."
+        negative = "a weight that is not negative"
+        require(not step < 0, "step", got=f"{step}", expected=negative, cure=cure)
         return jnp.full(observed.shape[:1], step, observed.dtype)
     require_floating(step, "step", cure="Pass a number, or one weight for each layer.")
     require(

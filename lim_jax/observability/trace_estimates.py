@@ -23,6 +23,7 @@ from lim_jax._checks import (
     require_floats,
     require_indices,
     require_key,
+    require_name,
 )
 from lim_jax.grid.integrals import integral
 from lim_jax.grid.measure import Grid, require_on_grid
@@ -79,6 +80,9 @@ def probed_observability(
     positions = jnp.arange(x.shape[0]) if positions is None else positions
     positions = guarded_positions(positions, x)
     require_floats(probes, "probes", "probes *positions", cure="Take them from probes.")
+    axes = "probes width" if probes.ndim == 2 else "probes positions width"
+    sizes = {"positions": positions.shape[0], "width": x.shape[1]}
+    require_floats(probes, "probes", axes, "Take them from probes, of the width.", **sizes)
     if probes.ndim == 2:
         probes = jnp.broadcast_to(probes[:, None], (len(probes), len(positions), x.shape[1]))
     observed, push = jax.linearize(observations, x)
@@ -118,12 +122,14 @@ def layer_injected_traces(
     """
     require_callable(observations, "observations", "from the input to what is seen of it")
     require_floats(x, "x", "length width", cure="Pass one example: vmap over a batch.")
-    require_floats(injected, "injected", "draws depth observed")
     observed, pull = jax.vjp(observations, x)
+    depth, seen = observed.shape
+    cure = "One entry for each number that is observed."
+    require_floats(injected, "injected", "draws depth observed", cure, depth=depth, observed=seen)
     scale = jnp.sqrt(layer_steps(step, observed))[:, None]
 
     def draw(noise: Float[Array, "depth observed"]) -> Float[Array, " length"]:
-        return (pull(scale * noise)[0] ** 2).sum(axis=1)
+        return (pull((scale * noise).astype(observed.dtype))[0] ** 2).sum(axis=1)
 
     return jax.vmap(draw)(injected)
 
@@ -399,6 +405,9 @@ def probed_trace_covariance(
     >>> [probed_trace_covariance(gramians, 1, law).item() for law in ("gaussian", "rademacher")]
     [18.0, 16.0]
     """
+    require_floats(gramians, "gramians", "positions width width")
+    probes = counted(probes, "probes")
+    require_name(law, ("rademacher", "gaussian"), "law", "It is that of the probes' entries.")
     covariance = jnp.einsum("iab,jba->ij", gramians, gramians)
     if law == "rademacher":
         covariance = covariance - jnp.einsum("iaa,jaa->ij", gramians, gramians)
@@ -426,6 +435,7 @@ def penalty_bias(covariance: Float[Array, "length length"], grid: Grid) -> Scala
     >>> float(penalty_bias(jnp.diag(jnp.array([1.0, 3.0])), token_grid(2)))  # (1 + 3) / 2 - 1
     1.0
     """
+    require_on_grid(covariance, grid, "covariance", "length length")
     with_mean = covariance @ grid.weights
     return integral(jnp.diag(covariance) - 2 * with_mean + grid.weights @ with_mean, grid)
 
@@ -449,6 +459,7 @@ def sampled_penalty_bias(samples: Float[Array, "draws length"], grid: Grid) -> S
     >>> float(sampled_penalty_bias(jnp.array([[1.0, 3.0], [3.0, 1.0]]), token_grid(2)))
     1.0
     """
+    require_on_grid(samples, grid, "samples", "draws length")
     draws = samples.shape[0]
     require(
         draws > 1,

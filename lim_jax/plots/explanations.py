@@ -7,7 +7,12 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from lim_jax._checks import require_kind, require_several, require_text
+from lim_jax._checks import (
+    require,
+    require_kind,
+    require_several,
+    require_text,
+)
 from lim_jax.adjoint.certificate import Certificate, Inequality
 from lim_jax.adjoint.ledger import CHANNELS
 from lim_jax.explanations.account import HOPS
@@ -100,6 +105,7 @@ def cone_masses(masses: Mapping[str, Estimate], regions: Regions, title: str = "
     """Draw cone masses on a logarithmic scale, with two standard errors of their logarithms."""
     require_regions(regions)
     require_kind(masses, Mapping, "masses", "Pass them by name.")
+    require(len(masses) > 0, "masses", got="none", expected="one or more", cure="Name one.")
     for mass in masses.values():
         require_kind(mass, Estimate, "masses", "Take them from average_cone_mass.")
         require_on_grid(mass.value, regions.grid, "masses", "length")

@@ -21,7 +21,8 @@ from lim_jax.validation.gains import Gain
 from lim_jax.validation.intervals import Interval
 from lim_jax.validation.prediction import AT_GOLD, PROFILE, SCORES
 from lim_jax.validation.prompted import PromptedStudy
-from lim_jax.validation.remedies import PLAIN, in_the_middle
+from lim_jax.validation.remedies import PLAIN
+from lim_jax.validation.retrievers import in_the_middle
 from lim_jax.validation.study import LONG
 
 PLACE = "place that is asked for"

@@ -11,7 +11,8 @@ from lim_jax.report.wording import digits, with_error
 from lim_jax.validation.gains import Gain, compare_arms
 from lim_jax.validation.intervals import Interval, paired_interval
 from lim_jax.validation.prediction import AT_GOLD, NORMALISED, PROFILE, SCORES
-from lim_jax.validation.remedies import ANSWERS, PLAIN, in_the_middle
+from lim_jax.validation.remedies import ANSWERS, PLAIN
+from lim_jax.validation.retrievers import in_the_middle
 from lim_jax.validation.study import LONG
 
 Record = Mapping[str, Any]

@@ -23,6 +23,7 @@ import numpy as np
 
 from lim_jax import adjoint, density, explanations, grid, limits, probes, training
 from lim_jax._checks import ARRAYS, AnyPath, as_path, described, require
+from lim_jax._resuming import write_whole
 from lim_jax.results import comparison
 from lim_jax.results.records import known
 
@@ -54,7 +55,8 @@ def kind_of(result: Any) -> str:
 def save(result: Any, path: AnyPath) -> None:
     """Write a result to a file that `load` gives back, every number as it is.
 
-    A file of that name is replaced, at once: it is never half of one.
+    A file of that name is replaced, at once: it is never half of one. Its folder is made where it
+    is missing.
 
     Parameters
     ----------
@@ -90,10 +92,7 @@ def save(result: Any, path: AnyPath) -> None:
         "result": _written(result, "", arrays),
     }
     text = json.dumps(header, allow_nan=False)
-    half_written = path.with_name(path.name + ".part")
-    with half_written.open("wb") as file:
-        np.savez(file, header=np.array(text), **arrays)
-    half_written.replace(path)
+    write_whole(path, lambda file: np.savez(file, header=np.array(text), **arrays))
 
 
 def load(path: AnyPath) -> Any:
@@ -165,13 +164,17 @@ def _written(value: Any, place: str, arrays: dict[str, np.ndarray]) -> Any:
         parts = {name: getattr(value, name) for name in _parts(type(value))}
         return {"kind": kind_of(value), "parts": _written_entries(parts, place, arrays)}
     require(
-        isinstance(value, np.dtype | type | type(jnp.float32)),
+        isinstance(value, np.dtype | type(jnp.float32)) or _is_number_type(value),
         place or "result",
         got=described(value),
         expected="a result, or lists and dictionaries of results, arrays and numbers",
         cure="Leave it out, for example by result._replace(params=None).",
     )
     return {"dtype": jnp.dtype(value).name}
+
+
+def _is_number_type(value: Any) -> bool:
+    return isinstance(value, type) and issubclass(value, np.generic | bool | int | float | complex)
 
 
 def _written_entries(

@@ -12,7 +12,12 @@ from typing import Any
 import lazy_loader
 import numpy as np
 
-from lim_jax._checks import require, require_extra
+from lim_jax._checks import (
+    require,
+    require_extra,
+    require_several,
+    require_text,
+)
 from lim_jax.grid.measure import Grid, require_grid
 from lim_jax.results.descriptions import describe
 from lim_jax.results.records import known
@@ -71,6 +76,10 @@ def to_xarray(
     (2.0, 'c', 'last token')
     """
     require_extra("xarray", "xarray")
+    for text, name in ((axes, "axes"), (model, "model"), (loss, "loss")):
+        require_text(text, name)
+    if tokens is not None:
+        require_several(tokens, str, "tokens", "Pass the text at each position.")
     found = describe(result, axes)
     arrays = {name: _labelled(name, *variable) for name, variable in found.variables.items()}
     dims = {axis: n for names, array, _ in arrays.values() for axis, n in zip(names, array.shape)}  # noqa: B905
@@ -115,6 +124,7 @@ def to_pandas(result: Any, by: str = "", **options: Any) -> Any:
     >>> to_pandas(found, "region").regional_average["middle"].item()
     1.5
     """
+    require_text(by, "by")
     data = to_xarray(result, **options)
     axes = {name: array.dims for name, array in data.data_vars.items()}
     chosen = set(by.split() or next(iter(axes.values())))

@@ -12,7 +12,12 @@ import equinox as eqx
 import numpy as np
 from jax.core import Tracer
 
-from lim_jax._checks import ARRAYS, described, require
+from lim_jax._checks import (
+    ARRAYS,
+    counted,
+    described,
+    require,
+)
 
 
 def to_json(result: Any, indent: int | None = None) -> str:
@@ -43,6 +48,7 @@ def to_json(result: Any, indent: int | None = None) -> str:
     >>> to_json({"mass": Estimate(np.ones(2), np.full(2, np.inf))})
     '{"mass": {"value": [1.0, 1.0], "error": ["Infinity", "Infinity"]}}'
     """
+    indent = None if indent is None else counted(indent, "indent", least=0)
     return json.dumps(plain(result), indent=indent, allow_nan=False)
 
 
@@ -54,9 +60,10 @@ def plain(value: Any) -> Any:
         return float(value) if math.isfinite(value) else _word(value)
     if isinstance(value, ARRAYS + (np.generic,)):
         return plain(known(value).tolist())
-    if hasattr(value, "record"):
+    is_kind = isinstance(value, type) and value.__module__.startswith("lim_jax.")
+    if hasattr(value, "record") and not is_kind:
         return plain(value.record())
-    if hasattr(value, "_asdict"):
+    if hasattr(value, "_asdict") and not is_kind:
         return plain(value._asdict())
     if isinstance(value, Mapping):
         return {str(name): plain(entry) for name, entry in value.items()}
@@ -68,7 +75,7 @@ def plain(value: Any) -> Any:
         return str(value)
     named = getattr(value, "__name__", None)  # a function, or a type of numbers
     require(
-        named is not None,
+        named is not None and not is_kind,
         "result",
         got=described(value),
         expected="results, arrays, numbers and strings, in dictionaries and lists",

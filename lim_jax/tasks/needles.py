@@ -3,12 +3,18 @@
 import re
 from collections.abc import Sequence
 from itertools import accumulate
+from numbers import Real
 from pydoc_data.topics import topics
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from lim_jax._checks import counted, require
+from lim_jax._checks import (
+    counted,
+    described,
+    require,
+    require_kind,
+)
 from lim_jax.tasks.prompts import Prompt, laid_out
 
 Pieces = list[tuple[str, bool]]
@@ -85,10 +91,12 @@ def cut_haystack(sentences: Sequence[str], size: int, seed: int) -> list[str]:
     >>> cut_haystack(["One.", "Two.", "Three."], 11, seed=0)
     ['Three.', 'One.']
     """
+    _require_sentences(sentences)
+    size, seed = counted(size, "size"), counted(seed, "seed", least=0)
     start = int(np.random.default_rng(seed).integers(max(1, len(sentences))))
     turned = [*sentences[start:], *sentences[:start]]
     ends = _ends(turned)
-    count = int(np.searchsorted(ends, counted(size, "size"), side="right"))
+    count = int(np.searchsorted(ends, size, side="right"))
     require(
         count > 0 and size <= int(ends[-1]),
         "size",
@@ -149,13 +157,17 @@ def needle_prompt(
     <BLANKLINE>
     What is the number of red anchor? It is 6732655
     """
-    counted(keys, "keys", most=len(NAMES), expected=f"from 1 to {len(NAMES)}, as there are names")
-    counted(queries, "queries", most=keys, expected=f"from 1 to {keys}, the number of keys")
+    _require_sentences(sentences)
+    seed, values = counted(seed, "seed", least=0), counted(values, "values")
+    expected = f"a whole number from 1 to {len(NAMES)}, as there are names"
+    keys = counted(keys, "keys", most=len(NAMES), expected=expected)
+    expected = f"a whole number from 1 to {keys}, the number of keys"
+    queries = counted(queries, "queries", most=keys, expected=expected)
     rng = np.random.default_rng(seed)
     names = [NAMES[i] for i in rng.choice(len(NAMES), keys, replace=False)]
-    count = keys * counted(values, "values")
+    count = keys * values
     numbers = SMALLEST + rng.choice(LARGEST - SMALLEST + 1, count, replace=False)
-    shares = rng.uniform(size=count).tolist() if depths is None else list(depths)
+    shares = rng.uniform(size=count).tolist() if depths is None else depths
     _require_depths(shares, count)
     order = np.argsort(shares, kind="stable").tolist()
     needles = [f"The number of {names[i // values]} is {numbers[i]}." for i in order]
@@ -197,6 +209,9 @@ def needle_question_prompt(
     Question: Who can sail?
     Answer: Emmy
     """
+    require_kind(data, NeedleQuestion, "data", "Take one of read_needle_set's.")
+    _require_sentences(sentences)
+    seed = counted(seed, "seed", least=0)
     _require_depths([depth], 1)
     answer = data.answers[0]
     if "{CHAR}" in data.needle:
@@ -231,11 +246,24 @@ def _question(names: Sequence[str], count: int) -> str:
     return f"\n\nWhat are all the numbers of {listed}? They are"
 
 
-def _require_depths(depths: Depths, count: int) -> None:
+def _require_sentences(sentences: Any) -> None:
+    listed = isinstance(sentences, Sequence) and not isinstance(sentences, str)
     require(
-        len(depths) == count and all(0 <= depth <= 1 for depth in depths),
+        listed and all(isinstance(sentence, str) for sentence in sentences),
+        "sentences",
+        got=described(sentences),
+        expected="a list of texts",
+        cure="Take python_sentences(); without any the needles are the haystack.",
+    )
+
+
+def _require_depths(depths: Any, count: int) -> None:
+    listed = isinstance(depths, Sequence) and not isinstance(depths, str)
+    shares = listed and all(isinstance(one, Real) and 0 <= float(one) <= 1 for one in depths)
+    require(
+        shares and len(depths) == count,
         "depths",
-        got=f"{list(depths)}",
+        got=f"{list(depths)}" if listed else described(depths),
         expected=f"{count} from 0 to 1, one for each needle",
         cure="A depth is a share of the haystack, 0 its start and 1 its end.",
     )

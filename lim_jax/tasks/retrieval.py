@@ -22,6 +22,7 @@ from lim_jax._checks import (
     require_floats,
     require_indices,
     require_key,
+    require_kind,
 )
 from lim_jax.tasks.prompts import Example
 
@@ -119,6 +120,7 @@ def key_value_examples(task: KeyValueTask, gold: Gold, *, key: Key[Array, ""]) -
     >>> first != second == asked, b == answer, found.records.tolist()
     (True, True, [[0, 0, 1, 1, -1]])
     """
+    require_kind(task, KeyValueTask, "task", "Make one: KeyValueTask(records=16).")
     _require_keys(task.records, task.keys, task.values)
     require_indices(gold, "gold")
     require_key(key)
@@ -175,6 +177,7 @@ def recall_examples(task: RecallTask, count: int, *, key: Key[Array, ""]) -> Exa
     >>> found.window.shape, (found.weights > 0).sum().item(), sorted(found.gold[0].tolist())
     ((1, 11), 2, [0, 1])
     """
+    require_kind(task, RecallTask, "task", "Make one: RecallTask(pairs=8).")
     _require_keys(task.pairs, task.keys, task.values)
     _require_room(task)
     require_key(key)

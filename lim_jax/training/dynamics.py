@@ -14,9 +14,16 @@ import diffrax
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from lim_jax._checks import AnyPath, require, require_callable
+from lim_jax._checks import (
+    ARRAYS,
+    AnyPath,
+    described,
+    require,
+    require_callable,
+)
 from lim_jax.density.adjoints import (
     Batch,
     Loss,
@@ -266,7 +273,17 @@ def gradient_flow(
     >>> bool(jnp.allclose(path.params, jnp.exp(-path.times), atol=1e-5))
     True
     """
+    of_states, states = embedded(loss, params, batch)
+    require_batch(of_states, params, states, grid)
     arrays, static = eqx.partition(params, eqx.is_inexact_array)
+    require(
+        len(jax.tree.leaves(arrays)) > 0,
+        "params",
+        got=described(params),
+        expected="some arrays of floats",
+        cure="They are what the flow moves.",
+    )
+    _require_times(times)
     flow = _GradientFlow(
         loss,
         static,
@@ -283,6 +300,21 @@ def gradient_flow(
 
     _, records = resumable(step, arrays, len(saved), checkpoint=checkpoint, progress=progress)
     return TrainingPath(grid, saved, *records)
+
+
+def _require_times(times: Any) -> None:
+    listed = isinstance(times, (Sequence, *ARRAYS)) and not isinstance(times, str)
+    values = np.asarray(times) if listed else np.zeros(())
+    require(
+        values.ndim == 1
+        and values.size > 0
+        and values.dtype.kind in "fi"
+        and bool(np.isfinite(values).all() and (np.diff(values) > 0).all()),
+        "times",
+        got=described(values) if listed else described(times),
+        expected="finite training times that increase, at least one",
+        cure="Pass a list such as [0.0, 0.5, 1.0].",
+    )
 
 
 class _GradientFlow(eqx.Module):

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, Key, PyTree
 
-from lim_jax._checks import AnyPath, as_path, counted, described, require, require_callable
+from lim_jax._checks import AnyPath, as_path, counted, require, require_callable, require_keys
 from lim_jax._resuming import store, stored
 
 State = TypeVar("State")
@@ -125,14 +125,7 @@ def step_of_seeds(
     ([6.0, 16.0, 26.0], (4, 3))
     """
     require_callable(update, "update", "update(state, key, index) of one seed")
-    typed = isinstance(keys, jax.Array) and jnp.issubdtype(keys.dtype, jax.dtypes.prng_key)
-    require(
-        typed and keys.ndim == 1 and keys.size > 0,
-        "keys",
-        got=described(keys),
-        expected="an array of random keys along one axis",
-        cure="Make them with jax.random.split(jax.random.key(seed), seeds).",
-    )
+    require_keys(keys)
 
     # A function's program goes with the function, and with the arrays that it closes over.
     moved = _shared_move if isinstance(update, eqx.Module) else eqx.filter_jit(_moved)

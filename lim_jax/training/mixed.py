@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
+from lim_jax._checks import require_callable
 from lim_jax.density.adjoints import (
     Batch,
     Loss,
@@ -91,6 +92,7 @@ def functional_of_adjoints(
     >>> jax.grad(lambda w: functional_of_adjoints(energy, loss, w, batch, grid, None))(1.0).item()
     16.0
     """
+    require_callable(functional, "functional", "functional(losses, adjoints, options)")
     # Ids are embedded out here, so that the rule sees states that move with the parameters.
     loss, batch = embedded(loss, params, batch)
     require_batch(loss, params, batch, grid)
@@ -187,6 +189,7 @@ def gradients_apart(
     >>> [float(value) for value in (*values, *gradients)]
     [2.0, 4.0, 4.0, 16.0]
     """
+    require_callable(functional, "functional", "functional(losses, adjoints, options)")
     of_states, states = embedded(loss, params, batch)
     require_batch(of_states, params, states, grid)
     losses, adjoints = losses_and_adjoints(of_states, params, states, grid)

@@ -8,7 +8,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from lim_jax._checks import guarded_finite, require_callable, require_floats
+from lim_jax._checks import (
+    finite_scalar,
+    guarded_finite,
+    require,
+    require_callable,
+    require_floats,
+    require_indices,
+)
 from lim_jax.density.adjoints import Batch, Loss, embedded, require_batch, scalar_loss
 from lim_jax.grid.integrals import integral
 from lim_jax.grid.measure import Grid, require_on_grid
@@ -142,6 +149,15 @@ def observability_objective(
     loss, batch = embedded(loss, params, batch)
     require_batch(loss, params, batch, grid)
     require_callable(observations, "observations", "observations(params, x)")
+    strength, memory = finite_scalar(strength, "strength"), finite_scalar(memory, "memory")
+    require_floats(probes, "probes", "probes width", width=batch[0].shape[2])
+    if positions is not None:
+        require_indices(positions, "positions")
+    size = grid.size if positions is None else positions.shape[0]
+    for values, name in ((weights, "weights"), (previous, "previous")):
+        if values is not None:
+            cure = "Pass one number for each position."
+            require_floats(values, name, "positions", cure, positions=size)
     x, y = guarded_finite(batch, "batch")
 
     def traces_of(example: Float[Array, "length width"]) -> Float[Array, " positions"]:
@@ -212,13 +228,22 @@ def injected_objective(
     loss, batch = embedded(loss, params, batch)
     require_batch(loss, params, batch, grid)
     require_callable(observations, "observations", "observations(params, x)")
-    require_floats(injected, "injected", "examples draws depth observed")
+    require_floats(injected, "injected", "examples draws depth observed", examples=len(batch[0]))
+    strength, memory = finite_scalar(strength, "strength"), finite_scalar(memory, "memory")
+    if previous is not None:
+        require_on_grid(previous, grid, "previous", "length")
     x, y = batch
     depth, observed = injected.shape[2:]
     scale = jnp.sqrt(layer_steps(step, injected[0, 0]))
 
     def projected(params: PyTree, x: Any, noise: Float[Array, "depth observed"]) -> Scalar:
-        return jnp.vdot(noise, observations(params, x))
+        seen = observations(params, x)
+        cure = "Draw one entry for each number that is observed."
+        require_floats(seen, "observations", "depth observed")
+        shape = f"entries of shape {noise.shape}"
+        fits = noise.shape == seen.shape
+        require(fits, "injected", got=shape, expected=f"{seen.shape}, as observed", cure=cure)
+        return jnp.vdot(noise, seen)
 
     drawn = injected.shape[1]
     noise = (scale[None, None, :, None] * injected).reshape(-1, depth, observed)

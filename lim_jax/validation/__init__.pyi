@@ -34,7 +34,6 @@ from .remedies import balanced_on_training as balanced_on_training
 from .remedies import constrained_on_probes as constrained_on_probes
 from .remedies import evaluate as evaluate
 from .remedies import importance_weighted as importance_weighted
-from .remedies import in_the_middle as in_the_middle
 from .remedies import observed as observed
 from .remedies import plain as plain
 from .remedies import reweighted as reweighted
@@ -45,8 +44,12 @@ from .retrievers import asked as asked
 from .retrievers import by_place as by_place
 from .retrievers import draw as draw
 from .retrievers import examples_of_every_place as examples_of_every_place
+from .retrievers import in_the_middle as in_the_middle
 from .retrievers import new_retriever as new_retriever
 from .retrievers import of_seeds as of_seeds
+from .retrievers import require_case as require_case
+from .retrievers import require_retrievers as require_retrievers
+from .retrievers import require_setting as require_setting
 from .retrievers import retrieval_risk as retrieval_risk
 from .retrievers import scores_by_place as scores_by_place
 from .retrievers import train_retrievers as train_retrievers

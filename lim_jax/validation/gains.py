@@ -7,7 +7,8 @@ import numpy as np
 
 from lim_jax._checks import described, require
 from lim_jax.validation.intervals import Interval, paired_interval
-from lim_jax.validation.remedies import PLAIN, in_the_middle
+from lim_jax.validation.remedies import PLAIN
+from lim_jax.validation.retrievers import in_the_middle
 from lim_jax.validation.study import BALANCED, LONG
 
 RECORD = ("accuracy", "answer_lim", "risk", "seconds_per_step", "steps")

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from lim_jax._checks import require
+from lim_jax._checks import counted, require, require_kind
 from lim_jax.density.adjoints import adjoint_energies
 from lim_jax.explanations.attributions import (
     attention_rollout,
@@ -30,6 +30,7 @@ from lim_jax.tasks.retrieval import record_weights
 from lim_jax.validation.intervals import Interval, bootstrap_interval, rank_correlation
 from lim_jax.validation.retrievers import (
     ANSWER_LOSS,
+    MADE,
     MARGIN_LOSS,
     PlaceScores,
     asked,
@@ -123,9 +124,11 @@ def record_scores(model: CausalLM, examples: Example, *, steps: int = 16) -> Rec
     steps
         Of integrated gradients.
     """
+    require_kind(model, CausalLM, "model", MADE)
+    ids, y = asked(examples)
+    steps = counted(steps, "steps")
     gold, records = (jnp.asarray(part) for part in (examples.gold[:, 0], examples.records[0]))
     count = len(records) // 2
-    ids, y = asked(examples)
     raw = _energies(model, ids, y, records, count)
 
     def of_example(ids: Int[Array, " length"], y: Queries) -> dict[str, Float[Array, " records"]]:
@@ -185,6 +188,7 @@ def predict(found: RecordScores) -> list[Prediction]:
     ValueError
         Where there is no axis of seeds.
     """
+    require_kind(found, RecordScores, "found", "Take it from record_scores.")
     accuracy, margin, cross_entropy = map(np.asarray, found.scores)
     require(
         accuracy.ndim == 2,

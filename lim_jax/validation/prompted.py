@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from lim_jax._checks import AnyPath, counted, require
+from lim_jax._checks import AnyPath, counted, require, require_kind
 from lim_jax._resuming import digest, each_once
 from lim_jax.grid.cells import token_grid
 from lim_jax.loss.losses import autoregressive_cross_entropy, margin_loss
@@ -28,6 +28,7 @@ from lim_jax.tasks.scores import decodes_greedily
 from lim_jax.validation.intervals import Interval, bootstrap_interval, rank_correlation
 from lim_jax.validation.prediction import AT_GOLD, PROFILE, SCORES, Prediction
 
+LOADED = "Take models.load(folder), or models.byte_model."
 LOSSES = ("cross-entropy", "margin")
 PROMPTED = tuple(
     f"{kind}, {loss}"
@@ -145,6 +146,8 @@ def ask_prompts(
         Where the prompts are no whole number of rounds, or the checkpoint is of another model or
         of other prompts.
     """
+    require_kind(model, CausalLM, "model", LOADED)
+    require_kind(setting, PromptSetting, "setting", "Make one: PromptSetting(records=10).")
     records, count = counted(setting.records, "records"), counted(setting.prompts, "prompts")
     require(
         count % records == 0,
@@ -192,18 +195,20 @@ def answers(
     size, queries
         To pad the context and the answer's words to, so that one program serves many prompts.
     """
+    require_kind(model, CausalLM, "model", LOADED)
+    require_kind(example, Example, "example", "Make it of a prompt by tasks.encode.")
+    records = counted(records, "records")
     window, weights, of_place, _ = (np.asarray(part) for part in example)
     places, dtype = np.flatnonzero(weights), model.embedding.dtype
     length, asked = len(weights), len(places)
-    more, more_queries = (size or length) - length, (queries or asked) - asked
+    more = 0 if size is None else counted(size, "size", least=length) - length
+    more_queries = 0 if queries is None else counted(queries, "queries", least=asked) - asked
     y = Queries(
         _filled(window[1:][places], more_queries),
         _filled(np.full(asked, 1 / asked, dtype), more_queries),
         _filled(places, more_queries),
     )
-    pools = record_weights(
-        _filled(of_place, more, -1), jnp.ones(length + more, dtype), counted(records, "records")
-    )
+    pools = record_weights(_filled(of_place, more, -1), jnp.ones(length + more, dtype), records)
     return _answers(
         model, _filled(window[:-1], more), y, pools, jax.device_put(np.asarray(length, dtype))
     )
@@ -245,6 +250,7 @@ def prompted_study(found: Answers) -> PromptedStudy:
     found
         Of `ask_prompts`.
     """
+    require_kind(found, Answers, "found", "Take it from ask_prompts.")
     rounds = _rounds(found)
     totals = rounds.profile.mean(axis=2)
     scores = _estimate(rounds.scores.mean(axis=0), _error(rounds.scores))

@@ -19,7 +19,14 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Int, Key, PyTree
 
-from lim_jax._checks import AnyPath, require
+from lim_jax._checks import (
+    AnyPath,
+    as_path,
+    counted,
+    finite_scalar,
+    require_kind,
+    require_name,
+)
 from lim_jax.density.adjoints import adjoint_energies
 from lim_jax.grid.cells import CellGrid, token_grid
 from lim_jax.models.causal import CausalLM
@@ -41,6 +48,8 @@ from lim_jax.validation.retrievers import (
     Setting,
     asked,
     draw,
+    require_case,
+    require_setting,
     retrieval_risk,
     scores_by_place,
 )
@@ -109,7 +118,7 @@ class Evaluation(NamedTuple):
 
 def plain(setting: Setting) -> Arm:
     """Train on as before."""
-    del setting
+    require_setting(setting)
     return Arm(lambda model, memory, batches: (_risk_gradient(model, batches.training), memory))
 
 
@@ -118,6 +127,7 @@ def importance_weighted(setting: Setting) -> Arm:
 
     `eq:positional-importance-weight`: on average the risk under the uniform law.
     """
+    require_setting(setting)
     records = setting.task.records
     law = uniform_law(records), setting.gold_law
     weights = eqx.filter_jit(importance_weights)(*law, token_grid(records))
@@ -135,8 +145,9 @@ def reweighted(setting: Setting, *, every: int = 10, rate: float = 0.5) -> Arm:
     The loss asks one position only, so what is weighted is not the position that asks but the
     record that is asked for.
     """
-    grid, records = _token_grid(setting), token_grid(setting.task.records)
-    pools = _pools(setting)
+    grid, pools = _token_grid(setting), _pools(setting)
+    records = token_grid(setting.task.records)
+    every, rate = counted(every, "every"), finite_scalar(rate, "rate")
 
     def reweigh(model: CausalLM, weights: Array, examples: Example) -> Array:
         energies = (
@@ -165,6 +176,7 @@ def reweighted(setting: Setting, *, every: int = 10, rate: float = 0.5) -> Arm:
 def balanced_on_training(setting: Setting, *, strength: float = 1.0) -> Arm:
     """Algorithm 1 on the training batch: cross-entropy, a ratio of means, over the records."""
     grid, pools = _token_grid(setting), _pools(setting)
+    strength = finite_scalar(strength, "strength")
 
     def gradient(model, memory, batches):
         batch = asked(batches.training)
@@ -202,6 +214,8 @@ def balanced_on_probes(
         as many times as much.
     """
     penalty = _probed_penalty(setting, target, probes)
+    require_name(law, LAWS, "law", "See retrievers.LAWS.")
+    strength, every = finite_scalar(strength, "strength"), counted(every, "every")
 
     def gradient(model, memory, batches):
         def of_penalty(model: CausalLM) -> CausalLM:
@@ -233,6 +247,7 @@ def balanced_on_probes(
 def constrained_on_probes(setting: Setting, *, limit: float = 0.02, stiffness: float = 10.0) -> Arm:
     r"""The risk under :math:`\Phi \le \tau` of the probes, its multiplier raised at every step."""
     penalty = _probed_penalty(setting, "uniform", None)
+    limit, stiffness = finite_scalar(limit, "limit"), finite_scalar(stiffness, "stiffness")
 
     def gradient(model, multiplier, batches):
         value, slope = eqx.filter_value_and_grad(penalty)(model, batches.probes)
@@ -252,6 +267,8 @@ def observed(
     Of some of the batch and some of the places, which are drawn anew at each step.
     """
     grid, of_records = _token_grid(setting), 2 * setting.task.records
+    strength, examples = finite_scalar(strength, "strength"), counted(examples, "examples")
+    places = counted(places, "places", most=of_records)
 
     def observations(model: CausalLM, x: Array) -> Array:
         return model.flow.trajectory(x, grid).states[:-1, -1]
@@ -281,7 +298,7 @@ def observed(
 
 def answers_on_probes(setting: Setting) -> Arm:
     """Train on the probes' own answers too: not a remedy without them, but what they are worth."""
-    del setting
+    require_setting(setting)
 
     def gradient(model, memory, batches):
         both = (_risk_gradient(model, part) for part in (batches.training, batches.probes))
@@ -335,7 +352,10 @@ def train_further(
     tuple
         The networks, and the evaluations with leading axes of stages and seeds.
     """
-    require(every > 0, "every", got=f"{every}", expected="at least one step", cure="Take 100.")
+    require_kind(arm, Arm, "arm", "Take one of ARMS, of the setting.")
+    require_case(setting, models, test, key)
+    stages, every = counted(stages, "stages"), counted(every, "every", cure="Take 100.")
+    file = None if checkpoint is None else as_path(checkpoint, "checkpoint")
     seeds = jax.tree.leaves(eqx.filter(models, eqx.is_array))[0].shape[0]
     keys = jax.random.split(jax.random.fold_in(key, 0), seeds)
     step = step_of_seeds(_Step(setting, arm.gradient), keys)
@@ -351,9 +371,7 @@ def train_further(
         jax.block_until_ready(states)
         return states, judge(states[0], jnp.asarray(process_time() - begun))
 
-    (models, _, _), found = resumable(
-        stage, states, stages, checkpoint=checkpoint, progress=progress
-    )
+    (models, _, _), found = resumable(stage, states, stages, checkpoint=file, progress=progress)
     return models, found
 
 
@@ -403,6 +421,8 @@ def evaluate(
     seconds
         What is to be noted as such.
     """
+    require_case(setting, models, test, key)
+    seconds = finite_scalar(seconds, "seconds")
     return Evaluation(*_judged(setting, test, key, models), jnp.asarray(seconds))
 
 
@@ -422,23 +442,6 @@ def _judged(
     return eqx.filter_vmap(of_one)(models)
 
 
-def in_the_middle(
-    values: Float[Array | np.ndarray, "*shape records"],
-) -> Float[np.ndarray, "*shape"]:
-    """The mean over the records that are at neither edge, by the width of `tasks.edge_law`.
-
-    On the host: results are not differentiated.
-
-    Examples
-    --------
-    >>> float(in_the_middle(jnp.array([9.0, 1.0, 3.0, 9.0])))
-    2.0
-    """
-    found = np.asarray(values)
-    kept = np.asarray(middle_law(found.shape[-1], odds=0.0)) > 0
-    return np.asarray(found[..., kept].mean(axis=-1))
-
-
 def _risk_gradient(model: CausalLM, examples: Example, weights: Array | None = None) -> CausalLM:
     return eqx.filter_grad(retrieval_risk)(model, examples, weights)
 
@@ -448,6 +451,8 @@ def _probed_penalty(
 ) -> Callable[[CausalLM, Example], Scalar]:
     grid, pools = _token_grid(setting), _pools(setting)
     targets = {"uniform": uniform_law, "middle": partial(middle_law, odds=2 / 3)}
+    require_name(target, targets, "target", "See balanced_on_probes.")
+    probes = None if probes is None else counted(probes, "probes")
     density = targets[target](setting.task.records) * setting.task.records
 
     def penalty(model: CausalLM, examples: Example) -> Scalar:
@@ -469,6 +474,7 @@ def _first(examples: Example, count: int | None) -> Example:
 
 
 def _token_grid(setting: Setting) -> CellGrid:
+    require_setting(setting)
     return token_grid(setting.task.length)
 
 

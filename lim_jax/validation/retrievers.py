@@ -7,21 +7,27 @@ Networks of several seeds are trained at once, as one pytree with a leading axis
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jaxtyping import Array, Float, Int, Key, PyTree
 
 from lim_jax._checks import (
     AnyPath,
+    as_path,
     counted,
+    described,
     guarded,
     require,
+    require_callable,
     require_floats,
     require_indices,
+    require_key,
+    require_keys,
     require_kind,
 )
 from lim_jax.density.adjoints import LossOfIds
@@ -37,6 +43,7 @@ from lim_jax.training.loop import Progress, resumable, step_of_seeds
 
 Scalar = Float[Array, ""]
 Retrievers = CausalLM  # with a leading axis of seeds
+MADE = "Make it by new_retriever."
 ANSWER_LOSS = LossOfIds(CausalLM.embed, CausalLM.loss)
 MARGIN_LOSS = LossOfIds(CausalLM.embed, CausalLM.margin_loss)
 LAWS: dict[str, Callable[[int], Law]] = {
@@ -95,6 +102,30 @@ class PlaceScores(NamedTuple):
     cross_entropy: Float[Array, "*seeds records"]
 
 
+def require_setting(setting: object) -> None:
+    """Refuse what is no setting, such as a task alone."""
+    require_kind(setting, Setting, "setting", "Make one: Setting(task, width=32).")
+
+
+def require_retrievers(models: Any) -> None:
+    """Refuse what are no networks of several seeds, one network first of all."""
+    require(
+        isinstance(models, CausalLM) and models.embedding.ndim == 3,
+        "models",
+        got="one network" if isinstance(models, CausalLM) else described(models),
+        expected="networks of several seeds, with a leading axis",
+        cure="Train them by train_retrievers.",
+    )
+
+
+def require_case(setting: Any, models: Any, test: Any, key: Any) -> None:
+    """Refuse what networks cannot be trained or judged by."""
+    require_setting(setting)
+    require_retrievers(models)
+    require_kind(test, Example, "test", "Draw them by examples_of_every_place.")
+    require_key(key)
+
+
 def asked(examples: Example) -> tuple[Int[Array, "examples length"], Queries]:
     """A batch of `ANSWER_LOSS` or `MARGIN_LOSS`: ids, and the answer asked at their last place.
 
@@ -115,12 +146,19 @@ def asked(examples: Example) -> tuple[Int[Array, "examples length"], Queries]:
 
 def retrieval_risk(model: CausalLM, examples: Example, weights: Array | None = None) -> Scalar:
     """The mean cross-entropy of the answers, in nats; each times its weight, if there are some."""
-    losses = jax.vmap(ANSWER_LOSS, in_axes=(None, 0, 0))(model, *asked(examples))
+    require_kind(model, CausalLM, "model", MADE)
+    ids, y = asked(examples)
+    if weights is not None:
+        cure = "Pass one number for each example."
+        require_floats(weights, "weights", "examples", cure, examples=len(ids))
+    losses = jax.vmap(ANSWER_LOSS, in_axes=(None, 0, 0))(model, ids, y)
     return losses.mean() if weights is None else (weights * losses).mean()
 
 
 def draw(setting: Setting, law: Law, *, key: Key[Array, ""]) -> Example:
     """A batch of the setting's size, with gold places of a law."""
+    require_setting(setting)
+    require_key(key)
     of_gold, of_pairs = jax.random.split(key)
     gold = gold_places(law, setting.batch, key=of_gold)
     return key_value_examples(setting.task, gold, key=of_pairs)
@@ -136,6 +174,7 @@ def new_retriever(setting: Setting, *, key: Key[Array, ""]) -> CausalLM:
     >>> model.vocabulary, model.positions.shape
     (7, (5, 8))
     """
+    require_setting(setting)
     task, size = setting.task, setting.width // setting.heads
     return gaussian_model(
         task.vocabulary, task.length, width=setting.width, heads=setting.heads,
@@ -167,10 +206,13 @@ def train_retrievers(
     tuple
         The networks with a leading axis of seeds, and the loss of every step.
     """
+    require_setting(setting)
+    require_keys(keys)
+    file = None if checkpoint is None else as_path(checkpoint, "checkpoint")
     of_batches = jax.vmap(partial(jax.random.fold_in, data=1))(keys)
     (models, _), losses = resumable(
         step_of_seeds(_Lesson(setting), of_batches), _begun(setting, keys),
-        setting.steps, checkpoint=checkpoint, every=200, progress=progress,
+        setting.steps, checkpoint=file, every=200, progress=progress,
     )  # fmt: skip
     return models, losses
 
@@ -216,7 +258,7 @@ def scores_by_place(model: CausalLM, examples: Example) -> PlaceScores:
         That ask at their last place for one record each: every gold place of `records` must be
         there (`tasks.every_place`), else its scores are NaN.
     """
-    require_kind(model, CausalLM, "model", "Make it by new_retriever.")
+    require_kind(model, CausalLM, "model", MADE)
     ids, y = asked(examples)
     gold, records = jnp.asarray(examples.gold[:, 0]), examples.records.shape[1] // 2
 
@@ -259,11 +301,31 @@ def by_place(
     return sums / jnp.zeros(records, values.dtype).at[gold].add(1)
 
 
+def in_the_middle(
+    values: Float[Array | np.ndarray, "*shape records"],
+) -> Float[np.ndarray, "*shape"]:
+    """The mean over the records that are at neither edge, by the width of `tasks.edge_law`.
+
+    On the host: results are not differentiated.
+
+    Examples
+    --------
+    >>> float(in_the_middle(jnp.array([9.0, 1.0, 3.0, 9.0])))
+    2.0
+    """
+    require_floats(values, "values", "*shape")
+    found = np.asarray(values)
+    kept = np.asarray(middle_law(found.shape[-1], odds=0.0)) > 0
+    return np.asarray(found[..., kept].mean(axis=-1))
+
+
 def examples_of_every_place(setting: Setting, count: int, *, key: Key[Array, ""]) -> Example:
     """Examples with every gold place `count` times."""
+    require_setting(setting)
     return key_value_examples(setting.task, every_place(setting.task.records, count), key=key)
 
 
 def of_seeds(function: Callable) -> Callable:
     """A function of one network and examples, as one of networks of all seeds and these."""
+    require_callable(function, "function", "of one network and examples")
     return eqx.filter_vmap(function, in_axes=(eqx.if_array(0), None))

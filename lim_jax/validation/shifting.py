@@ -11,13 +11,15 @@ import jax
 import numpy as np
 from jaxtyping import Array, Key
 
-from lim_jax._checks import require
+from lim_jax._checks import counted, require, require_key
 from lim_jax.validation.prediction import NORMALISED, predict, record_scores
 from lim_jax.validation.retrievers import (
     Retrievers,
     Setting,
     examples_of_every_place,
     of_seeds,
+    require_retrievers,
+    require_setting,
     scores_by_place,
 )
 
@@ -37,6 +39,8 @@ def in_longer_contexts(setting: Setting, factor: int) -> Setting:
     >>> in_longer_contexts(Setting(rotary=True), 2).task.records
     32
     """
+    require_setting(setting)
+    factor = counted(factor, "factor")
     require(
         setting.rotary,
         "setting",
@@ -76,6 +80,10 @@ def shift_record(
         record (of the margin, normalised by example), and rank correlations as of
         `prediction.predict`.
     """
+    require_setting(setting)
+    require_retrievers(models)
+    require_key(key)
+    test, attributed = counted(test, "test"), counted(attributed, "attributed")
     of_test, of_attributions = jax.random.split(key)
     found = {}
     for factor in FACTORS:

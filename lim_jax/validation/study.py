@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Key
 
-from lim_jax._checks import AnyPath, as_path, require
+from lim_jax._checks import AnyPath, as_path, counted, require, require_kind
 from lim_jax._resuming import each_once
 from lim_jax.cost.job import job_cost
 from lim_jax.density.adjoints import adjoint_energies
@@ -49,6 +49,8 @@ from lim_jax.validation.retrievers import (
     draw,
     examples_of_every_place,
     of_seeds,
+    require_retrievers,
+    require_setting,
     train_retrievers,
 )
 from lim_jax.validation.shifting import shift_record
@@ -168,6 +170,8 @@ def validate(
     ValueError
         Where the first arm is not the plain one, or the folder is of another run.
     """
+    require_kind(preset, Preset, "preset", "Take one of presets().")
+    seed = counted(seed, "seed", least=0)
     require(
         preset.arms[:1] == (PLAIN,),
         "arms",
@@ -350,6 +354,9 @@ def influence_record(setting: Setting, models: Retrievers, test: Example) -> dic
     The place that asks is left out of regions and records: it is most of the influence, whatever
     the others do. Of a record the density is relative to the mean over records.
     """
+    require_setting(setting)
+    require_retrievers(models)
+    require_kind(test, Example, "test", "Draw them by examples_of_every_place.")
     grid = token_grid(setting.task.length)
     regions = boundary_regions(grid, DELTA).without([grid.size - 1])
     found = _influences(models, test, regions)

@@ -21,6 +21,18 @@ class Argument:
 class Thing(Argument):
     """A grid, regions, a function, a key."""
 
+    def malformed(self):
+        # Of a function the type is a function, too.
+        its_class = {} if callable(self.right) else {"its class": type(self.right)}
+        return super().malformed() | its_class
+
+
+class Anything(Argument):
+    """A result, numbers, strings, lists and dictionaries of them: all but what is none."""
+
+    def malformed(self):
+        return {"object": object(), "complex number": 1j, "its class": type(self.right)}
+
 
 class Several(Thing):
     """A list; one without entries means nothing at all."""
@@ -53,6 +65,13 @@ class Free(Argument):
     def poisoned(self):
         first = np.arange(self.right.size).reshape(self.right.shape) == 0
         return {name: np.where(first, value, self.right) for name, value in NOT_FINITE.items()}
+
+
+class Shaped(Free):
+    """An array of which the shape is read, and of its numbers not the first."""
+
+    def poisoned(self):
+        return {}
 
 
 class Samples(Free):
@@ -115,7 +134,13 @@ class Known(Argument):
     """A whole number that must be known before tracing."""
 
     def malformed(self):
-        return {"none": None, "float": 0.5, "array": np.ones(2, int), "negative": -1} | JUNK
+        return {
+            "none": None, "float": 0.5, "array": np.ones(2, int), "negative": -1, "boolean": True,
+        } | JUNK  # fmt: skip
+
+
+class Stated(Known):
+    """A whole number of a call that is dear: only what must be refused is tried."""
 
 
 class Real(Argument):
@@ -126,6 +151,13 @@ class Real(Argument):
 
     def poisoned(self):
         return NOT_FINITE
+
+
+class Unpoisoned(Real):
+    """A real number of a call that is dear: that NaN stays visible is held in its room."""
+
+    def poisoned(self):
+        return {}
 
 
 class Delta(Argument):
@@ -157,14 +189,20 @@ class Named(Argument):
     """A dictionary by names."""
 
 
+def but(argument, *kinds):
+    """The same, where these kinds mean something."""
+
+    class But(type(argument)):
+        def malformed(self):
+            found = super().malformed()
+            return {kind: value for kind, value in found.items() if kind not in kinds}
+
+    return But(argument.right)
+
+
 def optional(argument):
     """The same, where None stands for a default."""
-
-    class Optional(type(argument)):
-        def malformed(self):
-            return {kind: value for kind, value in super().malformed().items() if kind != "none"}
-
-    return Optional(argument.right)
+    return but(argument, "none")
 
 
 NOT_FINITE = {"NaN": np.nan, "infinity": np.inf}

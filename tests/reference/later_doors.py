@@ -18,9 +18,11 @@ from reference.hostile import (
     Real,
     Rows,
     Several,
+    Shaped,
     Text,
     Texts,
     Thing,
+    Unpoisoned,
     Unread,
     Whole,
     optional,
@@ -65,13 +67,6 @@ def observations(x):
 
 def squares(params, x, y):
     return (x**2).sum()
-
-
-class Unpoisoned(Real):
-    """A real number of a call that is dear: that NaN stays visible is held in its room."""
-
-    def poisoned(self):
-        return {}
 
 
 FLOW = random_flow(width=WIDTH, heads=1)
@@ -202,7 +197,7 @@ LATER = {
     ),
     "trace_products": (
         observability.trace_products,
-        TRACES | {"x": Given(STATES), "draws": Known(2), "positions": optional(Whole(WHOLE))},
+        TRACES | {"x": Shaped(STATES), "draws": Known(2), "positions": optional(Whole(WHOLE))},
     ),
     "probed_observability": (
         lambda observations, x, positions: observability.probed_observability(
@@ -323,7 +318,7 @@ LATER = {
     **{
         name: (
             getattr(network, name),
-            {"field": Thing(FIELD), "x": Unread(STATES), "grid": ON, "increment": Real(0.5)},
+            {"field": Thing(FIELD), "x": Unread(STATES), "grid": ON, "increment": Unpoisoned(0.5)},
         )
         for name in ("heun", "rk4", "strang")
     },
@@ -475,71 +470,3 @@ LATER = {
     "gate_influence": (paper.gate_influence, {"gates": Unread(numbers(48))}),
     "gate_gramians": (paper.gate_gramians, {"gates": Unread(numbers(48))}),
 }  # fmt: skip
-
-# Public functions without a sample call, by the reason.
-WITHOUT = {
-    "Commands: their arguments come through tyro, and tests/cli has what they refuse.": """
-        cli.explain cli.study counterexamples first_contexts keep_programs main profile
-        rates read_contexts reproduce run_folder save_figure write_json write_table
-    """,
-    "Refusals, which are what is tested; and what they are made of.": """
-        adjoint.compare all_known density.require_pair embedded guarded_density
-        guarded_positions guarded_times half_digits judged known losses_and_adjoints
-        network.require_pair number_lines refuse_options require_batch require_concrete
-        require_continuous require_depth_profile require_drawable require_finite
-        require_fitting require_flow require_grid require_heads require_heads_divide
-        require_horizon require_on_grid require_profile require_regions require_shape
-        refuse_other_architectures refuse_unknown require_smooth require_state require_tensor
-        require_width require_window scalar_loss
-    """,
-    "Parts of the readers of checkpoints, whose files tests/models breaks.": """
-        chosen exact_gelu frequencies_of gathered gpt2 gpt_neox head_of llama mistral number
-        positive put qwen2 qwen3 rope_options stacked tanh_gelu unfilled whole
-    """,
-    "Parts of figures and pages, given numbers of the library's own.": """
-        accuracy_by_place contrast depth_chart digits draw_averages draw_densities
-        error_band findings_page fit_scale found_in_a_line gain_against_cost gains_of_arms
-        head_chart influence_by_record ink label_ends legend_below line_style
-        middle_against_time new_figure parts_shares positive_part prompted_page
-        prompted_records rank_correlations shade_boundaries shading share_chart
-        shifted_records short simulation_convergence simulation_influence_profiles
-        simulation_observability_profiles simulation_probe_errors spans_decades with_error
-        write_page
-    """,
-    "The studies that the paper's own tables run, on fields of the library's own.": """
-        adam_run algorithm1_objective algorithm3_objective attention_constant
-        attention_studies beyond_the_paper cesaro_study comparison_table cone_mass_study
-        depth_costs gated gaussian_attention groups influence_averages influence_imbalance
-        input_adjoint_depth_studies input_adjoint_studies largest_control_distances
-        left_cone_mass_study linear_knots loss_study
-        measure minimiser paper.compare position_costs printed_cone_mass_study
-        proved_constants readout_bound readout_consistency_study reference_flows right_biased
-        sampled_profile section4 shadowing_study singularity_study
-        smooth_labels smooth_states split_defect_study split_gap_study summary table_row
-        terminal_adjoint_study terminal_covector time_slope_bounds trace_density
-        trajectory_studies
-    """,
-    "Not looked at with hostile arguments yet.": """
-        account_of_context adjoint_growth alternating_perturbation amplification answers
-        answers_on_probes ask_prompts attention_regularity attention_sites average_cone_mass
-        averaged_objective balanced_on_probes balanced_on_training carried carrying_shares
-        cheapest_mode column_blocks column_mass complement_gramians cone_by_head
-        cone_energies constrained_objective constrained_on_probes contexts control_distance
-        cut_haystack draw each_vector energies_of_ids evaluate examples_of_every_place
-        explanations.explain feed_forward_regularity field_regularity fit_order
-        functional_of_adjoints gradient_flow hat ids_of_text importance_weighted in_groups
-        in_longer_contexts in_the_middle influence_of_ids influence_record
-        injected_objective job_cost joint_cone kind_of largest layer_injected_traces
-        looks_ahead layer_products layer_steps limits.study low_rank_gramians needle_prompt
-        needle_question_prompt network.by_head new_retriever norm_bounds norm_lipschitz
-        observability_objective observed of_seeds operations over_tiles parts_of_context
-        penalty_bias penalty_premises predict probed_cone_mass
-        probed_trace_covariance prompted_study pull_back_stages
-        recall_examples record_scores results.plain retrieval_risk
-        reweighted reweighting_run sampled_penalty_bias save segment_starts shift_record
-        spike_perturbation squared_frobenius_norms squared_operator_norms texts_of_ids
-        tiled_attention tiling time_slopes to_json to_pandas to_xarray train train_further
-        train_retrievers uniform_perturbation unit_profile validate validation.plain
-        written_causal
-    """,
-}

@@ -212,3 +212,10 @@ def test_what_cannot_be_written_is_refused_and_nothing_is_lost(tmp_path, monkeyp
         save(influence(), path)
     monkeypatch.undo()
     assert load(path) == STUDY
+
+
+def test_a_folder_that_is_missing_is_made(tmp_path):
+    path = tmp_path / "new" / "folder" / "found.npz"
+    lim.results.save([1.5, None], path)
+    assert lim.results.load(path) == [1.5, None]
+    assert [file.name for file in path.parent.iterdir()] == ["found.npz"]

@@ -108,8 +108,8 @@ def test_the_same_seed_draws_the_same_and_needles_alone_are_a_haystack():
     "wrong, message",
     [
         ({"keys": 0}, "keys: got 0"),
-        ({"keys": 501}, "keys: got 501, expected from 1 to 500"),
-        ({"keys": 2, "queries": 3}, "queries: got 3, expected from 1 to 2"),
+        ({"keys": 501}, "keys: got 501, expected a whole number from 1 to 500"),
+        ({"keys": 2, "queries": 3}, "queries: got 3, expected a whole number from 1 to 2"),
         ({"values": 0}, "values: got 0"),
         ({"depths": [0.1, 0.2]}, "depths: got .*, expected 1 from 0 to 1"),
         ({"depths": [1.1]}, "depths: got"),

@@ -10,7 +10,7 @@ import pytest
 
 import lim_jax as lim
 from lim_jax.tasks import KeyValueTask, key_value_examples, middle_law
-from lim_jax.validation import remedies
+from lim_jax.validation import remedies, retrievers
 from lim_jax.validation.retrievers import Setting, asked, draw, new_retriever
 
 RECORDS, LENGTH, BATCH = 4, 9, 5
@@ -229,7 +229,7 @@ def test_observability_pulls_down_its_own_slope():
 
 def test_the_middle_is_what_the_law_of_edges_leaves():
     values = np.random.default_rng(0).uniform(size=(2, 3, 11))
-    found = remedies.in_the_middle(jax.device_put(values))
+    found = retrievers.in_the_middle(jax.device_put(values))
     np.testing.assert_allclose(found, values[:, :, 2:9].mean(axis=2))
     assert (np.asarray(middle_law(11, odds=0.0))[2:9] > 0).all()
 

@@ -1,0 +1,503 @@
+# pyright: reportArgumentType=false
+"""Right calls of what people train, ask and keep, by what must be refused before a trace.
+
+As in `later_doors`: dear where they are right, and never run to the end here. Networks are made by
+hand, so that nothing compiles for them.
+"""
+
+import equinox as eqx
+import jax
+import numpy as np
+from reference import made_results as made
+from reference.hostile import (
+    LENGTH,
+    Anything,
+    Argument,
+    Free,
+    Given,
+    Known,
+    Layers,
+    Named,
+    Numbers,
+    Real,
+    Rows,
+    Several,
+    Shaped,
+    Stated,
+    Text,
+    Texts,
+    Thing,
+    Unpoisoned,
+    Unread,
+    Whole,
+    but,
+    optional,
+)
+from reference.networks import layer_of, random_flow
+
+import lim_jax as lim
+from lim_jax import (
+    adjoint,
+    cost,
+    explanations,
+    grid,
+    limits,
+    models,
+    network,
+    observability,
+    results,
+    tasks,
+    training,
+    validation,
+)
+
+WIDTH, WORDS, EXAMPLES, RECORDS = 2, 8, 2, 4
+KEY = jax.random.key(0)
+TOKENS = lim.token_grid(LENGTH)
+REGIONS = lim.boundary_regions(TOKENS, 0.3)
+ON, IN, DRAWN = Thing(TOKENS), Thing(REGIONS), Thing(KEY)
+
+
+def numbers(*shape):
+    return jax.device_put(np.exp(np.random.default_rng(0).standard_normal(shape)))
+
+
+def whole(*shape):
+    return jax.device_put(np.random.default_rng(0).integers(0, 3, shape))
+
+
+FLOW = random_flow(width=WIDTH, heads=1)
+FIELD, DEPTH = layer_of(FLOW), FLOW.depth
+STATES, VECTORS, PROFILE = numbers(LENGTH, WIDTH), numbers(EXAMPLES, LENGTH, WIDTH), numbers(LENGTH)
+ALONG_DEPTH = numbers(DEPTH + 1, LENGTH, WIDTH)
+GRAMIANS, SAMPLES = numbers(LENGTH, WIDTH, WIDTH), numbers(EXAMPLES, LENGTH)
+SITES = adjoint.AttentionSites(
+    FLOW.layers.attention, numbers(DEPTH), numbers(DEPTH), ALONG_DEPTH[1:], ALONG_DEPTH[1:]
+)
+FACTORS = adjoint.KernelFactors(
+    FIELD.attention, STATES, None, numbers(1, LENGTH, LENGTH), numbers(1, LENGTH, 2),
+    numbers(1, LENGTH, 2), numbers(1, LENGTH, 2),
+)  # fmt: skip
+CONTINUOUS = lim.ContinuousFlow(lambda time: FIELD)
+
+
+MODEL = models.CausalLM(
+    numbers(WORDS, WIDTH), numbers(9, WIDTH), FLOW, eqx.nn.Identity(), numbers(WORDS, WIDTH)
+)
+# Of several seeds: only the embedding says so.
+SEEDS = eqx.tree_at(lambda model: model.embedding, MODEL, numbers(3, WORDS, WIDTH))
+TASK = tasks.KeyValueTask(RECORDS, 5, 3)
+SETTING = validation.Setting(TASK, width=WIDTH, heads=1, steps=1, batch=2)
+TURNED = SETTING._replace(task=tasks.KeyValueTask(RECORDS, 9, 3), rotary=True)
+PLACES = 2 * RECORDS + 1
+EXAMPLES_OF_TASK = tasks.Example(
+    whole(2, PLACES + 1), numbers(2, PLACES), whole(2, PLACES), whole(2, 1)
+)
+ONE_EXAMPLE = tasks.Example(*(np.asarray(part[0]) for part in EXAMPLES_OF_TASK))
+ANSWERS = validation.Answers(
+    np.ones(4, bool), numbers(4), numbers(4), numbers(4, 2, RECORDS), numbers(4, 2, RECORDS)
+)
+BY_SEED = {name: numbers(3, RECORDS) for name in validation.prediction.ATTRIBUTIONS}
+SCORES = validation.RecordScores(
+    BY_SEED, BY_SEED, validation.PlaceScores(*(numbers(3, RECORDS) for _ in range(3)))
+)
+ARM = validation.plain(SETTING)
+PRESET = validation.presets()["quick"]
+QUESTION = tasks.NeedleQuestion("boat", "{CHAR} has a boat.", "Who can sail?", ("Ada", "Emmy"))
+LINES = ["It rains.", "It pours.", "It stops."]
+SENTENCES = but(Several(LINES), "list of strings")
+NOWHERE = Text("no such folder/file")
+SETTINGS = {"setting": Thing(SETTING)}
+JUDGED = SETTINGS | {"test": Thing(EXAMPLES_OF_TASK), "key": DRAWN, "models": Thing(SEEDS)}
+BATCH = {
+    "loss": Thing(lambda params, x, y: (params * x**2).sum()),
+    "x": Unread(VECTORS),
+    "grid": ON,
+}
+
+
+def observed(x):
+    return (x**2).reshape(1, -1)
+
+
+def observations(params, x):
+    return params * observed(x)
+
+
+SEEN = {"observations": Thing(observed), "x": Unread(STATES)}
+
+
+def perturbed(name, size):
+    def call(direction, size):
+        return getattr(limits, name)(direction, size)(3)
+
+    return call, {"direction": Layers(STATES), "size": size}
+
+
+def adjoint_objective(name, **right):
+    """An objective of a loss in its parameters, of a batch of inputs without labels."""
+
+    def call(loss, x, grid, **rest):
+        return getattr(training, name)(loss, PROFILE[0], (x, None), grid, **rest)
+
+    return call, BATCH | right
+
+
+LAST = {
+    # Grids.
+    "carried": (grid.carried, {"density": Rows(PROFILE), "source": ON, "target": ON}),
+    "carrying_shares": (grid.carrying_shares, {"source": ON, "target": ON}),
+    "segment_starts": (grid.segment_starts, {"segments": Whole(whole(LENGTH))}),
+    # Networks.
+    "attention_regularity": (
+        network.attention_regularity,
+        {"attention": Thing(FIELD.attention)},
+    ),
+    "feed_forward_regularity": (
+        network.feed_forward_regularity,
+        {"network": Thing(FIELD.feed_forward)},
+    ),
+    "field_regularity": (network.field_regularity, {"field": Thing(FIELD)}),
+    "norm_lipschitz": (network.norm_lipschitz, {"norm": Thing(network.LayerNorm.init(WIDTH))}),
+    "control_distance": (
+        network.control_distance,
+        {
+            "layers": Layers(FLOW.layers), "control": Thing(lambda time: FIELD),
+            "horizon": Unpoisoned(1.0),
+        },
+    ),
+    "network.by_head": (
+        network.by_head,
+        {"grouped": but(Shaped(PROFILE), "batched"), "heads": Known(LENGTH)},
+    ),
+    "tiling": (network.tiling, {"grid": ON, "axis": optional(Text(None))}),
+    # Adjoints.
+    "amplification": (
+        adjoint.amplification,
+        {"norms": Thing(adjoint.NormBounds(PROFILE, PROFILE))},
+    ),
+    "attention_sites": (
+        adjoint.attention_sites,
+        {
+            "flow": Thing(FLOW), "states": Unread(ALONG_DEPTH), "covectors": Unread(ALONG_DEPTH),
+            "grid": ON,
+        },
+    ),
+    "squared_frobenius_norms": (adjoint.squared_frobenius_norms, {"factors": Thing(FACTORS)}),
+    **{
+        name: (getattr(adjoint, name), {"sites": Thing(SITES), "grid": ON})
+        for name in ("cone_by_head", "cone_energies")
+    },
+    "joint_cone": (
+        adjoint.joint_cone,
+        {"sites": Thing(jax.tree.map(lambda leaf: leaf[None], SITES)), "grid": ON},
+    ),
+    "looks_ahead": (
+        adjoint.looks_ahead,
+        {"field": Thing(FIELD), "x": Unread(STATES), "grid": ON},
+    ),
+    "norm_bounds": (
+        lambda operator, start, steps, failure: adjoint.norm_bounds(
+            operator, PROFILE, start, steps=steps, failure=failure
+        ),
+        {
+            "operator": Thing(lambda scale: lambda vector: scale * vector),
+            "start": but(Shaped(PROFILE), "batched"), "steps": Stated(2),
+            "failure": Unpoisoned(0.1),
+        },
+    ),
+    "probed_cone_mass": (
+        adjoint.probed_cone_mass,
+        {
+            "attention": Thing(FIELD.attention), "x": Unread(STATES), "grid": ON,
+            "probes": Unread(numbers(2, WIDTH)), "normalisation": Argument("density"),
+        },
+    ),
+    "pull_back_stages": (
+        adjoint.pull_back_stages,
+        {
+            "flow": Thing(FLOW), "layer": Thing((FIELD, PROFILE[0])), "x": Unread(STATES),
+            "covector": Unread(STATES), "grid": ON,
+        },
+    ),
+    # Observability.
+    "cheapest_mode": (observability.cheapest_mode, {"products": Named({"forward": 1})}),
+    "complement_gramians": (observability.complement_gramians, {"gramians": Free(GRAMIANS)}),
+    "layer_injected_traces": (
+        lambda observations, x, step, injected: observability.layer_injected_traces(
+            observations, x, step, injected
+        ),
+        SEEN | {"step": Unpoisoned(0.5), "injected": Unread(numbers(2, 1, LENGTH * WIDTH))},
+    ),
+    "layer_products": (
+        observability.layer_products,
+        SEEN | {
+            "x": Shaped(STATES), "positions": optional(Whole(whole(2))), "rank": optional(Known(1)),
+        },
+    ),
+    "layer_steps": (
+        observability.layer_steps,
+        {"step": Real(0.5), "observed": Given(numbers(2, LENGTH))},
+    ),
+    "low_rank_gramians": (
+        observability.low_rank_gramians,
+        {
+            "observations": Thing(observability.ObservedTokens(FLOW, TOKENS, whole(1))),
+            "x": Unread(STATES), "step": Unpoisoned(0.5), "rank": Stated(WIDTH),
+        },
+    ),
+    "penalty_bias": (
+        observability.penalty_bias,
+        {"covariance": Rows(numbers(LENGTH, LENGTH)), "grid": ON},
+    ),
+    "probed_trace_covariance": (
+        observability.probed_trace_covariance,
+        {"gramians": Free(GRAMIANS), "probes": Known(2), "law": Argument("gaussian")},
+    ),
+    "sampled_penalty_bias": (
+        observability.sampled_penalty_bias,
+        {"samples": Rows(SAMPLES), "grid": ON},
+    ),
+    # Limits.
+    "uniform_perturbation": perturbed("uniform_perturbation", Thing(lambda depth: 1 / depth)),
+    "alternating_perturbation": perturbed(
+        "alternating_perturbation", Thing(lambda depth: 1 / depth)
+    ),
+    "spike_perturbation": perturbed("spike_perturbation", Real(1.0)),
+    "time_slopes": (
+        limits.time_slopes,
+        {
+            "flow": Thing(CONTINUOUS), "x": Unread(STATES), "grid": ON,
+            "times": Unread(np.linspace(0, 1, 2)),
+        },
+    ),
+    # Tasks.
+    "cut_haystack": (
+        tasks.cut_haystack,
+        {"sentences": Texts(LINES), "size": Known(20), "seed": Known(0)},
+    ),
+    "needle_prompt": (
+        tasks.needle_prompt,
+        {
+            "sentences": SENTENCES, "seed": Known(0), "keys": Known(1), "values": Known(1),
+            "queries": Known(1), "depths": optional(Thing([0.5])),
+        },
+    ),
+    "needle_question_prompt": (
+        tasks.needle_question_prompt,
+        {
+            "data": Thing(QUESTION), "sentences": SENTENCES, "depth": Unpoisoned(0.5),
+            "seed": Known(0),
+        },
+    ),
+    "recall_examples": (
+        lambda task, count, key: tasks.recall_examples(task, count, key=key),
+        {"task": Thing(tasks.RecallTask(2, 10, 3, 4)), "count": Stated(1), "key": DRAWN},
+    ),
+    # Training.
+    "averaged_objective": adjoint_objective(
+        "averaged_objective", strength=Unpoisoned(1.0), memory=Unpoisoned(0.5),
+        previous=but(Unread(PROFILE), "int", "float"), epsilon=Unpoisoned(1e-8),
+    ),
+    "constrained_objective": adjoint_objective(
+        "constrained_objective", limit=Unpoisoned(0.1), multiplier=Unpoisoned(0.0),
+        stiffness=Unpoisoned(1.0),
+    ),
+    "functional_of_adjoints": (
+        lambda functional, loss, x, grid: training.functional_of_adjoints(
+            functional, loss, PROFILE[0], (x, None), grid, None
+        ),
+        {"functional": Thing(lambda losses, adjoints, options: losses.sum())} | BATCH,
+    ),
+    "gradient_flow": adjoint_objective(
+        "gradient_flow", times=Numbers([0.0, 1.0]), checkpoint=optional(Text(None)),
+    ),
+    "injected_objective": (
+        lambda loss, observations, x, grid, injected, **rest: training.injected_objective(
+            loss, observations, PROFILE[0], (x, None), grid, injected, **rest
+        ),
+        BATCH | {
+            "observations": Thing(observations),
+            "injected": Unread(numbers(EXAMPLES, 2, 1, LENGTH * WIDTH)),
+            "strength": Unpoisoned(1.0), "step": Unpoisoned(0.5),
+            "previous": optional(Unread(PROFILE)), "memory": Unpoisoned(0.5),
+        },
+    ),
+    "observability_objective": (
+        lambda loss, observations, x, grid, probes, **rest: training.observability_objective(
+            loss, observations, PROFILE[0], (x, None), grid, probes, **rest
+        ),
+        BATCH | {
+            "observations": Thing(observations), "probes": Unread(numbers(2, WIDTH)),
+            "strength": Unpoisoned(1.0), "step": Unpoisoned(0.5),
+            "positions": optional(Whole(whole(LENGTH))), "weights": optional(Unread(PROFILE)),
+            "previous": optional(Unread(PROFILE)), "memory": Unpoisoned(0.5),
+        },
+    ),
+    "reweighting_run": (
+        lambda grid, updates, **rest: training.reweighting_run(
+            lambda state, weights, number: (state, PROFILE, None), None, grid, updates, **rest
+        ),
+        {
+            "grid": ON, "updates": Stated(1), "target": Unpoisoned(1.0), "rate": Unpoisoned(0.5),
+            "smallest": Unpoisoned(0.1), "largest": Unpoisoned(8.0),
+            "checkpoint": optional(Text(None)),
+        },
+    ),
+    # Results.
+    "to_json": (results.to_json, {"result": Anything(made.STUDY), "indent": optional(Known(1))}),
+    "results.plain": (results.plain, {"value": Anything(made.STUDY)}),
+    "save": (results.save, {"result": Anything(made.STUDY), "path": NOWHERE}),
+    "to_pandas": (
+        results.to_pandas,
+        {"result": Layers(made.influence()), "by": Text("position")},
+    ),
+    "to_xarray": (
+        results.to_xarray,
+        {
+            "result": Layers(made.influence()), "axes": Text(""),
+            "grid": optional(Thing(made.GRID)), "tokens": optional(Texts(list("abcdefg"))),
+            "model": Text("m"), "loss": Text("l"),
+        },
+    ),
+    # Explanations.
+    "account_of_context": (
+        explanations.account_of_context,
+        {
+            "model": Thing(MODEL), "window": Whole(whole(LENGTH + 1)),
+            "query_weights": Unread(PROFILE), "depth": Stated(0),
+            "terminal_loss": Thing(models.CausalLM.terminal_loss),
+        },
+    ),
+    "average_cone_mass": (
+        explanations.average_cone_mass,
+        {"model": Thing(MODEL), "windows": Whole(whole(2, LENGTH + 1)), "regions": IN},
+    ),
+    "explanations.explain": (
+        lambda model, windows, query_weights, regions, key, depth: explanations.explain(
+            model, windows, query_weights, regions, key=key, depth=depth
+        ),
+        {
+            "model": Thing(MODEL), "windows": Whole(whole(2, LENGTH + 1)),
+            "query_weights": Unread(PROFILE), "regions": IN, "key": DRAWN, "depth": Stated(0),
+        },
+    ),
+    "parts_of_context": (
+        lambda flow, terminal_loss, example, grid, depth: explanations.parts_of_context(
+            flow, terminal_loss, example, grid, depth
+        ),
+        {
+            "flow": Thing(FLOW), "terminal_loss": Thing(lambda x, y: x.sum()),
+            "example": Thing((STATES, None)), "grid": ON, "depth": Stated(0),
+        },
+    ),
+    # Costs.
+    "job_cost": (cost.job_cost, {"job": Thing(np.sin)}),
+    # Published models, asked.
+    "contexts": (
+        models.contexts,
+        {
+            "ids": Whole(whole(2, 4)), "mask": optional(Whole(np.ones((2, 4), int))),
+            "segments": optional(Whole(np.ones((2, 4), int))),
+        },
+    ),
+    "ids_of_text": (models.ids_of_text, {"text": Text("a"), "path": NOWHERE}),
+    "ask_prompts": (
+        lambda model, setting, checkpoint: validation.ask_prompts(
+            model, None, setting, checkpoint=checkpoint
+        ),
+        {
+            "model": Thing(MODEL), "setting": Thing(validation.PromptSetting(3, 2)),
+            "checkpoint": optional(Text(None)),
+        },
+    ),
+    "answers": (
+        lambda model, example, records, size, queries: validation.answers(
+            model, example, records, size=size, queries=queries
+        ),
+        {
+            "model": Thing(MODEL), "example": Thing(ONE_EXAMPLE), "records": Stated(RECORDS),
+            "size": optional(Stated(None)), "queries": optional(Stated(None)),
+        },
+    ),
+    "prompted_study": (validation.prompted_study, {"found": Thing(ANSWERS)}),
+    # Small networks, trained and judged.
+    **{
+        name: (getattr(validation, name.split(".")[-1]), SETTINGS | options)
+        for name, options in {
+            "validation.plain": {}, "answers_on_probes": {}, "importance_weighted": {},
+            "balanced_on_training": {"strength": Unpoisoned(1.0)},
+            "balanced_on_probes": {
+                "strength": Unpoisoned(1.0), "target": Argument("middle"),
+                "law": Argument("middle"), "probes": optional(Stated(2)), "every": Stated(1),
+            },
+            "constrained_on_probes": {"limit": Unpoisoned(0.1), "stiffness": Unpoisoned(1.0)},
+            "observed": {
+                "strength": Unpoisoned(1.0), "examples": Stated(1), "places": Stated(1),
+            },
+            "reweighted": {"every": Stated(1), "rate": Unpoisoned(0.5)},
+        }.items()
+    },
+    "draw": (
+        lambda setting, law, key: validation.draw(setting, law, key=key),
+        SETTINGS | {"law": Unread(numbers(RECORDS)), "key": DRAWN},
+    ),
+    "new_retriever": (
+        lambda setting, key: validation.new_retriever(setting, key=key),
+        SETTINGS | {"key": DRAWN},
+    ),
+    "examples_of_every_place": (
+        lambda setting, count, key: validation.examples_of_every_place(setting, count, key=key),
+        SETTINGS | {"count": Stated(1), "key": DRAWN},
+    ),
+    "in_longer_contexts": (
+        validation.in_longer_contexts,
+        {"setting": Thing(TURNED), "factor": Known(2)},
+    ),
+    "in_the_middle": (
+        validation.in_the_middle,
+        {"values": but(Shaped(numbers(3, RECORDS)), "batched")},
+    ),
+    "of_seeds": (validation.of_seeds, {"function": Thing(validation.scores_by_place)}),
+    "retrieval_risk": (
+        validation.retrieval_risk,
+        {
+            "model": Thing(MODEL), "examples": Thing(EXAMPLES_OF_TASK),
+            "weights": optional(Unread(numbers(2))),
+        },
+    ),
+    "record_scores": (
+        lambda model, examples, steps: validation.record_scores(model, examples, steps=steps),
+        {"model": Thing(MODEL), "examples": Thing(EXAMPLES_OF_TASK), "steps": Stated(2)},
+    ),
+    "predict": (validation.predict, {"found": Thing(SCORES)}),
+    "evaluate": (validation.evaluate, JUDGED | {"seconds": Unpoisoned(1.0)}),
+    "influence_record": (
+        validation.influence_record,
+        {name: JUDGED[name] for name in ("setting", "models", "test")},
+    ),
+    "shift_record": (
+        lambda setting, models, test, attributed, key: validation.shift_record(
+            setting, models, test=test, attributed=attributed, key=key
+        ),
+        {
+            "setting": Thing(TURNED), "models": Thing(SEEDS), "test": Stated(1),
+            "attributed": Stated(1), "key": DRAWN,
+        },
+    ),
+    "train_retrievers": (
+        validation.train_retrievers,
+        SETTINGS | {"keys": Thing(jax.random.split(KEY, 2)), "checkpoint": optional(Text(None))},
+    ),
+    "train_further": (
+        validation.train_further,
+        JUDGED | {
+            "arm": Thing(ARM), "stages": Stated(1), "every": Stated(1),
+            "checkpoint": optional(Text(None)),
+        },
+    ),
+    "validate": (
+        lambda preset, seed, folder: validation.validate(preset, seed=seed, folder=folder),
+        {"preset": Thing(PRESET), "seed": Stated(0), "folder": optional(Text(None))},
+    ),
+}  # fmt: skip

@@ -1,0 +1,57 @@
+"""Public functions without a sample call in `tests/test_front_door.py`, by the reason."""
+
+WITHOUT = {
+    "Commands: their arguments come through tyro, and tests/cli has what they refuse.": """
+        cli.explain cli.study counterexamples first_contexts keep_programs main profile
+        rates read_contexts reproduce run_folder save_figure write_json write_table
+    """,
+    "Refusals, which are what is tested; and what they are made of.": """
+        adjoint.compare all_known counted_depth counted_steps density.require_pair embedded
+        guarded_density guarded_positions guarded_times half_digits judged known
+        losses_and_adjoints network.require_pair number_lines refuse_options require_batch
+        require_case require_concrete require_continuous require_depth_profile
+        require_drawable require_finite require_fitting require_flow require_grid
+        require_heads require_heads_divide require_horizon require_on_grid require_profile
+        require_regions require_retrievers require_setting require_shape require_sites
+        refuse_other_architectures refuse_unknown require_smooth require_state
+        require_tensor require_width require_window scalar_loss
+    """,
+    "Parts of the readers of checkpoints, whose files tests/models breaks.": """
+        chosen exact_gelu frequencies_of gathered gpt2 gpt_neox head_of llama mistral number
+        positive put qwen2 qwen3 rope_options stacked tanh_gelu unfilled whole
+    """,
+    "Parts of figures and pages, given numbers of the library's own.": """
+        accuracy_by_place contrast depth_chart digits draw_averages draw_densities
+        error_band findings_page fit_scale found_in_a_line gain_against_cost gains_of_arms
+        head_chart influence_by_record ink label_ends legend_below line_style
+        middle_against_time new_figure parts_shares positive_part prompted_page
+        prompted_records rank_correlations shade_boundaries shading share_chart
+        shifted_records short simulation_convergence simulation_influence_profiles
+        simulation_observability_profiles simulation_probe_errors spans_decades with_error
+        write_page
+    """,
+    "The studies that the paper's own tables run, on fields of the library's own.": """
+        adam_run algorithm1_objective algorithm3_objective attention_constant
+        attention_studies beyond_the_paper cesaro_study comparison_table cone_mass_study
+        depth_costs gated gaussian_attention groups influence_averages influence_imbalance
+        input_adjoint_depth_studies input_adjoint_studies largest_control_distances
+        left_cone_mass_study linear_knots loss_study
+        measure minimiser paper.compare position_costs printed_cone_mass_study
+        proved_constants readout_bound readout_consistency_study reference_flows right_biased
+        sampled_profile section4 shadowing_study singularity_study
+        smooth_labels smooth_states split_defect_study split_gap_study summary table_row
+        terminal_adjoint_study terminal_covector time_slope_bounds trace_density
+        trajectory_studies
+    """,
+    "Parts of attention by tiles, in programs that are being traced: blocks are the library's.": """
+        column_blocks column_mass each_vector in_groups over_tiles squared_operator_norms
+        tiled_attention
+    """,
+    "Takes anything: says what it is, or looks at its shape alone.": """
+        kind_of unit_profile written_causal
+    """,
+    "Not refused in words yet: what is no network, ids, program, batch or list of numbers.": """
+        adjoint_growth energies_of_ids fit_order hat influence_of_ids largest limits.study
+        operations penalty_premises texts_of_ids train
+    """,
+}
