@@ -64,7 +64,7 @@ def test_query_masses_of_unequal_cells():
     "delta, last, ratio, by_masses, by_squares",
     [
         (0.2, 12, 0.2, True, True),
-        (0.4, 9, 2.0, True, False),
+        (0.4, 11, 2.0, True, False),
         (0.2, 12, 0.6, False, True),
         (0.2, 12, 1.5, False, False),
         (0.4, 5, 1.0, True, False),  # even queries tie in their squares
