@@ -17,7 +17,7 @@ from lim_jax._checks import warn_of_miscompiling_jaxlib
 from lim_jax.adjoint.cone import cone_mass, joint_cone
 from lim_jax.adjoint.criteria import recency_survival
 from lim_jax.grid import resample
-from lim_jax.loss import last_token, query_subset
+from lim_jax.loss import LocalReadout, last_token, query_subset
 from lim_jax.observability.trace_estimates import observability_traces
 from lim_jax.probes import orthogonal_probes, sample_mean
 from lim_jax.training import (
@@ -356,6 +356,14 @@ STATIC = {
         r"bandwidth: got 0.2, expected from 0.25 \(the widest cell\) to 1",
     ),
     "wide band": (lambda: lim.BandReadout(full((6, 3), 1.0), 1.2)(STATES, GRID), "to 1"),
+    "a window of two tokens": (
+        lambda: LocalReadout(full((4, 2, 3, 6), 1.0))(STATES, GRID),
+        "blocks: got a window of 2 tokens, expected an odd number",
+    ),
+    "blocks of another length": (
+        lambda: LocalReadout(full((5, 1, 3, 6), 1.0))(STATES, GRID),
+        r"blocks: got shape \(5, 1, 3, 6\), expected \(4, window, vocabulary, 6\)",
+    ),
     "unknown edges": (lambda: lim.BandReadout(full((6, 3), 1.0), 0.5, "periodic"), "edges: got"),
     "class numbers of another length": (
         lambda: lim.cross_entropy(LOGITS, array([0, 1, 2]), GRID),

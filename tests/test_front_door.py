@@ -81,6 +81,7 @@ GRAMIANS = jax.device_put(np.einsum("iab,icb->iac", FACTORS, FACTORS))
 TARGETS = random_labels(6, EXAMPLES, LENGTH, VOCABULARY)
 READOUT = lim.LinearReadout(random_states(7, WIDTH, VOCABULARY))
 BAND = lim.BandReadout(random_states(7, WIDTH, VOCABULARY), 0.6)
+LOCAL = loss.LocalReadout(random_states(7, LENGTH, 3, VOCABULARY, WIDTH))
 GATED = network.GatedFeedForward.init(WIDTH, key=KEY)
 CONTINUOUS = lim.ContinuousFlow(lambda time: FIELD)
 ON, IN = Thing(TOKENS), Thing(REGIONS)
@@ -168,6 +169,11 @@ CALLS = {
             STATES, TOKENS
         ),
         {"weight": Free(BAND.weight), "bandwidth": Real(0.6), "kernel": Thing(loss.hat)},
+    ),
+    "LocalReadout": (LOCAL.__call__, {"x": Rows(STATES), "grid": ON}),
+    "LocalReadout's parameters": (
+        lambda blocks: loss.LocalReadout(blocks)(STATES, TOKENS),
+        {"blocks": Rows(LOCAL.blocks)},
     ),
     # The network.
     "LayerNorm.init": (lim.LayerNorm.init, {"width": Known(WIDTH), "eta": Real(0.1)}),

@@ -6,9 +6,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from reference.networks import VOCABULARY, WIDTH, random_labels, random_states
+from scipy.special import log_softmax
 
 import lim_jax as lim
 from lim_jax.adjoint import queries
+from lim_jax.loss import LocalReadout
 
 LENGTH = 20
 GRID = lim.token_grid(LENGTH)
@@ -34,6 +36,22 @@ def test_readout_residuals_times_query_weights_are_the_terminal_energies(targets
     covectors = np.asarray(jax.jit(jax.vmap(jax.grad(loss)))(states, targets))
     euclidean = (covectors**2).sum(axis=2).mean(axis=0)
     np.testing.assert_allclose(np.asarray(weights) ** 2 * found, euclidean, rtol=1e-10)
+
+
+def test_residual_energies_of_another_map_at_every_token():
+    """`eq:tokenwise-terminal-adjoint` in NumPy, with labels of sum 1.7; a window is refused."""
+    # `eq:finite-recency-energy-contrast`.
+    blocks, states = random_states(4, LENGTH, 1, 5, 6), random_states(1, 3, LENGTH, 6)
+    measured = eqx.filter_jit(queries.readout_residual_energies)
+    found = measured(LocalReadout(blocks), states, ROWS, REGIONS)
+    maps = np.asarray(blocks)[:, 0]
+    logits = np.einsum("ivd,nid->niv", maps, np.asarray(states))
+    residual = 1.7 * np.exp(log_softmax(logits, axis=2)) - np.asarray(ROWS)
+    covectors = np.einsum("ivd,niv->nid", maps, residual)
+    np.testing.assert_allclose(found, (covectors**2).sum(axis=2).mean(axis=0), rtol=1e-12)
+    behind = LocalReadout(jnp.pad(blocks, ((0, 0), (0, 2), (0, 0), (0, 0))))
+    with pytest.raises(eqx.EquinoxRuntimeError, match="expected a tokenwise"):
+        measured(behind, states, ROWS, REGIONS)
 
 
 def test_query_masses_by_hand():
