@@ -149,6 +149,13 @@ LATER = {
         cost.require_fits,
         {"cost": Thing(cost.Cost(0, 1, 1, 1)), "available": Real(2**30)},
     ),
+    "sweep_storage": (
+        cost.sweep_storage,
+        {
+            "depth": Known(2), "length": Known(LENGTH), "width": Known(WIDTH), "heads": Known(1),
+            "checkpoints": Several([2]),
+        },
+    ),
     # Grids.
     "CellGrid's offset": (
         lambda offset: grid.CellGrid(cells=3, offset=offset),
