@@ -166,6 +166,8 @@ def test_a_stage_that_trains_answers_its_weights():
     np.testing.assert_allclose(jax.jit(stage)(at), density, rtol=1e-10)
     np.testing.assert_allclose(found.lim, value, rtol=1e-9)
     slope = difference_by_calls(lambda w: by_hand(w)[1], at, change)
+    gradient = jax.jit(jax.grad(lambda w: lim_by_hand(stage(w), regions)))(at)
+    np.testing.assert_allclose(np.asarray(gradient) @ change, slope, rtol=1e-6)
     assert abs(slope) > 1e-3
     np.testing.assert_allclose(found.change, slope, rtol=1e-6)
     np.testing.assert_allclose(found.alignment, -slope / (change @ change), rtol=1e-6)
