@@ -117,7 +117,7 @@ def test_query_masses_of_a_step_are_known(delta, last, ratio, by_masses, by_squa
 
 
 def test_masses_that_are_equal_but_for_rounding_are_not_biased():
-    """Even queries at delta = 1/3: 3 x 1/9 on either side, summed in other orders."""
+    """0.3 in the middle and on the right, but for a part in 10^15; then a millionth more."""
     regions = lim.boundary_regions(lim.token_grid(9), "1/3")
     tenths = jnp.array([0.1, 0.1, 0.1, 0.1, 0.2, 0.0, 0.0, 0.3 * (1 + 1e-15), 0.0])
     found = queries.query_masses(tenths, regions)
