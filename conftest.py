@@ -52,7 +52,7 @@ gc.set_threshold(200_000, 20, 100)
 DEAREST = (
     "test_real_weights", "test_rates", "test_transformations", "test_objectives",
     "test_continuous", "test_reproduction", "test_gramian", "test_devices", "test_readme",
-    "test_criteria", "test_notebooks", "test_cli", "test_blocked", "test_docs",
+    "test_deficits", "test_notebooks", "test_cli", "test_blocked", "test_docs",
 )  # fmt: skip
 
 

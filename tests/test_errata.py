@@ -149,10 +149,12 @@ def test_query_masses_compare_regions_of_different_lengths():
     grid = lim.token_grid(10)
     wide = lim.adjoint.query_masses(teacher_forcing(10), lim.boundary_regions(grid, 0.4))
     assert wide.masses[2] > wide.masses[1]  # 0.4 against 0.2, of even queries
+    assert wide.right_biased and not wide.right_biased_by_squares
     np.testing.assert_allclose(wide.squares, 1.0, rtol=1e-12)
     dense = jax.device_put(np.repeat([1.0, 2.0], [8, 2]) / 12)
     narrow = lim.adjoint.query_masses(dense, lim.boundary_regions(grid, 0.2))
     assert narrow.masses[2] < narrow.masses[1] and narrow.squares[2] > 3.9 * narrow.squares[1]
+    assert narrow.right_biased_by_squares and not narrow.right_biased
 
 
 def test_even_queries_tie_exactly():

@@ -300,7 +300,7 @@ def right_biased_queries(
 ) -> Certificate:
     r"""Recency of the terminal covector from where the loss asks.
 
-    By averages of squares: `eq:right-biased-query-mass` compares masses of regions of different
+    By averages of squares: masses, which `query_masses` has too, compare regions of different
     lengths.
 
     `eq:right-biased-squared-query-mass`, made sufficient. For a tokenwise readout

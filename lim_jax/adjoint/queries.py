@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from lim_jax._checks import (
     ARRAYS,
@@ -42,9 +42,29 @@ class QueryMasses(NamedTuple):
     masses: Float[Array, "3"]
     squares: Float[Array, "3"]
 
+    @property
+    def right_biased(self) -> Bool[Array, ""]:
+        r"""Whether :math:`\omega_R > \omega_M` beyond rounding (`eq:right-biased-query-mass`)."""
+        return _above_the_middle(self.masses)
+
+    @property
+    def right_biased_by_squares(self) -> Bool[Array, ""]:
+        r"""The same of the averages of squares (`eq:right-biased-squared-query-mass`)."""
+        return _above_the_middle(self.squares)
+
+
+def _above_the_middle(regional: Float[Array, "3"]) -> Bool[Array, ""]:
+    regional = guarded_finite(regional, "query_weights")
+    _, middle, right = regional
+    return right - middle > half_digits(regional.dtype) * (right + middle)
+
 
 def query_masses(query_weights: Float[Array, " length"], regions: Regions) -> QueryMasses:
     """Sum query weights, and average the squares of their density, over E_L, E_M and E_R.
+
+    The result says whether queries are right-biased, by masses (`eq:right-biased-query-mass`) or by
+    squares. Masses compare regions of different lengths: by them even queries are right-biased
+    where delta is above 1/3.
 
     Examples
     --------
@@ -53,6 +73,8 @@ def query_masses(query_weights: Float[Array, " length"], regions: Regions) -> Qu
     >>> found = query_masses(jnp.array([0.0, 0.0, 0.5, 0.5]), regions)
     >>> found.masses.tolist(), found.squares.tolist()
     ([0.0, 0.0, 1.0], [0.0, 0.0, 4.0])
+    >>> bool(found.right_biased), bool(found.right_biased_by_squares)
+    (True, True)
     """
     require_regions(regions)
     require_on_grid(query_weights, regions.grid, "query_weights", "length")

@@ -52,7 +52,7 @@ def terminal_adjoint(terminal_loss: TerminalLoss, example: Example, grid: Grid) 
     `eq:continuum-terminal-adjoint`, for query weights `eq:autoregressive-terminal-adjoint`. What
     it is of the logits' residual is the readout's: tokenwise `eq:tokenwise-terminal-adjoint`
     (linear, `eq:linear-readout-discrete-adjoint` and `eq:linear-readout-continuum-adjoint`), from
-    a band `eq:local-readout-adjoint`.
+    a window of tokens `eq:local-readout-adjoint`. `loss.LocalReadout` has any maps of either kind.
 
     Parameters
     ----------

@@ -11,5 +11,6 @@ from .queries import query_subset as query_subset
 from .queries import teacher_forcing as teacher_forcing
 from .readouts import BandReadout as BandReadout
 from .readouts import LinearReadout as LinearReadout
+from .readouts import LocalReadout as LocalReadout
 from .readouts import TokenwiseReadout as TokenwiseReadout
 from .readouts import hat as hat

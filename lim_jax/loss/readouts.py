@@ -91,6 +91,53 @@ class TokenwiseReadout(eqx.Module):
         return jax.vmap(self.function)(x)
 
 
+class LocalReadout(eqx.Module):
+    r"""Linear logits from a window of tokens, by another map at every position.
+
+    :math:`H(X)_i = \sum_{|j-i|\le r_H} C_{ij}\,X(j)` (`eq:local-readout-finite`), of any maps
+    :math:`C_{ij}`. Of radius :math:`r_H = 0` it is the tokenwise
+    :math:`H(X)_i = C_i X(i)` of `eq:tokenwise-terminal-adjoint`. A sum over tokens, without the
+    grid's weights: it is of one context length.
+
+    The terminal covector that `adjoint.terminal_adjoint` finds under it is, of a loss whose
+    derivative in the logits is G, :math:`P_T(j) = \sum_i C_{ij}^* G_i/\Delta p_j`
+    (`eq:local-readout-adjoint`, as a density).
+
+    Attributes
+    ----------
+    blocks
+        :math:`C_{ij}` at ``blocks[i, r_H + j - i]``, from ``(width,)`` to ``(vocabulary,)``, for an
+        odd number :math:`2r_H + 1` of tokens. Blocks of tokens outside the context multiply zero.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> before = jnp.zeros((3, 3, 1, 1)).at[:, 0].set(1.0)  # the logit at i is X(i - 1)
+    >>> LocalReadout(before)(jnp.array([[1.0], [2.0], [3.0]]), token_grid(3)).ravel().tolist()
+    [0.0, 1.0, 2.0]
+    """
+
+    blocks: Float[Array, "length window vocabulary width"]
+
+    def __call__(self, x: States, grid: Grid) -> Logits:
+        """Sum over the window of each token what its blocks make of it."""
+        _require_states(x, grid)
+        length, width = x.shape
+        axes = "length window vocabulary width"
+        require_floats(self.blocks, "blocks", axes, length=length, width=width)
+        window = self.blocks.shape[1]
+        require(
+            window % 2 == 1,
+            "blocks",
+            got=f"a window of {window} tokens",
+            expected="an odd number, 2 r_H + 1",
+            cure="Add blocks of zeros on one side.",
+        )
+        padded = jnp.pad(x, ((window // 2, window // 2), (0, 0)))
+        windows = jnp.stack([padded[k : k + length] for k in range(window)], axis=1)
+        return jnp.einsum("ikvd,ikd->iv", self.blocks, windows)
+
+
 def hat(distance: Float[Array, "..."]) -> Float[Array, "..."]:
     r"""The hat kernel :math:`\kappa(s) = \max(1 - |s|, 0)`, of integral one."""
     return jnp.maximum(1 - jnp.abs(distance), 0)

@@ -42,8 +42,10 @@ from .reweighting import Response as Response
 from .reweighting import first_order_step as first_order_step
 from .reweighting import importance_weights as importance_weights
 from .reweighting import response as response
+from .reweighting import response_map as response_map
 from .reweighting import reweight_positions as reweight_positions
 from .reweighting import reweighting_run as reweighting_run
+from .reweighting import trained as trained
 from .sensitivity import FourthMoments as FourthMoments
 from .sensitivity import SensitivityNorm as SensitivityNorm
 from .sensitivity import adjoint_growth as adjoint_growth

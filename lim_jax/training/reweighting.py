@@ -3,19 +3,34 @@ r"""Algorithm 2: loss weights that answer measured influence, as steps of any tr
 from collections.abc import Callable
 from typing import NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
+import optax
 from jaxtyping import Array, Float, PyTree
 
-from lim_jax._checks import AnyPath, finite_scalar, guarded, guarded_finite, require_callable
+from lim_jax._checks import (
+    AnyPath,
+    counted,
+    finite_scalar,
+    guarded,
+    guarded_finite,
+    require_callable,
+    require_floats,
+    require_kind,
+)
+from lim_jax.density.adjoints import Batch, Loss
+from lim_jax.density.measurement import influence
 from lim_jax.density.statistics import indices
 from lim_jax.grid.integrals import guarded_density, integral, require_profile
 from lim_jax.grid.measure import Grid, require_grid, require_on_grid
 from lim_jax.grid.partition import Regions, regional_averages, require_regions
+from lim_jax.training.dynamics import risk
 from lim_jax.training.loop import Progress, resumable
 
 Scalar = Float[Array, ""]
 Profile = Float[Array, " length"]
+WeightedLoss = Callable[[Profile], Loss]
 
 
 def reweight_positions(
@@ -175,6 +190,107 @@ def reweighting_run(
     return state, weights, records
 
 
+def trained(
+    weighted_loss: WeightedLoss,
+    params: PyTree,
+    weights: Profile,
+    batch: Batch,
+    *,
+    optimiser: optax.GradientTransformation,
+    steps: int,
+) -> PyTree:
+    r"""Train for a stage: :math:`\vartheta^+(w)`, the parameters under the loss weights w.
+
+    The stage is unrolled, so that derivatives in the weights pass through its training: those of
+    ``jax.grad`` keep the states of all steps, those of ``jax.jvp`` none.
+
+    Parameters
+    ----------
+    weighted_loss
+        ``weighted_loss(weights)`` is a loss ``loss(params, x, y)`` of one example, for example
+        `loss.cross_entropy` under these `position_weights`.
+    params
+        Where the stage begins; leaves that are not floating-point arrays stay as they are.
+    weights
+        w, a number for each position.
+    batch
+        As in `influence`, the same at every step.
+    optimiser
+        Any of optax, which begins anew. Where a gradient is exactly zero, Adam has no derivative
+        unless it has an ``eps_root``.
+    steps
+        How many.
+
+    Examples
+    --------
+    >>> weighted = lambda w: lambda params, x, y: w @ (params - x[:, 0]) ** 2 / 2
+    >>> batch, weights = (jnp.ones((1, 2, 1)), None), jnp.array([1.0, 0.5])
+    >>> trained(
+    ...     weighted, jnp.zeros(2), weights, batch, optimiser=optax.sgd(0.5), steps=2
+    ... ).tolist()
+    [0.75, 0.4375]
+    """
+    require_callable(weighted_loss, "weighted_loss", "from loss weights to a loss")
+    require_floats(weights, "weights", "length")
+    require_kind(optimiser, optax.GradientTransformation, "optimiser", "Try optax.sgd(0.1).")
+    steps = counted(steps, "steps")
+    loss = weighted_loss(weights)
+    arrays, static = eqx.partition(params, eqx.is_inexact_array)
+
+    def step(carried: tuple[PyTree, PyTree], _: None) -> tuple[tuple[PyTree, PyTree], None]:
+        arrays, state = carried
+        slope = jax.grad(lambda arrays: risk(loss, eqx.combine(arrays, static), batch))(arrays)
+        change, state = optimiser.update(slope, state, arrays)
+        return (optax.apply_updates(arrays, change), state), None
+
+    (arrays, _), _ = jax.lax.scan(step, (arrays, optimiser.init(arrays)), length=steps)
+    return eqx.combine(arrays, static)
+
+
+def response_map(
+    weighted_loss: WeightedLoss,
+    params: PyTree,
+    weights: Profile,
+    batch: Batch,
+    grid: Grid,
+    *,
+    optimiser: optax.GradientTransformation,
+    steps: int,
+) -> Profile:
+    r"""The influence density after a stage of training, :math:`\mathcal M(w) = m_{\vartheta^+(w)}`.
+
+    `eq:influence-response-map`: the density is that of the loss under even weights, so that w
+    moves it through the parameters only. A function of w for `response`.
+
+    Parameters
+    ----------
+    weighted_loss, params, weights, batch, optimiser, steps
+        As in `trained`.
+    grid
+        As in `influence`.
+
+    Raises
+    ------
+    EquinoxRuntimeError
+        Where the training has left parameters whose losses or gradients are not finite.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import boundary_regions, token_grid
+    >>> weighted = lambda w: lambda params, x, y: w @ (params * x[:, 0] - 1) ** 2 / 2
+    >>> batch, grid = (jnp.ones((1, 4, 1)), None), token_grid(4)
+    >>> stage = lambda w: response_map(
+    ...     weighted, jnp.full(4, 0.1), w, batch, grid, optimiser=optax.sgd(0.2), steps=3
+    ... )
+    >>> found = response(stage, jnp.ones(4), jnp.eye(4)[1], boundary_regions(grid, 0.25))
+    >>> round(float(stage(jnp.ones(4)).mean()), 6), bool(found.change != 0)
+    (1.0, True)
+    """
+    require_on_grid(weights, grid, "weights", "length")
+    after = trained(weighted_loss, params, weights, batch, optimiser=optimiser, steps=steps)
+    return influence(weighted_loss(jnp.ones_like(weights)), after, batch, grid).density
+
+
 class Response(NamedTuple):
     r"""How the next training stage's influence answers a change of the loss weights.
 
@@ -207,7 +323,8 @@ def response(
     ----------
     stage
         From loss weights to the influence density after the next training stage: the response map
-        :math:`\mathcal M`, with the stage unrolled so that it is differentiated.
+        :math:`\mathcal M`, with the stage unrolled so that it is differentiated, as that of
+        `response_map` is.
     weights, change
         w, and :math:`\Delta w`, for example from `reweight_positions`.
     regions

@@ -98,7 +98,11 @@ def penalty_premises(
     of the law; one that does not says to read the squared penalty at this length and on these data
     only.
 
-    Reads numbers, so it does not work under jit.
+    Beside the penalties, not in what they return. A penalty is one number, traced under
+    ``jax.grad`` and jit at every training step; a premise is a verdict on concrete numbers, along a
+    direction that no penalty is given, at the price of a second derivative of every adjoint. So
+    this reads numbers, and does not work under jit: ask it before a training and after, or now and
+    then.
 
     Parameters
     ----------

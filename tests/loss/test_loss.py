@@ -14,6 +14,7 @@ from scipy.special import log_softmax
 import lim_jax as lim
 from lim_jax.adjoint.sweep import terminal_adjoint
 from lim_jax.loss import (
+    LocalReadout,
     hat,
     last_token,
     logit_residual,
@@ -277,6 +278,58 @@ def test_terminal_adjoints_by_the_papers_formula(make):
         residual = weights * (probabilities - np.asarray(labels))
         expected = spread.T @ residual / weights @ np.asarray(WEIGHT).T
         np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-13)
+
+
+@jax.jit
+def of_local_readout(readout, x, labels, grid, weights):
+    def on_grid(x, y):
+        return lim.cross_entropy(readout(x, grid), y, grid)
+
+    def of_queries(x, y):
+        return lim.autoregressive_cross_entropy(readout(x, grid), y, weights)
+
+    adjoints = [terminal_adjoint(loss, (x, labels), grid) for loss in (on_grid, of_queries)]
+    return (
+        readout(x, grid),
+        adjoints,
+        jax.grad(lambda r: half_of_squares(r(x, grid)))(readout).blocks,
+    )
+
+
+def half_of_squares(logits):
+    return jnp.sum(logits**2) / 2
+
+
+@pytest.mark.parametrize("radius", [0, 1, 2, 8])
+def test_local_readouts_of_any_blocks_are_dense_maps(radius):
+    """Logits, both losses' terminal covectors and the blocks' gradient, by a dense C in NumPy."""
+    # `eq:local-readout-finite`, `eq:local-readout-adjoint`, `eq:tokenwise-terminal-adjoint`,
+    # `eq:local-readout-support`.
+    size, width, words, grid = 7, 3, 5, lim.graded_grid(7)
+    blocks = np.asarray(random_states(2, size, 2 * radius + 1, words, width))
+    dense = np.zeros((size, size, words, width))
+    for i in range(size):
+        for j in range(max(0, i - radius), min(size, i + radius + 1)):
+            dense[i, j] = blocks[i, radius + j - i]
+    x, labels = np.asarray(random_states(1, size, width)), 1.7 * np.asarray(random_labels(3, 7, 5))
+    alpha, cells = np.array([0, 0.1, 0.3, 0, 0.05, 0.55, 0]), np.asarray(grid.weights)
+    readout = LocalReadout(jax.device_put(blocks))
+    arguments = (jax.device_put(leaf) for leaf in (x, labels))
+    found = of_local_readout(readout, *arguments, grid, jax.device_put(alpha))
+    logits, adjoints, gradient = jax.tree.map(np.asarray, found)
+    expected = np.einsum("ijvd,jd->iv", dense, x)
+    np.testing.assert_allclose(logits, expected, rtol=1e-12, atol=1e-14)
+    residual = labels.sum(axis=1)[:, None] * np.exp(log_softmax(expected, axis=1)) - labels
+    for adjoint, weights in zip(adjoints, (cells, alpha), strict=True):
+        covector = np.einsum("ijvd,iv->jd", dense, weights[:, None] * residual) / cells[:, None]
+        np.testing.assert_allclose(adjoint, covector, rtol=1e-11, atol=1e-13)
+    places = np.arange(size)
+    reached = np.abs(places[:, None] - places[alpha > 0]).min(axis=1) <= radius
+    assert adjoints[1][reached].all() and not adjoints[1][~reached].any()
+    padded = np.pad(x, ((radius, radius), (0, 0)))
+    windows = np.stack([padded[i : i + 2 * radius + 1] for i in range(size)])
+    slopes = np.einsum("iv,ikd->ikvd", expected, windows)
+    np.testing.assert_allclose(gradient, slopes, rtol=1e-12, atol=1e-14)
 
 
 def test_autoregressive_terminal_adjoint():

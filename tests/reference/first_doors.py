@@ -59,6 +59,7 @@ GRAMIANS = jax.device_put(np.einsum("iab,icb->iac", FACTORS, FACTORS))
 TARGETS = random_labels(6, EXAMPLES, LENGTH, VOCABULARY)
 READOUT = lim.LinearReadout(random_states(7, WIDTH, VOCABULARY))
 BAND = lim.BandReadout(random_states(7, WIDTH, VOCABULARY), 0.6)
+LOCAL = loss.LocalReadout(random_states(7, LENGTH, 3, VOCABULARY, WIDTH))
 GATED = network.GatedFeedForward.init(WIDTH, key=KEY)
 CONTINUOUS = lim.ContinuousFlow(lambda time: FIELD)
 ON, IN = Thing(TOKENS), Thing(REGIONS)
@@ -141,6 +142,11 @@ FIRST = {
         {"function": Thing(jnp.sin), "x": Rows(STATES), "grid": ON},
     ),
     "BandReadout": (BAND.__call__, {"x": Rows(STATES), "grid": ON}),
+    "LocalReadout": (LOCAL.__call__, {"x": Rows(STATES), "grid": ON}),
+    "LocalReadout's parameters": (
+        lambda blocks: loss.LocalReadout(blocks)(STATES, TOKENS),
+        {"blocks": Rows(LOCAL.blocks)},
+    ),
     "BandReadout's parameters": (
         lambda weight, bandwidth, kernel: lim.BandReadout(weight, bandwidth, kernel=kernel)(
             STATES, TOKENS

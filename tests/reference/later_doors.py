@@ -7,6 +7,7 @@ Most are dear where they are right, and refuse what is malformed before anything
 
 import jax
 import numpy as np
+import optax
 from reference import made_results as made
 from reference.hostile import (
     Delta,
@@ -67,6 +68,10 @@ def observations(x):
 
 def squares(params, x, y):
     return (x**2).sum()
+
+
+def weighted_squares(weights):
+    return lambda params, x, y: weights @ (params * x[:, 0]) ** 2
 
 
 FLOW = random_flow(width=WIDTH, heads=1)
@@ -138,6 +143,13 @@ LATER = {
     "require_fits": (
         cost.require_fits,
         {"cost": Thing(cost.Cost(0, 1, 1, 1)), "available": Real(2**30)},
+    ),
+    "sweep_storage": (
+        cost.sweep_storage,
+        {
+            "depth": Known(2), "length": Known(LENGTH), "width": Known(WIDTH), "heads": Known(1),
+            "checkpoints": Several([2]),
+        },
     ),
     # Grids.
     "CellGrid's offset": (
@@ -425,6 +437,22 @@ LATER = {
         {
             "weights": Unread(PROFILE), "density": Unread(PROFILE), "target": Unpoisoned(1.0),
             "grid": ON, "rate": Unpoisoned(0.5),
+        },
+    ),
+    "trained": (
+        training.trained,
+        {
+            "weighted_loss": Thing(weighted_squares), "params": Given(PROFILE),
+            "weights": Free(PROFILE), "batch": Given((VECTORS, None)),
+            "optimiser": Thing(optax.sgd(0.1)), "steps": Known(1),
+        },
+    ),
+    "response_map": (
+        training.response_map,
+        {
+            "weighted_loss": Thing(weighted_squares), "params": Given(PROFILE),
+            "weights": Rows(PROFILE), "batch": Given((VECTORS, None)), "grid": ON,
+            "optimiser": Thing(optax.sgd(0.1)), "steps": Known(1),
         },
     ),
     "response": (

@@ -3,15 +3,17 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
-from reference.differences import central_difference, fitted_order
-from reference.networks import random_states
+from reference.differences import central_difference, difference_by_calls, fitted_order
+from reference.networks import random_labels, random_states
 
 import lim_jax as lim
 from lim_jax.training.reweighting import (
     first_order_step,
     importance_weights,
     response,
+    response_map,
     reweight_positions,
     reweighting_run,
 )
@@ -30,6 +32,13 @@ def of_unit_mean(seed):
 
 def on_device(*arrays):
     return [jax.device_put(array) for array in arrays]
+
+
+def lim_by_hand(density, regions):
+    rows = regions._host_weights()
+    left, middle, right = rows / rows.sum(axis=1, keepdims=True) @ density
+    least = jnp.minimum(left, right)
+    return (least - middle) / (least + 1e-8)
 
 
 def updated(weights, rate, smallest=0.2, largest=3.0):
@@ -104,6 +113,66 @@ def test_importance_weights_are_quotients_of_densities():
         importance_weights(jnp.ones(7), at_deployment, GRID)
 
 
+def attention_and_readout(params, x):
+    scores = jnp.where(np.tri(SIZE) > 0, x @ params["scores"] @ x.T, -np.inf)
+    return (x + jax.nn.softmax(scores, axis=1) @ x) @ params["readout"]
+
+
+def losses_by_hand(params, x, y):
+    return -jnp.sum(y * jax.nn.log_softmax(attention_and_readout(params, x), axis=1), axis=1)
+
+
+def density_by_hand(params, batch, weights):
+    """Four steps with momentum, v = g + 0.6 v, of -0.3 v; then the density under even weights."""
+
+    def risk(params):
+        return sum(CELLS * weights @ losses_by_hand(params, *one) for one in examples) / 2
+
+    examples, speed = list(zip(*batch, strict=True)), jax.tree.map(jnp.zeros_like, params)
+    for _ in range(4):
+        speed = jax.tree.map(lambda v, g: 0.6 * v + g, speed, jax.grad(risk)(params))
+        params = jax.tree.map(lambda p, v: p - 0.3 * v, params, speed)
+    slopes = [jax.grad(lambda x, y: CELLS @ losses_by_hand(params, x, y))(*e) for e in examples]
+    energy = sum((slope**2).sum(axis=1) for slope in slopes) / CELLS**2
+    return energy / (CELLS @ energy)
+
+
+def test_a_stage_that_trains_answers_its_weights():
+    """Attention and a readout: the density by a loop, LIM's slope by central differences."""
+    # `eq:influence-response-map`, `eq:lim-outer-loop-first-order-change`,
+    # `eq:discrete-weighted-cross-entropy`.
+    params = {"scores": random_states(5, 3, 3), "readout": random_states(6, 3, 4)}
+    batch = random_states(7, 2, SIZE, 3), 1.3 * random_labels(8, 2, SIZE, 4)
+    regions, weights = lim.boundary_regions(GRID, "2/5"), of_unit_mean(1)
+    change = np.asarray(random_states(4, SIZE)) / 10
+
+    def weighted(weights):
+        return lambda params, x, y: lim.cross_entropy(
+            attention_and_readout(params, x), y, GRID, weights
+        )
+
+    def stage(weights):
+        options = {"optimiser": optax.sgd(0.3, momentum=0.6), "steps": 4}
+        return response_map(weighted, params, weights, batch, GRID, **options)
+
+    @jax.jit
+    def by_hand(weights):
+        density = density_by_hand(params, batch, weights)
+        return density, lim_by_hand(density, regions)
+
+    at = jax.device_put(weights)
+    found = jax.jit(lambda w: response(stage, w, jax.device_put(change), regions))(at)
+    density, value = by_hand(at)
+    np.testing.assert_allclose(jax.jit(stage)(at), density, rtol=1e-10)
+    np.testing.assert_allclose(found.lim, value, rtol=1e-9)
+    slope = difference_by_calls(lambda w: by_hand(w)[1], at, change)
+    gradient = jax.jit(jax.grad(lambda w: lim_by_hand(stage(w), regions)))(at)
+    np.testing.assert_allclose(np.asarray(gradient) @ change, slope, rtol=1e-6)
+    assert abs(slope) > 1e-3
+    np.testing.assert_allclose(found.change, slope, rtol=1e-6)
+    np.testing.assert_allclose(found.alignment, -slope / (change @ change), rtol=1e-6)
+
+
 def test_the_response_on_unequal_cells():
     regions = lim.boundary_regions(GRID, "2/5")
     mixing = np.exp(np.asarray(random_states(3, SIZE, SIZE)) / 3)
@@ -113,12 +182,8 @@ def test_the_response_on_unequal_cells():
         energy = (mixing @ weights) ** 2
         return energy / (CELLS @ energy)
 
-    rows = np.asarray(regions.weights)
-
     def index(weights):
-        left, middle, right = (rows / rows.sum(axis=1, keepdims=True)) @ stage(weights)
-        least = jnp.minimum(left, right)
-        return (least - middle) / (least + 1e-8)
+        return lim_by_hand(stage(weights), regions)
 
     @jax.jit
     def measured(weights):

@@ -1,0 +1,88 @@
+r"""What a reverse sweep keeps, counted from the network's sizes alone (`job_cost` compiles)."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from lim_jax._checks import counted, described, require
+
+
+class Storage(NamedTuple):
+    """What is kept of one example from the way ahead for the way back, in numbers.
+
+    Attributes
+    ----------
+    states
+        The layers' inputs.
+    attention
+        Dense attention's weights; zero where attention makes them anew by tiles.
+    repeated
+        How many layers are run again.
+    """
+
+    states: int
+    attention: int
+    repeated: int
+
+
+def sweep_storage(
+    depth: int, length: int, width: int, heads: int, *, checkpoints: Sequence[int] = ()
+) -> Storage:
+    r"""Count what one sweep back through M layers keeps (`subsec:algorithm-complexity`).
+
+    Without checkpoints :math:`M L d_x` numbers of states and, which the paper leaves out, dense
+    attention's :math:`M H L^2`. With layers in nested loops of :math:`s_1,\dots,s_k` steps,
+    :math:`\prod_j s_j = M`, of which each step is a checkpoint, :math:`\sum_j s_j\,L d_x` and the
+    weights of one layer, :math:`H L^2`, at the cost of :math:`kM` layers that are run again:
+    :math:`M L d_x` for one loop (as `network.ResidualFlow` does), :math:`2\sqrt M L d_x` for two,
+    and :math:`2\log_2 M\,L d_x` for loops of two steps, the paper's :math:`O(L d_x\log M)`.
+
+    Every example of a batch keeps as much. Beside it a compiler keeps some arrays of one layer, and
+    without checkpoints of each: those of the states' and the weights' sizes a few times over.
+
+    Parameters
+    ----------
+    depth, length, width, heads
+        M, L, :math:`d_x` and H; no heads where attention goes by tiles.
+    checkpoints
+        :math:`s_1,\dots,s_k`, from the outermost loop; none keep everything.
+
+    Raises
+    ------
+    ValueError
+        Where a size is no whole number, or the loops have not `depth` steps in all.
+
+    Examples
+    --------
+    >>> found = sweep_storage(64, 8192, 64, heads=1)
+    >>> found.attention // found.states  # L/d_x
+    128
+    >>> loops = [64], [8, 8], [2] * 6
+    >>> [sweep_storage(64, 8192, 64, 1, checkpoints=one).states // (8192 * 64) for one in loops]
+    [64, 16, 12]
+    """
+    depth, length, width = (
+        counted(size, name)
+        for size, name in ((depth, "depth"), (length, "length"), (width, "width"))
+    )
+    heads = counted(heads, "heads", least=0)
+    require(
+        isinstance(checkpoints, Sequence) and not isinstance(checkpoints, str),
+        "checkpoints",
+        got=described(checkpoints),
+        expected="a list of whole numbers",
+        cure="One loop over all layers is a list of their number.",
+    )
+    loops = [counted(steps, "checkpoints") for steps in checkpoints]
+    require(
+        not loops or math.prod(loops) == depth,
+        "checkpoints",
+        got=f"loops of {math.prod(loops)} steps in all",
+        expected=f"{depth}, one for each layer",
+        cure="Take loops whose numbers of steps multiply to the depth, or none.",
+    )
+    return Storage(
+        states=(sum(loops) if loops else depth) * length * width,
+        attention=(1 if loops else depth) * heads * length**2,
+        repeated=len(loops) * depth,
+    )
