@@ -2,6 +2,7 @@ from . import attention as attention
 from . import constants as constants
 from . import convergence as convergence
 from . import depth as depth
+from . import depth_adjoints as depth_adjoints
 from . import fields as fields
 from . import layers as layers
 from . import own as own
@@ -26,12 +27,12 @@ from .convergence import Group as Group
 from .convergence import groups as groups
 from .convergence import measure as measure
 from .convergence import position_costs as position_costs
-from .depth import input_adjoint_depth_studies as input_adjoint_depth_studies
 from .depth import reference_flows as reference_flows
 from .depth import shadowing_study as shadowing_study
 from .depth import split_defect_study as split_defect_study
 from .depth import split_gap_study as split_gap_study
 from .depth import trajectory_studies as trajectory_studies
+from .depth_adjoints import input_adjoint_depth_studies as input_adjoint_depth_studies
 from .fields import averaging_attention as averaging_attention
 from .fields import gaussian_attention as gaussian_attention
 from .fields import right_biased as right_biased
