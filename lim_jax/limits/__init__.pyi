@@ -7,6 +7,7 @@ from . import fields as fields
 from . import layers as layers
 from . import own as own
 from . import position as position
+from . import references as references
 from . import refinement as refinement
 from . import rows as rows
 from . import schemes as schemes
@@ -54,6 +55,8 @@ from .position import printed_cone_mass_study as printed_cone_mass_study
 from .position import readout_consistency_study as readout_consistency_study
 from .position import singularity_study as singularity_study
 from .position import terminal_adjoint_study as terminal_adjoint_study
+from .references import doubt as doubt
+from .references import polynomial_twins as polynomial_twins
 from .refinement import Order as Order
 from .refinement import Study as Study
 from .refinement import fit_order as fit_order
@@ -62,6 +65,7 @@ from .refinement import richardson as richardson
 from .rows import Curve as Curve
 from .rows import Row as Row
 from .rows import rates_table as rates_table
+from .rows import remarks as remarks
 from .schemes import Scheme as Scheme
 from .schemes import alternating_perturbation as alternating_perturbation
 from .schemes import spike_perturbation as spike_perturbation

@@ -509,11 +509,12 @@ WITHOUT = {
     "The studies that the paper's own tables run, on fields of the library's own.": """
         adam_run algorithm1_objective algorithm3_objective attention_constant
         attention_studies beyond_the_paper cesaro_study comparison_table cone_mass_study
-        depth_costs gated gaussian_attention groups influence_averages influence_imbalance
+        depth_costs doubt gated gaussian_attention groups influence_averages influence_imbalance
         input_adjoint_depth_studies input_adjoint_studies largest_control_distances
         left_cone_mass_study linear_knots loss_study
-        measure minimiser paper.compare position_costs printed_cone_mass_study
-        proved_constants readout_bound readout_consistency_study reference_flows right_biased
+        measure minimiser paper.compare polynomial_twins position_costs printed_cone_mass_study
+        proved_constants readout_bound readout_consistency_study reference_flows remarks
+        right_biased
         sampled_profile section4 shadowing_study singularity_study
         smooth_labels smooth_states split_defect_study split_gap_study summary table_row
         terminal_adjoint_study terminal_covector time_slope_bounds trace_density
