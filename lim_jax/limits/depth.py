@@ -340,7 +340,7 @@ class _Shadow(NamedTuple):
 
 def _layer_means(profile: Profile, step: float, count: int) -> Profile:
     """From a layer's time to the mean of a profile over it, by Gauss' rule."""
-    nodes, weights = np.polynomial.legendre.leggauss(count)
+    nodes, weights = map(jnp.asarray, np.polynomial.legendre.leggauss(count))
 
     def mean(time: Array) -> Array:
         return weights / 2 @ jax.vmap(profile)(time + step * (nodes + 1) / 2)

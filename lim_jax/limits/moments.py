@@ -83,7 +83,7 @@ def block_mean_study(values: Float[Array, " examples"], source: str = "") -> Stu
 
     A sample's mean is finite whatever its law's is: no sample refutes that a moment is finite, such
     as `eq:recency-moment-condition` of :math:`(2c + c^2)\|P_T\|^2`, or `eq:data-fourth-moment`. But
-    of a law without a mean, whose tail is like :math:`x^{-\alpha}` with :math:`\alpha < 1`, means of
+    of a law with a tail like :math:`x^{-\alpha}`, :math:`\alpha < 1`, which has no mean, means of
     n examples grow like :math:`n^{1/\alpha - 1}`. No errors but the median, over blocks of n
     examples, of the block's mean: an order near zero is that of a law with a mean, one of -k a
     growth like :math:`n^k`. The reference's error is that of the last median, from two halves.

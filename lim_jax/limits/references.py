@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, PyTree
+from jaxtyping import Array, Float, PyTree
 
 from lim_jax.grid.measure import Grid
 from lim_jax.grid.panels import PanelGrid
@@ -80,8 +80,12 @@ def _twins(pair: tuple[Any, Any], grids: Sequence[Grid]) -> tuple[Any, Any] | No
         return None
     axis = differing[0][0]
     rows = jnp.moveaxis(pair[1], axis, 0)[np.arange(1, 8, 2) * grids[1].size // 8]
-    cubics = (jnp.tensordot(jnp.asarray(_bernstein(grid), rows.dtype), rows, 1) for grid in grids)
-    return tuple(jnp.moveaxis(cubic, 0, axis) for cubic in cubics)
+
+    def cubic(grid: Grid) -> Array:
+        basis = jnp.asarray(_bernstein(grid), rows.dtype)
+        return jnp.moveaxis(jnp.tensordot(basis, rows, 1), 0, axis)
+
+    return cubic(grids[0]), cubic(grids[1])
 
 
 def _bernstein(grid: Grid) -> Float[np.ndarray, "length 4"]:

@@ -8,7 +8,7 @@ import pytest
 from reference.networks import small_fields
 
 import lim_jax as lim
-from lim_jax.limits import DepthProfile, shadowing_study
+from lim_jax.limits import DepthProfile, proved_constants, shadowing_study
 from lim_jax.network.regularity import field_regularity
 
 GRID, DEPTHS, HORIZON = lim.graded_grid(4), (4, 8, 16, 32), 2.0
@@ -53,7 +53,7 @@ def test_a_profile_that_rises_is_followed_a_step_behind():
     )
     np.testing.assert_allclose(study.errors, ROOT * 7.5 * HORIZON * STEPS / 2, rtol=1e-9)
     # M = 10 and Lip(zeta) = 1, and nothing else.
-    np.testing.assert_allclose(study.bounds, ROOT * 10 * HORIZON * STEPS / 2, rtol=1e-9)
+    np.testing.assert_allclose(np.array(study.bounds), ROOT * 10 * HORIZON * STEPS / 2, rtol=1e-9)
     assert (study.source, study.claimed, study.verdict) == ("thm:resnet-ode", 1.0, "measured")
     assert study.reference_error < 1e-12 and study.refinements == DEPTHS
 
@@ -90,7 +90,7 @@ def test_layers_that_grow_shadow_their_flow_as_the_profile_has_it(step):
     # The coarsest is fastest in the last layer of the larger rate, which is the last but one.
     moving = (2.6**2 * 0.5 + 2.6 * 0.7) * ROOT * 0.5 * states[0][-3] / 2
     constant = HORIZON * np.exp(HORIZON * 2.6 * 0.5) * (max(defects) + moving)
-    np.testing.assert_allclose(study.bounds, constant * STEPS, rtol=2e-3)
+    np.testing.assert_allclose(np.array(study.bounds), constant * STEPS, rtol=2e-3)
     assert study.verdict == "measured" and abs(study.order.value - 1) < 0.1
 
 
@@ -111,8 +111,9 @@ def test_bounds_of_normalised_layers_are_proved_and_kept():
     state, speed = float(found.lipschitz), ROOT * float(found.bound)
     moving = (1.5**2 * state + 2) * speed / 2
     expected = 0.5 * np.exp(0.5 * 1.5 * state) * moving * 0.5 / np.array([2, 8])
-    np.testing.assert_allclose(proved.bounds, expected, rtol=1e-9)
+    np.testing.assert_allclose(np.array(proved.bounds), expected, rtol=1e-9)
     assert proved.verdict == "holds" and not proved.sampled
-    assert study(stated.function).verdict == "measured"
+    # Of a profile that states nothing they are not.
+    assert proved_constants([three], None, stated.function, GRID) is None
     with pytest.raises(ValueError, match="profile.lipschitz: got 1, expected at least 2"):
         study(stated._replace(lipschitz=1.0))
