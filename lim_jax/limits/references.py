@@ -22,8 +22,8 @@ PICKS = (
 )
 ROUGH = (
     "its limit differs on two Gauss grids by more than half of its digits: the input, the network, "
-    "or its kernel across p = q has a kink or a singularity, or the network picks rows. Pass "
-    "references: panels that end there, or three grids of the same kind to extrapolate"
+    "or its kernel across p = q is steep or has a kink, or the network picks rows. Pass finer "
+    "references, panels that end at the kink, or three grids of the same kind to extrapolate"
 )
 
 
