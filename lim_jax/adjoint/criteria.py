@@ -222,6 +222,10 @@ def recency_survival(
     :math:`(1+c)^2 \ge 1 + |E_M|/(|E_R| + |E_M|)`: with the paper's c, where
     :math:`T\Lambda \ge \tfrac12\log(1 + \frac{1-2\delta}{1-\delta})`.
 
+    The moment is the law's: a sample of finite c has a finite mean whatever the law, so that this
+    premise is not tested here. `limits.block_mean_study` of :math:`(2c + c^2)\|P_T\|^2` shows
+    whether the mean grows with the number of examples.
+
     Parameters
     ----------
     terminal, initial
@@ -254,7 +258,11 @@ def recency_survival(
         source="prop:regional-recency-persistence",
         premises=(
             Premise("R_res > 0: the terminal covector is right-heavy", contrast, heavy.holds),
-            Premise("E[(2c + c^2) |P_T|^2] is finite", bound, math.isfinite(bound)),
+            Premise(
+                "E[(2c + c^2) |P_T|^2] is finite, as of every sample of finite c",
+                bound,
+                math.isfinite(bound),
+            ),
         ),
         inequalities=(
             compare(

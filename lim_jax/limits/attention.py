@@ -54,9 +54,10 @@ def attention_studies(
     - ``times i``: the largest :math:`i\,e_i`, bounded (`eq:attention-global-cell-error`);
     - ``left region``: the mean over :math:`i \le \delta L` (`eq:attention-left-regional-error`).
 
-    Bounds are those of the theorem with `attention_constant`. They and the claimed orders are
-    stated on tokens, for states that are said to be `smooth`, of keys that do not turn (rotary):
-    elsewhere they are None.
+    Bounds are those of the theorem with `attention_constant`, whose extremes are over samples: they
+    are measured, and neither hold nor are broken. They and the claimed orders are stated on tokens,
+    for states that are said to be `smooth`, of keys that do not turn (rotary): elsewhere they are
+    None.
 
     Parameters
     ----------
@@ -82,8 +83,8 @@ def attention_studies(
     >>> attention = CausalAttention.init(2, eta=0.1, key=jax.random.key(0))
     >>> states = lambda p: jnp.stack([jnp.cos(3 * p), p], axis=1)
     >>> study = attention_studies(attention, states, (40, 80, 160, 320), smooth=True)["every cell"]
-    >>> study.holds, abs(study.order.value - 1) < 0.15
-    (True, True)
+    >>> study.verdict, abs(study.order.value - 1) < 0.15
+    ('measured', True)
     """
     _require_studied(states, sizes, delta, smooth)
     grids = {size: make_grid(size) for size in sizes}
@@ -100,6 +101,7 @@ def attention_studies(
             lambda size: float(measure(errors[size], interior[size])),
             own,
             (lambda size: constant * rate(size)) if premises else None,
+            sampled=True,
         )
 
     return {
@@ -225,7 +227,7 @@ def _secant_defects(states: PositionField) -> tuple[Array, Array, Array]:
 def attention_constant(
     attention: CausalAttention, states: PositionField, points: int = 801
 ) -> float:
-    r"""A constant :math:`C_R` of `thm:attention-continuum-error` for one smooth field.
+    r"""Measure the constant :math:`C_R` of `thm:attention-continuum-error` for one smooth field.
 
     The proof's own steps with the field's numbers
     (`eq:score-bounded-lipschitz-from-bounded-assumption`): a right-endpoint sum errs by at most
@@ -238,7 +240,8 @@ def attention_constant(
     .. math:: C_R = \max_p \sum_h \frac{\max_q|\partial_q (e^S W_O v)| +
               \max_q |W_O v|\,\max_q|\partial_q e^S|}{2\min_q e^S}, \qquad q \le p.
 
-    Extremes are taken over `points` positions. Attention that turns with the position (rotary) or
+    Extremes are taken over `points` positions. What lies between them may be larger, so that this
+    is no bound but a sample of one. Attention that turns with the position (rotary) or
     has a window is refused.
     """
     placed = [name for name in ("rotary", "window") if getattr(attention, name) is not None]

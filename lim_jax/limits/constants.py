@@ -167,7 +167,10 @@ class DepthConstants(NamedTuple):
 
 
 def proved_constants(
-    layers: Sequence[PyTree], control: Callable[[Array], Any], profile: Any, grid: Grid
+    layers: Sequence[PyTree],
+    control: Callable[[Array], Any] | None,
+    profile: Any,
+    grid: Grid,
 ) -> DepthConstants | None:
     r"""Constants that are bounds, not samples: those of `prop:transformer-lipschitz`.
 
@@ -181,7 +184,7 @@ def proved_constants(
     layers
         Stacked layers, of every depth.
     control
-        The limit's.
+        The limit's; None where the layers have none, and the hull is theirs.
     profile
         :math:`\zeta`.
     grid
@@ -200,9 +203,11 @@ def proved_constants(
     """
     knots = linear_knots(control)
     stated = profile is unit_profile or isinstance(profile, DepthProfile)
-    if knots is None or not stated or not isinstance(knots[1], TransformerField):
+    fields = [*layers, *(knots or ())[1:]]
+    followed = knots is not None or control is None
+    if not (followed and stated and all(isinstance(one, TransformerField) for one in fields)):
         return None
-    hull = jax.tree.map(lambda *leaves: np.concatenate(leaves), *layers, knots[1])
+    hull = jax.tree.map(lambda *leaves: np.concatenate(leaves), *fields)
     try:
         found = field_regularity(hull)
     except ValueError:  # its sublayers are of a kind that nothing bounds

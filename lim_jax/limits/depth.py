@@ -1,11 +1,11 @@
-"""Layers to the depth flow: trajectories, controls and adjoints, measured.
+"""Layers to the depth flow: trajectories and controls, measured.
 
 The depth flow is solved by Dormand and Prince's method of order 8 to a tolerance of 1e-13; its own
 error is the distance to Tsitouras' method.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import diffrax
@@ -15,12 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from lim_jax.adjoint.cone import cone_mass
-from lim_jax.adjoint.continuous import continuous_adjoint
-from lim_jax.adjoint.sweep import Example, TerminalLoss, adjoint_trajectory
-from lim_jax.grid.integrals import integral
 from lim_jax.grid.measure import Grid
-from lim_jax.grid.partition import boundary_regions, regional_averages
 from lim_jax.limits.constants import (
     DepthConstants,
     DepthProfile,
@@ -231,15 +226,20 @@ def _departures(
     horizon: float,
 ) -> list[tuple[Array, Array]]:
     """How far the layers are from a control, and their steps from Euler's, for every depth."""
+    return [
+        (control_distance(layers, control, horizon), _defects(layers, at, profile, grid, horizon))
+        for layers, at in zip(layers, states, strict=True)
+    ]
 
-    def departure(layers: PyTree, states: Array) -> tuple[Array, Array]:
-        step = horizon / (states.shape[0] - 1)
-        increments = step * jax.vmap(profile)(step * jnp.arange(states.shape[0] - 1.0))
-        one_field = eqx.filter_vmap(lambda field, x, increment: euler(field, x, grid, increment))
-        distance = control_distance(layers, control, horizon)
-        return distance, states[1:] - one_field(layers, states[:-1], increments)
 
-    return [departure(*of) for of in zip(layers, states, strict=True)]
+def _defects(
+    layers: PyTree, states: Array, profile: Profile, grid: Grid, horizon: float
+) -> Float[Array, "depth length width"]:
+    """Every layer's step less Euler's."""
+    step = horizon / (states.shape[0] - 1)
+    increments = step * jax.vmap(profile)(step * jnp.arange(states.shape[0] - 1.0))
+    one_field = eqx.filter_vmap(lambda field, x, increment: euler(field, x, grid, increment))
+    return states[1:] - one_field(layers, states[:-1], increments)
 
 
 def _sampled_constants(run: _Run, limit: _Limit) -> DepthConstants:
@@ -248,9 +248,16 @@ def _sampled_constants(run: _Run, limit: _Limit) -> DepthConstants:
     theirs = limit.at(starts)
     followed = Scheme().recursion(limit.control, len(starts), limit.horizon).layers
     samples = ((run.layers, ours), (followed, theirs), (run.layers, (ours + theirs) / 2))
-    found = [depth_constants(field, jnp.asarray(at), limit.grid) for field, at in samples]
+    return _largest_constants(samples, limit.profile, limit.grid, limit.horizon)
+
+
+def _largest_constants(
+    samples: Iterable[tuple[PyTree, np.ndarray]], profile: Profile, grid: Grid, horizon: float
+) -> DepthConstants:
+    """The largest of fields at states, and of a profile at its times."""
+    found = [depth_constants(fields, jnp.asarray(at), grid) for fields, at in samples]
     largest = DepthConstants(*(float(max(values)) for values in zip(*found, strict=True)))
-    value, slope = sampled_profile(limit.profile, limit.horizon)
+    value, slope = sampled_profile(profile, horizon)
     return largest._replace(profile=value, profile_slope=slope)
 
 
@@ -265,44 +272,108 @@ def shadowing_study(
     depths: Sequence[int],
     *,
     horizon: float = 1.0,
+    profile: Profile = unit_profile,
     step: Step = euler,
 ) -> Study:
     r"""Layers without a limit against the flow that they drive themselves (`thm:resnet-ode`, end).
 
-    The depth flow of the piecewise constant control is followed layer by layer, in 8 steps of
-    `rk4` each, for :math:`\zeta = 1`. Order 1, though no common flow is approached. Steps that
-    freeze the field within a layer attain their own order.
+    The largest error over the times :math:`t_k`, in the grid's :math:`L^2`. Within a layer the
+    field stands, so that its flow is followed for the time :math:`\int\zeta` of the layer, by
+    Gauss' rule, in 8 steps of `rk4`. Order 1, though no common flow is approached. Where
+    :math:`\zeta = 1`, steps that freeze the field within a layer attain their own order.
+
+    The bound is that of `trajectory_studies` for controls that are nowhere apart:
+    :math:`T e^{TZ\Lambda}(C_{split} + (Z^2\Lambda + \mathrm{Lip}(\zeta))M/2)\,\varepsilon`. Its
+    constants are `proved_constants` of all layers, or else ``sampled`` on the coarsest recursion.
 
     Parameters
     ----------
     make_layers
         From the depth to its stacked layers, bounded but otherwise free.
-    x, grid, depths, horizon, step
-        As in `trajectory_studies` and `flow.ResidualFlow`.
+    x, grid, depths, horizon, profile
+        As in `trajectory_studies`.
+    step
+        As in `flow.ResidualFlow`.
+
+    Raises
+    ------
+    ValueError
+        Where a `DepthProfile` exceeds what it states.
     """
+    if isinstance(profile, DepthProfile):
+        profile.require_stated(horizon)
 
-    def followed(count: int) -> Step:
-        def substeps(field: Any, x: State, grid: Grid, increment: Array) -> State:
-            return jax.lax.fori_loop(
-                0, count, lambda _, x: rk4(field, x, grid, increment / count), x
-            )
+    @eqx.filter_jit
+    def run(x: State, depth: int, substeps: int) -> _Shadow:
+        layers = make_layers(depth)
+        states = ResidualFlow(layers, horizon, profile, step).trajectory(x, grid).states
+        means, followed = _layer_means(profile, horizon / depth, substeps), _substeps(substeps)
+        flow = ResidualFlow(layers, horizon, means, followed).trajectory(x, grid).states
+        return _Shadow(layers, states, flow, _defects(layers, states, profile, grid, horizon))
 
-        return substeps
+    runs = {depth: run(x, depth, 8) for depth in depths}
+    check = run(x, depths[0], 6)
+    constants, sampled = _shadowing_constants(runs, profile, grid, horizon)
 
-    def gap(depth: int, step: Step) -> float:
-        @jax.jit
-        def difference(x: State) -> Float[Array, "times length width"]:
-            layers = make_layers(depth)
-            ours, exact = (
-                ResidualFlow(layers, horizon=horizon, step=by).trajectory(x, grid).states
-                for by in (step, followed(8))
-            )
-            return ours - exact
+    def gap(ours: Array, theirs: Array) -> float:
+        return _largest_norm(np.asarray(ours - theirs), grid)
 
-        return _largest_norm(np.asarray(difference(x)), grid)
+    return refine(
+        "thm:resnet-ode",
+        1.0,
+        depths,
+        lambda depth: gap(runs[depth].states, runs[depth].flow),
+        gap(check.flow, runs[depths[0]].flow),
+        lambda depth: constants.on_layers(horizon) * horizon / depth,
+        sampled=sampled,
+    )
 
-    own = gap(depths[0], followed(6))
-    return refine("thm:resnet-ode", 1.0, depths, lambda depth: gap(depth, step), own)
+
+class _Shadow(NamedTuple):
+    """A recursion of one depth, the flow that its layers drive, and every layer's defect."""
+
+    layers: PyTree
+    states: Array
+    flow: Array
+    defects: Array
+
+
+def _layer_means(profile: Profile, step: float, count: int) -> Profile:
+    """From a layer's time to the mean of a profile over it, by Gauss' rule."""
+    nodes, weights = map(jnp.asarray, np.polynomial.legendre.leggauss(count))
+
+    def mean(time: Array) -> Array:
+        return weights / 2 @ jax.vmap(profile)(time + step * (nodes + 1) / 2)
+
+    return mean
+
+
+def _substeps(count: int) -> Step:
+    """A layer in several steps of `rk4`."""
+
+    def followed(field: Any, x: State, grid: Grid, increment: Array) -> State:
+        return jax.lax.fori_loop(0, count, lambda _, x: rk4(field, x, grid, increment / count), x)
+
+    return followed
+
+
+def _shadowing_constants(
+    runs: dict[int, _Shadow], profile: Profile, grid: Grid, horizon: float
+) -> tuple[DepthConstants, bool]:
+    """The constants of layers that are nowhere apart from their control; whether of samples."""
+    proved = proved_constants([run.layers for run in runs.values()], None, profile, grid)
+    sampled = proved is None or not math.isfinite(proved.on_layers(horizon))
+    if sampled:
+        layers, states, flow, _ = runs[min(runs)]
+        ours, theirs = np.asarray(states)[:-1], np.asarray(flow)[:-1]
+        samples = [(layers, at) for at in (ours, theirs, (ours + theirs) / 2)]
+        proved = _largest_constants(samples, profile, grid, horizon)
+    assert proved is not None
+    defects = (
+        _largest_norm(np.asarray(run.defects), grid) * (depth / horizon) ** 2
+        for depth, run in runs.items()
+    )
+    return proved._replace(control=0.0, defect=max(defects)), sampled
 
 
 def split_defect_study(field: Any, x: State, grid: Grid, depths: Sequence[int]) -> Study:
@@ -340,93 +411,6 @@ def split_gap_study(
     found = (_norm(np.asarray(gap), grid) for gap in gaps(x))
     errors = dict(zip(depths, found, strict=True))
     return refine("eq:discrete-residual-with-defect", None, depths, errors.__getitem__, 0.0)
-
-
-def input_adjoint_depth_studies(
-    control: Control,
-    terminal_loss: TerminalLoss,
-    example: Example,
-    grid: Grid,
-    depths: Sequence[int],
-    *,
-    schemes: Mapping[str, Scheme],
-    horizon: float = 1.0,
-    delta: float = 0.2,
-) -> dict[str, Study]:
-    r"""The input adjoint, the density and the cone mass of layers against the depth flow's.
-
-    - ``input adjoint``: :math:`P_0` in the grid's :math:`L^2`, against the adjoint equation
-      (`eq:adjoint`) solved backward;
-    - ``density``: the influence density m of one example, in :math:`L^1`;
-    - ``regional averages``: the largest error of the three;
-    - ``cone mass``: at the terminal state, the largest relative error over positions. The
-      control's fields need an `attention`.
-
-    All of order 1 for `euler` and `split`, as measured: the paper states no order. Keys are
-    ``"<scheme>: <quantity>"``.
-    """
-    terminal = jnp.array(horizon)
-
-    @eqx.filter_jit  # apart from the adjoints: one program, whatever the depth
-    def quantities(adjoint: State, state: State) -> dict[str, Array]:
-        energy = (adjoint**2).sum(axis=1)
-        density = energy / integral(energy, grid)
-        return {
-            "input adjoint": adjoint,
-            "density": density,
-            "regional averages": regional_averages(density, boundary_regions(grid, delta)),
-            "cone mass": cone_mass(control(terminal).attention, state, grid),
-        }
-
-    @eqx.filter_jit
-    def ends_of_flow(flow: ContinuousFlow) -> tuple[State, State]:
-        found = continuous_adjoint(flow, terminal_loss, example, grid, jnp.zeros(1))
-        return found.covectors[0], flow(example[0], grid)
-
-    @eqx.filter_jit
-    def ends_of_layers(flows: list[ResidualFlow]) -> list[tuple[State, State]]:
-        found = (adjoint_trajectory(flow, terminal_loss, example, grid) for flow in flows)
-        return [(adjoint.covectors[0], adjoint.states[-1]) for adjoint in found]
-
-    flows = reference_flows(control, horizon)
-    expected, check = (quantities(*ends_of_flow(flow)) for flow in flows)
-    own = _distances(check, expected, grid)
-
-    def studies(scheme: Scheme) -> dict[str, Study]:
-        flows = [scheme.recursion(control, depth, horizon) for depth in depths]
-        found = (_distances(quantities(*ends), expected, grid) for ends in ends_of_layers(flows))
-        errors = dict(zip(depths, found, strict=True))
-
-        def study(name: str, source: str) -> Study:
-            return refine(source, None, depths, lambda depth: errors[depth][name], own[name])
-
-        return {name: study(name, source) for name, source in _QUANTITIES.items()}
-
-    return {
-        f"{label}: {name}": study
-        for label, scheme in schemes.items()
-        for name, study in studies(scheme).items()
-    }
-
-
-_QUANTITIES = {
-    "input adjoint": "eq:adjoint",
-    "density": "eq:influence-density",
-    "regional averages": "eq:gd-left-average",
-    "cone mass": "eq:cone-mass",
-}
-
-
-def _distances(found: dict[str, Array], expected: dict[str, Array], grid: Grid) -> dict[str, float]:
-    found, expected = jax.tree.map(np.asarray, (found, expected))
-    gap = {name: found[name] - expected[name] for name in found}
-    weights = np.asarray(grid.weights)
-    return {
-        "input adjoint": float(np.sqrt(weights @ (gap["input adjoint"] ** 2).sum(axis=1))),
-        "density": float(weights @ np.abs(gap["density"])),
-        "regional averages": float(np.abs(gap["regional averages"]).max()),
-        "cone mass": float(np.abs(gap["cone mass"] / expected["cone mass"]).max()),
-    }
 
 
 def reference_flows(

@@ -13,6 +13,7 @@ from jaxtyping import Array
 
 from lim_jax.grid.cells import token_grid
 from lim_jax.limits import depth as in_depth
+from lim_jax.limits.depth_adjoints import input_adjoint_depth_studies
 from lim_jax.limits.fields import TERMINAL_LOSS, WIDTH, smooth_states
 from lim_jax.limits.refinement import Study, refine, richardson
 from lim_jax.limits.rows import Curve, Row
@@ -144,7 +145,7 @@ def _shadowing_rows(depths: tuple[int, ...], seed: int) -> Iterator[Row]:
 
 
 def _depth_adjoint_rows(depths: tuple[int, ...], seed: int) -> Iterator[Row]:
-    studies = in_depth.input_adjoint_depth_studies(
+    studies = input_adjoint_depth_studies(
         _control(seed),
         TERMINAL_LOSS,
         (smooth_states(_GRID.nodes), _GRID),

@@ -10,6 +10,7 @@ import dataclasses
 import inspect
 import io
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -23,8 +24,9 @@ from lim_jax._checks import AnyPath, as_path, counted, described, require, requi
 from lim_jax.grid.measure import Grid, require_grid, require_on_grid
 from lim_jax.limits.attention import SMOOTH, PositionField
 from lim_jax.limits.depth import reference_flows
+from lim_jax.limits.references import doubt, polynomial_twins
 from lim_jax.limits.refinement import refine
-from lim_jax.limits.rows import Row, rates_table
+from lim_jax.limits.rows import Row, rates_table, remarks
 from lim_jax.limits.schemes import Scheme
 from lim_jax.network.continuous import ContinuousFlow
 from lim_jax.network.flow import ResidualFlow
@@ -114,14 +116,14 @@ class Rates(tuple[Row, ...]):
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(
             ["quantity", "source", "refinement", "error", "bound", "reference_error"]
-            + ["expected_order", "order", "order_half_width"]
+            + ["expected_order", "order", "order_half_width", "doubt"]
         )
         for row in self:
             study, order = row.study, row.study.order
             bounds = study.bounds or [None] * len(study.errors)
             for refined in zip(study.refinements, study.errors, bounds, strict=True):
                 fitted = [study.reference_error, row.expected, order.value, order.half_width]
-                writer.writerow([row.name, study.source, *refined, *fitted])
+                writer.writerow([row.name, study.source, *refined, *fitted, row.doubt])
         if path is not None:
             as_path(path).write_text(text.getvalue(), encoding="utf-8")
         return text.getvalue()
@@ -144,6 +146,11 @@ def study(
     of a `ContinuousFlow`'s control, and errors are against that flow, solved to 1e-13. With both,
     grid k goes with depth k. Print the result for a table with fitted orders, `to_csv` for the
     numbers, `plots.convergence_rates(result, title)` for a figure.
+
+    References on panels are tested. A warning and `Row.doubt` say where a quantity of one cubic, in
+    place of all arrays with an axis of positions that the network gave, is not the same on both: it
+    picks rows. And where `references` are those of smooth fields, and half of a limit's digits
+    differ between them: something has a kink.
 
     Parameters
     ----------
@@ -200,11 +207,13 @@ def study(
     values = {name: quantity.value for name, quantity in measured.items()}
     everything = [*runs.values(), *known]
     fields = _fields(everything, states, values)
-    observed = _observed(everything, states, values)
+    observed, twins = _observed(everything, states, values)
     found = dict(zip(runs, observed, strict=False))
     parts = [(run.grid, of) for run, of in zip(known, observed[len(runs) :], strict=True)]
     check, limit = _Limit(parts[:-1], fields), _Limit(parts[1:], fields)
     finest = list(runs.values())[-1].grid
+    panels = [run.grid for run in known[-2:]]
+    smooth = references is None and not isinstance(grids, Grid)
 
     def row(name: str, quantity: Quantity) -> Row:
         def error(values: Array | np.ndarray, grid: Grid) -> float:
@@ -217,9 +226,24 @@ def study(
         own = error(check.on(finest, name, quantity.order), finest)
         order = None if quantity.order is None else float(quantity.order)
         made = refine(quantity.source, order, tuple(runs), errors.__getitem__, own, quantity.bound)
-        return Row(name, made, order)
+        of_cubic = _change([of[name] for of in twins], panels, name in fields)
+        size = max(float(np.abs(of[name]).max()) for of in observed)
+        why = doubt(of_cubic / size, own / size if smooth else 0.0, observed[-1][name].dtype)
+        return Row(name, made, order, doubt=why)
 
-    return Rates(row(name, quantity) for name, quantity in measured.items())
+    rates = Rates(row(name, quantity) for name, quantity in measured.items())
+    for remark, names in remarks({row.name: row.doubt for row in rates}).items():
+        warnings.warn(f"quantities {', '.join(names)}: {remark}.", stacklevel=2)
+    return rates
+
+
+def _change(twins: list[Array], grids: list[Grid], field: bool) -> float:
+    """How far a quantity of one field is from itself on two grids; zero where there are none."""
+    if not twins:
+        return 0.0
+    first, second = _carried(twins[0], *grids) if field else twins[0], twins[1]
+    with np.errstate(invalid="ignore"):  # of what no quantity has a number
+        return float(np.abs(np.asarray(first) - np.asarray(second)).max())
 
 
 class _Run(NamedTuple):
@@ -257,13 +281,19 @@ def _carried(values: Array, source: Grid, target: Grid) -> Array:
 @eqx.filter_jit  # of all at once: a program each would take longer to compile
 def _observed(
     runs: Sequence[_Run], states: PositionField, values: dict[str, Measure]
-) -> list[dict[str, Array]]:
-    """Every quantity of what each network gives on its grid."""
-    results = ((network(states(grid.nodes), grid), grid) for network, grid in runs)
-    return [
-        {name: jnp.asarray(value(result, grid)) for name, value in values.items()}
-        for result, grid in results
-    ]
+) -> tuple[list[dict[str, Array]], list[dict[str, Array]]]:
+    """Every quantity of what each network gives on its grid; and of a cubic on the last two."""
+    grids = [run.grid for run in runs]
+    results = [network(states(grid.nodes), grid) for network, grid in runs]
+
+    def measured(results: list[PyTree], grids: list[Grid]) -> list[dict[str, Array]]:
+        return [
+            {name: jnp.asarray(value(result, grid)) for name, value in values.items()}
+            for result, grid in zip(results, grids, strict=True)
+        ]
+
+    twins = polynomial_twins(results[-2:], grids[-2:])
+    return measured(results, grids), measured(twins, grids[-2:] if twins else [])
 
 
 class _Applied(eqx.Module):
@@ -438,7 +468,7 @@ def _fields(
     runs: Sequence[_Run], states: PositionField, values: dict[str, Measure]
 ) -> frozenset[str]:
     """Which quantities are fields of position; refuses those that are no numbers either."""
-    shapes = eqx.filter_eval_shape(_observed, runs, states, values)
+    shapes, _ = eqx.filter_eval_shape(_observed, runs, states, values)
 
     def is_field(name: str) -> bool:
         given = {run.grid.size: made[name] for run, made in zip(runs, shapes, strict=True)}

@@ -3,7 +3,7 @@
 Where a measured order differs from the printed one the row gives the reason.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from lim_jax._checks import require_several
@@ -26,12 +26,15 @@ class Row(NamedTuple):
     reason
         Why, where that differs from the order that the paper states; or where the paper states
         none, from that of smooth fields on tokens. Else empty.
+    doubt
+        Why the reference is doubtful, with the cure; empty where nothing says so.
     """
 
     name: str
     study: Study
     expected: float | None
     reason: str = ""
+    doubt: str = ""
 
     @property
     def topic(self) -> str:
@@ -51,6 +54,7 @@ class Row(NamedTuple):
             "name": self.name,
             "expected": self.expected,
             "reason": self.reason,
+            "doubt": self.doubt,
             "agrees": self.agrees,
             "order": order._asdict(),
             "holds": self.study.holds,
@@ -80,7 +84,8 @@ def rates_table(rows: Sequence[Row]) -> str:
 
     A dash stands for an order that is not stated or not known, and for a bound that is not
     explicit; of the others stands the study's verdict. Errors that are not ten times the
-    reference's own are marked: a finer one is needed.
+    reference's own are marked: a finer one is needed. So are doubtful references, with the cause
+    below the table.
     """
     require_several(rows, Row, "rows", "Take what limits.study gives.")
     lines = [
@@ -98,11 +103,31 @@ def rates_table(rows: Sequence[Row]) -> str:
             f"{order.value:7.2f} ±{order.error:5.2f} {bound:>10s} {order.constant:9.2g} "
             f"{study.reference_error:9.1e}{'' if row.agrees else '   DIFFERS'}"
             f"{'' if study.resolved else '   COARSE REFERENCE'}"
+            f"{'   DOUBTFUL REFERENCE' if row.doubt else ''}"
         )
-    reasons = dict.fromkeys(row.reason for row in rows if row.reason)
-    if reasons:
-        lines += ["", "Where the expected order is not the claimed one, or not the usual one:"]
-    for reason in reasons:
-        names = [row.name for row in rows if row.reason == reason]
-        lines.append(f"- {reason}: {'; '.join(names)}")
+    lines += _listed(
+        "Where the expected order is not the claimed one, or not the usual one:",
+        {row.name: row.reason for row in rows},
+    )
+    lines += _listed("Where the reference is doubtful:", {row.name: row.doubt for row in rows})
     return "\n".join(lines)
+
+
+def _listed(heading: str, of_rows: Mapping[str, str]) -> list[str]:
+    lines = [f"- {remark}: {'; '.join(names)}" for remark, names in remarks(of_rows).items()]
+    return ["", heading, *lines] if lines else []
+
+
+def remarks(of_rows: Mapping[str, str]) -> dict[str, list[str]]:
+    """Every remark once, with the names of the rows that it is on; empty ones are none.
+
+    Examples
+    --------
+    >>> remarks({"a": "late", "b": "", "c": "late"})
+    {'late': ['a', 'c']}
+    """
+    named: dict[str, list[str]] = {}
+    for name, remark in of_rows.items():
+        if remark:
+            named.setdefault(remark, []).append(name)
+    return named

@@ -56,8 +56,9 @@ def fourth_moments(
 ) -> FourthMoments:
     r"""Estimate the fourth moments behind `prop:influence-l2-differentiability`.
 
-    Estimates that grow with the context, or whose errors do not fall with more examples, say that
-    the squared penalty is to be read at finite length only.
+    Estimates that grow with the context (`limits.fourth_moment_studies`), or whose errors do not
+    fall with more examples (`limits.block_mean_study`), say that the squared penalty is to be read
+    at finite length only.
 
     Examples
     --------
