@@ -30,12 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from lim_jax._checks import (
-    described,
-    require,
-    require_callable,
-    require_kind,
-)
+from lim_jax._checks import described, require, require_callable, require_kind
 from lim_jax._precision import widened
 from lim_jax.grid.cells import CellGrid
 from lim_jax.grid.measure import Grid, require_on_grid

@@ -1,7 +1,4 @@
-"""Tokens to the continuum: loss, adjoints, influence and cone mass, measured.
-
-Fields and references are those of `attention`.
-"""
+"""Tokens to the continuum: loss, adjoints, influence, cone mass, by the fields of `attention`."""
 
 import math
 from collections.abc import Callable, Sequence

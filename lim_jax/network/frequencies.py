@@ -189,7 +189,8 @@ def yarn_amplitude(factor: Number, weight: Number = 1) -> float:
     >>> yarn_amplitude(1.0), round(yarn_amplitude(40.0), 4)
     (1.0, 1.3689)
     """
-    require_known(factor, "factor", expected="a positive finite number", cure=OWN)
+    for name, number in {"factor": factor, "weight": weight}.items():
+        require_known(number, name, expected="a positive finite number", cure=OWN)
     return 1.0 if factor <= 1 else 1 + 0.1 * weight * math.log(factor)
 
 

@@ -29,7 +29,9 @@ TURNS = "Pass what turns(grid) gives on the vectors' grid."
 
 
 def _known(frequencies: Frequencies | OfLength) -> Frequencies | OfLength:
-    return frequencies if isinstance(frequencies, Callable) else spelt(frequencies)
+    if isinstance(frequencies, Callable) and not isinstance(frequencies, type):
+        return frequencies
+    return spelt(frequencies)  # pyright: ignore[reportArgumentType]
 
 
 class Rotary(eqx.Module):

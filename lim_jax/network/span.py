@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from lim_jax._checks import counted, require
 from lim_jax.grid.cells import CellGrid
-from lim_jax.grid.measure import Grid
+from lim_jax.grid.measure import Grid, require_grid
 from lim_jax.network.positions import Places
 
 WHOLE = "None is for attention to the whole prefix."
@@ -74,6 +74,7 @@ class Span(eqx.Module):
 
     def prefixes(self, grid: Grid) -> Grid:
         """The grid with the prefixes that rows attend to."""
+        require_grid(grid)
         if self.window is not None:
             return grid.windowed(self.window)
         return grid if self.chunk is None else grid.chunked(self.chunk)

@@ -168,7 +168,8 @@ def _weighed_inputs(key, width):
 
 
 def _experts(width, routing, parts=None, **options):
-    experts = Experts(*(jnp.zeros((6, 5, width)) for _ in range(2)), jnp.zeros((6, width, 5)))
+    up, down = jnp.zeros((6, 5, width)), jnp.zeros((6, width, 5))
+    experts = Experts(up, up, down)
     experts = dataclasses.replace(experts, **(parts or {}))
     norm = RMSNorm.init(width, 0.2)
     return MixtureOfExperts(norm, jnp.zeros((6, width)), experts, routing, **options)

@@ -196,6 +196,30 @@ FIRST = {
             "high": Real(4.0), "trained": Real(64.0),
         },
     ),
+    "yarn_scaling": (
+        network.yarn_scaling,
+        {
+            "frequencies": Numbers([1.0, 0.1]), "base": Real(100.0), "factor": Real(4.0),
+            "trained": Real(64.0), "fast": Real(32.0), "slow": Real(1.0),
+        },
+    ),
+    "yarn_amplitude": (network.yarn_amplitude, {"factor": Real(4.0), "weight": Real(1.0)}),
+    "proportional_frequencies": (
+        network.proportional_frequencies,
+        {"size": Known(4), "base": Real(100.0), "part": Real(0.5)},
+    ),
+    "Alibi": (
+        lambda slopes, tokens, grid: network.Alibi(slopes, tokens).turns(grid),
+        {"slopes": Numbers([1.0, 0.1]), "tokens": optional(Real(8.0)), "grid": ON},
+    ),
+    "Tempered": (
+        lambda scale, floor, grid: network.Tempered(scale, floor).turns(grid),
+        {"scale": Real(0.5), "floor": Real(2.0), "grid": ON},
+    ),
+    "Span": (
+        lambda window, grid: network.Span(window).prefixes(grid).prefix_weights(),
+        {"window": optional(Known(2)), "grid": ON},
+    ),
     "TransformerField.init": (
         lim.TransformerField.init,
         {"width": Known(WIDTH), "heads": Known(1), "key": Thing(KEY)},

@@ -17,8 +17,18 @@ WITHOUT = {
         require_tensor require_width require_window scalar_loss
     """,
     "Parts of the readers of checkpoints, whose files tests/models breaks.": """
-        chosen exact_gelu frequencies_of gathered gpt2 gpt_neox head_of llama mistral number
-        positive put qwen2 qwen3 rope_options stacked tanh_gelu unfilled whole
+        across_heads alibi_slopes apart arcee bias biased biases_of bloom by_expert models.by_head
+        chosen cohere cohere2 deepseek_v2 deepseek_v3 ernie4_5 every exact_gelu exaone4 falcon
+        gathered gemma gemma2 gemma3_text glm glm4 gpt2 gpt_neo gpt_neox gpt_oss gptj granite
+        granitemoe head_of helium hunyuan_v1_dense inside joined joined_by_group jointly_gated
+        layer_kinds layer_norm layer_norm_from_one layer_norm_without_shift llama llama4_text
+        llama_like matrix ministral mistral mixed mixtral multipliers nemotron norm_of number
+        of_each_head of_each_head_apart of_matrices olmo2 olmo3 one_for_all_heads opt phi phi3
+        models.plain positive projected put qwen2 qwen3 qwen3_moe read_decoder rms_norm
+        rms_norm_from_one rope_options rotary_of seed_oss sizes_of sliding smollm3 spans
+        squared_relu stablelm stacked starcoder2 tanh_gelu through_latents together
+        together_by_turns together_by_width unfilled unpaired whole yarn_weights
+        models.gated
     """,
     "Parts of figures and pages, given numbers of the library's own.": """
         accuracy_by_place contrast depth_chart digits draw_averages draw_densities
@@ -34,7 +44,7 @@ WITHOUT = {
         adam_run algorithm1_objective algorithm3_objective attention_constant
         attention_studies beyond_the_paper block_mean_study cesaro_study doubt
         fourth_moment_studies polynomial_twins remarks comparison_table cone_mass_study
-        depth_costs gated gaussian_attention groups influence_averages influence_imbalance
+        depth_costs paper.gated gaussian_attention groups influence_averages influence_imbalance
         input_adjoint_depth_studies input_adjoint_studies largest_control_distances
         left_cone_mass_study linear_knots loss_study
         measure minimiser paper.compare position_costs printed_cone_mass_study
@@ -45,6 +55,7 @@ WITHOUT = {
         trajectory_studies
     """,
     "Parts of attention by tiles, in programs that are being traced: blocks are the library's.": """
+        capped gated_by of_heads project score_slopes spans_of spelt
         column_blocks column_mass each_vector in_groups over_tiles squared_operator_norms
         tiled_attention
     """,
