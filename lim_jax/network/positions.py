@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from lim_jax._checks import require_floats, require_known
+from lim_jax._checks import require, require_floats, require_known
 from lim_jax._precision import widened
 from lim_jax.grid.measure import Grid, require_grid
 from lim_jax.network.frequencies import Frequencies, Number, OfLength, spelt
@@ -59,7 +59,8 @@ class Rotary(eqx.Module):
     ------
     ValueError
         Where there are no frequencies, one is not finite, `tokens` is neither None nor positive
-        and finite, or `amplitude` is not; where vectors to turn are no floats.
+        and finite, or `amplitude` is not; where vectors to turn are no floats; where frequencies
+        that depend on a context's length meet a grid of several contexts.
 
     Examples
     --------
@@ -87,6 +88,11 @@ class Rotary(eqx.Module):
         """How many features of a head turn."""
         return 2 * len(self._frequencies(1))
 
+    def alike(self, first: Number, second: Number) -> bool:
+        """Whether tokens turn alike in contexts of two lengths."""
+        same = self._frequencies(first) == self._frequencies(second)
+        return self.tokens is not None or same
+
     def _frequencies(self, tokens: Number) -> Frequencies:
         known = self.frequencies
         return spelt(known(tokens)) if isinstance(known, Callable) else known
@@ -94,11 +100,18 @@ class Rotary(eqx.Module):
     def turns(self, grid: Grid) -> Turns:
         """The cosines and sines of every angle, in the default precision."""
         require_grid(grid)
+        starts = getattr(grid, "starts", None)
+        require(
+            starts is None or not isinstance(self.frequencies, Callable),
+            "grid",
+            got="packed contexts, or padding on the left",
+            expected="one context: these frequencies depend on its length",
+            cure="Measure each context by itself.",
+        )
         tokens = grid.size if self.tokens is None else self.tokens
         places = grid._nodes() * tokens - (1 if self.from_zero else 0)
         angles = np.outer(places, self._frequencies(tokens))
         turns = jnp.asarray(self.amplitude * np.stack([np.cos(angles), np.sin(angles)], axis=1))
-        starts = getattr(grid, "starts", None)
         if not self.from_zero or starts is None:
             return turns
         return turns[jnp.arange(grid.size) - starts]
@@ -185,13 +198,17 @@ class Tempered(eqx.Module):
             expected, cure = "a positive finite number", "Take a checkpoint's own numbers."
             require_known(getattr(self, name), name, expected=expected, cure=cure)
 
+    def alike(self, first: Number, second: Number) -> bool:
+        """Whether tokens know their places alike in contexts of two lengths: they do."""
+        return True
+
     def turns(self, grid: Grid) -> Float[Array, " length"]:
         """The factors; of packed contexts each counts from its own beginning."""
         require_grid(grid)
         tokens = grid.size if self.tokens is None else self.tokens
         places = jnp.asarray(np.round(grid._nodes() * tokens, 6))
         starts = getattr(grid, "starts", None)
-        places = places if starts is None else places - starts
+        places = places if starts is None else places - starts.astype(places.dtype)
         return 1 + self.scale * jnp.log1p(jnp.floor(places / self.floor))
 
     def of_queries(self, vectors: Vectors, turns: Float[Array, " length"]) -> Vectors:
@@ -241,6 +258,10 @@ class Alibi(eqx.Module):
             require_known(self.tokens, "tokens", expected=expected, cure=TOKENS)
 
     turning = 0
+
+    def alike(self, first: Number, second: Number) -> bool:
+        """Whether tokens know their places alike in contexts of two lengths: they do."""
+        return True
 
     def turns(self, grid: Grid) -> Float[Array, " length"]:
         """The places :math:`p_j n - 1`."""

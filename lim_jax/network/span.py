@@ -72,6 +72,10 @@ class Span(eqx.Module):
         """How many features of a head turn."""
         return 0 if self.places is None else self.places.turning
 
+    def alike(self, first: int, second: int) -> bool:
+        """Whether tokens of contexts of two lengths know their places in the same way."""
+        return self.places is None or self.places.alike(first, second)
+
     def prefixes(self, grid: Grid) -> Grid:
         """The grid with the prefixes that rows attend to."""
         require_grid(grid)
@@ -135,6 +139,10 @@ class Spans(eqx.Module):
     def turning(self) -> int:
         """How many features of a head turn, where most do."""
         return max(kind.turning for kind in self.kinds)
+
+    def alike(self, first: int, second: int) -> bool:
+        """Whether tokens of contexts of two lengths know their places in the same way."""
+        return all(kind.alike(first, second) for kind in self.kinds)
 
     def prefixes(self, grid: Grid) -> Grid:
         """The grid with the prefixes that rows of this layer attend to."""

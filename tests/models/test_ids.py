@@ -14,7 +14,8 @@ from reference.publishers import CONFIGS, write
 
 import lim_jax as lim
 from lim_jax import models
-from lim_jax.loss import teacher_forcing
+from lim_jax.loss import last_token, teacher_forcing
+from lim_jax.network import LongFrequencies, Rotary
 
 REGIONS = lim.boundary_regions(lim.graded_grid(10), 0.2)
 LENGTHS, PLACES = (5, 7, 20), 22  # padded to 16, 16, 24 or all places
@@ -283,3 +284,16 @@ def test_rows_that_cannot_be_cut_are_refused(mask, segments, message, as_users_r
 def test_what_is_no_table_of_ids_is_refused(ids, as_users_run):
     with pytest.raises(ValueError, match="ids: got .*a row for each example"):
         models.contexts(ids, mask=IDS)
+
+
+@pytest.mark.parametrize("trained", [20, 10])
+def test_a_context_is_not_padded_where_a_longer_one_would_turn_otherwise(trained):
+    """Of 17 tokens, padded to 24, frequencies of at most 20 tokens would be those of more."""
+    rotary = Rotary(LongFrequencies((0.9, 0.3), (0.1, 0.02), trained))
+    key = jax.random.key(0)
+    model = models.gaussian_model(9, 0, width=8, heads=2, depth=1, rotary=rotary, key=key)
+    window = jax.device_put(np.arange(18) % 9)
+    x, y = model.example(window, last_token(17))
+    slope = np.asarray(eqx.filter_jit(jax.grad(lambda x: model.loss(x, y)))(x))
+    (found,) = models.energies_of_ids(model, [window], ask=last_token)
+    np.testing.assert_allclose(found, 17**2 * (slope**2).sum(axis=1), rtol=1e-9)

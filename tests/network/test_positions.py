@@ -12,7 +12,19 @@ from reference.differences import fitted_order
 from reference.networks import LENGTH, WIDTH, layer_of, random_states
 
 import lim_jax as lim
-from lim_jax.network import Rotary, Span, linear_scaling, llama3_scaling, rotary_frequencies
+from lim_jax.network import (
+    DynamicFrequencies,
+    LongFrequencies,
+    Rotary,
+    Span,
+    Tempered,
+    UnitRotary,
+    linear_scaling,
+    llama3_scaling,
+    rotary_frequencies,
+    yarn_amplitude,
+    yarn_scaling,
+)
 
 SIZES = (40, 80, 160, 320)
 
@@ -127,3 +139,64 @@ def test_malformed_positions_are_refused():
         linear_scaling((1.0,), math.nan)
     with pytest.raises(ValueError, match="low: got 4.0, expected less than high, 1.0"):
         llama3_scaling((1.0,), factor=8.0, low=4.0, high=1.0, trained=8192)
+
+
+def test_yarn_is_the_papers_ramp():
+    """By pairs: kept up to that of 32 turns, divided from that of one on, linear between."""
+    base, factor, trained = 500.0, 8.0, 300
+    frequencies = rotary_frequencies(16, base)
+    ends = [8 * math.log(trained / (turns * 2 * math.pi)) / math.log(base) for turns in (32, 1)]
+    for whole, (low, high) in ((True, (max(math.floor(ends[0]), 0), math.ceil(ends[1]))),
+                               (False, (max(ends[0], 0), ends[1]))):  # fmt: skip
+        expected = []
+        for pair, frequency in enumerate(frequencies):
+            share = min(max((pair - low) / (high - low), 0), 1)
+            expected.append(frequency * (1 - share) + frequency / factor * share)
+        found = yarn_scaling(
+            frequencies, base=base, factor=factor, trained=trained, whole_pairs=whole
+        )
+        np.testing.assert_allclose(found, expected, rtol=1e-13)
+    assert yarn_amplitude(factor) == pytest.approx(0.1 * math.log(8) + 1)
+    assert yarn_amplitude(factor, 0.5) == pytest.approx(0.05 * math.log(8) + 1)
+
+
+def test_frequencies_of_a_length_are_those_of_contexts_that_long():
+    """One context of seven tokens turns by the long ones, of six by the short; packed, neither."""
+    short, long = (0.9, 0.2), (0.4, 0.1)
+    rotary = Rotary(LongFrequencies(short, long, trained=6), amplitude=1.5)
+    for length, frequencies in ((6, short), (7, long)):
+        angles = np.outer(np.arange(1, length + 1), frequencies)
+        expected = 1.5 * np.stack([np.cos(angles), np.sin(angles)], axis=1)
+        np.testing.assert_allclose(rotary.turns(lim.token_grid(length)), expected, rtol=1e-12)
+    assert rotary.turning == 4 and rotary.alike(5, 6) and not rotary.alike(6, 7)
+    packed = lim.token_grid(7).starting(jnp.array([0, 0, 0, 3, 3, 3, 3]))
+    with pytest.raises(ValueError, match="grid: got packed contexts.*depend on its length"):
+        rotary.turns(packed)
+    grown = DynamicFrequencies(size=4, base=100.0, factor=3.0, trained=6)
+    assert grown(5) == rotary_frequencies(4, 100.0)
+    np.testing.assert_allclose(grown(9), rotary_frequencies(4, 100 * (3 * 1.5 - 2) ** 2))
+
+
+def test_angles_from_zero_and_tempers_begin_with_each_context():
+    """In a packed row the second context's tokens are as in a row of its own."""
+    starts = jnp.array([0, 0, 0, 3, 3, 3, 3])
+    packed, alone = lim.token_grid(7).starting(starts), lim.token_grid(4)
+    rotary = Rotary((0.7, 0.1), from_zero=True)
+    np.testing.assert_allclose(rotary.turns(packed)[3:], rotary.turns(alone), rtol=1e-13)
+    np.testing.assert_allclose(rotary.turns(alone)[0], [[1.0, 1.0], [0.0, 0.0]])
+    tempered = Tempered(scale=0.5, floor=2)
+    np.testing.assert_allclose(tempered.turns(packed)[3:], tempered.turns(alone), rtol=1e-13)
+    expected = [1 + 0.5 * math.log(1 + i // 2) for i in (1, 2, 3, 4)]
+    np.testing.assert_allclose(tempered.turns(alone), expected, rtol=1e-13)
+    query = random_states(3, 2, 4, 4)
+    found = tempered.of_queries(query, tempered.turns(alone))
+    np.testing.assert_allclose(found, np.asarray(query) * np.array(expected)[:, None], rtol=1e-13)
+    assert tempered.of_keys(query, tempered.turns(alone)) is query
+
+
+def test_unit_rotary_divides_by_the_root_mean_square():
+    rotary, query = UnitRotary((0.7,), eta=0.3), random_states(3, 2, 4, 4)
+    grid = lim.token_grid(4)
+    turned = np.asarray(Rotary((0.7,)).turned(query, rotary.turns(grid)))
+    expected = turned / np.sqrt((turned**2).mean(axis=2, keepdims=True) + 0.3)
+    np.testing.assert_allclose(rotary.of_keys(query, rotary.turns(grid)), expected, rtol=1e-12)
