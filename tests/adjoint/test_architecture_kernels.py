@@ -101,3 +101,21 @@ def test_the_ledger_of_a_network_with_everything_sums_to_its_gradient(step):
     np.testing.assert_allclose(vectors.sum(axis=0), expected, rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(heads.sum(axis=(0, 1)), vectors[1], rtol=1e-12, atol=1e-12)
     assert np.abs(vectors).max(axis=(1, 2)).min() > 0.01
+
+
+def test_columns_are_pushed_and_pulled_as_their_blocks():
+    """With caps and a norm of the output between: the two maps are one matrix, either way."""
+    grid = lim.graded_grid(LENGTH)
+    attention = layer_of(architecture_flow("normed outputs")).attention
+    x, covector, moved = (random_states(seed, LENGTH, WIDTH) for seed in (2, 5, 6))
+
+    @jax.jit
+    def found(attention, j):
+        factors = lim.adjoint.kernel_factors(attention, x, grid)
+        pushed = factors.push_column(j, moved[0])
+        return factors.column(j), pushed, factors.pull_column(j, covector)
+
+    blocks, pushed, pulled = map(np.asarray, found(attention, 2))
+    np.testing.assert_allclose(pushed, blocks @ np.asarray(moved)[0], rtol=1e-12, atol=1e-13)
+    expected = np.einsum("iab,ia->ib", blocks, np.asarray(covector))
+    np.testing.assert_allclose(pulled, expected, rtol=1e-12, atol=1e-13)
