@@ -16,6 +16,7 @@ from . import places as places
 from . import reading as reading
 from . import recipe as recipe
 from . import text as text
+from . import text_part as text_part
 from .causal import CausalLM as CausalLM
 from .causal import Queries as Queries
 from .causal import load as load
@@ -149,3 +150,4 @@ from .recipe import sizes_of as sizes_of
 from .text import ids_of_text as ids_of_text
 from .text import read_tokenizer as read_tokenizer
 from .text import texts_of_ids as texts_of_ids
+from .text_part import TextPart as TextPart
