@@ -13,6 +13,7 @@ from . import mixture_family as mixture_family
 from . import options as options
 from . import parts as parts
 from . import places as places
+from . import quantised as quantised
 from . import reading as reading
 from . import recipe as recipe
 from . import text as text
@@ -131,6 +132,11 @@ from .places import rope_options as rope_options
 from .places import rotary_of as rotary_of
 from .places import spans as spans
 from .places import yarn_weights as yarn_weights
+from .quantised import Quantisation as Quantisation
+from .quantised import of_eight_bits as of_eight_bits
+from .quantised import of_four_bits as of_four_bits
+from .quantised import published_names as published_names
+from .quantised import quantisation_of as quantisation_of
 from .reading import Reader as Reader
 from .reading import Weights as Weights
 from .reading import by_head as by_head

@@ -98,7 +98,7 @@ REFUSED = {
         {"config": {"text_config": TEXT | {"logit_scale": 2.0}}}, "got logit_scale = 2.0",
     ),
     "another part": ({"more": ["audio_tower.weight"]}, "got audio_tower.weight, which is neither"),
-    "text beside the text's part": ({"more": ["model.norm.weight"]}, "got model.norm.weight, which"),
+    "text beside its part": ({"more": ["model.norm.weight"]}, "got model.norm.weight, which"),
     "a tensor twice": (
         {"more": ["model.language_model.norm.weight"]},
         "got model.language_model.norm.weight and language_model.model.norm.weight",
