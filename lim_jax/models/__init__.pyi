@@ -4,6 +4,7 @@ from . import decoder as decoder
 from . import experts as experts
 from . import families as families
 from . import gemma_family as gemma_family
+from . import gguf_architectures as gguf_architectures
 from . import gguf_file as gguf_file
 from . import ids as ids
 from . import language as language
@@ -39,6 +40,8 @@ from .experts import together_by_width as together_by_width
 from .gemma_family import gemma as gemma
 from .gemma_family import gemma2 as gemma2
 from .gemma_family import gemma3_text as gemma3_text
+from .gguf_architectures import Architecture as Architecture
+from .gguf_architectures import published_config as published_config
 from .gguf_file import GGUFCheckpoint as GGUFCheckpoint
 from .gguf_file import open_gguf as open_gguf
 from .gguf_file import opened_gguf as opened_gguf

@@ -18,8 +18,8 @@ WITHOUT = {
     """,
     "Parts of the readers of checkpoints, whose files tests/models breaks.": """
         chosen exact_gelu frequencies_of gathered gpt2 gpt_neox head_of llama mistral number
-        of_eight_bits of_four_bits positive published_names put quantisation_of qwen2 qwen3
-        rope_options stacked tanh_gelu text_part unfilled whole
+        of_eight_bits of_four_bits positive published_config published_names put quantisation_of
+        qwen2 qwen3 rope_options stacked tanh_gelu text_part unfilled whole
     """,
     "Parts of figures and pages, given numbers of the library's own.": """
         accuracy_by_place contrast depth_chart digits draw_averages draw_densities
