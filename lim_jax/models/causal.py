@@ -268,8 +268,8 @@ def load(path: AnyPath, dtype: str = "float32") -> CausalLM:
     Parameters
     ----------
     path
-        A folder with ``config.json`` and safetensors files, as in `checkpoint`; or a file of
-        llama.cpp, as in `gguf_file`.
+        A folder with ``config.json`` and safetensors files, as in `checkpoint`, of which
+        `text_part` takes the text; or a file of llama.cpp, as in `gguf_file`.
     dtype
         The precision of the weights that come back.
 

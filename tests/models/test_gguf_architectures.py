@@ -48,8 +48,9 @@ CASES = {
         {
             "model_type": "qwen3_moe", "head_dim": 6, "num_experts": EXPERTS,
             "num_experts_per_tok": 2, "moe_intermediate_size": 5, "norm_topk_prob": True,
+            "rope_scaling": YARN | {"original_max_position_embeddings": 64},
         },
-        MIXED,
+        MIXED | {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0},
     ),
     "gemma2": (
         {
@@ -95,17 +96,19 @@ CASES = {
     "olmo2": ({"model_type": "olmo2", "rope_scaling": YARN}, YARNS),
     "gpt-oss": (
         {
-            "model_type": "gpt_oss", "head_dim": 6, "sliding_window": 3,
+            "model_type": "gpt_oss", "head_dim": 16, "sliding_window": 3,
             "num_local_experts": EXPERTS, "num_experts_per_tok": 2, "intermediate_size": 5,
-            "rope_scaling": YARN | {"truncate": False},
+            "rope_scaling": YARN | {"original_max_position_embeddings": 64, "truncate": False},
         },
-        MIXED | YARNS | {"attention.sliding_window": 3},
+        MIXED | YARNS
+        | {"attention.sliding_window": 3, "rope.scaling.original_context_length": 64},
     ),
 }  # fmt: skip
 
 
 def shapes(config):
     """The publisher's tensors of a layer."""
+    found: dict[str, tuple[int, ...]]
     family, d = config["model_type"], config["hidden_size"]
     size = config.get("head_dim", WIDTH // HEADS)
     q, kv, h = HEADS * size, GROUPS * size, config["intermediate_size"]

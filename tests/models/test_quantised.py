@@ -44,7 +44,7 @@ def matrix(rows=7, columns=5, seed=0):
     return numbers, scales
 
 
-def whole(numbers, scales):
+def whole(numbers, scales) -> np.ndarray:
     return np.array(
         [
             [eight_bits(int(byte)) * float(scales[i // 3, j // 2]) for j, byte in enumerate(row)]
@@ -70,11 +70,12 @@ def test_numbers_of_eight_bits_are_multiplied_by_their_blocks_scale(tmp_path, mo
 
 
 def test_a_network_of_eight_bits_is_that_of_its_products(tmp_path):
-    config, stored, arrays = CONFIGS["qwen3"], {}, {}
+    config, stored = CONFIGS["qwen3"], {}
+    arrays: dict[str, np.ndarray] = {}
     for seed, (name, array) in enumerate(publishers.tensors(config).items()):
         stored[name] = arrays[name] = array
         if "_proj" in name:
-            numbers, scales = matrix(*array.shape, seed)
+            numbers, scales = matrix(array.shape[0], array.shape[1], seed)
             stored[name] = numbers.view(ml_dtypes.float8_e4m3fn)
             stored[f"{name}_scale_inv"] = scales
             arrays[name] = whole(numbers, scales)
@@ -137,7 +138,9 @@ def test_a_network_of_four_bits_is_that_of_its_products(tmp_path):
     generator = np.random.default_rng(0)
     for k in range(2):
         shapes |= {f"model.layers.{k}.{name}": shape for name, shape in layer.items()}
-    arrays = {n: generator.standard_normal(s).astype(np.float32) for n, s in shapes.items()}
+    arrays: dict[str, np.ndarray] = {
+        name: generator.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()
+    }
     stored = dict(arrays)
     for k in range(2):
         for name, rows in (("gate_up_proj", 64), ("down_proj", 32)):
