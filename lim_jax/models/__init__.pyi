@@ -4,6 +4,7 @@ from . import decoder as decoder
 from . import experts as experts
 from . import families as families
 from . import gemma_family as gemma_family
+from . import gguf_architectures as gguf_architectures
 from . import gguf_file as gguf_file
 from . import ids as ids
 from . import language as language
@@ -13,9 +14,11 @@ from . import mixture_family as mixture_family
 from . import options as options
 from . import parts as parts
 from . import places as places
+from . import quantised as quantised
 from . import reading as reading
 from . import recipe as recipe
 from . import text as text
+from . import text_part as text_part
 from .causal import CausalLM as CausalLM
 from .causal import Queries as Queries
 from .causal import load as load
@@ -37,6 +40,8 @@ from .experts import together_by_width as together_by_width
 from .gemma_family import gemma as gemma
 from .gemma_family import gemma2 as gemma2
 from .gemma_family import gemma3_text as gemma3_text
+from .gguf_architectures import Architecture as Architecture
+from .gguf_architectures import published_config as published_config
 from .gguf_file import GGUFCheckpoint as GGUFCheckpoint
 from .gguf_file import open_gguf as open_gguf
 from .gguf_file import opened_gguf as opened_gguf
@@ -130,6 +135,11 @@ from .places import rope_options as rope_options
 from .places import rotary_of as rotary_of
 from .places import spans as spans
 from .places import yarn_weights as yarn_weights
+from .quantised import Quantisation as Quantisation
+from .quantised import of_eight_bits as of_eight_bits
+from .quantised import of_four_bits as of_four_bits
+from .quantised import published_names as published_names
+from .quantised import quantisation_of as quantisation_of
 from .reading import Reader as Reader
 from .reading import Weights as Weights
 from .reading import by_head as by_head
@@ -149,3 +159,4 @@ from .recipe import sizes_of as sizes_of
 from .text import ids_of_text as ids_of_text
 from .text import read_tokenizer as read_tokenizer
 from .text import texts_of_ids as texts_of_ids
+from .text_part import TextPart as TextPart

@@ -25,6 +25,7 @@ from lim_jax.models.decoder import read_decoder
 from lim_jax.models.families import FAMILIES
 from lim_jax.models.gguf_file import open_gguf
 from lim_jax.models.options import refuse_other_architectures
+from lim_jax.models.text_part import text_part
 from lim_jax.network.flow import ResidualFlow
 from lim_jax.network.norms import Norm
 from lim_jax.network.shaping import capped
@@ -267,8 +268,8 @@ def load(path: AnyPath, dtype: str = "float32") -> CausalLM:
     Parameters
     ----------
     path
-        A folder with ``config.json`` and safetensors files, as in `checkpoint`; or a file of
-        llama.cpp, as in `gguf_file`.
+        A folder with ``config.json`` and safetensors files, as in `checkpoint`, of which
+        `text_part` takes the text; or a file of llama.cpp, as in `gguf_file`.
     dtype
         The precision of the weights that come back.
 
@@ -287,7 +288,8 @@ def load(path: AnyPath, dtype: str = "float32") -> CausalLM:
         expected='"float32" or "float64"',
         cure="Weights are kept in full precision.",
     )
-    checkpoint = open_gguf(path) if as_path(path).suffix == ".gguf" else open_checkpoint(path)
+    gguf = as_path(path).suffix == ".gguf"
+    checkpoint = open_gguf(path) if gguf else text_part(open_checkpoint(path))
     family = checkpoint.config.get("model_type")
     require(
         family in FAMILIES,

@@ -1,9 +1,10 @@
 """Folders of weights: their configuration and tensors, read one by one, or refused by name.
 
 A folder holds ``config.json`` and safetensors files, whole (``model.safetensors``) or sharded by
-``model.safetensors.index.json``. Whatever is broken is refused before anything is computed: pickled
-files, duplicate keys, entries that leave the folder, missing files and tensors, precisions that are
-not known, and weights that are NaN or infinite.
+``model.safetensors.index.json``. Weights of eight and four bits are read as `quantised` says.
+Whatever is broken is refused before anything is computed: pickled files, duplicate keys, entries
+that leave the folder, missing files and tensors, precisions that are not known, and weights that
+are NaN or infinite.
 """
 
 import json
@@ -19,10 +20,24 @@ import numpy as np
 
 from lim_jax._checks import AnyPath, as_path, require, require_extra
 from lim_jax.models.options import Configuration
+from lim_jax.models.quantised import (
+    BLOCKS,
+    PAIRS,
+    SCALE,
+    SCALES,
+    Quantisation,
+    of_eight_bits,
+    of_four_bits,
+    published_names,
+    quantisation_of,
+)
 
 safetensors: Any = lazy_loader.load("safetensors")  # of the extra; the rest does without
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PRECISIONS = ("F64", "F32", "F16", "BF16")
+EIGHT_BITS, BYTES = "F8_E4M3", "U8"
+ADAPTER = "adapter_config.json"
+Rows = Callable[[slice], np.ndarray]
 LONGEST_HEADER = 100_000_000
 NUMBERS_AT_ONCE = 2**20
 ALIGNMENT = 64
@@ -38,12 +53,18 @@ class Checkpoint(NamedTuple):
     config
         ``config.json``.
     files
-        The file of every tensor.
+        The file of every tensor, by the name that it has when it is stored whole.
+    stored
+        The file of everything that files hold, scales too.
+    quantisation
+        How weights are stored that are not whole.
     """
 
     folder: Path
     config: Configuration
     files: Mapping[str, Path]
+    stored: Mapping[str, Path]
+    quantisation: Quantisation | None = None
 
     def read(self, name: str, shape: tuple[int, ...], dtype: str = "float32") -> np.ndarray:
         """Read one tensor, converted as it comes.
@@ -54,29 +75,65 @@ class Checkpoint(NamedTuple):
             Where it is missing, has another shape or an unknown precision, or is not finite.
         """
         require_tensor(self.files, name)
-        with _opened(self.files[name]) as file:
+        if name not in self.stored:
+            return gathered(name, shape, dtype, self._of_four_bits(name, shape))
+        if self._is_of_blocks(name, shape):
+            return gathered(name, shape, dtype, self._of_eight_bits(name, shape))
+        return gathered(name, shape, dtype, self._rows(name, shape))
+
+    def _is_of_blocks(self, name: str, shape: tuple[int, ...]) -> bool:
+        if self.quantisation is None or self.quantisation.scheme != "fp8" or len(shape) != 2:
+            return False
+        with _opened(self.stored[name]) as file:
+            return file.get_slice(name).get_dtype() == EIGHT_BITS
+
+    def _rows(self, name: str, shape: tuple[int, ...], known: tuple[str, ...] = PRECISIONS) -> Rows:
+        """What reads some rows of a tensor of a known precision."""
+        require_tensor(self.stored, name)
+        with _opened(self.stored[name]) as file:
             described = file.get_slice(name)
             stored = described.get_dtype()
             require(
-                stored in PRECISIONS,
+                stored in known,
                 name,
                 got=f"the precision {stored}",
-                expected=", ".join(PRECISIONS),
+                expected=", ".join(known),
                 cure="Convert quantised weights to one of these.",
             )
             require_shape(name, tuple(described.get_shape()), shape)
 
         def rows(part: slice) -> np.ndarray:
             # Opened anew, the file lets go of the pages that were read.
-            with _opened(self.files[name]) as file:
+            with _opened(self.stored[name]) as file:
                 return file.get_slice(name)[part]
 
-        return gathered(name, shape, dtype, rows)
+        return rows if stored != EIGHT_BITS else _bytes(self.stored[name], name, shape)
+
+    def _of_eight_bits(self, name: str, shape: tuple[int, ...]) -> Rows:
+        """The same of a matrix with a scale for each block."""
+        assert self.quantisation is not None
+        block, numbers = self.quantisation.block, self._rows(name, shape, (EIGHT_BITS,))
+        blocks = tuple(-(-n // size) for n, size in zip(shape, block, strict=True))
+        scales = gathered(name, blocks, "float32", self._rows(name + SCALE, blocks))
+        return lambda part: of_eight_bits(numbers(part), scales, part.start, block)
+
+    def _of_four_bits(self, name: str, shape: tuple[int, ...]) -> Rows:
+        """The same of matrices of experts, whose rows stand from the output to the input side."""
+        require(
+            len(shape) == 3 and shape[1] % (2 * PAIRS) == 0,
+            name,
+            got="numbers of four bits",
+            expected="whole ones" if len(shape) != 3 else f"shape {shape}",
+            cure="Take the publisher's weights in half precision.",
+        )
+        experts, columns, rows = shape
+        scale_shape = experts, rows, columns // (2 * PAIRS)
+        blocks = self._rows(name + BLOCKS, (*scale_shape, PAIRS), (BYTES,))
+        scales = self._rows(name + SCALES, scale_shape, (BYTES,))
+        return lambda part: of_four_bits(blocks(part), scales(part))
 
 
-def gathered(
-    name: str, shape: tuple[int, ...], dtype: str, rows: Callable[[slice], np.ndarray]
-) -> np.ndarray:
+def gathered(name: str, shape: tuple[int, ...], dtype: str, rows: Rows) -> np.ndarray:
     """Read a tensor some rows at a time, each converted and checked as it comes.
 
     Raises
@@ -153,13 +210,21 @@ def open_checkpoint(folder: AnyPath) -> Checkpoint:
         expected="a folder with config.json and safetensors files",
         cure="Download the whole repository of the model.",
     )
-    config = _json(folder / "config.json")
+    require(
+        not (folder / ADAPTER).exists(),
+        "folder",
+        got=f"an adapter ({ADAPTER}) in {folder}",
+        expected="whole weights",
+        cure="Merge it into its model, and save that.",
+    )
+    config = Configuration(_json(folder / "config.json"))
+    quantisation = quantisation_of(config)
     if (folder / INDEX).exists():
         files = _sharded(folder)
     else:
         _require_weights(folder)
         files = dict.fromkeys(_names(folder / WHOLE), folder / WHOLE)
-    return Checkpoint(folder, Configuration(config), files)
+    return Checkpoint(folder, config, published_names(files, quantisation), files, quantisation)
 
 
 def _require_weights(folder: Path) -> None:
@@ -216,7 +281,12 @@ def _names(file: Path) -> list[str]:
     """The tensors of a file whose header is sound and names none twice."""
     with _opened(file) as opened:
         names = list(opened.keys())
-    # The library keeps the last of two tensors of one name; the header tells.
+    _header(file)  # The library keeps the last of two tensors of one name; the header tells.
+    return names
+
+
+def _header(file: Path) -> tuple[dict[str, Any], int]:
+    """A file's header, and where its tensors begin."""
     with file.open("rb") as stream:
         (size,) = struct.unpack("<Q", stream.read(8))
         require(
@@ -226,8 +296,21 @@ def _names(file: Path) -> list[str]:
             expected=f"at most {LONGEST_HEADER}",
             cure="Download it again.",
         )
-        _loads(stream.read(size), file)
-    return names
+        return _loads(stream.read(size), file), 8 + size
+
+
+def _bytes(file: Path, name: str, shape: tuple[int, ...]) -> Rows:
+    """What reads some rows of a tensor whose numbers are a byte each, as the library does not."""
+    header, start = _header(file)
+    start += header[name]["data_offsets"][0]
+
+    def rows(part: slice) -> np.ndarray:
+        found = part.stop - part.start, *shape[1:]
+        before = part.start * math.prod(shape[1:])
+        read = np.fromfile(file, np.uint8, math.prod(found), offset=start + before)
+        return read.reshape(found)
+
+    return rows
 
 
 class _opened:

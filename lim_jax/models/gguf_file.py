@@ -1,13 +1,14 @@
 """GGUF files of llama.cpp: one file with options, tensors, and often quantised weights.
 
-Tensors are given the names that their publisher gave them, so that families read them as they do a
-folder; llama.cpp's order of the rows of queries and keys, which pairs neighbouring features, is
-undone.
+Tensors are given the names and the shapes that their publisher gave them, so that families read
+them as they do a folder: llama.cpp's order of the rows of queries and keys, which pairs
+neighbouring features, is undone, ones are taken from norms to which it added them, and experts
+that it stacks are cut apart.
 """
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,27 +17,19 @@ import numpy as np
 
 from lim_jax._checks import AnyPath, as_path, require, require_extra
 from lim_jax.models.checkpoint import gathered, require_shape, require_tensor
+from lim_jax.models.gguf_architectures import (
+    ARCHITECTURES,
+    FREQUENCIES,
+    LONG,
+    OUTSIDE,
+    SHORT,
+    Architecture,
+    published_config,
+)
 from lim_jax.models.options import Configuration
 
 gguf: Any = lazy_loader.load("gguf")  # of the extra; the rest does without
-LAYER = {
-    "attn_norm": "input_layernorm",
-    "ffn_norm": "post_attention_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-OUTSIDE = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-}
-
-FACTORS = "rope_freqs.weight"  # what each rotary frequency is divided by: Llama 3's scaling, done
+FACTORS = (FREQUENCIES, LONG, SHORT)
 
 
 class _Stored(NamedTuple):
@@ -61,6 +54,27 @@ class _Stored(NamedTuple):
     offset: int
 
 
+class _Published(NamedTuple):
+    """A tensor as its publisher has it.
+
+    Attributes
+    ----------
+    stored
+        What it is made of, of the same number of rows.
+    shape
+        Its own.
+    of
+        Makes some of its rows of theirs.
+    heads
+        In how many heads neighbouring rows turn together, which the publisher has halves apart.
+    """
+
+    stored: tuple[_Stored, ...]
+    shape: tuple[int, ...]
+    of: Callable[..., np.ndarray] = lambda rows: rows
+    heads: int | None = None
+
+
 class GGUFCheckpoint(NamedTuple):
     """A file that was looked through; `checkpoint.Checkpoint`'s twin.
 
@@ -76,7 +90,7 @@ class GGUFCheckpoint(NamedTuple):
 
     file: Path
     config: Configuration
-    files: Mapping[str, _Stored]
+    files: Mapping[str, _Published]
 
     def read(self, name: str, shape: tuple[int, ...], dtype: str = "float32") -> np.ndarray:
         """Read one tensor, its quantisation and the order of its rows undone.
@@ -91,14 +105,10 @@ class GGUFCheckpoint(NamedTuple):
         require_shape(name, tensor.shape, shape)
 
         def rows(part: slice) -> np.ndarray:
-            return _dequantized(name, self.file, tensor, part)
+            return tensor.of(*(_dequantized(name, self.file, one, part) for one in tensor.stored))
 
         values = gathered(name, shape, dtype, rows)
-        kind = re.search(r"self_attn\.([qk])_proj", name)
-        if kind is None:
-            return values
-        groups = self.config["num_key_value_heads" if kind[1] == "k" else "num_attention_heads"]
-        return _halves_apart(values, groups)
+        return values if tensor.heads is None else _halves_apart(values, tensor.heads)
 
 
 def _dequantized(name: str, file: Path, tensor: _Stored, part: slice) -> np.ndarray:
@@ -150,7 +160,7 @@ def opened_gguf(file: AnyPath) -> tuple[Any, dict[str, Any]]:
 
 
 def open_gguf(file: AnyPath) -> GGUFCheckpoint:
-    """Look through a GGUF file of the llama architecture.
+    """Look through a GGUF file of one of `gguf_architectures.ARCHITECTURES`.
 
     Raises
     ------
@@ -160,20 +170,25 @@ def open_gguf(file: AnyPath) -> GGUFCheckpoint:
         Where the file is broken, or its architecture or an option of it is not known.
     """
     file, (reader, options) = as_path(file, "file"), opened_gguf(file)
-    architecture = options.get("general.architecture")
+    name = options.get("general.architecture")
     require(
-        architecture == "llama",
+        name in ARCHITECTURES,
         file.name,
-        got=f"the architecture {architecture!r}",
-        expected="llama",
+        got=f"the architecture {name!r}",
+        expected=" or ".join(ARCHITECTURES),
         cure="Take the publisher's folder with safetensors.",
     )
-    files = {_published(tensor.name): _stored(tensor) for tensor in reader.tensors}
-    config = _config(options, "lm_head.weight" not in files)
-    if FACTORS in files:
-        stored = files.pop(FACTORS)
-        factors = _dequantized(FACTORS, file, stored, slice(0, stored.rows[0]))
-        config["rope_scaling"] = {"rope_type": "factors", "factors": factors.tolist()}
+    own = {k.removeprefix(f"{name}."): v for k, v in options.items() if k.startswith(f"{name}.")}
+    stored = {tensor.name: _stored(tensor) for tensor in reader.tensors}
+    factors = {}
+    for stem in FACTORS:
+        if (one := stored.pop(f"{stem}.weight", None)) is not None:
+            factors[stem] = _dequantized(stem, file, one, slice(0, one.rows[0])).tolist()
+    words = len(options.get("tokenizer.ggml.tokens", ()))
+    config = published_config(str(name), own, words, frozenset(stored), factors)
+    files = {}
+    for tensor in stored:
+        files |= _published(tensor, stored, ARCHITECTURES[str(name)], config)
     return GGUFCheckpoint(file, Configuration(config), files)
 
 
@@ -183,49 +198,81 @@ def _stored(tensor: Any) -> _Stored:
     return _Stored(tensor.tensor_type, shape, data.shape, data.dtype, int(tensor.data_offset))
 
 
-def _published(name: str) -> str:
-    """The publisher's name of a tensor; llama.cpp's own where there is none, for nobody to know."""
-    layer = re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name)
-    if layer is not None and layer[2] in LAYER:
-        return f"model.layers.{layer[1]}.{LAYER[layer[2]]}.{layer[3]}"
-    stem, _, kind = name.rpartition(".")
-    return f"{OUTSIDE[stem]}.{kind}" if stem in OUTSIDE else name
+def _published(
+    name: str, stored: Mapping[str, _Stored], architecture: Architecture, config: Mapping[str, Any]
+) -> dict[str, _Published]:
+    """The publisher's tensors of one of llama.cpp's; under its own name where nobody knows it."""
+    tensor, (stem, _, kind) = stored[name], name.rpartition(".")
+    block = re.fullmatch(r"blk\.(\d+)\.(\w+)", stem)
+    if block is None or kind not in ("weight", "bias"):
+        return {
+            f"{OUTSIDE[stem]}.{kind}" if stem in OUTSIDE else name: _changed(
+                name, tensor, architecture
+            )
+        }
+    at, stem = f"model.layers.{block[1]}.", block[2]
+    if stem in architecture.experts:
+        return {
+            f"{at}{architecture.experts[stem].format(number)}.{kind}": _one(tensor, number)
+            for number in range(tensor.shape[0])
+        }
+    if architecture.by_turns and stem.endswith("_exps"):
+        return _by_turns(name, stored, at, stem, kind)
+    if stem not in architecture.layer:
+        return {name: _Published((tensor,), tensor.shape)}
+    own = architecture.layer[stem]
+    if architecture.neighbours and stem in ("attn_q", "attn_k"):
+        heads = config["num_attention_heads" if stem == "attn_q" else "num_key_value_heads"]
+        return {f"{at}{own}.{kind}": _Published((tensor,), tensor.shape, heads=heads)}
+    whole = at + own if stem == "attn_sinks" else f"{at}{own}.{kind}"
+    return {whole: _changed(name, tensor, architecture)}
 
 
-def _config(options: Mapping[str, Any], tied: bool) -> dict[str, Any]:
-    def option(name: str, default: Any = None) -> Any:
-        return options.get(f"llama.{name}", default)
+def _changed(name: str, tensor: _Stored, architecture: Architecture) -> _Published:
+    """A tensor as it stands, but for the one that llama.cpp added to a norm."""
+    if architecture.from_one and name.endswith("norm.weight"):
+        return _Published((tensor,), tensor.shape, lambda rows: rows - 1)
+    return _Published((tensor,), tensor.shape)
 
-    for name in ("expert_count", "attention.sliding_window"):
-        require(
-            option(name) in (None, 0, "none"),
-            "options",
-            got=f"{name} = {option(name)}",
-            expected="none",
-            cure="Networks with this option are not known here.",
-        )
-    linear = option("rope.scaling.factor", option("rope.scale_linear"))
-    # llama.cpp scales linearly where it is told a factor and no kind.
-    kind = option("rope.scaling.type", "none" if linear is None else "linear")
-    require(
-        kind in ("none", "linear"),
-        "options",
-        got=f"rope.scaling.type = {kind}",
-        expected="none or linear",
-        cure="Other scalings of rotary positions are not known here.",
+
+def _one(tensor: _Stored, number: int) -> _Published:
+    """One expert's matrix of all that are stacked."""
+    before = number * math.prod(tensor.rows[1:]) * tensor.dtype.itemsize
+    own = tensor._replace(
+        shape=tensor.shape[1:], rows=tensor.rows[1:], offset=tensor.offset + before
     )
-    words = option("vocab_size", len(options.get("tokenizer.ggml.tokens", ())))
-    return {
-        "model_type": "llama",
-        "hidden_size": option("embedding_length"),
-        "num_hidden_layers": option("block_count"),
-        "num_attention_heads": option("attention.head_count"),
-        "num_key_value_heads": option("attention.head_count_kv", option("attention.head_count")),
-        "head_dim": option("rope.dimension_count"),
-        "intermediate_size": option("feed_forward_length"),
-        "vocab_size": words,
-        "rms_norm_eps": option("attention.layer_norm_rms_epsilon", 1e-6),
-        "rope_theta": option("rope.freq_base", 10_000.0),
-        "rope_scaling": {"rope_type": "linear", "factor": linear} if kind == "linear" else None,
-        "tie_word_embeddings": tied,
-    }
+    return _Published((own,), own.shape)
+
+
+def _by_turns(
+    name: str, stored: Mapping[str, _Stored], at: str, stem: str, kind: str
+) -> dict[str, _Published]:
+    """gpt-oss's experts: from the input to the output side, gates and what they let through mixed.
+
+    The tensor of what gates let through is read with that of the gates.
+    """
+    tensor, end, at = stored[name], "" if kind == "weight" else "_bias", f"{at}mlp.experts."
+    if stem == "ffn_down_exps":
+        return {f"{at}down_proj{end}": _Published((tensor,), _turned(tensor.shape), _sides)}
+    gate, up = (re.sub(r"ffn_\w+_exps", f"ffn_{part}_exps", name) for part in ("gate", "up"))
+    require_tensor(stored, gate)
+    require_tensor(stored, up)
+    if stem != "ffn_gate_exps":
+        return {}
+    require_shape(up, stored[up].shape, tensor.shape)
+    shape = tensor.shape[0], 2 * tensor.shape[1], *tensor.shape[2:]
+
+    def mixed(gates: np.ndarray, ups: np.ndarray) -> np.ndarray:
+        both = np.stack([gates, ups], axis=2)
+        return _sides(both.reshape(len(gates), *shape[1:]))
+
+    both = _Published((tensor, stored[up]), _turned(shape), mixed)
+    return {f"{at}gate_up_proj{end}": both}
+
+
+def _turned(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return shape[0], *reversed(shape[1:])
+
+
+def _sides(rows: np.ndarray) -> np.ndarray:
+    return rows.swapaxes(1, -1)

@@ -11,9 +11,10 @@ from lim_jax._checks import ARRAYS, counted, described, require
 from lim_jax.models.checkpoint import Checkpoint, unfilled
 from lim_jax.models.gguf_file import GGUFCheckpoint
 from lim_jax.models.options import refuse_unknown
+from lim_jax.models.text_part import TextPart
 from lim_jax.network.field import TransformerField
 
-Source = Checkpoint | GGUFCheckpoint
+Source = Checkpoint | GGUFCheckpoint | TextPart
 
 
 def tanh_gelu(x: Array) -> Array:

@@ -255,7 +255,7 @@ def test_loading_holds_little_more_than_the_weights_and_jax_takes_them_over(tmp_
         (
             "llama",
             {"quantization_config": {"bits": 4}},
-            "quantization_config = dict, expected opti",
+            "quantization_config of quant_method = None",
         ),
         ("llama", {"is_causal": False}, "is_causal = False, expected True"),
         ("llama", {"rope_interleaved": True}, "rope_interleaved = True, expected False"),

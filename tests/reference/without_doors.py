@@ -29,6 +29,7 @@ WITHOUT = {
         squared_relu stablelm stacked starcoder2 tanh_gelu through_latents together
         together_by_turns together_by_width unfilled unpaired whole yarn_weights
         models.gated
+        of_eight_bits of_four_bits published_config published_names quantisation_of text_part
     """,
     "Parts of figures and pages, given numbers of the library's own.": """
         accuracy_by_place contrast depth_chart digits draw_averages draw_densities

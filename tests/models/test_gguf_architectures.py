@@ -1,0 +1,405 @@
+"""Files of llama.cpp beside their publishers' folders: the same network, number by number.
+
+Names are those of llama.cpp's own table in the gguf package; what its conversion does besides is
+done here apart. All numbers are such that half precision holds them.
+"""
+
+import gguf
+import jax
+import numpy as np
+import pytest
+from reference import publishers
+
+from lim_jax import models
+from lim_jax.models import gguf_file
+from lim_jax.models.gguf_architectures import ARCHITECTURES, published_config
+
+WIDTH, HEADS, GROUPS, WORDS, HIDDEN, EXPERTS, ETA = 16, 4, 2, 11, 10, 3, 2.0**-10
+SIZES = {
+    "hidden_size": WIDTH, "num_attention_heads": HEADS, "num_key_value_heads": GROUPS,
+    "intermediate_size": HIDDEN, "vocab_size": WORDS, "num_hidden_layers": 2, "rms_norm_eps": ETA,
+    "rope_theta": 128.0, "max_position_embeddings": 64,
+}  # fmt: skip
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8}
+YARNS = {
+    "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0,
+    "rope.scaling.original_context_length": 8,
+}  # fmt: skip
+LONG = {
+    "rope_type": "longrope", "short_factor": [1.0, 1.5], "long_factor": [2.0, 4.0],
+    "original_max_position_embeddings": 8, "attention_factor": 1.25, "partial_rotary_factor": 0.5,
+}  # fmt: skip
+MIXED = {"expert_count": EXPERTS, "expert_used_count": 2, "expert_feed_forward_length": 5}
+# By architecture: its publisher's configuration, and llama.cpp's options besides the sizes.
+CASES = {
+    "llama": ({"model_type": "llama", "attention_bias": True, "mlp_bias": True}, {}),
+    "llama, wide heads": ({"model_type": "llama", "head_dim": 6}, {"rope.dimension_count": 6}),
+    "qwen2": (
+        {"model_type": "qwen2", "tie_word_embeddings": True, "rope_scaling": YARN}, YARNS,
+    ),
+    "qwen3": (
+        {
+            "model_type": "qwen3", "head_dim": 6,
+            "rope_scaling": YARN | {"beta_fast": 2.0, "beta_slow": 0.5},
+        },
+        YARNS | {"rope.scaling.yarn_beta_fast": 2.0, "rope.scaling.yarn_beta_slow": 0.5},
+    ),
+    "qwen3moe": (
+        {
+            "model_type": "qwen3_moe", "head_dim": 6, "num_experts": EXPERTS,
+            "num_experts_per_tok": 2, "moe_intermediate_size": 5, "norm_topk_prob": True,
+            "rope_scaling": YARN | {"original_max_position_embeddings": 64},
+        },
+        MIXED | {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0},
+    ),
+    "gemma2": (
+        {
+            "model_type": "gemma2", "head_dim": 6, "sliding_window": 3, "query_pre_attn_scalar": 6,
+            "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0,
+            "tie_word_embeddings": True,
+        },
+        {
+            "attention.sliding_window": 3, "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 3.0,
+        },
+    ),
+    "gemma3": (
+        {
+            "model_type": "gemma3_text", "head_dim": 6, "sliding_window": 3,
+            "query_pre_attn_scalar": 6, "tie_word_embeddings": True, "num_hidden_layers": 6,
+            "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+        },
+        {
+            "attention.sliding_window": 3, "rope.scaling.type": "linear",
+            "rope.scaling.factor": 8.0,
+        },
+    ),
+    "phi3": (
+        {"model_type": "phi3", "head_dim": 8, "sliding_window": 5, "rope_scaling": LONG},
+        {
+            "attention.sliding_window": 5, "rope.dimension_count": 4,
+            "rope.scaling.attn_factor": 1.25, "rope.scaling.original_context_length": 8,
+        },
+    ),
+    "phi3, whole": ({"model_type": "phi3"}, {"attention.sliding_window": 0}),
+    "granite": (
+        {
+            "model_type": "granite", "embedding_multiplier": 3.0, "residual_multiplier": 0.25,
+            "attention_multiplier": 0.125, "logits_scaling": 5.0,
+        },
+        {
+            "embedding_scale": 3.0, "residual_scale": 0.25, "attention.scale": 0.125,
+            "logit_scale": 5.0, "rope.scaling.finetuned": True,
+        },
+    ),
+    "granite, unsaid": ({"model_type": "granite", "attention_multiplier": 0.5}, {}),
+    "olmo2": ({"model_type": "olmo2", "rope_scaling": YARN}, YARNS),
+    "gpt-oss": (
+        {
+            "model_type": "gpt_oss", "head_dim": 16, "sliding_window": 3,
+            "num_local_experts": EXPERTS, "num_experts_per_tok": 2, "intermediate_size": 5,
+            "rope_scaling": YARN | {"original_max_position_embeddings": 64, "truncate": False},
+        },
+        MIXED | YARNS
+        | {"attention.sliding_window": 3, "rope.scaling.original_context_length": 64},
+    ),
+}  # fmt: skip
+
+
+def shapes(config):
+    """The publisher's tensors of a layer."""
+    found: dict[str, tuple[int, ...]]
+    family, d = config["model_type"], config["hidden_size"]
+    size = config.get("head_dim", WIDTH // HEADS)
+    q, kv, h = HEADS * size, GROUPS * size, config["intermediate_size"]
+    found = {"input_layernorm.weight": (d,), "post_attention_layernorm.weight": (d,)}
+    if family == "olmo2":
+        del found["input_layernorm.weight"]
+    if family.startswith("gemma"):
+        found["pre_feedforward_layernorm.weight"] = (d,)
+    if family.startswith("gemma") or family == "olmo2":
+        found["post_feedforward_layernorm.weight"] = (d,)
+    if family == "phi3":
+        found |= {"self_attn.qkv_proj.weight": (q + 2 * kv, d), "self_attn.o_proj.weight": (d, q)}
+        return found | {"mlp.gate_up_proj.weight": (2 * h, d), "mlp.down_proj.weight": (d, h)}
+    for name, shape in {"q": (q, d), "k": (kv, d), "v": (kv, d), "o": (d, q)}.items():
+        found[f"self_attn.{name}_proj.weight"] = shape
+        biased = config.get("attention_bias") or family == "gpt_oss"
+        if biased or (family == "qwen2" and name != "o"):
+            found[f"self_attn.{name}_proj.bias"] = shape[:1]
+    if family in ("qwen3", "qwen3_moe", "gemma3_text", "olmo2"):
+        whole = family == "olmo2"
+        found["self_attn.q_norm.weight"] = (q if whole else size,)
+        found["self_attn.k_norm.weight"] = (kv if whole else size,)
+    matrices = {"gate": (h, d), "up": (h, d), "down": (d, h)}
+    if family == "gpt_oss":
+        return found | {
+            "self_attn.sinks": (HEADS,), "mlp.router.weight": (EXPERTS, d),
+            "mlp.router.bias": (EXPERTS,), "mlp.experts.gate_up_proj": (EXPERTS, d, 2 * h),
+            "mlp.experts.gate_up_proj_bias": (EXPERTS, 2 * h),
+            "mlp.experts.down_proj": (EXPERTS, h, d), "mlp.experts.down_proj_bias": (EXPERTS, d),
+        }  # fmt: skip
+    if family == "qwen3_moe":
+        h, found["mlp.gate.weight"] = config["moe_intermediate_size"], (EXPERTS, d)
+        for e in range(EXPERTS):
+            for name, shape in {"gate": (h, d), "up": (h, d), "down": (d, h)}.items():
+                found[f"mlp.experts.{e}.{name}_proj.weight"] = shape
+        return found
+    for name, shape in matrices.items():
+        found[f"mlp.{name}_proj.weight"] = shape
+        if config.get("mlp_bias"):
+            found[f"mlp.{name}_proj.bias"] = shape[:1]
+    return found
+
+
+def tensors(config):
+    found = {"model.embed_tokens.weight": (WORDS, WIDTH), "model.norm.weight": (WIDTH,)}
+    if not config.get("tie_word_embeddings"):
+        found["lm_head.weight"] = (WORDS, WIDTH)
+    for k in range(config["num_hidden_layers"]):
+        found |= {f"model.layers.{k}.{name}": shape for name, shape in shapes(config).items()}
+    generator = np.random.default_rng(0)
+    return {
+        name: (generator.integers(-63, 64, shape) / 64).astype(np.float32)
+        for name, shape in found.items()
+    }
+
+
+def neighbours(rows, heads):
+    """Feature m of a head beside feature m + size / 2."""
+    size = len(rows) // heads
+    return rows[
+        [
+            h * size + m + half * size // 2
+            for h in range(heads)
+            for m in range(size // 2)
+            for half in (0, 1)
+        ]
+    ]
+
+
+def converted(architecture, arrays):
+    """The publisher's tensors as llama.cpp's conversion writes them, by its own names."""
+    kind = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}[architecture]
+    table, found, stacks = gguf.get_tensor_name_map(kind, 80), {}, {}
+
+    def put(name, array):
+        name = name.replace("_bias", ".bias") if "experts" in name else name
+        name = name if name.endswith((".weight", ".bias")) else f"{name}.weight"
+        known = table.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert known is not None, name
+        found[known] = array
+
+    for name, array in arrays.items():
+        if architecture in ("llama", "granite") and ("q_proj" in name or "k_proj" in name):
+            array = neighbours(array, HEADS if "q_proj" in name else GROUPS)
+        if architecture.startswith("gemma") and name.endswith("norm.weight"):
+            array = array + 1
+        if architecture == "gpt-oss" and "experts" in name:
+            array = array if "bias" in name else array.transpose(0, 2, 1)
+            if "gate_up" in name:
+                put(name.replace("gate_up", "gate"), array[:, ::2])
+                put(name.replace("gate_up", "up"), array[:, 1::2])
+                continue
+        if architecture == "qwen3moe" and "experts" in name:
+            before, _, end = name.split(".experts.")[0], *name.split(".experts.")[1].split(".", 1)
+            stacks.setdefault(f"{before}.experts.{end}", []).append(array)
+            continue
+        put(name, array)
+    for name, stack in stacks.items():
+        put(name, np.stack(stack))
+    return found
+
+
+def write(file, architecture, config, options, arrays, half=False, without=(), more=None):
+    writer = gguf.GGUFWriter(file, architecture)
+    own = {
+        "embedding_length": WIDTH, "block_count": config["num_hidden_layers"],
+        "attention.head_count": HEADS, "attention.head_count_kv": GROUPS,
+        "feed_forward_length": config["intermediate_size"], "vocab_size": WORDS,
+        "attention.layer_norm_rms_epsilon": ETA, "rope.freq_base": 128.0, "context_length": 64,
+    }  # fmt: skip
+    if "head_dim" in config:
+        own |= dict.fromkeys(("attention.key_length", "attention.value_length"), config["head_dim"])
+    for name, value in (own | options).items():
+        if name in without:
+            continue
+        kind = {bool: "bool", int: "uint32", float: "float32", str: "string", list: "array"}
+        getattr(writer, f"add_{kind[type(value)]}")(f"{architecture}.{name}", value)
+    for name, array in (converted(architecture, arrays) | (more or {})).items():
+        if name not in without:
+            kind = np.float16 if half and array.ndim > 1 else np.float32
+            writer.add_tensor(name, np.ascontiguousarray(array, kind))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file
+
+
+def case_of(name):
+    config, options = CASES[name]
+    return name.split(",")[0], SIZES | config, options
+
+
+def factors_of(config):
+    rope = config.get("rope_scaling") or {}
+    return {
+        f"rope_factors_{kind}.weight": np.array(rope[f"{kind}_factor"])
+        for kind in ("long", "short")
+        if f"{kind}_factor" in rope
+    }
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_file_is_the_network_of_its_publishers_folder(tmp_path, case):
+    architecture, config, options = case_of(case)
+    arrays = tensors(config)
+    half, more = architecture == "qwen2", factors_of(config)
+    file = write(tmp_path / "model.gguf", architecture, config, options, arrays, half, more=more)
+    found = models.load(file, dtype="float64")
+    expected = models.load(publishers.write(tmp_path, config, arrays), dtype="float64")
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+LARGEST = {
+    "gemma2": (
+        46, {},
+        {
+            "sliding_window": 4096, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0,
+        },
+    ),
+    "gemma3": (
+        62,
+        {
+            "attention.sliding_window": 3, "rope.freq_base_swa": 32.0,
+            "final_logit_softcapping": 2.0,
+        },
+        {"sliding_window": 3, "rope_local_base_freq": 32.0, "final_logit_softcapping": 2.0},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LARGEST)
+def test_the_largest_gemmas_divide_scores_by_the_root_of_the_heads_share(name):
+    """Of the width; all others by that of a head's size. Caps, windows, bases: as llama.cpp's."""
+    largest, options, expected = LARGEST[name]
+    sizes = {
+        "embedding_length": WIDTH, "attention.head_count": HEADS, "attention.key_length": 6,
+        "feed_forward_length": HIDDEN,
+    }  # fmt: skip
+    for depth, scalar in ((largest, WIDTH // HEADS), (largest - 1, 6)):
+        said = sizes | options | {"block_count": depth}
+        found = published_config(name, said, WORDS, frozenset(), {})
+        assert found["query_pre_attn_scalar"] == scalar
+        assert found | expected == found
+
+
+def test_every_architecture_has_its_case():
+    assert {name.split(",")[0] for name in CASES} == set(ARCHITECTURES)
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "MXFP4"])
+def test_experts_are_cut_out_of_what_is_quantised(tmp_path, kind):
+    """Rows of 32 numbers, of which each expert's begin behind those of the others."""
+    kind = gguf.GGMLQuantizationType[kind]
+    stacked = np.random.default_rng(0).standard_normal((EXPERTS, 5, 32)).astype(np.float32)
+    stored = gguf.quantize(stacked, kind)
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "qwen3moe")
+    for name, value in {
+        "embedding_length": 32, "block_count": 1, "attention.head_count": 4, "vocab_size": 9,
+        "feed_forward_length": 5, **MIXED,
+    }.items():  # fmt: skip
+        writer.add_uint32(f"qwen3moe.{name}", value)
+    writer.add_tensor("output.weight", np.zeros((9, 32), np.float32))
+    writer.add_tensor("blk.0.ffn_up_exps.weight", stored, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    file, expected = gguf_file.open_gguf(tmp_path / "model.gguf"), gguf.dequantize(stored, kind)
+    for e in range(EXPERTS):
+        found = file.read(f"model.layers.0.mlp.experts.{e}.up_proj.weight", (5, 32))
+        np.testing.assert_array_equal(found, expected[e])
+
+
+REFUSED = {
+    "an option that is not known": (
+        "llama", {"options": {"logit_scale": 2.0}}, "got logit_scale = 2.0",
+    ),
+    "experts of llama": ("llama", {"options": {"expert_count": 4}}, "got expert_count = 4"),
+    "a window of llama": (
+        "llama", {"options": {"attention.sliding_window": 4}}, "attention.sliding_window = 4",
+    ),
+    "a window of qwen2": (
+        "qwen2", {"options": {"attention.sliding_window": 4}}, "attention.sliding_window = 4",
+    ),
+    "windows of olmo": (
+        "olmo2", {"options": {"attention.sliding_window_pattern": [True, False]}},
+        "attention.sliding_window_pattern = list",
+    ),
+    "no causal mask": ("qwen3", {"options": {"attention.causal": False}}, "causal = False"),
+    "granite without turns": (
+        "granite", {"options": {"rope.scaling.finetuned": False}}, "finetuned = False",
+    ),
+    "another amplitude": (
+        "olmo2", {"options": {"rope.scaling.attn_factor": 1.5}}, "attn_factor = 1.5",
+    ),
+    "another multiplier of yarn": (
+        "qwen2", {"options": {"rope.scaling.yarn_log_multiplier": 0.5}}, "yarn_log_multiplier",
+    ),
+    "another scaling": (
+        "qwen3", {"options": {"rope.scaling.type": "longrope"}}, "type = longrope, expected none",
+    ),
+    "two scalings": (
+        "llama",
+        {
+            "options": {"rope.scaling.type": "yarn", "rope.scaling.factor": 2.0},
+            "more": {"rope_freqs.weight": np.ones(2)},
+        },
+        "type = yarn, expected none",
+    ),
+    "heads of which a part turns": (
+        "qwen3", {"options": {"rope.dimension_count": 4}}, "rope.dimension_count = 4",
+    ),
+    "values of another size": (
+        "qwen3", {"options": {"attention.value_length": 4}}, "attention.value_length = 4",
+    ),
+    "heads that differ": (
+        "llama", {"options": {"attention.head_count_kv": [2, 1]}}, "head_count_kv = list",
+    ),
+    "no window of gemma3": (
+        "gemma3", {"without": ["attention.sliding_window"]}, "attention.sliding_window = None",
+    ),
+    "no width": ("qwen3", {"without": ["embedding_length"]}, "embedding_length = None"),
+    "no short factors": (
+        "phi3", {"more": {"rope_factors_long.weight": np.ones(2)}}, "short_factor = None",
+    ),
+    "a tensor that nobody knows": (
+        "qwen3", {"more": {"blk.0.attn_sub_norm.weight": np.ones(3)}}, "blk.0.attn_sub_norm.weight",
+    ),
+    "a tensor outside that nobody knows": (
+        "qwen3", {"more": {"output_scale": np.ones(3)}}, "output_scale, which",
+    ),
+    "a missing tensor": ("qwen3", {"without": ["blk.1.ffn_up.weight"]}, "layers.1.mlp.up_proj"),
+    "no gates": (
+        "gpt-oss", {"without": ["blk.1.ffn_gate_exps.weight"]}, "no blk.1.ffn_gate_exps.weight",
+    ),
+    "nothing that gates let through": (
+        "gpt-oss", {"without": ["blk.1.ffn_up_exps.bias"]}, "no blk.1.ffn_up_exps.bias",
+    ),
+    "other gates": (
+        "gpt-oss", {"more": {"blk.1.ffn_up_exps.bias": np.ones((3, 4))}}, r"shape \(3, 4\)",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_not_known_is_refused_by_name(tmp_path, case):
+    name, changed, message = REFUSED[case]
+    architecture, config, options = case_of(name)
+    options = options | changed.get("options", {})
+    rest = {key: value for key, value in changed.items() if key != "options"}
+    file, arrays = tmp_path / "model.gguf", tensors(config)
+    with pytest.raises(ValueError, match=message):
+        models.load(write(file, architecture, config, options, arrays, **rest))
