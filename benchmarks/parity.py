@@ -105,6 +105,7 @@ def main() -> None:
     parser.add_argument("--precisions", nargs="+", default=["float32", "float64"])
     parser.add_argument("--results", type=Path, default=RESULTS / "parity.json")
     options = parser.parse_args()
+    torch.set_num_threads(1)  # such small matrices are not worth sharing
     rows = []
     for precision in options.precisions:
         for name in chosen(options.family):

@@ -83,7 +83,7 @@ def attention_blocks(
 ) -> tuple[np.ndarray, np.ndarray]:
     """The state before a layer, and its attention's Jacobian there, with or without its queries.
 
-    Entry (i, j) of the Jacobian is the block from state j to output i, by autograd row by row. A
+    Entry (i, j) of the Jacobian is the block from state j to output i, by autograd. A
     norm of what attention adds is part of it.
     """
     block, seen = _layer(network, layer), {}
@@ -98,9 +98,10 @@ def attention_blocks(
     for hook in hooks:
         hook.remove()
     state, output = seen["state"], seen["output"].flatten()
-    rows = [torch.autograd.grad(entry, state, retain_graph=True)[0] for entry in output]
+    each = torch.eye(len(output), dtype=output.dtype)
+    (rows,) = torch.autograd.grad(output, state, each, is_grads_batched=True)
     _, length, width = state.shape
-    jacobian = torch.stack(rows).reshape(length, width, length, width).transpose(1, 2)
+    jacobian = rows.reshape(length, width, length, width).transpose(1, 2)
     return state[0].detach().numpy(), jacobian.numpy()
 
 
@@ -132,7 +133,7 @@ def _without_queries(
     attention: torch.nn.Module, config: PretrainedConfig
 ) -> torch.utils.hooks.RemovableHandle:
     """Let queries keep their values and know nothing of the state."""
-    name = next(name for name in QUERIES if hasattr(attention, name))
+    name = next(name for name in QUERIES if getattr(attention, name, None) is not None)
 
     def held(_: torch.nn.Module, __: tuple, out: torch.Tensor) -> torch.Tensor:
         return torch.where(_queries(name, out.shape[-1], config), out.detach(), out)
