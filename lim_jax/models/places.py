@@ -114,7 +114,7 @@ def _yarn(config: Mapping[str, Any], rope: Mapping[str, Any], frequencies: Any, 
 
 def yarn_weights(rope: Mapping[str, Any]) -> tuple[float, float]:
     """What YaRN's amplitude is weighed by in turning features, and in all; zero where not said."""
-    return rope.get("mscale") or 0, rope.get("mscale_all_dim") or 0
+    return float(rope.get("mscale") or 0), float(rope.get("mscale_all_dim") or 0)
 
 
 def _longrope(config: Mapping[str, Any], rope: Mapping[str, Any], frequencies: Any) -> Rotary:

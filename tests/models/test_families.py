@@ -25,9 +25,8 @@ BOUND = 1e-13
 
 
 def test_every_family_is_recorded():
-    assert {network["config"]["model_type"] for network in RECORD["networks"].values()} == {
-        *FAMILIES
-    }
+    recorded = {network["config"]["model_type"] for network in RECORD["networks"].values()}
+    assert recorded == {*FAMILIES}
 
 
 @pytest.mark.parametrize("name", RECORD["networks"])
