@@ -92,10 +92,11 @@ def differences(name: str, precision: str) -> dict[str, float]:
         with peer.Doubled() if double else contextlib.nullcontext():
             expected, state = theirs(peer.in_double(network) if double else network)
         found = ours(lim.models.load(folder, dtype=precision), jax.device_put(state))
-    return {
-        name: float(np.abs(np.asarray(found[name]) - value).max() / np.abs(value).max())
+    gaps = {
+        name: np.abs(np.asarray(found[name]) - value).max() / np.abs(value).max()
         for name, value in expected.items()
     }
+    return {name: float(f"{gap:.1e}") for name, gap in gaps.items()}
 
 
 def main() -> None:

@@ -8,7 +8,6 @@ import runpy
 from pathlib import Path
 
 import equinox as eqx
-import jax
 import numpy as np
 import pytest
 from reference.as_users import ROOT
