@@ -1,14 +1,15 @@
 """Every family of checkpoints beside transformers: what it computes, and its derivatives.
 
-``python benchmarks/parity.py`` (the extra ``parity`` brings torch and transformers) makes small
-networks with random weights off their defaults, saves them as their publishers do, and reads them
-with `models.load`. It prints and keeps the largest difference of each quantity, relative to its
-largest entry, in float32 and in float64. transformers computes RMS norms and rotary angles in
-float32 even of a network in double: these are done again in double, or 3e-7 of difference would be
-its own.
+``python benchmarks/parity.py [FAMILY ...]`` (the extra ``parity`` brings torch and transformers)
+makes the small networks of `configurations` with random weights off their defaults, saves them as
+their publishers do, and reads them with `models.load`. It prints and keeps the largest difference
+of each quantity, relative to its largest entry, in float32 and in float64. What transformers
+computes in float32 even of a network in double is done in double (`peer_transformers.Doubled`), or
+3e-7 of difference would be its own.
 """
 
 import argparse
+import contextlib
 import tempfile
 from pathlib import Path
 
@@ -18,51 +19,13 @@ import jax.numpy as jnp
 import numpy as np
 import peer_transformers as peer
 import torch
-import transformers as t
+import transformers
+from configurations import CONFIGURATIONS, IDS, chosen
 from record import RESULTS, keep
 
 import lim_jax as lim
 from lim_jax.adjoint import attention_hops, channels, cone_mass, kernel_blocks, local_blocks
 
-SIZES = {
-    "vocab_size": 37,
-    "hidden_size": 24,
-    "intermediate_size": 40,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 64,
-}
-GROUPED = SIZES | {"num_key_value_heads": 2}
-GPT2 = {"vocab_size": 37, "n_embd": 24, "n_layer": 3, "n_head": 4, "n_positions": 64, "n_inner": 40}
-BIASED = {"attention_bias": True, "mlp_bias": True}
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 500.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
-LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
-# Six families and their options.
-CONFIGURATIONS = {
-    "gpt2": t.GPT2Config(**GPT2),
-    "gpt_neox": t.GPTNeoXConfig(**SIZES, rotary_pct=0.34),
-    "gpt_neox, serial": t.GPTNeoXConfig(**SIZES, use_parallel_residual=False, rotary_pct=1.0),
-    "llama": t.LlamaConfig(**GROUPED),
-    "llama, tied": t.LlamaConfig(**GROUPED, tie_word_embeddings=True),
-    "llama, biased": t.LlamaConfig(**SIZES, **BIASED, num_key_value_heads=1, head_dim=8),
-    "llama 3": t.LlamaConfig(**GROUPED, rope_parameters=LLAMA3),
-    "llama, linear": t.LlamaConfig(**SIZES, rope_parameters=LINEAR),
-    "mistral": t.MistralConfig(**GROUPED, sliding_window=None),
-    "mistral, window": t.MistralConfig(**GROUPED, sliding_window=4),
-    "qwen2": t.Qwen2Config(**GROUPED),
-    "qwen2, window": t.Qwen2Config(
-        **GROUPED, use_sliding_window=True, sliding_window=3, max_window_layers=0
-    ),
-    "qwen3": t.Qwen3Config(**GROUPED, head_dim=10),
-}
-IDS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 35, 8, 9]
 LENGTH, LAYER = len(IDS), 1  # the layer whose attention is differentiated
 
 
@@ -123,36 +86,37 @@ def ours(model: lim.models.CausalLM, state: jax.Array) -> dict[str, jax.Array]:
 
 def differences(name: str, precision: str) -> dict[str, float]:
     """The largest of each quantity, relative to its largest entry."""
-    config = CONFIGURATIONS[name]
-    with tempfile.TemporaryDirectory() as folder, jax.enable_x64(precision == "float64"):
-        network = peer.published(config, Path(folder))
-        if precision == "float64":
-            network = peer.in_double(network, config)
-        expected, state = theirs(network)
+    double = precision == "float64"
+    with tempfile.TemporaryDirectory() as folder, jax.enable_x64(double):
+        network = peer.published(CONFIGURATIONS[name], Path(folder))
+        with peer.Doubled() if double else contextlib.nullcontext():
+            expected, state = theirs(peer.in_double(network) if double else network)
         found = ours(lim.models.load(folder, dtype=precision), jax.device_put(state))
-    return {
-        name: float(np.abs(np.asarray(found[name]) - value).max() / np.abs(value).max())
+    gaps = {
+        name: np.abs(np.asarray(found[name]) - value).max() / np.abs(value).max()
         for name, value in expected.items()
     }
+    return {name: float(f"{gap:.1e}") for name, gap in gaps.items()}
 
 
 def main() -> None:
     """Print and keep a row for each configuration and precision."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", nargs="+", choices=CONFIGURATIONS, default=[*CONFIGURATIONS])
+    parser.add_argument("family", nargs="*", help="a family, or one of its configurations")
     parser.add_argument("--precisions", nargs="+", default=["float32", "float64"])
     parser.add_argument("--results", type=Path, default=RESULTS / "parity.json")
     options = parser.parse_args()
+    torch.set_num_threads(1)  # such small matrices are not worth sharing
     rows = []
     for precision in options.precisions:
-        for name in options.only:
+        for name in chosen(options.family):
             found = differences(name, precision)
             if not rows:
-                print(f"{'':26s} " + " ".join(f"{quantity:>9s}" for quantity in found))
+                print(f"{'':34s} " + " ".join(f"{quantity:>9s}" for quantity in found))
             gaps = " ".join(f"{gap:9.1e}" for gap in found.values())
-            print(f"{name:18s} {precision} {gaps}", flush=True)
+            print(f"{name:26s} {precision} {gaps}", flush=True)
             rows.append({"configuration": name, "precision": precision} | found)
-    versions = {"torch": torch.__version__, "transformers": t.__version__}
+    versions = {"torch": torch.__version__, "transformers": transformers.__version__}
     keep(options.results, rows, ("configuration", "precision"), **versions)
 
 

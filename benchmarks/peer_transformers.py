@@ -1,73 +1,81 @@
 """Networks of transformers: how they are published, and what they and their autograd compute."""
 
-import types
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-import transformers
+from torch.overrides import TorchFunctionMode
+from transformers import AutoModelForCausalLM, PretrainedConfig
 
-Config = transformers.PretrainedConfig
-# What makes queries: blocks of its output (-1 for one a head) and parts of each, queries first.
-QUERIES = {"q_proj": (1, 1), "c_attn": (1, 3), "query_key_value": (-1, 3)}
+PLAIN = {"attn_implementation": "eager", "experts_implementation": "eager"}
+# What makes queries of the state, the last of them where there are two.
+QUERIES = ("q_b_proj", "q_proj", "qkv_proj", "c_attn", "query_key_value")
+OUTPUTS = ("o_proj", "out_proj", "c_proj", "dense")
 
 
-def published(config: Config, folder: Path) -> torch.nn.Module:
+class Doubled(TorchFunctionMode):
+    """Whatever asks for float32 gets double.
+
+    transformers computes norms, rotary angles, routers and softmax in float32 even of a network in
+    double: inside this they are in double too.
+    """
+
+    def __torch_function__(self, function: Any, _types: Any, given: Any = (), named: Any = None):
+        """The call with double in place of float32."""
+        if function is torch.Tensor.float:
+            function = torch.Tensor.double
+        given = [torch.float64 if one is torch.float32 else one for one in given]
+        named = {k: torch.float64 if v is torch.float32 else v for k, v in (named or {}).items()}
+        return function(*given, **named)
+
+    def __enter__(self) -> "Doubled":
+        """Numbers of Python become double too."""
+        torch.set_default_dtype(torch.float64)
+        return super().__enter__()
+
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)
+        torch.set_default_dtype(torch.float32)
+
+
+def published(config: PretrainedConfig, folder: Path) -> torch.nn.Module:
     """A network off its defaults, saved in float32."""
     torch.manual_seed(0)
-    kind = transformers.AutoModelForCausalLM
-    network = kind.from_config(config, attn_implementation="sdpa", dtype=torch.float32)
+    network = AutoModelForCausalLM.from_config(config, **PLAIN, dtype=torch.float32)
+    preferences = [one for name, one in network.named_buffers() if name.endswith("correction_bias")]
     with torch.no_grad():
-        for parameter in network.parameters():
+        for parameter in (*network.parameters(), *preferences):
             spread = 0.15 if parameter.ndim > 1 else 0.3
             parameter.add_(spread * torch.randn_like(parameter))
     network.save_pretrained(folder)
     return network.eval()
 
 
-def in_double(network: torch.nn.Module, config: Config) -> torch.nn.Module:
-    """The network in double, and its norms and angles too."""
+def in_double(network: torch.nn.Module) -> torch.nn.Module:
+    """The same weights in a network that was made in double; it is to be called inside `Doubled`.
 
-    def normed(self: torch.nn.Module, hidden: torch.Tensor) -> torch.Tensor:
-        mean = hidden.pow(2).mean(-1, keepdim=True)
-        return self.weight * (hidden * torch.rsqrt(mean + self.variance_epsilon))
-
-    def turns(self: torch.nn.Module, x: torch.Tensor, position_ids: torch.Tensor) -> tuple:
-        angles = position_ids[:, :, None].double() * self.frequencies[None, None, :]
-        doubled = torch.cat((angles, angles), -1)
-        return doubled.cos(), doubled.sin()
-
-    for module in network.modules():
-        name = type(module).__name__
-        if name.endswith("RMSNorm"):
-            module.forward = types.MethodType(normed, module)
-        if name.endswith("RotaryEmbedding"):
-            module.frequencies = frequencies(2 * module.inv_freq.numel(), config.rope_parameters)
-            module.forward = types.MethodType(turns, module)
-    return network.double()
-
-
-def frequencies(size: int, rope: dict) -> torch.Tensor:
-    """Rotary frequencies by transformers' formulas, in double."""
-    found = rope["rope_theta"] ** -(torch.arange(0, size, 2, dtype=torch.float64) / size)
-    if rope.get("rope_type") == "linear":
-        return found / rope["factor"]
-    if rope.get("rope_type") != "llama3":
-        return found
-    trained, waves = rope["original_max_position_embeddings"], 2 * torch.pi / found
-    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
-    share = ((trained / waves - low) / (high - low)).clamp(0, 1)
-    return (1 - share) * found / rope["factor"] + share * found
+    So are the frequencies of its rotary positions, which no file holds.
+    """
+    twin = AutoModelForCausalLM.from_config(network.config, **PLAIN, dtype=torch.float64)
+    twin.load_state_dict(network.state_dict())
+    return twin.eval()
 
 
 def logits_and_gradient(network: torch.nn.Module, ids: list[int]) -> tuple[np.ndarray, ...]:
-    """Logits, next-word loss, and its gradient in the embeddings of words, of one context."""
-    tokens = torch.tensor([ids])
-    embedded = network.get_input_embeddings()(tokens).detach().requires_grad_(True)
-    logits = network(inputs_embeds=embedded).logits
+    """Logits, next-word loss, and its gradient in the state before the first layer."""
+    tokens, seen = torch.tensor([ids]), {}
+
+    def leaf(_: Any, given: tuple) -> tuple:
+        seen["state"] = given[0].detach().requires_grad_(True)
+        return seen["state"], *given[1:]
+
+    hook = _layer(network, 0).register_forward_pre_hook(leaf)
+    logits = network(tokens).logits
+    hook.remove()
     loss = torch.nn.functional.cross_entropy(logits[0, :-1], tokens[0, 1:])
-    loss.backward()
-    return logits[0].detach().numpy(), loss.detach().numpy(), embedded.grad[0].numpy()
+    (gradient,) = torch.autograd.grad(loss, seen["state"])
+    return logits[0].detach().numpy(), loss.detach().numpy(), gradient[0].numpy()
 
 
 def attention_blocks(
@@ -75,37 +83,72 @@ def attention_blocks(
 ) -> tuple[np.ndarray, np.ndarray]:
     """The state before a layer, and its attention's Jacobian there, with or without its queries.
 
-    Entry (i, j) of the Jacobian is the block from state j to output i, by autograd row by row.
+    Entry (i, j) of the Jacobian is the block from state j to output i, by autograd. A
+    norm of what attention adds is part of it.
     """
-    ends = (f"layers.{layer}", f"h.{layer}")
-    (block,) = (module for name, module in network.named_modules() if name.endswith(ends))
-    named = dict(block.named_children())
-    (attention,) = (named[name] for name in ("attn", "attention", "self_attn") if name in named)
-    seen = {}
+    block, seen = _layer(network, layer), {}
+    attention = _attention(block)
     hooks = [
         block.register_forward_pre_hook(lambda _, given: seen.update(state=given[0])),
-        attention.register_forward_hook(lambda _, __, out: seen.update(output=out[0])),
+        _output(block, attention).register_forward_hook(lambda _, __, out: seen.update(output=out)),
     ]
     if not queries:
-        hooks.append(_without_queries(attention))
-    network(inputs_embeds=network.get_input_embeddings()(torch.tensor([ids])))
+        hooks.append(_without_queries(attention, network.config))
+    network(torch.tensor([ids]))
     for hook in hooks:
         hook.remove()
     state, output = seen["state"], seen["output"].flatten()
-    rows = [torch.autograd.grad(entry, state, retain_graph=True)[0] for entry in output]
+    each = torch.eye(len(output), dtype=output.dtype)
+    (rows,) = torch.autograd.grad(output, state, each, is_grads_batched=True)
     _, length, width = state.shape
-    jacobian = torch.stack(rows).reshape(length, width, length, width).transpose(1, 2)
+    jacobian = rows.reshape(length, width, length, width).transpose(1, 2)
     return state[0].detach().numpy(), jacobian.numpy()
 
 
-def _without_queries(attention: torch.nn.Module) -> torch.utils.hooks.RemovableHandle:
+def _layer(network: torch.nn.Module, layer: int) -> torch.nn.Module:
+    ends = (f".layers.{layer}", f".h.{layer}")
+    (block,) = (module for name, module in network.named_modules() if name.endswith(ends))
+    return block
+
+
+def _attention(block: torch.nn.Module) -> torch.nn.Module:
+    """The attention of a layer; GPT-Neo's stands inside another."""
+    named = dict(block.named_children())
+    known = ("attn", "attention", "self_attn", "self_attention")
+    (attention,) = (named[name] for name in known if name in named)
+    return getattr(attention, "attention", attention)
+
+
+def _output(block: torch.nn.Module, attention: torch.nn.Module) -> torch.nn.Module:
+    """What gives the output of attention: its last matrix, or the norm after it."""
+    named = dict(block.named_children())
+    if "post_self_attn_layernorm" in named:
+        return named["post_self_attn_layernorm"]
+    if "post_feedforward_layernorm" in named:
+        return named["post_attention_layernorm"]
+    return next(getattr(attention, name) for name in OUTPUTS if hasattr(attention, name))
+
+
+def _without_queries(
+    attention: torch.nn.Module, config: PretrainedConfig
+) -> torch.utils.hooks.RemovableHandle:
     """Let queries keep their values and know nothing of the state."""
-    ((name, module),) = (item for item in attention.named_children() if item[0] in QUERIES)
-    blocks, parts = QUERIES[name]
-    blocks = module.out_features // (3 * attention.head_size) if blocks < 0 else blocks
+    name = next(name for name in QUERIES if getattr(attention, name, None) is not None)
 
-    def held(module: torch.nn.Module, given: tuple, out: torch.Tensor) -> torch.Tensor:
-        cut = out.unflatten(-1, (blocks, parts, -1))
-        return torch.cat([cut[..., :1, :].detach(), cut[..., 1:, :]], dim=-2).flatten(-3)
+    def held(_: torch.nn.Module, __: tuple, out: torch.Tensor) -> torch.Tensor:
+        return torch.where(_queries(name, out.shape[-1], config), out.detach(), out)
 
-    return module.register_forward_hook(held)
+    return getattr(attention, name).register_forward_hook(held)
+
+
+def _queries(name: str, features: int, config: PretrainedConfig) -> torch.Tensor:
+    """Which features of a projection are queries: all, the first, or in every group all but two."""
+    groups = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    if config.model_type == "falcon":
+        grouped, one = config.new_decoder_architecture, config.multi_query
+        groups = config.num_kv_heads if grouped else 1 if one else config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    places = torch.arange(features)
+    if name == "query_key_value":
+        return places % (features // groups) < features // groups - 2 * size
+    return places < features - (2 * groups * size if name in ("qkv_proj", "c_attn") else 0)

@@ -263,3 +263,16 @@ def test_the_table_of_limits_and_its_pictures_are_those_of_the_results(tmp_path)
         limits["draw"](tmp_path)
     plt.close("all")
     require_as_drawn(DOCS / "limits", tmp_path)
+
+
+def test_the_table_of_models_is_of_the_results_and_all_agree():
+    """In every family, but for BLOOM's own constant: 3e-6 in float32, 3e-14 in float64."""
+    models = runpy.run_path(str(DOCS / "models.py"))
+    assert models["PAGE"].read_text() == models["written"]()
+    found = models["results"]()
+    assert {name.partition(",")[0] for name, _ in found} == {*models["FAMILIES"]}
+    for (name, precision), gaps in found.items():
+        assert (name, "float32") in found and (name, "float64") in found
+        own = name.startswith("bloom")
+        bound = 3e-6 if precision == "float32" else 1e-9 if own else 3e-14
+        assert len(gaps) == 10 and max(gaps.values()) < bound, (name, precision, gaps)

@@ -64,14 +64,20 @@ def across_heads(read: Reader, name: str, heads: int, recipe: Recipe) -> HeadNor
 def of_each_head(read: Reader, name: str, heads: int, recipe: Recipe) -> HeadNorm:
     """A layer norm without shift for every head, side by side in one tensor."""
     scale = unpaired(read(f"{name}.weight", heads, recipe.sizes.size), recipe)
-    return EachHead(_layer_norm(scale, None, recipe.sizes.eta))
+    return _norms_of_heads(scale, recipe.sizes.eta)
 
 
 def of_each_head_apart(read: Reader, name: str, heads: int, recipe: Recipe) -> HeadNorm:
     """The same of tensors by the head's number."""
-    size, eta = recipe.sizes.size, recipe.sizes.eta
+    size = recipe.sizes.size
     scales = np.stack([read(f"{name}.norms.{head}.weight", size) for head in range(heads)])
-    return EachHead(_layer_norm(scales, None, eta))
+    return _norms_of_heads(scales, recipe.sizes.eta)
+
+
+def _norms_of_heads(scales: np.ndarray, eta: float) -> EachHead:
+    """A layer norm of each row of scales, with a leading axis in its arrays."""
+    rows = put(scales, np.zeros_like(scales))
+    return EachHead(jax.vmap(lambda scale, shift: LayerNorm(scale, shift, eta))(*rows))
 
 
 def unpaired(rows: np.ndarray | Array, recipe: Recipe) -> np.ndarray:

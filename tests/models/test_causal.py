@@ -35,8 +35,9 @@ def model(folder):
     return models.load(folder, dtype="float64")
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_every_family_gives_its_publishers_logits(tmp_path, name):
+@pytest.mark.parametrize("name", ["gpt2", "gpt_neox, serial", "llama, linear"])
+def test_networks_give_their_publishers_logits(tmp_path, name):
+    """By NumPy; `test_families` has every family beside transformers."""
     model = models.load(write(tmp_path, CONFIGS[name]), dtype="float64")
     found = eqx.filter_jit(lambda model: model.logits(IDS))(model)
     np.testing.assert_allclose(found, publishers.logits(CONFIGS[name], TOKENS), rtol=1e-11)

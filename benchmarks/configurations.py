@@ -1,0 +1,197 @@
+"""Small networks of every family: each option that changes a number stands in one of them.
+
+Sizes are odd (one group of heads, heads that do not share the width, a vocabulary of 37), and 14
+tokens are more than every window and than what a scaled rotary was trained on.
+"""
+
+from typing import Any
+
+from transformers import CONFIG_MAPPING, PretrainedConfig
+
+IDS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 35, 8, 9, 7, 30]
+# Under every name by which one of the families calls it.
+SIZES = {
+    "vocab_size": 37,
+    **dict.fromkeys(("hidden_size", "n_embd", "word_embed_proj_dim"), 24),
+    **dict.fromkeys(("intermediate_size", "n_inner", "ffn_dim"), 40),
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "num_layers"), 3),
+    **dict.fromkeys(("num_attention_heads", "n_head", "num_heads"), 4),
+    **dict.fromkeys(("max_position_embeddings", "n_positions"), 64),
+    "num_key_value_heads": 2,
+}
+NO_WORDS = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))
+LAYERS = ["sliding_attention", "full_attention", "sliding_attention"]
+DIFFERING = {"sliding_window": 4, "layer_types": LAYERS}
+BIASED = {"attention_bias": True, "mlp_bias": True}
+LINEAR = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0}
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0, "original_max_position_embeddings": 32,
+}  # fmt: skip
+YARN = {
+    "rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0,
+    "original_max_position_embeddings": 8,
+}  # fmt: skip
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1000.0, "factor": 2.0}
+ALPHA = {"rope_type": "dynamic", "rope_theta": 1000.0, "alpha": 50.0, "factor": 1.0}
+LONG = {
+    "rope_type": "longrope", "rope_theta": 1000.0, "short_factor": [1.0, 1.5, 2.0],
+    "long_factor": [1.0, 3.0, 5.0], "original_max_position_embeddings": 8,
+}  # fmt: skip
+GRANITES = {
+    "embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.3,
+    "attention_multiplier": 0.2,
+}  # fmt: skip
+EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+LATENT = {
+    "q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 6,
+    "v_head_dim": 5, "moe_intermediate_size": 9, "n_routed_experts": 8, "num_experts_per_tok": 3,
+    "num_key_value_heads": 4, "first_k_dense_replace": 1,
+}  # fmt: skip
+GROUPED_EXPERTS = {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 3.0}
+
+
+def small(family: str, **options: Any) -> PretrainedConfig:
+    """A configuration of these sizes, as far as the family has them, and options."""
+    kind = CONFIG_MAPPING[family]
+    sizes = {name: size for name, size in SIZES.items() if name in kind.__dataclass_fields__}
+    return kind(**(sizes | NO_WORDS | options))
+
+
+CONFIGURATIONS = {
+    "arcee": small("arcee", num_key_value_heads=1, head_dim=10),
+    "bloom": small("bloom"),
+    "bloom, three heads": small("bloom", n_head=3),
+    "cohere": small("cohere"),
+    "cohere, normed heads": small("cohere", use_qk_norm=True, logit_scale=0.3),
+    "cohere2": small("cohere2", head_dim=10, **DIFFERING),
+    "deepseek_v2": small("deepseek_v2", **LATENT),
+    "deepseek_v2, groups": small(
+        "deepseek_v2", topk_method="group_limited_greedy", **LATENT | {"q_lora_rank": None},
+        **GROUPED_EXPERTS,
+    ),
+    "deepseek_v3": small(
+        "deepseek_v3", rope_parameters=YARN | {"mscale": 1.0, "mscale_all_dim": 0.7}, **LATENT,
+        **GROUPED_EXPERTS,
+    ),
+    "ernie4_5": small("ernie4_5", head_dim=8, use_bias=True),
+    "exaone4": small("exaone4", sliding_window=4, sliding_window_pattern=2),
+    "exaone4, full": small(
+        "exaone4", sliding_window=None, layer_types=3 * ["full_attention"]
+    ),
+    "falcon": small("falcon"),
+    "falcon, groups": small("falcon", new_decoder_architecture=True, num_kv_heads=2),
+    "falcon, one norm": small(
+        "falcon", new_decoder_architecture=True, num_kv_heads=2, num_ln_in_parallel_attn=1
+    ),
+    "falcon, serial": small("falcon", multi_query=False, parallel_attn=False, bias=True),
+    "gemma": small("gemma", num_key_value_heads=1, head_dim=10),
+    "gemma2": small(
+        "gemma2", head_dim=8, sliding_window=4, query_pre_attn_scalar=16,
+        attn_logit_softcapping=2.0, final_logit_softcapping=3.0,
+    ),
+    "gemma3_text": small(
+        "gemma3_text", head_dim=10, query_pre_attn_scalar=16, **DIFFERING,
+        rope_parameters={
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            "full_attention": LINEAR,
+        },
+    ),
+    "glm": small("glm", head_dim=8),
+    "glm4": small("glm4", num_key_value_heads=1, head_dim=8),
+    "gpt2": small("gpt2"),
+    "gpt_neo": small(
+        "gpt_neo", window_size=4,
+        attention_types=[[["global", "local"], 1], [["local"], 1]],
+    ),
+    "gpt_neox": small("gpt_neox", rotary_pct=0.34),
+    "gpt_neox, serial": small("gpt_neox", use_parallel_residual=False, rotary_pct=1.0),
+    "gpt_oss": small(
+        "gpt_oss", head_dim=8, sliding_window=4, **EXPERTS,
+        rope_parameters=YARN | {"truncate": False},
+    ),
+    "gptj": small("gptj", rotary_dim=4),
+    "granite": small("granite", **GRANITES),
+    "granitemoe": small("granitemoe", num_key_value_heads=1, **EXPERTS, **GRANITES),
+    "helium": small("helium", head_dim=6),
+    "hunyuan_v1_dense": small("hunyuan_v1_dense", num_key_value_heads=1, head_dim=10),
+    "hunyuan_v1_dense, one base": small(
+        "hunyuan_v1_dense", head_dim=10, rope_parameters=ALPHA
+    ),
+    "llama": small("llama"),
+    "llama, tied": small("llama", tie_word_embeddings=True),
+    "llama, biased": small("llama", **BIASED, num_key_value_heads=1, head_dim=8),
+    "llama, 3": small("llama", rope_parameters=LLAMA3),
+    "llama, linear": small("llama", num_key_value_heads=4, rope_parameters=LINEAR),
+    "llama, yarn": small("llama", head_dim=10, rope_parameters=YARN),
+    "llama, dynamic": small(
+        "llama", max_position_embeddings=8, rope_parameters=DYNAMIC
+    ),
+    "llama4_text": small(
+        "llama4_text", num_local_experts=3, num_experts_per_tok=1, intermediate_size_mlp=20,
+        attention_chunk_size=5, head_dim=10, floor_scale=4, no_rope_layers=[1, 0, 1],
+        interleave_moe_layer_step=2,
+    ),
+    "ministral": small("ministral", head_dim=6, **DIFFERING),
+    "mistral": small("mistral", sliding_window=None),
+    "mistral, window": small("mistral", num_key_value_heads=1, sliding_window=4, head_dim=10),
+    "mixtral": small("mixtral", **EXPERTS),
+    "mixtral, window": small("mixtral", num_key_value_heads=1, sliding_window=4, **EXPERTS),
+    "nemotron": small("nemotron", head_dim=8, num_key_value_heads=1),
+    "olmo2": small("olmo2"),
+    "olmo3": small(
+        "olmo3", **DIFFERING,
+        rope_parameters={
+            "sliding_attention": {"rope_type": "default", "rope_theta": 500_000.0},
+            "full_attention": YARN | {"rope_theta": 500_000.0},
+        },
+    ),
+    "opt": small("opt"),
+    "phi": small("phi", hidden_size=32),
+    "phi3": small("phi3"),
+    "phi3, long": small(
+        "phi3", rope_parameters=LONG, original_max_position_embeddings=8, sliding_window=5
+    ),
+    "phi3, short": small(
+        "phi3", rope_parameters=LONG | {"original_max_position_embeddings": 32},
+        original_max_position_embeddings=32,
+    ),
+    "qwen2": small("qwen2"),
+    "qwen2, window": small(
+        "qwen2", use_sliding_window=True, sliding_window=3, max_window_layers=1
+    ),
+    "qwen2, yarn": small("qwen2", num_key_value_heads=1, rope_parameters=YARN),
+    "qwen3": small("qwen3", num_key_value_heads=1, head_dim=10),
+    "qwen3_moe": small(
+        "qwen3_moe", num_experts=8, num_experts_per_tok=3, moe_intermediate_size=10, head_dim=6,
+        mlp_only_layers=[1], norm_topk_prob=False,
+    ),
+    "qwen3_moe, normalised": small(
+        "qwen3_moe", num_experts=5, num_experts_per_tok=2, moe_intermediate_size=10, head_dim=6,
+        norm_topk_prob=True,
+    ),
+    "seed_oss": small("seed_oss", num_key_value_heads=1, head_dim=10),
+    "smollm3": small("smollm3", no_rope_layers=[1, 0, 1]),
+    "smollm3, window": small(
+        "smollm3", no_rope_layers=[1, 0, 1], use_sliding_window=True, sliding_window=4,
+        num_key_value_heads=1,
+    ),
+    "stablelm": small("stablelm", hidden_size=32),
+    "stablelm, parallel": small(
+        "stablelm", hidden_size=32, qk_layernorm=True, use_parallel_residual=True,
+        use_qkv_bias=True,
+    ),
+    "starcoder2": small("starcoder2", num_key_value_heads=1),
+    "starcoder2, window": small("starcoder2", sliding_window=4),
+}  # fmt: skip
+
+
+def chosen(asked: list[str]) -> list[str]:
+    """The configurations of these families or names; all where none is asked for."""
+    if not asked:
+        return [*CONFIGURATIONS]
+    known = {name.partition(",")[0] for name in CONFIGURATIONS} | CONFIGURATIONS.keys()
+    for name in asked:
+        if name not in known:
+            raise SystemExit(f"got {name!r}, expected {' or '.join(sorted(known))}")
+    return [n for n in CONFIGURATIONS if n in asked or n.partition(",")[0] in asked]

@@ -1,0 +1,59 @@
+"""Write tests/models/recorded.json: what transformers computes with weights that anybody can draw.
+
+``python benchmarks/recorded.py`` (the extra ``parity``). Of every configuration it keeps
+``config.json`` as transformers saves it, the names and shapes of the tensors there, and some logits
+of `drawing.drawn`'s weights, read by transformers and computed in double
+(`peer_transformers.Doubled`). `tests/models/test_families.py` needs neither it nor torch.
+"""
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import peer_transformers as peer
+import torch
+import transformers
+from configurations import CONFIGURATIONS, IDS
+from drawing import write
+from safetensors import safe_open
+
+RECORD = Path(__file__).parent.parent / "tests" / "models" / "recorded.json"
+PLACES, WORDS = [0, 6, 13], [0, 9, 20, 36]  # of which logits are kept
+
+
+def recorded(config: transformers.PretrainedConfig, folder: Path) -> dict[str, Any]:
+    """One network: its configuration, tensors and logits."""
+    kind = transformers.AutoModelForCausalLM
+    kind.from_config(config, dtype=torch.float32).save_pretrained(folder)
+    with safe_open(folder / "model.safetensors", framework="numpy") as file:
+        shapes = {name: file.get_slice(name).get_shape() for name in sorted(file.keys())}
+    saved = json.loads((folder / "config.json").read_text())
+    network, told = kind.from_pretrained(
+        write(folder, saved, shapes), **peer.PLAIN, dtype=torch.float32, output_loading_info=True
+    )
+    assert not any(told.values()), told
+    with peer.Doubled():
+        logits = peer.in_double(network)(torch.tensor([IDS])).logits[0].detach()
+    return {
+        "config": saved,
+        "shapes": shapes,
+        "largest": float(logits.abs().max()),
+        "logits": logits[PLACES][:, WORDS].tolist(),
+    }
+
+
+def main() -> None:
+    """Write the record, one configuration a line."""
+    lines = []
+    for name, config in CONFIGURATIONS.items():
+        with tempfile.TemporaryDirectory() as folder:
+            found = recorded(config, Path(folder))
+        lines.append(f"{json.dumps(name)}: {json.dumps(found, separators=(',', ':'))}")
+    asked = {"ids": IDS, "places": PLACES, "words": WORDS, "transformers": transformers.__version__}
+    told = json.dumps(asked)[:-1]
+    RECORD.write_text(f'{told}, "networks": {{\n' + ",\n".join(lines) + "\n}}\n")
+
+
+if __name__ == "__main__":
+    main()

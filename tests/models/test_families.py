@@ -1,0 +1,40 @@
+"""Every family beside what transformers computed, with weights that both drew; no torch is needed.
+
+`benchmarks/recorded.py` wrote the record, and `benchmarks/parity.py` compares derivatives too.
+"""
+
+import json
+import runpy
+from pathlib import Path
+
+import equinox as eqx
+import numpy as np
+import pytest
+from reference.as_users import ROOT
+
+from lim_jax import models
+from lim_jax.models.families import FAMILIES
+
+RECORD = json.loads((Path(__file__).parent / "recorded.json").read_text())
+WRITE = runpy.run_path(str(ROOT / "benchmarks" / "drawing.py"))["write"]
+IDS = np.array(RECORD["ids"])
+# The publisher's own GELU, whose constant has eight digits.
+LOOSE = {"bloom": 1e-9, "bloom, three heads": 1e-9}
+BOUND = 1e-13
+
+
+def test_every_family_is_recorded():
+    recorded = {network["config"]["model_type"] for network in RECORD["networks"].values()}
+    assert recorded == {*FAMILIES}
+
+
+@pytest.mark.parametrize("name", RECORD["networks"])
+def test_a_family_gives_its_publishers_logits(tmp_path, name):
+    network = RECORD["networks"][name]
+    folder = WRITE(tmp_path, network["config"], network["shapes"])
+    model = models.load(folder, dtype="float64")
+    found = np.asarray(eqx.filter_jit(lambda model, ids: model.logits(ids))(model, IDS))
+    asked = found[np.ix_(RECORD["places"], RECORD["words"])]
+    bound = LOOSE.get(name, BOUND) * network["largest"]
+    np.testing.assert_allclose(asked, network["logits"], rtol=0, atol=bound)
+    np.testing.assert_allclose(np.abs(found).max(), network["largest"], rtol=1e-9)
