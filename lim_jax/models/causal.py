@@ -1,5 +1,6 @@
 """Causal language models over token ids, as their checkpoints hold them."""
 
+import warnings
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -22,11 +23,13 @@ from lim_jax.loss.losses import Labels, Scalar, autoregressive_cross_entropy, ma
 from lim_jax.loss.readouts import Logits
 from lim_jax.models.checkpoint import open_checkpoint
 from lim_jax.models.decoder import read_decoder
-from lim_jax.models.families import FAMILIES
+from lim_jax.models.families import recipe_of
 from lim_jax.models.gguf_file import open_gguf
 from lim_jax.models.options import refuse_other_architectures
+from lim_jax.models.places import trained_length
 from lim_jax.network.flow import ResidualFlow
 from lim_jax.network.norms import Norm
+from lim_jax.network.positions import Rotary
 from lim_jax.network.shaping import capped
 from lim_jax.network.slots import State
 
@@ -104,6 +107,9 @@ class CausalLM(eqx.Module):
         What embedded words and logits are multiplied by.
     logit_cap
         What logits are capped at by a hyperbolic tangent, after their scale, or None.
+    trained
+        How many ids the longest contexts have that the network was made for, or None where that
+        is not known. Of longer ones `embed` warns.
     """
 
     embedding: Float[Array, "vocabulary width"]
@@ -115,6 +121,7 @@ class CausalLM(eqx.Module):
     embedding_scale: float = eqx.field(static=True, default=1.0)
     logit_scale: float = eqx.field(static=True, default=1.0)
     logit_cap: float | None = eqx.field(static=True, default=None)
+    trained: int | None = eqx.field(static=True, default=None)
 
     @property
     def vocabulary(self) -> int:
@@ -125,7 +132,8 @@ class CausalLM(eqx.Module):
         r"""The input states :math:`X_0` of one row of ids, whose influence is measured.
 
         Learned places are counted from where each context begins, as y says; without, from the
-        first.
+        first. A row that is one context, longer than those the network was made for, gives a
+        `UserWarning`.
 
         Raises
         ------
@@ -140,6 +148,8 @@ class CausalLM(eqx.Module):
         ids = guarded(ids, (ids < 0) | (ids > last), message)
         rows = self.embedding[ids]
         rows = rows if self.embedding_scale == 1 else self.embedding_scale * rows
+        if y is None or y.starts is None:
+            self._warn_beyond(ids.shape[0])
         if self.positions is None:
             return rows
         places = self.positions.shape[0]
@@ -156,6 +166,24 @@ class CausalLM(eqx.Module):
         )
         return rows + self.positions[: ids.shape[0]]
 
+    def _warn_beyond(self, length: int) -> None:
+        if self.trained is not None and length > self.trained:
+            warnings.warn(
+                f"ids: got a context of {length}, expected at most {self.trained}, for which the "
+                "network was made. What is measured beyond may say little of the network.",
+                stacklevel=2,
+            )
+
+    def turns_alike(self, length: int, other: int) -> bool:
+        """Whether rows of two lengths turn alike: not where rotary frequencies depend on it."""
+
+        def turns(leaf: Any) -> bool:
+            return isinstance(leaf, Rotary)
+
+        found = [leaf for leaf in jax.tree.leaves(self.flow, is_leaf=turns) if turns(leaf)]
+        known = [rotary.frequencies for rotary in found if callable(rotary.frequencies)]
+        return all(frequencies(length) == frequencies(other) for frequencies in known)
+
     def readout(self, state: State, grid: Grid) -> Logits:
         """From the network's last states to logits of the next word, token by token."""
         head = self.embedding if self.head is None else self.head
@@ -169,7 +197,7 @@ class CausalLM(eqx.Module):
     def logits(self, ids: Int[Array, " length"], y: Queries | None = None) -> Logits:
         """The logits of every next word of one row of ids; of y only the starts are read."""
         x = self.embed(ids, y)
-        grid = _grid_of(x, y)
+        grid = self._grid_of(x, y)
         return self.readout(self.flow(x, grid), grid)
 
     def example(
@@ -198,7 +226,7 @@ class CausalLM(eqx.Module):
         ``influence(CausalLM.loss, model, batch, grid)`` measures it.
         """
         _require_queries(y)
-        return self.terminal_loss(self.flow(x, _grid_of(x, y)), y)
+        return self.terminal_loss(self.flow(x, self._grid_of(x, y)), y)
 
     def terminal_loss(self, state: State, y: Queries) -> Scalar:
         """The same loss, of the network's last state: what the adjoint's ledgers take.
@@ -220,7 +248,7 @@ class CausalLM(eqx.Module):
     def margin_loss(self, x: State, y: Queries) -> Scalar:
         """Minus the answers' log odds (`loss.margin_loss`), of one embedded context."""
         _require_queries(y)
-        return self.terminal_margin_loss(self.flow(x, _grid_of(x, y)), y)
+        return self.terminal_margin_loss(self.flow(x, self._grid_of(x, y)), y)
 
     def terminal_margin_loss(self, state: State, y: Queries) -> Scalar:
         """The same loss, of the network's last state."""
@@ -238,13 +266,21 @@ class CausalLM(eqx.Module):
             message = f"places: expected numbers from 0 to {last}, got others."
             places = guarded(y.places, (y.places < 0) | (y.places > last), message)
             state = state[places]
-        return self.readout(state, _grid_of(state))
+        return self.readout(state, token_grid(state.shape[0], state.dtype))
 
-
-def _grid_of(x: State, y: Queries | None = None) -> Grid:
-    """The tokens of a row, in its precision, each with the prefix that it sees."""
-    grid = token_grid(x.shape[0], x.dtype)
-    return grid if y is None or y.starts is None else grid.starting(y.starts)
+    def _grid_of(self, x: State, y: Queries | None) -> Grid:
+        """The tokens of a row, in its precision, each with the prefix that it sees."""
+        grid = token_grid(x.shape[0], x.dtype)
+        if y is None or y.starts is None:
+            return grid
+        require(
+            self.turns_alike(1, x.shape[0]),
+            "y",
+            got=f"starts in a row of {x.shape[0]}, where rotary frequencies depend on the length",
+            expected="one context",
+            cure="Each turns by its own length: take models.influence_of_ids, or cut the row.",
+        )
+        return grid.starting(y.starts)
 
 
 def _require_queries(y: Any) -> None:
@@ -288,16 +324,9 @@ def load(path: AnyPath, dtype: str = "float32") -> CausalLM:
         cure="Weights are kept in full precision.",
     )
     checkpoint = open_gguf(path) if as_path(path).suffix == ".gguf" else open_checkpoint(path)
-    family = checkpoint.config.get("model_type")
-    require(
-        family in FAMILIES,
-        "config.json",
-        got=f"model_type = {family!r}",
-        expected=" or ".join(FAMILIES),
-        cure="For other architectures write their field, and give influence a loss of your own.",
-    )
-    refuse_other_architectures(checkpoint.config, str(family))
-    weights = read_decoder(checkpoint, dtype, FAMILIES[str(family)](checkpoint.config))
+    recipe = recipe_of(checkpoint.config)
+    refuse_other_architectures(checkpoint.config, checkpoint.config["model_type"])
+    weights = read_decoder(checkpoint, dtype, recipe)
     surplus = sorted(set(checkpoint.files) - weights.known)
     require(
         not surplus,
@@ -306,4 +335,6 @@ def load(path: AnyPath, dtype: str = "float32") -> CausalLM:
         expected="those of the family",
         cure="config.json may name a simpler family than the weights are of.",
     )
-    return jax.device_put(CausalLM(**weights.parts))
+    # Of learned places there are no more than the network was made for.
+    trained = trained_length(checkpoint.config) if weights.parts["positions"] is None else None
+    return jax.device_put(CausalLM(**weights.parts, trained=trained))

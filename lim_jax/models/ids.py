@@ -299,14 +299,16 @@ def _require_windows(windows: Windows) -> None:
 def _padded(model: CausalLM, window: Any, asked: Profile) -> tuple[Array, Queries, Array]:
     """A context's ids, what is asked of it, and the scale of its energies, from the host.
 
-    No more places than the network knows. Padding has id zero, and queries that only fill up ask
-    the first place with no weight: the head reads no more places than that.
+    No more places than the network knows or was made for, and none where rows of other lengths
+    turn otherwise. Padding has id zero, and queries that only fill up ask the first place with no
+    weight: the head reads no more places than that.
     """
     row = np.asarray(window)
     length = len(row) - 1
-    size = padded_length(length)
-    if model.positions is not None:
-        size = max(length, min(size, model.positions.shape[0]))
+    learned = None if model.positions is None else model.positions.shape[0]
+    known = (most for most in (learned, model.trained) if most is not None)
+    size = max(length, min([padded_length(length), *known]))
+    size = size if model.turns_alike(size, length) else length
     dtype = model.embedding.dtype
     weights = np.asarray(asked).astype(dtype)
     require(

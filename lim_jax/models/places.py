@@ -22,6 +22,7 @@ from lim_jax.network.span import Span
 WINDOW = 4096  # the publishers' own, where nothing is said
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 TRAINED = "original_max_position_embeddings"
+LENGTHS = ("max_position_embeddings", "n_positions")
 # What each scaling of rotary positions may be told.
 SCALINGS = {
     "default": (),
@@ -146,6 +147,28 @@ def _trained(config: Mapping[str, Any], rope: Mapping[str, Any]) -> int:
         if options.get(TRAINED) is not None:
             return whole(options, TRAINED)
     return whole(config, "max_position_embeddings")
+
+
+def trained_length(config: Mapping[str, Any]) -> int | None:
+    """How many tokens the longest contexts have that a network was made for, or None if not said.
+
+    A scaling's factor counts from the length before it, where a configuration names that, and else
+    from ``max_position_embeddings``.
+
+    Examples
+    --------
+    >>> scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+    >>> trained_length({"max_position_embeddings": 40, "rope_scaling": scaling})
+    128
+    """
+    name = next((n for n in LENGTHS if config.get(n) is not None), None)
+    if name is None:
+        return None
+    said, rope = whole(config, name), config.get("rope_scaling") or config.get("rope_parameters")
+    scalings = [rope or {}, *((rope or {}).get(kind) or {} for kind in (FULL, SLIDING))]
+    before = config.get(TRAINED) or said
+    extended = [(one.get("factor") or 1) * (one.get(TRAINED) or before) for one in scalings]
+    return int(max(said, *extended))
 
 
 def _require_known(rope: Mapping[str, Any], scaling: Any) -> None:
