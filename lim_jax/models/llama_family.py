@@ -108,7 +108,7 @@ def seed_oss(config: Config) -> Recipe:
 def ernie4_5(config: Config) -> Recipe:
     """ERNIE 4.5: Llama whose neighbouring features turn together."""
     biased = bool(config.get("use_bias", False))
-    biases, sizes = Biases(biased, biased, biased), sizes_of(config, eta=1e-5)
+    biases, sizes = Biases(biased, biased, biased), sizes_of(config, eta=1e-5, size=128)
     whole = rotary_of(config, sizes.size, default=500_000.0)
     return llama_like(
         config, sizes, sizes.depth * (Span(places=whole),), biases=biases, paired=True, tied=True

@@ -56,7 +56,8 @@ def qwen3_moe(config: Config) -> Recipe:
     slides = config.get("use_sliding_window", False)
     config.get("max_window_layers")  # all layers slide, or none
     seen = sliding(config, sizes, sizes.depth * (SLIDING if slides else FULL,))
-    only, step = config.get("mlp_only_layers") or (), config.get("decoder_sparse_step", 1)
+    only = config.get("mlp_only_layers") or ()
+    step = whole(config, "decoder_sparse_step", 1, least=0)
     dense = {k for k in range(sizes.depth) if k in only or step < 1 or (k + 1) % step}
     name = "num_experts" if config.get("num_experts") is not None else "num_local_experts"
     routing = Routing(_top(config, 8), normalised=bool(config.get("norm_topk_prob", False)))

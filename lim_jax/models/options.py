@@ -135,7 +135,7 @@ def whole(
     return found
 
 
-def positive(config: Mapping[str, Any], name: str, default: float | None = None) -> float:
+def positive(config: Mapping[str, Any], name: str, default: float | int | None = None) -> float:
     """A positive number of the configuration."""
     found = config.get(name, default)
     usual = isinstance(found, int | float) and not isinstance(found, bool)

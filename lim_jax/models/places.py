@@ -20,7 +20,7 @@ from lim_jax.network.frequencies import (
 from lim_jax.network.positions import Places, Rotary
 from lim_jax.network.span import Span
 
-WINDOW = 4096  # the publishers' own, where nothing is said
+WINDOW, CHUNK = 4096, 8192  # the publishers' own, where nothing is said
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 PART = "partial_rotary_factor"
 TRAINED = "original_max_position_embeddings"
@@ -125,7 +125,7 @@ def _yarn(config: Mapping[str, Any], rope: Mapping[str, Any], frequencies: Any, 
 
 def yarn_weights(rope: Mapping[str, Any]) -> tuple[float, float]:
     """What YaRN's amplitude is weighed by in turning features, and in all; zero where not said."""
-    return rope.get("mscale") or 0, rope.get("mscale_all_dim") or 0
+    return float(rope.get("mscale") or 0), float(rope.get("mscale_all_dim") or 0)
 
 
 def _longrope(config: Mapping[str, Any], rope: Mapping[str, Any], frequencies: Any) -> Rotary:
@@ -279,6 +279,6 @@ def spans(
     width = whole({"sliding_window": sliding}, "sliding_window") if slides else None
     seen = {FULL: {}, SLIDING: {"window": width}}
     if CHUNKED in kinds:
-        seen[CHUNKED] = {"chunk": whole(config, "attention_chunk_size")}
+        seen[CHUNKED] = {"chunk": whole(config, "attention_chunk_size", CHUNK)}
     of_kind = {kind: Span(**seen[kind], places=places(kind)) for kind in dict.fromkeys(kinds)}
     return tuple(of_kind[kind] for kind in kinds)
