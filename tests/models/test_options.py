@@ -258,7 +258,7 @@ REFUSED = [
     ("opt", {"enable_bias": False}, "enable_bias = False, expected True"),
     ("opt", {"layer_norm_elementwise_affine": False}, "layer_norm_elementwise_affine = False"),
     ("opt", {"_remove_final_layer_norm": True}, "_remove_final_layer_norm = True, expected False"),
-    ("bloom", {"apply_residual_connection_post_layernorm": True}, "apply_residual_connection_post_la"),
+    ("bloom", {"apply_residual_connection_post_layernorm": True}, "apply_residual_connection_"),
     ("falcon", {"alibi": True}, "alibi = True, expected False"),
     ("falcon", {"new_decoder_architecture": True, "parallel_attn": False}, "parallel_attn = False"),
     ("deepseek_v2", {"n_shared_experts": 0}, "n_shared_experts = 0, expected a positive whole nu"),
