@@ -168,6 +168,42 @@ def test_some_ten_programs_serve_all_lengths(model):
     assert len(set(padded)) == 17 and len(set(padded[100:])) == 11
 
 
+def test_padding_turns_no_place_otherwise(tmp_path):
+    """Where rotary frequencies depend on the length, a context of 7 is not one of 12 or of 16."""
+    scaling = {"rope_type": "dynamic", "factor": 2.0}
+    config = CONFIGS["llama"] | {"max_position_embeddings": 6, "rope_scaling": scaling}
+    model = models.load(write(tmp_path, config), dtype="float64")
+    assert model.trained == 12 and not model.turns_alike(7, 12) and model.turns_alike(4, 6)
+    (window,), weights = (window_of(7),), rising(7)
+
+    @eqx.filter_jit
+    def gradient(model, window):
+        x, y = model.example(window, weights)
+        return jax.grad(model.loss)(x, y)
+
+    (found,) = models.energies_of_ids(model, [window], ask=rising)
+    slope = np.asarray(gradient(model, window))
+    np.testing.assert_allclose(found, 49 * (slope**2).sum(axis=1), rtol=1e-9)
+    packed = models.Queries(window[1:], weights, starts=jax.device_put(np.array([0] * 4 + [4] * 3)))
+    with pytest.raises(ValueError, match="starts in a row of 7, where rotary frequencies depend"):
+        model.logits(window[:-1], packed)
+
+
+def test_contexts_longer_than_those_of_training_are_warned_of(tmp_path):
+    """By their own length: one of 9, which would be padded to 16, is not."""
+    config = CONFIGS["llama"] | {"max_position_embeddings": 10}
+    model = models.load(write(tmp_path, config), dtype="float64")
+    assert model.trained == 10
+    (inside,) = models.energies_of_ids(model, [window_of(9)])
+    with pytest.warns(UserWarning, match="a context of 11, expected at most 10, for which"):
+        (beyond,) = models.energies_of_ids(model, [window_of(11)])
+    assert (len(inside), len(beyond)) == (9, 11)
+    starts = jax.device_put(np.array([0] * 6 + [6] * 5))
+    packed = models.Queries(window_of(11)[1:], rising(11), starts=starts)
+    assert model.embed(window_of(10), packed).shape[0] == 11  # of which none is too long
+    assert models.load(write(tmp_path, CONFIGS["gpt2"])).trained is None  # it has places
+
+
 @pytest.mark.parametrize("kind", [np.int32, bool])
 def test_padding_is_cut_off_left_and_right(kind):
     windows = [*WINDOWS, window_of(33)]
