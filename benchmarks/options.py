@@ -58,7 +58,8 @@ FAMILIES: dict[str, Document] = {
                 "attention_types": [[["global", "local"], 1], [["local"], 1]]},
     "gpt_neox": {"rotary_pct": 0.34}, "gpt_oss": EXPERTS | HEADS | MIXED,
     "gptj": GPT | {"rotary_dim": 4},
-    "granite": {}, "granitemoe": EXPERTS, "helium": HEADS, "hunyuan_v1_dense": HEADS, "llama": {},
+    "granite": {}, "granitemoe": EXPERTS, "helium": {"head_dim": 6},
+    "hunyuan_v1_dense": HEADS, "llama": {},
     "llama4_text": HEADS | {
         "num_local_experts": 3, "num_experts_per_tok": 1, "intermediate_size_mlp": 20,
         "attention_chunk_size": 5, "floor_scale": 4, "no_rope_layers": [1, 0, 1],
@@ -178,7 +179,7 @@ def others(name: str, value: Any) -> list[Any]:
     return [0.5, 2, True] if value is None else []
 
 
-def edits(family: str, document: Document) -> Iterator[Document]:
+def edits(document: Document) -> Iterator[Document]:
     """All changes of a family's configuration, those of one option first."""
     for name, value in document.items():
         yield {name: GONE}
@@ -187,6 +188,7 @@ def edits(family: str, document: Document) -> Iterator[Document]:
     for edit in OLDER:
         if all(name in document for name, value in edit.items() if value is GONE):
             yield edit
+    yield from strangers(document)
     if "rope_parameters" in document or "rope_theta" in document:
         yield from rope_edits(document)
 
@@ -226,17 +228,27 @@ def spelt(edit: Document) -> str:
     return ", ".join(f"{name} = {json.dumps(value)}" for name, value in found.items())
 
 
+def config_of(family: str) -> t.PretrainedConfig:
+    """A family's configuration, small."""
+    kind = t.models.auto.configuration_auto.CONFIG_MAPPING[family]
+    sizes = {name: value for name, value in SIZES.items() if name in kind.__dataclass_fields__}
+    return kind(**(NO_WORDS | sizes | FAMILIES[family]))
+
+
+def strangers(document: Document) -> Iterator[Document]:
+    """Options of other families, one at a time."""
+    known = {name: value for f in FAMILIES for name, value in config_of(f).to_dict().items()}
+    for name in sorted(set(known) - set(document)):
+        yield {name: (others(name, known[name]) or [known[name]])[0]}
+
+
 class Audit:
     """One family's folder, written anew for each edit."""
 
     def __init__(self, family: str, folder: Path):
         self.family, self.folder = family, folder
         self.done = {}  # logits by all that a model is: many options change nothing
-        mapping = t.models.auto.configuration_auto.CONFIG_MAPPING[family]
-        known = mapping.__dataclass_fields__
-        sizes = {name: value for name, value in SIZES.items() if name in known}
-        config = mapping(**(NO_WORDS | sizes | FAMILIES[family]))
-        self.made(config)
+        self.made(config_of(family))
         self.document = json.loads((folder / "config.json").read_text())
 
     def made(self, config: t.PretrainedConfig) -> None:
@@ -343,7 +355,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             audit = Audit(family, Path(folder))
             counts, seen = Counter(), set()
-            tries = [(edit, False) for edit in edits(family, audit.document)]
+            tries = [(edit, False) for edit in edits(audit.document)]
             tries += [({"tie_word_embeddings": tied}, True) for tied in (True, False)]
             for edit, kept in tries:
                 if (spelt(edit), kept) in seen:
