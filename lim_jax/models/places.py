@@ -94,7 +94,8 @@ def rotary_of(
         divided = zip(frequencies, rope["factors"], strict=True)
         return Rotary(tuple(turn / factor for turn, factor in divided))
     if scaling == "llama3":
-        factor, low, high, trained = (positive(rope, name) for name in SCALINGS[scaling])
+        factor, low, high = (positive(rope, name) for name in SCALINGS[scaling][:3])
+        trained = _trained(config, rope)
         return Rotary(
             llama3_scaling(frequencies, factor=factor, low=low, high=high, trained=trained)
         )
@@ -153,6 +154,14 @@ def _divided(rope: Mapping[str, Any], name: str, frequencies: Sequence[float]) -
 
 def _trained(config: Mapping[str, Any], rope: Mapping[str, Any]) -> int:
     """How many tokens the contexts of training had, by a configuration's inner or outer word."""
+    inner, outer = rope.get(TRAINED), config.get(TRAINED)
+    require(
+        None in (inner, outer) or inner == outer,
+        "config.json",
+        got=f"{TRAINED} = {described(inner)} of a scaling, and {described(outer)} beside it",
+        expected="the same in both",
+        cure="Readers disagree about which goes first.",
+    )
     for options in (rope, config):
         if options.get(TRAINED) is not None:
             return whole(options, TRAINED)

@@ -9,7 +9,7 @@ import pytest
 
 from lim_jax.models.families import FAMILIES, recipe_of
 from lim_jax.models.options import Configuration, refuse_unknown
-from lim_jax.models.places import trained_length
+from lim_jax.models.places import TRAINED, trained_length
 from lim_jax.models.reading import exact_gelu, squared_relu, tanh_gelu
 from lim_jax.network.flow import euler, split
 from lim_jax.network.positions import Alibi, Rotary, Tempered, UnitRotary
@@ -222,6 +222,7 @@ def test_llama_4_tempers_layers_that_do_not_turn():
 
 ROTARY = {"rope_theta": 9.0}
 LLAMA3 = {"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+SU = {"type": "su", "short_factor": [1.0], "long_factor": [1.0]}
 # What is refused: of a family these options, in these words.
 REFUSED = [
     ("cohere2", {"sliding_window_pattern": "LLG"}, "sliding_window_pattern = 'LLG', expected a po"),
@@ -235,9 +236,10 @@ REFUSED = [
     ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5, expected options of"),
     ("phi", {"partial_rotary_factor": 0}, "partial_rotary_factor = 0, expected a positive number"),
     ("phi", {"qk_layernorm": True}, "qk_layernorm = True, expected False"),
-    ("llama", {"rope_scaling": LLAMA3}, "original_max_position_embeddings = None"),
+    ("llama", {"rope_scaling": LLAMA3 | {TRAINED: 8}, TRAINED: 9}, f"{TRAINED} = 8 of a scaling, "),
+    ("phi3", {"rope_scaling": {"type": "longrope", "short_factor": [1.0]}}, f"{TRAINED} = None"),
     ("llama", {"rope_scaling": {"rope_type": "yarn", "finetuned": True}}, "finetuned = True of a"),
-    ("phi3", {"rope_scaling": {"type": "su", "short_factor": [1.0]}}, "short_factor = list, exp"),
+    ("phi3", {"rope_scaling": SU, TRAINED: 8}, "short_factor = list, exp"),
     ("llama", {"is_causal": None}, "is_causal = None, expected True"),
     ("llama", {"add_cross_attention": True}, "add_cross_attention = True, expected False"),
     ("llama", {"hidden_act": "mish"}, "hidden_act = 'mish', expected gelu_new or"),
@@ -318,7 +320,7 @@ def test_a_head_size_of_null_shares_the_width():
     assert recipe_of(least("qwen3", head_dim=None)).sizes.size == 16
 
 
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+YARN = {"rope_type": "yarn", "factor": 4.0, TRAINED: 32}
 
 
 @pytest.mark.parametrize(
@@ -329,7 +331,7 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
         ({"max_position_embeddings": 200, "rope_parameters": YARN}, 200),
         ({"max_position_embeddings": 40, "rope_scaling": {"factor": 2.0}}, 80),
         ({"max_position_embeddings": 40, "rope_parameters": {"full_attention": YARN}}, 128),
-        ({"max_position_embeddings": 40, "original_max_position_embeddings": 16,
+        ({"max_position_embeddings": 40, TRAINED: 16,
           "rope_parameters": {"factor": 5.0}}, 80),
     ],
 )  # fmt: skip
