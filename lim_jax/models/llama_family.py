@@ -187,7 +187,7 @@ def multipliers(config: Config) -> dict[str, Any]:
 def phi3(config: Config) -> Recipe:
     """Phi-3, 3.5 and 4: Llama whose projections, and whose gates, stand in one matrix each."""
     sizes = sizes_of(config, eta=1e-5)
-    if "short_factor" in rope_options(config):
+    if config.get(TRAINED) is None and "short_factor" in rope_options(config):
         whole(config, TRAINED)  # by which the scaling goes, whatever it says itself
     slides = config.get("sliding_window") is not None
     kinds = sizes.depth * (SLIDING if slides else FULL,)

@@ -313,7 +313,7 @@ AS_PUBLISHED = {
     "tied, with the embedding again": ("llama, tied and biased", {}, "model.embed_tokens.weight"),
     "untied GPT-2": ("gpt2", {"tie_word_embeddings": False}, OTHER_HEAD),
     "tied GPT-NeoX": ("gpt_neox", {"tie_word_embeddings": True, "hidden_act": "gelu_fast"}, None),
-    "whole windows": ("mistral", {"sliding_window": None, "max_position_embeddings": 4}, {}),
+    "whole windows": ("mistral", {"sliding_window": None, "max_position_embeddings": 7}, {}),
     "layers that differ": ("mistral", {"layer_types": ["full_attention", "sliding_attention"]}, {}),
     "windows from a layer on": ("qwen2", {"max_window_layers": 1}, {}),
     "windows of no width": ("qwen2", {"sliding_window": None}, {}),

@@ -2,6 +2,7 @@
 
 import inspect
 import math
+from typing import Any
 
 import jax
 import numpy as np
@@ -12,6 +13,7 @@ from lim_jax.models.options import Configuration, refuse_unknown
 from lim_jax.models.places import TRAINED, trained_length
 from lim_jax.models.reading import exact_gelu, squared_relu, tanh_gelu
 from lim_jax.network.flow import euler, split
+from lim_jax.network.frequencies import rotary_frequencies
 from lim_jax.network.positions import Alibi, Rotary, Tempered, UnitRotary
 
 SIZES = {
@@ -100,7 +102,7 @@ def base_of(turning, frequencies):
 def test_options_that_are_left_out_are_the_publishers(family):
     eta, size, turning, base, tied, activation, biases = DEFAULTS[family]
     recipe = recipe_of(least(family))
-    first = recipe.spans[0].places
+    first: Any = recipe.spans[0].places
     assert (recipe.sizes.eta, recipe.sizes.size) == (eta, size)
     assert (first.turning if isinstance(first, Rotary) else 0) == turning
     if base is not None and family != "gpt_oss":  # which is scaled: a case of its own
@@ -201,10 +203,10 @@ def test_deepseek_v3_takes_eight_experts_where_nothing_is_said():
 
 def test_kinds_of_layers_have_bases_of_their_own():
     """Gemma 3's; OLMo 3's are one; gpt-oss is scaled even where nothing is said."""
-    spans = recipe_of(least("gemma3_text")).spans
-    bases = [base_of(256, span.places.frequencies) for span in spans]
+    turns: list[Any] = [span.places for span in recipe_of(least("gemma3_text")).spans]
+    bases = [base_of(256, rotary.frequencies) for rotary in turns]
     np.testing.assert_allclose(bases, [1e4] * 5 + [1e6])
-    gpt_oss = recipe_of(least("gpt_oss")).spans[0].places
+    gpt_oss: Any = recipe_of(least("gpt_oss")).spans[0].places
     assert gpt_oss.amplitude == 1 + 0.1 * math.log(32)
     first, last = (32 * math.log(4096 / (c * 2 * math.pi)) / math.log(150_000) for c in (32, 1))
     share = (12 - first) / (last - first)  # of pair 12, between ends that are not rounded
@@ -214,9 +216,9 @@ def test_kinds_of_layers_have_bases_of_their_own():
 
 
 def test_llama_4_tempers_layers_that_do_not_turn():
-    spans = recipe_of(least("llama4_text")).spans
-    assert [type(span.places) for span in spans[2:4]] == [UnitRotary, Tempered]
-    assert (spans[3].places.scale, spans[3].places.floor) == (0.1, 8192)
+    turned, still = (span.places for span in recipe_of(least("llama4_text")).spans[2:4])
+    assert isinstance(turned, UnitRotary) and isinstance(still, Tempered)
+    assert (still.scale, still.floor) == (0.1, 8192)
     assert isinstance(recipe_of(least("bloom")).spans[0].places, Alibi)
 
 
@@ -308,6 +310,12 @@ def test_networks_of_other_layers_are_refused_by_name(family, layers):
         recipe_of(Configuration({"model_type": family}))
     with pytest.raises(ValueError, match="model_type = 'bert', expected arcee or"):
         recipe_of(Configuration({"model_type": "bert"}))
+
+
+def test_phi_3_may_say_a_length_that_no_scaling_goes_by():
+    config = least("phi3", **{TRAINED: 4096})
+    assert recipe_of(config).spans[0].places == Rotary(rotary_frequencies(16))
+    refuse_unknown(config)
 
 
 def test_null_is_as_good_as_false():
