@@ -18,7 +18,8 @@ WITHOUT = {
     """,
     "Parts of the readers of checkpoints, whose files tests/models breaks.": """
         chosen exact_gelu frequencies_of gathered gpt2 gpt_neox head_of llama mistral number
-        positive put qwen2 qwen3 rope_options stacked tanh_gelu unfilled whole
+        positive put qwen2 qwen3 recipe_of rope_options stacked tanh_gelu trained_length
+        unfilled whole
     """,
     "Parts of figures and pages, given numbers of the library's own.": """
         accuracy_by_place contrast depth_chart digits draw_averages draw_densities
