@@ -56,7 +56,7 @@ FAMILIES: dict[str, Document] = {
     "glm": HEADS, "glm4": HEADS, "gpt2": GPT,
     "gpt_neo": {"num_layers": 3, "num_heads": 4, "window_size": 4,
                 "attention_types": [[["global", "local"], 1], [["local"], 1]]},
-    "gpt_neox": {"rotary_pct": 0.34}, "gpt_oss": EXPERTS | HEADS | MIXED,
+    "gpt_neox": {"hidden_size": 32}, "gpt_oss": EXPERTS | HEADS | MIXED,
     "gptj": GPT | {"rotary_dim": 4},
     "granite": {}, "granitemoe": EXPERTS, "helium": {"head_dim": 6},
     "hunyuan_v1_dense": HEADS, "llama": {},
