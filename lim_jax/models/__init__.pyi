@@ -37,6 +37,7 @@ from .experts import through_latents as through_latents
 from .experts import together as together
 from .experts import together_by_turns as together_by_turns
 from .experts import together_by_width as together_by_width
+from .families import recipe_of as recipe_of
 from .gemma_family import gemma as gemma
 from .gemma_family import gemma2 as gemma2
 from .gemma_family import gemma3_text as gemma3_text
@@ -134,6 +135,7 @@ from .places import layer_kinds as layer_kinds
 from .places import rope_options as rope_options
 from .places import rotary_of as rotary_of
 from .places import spans as spans
+from .places import trained_length as trained_length
 from .places import yarn_weights as yarn_weights
 from .quantised import Quantisation as Quantisation
 from .quantised import of_eight_bits as of_eight_bits

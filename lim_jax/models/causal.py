@@ -1,5 +1,6 @@
 """Causal language models over token ids, as their checkpoints hold them."""
 
+import warnings
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -22,14 +23,16 @@ from lim_jax.loss.losses import Labels, Scalar, autoregressive_cross_entropy, ma
 from lim_jax.loss.readouts import Logits
 from lim_jax.models.checkpoint import open_checkpoint
 from lim_jax.models.decoder import read_decoder
-from lim_jax.models.families import FAMILIES
+from lim_jax.models.families import recipe_of
 from lim_jax.models.gguf_file import open_gguf
 from lim_jax.models.options import refuse_other_architectures
+from lim_jax.models.places import trained_length
 from lim_jax.models.text_part import text_part
 from lim_jax.network.flow import ResidualFlow
 from lim_jax.network.norms import Norm
 from lim_jax.network.shaping import capped
 from lim_jax.network.slots import State
+from lim_jax.network.span import Span, Spans
 
 Profile = Float[Array, " length"]
 
@@ -105,6 +108,9 @@ class CausalLM(eqx.Module):
         What embedded words and logits are multiplied by.
     logit_cap
         What logits are capped at by a hyperbolic tangent, after their scale, or None.
+    trained
+        How many ids the longest contexts have that the network was made for, or None where that
+        is not known. Of longer ones `embed` warns.
     """
 
     embedding: Float[Array, "vocabulary width"]
@@ -116,6 +122,7 @@ class CausalLM(eqx.Module):
     embedding_scale: float = eqx.field(static=True, default=1.0)
     logit_scale: float = eqx.field(static=True, default=1.0)
     logit_cap: float | None = eqx.field(static=True, default=None)
+    trained: int | None = eqx.field(static=True, default=None)
 
     @property
     def vocabulary(self) -> int:
@@ -126,7 +133,8 @@ class CausalLM(eqx.Module):
         r"""The input states :math:`X_0` of one row of ids, whose influence is measured.
 
         Learned places are counted from where each context begins, as y says; without, from the
-        first.
+        first. A row that is one context, longer than those the network was made for, gives a
+        `UserWarning`.
 
         Raises
         ------
@@ -141,6 +149,8 @@ class CausalLM(eqx.Module):
         ids = guarded(ids, (ids < 0) | (ids > last), message)
         rows = self.embedding[ids]
         rows = rows if self.embedding_scale == 1 else self.embedding_scale * rows
+        if y is None or y.starts is None:
+            self._warn_beyond(ids.shape[0])
         if self.positions is None:
             return rows
         places = self.positions.shape[0]
@@ -156,6 +166,23 @@ class CausalLM(eqx.Module):
             cure="Cut the context.",
         )
         return rows + self.positions[: ids.shape[0]]
+
+    def _warn_beyond(self, length: int) -> None:
+        if self.trained is not None and length > self.trained:
+            warnings.warn(
+                f"ids: got a context of {length}, expected at most {self.trained}, for which the "
+                "network was made. What is measured beyond may say little of the network.",
+                stacklevel=2,
+            )
+
+    def turns_alike(self, length: int, other: int) -> bool:
+        """Whether rows of two lengths turn alike: not where rotary frequencies depend on it."""
+
+        def is_span(node: Any) -> bool:
+            return isinstance(node, Span | Spans)
+
+        found = jax.tree.leaves(self.flow, is_leaf=is_span)
+        return all(span.alike(length, other) for span in found if is_span(span))
 
     def readout(self, state: State, grid: Grid) -> Logits:
         """From the network's last states to logits of the next word, token by token."""
@@ -290,16 +317,9 @@ def load(path: AnyPath, dtype: str = "float32") -> CausalLM:
     )
     gguf = as_path(path).suffix == ".gguf"
     checkpoint = open_gguf(path) if gguf else text_part(open_checkpoint(path))
-    family = checkpoint.config.get("model_type")
-    require(
-        family in FAMILIES,
-        "config.json",
-        got=f"model_type = {family!r}",
-        expected=" or ".join(FAMILIES),
-        cure="For other architectures write their field, and give influence a loss of your own.",
-    )
-    refuse_other_architectures(checkpoint.config, str(family))
-    weights = read_decoder(checkpoint, dtype, FAMILIES[str(family)](checkpoint.config))
+    recipe = recipe_of(checkpoint.config)
+    refuse_other_architectures(checkpoint.config, checkpoint.config["model_type"])
+    weights = read_decoder(checkpoint, dtype, recipe)
     surplus = sorted(set(checkpoint.files) - weights.known)
     require(
         not surplus,
@@ -308,4 +328,6 @@ def load(path: AnyPath, dtype: str = "float32") -> CausalLM:
         expected="those of the family",
         cure="config.json may name a simpler family than the weights are of.",
     )
-    return jax.device_put(CausalLM(**weights.parts))
+    # Of learned places there are no more than the network was made for.
+    trained = trained_length(checkpoint.config) if weights.parts["positions"] is None else None
+    return jax.device_put(CausalLM(**weights.parts, trained=trained))

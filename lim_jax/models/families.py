@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from lim_jax._checks import require
 from lim_jax.models import gemma_family, layer_norm_family, llama_family, mixture_family
 from lim_jax.models.recipe import Recipe
 
@@ -52,3 +53,45 @@ FAMILIES: Mapping[str, Callable[[Mapping[str, Any]], Recipe]] = {
         layer_norm_family.starcoder2,
     )
 }
+# Families of which some layers or all are no attention, by what these layers are.
+OTHER_LAYERS = {
+    "state-space": (
+        "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "mamba", "mamba2",
+        "nemotron_h", "zamba", "zamba2",
+    ),
+    "linear attention": (
+        "kimi_linear", "minimax", "olmo_hybrid", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next",
+        "rwkv",
+    ),
+    "short convolution": ("lfm2", "lfm2_moe"),
+    "recurrent": ("recurrent_gemma", "xlstm"),
+}  # fmt: skip
+
+
+def recipe_of(config: Mapping[str, Any]) -> Recipe:
+    """The recipe of a configuration's family.
+
+    Raises
+    ------
+    ValueError
+        Where the family is not known, or an option of it; where its layers are no attention the
+        message says so.
+    """
+    family = config.get("model_type")
+    layers = [kind for kind, families in OTHER_LAYERS.items() if family in families]
+    require(
+        not layers,
+        "config.json",
+        got=f"model_type = {family!r} with {layers[0]} layers" if layers else "",
+        expected="causal attention in every layer",
+        cure="Other layers have no causal attention kernel: write the network's field, and give "
+        "influence a loss of your own.",
+    )
+    require(
+        family in FAMILIES,
+        "config.json",
+        got=f"model_type = {family!r}",
+        expected=" or ".join(FAMILIES),
+        cure="For other architectures write their field, and give influence a loss of your own.",
+    )
+    return FAMILIES[str(family)](config)

@@ -5,7 +5,7 @@ from typing import Any
 
 from lim_jax.models import parts
 from lim_jax.models.llama_family import Config, biases_of, llama_like
-from lim_jax.models.options import positive, refuse_options
+from lim_jax.models.options import positive, refuse_options, whole
 from lim_jax.models.places import SLIDING, every, layer_kinds, rotary_of, spans
 from lim_jax.models.reading import tanh_gelu
 from lim_jax.models.recipe import Names, Recipe, Sizes, sizes_of
@@ -35,14 +35,19 @@ def gemma2(config: Config) -> Recipe:
     places = rotary_of(config, sizes.size)
     return _gemma(
         config, sizes, "hidden_activation", spans(config, kinds, lambda kind: places),
-        names=BOTH_SIDES, scale=_scale(config), **_caps(config, 50.0, 30.0),
+        names=BOTH_SIDES, scale=_scale(config),
+        cap=config.get("attn_logit_softcapping", 50.0),
+        logit_cap=config.get("final_logit_softcapping", 30.0),
     )  # fmt: skip
 
 
 def gemma3_text(config: Config) -> Recipe:
     """Gemma 3: norms of heads, five windows to one whole layer, a base of its own for each kind."""
+    # The publisher's own reader knows the cap of scores, and passes it over.
+    refuse_options(config, attn_logit_softcapping=None)
     sizes = sizes_of(config, size=256)
-    period = config.get("sliding_window_pattern", config.get("_sliding_window_pattern", 6))
+    period = whole(config, "sliding_window_pattern", 6)
+    config.get("_sliding_window_pattern")  # beside layer_types, which say it
     kinds = layer_kinds(config, sizes.depth, *every(period, sizes.depth))
 
     def places(kind: str) -> Rotary:
@@ -53,7 +58,8 @@ def gemma3_text(config: Config) -> Recipe:
 
     return _gemma(
         config, sizes, "hidden_activation", spans(config, kinds, places), names=BOTH_SIDES,
-        scale=_scale(config), head_norm=parts.one_for_all_heads, **_caps(config, None, None),
+        scale=_scale(config), head_norm=parts.one_for_all_heads,
+        logit_cap=config.get("final_logit_softcapping"),
     )  # fmt: skip
 
 
@@ -70,12 +76,4 @@ def _gemma(
 
 
 def _scale(config: Config) -> float:
-    scalar = config.get("query_pre_attn_scalar", 256)
-    return positive({"query_pre_attn_scalar": scalar}, "query_pre_attn_scalar") ** -0.5
-
-
-def _caps(config: Config, scores: float | None, logits: float | None) -> dict[str, Any]:
-    return {
-        "cap": config.get("attn_logit_softcapping", scores),
-        "logit_cap": config.get("final_logit_softcapping", logits),
-    }
+    return positive(config, "query_pre_attn_scalar", 256) ** -0.5

@@ -24,7 +24,6 @@ from lim_jax.grid.cells import token_grid
 from lim_jax.grid.partition import Regions, require_regions
 from lim_jax.loss.queries import teacher_forcing
 from lim_jax.models.causal import CausalLM, Queries
-from lim_jax.network.span import Span, Spans
 
 Profile = Float[Array | np.ndarray, " _"]
 Rows = Integer[Array | np.ndarray, "rows tokens"]
@@ -300,18 +299,16 @@ def _require_windows(windows: Windows) -> None:
 def _padded(model: CausalLM, window: Any, asked: Profile) -> tuple[Array, Queries, Array]:
     """A context's ids, what is asked of it, and the scale of its energies, from the host.
 
-    No more places than the network knows, and none that would change how tokens turn. Padding has
-    id zero, and queries that only fill up ask the first place with no weight: the head reads no
-    more places than that.
+    No more places than the network knows or was made for, and none where rows of other lengths
+    turn otherwise. Padding has id zero, and queries that only fill up ask the first place with no
+    weight: the head reads no more places than that.
     """
     row = np.asarray(window)
     length = len(row) - 1
-    size = padded_length(length)
-    spans = jax.tree.leaves(model, is_leaf=lambda node: isinstance(node, Span | Spans))
-    if not all(one.alike(length, size) for one in spans if isinstance(one, Span | Spans)):
-        size = length  # a longer context would turn otherwise
-    if model.positions is not None:
-        size = max(length, min(size, model.positions.shape[0]))
+    learned = None if model.positions is None else model.positions.shape[0]
+    known = (most for most in (learned, model.trained) if most is not None)
+    size = max(length, min([padded_length(length), *known]))
+    size = size if model.turns_alike(size, length) else length
     dtype = model.embedding.dtype
     weights = np.asarray(asked).astype(dtype)
     require(

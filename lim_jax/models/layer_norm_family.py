@@ -80,7 +80,7 @@ def gpt_neox(config: Config) -> Recipe:
 def gptj(config: Config) -> Recipe:
     """GPT-J: parallel blocks behind one norm, of which neighbouring features turn."""
     sizes = sizes_of(config, OF_GPT2, eta=1e-5)
-    part = whole({"rotary_dim": config.get("rotary_dim", 64)}, "rotary_dim") / sizes.size
+    part = whole(config, "rotary_dim", 64) / sizes.size
     places = rotary_of({}, sizes.size, default_part=part)
     names = Names(
         prefix="transformer.", embedding="wte", layer="h", query="attn.q_proj", key="attn.k_proj",
@@ -111,7 +111,7 @@ def gpt_neo(config: Config) -> Recipe:
         expected=f"{sizes.depth} layers, global or local",
         cure="Download it again.",
     )
-    window = whole({"window_size": config.get("window_size", 256)}, "window_size")
+    window = whole(config, "window_size", 256)
     of_layers = tuple(Span(window if kind == "local" else None) for kind in kinds)
     at = "attn.attention"
     names = Names(
@@ -199,7 +199,7 @@ def phi(config: Config) -> Recipe:
     """Phi-1.5 and 2: parallel blocks behind one norm, half of each head turns."""
     refuse_options(config, qk_layernorm=False)
     sizes = sizes_of(config, Options(eta="layer_norm_eps"), eta=1e-5)
-    places = rotary_of(config, sizes.size, default_part=config.get("partial_rotary_factor", 0.5))
+    places = rotary_of(config, sizes.size, default_part=0.5)
     names = Names(
         output="self_attn.dense", up="fc1", down="fc2", before_network="input_layernorm",
         last="final_layernorm",
@@ -228,8 +228,7 @@ def starcoder2(config: Config) -> Recipe:
 def stablelm(config: Config) -> Recipe:
     """StableLM: Llama with layer norms, and a quarter of each head turns."""
     sizes = sizes_of(config, Options(eta="layer_norm_eps"), eta=1e-5)
-    part = config.get("partial_rotary_factor", 0.25)
-    places = rotary_of(config, sizes.size, default_part=part)
+    places = rotary_of(config, sizes.size, default_part=0.25)
     names, parallel = (
         Names(query_norm="self_attn.q_layernorm", key_norm="self_attn.k_layernorm"),
         bool(config.get("use_parallel_residual", False)),
@@ -247,8 +246,7 @@ def stablelm(config: Config) -> Recipe:
 def nemotron(config: Config) -> Recipe:
     """Nemotron: layer norms counted from one, squared ReLU without gates, half of a head turns."""
     sizes = sizes_of(config, Options(eta="norm_eps"), eta=1e-5)
-    part = config.get("partial_rotary_factor", 0.5)
-    places = rotary_of(config, sizes.size, default_part=part)
+    places = rotary_of(config, sizes.size, default_part=0.5)
     return llama_like(
         config, sizes, sizes.depth * (Span(places=places),), activation="relu2",
         network=parts.plain, norm=parts.layer_norm_from_one, biases=biases_of(config),
@@ -266,16 +264,16 @@ def cohere(config: Config) -> Recipe:
 def cohere2(config: Config) -> Recipe:
     """Command R7B: windows in all but every fourth layer, which sees all and knows no places."""
     sizes = sizes_of(config, Options(eta="layer_norm_eps"), eta=1e-5)
-    period = config.get("sliding_window_pattern", config.get("_sliding_window_pattern", 4))
+    period = whole(config, "sliding_window_pattern", 4)
+    config.get("_sliding_window_pattern")  # beside layer_types, which say it
     kinds = layer_kinds(config, sizes.depth, *every(period, sizes.depth))
     places = {SLIDING: rotary_of(config, sizes.size), FULL: None}
     return _cohere(config, sizes, spans(config, kinds, places.__getitem__))
 
 
 def _cohere(config: Config, sizes: Sizes, of_layers: tuple[Span, ...], **more: Any) -> Recipe:
-    scale = config.get("logit_scale", 0.0625)
     return llama_like(
         config, sizes, of_layers, tied=True, norm=parts.layer_norm_without_shift, step=euler,
         names=Names(before_network="input_layernorm"), paired=True, biases=biases_of(config),
-        logit_scale=positive({"logit_scale": scale}, "logit_scale"), **more,
+        logit_scale=positive(config, "logit_scale", 0.0625), **more,
     )  # fmt: skip

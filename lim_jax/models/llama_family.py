@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from lim_jax.models import parts
-from lim_jax.models.options import chosen, positive, refuse_options
+from lim_jax.models.options import chosen, positive, refuse_options, whole
 from lim_jax.models.places import (
     FULL,
     SLIDING,
@@ -67,7 +67,6 @@ def biases_of(config: Config, *, mixed: str | None = "attention_bias", default: 
 
 def llama(config: Config) -> Recipe:
     """Llama: RMS norms, rotary positions, grouped queries, gated networks."""
-    refuse_options(rope_options(config), partial_rotary_factor=1.0)
     return llama_like(config, sizes_of(config), biases=biases_of(config))
 
 
@@ -109,7 +108,7 @@ def seed_oss(config: Config) -> Recipe:
 def ernie4_5(config: Config) -> Recipe:
     """ERNIE 4.5: Llama whose neighbouring features turn together."""
     biased = bool(config.get("use_bias", False))
-    biases, sizes = Biases(biased, biased, biased), sizes_of(config, eta=1e-5)
+    biases, sizes = Biases(biased, biased, biased), sizes_of(config, eta=1e-5, size=128)
     whole = rotary_of(config, sizes.size, default=500_000.0)
     return llama_like(
         config, sizes, sizes.depth * (Span(places=whole),), biases=biases, paired=True, tied=True
@@ -150,7 +149,7 @@ def smollm3(config: Config) -> Recipe:
     turning = rotary_of(config, sizes.size, default=2_000_000.0)
     slides = config.get("use_sliding_window", False)
     turns = config.get("no_rope_layers")
-    period = config.get("no_rope_layer_interval", 4)
+    period = whole(config, "no_rope_layer_interval", 4)
     turns = [int((k + 1) % period != 0) for k in range(sizes.depth)] if turns is None else turns
     assert turns is not None
     usual = [SLIDING if slides and not turn else FULL for turn in turns[: sizes.depth]]
@@ -172,7 +171,7 @@ def granite(config: Config) -> Recipe:
 def multipliers(config: Config) -> dict[str, Any]:
     """Granite's, by the recipe's names: a layer's step is what it adds multiplied."""
     ones = {
-        name: positive({name: config.get(name, 1.0)}, name)
+        name: positive(config, name, 1.0)
         for name in (
             "embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling",
         )
@@ -188,11 +187,12 @@ def multipliers(config: Config) -> dict[str, Any]:
 def phi3(config: Config) -> Recipe:
     """Phi-3, 3.5 and 4: Llama whose projections, and whose gates, stand in one matrix each."""
     sizes = sizes_of(config, eta=1e-5)
-    config.get(TRAINED)  # the scaling's own, where there is one
+    if config.get(TRAINED) is None and "short_factor" in rope_options(config):
+        whole(config, TRAINED)  # by which the scaling goes, whatever it says itself
     slides = config.get("sliding_window") is not None
     kinds = sizes.depth * (SLIDING if slides else FULL,)
     return llama_like(
-        config, sizes, sliding(config, sizes, kinds), projections=parts.joined,
+        config, sizes, sliding(config, sizes, kinds, default_part=1.0), projections=parts.joined,
         network=parts.jointly_gated, names=Names(up="gate_up_proj"),
     )  # fmt: skip
 
@@ -267,15 +267,16 @@ def arcee(config: Config) -> Recipe:
     )  # fmt: skip
 
 
-def sliding(config: Config, sizes: Sizes, kinds: tuple[str, ...]) -> tuple[Span, ...]:
-    """What layers of these kinds see, which turn alike."""
-    places = rotary_of(config, sizes.size)
+def sliding(config: Config, sizes: Sizes, kinds: tuple[str, ...], **turn: Any) -> tuple[Span, ...]:
+    """What layers of these kinds see, which turn alike, as `rotary_of` says."""
+    places = rotary_of(config, sizes.size, **turn)
     return spans(config, kinds, lambda kind: places)
 
 
 def _qwens(config: Config, sizes: Sizes) -> tuple[Span, ...]:
     """Where nothing is said of layers they slide from `max_window_layers` on, if any do."""
-    slides, first = config.get("use_sliding_window", False), config.get("max_window_layers", 28)
+    slides = config.get("use_sliding_window", False)
+    first = whole(config, "max_window_layers", 28, least=0)
     first = first if slides and config.get("sliding_window", WINDOW) is not None else sizes.depth
     usual = (FULL if k < first else SLIDING for k in range(sizes.depth))
     return sliding(config, sizes, layer_kinds(config, sizes.depth, *usual))

@@ -1,5 +1,6 @@
 """Decoders whose tokenwise networks are mixtures of experts."""
 
+from lim_jax._checks import require
 from lim_jax.models import parts
 from lim_jax.models.experts import (
     Mixture,
@@ -16,6 +17,7 @@ from lim_jax.models.places import (
     CHUNKED,
     FULL,
     SLIDING,
+    TRAINED,
     every,
     layer_kinds,
     rope_options,
@@ -29,14 +31,18 @@ from lim_jax.network.frequencies import yarn_amplitude
 from lim_jax.network.positions import Tempered, UnitRotary
 from lim_jax.network.span import Span
 
+OF_GPT_OSS = {
+    "rope_type": "yarn", "factor": 32.0, "truncate": False, TRAINED: 4096,
+}  # fmt: skip
+
 
 def mixtral(config: Config) -> Recipe:
     """Mixtral: Mistral with experts in place of its network."""
     sizes = sizes_of(config, eta=1e-5)
     slides = config.get("sliding_window") is not None
-    seen = sliding(config, sizes, sizes.depth * (SLIDING if slides else FULL,))
+    seen = sliding(config, sizes, sizes.depth * (SLIDING if slides else FULL,), default=1e6)
     experts = Mixture(
-        size=_experts(config, "num_local_experts", 8), hidden=sizes.hidden,
+        size=whole(config, "num_local_experts", 8), hidden=sizes.hidden,
         routing=Routing(_top(config, 2)), read=by_expert("w1", "w3", "w2"),
     )  # fmt: skip
     _passed_over(config)
@@ -46,16 +52,17 @@ def mixtral(config: Config) -> Recipe:
 
 def qwen3_moe(config: Config) -> Recipe:
     """Qwen 3 with experts, in all layers but those that it names."""
-    sizes = sizes_of(config, size=128)
+    sizes = sizes_of(config)
     slides = config.get("use_sliding_window", False)
     config.get("max_window_layers")  # all layers slide, or none
     seen = sliding(config, sizes, sizes.depth * (SLIDING if slides else FULL,))
-    only, step = config.get("mlp_only_layers") or (), config.get("decoder_sparse_step", 1)
+    only = config.get("mlp_only_layers") or ()
+    step = whole(config, "decoder_sparse_step", 1, least=0)
     dense = {k for k in range(sizes.depth) if k in only or step < 1 or (k + 1) % step}
     name = "num_experts" if config.get("num_experts") is not None else "num_local_experts"
     routing = Routing(_top(config, 8), normalised=bool(config.get("norm_topk_prob", False)))
     experts = Mixture(
-        _experts(config, name, 128), whole(config, "moe_intermediate_size"), routing,
+        whole(config, name, 128), whole(config, "moe_intermediate_size"), routing,
         by_expert("gate_proj", "up_proj", "down_proj"), dense=frozenset(dense),
     )  # fmt: skip
     _passed_over(config)
@@ -69,7 +76,7 @@ def granitemoe(config: Config) -> Recipe:
     """Granite with experts in place of its network."""
     sizes = sizes_of(config)
     experts = Mixture(
-        _experts(config, "num_local_experts", 8), sizes.hidden, Routing(_top(config, 2)),
+        whole(config, "num_local_experts", 8), sizes.hidden, Routing(_top(config, 2)),
         together("input_linear", "output_linear"), router="router.layer",
     )  # fmt: skip
     _passed_over(config)
@@ -83,12 +90,12 @@ def gpt_oss(config: Config) -> Recipe:
     """gpt-oss: sinks, every other layer in a window, experts with clamped gates."""
     sizes = sizes_of(config, eta=1e-5, size=64)
     kinds = layer_kinds(config, sizes.depth, *every(2, sizes.depth))
-    places = rotary_of(config, sizes.size, default=150_000.0)
+    places = rotary_of(config, sizes.size, default=150_000.0, default_scaling=OF_GPT_OSS)
     limit = config.get("swiglu_limit", 7.0)
     sharpness = config.get("swiglu_alpha", 1.702)
     clamped = ClampedGate(float(sharpness), float(limit))
     experts = Mixture(
-        _experts(config, "num_local_experts", 128), sizes.hidden,
+        whole(config, "num_local_experts", 128), sizes.hidden,
         Routing(_top(config, 4)), together_by_turns, router="router", router_bias=True,
         combine=clamped,
     )  # fmt: skip
@@ -119,13 +126,13 @@ def llama4_text(config: Config) -> Recipe:
         span if turn else Span(span.window, span.chunk, still)
         for span, turn in zip(seen, turns, strict=False)
     )
-    step = config.get("interleave_moe_layer_step", 1)
+    step = whole(config, "interleave_moe_layer_step", 1)
     usually = list(range(step - 1, sizes.depth, step))
     layers = config.get("moe_layers")
     sparse = set(usually if layers is None else layers)
-    wide = whole({"x": config.get("intermediate_size_mlp", 16384)}, "x")
+    wide = whole(config, "intermediate_size_mlp", 16384)
     experts = Mixture(
-        _experts(config, "num_local_experts", 16), sizes.hidden,
+        whole(config, "num_local_experts", 16), sizes.hidden,
         Routing(_top(config, 1), "sigmoid", normalised=False), together_by_width,
         router="router", shared=("shared_expert", sizes.hidden), weighs_input=True,
         dense=frozenset(range(sizes.depth)) - sparse, wide=wide,
@@ -145,12 +152,12 @@ def deepseek_v2(config: Config) -> Recipe:
     refuse_options(config, norm_topk_prob=False)
     routing = Routing(
         _top(config, None), normalised=False,
-        factor=float(config.get("routed_scaling_factor", 1.0)),
+        factor=positive(config, "routed_scaling_factor", 1.0),
         groups=(config.get("n_group") or 1) if limited else 1,
         kept=(config.get("topk_group") or 1) if limited else 1,
     )  # fmt: skip
     _passed_over(config, "n_group", "topk_group")
-    return _deepseek(config, routing, dense=0, preference=False)
+    return _deepseek(config, routing, dense=0, shared=2, preference=False)
 
 
 def deepseek_v3(config: Config) -> Recipe:
@@ -158,13 +165,15 @@ def deepseek_v3(config: Config) -> Recipe:
     refuse_options(config, topk_method="noaux_tc", scoring_func="sigmoid", rope_interleave=True)
     routing = Routing(
         _top(config, 8), "sigmoid", bool(config.get("norm_topk_prob", True)),
-        float(config.get("routed_scaling_factor", 2.5)),
-        config.get("n_group", 8), config.get("topk_group", 4), best=2,
+        positive(config, "routed_scaling_factor", 2.5),
+        whole(config, "n_group", 8), whole(config, "topk_group", 4), best=2,
     )  # fmt: skip
-    return _deepseek(config, routing, dense=3, preference=True)
+    return _deepseek(config, routing, dense=3, shared=1, preference=True)
 
 
-def _deepseek(config: Config, routing: Routing, *, dense: int, preference: bool) -> Recipe:
+def _deepseek(
+    config: Config, routing: Routing, *, dense: int, shared: int, preference: bool
+) -> Recipe:
     refuse_options(config, attention_bias=False, mlp_bias=False, moe_layer_freq=1, ep_size=1)
     refuse_options(config, scoring_func="sigmoid" if preference else "softmax")
     for training in (
@@ -176,11 +185,16 @@ def _deepseek(config: Config, routing: Routing, *, dense: int, preference: bool)
     ):
         config.get(training)
     sizes = sizes_of(config, Options(size="qk_rope_head_dim"))
-    shared, hidden = config.get("n_shared_experts", 1), whole(config, "moe_intermediate_size")
-    first = config.get("first_k_dense_replace", dense)
+    shared, hidden = (
+        whole(config, "n_shared_experts", shared),
+        whole(config, "moe_intermediate_size"),
+    )
+    first = whole(config, "first_k_dense_replace", dense, least=0)
     name = "n_routed_experts" if config.get("n_routed_experts") is not None else "num_local_experts"
+    count = whole(config, name)
+    _require_open(routing, count)
     experts = Mixture(
-        whole(config, name), hidden, routing, by_expert("gate_proj", "up_proj", "down_proj"),
+        count, hidden, routing, by_expert("gate_proj", "up_proj", "down_proj"),
         preference="gate.e_score_correction_bias" if preference else None,
         shared=("shared_experts", hidden * shared), dense=frozenset(range(first)),
     )  # fmt: skip
@@ -193,6 +207,18 @@ def _deepseek(config: Config, routing: Routing, *, dense: int, preference: bool)
     )  # fmt: skip
 
 
+def _require_open(routing: Routing, count: int) -> None:
+    """Refuse tokens that choose more experts than are open to them: which would be by chance."""
+    fits = count % routing.groups == 0 and routing.kept <= routing.groups
+    require(
+        fits and routing.top <= count // routing.groups * routing.kept,
+        "config.json",
+        got=f"{routing.top} of {count} experts in {routing.kept} of {routing.groups} groups",
+        expected="groups that share the experts, of which the open ones hold that many",
+        cure="Download it again.",
+    )
+
+
 def _sharpened(size: int, rope: Config) -> float | None:
     """Scores' scale with YaRN's amplitude of all features, twice."""
     _, weight = yarn_weights(rope)
@@ -202,12 +228,7 @@ def _sharpened(size: int, rope: Config) -> float | None:
 
 
 def _top(config: Config, default: int | None) -> int:
-    name = "num_experts_per_tok"
-    return whole({name: config.get(name, default)}, name)
-
-
-def _experts(config: Config, name: str, default: int) -> int:
-    return whole({name: config.get(name, default)}, name)
+    return whole(config, "num_experts_per_tok", default)
 
 
 def _passed_over(config: Config, *more: str) -> None:

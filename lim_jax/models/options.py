@@ -90,11 +90,14 @@ def refuse_unknown(options: Configuration) -> None:
 
 
 def refuse_options(config: Mapping[str, Any], **meant: Any) -> None:
-    """Refuse options of another value than the one that is meant here, the family's default."""
+    """Refuse options of another value than the one that is meant here, the family's default.
+
+    Null is as good as false, zero or nothing, as publishers' own readers have it.
+    """
     for name, value in meant.items():
         found = config.get(name, value)
         require(
-            found is None or found == value,
+            found == value or (found is None and not value),
             "config.json",
             got=f"{name} = {described(found)}",
             expected=f"{value}",
@@ -116,25 +119,28 @@ def refuse_other_architectures(config: Mapping[str, Any], family: str) -> None:
         )
 
 
-def whole(config: Mapping[str, Any], name: str) -> int:
-    """A positive whole number of the configuration."""
-    found = config.get(name)
+def whole(
+    config: Mapping[str, Any], name: str, default: int | None = None, *, least: int = 1
+) -> int:
+    """A whole number of the configuration, positive or at least zero."""
+    found = config.get(name, default)
     require(
-        isinstance(found, int) and not isinstance(found, bool) and found > 0,
+        isinstance(found, int) and not isinstance(found, bool) and found >= least,
         "config.json",
         got=f"{name} = {described(found)}",
-        expected="a positive whole number",
+        expected="a positive whole number" if least else "a whole number from zero",
         cure="Download it again.",
     )
     assert isinstance(found, int)
     return found
 
 
-def positive(config: Mapping[str, Any], name: str) -> float:
+def positive(config: Mapping[str, Any], name: str, default: float | int | None = None) -> float:
     """A positive number of the configuration."""
-    found = config.get(name)
+    found = config.get(name, default)
+    usual = isinstance(found, int | float) and not isinstance(found, bool)
     require(
-        isinstance(found, int | float) and 0 < float(found) < math.inf,
+        usual and 0 < float(found) < math.inf,
         "config.json",
         got=f"{name} = {described(found)}",
         expected="a positive number",

@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from lim_jax._checks import described, require
-from lim_jax.models.options import positive, whole
+from lim_jax.models.options import positive, refuse_options, whole
 from lim_jax.network.frequencies import (
     DynamicFrequencies,
     LongFrequencies,
@@ -19,9 +20,11 @@ from lim_jax.network.frequencies import (
 from lim_jax.network.positions import Places, Rotary
 from lim_jax.network.span import Span
 
-WINDOW = 4096  # the publishers' own, where nothing is said
+WINDOW, CHUNK = 4096, 8192  # the publishers' own, where nothing is said
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
+PART = "partial_rotary_factor"
 TRAINED = "original_max_position_embeddings"
+LENGTHS = ("max_position_embeddings", "n_positions")
 # What each scaling of rotary positions may be told.
 SCALINGS = {
     "default": (),
@@ -45,7 +48,8 @@ def rotary_of(
     base: str = "rope_theta",
     *,
     default: float = 10_000.0,
-    default_part: float = 1.0,
+    default_part: float | None = None,
+    default_scaling: Mapping[str, Any] = MappingProxyType({}),
     kind: str | None = None,
 ) -> Rotary:
     """How a head of `size` features turns, by a configuration's base and scaling.
@@ -58,8 +62,9 @@ def rotary_of(
         That of a head.
     base
         Under which name the base stands beside the older spelling.
-    default, default_part
-        The base, and the share of a head's features that turn, where nothing is said.
+    default, default_part, default_scaling
+        The base, the share of a head's features that turn, and the scaling, where nothing is said.
+        Without a share the family turns whole heads, and takes no other.
     kind
         Of which kind of layers, where the configuration tells kinds apart.
 
@@ -68,17 +73,17 @@ def rotary_of(
     ValueError
         Where the scaling is not known, or is told what it does not take.
     """
-    rope = rope_options(config, kind)
+    rope = rope_options(config, kind) or default_scaling
     named = rope.get("rope_type", rope.get("type", "default"))
     scaling = SPELT.get(named, named)
     _require_known(rope, scaling)
     theta = rope.get("rope_theta") or config.get(base) or default
-    part = rope.get("partial_rotary_factor")
-    part = default_part if part is None else part
-    turning = int(size * part)
     if scaling == "proportional":
-        whole_head = proportional_frequencies(size, theta, part)
+        whole_head = proportional_frequencies(size, theta, _part(config, rope, default_part or 1.0))
         return Rotary(linear_scaling(whole_head, rope.get("factor") or 1.0))
+    turning = size if default_part is None else int(size * _part(config, rope, default_part))
+    if default_part is None:
+        refuse_options(rope, partial_rotary_factor=1.0)
     if scaling == "dynamic":
         trained = whole(config, "max_position_embeddings")
         return Rotary(DynamicFrequencies(turning, theta, positive(rope, "factor"), trained))
@@ -89,13 +94,20 @@ def rotary_of(
         divided = zip(frequencies, rope["factors"], strict=True)
         return Rotary(tuple(turn / factor for turn, factor in divided))
     if scaling == "llama3":
-        factor, low, high, trained = (positive(rope, name) for name in SCALINGS[scaling])
+        factor, low, high = (positive(rope, name) for name in SCALINGS[scaling][:3])
+        trained = _trained(config, rope)
         return Rotary(
             llama3_scaling(frequencies, factor=factor, low=low, high=high, trained=trained)
         )
     if scaling == "yarn":
         return _yarn(config, rope, frequencies, theta)
     return _longrope(config, rope, frequencies) if scaling == "longrope" else Rotary(frequencies)
+
+
+def _part(config: Mapping[str, Any], rope: Mapping[str, Any], default: float) -> float:
+    """Which share of a head turns, by a configuration's inner or outer word."""
+    outer = config.get(PART)
+    return positive(rope, PART, default if outer is None else outer)
 
 
 def _yarn(config: Mapping[str, Any], rope: Mapping[str, Any], frequencies: Any, base: Any):
@@ -142,10 +154,40 @@ def _divided(rope: Mapping[str, Any], name: str, frequencies: Sequence[float]) -
 
 def _trained(config: Mapping[str, Any], rope: Mapping[str, Any]) -> int:
     """How many tokens the contexts of training had, by a configuration's inner or outer word."""
+    inner, outer = rope.get(TRAINED), config.get(TRAINED)
+    require(
+        None in (inner, outer) or inner == outer,
+        "config.json",
+        got=f"{TRAINED} = {described(inner)} of a scaling, and {described(outer)} beside it",
+        expected="the same in both",
+        cure="Readers disagree about which goes first.",
+    )
     for options in (rope, config):
         if options.get(TRAINED) is not None:
             return whole(options, TRAINED)
     return whole(config, "max_position_embeddings")
+
+
+def trained_length(config: Mapping[str, Any]) -> int | None:
+    """How many tokens the longest contexts have that a network was made for, or None if not said.
+
+    A scaling's factor counts from the length before it, where a configuration names that, and else
+    from ``max_position_embeddings``.
+
+    Examples
+    --------
+    >>> scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+    >>> trained_length({"max_position_embeddings": 40, "rope_scaling": scaling})
+    128
+    """
+    name = next((n for n in LENGTHS if config.get(n) is not None), None)
+    if name is None:
+        return None
+    said, rope = whole(config, name), config.get("rope_scaling") or config.get("rope_parameters")
+    scalings = [rope or {}, *((rope or {}).get(kind) or {} for kind in (FULL, SLIDING))]
+    before = config.get(TRAINED) or said
+    extended = [(one.get("factor") or 1) * (one.get(TRAINED) or before) for one in scalings]
+    return int(max(said, *extended))
 
 
 def _require_known(rope: Mapping[str, Any], scaling: Any) -> None:
@@ -206,6 +248,13 @@ def _of_kind(newer: Mapping[str, Any], older: Mapping[str, Any], kind: str) -> M
         expected=f"an entry for each kind of layers, such as {FULL}",
         cure="The family's layers differ: say for each how it turns.",
     )
+    require(
+        "type" not in older or "rope_type" in older,
+        "config.json",
+        got=f"type = {described(older.get('type'))} in rope_scaling",
+        expected="rope_type",
+        cure="Of families whose layers differ, the publishers' own readers pass over the other.",
+    )
     return {**(newer.get(kind) or {}), **(older if kind == FULL else {})}
 
 
@@ -239,6 +288,6 @@ def spans(
     width = whole({"sliding_window": sliding}, "sliding_window") if slides else None
     seen = {FULL: {}, SLIDING: {"window": width}}
     if CHUNKED in kinds:
-        seen[CHUNKED] = {"chunk": whole(config, "attention_chunk_size")}
+        seen[CHUNKED] = {"chunk": whole(config, "attention_chunk_size", CHUNK)}
     of_kind = {kind: Span(**seen[kind], places=places(kind)) for kind in dict.fromkeys(kinds)}
     return tuple(of_kind[kind] for kind in kinds)

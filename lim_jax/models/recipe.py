@@ -53,8 +53,8 @@ def sizes_of(
 ) -> Sizes:
     """Read the sizes; `eta` and a head's `size` are the family's own where nothing is said.
 
-    Without a number of groups every head is one, without a size the heads share the width, and
-    without a hidden size it is four widths.
+    Without a number of groups every head is one, without a size, or where that is null, the heads
+    share the width, and without a hidden size it is four widths.
 
     Raises
     ------
@@ -67,11 +67,11 @@ def sizes_of(
     said = options.hidden is not None and config.get(options.hidden) is not None
     hidden = whole(config, options.hidden) if said and options.hidden else 4 * width
     groups = heads if config.get(options.groups) is None else whole(config, options.groups)
-    if config.get(options.size) is not None:
-        size = whole(config, options.size)
-    elif size is None:
+    if config.get(options.size, size) is None:
         require_heads_divide(width, heads)
         size = width // heads
+    else:
+        size = whole(config, options.size, size)
     vocabulary, eta = whole(config, "vocab_size"), number(config, options.eta, eta)
     return Sizes(width, depth, heads, hidden, vocabulary, eta, groups, size)
 

@@ -102,10 +102,10 @@ class Rotary(eqx.Module):
         require_grid(grid)
         starts = getattr(grid, "starts", None)
         require(
-            starts is None or not isinstance(self.frequencies, Callable),
+            starts is None or self.alike(1, grid.size),
             "grid",
-            got="packed contexts, or padding on the left",
-            expected="one context: these frequencies depend on its length",
+            got=f"several contexts, or padding on the left, in {grid.size} positions",
+            expected="one context: its length says how its tokens turn",
             cure="Measure each context by itself.",
         )
         tokens = grid.size if self.tokens is None else self.tokens

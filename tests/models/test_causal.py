@@ -231,7 +231,7 @@ def test_loading_holds_little_more_than_the_weights_and_jax_takes_them_over(tmp_
 @pytest.mark.parametrize(
     "name, config, message",
     [
-        ("gpt2", {"model_type": "mamba"}, "model_type = 'mamba', expected arcee or"),
+        ("gpt2", {"model_type": "bert"}, "model_type = 'bert', expected arcee or"),
         ("gpt2", {"activation_function": "swiglu"}, "activation_function = 'swiglu'"),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "inverse_layer_idx = True"),
         ("gpt2", {"n_head": 5}, "5 heads at width 16"),
@@ -314,7 +314,7 @@ AS_PUBLISHED = {
     "tied, with the embedding again": ("llama, tied and biased", {}, "model.embed_tokens.weight"),
     "untied GPT-2": ("gpt2", {"tie_word_embeddings": False}, OTHER_HEAD),
     "tied GPT-NeoX": ("gpt_neox", {"tie_word_embeddings": True, "hidden_act": "gelu_fast"}, None),
-    "whole windows": ("mistral", {"sliding_window": None, "max_position_embeddings": 4}, {}),
+    "whole windows": ("mistral", {"sliding_window": None, "max_position_embeddings": 7}, {}),
     "layers that differ": ("mistral", {"layer_types": ["full_attention", "sliding_attention"]}, {}),
     "windows from a layer on": ("qwen2", {"max_window_layers": 1}, {}),
     "windows of no width": ("qwen2", {"sliding_window": None}, {}),

@@ -14,8 +14,7 @@ from reference.publishers import CONFIGS, write
 
 import lim_jax as lim
 from lim_jax import models
-from lim_jax.loss import last_token, teacher_forcing
-from lim_jax.network import LongFrequencies, Rotary
+from lim_jax.loss import teacher_forcing
 
 REGIONS = lim.boundary_regions(lim.graded_grid(10), 0.2)
 LENGTHS, PLACES = (5, 7, 20), 22  # padded to 16, 16, 24 or all places
@@ -169,6 +168,44 @@ def test_some_ten_programs_serve_all_lengths(model):
     assert len(set(padded)) == 17 and len(set(padded[100:])) == 11
 
 
+def test_padding_turns_no_place_otherwise(tmp_path):
+    """Where rotary frequencies depend on the length, a context of 7 is not one of 12 or of 16."""
+    scaling = {"rope_type": "dynamic", "factor": 2.0}
+    config = CONFIGS["llama"] | {"max_position_embeddings": 6, "rope_scaling": scaling}
+    model = models.load(write(tmp_path, config), dtype="float64")
+    assert model.trained == 12 and not model.turns_alike(7, 12) and model.turns_alike(4, 6)
+    (window,), weights = (window_of(7),), rising(7)
+
+    @eqx.filter_jit
+    def gradient(model, window):
+        x, y = model.example(window, weights)
+        return jax.grad(model.loss)(x, y)
+
+    (found,) = models.energies_of_ids(model, [window], ask=rising)
+    slope = np.asarray(gradient(model, window))
+    np.testing.assert_allclose(found, 49 * (slope**2).sum(axis=1), rtol=1e-9)
+    packed = models.Queries(window[1:], weights, starts=jax.device_put(np.array([0] * 4 + [4] * 3)))
+    with pytest.raises(
+        ValueError, match="grid: got several contexts.* in 7 positions, expected one"
+    ):
+        model.logits(window[:-1], packed)
+
+
+def test_contexts_longer_than_those_of_training_are_warned_of(tmp_path):
+    """By their own length: one of 9, which would be padded to 16, is not."""
+    config = CONFIGS["llama"] | {"max_position_embeddings": 10}
+    model = models.load(write(tmp_path, config), dtype="float64")
+    assert model.trained == 10
+    (inside,) = models.energies_of_ids(model, [window_of(9)])
+    with pytest.warns(UserWarning, match="a context of 11, expected at most 10, for which"):
+        (beyond,) = models.energies_of_ids(model, [window_of(11)])
+    assert (len(inside), len(beyond)) == (9, 11)
+    starts = jax.device_put(np.array([0] * 6 + [6] * 5))
+    packed = models.Queries(window_of(11)[1:], rising(11), starts=starts)
+    assert model.embed(window_of(10), packed).shape[0] == 11  # of which none is too long
+    assert models.load(write(tmp_path, CONFIGS["gpt2"])).trained is None  # it has places
+
+
 @pytest.mark.parametrize("kind", [np.int32, bool])
 def test_padding_is_cut_off_left_and_right(kind):
     windows = [*WINDOWS, window_of(33)]
@@ -284,16 +321,3 @@ def test_rows_that_cannot_be_cut_are_refused(mask, segments, message, as_users_r
 def test_what_is_no_table_of_ids_is_refused(ids, as_users_run):
     with pytest.raises(ValueError, match="ids: got .*a row for each example"):
         models.contexts(ids, mask=IDS)
-
-
-@pytest.mark.parametrize("trained", [20, 10])
-def test_a_context_is_not_padded_where_a_longer_one_would_turn_otherwise(trained):
-    """Of 17 tokens, padded to 24, frequencies of at most 20 tokens would be those of more."""
-    rotary = Rotary(LongFrequencies((0.9, 0.3), (0.1, 0.02), trained))
-    key = jax.random.key(0)
-    model = models.gaussian_model(9, 0, width=8, heads=2, depth=1, rotary=rotary, key=key)
-    window = jax.device_put(np.arange(18) % 9)
-    x, y = model.example(window, last_token(17))
-    slope = np.asarray(eqx.filter_jit(jax.grad(lambda x: model.loss(x, y)))(x))
-    (found,) = models.energies_of_ids(model, [window], ask=last_token)
-    np.testing.assert_allclose(found, 17**2 * (slope**2).sum(axis=1), rtol=1e-9)

@@ -170,7 +170,7 @@ def test_frequencies_of_a_length_are_those_of_contexts_that_long():
         np.testing.assert_allclose(rotary.turns(lim.token_grid(length)), expected, rtol=1e-12)
     assert rotary.turning == 4 and rotary.alike(5, 6) and not rotary.alike(6, 7)
     packed = lim.token_grid(7).starting(jnp.array([0, 0, 0, 3, 3, 3, 3]))
-    with pytest.raises(ValueError, match="grid: got packed contexts.*depend on its length"):
+    with pytest.raises(ValueError, match="grid: got several contexts.*its length says how"):
         rotary.turns(packed)
     grown = DynamicFrequencies(size=4, base=100.0, factor=3.0, trained=6)
     assert grown(5) == rotary_frequencies(4, 100.0)

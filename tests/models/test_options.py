@@ -1,0 +1,347 @@
+"""What configurations say of every family: the publishers' defaults, and what is refused."""
+
+import inspect
+import math
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from lim_jax.models.families import FAMILIES, recipe_of
+from lim_jax.models.options import Configuration, refuse_unknown
+from lim_jax.models.places import TRAINED, trained_length
+from lim_jax.models.reading import exact_gelu, squared_relu, tanh_gelu
+from lim_jax.network.flow import euler, split
+from lim_jax.network.frequencies import rotary_frequencies
+from lim_jax.network.positions import Alibi, Rotary, Tempered, UnitRotary
+
+SIZES = {
+    "vocab_size": 11, "hidden_size": 64, "intermediate_size": 40, "num_hidden_layers": 6,
+    "num_attention_heads": 4, "max_position_embeddings": 64,
+}  # fmt: skip
+OLD = {"vocab_size": 11, "n_embd": 64, "n_layer": 6, "n_head": 4, "n_positions": 64}
+LATENT = {
+    "qk_rope_head_dim": 8, "qk_nope_head_dim": 6, "v_head_dim": 5, "kv_lora_rank": 4,
+    "n_routed_experts": 16, "moe_intermediate_size": 9, "num_experts_per_tok": 2,
+}  # fmt: skip
+# The least that a configuration says, where that is not the sizes alone.
+LEAST = {
+    "bloom": {"vocab_size": 11, "hidden_size": 64, "n_layer": 6, "n_head": 4},
+    "deepseek_v2": SIZES | LATENT, "deepseek_v3": SIZES | LATENT, "gpt2": OLD,
+    "gptj": OLD | {"n_embd": 256},
+    "gpt_neo": SIZES | {"num_layers": 6, "num_heads": 4, "attention_types": [[["local"], 6]]},
+    "opt": SIZES | {"ffn_dim": 40}, "qwen3_moe": SIZES | {"moe_intermediate_size": 9},
+}  # fmt: skip
+SILU, WIDE = jax.nn.silu, 4096  # the publishers' usual window
+
+
+def least(family, **more):
+    """A configuration of the family's sizes and no more."""
+    return Configuration(LEAST.get(family, SIZES) | {"model_type": family} | more)
+
+
+def full_of(period):
+    """Which of six layers see all, where it is every so many."""
+    return tuple((k + 1) % period == 0 for k in range(6))
+
+
+# By the publishers' classes: eta, a head's size, how much of it turns, the base of turning,
+# whether the head is the embedding, the activation, and which matrices have a bias.
+DEFAULTS = {
+    "arcee": (1e-5, 16, 16, 1e4, False, squared_relu, ""),
+    "bloom": (1e-5, 16, 0, None, True, tanh_gelu, "pmt"),
+    "cohere": (1e-5, 16, 16, 5e5, True, SILU, ""),
+    "cohere2": (1e-5, 16, 16, 1e4, True, SILU, ""),
+    "deepseek_v2": (1e-6, 8, 8, 1e4, False, SILU, ""),
+    "deepseek_v3": (1e-6, 8, 8, 1e4, False, SILU, ""),
+    "ernie4_5": (1e-5, 128, 128, 5e5, True, SILU, ""),
+    "exaone4": (1e-5, 16, 16, 1e4, False, SILU, ""),
+    "falcon": (1e-5, 16, 16, 1e4, True, exact_gelu, ""),
+    "gemma": (1e-6, 256, 256, 1e4, True, tanh_gelu, ""),
+    "gemma2": (1e-6, 256, 256, 1e4, True, tanh_gelu, ""),
+    "gemma3_text": (1e-6, 256, 256, 1e4, True, tanh_gelu, ""),
+    "glm": (1.5625e-7, 128, 64, 1e4, False, SILU, "p"),
+    "glm4": (1.5625e-7, 128, 64, 1e4, False, SILU, "p"),
+    "gpt2": (1e-5, 16, 0, None, True, tanh_gelu, "pmt"),
+    "gpt_neo": (1e-5, 16, 0, None, True, tanh_gelu, "mt"),
+    "gpt_neox": (1e-5, 16, 4, 1e4, False, exact_gelu, "pmt"),
+    "gpt_oss": (1e-5, 64, 64, 150_000.0, False, SILU, "pm"),
+    "gptj": (1e-5, 64, 64, 1e4, False, tanh_gelu, "th"),
+    "granite": (1e-6, 16, 16, 1e4, False, SILU, ""),
+    "granitemoe": (1e-6, 16, 16, 1e4, False, SILU, ""),
+    "helium": (1e-8, 128, 128, 1e5, False, SILU, ""),
+    "hunyuan_v1_dense": (1e-5, 16, 16, 1e4, False, SILU, ""),
+    "llama": (1e-6, 16, 16, 1e4, False, SILU, ""),
+    "llama4_text": (1e-5, 128, 128, 5e5, False, SILU, ""),
+    "ministral": (1e-6, 16, 16, 1e4, False, SILU, ""),
+    "mistral": (1e-6, 16, 16, 1e4, False, SILU, ""),
+    "mixtral": (1e-5, 16, 16, 1e6, False, SILU, ""),
+    "nemotron": (1e-5, 16, 8, 1e4, False, squared_relu, ""),
+    "olmo2": (1e-5, 16, 16, 1e4, False, SILU, ""),
+    "olmo3": (1e-5, 16, 16, 5e5, False, SILU, ""),
+    "opt": (1e-5, 16, 0, None, True, jax.nn.relu, "pmt"),
+    "phi": (1e-5, 16, 8, 1e4, False, tanh_gelu, "pmth"),
+    "phi3": (1e-5, 16, 16, 1e4, False, SILU, ""),
+    "qwen2": (1e-6, 16, 16, 1e4, False, SILU, "p"),
+    "qwen3": (1e-6, 128, 128, 1e4, False, SILU, ""),
+    "qwen3_moe": (1e-6, 16, 16, 1e4, False, SILU, ""),
+    "seed_oss": (1e-6, 128, 128, 1e4, False, SILU, "p"),
+    "smollm3": (1e-6, 16, 16, 2e6, True, SILU, ""),
+    "stablelm": (1e-5, 16, 4, 1e4, False, SILU, ""),
+    "starcoder2": (1e-5, 16, 16, 1e4, True, tanh_gelu, "pmt"),
+}
+
+
+def base_of(turning, frequencies):
+    """From the second frequency, of a whole head or of the part that turns."""
+    return frequencies[1] ** (-turning / 2)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_options_that_are_left_out_are_the_publishers(family):
+    eta, size, turning, base, tied, activation, biases = DEFAULTS[family]
+    recipe = recipe_of(least(family))
+    first: Any = recipe.spans[0].places
+    assert (recipe.sizes.eta, recipe.sizes.size) == (eta, size)
+    assert (first.turning if isinstance(first, Rotary) else 0) == turning
+    if base is not None and family != "gpt_oss":  # which is scaled: a case of its own
+        np.testing.assert_allclose(base_of(turning, first.frequencies), base)
+    assert recipe.tied is tied and recipe.activation is activation
+    letters = zip("pmth", recipe.biases, strict=True)
+    assert "".join(letter for letter, there in letters if there) == biases
+
+
+# Where layers see a window, stretches or all; and which know places.
+LAYERS = {
+    "cohere2": ((WIDE, None), full_of(4), "windows"),
+    "exaone4": ((WIDE, None), full_of(4), "windows"),
+    "gemma2": ((WIDE, None), full_of(2), "all"),
+    "gemma3_text": ((WIDE, None), full_of(6), "all"),
+    "gpt_neo": ((256, None), full_of(9), "none"),
+    "gpt_oss": ((128, None), full_of(2), "all"),
+    "llama4_text": ((None, 8192), full_of(4), "all"),
+    "ministral": ((WIDE, None), full_of(9), "all"),
+    "mistral": ((WIDE, None), full_of(9), "all"),
+    "olmo3": ((WIDE, None), full_of(4), "all"),
+    "smollm3": ((None, None), full_of(4), "windows"),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_layers_see_what_the_publishers_let_them_see(family):
+    usual = ((None, None), full_of(1), "all" if DEFAULTS[family][2] else "none")
+    if family == "bloom":
+        usual = ((None, None), full_of(1), "all")
+    narrow, whole, places_known = LAYERS.get(family, usual)
+    found = recipe_of(least(family)).spans
+    seen = [(span.window, span.chunk) for span in found]
+    assert seen == [(None, None) if full else narrow for full in whole]
+    known = {"all": 6 * [True], "none": 6 * [False], "windows": [not full for full in whole]}
+    assert [span.places is not None for span in found] == known[places_known]
+
+
+OTHERS = {
+    "cohere": {"logit_scale": 0.0625, "step": euler, "paired": True},
+    "cohere2": {"logit_scale": 0.0625, "step": euler, "paired": True},
+    "ernie4_5": {"paired": True}, "falcon": {"step": euler},
+    "gemma": {"embedding_scale": 8.0},
+    "gemma2": {"embedding_scale": 8.0, "scale": 1 / 16, "cap": 50.0, "logit_cap": 30.0},
+    "gemma3_text": {"embedding_scale": 8.0, "scale": 1 / 16},
+    "glm": {"paired": True}, "glm4": {"paired": True}, "gpt2": {"transposed": True, "places": 64},
+    "gpt_neo": {"scale": 1.0, "places": 64}, "gpt_neox": {"step": euler},
+    "gptj": {"step": euler, "paired": True}, "granite": {"scale": 1.0},
+    "granitemoe": {"scale": 1.0}, "helium": {"paired": True},
+    "hunyuan_v1_dense": {"turn_first": True},
+    "llama4_text": {"paired": True}, "opt": {"places": 64, "offset": 2}, "phi": {"step": euler},
+}  # fmt: skip
+PLAIN = {
+    "embedding_scale": 1.0, "logit_scale": 1.0, "logit_cap": None, "scale": None, "cap": None,
+    "step": split, "increment": 1.0, "paired": False, "transposed": False, "places": 0,
+    "offset": 0, "turn_first": False, "further": 0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_multipliers_caps_and_steps_that_are_left_out_are_the_publishers(family):
+    recipe = recipe_of(least(family))
+    for name, value in (PLAIN | OTHERS.get(family, {})).items():
+        assert getattr(recipe, name) == value, name
+
+
+# The number of experts, how many a token has, by which scores, normalised, the factor, groups and
+# the open ones, by how many a group is judged; dense layers; and what else there is.
+MIXTURES = {
+    "deepseek_v2": (16, 2, "softmax", False, 1.0, 1, 1, 1, set(), ("shared_experts", 18)),
+    "deepseek_v3": (16, 2, "sigmoid", True, 2.5, 8, 4, 2, {0, 1, 2}, ("shared_experts", 9)),
+    "gpt_oss": (128, 4, "softmax", True, 1.0, 1, 1, 1, set(), None),
+    "granitemoe": (8, 2, "softmax", True, 1.0, 1, 1, 1, set(), None),
+    "llama4_text": (16, 1, "sigmoid", False, 1.0, 1, 1, 1, set(), ("shared_expert", 40)),
+    "mixtral": (8, 2, "softmax", True, 1.0, 1, 1, 1, set(), None),
+    "qwen3_moe": (128, 8, "softmax", False, 1.0, 1, 1, 1, set(), None),
+}
+
+
+def mixture_of(recipe):
+    """The experts that a recipe's network is read by."""
+    return inspect.getclosurevars(inspect.unwrap(recipe.network)).nonlocals["mixture"]
+
+
+@pytest.mark.parametrize("family", MIXTURES)
+def test_routers_that_nothing_is_said_of_are_the_publishers(family):
+    recipe = recipe_of(least(family))
+    mixture = mixture_of(recipe)
+    found = (mixture.size, *mixture.routing, set(mixture.dense), mixture.shared)
+    assert found == MIXTURES[family]
+
+
+def test_deepseek_v3_takes_eight_experts_where_nothing_is_said():
+    config = {name: value for name, value in least("deepseek_v3").items() if "per_tok" not in name}
+    recipe = recipe_of(Configuration(config))
+    assert mixture_of(recipe).routing.top == 8
+
+
+def test_kinds_of_layers_have_bases_of_their_own():
+    """Gemma 3's; OLMo 3's are one; gpt-oss is scaled even where nothing is said."""
+    turns: list[Any] = [span.places for span in recipe_of(least("gemma3_text")).spans]
+    bases = [base_of(256, rotary.frequencies) for rotary in turns]
+    np.testing.assert_allclose(bases, [1e4] * 5 + [1e6])
+    gpt_oss: Any = recipe_of(least("gpt_oss")).spans[0].places
+    assert gpt_oss.amplitude == 1 + 0.1 * math.log(32)
+    first, last = (32 * math.log(4096 / (c * 2 * math.pi)) / math.log(150_000) for c in (32, 1))
+    share = (12 - first) / (last - first)  # of pair 12, between ends that are not rounded
+    slowed = {12: 1 - share + share / 32, 31: 1 / 32}
+    for pair, by in slowed.items():
+        np.testing.assert_allclose(gpt_oss.frequencies[pair], by * 150_000 ** (-pair / 32))
+
+
+def test_llama_4_tempers_layers_that_do_not_turn():
+    turned, still = (span.places for span in recipe_of(least("llama4_text")).spans[2:4])
+    assert isinstance(turned, UnitRotary) and isinstance(still, Tempered)
+    assert (still.scale, still.floor) == (0.1, 8192)
+    assert isinstance(recipe_of(least("bloom")).spans[0].places, Alibi)
+
+
+ROTARY = {"rope_theta": 9.0}
+LLAMA3 = {"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+SU = {"type": "su", "short_factor": [1.0], "long_factor": [1.0]}
+# What is refused: of a family these options, in these words.
+REFUSED = [
+    ("cohere2", {"sliding_window_pattern": "LLG"}, "sliding_window_pattern = 'LLG', expected a po"),
+    ("gemma3_text", {"sliding_window_pattern": 0}, "sliding_window_pattern = 0, expected a posi"),
+    ("gemma3_text", {"attn_logit_softcapping": 0.5}, "attn_logit_softcapping = 0.5, expected No"),
+    ("gemma3_text", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "type = 'linear' in rope"),
+    ("gemma3_text", {"rope_parameters": ROTARY}, "rope_theta in rope_parameters, expected an ent"),
+    ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention = True"),
+    ("gemma", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor = 0.5, "),
+    ("ernie4_5", {"rope_scaling": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor = 0.5"),
+    ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5, expected options of"),
+    ("phi", {"partial_rotary_factor": 0}, "partial_rotary_factor = 0, expected a positive number"),
+    ("phi", {"qk_layernorm": True}, "qk_layernorm = True, expected False"),
+    ("llama", {"rope_scaling": LLAMA3 | {TRAINED: 8}, TRAINED: 9}, f"{TRAINED} = 8 of a scaling, "),
+    ("phi3", {"rope_scaling": {"type": "longrope", "short_factor": [1.0]}}, f"{TRAINED} = None"),
+    ("llama", {"rope_scaling": {"rope_type": "yarn", "finetuned": True}}, "finetuned = True of a"),
+    ("phi3", {"rope_scaling": SU, TRAINED: 8}, "short_factor = list, exp"),
+    ("llama", {"is_causal": None}, "is_causal = None, expected True"),
+    ("llama", {"add_cross_attention": True}, "add_cross_attention = True, expected False"),
+    ("llama", {"hidden_act": "mish"}, "hidden_act = 'mish', expected gelu_new or"),
+    ("llama", {"hidden_act": None}, "hidden_act = None, expected gelu_new or"),
+    ("llama", {"rms_norm_eps": 2.0}, "rms_norm_eps = 2.0, expected a small positive number"),
+    ("llama", {"head_dim": 0}, "head_dim = 0, expected a positive whole number"),
+    ("llama", {"num_attention_heads": 5}, "5 heads at width 64"),
+    ("llama", {"vocab_size": True}, "vocab_size = True, expected a positive whole number"),
+    ("qwen2", {"use_sliding_window": True, "max_window_layers": None}, "max_window_layers = None"),
+    ("smollm3", {"no_rope_layer_interval": None}, "no_rope_layer_interval = None, expected a pos"),
+    ("olmo3", {"rope_theta": 9.0}, "rope_theta = 9.0, expected 500000.0"),
+    ("granite", {"residual_multiplier": 0.0}, "residual_multiplier = 0.0, expected a positive nu"),
+    ("granite", {"logits_scaling": True}, "logits_scaling = True, expected a positive number"),
+    ("mistral", {"attention_bias": True}, "attention_bias = True, expected options of the family"),
+    ("gpt2", {"scale_attn_weights": False}, "scale_attn_weights = False, expected True"),
+    ("gptj", {"rotary_dim": None}, "rotary_dim = None, expected a positive whole number"),
+    ("gpt_neo", {"attention_types": [[["local"], 5]]}, "attention_types = list, expected 6 layer"),
+    ("gpt_neo", {"window_size": None}, "window_size = None, expected a positive whole number"),
+    ("gpt_neox", {"attention_bias": None}, "attention_bias = None, expected True"),
+    ("opt", {"word_embed_proj_dim": 16}, "word_embed_proj_dim = 16, expected 64"),
+    ("opt", {"do_layer_norm_before": False}, "do_layer_norm_before = False, expected True"),
+    ("opt", {"enable_bias": False}, "enable_bias = False, expected True"),
+    ("opt", {"layer_norm_elementwise_affine": False}, "layer_norm_elementwise_affine = False"),
+    ("opt", {"_remove_final_layer_norm": True}, "_remove_final_layer_norm = True, expected False"),
+    ("bloom", {"apply_residual_connection_post_layernorm": True}, "apply_residual_connection_"),
+    ("falcon", {"alibi": True}, "alibi = True, expected False"),
+    ("falcon", {"new_decoder_architecture": True, "parallel_attn": False}, "parallel_attn = False"),
+    ("deepseek_v2", {"n_shared_experts": 0}, "n_shared_experts = 0, expected a positive whole nu"),
+    ("deepseek_v2", {"first_k_dense_replace": None}, "first_k_dense_replace = None, expected a wh"),
+    ("deepseek_v2", {"topk_method": "noaux_tc"}, "topk_method = 'noaux_tc', expected greedy"),
+    ("deepseek_v2", {"norm_topk_prob": True}, "norm_topk_prob = True, expected False"),
+    ("deepseek_v2", {"scoring_func": "sigmoid"}, "scoring_func = 'sigmoid', expected softmax"),
+    ("deepseek_v2", {"moe_layer_freq": 2}, "moe_layer_freq = 2, expected 1"),
+    ("deepseek_v2", {"ep_size": 2}, "ep_size = 2, expected 1"),
+    ("deepseek_v2", {"routed_scaling_factor": None}, "routed_scaling_factor = None, expected a po"),
+    ("deepseek_v3", {"rope_interleave": None}, "rope_interleave = None, expected True"),
+    ("deepseek_v3", {"topk_group": 1, "num_experts_per_tok": 3}, "3 of 16 experts in 1 of 8"),
+    ("deepseek_v3", {"n_group": 5}, "2 of 16 experts in 4 of 5 groups"),
+    ("deepseek_v3", {"attention_bias": True}, "attention_bias = True, expected False"),
+    ("qwen3_moe", {"decoder_sparse_step": None}, "decoder_sparse_step = None, expected a whole"),
+    ("llama4_text", {"interleave_moe_layer_step": 0}, "interleave_moe_layer_step = 0, expected a"),
+    ("llama4_text", {"attention_chunk_size": 0}, "attention_chunk_size = 0, expected a positive"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("family, options, words", REFUSED)
+def test_options_of_other_networks_are_refused(family, options, words):
+    config = least(family, **options)
+    with pytest.raises(ValueError, match=f"^config.json: got {words}"):
+        recipe_of(config)
+        refuse_unknown(config)
+
+
+@pytest.mark.parametrize(
+    "family, layers",
+    [
+        ("mamba", "state-space"), ("mamba2", "state-space"), ("jamba", "state-space"),
+        ("falcon_h1", "state-space"), ("granitemoehybrid", "state-space"),
+        ("bamba", "state-space"), ("zamba2", "state-space"), ("nemotron_h", "state-space"),
+        ("qwen3_next", "linear attention"), ("rwkv", "linear attention"),
+        ("lfm2", "short convolution"), ("recurrent_gemma", "recurrent"),
+    ],
+)  # fmt: skip
+def test_networks_of_other_layers_are_refused_by_name(family, layers):
+    with pytest.raises(ValueError, match=f"'{family}' with {layers} layers.*no causal attention k"):
+        recipe_of(Configuration({"model_type": family}))
+    with pytest.raises(ValueError, match="model_type = 'bert', expected arcee or"):
+        recipe_of(Configuration({"model_type": "bert"}))
+
+
+def test_phi_3_may_say_a_length_that_no_scaling_goes_by():
+    config = least("phi3", **{TRAINED: 4096})
+    assert recipe_of(config).spans[0].places == Rotary(rotary_frequencies(16))
+    refuse_unknown(config)
+
+
+def test_null_is_as_good_as_false():
+    config = least("llama", add_cross_attention=None, pruned_heads=None, attention_bias=None)
+    assert recipe_of(config).biases == (False, False, False, False)
+    refuse_unknown(config)
+
+
+def test_a_head_size_of_null_shares_the_width():
+    assert recipe_of(least("qwen3", head_dim=None)).sizes.size == 16
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, TRAINED: 32}
+
+
+@pytest.mark.parametrize(
+    "config, trained",
+    [
+        ({}, None), ({"max_position_embeddings": 40}, 40), ({"n_positions": 30}, 30),
+        ({"max_position_embeddings": 40, "rope_scaling": YARN}, 128),
+        ({"max_position_embeddings": 200, "rope_parameters": YARN}, 200),
+        ({"max_position_embeddings": 40, "rope_scaling": {"factor": 2.0}}, 80),
+        ({"max_position_embeddings": 40, "rope_parameters": {"full_attention": YARN}}, 128),
+        ({"max_position_embeddings": 40, TRAINED: 16,
+          "rope_parameters": {"factor": 5.0}}, 80),
+    ],
+)  # fmt: skip
+def test_how_many_tokens_a_network_was_made_for(config, trained):
+    assert trained_length(config) == trained
