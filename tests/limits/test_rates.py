@@ -79,8 +79,10 @@ def test_rotary_attention_converges_and_claims_nothing():
     for part in ("inside", "mean square", "every cell"):
         assert_order(studies[part], 1)
     assert all(study.holds is None and study.claimed is None for study in studies.values())
-    for name, placed in {"rotary": turning, "window": windowed(3)}.items():
-        with pytest.raises(ValueError, match=f"attention: got {name}, expected neither"):
+    scaled = dataclasses.replace(turning, span=Span(), scale=2.0)
+    assert lim.limits.attention_studies(scaled, smooth, SIZES, smooth=True)["inside"].bounds is None
+    for name, placed in {"places": turning, "window": windowed(3), "scale": scaled}.items():
+        with pytest.raises(ValueError, match=f"attention: got {name}, expected none"):
             lim.limits.attention_constant(placed, smooth)
 
 
