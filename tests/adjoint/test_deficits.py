@@ -215,7 +215,8 @@ def test_the_double_deficit_holds_fails_and_is_vacuous():
 
 def test_the_double_deficits_sides_by_hand():
     """l = 5 and 6; u = 1 throughout the rest; rho = 1/4 on one pair of every region."""
-    # `eq:channel-cross-bound-gamma`, `eq:checkable-double-deficit-conditions`.
+    # `thm:channel-energy-double-deficit`, `eq:channel-cross-bound-gamma`,
+    # `eq:checkable-double-deficit-conditions`.
     found = products((0.0,) * 3, (0.0,) * 3, (0.0,) * 3)
     upper = jnp.ones((3, 3))
     rho = jnp.asarray(np.outer(np.ones(3), [0, 0, 0.25]))

@@ -462,7 +462,8 @@ def test_the_bound_of_the_loss_is_stated_on_tokens_only(make_grid):
 
 def test_the_bound_of_the_loss_is_the_slope_of_its_density():
     """For a linear density of slope s the error is s/(2L), the bound s/L."""
-    # `eq:cross-entropy-discrete-continuum-error`, `eq:continuum-cross-entropy`.
+    # `thm:loss-adjoint-continuum-error`, `eq:cross-entropy-discrete-continuum-error`,
+    # `eq:continuum-cross-entropy`.
     study = lim.limits.loss_study(
         lambda p: jnp.broadcast_to(jnp.array([[1.0, -0.5]]), (p.size, 2)),
         lambda p: jnp.stack([p, 1 - p], axis=1),

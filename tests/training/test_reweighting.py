@@ -68,6 +68,7 @@ def test_the_first_order_step_is_that_of_the_update():
 
 
 def test_updates_have_unit_integral():
+    # `eq:mask-aware-weight-update`.
     weights = of_unit_mean(1)
     at, density, target = on_device(weights, DENSITY, TARGET)
     found = reweight_positions(at, density, target, GRID, rate=0.7, smallest=0.5, largest=1.0)
