@@ -8,7 +8,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
-TABLE, PAGE = HERE / "labels.toml", HERE / "equations.md"
+TABLE, BREAKS, PAGE = HERE / "labels.toml", HERE / "breaks.toml", HERE / "equations.md"
 
 Definition = ast.FunctionDef | ast.ClassDef
 KINDS = "app|ass|cor|def|eq|fig|prop|rem|sec|subsec|tab|thm"
@@ -21,6 +21,15 @@ without either states nothing to compute, for the reason given. Written by `docs
 the docstrings of `lim_jax` and the tests; `tests/test_labels.py` holds it to them.
 
 | label | computed by | held by |
+|---|---|---|
+"""
+GOES_RED = """
+## What goes red
+
+Every theorem, proposition, corollary and algorithm was made false on purpose, in one line of what
+computes it. These are the tests that failed then, of those that hold it (`docs/breaks.toml`).
+
+| made false | statement | went red |
 |---|---|---|
 """
 
@@ -74,14 +83,31 @@ def held() -> dict[str, list[tuple[Path, str]]]:
     return found
 
 
+def breaks() -> list[dict]:
+    """What was broken on purpose: the statement `of` it, the file, in words, and what went red."""
+    return tomllib.loads(BREAKS.read_text())["break"]
+
+
 def written() -> str:
-    """The page: a row for each label."""
+    """The page: a row for each label, and one for each deliberate break."""
     functions, tests = computed(), held()
     rows = []
     for label, reason in labels().items():
         left = _links(functions.get(label, [])) or f"*{reason}*"
         rows.append(f"| `{label}` | {left} | {_links(tests.get(label, []))} |\n")
-    return HEAD + "".join(rows)
+    return HEAD + "".join(rows) + GOES_RED + "".join(map(_broken, breaks()))
+
+
+def _broken(one: dict) -> str:
+    module = ".".join(Path(one["file"]).with_suffix("").parts[1:])
+    red = _links([(ROOT / "tests" / file, name) for file, name in map(_apart, one["red"])])
+    made = f"[`{module}`](../{one['file']}): {one['broken']}"
+    return f"| {made} | `{one['of']}` | {red} |\n"
+
+
+def _apart(test: str) -> tuple[str, str]:
+    file, name = test.split("::")
+    return file, name
 
 
 def _links(places: list[tuple[Path, str]]) -> str:

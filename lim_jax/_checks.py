@@ -160,6 +160,25 @@ def require_known(number: Any, name: str, *, expected: str, cure: str) -> None:
     require(holds, name, got=described(number), expected=expected, cure=cure)
 
 
+def number_list(values: Any, name: str, *, expected: str, cure: str) -> np.ndarray:
+    """Return the real numbers of a list, or of an array of one axis; refuse what is none.
+
+    Examples
+    --------
+    >>> number_list([1, 2.5], "times", expected="times", cure="Pass a list.").tolist()
+    [1.0, 2.5]
+    """
+    several = isinstance(values, (Sequence, *ARRAYS)) and not isinstance(values, str)
+    try:
+        numbers = np.asarray(values) if several else np.zeros(())
+    except ValueError:  # of lists of several lengths
+        numbers = np.zeros(())
+    holds = numbers.ndim == 1 and numbers.size > 0 and numbers.dtype.kind in "fiu"
+    got = "none" if numbers.shape == (0,) else described(values)
+    require(holds, name, got=got, expected=expected, cure=cure)
+    return numbers.astype(float)
+
+
 def require_scalar(number: Any, name: str) -> None:
     """Refuse what is neither a real number nor an array of one, traced or known."""
     require(

@@ -56,6 +56,23 @@ def test_the_list_holds_the_papers_219_labels():
     assert names[-1] == "eq:convergent-control-grid-bound"
 
 
+def test_every_theorem_was_broken_and_what_went_red_holds_it():
+    kinds = ("thm:", "prop:", "cor:")
+    theorems = {one for one, reason in LABELS.items() if one.startswith(kinds) and not reason}
+    red: dict[str, set[str]] = {}
+    for one in EQUATIONS["breaks"]():
+        assert (ROOT / one["file"]).is_file() and one["broken"] and one["red"], one
+        red.setdefault(one["of"], set()).update(one["red"])
+    assert theorems | {f"Algorithm {number}" for number in (1, 2, 3)} <= red.keys()
+    tests = {
+        label: {f"{file.relative_to(ROOT / 'tests').as_posix()}::{name}" for file, name in places}
+        for label, places in HELD.items()
+    }
+    every = set().union(*tests.values())
+    for of, names in red.items():
+        assert names <= (every if of.startswith("Algorithm ") else tests[of]), of
+
+
 def test_the_page_is_what_its_script_writes():
     assert EQUATIONS["PAGE"].read_text() == EQUATIONS["written"]()
     assert "docs/equations.md" in (ROOT / "README.md").read_text()

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
+from lim_jax._checks import require_kind
 from lim_jax._linear import written_out
 
 # An integer's values in all iterations of the loops around it, which come first; None: not known.
@@ -32,6 +33,8 @@ def operations(program: ClosedJaxpr) -> int:
     >>> operations(jax.make_jaxpr(lambda a: jax.lax.fori_loop(0, 3, lambda i, b: b @ a, a))(matrix))
     6000
     """
+    cure = "Make it with jax.make_jaxpr(function)(*arguments)."
+    require_kind(program, ClosedJaxpr, "program", cure)
     return _count(program, [None] * len(program.in_avals), 1)[0]
 
 

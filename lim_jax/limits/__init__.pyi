@@ -45,8 +45,6 @@ from .moments import block_mean_study as block_mean_study
 from .moments import fourth_moment_studies as fourth_moment_studies
 from .own import Quantity as Quantity
 from .own import Rates as Rates
-from .own import largest as largest
-from .own import mean_square as mean_square
 from .own import study as study
 from .position import cesaro_study as cesaro_study
 from .position import cone_mass_study as cone_mass_study
@@ -63,6 +61,8 @@ from .references import polynomial_twins as polynomial_twins
 from .refinement import Order as Order
 from .refinement import Study as Study
 from .refinement import fit_order as fit_order
+from .refinement import largest as largest
+from .refinement import mean_square as mean_square
 from .refinement import refine as refine
 from .refinement import richardson as richardson
 from .rows import Curve as Curve

@@ -56,7 +56,7 @@ def attention_studies(
 
     Bounds are those of the theorem with `attention_constant`, whose extremes are over samples: they
     are measured, and neither hold nor are broken. They and the claimed orders are stated on tokens,
-    for states that are said to be `smooth`, of keys that do not turn (rotary): elsewhere they are
+    for states that are said to be `smooth`, of keys that know no positions: elsewhere they are
     None.
 
     Parameters
@@ -90,7 +90,7 @@ def attention_studies(
     grids = {size: make_grid(size) for size in sizes}
     errors, own = _attention_errors(attention, states, grids, references)
     interior = {size: grid._nodes() >= inside for size, grid in grids.items()}
-    premises = smooth and make_grid is token_grid and attention.span.turning == 0
+    premises = smooth and make_grid is token_grid and not _beyond_the_theorem(attention)
     constant = attention_constant(attention, states) if premises else math.nan
 
     def study(label: str, claimed: float | None, measure: Callable, rate: Callable) -> Study:
@@ -241,18 +241,26 @@ def attention_constant(
               \max_q |W_O v|\,\max_q|\partial_q e^S|}{2\min_q e^S}, \qquad q \le p.
 
     Extremes are taken over `points` positions. What lies between them may be larger, so that this
-    is no bound but a sample of one. Attention that turns with the position (rotary) or
-    has a window is refused.
+    is no bound but a sample of one. Attention whose scores know more than the states, such as
+    positions, or that has a window is refused.
     """
-    placed = [name for name in ("rotary", "window") if getattr(attention, name) is not None]
+    beyond = _beyond_the_theorem(attention)
     require(
-        not placed,
+        not beyond,
         "attention",
-        got=f"{' and '.join(placed)}",
-        expected="neither rotary positions nor a window",
+        got=f"{' and '.join(beyond)}",
+        expected="none of these",
         cure="The constant is of keys that know their position by the states alone.",
     )
     return float(_attention_constant(attention, states, jnp.linspace(0.0, 1.0, points)))
+
+
+def _beyond_the_theorem(attention: CausalAttention) -> list[str]:
+    """What shapes this attention beside the softmax of states over whole prefixes."""
+    kinds = getattr(attention.span, "kinds", (attention.span,))
+    parts = [(kind, name) for kind in kinds for name in ("window", "chunk", "places")]
+    parts += [(attention, name) for name in ("scale", "cap", "sinks", "output_norm")]
+    return [name for part, name in parts if getattr(part, name) is not None]
 
 
 @eqx.filter_jit

@@ -18,14 +18,22 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, PyTree
 
-from lim_jax._checks import AnyPath, as_path, counted, described, require, require_callable
-from lim_jax.grid.measure import Grid, require_grid, require_on_grid
+from lim_jax._checks import (
+    AnyPath,
+    as_path,
+    counted,
+    described,
+    require,
+    require_callable,
+    require_kind,
+)
+from lim_jax.grid.measure import Grid, require_grid
 from lim_jax.limits.attention import SMOOTH, PositionField
 from lim_jax.limits.depth import reference_flows
 from lim_jax.limits.references import doubt, polynomial_twins
-from lim_jax.limits.refinement import refine
+from lim_jax.limits.refinement import largest, refine
 from lim_jax.limits.rows import Row, rates_table, remarks
 from lim_jax.limits.schemes import Scheme
 from lim_jax.network.continuous import ContinuousFlow
@@ -35,40 +43,8 @@ from lim_jax.network.span import Span, Spans
 
 Network = Callable[[State, Grid], PyTree]
 Measure = Callable[[Any, Grid], Any]
-Gap = Float[np.ndarray, "..."]
 
 LEAST = 4  # a slope through fewer points says nothing
-
-
-def largest(gap: Gap, grid: Grid) -> float:
-    """The largest entry's size: the default norm of an error.
-
-    Examples
-    --------
-    >>> from lim_jax.grid import token_grid
-    >>> largest(np.array([[1.0, -3.0], [2.0, 0.0]]), token_grid(2))
-    3.0
-    """
-    return float(np.abs(gap).max())
-
-
-def mean_square(gap: Gap, grid: Grid) -> float:
-    r"""The grid's :math:`L^2` norm of a field's error: :math:`\sqrt{\sum_i\Delta p_i\|e_i\|^2}`.
-
-    Raises
-    ------
-    ValueError
-        Where the error has not a row for each position.
-
-    Examples
-    --------
-    >>> from lim_jax.grid import token_grid
-    >>> mean_square(np.array([[3.0, 4.0], [5.0, 0.0]]), token_grid(2))
-    5.0
-    """
-    require_on_grid(gap, grid, "gap")
-    squares = (gap**2).reshape(grid.size, -1).sum(axis=1)
-    return float(np.sqrt(np.asarray(grid.weights) @ squares))
 
 
 class Quantity(NamedTuple):
@@ -201,6 +177,9 @@ def study(
     >>> print(found.to_csv().splitlines()[1][:26])
     average,,10.0,0.0500000000
     """
+    require_callable(states, "states", "X(p), from positions to a row for each")
+    if scheme is not None:
+        require_kind(scheme, Scheme, "scheme", "Leave it out for Euler's steps.")
     measured = _as_quantities(quantities)
     runs = _runs(network, grids, depths, scheme)
     known = _reference_runs(network, grids, references, measured)
@@ -365,9 +344,14 @@ def _runs(network: Any, grids: Any, depths: Any, scheme: Scheme | None) -> dict[
     return {size: _Run(flow, grid) for (size, grid), flow in pairs}
 
 
+def _listed(values: Any) -> list:
+    """The entries of a list; of anything else a list of it alone."""
+    return list(values) if isinstance(values, Sequence) else [values]
+
+
 def _by_size(grids: Any, network: Any) -> dict[int, Grid]:
     """Grids by their sizes; refuses those that no slope goes through, and what has no limit."""
-    known = list(grids) if isinstance(grids, Sequence) else [grids]
+    known = _listed(grids)
     for grid in known:
         require_grid(grid, "grids")
     _require_refinements([grid.size for grid in known], "grids", "positions")
@@ -394,7 +378,7 @@ def _by_depth(network: Any, depths: Any, scheme: Scheme) -> dict[int, Network]:
         expected="a ContinuousFlow, whose control gives the layers of every depth",
         cure="Of one field that is ContinuousFlow(lambda time: field).",
     )
-    whole = [counted(depth, "depths") for depth in depths]
+    whole = [counted(depth, "depths") for depth in _listed(depths)]
     _require_refinements(whole, "depths", "layers")
     recursions = (scheme.recursion(network.control, depth, network.horizon) for depth in whole)
     profiled = [dataclasses.replace(flow, profile=network.profile) for flow in recursions]
@@ -425,7 +409,7 @@ def _reference_runs(
             cure="The reference is the depth flow on the same grid.",
         )
         return [_Run(other, grids), _Run(solved, grids)]
-    known = list(SMOOTH if references is None else references)
+    known = _listed(SMOOTH if references is None else references)
     for grid in known:
         require_grid(grid, "references")
     sizes = [grid.size for grid in known]

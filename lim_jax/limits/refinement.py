@@ -12,7 +12,18 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Array, Float
 
-from lim_jax._checks import counted, finite_scalar, require, require_callable
+from lim_jax._checks import (
+    counted,
+    finite_scalar,
+    number_list,
+    require,
+    require_callable,
+    require_floating,
+    require_floats,
+)
+from lim_jax.grid.measure import Grid, require_grid, require_on_grid
+
+Gap = Float[np.ndarray, "..."]
 
 
 class Order(NamedTuple):
@@ -44,7 +55,8 @@ def fit_order(refinements: Sequence[float | int], errors: Sequence[float]) -> Or
     Raises
     ------
     ValueError
-        Where there are fewer than four refinements, or an error is not positive.
+        Where there are fewer than four refinements, or one of them or an error is no positive
+        finite number.
 
     Examples
     --------
@@ -52,14 +64,19 @@ def fit_order(refinements: Sequence[float | int], errors: Sequence[float]) -> Or
     >>> round(order.value, 9), round(order.constant, 9)
     (2.0, 0.3)
     """
+    expected = "at least four positive errors, one for each refinement"
+    cure = "A slope through fewer points says nothing; an error of zero has no logarithm."
+    at = number_list(refinements, "refinements", expected="a list of numbers", cure=cure)
+    values = number_list(errors, "errors", expected=expected, cure=cure)
+    logarithms = all(bool(((each > 0) & (each < np.inf)).all()) for each in (at, values))
     require(
-        len(refinements) == len(errors) >= 4 and min(errors) > 0,
+        len(at) == len(values) >= 4 and logarithms,
         "errors",
-        got=f"{list(errors)} at {list(refinements)}",
-        expected="at least four positive errors, one for each refinement",
-        cure="A slope through fewer points says nothing; an error of zero has no logarithm.",
+        got=f"{values.tolist()} at {at.tolist()}",
+        expected=expected,
+        cure=cure,
     )
-    x, y = np.log(np.asarray(refinements, float)), -np.log(np.asarray(errors, float))
+    x, y = np.log(at), -np.log(values)
     design = np.stack([x, np.ones_like(x)], axis=1)
     (slope, intercept), *_ = np.linalg.lstsq(design, y, rcond=None)
     residual = y - design @ (slope, intercept)
@@ -200,3 +217,37 @@ def richardson(
         return (2**order * fine - coarse) / (2**order - 1)
 
     return extrapolated
+
+
+def largest(gap: Gap, grid: Grid) -> float:
+    """The largest entry's size: the default norm of an error.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> largest(np.array([[1.0, -3.0], [2.0, 0.0]]), token_grid(2))
+    3.0
+    """
+    require_grid(grid)
+    require_floating(gap, "gap")
+    require_floats(gap.ravel(), "gap", "entries", "An error has an entry at least.")
+    return float(np.abs(gap).max())
+
+
+def mean_square(gap: Gap, grid: Grid) -> float:
+    r"""The grid's :math:`L^2` norm of a field's error: :math:`\sqrt{\sum_i\Delta p_i\|e_i\|^2}`.
+
+    Raises
+    ------
+    ValueError
+        Where the error has not a row for each position.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> mean_square(np.array([[3.0, 4.0], [5.0, 0.0]]), token_grid(2))
+    5.0
+    """
+    require_on_grid(gap, grid, "gap")
+    squares = (gap**2).reshape(grid.size, -1).sum(axis=1)
+    return float(np.sqrt(np.asarray(grid.weights) @ squares))

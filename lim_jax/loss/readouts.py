@@ -16,6 +16,7 @@ from lim_jax._checks import (
     counted,
     require,
     require_callable,
+    require_floating,
     require_floats,
     require_key,
     require_known,
@@ -140,6 +141,7 @@ class LocalReadout(eqx.Module):
 
 def hat(distance: Float[Array, "..."]) -> Float[Array, "..."]:
     r"""The hat kernel :math:`\kappa(s) = \max(1 - |s|, 0)`, of integral one."""
+    require_floating(distance, "distance")
     return jnp.maximum(1 - jnp.abs(distance), 0)
 
 

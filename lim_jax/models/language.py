@@ -14,7 +14,15 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Int, Key, PyTree
 
-from lim_jax._checks import AnyPath, counted, require, require_indices, require_key
+from lim_jax._checks import (
+    AnyPath,
+    counted,
+    require,
+    require_indices,
+    require_key,
+    require_kind,
+    require_known,
+)
 from lim_jax._random import gaussian
 from lim_jax.loss.queries import teacher_forcing
 from lim_jax.loss.readouts import LinearReadout
@@ -187,7 +195,21 @@ def train(
         Contexts a step, and Adam's rate.
     checkpoint, progress
         As in `training.resumable`.
+
+    Raises
+    ------
+    ValueError
+        Where an argument is of another kind, or the text no longer than a context.
     """
+    require_kind(model, CausalLM, "model", "Start from byte_model or load.")
+    require_key(key)
+    require_indices(text, "text")
+    length, steps, batch = (
+        counted(length, "length"),
+        counted(steps, "steps"),
+        counted(batch, "batch"),
+    )
+    require_known(rate, "rate", expected="a positive number", cure="Adam's usual one is 3e-3.")
 
     def step(state: PyTree, index: int) -> tuple[PyTree, Float[Array, ""]]:
         return _update(state, text, length, batch, rate, jax.random.fold_in(key, index))

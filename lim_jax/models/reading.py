@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from jaxtyping import Array
 
-from lim_jax._checks import ARRAYS, counted, described, require
+from lim_jax._checks import counted, described, require, require_floating
 from lim_jax.models.checkpoint import Checkpoint, unfilled
 from lim_jax.models.gguf_file import GGUFCheckpoint
 from lim_jax.models.options import refuse_unknown
@@ -94,9 +94,10 @@ def stacked(layer: Callable[[int], TransformerField], depth: int) -> Transformer
 def by_head(matrix: np.ndarray, heads: int) -> np.ndarray:
     """A matrix from all heads side by side, cut into one block for each."""
     heads = counted(heads, "heads")
-    fits = isinstance(matrix, ARRAYS) and matrix.ndim == 2 and matrix.shape[1] % heads == 0
-    expected = f"a matrix whose columns {heads} heads share"
     cure = "All heads stand side by side."
+    require_floating(matrix, "matrix", cure)
+    fits = matrix.ndim == 2 and matrix.shape[1] % heads == 0
+    expected = f"a matrix whose columns {heads} heads share"
     require(fits, "matrix", got=described(matrix), expected=expected, cure=cure)
     return matrix.reshape(len(matrix), heads, -1).transpose(1, 0, 2)
 

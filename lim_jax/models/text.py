@@ -9,7 +9,7 @@ import lazy_loader
 import numpy as np
 from jaxtyping import Array, Int
 
-from lim_jax._checks import AnyPath, as_path, require, require_extra
+from lim_jax._checks import AnyPath, as_path, require, require_extra, require_indices, require_kind
 from lim_jax.models.gguf_file import opened_gguf
 
 tokenizers: Any = lazy_loader.load("tokenizers")  # of the extra; the rest does without
@@ -86,9 +86,15 @@ def texts_of_ids(ids: Int[Array | np.ndarray, " ids"], tokenizer: Any = None) ->
     >>> texts_of_ids(jnp.array(list("né".encode())))
     ['n', '', 'é']
     """
+    require_indices(ids, "ids")
     if tokenizer is None:
+        outside = [one for one in np.unique(ids).tolist() if not 0 <= one < 256]
+        cure = "Pass the model's own tokenizer, read_tokenizer(path)."
+        require(not outside, "ids", got=f"{outside}", expected="bytes, 0 to 255", cure=cure)
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         return [decoder.decode(bytes([one])) for one in ids.tolist()]
+    require_extra("tokenizers", "models")
+    require_kind(tokenizer, tokenizers.Tokenizer, "tokenizer", "Take it from read_tokenizer.")
     stream = tokenizers.decoders.DecodeStream(skip_special_tokens=False)
     return [stream.step(tokenizer, one) or "" for one in ids.tolist()]
 

@@ -18,9 +18,9 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from lim_jax._checks import (
-    ARRAYS,
     AnyPath,
     described,
+    number_list,
     require,
     require_callable,
 )
@@ -303,18 +303,11 @@ def gradient_flow(
 
 
 def _require_times(times: Any) -> None:
-    listed = isinstance(times, (Sequence, *ARRAYS)) and not isinstance(times, str)
-    values = np.asarray(times) if listed else np.zeros(())
-    require(
-        values.ndim == 1
-        and values.size > 0
-        and values.dtype.kind in "fi"
-        and bool(np.isfinite(values).all() and (np.diff(values) > 0).all()),
-        "times",
-        got=described(values) if listed else described(times),
-        expected="finite training times that increase, at least one",
-        cure="Pass a list such as [0.0, 0.5, 1.0].",
-    )
+    expected = "finite training times that increase, at least one"
+    cure = "Pass a list such as [0.0, 0.5, 1.0]."
+    values = number_list(times, "times", expected=expected, cure=cure)
+    rising = bool(np.isfinite(values).all() and (np.diff(values) > 0).all())
+    require(rising, "times", got=f"{values.tolist()}", expected=expected, cure=cure)
 
 
 class _GradientFlow(eqx.Module):

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key, PyTree
 
-from lim_jax._checks import counted, require_key
+from lim_jax._checks import ARRAYS, counted, described, require, require_key
 from lim_jax._random import gaussian
 from lim_jax.adjoint.certificate import Premise
 from lim_jax.density.adjoints import (
@@ -74,7 +74,8 @@ def fourth_moments(
         return sample_mean((vectors**2).sum(axis=2) ** 2 @ grid.weights)
 
     arrays, adjoints = _adjoints_of_arrays(loss, params, batch, grid)
-    found, slopes, losses = jax.jvp(adjoints, (arrays,), (_unit(direction),), has_aux=True)
+    unit = _unit(_require_direction(direction, arrays))
+    found, slopes, losses = jax.jvp(adjoints, (arrays,), (unit,), has_aux=True)
     found, slopes = judged((found, slopes), batch, losses)
     return FourthMoments(moment(found), moment(slopes))
 
@@ -179,13 +180,14 @@ def _squares(
     loss: Loss, params: PyTree, batch: Batch, grid: Grid, direction: PyTree
 ) -> tuple[Float[Array, "examples 2"], Places, Places]:
     """The squared norms of inputs and labels, and of adjoints and their slopes by position."""
+    arrays, adjoints = _adjoints_of_arrays(loss, params, batch, grid)
     _, (x, y) = embedded(loss, params, batch)
     labels = [
         _label_squares(leaf, grid) for leaf in jax.tree.leaves(y) if eqx.is_inexact_array(leaf)
     ]
     data = [(x**2).sum(axis=2) @ grid.weights, sum(labels, jnp.zeros(x.shape[0]))]
-    arrays, adjoints = _adjoints_of_arrays(loss, params, batch, grid)
-    found, slopes, losses = jax.jvp(adjoints, (arrays,), (_unit(direction),), has_aux=True)
+    unit = _unit(_require_direction(direction, arrays))
+    found, slopes, losses = jax.jvp(adjoints, (arrays,), (unit,), has_aux=True)
     squares = jnp.stack(data, axis=1), (found**2).sum(axis=2), (slopes**2).sum(axis=2)
     return judged(squares, batch, losses)
 
@@ -289,6 +291,24 @@ def _adjoints_of_arrays(loss: Loss, params: PyTree, batch: Batch, grid: Grid):
         return found, losses
 
     return arrays, adjoints
+
+
+def _require_direction(direction: PyTree, arrays: PyTree) -> PyTree:
+    """Refuse what has not an entry for each floating-point array of the parameters."""
+    fits = jax.tree.structure(direction) == jax.tree.structure(arrays)
+    pairs = zip(jax.tree.leaves(direction), jax.tree.leaves(arrays), strict=False)
+    require(
+        fits
+        and all(
+            isinstance(one, ARRAYS) and one.shape == array.shape and one.dtype == array.dtype
+            for one, array in pairs
+        ),
+        "direction",
+        got=described(direction),
+        expected="arrays of the shapes and dtypes of the parameters'",
+        cure="Pass one for each floating-point array, such as the risk's gradient.",
+    )
+    return direction
 
 
 def _unit(direction: PyTree) -> PyTree:

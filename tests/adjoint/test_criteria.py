@@ -208,6 +208,7 @@ def test_recency_survives_weak_layers_only():
 
 def test_recencys_sides_and_conclusion_by_hand():
     """Three levels of the terminal covector; an initial one that is heavier in the middle."""
+    # `prop:regional-recency-persistence`, `eq:regional-recency-survival-condition`.
     levels = np.repeat([2.0, 1.0, 3.0], [4, 12, 4])[None, :, None]
     terminal, initial = jax.device_put(levels), jax.device_put(levels[:, ::-1] ** -1)
     certificate = criteria.recency_survival(terminal, initial, jnp.array([0.1]), REGIONS)

@@ -36,6 +36,19 @@ def test_the_exact_characterisation_is_an_equivalence():
     assert not fails.holds and not fails.concluded and not fails.vacuous
     nothing = deficits.exact_characterisation(products((0.0,) * 3, (0.0,) * 3, (0.0,) * 3))
     assert not nothing.holds and "Z = 0" in nothing.vacuous
+    # Of channels that are not orthogonal: by their energies, and by the energy of their sum.
+    weights = np.asarray(REGIONS.weights) / np.asarray(REGIONS.weights.sum(axis=1, keepdims=True))
+    verdicts = collections.Counter()
+    for vectors in np.random.default_rng(0).standard_normal((40, 1, 3, LENGTH, 1)):
+        found = deficits.exact_characterisation(paired(vectors, REGIONS))
+        channels, total = ((of**2).sum(axis=-1)[0] @ weights.T for of in (vectors, vectors.sum(1)))
+        apart, sums = total - total[1], channels.sum(axis=0)
+        for side, b in zip(found.inequalities, (0, 2), strict=True):
+            np.testing.assert_allclose(side.greater, sums[b] - sums[1], atol=1e-12)
+            np.testing.assert_allclose(side.greater - side.lesser, apart[b], atol=1e-12)
+        assert found.holds is found.concluded is bool(apart[0] > 0 and apart[2] > 0)
+        verdicts[found.holds] += 1
+    assert min(verdicts.values()) >= 5
 
 
 def test_cross_terms_can_undo_a_u_shape():
@@ -202,7 +215,8 @@ def test_the_double_deficit_holds_fails_and_is_vacuous():
 
 def test_the_double_deficits_sides_by_hand():
     """l = 5 and 6; u = 1 throughout the rest; rho = 1/4 on one pair of every region."""
-    # `eq:channel-cross-bound-gamma`, `eq:checkable-double-deficit-conditions`.
+    # `thm:channel-energy-double-deficit`, `eq:channel-cross-bound-gamma`,
+    # `eq:checkable-double-deficit-conditions`.
     found = products((0.0,) * 3, (0.0,) * 3, (0.0,) * 3)
     upper = jnp.ones((3, 3))
     rho = jnp.asarray(np.outer(np.ones(3), [0, 0, 0.25]))

@@ -79,8 +79,10 @@ def test_rotary_attention_converges_and_claims_nothing():
     for part in ("inside", "mean square", "every cell"):
         assert_order(studies[part], 1)
     assert all(study.holds is None and study.claimed is None for study in studies.values())
-    for name, placed in {"rotary": turning, "window": windowed(3)}.items():
-        with pytest.raises(ValueError, match=f"attention: got {name}, expected neither"):
+    scaled = dataclasses.replace(turning, span=Span(), scale=2.0)
+    assert lim.limits.attention_studies(scaled, smooth, SIZES, smooth=True)["inside"].bounds is None
+    for name, placed in {"places": turning, "window": windowed(3), "scale": scaled}.items():
+        with pytest.raises(ValueError, match=f"attention: got {name}, expected none"):
             lim.limits.attention_constant(placed, smooth)
 
 
@@ -460,7 +462,8 @@ def test_the_bound_of_the_loss_is_stated_on_tokens_only(make_grid):
 
 def test_the_bound_of_the_loss_is_the_slope_of_its_density():
     """For a linear density of slope s the error is s/(2L), the bound s/L."""
-    # `eq:cross-entropy-discrete-continuum-error`, `eq:continuum-cross-entropy`.
+    # `thm:loss-adjoint-continuum-error`, `eq:cross-entropy-discrete-continuum-error`,
+    # `eq:continuum-cross-entropy`.
     study = lim.limits.loss_study(
         lambda p: jnp.broadcast_to(jnp.array([[1.0, -0.5]]), (p.size, 2)),
         lambda p: jnp.stack([p, 1 - p], axis=1),

@@ -23,6 +23,16 @@ def test_fitted_orders_are_numpys_with_their_covariance(count):
     np.testing.assert_allclose(found.half_width, 2 * np.sqrt(covariance[0, 0]), rtol=1e-8)
 
 
+@pytest.mark.parametrize("broken", [np.nan, np.inf, 0.0, -1.0])
+def test_an_order_is_of_positive_finite_numbers(broken):
+    numbers = [1.0, 2, 4, 8]
+    for changed in (0, 1):
+        given = [numbers, [1.0, 0.5, 0.25, 0.125]]
+        given[changed] = [*given[changed][:3], broken]
+        with pytest.raises(ValueError, match="errors: got .+ expected at least four positive"):
+            lim.limits.fit_order(*given)
+
+
 def test_the_constant_of_attention_is_the_proofs_by_loops():
     """Two heads without norms or biases, whose states and slopes are known."""
     query, key, value = (random_states(seed, 2, 3, 4) for seed in range(3))

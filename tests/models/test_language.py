@@ -4,6 +4,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE, WordLevel
 
@@ -99,3 +100,8 @@ def test_texts_of_ids_join_to_the_text_that_was_read():
     of_words.add_special_tokens(["<end>"])  # a control token is shown as it is spelt
     found = texts_of_ids(jnp.array([3, 0, 3]), of_words)
     assert [one.strip() for one in found] == ["<end>", "the", "<end>"]
+
+
+def test_ids_without_a_tokenizer_are_bytes():
+    with pytest.raises(ValueError, match=r"ids: got \[-1, 256\], expected bytes, 0 to 255"):
+        texts_of_ids(jnp.array([3, 256, -1]))

@@ -271,8 +271,12 @@ def test_a_field_moves_with_its_parameters_by_no_more_than_its_constant():
 
     found = np.asarray(images([jax.device_put(direction) for direction in directions]))
     slopes = np.sqrt(((found[1:] - found[0]) ** 2).sum(axis=(1, 2)) / 17) / 1e-3
-    constant = float(field_regularity(layer).control)
+    regularity = field_regularity(layer)
+    constant = float(regularity.control)
     assert slopes.max() <= constant < 10 * slopes.max(), (slopes, constant)
+    # Cauchy's inequality over the two sublayers' blocks, which one of them alone would not see.
+    parts = regularity.attention.control, regularity.feed_forward.control
+    np.testing.assert_allclose(constant, np.linalg.norm(parts), rtol=1e-12)
 
 
 @pytest.mark.parametrize("name", GRIDS)

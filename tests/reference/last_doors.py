@@ -21,6 +21,7 @@ from reference.hostile import (
     Numbers,
     Real,
     Rows,
+    Samples,
     Several,
     Shaped,
     Stated,
@@ -42,6 +43,7 @@ from lim_jax import (
     explanations,
     grid,
     limits,
+    loss,
     models,
     network,
     observability,
@@ -264,6 +266,24 @@ LAST = {
         "alternating_perturbation", Thing(lambda depth: 1 / depth)
     ),
     "spike_perturbation": perturbed("spike_perturbation", Real(1.0)),
+    "fit_order": (
+        limits.fit_order,
+        {"refinements": Numbers([1, 2, 4, 8]), "errors": Numbers([1.0, 0.5, 0.25, 0.125])},
+    ),
+    "largest": (limits.largest, {"gap": Samples(np.asarray(PROFILE)), "grid": ON}),
+    "limits.study": (
+        lambda network, states, grids, quantities, **rest: limits.study(
+            network, states, grids, quantities, **rest
+        ),
+        {
+            "network": Thing(lambda x, grid: x), "states": Thing(lambda p: p[:, None]),
+            "grids": Thing([lim.token_grid(n) for n in (10, 20, 40, 80)]),
+            "quantities": Named({"state": limits.Quantity(lambda x, grid: x)}),
+            "depths": optional(Numbers([1, 2, 3, 4])),
+            "scheme": optional(Thing(limits.Scheme())),
+            "references": optional(Thing(limits.attention.SMOOTH)),
+        },
+    ),
     "time_slopes": (
         limits.time_slopes,
         {
@@ -295,6 +315,18 @@ LAST = {
         {"task": Thing(tasks.RecallTask(2, 10, 3, 4)), "count": Stated(1), "key": DRAWN},
     ),
     # Training.
+    "adjoint_growth": (
+        lambda loss, x, grid, direction: training.adjoint_growth(
+            loss, PROFILE, (x, None), grid, direction
+        ),
+        BATCH | {"direction": Shaped(PROFILE)},
+    ),
+    "penalty_premises": (
+        lambda loss, x, grid, direction: training.penalty_premises(
+            loss, PROFILE, (x, None), grid, direction
+        ),
+        BATCH | {"direction": Shaped(PROFILE)},
+    ),
     "averaged_objective": adjoint_objective(
         "averaged_objective", strength=Unpoisoned(1.0), memory=Unpoisoned(0.5),
         previous=but(Unread(PROFILE), "int", "float"), epsilon=Unpoisoned(1e-8),
@@ -391,7 +423,22 @@ LAST = {
             "example": Thing((STATES, None)), "grid": ON, "depth": Stated(0),
         },
     ),
-    # Costs.
+    # Costs, losses and texts.
+    "operations": (cost.operations, {"program": Thing(jax.make_jaxpr(jax.numpy.square)(1.0))}),
+    "hat": (loss.hat, {"distance": but(Shaped(PROFILE), "batched")}),
+    "texts_of_ids": (
+        models.texts_of_ids,
+        {"ids": Whole(whole(3)), "tokenizer": optional(Text(None))},
+    ),
+    "train": (
+        lambda model, text, length, steps, key, **rest: models.train(
+            model, text, length, steps, key=key, **rest
+        ),
+        {
+            "model": Thing(MODEL), "text": Whole(whole(9)), "length": Stated(3),
+            "steps": Stated(1), "key": DRAWN, "batch": Stated(1), "rate": Unpoisoned(1e-3),
+        },
+    ),
     "job_cost": (cost.job_cost, {"job": Thing(np.sin)}),
     # Published models, asked.
     "contexts": (

@@ -192,7 +192,7 @@ LATER = {
     "standard_library_text": (models.standard_library_text, {"size": Known(10)}),
     "models.by_head": (
         models.by_head,
-        {"matrix": Thing(np.ones((2, 4))), "heads": Known(2)},
+        {"matrix": Free(np.ones((2, 4))), "heads": Known(2)},
     ),
     "padded_length": (models.padded_length, {"length": Known(3)}),
     "models.load": (models.load, {"path": Text("no such file")}),

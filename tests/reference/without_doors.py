@@ -61,8 +61,7 @@ WITHOUT = {
     "Takes anything: says what it is, or looks at its shape alone.": """
         kind_of unit_profile written_causal
     """,
-    "Not refused in words yet: what is no network, ids, program, batch or list of numbers.": """
-        adjoint_growth energies_of_ids fit_order hat influence_of_ids largest limits.study
-        operations penalty_premises texts_of_ids train
+    "Not refused in words yet: what is no network, ids or batch.": """
+        energies_of_ids influence_of_ids
     """,
 }

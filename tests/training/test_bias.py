@@ -109,7 +109,9 @@ def test_the_balanced_objective_is_risk_and_penalty():
     @jax.jit
     def both(params):
         value = balanced_objective(example_loss, params, BATCH, GRID, strength=0.7)
-        return value, risk(params) + 0.7 * PENALTIES["algorithm 1"](params)
+        found = lim.influence(example_loss, params, BATCH, GRID)
+        density = found.energy / (found.total + 1e-8)
+        return value, risk(params) + 0.7 * (GRID.weights @ (density - 1) ** 2 / 2)
 
     np.testing.assert_allclose(*both(MINIMUM + 0.1), rtol=1e-13)
 

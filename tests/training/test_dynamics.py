@@ -219,6 +219,19 @@ def test_premises_of_the_penalties_are_what_single_examples_carry(tail):
     np.testing.assert_allclose(growth, expected, rtol=1e-9)
 
 
+@pytest.mark.parametrize(
+    "direction", [np.ones(4, "float32"), np.ones(3), (np.ones(4),)], ids=["float32", "3", "a tuple"]
+)
+def test_a_direction_is_like_the_parameters(direction):
+    batch = jnp.ones((2, LENGTH, WIDTH)), jnp.ones(2)
+    of_direction = (
+        lim.training.fourth_moments, lim.training.penalty_premises, lim.training.adjoint_growth,
+    )  # fmt: skip
+    for function in of_direction:
+        with pytest.raises(ValueError, match="direction: got .+ the shapes and dtypes of the par"):
+            function(scaled_loss, jnp.ones(4), batch, GRID, direction)
+
+
 def test_labels_with_a_value_for_each_position_are_integrated_and_ids_have_no_size():
     # `eq:data-fourth-moment`.
     x, y = np.random.default_rng(8).standard_normal((2, 3, LENGTH, WIDTH))

@@ -68,6 +68,7 @@ def test_the_first_order_step_is_that_of_the_update():
 
 
 def test_updates_have_unit_integral():
+    # `eq:mask-aware-weight-update`.
     weights = of_unit_mean(1)
     at, density, target = on_device(weights, DENSITY, TARGET)
     found = reweight_positions(at, density, target, GRID, rate=0.7, smallest=0.5, largest=1.0)
@@ -194,3 +195,9 @@ def test_the_response_on_unequal_cells():
     np.testing.assert_allclose(found.lim, lim_, rtol=1e-12)
     np.testing.assert_allclose(found.change, slope, rtol=1e-7)
     np.testing.assert_allclose(found.alignment, -slope / (change @ change), rtol=1e-7)
+
+
+def test_a_change_of_another_precision_is_refused():
+    regions, weights = lim.boundary_regions(GRID, 0.3), jnp.ones(SIZE)
+    with pytest.raises(ValueError, match="change: got float32, expected float64"):
+        response(lambda w: w, weights, weights.astype("float32"), regions)
