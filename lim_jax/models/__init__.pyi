@@ -11,6 +11,7 @@ from . import language as language
 from . import layer_norm_family as layer_norm_family
 from . import llama_family as llama_family
 from . import mixture_family as mixture_family
+from . import multimodal as multimodal
 from . import options as options
 from . import parts as parts
 from . import places as places
@@ -18,7 +19,6 @@ from . import quantised as quantised
 from . import reading as reading
 from . import recipe as recipe
 from . import text as text
-from . import text_part as text_part
 from .causal import CausalLM as CausalLM
 from .causal import Queries as Queries
 from .causal import load as load
@@ -99,6 +99,8 @@ from .mixture_family import granitemoe as granitemoe
 from .mixture_family import llama4_text as llama4_text
 from .mixture_family import mixtral as mixtral
 from .mixture_family import qwen3_moe as qwen3_moe
+from .multimodal import TextPart as TextPart
+from .multimodal import text_part as text_part
 from .options import Configuration as Configuration
 from .options import chosen as chosen
 from .options import number as number
@@ -161,4 +163,3 @@ from .recipe import sizes_of as sizes_of
 from .text import ids_of_text as ids_of_text
 from .text import read_tokenizer as read_tokenizer
 from .text import texts_of_ids as texts_of_ids
-from .text_part import TextPart as TextPart

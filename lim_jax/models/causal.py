@@ -25,9 +25,9 @@ from lim_jax.models.checkpoint import open_checkpoint
 from lim_jax.models.decoder import read_decoder
 from lim_jax.models.families import recipe_of
 from lim_jax.models.gguf_file import open_gguf
+from lim_jax.models.multimodal import text_part
 from lim_jax.models.options import refuse_other_architectures
 from lim_jax.models.places import trained_length
-from lim_jax.models.text_part import text_part
 from lim_jax.network.flow import ResidualFlow
 from lim_jax.network.norms import Norm
 from lim_jax.network.shaping import capped

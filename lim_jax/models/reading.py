@@ -10,8 +10,8 @@ from jaxtyping import Array
 from lim_jax._checks import counted, described, require, require_floating
 from lim_jax.models.checkpoint import Checkpoint, unfilled
 from lim_jax.models.gguf_file import GGUFCheckpoint
+from lim_jax.models.multimodal import TextPart
 from lim_jax.models.options import refuse_unknown
-from lim_jax.models.text_part import TextPart
 from lim_jax.network.field import TransformerField
 
 Source = Checkpoint | GGUFCheckpoint | TextPart

@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 
 from lim_jax import models
 from lim_jax.models.checkpoint import WHOLE, open_checkpoint
-from lim_jax.models.text_part import text_part
+from lim_jax.models.multimodal import text_part
 
 TEXT = CONFIGS["mistral"]
 OUTER = {
