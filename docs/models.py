@@ -34,7 +34,8 @@ def worst(family: str, precision: str) -> Gaps:
 def table() -> str:
     """Every family: what it is, in which variants it was tried, and how far apart the two are."""
     lines = [
-        "| `model_type` | what it is | besides | logits | derivatives | in double | |",
+        "| `model_type` | what it is | also tried "
+        "| logits, float32 | derivatives | logits, float64 | derivatives |",
         "|---|---|---|---|---|---|---|",
     ]
     tried = [name for name, precision in results() if precision == "float32"]
