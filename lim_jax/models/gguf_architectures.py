@@ -122,7 +122,10 @@ def _scalar(sizes: Options, layers: int) -> Any:
 
 
 def _phi3(options: Options, sizes: Options, stored: frozenset[str]) -> dict[str, Any]:
-    return {"sliding_window": options.get("attention.sliding_window") or None}
+    return {
+        "sliding_window": options.get("attention.sliding_window") or None,
+        "original_max_position_embeddings": _trained(options),
+    }
 
 
 def _qwen3moe(options: Options, sizes: Options, stored: frozenset[str]) -> dict[str, Any]:

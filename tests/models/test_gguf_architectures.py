@@ -75,7 +75,10 @@ CASES = {
         },
     ),
     "phi3": (
-        {"model_type": "phi3", "head_dim": 8, "sliding_window": 5, "rope_scaling": LONG},
+        {
+            "model_type": "phi3", "head_dim": 8, "sliding_window": 5, "rope_scaling": LONG,
+            "original_max_position_embeddings": 8,
+        },
         {
             "attention.sliding_window": 5, "rope.dimension_count": 4,
             "rope.scaling.attn_factor": 1.25, "rope.scaling.original_context_length": 8,
