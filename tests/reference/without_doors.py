@@ -28,7 +28,8 @@ WITHOUT = {
         rms_norm_from_one rope_options rotary_of seed_oss sizes_of sliding smollm3 spans
         squared_relu stablelm stacked starcoder2 tanh_gelu through_latents together
         together_by_turns together_by_width trained_length unfilled unpaired whole yarn_weights
-        of_eight_bits of_four_bits published_config published_names quantisation_of recipe_of text_part
+        of_eight_bits of_four_bits published_config published_names
+        quantisation_of recipe_of text_part
     """,
     "Parts of figures and pages, given numbers of the library's own.": """
         accuracy_by_place contrast depth_chart digits draw_averages draw_densities
