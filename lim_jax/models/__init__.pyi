@@ -146,6 +146,7 @@ from .quantised import published_names as published_names
 from .quantised import quantisation_of as quantisation_of
 from .reading import Reader as Reader
 from .reading import Weights as Weights
+from .reading import bloom_gelu as bloom_gelu
 from .reading import by_head as by_head
 from .reading import exact_gelu as exact_gelu
 from .reading import head_of as head_of

@@ -7,7 +7,7 @@ from lim_jax.models import parts
 from lim_jax.models.llama_family import Config, biases_of, llama_like
 from lim_jax.models.options import chosen, positive, refuse_options, whole
 from lim_jax.models.places import FULL, SLIDING, every, layer_kinds, rotary_of, spans
-from lim_jax.models.reading import ACTIVATIONS, tanh_gelu
+from lim_jax.models.reading import ACTIVATIONS, bloom_gelu
 from lim_jax.models.recipe import Biases, Names, Options, Recipe, Sizes, sizes_of
 from lim_jax.network.flow import euler, split
 from lim_jax.network.positions import Alibi
@@ -161,7 +161,7 @@ def bloom(config: Config) -> Recipe:
     )  # fmt: skip
     return biased(
         config, sizes, sizes.depth * (Span(places=Alibi(parts.alibi_slopes(sizes.heads))),), names,
-        projections=parts.joined_by_group, activation=tanh_gelu,
+        projections=parts.joined_by_group, activation=bloom_gelu,
     )  # fmt: skip
 
 

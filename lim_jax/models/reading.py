@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
@@ -20,6 +21,11 @@ Source = Checkpoint | GGUFCheckpoint | TextPart
 def tanh_gelu(x: Array) -> Array:
     """GELU by its hyperbolic tangent, as GPT-2 has it."""
     return jax.nn.gelu(x, approximate=True)
+
+
+def bloom_gelu(x: Array) -> Array:
+    """The same with the root of two over pi in eight digits, as BLOOM has it."""
+    return 0.5 * x * (1 + jnp.tanh(0.79788456 * x * (1 + 0.044715 * x**2)))
 
 
 def exact_gelu(x: Array) -> Array:

@@ -18,8 +18,6 @@ from lim_jax.models.families import FAMILIES
 RECORD = json.loads((Path(__file__).parent / "recorded.json").read_text())
 WRITE = runpy.run_path(str(ROOT / "benchmarks" / "drawing.py"))["write"]
 IDS = np.array(RECORD["ids"])
-# The publisher's own GELU, whose constant has eight digits.
-LOOSE = {"bloom": 1e-9, "bloom, three heads": 1e-9}
 BOUND = 1e-13
 
 
@@ -35,6 +33,6 @@ def test_a_family_gives_its_publishers_logits(tmp_path, name):
     model = models.load(folder, dtype="float64")
     found = np.asarray(eqx.filter_jit(lambda model, ids: model.logits(ids))(model, IDS))
     asked = found[np.ix_(RECORD["places"], RECORD["words"])]
-    bound = LOOSE.get(name, BOUND) * network["largest"]
+    bound = BOUND * network["largest"]
     np.testing.assert_allclose(asked, network["logits"], rtol=0, atol=bound)
     np.testing.assert_allclose(np.abs(found).max(), network["largest"], rtol=1e-9)
