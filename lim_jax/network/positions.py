@@ -64,6 +64,7 @@ class Rotary(eqx.Module):
 
     Examples
     --------
+    >>> import math
     >>> from lim_jax.grid import token_grid
     >>> rotary = Rotary(frequencies=(math.pi / 2,))
     >>> turned = rotary.turned(jnp.ones((1, 3, 2)), rotary.turns(token_grid(3)))
