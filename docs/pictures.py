@@ -1,16 +1,18 @@
-"""Draw the pictures of the pages whose programs draw: docs/start/*.png and docs/gallery/*.png.
+"""Draw the pictures of the pages whose programs draw, and of the study: docs/*/*.png.
 
 ``python docs/pictures.py``, with the extra `plot`. What the gallery draws of a network is measured
 where docs/gallery/network.npz is missing, in a minute.
 """
 
 import contextlib
+import json
 import shutil
 import tempfile
 from pathlib import Path
 
 import jax
 import pages
+from picture_numbers import numbered
 
 import lim_jax as lim
 from lim_jax.loss import last_token
@@ -53,9 +55,18 @@ def draw(page: Path) -> None:
             shutil.copyfile(picture, HERE / page.stem / picture.name)
 
 
+def draw_study(folder: Path) -> None:
+    """The figures of the study's results, as its command draws them."""
+    results = json.loads((HERE / "study" / "study.json").read_text(encoding="utf-8"))
+    with numbered():
+        for name, figure in lim.cli.study_figures(results).items():
+            figure.savefig(folder / f"{name}.png")
+
+
 if __name__ == "__main__":
     MEASURED.parent.mkdir(exist_ok=True)
     if not MEASURED.exists():
         lim.results.save(measured(), MEASURED)
     for name in ("start", "gallery"):
         draw(HERE / f"{name}.md")
+    draw_study(HERE / "study")

@@ -14,10 +14,10 @@ from urllib.parse import unquote
 
 import jax
 import matplotlib.pyplot as plt
-import numpy as np
 import pytest
-from picture_numbers import carried, numbered
+from picture_numbers import numbered
 from reference.browser import PROGRAM, browser
+from reference.drawn import require_as_drawn
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -176,20 +176,6 @@ def test_the_programs_of_a_page_run_and_print_what_it_says(page, tmp_path, monke
     for program, printed in done:
         assert program.prints in (None, printed), program.source
     require_as_drawn(DOCS / page.stem, tmp_path)
-
-
-def require_as_drawn(committed, anew):
-    """The same pictures, which say the same words and draw the same numbers."""
-    files = sorted(committed.glob("*.png")) if committed.exists() else []
-    assert [file.name for file in files] == sorted(file.name for file in anew.glob("*.png"))
-    for file in files:
-        for old, new in zip(carried(file), carried(anew / file.name), strict=True):
-            assert old["said"] == new["said"], file
-            for one, other in zip(old["drawn"], new["drawn"], strict=True):
-                close = np.allclose(
-                    one, other, rtol=0.01, atol=1e-3 * np.nanmax(np.abs(other)), equal_nan=True
-                )
-                assert close, (file, one, other)
 
 
 def test_the_rooms_pages_hold_what_the_doors_hand_out():

@@ -27,3 +27,4 @@ from .profiling import require_fitting as require_fitting
 from .reproduction import counterexamples as counterexamples
 from .reproduction import reproduce as reproduce
 from .studying import study as study
+from .studying import study_figures as study_figures

@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from matplotlib.figure import Figure
 from tqdm import tqdm
 
 from lim_jax import models, plots, report, validation
@@ -64,11 +65,13 @@ def study(
             progress=partial(tqdm, desc="study", unit="run"),
         )
         write_json(folder / "study.json", results)
-        names = _draw(results, folder)
-        page = report.findings_page(results, [f"{name}.png" for name in names])
+        figures = study_figures(results)
+        for stem, figure in figures.items():
+            save_figure(figure, folder, stem)
+        page = report.findings_page(results, [f"{name}.png" for name in figures])
         (folder / "study.md").write_text(page, encoding="utf-8")
         print(page.split("\n\n")[1].replace("**", ""))
-        print(f"Wrote study.json, study.md and {len(names)} figures to {folder}.")
+        print(f"Wrote study.json, study.md and {len(figures)} figures to {folder}.")
     return 0
 
 
@@ -100,7 +103,8 @@ def _of_model(model: Path, prompts: int, records: Sequence[int], folder: Path) -
     print(f"Wrote prompted.json, prompted.md and {len(names)} figures to {folder}.")
 
 
-def _draw(results: dict[str, Any], folder: Path) -> list[str]:
+def study_figures(results: dict[str, Any]) -> dict[str, Figure]:
+    """The figures of a study's results, by the names of their files."""
     arms, gains = results["arms"], validation.compare_arms(results)
     name = next(iter(results["settings"]))
     figures = {
@@ -116,6 +120,4 @@ def _draw(results: dict[str, Any], folder: Path) -> list[str]:
         figures["gain_against_cost"] = plots.gain_against_cost(balanced, title)
     if results["shifts"]:
         figures["position_shift"] = plots.shifted_records(results["shifts"], "Position shift")
-    for stem, figure in figures.items():
-        save_figure(figure, folder, stem)
-    return list(figures)
+    return figures

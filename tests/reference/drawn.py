@@ -1,6 +1,7 @@
 """What a figure shows of what is drawn in it."""
 
 import numpy as np
+from picture_numbers import carried
 
 
 def assert_nothing_is_cut(figure):
@@ -18,3 +19,17 @@ def assert_nothing_is_cut(figure):
         for band in axes.collections:
             highest = max(np.asarray(path.vertices)[:, 1].max() for path in band.get_paths())
             assert highest <= max(low, high)
+
+
+def require_as_drawn(committed, anew):
+    """The same pictures, which say the same words and draw the same numbers."""
+    files = sorted(committed.glob("*.png")) if committed.exists() else []
+    assert [file.name for file in files] == sorted(file.name for file in anew.glob("*.png"))
+    for file in files:
+        for old, new in zip(carried(file), carried(anew / file.name), strict=True):
+            assert old["said"] == new["said"], file
+            for one, other in zip(old["drawn"], new["drawn"], strict=True):
+                close = np.allclose(
+                    one, other, rtol=0.01, atol=1e-3 * np.nanmax(np.abs(other)), equal_nan=True
+                )
+                assert close, (file, one, other)

@@ -3,7 +3,8 @@
 WITHOUT = {
     "Commands: their arguments come through tyro, and tests/cli has what they refuse.": """
         cli.explain cli.study counterexamples first_contexts keep_programs main profile
-        rates read_contexts reproduce run_folder save_figure write_json write_table
+        rates read_contexts reproduce run_folder save_figure study_figures write_json
+        write_table
     """,
     "Refusals, which are what is tested; and what they are made of.": """
         adjoint.compare all_known counted_depth counted_steps density.require_pair embedded
