@@ -11,7 +11,7 @@ import pytest
 from lim_jax.models.families import FAMILIES, recipe_of
 from lim_jax.models.options import Configuration, refuse_unknown
 from lim_jax.models.places import TRAINED, trained_length
-from lim_jax.models.reading import exact_gelu, squared_relu, tanh_gelu
+from lim_jax.models.reading import bloom_gelu, exact_gelu, squared_relu, tanh_gelu
 from lim_jax.network.flow import euler, split
 from lim_jax.network.frequencies import rotary_frequencies
 from lim_jax.network.positions import Alibi, Rotary, Tempered, UnitRotary
@@ -50,7 +50,7 @@ def full_of(period):
 # whether the head is the embedding, the activation, and which matrices have a bias.
 DEFAULTS = {
     "arcee": (1e-5, 16, 16, 1e4, False, squared_relu, ""),
-    "bloom": (1e-5, 16, 0, None, True, tanh_gelu, "pmt"),
+    "bloom": (1e-5, 16, 0, None, True, bloom_gelu, "pmt"),
     "cohere": (1e-5, 16, 16, 5e5, True, SILU, ""),
     "cohere2": (1e-5, 16, 16, 1e4, True, SILU, ""),
     "deepseek_v2": (1e-6, 8, 8, 1e4, False, SILU, ""),
