@@ -61,6 +61,7 @@ def gpt_neox(config: Config) -> Recipe:
     refuse_options(config, attention_bias=True)
     sizes = sizes_of(config, Options(eta="layer_norm_eps"), eta=1e-5)
     part = config.get("rotary_pct", 0.25)
+    refuse_options(config, partial_rotary_factor=part)  # which the publisher's reader passes over
     places = rotary_of(config, sizes.size, "rotary_emb_base", default_part=part)
     names = Names(
         prefix="gpt_neox.", embedding="embed_in", joined="attention.query_key_value",

@@ -91,9 +91,11 @@ def gpt_oss(config: Config) -> Recipe:
     sizes = sizes_of(config, eta=1e-5, size=64)
     kinds = layer_kinds(config, sizes.depth, *every(2, sizes.depth))
     places = rotary_of(config, sizes.size, default=150_000.0, default_scaling=OF_GPT_OSS)
-    limit = config.get("swiglu_limit", 7.0)
-    sharpness = config.get("swiglu_alpha", 1.702)
-    clamped = ClampedGate(float(sharpness), float(limit))
+    sharpness, limit = (
+        positive(config, "swiglu_alpha", 1.702),
+        positive(config, "swiglu_limit", 7.0),
+    )
+    clamped = ClampedGate(sharpness, limit)
     experts = Mixture(
         whole(config, "num_local_experts", 128), sizes.hidden,
         Routing(_top(config, 4)), together_by_turns, router="router", router_bias=True,

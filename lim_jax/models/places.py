@@ -73,7 +73,8 @@ def rotary_of(
     ValueError
         Where the scaling is not known, or is told what it does not take.
     """
-    rope = rope_options(config, kind) or default_scaling
+    said = any(config.get(name) is not None for name in ("rope_parameters", "rope_scaling"))
+    rope = rope_options(config, kind) if said else default_scaling
     named = rope.get("rope_type", rope.get("type", "default"))
     scaling = SPELT.get(named, named)
     _require_known(rope, scaling)
@@ -259,13 +260,16 @@ def _of_kind(newer: Mapping[str, Any], older: Mapping[str, Any], kind: str) -> M
 
 
 def layer_kinds(config: Mapping[str, Any], depth: int, *spelt: str) -> tuple[str, ...]:
-    """The kind of every layer, by ``layer_types``; `spelt` are their kinds if it does not say."""
-    kinds = tuple(config.get("layer_types") or spelt)
+    """The kind of every layer, by ``layer_types``; `spelt` are their kinds if it does not say.
+
+    Chunks are for families some of whose layers have them by themselves.
+    """
+    kinds, known = tuple(config.get("layer_types") or spelt), {FULL, SLIDING} | set(spelt)
     require(
-        len(kinds) == depth and set(kinds) <= {FULL, SLIDING, CHUNKED},
+        len(kinds) == depth and set(kinds) <= known,
         "config.json",
         got=f"layer_types = {len(kinds)} of {sorted(set(map(str, kinds)))}",
-        expected=f"{depth} of {FULL}, {SLIDING} or {CHUNKED}",
+        expected=f"{depth} of {' or '.join(sorted(known))}",
         cure="Other kinds of layers are not known here.",
     )
     return kinds

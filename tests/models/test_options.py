@@ -207,6 +207,8 @@ def test_kinds_of_layers_have_bases_of_their_own():
     bases = [base_of(256, rotary.frequencies) for rotary in turns]
     np.testing.assert_allclose(bases, [1e4] * 5 + [1e6])
     gpt_oss: Any = recipe_of(least("gpt_oss")).spans[0].places
+    unscaled: Any = recipe_of(least("gpt_oss", rope_parameters={})).spans[0].places
+    assert unscaled.amplitude == 1 and unscaled.frequencies[1] == 150_000 ** (-1 / 32)
     assert gpt_oss.amplitude == 1 + 0.1 * math.log(32)
     first, last = (32 * math.log(4096 / (c * 2 * math.pi)) / math.log(150_000) for c in (32, 1))
     share = (12 - first) / (last - first)  # of pair 12, between ends that are not rounded
@@ -227,6 +229,10 @@ LLAMA3 = {"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 1.0, "high_fr
 SU = {"type": "su", "short_factor": [1.0], "long_factor": [1.0]}
 # What is refused: of a family these options, in these words.
 REFUSED = [
+    ("cohere2", {"layer_types": ["chunked_attention"]}, "layer_types = 1 of .'chunked_attention'"),
+    ("gpt_oss", {"swiglu_alpha": None}, "swiglu_alpha = None, expected a positive number"),
+    ("gpt_oss", {"swiglu_limit": 0}, "swiglu_limit = 0, expected a positive number"),
+    ("gpt_neox", {"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5, expected 0.25"),
     ("cohere2", {"sliding_window_pattern": "LLG"}, "sliding_window_pattern = 'LLG', expected a po"),
     ("gemma3_text", {"sliding_window_pattern": 0}, "sliding_window_pattern = 0, expected a posi"),
     ("gemma3_text", {"attn_logit_softcapping": 0.5}, "attn_logit_softcapping = 0.5, expected No"),
