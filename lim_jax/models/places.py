@@ -73,7 +73,8 @@ def rotary_of(
     ValueError
         Where the scaling is not known, or is told what it does not take.
     """
-    said = any(config.get(name) is not None for name in ("rope_parameters", "rope_scaling"))
+    # An empty object of the newer spelling says that there is no scaling; of the older, nothing.
+    said = config.get("rope_parameters") is not None or config.get("rope_scaling")
     rope = rope_options(config, kind) if said else default_scaling
     named = rope.get("rope_type", rope.get("type", "default"))
     scaling = SPELT.get(named, named)

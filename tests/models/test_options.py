@@ -208,6 +208,7 @@ def test_kinds_of_layers_have_bases_of_their_own():
     np.testing.assert_allclose(bases, [1e4] * 5 + [1e6])
     gpt_oss: Any = recipe_of(least("gpt_oss")).spans[0].places
     unscaled: Any = recipe_of(least("gpt_oss", rope_parameters={})).spans[0].places
+    assert recipe_of(least("gpt_oss", rope_scaling={})).spans[0].places == gpt_oss
     assert unscaled.amplitude == 1 and unscaled.frequencies[1] == 150_000 ** (-1 / 32)
     assert gpt_oss.amplitude == 1 + 0.1 * math.log(32)
     first, last = (32 * math.log(4096 / (c * 2 * math.pi)) / math.log(150_000) for c in (32, 1))
