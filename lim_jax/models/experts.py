@@ -10,7 +10,7 @@ from lim_jax.models.options import whole
 from lim_jax.models.parts import matrix, norm_of, rms_norm, unpaired
 from lim_jax.models.reading import Reader, by_head, put
 from lim_jax.models.recipe import Recipe
-from lim_jax.network.experts import Experts, MixtureOfExperts, Routing, gated_by
+from lim_jax.network.experts import Experts, Gate, MixtureOfExperts, Routing
 from lim_jax.network.latent import LatentAttention
 from lim_jax.network.norms import Norm
 from lim_jax.network.span import Span, Spans
@@ -85,7 +85,7 @@ def mixed(mixture: Mixture) -> Callable[..., MixtureOfExperts]:
             found = np.zeros(count, read.dtype) if dense else read(preference, count)
             parts["preference"] = put(found)[0]
         names = list(arrays)
-        combine = mixture.combine or gated_by(recipe.activation)
+        combine = mixture.combine or Gate(recipe.activation)
         experts = Experts(**dict(zip(names, put(*arrays.values()), strict=True)), combine=combine)
         return MixtureOfExperts(
             norm, put(router)[0], experts, mixture.routing, **parts,

@@ -36,9 +36,9 @@ from .continuous import linear_control as linear_control
 from .continuous import require_continuous as require_continuous
 from .experts import ClampedGate as ClampedGate
 from .experts import Experts as Experts
+from .experts import Gate as Gate
 from .experts import MixtureOfExperts as MixtureOfExperts
 from .experts import Routing as Routing
-from .experts import gated_by as gated_by
 from .field import TransformerField as TransformerField
 from .flow import ResidualFlow as ResidualFlow
 from .flow import Trajectory as Trajectory
@@ -99,3 +99,4 @@ from .tiles import over_tiles as over_tiles
 from .tiles import tiling as tiling
 from .tokenwise import FeedForward as FeedForward
 from .tokenwise import GatedFeedForward as GatedFeedForward
+from .tokenwise import affine as affine

@@ -21,6 +21,7 @@ from lim_jax._precision import widened
 from lim_jax.grid.measure import Grid
 from lim_jax.network.norms import Norm, require_width
 from lim_jax.network.slots import Field, State, require_pair
+from lim_jax.network.tokenwise import affine
 
 TILE = 32  # pairs of a token and an expert
 Scores = Literal["softmax", "sigmoid"]
@@ -69,7 +70,7 @@ class Routing(NamedTuple):
         """
         score = jax.nn.softmax if self.scores == "softmax" else jax.nn.sigmoid
         scores = score(logits)
-        wanted = scores if preference is None else scores + preference[None, :]
+        wanted = scores if preference is None else scores + preference.astype(scores.dtype)[None, :]
         if self.kept < self.groups:
             wanted = jnp.where(self._open(wanted), wanted, -jnp.inf)
         _, chosen = jax.lax.top_k(wanted, self.top)
@@ -87,15 +88,24 @@ class Routing(NamedTuple):
         return jnp.repeat(open_groups, grouped.shape[2], axis=1)
 
 
-def gated_by(activation: Callable[[Array], Array]) -> Callable[[Array, Array], Array]:
-    r""":math:`\sigma(g) \odot u`, of a gate and what it lets through."""
-    return _Gated(activation)
+class Gate(NamedTuple):
+    r""":math:`\sigma(g) \odot u`, of a gate and what it lets through.
 
+    Attributes
+    ----------
+    activation
+        :math:`\sigma`, elementwise.
 
-class _Gated(NamedTuple):
+    Examples
+    --------
+    >>> Gate(jax.nn.relu)(jnp.array([-1.0, 2.0]), jnp.array([3.0, 3.0])).tolist()
+    [0.0, 6.0]
+    """
+
     activation: Callable[[Array], Array]
 
     def __call__(self, gate: Array, up: Array) -> Array:
+        """Gate what comes up."""
         return self.activation(gate) * up
 
 
@@ -143,15 +153,15 @@ class Experts(eqx.Module):
     gate_bias: Float[Array, "*layers experts hidden"] | None = None
     up_bias: Float[Array, "*layers experts hidden"] | None = None
     down_bias: Float[Array, "*layers experts width"] | None = None
-    combine: Callable[[Array, Array], Array] = eqx.field(static=True, default=_Gated(jax.nn.silu))
+    combine: Callable[[Array, Array], Array] = eqx.field(static=True, default=Gate(jax.nn.silu))
 
     def one(self, expert: Int[Array, ""], tokens: Float[Array, "tokens width"]) -> State:
         """What one expert makes of some tokens."""
         mine = jax.tree.map(lambda leaf: leaf[expert], self)
         hidden = self.combine(
-            _affine(mine.gate, mine.gate_bias, tokens), _affine(mine.up, mine.up_bias, tokens)
+            affine(mine.gate, mine.gate_bias, tokens), affine(mine.up, mine.up_bias, tokens)
         )
-        return _affine(mine.down, mine.down_bias, hidden)
+        return affine(mine.down, mine.down_bias, hidden)
 
 
 class MixtureOfExperts(eqx.Module):
@@ -217,7 +227,7 @@ class MixtureOfExperts(eqx.Module):
 
     def _chosen(self, tokens: State) -> State:
         """What the chosen experts add up to."""
-        logits = _affine(*widened((self.router, self.router_bias, tokens)))
+        logits = affine(*widened((self.router, self.router_bias, tokens)))
         weights, chosen = self.routing.weights(logits, self.preference)
         weights = weights.astype(tokens.dtype)
         count, top = chosen.shape
@@ -258,12 +268,3 @@ def _sorted_into_tiles(
     place = jnp.full(tiles * TILE, pairs).at[slot].set(order)
     token = jnp.where(place < pairs, place // top, count)
     return token.reshape(tiles, TILE), place.reshape(tiles, TILE)
-
-
-def _affine(
-    matrix: Float[Array, "out width"],
-    bias: Float[Array, " out"] | None,
-    tokens: Float[Array, "length width"],
-) -> Float[Array, "length out"]:
-    image = tokens @ matrix.T
-    return image if bias is None else image + bias[None, :]

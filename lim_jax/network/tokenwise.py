@@ -75,8 +75,8 @@ class FeedForward(eqx.Module):
         require_width(x, self.inner.shape[-1])
         require_pair(x, context, grid)
         # Whole matrices of tokens: a product for each token under vmap is half as fast on a CPU.
-        hidden = self.activation(_affine(self.inner, self.inner_bias, jax.vmap(self.norm)(x)))
-        return _normed(self.output_norm, _affine(self.outer, self.outer_bias, hidden))
+        hidden = self.activation(affine(self.inner, self.inner_bias, jax.vmap(self.norm)(x)))
+        return _normed(self.output_norm, affine(self.outer, self.outer_bias, hidden))
 
 
 class GatedFeedForward(eqx.Module):
@@ -142,19 +142,26 @@ class GatedFeedForward(eqx.Module):
         require_width(x, self.gate.shape[-1])
         require_pair(x, context, grid)
         normed = jax.vmap(self.norm)(x)
-        gate = self.activation(_affine(self.gate, self.gate_bias, normed))
-        hidden = gate * _affine(self.up, self.up_bias, normed)
-        return _normed(self.output_norm, _affine(self.down, self.down_bias, hidden))
+        gate = self.activation(affine(self.gate, self.gate_bias, normed))
+        hidden = gate * affine(self.up, self.up_bias, normed)
+        return _normed(self.output_norm, affine(self.down, self.down_bias, hidden))
 
 
 def _normed(norm: Norm | None, rows: State) -> State:
     return rows if norm is None else jax.vmap(norm)(rows)
 
 
-def _affine(
+def affine(
     matrix: Float[Array, "out width"],
     bias: Float[Array, " out"] | None,
     tokens: Float[Array, "length width"],
 ) -> Float[Array, "length out"]:
+    """Map every token by a matrix, and add its bias.
+
+    Examples
+    --------
+    >>> affine(jnp.ones((1, 2)), jnp.array([3.0]), jnp.ones((1, 2))).tolist()
+    [[5.0]]
+    """
     image = tokens @ matrix.T
     return image if bias is None else image + bias[None, :]

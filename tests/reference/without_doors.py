@@ -57,7 +57,7 @@ WITHOUT = {
         trajectory_studies
     """,
     "Parts of attention by tiles, in programs that are being traced: blocks are the library's.": """
-        capped gated_by of_heads project score_slopes spans_of spelt
+        capped affine of_heads project score_slopes spans_of spelt
         column_blocks column_mass each_vector in_groups over_tiles squared_operator_norms
         tiled_attention
     """,
