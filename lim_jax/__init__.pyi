@@ -18,6 +18,7 @@ from . import studies as studies
 from . import tasks as tasks
 from . import training as training
 from . import validation as validation
+from . import weights as weights
 from ._version import __version__ as __version__
 from .adjoint.continuous import continuous_adjoint as continuous_adjoint
 from .adjoint.sweep import AdjointTrajectory as AdjointTrajectory

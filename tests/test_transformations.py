@@ -18,7 +18,7 @@ from reference.differences import difference_by_calls, on_host
 from reference.networks import VOCABULARY, random_flow, random_labels, random_states, randomised
 
 import lim_jax as lim
-from lim_jax.adjoint import tangent
+from lim_jax.adjoint.sites import attention_sites
 
 LENGTH, WIDTH, BATCH = 6, 4, 2
 GRID = lim.midpoint_grid(LENGTH)
@@ -63,7 +63,7 @@ def ledger(params, x):
     """The local channel and the joint cone."""
     flow, readout = params
     found = lim.adjoint.channels(flow, read_loss(readout), (x[0], Y[0]), GRID)
-    sites = tangent.attention_sites(flow, found.states, found.covectors, GRID)
+    sites = attention_sites(flow, found.states, found.covectors, GRID)
     joint = lim.adjoint.joint_cone(jax.tree.map(lambda leaf: leaf[None], sites), GRID)
     return jnp.sum(found.local**2), joint.energy @ PROFILE
 

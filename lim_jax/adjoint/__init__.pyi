@@ -9,6 +9,7 @@ from . import krylov as krylov
 from . import ledger as ledger
 from . import queries as queries
 from . import residual as residual
+from . import sites as sites
 from . import sweep as sweep
 from . import tangent as tangent
 from .block_norms import Blocks as Blocks
@@ -64,14 +65,15 @@ from .residual import generator_norms as generator_norms
 from .residual import interaction_norms as interaction_norms
 from .residual import interaction_orders as interaction_orders
 from .residual import splitting_remainders as splitting_remainders
+from .sites import AttentionSites as AttentionSites
+from .sites import attention_sites as attention_sites
+from .sites import require_sites as require_sites
 from .sweep import AdjointTrajectory as AdjointTrajectory
 from .sweep import adjoint_trajectory as adjoint_trajectory
 from .sweep import terminal_adjoint as terminal_adjoint
-from .tangent import AttentionSites as AttentionSites
 from .tangent import KernelFactors as KernelFactors
 from .tangent import Parts as Parts
 from .tangent import Stage as Stage
-from .tangent import attention_sites as attention_sites
 from .tangent import kernel_blocks as kernel_blocks
 from .tangent import kernel_factors as kernel_factors
 from .tangent import local_blocks as local_blocks
@@ -80,5 +82,4 @@ from .tangent import pull_back as pull_back
 from .tangent import pull_back_heads as pull_back_heads
 from .tangent import pull_back_stages as pull_back_stages
 from .tangent import push_forward as push_forward
-from .tangent import require_sites as require_sites
 from .tangent import written_causal as written_causal

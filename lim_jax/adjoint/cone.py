@@ -18,18 +18,14 @@ from lim_jax._checks import (
     require_name,
 )
 from lim_jax.adjoint.block_norms import column_mass, squared_frobenius_norms
-from lim_jax.adjoint.tangent import (
-    AttentionSites,
-    KernelFactors,
-    kernel_factors,
-    pull_back,
-    require_sites,
-)
+from lim_jax.adjoint.sites import AttentionSites, require_sites
+from lim_jax.adjoint.tangent import KernelFactors, kernel_factors, pull_back
 from lim_jax.grid.cells import CellGrid
 from lim_jax.grid.measure import Grid, require_on_grid
 from lim_jax.network.multihead import CausalAttention
 from lim_jax.network.slots import State
 from lim_jax.probes import Estimate, Probes, sample_mean
+from lim_jax.weights import in_memory
 
 Norm = Literal["operator", "frobenius"]
 Normalisation = Literal["density", "finite"]
@@ -165,14 +161,14 @@ def cone_energies(sites: AttentionSites, grid: Grid) -> Float[Array, "depth leng
     Parameters
     ----------
     sites
-        From `tangent.attention_sites`.
+        From `sites.attention_sites`.
     grid
         Their positions.
     """
     require_sites(sites, grid)
 
     def energy(site: AttentionSites) -> Float[Array, " length"]:
-        pulled = pull_back(site.attention, site.states, site.covectors, grid).kernel
+        pulled = pull_back(in_memory(site.attention), site.states, site.covectors, grid).kernel
         return (pulled**2).sum(axis=1)
 
     return jax.lax.map(energy, sites)
@@ -213,7 +209,7 @@ def joint_cone(sites: AttentionSites, grid: Grid) -> JointCone:
     Parameters
     ----------
     sites
-        `tangent.attention_sites` of every example, by `vmap`: the arrays have a leading axis of
+        `sites.attention_sites` of every example, by `vmap`: the arrays have a leading axis of
         examples, the attention and the increments too.
     grid
         The positions: any but Gauss--Legendre panels, whose weights have signs.
@@ -231,7 +227,7 @@ def joint_cone(sites: AttentionSites, grid: Grid) -> JointCone:
         cure="Take token_grid, midpoint_grid or graded_grid: extremes bound positive sums only.",
     )
     require_sites(sites, grid, "examples depth length width")
-    factors = jax.vmap(jax.vmap(lambda a, x: kernel_factors(a, x, grid)))(
+    factors = jax.vmap(jax.vmap(lambda a, x: kernel_factors(in_memory(a), x, grid)))(
         sites.attention, sites.states
     )
     step, profile = sites.step[0, 0], sites.increments / sites.step

@@ -21,8 +21,9 @@ from jaxtyping import Array, Float
 
 from lim_jax._checks import counted, require_callable, require_example
 from lim_jax.adjoint.ledger import cone_by_head
+from lim_jax.adjoint.sites import attention_sites
 from lim_jax.adjoint.sweep import SIGNATURE, Example, TerminalLoss, terminal_adjoint
-from lim_jax.adjoint.tangent import Parts, Stage, attention_sites, pull_back, pull_back_stages
+from lim_jax.adjoint.tangent import Parts, Stage, pull_back, pull_back_stages
 from lim_jax.grid.measure import Grid
 from lim_jax.network.flow import ResidualFlow, require_flow
 from lim_jax.network.slots import State

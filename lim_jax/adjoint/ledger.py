@@ -26,21 +26,16 @@ from lim_jax._checks import (
     require_example,
     require_kind,
 )
+from lim_jax.adjoint.sites import AttentionSites, require_sites
 from lim_jax.adjoint.sweep import SIGNATURE, Example, TerminalLoss
-from lim_jax.adjoint.tangent import (
-    AttentionSites,
-    looks_ahead,
-    pull_back_heads,
-    pull_back_stages,
-    require_sites,
-    written_causal,
-)
+from lim_jax.adjoint.tangent import looks_ahead, pull_back_heads, pull_back_stages, written_causal
 from lim_jax.grid.integrals import inner
 from lim_jax.grid.measure import Grid, require_on_grid
 from lim_jax.grid.partition import Regions, regional_averages, require_regions
 from lim_jax.network.flow import ResidualFlow, require_flow
 from lim_jax.network.slots import State
 from lim_jax.probes import sample_mean
+from lim_jax.weights import in_memory
 
 Scalar = Float[Array, ""]
 
@@ -153,7 +148,7 @@ def channels(
     Examples
     --------
     >>> from lim_jax.network.field import TransformerField
-    >>> from lim_jax.grid import token_grid
+        >>> from lim_jax.grid import token_grid
     >>> grid, keys = token_grid(3), jax.random.split(jax.random.key(0), 2)
     >>> flow = ResidualFlow(jax.vmap(lambda key: TransformerField.init(2, key=key))(keys))
     >>> x = jax.random.normal(jax.random.key(1), (3, 2))
@@ -168,7 +163,7 @@ def channels(
     times, states = flow.trajectory(x, grid)
     loss, gradient = jax.value_and_grad(terminal_loss)(states[-1], y)
     terminal = gradient / grid.weights[:, None]
-    unknown = not written_causal(flow.layers)
+    unknown = not written_causal(flow.pattern)
 
     def backward(covector, layer, state):
         stages = pull_back_stages(flow, layer, state, covector, grid)
@@ -236,7 +231,7 @@ def cone_by_head(sites: AttentionSites, grid: Grid) -> Float[Array, "depth heads
     Parameters
     ----------
     sites
-        From `tangent.attention_sites`, at the states and covectors of `channels`.
+        From `sites.attention_sites`, at the states and covectors of `channels`.
     grid
         The positions.
     """
@@ -245,7 +240,7 @@ def cone_by_head(sites: AttentionSites, grid: Grid) -> Float[Array, "depth heads
 
     def at_site(arrays: AttentionSites) -> Float[Array, "heads length width"]:
         site = eqx.combine(arrays, static)
-        heads = pull_back_heads(site.attention, site.states, site.covectors, grid)
+        heads = pull_back_heads(in_memory(site.attention), site.states, site.covectors, grid)
         return site.increments * heads
 
     return jax.lax.map(at_site, arrays)

@@ -30,12 +30,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from lim_jax._checks import described, require, require_callable, require_kind
+from lim_jax._checks import described, require, require_callable
 from lim_jax._precision import widened
 from lim_jax.grid.cells import CellGrid
 from lim_jax.grid.measure import Grid, require_on_grid
 from lim_jax.network.attention import continued_kernel, score_slopes
-from lim_jax.network.field import TransformerField
 from lim_jax.network.flow import ResidualFlow, euler, require_flow, split
 from lim_jax.network.multihead import CausalAttention, by_head
 from lim_jax.network.slots import Field, State
@@ -402,83 +401,6 @@ def looks_ahead(field: Field, x: State, grid: Grid) -> Bool[Array, ""]:
     parts = pull_back(field, x, jnp.asarray(normal, x.dtype), grid)
     sizes = jnp.stack([jnp.abs(part).max(axis=1) for part in parts])
     return jnp.any(sizes[:, half:] > math.sqrt(jnp.finfo(x.dtype).eps) * sizes.max())
-
-
-class AttentionSites(NamedTuple):
-    r"""Attention where a network linearises it: over depth, what its kernel is and what it meets.
-
-    Attributes
-    ----------
-    attention
-        The sublayers, with a leading layer axis.
-    increments
-        :math:`\varepsilon\zeta(t_k)`.
-    step
-        :math:`\varepsilon`, once for each layer.
-    states
-        Where each is linearised.
-    covectors
-        What each pulls back: :math:`P_{k+1}`, in the split scheme :math:`\tilde P_k`.
-    """
-
-    attention: CausalAttention
-    increments: Float[Array, " depth"]
-    step: Float[Array, " depth"]
-    states: Float[Array, "depth length width"]
-    covectors: Float[Array, "depth length width"]
-
-
-def attention_sites(
-    flow: ResidualFlow,
-    states: Float[Array, "times length width"],
-    covectors: Float[Array, "times length width"],
-    grid: Grid,
-) -> AttentionSites:
-    r"""Find every layer's attention, the state it sees and the covector it meets.
-
-    Parameters
-    ----------
-    flow
-        Its layers are `TransformerField` or `CausalAttention`; its step is `euler` or `split`.
-    states, covectors
-        :math:`X_0, \dots, X_M` and :math:`P_0, \dots, P_M`, as `adjoint_trajectory` gives them.
-    grid
-        Their positions.
-
-    Raises
-    ------
-    ValueError
-        Where the layers have no attention, or the step is another one.
-    """
-    require_flow(flow)
-    attention = flow.layers
-    if isinstance(attention, TransformerField):
-        attention = attention.attention
-    require(
-        isinstance(attention, CausalAttention),
-        "flow.layers",
-        got=type(flow.layers).__name__,
-        expected="TransformerField or CausalAttention",
-        cure="Kernels in closed form are those of CausalAttention.",
-    )
-    for values, name in ((states, "states"), (covectors, "covectors")):
-        require_on_grid(values, grid, name, "times length width", times=flow.depth + 1)
-
-    def visit(_, layer, state, covector):
-        stages = pull_back_stages(flow, layer, state, covector, grid)
-        attending = (TransformerField, CausalAttention)
-        (site,) = (stage for stage in stages if isinstance(stage.field, attending))
-        return _, (layer[1], site.state, site.covector)
-
-    _, (increments, *met) = flow.scan(visit, states[0], states[:-1], covectors[1:])
-    step = jnp.full_like(increments, flow.horizon / flow.depth)
-    return AttentionSites(attention, increments, step, *met)
-
-
-def require_sites(sites: Any, grid: Grid, axes: str = "depth length width") -> None:
-    """Refuse what are no sites of attention, and those of another grid."""
-    require_kind(sites, AttentionSites, "sites", "Take them from attention_sites.")
-    require_on_grid(sites.states, grid, "sites", axes)
 
 
 def _require_tangent(field: Any, x: State, tangent: State, grid: Grid, name: str) -> None:

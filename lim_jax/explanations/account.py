@@ -22,7 +22,7 @@ from lim_jax._checks import (
 )
 from lim_jax.adjoint.hops import attention_hops
 from lim_jax.adjoint.ledger import Channels, channels, cone_by_head
-from lim_jax.adjoint.tangent import AttentionSites, attention_sites
+from lim_jax.adjoint.sites import AttentionSites, attention_sites
 from lim_jax.grid.cells import token_grid
 from lim_jax.grid.measure import Grid
 from lim_jax.models.causal import CausalLM

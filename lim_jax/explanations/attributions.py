@@ -193,11 +193,11 @@ def attention_rollout(flow: ResidualFlow, x: State, grid: Grid) -> Float[Array, 
     require_flow(flow)
     require_on_grid(x, grid, "x", "length width")
     step = getattr(flow.step, "__name__", "another step")
-    attending = isinstance(flow.layers, TransformerField | CausalAttention)
+    attending = isinstance(flow.pattern, TransformerField | CausalAttention)
     require(
         attending and flow.step in (euler, split),
         "flow",
-        got=f"layers of {type(flow.layers).__name__} by {step}",
+        got=f"layers of {type(flow.pattern).__name__} by {step}",
         expected="TransformerField or CausalAttention, by euler or split",
         cure="Only there a layer attends once, from the state that enters it.",
     )

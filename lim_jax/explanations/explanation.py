@@ -46,7 +46,6 @@ from lim_jax.explanations.account import HOPS, counted_depth, parts_of_context
 from lim_jax.grid.measure import require_on_grid
 from lim_jax.grid.partition import Regions, regional_averages, require_regions
 from lim_jax.models.causal import CausalLM
-from lim_jax.network.multihead import CausalAttention
 from lim_jax.network.slots import State
 from lim_jax.probes import Estimate, sample_mean
 
@@ -241,14 +240,13 @@ def average_cone_mass(model: CausalLM, windows: Windows, regions: Regions) -> Es
         As in `explain`.
     """
     _require_case(model, windows, regions)
-    grid, attention = regions.grid, model.flow.layers.attention
+    flow, grid = model.flow, regions.grid
 
-    def of_layer(layer: tuple[CausalAttention, State]) -> Profile:
-        return cone_mass(layer[0], layer[1], grid)
+    def of_layer(x: State, layer: tuple[Any, Array]) -> tuple[State, Profile]:
+        return flow.transition(layer, x, grid), cone_mass(layer[0].attention, x, grid)
 
     def mass(window: Int[Array, " tokens"]) -> Profile:
-        states = model.flow.trajectory(model.embed(window[:-1]), grid).states[:-1]
-        return jax.lax.map(of_layer, (attention, states)).mean(axis=0)
+        return flow.scan(of_layer, model.embed(window[:-1]))[1].mean(axis=0)
 
     return sample_mean(jax.lax.map(mass, windows))
 

@@ -1,11 +1,14 @@
 from . import losses as losses
 from . import queries as queries
 from . import readouts as readouts
+from .losses import Slices as Slices
 from .losses import autoregressive_cross_entropy as autoregressive_cross_entropy
 from .losses import cross_entropy as cross_entropy
 from .losses import logit_residual as logit_residual
 from .losses import margin_loss as margin_loss
 from .losses import positionwise_cross_entropy as positionwise_cross_entropy
+from .losses import sliced_cross_entropy as sliced_cross_entropy
+from .losses import sliced_margin_loss as sliced_margin_loss
 from .queries import last_token as last_token
 from .queries import query_subset as query_subset
 from .queries import teacher_forcing as teacher_forcing

@@ -8,10 +8,14 @@ Y_i\bigr)`.
 Arrays of other shapes than the grid's are refused; NaN and infinity in logits and labels pass on.
 """
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
+from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from lim_jax._checks import counted, described, guarded, require, require_floating, require_floats
@@ -20,6 +24,27 @@ from lim_jax.loss.readouts import Logits
 
 Labels = Float[Array, "length vocabulary"] | Int[Array, " length"]
 Scalar = Float[Array, ""]
+
+
+class Slices(NamedTuple):
+    """Logits some classes at a time, where they are too many to stand all at once.
+
+    Attributes
+    ----------
+    of
+        ``of(start)``: the logits of `size` classes from a number on, ``(length, size)``.
+    size
+        How many classes at a time, at most all.
+    classes
+        How many there are.
+    dtype
+        The precision of the logits.
+    """
+
+    of: Callable[[Int[Array, ""]], Float[Array, "length size"]]
+    size: int
+    classes: int
+    dtype: DTypeLike
 
 
 @eqx.filter_jit
@@ -148,21 +173,8 @@ def margin_loss(
     query_weights = _guarded_queries(query_weights)
     _require_labels(logits, targets)
     _require_for_each(query_weights, logits[:, 0])
-    require(
-        _class_numbers(targets),
-        "targets",
-        got=described(targets),
-        expected="class numbers, whole numbers of one for each position",
-        cure="A margin is one answer's: pass its number.",
-    )
-    counted(
-        logits.shape[1],
-        "logits",
-        least=2,
-        expected="at least two classes",
-        cure="A margin is one over the others.",
-    )
-    classes = _known_classes(targets, logits, query_weights != 0)[:, None]
+    _require_answers(targets, logits.shape[1])
+    classes = _known_classes(targets, logits.shape[1], query_weights != 0)[:, None]
     answers = jnp.take_along_axis(logits, classes, axis=1)[:, 0]
     chosen = jnp.arange(logits.shape[1])[None, :] == classes.astype(int)
     others = jax.nn.logsumexp(jnp.where(chosen, -jnp.inf, logits), axis=1)
@@ -208,9 +220,104 @@ def logit_residual(logits: Logits, labels: Labels) -> Logits:
     _require_labels(logits, labels)
     likely = jax.nn.softmax(logits, axis=1)
     if _class_numbers(labels):
-        classes = _known_classes(labels, logits, jnp.array(True))
+        classes = _known_classes(labels, logits.shape[1], jnp.array(True))
         return likely.at[jnp.arange(logits.shape[0]), classes].add(-1)
     return labels.sum(axis=1, keepdims=True) * likely - labels
+
+
+def _require_answers(targets: Labels, classes: int) -> None:
+    """Refuse targets that have no margin."""
+    require(
+        _class_numbers(targets),
+        "targets",
+        got=described(targets),
+        expected="class numbers, whole numbers of one for each position",
+        cure="A margin is one answer's: pass its number.",
+    )
+    counted(
+        classes,
+        "logits",
+        least=2,
+        expected="at least two classes",
+        cure="A margin is one over the others.",
+    )
+
+
+def sliced_cross_entropy(
+    slices: Slices, targets: Labels, query_weights: Float[Array, " length"]
+) -> Scalar:
+    r"""`autoregressive_cross_entropy` of logits that never stand all at once.
+
+    Parameters
+    ----------
+    slices
+        The logits of a slice of the vocabulary, by where it starts.
+    targets, query_weights
+        As there.
+
+    Examples
+    --------
+    >>> targets = jnp.array([2, 0])
+    >>> logits = jnp.array([[1.0, 2.0, 3.0], [0.0, 1.0, 5.0]])
+    >>> pairs = Slices(lambda start: jax.lax.dynamic_slice_in_dim(logits, start, 2, 1), 2, 3, float)
+    >>> loss = sliced_cross_entropy(pairs, targets, jnp.array([0.5, 0.5]))
+    >>> whole = autoregressive_cross_entropy(logits, targets, jnp.array([0.5, 0.5]))
+    >>> bool(jnp.allclose(loss, whole))
+    True
+    """
+    weights = _guarded_queries(query_weights)
+    answers, others = _answers_and_others(slices, targets, weights)
+    if _class_numbers(targets):
+        return _weighted(jax.nn.softplus(others - answers), weights)
+    return _weighted(targets.sum(axis=1) * others - answers, weights)
+
+
+def sliced_margin_loss(
+    slices: Slices, targets: Int[Array, " length"], query_weights: Float[Array, " length"]
+) -> Scalar:
+    """`margin_loss` of logits that never stand all at once; parameters as there."""
+    weights = _guarded_queries(query_weights)
+    _require_answers(targets, slices.classes)
+    answers, others = _answers_and_others(slices, targets, weights)
+    return _weighted(others - answers, weights)
+
+
+def _answers_and_others(
+    slices: Slices, targets: Labels, weights: Float[Array, " length"]
+) -> tuple[Float[Array, " length"], Float[Array, " length"]]:
+    """The answers' logits, and the logarithm of the sum of the others' exponentials.
+
+    Of labels that are weights: their product with the logits, and the logarithm of the whole sum.
+    """
+    size, classes = slices.size, slices.classes
+    numbered = _class_numbers(targets)
+    targets = _known_classes(targets, classes, weights != 0) if numbered else targets
+
+    def add(sums: tuple[Array, ...], index: Int[Array, ""]) -> tuple[tuple[Array, ...], None]:
+        answers, total, peak = sums
+        # The last slice begins within the one before it, so that all are of one size.
+        start = jnp.minimum(index * size, classes - size)
+        logits, numbers = slices.of(start), start + jnp.arange(size)[None, :]
+        new = numbers >= index * size
+        if numbered:
+            chosen = new & (numbers == targets[:, None])
+            picked, others = jnp.where(chosen, logits, 0), new & ~chosen
+        else:
+            labels = jax.lax.dynamic_slice_in_dim(targets, start, size, axis=1)
+            # A masked class (logit -inf, label 0) counts for nothing.
+            picked, others = jnp.where(new & (labels != 0), labels * logits, 0), new
+        largest = jnp.where(others, logits, -jnp.inf).max(axis=1)
+        higher = jax.lax.stop_gradient(jnp.maximum(peak, largest))
+        # Where nothing is summed, zero is not the exponential of a difference: it has no slope.
+        terms = jnp.where(others, jnp.exp(jnp.where(others, logits - higher[:, None], 0)), 0)
+        total = total * jnp.exp(peak - higher) + terms.sum(axis=1)
+        return (answers + picked.sum(axis=1), total, higher), None
+
+    zeros = jnp.zeros(weights.shape, slices.dtype)
+    sums = zeros, zeros, jnp.full_like(zeros, jnp.finfo(slices.dtype).min)
+    add = jax.checkpoint(add, prevent_cse=False)
+    (answers, total, peak), _ = jax.lax.scan(add, sums, jnp.arange(-(-classes // size)))
+    return answers, jnp.log(total) + peak
 
 
 def _weighted_cross_entropy(
@@ -252,7 +359,7 @@ def _losses(
 ) -> Float[Array, " length"]:
     _require_labels(logits, labels)
     if _class_numbers(labels):
-        classes = _known_classes(labels, logits, asked)
+        classes = _known_classes(labels, logits.shape[1], asked)
         right = jnp.take_along_axis(logits, classes[:, None], axis=1)[:, 0]
         return jax.nn.logsumexp(logits, axis=1) - right
     # The safe form takes a masked class (logit -inf, label 0) as 0 rather than NaN.
@@ -264,10 +371,10 @@ def _class_numbers(labels: Labels) -> bool:
 
 
 def _known_classes(
-    labels: Int[Array, " length"], logits: Logits, asked: Bool[Array, "*length"]
+    labels: Int[Array, " length"], classes: int, asked: Bool[Array, "*length"]
 ) -> Int[Array, " length"]:
     """Class numbers of the vocabulary; where none is asked for any number may stand."""
-    last = logits.shape[1] - 1
+    last = classes - 1
     message = f"labels: expected class numbers from 0 to {last}, got others."
     labels = guarded(labels, asked & ((labels < 0) | (labels > last)), message)
     return jnp.clip(labels, 0, last)

@@ -6,6 +6,7 @@ from . import families as families
 from . import gemma_family as gemma_family
 from . import gguf_architectures as gguf_architectures
 from . import gguf_file as gguf_file
+from . import holding as holding
 from . import ids as ids
 from . import language as language
 from . import layer_norm_family as layer_norm_family
@@ -22,6 +23,7 @@ from . import text as text
 from .causal import CausalLM as CausalLM
 from .causal import Queries as Queries
 from .causal import load as load
+from .causal import open as open
 from .checkpoint import Checkpoint as Checkpoint
 from .checkpoint import gathered as gathered
 from .checkpoint import open_checkpoint as open_checkpoint
@@ -46,6 +48,12 @@ from .gguf_architectures import published_config as published_config
 from .gguf_file import GGUFCheckpoint as GGUFCheckpoint
 from .gguf_file import open_gguf as open_gguf
 from .gguf_file import opened_gguf as opened_gguf
+from .holding import Holding as Holding
+from .holding import fetched as fetched
+from .holding import fingerprint as fingerprint
+from .holding import kept as kept
+from .holding import stacked as stacked
+from .holding import whole_rows as whole_rows
 from .ids import contexts as contexts
 from .ids import energies_of_ids as energies_of_ids
 from .ids import influence_of_ids as influence_of_ids
@@ -149,10 +157,8 @@ from .reading import Weights as Weights
 from .reading import bloom_gelu as bloom_gelu
 from .reading import by_head as by_head
 from .reading import exact_gelu as exact_gelu
-from .reading import head_of as head_of
 from .reading import put as put
 from .reading import squared_relu as squared_relu
-from .reading import stacked as stacked
 from .reading import tanh_gelu as tanh_gelu
 from .recipe import Biases as Biases
 from .recipe import Names as Names

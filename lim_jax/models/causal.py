@@ -1,7 +1,8 @@
 """Causal language models over token ids, as their checkpoints hold them."""
 
 import warnings
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
 
 import equinox as eqx
 import jax
@@ -19,24 +20,37 @@ from lim_jax._checks import (
 )
 from lim_jax.grid.cells import Starts, token_grid
 from lim_jax.grid.measure import Grid
-from lim_jax.loss.losses import Labels, Scalar, autoregressive_cross_entropy, margin_loss
+from lim_jax.loss.losses import (
+    Labels,
+    Scalar,
+    Slices,
+    autoregressive_cross_entropy,
+    margin_loss,
+    sliced_cross_entropy,
+    sliced_margin_loss,
+)
 from lim_jax.loss.readouts import Logits
+from lim_jax.models import holding
 from lim_jax.models.checkpoint import open_checkpoint
 from lim_jax.models.decoder import read_decoder
 from lim_jax.models.families import recipe_of
 from lim_jax.models.gguf_file import open_gguf
+from lim_jax.models.holding import WHOLE, Holding
 from lim_jax.models.multimodal import text_part
 from lim_jax.models.options import refuse_other_architectures
 from lim_jax.models.places import trained_length
+from lim_jax.models.reading import Source
 from lim_jax.network.flow import ResidualFlow
 from lim_jax.network.norms import Norm
 from lim_jax.network.shaping import capped
 from lim_jax.network.slots import State
 from lim_jax.network.span import Span, Spans
+from lim_jax.weights import Rows, gathered, stretch
 
 Profile = Float[Array, " length"]
 
 
+WORDS_AT_ONCE = 8192
 ONE_EACH = "Take loss.teacher_forcing or loss.last_token of the context's length."
 
 
@@ -93,7 +107,7 @@ class CausalLM(eqx.Module):
     Attributes
     ----------
     embedding
-        One row for each word.
+        One row for each word: an array, or `weights.FetchedRows`.
     positions
         One row for each place, added to the words'; None for networks that know places otherwise.
     flow
@@ -113,11 +127,11 @@ class CausalLM(eqx.Module):
         is not known. Of longer ones `embed` warns.
     """
 
-    embedding: Float[Array, "vocabulary width"]
+    embedding: Rows
     positions: Float[Array, "places width"] | None
     flow: ResidualFlow
     norm: Norm
-    head: Float[Array, "vocabulary width"] | None = None
+    head: Rows | None = None
     head_bias: Float[Array, " vocabulary"] | None = None
     embedding_scale: float = eqx.field(static=True, default=1.0)
     logit_scale: float = eqx.field(static=True, default=1.0)
@@ -147,7 +161,7 @@ class CausalLM(eqx.Module):
         last = self.vocabulary - 1
         message = f"ids: expected numbers from 0 to {last}, got others."
         ids = guarded(ids, (ids < 0) | (ids > last), message)
-        rows = self.embedding[ids]
+        rows = gathered(self.embedding, ids)
         rows = rows if self.embedding_scale == 1 else self.embedding_scale * rows
         if y is None or y.starts is None:
             self._warn_beyond(ids.shape[0])
@@ -181,18 +195,32 @@ class CausalLM(eqx.Module):
         def is_span(node: Any) -> bool:
             return isinstance(node, Span | Spans)
 
-        found = jax.tree.leaves(self.flow, is_leaf=is_span)
+        found = jax.tree.leaves(self.flow.pattern, is_leaf=is_span)
         return all(span.alike(length, other) for span in found if is_span(span))
 
     def readout(self, state: State, grid: Grid) -> Logits:
         """From the network's last states to logits of the next word, token by token."""
+        slices = self._slices(state)
+        starts = range(0, self.vocabulary - slices.size, slices.size)
+        before = [slices.of(jnp.array(start)) for start in starts]
+        last = slices.of(jnp.array(self.vocabulary - slices.size))
+        return jnp.concatenate([*before, last[:, len(starts) * slices.size - self.vocabulary :]], 1)
+
+    def _slices(self, state: State) -> Slices:
+        """The logits of some next words at a time."""
+        normed = jax.vmap(self.norm)(state)
+        size = min(WORDS_AT_ONCE, self.vocabulary)
         head = self.embedding if self.head is None else self.head
-        # As an einsum: the transposed head of a product would be a copy of it.
-        logits = jnp.einsum("td,vd->tv", jax.vmap(self.norm)(state), head)
-        if self.head_bias is not None:
-            logits += self.head_bias[None, :]
-        logits = logits if self.logit_scale == 1 else self.logit_scale * logits
-        return capped(logits, self.logit_cap)
+
+        def of(start: Int[Array, ""]) -> Float[Array, "length size"]:
+            # As an einsum: the transposed head of a product would be a copy of it.
+            logits = jnp.einsum("td,vd->tv", normed, stretch(head, start, size))
+            if self.head_bias is not None:
+                logits += jax.lax.dynamic_slice_in_dim(self.head_bias, start, size)[None, :]
+            logits = logits if self.logit_scale == 1 else self.logit_scale * logits
+            return capped(logits, self.logit_cap)
+
+        return Slices(of, size, self.vocabulary, normed.dtype)
 
     def logits(self, ids: Int[Array, " length"], y: Queries | None = None) -> Logits:
         """The logits of every next word of one row of ids; of y only the starts are read."""
@@ -243,7 +271,11 @@ class CausalLM(eqx.Module):
         EquinoxRuntimeError
             Where weights do not sum to one, or an id or a place is outside its range.
         """
-        return autoregressive_cross_entropy(self._asked(state, y), y.targets, y.weights)
+        state = self._asked(state, y)
+        if self._few_words:
+            logits = self.readout(state, _grid_of(state))
+            return autoregressive_cross_entropy(logits, y.targets, y.weights)
+        return sliced_cross_entropy(self._slices(state), y.targets, y.weights)
 
     def margin_loss(self, x: State, y: Queries) -> Scalar:
         """Minus the answers' log odds (`loss.margin_loss`), of one embedded context."""
@@ -252,21 +284,28 @@ class CausalLM(eqx.Module):
 
     def terminal_margin_loss(self, state: State, y: Queries) -> Scalar:
         """The same loss, of the network's last state."""
-        return margin_loss(self._asked(state, y), y.targets, y.weights)
+        state = self._asked(state, y)
+        if self._few_words:
+            return margin_loss(self.readout(state, _grid_of(state)), y.targets, y.weights)
+        return sliced_margin_loss(self._slices(state), y.targets, y.weights)
 
     def loss_of_ids(self, ids: Int[Array, " length"], y: Queries) -> Scalar:
         """`loss` from ids: its gradient reaches the embeddings, so that training moves them."""
         return self.loss(self.embed(ids, y), y)
 
-    def _asked(self, state: State, y: Queries) -> Float[Array, "queries vocabulary"]:
-        """The logits of the places that are asked."""
+    @property
+    def _few_words(self) -> bool:
+        return self.vocabulary <= WORDS_AT_ONCE
+
+    def _asked(self, state: State, y: Queries) -> Float[Array, "queries width"]:
+        """The states of the places that are asked."""
         _require_queries(y)
         if y.places is not None:
             last = state.shape[0] - 1
             message = f"places: expected numbers from 0 to {last}, got others."
             places = guarded(y.places, (y.places < 0) | (y.places > last), message)
             state = state[places]
-        return self.readout(state, _grid_of(state))
+        return state
 
 
 def _grid_of(x: State, y: Queries | None = None) -> Grid:
@@ -285,7 +324,9 @@ def _require_queries(y: Any) -> None:
     )
 
 
-def load(path: AnyPath, dtype: str = "float32") -> CausalLM:
+def load(
+    path: AnyPath, dtype: str = "float32", kept: Literal["float16", "bfloat16"] | None = None
+) -> CausalLM:
     """Read a model from a folder of weights as its publisher left it, or from a GGUF file.
 
     The families are those of `families.FAMILIES`. Tensors are read some rows at a time, and layers
@@ -298,7 +339,12 @@ def load(path: AnyPath, dtype: str = "float32") -> CausalLM:
         A folder with ``config.json`` and safetensors files, as in `checkpoint`, of which
         `text_part` takes the text; or a file of llama.cpp, as in `gguf_file`.
     dtype
-        The precision of the weights that come back.
+        The precision in which the model computes, and of the weights that come back.
+    kept
+        A half precision in which matrices stay in the host's memory; each layer is widened to
+        float32 as it is needed. None for arrays of `dtype` on the device. Numbers are those of the
+        rounded weights in float32; a checkpoint published in this precision loses nothing. Such a
+        model is measured, not trained: derivatives in its weights raise.
 
     Raises
     ------
@@ -309,17 +355,56 @@ def load(path: AnyPath, dtype: str = "float32") -> CausalLM:
         missing, surplus, of another shape, or not finite.
     """
     require(
+        kept is None or (kept in ("float16", "bfloat16") and dtype == "float32"),
+        "kept",
+        got=f"{kept!r} with dtype {dtype!r}",
+        expected='None, "float16" or "bfloat16", with dtype "float32"',
+        cure="Half precision is widened to float32.",
+    )
+    if kept is None:
+        return _model(path, dtype, lambda checkpoint: WHOLE)
+    return _model(path, dtype, lambda checkpoint: holding.kept(checkpoint, kept))
+
+
+def open(path: AnyPath, dtype: str = "float32") -> CausalLM:
+    """Look through a model as `load` does, and leave its weights in their files.
+
+    The first layer is read, and one of every other kind. After that a layer is read as a program
+    comes to it, the next one in a thread meanwhile; of the embedding the rows of a context, of the
+    head some thousand rows at a time. So a model of any size is measured in the memory of one layer
+    and the states: influence reads every layer twice, once on each way. Everything that goes
+    through `network.ResidualFlow.scan` works: losses, influence, the ledger by channels, hops and
+    heads, logits. What needs all layers at once says so, and derivatives in the weights raise
+    `NotImplementedError`. Numbers are those of `load`.
+
+    Parameters
+    ----------
+    path, dtype
+        As in `load`. The files must stay as they are.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        Without the extra ``models``.
+    ValueError
+        As in `load`; what is wrong with a layer's numbers is met when that layer is read.
+    """
+    return _model(path, dtype, lambda checkpoint: holding.fetched(checkpoint, dtype))
+
+
+def _model(path: AnyPath, dtype: str, held: Callable[[Source], Holding]) -> CausalLM:
+    require(
         dtype in ("float32", "float64"),
         "dtype",
         got=repr(dtype),
         expected='"float32" or "float64"',
-        cure="Weights are kept in full precision.",
+        cure="Models compute in full precision; to keep weights in half take kept.",
     )
     gguf = as_path(path).suffix == ".gguf"
     checkpoint = open_gguf(path) if gguf else text_part(open_checkpoint(path))
     recipe = recipe_of(checkpoint.config)
     refuse_other_architectures(checkpoint.config, checkpoint.config["model_type"])
-    weights = read_decoder(checkpoint, dtype, recipe)
+    weights = read_decoder(checkpoint, dtype, recipe, held(checkpoint))
     surplus = sorted(set(checkpoint.files) - weights.known)
     require(
         not surplus,

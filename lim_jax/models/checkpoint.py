@@ -74,12 +74,27 @@ class Checkpoint(NamedTuple):
         ValueError
             Where it is missing, has another shape or an unknown precision, or is not finite.
         """
+        return gathered(name, shape, dtype, self.rows(name, shape))
+
+    def rows(self, name: str, shape: tuple[int, ...]) -> Rows:
+        """What reads some rows of one tensor, in a precision of its own.
+
+        Raises
+        ------
+        ValueError
+            Where it is missing, or has another shape or an unknown precision.
+        """
         require_tensor(self.files, name)
         if name not in self.stored:
-            return gathered(name, shape, dtype, self._of_four_bits(name, shape))
+            return self._of_four_bits(name, shape)
         if self._is_of_blocks(name, shape):
-            return gathered(name, shape, dtype, self._of_eight_bits(name, shape))
-        return gathered(name, shape, dtype, self._rows(name, shape))
+            return self._of_eight_bits(name, shape)
+        return self._rows(name, shape)
+
+    @property
+    def paths(self) -> list[Path]:
+        """The files that hold the weights."""
+        return sorted(set(self.stored.values()))
 
     def _is_of_blocks(self, name: str, shape: tuple[int, ...]) -> bool:
         if self.quantisation is None or self.quantisation.scheme != "fp8" or len(shape) != 2:

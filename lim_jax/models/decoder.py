@@ -1,38 +1,70 @@
 """A decoder, read by its recipe."""
 
+from collections.abc import Callable
+
 import equinox as eqx
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array
 
+from lim_jax.models.holding import WHOLE, Holding
 from lim_jax.models.parts import layer_norm, norm_of
-from lim_jax.models.reading import Reader, Source, Weights, head_of, put, stacked
+from lim_jax.models.reading import Reader, Source, Weights, put
 from lim_jax.models.recipe import Recipe
 from lim_jax.network.field import TransformerField
 from lim_jax.network.flow import ResidualFlow
 from lim_jax.network.span import Span, Spans, spans_of
+from lim_jax.weights import Rows, stretch
 
 
-def read_decoder(checkpoint: Source, dtype: str, recipe: Recipe) -> Weights:
-    """Read the weights of a decoder, layer by layer."""
+def read_decoder(
+    checkpoint: Source, dtype: str, recipe: Recipe, holding: Holding = WHOLE
+) -> Weights:
+    """Read the weights of a decoder, layer by layer, or find where they are."""
     sizes, names = recipe.sizes, recipe.names
     read = Reader(checkpoint, dtype, names.prefix)
-    (rows,) = put(read(f"{names.embedding}.weight", sizes.vocabulary, sizes.width))
-    spans = spans_of(list(recipe.spans))
-    layers = stacked(lambda index: _layer(read, index, recipe, spans[index]), sizes.depth)
     shape = sizes.vocabulary, sizes.width
+    rows = holding.rows(read, f"{read.prefix}{names.embedding}.weight", shape)
+    # Fetched while a program runs, they are on no device before.
+    spans = jax.tree.map(np.asarray, spans_of(list(recipe.spans)))
+
+    def layer(index: int) -> TransformerField:
+        return _layer(read, index, recipe, spans[index])
+
+    layers = holding.layers(layer, sizes.depth)
+    if not holding.each_layer:
+        _look_through(read, recipe, layer)
     _pass_over_further(read, recipe)
     parts = {
         "embedding": rows if names.embedding_norm is None else _normed_rows(read, recipe, rows),
         "positions": _positions(read, recipe),
         "flow": ResidualFlow(layers, horizon=recipe.increment * sizes.depth, step=recipe.step),
         "norm": recipe.norm(read, names.last, sizes.width, sizes.eta),
-        "head": _head(read, recipe, rows, shape),
+        "head": _head(read, recipe, rows, shape, holding),
         "head_bias": _head_bias(read, recipe),
         "embedding_scale": recipe.embedding_scale,
         "logit_scale": recipe.logit_scale,
         "logit_cap": recipe.logit_cap,
     }
     return Weights(parts, frozenset(read.known))
+
+
+def _look_through(read: Reader, recipe: Recipe, layer: Callable[[int], object]) -> None:
+    """Know of all layers' tensors; one is read of those that have tensors of the same names.
+
+    The first one was read.
+    """
+    kinds = set()
+    for index in range(recipe.sizes.depth):
+        at = f"{read.prefix}{recipe.names.layer}.{index}."
+        found = [name for name in read.checkpoint.files if name.startswith(at)]
+        kind = frozenset(name.removeprefix(at) for name in found)
+        if kind in kinds:
+            read.known.update(found)
+        elif kinds:
+            layer(index)
+        kinds.add(kind)
 
 
 def _pass_over_further(read: Reader, recipe: Recipe) -> None:
@@ -42,12 +74,22 @@ def _pass_over_further(read: Reader, recipe: Recipe) -> None:
         read.known.update(name for name in read.checkpoint.files if name.startswith(at))
 
 
-def _head(read: Reader, recipe: Recipe, rows: Array, shape: tuple[int, int]) -> Array | None:
+def _head(
+    read: Reader, recipe: Recipe, rows: Rows, shape: tuple[int, int], holding: Holding
+) -> Rows | None:
+    """The head's own matrix; None where it is the embedding, which a file may hold once more.
+
+    A matrix of its own goes first even where the options say that the two are one, as the
+    publishers' own readers have it.
+    """
     name = f"{recipe.names.head}.weight"
     read.known.add(name)
-    head = head_of(read, name, recipe.tied, rows, *shape)
-    # Rows that were normalised as they are embedded are not the head's.
-    return rows if head is None and recipe.names.embedding_norm is not None else head
+    if recipe.tied and name not in read.checkpoint.files:
+        # Rows that were normalised as they are embedded are not the head's.
+        return None if recipe.names.embedding_norm is None else rows
+    head = holding.rows(read, name, shape)
+    alike = recipe.tied and eqx.is_array(head) and np.array_equal(head, rows)
+    return None if alike and recipe.names.embedding_norm is None else head
 
 
 def _head_bias(read: Reader, recipe: Recipe) -> Array | None:
@@ -56,11 +98,12 @@ def _head_bias(read: Reader, recipe: Recipe) -> Array | None:
     return put(read.whole(f"{recipe.names.head}.bias", recipe.sizes.vocabulary))[0]
 
 
-def _normed_rows(read: Reader, recipe: Recipe, rows: Array) -> Array:
-    """The embedding, whose norm maps every word by itself: it is taken once."""
+def _normed_rows(read: Reader, recipe: Recipe, rows: Rows) -> Array:
+    """The embedding, whose norm maps every word by itself: it is taken once, and held whole."""
     assert recipe.names.embedding_norm is not None
     norm = layer_norm(read, recipe.names.embedding_norm, recipe.sizes.width, recipe.sizes.eta)
-    return jax.jit(jax.vmap(norm))(rows)
+    of_all = jax.jit(lambda rows: jax.vmap(norm)(stretch(rows, jnp.array(0), rows.shape[0])))
+    return of_all(rows)
 
 
 def _positions(read: Reader, recipe: Recipe) -> Array | None:

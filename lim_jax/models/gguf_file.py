@@ -16,7 +16,7 @@ import lazy_loader
 import numpy as np
 
 from lim_jax._checks import AnyPath, as_path, require, require_extra
-from lim_jax.models.checkpoint import gathered, require_shape, require_tensor
+from lim_jax.models.checkpoint import Rows, gathered, require_shape, require_tensor
 from lim_jax.models.gguf_architectures import (
     ARCHITECTURES,
     FREQUENCIES,
@@ -100,6 +100,17 @@ class GGUFCheckpoint(NamedTuple):
         ValueError
             Where it is missing, has another shape or an unknown quantisation, or is not finite.
         """
+        values, heads = gathered(name, shape, dtype, self.rows(name, shape)), self.files[name].heads
+        return values if heads is None else _halves_apart(values, heads)
+
+    def rows(self, name: str, shape: tuple[int, ...]) -> Rows:
+        """What reads some rows of one tensor as they stand, their quantisation undone.
+
+        Raises
+        ------
+        ValueError
+            Where it is missing, or has another shape or an unknown quantisation.
+        """
         require_tensor(self.files, name)
         tensor = self.files[name]
         require_shape(name, tensor.shape, shape)
@@ -107,8 +118,12 @@ class GGUFCheckpoint(NamedTuple):
         def rows(part: slice) -> np.ndarray:
             return tensor.of(*(_dequantized(name, self.file, one, part) for one in tensor.stored))
 
-        values = gathered(name, shape, dtype, rows)
-        return values if tensor.heads is None else _halves_apart(values, tensor.heads)
+        return rows
+
+    @property
+    def paths(self) -> list[Path]:
+        """The file that holds the weights."""
+        return [self.file]
 
 
 def _dequantized(name: str, file: Path, tensor: _Stored, part: slice) -> np.ndarray:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lim_jax._checks import described, require
-from lim_jax.models.checkpoint import Checkpoint
+from lim_jax.models.checkpoint import Checkpoint, Rows
 from lim_jax.models.options import Configuration, refuse_other_architectures, refuse_unknown
 
 TEXT, TIED = "text_config", "tie_word_embeddings"
@@ -72,6 +72,21 @@ class TextPart(NamedTuple):
             As there.
         """
         return self.whole.read(self.files.get(name, name), shape, dtype)
+
+    def rows(self, name: str, shape: tuple[int, ...]) -> Rows:
+        """What reads some rows of one tensor, as `checkpoint.Checkpoint.rows`.
+
+        Raises
+        ------
+        ValueError
+            As there.
+        """
+        return self.whole.rows(self.files.get(name, name), shape)
+
+    @property
+    def paths(self) -> list[Path]:
+        """The files that hold the weights."""
+        return self.whole.paths
 
 
 def text_part(checkpoint: Checkpoint) -> Checkpoint | TextPart:

@@ -9,11 +9,10 @@ import numpy as np
 from jaxtyping import Array
 
 from lim_jax._checks import counted, described, require, require_floating
-from lim_jax.models.checkpoint import Checkpoint, unfilled
+from lim_jax.models.checkpoint import Checkpoint, Rows, require_finite
 from lim_jax.models.gguf_file import GGUFCheckpoint
 from lim_jax.models.multimodal import TextPart
 from lim_jax.models.options import refuse_unknown
-from lim_jax.network.field import TransformerField
 
 Source = Checkpoint | GGUFCheckpoint | TextPart
 
@@ -77,6 +76,18 @@ class Reader:
         self.known.add(name)
         return self.checkpoint.read(name, shape, self.dtype)
 
+    def rows(self, name: str, *shape: int) -> Rows:
+        """What reads some rows of a tensor of this whole name, converted and checked."""
+        self.known.add(name)
+        rows = self.checkpoint.rows(name, shape)
+
+        def converted(part: slice) -> np.ndarray:
+            found = rows(part).astype(self.dtype, copy=False)
+            require_finite(name, found)
+            return found
+
+        return converted
+
     def passed_over(self, *names: str) -> None:
         """Know of tensors that hold no weights."""
         self.known.update(self.prefix + name for name in names)
@@ -85,16 +96,6 @@ class Reader:
 def put(*arrays: np.ndarray) -> list[Array]:
     """Arrays on the device."""
     return [jax.device_put(np.ascontiguousarray(array)) for array in arrays]
-
-
-def stacked(layer: Callable[[int], TransformerField], depth: int) -> TransformerField:
-    """Join layers along a leading axis as they are read, so that one at most stands twice."""
-    leaves, tree = jax.tree.flatten(layer(0))  # for their shapes
-    joined = [unfilled((depth, *leaf.shape), leaf.dtype) for leaf in leaves]
-    for index in range(depth):
-        for rows, leaf in zip(joined, jax.tree.leaves(layer(index)), strict=True):
-            rows[index] = leaf
-    return jax.tree.unflatten(tree, put(*joined))
 
 
 def by_head(matrix: np.ndarray, heads: int) -> np.ndarray:
@@ -106,15 +107,3 @@ def by_head(matrix: np.ndarray, heads: int) -> np.ndarray:
     expected = f"a matrix whose columns {heads} heads share"
     require(fits, "matrix", got=described(matrix), expected=expected, cure=cure)
     return matrix.reshape(len(matrix), heads, -1).transpose(1, 0, 2)
-
-
-def head_of(read: Reader, name: str, tied: bool, embedding: Array, *shape: int) -> Array | None:
-    """The head's own matrix; None where it is the embedding, which a file may hold once more.
-
-    A matrix of its own goes first even where the options say that the two are one, as the
-    publishers' own readers have it.
-    """
-    if tied and name not in read.checkpoint.files:
-        return None
-    (head,) = put(read.whole(name, *shape))
-    return None if tied and np.array_equal(head, embedding) else head

@@ -32,6 +32,7 @@ from lim_jax._checks import (
 from lim_jax.grid.measure import Grid, require_grid, require_on_grid
 from lim_jax.network.blocked import KEPT
 from lim_jax.network.slots import Field, State
+from lim_jax.weights import FetchedLayers
 
 Scalar = Float[Array, ""]
 
@@ -156,7 +157,8 @@ class ResidualFlow(eqx.Module):
     ----------
     layers
         One field whose arrays have a leading layer axis: the layerwise control
-        :math:`\theta_0,\dots,\theta_{M-1}`.
+        :math:`\theta_0,\dots,\theta_{M-1}`; or `weights.FetchedLayers`, whose weights come to
+        the processor a layer at a time.
     horizon
         :math:`T`; the step is :math:`\varepsilon = T/M`.
     profile
@@ -191,9 +193,12 @@ class ResidualFlow(eqx.Module):
     step: Callable[[Any, State, Grid, Scalar], State] = eqx.field(static=True, default=euler)
 
     def __check_init__(self):
-        shapes = {leaf.shape[:1] for leaf in jax.tree.leaves(eqx.filter(self.layers, eqx.is_array))}
         require_callable(self.profile, "profile", "of depth")
         require_callable(self.step, "step", "step(field, x, grid, increment)")
+        require_horizon(self.horizon)
+        if isinstance(self.layers, FetchedLayers):
+            return
+        shapes = {leaf.shape[:1] for leaf in jax.tree.leaves(eqx.filter(self.layers, eqx.is_array))}
         require(
             len(shapes) == 1 and not shapes & {(), (0,)},
             "layers",
@@ -201,12 +206,18 @@ class ResidualFlow(eqx.Module):
             expected="arrays that share one leading layer axis, not empty",
             cure="Build the layers under vmap over keys, or stack them with jax.tree.map.",
         )
-        require_horizon(self.horizon)
 
     @property
     def depth(self) -> int:
         """The number of layers, :math:`M`."""
+        if isinstance(self.layers, FetchedLayers):
+            return self.layers.depth
         return jax.tree.leaves(eqx.filter(self.layers, eqx.is_array))[0].shape[0]
+
+    @property
+    def pattern(self) -> Any:
+        """What all layers are alike in: their field, whose arrays may be shapes alone."""
+        return self.layers.source.like if isinstance(self.layers, FetchedLayers) else self.layers
 
     def __call__(self, x: State, grid: Grid) -> State:
         """Flow from :math:`X_0` to :math:`X_M`."""
@@ -240,15 +251,15 @@ class ResidualFlow(eqx.Module):
 
         A layer is the pair of its field and its increment :math:`\varepsilon\zeta(t_k)`.
         """
-        arrays, static = eqx.partition(self.layers, eqx.is_array)
+        numbered, layer_of = self._numbered()
         dtype = jax.tree.leaves(carry)[0].dtype
         increments = self.horizon / self.depth * jax.vmap(self.profile)(self._times(dtype)[:-1])
         starts = np.linspace(0.0, self.horizon, self.depth, endpoint=False)
         increments = require_depth_profile(increments, self.profile, starts, dtype)
 
         def layer_body(carry, scanned):
-            arrays, increment, *inputs = scanned
-            return body(carry, (eqx.combine(arrays, static), increment), *inputs)
+            number, increment, *inputs = scanned
+            return body(carry, (layer_of(number), increment), *inputs)
 
         return jax.lax.scan(
             jax.checkpoint(
@@ -257,9 +268,16 @@ class ResidualFlow(eqx.Module):
                 policy=jax.checkpoint_policies.save_only_these_names(KEPT),
             ),
             carry,
-            (arrays, increments, *inputs),
+            (numbered, increments, *inputs),
             reverse=reverse,
         )
+
+    def _numbered(self) -> tuple[PyTree, Callable[[PyTree], Any]]:
+        """What to scan over, and the field that one of it is: its arrays, or its number."""
+        if isinstance(self.layers, FetchedLayers):
+            return jnp.arange(self.depth), self.layers.layer
+        arrays, static = eqx.partition(self.layers, eqx.is_array)
+        return arrays, lambda arrays: eqx.combine(arrays, static)
 
     def _times(self, dtype: jnp.dtype) -> Float[Array, " times"]:
         return jnp.linspace(0.0, self.horizon, self.depth + 1, dtype=dtype)

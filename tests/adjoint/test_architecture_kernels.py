@@ -13,6 +13,7 @@ from reference.networks import WIDTH, layer_of, random_states
 
 import lim_jax as lim
 from lim_jax.adjoint import tangent
+from lim_jax.adjoint.sites import attention_sites
 
 LENGTH = 7
 # On unequal cells; on tokens, that with the options of all. What each of the first options gives is
@@ -100,7 +101,7 @@ def test_the_ledger_of_a_network_with_everything_sums_to_its_gradient(step):
     @jax.jit
     def ledger_and_gradient(flow, x):
         found = lim.adjoint.channels(flow, terminal_loss, (x, None), grid)
-        sites = tangent.attention_sites(flow, found.states, found.covectors, grid)
+        sites = attention_sites(flow, found.states, found.covectors, grid)
         gradient = jax.grad(lambda x: terminal_loss(flow(x, grid)))(x)
         heads = lim.adjoint.cone_by_head(sites, grid)
         return found.vectors, heads, gradient / grid.weights[:, None]

@@ -21,6 +21,7 @@ from reference.networks import (
 import lim_jax as lim
 from lim_jax import probes
 from lim_jax.adjoint import tangent
+from lim_jax.adjoint.sites import attention_sites
 
 
 def attention():
@@ -186,7 +187,7 @@ def joint_cone_and_blocks(flow, x, grid):
 
     def sites_of(x):
         found = lim.adjoint_trajectory(flow, sine_sum, (x, None), grid)
-        return tangent.attention_sites(flow, found.states, found.covectors, grid)
+        return attention_sites(flow, found.states, found.covectors, grid)
 
     def blocks_of(site):
         return kernel_blocks(site.attention, site.states, grid)
@@ -232,7 +233,7 @@ def test_the_joint_cone_sums_to_the_energy_of_the_channel():
     @jax.jit
     def cones(flow, x):
         ledger = jax.vmap(lambda x: lim.adjoint.channels(flow, sine_sum, (x, None), grid))(x)
-        sites = jax.vmap(lambda s, p: tangent.attention_sites(flow, s, p, grid))(
+        sites = jax.vmap(lambda s, p: attention_sites(flow, s, p, grid))(
             ledger.states, ledger.covectors
         )
         by_depth = jax.vmap(lambda s: lim.adjoint.cone_energies(s, grid))(sites)

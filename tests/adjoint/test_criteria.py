@@ -11,7 +11,7 @@ import lim_jax as lim
 from lim_jax.adjoint import criteria, queries, residual
 from lim_jax.adjoint.cone import JointCone
 from lim_jax.adjoint.ledger import channels
-from lim_jax.adjoint.tangent import attention_sites
+from lim_jax.adjoint.sites import attention_sites
 from lim_jax.loss import last_token, teacher_forcing
 
 LENGTH = 20

@@ -13,7 +13,7 @@ from lim_jax.adjoint import criteria, deficits, queries, residual
 from lim_jax.adjoint.certificate import Certificate, Inequality, Premise, certificate_table
 from lim_jax.adjoint.cone import JointCone
 from lim_jax.adjoint.ledger import RegionalChannels, channels, regional_channels
-from lim_jax.adjoint.tangent import attention_sites
+from lim_jax.adjoint.sites import attention_sites
 from lim_jax.loss import last_token, teacher_forcing
 
 LENGTH = 20

@@ -23,7 +23,7 @@ from reference.networks import (
 
 import lim_jax as lim
 from lim_jax.adjoint.ledger import RegionalChannels
-from lim_jax.adjoint.tangent import attention_sites
+from lim_jax.adjoint.sites import attention_sites
 from lim_jax.network.continuous import linear_control
 
 GRID = lim.graded_grid(LENGTH)

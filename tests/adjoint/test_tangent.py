@@ -22,6 +22,7 @@ from reference.networks import (
 
 import lim_jax as lim
 from lim_jax.adjoint import tangent
+from lim_jax.adjoint.sites import attention_sites
 
 
 def field():
@@ -145,9 +146,7 @@ def test_attention_of_a_split_layer_meets_what_the_network_returns():
     def sites_and_network(flow, field, x, covector):
         between = x + size * field.attention(x, x, grid)
         after = between + size * field.feed_forward(between, between, grid)
-        sites = tangent.attention_sites(
-            flow, jnp.stack([x, after]), jnp.stack([covector, covector]), grid
-        )
+        sites = attention_sites(flow, jnp.stack([x, after]), jnp.stack([covector, covector]), grid)
         return sites, jacobian_blocks(lambda x: field.feed_forward(x, x, grid), between)
 
     sites, network = sites_and_network(flow, layer_of(flow), x, covector)
@@ -162,7 +161,7 @@ def test_sites_know_the_profile_of_their_layers(step):
     """Layer k sees X_k and, where it has one field, P_(k+1), in a step of eps zeta(t_k)."""
     grid, flow = lim.graded_grid(LENGTH), random_flow(depth=3, step=SCHEMES[step], horizon=1.5)
     states, covectors = (random_states(seed, 4, LENGTH, WIDTH) for seed in (6, 7))
-    find = jax.jit(lambda x, p: tangent.attention_sites(flow, x, p, grid))
+    find = jax.jit(lambda x, p: attention_sites(flow, x, p, grid))
     sites = find(states, covectors)
     np.testing.assert_allclose(sites.step, [0.5, 0.5, 0.5], rtol=1e-15)
     increments = 0.5 * falling_profile(np.array([0.0, 0.5, 1.0]))
@@ -179,4 +178,4 @@ def test_other_steps_and_other_layers_are_refused():
         tangent.pull_back_stages(heun, (field(), jnp.array(1.0)), x, x, grid)
     network = lim.ResidualFlow(random_flow(depth=1).layers.feed_forward)
     with pytest.raises(ValueError, match="flow.layers: got FeedForward"):
-        tangent.attention_sites(network, states, states, grid)
+        attention_sites(network, states, states, grid)

@@ -15,7 +15,7 @@ import lim_jax as lim
 from lim_jax import models
 from lim_jax.adjoint.hops import attention_hops
 from lim_jax.adjoint.ledger import channels, cone_by_head
-from lim_jax.adjoint.tangent import attention_sites
+from lim_jax.adjoint.sites import attention_sites
 from lim_jax.explanations import account_of_context
 from lim_jax.network.norms import RMSNorm
 

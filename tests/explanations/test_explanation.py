@@ -18,7 +18,7 @@ from lim_jax.adjoint.cone import cone_mass, joint_cone
 from lim_jax.adjoint.hops import attention_hops
 from lim_jax.adjoint.ledger import channels, cone_by_head
 from lim_jax.adjoint.residual import amplification, interaction_norms
-from lim_jax.adjoint.tangent import attention_sites
+from lim_jax.adjoint.sites import attention_sites
 from lim_jax.density import Influence
 from lim_jax.loss import last_token, teacher_forcing
 from lim_jax.models import language

@@ -1,0 +1,157 @@
+"""What a network of real size takes: peak memory and CPU time of one profile, however it is held.
+
+``python benchmarks/sizes.py`` writes folders of a random Llama, in bfloat16 and shard by shard, and
+profiles a last-token loss of one context, in a process of its own for each way of holding the
+weights: whole (`models.load`), kept in half precision in memory (``kept="bfloat16"``), and left in
+their files (`models.open`). Reading and compiling count. ``--network 7b`` takes a seven-billion
+one, ``--tokens`` another length; transformers is a row where it is installed.
+"""
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import jax
+import ml_dtypes
+import numpy as np
+from record import RESULTS, keep
+from safetensors.numpy import save_file
+
+import lim_jax as lim
+
+# Width, hidden, depth, heads, groups, words, and whether the head is the embedding.
+NETWORKS = {
+    "0.1b": (768, 2048, 12, 12, 4, 32_000, False),
+    "1b": (2048, 8192, 16, 32, 8, 128_256, True),
+    "7b": (4096, 11_008, 32, 32, 32, 32_000, False),
+}
+HOLDINGS = ("open", "bfloat16", "float16", "load")
+NAMES = "hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads"
+
+
+def config(network: str) -> dict:
+    """As ``config.json`` has it."""
+    width, hidden, depth, heads, groups, words, tied = NETWORKS[network]
+    sizes = dict(zip(NAMES.split(), (width, hidden, depth, heads, groups), strict=True))
+    return {
+        "model_type": "llama", "vocab_size": words, "tie_word_embeddings": tied, **sizes,
+        "max_position_embeddings": 131_072,
+    }  # fmt: skip
+
+
+def shards(network: str) -> dict[str, dict[str, tuple[int, ...]]]:
+    """The name and shape of every tensor of every shard: one for each layer, one beside."""
+    width, hidden, depth, heads, groups, words, tied = NETWORKS[network]
+    keys = width // heads * groups
+    layer = {
+        "input_layernorm": (width,), "post_attention_layernorm": (width,),
+        "self_attn.q_proj": (width, width), "self_attn.k_proj": (keys, width),
+        "self_attn.v_proj": (keys, width), "self_attn.o_proj": (width, width),
+        "mlp.gate_proj": (hidden, width), "mlp.up_proj": (hidden, width),
+        "mlp.down_proj": (width, hidden),
+    }  # fmt: skip
+    beside = {"model.embed_tokens": (words, width), "model.norm": (width,)}
+    beside |= {} if tied else {"lm_head": (words, width)}
+    found = {"beside.safetensors": beside}
+    for index in range(depth):
+        named = {f"model.layers.{index}.{name}": shape for name, shape in layer.items()}
+        found[f"layer{index}.safetensors"] = named
+    return found
+
+
+def written(folder: Path, network: str) -> Path:
+    """A folder of random weights, as it is published; one shard at a time is in memory."""
+    folder.mkdir(parents=True)
+    generator, weight_map = np.random.default_rng(0), {}
+    for file, shapes in shards(network).items():
+        tensors = {}
+        for name, shape in shapes.items():
+            drawn = generator.standard_normal(shape, np.float32)
+            drawn = drawn / np.sqrt(shape[-1]) if len(shape) > 1 else 1 + drawn / 10
+            tensors[f"{name}.weight"] = drawn.astype(ml_dtypes.bfloat16)
+        save_file(tensors, folder / file)
+        weight_map |= dict.fromkeys(tensors, file)
+    index = {"metadata": {}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (folder / "config.json").write_text(json.dumps(config(network)))
+    return folder
+
+
+def profiled(path: Path, holding: str, tokens: int) -> np.ndarray:
+    """The energies of one context's last-token loss."""
+    if holding == "open":
+        model = lim.models.open(path)
+    else:
+        model = lim.models.load(path, kept=None if holding == "load" else holding)
+    window = np.random.default_rng(1).integers(0, model.vocabulary, tokens + 1)
+    ask = lim.loss.last_token
+    return lim.models.energies_of_ids(model, [jax.device_put(window)], ask=ask)[0]
+
+
+def theirs(path: Path, precision: str, tokens: int) -> np.ndarray:
+    """The same by transformers."""
+    import torch
+    import transformers
+
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, precision))
+    model.requires_grad_(False)
+    window = np.random.default_rng(1).integers(0, model.config.vocab_size, tokens + 1)
+    ids = torch.tensor(window[None])
+    x = model.get_input_embeddings()(ids[:, :-1]).requires_grad_()
+    logits = model(inputs_embeds=x, logits_to_keep=1, use_cache=False).logits[0, -1].float()
+    torch.nn.functional.cross_entropy(logits[None], ids[:, -1]).backward()
+    assert x.grad is not None
+    return (x.grad[0].float() ** 2).sum(1).numpy() * tokens**2
+
+
+def measured(path: Path, holding: str, tokens: int, out: Path) -> dict:
+    """Profile in this process."""
+    peer, _, precision = holding.partition(" ")
+    run = theirs if peer == "transformers" else profiled
+    np.save(out, run(path, precision or holding, tokens))
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    peak = int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) / 2**20
+    return {"CPU seconds": used.ru_utime + used.ru_stime, "peak GiB": peak}
+
+
+def main() -> None:
+    """Print and keep a row for each way of holding the weights."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--network", choices=NETWORKS, default="1b")
+    parser.add_argument("--tokens", type=int, default=512)
+    parser.add_argument("--holdings", nargs="*", default=HOLDINGS, help="which, the first is truth")
+    parser.add_argument("--folder", type=Path, help="where weights lie, or are put and left")
+    parser.add_argument("--measure", nargs=2, help="a holding and a file, in this process")
+    options = parser.parse_args()
+    if options.measure:
+        holding, out = options.measure
+        print(json.dumps(measured(options.folder, holding, options.tokens, Path(out))))
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        folder, rows, first = options.folder or Path(temporary) / "weights", [], None
+        if not folder.exists():
+            written(folder, options.network)
+        weights = sum(file.stat().st_size for file in folder.glob("*.safetensors")) / 2**30
+        for holding in options.holdings:
+            out = Path(temporary) / "energies.npy"
+            arguments = ["--measure", holding, str(out), "--folder", str(folder)]
+            command = [sys.executable, __file__, *arguments, "--tokens", str(options.tokens)]
+            done = subprocess.run(command, check=True, capture_output=True, text=True)
+            energies = np.load(out)
+            first = energies if first is None else first
+            off = float(np.abs(energies - first).max() / first.max())
+            row = {"network": options.network, "tokens": options.tokens, "holding": holding}
+            row |= {"weights GiB": weights} | json.loads(done.stdout) | {"difference": off}
+            rows.append(row)
+            print(row, flush=True)
+    keep(RESULTS / "sizes.json", rows, ("network", "tokens", "holding"))
+
+
+if __name__ == "__main__":
+    main()

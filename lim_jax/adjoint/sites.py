@@ -1,0 +1,99 @@
+"""Attention where a network linearises it: the states and the covectors that every layer meets."""
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from lim_jax._checks import require, require_kind
+from lim_jax.adjoint.tangent import pull_back_stages
+from lim_jax.grid.measure import Grid, require_on_grid
+from lim_jax.network.field import TransformerField
+from lim_jax.network.flow import ResidualFlow, require_flow
+from lim_jax.network.multihead import CausalAttention
+from lim_jax.weights import FetchedLayers, FetchedParts
+
+
+class AttentionSites(NamedTuple):
+    r"""Attention where a network linearises it: over depth, what its kernel is and what it meets.
+
+    Attributes
+    ----------
+    attention
+        The sublayers, with a leading layer axis; `weights.in_memory` has one of one's own.
+    increments
+        :math:`\varepsilon\zeta(t_k)`.
+    step
+        :math:`\varepsilon`, once for each layer.
+    states
+        Where each is linearised.
+    covectors
+        What each pulls back: :math:`P_{k+1}`, in the split scheme :math:`\tilde P_k`.
+    """
+
+    attention: CausalAttention | FetchedParts
+    increments: Float[Array, " depth"]
+    step: Float[Array, " depth"]
+    states: Float[Array, "depth length width"]
+    covectors: Float[Array, "depth length width"]
+
+
+def attention_sites(
+    flow: ResidualFlow,
+    states: Float[Array, "times length width"],
+    covectors: Float[Array, "times length width"],
+    grid: Grid,
+) -> AttentionSites:
+    r"""Find every layer's attention, the state it sees and the covector it meets.
+
+    Parameters
+    ----------
+    flow
+        Its layers are `TransformerField` or `CausalAttention`; its step is `euler` or `split`.
+    states, covectors
+        :math:`X_0, \dots, X_M` and :math:`P_0, \dots, P_M`, as `adjoint_trajectory` gives them.
+    grid
+        Their positions.
+
+    Raises
+    ------
+    ValueError
+        Where the layers have no attention, or the step is another one.
+    """
+    require_flow(flow)
+    part = _whole if isinstance(flow.pattern, CausalAttention) else _attention
+    require(
+        isinstance(flow.pattern, TransformerField | CausalAttention),
+        "flow.layers",
+        got=type(flow.pattern).__name__,
+        expected="TransformerField or CausalAttention",
+        cure="Kernels in closed form are those of CausalAttention.",
+    )
+    for values, name in ((states, "states"), (covectors, "covectors")):
+        require_on_grid(values, grid, name, "times length width", times=flow.depth + 1)
+
+    def visit(_, layer, state, covector):
+        stages = pull_back_stages(flow, layer, state, covector, grid)
+        attending = (TransformerField, CausalAttention)
+        (site,) = (stage for stage in stages if isinstance(stage.field, attending))
+        return _, (layer[1], site.state, site.covector)
+
+    _, (increments, *met) = flow.scan(visit, states[0], states[:-1], covectors[1:])
+    step = jnp.full_like(increments, flow.horizon / flow.depth)
+    fetched = isinstance(flow.layers, FetchedLayers)
+    attention = flow.layers.parts(part) if fetched else part(flow.layers)
+    return AttentionSites(attention, increments, step, *met)
+
+
+def _whole(layer: CausalAttention) -> CausalAttention:
+    return layer
+
+
+def _attention(layer: TransformerField) -> CausalAttention:
+    return layer.attention
+
+
+def require_sites(sites: Any, grid: Grid, axes: str = "depth length width") -> None:
+    """Refuse what are no sites of attention, and those of another grid."""
+    require_kind(sites, AttentionSites, "sites", "Take them from attention_sites.")
+    require_on_grid(sites.states, grid, "sites", axes)

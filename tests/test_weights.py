@@ -1,0 +1,209 @@
+"""Weights that are fetched as they are needed give the numbers of weights in memory."""
+
+import threading
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from reference.networks import LENGTH, WIDTH, falling_profile, random_flow, random_states
+
+import lim_jax as lim
+from lim_jax import adjoint, explanations, weights
+from lim_jax.network import ResidualFlow
+
+DEPTH = 3
+GRID = lim.graded_grid(LENGTH)
+WHOLE = random_flow(step=lim.split, depth=DEPTH, horizon=2.0)
+
+
+def from_memory(flow, read_from=None):
+    """The same flow, whose layers a source hands out."""
+    layers = jax.tree.map(np.asarray, flow.layers)
+
+    def read(index):
+        if read_from is not None:
+            read_from.append((index, threading.current_thread().name))
+        return jax.tree.map(lambda leaf: leaf[index], layers)
+
+    source = weights.LayerSource(read, flow.depth)
+    fetched = weights.FetchedLayers(jnp.arange(3.0), source)
+    return ResidualFlow(fetched, flow.horizon, flow.profile, flow.step)
+
+
+def loss(state, y):
+    return jnp.sum(jnp.sin(state) * y)
+
+
+EXAMPLE = random_states(4), random_states(5)
+HELD = from_memory(WHOLE)
+
+
+def sites(flow):
+    run = lim.adjoint_trajectory(flow, loss, EXAMPLE, GRID)
+    return adjoint.attention_sites(flow, run.states, run.covectors, GRID)
+
+
+def cone_of_two(flow):
+    def of_one(x):
+        run = lim.adjoint_trajectory(flow, loss, (x, EXAMPLE[1]), GRID)
+        return adjoint.attention_sites(flow, run.states, run.covectors, GRID)
+
+    return adjoint.joint_cone(jax.vmap(of_one)(random_states(6, 2, LENGTH, WIDTH)), GRID)
+
+
+JOBS = {
+    "value": lambda flow: flow(EXAMPLE[0], GRID),
+    "trajectory": lambda flow: flow.trajectory(EXAMPLE[0], GRID),
+    "adjoint": lambda flow: lim.adjoint_trajectory(flow, loss, EXAMPLE, GRID),
+    "channels": lambda flow: adjoint.channels(flow, loss, EXAMPLE, GRID),
+    "hops": lambda flow: adjoint.attention_hops(flow, loss, EXAMPLE, GRID, 2),
+    "one hop by head": lambda flow: adjoint.one_hop_by_head(flow, loss, EXAMPLE, GRID),
+    "orders": lambda flow: adjoint.interaction_orders(flow, loss, EXAMPLE, GRID, 2),
+    "heads": lambda flow: adjoint.cone_by_head(sites(flow), GRID),
+    "cone energies": lambda flow: adjoint.cone_energies(sites(flow), GRID),
+    "joint cone": cone_of_two,
+    "rollout": lambda flow: explanations.attention_rollout(flow, EXAMPLE[0], GRID),
+    "interactions": lambda flow: adjoint.interaction_norms(
+        flow, EXAMPLE[0], GRID, key=jax.random.key(0)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_every_walk_through_fetched_layers_gives_the_numbers_of_those_in_memory(name):
+    expected, found = (eqx.filter_jit(JOBS[name])(flow) for flow in (WHOLE, HELD))
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-14)
+
+
+def test_derivatives_in_the_state_are_those_of_layers_in_memory():
+    def second(flow, x, tangent):
+        return jax.jvp(jax.grad(lambda x: loss(flow(x, GRID), EXAMPLE[1])), (x,), (tangent,))
+
+    xs, tangents = random_states(6, 2, LENGTH, WIDTH), random_states(7, 2, LENGTH, WIDTH)
+    expected, found = (
+        jax.jit(jax.vmap(lambda x, t, flow=flow: second(flow, x, t)))(xs, tangents)
+        for flow in (WHOLE, HELD)
+    )
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-13)
+
+
+def test_each_layer_is_read_once_a_way_and_ahead_in_a_thread():
+    read = []
+    flow = from_memory(WHOLE, read)
+    gradient = jax.jit(jax.vmap(jax.grad(lambda x: loss(flow(x, GRID), EXAMPLE[1]))))
+    jax.block_until_ready(gradient(random_states(6, 2, LENGTH, WIDTH)))
+    # Two examples go together; the last layer ends one way and begins the other.
+    assert [index for index, _ in read] == [0, 1, 2, 1, 0]
+    # Where one job ended the next begins.
+    jax.block_until_ready(gradient(random_states(7, 2, LENGTH, WIDTH)))
+    assert [index for index, _ in read[5:]] == [1, 2, 1, 0]
+    here = threading.current_thread().name
+    assert [name == here for _, name in read] == [True] + [False] * 8
+
+
+def test_a_layer_that_is_asked_for_out_of_turn_is_read():
+    layer = eqx.filter_jit(HELD.layers.layer)
+    for index in (2, 0, 2, 1, 1):
+        expected = jax.tree.map(lambda leaf, index=index: leaf[index], WHOLE.layers)
+        jax.tree.map(np.testing.assert_array_equal, layer(jnp.array(index)), expected)
+
+
+def test_a_depth_profile_and_the_pattern_are_those_of_the_flow():
+    assert HELD.depth == DEPTH and HELD.profile is falling_profile
+    found = jax.tree.map(lambda leaf: leaf.shape, HELD.pattern)
+    assert jax.tree.leaves(found) == jax.tree.leaves(
+        jax.tree.map(lambda leaf: leaf.shape[1:], WHOLE.layers)
+    )
+    assert WHOLE.pattern is WHOLE.layers
+
+
+def test_derivatives_in_fetched_weights_are_refused_with_the_cure():
+    def objective(flow):
+        return loss(flow(EXAMPLE[0], GRID), EXAMPLE[1])
+
+    with pytest.raises(NotImplementedError, match=r"do not train.*models\.load"):
+        eqx.filter_grad(objective)(HELD)
+    with pytest.raises(NotImplementedError, match="do not train"):
+        eqx.filter_jvp(objective, (HELD,), (eqx.filter(HELD, eqx.is_inexact_array),))
+
+    table = weights.FetchedRows(jnp.zeros(1), row_source("float32"))
+    with pytest.raises(NotImplementedError, match="do not train"):
+        eqx.filter_grad(lambda table: weights.gathered(table, jnp.array([1])).sum())(table)
+
+
+def test_what_a_source_meets_is_told():
+    def read(index):
+        if index == 2:
+            raise ValueError("layers.2: got NaN or infinite weights")
+        return jax.tree.map(lambda leaf: np.asarray(leaf)[index], WHOLE.layers)
+
+    flow = ResidualFlow(weights.FetchedLayers(jnp.zeros(1), weights.LayerSource(read, DEPTH)))
+    with pytest.raises(Exception, match=r"layers\.2: got NaN or infinite weights"):
+        jax.block_until_ready(flow(EXAMPLE[0], GRID))
+
+
+def test_a_source_has_a_number_of_layers():
+    with pytest.raises(ValueError, match="depth: got 0"):
+        weights.LayerSource(lambda index: np.zeros(1), 0)
+
+
+TABLE = np.random.default_rng(8).standard_normal((7, 4))
+
+
+def row_source(dtype, read=None):
+    table = TABLE.astype(dtype)
+
+    def rows(part):
+        if read is not None:
+            read.append((part.start, part.stop))
+        return table[part]
+
+    return weights.RowSource(rows, TABLE.shape, dtype)
+
+
+def test_rows_are_gathered_each_once_and_stretches_at_once():
+    read = []
+    table = weights.FetchedRows(jnp.zeros(1), row_source("float64", read))
+    assert table.shape == (7, 4) and table.dtype == "float64"
+    numbers = jnp.array([[5, 2, 5], [0, 2, 6]])
+    found = jax.jit(jax.vmap(lambda row: weights.gathered(table, row)))(numbers)
+    np.testing.assert_array_equal(found, TABLE[np.asarray(numbers)])
+    assert read == [(0, 1), (2, 3), (5, 6), (6, 7)]
+    found = jax.jit(lambda start: weights.stretch(table, start, 3))(jnp.array(4))
+    np.testing.assert_array_equal(found, TABLE[4:7])
+    assert read[4:] == [(4, 7)]
+
+
+@pytest.mark.parametrize("dtype", ["float16", ml_dtypes.bfloat16])
+def test_half_precision_is_widened_as_it_comes(dtype):
+    table = weights.FetchedRows(jnp.zeros(1), row_source(dtype))
+    found = weights.gathered(table, jnp.array([3, 1]))
+    assert table.dtype == found.dtype == "float32"
+    np.testing.assert_array_equal(found, TABLE.astype(dtype).astype(np.float32)[[3, 1]])
+    found = weights.stretch(table, jnp.array(2), 2)
+    np.testing.assert_array_equal(found, TABLE.astype(dtype).astype(np.float32)[2:4])
+
+    source = weights.LayerSource(lambda index: TABLE.astype(dtype)[index], 2)
+    layer = weights.FetchedLayers(jnp.zeros(1), source).layer(jnp.array(1))
+    assert layer.dtype == "float32"
+    np.testing.assert_array_equal(layer, TABLE.astype(dtype).astype(np.float32)[1])
+
+
+def test_a_source_reads_in_the_precision_in_which_it_was_made():
+    def read(index):
+        return jax.device_put(np.full(2, index + 0.1))
+
+    with jax.enable_x64(False):
+        source = weights.LayerSource(read, 2)
+        fetched = weights.FetchedLayers(jnp.zeros(1), source)
+        layer = jax.jit(lambda index: fetched.layer(index))(1)
+    assert source.like.dtype == layer.dtype == "float32"
+    np.testing.assert_array_equal(layer, np.full(2, 1.1, np.float32))
+    with jax.enable_x64(True):
+        assert weights.LayerSource(read, 2).like.dtype == "float64"
