@@ -101,9 +101,10 @@ class FetchedLayers(eqx.Module):
     >>> from lim_jax.network.flow import ResidualFlow
     >>> class Scaled(eqx.Module):
     ...     by: Array
+    ...
     ...     def __call__(self, x, context, grid):
     ...         return self.by * x
-    >>> source = LayerSource(lambda index: Scaled(np.float32(index + 1)), depth=3)
+    >>> source = LayerSource(lambda index: Scaled(jax.device_put(np.ones((1, 1)) + index)), 3)
     >>> flow = ResidualFlow(FetchedLayers(jnp.zeros(1), source), horizon=3.0)
     >>> flow(jnp.ones((1, 1)), token_grid(1)).tolist()  # (1 + 1) (1 + 2) (1 + 3)
     [[24.0]]

@@ -290,6 +290,7 @@ def _answers_and_others(
     Of labels that are weights: their product with the logits, and the logarithm of the whole sum.
     """
     size, classes = slices.size, slices.classes
+    _require_labels_of((*weights.shape, classes), targets)
     numbered = _class_numbers(targets)
     targets = _known_classes(targets, classes, weights != 0) if numbered else targets
 
@@ -382,13 +383,18 @@ def _known_classes(
 
 def _require_labels(logits: Logits, labels: Labels) -> None:
     require_floats(logits, "logits", "length vocabulary")
+    _require_labels_of(logits.shape, labels)
+
+
+def _require_labels_of(shape: tuple[int, ...], labels: Labels) -> None:
+    """Refuse labels that are none of logits of this shape."""
     dtype = getattr(labels, "dtype", None)
     whole = dtype is not None and jnp.issubdtype(dtype, jnp.integer)
     require(
-        getattr(labels, "shape", None) == (logits.shape[:1] if whole else logits.shape),
+        getattr(labels, "shape", None) == (shape[:1] if whole else shape),
         "labels",
-        got=f"{described(labels)} with logits of shape {logits.shape}",
-        expected=f"integers of shape {logits.shape[:1]} or floats of shape {logits.shape}",
+        got=f"{described(labels)} with logits of shape {shape}",
+        expected=f"integers of shape {shape[:1]} or floats of shape {shape}",
         cure="Pass a class number for each position, or a row of weights of all classes.",
     )
     if not whole:

@@ -68,6 +68,9 @@ def test_a_file_gives_its_publishers_logits(tmp_path, monkeypatch):
     model = models.load(write(tmp_path / "model.gguf"), dtype="float64")
     logits = eqx.filter_jit(lambda model, ids: model.logits(ids))(model, jax.device_put(IDS))
     np.testing.assert_allclose(logits, publishers.logits(CONFIG, IDS), rtol=1e-6)  # eps is float32
+    opened = models.open(tmp_path / "model.gguf", dtype="float64")
+    again = eqx.filter_jit(lambda model, ids: model.logits(ids))(opened, jax.device_put(IDS))
+    np.testing.assert_allclose(again, logits, rtol=1e-13)
 
 
 def test_each_rotary_frequency_is_divided_by_its_own_factor(tmp_path):

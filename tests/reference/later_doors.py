@@ -78,6 +78,12 @@ FLOW = random_flow(width=WIDTH, heads=1)
 FIELD = layer_of(FLOW)
 ONE, VECTORS = numbers(), numbers(2, LENGTH, WIDTH)
 PROFILE, STATES = numbers(LENGTH), numbers(LENGTH, WIDTH)
+SLICES = loss.Slices(
+    lambda start: jax.lax.dynamic_slice_in_dim(jax.device_put(STATES), start, 1, axis=1),
+    1,
+    WIDTH,
+    "float64",
+)
 CONE = adjoint.JointCone(PROFILE, PROFILE, PROFILE, PROFILE, numbers())
 REGIONAL = adjoint.RegionalChannels(numbers(2, 3, 3, 3))
 BOUNDS = adjoint.ChannelBounds(numbers(3, 3), numbers(), numbers(), numbers(3, 3))
@@ -196,6 +202,7 @@ LATER = {
     ),
     "padded_length": (models.padded_length, {"length": Known(3)}),
     "models.load": (models.load, {"path": Text("no such file")}),
+    "open": (models.open, {"path": Text("no such file")}),
     "open_checkpoint": (models.open_checkpoint, {"folder": Text("no such file")}),
     "open_gguf": (models.open_gguf, {"file": Text("no such file")}),
     "opened_gguf": (models.opened_gguf, {"file": Text("no such file")}),
@@ -396,6 +403,20 @@ LATER = {
         loss.margin_loss,
         {
             "logits": Unread(STATES), "targets": Whole(jax.device_put(np.array([0, 1, 0]))),
+            "query_weights": Unread(PROFILE / PROFILE.sum()),
+        },
+    ),
+    "sliced_cross_entropy": (
+        lambda targets, query_weights: loss.sliced_cross_entropy(SLICES, targets, query_weights),
+        {
+            "targets": Whole(jax.device_put(np.array([0, 1, 0]))),
+            "query_weights": Unread(PROFILE / PROFILE.sum()),
+        },
+    ),
+    "sliced_margin_loss": (
+        lambda targets, query_weights: loss.sliced_margin_loss(SLICES, targets, query_weights),
+        {
+            "targets": Whole(jax.device_put(np.array([0, 1, 0]))),
             "query_weights": Unread(PROFILE / PROFILE.sum()),
         },
     ),

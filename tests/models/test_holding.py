@@ -1,0 +1,167 @@
+"""However weights are held, whole, in half precision or in their files, they are one network."""
+
+import json
+import os
+import runpy
+from pathlib import Path
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from reference import publishers
+from reference.as_users import ROOT
+from safetensors.numpy import load_file, save_file
+
+from lim_jax import models
+from lim_jax.models import causal
+
+RECORD = json.loads((Path(__file__).parent / "recorded.json").read_text())
+WRITE = runpy.run_path(str(ROOT / "benchmarks" / "drawing.py"))["write"]
+IDS = np.array(RECORD["ids"])
+FILE = "model.safetensors"
+# Tied and untied heads, a bias and learned places, layers that differ in kind and in span.
+NETWORKS = ("llama, tied", "gptj", "gpt2", "deepseek_v3", "gemma3_text", "bloom")
+
+
+def folder_of(name, folder):
+    network = RECORD["networks"][name]
+    return WRITE(folder, network["config"], network["shapes"])
+
+
+@eqx.filter_jit
+def asked(model, ids):
+    queries = models.Queries(jnp.roll(ids, -1), jnp.full(ids.shape, 1 / ids.size))
+    value = jax.value_and_grad(model.loss)(model.embed(ids, queries), queries)
+    return model.logits(ids), *value
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_weights_left_in_their_files_give_the_numbers_of_weights_in_memory(
+    name, tmp_path, monkeypatch
+):
+    folder = folder_of(name, tmp_path)
+    expected = asked(models.load(folder, dtype="float64"), IDS)
+    # Heads by slices of an odd size, the last of which begins within the one before.
+    monkeypatch.setattr(causal, "WORDS_AT_ONCE", 11)
+    for found in (
+        asked(models.load(folder, dtype="float64"), IDS),
+        asked(models.open(folder, dtype="float64"), IDS),
+    ):
+        for one, other in zip(found, expected, strict=True):
+            bound = 1e-12 * np.abs(np.asarray(other)).max()
+            np.testing.assert_allclose(one, other, rtol=0, atol=bound)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Of a network whose head is its own; all its numbers are such as bfloat16 has, but norms'."""
+    config = publishers.CONFIGS["llama"] | {"num_hidden_layers": 3}
+    arrays = publishers.tensors(config)
+    third = {
+        name.replace("layers.0", "layers.2"): array + np.float32(0.25)
+        for name, array in arrays.items()
+        if "layers.0" in name
+    }
+    rounded = {
+        name: array if "norm" in name else array.astype(ml_dtypes.bfloat16).astype(np.float32)
+        for name, array in (third | arrays).items()
+    }
+    return publishers.write(tmp_path, config, rounded)
+
+
+WINDOW = np.array([3, 1, 4, 1, 5, 9, 2, 6])
+
+
+def energies(model, **options):
+    return models.energies_of_ids(model, [jax.device_put(WINDOW)], **options)[0]
+
+
+def test_half_precision_that_loses_nothing_gives_the_same_numbers(folder):
+    whole, kept = models.load(folder), models.load(folder, kept="bfloat16")
+    np.testing.assert_allclose(energies(kept), energies(whole), rtol=1e-6)
+    like = kept.flow.pattern
+    assert like.attention.query.dtype == like.feed_forward.gate.dtype == "bfloat16"
+    # Norms stay as they are: theirs are other numbers.
+    assert like.attention.norm.scale.dtype == "float32"
+    assert kept.embedding.dtype == kept.head.dtype == "float32"
+    assert kept.embedding.source.dtype == kept.head.source.dtype == "bfloat16"
+
+
+def test_half_precision_that_loses_something_gives_the_numbers_of_rounded_matrices(tmp_path):
+    config = publishers.CONFIGS["llama"]
+    whole = models.load(publishers.write(tmp_path, config))
+    found = energies(models.load(tmp_path, kept="float16"))
+
+    def half(name, array):
+        return array if "norm" in name else array.astype("float16").astype("float32")
+
+    rounded = {name: half(name, array) for name, array in publishers.tensors(config).items()}
+    publishers.write(tmp_path, config, rounded)
+    np.testing.assert_allclose(found, energies(models.load(tmp_path)), rtol=2e-6)
+    assert np.abs(found / energies(whole) - 1).max() > 1e-5
+
+
+@pytest.mark.parametrize("kept, dtype", [("int8", "float32"), ("bfloat16", "float64")])
+def test_other_precisions_are_refused(kept, dtype, folder, as_users_run):
+    with pytest.raises(ValueError, match=r'kept: got .* expected None, "float16" or "bfloat16"'):
+        models.load(folder, dtype=dtype, kept=kept)
+    with pytest.raises(ValueError, match="dtype: got 'float16'"):
+        models.open(folder, dtype="float16")
+
+
+def test_what_is_wrong_with_names_and_shapes_is_told_as_files_are_looked_through(folder):
+    whole = load_file(folder / FILE)
+    gate = "model.layers.2.mlp.gate_proj.weight"
+    cases = {
+        f"got no {gate}": {name: whole[name] for name in whole if name != gate},
+        "got other.weight, which the family does not have": whole | {"other.weight": whole[gate]},
+        "got model.layers.1.other": whole | {"model.layers.1.other": whole[gate]},
+        "embed_tokens.weight: got shape": whole | {"model.embed_tokens.weight": whole[gate]},
+    }
+    for message, arrays in cases.items():
+        save_file(arrays, folder / FILE)
+        with pytest.raises(ValueError, match=message):
+            models.open(folder)
+
+
+def test_what_is_wrong_with_numbers_is_told_as_they_are_read(folder):
+    whole = load_file(folder / FILE)
+    name = "model.layers.2.mlp.gate_proj.weight"
+    for wrong in (name, "lm_head.weight", "model.embed_tokens.weight"):
+        save_file(whole | {wrong: np.full_like(whole[wrong], np.nan)}, folder / FILE)
+        model = models.open(folder)
+        with pytest.raises(Exception, match=f"{wrong}: got NaN or infinite weights"):
+            jax.block_until_ready(asked(model, WINDOW))
+    save_file(whole | {name: whole[name].T.copy()}, folder / FILE)
+    with pytest.raises(Exception, match=f"{name}: got shape"):
+        jax.block_until_ready(asked(models.open(folder), WINDOW))
+
+
+def test_a_run_is_told_from_one_of_other_files(folder, tmp_path):
+    checkpoint = tmp_path / "energies"
+    first = energies(models.open(folder), checkpoint=checkpoint)
+    np.testing.assert_array_equal(energies(models.open(folder), checkpoint=checkpoint), first)
+    os.utime(folder / FILE, ns=(1, 1))
+    with pytest.raises(ValueError, match=r"checkpoint: got .* of parameters"):
+        energies(models.open(folder), checkpoint=checkpoint)
+    prints = [models.open(folder), models.load(folder, kept="float16")]
+    prints += [models.load(folder, kept="bfloat16")]
+    distinct = {tuple(np.asarray(model.flow.layers.fingerprint)) for model in prints}
+    assert len(distinct) == 3
+    assert all(np.asarray(model.flow.layers.fingerprint).size == 32 for model in prints)
+
+
+def test_weights_that_are_fetched_do_not_train(folder):
+    model = models.open(folder)
+
+    def loss(model):
+        return model.loss_of_ids(
+            jax.device_put(WINDOW[:-1]),
+            models.Queries(jax.device_put(WINDOW[1:]), jnp.full(7, 1 / 7, "float32")),
+        )
+
+    with pytest.raises(NotImplementedError, match="do not train"):
+        eqx.filter_grad(loss)(model)
