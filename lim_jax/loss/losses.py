@@ -266,6 +266,7 @@ def sliced_cross_entropy(
     True
     """
     weights = _guarded_queries(query_weights)
+    _require_labels_of((*weights.shape, slices.classes), targets)
     answers, others = _answers_and_others(slices, targets, weights)
     if _class_numbers(targets):
         return _weighted(jax.nn.softplus(others - answers), weights)
@@ -277,6 +278,7 @@ def sliced_margin_loss(
 ) -> Scalar:
     """`margin_loss` of logits that never stand all at once; parameters as there."""
     weights = _guarded_queries(query_weights)
+    _require_labels_of((*weights.shape, slices.classes), targets)
     _require_answers(targets, slices.classes)
     answers, others = _answers_and_others(slices, targets, weights)
     return _weighted(others - answers, weights)
@@ -290,7 +292,6 @@ def _answers_and_others(
     Of labels that are weights: their product with the logits, and the logarithm of the whole sum.
     """
     size, classes = slices.size, slices.classes
-    _require_labels_of((*weights.shape, classes), targets)
     numbered = _class_numbers(targets)
     targets = _known_classes(targets, classes, weights != 0) if numbered else targets
 
