@@ -338,6 +338,8 @@ def test_a_head_size_of_null_shares_the_width():
 
 
 YARN = {"rope_type": "yarn", "factor": 4.0, TRAINED: 32}
+LINEAR = {"rope_type": "linear", "factor": 8.0}
+GEMMA3 = {"model_type": "gemma3_text", "max_position_embeddings": 40}
 
 
 @pytest.mark.parametrize(
@@ -350,6 +352,10 @@ YARN = {"rope_type": "yarn", "factor": 4.0, TRAINED: 32}
         ({"max_position_embeddings": 40, "rope_parameters": {"full_attention": YARN}}, 128),
         ({"max_position_embeddings": 40, TRAINED: 16,
           "rope_parameters": {"factor": 5.0}}, 80),
+        ({"max_position_embeddings": 40, "rope_scaling": LINEAR}, 320),
+        (GEMMA3 | {"rope_scaling": LINEAR}, 40),
+        (GEMMA3 | {"rope_parameters": {"full_attention": LINEAR, "sliding_attention": {}}}, 40),
+        (GEMMA3 | {"rope_parameters": {"full_attention": YARN}}, 128),
     ],
 )  # fmt: skip
 def test_how_many_tokens_a_network_was_made_for(config, trained):
