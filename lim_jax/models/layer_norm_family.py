@@ -172,6 +172,7 @@ def falcon(config: Config) -> Recipe:
     refuse_options(config, alibi=False, apply_residual_connection_post_layernorm=False)
     sizes = sizes_of(config, Options(hidden="ffn_hidden_size", eta="layer_norm_epsilon",
                                      groups="num_kv_heads"), eta=1e-5)  # fmt: skip
+    refuse_options(config, ff_factor=sizes.hidden / sizes.width)
     new, parallel = (bool(config.get(name, usual)) for name, usual in (
         ("new_decoder_architecture", False), ("parallel_attn", True)))  # fmt: skip
     one_group = bool(config.get("multi_query", True)) and not new

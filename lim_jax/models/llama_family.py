@@ -126,9 +126,10 @@ def hunyuan_v1_dense(config: Config) -> Recipe:
     """Hunyuan dense: Llama with norms of heads after these have turned."""
     sizes, rope = sizes_of(config, eta=1e-5), rope_options(config)
     refuse_options(
-        config, use_qk_norm=True, use_rotary_pos_emb=True, norm_type="rms", use_cla=False,
+        config, use_qk_norm=True, use_rotary_pos_emb=True, use_cla=False,
         position_embedding_xdrope=False, attention_head_dim=sizes.size,
     )  # fmt: skip
+    chosen(config, "norm_type", dict.fromkeys(("rms", "hf_rms")), "rms")
     for name in OF_HUNYUAN:
         config.get(name)
     if rope.get("alpha") and rope.get("rope_type", rope.get("type")) == "dynamic":
