@@ -44,6 +44,7 @@ from .gemma_family import gemma as gemma
 from .gemma_family import gemma2 as gemma2
 from .gemma_family import gemma3_text as gemma3_text
 from .gguf_architectures import Architecture as Architecture
+from .gguf_architectures import architecture_of as architecture_of
 from .gguf_architectures import published_config as published_config
 from .gguf_file import GGUFCheckpoint as GGUFCheckpoint
 from .gguf_file import open_gguf as open_gguf

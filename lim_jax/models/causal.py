@@ -411,7 +411,7 @@ def _model(path: AnyPath, dtype: str, held: Callable[[Source], Holding]) -> Caus
         "tensors",
         got=f"{', '.join(surplus[:3])}, which the family does not have",
         expected="those of the family",
-        cure="config.json may name a simpler family than the weights are of.",
+        cure="The options may be of a simpler family than the weights are.",
     )
     # Of learned places there are no more than the network was made for.
     trained = trained_length(checkpoint.config) if weights.parts["positions"] is None else None

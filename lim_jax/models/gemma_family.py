@@ -6,7 +6,7 @@ from typing import Any
 from lim_jax.models import parts
 from lim_jax.models.llama_family import Config, biases_of, llama_like
 from lim_jax.models.options import positive, refuse_options, whole
-from lim_jax.models.places import SLIDING, every, layer_kinds, rotary_of, spans
+from lim_jax.models.places import SLIDING, WINDOW, every, layer_kinds, rotary_of, spans
 from lim_jax.models.reading import tanh_gelu
 from lim_jax.models.recipe import Names, Recipe, Sizes, sizes_of
 from lim_jax.network.positions import Rotary
@@ -21,7 +21,8 @@ BOTH_SIDES = Names(
 
 def gemma(config: Config) -> Recipe:
     """Gemma: Llama with norms counted from one and scaled embeddings."""
-    refuse_options(config, hidden_activation="gelu_pytorch_tanh")
+    if config.get("hidden_activation") is not None:
+        refuse_options(config, hidden_activation="gelu_pytorch_tanh")
     recipe = _gemma(config, sizes_of(config, size=256), "hidden_act")
     # The publisher's files say gelu and mean its hyperbolic tangent.
     legacy = config.get("hidden_act") == "gelu"
@@ -31,6 +32,7 @@ def gemma(config: Config) -> Recipe:
 def gemma2(config: Config) -> Recipe:
     """Gemma 2: norms on both sides of sublayers, capped scores and logits, every other window."""
     sizes = sizes_of(config, size=256)
+    refuse_options(config, sliding_window_size=config.get("sliding_window", WINDOW))
     kinds = layer_kinds(config, sizes.depth, *every(2, sizes.depth))
     places = rotary_of(config, sizes.size)
     return _gemma(

@@ -24,6 +24,7 @@ from lim_jax.models.gguf_architectures import (
     OUTSIDE,
     SHORT,
     Architecture,
+    architecture_of,
     published_config,
 )
 from lim_jax.models.options import Configuration
@@ -185,6 +186,7 @@ def open_gguf(file: AnyPath) -> GGUFCheckpoint:
         Where the file is broken, or its architecture or an option of it is not known.
     """
     file, (reader, options) = as_path(file, "file"), opened_gguf(file)
+    _require_whole_model(file, options)
     name = options.get("general.architecture")
     require(
         name in ARCHITECTURES,
@@ -201,10 +203,22 @@ def open_gguf(file: AnyPath) -> GGUFCheckpoint:
             factors[stem] = _dequantized(stem, file, one, slice(0, one.rows[0])).tolist()
     words = len(options.get("tokenizer.ggml.tokens", ()))
     config = published_config(str(name), own, words, frozenset(stored), factors)
-    files = {}
+    files, architecture = {}, architecture_of(str(name), own)
     for tensor in stored:
-        files |= _published(tensor, stored, ARCHITECTURES[str(name)], config)
+        files |= _published(tensor, stored, architecture, config)
     return GGUFCheckpoint(file, Configuration(config), files)
+
+
+def _require_whole_model(file: Path, options: Mapping[str, Any]) -> None:
+    """Refuse adapters, parts that read images, and one file of several."""
+    for name, usual in (("general.type", "model"), ("split.count", 1)):
+        require(
+            options.get(name, usual) in (usual, 0),
+            file.name,
+            got=f"{name} = {options.get(name)}",
+            expected=f"{usual}: a whole model in one file",
+            cure="Merge an adapter, or the files, by llama.cpp's own programs.",
+        )
 
 
 def _stored(tensor: Any) -> _Stored:
@@ -231,8 +245,8 @@ def _published(
             f"{at}{architecture.experts[stem].format(number)}.{kind}": _one(tensor, number)
             for number in range(tensor.shape[0])
         }
-    if architecture.by_turns and stem.endswith("_exps"):
-        return _by_turns(name, stored, at, stem, kind)
+    if stem.endswith("_exps") and kind in architecture.together:
+        return _together(name, stored, at, architecture)
     if stem not in architecture.layer:
         return {name: _Published((tensor,), tensor.shape)}
     own = architecture.layer[stem]
@@ -259,30 +273,35 @@ def _one(tensor: _Stored, number: int) -> _Published:
     return _Published((own,), own.shape)
 
 
-def _by_turns(
-    name: str, stored: Mapping[str, _Stored], at: str, stem: str, kind: str
+def _together(
+    name: str, stored: Mapping[str, _Stored], at: str, architecture: Architecture
 ) -> dict[str, _Published]:
-    """gpt-oss's experts: from the input to the output side, gates and what they let through mixed.
+    """All experts of a layer in two tensors, one of gates and of what they let through.
 
     The tensor of what gates let through is read with that of the gates.
     """
-    tensor, end, at = stored[name], "" if kind == "weight" else "_bias", f"{at}mlp.experts."
-    if stem == "ffn_down_exps":
-        return {f"{at}down_proj{end}": _Published((tensor,), _turned(tensor.shape), _sides)}
+    tensor, (stem, _, kind) = stored[name], name.rpartition(".")
+    turned, sides = (_turned, _sides) if architecture.by_turns else (_same, _same)
+    inner, outer = (at + own for own in architecture.together[kind])
+    if stem.endswith("ffn_down_exps"):
+        return {outer: _Published((tensor,), turned(tensor.shape), sides)}
     gate, up = (re.sub(r"ffn_\w+_exps", f"ffn_{part}_exps", name) for part in ("gate", "up"))
     require_tensor(stored, gate)
     require_tensor(stored, up)
-    if stem != "ffn_gate_exps":
+    if name != gate:
         return {}
     require_shape(up, stored[up].shape, tensor.shape)
     shape = tensor.shape[0], 2 * tensor.shape[1], *tensor.shape[2:]
 
     def mixed(gates: np.ndarray, ups: np.ndarray) -> np.ndarray:
-        both = np.stack([gates, ups], axis=2)
-        return _sides(both.reshape(len(gates), *shape[1:]))
+        both = np.stack([gates, ups], axis=2 if architecture.by_turns else 1)
+        return sides(both.reshape(len(gates), *shape[1:]))
 
-    both = _Published((tensor, stored[up]), _turned(shape), mixed)
-    return {f"{at}gate_up_proj{end}": both}
+    return {inner: _Published((tensor, stored[up]), turned(shape), mixed)}
+
+
+def _same(what: Any) -> Any:
+    return what
 
 
 def _turned(shape: tuple[int, ...]) -> tuple[int, ...]:

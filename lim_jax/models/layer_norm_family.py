@@ -80,6 +80,7 @@ def gpt_neox(config: Config) -> Recipe:
 
 def gptj(config: Config) -> Recipe:
     """GPT-J: parallel blocks behind one norm, of which neighbouring features turn."""
+    refuse_options(config, rotary=True, scale_attn_weights=True)
     sizes = sizes_of(config, OF_GPT2, eta=1e-5)
     part = whole(config, "rotary_dim", 64) / sizes.size
     places = rotary_of({}, sizes.size, default_part=part)
@@ -168,9 +169,10 @@ def bloom(config: Config) -> Recipe:
 
 def falcon(config: Config) -> Recipe:
     """Falcon: parallel blocks behind one norm or two, one group of keys or several."""
-    refuse_options(config, alibi=False)
+    refuse_options(config, alibi=False, apply_residual_connection_post_layernorm=False)
     sizes = sizes_of(config, Options(hidden="ffn_hidden_size", eta="layer_norm_epsilon",
                                      groups="num_kv_heads"), eta=1e-5)  # fmt: skip
+    refuse_options(config, ff_factor=sizes.hidden / sizes.width)
     new, parallel = (bool(config.get(name, usual)) for name, usual in (
         ("new_decoder_architecture", False), ("parallel_attn", True)))  # fmt: skip
     one_group = bool(config.get("multi_query", True)) and not new
@@ -215,6 +217,10 @@ def phi(config: Config) -> Recipe:
 def starcoder2(config: Config) -> Recipe:
     """StarCoder 2: rotary positions, grouped queries, a window where the configuration says."""
     sizes = sizes_of(config, Options(eta="norm_epsilon"), eta=1e-5)
+    refuse_options(
+        config, mlp_type="default", norm_type="layer_norm", scale_attn_weights=True,
+        layer_norm_epsilon=sizes.eta,
+    )  # fmt: skip
     slides = config.get("sliding_window") is not None
     kinds = layer_kinds(config, sizes.depth, *sizes.depth * [SLIDING if slides else FULL])
     places = rotary_of(config, sizes.size)
@@ -247,6 +253,7 @@ def stablelm(config: Config) -> Recipe:
 def nemotron(config: Config) -> Recipe:
     """Nemotron: layer norms counted from one, squared ReLU without gates, half of a head turns."""
     sizes = sizes_of(config, Options(eta="norm_eps"), eta=1e-5)
+    refuse_options(config, kv_channels=sizes.size, layer_norm_eps=sizes.eta)
     places = rotary_of(config, sizes.size, default_part=0.5)
     return llama_like(
         config, sizes, sizes.depth * (Span(places=places),), activation="relu2",
@@ -267,6 +274,11 @@ def cohere2(config: Config) -> Recipe:
     sizes = sizes_of(config, Options(eta="layer_norm_eps"), eta=1e-5)
     period = whole(config, "sliding_window_pattern", 4)
     config.get("_sliding_window_pattern")  # beside layer_types, which say it
+    refuse_options(
+        config, layer_switch=period, order_of_interleaved_layers="local_attn_first",
+        position_embedding_type="rope_gptj", rotary_pct=1.0, use_embedding_sharing=True,
+        use_gated_activation=True, use_parallel_block=True,
+    )  # fmt: skip
     kinds = layer_kinds(config, sizes.depth, *every(period, sizes.depth))
     places = {SLIDING: rotary_of(config, sizes.size), FULL: None}
     return _cohere(config, sizes, spans(config, kinds, places.__getitem__))

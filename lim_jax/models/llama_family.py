@@ -27,6 +27,13 @@ Config = Mapping[str, Any]
 AFTER = {"before_attention": None, "after_attention": "post_attention_layernorm"}
 AFTER |= {"before_network": None, "after_network": "post_feedforward_layernorm"}
 
+# What Hunyuan's files say of heads that are not there, of images, and of layers that share.
+OF_HUNYUAN = (
+    "add_classification_head", "class_num", "cla_share_factor", "dense_list", "enc_head_dim",
+    "im_end_id", "im_newline_id", "im_start_id", "mask_init_id", "mask_token_id", "org_vocab_size",
+    "pad_id", "pool_type", "routed_scaling_factor", "text_end_id", "text_start_id",
+)  # fmt: skip
+
 
 def llama_like(
     config: Config,
@@ -118,6 +125,13 @@ def ernie4_5(config: Config) -> Recipe:
 def hunyuan_v1_dense(config: Config) -> Recipe:
     """Hunyuan dense: Llama with norms of heads after these have turned."""
     sizes, rope = sizes_of(config, eta=1e-5), rope_options(config)
+    refuse_options(
+        config, use_qk_norm=True, use_rotary_pos_emb=True, use_cla=False,
+        position_embedding_xdrope=False, attention_head_dim=sizes.size,
+    )  # fmt: skip
+    chosen(config, "norm_type", dict.fromkeys(("rms", "hf_rms")), "rms")
+    for name in OF_HUNYUAN:
+        config.get(name)
     if rope.get("alpha") and rope.get("rope_type", rope.get("type")) == "dynamic":
         # By this word the publisher means one base for all contexts.
         theta = rope.get("rope_theta") or config.get("rope_theta") or 10_000.0
@@ -148,6 +162,7 @@ def smollm3(config: Config) -> Recipe:
     sizes = sizes_of(config)
     turning = rotary_of(config, sizes.size, default=2_000_000.0)
     slides = config.get("use_sliding_window", False)
+    config.get("max_window_layers")  # of Qwen's files, which the publisher's reader passes over
     turns = config.get("no_rope_layers")
     period = whole(config, "no_rope_layer_interval", 4)
     turns = [int((k + 1) % period != 0) for k in range(sizes.depth)] if turns is None else turns
@@ -186,6 +201,10 @@ def multipliers(config: Config) -> dict[str, Any]:
 
 def phi3(config: Config) -> Recipe:
     """Phi-3, 3.5 and 4: Llama whose projections, and whose gates, stand in one matrix each."""
+    refuse_options(
+        config, attention_bias=False, mlp_bias=False, lm_head_bias=False, full_attn_mod=1,
+        interpolate_factor=1,
+    )  # fmt: skip
     sizes = sizes_of(config, eta=1e-5)
     if config.get(TRAINED) is None and "short_factor" in rope_options(config):
         whole(config, TRAINED)  # by which the scaling goes, whatever it says itself

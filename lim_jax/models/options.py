@@ -10,23 +10,31 @@ from typing import Any
 
 from lim_jax._checks import described, require
 
-# What changes no number of the network: sampling, training, labels of other heads, the file itself.
+# What changes no number of the network: sampling, training, labels of other heads, the file itself,
+# how others' programs compute it.
 HARMLESS = frozenset(
     """
-    architectures attention_dropout attention_probs_dropout_prob _attn_implementation
-    _attn_implementation_autoset attn_pdrop aux_loss_alpha begin_suppress_tokens bos_token_id
-    classifier_dropout decoder_start_token_id do_sample dropout dtype embd_pdrop embed_dropout
-    embedding_dropout eod_token_id eos_token_id finetuning_task for_llm_compressor
+    activation_dropout architectures attention_dropout attention_probs_dropout_prob
+    attention_softmax_in_fp32 _attn_implementation _attn_implementation_autoset attn_pdrop auto_map
+    aux_loss_alpha bad_words_ids begin_suppress_tokens bias_dropout_fusion bos_token_id
+    cache_implementation classifier_dropout decoder_start_token_id diversity_penalty do_sample
+    dropout dtype early_stopping embd_pdrop embed_dropout embedding_dropout
+    encoder_no_repeat_ngram_size eod_token_id eos_token_id exponential_decay_length_penalty
+    finetuning_task _flash_attn_2_enabled for_llm_compressor forced_bos_token_id forced_eos_token_id
     gradient_checkpointing hidden_dropout hidden_dropout_prob id2label init_std initializer_factor
     initializer_range input_jitter_noise is_decoder is_llama_config keys_to_ignore_at_inference
-    label2id layerdrop max_position_embeddings max_sequence_length model_max_length model_type
-    n_ctx n_positions _name_or_path num_labels output_attentions output_hidden_states
-    output_router_logits pad_token_id pretraining_tp problem_type reorder_and_upcast_attn
-    resid_dropout resid_pdrop residual_dropout return_dict router_aux_loss_coef
-    router_jitter_noise sep_token_id seq_aux slow_but_exact summary_activation
-    summary_first_dropout summary_proj_to_labels summary_type summary_use_proj
-    task_specific_params temperature tokenizer_class top_k top_p torch_dtype torchscript
-    transformers.js_config transformers_version unk_token_id use_bfloat16 use_cache
+    label2id layerdrop length_penalty masked_softmax_fusion max_length max_position_embeddings
+    max_sequence_length min_length model_max_length model_type n_ctx n_positions _name_or_path
+    no_repeat_ngram_size num_beam_groups num_beams num_labels num_return_sequences offset_alibi
+    output_attentions output_hidden_states output_router_logits output_scores pad_token_id prefix
+    pretraining_tp problem_type remove_invalid_values reorder_and_upcast_attn repetition_penalty
+    resid_dropout resid_pdrop residual_dropout return_dict return_dict_in_generate
+    router_aux_loss_coef router_jitter_noise scale_attention_softmax_in_fp32 sep_token_id seq_aux
+    seq_length skip_bias_add skip_bias_add_qkv slow_but_exact summary_activation
+    summary_first_dropout summary_proj_to_labels summary_type summary_use_proj suppress_tokens
+    task_specific_params temperature tf_legacy_loss tokenizer_class top_k top_p torch_dtype
+    torchscript transformers.js_config transformers_version typical_p unk_token_id unsloth_fixed
+    unsloth_version use_bfloat16 use_cache use_parallel_embedding
     """.split()
 )
 # Families whose classes have another name.

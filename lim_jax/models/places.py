@@ -174,7 +174,8 @@ def trained_length(config: Mapping[str, Any]) -> int | None:
     """How many tokens the longest contexts have that a network was made for, or None if not said.
 
     A scaling's factor counts from the length before it, where a configuration names that, and else
-    from ``max_position_embeddings``.
+    from ``max_position_embeddings``; a linear one of Gemma 3, which was trained so, is counted in
+    that already.
 
     Examples
     --------
@@ -187,6 +188,8 @@ def trained_length(config: Mapping[str, Any]) -> int | None:
         return None
     said, rope = whole(config, name), config.get("rope_scaling") or config.get("rope_parameters")
     scalings = [rope or {}, *((rope or {}).get(kind) or {} for kind in (FULL, SLIDING))]
+    if config.get("model_type") == "gemma3_text":
+        scalings = [one for one in scalings if one.get("rope_type") != "linear"]
     before = config.get(TRAINED) or said
     extended = [(one.get("factor") or 1) * (one.get(TRAINED) or before) for one in scalings]
     return int(max(said, *extended))

@@ -72,7 +72,8 @@ def llama3_scaling(
     r"""Llama 3's scaling: slow pairs are divided by a factor, quick ones kept, others between.
 
     A pair that turns :math:`c = n\omega/2\pi` times within the n tokens of training has its
-    frequency times :math:`s + (1 - s)/f`, with s from 0 at c = `low` to 1 at c = `high`.
+    frequency times :math:`s + (1 - s)/f`, with s from 0 at c = `low` to 1 at c = `high`; where
+    the two are one, 0 before and 1 from there.
 
     Parameters
     ----------
@@ -88,7 +89,7 @@ def llama3_scaling(
     Raises
     ------
     ValueError
-        Where a number is not positive and finite, or `low` is not below `high`.
+        Where a number is not positive and finite, or `low` is above `high`.
 
     Examples
     --------
@@ -99,10 +100,11 @@ def llama3_scaling(
     numbers = {"factor": factor, "low": low, "high": high, "trained": trained}
     for name, number in numbers.items():
         require_known(number, name, expected="a positive finite number", cure=OWN)
-    require(low < high, "low", got=f"{low}", expected=f"less than high, {high}", cure=OWN)
+    require(low <= high, "low", got=f"{low}", expected=f"at most high, {high}", cure=OWN)
     kept = np.asarray(spelt(frequencies))
     rounds = trained * kept / (2 * math.pi)
-    share = np.clip((rounds - low) / (high - low), 0, 1)
+    between = np.clip((rounds - low) / (high - low), 0, 1) if low < high else 1.0
+    share = np.where(rounds < low, 0.0, between)
     return spelt(kept * (share + (1 - share) / factor))
 
 

@@ -115,5 +115,5 @@ def test_what_does_not_fit_is_refused(as_users_run):
         jax.block_until_ready(loss.sliced_margin_loss(of, put(NUMBERS + 1), put(WEIGHTS)))
     with pytest.raises(ValueError, match=r"labels: got .* with logits of shape \(4, 7\)"):
         loss.sliced_cross_entropy(of, put(SOFT[:, :6]), put(WEIGHTS))
-    with pytest.raises(ValueError, match="labels: got"):
+    with pytest.raises(ValueError, match="targets: got"):
         loss.sliced_margin_loss(of, put(SOFT), put(WEIGHTS))

@@ -4,6 +4,8 @@ Names are those of llama.cpp's own table in the gguf package; what its conversio
 done here apart. All numbers are such that half precision holds them.
 """
 
+import re
+
 import gguf
 import jax
 import numpy as np
@@ -12,7 +14,9 @@ from reference import publishers
 
 from lim_jax import models
 from lim_jax.models import gguf_file
+from lim_jax.models.families import recipe_of
 from lim_jax.models.gguf_architectures import ARCHITECTURES, published_config
+from lim_jax.models.options import Configuration
 
 WIDTH, HEADS, GROUPS, WORDS, HIDDEN, EXPERTS, ETA = 16, 4, 2, 11, 10, 3, 2.0**-10
 SIZES = {
@@ -29,10 +33,17 @@ LONG = {
     "rope_type": "longrope", "short_factor": [1.0, 1.5], "long_factor": [2.0, 4.0],
     "original_max_position_embeddings": 8, "attention_factor": 1.25, "partial_rotary_factor": 0.5,
 }  # fmt: skip
+FULL, SLIDING = "full_attention", "sliding_attention"
 MIXED = {"expert_count": EXPERTS, "expert_used_count": 2, "expert_feed_forward_length": 5}
 # By architecture: its publisher's configuration, and llama.cpp's options besides the sizes.
 CASES = {
     "llama": ({"model_type": "llama", "attention_bias": True, "mlp_bias": True}, {}),
+    "llama, experts": (
+        {
+            "model_type": "mixtral", "num_local_experts": EXPERTS, "num_experts_per_tok": 2,
+        },
+        {"expert_count": EXPERTS, "expert_used_count": 2},
+    ),
     "llama, wide heads": ({"model_type": "llama", "head_dim": 6}, {"rope.dimension_count": 6}),
     "qwen2": (
         {"model_type": "qwen2", "tie_word_embeddings": True, "rope_scaling": YARN}, YARNS,
@@ -74,6 +85,25 @@ CASES = {
             "rope.scaling.factor": 8.0,
         },
     ),
+    "gemma2, every third": (
+        {
+            "model_type": "gemma2", "head_dim": 6, "sliding_window": 3, "query_pre_attn_scalar": 6,
+            "tie_word_embeddings": True, "num_hidden_layers": 4,
+            "layer_types": [SLIDING, SLIDING, FULL, SLIDING],
+        },
+        {"attention.sliding_window": 3, "attention.sliding_window_pattern": 3},
+    ),
+    "gemma3, one by one": (
+        {
+            "model_type": "gemma3_text", "head_dim": 6, "sliding_window": 3,
+            "query_pre_attn_scalar": 6, "tie_word_embeddings": True, "num_hidden_layers": 3,
+            "layer_types": [FULL, SLIDING, FULL],
+        },
+        {
+            "attention.sliding_window": 3,
+            "attention.sliding_window_pattern": [False, True, False],
+        },
+    ),
     "phi3": (
         {
             "model_type": "phi3", "head_dim": 8, "sliding_window": 5, "rope_scaling": LONG,
@@ -95,6 +125,17 @@ CASES = {
             "logit_scale": 5.0, "rope.scaling.finetuned": True,
         },
     ),
+    "granitemoe": (
+        {
+            "model_type": "granitemoe", "num_local_experts": EXPERTS, "num_experts_per_tok": 2,
+            "embedding_multiplier": 3.0, "residual_multiplier": 0.25,
+            "attention_multiplier": 0.125, "logits_scaling": 5.0, "tie_word_embeddings": True,
+        },
+        {
+            "expert_count": EXPERTS, "expert_used_count": 2, "embedding_scale": 3.0,
+            "residual_scale": 0.25, "attention.scale": 0.125, "logit_scale": 5.0,
+        },
+    ),
     "granite, unsaid": ({"model_type": "granite", "attention_multiplier": 0.5}, {}),
     "olmo2": ({"model_type": "olmo2", "rope_scaling": YARN}, YARNS),
     "gpt-oss": (
@@ -105,6 +146,13 @@ CASES = {
         },
         MIXED | YARNS
         | {"attention.sliding_window": 3, "rope.scaling.original_context_length": 64},
+    ),
+    "gpt-oss, unscaled": (
+        {
+            "model_type": "gpt_oss", "head_dim": 6, "sliding_window": 3, "rope_parameters": {},
+            "num_local_experts": EXPERTS, "num_experts_per_tok": 2, "intermediate_size": 5,
+        },
+        MIXED | {"attention.sliding_window": 3},
     ),
 }  # fmt: skip
 
@@ -142,6 +190,18 @@ def shapes(config):
             "mlp.experts.gate_up_proj_bias": (EXPERTS, 2 * h),
             "mlp.experts.down_proj": (EXPERTS, h, d), "mlp.experts.down_proj_bias": (EXPERTS, d),
         }  # fmt: skip
+    if family == "mixtral":
+        found["block_sparse_moe.gate.weight"] = (EXPERTS, d)
+        for e in range(EXPERTS):
+            for name, shape in {"w1": (h, d), "w3": (h, d), "w2": (d, h)}.items():
+                found[f"block_sparse_moe.experts.{e}.{name}.weight"] = shape
+        return found
+    if family == "granitemoe":
+        return found | {
+            "block_sparse_moe.router.layer.weight": (EXPERTS, d),
+            "block_sparse_moe.input_linear.weight": (EXPERTS, 2 * h, d),
+            "block_sparse_moe.output_linear.weight": (EXPERTS, d, h),
+        }
     if family == "qwen3_moe":
         h, found["mlp.gate.weight"] = config["moe_intermediate_size"], (EXPERTS, d)
         for e in range(EXPERTS):
@@ -194,7 +254,9 @@ def converted(architecture, arrays):
         found[known] = array
 
     for name, array in arrays.items():
-        if architecture in ("llama", "granite") and ("q_proj" in name or "k_proj" in name):
+        if architecture in ("llama", "granite", "granitemoe") and (
+            "q_proj" in name or "k_proj" in name
+        ):
             array = neighbours(array, HEADS if "q_proj" in name else GROUPS)
         if architecture.startswith("gemma") and name.endswith("norm.weight"):
             array = array + 1
@@ -204,7 +266,12 @@ def converted(architecture, arrays):
                 put(name.replace("gate_up", "gate"), array[:, ::2])
                 put(name.replace("gate_up", "up"), array[:, 1::2])
                 continue
-        if architecture == "qwen3moe" and "experts" in name:
+        if name.endswith("input_linear.weight"):
+            half = array.shape[1] // 2
+            put(re.sub(r"\.block.*", ".mlp.experts.gate_proj", name), array[:, :half])
+            put(re.sub(r"\.block.*", ".mlp.experts.up_proj", name), array[:, half:])
+            continue
+        if ".experts." in name and architecture in ("qwen3moe", "llama"):
             before, _, end = name.split(".experts.")[0], *name.split(".experts.")[1].split(".", 1)
             stacks.setdefault(f"{before}.experts.{end}", []).append(array)
             continue
@@ -214,8 +281,7 @@ def converted(architecture, arrays):
     return found
 
 
-def write(file, architecture, config, options, arrays, half=False, without=(), more=None):
-    writer = gguf.GGUFWriter(file, architecture)
+def own_options(config):
     own = {
         "embedding_length": WIDTH, "block_count": config["num_hidden_layers"],
         "attention.head_count": HEADS, "attention.head_count_kv": GROUPS,
@@ -224,7 +290,12 @@ def write(file, architecture, config, options, arrays, half=False, without=(), m
     }  # fmt: skip
     if "head_dim" in config:
         own |= dict.fromkeys(("attention.key_length", "attention.value_length"), config["head_dim"])
-    for name, value in (own | options).items():
+    return own
+
+
+def write(file, architecture, config, options, arrays, half=False, without=(), more=None):
+    writer = gguf.GGUFWriter(file, architecture)
+    for name, value in (own_options(config) | options).items():
         if name in without:
             continue
         kind = {bool: "bool", int: "uint32", float: "float32", str: "string", list: "array"}
@@ -289,7 +360,8 @@ def test_the_largest_gemmas_divide_scores_by_the_root_of_the_heads_share(name):
     largest, options, expected = LARGEST[name]
     sizes = {
         "embedding_length": WIDTH, "attention.head_count": HEADS, "attention.key_length": 6,
-        "feed_forward_length": HIDDEN,
+        "feed_forward_length": HIDDEN, "context_length": 64,
+        "attention.layer_norm_rms_epsilon": ETA,
     }  # fmt: skip
     for depth, scalar in ((largest, WIDTH // HEADS), (largest - 1, 6)):
         said = sizes | options | {"block_count": depth}
@@ -311,9 +383,10 @@ def test_experts_are_cut_out_of_what_is_quantised(tmp_path, kind):
     writer = gguf.GGUFWriter(tmp_path / "model.gguf", "qwen3moe")
     for name, value in {
         "embedding_length": 32, "block_count": 1, "attention.head_count": 4, "vocab_size": 9,
-        "feed_forward_length": 5, **MIXED,
+        "feed_forward_length": 5, "context_length": 64, **MIXED,
     }.items():  # fmt: skip
         writer.add_uint32(f"qwen3moe.{name}", value)
+    writer.add_layer_norm_rms_eps(ETA)
     writer.add_tensor("output.weight", np.zeros((9, 32), np.float32))
     writer.add_tensor("blk.0.ffn_up_exps.weight", stored, raw_dtype=kind)
     writer.write_header_to_file()
@@ -330,7 +403,53 @@ REFUSED = {
     "an option that is not known": (
         "llama", {"options": {"logit_scale": 2.0}}, "got logit_scale = 2.0",
     ),
-    "experts of llama": ("llama", {"options": {"expert_count": 4}}, "got expert_count = 4"),
+    "experts of which none is used": (
+        "llama", {"options": {"expert_count": 4}}, "got expert_used_count = None",
+    ),
+    "experts of qwen2": ("qwen2", {"options": {"expert_count": 4}}, "got expert_count = 4"),
+    "experts that are not stacked": (
+        "llama, experts", {"without": ["blk.0.ffn_up_exps.weight"]}, "no model.*experts.0.w3.weight"
+    ),
+    "experts that every token has": (
+        "granitemoe", {"options": {"expert_shared_feed_forward_length": 4}},
+        "got expert_shared_feed_forward_length = 4",
+    ),
+    "layers that slide by a list of another length": (
+        "gemma3", {"options": {"attention.sliding_window_pattern": [True, False]}},
+        r"attention.sliding_window_pattern = \[True, False\], expected 6 of True",
+    ),
+    "layers that slide by numbers": (
+        "gpt-oss", {"options": {"attention.sliding_window_pattern": [2, 3]}},
+        r"attention.sliding_window_pattern = \[2, 3\], expected 2 of True",
+    ),
+    "no layer of which all are seen": (
+        "gemma2", {"options": {"attention.sliding_window_pattern": 0}},
+        "attention.sliding_window_pattern = 0, expected a positive whole number",
+    ),
+    "a window of phi3 that is not told": (
+        "phi3", {"without": ["attention.sliding_window"]}, "attention.sliding_window = None",
+    ),
+    "more turning features than a head has": (
+        "phi3", {"options": {"rope.dimension_count": 10}}, "rope.dimension_count = 10, expected an",
+    ),
+    "an odd number of turning features": (
+        "phi3", {"options": {"rope.dimension_count": 5}}, "rope.dimension_count = 5, expected an e",
+    ),
+    "yarn without a factor": (
+        "qwen3", {"without": ["rope.scaling.factor"]}, "rope.scaling.factor = None, expected a pos",
+    ),
+    "yarn's amplitude by another key": (
+        "qwen2", {"options": {"rope.scaling.yarn_attn_factor": 1.25}},
+        "rope.scaling.yarn_attn_factor = 1.25 of a yarn scaling, expected none",
+    ),
+    "factors for another number of frequencies": (
+        "llama", {"more": {"rope_freqs.weight": np.ones(3)}},
+        "rope_freqs.weight: got 3 numbers, of which the least is 1.0, expected 2 positive ones",
+    ),
+    "factors that are not positive": (
+        "phi3, whole", {"more": {"rope_factors_long.weight": np.array([1.0, 0.0])}},
+        "rope_factors_long.weight: got 2 numbers, of which the least is 0.0",
+    ),
     "a window of llama": (
         "llama", {"options": {"attention.sliding_window": 4}}, "attention.sliding_window = 4",
     ),
@@ -346,7 +465,11 @@ REFUSED = {
         "granite", {"options": {"rope.scaling.finetuned": False}}, "finetuned = False",
     ),
     "another amplitude": (
-        "olmo2", {"options": {"rope.scaling.attn_factor": 1.5}}, "attn_factor = 1.5",
+        "llama", {"options": {"rope.scaling.attn_factor": 1.5}}, "attn_factor = 1.5, expected opt",
+    ),
+    "yarn's amplitude": (
+        "olmo2", {"options": {"rope.scaling.attn_factor": 1.0}},
+        "rope.scaling.attn_factor = 1.0 of a yarn scaling, expected none",
     ),
     "another multiplier of yarn": (
         "qwen2", {"options": {"rope.scaling.yarn_log_multiplier": 0.5}}, "yarn_log_multiplier",
@@ -376,7 +499,8 @@ REFUSED = {
     ),
     "no width": ("qwen3", {"without": ["embedding_length"]}, "embedding_length = None"),
     "no short factors": (
-        "phi3", {"more": {"rope_factors_long.weight": np.ones(2)}}, "short_factor = None",
+        "phi3", {"more": {"rope_factors_long.weight": np.ones(2)}},
+        "rope_factors_long.weight, and no rope_factors_short.weight",
     ),
     "a tensor that nobody knows": (
         "qwen3", {"more": {"blk.0.attn_sub_norm.weight": np.ones(3)}}, "blk.0.attn_sub_norm.weight",
@@ -406,3 +530,44 @@ def test_what_is_not_known_is_refused_by_name(tmp_path, case):
     file, arrays = tmp_path / "model.gguf", tensors(config)
     with pytest.raises(ValueError, match=message):
         models.load(write(file, architecture, config, options, arrays, **rest))
+
+
+# What no option may be, beside being left out.
+ODD = (-1, 0, 0.5, "x", [1, 2], True, float("nan"))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_options_are_refused_by_the_files_own_names(case):
+    """Left out or odd, one at a time: what loads has its default, and no other file is blamed."""
+    architecture, config, options = case_of(case)
+    own = own_options(config) | options
+    factors = {name.removesuffix(".weight"): a.tolist() for name, a in factors_of(config).items()}
+    refused = set()
+    for name in own:
+        left_out = {other: value for other, value in own.items() if other != name}
+        for changed in (left_out, *(own | {name: odd} for odd in ODD)):
+            try:
+                recipe_of(Configuration(read_config(architecture, changed, factors)))
+            except ValueError as error:
+                named = "|".join(re.escape(known) for known in own)
+                assert re.match(
+                    rf"GGUF: got ({named}) = |rope_factors_long.weight: got ", str(error)
+                )
+                refused.add(name)
+    assert refused >= set(own) - {"rope.scaling.type", "attention.sliding_window"}
+
+
+def read_config(architecture, options, factors):
+    return published_config(architecture, options, 0, frozenset(), factors)
+
+
+def test_what_is_no_whole_model_is_refused(tmp_path):
+    for name, value, kind in (("general.type", "adapter", "string"), ("split.count", 2, "uint16")):
+        writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
+        getattr(writer, f"add_{kind}")(name, value)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        with pytest.raises(ValueError, match=f"^model.gguf: got {name} = {value}, expected"):
+            models.load(tmp_path / "model.gguf")

@@ -43,6 +43,7 @@ def write(file, architecture="llama", **options):
     writer.add_feed_forward_length(HIDDEN)
     writer.add_vocab_size(WORDS)
     writer.add_layer_norm_rms_eps(1e-3)
+    writer.add_context_length(32)
     writer.add_rope_dimension_count(WIDTH // HEADS)
     if factors := options.pop("factors", None):
         writer.add_tensor("rope_freqs.weight", np.array(factors, np.float32))
@@ -95,6 +96,8 @@ def test_quantisation_is_undone_some_rows_at_a_time(tmp_path, monkeypatch):
     writer.add_head_count(2)
     writer.add_feed_forward_length(9)
     writer.add_vocab_size(7)
+    writer.add_context_length(8)
+    writer.add_layer_norm_rms_eps(1e-5)
     kind = gguf.GGMLQuantizationType.Q8_0
     writer.add_tensor("token_embd.weight", gguf.quantize(numbers, kind), raw_dtype=kind)
     writer.write_header_to_file()

@@ -25,13 +25,15 @@ LATENT = {
     "qk_rope_head_dim": 8, "qk_nope_head_dim": 6, "v_head_dim": 5, "kv_lora_rank": 4,
     "n_routed_experts": 16, "moe_intermediate_size": 9, "num_experts_per_tok": 2,
 }  # fmt: skip
+WITHOUT = {name: size for name, size in SIZES.items() if name != "intermediate_size"}
 # The least that a configuration says, where that is not the sizes alone.
 LEAST = {
     "bloom": {"vocab_size": 11, "hidden_size": 64, "n_layer": 6, "n_head": 4},
-    "deepseek_v2": SIZES | LATENT, "deepseek_v3": SIZES | LATENT, "gpt2": OLD,
+    "deepseek_v2": SIZES | LATENT, "deepseek_v3": SIZES | LATENT,
+    "falcon": WITHOUT, "gpt2": OLD,
     "gptj": OLD | {"n_embd": 256},
     "gpt_neo": SIZES | {"num_layers": 6, "num_heads": 4, "attention_types": [[["local"], 6]]},
-    "opt": SIZES | {"ffn_dim": 40}, "qwen3_moe": SIZES | {"moe_intermediate_size": 9},
+    "opt": WITHOUT | {"ffn_dim": 40}, "qwen3_moe": SIZES | {"moe_intermediate_size": 9},
 }  # fmt: skip
 SILU, WIDE = jax.nn.silu, 4096  # the publishers' usual window
 
@@ -336,6 +338,8 @@ def test_a_head_size_of_null_shares_the_width():
 
 
 YARN = {"rope_type": "yarn", "factor": 4.0, TRAINED: 32}
+LINEAR = {"rope_type": "linear", "factor": 8.0}
+GEMMA3 = {"model_type": "gemma3_text", "max_position_embeddings": 40}
 
 
 @pytest.mark.parametrize(
@@ -348,7 +352,71 @@ YARN = {"rope_type": "yarn", "factor": 4.0, TRAINED: 32}
         ({"max_position_embeddings": 40, "rope_parameters": {"full_attention": YARN}}, 128),
         ({"max_position_embeddings": 40, TRAINED: 16,
           "rope_parameters": {"factor": 5.0}}, 80),
+        ({"max_position_embeddings": 40, "rope_scaling": LINEAR}, 320),
+        (GEMMA3 | {"rope_scaling": LINEAR}, 40),
+        (GEMMA3 | {"rope_parameters": {"full_attention": LINEAR, "sliding_attention": {}}}, 40),
+        (GEMMA3 | {"rope_parameters": {"full_attention": YARN}}, 128),
     ],
 )  # fmt: skip
 def test_how_many_tokens_a_network_was_made_for(config, trained):
     assert trained_length(config) == trained
+
+
+# What published files say besides, which changes no number as long as it says this.
+SAID = {
+    "cohere2": {
+        "layer_switch": 4, "order_of_interleaved_layers": "local_attn_first", "rotary_pct": 1.0,
+        "position_embedding_type": "rope_gptj", "use_embedding_sharing": True,
+        "use_gated_activation": True, "use_parallel_block": True,
+    },
+    "falcon": {"apply_residual_connection_post_layernorm": False, "ff_factor": 4},
+    "gemma": {"hidden_activation": "gelu_pytorch_tanh"},
+    "gemma2": {"sliding_window_size": WIDE},
+    "gptj": {"rotary": True, "scale_attn_weights": True},
+    "hunyuan_v1_dense": {
+        "attention_head_dim": 16, "norm_type": "hf_rms", "position_embedding_xdrope": False,
+        "use_cla": False, "use_qk_norm": True, "use_rotary_pos_emb": True,
+    },
+    "nemotron": {"kv_channels": 16, "layer_norm_eps": 1e-5},
+    "phi3": {
+        "attention_bias": False, "full_attn_mod": 1, "interpolate_factor": 1,
+        "lm_head_bias": False, "mlp_bias": False,
+    },
+    "starcoder2": {
+        "layer_norm_epsilon": 1e-5, "mlp_type": "default", "norm_type": "layer_norm",
+        "scale_attn_weights": True,
+    },
+}  # fmt: skip
+# And what changes none, whatever it says.
+IDLE = {
+    "bloom": ("attention_softmax_in_fp32", "bias_dropout_fusion", "masked_softmax_fusion",
+              "offset_alibi", "seq_length", "skip_bias_add", "skip_bias_add_qkv"),
+    "cohere2": ("cache_implementation", "use_parallel_embedding"),
+    "deepseek_v3": ("auto_map",), "gemma2": ("cache_implementation",),
+    "hunyuan_v1_dense": ("class_num", "cla_share_factor", "dense_list", "enc_head_dim", "pad_id",
+                         "im_end_id", "mask_init_id", "org_vocab_size", "pool_type",
+                         "routed_scaling_factor", "text_end_id"),
+    "llama": ("_flash_attn_2_enabled", "max_length", "num_beams", "repetition_penalty", "typical_p",
+              "suppress_tokens", "unsloth_fixed", "unsloth_version"),
+    "opt": ("activation_dropout", "prefix"), "phi3": ("auto_map",),
+    "smollm3": ("max_window_layers",),
+    "starcoder2": ("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", sorted(SAID | IDLE))
+def test_what_published_files_say_besides_is_taken(family):
+    config = least(family, **SAID.get(family, {}), **dict.fromkeys(IDLE.get(family, ()), 3))
+    found, expected = recipe_of(config), recipe_of(least(family))
+    refuse_unknown(config)
+    if family != "deepseek_v3":  # whose experts are made anew
+        assert found == expected
+    for name, value in SAID.get(family, {}).items():
+        other = "other" if isinstance(value, str) else 2 * value + 1
+        with pytest.raises(ValueError, match=f"got {name} = {other}|got {name} = 'other'"):
+            recipe_of(least(family, **{name: other}))
+
+
+def test_gemma_may_say_no_activation_of_the_newer_name():
+    config = least("gemma", hidden_act="gelu", hidden_activation=None)
+    assert recipe_of(config).activation is tanh_gelu

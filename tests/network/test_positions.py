@@ -35,22 +35,23 @@ def test_frequencies_are_powers_of_the_base():
     np.testing.assert_allclose(linear_scaling(found, 8), np.array(found) / 8, rtol=1e-14)
 
 
-def test_llama3_scales_slow_pairs_and_keeps_quick_ones():
+@pytest.mark.parametrize("low, high", [(1.5, 4), (2.0, 2.0)])
+def test_llama3_scales_slow_pairs_and_keeps_quick_ones(low, high):
     """By wavelengths: kept below n / high, divided above n / low, and by shares between."""
     frequencies = rotary_frequencies(64, base=5e5)
     expected = []
     for frequency in frequencies:
         wavelength = 2 * math.pi / frequency
-        if wavelength < 8192 / 4:
+        if wavelength < 8192 / high:
             expected.append(frequency)
-        elif wavelength > 8192 / 1.5:
+        elif wavelength > 8192 / low:
             expected.append(frequency / 32)
         else:
-            share = (8192 / wavelength - 1.5) / (4 - 1.5)
+            share = (8192 / wavelength - low) / (high - low)
             expected.append((1 - share) * frequency / 32 + share * frequency)
     kinds = np.round(np.array(expected) / frequencies, 6)
-    assert (kinds == 1).any() and (kinds == 1 / 32).any() and len(set(kinds)) > 2
-    found = llama3_scaling(frequencies, factor=32, low=1.5, high=4, trained=8192)
+    assert (kinds == 1).any() and (kinds == 1 / 32).any() and (len(set(kinds)) > 2) == (low < high)
+    found = llama3_scaling(frequencies, factor=32, low=low, high=high, trained=8192)
     np.testing.assert_allclose(found, expected, rtol=1e-13)
 
 
@@ -137,7 +138,7 @@ def test_malformed_positions_are_refused():
         rotary_frequencies(4, base=-1.0)
     with pytest.raises(ValueError, match="factor: got nan"):
         linear_scaling((1.0,), math.nan)
-    with pytest.raises(ValueError, match="low: got 4.0, expected less than high, 1.0"):
+    with pytest.raises(ValueError, match="low: got 4.0, expected at most high, 1.0"):
         llama3_scaling((1.0,), factor=8.0, low=4.0, high=1.0, trained=8192)
 
 

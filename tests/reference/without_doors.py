@@ -18,20 +18,20 @@ WITHOUT = {
         require_tensor require_width require_window scalar_loss
     """,
     "Parts of the readers of checkpoints, whose files tests/models breaks.": """
-        across_heads alibi_slopes apart arcee bias biased biases_of bloom bloom_gelu by_expert
-        chosen cohere cohere2 deepseek_v2 deepseek_v3 ernie4_5 every exact_gelu exaone4 falcon
-        fetched fingerprint kept whole_rows
-        models.gated gathered gemma gemma2 gemma3_text glm glm4 gpt2 gpt_neo gpt_neox gpt_oss gptj
-        granite granitemoe helium hunyuan_v1_dense inside joined joined_by_group
+        across_heads alibi_slopes apart arcee architecture_of bias biased biases_of bloom bloom_gelu
+        by_expert chosen cohere cohere2 deepseek_v2 deepseek_v3 ernie4_5 every exact_gelu exaone4
+        falcon fetched fingerprint kept whole_rows
+        models.gated gathered gemma gemma2 gemma3_text glm glm4 gpt2 gpt_neo gpt_neox gpt_oss
+        gptj granite granitemoe helium hunyuan_v1_dense inside joined joined_by_group
         jointly_gated layer_kinds layer_norm layer_norm_from_one layer_norm_without_shift llama
-        llama4_text llama_like matrix ministral mistral mixed mixtral multipliers nemotron
-        norm_of number of_each_head of_each_head_apart of_matrices olmo2 olmo3 one_for_all_heads
-        opt phi phi3 models.plain positive projected put qwen2 qwen3 qwen3_moe read_decoder rms_norm
+        llama4_text llama_like matrix ministral mistral mixed mixtral multipliers nemotron norm_of
+        number of_each_head of_each_head_apart of_matrices olmo2 olmo3 one_for_all_heads opt phi
+        phi3 models.plain positive projected put qwen2 qwen3 qwen3_moe read_decoder rms_norm
         rms_norm_from_one rope_options rotary_of seed_oss sizes_of sliding smollm3 spans
         squared_relu stablelm stacked starcoder2 tanh_gelu through_latents together
         together_by_turns together_by_width trained_length unfilled unpaired whole yarn_weights
-        of_eight_bits of_four_bits published_config published_names
-        quantisation_of recipe_of text_part
+        of_eight_bits of_four_bits published_config published_names quantisation_of recipe_of
+        text_part
     """,
     "Parts of figures and pages, given numbers of the library's own.": """
         accuracy_by_place contrast depth_chart digits draw_averages draw_densities
