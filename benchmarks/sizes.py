@@ -3,7 +3,8 @@
 ``python benchmarks/sizes.py`` writes folders of a random Llama, in bfloat16 and shard by shard, and
 profiles a last-token loss of one context, in a process of its own for each way of holding the
 weights: whole (`models.load`), kept in half precision in memory (``kept="bfloat16"``), and left in
-their files (`models.open`). Reading and compiling count. ``--network 7b`` takes a seven-billion
+their files (`models.open`). Reading and compiling count; beside stands what
+`models.profile_memory` says beforehand. ``--network 7b`` takes a seven-billion
 one, ``--tokens`` another length; transformers is a row where it is installed.
 """
 
@@ -117,7 +118,13 @@ def measured(path: Path, holding: str, tokens: int, out: Path) -> dict:
     np.save(out, run(path, precision or holding, tokens))
     used = resource.getrusage(resource.RUSAGE_SELF)
     peak = int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) / 2**20
-    return {"CPU seconds": used.ru_utime + used.ru_stime, "peak GiB": peak}
+    expected = lim.models.profile_memory(lim.models.open(path), tokens)
+    said = {"open": expected.fetched, "load": expected.whole}.get(holding)
+    return {
+        "CPU seconds": used.ru_utime + used.ru_stime,
+        "peak GiB": peak,
+        "predicted GiB": said and said / 2**30,
+    }
 
 
 def main() -> None:

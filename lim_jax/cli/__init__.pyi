@@ -3,6 +3,7 @@ from . import compiled as compiled
 from . import data as data
 from . import explaining as explaining
 from . import folder as folder
+from . import networks as networks
 from . import orders as orders
 from . import pages as pages
 from . import profiling as profiling
@@ -18,6 +19,9 @@ from .folder import run_folder as run_folder
 from .folder import save_figure as save_figure
 from .folder import write_json as write_json
 from .folder import write_table as write_table
+from .networks import free_memory as free_memory
+from .networks import network_within as network_within
+from .networks import noted as noted
 from .orders import rates as rates
 from .pages import first_contexts as first_contexts
 from .profiling import Profiled as Profiled

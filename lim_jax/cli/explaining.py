@@ -24,6 +24,7 @@ from lim_jax.cli.folder import (
     write_json,
     write_table,
 )
+from lim_jax.cli.networks import network_within
 from lim_jax.cli.pages import first_contexts
 from lim_jax.cli.profiling import require_fitting
 from lim_jax.density.measurement import influence
@@ -50,6 +51,7 @@ def explain(
     steps: int = 300,
     seed: int = 0,
     html: bool = False,
+    memory: float | None = None,
     out: Named = Path("explanation"),
     overwrite: bool = False,
 ) -> int:
@@ -75,6 +77,8 @@ def explain(
         seed: For the network, the training and the choice of contexts.
         html: Write a page for each network and loss too, such as given_network_last_token.html: the
             first five contexts with every token shaded, which takes a longer look at each.
+        memory: How many GiB may be used, by default all that is free. A network that needs more is
+            left in its files and read a layer at a time.
         out: The folder to write to.
         overwrite: Write over what is in the folder. Without, it must be empty, or of this run.
     """
@@ -92,12 +96,19 @@ def explain(
         if html:
             report.require_page_packages()
         most = MOST if contexts is None else counted(contexts, "contexts")
-        start, windows = _network_and_windows(model, data, max_length, most, (keys[0], keys[2]))
+        unfinished = folder / UNFINISHED
+
+        def held(path: Path) -> models.CausalLM:
+            return network_within(path, memory, FIRST * max_length, unfinished)
+
+        start, windows = _network_and_windows(
+            model, data, max_length, most, (keys[0], keys[2]), held
+        )
         _require_enough(windows, contexts)
         counted(depth, "depth", least=0, most=start.flow.depth - 1, expected="a layer's depth")
         grid = token_grid(windows.shape[1] - 1, start.embedding.dtype)
         regions = boundary_regions(grid, delta)
-        networks, losses, unfinished = {"given": start}, None, folder / UNFINISHED
+        networks, losses = {"given": start}, None
         if model is None:
             text, progress = models.standard_library_text(), partial(tqdm, desc="training")
             trained, losses = models.train(
@@ -123,7 +134,12 @@ def _kept_contexts(unfinished: Path) -> int | None:
 
 
 def _network_and_windows(
-    model: Path | None, data: Path | None, length: int, most: int, keys: tuple[jax.Array, jax.Array]
+    model: Path | None,
+    data: Path | None,
+    length: int,
+    most: int,
+    keys: tuple[jax.Array, jax.Array],
+    held: Callable[[Path], models.CausalLM],
 ) -> tuple[models.CausalLM, jax.Array]:
     """The model and what it reads, both given; or a byte-level one, and the standard library."""
     if model is None and data is None:
@@ -139,7 +155,7 @@ def _network_and_windows(
     )
     assert model is not None and data is not None
     read = read_contexts(data, model, "next-token", length)
-    network = models.load(model)
+    network = held(model)
     require_fitting(network, read)
     shortest = min(context.length for context in read)
     rows = np.stack([context.window[-shortest - 1 :] for context in read])

@@ -1,7 +1,6 @@
 """Which positions a model of your own uses on data of your own, from a terminal."""
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +14,7 @@ from lim_jax import explanations, models, plots, report
 from lim_jax._checks import as_path, counted, require
 from lim_jax.cli.data import Asked, Context, read_contexts
 from lim_jax.cli.folder import UNFINISHED, Named, run_folder, save_figure, write_json, write_table
+from lim_jax.cli.networks import network_within, noted
 from lim_jax.cli.pages import first_contexts
 from lim_jax.density.statistics import Influence
 from lim_jax.grid.carrying import carrying_shares
@@ -77,6 +77,7 @@ def profile(
     delta: float = 0.2,
     max_length: int = 512,
     html: bool = False,
+    memory: float | None = None,
     out: Named = Path("profile"),
     overwrite: bool = False,
 ) -> int:
@@ -98,6 +99,8 @@ def profile(
         max_length: The most tokens of a context: a text is cut, a longer line is refused.
         html: Write profile.html too, a page of the first five contexts with every token shaded,
             which takes a longer look at each: by channel, hops, layer and head.
+        memory: How many GiB may be used, by default all that is free. A network that needs more is
+            left in its files and read a layer at a time.
         out: The folder to write to.
         overwrite: Write over what is in the folder. Without, it must be empty, or of this run.
     """
@@ -112,9 +115,11 @@ def profile(
         if html:
             report.require_page_packages()
         contexts = read_contexts(data, model, loss, max_length)
-        network = models.load(model)
+        unfinished = folder / UNFINISHED
+        longest = max(context.length for context in contexts)
+        network = network_within(model, memory, longest, unfinished)
         require_fitting(network, contexts)
-        found = _profiled(network, contexts, loss, delta, folder / UNFINISHED)
+        found = _profiled(network, contexts, loss, delta, unfinished)
         print(f"== {model} on {data}: {_described(contexts)}, loss {loss} ==")
         print(_table(found))
         title = f"{model.name}, {loss}"
@@ -155,7 +160,9 @@ def _profiled(
         ask=[context.weights for context in contexts],
         loss=CausalLM.margin_loss if asked == "margin" else CausalLM.loss,
         checkpoint=unfinished / "energies",
-        progress=partial(tqdm, desc="profile", unit="context"),
+        progress=lambda items: noted(
+            tqdm(items, desc="profile", unit="context"), network, unfinished
+        ),
     )
     return Profiled(
         contexts,

@@ -11,6 +11,7 @@ from . import ids as ids
 from . import language as language
 from . import layer_norm_family as layer_norm_family
 from . import llama_family as llama_family
+from . import memory as memory
 from . import mixture_family as mixture_family
 from . import multimodal as multimodal
 from . import options as options
@@ -101,6 +102,8 @@ from .llama_family import qwen3 as qwen3
 from .llama_family import seed_oss as seed_oss
 from .llama_family import sliding as sliding
 from .llama_family import smollm3 as smollm3
+from .memory import Memory as Memory
+from .memory import profile_memory as profile_memory
 from .mixture_family import deepseek_v2 as deepseek_v2
 from .mixture_family import deepseek_v3 as deepseek_v3
 from .mixture_family import gpt_oss as gpt_oss

@@ -50,7 +50,8 @@ from lim_jax.weights import Rows, gathered, stretch
 Profile = Float[Array, " length"]
 
 
-WORDS_AT_ONCE = 8192
+# Logits of some words at a time: so many, and fewer where many places are asked.
+WORDS_AT_ONCE, LOGITS_AT_ONCE = 8192, 2**24
 ONE_EACH = "Take loss.teacher_forcing or loss.last_token of the context's length."
 
 
@@ -209,7 +210,7 @@ class CausalLM(eqx.Module):
     def _slices(self, state: State) -> Slices:
         """The logits of some next words at a time."""
         normed = jax.vmap(self.norm)(state)
-        size = min(WORDS_AT_ONCE, self.vocabulary)
+        size = self.words_at_once(state.shape[0])
         head = self.embedding if self.head is None else self.head
 
         def of(start: Int[Array, ""]) -> Float[Array, "length size"]:
@@ -272,7 +273,7 @@ class CausalLM(eqx.Module):
             Where weights do not sum to one, or an id or a place is outside its range.
         """
         state = self._asked(state, y)
-        if self._few_words:
+        if self.words_at_once(state.shape[0]) == self.vocabulary:
             logits = self.readout(state, _grid_of(state))
             return autoregressive_cross_entropy(logits, y.targets, y.weights)
         return sliced_cross_entropy(self._slices(state), y.targets, y.weights)
@@ -285,7 +286,7 @@ class CausalLM(eqx.Module):
     def terminal_margin_loss(self, state: State, y: Queries) -> Scalar:
         """The same loss, of the network's last state."""
         state = self._asked(state, y)
-        if self._few_words:
+        if self.words_at_once(state.shape[0]) == self.vocabulary:
             return margin_loss(self.readout(state, _grid_of(state)), y.targets, y.weights)
         return sliced_margin_loss(self._slices(state), y.targets, y.weights)
 
@@ -293,9 +294,10 @@ class CausalLM(eqx.Module):
         """`loss` from ids: its gradient reaches the embeddings, so that training moves them."""
         return self.loss(self.embed(ids, y), y)
 
-    @property
-    def _few_words(self) -> bool:
-        return self.vocabulary <= WORDS_AT_ONCE
+    def words_at_once(self, queries: int) -> int:
+        """Of how many words logits stand at once, where some places are asked."""
+        most = min(WORDS_AT_ONCE, LOGITS_AT_ONCE // max(1, queries))
+        return min(self.vocabulary, max(1, most))
 
     def _asked(self, state: State, y: Queries) -> Float[Array, "queries width"]:
         """The states of the places that are asked."""

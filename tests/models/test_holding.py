@@ -55,6 +55,14 @@ def test_weights_left_in_their_files_give_the_numbers_of_weights_in_memory(
             np.testing.assert_allclose(one, other, rtol=0, atol=bound)
 
 
+def test_the_more_places_are_asked_the_fewer_words_stand_at_once(tmp_path, monkeypatch):
+    model = models.load(folder_of("gpt2", tmp_path))
+    words = model.vocabulary
+    assert [model.words_at_once(queries) for queries in (1, 2048, 10**6)] == [words, words, 16]
+    monkeypatch.setattr(causal, "WORDS_AT_ONCE", 11)
+    assert [model.words_at_once(queries) for queries in (1, 2**21, 2**25)] == [11, 8, 1]
+
+
 @pytest.fixture
 def folder(tmp_path):
     """Of a network whose head is its own; all its numbers are such as bfloat16 has, but norms'."""

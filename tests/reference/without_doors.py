@@ -2,7 +2,8 @@
 
 WITHOUT = {
     "Commands: their arguments come through tyro, and tests/cli has what they refuse.": """
-        cli.explain cli.study counterexamples first_contexts keep_programs main profile
+        cli.explain cli.study counterexamples first_contexts free_memory keep_programs
+        main network_within noted profile
         rates read_contexts reproduce run_folder save_figure study_figures write_json
         write_table
     """,
@@ -26,7 +27,8 @@ WITHOUT = {
         jointly_gated layer_kinds layer_norm layer_norm_from_one layer_norm_without_shift llama
         llama4_text llama_like matrix ministral mistral mixed mixtral multipliers nemotron norm_of
         number of_each_head of_each_head_apart of_matrices olmo2 olmo3 one_for_all_heads opt phi
-        phi3 models.plain positive projected put qwen2 qwen3 qwen3_moe read_decoder rms_norm
+        phi3 models.plain positive profile_memory
+        projected put qwen2 qwen3 qwen3_moe read_decoder rms_norm
         rms_norm_from_one rope_options rotary_of seed_oss sizes_of sliding smollm3 spans
         squared_relu stablelm stacked starcoder2 tanh_gelu through_latents together
         together_by_turns together_by_width trained_length unfilled unpaired whole yarn_weights

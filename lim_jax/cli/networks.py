@@ -1,0 +1,76 @@
+"""A network of one's own, held as the memory of the machine allows."""
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+from tqdm import tqdm
+
+from lim_jax import models
+from lim_jax._checks import require_known
+from lim_jax._resuming import write_whole
+from lim_jax.models import CausalLM
+from lim_jax.weights import FetchedLayers
+
+GIB = 2**30
+HELD, WHOLE, FILES = "weights.txt", "in memory", "in their files"
+AVAILABLE = Path("/proc/meminfo")
+
+
+def network_within(path: Path, memory: float | None, tokens: int, unfinished: Path) -> CausalLM:
+    """Read a network whole where that fits the memory, else leave its weights in their files.
+
+    Parameters
+    ----------
+    path
+        A folder or a file of weights.
+    memory
+        GiB that may be used; None for all that is free, or as a run that was interrupted had it.
+    tokens
+        How many tokens are measured at once.
+    unfinished
+        The folder of what an interrupted run has finished.
+
+    Raises
+    ------
+    ValueError
+        Where the memory is no positive number, and as in `models.load`.
+    """
+    if memory is not None:
+        require_known(memory, "memory", expected="a positive number of GiB", cure="Leave it out.")
+    network = models.open(path)
+    needed = models.profile_memory(network, tokens)
+    most = free_memory() if memory is None else memory * GIB
+    kept = unfinished / HELD
+    # What was measured is of weights that were held in one way.
+    as_before = memory is None and kept.exists()
+    fits = kept.read_text() == WHOLE if as_before else needed.whole <= most
+    held = WHOLE if fits else f"{FILES}, read a layer at a time"
+    took = needed.whole if fits else needed.fetched
+    tqdm.write(
+        f"Weights stay {held}: about {took / GIB:.1f} GiB for {tokens} tokens"
+        + ("." if fits else f", whole {needed.whole / GIB:.1f} of {most / GIB:.1f} GiB.")
+    )
+    return models.load(path) if fits else network
+
+
+def noted(items: Iterable, network: CausalLM, unfinished: Path) -> Iterator:
+    """The items; where one is done, it is noted how the network is held, for a run that goes on."""
+    held = FILES if isinstance(network.flow.layers, FetchedLayers) else WHOLE
+    for item in items:
+        yield item
+        write_whole(unfinished / HELD, lambda file: file.write(held.encode()))
+
+
+def free_memory() -> int:
+    """What the device, or on a CPU the machine, has left, in bytes."""
+    (device, *_) = jax.local_devices()
+    stats: dict[str, Any] = device.memory_stats() or {}
+    if "bytes_limit" in stats:
+        return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
+    if AVAILABLE.exists():
+        found = dict(line.split(":") for line in AVAILABLE.read_text().splitlines())
+        return 1024 * int(found["MemAvailable"].split()[0])
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

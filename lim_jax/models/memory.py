@@ -1,0 +1,89 @@
+"""How much memory the profile of a context takes, known before a network's weights are read."""
+
+import math
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+from jaxtyping import PyTree
+
+from lim_jax._checks import counted, described, require
+from lim_jax.models.causal import CausalLM
+from lim_jax.weights import FetchedLayers
+
+# Measured on a CPU with networks of 0.1, 1.2 and 6.7 billion weights (``benchmarks/sizes.py``): the
+# process and its programs; layers, beside the weights that are held, as they are read, copied and
+# widened; slices of the head with their logits; numbers of every token in a layer at once.
+PROCESS = 0.45 * 2**30
+LAYERS_WHOLE, LAYERS_FETCHED = 0.8, 2.2
+SLICES = 3
+TOKENS = 6
+
+
+class Memory(NamedTuple):
+    """The most that a process holds which profiles one context, in bytes, to some 15 per cent.
+
+    Attributes
+    ----------
+    whole
+        With all weights in memory (`models.load`).
+    fetched
+        With weights left in their files (`models.open`).
+    """
+
+    whole: float
+    fetched: float
+
+
+def profile_memory(model: CausalLM, tokens: int) -> Memory:
+    """How much memory the influence on a context takes, on a CPU, where every place is asked.
+
+    Parameters
+    ----------
+    model
+        From `models.open`, which has read one layer.
+    tokens
+        The length of the context; of several at once, that of all together.
+
+    Raises
+    ------
+    ValueError
+        Where the model's layers are not fetched.
+    """
+    tokens = counted(tokens, "tokens")
+    layers = model.flow.layers if isinstance(model, CausalLM) else None
+    require(
+        isinstance(layers, FetchedLayers),
+        "model",
+        got=described(model),
+        expected="a model whose weights are in their files",
+        cure="Take it from models.open.",
+    )
+    assert isinstance(layers, FetchedLayers)
+    layer, width = _bytes(layers.source.like), model.embedding.shape[1]
+    number, depth = model.embedding.dtype.itemsize, model.flow.depth
+    held = sum(_bytes(part) for part in (model.positions, model.norm, model.head_bias))
+    tables = [table for table in (model.embedding, model.head) if table is not None]
+    rows = sum(math.prod(table.shape) * number for table in tables)
+    words = model.words_at_once(tokens)
+    states = (depth + 1 + TOKENS * _widest(layers.source.like) / width) * tokens * width
+    slices = SLICES * words * (width + tokens)
+    beside = PROCESS + held + number * (states + slices)
+    return Memory(
+        whole=beside + depth * layer + rows + LAYERS_WHOLE * layer,
+        fetched=beside + LAYERS_FETCHED * layer,
+    )
+
+
+def _bytes(tree: PyTree) -> int:
+    """Of arrays, or of their shapes."""
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree) if _shaped(leaf))
+
+
+def _widest(layer: PyTree) -> int:
+    """How many numbers a token has at most within a layer."""
+    return max(max(leaf.shape, default=1) for leaf in jax.tree.leaves(layer) if _shaped(leaf))
+
+
+def _shaped(leaf: Any) -> bool:
+    return isinstance(leaf, jax.ShapeDtypeStruct) or eqx.is_array(leaf)

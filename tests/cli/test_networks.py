@@ -1,0 +1,78 @@
+"""Networks from a terminal: whole where the memory suffices, else left in their files."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+from reference.publishers import CONFIGS, WORDS, spelt, write_with_letters
+
+from lim_jax import cli, models
+from lim_jax.cli import networks
+from lim_jax.weights import FetchedLayers
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_with_letters(tmp_path_factory.mktemp("weights"), CONFIGS["llama"])
+
+
+def is_fetched(network):
+    return isinstance(network.flow.layers, FetchedLayers)
+
+
+def test_a_network_that_does_not_fit_is_left_in_its_files(folder, tmp_path, monkeypatch, capsys):
+    needed = models.profile_memory(models.open(folder), 7)
+    between = (needed.whole + needed.fetched) / 2 / 2**30
+    assert needed.fetched < needed.whole
+    for free, said in ((2 * needed.whole, "in memory"), (needed.fetched, "in their files")):
+        monkeypatch.setattr(networks, "free_memory", lambda free=free: free)
+        network = networks.network_within(folder, None, 7, tmp_path)
+        assert is_fetched(network) == (said != "in memory")
+        assert f"Weights stay {said}" in capsys.readouterr().out
+        # What is said counts, not what is free.
+        assert is_fetched(networks.network_within(folder, between, 7, tmp_path))
+        assert not is_fetched(networks.network_within(folder, 99.0, 7, tmp_path))
+    with pytest.raises(ValueError, match="memory: got -1"):
+        networks.network_within(folder, -1.0, 7, tmp_path)
+
+
+def test_a_run_that_is_taken_up_holds_its_network_as_before(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(networks, "free_memory", lambda: 2.0**40)
+    assert list(networks.noted([], models.open(folder), tmp_path)) == []
+    assert not is_fetched(networks.network_within(folder, None, 7, tmp_path))  # nothing was done
+    assert list(networks.noted([3, 4], models.open(folder), tmp_path)) == [3, 4]
+    assert is_fetched(networks.network_within(folder, None, 7, tmp_path))
+    monkeypatch.setattr(networks, "free_memory", lambda: 1.0)
+    assert list(networks.noted([3], models.load(folder), tmp_path)) == [3]
+    assert not is_fetched(networks.network_within(folder, None, 7, tmp_path))
+    assert is_fetched(networks.network_within(folder, 1e-3, 7, tmp_path))
+
+
+def test_a_profile_within_little_memory_is_the_same(folder, tmp_path, capsys):
+    data, found = tmp_path / "data.txt", {}
+    data.write_text(spelt(np.random.default_rng(0).integers(WORDS, size=40)))
+    for name, memory in (("whole", "9"), ("files", "0.001")):
+        out = tmp_path / name
+        arguments = ["--data", str(data), "--max-length", "9", "--memory", memory]
+        assert cli.main(["profile", str(folder), *arguments, "--out", str(out)]) == 0
+        found[name] = json.loads((out / "profile.json").read_text())
+    density = [np.array(one["influence"]["density"]) for one in found.values()]
+    np.testing.assert_allclose(*density, rtol=1e-5)
+    assert "in their files, read a layer at a time" in capsys.readouterr().out
+
+
+def test_what_is_free_is_the_devices_or_the_machines(tmp_path, monkeypatch):
+    told = tmp_path / "meminfo"
+    told.write_text("MemTotal:  16 kB\nMemAvailable:    3 kB\nActive(file):  2 kB\n")
+    monkeypatch.setattr(networks, "AVAILABLE", told)
+    assert networks.free_memory() == 3 * 1024
+    monkeypatch.setattr(networks, "AVAILABLE", tmp_path / "none")
+    assert networks.free_memory() > 2**30  # of the whole machine
+
+    class Device:
+        def memory_stats(self):
+            return {"bytes_limit": 10, "bytes_in_use": 3}
+
+    monkeypatch.setattr(jax, "local_devices", lambda: [Device()])
+    assert networks.free_memory() == 7

@@ -1,0 +1,41 @@
+"""The memory of a profile, said before weights are read: `benchmarks/sizes.py` measures it."""
+
+import jax
+import numpy as np
+import pytest
+from reference.publishers import CONFIGS, write
+
+from lim_jax import models
+from lim_jax.models import memory
+
+
+def test_what_is_said_grows_as_its_parts_do(tmp_path):
+    # Every leaf of the network is among its weights, in memory or in files.
+    folder = write(tmp_path, CONFIGS["llama"])
+    opened, whole = models.open(folder), models.load(folder)
+    leaves = jax.tree.leaves(whole.flow.layers)
+    layers = sum(leaf.nbytes for leaf in leaves)
+    layer = layers / whole.flow.depth
+    tables = whole.embedding.nbytes + whole.head.nbytes
+    found = models.profile_memory(opened, 7)
+    beside = (memory.LAYERS_WHOLE - memory.LAYERS_FETCHED) * layer
+    np.testing.assert_allclose(found.whole - found.fetched, layers + tables + beside, rtol=1e-12)
+
+    # A token more: its states, the widest numbers of one layer, and its logits of a slice.
+    width, words = whole.embedding.shape[1], whole.vocabulary
+    widest = max(max(leaf.shape[1:]) for leaf in leaves)
+    a_token = (whole.flow.depth + 1) * width + memory.TOKENS * widest + memory.SLICES * words
+    longer = models.profile_memory(opened, 8)
+    np.testing.assert_allclose(np.subtract(longer, found), 4 * a_token, rtol=1e-9)
+    norm = whole.norm.scale.nbytes
+    rest = 4 * (7 * a_token + memory.SLICES * words * width) + norm
+    parts = memory.PROCESS + rest + memory.LAYERS_FETCHED * layer
+    np.testing.assert_allclose(found.fetched, parts, rtol=1e-12)
+
+
+def test_a_model_in_memory_is_refused(tmp_path, as_users_run):
+    model = models.load(write(tmp_path, CONFIGS["llama"]))
+    with pytest.raises(ValueError, match=r"model: got CausalLM.*models\.open"):
+        models.profile_memory(model, 7)
+    with pytest.raises(ValueError, match="tokens: got 0"):
+        models.profile_memory(model, 0)
