@@ -49,7 +49,7 @@ class LayerSource:
         self.like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), first)
         self._ahead: tuple[int, Future] = 0, self._thread.submit(lambda: jax.tree.leaves(first))
 
-    def fetch(self, index: Int[Array, ""]) -> list[np.ndarray]:
+    def fetch(self, index: Int[Array | np.ndarray, ""]) -> list[np.ndarray]:
         """The arrays of one layer, in the order of its leaves."""
         with self._lock:
             number = int(index)

@@ -13,13 +13,14 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).with_name("devices.py")
+WEIGHTS = SCRIPT.with_name("spread_weights.py")
 
 
-def run(*arguments, devices=1):
+def run(*arguments, devices=1, script=SCRIPT):
     flags = os.environ.get("XLA_FLAGS", "")
     flags = f"{flags} --xla_force_host_platform_device_count={devices}"
     return subprocess.run(
-        [sys.executable, str(SCRIPT), *map(str, arguments)],
+        [sys.executable, str(script), *map(str, arguments)],
         capture_output=True,
         text=True,
         timeout=600,
@@ -62,3 +63,19 @@ def test_two_processes_share_examples_and_then_a_context(virtual):
     with ThreadPoolExecutor() as both:
         for finished in both.map(lambda index: run(index, virtual[1], port), (0, 1)):
             assert len(lines(finished)) == 3
+
+
+@pytest.mark.slow
+def test_weights_are_spread_over_devices_and_processes(tmp_path):
+    """Read each onto its own devices: profile, channels, hops and gradients to 1e-12."""
+    assert lines(run(tmp_path, devices=8, script=WEIGHTS)) == ["15 equal"] * 2
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+
+    def process(index):
+        return run(tmp_path, index, port, devices=4, script=WEIGHTS)
+
+    with ThreadPoolExecutor() as both:
+        for finished in both.map(process, (0, 1)):
+            assert lines(finished) == ["15 equal"]

@@ -107,6 +107,19 @@ def test_each_layer_is_read_once_a_way_and_ahead_in_a_thread():
     assert [name == here for _, name in read] == [True] + [False] * 8
 
 
+def test_the_next_layer_is_read_before_it_is_asked_for():
+    read = []
+    source = weights.LayerSource(lambda index: read.append(index) or np.full(1, index), 3)
+    ahead = []
+    for number in (0, 1, 2, 2, 1, 0, 0, 1):
+        (layer,) = source.fetch(np.array(number))
+        source._thread.submit(lambda: None).result()  # what was begun is done
+        ahead.append(read[-1])
+        assert layer == number
+    assert ahead == [1, 2, 2, 1, 0, 0, 1, 2]
+    assert read == [0, 1, 2, 1, 0, 1, 2]
+
+
 def test_a_layer_that_is_asked_for_out_of_turn_is_read():
     layer = eqx.filter_jit(HELD.layers.layer)
     for index in (2, 0, 2, 1, 1):

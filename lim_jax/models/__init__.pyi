@@ -10,6 +10,7 @@ from . import holding as holding
 from . import ids as ids
 from . import language as language
 from . import layer_norm_family as layer_norm_family
+from . import layout as layout
 from . import llama_family as llama_family
 from . import memory as memory
 from . import mixture_family as mixture_family
@@ -80,6 +81,7 @@ from .layer_norm_family import opt as opt
 from .layer_norm_family import phi as phi
 from .layer_norm_family import stablelm as stablelm
 from .layer_norm_family import starcoder2 as starcoder2
+from .layout import spread as spread
 from .llama_family import arcee as arcee
 from .llama_family import biases_of as biases_of
 from .llama_family import ernie4_5 as ernie4_5

@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
 from lim_jax._checks import (
@@ -36,6 +37,7 @@ from lim_jax.models.decoder import read_decoder
 from lim_jax.models.families import recipe_of
 from lim_jax.models.gguf_file import open_gguf
 from lim_jax.models.holding import WHOLE, Holding
+from lim_jax.models.layout import spread
 from lim_jax.models.multimodal import text_part
 from lim_jax.models.options import refuse_other_architectures
 from lim_jax.models.places import trained_length
@@ -327,7 +329,10 @@ def _require_queries(y: Any) -> None:
 
 
 def load(
-    path: AnyPath, dtype: str = "float32", kept: Literal["float16", "bfloat16"] | None = None
+    path: AnyPath,
+    dtype: str = "float32",
+    kept: Literal["float16", "bfloat16"] | None = None,
+    mesh: Mesh | None = None,
 ) -> CausalLM:
     """Read a model from a folder of weights as its publisher left it, or from a GGUF file.
 
@@ -347,6 +352,10 @@ def load(
         float32 as it is needed. None for arrays of `dtype` on the device. Numbers are those of the
         rounded weights in float32; a checkpoint published in this precision loses nothing. Such a
         model is measured, not trained: derivatives in its weights raise.
+    mesh
+        Devices to spread the weights over, by `layout.SPREAD`, along the axis of the mesh that is
+        named ``model``, of type Auto. A process holds what its own devices hold. None for the
+        default device.
 
     Raises
     ------
@@ -357,12 +366,21 @@ def load(
         missing, surplus, of another shape, or not finite.
     """
     require(
+        kept is None or mesh is None,
+        "kept",
+        got=f"{kept!r} with a mesh",
+        expected="one of them",
+        cure="Weights in half precision are the host's.",
+    )
+    require(
         kept is None or (kept in ("float16", "bfloat16") and dtype == "float32"),
         "kept",
         got=f"{kept!r} with dtype {dtype!r}",
         expected='None, "float16" or "bfloat16", with dtype "float32"',
         cure="Half precision is widened to float32.",
     )
+    if mesh is not None:
+        return _model(path, dtype, lambda checkpoint: spread(mesh))
     if kept is None:
         return _model(path, dtype, lambda checkpoint: WHOLE)
     return _model(path, dtype, lambda checkpoint: holding.kept(checkpoint, kept))
@@ -417,4 +435,4 @@ def _model(path: AnyPath, dtype: str, held: Callable[[Source], Holding]) -> Caus
     )
     # Of learned places there are no more than the network was made for.
     trained = trained_length(checkpoint.config) if weights.parts["positions"] is None else None
-    return jax.device_put(CausalLM(**weights.parts, trained=trained))
+    return CausalLM(**weights.parts, trained=trained)

@@ -120,6 +120,18 @@ def test_other_precisions_are_refused(kept, dtype, folder, as_users_run):
         models.open(folder, dtype="float16")
 
 
+def test_a_mesh_has_an_axis_for_the_model(folder):
+    auto = (jax.sharding.AxisType.Auto,)
+    with pytest.raises(ValueError, match=r"mesh: got the axes \('data',\).*'model'"):
+        models.load(folder, mesh=jax.make_mesh((1,), ("data",), axis_types=auto))
+    mesh = jax.make_mesh((1,), ("model",), axis_types=auto)
+    with pytest.raises(ValueError, match=r"kept: got 'bfloat16' with a mesh"):
+        models.load(folder, kept="bfloat16", mesh=mesh)
+    spread, whole = models.load(folder, mesh=mesh), models.load(folder)
+    jax.tree.map(np.testing.assert_array_equal, spread, whole)
+    assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(whole))
+
+
 def test_what_is_wrong_with_names_and_shapes_is_told_as_files_are_looked_through(folder):
     whole = load_file(folder / FILE)
     gate = "model.layers.2.mlp.gate_proj.weight"

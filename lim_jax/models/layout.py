@@ -1,0 +1,107 @@
+"""Weights spread over devices: which axis of which part, and each device's own as they are read."""
+
+from collections.abc import Iterable
+from typing import Any, get_args
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, PyTree
+
+from lim_jax._checks import require
+from lim_jax.models.checkpoint import unfilled
+from lim_jax.models.holding import ROWS_AT_ONCE, Holding, Layer
+from lim_jax.models.reading import Reader
+
+AXIS = "model"
+# The axes that are spread, by the names that the parts of a layer give theirs: heads attend each by
+# itself, and features of a tokenwise network are made each by itself. Of embeddings and heads,
+# whose rows are read by number, it is the width.
+SPREAD = ("heads", "groups", "hidden")
+
+Index = tuple[slice, ...]
+
+
+def spread(mesh: Mesh) -> Holding:
+    """Every weight on the devices of a mesh, along its axis ``model``; small ones on all of them.
+
+    A process reads layer by layer, and holds what its own devices hold.
+    """
+    require(
+        AXIS in mesh.axis_names,
+        "mesh",
+        got=f"the axes {mesh.axis_names}",
+        expected=f"one named {AXIS!r}",
+        cure="Weights go over that one; leave the others to examples and contexts.",
+    )
+
+    def layers(layer: Layer, depth: int) -> PyTree:
+        first = layer(0)
+        leaves, tree = jax.tree.flatten(first)
+        axes = [_axis(first, path) for path, _ in jax.tree_util.tree_flatten_with_path(first)[0]]
+        parts = [
+            _Parts(mesh, (depth, *leaf.shape), leaf.dtype, axis)
+            for leaf, axis in zip(leaves, axes, strict=True)
+        ]
+        del first, leaves
+        for index in range(depth):
+            for part, leaf in zip(parts, jax.tree.leaves(layer(index)), strict=True):
+                part.fill(slice(index, index + 1), np.asarray(leaf)[None])
+        return jax.tree.unflatten(tree, [part.array() for part in parts])
+
+    def rows(read: Reader, name: str, shape: tuple[int, int]) -> Array:
+        table, some = _Parts(mesh, shape, read.dtype, -1), read.rows(name, *shape)
+        for start in range(0, shape[0], ROWS_AT_ONCE):
+            part = slice(start, min(start + ROWS_AT_ONCE, shape[0]))
+            table.fill(part, some(part))
+        return table.array()
+
+    return Holding(layers, rows)
+
+
+class _Parts:
+    """What this process's devices hold of one array, to be filled along the first axis."""
+
+    def __init__(self, mesh: Mesh, shape: tuple[int, ...], dtype: Any, axis: int | None):
+        # Where devices would hold unequal parts they hold all.
+        even = axis is not None and shape[axis] % mesh.shape[AXIS] == 0
+        names: list[str | None] = [None] * len(shape)
+        if axis is not None and even:
+            names[axis] = AXIS
+        self.shape, self.sharding = shape, NamedSharding(mesh, PartitionSpec(*names))
+        self.of_devices = self.sharding.addressable_devices_indices_map(shape)
+        self.buffers = {}
+        for index in self.of_devices.values():
+            assert index is not None
+            if _key(index) not in self.buffers:
+                sizes = [len(range(n)[part]) for n, part in zip(shape, index, strict=True)]
+                self.buffers[_key(index)] = index, unfilled(tuple(sizes), dtype)
+
+    def fill(self, part: slice, rows: np.ndarray) -> None:
+        """Some of the array, along its first axis; what other processes hold is left out."""
+        for index, buffer in self.buffers.values():
+            buffer[part] = rows[(slice(None), *index[1:])]
+
+    def array(self) -> Array:
+        """The whole array, each device with its own."""
+        pieces = [
+            jax.device_put(self.buffers[_key(index or ())][1], device)
+            for device, index in self.of_devices.items()
+        ]
+        return jax.make_array_from_single_device_arrays(self.shape, self.sharding, pieces)
+
+
+def _key(index: Index) -> tuple[tuple[int | None, int | None], ...]:
+    return tuple((part.start, part.stop) for part in index)
+
+
+def _axis(layer: Any, path: Iterable[Any]) -> int | None:
+    """Along which axis, counted from the last, a part of a layer is spread, if along one."""
+    *parents, last = path
+    for key in parents:
+        layer = getattr(layer, key.name) if hasattr(key, "name") else layer[key.idx]
+    hints = (vars(one).get("__annotations__", {}) for one in type(layer).__mro__)
+    hint = next((found[last.name] for found in hints if last.name in found), None)
+    shaped = next((one for one in (*get_args(hint), hint) if hasattr(one, "dim_str")), None)
+    dims = [] if shaped is None else shaped.dim_str.split()
+    return next((dims.index(name) - len(dims) for name in SPREAD if name in dims), None)

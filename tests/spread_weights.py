@@ -1,0 +1,111 @@
+"""Read a network onto several devices and print how many of its numbers are those of one.
+
+``XLA_FLAGS=--xla_force_host_platform_device_count=8 python spread_weights.py FOLDER`` saves those
+of the first alone in FOLDER, and compares; ``... FOLDER 0 PORT`` and ``... FOLDER 1 PORT``, of four
+devices each, compare theirs with these as two processes.
+"""
+
+import sys
+from pathlib import Path
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from reference import publishers
+
+import lim_jax as lim
+from lim_jax import adjoint, models
+
+jax.config.update("jax_enable_x64", True)
+WIDTH, HIDDEN, DEPTH, HEADS, GROUPS, SIZE, WORDS = 16, 24, 3, 8, 4, 4, 11
+CONFIG = {
+    "model_type": "llama", "hidden_size": WIDTH, "intermediate_size": HIDDEN, "vocab_size": WORDS,
+    "num_hidden_layers": DEPTH, "num_attention_heads": HEADS, "num_key_value_heads": GROUPS,
+    "head_dim": SIZE, "rms_norm_eps": 1e-3,
+}  # fmt: skip
+LAYER = {
+    "input_layernorm": (WIDTH,), "post_attention_layernorm": (WIDTH,),
+    "self_attn.q_proj": (HEADS * SIZE, WIDTH), "self_attn.k_proj": (GROUPS * SIZE, WIDTH),
+    "self_attn.v_proj": (GROUPS * SIZE, WIDTH), "self_attn.o_proj": (WIDTH, HEADS * SIZE),
+    "mlp.gate_proj": (HIDDEN, WIDTH), "mlp.up_proj": (HIDDEN, WIDTH),
+    "mlp.down_proj": (WIDTH, HIDDEN),
+}  # fmt: skip
+BESIDE = {"model.embed_tokens": (WORDS, WIDTH), "lm_head": (WORDS, WIDTH), "model.norm": (WIDTH,)}
+WINDOW = np.array([3, 1, 4, 1, 5, 9, 2, 6, 5])
+GRID = lim.token_grid(8, float)
+
+
+def tensors():
+    """Drawn, by name."""
+    generator, shapes = np.random.default_rng(0), dict(BESIDE)
+    for index in range(DEPTH):
+        shapes |= {f"model.layers.{index}.{name}": shape for name, shape in LAYER.items()}
+    return {
+        f"{name}.weight": generator.standard_normal(shape).astype(np.float32) / 2
+        for name, shape in shapes.items()
+    }
+
+
+def asked(model):
+    """An example's energies, channels and hops, and the loss's gradient in the weights."""
+    x, y = model.example(jnp.asarray(WINDOW), jnp.full(8, 1 / 8))
+    batch = x[None], jax.tree.map(lambda leaf: leaf[None], y)
+    flow, loss = model.flow, model.terminal_loss
+    gradient = eqx.filter_grad(lambda model: model.loss_of_ids(jnp.asarray(WINDOW[:-1]), y))(model)
+    return (
+        lim.influence(models.CausalLM.loss, model, batch, GRID).energy,
+        adjoint.channels(flow, loss, (x, y), GRID).vectors,
+        adjoint.attention_hops(flow, loss, (x, y), GRID, 2)[0],
+        [jnp.linalg.norm(leaf) for leaf in jax.tree.leaves(gradient)],
+    )
+
+
+def compared(folder, model, expected, mesh):
+    """Every number to 1e-12, whole on every process; a line for each kind."""
+    whole = NamedSharding(mesh, PartitionSpec())
+    arrays, static = eqx.partition(model, eqx.is_array)
+    job = jax.jit(lambda arrays: asked(eqx.combine(arrays, static)), out_shardings=whole)
+    for found, one in zip(jax.tree.leaves(job(arrays)), expected, strict=True):
+        np.testing.assert_allclose(np.asarray(found), one, rtol=1e-12, atol=1e-13)
+    print(f"{len(expected)} equal")
+
+
+def shards(model, name, size):
+    """How much of a part a device holds."""
+    part = getattr(model.flow.layers.attention, name, None)
+    part = getattr(model.flow.layers.feed_forward, name) if part is None else part
+    held = part.addressable_shards[0].data.size / part.size
+    assert held == size, (name, held)
+
+
+def main(folder, *process):
+    """Spread over eight devices in two ways, or over those of two processes."""
+    if process:
+        number, port = process
+        jax.distributed.initialize(f"127.0.0.1:{port}", 2, int(number))
+    mesh_of = {(2, 4): ("data", "model"), (8,): ("model",)}
+    layouts = [(8,)] if process else list(mesh_of)
+    if not process:
+        publishers.write(Path(folder), CONFIG, tensors())
+        one = jax.tree.leaves(eqx.filter_jit(asked)(models.load(folder, "float64")))
+        np.savez(Path(folder) / "one.npz", *map(np.asarray, one))
+    with np.load(Path(folder) / "one.npz") as file:
+        expected = [file[name] for name in file.files]
+    for shape in layouts:
+        mesh = jax.make_mesh(shape, mesh_of[shape], axis_types=(AxisType.Auto,) * len(shape))
+        model = models.load(folder, "float64", mesh=mesh)
+        over = mesh.shape["model"]
+        shards(model, "query", 1 / over)
+        shards(model, "output", 1 / over)
+        # Four groups of keys go over four devices; over eight each has them all.
+        shards(model, "key", 1 / 4 if over == 4 else 1)
+        shards(model, "down", 1 / over)
+        width = model.embedding.addressable_shards[0].data.shape[1]
+        assert width == model.embedding.shape[1] / over
+        compared(folder, model, expected, mesh)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
