@@ -8,25 +8,37 @@ import re
 import runpy
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
 EQUATIONS = runpy.run_path(str(ROOT / "docs" / "equations.py"))
 LABELS = EQUATIONS["labels"]()
-COMPUTED, HELD = EQUATIONS["computed"](), EQUATIONS["held"]()
 SOURCES = sorted(file for room in ("lim_jax", "tests") for file in (ROOT / room).rglob("*.py"))
 
 
-def test_every_label_is_computed_or_has_a_reason():
-    missing = [label for label, reason in LABELS.items() if not reason and label not in COMPUTED]
+@pytest.fixture(scope="module")
+def computed():
+    """Not as the file is imported: every worker imports it, and one runs its tests."""
+    return EQUATIONS["computed"]()
+
+
+@pytest.fixture(scope="module")
+def held():
+    return EQUATIONS["held"]()
+
+
+def test_every_label_is_computed_or_has_a_reason(computed):
+    missing = [label for label, reason in LABELS.items() if not reason and label not in computed]
     assert missing == [], "name each in the docstring of the function or class that computes it"
 
 
-def test_every_label_is_held_by_a_test_or_has_a_reason():
-    missing = [label for label, reason in LABELS.items() if not reason and label not in HELD]
+def test_every_label_is_held_by_a_test_or_has_a_reason(held):
+    missing = [label for label, reason in LABELS.items() if not reason and label not in held]
     assert missing == [], "name each in a docstring or comment of the test that holds it"
 
 
-def test_a_label_that_is_computed_has_no_reason_not_to_be():
-    assert [label for label, reason in LABELS.items() if reason and label in COMPUTED] == []
+def test_a_label_that_is_computed_has_no_reason_not_to_be(computed):
+    assert [label for label, reason in LABELS.items() if reason and label in computed] == []
 
 
 def test_no_label_is_misspelt():
@@ -56,7 +68,7 @@ def test_the_list_holds_the_papers_219_labels():
     assert names[-1] == "eq:convergent-control-grid-bound"
 
 
-def test_every_theorem_was_broken_and_what_went_red_holds_it():
+def test_every_theorem_was_broken_and_what_went_red_holds_it(held):
     kinds = ("thm:", "prop:", "cor:")
     theorems = {one for one, reason in LABELS.items() if one.startswith(kinds) and not reason}
     red: dict[str, set[str]] = {}
@@ -66,7 +78,7 @@ def test_every_theorem_was_broken_and_what_went_red_holds_it():
     assert theorems | {f"Algorithm {number}" for number in (1, 2, 3)} <= red.keys()
     tests = {
         label: {f"{file.relative_to(ROOT / 'tests').as_posix()}::{name}" for file, name in places}
-        for label, places in HELD.items()
+        for label, places in held.items()
     }
     every = set().union(*tests.values())
     for of, names in red.items():

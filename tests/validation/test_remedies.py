@@ -82,13 +82,13 @@ value_and_slope_of_profile = jax.jit(jax.value_and_grad(profile_penalty))
 
 
 def risk_slope(examples, weights=EVEN):
-    return slope_of_risk(MODEL, examples, weights)
+    return slope_of_risk(network(), examples, weights)
 
 
 def profile_slope(examples, counted=BATCH, target: float | np.ndarray = 1.0):
     """Of the discrepancy of the first examples' profile; its value too."""
     of_first = (np.arange(BATCH) < counted).astype(float)
-    return value_and_slope_of_profile(MODEL, examples, of_first, target * np.ones(RECORDS))
+    return value_and_slope_of_profile(network(), examples, of_first, target * np.ones(RECORDS))
 
 
 def norm(tree):
@@ -109,6 +109,7 @@ def assert_same(ours, theirs):
         np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-9)
 
 
+@cache
 @eqx.filter_jit
 def network():
     """Of attention without a norm: what an arm does to a gradient asks for no other part."""
@@ -118,7 +119,6 @@ def network():
     return eqx.tree_at(lambda model: model.flow, model, flow)
 
 
-MODEL = network()
 MIDDLE = np.array([2, 3, 3, 2]) / 2.5
 LAW = np.array([1, 0.02, 0.02, 1]) / 2.04
 WEIGHTS, MULTIPLIER = np.array([0.5, 2.0, 1.0, 0.5]), 0.3
@@ -145,7 +145,7 @@ COMPILED = {name: eqx.filter_jit(arm.gradient) for name, arm in ARMS.items()}
 @cache
 def found(name, step=20):
     """An arm's gradient and memory: together all would take half as long again to compile."""
-    return COMPILED[name](MODEL, ARMS[name].memory, batches(step))
+    return COMPILED[name](network(), ARMS[name].memory, batches(step))
 
 
 DEFINITIONS = {
@@ -153,7 +153,7 @@ DEFINITIONS = {
     "importance": lambda b: risk_slope(b.training, 0.25 / LAW[GOLD]),
     "answers": lambda b: plus(risk_slope(b.training), risk_slope(b.probes)),
     "training law": lambda b: plus(
-        risk_slope(b.training), clipped(ratio_slope(MODEL, b.training), 0.1)
+        risk_slope(b.training), clipped(ratio_slope(network(), b.training), 0.1)
     ),
 }
 
@@ -181,7 +181,7 @@ def test_weights_by_record_move_every_tenth_step():
     """Algorithm 2's update, with the influence of the batch that is weighted next."""
     training = batches().training
     of_records = jax.jit(lambda model: record_energies(cross_entropies, model, training))
-    energies = np.asarray(of_records(MODEL)).mean(axis=0)
+    energies = np.asarray(of_records(network())).mean(axis=0)
     density = energies / energies.mean()
     (gradient, moved), (_, kept) = (found("reweighted", step) for step in (20, 21))
     raised = np.clip(WEIGHTS * np.exp(0.5 * (1 - density)), 0.1, 8)
@@ -217,8 +217,8 @@ def observed_penalty(model, batches):
 
 def test_observability_pulls_down_its_own_slope():
     """Of two layers: before the first nothing else is seen at the last place."""
-    deeper = jax.tree.map(lambda leaf: jnp.concatenate([2 * leaf, leaf]), MODEL.flow.layers)
-    model = eqx.tree_at(lambda model: model.flow.layers, MODEL, deeper)
+    deeper = jax.tree.map(lambda leaf: jnp.concatenate([2 * leaf, leaf]), network().flow.layers)
+    model = eqx.tree_at(lambda model: model.flow.layers, network(), deeper)
     gradient, _ = COMPILED["observed"](model, ARMS["observed"].memory, batches())
     slopes = jax.jit(lambda model: (jax.grad(risk)(model, batches().training, EVEN),
                                     jax.grad(observed_penalty)(model, batches())))  # fmt: skip
