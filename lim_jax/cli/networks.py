@@ -9,7 +9,7 @@ import jax
 from tqdm import tqdm
 
 from lim_jax import models
-from lim_jax._checks import require_known
+from lim_jax._checks import AnyPath, as_path, require_known
 from lim_jax._resuming import write_whole
 from lim_jax.models import CausalLM
 from lim_jax.weights import FetchedLayers
@@ -19,7 +19,9 @@ HELD, WHOLE, FILES = "weights.txt", "in memory", "in their files"
 AVAILABLE = Path("/proc/meminfo")
 
 
-def network_within(path: Path, memory: float | None, tokens: int, unfinished: Path) -> CausalLM:
+def network_within(
+    path: AnyPath, memory: float | None, tokens: int, unfinished: AnyPath
+) -> CausalLM:
     """Read a network whole where that fits the memory, else leave its weights in their files.
 
     Parameters
@@ -43,7 +45,7 @@ def network_within(path: Path, memory: float | None, tokens: int, unfinished: Pa
     network = models.open(path)
     needed = models.profile_memory(network, tokens)
     most = free_memory() if memory is None else memory * GIB
-    kept = unfinished / HELD
+    kept = as_path(unfinished, "unfinished") / HELD
     # What was measured is of weights that were held in one way.
     as_before = memory is None and kept.exists()
     fits = kept.read_text() == WHOLE if as_before else needed.whole <= most
@@ -56,12 +58,14 @@ def network_within(path: Path, memory: float | None, tokens: int, unfinished: Pa
     return models.load(path) if fits else network
 
 
-def noted(items: Iterable, network: CausalLM, unfinished: Path) -> Iterator:
+def noted(items: Iterable, network: CausalLM, unfinished: AnyPath) -> Iterator:
     """The items; where one is done, it is noted how the network is held, for a run that goes on."""
     held = FILES if isinstance(network.flow.layers, FetchedLayers) else WHOLE
     for item in items:
         yield item
-        write_whole(unfinished / HELD, lambda file: file.write(held.encode()))
+        write_whole(
+            as_path(unfinished, "unfinished") / HELD, lambda file: file.write(held.encode())
+        )
 
 
 def free_memory() -> int:

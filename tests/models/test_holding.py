@@ -16,7 +16,7 @@ from reference.as_users import ROOT
 from safetensors.numpy import load_file, save_file
 
 from lim_jax import models
-from lim_jax.models import causal
+from lim_jax.models import causal, holding
 
 RECORD = json.loads((Path(__file__).parent / "recorded.json").read_text())
 WRITE = runpy.run_path(str(ROOT / "benchmarks" / "drawing.py"))["write"]
@@ -87,7 +87,8 @@ def energies(model, **options):
     return models.energies_of_ids(model, [jax.device_put(WINDOW)], **options)[0]
 
 
-def test_half_precision_that_loses_nothing_gives_the_same_numbers(folder):
+def test_half_precision_that_loses_nothing_gives_the_same_numbers(folder, monkeypatch):
+    monkeypatch.setattr(holding, "ROWS_AT_ONCE", 4)
     whole, kept = models.load(folder), models.load(folder, kept="bfloat16")
     np.testing.assert_allclose(energies(kept), energies(whole), rtol=1e-6)
     like = kept.flow.pattern
@@ -110,6 +111,14 @@ def test_half_precision_that_loses_something_gives_the_numbers_of_rounded_matric
     publishers.write(tmp_path, config, rounded)
     np.testing.assert_allclose(found, energies(models.load(tmp_path)), rtol=2e-6)
     assert np.abs(found / energies(whole) - 1).max() > 1e-5
+
+
+def test_vectors_stay_whole(tmp_path):
+    kept = models.load(publishers.write(tmp_path, publishers.CONFIGS["gpt2"]), kept="bfloat16")
+    like = kept.flow.pattern
+    assert like.attention.query_bias.dtype == "bfloat16"  # of several heads: a matrix
+    assert like.attention.output_bias.dtype == like.feed_forward.inner_bias.dtype == "float32"
+    assert kept.positions.dtype == "float32"
 
 
 @pytest.mark.parametrize("kept, dtype", [("int8", "float32"), ("bfloat16", "float64")])

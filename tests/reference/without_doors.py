@@ -2,7 +2,7 @@
 
 WITHOUT = {
     "Commands: their arguments come through tyro, and tests/cli has what they refuse.": """
-        cli.explain cli.study counterexamples first_contexts free_memory keep_programs
+        cli.explain cli.study counterexamples first_contexts keep_programs
         main network_within noted profile
         rates read_contexts reproduce run_folder save_figure study_figures write_json
         write_table
