@@ -62,7 +62,7 @@ def asked(model):
     )
 
 
-def compared(folder, model, expected, mesh):
+def compared(model, expected, mesh):
     """Every number to 1e-12, whole on every process; a line for each kind."""
     whole = NamedSharding(mesh, PartitionSpec())
     arrays, static = eqx.partition(model, eqx.is_array)
@@ -81,30 +81,28 @@ def shards(model, name, size):
 
 
 def main(folder, *process):
-    """Spread over eight devices in two ways, or over those of two processes."""
+    """Spread over eight devices beside examples, or over those of two processes."""
     if process:
         number, port = process
         jax.distributed.initialize(f"127.0.0.1:{port}", 2, int(number))
-    mesh_of = {(2, 4): ("data", "model"), (8,): ("model",)}
-    layouts = [(8,)] if process else list(mesh_of)
     if not process:
         publishers.write(Path(folder), CONFIG, tensors())
         one = jax.tree.leaves(eqx.filter_jit(asked)(models.load(folder, "float64")))
         np.savez(Path(folder) / "one.npz", *map(np.asarray, one))
     with np.load(Path(folder) / "one.npz") as file:
         expected = [file[name] for name in file.files]
-    for shape in layouts:
-        mesh = jax.make_mesh(shape, mesh_of[shape], axis_types=(AxisType.Auto,) * len(shape))
-        model = models.load(folder, "float64", mesh=mesh)
-        over = mesh.shape["model"]
-        shards(model, "query", 1 / over)
-        shards(model, "output", 1 / over)
-        # Four groups of keys go over four devices; over eight each has them all.
-        shards(model, "key", 1 / 4 if over == 4 else 1)
-        shards(model, "down", 1 / over)
-        width = model.embedding.addressable_shards[0].data.shape[1]
-        assert width == model.embedding.shape[1] / over
-        compared(folder, model, expected, mesh)
+    # Four groups of keys go over four devices; over eight each has them all.
+    shape, names, of_keys = ((8,), ("model",), 1) if process else ((2, 4), ("data", "model"), 1 / 4)
+    mesh = jax.make_mesh(shape, names, axis_types=(AxisType.Auto,) * len(shape))
+    model = models.load(folder, "float64", mesh=mesh)
+    over = mesh.shape["model"]
+    sizes = {"query": 1 / over, "output": 1 / over, "down": 1 / over, "key": of_keys}
+    for name, size in sizes.items():
+        shards(model, name, size)
+    assert isinstance(model.embedding, jax.Array)
+    width = model.embedding.addressable_shards[0].data.shape[1]
+    assert width == model.embedding.shape[1] / over
+    compared(model, expected, mesh)
 
 
 if __name__ == "__main__":

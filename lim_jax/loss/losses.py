@@ -293,7 +293,8 @@ def _answers_and_others(
     """
     size, classes = slices.size, slices.classes
     numbered = _class_numbers(targets)
-    targets = _known_classes(targets, classes, weights != 0) if numbered else targets
+    if numbered:
+        targets = _known_classes(targets, classes, weights != 0).astype(int)
 
     def add(sums: tuple[Array, ...], index: Int[Array, ""]) -> tuple[tuple[Array, ...], None]:
         answers, total, peak = sums

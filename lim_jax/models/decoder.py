@@ -82,14 +82,20 @@ def _head(
     A matrix of its own goes first even where the options say that the two are one, as the
     publishers' own readers have it.
     """
-    name = f"{recipe.names.head}.weight"
+    names = recipe.names
+    name = f"{names.head}.weight"
     read.known.add(name)
     if recipe.tied and name not in read.checkpoint.files:
         # Rows that were normalised as they are embedded are not the head's.
-        return None if recipe.names.embedding_norm is None else rows
+        return None if names.embedding_norm is None else rows
     head = holding.rows(read, name, shape)
-    alike = recipe.tied and eqx.is_array(head) and np.array_equal(head, rows)
-    return None if alike and recipe.names.embedding_norm is None else head
+    return None if recipe.tied and _alike(head, rows) and names.embedding_norm is None else head
+
+
+def _alike(head: Rows, rows: Rows) -> bool:
+    """Whether two matrices in this process's memory are the same."""
+    held = [isinstance(part, Array) and part.is_fully_addressable for part in (head, rows)]
+    return all(held) and np.array_equal(np.asarray(head), np.asarray(rows))
 
 
 def _head_bias(read: Reader, recipe: Recipe) -> Array | None:

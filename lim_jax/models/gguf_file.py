@@ -9,6 +9,7 @@ that it stacks are cut apart.
 import math
 import re
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -167,12 +168,25 @@ def opened_gguf(file: AnyPath) -> tuple[Any, dict[str, Any]]:
         cure="Pass the path of the file itself.",
     )
     try:
-        reader = gguf.GGUFReader(file)
+        reader = _reader()(file)
         return reader, {name: field.contents() for name, field in reader.fields.items()}
     except Exception as error:  # whatever the library meets in what is no GGUF file
         raise ValueError(
             f"{file.name}: got a broken file ({error}), expected GGUF. Download it again."
         ) from error
+
+
+@cache
+def _reader() -> Any:
+    """The package's reader, of a plain array: its own, mapped one takes three times as long.
+
+    It looks at every word of the vocabulary by a slice of that array.
+    """
+
+    def given(self: Any, mapped: np.ndarray) -> None:
+        self.bytes = np.asarray(mapped)
+
+    return type("Reader", (gguf.GGUFReader,), {"data": property(lambda self: self.bytes, given)})
 
 
 def open_gguf(file: AnyPath) -> GGUFCheckpoint:

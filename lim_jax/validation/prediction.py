@@ -161,9 +161,10 @@ def _attributions(
     model: CausalLM, ids: Array, y: Queries, records: Array, count: int, steps: int
 ) -> dict[str, Float[Array, " records"]]:
     """The other attributions of one example's margin, by record."""
-    x, loss = model.embed(ids), CausalLM.margin_loss
+    x, loss, words = model.embed(ids), CausalLM.margin_loss, model.embedding
+    assert isinstance(words, Array)  # of retrievers that were trained here
     # The average word, at the same place.
-    baseline = x - model.embedding[ids] + model.embedding.mean(axis=0)[None]
+    baseline = x - words[ids] + words.mean(axis=0)[None]
     grid = token_grid(x.shape[0], x.dtype)
     sums = record_weights(records, jnp.ones_like(grid.weights), count)
     path = integrated_gradients(loss, model, x, y, baseline, steps=steps)

@@ -110,7 +110,7 @@ def require_setting(setting: object) -> None:
 def require_retrievers(models: Any) -> None:
     """Refuse what are no networks of several seeds, one network first of all."""
     require(
-        isinstance(models, CausalLM) and models.embedding.ndim == 3,
+        isinstance(models, CausalLM) and len(models.embedding.shape) == 3,
         "models",
         got="one network" if isinstance(models, CausalLM) else described(models),
         expected="networks of several seeds, with a leading axis",

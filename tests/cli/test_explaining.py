@@ -226,7 +226,7 @@ def test_each_network_is_explained_and_has_its_cone_mass_under_its_own_name(monk
     monkeypatch.setattr(explanations, "average_cone_mass", mass)
     monkeypatch.setattr(explaining, "_once", lambda path, _, find: kept.append(path.name) or find())
     seeded = models.byte_model(10, width=4, heads=2, depth=1, key=jax.random.key(0))
-    trained = eqx.tree_at(lambda m: m.embedding, seeded, seeded.embedding + 1)
+    trained = eqx.tree_at(lambda m: m.embedding, seeded, jnp.asarray(seeded.embedding) + 1)
     networks = {"seeded": seeded, "trained": trained}
     regions, windows = lim.boundary_regions(lim.token_grid(10), 0.2), jnp.zeros((6, 11), int)
     found, masses = explaining._explained(

@@ -13,7 +13,7 @@ DRAW = np.random.default_rng(0)
 LOGITS = 30 * DRAW.standard_normal((QUERIES, CLASSES))
 WEIGHTS = np.array([0.5, 0.0, 0.2, 0.3])
 # Of the last slice's classes one is an answer alone.
-NUMBERS = np.array([6, -3, 0, 3])
+NUMBERS = np.array([6, -3, 0, 3], np.int32)  # as tokenizers give them
 SOFT = DRAW.uniform(size=(QUERIES, CLASSES))
 SOFT[0] *= 0
 SOFT[2, 4] = 0
@@ -26,10 +26,10 @@ def slices(logits, size):
     return loss.Slices(of, size, CLASSES, logits.dtype)
 
 
-def others(logits):
+def others(logits) -> np.ndarray:
     """The logarithm of the sum of the exponentials of all classes but the answer."""
     masked = np.where(np.arange(CLASSES) == NUMBERS[:, None], -np.inf, logits)
-    return logsumexp(masked, axis=1)
+    return np.asarray(logsumexp(masked, axis=1))
 
 
 def put(array):

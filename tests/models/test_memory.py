@@ -16,7 +16,7 @@ def test_what_is_said_grows_as_its_parts_do(tmp_path):
     leaves = jax.tree.leaves(whole.flow.layers)
     layers = sum(leaf.nbytes for leaf in leaves)
     layer = layers / whole.flow.depth
-    tables = whole.embedding.nbytes + whole.head.nbytes
+    tables = sum(np.asarray(table).nbytes for table in (whole.embedding, whole.head))
     found = models.profile_memory(opened, 7)
     beside = (memory.LAYERS_WHOLE - memory.LAYERS_FETCHED) * layer
     np.testing.assert_allclose(found.whole - found.fetched, layers + tables + beside, rtol=1e-12)
@@ -27,7 +27,7 @@ def test_what_is_said_grows_as_its_parts_do(tmp_path):
     a_token = (whole.flow.depth + 1) * width + memory.TOKENS * widest + memory.SLICES * words
     longer = models.profile_memory(opened, 8)
     np.testing.assert_allclose(np.subtract(longer, found), 4 * a_token, rtol=1e-9)
-    norm = whole.norm.scale.nbytes
+    norm = sum(leaf.nbytes for leaf in jax.tree.leaves(whole.norm))
     rest = 4 * (7 * a_token + memory.SLICES * words * width) + norm
     parts = memory.PROCESS + rest + memory.LAYERS_FETCHED * layer
     np.testing.assert_allclose(found.fetched, parts, rtol=1e-12)
