@@ -1,11 +1,13 @@
 """The memory of a profile, said before weights are read: `benchmarks/sizes.py` measures it."""
 
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
 from reference.publishers import CONFIGS, write
 
-from lim_jax import models
+from lim_jax import cost, models
 from lim_jax.models import memory
 
 
@@ -31,6 +33,22 @@ def test_what_is_said_grows_as_its_parts_do(tmp_path):
     rest = 4 * (7 * a_token + memory.SLICES * words * width) + norm
     parts = memory.PROCESS + rest + memory.LAYERS_FETCHED * layer
     np.testing.assert_allclose(found.fetched, parts, rtol=1e-12)
+
+
+def test_what_a_job_costs_is_known_of_weights_in_their_files(tmp_path):
+    folder = write(tmp_path, CONFIGS["llama"])
+    targets, weights = (jax.ShapeDtypeStruct((7,), kind) for kind in ("int32", "float32"))
+    y: Any = models.Queries(targets, weights)  # pyright: ignore[reportArgumentType]
+    x = jax.ShapeDtypeStruct((7, 16), "float32")
+
+    def job(model, x, y):
+        return jax.grad(model.loss)(x, y)
+
+    opened, whole = models.open(folder), models.load(folder)
+    here, there = (cost.job_cost(job, model, x, y) for model in (whole, opened))
+    assert there.operations == here.operations > 0
+    layers = sum(leaf.nbytes for leaf in jax.tree.leaves(whole.flow))
+    assert here.arguments - there.arguments > layers - 1024  # but fingerprints
 
 
 def test_a_model_in_memory_is_refused(tmp_path, as_users_run):
