@@ -101,6 +101,7 @@ from .llama_family import qwen3 as qwen3
 from .llama_family import seed_oss as seed_oss
 from .llama_family import sliding as sliding
 from .llama_family import smollm3 as smollm3
+from .mixture_family import afmoe as afmoe
 from .mixture_family import deepseek_v2 as deepseek_v2
 from .mixture_family import deepseek_v3 as deepseek_v3
 from .mixture_family import gpt_oss as gpt_oss
