@@ -59,6 +59,15 @@ def small(family: str, **options: Any) -> PretrainedConfig:
 
 
 CONFIGURATIONS = {
+    "afmoe": small(
+        "afmoe", head_dim=10, num_experts=8, num_experts_per_tok=3, moe_intermediate_size=9,
+        num_dense_layers=1, num_shared_experts=2, route_scale=2.8, mup_enabled=True, **DIFFERING,
+    ),
+    "afmoe, biased": small(
+        "afmoe", num_key_value_heads=1, head_dim=6, num_experts=4, num_experts_per_tok=2,
+        moe_intermediate_size=50, num_dense_layers=2, num_shared_experts=1, attention_bias=True,
+        sliding_window=5, global_attn_every_n_layers=2, rope_parameters=YARN,
+    ),
     "arcee": small("arcee", num_key_value_heads=1, head_dim=10),
     "bloom": small("bloom"),
     "bloom, three heads": small("bloom", n_head=3),

@@ -50,6 +50,8 @@ LATENT = {
 }  # fmt: skip
 # What each family's configuration says beside the sizes, small enough for logits in a moment.
 FAMILIES: dict[str, Document] = {
+    "afmoe": HEADS | MIXED | {
+        "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 10},
     "arcee": {}, "bloom": {"n_layer": 3, "n_head": 4}, "cohere": {}, "cohere2": MIXED,
     "deepseek_v2": LATENT, "deepseek_v3": LATENT, "ernie4_5": HEADS, "exaone4": MIXED,
     "falcon": {}, "gemma": HEADS, "gemma2": HEADS | MIXED, "gemma3_text": HEADS | MIXED,

@@ -93,7 +93,7 @@ def attention_blocks(
         _output(block, attention).register_forward_hook(lambda _, __, out: seen.update(output=out)),
     ]
     if not queries:
-        hooks.append(_without_queries(attention, network.config))
+        hooks += _without_queries(attention, network.config)
     network(torch.tensor([ids]))
     for hook in hooks:
         hook.remove()
@@ -124,21 +124,24 @@ def _output(block: torch.nn.Module, attention: torch.nn.Module) -> torch.nn.Modu
     named = dict(block.named_children())
     if "post_self_attn_layernorm" in named:
         return named["post_self_attn_layernorm"]
-    if "post_feedforward_layernorm" in named:
+    if "post_feedforward_layernorm" in named or "post_mlp_layernorm" in named:
         return named["post_attention_layernorm"]
     return next(getattr(attention, name) for name in OUTPUTS if hasattr(attention, name))
 
 
 def _without_queries(
     attention: torch.nn.Module, config: PretrainedConfig
-) -> torch.utils.hooks.RemovableHandle:
-    """Let queries keep their values and know nothing of the state."""
+) -> list[torch.utils.hooks.RemovableHandle]:
+    """Let queries, and gates of the output, keep their values and know nothing of the state."""
     name = next(name for name in QUERIES if getattr(attention, name, None) is not None)
 
     def held(_: torch.nn.Module, __: tuple, out: torch.Tensor) -> torch.Tensor:
         return torch.where(_queries(name, out.shape[-1], config), out.detach(), out)
 
-    return getattr(attention, name).register_forward_hook(held)
+    hooks = [getattr(attention, name).register_forward_hook(held)]
+    if hasattr(attention, "gate_proj"):
+        hooks.append(attention.gate_proj.register_forward_hook(lambda _, __, out: out.detach()))
+    return hooks
 
 
 def _queries(name: str, features: int, config: PretrainedConfig) -> torch.Tensor:

@@ -6,9 +6,11 @@ In the coordinates of the heads a block of `tangent` is
           + u^h_{ij}\,\langle q^h_i, K^h\xi\rangle\bigr], \qquad u^h_{ij} = v^h_j - o^h_i,
 
 where :math:`V^h = Dv^h(x_j)` and :math:`K^h = Dk^h(x_j)` are those of the column, taken a few
-columns at a time. The Frobenius norms are therefore sums over pairs of heads of products of
-matrices, and an operator norm is the largest :math:`\|K\xi\|` over unit vectors, by conjugate
-gradients. Where a norm of the output follows the heads' sum, blocks are formed after all.
+columns at a time, and the row's gates, where there are, multiply :math:`A^h_{ij}`. The Frobenius
+norms are therefore sums over pairs of heads of products of matrices, and an operator norm is the
+largest :math:`\|K\xi\|` over unit vectors, by conjugate gradients. Where a norm of the output
+follows the heads' sum, and for the Frobenius norms where there are gates, blocks are formed after
+all.
 """
 
 from collections.abc import Callable
@@ -63,7 +65,7 @@ def squared_frobenius_norms(factors: KernelFactors) -> Float[Array, "length leng
     """
     require_kind(factors, KernelFactors, "factors", "Take them from kernel_factors.")
     length = factors.query.shape[1]
-    if factors.attention.output_norm is not None:
+    if factors.attention.output_norm is not None or factors.gates is not None:
         return _formed_squares(factors)
     tile = min(COLUMNS, length)
     tiles = -(-length // tile)
@@ -74,9 +76,9 @@ def squared_frobenius_norms(factors: KernelFactors) -> Float[Array, "length leng
 
 
 def _formed_squares(factors: KernelFactors) -> Float[Array, "length length"]:
-    """The same of blocks that are formed, a column at a time: a norm of the output is between.
+    """The same of blocks that are formed, a column at a time, behind gates or the output's norm.
 
-    Its derivative differs from row to row, and products over pairs of heads do not know it.
+    These differ from row to row, and products over pairs of heads do not know them.
     """
     of_column = jax.checkpoint(lambda j: (factors.column(j) ** 2).sum(axis=(1, 2)))
     return jax.lax.map(of_column, jnp.arange(factors.query.shape[1])).T
@@ -150,11 +152,11 @@ def column_mass(
     if factors.attention.output_norm is not None:
         return weights @ jnp.linalg.norm(factors.column(j), ord=2, axis=(1, 2)) ** 2
     blocks = column_blocks(factors, j)
-    rows = _row_tiles((weights, blocks.kernel, blocks.step, blocks.query))
+    rows = _row_tiles((weights, blocks.kernel, blocks.step, blocks.query, blocks.gates))
 
     def grow(mass: Array, tile: tuple) -> tuple[Array, None]:
-        weights, kernel, step, query = tile
-        tile_blocks = blocks._replace(kernel=kernel, step=step, query=query)
+        weights, kernel, step, query, gates = tile
+        tile_blocks = blocks._replace(kernel=kernel, step=step, query=query, gates=gates)
         mass = jax.lax.cond(
             jnp.any(weights != 0),
             lambda mass: mass + weights @ squared_operator_norms(tile_blocks),
@@ -184,6 +186,8 @@ class Blocks(NamedTuple):
         :math:`K^h` and :math:`V^h`, one for each group of heads.
     output
         :math:`W_O^h`.
+    gates
+        Those of the rows, or None.
     """
 
     kernel: Float[Array, "heads rows"]
@@ -192,6 +196,7 @@ class Blocks(NamedTuple):
     key: Float[Array, "groups size width"]
     value: Float[Array, "groups features width"]
     output: Float[Array, "heads width features"]
+    gates: Float[Array, "heads features rows"] | None = None
 
     def push(self, tangents: Vectors) -> Vectors:
         r""":math:`K\xi` in every row."""
@@ -207,16 +212,21 @@ class Blocks(NamedTuple):
         values = (self.value.reshape(-1, width) @ tangents).reshape(groups, features, -1)
         scores = (listening * tangents[None]).sum(axis=1)
         values = by_head(values, len(self.query)) + self.step * scores[:, None]
-        return (self.kernel[:, None] * values).reshape(-1, tangents.shape[1])
+        return (self.weights() * values).reshape(-1, tangents.shape[1])
 
     def pull_from_heads(self, covectors: InHeads, listening: Listening) -> Vectors:
         r""":math:`V^*A\eta + K^*q\,\langle u, A\eta\rangle`, the transpose of `push_to_heads`."""
         groups, features, width = self.value.shape
-        weighed = self.kernel[:, None] * covectors.reshape(self.step.shape)
+        weighed = self.weights() * covectors.reshape(self.step.shape)
         of_groups = weighed.reshape(groups, -1, *weighed.shape[1:]).sum(axis=1)
         values = self.value.reshape(-1, width).T @ of_groups.reshape(-1, covectors.shape[1])
         scores = (self.step * weighed).sum(axis=1)
         return values + (listening * scores[:, None]).sum(axis=0)
+
+    def weights(self) -> Float[Array, "heads #features rows"]:
+        """The kernel, times the gates where there are."""
+        kernel = self.kernel[:, None]
+        return kernel if self.gates is None else kernel * self.gates
 
     def joined_output(self) -> Float[Array, "width joined"]:
         r""":math:`W_O` of all heads side by side."""
@@ -234,6 +244,7 @@ def column_blocks(factors: KernelFactors, j: Array) -> Blocks:
         jnp.swapaxes(factors.query, 1, 2),
         *factors.slopes(j),
         factors.attention.output,
+        None if factors.gates is None else jnp.swapaxes(factors.gates, 1, 2),
     )
 
 
@@ -294,7 +305,7 @@ def _leading_vectors(blocks: Blocks) -> _Ascent:
     # 9.9 steps for the 12.4 of a random vector.
     random = jnp.asarray(np.random.default_rng(0).standard_normal(width), dtype)
     heads = blocks.push_to_heads(jnp.broadcast_to(random[:, None], (width, rows)), listening)
-    heads += (blocks.kernel[:, None] * blocks.step).reshape(-1, rows)
+    heads += (blocks.weights() * blocks.step).reshape(-1, rows)
     vector = _unit(blocks.pull_from_heads(metric @ heads, listening))
     image = normal(vector)
     # In units of the first value: squares of small blocks' residuals would underflow.
@@ -355,9 +366,9 @@ def _quotient(numerator: Array | int, denominator: Array) -> Array:
     return jnp.where(denominator > 0, numerator / jnp.where(denominator > 0, denominator, 1), 0)
 
 
-def _row_tiles(arrays: tuple[Array, ...]) -> tuple[Array, ...]:
+def _row_tiles(arrays: tuple[Array | None, ...]) -> tuple[Array | None, ...]:
     """Cut the last axis into tiles, which come first; rows of zeros fill the last one."""
-    length = arrays[0].shape[-1]
+    length = jax.tree.leaves(arrays)[0].shape[-1]
     tile = min(TILE, length)
     tiles = -(-length // tile)
 
@@ -365,4 +376,4 @@ def _row_tiles(arrays: tuple[Array, ...]) -> tuple[Array, ...]:
         padding = [(0, 0)] * (array.ndim - 1) + [(0, tiles * tile - length)]
         return jnp.moveaxis(jnp.pad(array, padding).reshape(*array.shape[:-1], tiles, tile), -2, 0)
 
-    return tuple(cut(array) for array in arrays)
+    return jax.tree.map(cut, arrays)

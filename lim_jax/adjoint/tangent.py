@@ -12,7 +12,9 @@ Blocks of attention's kernel are known in closed form. With :math:`A^h` the atte
 .. math:: K(p, q) = \sum_h A^h(p, q)\, W_O^h \Bigl[Dv^h(q) + \bigl(v^h(q) - o^h(p)\bigr)
           \otimes Dk^h(q)^\top q^h(p) / \sqrt{d_k}\Bigr]
 
-(`eq:attention-nonlocal-kernel`, projected as in `eq:multihead-volterra-derivative`). Whatever makes
+(`eq:attention-nonlocal-kernel`, projected as in `eq:multihead-volterra-derivative`). Gates and a
+norm of the output act on row p alone: the row's gates stand between :math:`W_O^h` and the bracket,
+the norm's derivative at p before the sum, and what they owe to x is in B. Whatever makes
 keys and values of one token, only its derivative at that token enters: without norms of keys and
 positions :math:`Dk^h = W_K^h D\mathrm{LN}` and :math:`Dv^h = W_V^h D\mathrm{LN}`. Blocks are
 densities: the Jacobian's block is :math:`\hat K_{ij} = W_{ij} K(p_i, p_j)`, that is
@@ -128,7 +130,8 @@ def pull_back_heads(
     query = attention.queries(x, turns)
     sources, pull_sources = jax.vjp(lambda context: attention.sources(context, turns), x)
     each = [by_head(grouped, len(query)) for grouped in sources]
-    _, pull = jax.vjp(lambda key, value: attention.attended(query, key, value, grid), *each)
+    gates = attention.gates(x)
+    _, pull = jax.vjp(lambda key, value: attention.attended(query, key, value, gates, grid), *each)
     pulled = pull(weights * covector)
 
     def one_head(head: Array) -> State:
@@ -178,6 +181,8 @@ class KernelFactors(NamedTuple):
         :math:`v^h_j` and :math:`o^h_i` (`eq:one-head-attention-mean-value`).
     slope
         What changes of scores are multiplied by where scores are capped (`score_slopes`), or None.
+    gates
+        Which share of what is read a row lets through, or None.
     """
 
     attention: CausalAttention
@@ -188,6 +193,7 @@ class KernelFactors(NamedTuple):
     value: Float[Array, "heads length features"]
     output: Float[Array, "heads length features"]
     slope: Float[Array, "heads length length"] | None = None
+    gates: Float[Array, "heads length features"] | None = None
 
     def source(self, j: Array) -> tuple[Callable[[Array], Sources], Float[Array, " width"]]:
         """The map of one token to its keys and values at position j, and the token there."""
@@ -211,29 +217,25 @@ class KernelFactors(NamedTuple):
         steps = self.value[:, j][:, None, :] - self.output
         return steps if self.slope is None else self.slope[:, :, j, None] * steps
 
-    def after(self, moved: State) -> State:
-        """What the norm of the output makes of changes of the heads' sum at every position."""
-        norm = self.attention.output_norm
-        if norm is None:
-            return moved
-        mixed = self.attention.mixed(self.output)
-        return jax.vmap(lambda m, change: jax.jvp(norm, (m,), (change,))[1])(mixed, moved)
+    def mixed(self, heads: Float[Array, "heads length features"]) -> State:
+        """What attention makes of what its heads read at every position."""
+        return self.attention.mixed(heads, self.gates)
 
-    def before(self, covector: State) -> State:
+    def after(self, moved: Float[Array, "heads length features"]) -> State:
+        """What gates, :math:`W_O` and the norm of the output make of changes of what is read."""
+        return jax.jvp(self.mixed, (self.output,), (moved,))[1]
+
+    def before(self, covector: State) -> Float[Array, "heads length features"]:
         """The transpose of `after`."""
-        norm = self.attention.output_norm
-        if norm is None:
-            return covector
-        mixed = self.attention.mixed(self.output)
-        return jax.vmap(lambda m, covector: jax.vjp(norm, m)[1](covector)[0])(mixed, covector)
+        return jax.vjp(self.mixed, self.output)[1](covector)[0]
 
     def column(self, j: Array) -> Float[Array, "length width width"]:
         r"""The blocks :math:`K(p_i, p_j)` of one column over i (`eq:attention-nonlocal-kernel`)."""
         keys, values = (by_head(slope, len(self.query)) for slope in self.slopes(j))
         scores = jnp.einsum("hik,hkb->hib", self.query, keys)
         moved = values[:, None] + self.steps(j)[:, :, :, None] * scores[:, :, None, :]
-        blocks = jnp.einsum("hi,hav,hivb->iab", self.kernel[:, :, j], self.attention.output, moved)
-        return jax.vmap(self.after, in_axes=2, out_axes=2)(blocks)
+        moved = self.kernel[:, :, j, None, None] * moved
+        return jax.vmap(self.after, in_axes=3, out_axes=2)(moved)
 
     def push_column(self, j: Array, tangent: Float[Array, " width"]) -> State:
         r""":math:`K(p_i, p_j)\xi` over i, without the blocks."""
@@ -242,13 +244,12 @@ class KernelFactors(NamedTuple):
         keys, values = (by_head(move, len(self.query)) for move in moves)
         scores = jnp.einsum("hik,hk->hi", self.query, keys)
         moved = values[:, None] + scores[:, :, None] * self.steps(j)
-        output, kernel = self.attention.output, self.kernel[:, :, j]
-        return self.after(jnp.einsum("hi,hav,hiv->ia", kernel, output, moved))
+        return self.after(self.kernel[:, :, j, None] * moved)
 
     def pull_column(self, j: Array, covector: State) -> State:
         r""":math:`K(p_i, p_j)^* P_i` over i, without the blocks."""
-        output, kernel = self.attention.output, self.kernel[:, :, j]
-        heads = jnp.einsum("hi,hav,ia->ihv", kernel, output, self.before(covector))
+        heads = self.kernel[:, :, j, None] * self.before(covector)
+        heads = jnp.swapaxes(heads, 0, 1)
         scores = jnp.einsum("ihv,hiv->ih", heads, self.steps(j))
         keys = scores[:, :, None] * jnp.swapaxes(self.query, 0, 1)
         source, token = self.source(j)
@@ -274,8 +275,8 @@ def kernel_factors(attention: CausalAttention, x: State, grid: Grid) -> KernelFa
     slope = None
     if attention.cap is not None:
         slope = jax.vmap(partial(score_slopes, cap=attention.cap))(query, key)
-    query = query / math.sqrt(query.shape[-1])
-    return KernelFactors(attention, x, turns, kernel, query, value, output, slope)
+    query, gates = query / math.sqrt(query.shape[-1]), attention.gates(x)
+    return KernelFactors(attention, x, turns, kernel, query, value, output, slope, gates)
 
 
 @eqx.filter_jit

@@ -259,7 +259,7 @@ def _beyond_the_theorem(attention: CausalAttention) -> list[str]:
     """What shapes this attention beside the softmax of states over whole prefixes."""
     kinds = getattr(attention.span, "kinds", (attention.span,))
     parts = [(kind, name) for kind in kinds for name in ("window", "chunk", "places")]
-    parts += [(attention, name) for name in ("scale", "cap", "sinks", "output_norm")]
+    parts += [(attention, name) for name in ("scale", "cap", "sinks", "output_norm", "gate")]
     return [name for part, name in parts if getattr(part, name) is not None]
 
 

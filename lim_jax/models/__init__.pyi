@@ -106,6 +106,7 @@ from .llama_family import sliding as sliding
 from .llama_family import smollm3 as smollm3
 from .memory import Memory as Memory
 from .memory import profile_memory as profile_memory
+from .mixture_family import afmoe as afmoe
 from .mixture_family import deepseek_v2 as deepseek_v2
 from .mixture_family import deepseek_v3 as deepseek_v3
 from .mixture_family import gpt_oss as gpt_oss

@@ -10,6 +10,7 @@ from lim_jax.models.recipe import Recipe
 FAMILIES: Mapping[str, Callable[[Mapping[str, Any]], Recipe]] = {
     family.__name__: family
     for family in (
+        mixture_family.afmoe,
         llama_family.arcee,
         layer_norm_family.bloom,
         layer_norm_family.cohere,

@@ -1,5 +1,7 @@
 """Decoders whose tokenwise networks are mixtures of experts."""
 
+import math
+
 from lim_jax._checks import require
 from lim_jax.models import parts
 from lim_jax.models.experts import (
@@ -25,15 +27,55 @@ from lim_jax.models.places import (
     spans,
     yarn_weights,
 )
-from lim_jax.models.recipe import Names, Options, Recipe, sizes_of
+from lim_jax.models.recipe import Biases, Names, Options, Recipe, sizes_of
 from lim_jax.network.experts import ClampedGate, Routing
 from lim_jax.network.frequencies import yarn_amplitude
-from lim_jax.network.positions import Tempered, UnitRotary
+from lim_jax.network.positions import Rotary, Tempered, UnitRotary
 from lim_jax.network.span import Span
 
 OF_GPT_OSS = {
     "rope_type": "yarn", "factor": 32.0, "truncate": False, TRAINED: 4096,
 }  # fmt: skip
+
+OF_TRINITY = Names(
+    output_gate="self_attn.gate_proj",
+    after_attention="post_attention_layernorm",
+    before_network="pre_mlp_layernorm",
+    after_network="post_mlp_layernorm",
+)
+
+
+def afmoe(config: Config) -> Recipe:
+    """Trinity: attention's output is gated; norms on both sides of sublayers; only windows turn."""
+    refuse_options(
+        config, n_group=1, topk_group=1, num_expert_groups=1, num_limited_groups=1,
+        score_func="sigmoid", route_norm=True,
+    )  # fmt: skip
+    for training in ("load_balance_coeff", "use_grouped_mm"):
+        config.get(training)
+    sizes, biased = sizes_of(config, eta=1e-5, size=128), bool(config.get("attention_bias", False))
+    period = whole(config, "global_attn_every_n_layers", 4)
+    kinds = layer_kinds(config, sizes.depth, *every(period, sizes.depth))
+    turning = rotary_of(config, sizes.size)
+
+    def places(kind: str) -> Rotary | None:
+        return turning if kind == SLIDING else None
+
+    count, hidden = whole(config, "num_experts", 64), whole(config, "moe_intermediate_size", 1408)
+    routing = Routing(_top(config, 6), "sigmoid", factor=positive(config, "route_scale", 1.0))
+    _require_open(routing, count)
+    experts = Mixture(
+        count, hidden, routing, by_expert("gate_proj", "up_proj", "down_proj"),
+        router="router.gate", preference="expert_bias",
+        shared=("shared_experts", hidden * whole(config, "num_shared_experts", 2)),
+        dense=frozenset(range(whole(config, "num_dense_layers", 1, least=0))),
+    )  # fmt: skip
+    return llama_like(
+        config, sizes, spans(config, kinds, places, 1024), names=OF_TRINITY,
+        biases=Biases(projected=biased, mixed=biased), head_norm=parts.one_for_all_heads,
+        network=mixed(experts),
+        embedding_scale=math.sqrt(sizes.width) if config.get("mup_enabled", False) else 1.0,
+    )  # fmt: skip
 
 
 def mixtral(config: Config) -> Recipe:

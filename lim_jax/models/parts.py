@@ -221,7 +221,7 @@ def of_matrices(read: Reader, at: str, recipe: Recipe, span: Span | Spans) -> Ca
     if recipe.head_norm is not None:
         for part, (name, count) in heads.items():
             norms[part] = recipe.head_norm(read, f"{at}.{name}", count, recipe)
-    mixed, sinks = recipe.biases.mixed, names.sinks
+    mixed, sinks, gate = recipe.biases.mixed, names.sinks, names.output_gate
     return CausalAttention(
         norm_of(read, at, names.before_attention, recipe) or eqx.nn.Identity(),
         output=put(by_head(np.ascontiguousarray(output), sizes.heads))[0],
@@ -231,6 +231,7 @@ def of_matrices(read: Reader, at: str, recipe: Recipe, span: Span | Spans) -> Ca
         scale=recipe.scale,
         cap=recipe.cap,
         sinks=None if sinks is None else put(read(f"{at}.{sinks}", sizes.heads))[0],
+        gate=None if gate is None else put(_rows(read, f"{at}.{gate}", sizes.heads, recipe))[0],
         turn_first=recipe.turn_first,
         **recipe.projections(read, at, recipe),
         **norms,

@@ -101,6 +101,7 @@ class Names(NamedTuple):
     joined: str = "self_attn.qkv_proj"
     output: str = "self_attn.o_proj"
     sinks: str | None = None
+    output_gate: str | None = None
     query_norm: str = "self_attn.q_norm"
     key_norm: str = "self_attn.k_norm"
     network: str = "mlp"

@@ -31,7 +31,7 @@ class LatentAttention(CausalAttention):
         :math:`W_T`.
     query_down, query_down_norm
         What makes the queries' latent vector of z, and its norm; None for queries of z itself.
-    norm, output, output_bias, output_norm, span, scale, cap, sinks, attend
+    norm, output, output_bias, output_norm, span, scale, cap, sinks, gate, attend
         As in `multihead.CausalAttention`; other biases and norms are None.
 
     Raises

@@ -49,6 +49,10 @@ class CausalAttention(eqx.Module):
         `norms.AcrossHeads` maps all heads' together.
     output_norm
         A map of one token that follows the heads' sum and its bias, or None.
+    gate
+        :math:`W_G`, one block for each head: what head h reads for row i is multiplied by
+        :math:`\sigma(W_G^h \mathrm{LN}(x)_i)`, feature by feature, before :math:`W_O`. None lets
+        all of it through.
     span
         What a row sees, and how queries and keys know their positions (`span.Span`), or where
         layers differ `span.Spans`.
@@ -68,7 +72,8 @@ class CausalAttention(eqx.Module):
     Raises
     ------
     ValueError
-        Where the heads are no multiple of the groups, or more features turn than a head has.
+        Where the heads are no multiple of the groups, more features turn than a head has, or a gate
+        is not of the output's sizes.
     """
 
     norm: Norm
@@ -87,6 +92,7 @@ class CausalAttention(eqx.Module):
     scale: float | None = eqx.field(static=True, default=None)
     cap: float | None = eqx.field(static=True, default=None)
     sinks: Float[Array, " heads"] | None = None
+    gate: Float[Array, "heads features width"] | None = None
     turn_first: bool = eqx.field(static=True, default=False)
     attend: Attend = eqx.field(static=True, default=causal_attention)
 
@@ -104,6 +110,14 @@ class CausalAttention(eqx.Module):
             got=f"{self.span.turning} features that turn",
             expected=f"at most {size}, the size of a head",
             cure="Make frequencies for some or all of a head's features.",
+        )
+        heads, width, features = self.output.shape[-3:]
+        require(
+            self.gate is None or self.gate.shape[-3:] == (heads, features, width),
+            "gate",
+            got="" if self.gate is None else f"sizes {self.gate.shape[-3:]}",
+            expected=f"{heads, features, width}: heads, a head's features, the width",
+            cure="A gate has a number for each feature that the output reads.",
         )
 
     @classmethod
@@ -169,19 +183,19 @@ class CausalAttention(eqx.Module):
         turns = self.turns(grid)
         query, sources = self.queries(x, turns), self.sources(context, turns)
         key, value = (by_head(grouped, query.shape[0]) for grouped in sources)
-        return self.attended(query, key, value, grid)
+        return self.attended(query, key, value, self.gates(x), grid)
 
     def attended(
         self,
         query: Float[Array, "heads length size"],
         key: Float[Array, "heads length size"],
         value: Float[Array, "heads length features"],
+        gates: Float[Array, "heads length features"] | None,
         grid: Grid,
     ) -> State:
-        """What queries read of keys and values, one of each for each head."""
+        """What queries read of keys and values, of each head, as far as gates let it through."""
         attend = partial(self.attend, grid=self.prefixes(grid))
-        mixed = self.mixed(self.of_heads(attend, query, key, value))
-        return mixed if self.output_norm is None else jax.vmap(self.output_norm)(mixed)
+        return self.mixed(self.of_heads(attend, query, key, value), gates)
 
     def of_heads(self, function: Callable[..., Array], *vectors: Array) -> Array:
         """Map ``function(*vectors, shaping=...)`` over the heads, told how scores are shaped.
@@ -196,11 +210,17 @@ class CausalAttention(eqx.Module):
 
         return jax.vmap(shaped)(self.sinks, *vectors)
 
-    def mixed(self, heads: Float[Array, "heads length features"]) -> State:
-        """The heads' sum and its bias, before the norm of the output."""
-        joined = jnp.swapaxes(heads, 0, 1).reshape(heads.shape[1], -1)
+    def mixed(
+        self,
+        heads: Float[Array, "heads rows features"],
+        gates: Float[Array, "heads rows features"] | None,
+    ) -> Float[Array, "rows width"]:
+        """What heads read, through the gates, :math:`W_O` and its bias, and the output's norm."""
+        passed = heads if gates is None else gates * heads
+        joined = jnp.swapaxes(passed, 0, 1).reshape(heads.shape[1], -1)
         mixed = joined @ jnp.swapaxes(self.output, 1, 2).reshape(-1, self.output.shape[1])
-        return mixed if self.output_bias is None else mixed + self.output_bias[None, :]
+        mixed = mixed if self.output_bias is None else mixed + self.output_bias[None, :]
+        return mixed if self.output_norm is None else jax.vmap(self.output_norm)(mixed)
 
     def prefixes(self, grid: Grid) -> Grid:
         """The grid with the prefixes that rows attend to."""
@@ -219,6 +239,12 @@ class CausalAttention(eqx.Module):
         if self.turn_first:
             return self.scaled(_normed(self.query_norm, self.span.of_queries(query, turns)))
         return self.span.of_queries(self.scaled(_normed(self.query_norm, query)), turns)
+
+    def gates(self, x: Float[Array, "rows width"]) -> Float[Array, "heads rows features"] | None:
+        """Which share of each feature that heads read a row lets through; None for all of it."""
+        if self.gate is None:
+            return None
+        return jax.nn.sigmoid(project(self.gate, None, jax.vmap(self.norm)(x)))
 
     def scaled(self, query: Float[Array, "heads rows size"]) -> Float[Array, "heads rows size"]:
         """Queries whose products with keys, over the root of their size, are scaled as said."""
@@ -239,8 +265,9 @@ class CausalAttention(eqx.Module):
     def left_trace(self, z: Float[Array, " width"]) -> Float[Array, " width"]:
         r"""What attention gives at position 0, from the state there.
 
-        :math:`W_O[W_{V,1}\mathrm{LN}(X(0)), \dots]` (`eq:continuum-attention-left-trace`): the
-        limit from the right, and the rule of the first token. With sinks there is no such rule.
+        :math:`W_O[W_{V,1}\mathrm{LN}(X(0)), \dots]` (`eq:continuum-attention-left-trace`), gated
+        and normed as in every row: the limit from the right, and the rule of the first token. With
+        sinks there is no such rule.
 
         Raises
         ------
@@ -250,8 +277,7 @@ class CausalAttention(eqx.Module):
         cure = "In the continuum a sink takes all attention at the left end."
         require(self.sinks is None, "sinks", got="sinks", expected="none", cure=cure)
         _, features = self.sources(z[None], None)
-        mixed = self.mixed(by_head(features, self.output.shape[0]))[0]
-        return mixed if self.output_norm is None else self.output_norm(mixed)
+        return self.mixed(by_head(features, self.output.shape[0]), self.gates(z[None]))[0]
 
 
 def _normed(norm: HeadNorm | None, vectors: Array) -> Array:

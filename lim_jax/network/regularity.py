@@ -249,11 +249,13 @@ def _require_plain(attention: CausalAttention) -> None:
     assert isinstance(span, Span)
     turning = span.places
     plain = turning is None or (isinstance(turning, Rotary) and turning.amplitude == 1)
-    others = [getattr(attention, name) for name in ("scale", "cap", "sinks", "output_norm")]
+    shapes = "scale", "cap", "sinks", "output_norm", "gate"
+    others = [getattr(attention, name) for name in shapes]
     require(
         plain and all(one is None for one in others),
         "attention",
-        got="scores or outputs that are scaled, biased, capped, shared with a sink or normalised",
+        got="scores or outputs that are scaled, biased, capped, shared with a sink, normalised or "
+        "gated",
         expected="none of these",
         cure="The proposition's steps are those of attention without them.",
     )

@@ -90,10 +90,13 @@ def test_every_architecture_has_the_kernel_of_its_jacobian(name, make_grid):
         np.testing.assert_allclose(found[norm], expected, rtol=1e-12)
 
 
-@pytest.mark.parametrize("step", [lim.euler, lim.split])
-def test_the_ledger_of_a_network_with_everything_sums_to_its_gradient(step):
+@pytest.mark.parametrize(
+    "name, step",
+    [("everything", lim.euler), ("everything", lim.split), ("gated outputs", lim.split)],
+)
+def test_the_ledger_sums_to_the_gradient(name, step):
     grid = lim.graded_grid(LENGTH)
-    flow = architecture_flow("everything", step=step, horizon=1.5)
+    flow = architecture_flow(name, step=step, horizon=1.5)
 
     def terminal_loss(state, y=None):
         return jnp.sum(jnp.sin(state))
@@ -115,7 +118,7 @@ def test_the_ledger_of_a_network_with_everything_sums_to_its_gradient(step):
 
 
 def test_columns_are_pushed_and_pulled_as_their_blocks():
-    """With caps and a norm of the output between: the two maps are one matrix, either way."""
+    """With caps, gates and a norm of the output: the two maps are one matrix, either way."""
     grid = lim.graded_grid(LENGTH)
     attention = layer_of(architecture_flow("normed outputs")).attention
     x, covector, moved = (random_states(seed, LENGTH, WIDTH) for seed in (2, 5, 6))

@@ -1,5 +1,7 @@
 """Norms of kernel blocks against NumPy's singular values, spectra that are hard included."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -103,7 +105,9 @@ def test_pulling_back_from_the_heads_is_the_transpose_of_pushing_to_them():
 
 
 def test_more_rows_than_a_tile():
-    """128 rows are two tiles, 130 three with 62 rows of zeros."""
+    """128 rows are two tiles, 130 three with 62 rows of zeros; gates go with their rows."""
+    plain = attention()
+    gated = dataclasses.replace(plain, gate=3 * jnp.swapaxes(plain.output, 1, 2))
     for length in (128, 130):
         columns = np.array([0, length // 2, length - 1])
         rows = np.arange(length)
@@ -120,7 +124,7 @@ def test_more_rows_than_a_tile():
             return jax.lax.map(of_column, (columns, weights))  # noqa: B023
 
         states = random_states(1, length, 6)
-        found, blocks = map(np.asarray, masses_and_blocks(attention(), states, weights))
+        found, blocks = map(np.asarray, masses_and_blocks(gated, states, weights))
         squares = np.linalg.norm(blocks, ord=2, axis=(2, 3)) ** 2
         np.testing.assert_allclose(found, (weights * squares).sum(axis=1), rtol=1e-11)
 

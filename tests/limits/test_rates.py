@@ -81,7 +81,9 @@ def test_rotary_attention_converges_and_claims_nothing():
     assert all(study.holds is None and study.claimed is None for study in studies.values())
     scaled = dataclasses.replace(turning, span=Span(), scale=2.0)
     assert lim.limits.attention_studies(scaled, smooth, SIZES, smooth=True)["inside"].bounds is None
-    for name, placed in {"places": turning, "window": windowed(3), "scale": scaled}.items():
+    gated = dataclasses.replace(scaled, scale=None, gate=jnp.swapaxes(scaled.output, 1, 2))
+    beyond = {"places": turning, "window": windowed(3), "scale": scaled, "gate": gated}
+    for name, placed in beyond.items():
         with pytest.raises(ValueError, match=f"attention: got {name}, expected none"):
             lim.limits.attention_constant(placed, smooth)
 

@@ -51,6 +51,7 @@ def full_of(period):
 # By the publishers' classes: eta, a head's size, how much of it turns, the base of turning,
 # whether the head is the embedding, the activation, and which matrices have a bias.
 DEFAULTS = {
+    "afmoe": (1e-5, 128, 128, 1e4, False, SILU, ""),
     "arcee": (1e-5, 16, 16, 1e4, False, squared_relu, ""),
     "bloom": (1e-5, 16, 0, None, True, bloom_gelu, "pmt"),
     "cohere": (1e-5, 16, 16, 5e5, True, SILU, ""),
@@ -116,6 +117,7 @@ def test_options_that_are_left_out_are_the_publishers(family):
 
 # Where layers see a window, stretches or all; and which know places.
 LAYERS = {
+    "afmoe": ((1024, None), full_of(4), "windows"),
     "cohere2": ((WIDE, None), full_of(4), "windows"),
     "exaone4": ((WIDE, None), full_of(4), "windows"),
     "gemma2": ((WIDE, None), full_of(2), "all"),
@@ -174,6 +176,7 @@ def test_multipliers_caps_and_steps_that_are_left_out_are_the_publishers(family)
 # The number of experts, how many a token has, by which scores, normalised, the factor, groups and
 # the open ones, by how many a group is judged; dense layers; and what else there is.
 MIXTURES = {
+    "afmoe": (64, 6, "sigmoid", True, 1.0, 1, 1, 1, {0}, ("shared_experts", 2816)),
     "deepseek_v2": (16, 2, "softmax", False, 1.0, 1, 1, 1, set(), ("shared_experts", 18)),
     "deepseek_v3": (16, 2, "sigmoid", True, 2.5, 8, 4, 2, {0, 1, 2}, ("shared_experts", 9)),
     "gpt_oss": (128, 4, "softmax", True, 1.0, 1, 1, 1, set(), None),
@@ -195,6 +198,12 @@ def test_routers_that_nothing_is_said_of_are_the_publishers(family):
     mixture = mixture_of(recipe)
     found = (mixture.size, *mixture.routing, set(mixture.dense), mixture.shared)
     assert found == MIXTURES[family]
+
+
+def test_trinity_scales_embeddings_where_it_says_so_and_has_biases_of_attention():
+    scaled = recipe_of(least("afmoe", mup_enabled=True, attention_bias=True))
+    assert scaled.embedding_scale == 8.0  # the root of the width
+    assert scaled.biases == (True, True, False, False)
 
 
 def test_deepseek_v3_takes_eight_experts_where_nothing_is_said():
@@ -232,6 +241,13 @@ LLAMA3 = {"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 1.0, "high_fr
 SU = {"type": "su", "short_factor": [1.0], "long_factor": [1.0]}
 # What is refused: of a family these options, in these words.
 REFUSED = [
+    ("afmoe", {"num_experts": 5}, "6 of 5 experts in 1 of 1 groups"),
+    ("afmoe", {"num_shared_experts": 0}, "num_shared_experts = 0, expected a positive whole"),
+    ("afmoe", {"num_dense_layers": None}, "num_dense_layers = None, expected a whole number"),
+    ("afmoe", {"global_attn_every_n_layers": 0}, "global_attn_every_n_layers = 0, expected a po"),
+    ("afmoe", {"sliding_window": None}, "sliding_window = None, expected a positive whole number"),
+    ("afmoe", {"route_scale": None}, "route_scale = None, expected a positive number"),
+    ("afmoe", {"mlp_bias": True}, "mlp_bias = True, expected options of the family"),
     ("cohere2", {"layer_types": ["chunked_attention"]}, "layer_types = 1 of .'chunked_attention'"),
     ("gpt_oss", {"swiglu_alpha": None}, "swiglu_alpha = None, expected a positive number"),
     ("gpt_oss", {"swiglu_limit": 0}, "swiglu_limit = 0, expected a positive number"),
@@ -317,7 +333,7 @@ def test_options_of_other_networks_are_refused(family, options, words):
 def test_networks_of_other_layers_are_refused_by_name(family, layers):
     with pytest.raises(ValueError, match=f"'{family}' with {layers} layers.*no causal attention k"):
         recipe_of(Configuration({"model_type": family}))
-    with pytest.raises(ValueError, match="model_type = 'bert', expected arcee or"):
+    with pytest.raises(ValueError, match="model_type = 'bert', expected afmoe or"):
         recipe_of(Configuration({"model_type": "bert"}))
 
 
@@ -364,6 +380,10 @@ def test_how_many_tokens_a_network_was_made_for(config, trained):
 
 # What published files say besides, which changes no number as long as it says this.
 SAID = {
+    "afmoe": {
+        "n_group": 1, "num_expert_groups": 1, "num_limited_groups": 1, "route_norm": True,
+        "score_func": "sigmoid", "topk_group": 1,
+    },
     "cohere2": {
         "layer_switch": 4, "order_of_interleaved_layers": "local_attn_first", "rotary_pct": 1.0,
         "position_embedding_type": "rope_gptj", "use_embedding_sharing": True,
@@ -389,6 +409,7 @@ SAID = {
 }  # fmt: skip
 # And what changes none, whatever it says.
 IDLE = {
+    "afmoe": ("auto_map", "load_balance_coeff", "use_grouped_mm"),
     "bloom": ("attention_softmax_in_fp32", "bias_dropout_fusion", "masked_softmax_fusion",
               "offset_alibi", "seq_length", "skip_bias_add", "skip_bias_add_qkv"),
     "cohere2": ("cache_implementation", "use_parallel_embedding"),
@@ -409,8 +430,8 @@ def test_what_published_files_say_besides_is_taken(family):
     config = least(family, **SAID.get(family, {}), **dict.fromkeys(IDLE.get(family, ()), 3))
     found, expected = recipe_of(config), recipe_of(least(family))
     refuse_unknown(config)
-    if family != "deepseek_v3":  # whose experts are made anew
-        assert found == expected
+    made_anew: dict[str, Any] = {"network": None, "attention": None} if family in MIXTURES else {}
+    assert found._replace(**made_anew) == expected._replace(**made_anew)
     for name, value in SAID.get(family, {}).items():
         other = "other" if isinstance(value, str) else 2 * value + 1
         with pytest.raises(ValueError, match=f"got {name} = {other}|got {name} = 'other'"):

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -116,8 +117,21 @@ def test_heads_of_a_group_share_its_keys_and_values():
     np.testing.assert_allclose(trace(grouped, x[0]), first, rtol=1e-12)
 
 
+@pytest.mark.parametrize("name", ["gated outputs", "normed outputs"])
+def test_the_first_token_is_gated_and_normed_as_all_others(name):
+    """The left trace is the rule of the first token."""
+    attention, x = layer_of(architecture_flow(name)).attention, random_states()
+    trace = jax.jit(lambda attention, z: attention.left_trace(z))(attention, x[0])
+    expected = numpy_network.attention(attention, np.asarray(x)[:1])[0]
+    np.testing.assert_allclose(trace, expected, rtol=1e-12)
+
+
 def test_what_does_not_fit_is_refused():
     attention = layer_of(architecture_flow("everything")).attention
+    gated = dataclasses.replace(attention, gate=jnp.ones((4, 4, 6)))
+    one_gate = eqx.tree_at(lambda attention: attention.gate, gated, jnp.ones((1, 4, 6)))
+    with pytest.raises(ValueError, match=r"gate: got sizes \(1, 4, 6\), expected \(4, 4, 6\)"):
+        one_gate.__check_init__()  # the suite's checks of shapes go before the constructor's
     with pytest.raises(ValueError, match="groups: got 4 heads in 3 groups"):
         lim.CausalAttention.init(8, heads=4, groups=3, key=jax.random.key(0))
     six = Rotary((1.0, 0.5, 0.2), tokens=12)
@@ -136,6 +150,9 @@ def test_lipschitz_constants_know_groups_and_refuse_what_they_do_not_know():
     assert found.head.shape == (4,) and np.all(np.isfinite(found.head))
     np.testing.assert_allclose(found.lipschitz, expected.lipschitz, rtol=1e-12)
     np.testing.assert_allclose(found.bound, expected.bound, rtol=1e-12)
+    gated = dataclasses.replace(grouped, gate=jnp.ones((4, 4, 6)))
+    with pytest.raises(ValueError, match="attention: got scores or outputs that .* or gated"):
+        lim.network.attention_regularity(gated)
     field = layer_of(architecture_flow("everything"))
     with pytest.raises(ValueError, match="attention: got norms of queries or keys"):
         lim.network.attention_regularity(field.attention)

@@ -97,7 +97,10 @@ def _everything(key, width):
 
 
 def _normed_outputs(key, width):
-    """Norms after the sublayers, scores scaled and capped, layers that differ: as in Gemma 2."""
+    """Norms after the sublayers, scores scaled and capped, layers that differ: as in Gemma 2.
+
+    And gates, which act before the norm of the output.
+    """
     near, far = Span(WINDOW, places=TURNING), Span(places=Rotary((0.4, 0.1), tokens=12))
     attention = _with(
         _attention(key, width, heads=HEADS, groups=GROUPS, bias=True),
@@ -105,6 +108,7 @@ def _normed_outputs(key, width):
         output_norm=RMSNorm.init(width, 0.2),
         scale=0.7,
         cap=0.9,
+        gate=jnp.zeros((HEADS, SIZE, width)),
     )
     return attention, _gated(key, width, output_norm=LayerNorm.init(width, 0.3))
 
@@ -120,6 +124,13 @@ def _sinks(key, width):
         key_norm=EachHead(jax.tree.map(lambda leaf: jnp.stack(2 * [leaf]), LayerNorm.init(SIZE))),
     )
     return attention, _with(_feed_forward(key, width), inner_bias=None, outer_bias=None)
+
+
+def _gated_outputs(key, width):
+    """Gates of what heads read, from a norm of each token: as in Trinity."""
+    attention = _attention(key, width, heads=HEADS, groups=GROUPS, bias=True, rotary=TURNING)
+    gate = jnp.zeros((HEADS, SIZE, width))
+    return _with(attention, gate=gate), _gated(key, width)
 
 
 def _alibi(key, width):
@@ -186,6 +197,7 @@ ARCHITECTURES = {
     "everything": _everything,
     "normed outputs": _normed_outputs,
     "sinks": _sinks,
+    "gated outputs": _gated_outputs,
     "alibi": _alibi,
     "latent, experts": _latent,
     "clamped experts": _clamped,

@@ -113,7 +113,10 @@ def attention(layer, states):
                                 strict=True):  # fmt: skip
                 numerator = numerator + np.exp(score) * values[j]
                 denominator = denominator + np.exp(score)
-            result[..., i, :] += affine(layer.output[h], None, numerator / denominator)
+            read = numerator / denominator
+            if layer.gate is not None:
+                read = read / (1 + np.exp(-affine(layer.gate[h], None, tokens[i])))
+            result[..., i, :] += affine(layer.output[h], None, read)
     return output_normed(layer, result)
 
 
