@@ -20,7 +20,8 @@ WITHOUT = {
     """,
     "Parts of the readers of checkpoints, whose files tests/models breaks.": """
         across_heads afmoe alibi_slopes apart arcee architecture_of bias biased biases_of bloom
-        bloom_gelu by_expert chosen cohere cohere2 deepseek_v2 deepseek_v3 ernie4_5 every exact_gelu exaone4
+        bloom_gelu by_expert chosen cohere cohere2 deepseek_v2 deepseek_v3 ernie4_5 every
+        exact_gelu exaone4
         falcon fetched fingerprint kept spread whole_rows
         models.gated gathered gemma gemma2 gemma3_text glm glm4 gpt2 gpt_neo gpt_neox gpt_oss
         gptj granite granitemoe helium hunyuan_v1_dense inside joined joined_by_group
