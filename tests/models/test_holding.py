@@ -17,6 +17,7 @@ from safetensors.numpy import load_file, save_file
 
 from lim_jax import models
 from lim_jax.models import causal
+from lim_jax.weights import FetchedLayers
 
 RECORD = json.loads((Path(__file__).parent / "recorded.json").read_text())
 WRITE = runpy.run_path(str(ROOT / "benchmarks" / "drawing.py"))["write"]
@@ -144,13 +145,14 @@ def test_what_is_wrong_with_numbers_is_told_as_they_are_read(folder):
 def test_a_batch_of_contexts_reads_each_layer_once_a_way(folder, monkeypatch, contexts, ways):
     """So that few contexts go together already; in memory five of 16 do not."""
     model, expected = models.open(folder), models.load(folder)
-    source, read = model.flow.layers.source, []
+    layers, read = model.flow.layers, []
+    assert isinstance(layers, FetchedLayers)
 
-    def counted(index, fetch=source._read):
+    def counted(index, fetch=layers.source._read):
         read.append(index)
         return fetch(index)
 
-    monkeypatch.setattr(source, "_read", counted)
+    monkeypatch.setattr(layers.source, "_read", counted)
     windows = [jax.device_put(np.roll(WINDOW, shift)) for shift in range(contexts)]
     found = models.energies_of_ids(model, windows)
     # The last layer ends one way and begins the other, the first one ends both.

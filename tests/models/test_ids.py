@@ -219,14 +219,16 @@ def test_a_batch_that_is_interrupted_goes_on_to_the_same_bits(
     monkeypatch.setattr(models.ids, "once", stopping)
     measured = [ids.tolist() for ids in calls]
     for names, batches in ((["0", "2"], [0]), (["4", "1"], [0, 1]), (["6", "3"], [1, 2])):
-        calls.clear(), written.clear()
+        calls.clear()
+        written.clear()
         with pytest.raises(KeyboardInterrupt):
             models.energies_of_ids(model, **mixed, checkpoint=tmp_path)
         assert written == names and {path.name for path in tmp_path.iterdir()} >= set(names)
         # The one that follows was measured and not yet written.
         assert [ids.tolist() for ids in calls][: len(batches)] == [measured[i] for i in batches]
     for expected in ([measured[3]], []):
-        calls.clear(), written.clear()
+        calls.clear()
+        written.clear()
         found = models.energies_of_ids(model, **mixed, checkpoint=tmp_path)
         assert [ids.tolist() for ids in calls] == expected
         for ours, theirs in zip(found, whole, strict=True):
