@@ -4,8 +4,9 @@
 profiles a last-token loss of one context, in a process of its own for each way of holding the
 weights: whole (`models.load`), kept in half precision in memory (``kept="bfloat16"``), and left in
 their files (`models.open`). Reading and compiling count; beside stands what
-`models.profile_memory` says beforehand. ``--network 7b`` takes a seven-billion
-one, ``--tokens`` another length; transformers is a row where it is installed.
+`models.profile_memory` says beforehand. ``--network 7b`` takes a seven-billion one, ``--tokens``
+another length; transformers is a row where it is installed. ``--contexts`` takes more of them than
+one, which go in batches; of the holding ``"load alone"`` each goes by itself.
 """
 
 import argparse
@@ -83,39 +84,46 @@ def written(folder: Path, network: str) -> Path:
     return folder
 
 
-def profiled(path: Path, holding: str, tokens: int) -> np.ndarray:
-    """The energies of one context's last-token loss."""
+def profiled(path: Path, holding: str, tokens: int, contexts: int) -> np.ndarray:
+    """The energies of a last-token loss of some contexts."""
+    holding, _, alone = holding.partition(" ")
     if holding == "open":
         model = lim.models.open(path)
     else:
         model = lim.models.load(path, kept=None if holding == "load" else holding)
-    window = np.random.default_rng(1).integers(0, model.vocabulary, tokens + 1)
-    ask = lim.loss.last_token
-    return lim.models.energies_of_ids(model, [jax.device_put(window)], ask=ask)[0]
+    ids = np.random.default_rng(1).integers(0, model.vocabulary, (contexts, tokens + 1))
+    windows, ask = [jax.device_put(row) for row in ids], lim.loss.last_token
+    runs = [[window] for window in windows] if alone else [windows]
+    return np.concatenate([np.stack(lim.models.energies_of_ids(model, w, ask=ask)) for w in runs])
 
 
-def theirs(path: Path, precision: str, tokens: int) -> np.ndarray:
-    """The same by transformers."""
+def theirs(path: Path, precision: str, tokens: int, contexts: int) -> np.ndarray:
+    """The same by transformers, one after the other."""
     import torch
     import transformers
 
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, precision))
     model.requires_grad_(False)
-    window = np.random.default_rng(1).integers(0, model.config.vocab_size, tokens + 1)
-    ids = torch.tensor(window[None])
-    x = model.get_input_embeddings()(ids[:, :-1]).requires_grad_()
-    logits = model(inputs_embeds=x, logits_to_keep=1, use_cache=False).logits[0, -1].float()
-    torch.nn.functional.cross_entropy(logits[None], ids[:, -1]).backward()
-    assert x.grad is not None
-    return (x.grad[0].float() ** 2).sum(1).numpy() * tokens**2
+    size = contexts, tokens + 1
+    found = []
+    for window in np.random.default_rng(1).integers(0, model.config.vocab_size, size):
+        ids = torch.tensor(window[None])
+        x = model.get_input_embeddings()(ids[:, :-1]).requires_grad_()
+        logits = model(inputs_embeds=x, logits_to_keep=1, use_cache=False).logits[0, -1].float()
+        torch.nn.functional.cross_entropy(logits[None], ids[:, -1]).backward()
+        assert x.grad is not None
+        found.append((x.grad[0].float() ** 2).sum(1).numpy() * tokens**2)
+    return np.stack(found)
 
 
-def measured(path: Path, holding: str, tokens: int, out: Path) -> dict:
+def measured(path: Path, holding: str, tokens: int, contexts: int, out: Path) -> dict:
     """Profile in this process."""
     peer, _, precision = holding.partition(" ")
-    run = theirs if peer == "transformers" else profiled
-    np.save(out, run(path, precision or holding, tokens))
+    if peer == "transformers":
+        np.save(out, theirs(path, precision, tokens, contexts))
+    else:
+        np.save(out, profiled(path, holding, tokens, contexts))
     used = resource.getrusage(resource.RUSAGE_SELF)
     peak = int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) / 2**20
     expected = lim.models.profile_memory(lim.models.open(path), tokens)
@@ -132,13 +140,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--network", choices=NETWORKS, default="1b")
     parser.add_argument("--tokens", type=int, default=512)
+    parser.add_argument("--contexts", type=int, default=1)
     parser.add_argument("--holdings", nargs="*", default=HOLDINGS, help="which, the first is truth")
     parser.add_argument("--folder", type=Path, help="where weights lie, or are put and left")
     parser.add_argument("--measure", nargs=2, help="a holding and a file, in this process")
     options = parser.parse_args()
     if options.measure:
         holding, out = options.measure
-        print(json.dumps(measured(options.folder, holding, options.tokens, Path(out))))
+        sizes = options.tokens, options.contexts
+        print(json.dumps(measured(options.folder, holding, *sizes, Path(out))))
         return
     with tempfile.TemporaryDirectory() as temporary:
         folder, rows, first = options.folder or Path(temporary) / "weights", [], None
@@ -149,15 +159,17 @@ def main() -> None:
             out = Path(temporary) / "energies.npy"
             arguments = ["--measure", holding, str(out), "--folder", str(folder)]
             command = [sys.executable, __file__, *arguments, "--tokens", str(options.tokens)]
+            command += ["--contexts", str(options.contexts)]
             done = subprocess.run(command, check=True, capture_output=True, text=True)
             energies = np.load(out)
             first = energies if first is None else first
             off = float(np.abs(energies - first).max() / first.max())
-            row = {"network": options.network, "tokens": options.tokens, "holding": holding}
+            row = {"network": options.network, "tokens": options.tokens}
+            row |= {"contexts": options.contexts, "holding": holding}
             row |= {"weights GiB": weights} | json.loads(done.stdout) | {"difference": off}
             rows.append(row)
             print(row, flush=True)
-    keep(RESULTS / "sizes.json", rows, ("network", "tokens", "holding"))
+    keep(RESULTS / "sizes.json", rows, ("network", "tokens", "contexts", "holding"))
 
 
 if __name__ == "__main__":

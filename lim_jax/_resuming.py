@@ -109,7 +109,7 @@ def each_once(
     return {name: done[name] for name in groups}
 
 
-def once(path: Path, run: Run, measure: Callable[[], Array]) -> Array:
+def once(path: Path, run: Run, measure: Callable[[], Array | np.ndarray]) -> Array | np.ndarray:
     """Measure an array and store it, unless a file holds what was measured before."""
     if path.exists():
         return stored(path, run, lambda about: _shaped(*about["of"]))[1]

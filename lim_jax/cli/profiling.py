@@ -117,7 +117,8 @@ def profile(
         contexts = read_contexts(data, model, loss, max_length)
         unfinished = folder / UNFINISHED
         longest = max(context.length for context in contexts)
-        network = network_within(model, memory, longest, unfinished)
+        at_once = max(longest, models.ids.TOKENS_AT_ONCE)
+        network = network_within(model, memory, at_once, unfinished)
         require_fitting(network, contexts)
         found = _profiled(network, contexts, loss, delta, unfinished)
         print(f"== {model} on {data}: {_described(contexts)}, loss {loss} ==")

@@ -17,7 +17,7 @@ from safetensors.numpy import load_file, save_file
 
 from lim_jax import models
 from lim_jax.models import causal, holding
-from lim_jax.weights import FetchedRows
+from lim_jax.weights import FetchedLayers, FetchedRows
 
 RECORD = json.loads((Path(__file__).parent / "recorded.json").read_text())
 WRITE = runpy.run_path(str(ROOT / "benchmarks" / "drawing.py"))["write"]
@@ -177,6 +177,26 @@ def test_what_is_wrong_with_numbers_is_told_as_they_are_read(folder):
     save_file(whole | {name: whole[name].T.copy()}, folder / FILE)
     with pytest.raises(Exception, match=f"{name}: got shape"):
         jax.block_until_ready(asked(models.open(folder), WINDOW))
+
+
+@pytest.mark.parametrize("contexts, ways", [(2, 2), (5, 1), (33, 2)])
+def test_a_batch_of_contexts_reads_each_layer_once_a_way(folder, monkeypatch, contexts, ways):
+    """So that few contexts go together already; in memory five of 16 do not."""
+    model, expected = models.open(folder), models.load(folder)
+    layers, read = model.flow.layers, []
+    assert isinstance(layers, FetchedLayers)
+
+    def counted(index, fetch=layers.source._read):
+        read.append(index)
+        return fetch(index)
+
+    monkeypatch.setattr(layers.source, "_read", counted)
+    windows = [jax.device_put(np.roll(WINDOW, shift)) for shift in range(contexts)]
+    found = models.energies_of_ids(model, windows)
+    # The last layer ends one way and begins the other, the first one ends both.
+    assert read == ways * [1, 2, 1, 0]
+    for one, other in zip(found, models.energies_of_ids(expected, windows), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5)
 
 
 def test_a_run_is_told_from_one_of_other_files(folder, tmp_path):

@@ -153,6 +153,130 @@ def test_energies_that_are_interrupted_go_on_to_the_same_bits(model, tmp_path, m
             again()
 
 
+# By window, asked everywhere or sparsely: five that are padded to 16, of 20 two and one.
+MIXED = ((0, 0), (2, 0), (1, 1), (2, 1), (0, 1), (1, 0), (2, 0), (0, 0))
+
+
+@pytest.fixture
+def mixed():
+    weights = [(rising(len(sparse)), sparse) for sparse in SPARSE]
+    windows, asked = zip(*((WINDOWS[i], weights[i][kind]) for i, kind in MIXED), strict=True)
+    return {"windows": list(windows), "ask": list(asked)}
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """The ids of every call, of 48 at once: three contexts of 16, or two of 24."""
+    measure, found = models.ids._energy, []
+
+    def seen(*arguments):
+        found.append(np.asarray(arguments[2]))
+        return measure(*arguments)
+
+    monkeypatch.setattr(models.ids, "_energy", seen)
+    monkeypatch.setattr(models.ids, "TOKENS_AT_ONCE", 48)
+    return found
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_contexts_in_batches_have_the_energies_of_each_alone(model, alone, mixed, calls, loss):
+    """Against gradients without padding; what is asked of as many places goes together."""
+    seen = []
+
+    def progress(numbers):
+        for number in numbers:
+            seen.append((number, len(calls)))
+            yield number
+
+    of_states = getattr(models.CausalLM, loss)
+    found = models.energies_of_ids(model, **mixed, loss=of_states, progress=progress)
+    for (window, kind), energy in zip(MIXED, found, strict=True):
+        gradient = alone[loss][kind][window]
+        expected = len(gradient) ** 2 * (gradient**2).sum(axis=1)
+        np.testing.assert_allclose(energy, expected, rtol=1e-9, atol=1e-12 * expected.max())
+    longest = 24 if model.positions is None else PLACES
+    assert [ids.shape for ids in calls] == [(3, 16), (2, longest), (1, longest), (3, 16)]
+    np.testing.assert_array_equal(calls[3][1], calls[3][2])  # filled up
+    # Each context counts, measured with others before it or not.
+    assert seen == list(enumerate([0, 1, 2, 2, 3, 3, 4, 4]))
+    carried = models.influence_of_ids(model, regions=REGIONS, **mixed, loss=of_states)
+    total = np.mean([energy.mean() for energy in found])
+    np.testing.assert_allclose(carried.total, total, rtol=1e-12)
+
+
+def test_a_batch_that_is_interrupted_goes_on_to_the_same_bits(
+    model, mixed, calls, tmp_path, monkeypatch
+):
+    """In its midst: of a batch the contexts that are kept are not written again."""
+    whole, store, written = models.energies_of_ids(model, **mixed), models.ids.once, []
+
+    def stopping(path, run, measure):
+        if len(written) == 2 and not path.exists():
+            raise KeyboardInterrupt
+        written.extend([] if path.exists() else [path.name])
+        return store(path, run, measure)
+
+    monkeypatch.setattr(models.ids, "once", stopping)
+    measured = [ids.tolist() for ids in calls]
+    for names, batches in ((["0", "2"], [0]), (["4", "1"], [0, 1]), (["6", "3"], [1, 2])):
+        calls.clear()
+        written.clear()
+        with pytest.raises(KeyboardInterrupt):
+            models.energies_of_ids(model, **mixed, checkpoint=tmp_path)
+        assert written == names and {path.name for path in tmp_path.iterdir()} >= set(names)
+        # The one that follows was measured and not yet written.
+        assert [ids.tolist() for ids in calls][: len(batches)] == [measured[i] for i in batches]
+    for expected in ([measured[3]], []):
+        calls.clear()
+        written.clear()
+        found = models.energies_of_ids(model, **mixed, checkpoint=tmp_path)
+        assert [ids.tolist() for ids in calls] == expected
+        for ours, theirs in zip(found, whole, strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+
+
+def test_a_context_alone_is_measured_alone(model, calls):
+    """Few of each length take the program that one takes; none is filled up for nothing."""
+    places = model.positions is not None
+    few = [window_of(length) for length in (20, 5, 33) if length <= PLACES or not places]
+    expected = [models.energies_of_ids(model, [window])[0] for window in few]
+    calls.clear()
+    with compilations() as found:
+        together = models.energies_of_ids(model, few)
+    assert not found and [len(ids) for ids in calls] == [1] * len(few)
+    for ours, theirs in zip(together, expected, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_batches_are_one_program_for_each_padded_length(model, calls, monkeypatch):
+    """Full ones and the one that is filled up; other contexts of these lengths compile nothing."""
+    monkeypatch.setattr(models.ids, "TOKENS_AT_ONCE", 64)  # four of 16, as in no other test
+    for lengths, programs in ((range(5, 16), 1), (range(16, 2, -1), 0)):
+        windows = [window_of(length) for length in lengths]
+        with compilations() as found:
+            models.energies_of_ids(model, windows)
+        assert len(found) == programs
+    assert [ids.shape for ids in calls] == 7 * [(4, 16)]
+
+
+@pytest.mark.parametrize("call", [models.ids.CALL_IN_MEMORY, models.ids.CALL_WITH_READING])
+def test_batches_hold_all_contexts_and_cost_no_more_than_each_alone(call):
+    for length in (16, 24, 96, 128, 384, 512, 4096):
+        together = set()
+        for number in range(1, 70):
+            numbers = list(range(3, 3 + number))
+            batches = models.ids._cut(numbers, length, call)
+            (size,) = {len(batch) for batch in batches}
+            together.add(size)
+            filled = [number for batch in batches for number in batch]
+            assert filled == numbers + (len(filled) - number) * numbers[-1:]
+            assert len(filled) - number < size <= max(1, 512 // length)
+            assert len(batches) * (call + size * length) <= number * (call + length)
+        # Of one size or each alone: two programs at most.
+        assert together == {1, max(1, 512 // length)}
+    assert len(models.ids._cut(list(range(200)), 128, call)) == 50
+
+
 def test_some_ten_programs_serve_all_lengths(model):
     """Other lengths that are padded alike, in other numbers of each, compile nothing."""
     models.influence_of_ids(model, WINDOWS, REGIONS)
@@ -168,8 +292,9 @@ def test_some_ten_programs_serve_all_lengths(model):
     assert len(set(padded)) == 17 and len(set(padded[100:])) == 11
 
 
-def test_padding_turns_no_place_otherwise(tmp_path):
+def test_padding_turns_no_place_otherwise(tmp_path, calls, monkeypatch):
     """Where rotary frequencies depend on the length, a context of 7 is not one of 12 or of 16."""
+    monkeypatch.setattr(models.ids, "TOKENS_AT_ONCE", 14)
     scaling = {"rope_type": "dynamic", "factor": 2.0}
     config = CONFIGS["llama"] | {"max_position_embeddings": 6, "rope_scaling": scaling}
     model = models.load(write(tmp_path, config), dtype="float64")
@@ -181,9 +306,11 @@ def test_padding_turns_no_place_otherwise(tmp_path):
         x, y = model.example(window, weights)
         return jax.grad(model.loss)(x, y)
 
-    (found,) = models.energies_of_ids(model, [window], ask=rising)
+    others = [window_of(7, seed=1), window_of(8)]
+    found, *_ = models.energies_of_ids(model, [window, *others], ask=rising)
     slope = np.asarray(gradient(model, window))
     np.testing.assert_allclose(found, 49 * (slope**2).sum(axis=1), rtol=1e-9)
+    assert [ids.shape for ids in calls] == [(2, 7), (1, 8)]
     packed = models.Queries(window[1:], weights, starts=jax.device_put(np.array([0] * 4 + [4] * 3)))
     with pytest.raises(
         ValueError, match="grid: got several contexts.* in 7 positions, expected one"
