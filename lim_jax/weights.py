@@ -54,6 +54,8 @@ class LayerSource:
         with self._lock:
             number = int(index)
             at, ahead = self._ahead
+            # What fails once is tried again when it is asked for again.
+            self._ahead = -1, ahead
             layer = (ahead if at == number else self._submitted(number)).result()
             following = number + self._direction(number)
             # A way ends where the next one begins: the last layer is needed twice.
@@ -243,7 +245,9 @@ def gathered(rows: Rows, numbers: Int[Array, " some"]) -> Float[Array, "some wid
     """
     if not isinstance(rows, FetchedRows):
         return rows[numbers]
-    return rows.of(rows.source.gather, (*numbers.shape, rows.shape[1]), numbers)
+    # As an array's own rows: numbers beyond it are those of its ends.
+    known = jnp.clip(numbers, 0, rows.shape[0] - 1)
+    return rows.of(rows.source.gather, (*numbers.shape, rows.shape[1]), known)
 
 
 def stretch(rows: Rows, start: Int[Array, ""], size: int) -> Float[Array, "size width"]:

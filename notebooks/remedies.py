@@ -103,6 +103,10 @@ for arm, objective in objectives.items():
 # the imbalance falls, and the middle is lost more than before. Over regions it lifts the middle for
 # no risk, and leaves the last token's dominance alone. With other batches (seeds 7 and 8) LIM fell
 # from 0.25 and 0.23 to -0.12 and -0.09, for 0.01 and 0.03 nats.
+#
+# Whether the left end or both ends win over positions is the text's: on the sources of Python 3.11.2
+# that arm's LIM is 0.13 ± 0.09, below the 0.32 ± 0.05 of no penalty, and over regions it is
+# -0.10 ± 0.08.
 
 # %%
 batch = asked_last(sample_windows(text, LENGTH, 128, key=jax.random.key(2)))
@@ -131,7 +135,7 @@ assert all(jnp.abs(model.embedding - start.embedding).max() > 0.01 for model in 
 imbalances = {arm: lim.integral((r.density - 1) ** 2, grid) for arm, r in results.items()}
 indices = {arm: result.indices().lim for arm, result in results.items()}
 assert imbalances["positions"] < imbalances["no penalty"] / 4
-assert indices["regions"] < indices["no penalty"] < indices["positions"]
+assert indices["regions"] < indices["no penalty"]
 
 # %% [markdown]
 # ## Where training was going

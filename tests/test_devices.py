@@ -78,4 +78,6 @@ def test_weights_are_spread_over_devices_and_processes(tmp_path):
 
     with ThreadPoolExecutor() as both:
         for finished in both.map(process, (0, 1)):
-            assert lines(finished) == ["15 equal"]
+            # The loopback network's own lines stand between, and may be cut by ours.
+            assert finished.returncode == 0, finished.stderr[-2000:]
+            assert "15 equal" in finished.stdout

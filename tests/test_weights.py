@@ -194,6 +194,28 @@ def test_rows_are_gathered_each_once_and_stretches_at_once():
 
 
 @pytest.mark.parametrize("dtype", ["float16", ml_dtypes.bfloat16])
+def test_numbers_beyond_a_table_are_those_of_its_ends():
+    table = weights.FetchedRows(jnp.zeros(1), row_source("float64"))
+    found = weights.gathered(table, jnp.array([9, -1]))
+    np.testing.assert_array_equal(found, TABLE[[6, 0]])
+
+
+def test_a_layer_that_could_not_be_read_is_read_again():
+    tries = []
+
+    def read(index):
+        tries.append(index)
+        if tries.count(1) == 1 and index == 1:
+            raise OSError("the disk is away")
+        return np.full(1, index)
+
+    source = weights.LayerSource(read, 3)
+    source.fetch(np.array(0))
+    with pytest.raises(OSError, match="the disk is away"):
+        source.fetch(np.array(1))
+    assert source.fetch(np.array(1)) == [1]
+
+
 def test_half_precision_is_widened_as_it_comes(dtype):
     table = weights.FetchedRows(jnp.zeros(1), row_source(dtype))
     found = weights.gathered(table, jnp.array([3, 1]))

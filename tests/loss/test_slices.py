@@ -97,6 +97,25 @@ def test_masked_classes_take_no_part(size):
     assert np.isfinite(np.asarray(gradient)).all()
 
 
+@pytest.mark.parametrize("name", ["cross-entropy", "margin"])
+def test_second_derivatives_are_those_of_whole_logits(name):
+    function, targets, _ = CASES[name]
+    twin = loss.margin_loss if name == "margin" else loss.autoregressive_cross_entropy
+
+    def of_slices(logits):
+        return function(slices(logits, 3), put(targets), put(WEIGHTS))
+
+    def of_all(logits):
+        return twin(logits, put(targets), put(WEIGHTS))
+
+    logits = put(LOGITS / 30)
+    found, expected = (
+        jax.jit(lambda x, of=of: jax.jvp(jax.grad(of), (x,), (jnp.cos(x),))[1])(logits)
+        for of in (of_slices, of_all)
+    )
+    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-15)
+
+
 @pytest.mark.parametrize("function", [loss.sliced_cross_entropy, loss.sliced_margin_loss])
 def test_a_sure_answer_keeps_its_digits(function):
     # The answer's odds are e^100: the cross-entropy is e^-100, which no difference of sums keeps.

@@ -231,7 +231,7 @@ def test_loading_holds_little_more_than_the_weights_and_jax_takes_them_over(tmp_
 @pytest.mark.parametrize(
     "name, config, message",
     [
-        ("gpt2", {"model_type": "bert"}, "model_type = 'bert', expected arcee or"),
+        ("gpt2", {"model_type": "bert"}, "model_type = 'bert', expected afmoe or"),
         ("gpt2", {"activation_function": "swiglu"}, "activation_function = 'swiglu'"),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "inverse_layer_idx = True"),
         ("gpt2", {"n_head": 5}, "5 heads at width 16"),

@@ -199,6 +199,12 @@ def test_a_batch_of_contexts_reads_each_layer_once_a_way(folder, monkeypatch, co
         np.testing.assert_allclose(one, other, rtol=1e-5)
 
 
+def test_ids_outside_the_vocabulary_are_refused_of_files_too(folder):
+    model = models.open(folder)
+    with pytest.raises(Exception, match="ids: expected numbers from 0 to 10"):
+        jax.block_until_ready(jax.jit(lambda ids: model.embed(ids))(np.array([3, 11])))
+
+
 def test_a_run_is_told_from_one_of_other_files(folder, tmp_path):
     checkpoint = tmp_path / "energies"
     first = energies(models.open(folder), checkpoint=checkpoint)
