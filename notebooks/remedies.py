@@ -104,9 +104,9 @@ for arm, objective in objectives.items():
 # no risk, and leaves the last token's dominance alone. With other batches (seeds 7 and 8) LIM fell
 # from 0.25 and 0.23 to -0.12 and -0.09, for 0.01 and 0.03 nats.
 #
-# Whether the left end or both ends win over positions is the text's: on the sources of Python 3.11.2
-# that arm's LIM is 0.13 ± 0.09, below the 0.32 ± 0.05 of no penalty, and over regions it is
-# -0.10 ± 0.08.
+# Whether the left end or both ends win over positions is the text's: on the sources of Python
+# 3.11.2 that arm's LIM is 0.13 ± 0.09, below the 0.32 ± 0.05 of no penalty, and over regions it
+# is -0.10 ± 0.08.
 
 # %%
 batch = asked_last(sample_windows(text, LENGTH, 128, key=jax.random.key(2)))
