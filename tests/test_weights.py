@@ -193,7 +193,6 @@ def test_rows_are_gathered_each_once_and_stretches_at_once():
     assert read[4:] == [(4, 7)]
 
 
-@pytest.mark.parametrize("dtype", ["float16", ml_dtypes.bfloat16])
 def test_numbers_beyond_a_table_are_those_of_its_ends():
     table = weights.FetchedRows(jnp.zeros(1), row_source("float64"))
     found = weights.gathered(table, jnp.array([9, -1]))
@@ -216,6 +215,7 @@ def test_a_layer_that_could_not_be_read_is_read_again():
     assert source.fetch(np.array(1)) == [1]
 
 
+@pytest.mark.parametrize("dtype", ["float16", ml_dtypes.bfloat16])
 def test_half_precision_is_widened_as_it_comes(dtype):
     table = weights.FetchedRows(jnp.zeros(1), row_source(dtype))
     found = weights.gathered(table, jnp.array([3, 1]))
