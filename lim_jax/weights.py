@@ -2,7 +2,8 @@
 
 A compiled program asks the host for them as it comes to each layer: once on its way ahead and once
 on its way back. All that goes through `network.ResidualFlow.scan` works so, unchanged, and holds
-one layer at a time. Derivatives in such weights raise `NotImplementedError`.
+one layer, beside the next one that is being read. Derivatives in such weights raise
+`NotImplementedError`.
 """
 
 from collections.abc import Callable

@@ -148,7 +148,7 @@ def channels(
     Examples
     --------
     >>> from lim_jax.network.field import TransformerField
-        >>> from lim_jax.grid import token_grid
+    >>> from lim_jax.grid import token_grid
     >>> grid, keys = token_grid(3), jax.random.split(jax.random.key(0), 2)
     >>> flow = ResidualFlow(jax.vmap(lambda key: TransformerField.init(2, key=key))(keys))
     >>> x = jax.random.normal(jax.random.key(1), (3, 2))

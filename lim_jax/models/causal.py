@@ -203,16 +203,16 @@ class CausalLM(eqx.Module):
 
     def readout(self, state: State, grid: Grid) -> Logits:
         """From the network's last states to logits of the next word, token by token."""
-        slices = self._slices(state)
+        # All stand in the end: slices are of one size, however many places there are.
+        slices = self._slices(state, min(WORDS_AT_ONCE, self.vocabulary))
         starts = range(0, self.vocabulary - slices.size, slices.size)
         before = [slices.of(jnp.array(start)) for start in starts]
         last = slices.of(jnp.array(self.vocabulary - slices.size))
         return jnp.concatenate([*before, last[:, len(starts) * slices.size - self.vocabulary :]], 1)
 
-    def _slices(self, state: State) -> Slices:
+    def _slices(self, state: State, size: int) -> Slices:
         """The logits of some next words at a time."""
         normed = jax.vmap(self.norm)(state)
-        size = self.words_at_once(state.shape[0])
         head = self.embedding if self.head is None else self.head
 
         def of(start: Int[Array, ""]) -> Float[Array, "length size"]:
@@ -275,10 +275,11 @@ class CausalLM(eqx.Module):
             Where weights do not sum to one, or an id or a place is outside its range.
         """
         state = self._asked(state, y)
-        if self.words_at_once(state.shape[0]) == self.vocabulary:
+        size = self.words_at_once(state.shape[0])
+        if size == self.vocabulary:
             logits = self.readout(state, _grid_of(state))
             return autoregressive_cross_entropy(logits, y.targets, y.weights)
-        return sliced_cross_entropy(self._slices(state), y.targets, y.weights)
+        return sliced_cross_entropy(self._slices(state, size), y.targets, y.weights)
 
     def margin_loss(self, x: State, y: Queries) -> Scalar:
         """Minus the answers' log odds (`loss.margin_loss`), of one embedded context."""
@@ -288,9 +289,10 @@ class CausalLM(eqx.Module):
     def terminal_margin_loss(self, state: State, y: Queries) -> Scalar:
         """The same loss, of the network's last state."""
         state = self._asked(state, y)
-        if self.words_at_once(state.shape[0]) == self.vocabulary:
+        size = self.words_at_once(state.shape[0])
+        if size == self.vocabulary:
             return margin_loss(self.readout(state, _grid_of(state)), y.targets, y.weights)
-        return sliced_margin_loss(self._slices(state), y.targets, y.weights)
+        return sliced_margin_loss(self._slices(state, size), y.targets, y.weights)
 
     def loss_of_ids(self, ids: Int[Array, " length"], y: Queries) -> Scalar:
         """`loss` from ids: its gradient reaches the embeddings, so that training moves them."""
@@ -391,11 +393,11 @@ def open(path: AnyPath, dtype: str = "float32") -> CausalLM:
 
     The first layer is read, and one of every other kind. After that a layer is read as a program
     comes to it, the next one in a thread meanwhile; of the embedding the rows of a context, of the
-    head some thousand rows at a time. So a model of any size is measured in the memory of one layer
-    and the states: influence reads every layer twice, once on each way. Everything that goes
-    through `network.ResidualFlow.scan` works: losses, influence, the ledger by channels, hops and
-    heads, logits. What needs all layers at once says so, and derivatives in the weights raise
-    `NotImplementedError`. Numbers are those of `load`.
+    head some thousand rows at a time. So a model is measured in the memory of some two layers and
+    the states (`profile_memory`): influence reads every layer at most twice, once on each way.
+    Everything that goes through `network.ResidualFlow.scan` works: losses, influence, the ledger by
+    channels, hops and heads, logits. Derivatives in the weights raise `NotImplementedError`.
+    Numbers are those of `load`.
 
     Parameters
     ----------

@@ -16,6 +16,7 @@ from reference.as_users import ROOT
 from safetensors.numpy import load_file, save_file
 
 from lim_jax import models
+from lim_jax.grid import token_grid
 from lim_jax.models import causal, holding
 from lim_jax.weights import FetchedLayers, FetchedRows
 
@@ -70,6 +71,11 @@ def test_the_more_places_are_asked_the_fewer_words_stand_at_once(tmp_path, monke
     assert [model.words_at_once(queries) for queries in (1, 2048, 10**6)] == [words, words, 16]
     monkeypatch.setattr(causal, "WORDS_AT_ONCE", 11)
     assert [model.words_at_once(queries) for queries in (1, 2**21, 2**25)] == [11, 8, 1]
+    # Logits that are all wanted are made in few products, however many places there are.
+    monkeypatch.setattr(causal, "LOGITS_AT_ONCE", 1)
+    state, grid = np.ones((3, model.embedding.shape[1]), np.float32), token_grid(3, "float32")
+    program = str(jax.make_jaxpr(lambda state: model.readout(state, grid))(state))
+    assert program.count("dot_general") == -(-words // 11)
 
 
 @pytest.fixture
