@@ -1,6 +1,7 @@
 """Which positions a model of your own uses on data of your own, from a terminal."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -164,6 +165,7 @@ def _profiled(
         progress=lambda items: noted(
             tqdm(items, desc="profile", unit="context"), network, unfinished
         ),
+        progress_of_layers=partial(tqdm, desc="its layers, both ways", unit="layer", leave=False),
     )
     return Profiled(
         contexts,

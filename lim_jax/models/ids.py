@@ -24,6 +24,7 @@ from lim_jax.grid.cells import token_grid
 from lim_jax.grid.partition import Regions, require_regions
 from lim_jax.loss.queries import teacher_forcing
 from lim_jax.models.causal import CausalLM, Queries
+from lim_jax.models.walk import STATES_IN_MEMORY, energies_by_layers, states_size
 from lim_jax.weights import FetchedLayers
 
 Profile = Float[Array | np.ndarray, " _"]
@@ -100,6 +101,7 @@ def energies_of_ids(
     loss: Loss = CausalLM.loss,
     checkpoint: AnyPath | None = None,
     progress: Callable[[list], Iterable] = iter,
+    progress_of_layers: Callable[[list], Iterable] = iter,
 ) -> list[Float[np.ndarray, " _"]]:
     r"""The energies :math:`\|P_0(p_i)\|^2` of every context's own tokens, on its own grid.
 
@@ -109,7 +111,8 @@ def energies_of_ids(
     With a checkpoint a run may be interrupted at any moment, by Ctrl-C or by the end of its
     process: called again with the same arguments it measures the contexts that are left, and gives
     the same numbers, bit for bit. So it does with more windows after the same ones, up to rounding
-    where those make a batch of contexts that were measured alone.
+    where those make a batch of contexts that were measured alone. Contexts whose states between all
+    layers are more than 256 MiB go on at a layer: each state is in a file, one at a time in memory.
 
     Parameters
     ----------
@@ -121,6 +124,8 @@ def energies_of_ids(
         not at all as soon as they are found, all of a batch together.
     progress
         Wraps the list of windows, for example ``tqdm.tqdm``.
+    progress_of_layers
+        The same for the layers of contexts that go on at a layer: one list for each batch.
 
     Raises
     ------
@@ -130,7 +135,9 @@ def energies_of_ids(
     """
     return [
         np.asarray(energy)[:length]
-        for length, energy in _energies(model, windows, ask, loss, checkpoint, progress)
+        for length, energy in _energies(
+            model, windows, ask, loss, checkpoint, progress, progress_of_layers
+        )
     ]
 
 
@@ -266,6 +273,7 @@ def _energies(
     loss: Loss,
     checkpoint: AnyPath | None = None,
     progress: Callable[[list], Iterable] = iter,
+    progress_of_layers: Callable[[list], Iterable] = iter,
 ) -> Iterator[tuple[int, Profile]]:
     """Each context's length, and its energies on its own grid, with zeros where it is padded."""
     _require_windows(windows)
@@ -282,12 +290,20 @@ def _energies(
     folder = None if checkpoint is None else as_path(checkpoint, "checkpoint")
     run = {} if folder is None else _run(of_ids, model)
 
+    def measured(numbers: list[int]) -> Float[np.ndarray, "contexts length"]:
+        ids, y, scale = _stacked(padded, numbers)
+        if folder is None or states_size(model, ids) <= STATES_IN_MEMORY:
+            return np.asarray(_energy(of_ids, model, ids, y, scale))
+        walk = folder / digest((ids, y))
+        found = energies_by_layers(of_ids, model, (ids, y), walk, run, progress_of_layers)
+        return found * np.asarray(scale)[:, None]
+
     def of_batch(numbers: list[int]) -> dict[int, Profile]:
         """All of a batch, which is measured unless all are kept; what fills it up is dropped."""
-        measured = cache(lambda: np.asarray(_energy(of_ids, model, *_stacked(padded, numbers))))
+        batch = cache(lambda: measured(numbers))
         found: dict[int, Profile] = {}
         for place, number in enumerate(dict.fromkeys(numbers)):
-            measure = partial(lambda place: measured()[place], place)
+            measure = partial(lambda place: batch()[place], place)
             if folder is not None:
                 context = {"context": digest((windows[number], asked[number]))}
                 measure = partial(once, folder / f"{number}", {**run, **context}, measure)
