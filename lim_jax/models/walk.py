@@ -69,9 +69,9 @@ def energies_by_layers(
     def kept(step: int) -> States:
         return stored(folder / str(step), run, lambda about: like)[1]
 
-    def found(step: int, before: States | None) -> States:
-        if before is None:
-            return _embedded(loss, model, ids, y)
+    def found(step: int, before: States) -> States:
+        if step == 0:
+            return before
         if step <= flow.depth:
             return _ahead(flow, jnp.array(step - 1), before, grid)
         if step == flow.depth + 1:
@@ -79,7 +79,7 @@ def energies_by_layers(
         return _back(flow, jnp.array(last - step), kept(last - step), before, grid)
 
     done = max((int(file.name) for file in folder.glob("*") if file.name.isdigit()), default=-1)
-    now = kept(done) if done >= 0 else None
+    now = kept(done) if done >= 0 else _embedded(loss, model, ids, y)
     for step in progress(list(range(last + 1))):
         if step <= done:
             continue
