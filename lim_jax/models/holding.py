@@ -80,10 +80,8 @@ def as_published(checkpoint: Source, dtype: str) -> Holding:
     found = checkpoint.precisions
     if found <= {"F64", "F32"}:
         return WHOLE
-    (first, *others) = found
-    if others or first not in HALVES:
-        return fetched(checkpoint, dtype)
-    return kept(checkpoint, HALVES[first])
+    half = HALVES.get(*found) if len(found) == 1 else None
+    return fetched(checkpoint, dtype) if half is None else kept(checkpoint, half)
 
 
 def fetched(checkpoint: Source, dtype: str) -> Holding:

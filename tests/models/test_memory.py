@@ -29,10 +29,11 @@ def test_what_is_said_grows_as_its_parts_do(tmp_path, monkeypatch):
     a_token = (whole.flow.depth + 1) * width + memory.TOKENS * widest + memory.SLICES * words
     longer = models.profile_memory(opened, 8)
     np.testing.assert_allclose(np.subtract(longer, found), 4 * a_token, rtol=1e-9)
-    # Many states are in files, but for three.
+    # Many states are in files, but for some.
     assert found.walked == found.fetched
     monkeypatch.setattr(memory, "STATES_IN_MEMORY", 0)
-    in_files = 4 * (whole.flow.depth + 1 - 3) * width * 7
+    monkeypatch.setattr(memory, "STATES_WALKED", 1)
+    in_files = 4 * whole.flow.depth * width * 7
     np.testing.assert_allclose(
         found.walked - models.profile_memory(opened, 7).walked, in_files, rtol=1e-9
     )
