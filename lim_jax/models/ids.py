@@ -295,7 +295,7 @@ def _energies(
         if folder is None or states_size(model, ids) <= STATES_IN_MEMORY:
             return np.asarray(_energy(of_ids, model, ids, y, scale))
         walk = folder / digest((ids, y))
-        found = energies_by_layers(of_ids, model, (ids, y), walk, run, progress_of_layers)
+        found = energies_by_layers(of_ids, model, ids, y, walk, run, progress_of_layers)
         return found * np.asarray(scale)[:, None]
 
     def of_batch(numbers: list[int]) -> dict[int, Profile]:

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from lim_jax._resuming import Run, store, stored
-from lim_jax.density.adjoints import Batch, Ids, LossOfIds, judged, scalar_loss
+from lim_jax.density.adjoints import Ids, LossOfIds, judged, scalar_loss
 from lim_jax.grid.cells import token_grid
 from lim_jax.grid.measure import Grid
 from lim_jax.models.causal import CausalLM, Queries
@@ -39,7 +39,8 @@ def states_size(model: CausalLM, ids: Ids) -> int:
 def energies_by_layers(
     loss: LossOfIds,
     model: CausalLM,
-    batch: Batch,
+    ids: Ids,
+    y: Queries,
     folder: Path,
     run: Run,
     progress: Callable[[list], Iterable] = iter,
@@ -53,7 +54,7 @@ def energies_by_layers(
 
     Parameters
     ----------
-    loss, model, batch
+    loss, model, ids, y
         As in `density.adjoint_energies`, of a network held in any way.
     folder
         For the files, made where it is missing; of this batch alone.
@@ -62,7 +63,7 @@ def energies_by_layers(
     progress
         Wraps the list of steps.
     """
-    (ids, y), flow = batch, model.flow
+    flow = model.flow
     grid, last = token_grid(ids.shape[1], model.embedding.dtype), 2 * flow.depth + 1
     like = jax.ShapeDtypeStruct((*ids.shape, model.embedding.shape[1]), model.embedding.dtype)
 

@@ -58,7 +58,7 @@ def batch_of(model):
 def test_a_walk_goes_on_from_any_step_with_the_numbers_of_one_program(model, tmp_path):
     batch, last = batch_of(model), 2 * model.flow.depth + 1
     expected = adjoint_energies(LOSS, model, batch, lim.token_grid(LENGTH))
-    walked = partial(walk.energies_by_layers, LOSS, model, batch, run=RUN)
+    walked = partial(walk.energies_by_layers, LOSS, model, *batch, run=RUN)
     for stop in range(last + 1):
         folder = tmp_path / str(stop)
         with pytest.raises(Interrupted):
@@ -78,7 +78,7 @@ def test_a_walk_that_goes_on_reads_no_layer_again_that_it_is_done_with(tmp_path)
     fetch = source.fetch
     source.fetch = lambda index: fetched.append(int(index)) or fetch(index)
     walked = partial(
-        walk.energies_by_layers, LOSS, opened, batch_of(opened), tmp_path / "walk", RUN
+        walk.energies_by_layers, LOSS, opened, *batch_of(opened), tmp_path / "walk", RUN
     )
     for stop in (2, depth + 2, None):
         with pytest.raises(Interrupted) if stop else nullcontext():
@@ -89,12 +89,12 @@ def test_a_walk_that_goes_on_reads_no_layer_again_that_it_is_done_with(tmp_path)
 def test_files_of_another_run_and_what_is_not_finite_are_refused(model, tmp_path):
     batch = batch_of(model)
     with pytest.raises(Interrupted):
-        walk.energies_by_layers(LOSS, model, batch, tmp_path, RUN, until(2))
+        walk.energies_by_layers(LOSS, model, *batch, tmp_path, RUN, until(2))
     with pytest.raises(ValueError, match="checkpoint: got .*of function a test"):
-        walk.energies_by_layers(LOSS, model, batch, tmp_path, {"function": "another"})
+        walk.energies_by_layers(LOSS, model, *batch, tmp_path, {"function": "another"})
     infinite = LossOfIds(CausalLM.embed, lambda *parts: CausalLM.loss(*parts) + jnp.inf)
     with pytest.raises(eqx.EquinoxRuntimeError, match="loss: got NaN or infinite"):
-        walk.energies_by_layers(infinite, model, batch, tmp_path, RUN)
+        walk.energies_by_layers(infinite, model, *batch, tmp_path, RUN)
 
 
 def test_contexts_of_many_states_go_on_at_a_layer(tmp_path, monkeypatch):
