@@ -1,6 +1,5 @@
 from . import commands as commands
 from . import compiled as compiled
-from . import data as data
 from . import explaining as explaining
 from . import folder as folder
 from . import networks as networks
@@ -11,9 +10,6 @@ from . import reproduction as reproduction
 from . import studying as studying
 from .commands import main as main
 from .compiled import keep_programs as keep_programs
-from .data import Context as Context
-from .data import Span as Span
-from .data import read_contexts as read_contexts
 from .explaining import explain as explain
 from .folder import run_folder as run_folder
 from .folder import save_figure as save_figure
