@@ -1,6 +1,11 @@
+from . import chat as chat
 from . import contexts as contexts
 from . import documents as documents
 from . import reading as reading
+from . import sandbox as sandbox
+from . import templates as templates
+from .chat import chat_prompt as chat_prompt
+from .chat import require_messages as require_messages
 from .contexts import Context as Context
 from .contexts import Span as Span
 from .contexts import Unanswered as Unanswered
@@ -17,3 +22,9 @@ from .reading import Line as Line
 from .reading import context_of_line as context_of_line
 from .reading import read_contexts as read_contexts
 from .reading import read_lines as read_lines
+from .sandbox import Generation as Generation
+from .sandbox import environment as environment
+from .sandbox import main as main
+from .templates import ChatTemplate as ChatTemplate
+from .templates import read_chat_template as read_chat_template
+from .templates import rendered as rendered

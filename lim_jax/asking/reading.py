@@ -1,6 +1,8 @@
 """What a model is to read, from a file of your own: a text, or a line for each context."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, overload
 
@@ -8,8 +10,10 @@ import numpy as np
 
 from lim_jax import models
 from lim_jax._checks import AnyPath, as_path, require
+from lim_jax.asking.chat import Message, chat_prompt, require_messages
 from lim_jax.asking.contexts import Asked, Context, Unanswered, context_of, unanswered
 from lim_jax.asking.documents import Document, Laid, document_prompt, named_documents
+from lim_jax.asking.templates import ChatTemplate, read_chat_template
 from lim_jax.tasks import EncodedText, encode_text
 
 # What a line must have, and what it may have beside.
@@ -17,6 +21,7 @@ KINDS = {
     ("text",): ("spans",),
     ("prompt",): ("answer", "spans"),
     ("documents", "question"): ("answer",),
+    ("messages",): ("answer", "documents"),
 }
 TEXTS = ("text", "prompt", "question", "answer")
 CURE = "One object stands on a line, and text is a string."
@@ -33,8 +38,10 @@ class Line(NamedTuple):
         Of a line with a text or a prompt; else empty.
     spans
         Its parts in characters.
-    documents, question
+    documents, question, messages
         Of a line that has them.
+    template
+        By which messages are laid out.
     answer
         As it follows; None where the line has none.
     asks
@@ -46,12 +53,16 @@ class Line(NamedTuple):
     spans: tuple[tuple[int, int, str], ...] = ()
     documents: tuple[Document, ...] = ()
     question: str = ""
+    messages: tuple[Message, ...] = ()
+    template: ChatTemplate | None = None
     answer: str | None = None
     asks: bool = True
 
     @property
     def laid(self) -> Laid:
-        """The text that stands before the answer."""
+        """The text that stands before the answer; of messages a process makes it."""
+        if self.template is not None:
+            return chat_prompt(self.messages, self.template, self.documents)
         if self.documents:
             return document_prompt(self.documents, self.question)
         return Laid(self.text, self.spans)
@@ -97,22 +108,31 @@ def read_contexts(data: AnyPath, model: AnyPath, asked: Asked, max_length: int) 
     read = models.read_tokenizer(model)
     if data.suffix not in (".jsonl", ".json"):
         return _cut(encode_text(_content(data), read), data, asked, max_length)
-    return [context_of_line(line, read, asked, max_length) for line in read_lines(data)]
+    return [context_of_line(line, read, asked, max_length) for line in read_lines(data, model)]
 
 
-def read_lines(data: AnyPath) -> list[Line]:
+def read_lines(data: AnyPath, model: AnyPath | None = None) -> list[Line]:
     r"""Read JSON lines; or a list of the same objects, of a file whose name ends in ``.json``.
 
     A line has a ``text``; or a ``prompt``; or ``documents``, a list of ``{"title": ..., "text":
-    ...}`` of which the title may be left out, and a ``question``. All but a text may have an
+    ...}`` of which the title may be left out, and a ``question``; or ``messages``, a list of
+    ``{"role": ..., "content": ...}``, and maybe ``documents``. All but a text may have an
     ``answer``. Text and prompt may have ``spans``: ``[[start, end, "name"], ...]`` in characters of
     the text, or of prompt and answer together. An ``id`` is the reader's own; any other entry is
     refused.
 
+    Parameters
+    ----------
+    data
+        The file, in UTF-8.
+    model
+        Whose template lays out messages, as in `read_chat_template`; None where there are none.
+
     Raises
     ------
     ValueError
-        Where the file is missing or empty, or a line, which the message names, is no such object.
+        Where the file is missing or empty, a line, which the message names, is no such object, or
+        there are messages and no template.
 
     Examples
     --------
@@ -139,7 +159,14 @@ def read_lines(data: AnyPath) -> list[Line]:
         entries = [(where, _parsed(line, where)) for where, line in wheres]
     require(bool(entries), "data", got=f"{data} without a line", expected="some",
             cure="Each line is an object with text, or with prompt and answer.")  # fmt: skip
-    return [_line(entry, where) for where, entry in entries]
+    lines = [_line(entry, where) for where, entry in entries]
+    chats = [line.where for line in lines if line.messages]
+    if not chats:
+        return lines
+    if model is None:
+        raise ValueError(f"{chats[0]}: got messages, expected a model whose they are. Pass model.")
+    template = read_chat_template(model)
+    return [line._replace(template=template) if line.messages else line for line in lines]
 
 
 def context_of_line(
@@ -154,11 +181,12 @@ def context_of_line(
     tokenizer, asked, max_length
         As in `context_of` and in `read_contexts`.
     """
-    if asked != "next-token" and line.answer is None and line.asks and line.laid.text:
-        found = unanswered(line.laid, tokenizer)
+    with _told_of(line.where):
+        laid = line.laid
+    if asked != "next-token" and line.answer is None and line.asks and laid.text:
+        found = unanswered(laid, tokenizer)
     else:
-        answer = line.answer or ""
-        found = context_of(line.laid, answer, tokenizer, asked=asked, where=line.where)
+        found = context_of(laid, line.answer or "", tokenizer, asked=asked, where=line.where)
     require(
         found.length <= max_length,
         line.where,
@@ -230,7 +258,7 @@ def _line(entry: Any, where: str) -> Line:
     asks = "question" not in entry or bool(question.strip())
     require(asks, where, got=f"{question = }", expected="one", cure="Ask something.")
     documents = _documents(entry["documents"], where) if "documents" in entry else ()
-    if documents and answer is not None:
+    if question and answer is not None:
         answer = f" {answer.lstrip()}"
     return Line(
         where,
@@ -238,9 +266,26 @@ def _line(entry: Any, where: str) -> Line:
         _spans(entry.get("spans", []), where),
         documents,
         question,
+        _messages(entry["messages"], where) if "messages" in entry else (),
+        None,
         answer,
         "text" not in entry,
     )
+
+
+def _messages(messages: Any, where: str) -> tuple[Message, ...]:
+    with _told_of(where):
+        require_messages(messages)
+    return tuple(messages)
+
+
+@contextmanager
+def _told_of(where: str) -> Iterator[None]:
+    """What is refused, with where it stands."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{where}, {error}") from error
 
 
 def _documents(entries: Any, where: str) -> tuple[Document, ...]:
