@@ -3,6 +3,7 @@ from . import checkpoint as checkpoint
 from . import decoder as decoder
 from . import experts as experts
 from . import families as families
+from . import foils as foils
 from . import gemma_family as gemma_family
 from . import gguf_architectures as gguf_architectures
 from . import gguf_file as gguf_file
@@ -42,6 +43,9 @@ from .experts import together as together
 from .experts import together_by_turns as together_by_turns
 from .experts import together_by_width as together_by_width
 from .families import recipe_of as recipe_of
+from .foils import Contrast as Contrast
+from .foils import contrast as contrast
+from .foils import contrast_loss as contrast_loss
 from .gemma_family import gemma as gemma
 from .gemma_family import gemma2 as gemma2
 from .gemma_family import gemma3_text as gemma3_text
@@ -61,6 +65,7 @@ from .ids import contexts as contexts
 from .ids import energies_of_ids as energies_of_ids
 from .ids import influence_of_ids as influence_of_ids
 from .ids import padded_length as padded_length
+from .ids import padded_size as padded_size
 from .ids import require_window as require_window
 from .language import byte_model as byte_model
 from .language import gaussian_model as gaussian_model

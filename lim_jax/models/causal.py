@@ -311,6 +311,14 @@ class CausalLM(eqx.Module):
             message = f"places: expected numbers from 0 to {last}, got others."
             places = guarded(y.places, (y.places < 0) | (y.places > last), message)
             state = state[places]
+        queries = y.weights.shape[0]
+        require(
+            state.shape[0] == queries,
+            "places",
+            got=f"{queries} queries of a context of {state.shape[0]} places",
+            expected="a query at every place, or the place of each",
+            cure="Name them: Queries(targets, weights, places).",
+        )
         return state
 
 
