@@ -167,6 +167,25 @@ def padded_length(length: int) -> int:
     return double if length > 3 * double // 4 or double == SHORTEST else 3 * double // 4
 
 
+def padded_size(model: CausalLM, length: int) -> int:
+    """To how many places a model's contexts of a length are padded.
+
+    To `padded_length`, but no more places than the network knows or was made for, and not at all
+    where rows of other lengths turn otherwise.
+
+    Examples
+    --------
+    >>> from lim_jax.models.language import byte_model
+    >>> model = byte_model(20, width=4, depth=1, key=jax.random.key(0))
+    >>> padded_size(model, 5), padded_size(model, 17)
+    (16, 20)
+    """
+    learned = None if model.positions is None else model.positions.shape[0]
+    known = (most for most in (learned, model.trained) if most is not None)
+    size = max(length, min([padded_length(length), *known]))
+    return size if model.turns_alike(size, length) else length
+
+
 def contexts(
     ids: Rows,
     mask: Rows | Bool[Array | np.ndarray, "rows tokens"] | None = None,
@@ -366,16 +385,12 @@ def _require_windows(windows: Windows) -> None:
 def _padded(model: CausalLM, window: Any, asked: Profile) -> Padded:
     """A context as a program takes it, still on the host.
 
-    No more places than the network knows or was made for, and none where rows of other lengths
-    turn otherwise. Padding has id zero, and queries that only fill up ask the first place with no
-    weight: the head reads no more places than that.
+    Padding has id zero, and queries that only fill up ask the first place with no weight: the head
+    reads no more places than that.
     """
     row = np.asarray(window)
     length = len(row) - 1
-    learned = None if model.positions is None else model.positions.shape[0]
-    known = (most for most in (learned, model.trained) if most is not None)
-    size = max(length, min([padded_length(length), *known]))
-    size = size if model.turns_alike(size, length) else length
+    size = padded_size(model, length)
     dtype = model.embedding.dtype
     weights = np.asarray(asked).astype(dtype)
     require(
