@@ -1,3 +1,4 @@
+from . import answering as answering
 from . import causal as causal
 from . import checkpoint as checkpoint
 from . import decoder as decoder
@@ -23,12 +24,16 @@ from . import quantised as quantised
 from . import reading as reading
 from . import recipe as recipe
 from . import text as text
+from .answering import after_context as after_context
+from .answering import after_id as after_id
+from .answering import answer as answer
 from .causal import CausalLM as CausalLM
 from .causal import Queries as Queries
 from .causal import load as load
 from .causal import open as open
 from .checkpoint import Checkpoint as Checkpoint
 from .checkpoint import gathered as gathered
+from .checkpoint import json_object as json_object
 from .checkpoint import open_checkpoint as open_checkpoint
 from .checkpoint import require_finite as require_finite
 from .checkpoint import require_shape as require_shape
@@ -179,6 +184,7 @@ from .recipe import Recipe as Recipe
 from .recipe import Sizes as Sizes
 from .recipe import require_heads_divide as require_heads_divide
 from .recipe import sizes_of as sizes_of
+from .text import end_ids as end_ids
 from .text import ids_of_text as ids_of_text
 from .text import read_tokenizer as read_tokenizer
 from .text import texts_of_ids as texts_of_ids

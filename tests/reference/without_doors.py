@@ -34,7 +34,7 @@ WITHOUT = {
         squared_relu stablelm stacked starcoder2 tanh_gelu through_latents together
         together_by_turns together_by_width trained_length unfilled unpaired whole yarn_weights
         of_eight_bits of_four_bits published_config published_names quantisation_of recipe_of
-        text_part
+        json_object padded_size text_part
     """,
     "Parts of figures and pages, given numbers of the library's own.": """
         accuracy_by_place contrast depth_chart digits draw_averages draw_densities
@@ -60,13 +60,14 @@ WITHOUT = {
         terminal_adjoint_study terminal_covector time_slope_bounds trace_density
         trajectory_studies
     """,
-    "Parts of attention by tiles, in programs that are being traced: blocks are the library's.": """
+    "Parts of attention, in programs that are being traced: blocks and rows are the library's.": """
         capped affine of_heads project score_slopes spans_of spelt
         column_blocks column_mass each_vector in_groups over_tiles squared_operator_norms
         tiled_attention
+        advanced after_context after_id flowed weights_of_rows
     """,
     "Takes anything: says what it is, or looks at its shape alone.": """
-        kind_of unit_profile written_causal
+        keeps kind_of unit_profile written_causal
     """,
     "Not refused in words yet: what is no network, ids or batch.": """
         energies_of_ids influence_of_ids
