@@ -1,8 +1,10 @@
 from . import commands as commands
+from . import comparing as comparing
 from . import compiled as compiled
 from . import data as data
 from . import explaining as explaining
 from . import folder as folder
+from . import kept as kept
 from . import networks as networks
 from . import orders as orders
 from . import pages as pages
@@ -10,6 +12,7 @@ from . import profiling as profiling
 from . import reproduction as reproduction
 from . import studying as studying
 from .commands import main as main
+from .comparing import compare as compare
 from .compiled import keep_programs as keep_programs
 from .data import Context as Context
 from .data import Span as Span
@@ -19,6 +22,10 @@ from .folder import run_folder as run_folder
 from .folder import save_figure as save_figure
 from .folder import write_json as write_json
 from .folder import write_table as write_table
+from .kept import measured_contexts as measured_contexts
+from .kept import read_contexts_of as read_contexts_of
+from .kept import record_shares as record_shares
+from .kept import write_contexts as write_contexts
 from .networks import free_memory as free_memory
 from .networks import network_within as network_within
 from .networks import noted as noted

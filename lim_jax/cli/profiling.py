@@ -14,14 +14,20 @@ from lim_jax import explanations, models, plots, report
 from lim_jax._checks import as_path, counted, require
 from lim_jax.cli.data import Asked, Context, read_contexts
 from lim_jax.cli.folder import UNFINISHED, Named, run_folder, save_figure, write_json, write_table
+from lim_jax.cli.kept import Shares, measured_contexts, record_shares, write_contexts
 from lim_jax.cli.networks import network_within, noted
 from lim_jax.cli.pages import first_contexts
 from lim_jax.density.statistics import Influence
-from lim_jax.grid.carrying import carrying_shares
 from lim_jax.grid.cells import token_grid
 from lim_jax.grid.partition import boundary_regions
 from lim_jax.models import CausalLM
 from lim_jax.probes import sample_mean
+from lim_jax.results.measured import (
+    MeasuredContexts,
+    common_regions,
+    energies_before_queries,
+    influence_of_contexts,
+)
 
 Energy = Float[np.ndarray, " _"]
 CELLS = 100
@@ -61,6 +67,8 @@ class Profiled(NamedTuple):
         first of a context is.
     records
         By name, in the order in which they are met.
+    shares, kept
+        What records hold of each context, and the contexts one by one.
     """
 
     contexts: Sequence[Context]
@@ -68,6 +76,8 @@ class Profiled(NamedTuple):
     influence: Influence
     without_queries: Influence | None
     records: dict[str, Record]
+    shares: Shares
+    kept: MeasuredContexts
 
 
 def profile(
@@ -85,8 +95,9 @@ def profile(
 
     Prints the density over the left, the middle and the right, the indices, and the share of each
     named record. Writes profile.json, profile.csv (position, density, error), tokens.csv,
-    records.csv, and figures as PNG and SVG. Interrupted and run again it goes on after the last
-    context that was measured.
+    records.csv, contexts.csv and records_by_context.csv, contexts.npz for lim-jax compare, and
+    figures as PNG and SVG. Interrupted and run again it goes on after the last context that was
+    measured.
 
     Args:
         model: A folder of weights as published, or a GGUF file; with its tokenizer.
@@ -165,54 +176,31 @@ def _profiled(
             tqdm(items, desc="profile", unit="context"), network, unfinished
         ),
     )
+    shares = record_shares(contexts, energies)
+    kept = measured_contexts(contexts, energies, shares, delta)
+    rest = energies_before_queries(kept)
+    records = {name: _averaged(of_all) for name, of_all in shares.items()}
     return Profiled(
         contexts,
         energies,
         _influence(energies, delta),
-        _without_queries(contexts, energies, delta),
-        _by_record(contexts, energies),
+        None if rest is None else _influence(rest, delta),
+        records,
+        shares,
+        kept,
     )
 
 
 def _influence(energies: Sequence[Energy], delta: float) -> Influence:
-    """On the contexts' own grid where they have one length, else on one of at most CELLS cells."""
     lengths = [energy.size for energy in energies]
-    cells = min(lengths) if len(set(lengths)) == 1 else min(CELLS, int(np.median(lengths)))
-    grid = token_grid(cells, energies[0].dtype)
-    shares = {length: carrying_shares(token_grid(length), grid) for length in set(lengths)}
-    carried = np.stack([shares[energy.size] @ energy for energy in energies])
-    carried = jax.device_put(carried.astype(energies[0].dtype))
-    return Influence.from_energies(carried, boundary_regions(grid, delta))
+    return influence_of_contexts(energies, common_regions(lengths, delta, energies[0].dtype))
 
 
-def _without_queries(
-    contexts: Sequence[Context], energies: Sequence[Energy], delta: float
-) -> Influence | None:
-    first = [int(np.flatnonzero(context.weights)[0]) for context in contexts]
-    if min(first) == 0:
-        return None
-    # Densities on the grid of what is left, whose cells are wider: masses stay.
-    pairs = zip(energies, first, strict=True)
-    return _influence([energy[:end] * end / energy.size for energy, end in pairs], delta)
-
-
-def _by_record(contexts: Sequence[Context], energies: Sequence[Energy]) -> dict[str, Record]:
-    shares: dict[str, list[tuple[float, float]]] = {}
-    for context, energy in zip(contexts, energies, strict=True):
-        names = dict.fromkeys(span.name for span in context.spans)
-        for name in names:
-            places = [span.places for span in context.spans if span.name == name]
-            chosen = np.unique(np.concatenate(places))
-            share = float(energy[chosen].sum() / (energy.sum() or 1))
-            shares.setdefault(name, []).append((share, chosen.size / energy.size))
-    found = {name: np.array(pairs).T for name, pairs in shares.items()}
-    means = {name: sample_mean(jax.device_put(share)) for name, (share, _) in found.items()}
-    return {
-        name: Record(
-            float(means[name].value), float(means[name].error), float(tokens.mean()), tokens.size
-        )
-        for name, (_, tokens) in found.items()
-    }
+def _averaged(shares: Float[np.ndarray, "contexts 2"]) -> Record:
+    """Over the contexts that have the record."""
+    share, tokens = shares[~np.isnan(shares[:, 0])].T
+    mean = sample_mean(jax.device_put(share))
+    return Record(float(mean.value), float(mean.error), float(tokens.mean()), tokens.size)
 
 
 def _described(contexts: Sequence[Context]) -> str:
@@ -246,6 +234,7 @@ def _write(found: Profiled, title: str, folder: Path) -> None:
     write_table(folder / "tokens.csv", TOKEN_COLUMNS, _by_token(found))
     named = [(name, *record) for name, record in found.records.items()]
     write_table(folder / "records.csv", ("record", *Record._fields), named)
+    write_contexts(found.kept, whole, found.shares, folder)
     for name, part in measured.items():
         save_figure(plots.influence_profile(part, title), folder, name)
 

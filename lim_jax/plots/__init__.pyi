@@ -25,6 +25,7 @@ from .explanations import channel_energies as channel_energies
 from .explanations import cone_masses as cone_masses
 from .explanations import hop_energies as hop_energies
 from .profile import draw_densities as draw_densities
+from .profile import influence_difference as influence_difference
 from .profile import influence_profile as influence_profile
 from .simulations import simulation_convergence as simulation_convergence
 from .simulations import simulation_influence_profiles as simulation_influence_profiles
