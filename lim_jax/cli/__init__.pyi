@@ -1,7 +1,6 @@
 from . import commands as commands
 from . import comparing as comparing
 from . import compiled as compiled
-from . import data as data
 from . import explaining as explaining
 from . import folder as folder
 from . import kept as kept
@@ -14,9 +13,6 @@ from . import studying as studying
 from .commands import main as main
 from .comparing import compare as compare
 from .compiled import keep_programs as keep_programs
-from .data import Context as Context
-from .data import Span as Span
-from .data import read_contexts as read_contexts
 from .explaining import explain as explain
 from .folder import run_folder as run_folder
 from .folder import save_figure as save_figure

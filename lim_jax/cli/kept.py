@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float
 
 from lim_jax._checks import AnyPath, as_path, require
-from lim_jax.cli.data import Context
+from lim_jax.asking import Context
 from lim_jax.cli.folder import write_table
 from lim_jax.density.statistics import Influence
 from lim_jax.results.archive import load, save

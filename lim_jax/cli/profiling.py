@@ -12,7 +12,8 @@ from tqdm import tqdm
 
 from lim_jax import explanations, models, plots, report
 from lim_jax._checks import as_path, counted, require
-from lim_jax.cli.data import Asked, Context, read_contexts
+from lim_jax.asking import Context, Unanswered, read_contexts
+from lim_jax.asking.contexts import Asked
 from lim_jax.cli.folder import UNFINISHED, Named, run_folder, save_figure, write_json, write_table
 from lim_jax.cli.kept import Shares, measured_contexts, record_shares, write_contexts
 from lim_jax.cli.networks import network_within, noted
@@ -125,7 +126,7 @@ def profile(
         counted(max_length, "max_length")
         if html:
             report.require_page_packages()
-        contexts = read_contexts(data, model, loss, max_length)
+        contexts = _answered(read_contexts(data, model, loss, max_length))
         unfinished = folder / UNFINISHED
         longest = max(context.length for context in contexts)
         at_once = max(longest, models.ids.TOKENS_AT_ONCE)
@@ -140,6 +141,14 @@ def profile(
             _write_page(found, network, model, loss, title, folder)
         print(f"Wrote profile.json, tables and figures to {folder}.")
     return 0
+
+
+def _answered(contexts: Sequence[Context | Unanswered]) -> list[Context]:
+    """Refuse lines without an answer."""
+    found = [one for one in contexts if isinstance(one, Context)]
+    missing, cure = len(contexts) - len(found), 'Give each line an "answer".'
+    require(not missing, "data", got=f"{missing} without", expected="answers", cure=cure)
+    return found
 
 
 def require_fitting(network: CausalLM, contexts: Sequence[Context]) -> None:

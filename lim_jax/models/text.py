@@ -33,6 +33,13 @@ def read_tokenizer(path: AnyPath) -> Any:
     """
     require_extra("tokenizers", "models")
     path = as_path(path)
+    require(
+        path.exists() or path.suffix == ".json",
+        "model",
+        got=f"{path}, which is not there",
+        expected="a folder of weights as published, or a GGUF file",
+        cure="Look at the path.",
+    )
     file = path / FILE if path.is_dir() else path
     if file.suffix == ".gguf":
         if not (file.parent / FILE).is_file():

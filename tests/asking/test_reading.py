@@ -10,7 +10,7 @@ from tokenizers.models import BPE, WordLevel
 from tokenizers.pre_tokenizers import ByteLevel, Whitespace
 from tokenizers.processors import TemplateProcessing
 
-from lim_jax.cli import read_contexts
+from lim_jax.asking import Laid, Unanswered, context_of, read_contexts, unanswered
 
 
 @pytest.fixture
@@ -112,11 +112,26 @@ def test_a_line_ends_where_json_lines_do(tmp_path, letters):
 @pytest.mark.parametrize(
     "line, message",
     [
-        ("{", "line 2: got '{', expected a JSON object"),
-        ("[1]", "line 2: got .*, expected {.text.: "),
-        ('{"prompt": "a"}', "line 2: .*expected {.text.: "),
-        ('{"text": "abc", "prompt": "a", "answer": "b"}', "line 2: .*expected {.text.: "),
-        ('{"text": 3}', "line 2: .*Text is a string"),
+        ("{", "line 2: got '{', expected JSON"),
+        ("[1]", "line 2: got .*, expected one of {.text.: "),
+        ('{"answer": "a"}', "line 2: .*expected one of {.text.: .*{.prompt.: .*{.documents.: "),
+        ('{"text": "abc", "prompt": "a"}', "line 2: .*expected one of {.text.: "),
+        ('{"text": "abc", "span": []}', 'line 2: got the entry "span", expected text spans id. '),
+        ('{"text": "abc", "answer": "b"}', 'line 2: got the entry "answer", expected text spans'),
+        ('{"prompt": "a", "answr": "b"}', 'entry "answr", expected prompt answer .*misspelt'),
+        ('{"text": 3}', "line 2: got text = 3, expected text as a text"),
+        ('{"prompt": "a", "answer": null}', "line 2: got answer = None"),
+        ('{"documents": [], "question": "a"}', r"line 2: got documents = \[\], expected a list"),
+        ('{"documents": {}, "question": "a"}', r"line 2: got documents = {}, expected a list"),
+        ('{"documents": [{"text": "a"}, {"text": " "}], "question": "a"}', "line 2, document 2: "),
+        ('{"documents": [{"title": "a"}], "question": "a"}', "line 2, document 1: got .*title"),
+        ('{"documents": [{"text": "a", "titel": "b"}], "question": "a"}', "1: got .*titel"),
+        ('{"documents": [{"text": 3}], "question": "a"}', "document 1: got .*expected a list of"),
+        (
+            '{"documents": [{"text": "a"}], "question": ""}',
+            "line 2: got question = ''",
+        ),
+        ('{"documents": [{"text": "a"}], "question": "a", "spans": []}', 'got the entry "spans"'),
         ('{"text": "abc", "spans": {}}', "line 2: .*spans. as a list"),
         ('{"text": "abc", "spans": [[0, 4, "a"]]}', r"line 2: got the span \[0, 4, 'a'\], .* 3,"),
         ('{"text": "abc", "spans": [[1, 1, "a"]]}', "line 2: got the span .*start < end"),
@@ -134,7 +149,12 @@ def test_lines_that_cannot_be_read_are_named(line, message, tmp_path, letters):
 
 
 @pytest.mark.parametrize(
-    "record", [{"text": "abc"}, {"prompt": "", "answer": "ab"}, {"prompt": "ab", "answer": ""}]
+    "record",
+    [
+        {"text": "abc"},
+        {"prompt": "", "answer": "ab"},
+        {"prompt": "ab", "answer": ""},
+    ],
 )
 def test_a_line_without_a_prompt_or_an_answer_asks_no_answer(record, tmp_path, letters):
     data = lines(tmp_path, record)
@@ -158,5 +178,74 @@ def test_files_without_what_is_asked_are_refused(tmp_path, letters):
     (tmp_path / "empty.jsonl").write_text("\n")
     with pytest.raises(ValueError, match="data: got .*without a line"):
         read_contexts(tmp_path / "empty.jsonl", letters, "next-token", 4)
+    (tmp_path / "one.json").write_text('{"text": "abc"}')
+    with pytest.raises(ValueError, match="one.json: got {.*expected a list.*of the name .jsonl"):
+        read_contexts(tmp_path / "one.json", letters, "next-token", 4)
     with pytest.raises(ValueError, match="tokenizer: got no file"):
         read_contexts(text, tmp_path / "other.json", "next-token", 4)
+    with pytest.raises(ValueError, match="model: got .*smol, which is not there, expected a fold"):
+        read_contexts(text, tmp_path / "smol", "next-token", 4)
+
+
+def test_a_list_of_objects_is_read_as_lines_are(tmp_path, letters):
+    records = [{"text": "abc", "spans": [[0, 2, "first"]]}, {"prompt": "ab", "answer": "cd"}]
+    (tmp_path / "data.json").write_text(json.dumps(records, indent=2))
+    for asked in ("next-token",):
+        one = read_contexts(tmp_path / "data.json", letters, asked, 9)
+        other = read_contexts(lines(tmp_path, *records), letters, asked, 9)
+        assert [repr(context) for context in one] == [repr(context) for context in other]
+    (tmp_path / "data.json").write_text('[{"text": "abc"}, {"txt": "abc"}]')
+    with pytest.raises(ValueError, match="data.json, entry 2: got .*txt"):
+        read_contexts(tmp_path / "data.json", letters, "next-token", 4)
+
+
+WORDS = ["<s>", "A", "B", "red", "is", "blue", "sky", "Question", ":", "Answer", "what"]
+
+
+def test_documents_are_parts_of_the_context_and_the_answer_follows(tmp_path):
+    marked(WORDS).save(str(tmp_path / "words.json"))
+    documents = [{"title": "A", "text": "red is"}, {"text": "blue sky"}]
+    record = {"documents": documents, "question": "what is", "answer": "blue sky", "id": "first"}
+    data = lines(tmp_path, record, {"documents": documents, "question": "sky"})
+    first, second = read_contexts(data, tmp_path / "words.json", "answer", 20)
+    shown = [WORDS[number] for number in first.window]
+    assert " ".join(shown) == "<s> A red is blue sky Question : what is Answer : blue sky"
+    np.testing.assert_allclose(first.weights, [*[0] * 11, 0.5, 0.5])
+    spans = {span.name: [shown[place] for place in span.places] for span in first.spans}
+    assert spans == {
+        "A": ["A", "red", "is"], "document 2": ["blue", "sky"], "question": ["what", "is"]
+    }  # fmt: skip
+    # Without an answer the prompt alone comes back, to be answered.
+    assert isinstance(second, Unanswered) and second.length == 11
+    found = second.answered(np.array([3, 5]), tokenizer(tmp_path), "margin")
+    assert [WORDS[number] for number in found.window[-3:]] == [":", "red", "blue"]
+    np.testing.assert_allclose(found.weights, [*[0] * 10, 0.5, 0.5])
+    assert found.tokens[-2:] == (":", "red") and found.length == 12
+    assert [span.places.tolist() for span in found.spans] == [[1, 2, 3], [4, 5], [8]]
+    plain = read_contexts(data, tmp_path / "words.json", "next-token", 20)[1]
+    assert plain.window.tolist() == second.found.ids.tolist()
+    data = lines(tmp_path, {"documents": documents, "question": "sky"})
+    with pytest.raises(ValueError, match="line 1: got 12 tokens, expected from 2 to 11"):
+        read_contexts(data, tmp_path / "words.json", "answer", 10)
+
+
+def tokenizer(folder):
+    return Tokenizer.from_file(str(folder / "words.json"))
+
+
+@pytest.mark.usefixtures("as_users_run")
+def test_an_answer_of_no_ids_is_none():
+    for none in (np.zeros(0, int), np.zeros((1, 2), int)):
+        with pytest.raises(ValueError, match="answer: got ids of shape .* at least one.*ended at"):
+            unanswered(Laid("abc")).answered(none)
+
+
+def test_marks_of_an_end_do_not_stand_before_an_answer(tmp_path):
+    made = marked(WORDS)
+    made.post_processor = TemplateProcessing(  # pyright: ignore[reportAttributeAccessIssue]
+        single="<s> $A <s>", special_tokens=[("<s>", 0)]
+    )
+    assert unanswered(Laid("red sky"), made).found.ids.tolist() == [0, 3, 6]
+    assert unanswered(Laid("red sky", marked=True), made).found.ids.tolist() == [3, 6]
+    found = context_of(Laid("red sky", marked=True), " is", made)
+    assert found.window.tolist() == [3, 6, 4] and found.tokens == ("red", " sky")
