@@ -9,6 +9,7 @@ from . import orders as orders
 from . import pages as pages
 from . import profiling as profiling
 from . import reproduction as reproduction
+from . import shuffling as shuffling
 from . import studying as studying
 from .commands import main as main
 from .comparing import compare as compare
@@ -33,5 +34,11 @@ from .profiling import profile as profile
 from .profiling import require_fitting as require_fitting
 from .reproduction import counterexamples as counterexamples
 from .reproduction import reproduce as reproduce
+from .shuffling import ShuffledShares as ShuffledShares
+from .shuffling import averaged_orders as averaged_orders
+from .shuffling import shuffled_lines as shuffled_lines
+from .shuffling import shuffled_report as shuffled_report
+from .shuffling import shuffled_shares as shuffled_shares
+from .shuffling import write_shuffled as write_shuffled
 from .studying import study as study
 from .studying import study_figures as study_figures

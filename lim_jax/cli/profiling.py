@@ -12,18 +12,27 @@ from tqdm import tqdm
 
 from lim_jax import explanations, models, plots, report
 from lim_jax._checks import as_path, counted, require
-from lim_jax.asking import Context, Unanswered, read_contexts
+from lim_jax.asking import Context, ShuffledContexts, Unanswered, read_contexts
 from lim_jax.asking.contexts import Asked
 from lim_jax.cli.folder import UNFINISHED, Named, run_folder, save_figure, write_json, write_table
 from lim_jax.cli.kept import Shares, measured_contexts, record_shares, write_contexts
 from lim_jax.cli.networks import network_within, noted
 from lim_jax.cli.pages import first_contexts
+from lim_jax.cli.shuffling import (
+    ShuffledShares,
+    averaged_orders,
+    shuffled_lines,
+    shuffled_report,
+    shuffled_shares,
+    write_shuffled,
+)
 from lim_jax.density.statistics import Influence
 from lim_jax.grid.cells import token_grid
 from lim_jax.grid.partition import boundary_regions
 from lim_jax.models import CausalLM
 from lim_jax.probes import sample_mean
 from lim_jax.results.measured import (
+    CELLS,
     MeasuredContexts,
     common_regions,
     energies_before_queries,
@@ -31,7 +40,6 @@ from lim_jax.results.measured import (
 )
 
 Energy = Float[np.ndarray, " _"]
-CELLS = 100
 TOKEN_COLUMNS = ("context", "place", "token", "position", "weight", "energy", "density")
 
 
@@ -70,6 +78,8 @@ class Profiled(NamedTuple):
         By name, in the order in which they are met.
     shares, kept
         What records hold of each context, and the contexts one by one.
+    shuffled
+        What is due to documents and what to places, of documents in several orders; else None.
     """
 
     contexts: Sequence[Context]
@@ -79,6 +89,7 @@ class Profiled(NamedTuple):
     records: dict[str, Record]
     shares: Shares
     kept: MeasuredContexts
+    shuffled: ShuffledShares | None
 
 
 def profile(
@@ -87,6 +98,7 @@ def profile(
     loss: Asked = "next-token",
     delta: float = 0.2,
     max_length: int = 512,
+    shuffle: int = 0,
     html: bool = False,
     memory: float | None = None,
     out: Named = Path("profile"),
@@ -109,6 +121,9 @@ def profile(
             is sure.
         delta: The width of each boundary region.
         max_length: The most tokens of a context: a text is cut, a longer line is refused.
+        shuffle: Lay the documents of each line out in so many orders, and say what is due to the
+            place and what to the document; as many orders as documents give every document every
+            place once. Writes shuffle.json, two_way.csv, by_place.csv, by_document.csv, orders.csv.
         html: Write profile.html too, a page of the first five contexts with every token shaded,
             which takes a longer look at each: by channel, hops, layer and head.
         memory: How many GiB may be used, by default all that is free. A network that needs more is
@@ -119,24 +134,30 @@ def profile(
     model, data = as_path(model, "model"), as_path(data, "data")
     arguments = {
         "model": model, "data": data, "loss": loss, "delta": delta, "max_length": max_length,
-        "html": html,
+        "shuffle": shuffle, "html": html,
     }  # fmt: skip
     with run_folder(out, "profile", arguments, overwrite=overwrite) as folder:
         boundary_regions(token_grid(CELLS), delta)
         counted(max_length, "max_length")
         if html:
             report.require_page_packages()
-        contexts = _answered(read_contexts(data, model, loss, max_length))
+        counted(shuffle, "shuffle", least=0)
+        lines = shuffled_lines(data, model, loss, max_length, shuffle) if shuffle else []
+        contexts = [context for line in lines for context in line.contexts]
+        contexts = contexts or _answered(read_contexts(data, model, loss, max_length))
         unfinished = folder / UNFINISHED
         longest = max(context.length for context in contexts)
         at_once = max(longest, models.ids.TOKENS_AT_ONCE)
         network = network_within(model, memory, at_once, unfinished)
         require_fitting(network, contexts)
-        found = _profiled(network, contexts, loss, delta, unfinished)
-        print(f"== {model} on {data}: {_described(contexts)}, loss {loss} ==")
+        found = _profiled(network, contexts, lines, loss, delta, unfinished)
+        described = _described(contexts) + f", {shuffle} orders of each line" * bool(shuffle)
+        print(f"== {model} on {data}: {described}, loss {loss} ==")
+        if found.shuffled is not None:
+            print(shuffled_report(found.shuffled))
         print(_table(found))
         title = f"{model.name}, {loss}"
-        _write(found, f"{title}, {_described(contexts)}", folder)
+        _write(found, f"{title}, {described}", folder)
         if html:
             _write_page(found, network, model, loss, title, folder)
         print(f"Wrote profile.json, tables and figures to {folder}.")
@@ -173,8 +194,14 @@ def require_fitting(network: CausalLM, contexts: Sequence[Context]) -> None:
 
 
 def _profiled(
-    network: CausalLM, contexts: Sequence[Context], asked: Asked, delta: float, unfinished: Path
+    network: CausalLM,
+    contexts: Sequence[Context],
+    lines: Sequence[ShuffledContexts],
+    asked: Asked,
+    delta: float,
+    unfinished: Path,
 ) -> Profiled:
+    """Of all contexts; orders of a line are one context, since they are not independent."""
     energies = models.energies_of_ids(
         network,
         [context.window for context in contexts],
@@ -185,18 +212,22 @@ def _profiled(
             tqdm(items, desc="profile", unit="context"), network, unfinished
         ),
     )
-    shares = record_shares(contexts, energies)
-    kept = measured_contexts(contexts, energies, shares, delta)
+    if lines:
+        alone, averaged, shares = averaged_orders(lines, energies)
+    else:
+        alone, averaged, shares = contexts, energies, record_shares(contexts, energies)
+    kept = measured_contexts(alone, averaged, shares, delta)
     rest = energies_before_queries(kept)
     records = {name: _averaged(of_all) for name, of_all in shares.items()}
     return Profiled(
         contexts,
         energies,
-        _influence(energies, delta),
+        _influence(averaged, delta),
         None if rest is None else _influence(rest, delta),
         records,
         shares,
         kept,
+        shuffled_shares(lines, energies) if lines else None,
     )
 
 
@@ -244,6 +275,8 @@ def _write(found: Profiled, title: str, folder: Path) -> None:
     named = [(name, *record) for name, record in found.records.items()]
     write_table(folder / "records.csv", ("record", *Record._fields), named)
     write_contexts(found.kept, whole, found.shares, folder)
+    if found.shuffled is not None:
+        write_shuffled(found.shuffled, title, folder)
     for name, part in measured.items():
         save_figure(plots.influence_profile(part, title), folder, name)
 

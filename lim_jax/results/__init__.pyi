@@ -4,6 +4,7 @@ from . import descriptions as descriptions
 from . import labelled as labelled
 from . import measured as measured
 from . import records as records
+from . import two_way as two_way
 from .archive import kind_of as kind_of
 from .archive import load as load
 from .archive import save as save
@@ -24,7 +25,12 @@ from .measured import compare_contexts as compare_contexts
 from .measured import energies_before_queries as energies_before_queries
 from .measured import influence_of_contexts as influence_of_contexts
 from .measured import middle_in_words as middle_in_words
+from .measured import points_in_words as points_in_words
 from .measured import record_in_words as record_in_words
 from .records import known as known
 from .records import plain as plain
 from .records import to_json as to_json
+from .two_way import TwoWayShares as TwoWayShares
+from .two_way import two_way_in_words as two_way_in_words
+from .two_way import two_way_shares as two_way_shares
+from .two_way import two_way_table as two_way_table

@@ -165,7 +165,9 @@ def middle_in_words(change: Comparison, names: Sequence[str] = ("first", "second
     """
     require_kind(change, Comparison, "change", "Take it from results.compare.")
     size = float(change.regions.weights[1].sum())
-    moved = _moved(size * float(change.indices.middle), size * float(change.index_errors.middle))
+    moved = points_in_words(
+        size * float(change.indices.middle), size * float(change.index_errors.middle)
+    )
     return "{1} uses the middle {2} than {0}{3}.".format(*names, *moved)
 
 
@@ -188,13 +190,19 @@ def record_in_words(
         return abs(value) if math.isinf(error) else abs(value) / (error or math.inf)
 
     most = max(shares, key=in_errors)
-    moved = _moved(*map(float, shares[most].change))
+    moved = points_in_words(*map(float, shares[most].change))
     words = "Of the records, {4} changed most: {1} gives it {2} than {0}{3}."
     return words.format(*names, *moved, most)
 
 
-def _moved(share: float, error: float) -> tuple[str, str]:
-    """Points of a hundred, more or less; and what is to be said of their error."""
+def points_in_words(share: float, error: float) -> tuple[str, str]:
+    """Points of a hundred, more or less; and what is to be said of their error.
+
+    Examples
+    --------
+    >>> points_in_words(-0.125, 0.1)
+    ('12.5 ± 10.0 points less', ', which is within two errors')
+    """
     spelt = f"{100 * abs(share):.1f}" + f" ± {100 * error:.1f}" * math.isfinite(error)
     doubt = ", which is within two errors" if abs(share) <= 2 * error < math.inf else ""
     alone = ", of one context alone, which has no error" if math.isinf(error) else ""
