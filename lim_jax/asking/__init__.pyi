@@ -3,6 +3,7 @@ from . import contexts as contexts
 from . import documents as documents
 from . import reading as reading
 from . import sandbox as sandbox
+from . import shuffling as shuffling
 from . import templates as templates
 from .chat import chat_prompt as chat_prompt
 from .chat import require_messages as require_messages
@@ -25,6 +26,9 @@ from .reading import read_lines as read_lines
 from .sandbox import Generation as Generation
 from .sandbox import environment as environment
 from .sandbox import main as main
+from .shuffling import ShuffledContexts as ShuffledContexts
+from .shuffling import cyclic_orders as cyclic_orders
+from .shuffling import shuffled as shuffled
 from .templates import ChatTemplate as ChatTemplate
 from .templates import read_chat_template as read_chat_template
 from .templates import rendered as rendered

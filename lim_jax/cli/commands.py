@@ -6,6 +6,7 @@ from importlib.metadata import version
 
 import tyro
 
+from lim_jax.cli.comparing import compare
 from lim_jax.cli.explaining import explain
 from lim_jax.cli.orders import rates
 from lim_jax.cli.profiling import profile
@@ -32,6 +33,7 @@ def _run(arguments: Sequence[str]) -> int:
     return tyro.extras.subcommand_cli_from_dict(
         {
             "profile": profile,
+            "compare": compare,
             "explain": explain,
             "rates": rates,
             "study": study,

@@ -12,20 +12,34 @@ from tqdm import tqdm
 
 from lim_jax import explanations, models, plots, report
 from lim_jax._checks import as_path, counted, require
-from lim_jax.asking import Context, Unanswered, read_contexts
+from lim_jax.asking import Context, ShuffledContexts, Unanswered, read_contexts
 from lim_jax.asking.contexts import Asked
 from lim_jax.cli.folder import UNFINISHED, Named, run_folder, save_figure, write_json, write_table
+from lim_jax.cli.kept import Shares, measured_contexts, record_shares, write_contexts
 from lim_jax.cli.networks import network_within, noted
 from lim_jax.cli.pages import first_contexts
+from lim_jax.cli.shuffling import (
+    ShuffledShares,
+    averaged_orders,
+    shuffled_lines,
+    shuffled_report,
+    shuffled_shares,
+    write_shuffled,
+)
 from lim_jax.density.statistics import Influence
-from lim_jax.grid.carrying import carrying_shares
 from lim_jax.grid.cells import token_grid
 from lim_jax.grid.partition import boundary_regions
 from lim_jax.models import CausalLM
 from lim_jax.probes import sample_mean
+from lim_jax.results.measured import (
+    CELLS,
+    MeasuredContexts,
+    common_regions,
+    energies_before_queries,
+    influence_of_contexts,
+)
 
 Energy = Float[np.ndarray, " _"]
-CELLS = 100
 TOKEN_COLUMNS = ("context", "place", "token", "position", "weight", "energy", "density")
 
 
@@ -62,6 +76,10 @@ class Profiled(NamedTuple):
         first of a context is.
     records
         By name, in the order in which they are met.
+    shares, kept
+        What records hold of each context, and the contexts one by one.
+    shuffled
+        What is due to documents and what to places, of documents in several orders; else None.
     """
 
     contexts: Sequence[Context]
@@ -69,6 +87,9 @@ class Profiled(NamedTuple):
     influence: Influence
     without_queries: Influence | None
     records: dict[str, Record]
+    shares: Shares
+    kept: MeasuredContexts
+    shuffled: ShuffledShares | None
 
 
 def profile(
@@ -77,6 +98,7 @@ def profile(
     loss: Asked = "next-token",
     delta: float = 0.2,
     max_length: int = 512,
+    shuffle: int = 0,
     html: bool = False,
     memory: float | None = None,
     out: Named = Path("profile"),
@@ -86,8 +108,9 @@ def profile(
 
     Prints the density over the left, the middle and the right, the indices, and the share of each
     named record. Writes profile.json, profile.csv (position, density, error), tokens.csv,
-    records.csv, and figures as PNG and SVG. Interrupted and run again it goes on after the last
-    context that was measured.
+    records.csv, contexts.csv and records_by_context.csv, contexts.npz for lim-jax compare, and
+    figures as PNG and SVG. Interrupted and run again it goes on after the last context that was
+    measured.
 
     Args:
         model: A folder of weights as published, or a GGUF file; with its tokenizer.
@@ -98,6 +121,9 @@ def profile(
             is sure.
         delta: The width of each boundary region.
         max_length: The most tokens of a context: a text is cut, a longer line is refused.
+        shuffle: Lay the documents of each line out in so many orders, and say what is due to the
+            place and what to the document; as many orders as documents give every document every
+            place once. Writes shuffle.json, two_way.csv, by_place.csv, by_document.csv, orders.csv.
         html: Write profile.html too, a page of the first five contexts with every token shaded,
             which takes a longer look at each: by channel, hops, layer and head.
         memory: How many GiB may be used, by default all that is free. A network that needs more is
@@ -108,24 +134,30 @@ def profile(
     model, data = as_path(model, "model"), as_path(data, "data")
     arguments = {
         "model": model, "data": data, "loss": loss, "delta": delta, "max_length": max_length,
-        "html": html,
+        "shuffle": shuffle, "html": html,
     }  # fmt: skip
     with run_folder(out, "profile", arguments, overwrite=overwrite) as folder:
         boundary_regions(token_grid(CELLS), delta)
         counted(max_length, "max_length")
         if html:
             report.require_page_packages()
-        contexts = _answered(read_contexts(data, model, loss, max_length))
+        counted(shuffle, "shuffle", least=0)
+        lines = shuffled_lines(data, model, loss, max_length, shuffle) if shuffle else []
+        contexts = [context for line in lines for context in line.contexts]
+        contexts = contexts or _answered(read_contexts(data, model, loss, max_length))
         unfinished = folder / UNFINISHED
         longest = max(context.length for context in contexts)
         at_once = max(longest, models.ids.TOKENS_AT_ONCE)
         network = network_within(model, memory, at_once, unfinished)
         require_fitting(network, contexts)
-        found = _profiled(network, contexts, loss, delta, unfinished)
-        print(f"== {model} on {data}: {_described(contexts)}, loss {loss} ==")
+        found = _profiled(network, contexts, lines, loss, delta, unfinished)
+        described = _described(contexts) + f", {shuffle} orders of each line" * bool(shuffle)
+        print(f"== {model} on {data}: {described}, loss {loss} ==")
+        if found.shuffled is not None:
+            print(shuffled_report(found.shuffled))
         print(_table(found))
         title = f"{model.name}, {loss}"
-        _write(found, f"{title}, {_described(contexts)}", folder)
+        _write(found, f"{title}, {described}", folder)
         if html:
             _write_page(found, network, model, loss, title, folder)
         print(f"Wrote profile.json, tables and figures to {folder}.")
@@ -162,8 +194,14 @@ def require_fitting(network: CausalLM, contexts: Sequence[Context]) -> None:
 
 
 def _profiled(
-    network: CausalLM, contexts: Sequence[Context], asked: Asked, delta: float, unfinished: Path
+    network: CausalLM,
+    contexts: Sequence[Context],
+    lines: Sequence[ShuffledContexts],
+    asked: Asked,
+    delta: float,
+    unfinished: Path,
 ) -> Profiled:
+    """Of all contexts; orders of a line are one context, since they are not independent."""
     energies = models.energies_of_ids(
         network,
         [context.window for context in contexts],
@@ -174,54 +212,35 @@ def _profiled(
             tqdm(items, desc="profile", unit="context"), network, unfinished
         ),
     )
+    if lines:
+        alone, averaged, shares = averaged_orders(lines, energies)
+    else:
+        alone, averaged, shares = contexts, energies, record_shares(contexts, energies)
+    kept = measured_contexts(alone, averaged, shares, delta)
+    rest = energies_before_queries(kept)
+    records = {name: _averaged(of_all) for name, of_all in shares.items()}
     return Profiled(
         contexts,
         energies,
-        _influence(energies, delta),
-        _without_queries(contexts, energies, delta),
-        _by_record(contexts, energies),
+        _influence(averaged, delta),
+        None if rest is None else _influence(rest, delta),
+        records,
+        shares,
+        kept,
+        shuffled_shares(lines, energies) if lines else None,
     )
 
 
 def _influence(energies: Sequence[Energy], delta: float) -> Influence:
-    """On the contexts' own grid where they have one length, else on one of at most CELLS cells."""
     lengths = [energy.size for energy in energies]
-    cells = min(lengths) if len(set(lengths)) == 1 else min(CELLS, int(np.median(lengths)))
-    grid = token_grid(cells, energies[0].dtype)
-    shares = {length: carrying_shares(token_grid(length), grid) for length in set(lengths)}
-    carried = np.stack([shares[energy.size] @ energy for energy in energies])
-    carried = jax.device_put(carried.astype(energies[0].dtype))
-    return Influence.from_energies(carried, boundary_regions(grid, delta))
+    return influence_of_contexts(energies, common_regions(lengths, delta, energies[0].dtype))
 
 
-def _without_queries(
-    contexts: Sequence[Context], energies: Sequence[Energy], delta: float
-) -> Influence | None:
-    first = [int(np.flatnonzero(context.weights)[0]) for context in contexts]
-    if min(first) == 0:
-        return None
-    # Densities on the grid of what is left, whose cells are wider: masses stay.
-    pairs = zip(energies, first, strict=True)
-    return _influence([energy[:end] * end / energy.size for energy, end in pairs], delta)
-
-
-def _by_record(contexts: Sequence[Context], energies: Sequence[Energy]) -> dict[str, Record]:
-    shares: dict[str, list[tuple[float, float]]] = {}
-    for context, energy in zip(contexts, energies, strict=True):
-        names = dict.fromkeys(span.name for span in context.spans)
-        for name in names:
-            places = [span.places for span in context.spans if span.name == name]
-            chosen = np.unique(np.concatenate(places))
-            share = float(energy[chosen].sum() / (energy.sum() or 1))
-            shares.setdefault(name, []).append((share, chosen.size / energy.size))
-    found = {name: np.array(pairs).T for name, pairs in shares.items()}
-    means = {name: sample_mean(jax.device_put(share)) for name, (share, _) in found.items()}
-    return {
-        name: Record(
-            float(means[name].value), float(means[name].error), float(tokens.mean()), tokens.size
-        )
-        for name, (_, tokens) in found.items()
-    }
+def _averaged(shares: Float[np.ndarray, "contexts 2"]) -> Record:
+    """Over the contexts that have the record."""
+    share, tokens = shares[~np.isnan(shares[:, 0])].T
+    mean = sample_mean(jax.device_put(share))
+    return Record(float(mean.value), float(mean.error), float(tokens.mean()), tokens.size)
 
 
 def _described(contexts: Sequence[Context]) -> str:
@@ -255,6 +274,9 @@ def _write(found: Profiled, title: str, folder: Path) -> None:
     write_table(folder / "tokens.csv", TOKEN_COLUMNS, _by_token(found))
     named = [(name, *record) for name, record in found.records.items()]
     write_table(folder / "records.csv", ("record", *Record._fields), named)
+    write_contexts(found.kept, whole, found.shares, folder)
+    if found.shuffled is not None:
+        write_shuffled(found.shuffled, title, folder)
     for name, part in measured.items():
         save_figure(plots.influence_profile(part, title), folder, name)
 

@@ -89,6 +89,9 @@ REGIONAL = adjoint.RegionalChannels(numbers(2, 3, 3, 3))
 BOUNDS = adjoint.ChannelBounds(numbers(3, 3), numbers(), numbers(), numbers(3, 3))
 EXPLAINED = made.explanation()
 INFLUENCE = made.influence()
+PAIRED = np.array([[0, 1], [2, 0]])
+MEASURED = made.measured_contexts()
+COMPARED = results.compare_contexts(MEASURED, MEASURED)
 RECORD = {
     "accuracy": [[[0.5, 0.25, 0.5]] * 2], "risk": [[1.0, 2.0]], "answer_lim": [0.5, 0.75],
     "seconds_per_step": 1.0, "steps": [3],
@@ -500,6 +503,27 @@ LATER = {
         results.compare,
         {"first": Thing(INFLUENCE), "second": Thing(INFLUENCE)},
     ),
+    "compare_means": (
+        results.compare_means,
+        {"first": Free(PROFILE), "second": Free(PROFILE), "pairs": Given(PAIRED)},
+    ),
+    "paired_names": (
+        results.paired_names,
+        {"first": Texts(["a", "b"]), "second": Texts(["b"])},
+    ),
+    "compare_contexts": (
+        results.compare_contexts,
+        {"first": Thing(MEASURED), "second": Thing(MEASURED)},
+    ),
+    "energies_before_queries": (results.energies_before_queries, {"contexts": Thing(MEASURED)}),
+    "common_regions": (results.common_regions, {"lengths": Several([3, 4]), "delta": Delta(0.3)}),
+    "influence_of_contexts": (
+        results.influence_of_contexts,
+        {"energies": Several([PROFILE, PROFILE]), "regions": IN},
+    ),
+    "middle_in_words": (results.middle_in_words, {"change": Thing(COMPARED.whole.change)}),
+    "record_in_words": (results.record_in_words, {"shares": Thing(COMPARED.shares)}),
+    "influence_difference": (plots.influence_difference, {"found": Thing(COMPARED.whole)}),
     "explanation_table": (explanations.explanation_table, {"result": Thing(EXPLAINED)}),
     "influence_table": (
         explanations.influence_table,

@@ -2,10 +2,10 @@
 
 WITHOUT = {
     "Commands: their arguments come through tyro, and tests/cli has what they refuse.": """
-        cli.explain cli.study counterexamples first_contexts keep_programs
-        main network_within noted profile
-        rates read_contexts reproduce run_folder save_figure study_figures write_json
-        write_table
+        cli.compare cli.explain cli.study counterexamples first_contexts keep_programs
+        main measured_contexts network_within noted profile
+        rates read_contexts read_contexts_of record_shares reproduce run_folder save_figure
+        study_figures write_contexts write_json write_table
     """,
     "Refusals, which are what is tested; and what they are made of.": """
         adjoint.compare all_known counted_depth counted_steps density.require_pair embedded
