@@ -179,12 +179,14 @@ def finding_of(parts: Sequence[Found], answer: str, foil: str = "") -> str:
     documents = [part for part in parts if part.document]
     whole = sum(part.share for part in documents)
     top, tokens = max(documents, key=lambda part: part.share), sum(one.tokens for one in documents)
-    of = f"The answer “{answer}”" + f" rather than “{foil.strip()}”" * bool(foil)
+    asked = f"The answer “{answer}” comes from “{top.name}” most of all"
+    if foil:
+        asked = f"“{top.name}” decides most between “{answer}” and “{foil.strip()}”"
     share = top.share / whole if whole else 0.0
     several = f"the {len(documents)} documents hold" if len(documents) > 1 else "the document holds"
     return (
-        f"{of} comes from “{top.name}” most of all: it holds {share:.0%} of what {several}, with "
-        f"{top.tokens} of their {tokens} tokens. They hold {whole:.0%} of the whole influence."
+        f"{asked}: it holds {share:.0%} of what {several}, with {top.tokens} of their {tokens} "
+        f"tokens. They hold {whole:.0%} of the whole influence."
     ).replace("%", " %")
 
 

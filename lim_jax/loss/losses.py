@@ -216,8 +216,9 @@ def contrast_loss(
     >>> bool(jnp.allclose(odds, jnp.log(0.2 * 0.75 / 0.8)))
     True
     """
-    _require_answers(answer, logits.shape[-1])
-    _require_answers(foil, logits.shape[-1])
+    for said, ids in ((logits, answer), (foil_logits, foil)):
+        _require_labels(said, ids)
+        _require_answers(ids, said.shape[1])
     losses = positionwise_cross_entropy(logits, answer)
     return losses.sum() - positionwise_cross_entropy(foil_logits, foil).sum()
 

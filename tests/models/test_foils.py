@@ -107,7 +107,9 @@ def test_energies_are_those_of_both_passes_on_the_prompts_own_grid(model):
         np.testing.assert_allclose(energy, expected, rtol=1e-9)
 
 
-def test_it_is_a_loss_of_states_as_any_other(model):
+def test_it_is_a_loss_of_states_as_any_other(family, model):
+    if family == "gpt2":
+        pytest.skip("the other family's is enough: both are compared above")
     case = CASES[1]
     batch = jax.tree.map(
         lambda leaf: leaf[None], (model.embed(jax.device_put(case[0])), asked(case))
@@ -127,8 +129,8 @@ def test_what_contrasts_nothing_is_refused(model):
     x = model.embed(prompt)
     with pytest.raises(ValueError, match="y: got Queries, expected a Contrast"):
         contrast_loss(model, x, Queries(answer, jnp.array([0.5, 0.5])))
-    short = asked(CASES[1])._replace(foil_weights=jnp.ones(2))
-    with pytest.raises(ValueError, match=r"weights: got shape \(2,\), expected \(3,\)"):
+    short = asked(CASES[1])._replace(answer_weights=jnp.ones(3))
+    with pytest.raises(ValueError, match=r"weights: got shape \(3,\), expected \(2,\)"):
         contrast_loss(model, x, short)
     with pytest.raises(ValueError, match="ask: got a contrast after 5 ids, expected after 4"):
         models.energies_of_ids(model, [prompt], ask=[asked(CASES[1])], loss=contrast_loss)
