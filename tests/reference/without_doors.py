@@ -40,7 +40,7 @@ WITHOUT = {
         json_object padded_size text_part
     """,
     "Parts of figures and pages, given numbers of the library's own.": """
-        accuracy_by_place plots.contrast depth_chart digits draw_averages draw_densities
+        accuracy_by_place report.contrast depth_chart digits draw_averages draw_densities
         error_band findings_page fit_scale found_in_a_line gain_against_cost gains_of_arms
         head_chart influence_by_record ink label_ends legend_below line_style
         middle_against_time new_figure parts_shares positive_part prompted_page
