@@ -9,6 +9,7 @@ from . import gemma_family as gemma_family
 from . import gguf_architectures as gguf_architectures
 from . import gguf_file as gguf_file
 from . import holding as holding
+from . import hub as hub
 from . import ids as ids
 from . import language as language
 from . import layer_norm_family as layer_norm_family
@@ -66,6 +67,7 @@ from .holding import fingerprint as fingerprint
 from .holding import kept as kept
 from .holding import stacked as stacked
 from .holding import whole_rows as whole_rows
+from .hub import model_path as model_path
 from .ids import contexts as contexts
 from .ids import energies_of_ids as energies_of_ids
 from .ids import influence_of_ids as influence_of_ids

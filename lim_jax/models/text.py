@@ -11,7 +11,6 @@ from jaxtyping import Array, Int
 
 from lim_jax._checks import (
     AnyPath,
-    as_path,
     counted,
     require,
     require_extra,
@@ -20,6 +19,7 @@ from lim_jax._checks import (
 )
 from lim_jax.models.checkpoint import json_object
 from lim_jax.models.gguf_file import opened_gguf
+from lim_jax.models.hub import model_path
 
 tokenizers: Any = lazy_loader.load("tokenizers")  # of the extra; the rest does without
 FILE = "tokenizer.json"
@@ -32,7 +32,8 @@ def read_tokenizer(path: AnyPath) -> Any:
     """The `tokenizers.Tokenizer` of a model: of a folder, a GGUF file, or a file by itself.
 
     A folder's is its ``tokenizer.json``. A GGUF file's is the one beside it, if there is one, else
-    made of its own vocabulary and merges, where these are bytes' as GPT-2's or SmolLM's.
+    made of its own vocabulary and merges, where these are bytes' as GPT-2's or SmolLM's. Names are
+    looked for as `models.load` does.
 
     Raises
     ------
@@ -42,7 +43,7 @@ def read_tokenizer(path: AnyPath) -> Any:
         Where there is none, or none that is known.
     """
     require_extra("tokenizers", "models")
-    path = as_path(path)
+    path = model_path(path)
     require(
         path.exists() or path.suffix == ".json",
         "model",
@@ -129,7 +130,7 @@ def end_ids(path: AnyPath) -> tuple[int, ...]:
     ValueError
         Where a file is broken or missing, or says something else than whole numbers.
     """
-    path = as_path(path)
+    path = model_path(path)
     if path.suffix == ".gguf":
         _, options = opened_gguf(path)
         said = [options.get(f"tokenizer.ggml.{part}_token_id") for part in ("eos", "eot", "eom")]

@@ -65,9 +65,8 @@ class RowAttention(eqx.Module):
         attention = self.attention
         query = attention.queries(x, _turns_of(attention, self.grid, self.place))
         key, value = (by_head(grouped, query.shape[0]) for grouped in self.kept)
-        return attention.mixed(
-            attention.of_heads(self._read, query, key, value), attention.gates(x)
-        )
+        heads = attention.of_heads(self._read, query, key, value)
+        return attention.mixed(heads, attention.gates(x))
 
     def _read(self, query: Array, key: Array, value: Array, shaping: Shaping = PLAIN) -> Array:
         weights = weights_of_rows(query, key, self._prefix[None], self.grid, shaping)

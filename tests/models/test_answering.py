@@ -30,11 +30,12 @@ from lim_jax.network import (
 RECORD = json.loads((Path(__file__).parent / "recorded.json").read_text())
 WRITE = runpy.run_path(str(ROOT / "benchmarks" / "drawing.py"))["write"]
 IDS, KNOWN = np.array(RECORD["ids"]), 3
-# Layers that see differently, experts and sinks; latent vectors; linear biases; caps, windows and
-# norms before and after; gates; parallel sublayers; chunks and tempered queries; norms after turns.
+# Learned places; layers that see differently, experts and sinks; latent vectors; linear biases;
+# caps, windows and norms before and after; gates; parallel sublayers; chunks and tempered queries;
+# norms after turns.
 NETWORKS = (
-    "gpt_oss", "deepseek_v3", "bloom, three heads", "gemma2", "afmoe", "gpt_neox", "llama4_text",
-    "hunyuan_v1_dense",
+    "gpt2", "gpt_oss", "deepseek_v3", "bloom, three heads", "gemma2", "afmoe", "gpt_neox",
+    "llama4_text", "hunyuan_v1_dense",
 )  # fmt: skip
 
 

@@ -455,6 +455,7 @@ LAST = {
             "end": Several([1]),
         },
     ),
+    "model_path": (models.model_path, {"path": Text("no such file")}),
     "end_ids": (models.end_ids, {"path": NOWHERE}),
     "ids_of_text": (models.ids_of_text, {"text": Text("a"), "path": NOWHERE}),
     "ask_prompts": (
