@@ -42,12 +42,15 @@ class Context(NamedTuple):
         What each token of the context shows: one after another they are the text.
     spans
         Its named parts.
+    id
+        By which it is paired with a context of another result; empty where its text does that.
     """
 
     window: Int[np.ndarray, " tokens"]
     weights: Float[np.ndarray, " length"]
     tokens: tuple[str, ...]
     spans: tuple[Span, ...] = ()
+    id: str = ""
 
     @property
     def length(self) -> int:

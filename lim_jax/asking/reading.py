@@ -46,6 +46,8 @@ class Line(NamedTuple):
         As it follows; None where the line has none.
     asks
         Whether an answer can follow: not after what is a text by itself.
+    id
+        Its own name, by which `compare` finds it in another file; empty without one.
     """
 
     where: str
@@ -57,6 +59,7 @@ class Line(NamedTuple):
     template: ChatTemplate | None = None
     answer: str | None = None
     asks: bool = True
+    id: str = ""
 
     @property
     def laid(self) -> Laid:
@@ -118,8 +121,8 @@ def read_lines(data: AnyPath, model: AnyPath | None = None) -> list[Line]:
     ...}`` of which the title may be left out, and a ``question``; or ``messages``, a list of
     ``{"role": ..., "content": ...}``, and maybe ``documents``. All but a text may have an
     ``answer``. Text and prompt may have ``spans``: ``[[start, end, "name"], ...]`` in characters of
-    the text, or of prompt and answer together. An ``id`` is the reader's own; any other entry is
-    refused.
+    the text, or of prompt and answer together. By an ``id`` a line is paired with that of another
+    file; any other entry is refused.
 
     Parameters
     ----------
@@ -194,7 +197,7 @@ def context_of_line(
         expected=f"from 2 to {max_length + 1}: a context of --max-length, and the target after it",
         cure="Raise --max-length, or leave the line out.",
     )
-    return found
+    return found._replace(id=line.id) if isinstance(found, Context) else found
 
 
 def _content(data: Path) -> str:
@@ -270,6 +273,7 @@ def _line(entry: Any, where: str) -> Line:
         None,
         answer,
         "text" not in entry,
+        str(entry.get("id", "")),
     )
 
 
