@@ -45,6 +45,8 @@ class Context(NamedTuple):
     contrast
         The answer and the foil that follow, where their odds are asked: the context is the prompt
         alone, whose last place asks. Else None.
+    id
+        By which it is paired with a context of another result; empty where its text does that.
     """
 
     window: Int[np.ndarray, " tokens"]
@@ -52,6 +54,7 @@ class Context(NamedTuple):
     tokens: tuple[str, ...]
     spans: tuple[Span, ...] = ()
     contrast: Contrast | None = None
+    id: str = ""
 
     @property
     def asked(self) -> Float[np.ndarray, " length"] | Contrast:
@@ -75,11 +78,14 @@ class Unanswered(NamedTuple):
         Its tokens.
     foil
         What might be said instead; empty where that is not asked.
+    id
+        As in `Context`.
     """
 
     laid: Laid
     found: EncodedText
     foil: str = ""
+    id: str = ""
 
     @property
     def length(self) -> int:
@@ -112,8 +118,10 @@ class Unanswered(NamedTuple):
             np.concatenate([self.found.last, ends]),
         )
         if asked == "contrast":
-            return _contrast(found, self.laid, self.foil, tokenizer, "foil")
-        return _context(found, self.laid, int(ends[-1]) + 1, asked, "answer")
+            context = _contrast(found, self.laid, self.foil, tokenizer, "foil")
+        else:
+            context = _context(found, self.laid, int(ends[-1]) + 1, asked, "answer")
+        return context._replace(id=self.id)
 
 
 def context_of(

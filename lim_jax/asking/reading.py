@@ -48,6 +48,8 @@ class Line(NamedTuple):
         What might have followed instead; empty where there is none.
     asks
         Whether an answer can follow: not after what is a text by itself.
+    id
+        Its own name, by which `compare` finds it in another file; empty without one.
     """
 
     where: str
@@ -60,6 +62,7 @@ class Line(NamedTuple):
     answer: str | None = None
     foil: str = ""
     asks: bool = True
+    id: str = ""
 
     @property
     def laid(self) -> Laid:
@@ -126,8 +129,8 @@ def read_lines(data: AnyPath, model: AnyPath | None = None, foil: str = "") -> l
     ...}`` of which the title may be left out, and a ``question``; or ``messages``, a list of
     ``{"role": ..., "content": ...}``, and maybe ``documents``. All but a text may have an
     ``answer`` and a ``foil``, what might have followed instead. Text and prompt may have ``spans``:
-    ``[[start, end, "name"], ...]`` in characters of the text, or of prompt and answer together. An
-    ``id`` is the reader's own; any other entry is refused.
+    ``[[start, end, "name"], ...]`` in characters of the text, or of prompt and answer together. By
+    an ``id`` a line is paired with that of another file; any other entry is refused.
 
     Parameters
     ----------
@@ -214,7 +217,7 @@ def context_of_line(
         expected=f"from 2 to {max_length + 1}: a context of --max-length, and the target after it",
         cure="Raise --max-length, or leave the line out.",
     )
-    return found
+    return found._replace(id=line.id)
 
 
 def _entries(data: Path) -> list[tuple[str, Any]]:
@@ -310,6 +313,7 @@ def _line(entry: Any, where: str, foil: str) -> Line:
         answer,
         foil,
         "text" not in entry,
+        str(entry.get("id", "")),
     )
 
 

@@ -41,9 +41,9 @@ def compare(
 ) -> int:
     """Say what changed from one profile to another: two models, two prompts, two orders.
 
-    Contexts of the same text in both are paired, and errors are of their differences; others count
-    with independent errors. Prints how much more of the influence the second gives the middle, and
-    the differences of density, indices and of each record's share; writes compare.json,
+    Contexts of one id, or without ids of one text, are paired, and errors are of their differences;
+    others count with independent errors. Prints how much more of the influence the second gives the
+    middle, and the differences of density, indices and of each record's share; writes compare.json,
     compare.csv (by position), records.csv, and a figure as PNG and SVG.
 
     Args:

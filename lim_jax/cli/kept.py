@@ -35,9 +35,13 @@ def record_shares(contexts: Sequence[Context], energies: Sequence[np.ndarray]) -
 def measured_contexts(
     contexts: Sequence[Context], energies: Sequence[np.ndarray], shares: Shares, delta: float
 ) -> MeasuredContexts:
-    """Contexts under names that tell their texts, whichever tokenizer has cut these."""
+    """Contexts under their ids, or names that tell their texts, whichever tokenizer cut these."""
+    texts = ["".join(context.tokens).encode() for context in contexts]
     return MeasuredContexts(
-        [hashlib.sha256("".join(one.tokens).encode()).hexdigest()[:16] for one in contexts],
+        [
+            context.id or hashlib.sha256(text).hexdigest()[:16]
+            for context, text in zip(contexts, texts, strict=True)
+        ],
         list(energies),
         [int(np.flatnonzero(context.weights)[0]) for context in contexts],
         {name: of_all[:, 0].tolist() for name, of_all in shares.items()},

@@ -13,7 +13,7 @@ from lim_jax.results.two_way import TwoWayShares
 def shares_by_place(found: TwoWayShares, names: Sequence[str], title: str = "") -> Figure:
     """Draw each document's share of the influence by its place, and that of any document.
 
-    Bars are two standard errors to either side; a document is not drawn at places where no order
+    The band is two standard errors to either side; a document is not drawn at places where no order
     has it.
 
     Parameters
@@ -53,6 +53,6 @@ def shares_by_place(found: TwoWayShares, names: Sequence[str], title: str = "") 
         label = "any document ± 2 standard errors"
     axes.plot(places, value, color="black", linewidth=2, label=label)
     axes.set_xticks(places)
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(bottom=min(0.0, float(value.min())))
     legend_below(figure)
     return figure

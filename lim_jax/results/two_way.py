@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from lim_jax._checks import described, require, require_kind, require_several
+from lim_jax._checks import described, require, require_floats, require_kind, require_several
 from lim_jax.probes import Estimate
 from lim_jax.results.measured import points_in_words
 from lim_jax.results.records import known
@@ -112,6 +112,7 @@ def two_way_shares(
     >>> found.by_place.value.round(3).tolist(), found.by_document.value.round(3).tolist()
     ([0.3, 0.2, 0.2], [0.133, 0.433, 0.133])
     """
+    require_floats(shares, "shares", "contexts orders places", cure="Of one take shares[None].")
     shares, documents = known(shares).astype(float), known(documents)
     _require_orders(shares, documents)
     contexts, orders, places = shares.shape
@@ -279,13 +280,9 @@ def _table_of_one(fit: _Fit) -> Estimate:
 
 
 def _require_orders(shares: np.ndarray, documents: np.ndarray) -> None:
-    require(
-        shares.ndim == 3 and min(shares.shape) > 0 and bool(np.isfinite(shares).all()),
-        "shares",
-        got=described(shares),
-        expected="finite numbers of some contexts, their orders and places",
-        cure="Of one context take shares[None].",
-    )
+    finite = bool(np.isfinite(shares).all())
+    require(finite, "shares", got="NaN or infinity", expected="finite shares of the influence",
+            cure="Look where they come from.")  # fmt: skip
     places = shares.shape[2]
     whole = documents.shape == shares.shape and np.issubdtype(documents.dtype, np.integer)
     require(

@@ -91,6 +91,12 @@ BOUNDS = adjoint.ChannelBounds(numbers(3, 3), numbers(), numbers(), numbers(3, 3
 EXPLAINED = made.explanation()
 INFLUENCE = made.influence()
 PAIRED = np.array([[0, 1], [2, 0]])
+SQUARE = np.array([[0, 1, 2], [1, 2, 0], [2, 0, 1]])
+DOCUMENTS = asking.named_documents([asking.Document("", f"Text {n}.") for n in range(3)])
+LINE = asking.Line("here", documents=DOCUMENTS, question="What?", answer=" it")
+TWO_WAY = results.two_way_shares(
+    np.exp(np.sin(np.arange(18.0))).reshape(2, 3, 3), np.stack([SQUARE] * 2)
+)
 MEASURED = made.measured_contexts()
 COMPARED = results.compare_contexts(MEASURED, MEASURED)
 RECORD = {
@@ -552,6 +558,32 @@ LATER = {
     "influence_of_contexts": (
         results.influence_of_contexts,
         {"energies": Several([PROFILE, PROFILE]), "regions": IN},
+    ),
+    "cyclic_orders": (
+        asking.cyclic_orders,
+        {"documents": Known(3), "orders": Known(4), "seed": Given(0)},
+    ),
+    "shuffled": (
+        lambda line: asking.shuffled(line, SQUARE, None, "answer", 60).shares(
+            [np.ones(53)] * 3
+        ),
+        {"line": Thing(LINE)},
+    ),
+    "two_way_shares": (
+        lambda shares, documents: results.two_way_shares(shares, documents)._replace(table=None),
+        {"shares": Free(numbers(2, 3, 3)), "documents": Given(np.stack([SQUARE] * 2))},
+    ),
+    "two_way_in_words": (
+        results.two_way_in_words,
+        {"found": Thing(TWO_WAY), "names": Texts(["a", "b", "c"])},
+    ),
+    "two_way_table": (
+        results.two_way_table,
+        {"found": Thing(TWO_WAY), "names": Texts(["a", "b", "c"])},
+    ),
+    "shares_by_place": (
+        plots.shares_by_place,
+        {"found": Thing(TWO_WAY), "names": Texts(["a", "b", "c"])},
     ),
     "middle_in_words": (results.middle_in_words, {"change": Thing(COMPARED.whole.change)}),
     "record_in_words": (results.record_in_words, {"shares": Thing(COMPARED.shares)}),

@@ -5,9 +5,10 @@ WITHOUT = {
         answered ask described_contexts finding_of profiled require_foil require_page write_profile
         write_profile_page
         cli.compare cli.explain cli.study counterexamples first_contexts keep_programs
-        main measured_contexts network_within noted profile
+        averaged_orders main measured_contexts network_within noted profile
         rates read_contexts read_contexts_of record_shares reproduce run_folder save_figure
-        study_figures write_contexts write_json write_table
+        shuffled_lines shuffled_report shuffled_shares study_figures write_contexts write_json
+        write_shuffled write_table
     """,
     "Refusals, which are what is tested; and what they are made of.": """
         adjoint.compare all_known counted_depth counted_steps density.require_pair embedded
@@ -39,11 +40,11 @@ WITHOUT = {
         of_eight_bits of_four_bits published_config published_names quantisation_of recipe_of
         json_object padded_size text_part
     """,
-    "Parts of figures and pages, given numbers of the library's own.": """
+    "Parts of figures, pages and sentences, given numbers of the library's own.": """
         accuracy_by_place report.contrast depth_chart digits draw_averages draw_densities
         error_band findings_page fit_scale found_in_a_line gain_against_cost gains_of_arms
         head_chart influence_by_record ink label_ends legend_below line_style
-        middle_against_time new_figure parts_shares positive_part prompted_page
+        middle_against_time new_figure parts_shares points_in_words positive_part prompted_page
         prompted_records rank_correlations shade_boundaries shading share_chart
         shifted_records short simulation_convergence simulation_influence_profiles
         simulation_observability_profiles simulation_probe_errors spans_decades with_error

@@ -187,8 +187,8 @@ SQUARE = np.array([[[0, 1, 2], [1, 2, 0]]])
 @pytest.mark.parametrize(
     "shares, documents, message",
     [
-        (SHARES[0], SQUARE[0], "shares: got an array"),
-        (SHARES * np.nan, SQUARE, "shares: got an array"),
+        (SHARES[0], SQUARE[0], "shares: got shape"),
+        (SHARES * np.nan, SQUARE, "shares: got NaN"),
         (SHARES, SQUARE[:, :1], "documents: got an array"),
         (SHARES, SQUARE * 1.0, "documents: got an array"),
         (SHARES, SQUARE + 1, "documents: got an array"),
