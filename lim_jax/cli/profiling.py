@@ -118,8 +118,10 @@ def profile(
 
     Args:
         model: A folder of weights as published, or a GGUF file; with its tokenizer.
-        data: A UTF-8 text; or JSON lines (a file named .jsonl), each with "text", or with "prompt"
-            and "answer", and maybe "spans": [[start, end, "name"], ...] in characters.
+        data: A UTF-8 text; or JSON lines (a file named .jsonl), each with "text"; "prompt";
+            "documents" and "question"; or "messages" of a chat; all but a text with "answer" and
+            maybe "foil". Text and prompt may have "spans": [[start, end, "name"], ...] in
+            characters.
         loss: next-token asks every position for the token after it; answer the answer's tokens
             alone; margin the same by their log odds, whose influence does not fade where the model
             is sure; contrast why the answer follows and not the foil, each as a whole. Of a line
