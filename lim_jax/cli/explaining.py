@@ -14,7 +14,7 @@ from tqdm import tqdm
 from lim_jax import explanations, models, plots, report
 from lim_jax._checks import as_path, counted, require
 from lim_jax.adjoint.ledger import CHANNELS
-from lim_jax.cli.data import read_contexts
+from lim_jax.asking import read_contexts
 from lim_jax.cli.folder import (
     UNFINISHED,
     Named,

@@ -10,24 +10,22 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from lim_jax._resuming import Run, store, stored
-from lim_jax.density.adjoints import Ids, LossOfIds, judged, scalar_loss
+from lim_jax.density.adjoints import Ids, Loss, judged
 from lim_jax.grid.cells import token_grid
 from lim_jax.grid.measure import Grid
 from lim_jax.models.causal import CausalLM, Queries
 from lim_jax.network.flow import ResidualFlow
-from lim_jax.network.slots import State
 
 States = Float[Array, "contexts length width"]
 # More bytes than these are states of runs of minutes: 512 tokens of seven billion weights.
 STATES_IN_MEMORY = 2**28
 
 
-class Ended(eqx.Module):
-    """A network without layers: the loss of its input is the loss of a last state."""
-
-    def __call__(self, x: State, grid: Grid) -> State:
-        """The same state."""
-        return x
+# Losses of a network's last state, by those of its input.
+TERMINAL: dict[Loss, Loss] = {
+    CausalLM.loss: CausalLM.terminal_loss,
+    CausalLM.margin_loss: CausalLM.terminal_margin_loss,
+}
 
 
 def states_size(model: CausalLM, ids: Ids) -> int:
@@ -37,7 +35,7 @@ def states_size(model: CausalLM, ids: Ids) -> int:
 
 
 def energies_by_layers(
-    loss: LossOfIds,
+    loss: Loss,
     model: CausalLM,
     ids: Ids,
     y: Queries,
@@ -54,7 +52,9 @@ def energies_by_layers(
 
     Parameters
     ----------
-    loss, model, ids, y
+    loss
+        One of `TERMINAL`.
+    model, ids, y
         As in `density.adjoint_energies`, of a network held in any way.
     folder
         For the files, made where it is missing; of this batch alone.
@@ -76,11 +76,11 @@ def energies_by_layers(
         if step <= flow.depth:
             return _ahead(flow, jnp.array(step - 1), before, grid)
         if step == flow.depth + 1:
-            return _terminal(loss, model, before, y)
+            return _terminal(TERMINAL[loss], model, before, y)
         return _back(flow, jnp.array(last - step), kept(last - step), before, grid)
 
     done = max((int(file.name) for file in folder.glob("*") if file.name.isdigit()), default=-1)
-    now = kept(done) if done >= 0 else _embedded(loss, model, ids, y)
+    now = kept(done) if done >= 0 else _embedded(model, ids, y)
     for step in progress(list(range(last + 1))):
         if step <= done:
             continue
@@ -93,8 +93,8 @@ def energies_by_layers(
 
 
 @eqx.filter_jit
-def _embedded(loss: LossOfIds, model: CausalLM, ids: Ids, y: Queries) -> States:
-    return jax.vmap(loss.embed, in_axes=(None, 0, 0))(model, ids, y)
+def _embedded(model: CausalLM, ids: Ids, y: Queries) -> States:
+    return jax.vmap(model.embed)(ids, y)
 
 
 @eqx.filter_jit
@@ -104,10 +104,9 @@ def _ahead(flow: ResidualFlow, number: Int[Array, ""], x: States, grid: Grid) ->
 
 
 @eqx.filter_jit
-def _terminal(loss: LossOfIds, model: CausalLM, x: States, y: Queries) -> States:
-    ended = eqx.tree_at(lambda model: model.flow, model, Ended())
-    of_one = jax.value_and_grad(scalar_loss(loss.loss), argnums=1)
-    losses, gradients = jax.vmap(of_one, in_axes=(None, 0, 0))(ended, x, y)
+def _terminal(loss: Loss, model: CausalLM, x: States, y: Queries) -> States:
+    of_one = jax.value_and_grad(loss, argnums=1)
+    losses, gradients = jax.vmap(of_one, in_axes=(None, 0, 0))(model, x, y)
     return judged(gradients, (x, y), losses)
 
 

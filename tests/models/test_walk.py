@@ -18,7 +18,7 @@ from lim_jax.density import LossOfIds, adjoint_energies
 from lim_jax.models import CausalLM, walk
 
 LENGTH, CONTEXTS = 5, 2
-LOSS = LossOfIds(CausalLM.embed, CausalLM.margin_loss)
+LOSS = CausalLM.margin_loss
 RUN = {"function": "a test"}
 
 
@@ -57,7 +57,9 @@ def batch_of(model):
 
 def test_a_walk_goes_on_from_any_step_with_the_numbers_of_one_program(model, tmp_path):
     batch, last = batch_of(model), 2 * model.flow.depth + 1
-    expected = adjoint_energies(LOSS, model, batch, lim.token_grid(LENGTH))
+    expected = adjoint_energies(
+        LossOfIds(CausalLM.embed, LOSS), model, batch, lim.token_grid(LENGTH)
+    )
     walked = partial(walk.energies_by_layers, LOSS, model, *batch, run=RUN)
     for stop in range(last + 1):
         folder = tmp_path / str(stop)
@@ -86,15 +88,16 @@ def test_a_walk_that_goes_on_reads_no_layer_again_that_it_is_done_with(tmp_path)
     assert fetched == [*range(depth), *reversed(range(depth))]
 
 
-def test_files_of_another_run_and_what_is_not_finite_are_refused(model, tmp_path):
+def test_files_of_another_run_and_what_is_not_finite_are_refused(model, tmp_path, monkeypatch):
     batch = batch_of(model)
     with pytest.raises(Interrupted):
         walk.energies_by_layers(LOSS, model, *batch, tmp_path, RUN, until(2))
     with pytest.raises(ValueError, match="checkpoint: got .*of function a test"):
         walk.energies_by_layers(LOSS, model, *batch, tmp_path, {"function": "another"})
-    infinite = LossOfIds(CausalLM.embed, lambda *parts: CausalLM.loss(*parts) + jnp.inf)
+    infinite = {LOSS: lambda *parts: CausalLM.terminal_loss(*parts) + jnp.inf}
+    monkeypatch.setattr(walk, "TERMINAL", infinite)
     with pytest.raises(eqx.EquinoxRuntimeError, match="loss: got NaN or infinite"):
-        walk.energies_by_layers(infinite, model, *batch, tmp_path, RUN)
+        walk.energies_by_layers(LOSS, model, *batch, tmp_path, RUN)
 
 
 def test_contexts_of_many_states_go_on_at_a_layer(tmp_path, monkeypatch):
@@ -115,3 +118,14 @@ def test_contexts_of_many_states_go_on_at_a_layer(tmp_path, monkeypatch):
         assert seen == steps
         for one, other in zip(found, expected, strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-12)
+
+
+def test_a_loss_that_reads_the_network_otherwise_is_measured_in_one_program(tmp_path, monkeypatch):
+    model = models.load(write(tmp_path, CONFIGS["llama"]), dtype="float64")
+    monkeypatch.setattr(models.ids, "STATES_IN_MEMORY", 0)
+
+    def of_twice_the_input(model, x, y):
+        return model.loss(2 * x, y)
+
+    measure = partial(models.energies_of_ids, model, [np.arange(6)], loss=of_twice_the_input)
+    np.testing.assert_array_equal(measure()[0], measure(checkpoint=tmp_path / "kept")[0])
