@@ -365,7 +365,7 @@ class _opened:
         self.handle.__exit__(*raised)
 
 
-def json_object(file: Path) -> dict[str, Any]:
+def json_object(file: AnyPath) -> dict[str, Any]:
     """What a file of JSON holds, names and values; no name may stand twice.
 
     Raises
@@ -373,6 +373,7 @@ def json_object(file: Path) -> dict[str, Any]:
     ValueError
         Where there is no such file, or it holds something else.
     """
+    file = as_path(file, "file")
     require(
         file.is_file(),
         file.name,

@@ -1,7 +1,6 @@
 """Influence on contexts one layer at a time, each state kept in a file: for runs of hours."""
 
 from collections.abc import Callable, Iterable
-from pathlib import Path
 
 import equinox as eqx
 import jax
@@ -9,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from lim_jax._checks import AnyPath, as_path
 from lim_jax._resuming import Run, store, stored
 from lim_jax.density.adjoints import Ids, Loss, judged
 from lim_jax.grid.cells import token_grid
@@ -39,7 +39,7 @@ def energies_by_layers(
     model: CausalLM,
     ids: Ids,
     y: Queries,
-    folder: Path,
+    folder: AnyPath,
     run: Run,
     progress: Callable[[list], Iterable] = iter,
 ) -> Float[np.ndarray, "contexts length"]:
@@ -63,7 +63,7 @@ def energies_by_layers(
     progress
         Wraps the list of steps.
     """
-    flow = model.flow
+    flow, folder = model.flow, as_path(folder, "folder")
     grid, last = token_grid(ids.shape[1], model.embedding.dtype), 2 * flow.depth + 1
     like = jax.ShapeDtypeStruct((*ids.shape, model.embedding.shape[1]), model.embedding.dtype)
 

@@ -26,7 +26,8 @@ WITHOUT = {
         across_heads afmoe alibi_slopes apart arcee architecture_of bias biased biases_of bloom
         bloom_gelu by_expert chosen cohere cohere2 deepseek_v2 deepseek_v3 ernie4_5 every
         exact_gelu exaone4
-        as_published energies_by_layers falcon fetched fingerprint kept spread states_size whole_rows
+        as_published energies_by_layers falcon fetched fingerprint kept spread states_size
+        whole_rows
         models.gated gathered gemma gemma2 gemma3_text glm glm4 gpt2 gpt_neo gpt_neox gpt_oss
         gptj granite granitemoe helium hunyuan_v1_dense inside joined joined_by_group
         jointly_gated layer_kinds layer_norm layer_norm_from_one layer_norm_without_shift llama
