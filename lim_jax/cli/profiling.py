@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from lim_jax import explanations, models, plots, report
 from lim_jax._checks import AnyPath, as_path, counted, require
-from lim_jax.asking import Context, ShuffledContexts, read_contexts
+from lim_jax.asking import Context, ShuffledContexts, read_prompts
 from lim_jax.asking.contexts import Asked
 from lim_jax.cli.answers import answered
 from lim_jax.cli.folder import UNFINISHED, Named, run_folder, save_figure, write_json, write_table
@@ -155,7 +155,7 @@ def profile(
         counted(shuffle, "shuffle", least=0)
         lines = shuffled_lines(data, model, loss, max_length, shuffle, foil) if shuffle else []
         contexts = [context for line in lines for context in line.contexts]
-        contexts = contexts or read_contexts(data, model, loss, max_length, foil)
+        contexts = contexts or read_prompts(data, model, loss, max_length, foil)
         unfinished = folder / UNFINISHED
         longest = max(context.length for context in contexts)
         at_once = max(longest, models.ids.TOKENS_AT_ONCE)
