@@ -21,7 +21,7 @@ from lim_jax.results.measured import (
     record_in_words,
 )
 
-Row = tuple[str, float, float, float, float]  # the name, both, the difference and its error
+Row = tuple[Any, ...]  # the name, both numbers, their difference and its error
 POSITION_COLUMNS = (
     "position", "first", "first_error", "second", "second_error", "difference", "error"
 )  # fmt: skip

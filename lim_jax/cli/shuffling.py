@@ -160,5 +160,5 @@ def _by_order(result: ShuffledShares) -> Iterator[tuple[Any, ...]]:
     """A row for each document of each order; contexts are numbered as in tokens.csv."""
     orders = result.shares.shape[1]
     for (line, order, place), share in np.ndenumerate(result.shares):
-        name = result.names[result.documents[line, order, place]]
+        name = result.names[int(result.documents[line, order, place])]
         yield line * orders + order, line, order, place + 1, name, float(share)
