@@ -234,7 +234,7 @@ def _compared_shares(
         jax.device_put(np.asarray(values)[one])
         for values, one in zip((first, second), has, strict=True)
     ]
-    change = compare_means(*shares, np.stack(anew, axis=1))
+    change = compare_means(shares[0], shares[1], np.stack(anew, axis=1))
     first_mean, second_mean = map(sample_mean, shares)
     contexts = len(shares[0]), len(shares[1])
     return ComparedShares(first_mean, second_mean, change, contexts, len(chosen))
