@@ -1,3 +1,4 @@
+from . import answering as answering
 from . import chat as chat
 from . import contexts as contexts
 from . import documents as documents
@@ -5,6 +6,7 @@ from . import reading as reading
 from . import sandbox as sandbox
 from . import shuffling as shuffling
 from . import templates as templates
+from .answering import self_answered as self_answered
 from .chat import chat_prompt as chat_prompt
 from .chat import require_messages as require_messages
 from .contexts import Context as Context
@@ -22,7 +24,9 @@ from .documents import require_question as require_question
 from .reading import Line as Line
 from .reading import context_of_line as context_of_line
 from .reading import read_contexts as read_contexts
+from .reading import read_documents as read_documents
 from .reading import read_lines as read_lines
+from .reading import spaced as spaced
 from .sandbox import Generation as Generation
 from .sandbox import environment as environment
 from .sandbox import main as main

@@ -1,17 +1,17 @@
 """Contexts of ids: what a model reads, what is asked of it, and the parts that have names."""
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from lim_jax._checks import require, require_kind, require_name, require_text
 from lim_jax.asking.documents import Laid
-from lim_jax.models import texts_of_ids
+from lim_jax.models import Contrast, contrast, texts_of_ids
 from lim_jax.tasks import EncodedText, encode_text
 
-Asked = Literal["next-token", "answer", "margin"]
-ASKED = ("next-token", "answer", "margin")
+Asked = Literal["next-token", "answer", "margin", "contrast"]
+ASKED = get_args(Asked)
 
 
 class Span(NamedTuple):
@@ -42,6 +42,9 @@ class Context(NamedTuple):
         What each token of the context shows: one after another they are the text.
     spans
         Its named parts.
+    contrast
+        The answer and the foil that follow, where their odds are asked: the context is the prompt
+        alone, whose last place asks. Else None.
     id
         By which it is paired with a context of another result; empty where its text does that.
     """
@@ -50,7 +53,13 @@ class Context(NamedTuple):
     weights: Float[np.ndarray, " length"]
     tokens: tuple[str, ...]
     spans: tuple[Span, ...] = ()
+    contrast: Contrast | None = None
     id: str = ""
+
+    @property
+    def asked(self) -> Float[np.ndarray, " length"] | Contrast:
+        """What the loss asks, as `models.energies_of_ids` takes it."""
+        return self.weights if self.contrast is None else self.contrast
 
     @property
     def length(self) -> int:
@@ -67,10 +76,16 @@ class Unanswered(NamedTuple):
         The text, and its named parts.
     found
         Its tokens.
+    foil
+        What might be said instead; empty where that is not asked.
+    id
+        As in `Context`.
     """
 
     laid: Laid
     found: EncodedText
+    foil: str = ""
+    id: str = ""
 
     @property
     def length(self) -> int:
@@ -102,7 +117,11 @@ class Unanswered(NamedTuple):
             (*self.found.tokens, *texts),
             np.concatenate([self.found.last, ends]),
         )
-        return _context(found, self.laid, int(ends[-1]) + 1, asked, "answer")
+        if asked == "contrast":
+            context = _contrast(found, self.laid, self.foil, tokenizer, "foil")
+        else:
+            context = _context(found, self.laid, int(ends[-1]) + 1, asked, "answer")
+        return context._replace(id=self.id)
 
 
 def context_of(
@@ -111,6 +130,7 @@ def context_of(
     tokenizer: Any = None,
     *,
     asked: Asked = "answer",
+    foil: str = "",
     where: str = "context",
 ) -> Context:
     """The ids of a text and its answer, which are read together, and what is asked of them.
@@ -126,7 +146,10 @@ def context_of(
     tokenizer
         The model's own (`models.read_tokenizer`); None where ids are bytes of UTF-8.
     asked
-        ``"next-token"`` asks every place; ``"answer"`` and ``"margin"`` the answer's tokens alone.
+        ``"next-token"`` asks every place; ``"answer"`` and ``"margin"`` the answer's tokens alone;
+        ``"contrast"`` why they follow and not the foil's.
+    foil
+        What might have followed instead, with the space before it where there is one.
     where
         What errors name.
 
@@ -148,10 +171,12 @@ def context_of(
     require_text(answer, "answer")
     text = laid.text + answer
     found = encode_text(text, tokenizer, marks=not laid.marked)
+    if asked == "contrast":
+        return _contrast(found, laid, foil, tokenizer, where)
     return _context(found, laid, len(text), asked, where)
 
 
-def unanswered(laid: Laid, tokenizer: Any = None) -> Unanswered:
+def unanswered(laid: Laid, tokenizer: Any = None, foil: str = "") -> Unanswered:
     """The ids of a text whose answer the model is to give, without marks of an end after them.
 
     Examples
@@ -165,7 +190,33 @@ def unanswered(laid: Laid, tokenizer: Any = None) -> Unanswered:
     spelt = np.flatnonzero(last >= 0)
     require(spelt.size > 0, "prompt", got="no tokens", expected="some", cure="Ask something.")
     end = int(spelt[-1]) + 1
-    return Unanswered(laid, EncodedText(ids[:end], tokens[:end], last[:end]))
+    return Unanswered(laid, EncodedText(ids[:end], tokens[:end], last[:end]), foil)
+
+
+def _contrast(found: EncodedText, laid: Laid, foil: str, tokenizer: Any, where: str) -> Context:
+    """The prompt alone, of which answer and foil are asked; both must leave it as it is."""
+    require(bool(foil), where, got="no foil", expected="what might have followed instead",
+            cure='Give "foil", or --foil TEXT.')  # fmt: skip
+    other = encode_text(laid.text + foil, tokenizer, marks=not laid.marked)
+    follows = [one.last >= len(laid.text) for one in (found, other)]
+    prompts = [
+        one.ids[: int(after.argmax())] for one, after in zip((found, other), follows, strict=True)
+    ]
+    require(
+        all(after.any() for after in follows) and prompts[0].size > 0, where,
+        got="no tokens of prompt, answer or foil", expected="some of each", cure="Say something.",
+    )  # fmt: skip
+    require(
+        np.array_equal(*prompts), where,
+        got="a prompt whose last token is another before the answer than before the foil",
+        expected="one prompt", cure="Begin both with a space, or both without.",
+    )  # fmt: skip
+    prompt, answer = prompts[0], found.ids[follows[0]]
+    asked = contrast(prompt, answer, other.ids[follows[1]])
+    size = len(prompt)
+    weights = np.eye(size)[-1]
+    spans = tuple(_span(one, found, len(laid.text), where, size) for one in laid.spans)
+    return Context(np.append(prompt, answer[0]), weights, found.tokens[:size], spans, asked)
 
 
 def _context(found: EncodedText, laid: Laid, end: int, asked: Asked, where: str) -> Context:
@@ -185,11 +236,13 @@ def _context(found: EncodedText, laid: Laid, end: int, asked: Asked, where: str)
             cure="--loss next-token takes any text.",
         )
         weights = answered[1:] / answered.sum()
-    spans = tuple(_span(one, found, end, where) for one in laid.spans)
+    spans = tuple(_span(one, found, end, where, length) for one in laid.spans)
     return Context(found.ids, weights, found.tokens[:length], spans)
 
 
-def _span(span: tuple[int, int, str], found: EncodedText, most: int, where: str) -> Span:
+def _span(
+    span: tuple[int, int, str], found: EncodedText, most: int, where: str, length: int
+) -> Span:
     """The context's tokens whose last characters lie in [start, end)."""
     require(
         list(map(type, span)) == [int, int, str] and 0 <= span[0] < span[1] <= most,
@@ -199,4 +252,4 @@ def _span(span: tuple[int, int, str], found: EncodedText, most: int, where: str)
         cure="The end is not of the span, as in a Python slice.",
     )
     start, end, name = span
-    return Span(name, np.flatnonzero(found.within(start, end)[:-1]))
+    return Span(name, np.flatnonzero(found.within(start, end)[:length]))

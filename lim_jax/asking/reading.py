@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, overload
 import numpy as np
 
 from lim_jax import models
-from lim_jax._checks import AnyPath, as_path, require
+from lim_jax._checks import AnyPath, as_path, require, require_text
 from lim_jax.asking.chat import Message, chat_prompt, require_messages
 from lim_jax.asking.contexts import Asked, Context, Unanswered, context_of, unanswered
 from lim_jax.asking.documents import Document, Laid, document_prompt, named_documents
@@ -19,11 +19,11 @@ from lim_jax.tasks import EncodedText, encode_text
 # What a line must have, and what it may have beside.
 KINDS = {
     ("text",): ("spans",),
-    ("prompt",): ("answer", "spans"),
-    ("documents", "question"): ("answer",),
-    ("messages",): ("answer", "documents"),
+    ("prompt",): ("answer", "foil", "spans"),
+    ("documents", "question"): ("answer", "foil"),
+    ("messages",): ("answer", "foil", "documents"),
 }
-TEXTS = ("text", "prompt", "question", "answer")
+TEXTS = ("text", "prompt", "question", "answer", "foil")
 CURE = "One object stands on a line, and text is a string."
 
 
@@ -44,6 +44,8 @@ class Line(NamedTuple):
         By which messages are laid out.
     answer
         As it follows; None where the line has none.
+    foil
+        What might have followed instead; empty where there is none.
     asks
         Whether an answer can follow: not after what is a text by itself.
     id
@@ -58,6 +60,7 @@ class Line(NamedTuple):
     messages: tuple[Message, ...] = ()
     template: ChatTemplate | None = None
     answer: str | None = None
+    foil: str = ""
     asks: bool = True
     id: str = ""
 
@@ -73,17 +76,19 @@ class Line(NamedTuple):
 
 @overload
 def read_contexts(
-    data: AnyPath, model: AnyPath, asked: Literal["next-token"], max_length: int
+    data: AnyPath, model: AnyPath, asked: Literal["next-token"], max_length: int, foil: str = ""
 ) -> list[Context]: ...
 
 
 @overload
 def read_contexts(
-    data: AnyPath, model: AnyPath, asked: Asked, max_length: int
+    data: AnyPath, model: AnyPath, asked: Asked, max_length: int, foil: str = ""
 ) -> list[Context | Unanswered]: ...
 
 
-def read_contexts(data: AnyPath, model: AnyPath, asked: Asked, max_length: int) -> Any:
+def read_contexts(
+    data: AnyPath, model: AnyPath, asked: Asked, max_length: int, foil: str = ""
+) -> Any:
     """Read a text, or a context of each line of JSON (`read_lines`), by a model's tokenizer.
 
     A text is cut into contexts of `max_length` tokens; what is left at its end is left out. A token
@@ -100,6 +105,8 @@ def read_contexts(data: AnyPath, model: AnyPath, asked: Asked, max_length: int) 
         what is `Unanswered`.
     max_length
         The most tokens of a context, or of a prompt that is unanswered.
+    foil
+        As in `read_lines`.
 
     Raises
     ------
@@ -111,18 +118,19 @@ def read_contexts(data: AnyPath, model: AnyPath, asked: Asked, max_length: int) 
     read = models.read_tokenizer(model)
     if data.suffix not in (".jsonl", ".json"):
         return _cut(encode_text(_content(data), read), data, asked, max_length)
-    return [context_of_line(line, read, asked, max_length) for line in read_lines(data, model)]
+    lines = read_lines(data, model, foil)
+    return [context_of_line(line, read, asked, max_length) for line in lines]
 
 
-def read_lines(data: AnyPath, model: AnyPath | None = None) -> list[Line]:
+def read_lines(data: AnyPath, model: AnyPath | None = None, foil: str = "") -> list[Line]:
     r"""Read JSON lines; or a list of the same objects, of a file whose name ends in ``.json``.
 
     A line has a ``text``; or a ``prompt``; or ``documents``, a list of ``{"title": ..., "text":
     ...}`` of which the title may be left out, and a ``question``; or ``messages``, a list of
     ``{"role": ..., "content": ...}``, and maybe ``documents``. All but a text may have an
-    ``answer``. Text and prompt may have ``spans``: ``[[start, end, "name"], ...]`` in characters of
-    the text, or of prompt and answer together. By an ``id`` a line is paired with that of another
-    file; any other entry is refused.
+    ``answer`` and a ``foil``, what might have followed instead. Text and prompt may have ``spans``:
+    ``[[start, end, "name"], ...]`` in characters of the text, or of prompt and answer together. By
+    an ``id`` a line is paired with that of another file; any other entry is refused.
 
     Parameters
     ----------
@@ -130,6 +138,8 @@ def read_lines(data: AnyPath, model: AnyPath | None = None) -> list[Line]:
         The file, in UTF-8.
     model
         Whose template lays out messages, as in `read_chat_template`; None where there are none.
+    foil
+        That of lines that have none of their own.
 
     Raises
     ------
@@ -148,21 +158,7 @@ def read_lines(data: AnyPath, model: AnyPath | None = None) -> list[Line]:
     'Wrens sing.\n\nQuestion: Who?\nAnswer:'
     """
     data = as_path(data, "data")
-    content = _content(data)
-    if data.suffix == ".json":
-        found = _parsed(content, f"{data}")
-        cure = "Or put each object on a line by itself, in a file of the name .jsonl."
-        listed = isinstance(found, list)
-        require(listed, f"{data}", got=content[:40], expected="a list of objects", cure=cure)
-        entries = [(f"{data}, entry {n}", entry) for n, entry in enumerate(found, 1)]
-    else:
-        # Texts may hold characters that str.splitlines takes for the end of a line.
-        lines = [(n, line) for n, line in enumerate(content.split("\n"), 1) if line.strip()]
-        wheres = [(f"{data}, line {n}", line) for n, line in lines]
-        entries = [(where, _parsed(line, where)) for where, line in wheres]
-    require(bool(entries), "data", got=f"{data} without a line", expected="some",
-            cure="Each line is an object with text, or with prompt and answer.")  # fmt: skip
-    lines = [_line(entry, where) for where, entry in entries]
+    lines = [_line(entry, where, foil) for where, entry in _entries(data)]
     chats = [line.where for line in lines if line.messages]
     if not chats:
         return lines
@@ -170,6 +166,29 @@ def read_lines(data: AnyPath, model: AnyPath | None = None) -> list[Line]:
         raise ValueError(f"{chats[0]}: got messages, expected a model whose they are. Pass model.")
     template = read_chat_template(model)
     return [line._replace(template=template) if line.messages else line for line in lines]
+
+
+def read_documents(path: AnyPath) -> tuple[Document, ...]:
+    """Read documents, each under a name of its own: of a folder, or of a file.
+
+    A folder's are its files, which are texts in UTF-8, in the order of their names, which without
+    their endings are the titles. A file of JSON lines, or of a list in a file named ``.json``, has
+    ``{"title": ..., "text": ...}`` for each, of which the title may be left out; any other file is
+    one document.
+
+    Raises
+    ------
+    ValueError
+        Where nothing is there, or what is there is no text or no such object.
+    """
+    path = as_path(path, "documents")
+    if path.suffix in (".json", ".jsonl"):
+        return _documents([entry for _, entry in _entries(path)], f"{path}")
+    within = sorted(path.iterdir()) if path.is_dir() else [path]
+    files = [one for one in within if not one.name.startswith(".") and not one.is_dir()]
+    require(bool(files), "documents", got=f"{path} without a file", expected="some",
+            cure="Folders inside are not read.")  # fmt: skip
+    return _documents([{"title": one.stem, "text": _content(one)} for one in files], f"{path}")
 
 
 def context_of_line(
@@ -187,9 +206,10 @@ def context_of_line(
     with _told_of(line.where):
         laid = line.laid
     if asked != "next-token" and line.answer is None and line.asks and laid.text:
-        found = unanswered(laid, tokenizer)
+        found = unanswered(laid, tokenizer, line.foil)
     else:
-        found = context_of(laid, line.answer or "", tokenizer, asked=asked, where=line.where)
+        answer, options = line.answer or "", {"asked": asked, "foil": line.foil}
+        found = context_of(laid, answer, tokenizer, **options, where=line.where)
     require(
         found.length <= max_length,
         line.where,
@@ -197,7 +217,26 @@ def context_of_line(
         expected=f"from 2 to {max_length + 1}: a context of --max-length, and the target after it",
         cure="Raise --max-length, or leave the line out.",
     )
-    return found._replace(id=line.id) if isinstance(found, Context) else found
+    return found._replace(id=line.id)
+
+
+def _entries(data: Path) -> list[tuple[str, Any]]:
+    """What stands on each line, or in each entry of a list, with where that is."""
+    content = _content(data)
+    if data.suffix == ".json":
+        found = _parsed(content, f"{data}")
+        cure = "Or put each object on a line by itself, in a file of the name .jsonl."
+        listed = isinstance(found, list)
+        require(listed, f"{data}", got=content[:40], expected="a list of objects", cure=cure)
+        entries = [(f"{data}, entry {n}", entry) for n, entry in enumerate(found, 1)]
+    else:
+        # Texts may hold characters that str.splitlines takes for the end of a line.
+        lines = [(n, line) for n, line in enumerate(content.split("\n"), 1) if line.strip()]
+        wheres = [(f"{data}, line {n}", line) for n, line in lines]
+        entries = [(where, _parsed(line, where)) for where, line in wheres]
+    require(bool(entries), "data", got=f"{data} without a line", expected="some",
+            cure="Each line is an object with text, or with prompt and answer.")  # fmt: skip
+    return entries
 
 
 def _content(data: Path) -> str:
@@ -244,7 +283,7 @@ def _parsed(text: str, where: str) -> Any:
         raise ValueError(f"{where}: got {text[:40]!r}, expected JSON ({error}). {CURE}") from error
 
 
-def _line(entry: Any, where: str) -> Line:
+def _line(entry: Any, where: str, foil: str) -> Line:
     """An object whose entries are what they should be."""
     keys = set(entry) if isinstance(entry, dict) else set()
     kinds = [kind for kind in KINDS if keys >= set(kind)]
@@ -257,12 +296,12 @@ def _line(entry: Any, where: str) -> Line:
     for name in keys & set(TEXTS):
         require(isinstance(entry[name], str), where, got=f"{name} = {entry[name]!r}"[:60],
                 expected=f"{name} as a text", cure=CURE)  # fmt: skip
-    question, answer = entry.get("question", ""), entry.get("answer")
+    question, answer, foil = entry.get("question", ""), entry.get("answer"), entry.get("foil", foil)
     asks = "question" not in entry or bool(question.strip())
     require(asks, where, got=f"{question = }", expected="one", cure="Ask something.")
     documents = _documents(entry["documents"], where) if "documents" in entry else ()
-    if question and answer is not None:
-        answer = f" {answer.lstrip()}"
+    if question:
+        answer, foil = (one and spaced(one) for one in (answer, foil))
     return Line(
         where,
         entry.get("text", entry.get("prompt", "")),
@@ -272,6 +311,7 @@ def _line(entry: Any, where: str) -> Line:
         _messages(entry["messages"], where) if "messages" in entry else (),
         None,
         answer,
+        foil,
         "text" not in entry,
         str(entry.get("id", "")),
     )
@@ -290,6 +330,18 @@ def _told_of(where: str) -> Iterator[None]:
         yield
     except ValueError as error:
         raise ValueError(f"{where}, {error}") from error
+
+
+def spaced(answer: str) -> str:
+    """An answer as it follows a question: after a space.
+
+    Examples
+    --------
+    >>> spaced("a bird"), spaced(" a bird")
+    (' a bird', ' a bird')
+    """
+    require_text(answer, "answer")
+    return f" {answer.lstrip()}"
 
 
 def _documents(entries: Any, where: str) -> tuple[Document, ...]:

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lim_jax._checks import AnyPath, as_path, require, require_extra
-from lim_jax.models import opened_gguf
+from lim_jax._checks import AnyPath, require, require_extra
+from lim_jax.models import model_path, opened_gguf
 
 PROGRAM = Path(__file__).with_name("sandbox.py")
 FILE, OPTIONS, KEY = "chat_template.jinja", "tokenizer_config.json", "chat_template"
@@ -50,7 +50,7 @@ def read_chat_template(model: AnyPath) -> ChatTemplate:
     ValueError
         Where there is none, or the file that should hold it is broken.
     """
-    path = as_path(model, "model")
+    path = model_path(model)
     if path.suffix == ".gguf" and (found := _of_gguf(path)) is not None:
         return found
     folder = path if path.is_dir() else path.parent

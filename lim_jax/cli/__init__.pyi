@@ -1,3 +1,4 @@
+from . import answers as answers
 from . import commands as commands
 from . import comparing as comparing
 from . import compiled as compiled
@@ -8,9 +9,11 @@ from . import networks as networks
 from . import orders as orders
 from . import pages as pages
 from . import profiling as profiling
+from . import questions as questions
 from . import reproduction as reproduction
 from . import shuffling as shuffling
 from . import studying as studying
+from .answers import answered as answered
 from .commands import main as main
 from .comparing import compare as compare
 from .compiled import keep_programs as keep_programs
@@ -30,8 +33,17 @@ from .orders import rates as rates
 from .pages import first_contexts as first_contexts
 from .profiling import Profiled as Profiled
 from .profiling import Record as Record
+from .profiling import described_contexts as described_contexts
 from .profiling import profile as profile
+from .profiling import profiled as profiled
 from .profiling import require_fitting as require_fitting
+from .profiling import require_foil as require_foil
+from .profiling import require_page as require_page
+from .profiling import write_profile as write_profile
+from .profiling import write_profile_page as write_profile_page
+from .questions import Found as Found
+from .questions import ask as ask
+from .questions import finding_of as finding_of
 from .reproduction import counterexamples as counterexamples
 from .reproduction import reproduce as reproduce
 from .shuffling import ShuffledShares as ShuffledShares

@@ -11,9 +11,10 @@ from jaxtyping import Float
 from tqdm import tqdm
 
 from lim_jax import explanations, models, plots, report
-from lim_jax._checks import as_path, counted, require
-from lim_jax.asking import Context, ShuffledContexts, Unanswered, read_contexts
+from lim_jax._checks import AnyPath, as_path, counted, require
+from lim_jax.asking import Context, ShuffledContexts, read_contexts
 from lim_jax.asking.contexts import Asked
+from lim_jax.cli.answers import answered
 from lim_jax.cli.folder import UNFINISHED, Named, run_folder, save_figure, write_json, write_table
 from lim_jax.cli.kept import Shares, measured_contexts, record_shares, write_contexts
 from lim_jax.cli.networks import network_within, noted
@@ -29,7 +30,7 @@ from lim_jax.cli.shuffling import (
 from lim_jax.density.statistics import Influence
 from lim_jax.grid.cells import token_grid
 from lim_jax.grid.partition import boundary_regions
-from lim_jax.models import CausalLM
+from lim_jax.models import CausalLM, contrast_loss
 from lim_jax.probes import sample_mean
 from lim_jax.results.measured import (
     CELLS,
@@ -40,6 +41,7 @@ from lim_jax.results.measured import (
 )
 
 Energy = Float[np.ndarray, " _"]
+LOSSES = {"margin": CausalLM.margin_loss, "contrast": contrast_loss}
 TOKEN_COLUMNS = ("context", "place", "token", "position", "weight", "energy", "density")
 
 
@@ -99,6 +101,8 @@ def profile(
     delta: float = 0.2,
     max_length: int = 512,
     shuffle: int = 0,
+    answer_tokens: int = 32,
+    foil: str = "",
     html: bool = False,
     memory: float | None = None,
     out: Named = Path("profile"),
@@ -118,12 +122,15 @@ def profile(
             and "answer", and maybe "spans": [[start, end, "name"], ...] in characters.
         loss: next-token asks every position for the token after it; answer the answer's tokens
             alone; margin the same by their log odds, whose influence does not fade where the model
-            is sure.
+            is sure; contrast why the answer follows and not the foil, each as a whole. Of a line
+            without an answer the model's own is asked.
         delta: The width of each boundary region.
         max_length: The most tokens of a context: a text is cut, a longer line is refused.
         shuffle: Lay the documents of each line out in so many orders, and say what is due to the
             place and what to the document; as many orders as documents give every document every
             place once. Writes shuffle.json, two_way.csv, by_place.csv, by_document.csv, orders.csv.
+        answer_tokens: The most tokens of an answer that the model gives itself.
+        foil: For --loss contrast, what might have been answered instead, of lines without "foil".
         html: Write profile.html too, a page of the first five contexts with every token shaded,
             which takes a longer look at each: by channel, hops, layer and head.
         memory: How many GiB may be used, by default all that is free. A network that needs more is
@@ -134,42 +141,52 @@ def profile(
     model, data = as_path(model, "model"), as_path(data, "data")
     arguments = {
         "model": model, "data": data, "loss": loss, "delta": delta, "max_length": max_length,
-        "shuffle": shuffle, "html": html,
+        "shuffle": shuffle, "answer_tokens": answer_tokens, "foil": foil, "html": html,
     }  # fmt: skip
     with run_folder(out, "profile", arguments, overwrite=overwrite) as folder:
         boundary_regions(token_grid(CELLS), delta)
         counted(max_length, "max_length")
-        if html:
-            report.require_page_packages()
+        counted(answer_tokens, "answer_tokens")
+        require_page(html, loss)
+        require_foil(foil, loss)
         counted(shuffle, "shuffle", least=0)
-        lines = shuffled_lines(data, model, loss, max_length, shuffle) if shuffle else []
+        lines = shuffled_lines(data, model, loss, max_length, shuffle, foil) if shuffle else []
         contexts = [context for line in lines for context in line.contexts]
-        contexts = contexts or _answered(read_contexts(data, model, loss, max_length))
+        contexts = contexts or read_contexts(data, model, loss, max_length, foil)
         unfinished = folder / UNFINISHED
         longest = max(context.length for context in contexts)
         at_once = max(longest, models.ids.TOKENS_AT_ONCE)
         network = network_within(model, memory, at_once, unfinished)
+        contexts = answered(contexts, network, model, loss, answer_tokens)
         require_fitting(network, contexts)
-        found = _profiled(network, contexts, lines, loss, delta, unfinished)
-        described = _described(contexts) + f", {shuffle} orders of each line" * bool(shuffle)
+        found = profiled(network, contexts, lines, loss, delta, unfinished)
+        described = described_contexts(contexts)
+        described += f", {shuffle} orders of each line" * bool(shuffle)
         print(f"== {model} on {data}: {described}, loss {loss} ==")
         if found.shuffled is not None:
             print(shuffled_report(found.shuffled))
         print(_table(found))
         title = f"{model.name}, {loss}"
-        _write(found, f"{title}, {described}", folder)
+        write_profile(found, f"{title}, {described}", folder)
         if html:
-            _write_page(found, network, model, loss, title, folder)
+            write_profile_page(found, network, model, loss, title, folder)
         print(f"Wrote profile.json, tables and figures to {folder}.")
     return 0
 
 
-def _answered(contexts: Sequence[Context | Unanswered]) -> list[Context]:
-    """Refuse lines without an answer."""
-    found = [one for one in contexts if isinstance(one, Context)]
-    missing, cure = len(contexts) - len(found), 'Give each line an "answer".'
-    require(not missing, "data", got=f"{missing} without", expected="answers", cure=cure)
-    return found
+def require_page(html: bool, loss: Asked) -> None:
+    """Refuse a page that cannot be written."""
+    if html:
+        report.require_page_packages()
+        cure = "A page takes one pass apart, and a contrast is of two: say --no-html."
+        single = loss != "contrast"
+        require(single, "html", got="a page of a contrast", expected="another loss", cure=cure)
+
+
+def require_foil(foil: str, loss: Asked) -> None:
+    """Refuse a foil that nothing asks for."""
+    require(not foil or loss == "contrast", "foil", got=f"{foil!r} with --loss {loss}",
+            expected="--loss contrast", cure="It alone asks why not the foil.")  # fmt: skip
 
 
 def require_fitting(network: CausalLM, contexts: Sequence[Context]) -> None:
@@ -193,20 +210,21 @@ def require_fitting(network: CausalLM, contexts: Sequence[Context]) -> None:
     )
 
 
-def _profiled(
+def profiled(
     network: CausalLM,
     contexts: Sequence[Context],
     lines: Sequence[ShuffledContexts],
     asked: Asked,
     delta: float,
-    unfinished: Path,
+    unfinished: AnyPath,
 ) -> Profiled:
-    """Of all contexts; orders of a line are one context, since they are not independent."""
+    """Measure all contexts; orders of a line are one, since they are not independent."""
+    unfinished = as_path(unfinished, "unfinished")
     energies = models.energies_of_ids(
         network,
         [context.window for context in contexts],
-        ask=[context.weights for context in contexts],
-        loss=CausalLM.margin_loss if asked == "margin" else CausalLM.loss,
+        ask=[context.asked for context in contexts],
+        loss=LOSSES.get(asked, CausalLM.loss),
         checkpoint=unfinished / "energies",
         progress=lambda items: noted(
             tqdm(items, desc="profile", unit="context"), network, unfinished
@@ -243,7 +261,8 @@ def _averaged(shares: Float[np.ndarray, "contexts 2"]) -> Record:
     return Record(float(mean.value), float(mean.error), float(tokens.mean()), tokens.size)
 
 
-def _described(contexts: Sequence[Context]) -> str:
+def described_contexts(contexts: Sequence[Context]) -> str:
+    """How many there are, and of how many tokens."""
     lengths = [context.length for context in contexts]
     spread = f"{min(lengths)} to {max(lengths)}" if min(lengths) < max(lengths) else lengths[0]
     return f"{len(contexts)} context{'s' * (len(lengths) > 1)} of {spread} tokens"
@@ -261,7 +280,9 @@ def _table(found: Profiled) -> str:
     return "\n".join(lines)
 
 
-def _write(found: Profiled, title: str, folder: Path) -> None:
+def write_profile(found: Profiled, title: str, folder: AnyPath) -> None:
+    """Write profile.json, tables and figures."""
+    folder = as_path(folder, "folder")
     parts = {"influence": found.influence, "influence_without_queries": found.without_queries}
     measured = {name: part for name, part in parts.items() if part is not None}
     records = {name: record._asdict() for name, record in found.records.items()}
@@ -281,9 +302,10 @@ def _write(found: Profiled, title: str, folder: Path) -> None:
         save_figure(plots.influence_profile(part, title), folder, name)
 
 
-def _write_page(
-    found: Profiled, network: CausalLM, model: Path, loss: Asked, title: str, folder: Path
+def write_profile_page(
+    found: Profiled, network: CausalLM, model: AnyPath, loss: Asked, title: str, folder: AnyPath
 ) -> None:
+    """Write profile.html, of the first contexts."""
     accounts, texts = first_contexts(
         network,
         [context.window for context in found.contexts],
@@ -292,7 +314,7 @@ def _write_page(
         terminal_loss=CausalLM.terminal_margin_loss if loss == "margin" else CausalLM.terminal_loss,
     )
     report.write_page(
-        folder / "profile.html",
+        as_path(folder, "folder") / "profile.html",
         found.influence,
         accounts,
         texts,

@@ -40,10 +40,10 @@ class ShuffledShares(NamedTuple):
 
 
 def shuffled_lines(
-    data: AnyPath, model: AnyPath, asked: Asked, max_length: int, orders: int
+    data: AnyPath, model: AnyPath, asked: Asked, max_length: int, orders: int, foil: str = ""
 ) -> list[ShuffledContexts]:
     """Read the lines of a file, each laid out in orders of its own, the same at every run."""
-    tokenizer, lines = models.read_tokenizer(model), read_lines(data, model)
+    tokenizer, lines = models.read_tokenizer(model), read_lines(data, model, foil)
     first = max(2, len(lines[0].documents))  # where there are fewer, the line is refused
     return [
         shuffled(line, cyclic_orders(first, orders, (0, number)), tokenizer, asked, max_length)

@@ -10,7 +10,15 @@ from tokenizers.models import BPE, WordLevel
 from tokenizers.pre_tokenizers import ByteLevel, Whitespace
 from tokenizers.processors import TemplateProcessing
 
-from lim_jax.asking import Laid, Unanswered, context_of, read_contexts, unanswered
+from lim_jax.asking import (
+    Document,
+    Laid,
+    Unanswered,
+    context_of,
+    read_contexts,
+    read_documents,
+    unanswered,
+)
 
 
 @pytest.fixture
@@ -249,3 +257,65 @@ def test_marks_of_an_end_do_not_stand_before_an_answer(tmp_path):
     assert unanswered(Laid("red sky", marked=True), made).found.ids.tolist() == [3, 6]
     found = context_of(Laid("red sky", marked=True), " is", made)
     assert found.window.tolist() == [3, 6, 4] and found.tokens == ("red", " sky")
+
+
+def test_documents_of_a_folder_of_a_file_and_of_lines(tmp_path):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for name in ("b.md", "a.txt", ".c"):
+        (folder / name).write_text(f"Text of {name}.")
+    (folder / "inside").mkdir()
+    found = read_documents(folder)
+    assert found == (
+        Document("a", "Text of a.txt.", "a"), Document("b", "Text of b.md.", "b")
+    )  # fmt: skip
+    assert read_documents(folder / "b.md") == (Document("b", "Text of b.md.", "b"),)
+    listed = tmp_path / "listed.jsonl"
+    listed.write_text('{"title": "A", "text": "One."}\n\n{"text": "Two."}')
+    named = (Document("A", "One.", "A"), Document("", "Two.", "document 2"))
+    assert read_documents(listed) == named
+    (tmp_path / "listed.json").write_text('[{"title": "A", "text": "One."}, {"text": "Two."}]')
+    assert read_documents(tmp_path / "listed.json") == named
+
+
+def test_documents_that_are_none_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="documents: got .* without a file, expected some"):
+        read_documents(tmp_path)
+    (tmp_path / "a.txt").write_text(" ")
+    with pytest.raises(ValueError, match="document 1: got .*expected a list of"):
+        read_documents(tmp_path)
+    (tmp_path / "a.jsonl").write_text('{"txt": "a"}')
+    with pytest.raises(ValueError, match="a.jsonl, document 1: got .*txt"):
+        read_documents(tmp_path / "a.jsonl")
+
+
+def test_a_foil_leaves_the_prompt_alone_to_be_measured(tmp_path, letters):
+    records = {"prompt": "abc", "answer": "de", "foil": "k"}, {"prompt": "ab", "answer": "f"}
+    data = lines(tmp_path, *records)
+    first, second = read_contexts(data, letters, "contrast", 9, "gg")
+    assert first.window.tolist() == [0, 1, 2, 3] and first.tokens == ("a", "b", "c")
+    assert first.weights.tolist() == [0, 0, 1] and first.asked is first.contrast
+    assert [part.tolist() for part in first.contrast] == [[3, 4], [10], [1, 1], [1], 3]
+    assert second.contrast.foil.tolist() == [6, 6]
+    answer = read_contexts(data, letters, "answer", 9)[0]
+    assert answer.asked is answer.weights and answer.contrast is None
+    with pytest.raises(ValueError, match="line 3: got no foil, expected what might have followed"):
+        read_contexts(data, letters, "contrast", 9)
+
+
+def test_a_foil_that_cuts_the_prompt_elsewhere_is_refused():
+    made = marked(["<s>", "a", "ab", "abc", "d"])
+    laid = Laid("d ab", ((0, 1, "first"),))
+    found = context_of(laid, " a", made, asked="contrast", foil=" d")
+    assert found.window.tolist() == [0, 4, 2, 1] and found.spans[0].places.tolist() == [1]
+    with pytest.raises(ValueError, match="a prompt whose last token is another before the answer"):
+        context_of(laid, "c", made, asked="contrast", foil=" d")
+    with pytest.raises(ValueError, match="foil: got the answer's own ids"):
+        context_of(laid, " d", made, asked="contrast", foil=" d")
+
+
+def test_a_models_own_answer_beside_a_foil():
+    found = unanswered(Laid("2+2="), foil="5").answered(np.array([52]), asked="contrast")
+    assert bytes(found.window.tolist()) == b"2+2=4" and found.weights.tolist() == [0, 0, 0, 1]
+    assert found.contrast is not None
+    assert bytes(found.contrast.answer.tolist() + found.contrast.foil.tolist()) == b"45"

@@ -254,6 +254,10 @@ def test_a_page_that_cannot_be_written_is_refused_before_any_work(
         (("--max-length", "0"), "max_length: got 0"),
         (("--max-length", "5"), "line 1: got 10 tokens"),
         (("--loss", "answer", "--data", "nothing"), "data: got nothing"),
+        (("--foil", "a"), "foil: got 'a' with --loss next-token, expected --loss contrast"),
+        (("--loss", "contrast", "--html"), "html: got a page of a contrast"),
+        (("--loss", "contrast"), "line 1: got no foil, expected what might have followed"),
+        (("--answer-tokens", "0"), "answer_tokens: got 0"),
     ],
 )
 def test_profile_refuses_before_it_reads_the_weights(

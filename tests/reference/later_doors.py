@@ -107,6 +107,8 @@ PAIRS = tasks.KeyValues((("a", "1"), ("b", "2")), 0)
 QUESTION = tasks.Question("q", ("a",), (("t", "b"), ("u", "c")), 0)
 PROMPT = tasks.Prompt("a=1 b=2 a=", "1", ((0, 3), (4, 7)), (0,))
 ROWS = made.ROWS
+DOCUMENTS = [asking.Document("a", "b")]
+TEMPLATE = asking.ChatTemplate("{{ messages[0].content }}", {})
 TRACES = {"observations": Thing(observations), "x": Free(STATES)}
 WHOLE = jax.device_put(np.array([0, 2]))
 MODEL = {
@@ -504,6 +506,35 @@ LATER = {
     "moved": (
         tasks.moved,
         {"records": Given("abc"), "number": Known(0), "place": Known(1)},
+    ),
+    # What is asked.
+    "named_documents": (asking.named_documents, {"documents": Several(DOCUMENTS)}),
+    "document_pieces": (asking.document_pieces, {"documents": Several(DOCUMENTS)}),
+    "document_prompt": (
+        asking.document_prompt,
+        {"documents": Several(DOCUMENTS), "question": Text("what")},
+    ),
+    "laid_pieces": (asking.laid_pieces, {"pieces": Several([("a", "b")])}),
+    "chat_prompt": (
+        asking.chat_prompt,
+        {"messages": Several([{"role": "user", "content": "a"}]), "template": Thing(TEMPLATE)},
+    ),
+    "context_of": (asking.context_of, {"laid": Thing(asking.Laid("ab")), "answer": Text("c")}),
+    "unanswered": (asking.unanswered, {"laid": Thing(asking.Laid("ab"))}),
+    "spaced": (asking.spaced, {"answer": Text("a")}),
+    "read_lines": (asking.read_lines, {"data": Text("no such file")}),
+    "read_documents": (asking.read_documents, {"path": Text("no such file")}),
+    "read_chat_template": (asking.read_chat_template, {"model": Text("no such file")}),
+    "models.contrast": (
+        models.contrast,
+        {"prompt": Whole(WHOLE), "answer": Whole(WHOLE), "foil": Whole(1 + WHOLE)},
+    ),
+    "loss.contrast_loss": (
+        loss.contrast_loss,
+        {
+            "logits": Unread(STATES), "answer": Whole(jax.device_put(np.array([0, 1, 0]))),
+            "foil_logits": Unread(STATES), "foil": Whole(jax.device_put(np.array([1, 1, 0]))),
+        },
     ),
     # Tables and figures of results.
     "results.compare": (
