@@ -154,7 +154,7 @@ def made(names, seed, tilt, record="abd"):
                 for name, energy in zip(names, energies, strict=True)],
         f"of {seed} alone": [0.5] * len(names),
     }  # fmt: skip
-    return MeasuredContexts(list(names), energies, [ASKED[n] for n in names], shares, 0.25)
+    return MeasuredContexts(list(names), energies, [ASKED[n] for n in names], shares, 0.3)
 
 
 def on_cells(energy, cells):
@@ -187,7 +187,7 @@ def test_contexts_of_many_lengths_are_compared_on_one_grid():
         change = means[1] / means[1].mean() - means[0] / means[0].mean()
         np.testing.assert_allclose(compared.change.density, change, rtol=1e-9, atol=1e-12)
         assert compared.change.pairs == 3
-        assert float(compared.change.regions.delta) == 0.25
+        assert float(compared.change.regions.delta) == 0.3
 
 
 def test_shares_are_compared_over_the_contexts_that_have_the_record():
@@ -214,7 +214,7 @@ def test_what_asks_from_its_first_token_is_compared_whole_alone():
 
 def test_results_that_cannot_be_compared_are_refused():
     first = made("ab", 1, 1.0)
-    with pytest.raises(ValueError, match="second: got boundary regions of 0.2, .*0.25"):
+    with pytest.raises(ValueError, match="second: got boundary regions of 0.2, .*0.3"):
         compare_contexts(first, first._replace(delta=0.2))
 
 
@@ -238,16 +238,16 @@ def test_what_is_no_result_is_refused(call, message):
 @pytest.mark.parametrize(
     "middle, error, said",
     [
-        (0.25, 0.1, "B uses the middle 12.5 ± 5.0 points more than A."),
-        (-0.25, 0.1, "B uses the middle 12.5 ± 5.0 points less than A."),
-        (0.25, 0.13, "B uses the middle 12.5 ± 6.5 points more than A, which is within two "
+        (0.25, 0.1, "B uses the middle 10.0 ± 4.0 points more than A."),
+        (-0.25, 0.1, "B uses the middle 10.0 ± 4.0 points less than A."),
+        (0.25, 0.13, "B uses the middle 10.0 ± 5.2 points more than A, which is within two "
          "errors."),
-        (0.25, np.inf, "B uses the middle 12.5 points more than A, of one context alone, which has "
+        (0.25, np.inf, "B uses the middle 10.0 points more than A, of one context alone, which has "
          "no error."),
     ],
 )  # fmt: skip
 def test_a_sentence_says_the_points_their_error_and_whether_they_are_told(middle, error, said):
-    """The middle is half of the context, so that a density of 0.25 is an eighth of Z."""
+    """The middle is two fifths of the context, so that a density of 0.25 is a tenth of Z."""
     change = compare_contexts(made("abcd", 1, 1.0), made("dbea", 2, 3.0)).whole.change
     indices, errors = (
         of_all._replace(middle=np.array(value))
