@@ -16,6 +16,7 @@ from . import studying as studying
 from .answers import answered as answered
 from .commands import main as main
 from .comparing import compare as compare
+from .comparing import write_beside as write_beside
 from .compiled import keep_programs as keep_programs
 from .explaining import explain as explain
 from .folder import run_folder as run_folder

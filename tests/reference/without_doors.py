@@ -7,8 +7,8 @@ WITHOUT = {
         cli.compare cli.explain cli.study counterexamples first_contexts keep_programs
         averaged_orders main measured_contexts network_within noted profile
         rates read_contexts read_contexts_of record_shares reproduce run_folder save_figure
-        shuffled_lines shuffled_report shuffled_shares study_figures write_contexts write_json
-        write_shuffled write_table
+        shuffled_lines shuffled_report shuffled_shares study_figures write_beside write_contexts
+        write_json write_shuffled write_table
     """,
     "Refusals, which are what is tested; and what they are made of.": """
         adjoint.compare all_known counted_depth counted_steps density.require_pair embedded

@@ -1,5 +1,6 @@
 """Places and documents come apart: closed forms, NumPy's least squares, draws of known errors."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import stats
@@ -69,6 +70,7 @@ def test_in_a_balanced_design_they_are_plain_means_and_errors_the_contexts_scatt
     np.testing.assert_allclose(found.by_document.value, of_documents.mean(axis=0), rtol=1e-10)
     np.testing.assert_allclose(found.by_document.error, stats.sem(of_documents), rtol=1e-10)
     gaps = places[:, [0, 3]].mean(axis=1) - places[:, 1:3].mean(axis=1)
+    assert found.gap is not None
     np.testing.assert_allclose(found.gap, (gaps.mean(), stats.sem(gaps)), rtol=1e-10)
     for d in range(4):
         for p in range(4):
@@ -204,13 +206,17 @@ def test_what_are_no_orders_is_refused(shares, documents, message):
         two_way_shares(shares, documents)
 
 
+def estimate(value, error):
+    return Estimate(jnp.array(value), jnp.array(error))
+
+
 def test_words_and_table_are_of_the_numbers():
     found = TwoWayShares(
-        Estimate(np.array([[0.1, np.nan, 0.3], [0.2, 0.5, 0.6], [0.7, 0.8, 0.9]]),
-                 np.array([[0.01, np.inf, 0.03], [0.04, np.inf, 0.05], [0.06, 0.07, 0.08]])),
-        Estimate(np.array([0.2, 0.11, 0.4]), np.array([0.01, 0.02, 0.03])),
-        Estimate(np.array([0.3, 0.1, 0.25]), np.array([0.015, 0.01, 0.02])),
-        Estimate(np.float64(-0.1), np.float64(0.06)), 2, 3,
+        estimate([[0.1, np.nan, 0.3], [0.2, 0.5, 0.6], [0.7, 0.8, 0.9]],
+                 [[0.01, np.inf, 0.03], [0.04, np.inf, 0.05], [0.06, 0.07, 0.08]]),
+        estimate([0.2, 0.11, 0.4], [0.01, 0.02, 0.03]),
+        estimate([0.3, 0.1, 0.25], [0.015, 0.01, 0.02]),
+        estimate(-0.1, 0.06), 2, 3,
     )  # fmt: skip
     assert two_way_in_words(found, ["a", "b", "c"]).splitlines() == [
         "Wherever it stands, a holds most: 30.0 ± 1.5 % of the influence.",
