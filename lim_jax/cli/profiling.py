@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from lim_jax import explanations, models, plots, report
 from lim_jax._checks import AnyPath, as_path, counted, require
-from lim_jax.asking import Context, ShuffledContexts, read_contexts
+from lim_jax.asking import Context, ShuffledContexts, read_prompts
 from lim_jax.asking.contexts import Asked
 from lim_jax.cli.answers import answered
 from lim_jax.cli.folder import UNFINISHED, Named, run_folder, save_figure, write_json, write_table
@@ -118,8 +118,10 @@ def profile(
 
     Args:
         model: A folder of weights as published, or a GGUF file; with its tokenizer.
-        data: A UTF-8 text; or JSON lines (a file named .jsonl), each with "text", or with "prompt"
-            and "answer", and maybe "spans": [[start, end, "name"], ...] in characters.
+        data: A UTF-8 text; or JSON lines (a file named .jsonl), each with "text"; "prompt";
+            "documents" and "question"; or "messages" of a chat; all but a text with "answer" and
+            maybe "foil". Text and prompt may have "spans": [[start, end, "name"], ...] in
+            characters.
         loss: next-token asks every position for the token after it; answer the answer's tokens
             alone; margin the same by their log odds, whose influence does not fade where the model
             is sure; contrast why the answer follows and not the foil, each as a whole. Of a line
@@ -152,7 +154,7 @@ def profile(
         counted(shuffle, "shuffle", least=0)
         lines = shuffled_lines(data, model, loss, max_length, shuffle, foil) if shuffle else []
         contexts = [context for line in lines for context in line.contexts]
-        contexts = contexts or read_contexts(data, model, loss, max_length, foil)
+        contexts = contexts or read_prompts(data, model, loss, max_length, foil)
         unfinished = folder / UNFINISHED
         longest = max(context.length for context in contexts)
         at_once = max(longest, models.ids.TOKENS_AT_ONCE)

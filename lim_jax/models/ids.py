@@ -422,11 +422,14 @@ def _padded(model: CausalLM, window: Any, asked: Profile | Contrast) -> Padded:
 def _padded_contrast(asked: Contrast, length: int, size: int, dtype: Any) -> Contrast:
     """Continuations in few lengths, where a prompt may be padded too; what fills up weighs zero."""
     *parts, prompt = (np.asarray(part) for part in asked)
-    require(int(prompt) == length, "ask", got=f"a contrast after {int(prompt)} ids",
-            expected=f"after {length}", cure="Its window is the prompt, and any id.")  # fmt: skip
+    require(
+        int(prompt) == length, "ask", got=f"a contrast after {int(prompt)} ids",
+        expected=f"after {length}", cure="Its window is the prompt, and any id.",
+    )  # fmt: skip
     sizes = [1 << (len(part) - 1).bit_length() if size > length else len(part) for part in parts]
     answer, foil, *weights = map(_filled, parts, sizes)
-    return Contrast(answer, foil, *(one.astype(dtype) for one in weights), prompt)
+    right, other = (one.astype(dtype) for one in weights)
+    return Contrast(answer, foil, right, other, prompt)
 
 
 def _shares(length: int, energy: Profile, regions: Regions) -> Array:

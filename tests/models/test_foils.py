@@ -128,7 +128,7 @@ def test_what_contrasts_nothing_is_refused(model):
         contrast(prompt, answer[:0], answer)
     x = model.embed(prompt)
     with pytest.raises(ValueError, match="y: got Queries, expected a Contrast"):
-        contrast_loss(model, x, Queries(answer, jnp.array([0.5, 0.5])))
+        contrast_loss(model, x, Queries(answer, jnp.array([0.5, 0.5])))  # pyright: ignore
     short = asked(CASES[1])._replace(answer_weights=jnp.ones(3))
     with pytest.raises(ValueError, match=r"weights: got shape \(3,\), expected \(2,\)"):
         contrast_loss(model, x, short)
