@@ -2,8 +2,8 @@
 
 WITHOUT = {
     "Commands: their arguments come through tyro, and tests/cli has what they refuse.": """
-        answered ask described_contexts finding_of profiled require_foil require_page write_profile
-        write_profile_page
+        answer_text answered ask described_contexts finding_of own_answers profiled require_foil
+        require_page write_profile write_profile_page
         cli.compare cli.explain cli.study counterexamples first_contexts keep_programs
         averaged_orders main measured_contexts network_within noted profile
         rates read_contexts read_contexts_of record_shares reproduce run_folder save_figure
