@@ -6,7 +6,8 @@ WITHOUT = {
         require_page write_profile write_profile_page
         cli.compare cli.explain cli.study counterexamples first_contexts keep_programs
         averaged_orders main measured_contexts network_within noted profile
-        rates read_contexts read_contexts_of record_shares reproduce run_folder save_figure
+        rates read_contexts read_prompts read_contexts_of record_shares reproduce run_folder
+        save_figure
         shuffled_lines shuffled_report shuffled_shares study_figures write_contexts write_json
         write_shuffled write_table
     """,
