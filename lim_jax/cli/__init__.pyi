@@ -13,7 +13,9 @@ from . import questions as questions
 from . import reproduction as reproduction
 from . import shuffling as shuffling
 from . import studying as studying
+from .answers import answer_text as answer_text
 from .answers import answered as answered
+from .answers import own_answers as own_answers
 from .commands import main as main
 from .comparing import compare as compare
 from .comparing import write_beside as write_beside

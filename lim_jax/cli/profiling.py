@@ -15,7 +15,7 @@ from lim_jax import explanations, models, plots, report
 from lim_jax._checks import AnyPath, as_path, counted, require
 from lim_jax.asking import Context, ShuffledContexts, read_prompts
 from lim_jax.asking.contexts import Asked
-from lim_jax.cli.answers import answered
+from lim_jax.cli.answers import answered, own_answers
 from lim_jax.cli.folder import UNFINISHED, Named, run_folder, save_figure, write_json, write_table
 from lim_jax.cli.kept import Shares, measured_contexts, record_shares, write_contexts
 from lim_jax.cli.networks import network_within, noted
@@ -160,12 +160,13 @@ def profile(
         longest = max(context.length for context in contexts)
         at_once = max(longest, models.ids.TOKENS_AT_ONCE)
         network = network_within(model, memory, at_once, unfinished)
-        contexts = answered(contexts, network, model, loss, answer_tokens)
+        read, contexts = contexts, answered(contexts, network, model, loss, answer_tokens)
         require_fitting(network, contexts)
         found = profiled(network, contexts, lines, loss, delta, unfinished)
         described = described_contexts(contexts)
         described += f", {shuffle} orders of each line" * bool(shuffle)
         print(f"== {model} on {data}: {described}, loss {loss} ==")
+        print("".join(f"{line}\n" for line in own_answers(read, contexts, model)), end="")
         if found.shuffled is not None:
             print(shuffled_report(found.shuffled))
         print(_table(found))

@@ -2,13 +2,13 @@
 
 WITHOUT = {
     "Commands: their arguments come through tyro, and tests/cli has what they refuse.": """
-        answered ask described_contexts finding_of profiled require_foil require_page write_profile
-        write_profile_page
+        answer_text answered ask described_contexts finding_of own_answers profiled require_foil
+        require_page write_profile write_profile_page
         cli.compare cli.explain cli.study counterexamples first_contexts keep_programs
         averaged_orders main measured_contexts network_within noted profile
-        rates read_contexts read_contexts_of record_shares reproduce run_folder save_figure
-        shuffled_lines shuffled_report shuffled_shares study_figures write_beside write_contexts
-        write_json write_shuffled write_table
+        rates read_contexts read_contexts_of read_prompts record_shares reproduce run_folder
+        save_figure shuffled_lines shuffled_report shuffled_shares study_figures write_beside
+        write_contexts write_json write_shuffled write_table
     """,
     "Refusals, which are what is tested; and what they are made of.": """
         adjoint.compare all_known counted_depth counted_steps density.require_pair embedded
