@@ -249,9 +249,7 @@ def recency_survival(
     before, after, change = (np.asarray(values, float) for values in stability)
     precision = jnp.result_type(stability.terminal)
     bound, contrast = float(change[2] + change[1]), float(before[2] - before[1])
-    _, middle, right = (float(size) for size in regions.weights.sum(axis=1))
-    ceiling = math.sqrt(1 + middle / (right + middle)) - 1
-    least = later.min(axis=0).tolist()
+    ceiling, least = bearable_amplification(regions), later.min(axis=0).tolist()
     heavy = compare("R_res > 0", before[2], before[1], precision)
     return Certificate(
         name="survival of recency",
@@ -281,6 +279,22 @@ def recency_survival(
         f"cannot hold from c = {ceiling:.3g} on",
         decisive="" if least[0] < ceiling else _enough_damping(least, ceiling),
     )
+
+
+def bearable_amplification(regions: Regions) -> float:
+    r"""From which c on `recency_survival` cannot hold.
+
+    :math:`\sqrt{1 + |E_M|/(|E_R| + |E_M|)} - 1`.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import boundary_regions, token_grid
+    >>> round(bearable_amplification(boundary_regions(token_grid(5), 0.2)), 4)  # root of 7/4
+    0.3229
+    """
+    require_regions(regions)
+    _, middle, right = (float(size) for size in regions.weights.sum(axis=1))
+    return math.sqrt(1 + middle / (right + middle)) - 1
 
 
 def _enough_damping(least: list[float], ceiling: float) -> str:

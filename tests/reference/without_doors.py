@@ -10,7 +10,8 @@ WITHOUT = {
     "Refusals, which are what is tested; and what they are made of.": """
         adjoint.compare all_known counted_depth counted_steps density.require_pair embedded
         guarded_density guarded_positions guarded_times half_digits judged known
-        losses_and_adjoints network.require_pair number_lines refuse_options require_batch
+        losses_and_adjoints network.require_pair number_lines refuse_options
+        require_attention require_batch
         require_case require_concrete require_continuous require_depth_profile
         require_drawable require_finite require_fitting require_flow require_grid
         require_heads require_heads_divide require_horizon require_on_grid require_profile
@@ -65,8 +66,12 @@ WITHOUT = {
         column_blocks column_mass each_vector in_groups over_tiles squared_operator_norms
         tiled_attention
     """,
+    "Parts of an explanation, given its own numbers.": """
+        asked_of_windows density_rows index_lines primacy_of_the_cone pull_back_hops
+        regional_lines survival_of_recency
+    """,
     "Takes anything: says what it is, or looks at its shape alone.": """
-        kind_of unit_profile written_causal
+        attention_of kind_of unit_profile written_causal
     """,
     "Not refused in words yet: what is no network, ids or batch.": """
         energies_of_ids influence_of_ids
