@@ -122,7 +122,8 @@ def pull_back_hops(
     >>> field = lambda x, context, grid: 2 * x + 3 * context
     >>> flow = ResidualFlow(jnp.ones(1))  # its step is euler
     >>> hops = jnp.array([[[1.0]], [[0.0]], [[0.0]]])
-    >>> found, (stage,) = pull_back_hops(flow, (field, 1.0), jnp.ones((1, 1)), hops, token_grid(1))
+    >>> layer, x = (field, jnp.array(1.0)), jnp.ones((1, 1))
+    >>> found, (stage,) = pull_back_hops(flow, layer, x, hops, token_grid(1))
     >>> found[:, 0, 0].tolist(), stage.parts.kernel[:, 0, 0].tolist()
     ([3.0, 3.0, 0.0], [3.0, 0.0, 0.0])
     """

@@ -37,7 +37,7 @@ Judged = Literal["deciding", "all"]
 
 
 class Adjoints(NamedTuple):
-    r"""Contexts and their adjoints at depth k: what criteria are judged by.
+    r"""Contexts and their adjoints at depth k: what criteria are judged by. Or those of one.
 
     Attributes
     ----------
@@ -51,11 +51,11 @@ class Adjoints(NamedTuple):
         The state and the covector that attention meets in layer k.
     """
 
-    ids: Int[Array, "examples length"]
+    ids: Int[Array, "*examples length"]
     asked: Queries
-    vectors: Float[Array, "examples 3 length width"]
-    products: Float[Array, "examples layers"]
-    met: tuple[Float[Array, "examples length width"], Float[Array, "examples length width"]]
+    vectors: Float[Array, "*examples 3 length width"]
+    products: Float[Array, "*examples layers"]
+    met: tuple[Float[Array, "*examples length width"], Float[Array, "*examples length width"]]
 
 
 def survival_of_recency(

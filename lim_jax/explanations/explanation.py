@@ -5,7 +5,7 @@ where the loss asks; and its cone mass, which is the network's alone. At the inp
 depth: where early layers change the scale of the state, the channels of the input say little else.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Int, Key, PyTree
 
 from lim_jax._checks import (
     ARRAYS,
@@ -57,7 +57,7 @@ from lim_jax.explanations.certificates import (
     survival_of_recency,
 )
 from lim_jax.explanations.tables import density_rows, index_lines, regional_lines
-from lim_jax.grid.measure import require_on_grid
+from lim_jax.grid.measure import Grid, require_on_grid
 from lim_jax.grid.partition import Regions, regional_averages, require_regions
 from lim_jax.models.causal import CausalLM, Queries
 from lim_jax.network.slots import State
@@ -76,7 +76,7 @@ class Explanation(NamedTuple):
     depth
         k: the state is :math:`X_k`, its covector :math:`P_k`, and the layers are those from k on.
     influence
-        The density, its errors and indices.
+        The density, its errors and indices, with the energies of every context.
     without_queries
         The same with the positions left out that the loss asks from, which hold most of the
         influence of a last-token loss; None where it asks from all of a region.
@@ -160,6 +160,7 @@ def explain(
     depth: int = 0,
     terminal_loss: Callable[[CausalLM, State, Any], Scalar] = CausalLM.terminal_loss,
     certificates: Judged = "deciding",
+    progress: Callable[[list[int]], Iterable[int]] = iter,
 ) -> Explanation:
     """Measure the density, channels, hops, heads and certificates of a model on contexts.
 
@@ -208,7 +209,12 @@ def explain(
     norms_key, bootstrap_key = jax.random.split(key)
     rest = regions_without_queries(query_weights, regions)
     asked = asked_of_windows(model, windows, query_weights)
-    found = _measure(model, windows, asked, regions, depth, terminal_loss)
+    ids, grid = windows[:, :-1], regions.grid
+    each_found = [
+        _measure(model, *_one_of((ids, asked), at), grid, depth, terminal_loss)
+        for at in progress(list(range(len(windows))))
+    ]
+    found = jax.tree.map(lambda *leaves: jnp.stack(leaves), *each_found)
     averaged = _averaged(found, regions, rest)
     regional, adjoints = averaged["regional"], found.adjoints
     judged = (
@@ -303,42 +309,38 @@ def average_cone_mass(model: CausalLM, windows: Windows, regions: Regions) -> Es
 
 
 class _Measured(NamedTuple):
-    """What is computed under jit, with a leading axis of examples."""
+    """What is computed under jit, of a context; stacked, of all."""
 
     adjoints: Adjoints
-    last: Float[Array, "examples length width"]
-    relative_energies: Float[Array, "examples 3 length"]
-    hop_energies: Float[Array, "examples hops length"]
-    head_energies: Float[Array, "examples layers heads"]
+    last: Float[Array, "*examples length width"]
+    relative_energies: Float[Array, "*examples 3 length"]
+    hop_energies: Float[Array, "*examples hops length"]
+    head_energies: Float[Array, "*examples layers heads"]
+
+
+def _one_of(contexts: PyTree, at: int) -> PyTree:
+    return jax.tree.map(lambda leaf: leaf[at], contexts)
 
 
 @eqx.filter_jit
 def _measure(
     model: CausalLM,
-    windows: Windows,
+    ids: Int[Array, " length"],
     asked: Queries,
-    regions: Regions,
+    grid: Grid,
     depth: int,
     terminal_loss: Callable[[CausalLM, State, Any], Scalar],
 ) -> _Measured:
-    grid, flow = regions.grid, model.flow
-
-    def one(context: tuple[Int[Array, " length"], Queries]) -> tuple:
-        ids, asked = context
-        example = model.embed(ids), asked
-        parts = parts_of_context(flow, partial(terminal_loss, model), example, grid, depth)
-        below = NormBounds(parts.growths[depth:], parts.growths[depth:])
-        adjoints = parts.vectors, amplification(below).products, parts.met
-        return adjoints, (
-            parts.states[-1],
-            relative_energies(parts.vectors, parts.states[depth], grid),
-            parts.hop_energies,
-            parts.head_energies,
-        )
-
-    ids = windows[:, :-1]
-    adjoints, rest = jax.lax.map(one, (ids, asked))
-    return _Measured(Adjoints(ids, asked, *adjoints), *rest)
+    example, loss = (model.embed(ids), asked), partial(terminal_loss, model)
+    parts = parts_of_context(model.flow, loss, example, grid, depth)
+    below = NormBounds(parts.growths[depth:], parts.growths[depth:])
+    return _Measured(
+        Adjoints(ids, asked, parts.vectors, amplification(below).products, parts.met),
+        parts.states[-1],
+        relative_energies(parts.vectors, parts.states[depth], grid),
+        parts.hop_energies,
+        parts.head_energies,
+    )
 
 
 @eqx.filter_jit
@@ -360,7 +362,7 @@ def _averaged(found: _Measured, regions: Regions, rest: Regions | None) -> dict[
     contrasts = regional.products[:, 2, 0, 0] - regional.products[:, 1, 0, 0]
     scale = regions.grid.weights @ (vectors[:, 0] ** 2).sum(axis=2).mean(axis=0)
     return {
-        "influence": Influence.from_energies(energies, regions),
+        "influence": Influence.from_energies(energies, regions, keep_examples=True),
         "without_queries": None if rest is None else Influence.from_energies(energies, rest),
         "channel_energies": (vectors**2).sum(axis=3).mean(axis=0),
         "relative_energies": found.relative_energies.mean(axis=0),

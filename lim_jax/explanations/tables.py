@@ -23,6 +23,7 @@ def influence_table(found: Influence, rest: Influence | None = None) -> str:
 
     Examples
     --------
+    >>> import jax
     >>> from lim_jax.grid import boundary_regions, token_grid
     >>> energies = jax.numpy.array([[2.0, 1.0, 2.0], [2.0, 1.4, 2.0]])
     >>> found = Influence.from_energies(energies, boundary_regions(token_grid(3), "1/3"))
@@ -56,6 +57,7 @@ def contexts_needed(found: Influence, width: float = 0.1) -> int | None:
 
     Examples
     --------
+    >>> import jax
     >>> from lim_jax.grid import boundary_regions, token_grid
     >>> energies = jax.numpy.array([[2.0, 1.0, 2.0], [2.0, 1.4, 2.0]])
     >>> found = Influence.from_energies(energies, boundary_regions(token_grid(3), "1/3"))
@@ -79,8 +81,9 @@ def density_rows(found: Influence, rest: Influence | None) -> dict[str, Any]:
 
 
 def _averages(name: str, found: Influence) -> dict[str, Any]:
-    """Two rows: the regional averages of a density, and their standard errors."""
-    return {name: found.indices()[:3], f"{name}, error": found.index_errors()[:3]}
+    """The regional averages of a density, and their standard errors where there are some."""
+    averages, errors = found.indices()[:3], found.index_errors()[:3]
+    return {name: averages} | ({f"{name}, error": errors} if math.isfinite(errors[0]) else {})
 
 
 def regional_lines(title: str, rows: dict[str, Any]) -> list[str]:
@@ -107,10 +110,11 @@ def _index_line(found: Influence) -> str:
     indices, errors, count = found.indices(), found.index_errors(), int(found.count)
     needed = contexts_needed(found)
     enough = needed is not None and needed <= count
-    more = "" if enough else ": one context has no error" if needed is None else (
+    more = "" if enough or needed is None else (
         f": two errors within 10 % would take some {needed - count} more contexts"
     )  # fmt: skip
+    error = "" if needed is None else f" ± {float(errors.lim):.3f}"
     return (
-        f"LIM {float(indices.lim):+.3f} ± {float(errors.lim):.3f}, "
+        f"LIM {float(indices.lim):+.3f}{error}, "
         f"symmetric contrast {float(indices.symmetric_contrast):+.3f}{more}"
     )

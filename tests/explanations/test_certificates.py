@@ -31,7 +31,12 @@ def model():
 def found():
     asked = explanations.asked_of_windows(model(), WINDOWS, teacher_forcing(LENGTH))
     loss = models.CausalLM.terminal_loss
-    return explanation._measure(model(), WINDOWS, asked, REGIONS, DEPTH, loss).adjoints
+    each = [
+        explanation._measure(model(), *explanation._one_of(context, at), REGIONS.grid, DEPTH, loss)
+        for context in [(WINDOWS[:, :-1], asked)]
+        for at in range(COUNT)
+    ]
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *each).adjoints
 
 
 @cache
