@@ -1,6 +1,7 @@
 """Which positions a model of your own uses on data of your own, from a terminal."""
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +25,7 @@ from lim_jax.models import CausalLM
 from lim_jax.probes import sample_mean
 
 Energy = Float[np.ndarray, " _"]
-CELLS = 100
+CELLS, MOST_TOKENS = 100, 3
 TOKEN_COLUMNS = ("context", "place", "token", "position", "weight", "energy", "density")
 
 
@@ -39,12 +40,15 @@ class Record(NamedTuple):
         Of the context's tokens.
     contexts
         How many have such a span.
+    most
+        Which of its tokens hold most of that, each with its part of it.
     """
 
     share: float
     error: float
     tokens: float
     contexts: int
+    most: str = ""
 
 
 class Profiled(NamedTuple):
@@ -83,10 +87,10 @@ def profile(
 ) -> int:
     """Say which positions of your data a model uses: densities with errors, tokens and records.
 
-    Prints the density over the left, the middle and the right, the indices, and the share of each
-    named record. Writes profile.json, profile.csv (position, density, error), tokens.csv,
-    records.csv, and figures as PNG and SVG. Interrupted and run again it goes on after the last
-    context that was measured.
+    Prints what was found in a sentence, the share of each named record, then the density over the
+    left, the middle and the right and its indices. Writes profile.json, profile.csv (position,
+    density, error), tokens.csv, records.csv, and figures as PNG and SVG. Interrupted and run again
+    it goes on after the last context that was measured.
 
     Args:
         model: A folder of weights as published, or a GGUF file; with its tokenizer.
@@ -122,7 +126,7 @@ def profile(
         require_fitting(network, contexts)
         found = _profiled(network, contexts, loss, delta, unfinished)
         print(f"== {model} on {data}: {_described(contexts)}, loss {loss} ==")
-        print(_table(found))
+        print(_words(found))
         title = f"{model.name}, {loss}"
         _write(found, f"{title}, {_described(contexts)}", folder)
         if html:
@@ -170,7 +174,7 @@ def _profiled(
         energies,
         _influence(energies, delta),
         _without_queries(contexts, energies, delta),
-        _by_record(contexts, energies),
+        by_record(contexts, energies),
     )
 
 
@@ -196,23 +200,59 @@ def _without_queries(
     return _influence([energy[:end] * end / energy.size for energy, end in pairs], delta)
 
 
-def _by_record(contexts: Sequence[Context], energies: Sequence[Energy]) -> dict[str, Record]:
+def by_record(contexts: Sequence[Context], energies: Sequence[Energy]) -> dict[str, Record]:
+    """What the spans of each name hold, by name, in the order in which they are met.
+
+    Parameters
+    ----------
+    contexts, energies
+        As in `Profiled`; energies of no contexts are nobody's.
+    """
     shares: dict[str, list[tuple[float, float]]] = {}
-    for context, energy in zip(contexts, energies, strict=True):
-        names = dict.fromkeys(span.name for span in context.spans)
-        for name in names:
+    tokens: dict[str, dict[str, float]] = {}
+    for context, energy in zip(contexts, energies, strict=bool(contexts)):
+        parts = energy / (energy.sum() or 1)
+        for name in dict.fromkeys(span.name for span in context.spans):
             places = [span.places for span in context.spans if span.name == name]
             chosen = np.unique(np.concatenate(places))
-            share = float(energy[chosen].sum() / (energy.sum() or 1))
-            shares.setdefault(name, []).append((share, chosen.size / energy.size))
+            shares.setdefault(name, []).append(
+                (float(parts[chosen].sum()), chosen.size / energy.size)
+            )
+            for place in chosen.tolist():
+                held, token = tokens.setdefault(name, {}), context.tokens[place]
+                held[token] = held.get(token, 0.0) + float(parts[place])
     found = {name: np.array(pairs).T for name, pairs in shares.items()}
     means = {name: sample_mean(jax.device_put(share)) for name, (share, _) in found.items()}
     return {
         name: Record(
-            float(means[name].value), float(means[name].error), float(tokens.mean()), tokens.size
+            float(means[name].value), float(means[name].error), float(of_tokens.mean()),
+            of_tokens.size, _most(tokens[name]),
         )
-        for name, (_, tokens) in found.items()
-    }
+        for name, (_, of_tokens) in found.items()
+    }  # fmt: skip
+
+
+def _most(tokens: Mapping[str, float]) -> str:
+    """The tokens that hold most of a part, as JSON spells them, with their shares of it."""
+    whole = sum(tokens.values()) or 1
+    order = sorted(tokens.items(), key=lambda pair: -pair[1])[:MOST_TOKENS]
+    return ", ".join(
+        f"{json.dumps(token, ensure_ascii=False)} {report.percent(energy / whole)}"
+        for token, energy in order
+    )
+
+
+def record_lines(records: Mapping[str, Record]) -> list[str]:
+    """A line for each record under a line of names: the largest share first."""
+    if not records:
+        return []
+    names = " ".join(f"{name:>10s}" for name in ("share", "error", "of tokens", "contexts"))
+    lines = [f"{'record':26s} {names}  most in"]
+    for name, one in sorted(records.items(), key=lambda pair: -pair[1].share):
+        error = f"{one.error:10.4f}" if np.isfinite(one.error) else f"{'-':>10s}"
+        shares = f"{one.share:10.4f} {error} {one.tokens:10.4f} {one.contexts:10d}"
+        lines.append(f"{name:26s} {shares}  {one.most}")
+    return lines
 
 
 def _described(contexts: Sequence[Context]) -> str:
@@ -221,16 +261,16 @@ def _described(contexts: Sequence[Context]) -> str:
     return f"{len(contexts)} context{'s' * (len(lengths) > 1)} of {spread} tokens"
 
 
-def _table(found: Profiled) -> str:
-    lines = [explanations.influence_table(found.influence, found.without_queries)]
-    if found.records:
-        lines.append(
-            f"{'record':26s} {'share':>10s} {'error':>10s} {'of tokens':>10s} {'contexts':>10s}"
-        )
-    for name, record in found.records.items():
-        shares = f"{record.share:10.4f} {record.error:10.4f} {record.tokens:10.4f}"
-        lines.append(f"{name:26s} {shares} {record.contexts:10d}")
-    return "\n".join(lines)
+def _words(found: Profiled) -> str:
+    """The finding, the records, then positions."""
+    rest = found.without_queries
+    lines = [
+        report.records_finding(found.records),
+        report.finding(found.influence, rest),
+        *record_lines(found.records),
+        explanations.influence_table(found.influence, rest),
+    ]
+    return "\n".join(line for line in lines if line)
 
 
 def _write(found: Profiled, title: str, folder: Path) -> None:
@@ -267,6 +307,8 @@ def _write_page(
         texts,
         title=title,
         without_queries=found.without_queries,
+        spans=[context.spans for context in found.contexts[: len(accounts)]],
+        records=found.records,
     )
 
 

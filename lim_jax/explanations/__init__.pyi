@@ -9,6 +9,7 @@ from .account import account_of_context as account_of_context
 from .account import asked_of_windows as asked_of_windows
 from .account import counted_depth as counted_depth
 from .account import parts_of_context as parts_of_context
+from .account import parts_of_ids as parts_of_ids
 from .attributions import attention_rollout as attention_rollout
 from .attributions import gradient_times_input as gradient_times_input
 from .attributions import integrated_gradients as integrated_gradients

@@ -130,7 +130,15 @@ def account_of_context(
     asked = asked_of_windows(model, window[None], query_weights)
     weights = jnp.asarray(query_weights).astype(model.embedding.dtype)
     one = jax.tree.map(lambda leaf: leaf[0], asked)
-    return _account(model, jnp.asarray(window[:-1]), one, weights, depth, terminal_loss)
+    parts = parts_of_ids(model, jnp.asarray(window[:-1]), one, depth, terminal_loss)
+    return TokenAccount(
+        parts.loss,
+        weights,
+        jax.jit(_squares)(parts.vectors),
+        parts.hop_energies,
+        parts.head_energies,
+        parts.by_depth,
+    )
 
 
 def asked_of_windows(
@@ -190,8 +198,8 @@ class ContextParts(NamedTuple):
     ----------
     loss
         Of the context.
-    states
-        :math:`X_0, \dots, X_M`.
+    state, last
+        :math:`X_k` and :math:`X_M`.
     vectors
         The residual, the cone and the local channel at depth k, in the order of `ledger.CHANNELS`;
         the first is :math:`P_T`, and their sum :math:`P_k`.
@@ -209,7 +217,8 @@ class ContextParts(NamedTuple):
     """
 
     loss: Scalar
-    states: Float[Array, "times length width"]
+    state: State
+    last: State
     vectors: Float[Array, "3 length width"]
     hop_energies: Float[Array, "hops length"]
     head_energies: Float[Array, "layers heads"]
@@ -277,7 +286,8 @@ def parts_of_context(
     )
     return ContextParts(
         loss,
-        states,
+        states[depth],
+        states[-1],
         jnp.stack([terminal, sweep.cone, sweep.local]),
         _squares(sweep.hops),
         heads[depth:],
@@ -315,25 +325,27 @@ def _passed(
 
 
 @eqx.filter_jit
-def _account(
+def parts_of_ids(
     model: CausalLM,
     ids: Int[Array, " length"],
     asked: Queries,
-    query_weights: Profile,
     depth: int,
     terminal_loss: Callable[[CausalLM, State, Any], Scalar],
-) -> TokenAccount:
+) -> ContextParts:
+    """`parts_of_context` of ids: the one program of accounts and of explanations.
+
+    Parameters
+    ----------
+    model, depth, terminal_loss
+        As in `account_of_context`.
+    ids
+        Of the context.
+    asked
+        One of `asked_of_windows`.
+    """
     grid = token_grid(ids.shape[0], model.embedding.dtype)
     example = model.embed(ids), asked
-    parts = parts_of_context(model.flow, partial(terminal_loss, model), example, grid, depth)
-    return TokenAccount(
-        parts.loss,
-        query_weights,
-        _squares(parts.vectors),
-        parts.hop_energies,
-        parts.head_energies,
-        parts.by_depth,
-    )
+    return parts_of_context(model.flow, partial(terminal_loss, model), example, grid, depth)
 
 
 def _squares(vectors: Float[Array, "*parts width"]) -> Float[Array, "*parts"]:

@@ -6,7 +6,6 @@ depth: where early layers change the scale of the state, the channels of the inp
 """
 
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -46,9 +45,10 @@ from lim_jax.adjoint.residual import amplification
 from lim_jax.density.statistics import Influence
 from lim_jax.explanations.account import (
     HOPS,
+    ContextParts,
     asked_of_windows,
     counted_depth,
-    parts_of_context,
+    parts_of_ids,
 )
 from lim_jax.explanations.certificates import (
     Adjoints,
@@ -322,7 +322,6 @@ def _one_of(contexts: PyTree, at: int) -> PyTree:
     return jax.tree.map(lambda leaf: leaf[at], contexts)
 
 
-@eqx.filter_jit
 def _measure(
     model: CausalLM,
     ids: Int[Array, " length"],
@@ -331,16 +330,20 @@ def _measure(
     depth: int,
     terminal_loss: Callable[[CausalLM, State, Any], Scalar],
 ) -> _Measured:
-    example, loss = (model.embed(ids), asked), partial(terminal_loss, model)
-    parts = parts_of_context(model.flow, loss, example, grid, depth)
-    below = NormBounds(parts.growths[depth:], parts.growths[depth:])
-    return _Measured(
-        Adjoints(ids, asked, parts.vectors, amplification(below).products, parts.met),
-        parts.states[-1],
-        relative_energies(parts.vectors, parts.states[depth], grid),
-        parts.hop_energies,
-        parts.head_energies,
-    )
+    parts = parts_of_ids(model, ids, asked, depth, terminal_loss)
+    products, relative = _of_parts(parts, grid, depth)
+    adjoints = Adjoints(ids, asked, parts.vectors, products, parts.met)
+    return _Measured(adjoints, parts.last, relative, parts.hop_energies, parts.head_energies)
+
+
+@eqx.filter_jit
+def _of_parts(
+    parts: ContextParts, grid: Grid, depth: int
+) -> tuple[Float[Array, " layers"], Float[Array, "3 length"]]:
+    """The layers' amplification from below, and the channels' relative energies."""
+    growths = parts.growths[depth:]
+    below = amplification(NormBounds(growths, growths)).products
+    return below, relative_energies(parts.vectors, parts.state, grid)
 
 
 @eqx.filter_jit

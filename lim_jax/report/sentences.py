@@ -11,20 +11,8 @@ from lim_jax.adjoint.certificate import Certificate
 from lim_jax.adjoint.ledger import CHANNELS
 from lim_jax.density.statistics import Influence
 from lim_jax.explanations.account import HOPS
-from lim_jax.report.wording import MEASURED, verdict
+from lim_jax.report.wording import PLAIN, QUESTIONS, verdict
 
-QUESTIONS = {
-    "right-biased queries": "Does the loss ask so much more of the end than of the middle that "
-    "the last state matters more at the end?",
-    "survival of recency": "Do the layers change so little that the end must keep its lead over "
-    "the middle?",
-    "primacy of the cone channel": "Does what later tokens read of the beginning add up so well "
-    "that through attention the beginning must matter more than the middle?",
-    "double deficit from channel bounds": "Are the boundaries' own channels so strong that both "
-    "ends must matter more than the middle?",
-    "exact characterisation": "Do channels and their cross terms together put both ends above the "
-    "middle?",
-}
 ANSWERS = {
     "held": "Yes, so it follows.",
     "failed": "No, so nothing follows.",
@@ -52,8 +40,15 @@ def percent(share: Any, error: Any = np.inf) -> str:
     return digits(share) + (f" ± {digits(error)}" if np.isfinite(float(error)) else "")
 
 
-def finding(found: Influence) -> str:
+def finding(found: Influence, rest: Influence | None = None) -> str:
     """How much the middle matters beside the ends, with its error, and what that decides.
+
+    Parameters
+    ----------
+    found
+        The influence.
+    rest
+        The same without the tokens that the loss asks from: then it is this that is told of.
 
     Examples
     --------
@@ -66,6 +61,9 @@ def finding(found: Influence) -> str:
     >>> finding(Influence.from_energies(hill, regions))[:57]
     'The middle matters 4.0 times as much as the weaker end. O'
     """
+    if rest is not None:
+        said = finding(rest)
+        return f"Before the places asked from, {said[0].lower()}{said[1:]}"
     said = verdict(found)  # refuses what is no influence
     if bool(found.degenerate):
         return said
@@ -144,7 +142,8 @@ def certificate_lines(certificates: Sequence[Certificate]) -> list[str]:
     deciding = [one for one in certificates if not one.vacuous]
     lines = [
         f"{QUESTIONS.get(one.name, one.name + '?')} {ANSWERS['held' if one.holds else 'failed']} "
-        f"Measured: {one.conclusion} is {'true' if one.concluded else 'false'}."
+        f"Measured apart from it: {PLAIN.get(one.name, one.conclusion)}: "
+        f"{'yes' if one.concluded else 'no'}."
         for one in deciding
     ]
     hopeless = [one.name for one in certificates if one.vacuous]

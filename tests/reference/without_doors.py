@@ -2,8 +2,10 @@
 
 WITHOUT = {
     "Commands: their arguments come through tyro, and tests/cli has what they refuse.": """
-        cli.explain cli.study counterexamples first_contexts keep_programs
-        main network_within noted profile
+        announced by_record choose_contexts cli.explain cli.study counterexamples duration
+        first_contexts
+        keep_programs main network_within noted profile record_lines report_explanations stem
+        words write_pages
         rates read_contexts reproduce run_folder save_figure study_figures write_json
         write_table
     """,
@@ -40,7 +42,8 @@ WITHOUT = {
     "Parts of figures and pages, given numbers of the library's own.": """
         accuracy_by_place contrast depth_chart digits draw_averages draw_densities
         error_band findings_page fit_scale found_in_a_line gain_against_cost gains_of_arms
-        head_chart influence_by_record ink label_ends legend_below line_style
+        blocks_of head_chart influence_by_record ink label_ends legend_below line_style
+        page_of parts_finding percent records_finding
         middle_against_time new_figure parts_shares positive_part prompted_page
         prompted_records rank_correlations shade_boundaries shading share_chart
         shifted_records short simulation_convergence simulation_influence_profiles
@@ -67,8 +70,8 @@ WITHOUT = {
         tiled_attention
     """,
     "Parts of an explanation, given its own numbers.": """
-        asked_of_windows density_rows index_lines primacy_of_the_cone pull_back_hops
-        regional_lines survival_of_recency
+        asked_of_windows density_rows index_lines parts_of_ids primacy_of_the_cone
+        pull_back_hops regional_lines survival_of_recency
     """,
     "Takes anything: says what it is, or looks at its shape alone.": """
         attention_of kind_of unit_profile written_causal
