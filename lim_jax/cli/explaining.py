@@ -112,11 +112,8 @@ def explain(
         if html:
             report.require_page_packages()
         most = MOST if contexts is None else counted(contexts, "contexts")
-        unfinished = folder / UNFINISHED
-
-        def held(path: Path) -> CausalLM:
-            return network_within(path, memory, FIRST * max_length, unfinished)
-
+        unfinished, tokens = folder / UNFINISHED, FIRST * max_length
+        held = partial(network_within, memory=memory, tokens=tokens, unfinished=unfinished)
         start, read = _network_and_contexts(
             model, data, loss, max_length, most, (keys[0], keys[2]), held
         )
@@ -127,11 +124,7 @@ def explain(
         regions = boundary_regions(grid, delta)
         networks, losses = {"given": start}, None
         if model is None:
-            text, progress = models.standard_library_text(), partial(tqdm, desc="training")
-            trained, losses = models.train(
-                start, text, max_length, steps, key=keys[1], progress=progress,
-                checkpoint=unfinished / "training",
-            )  # fmt: skip
+            trained, losses = _trained(start, max_length, steps, keys[1], unfinished)
             networks = {"seeded": start, "trained": trained}
         cases = _cases(networks, read, loss)
         # The clock may choose another number when the run is taken up: the first one holds.
@@ -209,6 +202,16 @@ def _cut_left(context: Context, length: int, where: str) -> Context:
         weights=weights,
         tokens=context.tokens[left:],
         spans=tuple(span._replace(places=places) for span, places in kept if places.size),
+    )
+
+
+def _trained(
+    start: CausalLM, length: int, steps: int, key: jax.Array, unfinished: Path
+) -> tuple[CausalLM, jax.Array]:
+    """The byte-level network after it has read the standard library, and its losses."""
+    text, progress = models.standard_library_text(), partial(tqdm, desc="training")
+    return models.train(
+        start, text, length, steps, key=key, progress=progress, checkpoint=unfinished / "training"
     )
 
 

@@ -3,6 +3,7 @@ from . import findings as findings
 from . import page as page
 from . import sentences as sentences
 from . import shades as shades
+from . import showing as showing
 from . import tokens as tokens
 from . import wording as wording
 from .charts import depth_chart as depth_chart
@@ -26,6 +27,8 @@ from .shades import contrast as contrast
 from .shades import ink as ink
 from .shades import shading as shading
 from .shades import style as style
+from .showing import Page as Page
+from .showing import show as show
 from .tokens import Block as Block
 from .tokens import ShownContext as ShownContext
 from .tokens import blocks_of as blocks_of

@@ -173,7 +173,7 @@ def _block(
         percent(share),
         percent(len(places) / len(density)),
         round(100 * share, 2),
-        int(shade(np.asarray(held.mean() if places else 0.0))),
+        int(shade(np.array([held.mean() if places else 0.0]))[0]),
         [(in_text(texts[places[at]]), percent(held[at] / own)) for at in largest],
     )
 

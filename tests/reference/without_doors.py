@@ -46,7 +46,7 @@ WITHOUT = {
         page_of parts_finding percent records_finding
         middle_against_time new_figure parts_shares positive_part prompted_page
         prompted_records rank_correlations shade_boundaries shading share_chart
-        shifted_records short simulation_convergence simulation_influence_profiles
+        shifted_records short show simulation_convergence simulation_influence_profiles
         simulation_observability_profiles simulation_probe_errors spans_decades with_error
         write_page
     """,
