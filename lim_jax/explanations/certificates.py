@@ -101,7 +101,7 @@ def primacy_of_the_cone(
 ) -> Certificate:
     r"""Judge `criteria.primacy_noncancellation` by the first token, and in full if it may hold.
 
-    :math:`\kappa_L` is the least :math:`\Gamma` over all pairs of contributions to the left. Those
+    :math:`\κ_L` is the least :math:`\Gamma` over all pairs of contributions to the left. Those
     of one layer to the first token are some of them: where two of these point apart, it is not
     positive.
 
@@ -123,7 +123,7 @@ def primacy_of_the_cone(
     layers = model.flow.depth - depth
     horizon = jnp.asarray(model.flow.horizon * layers / model.flow.depth, energy.dtype)
     refuted = JointCone(every, jnp.abs(every), energy, length, horizon)
-    needed = compare("kappa_L, of the first token alone > 0", least, 0.0, least.dtype)
+    needed = compare("κ_L, of the first token alone > 0", least, 0.0, least.dtype)
     return primacy_noncancellation(refuted, regions)._replace(inequalities=(needed,))
 
 

@@ -230,8 +230,7 @@ def _legend(shade: Shading) -> dict[str, Any]:
 
 def _maps(accounts: Sequence[TokenAccount]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The shaded charts by the id of their place, and their legends."""
-    heads = np.mean([np.asarray(account.heads, float) for account in accounts], axis=0)
-    heads = 100 * heads / (heads.sum() or 1)
+    heads = 100 * np.mean([_of_layers(account) for account in accounts], axis=0)
     depths = _density_by_depth(accounts)
     of_heads, of_depths = shading(heads), shading(depths)
     drawn = {
@@ -239,6 +238,16 @@ def _maps(accounts: Sequence[TokenAccount]) -> tuple[dict[str, Any], dict[str, A
         "depths": depth_chart(depths, of_depths),
     }
     return drawn, {"heads": _legend(of_heads), "depths": _legend(of_depths)}
+
+
+def _of_layers(account: TokenAccount) -> np.ndarray:
+    """What each head adds, over the influence that stands at its own layer.
+
+    There both are in one scale: where a layer multiplies the state, the energies of all that comes
+    before it are larger, and none of its heads did that.
+    """
+    standing = np.asarray(account.by_depth, float)[account.depth : -1].mean(axis=1, keepdims=True)
+    return np.asarray(account.heads, float) / np.where(standing > 0, standing, 1)
 
 
 def _density_by_depth(accounts: Sequence[TokenAccount]) -> np.ndarray:

@@ -179,12 +179,13 @@ def test_charts_hold_the_profile_with_its_errors_and_regions(read):
 
 def test_charts_hold_the_heads_and_the_density_at_every_depth(read):
     given = pages.accounts()
-    heads = (given[0].heads + given[1].heads) / 2
-    expected = 100 * heads / heads.sum()
+    standing = [one.by_depth[pages.DEPTH : -1].mean(axis=1) for one in given]
+    parts = [one.heads / of[:, None] for one, of in zip(given, standing, strict=True)]
+    expected = 100 * (parts[0] + parts[1]) / 2
     cells = rows(read, "heads", "share")
     for row in cells:
         assert row["share"] == f"{expected[row['layer'] - pages.DEPTH, row['head']]:.3g} %"
-    assert len(cells) == heads.size
+    assert len(cells) == expected.size
     # Three tokens of the longer context to a cell.
     thirds = given[0].by_depth.reshape(pages.LAYERS + 1, 3, 3).mean(axis=2)
     energy = (thirds + given[1].by_depth) / 2
