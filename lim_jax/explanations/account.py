@@ -173,15 +173,17 @@ def asked_of_windows(
     weights = np.broadcast_to(np.asarray(query_weights), (len(windows), length))
     places = [np.flatnonzero(row) for row in weights]
     size = min(length, padded_length(max(1, *map(len, places))))
-    rows = [
-        [
-            np.pad(part[chosen], (0, size - len(chosen)))
-            for part in (row[1:], one, np.arange(length))
-        ]
-        for row, one, chosen in zip(windows, weights, places, strict=True)
-    ]
-    targets, asked, where = map(np.stack, zip(*rows, strict=True))
-    return jax.device_put(Queries(targets, asked.astype(model.embedding.dtype), where))
+    every = np.arange(length)
+
+    def asked(number: int, part: np.ndarray) -> np.ndarray:
+        return np.pad(part[places[number]], (0, size - len(places[number])))
+
+    numbers = range(len(windows))
+    targets = np.stack([asked(number, windows[number, 1:]) for number in numbers])
+    chosen = np.stack([asked(number, weights[number]) for number in numbers])
+    found: Any = targets, chosen.astype(model.embedding.dtype)
+    where: Any = np.stack([asked(number, every) for number in numbers])
+    return jax.device_put(Queries(*found, where))
 
 
 def counted_depth(depth: Any, flow: ResidualFlow) -> int:

@@ -12,7 +12,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, Key, PyTree
+from jaxtyping import Array, Float, Int, Key
 
 from lim_jax._checks import (
     ARRAYS,
@@ -201,17 +201,17 @@ def explain(
     """
     _require_case(model, windows, regions)
     each = len(np.shape(query_weights)) == 2
-    axes, sizes = ("examples length", {"examples": len(windows)}) if each else ("length", {})
-    require_floats(query_weights, "query_weights", axes, length=regions.grid.size, **sizes)
+    count, length = len(windows), regions.grid.size
+    axes = "examples length" if each else "length"
+    require_floats(query_weights, "query_weights", axes, length=length, examples=count)
     require_key(key)
     require_name(certificates, ("deciding", "all"), "certificates", "See explain.")
     depth = counted_depth(depth, model.flow)
     norms_key, bootstrap_key = jax.random.split(key)
     rest = regions_without_queries(query_weights, regions)
     asked = asked_of_windows(model, windows, query_weights)
-    ids, grid = windows[:, :-1], regions.grid
     each_found = [
-        _measure(model, *_one_of((ids, asked), at), grid, depth, terminal_loss)
+        _measure(model, windows[at, :-1], _one_of(asked, at), regions.grid, depth, terminal_loss)
         for at in progress(list(range(len(windows))))
     ]
     found = jax.tree.map(lambda *leaves: jnp.stack(leaves), *each_found)
@@ -318,8 +318,8 @@ class _Measured(NamedTuple):
     head_energies: Float[Array, "*examples layers heads"]
 
 
-def _one_of(contexts: PyTree, at: int) -> PyTree:
-    return jax.tree.map(lambda leaf: leaf[at], contexts)
+def _one_of(asked: Queries, at: int) -> Queries:
+    return jax.tree.map(lambda leaf: leaf[at], asked)
 
 
 def _measure(

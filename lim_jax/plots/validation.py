@@ -240,6 +240,7 @@ def _label(figure: Figure, panels: Sequence[Axes], xlabel: str, ylabel: str) -> 
         axes.tick_params(labelsize=7)
         axes.set_xlabel(xlabel, fontsize=7)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        if axes.get_subplotspec().is_first_col():
+        place = axes.get_subplotspec()
+        if place is not None and place.is_first_col():
             axes.set_ylabel(ylabel, fontsize=8)
     legend_below(figure, columns=3)

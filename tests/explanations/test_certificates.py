@@ -31,9 +31,9 @@ def model():
 def found():
     asked = explanations.asked_of_windows(model(), WINDOWS, teacher_forcing(LENGTH))
     loss = models.CausalLM.terminal_loss
+    rest = REGIONS.grid, DEPTH, loss
     each = [
-        explanation._measure(model(), *explanation._one_of(context, at), REGIONS.grid, DEPTH, loss)
-        for context in [(WINDOWS[:, :-1], asked)]
+        explanation._measure(model(), WINDOWS[at, :-1], explanation._one_of(asked, at), *rest)
         for at in range(COUNT)
     ]
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *each).adjoints
@@ -76,7 +76,8 @@ def test_the_first_tokens_contributions_are_those_of_dense_blocks():
     np.testing.assert_allclose(found().met[1], covectors, rtol=1e-10, atol=1e-14)
     parts = np.einsum("nixa,nix->nia", blocks[:, :, 0], covectors)
     expected = np.einsum("nia,nja->ij", parts, parts).min() / COUNT
-    least = certificates._least_of_first_token(model(), *found().met, REGIONS.grid, DEPTH)
+    states, met = found().met
+    least = certificates._least_of_first_token(model(), states, met, REGIONS.grid, DEPTH)
     np.testing.assert_allclose(least, expected, rtol=1e-9)
     assert expected < 0
 

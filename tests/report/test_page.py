@@ -285,7 +285,7 @@ def test_named_parts_are_blocks_with_their_shares_and_tokens(read):
     assert rows == ["<b>first</b>", "50 % ± 10 %", "38 %", "last", "25 % ± 6 %", "12 %"]
     with pytest.raises(ValueError, match=r"spans: got the places \[9\], expected .* 0 to 8"):
         beyond = pages.Span("x", np.array([9]))
-        lim.report.blocks_of(account, pages.TEXTS[0], [beyond], shades.shading(shares))
+        lim.report.blocks_of(account, pages.TEXTS[0], [beyond], shades.shading(np.asarray(shares)))
 
 
 def test_one_context_says_once_that_it_has_no_error(tmp_path):
