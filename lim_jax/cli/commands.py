@@ -6,9 +6,11 @@ from importlib.metadata import version
 
 import tyro
 
+from lim_jax.cli.comparing import compare
 from lim_jax.cli.explaining import explain
 from lim_jax.cli.orders import rates
 from lim_jax.cli.profiling import profile
+from lim_jax.cli.questions import ask
 from lim_jax.cli.reproduction import counterexamples, reproduce
 from lim_jax.cli.studying import study
 
@@ -31,7 +33,9 @@ def _run(arguments: Sequence[str]) -> int:
         return 0
     return tyro.extras.subcommand_cli_from_dict(
         {
+            "ask": ask,
             "profile": profile,
+            "compare": compare,
             "explain": explain,
             "rates": rates,
             "study": study,

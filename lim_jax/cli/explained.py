@@ -10,10 +10,11 @@ import numpy as np
 from lim_jax import explanations, models, plots, report
 from lim_jax._checks import AnyPath, as_path
 from lim_jax.adjoint.ledger import CHANNELS
-from lim_jax.cli.data import Context
+from lim_jax.asking import Context
 from lim_jax.cli.folder import save_figure, write_json, write_table
+from lim_jax.cli.kept import record_shares
 from lim_jax.cli.pages import first_contexts
-from lim_jax.cli.profiling import Record, by_record, record_lines
+from lim_jax.cli.records import Record, averaged_records, record_lines
 from lim_jax.cli.taking import Case
 from lim_jax.explanations import Explanation
 from lim_jax.explanations.account import HOPS
@@ -58,7 +59,7 @@ def report_explanations(
     """
     figures, documents, out = 0, {}, as_path(out, "out")
     for name, result in found.items():
-        records = by_record(contexts, _energies(result))
+        records = _records(contexts, result)
         figures += _save_explanation(result, name, out)
         documents[name] = {
             **result.record(), "records": {key: one._asdict() for key, one in records.items()}
@@ -92,7 +93,7 @@ def words(result: Explanation, records: Mapping[str, Record]) -> list[str]:
     result
         From `explanations.explain`.
     records
-        From `profiling.by_record`.
+        From `records.averaged_records`.
     """
     influence, rest, regions = result.influence, result.without_queries, result.influence.regions
     weights = np.asarray(influence.grid.weights)
@@ -111,8 +112,12 @@ def words(result: Explanation, records: Mapping[str, Record]) -> list[str]:
     return [line for line in lines if line]
 
 
-def _energies(result: Explanation) -> list[np.ndarray]:
-    return list(np.asarray(result.influence.example_energies))
+def _records(contexts: Sequence[Context], result: Explanation) -> dict[str, Record]:
+    """Of the named parts; bytes of the byte-level network have none."""
+    if not contexts:
+        return {}
+    energies = list(np.asarray(result.influence.example_energies))
+    return averaged_records(record_shares(contexts, energies), contexts, energies)
 
 
 def _save_explanation(result: Explanation, name: str, out: Path) -> int:
@@ -178,6 +183,6 @@ def write_pages(
             certificates=result.certificates,
             without_queries=result.without_queries,
             spans=[context.spans for context in contexts[: len(accounts)]],
-            records=by_record(contexts, _energies(result)),
+            records=_records(contexts, result),
         )
     print(f"Wrote a page for each network and loss to {out}.")

@@ -13,7 +13,8 @@ from tqdm import tqdm
 
 from lim_jax import explanations, models, report
 from lim_jax._checks import as_path, counted, require
-from lim_jax.cli.data import Asked, Context, read_contexts
+from lim_jax.asking import Context, read_contexts
+from lim_jax.cli.answers import answered
 from lim_jax.cli.explained import report_explanations, stem, write_pages
 from lim_jax.cli.folder import UNFINISHED, Named, Unnamed, run_folder
 from lim_jax.cli.networks import network_within
@@ -28,7 +29,8 @@ from lim_jax.probes import Estimate
 from lim_jax.results import load, save
 
 MOST, LONGEST, BYTES = 1024, 512, 64  # contexts, and tokens or bytes of one
-Losses = Literal[Asked, "last-token"]
+ANSWER = 32  # the most tokens of an answer that the model gives itself
+Losses = Literal["next-token", "answer", "margin", "last-token"]
 
 
 class Read(NamedTuple):
@@ -73,7 +75,8 @@ def explain(
     Args:
         model: A folder of weights as published, or a GGUF file; with its tokenizer.
         data: A UTF-8 text, cut into contexts; or JSON lines (a file named .jsonl), each with
-            "text", or with "prompt" and "answer", all cut on the left to the shortest.
+            "text", or with "prompt" and "answer", all cut on the left to the shortest. Of a line
+            without an answer the model's own is explained.
         loss: next-token asks every position for the token after it; answer the answer's tokens
             alone; margin the same by their log odds, whose influence does not fade where the model
             is sure; last-token the end of the context alone.
@@ -175,8 +178,9 @@ def _network_and_contexts(
     )
     assert model is not None and data is not None
     asked = "next-token" if loss == "last-token" else loss
-    read = read_contexts(data, model, asked, length)
+    lines = read_contexts(data, model, asked, length)
     network = held(model)
+    read = answered(lines, network, model, asked, ANSWER)
     require_fitting(network, read)
     shortest = min(context.length for context in read)
     order = np.asarray(jax.random.permutation(keys[1], len(read)))[:most].tolist()

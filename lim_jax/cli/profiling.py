@@ -1,54 +1,47 @@
 """Which positions a model of your own uses on data of your own, from a terminal."""
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 import tyro
 from jaxtyping import Float
 from tqdm import tqdm
 
 from lim_jax import explanations, models, plots, report
-from lim_jax._checks import as_path, counted, require
-from lim_jax.cli.data import Asked, Context, read_contexts
+from lim_jax._checks import AnyPath, as_path, counted, require
+from lim_jax.asking import Context, ShuffledContexts, read_contexts
+from lim_jax.asking.contexts import Asked
+from lim_jax.cli.answers import answered
 from lim_jax.cli.folder import UNFINISHED, Named, run_folder, save_figure, write_json, write_table
+from lim_jax.cli.kept import Shares, measured_contexts, record_shares, write_contexts
 from lim_jax.cli.networks import network_within, noted
 from lim_jax.cli.pages import first_contexts
+from lim_jax.cli.records import Record, averaged_records, record_lines
+from lim_jax.cli.shuffling import (
+    ShuffledShares,
+    averaged_orders,
+    shuffled_lines,
+    shuffled_report,
+    shuffled_shares,
+    write_shuffled,
+)
 from lim_jax.density.statistics import Influence
-from lim_jax.grid.carrying import carrying_shares
 from lim_jax.grid.cells import token_grid
 from lim_jax.grid.partition import boundary_regions
-from lim_jax.models import CausalLM
-from lim_jax.probes import sample_mean
+from lim_jax.models import CausalLM, contrast_loss
+from lim_jax.results.measured import (
+    CELLS,
+    MeasuredContexts,
+    common_regions,
+    energies_before_queries,
+    influence_of_contexts,
+)
 
 Energy = Float[np.ndarray, " _"]
-CELLS, MOST_TOKENS = 100, 3
+LOSSES = {"margin": CausalLM.margin_loss, "contrast": contrast_loss}
 TOKEN_COLUMNS = ("context", "place", "token", "position", "weight", "energy", "density")
-
-
-class Record(NamedTuple):
-    """What spans of one name hold of a context's influence, averaged over the contexts with it.
-
-    Attributes
-    ----------
-    share, error
-        Of the context's total Z, and the standard error over contexts.
-    tokens
-        Of the context's tokens.
-    contexts
-        How many have such a span.
-    most
-        Which of its tokens hold most of that, each with its part of it.
-    """
-
-    share: float
-    error: float
-    tokens: float
-    contexts: int
-    most: str = ""
 
 
 class Profiled(NamedTuple):
@@ -65,6 +58,10 @@ class Profiled(NamedTuple):
         first of a context is.
     records
         By name, in the order in which they are met.
+    shares, kept
+        What records hold of each context, and the contexts one by one.
+    shuffled
+        What is due to documents and what to places, of documents in several orders; else None.
     """
 
     contexts: Sequence[Context]
@@ -72,6 +69,9 @@ class Profiled(NamedTuple):
     influence: Influence
     without_queries: Influence | None
     records: dict[str, Record]
+    shares: Shares
+    kept: MeasuredContexts
+    shuffled: ShuffledShares | None
 
 
 def profile(
@@ -80,6 +80,9 @@ def profile(
     loss: Asked = "next-token",
     delta: float = 0.2,
     max_length: int = 512,
+    shuffle: int = 0,
+    answer_tokens: int = 32,
+    foil: str = "",
     html: bool = False,
     memory: float | None = None,
     out: Named = Path("profile"),
@@ -89,18 +92,27 @@ def profile(
 
     Prints what was found in a sentence, the share of each named record, then the density over the
     left, the middle and the right and its indices. Writes profile.json, profile.csv (position,
-    density, error), tokens.csv, records.csv, and figures as PNG and SVG. Interrupted and run again
-    it goes on after the last context that was measured.
+    density, error), tokens.csv, records.csv, contexts.csv and records_by_context.csv, contexts.npz
+    for lim-jax compare, and figures as PNG and SVG. Interrupted and run again it goes on after the
+    last context that was measured.
 
     Args:
         model: A folder of weights as published, or a GGUF file; with its tokenizer.
-        data: A UTF-8 text; or JSON lines (a file named .jsonl), each with "text", or with "prompt"
-            and "answer", and maybe "spans": [[start, end, "name"], ...] in characters.
+        data: A UTF-8 text; or JSON lines (a file named .jsonl), each with "text"; "prompt";
+            "documents" and "question"; or "messages" of a chat; all but a text with "answer" and
+            maybe "foil". Text and prompt may have "spans": [[start, end, "name"], ...] in
+            characters.
         loss: next-token asks every position for the token after it; answer the answer's tokens
             alone; margin the same by their log odds, whose influence does not fade where the model
-            is sure.
+            is sure; contrast why the answer follows and not the foil, each as a whole. Of a line
+            without an answer the model's own is asked.
         delta: The width of each boundary region.
         max_length: The most tokens of a context: a text is cut, a longer line is refused.
+        shuffle: Lay the documents of each line out in so many orders, and say what is due to the
+            place and what to the document; as many orders as documents give every document every
+            place once. Writes shuffle.json, two_way.csv, by_place.csv, by_document.csv, orders.csv.
+        answer_tokens: The most tokens of an answer that the model gives itself.
+        foil: For --loss contrast, what might have been answered instead, of lines without "foil".
         html: Write profile.html too, a page of the first five contexts with every token shaded,
             which takes a longer look at each: by channel, hops, layer and head.
         memory: How many GiB may be used, by default all that is free. A network that needs more is
@@ -111,28 +123,52 @@ def profile(
     model, data = as_path(model, "model"), as_path(data, "data")
     arguments = {
         "model": model, "data": data, "loss": loss, "delta": delta, "max_length": max_length,
-        "html": html,
+        "shuffle": shuffle, "answer_tokens": answer_tokens, "foil": foil, "html": html,
     }  # fmt: skip
     with run_folder(out, "profile", arguments, overwrite=overwrite) as folder:
         boundary_regions(token_grid(CELLS), delta)
         counted(max_length, "max_length")
-        if html:
-            report.require_page_packages()
-        contexts = read_contexts(data, model, loss, max_length)
+        counted(answer_tokens, "answer_tokens")
+        require_page(html, loss)
+        require_foil(foil, loss)
+        counted(shuffle, "shuffle", least=0)
+        lines = shuffled_lines(data, model, loss, max_length, shuffle, foil) if shuffle else []
+        contexts = [context for line in lines for context in line.contexts]
+        contexts = contexts or read_contexts(data, model, loss, max_length, foil)
         unfinished = folder / UNFINISHED
         longest = max(context.length for context in contexts)
         at_once = max(longest, models.ids.TOKENS_AT_ONCE)
         network = network_within(model, memory, at_once, unfinished)
+        contexts = answered(contexts, network, model, loss, answer_tokens)
         require_fitting(network, contexts)
-        found = _profiled(network, contexts, loss, delta, unfinished)
-        print(f"== {model} on {data}: {_described(contexts)}, loss {loss} ==")
+        found = profiled(network, contexts, lines, loss, delta, unfinished)
+        described = described_contexts(contexts)
+        described += f", {shuffle} orders of each line" * bool(shuffle)
+        print(f"== {model} on {data}: {described}, loss {loss} ==")
+        if found.shuffled is not None:
+            print(shuffled_report(found.shuffled))
         print(_words(found))
         title = f"{model.name}, {loss}"
-        _write(found, f"{title}, {_described(contexts)}", folder)
+        write_profile(found, f"{title}, {described}", folder)
         if html:
-            _write_page(found, network, model, loss, title, folder)
+            write_profile_page(found, network, model, loss, title, folder)
         print(f"Wrote profile.json, tables and figures to {folder}.")
     return 0
+
+
+def require_page(html: bool, loss: Asked) -> None:
+    """Refuse a page that cannot be written."""
+    if html:
+        report.require_page_packages()
+        cure = "A page takes one pass apart, and a contrast is of two: say --no-html."
+        single = loss != "contrast"
+        require(single, "html", got="a page of a contrast", expected="another loss", cure=cure)
+
+
+def require_foil(foil: str, loss: Asked) -> None:
+    """Refuse a foil that nothing asks for."""
+    require(not foil or loss == "contrast", "foil", got=f"{foil!r} with --loss {loss}",
+            expected="--loss contrast", cure="It alone asks why not the foil.")  # fmt: skip
 
 
 def require_fitting(network: CausalLM, contexts: Sequence[Context]) -> None:
@@ -156,106 +192,52 @@ def require_fitting(network: CausalLM, contexts: Sequence[Context]) -> None:
     )
 
 
-def _profiled(
-    network: CausalLM, contexts: Sequence[Context], asked: Asked, delta: float, unfinished: Path
+def profiled(
+    network: CausalLM,
+    contexts: Sequence[Context],
+    lines: Sequence[ShuffledContexts],
+    asked: Asked,
+    delta: float,
+    unfinished: AnyPath,
 ) -> Profiled:
+    """Measure all contexts; orders of a line are one, since they are not independent."""
+    unfinished = as_path(unfinished, "unfinished")
     energies = models.energies_of_ids(
         network,
         [context.window for context in contexts],
-        ask=[context.weights for context in contexts],
-        loss=CausalLM.margin_loss if asked == "margin" else CausalLM.loss,
+        ask=[context.asked for context in contexts],
+        loss=LOSSES.get(asked, CausalLM.loss),
         checkpoint=unfinished / "energies",
         progress=lambda items: noted(
             tqdm(items, desc="profile", unit="context"), network, unfinished
         ),
     )
+    if lines:
+        alone, averaged, shares = averaged_orders(lines, energies)
+    else:
+        alone, averaged, shares = contexts, energies, record_shares(contexts, energies)
+    kept = measured_contexts(alone, averaged, shares, delta)
+    rest = energies_before_queries(kept)
+    records = averaged_records(shares, contexts, energies)
     return Profiled(
         contexts,
         energies,
-        _influence(energies, delta),
-        _without_queries(contexts, energies, delta),
-        by_record(contexts, energies),
+        _influence(averaged, delta),
+        None if rest is None else _influence(rest, delta),
+        records,
+        shares,
+        kept,
+        shuffled_shares(lines, energies) if lines else None,
     )
 
 
 def _influence(energies: Sequence[Energy], delta: float) -> Influence:
-    """On the contexts' own grid where they have one length, else on one of at most CELLS cells."""
     lengths = [energy.size for energy in energies]
-    cells = min(lengths) if len(set(lengths)) == 1 else min(CELLS, int(np.median(lengths)))
-    grid = token_grid(cells, energies[0].dtype)
-    shares = {length: carrying_shares(token_grid(length), grid) for length in set(lengths)}
-    carried = np.stack([shares[energy.size] @ energy for energy in energies])
-    carried = jax.device_put(carried.astype(energies[0].dtype))
-    return Influence.from_energies(carried, boundary_regions(grid, delta))
+    return influence_of_contexts(energies, common_regions(lengths, delta, energies[0].dtype))
 
 
-def _without_queries(
-    contexts: Sequence[Context], energies: Sequence[Energy], delta: float
-) -> Influence | None:
-    first = [int(np.flatnonzero(context.weights)[0]) for context in contexts]
-    if min(first) == 0:
-        return None
-    # Densities on the grid of what is left, whose cells are wider: masses stay.
-    pairs = zip(energies, first, strict=True)
-    return _influence([energy[:end] * end / energy.size for energy, end in pairs], delta)
-
-
-def by_record(contexts: Sequence[Context], energies: Sequence[Energy]) -> dict[str, Record]:
-    """What the spans of each name hold, by name, in the order in which they are met.
-
-    Parameters
-    ----------
-    contexts, energies
-        As in `Profiled`; energies of no contexts are nobody's.
-    """
-    shares: dict[str, list[tuple[float, float]]] = {}
-    tokens: dict[str, dict[str, float]] = {}
-    for context, energy in zip(contexts, energies, strict=bool(contexts)):
-        parts = energy / (energy.sum() or 1)
-        for name in dict.fromkeys(span.name for span in context.spans):
-            places = [span.places for span in context.spans if span.name == name]
-            chosen = np.unique(np.concatenate(places))
-            shares.setdefault(name, []).append(
-                (float(parts[chosen].sum()), chosen.size / energy.size)
-            )
-            for place in chosen.tolist():
-                held, token = tokens.setdefault(name, {}), context.tokens[place]
-                held[token] = held.get(token, 0.0) + float(parts[place])
-    found = {name: np.array(pairs).T for name, pairs in shares.items()}
-    means = {name: sample_mean(jax.device_put(share)) for name, (share, _) in found.items()}
-    return {
-        name: Record(
-            float(means[name].value), float(means[name].error), float(of_tokens.mean()),
-            of_tokens.size, _most(tokens[name]),
-        )
-        for name, (_, of_tokens) in found.items()
-    }  # fmt: skip
-
-
-def _most(tokens: Mapping[str, float]) -> str:
-    """The tokens that hold most of a part, as JSON spells them, with their shares of it."""
-    whole = sum(tokens.values()) or 1
-    order = sorted(tokens.items(), key=lambda pair: -pair[1])[:MOST_TOKENS]
-    return ", ".join(
-        f"{json.dumps(token, ensure_ascii=False)} {report.percent(energy / whole)}"
-        for token, energy in order
-    )
-
-
-def record_lines(records: Mapping[str, Record]) -> list[str]:
-    """A line for each record under a line of names: the largest share first."""
-    if not records:
-        return []
-    names = " ".join(f"{name:>10s}" for name in ("share", "error", "of tokens", "contexts"))
-    lines = [f"{'record':26s} {names}  most in"]
-    for name, one in sorted(records.items(), key=lambda pair: -pair[1].share):
-        error = f"{one.error:10.4f}" if np.isfinite(one.error) else f"{'-':>10s}"
-        shares = f"{one.share:10.4f} {error} {one.tokens:10.4f} {one.contexts:10d}"
-        lines.append(f"{name:26s} {shares}  {one.most}")
-    return lines
-
-
-def _described(contexts: Sequence[Context]) -> str:
+def described_contexts(contexts: Sequence[Context]) -> str:
+    """How many there are, and of how many tokens."""
     lengths = [context.length for context in contexts]
     spread = f"{min(lengths)} to {max(lengths)}" if min(lengths) < max(lengths) else lengths[0]
     return f"{len(contexts)} context{'s' * (len(lengths) > 1)} of {spread} tokens"
@@ -273,7 +255,9 @@ def _words(found: Profiled) -> str:
     return "\n".join(line for line in lines if line)
 
 
-def _write(found: Profiled, title: str, folder: Path) -> None:
+def write_profile(found: Profiled, title: str, folder: AnyPath) -> None:
+    """Write profile.json, tables and figures."""
+    folder = as_path(folder, "folder")
     parts = {"influence": found.influence, "influence_without_queries": found.without_queries}
     measured = {name: part for name, part in parts.items() if part is not None}
     records = {name: record._asdict() for name, record in found.records.items()}
@@ -286,13 +270,17 @@ def _write(found: Profiled, title: str, folder: Path) -> None:
     write_table(folder / "tokens.csv", TOKEN_COLUMNS, _by_token(found))
     named = [(name, *record) for name, record in found.records.items()]
     write_table(folder / "records.csv", ("record", *Record._fields), named)
+    write_contexts(found.kept, whole, found.shares, folder)
+    if found.shuffled is not None:
+        write_shuffled(found.shuffled, title, folder)
     for name, part in measured.items():
         save_figure(plots.influence_profile(part, title), folder, name)
 
 
-def _write_page(
-    found: Profiled, network: CausalLM, model: Path, loss: Asked, title: str, folder: Path
+def write_profile_page(
+    found: Profiled, network: CausalLM, model: AnyPath, loss: Asked, title: str, folder: AnyPath
 ) -> None:
+    """Write profile.html, of the first contexts."""
     accounts, texts = first_contexts(
         network,
         [context.window for context in found.contexts],
@@ -301,7 +289,7 @@ def _write_page(
         terminal_loss=CausalLM.terminal_margin_loss if loss == "margin" else CausalLM.terminal_loss,
     )
     report.write_page(
-        folder / "profile.html",
+        as_path(folder, "folder") / "profile.html",
         found.influence,
         accounts,
         texts,

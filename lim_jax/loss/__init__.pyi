@@ -3,6 +3,7 @@ from . import queries as queries
 from . import readouts as readouts
 from .losses import Slices as Slices
 from .losses import autoregressive_cross_entropy as autoregressive_cross_entropy
+from .losses import contrast_loss as contrast_loss
 from .losses import cross_entropy as cross_entropy
 from .losses import logit_residual as logit_residual
 from .losses import margin_loss as margin_loss

@@ -182,6 +182,48 @@ def margin_loss(
 
 
 @eqx.filter_jit
+def contrast_loss(
+    logits: Logits,
+    answer: Int[Array, " tokens"],
+    foil_logits: Float[Array, "others vocabulary"],
+    foil: Int[Array, " others"],
+) -> Scalar:
+    r"""How far a foil is above an answer, :math:`\log p(\text{foil}) - \log p(\text{answer})`.
+
+    .. math:: \sum_j \log \mathrm{softmax}(z'_j)_{y'_j} - \sum_j \log \mathrm{softmax}(z_j)_{y_j},
+
+    each a sum over its own tokens, of which there need not be as many: the log odds of the two as
+    wholes, why this and not that. What makes both likelier alike is not of it.
+
+    Parameters
+    ----------
+    logits, answer
+        A row for each token of the answer, from the place before it, and the tokens.
+    foil_logits, foil
+        The same of the foil, read after the same prompt.
+
+    Raises
+    ------
+    ValueError
+        Where shapes differ.
+    EquinoxRuntimeError
+        Where a class number is outside the vocabulary.
+
+    Examples
+    --------
+    >>> z = jnp.log(jnp.array([[0.2, 0.8], [0.25, 0.75]]))
+    >>> odds = contrast_loss(z[:1], jnp.array([1]), z, jnp.array([0, 1]))
+    >>> bool(jnp.allclose(odds, jnp.log(0.2 * 0.75 / 0.8)))
+    True
+    """
+    for said, ids in ((logits, answer), (foil_logits, foil)):
+        _require_labels(said, ids)
+        _require_answers(ids, said.shape[1])
+    losses = positionwise_cross_entropy(logits, answer)
+    return losses.sum() - positionwise_cross_entropy(foil_logits, foil).sum()
+
+
+@eqx.filter_jit
 def positionwise_cross_entropy(logits: Logits, labels: Labels) -> Float[Array, " length"]:
     r"""The loss of every position by itself; its mean over data is :math:`r_\vartheta(p)`.
 

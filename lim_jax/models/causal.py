@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import equinox as eqx
@@ -12,7 +13,6 @@ from jaxtyping import Array, Float, Int
 
 from lim_jax._checks import (
     AnyPath,
-    as_path,
     described,
     guarded,
     require,
@@ -37,6 +37,7 @@ from lim_jax.models.decoder import read_decoder
 from lim_jax.models.families import recipe_of
 from lim_jax.models.gguf_file import open_gguf
 from lim_jax.models.holding import WHOLE, Holding
+from lim_jax.models.hub import model_path
 from lim_jax.models.layout import spread
 from lim_jax.models.multimodal import text_part
 from lim_jax.models.options import refuse_other_architectures
@@ -311,6 +312,14 @@ class CausalLM(eqx.Module):
             message = f"places: expected numbers from 0 to {last}, got others."
             places = guarded(y.places, (y.places < 0) | (y.places > last), message)
             state = state[places]
+        queries = y.weights.shape[0]
+        require(
+            state.shape[0] == queries,
+            "places",
+            got=f"{queries} queries of a context of {state.shape[0]} places",
+            expected="a query at every place, or the place of each",
+            cure="Name them: Queries(targets, weights, places).",
+        )
         return state
 
 
@@ -335,6 +344,8 @@ def load(
     dtype: str = "float32",
     kept: Literal["float16", "bfloat16"] | None = None,
     mesh: Mesh | None = None,
+    *,
+    download: bool = False,
 ) -> CausalLM:
     """Read a model from a folder of weights as its publisher left it, or from a GGUF file.
 
@@ -346,7 +357,8 @@ def load(
     ----------
     path
         A folder with ``config.json`` and safetensors files, as in `checkpoint`, of which
-        `text_part` takes the text; or a file of llama.cpp, as in `gguf_file`.
+        `text_part` takes the text; or a file of llama.cpp, as in `gguf_file`; or the name of a
+        model in the Hugging Face cache, as in `hub.model_path`.
     dtype
         The precision in which the model computes, and of the weights that come back.
     kept
@@ -358,6 +370,8 @@ def load(
         Devices to spread the weights over, by `layout.SPREAD`, along the axis of the mesh that is
         named ``model``, of type Auto. A process holds what its own devices hold. None for the
         default device.
+    download
+        Whether what the cache has not of a name is downloaded.
 
     Raises
     ------
@@ -381,6 +395,7 @@ def load(
         expected='None, "float16" or "bfloat16", with dtype "float32"',
         cure="Half precision is widened to float32.",
     )
+    path = model_path(path, download=download)
     if mesh is not None:
         return _model(path, dtype, lambda checkpoint: spread(mesh))
     if kept is None:
@@ -388,7 +403,7 @@ def load(
     return _model(path, dtype, lambda checkpoint: holding.kept(checkpoint, kept))
 
 
-def open(path: AnyPath, dtype: str = "float32") -> CausalLM:
+def open(path: AnyPath, dtype: str = "float32", *, download: bool = False) -> CausalLM:
     """Look through a model as `load` does, and leave its weights in their files.
 
     The first layer is read, and one of every other kind. After that a layer is read as a program
@@ -401,7 +416,7 @@ def open(path: AnyPath, dtype: str = "float32") -> CausalLM:
 
     Parameters
     ----------
-    path, dtype
+    path, dtype, download
         As in `load`. The files must stay as they are.
 
     Raises
@@ -411,10 +426,11 @@ def open(path: AnyPath, dtype: str = "float32") -> CausalLM:
     ValueError
         As in `load`; what is wrong with a layer's numbers is met when that layer is read.
     """
+    path = model_path(path, download=download)
     return _model(path, dtype, lambda checkpoint: holding.fetched(checkpoint, dtype))
 
 
-def _model(path: AnyPath, dtype: str, held: Callable[[Source], Holding]) -> CausalLM:
+def _model(path: Path, dtype: str, held: Callable[[Source], Holding]) -> CausalLM:
     require(
         dtype in ("float32", "float64"),
         "dtype",
@@ -422,7 +438,7 @@ def _model(path: AnyPath, dtype: str, held: Callable[[Source], Holding]) -> Caus
         expected='"float32" or "float64"',
         cure="Models compute in full precision; to keep weights in half take kept.",
     )
-    gguf = as_path(path).suffix == ".gguf"
+    gguf = path.suffix == ".gguf"
     checkpoint = open_gguf(path) if gguf else text_part(open_checkpoint(path))
     recipe = recipe_of(checkpoint.config)
     refuse_other_architectures(checkpoint.config, checkpoint.config["model_type"])

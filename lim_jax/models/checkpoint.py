@@ -232,7 +232,7 @@ def open_checkpoint(folder: AnyPath) -> Checkpoint:
         expected="whole weights",
         cure="Merge it into its model, and save that.",
     )
-    config = Configuration(_json(folder / "config.json"))
+    config = Configuration(json_object(folder / "config.json"))
     quantisation = quantisation_of(config)
     if (folder / INDEX).exists():
         files = _sharded(folder)
@@ -260,7 +260,7 @@ def _require_weights(folder: Path) -> None:
 
 def _sharded(folder: Path) -> dict[str, Path]:
     """The file of every tensor, by the index and the files' own headers, which must agree."""
-    weight_map = _json(folder / INDEX).get("weight_map")
+    weight_map = json_object(folder / INDEX).get("weight_map")
     spelt = isinstance(weight_map, dict) and all(isinstance(v, str) for v in weight_map.values())
     require(
         spelt and bool(weight_map),
@@ -355,7 +355,14 @@ class _opened:
         self.handle.__exit__(*raised)
 
 
-def _json(file: Path) -> dict[str, Any]:
+def json_object(file: Path) -> dict[str, Any]:
+    """What a file of JSON holds, names and values; no name may stand twice.
+
+    Raises
+    ------
+    ValueError
+        Where there is no such file, or it holds something else.
+    """
     require(
         file.is_file(),
         file.name,

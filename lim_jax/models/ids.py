@@ -24,15 +24,16 @@ from lim_jax.grid.cells import token_grid
 from lim_jax.grid.partition import Regions, require_regions
 from lim_jax.loss.queries import teacher_forcing
 from lim_jax.models.causal import CausalLM, Queries
+from lim_jax.models.foils import Contrast
 from lim_jax.weights import FetchedLayers
 
 Profile = Float[Array | np.ndarray, " _"]
 Rows = Integer[Array | np.ndarray, "rows tokens"]
 Windows = Sequence[Integer[Array | np.ndarray, " _"]]
-Ask = Callable[[int], Profile] | Sequence[Profile]
+Ask = Callable[[int], Profile] | Sequence[Profile | Contrast]
 # A context as a program takes it, on the host: its ids, what is asked of it, and
 # the scale of its energies.
-Padded = tuple[Array | np.ndarray, Queries, Array | np.ndarray]
+Padded = tuple[Array | np.ndarray, Queries | Contrast, Array | np.ndarray]
 SHORTEST = 16
 # Measured with SmolLM2 and a Llama of its size on one core. A call costs what some more tokens do,
 # for the weights stream by: 30 to 70 of them from memory, 90 from half precision, 150 to 300 from
@@ -70,9 +71,11 @@ def influence_of_ids(
         Of the grid that the result lives on, such as ``boundary_regions(token_grid(100), 0.2)``.
     ask
         From a context's length to its query weights: `loss.teacher_forcing`, `loss.last_token`, or
-        another; or the weights of each context, one for each of its places.
+        another; or the weights of each context, one for each of its places; or of each context,
+        which is then a prompt alone, with any id after it, its `Contrast`.
     loss
-        `CausalLM.loss` or `CausalLM.margin_loss`, of embedded states and `Queries`.
+        `CausalLM.loss` or `CausalLM.margin_loss`, of embedded states and `Queries`; or
+        `contrast_loss`.
     keep_examples
         As in `density.influence`.
 
@@ -165,6 +168,25 @@ def padded_length(length: int) -> int:
     length = counted(length, "length")
     double = max(SHORTEST, 1 << (length - 1).bit_length())
     return double if length > 3 * double // 4 or double == SHORTEST else 3 * double // 4
+
+
+def padded_size(model: CausalLM, length: int) -> int:
+    """To how many places a model's contexts of a length are padded.
+
+    To `padded_length`, but no more places than the network knows or was made for, and not at all
+    where rows of other lengths turn otherwise.
+
+    Examples
+    --------
+    >>> from lim_jax.models.language import byte_model
+    >>> model = byte_model(20, width=4, depth=1, key=jax.random.key(0))
+    >>> padded_size(model, 5), padded_size(model, 17)
+    (16, 20)
+    """
+    learned = None if model.positions is None else model.positions.shape[0]
+    known = (most for most in (learned, model.trained) if most is not None)
+    size = max(length, min([padded_length(length), *known]))
+    return size if model.turns_alike(size, length) else length
 
 
 def contexts(
@@ -277,7 +299,7 @@ def _energies(
         expected=f"those of {len(windows)}",
         cure="Give each window its own, or a function of the length.",
     )
-    of_ids = LossOfIds(CausalLM.embed, loss)
+    of_ids = LossOfIds(_embedded, loss)
     padded = [_padded(model, *context) for context in zip(windows, asked, strict=True)]
     folder = None if checkpoint is None else as_path(checkpoint, "checkpoint")
     run = {} if folder is None else _run(of_ids, model)
@@ -337,7 +359,9 @@ def _cut(numbers: list[int], length: int, call: int) -> list[list[int]]:
     return [filled[start : start + size] for start in range(0, len(numbers), size)]
 
 
-def _stacked(contexts: Sequence[Padded], numbers: Sequence[int]) -> tuple[Array, Queries, Array]:
+def _stacked(
+    contexts: Sequence[Padded], numbers: Sequence[int]
+) -> tuple[Array, Queries | Contrast, Array]:
     """Some contexts along a leading axis, on the device."""
     chosen = [contexts[number] for number in numbers]
     return jax.device_put(jax.tree.map(lambda *leaves: np.stack(leaves), *chosen))
@@ -363,20 +387,24 @@ def _require_windows(windows: Windows) -> None:
         require_window(window, "windows")
 
 
-def _padded(model: CausalLM, window: Any, asked: Profile) -> Padded:
+def _embedded(model: CausalLM, ids: Int[Array, " length"], y: Queries | Contrast) -> Array:
+    return model.embed(ids, y if isinstance(y, Queries) else None)
+
+
+def _padded(model: CausalLM, window: Any, asked: Profile | Contrast) -> Padded:
     """A context as a program takes it, still on the host.
 
-    No more places than the network knows or was made for, and none where rows of other lengths
-    turn otherwise. Padding has id zero, and queries that only fill up ask the first place with no
-    weight: the head reads no more places than that.
+    Padding has id zero, and queries that only fill up ask the first place with no weight: the head
+    reads no more places than that.
     """
     row = np.asarray(window)
     length = len(row) - 1
-    learned = None if model.positions is None else model.positions.shape[0]
-    known = (most for most in (learned, model.trained) if most is not None)
-    size = max(length, min([padded_length(length), *known]))
-    size = size if model.turns_alike(size, length) else length
+    size = padded_size(model, length)
     dtype = model.embedding.dtype
+    # The padded grid's energies are densities of cells narrower than the context's own.
+    scale: Any = np.asarray((length / size) ** 2, dtype)
+    if isinstance(asked, Contrast):
+        return _filled(row[:-1], size), _padded_contrast(asked, length, size, dtype), scale
     weights = np.asarray(asked).astype(dtype)
     require(
         weights.shape == (length,),
@@ -388,9 +416,17 @@ def _padded(model: CausalLM, window: Any, asked: Profile) -> Padded:
     places = np.flatnonzero(weights)
     queries = min(size, padded_length(max(1, len(places))))
     parts = (_filled(part, queries) for part in (row[1:][places], weights[places], places))
-    # The padded grid's energies are densities of cells narrower than the context's own.
-    scale: Any = np.asarray((length / size) ** 2, dtype)
     return _filled(row[:-1], size), Queries(*parts), scale
+
+
+def _padded_contrast(asked: Contrast, length: int, size: int, dtype: Any) -> Contrast:
+    """Continuations in few lengths, where a prompt may be padded too; what fills up weighs zero."""
+    *parts, prompt = (np.asarray(part) for part in asked)
+    require(int(prompt) == length, "ask", got=f"a contrast after {int(prompt)} ids",
+            expected=f"after {length}", cure="Its window is the prompt, and any id.")  # fmt: skip
+    sizes = [1 << (len(part) - 1).bit_length() if size > length else len(part) for part in parts]
+    answer, foil, *weights = map(_filled, parts, sizes)
+    return Contrast(answer, foil, *(one.astype(dtype) for one in weights), prompt)
 
 
 def _shares(length: int, energy: Profile, regions: Regions) -> Array:
@@ -410,7 +446,7 @@ def _energy(
     loss: LossOfIds,
     model: CausalLM,
     ids: Int[Array, "contexts length"],
-    y: Queries,
+    y: Queries | Contrast,
     scale: Float[Array, " contexts"],
 ) -> Float[Array, "contexts length"]:
     grid = token_grid(ids.shape[1], model.embedding.dtype)

@@ -9,11 +9,21 @@ import lazy_loader
 import numpy as np
 from jaxtyping import Array, Int
 
-from lim_jax._checks import AnyPath, as_path, require, require_extra, require_indices, require_kind
+from lim_jax._checks import (
+    AnyPath,
+    counted,
+    require,
+    require_extra,
+    require_indices,
+    require_kind,
+)
+from lim_jax.models.checkpoint import json_object
 from lim_jax.models.gguf_file import opened_gguf
+from lim_jax.models.hub import model_path
 
 tokenizers: Any = lazy_loader.load("tokenizers")  # of the extra; the rest does without
 FILE = "tokenizer.json"
+SAID = "generation_config.json", "config.json"
 CONTROL = 3  # GGUF's kind of a token that no text spells
 CURE = f"Put the publisher's {FILE} beside the weights."
 
@@ -22,7 +32,8 @@ def read_tokenizer(path: AnyPath) -> Any:
     """The `tokenizers.Tokenizer` of a model: of a folder, a GGUF file, or a file by itself.
 
     A folder's is its ``tokenizer.json``. A GGUF file's is the one beside it, if there is one, else
-    made of its own vocabulary and merges, where these are bytes' as GPT-2's or SmolLM's.
+    made of its own vocabulary and merges, where these are bytes' as GPT-2's or SmolLM's. Names are
+    looked for as `models.load` does.
 
     Raises
     ------
@@ -32,7 +43,14 @@ def read_tokenizer(path: AnyPath) -> Any:
         Where there is none, or none that is known.
     """
     require_extra("tokenizers", "models")
-    path = as_path(path)
+    path = model_path(path)
+    require(
+        path.exists() or path.suffix == ".json",
+        "model",
+        got=f"{path}, which is not there",
+        expected="a folder of weights as published, or a GGUF file",
+        cure="Look at the path.",
+    )
     file = path / FILE if path.is_dir() else path
     if file.suffix == ".gguf":
         if not (file.parent / FILE).is_file():
@@ -97,6 +115,34 @@ def texts_of_ids(ids: Int[Array | np.ndarray, " ids"], tokenizer: Any = None) ->
     require_kind(tokenizer, tokenizers.Tokenizer, "tokenizer", "Take it from read_tokenizer.")
     stream = tokenizers.decoders.DecodeStream(skip_special_tokens=False)
     return [stream.step(tokenizer, one) or "" for one in ids.tolist()]
+
+
+def end_ids(path: AnyPath) -> tuple[int, ...]:
+    """The ids that end what a model says, as its publisher has it; none where nothing is said.
+
+    Of a folder ``eos_token_id`` in ``generation_config.json``, or else in ``config.json``; of a
+    GGUF file the ends of a text, of a turn and of a message.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        Of a GGUF file, without the package gguf, of the extra ``models``.
+    ValueError
+        Where a file is broken or missing, or says something else than whole numbers.
+    """
+    path = model_path(path)
+    if path.suffix == ".gguf":
+        _, options = opened_gguf(path)
+        said = [options.get(f"tokenizer.ggml.{part}_token_id") for part in ("eos", "eot", "eom")]
+    else:
+        files = [file for name in SAID if (file := path / name).is_file()] or [path / SAID[1]]
+        options = [json_object(file) for file in files]
+        options += [one["text_config"] for one in options if "text_config" in one]
+        said = next((ids for one in options if (ids := one.get("eos_token_id")) is not None), ())
+        said = said if isinstance(said, list | tuple) else [said]
+    cure = "Download the publisher's files again."
+    known = dict.fromkeys(one for one in said if one is not None)
+    return tuple(counted(one, "eos_token_id", least=0, cure=cure) for one in known)
 
 
 def _of_gguf(file: Path) -> Any:

@@ -6,6 +6,7 @@ from . import field as field
 from . import flow as flow
 from . import frequencies as frequencies
 from . import fused as fused
+from . import keeping as keeping
 from . import latent as latent
 from . import multihead as multihead
 from . import norms as norms
@@ -22,6 +23,7 @@ from .attention import attention_weights as attention_weights
 from .attention import causal_attention as causal_attention
 from .attention import continued_kernel as continued_kernel
 from .attention import score_slopes as score_slopes
+from .attention import weights_of_rows as weights_of_rows
 from .blocked import Row as Row
 from .blocked import blocked_attention as blocked_attention
 from .blocked import require_heads as require_heads
@@ -62,6 +64,12 @@ from .frequencies import spelt as spelt
 from .frequencies import yarn_amplitude as yarn_amplitude
 from .frequencies import yarn_scaling as yarn_scaling
 from .fused import fused_attention as fused_attention
+from .keeping import Kept as Kept
+from .keeping import RowAttention as RowAttention
+from .keeping import RowField as RowField
+from .keeping import advanced as advanced
+from .keeping import flowed as flowed
+from .keeping import keeps as keeps
 from .latent import LatentAttention as LatentAttention
 from .multihead import CausalAttention as CausalAttention
 from .multihead import by_head as by_head

@@ -44,8 +44,27 @@ def attention_weights(
     [[1.0, 0.0], [0.5, 0.5]]
     """
     require_heads(query, key, grid)
+    return weights_of_rows(query, key, grid.prefix_weights(), grid, shaping)
+
+
+def weights_of_rows(
+    query: Float[Array, "rows size"],
+    key: Float[Array, "length size"],
+    prefix: Float[Array, "rows length"],
+    grid: Grid,
+    shaping: Shaping = PLAIN,
+) -> Float[Array, "rows length"]:
+    """Some rows of `attention_weights`, by their queries and their rows of the prefix weights.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> grid, keys = token_grid(2), jnp.zeros((2, 1))
+    >>> weights_of_rows(jnp.zeros((1, 1)), keys, grid.prefix_weights()[1:], grid).tolist()
+    [[0.5, 0.5]]
+    """
     scores = _scores(query, key, shaping)
-    prefix = grid.prefix_weights().astype(scores.dtype)
+    prefix = prefix.astype(scores.dtype)
     weights = _prefix_softmax(scores, prefix)
     if shaping.sink is not None:
         weights *= shaping.kept(_log_mass(scores, prefix)[:, None], grid)
@@ -117,15 +136,15 @@ def score_slopes(
 
 
 def _scores(
-    query: Float[Array, "length size"], key: Float[Array, "length size"], shaping: Shaping
-) -> Float[Array, "length length"]:
+    query: Float[Array, "rows size"], key: Float[Array, "length size"], shaping: Shaping
+) -> Float[Array, "rows length"]:
     """:math:`s_{ij}` (`eq:continuum-attention-score`), capped."""
     return capped(matmul(query, key.T) / math.sqrt(query.shape[1]), shaping.cap)
 
 
 def _log_mass(
-    scores: Float[Array, "length length"], prefix: Float[Array, "length length"]
-) -> Float[Array, " length"]:
+    scores: Float[Array, "rows length"], prefix: Float[Array, "rows length"]
+) -> Float[Array, " rows"]:
     r""":math:`\ell_i = \log\sum_j W_{ij}\,e^{s_{ij}}`, of weights that may have signs."""
     masked = jnp.where(prefix != 0, scores, -jnp.inf)
     highest = jax.lax.stop_gradient(jnp.max(masked, axis=1))
@@ -134,8 +153,8 @@ def _log_mass(
 
 @jax.custom_jvp
 def _prefix_softmax(
-    scores: Float[Array, "length length"], prefix: Float[Array, "length length"]
-) -> Float[Array, "length length"]:
+    scores: Float[Array, "rows length"], prefix: Float[Array, "rows length"]
+) -> Float[Array, "rows length"]:
     """Normalise the grid's prefix weights times the exponential of the scores, row by row.
 
     The weights multiply after the exponential, so that signed ones are allowed too, and positions

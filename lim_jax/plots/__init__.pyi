@@ -2,6 +2,7 @@ from . import convergence as convergence
 from . import drawing as drawing
 from . import explanations as explanations
 from . import profile as profile
+from . import shares as shares
 from . import simulations as simulations
 from . import validation as validation
 from .convergence import convergence_rates as convergence_rates
@@ -25,7 +26,9 @@ from .explanations import channel_energies as channel_energies
 from .explanations import cone_masses as cone_masses
 from .explanations import hop_energies as hop_energies
 from .profile import draw_densities as draw_densities
+from .profile import influence_difference as influence_difference
 from .profile import influence_profile as influence_profile
+from .shares import shares_by_place as shares_by_place
 from .simulations import simulation_convergence as simulation_convergence
 from .simulations import simulation_influence_profiles as simulation_influence_profiles
 from .simulations import simulation_observability_profiles as simulation_observability_profiles

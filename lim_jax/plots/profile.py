@@ -1,14 +1,16 @@
 """Influence densities."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lim_jax._checks import described, require
+from lim_jax._checks import described, require, require_kind, require_several
 from lim_jax.density.statistics import Influence
 from lim_jax.plots.drawing import (
+    POSITION,
+    ShownFigure,
     draw_averages,
     error_band,
     fit_scale,
@@ -21,6 +23,7 @@ from lim_jax.plots.drawing import (
     shade_boundaries,
     spans_decades,
 )
+from lim_jax.results.measured import ComparedInfluences
 
 DENSITY = "influence density m(p) (per unit of p)"
 
@@ -61,6 +64,56 @@ def influence_profile(result: Influence, title: str = "") -> Figure:
     draw_averages(axes, result.regions, np.asarray(result.regional_averages))
     heading = headed(title, result.grid.size, int(result.count), left_out)
     axes.set_title(f"{heading}\n{_indices(result)}", fontsize=10)
+    legend_below(figure)
+    return figure
+
+
+def influence_difference(
+    found: ComparedInfluences, names: Sequence[str] = ("first", "second"), title: str = ""
+) -> Figure:
+    r"""Draw two influence densities, and below them the second minus the first.
+
+    Bands are two standard errors to either side; that of the difference is of the same contexts
+    where these are in both. Positions left out are not drawn.
+
+    Raises
+    ------
+    ValueError
+        Where what is found is none of `results.compare_contexts`, or there are not two names.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> from lim_jax.paper import gate_influence
+    >>> from lim_jax.results import ComparedInfluences, compare
+    >>> one, two = gate_influence(jnp.zeros(48)), gate_influence(jnp.ones(48))
+    >>> figure = influence_difference(ComparedInfluences(one, two, compare(one, two)), ("a", "b"))
+    >>> figure.axes[1].get_ylabel()
+    'b minus a'
+    """
+    require_kind(found, ComparedInfluences, "found", "Take it from results.compare_contexts.")
+    require_several(names, str, "names", "One for each of the two.")
+    require(len(names) == 2, "names", got=str(names), expected="two", cure="One for each result.")
+    figure = ShownFigure(7, 6)
+    upper, lower = figure.subplots(2, sharex=True, height_ratios=(3, 2))
+    draw_densities(upper, dict(zip(names, found[:2], strict=True)))
+    upper.set_ylabel(DENSITY)
+    change, kept = found.change, np.asarray(found.first.regions.kept_weights) > 0
+    columns = change.regions.grid.nodes, change.density, change.density_error
+    positions, values, errors = (np.asarray(column)[kept] for column in columns)
+    if np.isfinite(errors).all():
+        band = error_band(values, errors, log=False)
+        lower.fill_between(positions, *band, color="black", alpha=0.2, linewidth=0)
+    lower.plot(positions, values, color="black", linewidth=1.3)
+    lower.axhline(0, color="black", linewidth=0.8, linestyle=":")
+    shade_boundaries(lower, float(change.regions.delta))
+    lower.set_ylabel(f"{names[1]} minus {names[0]}")
+    lower.set_xlabel(POSITION)
+    counts = " and ".join(str(int(one.count)) for one in found[:2])
+    heading = f"{counts} contexts, {change.pairs or 0} in both"
+    upper.set_title(f"{title}\n{heading}" if title else heading, fontsize=10, wrap=True)
+    for axes in (upper, lower):
+        axes.spines[["top", "right"]].set_visible(False)
     legend_below(figure)
     return figure
 

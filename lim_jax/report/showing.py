@@ -5,23 +5,25 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 from jaxtyping import Float
 
 from lim_jax._checks import AnyPath, as_path, require
 from lim_jax.density.statistics import Influence
 from lim_jax.explanations.account import TokenAccount, account_of_context
-from lim_jax.grid.carrying import carrying_shares
-from lim_jax.grid.cells import token_grid
-from lim_jax.grid.partition import boundary_regions
 from lim_jax.loss.queries import teacher_forcing
 from lim_jax.models.causal import CausalLM
 from lim_jax.models.ids import Windows
 from lim_jax.models.text import texts_of_ids
 from lim_jax.report.page import page_of, require_page_packages
+from lim_jax.results.measured import (
+    MeasuredContexts,
+    common_regions,
+    energies_before_queries,
+    influence_of_contexts,
+)
 
-CELLS, HEIGHT = 100, 760  # of the common grid, and pixels of a notebook's frame
+HEIGHT = 760  # pixels of a notebook's frame
 
 
 class Page(NamedTuple):
@@ -117,32 +119,26 @@ def show(
         account_of_context(model, window, asked, depth, terminal_loss)
         for window, asked in zip(windows, weights, strict=True)
     ]
-    influence, rest = _influence(accounts, delta), _without_queries(accounts, delta)
+    found = _measured(accounts, delta)
+    rest = energies_before_queries(found)
+    influence, without = (
+        None if energies is None else _influence(energies, delta)
+        for energies in (found.energies, rest)
+    )
     texts = [texts_of_ids(window, tokenizer) for window in windows]
-    page = page_of(influence, accounts, texts, title=title, spans=spans, without_queries=rest)
-    return Page(page)
+    assert influence is not None
+    return Page(
+        page_of(influence, accounts, texts, title=title, spans=spans, without_queries=without)
+    )
 
 
-def _influence(accounts: Sequence[TokenAccount], delta: float) -> Influence:
-    """Of the accounts' own energies, on their grid or on a common one."""
+def _measured(accounts: Sequence[TokenAccount], delta: float) -> MeasuredContexts:
+    """The accounts' own energies, and where each is asked first."""
     energies = [np.asarray(account.energy) for account in accounts]
-    return _of_energies(energies, delta)
-
-
-def _without_queries(accounts: Sequence[TokenAccount], delta: float) -> Influence | None:
-    """Of the tokens before the first that is asked; None where the first of a context is."""
     first = [int(np.flatnonzero(np.asarray(account.query_weights))[0]) for account in accounts]
-    if min(first) == 0:
-        return None
-    pairs = zip((np.asarray(account.energy) for account in accounts), first, strict=True)
-    # Densities on the grid of what is left, whose cells are wider: masses stay.
-    return _of_energies([energy[:end] * (end / energy.size) for energy, end in pairs], delta)
+    return MeasuredContexts([*map(str, range(len(first)))], energies, first, {}, delta)
 
 
-def _of_energies(energies: Sequence[np.ndarray], delta: float) -> Influence:
-    lengths = {energy.size for energy in energies}
-    cells = min(lengths) if len(lengths) == 1 else min(CELLS, *lengths)
-    grid = token_grid(cells, energies[0].dtype)
-    carried = [carrying_shares(token_grid(one.size), grid) @ one for one in energies]
-    rows = jax.device_put(np.stack(carried).astype(energies[0].dtype))
-    return Influence.from_energies(rows, boundary_regions(grid, delta))
+def _influence(energies: Sequence[np.ndarray], delta: float) -> Influence:
+    lengths = [energy.size for energy in energies]
+    return influence_of_contexts(energies, common_regions(lengths, delta, energies[0].dtype))

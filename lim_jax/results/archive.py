@@ -24,21 +24,21 @@ import numpy as np
 from lim_jax import adjoint, density, explanations, grid, limits, probes, training
 from lim_jax._checks import ARRAYS, AnyPath, as_path, described, require
 from lim_jax._resuming import write_whole
-from lim_jax.results import comparison
+from lim_jax.results import measured
 from lim_jax.results.records import known
 
 FORMAT, VERSION = "lim_jax result", 1
 ARCHIVE = b"PK\x03\x04"  # how a zip file begins, which an .npz is
 ROOMS: Mapping[str, Any] = {
     "adjoint": adjoint, "density": density, "explanations": explanations, "grid": grid,
-    "limits": limits, "probes": probes, "results": comparison, "training": training,
+    "limits": limits, "probes": probes, "results": measured, "training": training,
 }  # fmt: skip
 # Rooms load what is asked of them: the kinds are named here, and none is loaded.
 KINDS = (
     "adjoint.Certificate", "adjoint.Channels", "adjoint.Inequality", "adjoint.Premise",
     "adjoint.RegionalChannels", "density.Indices", "density.Influence", "explanations.Explanation",
     "grid.CellGrid", "grid.PanelGrid", "grid.Regions", "limits.Curve", "limits.Row", "limits.Study",
-    "probes.Estimate", "results.Comparison", "training.TrainingPath",
+    "probes.Estimate", "results.Comparison", "results.MeasuredContexts", "training.TrainingPath",
 )  # fmt: skip
 # A study's rows are a sequence with a name.
 SEQUENCES = {"builtins.list": "list", "builtins.tuple": "tuple", "limits.Rates": "rates"}
@@ -62,8 +62,8 @@ def save(result: Any, path: AnyPath) -> None:
     ----------
     result
         An influence, channels, an explanation, certificates, rates and studies of limits, a
-        training path (whose parameters are arrays in dictionaries and lists), a comparison; or a
-        list or a dictionary of them, and of arrays and numbers.
+        training path (whose parameters are arrays in dictionaries and lists), a comparison,
+        measured contexts; or a list or a dictionary of them, and of arrays and numbers.
     path
         By custom ``*.npz``.
 

@@ -3,21 +3,35 @@ r"""What changed from one influence to another, with its standard error.
 Two networks, or one before and after training, on the same examples: what the examples do to both
 cancels in the difference, and its error is often far below that of either. The difference is taken
 example by example where both influences keep these (`keep_examples`), else as if they were
-independent.
+independent. With some examples in both and others in one alone,
+
+.. math:: \sigma^2 = \sum_{(a, b)} \Bigl(\frac{d_{2,b}}{\sqrt{n_2(n_2 - 1)}}
+          - \frac{d_{1,a}}{\sqrt{n_1(n_1 - 1)}}\Bigr)^2
+          + \sum_{a\text{ alone}} \frac{d_{1,a}^2}{n_1(n_1 - 1)}
+          + \sum_{b\text{ alone}} \frac{d_{2,b}^2}{n_2(n_2 - 1)}
+
+with the deviations d of the examples from either's mean: the variance of a difference of two means
+that have some of their examples in common. With all in pairs it is that of the differences, with
+none the sum of both.
 """
 
+from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+import numpy as np
+from jaxtyping import Array, Float, Int
 
-from lim_jax._checks import described, require
+from lim_jax._checks import described, require, require_floats, require_several
 from lim_jax.density.statistics import Indices, Influence, all_known, number_lines
 from lim_jax.grid.partition import Regions
+from lim_jax.probes import Estimate
 
 Scalar = Float[Array, ""]
+Pairs = Int[np.ndarray, "pairs 2"]  # numbers of an example in the first and in the second
 Results = tuple[Any, Any, Indices]  # density, total, indices, or such a number for each example
 
 
@@ -29,14 +43,17 @@ class Comparison(NamedTuple):
     regions
         Of both.
     paired
-        Whether errors are of differences example by example. Else errors of the two add in squares,
-        which is right of independent examples, and too much of equal ones that move both alike.
+        Whether errors are of differences example by example, as far as examples are in both. Else
+        errors of the two add in squares, which is right of independent examples, and too much of
+        equal ones that move both alike.
     density, density_error
         :math:`m_2(p_i) - m_1(p_i)` and its standard error.
     total, total_error
         :math:`Z_2 - Z_1`.
     indices, index_errors
         Of the regional averages, the gap, LIM and the contrast.
+    pairs
+        How many examples are in both; None in results of before this was kept.
     """
 
     regions: Regions
@@ -47,35 +64,38 @@ class Comparison(NamedTuple):
     total_error: Scalar
     indices: Indices
     index_errors: Indices
+    pairs: int | None = None
 
     def __str__(self) -> str:
         """The numbers in a few lines of text."""
-        if not all_known(self._replace(paired=None)) or self.density.ndim > 1:
+        if not all_known(self._replace(paired=None, pairs=None)) or self.density.ndim > 1:
             return repr(self)
         kind = "pair by pair" if self.paired else "as if of independent examples"
         numbers = self.indices, self.index_errors, self.total, self.total_error
         return "\n".join([f"second minus first, {kind}", *number_lines(*numbers)])
 
 
-def compare(first: Influence, second: Influence) -> Comparison:
+def compare(first: Influence, second: Influence, pairs: Pairs | None = None) -> Comparison:
     r"""Subtract the first influence from the second, with standard errors.
 
     Errors are linearised, as those of `density.Influence`: with the derivative :math:`T'` of a
-    result in the mean energies, example e adds
-    :math:`T_2'[E_{2,e} - \bar E_2] - T_1'[E_{1,e} - \bar E_1]` to the difference, and the scatter
-    of these gives the error. Where energies are not kept in both, or not of as many examples, the
-    two errors add in squares.
+    result in the mean energies, example e deviates by :math:`d_e = T'[E_e - \bar E]`, and the
+    scatter of these gives the error, in pairs where examples are in both. Where energies are not
+    kept in both, the two errors add in squares.
 
     Parameters
     ----------
     first, second
-        Over the same regions; for pairs, with `keep_examples` and of the same examples in the same
-        order.
+        Over the same regions; for pairs, with `keep_examples`.
+    pairs
+        Which examples are the same, from `paired_names`: their numbers in the first and in the
+        second, known before tracing. By default all in their order, where there are as many of
+        both, else none.
 
     Raises
     ------
     ValueError
-        Where one is no influence, or their regions differ.
+        Where one is no influence, their regions differ, or pairs are of no examples that are kept.
 
     Examples
     --------
@@ -102,36 +122,100 @@ def compare(first: Influence, second: Influence) -> Comparison:
         expected=f"influence over {first.regions}, those of the first",
         cure="Measure both with the same regions.",
     )
-    one, two = first.example_energies, second.example_energies
-    paired = one is not None and two is not None and one.shape == two.shape
-    (density, total, indices), errors = _compared(first, second, paired)
+    counts = [_kept(found) for found in (first, second)]
+    if pairs is None:
+        alike = counts[0] == counts[1]
+        pairs = np.stack([np.arange(counts[0] * alike)] * 2, axis=1)
+    pairs = _known_pairs(pairs, *counts)
+    (density, total, indices), errors = _compared(first, second, pairs if len(pairs) else None)
     density_error, total_error, index_errors = errors
     return Comparison(
-        first.regions, paired, density, density_error, total, total_error, indices, index_errors
+        first.regions, len(pairs) > 0, density, density_error, total, total_error, indices,
+        index_errors, len(pairs),
+    )  # fmt: skip
+
+
+def compare_means(
+    first: Float[Array, "examples *shape"],
+    second: Float[Array, "others *shape"],
+    pairs: Pairs,
+) -> Estimate:
+    r"""The second mean minus the first, with its standard error, in pairs where there are some.
+
+    Parameters
+    ----------
+    first, second
+        A number, or an array of them, of each example.
+    pairs
+        As in `compare`.
+
+    Raises
+    ------
+    ValueError
+        Where one has no examples, or pairs are of others.
+
+    Examples
+    --------
+    >>> first, second = jnp.array([1.0, 5.0, 3.0]), jnp.array([2.0, 6.0, 4.0])
+    >>> same, none = np.array([[0, 0], [1, 1], [2, 2]]), np.zeros((0, 2), int)
+    >>> [float(compare_means(first, second, pairs).error.round(3)) for pairs in (same, none)]
+    [0.0, 1.633]
+    """
+    require_floats(first, "first", "examples *shape", cure="Take at least one example.")
+    require_floats(second, "second", "examples *shape", cure="Take at least one example.")
+    require(
+        first.shape[1:] == second.shape[1:],
+        "second",
+        got=f"shape {second.shape}",
+        expected=f"that of the first behind its examples, {first.shape[1:]}",
+        cure="Take the same numbers of each example.",
     )
+    pairs = _known_pairs(pairs, len(first), len(second))
+    means = first.mean(axis=0), second.mean(axis=0)
+    return Estimate(means[1] - means[0], _error(first - means[0], second - means[1], pairs))
+
+
+def paired_names(first: Sequence[str], second: Sequence[str]) -> Pairs:
+    """The numbers of those that have one name; of several of a name the first with the first.
+
+    Examples
+    --------
+    >>> paired_names(["a", "b", "a", "c"], ["a", "c", "d"]).tolist()
+    [[0, 0], [3, 1]]
+    """
+    for names, name in ((first, "first"), (second, "second")):
+        require_several(names, str, name, "Pass a name for each example.")
+    places: defaultdict[str, list[int]] = defaultdict(list)
+    for place, name in reversed(list(enumerate(second))):
+        places[name].append(place)
+    found = [(place, places[name].pop()) for place, name in enumerate(first) if places[name]]
+    return np.array(found, int).reshape(-1, 2)
 
 
 @eqx.filter_jit
-def _compared(first: Influence, second: Influence, paired: bool) -> tuple[Results, Results]:
-    errors = _paired_errors if paired else _independent_errors
-    return jax.tree.map(jnp.subtract, _results(second), _results(first)), errors(first, second)
+def _compared(first: Influence, second: Influence, pairs: Any) -> tuple[Results, Results]:
+    errors = _independent_errors(first, second)
+    if pairs is not None:
+        deviations = _deviations(first), _deviations(second)
+        errors = jax.tree.map(lambda one, two: _error(one, two, pairs), *deviations)
+    return jax.tree.map(jnp.subtract, _results(second), _results(first)), errors
 
 
 def _results(found: Influence) -> Results:
     return found.density, found.total, found.indices()
 
 
-def _paired_errors(first: Influence, second: Influence) -> Results:
-    """The standard errors of the mean of what the examples add to the difference."""
-    changes = jax.tree.map(jnp.subtract, _deviations(second), _deviations(first))
-
-    def error(deviations: Float[Array, "examples *shape"]) -> Float[Array, "*shape"]:
-        count = deviations.shape[0]
-        scatter = jnp.sum(deviations**2, axis=0)
-        known = jnp.sqrt(scatter / max(count * (count - 1), 1))
-        return known if count > 1 else jnp.full_like(known, jnp.inf)
-
-    return jax.tree.map(error, changes)
+def _error(
+    one: Float[Array, "examples *shape"], two: Float[Array, "others *shape"], pairs: Any
+) -> Float[Array, "*shape"]:
+    """The standard error of a difference of means, of the deviations from either."""
+    one, two = (
+        jnp.asarray(part) / max(len(part) * (len(part) - 1), 1) ** 0.5 for part in (one, two)
+    )
+    together = two[pairs[:, 1]] - one[pairs[:, 0]]
+    alone = one.at[pairs[:, 0]].set(0), two.at[pairs[:, 1]].set(0)
+    known = jnp.sqrt(sum(jnp.sum(part**2, axis=0) for part in (together, *alone)))
+    return known if min(len(one), len(two)) > 1 else jnp.full_like(known, jnp.inf)
 
 
 def _deviations(found: Influence) -> Results:
@@ -150,6 +234,27 @@ def _independent_errors(first: Influence, second: Influence) -> Results:
         (found.density_error, found.total_error, found.index_errors()) for found in (first, second)
     ]
     return jax.tree.map(jnp.hypot, *errors)
+
+
+def _kept(found: Influence) -> int:
+    """How many examples of an influence are there one by one."""
+    return 0 if found.example_energies is None else len(found.example_energies)
+
+
+def _known_pairs(pairs: Any, first: int, second: int) -> Pairs:
+    """Pairs that are of the examples there are, none of them twice."""
+    rows = isinstance(pairs, np.ndarray) and np.issubdtype(pairs.dtype, np.integer)
+    rows = rows and pairs.ndim == 2 and pairs.shape[1] == 2
+    inside = rows and bool(((pairs >= 0) & (pairs < [first, second])).all())
+    require(
+        inside and all(len(set(column)) == len(column) for column in pairs.T.tolist()),
+        "pairs",
+        got=f"{pairs.tolist()}" if rows else described(pairs),
+        expected=f"a NumPy array of whole numbers with two columns, below {first} and {second}, "
+        "none of a column twice",
+        cure="Take them from paired_names, of influences with keep_examples=True.",
+    )
+    return pairs
 
 
 def _require_influence(found: Any, name: str) -> None:

@@ -147,7 +147,7 @@ def moved(records: Sequence[T], number: int, place: int) -> tuple[T, ...]:
     return (*others[:place], records[number], *others[place:])
 
 
-def encode_text(text: str, tokenizer: Any = None) -> EncodedText:
+def encode_text(text: str, tokenizer: Any = None, *, marks: bool = True) -> EncodedText:
     """The ids of a text, with what each token shows and where it ends.
 
     Parameters
@@ -156,6 +156,9 @@ def encode_text(text: str, tokenizer: Any = None) -> EncodedText:
         Any.
     tokenizer
         The model's own, of the package tokenizers; None where ids are bytes of UTF-8.
+    marks
+        Whether the tokenizer puts its own marks around the text, such as that of its beginning: not
+        where the text spells them itself, as a chat's does.
 
     Examples
     --------
@@ -170,7 +173,7 @@ def encode_text(text: str, tokenizer: Any = None) -> EncodedText:
         return EncodedText(ids, tuple(texts_of_ids(ids)), np.repeat(np.arange(len(text)), sizes))
     encode: Any = None if isinstance(tokenizer, str) else getattr(tokenizer, "encode", None)
     require_callable(encode, "tokenizer", "encode(text), as those of the package tokenizers have")
-    found = encode(text)
+    found = encode(text) if marks else encode(text, add_special_tokens=False)
     tokens, reached = [], 0
     for name, (start, end) in zip(found.tokens, found.offsets, strict=True):
         # What stands between two tokens, as a space may, is shown with the second.

@@ -15,8 +15,8 @@ from reference.publishers import CONFIGS, spelt, write_with_letters
 
 import lim_jax as lim
 from lim_jax import cli, explanations, models, report
+from lim_jax.asking import Context, Span
 from lim_jax.cli import explained, explaining, taking
-from lim_jax.cli.data import Context, Span
 from lim_jax.density import Influence
 from lim_jax.probes import Estimate
 
@@ -385,7 +385,7 @@ def test_the_dear_numbers_are_foretold_by_their_operations():
     "arguments, message",
     [
         (("nowhere", "--delta", "0.6", "--data", "nowhere"), "delta: got 0.6"),
-        (("nowhere", "--data", "nowhere"), "data: got nowhere, which is no file"),
+        (("nowhere", "--data", "nowhere"), "model: got nowhere, which is not there"),
         (("--max-length", "0"), "size: got 0"),
         (("--steps", "0"), "steps: got 0"),
         (("--contexts", "0"), "contexts: got 0"),

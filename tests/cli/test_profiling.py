@@ -11,13 +11,14 @@ import pytest
 from matplotlib.figure import Figure
 from reference.publishers import CONFIGS, spelt, write_with_letters
 
-from lim_jax import cli, models, report
+from lim_jax import cli, models, report, results
 from lim_jax.cli import pages
 
 GENERATOR = np.random.default_rng(3)
 PROMPTS = [GENERATOR.integers(11, size=size) for size in (8, 8, 6, 8)]
 ANSWERS = [GENERATOR.integers(11, size=2) for _ in PROMPTS]
 SPANS = [[0, 2, "first"], [2, 5, "second"]]
+REGIONS = ("left", "middle", "right")
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +107,33 @@ def test_tokens_records_and_density_of_answers(folder, data, tmp_path, loss, nam
         told = [one.split() for one in found["most"].split(", ")]
         assert [letter for letter, *_ in told if letter] == [f'"{letter}"' for letter in most]
         assert [float(part) for _, part, _ in told] == pytest.approx(parts, abs=0.51)
+    of_contexts = {(int(row["context"]), row["record"]): row
+                   for row in table(out / "records_by_context.csv")}  # fmt: skip
+    assert set(of_contexts) == {(i, name) for name, (_, which) in ends.items() for i in which}
+    kept = results.load(out / "contexts.npz")
+    assert kept.asked == [len(square) - 2 for square in squares] and kept.delta == 0.3
+    for number, (row, square) in enumerate(zip(table(out / "contexts.csv"), squares, strict=True)):
+        np.testing.assert_allclose(kept.energies[number], len(square) ** 2 * square, rtol=1e-3)
+        edges = 0.3 * len(square), 0.7 * len(square)
+        parts = [square @ np.clip(edge - np.arange(len(square)), 0, 1) for edge in edges]
+        left, rest = parts[0] / square.sum(), 1 - parts[1] / square.sum()
+        found = [float(row[region]) for region in REGIONS]
+        assert sum(found) == pytest.approx(1, rel=1e-4)
+        if len(square) == 9:  # that of most, and so the common grid's
+            np.testing.assert_allclose(found, (left, 1 - left - rest, rest), rtol=2e-3)
+        assert float(row["total"]) == pytest.approx(len(square) * square.sum(), rel=1e-3)
+        assert (int(row["tokens"]), int(row["asked"])) == (len(square), len(square) - 2)
+        assert row["name"] == kept.names[number]
+        for name, ((start, end), which) in ends.items():
+            share = kept.shares[name][number]
+            if number in which:
+                assert share == pytest.approx(square[start:end].sum() / square.sum(), rel=1e-4)
+                found = of_contexts[number, name]
+                assert float(found["share"]) == share
+                assert float(found["tokens"]) == pytest.approx((end - start) / len(square))
+            else:
+                assert np.isnan(share)
+    assert len(set(kept.names)) == 4
     document = json.loads((out / "profile.json").read_text())
     totals = [len(square) * square.sum() for square in squares]
     assert document["influence"]["total"] == pytest.approx(np.mean(totals), rel=1e-4)
@@ -191,7 +219,8 @@ def test_a_profile_that_is_interrupted_goes_on_to_the_same_files(
     assert titles == {f"{said} (9 positions, n = 4)", f"{said} (7 positions, n = 4)"}
     names = {path.name for path in whole.iterdir()}
     assert {path.name for path in out.iterdir()} == names and "unfinished" not in names
-    for name in ("profile.json", "profile.csv", "tokens.csv", "records.csv"):
+    tables = ("profile", "tokens", "records", "contexts", "records_by_context")
+    for name in ("profile.json", "contexts.npz", *(f"{table}.csv" for table in tables)):
         assert (out / name).read_bytes() == (whole / name).read_bytes()
 
 
@@ -238,6 +267,10 @@ def test_a_page_that_cannot_be_written_is_refused_before_any_work(
         (("--max-length", "0"), "max_length: got 0"),
         (("--max-length", "5"), "line 1: got 10 tokens"),
         (("--loss", "answer", "--data", "nothing"), "data: got nothing"),
+        (("--foil", "a"), "foil: got 'a' with --loss next-token, expected --loss contrast"),
+        (("--loss", "contrast", "--html"), "html: got a page of a contrast"),
+        (("--loss", "contrast"), "line 1: got no foil, expected what might have followed"),
+        (("--answer-tokens", "0"), "answer_tokens: got 0"),
     ],
 )
 def test_profile_refuses_before_it_reads_the_weights(

@@ -449,6 +449,15 @@ LAST = {
             "segments": optional(Whole(np.ones((2, 4), int))),
         },
     ),
+    "answer": (
+        models.answer,
+        {
+            "model": Thing(MODEL), "ids": Whole(whole(3)), "tokens": Stated(1),
+            "end": Several([1]),
+        },
+    ),
+    "model_path": (models.model_path, {"path": Text("no such file")}),
+    "end_ids": (models.end_ids, {"path": NOWHERE}),
     "ids_of_text": (models.ids_of_text, {"text": Text("a"), "path": NOWHERE}),
     "ask_prompts": (
         lambda model, setting, checkpoint: validation.ask_prompts(

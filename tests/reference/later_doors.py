@@ -33,6 +33,7 @@ from reference.networks import layer_of, random_flow
 import lim_jax as lim
 from lim_jax import (
     adjoint,
+    asking,
     cost,
     density,
     explanations,
@@ -89,6 +90,15 @@ REGIONAL = adjoint.RegionalChannels(numbers(2, 3, 3, 3))
 BOUNDS = adjoint.ChannelBounds(numbers(3, 3), numbers(), numbers(), numbers(3, 3))
 EXPLAINED = made.explanation()
 INFLUENCE = made.influence()
+PAIRED = np.array([[0, 1], [2, 0]])
+SQUARE = np.array([[0, 1, 2], [1, 2, 0], [2, 0, 1]])
+DOCUMENTS = asking.named_documents([asking.Document("", f"Text {n}.") for n in range(3)])
+LINE = asking.Line("here", documents=DOCUMENTS, question="What?", answer=" it")
+TWO_WAY = results.two_way_shares(
+    np.exp(np.sin(np.arange(18.0))).reshape(2, 3, 3), np.stack([SQUARE] * 2)
+)
+MEASURED = made.measured_contexts()
+COMPARED = results.compare_contexts(MEASURED, MEASURED)
 RECORD = {
     "accuracy": [[[0.5, 0.25, 0.5]] * 2], "risk": [[1.0, 2.0]], "answer_lim": [0.5, 0.75],
     "seconds_per_step": 1.0, "steps": [3],
@@ -97,6 +107,8 @@ PAIRS = tasks.KeyValues((("a", "1"), ("b", "2")), 0)
 QUESTION = tasks.Question("q", ("a",), (("t", "b"), ("u", "c")), 0)
 PROMPT = tasks.Prompt("a=1 b=2 a=", "1", ((0, 3), (4, 7)), (0,))
 ROWS = made.ROWS
+DOCUMENTS = [asking.Document("a", "b")]
+TEMPLATE = asking.ChatTemplate("{{ messages[0].content }}", {})
 TRACES = {"observations": Thing(observations), "x": Free(STATES)}
 WHOLE = jax.device_put(np.array([0, 2]))
 MODEL = {
@@ -500,11 +512,87 @@ LATER = {
         tasks.moved,
         {"records": Given("abc"), "number": Known(0), "place": Known(1)},
     ),
+    # What is asked.
+    "named_documents": (asking.named_documents, {"documents": Several(DOCUMENTS)}),
+    "document_pieces": (asking.document_pieces, {"documents": Several(DOCUMENTS)}),
+    "document_prompt": (
+        asking.document_prompt,
+        {"documents": Several(DOCUMENTS), "question": Text("what")},
+    ),
+    "laid_pieces": (asking.laid_pieces, {"pieces": Several([("a", "b")])}),
+    "chat_prompt": (
+        asking.chat_prompt,
+        {"messages": Several([{"role": "user", "content": "a"}]), "template": Thing(TEMPLATE)},
+    ),
+    "context_of": (asking.context_of, {"laid": Thing(asking.Laid("ab")), "answer": Text("c")}),
+    "unanswered": (asking.unanswered, {"laid": Thing(asking.Laid("ab"))}),
+    "spaced": (asking.spaced, {"answer": Text("a")}),
+    "read_lines": (asking.read_lines, {"data": Text("no such file")}),
+    "read_documents": (asking.read_documents, {"path": Text("no such file")}),
+    "read_chat_template": (asking.read_chat_template, {"model": Text("no such file")}),
+    "models.contrast": (
+        models.contrast,
+        {"prompt": Whole(WHOLE), "answer": Whole(WHOLE), "foil": Whole(1 + WHOLE)},
+    ),
+    "loss.contrast_loss": (
+        loss.contrast_loss,
+        {
+            "logits": Unread(STATES), "answer": Whole(jax.device_put(np.array([0, 1, 0]))),
+            "foil_logits": Unread(STATES), "foil": Whole(jax.device_put(np.array([1, 1, 0]))),
+        },
+    ),
     # Tables and figures of results.
     "results.compare": (
         results.compare,
         {"first": Thing(INFLUENCE), "second": Thing(INFLUENCE)},
     ),
+    "compare_means": (
+        results.compare_means,
+        {"first": Free(PROFILE), "second": Free(PROFILE), "pairs": Given(PAIRED)},
+    ),
+    "paired_names": (
+        results.paired_names,
+        {"first": Texts(["a", "b"]), "second": Texts(["b"])},
+    ),
+    "compare_contexts": (
+        results.compare_contexts,
+        {"first": Thing(MEASURED), "second": Thing(MEASURED)},
+    ),
+    "energies_before_queries": (results.energies_before_queries, {"contexts": Thing(MEASURED)}),
+    "common_regions": (results.common_regions, {"lengths": Several([3, 4]), "delta": Delta(0.3)}),
+    "influence_of_contexts": (
+        results.influence_of_contexts,
+        {"energies": Several([PROFILE, PROFILE]), "regions": IN},
+    ),
+    "cyclic_orders": (
+        asking.cyclic_orders,
+        {"documents": Known(3), "orders": Known(4), "seed": Given(0)},
+    ),
+    "shuffled": (
+        lambda line: asking.shuffled(line, SQUARE, None, "answer", 60).shares(
+            [np.ones(53)] * 3
+        ),
+        {"line": Thing(LINE)},
+    ),
+    "two_way_shares": (
+        lambda shares, documents: results.two_way_shares(shares, documents)._replace(table=None),
+        {"shares": Free(numbers(2, 3, 3)), "documents": Given(np.stack([SQUARE] * 2))},
+    ),
+    "two_way_in_words": (
+        results.two_way_in_words,
+        {"found": Thing(TWO_WAY), "names": Texts(["a", "b", "c"])},
+    ),
+    "two_way_table": (
+        results.two_way_table,
+        {"found": Thing(TWO_WAY), "names": Texts(["a", "b", "c"])},
+    ),
+    "shares_by_place": (
+        plots.shares_by_place,
+        {"found": Thing(TWO_WAY), "names": Texts(["a", "b", "c"])},
+    ),
+    "middle_in_words": (results.middle_in_words, {"change": Thing(COMPARED.whole.change)}),
+    "record_in_words": (results.record_in_words, {"shares": Thing(COMPARED.shares)}),
+    "influence_difference": (plots.influence_difference, {"found": Thing(COMPARED.whole)}),
     "explanation_table": (explanations.explanation_table, {"result": Thing(EXPLAINED)}),
     "influence_table": (
         explanations.influence_table,

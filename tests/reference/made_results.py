@@ -10,6 +10,7 @@ from lim_jax.density import Influence
 from lim_jax.explanations import Explanation
 from lim_jax.limits import Curve, Row, Study
 from lim_jax.probes import Estimate
+from lim_jax.results import MeasuredContexts
 from lim_jax.training import TrainingPath
 
 LENGTH, LAYERS, WIDTH, EXAMPLES = 7, 4, 2, 5
@@ -70,12 +71,18 @@ def training_path():
     return TrainingPath(GRID, numbers(16, 3), params, numbers(17, 3), numbers(18, 3, LENGTH))
 
 
+def measured_contexts():
+    energies = [numbers(21, 4), numbers(22, 5)]
+    return MeasuredContexts(["a", "b"], energies, [2, 4], {"key": [0.25, 0.5]}, 0.25)
+
+
 def every_kind():
     found, other = influence(), influence(keep_examples=True)
     return {
         "influence": found,
         "one example": influence(examples=1),
         "comparison": lim.results.compare(found, other),
+        "measured contexts": measured_contexts(),
         "channels": channels(),
         "explanation": explanation(),
         "training path": training_path(),

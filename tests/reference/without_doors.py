@@ -2,12 +2,15 @@
 
 WITHOUT = {
     "Commands: their arguments come through tyro, and tests/cli has what they refuse.": """
-        announced by_record choose_contexts cli.explain cli.study counterexamples duration
-        first_contexts
-        keep_programs main network_within noted profile record_lines report_explanations stem
+        answered ask described_contexts finding_of profiled require_foil require_page write_profile
+        write_profile_page
+        announced averaged_records choose_contexts duration record_lines report_explanations stem
         words write_pages
-        rates read_contexts reproduce run_folder save_figure study_figures write_json
-        write_table
+        cli.compare cli.explain cli.study counterexamples first_contexts keep_programs
+        averaged_orders main measured_contexts network_within noted profile
+        rates read_contexts read_contexts_of record_shares reproduce run_folder save_figure
+        shuffled_lines shuffled_report shuffled_shares study_figures write_contexts write_json
+        write_shuffled write_table
     """,
     "Refusals, which are what is tested; and what they are made of.": """
         adjoint.compare all_known counted_depth counted_steps density.require_pair embedded
@@ -16,7 +19,8 @@ WITHOUT = {
         require_attention require_batch
         require_case require_concrete require_continuous require_depth_profile
         require_drawable require_finite require_fitting require_flow require_grid
-        require_heads require_heads_divide require_horizon require_on_grid require_profile
+        require_heads require_heads_divide require_messages require_question
+        require_horizon require_on_grid require_profile
         require_regions require_retrievers require_setting require_shape require_sites
         refuse_other_architectures refuse_unknown require_smooth require_state
         require_tensor require_width require_window scalar_loss
@@ -37,14 +41,14 @@ WITHOUT = {
         squared_relu stablelm stacked starcoder2 tanh_gelu through_latents together
         together_by_turns together_by_width trained_length unfilled unpaired whole yarn_weights
         of_eight_bits of_four_bits published_config published_names quantisation_of recipe_of
-        text_part
+        json_object padded_size text_part
     """,
-    "Parts of figures and pages, given numbers of the library's own.": """
-        accuracy_by_place contrast depth_chart digits draw_averages draw_densities
+    "Parts of figures, pages and sentences, given numbers of the library's own.": """
+        accuracy_by_place report.contrast depth_chart digits draw_averages draw_densities
         error_band findings_page fit_scale found_in_a_line gain_against_cost gains_of_arms
         blocks_of head_chart influence_by_record ink label_ends legend_below line_style
         page_of parts_finding percent records_finding
-        middle_against_time new_figure parts_shares positive_part prompted_page
+        middle_against_time new_figure parts_shares points_in_words positive_part prompted_page
         prompted_records rank_correlations shade_boundaries shading share_chart
         shifted_records short show simulation_convergence simulation_influence_profiles
         simulation_observability_profiles simulation_probe_errors spans_decades with_error
@@ -64,19 +68,20 @@ WITHOUT = {
         terminal_adjoint_study terminal_covector time_slope_bounds trace_density
         trajectory_studies
     """,
-    "Parts of attention by tiles, in programs that are being traced: blocks are the library's.": """
+    "Parts of attention, in programs that are being traced: blocks and rows are the library's.": """
         capped affine of_heads project score_slopes spans_of spelt
         column_blocks column_mass each_vector in_groups over_tiles squared_operator_norms
         tiled_attention
+        advanced after_context after_id flowed weights_of_rows
     """,
     "Parts of an explanation, given its own numbers.": """
         asked_of_windows density_rows index_lines parts_of_ids primacy_of_the_cone
         pull_back_hops regional_lines survival_of_recency
     """,
     "Takes anything: says what it is, or looks at its shape alone.": """
-        attention_of kind_of unit_profile written_causal
+        attention_of keeps kind_of unit_profile written_causal
     """,
     "Not refused in words yet: what is no network, ids or batch.": """
-        energies_of_ids influence_of_ids
+        context_of_line energies_of_ids influence_of_ids models.contrast_loss rendered self_answered
     """,
 }

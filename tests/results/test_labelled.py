@@ -29,7 +29,9 @@ from lim_jax.results import compare, to_pandas, to_xarray
 WORDS = [f"w{index}" for index in range(LENGTH)]
 NODES = ((np.arange(LENGTH) + 0.5) / LENGTH) ** 3
 WEIGHTS = 3 * ((np.arange(LENGTH) + 0.5) / LENGTH) ** 2 / LENGTH
-LABELLED = [kind for kind in every_kind() if kind not in ("curves", "estimate")]
+LABELLED = [
+    kind for kind in every_kind() if kind not in ("curves", "estimate", "measured contexts")
+]
 
 
 def test_an_influence_has_its_positions_regions_examples_and_attributes():

@@ -1,0 +1,63 @@
+"""What a model answers where no answer is given: then it is its own that is explained."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from lim_jax.asking.contexts import Asked, Context, Unanswered
+from lim_jax.models import CausalLM, answer
+
+
+def self_answered(
+    prompts: Sequence[Context | Unanswered],
+    model: CausalLM,
+    tokenizer: Any = None,
+    asked: Asked = "answer",
+    *,
+    tokens: int = 32,
+    end: Sequence[int] = (),
+    progress: Callable[[list], Iterable] = iter,
+) -> list[Context]:
+    """Contexts with the answers that the model gives itself where they have none.
+
+    Parameters
+    ----------
+    prompts
+        Such as `read_contexts` finds.
+    model
+        Who answers.
+    tokenizer, asked
+        As in `context_of`.
+    tokens
+        How many an answer has at most.
+    end
+        The ids that end it (`models.end_ids`), and are none of it.
+    progress
+        Wraps the list of prompts, for example ``tqdm.tqdm``.
+
+    Raises
+    ------
+    ValueError
+        Where the model ends at once, or as in `models.answer`.
+
+    Examples
+    --------
+    >>> from lim_jax.asking.contexts import unanswered
+    >>> from lim_jax.asking.documents import Laid
+    >>> from lim_jax.models import byte_model
+    >>> model = byte_model(16, width=4, depth=1, key=jax.random.key(0))
+    >>> (found,) = self_answered([unanswered(Laid("2+2="))], model, tokens=3)
+    >>> found.length, found.weights.nonzero()[0].tolist()
+    (6, [3, 4, 5])
+    """
+
+    def said(prompt: Unanswered) -> np.ndarray:
+        ids = np.asarray(answer(model, jax.device_put(prompt.found.ids), tokens, end))
+        return ids[~np.isin(ids, end)]
+
+    return [
+        one.answered(said(one), tokenizer, asked) if isinstance(one, Unanswered) else one
+        for one in progress(list(prompts))
+    ]

@@ -1,0 +1,255 @@
+"""Contexts of ids: what a model reads, what is asked of it, and the parts that have names."""
+
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from lim_jax._checks import require, require_kind, require_name, require_text
+from lim_jax.asking.documents import Laid
+from lim_jax.models import Contrast, contrast, texts_of_ids
+from lim_jax.tasks import EncodedText, encode_text
+
+Asked = Literal["next-token", "answer", "margin", "contrast"]
+ASKED = get_args(Asked)
+
+
+class Span(NamedTuple):
+    """A part of a context under a name, such as a record.
+
+    Attributes
+    ----------
+    name
+        Spans of one name count together.
+    places
+        Its tokens.
+    """
+
+    name: str
+    places: Int[np.ndarray, " tokens"]
+
+
+class Context(NamedTuple):
+    """A context with the id after it, and what is asked of it.
+
+    Attributes
+    ----------
+    window
+        The ids; the last is a target only.
+    weights
+        Of the loss, one for each place.
+    tokens
+        What each token of the context shows: one after another they are the text.
+    spans
+        Its named parts.
+    contrast
+        The answer and the foil that follow, where their odds are asked: the context is the prompt
+        alone, whose last place asks. Else None.
+    id
+        By which it is paired with a context of another result; empty where its text does that.
+    """
+
+    window: Int[np.ndarray, " tokens"]
+    weights: Float[np.ndarray, " length"]
+    tokens: tuple[str, ...]
+    spans: tuple[Span, ...] = ()
+    contrast: Contrast | None = None
+    id: str = ""
+
+    @property
+    def asked(self) -> Float[np.ndarray, " length"] | Contrast:
+        """What the loss asks, as `models.energies_of_ids` takes it."""
+        return self.weights if self.contrast is None else self.contrast
+
+    @property
+    def length(self) -> int:
+        """The number of tokens l that are read."""
+        return len(self.weights)
+
+
+class Unanswered(NamedTuple):
+    """A prompt whose answer the model is to give itself.
+
+    Attributes
+    ----------
+    laid
+        The text, and its named parts.
+    found
+        Its tokens.
+    foil
+        What might be said instead; empty where that is not asked.
+    id
+        As in `Context`.
+    """
+
+    laid: Laid
+    found: EncodedText
+    foil: str = ""
+    id: str = ""
+
+    @property
+    def length(self) -> int:
+        """The number of tokens of the prompt."""
+        return len(self.found.ids)
+
+    def answered(
+        self, answer: Int[np.ndarray, " answer"], tokenizer: Any = None, asked: Asked = "answer"
+    ) -> Context:
+        """The context with an answer in ids, such as `models.answer` finds.
+
+        Parameters
+        ----------
+        answer
+            The ids after the prompt's, at least one.
+        tokenizer
+            As in `context_of`.
+        asked
+            As there.
+        """
+        ids = np.asarray(answer).astype(self.found.ids.dtype)
+        cure = "The model ended at once: give an answer."
+        some = ids.ndim == 1 and ids.size > 0
+        require(some, "answer", got=f"ids of shape {ids.shape}", expected="at least one", cure=cure)
+        texts = texts_of_ids(ids, tokenizer)
+        ends = len(self.laid.text) + np.cumsum([max(1, len(text)) for text in texts]) - 1
+        found = EncodedText(
+            np.concatenate([self.found.ids, ids]),
+            (*self.found.tokens, *texts),
+            np.concatenate([self.found.last, ends]),
+        )
+        if asked == "contrast":
+            context = _contrast(found, self.laid, self.foil, tokenizer, "foil")
+        else:
+            context = _context(found, self.laid, int(ends[-1]) + 1, asked, "answer")
+        return context._replace(id=self.id)
+
+
+def context_of(
+    laid: Laid,
+    answer: str = "",
+    tokenizer: Any = None,
+    *,
+    asked: Asked = "answer",
+    foil: str = "",
+    where: str = "context",
+) -> Context:
+    """The ids of a text and its answer, which are read together, and what is asked of them.
+
+    A token belongs where its last character is.
+
+    Parameters
+    ----------
+    laid
+        Such as `document_prompt` makes; its spans may reach into the answer.
+    answer
+        As it follows the text, with the space before it where there is one.
+    tokenizer
+        The model's own (`models.read_tokenizer`); None where ids are bytes of UTF-8.
+    asked
+        ``"next-token"`` asks every place; ``"answer"`` and ``"margin"`` the answer's tokens alone;
+        ``"contrast"`` why they follow and not the foil's.
+    foil
+        What might have followed instead, with the space before it where there is one.
+    where
+        What errors name.
+
+    Raises
+    ------
+    ValueError
+        Where there are fewer than two tokens, an answer is asked of which there is none, or a span
+        is no part of the text.
+
+    Examples
+    --------
+    >>> found = context_of(Laid("a=1 b=2 a=", ((0, 3, "first"), (4, 7, "second"))), "1")
+    >>> bytes(found.window.tolist()), found.weights.nonzero()[0].tolist()
+    (b'a=1 b=2 a=1', [9])
+    >>> {span.name: span.places.tolist() for span in found.spans}
+    {'first': [0, 1, 2], 'second': [4, 5, 6]}
+    """
+    require_kind(laid, Laid, "laid", "Make it by document_prompt or chat_prompt.")
+    require_text(answer, "answer")
+    text = laid.text + answer
+    found = encode_text(text, tokenizer, marks=not laid.marked)
+    if asked == "contrast":
+        return _contrast(found, laid, foil, tokenizer, where)
+    return _context(found, laid, len(text), asked, where)
+
+
+def unanswered(laid: Laid, tokenizer: Any = None, foil: str = "") -> Unanswered:
+    """The ids of a text whose answer the model is to give, without marks of an end after them.
+
+    Examples
+    --------
+    >>> found = unanswered(Laid("2+2=")).answered(np.array([52]))
+    >>> found.window.tolist(), found.weights.tolist(), found.tokens
+    ([50, 43, 50, 61, 52], [0.0, 0.0, 0.0, 1.0], ('2', '+', '2', '='))
+    """
+    require_kind(laid, Laid, "laid", "Make it by document_prompt or chat_prompt.")
+    ids, tokens, last = encode_text(laid.text, tokenizer, marks=not laid.marked)
+    spelt = np.flatnonzero(last >= 0)
+    require(spelt.size > 0, "prompt", got="no tokens", expected="some", cure="Ask something.")
+    end = int(spelt[-1]) + 1
+    return Unanswered(laid, EncodedText(ids[:end], tokens[:end], last[:end]), foil)
+
+
+def _contrast(found: EncodedText, laid: Laid, foil: str, tokenizer: Any, where: str) -> Context:
+    """The prompt alone, of which answer and foil are asked; both must leave it as it is."""
+    require(bool(foil), where, got="no foil", expected="what might have followed instead",
+            cure='Give "foil", or --foil TEXT.')  # fmt: skip
+    other = encode_text(laid.text + foil, tokenizer, marks=not laid.marked)
+    follows = [one.last >= len(laid.text) for one in (found, other)]
+    prompts = [
+        one.ids[: int(after.argmax())] for one, after in zip((found, other), follows, strict=True)
+    ]
+    require(
+        all(after.any() for after in follows) and prompts[0].size > 0, where,
+        got="no tokens of prompt, answer or foil", expected="some of each", cure="Say something.",
+    )  # fmt: skip
+    require(
+        np.array_equal(*prompts), where,
+        got="a prompt whose last token is another before the answer than before the foil",
+        expected="one prompt", cure="Begin both with a space, or both without.",
+    )  # fmt: skip
+    prompt, answer = prompts[0], found.ids[follows[0]]
+    asked = contrast(prompt, answer, other.ids[follows[1]])
+    size = len(prompt)
+    weights = np.eye(size)[-1]
+    spans = tuple(_span(one, found, len(laid.text), where, size) for one in laid.spans)
+    return Context(np.append(prompt, answer[0]), weights, found.tokens[:size], spans, asked)
+
+
+def _context(found: EncodedText, laid: Laid, end: int, asked: Asked, where: str) -> Context:
+    """Of the tokens of a text that ends at a character, its answer after what was laid out."""
+    require_name(asked, ASKED, "asked", "It is what the loss is of.")
+    length = len(found.ids) - 1
+    require(length > 0, where, got=f"{length + 1} tokens", expected="at least two",
+            cure="The last token is a target only.")  # fmt: skip
+    weights = np.full(length, 1 / length)
+    if asked != "next-token":
+        answered = found.within(len(laid.text), end)
+        require(
+            bool(answered.any() and not answered[0]),
+            where,
+            got=f"an answer of {answered.sum()} tokens after the prompt {laid.text[-40:]!r}",
+            expected="a prompt and an answer of some tokens each",
+            cure="--loss next-token takes any text.",
+        )
+        weights = answered[1:] / answered.sum()
+    spans = tuple(_span(one, found, end, where, length) for one in laid.spans)
+    return Context(found.ids, weights, found.tokens[:length], spans)
+
+
+def _span(
+    span: tuple[int, int, str], found: EncodedText, most: int, where: str, length: int
+) -> Span:
+    """The context's tokens whose last characters lie in [start, end)."""
+    require(
+        list(map(type, span)) == [int, int, str] and 0 <= span[0] < span[1] <= most,
+        where,
+        got=f"the span {list(span)}",
+        expected=f'[start, end, "name"] with 0 <= start < end <= {most}, the characters',
+        cure="The end is not of the span, as in a Python slice.",
+    )
+    start, end, name = span
+    return Span(name, np.flatnonzero(found.within(start, end)[:length]))

@@ -1,0 +1,174 @@
+"""Documents and a question, laid out as one text whose parts have names."""
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+from lim_jax._checks import require, require_several, require_text
+
+QUESTION = "question"  # the name of its part
+
+
+class Document(NamedTuple):
+    """A document of its own title and text.
+
+    Attributes
+    ----------
+    title
+        It stands above the text; empty where there is none.
+    text
+        What is read.
+    name
+        Of its part of the context; empty for one that `named_documents` finds.
+    """
+
+    title: str
+    text: str
+    name: str = ""
+
+
+class Laid(NamedTuple):
+    """A text that was laid out, and its named parts.
+
+    Attributes
+    ----------
+    text
+        All that stands before the answer.
+    spans
+        Of each part its start, its end, and its name: in characters of the text; the end is not of
+        the part, as in a Python slice.
+    marked
+        Whether the text spells the marks of its beginning itself, as a chat's does: then the
+        tokenizer adds none.
+    """
+
+    text: str
+    spans: tuple[tuple[int, int, str], ...] = ()
+    marked: bool = False
+
+
+def named_documents(documents: Sequence[Document]) -> tuple[Document, ...]:
+    """The same documents, each with a name of its own.
+
+    That is its title, or its number from 1 where it has none. Where several would be called alike
+    the number follows, so that no two are counted as one. Names stay with the documents, in
+    whichever order they are laid out afterwards.
+
+    Parameters
+    ----------
+    documents
+        At least one, each with a text.
+
+    Raises
+    ------
+    ValueError
+        Where there are none, or one has no text.
+
+    Examples
+    --------
+    >>> documents = Document("Wren", "A bird."), Document("", "A tree."), Document("Wren", "Sir.")
+    >>> [one.name for one in named_documents(documents)]
+    ['Wren (document 1)', 'document 2', 'Wren (document 3)']
+    """
+    require_several(documents, Document, "documents", "Make each by Document(title, text).")
+    for number, one in enumerate(documents, 1):
+        require(
+            all(isinstance(part, str) for part in one) and bool(one.text.strip()),
+            f"documents, document {number}",
+            got=f"{tuple(one)!r}"[:60],
+            expected="texts, of which that of the document is not empty",
+            cure="Leave a document without a text out.",
+        )
+    names = [one.name or one.title or f"document {n}" for n, one in enumerate(documents, 1)]
+    while shared := {name for name, count in Counter([*names, QUESTION]).items() if count > 1}:
+        names = [
+            f"{name} (document {number})" if name in shared else name
+            for number, name in enumerate(names, 1)
+        ]
+    return tuple(one._replace(name=name) for one, name in zip(documents, names, strict=True))
+
+
+def document_prompt(documents: Sequence[Document], question: str) -> Laid:
+    r"""Documents one after another, each its title and its text, and then the question.
+
+    Every document is a part under its name, and so is the question. An answer follows after a
+    space.
+
+    Parameters
+    ----------
+    documents
+        As in `named_documents`, which names those that have no name.
+    question
+        As it is asked.
+
+    Raises
+    ------
+    ValueError
+        As in `named_documents`, and where the question is empty.
+
+    Examples
+    --------
+    >>> ours = Document("Rowan", "A tree."), Document("", "A wren is a bird.")
+    >>> laid = document_prompt(ours, "what is a wren")
+    >>> print(laid.text)
+    Rowan
+    A tree.
+    <BLANKLINE>
+    A wren is a bird.
+    <BLANKLINE>
+    Question: what is a wren
+    Answer:
+    >>> {name: laid.text[start:end] for start, end, name in laid.spans}
+    {'Rowan': 'Rowan\nA tree.', 'document 2': 'A wren is a bird.', 'question': 'what is a wren'}
+    """
+    require_question(question)
+    pieces = [*document_pieces(documents), ("Question: ", ""), (question, QUESTION)]
+    return laid_pieces([*pieces, ("\nAnswer:", "")])
+
+
+def document_pieces(documents: Sequence[Document]) -> list[tuple[str, str]]:
+    r"""Each document's title and text with its name, as `laid_pieces` takes them.
+
+    Examples
+    --------
+    >>> document_pieces([Document("Rowan", "A tree.")])
+    [('Rowan\nA tree.', 'Rowan'), ('\n\n', '')]
+    """
+    named = named_documents(documents)
+    shown = [("\n".join(filter(None, (one.title, one.text))), one.name) for one in named]
+    return [piece for one in shown for piece in (one, ("\n\n", ""))]
+
+
+def laid_pieces(pieces: Sequence[tuple[str, str]]) -> Laid:
+    """A text of pieces one after another, each with its name, which is empty where it has none.
+
+    Examples
+    --------
+    >>> laid_pieces([("Here: ", ""), ("a=1", "record"), (".", "")])
+    Laid(text='Here: a=1.', spans=((6, 9, 'record'),), marked=False)
+    """
+    require_several(pieces, tuple, "pieces", "Pass pairs of a text and its name.")
+    for piece in pieces:
+        fits = len(piece) == 2 and all(isinstance(part, str) for part in piece)
+        require(fits, "pieces", got=repr(piece), expected="a text and its name", cure="Pass pairs.")
+    ends = accumulate(len(text) for text, _ in pieces)
+    spans = [
+        (end - len(text), end, name) for (text, name), end in zip(pieces, ends, strict=True) if name
+    ]
+    return Laid("".join(text for text, _ in pieces), tuple(spans))
+
+
+def require_question(question: object) -> None:
+    """Refuse what asks nothing.
+
+    Examples
+    --------
+    >>> require_question(" ")
+    Traceback (most recent call last):
+    ValueError: question: got ' ', expected a text that is not empty. Ask something.
+    """
+    require_text(question, QUESTION)
+    asks = isinstance(question, str) and bool(question.strip())
+    cure = "Ask something."
+    require(asks, QUESTION, got=repr(question), expected="a text that is not empty", cure=cure)

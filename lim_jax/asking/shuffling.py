@@ -1,0 +1,145 @@
+"""The same documents in several orders, so that a place and a document come apart."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from lim_jax._checks import counted, require, require_kind
+from lim_jax.asking.contexts import Asked, Context, Unanswered
+from lim_jax.asking.reading import Line, context_of_line
+
+Orders = Int[np.ndarray, "orders places"]
+
+
+class ShuffledContexts(NamedTuple):
+    """A question about the same documents, laid out in several orders.
+
+    Attributes
+    ----------
+    names
+        Of the documents, as they stand in the line.
+    orders
+        Of each order the number of the document at each place.
+    contexts
+        One for each order.
+    """
+
+    names: tuple[str, ...]
+    orders: Orders
+    contexts: tuple[Context, ...]
+
+    def shares(self, energies: Sequence[Any]) -> Float[np.ndarray, "orders places"]:
+        r"""What the document at each place holds of each order's influence Z.
+
+        Parameters
+        ----------
+        energies
+            :math:`\|P_0(p_i)\|^2` of each order's context, such as `models.energies_of_ids` finds.
+
+        Raises
+        ------
+        ValueError
+            Where there are not as many as orders, or of other lengths.
+        """
+        fits = len(energies) == len(self.contexts) and all(
+            len(energy) == context.length
+            for energy, context in zip(energies, self.contexts, strict=True)
+        )
+        require(fits, "energies", got=f"those of {len(energies)} contexts",
+                expected=f"of {len(self.contexts)}, a number for each token",
+                cure="Measure the windows of contexts.")  # fmt: skip
+        return np.array([
+            [_share(np.asarray(energy, float), context, self.names[document]) for document in order]
+            for energy, context, order in zip(energies, self.contexts, self.orders, strict=True)
+        ])  # fmt: skip
+
+
+def _share(energy: np.ndarray, context: Context, name: str) -> float:
+    (places,) = (span.places for span in context.spans if span.name == name)
+    return float(energy[places].sum() / (energy.sum() or 1))
+
+
+def cyclic_orders(documents: int, orders: int, seed: int | Sequence[int] = 0) -> Orders:
+    r"""Orders of documents in which each has each place equally often, as far as may be.
+
+    The first k orders of k documents are the cyclic shifts of a random permutation: order o has
+    document :math:`\pi((p + o) \bmod k)` at place p. They are a Latin square, in which every
+    document has every place once, so that documents average out of a place and places out of a
+    document. Further orders are those of another permutation. With fewer than k each order still
+    has all documents, and two are enough to tell places from documents if these add up; the
+    permutation is random, so that what does not add up is wrong by chance and not by design.
+
+    Parameters
+    ----------
+    documents, orders
+        Their numbers k and N, of two at least.
+    seed
+        Of the permutations.
+
+    Examples
+    --------
+    >>> orders = cyclic_orders(4, 4)
+    >>> sorted(orders[0].tolist()), sorted(orders[:, 2].tolist())
+    ([0, 1, 2, 3], [0, 1, 2, 3])
+    """
+    documents, orders = counted(documents, "documents", least=2), counted(orders, "orders", least=2)
+    generator = np.random.default_rng(seed)
+    shifts = np.add.outer(np.arange(documents), np.arange(documents)) % documents
+    squares = [generator.permutation(documents)[shifts] for _ in range(-(-orders // documents))]
+    return np.concatenate(squares)[:orders]
+
+
+def shuffled(
+    line: Line, orders: Orders, tokenizer: Any, asked: Asked, max_length: int
+) -> ShuffledContexts:
+    """The contexts of a line's documents in several orders.
+
+    Parameters
+    ----------
+    line
+        Of `read_lines`, with documents.
+    orders
+        Such as `cyclic_orders` finds.
+    tokenizer, asked, max_length
+        As in `context_of_line`.
+
+    Raises
+    ------
+    ValueError
+        Where the line has not as many documents or an answer is asked and it has none, or where a
+        context leaves a document out.
+
+    Examples
+    --------
+    >>> from lim_jax.asking.documents import Document, named_documents
+    >>> documents = named_documents([Document("", "Wrens sing."), Document("", "Rowans grow.")])
+    >>> line = Line("here", documents=documents, question="Who sings?", answer=" wrens")
+    >>> found = shuffled(line, cyclic_orders(2, 2), None, "answer", 80)
+    >>> sorted("".join(one.tokens)[:11] for one in found.contexts)
+    ['Rowans grow', 'Wrens sing.']
+    """
+    require_kind(line, Line, "line", "Take one of read_lines.")
+    several = orders.ndim == 2 and len(line.documents) == orders.shape[1]
+    require(several, line.where, got=f"{len(line.documents)} documents in another order",
+            expected=f"{orders.shape[-1]}, as in the orders",
+            cure="Each line needs as many as the others.")  # fmt: skip
+    names, contexts = tuple(one.name for one in line.documents), []
+    for order in orders:
+        documents = tuple(line.documents[number] for number in order)
+        found = context_of_line(line._replace(documents=documents), tokenizer, asked, max_length)
+        contexts.append(_with_all(found, names, line.where))
+    return ShuffledContexts(names, orders, tuple(contexts))
+
+
+def _with_all(found: Context | Unanswered, names: Sequence[str], where: str) -> Context:
+    """A context, in which all documents are."""
+    if isinstance(found, Unanswered):
+        raise ValueError(
+            f"{where}: got no answer, expected one that all orders are asked. Give the line one."
+        )
+    missing = set(names) - {span.name for span in found.spans}
+    require(not missing, where, got=f"a context without {sorted(missing)}",
+            expected="all documents", cure="The chat template leaves them out.")  # fmt: skip
+    return found

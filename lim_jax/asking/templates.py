@@ -1,0 +1,153 @@
+"""The template by which a model's publisher lays chats out, and texts made by it."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lim_jax._checks import AnyPath, require, require_extra
+from lim_jax.models import model_path, opened_gguf
+
+PROGRAM = Path(__file__).with_name("sandbox.py")
+FILE, OPTIONS, KEY = "chat_template.jinja", "tokenizer_config.json", "chat_template"
+MARKS = ("bos", "eos", "unk", "pad")
+SECONDS = 30.0  # until a process is ended whose own clock did not end it
+CURE = "Take the instructed kind of the model, or ask by a prompt without a chat."
+
+
+class ChatTemplate(NamedTuple):
+    """How a model's publisher lays chats out.
+
+    Attributes
+    ----------
+    source
+        In Jinja's language.
+    marks
+        The tokens that it may spell, by name, such as ``bos_token``.
+    """
+
+    source: str
+    marks: Mapping[str, str]
+
+
+def read_chat_template(model: AnyPath) -> ChatTemplate:
+    """The template of a folder of weights, or of a GGUF file.
+
+    A folder's is its ``chat_template.jinja``, else the ``chat_template`` of its
+    ``tokenizer_config.json``, of several the one named ``default``. A GGUF file's is its own
+    ``tokenizer.chat_template``, else that of its folder.
+
+    Parameters
+    ----------
+    model
+        As in `models.load`.
+
+    Raises
+    ------
+    ValueError
+        Where there is none, or the file that should hold it is broken.
+    """
+    path = model_path(model)
+    if path.suffix == ".gguf" and (found := _of_gguf(path)) is not None:
+        return found
+    folder = path if path.is_dir() else path.parent
+    options = _options(folder / OPTIONS)
+    source = options.get(KEY)
+    if isinstance(source, list):
+        named = [one for one in source if isinstance(one, dict) and one.get("name") == "default"]
+        source = named[0].get("template") if named else None
+    if (folder / FILE).is_file():
+        source = (folder / FILE).read_text(encoding="utf-8")
+    cure = f"expected {FILE}, or a {KEY} in {OPTIONS}. {CURE}"
+    if not isinstance(source, str):
+        raise ValueError(f"chat template: got none of {path}, {cure}")
+    words = {name: _word(one) for name, one in options.items() if name.endswith("_token")}
+    return ChatTemplate(source, {name: word for name, word in words.items() if word is not None})
+
+
+def _of_gguf(file: Path) -> ChatTemplate | None:
+    _, options = opened_gguf(file)
+    source = options.get(f"tokenizer.{KEY}")
+    if not isinstance(source, str):
+        return None
+    words = options.get("tokenizer.ggml.tokens", [])
+    ids = {f"{name}_token": options.get(f"tokenizer.ggml.{name}_token_id") for name in MARKS}
+    known = {name: one for name, one in ids.items() if one is not None and one < len(words)}
+    return ChatTemplate(source, {name: words[one] for name, one in known.items()})
+
+
+def _options(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        return {}
+    try:
+        return dict(json.loads(file.read_text(encoding="utf-8")))
+    except ValueError as error:
+        raise ValueError(
+            f"chat template: got {file}, which is broken ({error}), expected a JSON object. {CURE}"
+        ) from error
+
+
+def _word(token: Any) -> str | None:
+    """A mark's own word, which may stand in an object with how it is read."""
+    word = token.get("content") if isinstance(token, dict) else token
+    return word if isinstance(word, str) else None
+
+
+def rendered(template: ChatTemplate, chats: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """Each chat's text, up to where the assistant begins to speak; or what the template refuses.
+
+    A template runs in a process of its own, which may take a second of processor time for each
+    chat and half a GiB of memory, and in Jinja's sandbox, where it reaches nothing but what it is
+    given.
+
+    Parameters
+    ----------
+    template
+        Of `read_chat_template`.
+    chats
+        Of each its variables, such as ``{"messages": [{"role": "user", "content": "..."}]}``.
+
+    Returns
+    -------
+    found
+        Of each chat ``{"text": ...}`` or ``{"error": ...}``.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        Without jinja2, of the extra ``models``.
+    ValueError
+        Where the template does not end within its second, or breaks its process.
+
+    Examples
+    --------
+    >>> template = ChatTemplate("{{ bos_token }}{{ messages[0].content }}:", {"bos_token": "<s>"})
+    >>> rendered(template, [{"messages": [{"role": "user", "content": "hi"}]}])
+    [{'text': '<s>hi:'}]
+    """
+    require_extra("jinja2", "models")
+    given = {"tools": None, "documents": None, "add_generation_prompt": True, **template.marks}
+    asked = {"template": template.source, "chats": [{**given, **chat} for chat in chats]}
+    # The process finds Jinja where this one does.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-P", str(PROGRAM)]
+    try:
+        done = subprocess.run(
+            command, input=json.dumps(asked), env=environment, capture_output=True, text=True,
+            timeout=SECONDS, check=False,
+        )  # fmt: skip
+        status = done.returncode
+    except subprocess.TimeoutExpired:
+        done, status = None, -1
+    require(
+        status == 0,
+        "chat template",
+        got="one that does not end within its second" if status < 0 else "one that breaks Jinja",
+        expected="one that lays a chat out",
+        cure="Do not trust it: take the publisher's own.",
+    )
+    assert done is not None
+    return json.loads(done.stdout)

@@ -1,0 +1,199 @@
+"""A question asked of a model and of documents: which of them its answer comes from."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import tyro
+
+from lim_jax import models
+from lim_jax._checks import as_path, counted
+from lim_jax.asking import (
+    Context,
+    Line,
+    context_of_line,
+    read_chat_template,
+    read_documents,
+    spaced,
+)
+from lim_jax.asking.documents import require_question
+from lim_jax.cli.answers import answered
+from lim_jax.cli.folder import UNFINISHED, Named, run_folder, write_json
+from lim_jax.cli.networks import network_within
+from lim_jax.cli.profiling import (
+    Profiled,
+    described_contexts,
+    profiled,
+    require_fitting,
+    require_page,
+    write_profile,
+    write_profile_page,
+)
+
+ONE = (
+    "One context has no error. Ask it in several orders of the documents, or of several lines, by "
+    "lim-jax profile."
+)
+
+
+class Found(NamedTuple):
+    """What a part of a context holds of the influence on the answer.
+
+    Attributes
+    ----------
+    name
+        Of the part.
+    share
+        Of the influence of all tokens.
+    tokens
+        How many it has.
+    document
+        Whether it is one.
+    """
+
+    name: str
+    share: float
+    tokens: int
+    document: bool
+
+
+def ask(
+    model: tyro.conf.Positional[Named],
+    question: tyro.conf.Positional[str],
+    documents: Named,
+    chat: bool = False,
+    answer: str | None = None,
+    answer_tokens: int = 32,
+    foil: str = "",
+    max_length: int = 4096,
+    delta: float = 0.2,
+    html: bool = True,
+    memory: float | None = None,
+    out: Named = Path("answer"),
+    overwrite: bool = False,
+) -> int:
+    """Ask a model a question about documents, and say which of them its answer comes from.
+
+    Prints first which document holds most of the influence on the answer, then the answer, and
+    what each document, the question and the rest hold. Writes answer.json, and what profile does
+    of this one context, with its page.
+
+    Args:
+        model: A folder of weights as published, or a GGUF file; with its tokenizer.
+        question: As the model is asked.
+        documents: A folder of texts, one document each; or a file of JSON lines, each with "text"
+            and maybe "title"; or one text.
+        chat: Lay question and documents out by the model's own chat template, as models that were
+            instructed expect. Without, they stand one after another.
+        answer: What is explained; by default what the model answers itself.
+        answer_tokens: The most tokens of an answer that the model gives itself.
+        foil: What might have been answered instead. What is explained is then why the answer and
+            not the foil, else the log odds of the answer's tokens.
+        max_length: The most tokens of question and documents; more are refused.
+        delta: The width of each boundary region.
+        html: Write profile.html, a page with every token shaded; there is none of a foil.
+        memory: How many GiB may be used, by default all that is free.
+        out: The folder to write to.
+        overwrite: Write over what is in the folder. Without, it must be empty, or of this run.
+    """
+    model, documents = as_path(model, "model"), as_path(documents, "documents")
+    loss, html = ("contrast", False) if foil else ("margin", html)
+    arguments = {
+        "model": model, "question": question, "documents": documents, "chat": chat,
+        "answer": answer, "answer_tokens": answer_tokens, "foil": foil, "max_length": max_length,
+        "delta": delta, "html": html,
+    }  # fmt: skip
+    with run_folder(out, "ask", arguments, overwrite=overwrite) as folder:
+        counted(max_length, "max_length")
+        counted(answer_tokens, "answer_tokens")
+        require_page(html, loss)
+        tokenizer, line = models.read_tokenizer(model), _line(arguments)
+        read = context_of_line(line, tokenizer, loss, max_length)
+        unfinished = folder / UNFINISHED
+        at_once = max(read.length + answer_tokens, models.ids.TOKENS_AT_ONCE)
+        network = network_within(model, memory, at_once, unfinished)
+        contexts = answered([read], network, model, loss, answer_tokens)
+        require_fitting(network, contexts)
+        found = profiled(network, contexts, [], loss, delta, unfinished)
+        said = _said(contexts[0], tokenizer)
+        parts = _parts(found, [one.name for one in line.documents])
+        finding = finding_of(parts, said, foil)
+        print(f"{finding}\n{ONE}\n\nQuestion: {question}\nAnswer: {said}")
+        print(_table(parts))
+        held = {part.name: {"share": part.share, "tokens": part.tokens} for part in parts}
+        document = {"question": question, "answer": said, "foil": foil, "finding": finding}
+        write_json(folder / "answer.json", {**document, "parts": held})
+        title = f"{model.name}, {loss}"
+        write_profile(found, f"{title}, {described_contexts(contexts)}", folder)
+        if html:
+            write_profile_page(found, network, model, loss, title, folder)
+        print(f"Wrote answer.json, tables, figures{' and profile.html' * html} to {folder}.")
+    return 0
+
+
+def _line(arguments: dict) -> Line:
+    """The question as a line of a file would ask it."""
+    require_question(arguments["question"])
+    documents, answer, foil = (arguments[name] for name in ("documents", "answer", "foil"))
+    line = Line("question", documents=read_documents(documents), answer=answer, foil=foil)
+    if arguments["chat"]:
+        template = read_chat_template(arguments["model"])
+        message = {"role": "user", "content": arguments["question"]}
+        return line._replace(messages=(message,), template=template)
+    answer, foil = (one and spaced(one) for one in (answer, foil))
+    return line._replace(question=arguments["question"], answer=answer, foil=foil)
+
+
+def _said(context: Context, tokenizer: object) -> str:
+    """The text of the answer."""
+    asked = np.flatnonzero(context.weights) + 1
+    ids = context.window[asked] if context.contrast is None else context.contrast.answer
+    return "".join(models.texts_of_ids(ids, tokenizer)).strip()
+
+
+def _parts(found: Profiled, documents: Sequence[str]) -> list[Found]:
+    """The documents, the largest share first, then the question, and what is left."""
+    length = found.contexts[0].length
+    parts = [
+        Found(name, record.share, round(record.tokens * length), name in documents)
+        for name, record in found.records.items()
+    ]
+    parts.sort(key=lambda part: (not part.document, -part.share))
+    share, tokens = (
+        sum(of) for of in zip(*((one.share, one.tokens) for one in parts), strict=True)
+    )
+    return [*parts, Found("the rest", 1 - share, length - tokens, False)]
+
+
+def finding_of(parts: Sequence[Found], answer: str, foil: str = "") -> str:
+    """Which document holds most, in a sentence.
+
+    Examples
+    --------
+    >>> parts = [Found("a", 0.3, 40, True), Found("b", 0.1, 60, True), Found("q", 0.6, 9, False)]
+    >>> print(finding_of(parts, "Wren"))
+    The answer “Wren” comes from “a” most of all: it holds 75 % of what the 2 documents hold, with \
+40 of their 100 tokens. They hold 40 % of the whole influence.
+    """
+    documents = [part for part in parts if part.document]
+    whole = sum(part.share for part in documents)
+    top, tokens = max(documents, key=lambda part: part.share), sum(one.tokens for one in documents)
+    asked = f"The answer “{answer}” comes from “{top.name}” most of all"
+    if foil:
+        asked = f"“{top.name}” decides most between “{answer}” and “{foil.strip()}”"
+    share = top.share / whole if whole else 0.0
+    several = f"the {len(documents)} documents hold" if len(documents) > 1 else "the document holds"
+    return (
+        f"{asked}: it holds {share:.0%} of what {several}, with {top.tokens} of their {tokens} "
+        f"tokens. They hold {whole:.0%} of the whole influence."
+    ).replace("%", " %")
+
+
+def _table(parts: Sequence[Found]) -> str:
+    whole = sum(part.share for part in parts if part.document) or 1
+    lines = [f"{'part':32s} {'share':>8s} {'of documents':>14s} {'tokens':>8s}"]
+    for part in parts:
+        of = f"{part.share / whole:.1%}" if part.document else ""
+        lines.append(f"{part.name[:32]:32s} {part.share:8.1%} {of:>14s} {part.tokens:8d}")
+    return "\n".join(lines)

@@ -1,0 +1,164 @@
+"""The documents of each line in several orders: laid out, averaged, and told apart by place."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lim_jax import models, plots
+from lim_jax._checks import AnyPath, as_path
+from lim_jax.asking import Context, ShuffledContexts, cyclic_orders, read_lines, shuffled
+from lim_jax.asking.contexts import Asked
+from lim_jax.cli.folder import save_figure, write_json, write_table
+from lim_jax.cli.kept import Shares, record_shares
+from lim_jax.grid.carrying import carrying_shares
+from lim_jax.grid.cells import token_grid
+from lim_jax.results.two_way import TwoWayShares, two_way_in_words, two_way_shares, two_way_table
+
+SHOWN = 8  # documents of a table that is printed
+ORDER_COLUMNS = ("context", "line", "order", "place", "document", "share")
+
+
+class ShuffledShares(NamedTuple):
+    """What the documents of all lines hold, in every order.
+
+    Attributes
+    ----------
+    names
+        Of the documents: their own where all lines have the same ones, else their numbers.
+    shares, documents
+        By line, order and place, the share and the number of the document there.
+    found
+        What is due to which.
+    """
+
+    names: Sequence[str]
+    shares: np.ndarray
+    documents: np.ndarray
+    found: TwoWayShares
+
+
+def shuffled_lines(
+    data: AnyPath, model: AnyPath, asked: Asked, max_length: int, orders: int, foil: str = ""
+) -> list[ShuffledContexts]:
+    """Read the lines of a file, each laid out in orders of its own, the same at every run."""
+    tokenizer, lines = models.read_tokenizer(model), read_lines(data, model, foil)
+    first = max(2, len(lines[0].documents))  # where there are fewer, the line is refused
+    return [
+        shuffled(line, cyclic_orders(first, orders, (0, number)), tokenizer, asked, max_length)
+        for number, line in enumerate(lines)
+    ]
+
+
+def averaged_orders(
+    lines: Sequence[ShuffledContexts], energies: Sequence[np.ndarray]
+) -> tuple[list[Context], list[np.ndarray], Shares]:
+    """One context a line, with energies and shares of records that are averaged over its orders.
+
+    On the tokens of its first order: in another a text may have some more or fewer.
+    """
+    found = []
+    for line, of_orders in zip(lines, _by_line(lines, energies), strict=True):
+        grid = token_grid(line.contexts[0].length)
+        carried = [carrying_shares(token_grid(one.size), grid) @ one for one in of_orders]
+        found.append(np.mean(carried, axis=0).astype(of_orders[0].dtype))
+    shares = {
+        name: of_all.reshape(len(lines), -1, 2).mean(axis=1)
+        for name, of_all in record_shares(
+            [context for line in lines for context in line.contexts], energies
+        ).items()
+    }
+    return [line.contexts[0] for line in lines], found, shares
+
+
+def shuffled_shares(
+    lines: Sequence[ShuffledContexts], energies: Sequence[np.ndarray]
+) -> ShuffledShares:
+    """What is due to the documents and what to their places, over all lines."""
+    pairs = zip(lines, _by_line(lines, energies), strict=True)
+    shares = np.array([line.shares(of_orders) for line, of_orders in pairs])
+    names, places = lines[0].names, range(len(lines[0].names))
+    if all(set(line.names) == set(names) for line in lines):
+        numbers = [[names.index(name) for name in line.names] for line in lines]
+    else:
+        names = tuple(f"document {place + 1}" for place in places)
+        numbers = [list(places) for _ in lines]
+    documents = np.array(
+        [np.array(of)[line.orders] for of, line in zip(numbers, lines, strict=True)]
+    )
+    return ShuffledShares(names, shares, documents, two_way_shares(shares, documents))
+
+
+def _by_line(
+    lines: Sequence[ShuffledContexts], energies: Sequence[np.ndarray]
+) -> list[Sequence[np.ndarray]]:
+    orders = len(energies) // len(lines)
+    return [energies[start : start + orders] for start in range(0, len(energies), orders)]
+
+
+def shuffled_report(found: ShuffledShares) -> str:
+    """The findings in sentences, and the table where a screen is wide enough."""
+    contexts, orders = found.found.contexts, found.found.orders
+    of_errors = f"Errors are over {contexts} contexts, each of them averaged over {orders} orders."
+    if contexts == 1:
+        of_errors = (
+            f"Errors are over {orders} orders of one context, and say nothing about others: "
+            "they take for noise what place and document do together."
+        )
+    lines = [two_way_in_words(found.found, found.names), of_errors]
+    if len(found.names) <= SHOWN:
+        lines.append(two_way_table(found.found, found.names))
+    return "\n".join(lines)
+
+
+def write_shuffled(result: ShuffledShares, title: str, folder: AnyPath) -> None:
+    """Write shuffle.json, tables by place, by document and of both, the orders, and a figure."""
+    folder, found, names = as_path(folder, "folder"), result.found, list(result.names)
+    _write_tables(result, folder)
+    parts = {"by_place": found.by_place, "by_document": found.by_document, "gap": found.gap}
+    document = {
+        "finding": two_way_in_words(found, names),
+        "contexts": found.contexts,
+        "orders": found.orders,
+        "documents": names,
+        **{name: part and _plain(part) for name, part in parts.items()},
+        "table": _plain(found.table),
+    }
+    write_json(folder / "shuffle.json", document)
+    save_figure(plots.shares_by_place(found, names, title), folder, "shuffle")
+
+
+def _plain(part: Any) -> dict[str, Any]:
+    return {"share": np.asarray(part.value).tolist(), "error": np.asarray(part.error).tolist()}
+
+
+def _write_tables(result: ShuffledShares, folder: Path) -> None:
+    found, names = result.found, result.names
+    places = range(1, len(names) + 1)
+    for name, part, labels in (
+        ("place", found.by_place, places),
+        ("document", found.by_document, names),
+    ):
+        rows = zip(labels, part.value.tolist(), part.error.tolist(), strict=True)
+        write_table(folder / f"by_{name}.csv", (name, "share", "error"), rows)
+    table = [
+        (
+            name,
+            place,
+            float(found.table.value[row, place - 1]),
+            float(found.table.error[row, place - 1]),
+        )
+        for row, name in enumerate(names)
+        for place in places
+    ]
+    write_table(folder / "two_way.csv", ("document", "place", "share", "error"), table)
+    write_table(folder / "orders.csv", ORDER_COLUMNS, _by_order(result))
+
+
+def _by_order(result: ShuffledShares) -> Iterator[tuple[Any, ...]]:
+    """A row for each document of each order; contexts are numbered as in tokens.csv."""
+    orders = result.shares.shape[1]
+    for (line, order, place), share in np.ndenumerate(result.shares):
+        name = result.names[result.documents[line, order, place]]
+        yield line * orders + order, line, order, place + 1, name, float(share)

@@ -1,0 +1,142 @@
+"""Why this and not that: one prompt, and two continuations of it whose odds are asked."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from lim_jax._checks import described, require, require_indices
+from lim_jax.grid.cells import token_grid
+from lim_jax.loss.losses import Scalar
+from lim_jax.models.causal import CausalLM, Queries
+from lim_jax.network.slots import State
+
+Ids = Int[Array | np.ndarray, " _"]
+
+
+class Contrast(NamedTuple):
+    r"""What follows a prompt, and what might have followed instead.
+
+    Attributes
+    ----------
+    answer, foil
+        The ids of each, which need not be as many.
+    answer_weights, foil_weights
+        One for each id; ones make the sum over tokens, which is the logarithm of the whole
+        continuation's probability.
+    length
+        How many ids the prompt has; a row may be longer, by padding on the right.
+    """
+
+    answer: Ids
+    foil: Ids
+    answer_weights: Float[Array | np.ndarray, " _"]
+    foil_weights: Float[Array | np.ndarray, " _"]
+    length: Int[Array | np.ndarray, ""]
+
+
+def contrast(prompt: Ids, answer: Ids, foil: Ids, dtype: str = "float32") -> Contrast:
+    """Ask of a prompt why an answer follows it and not a foil, each as a whole: sums over tokens.
+
+    Of continuations of different lengths the longer has more to lose; where that must not count
+    set the weights to one over the number of tokens.
+
+    Parameters
+    ----------
+    prompt, answer, foil
+        Ids, at least one each.
+    dtype
+        The precision of the model.
+
+    Raises
+    ------
+    ValueError
+        Where one is no array of ids, or answer and foil are the same.
+
+    Examples
+    --------
+    >>> found = contrast(jnp.array([3, 1]), jnp.array([4]), jnp.array([1, 5]))
+    >>> found.foil_weights.tolist(), found.length.item()
+    ([1.0, 1.0], 2)
+    """
+    for ids, name in ((prompt, "prompt"), (answer, "answer"), (foil, "foil")):
+        require_indices(ids, name)
+    require(
+        not np.array_equal(answer, foil),
+        "foil",
+        got="the answer's own ids",
+        expected="others",
+        cure="Name what the model might have said instead.",
+    )
+    weights = [np.ones(len(ids), dtype) for ids in (answer, foil)]
+    parts = np.asarray(answer), np.asarray(foil), *weights, np.array(len(prompt), np.int32)
+    return Contrast(*jax.device_put(parts))
+
+
+def contrast_loss(model: CausalLM, x: State, y: Contrast) -> Scalar:
+    r"""The log odds of a foil over an answer, :math:`\log p(\text{foil}) - \log p(\text{answer})`.
+
+    Each is read after the same prompt, in a pass of its own, so that influence is that of the
+    prompt's positions on which of the two is said (`loss.contrast_loss` has the formula). As a loss
+    of embedded prompts ``influence(contrast_loss, model, (x, y), grid)`` takes it, and
+    `energies_of_ids` with a `Contrast` for each context.
+
+    Parameters
+    ----------
+    model
+        Any.
+    x
+        The prompt, by `CausalLM.embed`; what stands after its length is not read.
+    y
+        Made by `contrast`.
+
+    Raises
+    ------
+    ValueError
+        Where y is no `Contrast`, or its parts do not fit one another.
+    EquinoxRuntimeError
+        Where an id is outside the vocabulary, or the places are more than the network knows.
+
+    Examples
+    --------
+    >>> import equinox as eqx
+    >>> from lim_jax.models.language import byte_model
+    >>> model = byte_model(9, width=4, depth=1, key=jax.random.key(0))
+    >>> prompt, this, that = (jnp.array(list(text)) for text in (b"2+2=", b"4", b"five"))
+    >>> y = contrast(prompt, this, that)
+    >>> bool(jnp.isfinite(eqx.filter_jit(contrast_loss)(model, model.embed(prompt), y)))
+    True
+    """
+    require(
+        isinstance(y, Contrast),
+        "y",
+        got=described(y),
+        expected="a Contrast",
+        cure="Make it by contrast(prompt, answer, foil).",
+    )
+    answer = _continued(model, x, y.answer, y.answer_weights, y.length)
+    return answer - _continued(model, x, y.foil, y.foil_weights, y.length)
+
+
+def _continued(model: CausalLM, x: State, ids: Any, weights: Any, length: Any) -> Scalar:
+    r""":math:`-\sum_j w_j \log p(y_j)` of ids after a prompt, each given all before it."""
+    require_indices(ids, "ids")
+    require(
+        weights.shape == ids.shape,
+        "weights",
+        got=f"shape {weights.shape}",
+        expected=f"{ids.shape}, one for each id",
+        cure="Make them by contrast(prompt, answer, foil).",
+    )
+    more, weights = ids.shape[0] - 1, jnp.asarray(weights, x.dtype)
+    if more:
+        # They stand after the prompt, where whatever fills up a row stands else.
+        starts = jnp.full(more, -length, ids.dtype)
+        rows = model.embed(ids[:-1], Queries(ids[:-1], weights[:-1], starts=starts))
+        x = jnp.concatenate([x, jnp.zeros_like(rows)])
+        x = jax.lax.dynamic_update_slice_in_dim(x, rows, length, 0)
+    places, total = length - 1 + jnp.arange(more + 1, dtype=length.dtype), weights.sum()
+    state = model.flow(x, token_grid(x.shape[0], x.dtype))
+    return total * model.terminal_loss(state, Queries(ids, weights / total, places))

@@ -1,0 +1,63 @@
+"""Models by their publisher's name, where the Hugging Face cache of this machine holds them."""
+
+import re
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import lazy_loader
+
+from lim_jax._checks import AnyPath, as_path, require
+
+huggingface_hub: Any = lazy_loader.load("huggingface_hub")  # of the extra; the rest does without
+NAME = re.compile(r"\w[\w.-]*/[\w.-]*\w")
+CONFIG = "config.json"
+READ = ("*.json", "*.jinja", "model*.safetensors")  # not what is pickled, nor weights once more
+EXPECTED = "a folder, a file, or the name of a model in the Hugging Face cache"
+
+
+def model_path(path: AnyPath, *, download: bool = False) -> Path:
+    """Where a model's files are: a path as it is, or the cached folder of a ``name/of-model``.
+
+    What is no path here and has the form of a name is looked for in the cache of huggingface_hub,
+    which is in ``HF_HOME``: the revision that was ``main`` when it came.
+
+    Parameters
+    ----------
+    path
+        A folder, a file, or a name.
+    download
+        Whether the name's files are downloaded where the cache has not those of today.
+
+    Raises
+    ------
+    ValueError
+        Where a name is not in the cache, or the package is missing that looks there.
+
+    Examples
+    --------
+    >>> model_path("weights.gguf").name  # of another form: who opens it says what is wrong
+    'weights.gguf'
+    """
+    found = as_path(path)
+    name = found.as_posix()
+    if found.exists() or found.suffix == ".gguf" or NAME.fullmatch(name) is None:
+        return found
+    require(
+        find_spec("huggingface_hub") is not None,
+        "path",
+        got=f"{name!r}: no such path, and no package huggingface_hub to look for a name",
+        expected=EXPECTED,
+        cure='The package comes with an extra: python -m pip install "lim_jax[models]".',
+    )
+    if download:
+        return Path(huggingface_hub.snapshot_download(name, allow_patterns=READ))
+    cached = huggingface_hub.try_to_load_from_cache(name, CONFIG)
+    require(
+        isinstance(cached, str),
+        "path",
+        got=f"{name!r}: no such path, and not in the cache",
+        expected=EXPECTED,
+        cure=f"Download it: hf download {name}, or models.load({name!r}, download=True).",
+    )
+    return Path(cached).parent

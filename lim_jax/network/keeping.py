@@ -1,0 +1,179 @@
+r"""Keys and values of a context, kept: a token more costs its own row, not the context's again.
+
+Row i of causal attention reads :math:`\sum_{j \le i} A_{ij} v_j`, of which only the query and one
+key and value are its own. On the token grid of at least all tokens that are to come, a network
+maps a context, `flowed`, and then each token that follows, `advanced`.
+"""
+
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from lim_jax._precision import matmul
+from lim_jax.grid.cells import CellGrid, token_grid
+from lim_jax.grid.measure import Grid
+from lim_jax.network.attention import causal_attention, weights_of_rows
+from lim_jax.network.field import TransformerField
+from lim_jax.network.flow import ResidualFlow, euler, require_state, split
+from lim_jax.network.latent import LatentAttention
+from lim_jax.network.multihead import CausalAttention, by_head
+from lim_jax.network.shaping import PLAIN, Shaping
+from lim_jax.network.slots import Field, State
+from lim_jax.network.span import Turns
+
+Place = Int[Array, ""]
+
+
+class Kept(NamedTuple):
+    """Keys and values, of one layer or of all.
+
+    Attributes
+    ----------
+    key, value
+        A row for each place of the grid. Rows of places that are to come mean nothing.
+    """
+
+    key: Float[Array, "*depth groups length size"]
+    value: Float[Array, "*depth groups length features"]
+
+
+class RowAttention(eqx.Module):
+    """Attention of one token to keys and values that are kept, its own among them.
+
+    Attributes
+    ----------
+    attention
+        The whole.
+    kept
+        Of its layer.
+    place
+        Where the token stands, from 0.
+    grid
+        Of the keys and values.
+    """
+
+    attention: CausalAttention
+    kept: Kept
+    place: Place
+    grid: CellGrid
+
+    def __call__(self, x: State, context: State, grid: Grid) -> State:
+        """Attend from the one row of `x`."""
+        attention = self.attention
+        query = attention.queries(x, _turns_of(attention, self.grid, self.place))
+        key, value = (by_head(grouped, query.shape[0]) for grouped in self.kept)
+        heads = attention.of_heads(self._read, query, key, value)
+        return attention.mixed(heads, attention.gates(x))
+
+    def _read(self, query: Array, key: Array, value: Array, shaping: Shaping = PLAIN) -> Array:
+        weights = weights_of_rows(query, key, self._prefix[None], self.grid, shaping)
+        return matmul(weights, value).astype(value.dtype)
+
+    @property
+    def _prefix(self) -> Float[Array, " length"]:
+        """The place's row of the prefix weights."""
+        grid, places = self.attention.prefixes(self.grid), jnp.arange(self.grid.size)
+        assert isinstance(grid, CellGrid)
+        first = 0 if grid.starts is None else grid.starts[self.place]
+        return jnp.where((first <= places) & (places <= self.place), grid.weights, 0)
+
+
+class RowField(eqx.Module):
+    """`field.TransformerField` of one token.
+
+    Attributes
+    ----------
+    attention, feed_forward
+        The sublayers.
+    """
+
+    attention: RowAttention
+    feed_forward: Field
+
+    @property
+    def sublayers(self) -> tuple[RowAttention, Field]:
+        """The fields whose sum this is, in the order in which a layer applies them."""
+        return self.attention, self.feed_forward
+
+    def __call__(self, x: State, context: State, grid: Grid) -> State:
+        """Add the sublayers."""
+        return self.attention(x, context, grid) + self.feed_forward(x, context, grid)
+
+
+def _turns_of(attention: CausalAttention, grid: Grid, place: Place) -> Turns | None:
+    """What one place's query and key know of it."""
+    return jax.tree.map(lambda turns: turns[place][None], attention.turns(grid))
+
+
+def keeps(flow: ResidualFlow) -> bool:
+    """Whether a layer's keys and values are those of its first state, and known to be read so.
+
+    Examples
+    --------
+    >>> layers = TransformerField.init(4, heads=2, key=jax.random.key(0))
+    >>> layers = jax.tree.map(lambda leaf: leaf[None], layers)
+    >>> keeps(ResidualFlow(layers)), keeps(ResidualFlow(layers, step=lambda *layer: layer[1]))
+    (True, False)
+    """
+    field: Any = flow.pattern
+    return (
+        isinstance(field, TransformerField)
+        and type(field.attention) in (CausalAttention, LatentAttention)
+        and field.attention.attend is causal_attention
+        and flow.step in (euler, split)
+    )
+
+
+def flowed(flow: ResidualFlow, x: State, grid: CellGrid) -> tuple[State, Kept]:
+    """The last states of a context, and every layer's keys and values.
+
+    Of a flow that `keeps` them, on the token grid.
+    """
+    require_state(x, grid)
+
+    def body(x: State, layer: Any) -> tuple[State, Kept]:
+        attention = layer[0].attention
+        own = Kept(*attention.sources(x, attention.turns(grid)))
+        return flow.transition(layer, x, grid), own
+
+    return flow.scan(body, x)
+
+
+def advanced(
+    flow: ResidualFlow, x: Float[Array, "1 width"], place: Place, kept: Kept, grid: CellGrid
+) -> tuple[Float[Array, "1 width"], Kept]:
+    """The last state of one token more, and keys and values with its own put in.
+
+    Examples
+    --------
+    >>> layers = TransformerField.init(4, heads=2, key=jax.random.key(0))
+    >>> flow = ResidualFlow(jax.tree.map(lambda leaf: leaf[None], layers))
+    >>> grid, x = token_grid(3), jax.random.normal(jax.random.key(1), (3, 4))
+    >>> _, kept = flowed(flow, x.at[2].set(0), grid)
+    >>> last, _ = advanced(flow, x[2:], jnp.array(2), kept, grid)
+    >>> bool(jnp.allclose(last, flow(x, grid)[2:], atol=1e-5))
+    True
+    """
+    own_grid = token_grid(1, grid.dtype)
+
+    def body(x: State, layer: Any, *kept: Array) -> tuple[State, Kept]:
+        field, increment = layer
+        own = Kept(*field.attention.sources(x, _turns_of(field.attention, grid, place)))
+        here = _put(Kept(*kept), own, place)
+        row = RowField(RowAttention(field.attention, here, place, grid), field.feed_forward)
+        return flow.transition((row, increment), x, own_grid), own
+
+    x, own = flow.scan(body, x, *kept)
+    return x, _put(kept, own, place)
+
+
+def _put(kept: Kept, own: Kept, place: Place) -> Kept:
+    """One row of keys and of values in its place."""
+
+    def put(rows: Array, row: Array) -> Array:
+        return jax.lax.dynamic_update_slice_in_dim(rows, row, place, axis=rows.ndim - 2)
+
+    return jax.tree.map(put, kept, own)

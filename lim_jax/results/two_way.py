@@ -1,0 +1,295 @@
+r"""What is due to a document and what to its place: its shares in several orders.
+
+Of an order o of a context's k documents let :math:`s_{op}` be what the document d(o, p) at place p
+holds of the influence. Within a context
+
+.. math:: s_{op} = \mu + \omega_o + \beta_p + \alpha_{d(o,p)} + \varepsilon_{op}, \qquad
+          \sum_p \beta_p = \sum_d \alpha_d = 0
+
+is fitted by least squares. The order's own :math:`\omega_o` takes what all of its documents lose to
+the rest of the text; every order has each place and each document once, so that it costs the others
+nothing. In a balanced design, where every document has every place equally often, the fit is that
+of plain means, right also where places and documents do not add up. In others, as
+`asking.cyclic_orders` draws them, it is right on the average over permutations.
+
+Orders of a context are not independent: they have its question and its documents in common. So each
+context is fitted by itself, and errors are those of the contexts' scatter. One context alone has no
+such scatter: there what does not add up, :math:`\varepsilon`, is taken for noise, with
+:math:`(N - 2)(k - 1)` degrees of freedom of N orders; the error is then over orders of these very
+documents, and says nothing about other questions.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from lim_jax._checks import described, require, require_floats, require_kind, require_several
+from lim_jax.probes import Estimate
+from lim_jax.results.measured import points_in_words
+from lim_jax.results.records import known
+
+
+class TwoWayShares(NamedTuple):
+    """Shares by document and by place, each an `Estimate` of NumPy's numbers.
+
+    Attributes
+    ----------
+    table
+        Of each document, a row, at each place. NaN where no order has it there.
+    by_place
+        With the documents averaged out: what a document at this place holds, whichever it is.
+    by_document
+        With the places averaged out: what a document holds, wherever it stands.
+    gap
+        The mean of the first and the last place minus that of those between: positive where the
+        middle is lost. None of two places.
+    contexts, orders
+        How many.
+    """
+
+    table: Estimate
+    by_place: Estimate
+    by_document: Estimate
+    gap: Estimate | None
+    contexts: int
+    orders: int
+
+
+class _Fit(NamedTuple):
+    r"""Of one context: levels of places and then of documents, and what one alone tells of errors.
+
+    Attributes
+    ----------
+    levels
+        :math:`\mu + \beta_p` and :math:`\mu + \alpha_d`.
+    inverse
+        Their effects' covariance, over that of the noise.
+    noise, of_orders
+        The variance of the noise, and of the orders' means.
+    sums, counts
+        Of the shares of each document at each place.
+    """
+
+    levels: np.ndarray
+    inverse: np.ndarray
+    noise: float
+    of_orders: float
+    sums: np.ndarray
+    counts: np.ndarray
+
+
+def two_way_shares(
+    shares: Float[Any, "contexts orders places"], documents: Int[Any, "contexts orders places"]
+) -> TwoWayShares:
+    """Tell what is due to the place from what is due to the document, with standard errors.
+
+    On the host, of numbers that are there: not under `jit` and its kin.
+
+    Parameters
+    ----------
+    shares
+        Of the influence, such as `asking.ShuffledContexts.shares` finds of each context.
+    documents
+        Which document it is, a number below that of the places; each once in an order.
+
+    Raises
+    ------
+    ValueError
+        Where shares are not finite or documents no such orders, or where a context's orders do not
+        tell places from documents: one order alone, or the same one again.
+
+    Examples
+    --------
+    Each of three documents at each of three places, of one context. The second holds 0.3 more than
+    the others, and the first place 0.1 more.
+
+    >>> documents = np.array([[[0, 1, 2], [1, 2, 0], [2, 0, 1]]])
+    >>> shares = 0.1 + 0.3 * (documents == 1) + np.array([0.1, 0.0, 0.0])
+    >>> found = two_way_shares(shares, documents)
+    >>> found.by_place.value.round(3).tolist(), found.by_document.value.round(3).tolist()
+    ([0.3, 0.2, 0.2], [0.133, 0.433, 0.133])
+    """
+    require_floats(shares, "shares", "contexts orders places", cure="Of one take shares[None].")
+    shares, documents = known(shares).astype(float), known(documents)
+    _require_orders(shares, documents)
+    contexts, orders, places = shares.shape
+    fits = [_fitted(*context) for context in zip(shares, documents, strict=True)]
+    between = np.full(places, -1 / max(places - 2, 1))
+    between[[0, -1]] = 1 / 2
+    ends = np.concatenate([between, np.zeros(places)])
+    of_levels = np.concatenate([np.eye(2 * places), ends[None]])
+    found = _averaged(fits, of_levels) if contexts > 1 else _of_one(fits[0], of_levels)
+    by_place, by_document, gap = (
+        Estimate(found.value[part], found.error[part])
+        for part in (slice(places), slice(places, 2 * places), -1)
+    )
+    table = _table(fits) if contexts > 1 else _table_of_one(fits[0])
+    return TwoWayShares(table, by_place, by_document, gap if places > 2 else None, contexts, orders)
+
+
+def two_way_in_words(found: TwoWayShares, names: Sequence[str]) -> str:
+    """Say which document holds most, which place, and whether the middle is lost.
+
+    Parameters
+    ----------
+    found
+        Of `two_way_shares`.
+    names
+        Of the documents.
+
+    Raises
+    ------
+    ValueError
+        Where it is no such result, or names are not as many.
+
+    Examples
+    --------
+    >>> documents = np.array([[[0, 1, 2], [1, 2, 0], [2, 0, 1]]] * 2)
+    >>> shares = 0.1 + 0.3 * (documents == 1) + np.array([0.1, 0.0, 0.02])
+    >>> print(two_way_in_words(two_way_shares(shares, documents), ["a", "b", "c"]))
+    Wherever it stands, b holds most: 44.0 ± 0.0 % of the influence.
+    Whichever document stands there, place 1 holds most, 30.0 ± 0.0 %; place 2 least, 20.0 ± 0.0 %.
+    The places between hold 6.0 ± 0.0 points less than the first and the last.
+    """
+    _require_named(found, names)
+    document, place = np.argmax(found.by_document.value), np.argmax(found.by_place.value)
+    least = np.argmin(found.by_place.value)
+    lines = [
+        f"Wherever it stands, {names[document]} holds most: "
+        f"{_percent(found.by_document, document)} of the influence.",
+        f"Whichever document stands there, place {place + 1} holds most, "
+        f"{_percent(found.by_place, place)}; place {least + 1} least, "
+        f"{_percent(found.by_place, least)}.",
+    ]
+    if found.gap is not None:
+        points, doubt = points_in_words(-float(found.gap.value), float(found.gap.error))
+        lines.append(f"The places between hold {points} than the first and the last{doubt}.")
+    return "\n".join(lines)
+
+
+def two_way_table(found: TwoWayShares, names: Sequence[str]) -> str:
+    """Lay out shares in per cent with their errors: documents below one another, places beside.
+
+    Examples
+    --------
+    >>> documents = np.array([[[0, 1], [1, 0]], [[1, 0], [0, 1]]])
+    >>> shares = np.array([[[0.5, 0.25], [0.375, 0.5]], [[0.375, 0.5], [0.5, 0.25]]])
+    >>> print(two_way_table(two_way_shares(shares, documents), ["Wren", "Rowan"]))
+    share in %                      place 1      place 2    any place
+    Wren                         50.0 ± 0.0   50.0 ± 0.0   50.0 ± 0.0
+    Rowan                        37.5 ± 0.0   25.0 ± 0.0   31.2 ± 0.0
+    any document                 43.8 ± 0.0   37.5 ± 0.0
+    """
+    _require_named(found, names)
+    places = range(len(names))
+    heads = [*(f"place {place + 1}" for place in places), "any place"]
+    lines = [f"{'share in %':26s}" + "".join(f"{head:>13s}" for head in heads)]
+    for number, name in enumerate(names):
+        cells = [_percent(found.table, (number, place)) for place in places]
+        lines.append(_row(name, [*cells, _percent(found.by_document, number)]))
+    lines.append(_row("any document", [_percent(found.by_place, place) for place in places]))
+    return "\n".join(lines)
+
+
+def _row(name: str, cells: Sequence[str]) -> str:
+    return f"{name[:26]:26s}" + "".join(f"{cell.removesuffix(' %'):>13s}" for cell in cells)
+
+
+def _percent(found: Estimate, place: Any) -> str:
+    """A share with its error; alone where there is none, and nothing where no order has it."""
+    value, error = 100 * float(found.value[place]), 100 * float(found.error[place])
+    if math.isnan(value):
+        return "-"
+    return f"{value:.1f}" + f" ± {error:.1f}" * math.isfinite(error) + " %"
+
+
+def _require_named(found: TwoWayShares, names: Sequence[str]) -> None:
+    require_kind(found, TwoWayShares, "found", "Take it from two_way_shares.")
+    require_several(names, str, "names", "Pass those of the documents.")
+    places = found.by_place.value.size
+    require(len(names) == places, "names", got=f"{len(names)}", expected=f"{places}",
+            cure="One for each document.")  # fmt: skip
+
+
+def _fitted(shares: np.ndarray, documents: np.ndarray) -> _Fit:
+    """Least squares within a context; an order's mean is taken off by less 1/k of each column."""
+    orders, places = shares.shape
+    marks = np.eye(places)[documents]  # of each order and place its document
+    columns = np.concatenate([np.broadcast_to(np.eye(places), marks.shape), marks], axis=2)
+    columns = (columns - 1 / places).reshape(-1, 2 * places)
+    means = shares.mean(axis=1)
+    deviations = (shares - means[:, None]).ravel()
+    normal = columns.T @ columns
+    require(
+        int(np.linalg.matrix_rank(normal, hermitian=True)) == 2 * (places - 1),
+        "documents",
+        got="orders that do not tell places from documents",
+        expected="some in which documents change places with all others, through others or at once",
+        cure="Take those of asking.cyclic_orders, two at least.",
+    )
+    inverse = np.linalg.pinv(normal, hermitian=True)
+    effects = inverse @ (columns.T @ deviations)
+    freedom = (orders - 2) * (places - 1)
+    left = ((deviations - columns @ effects) ** 2).sum()
+    return _Fit(
+        means.mean() + effects,
+        inverse,
+        left / freedom if freedom else math.inf,
+        means.var(ddof=1),
+        np.einsum("op,opd->dp", shares, marks),
+        marks.sum(axis=0).T,
+    )
+
+
+def _averaged(fits: list[_Fit], of_levels: np.ndarray) -> Estimate:
+    """Over contexts, each of which counts alike."""
+    values = np.array([of_levels @ fit.levels for fit in fits])
+    return Estimate(values.mean(axis=0), values.std(axis=0, ddof=1) / math.sqrt(len(fits)))
+
+
+def _of_one(fit: _Fit, of_levels: np.ndarray) -> Estimate:
+    """Of one context, whose noise is what does not add up."""
+    effects = np.einsum("ij,jk,ik->i", of_levels, fit.inverse, of_levels)
+    # The mean of all orders is in every level, and in no contrast.
+    in_common = (
+        of_levels[:, : len(fit.levels)].sum(axis=1) * fit.of_orders / fit.counts.sum(axis=0)[0]
+    )
+    return Estimate(of_levels @ fit.levels, np.sqrt(fit.noise * effects + in_common))
+
+
+def _table(fits: list[_Fit]) -> Estimate:
+    """Means of the contexts' own, over those in which some order has the document there."""
+    counts = np.array([fit.counts for fit in fits])
+    cells = np.array([fit.sums for fit in fits]) / np.maximum(counts, 1)
+    number = (counts > 0).sum(axis=0)
+    mean = cells.sum(axis=0) / np.maximum(number, 1)
+    scatter = np.where(counts > 0, (cells - mean) ** 2, 0).sum(axis=0)
+    error = np.sqrt(scatter / np.maximum(number * (number - 1), 1))
+    return Estimate(np.where(number > 0, mean, np.nan), np.where(number > 1, error, np.inf))
+
+
+def _table_of_one(fit: _Fit) -> Estimate:
+    """The means of one context, in which each share has the noise and its order's."""
+    number = np.maximum(fit.counts, 1)
+    variance = fit.noise * (1 - 1 / len(number)) + fit.of_orders
+    error = np.sqrt(np.where(fit.counts > 0, variance / number, np.inf))
+    return Estimate(np.where(fit.counts > 0, fit.sums / number, np.nan), error)
+
+
+def _require_orders(shares: np.ndarray, documents: np.ndarray) -> None:
+    finite = bool(np.isfinite(shares).all())
+    require(finite, "shares", got="NaN or infinity", expected="finite shares of the influence",
+            cure="Look where they come from.")  # fmt: skip
+    places = shares.shape[2]
+    whole = documents.shape == shares.shape and np.issubdtype(documents.dtype, np.integer)
+    require(
+        whole and places > 1 and bool((np.sort(documents) == np.arange(places)).all()),
+        "documents",
+        got=described(documents),
+        expected=f"of shape {shares.shape}, in each order all numbers of documents from 0, two at "
+        "least",
+        cure="Take the orders of asking.cyclic_orders.",
+    )

@@ -1,0 +1,159 @@
+"""Chats by templates as publishers write them: the very text, and where everything said stands."""
+
+import json
+
+import pytest
+from reference.chats import (
+    ASIDE,
+    CHATML,
+    COMMAND,
+    GEMMA,
+    GRANITE,
+    MARKS,
+    SYSTEM,
+    TALK,
+    TEXTS,
+    USER,
+)
+
+from lim_jax.asking import ChatTemplate, Document, chat_prompt, rendered
+
+DOCUMENTS = [Document("One", 'It says "one".'), Document("", "Another one.")]
+
+
+def parts(laid):
+    return [(name, laid.text[start:end]) for start, end, name in laid.spans]
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_texts_are_those_of_the_formats_and_every_message_is_found(name):
+    source, messages, text = TEXTS[name]
+    laid = chat_prompt(messages, ChatTemplate(source, MARKS))
+    assert laid.text == text and laid.marked
+    said = {f"{one['role']} {number}": one["content"] for number, one in enumerate(messages, 1)}
+    found = parts(laid)
+    assert sorted(part for part, _ in found) == sorted(said)
+    for part, shown in found:
+        assert shown.strip() == said[part].strip()
+    if name == "ChatML":  # white space and all, and no word of the template's
+        assert found == list(said.items())
+        assert laid.spans[0][0] == text.index("user\nuser ") + 5
+
+
+@pytest.mark.slow
+def test_texts_are_those_of_transformers():
+    transformers = pytest.importorskip("transformers")
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+
+    words = Tokenizer(WordLevel({"a": 0, "<s>": 1, "</s>": 2}, unk_token="a"))
+    peer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, **MARKS)
+    of_documents = [{"title": "One", "text": DOCUMENTS[0].text}, {"text": DOCUMENTS[1].text}]
+    cases = [(source, messages, None) for source, messages, _ in TEXTS.values()]
+    cases += [(source, [USER], of_documents) for source in (GRANITE, COMMAND)]
+    for source, messages, documents in cases:
+        peer.chat_template = source
+        expected = peer.apply_chat_template(
+            messages, documents=documents, tokenize=False, add_generation_prompt=True
+        )
+        given = DOCUMENTS if documents else ()
+        assert chat_prompt(messages, ChatTemplate(source, MARKS), given).text == expected
+
+
+def test_documents_stand_where_the_template_has_a_place_for_them():
+    laid = chat_prompt([SYSTEM, USER], ChatTemplate(GRANITE, MARKS), DOCUMENTS)
+    assert laid.text.startswith('<|document 1|>\nIt says "one".<|end|>\n<|document 2|>\nAnother')
+    assert parts(laid) == [
+        ("One", 'It says "one".'), ("document 2", "Another one."), ("system 1", "Be brief."),
+        ("question", "user "),
+    ]  # fmt: skip
+    laid = chat_prompt([USER], ChatTemplate(COMMAND, MARKS), DOCUMENTS)
+    assert parts(laid) == [
+        ("question", "user "), ("One", "One"), ("One", r"It says \"one\"."),
+        ("document 2", "Another one."),
+    ]  # fmt: skip
+
+
+def test_documents_stand_before_the_users_last_words_elsewhere():
+    laid = chat_prompt(TALK, ChatTemplate(CHATML, MARKS), DOCUMENTS)
+    asked = 'One\nIt says "one".\n\nAnother one.\n\nWhat is {{ 7 * 7 }}?\n'
+    assert laid.text.endswith(f"<|im_start|>user\n{asked}<|im_end|>\n<|im_start|>assistant\n")
+    assert parts(laid) == [
+        ("user 1", "user "), ("assistant 2", "\nuser"), ("One", 'One\nIt says "one".'),
+        ("document 2", "Another one."), ("question", "What is {{ 7 * 7 }}?\n"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "source, messages, message",
+    [
+        (GEMMA, ASIDE, "chat template refuses .TemplateError: System role not supported"),
+        (GEMMA, [USER, USER], "refuses .TemplateError: Conversation roles must alternate"),
+        ("{{ messages[0].content | upper }}", [USER], "changes, expected texts that can be found"),
+        ("{{ messages[-1].content }}", TALK, "got assistant 2, user 1, which the .* leaves"),
+        ("{% for", [USER], "chat template refuses .TemplateSyntaxError"),
+        (CHATML, [{"role": "user", "content": "\ue000"}], "messages: got the letter"),
+    ],
+)
+def test_what_a_template_does_not_lay_out_is_refused(source, messages, message):
+    with pytest.raises(ValueError, match=message):
+        chat_prompt(messages, ChatTemplate(source, MARKS))
+
+
+@pytest.mark.usefixtures("as_users_run")
+@pytest.mark.parametrize(
+    "messages, message",
+    [
+        ([], "messages: got none, expected a list of Mapping"),
+        ({"role": "user", "content": "a"}, "messages: got dict"),
+        ([USER, {"role": "user"}], "messages, message 2: got {'role': 'user'}"),
+        ([{"role": "user", "content": ["a"]}], "messages, message 1: .*Parts, pictures"),
+        ([{"role": "user", "content": " "}], "message 1: .*not empty"),
+        ([USER | {"name": "me"}], "message 1: got "),
+    ],
+)
+def test_what_is_no_message_is_refused(messages, message):
+    with pytest.raises(ValueError, match=message):
+        chat_prompt(messages, ChatTemplate(CHATML, MARKS))
+
+
+def test_documents_are_the_users():
+    with pytest.raises(ValueError, match="messages: got documents, and none of a user"):
+        chat_prompt([SYSTEM], ChatTemplate(CHATML, MARKS), DOCUMENTS)
+
+
+HOSTILE = {
+    "a loop in a loop": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}"
+    "{% endfor %}",
+    "a large number": "{% set n = namespace(n=7) %}{% for i in range(40) %}"
+    "{% set n.n = n.n * n.n %}{% endfor %}",
+}
+MILD = {
+    "{{ 'a' * 10 ** 9 }}": "MemoryError",
+    "{{ '{:>9999999999}'.format(1) }}": "MemoryError",
+    "{{ 'a' * 10 ** 7 }}": "a text of more than",
+    "{{ range(10 ** 7) }}": "OverflowError",
+    "{{ ''.__class__.__mro__ }}": "SecurityError",
+    "{{ cycler.__init__.__globals__.os.popen('id').read() }}": "SecurityError",
+    "{{ messages.append(1) }}": "SecurityError",
+    "{% include 'sandbox.py' %}": "no loader",
+    "{{ open('/etc/passwd') }}": "'open' is undefined",
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_a_template_that_does_not_end_is_ended(kind):
+    with pytest.raises(ValueError, match="chat template: got one that does not end within its sec"):
+        rendered(ChatTemplate(HOSTILE[kind], {}), [{"messages": [USER]}])
+
+
+def test_a_template_reaches_nothing_but_what_it_is_given(tmp_path):
+    for source, error in MILD.items():
+        (found,) = rendered(ChatTemplate(source, {}), [{"messages": [USER]}])
+        assert error in found["error"], source
+
+
+def test_numbers_of_json_are_without_escapes_of_html():
+    source = "{{ messages | tojson }}{{ strftime_now('%%') }}{{ nothing_such }}"
+    (found,) = rendered(ChatTemplate(source, {}), [{"messages": [{"a": "<é'&>"}]}])
+    assert found == {"text": json.dumps([{"a": "<é'&>"}], ensure_ascii=False) + "%"}

@@ -1,0 +1,74 @@
+"""Documents laid out: each under a name of its own, whole and once, with the question after."""
+
+import pytest
+
+from lim_jax.asking import Document, Laid, context_of, document_prompt, laid_pieces, named_documents
+
+
+def parts(laid):
+    return {name: laid.text[start:end] for start, end, name in laid.spans}
+
+
+def test_every_document_is_a_part_under_its_name():
+    documents = [Document("One", "Text of it."), Document("", "Other\n\ntext."), Document("3", "T")]
+    laid = document_prompt(documents, "what is it")
+    assert laid.text == (
+        "One\nText of it.\n\nOther\n\ntext.\n\n3\nT\n\nQuestion: what is it\nAnswer:"
+    )
+    assert parts(laid) == {
+        "One": "One\nText of it.", "document 2": "Other\n\ntext.", "3": "3\nT",
+        "question": "what is it",
+    }  # fmt: skip
+    assert not laid.marked
+
+
+@pytest.mark.parametrize(
+    "titles, names",
+    [
+        (["a", "b"], ["a", "b"]),
+        (["a", "a", "b"], ["a (document 1)", "a (document 2)", "b"]),
+        (["question", ""], ["question (document 1)", "document 2"]),
+        (["", "document 1"], ["document 1 (document 1)", "document 1 (document 2)"]),
+        (
+            ["a", "a", "a (document 1)"],
+            ["a (document 1) (document 1)", "a (document 2)", "a (document 1) (document 3)"],
+        ),
+    ],
+)
+def test_no_two_documents_are_of_one_name(titles, names):
+    named = named_documents([Document(title, "text") for title in titles])
+    assert [one.name for one in named] == names
+    assert [one.title for one in named] == titles
+
+
+def test_names_stay_with_documents_in_another_order():
+    named = named_documents([Document("", "first"), Document("", "second")])
+    laid = document_prompt(named[::-1], "what")
+    assert list(parts(laid).items())[:2] == [("document 2", "second"), ("document 1", "first")]
+
+
+@pytest.mark.usefixtures("as_users_run")
+@pytest.mark.parametrize(
+    "documents, message",
+    [
+        ([], "documents: got none, expected a list of Document"),
+        ([("a", "b")], "documents: got list, expected a list of Document"),
+        ([Document("a", "b"), Document("a", " ")], "documents, document 2: got .*not empty"),
+        ([Document(3, "b")], "documents, document 1: got .*expected texts"),  # pyright: ignore
+    ],
+)
+def test_what_is_no_document_is_refused(documents, message):
+    with pytest.raises(ValueError, match=message):
+        document_prompt(documents, "what")
+
+
+@pytest.mark.usefixtures("as_users_run")
+def test_questions_and_pieces_that_say_nothing_are_refused():
+    with pytest.raises(ValueError, match="question: got ' ', expected a text that is not"):
+        document_prompt([Document("a", "b")], " ")
+    with pytest.raises(ValueError, match="pieces: got .*expected a text and its name"):
+        laid_pieces([("a",)])  # pyright: ignore
+    with pytest.raises(ValueError, match="context: got the span .*<= 3"):
+        context_of(Laid("ab", ((0, 4, "a"),)), "c")
+    with pytest.raises(ValueError, match="asked: got .all., expected .next-token."):
+        context_of(Laid("ab"), "c", asked="all")  # pyright: ignore

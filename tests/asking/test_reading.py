@@ -1,0 +1,321 @@
+"""Contexts from files: what is asked where, tokens that spell the text, records by character."""
+
+import json
+
+import numpy as np
+import pytest
+from reference.publishers import CONFIGS, LETTERS, spelt, write_with_letters
+from tokenizers import Tokenizer
+from tokenizers.models import BPE, WordLevel
+from tokenizers.pre_tokenizers import ByteLevel, Whitespace
+from tokenizers.processors import TemplateProcessing
+
+from lim_jax.asking import (
+    Document,
+    Laid,
+    Unanswered,
+    context_of,
+    read_contexts,
+    read_documents,
+    unanswered,
+)
+
+
+@pytest.fixture
+def letters(tmp_path):
+    write_with_letters(tmp_path, CONFIGS["llama"])
+    return tmp_path / "tokenizer.json"
+
+
+def lines(folder, *records):
+    """Of JSON, with an empty line in between."""
+    path = folder / "data.jsonl"
+    path.write_text("\n\n".join(json.dumps(record) for record in records))
+    return path
+
+
+def test_a_text_is_cut_into_contexts_one_after_another(tmp_path, letters):
+    ids = np.random.default_rng(0).integers(11, size=17)
+    data = tmp_path / "data.txt"
+    data.write_text(spelt(ids))
+    found = read_contexts(data, letters, "next-token", 5)
+    # 16 targets: three times five, and one that is left out.
+    windows = [ids[0:6], ids[5:11], ids[10:16]]
+    assert [context.window.tolist() for context in found] == [row.tolist() for row in windows]
+    assert ["".join(context.tokens) for context in found] == [spelt(row[:-1]) for row in windows]
+    for context in found:
+        np.testing.assert_allclose(context.weights, 1 / 5)
+    (short,) = read_contexts(data, letters, "next-token", 100)
+    assert short.window.tolist() == ids.tolist() and short.length == 16
+
+
+def test_an_answer_is_asked_from_the_token_before_each_of_its_own(tmp_path, letters):
+    record = {"prompt": "abcde", "answer": "fga", "id": 3}
+    data = lines(tmp_path, record, {"prompt": "cc", "answer": "k"})
+    for asked in ("answer", "margin"):
+        first, second = read_contexts(data, letters, asked, 7)
+        assert first.window.tolist() == [0, 1, 2, 3, 4, 5, 6, 0]
+        np.testing.assert_allclose(first.weights, [0, 0, 0, 0, 1 / 3, 1 / 3, 1 / 3])
+        assert first.window[1:][first.weights > 0].tolist() == [5, 6, 0]
+        assert second.weights.tolist() == [0, 1]
+    first, second = read_contexts(data, letters, "next-token", 7)
+    np.testing.assert_allclose(first.weights, 1 / 7)
+    np.testing.assert_allclose(second.weights, 1 / 2)
+
+
+def test_spans_are_read_in_characters(tmp_path, letters):
+    spans = [[0, 2, "first"], [2, 5, "second"], [5, 7, "first"]]
+    data = lines(tmp_path, {"text": "abcdefg", "spans": spans}, {"text": "ab"})
+    found, bare = read_contexts(data, letters, "next-token", 10)
+    # The last token is a target only.
+    assert [(span.name, span.places.tolist()) for span in found.spans] == [
+        ("first", [0, 1]), ("second", [2, 3, 4]), ("first", [5])
+    ]  # fmt: skip
+    assert bare.spans == ()
+
+
+def marked(words):
+    """Words apart by spaces, and a mark before each text, as many publishers have it."""
+    tokenizer = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token="<s>"))
+    tokenizer.pre_tokenizer = Whitespace()  # pyright: ignore[reportAttributeAccessIssue]
+    mark = [("<s>", 0)]
+    tokenizer.post_processor = TemplateProcessing(  # pyright: ignore[reportAttributeAccessIssue]
+        single="<s> $A", special_tokens=mark
+    )
+    return tokenizer
+
+
+def test_words_of_several_characters_and_a_mark_before_the_text(tmp_path):
+    marked(["<s>", "red", "is", "blue", "sky"]).save(str(tmp_path / "words.json"))
+    text = {"prompt": "red sky is", "answer": " blue sky", "spans": [[0, 4, "a"], [4, 9, "b"]]}
+    data = lines(tmp_path, text)
+    (found,) = read_contexts(data, tmp_path / "words.json", "answer", 10)
+    assert found.window.tolist() == [0, 1, 4, 2, 3, 4]
+    assert found.tokens == ("<s>", "red", " sky", " is", " blue")
+    assert found.weights.tolist() == [0, 0, 0, 0.5, 0.5]
+    # "is" ends at character 9: its last character is not of the span.
+    assert [span.places.tolist() for span in found.spans] == [[1], [2]]
+
+
+def test_tokens_of_parts_of_a_character_spell_the_text_once(tmp_path):
+    alphabet = sorted(ByteLevel.alphabet())
+    tokenizer = Tokenizer(BPE({letter: i for i, letter in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = ByteLevel(  # pyright: ignore[reportAttributeAccessIssue]
+        add_prefix_space=False
+    )
+    tokenizer.save(str(tmp_path / "bytes.json"))
+    data = lines(tmp_path, {"text": "é a€b", "spans": [[3, 4, "euro"]]})
+    (found,) = read_contexts(data, tmp_path / "bytes.json", "next-token", 10)
+    assert len(found.tokens) == 2 + 1 + 1 + 3 and "".join(found.tokens) == "é a€"
+    assert found.spans[0].places.tolist() == [4, 5, 6]
+
+
+def test_a_line_ends_where_json_lines_do(tmp_path, letters):
+    """At a line feed only: strings may hold what Python too takes for the end of a line."""
+    data = tmp_path / "data.jsonl"
+    data.write_text('{"text": "ab\u2028c\x85d"}\n{"text": "abc"}\r\n', encoding="utf-8")
+    assert len(read_contexts(data, letters, "next-token", 10)) == 2
+
+
+@pytest.mark.parametrize(
+    "line, message",
+    [
+        ("{", "line 2: got '{', expected JSON"),
+        ("[1]", "line 2: got .*, expected one of {.text.: "),
+        ('{"answer": "a"}', "line 2: .*expected one of {.text.: .*{.prompt.: .*{.documents.: "),
+        ('{"text": "abc", "prompt": "a"}', "line 2: .*expected one of {.text.: "),
+        ('{"text": "abc", "span": []}', 'line 2: got the entry "span", expected text spans id. '),
+        ('{"text": "abc", "answer": "b"}', 'line 2: got the entry "answer", expected text spans'),
+        ('{"prompt": "a", "answr": "b"}', 'entry "answr", expected prompt answer .*misspelt'),
+        ('{"text": 3}', "line 2: got text = 3, expected text as a text"),
+        ('{"prompt": "a", "answer": null}', "line 2: got answer = None"),
+        ('{"documents": [], "question": "a"}', r"line 2: got documents = \[\], expected a list"),
+        ('{"documents": {}, "question": "a"}', r"line 2: got documents = {}, expected a list"),
+        ('{"documents": [{"text": "a"}, {"text": " "}], "question": "a"}', "line 2, document 2: "),
+        ('{"documents": [{"title": "a"}], "question": "a"}', "line 2, document 1: got .*title"),
+        ('{"documents": [{"text": "a", "titel": "b"}], "question": "a"}', "1: got .*titel"),
+        ('{"documents": [{"text": 3}], "question": "a"}', "document 1: got .*expected a list of"),
+        (
+            '{"documents": [{"text": "a"}], "question": ""}',
+            "line 2: got question = ''",
+        ),
+        ('{"documents": [{"text": "a"}], "question": "a", "spans": []}', 'got the entry "spans"'),
+        ('{"text": "abc", "spans": {}}', "line 2: .*spans. as a list"),
+        ('{"text": "abc", "spans": [[0, 4, "a"]]}', r"line 2: got the span \[0, 4, 'a'\], .* 3,"),
+        ('{"text": "abc", "spans": [[1, 1, "a"]]}', "line 2: got the span .*start < end"),
+        ('{"text": "abc", "spans": [[0, 1]]}', "line 2: got the span"),
+        ('{"text": "abc", "spans": [[true, 2, "a"]]}', "line 2: got the span"),
+        ('{"text": "abcdef"}', "line 2: got 6 tokens, expected from 2 to 5.*Raise --max-length"),
+        ('{"text": "a"}', "line 2: got 1 tokens"),
+    ],
+)
+def test_lines_that_cannot_be_read_are_named(line, message, tmp_path, letters):
+    data = tmp_path / "data.jsonl"
+    data.write_text('{"text": "abc"}\n' + line)
+    with pytest.raises(ValueError, match=message):
+        read_contexts(data, letters, "next-token", 4)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"text": "abc"},
+        {"prompt": "", "answer": "ab"},
+        {"prompt": "ab", "answer": ""},
+    ],
+)
+def test_a_line_without_a_prompt_or_an_answer_asks_no_answer(record, tmp_path, letters):
+    data = lines(tmp_path, record)
+    with pytest.raises(ValueError, match="line 1: .*expected a prompt and an answer"):
+        read_contexts(data, letters, "answer", 4)
+
+
+def test_files_without_what_is_asked_are_refused(tmp_path, letters):
+    text = tmp_path / "text"
+    text.write_text(LETTERS)
+    with pytest.raises(ValueError, match="loss: got margin of the text .*JSON lines"):
+        read_contexts(text, letters, "margin", 4)
+    with pytest.raises(ValueError, match="data: got .*nothing, which is no file"):
+        read_contexts(tmp_path / "nothing", letters, "next-token", 4)
+    text.write_text("a")
+    with pytest.raises(ValueError, match="data: got 1 tokens in .*at least two"):
+        read_contexts(text, letters, "next-token", 4)
+    (tmp_path / "latin").write_bytes("abcé".encode("latin-1"))
+    with pytest.raises(ValueError, match="data: got .*latin, whose byte 3 is not of UTF-8, exp"):
+        read_contexts(tmp_path / "latin", letters, "next-token", 4)
+    (tmp_path / "empty.jsonl").write_text("\n")
+    with pytest.raises(ValueError, match="data: got .*without a line"):
+        read_contexts(tmp_path / "empty.jsonl", letters, "next-token", 4)
+    (tmp_path / "one.json").write_text('{"text": "abc"}')
+    with pytest.raises(ValueError, match="one.json: got {.*expected a list.*of the name .jsonl"):
+        read_contexts(tmp_path / "one.json", letters, "next-token", 4)
+    with pytest.raises(ValueError, match="tokenizer: got no file"):
+        read_contexts(text, tmp_path / "other.json", "next-token", 4)
+    with pytest.raises(ValueError, match="model: got .*smol, which is not there, expected a fold"):
+        read_contexts(text, tmp_path / "smol", "next-token", 4)
+
+
+def test_a_list_of_objects_is_read_as_lines_are(tmp_path, letters):
+    records = [{"text": "abc", "spans": [[0, 2, "first"]]}, {"prompt": "ab", "answer": "cd"}]
+    (tmp_path / "data.json").write_text(json.dumps(records, indent=2))
+    for asked in ("next-token",):
+        one = read_contexts(tmp_path / "data.json", letters, asked, 9)
+        other = read_contexts(lines(tmp_path, *records), letters, asked, 9)
+        assert [repr(context) for context in one] == [repr(context) for context in other]
+    (tmp_path / "data.json").write_text('[{"text": "abc"}, {"txt": "abc"}]')
+    with pytest.raises(ValueError, match="data.json, entry 2: got .*txt"):
+        read_contexts(tmp_path / "data.json", letters, "next-token", 4)
+
+
+WORDS = ["<s>", "A", "B", "red", "is", "blue", "sky", "Question", ":", "Answer", "what"]
+
+
+def test_documents_are_parts_of_the_context_and_the_answer_follows(tmp_path):
+    marked(WORDS).save(str(tmp_path / "words.json"))
+    documents = [{"title": "A", "text": "red is"}, {"text": "blue sky"}]
+    record = {"documents": documents, "question": "what is", "answer": "blue sky", "id": "first"}
+    data = lines(tmp_path, record, {"documents": documents, "question": "sky"})
+    first, second = read_contexts(data, tmp_path / "words.json", "answer", 20)
+    shown = [WORDS[number] for number in first.window]
+    assert " ".join(shown) == "<s> A red is blue sky Question : what is Answer : blue sky"
+    np.testing.assert_allclose(first.weights, [*[0] * 11, 0.5, 0.5])
+    spans = {span.name: [shown[place] for place in span.places] for span in first.spans}
+    assert spans == {
+        "A": ["A", "red", "is"], "document 2": ["blue", "sky"], "question": ["what", "is"]
+    }  # fmt: skip
+    # Without an answer the prompt alone comes back, to be answered.
+    assert isinstance(second, Unanswered) and second.length == 11
+    found = second.answered(np.array([3, 5]), tokenizer(tmp_path), "margin")
+    assert [WORDS[number] for number in found.window[-3:]] == [":", "red", "blue"]
+    np.testing.assert_allclose(found.weights, [*[0] * 10, 0.5, 0.5])
+    assert found.tokens[-2:] == (":", "red") and found.length == 12
+    assert [span.places.tolist() for span in found.spans] == [[1, 2, 3], [4, 5], [8]]
+    plain = read_contexts(data, tmp_path / "words.json", "next-token", 20)[1]
+    assert plain.window.tolist() == second.found.ids.tolist()
+    data = lines(tmp_path, {"documents": documents, "question": "sky"})
+    with pytest.raises(ValueError, match="line 1: got 12 tokens, expected from 2 to 11"):
+        read_contexts(data, tmp_path / "words.json", "answer", 10)
+
+
+def tokenizer(folder):
+    return Tokenizer.from_file(str(folder / "words.json"))
+
+
+@pytest.mark.usefixtures("as_users_run")
+def test_an_answer_of_no_ids_is_none():
+    for none in (np.zeros(0, int), np.zeros((1, 2), int)):
+        with pytest.raises(ValueError, match="answer: got ids of shape .* at least one.*ended at"):
+            unanswered(Laid("abc")).answered(none)
+
+
+def test_marks_of_an_end_do_not_stand_before_an_answer(tmp_path):
+    made = marked(WORDS)
+    made.post_processor = TemplateProcessing(  # pyright: ignore[reportAttributeAccessIssue]
+        single="<s> $A <s>", special_tokens=[("<s>", 0)]
+    )
+    assert unanswered(Laid("red sky"), made).found.ids.tolist() == [0, 3, 6]
+    assert unanswered(Laid("red sky", marked=True), made).found.ids.tolist() == [3, 6]
+    found = context_of(Laid("red sky", marked=True), " is", made)
+    assert found.window.tolist() == [3, 6, 4] and found.tokens == ("red", " sky")
+
+
+def test_documents_of_a_folder_of_a_file_and_of_lines(tmp_path):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for name in ("b.md", "a.txt", ".c"):
+        (folder / name).write_text(f"Text of {name}.")
+    (folder / "inside").mkdir()
+    found = read_documents(folder)
+    assert found == (
+        Document("a", "Text of a.txt.", "a"), Document("b", "Text of b.md.", "b")
+    )  # fmt: skip
+    assert read_documents(folder / "b.md") == (Document("b", "Text of b.md.", "b"),)
+    listed = tmp_path / "listed.jsonl"
+    listed.write_text('{"title": "A", "text": "One."}\n\n{"text": "Two."}')
+    named = (Document("A", "One.", "A"), Document("", "Two.", "document 2"))
+    assert read_documents(listed) == named
+    (tmp_path / "listed.json").write_text('[{"title": "A", "text": "One."}, {"text": "Two."}]')
+    assert read_documents(tmp_path / "listed.json") == named
+
+
+def test_documents_that_are_none_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="documents: got .* without a file, expected some"):
+        read_documents(tmp_path)
+    (tmp_path / "a.txt").write_text(" ")
+    with pytest.raises(ValueError, match="document 1: got .*expected a list of"):
+        read_documents(tmp_path)
+    (tmp_path / "a.jsonl").write_text('{"txt": "a"}')
+    with pytest.raises(ValueError, match="a.jsonl, document 1: got .*txt"):
+        read_documents(tmp_path / "a.jsonl")
+
+
+def test_a_foil_leaves_the_prompt_alone_to_be_measured(tmp_path, letters):
+    records = {"prompt": "abc", "answer": "de", "foil": "k"}, {"prompt": "ab", "answer": "f"}
+    data = lines(tmp_path, *records)
+    first, second = read_contexts(data, letters, "contrast", 9, "gg")
+    assert first.window.tolist() == [0, 1, 2, 3] and first.tokens == ("a", "b", "c")
+    assert first.weights.tolist() == [0, 0, 1] and first.asked is first.contrast
+    assert [part.tolist() for part in first.contrast] == [[3, 4], [10], [1, 1], [1], 3]
+    assert second.contrast.foil.tolist() == [6, 6]
+    answer = read_contexts(data, letters, "answer", 9)[0]
+    assert answer.asked is answer.weights and answer.contrast is None
+    with pytest.raises(ValueError, match="line 3: got no foil, expected what might have followed"):
+        read_contexts(data, letters, "contrast", 9)
+
+
+def test_a_foil_that_cuts_the_prompt_elsewhere_is_refused():
+    made = marked(["<s>", "a", "ab", "abc", "d"])
+    laid = Laid("d ab", ((0, 1, "first"),))
+    found = context_of(laid, " a", made, asked="contrast", foil=" d")
+    assert found.window.tolist() == [0, 4, 2, 1] and found.spans[0].places.tolist() == [1]
+    with pytest.raises(ValueError, match="a prompt whose last token is another before the answer"):
+        context_of(laid, "c", made, asked="contrast", foil=" d")
+    with pytest.raises(ValueError, match="foil: got the answer's own ids"):
+        context_of(laid, " d", made, asked="contrast", foil=" d")
+
+
+def test_a_models_own_answer_beside_a_foil():
+    found = unanswered(Laid("2+2="), foil="5").answered(np.array([52]), asked="contrast")
+    assert bytes(found.window.tolist()) == b"2+2=4" and found.weights.tolist() == [0, 0, 0, 1]
+    assert found.contrast is not None
+    assert bytes(found.contrast.answer.tolist() + found.contrast.foil.tolist()) == b"45"

@@ -1,0 +1,73 @@
+"""Documents in several orders: each context has its documents at the places that it says."""
+
+import numpy as np
+import pytest
+
+from lim_jax.asking import Document, Line, cyclic_orders, named_documents, shuffled
+
+DOCUMENTS = named_documents(
+    [Document("One", "Wrens sing."), Document("", "Rowans grow."), Document("Two", "It rains.")]
+)
+LINE = Line("here", documents=DOCUMENTS, question="Who sings?", answer=" wrens", id="q7")
+ORDERS = np.array([[2, 0, 1], [0, 1, 2], [1, 2, 0]])
+SHOWN = ["One\nWrens sing.", "Rowans grow.", "Two\nIt rains."]
+
+
+def test_every_context_has_the_documents_at_the_places_of_its_order():
+    found = shuffled(LINE, ORDERS, None, "answer", 99)
+    assert found.names == ("One", "document 2", "Two")
+    np.testing.assert_array_equal(found.orders, ORDERS)
+    for order, context in zip(ORDERS, found.contexts, strict=True):
+        text = "\n\n".join(SHOWN[number] for number in order)
+        assert "".join(context.tokens).startswith(text + "\n\nQuestion: Who sings?\nAnswer: ")
+        assert bytes(context.window[-5:].tolist()) == b"wrens" and context.id == "q7"
+        parts = {span.name: span.places for span in context.spans}
+        for name, shown in zip(found.names, SHOWN, strict=True):
+            assert "".join(context.tokens[place] for place in parts[name]) == shown
+
+
+def test_shares_are_those_of_the_document_at_each_place():
+    found = shuffled(LINE, ORDERS, None, "answer", 99)
+    generator = np.random.default_rng(0)
+    energies = [generator.random(context.length) for context in found.contexts]
+    shares = found.shares(energies)
+    for order, energy, row in zip(ORDERS, energies, shares, strict=True):
+        ends = np.cumsum([len(SHOWN[number]) + 2 for number in order])
+        for number, end, share in zip(order, ends, row, strict=True):
+            part = energy[end - 2 - len(SHOWN[number]) : end - 2]
+            np.testing.assert_allclose(share, part.sum() / energy.sum(), rtol=1e-12)
+    np.testing.assert_array_equal(found.shares([energy * 0 for energy in energies]), 0)
+    for wrong in (energies[:2], [*energies[:2], energies[2][1:]]):
+        with pytest.raises(ValueError, match="energies: got those of"):
+            found.shares(wrong)
+
+
+@pytest.mark.parametrize(
+    "line, message",
+    [
+        (LINE._replace(documents=DOCUMENTS[:2]), "here: got 2 documents in another order, .* 3"),
+        (LINE._replace(answer=None), "here: got no answer"),
+        (Line("there", text="Wrens sing."), "there: got 0 documents"),
+        (LINE._replace(question="Who sings " + 99 * "so " + "?"), "here: got .* tokens"),
+    ],
+)
+def test_lines_that_have_not_these_documents_are_refused(line, message):
+    with pytest.raises(ValueError, match=message):
+        shuffled(line, ORDERS, None, "answer", 99)
+
+
+def test_a_document_that_is_not_laid_out_is_missed(monkeypatch):
+    laid = Line.laid.fget
+    assert laid is not None
+    monkeypatch.setattr(
+        Line, "laid", property(lambda line: laid(line)._replace(spans=laid(line).spans[1:]))
+    )
+    with pytest.raises(ValueError, match=r"here: got a context without \['Two'\], expected all"):
+        shuffled(LINE, ORDERS, None, "answer", 99)
+
+
+@pytest.mark.parametrize("documents, orders", [(1, 2), (3, 1), (3, 2.5)])
+@pytest.mark.usefixtures("as_users_run")
+def test_fewer_than_two_are_no_orders(documents, orders):
+    with pytest.raises(ValueError, match="(documents|orders): got"):
+        cyclic_orders(documents, orders)

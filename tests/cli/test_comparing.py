@@ -1,0 +1,170 @@
+"""The command compare: two folders of profile, read back and subtracted by NumPy."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from lim_jax import cli, results
+from lim_jax.results import MeasuredContexts
+
+PLACES = np.arange(1, 13) / 12
+COMMON = np.exp(np.random.default_rng(0).standard_normal((5, 1)) / 2)
+
+
+def energies(seed, tilt):
+    """Float32, as a network's; the contexts move both alike."""
+    noise = np.exp(np.random.default_rng(seed).standard_normal((5, 12)) / 10)
+    return (COMMON * noise * (1 + tilt * PLACES)).astype(np.float32)
+
+
+ROWS = energies(1, 0.0), energies(2, 2.0)
+NAMES = list("abcde"), list("bdaxy")
+PAIRS = np.array([[0, 2], [1, 0], [3, 1]])
+ORDER = [1, 3, 0, 2, 4]  # of the second's rows: x and y are c and e under other names
+
+
+@pytest.fixture
+def folders(tmp_path):
+    """Of the second result the contexts in another order, two under other names."""
+    for name, rows, names in zip("AB", (ROWS[0], ROWS[1][ORDER]), NAMES, strict=True):
+        shares = {
+            "key": (rows[:, :3].sum(axis=1) / rows.sum(axis=1)).tolist(),
+            name: [0.5] * 5,
+        }
+        kept = MeasuredContexts(names, list(rows), [9] * 5, shares, 0.25)
+        results.save(kept, tmp_path / name / "contexts.npz")
+    return tmp_path
+
+
+def table(path):
+    return list(csv.DictReader(path.read_text().splitlines()))
+
+
+def column(rows, name):
+    return np.array([float(row[name]) for row in rows])
+
+
+def expected_change(first, second):
+    """The density's difference, and its error by leaving out one context after the other."""
+
+    def density(rows):
+        return rows.mean(axis=0) / rows.mean()
+
+    change = density(second) - density(first)
+    contexts = [(0, 2), (1, 0), (2, None), (3, 1), (4, None), (None, 3), (None, 4)]
+    left_out = np.array([
+        density(second if b is None else np.delete(second, b, axis=0))
+        - density(first if a is None else np.delete(first, a, axis=0)) - change
+        for a, b in contexts
+    ])  # fmt: skip
+    return change, np.sqrt(4 / 5 * (left_out**2).sum(axis=0))
+
+
+def test_two_profiles_are_subtracted_in_pairs(folders, capsys, monkeypatch):
+    drawn = {}
+    monkeypatch.setattr(
+        Figure, "savefig", lambda figure, path: drawn.setdefault(path.name, figure.axes)
+    )
+    out = folders / "C"
+    arguments = [str(folders / "A"), str(folders / "B"), "--out", str(out)]
+    assert cli.main(["compare", *arguments]) == 0
+    change, error = expected_change(*(rows.astype(float) for rows in (ROWS[0], ROWS[1][ORDER])))
+    rows = table(out / "compare.csv")
+    np.testing.assert_allclose(column(rows, "position"), PLACES, rtol=1e-6)
+    np.testing.assert_allclose(column(rows, "difference"), change, atol=1e-5)
+    np.testing.assert_allclose(column(rows, "error"), error, rtol=0.15)
+    for name, of_one in (("first", ROWS[0]), ("second", ROWS[1])):
+        density = of_one.mean(axis=0) / of_one.mean()
+        np.testing.assert_allclose(column(rows, name), density, rtol=1e-4)
+    document = json.loads((out / "compare.json").read_text())
+    whole, rest = document["influence"], document["influence_without_queries"]
+    assert document["pairs"] == 3 and (document["first"], document["second"]) == ("A", "B")
+    np.testing.assert_array_equal(whole["difference"]["density"], column(rows, "difference"))
+    np.testing.assert_array_equal(whole["difference"]["density_error"], column(rows, "error"))
+    for name in ("first", "second"):
+        np.testing.assert_array_equal(whole[name]["density"], column(rows, name))
+        np.testing.assert_array_equal(whole[name]["density_error"], column(rows, f"{name}_error"))
+    middle = change[3:9].sum() / 12
+    found = whole["difference"]["indices"]["middle"] / 2
+    assert found == pytest.approx(middle, rel=1e-3)
+    totals = [of_one.mean() for of_one in ROWS]
+    assert whole["difference"]["total"] == pytest.approx(totals[1] - totals[0], rel=1e-4)
+    lost = [of_one[:, :9].sum() / 60 for of_one in ROWS]
+    assert rest["difference"]["total"] == pytest.approx(lost[1] - lost[0], rel=1e-4)
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0] == "== B minus A: 3 contexts in both, paired, 2 and 2 in one alone =="
+    points, errors = (50 * whole["difference"][of]["middle"] for of in ("indices", "index_errors"))
+    word = "more" if points > 0 else "less"
+    assert printed[1].startswith(
+        f"B uses the middle {abs(points):.1f} ± {errors:.1f} points {word}"
+    )
+    assert printed[2].startswith("Without the queried tokens: B uses the middle ")
+    assert document["finding"].splitlines() == printed[1:4]
+    difference = whole["difference"]
+    numbers = [whole["first"]["indices"], whole["second"]["indices"], difference["indices"],
+               difference["index_errors"]]  # fmt: skip
+    expected = ["density", "middle", *(f"{of['middle']:.4g}" for of in numbers)]
+    assert expected in [line.split() for line in printed]
+    upper, lower = drawn["influence.png"]
+    assert upper.get_title() == "5 and 5 contexts, 3 in both"
+    np.testing.assert_allclose(lower.lines[0].get_ydata(), change, atol=1e-5)
+    band = lower.collections[0].get_paths()[0].vertices
+    first = column(rows, "difference")[0] + np.array([-2, 2]) * column(rows, "error")[0]
+    np.testing.assert_allclose(sorted({round(y, 4) for x, y in band if x < 0.1}), first, atol=2e-4)
+    assert [line.get_label() for line in upper.lines][:1] == ["A ± 2 standard errors"]
+    assert {f"{name}.{kind}" for name in ("influence", "influence_without_queries")
+            for kind in ("png", "svg")} == set(drawn)  # fmt: skip
+    assert lower.get_ylabel() == "B minus A"
+
+
+def test_records_are_compared_where_both_have_them(folders, monkeypatch, capsys):
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path: None)
+    out = folders / "C"
+    assert cli.main(["compare", str(folders / "A"), str(folders / "B"), "--out", str(out)]) == 0
+    (row,) = table(out / "records.csv")
+    shares = [rows[:, :3].sum(axis=1) / rows.sum(axis=1) for rows in (ROWS[0], ROWS[1][ORDER])]
+    means = [share.mean() for share in shares]
+    assert row["record"] == "key"
+    numbers = {name: float(value) for name, value in row.items() if name != "record"}
+    assert numbers["first"] == pytest.approx(means[0]) and numbers["second_contexts"] == 5
+    assert numbers["second"] == pytest.approx(means[1]) and numbers["pairs"] == 3
+    assert numbers["difference"] == pytest.approx(means[1] - means[0], rel=1e-4)
+    deviations = [(share - share.mean()) / np.sqrt(20) for share in shares]
+    covariance = (deviations[0][PAIRS[:, 0]] * deviations[1][PAIRS[:, 1]]).sum()
+    variance = (deviations[0] ** 2).sum() + (deviations[1] ** 2).sum() - 2 * covariance
+    assert numbers["error"] == pytest.approx(np.sqrt(variance), rel=1e-3)
+    for name, share in zip(("first_error", "second_error"), shares, strict=True):
+        assert numbers[name] == pytest.approx(share.std(ddof=1) / np.sqrt(5), rel=1e-3)
+    (found,) = json.loads((out / "compare.json").read_text())["records"]
+    assert found == {"record": "key", **numbers}
+    points = 100 * abs(numbers["difference"])
+    said = f"Of the records, key changed most: B gives it {points:.1f} ±"
+    assert any(line.startswith(said) for line in capsys.readouterr().out.splitlines())
+
+
+def test_one_context_of_each_has_no_error_and_none_in_both_is_said(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path: None)
+    for name, rows in zip(("x/same", "y/same"), ROWS, strict=True):
+        kept = MeasuredContexts([name], [rows[0]], [0], {}, 0.25)
+        results.save(kept, tmp_path / name / "contexts.npz")
+    arguments = [str(tmp_path / "x" / "same"), str(tmp_path / "y" / "same")]
+    assert cli.main(["compare", *arguments, "--out", str(tmp_path / "C")]) == 0
+    printed = capsys.readouterr().out
+    assert f"{arguments[1]} minus {arguments[0]}: 1 and 1 contexts, none in both" in printed
+    assert "which has no error" in printed and "inf" not in printed and "queried" not in printed
+    document = json.loads((tmp_path / "C" / "compare.json").read_text())
+    assert document["influence"]["difference"]["total_error"] is None
+    assert "influence_without_queries" not in document and document["records"] == []
+
+
+def test_folders_without_contexts_are_refused(folders):
+    results.save({"a": 1}, folders / "other" / "contexts.npz")
+    for name, message in (("nothing", "has no contexts.npz"), ("other", "with another result")):
+        for one, two, argument in ((name, "A", "first"), ("A", name, "second")):
+            arguments = [str(folders / one), str(folders / two), "--out", str(folders / "C")]
+            with pytest.raises(ValueError, match=f"{argument}: got .*{message}"):
+                cli.main(["compare", *arguments])
+            assert not (folders / "C").exists()

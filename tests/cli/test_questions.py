@@ -1,0 +1,155 @@
+"""The command ask: the model's own answer, and what each document holds of its influence."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from reference.publishers import CONFIGS, LETTERS, logits, write_with_letters
+from scipy.special import logsumexp
+
+from lim_jax import cli, models
+from lim_jax.cli.questions import Found, finding_of
+
+DOCUMENTS = {"first.txt": "abcabd", "second.txt": "hgjh", ".hidden": "no"}
+PROMPT = "first\nabcabd\n\nsecond\nhgjh\n\nQuestion: bc\nAnswer:"
+PARTS = {"first": (0, 12), "second": (14, 25), "question": (37, 39)}
+
+
+def ids_of(text):
+    return [LETTERS.find(letter) if letter in LETTERS else 10 for letter in text]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("weights")
+    return write_with_letters(folder, CONFIGS["llama"])
+
+
+@pytest.fixture
+def documents(tmp_path):
+    path = tmp_path / "documents"
+    path.mkdir()
+    for name, text in DOCUMENTS.items():
+        (path / name).write_text(text)
+    (path / "inside").mkdir()
+    return path
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path: path.touch())
+
+
+def own_answer(tokens):
+    """The likeliest id after all before it, by NumPy."""
+    row = ids_of(PROMPT)
+    for _ in range(tokens):
+        row.append(int(logits(CONFIGS["llama"], row)[-1].argmax()))
+    return row[-tokens:]
+
+
+def shares(energy):
+    """What each part holds, and what no part does."""
+    held = {name: energy[start:end].sum() / energy.sum() for name, (start, end) in PARTS.items()}
+    return held | {"the rest": 1 - sum(held.values())}
+
+
+def test_an_answer_of_the_models_own_and_what_each_document_holds(
+    folder, documents, tmp_path, undrawn, capsys
+):
+    out = tmp_path / "out"
+    arguments = ["ask", str(folder), "bc", "--documents", str(documents), "--out", str(out)]
+    assert cli.main([*arguments, "--answer-tokens", "3", "--no-html"]) == 0
+    answer = own_answer(3)
+    row = np.array(ids_of(PROMPT) + answer)
+    model = models.load(folder, dtype="float64")
+    places = np.arange(len(PROMPT) - 1, len(row) - 1)
+
+    @jax.jit
+    def margins(x):
+        z = model.readout(model.flow(x, jax_grid(x)), jax_grid(x))[places]
+        right = z[np.arange(3), row[places + 1]]
+        others = jnp.where(np.arange(11)[None, :] == row[places + 1][:, None], -jnp.inf, z)
+        return (jax.nn.logsumexp(others, axis=1) - right).mean()
+
+    gradient = jax.jit(jax.grad(margins))(model.embed(jax.device_put(row[:-1])))
+    expected = shares(np.asarray((gradient**2).sum(axis=1)))
+    found = json.loads((out / "answer.json").read_text())
+    assert found["question"] == "bc" and found["foil"] == ""
+    assert found["answer"] == " ".join(LETTERS[one] for one in answer)
+    held = {name: part["share"] for name, part in found["parts"].items()}
+    assert held == pytest.approx(expected, rel=1e-3)
+    tokens = {name: end - start for name, (start, end) in PARTS.items()}
+    tokens["the rest"] = len(row) - 1 - sum(tokens.values())
+    assert {name: part["tokens"] for name, part in found["parts"].items()} == tokens
+    printed = capsys.readouterr().out
+    assert f"\nThe answer “{found['answer']}” comes from “" in printed
+    assert "One context has no error." in printed and "inf" not in printed
+    top = max(("first", "second"), key=lambda name: expected[name])
+    assert f"comes from “{top}” most of all" in printed
+    assert (out / "tokens.csv").exists() and not (out / "profile.html").exists()
+
+
+def jax_grid(x):
+    return models.causal.token_grid(x.shape[0], x.dtype)
+
+
+def test_why_an_answer_and_not_a_foil(folder, documents, tmp_path, undrawn, capsys):
+    out = tmp_path / "out"
+    arguments = ["ask", str(folder), "bc", "--documents", str(documents), "--out", str(out)]
+    assert cli.main([*arguments, "--answer", "ab", "--foil", "f"]) == 0
+    model, prompt = models.load(folder, dtype="float64"), ids_of(PROMPT)
+    # A space, of which the tokenizer knows no word, stands before both.
+    answer, foil = np.array([10, 0, 1]), np.array([10, 5])
+
+    @jax.jit
+    def odds(x):
+        return said(x, answer) - said(x, foil)
+
+    def said(x, ids):
+        x = jnp.concatenate([x, model.embed(jax.device_put(ids[:-1]))])
+        z = model.readout(model.flow(x, jax_grid(x)), jax_grid(x))[len(prompt) - 1 :]
+        return (jax.nn.logsumexp(z, axis=1) - z[np.arange(len(ids)), ids]).sum()
+
+    gradient = jax.jit(jax.grad(odds))(model.embed(jax.device_put(np.array(prompt))))
+    expected = shares(np.asarray((gradient**2).sum(axis=1)))
+    found = json.loads((out / "answer.json").read_text())
+    assert (found["answer"], found["foil"]) == ("k a b", "f")
+    held = {name: part["share"] for name, part in found["parts"].items()}
+    assert held == pytest.approx(expected, rel=1e-3)
+    assert "” decides most between “k a b” and “f”: it holds" in capsys.readouterr().out
+    assert not (out / "profile.html").exists()
+
+
+def test_a_question_that_cannot_be_asked_is_refused(folder, documents, tmp_path, monkeypatch):
+    monkeypatch.setattr(models, "load", None)
+    start, out = ["ask", str(folder)], ["--out", str(tmp_path / "out"), "--no-html"]
+    cases = {
+        "question: got ' '": [" ", "--documents", str(documents)],
+        "chat template: got none of": ["bc", "--documents", str(documents), "--chat"],
+        "data: got .*nowhere, which is no file": ["bc", "--documents", str(tmp_path / "nowhere")],
+        "question: got 48 tokens, expected": [
+            "bc", "--documents", str(documents), "--max-length", "10",
+        ],
+    }  # fmt: skip
+    for message, arguments in cases.items():
+        with pytest.raises(ValueError, match=message):
+            cli.main([*start, *arguments, *out])
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_finding_of_one_document_and_of_none_that_matters():
+    alone = [Found("a", 0.25, 4, True), Found("question", 0.75, 2, False)]
+    assert "holds 100 % of what the document holds, with 4 of their 4" in finding_of(alone, "b")
+    nothing = [Found("a", 0.0, 4, True), Found("b", 0.0, 4, True)]
+    assert "0 % of what the 2 documents hold" in finding_of(nothing, "b")
+
+
+def test_numbers_of_numpy_are_those_of_the_test():
+    """Greedy words are of a real choice: the likeliest is not the last, and there is no tie."""
+    row = logits(CONFIGS["llama"], ids_of(PROMPT))[-1]
+    best = np.sort(np.exp(row - logsumexp(row)))
+    assert best[-1] - best[-2] > 1e-3

@@ -1,0 +1,147 @@
+"""Why this and not that: odds of two continuations against NumPy, influence against two passes."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from reference.networks import random_states
+from reference.publishers import CONFIGS, WORDS, logits, write
+from scipy.special import log_softmax
+
+import lim_jax as lim
+from lim_jax import models
+from lim_jax.models import Queries, contrast, contrast_loss
+
+PLACES = 22
+GENERATOR = np.random.default_rng(2)
+# Prompt, answer, foil: of one token and of several; the rows of both are of 6 and 7 tokens.
+SIZES = [(6, 1, 2), (5, 2, 3)]
+CASES = [tuple(GENERATOR.integers(WORDS, size=size) for size in sizes) for sizes in SIZES]
+
+
+@pytest.fixture(scope="module", params=["gpt2", "llama"])
+def family(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def model(family, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("weights")
+    return models.load(write(folder, CONFIGS[family]), dtype="float64")
+
+
+def asked(case):
+    return contrast(*map(jax.device_put, case), dtype="float64")
+
+
+@eqx.filter_jit
+def loss_of(model, prompt, y):
+    return contrast_loss(model, model.embed(prompt), y)
+
+
+def log_probability(family, prompt, ids):
+    """Of a continuation as a whole, by NumPy."""
+    rows = logits(CONFIGS[family], np.concatenate([prompt, ids[:-1]]))[len(prompt) - 1 :]
+    return sum(log_softmax(row)[one] for row, one in zip(rows, ids, strict=True))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_loss_is_the_log_odds_of_the_foil(family, model, case):
+    prompt, answer, foil = case
+    expected = log_probability(family, prompt, foil) - log_probability(family, prompt, answer)
+    found = loss_of(model, jax.device_put(prompt), asked(case))
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    # Of logits of one's own the same, by the formula alone.
+    both = [logits(CONFIGS[family], np.concatenate([prompt, one[:-1]])) for one in (answer, foil)]
+    rows = [jax.device_put(one[len(prompt) - 1 :]) for one in both]
+    of_logits = lim.loss.contrast_loss(
+        rows[0], jax.device_put(answer), rows[1], jax.device_put(foil)
+    )
+    np.testing.assert_allclose(of_logits, expected, rtol=1e-12)
+
+
+def test_weights_of_one_over_the_number_of_tokens_make_means(family, model):
+    prompt, answer, foil = CASES[1]
+    y = asked(CASES[1])._replace(answer_weights=jnp.full(2, 1 / 2), foil_weights=jnp.full(3, 1 / 3))
+    expected = (
+        log_probability(family, prompt, foil) / 3 - log_probability(family, prompt, answer) / 2
+    )
+    found = loss_of(model, jax.device_put(prompt), y)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def longer(model):
+    """With as many learned places as padding takes."""
+    if model.positions is None:
+        return model
+    places = random_states(1, PLACES, model.positions.shape[1])
+    return eqx.tree_at(lambda model: model.positions, model, places)
+
+
+@eqx.filter_jit
+def gradient(model, ids, y):
+    return jax.grad(model.loss)(model.embed(ids), y)
+
+
+def squares_by_two_passes(model, prompt, answer, foil):
+    """Norms squared of what plain gradients of both whole rows leave on the prompt's tokens."""
+
+    def of_sum(ids):
+        window = np.concatenate([prompt, ids])
+        weights = (np.arange(1, len(window)) >= len(prompt)) / len(ids)
+        row, targets, weights = jax.device_put((window[:-1], window[1:], weights))
+        return len(ids) * gradient(model, row, Queries(targets, weights))[: len(prompt)]
+
+    return ((of_sum(answer) - of_sum(foil)) ** 2).sum(axis=1)
+
+
+def test_energies_are_those_of_both_passes_on_the_prompts_own_grid(model):
+    model = longer(model)
+    windows = [jax.device_put(np.append(prompt, 0)) for prompt, _, _ in CASES]
+    found = models.energies_of_ids(
+        model, windows, ask=[asked(case) for case in CASES], loss=contrast_loss
+    )
+    for energy, case in zip(found, CASES, strict=True):
+        expected = np.asarray(squares_by_two_passes(model, *case)) * len(case[0]) ** 2
+        np.testing.assert_allclose(energy, expected, rtol=1e-9)
+
+
+def test_it_is_a_loss_of_states_as_any_other(family, model):
+    if family == "gpt2":
+        pytest.skip("the other family's is enough: both are compared above")
+    case = CASES[1]
+    batch = jax.tree.map(
+        lambda leaf: leaf[None], (model.embed(jax.device_put(case[0])), asked(case))
+    )
+    found = lim.influence(contrast_loss, model, batch, lim.token_grid(5))
+    expected = np.asarray(squares_by_two_passes(model, *case))
+    np.testing.assert_allclose(found.density, 5 * expected / expected.sum(), rtol=1e-9)
+
+
+@pytest.mark.usefixtures("as_users_run")
+def test_what_contrasts_nothing_is_refused(model):
+    prompt, answer, _ = map(jax.device_put, CASES[1])
+    with pytest.raises(ValueError, match="foil: got the answer's own ids, expected others"):
+        contrast(prompt, answer, answer)
+    with pytest.raises(ValueError, match="answer: got none, expected at least one whole number"):
+        contrast(prompt, answer[:0], answer)
+    x = model.embed(prompt)
+    with pytest.raises(ValueError, match="y: got Queries, expected a Contrast"):
+        contrast_loss(model, x, Queries(answer, jnp.array([0.5, 0.5])))
+    short = asked(CASES[1])._replace(answer_weights=jnp.ones(3))
+    with pytest.raises(ValueError, match=r"weights: got shape \(3,\), expected \(2,\)"):
+        contrast_loss(model, x, short)
+    with pytest.raises(ValueError, match="ask: got a contrast after 5 ids, expected after 4"):
+        models.energies_of_ids(model, [prompt], ask=[asked(CASES[1])], loss=contrast_loss)
+
+
+@pytest.mark.usefixtures("as_users_run")
+@pytest.mark.parametrize("words", [11, 9000])  # of logits at once, and of slices of them
+def test_fewer_queries_than_places_need_their_places(words):
+    model = models.gaussian_model(words, 6, width=4, heads=1, depth=1, key=jax.random.key(0))
+    state = jnp.ones((6, 4))
+    for few, loss in ((1, model.terminal_loss), (3, model.terminal_margin_loss)):
+        y = Queries(jnp.arange(few), jnp.full(few, 1 / few))
+        with pytest.raises(ValueError, match=f"places: got {few} queries of a context of 6 places"):
+            loss(state, y)

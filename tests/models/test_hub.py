@@ -1,0 +1,75 @@
+"""Models by name, in a cache laid out by hand as huggingface_hub's."""
+
+import importlib.util
+import json
+
+import huggingface_hub
+import jax
+import numpy as np
+import pytest
+from huggingface_hub import constants
+from reference import publishers
+
+from lim_jax import models
+from lim_jax.models import hub
+
+NAME = "someone/small-model_1.5"
+
+
+@pytest.fixture
+def snapshot(tmp_path, monkeypatch):
+    """The folder of the revision that is the main one, beside another."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.chdir(tmp_path)
+    repository = tmp_path / "hub" / "models--someone--small-model_1.5"
+    for folder in ("refs", "snapshots/older", "snapshots/newer"):
+        (repository / folder).mkdir(parents=True)
+    (repository / "refs" / "main").write_text("newer")
+    older = publishers.CONFIGS["llama"] | {"rms_norm_eps": 0.5}
+    (repository / "snapshots" / "older" / "config.json").write_text(json.dumps(older))
+    return publishers.write(repository / "snapshots" / "newer", publishers.CONFIGS["llama"])
+
+
+def test_a_name_is_the_folder_in_the_cache(snapshot):
+    assert models.model_path(NAME) == snapshot
+    ids = jax.device_put(np.arange(5))
+    expected = models.load(snapshot).logits(ids)
+    for model in (models.load(NAME), models.open(NAME)):
+        np.testing.assert_array_equal(model.logits(ids), expected)
+    (snapshot / "generation_config.json").write_text('{"eos_token_id": 4}')
+    assert models.end_ids(NAME) == (4,)
+    with pytest.raises(ValueError, match=r"tokenizer: got no file .*newer"):
+        models.read_tokenizer(NAME)
+
+
+def test_a_path_goes_first(snapshot, tmp_path):
+    here = tmp_path / NAME
+    here.mkdir(parents=True)
+    assert models.model_path(NAME).resolve() == here
+    for other in ("no-such", "a/b/c", "/someone/model", "someone/model.gguf", "../model", "a b/c"):
+        assert models.model_path(other).as_posix() == other
+
+
+def test_what_is_not_in_the_cache_is_said_and_never_downloaded(snapshot, monkeypatch):
+    asked = []
+
+    def downloaded(name, **options):
+        asked.append((name, options))
+        return str(snapshot)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", downloaded)
+    for door in (models.load, models.open, models.read_tokenizer, models.end_ids):
+        with pytest.raises(ValueError, match="path: got 'someone/other': no such path, and not in"):
+            door("someone/other")
+    assert asked == []
+    for door in (models.load, models.open):
+        assert door("someone/other", download=True).vocabulary == publishers.WORDS
+    assert asked == 2 * [("someone/other", {"allow_patterns": hub.READ})]
+
+
+def test_a_missing_package_is_said(snapshot, monkeypatch):
+    monkeypatch.setattr(hub, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"no package huggingface_hub .* pip install .*models"):
+        models.load(NAME)
+    assert models.model_path(snapshot) == snapshot
+    assert importlib.util.find_spec("huggingface_hub") is not None
