@@ -17,7 +17,7 @@ from lim_jax.cli.answers import answered
 from lim_jax.cli.folder import UNFINISHED, Named, run_folder, save_figure, write_json, write_table
 from lim_jax.cli.kept import Shares, measured_contexts, record_shares, write_contexts
 from lim_jax.cli.networks import network_within, noted
-from lim_jax.cli.pages import first_contexts
+from lim_jax.cli.pages import SHOWN, first_contexts
 from lim_jax.cli.records import Record, averaged_records, record_lines
 from lim_jax.cli.shuffling import (
     ShuffledShares,
@@ -141,9 +141,11 @@ def profile(
         network = network_within(model, memory, at_once, unfinished)
         contexts = answered(contexts, network, model, loss, answer_tokens)
         require_fitting(network, contexts)
-        found = profiled(network, contexts, lines, loss, delta, unfinished)
         described = described_contexts(contexts)
         described += f", {shuffle} orders of each line" * bool(shuffle)
+        page = f", then a page of the first {min(SHOWN, len(contexts))}" * html
+        tqdm.write(f"Measuring {described}{page}. The bar shows the time that is left.")
+        found = profiled(network, contexts, lines, loss, delta, unfinished)
         print(f"== {model} on {data}: {described}, loss {loss} ==")
         if found.shuffled is not None:
             print(shuffled_report(found.shuffled))

@@ -181,9 +181,9 @@ def asked_of_windows(
     numbers = range(len(windows))
     targets = np.stack([asked(number, windows[number, 1:]) for number in numbers])
     chosen = np.stack([asked(number, weights[number]) for number in numbers])
-    found: Any = targets, chosen.astype(model.embedding.dtype)
-    where: Any = np.stack([asked(number, every) for number in numbers])
-    return jax.device_put(Queries(*found, where))
+    where = np.stack([asked(number, every) for number in numbers])
+    chosen = chosen.astype(model.embedding.dtype)
+    return Queries(*jax.device_put((targets, chosen, where)))
 
 
 def counted_depth(depth: Any, flow: ResidualFlow) -> int:

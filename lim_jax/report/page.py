@@ -128,6 +128,7 @@ def page_of(
         findings=_findings(influence, without_queries, records or {}),
         records=_record_rows(records or {}),
         blocks=blocks,
+        several=int(influence.count) > 1,
         ways=_ways(accounts),
         profiles=[(name, _verdict(one), index_words(one)) for name, one in measured.items()],
         legends={"tokens": _legend(shade)} | legends,

@@ -167,7 +167,7 @@ def _block(
 ) -> Block:
     held, whole = density[places], density.sum() or 1
     share, own = float(held.sum() / whole), held.sum() or 1
-    largest = np.argsort(-held, kind="stable")[:most].tolist()
+    largest = sorted(range(len(places)), key=lambda at: -held[at])[:most]
     return Block(
         name,
         percent(share),
