@@ -33,7 +33,9 @@ def measured() -> dict[str, dict]:
     regions = lim.boundary_regions(lim.token_grid(LENGTH), 0.2)
 
     def explained(model):
-        return lim.explanations.explain(model, windows, last_token(LENGTH), regions, key=keys[3])
+        return lim.explanations.explain(
+            model, windows, last_token(LENGTH), regions, key=keys[3], certificates="all"
+        )
 
     models = {"random": before, "trained": after}
     return {

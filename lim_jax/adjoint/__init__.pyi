@@ -33,6 +33,7 @@ from .continuous import ContinuousAdjoint as ContinuousAdjoint
 from .continuous import continuous_adjoint as continuous_adjoint
 from .criteria import ConeBounds as ConeBounds
 from .criteria import EnergyStability as EnergyStability
+from .criteria import bearable_amplification as bearable_amplification
 from .criteria import cone_bounds as cone_bounds
 from .criteria import energy_stability as energy_stability
 from .criteria import primacy_noncancellation as primacy_noncancellation
@@ -44,6 +45,7 @@ from .deficits import double_deficit as double_deficit
 from .deficits import exact_characterisation as exact_characterisation
 from .hops import attention_hops as attention_hops
 from .hops import one_hop_by_head as one_hop_by_head
+from .hops import pull_back_hops as pull_back_hops
 from .krylov import NormBounds as NormBounds
 from .krylov import counted_steps as counted_steps
 from .krylov import norm_bounds as norm_bounds
@@ -66,7 +68,9 @@ from .residual import interaction_norms as interaction_norms
 from .residual import interaction_orders as interaction_orders
 from .residual import splitting_remainders as splitting_remainders
 from .sites import AttentionSites as AttentionSites
+from .sites import attention_of as attention_of
 from .sites import attention_sites as attention_sites
+from .sites import require_attention as require_attention
 from .sites import require_sites as require_sites
 from .sweep import AdjointTrajectory as AdjointTrajectory
 from .sweep import adjoint_trajectory as adjoint_trajectory

@@ -33,7 +33,7 @@ class ConeBounds(NamedTuple):
     Attributes
     ----------
     left_bound, left
-        :math:`\kappa_L T^2 A_{E_L}` and what it is at most (`eq:cone-left-actual-lower-bound`).
+        :math:`\κ_L T^2 A_{E_L}` and what it is at most (`eq:cone-left-actual-lower-bound`).
     middle, middle_bound
         The average over the middle and :math:`K_M T^2 A_{E_M}`, which it is at most
         (`eq:cone-middle-actual-upper-bound`).
@@ -48,7 +48,7 @@ class ConeBounds(NamedTuple):
 def cone_bounds(cone: JointCone, regions: Regions) -> ConeBounds:
     r"""Bound the cone energy's average from below on the left, from above in the middle.
 
-    With :math:`\kappa_L` the least :math:`\Gamma` over E_L and :math:`K_M` the largest
+    With :math:`\κ_L` the least :math:`\Gamma` over E_L and :math:`K_M` the largest
     :math:`|\Gamma|` over E_M (`eq:cone-left-joint-coercivity`, `eq:cone-middle-joint-upper-bound`).
     On a grid :math:`A_B` averages the square of the cone's own length, :math:`(L - j + 1)/L` on
     tokens, not of 1 - q (`eq:cone-geometric-region-factor`).
@@ -80,7 +80,7 @@ def _require_cone(cone: JointCone, regions: Regions) -> None:
 
 
 def _extremes(cone: JointCone, regions: Regions) -> tuple[float, float]:
-    r""":math:`\kappa_L` and :math:`K_M`, over the cells that the regions touch."""
+    r""":math:`\κ_L` and :math:`K_M`, over the cells that the regions touch."""
     inside = np.asarray(regions.weights) > 0
     lowest, largest = np.asarray(cone.lowest), np.asarray(cone.largest)
     return float(lowest[inside[0]].min()), float(largest[inside[1]].max())
@@ -89,7 +89,7 @@ def _extremes(cone: JointCone, regions: Regions) -> tuple[float, float]:
 def primacy_noncancellation(cone: JointCone, regions: Regions) -> Certificate:
     r"""Primacy of the cone channel where contributions do not cancel.
 
-    `prop:primacy-noncancellation`: :math:`\kappa_L A_{E_L} > K_M A_{E_M}`
+    `prop:primacy-noncancellation`: :math:`\κ_L A_{E_L} > K_M A_{E_M}`
     (`eq:cone-actual-primacy-condition`), compared with its factor :math:`T^2`, implies that the
     cone energy is on average larger over E_L than over E_M. The two sides are the bounds of
     `cone_bounds`.
@@ -115,22 +115,20 @@ def primacy_noncancellation(cone: JointCone, regions: Regions) -> Certificate:
     return Certificate(
         name="primacy of the cone channel",
         source="prop:primacy-noncancellation",
-        premises=(Premise("kappa_L > 0: no cancellation on the left", lowest, lowest > 0),),
+        premises=(Premise("κ_L > 0: no cancellation on the left", lowest, lowest > 0),),
         inequalities=(
-            compare(
-                "kappa_L T^2 A_L > K_M T^2 A_M", found.left_bound, found.middle_bound, precision
-            ),
+            compare("κ_L T² A_L > K_M T² A_M", found.left_bound, found.middle_bound, precision),
         ),
         conclusion="the cone energy averages more over the left than over the middle",
         measured=(compare("mean of Q_cone, left > middle", found.left, found.middle, precision),),
         vacuous=""
         if lowest > 0
-        else f"some pair of contributions to the left cancels (kappa_L = {lowest:.3g}), "
+        else f"some pair of contributions to the left cancels (κ_L = {lowest:.3g}), "
         "so its lower bound is not positive",
         decisive=""
         if lowest > 0
         else "of a later depth, or wider or other regions, where no two contributions to the left "
-        "point apart (kappa_L > 0)",
+        "point apart (κ_L > 0)",
     )
 
 
@@ -249,9 +247,7 @@ def recency_survival(
     before, after, change = (np.asarray(values, float) for values in stability)
     precision = jnp.result_type(stability.terminal)
     bound, contrast = float(change[2] + change[1]), float(before[2] - before[1])
-    _, middle, right = (float(size) for size in regions.weights.sum(axis=1))
-    ceiling = math.sqrt(1 + middle / (right + middle)) - 1
-    least = later.min(axis=0).tolist()
+    ceiling, least = bearable_amplification(regions), later.min(axis=0).tolist()
     heavy = compare("R_res > 0", before[2], before[1], precision)
     return Certificate(
         name="survival of recency",
@@ -259,14 +255,14 @@ def recency_survival(
         premises=(
             Premise("R_res > 0: the terminal covector is right-heavy", contrast, heavy.holds),
             Premise(
-                "E[(2c + c^2) |P_T|^2] is finite, as of every sample of finite c",
+                "E[(2c + c²) |P_T|²] is finite, as of every sample of finite c",
                 bound,
                 math.isfinite(bound),
             ),
         ),
         inequalities=(
             compare(
-                "R_res > (1/|E_R| + 1/|E_M|) E[(2c + c^2) |P_T|^2]",
+                "R_res > (1/|E_R| + 1/|E_M|) E[(2c + c²) |P_T|²]",
                 contrast,
                 bound,
                 precision,
@@ -281,6 +277,22 @@ def recency_survival(
         f"cannot hold from c = {ceiling:.3g} on",
         decisive="" if least[0] < ceiling else _enough_damping(least, ceiling),
     )
+
+
+def bearable_amplification(regions: Regions) -> float:
+    r"""From which c on `recency_survival` cannot hold.
+
+    :math:`\sqrt{1 + |E_M|/(|E_R| + |E_M|)} - 1`.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import boundary_regions, token_grid
+    >>> round(bearable_amplification(boundary_regions(token_grid(5), 0.2)), 4)  # root of 7/4
+    0.3229
+    """
+    require_regions(regions)
+    _, middle, right = (float(size) for size in regions.weights.sum(axis=1))
+    return math.sqrt(1 + middle / (right + middle)) - 1
 
 
 def _enough_damping(least: list[float], ceiling: float) -> str:
@@ -359,29 +371,29 @@ def right_biased_queries(
         reason = "no query asks in the right region"
         decisive = "under a loss that asks there, such as that of the last token"
     elif least == 0:
-        reason = "some query of the right region has no readout residual (rho = 0)"
+        reason = "some query of the right region has no readout residual (ρ = 0)"
         decisive = "without the queries of the right region that are answered for certain"
     return Certificate(
         name="right-biased queries",
         source="eq:right-biased-squared-query-mass",
         premises=(
-            Premise("rho_- > 0 over the right queries", least, least > 0),
+            Premise("ρ₋ > 0 over the right queries", least, least > 0),
             Premise(
-                "P_T's energies are chi^2 rho, but for this part of the largest",
+                "P_T's energies are χ² ρ, but for this part of the largest",
                 float(gap),
                 bool(gap <= half_digits(precision)),
             ),
         ),
         inequalities=(
             compare(
-                "rho_- mean of chi^2 on the right > rho_+ mean of chi^2 in the middle",
+                "ρ₋ mean of χ² on the right > ρ₊ mean of χ² in the middle",
                 least * squares[2],
                 most * squares[1],
                 precision,
             ),
         ),
         conclusion="R_res > 0: the terminal covector is right-heavy",
-        measured=(compare("mean of |P_T|^2, right > middle", energies[2], energies[1], precision),),
+        measured=(compare("mean of |P_T|², right > middle", energies[2], energies[1], precision),),
         vacuous=reason,
         decisive=decisive,
     )

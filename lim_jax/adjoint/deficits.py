@@ -50,7 +50,7 @@ def exact_characterisation(regional: RegionalChannels) -> Certificate:
     added, precision = _added(regional), jnp.result_type(regional.products)
     sides = [
         compare(
-            f"sum of J({name}) - J(middle) > Xi(middle) - Xi({name})",
+            f"sum of J({name}) - J(middle) > Ξ(middle) - Ξ({name})",
             sums[b] - sums[1],
             cross[1] - cross[b],
             precision,
@@ -187,7 +187,7 @@ def double_deficit(regional: RegionalChannels, bounds: ChannelBounds) -> Certifi
         ),
         inequalities=tuple(
             compare(
-                f"l({name}) > U(middle) + Gamma(middle) + Gamma({name})",
+                f"l({name}) > U(middle) + Γ(middle) + Γ({name})",
                 lower[name],
                 spent + crossed[name],
                 jnp.result_type(regional.products),
@@ -199,7 +199,7 @@ def double_deficit(regional: RegionalChannels, bounds: ChannelBounds) -> Certifi
         vacuous=""
         if not hopeless
         else f"cross terms alone may undo the {' and the '.join(hopeless)} boundary "
-        "(l <= Gamma there), whatever the middle is",
+        "(l <= Γ there), whatever the middle is",
         decisive="" if not hopeless else _enough_data(regional, hopeless),
     )
 

@@ -89,14 +89,51 @@ def attention_hops(
     hops = jnp.zeros((highest + 1, *x.shape), terminal.dtype).at[0].set(terminal)
 
     def backward(hops, layer, state):
-        for stage in _stages(flow, layer, state, grid):
-            parts = _pull_back_all(stage, layer[1], hops, grid)
-            one_more = jnp.roll(parts.kernel, 1, axis=0).at[0].set(0)
-            hops = (hops + parts.local + one_more).at[-1].add(parts.kernel[-1])
+        hops, _ = pull_back_hops(flow, layer, state, hops, grid)
         return hops, hops
 
     _, found = flow.scan(backward, hops, states[:-1], reverse=True)
     return jnp.concatenate([found, hops[None]])
+
+
+def pull_back_hops(
+    flow: ResidualFlow, layer: tuple[Any, Scalar], state: State, hops: Covectors, grid: Grid
+) -> tuple[Covectors, list[Stage]]:
+    r"""Carry covectors by hops back through one layer, and keep what its stages met and made.
+
+    Parameters
+    ----------
+    flow, layer, state, grid
+        As in `tangent.pull_back_stages`.
+    hops
+        :math:`P_{k+1}^{(r)}`, the last row of that many hops or more.
+
+    Returns
+    -------
+    hops
+        :math:`P_k^{(r)}`.
+    stages
+        The layer's, the last first. Covectors and parts have a leading axis of hops: their sums
+        over it are those of the whole covector.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> field = lambda x, context, grid: 2 * x + 3 * context
+    >>> flow = ResidualFlow(jnp.ones(1))  # its step is euler
+    >>> hops = jnp.array([[[1.0]], [[0.0]], [[0.0]]])
+    >>> layer, x = (field, jnp.array(1.0)), jnp.ones((1, 1))
+    >>> found, (stage,) = pull_back_hops(flow, layer, x, hops, token_grid(1))
+    >>> found[:, 0, 0].tolist(), stage.parts.kernel[:, 0, 0].tolist()
+    ([3.0, 3.0, 0.0], [3.0, 0.0, 0.0])
+    """
+    stages = []
+    for stage in _stages(flow, layer, state, grid):
+        parts = _pull_back_all(stage, layer[1], hops, grid)
+        stages.append(stage._replace(covector=hops, parts=parts))
+        one_more = jnp.roll(parts.kernel, 1, axis=0).at[0].set(0)
+        hops = (hops + parts.local + one_more).at[-1].add(parts.kernel[-1])
+    return hops, stages
 
 
 @eqx.filter_jit

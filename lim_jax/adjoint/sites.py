@@ -60,37 +60,45 @@ def attention_sites(
     ValueError
         Where the layers have no attention, or the step is another one.
     """
-    require_flow(flow)
-    part = _whole if isinstance(flow.pattern, CausalAttention) else _attention
-    require(
-        isinstance(flow.pattern, TransformerField | CausalAttention),
-        "flow.layers",
-        got=type(flow.pattern).__name__,
-        expected="TransformerField or CausalAttention",
-        cure="Kernels in closed form are those of CausalAttention.",
-    )
+    require_attention(flow)
     for values, name in ((states, "states"), (covectors, "covectors")):
         require_on_grid(values, grid, name, "times length width", times=flow.depth + 1)
 
     def visit(_, layer, state, covector):
         stages = pull_back_stages(flow, layer, state, covector, grid)
-        attending = (TransformerField, CausalAttention)
-        (site,) = (stage for stage in stages if isinstance(stage.field, attending))
+        (site,) = (stage for stage in stages if attention_of(stage.field) is not None)
         return _, (layer[1], site.state, site.covector)
 
     _, (increments, *met) = flow.scan(visit, states[0], states[:-1], covectors[1:])
     step = jnp.full_like(increments, flow.horizon / flow.depth)
     fetched = isinstance(flow.layers, FetchedLayers)
-    attention = flow.layers.parts(part) if fetched else part(flow.layers)
+    attention = flow.layers.parts(attention_of) if fetched else attention_of(flow.layers)
     return AttentionSites(attention, increments, step, *met)
 
 
-def _whole(layer: CausalAttention) -> CausalAttention:
-    return layer
+def require_attention(flow: Any) -> None:
+    """Refuse what is no recursion over layers with attention."""
+    require_flow(flow)
+    require(
+        attention_of(flow.pattern) is not None,
+        "flow.layers",
+        got=type(flow.pattern).__name__,
+        expected="TransformerField or CausalAttention",
+        cure="Kernels in closed form are those of CausalAttention.",
+    )
 
 
-def _attention(layer: TransformerField) -> CausalAttention:
-    return layer.attention
+def attention_of(field: Any) -> Any:
+    """The attention of a field that is one or has one among its sublayers, else None.
+
+    Examples
+    --------
+    >>> attention_of(lambda x, context, grid: x) is None
+    True
+    """
+    if isinstance(field, TransformerField):
+        return field.attention
+    return field if isinstance(field, CausalAttention) else None
 
 
 def require_sites(sites: Any, grid: Grid, axes: str = "depth length width") -> None:

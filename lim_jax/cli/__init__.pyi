@@ -2,6 +2,7 @@ from . import answers as answers
 from . import commands as commands
 from . import comparing as comparing
 from . import compiled as compiled
+from . import explained as explained
 from . import explaining as explaining
 from . import folder as folder
 from . import kept as kept
@@ -10,9 +11,11 @@ from . import orders as orders
 from . import pages as pages
 from . import profiling as profiling
 from . import questions as questions
+from . import records as records
 from . import reproduction as reproduction
 from . import shuffling as shuffling
 from . import studying as studying
+from . import taking as taking
 from .answers import answer_text as answer_text
 from .answers import answered as answered
 from .answers import own_answers as own_answers
@@ -20,6 +23,11 @@ from .commands import main as main
 from .comparing import compare as compare
 from .comparing import write_beside as write_beside
 from .compiled import keep_programs as keep_programs
+from .explained import report_explanations as report_explanations
+from .explained import stem as stem
+from .explained import words as words
+from .explained import write_pages as write_pages
+from .explaining import Read as Read
 from .explaining import explain as explain
 from .folder import run_folder as run_folder
 from .folder import save_figure as save_figure
@@ -35,7 +43,6 @@ from .networks import noted as noted
 from .orders import rates as rates
 from .pages import first_contexts as first_contexts
 from .profiling import Profiled as Profiled
-from .profiling import Record as Record
 from .profiling import described_contexts as described_contexts
 from .profiling import profile as profile
 from .profiling import profiled as profiled
@@ -47,6 +54,9 @@ from .profiling import write_profile_page as write_profile_page
 from .questions import Found as Found
 from .questions import ask as ask
 from .questions import finding_of as finding_of
+from .records import Record as Record
+from .records import averaged_records as averaged_records
+from .records import record_lines as record_lines
 from .reproduction import counterexamples as counterexamples
 from .reproduction import reproduce as reproduce
 from .shuffling import ShuffledShares as ShuffledShares
@@ -57,3 +67,8 @@ from .shuffling import shuffled_shares as shuffled_shares
 from .shuffling import write_shuffled as write_shuffled
 from .studying import study as study
 from .studying import study_figures as study_figures
+from .taking import Case as Case
+from .taking import Taking as Taking
+from .taking import announced as announced
+from .taking import choose_contexts as choose_contexts
+from .taking import duration as duration

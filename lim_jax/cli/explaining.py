@@ -3,51 +3,60 @@
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from time import perf_counter
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
 import tyro
+from jaxtyping import Float
 from tqdm import tqdm
 
-from lim_jax import explanations, models, plots, report
+from lim_jax import explanations, models, report
 from lim_jax._checks import as_path, counted, require
-from lim_jax.adjoint.ledger import CHANNELS
-from lim_jax.asking import read_contexts
-from lim_jax.cli.folder import (
-    UNFINISHED,
-    Named,
-    Unnamed,
-    run_folder,
-    save_figure,
-    write_json,
-    write_table,
-)
+from lim_jax.asking import Context, read_contexts
+from lim_jax.cli.answers import answered
+from lim_jax.cli.explained import report_explanations, stem, write_pages
+from lim_jax.cli.folder import UNFINISHED, Named, Unnamed, run_folder
 from lim_jax.cli.networks import network_within
-from lim_jax.cli.pages import first_contexts
 from lim_jax.cli.profiling import require_fitting
-from lim_jax.density.measurement import influence
-from lim_jax.density.statistics import Influence
-from lim_jax.explanations.account import HOPS
+from lim_jax.cli.taking import FIRST, MASSES, Case, Taking, announced, choose_contexts
+from lim_jax.explanations.certificates import Judged
 from lim_jax.grid.cells import token_grid
 from lim_jax.grid.partition import Regions, boundary_regions
 from lim_jax.loss.queries import last_token, teacher_forcing
+from lim_jax.models import CausalLM
 from lim_jax.probes import Estimate
 from lim_jax.results import load, save
 
-Case = tuple[models.CausalLM, jax.Array]  # a network, and where the loss asks
-FIRST, MOST = 16, 1024
-SECONDS, GRADIENTS = 30.0, 100  # a context's explanation: 60 gradients at L = 64, 100 at 256
+MOST, LONGEST, BYTES = 1024, 512, 64  # contexts, and tokens or bytes of one
+ANSWER = 32  # the most tokens of an answer that the model gives itself
+Losses = Literal["next-token", "answer", "margin", "last-token"]
+
+
+class Read(NamedTuple):
+    """What is read of data.
+
+    Attributes
+    ----------
+    windows
+        Contexts of one length, each with the id after it.
+    contexts
+        The same with what is asked of each and their named parts; none of a byte-level network.
+    """
+
+    windows: jax.Array
+    contexts: list[Context]
 
 
 def explain(
     model: tyro.conf.Positional[Unnamed] = None,
     data: Unnamed = None,
-    max_length: int = 64,
+    loss: Losses = "next-token",
+    max_length: int | None = None,
     contexts: int | None = None,
     delta: float = 0.2,
     depth: int = 0,
+    certificates: Judged = "deciding",
     steps: int = 300,
     seed: int = 0,
     html: bool = False,
@@ -55,27 +64,34 @@ def explain(
     out: Named = Path("explanation"),
     overwrite: bool = False,
 ) -> int:
-    """Say which positions a language model uses, and why: density, channels, cone, certificates.
+    """Say which positions a language model uses, and why: density, channels, hops, certificates.
 
     A model of your own on data of your own; or, with neither, a seeded byte-level network, and the
-    same trained on the standard library's sources. Each under uniform teacher forcing and under a
-    last-token loss, that with and without its query. Prints tables, and writes explanation.json,
-    a CSV for each explanation, and figures as PNG and SVG. Interrupted and run again it goes on
-    from what is finished.
+    same trained on the standard library's sources, each under uniform teacher forcing and under a
+    last-token loss. Says first what it will take. Prints what was found, and writes
+    explanation.json, a CSV for each explanation, and figures as PNG and SVG. Interrupted and run
+    again it goes on from what is finished.
 
     Args:
         model: A folder of weights as published, or a GGUF file; with its tokenizer.
         data: A UTF-8 text, cut into contexts; or JSON lines (a file named .jsonl), each with
-            "text", or with "prompt" and "answer", all cut on the left to the shortest.
-        max_length: The most tokens of a context, or bytes of the byte-level network; the length of
-            each context of a text.
+            "text", or with "prompt" and "answer", all cut on the left to the shortest. Of a line
+            without an answer the model's own is explained.
+        loss: next-token asks every position for the token after it; answer the answer's tokens
+            alone; margin the same by their log odds, whose influence does not fade where the model
+            is sure; last-token the end of the context alone.
+        max_length: The most tokens of a context, by default 512: a text is cut, a longer line is
+            refused. Of the byte-level network the bytes of each, by default 64.
         contexts: How many contexts to average over. By default as many as make two standard errors
-            of LIM less than 10 %, or as can be explained in half a minute a network and loss.
+            of LIM less than 10 %, or as are explained in a minute or so; at least two, if there
+            are.
         delta: The width of each boundary region.
         depth: The depth of the states that are judged: 0 is the input, k that after k layers.
+        certificates: deciding stops where a criterion of the paper is seen to be vacuous; all
+            computes its numbers all the same, and cone masses, which takes many times as long.
         steps: How many steps of Adam to train the byte-level network for.
         seed: For the network, the training and the choice of contexts.
-        html: Write a page for each network and loss too, such as given_network_last_token.html: the
+        html: Write a page for each network and loss too, such as given_network_answer.html: the
             first five contexts with every token shaded, which takes a longer look at each.
         memory: How many GiB may be used, by default all that is free. A network that needs more is
             left in its files and read a layer at a time.
@@ -84,9 +100,12 @@ def explain(
     """
     model = None if model is None else as_path(model, "model")
     data = None if data is None else as_path(data, "data")
+    if max_length is None:
+        max_length = BYTES if model is None and data is None else LONGEST
     arguments = {
-        "model": model, "data": data, "max_length": max_length, "contexts": contexts,
-        "delta": delta, "depth": depth, "steps": steps, "seed": seed, "html": html,
+        "model": model, "data": data, "loss": loss, "max_length": max_length,
+        "contexts": contexts, "delta": delta, "depth": depth, "certificates": certificates,
+        "steps": steps, "seed": seed, "html": html,
     }  # fmt: skip
     keys = jax.random.split(jax.random.key(seed), 4)
     with run_folder(out, "explain", arguments, overwrite=overwrite) as folder, jax.enable_x64(True):
@@ -96,34 +115,30 @@ def explain(
         if html:
             report.require_page_packages()
         most = MOST if contexts is None else counted(contexts, "contexts")
-        unfinished = folder / UNFINISHED
-
-        def held(path: Path) -> models.CausalLM:
-            return network_within(path, memory, FIRST * max_length, unfinished)
-
-        start, windows = _network_and_windows(
-            model, data, max_length, most, (keys[0], keys[2]), held
+        unfinished, tokens = folder / UNFINISHED, FIRST * max_length
+        held = partial(network_within, memory=memory, tokens=tokens, unfinished=unfinished)
+        start, read = _network_and_contexts(
+            model, data, loss, max_length, most, (keys[0], keys[2]), held
         )
+        windows = read.windows
         _require_enough(windows, contexts)
         counted(depth, "depth", least=0, most=start.flow.depth - 1, expected="a layer's depth")
         grid = token_grid(windows.shape[1] - 1, start.embedding.dtype)
         regions = boundary_regions(grid, delta)
         networks, losses = {"given": start}, None
         if model is None:
-            text, progress = models.standard_library_text(), partial(tqdm, desc="training")
-            trained, losses = models.train(
-                start, text, max_length, steps, key=keys[1], progress=progress,
-                checkpoint=unfinished / "training",
-            )  # fmt: skip
+            trained, losses = _trained(start, max_length, steps, keys[1], unfinished)
             networks = {"seeded": start, "trained": trained}
+        cases = _cases(networks, read, loss)
         # The clock may choose another number when the run is taken up: the first one holds.
-        chosen = contexts or _kept_contexts(unfinished)
-        chosen = chosen or _enough_contexts(networks, windows, regions)
-        windows = windows[:chosen]
-        found, masses = _explained(networks, windows, regions, keys[3], depth, unfinished)
-        _report_explanations(found, masses, losses, regions, folder)
+        chosen = choose_contexts(cases, windows, regions, contexts or _kept_contexts(unfinished))
+        print(announced(cases, grid.size, chosen, certificates), flush=True)
+        cases, read = _first(chosen, cases, read)
+        found, masses = _explained(cases, read.windows, regions, keys[3], depth, certificates,
+                                   unfinished)  # fmt: skip
+        report_explanations(found, masses, losses, regions, read.contexts, folder)
         if html:
-            _write_pages(found, _cases(networks, regions), windows, model, folder)
+            write_pages(found, cases, read.windows, read.contexts, model, folder)
     return 0
 
 
@@ -133,19 +148,27 @@ def _kept_contexts(unfinished: Path) -> int | None:
     return load(kept[0])["contexts"] if kept else None
 
 
-def _network_and_windows(
+def _network_and_contexts(
     model: Path | None,
     data: Path | None,
+    loss: Losses,
     length: int,
     most: int,
     keys: tuple[jax.Array, jax.Array],
-    held: Callable[[Path], models.CausalLM],
-) -> tuple[models.CausalLM, jax.Array]:
+    held: Callable[[Path], CausalLM],
+) -> tuple[CausalLM, Read]:
     """The model and what it reads, both given; or a byte-level one, and the standard library."""
     if model is None and data is None:
+        require(
+            loss == "next-token",
+            "loss",
+            got=f"{loss} without data",
+            expected="next-token",
+            cure="The byte-level network is asked everywhere, and by its last token.",
+        )
         text = models.standard_library_text()
         windows = models.sample_windows(text, length, most, key=keys[1])
-        return models.byte_model(length, key=keys[0]), windows
+        return models.byte_model(length, key=keys[0]), Read(windows, [])
     require(
         model is not None and data is not None,
         "model and data",
@@ -154,13 +177,46 @@ def _network_and_windows(
         cure="A model reads data of your own; without them a byte-level network is trained.",
     )
     assert model is not None and data is not None
-    read = read_contexts(data, model, "next-token", length)
+    asked = "next-token" if loss == "last-token" else loss
+    lines = read_contexts(data, model, asked, length)
     network = held(model)
+    read = answered(lines, network, model, asked, ANSWER)
     require_fitting(network, read)
     shortest = min(context.length for context in read)
-    rows = np.stack([context.window[-shortest - 1 :] for context in read])
-    order = jax.random.permutation(keys[1], len(rows))[:most]
-    return network, jax.device_put(rows)[order]
+    order = np.asarray(jax.random.permutation(keys[1], len(read)))[:most].tolist()
+    cut = [_cut_left(read[at], shortest, f"{data}, context {at + 1}") for at in order]
+    return network, Read(jax.device_put(np.stack([one.window for one in cut])), cut)
+
+
+def _cut_left(context: Context, length: int, where: str) -> Context:
+    """The last tokens of a context; all that is asked of it must be among them."""
+    left = context.length - length
+    everywhere = bool((context.weights > 0).all())
+    require(
+        everywhere or not context.weights[:left].any(),
+        where,
+        got="an answer that is longer than the shortest context",
+        expected=f"answers among the last {length} tokens, to which all contexts are cut",
+        cure="Leave the shortest lines out.",
+    )
+    weights = np.full(length, 1 / length) if everywhere else context.weights[left:]
+    kept = [(span, span.places[span.places >= left] - left) for span in context.spans]
+    return context._replace(
+        window=context.window[left:],
+        weights=weights,
+        tokens=context.tokens[left:],
+        spans=tuple(span._replace(places=places) for span, places in kept if places.size),
+    )
+
+
+def _trained(
+    start: CausalLM, length: int, steps: int, key: jax.Array, unfinished: Path
+) -> tuple[CausalLM, jax.Array]:
+    """The byte-level network after it has read the standard library, and its losses."""
+    text, progress = models.standard_library_text(), partial(tqdm, desc="training")
+    return models.train(
+        start, text, length, steps, key=key, progress=progress, checkpoint=unfinished / "training"
+    )
 
 
 def _require_enough(windows: jax.Array, contexts: int | None) -> None:
@@ -173,80 +229,64 @@ def _require_enough(windows: jax.Array, contexts: int | None) -> None:
     )
 
 
-def _cases(networks: Mapping[str, models.CausalLM], regions: Regions) -> dict[str, Case]:
-    """Each network under each loss, by name."""
-    length = regions.grid.size
-    losses = {"teacher forcing": teacher_forcing(length), "last token": last_token(length)}
+def _cases(networks: Mapping[str, CausalLM], read: Read, loss: Losses) -> dict[str, Case]:
+    """Each network under what is asked of it, by name."""
+    count, length = len(read.windows), read.windows.shape[1] - 1
+    last, every = (np.asarray(ask(length)) for ask in (last_token, teacher_forcing))
+    asked: dict[str, Float[np.ndarray, " *contexts length"]] = {
+        "teacher forcing": every, "last token": last
+    }  # fmt: skip
+    if read.contexts:
+        given = np.stack([context.weights for context in read.contexts])
+        asked = {loss: last if loss == "last-token" else given}
     return {
-        f"{name} network, {loss}": (network, weights.astype(network.embedding.dtype))
+        f"{name} network, {how}": Case(network, _rows(weights, count, network), loss == "margin")
         for name, network in networks.items()
-        for loss, weights in losses.items()
+        for how, weights in asked.items()
     }
 
 
-def _enough_contexts(
-    networks: Mapping[str, models.CausalLM], windows: jax.Array, regions: Regions
-) -> int:
-    """As many contexts as make every LIM narrow, or as can be explained in `SECONDS` each.
-
-    By gradients alone, of which an explanation of one context takes the time of `GRADIENTS`. Of a
-    last-token loss the query is left out: no other position matters to its LIM.
-    """
-    cases = list(_cases(networks, regions).values())
-
-    def measured(start: int) -> list[Influence]:
-        batch = windows[start : start + FIRST]
-        found = [_influence(*case, batch, regions) for case in cases]
-        return jax.block_until_ready(found)
-
-    measured(0)  # compiles
-    begun = perf_counter()
-    pooled, count = measured(0), min(FIRST, len(windows))
-    each = (perf_counter() - begun) / (count * len(cases))
-    most = min(len(windows), int(SECONDS / (GRADIENTS * each)))
-    while count + FIRST <= most and any(_too_wide(one) for one in pooled):
-        pooled = [one.merge(other) for one, other in zip(pooled, measured(count), strict=True)]
-        count += FIRST
-    return count
+def _rows(weights: np.ndarray, count: int, network: CausalLM) -> jax.Array:
+    rows = np.broadcast_to(weights, (count, weights.shape[-1]))
+    return jax.device_put(rows.astype(network.embedding.dtype))
 
 
-def _influence(
-    network: models.CausalLM, weights: jax.Array, windows: jax.Array, regions: Regions
-) -> Influence:
-    """Without the queries, unless they are all of a region."""
-    x, y = jax.vmap(network.example, in_axes=(0, None))(windows, weights)
-    kept = explanations.regions_without_queries(weights, regions) or regions
-    return influence(models.CausalLM.loss, network, (x, y), regions.grid, kept)
-
-
-def _too_wide(found: Influence) -> bool:
-    needed = explanations.contexts_needed(found)
-    return needed is None or needed > int(found.count)
+def _first(chosen: Taking, cases: Mapping[str, Case], read: Read) -> tuple[dict[str, Case], Read]:
+    """The contexts that are taken."""
+    count = chosen.contexts
+    taken = {name: case._replace(weights=case.weights[:count]) for name, case in cases.items()}
+    return taken, Read(read.windows[:count], read.contexts[:count])
 
 
 def _explained(
-    networks: Mapping[str, models.CausalLM],
+    cases: Mapping[str, Case],
     windows: jax.Array,
     regions: Regions,
     key: jax.Array,
     depth: int,
+    certificates: Judged,
     unfinished: Path,
 ) -> tuple[dict[str, explanations.Explanation], dict[str, Estimate]]:
     """Explanations by network and loss, and cone masses by network, each kept as soon as found."""
-    cases = _cases(networks, regions)
 
     def once(name: str, find: Callable[[], Any]) -> Any:
-        return _once(unfinished / f"{_stem(name)}.npz", len(windows), find)
+        return _once(unfinished / f"{stem(name)}.npz", len(windows), find)
 
     found = {}
-    for name, (network, weights) in tqdm(cases.items(), desc="explaining", unit="case"):
-        case = network, windows, weights, regions
-        found[name] = once(name, partial(explanations.explain, *case, key=key, depth=depth))
+    for name, case in cases.items():
+        bar = partial(tqdm, desc=name, unit="context")
+        margin, plain = CausalLM.terminal_margin_loss, CausalLM.terminal_loss
+        found[name] = once(name, partial(
+            explanations.explain, case.network, windows, case.weights, regions, key=key,
+            depth=depth, terminal_loss=margin if case.margin else plain,
+            certificates=certificates, progress=bar,
+        ))  # fmt: skip
+    networks = {name.split(",")[0]: case.network for name, case in cases.items()}
     masses = {}
-    for name, network in tqdm(networks.items(), desc="cone mass", unit="network"):
-        # Exact norms of every block: a few contexts settle the average.
-        mass = partial(explanations.average_cone_mass, network, windows[:4], regions)
-        masses[f"{name} network"] = once(f"cone mass, {name}", mass)
+    for name, network in networks.items() if certificates == "all" else ():
+        tqdm.write(f"Cone mass of the {name}")
+        mass = partial(explanations.average_cone_mass, network, windows[:MASSES], regions)
+        masses[name] = once(f"cone mass, {name}", mass)
     return found, masses
 
 
@@ -257,86 +297,3 @@ def _once(path: Path, contexts: int, find: Callable[[], Any]) -> Any:
         path.parent.mkdir(exist_ok=True)
         save(found, path)
     return load(path)["found"]
-
-
-def _stem(name: str) -> str:
-    return name.replace(", ", "_").replace(" ", "_")
-
-
-def _report_explanations(
-    found: Mapping[str, explanations.Explanation],
-    masses: Mapping[str, Estimate],
-    losses: jax.Array | None,
-    regions: Regions,
-    out: Path,
-) -> None:
-    """Print every explanation, write all numbers and draw."""
-    figures = 1
-    for name, result in found.items():
-        figures += _save_explanation(result, name, out)
-        grid, count = result.influence.grid, int(result.influence.count)
-        print(f"\n== {name} (L = {grid.size}, {count} contexts) ==")
-        print(explanations.explanation_table(result))
-    document = {
-        "training_losses": [] if losses is None else losses.tolist(),
-        "cone_mass": {
-            name: {part: values.tolist() for part, values in mass._asdict().items()}
-            for name, mass in masses.items()
-        },
-        "explanations": {name: result.record() for name, result in found.items()},
-    }
-    write_json(out / "explanation.json", document)
-    save_figure(plots.cone_masses(masses, regions), out, "cone_mass")
-    if losses is not None:
-        print(f"\nTraining took the loss from {losses[0]:.3f} to {losses[-1]:.3f} nats a byte.")
-    print(f"Wrote explanation.json, tables and {figures} figures to {out}.")
-
-
-def _save_explanation(result: explanations.Explanation, name: str, out: Path) -> int:
-    """Write one explanation's table, draw it, and say in how many figures."""
-    stem, found = _stem(name), result.influence
-    columns = (
-        found.grid.nodes, found.density, found.density_error,
-        *result.channel_energies, *result.hop_energies,
-    )  # fmt: skip
-    names = (f"{part} energy" for part in (*CHANNELS, *HOPS))
-    rows = zip(*(column.tolist() for column in columns), strict=True)
-    write_table(out / f"{stem}.csv", ("position", "density", "error", *names), rows)
-    figures = {
-        "influence": plots.influence_profile(result.influence, name),
-        "channels": plots.channel_energies(result, name),
-        "hops": plots.hop_energies(result, name),
-        "certificates": plots.certificate_margins(result.certificates, name),
-    }
-    if result.without_queries is not None:
-        figures["influence_without_queries"] = plots.influence_profile(result.without_queries, name)
-    for kind, figure in figures.items():
-        save_figure(figure, out, f"{stem}_{kind}")
-    return len(figures)
-
-
-def _write_pages(
-    found: Mapping[str, explanations.Explanation],
-    cases: Mapping[str, Case],
-    windows: jax.Array,
-    model: Path | None,
-    out: Path,
-) -> None:
-    """A page for each network and loss; ids of the byte-level network are bytes."""
-    tokenizer = None if model is None else models.read_tokenizer(model)
-    whose = "" if model is None else f"{model.name}, "
-    for name, (network, weights) in cases.items():
-        result, rows = found[name], list(np.asarray(windows))
-        accounts, texts = first_contexts(
-            network, rows, [weights] * len(rows), tokenizer, depth=result.depth
-        )
-        report.write_page(
-            out / f"{_stem(name)}.html",
-            result.influence,
-            accounts,
-            texts,
-            title=whose + name,
-            certificates=result.certificates,
-            without_queries=result.without_queries,
-        )
-    print(f"Wrote a page for each network and loss to {out}.")

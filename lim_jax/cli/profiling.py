@@ -5,7 +5,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 import tyro
 from jaxtyping import Float
@@ -19,7 +18,8 @@ from lim_jax.cli.answers import answered, own_answers
 from lim_jax.cli.folder import UNFINISHED, Named, run_folder, save_figure, write_json, write_table
 from lim_jax.cli.kept import Shares, measured_contexts, record_shares, write_contexts
 from lim_jax.cli.networks import network_within, noted
-from lim_jax.cli.pages import first_contexts
+from lim_jax.cli.pages import SHOWN, first_contexts
+from lim_jax.cli.records import Record, averaged_records, record_lines
 from lim_jax.cli.shuffling import (
     ShuffledShares,
     averaged_orders,
@@ -32,7 +32,6 @@ from lim_jax.density.statistics import Influence
 from lim_jax.grid.cells import token_grid
 from lim_jax.grid.partition import boundary_regions
 from lim_jax.models import CausalLM, contrast_loss
-from lim_jax.probes import sample_mean
 from lim_jax.results.measured import (
     CELLS,
     MeasuredContexts,
@@ -44,25 +43,6 @@ from lim_jax.results.measured import (
 Energy = Float[np.ndarray, " _"]
 LOSSES = {"margin": CausalLM.margin_loss, "contrast": contrast_loss}
 TOKEN_COLUMNS = ("context", "place", "token", "position", "weight", "energy", "density")
-
-
-class Record(NamedTuple):
-    """What spans of one name hold of a context's influence, averaged over the contexts with it.
-
-    Attributes
-    ----------
-    share, error
-        Of the context's total Z, and the standard error over contexts.
-    tokens
-        Of the context's tokens.
-    contexts
-        How many have such a span.
-    """
-
-    share: float
-    error: float
-    tokens: float
-    contexts: int
 
 
 class Profiled(NamedTuple):
@@ -111,11 +91,11 @@ def profile(
 ) -> int:
     """Say which positions of your data a model uses: densities with errors, tokens and records.
 
-    Prints the density over the left, the middle and the right, the indices, and the share of each
-    named record. Writes profile.json, profile.csv (position, density, error), tokens.csv,
-    records.csv, contexts.csv and records_by_context.csv, contexts.npz for lim-jax compare, and
-    figures as PNG and SVG. Interrupted and run again it goes on after the last context that was
-    measured.
+    Prints what was found in a sentence, the share of each named record, then the density over the
+    left, the middle and the right and its indices. Writes profile.json, profile.csv (position,
+    density, error), tokens.csv, records.csv, contexts.csv and records_by_context.csv, contexts.npz
+    for lim-jax compare, and figures as PNG and SVG. Interrupted and run again it goes on after the
+    last context that was measured.
 
     Args:
         model: A folder of weights as published, or a GGUF file; with its tokenizer.
@@ -162,14 +142,16 @@ def profile(
         network = network_within(model, memory, at_once, unfinished)
         read, contexts = contexts, answered(contexts, network, model, loss, answer_tokens)
         require_fitting(network, contexts)
-        found = profiled(network, contexts, lines, loss, delta, unfinished)
         described = described_contexts(contexts)
         described += f", {shuffle} orders of each line" * bool(shuffle)
+        page = f", then a page of the first {min(SHOWN, len(contexts))}" * html
+        tqdm.write(f"Measuring {described}{page}. The bar shows the time that is left.")
+        found = profiled(network, contexts, lines, loss, delta, unfinished)
         print(f"== {model} on {data}: {described}, loss {loss} ==")
         print("".join(f"{line}\n" for line in own_answers(read, contexts, model)), end="")
         if found.shuffled is not None:
             print(shuffled_report(found.shuffled))
-        print(_table(found))
+        print(_words(found))
         title = f"{model.name}, {loss}"
         write_profile(found, f"{title}, {described}", folder)
         if html:
@@ -241,7 +223,7 @@ def profiled(
         alone, averaged, shares = contexts, energies, record_shares(contexts, energies)
     kept = measured_contexts(alone, averaged, shares, delta)
     rest = energies_before_queries(kept)
-    records = {name: _averaged(of_all) for name, of_all in shares.items()}
+    records = averaged_records(shares, contexts, energies)
     return Profiled(
         contexts,
         energies,
@@ -259,13 +241,6 @@ def _influence(energies: Sequence[Energy], delta: float) -> Influence:
     return influence_of_contexts(energies, common_regions(lengths, delta, energies[0].dtype))
 
 
-def _averaged(shares: Float[np.ndarray, "contexts 2"]) -> Record:
-    """Over the contexts that have the record."""
-    share, tokens = shares[~np.isnan(shares[:, 0])].T
-    mean = sample_mean(jax.device_put(share))
-    return Record(float(mean.value), float(mean.error), float(tokens.mean()), tokens.size)
-
-
 def described_contexts(contexts: Sequence[Context]) -> str:
     """How many there are, and of how many tokens."""
     lengths = [context.length for context in contexts]
@@ -273,16 +248,16 @@ def described_contexts(contexts: Sequence[Context]) -> str:
     return f"{len(contexts)} context{'s' * (len(lengths) > 1)} of {spread} tokens"
 
 
-def _table(found: Profiled) -> str:
-    lines = [explanations.influence_table(found.influence, found.without_queries)]
-    if found.records:
-        lines.append(
-            f"{'record':26s} {'share':>10s} {'error':>10s} {'of tokens':>10s} {'contexts':>10s}"
-        )
-    for name, record in found.records.items():
-        shares = f"{record.share:10.4f} {record.error:10.4f} {record.tokens:10.4f}"
-        lines.append(f"{name:26s} {shares} {record.contexts:10d}")
-    return "\n".join(lines)
+def _words(found: Profiled) -> str:
+    """The finding, the records, then positions."""
+    rest = found.without_queries
+    lines = [
+        report.records_finding(found.records),
+        report.finding(found.influence, rest),
+        *record_lines(found.records),
+        explanations.influence_table(found.influence, rest),
+    ]
+    return "\n".join(line for line in lines if line)
 
 
 def write_profile(found: Profiled, title: str, folder: AnyPath) -> None:
@@ -325,6 +300,8 @@ def write_profile_page(
         texts,
         title=title,
         without_queries=found.without_queries,
+        spans=[context.spans for context in found.contexts[: len(accounts)]],
+        records=found.records,
     )
 
 

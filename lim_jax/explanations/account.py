@@ -17,17 +17,20 @@ from jaxtyping import Array, Float, Int
 from lim_jax._checks import (
     counted,
     require_callable,
+    require_example,
     require_floats,
     require_kind,
 )
-from lim_jax.adjoint.hops import attention_hops
-from lim_jax.adjoint.ledger import Channels, channels, cone_by_head
-from lim_jax.adjoint.sites import AttentionSites, attention_sites
+from lim_jax.adjoint.hops import pull_back_hops
+from lim_jax.adjoint.sites import attention_of, require_attention
+from lim_jax.adjoint.sweep import SIGNATURE
+from lim_jax.adjoint.tangent import pull_back_heads, pull_back_stages
 from lim_jax.grid.cells import token_grid
+from lim_jax.grid.integrals import inner
 from lim_jax.grid.measure import Grid
-from lim_jax.models.causal import CausalLM
-from lim_jax.models.ids import require_window
-from lim_jax.network.flow import ResidualFlow, require_flow
+from lim_jax.models.causal import CausalLM, Queries
+from lim_jax.models.ids import padded_length, require_window
+from lim_jax.network.flow import ResidualFlow
 from lim_jax.network.slots import State
 
 Scalar = Float[Array, ""]
@@ -124,7 +127,63 @@ def account_of_context(
     require_floats(query_weights, "query_weights", "length", length=length)
     depth = counted_depth(depth, model.flow)
     require_callable(terminal_loss, "terminal_loss", "terminal_loss(model, state, y)")
-    return _account(model, jnp.asarray(window), jnp.asarray(query_weights), depth, terminal_loss)
+    asked = asked_of_windows(model, window[None], query_weights)
+    weights = jnp.asarray(query_weights).astype(model.embedding.dtype)
+    one = jax.tree.map(lambda leaf: leaf[0], asked)
+    parts = parts_of_ids(model, jnp.asarray(window[:-1]), one, depth, terminal_loss)
+    return TokenAccount(
+        parts.loss,
+        weights,
+        jax.jit(_squares)(parts.vectors),
+        parts.hop_energies,
+        parts.head_energies,
+        parts.by_depth,
+    )
+
+
+def asked_of_windows(
+    model: CausalLM,
+    windows: Int[Array | np.ndarray, "examples tokens"],
+    query_weights: Float[Array | np.ndarray, "*examples length"],
+) -> Queries:
+    """What is asked of windows, at the places alone where their weights are not zero.
+
+    Compiled programs serve some numbers of places, so that a few may ask the first one with no
+    weight; the head reads no more than that.
+
+    Parameters
+    ----------
+    model
+        In whose precision the weights are.
+    windows
+        Ids with the one after each context.
+    query_weights
+        Of all windows, or a row for each.
+
+    Examples
+    --------
+    >>> from lim_jax.models.language import byte_model
+    >>> model = byte_model(3, width=4, heads=2, depth=1, key=jax.random.key(0))
+    >>> found = asked_of_windows(model, np.array([[7, 8, 9, 5]]), np.array([0.0, 0.5, 0.5]))
+    >>> found.targets.tolist(), found.places.tolist(), found.weights.tolist()
+    ([[9, 5, 0]], [[1, 2, 0]], [[0.5, 0.5, 0.0]])
+    """
+    windows = np.asarray(windows)
+    length = windows.shape[1] - 1
+    weights = np.broadcast_to(np.asarray(query_weights), (len(windows), length))
+    places = [np.flatnonzero(row) for row in weights]
+    size = min(length, padded_length(max(1, *map(len, places))))
+    every = np.arange(length)
+
+    def asked(number: int, part: np.ndarray) -> np.ndarray:
+        return np.pad(part[places[number]], (0, size - len(places[number])))
+
+    numbers = range(len(windows))
+    targets = np.stack([asked(number, windows[number, 1:]) for number in numbers])
+    chosen = np.stack([asked(number, weights[number]) for number in numbers])
+    where = np.stack([asked(number, every) for number in numbers])
+    chosen = chosen.astype(model.embedding.dtype)
+    return Queries(*jax.device_put((targets, chosen, where)))
 
 
 def counted_depth(depth: Any, flow: ResidualFlow) -> int:
@@ -139,20 +198,45 @@ class ContextParts(NamedTuple):
 
     Attributes
     ----------
-    ledger
-        Its channels, from the input to :math:`P_T`.
-    sites
-        Attention in the layers from k on.
+    loss
+        Of the context.
+    state, last
+        :math:`X_k` and :math:`X_M`.
+    vectors
+        The residual, the cone and the local channel at depth k, in the order of `ledger.CHANNELS`;
+        the first is :math:`P_T`, and their sum :math:`P_k`.
     hop_energies
         :math:`\|P_k^{(r)}(p)\|^2` by attention hops, in the order of `HOPS`.
     head_energies
-        :math:`\int \|P\|^2` of what every head of these layers adds to the cone channel.
+        :math:`\int \|P\|^2` of what every head of the layers from k on adds to the cone channel.
+    by_depth
+        :math:`\|P_j(p)\|^2` at every depth j.
+    growths
+        :math:`\|P_j - P_{j+1}\|/\|P_{j+1}\|` of every layer, which is at most :math:`\|B_j\|` of
+        `residual.interaction_norms`; zero where :math:`P_{j+1}` is.
+    met
+        The state and the covector that attention meets in layer k.
     """
 
-    ledger: Channels
-    sites: AttentionSites
+    loss: Scalar
+    state: State
+    last: State
+    vectors: Float[Array, "3 length width"]
     hop_energies: Float[Array, "hops length"]
     head_energies: Float[Array, "layers heads"]
+    by_depth: Float[Array, "times length"]
+    growths: Float[Array, " depth"]
+    met: tuple[State, State]
+
+
+class _Sweep(NamedTuple):
+    """What goes back through the layers: the covector, and from depth k on its parts."""
+
+    covector: State
+    hops: Float[Array, "hops length width"]
+    cone: State
+    local: State
+    met: tuple[State, State]
 
 
 def parts_of_context(
@@ -162,7 +246,11 @@ def parts_of_context(
     grid: Grid,
     depth: int,
 ) -> ContextParts:
-    """Take one context's adjoint apart, for the account of its tokens or for a mean over contexts.
+    r"""Take one context's adjoint apart, for the account of its tokens or for a mean over contexts.
+
+    In one sweep back: the covectors by hops sum to the covector, so that what the layers' parts
+    make of them sums to the channels, which no sweep of their own has to carry. Numbers are those
+    of `ledger.channels`, `hops.attention_hops` and `ledger.cone_by_head`.
 
     Parameters
     ----------
@@ -171,46 +259,96 @@ def parts_of_context(
     depth
         k, from 0 to the last layer's.
     """
-    require_flow(flow)
+    require_attention(flow)
+    require_callable(terminal_loss, "terminal_loss", SIGNATURE)
+    require_example(example)
     depth = counted_depth(depth, flow)
-    ledger = channels(flow, terminal_loss, example, grid)
-    hops = attention_hops(flow, terminal_loss, example, grid, len(HOPS) - 1)
-    sites = attention_sites(flow, ledger.states, ledger.covectors, grid)
-    sites = jax.tree.map(lambda leaf: leaf[depth:], sites)
-    return ContextParts(ledger, sites, _squares(hops[depth]), _head_energies(sites, grid))
+    x, y = example
+    states = flow.trajectory(x, grid).states
+    loss, gradient = jax.value_and_grad(terminal_loss)(states[-1], y)
+    terminal, still = gradient / grid.weights[:, None], jnp.zeros_like(gradient)
+    hops = jnp.zeros((len(HOPS), *x.shape), terminal.dtype).at[0].set(terminal)
+
+    def backward(sweep: _Sweep, layer: tuple[Any, Scalar], state: State, index: Array) -> Any:
+        before = sweep.covector
+        sweep, heads = jax.lax.cond(
+            index >= depth,
+            lambda sweep: _taken_apart(flow, sweep, layer, state, grid),
+            lambda sweep: _passed(flow, sweep, layer, state, grid),
+            sweep,
+        )
+        sizes = [jnp.sqrt(inner(one, one, grid)) for one in (sweep.covector - before, before)]
+        growth = jnp.where(sizes[1] > 0, sizes[0] / jnp.where(sizes[1] > 0, sizes[1], 1), 0)
+        return sweep, (_squares(sweep.covector), heads, growth)
+
+    layers = jnp.arange(flow.depth)
+    sweep = _Sweep(terminal, hops, still, still, (still, still))
+    sweep, (energies, heads, growths) = flow.scan(
+        backward, sweep, states[:-1], layers, reverse=True
+    )
+    return ContextParts(
+        loss,
+        states[depth],
+        states[-1],
+        jnp.stack([terminal, sweep.cone, sweep.local]),
+        _squares(sweep.hops),
+        heads[depth:],
+        jnp.concatenate([energies, _squares(terminal)[None]]),
+        growths,
+        sweep.met,
+    )
+
+
+def _taken_apart(
+    flow: ResidualFlow, sweep: _Sweep, layer: tuple[Any, Scalar], state: State, grid: Grid
+) -> tuple[_Sweep, Float[Array, " heads"]]:
+    """One layer back, by hops, channels and heads."""
+    hops, stages = pull_back_hops(flow, layer, state, sweep.hops, grid)
+    cone = sum(stage.parts.kernel.sum(axis=0) for stage in stages)
+    local = sum(stage.parts.local.sum(axis=0) for stage in stages)
+    (attending,) = (stage for stage in stages if attention_of(stage.field) is not None)
+    met = attending.state, attending.covector.sum(axis=0)
+    heads = layer[1] * pull_back_heads(attention_of(attending.field), *met, grid)
+    covector = sweep.covector + cone + local
+    moved = _Sweep(covector, hops, sweep.cone + cone, sweep.local + local, met)
+    return moved, _squares(heads) @ grid.weights
+
+
+def _passed(
+    flow: ResidualFlow, sweep: _Sweep, layer: tuple[Any, Scalar], state: State, grid: Grid
+) -> tuple[_Sweep, Float[Array, " heads"]]:
+    """One layer back before the account's depth: the covector alone."""
+    stages = pull_back_stages(flow, layer, state, sweep.covector, grid)
+    added = sum(stage.parts.local + stage.parts.kernel for stage in stages)
+    (attention,) = (found for stage in stages if (found := attention_of(stage.field)) is not None)
+    return sweep._replace(covector=sweep.covector + added), jnp.zeros(
+        attention.output.shape[0], sweep.covector.dtype
+    )
 
 
 @eqx.filter_jit
-def _account(
+def parts_of_ids(
     model: CausalLM,
-    window: Int[Array, " tokens"],
-    query_weights: Profile,
+    ids: Int[Array, " length"],
+    asked: Queries,
     depth: int,
     terminal_loss: Callable[[CausalLM, State, Any], Scalar],
-) -> TokenAccount:
-    example = model.example(window, query_weights)
-    grid = token_grid(window.shape[0] - 1, model.embedding.dtype)
-    parts = parts_of_context(model.flow, partial(terminal_loss, model), example, grid, depth)
-    return TokenAccount(
-        parts.ledger.loss,
-        example[1].weights,
-        _squares(parts.ledger.at_depth(depth)),
-        parts.hop_energies,
-        parts.head_energies,
-        _squares(parts.ledger.covectors),
-    )
+) -> ContextParts:
+    """`parts_of_context` of ids: the one program of accounts and of explanations.
+
+    Parameters
+    ----------
+    model, depth, terminal_loss
+        As in `account_of_context`.
+    ids
+        Of the context.
+    asked
+        One of `asked_of_windows`.
+    """
+    grid = token_grid(ids.shape[0], model.embedding.dtype)
+    example = model.embed(ids), asked
+    return parts_of_context(model.flow, partial(terminal_loss, model), example, grid, depth)
 
 
 def _squares(vectors: Float[Array, "*parts width"]) -> Float[Array, "*parts"]:
     return jnp.sum(vectors**2, axis=-1)
-
-
-def _head_energies(sites: AttentionSites, grid: Grid) -> Float[Array, "layers heads"]:
-    """Layer by layer, so that the covectors of one layer's heads are held at a time."""
-    arrays, static = eqx.partition(sites, eqx.is_array)
-
-    def at_site(arrays: AttentionSites) -> Float[Array, " heads"]:
-        one = eqx.combine(jax.tree.map(lambda leaf: leaf[None], arrays), static)
-        return _squares(cone_by_head(one, grid)[0]) @ grid.weights
-
-    return jax.lax.map(at_site, arrays)

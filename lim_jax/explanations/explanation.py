@@ -5,7 +5,7 @@ where the loss asks; and its cone mass, which is the network's alone. At the inp
 depth: where early layers change the scale of the state, the channels of the input say little else.
 """
 
-import math
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -21,17 +21,18 @@ from lim_jax._checks import (
     require_floats,
     require_key,
     require_kind,
-    require_known,
+    require_name,
 )
 from lim_jax.adjoint.certificate import Certificate, certificate_table
-from lim_jax.adjoint.cone import JointCone, cone_mass, joint_cone
-from lim_jax.adjoint.criteria import primacy_noncancellation, recency_survival, right_biased_queries
+from lim_jax.adjoint.cone import cone_mass
+from lim_jax.adjoint.criteria import right_biased_queries
 from lim_jax.adjoint.deficits import (
     REGIONS,
     bootstrap_bounds,
     double_deficit,
     exact_characterisation,
 )
+from lim_jax.adjoint.krylov import NormBounds
 from lim_jax.adjoint.ledger import (
     CHANNELS,
     RegionalChannels,
@@ -40,20 +41,31 @@ from lim_jax.adjoint.ledger import (
     relative_energies,
 )
 from lim_jax.adjoint.queries import readout_residual_energies
-from lim_jax.adjoint.residual import amplification, interaction_norms
+from lim_jax.adjoint.residual import amplification
 from lim_jax.density.statistics import Influence
-from lim_jax.explanations.account import HOPS, counted_depth, parts_of_context
-from lim_jax.grid.measure import require_on_grid
+from lim_jax.explanations.account import (
+    HOPS,
+    ContextParts,
+    asked_of_windows,
+    counted_depth,
+    parts_of_ids,
+)
+from lim_jax.explanations.certificates import (
+    Adjoints,
+    Judged,
+    primacy_of_the_cone,
+    survival_of_recency,
+)
+from lim_jax.explanations.tables import density_rows, index_lines, regional_lines
+from lim_jax.grid.measure import Grid, require_on_grid
 from lim_jax.grid.partition import Regions, regional_averages, require_regions
-from lim_jax.models.causal import CausalLM
+from lim_jax.models.causal import CausalLM, Queries
 from lim_jax.network.slots import State
 from lim_jax.probes import Estimate, sample_mean
 
+Scalar = Float[Array, ""]
 Profile = Float[Array, " length"]
 Windows = Int[Array, "examples tokens"]
-
-
-MEASURED = "Measure it with lim.influence."
 
 
 class Explanation(NamedTuple):
@@ -64,7 +76,7 @@ class Explanation(NamedTuple):
     depth
         k: the state is :math:`X_k`, its covector :math:`P_k`, and the layers are those from k on.
     influence
-        The density, its errors and indices.
+        The density, its errors and indices, with the energies of every context.
     without_queries
         The same with the positions left out that the loss asks from, which hold most of the
         influence of a last-token loss; None where it asks from all of a region.
@@ -141,13 +153,19 @@ class Explanation(NamedTuple):
 def explain(
     model: CausalLM,
     windows: Windows,
-    query_weights: Profile,
+    query_weights: Float[Array, "*examples length"],
     regions: Regions,
     *,
     key: Key[Array, ""],
     depth: int = 0,
+    terminal_loss: Callable[[CausalLM, State, Any], Scalar] = CausalLM.terminal_loss,
+    certificates: Judged = "deciding",
+    progress: Callable[[list[int]], Iterable[int]] = iter,
 ) -> Explanation:
-    """Measure the density, channels and certificates of a model on contexts.
+    """Measure the density, channels, hops, heads and certificates of a model on contexts.
+
+    Some two gradients' worth for each context, but for certificates: where a criterion cannot hold
+    it is told by less than all of its numbers, as `certificates` says.
 
     Not for use inside `jax.jit`: certificates judge concrete numbers.
 
@@ -158,39 +176,73 @@ def explain(
     windows
         Contexts of L ids with the id after each.
     query_weights
-        Where the loss asks: `loss.teacher_forcing`, `loss.last_token`, or others.
+        Where the loss asks: `loss.teacher_forcing`, `loss.last_token`, or others; of all contexts,
+        or a row for each.
     regions
         On the token grid of L, in the model's precision: ``token_grid(L, model.embedding.dtype)``.
     key
         For the norms' random starts and the bootstrap.
     depth
         Of the state whose positions are judged: 0 is the input, k that after k layers.
+    terminal_loss
+        `CausalLM.terminal_loss` or `CausalLM.terminal_margin_loss`. Right-biased queries, a
+        criterion of the cross-entropy, are judged under the first alone, and where all contexts are
+        asked alike.
+    certificates
+        ``"deciding"`` stops where a criterion is seen to be vacuous; ``"all"`` computes its numbers
+        all the same, which takes many times as long.
 
     Raises
     ------
     ValueError
         Where the model is no `CausalLM`, the windows are no ids of L + 1 columns, the query
-        weights are not of L positions, or `depth` is no whole number from 0 to the last layer's.
+        weights are not of L positions, `depth` is no whole number from 0 to the last layer's, or
+        `certificates` is another word.
     """
     _require_case(model, windows, regions)
-    require_floats(query_weights, "query_weights", "length", length=regions.grid.size)
+    each = len(np.shape(query_weights)) == 2
+    count, length = len(windows), regions.grid.size
+    axes = "examples length" if each else "length"
+    require_floats(query_weights, "query_weights", axes, length=length, examples=count)
     require_key(key)
+    require_name(certificates, ("deciding", "all"), "certificates", "See explain.")
     depth = counted_depth(depth, model.flow)
-    query_weights = query_weights.astype(model.embedding.dtype)
     norms_key, bootstrap_key = jax.random.split(key)
     rest = regions_without_queries(query_weights, regions)
-    found = _measure(model, windows, query_weights, regions, depth, norms_key)
+    asked = asked_of_windows(model, windows, query_weights)
+    each_found = [
+        _measure(model, windows[at, :-1], _one_of(asked, at), regions.grid, depth, terminal_loss)
+        for at in progress(list(range(len(windows))))
+    ]
+    found = jax.tree.map(lambda *leaves: jnp.stack(leaves), *each_found)
     averaged = _averaged(found, regions, rest)
-    regional = averaged["regional"]
-    bounds = bootstrap_bounds(regional, key=bootstrap_key)
-    certificates = (
-        right_biased_queries(query_weights, found.residual_energies, found.terminal, regions),
-        recency_survival(found.terminal, found.initial, found.amplification, regions),
-        primacy_noncancellation(found.cone, regions),
-        double_deficit(regional, bounds),
+    regional, adjoints = averaged["regional"], found.adjoints
+    judged = (
+        *_of_queries(model, windows, query_weights, found, regions, terminal_loss),
+        survival_of_recency(model, adjoints, regions, depth, norms_key, certificates),
+        primacy_of_the_cone(model, terminal_loss, adjoints, regions, depth, certificates),
+        double_deficit(regional, bootstrap_bounds(regional, key=bootstrap_key)),
         exact_characterisation(regional),
     )
-    return Explanation(depth, certificates=certificates, **averaged)
+    return Explanation(depth, certificates=judged, **averaged)
+
+
+def _of_queries(
+    model: CausalLM,
+    windows: Windows,
+    query_weights: Float[Array, "*examples length"],
+    found: "_Measured",
+    regions: Regions,
+    terminal_loss: Any,
+) -> tuple[Certificate, ...]:
+    """Right-biased queries, where one law of them is asked of all contexts by cross-entropy."""
+    rows = np.atleast_2d(np.asarray(query_weights))
+    if terminal_loss is not CausalLM.terminal_loss or (rows != rows[0]).any():
+        return ()
+    weights = jax.device_put(rows[0].astype(model.embedding.dtype))
+    energies = _residual_energies(model, found.last, windows[:, 1:], regions)
+    terminal = found.adjoints.vectors[:, 0]
+    return (right_biased_queries(weights, energies, terminal, regions),)
 
 
 def _require_case(model: Any, windows: Any, regions: Any) -> None:
@@ -208,8 +260,12 @@ def _require_case(model: Any, windows: Any, regions: Any) -> None:
     )
 
 
-def regions_without_queries(query_weights: Profile, regions: Regions) -> Regions | None:
+def regions_without_queries(
+    query_weights: Float[Array, "*examples length"], regions: Regions
+) -> Regions | None:
     """The regions without the positions that are asked; None where one would be left empty.
+
+    Of weights of several contexts, without those that are asked in any.
 
     Examples
     --------
@@ -222,8 +278,9 @@ def regions_without_queries(query_weights: Profile, regions: Regions) -> Regions
     True
     """
     require_regions(regions)
-    require_on_grid(query_weights, regions.grid, "query_weights", "length")
-    asked = np.asarray(query_weights) > 0
+    rows = jnp.atleast_2d(query_weights)
+    require_on_grid(rows, regions.grid, "query_weights", "examples length")
+    asked = (np.asarray(rows) > 0).any(axis=0)
     whole = (np.asarray(regions.weights)[:, ~asked].sum(axis=1) == 0).any()
     return None if whole else regions.without(np.flatnonzero(asked).tolist())
 
@@ -252,65 +309,65 @@ def average_cone_mass(model: CausalLM, windows: Windows, regions: Regions) -> Es
 
 
 class _Measured(NamedTuple):
-    """What is computed under jit, with a leading axis of examples except in the last two."""
+    """What is computed under jit, of a context; stacked, of all."""
 
-    vectors: Float[Array, "examples 3 length width"]
-    initial: Float[Array, "examples length width"]
-    terminal: Float[Array, "examples length width"]
-    amplification: Float[Array, "examples layers"]
-    relative_energies: Float[Array, "examples 3 length"]
-    hop_energies: Float[Array, "examples hops length"]
-    head_energies: Float[Array, "examples layers heads"]
-    cone: JointCone
-    residual_energies: Profile
+    adjoints: Adjoints
+    last: Float[Array, "*examples length width"]
+    relative_energies: Float[Array, "*examples 3 length"]
+    hop_energies: Float[Array, "*examples hops length"]
+    head_energies: Float[Array, "*examples layers heads"]
+
+
+def _one_of(asked: Queries, at: int) -> Queries:
+    return jax.tree.map(lambda leaf: leaf[at], asked)
+
+
+def _measure(
+    model: CausalLM,
+    ids: Int[Array, " length"],
+    asked: Queries,
+    grid: Grid,
+    depth: int,
+    terminal_loss: Callable[[CausalLM, State, Any], Scalar],
+) -> _Measured:
+    parts = parts_of_ids(model, ids, asked, depth, terminal_loss)
+    products, relative = _of_parts(parts, grid, depth)
+    adjoints = Adjoints(ids, asked, parts.vectors, products, parts.met)
+    return _Measured(adjoints, parts.last, relative, parts.hop_energies, parts.head_energies)
 
 
 @eqx.filter_jit
-def _measure(
+def _of_parts(
+    parts: ContextParts, grid: Grid, depth: int
+) -> tuple[Float[Array, " layers"], Float[Array, "3 length"]]:
+    """The layers' amplification from below, and the channels' relative energies."""
+    growths = parts.growths[depth:]
+    below = amplification(NormBounds(growths, growths)).products
+    return below, relative_energies(parts.vectors, parts.state, grid)
+
+
+@eqx.filter_jit
+def _residual_energies(
     model: CausalLM,
-    windows: Windows,
-    query_weights: Profile,
+    last: Float[Array, "examples length width"],
+    targets: Int[Array, "examples length"],
     regions: Regions,
-    depth: int,
-    key: Key[Array, ""],
-) -> _Measured:
-    grid, flow = regions.grid, model.flow
-
-    def one(window):
-        example = model.example(window, query_weights)
-        parts = parts_of_context(flow, model.terminal_loss, example, grid, depth)
-        ledger, states = parts.ledger, parts.ledger.states
-        vectors = ledger.at_depth(depth)
-        norms = jax.tree.map(
-            lambda leaf: leaf[depth:], interaction_norms(flow, example[0], grid, key=key)
-        )
-        measured = (
-            vectors,
-            ledger.covectors[depth],
-            ledger.covectors[-1],
-            amplification(norms).products,
-            relative_energies(vectors, states[depth], grid),
-            parts.hop_energies,
-            parts.head_energies,
-        )
-        return measured, states[-1], parts.sites
-
-    measured, last, sites = jax.lax.map(one, windows)
-    energies = readout_residual_energies(model.readout, last, windows[:, 1:], regions)
-    return _Measured(*measured, cone=joint_cone(sites, grid), residual_energies=energies)
+) -> Profile:
+    return readout_residual_energies(model.readout, last, targets, regions)
 
 
 @eqx.filter_jit
 def _averaged(found: _Measured, regions: Regions, rest: Regions | None) -> dict[str, Any]:
     """The parts of an `Explanation` that are averages over examples, by name."""
-    regional = regional_channels(found.vectors, regions)
-    energies = (found.initial**2).sum(axis=2)
+    vectors = found.adjoints.vectors
+    regional = regional_channels(vectors, regions)
+    energies = (vectors.sum(axis=1) ** 2).sum(axis=2)
     contrasts = regional.products[:, 2, 0, 0] - regional.products[:, 1, 0, 0]
-    scale = regions.grid.weights @ (found.terminal**2).sum(axis=2).mean(axis=0)
+    scale = regions.grid.weights @ (vectors[:, 0] ** 2).sum(axis=2).mean(axis=0)
     return {
-        "influence": Influence.from_energies(energies, regions),
+        "influence": Influence.from_energies(energies, regions, keep_examples=True),
         "without_queries": None if rest is None else Influence.from_energies(energies, rest),
-        "channel_energies": (found.vectors**2).sum(axis=3).mean(axis=0),
+        "channel_energies": (vectors**2).sum(axis=3).mean(axis=0),
         "relative_energies": found.relative_energies.mean(axis=0),
         "hop_energies": found.hop_energies.mean(axis=0),
         "regional": regional,
@@ -335,14 +392,14 @@ def explanation_table(result: Explanation) -> str:
     hops = result.regional_hop_energies
     strengths = boundary_strengths(regional, found.regions)
     rows = {
-        **_density_rows(found, rest),
+        **density_rows(found, rest),
         **{f"{name} energy": regional.energies[:, a] for a, name in enumerate(CHANNELS)},
         "cross terms": regional.cross_terms,
         **{f"energy of {name}": hops[:, r] for r, name in enumerate(HOPS)},
     }
     lines = [
-        *_regional_lines(f"at depth {result.depth}", rows),
-        *_index_lines(found, rest),
+        *regional_lines(f"at depth {result.depth}", rows),
+        *index_lines(found, rest),
         f"boundary strengths: primacy {float(strengths.primacy):.4g}, "
         f"recency {float(strengths.recency):.4g}",
         "right-minus-middle contrast of the terminal covector, over its mean: "
@@ -350,107 +407,3 @@ def explanation_table(result: Explanation) -> str:
         certificate_table(result.certificates),
     ]
     return "\n".join(lines)
-
-
-def influence_table(found: Influence, rest: Influence | None = None) -> str:
-    """Lay out a density's regional averages and indices, and those without the queried tokens.
-
-    Parameters
-    ----------
-    found
-        The influence.
-    rest
-        The same without the tokens that the loss asks from, which hold most of it where they are
-        few; None where it asks everywhere.
-
-    Examples
-    --------
-    >>> from lim_jax.grid import boundary_regions, token_grid
-    >>> energies = jax.numpy.array([[2.0, 1.0, 2.0], [2.0, 1.4, 2.0]])
-    >>> found = Influence.from_energies(energies, boundary_regions(token_grid(3), "1/3"))
-    >>> influence_table(found).splitlines()[-1][20:]
-    'symmetric contrast +0.250: two errors within 10 % would take some 6 more contexts'
-    """
-    require_kind(found, Influence, "found", MEASURED)
-    if rest is not None:
-        require_kind(rest, Influence, "rest", MEASURED)
-    rows = _density_rows(found, rest)
-    return "\n".join([*_regional_lines("", rows), *_index_lines(found, rest)])
-
-
-def contexts_needed(found: Influence, width: float = 0.1) -> int | None:
-    r"""How many contexts make LIM known to `width` to either side, as two standard errors.
-
-    That of LIM where it is within one of zero, a share by which the middle is below the boundary;
-    else a part of it. By the error of these contexts, which falls like the root of their number.
-
-    Parameters
-    ----------
-    found
-        The influence of some contexts.
-    width
-        Half of the interval.
-
-    Returns
-    -------
-    count
-        At least two. None where one context alone was measured, which has no error.
-
-    Examples
-    --------
-    >>> from lim_jax.grid import boundary_regions, token_grid
-    >>> energies = jax.numpy.array([[2.0, 1.0, 2.0], [2.0, 1.4, 2.0]])
-    >>> found = Influence.from_energies(energies, boundary_regions(token_grid(3), "1/3"))
-    >>> round(float(found.index_errors().lim), 3), contexts_needed(found)
-    (0.1, 8)
-    """
-    require_kind(found, Influence, "found", MEASURED)
-    require_known(width, "width", expected="a positive finite number", cure="Try 0.1.")
-    error, lim = float(found.index_errors().lim), float(found.indices().lim)
-    if not math.isfinite(error):
-        return None
-    share = 2 * error / (width * max(1.0, abs(lim)))
-    # A ratio that is whole but for rounding is whole.
-    return max(2, math.ceil(float(found.count) * share**2 * (1 - 1e-9)))
-
-
-def _density_rows(found: Influence, rest: Influence | None) -> dict[str, Any]:
-    without = {} if rest is None else _averages("  queries left out", rest)
-    return {**_averages("influence density", found), **without}
-
-
-def _averages(name: str, found: Influence) -> dict[str, Any]:
-    """Two rows: the regional averages of a density, and their standard errors."""
-    return {name: found.indices()[:3], f"{name}, error": found.index_errors()[:3]}
-
-
-def _regional_lines(title: str, rows: dict[str, Any]) -> list[str]:
-    """A number for each region under its name."""
-    lines = [f"{title:26s} " + " ".join(f"{region:>10s}" for region in REGIONS)]
-    for name, values in rows.items():
-        lines.append(f"{name:26s} " + " ".join(f"{float(value):10.4g}" for value in values))
-    return lines
-
-
-def _index_lines(found: Influence, rest: Influence | None) -> list[str]:
-    if rest is None:
-        return [_index_line(found)]
-    share = 1 - float(rest.total / found.total)
-    return [
-        _index_line(found),
-        f"The queried tokens hold {share:.1%} of the influence.",
-        f"Without: {_index_line(rest)}",
-    ]
-
-
-def _index_line(found: Influence) -> str:
-    indices, errors, count = found.indices(), found.index_errors(), int(found.count)
-    needed = contexts_needed(found)
-    enough = needed is not None and needed <= count
-    more = "" if enough else ": one context has no error" if needed is None else (
-        f": two errors within 10 % would take some {needed - count} more contexts"
-    )  # fmt: skip
-    return (
-        f"LIM {float(indices.lim):+.3f} ± {float(errors.lim):.3f}, "
-        f"symmetric contrast {float(indices.symmetric_contrast):+.3f}{more}"
-    )

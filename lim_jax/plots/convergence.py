@@ -153,6 +153,9 @@ def _draw_slope(axes: Axes, order: float, rows: Sequence[Row]) -> None:
         va="top",
         fontsize=6.5,
         color=GREY,
+        # On paper of its own: no line of another series strikes it through.
+        bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6},
+        zorder=3,
     )
 
 

@@ -27,7 +27,7 @@ from lim_jax.validation.study import LONG
 
 PLACE = "place that is asked for"
 SHIFTED = ("accuracy (share)", "influence, margin (1 = uniform)")
-ACROSS = 3  # panels in a row
+ACROSS = 3  # panels in a row at most
 Record = Mapping[str, Any]
 
 
@@ -192,7 +192,7 @@ def prompted_records(found: PromptedStudy, title: str) -> Figure:
     shown = [name for name in found.profile if "influence" in name]
     for index, name in enumerate(shown):
         _with_errors(upper, found.profile[name], name, index)
-    _with_errors(lower, found.scores["accuracy"], "accuracy, greedy decoding", 0)
+    _with_errors(lower, found.scores["accuracy"], "accuracy, greedy decoding", len(shown))
     upper.set_ylabel("influence by record (1 = uniform)", fontsize=8)
     lower.set_ylabel("accuracy (share)", fontsize=8)
     lower.set_xlabel("record, or place of the record that is asked for", fontsize=8)
@@ -215,7 +215,8 @@ def _with_errors(axes: Axes, found: Estimate, label: str, index: int) -> None:
 def _panels(count: int, title: str) -> tuple[Figure, list[Axes]]:
     rows = -(-count // ACROSS)
     figure = ShownFigure(7, 0.8 + 1.9 * rows)
-    grid = figure.subplots(rows, ACROSS, sharex=False, sharey=True, squeeze=False)
+    # As many across as fill the rows: one or two panels have the whole width.
+    grid = figure.subplots(rows, -(-count // rows), sharex=False, sharey=True, squeeze=False)
     panels = list(grid.ravel())
     for axes in panels[count:]:
         axes.set_visible(False)
@@ -235,10 +236,11 @@ def _band(axes: Axes, values: np.ndarray, label: str, index: int) -> None:
 
 
 def _label(figure: Figure, panels: Sequence[Axes], xlabel: str, ylabel: str) -> None:
-    for number, axes in enumerate(panels):
+    for axes in panels:
         axes.tick_params(labelsize=7)
         axes.set_xlabel(xlabel, fontsize=7)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        if number % ACROSS == 0:
+        place = axes.get_subplotspec()
+        if place is not None and place.is_first_col():
             axes.set_ylabel(ylabel, fontsize=8)
     legend_below(figure, columns=3)

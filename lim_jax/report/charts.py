@@ -110,7 +110,7 @@ def _averages(influence: Influence, uniform: float, least: float) -> Any:
 
 
 def head_chart(energies: np.ndarray, first_layer: int, shade: Shading) -> Specification:
-    """A cell for each head of each layer, by its share of all heads' energy in per cent."""
+    """A cell for each head of each layer, by what it adds to its layer's influence in per cent."""
     shades = shade(energies)
     rows = [
         {
@@ -119,7 +119,7 @@ def head_chart(energies: np.ndarray, first_layer: int, shade: Shading) -> Specif
         }
         for (layer, head), share in np.ndenumerate(energies)
     ]  # fmt: skip
-    columns = {"layer": "layer", "head": "head", "share": "of all heads' energy"}
+    columns = {"layer": "layer", "head": "head", "share": "of the influence at its layer"}
     found = alt.Chart(_data(rows)).mark_rect(stroke="var(--page)", strokeWidth=1)
     found = found.encode(
         x=alt.X("head:O", title="head", axis=alt.Axis(labelAngle=0)),

@@ -4,7 +4,7 @@ The page is one file: it asks nothing of a server, and forbids itself by its own
 anything. Charts are drawn by Vega, whose script is in the file and makes 0.9 MB of it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,9 @@ from lim_jax.grid.carrying import carrying_shares
 from lim_jax.grid.cells import token_grid
 from lim_jax.grid.partition import boundary_regions
 from lim_jax.report.charts import depth_chart, head_chart, profile_chart, share_chart
+from lim_jax.report.sentences import finding, parts_finding, percent, records_finding
 from lim_jax.report.shades import COUNT, Shading, shading, style
-from lim_jax.report.tokens import FIELDS, own_density, parts_shares, shown_context
+from lim_jax.report.tokens import FIELDS, blocks_of, own_density, parts_shares, shown_context
 from lim_jax.report.wording import certificate_words, digits, index_words, verdict
 
 jinja2: Any = lazy_loader.load("jinja2")  # of the extra; the rest does without
@@ -34,8 +35,27 @@ HOP_COLOURS = ("var(--grey)", "var(--orange)", "var(--purple)", "var(--ink)")
 BINS = 48  # of the map over depth: what a screen can show
 
 
-def write_page(
-    path: AnyPath,
+def write_page(path: AnyPath, *found: Any, **options: Any) -> Path:
+    """Write a page on a network's contexts: `page_of` says what it shows, of the same arguments.
+
+    Parameters
+    ----------
+    path
+        The file, which is overwritten; its folder must be there.
+    found, options
+        As in `page_of`.
+
+    Raises
+    ------
+    ModuleNotFoundError, ValueError
+        As in `page_of`.
+    """
+    page, path = page_of(*found, **options), as_path(path)
+    path.write_text(page, encoding="utf-8")
+    return path
+
+
+def page_of(
     influence: Influence,
     accounts: Sequence[TokenAccount],
     texts: Sequence[Sequence[str]],
@@ -43,8 +63,10 @@ def write_page(
     title: str,
     certificates: Sequence[Certificate] = (),
     without_queries: Influence | None = None,
-) -> Path:
-    """Write a page on a network's contexts: text, profile, heads, depth, indices, certificates.
+    spans: Sequence[Sequence[Any]] = (),
+    records: Mapping[str, Any] | None = None,
+) -> str:
+    """A page on a network's contexts: findings, named parts, text, profile, ways, certificates.
 
     Every token is shaded by the influence density of its own context, on one scale for all, and
     tells of itself under the pointer or the keyboard's focus. The profile is `influence`; the other
@@ -53,8 +75,6 @@ def write_page(
 
     Parameters
     ----------
-    path
-        The file, which is overwritten; its folder must be there.
     influence
         Over contexts, such as `Explanation.influence` or `models.influence_of_ids`.
     accounts
@@ -69,6 +89,12 @@ def write_page(
         As in `Explanation.certificates`.
     without_queries
         As in `Explanation.without_queries`, shown beside `influence`.
+    spans
+        Of each of the accounts the named parts, such as documents: each has a ``name`` and its
+        ``places``.
+    records
+        What parts of each name hold over all contexts: by name what has a ``share``, its ``error``,
+        and the share of the ``tokens``.
 
     Raises
     ------
@@ -88,26 +114,35 @@ def write_page(
     measured = {"All positions": influence}
     if without_queries is not None:
         measured["Without the positions asked from"] = without_queries
+    parts = spans or [()] * len(contexts)
+    blocks = [
+        blocks_of(account, of_it, named, shade)
+        for account, of_it, named in zip(accounts, texts, parts, strict=True)
+    ]
     charts = {f"profile-{n}": profile_chart(found) for n, found in enumerate(measured.values())}
     maps, legends = _maps(accounts)
-    page = _template().render(
+    judged = [certificate_words(certificate) for certificate in certificates]
+    return _template().render(
         title=title,
         facts=_facts(influence, accounts),
-        profiles=[(name, verdict(one), index_words(one)) for name, one in measured.items()],
+        findings=_findings(influence, without_queries, records or {}),
+        records=_record_rows(records or {}),
+        blocks=blocks,
+        several=int(influence.count) > 1,
+        ways=_ways(accounts),
+        profiles=[(name, _verdict(one), index_words(one)) for name, one in measured.items()],
         legends={"tokens": _legend(shade)} | legends,
         contexts=contexts,
         channels=CHANNELS,
         hops=HOPS,
         fields=FIELDS,
-        certificates=[certificate_words(certificate) for certificate in certificates],
+        certificates=[words for words in judged if words["kind"] != "vacuous"],
+        hopeless=[words for words in judged if words["kind"] == "vacuous"],
         charts=charts | maps | _bars(influence, accounts),
         style=style() + (HERE / "page.css").read_text(encoding="utf-8"),
         script=(HERE / "page.js").read_text(encoding="utf-8"),
         bundle=vl_convert.javascript_bundle(),
     )
-    path = as_path(path)
-    path.write_text(page, encoding="utf-8")
-    return path
 
 
 def require_page_packages() -> None:
@@ -163,6 +198,32 @@ def _facts(influence: Influence, accounts: Sequence[TokenAccount]) -> dict[str, 
     }
 
 
+def _findings(
+    influence: Influence, rest: Influence | None, records: Mapping[str, Any]
+) -> list[str]:
+    """The first sentences: of the named parts, and of positions."""
+    said = records_finding(records), finding(influence, rest)
+    return [sentence for sentence in said if sentence]
+
+
+def _verdict(found: Influence) -> str:
+    """What the gap says; of one context the page has said already that nothing is decided."""
+    return verdict(found) if int(found.count) > 1 else ""
+
+
+def _record_rows(records: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Each record's name, share and part of the tokens, the largest share first."""
+    order = sorted(records.items(), key=lambda pair: -pair[1].share)
+    return [(name, percent(one.share, one.error), percent(one.tokens)) for name, one in order]
+
+
+def _ways(accounts: Sequence[TokenAccount]) -> str:
+    """How influence came to the tokens of all accounts, in a sentence."""
+    channels = sum(np.asarray(one.channels, float).mean(axis=1) for one in accounts)
+    hops = sum(np.asarray(one.hops, float).mean(axis=1) for one in accounts)
+    return parts_finding(channels, hops, accounts[0].depth)
+
+
 def _legend(shade: Shading) -> dict[str, Any]:
     edges = [f"{edge:.2g}" for edge in shade.edges]
     return {"shades": range(COUNT), "edges": edges, "logarithmic": shade.logarithmic}
@@ -170,8 +231,7 @@ def _legend(shade: Shading) -> dict[str, Any]:
 
 def _maps(accounts: Sequence[TokenAccount]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The shaded charts by the id of their place, and their legends."""
-    heads = np.mean([np.asarray(account.heads, float) for account in accounts], axis=0)
-    heads = 100 * heads / (heads.sum() or 1)
+    heads = 100 * np.mean([_of_layers(account) for account in accounts], axis=0)
     depths = _density_by_depth(accounts)
     of_heads, of_depths = shading(heads), shading(depths)
     drawn = {
@@ -179,6 +239,16 @@ def _maps(accounts: Sequence[TokenAccount]) -> tuple[dict[str, Any], dict[str, A
         "depths": depth_chart(depths, of_depths),
     }
     return drawn, {"heads": _legend(of_heads), "depths": _legend(of_depths)}
+
+
+def _of_layers(account: TokenAccount) -> np.ndarray:
+    """What each head adds, over the influence that stands at its own layer.
+
+    There both are in one scale: where a layer multiplies the state, the energies of all that comes
+    before it are larger, and none of its heads did that.
+    """
+    standing = np.asarray(account.by_depth, float)[account.depth : -1].mean(axis=1, keepdims=True)
+    return np.asarray(account.heads, float) / np.where(standing > 0, standing, 1)
 
 
 def _density_by_depth(accounts: Sequence[TokenAccount]) -> np.ndarray:

@@ -9,6 +9,7 @@ from lim_jax._checks import require, require_callable, require_kind, require_sev
 from lim_jax.adjoint.ledger import CHANNELS
 from lim_jax.density.statistics import Influence
 from lim_jax.explanations.account import HOPS, TokenAccount
+from lim_jax.report.sentences import percent
 from lim_jax.report.shades import Shading
 from lim_jax.report.wording import digits, with_error
 
@@ -93,6 +94,88 @@ def shown_context(
     ]
     records = _records(account, density, texts, names, cells, influence)
     return ShownContext(tokens, records, in_text(texts[-1]), digits(account.loss))
+
+
+class Block(NamedTuple):
+    """A named part of a context on a page.
+
+    Attributes
+    ----------
+    name
+        Of the part.
+    share, tokens
+        Of the context's influence and of its tokens, in per cent.
+    width
+        The share as a number, for a bar.
+    shade
+        That of its mean density.
+    most
+        Its tokens that hold most of its share, each with its part of that.
+    """
+
+    name: str
+    share: str
+    tokens: str
+    width: float
+    shade: int
+    most: list[tuple[str, str]]
+
+
+def blocks_of(
+    account: TokenAccount, texts: Sequence[str], spans: Sequence[Any], shade: Shading, most: int = 3
+) -> list[Block]:
+    """The named parts of a context, in its order, with their shares of its influence.
+
+    Parameters
+    ----------
+    account, texts, shade
+        As in `shown_context`.
+    spans
+        Each has a ``name`` and its ``places``; those of one name count together.
+    most
+        How many tokens of each are named.
+
+    Raises
+    ------
+    ValueError
+        Where a place is not of the context.
+    """
+    density = own_density(account)
+    named: dict[str, list[int]] = {}
+    for span in spans:
+        named.setdefault(span.name, []).extend(np.asarray(span.places).tolist())
+    outside = [at for places in named.values() for at in places if not 0 <= at < len(density)]
+    require(
+        not outside,
+        "spans",
+        got=f"the places {outside[:3]}",
+        expected=f"places from 0 to {len(density) - 1}",
+        cure="Count them from the first token of the context that is shown.",
+    )
+    return [
+        _block(name, sorted(set(at)), density, texts, shade, most) for name, at in named.items()
+    ]
+
+
+def _block(
+    name: str,
+    places: list[int],
+    density: np.ndarray,
+    texts: Sequence[str],
+    shade: Shading,
+    most: int,
+) -> Block:
+    held, whole = density[places], density.sum() or 1
+    share, own = float(held.sum() / whole), held.sum() or 1
+    largest = sorted(range(len(places)), key=lambda at: -held[at])[:most]
+    return Block(
+        name,
+        percent(share),
+        percent(len(places) / len(density)),
+        round(100 * share, 2),
+        int(shade(np.array([held.mean() if places else 0.0]))[0]),
+        [(in_text(texts[places[at]]), percent(held[at] / own)) for at in largest],
+    )
 
 
 def _cells(length: int, influence: Influence) -> np.ndarray:

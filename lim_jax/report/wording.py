@@ -14,6 +14,25 @@ SAYING = {
     "failed": "What it asks for is not so here, so nothing follows.",
     "vacuous": "It could not have held here: {vacuous}.",
 }
+QUESTIONS = {
+    "right-biased queries": "Does the loss ask so much more of the end than of the middle that "
+    "the last state matters more at the end?",
+    "survival of recency": "Do the layers change so little that the end must keep its lead over "
+    "the middle?",
+    "primacy of the cone channel": "Does what later tokens read of the beginning add up so well "
+    "that through attention the beginning must matter more than the middle?",
+    "double deficit from channel bounds": "Are the boundaries' own channels so strong that both "
+    "ends must matter more than the middle?",
+    "exact characterisation": "Do channels and their cross terms together put both ends above the "
+    "middle?",
+}
+PLAIN = {
+    "right-biased queries": "the last state matters more at the end than in the middle",
+    "survival of recency": "the end matters more than the middle",
+    "primacy of the cone channel": "through attention the beginning matters more than the middle",
+    "double deficit from channel bounds": "both ends matter more than the middle",
+    "exact characterisation": "both ends matter more than the middle",
+}
 
 
 def digits(value: Any) -> str:
@@ -91,10 +110,12 @@ def certificate_words(certificate: Certificate) -> dict[str, Any]:
     ]
     return {
         "name": certificate.name,
+        "question": QUESTIONS.get(certificate.name, certificate.name),
         "source": certificate.source,
         "kind": kind,
         "saying": SAYING[kind].format(**certificate._asdict()),
         "conclusion": certificate.conclusion,
+        "plain": PLAIN.get(certificate.name, certificate.conclusion),
         "concluded": certificate.concluded,
         "lines": premises + inequalities,
     }

@@ -401,7 +401,7 @@ def _explained(
     for number in range(seeds):
         leaves = jax.tree.map(lambda leaf: np.asarray(leaf)[number], arrays)  # noqa: B023
         one = eqx.combine(jax.device_put(leaves), static)
-        found = explain(one, windows, asks, regions, key=of_norms)
+        found = explain(one, windows, asks, regions, key=of_norms, certificates="all")
         channels.append(found.regional.energies.tolist())
         certificates.append(
             {

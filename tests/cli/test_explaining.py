@@ -15,7 +15,8 @@ from reference.publishers import CONFIGS, spelt, write_with_letters
 
 import lim_jax as lim
 from lim_jax import cli, explanations, models, report
-from lim_jax.cli import explaining
+from lim_jax.asking import Context, Span
+from lim_jax.cli import explained, explaining, taking
 from lim_jax.density import Influence
 from lim_jax.probes import Estimate
 
@@ -49,17 +50,22 @@ def test_explain_writes_what_it_prints(monkeypatch, folder, tmp_path, capsys):
 
     paged: list = []
     monkeypatch.setattr(Figure, "savefig", save)
-    monkeypatch.setattr(explaining, "_write_pages", lambda *given: paged.extend(given))
+    monkeypatch.setattr(explaining, "write_pages", lambda *given: paged.extend(given))
     text = written(tmp_path / "text", [np.random.default_rng(0).integers(11, size=40)])
     out = tmp_path / "explained"
     arguments = ["--max-length", "12", "--contexts", "3", "--html", "--out", str(out)]
-    assert cli.main(["explain", str(folder), "--data", str(text), *arguments]) == 0
-    found, cases, windows, *whose = paged
+    how = ["--loss", "last-token", "--certificates", "all"]
+    assert cli.main(["explain", str(folder), "--data", str(text), *how, *arguments]) == 0
+    found, cases, windows, contexts, *whose = paged
     assert set(found) == set(cases) and windows.shape == (3, 13) and whose == [folder, out]
+    assert [one.window.tolist() for one in contexts] == windows.tolist()
     printed = capsys.readouterr().out
+    first, *_ = printed[printed.index("Explaining") :].splitlines()
+    assert first.startswith("Explaining given network, last-token on 3 contexts of 12 tokens: ")
+    assert "all certificates and cone masses: about " in first
     document = json.loads((out / "explanation.json").read_text())
     assert document["training_losses"] == [] and set(document["cone_mass"]) == {"given network"}
-    assert len(document["explanations"]) == 2
+    assert len(document["explanations"]) == 1
     for name, found in document["explanations"].items():
         assert f"== {name} (L = 12, 3 contexts) ==" in printed
         np.testing.assert_allclose(np.mean(found["density"]), 1, rtol=1e-5)
@@ -68,14 +74,16 @@ def test_explain_writes_what_it_prints(monkeypatch, folder, tmp_path, capsys):
             np.testing.assert_allclose(sum(parts), region["total"], rtol=1e-4)
         assert found["depth"] == 0 and f"at depth {found['depth']}" in printed
         hops = np.array(list(found["hop_energies"].values()))
-        last = name.endswith("last token")
+        last = name.endswith("last-token")
         assert np.count_nonzero(hops[0]) == (1 if last else 12) and hops[2].any()
         verdicts = {c["name"]: c["holds"] for c in found["certificates"]}
         assert verdicts["right-biased queries"] is last
         assert (found["without_queries"] is not None) is last
         for certificate in found["certificates"]:
             assert bool(certificate["vacuous"]) is bool(certificate["decisive"])
-            assert certificate["decisive"] in printed
+            hopeless = printed[printed.index("criteria cannot decide here") :].splitlines()[0]
+            assert (certificate["name"] in hopeless) is bool(certificate["vacuous"])
+        assert found["records"] == {}
         table = (out / f"{name.replace(', ', '_').replace(' ', '_')}.csv").read_text()
         names, *rows = csv.reader(table.splitlines())
         assert names[:4] == ["position", "density", "error", "residual energy"]
@@ -85,9 +93,9 @@ def test_explain_writes_what_it_prints(monkeypatch, folder, tmp_path, capsys):
         np.testing.assert_array_equal(columns[3:6], list(found["channel_energies"].values()))
         np.testing.assert_array_equal(columns[6:], hops)
     figures = {path.stem for path in out.glob("*.svg")}
-    assert figures == {path.stem for path in out.glob("*.png")} and len(figures) == 10
+    assert figures == {path.stem for path in out.glob("*.png")} and len(figures) == 6
     assert (out / "cone_mass.png").stat().st_size > 1000
-    assert "explanation.json, tables and 10 figures" in printed
+    assert "explanation.json, tables and 6 figures" in printed
     # The cone mass is that of the contexts, the first and second half of whose ids are the text's.
     mass = document["cone_mass"]["given network"]
     ids = np.array([ord(letter) - ord("a") for letter in text.read_text()])
@@ -102,10 +110,12 @@ def test_explain_reads_weights_and_a_text(monkeypatch, folder, tmp_path):
     ids = np.random.default_rng(0).integers(11, size=60)
     text = written(tmp_path / "text", [ids])
 
-    def explained(model, windows, query_weights, regions, *, key, depth):
+    def explain(model, windows, query_weights, regions, *, depth, certificates, **options):
+        assert certificates == "deciding"
+        assert options["terminal_loss"] is models.CausalLM.terminal_loss
         raise Reached(model, windows, query_weights, regions, depth)
 
-    monkeypatch.setattr(explanations, "explain", explained)
+    monkeypatch.setattr(explanations, "explain", explain)
     arguments = [str(folder), "--data", str(text), "--depth", "1", "--max-length", "6"]
     sizes = ["--contexts", "5", "--delta", "0.3", "--out", str(tmp_path / "out")]
     with pytest.raises(Reached) as reached:
@@ -120,8 +130,56 @@ def test_explain_reads_weights_and_a_text(monkeypatch, folder, tmp_path):
     assert all(window in cuts for window in found) and len({map(tuple, found)}) > 0
     assert len({tuple(window) for window in found}) == 5  # none twice
     assert regions.grid.nodes.dtype == jnp.float32 and regions.delta == Fraction("0.3")
-    np.testing.assert_allclose(weights, 1 / 6)
+    np.testing.assert_allclose(weights, np.full((5, 6), 1 / 6), rtol=1e-6)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("loss", ["answer", "margin"])
+def test_what_is_explained_is_the_answer_with_its_named_parts(monkeypatch, folder, tmp_path, loss):
+    """Of contexts that are cut on the left to the shortest: the parts that are left."""
+    rows = [np.random.default_rng(size).integers(11, size=size) for size in (9, 7)]
+    lines = [
+        {"prompt": spelt(row[:-2]), "answer": spelt(row[-2:]), "spans": [[0, 3, "a"], [3, 5, "b"]]}
+        for row in rows
+    ]
+    data = tmp_path / "data.jsonl"
+    data.write_text("\n".join(map(json.dumps, lines)))
+    reached: list = []
+
+    def explain(model, windows, query_weights, regions, *, terminal_loss, **options):
+        reached.extend((windows, query_weights, terminal_loss))
+        energies = np.ones((len(windows), regions.grid.size), "float32")
+        found = Influence.from_energies(jax.device_put(energies), regions, keep_examples=True)
+        parts: Any = dict.fromkeys(explanations.Explanation._fields)
+        return explanations.Explanation(**parts | {"influence": found})
+
+    def report_explanations(found, masses, losses, regions, contexts, out):
+        reached.append(contexts)
+
+    monkeypatch.setattr(explanations, "explain", explain)
+    monkeypatch.setattr(explaining, "report_explanations", report_explanations)
+    arguments = ["explain", str(folder), "--data", str(data), "--out", str(tmp_path / "out")]
+    assert cli.main([*arguments, "--loss", loss]) == 0
+    windows, weights, terminal_loss, contexts = reached
+    assert sorted(windows.tolist()) == sorted(row[-7:].tolist() for row in rows)
+    np.testing.assert_allclose(weights, [[0, 0, 0, 0, 0.5, 0.5]] * 2)
+    named = {"margin": "terminal_margin_loss", "answer": "terminal_loss"}[loss]
+    assert terminal_loss is getattr(models.CausalLM, named)
+    for context in contexts:
+        whole = context.window.tolist() == rows[1].tolist()
+        spans = {span.name: span.places.tolist() for span in context.spans}
+        assert spans == ({"a": [0, 1, 2], "b": [3, 4]} if whole else {"a": [0], "b": [1, 2]})
+        assert len(context.tokens) == context.length == 6
+
+
+def test_an_answer_that_is_cut_off_is_refused():
+    weights, tokens = np.array([0.0, 0.5, 0.5]), ("a", "b", "c")
+    context = Context(np.arange(4), weights, tokens, (Span("first", np.array([0])),))
+    with pytest.raises(ValueError, match="line 1: got an answer that is longer than the shortest"):
+        explaining._cut_left(context, 1, "line 1")
+    kept = explaining._cut_left(context, 2, "line 1")
+    assert kept.weights.tolist() == [0.5, 0.5] and kept.spans == () and kept.tokens == ("b", "c")
+    assert kept.window.tolist() == [1, 2, 3]
 
 
 def test_a_page_of_each_case_shows_the_first_contexts_as_bytes(monkeypatch, tmp_path):
@@ -139,20 +197,23 @@ def test_a_page_of_each_case_shows_the_first_contexts_as_bytes(monkeypatch, tmp_
     monkeypatch.setattr(report, "write_page", write_page)
     network = models.byte_model(3, width=4, heads=2, depth=3, key=jax.random.key(0))
     regions = lim.boundary_regions(lim.token_grid(3), 0.3)
-    cases = explaining._cases({"seeded": network, "trained": network}, regions)
-    for name in cases:
-        parts: Any = dict.fromkeys(explanations.Explanation._fields, name)
-        found[name] = explanations.Explanation(**parts | {"depth": 2})
     text = b"a window's \xc3\xa9, others"
     windows = jax.device_put(np.array([list(text[at : at + 4]) for at in range(9, 16)]))
-    explaining._write_pages(found, cases, windows, None, tmp_path)
-    for name, (_, weights) in cases.items():
+    read = explaining.Read(windows, [])
+    cases = explaining._cases({"seeded": network, "trained": network}, read, "next-token")
+    influence = Influence.from_energies(jnp.ones((7, 3)), regions, keep_examples=True)
+    for name in cases:
+        parts: Any = dict.fromkeys(explanations.Explanation._fields, name)
+        found[name] = explanations.Explanation(**parts | {"depth": 2, "influence": influence})
+    explained.write_pages(found, cases, windows, [], None, tmp_path)
+    for name, case in cases.items():
         page = tmp_path / f"{name.replace(', ', '_').replace(' ', '_')}.html"
-        (influence, accounts, texts), options = written.pop(page)
-        assert influence == name and options == {
-            "title": name, "certificates": name, "without_queries": name
+        (shown, accounts, texts), options = written.pop(page)
+        assert shown is influence and options == {
+            "title": name, "certificates": name, "without_queries": name, "spans": [],
+            "records": {},
         }  # fmt: skip
-        asked = weights.tolist(), 2, models.CausalLM.terminal_loss
+        asked = case.weights[0].tolist(), 2, models.CausalLM.terminal_loss
         assert [one[:4] for one in accounts] == [(text[at : at + 4], *asked) for at in range(9, 14)]
         assert texts[0] == ["s", " ", "", "é"] and len(texts) == 5
     assert not written and len(cases) == 4
@@ -163,10 +224,10 @@ def test_lines_are_cut_on_the_left_to_the_shortest(monkeypatch, folder, tmp_path
     data = written(tmp_path / "data.jsonl", rows)
     arguments = ["explain", str(folder), "--data", str(data), "--out", str(tmp_path / "out")]
 
-    def explained(model, windows, *rest, **options):
+    def explain(model, windows, *rest, **options):
         raise Reached(windows)
 
-    monkeypatch.setattr(explanations, "explain", explained)
+    monkeypatch.setattr(explanations, "explain", explain)
     with pytest.raises(Reached) as reached:
         cli.main(arguments)  # fewer contexts than a first group: all are taken
     (windows,) = reached.value.args
@@ -178,13 +239,13 @@ def test_lines_are_cut_on_the_left_to_the_shortest(monkeypatch, folder, tmp_path
 def test_without_a_model_a_byte_level_one_is_trained(monkeypatch, tmp_path):
     found = {}
 
-    def explained(model, windows, query_weights, regions, *, key, depth):
+    def explain(model, windows, query_weights, regions, **options):
         found[len(found)] = model, windows
         if len(found) == 4:
             raise Reached
         return None
 
-    monkeypatch.setattr(explanations, "explain", explained)
+    monkeypatch.setattr(explanations, "explain", explain)
     arguments = ["--max-length", "8", "--steps", "2", "--contexts", "3", "--seed", "5"]
     with jax.numpy_dtype_promotion("standard"), pytest.raises(Reached):  # optax promotes
         cli.main(["explain", *arguments, "--out", str(tmp_path / "out")])
@@ -213,7 +274,8 @@ def test_what_is_found_is_kept_with_its_number_of_contexts(tmp_path):
 
 
 def test_each_network_is_explained_and_has_its_cone_mass_under_its_own_name(monkeypatch, tmp_path):
-    def explained(network, windows, weights, regions, *, key, depth):
+    def explain(network, windows, weights, regions, *, progress, certificates, **options):
+        assert list(progress([0, 1])) == [0, 1]
         asked = explanations.Explanation._make([None] * len(explanations.Explanation._fields))
         return asked._replace(influence=network, depth=weights)
 
@@ -222,34 +284,36 @@ def test_each_network_is_explained_and_has_its_cone_mass_under_its_own_name(monk
     def mass(network, windows, regions):
         return Estimate(network, jnp.array(len(windows)))
 
-    monkeypatch.setattr(explanations, "explain", explained)
+    monkeypatch.setattr(explanations, "explain", explain)
     monkeypatch.setattr(explanations, "average_cone_mass", mass)
     monkeypatch.setattr(explaining, "_once", lambda path, _, find: kept.append(path.name) or find())
     seeded = models.byte_model(10, width=4, heads=2, depth=1, key=jax.random.key(0))
     trained = eqx.tree_at(lambda m: m.embedding, seeded, jnp.asarray(seeded.embedding) + 1)
     networks = {"seeded": seeded, "trained": trained}
     regions, windows = lim.boundary_regions(lim.token_grid(10), 0.2), jnp.zeros((6, 11), int)
-    found, masses = explaining._explained(
-        networks, windows, regions, jax.random.key(1), 0, tmp_path
-    )
+    cases = explaining._cases(networks, explaining.Read(windows, []), "next-token")
+    rest = regions, jax.random.key(1), 0
+    found, masses = explaining._explained(cases, windows, *rest, "all", tmp_path)
     for name, network in networks.items():
         assert masses[f"{name} network"] == (network, 4)
         for loss, first in (("teacher forcing", 0.1), ("last token", 0)):
             one = found[f"{name} network, {loss}"]
-            assert one.influence is network and np.asarray(one.depth)[0] == first
+            assert one.influence is network and np.asarray(one.depth)[:, 0].tolist() == [first] * 6
     assert len(found) == 4 and len(masses) == 2
     assert sorted(kept) == [
-        "cone_mass_seeded.npz", "cone_mass_trained.npz",
+        "cone_mass_seeded_network.npz", "cone_mass_trained_network.npz",
         *(f"{name}_network_{loss}.npz" for name in networks
           for loss in ("last_token", "teacher_forcing")),
     ]  # fmt: skip
+    _, masses = explaining._explained(cases, windows, *rest, "deciding", tmp_path)
+    assert masses == {}
 
 
 def stubbed(scatter):
     """Influence of contexts whose middle is one more or less by `scatter`, by turns."""
 
-    def influence(network, weights, windows, regions):
-        signs = np.where(np.asarray(windows[:, 0]) % 2 == 0, 1.0, -1.0)
+    def influence(case, windows, chosen, regions):
+        signs = np.where(np.asarray(windows[chosen, 0]) % 2 == 0, 1.0, -1.0)
         energies = np.ones((len(signs), 10))
         energies[:, 2:8] += scatter * signs[:, None] / 2
         return Influence.from_energies(jax.device_put(energies), regions)
@@ -257,29 +321,75 @@ def stubbed(scatter):
     return influence
 
 
-@pytest.mark.parametrize(
-    "scatter, seconds, expected", [(0.1, 1e9, 16), (0.8, 1e9, 80), (0.8, 0, 16), (1.9, 1e9, 96)]
-)
-def test_contexts_are_as_many_as_make_the_interval_narrow(monkeypatch, scatter, seconds, expected):
-    """The middle over the boundary is 1 ± scatter/2: two errors are scatter / root of n - 1."""
-    monkeypatch.setattr(explaining, "_influence", stubbed(scatter))
-    monkeypatch.setattr(explaining, "SECONDS", seconds)
-    windows = jax.device_put(np.arange(100)[:, None] + np.arange(11)[None, :])
+def case_of_ten(windows):
     network = models.byte_model(10, width=4, heads=2, depth=1, key=jax.random.key(0))
+    weights = jax.device_put(np.full((len(windows), 10), 0.1))
+    return {"given": taking.Case(network, weights)}
+
+
+@pytest.mark.parametrize(
+    "scatter, seconds, chosen, expected",
+    [
+        (0.1, 1e9, None, 16), (0.8, 1e9, None, 80), (0.8, 0, None, 2), (1.9, 1e9, None, 96),
+        (0.1, 1e9, 3, 3),
+    ],
+)  # fmt: skip
+def test_contexts_are_as_many_as_make_the_interval_narrow(
+    monkeypatch, scatter, seconds, chosen, expected
+):
+    """The middle over the boundary is 1 ± scatter/2: two errors are scatter / root of n - 1."""
+    monkeypatch.setattr(taking, "_influence", stubbed(scatter))
+    monkeypatch.setattr(taking, "SECONDS", seconds)
+    windows = jax.device_put(np.arange(100)[:, None] + np.arange(11)[None, :])
     regions = lim.boundary_regions(lim.token_grid(10), 0.2)
-    assert explaining._enough_contexts({"given": network}, windows, regions) == expected
+    found = taking.choose_contexts(case_of_ten(windows), windows, regions, chosen)
+    assert found.contexts == expected and found.seconds >= taking.COMPILING and found.more > 0
     if expected == 80:  # sixteen fewer would not do
         assert scatter / np.sqrt(80 - 1) < 0.1 < scatter / np.sqrt(64 - 1)
+
+
+def test_one_context_is_explained_where_there_is_one(monkeypatch):
+    monkeypatch.setattr(taking, "_influence", stubbed(0.1))
+    windows = jax.device_put(np.arange(11)[None, :])
+    regions = lim.boundary_regions(lim.token_grid(10), 0.2)
+    cases = case_of_ten(windows)
+    found = taking.choose_contexts(cases, windows, regions, None)
+    assert found.contexts == 1
+    said = taking.announced(cases, 10, found._replace(seconds=42.0, more=400.0), "deciding")
+    assert said == (
+        "Explaining given on 1 context of 10 tokens: density, channels, hops, heads, certificates "
+        "that can decide: about 40 seconds. --certificates all would take about 7 minutes more."
+    )
+
+
+def test_the_dear_numbers_are_foretold_by_their_operations():
+    """Twice the tokens: eight times the pairs of the joint cone, at the same rate of a gradient."""
+    windows = np.zeros((4, 11), int)
+    (case,) = case_of_ten(windows).values()
+    flow, gradient = case.network.flow, 1e-3
+
+    def more(length, contexts):
+        regions = lim.boundary_regions(lim.token_grid(length), 0.2)
+        found = taking._more(case, regions, contexts, gradient)
+        return found - taking.NORMS * gradient * contexts
+
+    weights = sum(leaf.size for leaf in jax.tree.leaves(flow.layers) if eqx.is_array(leaf))
+    for length, contexts in ((10, 1), (20, 6)):
+        pairs = 2 * contexts * length**3 * 4  # one layer, of width four
+        masses = 60 * min(4, contexts) * length**2 * 4**2
+        expected = (pairs + masses) * gradient / (6 * weights * length)
+        np.testing.assert_allclose(more(length, contexts), expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
     "arguments, message",
     [
         (("nowhere", "--delta", "0.6", "--data", "nowhere"), "delta: got 0.6"),
-        (("nowhere", "--data", "nowhere"), "data: got nowhere, which is no file"),
+        (("nowhere", "--data", "nowhere"), "model: got nowhere, which is not there"),
         (("--max-length", "0"), "size: got 0"),
         (("--steps", "0"), "steps: got 0"),
         (("--contexts", "0"), "contexts: got 0"),
+        (("--loss", "answer"), "loss: got answer without data, expected next-token"),
         (("--depth", "4"), "depth: got 4, expected a layer's depth"),
         (("--max-length", "500000"), "text: got 400000 ids"),
         (("--data", "a.txt"), "model and data: got None and a.txt, expected both or neither"),

@@ -97,6 +97,16 @@ def test_tokens_records_and_density_of_answers(folder, data, tmp_path, loss, nam
         assert float(found["error"]) == pytest.approx(error, rel=1e-3)
         assert float(found["tokens"]) == pytest.approx(np.mean(tokens))
         assert int(found["contexts"]) == len(shares)
+        held = dict.fromkeys("abcdefghijk", 0.0)
+        for i in contexts:
+            for letter, one in zip(spelt(PROMPTS[i]), squares[i], strict=False):
+                place = list(squares[i]).index(one)
+                held[letter] += one / squares[i].sum() if start <= place < end else 0
+        most = sorted(held, key=held.__getitem__)[:-4:-1]
+        parts = [100 * held[letter] / sum(held.values()) for letter in most]
+        told = [one.split() for one in found["most"].split(", ")]
+        assert [letter for letter, *_ in told if letter] == [f'"{letter}"' for letter in most]
+        assert [float(part) for _, part, _ in told] == pytest.approx(parts, abs=0.51)
     of_contexts = {(int(row["context"]), row["record"]): row
                    for row in table(out / "records_by_context.csv")}  # fmt: skip
     assert set(of_contexts) == {(i, name) for name, (_, which) in ends.items() for i in which}
@@ -227,6 +237,9 @@ def test_a_page_shows_the_first_contexts(folder, data, tmp_path, monkeypatch):
     path, (influence, accounts, texts), options = written["all"]
     assert path == out / "profile.html" and int(influence.count) == 4 and len(accounts) == 2
     assert options["title"] == f"{folder.name}, margin"
+    named = [[(span.name, span.places.tolist()) for span in spans] for spans in options["spans"]]
+    assert named == [[("first", [0, 1])], [("first", [0, 1]), ("second", [2, 3, 4])]]
+    assert list(options["records"]) == ["first", "second"]
     for number, expected in enumerate(euclidean_energies(folder, "margin_loss")[:2]):
         found = np.asarray(accounts[number].energy)
         np.testing.assert_allclose(found / found.sum(), expected / expected.sum(), rtol=1e-3)

@@ -115,8 +115,9 @@ def test_interrupted_training_goes_on_with_the_same_numbers(tmp_path):
 @cache
 def explained(ask, depth=0):
     return lim.explanations.explain(
-        model(), windows(), ask(LENGTH), REGIONS, key=jax.random.key(3), depth=depth
-    )
+        model(), windows(), ask(LENGTH), REGIONS, key=jax.random.key(3), depth=depth,
+        certificates="all",
+    )  # fmt: skip
 
 
 @pytest.mark.slow

@@ -81,6 +81,10 @@ def test_a_triangle_has_the_claimed_slope_or_else_the_expected(claimed, expected
     slope = np.log(top / bottom) / np.log(stop / start)
     np.testing.assert_allclose(slope, expected if claimed is None else claimed)
     assert top < found.study.errors[-2] and words in texts(axes)
+    (caption,) = (text for text in axes.texts if text.get_text() == words)
+    paper = caption.get_bbox_patch()
+    assert paper is not None and paper.get_facecolor() == (1, 1, 1, 1)  # no line strikes it through
+    assert caption.zorder > max(line.zorder for line in axes.lines)
 
 
 def test_rows_of_one_order_share_a_triangle_with_the_range_of_what_was_measured():

@@ -137,11 +137,17 @@ def test_a_shift_is_drawn_length_by_length():
     assert_nothing_is_cut(figure)
 
 
-@pytest.mark.parametrize("shown", [1, 4])
-def test_panels_that_are_not_needed_are_not_shown(shown):
+@pytest.mark.parametrize("shown, across", [(1, 1), (2, 2), (4, 2), (5, 3)])
+def test_panels_fill_the_width_and_what_is_not_needed_is_not_shown(shown, across):
     settings = {f"network {number}": RESULTS["settings"]["8 records"] for number in range(shown)}
     figure = plots.influence_by_record(settings, "")
-    assert sum(axes.get_visible() for axes in figure.axes) == shown
+    seen = [axes for axes in figure.axes if axes.get_visible()]
+    assert len(seen) == shown
+    figure.draw_without_rendering()
+    widths = [axes.get_position().width for axes in seen]
+    assert sum(widths[:across]) > 0.65  # of the canvas; names of the axes take the rest
+    named = [bool(axes.get_ylabel()) for axes in seen]
+    assert named == [number % across == 0 for number in range(shown)]
 
 
 def test_a_published_models_records_have_bars_of_two_errors():
@@ -163,3 +169,5 @@ def test_a_published_models_records_have_bars_of_two_errors():
         (ends,) = (line.get_segments() for line in bars.lines[2])
         np.testing.assert_allclose(np.ptp(np.array(ends)[:, :, 1], axis=1), 4 * one.error)
     assert named(figure) == [names[0], names[2], "accuracy, greedy decoding"]
+    looks = [(bars.lines[0].get_color(), bars.lines[0].get_marker()) for bars in drawn]
+    assert len(set(looks)) == len({colour for colour, _ in looks}) == 3

@@ -376,6 +376,7 @@ FIRST = {
             "amplification": Free(positive(9, EXAMPLES)), "regions": IN,
         },
     ),
+    "bearable_amplification": (adjoint.bearable_amplification, {"regions": IN}),
     "energy_stability": (
         adjoint.energy_stability,
         {

@@ -406,12 +406,13 @@ LAST = {
         {"model": Thing(MODEL), "windows": Whole(whole(2, LENGTH + 1)), "regions": IN},
     ),
     "explanations.explain": (
-        lambda model, windows, query_weights, regions, key, depth: explanations.explain(
-            model, windows, query_weights, regions, key=key, depth=depth
+        lambda model, windows, query_weights, regions, **rest: explanations.explain(
+            model, windows, query_weights, regions, **rest
         ),
         {
             "model": Thing(MODEL), "windows": Whole(whole(2, LENGTH + 1)),
             "query_weights": Unread(PROFILE), "regions": IN, "key": DRAWN, "depth": Stated(0),
+            "certificates": Text("deciding"),
         },
     ),
     "parts_of_context": (

@@ -268,6 +268,11 @@ LATER = {
     ),
     # Pages.
     "verdict": (report.verdict, {"found": Thing(INFLUENCE)}),
+    "finding": (report.finding, {"found": Thing(INFLUENCE)}),
+    "certificate_lines": (
+        report.certificate_lines,
+        {"certificates": Several(made.CERTIFICATES)},
+    ),
     "index_words": (report.index_words, {"found": Thing(INFLUENCE)}),
     "certificate_words": (
         report.certificate_words,

@@ -1,6 +1,6 @@
 """Pages of made-up results, with tokens that a page must not take for markup."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -8,6 +8,22 @@ import numpy as np
 import lim_jax as lim
 from lim_jax.adjoint.certificate import Certificate, Inequality, Premise
 from lim_jax.explanations import TokenAccount
+
+
+class Span(NamedTuple):
+    """A named part of a context."""
+
+    name: str
+    places: np.ndarray
+
+
+class Held(NamedTuple):
+    """What parts of one name hold over all contexts."""
+
+    share: float
+    error: float
+    tokens: float
+
 
 LAYERS, HEADS, DEPTH = 3, 2, 1
 GRID_SIZE, LENGTHS = 9, (9, 3)
@@ -31,6 +47,16 @@ CERTIFICATES = (
     ),
     Certificate("third", "eq:c", (), (), "nothing", (), vacuous="A < B whatever the middle is"),
 )  # fmt: skip
+
+SPANS = (
+    (
+        Span("<b>first</b>", np.array([0, 1, 2])),
+        Span("last", np.array([6])),
+        Span("last", np.array([7])),
+    ),
+    (),
+)
+RECORDS = {"last": Held(0.25, 0.0625, 0.125), "<b>first</b>": Held(0.5, 0.1, 0.375)}
 
 
 def account(length, seed, asked):
@@ -74,6 +100,8 @@ def written(folder, **options):
         "title": TITLE,
         "certificates": CERTIFICATES,
         "without_queries": influence([GRID_SIZE - 1]),
+        "spans": SPANS,
+        "records": RECORDS,
     }
     page = folder / "page.html"
     return lim.report.write_page(page, influence(), accounts(), TEXTS, **given | options)

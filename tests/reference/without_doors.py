@@ -4,6 +4,8 @@ WITHOUT = {
     "Commands: their arguments come through tyro, and tests/cli has what they refuse.": """
         answer_text answered ask described_contexts finding_of own_answers profiled require_foil
         require_page write_profile write_profile_page
+        announced averaged_records choose_contexts duration record_lines report_explanations stem
+        words write_pages
         cli.compare cli.explain cli.study counterexamples first_contexts keep_programs
         averaged_orders main measured_contexts network_within noted profile
         rates read_contexts read_contexts_of read_prompts record_shares reproduce run_folder
@@ -13,7 +15,8 @@ WITHOUT = {
     "Refusals, which are what is tested; and what they are made of.": """
         adjoint.compare all_known counted_depth counted_steps density.require_pair embedded
         guarded_density guarded_positions guarded_times half_digits judged known
-        losses_and_adjoints network.require_pair number_lines refuse_options require_batch
+        losses_and_adjoints network.require_pair number_lines refuse_options
+        require_attention require_batch
         require_case require_concrete require_continuous require_depth_profile
         require_drawable require_finite require_fitting require_flow require_grid
         require_heads require_heads_divide require_messages require_question
@@ -44,10 +47,11 @@ WITHOUT = {
     "Parts of figures, pages and sentences, given numbers of the library's own.": """
         accuracy_by_place report.contrast depth_chart digits draw_averages draw_densities
         error_band findings_page fit_scale found_in_a_line gain_against_cost gains_of_arms
-        head_chart influence_by_record ink label_ends legend_below line_style
+        blocks_of head_chart influence_by_record ink label_ends legend_below line_style
+        page_of parts_finding percent records_finding
         middle_against_time new_figure parts_shares points_in_words positive_part prompted_page
         prompted_records rank_correlations shade_boundaries shading share_chart
-        shifted_records short simulation_convergence simulation_influence_profiles
+        shifted_records short show simulation_convergence simulation_influence_profiles
         simulation_observability_profiles simulation_probe_errors spans_decades with_error
         write_page
     """,
@@ -71,8 +75,12 @@ WITHOUT = {
         tiled_attention
         advanced after_context after_id flowed weights_of_rows
     """,
+    "Parts of an explanation, given its own numbers.": """
+        asked_of_windows density_rows index_lines parts_of_ids primacy_of_the_cone
+        pull_back_hops regional_lines survival_of_recency
+    """,
     "Takes anything: says what it is, or looks at its shape alone.": """
-        keeps kind_of unit_profile written_causal
+        attention_of keeps kind_of unit_profile written_causal
     """,
     "Not refused in words yet: what is no network, ids or batch.": """
         context_of_line energies_of_ids influence_of_ids models.contrast_loss rendered self_answered

@@ -91,7 +91,7 @@ def test_charts_are_drawn_and_tell_of_what_is_pointed_at(opened, chart):
         opened.point_at(f"#{chart} .mark-rect path", 3)
     opened.value("new Promise(done => setTimeout(done, 100))")
     shown = opened.value("document.getElementById('vg-tooltip-element')?.innerText ?? ''")
-    words = {"profile": "density", "depths": "density", "heads": "heads' energy"}
+    words = {"profile": "density", "depths": "density", "heads": "influence at its layer"}
     assert words.get(chart.split("-")[0], "region") in shown and re.search(r"\d", shown)
     assert "undefined" not in shown and "NaN" not in shown
     opened.point_at("h1")
@@ -115,7 +115,7 @@ def colours(tab, selector):
 def test_tokens_are_readable_on_light_on_dark_and_on_paper(opened, media, scheme, dark):
     features = [{"name": "prefers-color-scheme", "value": scheme}]
     opened.call("Emulation.setEmulatedMedia", media=media, features=features)
-    light = colours(opened, ".token, .swatch:not(.last), .badge") @ [0.2126, 0.7152, 0.0722]
+    light = colours(opened, ".token, .block, .swatch:not(.last), .badge") @ [0.2126, 0.7152, 0.0722]
     ratios = (light.max(axis=1) + 0.05) / (light.min(axis=1) + 0.05)
     assert ratios.min() >= 4.5
     ((_, page),) = colours(opened, "body") @ [0.2126, 0.7152, 0.0722]
@@ -128,6 +128,23 @@ def test_tokens_are_readable_on_light_on_dark_and_on_paper(opened, media, scheme
         ink = opened.value(f"getComputedStyle({found}).fill")
         assert (np.mean([int(one) for one in re.findall(r"\d+", ink)]) > 128) == dark
     opened.call("Emulation.setEmulatedMedia", media="", features=[])
+
+
+def test_on_a_narrow_screen_nothing_runs_out_of_the_page(opened):
+    """A telephone's 380 pixels: named parts and their shares are in sight, tables scroll inside."""
+    size = {"width": 380, "height": HEIGHT, "deviceScaleFactor": 1, "mobile": False}
+    opened.call("Emulation.setDeviceMetricsOverride", **size)
+    try:
+        assert opened.value("document.documentElement.scrollWidth") <= 380
+        boxes = "[...document.querySelectorAll('.block .share, .finding, .tokens')]"
+        assert (
+            opened.value(f"Math.max(...{boxes}.map(one => one.getBoundingClientRect().right))")
+            <= 380
+        )
+        assert opened.value("getComputedStyle(document.querySelector('h1')).fontSize") == "21px"
+    finally:
+        size |= {"width": WIDTH}
+        opened.call("Emulation.setDeviceMetricsOverride", **size)
 
 
 COMPLAINTS = ("Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Log.entryAdded")

@@ -6,11 +6,13 @@ from html.parser import HTMLParser
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from reference import pages
 
 import lim_jax as lim
+from lim_jax import models
 from lim_jax.explanations.account import HOPS
 from lim_jax.report import page as page_module
 from lim_jax.report import shades, wording
@@ -177,12 +179,13 @@ def test_charts_hold_the_profile_with_its_errors_and_regions(read):
 
 def test_charts_hold_the_heads_and_the_density_at_every_depth(read):
     given = pages.accounts()
-    heads = (given[0].heads + given[1].heads) / 2
-    expected = 100 * heads / heads.sum()
+    standing = [one.by_depth[pages.DEPTH : -1].mean(axis=1) for one in given]
+    parts = [one.heads / of[:, None] for one, of in zip(given, standing, strict=True)]
+    expected = 100 * (parts[0] + parts[1]) / 2
     cells = rows(read, "heads", "share")
     for row in cells:
         assert row["share"] == f"{expected[row['layer'] - pages.DEPTH, row['head']]:.3g} %"
-    assert len(cells) == heads.size
+    assert len(cells) == expected.size
     # Three tokens of the longer context to a cell.
     thirds = given[0].by_depth.reshape(pages.LAYERS + 1, 3, 3).mean(axis=2)
     energy = (thirds + given[1].by_depth) / 2
@@ -214,6 +217,8 @@ def test_certificates_are_said_in_words(read):
     kinds = [article["class"].split()[1] for article in read.all("article")]
     assert kinds == ["held", "failed", "vacuous"]
     sayings = [wording.certificate_words(one) for one in pages.CERTIFICATES]
+    (folded,) = read.all("details", "hopeless")
+    assert [one["text"] for one in read.all("summary")][-2] == "1 of 3 cannot decide here: third"
     assert "it follows: the left is above" in sayings[0]["saying"] and sayings[0]["concluded"]
     assert "nothing follows" in sayings[1]["saying"] and not sayings[1]["concluded"]
     assert "A < B whatever the middle is" in sayings[2]["saying"]
@@ -226,6 +231,7 @@ def test_certificates_are_said_in_words(read):
 def test_the_gap_is_judged_at_two_errors(read):
     texts = [one["text"] for one in read.all("p")]
     assert sum(text.startswith("Lost in the middle") for text in texts) == 2
+    assert sum("Lost in the middle" in text for text in texts) == 3  # and the page begins with it
     regions = pages.influence().regions
 
     def said(rows):
@@ -239,6 +245,86 @@ def test_the_gap_is_judged_at_two_errors(read):
         assert said([hill] * 2 + [1 / hill] * valleys).startswith(word)
     assert said([hill]).startswith("One context has no error")
     assert said([0 * hill]).startswith("No position")
+
+
+def test_it_begins_with_what_was_found_with_errors(read):
+    first, second = (one["text"] for one in read.all("p", "finding"))
+    assert first == (
+        "“<b>first</b>” holds 50 % ± 10 % of the influence in 38 % of the tokens, "
+        "“last” 25 % ± 6 %."
+    )
+    rest = pages.influence([8])
+    lim, error = float(rest.indices().lim), float(rest.index_errors().lim)
+    assert 0.001 < error < 0.0095  # of which one digit is shown
+    assert second.startswith(
+        f"Before the places asked from, the middle matters {100 * lim:.0f} % ± {100 * error:.1f} % "
+        "less than the weaker end. Lost in the middle"
+    )
+
+
+def test_named_parts_are_blocks_with_their_shares_and_tokens(read):
+    """Of one context, in its order; over all, by their shares."""
+    account = pages.accounts()[0]
+    shares = account.energy / account.energy.sum()
+    blocks = read.all("li", "block")
+    names = [one["text"] for one in read.all("strong")][: len(blocks)]
+    assert names == ["<b>first</b>", "last"] and len(blocks) == 2
+    for at, (places, block) in enumerate(zip(([0, 1, 2], [6, 7]), blocks, strict=True)):
+        held, own = shares[places].sum(), shares[places]
+        share = read.all("span", "share")[at]["text"]
+        assert share == (f"{100 * held:.0f} %" if held > 0.0095 else f"{100 * held:.1g} %")
+        width = read.all("span", "fill")[at]["style"]
+        assert width == f"width: {round(100 * held, 2)}%"
+        said = read.all("span", "most")[at]["text"]
+        assert said.startswith(f"in {100 * len(places) / 9:.0f} % of the tokens; most in “")
+        first = places[int(np.argmax(own))]
+        part = 100 * own.max() / own.sum()
+        assert f"“{pages.TEXTS[0][first]}” {part:.0f} %" in said
+        assert "shade-" in block["class"]
+    rows = [cell["text"] for cell in read.all("td")][:6]
+    assert rows == ["<b>first</b>", "50 % ± 10 %", "38 %", "last", "25 % ± 6 %", "12 %"]
+    with pytest.raises(ValueError, match=r"spans: got the places \[9\], expected .* 0 to 8"):
+        beyond = pages.Span("x", np.array([9]))
+        lim.report.blocks_of(account, pages.TEXTS[0], [beyond], shades.shading(np.asarray(shares)))
+
+
+def test_one_context_says_once_that_it_has_no_error(tmp_path):
+    regions = pages.influence().regions
+    one = lim.Influence.from_energies(jax.device_put(pages.energies()[:1]), regions)
+    account, text = pages.accounts()[:1], pages.TEXTS[:1]
+    page = lim.report.write_page(tmp_path / "page.html", one, account, text, title="one")
+    written = page.read_text(encoding="utf-8")
+    assert written.count("One context has no error") == 1 and "two standard errors" not in written
+    assert not re.search(r"\binf\b", written.split("<script")[0])
+
+
+def test_a_call_from_python_measures_and_shows(tmp_path):
+    """Bytes of two lengths: densities are gradients', and a notebook gets a frame of its own."""
+    model = models.byte_model(6, width=4, heads=2, depth=2, key=jax.random.key(0))
+    windows = [np.array(list(text)) for text in (b"<b>a&b;", b"hello!")]
+    asked = [np.eye(6)[5], np.eye(5)[4]]
+    spans = [[pages.Span("head", np.arange(3))], [pages.Span("head", np.arange(2))]]
+    page = lim.report.show(model, windows, query_weights=asked, spans=spans, title="two <texts>")
+    read = Read(page.html)
+    assert read.all("h1")[0]["text"] == "two <texts>"
+    shown = [token["text"] for token in read.all("span", "token")]
+    assert "".join(shown) == "<b>a&bhello"
+    densities = [
+        float(one[read.json("fields").index("density")]) for one in read.json("records")[1]
+    ]
+    x, y = model.example(jnp.asarray(windows[1]), jnp.asarray(asked[1]))
+    gradient = np.asarray(jax.jit(jax.grad(model.loss))(x, y))
+    squares = (gradient**2).sum(axis=1)
+    np.testing.assert_allclose(densities, squares / squares.mean(), rtol=1e-2)
+    share = 100 * squares[:2].sum() / squares.sum()
+    assert float(read.all("span", "share")[1]["text"].split()[0]) == pytest.approx(share, rel=0.06)
+    frame = Read(page._repr_html_())
+    (element,) = frame.all("iframe")
+    assert element["srcdoc"] == page.html and element["sandbox"] == "allow-scripts"
+    assert page.save(tmp_path / "page.html").read_text(encoding="utf-8") == page.html
+    assert len(repr(page)) < 80
+    with pytest.raises(ValueError, match="windows: got 2, with weights of 1 and spans of 0"):
+        lim.report.show(model, windows, query_weights=asked[:1])
 
 
 def test_a_page_of_long_contexts_and_many_layers_stays_below_two_megabytes(tmp_path):

@@ -90,7 +90,7 @@ def explained(monkeypatch):
     """Explanations are tested by themselves; here is what they were asked of."""
     calls = []
 
-    def explain(model, windows, weights, regions, *, key):
+    def explain(model, windows, weights, regions, *, key, certificates):
         calls.append((np.asarray(model.embedding), windows.shape, np.flatnonzero(weights)))
         return explanation()
 

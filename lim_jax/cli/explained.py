@@ -1,0 +1,188 @@
+"""What a terminal and a folder are told of explanations: words first, then numbers and figures."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from lim_jax import explanations, models, plots, report
+from lim_jax._checks import AnyPath, as_path
+from lim_jax.adjoint.ledger import CHANNELS
+from lim_jax.asking import Context
+from lim_jax.cli.folder import save_figure, write_json, write_table
+from lim_jax.cli.kept import record_shares
+from lim_jax.cli.pages import first_contexts
+from lim_jax.cli.records import Record, averaged_records, record_lines
+from lim_jax.cli.taking import Case
+from lim_jax.explanations import Explanation
+from lim_jax.explanations.account import HOPS
+from lim_jax.grid.partition import Regions
+from lim_jax.models import CausalLM
+from lim_jax.probes import Estimate
+
+
+def stem(name: str) -> str:
+    """How a case is called in the names of files.
+
+    Examples
+    --------
+    >>> stem("given network, last token")
+    'given_network_last_token'
+    """
+    return name.replace(", ", "_").replace(" ", "_")
+
+
+def report_explanations(
+    found: Mapping[str, Explanation],
+    masses: Mapping[str, Estimate],
+    losses: jax.Array | None,
+    regions: Regions,
+    contexts: Sequence[Context],
+    out: AnyPath,
+) -> None:
+    """Print every explanation, write all numbers and draw.
+
+    Parameters
+    ----------
+    found, masses
+        By name.
+    losses
+        Of training, or None.
+    regions
+        On the contexts' grid.
+    contexts
+        What was explained, with its named parts; none of a byte-level network.
+    out
+        The folder.
+    """
+    figures, documents, out = 0, {}, as_path(out, "out")
+    for name, result in found.items():
+        records = _records(contexts, result)
+        figures += _save_explanation(result, name, out)
+        documents[name] = {
+            **result.record(), "records": {key: one._asdict() for key, one in records.items()}
+        }  # fmt: skip
+        length, count = result.influence.grid.size, int(result.influence.count)
+        plural = "s" * (count > 1)
+        print(f"\n== {name} (L = {length}, {count} context{plural}) ==")
+        print("\n".join(words(result, records)))
+    document = {
+        "training_losses": [] if losses is None else losses.tolist(),
+        "cone_mass": {
+            name: {part: values.tolist() for part, values in mass._asdict().items()}
+            for name, mass in masses.items()
+        },
+        "explanations": documents,
+    }
+    write_json(out / "explanation.json", document)
+    if masses:
+        save_figure(plots.cone_masses(masses, regions), out, "cone_mass")
+        figures += 1
+    if losses is not None:
+        print(f"\nTraining took the loss from {losses[0]:.3f} to {losses[-1]:.3f} nats a byte.")
+    print(f"Wrote explanation.json, tables and {figures} figures to {out}.")
+
+
+def words(result: Explanation, records: Mapping[str, Record]) -> list[str]:
+    """An explanation in lines: the finding, documents, positions, ways, certificates.
+
+    Parameters
+    ----------
+    result
+        From `explanations.explain`.
+    records
+        From `records.averaged_records`.
+    """
+    influence, rest, regions = result.influence, result.without_queries, result.influence.regions
+    weights = np.asarray(influence.grid.weights)
+    channels, hops = (
+        np.asarray(parts) @ weights for parts in (result.channel_energies, result.hop_energies)
+    )
+    lines = [
+        report.records_finding(records),
+        report.finding(influence, rest),
+        *record_lines(records),
+        f"Density at depth {result.depth}, boundary regions of {float(regions.delta):g}:",
+        explanations.influence_table(influence, rest),
+        report.parts_finding(channels, hops, result.depth),
+        *report.certificate_lines(result.certificates),
+    ]
+    return [line for line in lines if line]
+
+
+def _records(contexts: Sequence[Context], result: Explanation) -> dict[str, Record]:
+    """Of the named parts; bytes of the byte-level network have none."""
+    if not contexts:
+        return {}
+    energies = list(np.asarray(result.influence.example_energies))
+    return averaged_records(record_shares(contexts, energies), contexts, energies)
+
+
+def _save_explanation(result: Explanation, name: str, out: Path) -> int:
+    """Write one explanation's table, draw it, and say in how many figures."""
+    called, found = stem(name), result.influence
+    columns = (
+        found.grid.nodes, found.density, found.density_error,
+        *result.channel_energies, *result.hop_energies,
+    )  # fmt: skip
+    names = (f"{part} energy" for part in (*CHANNELS, *HOPS))
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    write_table(out / f"{called}.csv", ("position", "density", "error", *names), rows)
+    figures = {
+        "influence": plots.influence_profile(result.influence, name),
+        "channels": plots.channel_energies(result, name),
+        "hops": plots.hop_energies(result, name),
+        "certificates": plots.certificate_margins(result.certificates, name),
+    }
+    if result.without_queries is not None:
+        figures["influence_without_queries"] = plots.influence_profile(result.without_queries, name)
+    for kind, figure in figures.items():
+        save_figure(figure, out, f"{called}_{kind}")
+    return len(figures)
+
+
+def write_pages(
+    found: Mapping[str, Explanation],
+    cases: Mapping[str, Case],
+    windows: jax.Array,
+    contexts: Sequence[Context],
+    model: AnyPath | None,
+    out: AnyPath,
+) -> None:
+    """Write a page for each network and loss; ids of the byte-level network are bytes.
+
+    Parameters
+    ----------
+    found, cases
+        By name.
+    windows, contexts
+        What was explained.
+    model
+        Whose tokenizer is read; None for bytes.
+    out
+        The folder.
+    """
+    tokenizer = None if model is None else models.read_tokenizer(model)
+    whose = "" if model is None else f"{as_path(model, 'model').name}, "
+    out = as_path(out, "out")
+    for name, case in cases.items():
+        result, rows = found[name], list(np.asarray(windows))
+        margin: Any = CausalLM.terminal_margin_loss
+        accounts, texts = first_contexts(
+            case.network, rows, list(case.weights), tokenizer, depth=result.depth,
+            terminal_loss=margin if case.margin else CausalLM.terminal_loss,
+        )  # fmt: skip
+        report.write_page(
+            out / f"{stem(name)}.html",
+            result.influence,
+            accounts,
+            texts,
+            title=whose + name,
+            certificates=result.certificates,
+            without_queries=result.without_queries,
+            spans=[context.spans for context in contexts[: len(accounts)]],
+            records=_records(contexts, result),
+        )
+    print(f"Wrote a page for each network and loss to {out}.")

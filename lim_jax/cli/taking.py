@@ -1,0 +1,178 @@
+"""How long an explanation takes, and so of how many contexts it is."""
+
+import math
+from collections.abc import Mapping
+from time import perf_counter
+from typing import NamedTuple
+
+import jax
+from jaxtyping import Array, Float, Int
+
+from lim_jax import explanations
+from lim_jax.density.adjoints import Loss
+from lim_jax.density.measurement import influence
+from lim_jax.density.statistics import Influence
+from lim_jax.explanations.certificates import Judged
+from lim_jax.grid.partition import Regions
+from lim_jax.models import CausalLM
+from lim_jax.weights import FetchedLayers
+
+Windows = Int[Array, "contexts tokens"]
+
+FIRST = 16  # contexts of a first look, and of every further one
+# Measured with SmolLM2 on 200 tokens: an explanation takes the time of 3.5 gradients, and 15 s to
+# compile; the bounds on all layers' norms that of 35.
+SECONDS, GRADIENTS, COMPILING, NORMS = 60.0, 4, 15.0, 35
+MASSES = 4  # contexts of an average cone mass: exact norms of every block settle it
+
+
+class Case(NamedTuple):
+    """A network, and what is asked of it.
+
+    Attributes
+    ----------
+    network
+        The model.
+    weights
+        Of the loss, a row for each context.
+    margin
+        Whether the loss is minus the log odds, not the cross-entropy.
+    """
+
+    network: CausalLM
+    weights: Float[Array, "contexts length"]
+    margin: bool = False
+
+    @property
+    def loss(self) -> Loss:
+        """The loss of embedded states."""
+        return CausalLM.margin_loss if self.margin else CausalLM.loss
+
+
+class Taking(NamedTuple):
+    """What an explanation takes.
+
+    Attributes
+    ----------
+    contexts
+        How many are explained.
+    seconds
+        How long that is likely to take.
+    more
+        How much longer the numbers of certificates that cannot decide would take, and cone masses.
+    """
+
+    contexts: int
+    seconds: float
+    more: float
+
+
+def choose_contexts(
+    cases: Mapping[str, Case], windows: Windows, regions: Regions, chosen: int | None
+) -> Taking:
+    """Choose how many contexts to explain, by how long a gradient of one takes.
+
+    Parameters
+    ----------
+    cases
+        By name.
+    windows
+        The contexts that there are, in the order in which they are taken.
+    regions
+        On their grid.
+    chosen
+        How many contexts were asked for; None for as many as make two standard errors of LIM less
+        than 10 %, or as are explained in `SECONDS`, if not less than two.
+    """
+    every = list(cases.values())
+
+    def measured(start: int, count: int) -> list[Influence]:
+        found = [_influence(case, windows, slice(start, start + count), regions) for case in every]
+        return jax.block_until_ready(found)
+
+    measured(0, 1)  # compiles
+    begun = perf_counter()
+    measured(0, 1)
+    each = perf_counter() - begun
+    count = chosen
+    if count is None:
+        most = int(min(len(windows), max(2, SECONDS / (GRADIENTS * each))))
+        count = min(FIRST, most)
+        pooled = measured(0, count) if most > count else []
+        while count + FIRST <= most and any(_too_wide(one) for one in pooled):
+            further = measured(count, FIRST)
+            pooled = [one.merge(other) for one, other in zip(pooled, further, strict=True)]
+            count += FIRST
+    seconds = COMPILING + GRADIENTS * each * count
+    return Taking(count, seconds, sum(_more(case, regions, count, each) for case in every))
+
+
+def _influence(case: Case, windows: Windows, chosen: slice, regions: Regions) -> Influence:
+    """Of some contexts, without the queries, unless they are all of a region."""
+    network, weights = case.network, case.weights[chosen]
+    x, y = jax.vmap(network.example)(windows[chosen], weights)
+    kept = explanations.regions_without_queries(case.weights, regions) or regions
+    return influence(case.loss, network, (x, y), regions.grid, kept)
+
+
+def _too_wide(found: Influence) -> bool:
+    needed = explanations.contexts_needed(found)
+    return needed is None or needed > int(found.count)
+
+
+def _more(case: Case, regions: Regions, contexts: int, gradient: float) -> float:
+    """Seconds of norms, of all pairs of the joint cone, and of cone masses.
+
+    The last two by their operations, at the rate of a gradient's: six for each weight and token.
+    """
+    flow, length = case.network.flow, regions.grid.size
+    shapes = [leaf.shape for leaf in jax.tree.leaves(flow.pattern) if hasattr(leaf, "shape")]
+    weights = sum(map(math.prod, shapes)) or 1
+    # Layers that are fetched show the shapes of one.
+    weights *= flow.depth if isinstance(flow.layers, FetchedLayers) else 1
+    width = case.network.embedding.shape[1]
+    pairs = 2 * contexts * length**3 * flow.depth**2 * width
+    masses = 60 * min(contexts, MASSES) * length**2 * flow.depth * width**2
+    rate = 6 * weights * length / gradient
+    return NORMS * gradient * contexts + (pairs + masses) / rate
+
+
+def duration(seconds: float) -> str:
+    """A time in words.
+
+    Examples
+    --------
+    >>> duration(0.3), duration(42), duration(400), duration(9000)
+    ('1 second', '40 seconds', '7 minutes', '2.5 hours')
+    """
+    if seconds < 90:
+        shown = max(1, round(seconds, -1 if seconds >= 10 else 0))
+        return f"{shown:.0f} second{'s' * (shown > 1)}"
+    return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
+
+
+def announced(cases: Mapping[str, Case], length: int, found: Taking, judged: Judged) -> str:
+    """What will be done, on how much, and how long it is likely to take.
+
+    Parameters
+    ----------
+    cases
+        By name.
+    length
+        Of the contexts.
+    found
+        From `choose_contexts`.
+    judged
+        As in `explanations.explain`.
+    """
+    everything = judged == "all"
+    what = "all certificates and cone masses" if everything else "certificates that can decide"
+    seconds = found.seconds + (found.more if everything else 0)
+    plural = "s" * (found.contexts > 1)
+    lines = [
+        f"Explaining {' and '.join(cases)} on {found.contexts} context{plural} of {length} tokens: "
+        f"density, channels, hops, heads, {what}: about {duration(seconds)}."
+    ]
+    if not everything:
+        lines.append(f"--certificates all would take about {duration(found.more)} more.")
+    return " ".join(lines)

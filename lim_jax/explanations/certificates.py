@@ -1,0 +1,189 @@
+r"""The paper's criteria on a loss's adjoints, each judged by as much work as it takes to decide.
+
+Two of them need what is dear. Survival of recency wants the norm of every layer's derivative, some
+forty gradients' worth; primacy of the cone channel all pairs of depths and of future positions,
+whose number grows like :math:`L^3` times the depth squared. Both cannot hold on most real networks,
+and that is often seen for nothing: the covectors themselves bound the norms from below, and one
+pair of contributions that point apart is enough to refute that none do. So these are looked at
+first, and the dear numbers are computed only where a criterion may still hold.
+"""
+
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Key
+
+from lim_jax.adjoint.certificate import Certificate, compare
+from lim_jax.adjoint.cone import JointCone, joint_cone
+from lim_jax.adjoint.criteria import (
+    bearable_amplification,
+    primacy_noncancellation,
+    recency_survival,
+)
+from lim_jax.adjoint.ledger import channels
+from lim_jax.adjoint.residual import amplification, interaction_norms
+from lim_jax.adjoint.sites import AttentionSites, attention_of, attention_sites
+from lim_jax.adjoint.tangent import kernel_factors
+from lim_jax.grid.measure import Grid
+from lim_jax.grid.partition import Regions
+from lim_jax.models.causal import CausalLM, Queries
+from lim_jax.network.slots import State
+from lim_jax.weights import FetchedLayers
+
+Judged = Literal["deciding", "all"]
+
+
+class Adjoints(NamedTuple):
+    r"""Contexts and their adjoints at depth k: what criteria are judged by. Or those of one.
+
+    Attributes
+    ----------
+    ids, asked
+        The contexts' ids, and what is asked of each.
+    vectors
+        The channels of each; the first is :math:`P_T`, and their sum :math:`P_k`.
+    products
+        Bounds c on the layers' amplification from below, of the layers from each on, from k.
+    met
+        The state and the covector that attention meets in layer k.
+    """
+
+    ids: Int[Array, "*examples length"]
+    asked: Queries
+    vectors: Float[Array, "*examples 3 length width"]
+    products: Float[Array, "*examples layers"]
+    met: tuple[Float[Array, "*examples length width"], Float[Array, "*examples length width"]]
+
+
+def survival_of_recency(
+    model: CausalLM,
+    found: Adjoints,
+    regions: Regions,
+    depth: int,
+    key: Key[Array, ""],
+    judged: Judged,
+) -> Certificate:
+    r"""Judge `criteria.recency_survival` by c from below, and by the norms where that may hold.
+
+    The covectors have :math:`\|P_j - P_{j+1}\| \le \|B_j\|\,\|P_{j+1}\|`, so that the product over
+    layers of one plus that ratio is at most the product of the criterion's c. Where it is beyond
+    what the criterion can bear, so is c.
+
+    Parameters
+    ----------
+    model, found, regions, depth
+        The network, its adjoints from `depth` on, and where they are judged.
+    key
+        For the norms' random start.
+    judged
+        ``"all"`` takes the norms in any case.
+    """
+    terminal, initial = found.vectors[:, 0], found.vectors.sum(axis=1)
+    below = recency_survival(terminal, initial, found.products, regions)
+    if judged == "all" or not below.vacuous:
+        products = _amplifications(model, found.ids, regions.grid, depth, key)
+        return recency_survival(terminal, initial, products, regions)
+    most, least = bearable_amplification(regions), found.products[:, 0].min()
+    needed = compare("what c may be > the least c, from below", most, least, least.dtype)
+    return below._replace(inequalities=(needed,))
+
+
+def primacy_of_the_cone(
+    model: CausalLM,
+    terminal_loss: Any,
+    found: Adjoints,
+    regions: Regions,
+    depth: int,
+    judged: Judged,
+) -> Certificate:
+    r"""Judge `criteria.primacy_noncancellation` by the first token, and in full if it may hold.
+
+    :math:`\κ_L` is the least :math:`\Gamma` over all pairs of contributions to the left. Those
+    of one layer to the first token are some of them: where two of these point apart, it is not
+    positive.
+
+    Parameters
+    ----------
+    model, found, regions, depth, judged
+        As in `survival_of_recency`.
+    terminal_loss
+        As in `explanation.explain`.
+    """
+    least = _least_of_first_token(model, *found.met, regions.grid, depth)
+    if judged == "all" or float(least) > 0:
+        cone = _joint_cone(model, terminal_loss, found.ids, found.asked, regions.grid, depth)
+        return primacy_noncancellation(cone, regions)
+    energy = (found.vectors[:, 1] ** 2).sum(axis=2).mean(axis=0)
+    weights = regions.grid.weights
+    length = jnp.cumsum(weights[::-1])[::-1]
+    every = jnp.full_like(energy, least)
+    layers = model.flow.depth - depth
+    horizon = jnp.asarray(model.flow.horizon * layers / model.flow.depth, energy.dtype)
+    refuted = JointCone(every, jnp.abs(every), energy, length, horizon)
+    needed = compare("κ_L, of the first token alone > 0", least, 0.0, least.dtype)
+    return primacy_noncancellation(refuted, regions)._replace(inequalities=(needed,))
+
+
+@eqx.filter_jit
+def _amplifications(
+    model: CausalLM,
+    ids: Int[Array, "examples length"],
+    grid: Grid,
+    depth: int,
+    key: Key[Array, ""],
+) -> Float[Array, "examples layers"]:
+    def one(ids: Int[Array, " length"]) -> Float[Array, " layers"]:
+        norms = interaction_norms(model.flow, model.embed(ids), grid, key=key)
+        return amplification(jax.tree.map(lambda leaf: leaf[depth:], norms)).products
+
+    return jax.lax.map(one, ids)
+
+
+@eqx.filter_jit
+def _joint_cone(
+    model: CausalLM,
+    terminal_loss: Any,
+    ids: Int[Array, "examples length"],
+    asked: Queries,
+    grid: Grid,
+    depth: int,
+) -> JointCone:
+    def one(example: tuple[Array, Queries]) -> AttentionSites:
+        ids, asked = example
+        loss, example = partial(terminal_loss, model), (model.embed(ids), asked)
+        ledger = channels(model.flow, loss, example, grid)
+        sites = attention_sites(model.flow, ledger.states, ledger.covectors, grid)
+        return jax.tree.map(lambda leaf: leaf[depth:], sites)
+
+    return joint_cone(jax.lax.map(one, (ids, asked)), grid)
+
+
+@eqx.filter_jit
+def _least_of_first_token(
+    model: CausalLM,
+    states: Float[Array, "examples length width"],
+    covectors: Float[Array, "examples length width"],
+    grid: Grid,
+    depth: int,
+) -> Float[Array, ""]:
+    r"""The least :math:`\Gamma` of the first token, over pairs of positions in one layer."""
+    flow, first = model.flow, jnp.zeros((), int)
+    attention = attention_of(_layer(model, depth))
+    scale = flow.profile(jnp.asarray(depth * flow.horizon / flow.depth, covectors.dtype))
+
+    def contributions(met: tuple[State, State]) -> Float[Array, "length width"]:
+        state, covector = met
+        return scale * kernel_factors(attention, state, grid).pull_column(first, covector)
+
+    parts = jax.lax.map(contributions, (states, covectors))
+    return (jnp.einsum("nix,njx->ij", parts, parts) / len(parts)).min()
+
+
+def _layer(model: CausalLM, depth: int) -> Any:
+    layers = model.flow.layers
+    if isinstance(layers, FetchedLayers):
+        return layers.layer(jnp.asarray(depth))
+    return jax.tree.map(lambda leaf: leaf[depth] if eqx.is_array(leaf) else leaf, layers)

@@ -1,0 +1,120 @@
+"""An influence in lines of text: its averages over the regions, its indices, what is still open."""
+
+import math
+from typing import Any
+
+from lim_jax._checks import require_kind, require_known
+from lim_jax.adjoint.deficits import REGIONS
+from lim_jax.density.statistics import Influence
+
+MEASURED = "Measure it with lim.influence."
+
+
+def influence_table(found: Influence, rest: Influence | None = None) -> str:
+    """Lay out a density's regional averages and indices, and those without the queried tokens.
+
+    Parameters
+    ----------
+    found
+        The influence.
+    rest
+        The same without the tokens that the loss asks from, which hold most of it where they are
+        few; None where it asks everywhere.
+
+    Examples
+    --------
+    >>> import jax
+    >>> from lim_jax.grid import boundary_regions, token_grid
+    >>> energies = jax.numpy.array([[2.0, 1.0, 2.0], [2.0, 1.4, 2.0]])
+    >>> found = Influence.from_energies(energies, boundary_regions(token_grid(3), "1/3"))
+    >>> influence_table(found).splitlines()[-1][20:]
+    'symmetric contrast +0.250: two errors within 10 % would take some 6 more contexts'
+    """
+    require_kind(found, Influence, "found", MEASURED)
+    if rest is not None:
+        require_kind(rest, Influence, "rest", MEASURED)
+    rows = density_rows(found, rest)
+    return "\n".join([*regional_lines("", rows), *index_lines(found, rest)])
+
+
+def contexts_needed(found: Influence, width: float = 0.1) -> int | None:
+    r"""How many contexts make LIM known to `width` to either side, as two standard errors.
+
+    That of LIM where it is within one of zero, a share by which the middle is below the boundary;
+    else a part of it. By the error of these contexts, which falls like the root of their number.
+
+    Parameters
+    ----------
+    found
+        The influence of some contexts.
+    width
+        Half of the interval.
+
+    Returns
+    -------
+    count
+        At least two. None where one context alone was measured, which has no error.
+
+    Examples
+    --------
+    >>> import jax
+    >>> from lim_jax.grid import boundary_regions, token_grid
+    >>> energies = jax.numpy.array([[2.0, 1.0, 2.0], [2.0, 1.4, 2.0]])
+    >>> found = Influence.from_energies(energies, boundary_regions(token_grid(3), "1/3"))
+    >>> round(float(found.index_errors().lim), 3), contexts_needed(found)
+    (0.1, 8)
+    """
+    require_kind(found, Influence, "found", MEASURED)
+    require_known(width, "width", expected="a positive finite number", cure="Try 0.1.")
+    error, lim = float(found.index_errors().lim), float(found.indices().lim)
+    if not math.isfinite(error):
+        return None
+    share = 2 * error / (width * max(1.0, abs(lim)))
+    # A ratio that is whole but for rounding is whole.
+    return max(2, math.ceil(float(found.count) * share**2 * (1 - 1e-9)))
+
+
+def density_rows(found: Influence, rest: Influence | None) -> dict[str, Any]:
+    """The regional averages of a density and their errors, and those without the queried tokens."""
+    without = {} if rest is None else _averages("  queries left out", rest)
+    return {**_averages("influence density", found), **without}
+
+
+def _averages(name: str, found: Influence) -> dict[str, Any]:
+    """The regional averages of a density, and their standard errors where there are some."""
+    averages, errors = found.indices()[:3], found.index_errors()[:3]
+    return {name: averages} | ({f"{name}, error": errors} if math.isfinite(errors[0]) else {})
+
+
+def regional_lines(title: str, rows: dict[str, Any]) -> list[str]:
+    """A number for each region under its name."""
+    lines = [f"{title:26s} " + " ".join(f"{region:>10s}" for region in REGIONS)]
+    for name, values in rows.items():
+        lines.append(f"{name:26s} " + " ".join(f"{float(value):10.4g}" for value in values))
+    return lines
+
+
+def index_lines(found: Influence, rest: Influence | None) -> list[str]:
+    """The indices in lines: of all positions, and without those that are asked."""
+    if rest is None:
+        return [_index_line(found)]
+    share = 1 - float(rest.total / found.total)
+    return [
+        _index_line(found),
+        f"The queried tokens hold {share:.1%} of the influence.",
+        f"Without: {_index_line(rest)}",
+    ]
+
+
+def _index_line(found: Influence) -> str:
+    indices, errors, count = found.indices(), found.index_errors(), int(found.count)
+    needed = contexts_needed(found)
+    enough = needed is not None and needed <= count
+    more = "" if enough or needed is None else (
+        f": two errors within 10 % would take some {needed - count} more contexts"
+    )  # fmt: skip
+    error = "" if needed is None else f" ± {float(errors.lim):.3f}"
+    return (
+        f"LIM {float(indices.lim):+.3f}{error}, "
+        f"symmetric contrast {float(indices.symmetric_contrast):+.3f}{more}"
+    )

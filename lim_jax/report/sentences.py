@@ -1,0 +1,153 @@
+"""What was found, in sentences: the first lines of a command and of a page."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from lim_jax._checks import require_kind, require_several
+from lim_jax.adjoint.certificate import Certificate
+from lim_jax.adjoint.ledger import CHANNELS
+from lim_jax.density.statistics import Influence
+from lim_jax.explanations.account import HOPS
+from lim_jax.report.wording import PLAIN, QUESTIONS, verdict
+
+ANSWERS = {
+    "held": "Yes, so it follows.",
+    "failed": "No, so nothing follows.",
+}
+CHANNELS_SAY = (
+    "Channels say which part of the layers wrote the influence last: mostly networks at the token "
+    "itself, where early layers change the scale of the state. Hops say how often attention was "
+    "taken on the way from the loss: how it got there. Both divide the same influence."
+)
+
+
+def percent(share: Any, error: Any = np.inf) -> str:
+    """A share in per cent, with its standard error where there is one.
+
+    Examples
+    --------
+    >>> percent(0.6149, 0.023), percent(0.6149), percent(0.0042)
+    ('61 % ± 2 %', '61 %', '0.4 %')
+    """
+
+    def digits(value: Any) -> str:
+        size = 100 * float(value)
+        return f"{size:.0f} %" if abs(size) >= 0.95 or size == 0 else f"{size:.1g} %"
+
+    return digits(share) + (f" ± {digits(error)}" if np.isfinite(float(error)) else "")
+
+
+def finding(found: Influence, rest: Influence | None = None) -> str:
+    """How much the middle matters beside the ends, with its error, and what that decides.
+
+    Parameters
+    ----------
+    found
+        The influence.
+    rest
+        The same without the tokens that the loss asks from: then it is this that is told of.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> from lim_jax.grid import boundary_regions, token_grid
+    >>> regions = boundary_regions(token_grid(3), "1/3")
+    >>> valley, hill = jnp.array([[2.0, 1.0, 2.0], [2.0, 1.4, 2.0]]), jnp.array([[2.0, 8.0, 2.0]])
+    >>> finding(Influence.from_energies(valley, regions))[:56]
+    'The middle matters 40 % ± 10 % less than the weaker end.'
+    >>> finding(Influence.from_energies(hill, regions))[:57]
+    'The middle matters 4.0 times as much as the weaker end. O'
+    """
+    if rest is not None:
+        said = finding(rest)
+        return f"Before the places asked from, {said[0].lower()}{said[1:]}"
+    said = verdict(found)  # refuses what is no influence
+    if bool(found.degenerate):
+        return said
+    lim, error = float(found.indices().lim), float(found.index_errors().lim)
+    if lim < -1:
+        spread = f" ± {error:.1f}" if np.isfinite(error) else ""
+        return f"The middle matters {1 - lim:.1f}{spread} times as much as the weaker end. {said}"
+    less = "less" if lim >= 0 else "more"
+    return f"The middle matters {percent(abs(lim), error)} {less} than the weaker end. {said}"
+
+
+def records_finding(records: Mapping[str, Any], most: int = 3) -> str:
+    """Which named parts hold most of the influence.
+
+    Parameters
+    ----------
+    records
+        By name what has a ``share`` and its ``error``, and the share of the ``tokens``.
+    most
+        How many are named.
+
+    Examples
+    --------
+    >>> from types import SimpleNamespace
+    >>> record = lambda share: SimpleNamespace(share=share, error=0.01, tokens=0.2)
+    >>> records_finding({"a": record(0.1), "b": record(0.6)})
+    '“b” holds 60 % ± 1 % of the influence in 20 % of the tokens, “a” 10 % ± 1 %.'
+    """
+    require_kind(records, Mapping, "records", "Pass them by name.")
+    if not records:
+        return ""
+    (first, top), *others = sorted(records.items(), key=lambda pair: -pair[1].share)
+    whole = f"“{first}” holds {percent(top.share, top.error)} of the influence in "
+    rest = [f"“{name}” {percent(one.share, one.error)}" for name, one in others[: most - 1]]
+    return ", ".join([whole + f"{percent(top.tokens)} of the tokens", *rest]) + "."
+
+
+def parts_finding(channels: Float[Any, "3"], hops: Float[Any, " hops"], depth: int) -> str:
+    """How the influence came: the largest shares of hops and of channels, and what each says.
+
+    Parameters
+    ----------
+    channels, hops
+        Energies of the parts, in the order of `CHANNELS` and `HOPS`.
+    depth
+        Of the states.
+
+    Examples
+    --------
+    >>> parts_finding(np.array([0.0, 1.0, 199.0]), np.array([0.0, 1.0, 2.0, 1.0]), 0)[:61]
+    'By hops: 50 % 2 hops, 25 % 1 hop, 25 % 3 or more hops. By cha'
+    """
+
+    def largest(names: Sequence[str], energies: Any) -> str:
+        energies = np.asarray(energies, float)
+        shares = energies / (energies.sum() or 1)
+        order = [at for at in np.argsort(-shares, kind="stable") if shares[at] >= 5e-4]
+        return ", ".join(f"{percent(shares[at])} {names[at]}" for at in order)
+
+    return (
+        f"By hops: {largest(HOPS, hops)}. By channels at depth {depth}: "
+        f"{largest(CHANNELS, channels)}. {CHANNELS_SAY}"
+    )
+
+
+def certificate_lines(certificates: Sequence[Certificate]) -> list[str]:
+    """Certificates as questions with their answers; those that cannot decide in one line.
+
+    Examples
+    --------
+    >>> hopeless = Certificate("survival of recency", "", (), (), "B", (), vacuous="c >= 9")
+    >>> certificate_lines([hopeless])
+    ['1 of 1 criteria cannot decide here: survival of recency.']
+    """
+    require_several(certificates, Certificate, "certificates", "Those of explain are such a list.")
+    deciding = [one for one in certificates if not one.vacuous]
+    lines = [
+        f"{QUESTIONS.get(one.name, one.name + '?')} {ANSWERS['held' if one.holds else 'failed']} "
+        f"Measured apart from it: {PLAIN.get(one.name, one.conclusion)}: "
+        f"{'yes' if one.concluded else 'no'}."
+        for one in deciding
+    ]
+    hopeless = [one.name for one in certificates if one.vacuous]
+    if hopeless:
+        count = f"{len(hopeless)} of {len(certificates)}"
+        lines.append(f"{count} criteria cannot decide here: {', '.join(hopeless)}.")
+    return lines

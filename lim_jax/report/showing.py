@@ -1,0 +1,144 @@
+"""The page from Python in one call: measured, and shown inline in a notebook."""
+
+import html
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from lim_jax._checks import AnyPath, as_path, require
+from lim_jax.density.statistics import Influence
+from lim_jax.explanations.account import TokenAccount, account_of_context
+from lim_jax.loss.queries import teacher_forcing
+from lim_jax.models.causal import CausalLM
+from lim_jax.models.ids import Windows
+from lim_jax.models.text import texts_of_ids
+from lim_jax.report.page import page_of, require_page_packages
+from lim_jax.results.measured import (
+    MeasuredContexts,
+    common_regions,
+    energies_before_queries,
+    influence_of_contexts,
+)
+
+HEIGHT = 760  # pixels of a notebook's frame
+
+
+class Page(NamedTuple):
+    """A page of HTML. A notebook shows it in a frame of its own, so that no style goes in or out.
+
+    Attributes
+    ----------
+    html
+        The whole of it.
+
+    Examples
+    --------
+    >>> Page('<p class="a">b</p>')._repr_html_()[:52]
+    '<iframe title="Influence" srcdoc="&lt;p class=&quot;'
+    """
+
+    html: str
+
+    def __repr__(self) -> str:
+        """How large it is."""
+        return f"a page of {len(self.html) / 1e6:.1f} MB: show it in a notebook, or save it"
+
+    def _repr_html_(self) -> str:
+        page = html.escape(self.html, quote=True)
+        return (
+            f'<iframe title="Influence" srcdoc="{page}" sandbox="allow-scripts" '
+            f'style="width: 100%; height: {HEIGHT}px; border: 0"></iframe>'
+        )
+
+    def save(self, path: AnyPath) -> Path:
+        """Write it to a file, and say where."""
+        path = as_path(path)
+        path.write_text(self.html, encoding="utf-8")
+        return path
+
+
+def show(
+    model: CausalLM,
+    windows: Windows,
+    tokenizer: Any = None,
+    *,
+    query_weights: Sequence[Float[Any, " _"]] | None = None,
+    spans: Sequence[Sequence[Any]] = (),
+    title: str = "Influence",
+    depth: int = 0,
+    delta: float = 0.2,
+    terminal_loss: Callable[..., Any] = CausalLM.terminal_loss,
+) -> Page:
+    """Measure contexts, and show them token by token and part by part.
+
+    In a notebook the last line of a cell shows the page; ``show(...).save("page.html")`` writes it.
+    It takes some two gradients of each context.
+
+    Parameters
+    ----------
+    model
+        Any: from `models.load`, or `models.byte_model`.
+    windows
+        One array of ids for each context, with the id after it.
+    tokenizer
+        As in `models.texts_of_ids`: the model's own, or None where ids are bytes.
+    query_weights
+        Of each context where the loss asks; None for every place.
+    spans
+        Of each context its named parts, such as documents: each has a ``name`` and its ``places``.
+    title
+        Of the page.
+    depth, terminal_loss
+        As in `explanations.account_of_context`.
+    delta
+        The width of each boundary region.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        Without the extra ``report``.
+    ValueError
+        Where there are no windows, or weights and spans are not theirs; and as in
+        `explanations.account_of_context`.
+    """
+    require_page_packages()
+    weights = query_weights
+    if weights is None:
+        weights = [teacher_forcing(len(window) - 1) for window in windows]
+    require(
+        len(windows) > 0 and len(weights) == len(windows) and len(spans) in (0, len(windows)),
+        "windows",
+        got=f"{len(windows)}, with weights of {len(weights)} and spans of {len(spans)}",
+        expected="at least one, and weights and spans of each, or no spans",
+        cure="Pass lists of one length.",
+    )
+    accounts = [
+        account_of_context(model, window, asked, depth, terminal_loss)
+        for window, asked in zip(windows, weights, strict=True)
+    ]
+    found = _measured(accounts, delta)
+    rest = energies_before_queries(found)
+    influence, without = (
+        None if energies is None else _influence(energies, delta)
+        for energies in (found.energies, rest)
+    )
+    texts = [texts_of_ids(window, tokenizer) for window in windows]
+    assert influence is not None
+    return Page(
+        page_of(influence, accounts, texts, title=title, spans=spans, without_queries=without)
+    )
+
+
+def _measured(accounts: Sequence[TokenAccount], delta: float) -> MeasuredContexts:
+    """The accounts' own energies, and where each is asked first."""
+    energies = [np.asarray(account.energy) for account in accounts]
+    first = [int(np.flatnonzero(np.asarray(account.query_weights))[0]) for account in accounts]
+    return MeasuredContexts([*map(str, range(len(first)))], energies, first, {}, delta)
+
+
+def _influence(energies: Sequence[np.ndarray], delta: float) -> Influence:
+    lengths = [energy.size for energy in energies]
+    return influence_of_contexts(energies, common_regions(lengths, delta, energies[0].dtype))

@@ -1,0 +1,136 @@
+"""Certificates that stop where they cannot hold: cheap numbers bound the dear ones."""
+
+from functools import cache
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import lim_jax as lim
+from lim_jax import explanations, models
+from lim_jax.adjoint.ledger import channels
+from lim_jax.adjoint.tangent import kernel_blocks
+from lim_jax.explanations import certificates, explanation
+from lim_jax.loss import last_token, teacher_forcing
+
+LENGTH, LAYERS, DEPTH, COUNT = 5, 3, 1, 2
+REGIONS = lim.boundary_regions(lim.token_grid(LENGTH), 0.3)
+WINDOWS = jax.device_put(np.random.default_rng(3).integers(0, 256, (COUNT, LENGTH + 1)))
+KEY = jax.random.key(1)
+
+
+@cache
+def model():
+    init = eqx.filter_jit(models.byte_model)
+    return init(LENGTH, width=4, heads=2, depth=LAYERS, key=jax.random.key(0))
+
+
+@cache
+def found():
+    asked = explanations.asked_of_windows(model(), WINDOWS, teacher_forcing(LENGTH))
+    loss = models.CausalLM.terminal_loss
+    rest = REGIONS.grid, DEPTH, loss
+    each = [
+        explanation._measure(model(), WINDOWS[at, :-1], explanation._one_of(asked, at), *rest)
+        for at in range(COUNT)
+    ]
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *each).adjoints
+
+
+@cache
+def dense():
+    """States, covectors and the blocks of the attention of layer DEPTH, of every context."""
+    network, grid = model(), REGIONS.grid
+
+    def one(window):
+        example = network.example(window, teacher_forcing(LENGTH))
+        ledger = channels(network.flow, network.terminal_loss, example, grid)
+        layer = jax.tree.map(lambda leaf: leaf[DEPTH], network.flow.layers)
+        state = ledger.states[DEPTH]
+        blocks = LENGTH * kernel_blocks(layer.attention, state, grid)
+        after = state + network.flow.horizon / LAYERS * layer.attention(state, state, grid)
+        _, pull = jax.vjp(lambda x: layer.sublayers[1](x, x, grid), after)
+        met = ledger.covectors[DEPTH + 1]
+        met = met + network.flow.horizon / LAYERS * pull(met)[0]
+        return ledger.covectors, blocks, met
+
+    return tuple(map(np.asarray, jax.jit(lambda rows: jax.lax.map(one, rows))(WINDOWS)))
+
+
+def test_the_covectors_bound_the_layers_amplification_from_below():
+    covectors, _, _ = dense()
+    moved = np.linalg.norm(covectors[:, :-1] - covectors[:, 1:], axis=(2, 3))
+    ratios = moved / np.linalg.norm(covectors[:, 1:], axis=(2, 3))
+    below = np.asarray(found().products)
+    for layers in range(LAYERS - DEPTH):
+        expected = np.prod(1 + ratios[:, DEPTH + layers :], axis=1) - 1
+        np.testing.assert_allclose(below[:, layers], expected, rtol=1e-10)
+    exact = certificates._amplifications(model(), found().ids, REGIONS.grid, DEPTH, KEY)
+    assert (below < np.asarray(exact)).all() and below.shape == exact.shape
+
+
+def test_the_first_tokens_contributions_are_those_of_dense_blocks():
+    _, blocks, covectors = dense()
+    np.testing.assert_allclose(found().met[1], covectors, rtol=1e-10, atol=1e-14)
+    parts = np.einsum("nixa,nix->nia", blocks[:, :, 0], covectors)
+    expected = np.einsum("nia,nja->ij", parts, parts).min() / COUNT
+    states, met = found().met
+    least = certificates._least_of_first_token(model(), states, met, REGIONS.grid, DEPTH)
+    np.testing.assert_allclose(least, expected, rtol=1e-9)
+    assert expected < 0
+
+
+@pytest.mark.slow
+def test_where_a_criterion_cannot_hold_its_dear_numbers_are_left_out(monkeypatch):
+    """The verdict, why, and what was measured are those of all numbers."""
+    loss = models.CausalLM.terminal_loss
+    given = model(), found(), REGIONS, DEPTH
+    survival = certificates.survival_of_recency(*given, KEY, "all")
+    primacy = certificates.primacy_of_the_cone(model(), loss, *given[1:], "all")
+    assert survival.vacuous and primacy.vacuous
+    least = primacy.premises[0].value
+    with monkeypatch.context() as patched:
+        for dear in ("_amplifications", "_joint_cone"):
+            patched.setattr(certificates, dear, None)
+        quick = certificates.survival_of_recency(*given, KEY, "deciding")
+        other = certificates.primacy_of_the_cone(model(), loss, *given[1:], "deciding")
+    for one, full in ((quick, survival), (other, primacy)):
+        assert one.vacuous and one.decisive and not one.holds and one.name == full.name
+        for seen, truth in zip(one.measured, full.measured, strict=True):
+            np.testing.assert_allclose(seen[1:], truth[1:], rtol=1e-9)
+    (needed,) = quick.inequalities
+    np.testing.assert_allclose(needed.greater, np.sqrt(1 + 0.4 / 0.7) - 1, rtol=1e-6)
+    np.testing.assert_allclose(needed.lesser, found().products[:, 0].min())
+    (refuted,) = other.inequalities
+    assert not needed.holds and not refuted.holds
+    assert least <= other.premises[0].value == refuted.greater < 0 == refuted.lesser
+    # Where the cheap look decides nothing, the dear numbers are computed.
+    still = found()._replace(products=0 * found().products)
+    again = certificates.survival_of_recency(model(), still, REGIONS, DEPTH, KEY, "deciding")
+    assert again == survival
+    monkeypatch.setattr(certificates, "_least_of_first_token", lambda *given: jnp.ones(()))
+    assert certificates.primacy_of_the_cone(model(), loss, *given[1:], "deciding") == primacy
+
+
+def test_contexts_with_queries_of_their_own_are_explained_as_each_by_itself():
+    """Of a margin, and of cross-entropy asked unalike, right-biased queries are not judged."""
+    rows = np.array([last_token(LENGTH), [0.0, 0.25, 0.75, 0.0, 0.0]])
+    margin = models.CausalLM.terminal_margin_loss
+    measured = explanations.explain(
+        model(), WINDOWS, jax.device_put(rows), REGIONS, key=KEY, terminal_loss=margin
+    )
+    network = model()
+
+    @jax.jit
+    def gradients():
+        examples = [network.example(*one) for one in zip(WINDOWS, jnp.asarray(rows), strict=True)]
+        return jnp.stack([jax.grad(network.margin_loss)(*example) for example in examples])
+
+    energies = ((LENGTH * np.asarray(gradients())) ** 2).sum(axis=2)
+    np.testing.assert_allclose(measured.influence.energy, energies.mean(axis=0), rtol=1e-10)
+    assert measured.without_queries is not None
+    assert measured.without_queries.regions.left_out == (1, 2, 4)
+    names = [one.name for one in measured.certificates]
+    assert "right-biased queries" not in names and len(names) == 4
