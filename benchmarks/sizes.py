@@ -3,8 +3,9 @@
 ``python benchmarks/sizes.py`` writes folders of a random Llama, in bfloat16 and shard by shard, and
 profiles a last-token loss of one context, in a process of its own for each way of holding the
 weights: whole (`models.load`), kept in half precision in memory (``kept="bfloat16"``), and left in
-their files (`models.open`). Reading and compiling count; beside stands what
-`models.profile_memory` says beforehand. ``--network 7b`` takes a seven-billion one, ``--tokens``
+their files (`models.open`); ``walk`` is the last with a checkpoint, so that states of long contexts
+are in files too. Reading and compiling count; beside stands what `models.profile_memory` says
+beforehand. ``--network 7b`` takes a seven-billion one, ``--tokens``
 another length; transformers is a row where it is installed. ``--contexts`` takes more of them than
 one, which go in batches; of the holding ``"load alone"`` each goes by itself.
 """
@@ -16,6 +17,7 @@ import resource
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -32,7 +34,7 @@ NETWORKS = {
     "1b": (2048, 8192, 16, 32, 8, 128_256, True),
     "7b": (4096, 11_008, 32, 32, 32, 32_000, False),
 }
-HOLDINGS = ("open", "bfloat16", "float16", "load")
+HOLDINGS = ("open", "walk", "bfloat16", "float16", "load")
 NAMES = "hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads"
 
 
@@ -87,14 +89,17 @@ def written(folder: Path, network: str) -> Path:
 def profiled(path: Path, holding: str, tokens: int, contexts: int) -> np.ndarray:
     """The energies of a last-token loss of some contexts."""
     holding, _, alone = holding.partition(" ")
-    if holding == "open":
+    if holding in ("open", "walk"):
         model = lim.models.open(path)
     else:
         model = lim.models.load(path, kept=None if holding == "load" else holding)
     ids = np.random.default_rng(1).integers(0, model.vocabulary, (contexts, tokens + 1))
     windows, ask = [jax.device_put(row) for row in ids], lim.loss.last_token
     runs = [[window] for window in windows] if alone else [windows]
-    return np.concatenate([np.stack(lim.models.energies_of_ids(model, w, ask=ask)) for w in runs])
+    with tempfile.TemporaryDirectory() as kept:
+        checkpoint = Path(kept) if holding == "walk" else None
+        measure = partial(lim.models.energies_of_ids, model, ask=ask, checkpoint=checkpoint)
+        return np.concatenate([np.stack(measure(windows)) for windows in runs])
 
 
 def theirs(path: Path, precision: str, tokens: int, contexts: int) -> np.ndarray:
@@ -127,7 +132,7 @@ def measured(path: Path, holding: str, tokens: int, contexts: int, out: Path) ->
     used = resource.getrusage(resource.RUSAGE_SELF)
     peak = int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) / 2**20
     expected = lim.models.profile_memory(lim.models.open(path), tokens)
-    said = {"open": expected.fetched, "load": expected.whole}.get(holding)
+    said = {"open": expected.fetched, "walk": expected.walked, "load": expected.whole}.get(holding)
     return {
         "CPU seconds": used.ru_utime + used.ru_stime,
         "peak GiB": peak,

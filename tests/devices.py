@@ -23,8 +23,9 @@ import lim_jax as lim
 from lim_jax.adjoint.cone import cone_mass
 from lim_jax.network import CausalAttention, attention, tiles
 from lim_jax.network.ring import RingAttention
-from lim_jax.training.balancing import balanced_objective
+from lim_jax.training.balancing import balanced_gradients, balanced_objective
 from lim_jax.training.dynamics import density_dynamics
+from lim_jax.training.estimators import Estimator, balanced_density
 
 jax.config.update("jax_enable_x64", True)
 LENGTH, WIDTH, EXAMPLES, SMALL_TILE = 24, 6, 8, 8
@@ -112,6 +113,7 @@ def virtual(file):
                 print(name, attends, spec, gap)
     assert largest_difference(numbers["density", "tiled"], numbers["density", "dense"]) < 1e-12
     mapped()
+    mapped_penalty()
     arrays = list(map(np.asarray, jax.tree.leaves((model, batch))))
     Path(file).write_bytes(pickle.dumps((arrays, numbers)))
 
@@ -141,6 +143,37 @@ def mapped():
     except Exception as error:
         assert "class numbers from 0 to 4" in str(error), error
         print("refused on the last device")
+
+
+def mapped_penalty():
+    """Algorithm 1 of a density that devices share: its gradient outside, and inside, apart."""
+    (model, (x, y)) = network()
+
+    def objective(model, x, y, **options):
+        return balanced_objective(loss, model, (x, y), GRID, strength=1.0, **options)
+
+    expected = list(map(np.asarray, jax.tree.leaves(jax.jit(jax.grad(objective))(model, x, y))))
+
+    def statistic(*of_batch):
+        return jax.lax.pmean(balanced_density.statistic(*of_batch), "data")
+
+    shared = Estimator(statistic, balanced_density.density)
+
+    def outside(model, *batch):
+        return jax.lax.pmean(objective(model, *batch, estimate=shared), "data")
+
+    def inside(model, *batch):
+        _, found = balanced_gradients(loss, model, batch, GRID, estimate=shared)
+        return jax.lax.pmean(jax.tree.map(jnp.add, found.risk, found.penalty), "data")
+
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+    everywhere, rows = PartitionSpec(), PartitionSpec("data")
+    specs = {"in_specs": (everywhere, rows, rows), "out_specs": everywhere}
+    over = partial(jax.shard_map, mesh=mesh, **specs)
+    for name, job in (("outside", jax.grad(over(outside))), ("inside", over(inside))):
+        gap = largest_difference(jax.jit(job)(model, x, y), expected)
+        assert gap < 1e-12, (name, gap)
+        print("penalty", name, gap)
 
 
 def heads(seed, count, length):

@@ -24,7 +24,10 @@ DOCS = ROOT / "docs"
 CONFIG = tomllib.loads((ROOT / "zensical.toml").read_text())["project"]
 ROOMS = runpy.run_path(str(DOCS / "rooms.py"))
 PAGES = runpy.run_path(str(DOCS / "pages.py"))
-RUNNING = [DOCS / f"{name}.md" for name in ("start", "questions", "faq", "extending", "gallery")]
+RUNNING = [
+    DOCS / f"{name}.md"
+    for name in ("start", "questions", "faq", "extending", "gallery", "training")
+]
 NOTEBOOKS = {
     file: DOCS / "notebooks" / f"{file.stem}.md" for file in (ROOT / "notebooks").glob("*.py")
 }

@@ -26,6 +26,7 @@ from .reading import context_of_line as context_of_line
 from .reading import read_contexts as read_contexts
 from .reading import read_documents as read_documents
 from .reading import read_lines as read_lines
+from .reading import read_prompts as read_prompts
 from .reading import spaced as spaced
 from .sandbox import Generation as Generation
 from .sandbox import environment as environment

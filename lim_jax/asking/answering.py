@@ -25,7 +25,7 @@ def self_answered(
     Parameters
     ----------
     prompts
-        Such as `read_contexts` finds.
+        Such as `read_prompts` finds.
     model
         Who answers.
     tokenizer, asked

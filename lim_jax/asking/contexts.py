@@ -207,7 +207,7 @@ def _contrast(found: EncodedText, laid: Laid, foil: str, tokenizer: Any, where: 
         got="no tokens of prompt, answer or foil", expected="some of each", cure="Say something.",
     )  # fmt: skip
     require(
-        np.array_equal(*prompts), where,
+        np.array_equal(prompts[0], prompts[1]), where,
         got="a prompt whose last token is another before the answer than before the foil",
         expected="one prompt", cure="Begin both with a space, or both without.",
     )  # fmt: skip

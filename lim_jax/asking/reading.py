@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, overload
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -74,21 +74,34 @@ class Line(NamedTuple):
         return Laid(self.text, self.spans)
 
 
-@overload
-def read_contexts(
-    data: AnyPath, model: AnyPath, asked: Literal["next-token"], max_length: int, foil: str = ""
-) -> list[Context]: ...
+def read_contexts(data: AnyPath, model: AnyPath, asked: Asked, max_length: int) -> list[Context]:
+    """Read contexts as `read_prompts` does; where an answer is asked, a line must have one.
+
+    Parameters
+    ----------
+    data, model, asked, max_length
+        As in `read_prompts`.
+
+    Raises
+    ------
+    ValueError
+        As there, and where a line has no answer.
+    """
+    found = read_prompts(data, model, asked, max_length)
+    given = [one for one in found if isinstance(one, Context)]
+    require(
+        len(given) == len(found),
+        f"{data}",
+        got=f"{len(found) - len(given)} lines without an answer",
+        expected="an answer in each",
+        cure="Or let the model answer: read_prompts, and self_answered.",
+    )
+    return given
 
 
-@overload
-def read_contexts(
+def read_prompts(
     data: AnyPath, model: AnyPath, asked: Asked, max_length: int, foil: str = ""
-) -> list[Context | Unanswered]: ...
-
-
-def read_contexts(
-    data: AnyPath, model: AnyPath, asked: Asked, max_length: int, foil: str = ""
-) -> Any:
+) -> list[Context | Unanswered]:
     """Read a text, or a context of each line of JSON (`read_lines`), by a model's tokenizer.
 
     A text is cut into contexts of `max_length` tokens; what is left at its end is left out. A token
@@ -117,7 +130,7 @@ def read_contexts(
     data = as_path(data, "data")
     read = models.read_tokenizer(model)
     if data.suffix not in (".jsonl", ".json"):
-        return _cut(encode_text(_content(data), read), data, asked, max_length)
+        return [*_cut(encode_text(_content(data), read), data, asked, max_length)]
     lines = read_lines(data, model, foil)
     return [context_of_line(line, read, asked, max_length) for line in lines]
 
@@ -208,8 +221,9 @@ def context_of_line(
     if asked != "next-token" and line.answer is None and line.asks and laid.text:
         found = unanswered(laid, tokenizer, line.foil)
     else:
-        answer, options = line.answer or "", {"asked": asked, "foil": line.foil}
-        found = context_of(laid, answer, tokenizer, **options, where=line.where)
+        found = context_of(
+            laid, line.answer or "", tokenizer, asked=asked, foil=line.foil, where=line.where
+        )
     require(
         found.length <= max_length,
         line.where,
@@ -301,7 +315,7 @@ def _line(entry: Any, where: str, foil: str) -> Line:
     require(asks, where, got=f"{question = }", expected="one", cure="Ask something.")
     documents = _documents(entry["documents"], where) if "documents" in entry else ()
     if question:
-        answer, foil = (one and spaced(one) for one in (answer, foil))
+        answer, foil = answer and spaced(answer), foil and spaced(foil)
     return Line(
         where,
         entry.get("text", entry.get("prompt", "")),

@@ -15,6 +15,7 @@ from typing import Any
 
 import jinja2
 from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 try:
@@ -30,7 +31,7 @@ class Generation(Extension):
 
     tags = {"generation"}
 
-    def parse(self, parser: jinja2.parser.Parser) -> Any:
+    def parse(self, parser: Parser) -> Any:
         """What stands inside."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)

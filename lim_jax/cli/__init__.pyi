@@ -16,9 +16,12 @@ from . import reproduction as reproduction
 from . import shuffling as shuffling
 from . import studying as studying
 from . import taking as taking
+from .answers import answer_text as answer_text
 from .answers import answered as answered
+from .answers import own_answers as own_answers
 from .commands import main as main
 from .comparing import compare as compare
+from .comparing import write_beside as write_beside
 from .compiled import keep_programs as keep_programs
 from .explained import report_explanations as report_explanations
 from .explained import stem as stem

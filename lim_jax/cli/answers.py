@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
+import numpy as np
 from tqdm import tqdm
 
 from lim_jax import models
@@ -10,6 +12,29 @@ from lim_jax._checks import AnyPath
 from lim_jax.asking import Context, Unanswered, self_answered
 from lim_jax.asking.contexts import Asked
 from lim_jax.models import CausalLM
+
+SHOWN = 5  # answers of the model's own that are printed
+
+
+def answer_text(context: Context, tokenizer: Any) -> str:
+    """What a context's answer says."""
+    asked = np.flatnonzero(context.weights) + 1
+    ids = context.window[asked] if context.contrast is None else context.contrast.answer
+    return "".join(models.texts_of_ids(ids, tokenizer)).strip()
+
+
+def own_answers(
+    read: Sequence[Context | Unanswered], contexts: Sequence[Context], model: AnyPath
+) -> list[str]:
+    """A line for each of the first answers that the model gave itself."""
+    own = [number for number, one in enumerate(read) if isinstance(one, Unanswered)]
+    tokenizer = models.read_tokenizer(model) if own else None
+    lines = [
+        f"Of context {number} the model's own answer is asked: "
+        f"“{answer_text(contexts[number], tokenizer)}”"
+        for number in own[:SHOWN]
+    ]
+    return lines + [f"So it is of {len(own) - SHOWN} more."] * (len(own) > SHOWN)
 
 
 def answered(

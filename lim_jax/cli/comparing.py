@@ -1,14 +1,15 @@
 """Two results of `profile` beside each other, from a terminal."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from html import escape
 from pathlib import Path
 from typing import Any
 
 import tyro
 
 from lim_jax import plots
-from lim_jax._checks import as_path
+from lim_jax._checks import AnyPath, as_path
 from lim_jax.cli.folder import Named, run_folder, save_figure, write_json, write_table
 from lim_jax.cli.kept import read_contexts_of
 from lim_jax.density.statistics import Indices
@@ -21,7 +22,7 @@ from lim_jax.results.measured import (
     record_in_words,
 )
 
-Row = tuple[str, float, float, float, float]  # the name, both, the difference and its error
+Row = tuple[Any, ...]  # the name, both numbers, their difference and its error
 POSITION_COLUMNS = (
     "position", "first", "first_error", "second", "second_error", "difference", "error"
 )  # fmt: skip
@@ -30,6 +31,21 @@ RECORD_COLUMNS = (
     "first_contexts", "second_contexts", "pairs",
 )  # fmt: skip
 REST = ", queries left out"
+PAGE = "profile.html"
+BESIDE = """<!doctype html>
+<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; \
+script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:">
+<title>{title}</title>
+<style>
+body {{ font-family: sans-serif; margin: 1rem; }}
+main {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(min(34rem, 100%), 1fr));
+  gap: 1rem; }}
+iframe {{ width: 100%; height: 85vh; box-sizing: border-box; border: 1px solid #999; }}
+</style>
+<h1>{title}</h1>{said}
+<main>{frames}</main></html>
+"""
 INDEX_NAMES = ("density left", "density middle", "density right", "gap", "LIM", "contrast", "total")
 
 
@@ -44,7 +60,8 @@ def compare(
     Contexts of one id, or without ids of one text, are paired, and errors are of their differences;
     others count with independent errors. Prints how much more of the influence the second gives the
     middle, and the differences of density, indices and of each record's share; writes compare.json,
-    compare.csv (by position), records.csv, and a figure as PNG and SVG.
+    compare.csv (by position), records.csv, and a figure as PNG and SVG; and where both folders have
+    a page, compare.html with the two beside each other.
 
     Args:
         first: The folder of a finished lim-jax profile.
@@ -61,8 +78,25 @@ def compare(
         print(_finding(found, names))
         print(_table(found, names))
         _write(found, names, folder)
+        pages = [place / PAGE for place in (first, second) if (place / PAGE).is_file()]
+        if len(pages) == 2:
+            write_beside(folder / "compare.html", _finding(found, names), names, pages)
         print(f"Wrote compare.json, tables and figures to {folder}.")
     return 0
+
+
+def write_beside(
+    path: AnyPath, finding: str, names: Sequence[str], pages: Sequence[AnyPath]
+) -> None:
+    """Write two pages into one, beside each other, below one another where a screen is narrow."""
+    said = "".join(f"<p>{escape(sentence)}</p>" for sentence in finding.splitlines())
+    frames = "".join(
+        f'<section><h2>{escape(name)}</h2><iframe title="{escape(name)}" '
+        f'srcdoc="{escape(as_path(page).read_text("utf-8"))}"></iframe></section>'
+        for name, page in zip(names, pages, strict=True)
+    )
+    title = escape(f"{names[1]} minus {names[0]}")
+    as_path(path).write_text(BESIDE.format(title=title, said=said, frames=frames), "utf-8")
 
 
 def _names(first: Path, second: Path) -> tuple[str, str]:

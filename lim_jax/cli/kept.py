@@ -81,7 +81,7 @@ def read_contexts_of(folder: AnyPath, name: str) -> MeasuredContexts:
         (folder / KEPT).is_file(),
         name,
         got=f"{folder}, which has no {KEPT}",
-        expected="the folder of a finished lim-jax profile",
+        expected="the folder of a finished lim-jax profile or ask",
         cure="Run that first; those of before this version are measured anew with --overwrite.",
     )
     found = load(folder / KEPT)

@@ -50,7 +50,7 @@ def network_within(
     as_before = memory is None and kept.exists()
     fits = kept.read_text() == WHOLE if as_before else needed.whole <= most
     held = WHOLE if fits else f"{FILES}, read a layer at a time"
-    took = needed.whole if fits else needed.fetched
+    took = needed.whole if fits else needed.walked
     tqdm.write(
         f"Weights stay {held}: about {took / GIB:.1f} GiB for {tokens} tokens"
         + ("." if fits else f", whole {needed.whole / GIB:.1f} of {most / GIB:.1f} GiB.")

@@ -1,6 +1,7 @@
 """Which positions a model of your own uses on data of your own, from a terminal."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,9 +12,9 @@ from tqdm import tqdm
 
 from lim_jax import explanations, models, plots, report
 from lim_jax._checks import AnyPath, as_path, counted, require
-from lim_jax.asking import Context, ShuffledContexts, read_contexts
+from lim_jax.asking import Context, ShuffledContexts, read_prompts
 from lim_jax.asking.contexts import Asked
-from lim_jax.cli.answers import answered
+from lim_jax.cli.answers import answered, own_answers
 from lim_jax.cli.folder import UNFINISHED, Named, run_folder, save_figure, write_json, write_table
 from lim_jax.cli.kept import Shares, measured_contexts, record_shares, write_contexts
 from lim_jax.cli.networks import network_within, noted
@@ -134,12 +135,12 @@ def profile(
         counted(shuffle, "shuffle", least=0)
         lines = shuffled_lines(data, model, loss, max_length, shuffle, foil) if shuffle else []
         contexts = [context for line in lines for context in line.contexts]
-        contexts = contexts or read_contexts(data, model, loss, max_length, foil)
+        contexts = contexts or read_prompts(data, model, loss, max_length, foil)
         unfinished = folder / UNFINISHED
         longest = max(context.length for context in contexts)
         at_once = max(longest, models.ids.TOKENS_AT_ONCE)
         network = network_within(model, memory, at_once, unfinished)
-        contexts = answered(contexts, network, model, loss, answer_tokens)
+        read, contexts = contexts, answered(contexts, network, model, loss, answer_tokens)
         require_fitting(network, contexts)
         described = described_contexts(contexts)
         described += f", {shuffle} orders of each line" * bool(shuffle)
@@ -147,6 +148,7 @@ def profile(
         tqdm.write(f"Measuring {described}{page}. The bar shows the time that is left.")
         found = profiled(network, contexts, lines, loss, delta, unfinished)
         print(f"== {model} on {data}: {described}, loss {loss} ==")
+        print("".join(f"{line}\n" for line in own_answers(read, contexts, model)), end="")
         if found.shuffled is not None:
             print(shuffled_report(found.shuffled))
         print(_words(found))
@@ -213,6 +215,7 @@ def profiled(
         progress=lambda items: noted(
             tqdm(items, desc="profile", unit="context"), network, unfinished
         ),
+        progress_of_layers=partial(tqdm, desc="its layers, both ways", unit="layer", leave=False),
     )
     if lines:
         alone, averaged, shares = averaged_orders(lines, energies)

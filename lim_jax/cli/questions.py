@@ -4,13 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import tyro
 
 from lim_jax import models
 from lim_jax._checks import as_path, counted
 from lim_jax.asking import (
-    Context,
     Line,
     context_of_line,
     read_chat_template,
@@ -18,7 +16,7 @@ from lim_jax.asking import (
     spaced,
 )
 from lim_jax.asking.documents import require_question
-from lim_jax.cli.answers import answered
+from lim_jax.cli.answers import answer_text, answered
 from lim_jax.cli.folder import UNFINISHED, Named, run_folder, write_json
 from lim_jax.cli.networks import network_within
 from lim_jax.cli.profiling import (
@@ -116,7 +114,7 @@ def ask(
         contexts = answered([read], network, model, loss, answer_tokens)
         require_fitting(network, contexts)
         found = profiled(network, contexts, [], loss, delta, unfinished)
-        said = _said(contexts[0], tokenizer)
+        said = answer_text(contexts[0], tokenizer)
         parts = _parts(found, [one.name for one in line.documents])
         finding = finding_of(parts, said, foil)
         print(f"{finding}\n{ONE}\n\nQuestion: {question}\nAnswer: {said}")
@@ -143,13 +141,6 @@ def _line(arguments: dict) -> Line:
         return line._replace(messages=(message,), template=template)
     answer, foil = (one and spaced(one) for one in (answer, foil))
     return line._replace(question=arguments["question"], answer=answer, foil=foil)
-
-
-def _said(context: Context, tokenizer: object) -> str:
-    """The text of the answer."""
-    asked = np.flatnonzero(context.weights) + 1
-    ids = context.window[asked] if context.contrast is None else context.contrast.answer
-    return "".join(models.texts_of_ids(ids, tokenizer)).strip()
 
 
 def _parts(found: Profiled, documents: Sequence[str]) -> list[Found]:

@@ -63,13 +63,11 @@ def averaged_orders(
         grid = token_grid(line.contexts[0].length)
         carried = [carrying_shares(token_grid(one.size), grid) @ one for one in of_orders]
         found.append(np.mean(carried, axis=0).astype(of_orders[0].dtype))
-    shares = {
-        name: of_all.reshape(len(lines), -1, 2).mean(axis=1)
-        for name, of_all in record_shares(
-            [context for line in lines for context in line.contexts], energies
-        ).items()
-    }
-    return [line.contexts[0] for line in lines], found, shares
+    every = [context for line in lines for context in line.contexts]
+    shares = record_shares(every, energies)
+    names = dict.fromkeys([*(name for line in lines for name in line.names), *shares])
+    by_line = {name: shares[name].reshape(len(lines), -1, 2).mean(axis=1) for name in names}
+    return [line.contexts[0] for line in lines], found, by_line
 
 
 def shuffled_shares(
@@ -160,5 +158,5 @@ def _by_order(result: ShuffledShares) -> Iterator[tuple[Any, ...]]:
     """A row for each document of each order; contexts are numbered as in tokens.csv."""
     orders = result.shares.shape[1]
     for (line, order, place), share in np.ndenumerate(result.shares):
-        name = result.names[result.documents[line, order, place]]
+        name = result.names[int(result.documents[line, order, place])]
         yield line * orders + order, line, order, place + 1, name, float(share)

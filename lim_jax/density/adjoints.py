@@ -112,7 +112,10 @@ def adjoint_energies(
 
 
 def judged(
-    found: Tree, batch: Batch, losses: Float[Array, " examples"], energies: Array | None = None
+    found: Tree,
+    batch: PyTree,
+    losses: Float[Array, " examples"] | None,
+    energies: Array | None = None,
 ) -> Tree:
     """Return what was found of a batch; its use raises where that, or its losses, are not finite.
 

@@ -25,6 +25,7 @@ from . import quantised as quantised
 from . import reading as reading
 from . import recipe as recipe
 from . import text as text
+from . import walk as walk
 from .answering import after_context as after_context
 from .answering import after_id as after_id
 from .answering import answer as answer
@@ -62,6 +63,7 @@ from .gguf_file import GGUFCheckpoint as GGUFCheckpoint
 from .gguf_file import open_gguf as open_gguf
 from .gguf_file import opened_gguf as opened_gguf
 from .holding import Holding as Holding
+from .holding import as_published as as_published
 from .holding import fetched as fetched
 from .holding import fingerprint as fingerprint
 from .holding import kept as kept
@@ -190,3 +192,5 @@ from .text import end_ids as end_ids
 from .text import ids_of_text as ids_of_text
 from .text import read_tokenizer as read_tokenizer
 from .text import texts_of_ids as texts_of_ids
+from .walk import energies_by_layers as energies_by_layers
+from .walk import states_size as states_size

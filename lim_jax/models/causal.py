@@ -55,6 +55,7 @@ Profile = Float[Array, " length"]
 
 # Logits of some words at a time: so many, and fewer where many places are asked.
 WORDS_AT_ONCE, LOGITS_AT_ONCE = 8192, 2**24
+KEPT = ("as published", "float16", "bfloat16")
 ONE_EACH = "Take loss.teacher_forcing or loss.last_token of the context's length."
 
 
@@ -342,7 +343,7 @@ def _require_queries(y: Any) -> None:
 def load(
     path: AnyPath,
     dtype: str = "float32",
-    kept: Literal["float16", "bfloat16"] | None = None,
+    kept: Literal["as published", "float16", "bfloat16"] | None = None,
     mesh: Mesh | None = None,
     *,
     download: bool = False,
@@ -364,8 +365,10 @@ def load(
     kept
         A half precision in which matrices stay in the host's memory; each layer is widened to
         float32 as it is needed. None for arrays of `dtype` on the device. Numbers are those of the
-        rounded weights in float32; a checkpoint published in this precision loses nothing. Such a
-        model is measured, not trained: derivatives in its weights raise.
+        rounded weights in float32; a checkpoint published in this precision loses nothing, as with
+        ``"as published"``: full and half precision stay what they are, and what is quantised or
+        mixed is left in its files, as `open` does. Weights that are kept are measured, not trained:
+        derivatives in them raise.
     mesh
         Devices to spread the weights over, by `layout.SPREAD`, along the axis of the mesh that is
         named ``model``, of type Auto. A process holds what its own devices hold. None for the
@@ -389,10 +392,10 @@ def load(
         cure="Weights in half precision are the host's.",
     )
     require(
-        kept is None or (kept in ("float16", "bfloat16") and dtype == "float32"),
+        kept is None or (kept in KEPT and dtype == "float32"),
         "kept",
         got=f"{kept!r} with dtype {dtype!r}",
-        expected='None, "float16" or "bfloat16", with dtype "float32"',
+        expected=f"None, or one of {KEPT} with dtype 'float32'",
         cure="Half precision is widened to float32.",
     )
     path = model_path(path, download=download)
@@ -400,6 +403,8 @@ def load(
         return _model(path, dtype, lambda checkpoint: spread(mesh))
     if kept is None:
         return _model(path, dtype, lambda checkpoint: WHOLE)
+    if kept == "as published":
+        return _model(path, dtype, lambda checkpoint: holding.as_published(checkpoint, dtype))
     return _model(path, dtype, lambda checkpoint: holding.kept(checkpoint, kept))
 
 

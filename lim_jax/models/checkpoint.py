@@ -96,6 +96,16 @@ class Checkpoint(NamedTuple):
         """The files that hold the weights."""
         return sorted(set(self.stored.values()))
 
+    @property
+    def precisions(self) -> set[str]:
+        """Those of all matrices, as the files call them."""
+        found = set()
+        for path in self.paths:
+            with _opened(path) as file:
+                parts = [file.get_slice(name) for name in file.keys()]  # noqa: SIM118
+                found |= {part.get_dtype() for part in parts if len(part.get_shape()) > 1}
+        return found
+
     def _is_of_blocks(self, name: str, shape: tuple[int, ...]) -> bool:
         if self.quantisation is None or self.quantisation.scheme != "fp8" or len(shape) != 2:
             return False
@@ -355,7 +365,7 @@ class _opened:
         self.handle.__exit__(*raised)
 
 
-def json_object(file: Path) -> dict[str, Any]:
+def json_object(file: AnyPath) -> dict[str, Any]:
     """What a file of JSON holds, names and values; no name may stand twice.
 
     Raises
@@ -363,6 +373,7 @@ def json_object(file: Path) -> dict[str, Any]:
     ValueError
         Where there is no such file, or it holds something else.
     """
+    file = as_path(file, "file")
     require(
         file.is_file(),
         file.name,

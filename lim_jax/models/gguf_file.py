@@ -127,6 +127,12 @@ class GGUFCheckpoint(NamedTuple):
         """The file that holds the weights."""
         return [self.file]
 
+    @property
+    def precisions(self) -> set[str]:
+        """Those of all matrices, as the file calls them."""
+        stored = (one for tensor in self.files.values() for one in tensor.stored)
+        return {one.kind.name for one in stored if len(one.shape) > 1}
+
 
 def _dequantized(name: str, file: Path, tensor: _Stored, part: slice) -> np.ndarray:
     """Some rows, their quantisation undone."""

@@ -17,6 +17,7 @@ from lim_jax.weights import FetchedLayers, FetchedRows, LayerSource, Rows, RowSo
 
 Layer = Callable[[int], TransformerField]
 ROWS_AT_ONCE = 4096
+HALVES = {"BF16": "bfloat16", "F16": "float16"}
 NORMS = AcrossHeads | EachHead | LayerNorm | RMSNorm
 
 
@@ -72,6 +73,15 @@ def kept(checkpoint: Source, precision: str) -> Holding:
         return FetchedRows(told, RowSource(table.__getitem__, shape, precision))
 
     return Holding(layers, rows)
+
+
+def as_published(checkpoint: Source, dtype: str) -> Holding:
+    """In memory where all matrices are of one precision, full or half; others in their files."""
+    found = checkpoint.precisions
+    if found <= {"F64", "F32"}:
+        return WHOLE
+    half = HALVES.get(*found) if len(found) == 1 else None
+    return fetched(checkpoint, dtype) if half is None else kept(checkpoint, half)
 
 
 def fetched(checkpoint: Source, dtype: str) -> Holding:

@@ -25,6 +25,7 @@ from lim_jax.grid.partition import Regions, require_regions
 from lim_jax.loss.queries import teacher_forcing
 from lim_jax.models.causal import CausalLM, Queries
 from lim_jax.models.foils import Contrast
+from lim_jax.models.walk import STATES_IN_MEMORY, TERMINAL, energies_by_layers, states_size
 from lim_jax.weights import FetchedLayers
 
 Profile = Float[Array | np.ndarray, " _"]
@@ -103,6 +104,7 @@ def energies_of_ids(
     loss: Loss = CausalLM.loss,
     checkpoint: AnyPath | None = None,
     progress: Callable[[list], Iterable] = iter,
+    progress_of_layers: Callable[[list], Iterable] = iter,
 ) -> list[Float[np.ndarray, " _"]]:
     r"""The energies :math:`\|P_0(p_i)\|^2` of every context's own tokens, on its own grid.
 
@@ -112,7 +114,9 @@ def energies_of_ids(
     With a checkpoint a run may be interrupted at any moment, by Ctrl-C or by the end of its
     process: called again with the same arguments it measures the contexts that are left, and gives
     the same numbers, bit for bit. So it does with more windows after the same ones, up to rounding
-    where those make a batch of contexts that were measured alone.
+    where those make a batch of contexts that were measured alone. Contexts whose states between all
+    layers are more than 256 MiB go on at a layer: each state is in a file, one at a time in memory
+    (`CausalLM.loss` and `margin_loss`).
 
     Parameters
     ----------
@@ -124,6 +128,8 @@ def energies_of_ids(
         not at all as soon as they are found, all of a batch together.
     progress
         Wraps the list of windows, for example ``tqdm.tqdm``.
+    progress_of_layers
+        The same for the layers of contexts that go on at a layer: one list for each batch.
 
     Raises
     ------
@@ -133,7 +139,9 @@ def energies_of_ids(
     """
     return [
         np.asarray(energy)[:length]
-        for length, energy in _energies(model, windows, ask, loss, checkpoint, progress)
+        for length, energy in _energies(
+            model, windows, ask, loss, checkpoint, progress, progress_of_layers
+        )
     ]
 
 
@@ -288,6 +296,7 @@ def _energies(
     loss: Loss,
     checkpoint: AnyPath | None = None,
     progress: Callable[[list], Iterable] = iter,
+    progress_of_layers: Callable[[list], Iterable] = iter,
 ) -> Iterator[tuple[int, Profile]]:
     """Each context's length, and its energies on its own grid, with zeros where it is padded."""
     _require_windows(windows)
@@ -304,12 +313,21 @@ def _energies(
     folder = None if checkpoint is None else as_path(checkpoint, "checkpoint")
     run = {} if folder is None else _run(of_ids, model)
 
+    def measured(numbers: list[int]) -> Float[np.ndarray, "contexts length"]:
+        ids, y, scale = _stacked(padded, numbers)
+        small = states_size(model, ids) <= STATES_IN_MEMORY
+        if folder is None or small or not any(loss is one for one in TERMINAL):
+            return np.asarray(_energy(of_ids, model, ids, y, scale))
+        walk = folder / digest((ids, y))
+        found = energies_by_layers(loss, model, ids, y, walk, run, progress_of_layers)
+        return found * np.asarray(scale)[:, None]
+
     def of_batch(numbers: list[int]) -> dict[int, Profile]:
         """All of a batch, which is measured unless all are kept; what fills it up is dropped."""
-        measured = cache(lambda: np.asarray(_energy(of_ids, model, *_stacked(padded, numbers))))
+        batch = cache(lambda: measured(numbers))
         found: dict[int, Profile] = {}
         for place, number in enumerate(dict.fromkeys(numbers)):
-            measure = partial(lambda place: measured()[place], place)
+            measure = partial(lambda place: batch()[place], place)
             if folder is not None:
                 context = {"context": digest((windows[number], asked[number]))}
                 measure = partial(once, folder / f"{number}", {**run, **context}, measure)
@@ -422,11 +440,14 @@ def _padded(model: CausalLM, window: Any, asked: Profile | Contrast) -> Padded:
 def _padded_contrast(asked: Contrast, length: int, size: int, dtype: Any) -> Contrast:
     """Continuations in few lengths, where a prompt may be padded too; what fills up weighs zero."""
     *parts, prompt = (np.asarray(part) for part in asked)
-    require(int(prompt) == length, "ask", got=f"a contrast after {int(prompt)} ids",
-            expected=f"after {length}", cure="Its window is the prompt, and any id.")  # fmt: skip
+    require(
+        int(prompt) == length, "ask", got=f"a contrast after {int(prompt)} ids",
+        expected=f"after {length}", cure="Its window is the prompt, and any id.",
+    )  # fmt: skip
     sizes = [1 << (len(part) - 1).bit_length() if size > length else len(part) for part in parts]
     answer, foil, *weights = map(_filled, parts, sizes)
-    return Contrast(answer, foil, *(one.astype(dtype) for one in weights), prompt)
+    right, other = (one.astype(dtype) for one in weights)
+    return Contrast(answer, foil, right, other, prompt)
 
 
 def _shares(length: int, energy: Profile, regions: Regions) -> Array:

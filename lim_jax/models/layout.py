@@ -1,5 +1,6 @@
 """Weights spread over devices: which axis of which part, and each device's own as they are read."""
 
+import dataclasses
 from collections.abc import Iterable
 from typing import Any, get_args
 
@@ -12,8 +13,10 @@ from lim_jax._checks import require
 from lim_jax.models.checkpoint import unfilled
 from lim_jax.models.holding import ROWS_AT_ONCE, Holding, Layer
 from lim_jax.models.reading import Reader
+from lim_jax.network.multihead import CausalAttention
+from lim_jax.network.ring import RingAttention
 
-AXIS = "model"
+AXIS, CONTEXT = "model", "context"
 # The axes that are spread, by the names that the parts of a layer give theirs: heads attend each by
 # itself, and features of a tokenwise network are made each by itself. Of embeddings and heads,
 # whose rows are read by number, it is the width.
@@ -25,7 +28,8 @@ Index = tuple[slice, ...]
 def spread(mesh: Mesh) -> Holding:
     """Every weight on the devices of a mesh, along its axis ``model``; small ones on all of them.
 
-    A process reads layer by layer, and holds what its own devices hold.
+    A process reads layer by layer, and holds what its own devices hold. Over an axis ``context``
+    keys and values go round.
     """
     require(
         AXIS in mesh.axis_names,
@@ -47,7 +51,8 @@ def spread(mesh: Mesh) -> Holding:
         for index in range(depth):
             for part, leaf in zip(parts, jax.tree.leaves(layer(index)), strict=True):
                 part.fill(slice(index, index + 1), np.asarray(leaf)[None])
-        return jax.tree.unflatten(tree, [part.array() for part in parts])
+        whole = jax.tree.unflatten(tree, [part.array() for part in parts])
+        return whole if CONTEXT not in mesh.axis_names else _around(whole, mesh)
 
     def rows(read: Reader, name: str, shape: tuple[int, int]) -> Array:
         table, some = _Parts(mesh, shape, read.dtype, -1), read.rows(name, *shape)
@@ -57,6 +62,19 @@ def spread(mesh: Mesh) -> Holding:
         return table.array()
 
     return Holding(layers, rows)
+
+
+def _around(layers: PyTree, mesh: Mesh) -> PyTree:
+    """The same layers, whose heads attend over all devices that share a context."""
+    ring = RingAttention(mesh, CONTEXT)
+
+    def attends(node: Any) -> bool:
+        return isinstance(node, CausalAttention)
+
+    def changed(node: Any) -> Any:
+        return dataclasses.replace(node, attend=ring) if attends(node) else node
+
+    return jax.tree.map(changed, layers, is_leaf=attends)
 
 
 class _Parts:

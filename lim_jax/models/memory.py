@@ -9,6 +9,7 @@ from jaxtyping import PyTree
 
 from lim_jax._checks import counted, described, require
 from lim_jax.models.causal import CausalLM
+from lim_jax.models.walk import STATES_IN_MEMORY
 from lim_jax.weights import FetchedLayers
 
 # Measured on a CPU with networks of 0.1, 1.2 and 6.7 billion weights (``benchmarks/sizes.py``): the
@@ -18,6 +19,8 @@ PROCESS = 0.45 * 2**30
 LAYERS_WHOLE, LAYERS_FETCHED = 0.8, 2.2
 SLICES = 3
 TOKENS = 6
+# One is computed from two, or a gradient from a state and a gradient.
+STATES_WALKED = 3
 
 
 class Memory(NamedTuple):
@@ -29,10 +32,14 @@ class Memory(NamedTuple):
         With all weights in memory (`models.load`).
     fetched
         With weights left in their files (`models.open`).
+    walked
+        The same with a checkpoint, where states that are many are in files too
+        (`models.energies_of_ids`).
     """
 
     whole: float
     fetched: float
+    walked: float
 
 
 def profile_memory(model: CausalLM, tokens: int) -> Memory:
@@ -66,13 +73,16 @@ def profile_memory(model: CausalLM, tokens: int) -> Memory:
     tables = [table for table in (model.embedding, model.head) if table is not None]
     rows = sum(math.prod(table.shape) * number for table in tables)
     words = model.words_at_once(tokens)
-    states = (depth + 1 + TOKENS * _widest(layers.source.like) / width) * tokens * width
+    state = number * tokens * width
     slices = SLICES * words * (width + tokens)
-    beside = PROCESS + held + number * (states + slices)
+    beside = PROCESS + held + number * (TOKENS * _widest(layers.source.like) * tokens + slices)
+    states = (depth + 1) * state
     return Memory(
-        whole=beside + depth * layer + rows + LAYERS_WHOLE * layer,
-        fetched=beside + LAYERS_FETCHED * layer,
-    )
+        whole=beside + states + depth * layer + rows + LAYERS_WHOLE * layer,
+        fetched=beside + states + LAYERS_FETCHED * layer,
+        walked=beside + LAYERS_FETCHED * layer
+        + (states if states <= STATES_IN_MEMORY else STATES_WALKED * state),
+    )  # fmt: skip
 
 
 def _bytes(tree: PyTree) -> int:

@@ -88,6 +88,11 @@ class TextPart(NamedTuple):
         """The files that hold the weights."""
         return self.whole.paths
 
+    @property
+    def precisions(self) -> set[str]:
+        """Those of all matrices, as the files call them."""
+        return self.whole.precisions
+
 
 def text_part(checkpoint: Checkpoint) -> Checkpoint | TextPart:
     """The text's part of a multimodal folder; a folder of text alone is what it is.

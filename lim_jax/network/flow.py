@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, PyTree, Shaped
+from jaxtyping import Array, Float, Int, PyTree, Shaped
 
 from lim_jax._checks import (
     described,
@@ -252,10 +252,7 @@ class ResidualFlow(eqx.Module):
         A layer is the pair of its field and its increment :math:`\varepsilon\zeta(t_k)`.
         """
         numbered, layer_of = self._numbered()
-        dtype = jax.tree.leaves(carry)[0].dtype
-        increments = self.horizon / self.depth * jax.vmap(self.profile)(self._times(dtype)[:-1])
-        starts = np.linspace(0.0, self.horizon, self.depth, endpoint=False)
-        increments = require_depth_profile(increments, self.profile, starts, dtype)
+        increments = self._increments(jax.tree.leaves(carry)[0].dtype)
 
         def layer_body(carry, scanned):
             number, increment, *inputs = scanned
@@ -272,6 +269,17 @@ class ResidualFlow(eqx.Module):
             reverse=reverse,
         )
 
+    def layer(self, number: Int[Array, ""], dtype: DTypeLike) -> tuple[Any, Scalar]:
+        """One layer by its number, for states of a precision, as `scan` hands it out."""
+        numbered, layer_of = self._numbered()
+        field = layer_of(jax.tree.map(lambda leaf: leaf[number], numbered))
+        return field, self._increments(dtype)[number]
+
+    def _increments(self, dtype: DTypeLike) -> Float[Array, " depth"]:
+        increments = self.horizon / self.depth * jax.vmap(self.profile)(self._times(dtype)[:-1])
+        starts = np.linspace(0.0, self.horizon, self.depth, endpoint=False)
+        return require_depth_profile(increments, self.profile, starts, dtype)
+
     def _numbered(self) -> tuple[PyTree, Callable[[PyTree], Any]]:
         """What to scan over, and the field that one of it is: its arrays, or its number."""
         if isinstance(self.layers, FetchedLayers):
@@ -279,7 +287,7 @@ class ResidualFlow(eqx.Module):
         arrays, static = eqx.partition(self.layers, eqx.is_array)
         return arrays, lambda arrays: eqx.combine(arrays, static)
 
-    def _times(self, dtype: jnp.dtype) -> Float[Array, " times"]:
+    def _times(self, dtype: DTypeLike) -> Float[Array, " times"]:
         return jnp.linspace(0.0, self.horizon, self.depth + 1, dtype=dtype)
 
 

@@ -43,10 +43,11 @@ def shares_by_place(found: TwoWayShares, names: Sequence[str], title: str = "") 
             cure="One for each document.")  # fmt: skip
     figure, axes = new_figure("share of the influence", "place of the document", title)
     places = np.arange(1, count + 1)
-    for number, name in enumerate(names):
-        style = line_style(number) | {"linewidth": 0.7, "alpha": 0.8}
-        axes.plot(places, found.table.value[number], **style, label=name)
-    value, error, label = *found.by_place, "any document"
+    for number, (name, row) in enumerate(zip(names, np.asarray(found.table.value), strict=True)):
+        style = line_style(number)
+        style["linewidth"] = 0.7  # below that of any document
+        axes.plot(places, row, **style, label=name)
+    (value, error), label = map(np.asarray, found.by_place), "any document"
     if np.isfinite(error).all():
         axes.fill_between(places, value - 2 * error, value + 2 * error, color="black", alpha=0.15,
                           linewidth=0)  # fmt: skip

@@ -75,7 +75,7 @@ class Comparison(NamedTuple):
         return "\n".join([f"second minus first, {kind}", *number_lines(*numbers)])
 
 
-def compare(first: Influence, second: Influence, pairs: Pairs | None = None) -> Comparison:
+def compare(first: Influence, second: Influence, *, pairs: Pairs | None = None) -> Comparison:
     r"""Subtract the first influence from the second, with standard errors.
 
     Errors are linearised, as those of `density.Influence`: with the derivative :math:`T'` of a

@@ -139,12 +139,15 @@ def compare_contexts(first: MeasuredContexts, second: MeasuredContexts) -> Compa
         cure="Measure both with one delta.",
     )
     pairs = paired_names(first.names, second.names)
-    rest = energies_before_queries(first), energies_before_queries(second)
+    one, two = energies_before_queries(first), energies_before_queries(second)
+    rest = None
+    if one is not None and two is not None:
+        rest = _compared_influences(one, two, first.delta, pairs)
     names = [name for name in first.shares if name in second.shares]
     return ComparedContexts(
         len(pairs),
         _compared_influences(first.energies, second.energies, first.delta, pairs),
-        None if None in rest else _compared_influences(*rest, first.delta, pairs),
+        rest,
         {name: _compared_shares(first.shares[name], second.shares[name], pairs) for name in names},
     )
 
@@ -186,11 +189,12 @@ def record_in_words(
     require_several(list(shares.values()), ComparedShares, "shares", "Name records by spans.")
 
     def in_errors(name: str) -> float:
-        value, error = map(float, shares[name].change)
-        return abs(value) if math.isinf(error) else abs(value) / (error or math.inf)
+        change = shares[name].change
+        value, error = abs(float(change.value)), float(change.error)
+        return value if math.isinf(error) else value / (error or math.inf)
 
     most = max(shares, key=in_errors)
-    moved = points_in_words(*map(float, shares[most].change))
+    moved = points_in_words(float(shares[most].change.value), float(shares[most].change.error))
     words = "Of the records, {4} changed most: {1} gives it {2} than {0}{3}."
     return words.format(*names, *moved, most)
 
@@ -216,7 +220,7 @@ def _compared_influences(
     dtype = np.result_type(*{energy.dtype for energy in both})
     regions = common_regions([len(energy) for energy in both], delta, dtype)
     one, two = (influence_of_contexts(energies, regions) for energies in (first, second))
-    return ComparedInfluences(one, two, compare(one, two, pairs))
+    return ComparedInfluences(one, two, compare(one, two, pairs=pairs))
 
 
 def _compared_shares(
@@ -230,7 +234,7 @@ def _compared_shares(
         jax.device_put(np.asarray(values)[one])
         for values, one in zip((first, second), has, strict=True)
     ]
-    change = compare_means(*shares, np.stack(anew, axis=1))
+    change = compare_means(shares[0], shares[1], np.stack(anew, axis=1))
     first_mean, second_mean = map(sample_mean, shares)
     contexts = len(shares[0]), len(shares[1])
     return ComparedShares(first_mean, second_mean, change, contexts, len(chosen))

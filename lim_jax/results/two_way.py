@@ -23,6 +23,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 from jaxtyping import Float, Int
 
@@ -31,9 +32,11 @@ from lim_jax.probes import Estimate
 from lim_jax.results.measured import points_in_words
 from lim_jax.results.records import known
 
+Pair = tuple[np.ndarray, np.ndarray]  # values and their errors
+
 
 class TwoWayShares(NamedTuple):
-    """Shares by document and by place, each an `Estimate` of NumPy's numbers.
+    """Shares by document and by place.
 
     Attributes
     ----------
@@ -121,13 +124,17 @@ def two_way_shares(
     between[[0, -1]] = 1 / 2
     ends = np.concatenate([between, np.zeros(places)])
     of_levels = np.concatenate([np.eye(2 * places), ends[None]])
-    found = _averaged(fits, of_levels) if contexts > 1 else _of_one(fits[0], of_levels)
+    value, error = _averaged(fits, of_levels) if contexts > 1 else _of_one(fits[0], of_levels)
     by_place, by_document, gap = (
-        Estimate(found.value[part], found.error[part])
+        _estimate(value[part], error[part])
         for part in (slice(places), slice(places, 2 * places), -1)
     )
-    table = _table(fits) if contexts > 1 else _table_of_one(fits[0])
+    table = _estimate(*(_table(fits) if contexts > 1 else _table_of_one(fits[0])))
     return TwoWayShares(table, by_place, by_document, gap if places > 2 else None, contexts, orders)
+
+
+def _estimate(value: Any, error: Any) -> Estimate:
+    return Estimate(jax.device_put(value), jax.device_put(error))
 
 
 def two_way_in_words(found: TwoWayShares, names: Sequence[str]) -> str:
@@ -155,8 +162,8 @@ def two_way_in_words(found: TwoWayShares, names: Sequence[str]) -> str:
     The places between hold 6.0 ± 0.0 points less than the first and the last.
     """
     _require_named(found, names)
-    document, place = np.argmax(found.by_document.value), np.argmax(found.by_place.value)
-    least = np.argmin(found.by_place.value)
+    document, place = (int(np.argmax(of.value)) for of in (found.by_document, found.by_place))
+    least = int(np.argmin(found.by_place.value))
     lines = [
         f"Wherever it stands, {names[document]} holds most: "
         f"{_percent(found.by_document, document)} of the influence.",
@@ -244,23 +251,23 @@ def _fitted(shares: np.ndarray, documents: np.ndarray) -> _Fit:
     )
 
 
-def _averaged(fits: list[_Fit], of_levels: np.ndarray) -> Estimate:
+def _averaged(fits: list[_Fit], of_levels: np.ndarray) -> Pair:
     """Over contexts, each of which counts alike."""
     values = np.array([of_levels @ fit.levels for fit in fits])
-    return Estimate(values.mean(axis=0), values.std(axis=0, ddof=1) / math.sqrt(len(fits)))
+    return values.mean(axis=0), values.std(axis=0, ddof=1) / math.sqrt(len(fits))
 
 
-def _of_one(fit: _Fit, of_levels: np.ndarray) -> Estimate:
+def _of_one(fit: _Fit, of_levels: np.ndarray) -> Pair:
     """Of one context, whose noise is what does not add up."""
     effects = np.einsum("ij,jk,ik->i", of_levels, fit.inverse, of_levels)
     # The mean of all orders is in every level, and in no contrast.
     in_common = (
         of_levels[:, : len(fit.levels)].sum(axis=1) * fit.of_orders / fit.counts.sum(axis=0)[0]
     )
-    return Estimate(of_levels @ fit.levels, np.sqrt(fit.noise * effects + in_common))
+    return of_levels @ fit.levels, np.sqrt(fit.noise * effects + in_common)
 
 
-def _table(fits: list[_Fit]) -> Estimate:
+def _table(fits: list[_Fit]) -> Pair:
     """Means of the contexts' own, over those in which some order has the document there."""
     counts = np.array([fit.counts for fit in fits])
     cells = np.array([fit.sums for fit in fits]) / np.maximum(counts, 1)
@@ -268,15 +275,15 @@ def _table(fits: list[_Fit]) -> Estimate:
     mean = cells.sum(axis=0) / np.maximum(number, 1)
     scatter = np.where(counts > 0, (cells - mean) ** 2, 0).sum(axis=0)
     error = np.sqrt(scatter / np.maximum(number * (number - 1), 1))
-    return Estimate(np.where(number > 0, mean, np.nan), np.where(number > 1, error, np.inf))
+    return np.where(number > 0, mean, np.nan), np.where(number > 1, error, np.inf)
 
 
-def _table_of_one(fit: _Fit) -> Estimate:
+def _table_of_one(fit: _Fit) -> Pair:
     """The means of one context, in which each share has the noise and its order's."""
     number = np.maximum(fit.counts, 1)
     variance = fit.noise * (1 - 1 / len(number)) + fit.of_orders
     error = np.sqrt(np.where(fit.counts > 0, variance / number, np.inf))
-    return Estimate(np.where(fit.counts > 0, fit.sums / number, np.nan), error)
+    return np.where(fit.counts > 0, fit.sums / number, np.nan), error
 
 
 def _require_orders(shares: np.ndarray, documents: np.ndarray) -> None:

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from lim_jax._checks import require_callable
+from lim_jax._varying import varying_as
 from lim_jax.density.adjoints import (
     Batch,
     Loss,
@@ -231,6 +232,8 @@ def _mixed_gradient(
     :math:`\sigma = 1` and along (c, a), of the first as a function of a shift of x and
     :math:`\sigma`.
     """
+    # Inside `jax.shard_map` a gradient in what all devices hold would be the sum over them.
+    moving = varying_as(moving, (direction, weights))
 
     def gradient(shift: Adjoints, factors: Losses) -> PyTree:
         return jax.grad(lambda moving: factors @ losses_at(moving, shift))(moving)

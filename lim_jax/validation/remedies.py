@@ -341,7 +341,7 @@ def train_further(
     key
         For the batches: the same key gives every arm the same.
     test
-        Examples for the scores, of every gold place.
+        Examples for the scores, of `examples_of_every_place`.
     stages, every
         How often to evaluate, and how many steps lie between.
     checkpoint, progress

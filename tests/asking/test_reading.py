@@ -11,12 +11,14 @@ from tokenizers.pre_tokenizers import ByteLevel, Whitespace
 from tokenizers.processors import TemplateProcessing
 
 from lim_jax.asking import (
+    Context,
     Document,
     Laid,
     Unanswered,
     context_of,
     read_contexts,
     read_documents,
+    read_prompts,
     unanswered,
 )
 
@@ -215,7 +217,8 @@ def test_documents_are_parts_of_the_context_and_the_answer_follows(tmp_path):
     documents = [{"title": "A", "text": "red is"}, {"text": "blue sky"}]
     record = {"documents": documents, "question": "what is", "answer": "blue sky", "id": "first"}
     data = lines(tmp_path, record, {"documents": documents, "question": "sky"})
-    first, second = read_contexts(data, tmp_path / "words.json", "answer", 20)
+    first, second = read_prompts(data, tmp_path / "words.json", "answer", 20)
+    assert isinstance(first, Context)
     shown = [WORDS[number] for number in first.window]
     assert " ".join(shown) == "<s> A red is blue sky Question : what is Answer : blue sky"
     np.testing.assert_allclose(first.weights, [*[0] * 11, 0.5, 0.5])
@@ -232,6 +235,8 @@ def test_documents_are_parts_of_the_context_and_the_answer_follows(tmp_path):
     assert [span.places.tolist() for span in found.spans] == [[1, 2, 3], [4, 5], [8]]
     plain = read_contexts(data, tmp_path / "words.json", "next-token", 20)[1]
     assert plain.window.tolist() == second.found.ids.tolist()
+    with pytest.raises(ValueError, match="got 1 lines without an answer, expected an answer in ea"):
+        read_contexts(data, tmp_path / "words.json", "answer", 20)
     data = lines(tmp_path, {"documents": documents, "question": "sky"})
     with pytest.raises(ValueError, match="line 1: got 12 tokens, expected from 2 to 11"):
         read_contexts(data, tmp_path / "words.json", "answer", 10)
@@ -292,7 +297,9 @@ def test_documents_that_are_none_are_refused(tmp_path):
 def test_a_foil_leaves_the_prompt_alone_to_be_measured(tmp_path, letters):
     records = {"prompt": "abc", "answer": "de", "foil": "k"}, {"prompt": "ab", "answer": "f"}
     data = lines(tmp_path, *records)
-    first, second = read_contexts(data, letters, "contrast", 9, "gg")
+    first, second = read_prompts(data, letters, "contrast", 9, "gg")
+    assert isinstance(first, Context) and first.contrast is not None
+    assert isinstance(second, Context) and second.contrast is not None
     assert first.window.tolist() == [0, 1, 2, 3] and first.tokens == ("a", "b", "c")
     assert first.weights.tolist() == [0, 0, 1] and first.asked is first.contrast
     assert [part.tolist() for part in first.contrast] == [[3, 4], [10], [1, 1], [1], 3]

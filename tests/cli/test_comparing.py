@@ -2,6 +2,7 @@
 
 import csv
 import json
+from html.parser import HTMLParser
 
 import numpy as np
 import pytest
@@ -158,6 +159,39 @@ def test_one_context_of_each_has_no_error_and_none_in_both_is_said(tmp_path, mon
     document = json.loads((tmp_path / "C" / "compare.json").read_text())
     assert document["influence"]["difference"]["total_error"] is None
     assert "influence_without_queries" not in document and document["records"] == []
+
+
+class Frames(HTMLParser):
+    """What the frames of a page hold, and its paragraphs."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.held, self.said, self.inside = [], [], False
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.inside = tag == "p"
+        if tag == "iframe":
+            self.held.append(dict(attrs)["srcdoc"])
+
+    def handle_data(self, data):
+        if self.inside:
+            self.said.append(data.strip())
+        self.inside = False
+
+
+def test_two_pages_stand_beside_each_other_where_both_are_there(folders, monkeypatch):
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path: None)
+    pages = ['<p class="a">A & "one"</p><script>1 < 2</script>', "<p>ß {x}</p>"]
+    arguments = [str(folders / "A"), str(folders / "B"), "--out", str(folders / "C")]
+    for name, page in zip("AB", pages, strict=True):
+        (folders / name / "profile.html").write_text(page, "utf-8")
+        assert cli.main(["compare", *arguments, "--overwrite"]) == 0
+        assert (folders / "C" / "compare.html").exists() is (name == "B")
+    found = Frames((folders / "C" / "compare.html").read_text("utf-8"))
+    assert found.held == pages
+    document = json.loads((folders / "C" / "compare.json").read_text())
+    assert found.said == document["finding"].splitlines()
 
 
 def test_folders_without_contexts_are_refused(folders):

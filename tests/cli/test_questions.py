@@ -7,10 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
+from reference.chats import CHATML
 from reference.publishers import CONFIGS, LETTERS, logits, write_with_letters
 from scipy.special import logsumexp
 
 from lim_jax import cli, models
+from lim_jax.asking import Laid, unanswered
+from lim_jax.cli import answers, questions
 from lim_jax.cli.questions import Found, finding_of
 
 DOCUMENTS = {"first.txt": "abcabd", "second.txt": "hgjh", ".hidden": "no"}
@@ -87,7 +90,9 @@ def test_an_answer_of_the_models_own_and_what_each_document_holds(
     assert {name: part["tokens"] for name, part in found["parts"].items()} == tokens
     printed = capsys.readouterr().out
     assert f"\nThe answer “{found['answer']}” comes from “" in printed
-    assert "One context has no error." in printed and "inf" not in printed
+    assert "One context has no error." in printed and " inf" not in printed.replace(
+        " influence", ""
+    )
     top = max(("first", "second"), key=lambda name: expected[name])
     assert f"comes from “{top}” most of all" in printed
     assert (out / "tokens.csv").exists() and not (out / "profile.html").exists()
@@ -139,6 +144,43 @@ def test_a_question_that_cannot_be_asked_is_refused(folder, documents, tmp_path,
         with pytest.raises(ValueError, match=message):
             cli.main([*start, *arguments, *out])
     assert not (tmp_path / "out").exists()
+
+
+def test_a_chat_is_laid_out_by_the_models_template(folder, documents, tmp_path, monkeypatch):
+    chatting = tmp_path / "chatting"
+    chatting.mkdir()
+    for file in folder.iterdir():
+        (chatting / file.name).symlink_to(file)
+    (chatting / "chat_template.jinja").write_text(CHATML)
+    lines = []
+
+    def stopping(line, *rest):
+        lines.append(line)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(questions, "context_of_line", stopping)
+    arguments = ["ask", str(chatting), "bc", "--documents", str(documents), "--no-html", "--chat"]
+    out = ["--out", str(tmp_path / "out")]
+    assert cli.main([*arguments, *out, "--answer", "ab", "--foil", "f"]) == 130
+    (line,) = lines
+    asked = PROMPT.split("Question")[0] + "bc"
+    assert line.laid.text.endswith(f"user\n{asked}<|im_end|>\n<|im_start|>assistant\n")
+    assert (line.answer, line.foil) == ("ab", "f")
+    names = [name for _, _, name in line.laid.spans]
+    assert names == ["first", "second", "question"]
+
+
+def test_the_answers_of_the_models_own_are_shown(folder):
+    prompts = [unanswered(Laid("abc")) for _ in range(6)]
+    contexts = [one.answered(np.array([1, 2])) for one in prompts]
+    read = [*prompts[:2], contexts[2], *prompts[3:]]
+    shown = answers.own_answers(read, contexts, folder)
+    assert shown == [
+        f"Of context {number} the model's own answer is asked: “b c”" for number in (0, 1, 3, 4, 5)
+    ]
+    more = answers.own_answers([*prompts, *prompts], [*contexts, *contexts], folder)
+    assert more[-1] == "So it is of 7 more." and len(more) == 6
+    assert answers.own_answers(contexts, contexts, folder) == []
 
 
 def test_the_finding_of_one_document_and_of_none_that_matters():

@@ -114,7 +114,9 @@ def test_documents_in_three_orders_of_two_lines(folder, tmp_path, capsys, monkey
     np.testing.assert_allclose(np.array(kept.energies), averaged, rtol=1e-4)
     assert kept.names == ["0", "1"] and kept.asked == [43, 43]
     np.testing.assert_allclose([kept.shares[name] for name in "abc"], by_document.T, rtol=1e-4)
-    record = {row["record"]: row for row in table(out / "records.csv")}["b"]
+    records = {row["record"]: row for row in table(out / "records.csv")}
+    assert list(records) == ["a", "b", "c", "question"], "as they stand in the line"
+    record = records["b"]
     assert float(record["share"]) == pytest.approx(by_document[:, 1].mean(), rel=1e-4)
     assert int(record["contexts"]) == 2
 

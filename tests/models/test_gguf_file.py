@@ -9,7 +9,7 @@ from reference import publishers
 from reference.publishers import CONFIGS, DEPTH, HEADS, HIDDEN, WIDTH, WORDS
 
 from lim_jax import models
-from lim_jax.models import checkpoint, gguf_file
+from lim_jax.models import checkpoint, gguf_file, holding
 
 CONFIG = CONFIGS["llama"]
 IDS = np.array([3, 1, 4, 1, 5, 9, 2])
@@ -107,6 +107,10 @@ def test_quantisation_is_undone_some_rows_at_a_time(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint, "NUMBERS_AT_ONCE", 3 * 64)
     found = gguf_file.open_gguf(tmp_path / "model.gguf").read("model.embed_tokens.weight", (7, 64))
     np.testing.assert_array_equal(found, numbers)
+    # Such numbers stay in their file, where weights are to stay as they are published.
+    opened = gguf_file.open_gguf(tmp_path / "model.gguf")
+    assert opened.precisions == {"Q8_0"}
+    assert not holding.as_published(opened, "float32").each_layer
 
 
 def test_files_that_are_broken_or_not_known_are_refused(tmp_path):

@@ -11,7 +11,7 @@ from lim_jax import cost, models
 from lim_jax.models import memory
 
 
-def test_what_is_said_grows_as_its_parts_do(tmp_path):
+def test_what_is_said_grows_as_its_parts_do(tmp_path, monkeypatch):
     # Every leaf of the network is among its weights, in memory or in files.
     folder = write(tmp_path, CONFIGS["llama"])
     opened, whole = models.open(folder), models.load(folder)
@@ -29,6 +29,14 @@ def test_what_is_said_grows_as_its_parts_do(tmp_path):
     a_token = (whole.flow.depth + 1) * width + memory.TOKENS * widest + memory.SLICES * words
     longer = models.profile_memory(opened, 8)
     np.testing.assert_allclose(np.subtract(longer, found), 4 * a_token, rtol=1e-9)
+    # Many states are in files, but for some.
+    assert found.walked == found.fetched
+    monkeypatch.setattr(memory, "STATES_IN_MEMORY", 0)
+    monkeypatch.setattr(memory, "STATES_WALKED", 1)
+    in_files = 4 * whole.flow.depth * width * 7
+    np.testing.assert_allclose(
+        found.walked - models.profile_memory(opened, 7).walked, in_files, rtol=1e-9
+    )
     norm = sum(leaf.nbytes for leaf in jax.tree.leaves(whole.norm))
     rest = 4 * (7 * a_token + memory.SLICES * words * width) + norm
     parts = memory.PROCESS + rest + memory.LAYERS_FETCHED * layer

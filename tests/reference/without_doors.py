@@ -2,15 +2,15 @@
 
 WITHOUT = {
     "Commands: their arguments come through tyro, and tests/cli has what they refuse.": """
-        answered ask described_contexts finding_of profiled require_foil require_page write_profile
-        write_profile_page
+        answer_text answered ask described_contexts finding_of own_answers profiled require_foil
+        require_page write_profile write_profile_page
         announced averaged_records choose_contexts duration record_lines report_explanations stem
         words write_pages
         cli.compare cli.explain cli.study counterexamples first_contexts keep_programs
         averaged_orders main measured_contexts network_within noted profile
-        rates read_contexts read_contexts_of record_shares reproduce run_folder save_figure
-        shuffled_lines shuffled_report shuffled_shares study_figures write_contexts write_json
-        write_shuffled write_table
+        rates read_contexts read_contexts_of read_prompts record_shares reproduce run_folder
+        save_figure shuffled_lines shuffled_report shuffled_shares study_figures write_beside
+        write_contexts write_json write_shuffled write_table
     """,
     "Refusals, which are what is tested; and what they are made of.": """
         adjoint.compare all_known counted_depth counted_steps density.require_pair embedded
@@ -29,7 +29,8 @@ WITHOUT = {
         across_heads afmoe alibi_slopes apart arcee architecture_of bias biased biases_of bloom
         bloom_gelu by_expert chosen cohere cohere2 deepseek_v2 deepseek_v3 ernie4_5 every
         exact_gelu exaone4
-        falcon fetched fingerprint kept spread whole_rows
+        as_published energies_by_layers falcon fetched fingerprint kept spread states_size
+        whole_rows
         models.gated gathered gemma gemma2 gemma3_text glm glm4 gpt2 gpt_neo gpt_neox gpt_oss
         gptj granite granitemoe helium hunyuan_v1_dense inside joined joined_by_group
         jointly_gated layer_kinds layer_norm layer_norm_from_one layer_norm_without_shift llama

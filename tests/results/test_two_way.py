@@ -1,5 +1,6 @@
 """Places and documents come apart: closed forms, NumPy's least squares, draws of known errors."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import stats
@@ -69,6 +70,7 @@ def test_in_a_balanced_design_they_are_plain_means_and_errors_the_contexts_scatt
     np.testing.assert_allclose(found.by_document.value, of_documents.mean(axis=0), rtol=1e-10)
     np.testing.assert_allclose(found.by_document.error, stats.sem(of_documents), rtol=1e-10)
     gaps = places[:, [0, 3]].mean(axis=1) - places[:, 1:3].mean(axis=1)
+    assert found.gap is not None
     np.testing.assert_allclose(found.gap, (gaps.mean(), stats.sem(gaps)), rtol=1e-10)
     for d in range(4):
         for p in range(4):
@@ -108,7 +110,7 @@ INTERACTION = np.array([[3.0, -1, -1, -1], [-2, 0, 1, 1], [1, 1, -2, 0], [-2, 0,
 @pytest.mark.parametrize("orders", [2, 4])
 def test_errors_over_contexts_are_those_of_draws_and_orders_are_not_contexts(orders):
     """Contexts differ in what place and document do together; the fit is right on the average."""
-    generator, repeats, contexts = np.random.default_rng(4), 400, 8
+    generator, repeats, contexts = np.random.default_rng(4), 250, 8
     values, errors, naive = [], [], []
     for repeat in range(repeats):
         documents = drawn_orders(orders, contexts, repeat)
@@ -123,7 +125,7 @@ def test_errors_over_contexts_are_those_of_draws_and_orders_are_not_contexts(ord
     values, errors = np.array(values), np.array(errors)
     truth = LEVEL + np.concatenate([PLACES, DOCUMENTS])
     off = (values.mean(axis=0) - truth) / (values.std(axis=0) / np.sqrt(repeats))
-    assert np.all(np.abs(off) < 4), "of 400 draws each is known to its error"
+    assert np.all(np.abs(off) < 4), "of 250 draws each is known to its error"
     spread = values.std(axis=0)
     np.testing.assert_allclose(np.sqrt((errors**2).mean(axis=0)), spread, rtol=0.15)
     if orders == 4:
@@ -136,7 +138,7 @@ def test_errors_over_contexts_are_those_of_draws_and_orders_are_not_contexts(ord
 @pytest.mark.parametrize("orders", [4, 6])
 def test_errors_of_one_context_are_those_of_its_orders(orders, one_whole):
     """Of independent noise; and of shares that are one in all, whose noise sums to zero."""
-    generator, repeats = np.random.default_rng(5), 600
+    generator, repeats = np.random.default_rng(5), 300
     values, squares = [], []
     for repeat in range(repeats):
         documents = drawn_orders(orders, 1, repeat)
@@ -153,20 +155,20 @@ def test_errors_of_one_context_are_those_of_its_orders(orders, one_whole):
     values = np.array(values)
     spread = values.std(axis=0)
     assert np.all(np.abs(values.mean(axis=0) - truth) < 4 * spread / np.sqrt(repeats))
-    np.testing.assert_allclose(np.sqrt(np.mean(squares, axis=0)), spread, rtol=0.12)
+    np.testing.assert_allclose(np.sqrt(np.mean(squares, axis=0)), spread, rtol=0.15)
 
 
 def test_a_cell_of_one_context_has_the_error_of_its_orders():
     generator, documents = np.random.default_rng(6), drawn_orders(8, 1, 0)
     cells, squares = [], []
-    for _ in range(600):
+    for _ in range(300):
         noise = 0.05 * generator.standard_normal(documents.shape)
         noise += 0.1 * generator.standard_normal((1, 8, 1))  # of an order
         found = two_way_shares(adding_up(documents) + noise, documents).table
         cells.append(found.value)
         squares.append(found.error**2)
     # A document has a place in two orders of eight.
-    np.testing.assert_allclose(np.std(cells, axis=0), np.sqrt((0.05**2 + 0.1**2) / 2), rtol=0.12)
+    np.testing.assert_allclose(np.std(cells, axis=0), np.sqrt((0.05**2 + 0.1**2) / 2), rtol=0.15)
     np.testing.assert_allclose(np.sqrt(np.mean(squares, axis=0)), np.std(cells, axis=0), rtol=0.15)
 
 
@@ -204,13 +206,17 @@ def test_what_are_no_orders_is_refused(shares, documents, message):
         two_way_shares(shares, documents)
 
 
+def estimate(value, error):
+    return Estimate(jnp.array(value), jnp.array(error))
+
+
 def test_words_and_table_are_of_the_numbers():
     found = TwoWayShares(
-        Estimate(np.array([[0.1, np.nan, 0.3], [0.2, 0.5, 0.6], [0.7, 0.8, 0.9]]),
-                 np.array([[0.01, np.inf, 0.03], [0.04, np.inf, 0.05], [0.06, 0.07, 0.08]])),
-        Estimate(np.array([0.2, 0.11, 0.4]), np.array([0.01, 0.02, 0.03])),
-        Estimate(np.array([0.3, 0.1, 0.25]), np.array([0.015, 0.01, 0.02])),
-        Estimate(np.float64(-0.1), np.float64(0.06)), 2, 3,
+        estimate([[0.1, np.nan, 0.3], [0.2, 0.5, 0.6], [0.7, 0.8, 0.9]],
+                 [[0.01, np.inf, 0.03], [0.04, np.inf, 0.05], [0.06, 0.07, 0.08]]),
+        estimate([0.2, 0.11, 0.4], [0.01, 0.02, 0.03]),
+        estimate([0.3, 0.1, 0.25], [0.015, 0.01, 0.02]),
+        estimate(-0.1, 0.06), 2, 3,
     )  # fmt: skip
     assert two_way_in_words(found, ["a", "b", "c"]).splitlines() == [
         "Wherever it stands, a holds most: 30.0 ± 1.5 % of the influence.",

@@ -1,0 +1,125 @@
+"""Influence on contexts one layer at a time, each state kept in a file: for runs of hours."""
+
+from collections.abc import Callable, Iterable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from lim_jax._checks import AnyPath, as_path
+from lim_jax._resuming import Run, store, stored
+from lim_jax.density.adjoints import Ids, Loss, judged
+from lim_jax.grid.cells import token_grid
+from lim_jax.grid.measure import Grid
+from lim_jax.models.causal import CausalLM, Queries
+from lim_jax.network.flow import ResidualFlow
+
+States = Float[Array, "contexts length width"]
+# More bytes than these are states of runs of minutes: 512 tokens of seven billion weights.
+STATES_IN_MEMORY = 2**28
+
+
+# Losses of a network's last state, by those of its input.
+TERMINAL: dict[Loss, Loss] = {
+    CausalLM.loss: CausalLM.terminal_loss,
+    CausalLM.margin_loss: CausalLM.terminal_margin_loss,
+}
+
+
+def states_size(model: CausalLM, ids: Ids) -> int:
+    """How many bytes the states between all layers are, of some contexts."""
+    table = model.embedding
+    return (model.flow.depth + 1) * ids.size * table.shape[1] * table.dtype.itemsize
+
+
+def energies_by_layers(
+    loss: Loss,
+    model: CausalLM,
+    ids: Ids,
+    y: Queries,
+    folder: AnyPath,
+    run: Run,
+    progress: Callable[[list], Iterable] = iter,
+) -> Float[np.ndarray, "contexts length"]:
+    r"""What `density.adjoint_energies` gives of a batch of ids; interrupted it goes on at a layer.
+
+    The walk has 2M + 2 steps: the states :math:`X_0, \dots, X_M`, then the gradients in
+    :math:`X_M, \dots, X_0`. Each is kept in a file of its number as soon as it is found, and what
+    no later step needs is removed: in the end one gradient is left, which another call reads. In
+    memory are one layer and the states at its two ends.
+
+    Parameters
+    ----------
+    loss
+        One of `TERMINAL`.
+    model, ids, y
+        As in `density.adjoint_energies`, of a network held in any way.
+    folder
+        For the files, made where it is missing; of this batch alone.
+    run
+        What tells this run from others, whose files are refused.
+    progress
+        Wraps the list of steps.
+    """
+    flow, folder = model.flow, as_path(folder, "folder")
+    grid, last = token_grid(ids.shape[1], model.embedding.dtype), 2 * flow.depth + 1
+    like = jax.ShapeDtypeStruct((*ids.shape, model.embedding.shape[1]), model.embedding.dtype)
+
+    def kept(step: int) -> States:
+        return stored(folder / str(step), run, lambda about: like)[1]
+
+    def found(step: int, before: States) -> States:
+        if step == 0:
+            return before
+        if step <= flow.depth:
+            return _ahead(flow, jnp.array(step - 1), before, grid)
+        if step == flow.depth + 1:
+            return _terminal(TERMINAL[loss], model, before, y)
+        return _back(flow, jnp.array(last - step), kept(last - step), before, grid)
+
+    done = max((int(file.name) for file in folder.glob("*") if file.name.isdigit()), default=-1)
+    now = kept(done) if done >= 0 else _embedded(model, ids, y)
+    for step in progress(list(range(last + 1))):
+        if step <= done:
+            continue
+        now = found(step, now)
+        store(folder / str(step), run, {}, now)
+        if step > flow.depth:
+            for needless in {step - 1, last - step}:
+                (folder / str(needless)).unlink(missing_ok=True)
+    return np.asarray(_energies(now, grid))
+
+
+@eqx.filter_jit
+def _embedded(model: CausalLM, ids: Ids, y: Queries) -> States:
+    return jax.vmap(model.embed)(ids, y)
+
+
+@eqx.filter_jit
+def _ahead(flow: ResidualFlow, number: Int[Array, ""], x: States, grid: Grid) -> States:
+    layer = flow.layer(number, x.dtype)
+    return jax.vmap(lambda x: flow.transition(layer, x, grid))(x)
+
+
+@eqx.filter_jit
+def _terminal(loss: Loss, model: CausalLM, x: States, y: Queries) -> States:
+    of_one = jax.value_and_grad(loss, argnums=1)
+    losses, gradients = jax.vmap(of_one, in_axes=(None, 0, 0))(model, x, y)
+    return judged(gradients, (x, y), losses)
+
+
+@eqx.filter_jit
+def _back(
+    flow: ResidualFlow, number: Int[Array, ""], x: States, gradient: States, grid: Grid
+) -> States:
+    layer = flow.layer(number, x.dtype)
+    _, transposed = jax.vjp(jax.vmap(lambda x: flow.transition(layer, x, grid)), x)
+    return transposed(gradient)[0]
+
+
+@eqx.filter_jit
+def _energies(gradients: States, grid: Grid) -> Float[Array, "contexts length"]:
+    energies = jnp.sum((gradients / grid.weights[None, :, None]) ** 2, axis=2)
+    return judged(energies, (), None, energies)
