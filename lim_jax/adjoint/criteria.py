@@ -33,7 +33,7 @@ class ConeBounds(NamedTuple):
     Attributes
     ----------
     left_bound, left
-        :math:`\κ_L T^2 A_{E_L}` and what it is at most (`eq:cone-left-actual-lower-bound`).
+        :math:`\kappa_L T^2 A_{E_L}` and what it is at most (`eq:cone-left-actual-lower-bound`).
     middle, middle_bound
         The average over the middle and :math:`K_M T^2 A_{E_M}`, which it is at most
         (`eq:cone-middle-actual-upper-bound`).
@@ -48,7 +48,7 @@ class ConeBounds(NamedTuple):
 def cone_bounds(cone: JointCone, regions: Regions) -> ConeBounds:
     r"""Bound the cone energy's average from below on the left, from above in the middle.
 
-    With :math:`\κ_L` the least :math:`\Gamma` over E_L and :math:`K_M` the largest
+    With :math:`\kappa_L` the least :math:`\Gamma` over E_L and :math:`K_M` the largest
     :math:`|\Gamma|` over E_M (`eq:cone-left-joint-coercivity`, `eq:cone-middle-joint-upper-bound`).
     On a grid :math:`A_B` averages the square of the cone's own length, :math:`(L - j + 1)/L` on
     tokens, not of 1 - q (`eq:cone-geometric-region-factor`).
@@ -80,7 +80,7 @@ def _require_cone(cone: JointCone, regions: Regions) -> None:
 
 
 def _extremes(cone: JointCone, regions: Regions) -> tuple[float, float]:
-    r""":math:`\κ_L` and :math:`K_M`, over the cells that the regions touch."""
+    r""":math:`\kappa_L` and :math:`K_M`, over the cells that the regions touch."""
     inside = np.asarray(regions.weights) > 0
     lowest, largest = np.asarray(cone.lowest), np.asarray(cone.largest)
     return float(lowest[inside[0]].min()), float(largest[inside[1]].max())
@@ -89,7 +89,7 @@ def _extremes(cone: JointCone, regions: Regions) -> tuple[float, float]:
 def primacy_noncancellation(cone: JointCone, regions: Regions) -> Certificate:
     r"""Primacy of the cone channel where contributions do not cancel.
 
-    `prop:primacy-noncancellation`: :math:`\κ_L A_{E_L} > K_M A_{E_M}`
+    `prop:primacy-noncancellation`: :math:`\kappa_L A_{E_L} > K_M A_{E_M}`
     (`eq:cone-actual-primacy-condition`), compared with its factor :math:`T^2`, implies that the
     cone energy is on average larger over E_L than over E_M. The two sides are the bounds of
     `cone_bounds`.

@@ -1,6 +1,6 @@
 """Which positions a language model uses, and why, from a terminal."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -274,7 +274,7 @@ def _explained(
 
     found = {}
     for name, case in cases.items():
-        bar = partial(tqdm, desc=name, unit="context")
+        bar = partial(_bar, name, iter(("context", "criterion")))
         margin, plain = CausalLM.terminal_margin_loss, CausalLM.terminal_loss
         found[name] = once(name, partial(
             explanations.explain, case.network, windows, case.weights, regions, key=key,
@@ -288,6 +288,11 @@ def _explained(
         mass = partial(explanations.average_cone_mass, network, windows[:MASSES], regions)
         masses[name] = once(f"cone mass, {name}", mass)
     return found, masses
+
+
+def _bar(name: str, units: Iterator[str], numbers: list[int]) -> Iterable[int]:
+    """With the time that is left: first of contexts, then of criteria."""
+    return tqdm(numbers, desc=name, unit=next(units))
 
 
 def _once(path: Path, contexts: int, find: Callable[[], Any]) -> Any:

@@ -142,7 +142,7 @@ def duration(seconds: float) -> str:
 
     Examples
     --------
-    >>> duration(0.3), duration(42), duration(400), duration(9000)
+    >>> duration(0.3), duration(42.0), duration(400.0), duration(9000.0)
     ('1 second', '40 seconds', '7 minutes', '2.5 hours')
     """
     if seconds < 90:

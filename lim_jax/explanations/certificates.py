@@ -93,15 +93,15 @@ def survival_of_recency(
 
 def primacy_of_the_cone(
     model: CausalLM,
-    terminal_loss: Any,
     found: Adjoints,
     regions: Regions,
     depth: int,
+    terminal_loss: Any,
     judged: Judged,
 ) -> Certificate:
     r"""Judge `criteria.primacy_noncancellation` by the first token, and in full if it may hold.
 
-    :math:`\κ_L` is the least :math:`\Gamma` over all pairs of contributions to the left. Those
+    :math:`\kappa_L` is the least :math:`\Gamma` over all pairs of contributions to the left. Those
     of one layer to the first token are some of them: where two of these point apart, it is not
     positive.
 

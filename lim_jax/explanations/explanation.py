@@ -217,13 +217,16 @@ def explain(
     found = jax.tree.map(lambda *leaves: jnp.stack(leaves), *each_found)
     averaged = _averaged(found, regions, rest)
     regional, adjoints = averaged["regional"], found.adjoints
-    judged = (
-        *_of_queries(model, windows, query_weights, found, regions, terminal_loss),
-        survival_of_recency(model, adjoints, regions, depth, norms_key, certificates),
-        primacy_of_the_cone(model, terminal_loss, adjoints, regions, depth, certificates),
-        double_deficit(regional, bootstrap_bounds(regional, key=bootstrap_key)),
-        exact_characterisation(regional),
+    of_network = model, adjoints, regions, depth
+    judges = (
+        lambda: _of_queries(model, windows, query_weights, found, regions, terminal_loss),
+        lambda: (survival_of_recency(*of_network, norms_key, certificates),),
+        lambda: (primacy_of_the_cone(*of_network, terminal_loss, certificates),),
+        lambda: (double_deficit(regional, bootstrap_bounds(regional, key=bootstrap_key)),),
+        lambda: (exact_characterisation(regional),),
     )
+    numbers = progress(list(range(len(judges))))
+    judged = tuple(one for number in numbers for one in judges[number]())
     return Explanation(depth, certificates=judged, **averaged)
 
 

@@ -114,14 +114,14 @@ def parts_finding(channels: Float[Any, "3"], hops: Float[Any, " hops"], depth: i
     Examples
     --------
     >>> parts_finding(np.array([0.0, 1.0, 199.0]), np.array([0.0, 1.0, 2.0, 1.0]), 0)[:61]
-    'By hops: 50 % 2 hops, 25 % 1 hop, 25 % 3 or more hops. By cha'
+    'By hops: 2 hops 50 %, 1 hop 25 %, 3 or more hops 25 %. By cha'
     """
 
     def largest(names: Sequence[str], energies: Any) -> str:
         energies = np.asarray(energies, float)
         shares = energies / (energies.sum() or 1)
         order = [at for at in np.argsort(-shares, kind="stable") if shares[at] >= 5e-4]
-        return ", ".join(f"{percent(shares[at])} {names[at]}" for at in order)
+        return ", ".join(f"{names[at]} {percent(shares[at])}" for at in order)
 
     return (
         f"By hops: {largest(HOPS, hops)}. By channels at depth {depth}: "

@@ -88,14 +88,14 @@ def test_where_a_criterion_cannot_hold_its_dear_numbers_are_left_out(monkeypatch
     loss = models.CausalLM.terminal_loss
     given = model(), found(), REGIONS, DEPTH
     survival = certificates.survival_of_recency(*given, KEY, "all")
-    primacy = certificates.primacy_of_the_cone(model(), loss, *given[1:], "all")
+    primacy = certificates.primacy_of_the_cone(*given, loss, "all")
     assert survival.vacuous and primacy.vacuous
     least = primacy.premises[0].value
     with monkeypatch.context() as patched:
         for dear in ("_amplifications", "_joint_cone"):
             patched.setattr(certificates, dear, None)
         quick = certificates.survival_of_recency(*given, KEY, "deciding")
-        other = certificates.primacy_of_the_cone(model(), loss, *given[1:], "deciding")
+        other = certificates.primacy_of_the_cone(*given, loss, "deciding")
     for one, full in ((quick, survival), (other, primacy)):
         assert one.vacuous and one.decisive and not one.holds and one.name == full.name
         for seen, truth in zip(one.measured, full.measured, strict=True):
@@ -111,16 +111,19 @@ def test_where_a_criterion_cannot_hold_its_dear_numbers_are_left_out(monkeypatch
     again = certificates.survival_of_recency(model(), still, REGIONS, DEPTH, KEY, "deciding")
     assert again == survival
     monkeypatch.setattr(certificates, "_least_of_first_token", lambda *given: jnp.ones(()))
-    assert certificates.primacy_of_the_cone(model(), loss, *given[1:], "deciding") == primacy
+    assert certificates.primacy_of_the_cone(*given, loss, "deciding") == primacy
 
 
 def test_contexts_with_queries_of_their_own_are_explained_as_each_by_itself():
     """Of a margin, and of cross-entropy asked unalike, right-biased queries are not judged."""
     rows = np.array([last_token(LENGTH), [0.0, 0.25, 0.75, 0.0, 0.0]])
     margin = models.CausalLM.terminal_margin_loss
+    seen: list = []
     measured = explanations.explain(
-        model(), WINDOWS, jax.device_put(rows), REGIONS, key=KEY, terminal_loss=margin
-    )
+        model(), WINDOWS, jax.device_put(rows), REGIONS, key=KEY, terminal_loss=margin,
+        progress=lambda numbers: seen.append(len(numbers)) or numbers,
+    )  # fmt: skip
+    assert seen == [COUNT, 5]  # contexts, then criteria
     network = model()
 
     @jax.jit
