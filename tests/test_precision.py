@@ -83,6 +83,9 @@ def test_cone_mass_of_large_states():
     np.testing.assert_allclose(exact(cone_mass(half, x, grid)), operator, rtol=5e-3)
     found = exact(cone_mass(half, x, grid, "frobenius"))
     np.testing.assert_allclose(found, frobenius, rtol=5e-3)
+    own = cone_mass(lambda x, context, grid: half(x, context, grid), x, grid, "frobenius")
+    assert own.dtype == jnp.float32
+    np.testing.assert_allclose(exact(own), frobenius, rtol=2e-2)
     probes = jax.device_put(np.sqrt(np.float16(WIDTH)) * np.eye(WIDTH, dtype=np.float16))
     probed = probed_cone_mass(half, x, grid, probes).value
     np.testing.assert_allclose(exact(probed), frobenius, rtol=5e-3)

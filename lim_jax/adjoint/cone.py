@@ -5,6 +5,7 @@ on tokens :math:`\Delta p` for :math:`i \ge j`, the diagonal block included. The
 of `tangent`.
 """
 
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import equinox as eqx
@@ -13,17 +14,26 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from lim_jax._checks import (
+    guarded,
     require,
+    require_callable,
     require_floats,
     require_name,
 )
+from lim_jax._precision import widened
 from lim_jax.adjoint.block_norms import column_mass, squared_frobenius_norms
 from lim_jax.adjoint.sites import AttentionSites, require_sites
-from lim_jax.adjoint.tangent import KernelFactors, kernel_factors, pull_back
+from lim_jax.adjoint.tangent import (
+    KernelFactors,
+    kernel_factors,
+    looks_ahead,
+    pull_back,
+    written_causal,
+)
 from lim_jax.grid.cells import CellGrid
 from lim_jax.grid.measure import Grid, require_on_grid
 from lim_jax.network.multihead import CausalAttention
-from lim_jax.network.slots import State
+from lim_jax.network.slots import Field, State
 from lim_jax.probes import Estimate, Probes, sample_mean
 from lim_jax.weights import in_memory
 
@@ -34,7 +44,7 @@ NAMES = "See cone_mass."
 
 @eqx.filter_jit
 def cone_mass(
-    attention: CausalAttention,
+    attention: Field,
     x: State,
     grid: Grid,
     norm: Norm = "operator",
@@ -60,7 +70,8 @@ def cone_mass(
     Parameters
     ----------
     attention
-        The attention sublayer, for example ``field.attention``.
+        The attention sublayer, for example ``field.attention``; or any causal field of two slots,
+        whose blocks are then formed, column by column, by as many pushes as there are features.
     x
         The states of one example.
     grid
@@ -74,6 +85,8 @@ def cone_mass(
     ------
     ValueError
         Where the norm or the normalisation has another name.
+    EquinoxRuntimeError
+        Where a field looks ahead, as far as `tangent.looks_ahead` sees.
     NotImplementedError
         Where the operator norm is differentiated twice.
 
@@ -87,8 +100,9 @@ def cone_mass(
     """
     require_name(norm, ("operator", "frobenius"), "norm", NAMES)
     require_name(normalisation, ("density", "finite"), "normalisation", NAMES)
+    if not isinstance(attention, CausalAttention):
+        return _mass_of_field(attention, x, grid, norm, normalisation)
     factors = kernel_factors(attention, x, grid)
-
     weights = _cone_weights(grid, normalisation).astype(factors.kernel.dtype)
     if norm == "frobenius":
         return (weights * squared_frobenius_norms(factors)).sum(axis=0)
@@ -103,7 +117,7 @@ def cone_mass(
 
 @eqx.filter_jit
 def probed_cone_mass(
-    attention: CausalAttention,
+    attention: Field,
     x: State,
     grid: Grid,
     probes: Probes,
@@ -140,12 +154,15 @@ def probed_cone_mass(
     require_name(normalisation, ("density", "finite"), "normalisation", NAMES)
     require_on_grid(x, grid, "x", "length width")
     require_floats(probes, "probes", "probes width", width=x.shape[1])
-    factors = kernel_factors(attention, x, grid)
-    weights = _cone_weights(grid, normalisation).astype(factors.kernel.dtype)
-    probes = probes.astype(factors.states.dtype)
+    if isinstance(attention, CausalAttention):
+        factors = kernel_factors(attention, x, grid)
+        push, probes = factors.push_column, probes.astype(factors.states.dtype)
+        weights = _cone_weights(grid, normalisation).astype(factors.kernel.dtype)
+    else:
+        push, weights = _columns_of(attention, x, grid, normalisation)
 
     def sampled(j: Array) -> Float[Array, " probes"]:
-        pushed = jax.vmap(lambda probe: factors.push_column(j, probe))(probes)
+        pushed = jax.vmap(lambda probe: push(j, probe))(probes)
         return (pushed**2).sum(axis=2) @ weights[:, j]
 
     return sample_mean(jax.lax.map(sampled, jnp.arange(grid.size)).T)
@@ -263,3 +280,47 @@ def _cone_weights(grid: Grid, normalisation: Normalisation) -> Float[Array, "len
     if normalisation == "finite":
         return weights[:, None] * prefix**2
     return weights[:, None] * prefix / weights[None, :]
+
+
+def _weights_of_blocks(grid: Grid, normalisation: Normalisation) -> Float[Array, "length length"]:
+    r"""The same, of a field's own blocks :math:`\hat K_{ij} = W_{ij}\,K(p_i, p_j)`."""
+    weights, prefix = widened((_cone_weights(grid, normalisation), grid.prefix_weights()))
+    return jnp.where(prefix != 0, weights / jnp.where(prefix != 0, prefix, 1) ** 2, 0)
+
+
+def _columns_of(
+    field: Field, x: State, grid: Grid, normalisation: Normalisation
+) -> tuple[Callable[[Array, Array], State], Float[Array, "length length"]]:
+    r"""``push(j, vector)``, :math:`\hat K_{ij}\,v` of every i, and the weights of such blocks."""
+
+    def push(j: Array, vector: Float[Array, " width"]) -> State:
+        along = jnp.zeros_like(x).at[j].set(vector.astype(x.dtype))
+        return widened(jax.jvp(lambda context: field(x, context, grid), (x,), (along,))[1])
+
+    weights = _weights_of_blocks(grid, normalisation)
+    if not written_causal(field):
+        message = (
+            "field: got one that looks ahead, expected a causal one: a cone mass is of what "
+            "follows each position. Let rows read their prefix alone."
+        )
+        weights = guarded(weights, looks_ahead(field, x, grid), message)
+    return push, weights
+
+
+def _mass_of_field(
+    field: Field, x: State, grid: Grid, norm: Norm, normalisation: Normalisation
+) -> Float[Array, " length"]:
+    """`cone_mass` by the blocks of any field, column by column."""
+    require_callable(field, "attention", "field(x, context, grid)")
+    require_on_grid(x, grid, "x", "length width")
+    push, weights = _columns_of(field, x, grid, normalisation)
+
+    @jax.checkpoint
+    def mass(column: tuple[Array, Array]) -> Float[Array, ""]:
+        j, weights = column
+        blocks = jax.vmap(push, (None, 0), 2)(j, jnp.eye(x.shape[1], dtype=x.dtype))
+        if norm == "frobenius":
+            return weights @ (blocks**2).sum(axis=(1, 2))
+        return weights @ jnp.linalg.norm(blocks, ord=2, axis=(1, 2)) ** 2
+
+    return jax.lax.map(mass, (jnp.arange(grid.size), weights.T))

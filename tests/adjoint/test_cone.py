@@ -1,5 +1,6 @@
 """The kernel's blocks and cone mass against dense Jacobians of the context slot."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -147,6 +148,51 @@ def test_no_matrix_of_the_width_is_kept_for_each_position(norm):
 @jax.jit
 def orthogonal_probes():
     return probes.orthogonal_probes(2 * WIDTH, WIDTH, key=jax.random.key(1))
+
+
+@pytest.mark.parametrize("normalisation", ["density", "finite"])
+@pytest.mark.parametrize("grid_name", ["tokens", "graded"])
+def test_a_field_of_ones_own_has_the_mass_of_its_blocks(grid_name, normalisation):
+    """By the closed form of the same attention, which never forms a block."""
+    grid, x = GRIDS[grid_name](LENGTH), random_states()
+    own = attention()
+
+    def field(x, context, grid):
+        return own(x, context, grid) + jnp.tanh(x)
+
+    for norm in ("operator", "frobenius"):
+        expected = lim.adjoint.cone_mass(own, x, grid, norm, normalisation)
+        found = lim.adjoint.cone_mass(field, x, grid, norm, normalisation)
+        np.testing.assert_allclose(found, expected, rtol=1e-10)
+    full = jnp.sqrt(WIDTH) * jnp.eye(WIDTH)
+    probed = lim.adjoint.probed_cone_mass(field, x, grid, full, normalisation)
+    expected = lim.adjoint.probed_cone_mass(own, x, grid, full, normalisation)
+    for one, other in zip(probed, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-10)
+
+
+@pytest.mark.parametrize("norm", ["operator", "frobenius"])
+def test_its_mass_differentiates_once(norm):
+    """Where blocks are zero too: before each position."""
+    grid, x, own = lim.token_grid(LENGTH), random_states(), attention()
+    falling = falling_profile(grid.nodes)
+
+    def slope(field):
+        return jax.grad(lambda x: falling @ lim.adjoint.cone_mass(field, x, grid, norm))(x)
+
+    found = slope(lambda x, context, grid: own(x, context, grid))
+    np.testing.assert_allclose(found, slope(own), rtol=0, atol=1e-9 * np.abs(found).max())
+
+
+def test_a_field_that_looks_ahead_has_no_cone():
+    def ahead(x, context, grid):
+        return x + context.mean(axis=0, keepdims=True)
+
+    grid, x = lim.token_grid(LENGTH), random_states()
+    with pytest.raises(eqx.EquinoxRuntimeError, match="field: got one that looks ahead"):
+        jax.block_until_ready(lim.adjoint.cone_mass(ahead, x, grid))
+    with pytest.raises(eqx.EquinoxRuntimeError, match="field: got one that looks ahead"):
+        jax.block_until_ready(lim.adjoint.probed_cone_mass(ahead, x, grid, x[:2]))
 
 
 @pytest.mark.parametrize("normalisation", ["density", "finite"])
