@@ -13,8 +13,8 @@ from tqdm import tqdm
 
 from lim_jax import explanations, models, report
 from lim_jax._checks import as_path, counted, require
-from lim_jax.asking import Context, read_contexts
-from lim_jax.cli.answers import answered
+from lim_jax.asking import Context, read_prompts
+from lim_jax.cli.answers import answered, own_answers
 from lim_jax.cli.explained import report_explanations, stem, write_pages
 from lim_jax.cli.folder import UNFINISHED, Named, Unnamed, run_folder
 from lim_jax.cli.networks import network_within
@@ -115,8 +115,8 @@ def explain(
         if html:
             report.require_page_packages()
         most = MOST if contexts is None else counted(contexts, "contexts")
-        unfinished, tokens = folder / UNFINISHED, FIRST * max_length
-        held = partial(network_within, memory=memory, tokens=tokens, unfinished=unfinished)
+        unfinished = folder / UNFINISHED
+        held = partial(network_within, memory=memory, unfinished=unfinished)
         start, read = _network_and_contexts(
             model, data, loss, max_length, most, (keys[0], keys[2]), held
         )
@@ -155,7 +155,7 @@ def _network_and_contexts(
     length: int,
     most: int,
     keys: tuple[jax.Array, jax.Array],
-    held: Callable[[Path], CausalLM],
+    held: Callable[..., CausalLM],
 ) -> tuple[CausalLM, Read]:
     """The model and what it reads, both given; or a byte-level one, and the standard library."""
     if model is None and data is None:
@@ -178,9 +178,10 @@ def _network_and_contexts(
     )
     assert model is not None and data is not None
     asked = "next-token" if loss == "last-token" else loss
-    lines = read_contexts(data, model, asked, length)
-    network = held(model)
+    lines = read_prompts(data, model, asked, length)
+    network = held(model, tokens=min(FIRST, len(lines)) * max(line.length for line in lines))
     read = answered(lines, network, model, asked, ANSWER)
+    print("".join(f"{line}\n" for line in own_answers(lines, read, model)), end="")
     require_fitting(network, read)
     shortest = min(context.length for context in read)
     order = np.asarray(jax.random.permutation(keys[1], len(read)))[:most].tolist()

@@ -236,6 +236,34 @@ def test_lines_are_cut_on_the_left_to_the_shortest(monkeypatch, folder, tmp_path
         cli.main([*arguments, "--contexts", "4"])
 
 
+def test_where_a_line_has_no_answer_the_models_own_is_explained(
+    monkeypatch, folder, tmp_path, capsys
+):
+    data, held = tmp_path / "data.jsonl", []
+    data.write_text(json.dumps({"prompt": spelt([3, 1, 4, 1, 5])}) + "\n")
+
+    def explain(model, windows, *rest, **options):
+        raise Reached(windows)
+
+    def network_within(path, *, memory, tokens, unfinished):
+        held.append(tokens)
+        return models.load(path)
+
+    monkeypatch.setattr(explanations, "explain", explain)
+    monkeypatch.setattr(explaining, "network_within", network_within)
+    monkeypatch.setattr(explaining, "ANSWER", 2)
+    arguments = ["explain", str(folder), "--data", str(data), "--out", str(tmp_path / "out")]
+    with pytest.raises(Reached) as reached:
+        cli.main([*arguments, "--loss", "answer"])
+    ((window,),) = reached.value.args
+    ids = [3, 1, 4, 1, 5]
+    for _ in range(len(window) - len(ids)):
+        ids.append(int(models.load(folder).logits(jnp.array(ids))[-1].argmax()))
+    assert window.tolist() == ids and len(ids) == 7
+    assert "the model's own answer is asked: “" in capsys.readouterr().out
+    assert held == [5]  # one prompt's tokens, not as many as a context may have
+
+
 def test_without_a_model_a_byte_level_one_is_trained(monkeypatch, tmp_path):
     found = {}
 
