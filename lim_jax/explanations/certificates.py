@@ -31,7 +31,6 @@ from lim_jax.grid.measure import Grid
 from lim_jax.grid.partition import Regions
 from lim_jax.models.causal import CausalLM, Queries
 from lim_jax.network.slots import State
-from lim_jax.weights import FetchedLayers
 
 Judged = Literal["deciding", "all"]
 
@@ -171,7 +170,7 @@ def _least_of_first_token(
 ) -> Float[Array, ""]:
     r"""The least :math:`\Gamma` of the first token, over pairs of positions in one layer."""
     flow, first = model.flow, jnp.zeros((), int)
-    attention = attention_of(_layer(model, depth))
+    attention = attention_of(flow.layer(jnp.asarray(depth), covectors.dtype)[0])
     scale = flow.profile(jnp.asarray(depth * flow.horizon / flow.depth, covectors.dtype))
 
     def contributions(met: tuple[State, State]) -> Float[Array, "length width"]:
@@ -180,10 +179,3 @@ def _least_of_first_token(
 
     parts = jax.lax.map(contributions, (states, covectors))
     return (jnp.einsum("nix,njx->ij", parts, parts) / len(parts)).min()
-
-
-def _layer(model: CausalLM, depth: int) -> Any:
-    layers = model.flow.layers
-    if isinstance(layers, FetchedLayers):
-        return layers.layer(jnp.asarray(depth))
-    return jax.tree.map(lambda leaf: leaf[depth] if eqx.is_array(leaf) else leaf, layers)
