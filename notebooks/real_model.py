@@ -141,3 +141,43 @@ for token in sorted(strongest):
     share = float(account.energy[token] / account.energy.sum())
     print(f"{token:4d}  {texts[token]!r:12}  {share:.1%} of this context's influence")
 lim.report.write_page("real_model.html", result, [account], [texts], title=f"{name}, margin")
+
+# %% [markdown]
+# ## Which document did the answer come from?
+#
+# Documents are laid out one after another, each a part under its title, and the model answers by
+# itself. What is measured is that answer. `lim-jax ask MODEL "question" --documents FOLDER --chat`
+# does the same in one line.
+
+# %%
+documents = [
+    lim.asking.Document("Harbour", "The old harbour was built in 1712."),
+    lim.asking.Document("Observatory", "It was founded by Mira Castellan in 1931."),
+    lim.asking.Document("Market", "The market is held on Thursdays."),
+]
+question = "Who founded the observatory?"
+laid = lim.asking.document_prompt(documents, question)
+if file:  # as the model's publisher lays out a chat
+    chat = [{"role": "user", "content": question}]
+    laid = lim.asking.chat_prompt(chat, lim.asking.read_chat_template(file), documents)
+prompt = lim.asking.unanswered(laid, tokenizer)
+end = lim.models.end_ids(file) if file else ()
+(context,) = lim.asking.self_answered([prompt], model, tokenizer, "margin", tokens=12, end=end)
+said = lim.models.texts_of_ids(context.window, tokenizer)[prompt.length :]
+print("answer:", "".join(said).strip())
+(energy,) = lim.models.energies_of_ids(
+    model, [context.window], ask=[context.weights], loss=CausalLM.margin_loss
+)
+for span in context.spans:
+    print(f"{span.name:12} {energy[span.places].sum() / energy.sum():5.1%} of the influence")
+
+# %% [markdown]
+# In a notebook `lim.report.show`, as the last line of a cell, shows the page of it: every token
+# shaded, and documents as blocks with their shares. Here it is saved.
+
+# %%
+page = lim.report.show(
+    model, [context.window], tokenizer, query_weights=[context.weights], spans=[context.spans],
+    title=f"{name}, of documents", terminal_loss=CausalLM.terminal_margin_loss,
+)  # fmt: skip
+print("written to", page.save("documents.html"))
