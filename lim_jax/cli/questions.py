@@ -30,8 +30,8 @@ from lim_jax.cli.profiling import (
 )
 
 ONE = (
-    "One context has no error. For one, ask by lim-jax profile: of several lines, or with --shuffle N "
-    "of the documents in several orders."
+    "One context has no error. For one, ask by lim-jax profile: of several lines, or with "
+    "--shuffle N of the documents in several orders."
 )
 
 
