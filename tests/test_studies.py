@@ -39,6 +39,6 @@ def test_the_line_that_is_warned_of_is_the_users():
 
 
 def test_a_name_that_is_not_there_is_refused_as_by_every_door():
-    with pytest.raises(AttributeError, match="explained: got .* lim_jax.explanations.explain"):
-        lim.studies.explained  # noqa: B018
+    with pytest.raises(AttributeError, match="explainn: got .* lim_jax.explanations.explain"):
+        lim.studies.explainn  # noqa: B018
     assert {"explain", "section4", "validate"} <= set(dir(lim.studies))

@@ -281,9 +281,10 @@ def regions_without_queries(
     True
     """
     require_regions(regions)
-    rows = jnp.atleast_2d(query_weights)
-    require_on_grid(rows, regions.grid, "query_weights", "examples length")
-    asked = (np.asarray(rows) > 0).any(axis=0)
+    several = getattr(query_weights, "ndim", 1) == 2
+    axes = "examples length" if several else "length"
+    require_on_grid(query_weights, regions.grid, "query_weights", axes)
+    asked = (np.atleast_2d(query_weights) > 0).any(axis=0)
     whole = (np.asarray(regions.weights)[:, ~asked].sum(axis=1) == 0).any()
     return None if whole else regions.without(np.flatnonzero(asked).tolist())
 

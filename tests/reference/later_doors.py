@@ -26,6 +26,7 @@ from reference.hostile import (
     Unpoisoned,
     Unread,
     Whole,
+    but,
     optional,
 )
 from reference.networks import layer_of, random_flow
@@ -604,7 +605,7 @@ LATER = {
     ),
     "regions_without_queries": (
         explanations.regions_without_queries,
-        {"query_weights": Unread(PROFILE), "regions": IN},
+        {"query_weights": but(Unread(PROFILE), "batched"), "regions": IN},
     ),
     "profile_chart": (report.profile_chart, {"influence": Thing(INFLUENCE)}),
     "prediction_table": (validation.prediction_table, {"predictions": Given([])}),
