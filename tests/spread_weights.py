@@ -17,7 +17,6 @@ from reference import publishers
 
 import lim_jax as lim
 from lim_jax import adjoint, models
-from lim_jax.network import RingAttention
 
 jax.config.update("jax_enable_x64", True)
 WIDTH, HIDDEN, DEPTH, HEADS, GROUPS, SIZE, WORDS = 16, 24, 3, 8, 4, 4, 11
@@ -91,7 +90,7 @@ def shards(model, name, size):
 
 
 def main(folder, *process):
-    """Spread over eight devices beside contexts, or over those of two processes."""
+    """Spread over eight devices beside examples, or over those of two processes."""
     if process:
         number, port = process
         jax.distributed.initialize(f"127.0.0.1:{port}", 2, int(number))
@@ -101,17 +100,14 @@ def main(folder, *process):
         np.savez(Path(folder) / "one.npz", *map(np.asarray, one))
     with np.load(Path(folder) / "one.npz") as file:
         expected = [file[name] for name in file.files]
-    # Four groups of keys go over four devices, beside contexts over two; over eight each has all.
-    beside = (2, 4), ("context", "model"), 1 / 4
-    shape, names, of_keys = ((8,), ("model",), 1) if process else beside
+    # Four groups of keys go over four devices; over eight each has them all.
+    shape, names, of_keys = ((8,), ("model",), 1) if process else ((2, 4), ("data", "model"), 1 / 4)
     mesh = jax.make_mesh(shape, names, axis_types=(AxisType.Auto,) * len(shape))
     model = models.load(folder, "float64", mesh=mesh)
     over = mesh.shape["model"]
     sizes = {"query": 1 / over, "output": 1 / over, "down": 1 / over, "key": of_keys}
     for name, size in sizes.items():
         shards(model, name, size)
-    attend = model.flow.layers.attention.attend
-    assert isinstance(attend, RingAttention) == ("context" in names)
     assert isinstance(model.embedding, jax.Array)
     width = model.embedding.addressable_shards[0].data.shape[1]
     assert width == model.embedding.shape[1] / over

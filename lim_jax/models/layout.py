@@ -40,6 +40,7 @@ def spread(mesh: Mesh) -> Holding:
     )
 
     def layers(layer: Layer, depth: int) -> PyTree:
+        layer = _in_ring(layer, mesh) if CONTEXT in mesh.axis_names else layer
         first = layer(0)
         leaves, tree = jax.tree.flatten(first)
         axes = [_axis(first, path) for path, _ in jax.tree_util.tree_flatten_with_path(first)[0]]
@@ -51,8 +52,7 @@ def spread(mesh: Mesh) -> Holding:
         for index in range(depth):
             for part, leaf in zip(parts, jax.tree.leaves(layer(index)), strict=True):
                 part.fill(slice(index, index + 1), np.asarray(leaf)[None])
-        whole = jax.tree.unflatten(tree, [part.array() for part in parts])
-        return whole if CONTEXT not in mesh.axis_names else _around(whole, mesh)
+        return jax.tree.unflatten(tree, [part.array() for part in parts])
 
     def rows(read: Reader, name: str, shape: tuple[int, int]) -> Array:
         table, some = _Parts(mesh, shape, read.dtype, -1), read.rows(name, *shape)
@@ -64,7 +64,7 @@ def spread(mesh: Mesh) -> Holding:
     return Holding(layers, rows)
 
 
-def _around(layers: PyTree, mesh: Mesh) -> PyTree:
+def _in_ring(layer: Layer, mesh: Mesh) -> Layer:
     """The same layers, whose heads attend over all devices that share a context."""
     ring = RingAttention(mesh, CONTEXT)
 
@@ -74,7 +74,7 @@ def _around(layers: PyTree, mesh: Mesh) -> PyTree:
     def changed(node: Any) -> Any:
         return dataclasses.replace(node, attend=ring) if attends(node) else node
 
-    return jax.tree.map(changed, layers, is_leaf=attends)
+    return lambda index: jax.tree.map(changed, layer(index), is_leaf=attends)
 
 
 class _Parts:

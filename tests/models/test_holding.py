@@ -18,6 +18,7 @@ from safetensors.numpy import load_file, save_file
 from lim_jax import models
 from lim_jax.grid import token_grid
 from lim_jax.models import causal, holding
+from lim_jax.network import RingAttention
 from lim_jax.weights import FetchedLayers, FetchedRows
 
 RECORD = json.loads((Path(__file__).parent / "recorded.json").read_text())
@@ -173,6 +174,18 @@ def test_a_mesh_has_an_axis_for_the_model(folder):
     spread, whole = models.load(folder, mesh=mesh), models.load(folder)
     jax.tree.map(np.testing.assert_array_equal, spread, whole)
     assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(whole))
+
+
+def test_over_an_axis_of_contexts_attention_goes_in_a_ring(folder):
+    """Here of one device: `tests/devices.py` has rings of several."""
+    mesh = jax.make_mesh((1, 1), ("model", "context"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    whole, spread = models.load(folder, "float64"), models.load(folder, "float64", mesh=mesh)
+    attention = spread.flow.layers.attention
+    assert attention.attend == RingAttention(mesh, "context")
+    for one, other in zip(jax.tree.leaves(spread), jax.tree.leaves(whole), strict=True):
+        np.testing.assert_array_equal(one, other)
+    for one, other in zip(asked(spread, WINDOW), asked(whole, WINDOW), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-14)
 
 
 def test_what_is_wrong_with_names_and_shapes_is_told_as_files_are_looked_through(folder):
