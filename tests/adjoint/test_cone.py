@@ -150,8 +150,7 @@ def orthogonal_probes():
     return probes.orthogonal_probes(2 * WIDTH, WIDTH, key=jax.random.key(1))
 
 
-@pytest.mark.parametrize("normalisation", ["density", "finite"])
-@pytest.mark.parametrize("grid_name", ["tokens", "graded"])
+@pytest.mark.parametrize("grid_name, normalisation", [("tokens", "finite"), ("graded", "density")])
 def test_a_field_of_ones_own_has_the_mass_of_its_blocks(grid_name, normalisation):
     """By the closed form of the same attention, which never forms a block."""
     grid, x = GRIDS[grid_name](LENGTH), random_states()

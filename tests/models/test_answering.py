@@ -31,11 +31,9 @@ RECORD = json.loads((Path(__file__).parent / "recorded.json").read_text())
 WRITE = runpy.run_path(str(ROOT / "benchmarks" / "drawing.py"))["write"]
 IDS, KNOWN = np.array(RECORD["ids"]), 3
 # Learned places; layers that see differently, experts and sinks; latent vectors; linear biases;
-# caps, windows and norms before and after; gates; parallel sublayers; chunks and tempered queries;
-# norms after turns.
+# chunks and tempered queries; norms after turns.
 NETWORKS = (
-    "gpt2", "gpt_oss", "deepseek_v3", "bloom, three heads", "gemma2", "afmoe", "gpt_neox",
-    "llama4_text", "hunyuan_v1_dense",
+    "gpt2", "gpt_oss", "deepseek_v3", "bloom, three heads", "llama4_text", "hunyuan_v1_dense"
 )  # fmt: skip
 
 

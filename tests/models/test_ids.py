@@ -44,6 +44,10 @@ def model(request, tmp_path_factory):
     return eqx.tree_at(lambda model: model.positions, loaded, places)
 
 
+# What follows from a context's numbers is looked at with learned places, the harder to pad.
+LEARNED = pytest.mark.parametrize("model", ["gpt2"], indirect=True)
+
+
 def carried_by_loops(mass, edges):
     """Each token's mass shared out over cells, by how much of its own cell they cover."""
     length, found = len(mass), np.zeros(len(edges) - 1)
@@ -102,6 +106,7 @@ def test_every_context_lives_on_its_own_grid(model, alone):
     assert int(found.count) == len(WINDOWS)
 
 
+@LEARNED
 @pytest.mark.parametrize("loss", LOSSES)
 def test_energies_of_tokens_are_of_what_each_context_is_asked(model, alone, loss):
     """Weights of each context its own, zero at most places; a gradient of each without padding."""
@@ -118,6 +123,7 @@ def test_energies_of_tokens_are_of_what_each_context_is_asked(model, alone, loss
         models.energies_of_ids(model, WINDOWS, ask=SPARSE[:2])
 
 
+@LEARNED
 def test_energies_that_are_interrupted_go_on_to_the_same_bits(model, tmp_path, monkeypatch):
     """Anywhere in a context; with other arguments what is kept is refused."""
     checkpoint, measure, measured = tmp_path / "new" / "energies", models.ids._energy, []
@@ -178,6 +184,7 @@ def calls(monkeypatch):
     return found
 
 
+@LEARNED
 @pytest.mark.parametrize("loss", LOSSES)
 def test_contexts_in_batches_have_the_energies_of_each_alone(model, alone, mixed, calls, loss):
     """Against gradients without padding; what is asked of as many places goes together."""
@@ -204,6 +211,7 @@ def test_contexts_in_batches_have_the_energies_of_each_alone(model, alone, mixed
     np.testing.assert_allclose(carried.total, total, rtol=1e-12)
 
 
+@LEARNED
 def test_a_batch_that_is_interrupted_goes_on_to_the_same_bits(
     model, mixed, calls, tmp_path, monkeypatch
 ):
@@ -235,6 +243,7 @@ def test_a_batch_that_is_interrupted_goes_on_to_the_same_bits(
             np.testing.assert_array_equal(ours, theirs)
 
 
+@LEARNED
 def test_a_context_alone_is_measured_alone(model, calls):
     """Few of each length take the program that one takes; none is filled up for nothing."""
     places = model.positions is not None
@@ -248,6 +257,7 @@ def test_a_context_alone_is_measured_alone(model, calls):
         np.testing.assert_array_equal(ours, theirs)
 
 
+@LEARNED
 def test_batches_are_one_program_for_each_padded_length(model, calls, monkeypatch):
     """Full ones and the one that is filled up; other contexts of these lengths compile nothing."""
     monkeypatch.setattr(models.ids, "TOKENS_AT_ONCE", 64)  # four of 16, as in no other test
@@ -277,6 +287,7 @@ def test_batches_hold_all_contexts_and_cost_no_more_than_each_alone(call):
     assert len(models.ids._cut(list(range(200)), 128, call)) == 50
 
 
+@LEARNED
 def test_some_ten_programs_serve_all_lengths(model):
     """Other lengths that are padded alike, in other numbers of each, compile nothing."""
     models.influence_of_ids(model, WINDOWS, REGIONS)
@@ -365,6 +376,7 @@ def test_packed_rows_are_cut_into_their_contexts():
     assert [row.tolist() for row in masked] == [[1, 2, 3, 4, 5], [6, 7], [8, 9, 10]]
 
 
+@LEARNED
 def test_padded_and_packed_contexts_have_the_influence_of_each_alone(model):
     """End to end, with padding of another id on either side."""
     alone = [models.influence_of_ids(model, [window], REGIONS) for window in WINDOWS[:2]]
@@ -375,6 +387,7 @@ def test_padded_and_packed_contexts_have_the_influence_of_each_alone(model):
     np.testing.assert_allclose(padded.energy, alone[0].merge(alone[1]).energy, rtol=1e-13)
 
 
+@LEARNED
 def test_windows_of_one_length_are_an_ordinary_batch(model):
     regions = lim.boundary_regions(lim.token_grid(3), "1/3")
     found = models.influence_of_ids(model, THREE, regions)
@@ -389,6 +402,7 @@ def test_windows_of_one_length_are_an_ordinary_batch(model):
     np.testing.assert_allclose(found.density_error, expected.density_error, rtol=1e-10)
 
 
+@LEARNED
 def test_training_on_ids_moves_the_embedding(model):
     window = WINDOWS[0]
     descent = optax.sgd(0.1)
@@ -410,6 +424,7 @@ def test_training_on_ids_moves_the_embedding(model):
     assert read[np.asarray(window[:-1])].all() and after < value
 
 
+@LEARNED
 @pytest.mark.parametrize(
     "windows, message",
     [([], "at least one"), ("3 1 4", "a list of arrays"), ([jnp.array([1])], "one id"),

@@ -19,16 +19,16 @@ DEFAULTS = {
 } if QUICK else {}  # fmt: skip
 
 
-def run_python(*arguments, folder):
+def run_python(*arguments, folder, flags=""):
     """Run Python in a folder, with the package and all defaults, float32 too; warnings fail.
 
-    But for the cache of compiled programs: nothing is kept in the user's folder.
+    But for the cache of compiled programs: nothing is kept in the user's folder; and XLA's flags.
     """
     return subprocess.run(
         [sys.executable, "-W", "error", *map(str, arguments)],
         cwd=folder,
         env=os.environ
-        | {"XLA_FLAGS": "", "PYTHONPATH": str(ROOT), "JAX_ENABLE_X64": "0"}
+        | {"XLA_FLAGS": flags, "PYTHONPATH": str(ROOT), "JAX_ENABLE_X64": "0"}
         | {"JAX_ENABLE_COMPILATION_CACHE": "0"},
         capture_output=True,
         text=True,
