@@ -13,6 +13,7 @@ from .contexts import Context as Context
 from .contexts import Span as Span
 from .contexts import Unanswered as Unanswered
 from .contexts import context_of as context_of
+from .contexts import places_by_name as places_by_name
 from .contexts import unanswered as unanswered
 from .documents import Document as Document
 from .documents import Laid as Laid

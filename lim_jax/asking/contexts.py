@@ -1,5 +1,6 @@
 """Contexts of ids: what a model reads, what is asked of it, and the parts that have names."""
 
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -27,6 +28,26 @@ class Span(NamedTuple):
 
     name: str
     places: Int[np.ndarray, " tokens"]
+
+
+def places_by_name(spans: Sequence[Any]) -> dict[str, Int[np.ndarray, " tokens"]]:
+    """The tokens of each name, in order and once each, by names in the order in which they are met.
+
+    Parameters
+    ----------
+    spans
+        Each has a ``name`` and its ``places``.
+
+    Examples
+    --------
+    >>> spans = Span("b", np.array([4, 5])), Span("a", np.array([0])), Span("b", np.array([1, 4]))
+    >>> {name: places.tolist() for name, places in places_by_name(spans).items()}
+    {'b': [1, 4, 5], 'a': [0]}
+    """
+    found: dict[str, list[Any]] = {}
+    for span in spans:
+        found.setdefault(span.name, []).append(span.places)
+    return {name: np.unique(np.concatenate(places)) for name, places in found.items()}
 
 
 class Context(NamedTuple):

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from lim_jax._checks import counted, require, require_kind
-from lim_jax.asking.contexts import Asked, Context, Unanswered
+from lim_jax.asking.contexts import Asked, Context, Unanswered, places_by_name
 from lim_jax.asking.reading import Line, context_of_line
 
 Orders = Int[np.ndarray, "orders places"]
@@ -57,7 +57,7 @@ class ShuffledContexts(NamedTuple):
 
 
 def _share(energy: np.ndarray, context: Context, name: str) -> float:
-    (places,) = (span.places for span in context.spans if span.name == name)
+    places = places_by_name(context.spans)[name]
     return float(energy[places].sum() / (energy.sum() or 1))
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float
 
 from lim_jax._checks import AnyPath, as_path, require
-from lim_jax.asking import Context
+from lim_jax.asking import Context, places_by_name
 from lim_jax.cli.folder import write_table
 from lim_jax.density.statistics import Influence
 from lim_jax.results.archive import load, save
@@ -23,9 +23,7 @@ def record_shares(contexts: Sequence[Context], energies: Sequence[np.ndarray]) -
     """By record, of each context the shares of its influence and of its tokens; NaN without it."""
     found: dict[str, np.ndarray] = {}
     for number, (context, energy) in enumerate(zip(contexts, energies, strict=True)):
-        for name in dict.fromkeys(span.name for span in context.spans):
-            places = [span.places for span in context.spans if span.name == name]
-            chosen = np.unique(np.concatenate(places))
+        for name, chosen in places_by_name(context.spans).items():
             share = float(energy[chosen].sum() / (energy.sum() or 1))
             of_all = found.setdefault(name, np.full((len(contexts), 2), np.nan))
             of_all[number] = share, chosen.size / energy.size

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float
 
 from lim_jax import report
-from lim_jax.asking import Context
+from lim_jax.asking import Context, places_by_name
 from lim_jax.cli.kept import Shares
 from lim_jax.probes import sample_mean
 
@@ -75,10 +75,9 @@ def _by_token(
     found: dict[str, dict[str, float]] = {}
     for context, energy in zip(contexts, energies, strict=True):
         parts = energy / (energy.sum() or 1)
-        for name in {span.name for span in context.spans}:
-            places = [span.places for span in context.spans if span.name == name]
+        for name, places in places_by_name(context.spans).items():
             held = found.setdefault(name, {})
-            for place in np.unique(np.concatenate(places)).tolist():
+            for place in places.tolist():
                 token = context.tokens[place]
                 held[token] = held.get(token, 0.0) + float(parts[place])
     return found

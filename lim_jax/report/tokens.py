@@ -7,6 +7,7 @@ import numpy as np
 
 from lim_jax._checks import require, require_callable, require_kind, require_several, require_text
 from lim_jax.adjoint.ledger import CHANNELS
+from lim_jax.asking import places_by_name
 from lim_jax.density.statistics import Influence
 from lim_jax.explanations.account import HOPS, TokenAccount
 from lim_jax.report.sentences import percent
@@ -141,9 +142,7 @@ def blocks_of(
         Where a place is not of the context.
     """
     density = own_density(account)
-    named: dict[str, list[int]] = {}
-    for span in spans:
-        named.setdefault(span.name, []).extend(np.asarray(span.places).tolist())
+    named = {name: places.tolist() for name, places in places_by_name(spans).items()}
     outside = [at for places in named.values() for at in places if not 0 <= at < len(density)]
     require(
         not outside,
@@ -152,9 +151,7 @@ def blocks_of(
         expected=f"places from 0 to {len(density) - 1}",
         cure="Count them from the first token of the context that is shown.",
     )
-    return [
-        _block(name, sorted(set(at)), density, texts, shade, most) for name, at in named.items()
-    ]
+    return [_block(name, at, density, texts, shade, most) for name, at in named.items()]
 
 
 def _block(

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lim_jax.asking import Document, Line, cyclic_orders, named_documents, shuffled
+from lim_jax.asking import Document, Line, Span, cyclic_orders, named_documents, shuffled
 
 DOCUMENTS = named_documents(
     [Document("One", "Wrens sing."), Document("", "Rowans grow."), Document("Two", "It rains.")]
@@ -40,6 +40,23 @@ def test_shares_are_those_of_the_document_at_each_place():
     for wrong in (energies[:2], [*energies[:2], energies[2][1:]]):
         with pytest.raises(ValueError, match="energies: got those of"):
             found.shares(wrong)
+
+
+def test_a_title_and_a_text_that_stand_apart_are_one_document():
+    """As in chats whose template has a place for each."""
+    found = shuffled(LINE, ORDERS, None, "answer", 99)
+
+    def apart(context):
+        halves = [
+            Span(span.name, places)
+            for span in context.spans
+            for places in (span.places[:4], span.places[2:])
+        ]
+        return context._replace(spans=tuple(halves))
+
+    energies = [np.arange(1.0, context.length + 1) for context in found.contexts]
+    halved = found._replace(contexts=[apart(context) for context in found.contexts])
+    np.testing.assert_array_equal(halved.shares(energies), found.shares(energies))
 
 
 @pytest.mark.parametrize(

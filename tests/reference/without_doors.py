@@ -52,7 +52,8 @@ WITHOUT = {
         middle_against_time new_figure parts_shares points_in_words positive_part prompted_page
         prompted_records rank_correlations shade_boundaries shading share_chart
         shifted_records short show simulation_convergence simulation_influence_profiles
-        simulation_observability_profiles simulation_probe_errors spans_decades with_error
+        simulation_observability_profiles simulation_probe_errors spans_decades places_by_name
+        with_error
         write_page
     """,
     "The studies that the paper's own tables run, on fields of the library's own.": """
