@@ -1,10 +1,10 @@
 """Run the library's jobs on several devices and print how far their numbers are from one's.
 
-``XLA_FLAGS=--xla_force_host_platform_device_count=8 python devices.py virtual FILE`` compares those
-of 8 virtual ones with those of the first alone, which it saves; ``ring`` in place of ``virtual``
-compares those of keys and values that go round a ring, ``virtual,ring`` both in one process;
-``python devices.py 0 FILE PORT`` and
-``python devices.py 1 FILE PORT`` compare theirs with these as two processes.
+``XLA_FLAGS=--xla_force_host_platform_device_count=8 python devices.py virtual FOLDER`` compares
+those of 8 virtual ones with those of the first alone, which it saves; ``ring`` in place of
+``virtual`` compares those of keys and values that go round a ring, ``weights`` those of a network
+that is read onto them, ``weights,virtual,ring`` all in one process; ``python devices.py 0 FOLDER
+PORT`` and ``python devices.py 1 FOLDER PORT`` compare theirs with these as two processes.
 
 Layers are attention, where positions meet; ``notebooks/devices.py`` spreads layers of all parts.
 """
@@ -17,7 +17,9 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import spread_weights
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from reference.networks import randomised
 
 import lim_jax as lim
 from lim_jax.adjoint.cone import cone_mass
@@ -32,14 +34,23 @@ LENGTH, WIDTH, EXAMPLES, SMALL_TILE = 24, 6, 8, 8
 GRID = lim.token_grid(LENGTH)
 
 
-@partial(jax.jit, static_argnames="attend")
-def network(attend=attention.causal_attention):
-    keys = jax.random.split(jax.random.key(0), 6)
-    make = jax.vmap(lambda key: CausalAttention.init(WIDTH, heads=2, attend=attend, key=key))
-    readout = lim.LinearReadout.init(WIDTH, 5, key=keys[3])
-    x = jax.random.normal(keys[4], (EXAMPLES, LENGTH, WIDTH))
-    labels = jax.random.randint(keys[5], (EXAMPLES, LENGTH), 0, 5)
-    return (lim.ResidualFlow(make(keys[:2])), readout), (x, jax.nn.one_hot(labels, 5))
+def shapes(attend=attention.causal_attention):
+    """Of two layers, a readout, and a batch of states and labels."""
+
+    def made():
+        keys = jax.random.split(jax.random.key(0), 2)
+        make = jax.vmap(lambda key: CausalAttention.init(WIDTH, heads=2, attend=attend, key=key))
+        readout = lim.LinearReadout.init(WIDTH, 5, key=keys[0])
+        batch = jnp.zeros((EXAMPLES, LENGTH, WIDTH)), jnp.zeros((EXAMPLES, LENGTH, 5))
+        return (lim.ResidualFlow(make(keys)), readout), batch
+
+    return jax.eval_shape(made)
+
+
+def network():
+    """Of these shapes, drawn on the host: to draw them by JAX takes a program."""
+    model, (x, y) = randomised(shapes(), 0)
+    return model, (2 * x, jax.device_put(np.eye(5)[np.asarray(y).argmax(axis=-1)]))
 
 
 def loss(model, x, y):
@@ -72,17 +83,19 @@ def dense_and_tiled():
     yield ("density",), "tiled"
 
 
-def saved(file, attend=attention.causal_attention):
+# Of spread examples alone the two processes have Algorithm 1, `mapped_penalty` and the ring more.
+BY_EXAMPLES = ("density", "dense"), ("cone mass", "dense")
+
+
+def saved(folder, attend=attention.causal_attention):
     """The network and batch of `virtual` with another way to attend, and one device's numbers."""
-    arrays, numbers = pickle.loads(Path(file).read_bytes())
-    structure = jax.tree.structure(jax.eval_shape(lambda: network(attend)))
-    return jax.tree.unflatten(structure, arrays), numbers
+    arrays, numbers = pickle.loads(Path(folder, "one").read_bytes())
+    return jax.tree.unflatten(jax.tree.structure(shapes(attend)), arrays), numbers
 
 
-def each(*names, **options):
+def each(*names):
     """The jobs of these names, a program for each: all in one take longer to compile."""
-    jobs = {name: jax.jit(JOBS[name], **options) for name in names}
-    return lambda *at: {name: job(*at) for name, job in jobs.items()}
+    return {name: jax.jit(JOBS[name]) for name in names}
 
 
 def largest_difference(found, expected):
@@ -93,34 +106,34 @@ def largest_difference(found, expected):
     return max(gaps)
 
 
-def virtual(file):
+def virtual(folder):
     """Spread examples over all devices, or examples and context, after one device alone."""
     mesh = jax.make_mesh((2, 4), ("data", "context"), axis_types=(AxisType.Auto,) * 2)
     specs = PartitionSpec(("data", "context")), PartitionSpec("data", "context")
     (model, batch), numbers = network(), {}
     for names, attends in dense_and_tiled():
         jobs = each(*names)
-        for name, alone in jobs(model, batch).items():
-            leaves = jax.tree.leaves(alone)
+        for name, job in jobs.items():
+            leaves = jax.tree.leaves(job(model, batch))
             assert {leaf.sharding.num_devices for leaf in leaves} == {1}
             numbers[name, attends] = [np.asarray(leaf) for leaf in leaves]
-        for spec in specs:
-            spread = jax.device_put(batch, NamedSharding(mesh, spec))
-            for name, found in jobs(model, spread).items():
+        for name in names:
+            for spec in specs if (name, attends) in BY_EXAMPLES else specs[1:]:
+                found = jobs[name](model, jax.device_put(batch, NamedSharding(mesh, spec)))
                 gap = largest_difference(found, numbers[name, attends])
                 assert len(jax.tree.leaves(found)[0].sharding.device_set) == 8
                 assert gap < 1e-12, (name, attends, spec, gap)
                 print(name, attends, spec, gap)
     assert largest_difference(numbers["density", "tiled"], numbers["density", "dense"]) < 1e-12
-    mapped()
-    mapped_penalty()
+    mapped(model, batch)
+    mapped_penalty(model, batch, numbers["algorithm 1", "dense"])
     arrays = list(map(np.asarray, jax.tree.leaves((model, batch))))
-    Path(file).write_bytes(pickle.dumps((arrays, numbers)))
+    Path(folder, "one").write_bytes(pickle.dumps((arrays, numbers)))
 
 
-def mapped():
+def mapped(model, batch):
     """By `jax.shard_map` on 2 and 8 devices: a loss of class numbers, which are checked."""
-    (model, (x, y)) = network()
+    x, y = batch
     numbers = y.argmax(axis=-1)
 
     def risk(model, x, y):
@@ -128,7 +141,7 @@ def mapped():
 
     expected = list(map(np.asarray, jax.tree.leaves(jax.jit(jax.grad(risk))(model, x, numbers))))
     whole, shared = PartitionSpec(), PartitionSpec("data")
-    for count, check in ((8, False), (8, True), (2, True)):
+    for count, check in ((8, False), (2, True)):
         mesh = jax.make_mesh(
             (count,), ("data",), axis_types=(AxisType.Auto,), devices=jax.devices()[:count]
         )
@@ -145,14 +158,8 @@ def mapped():
         print("refused on the last device")
 
 
-def mapped_penalty():
+def mapped_penalty(model, batch, expected):
     """Algorithm 1 of a density that devices share: its gradient outside, and inside, apart."""
-    (model, (x, y)) = network()
-
-    def objective(model, x, y, **options):
-        return balanced_objective(loss, model, (x, y), GRID, strength=1.0, **options)
-
-    expected = list(map(np.asarray, jax.tree.leaves(jax.jit(jax.grad(objective))(model, x, y))))
 
     def statistic(*of_batch):
         return jax.lax.pmean(balanced_density.statistic(*of_batch), "data")
@@ -160,7 +167,8 @@ def mapped_penalty():
     shared = Estimator(statistic, balanced_density.density)
 
     def outside(model, *batch):
-        return jax.lax.pmean(objective(model, *batch, estimate=shared), "data")
+        found = balanced_objective(loss, model, batch, GRID, strength=1.0, estimate=shared)
+        return jax.lax.pmean(found, "data")
 
     def inside(model, *batch):
         _, found = balanced_gradients(loss, model, batch, GRID, estimate=shared)
@@ -171,22 +179,21 @@ def mapped_penalty():
     specs = {"in_specs": (everywhere, rows, rows), "out_specs": everywhere}
     over = partial(jax.shard_map, mesh=mesh, **specs)
     for name, job in (("outside", jax.grad(over(outside))), ("inside", over(inside))):
-        gap = largest_difference(jax.jit(job)(model, x, y), expected)
+        gap = largest_difference(jax.jit(job)(model, *batch), expected)
         assert gap < 1e-12, (name, gap)
         print("penalty", name, gap)
 
 
 def heads(seed, count, length):
-    keys = jax.random.split(jax.random.key(seed), 3)
-    return [jax.random.normal(key, (count, length, 5)) for key in keys]
+    return list(map(jax.device_put, np.random.default_rng(seed).normal(size=(3, count, length, 5))))
 
 
 def dense(query, key, value, grid):
     return attention.attention_weights(query, key, grid) @ value
 
 
-def of_attention(attend, grid):
-    """Values and derivatives of two heads, each of which is attended by itself."""
+def of_attention(attend, grid, *names):
+    """Values and derivatives of two heads, each of which is attended by itself, or some of them."""
     at, along = heads(0, 2, grid.size), heads(1, 2, grid.size)
 
     def attended(*at):
@@ -195,31 +202,26 @@ def of_attention(attend, grid):
     def gradient(*at):
         return jax.grad(lambda *at: jnp.sum(jnp.sin(attended(*at))), argnums=(0, 1, 2))(*at)
 
-    def pushed(*at):
-        return jax.jvp(gradient, at, tuple(along))[1]
-
     def slope(*at):
         return sum(map(jnp.vdot, gradient(*at), along))
 
     modes = {
         "value": attended,
-        "gradient": gradient,
         "jvp": lambda *at: jax.jvp(attended, at, tuple(along))[1],
-        "jvp of gradient": pushed,
+        "gradient and its jvp": lambda *at: jax.jvp(gradient, at, tuple(along)),
         "gradient of gradient": jax.grad(slope, argnums=(0, 1, 2)),
     }
-    return {name: jax.jit(mode)(*at) for name, mode in modes.items()}
+    return {name: jax.jit(modes[name])(*at) for name in names or modes}
 
 
-def ring(file):
+def ring(folder):
     """Attention alone, on grids that are not uniform and windows; jobs; and their memory."""
     mesh = jax.make_mesh((2, 4), ("data", "context"), axis_types=(AxisType.Auto,) * 2)
     attend = RingAttention(mesh, "context")
     tiles.TILE = 4  # of 7 positions on each device: the last of two tiles is not full
-    graded = lim.graded_grid(28)
-    windowed = lim.token_grid(28).windowed(9)
-    for grid in (graded, windowed):
-        found, apart = of_attention(attend, grid), of_attention(dense, grid)
+    graded, long = lim.graded_grid(28), "gradient and its jvp"
+    for grid, *some in ((graded.windowed(9),), (graded, long)):
+        found, apart = of_attention(attend, grid, *some), of_attention(dense, grid, *some)
         for mode in found:
             gap = largest_difference(found[mode], map(np.asarray, jax.tree.leaves(apart[mode])))
             assert gap < 1e-12, (mode, grid, gap)
@@ -230,23 +232,22 @@ def ring(file):
     except ValueError as error:
         assert "got CellGrid of 10 positions over 4 devices" in str(error)
         print("refused", error)
-    (model, batch), expected = saved(file, attend)
+    (model, batch), expected = saved(folder, attend)
     spread = jax.device_put(batch, NamedSharding(mesh, PartitionSpec("data", "context")))
-    for name, found in each("density", "algorithm 1", "mdot")(model, spread).items():
-        gap = largest_difference(found, expected[name, "dense"])
+    for name, job in each("algorithm 1", "mdot").items():
+        gap = largest_difference(job(model, spread), expected[name, "dense"])
         assert gap < 1e-12, (name, gap)
         print(name, gap)
     tiles.TILE = 32  # small beside what a device holds of the context
     jax.clear_caches()
-    for name in ("gradient", "jvp of gradient"):
-        # From two on: what is on its way to a neighbour is there twice.
-        by_two, by_eight = (temporary_bytes(devices, name) for devices in (2, 8))
-        assert by_eight < 1.25 * by_two / 4, (name, by_two, by_eight)
-        print(name, by_two, by_eight)
+    # From two on: what is on its way to a neighbour is there twice.
+    by_two, by_eight = map(temporary_bytes, (2, 8))
+    assert by_eight < 1.25 * by_two / 4, (by_two, by_eight)
+    print("memory", by_two, by_eight)
 
 
-def temporary_bytes(devices, mode):
-    """On one device, for attention of a long context that so many share."""
+def temporary_bytes(devices):
+    """On one device, for a gradient and its jvp of a long context that so many share."""
     mesh = jax.make_mesh((devices,), ("context",), axis_types=(AxisType.Auto,))
     grid, spec = lim.token_grid(4096), NamedSharding(mesh, PartitionSpec("context"))
     at = [jax.ShapeDtypeStruct((grid.size, 16), float, sharding=spec)] * 3
@@ -255,34 +256,32 @@ def temporary_bytes(devices, mode):
         return jnp.sum(RingAttention(mesh, "context")(query, key, value, grid) ** 2)
 
     def pushed(*at):
-        return jax.jvp(jax.grad(loss, argnums=(0, 1, 2)), at, at)[1]
+        return jax.jvp(jax.grad(loss, argnums=(0, 1, 2)), at, at)
 
-    job = jax.grad(loss, argnums=(0, 1, 2)) if mode == "gradient" else pushed
-    analysis = jax.jit(job).lower(*at).compile().memory_analysis()
+    analysis = jax.jit(pushed).lower(*at).compile().memory_analysis()
     assert analysis is not None
     return analysis.temp_size_in_bytes
 
 
-def process(index, file, port):
+def process(index, folder, port):
     """Each process holds half of the examples, then of the context; both end with one's numbers."""
     jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=2, process_id=index)
     mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
-    (model, batch), expected = saved(file)
+    (model, batch), expected = saved(folder)
     half = slice(index * EXAMPLES // 2, (index + 1) * EXAMPLES // 2)
     spread, whole = NamedSharding(mesh, PartitionSpec("data")), NamedSharding(mesh, PartitionSpec())
     shared = jax.tree.map(
         lambda leaf: jax.make_array_from_process_local_data(spread, leaf[half]), batch
     )
     model = jax.tree.map(lambda leaf: jax.make_array_from_process_local_data(whole, leaf), model)
-    jobs = each("density", "algorithm 1", out_shardings=whole)
-    for name, found in jobs(model, shared).items():
-        local = jax.tree.map(lambda leaf: leaf.addressable_data(0), found)
-        gap = largest_difference(local, expected[name, "dense"])
-        assert gap < 1e-12, (name, gap)
-        print(name, gap)
+    found = jax.jit(JOBS["algorithm 1"], out_shardings=whole)(model, shared)
+    local = jax.tree.map(lambda leaf: leaf.addressable_data(0), found)
+    gap = largest_difference(local, expected["algorithm 1", "dense"])
+    assert gap < 1e-12, gap
+    print("algorithm 1", gap)
     mesh = jax.make_mesh((2,), ("context",), axis_types=(AxisType.Auto,))
     spread, whole = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((None, "context"), ()))
-    (model, batch), _ = saved(file, RingAttention(mesh, "context"))
+    (model, batch), _ = saved(folder, RingAttention(mesh, "context"))
     half = slice(index * LENGTH // 2, (index + 1) * LENGTH // 2)
     shared = jax.tree.map(
         lambda leaf: jax.make_array_from_process_local_data(spread, leaf[:, half]), batch
@@ -292,12 +291,14 @@ def process(index, file, port):
     gap = largest_difference(found.addressable_data(0), expected["density", "dense"])
     assert gap < 1e-12, gap
     print("ring", gap)
+    spread_weights.over_two(folder)
 
 
 if __name__ == "__main__":
-    role, file, *port = sys.argv[1:]
+    role, folder, *port = sys.argv[1:]
     if port:
-        process(int(role), file, *port)
+        process(int(role), folder, *port)
     else:
+        roles = {"weights": spread_weights.over_eight, "virtual": virtual, "ring": ring}
         for name in role.split(","):
-            {"virtual": virtual, "ring": ring}[name](file)
+            roles[name](folder)

@@ -1,11 +1,8 @@
 """Read a network onto several devices and print how many of its numbers are those of one.
 
-``XLA_FLAGS=--xla_force_host_platform_device_count=8 python spread_weights.py FOLDER`` saves those
-of the first alone in FOLDER, and compares; ``... FOLDER 0 PORT`` and ``... FOLDER 1 PORT``, of four
-devices each, compare theirs with these as two processes.
+Roles of `devices.py`: ``weights`` of its 8 virtual devices, and the end of its two processes.
 """
 
-import sys
 from pathlib import Path
 
 import equinox as eqx
@@ -81,38 +78,43 @@ def compared(model, expected, mesh, whole):
     print(f"{len(found)} equal")
 
 
-def shards(model, name, size):
-    """How much of a part a device holds."""
-    part = getattr(model.flow.layers.attention, name, None)
-    part = getattr(model.flow.layers.feed_forward, name) if part is None else part
-    held = part.addressable_shards[0].data.size / part.size
-    assert held == size, (name, held)
+def read(folder, mesh, **sizes):
+    """The network on a mesh, whose devices hold so much of the parts named."""
+    model, over = models.load(folder, "float64", mesh=mesh), mesh.shape["model"]
+    layers, embedding = model.flow.layers, model.embedding
+    for name, size in ({"query": 1 / over, "output": 1 / over, "down": 1 / over} | sizes).items():
+        part = getattr(layers.attention, name, None)
+        part = getattr(layers.feed_forward, name) if part is None else part
+        held = part.addressable_shards[0].data.size / part.size
+        assert held == size, (name, held)
+    assert isinstance(embedding, jax.Array)
+    assert embedding.addressable_shards[0].data.shape[1] == embedding.shape[1] / over
+    return model
 
 
-def main(folder, *process):
-    """Spread over eight devices beside examples, or over those of two processes."""
-    if process:
-        number, port = process
-        jax.distributed.initialize(f"127.0.0.1:{port}", 2, int(number))
-    if not process:
-        publishers.write(Path(folder), CONFIG, tensors())
-        one = jax.tree.leaves(eqx.filter_jit(asked)(models.load(folder, "float64")))
-        np.savez(Path(folder) / "one.npz", *map(np.asarray, one))
+def mesh_of(shape, *names):
+    return jax.make_mesh(shape, names, axis_types=(AxisType.Auto,) * len(shape))
+
+
+def over_eight(folder):
+    """Spread over eight devices, beside examples too, after the first alone, which is saved."""
+    publishers.write(Path(folder), CONFIG, tensors())
+    alone = models.load(folder, "float64")
+    one = list(map(np.asarray, jax.tree.leaves(eqx.filter_jit(asked)(alone))))
+    np.savez(Path(folder) / "one.npz", *one)
+    # Four groups of keys go over four devices; over eight each has them all.
+    mesh = mesh_of((2, 4), "data", "model")
+    compared(read(folder, mesh, key=1 / 4), one, mesh, whole=True)
+    whole = read(folder, mesh_of((8,), "model"), key=1)
+    leaves = (jax.tree.leaves(eqx.filter(model, eqx.is_array)) for model in (whole, alone))
+    for ours, expected in zip(*leaves, strict=True):
+        np.testing.assert_array_equal(ours, expected)
+    print("weights equal")
+
+
+def over_two(folder):
+    """Spread over two devices, each of a process of its own."""
     with np.load(Path(folder) / "one.npz") as file:
         expected = [file[name] for name in file.files]
-    # Four groups of keys go over four devices; over eight each has them all.
-    shape, names, of_keys = ((8,), ("model",), 1) if process else ((2, 4), ("data", "model"), 1 / 4)
-    mesh = jax.make_mesh(shape, names, axis_types=(AxisType.Auto,) * len(shape))
-    model = models.load(folder, "float64", mesh=mesh)
-    over = mesh.shape["model"]
-    sizes = {"query": 1 / over, "output": 1 / over, "down": 1 / over, "key": of_keys}
-    for name, size in sizes.items():
-        shards(model, name, size)
-    assert isinstance(model.embedding, jax.Array)
-    width = model.embedding.addressable_shards[0].data.shape[1]
-    assert width == model.embedding.shape[1] / over
-    compared(model, expected, mesh, whole=not process)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    mesh = mesh_of((2,), "model")
+    compared(read(folder, mesh, key=1 / 2), expected, mesh, whole=False)
