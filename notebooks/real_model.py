@@ -13,8 +13,8 @@
 # SmolLM2-135M.
 #
 # `LIM_JAX_MODEL` names a folder of weights as they are published, or a GGUF file: of SmolLM2,
-# Llama, Mistral, Qwen, GPT-2 or GPT-NeoX. Without it a byte-level network stands in that has seen a
-# few lines of Python: it finds nothing, but shows the way.
+# Llama, Mistral, Qwen, GPT-2 or GPT-NeoX. Without it a random network of bytes stands in: it finds
+# nothing, but shows the way.
 
 # %%
 import os
@@ -26,7 +26,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import lim_jax as lim
-from lim_jax.models import byte_model, read_tokenizer, standard_library_text, train
+from lim_jax.models import byte_model, read_tokenizer
 from lim_jax.models.causal import CausalLM
 from lim_jax.plots import draw_densities, legend_below
 from lim_jax.tasks import (
@@ -42,8 +42,7 @@ file = os.environ.get("LIM_JAX_MODEL")
 if file:
     model, tokenizer, name = lim.models.load(file), read_tokenizer(file), Path(file).stem
 else:
-    start = byte_model(256, width=16, heads=2, depth=2, key=jax.random.key(0))
-    model, _ = train(start, standard_library_text(), 64, steps=20, key=jax.random.key(1))
+    model = byte_model(256, width=16, heads=2, depth=2, key=jax.random.key(0))
     tokenizer, name = None, "a byte-level stand-in"
 
 # %% [markdown]

@@ -1,7 +1,6 @@
 """Notebooks run from top to bottom; their own assertions hold.
 
-`remedies` takes the longest: half of it is 360 steps of training, and with batches half as large
-its own assertions fail.
+`remedies` takes the longest: half of it is 180 steps of training.
 """
 
 import os
