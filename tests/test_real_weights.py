@@ -58,7 +58,7 @@ def test_real_weights_know_the_capital_of_france_and_have_an_exact_ledger(tokeni
         gradient = jax.grad(model.loss)(x, y) / grid.weights[:, None]
         sums = (
             channels(model.flow, loss, (x, y), grid).vectors.sum(axis=0),
-            attention_hops(model.flow, loss, (x, y), grid, 3)[0].sum(axis=0),
+            attention_hops(model.flow, loss, (x, y), grid, 1)[0].sum(axis=0),
         )
         return model.readout(state, grid)[-1], gradient, sums
 
