@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from reference.light import light_layers, without_norm
 from reference.networks import layer_of, random_flow, small_fields
 
 import lim_jax as lim
@@ -26,27 +27,6 @@ smooth, labels = lim.limits.smooth_states, lim.limits.smooth_labels
 
 def layer(seed=0):
     return layer_of(random_flow(seed, depth=1, width=3, heads=1))
-
-
-class Tanh(eqx.Module):
-    """A tokenwise sublayer of the fewest operations."""
-
-    weight: jax.Array
-    bias: jax.Array
-
-    def __call__(self, x, context, grid):
-        return jnp.tanh(x @ self.weight) + self.bias[None]
-
-
-def light_layers(depth):
-    """Attention without a norm, and `Tanh`: what is refined is depth, whatever the sublayers."""
-    generator = np.random.default_rng(0)
-    weight, bias = (
-        jax.device_put(generator.standard_normal((depth, *of))) for of in ((3, 3), (3,))
-    )
-    attention = random_flow(0, depth=depth, width=3, heads=1).layers.attention
-    attention = eqx.tree_at(lambda attention: attention.norm, attention, eqx.nn.Identity())
-    return lim.TransformerField(attention, Tanh(weight, bias))
 
 
 def assert_order(study, order):
@@ -316,7 +296,7 @@ def test_perturbed_controls_converge_as_their_distance_does_or_better(trajectori
 @pytest.mark.slow
 def test_layers_without_a_limit_shadow_their_own_flow():
     # `thm:resnet-ode`.
-    two = light_layers(2)
+    two = light_layers(2, width=3)
     grid = lim.token_grid(6)
     study = lim.limits.shadowing_study(
         lambda depth: jax.tree.map(lambda leaf: leaf[jnp.arange(depth) % 2], two),
@@ -332,7 +312,7 @@ def test_the_split_defect_is_of_second_order_and_its_sum_of_first():
     grid = lim.token_grid(6)
     x = smooth(grid.nodes)
     assert_order(lim.limits.split_defect_study(layer(), x, grid, DEPTHS), 2)
-    control = linear_control(light_layers(3))
+    control = linear_control(light_layers(3, width=3))
     gap = lim.limits.split_gap_study(control, x, grid, DEPTHS)
     assert_order(gap, 1)
     assert gap.claimed is None
@@ -341,7 +321,7 @@ def test_the_split_defect_is_of_second_order_and_its_sum_of_first():
 @pytest.mark.slow
 def test_adjoint_density_and_cone_mass_converge_in_depth():
     """Dear: an adjoint and a cone mass of each depth and scheme, and two references to compare."""
-    control = linear_control(light_layers(3))
+    control = linear_control(light_layers(3, width=3))
     grid = lim.token_grid(6)
     studies = lim.limits.input_adjoint_depth_studies(
         control,
@@ -363,8 +343,7 @@ def test_regional_influence_needs_the_graded_grid(make_grid, order):
 
     On tokens 0.6 is the slope at these lengths: the order is 1 up to powers of log L.
     """
-    layers = lim.limits.gaussian_attention(0, 2)
-    layers = eqx.tree_at(lambda attention: attention.norm, layers, eqx.nn.Identity())
+    layers = without_norm(lim.limits.gaussian_attention(0, 2))
     studies = lim.limits.input_adjoint_studies(
         lim.ResidualFlow(layers),
         lambda x, grid: lim.inner(smooth(grid.nodes) + 1, x, grid),

@@ -56,9 +56,12 @@ def small_tiles(patch):
     patch.setattr(attention, "DENSE", 4)
 
 
-@pytest.fixture(scope="module", params=GRIDS)
+@pytest.fixture(scope="module", params=["tokens", "graded"])
 def derivatives(request):
-    """By tiles and dense: three tiles, the last one not full; two examples at once."""
+    """By tiles and dense: three tiles, the last one not full; two examples at once.
+
+    The graded grid's own cells are halves, as the midpoints' are.
+    """
     grid = GRIDS[request.param](10)
 
     @jax.jit
