@@ -22,6 +22,21 @@ class Tanh(eqx.Module):
         return jnp.tanh(x @ self.weight) + self.bias[None]
 
 
+class Averaging(eqx.Module):
+    """A field that averages what is left of each position, times a number."""
+
+    value: jax.Array
+
+    def __call__(self, x, context, grid):
+        prefix = grid.prefix_weights()
+        return self.value * (prefix @ context) / prefix.sum(axis=1)[:, None]
+
+
+def averaging(values):
+    """A field, or one for each layer."""
+    return Averaging(jax.device_put(np.array(values)))
+
+
 def light_layers(depth=2, width=WIDTH, heads=1, seed=0, scale=1.0):
     """Attention without a norm, and `Tanh`."""
     generator = np.random.default_rng(seed)
