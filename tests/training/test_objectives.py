@@ -70,7 +70,8 @@ class Recurrent(eqx.Module):
 
 
 def recurrent():
-    return randomised(Recurrent(eqx.nn.GRUCell(WIDTH, WIDTH, key=jax.random.key(0))), 5)
+    cell = eqx.filter_eval_shape(eqx.nn.GRUCell, WIDTH, WIDTH, key=jax.random.key(0))
+    return randomised(Recurrent(cell), 5)
 
 
 MODELS: dict[str, Callable[[], Any]] = {
