@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from reference.light import light_layers, without_norm
+from reference.light import light_flow, light_layers, without_norm
 from reference.networks import layer_of, random_flow, small_fields
 
 import lim_jax as lim
@@ -360,9 +360,9 @@ def test_layers_without_a_limit_shadow_their_own_flow():
 
 def test_the_split_defect_is_of_second_order_and_its_sum_of_first():
     # `eq:discrete-residual-with-defect`.
-    grid = lim.token_grid(6)
+    grid, one = lim.token_grid(6), layer_of(light_flow(depth=1, width=3))
     x = smooth(grid.nodes)
-    assert_order(lim.limits.split_defect_study(layer(), x, grid, DEPTHS), 2)
+    assert_order(lim.limits.split_defect_study(one, x, grid, DEPTHS), 2)
     control = linear_control(light_layers(3, width=3))
     gap = lim.limits.split_gap_study(control, x, grid, DEPTHS)
     assert_order(gap, 1)
