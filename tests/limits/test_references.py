@@ -6,13 +6,14 @@ import io
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from reference.light import averaging
 
 import lim_jax as lim
-from lim_jax.limits import Quantity, averaging_attention, doubt, polynomial_twins, remarks, study
+from lim_jax.limits import Quantity, doubt, polynomial_twins, remarks, study
 
 SIZES = (12, 24, 48, 96)
 TOKENS = [lim.token_grid(size) for size in SIZES]
-AVERAGING = averaging_attention()
+AVERAGING = averaging(1.0)
 PICKS = {
     "the last row": lambda x, grid: x[-1],
     "the first row": lambda x, grid: x[0],
@@ -107,7 +108,7 @@ def test_a_network_that_picks_rows_is_doubted_too():
 
 def test_rows_may_be_picked_where_every_grid_has_them():
     """On tokens the last is p = 1; and where depth is refined all is on one grid."""
-    finer = [lim.token_grid(size) for size in (384, 768, 1536)]
+    finer = [lim.token_grid(size) for size in (192, 384, 768)]
     last = {"last": Quantity(PICKS["the last row"], 1)}
     (row,) = study(AVERAGING, line, TOKENS, last, references=finer)
     np.testing.assert_allclose(row.study.errors, 0.5 / np.array(SIZES), rtol=1e-9)

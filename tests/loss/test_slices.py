@@ -52,7 +52,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 6, 7])
+@pytest.mark.parametrize("size", [1, 3, 7])
 @pytest.mark.parametrize("name", CASES)
 def test_a_sliced_loss_and_its_gradient_are_those_of_whole_logits(name, size):
     function, targets, expected = CASES[name]
@@ -92,7 +92,7 @@ def test_masked_classes_take_no_part(size):
     def of(logits):
         return loss.sliced_cross_entropy(slices(logits, size), put(soft), put(WEIGHTS))
 
-    value, gradient = jax.value_and_grad(of)(put(masked))
+    value, gradient = jax.jit(jax.value_and_grad(of))(put(masked))
     np.testing.assert_allclose(value, expected, rtol=1e-13)
     assert np.isfinite(np.asarray(gradient)).all()
 
@@ -121,7 +121,12 @@ def test_a_sure_answer_keeps_its_digits(function):
     # The answer's odds are e^100: the cross-entropy is e^-100, which no difference of sums keeps.
     logits = np.zeros((1, CLASSES))
     logits[0, 2] = 100 + np.log(CLASSES - 1)
-    value = function(slices(put(logits), 3), put(np.array([2])), put(np.ones(1)))
+
+    @jax.jit
+    def of(logits):
+        return function(slices(logits, 3), put(np.array([2])), put(np.ones(1)))
+
+    value = of(put(logits))
     expected = np.exp(-100.0) if function is loss.sliced_cross_entropy else -100.0
     np.testing.assert_allclose(value, expected, rtol=1e-12)
 

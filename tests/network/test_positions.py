@@ -26,7 +26,7 @@ from lim_jax.network import (
     yarn_scaling,
 )
 
-SIZES = (40, 80, 160, 320)
+SIZES = (12, 24, 48, 96)
 
 
 def test_frequencies_are_powers_of_the_base():

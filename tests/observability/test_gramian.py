@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from reference.differences import difference_by_calls
+from reference.light import light_flow
 from reference.networks import random_flow, random_states
 
 import lim_jax as lim
@@ -33,7 +34,7 @@ from lim_jax.training.observing import trace_penalty
 from lim_jax.training.reweighting import reweight_positions
 
 GRID = lim.graded_grid(5)
-FLOW = random_flow(depth=3, width=4, horizon=1.5)
+FLOW = light_flow(depth=3, width=4, horizon=1.5)
 X = random_states(0, 5, 4)
 
 
@@ -180,7 +181,7 @@ def observed(flow, grid):
 
 
 def setting():
-    grid, flow = lim.graded_grid(6), random_flow(1, depth=3, width=4, step=lim.split)
+    grid, flow = lim.graded_grid(6), light_flow(1, depth=3, width=4, step=lim.split)
     return observed(flow, grid), random_states(2, 6, 4), grid
 
 
@@ -368,10 +369,10 @@ def test_the_cheaper_mode_is_taken():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("step", [lim.euler, lim.split, heun])
+@pytest.mark.parametrize("step", [lim.split, heun])
 def test_all_routes_give_the_gramians_of_the_dense_jacobian(step):
     grid, x = lim.graded_grid(6), random_states(2, 6, 4)
-    flow = random_flow(1, depth=4, width=4, step=step)
+    flow = light_flow(1, depth=4, width=4, step=step)
     flow = flow if step is lim.split else attentive(flow)
     readout = lim.BandReadout(random_states(3, 4, 3), 0.5)
     see = ObservedTokens(flow, grid, jax.device_put(np.array([2, 5])), readout)
@@ -405,7 +406,7 @@ def test_all_routes_give_the_gramians_of_the_dense_jacobian(step):
 
 def test_truncated_factors_give_gramians_from_below_and_say_what_they_left_out():
     grid, x = lim.token_grid(6), random_states(2, 6, 4)
-    see = ObservedTokens(random_flow(1, depth=4, width=4, horizon=4.0), grid, jnp.array([5]))
+    see = ObservedTokens(light_flow(1, depth=4, width=4, horizon=4.0), grid, jnp.array([5]))
     ranks, steps = (4, 6, 12, 16), jnp.array([0.5, 0.2, 1.0, 0.3])
 
     @jax.jit
@@ -436,7 +437,7 @@ def test_truncated_factors_give_gramians_from_below_and_say_what_they_left_out()
 def test_products_are_counted_as_the_cost_model_says():
     """S d M forward, r M (M-1)/2 back through known layers, r M^2 else, R M at rank R."""
     # `subsec:algorithm-complexity`.
-    see = ObservedTokens(random_flow(1, depth=4, width=4), lim.token_grid(6), jnp.array([5]))
+    see = ObservedTokens(light_flow(1, depth=4, width=4), lim.token_grid(6), jnp.array([5]))
     x = random_states(2, 6, 4)
     assert gramian.layer_products(see, x, rank=5) == {"forward": 96, "reverse": 24, "low rank": 20}
     assert gramian.layer_products(see, x, jnp.array([1])) == {"forward": 16, "reverse": 24}
@@ -446,7 +447,7 @@ def test_products_are_counted_as_the_cost_model_says():
 @pytest.mark.slow
 def test_gramians_by_reverse_are_differentiated():
     """A skipped layer of the sweep must not stop derivatives."""
-    flow, seen = attentive(random_flow(1, depth=3, width=4)), jnp.asarray(np.array([4]))
+    flow, seen = attentive(light_flow(1, depth=3, width=4)), jnp.asarray(np.array([4]))
     see = ObservedTokens(flow, lim.token_grid(5), seen)
 
     def total(x, mode):

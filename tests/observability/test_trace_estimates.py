@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from reference.networks import random_flow, random_states
+from reference.light import light_flow
+from reference.networks import random_states
 
 import lim_jax as lim
 from lim_jax import paper
@@ -127,7 +128,7 @@ def test_on_section_4s_gramians_signs_have_a_thousandth_of_the_bias():
 
 
 def see(tokens):
-    return ObservedTokens(random_flow(1, depth=3, width=4), lim.graded_grid(6), jnp.array(tokens))
+    return ObservedTokens(light_flow(1, depth=3, width=4), lim.graded_grid(6), jnp.array(tokens))
 
 
 def test_every_route_gives_the_traces():

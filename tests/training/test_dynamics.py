@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from reference.differences import central_difference
-from reference.networks import VOCABULARY, random_flow, random_labels, random_states
+from reference.light import light_flow
+from reference.networks import VOCABULARY, random_labels, random_states
 from scipy.optimize import minimize
 
 import lim_jax as lim
@@ -21,7 +22,7 @@ READOUT = lim.LinearReadout(random_states(4, WIDTH, VOCABULARY))
 
 
 def network(seed=1):
-    return random_flow(seed, depth=2, width=WIDTH, step=lim.split)
+    return light_flow(seed, width=WIDTH, step=lim.split)
 
 
 @eqx.filter_jit  # traced once for all derivatives

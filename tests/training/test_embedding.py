@@ -130,7 +130,7 @@ SCALARS = {
     ),
     "fourth_moments": moments,
     "sensitivity_norm": lambda *lpb: training.sensitivity_norm(
-        *lpb, grid=GRID, steps=2, exponent=2, key=jax.random.key(0)
+        *lpb, grid=GRID, steps=1, exponent=2, key=jax.random.key(0)
     ).values[-1],
 }  # fmt: skip
 BATCHES = {"batch", "batches"}

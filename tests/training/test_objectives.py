@@ -12,7 +12,8 @@ import numpy as np
 import optax
 import pytest
 from reference.differences import central_difference, difference_by_calls
-from reference.networks import VOCABULARY, random_flow, random_labels, random_states, randomised
+from reference.light import light_flow
+from reference.networks import VOCABULARY, random_labels, random_states, randomised
 
 import lim_jax as lim
 from lim_jax.network.continuous import LayerwiseControl
@@ -35,7 +36,7 @@ READOUT = lim.BandReadout(random_states(4, WIDTH, VOCABULARY), 0.5)
 
 
 def network(step):
-    return random_flow(1, depth=2, width=WIDTH, step=step)
+    return light_flow(1, width=WIDTH, heads=2, step=step)
 
 
 def attentive():
@@ -69,7 +70,8 @@ class Recurrent(eqx.Module):
 
 
 def recurrent():
-    return randomised(Recurrent(eqx.nn.GRUCell(WIDTH, WIDTH, key=jax.random.key(0))), 5)
+    cell = eqx.filter_eval_shape(eqx.nn.GRUCell, WIDTH, WIDTH, key=jax.random.key(0))
+    return randomised(Recurrent(cell), 5)
 
 
 MODELS: dict[str, Callable[[], Any]] = {

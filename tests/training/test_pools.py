@@ -105,8 +105,10 @@ def dot(left, right):
     return sum(np.vdot(left[name], right[name]) for name in left)
 
 
-@pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize(
+    "estimator, loss",
+    [("balanced", "cross-entropy"), *((estimator, "margin") for estimator in ESTIMATORS)],
+)
 def test_a_pooled_penalty_and_its_gradient_are_those_of_the_definition(estimator, loss):
     """Value; gradient against the gradient's gradient, differences, and forward mode."""
     (estimate, plain), loss = ESTIMATORS[estimator], LOSSES[loss]
@@ -283,7 +285,7 @@ def test_the_two_gradients_apart_sum_to_that_of_the_objective(batch):
         np.testing.assert_allclose(dot(part, MOVED), slope, rtol=1e-7)
         assert abs(slope) > 1e-3 and np.isfinite(value)
     clip = optax.clip_by_global_norm(1e-3)
-    clipped, _ = clip.update(gradients.penalty, clip.init(PARAMS))
+    clipped, _ = jax.jit(lambda given: clip.update(given, clip.init(PARAMS)))(gradients.penalty)
     again = apart(PARAMS)[1].risk
     for name in PARAMS:
         assert np.array_equal(gradients.risk[name], again[name])
