@@ -97,7 +97,7 @@ def test_at_a_depth_channels_hops_and_heads_are_those_of_the_layers_after_it():
 
 @pytest.mark.slow
 def test_a_margin_loss_of_grouped_heads_is_accounted_for_in_single_precision():
-    """Against the gradient in float64."""
+    """Against float64: the gradient, and channels and hops that sum to it."""
     flow = architecture_flow("everything", step=lim.split, horizon=2.0)
     network = models.CausalLM(
         random_states(7, 11, WIDTH), None, flow, RMSNorm.init(WIDTH, 0.2), None
@@ -106,14 +106,21 @@ def test_a_margin_loss_of_grouped_heads_is_accounted_for_in_single_precision():
     window, weights = jax.device_put((WINDOW % 11, ASKED))
     margin = models.CausalLM.terminal_margin_loss
     found = account_of_context(single, window, weights, terminal_loss=margin)
-    measured = jax.jit(lambda: jax.value_and_grad(network.margin_loss)(
-        *network.example(window, weights)
-    ))  # fmt: skip
-    loss, gradient = map(np.asarray, measured())
-    expected = squares(LENGTH * gradient)
+
+    @jax.jit
+    def measured():
+        example = network.example(window, weights)
+        rest = flow, network.terminal_margin_loss, example, GRID
+        loss, gradient = jax.value_and_grad(network.margin_loss)(*example)
+        return loss, LENGTH * gradient, channels(*rest).vectors, attention_hops(*rest, 3)[0]
+
+    loss, gradient, vectors, hops = map(np.asarray, measured())
     assert {leaf.dtype for leaf in found} == {jnp.dtype("float32")}
     np.testing.assert_allclose(found.loss, loss, rtol=1e-5)
-    np.testing.assert_allclose(found.energy, expected, rtol=2e-4, atol=2e-5 * expected.max())
+    for ours, theirs in ((found.energy, gradient), (found.channels, vectors), (found.hops, hops)):
+        close(theirs.reshape(-1, *gradient.shape).sum(axis=0), gradient)
+        expected = squares(theirs)
+        np.testing.assert_allclose(ours, expected, rtol=2e-4, atol=2e-5 * expected.max())
 
 
 def test_contexts_of_one_length_are_compiled_for_once():
