@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from reference.networks import byte_network
-from reference.publishers import CONFIGS, spelt, write_with_letters
+from reference.publishers import CONFIGS, logits, spelt, write_with_letters
 
 import lim_jax as lim
 from lim_jax import cli, explanations, models, report
@@ -267,7 +267,7 @@ def test_where_a_line_has_no_answer_the_models_own_is_explained(
     ((window,),) = reached.value.args
     ids = [3, 1, 4, 1, 5]
     for _ in range(len(window) - len(ids)):
-        ids.append(int(models.load(folder).logits(jnp.array(ids))[-1].argmax()))
+        ids.append(int(logits(CONFIGS["llama"], ids)[-1].argmax()))
     assert window.tolist() == ids and len(ids) == 7
     assert "the model's own answer is asked: “" in capsys.readouterr().out
     assert held == [5]  # one prompt's tokens, not as many as a context may have

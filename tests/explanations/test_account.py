@@ -2,14 +2,13 @@
 
 from functools import cache, partial
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from reference.architectures import architecture_flow
 from reference.compilations import compilations
-from reference.networks import WIDTH, random_states
+from reference.networks import WIDTH, byte_network, random_states
 
 import lim_jax as lim
 from lim_jax import models
@@ -28,8 +27,7 @@ close = partial(np.testing.assert_allclose, rtol=1e-10, atol=1e-14)
 
 @cache
 def model():
-    init = eqx.filter_jit(models.byte_model)
-    return init(LENGTH, width=4, heads=2, depth=LAYERS, key=jax.random.key(0))
+    return byte_network(LENGTH, depth=LAYERS)
 
 
 @cache
