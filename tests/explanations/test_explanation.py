@@ -20,6 +20,7 @@ from lim_jax.adjoint.ledger import channels, cone_by_head
 from lim_jax.adjoint.residual import amplification, interaction_norms
 from lim_jax.adjoint.sites import attention_sites
 from lim_jax.density import Influence
+from lim_jax.explanations.certificates import Judged
 from lim_jax.loss import last_token, teacher_forcing
 from lim_jax.models import language
 from lim_jax.network.norms import LayerNorm
@@ -113,7 +114,7 @@ def test_interrupted_training_goes_on_with_the_same_numbers(tmp_path):
 
 
 @cache
-def explained(ask, depth=0, certificates="deciding"):
+def explained(ask, depth=0, certificates: Judged = "deciding"):
     return lim.explanations.explain(
         model(), windows(), ask(LENGTH), REGIONS, key=jax.random.key(3), depth=depth,
         certificates=certificates,

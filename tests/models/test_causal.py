@@ -212,11 +212,11 @@ def test_loading_holds_little_more_than_the_weights_and_jax_takes_them_over(tmp_
         return peak, held, model
 
     # Once in three: what else the process takes meanwhile is not the load's.
-    for _ in range(3):
-        peak, held, model = loaded()
-        weights = sum(leaf.nbytes for leaf in jax.tree.leaves(model))
-        if peak < 1.2 * weights:
-            break
+    peak, held, model = loaded()
+    weights = sum(leaf.nbytes for leaf in jax.tree.leaves(model))
+    for _ in range(2):
+        if peak >= 1.2 * weights:
+            peak, held, model = loaded()
     assert 0.95 * weights < held  # of NumPy's memory, which JAX has not copied
     assert peak < 1.2 * weights
     expected = publishers.tensors(config)["lm_head.weight"]

@@ -46,7 +46,7 @@ def asked(model, ids):
     return model.readout(state, grid), value, gradient
 
 
-logits = eqx.filter_jit(models.CausalLM.logits)
+logits = eqx.filter_jit(lambda model, ids: model.logits(ids))
 # A biased head, a tied one and layers that see differently; learned places, a normed embedding.
 NETWORKS = {"gptj": asked, "gemma3_text": asked, "gpt2": logits, "bloom": logits}
 

@@ -88,14 +88,16 @@ def comparison():
     indices, errors = (
         Indices(*(numbers(seed + part) for part in range(6))) for seed in (30, 40)
     )  # fmt: skip
-    of_all = numbers(25), numbers(26), indices, errors
-    return Comparison(REGIONS, True, numbers(23, LENGTH), numbers(24, LENGTH), *of_all, EXAMPLES)
+    return Comparison(
+        REGIONS, True, numbers(23, LENGTH), numbers(24, LENGTH), numbers(25), numbers(26), indices,
+        errors, EXAMPLES,
+    )  # fmt: skip
 
 
 def compared_contexts():
-    means = [Estimate(numbers(seed), numbers(seed + 1)) for seed in (50, 52, 54)]
+    one, other, change = (Estimate(numbers(seed), numbers(seed + 1)) for seed in (50, 52, 54))
     whole = ComparedInfluences(influence(), influence(), comparison())
-    return ComparedContexts(2, whole, None, {"key": ComparedShares(*means, (2, 2), 2)})
+    return ComparedContexts(2, whole, None, {"key": ComparedShares(one, other, change, (2, 2), 2)})
 
 
 MAKERS = {
