@@ -50,7 +50,7 @@ def run(monkeypatch, folder, rows, curves):
     return cli.main(["rates", "--out", str(out), "--overwrite"])
 
 
-def test_rates_prints_the_table_and_writes_files(monkeypatch, tmp_path, capsys):
+def test_rates_prints_the_table_and_writes_files(monkeypatch, tmp_path, undrawn, capsys):
     assert run(monkeypatch, tmp_path, [GOOD, FASTER], CURVES) == 0
     printed = capsys.readouterr().out
     lines = printed.splitlines()
@@ -81,7 +81,7 @@ def test_a_figure_is_written_of_a_topic_that_holds_a_formula(monkeypatch, tmp_pa
     assert figures == ["growth_in_log_1_q.png"] and "1 of 1" in capsys.readouterr().out
 
 
-def test_rates_fails_on_a_wrong_order_and_on_a_broken_bound(monkeypatch, tmp_path, capsys):
+def test_rates_fails_on_a_wrong_order_and_on_a_broken_bound(monkeypatch, tmp_path, undrawn, capsys):
     assert run(monkeypatch, tmp_path, [GOOD, WRONG, BROKEN], {}) == 1
     printed = capsys.readouterr().out
     marked = {line.split("  ")[0] for line in printed.splitlines() if "DIFFERS" in line}
@@ -89,7 +89,7 @@ def test_rates_fails_on_a_wrong_order_and_on_a_broken_bound(monkeypatch, tmp_pat
     assert "BROKEN" in printed and "1 of 3 orders" in printed
 
 
-def test_a_row_of_the_table_is_a_real_study(monkeypatch, tmp_path):
+def test_a_row_of_the_table_is_a_real_study(monkeypatch, tmp_path, undrawn):
     rows = list(convergence._cesaro_rows((50, 100, 200, 400)))
     assert all(found.agrees for found in rows)
     assert run(monkeypatch, tmp_path, rows, {}) == 0
@@ -116,6 +116,12 @@ class Sized:
         yield lim.limits.Row(f"studies, bounded, {name}", GOOD.study, 2)
 
 
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Figures are files of their names: elsewhere they are drawn."""
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **options: path.touch())
+
+
 def stopping(after):
     def progress(names, **options):
         yield from names[:after]
@@ -124,7 +130,9 @@ def stopping(after):
     return progress
 
 
-def test_rates_that_are_interrupted_go_on_to_the_same_numbers(monkeypatch, tmp_path, capsys):
+def test_rates_that_are_interrupted_go_on_to_the_same_numbers(
+    monkeypatch, tmp_path, undrawn, capsys
+):
     sized, out = Sized(monkeypatch), tmp_path / "rates"
     assert cli.main(["rates", "--quick", "--out", str(tmp_path / "whole")]) == 1
     names, expected = sized.run.copy(), (tmp_path / "whole" / "rates.json").read_bytes()
@@ -323,12 +331,16 @@ def test_a_missing_extra_is_named_before_any_work(tmp_path):
     assert done.stdout == "" and "Traceback" not in done.stderr
 
 
-def test_what_a_command_refuses_is_a_line_and_status_2(tmp_path):
-    """Of the process alone: from Python it raises."""
-    done = run_python("-m", "lim_jax", "rates", "--seed", "-1", folder=tmp_path)
-    assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr.startswith("lim-jax: seed: got -1, expected a whole number")
-    assert done.stderr.count("\n") == 1 and list(tmp_path.iterdir()) == []
+def test_what_a_command_refuses_is_a_line_and_status_2(monkeypatch, tmp_path, capsys):
+    """Of the program alone: from Python it raises."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(__main__, "keep_programs", lambda arguments: arguments)
+    monkeypatch.setattr(sys, "argv", ["lim-jax", "rates", "--seed", "-1"])
+    assert __main__.main() == 2
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.count("\n") == 1
+    assert said.err.startswith("lim-jax: seed: got -1, expected a whole number")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_fault_keeps_its_traceback(monkeypatch, capsys):

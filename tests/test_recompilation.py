@@ -14,6 +14,7 @@ from reference.networks import (
     LENGTH,
     VOCABULARY,
     WIDTH,
+    byte_network,
     layer_of,
     random_flow,
     random_labels,
@@ -28,9 +29,8 @@ from lim_jax.observability import gramian, trace_estimates
 GRID = lim.token_grid(LENGTH)
 FLOW = random_flow()
 MODEL = FLOW, lim.LinearReadout(random_states(4, WIDTH, VOCABULARY))
-LANGUAGE = lim.models.byte_model(LENGTH, width=4, heads=1, depth=2, key=jax.random.key(0))
-LAST = jnp.array([LENGTH - 1])
-START = jnp.array([0.0])
+LANGUAGE = byte_network(LENGTH, heads=1, depth=2)
+LAST, START = jax.device_put((np.array([LENGTH - 1]), np.array([0.0])))
 EULER = {"solver": diffrax.Euler(), "stepsize_controller": diffrax.ConstantStepSize()}
 CONTINUOUS = lim.ContinuousFlow(LayerwiseControl(FLOW.layers), **EULER, first_step=0.5, max_steps=4)
 

@@ -8,7 +8,14 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from reference.networks import LENGTH, WIDTH, falling_profile, random_flow, random_states
+from reference.networks import (
+    LENGTH,
+    WIDTH,
+    falling_profile,
+    layer_of,
+    random_flow,
+    random_states,
+)
 
 import lim_jax as lim
 from lim_jax import adjoint, explanations, weights
@@ -41,11 +48,6 @@ EXAMPLE = random_states(4), random_states(5)
 HELD = from_memory(WHOLE)
 
 
-def sites(flow):
-    run = lim.adjoint_trajectory(flow, loss, EXAMPLE, GRID)
-    return adjoint.attention_sites(flow, run.states, run.covectors, GRID)
-
-
 def cone_of_two(flow):
     def of_one(x):
         run = lim.adjoint_trajectory(flow, loss, (x, EXAMPLE[1]), GRID)
@@ -54,16 +56,20 @@ def cone_of_two(flow):
     return adjoint.joint_cone(jax.vmap(of_one)(random_states(6, 2, LENGTH, WIDTH)), GRID)
 
 
+def cones(flow):
+    """The adjoint, and what is made of its sites."""
+    run = lim.adjoint_trajectory(flow, loss, EXAMPLE, GRID)
+    sites = adjoint.attention_sites(flow, run.states, run.covectors, GRID)
+    return run, adjoint.cone_by_head(sites, GRID), adjoint.cone_energies(sites, GRID)
+
+
 JOBS = {
-    "value": lambda flow: flow(EXAMPLE[0], GRID),
-    "trajectory": lambda flow: flow.trajectory(EXAMPLE[0], GRID),
-    "adjoint": lambda flow: lim.adjoint_trajectory(flow, loss, EXAMPLE, GRID),
+    "states": lambda flow: (flow(EXAMPLE[0], GRID), flow.trajectory(EXAMPLE[0], GRID)),
+    "adjoint, heads and cone energies": cones,
     "channels": lambda flow: adjoint.channels(flow, loss, EXAMPLE, GRID),
     "hops": lambda flow: adjoint.attention_hops(flow, loss, EXAMPLE, GRID, 2),
     "one hop by head": lambda flow: adjoint.one_hop_by_head(flow, loss, EXAMPLE, GRID),
     "orders": lambda flow: adjoint.interaction_orders(flow, loss, EXAMPLE, GRID, 2),
-    "heads": lambda flow: adjoint.cone_by_head(sites(flow), GRID),
-    "cone energies": lambda flow: adjoint.cone_energies(sites(flow), GRID),
     "joint cone": cone_of_two,
     "rollout": lambda flow: explanations.attention_rollout(flow, EXAMPLE[0], GRID),
     "interactions": lambda flow: adjoint.interaction_norms(
@@ -123,8 +129,8 @@ def test_the_next_layer_is_read_before_it_is_asked_for():
 def test_a_layer_that_is_asked_for_out_of_turn_is_read():
     layer = eqx.filter_jit(HELD.layers.layer)
     for index in (2, 0, 2, 1, 1):
-        expected = jax.tree.map(lambda leaf, index=index: leaf[index], WHOLE.layers)
-        jax.tree.map(np.testing.assert_array_equal, layer(jnp.array(index)), expected)
+        expected = layer_of(WHOLE, index)
+        jax.tree.map(np.testing.assert_array_equal, layer(np.array(index)), expected)
 
 
 def test_a_depth_profile_and_the_pattern_are_those_of_the_flow():

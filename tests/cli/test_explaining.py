@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
-from reference.publishers import CONFIGS, spelt, write_with_letters
+from reference.networks import byte_network
+from reference.publishers import CONFIGS, logits, spelt, write_with_letters
 
 import lim_jax as lim
 from lim_jax import cli, explanations, models, report
@@ -48,7 +49,15 @@ def test_explain_writes_what_it_prints(monkeypatch, folder, tmp_path, capsys):
     def save(figure, path, **options):
         draw(figure, path, **options) if path.name == "cone_mass.png" else path.touch()
 
+    mass = explanations.average_cone_mass
     paged: list = []
+    averaged: list = []
+
+    def average_cone_mass(*given):
+        averaged.append((*given[1:], mass(*given)))
+        return averaged[-1][-1]
+
+    monkeypatch.setattr(explanations, "average_cone_mass", average_cone_mass)
     monkeypatch.setattr(Figure, "savefig", save)
     monkeypatch.setattr(explaining, "write_pages", lambda *given: paged.extend(given))
     text = written(tmp_path / "text", [np.random.default_rng(0).integers(11, size=40)])
@@ -97,12 +106,12 @@ def test_explain_writes_what_it_prints(monkeypatch, folder, tmp_path, capsys):
     assert (out / "cone_mass.png").stat().st_size > 1000
     assert "explanation.json, tables and 6 figures" in printed
     # The cone mass is that of the contexts, the first and second half of whose ids are the text's.
-    mass = document["cone_mass"]["given network"]
     ids = np.array([ord(letter) - ord("a") for letter in text.read_text()])
-    windows = jax.device_put(np.stack([ids[at : at + 13] for at in (0, 12, 24)]))
-    regions = lim.boundary_regions(lim.token_grid(12, "float32"), 0.2)
-    expected = explanations.average_cone_mass(models.load(folder), windows, regions)
-    np.testing.assert_allclose(mass["value"], expected.value, rtol=1e-4)
+    ((windows, regions, found),) = averaged
+    cuts = [ids[at : at + 13].tolist() for at in (0, 12, 24)]
+    assert sorted(np.asarray(windows).tolist()) == sorted(cuts) and regions.delta == Fraction("0.2")
+    of_network = document["cone_mass"]["given network"]
+    np.testing.assert_allclose(of_network["value"], found.value, rtol=1e-4)
 
 
 def test_explain_reads_weights_and_a_text(monkeypatch, folder, tmp_path):
@@ -195,7 +204,7 @@ def test_a_page_of_each_case_shows_the_first_contexts_as_bytes(monkeypatch, tmp_
 
     monkeypatch.setattr(explanations, "account_of_context", account)
     monkeypatch.setattr(report, "write_page", write_page)
-    network = models.byte_model(3, width=4, heads=2, depth=3, key=jax.random.key(0))
+    network = byte_network(3, depth=3)
     regions = lim.boundary_regions(lim.token_grid(3), 0.3)
     text = b"a window's \xc3\xa9, others"
     windows = jax.device_put(np.array([list(text[at : at + 4]) for at in range(9, 16)]))
@@ -258,7 +267,7 @@ def test_where_a_line_has_no_answer_the_models_own_is_explained(
     ((window,),) = reached.value.args
     ids = [3, 1, 4, 1, 5]
     for _ in range(len(window) - len(ids)):
-        ids.append(int(models.load(folder).logits(jnp.array(ids))[-1].argmax()))
+        ids.append(int(logits(CONFIGS["llama"], ids)[-1].argmax()))
     assert window.tolist() == ids and len(ids) == 7
     assert "the model's own answer is asked: “" in capsys.readouterr().out
     assert held == [5]  # one prompt's tokens, not as many as a context may have
@@ -277,8 +286,8 @@ def test_without_a_model_a_byte_level_one_is_trained(monkeypatch, tmp_path):
     arguments = ["--max-length", "8", "--steps", "2", "--contexts", "3", "--seed", "5"]
     with jax.numpy_dtype_promotion("standard"), pytest.raises(Reached):  # optax promotes
         cli.main(["explain", *arguments, "--out", str(tmp_path / "out")])
-    keys = jax.random.split(jax.random.key(5), 4)
-    start = models.byte_model(8, key=keys[0])
+    with jax.numpy_dtype_promotion("standard"):  # as there: it is the same program
+        start = models.byte_model(8, key=jax.random.split(jax.random.key(5), 4)[0])
     (seeded, windows), (trained, _) = found[0], found[2]
     np.testing.assert_array_equal(seeded.embedding, start.embedding)
     assert windows.shape == (3, 9)
@@ -315,8 +324,7 @@ def test_each_network_is_explained_and_has_its_cone_mass_under_its_own_name(monk
     monkeypatch.setattr(explanations, "explain", explain)
     monkeypatch.setattr(explanations, "average_cone_mass", mass)
     monkeypatch.setattr(explaining, "_once", lambda path, _, find: kept.append(path.name) or find())
-    seeded = models.byte_model(10, width=4, heads=2, depth=1, key=jax.random.key(0))
-    trained = eqx.tree_at(lambda m: m.embedding, seeded, jnp.asarray(seeded.embedding) + 1)
+    seeded, trained = byte_network(10), byte_network(10, seed=1)
     networks = {"seeded": seeded, "trained": trained}
     regions, windows = lim.boundary_regions(lim.token_grid(10), 0.2), jnp.zeros((6, 11), int)
     cases = explaining._cases(networks, explaining.Read(windows, []), "next-token")
@@ -350,9 +358,8 @@ def stubbed(scatter):
 
 
 def case_of_ten(windows):
-    network = models.byte_model(10, width=4, heads=2, depth=1, key=jax.random.key(0))
     weights = jax.device_put(np.full((len(windows), 10), 0.1))
-    return {"given": taking.Case(network, weights)}
+    return {"given": taking.Case(byte_network(10), weights)}
 
 
 @pytest.mark.parametrize(

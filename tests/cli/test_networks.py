@@ -5,6 +5,7 @@ import json
 import jax
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from reference.publishers import CONFIGS, WORDS, spelt, write_with_letters
 
 from lim_jax import cli, models
@@ -49,7 +50,8 @@ def test_a_run_that_is_taken_up_holds_its_network_as_before(folder, tmp_path, mo
     assert is_fetched(networks.network_within(folder, 1e-3, 7, tmp_path))
 
 
-def test_a_profile_within_little_memory_is_the_same(folder, tmp_path, capsys):
+def test_a_profile_within_little_memory_is_the_same(folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path: path.touch())
     data, found = tmp_path / "data.txt", {}
     data.write_text(spelt(np.random.default_rng(0).integers(WORDS, size=40)))
     for name, memory in (("whole", "9"), ("files", "0.001")):

@@ -38,6 +38,11 @@ def data(tmp_path):
     return path
 
 
+@pytest.fixture
+def undrawn(monkeypatch):
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **options: path.touch())
+
+
 def table(path):
     return list(csv.DictReader(path.read_text().splitlines()))
 
@@ -65,7 +70,7 @@ def euclidean_energies(folder, loss):
 
 
 @pytest.mark.parametrize("loss, name", [("margin", "margin_loss"), ("answer", "loss")])
-def test_tokens_records_and_density_of_answers(folder, data, tmp_path, loss, name, capsys):
+def test_tokens_records_and_density_of_answers(folder, data, tmp_path, loss, name, undrawn, capsys):
     out = tmp_path / "out"
     arguments = ["profile", str(folder), "--data", str(data), "--loss", loss, "--out", str(out)]
     assert cli.main([*arguments, "--delta", "0.3"]) == 0
@@ -151,7 +156,7 @@ def test_tokens_records_and_density_of_answers(folder, data, tmp_path, loss, nam
                for line in printed.splitlines())  # fmt: skip
 
 
-def test_a_text_is_profiled_on_its_own_grid_and_drawn(folder, tmp_path, capsys):
+def test_a_text_is_profiled_on_its_own_grid_and_drawn(folder, tmp_path, monkeypatch, capsys):
     ids = np.random.default_rng(5).integers(11, size=36)
     (tmp_path / "text").write_text(spelt(ids))
     out = tmp_path / "out"
@@ -177,6 +182,7 @@ def test_a_text_is_profiled_on_its_own_grid_and_drawn(folder, tmp_path, capsys):
     assert (out / "influence.png").read_bytes().startswith(b"\x89PNG\r\n")
     assert "</svg>" in (out / "influence.svg").read_text()
     assert json.loads((out / "run.json").read_text())["arguments"]["max_length"] == 7
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path: None)
     assert cli.main(["profile", str(folder), *arguments]) == 0  # the same run
     with pytest.raises(ValueError, match="out: .*loss: next-token there, answer here"):
         cli.main(["profile", str(folder), *arguments, "--loss", "answer"])
@@ -224,7 +230,7 @@ def test_a_profile_that_is_interrupted_goes_on_to_the_same_files(
         assert (out / name).read_bytes() == (whole / name).read_bytes()
 
 
-def test_a_page_shows_the_first_contexts(folder, data, tmp_path, monkeypatch):
+def test_a_page_shows_the_first_contexts(folder, data, tmp_path, undrawn, monkeypatch):
     """With the density of all, and of each shown its own energies."""
     written = {}
     monkeypatch.setattr(

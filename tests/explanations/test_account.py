@@ -2,14 +2,13 @@
 
 from functools import cache, partial
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from reference.architectures import architecture_flow
 from reference.compilations import compilations
-from reference.networks import WIDTH, random_states
+from reference.networks import WIDTH, byte_network, random_states
 
 import lim_jax as lim
 from lim_jax import models
@@ -28,8 +27,7 @@ close = partial(np.testing.assert_allclose, rtol=1e-10, atol=1e-14)
 
 @cache
 def model():
-    init = eqx.filter_jit(models.byte_model)
-    return init(LENGTH, width=4, heads=2, depth=LAYERS, key=jax.random.key(0))
+    return byte_network(LENGTH, depth=LAYERS)
 
 
 @cache
@@ -97,7 +95,7 @@ def test_at_a_depth_channels_hops_and_heads_are_those_of_the_layers_after_it():
 
 @pytest.mark.slow
 def test_a_margin_loss_of_grouped_heads_is_accounted_for_in_single_precision():
-    """Against the gradient in float64."""
+    """Against float64: the gradient, and channels and hops that sum to it."""
     flow = architecture_flow("everything", step=lim.split, horizon=2.0)
     network = models.CausalLM(
         random_states(7, 11, WIDTH), None, flow, RMSNorm.init(WIDTH, 0.2), None
@@ -106,14 +104,21 @@ def test_a_margin_loss_of_grouped_heads_is_accounted_for_in_single_precision():
     window, weights = jax.device_put((WINDOW % 11, ASKED))
     margin = models.CausalLM.terminal_margin_loss
     found = account_of_context(single, window, weights, terminal_loss=margin)
-    measured = jax.jit(lambda: jax.value_and_grad(network.margin_loss)(
-        *network.example(window, weights)
-    ))  # fmt: skip
-    loss, gradient = map(np.asarray, measured())
-    expected = squares(LENGTH * gradient)
+
+    @jax.jit
+    def measured():
+        example = network.example(window, weights)
+        rest = flow, network.terminal_margin_loss, example, GRID
+        loss, gradient = jax.value_and_grad(network.margin_loss)(*example)
+        return loss, LENGTH * gradient, channels(*rest).vectors, attention_hops(*rest, 3)[0]
+
+    loss, gradient, vectors, hops = map(np.asarray, measured())
     assert {leaf.dtype for leaf in found} == {jnp.dtype("float32")}
     np.testing.assert_allclose(found.loss, loss, rtol=1e-5)
-    np.testing.assert_allclose(found.energy, expected, rtol=2e-4, atol=2e-5 * expected.max())
+    for ours, theirs in ((found.energy, gradient), (found.channels, vectors), (found.hops, hops)):
+        close(theirs.reshape(-1, *gradient.shape).sum(axis=0), gradient)
+        expected = squares(theirs)
+        np.testing.assert_allclose(ours, expected, rtol=2e-4, atol=2e-5 * expected.max())
 
 
 def test_contexts_of_one_length_are_compiled_for_once():

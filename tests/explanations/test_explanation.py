@@ -20,9 +20,10 @@ from lim_jax.adjoint.ledger import channels, cone_by_head
 from lim_jax.adjoint.residual import amplification, interaction_norms
 from lim_jax.adjoint.sites import attention_sites
 from lim_jax.density import Influence
+from lim_jax.explanations.certificates import Judged
 from lim_jax.loss import last_token, teacher_forcing
 from lim_jax.models import language
-from lim_jax.network.norms import LayerNorm, RMSNorm
+from lim_jax.network.norms import LayerNorm
 from lim_jax.probes import sample_mean
 
 LENGTH = 8
@@ -113,17 +114,17 @@ def test_interrupted_training_goes_on_with_the_same_numbers(tmp_path):
 
 
 @cache
-def explained(ask, depth=0):
+def explained(ask, depth=0, certificates: Judged = "deciding"):
     return lim.explanations.explain(
         model(), windows(), ask(LENGTH), REGIONS, key=jax.random.key(3), depth=depth,
-        certificates="all",
+        certificates=certificates,
     )  # fmt: skip
 
 
 @pytest.mark.slow
 def test_at_a_depth_the_rest_of_the_network_is_explained_on_the_states_there():
     """By a network of the one layer that follows, whose input is the state after the first."""
-    found, network = explained(last_token, 1), model()
+    found, network = explained(last_token, 1, "all"), model()
     layers = jax.tree.map(lambda leaf: jax.device_put(leaf[1:]), on_host(network.flow.layers))
     rest, grid = lim.ResidualFlow(layers, 1.0, step=lim.split), REGIONS.grid
     norms_key, _ = jax.random.split(jax.random.key(3))
@@ -210,12 +211,9 @@ def test_an_explanation_is_made_of_its_parts():
     by_head = (heads**2).sum(axis=4).mean(axis=(0, 3))  # equal cells: the integral is the mean
     np.testing.assert_allclose(found.head_energies, by_head, rtol=1e-10)
     np.testing.assert_allclose(heads.sum(axis=(1, 2)), vectors[:, 1], rtol=1e-8, atol=1e-12)
-    # The terminal covector is the premise of recency's survival, the initial one its conclusion.
-    recency = found.certificates[1]
-    (contrast,) = (inequality.greater for inequality in recency.inequalities)
-    np.testing.assert_allclose(contrast, contrasts.mean() * terminal.mean(), rtol=1e-9)
+    # Recency's survival is of the initial covector.
     averages = lim.regional_averages(jax.device_put(energy), regions)
-    assert recency.concluded == bool(averages[2] > averages[1])
+    assert found.certificates[1].concluded == bool(averages[2] > averages[1])
     assert found.without_queries is None  # it asks everywhere
 
 
@@ -312,31 +310,19 @@ def test_records_and_tables_give_every_number_under_its_name():
     assert [c["name"] for c in record["certificates"]] == [c.name for c in found.certificates]
 
 
-def llama_like():
-    """Rotary grouped queries with head norms, a gated network, RMS norms, a tied head."""
-    flow = architecture_flow("everything", step=lim.split, horizon=2.0)
-    return flow, RMSNorm.init(WIDTH, 0.2), None
-
-
 def neox_like():
     """Parallel blocks of partly turning heads: the one-field recursion; a head of its own."""
     flow = architecture_flow("partial rotary", step=lim.euler, horizon=2.0)
-    return flow, LayerNorm.init(WIDTH, 0.1), random_states(9, WORDS, WIDTH)
-
-
-def network_of(flow, norm, head):
-    return models.CausalLM(random_states(7, WORDS, WIDTH), None, flow, norm, head)
+    rows = random_states(7, WORDS, WIDTH), None
+    return models.CausalLM(*rows, flow, LayerNorm.init(WIDTH, 0.1), random_states(9, WORDS, WIDTH))
 
 
 def windows_of_ids(count):
     return jax.device_put(np.random.default_rng(0).integers(WORDS, size=(count, LENGTH + 1)))
 
 
-@pytest.mark.parametrize("parts", [None, neox_like])
-def test_the_cone_mass_averages_layers_and_contexts(parts):
-    network, ids = (model(), windows(2)) if parts is None else (
-        network_of(*parts()), windows_of_ids(2)
-    )  # fmt: skip
+def test_the_cone_mass_averages_layers_and_contexts():
+    network, ids = neox_like(), windows_of_ids(2)
     found = lim.explanations.average_cone_mass(network, ids, REGIONS)
     flow, grid = network.flow, REGIONS.grid
 
@@ -352,10 +338,12 @@ def test_the_cone_mass_averages_layers_and_contexts(parts):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("parts", [llama_like, neox_like])
-def test_networks_of_other_architectures_are_explained_in_single_precision(parts):
-    """Against float64: the gradient, and channels and hops that sum to it."""
-    network = network_of(*parts())
+def test_networks_of_parallel_blocks_are_explained_in_single_precision():
+    """Against float64: the gradient, and channels and hops that sum to it.
+
+    By the same program `test_account` accounts for other blocks.
+    """
+    network = neox_like()
     single = jax.tree.map(lambda leaf: jax.device_put(leaf.astype("float32")), on_host(network))
     ids = windows_of_ids(3)
     regions = lim.boundary_regions(lim.token_grid(LENGTH, "float32"), 0.25)

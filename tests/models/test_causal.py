@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from reference import publishers
 from reference.as_users import DEFAULTS
+from reference.networks import byte_network
 from reference.publishers import CONFIGS, PLACES, WORDS, write
 from scipy.special import log_softmax
 
@@ -43,9 +44,13 @@ def test_networks_give_their_publishers_logits(tmp_path, name):
     np.testing.assert_allclose(found, publishers.logits(CONFIGS[name], TOKENS), rtol=1e-11)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "gpt_neox", "qwen2", "qwen3"])
+@pytest.mark.parametrize("name", ["gpt_neox", "qwen3"])
 def test_loaded_networks_have_an_exact_ledger(tmp_path, name):
-    """Channels and hops sum to the gradient, which central differences know."""
+    """Channels and hops sum to the gradient, which central differences know.
+
+    Blocks in parallel and one after the other; `test_hops` has every architecture. Influence is its
+    square.
+    """
     model = models.load(write(tmp_path, CONFIGS[name]), dtype="float64")
     grid = lim.token_grid(7)
 
@@ -54,14 +59,17 @@ def test_loaded_networks_have_an_exact_ledger(tmp_path, name):
         x, y = model.example(WINDOW, teacher_forcing(7))
         found = channels(model.flow, model.terminal_loss, (x, y), grid)
         hops = attention_hops(model.flow, model.terminal_loss, (x, y), grid, 2)[0]
-        losses = [model.loss(x + step * moved, y) for step in (1e-5, -1e-5)]
-        return found.vectors.sum(axis=0), hops.sum(axis=0), losses
+        losses = jax.vmap(lambda step: model.loss(x + step * moved, y))(jnp.array([1e-5, -1e-5]))
+        batch = jax.tree.map(lambda leaf: leaf[None], (x, y))
+        energy = lim.influence(models.CausalLM.loss, model, batch, grid).energy
+        return found.vectors.sum(axis=0), hops.sum(axis=0), losses, energy
 
     moved = np.random.default_rng(1).standard_normal((7, publishers.WIDTH))
     found = jax.tree.map(np.asarray, measured(model, jax.device_put(moved)))
-    adjoint, hops, (up, down) = found
+    adjoint, hops, (up, down), energy = found
     np.testing.assert_allclose(hops, adjoint, rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose((up - down) / 2e-5, (adjoint * moved).sum() / 7, rtol=1e-6)
+    np.testing.assert_allclose(energy, (adjoint**2).sum(axis=1), rtol=1e-10)
 
 
 @pytest.mark.parametrize("name", ["gpt_neox", "qwen3"])
@@ -93,21 +101,6 @@ def test_the_gradient_of_a_loss_of_ids_reaches_the_embeddings(model):
     assert rows.all()  # the head reads all words
     moved = np.abs(np.asarray(found.positions)).max(axis=1) > 1e-6
     np.testing.assert_array_equal(moved, np.arange(PLACES) < 7)
-
-
-def test_influence_of_a_checkpoint_is_the_square_of_its_adjoint(model):
-    grid = lim.token_grid(7)
-
-    @eqx.filter_jit
-    def measured(model):
-        example = model.example(WINDOW, teacher_forcing(7))
-        found = channels(model.flow, model.terminal_loss, example, grid)
-        batch = jax.tree.map(lambda leaf: leaf[None], example)
-        influence = lim.influence(models.CausalLM.loss, model, batch, grid)
-        return found.vectors.sum(axis=0), influence.energy
-
-    total, energy = map(np.asarray, measured(model))
-    np.testing.assert_allclose(energy, (total**2).sum(axis=1), rtol=1e-10)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
@@ -157,8 +150,7 @@ def test_the_places_that_are_asked_give_the_numbers_of_all_places(tmp_path, name
 
 def test_the_head_reads_no_other_places():
     """At 49,152 words one place takes no logits of 512: the compiled program's own memory."""
-    init = eqx.filter_jit(models.byte_model)
-    model = init(512, width=8, heads=1, depth=1, key=jax.random.key(0))
+    model = byte_network(512, heads=1)
     y = Queries(*map(jax.device_put, (np.array([40_000]), np.array([1.0]), np.array([511]))))
 
     @jax.jit
@@ -166,9 +158,9 @@ def test_the_head_reads_no_other_places():
     def loss(head, state):
         return eqx.tree_at(lambda m: m.head, model, head).terminal_loss(state, y)
 
-    head, state = jax.device_put((np.zeros((49_152, 8)), np.zeros((512, 8))))
+    head, state = jax.device_put((np.zeros((49_152, 4)), np.zeros((512, 4))))
     analysis = loss.lower(head, state).compile(DEFAULTS).memory_analysis()
-    assert analysis is not None and analysis.temp_size_in_bytes < 8 * 32 * 49_152
+    assert analysis is not None and analysis.temp_size_in_bytes < 8 * 16 * 49_152
 
 
 def test_queries_that_do_not_fit_are_refused(model, as_users_run):
@@ -219,9 +211,12 @@ def test_loading_holds_little_more_than_the_weights_and_jax_takes_them_over(tmp_
         tracemalloc.stop()
         return peak, held, model
 
-    # The least of three: what else the process takes meanwhile is not the load's.
-    peak, held, model = min((loaded() for _ in range(3)), key=lambda one: one[0])
+    # Once in three: what else the process takes meanwhile is not the load's.
+    peak, held, model = loaded()
     weights = sum(leaf.nbytes for leaf in jax.tree.leaves(model))
+    for _ in range(2):
+        if peak >= 1.2 * weights:
+            peak, held, model = loaded()
     assert 0.95 * weights < held  # of NumPy's memory, which JAX has not copied
     assert peak < 1.2 * weights
     expected = publishers.tensors(config)["lm_head.weight"]
@@ -379,12 +374,13 @@ def test_packed_contexts_are_contexts_alone(tmp_path, name):
                 s * model.loss_of_ids(*x) for s, x in zip((0.25, 0.75), alone, strict=True)
             )
         )(model)
-        logits = model.logits(ids, packed), jnp.concatenate([model.logits(x) for x, _ in alone])
-        return (one, logits[0]), (apart, logits[1])
+        return one, apart, model.logits(ids, packed)
 
-    found, expected = measured(model, ids, np.roll(ids, -1), np.repeat([0, 1], [7, 4]))
-    for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+    *found, logits = measured(model, ids, np.roll(ids, -1), np.repeat([0, 1], [7, 4]))
+    for ours, theirs in zip(*map(jax.tree.leaves, found), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-12)
+    expected = [publishers.logits(CONFIGS[name], row) for row in (ids[:7], ids[7:])]
+    np.testing.assert_allclose(logits, np.concatenate(expected), rtol=1e-10, atol=1e-12)
 
 
 def test_a_packed_context_longer_than_the_places_is_refused(model):

@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from reference.networks import random_states
+from reference.networks import byte_network, random_states
 from reference.publishers import CONFIGS, WORDS, logits, write
 from scipy.special import log_softmax
 
@@ -128,8 +128,10 @@ def test_what_contrasts_nothing_is_refused(model):
 @pytest.mark.usefixtures("as_users_run")
 def test_fewer_queries_than_places_need_their_places():
     """Also of so many words that logits stand in slices."""
-    model = models.gaussian_model(9000, 6, width=4, heads=1, depth=1, key=jax.random.key(0))
-    state = jnp.ones((6, 4))
+    model = byte_network(6)
+    head = jax.device_put(np.ones((9000, 4)))
+    model = eqx.tree_at(lambda model: (model.embedding, model.head), model, (head, head))
+    state = jax.device_put(np.ones((6, 4)))
     for few, loss in ((1, model.terminal_loss), (3, model.terminal_margin_loss)):
         y = Queries(jnp.arange(few), jnp.full(few, 1 / few))
         with pytest.raises(ValueError, match=f"places: got {few} queries of a context of 6 places"):

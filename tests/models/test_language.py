@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from reference.networks import byte_network
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE, WordLevel
 
@@ -16,13 +17,8 @@ from lim_jax.models.text import texts_of_ids
 LENGTH = 6
 
 
-def small_model(depth):
-    init = eqx.filter_jit(language.byte_model)
-    return init(LENGTH, width=4, heads=2, depth=depth, key=jax.random.key(0))
-
-
 def test_layers_are_split_at_unit_step():
-    flow = small_model(3).flow
+    flow = byte_network(LENGTH, depth=3).flow
     assert flow.depth == flow.horizon == 3 and flow.step is lim.split
 
 
@@ -37,7 +33,7 @@ def test_embeddings_are_normal_and_drawn_apart():
 
 
 def test_a_context_is_embedded_by_byte_and_place_and_asks_for_the_next_byte():
-    model, windows = small_model(1), np.array([[3, 1, 4, 1, 5, 9, 2], [6, 5, 3, 5, 8, 9, 7]])
+    model, windows = byte_network(LENGTH), np.array([[3, 1, 4, 1, 5, 9, 2], [6, 5, 3, 5, 8, 9, 7]])
     example = jax.jit(jax.vmap(model.example, in_axes=(0, None)))
     states, queries = jax.tree.map(np.asarray, example(windows, last_token(LENGTH)))
     embedding, positions = np.asarray(model.embedding), np.asarray(model.positions)
@@ -59,7 +55,7 @@ def test_windows_lie_inside_the_text_and_begin_anywhere_in_it():
 
 def test_training_takes_new_windows_each_step_at_the_rate_asked_for():
     """At so small a rate the model stands still, so that losses are those of the windows."""
-    model, key, rate = small_model(1), jax.random.key(2), 1e-7
+    model, key, rate = byte_network(LENGTH), jax.random.key(2), 1e-7
     text = jnp.asarray(np.random.default_rng(0).integers(0, 256, 500))
     with jax.numpy_dtype_promotion("standard"):  # optax promotes
         trained, losses = language.train(model, text, LENGTH, 3, key=key, batch=2, rate=rate)

@@ -57,9 +57,8 @@ def batch_of(model):
 
 def test_a_walk_goes_on_from_any_step_with_the_numbers_of_one_program(model, tmp_path):
     batch, last = batch_of(model), 2 * model.flow.depth + 1
-    expected = adjoint_energies(
-        LossOfIds(CausalLM.embed, LOSS), model, batch, lim.token_grid(LENGTH)
-    )
+    together = partial(adjoint_energies, LossOfIds(CausalLM.embed, LOSS))
+    expected = eqx.filter_jit(together)(model, batch, lim.token_grid(LENGTH))
     walked = partial(walk.energies_by_layers, LOSS, model, *batch, run=RUN)
     for stop in range(last + 1):
         folder = tmp_path / str(stop)

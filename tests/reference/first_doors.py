@@ -53,7 +53,8 @@ def positive(seed, *shape):
 STATES, LABELS = random_states(0, LENGTH, WIDTH), random_labels(1, LENGTH, VOCABULARY)
 LOGITS, PROFILE = random_states(2, LENGTH, VOCABULARY), positive(3, LENGTH)
 VECTORS = random_states(4, EXAMPLES, LENGTH, WIDTH)
-ASKED, ENERGIES = PROFILE / PROFILE.sum(), positive(9, EXAMPLES, LENGTH)
+ASKED = jax.device_put(np.asarray(PROFILE) / np.asarray(PROFILE).sum())
+ENERGIES = positive(9, EXAMPLES, LENGTH)
 FACTORS = random_states(5, LENGTH, WIDTH, WIDTH)
 GRAMIANS = jax.device_put(np.einsum("iab,icb->iac", FACTORS, FACTORS))
 TARGETS = random_labels(6, EXAMPLES, LENGTH, VOCABULARY)
@@ -135,7 +136,7 @@ FIRST = {
     ),
     "LinearReadout's parameters": (
         lambda weight, bias: lim.LinearReadout(weight, bias)(STATES, TOKENS),
-        {"weight": Free(READOUT.weight), "bias": optional(Free(READOUT.weight[0]))},
+        {"weight": Free(READOUT.weight), "bias": optional(Free(random_states(7, VOCABULARY)))},
     ),
     "TokenwiseReadout": (
         lambda function, x, grid: lim.TokenwiseReadout(function)(x, grid),
@@ -316,7 +317,7 @@ FIRST = {
     ),
     "regional_channels": (
         adjoint.regional_channels,
-        {"vectors": Rows(jnp.stack([VECTORS] * 3, axis=1)), "regions": IN},
+        {"vectors": Rows(random_states(4, EXAMPLES, 3, LENGTH, WIDTH)), "regions": IN},
     ),
     "terminal_adjoint": (
         lambda terminal_loss, state, grid: adjoint.terminal_adjoint(
@@ -434,7 +435,7 @@ FIRST = {
     "condition_numbers": (observability.condition_numbers, {"gramians": Free(GRAMIANS)}),
     "probed_traces": (
         observability.probed_traces,
-        {"gramians": Free(GRAMIANS), "probes": Free(VECTORS[0])},
+        {"gramians": Free(GRAMIANS), "probes": Free(random_states(4, LENGTH, WIDTH))},
     ),
     "gaussian_probe_moments": (
         observability.gaussian_probe_moments,

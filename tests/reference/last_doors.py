@@ -72,10 +72,9 @@ FLOW = random_flow(width=WIDTH, heads=1)
 FIELD, DEPTH = layer_of(FLOW), FLOW.depth
 STATES, VECTORS, PROFILE = numbers(LENGTH, WIDTH), numbers(EXAMPLES, LENGTH, WIDTH), numbers(LENGTH)
 ALONG_DEPTH = numbers(DEPTH + 1, LENGTH, WIDTH)
+MET = numbers(DEPTH, LENGTH, WIDTH)
 GRAMIANS, SAMPLES = numbers(LENGTH, WIDTH, WIDTH), numbers(EXAMPLES, LENGTH)
-SITES = adjoint.AttentionSites(
-    FLOW.layers.attention, numbers(DEPTH), numbers(DEPTH), ALONG_DEPTH[1:], ALONG_DEPTH[1:]
-)
+SITES = adjoint.AttentionSites(FLOW.layers.attention, numbers(DEPTH), numbers(DEPTH), MET, MET)
 FACTORS = adjoint.KernelFactors(
     FIELD.attention, STATES, None, numbers(1, LENGTH, LENGTH), numbers(1, LENGTH, 2),
     numbers(1, LENGTH, 2), numbers(1, LENGTH, 2),
@@ -95,7 +94,7 @@ PLACES = 2 * RECORDS + 1
 EXAMPLES_OF_TASK = tasks.Example(
     whole(2, PLACES + 1), numbers(2, PLACES), whole(2, PLACES), whole(2, 1)
 )
-ONE_EXAMPLE = tasks.Example(*(np.asarray(part[0]) for part in EXAMPLES_OF_TASK))
+ONE_EXAMPLE = tasks.Example(*(np.asarray(part)[0] for part in EXAMPLES_OF_TASK))
 ANSWERS = validation.Answers(
     np.ones(4, bool), numbers(4), numbers(4), numbers(4, 2, RECORDS), numbers(4, 2, RECORDS)
 )
@@ -192,7 +191,12 @@ LAST = {
     },
     "joint_cone": (
         adjoint.joint_cone,
-        {"sites": Thing(jax.tree.map(lambda leaf: leaf[None], SITES)), "grid": ON},
+        {
+            "sites": Thing(
+                jax.device_put(jax.tree.map(lambda leaf: np.asarray(leaf)[None], SITES))
+            ),
+            "grid": ON,
+        },
     ),
     "looks_ahead": (
         adjoint.looks_ahead,
@@ -218,7 +222,7 @@ LAST = {
     "pull_back_stages": (
         adjoint.pull_back_stages,
         {
-            "flow": Thing(FLOW), "layer": Thing((FIELD, PROFILE[0])), "x": Unread(STATES),
+            "flow": Thing(FLOW), "layer": Thing((FIELD, numbers())), "x": Unread(STATES),
             "covector": Unread(STATES), "grid": ON,
         },
     ),

@@ -99,7 +99,7 @@ TWO_WAY = results.two_way_shares(
     np.exp(np.sin(np.arange(18.0))).reshape(2, 3, 3), np.stack([SQUARE] * 2)
 )
 MEASURED = made.measured_contexts()
-COMPARED = results.compare_contexts(MEASURED, MEASURED)
+COMPARED = made.compared_contexts()
 RECORD = {
     "accuracy": [[[0.5, 0.25, 0.5]] * 2], "risk": [[1.0, 2.0]], "answer_lim": [0.5, 0.75],
     "seconds_per_step": 1.0, "steps": [3],

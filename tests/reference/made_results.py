@@ -1,16 +1,24 @@
 """Results of every kind, made by hand of unequal numbers and odd sizes: nothing to compile."""
 
+from functools import cache
+
 import jax
 import numpy as np
 from numpy.typing import DTypeLike
 
 import lim_jax as lim
 from lim_jax.adjoint import Certificate, Channels, Inequality, Premise, RegionalChannels
-from lim_jax.density import Influence
+from lim_jax.density import Indices, Influence
 from lim_jax.explanations import Explanation
 from lim_jax.limits import Curve, Row, Study
 from lim_jax.probes import Estimate
-from lim_jax.results import MeasuredContexts
+from lim_jax.results import (
+    ComparedContexts,
+    ComparedInfluences,
+    ComparedShares,
+    Comparison,
+    MeasuredContexts,
+)
 from lim_jax.training import TrainingPath
 
 LENGTH, LAYERS, WIDTH, EXAMPLES = 7, 4, 2, 5
@@ -76,19 +84,40 @@ def measured_contexts():
     return MeasuredContexts(["a", "b"], energies, [2, 4], {"key": [0.25, 0.5]}, 0.25)
 
 
-def every_kind():
-    found, other = influence(), influence(keep_examples=True)
-    return {
-        "influence": found,
-        "one example": influence(examples=1),
-        "comparison": lim.results.compare(found, other),
-        "measured contexts": measured_contexts(),
-        "channels": channels(),
-        "explanation": explanation(),
-        "training path": training_path(),
-        "certificates": list(CERTIFICATES),
-        "study": STUDY,
-        "rows": ROWS,
-        "curves": {"a": Curve("Euler", (1.0, 2.0), (0.5, float("nan")))},
-        "estimate": Estimate(numbers(19, 3), numbers(20, 3) * np.inf),
-    }
+def comparison():
+    indices, errors = (
+        Indices(*(numbers(seed + part) for part in range(6))) for seed in (30, 40)
+    )  # fmt: skip
+    return Comparison(
+        REGIONS, True, numbers(23, LENGTH), numbers(24, LENGTH), numbers(25), numbers(26), indices,
+        errors, EXAMPLES,
+    )  # fmt: skip
+
+
+def compared_contexts():
+    one, other, change = (Estimate(numbers(seed), numbers(seed + 1)) for seed in (50, 52, 54))
+    whole = ComparedInfluences(influence(), influence(), comparison())
+    return ComparedContexts(2, whole, None, {"key": ComparedShares(one, other, change, (2, 2), 2)})
+
+
+MAKERS = {
+    "influence": influence,
+    "one example": lambda: influence(examples=1),
+    "comparison": comparison,
+    "measured contexts": measured_contexts,
+    "channels": channels,
+    "explanation": explanation,
+    "training path": training_path,
+    "certificates": lambda: list(CERTIFICATES),
+    "study": lambda: STUDY,
+    "rows": lambda: ROWS,
+    "curves": lambda: {"a": Curve("Euler", (1.0, 2.0), (0.5, float("nan")))},
+    "estimate": lambda: Estimate(numbers(19, 3), jax.device_put(np.full(3, np.inf))),
+}
+KINDS = list(MAKERS)
+
+
+@cache
+def of_kind(kind):
+    """A result, made when a test asks for it."""
+    return MAKERS[kind]()

@@ -4,8 +4,9 @@ Arrays are made on the host and put on the device: `jnp.asarray` would compile a
 shape.
 """
 
-from functools import cache
+from functools import cache, partial
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -59,6 +60,12 @@ def _layers(depth, width, heads):
         return lim.TransformerField.init(width, heads=heads, hidden=7, bias=True, eta=0.1, key=key)
 
     return jax.eval_shape(lambda: jax.vmap(layer)(jax.random.split(jax.random.key(0), depth)))
+
+
+def byte_network(length, *, heads=2, depth=1, seed=0):
+    """A language model over bytes, of width 4; to draw one on the device compiles for a second."""
+    init = partial(lim.models.byte_model, length, width=4, heads=heads, depth=depth)
+    return randomised(eqx.filter_eval_shape(init, key=jax.random.key(0)), seed)
 
 
 def layer_of(flow, index=0):

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from reference.made_results import GRID, REGIONS, STUDY, every_kind, influence, numbers
+from reference.made_results import GRID, KINDS, REGIONS, STUDY, influence, numbers, of_kind
 
 import lim_jax as lim
 from lim_jax import limits
@@ -25,15 +25,10 @@ def assert_same(found, expected):
         assert np.asarray(ours).dtype == np.asarray(theirs).dtype
 
 
-@pytest.fixture(scope="module")
-def kinds():
-    return every_kind()
-
-
-@pytest.mark.parametrize("kind", list(every_kind()))
-def test_every_kind_of_result_comes_back(kind, kinds, tmp_path):
-    save(kinds[kind], tmp_path / "found.npz")
-    assert_same(load(tmp_path / "found.npz"), kinds[kind])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_result_comes_back(kind, tmp_path):
+    save(of_kind(kind), tmp_path / "found.npz")
+    assert_same(load(tmp_path / "found.npz"), of_kind(kind))
 
 
 OF_REGIONS = {
@@ -60,7 +55,7 @@ def test_an_influence_comes_back_ready_to_be_merged(name, dtype, tmp_path):
     np.testing.assert_allclose(both.energy, expected.energy, rtol=1e-6)
 
 
-def test_rates_come_back_as_rates_and_are_laid_out_as_their_rows(kinds, tmp_path):
+def test_rates_come_back_as_rates_and_are_laid_out_as_their_rows(tmp_path):
     rows = [limits.Row("one, left", STUDY, 1.0), limits.Row("two", STUDY, None, "no bound")]
     rates = limits.Rates(rows)
     save({"rates": rates}, tmp_path / "found.npz")
@@ -115,12 +110,12 @@ def rewritten(path, **changes):
     np.savez(path, header=np.array(json.dumps(header)), **entries)
 
 
-def test_an_explanation_that_was_written_under_its_former_room_is_read(kinds, tmp_path):
-    save(kinds["explanation"], tmp_path / "found.npz")
+def test_an_explanation_that_was_written_under_its_former_room_is_read(tmp_path):
+    save(of_kind("explanation"), tmp_path / "found.npz")
     header = json.loads(np.load(tmp_path / "found.npz")["header"].item())
     former = header["result"] | {"kind": "studies.Explanation"}
     rewritten(tmp_path / "found.npz", result=former)
-    assert_same(load(tmp_path / "found.npz"), kinds["explanation"])
+    assert_same(load(tmp_path / "found.npz"), of_kind("explanation"))
 
 
 def with_another_kind(path):

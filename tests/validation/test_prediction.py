@@ -12,6 +12,7 @@ from reference.networks import layer_of
 from scipy import stats
 
 from lim_jax import validation
+from lim_jax.grid import token_grid
 from lim_jax.tasks import KeyValueTask
 from lim_jax.validation.prediction import ATTRIBUTIONS, SCORES
 from lim_jax.validation.retrievers import PlaceScores, of_seeds
@@ -27,7 +28,8 @@ def both_losses(model, points, y):
     """Of one seed, at all points of every example: the cross-entropy, and minus the margin."""
 
     def of_point(x, y):
-        return jnp.stack([model.loss(x, y), model.margin_loss(x, y)])
+        state = model.flow(x, token_grid(len(x)))
+        return jnp.stack([model.terminal_loss(state, y), model.terminal_margin_loss(state, y)])
 
     return jax.vmap(jax.vmap(of_point, (0, None)))(points, y)
 

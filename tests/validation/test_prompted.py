@@ -6,9 +6,11 @@ import equinox as eqx
 import jax
 import numpy as np
 import pytest
+from reference.networks import byte_network
 from scipy import stats
 
-from lim_jax import models, tasks, validation
+from lim_jax import tasks, validation
+from lim_jax.grid import token_grid
 from lim_jax.validation import prompted
 from lim_jax.validation.prediction import SCORES
 from lim_jax.validation.prompted import PROMPTED
@@ -19,8 +21,7 @@ SETTING = validation.PromptSetting(RECORDS, prompts=6, key_length=1, value_lengt
 
 def bytes_model(dtype):
     """Small and random, over bytes, for contexts of up to 160."""
-    make = eqx.filter_jit(models.gaussian_model)
-    model = make(256, 160, width=8, heads=2, depth=2, key=jax.random.key(0))
+    model = byte_network(160, depth=2)
     return jax.tree.map(lambda leaf: jax.device_put(np.asarray(leaf, dtype)), model)
 
 
@@ -55,13 +56,18 @@ def test_a_padded_prompt_is_measured_as_the_whole_context_is(model):
     @eqx.filter_jit
     def whole(model, window):
         x, y = model.example(window, weights)
-        losses = (model.loss, model.margin_loss)
-        return x, *(jax.value_and_grad(loss)(x, y) for loss in losses)
 
-    x, *both = jax.tree.map(np.asarray, whole(model, jax.device_put(example.window)))
-    np.testing.assert_allclose(found.cross_entropy, both[0][0], rtol=1e-12)
-    np.testing.assert_allclose(found.margin, -both[1][0], rtol=1e-12)
-    for row, (_, gradient) in enumerate(both):
+        def losses(x):
+            state = model.flow(x, token_grid(len(x)))
+            both = model.terminal_loss(state, y), model.terminal_margin_loss(state, y)
+            return both, both
+
+        return x, *jax.jacrev(losses, has_aux=True)(x)
+
+    x, gradients, values = jax.tree.map(np.asarray, whole(model, jax.device_put(example.window)))
+    np.testing.assert_allclose(found.cross_entropy, values[0], rtol=1e-12)
+    np.testing.assert_allclose(found.margin, -values[1], rtol=1e-12)
+    for row, gradient in enumerate(gradients):
         for record in range(RECORDS):
             places = np.flatnonzero(example.records == record)
             assert len(places) == len('"a": "12"')

@@ -1,5 +1,6 @@
 """The study of the remedies: gains by hand, and a run that is taken up where it ended."""
 
+from functools import cache
 from typing import Any
 
 import jax
@@ -14,7 +15,7 @@ from lim_jax.cost import job_cost
 from lim_jax.tasks import KeyValueTask
 from lim_jax.validation.gains import compare_arms, gain, gains_on_probes
 from lim_jax.validation.prediction import ATTRIBUTIONS, RecordScores
-from lim_jax.validation.remedies import PLAIN, importance_weighted
+from lim_jax.validation.remedies import PLAIN, balanced_on_probes
 from lim_jax.validation.retrievers import PlaceScores, Setting
 from lim_jax.validation.study import BALANCED, BASE, LONG, Preset, presets, validate
 
@@ -134,19 +135,22 @@ def counted(monkeypatch):
 
 
 @pytest.fixture
-def cheap_arm(monkeypatch):
-    """Arms too: one of first order stands for Algorithm 1, which the variant still trains by."""
-    monkeypatch.setitem(validation.remedies.ARMS, validation.study.BALANCED, importance_weighted)
+def varied(monkeypatch):
+    """Arms too: Algorithm 1 is trained by once, and its variant, of these options, is the same."""
+    options, arm = {"every": 2, "target": "middle", "probes": 1}, cache(balanced_on_probes)
+    monkeypatch.setitem(validation.remedies.ARMS, BALANCED, lambda setting: arm(setting, **options))
+    monkeypatch.setattr(validation.study, "balanced_on_probes", arm)
+    return options
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("promoting", "cheap_arm", "scored")
-def test_a_study_goes_on_from_what_is_finished(tmp_path, explained, shifts, counted):
+@pytest.mark.usefixtures("promoting", "scored")
+def test_a_study_goes_on_from_what_is_finished(tmp_path, explained, shifts, counted, varied):
     """Networks that are trained, judged and trained further: many programs."""
     setting = Setting(KeyValueTask(4, 5, 3), width=4, heads=1, depth=1, steps=2, batch=2)
     preset = Preset(
         {"first": setting}, (PLAIN, "Algorithm 1, probes"),
-        {"every 2nd step": ("first", {"every": 2, "target": "middle", "probes": 1})},
+        {"every 2nd step": ("first", varied)},
         seeds=2, stages=1, every=2, test=2, explained=2, shifted="first",
     )  # fmt: skip
     seen: list[str] = []
@@ -198,3 +202,4 @@ def test_a_study_goes_on_from_what_is_finished(tmp_path, explained, shifts, coun
     with pytest.raises(ValueError, match="study.json"):
         validate(preset, folder=tmp_path, seed=1)
     assert set(compare_arms(found)) == {"Algorithm 1, probes", "every 2nd step"}
+    assert found["variants"]["every 2nd step"]["risk"] == arms["Algorithm 1, probes"]["risk"]
