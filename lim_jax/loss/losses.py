@@ -181,6 +181,35 @@ def margin_loss(
     return _weighted(others - answers, query_weights)
 
 
+def own_margin_loss(logits: Logits, query_weights: Float[Array, " length"]) -> Scalar:
+    r"""`margin_loss` of the network's own answers, the class of the largest logit of each query.
+
+    Its influence is that on what the network says, whether right or not, so that examples serve
+    whose answer nobody knows. Which class it is has no derivative. (Of the network's own
+    *distribution*, held fixed, the cross-entropy has none at all: its derivative in the logits is
+    :math:`p - p`.)
+
+    Parameters
+    ----------
+    logits, query_weights
+        As in `margin_loss`. Of equal logits the first class is the answer.
+
+    Raises
+    ------
+    ValueError, EquinoxRuntimeError
+        As in `margin_loss`.
+
+    Examples
+    --------
+    >>> logits = jnp.log(jnp.array([[0.2, 0.8], [0.25, 0.75]]))
+    >>> odds = own_margin_loss(logits, jnp.array([0.5, 0.5]))  # 4 and 3 to one
+    >>> bool(jnp.allclose(odds, -jnp.log(12) / 2))
+    True
+    """
+    _require_labels(logits, logits)
+    return margin_loss(logits, logits.argmax(axis=1), query_weights)
+
+
 @eqx.filter_jit
 def contrast_loss(
     logits: Logits,

@@ -20,7 +20,7 @@ from lim_jax.grid.partition import boundary_regions
 from lim_jax.network.flow import ResidualFlow
 from lim_jax.network.multihead import CausalAttention
 from lim_jax.observability.gramian import ObservedTokens, gramian_traces, observability_gramians
-from lim_jax.training.balancing import influence_discrepancy
+from lim_jax.training.discrepancy import influence_discrepancy
 
 LENGTH, WIDTH, DEPTH = 48, 4, 12
 DELTA = 0.2

@@ -1,5 +1,6 @@
 from . import balancing as balancing
 from . import bias as bias
+from . import discrepancy as discrepancy
 from . import dynamics as dynamics
 from . import estimators as estimators
 from . import loop as loop
@@ -12,12 +13,14 @@ from .balancing import averaged_objective as averaged_objective
 from .balancing import balanced_gradients as balanced_gradients
 from .balancing import balanced_objective as balanced_objective
 from .balancing import constrained_objective as constrained_objective
-from .balancing import influence_discrepancy as influence_discrepancy
 from .balancing import influence_penalty as influence_penalty
 from .balancing import raised_multiplier as raised_multiplier
 from .bias import parameter_shift as parameter_shift
 from .bias import ratio_bias as ratio_bias
 from .bias import shift_bound as shift_bound
+from .discrepancy import cross_entropy_discrepancy as cross_entropy_discrepancy
+from .discrepancy import influence_discrepancy as influence_discrepancy
+from .discrepancy import squared_discrepancy as squared_discrepancy
 from .dynamics import DensityDynamics as DensityDynamics
 from .dynamics import TrainingPath as TrainingPath
 from .dynamics import density_dynamics as density_dynamics
@@ -27,6 +30,7 @@ from .estimators import Estimator as Estimator
 from .estimators import balanced_density as balanced_density
 from .estimators import crossed_density as crossed_density
 from .estimators import example_density as example_density
+from .estimators import pooled_energies as pooled_energies
 from .loop import resumable as resumable
 from .loop import step_of_seeds as step_of_seeds
 from .mixed import RiskAndPenalty as RiskAndPenalty

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PyTree
@@ -19,14 +20,23 @@ from lim_jax._checks import (
     guarded,
     guarded_finite,
     require,
+    require_callable,
     require_floating,
     require_floats,
     require_scalar,
 )
 from lim_jax.density.adjoints import Batch, Loss, embedded, require_pair
-from lim_jax.grid.integrals import require_profile
 from lim_jax.grid.measure import Grid, require_on_grid
-from lim_jax.training.estimators import Energies, Estimator, Places, Statistic, balanced_density
+from lim_jax.training.discrepancy import Discrepancy, squared_discrepancy
+from lim_jax.training.estimators import (
+    Energies,
+    Estimator,
+    Places,
+    Pools,
+    Statistic,
+    balanced_density,
+    pooled_energies,
+)
 from lim_jax.training.mixed import (
     Adjoints,
     Losses,
@@ -36,32 +46,7 @@ from lim_jax.training.mixed import (
     gradients_apart,
 )
 
-Profile = Float[Array, " length"]
-Pools = Float[Array, "pools length"]
-
-
-def influence_discrepancy(density: Profile, target: Profile | Scalar | float, grid: Grid) -> Scalar:
-    r""":math:`\Phi_\nu = \frac12\sum_i \Delta p_i\,(m_i - \nu_i)^2`.
-
-    `eq:influence-discrepancy-functional`, `eq:l2-influence-discrepancy`;
-    the penalty of `eq:discrete-target-influence-penalty`
-    without its :math:`\beta`. For :math:`\nu = 1` it is half the imbalance
-    :math:`\mathcal E_{inf}` of `eq:simulation-imbalance-metrics`.
-
-    Examples
-    --------
-    >>> import jax.numpy as jnp
-    >>> from lim_jax.grid import token_grid
-    >>> float(influence_discrepancy(jnp.array([0.0, 2.0]), 1.0, token_grid(2)))
-    0.5
-    """
-    require_on_grid(density, grid, "density", "length")
-    require_profile(target, grid, "target")
-    return _discrepancy(density, target, grid.weights)
-
-
-def _discrepancy(density: Places, target: Places | Scalar | float, weights: Places) -> Scalar:
-    return weights @ (density - target) ** 2 / 2
+Target = Float[Array, "examples places"] | Places | Scalar | float
 
 
 def influence_penalty(
@@ -70,7 +55,8 @@ def influence_penalty(
     batch: Batch,
     grid: Grid,
     *,
-    target: Places | Scalar | float = 1.0,
+    target: Target = 1.0,
+    discrepancy: Discrepancy = squared_discrepancy,
     epsilon: float = 1e-8,
     estimate: Estimator = balanced_density,
     pools: Pools | None = None,
@@ -101,6 +87,12 @@ def influence_penalty(
         As in `influence`.
     target
         :math:`\nu`, of integral one: a number for each position, or for each pool; 1 is uniform.
+        With a leading axis of examples it is a density for each: then the density is each
+        example's own, that of `estimate` of it alone, and the penalty the mean of their
+        discrepancies. So one asks a network to look *where the evidence is*.
+    discrepancy
+        `squared_discrepancy`, the formula above, `cross_entropy_discrepancy`, or a function
+        ``discrepancy(density, target, weights)`` of your own.
     epsilon
         :math:`\epsilon_{inf}`, against a vanishing total; 0 for
         `eq:influence-discrepancy-functional` itself.
@@ -112,7 +104,7 @@ def influence_penalty(
         position in no pool does not count. None for every position by itself.
     """
     return _penalised(
-        _penalty_alone, estimate, loss, params, batch, grid, pools,
+        _penalty_alone, (estimate, discrepancy, pools), loss, params, batch, grid,
         target=target, epsilon=epsilon,
     )[0]  # fmt: skip
 
@@ -124,7 +116,8 @@ def balanced_objective(
     grid: Grid,
     *,
     strength: Scalar | float,
-    target: Places | Scalar | float = 1.0,
+    target: Target = 1.0,
+    discrepancy: Discrepancy = squared_discrepancy,
     epsilon: float = 1e-8,
     estimate: Estimator = balanced_density,
     pools: Pools | None = None,
@@ -141,7 +134,7 @@ def balanced_objective(
 
     Parameters
     ----------
-    loss, params, batch, grid, target, epsilon, estimate, pools
+    loss, params, batch, grid, target, discrepancy, epsilon, estimate, pools
         As in `influence_penalty`.
     strength
         :math:`\beta`.
@@ -156,7 +149,7 @@ def balanced_objective(
     True
     """
     return _penalised(
-        _weighted_sum, estimate, loss, params, batch, grid, pools,
+        _weighted_sum, (estimate, discrepancy, pools), loss, params, batch, grid,
         strength=strength, target=target, epsilon=epsilon,
     )[0]  # fmt: skip
 
@@ -167,7 +160,8 @@ def balanced_gradients(
     batch: Batch,
     grid: Grid,
     *,
-    target: Places | Scalar | float = 1.0,
+    target: Target = 1.0,
+    discrepancy: Discrepancy = squared_discrepancy,
     epsilon: float = 1e-8,
     estimate: Estimator = balanced_density,
     pools: Pools | None = None,
@@ -180,7 +174,7 @@ def balanced_gradients(
 
     Parameters
     ----------
-    loss, params, batch, grid, target, epsilon, estimate, pools
+    loss, params, batch, grid, target, discrepancy, epsilon, estimate, pools
         As in `influence_penalty`.
 
     Returns
@@ -201,7 +195,7 @@ def balanced_gradients(
     ([1.0, 1.0], [-0.384, 0.192])
     """
     values, gradients, _ = _apart(
-        estimate, loss, params, batch, grid, pools, target=target, epsilon=epsilon
+        (estimate, discrepancy, pools), loss, params, batch, grid, target=target, epsilon=epsilon
     )
     return values, gradients
 
@@ -215,7 +209,8 @@ def constrained_objective(
     limit: Scalar | float,
     multiplier: Scalar | float,
     stiffness: Scalar | float,
-    target: Places | Scalar | float = 1.0,
+    target: Target = 1.0,
+    discrepancy: Discrepancy = squared_discrepancy,
     epsilon: float = 1e-8,
     pools: Pools | None = None,
 ) -> Scalar:
@@ -229,7 +224,7 @@ def constrained_objective(
 
     Parameters
     ----------
-    loss, params, batch, grid, target, epsilon, pools
+    loss, params, batch, grid, target, discrepancy, epsilon, pools
         As in `influence_penalty`.
     limit
         :math:`\tau`.
@@ -237,7 +232,7 @@ def constrained_objective(
         :math:`\lambda \ge 0` and :math:`\rho > 0`.
     """
     return _penalised(
-        _lagrangian, balanced_density, loss, params, batch, grid, pools,
+        _lagrangian, (balanced_density, discrepancy, pools), loss, params, batch, grid,
         limit=limit, multiplier=multiplier, stiffness=stiffness, target=target, epsilon=epsilon,
     )[0]  # fmt: skip
 
@@ -274,7 +269,8 @@ def averaged_objective(
     strength: Scalar | float,
     previous: Statistic,
     memory: Scalar | float,
-    target: Places | Scalar | float = 1.0,
+    target: Target = 1.0,
+    discrepancy: Discrepancy = squared_discrepancy,
     epsilon: float = 1e-8,
     estimate: Estimator = balanced_density,
     pools: Pools | None = None,
@@ -290,7 +286,7 @@ def averaged_objective(
 
     Parameters
     ----------
-    loss, params, batch, grid, strength, target, epsilon, estimate, pools
+    loss, params, batch, grid, strength, target, discrepancy, epsilon, estimate, pools
         As in `balanced_objective`.
     previous
         The average that the step before returned; at the first, with memory 0, anything of its
@@ -300,7 +296,7 @@ def averaged_objective(
         :math:`\mu` in [0, 1).
     """
     return _penalised(
-        _weighted_sum, estimate, loss, params, batch, grid, pools,
+        _weighted_sum, (estimate, discrepancy, pools), loss, params, batch, grid,
         strength=strength, target=target, epsilon=epsilon, previous=previous, memory=memory,
     )  # fmt: skip
 
@@ -313,7 +309,8 @@ def averaged_gradients(
     *,
     previous: Statistic,
     memory: Scalar | float,
-    target: Places | Scalar | float = 1.0,
+    target: Target = 1.0,
+    discrepancy: Discrepancy = squared_discrepancy,
     epsilon: float = 1e-8,
     estimate: Estimator = balanced_density,
     pools: Pools | None = None,
@@ -325,7 +322,7 @@ def averaged_gradients(
 
     Parameters
     ----------
-    loss, params, batch, grid, previous, memory, target, epsilon, estimate, pools
+    loss, params, batch, grid, previous, memory, target, discrepancy, epsilon, estimate, pools
         As in `averaged_objective`.
 
     Returns
@@ -344,12 +341,13 @@ def averaged_gradients(
     ([8.0, 8.0], 0.0)
     """
     return _apart(
-        estimate, loss, params, batch, grid, pools,
+        (estimate, discrepancy, pools), loss, params, batch, grid,
         target=target, epsilon=epsilon, previous=previous, memory=memory,
     )  # fmt: skip
 
 
 Options = dict[str, Any]
+How = tuple[Estimator, Discrepancy, Pools | None]
 
 
 def _penalty_alone(risk: Scalar, penalty: Scalar, options: Options) -> Scalar:
@@ -372,6 +370,7 @@ class _Penalised(eqx.Module):
 
     grid: Grid
     estimate: Estimator = eqx.field(static=True)
+    discrepancy: Discrepancy = eqx.field(static=True)
     objective: Callable[..., Scalar] = eqx.field(static=True)
 
     def __check_init__(self):
@@ -382,91 +381,107 @@ class _Penalised(eqx.Module):
             expected="an Estimator",
             cure="Take balanced_density, or make one: Estimator(statistic, density).",
         )
+        require_callable(self.discrepancy, "discrepancy", "discrepancy(density, target, weights)")
 
     def __call__(
         self, losses: Losses, adjoints: Adjoints, options: Options
     ) -> tuple[Scalar, Statistic]:
         energies, weights = (adjoints**2).sum(axis=2), self.grid.weights
-        epsilon = options["epsilon"]
         if "pools" in options:
-            energies, weights = _pooled(energies, options["pools"])
-        statistic = self.estimate.statistic(energies, weights, epsilon)
-        if "previous" in options:
-            statistic = _averaged(statistic, options["previous"], options["memory"])
-        density = self.estimate.density(statistic, weights, epsilon)
-        penalty = _discrepancy(density, options["target"], weights)
+            energies, weights = pooled_energies(energies, options["pools"])
+        if options["target"].ndim == 2:
+            statistic, penalty = self._of_each(energies, weights, options)
+        else:
+            statistic, penalty = self._of_all(energies, weights, options)
         return self.objective(losses.mean(), penalty, options), statistic
 
+    def _of_all(
+        self, energies: Energies, weights: Places, options: Options
+    ) -> tuple[Statistic, Scalar]:
+        """The discrepancy of a batch's density from the target."""
+        epsilon = options["epsilon"]
+        statistic = self.estimate.statistic(energies, weights, epsilon)
+        if "previous" in options:
+            average = options["previous"], options["memory"]
+            statistic = self.estimate.averaged(statistic, *average)
+        density = self.estimate.density(statistic, weights, epsilon)
+        return statistic, self.discrepancy(density, options["target"], weights)
 
-def _pooled(energies: Float[Array, "examples length"], pools: Pools) -> tuple[Energies, Places]:
-    """Average energies over each pool, and give the pools' shares of what they all hold."""
-    sizes = pools.sum(axis=1)
-    fits = jnp.all(pools >= 0) & jnp.all(sizes > 0)
-    message = "pools: expected weights nowhere negative, and no pool without any, got others."
-    sizes = guarded(sizes, ~fits, message)
-    return energies @ pools.T / sizes[None, :], sizes / sizes.sum()
+    def _of_each(
+        self, energies: Energies, weights: Places, options: Options
+    ) -> tuple[Statistic, Scalar]:
+        """The mean discrepancy of the examples: each is a batch of its own, with its own target."""
+        require(
+            len(options["target"]) == len(energies),
+            "target",
+            got=f"densities of {len(options['target'])} examples",
+            expected=f"of {len(energies)}, the batch's",
+            cure="Pass one row for each example.",
+        )
 
+        def of_one(energy: Places, target: Places) -> tuple[Statistic, Scalar]:
+            return self._of_all(energy[None], weights, options | {"target": target})
 
-def _averaged(statistic: Statistic, previous: Statistic, memory: Scalar) -> Statistic:
-    require(
-        previous.shape in ((), statistic.shape),
-        "previous",
-        got=f"shape {previous.shape}",
-        expected=f"{statistic.shape}, that of the estimator's statistic",
-        cure="Pass what the step before returned; at the first, with memory 0, zeros.",
-    )
-    return memory * previous + (1 - memory) * statistic
+        statistics, penalties = jax.vmap(of_one)(energies, options["target"])
+        return statistics, penalties.mean()
 
 
 def _penalised(
     objective: Callable[..., Scalar],
-    estimate: Estimator,
+    how: How,
     loss: Loss,
     params: PyTree,
     batch: Batch,
     grid: Grid,
-    pools: Pools | None,
     **options: Array | float,
 ) -> tuple[Scalar, Statistic]:
     """An objective of risk and penalty, and the statistic that the penalty is of."""
     loss, batch = embedded(loss, params, batch)
     x, _ = require_pair(loss, batch)
-    functional, arrays = _functional(objective, estimate, x.dtype, grid, pools, **options)
+    functional, arrays = _functional(objective, how, x.dtype, grid, **options)
     return functional_of_adjoints(functional, loss, params, batch, grid, arrays, has_aux=True)
 
 
 def _apart(
-    estimate: Estimator,
+    how: How,
     loss: Loss,
     params: PyTree,
     batch: Batch,
     grid: Grid,
-    pools: Pools | None,
     **options: Array | float,
 ) -> tuple[RiskAndPenalty, RiskAndPenalty, Statistic]:
     """Values and gradients of risk and penalty, and the statistic that the penalty is of."""
     x, _ = require_pair(*embedded(loss, params, batch))
-    functional, arrays = _functional(_penalty_alone, estimate, x.dtype, grid, pools, **options)
+    functional, arrays = _functional(_penalty_alone, how, x.dtype, grid, **options)
     return gradients_apart(functional, loss, params, batch, grid, arrays, has_aux=True)
 
 
 def _functional(
     objective: Callable[..., Scalar],
-    estimate: Estimator,
+    how: How,
     dtype: DTypeLike,
     grid: Grid,
-    pools: Pools | None,
     **options: Array | float,
 ) -> tuple[_Penalised, Options]:
     """A function of losses and adjoints, and its options: finite, in the states' precision."""
+    estimate, discrepancy, pools = how
     if pools is not None:
         cure = "Pass one row of integral weights for each pool, as Regions.weights has them."
         require_on_grid(pools, grid, "pools", "pools length", cure)
     for name, option in options.items():
         _require_option(option, name, grid, pools)
+    require(
+        "previous" not in options or getattr(options["target"], "ndim", 0) < 2,
+        "target",
+        got="one density for each example, which come and go",
+        expected="one of the whole batch, for an average over steps",
+        cure="Take balanced_objective or balanced_gradients.",
+    )
     options |= {} if pools is None else {"pools": pools}
     arrays = {name: jnp.asarray(option, dtype) for name, option in options.items()}
-    return _Penalised(grid, estimate, objective), guarded_finite(arrays, ", ".join(arrays))
+    return _Penalised(grid, estimate, discrepancy, objective), guarded_finite(
+        arrays, ", ".join(arrays)
+    )
 
 
 def _require_option(option: Any, name: str, grid: Grid, pools: Pools | None) -> None:
@@ -475,8 +490,10 @@ def _require_option(option: Any, name: str, grid: Grid, pools: Pools | None) -> 
         require_scalar(option, name)
     elif name == "previous":
         require_floating(option, name)  # what its shape must be the estimator knows
-    elif pools is None:
-        require_on_grid(option, grid, name, "length")
     else:
-        cure = "Pass one number for each pool."
-        require_floats(option, name, "pools", cure, pools=len(pools))
+        of_each = "examples " if getattr(option, "ndim", 1) == 2 else ""
+        cure = "Pass one number for each position or pool, or a row of them for each example."
+        if pools is None:
+            require_on_grid(option, grid, name, of_each + "length", cure)
+        else:
+            require_floats(option, name, of_each + "pools", cure, pools=len(pools))

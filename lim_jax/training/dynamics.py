@@ -113,7 +113,7 @@ class DensityDynamics(eqx.Module):
     def discrepancy_rate(self, target: Profile | Scalar | float) -> Scalar:
         r"""How the discrepancy moves: :math:`D\Phi_\nu[\eta] = \langle m - \nu, Dm[\eta]\rangle`.
 
-        `eq:l2-influence-discrepancy-derivative`, of `balancing.influence_discrepancy` from the
+        `eq:l2-influence-discrepancy-derivative`, of `discrepancy.influence_discrepancy` from the
         target :math:`\nu`.
         """
         return integral((self.density - target) * self.rate, self.grid)

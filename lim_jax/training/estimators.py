@@ -10,12 +10,13 @@ from functools import partial, update_wrapper
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from lim_jax._checks import require, require_callable, require_floats, require_scalar
+from lim_jax._checks import guarded, require, require_callable, require_floats, require_scalar
 from lim_jax.training.mixed import Scalar
 
 Places = Float[Array, " places"]
 Energies = Float[Array, "examples places"]
 Statistic = Float[Array, "*groups places"]
+Pools = Float[Array, "pools length"]
 
 
 class Estimator:
@@ -58,6 +59,17 @@ class Estimator:
         require_floats(weights, "weights", "places", cure, places=energies.shape[1])
         require_scalar(epsilon, "epsilon")
         return self.density(self.statistic(energies, weights, epsilon), weights, epsilon)
+
+    def averaged(self, statistic: Statistic, previous: Statistic, memory: Scalar) -> Statistic:
+        """Let a batch's statistic into the moving average that the step before left."""
+        require(
+            previous.shape in ((), statistic.shape),
+            "previous",
+            got=f"shape {previous.shape}",
+            expected=f"{statistic.shape}, that of the estimator's statistic",
+            cure="Pass what the step before returned; at the first, with memory 0, zeros.",
+        )
+        return memory * previous + (1 - memory) * statistic
 
 
 def _mean(energies: Energies, weights: Places, epsilon: Scalar | float) -> Places:
@@ -134,6 +146,48 @@ def example_density(profile: Places, weights: Places, epsilon: Scalar | float) -
     [0.5, 1.5]
     """
     return profile
+
+
+def pooled_energies(
+    energies: Float[Array, "examples length"], pools: Pools
+) -> tuple[Float[Array, "examples pools"], Float[Array, " pools"]]:
+    r"""Average energies over each pool, and give the pools' shares of what they all hold.
+
+    Parameters
+    ----------
+    energies
+        :math:`I_b(p_i)`, of each example and position.
+    pools
+        :math:`W_{ri}`, as in `influence_penalty`.
+
+    Returns
+    -------
+    tuple
+        :math:`\sum_i W_{ri}\,I_b(p_i)/|W_r|` and :math:`|W_r|/\sum_s|W_s|`.
+
+    Raises
+    ------
+    ValueError
+        Where the two have not one column for each position.
+    EquinoxRuntimeError
+        Where a weight is negative, or a pool has none.
+
+    Examples
+    --------
+    >>> energies = jnp.array([[1.0, 3.0, 5.0]])
+    >>> pools = jnp.array([[0.5, 0.5, 0.0], [0.0, 0.0, 1.0]])
+    >>> averages, shares = pooled_energies(energies, pools)
+    >>> averages.tolist(), shares.tolist()
+    ([[2.0, 5.0]], [0.5, 0.5])
+    """
+    require_floats(energies, "energies", "examples length", "Pass one row for each example.")
+    cure = "Pass one column for each position."
+    require_floats(pools, "pools", "pools length", cure, length=energies.shape[1])
+    sizes = pools.sum(axis=1)
+    fits = jnp.all(pools >= 0) & jnp.all(sizes > 0)
+    message = "pools: expected weights nowhere negative, and no pool without any, got others."
+    sizes = guarded(sizes, ~fits, message)
+    return energies @ pools.T / sizes[None, :], sizes / sizes.sum()
 
 
 def _over(

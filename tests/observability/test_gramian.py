@@ -29,7 +29,7 @@ from lim_jax.observability.trace_estimates import (
     probed_traces,
     systematic_sample,
 )
-from lim_jax.training.balancing import influence_discrepancy
+from lim_jax.training.discrepancy import influence_discrepancy
 from lim_jax.training.observing import trace_penalty
 from lim_jax.training.reweighting import reweight_positions
 

@@ -450,6 +450,17 @@ FIRST = {
         training.influence_discrepancy,
         {"density": Rows(PROFILE), "target": Real(1.0), "grid": ON},
     ),
+    **{
+        name: (
+            getattr(training, name),
+            {"density": Rows(PROFILE), "target": Real(1.0), "weights": Rows(PROFILE)},
+        )
+        for name in ("squared_discrepancy", "cross_entropy_discrepancy")
+    },
+    "pooled_energies": (
+        training.pooled_energies,
+        {"energies": Free(ENERGIES), "pools": Rows(ENERGIES)},
+    ),
     "balanced_density": (
         training.balanced_density,
         {"energies": Free(ENERGIES), "weights": Rows(PROFILE), "epsilon": Real(1e-8)},

@@ -424,6 +424,10 @@ LATER = {
             "query_weights": Unread(PROFILE / PROFILE.sum()),
         },
     ),
+    "own_margin_loss": (
+        loss.own_margin_loss,
+        {"logits": Unread(STATES), "query_weights": Unread(PROFILE / PROFILE.sum())},
+    ),
     "sliced_cross_entropy": (
         lambda targets, query_weights: loss.sliced_cross_entropy(SLICES, targets, query_weights),
         {

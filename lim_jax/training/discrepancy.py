@@ -1,0 +1,100 @@
+r"""How far a batch's influence is from a target density: what Algorithm 1's penalty is made of.
+
+A target is one density, that of the whole batch, or a density for each example. Its discrepancy is
+a function of density, target and the places' weights: `squared_discrepancy`, the paper's,
+`cross_entropy_discrepancy`, or one of your own.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from lim_jax._checks import require_floats, require_scalar
+from lim_jax.grid.integrals import require_profile
+from lim_jax.grid.measure import Grid, require_on_grid
+from lim_jax.training.estimators import Places
+from lim_jax.training.mixed import Scalar
+
+Profile = Float[Array, " length"]
+Discrepancy = Callable[[Places, Any, Places], Scalar]
+
+
+def influence_discrepancy(density: Profile, target: Profile | Scalar | float, grid: Grid) -> Scalar:
+    r""":math:`\Phi_\nu = \frac12\sum_i \Delta p_i\,(m_i - \nu_i)^2`.
+
+    `eq:influence-discrepancy-functional`, `eq:l2-influence-discrepancy`;
+    the penalty of `eq:discrete-target-influence-penalty`
+    without its :math:`\beta`. For :math:`\nu = 1` it is half the imbalance
+    :math:`\mathcal E_{inf}` of `eq:simulation-imbalance-metrics`.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> from lim_jax.grid import token_grid
+    >>> float(influence_discrepancy(jnp.array([0.0, 2.0]), 1.0, token_grid(2)))
+    0.5
+    """
+    require_on_grid(density, grid, "density", "length")
+    require_profile(target, grid, "target")
+    return squared_discrepancy(density, target, grid.weights)
+
+
+def squared_discrepancy(
+    density: Places, target: Places | Scalar | float, weights: Places
+) -> Scalar:
+    r""":math:`\frac12\sum_r w_r\,(m_r - \nu_r)^2`, the paper's (`eq:gd-target-penalty`).
+
+    Parameters
+    ----------
+    density, target, weights
+        :math:`m`, :math:`\nu` and :math:`w`, of every place: a position, or a pool.
+
+    Examples
+    --------
+    >>> halves = jnp.array([0.5, 0.5])
+    >>> float(squared_discrepancy(jnp.array([0.5, 1.5]), 1.0, halves))
+    0.125
+    """
+    _require_places(density, target, weights)
+    return weights @ (density - target) ** 2 / 2
+
+
+FLOOR = 1e-6  # of an even density: below it no place's share is told from none
+
+
+def cross_entropy_discrepancy(
+    density: Places, target: Places | Scalar | float, weights: Places
+) -> Scalar:
+    r""":math:`-\sum_r w_r\,\nu_r\log(m_r + 10^{-6})`, for a target that asks for a few places.
+
+    Of a target that has all its mass in one place it is minus the logarithm of that place's share
+    of the influence, up to a constant. The squared one asks for the target's *values*, so that a
+    place with no influence moves no faster than one with half of what it should have, and all
+    others count as much; this one asks for what the target holds alone, by a gradient that goes as
+    one over the share. The floor, a millionth of an even density, keeps a share of zero finite.
+
+    Parameters
+    ----------
+    density, target, weights
+        :math:`m`, :math:`\nu \ge 0` and :math:`w`, of every place: a position, or a pool.
+
+    Examples
+    --------
+    >>> halves, evidence = jnp.array([0.5, 0.5]), jnp.array([0.0, 2.0])  # all in the second
+    >>> bool(jnp.allclose(cross_entropy_discrepancy(evidence, evidence, halves), -jnp.log(2.0)))
+    True
+    """
+    _require_places(density, target, weights)
+    return -weights @ (target * jnp.log(density + FLOOR))
+
+
+def _require_places(density: Any, target: Any, weights: Any) -> None:
+    cure = "Pass one number for each position or pool."
+    require_floats(density, "density", "places", cure)
+    require_floats(weights, "weights", "places", cure, places=len(density))
+    if getattr(target, "shape", ()) == ():
+        require_scalar(target, "target")
+    else:
+        require_floats(target, "target", "places", cure, places=len(density))

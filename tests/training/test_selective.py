@@ -1,0 +1,213 @@
+"""Algorithm 1 towards a target of each example: where the evidence is, not everywhere.
+
+On graded cells, with pools of unequal sizes that share a cell and leave one position out, and rows
+of a target that are no densities; the truth is the definition, example by example.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from reference.differences import difference_by_calls
+from reference.networks import random_states
+
+import lim_jax as lim
+from lim_jax.loss import margin_loss, own_margin_loss
+from lim_jax.training import (
+    averaged_objective,
+    balanced_gradients,
+    balanced_objective,
+    constrained_objective,
+    crossed_density,
+    example_density,
+    influence_penalty,
+)
+from lim_jax.training.discrepancy import cross_entropy_discrepancy, squared_discrepancy
+from lim_jax.training.estimators import balanced_density, pooled_energies
+
+LENGTH, WIDTH, CLASSES, BATCH = 6, 3, 4, 3
+GRID = lim.graded_grid(LENGTH)
+WIDTHS = np.asarray(GRID.weights)
+X = random_states(2, BATCH, LENGTH, WIDTH)
+ASKED = jax.device_put(np.array([0.0, 0.1, 0.0, 0.2, 0.4, 0.3]))
+POOLS = jax.device_put(np.array([[1, 1, 0.3, 0, 0, 0], [0, 0, 0.7, 0, 1, 1]]) * WIDTHS)
+OF_POOLS = jax.device_put(np.array([[0.2, 1.7], [1.1, 0.6], [2.1, 0.0]]))
+OF_PLACES = jax.device_put(np.exp(np.sin(np.arange(18.0))).reshape(BATCH, LENGTH))
+PARAMS = {"mixing": random_states(5, WIDTH, WIDTH), "readout": random_states(6, WIDTH, CLASSES)}
+MOVED = {"mixing": random_states(7, WIDTH, WIDTH), "readout": random_states(8, WIDTH, CLASSES)}
+
+
+def logits(params, x):
+    return jnp.tanh(jnp.cumsum(x, axis=0) @ params["mixing"]) @ params["readout"]
+
+
+def own(params, x, y):
+    return own_margin_loss(logits(params, x), ASKED)
+
+
+def energies_of(params):
+    """The definition, whose answers are found by a program of their own."""
+
+    def energy(x):
+        answers = jnp.argmax(logits(PARAMS, x), axis=1)
+        gradient = jax.grad(lambda x: margin_loss(logits(params, x), answers, ASKED))(x)
+        return jnp.sum((gradient / GRID.weights[:, None]) ** 2, axis=1)
+
+    return jax.lax.map(energy, X)
+
+
+def squares(share, target, sizes):
+    return jnp.sum(sizes * (share - target) ** 2) / 2
+
+
+def surprise(share, target, sizes):
+    return -jnp.sum(sizes * target * jnp.log(share + 1e-6))
+
+
+def plain_penalty(params, formula, target, pools):
+    """One example after another; its gradient is that of a gradient."""
+    sizes = GRID.weights if pools is None else pools.sum(axis=1) / pools.sum()
+    total = 0.0
+    for energy, row in zip(energies_of(params), target, strict=True):
+        places = energy if pools is None else pools @ energy / pools.sum(axis=1)
+        total = total + formula(places / jnp.sum(sizes * places), row, sizes)
+    return total / BATCH
+
+
+CASES = {
+    "pools": (cross_entropy_discrepancy, surprise, balanced_density, OF_POOLS, POOLS),
+    "positions": (squared_discrepancy, squares, example_density, OF_PLACES, None),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_penalty_and_its_gradient_are_those_of_the_examples_one_by_one(case):
+    """Value; gradient against the gradient's gradient, differences, and forward mode."""
+    discrepancy, formula, estimate, target, pools = CASES[case]
+    how = {
+        "target": target, "discrepancy": discrepancy, "epsilon": 0.0,
+        "estimate": estimate, "pools": pools,
+    }  # fmt: skip
+
+    def ours(params):
+        return influence_penalty(own, params, (X, None), GRID, **how)
+
+    @jax.jit
+    def derivatives(params):
+        plain = jax.value_and_grad(lambda p: plain_penalty(p, formula, target, pools))(params)
+        apart = balanced_gradients(own, params, (X, None), GRID, **how)
+        forward = jax.jvp(ours, (params,), (MOVED,))[1]
+        return jax.value_and_grad(ours)(params), plain, apart, forward
+
+    (value, gradient), (expected, slope), (values, gradients), forward = derivatives(PARAMS)
+    np.testing.assert_allclose([value, values.penalty], expected, rtol=1e-12)
+    assert min(np.abs(leaf).max() for leaf in slope.values()) > 1e-2
+    for name in PARAMS:
+        for found in (gradient, gradients.penalty):
+            np.testing.assert_allclose(found[name], slope[name], rtol=1e-9, atol=1e-12)
+    along = sum(np.vdot(gradient[name], MOVED[name]) for name in MOVED)
+    moved = difference_by_calls(lambda params: derivatives(params)[0][0], PARAMS, MOVED)
+    np.testing.assert_allclose(along, moved, rtol=1e-7)
+    np.testing.assert_allclose(forward, along, rtol=1e-11)
+
+
+def weighted(params, x, y):
+    """Its energies are the squares of the parameters times the example's label."""
+    return jnp.vdot(params * y, x[:, 0])
+
+
+ONES, LABELS = jnp.ones((2, 2, 1)), jnp.array([[1.0, 1.0], [2.0, 1.0]])
+ROOTS = jnp.array([1.0, 2.0])  # on two cells the examples' densities are (2, 8)/5 and (1, 1)
+EACH = jnp.array([[2.0, 0.0], [0.5, 1.5]])
+
+
+def test_each_example_has_its_own_density_and_target():
+    """In closed form, and in every objective that takes a target."""
+    batch, grid = (ONES, LABELS), lim.token_grid(2)
+    how = {"target": EACH, "epsilon": 0.0}
+    expected = (1.6**2 / 2 + 0.5**2 / 2) / 2  # the mean of two; of the batch's density another
+    risk = 3.5
+    penalty = influence_penalty(weighted, ROOTS, batch, grid, **how)
+    np.testing.assert_allclose(penalty, expected, rtol=1e-12)
+    objective = balanced_objective(weighted, ROOTS, batch, grid, strength=0.5, **how)
+    np.testing.assert_allclose(objective, risk + expected / 2, rtol=1e-12)
+    held = constrained_objective(
+        weighted, ROOTS, batch, grid, limit=0.25, multiplier=0.5, stiffness=4.0, **how
+    )
+    raised = 0.5 + 4 * (expected - 0.25)
+    np.testing.assert_allclose(held, risk + (raised**2 - 0.25) / 8, rtol=1e-12)
+    of_one = influence_penalty(weighted, ROOTS, batch, grid, target=EACH[0], epsilon=0.0)
+    assert abs(float(of_one) - expected) > 0.05
+
+
+def test_a_discrepancy_may_be_ones_own_and_batches_may_be_mapped():
+    """Each target of several, by vmap; a discrepancy that takes the places' weights apart."""
+
+    def largest(density, target, weights):
+        return jnp.max(weights * jnp.abs(density - target))
+
+    def penalty(target):
+        how = {"target": target, "discrepancy": largest, "epsilon": 0.0}
+        return influence_penalty(weighted, ROOTS, (ONES, LABELS), lim.token_grid(2), **how)
+
+    targets = jnp.stack([EACH, EACH[::-1]])
+    np.testing.assert_allclose(
+        jax.jit(jax.vmap(penalty))(targets), [(0.8 + 0.25) / 2, (0.05 + 0.5) / 2], rtol=1e-12
+    )
+
+
+def test_a_share_of_zero_is_finite_and_so_is_its_gradient():
+    how = {"target": EACH[::-1], "discrepancy": cross_entropy_discrepancy, "epsilon": 0.0}
+    at = jnp.array([0.0, 2.0])  # no influence where both targets ask for some
+
+    def penalty(params):
+        return influence_penalty(weighted, params, (ONES, LABELS), lim.token_grid(2), **how)
+
+    value, gradient = jax.value_and_grad(penalty)(at)
+    expected = -(0.25 * np.log(1e-6) + 0.75 * np.log(2 + 1e-6) + np.log(1e-6)) / 2
+    np.testing.assert_allclose(value, expected, rtol=1e-12)
+    assert np.isfinite(gradient).all()
+
+
+def test_pools_are_averages_of_energies_and_their_shares():
+    energies = np.arange(12.0).reshape(2, LENGTH) ** 2
+    averages, shares = pooled_energies(jax.device_put(energies), POOLS)
+    sizes = np.asarray(POOLS).sum(axis=1)
+    np.testing.assert_allclose(averages, energies @ np.asarray(POOLS).T / sizes, rtol=1e-14)
+    np.testing.assert_allclose(shares, sizes / sizes.sum(), rtol=1e-14)
+
+
+def test_what_does_not_fit_is_refused(as_users_run):
+    grid = lim.token_grid(2)
+
+    def refused(match, objective=influence_penalty, **how):
+        with pytest.raises(ValueError, match=match):
+            objective(weighted, ROOTS, (ONES, LABELS), grid, **how)
+
+    refused("target: got densities of 3 examples, expected of 2", target=jnp.ones((3, 2)))
+    refused(r"target: got shape \(2, 3\), expected \(examples, 2\)", target=jnp.ones((2, 3)))
+    refused(r"target: got shape \(3,\), expected \(2,\)", target=jnp.ones(3))
+    refused(r"target: got shape \(2, 2, 1\)", target=jnp.ones((2, 2, 1)))
+    refused("discrepancy: got 1.0, expected a function", discrepancy=1.0)
+    refused("at least two", target=EACH, estimate=crossed_density)
+    average = {"strength": 1.0, "previous": jnp.ones(2), "memory": 0.5, "target": EACH}
+    refused("target: got one density for each example, which", averaged_objective, **average)
+
+
+def test_the_own_answer_is_the_largest_logit_and_has_no_derivative():
+    """Against NumPy, with a tie; half of the answers are not those that follow if they move."""
+    rows = np.array([[0.3, 2.0, -1.0], [1.5, 0.2, 1.5], [-1.0, 0.4, 0.3]])
+    weights = np.array([0.5, 0.2, 0.3])
+    value, gradient = jax.value_and_grad(own_margin_loss)(
+        jax.device_put(rows), jax.device_put(weights)
+    )
+    answers = [1, 0, 1]
+    expected, slope = 0.0, np.zeros_like(rows)
+    for i, answer in enumerate(answers):
+        others = np.delete(np.arange(3), answer)
+        odds = np.exp(rows[i, others])
+        expected += weights[i] * (np.log(odds.sum()) - rows[i, answer])
+        slope[i, answer] = -weights[i]
+        slope[i, others] = weights[i] * odds / odds.sum()
+    np.testing.assert_allclose(value, expected, rtol=1e-14)
+    np.testing.assert_allclose(gradient, slope, rtol=1e-14)
