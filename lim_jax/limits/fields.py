@@ -4,6 +4,7 @@ That of position is :math:`X(p) = (\sin 3p + 0.3, \cos 5p, p^2 - 0.4\sin 7p)`; m
 standard normal entries and :math:`\eta_{LN} = 0.1`, from fixed seeds.
 """
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -51,7 +52,7 @@ def gaussian_attention(seed: int, layers: int = 1) -> CausalAttention:
 def averaging_attention() -> CausalAttention:
     """Causal averaging of one feature: no norm, no scores."""
     one = jnp.ones((1, 1, 1))
-    return CausalAttention(lambda z: z, 0 * one, 0 * one, one, one)
+    return CausalAttention(eqx.nn.Identity(), 0 * one, 0 * one, one, one)
 
 
 def _terminal_loss(x: State, grid: Grid) -> Float[Array, ""]:

@@ -74,9 +74,9 @@ def influence_penalty(
 
     With ``Regions.weights`` these are the averages that LIM compares. The unpooled penalty looks at
     every position, so that under a last-token loss, which puts nearly all influence on that token,
-    it looks at little else: in ``notebooks/remedies.py`` training lowers :math:`2\Phi` from 24.7 to
-    2.0 by it, and LIM rises from 0.31 to 0.63; pooled by regions without that token, LIM falls to
-    0.10.
+    it looks at little else: in ``notebooks/remedies.py`` training lowers :math:`2\Phi` from 25.0 to
+    3.0 by it, and LIM rises from 0.21 to 0.65; pooled by regions without that token, LIM falls to
+    -0.03.
 
     What makes the penalty differentiable beyond one length, and what `penalty_premises` reports of
     a batch, is in `prop:influence-l2-differentiability`.
