@@ -9,6 +9,7 @@ from .losses import logit_residual as logit_residual
 from .losses import margin_loss as margin_loss
 from .losses import own_margin_loss as own_margin_loss
 from .losses import positionwise_cross_entropy as positionwise_cross_entropy
+from .losses import sliced_answers as sliced_answers
 from .losses import sliced_cross_entropy as sliced_cross_entropy
 from .losses import sliced_margin_loss as sliced_margin_loss
 from .queries import last_token as last_token

@@ -18,7 +18,15 @@ import optax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
-from lim_jax._checks import counted, described, guarded, require, require_floating, require_floats
+from lim_jax._checks import (
+    counted,
+    described,
+    guarded,
+    require,
+    require_floating,
+    require_floats,
+    require_kind,
+)
 from lim_jax.grid.measure import Grid, require_on_grid
 from lim_jax.loss.readouts import Logits
 
@@ -192,12 +200,7 @@ def own_margin_loss(logits: Logits, query_weights: Float[Array, " length"]) -> S
     Parameters
     ----------
     logits, query_weights
-        As in `margin_loss`. Of equal logits the first class is the answer.
-
-    Raises
-    ------
-    ValueError, EquinoxRuntimeError
-        As in `margin_loss`.
+        As in `margin_loss`, and refused as there. Of equal logits the first class is the answer.
 
     Examples
     --------
@@ -353,6 +356,27 @@ def sliced_margin_loss(
     _require_answers(targets, slices.classes)
     answers, others = _answers_and_others(slices, targets, weights)
     return _weighted(others - answers, weights)
+
+
+def sliced_answers(slices: Slices) -> Int[Array, " length"]:
+    """The class of the largest logit of each row, the first of equal ones.
+
+    Examples
+    --------
+    >>> logits = jnp.array([[1.0, 3.0, 3.0], [0.0, 1.0, 5.0]])
+    >>> pairs = Slices(lambda start: jax.lax.dynamic_slice_in_dim(logits, start, 2, 1), 2, 3, float)
+    >>> sliced_answers(pairs).tolist()
+    [1, 2]
+    """
+    require_kind(slices, Slices, "slices", "Make them: Slices(of, size, classes, dtype).")
+    starts = jnp.arange(0, slices.classes, slices.size).clip(max=slices.classes - slices.size)
+
+    def of_slice(start: Int[Array, ""]) -> tuple[Array, Array]:
+        logits = jax.lax.stop_gradient(slices.of(start))
+        return logits.max(axis=1), start + logits.argmax(axis=1)
+
+    peaks, classes = jax.lax.map(of_slice, starts)
+    return jnp.take_along_axis(classes, peaks.argmax(axis=0)[None], axis=0)[0]
 
 
 def _answers_and_others(

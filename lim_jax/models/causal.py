@@ -27,6 +27,8 @@ from lim_jax.loss.losses import (
     Slices,
     autoregressive_cross_entropy,
     margin_loss,
+    own_margin_loss,
+    sliced_answers,
     sliced_cross_entropy,
     sliced_margin_loss,
 )
@@ -295,6 +297,23 @@ class CausalLM(eqx.Module):
         if size == self.vocabulary:
             return margin_loss(self.readout(state, _grid_of(state)), y.targets, y.weights)
         return sliced_margin_loss(self._slices(state, size), y.targets, y.weights)
+
+    def own_margin_loss(self, x: State, y: Queries) -> Scalar:
+        """`margin_loss` of the words that the network itself finds likeliest; targets are not read.
+
+        So contexts serve whose answer nobody knows (`loss.own_margin_loss`).
+        """
+        _require_queries(y)
+        return self.terminal_own_margin_loss(self.flow(x, _grid_of(x, y)), y)
+
+    def terminal_own_margin_loss(self, state: State, y: Queries) -> Scalar:
+        """The same loss, of the network's last state."""
+        asked = self._asked(state, y)
+        size = self.words_at_once(asked.shape[0])
+        if size == self.vocabulary:
+            return own_margin_loss(self.readout(asked, _grid_of(asked)), y.weights)
+        slices = self._slices(asked, size)
+        return sliced_margin_loss(slices, sliced_answers(slices), y.weights)
 
     def loss_of_ids(self, ids: Int[Array, " length"], y: Queries) -> Scalar:
         """`loss` from ids: its gradient reaches the embeddings, so that training moves them."""

@@ -25,6 +25,7 @@ STATES_IN_MEMORY = 2**28
 TERMINAL: dict[Loss, Loss] = {
     CausalLM.loss: CausalLM.terminal_loss,
     CausalLM.margin_loss: CausalLM.terminal_margin_loss,
+    CausalLM.own_margin_loss: CausalLM.terminal_own_margin_loss,
 }
 
 

@@ -52,6 +52,17 @@ CASES = {
 }
 
 
+def test_the_largest_class_is_the_first_of_equal_ones_in_any_slice():
+    """In the first slice, in the last, in the overlap of both, twice in one and in two."""
+    rows = np.array([[9, 1, 2, 3], [1, 2, 3, 9], [1, 2, 9, 3], [1, 9, 9, 0], [0, 9, 1, 9.0]])
+
+    def of(start):
+        return jax.lax.dynamic_slice_in_dim(put(rows), start, 3, axis=1)
+
+    found = loss.sliced_answers(loss.Slices(of, 3, 4, "float64"))
+    np.testing.assert_array_equal(found, [0, 3, 2, 1, 1])
+
+
 @pytest.mark.parametrize("size", [1, 3, 7])
 @pytest.mark.parametrize("name", CASES)
 def test_a_sliced_loss_and_its_gradient_are_those_of_whole_logits(name, size):

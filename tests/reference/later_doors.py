@@ -435,6 +435,7 @@ LATER = {
             "query_weights": Unread(PROFILE / PROFILE.sum()),
         },
     ),
+    "sliced_answers": (loss.sliced_answers, {"slices": Thing(SLICES)}),
     "sliced_margin_loss": (
         lambda targets, query_weights: loss.sliced_margin_loss(SLICES, targets, query_weights),
         {

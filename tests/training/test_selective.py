@@ -9,10 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from reference.differences import difference_by_calls
-from reference.networks import random_states
+from reference.networks import byte_network, random_states
 
 import lim_jax as lim
 from lim_jax.loss import margin_loss, own_margin_loss
+from lim_jax.models import Queries, causal
 from lim_jax.training import (
     averaged_objective,
     balanced_gradients,
@@ -211,3 +212,18 @@ def test_the_own_answer_is_the_largest_logit_and_has_no_derivative():
         slope[i, others] = weights[i] * odds / odds.sum()
     np.testing.assert_allclose(value, expected, rtol=1e-14)
     np.testing.assert_allclose(gradient, slope, rtol=1e-14)
+
+
+@pytest.mark.parametrize("words_at_once", [256, 100])
+def test_a_models_own_margin_is_that_of_its_likeliest_words(words_at_once, monkeypatch):
+    """Of two places, whole and by slices of the vocabulary; targets are not read."""
+    monkeypatch.setattr(causal, "WORDS_AT_ONCE", words_at_once)
+    model = byte_network(5)
+    ids, places = jax.device_put(np.array([3, 200, 7, 45, 7])), np.array([2, 4])
+    weights = np.array([0.25, 0.75])
+    y = Queries(*map(jax.device_put, (np.array([1, 1]), weights, places)))
+    rows = np.asarray(model.logits(ids))[places]
+    likeliest = rows.max(axis=1)
+    others = [np.log(np.exp(np.delete(row, row.argmax())).sum()) for row in rows]
+    found = jax.jit(lambda ids: model.own_margin_loss(model.embed(ids, y), y))(ids)
+    np.testing.assert_allclose(found, weights @ (others - likeliest), rtol=1e-12)
