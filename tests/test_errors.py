@@ -212,7 +212,7 @@ STATIC = {
     ),
     "a target for positions where there are pools": (
         lambda: penalty_of_pools([[1.0, 1, 0, 0], [0, 0, 1, 1]], target=full(4, 1.0)),
-        r"target: got shape \(4,\), expected \(2,\). Pass one number for each pool",
+        r"target: got shape \(4,\), expected \(2,\). Pass one number for each position or pool",
     ),
     "a function for an estimator": (
         lambda: penalty_of_pools(None, estimate=jnp.mean),
