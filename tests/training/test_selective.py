@@ -83,7 +83,7 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_penalty_and_its_gradient_are_those_of_the_examples_one_by_one(case):
-    """Value; gradient against the gradient's gradient, differences, and forward mode."""
+    """Value; gradient against the gradient's gradient, differences, forward and second order."""
     discrepancy, formula, estimate, target, pools = CASES[case]
     how = {
         "target": target, "discrepancy": discrepancy, "epsilon": 0.0,
@@ -98,9 +98,10 @@ def test_the_penalty_and_its_gradient_are_those_of_the_examples_one_by_one(case)
         plain = jax.value_and_grad(lambda p: plain_penalty(p, formula, target, pools))(params)
         apart = balanced_gradients(own, params, (X, None), GRID, **how)
         forward = jax.jvp(ours, (params,), (MOVED,))[1]
-        return jax.value_and_grad(ours)(params), plain, apart, forward
+        curved = jax.jvp(jax.grad(ours), (params,), (MOVED,))[1]
+        return jax.value_and_grad(ours)(params), plain, apart, forward, curved
 
-    (value, gradient), (expected, slope), (values, gradients), forward = derivatives(PARAMS)
+    (value, gradient), (expected, slope), (values, gradients), forward, curved = derivatives(PARAMS)
     np.testing.assert_allclose([value, values.penalty], expected, rtol=1e-12)
     assert min(np.abs(leaf).max() for leaf in slope.values()) > 1e-2
     for name in PARAMS:
@@ -110,6 +111,13 @@ def test_the_penalty_and_its_gradient_are_those_of_the_examples_one_by_one(case)
     moved = difference_by_calls(lambda params: derivatives(params)[0][0], PARAMS, MOVED)
     np.testing.assert_allclose(along, moved, rtol=1e-7)
     np.testing.assert_allclose(forward, along, rtol=1e-11)
+
+    def slope_along(params):
+        return sum(np.vdot(derivatives(params)[1][1][name], MOVED[name]) for name in MOVED)
+
+    moved = difference_by_calls(slope_along, PARAMS, MOVED)
+    along = sum(np.vdot(curved[name], MOVED[name]) for name in MOVED)
+    np.testing.assert_allclose(along, moved, rtol=1e-6)
 
 
 def weighted(params, x, y):
