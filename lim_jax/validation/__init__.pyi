@@ -1,3 +1,4 @@
+from . import further as further
 from . import gains as gains
 from . import intervals as intervals
 from . import prediction as prediction
@@ -6,6 +7,9 @@ from . import remedies as remedies
 from . import retrievers as retrievers
 from . import shifting as shifting
 from . import study as study
+from .further import Evaluation as Evaluation
+from .further import evaluate as evaluate
+from .further import train_further as train_further
 from .gains import Gain as Gain
 from .gains import compare_arms as compare_arms
 from .gains import gain as gain
@@ -27,17 +31,16 @@ from .prompted import ask_prompts as ask_prompts
 from .prompted import prompted_study as prompted_study
 from .remedies import Arm as Arm
 from .remedies import Batches as Batches
-from .remedies import Evaluation as Evaluation
 from .remedies import answers_on_probes as answers_on_probes
 from .remedies import balanced_on_probes as balanced_on_probes
 from .remedies import balanced_on_training as balanced_on_training
 from .remedies import constrained_on_probes as constrained_on_probes
-from .remedies import evaluate as evaluate
 from .remedies import importance_weighted as importance_weighted
 from .remedies import observed as observed
 from .remedies import plain as plain
+from .remedies import probed_penalty as probed_penalty
 from .remedies import reweighted as reweighted
-from .remedies import train_further as train_further
+from .remedies import selective_on_probes as selective_on_probes
 from .retrievers import PlaceScores as PlaceScores
 from .retrievers import Setting as Setting
 from .retrievers import asked as asked

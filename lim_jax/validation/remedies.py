@@ -1,15 +1,12 @@
 r"""Do the remedies lift the middle? Each trains the same networks further, on the same batches.
 
-An arm says how a step's gradient is made. All arms start from the same weights, with a fresh
-optimiser, and see the same batches of the training law and the same probes of another law, so
-that what comes out is compared seed by seed. By time as well as by steps: the plain arm goes on
-for longer, and a dearer arm is compared with where that has come in as many seconds. These are the
-processor's, of all its cores, so that whatever else the machine does counts little.
+An arm says how a step's gradient is made. All arms see the same batches of the training law and
+the same probes of another law (`further.train_further`), so that what comes out is compared seed by
+seed.
 """
 
 from collections.abc import Callable
 from functools import partial
-from time import process_time
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -20,11 +17,8 @@ import optax
 from jaxtyping import Array, Float, Int, Key, PyTree
 
 from lim_jax._checks import (
-    AnyPath,
-    as_path,
     counted,
     finite_scalar,
-    require_kind,
     require_name,
 )
 from lim_jax.density.adjoints import adjoint_energies
@@ -35,29 +29,25 @@ from lim_jax.tasks.laws import middle_law, uniform_law
 from lim_jax.tasks.prompts import Example
 from lim_jax.tasks.retrieval import record_weights
 from lim_jax.training.balancing import balanced_gradients, influence_penalty, raised_multiplier
+from lim_jax.training.discrepancy import cross_entropy_discrepancy
 from lim_jax.training.estimators import balanced_density, example_density
-from lim_jax.training.loop import Progress, resumable, step_of_seeds
 from lim_jax.training.observing import observability_objective
 from lim_jax.training.reweighting import importance_weights, reweight_positions
 from lim_jax.validation.retrievers import (
     ANSWER_LOSS,
     LAWS,
     MARGIN_LOSS,
-    PlaceScores,
-    Retrievers,
+    OWN_MARGIN_LOSS,
     Setting,
     asked,
     draw,
-    require_case,
     require_setting,
     retrieval_risk,
-    scores_by_place,
 )
 
 Scalar = Float[Array, ""]
 Gradient = Callable[[CausalLM, PyTree, "Batches"], tuple[PyTree, PyTree]]
 UNTIL = 1.0  # the norm to which a penalty's own gradient is clipped
-OPTIMISER = optax.adam(1e-3)
 
 
 class Batches(NamedTuple):
@@ -92,28 +82,6 @@ class Arm(NamedTuple):
 
     gradient: Gradient
     memory: PyTree = ()
-
-
-class Evaluation(NamedTuple):
-    r"""Where an arm stands after some steps, for each seed.
-
-    Attributes
-    ----------
-    scores
-        By gold place, on the same examples throughout.
-    risk
-        The mean cross-entropy on the law of training.
-    discrepancy
-        :math:`\Phi` of the margin's influence over the records, under the uniform law: what the
-        arm "balanced on probes" lowers.
-    seconds
-        The processor's, of the steps since the evaluation before, all seeds together.
-    """
-
-    scores: PlaceScores
-    risk: Float[Array, "*shape"]
-    discrepancy: Float[Array, "*shape"]
-    seconds: Float[Array, "..."]
 
 
 def plain(setting: Setting) -> Arm:
@@ -186,6 +154,31 @@ def balanced_on_training(setting: Setting, *, strength: float = 1.0) -> Arm:
     return Arm(gradient)
 
 
+def probed_penalty(
+    setting: Setting, target: str = "uniform", probes: int | None = None
+) -> Callable[[CausalLM, Example], Scalar]:
+    r""":math:`\Phi` of the margin's influence over the records, of the mean of examples' profiles.
+
+    Parameters
+    ----------
+    setting, target, probes
+        As in `balanced_on_probes`.
+    """
+    grid, pools = _token_grid(setting), _pools(setting)
+    targets = {"uniform": uniform_law, "middle": partial(middle_law, odds=2 / 3)}
+    require_name(target, targets, "target", "See balanced_on_probes.")
+    probes = None if probes is None else counted(probes, "probes")
+    density = targets[target](setting.task.records) * setting.task.records
+
+    def penalty(model: CausalLM, examples: Example) -> Scalar:
+        return influence_penalty(
+            MARGIN_LOSS, model, asked(_first(examples, probes)), grid,
+            target=density, estimate=example_density, pools=pools,
+        )  # fmt: skip
+
+    return penalty
+
+
 def balanced_on_probes(
     setting: Setting,
     *,
@@ -213,7 +206,7 @@ def balanced_on_probes(
         Steps from one look to the next; between them the step is a plain one. The penalty counts
         as many times as much.
     """
-    penalty = _probed_penalty(setting, target, probes)
+    penalty = probed_penalty(setting, target, probes)
     require_name(law, LAWS, "law", "See retrievers.LAWS.")
     strength, every = finite_scalar(strength, "strength"), counted(every, "every")
 
@@ -244,9 +237,45 @@ def balanced_on_probes(
     return Arm(gradient)
 
 
+def selective_on_probes(
+    setting: Setting, *, answers: str = "own", strength: float = 1.0, probes: int = 16
+) -> Arm:
+    """Algorithm 1 towards each probe's own gold record: what is known is where the evidence stands.
+
+    Parameters
+    ----------
+    setting
+        The task.
+    answers
+        Whose margin's influence it is: the network's ``"own"`` answer, or the ``"true"`` one, which
+        tells the network more.
+    strength
+        Of the penalty, minus the logarithm of the gold record's share of the influence.
+    probes
+        How many of the batch's probes are looked at.
+    """
+    grid, pools, records = _token_grid(setting), _pools(setting), setting.task.records
+    losses = {"own": OWN_MARGIN_LOSS, "true": MARGIN_LOSS}
+    require_name(answers, losses, "answers", "See selective_on_probes.")
+    strength, probes = finite_scalar(strength, "strength"), counted(probes, "probes")
+
+    def penalty(model: CausalLM, examples: Example) -> Scalar:
+        gold = jax.nn.one_hot(examples.gold[:, 0], records, dtype=model.embedding.dtype)
+        return influence_penalty(
+            losses[answers], model, asked(examples), grid,
+            target=records * gold, discrepancy=cross_entropy_discrepancy, pools=pools,
+        )  # fmt: skip
+
+    def gradient(model, memory, batches):
+        found = eqx.filter_grad(penalty)(model, _first(batches.probes, probes))
+        return _added(_risk_gradient(model, batches.training), _clipped(found, strength)), memory
+
+    return Arm(gradient)
+
+
 def constrained_on_probes(setting: Setting, *, limit: float = 0.02, stiffness: float = 10.0) -> Arm:
     r"""The risk under :math:`\Phi \le \tau` of the probes, its multiplier raised at every step."""
-    penalty = _probed_penalty(setting, "uniform", None)
+    penalty = probed_penalty(setting, "uniform", None)
     limit, stiffness = finite_scalar(limit, "limit"), finite_scalar(stiffness, "stiffness")
 
     def gradient(model, multiplier, batches):
@@ -320,148 +349,8 @@ ARMS: dict[str, Callable[[Setting], Arm]] = {
 }
 
 
-def train_further(
-    arm: Arm,
-    setting: Setting,
-    models: Retrievers,
-    key: Key[Array, ""],
-    test: Example,
-    *,
-    stages: int,
-    every: int,
-    checkpoint: AnyPath | None = None,
-    progress: Progress = iter,
-) -> tuple[Retrievers, Evaluation]:
-    """Train all seeds by an arm, and evaluate them after every stage.
-
-    Parameters
-    ----------
-    arm, setting, models
-        How, on what, and where to start: of `train_retrievers`.
-    key
-        For the batches: the same key gives every arm the same.
-    test
-        Examples for the scores, of `examples_of_every_place`.
-    stages, every
-        How often to evaluate, and how many steps lie between.
-    checkpoint, progress
-        As in `training.resumable`, of stages.
-
-    Returns
-    -------
-    tuple
-        The networks, and the evaluations with leading axes of stages and seeds.
-    """
-    require_kind(arm, Arm, "arm", "Take one of ARMS, of the setting.")
-    require_case(setting, models, test, key)
-    stages, every = counted(stages, "stages"), counted(every, "every", cure="Take 100.")
-    file = None if checkpoint is None else as_path(checkpoint, "checkpoint")
-    seeds = jax.tree.leaves(eqx.filter(models, eqx.is_array))[0].shape[0]
-    keys = jax.random.split(jax.random.fold_in(key, 0), seeds)
-    step = step_of_seeds(_Step(setting, arm.gradient), keys)
-    judge = partial(evaluate, setting, test, jax.random.fold_in(key, 1))
-    states = _begun(models, arm.memory)
-    compiled = jax.block_until_ready(step(states, 0))  # so that no stage's time holds it
-    del compiled
-
-    def stage(states: PyTree, number: int) -> tuple[PyTree, Evaluation]:
-        begun = process_time()
-        for index in range(number * every, (number + 1) * every):
-            states, _ = step(states, index)
-        jax.block_until_ready(states)
-        return states, judge(states[0], jnp.asarray(process_time() - begun))
-
-    (models, _, _), found = resumable(stage, states, stages, checkpoint=file, progress=progress)
-    return models, found
-
-
-@eqx.filter_jit
-def _begun(models: Retrievers, memory: PyTree) -> PyTree:
-    def of_one(model: CausalLM) -> PyTree:
-        return model, memory, OPTIMISER.init(eqx.filter(model, eqx.is_array))
-
-    return eqx.filter_vmap(of_one)(models)
-
-
-class _Step(eqx.Module):
-    """A step of one seed, compiled once for all that an arm trains further in a setting."""
-
-    setting: Setting = eqx.field(static=True)
-    gradient: Gradient = eqx.field(static=True)
-
-    def __call__(
-        self, state: PyTree, key: Key[Array, ""], index: Int[Array, ""]
-    ) -> tuple[PyTree, None]:
-        setting, (model, memory, moments) = self.setting, state
-        of_training, of_probes, of_arm = jax.random.split(key, 3)
-        batches = Batches(
-            draw(setting, setting.gold_law, key=of_training),
-            draw(setting, uniform_law(setting.task.records), key=of_probes), index, of_arm,
-        )  # fmt: skip
-        gradient, memory = self.gradient(model, memory, batches)
-        change, moments = OPTIMISER.update(gradient, moments)
-        return (eqx.apply_updates(model, change), memory, moments), None
-
-
-def evaluate(
-    setting: Setting,
-    test: Example,
-    key: Key[Array, ""],
-    models: Retrievers,
-    seconds: Scalar | float = 0.0,
-) -> Evaluation:
-    """Judge networks of all seeds: scores on `test`, and what is drawn anew by the key.
-
-    Parameters
-    ----------
-    setting, test, models
-        As in `train_further`.
-    key
-        For examples of the training law, and of the uniform one.
-    seconds
-        What is to be noted as such.
-    """
-    require_case(setting, models, test, key)
-    seconds = finite_scalar(seconds, "seconds")
-    return Evaluation(*_judged(setting, test, key, models), jnp.asarray(seconds))
-
-
-@eqx.filter_jit
-def _judged(
-    setting: Setting, test: Example, key: Key[Array, ""], models: Retrievers
-) -> tuple[PlaceScores, Float[Array, " seeds"], Float[Array, " seeds"]]:
-    of_risk, of_probes = jax.random.split(key)
-    risky = draw(setting._replace(batch=1024), setting.gold_law, key=of_risk)
-    uniform = uniform_law(setting.task.records)
-    probes = draw(setting._replace(batch=256), uniform, key=of_probes)
-    penalty = _probed_penalty(setting, "uniform", None)
-
-    def of_one(model: CausalLM) -> tuple[PlaceScores, Scalar, Scalar]:
-        return scores_by_place(model, test), retrieval_risk(model, risky), penalty(model, probes)
-
-    return eqx.filter_vmap(of_one)(models)
-
-
 def _risk_gradient(model: CausalLM, examples: Example, weights: Array | None = None) -> CausalLM:
     return eqx.filter_grad(retrieval_risk)(model, examples, weights)
-
-
-def _probed_penalty(
-    setting: Setting, target: str, probes: int | None
-) -> Callable[[CausalLM, Example], Scalar]:
-    grid, pools = _token_grid(setting), _pools(setting)
-    targets = {"uniform": uniform_law, "middle": partial(middle_law, odds=2 / 3)}
-    require_name(target, targets, "target", "See balanced_on_probes.")
-    probes = None if probes is None else counted(probes, "probes")
-    density = targets[target](setting.task.records) * setting.task.records
-
-    def penalty(model: CausalLM, examples: Example) -> Scalar:
-        return influence_penalty(
-            MARGIN_LOSS, model, asked(_first(examples, probes)), grid,
-            target=density, estimate=example_density, pools=pools,
-        )  # fmt: skip
-
-    return penalty
 
 
 def _embedded(model: CausalLM, examples: Example) -> tuple[Array, Any]:

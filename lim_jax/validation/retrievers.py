@@ -46,6 +46,7 @@ Retrievers = CausalLM  # with a leading axis of seeds
 MADE = "Make it by new_retriever."
 ANSWER_LOSS = LossOfIds(CausalLM.embed, CausalLM.loss)
 MARGIN_LOSS = LossOfIds(CausalLM.embed, CausalLM.margin_loss)
+OWN_MARGIN_LOSS = LossOfIds(CausalLM.embed, CausalLM.own_margin_loss)
 LAWS: dict[str, Callable[[int], Law]] = {
     "uniform": uniform_law, "edges": edge_law, "middle": middle_law,
 }  # fmt: skip

@@ -29,17 +29,9 @@ from lim_jax.loss.queries import last_token
 from lim_jax.tasks.laws import uniform_law
 from lim_jax.tasks.prompts import Example
 from lim_jax.tasks.retrieval import KeyValueTask
+from lim_jax.validation.further import Evaluation, evaluate, train_further
 from lim_jax.validation.prediction import predict, record_scores
-from lim_jax.validation.remedies import (
-    ARMS,
-    PLAIN,
-    Arm,
-    Batches,
-    Evaluation,
-    balanced_on_probes,
-    evaluate,
-    train_further,
-)
+from lim_jax.validation.remedies import ARMS, PLAIN, Arm, Batches, balanced_on_probes
 from lim_jax.validation.retrievers import (
     ANSWER_LOSS,
     MARGIN_LOSS,

@@ -492,6 +492,10 @@ LAST = {
                 "strength": Unpoisoned(1.0), "target": Argument("middle"),
                 "law": Argument("middle"), "probes": optional(Stated(2)), "every": Stated(1),
             },
+            "selective_on_probes": {
+                "answers": Argument("true"), "strength": Unpoisoned(1.0), "probes": Stated(2),
+            },
+            "probed_penalty": {"target": Argument("middle"), "probes": optional(Stated(2))},
             "constrained_on_probes": {"limit": Unpoisoned(0.1), "stiffness": Unpoisoned(1.0)},
             "observed": {
                 "strength": Unpoisoned(1.0), "examples": Stated(1), "places": Stated(1),

@@ -131,6 +131,8 @@ ARMS = {
         SETTING, strength=100.0, target="middle", law="edges"
     ),
     "every other step": remedies.balanced_on_probes(SETTING, strength=0.01, probes=3, every=2),
+    "own answers": remedies.selective_on_probes(SETTING, strength=0.1, probes=3),
+    "true answers": remedies.selective_on_probes(SETTING, answers="true", probes=4),
     "reweighted": remedies.reweighted(SETTING)._replace(memory=WEIGHTS),
     "constrained": remedies.constrained_on_probes(SETTING, limit=0.02, stiffness=10.0)._replace(
         memory=np.array(MULTIPLIER)
@@ -175,6 +177,29 @@ def test_a_penalty_on_some_steps_and_probes_is_as_strong_and_rests_between():
     penalty = clipped(profile_slope(batches().probes, counted=3)[1], 0.02)
     assert_same(ours, plus(risks, penalty))
     assert_same(rests, risks)
+
+
+@jax.jit
+@jax.grad
+def selective_slope(model, examples):
+    """Of minus the logarithm of the gold records' shares, times the records' number."""
+    energies = record_energies(margins, model, examples)
+    shares = energies / (energies.mean(axis=1, keepdims=True) + EPSILON)
+    return -jnp.log(jnp.diag(shares[:, examples.gold[:, 0]]) + 1e-6).mean()
+
+
+@pytest.mark.parametrize("name, probes, strength", [("own answers", 3, 0.1), ("true answers", 4, 1)])
+def test_influence_is_drawn_to_each_probes_gold_record(name, probes, strength):
+    """Of the network's own answers, which are others than the true ones, or of these."""
+    some = jax.tree.map(lambda leaf: leaf[:probes], batches().probes)
+    if name == "own answers":
+        logits = answer_losses(network(), embedded(network(), some), some)[2]
+        window = np.array(some.window)
+        assert (window[:, -1] != np.argmax(logits, axis=1)).any()
+        window[:, -1] = np.argmax(logits, axis=1)
+        some = some._replace(window=jax.device_put(window))
+    penalty = clipped(selective_slope(network(), some), strength)
+    assert_same(found(name)[0], plus(risk_slope(batches().training), penalty))
 
 
 def test_weights_by_record_move_every_tenth_step():
