@@ -188,7 +188,9 @@ def selective_slope(model, examples):
     return -jnp.log(jnp.diag(shares[:, examples.gold[:, 0]]) + 1e-6).mean()
 
 
-@pytest.mark.parametrize("name, probes, strength", [("own answers", 3, 0.1), ("true answers", 4, 1)])
+@pytest.mark.parametrize(
+    "name, probes, strength", [("own answers", 3, 0.1), ("true answers", 4, 1.0)]
+)
 def test_influence_is_drawn_to_each_probes_gold_record(name, probes, strength):
     """Of the network's own answers, which are others than the true ones, or of these."""
     some = jax.tree.map(lambda leaf: leaf[:probes], batches().probes)
