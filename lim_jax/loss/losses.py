@@ -209,7 +209,7 @@ def own_margin_loss(logits: Logits, query_weights: Float[Array, " length"]) -> S
     >>> bool(jnp.allclose(odds, -jnp.log(12) / 2))
     True
     """
-    _require_labels(logits, logits)
+    require_floats(logits, "logits", "length vocabulary")
     return margin_loss(logits, logits.argmax(axis=1), query_weights)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from lim_jax._checks import require_floats, require_scalar
+from lim_jax._checks import guarded, require_floats, require_scalar
 from lim_jax.grid.integrals import require_profile
 from lim_jax.grid.measure import Grid, require_on_grid
 from lim_jax.training.estimators import Places
@@ -70,15 +70,22 @@ def cross_entropy_discrepancy(
     r""":math:`-\sum_r w_r\,\nu_r\log(m_r + 10^{-6})`, for a target that asks for a few places.
 
     Of a target that has all its mass in one place it is minus the logarithm of that place's share
-    of the influence, up to a constant. The squared one asks for the target's *values*, so that a
-    place with no influence moves no faster than one with half of what it should have, and all
-    others count as much; this one asks for what the target holds alone, by a gradient that goes as
-    one over the share. The floor, a millionth of an even density, keeps a share of zero finite.
+    of the influence, up to a constant. The squared one asks for the target's *values*, at every
+    place alike, and pulls no harder than by their difference; this one asks only for places where
+    the target has mass, by a gradient that goes as one over their density. The floor, a millionth
+    of an even density, keeps a share of zero finite.
 
     Parameters
     ----------
     density, target, weights
         :math:`m`, :math:`\nu \ge 0` and :math:`w`, of every place: a position, or a pool.
+
+    Raises
+    ------
+    ValueError
+        Where they have not one number for each place.
+    EquinoxRuntimeError
+        Where the target is negative.
 
     Examples
     --------
@@ -87,6 +94,9 @@ def cross_entropy_discrepancy(
     True
     """
     _require_places(density, target, weights)
+    target = jnp.asarray(target, density.dtype)
+    message = "target: expected a density, nowhere negative, got a negative number."
+    target = guarded(target, jnp.any(target < 0), message)
     return -weights @ (target * jnp.log(density + FLOOR))
 
 

@@ -178,6 +178,12 @@ def test_a_share_of_zero_is_finite_and_so_is_its_gradient():
     assert np.isfinite(gradient).all()
 
 
+def test_a_negative_target_has_no_cross_entropy():
+    halves, target = jnp.array([0.5, 0.5]), jnp.array([2.5, -0.5])
+    with pytest.raises(Exception, match="target: expected a density, nowhere negative"):
+        jax.block_until_ready(cross_entropy_discrepancy(jnp.ones(2), target, halves))
+
+
 def test_pools_are_averages_of_energies_and_their_shares():
     energies = np.arange(12.0).reshape(2, LENGTH) ** 2
     averages, shares = pooled_energies(jax.device_put(energies), POOLS)
