@@ -91,11 +91,12 @@ def step_of_seeds(
     update: Callable[[State, Key[Array, ""], Int[Array, ""]], tuple[State, PyTree]],
     keys: Key[Array, " seeds"],
 ) -> Callable[[State, int], tuple[State, PyTree]]:
-    """Make of one seed's update a step for `resumable` that moves all seeds at once.
+    """Make of one seed's update a step for `resumable` that moves all seeds.
 
-    By one vmap under one jit, compiled once for all steps; where `update` is an ``eqx.Module``,
-    once for all that are equal to it. The index is an array that the seeds share, so that a
-    ``jax.lax.cond`` on it stays a branch: a penalty on every n-th step costs nothing on the others.
+    By one program, compiled once for all steps; where `update` is an ``eqx.Module``, once for all
+    that are equal to it. Seeds follow one another in it: on a processor what one seed works on
+    stays in its caches, which the activations of all at once would leave. So a ``jax.lax.cond``
+    stays a branch: a penalty on every n-th step costs nothing on the others.
 
     Parameters
     ----------
@@ -139,10 +140,15 @@ def step_of_seeds(
 def _moved(
     update: PyTree, states: PyTree, keys: Key[Array, " seeds"], index: Int[Array, ""]
 ) -> tuple[PyTree, PyTree]:
-    def of_one(state: PyTree, key: Key[Array, ""]) -> tuple[PyTree, PyTree]:
-        return update(state, jax.random.fold_in(key, index), index)
+    arrays, rest = eqx.partition(states, eqx.is_array)
 
-    return eqx.filter_vmap(of_one)(states, keys)
+    def of_one(seed: tuple[PyTree, Key[Array, ""]]) -> tuple[PyTree, PyTree]:
+        state, key = seed
+        moved, record = update(eqx.combine(state, rest), jax.random.fold_in(key, index), index)
+        return eqx.filter(moved, eqx.is_array), record
+
+    moved, records = jax.lax.map(of_one, (arrays, keys))
+    return eqx.combine(moved, rest), records
 
 
 _shared_move = eqx.filter_jit(_moved)

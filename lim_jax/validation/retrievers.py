@@ -191,7 +191,7 @@ def train_retrievers(
     checkpoint: AnyPath | None = None,
     progress: Progress = iter,
 ) -> tuple[Retrievers, Float[Array, "steps seeds"]]:
-    """Train a network for each key, all at once, on batches of the setting's law.
+    """Train a network for each key, all in one program, on batches of the setting's law.
 
     Parameters
     ----------
