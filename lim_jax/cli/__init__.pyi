@@ -4,6 +4,7 @@ from . import comparing as comparing
 from . import compiled as compiled
 from . import explained as explained
 from . import explaining as explaining
+from . import faithful as faithful
 from . import folder as folder
 from . import kept as kept
 from . import networks as networks
@@ -16,6 +17,7 @@ from . import reproduction as reproduction
 from . import shuffling as shuffling
 from . import studying as studying
 from . import taking as taking
+from . import tuning as tuning
 from .answers import answer_text as answer_text
 from .answers import answered as answered
 from .answers import own_answers as own_answers
@@ -29,6 +31,7 @@ from .explained import words as words
 from .explained import write_pages as write_pages
 from .explaining import Read as Read
 from .explaining import explain as explain
+from .faithful import judge_attributions as judge_attributions
 from .folder import run_folder as run_folder
 from .folder import save_figure as save_figure
 from .folder import write_json as write_json
@@ -72,3 +75,5 @@ from .taking import Taking as Taking
 from .taking import announced as announced
 from .taking import choose_contexts as choose_contexts
 from .taking import duration as duration
+from .tuning import train_published as train_published
+from .tuning import tuning_figures as tuning_figures

@@ -9,16 +9,20 @@ from matplotlib.figure import Figure
 from tqdm import tqdm
 
 from lim_jax import models, plots, report, validation
-from lim_jax._checks import as_path, require
+from lim_jax._checks import AnyPath, as_path, require
+from lim_jax.cli.faithful import judge_attributions
 from lim_jax.cli.folder import UNFINISHED, Named, Unnamed, run_folder, save_figure, write_json
+from lim_jax.cli.tuning import train_published
 
 
 def study(
     quick: bool = False,
     full: bool = False,
     model: Unnamed = None,
-    prompts: int = 500,
-    records: tuple[int, ...] = (10, 20),
+    train: bool = False,
+    faithfulness: bool = False,
+    prompts: int | None = None,
+    records: tuple[int, ...] | None = None,
     seed: int = 0,
     out: Named = Path("study"),
     overwrite: bool = False,
@@ -27,20 +31,27 @@ def study(
 
     Trains small networks on keys and values whose gold places are seldom in the middle, then
     trains them further by each remedy, from the same weights on the same batches, and compares
-    accuracy by place at equal steps and at equal time. Writes study.json, study.md (a page with
+    accuracy by place at equal steps, operations and time. Writes study.json, study.md (a page with
     all tables) and figures as PNG and SVG. Interrupted and run again it goes on from what is
     finished.
 
     Args:
-        quick: One network of 8 records, 3 seeds and 3 arms: some three minutes on two cores. This
+        quick: One network of 8 records, 3 seeds and 3 arms: some two minutes on two cores. This
             is what is run without a choice.
-        full: Seven networks, 5 seeds, all arms, ablations, channels, certificates and longer
-            contexts: an hour and a half on two cores, of which it keeps little more than one busy.
+        full: Five networks, 5 seeds, all arms, ablations, channels, certificates and longer
+            contexts: an hour on two cores, of which it keeps little more than one busy.
         model: A folder of weights as published, or a GGUF file: asks it for values of keys in
             text, and nothing is trained. Writes prompted.json, prompted.md and figures.
-        prompts: How many the model is asked for each number of records, a multiple of them.
-        records: Key-value pairs in a prompt.
-        seed: Of the first network.
+        train: With model: trains it further, on answers of records at the edges and towards where
+            the evidence stands, and asks it by place. SmolLM2-135M takes half an hour of one core.
+            Writes tuning.json, tuning.md and figures.
+        faithfulness: With model: asks which record its answers come from. Attributions of its own
+            answers are judged by taking records out of the text. Writes faithfulness.json,
+            faithfulness.md and a figure; two hours for a small model on one core.
+        prompts: How many the model is asked for each number of records, a multiple of them: 500.
+            With faithfulness of two kinds together, a multiple of 20: 200.
+        records: Key-value pairs in a prompt: 10, and 20. With faithfulness there are 10.
+        seed: Of the first network, or of the first run that trains the model.
         out: The folder to write to.
         overwrite: Write over what is in the folder. Without, it must be empty, or of this run.
     """
@@ -51,12 +62,11 @@ def study(
         expected="one of them, or none",
         cure="Each is a study of its own: take two folders.",
     )
+    _require_model_of(model, train, faithfulness, prompts, records)
     if model is not None:
-        model = as_path(model, "model")
-        arguments = {"model": model, "prompts": prompts, "records": records}
-        with run_folder(out, "study", arguments, overwrite=overwrite) as folder:
-            _of_model(model, prompts, records, folder)
-        return 0
+        return _of_model(
+            as_path(model, "model"), train, faithfulness, prompts, records, seed, out, overwrite
+        )
     with run_folder(out, "study", {"full": full, "seed": seed}, overwrite=overwrite) as folder:
         results = validation.validate(
             validation.presets()["full" if full else "quick"],
@@ -75,8 +85,59 @@ def study(
     return 0
 
 
-def _of_model(model: Path, prompts: int, records: Sequence[int], folder: Path) -> None:
-    """Ask a published model."""
+def _require_model_of(
+    model: object, train: bool, faithfulness: bool, prompts: object, records: object
+) -> None:
+    """Refuse a study of a published model without one, and options that it does not read."""
+    for name, asked in (("train", train), ("faithfulness", faithfulness)):
+        require(
+            model is not None or not asked,
+            name,
+            got="no model",
+            expected="one that is published",
+            cure=f"Name its weights: --model MODEL --{name}.",
+        )
+    require(
+        not (train and faithfulness),
+        "train and faithfulness",
+        got="both",
+        expected="one of them",
+        cure="Each is a study of its own: take two folders.",
+    )
+    ignored = {"prompts": train and prompts, "records": (train or faithfulness) and records}
+    for name, value in ignored.items():
+        require(
+            not value,
+            name,
+            got=f"{value}",
+            expected=f"none with --{'train' if train else 'faithfulness'}",
+            cure="Its prompts are of 10 records.",
+        )
+
+
+def _of_model(
+    model: Path, train: bool, faithfulness: bool, prompts: int | None,
+    records: Sequence[int] | None, seed: int, out: AnyPath, overwrite: bool,
+) -> int:  # fmt: skip
+    """One of the three studies of a published model, in its folder."""
+    if train:
+        arguments = {"model": model, "train": True, "seed": seed}
+        run = partial(train_published, model, seed)
+    elif faithfulness:
+        count = 200 if prompts is None else prompts
+        arguments = {"model": model, "faithfulness": True, "prompts": count}
+        run = partial(judge_attributions, model, count)
+    else:
+        count, records = 500 if prompts is None else prompts, records or (10, 20)
+        arguments = {"model": model, "prompts": count, "records": records}
+        run = partial(_ask, model, count, records)
+    with run_folder(out, "study", arguments, overwrite=overwrite) as folder:
+        run(folder)
+    return 0
+
+
+def _ask(model: Path, prompts: int, records: Sequence[int], folder: Path) -> None:
+    """Ask a published model for values of keys."""
     settings = {
         f"{count} records": validation.PromptSetting(records=count, prompts=prompts)
         for count in records
@@ -115,9 +176,9 @@ def study_figures(results: dict[str, Any]) -> dict[str, Figure]:
         "middle_against_time": plots.middle_against_time(arms, name),
     }
     if results["variants"]:
-        title = f"What Algorithm 1 on probes gains and costs, {name}"
-        balanced = validation.gains_on_probes(results)
-        figures["gain_against_cost"] = plots.gain_against_cost(balanced, title)
+        title = f"What remedies gain and cost, {name}"
+        on_base = validation.gains_on_base(results)
+        figures["gain_against_cost"] = plots.gain_against_cost(on_base, title)
     if results["shifts"]:
         figures["position_shift"] = plots.shifted_records(results["shifts"], "Position shift")
     return figures

@@ -1,6 +1,7 @@
 from . import convergence as convergence
 from . import drawing as drawing
 from . import explanations as explanations
+from . import faithful as faithful
 from . import profile as profile
 from . import shares as shares
 from . import simulations as simulations
@@ -25,6 +26,7 @@ from .explanations import certificate_margins as certificate_margins
 from .explanations import channel_energies as channel_energies
 from .explanations import cone_masses as cone_masses
 from .explanations import hop_energies as hop_energies
+from .faithful import faithfulness_against_cost as faithfulness_against_cost
 from .profile import draw_densities as draw_densities
 from .profile import influence_difference as influence_difference
 from .profile import influence_profile as influence_profile
@@ -41,3 +43,5 @@ from .validation import middle_against_time as middle_against_time
 from .validation import prompted_records as prompted_records
 from .validation import rank_correlations as rank_correlations
 from .validation import shifted_records as shifted_records
+from .validation import tuned_course as tuned_course
+from .validation import tuned_places as tuned_places

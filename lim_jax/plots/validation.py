@@ -27,6 +27,7 @@ from lim_jax.validation.study import LONG
 
 PLACE = "place that is asked for"
 SHIFTED = ("accuracy (share)", "influence, margin (1 = uniform)")
+LENGTHS = ("short", "longer")  # of the prompts of a published model
 ACROSS = 3  # panels in a row at most
 Record = Mapping[str, Any]
 
@@ -205,6 +206,49 @@ def prompted_records(found: PromptedStudy, title: str) -> Figure:
     return figure
 
 
+def tuned_places(results: Record, title: str) -> Figure:
+    """Draw accuracy by gold place before a published model is trained, early on, and in the end.
+
+    A column for each arm; above prompts as in training, below longer ones. Lines are means over
+    seeds; bands are two standard errors to either side.
+    """
+    arms = results["arms"]
+    figure = ShownFigure(7.5, 5)
+    grid = figure.subplots(len(LENGTHS), len(arms), sharey=True, squeeze=False)
+    for row, length in zip(grid, LENGTHS, strict=True):
+        records = results["tuning"][length]["records"]
+        for axes, (name, arm) in zip(row, arms.items(), strict=True):
+            for index, stage in enumerate(sorted({0, 1, len(arm["steps"]) - 1})):
+                label = f"after {arm['steps'][stage]} steps" if stage else "before"
+                _band(axes, np.array(arm[length]["accuracy"][stage]), label, index)
+            axes.set_title(f"{name}, {records} records", fontsize=8)
+            axes.set_ylim(-0.03, 1.03)
+            axes.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(title, fontsize=10)
+    _label(figure, list(grid.ravel()), PLACE, "accuracy (share)")
+    return figure
+
+
+def tuned_course(results: Record, title: str) -> Figure:
+    """Draw mean accuracy of a published model over the processor's seconds of its training.
+
+    Means over seeds, with two standard errors: full lines of prompts as in training, dotted ones of
+    longer prompts.
+    """
+    figure, axes = new_figure("accuracy (share)", "processor's seconds of training", title)
+    for index, (name, arm) in enumerate(results["arms"].items()):
+        seconds = np.array(arm["steps"]) * np.mean(arm["seconds_per_step"])
+        for length, line in zip(LENGTHS, ("-", ":"), strict=True):
+            by_seed = np.array(arm[length]["accuracy"]).mean(axis=2).T
+            label = f"{name}, {results['tuning'][length]['records']} records"
+            drawn = axes.errorbar(seconds, by_seed.mean(axis=0), yerr=2 * _error_of_mean(by_seed),
+                                  capsize=2, label=label, **line_style(index))  # fmt: skip
+            drawn.lines[0].set_linestyle(line)
+    axes.set_ylim(-0.03, 1.03)
+    legend_below(figure, columns=2)
+    return figure
+
+
 def _with_errors(axes: Axes, found: Estimate, label: str, index: int) -> None:
     """Two standard errors to either side."""
     value, error = np.asarray(found.value), np.asarray(found.error)
@@ -228,11 +272,17 @@ def _panels(count: int, title: str) -> tuple[Figure, list[Axes]]:
 
 def _band(axes: Axes, values: np.ndarray, label: str, index: int) -> None:
     """The mean over seeds, of shape (seeds, records), and its errors."""
-    mean, style = values.mean(axis=0), line_style(index)
-    error = values.std(axis=0, ddof=1) / np.sqrt(len(values)) if len(values) > 1 else 0 * mean
+    mean, error, style = values.mean(axis=0), _error_of_mean(values), line_style(index)
     places = np.arange(1, len(mean) + 1)
     axes.plot(places, mean, label=label, **style)
     axes.fill_between(places, mean - 2 * error, mean + 2 * error, color=style["color"], alpha=0.2)
+
+
+def _error_of_mean(values: np.ndarray) -> np.ndarray:
+    """Over seeds; zero with one."""
+    if len(values) == 1:
+        return np.zeros(values.shape[1:])
+    return values.std(axis=0, ddof=1) / np.sqrt(len(values))
 
 
 def _label(figure: Figure, panels: Sequence[Axes], xlabel: str, ylabel: str) -> None:

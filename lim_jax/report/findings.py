@@ -1,6 +1,6 @@
 """What came of ``lim-jax study``, as a page of Markdown: every number is of its results."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -8,10 +8,12 @@ from jaxtyping import Float
 
 from lim_jax.adjoint.ledger import CHANNELS
 from lim_jax.report.wording import digits, with_error
+from lim_jax.report.wording import interval_words as _interval
+from lim_jax.report.wording import markdown_table as _table
 from lim_jax.validation.gains import Gain, compare_arms
 from lim_jax.validation.intervals import Interval, paired_interval
 from lim_jax.validation.prediction import AT_GOLD, NORMALISED, PROFILE, SCORES
-from lim_jax.validation.remedies import ANSWERS, PLAIN
+from lim_jax.validation.remedies import PLAIN, TOLD
 from lim_jax.validation.retrievers import in_the_middle
 from lim_jax.validation.study import LONG
 
@@ -38,7 +40,8 @@ def findings_page(results: Record, figures: Sequence[str] = ()) -> str:
         _arms_table(results["arms"], gains),
         f"{ARMS_NOTE} {_certainty_of_times(results['arms'])}",
         *_why(results["arms"]),
-        *_ablations(results["variants"], gains),
+        *_ablations(results, gains),
+        *_from_first_step(results),
         *_shifts(results.get("shifts", {})),
         *_criteria(results["arms"]),
         *(f"![{name}]({name})" for name in figures),
@@ -48,10 +51,11 @@ def findings_page(results: Record, figures: Sequence[str] = ()) -> str:
 
 ARMS_NOTE = (
     "Gains are over plain training from the same weights on the same batches, paired by seed, with "
-    "95 % intervals by Student's t. At equal time the plain arm has trained for as many seconds of "
-    "the processor. The middle is every record but the first and the last quarter. Risk is the "
-    "cross-entropy on the law of training; LIM is of the answer's influence, the place that asks "
-    "left out. Memory is what one seed's gradient takes beside the network and the batch."
+    "95 % intervals by Student's t. At equal operations the plain arm has trained for as many of "
+    "its gradients' matrix products, at equal time for as many seconds of the processor. The "
+    "middle is every record but the first and the last quarter. Risk is the cross-entropy on the "
+    "law of training; LIM is of the answer's influence, the place that asks left out. Memory is "
+    "what one seed's gradient takes beside the network and the batch."
 )
 
 
@@ -59,6 +63,15 @@ PREDICTIONS_NOTE = (
     "Spearman's rank correlation, over the records of a context, of each attribution with accuracy "
     "at that gold place: the mean over seeds with its bootstrap interval. The profile is over "
     "examples of all gold places; at the gold record it is that of the record that is asked for."
+)
+CHANNELS_NOTE = (
+    "The residual, cone and local channels of the answer's influence at the input, over the middle "
+    "region; a share is of the three energies. Of the margin's influence the share of the record "
+    "that is asked for, and of the energies of its attention hops those of each number."
+)
+FIRST_NOTE = (
+    "Networks before training, from the first step on: mean accuracy over gold places, and in "
+    "brackets over the middle."
 )
 SHIFTS_NOTE = (
     "Networks that count places by turning queries and keys, asked in contexts of as many records "
@@ -73,17 +86,12 @@ PROMPTED_NOTE = (
 
 def _verdict(results: Record, gains: Mapping[str, Gain]) -> str:
     """What was found, of arms and of variants, and what the best remedy did to the channels."""
-    arms, variants = results["arms"], results["variants"]
+    arms = results["arms"]
     parts = [found_in_a_line({name: gain for name, gain in gains.items() if name in arms})]
-    varied = {name: gain for name, gain in gains.items() if name in variants}
-    if varied:
-        steps = _lifting({name: gain.middle for name, gain in varied.items()}, most=3)
-        time = _lifting({name: gain.middle_at_equal_time for name, gain in varied.items()}, most=3)
-        parts.append(
-            f"Of {len(varied)} variants of Algorithm 1 on probes {steps[0] or 'none'} lift it at "
-            f"equal steps{steps[1]}, {time[0] or 'none'} at equal time{time[1]}."
-        )
-    remedies = {name: gains[name].middle for name in arms if name in gains and name != ANSWERS}
+    for remedy, names in _by_remedy(results).items():
+        varied = {name: gains[name] for name in names}
+        parts.append(f"Of {len(varied)} variants of {remedy} {_lifted(varied, most=3)}.")
+    remedies = {name: gains[name].middle for name in arms if name in gains and name not in TOLD}
     lifting = {name: one.value for name, one in remedies.items() if one.low > 0}
     best = max(lifting, key=lifting.__getitem__, default=None)
     if best is not None and "channels" in arms[best]:
@@ -93,7 +101,29 @@ def _verdict(results: Record, gains: Mapping[str, Gain]) -> str:
             for channel, after, before in zip(CHANNELS[1:], ours, plain, strict=True)
         )
         parts.append(f"After {best} the middle's energy is, over the weaker boundary's, {moved}.")
+        parts.append(_of_evidence(best, arms))
     return " ".join(parts)
+
+
+def _by_remedy(results: Record) -> dict[str, list[str]]:
+    """Names of variants by the remedy that they vary, without their plain arms."""
+    found: dict[str, list[str]] = {}
+    for name, one in results["preset"]["variants"].items():
+        if name in results["variants"]:
+            found.setdefault(one["remedy"], []).append(name)
+    return found
+
+
+def _of_evidence(best: str, arms: Mapping[str, Record]) -> str:
+    """What share of influence the asked record has, and how much of it in one hop."""
+    (ours, one_hop), (plain, plain_hop) = (
+        (_mean(arms[name]["evidence"]), digits(np.mean(arms[name]["hops"], axis=0)[1]))
+        for name in (best, PLAIN)
+    )
+    return (
+        f"The record that is asked for has {ours} of the records' influence (plain training "
+        f"{plain}), and by one attention hop comes {one_hop} of its energy (plain {plain_hop})."
+    )
 
 
 def _over_boundary(record: Record) -> Float[np.ndarray, " channels"]:
@@ -103,26 +133,34 @@ def _over_boundary(record: Record) -> Float[np.ndarray, " channels"]:
 
 
 def found_in_a_line(gains: Mapping[str, Gain]) -> str:
-    """The first line: which remedies lift the middle, at equal steps and at equal time.
+    """The first line: which remedies lift the middle, at equal steps, operations and time.
 
-    The arm that is told the probes' answers is no remedy but what their labels are worth, and is
+    Arms that are told the probes' answers are no remedy but what their labels are worth, and are
     not counted.
 
     Examples
     --------
-    >>> one = Interval(0.1, 0.05, 0.15)
-    >>> found = Gain(one, one, Interval(0.0, -0.1, 0.1), one, one, time=3.0)
+    >>> one, none = Interval(0.1, 0.05, 0.15), Interval(0.0, -0.1, 0.1)
+    >>> found = Gain(one, one, none, none, one, one, operations=2.0, time=3.0)
     >>> print(found_in_a_line({"Algorithm 1": found}))
-    **At equal steps 1 of 1 remedies lifts the middle (Algorithm 1 +0.10); at equal time none.**
-    """
-    remedies = {name: gain for name, gain in gains.items() if name != ANSWERS}
-    steps = {name: gain.middle for name, gain in remedies.items()}
-    time = {name: gain.middle_at_equal_time for name, gain in remedies.items()}
-    many = f"{_lifting(steps)[0]} of {len(remedies)} remedies"
-    first = f"{many} {'lifts' if _lifting(steps)[0] == 1 else 'lift'} the middle"
+    **Of 1 remedy 1 lifts the middle at equal steps (Algorithm 1 +0.10), none at equal operations, none at equal time.**
+    """  # noqa: E501
+    remedies = {name: gain for name, gain in gains.items() if name not in TOLD}
+    of = f"{len(remedies)} {'remedy' if len(remedies) == 1 else 'remedies'}"
+    return f"**Of {of} {_lifted(remedies)}.**"
+
+
+def _lifted(gains: Mapping[str, Gain], most: int | None = None) -> str:
+    """How many lift the middle at equal steps, operations and time, and which."""
+    steps, operations, time = (
+        _lifting({name: getattr(one, field) for name, one in gains.items()}, most)
+        for field in ("middle", "middle_at_equal_operations", "middle_at_equal_time")
+    )
+    verb = "lifts" if steps[0] == 1 else "lift"
     return (
-        f"**At equal steps {first}{_lifting(steps)[1]}; "
-        f"at equal time {_lifting(time)[0] or 'none'}{_lifting(time)[1]}.**"
+        f"{steps[0] or 'none'} {verb} the middle at equal steps{steps[1]}, "
+        f"{operations[0] or 'none'} at equal operations{operations[1]}, "
+        f"{time[0] or 'none'} at equal time{time[1]}"
     )
 
 
@@ -210,17 +248,21 @@ def _rank_table(found: Record) -> str:
 
 def _arms_table(arms: Mapping[str, Record], gains: Mapping[str, Gain]) -> str:
     plain = arms[PLAIN]
-    head = ("arm", "accuracy", "middle", "gain in the middle, equal steps", "equal time", "risk",
-            "LIM", "Z", "Φ of probes", "time a step", "memory, MiB")  # fmt: skip
-    rows = [("before", *_standing(plain, 0), "", "", "", "", "", "", "", "")]
+    head = ("arm", "accuracy", "middle", "gain in the middle, equal steps", "equal operations",
+            "equal time", "risk", "LIM", "Z", "Φ of probes", "operations a step", "time a step",
+            "memory, MiB")  # fmt: skip
+    rows = [("before", *_standing(plain, 0), *("",) * 10)]
     for name, record in arms.items():
         gain = gains.get(name)
         rows.append(
             (
                 name, *_standing(record, -1),
-                _interval(gain and gain.middle), _interval(gain and gain.middle_at_equal_time),
+                _interval(gain and gain.middle),
+                _interval(gain and gain.middle_at_equal_operations),
+                _interval(gain and gain.middle_at_equal_time),
                 _mean(record["risk"][-1]), _mean(record["answer_lim"]),
                 _mean(record["answer_total"]), _mean(record["discrepancy"][-1]),
+                f"{record['operations'] / plain['operations']:.1f}",
                 f"{record['seconds_per_step'] / plain['seconds_per_step']:.1f}",
                 digits(record["temporary_bytes"] / 2**20),
             )
@@ -257,29 +299,49 @@ def _why(arms: Mapping[str, Record]) -> list[str]:
                 name,
                 *(f"{shares[:, 1, a].mean():.2f}" for a in range(len(CHANNELS))),
                 *map(digits, _over_boundary(record)),
+                _mean(record["evidence"]),
+                *map(digits, np.mean(record["hops"], axis=0)[1:]),
             )
         )
+    hops = range(1, len(arms[PLAIN]["hops"][0]))
     head = ("arm", *(f"{name}, share of the middle" for name in CHANNELS),
-            "cone, middle over the weaker boundary", "local, the same")  # fmt: skip
-    words = (
-        "The residual, cone and local channels of the answer's influence at the input, over the "
-        "middle region; a share is of the three energies."
-    )
-    return ["## Which channel did the arm move?", words, _table(head, rows)]
+            "cone, middle over the weaker boundary", "local, the same",
+            "share of the record asked for",
+            *(f"in {hop} hop{'s' if hop > 1 else ''}" for hop in hops))  # fmt: skip
+    return ["## Which channel did the arm move?", CHANNELS_NOTE, _table(head, rows)]
 
 
-def _ablations(variants: Mapping[str, Record], gains: Mapping[str, Gain]) -> list[str]:
+def _ablations(results: Record, gains: Mapping[str, Gain]) -> list[str]:
     rows = [
         (
-            name, *_standing(record, -1), _interval(gains[name].middle),
-            _interval(gains[name].middle_at_equal_time), f"{gains[name].time:.1f}",
+            remedy, name, *_standing(results["variants"][name], -1), _interval(one.middle),
+            _interval(one.middle_at_equal_operations), _interval(one.middle_at_equal_time),
+            f"{one.operations:.1f}", f"{one.time:.1f}",
         )
-        for name, record in variants.items()
-        if name in gains
+        for remedy, names in _by_remedy(results).items()
+        for name, one in ((name, gains[name]) for name in names)
     ]  # fmt: skip
-    head = ("Algorithm 1, probes, with", "accuracy", "middle", "gain in the middle, equal steps",
-            "equal time", "time a step")  # fmt: skip
-    return ["## Ablations of Algorithm 1 on probes", _table(head, rows)] if rows else []
+    head = ("remedy", "with", "accuracy", "middle", "gain in the middle, equal steps",
+            "equal operations", "equal time", "operations a step", "time a step")  # fmt: skip
+    return ["## Ablations", _table(head, rows)] if rows else []
+
+
+def _from_first_step(results: Record) -> list[str]:
+    """How accuracy rises where a remedy is there from the beginning."""
+    stages = {name: one["stages"] for name, one in results["preset"]["variants"].items()}
+    chosen = [name for name in results["variants"] if stages.get(name)]
+    if not chosen:
+        return []
+    rows = []
+    for name in chosen:
+        for label in (name, f"{name}, {PLAIN}"):
+            course = np.array(results["variants"][label]["accuracy"])
+            middle = in_the_middle(course)
+            rows.append((label, *(f"{course[stage].mean():.2f} ({middle[stage].mean():.2f})"
+                                  for stage in range(len(course)))))  # fmt: skip
+    steps = results["variants"][chosen[0]]["steps"]
+    head = ("after so many steps", *map(str, steps))
+    return ["## From the first step", FIRST_NOTE, _table(head, rows)]
 
 
 def _shifts(shifts: Mapping[str, Record]) -> list[str]:
@@ -341,14 +403,5 @@ def _certificate(by_seed: Sequence[Record]) -> str:
     return f"{held} of {len(by_seed)}{margin}" + (f", {vacuous} vacuous" if vacuous else "")
 
 
-def _interval(one: Interval | None) -> str:
-    return "" if one is None else f"{one.value:+.3f} ({one.low:+.3f} to {one.high:+.3f})"
-
-
 def _mean(values: Any) -> str:
     return digits(np.mean(values))
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

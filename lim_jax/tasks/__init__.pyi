@@ -1,4 +1,5 @@
 from . import documents as documents
+from . import facts as facts
 from . import formats as formats
 from . import key_value as key_value
 from . import laws as laws
@@ -8,6 +9,7 @@ from . import retrieval as retrieval
 from . import scores as scores
 from .documents import Question as Question
 from .documents import question_prompt as question_prompt
+from .facts import draw_facts as draw_facts
 from .formats import read_key_values as read_key_values
 from .formats import read_needle_set as read_needle_set
 from .formats import read_questions as read_questions

@@ -9,9 +9,9 @@ from lim_jax._checks import described, require
 from lim_jax.validation.intervals import Interval, paired_interval
 from lim_jax.validation.remedies import PLAIN
 from lim_jax.validation.retrievers import in_the_middle
-from lim_jax.validation.study import BALANCED, LONG
+from lim_jax.validation.study import LONG
 
-RECORD = ("accuracy", "answer_lim", "risk", "seconds_per_step", "steps")
+RECORD = ("accuracy", "answer_lim", "operations", "risk", "seconds_per_step", "steps")
 
 
 class Gain(NamedTuple):
@@ -21,22 +21,24 @@ class Gain(NamedTuple):
     ----------
     accuracy, middle
         Mean accuracy over gold places, and over those at neither edge, after as many steps.
-    middle_at_equal_time
-        The same in the middle, with the plain arm trained for as many seconds. None where it was
-        not trained for that long.
+    middle_at_equal_operations, middle_at_equal_time
+        The same in the middle, with the plain arm trained for as many operations of matrix
+        products, or seconds. None where it was not trained for that long.
     risk
         Mean cross-entropy on the law of training.
     lim
         Of the answer's influence.
-    time
-        Seconds a step over those of the plain arm.
+    operations, time
+        Of a step, over those of the plain arm's.
     """
 
     accuracy: Interval
     middle: Interval
+    middle_at_equal_operations: Interval | None
     middle_at_equal_time: Interval | None
     risk: Interval
     lim: Interval
+    operations: float
     time: float
 
 
@@ -50,21 +52,29 @@ def gain(
     arm, plain
         Entries of ``validate(...)["arms"]`` or ``["variants"]``, of as many steps.
     longer
-        The plain arm trained on, for the comparison at equal time.
+        The plain arm trained on, for the comparisons at equal operations and at equal time.
     """
     for record, name in ((arm, "arm"), (plain, "plain")):
         _require_entries(record, name, RECORD)
     if longer is not None:
         _require_entries(longer, "longer", RECORD)
     ours, theirs = (_last(record) for record in (arm, plain))
-    time = arm["seconds_per_step"] / plain["seconds_per_step"]
-    reached, at_time = arm["steps"][-1] * time, None
-    if longer is not None and reached <= longer["steps"][-1]:
+    operations, time = (arm[name] / plain[name] for name in ("operations", "seconds_per_step"))
+
+    def at_equal(cost: float) -> Interval | None:
+        """Over the plain arm after as many steps as an arm's take of its own."""
+        reached = arm["steps"][-1] * cost
+        if longer is None or reached > longer["steps"][-1]:
+            return None
         course = in_the_middle(np.array(longer["accuracy"]))
         there = np.array([np.interp(reached, longer["steps"], one) for one in course.T])
-        at_time = paired_interval(ours["middle"] - there)
-    apart = {name: paired_interval(ours[name] - theirs[name]) for name in ours}
-    return Gain(**apart, middle_at_equal_time=at_time, time=time)
+        return paired_interval(ours["middle"] - there)
+
+    return Gain(
+        **{name: paired_interval(ours[name] - theirs[name]) for name in ours},
+        middle_at_equal_operations=at_equal(operations), middle_at_equal_time=at_equal(time),
+        operations=operations, time=time,
+    )  # fmt: skip
 
 
 def _require_entries(record: Any, name: str, entries: tuple[str, ...]) -> None:
@@ -106,11 +116,7 @@ def compare_arms(results: Mapping[str, Any]) -> dict[str, Gain]:
     return gains
 
 
-def gains_on_probes(results: Mapping[str, Any]) -> dict[str, Gain]:
-    """The gains of Algorithm 1 on probes and of its variants, those from the same networks."""
+def gains_on_base(results: Mapping[str, Any]) -> dict[str, Gain]:
+    """The gains of arms and variants from the first setting's networks, which all share."""
     gains, variants = compare_arms(results), results["variants"]
-    return {
-        name: gains[name]
-        for name in (BALANCED, *variants)
-        if name in gains and f"{name}, {PLAIN}" not in variants
-    }
+    return {name: one for name, one in gains.items() if f"{name}, {PLAIN}" not in variants}

@@ -21,12 +21,11 @@ from lim_jax.loss.losses import autoregressive_cross_entropy, margin_loss
 from lim_jax.models.causal import CausalLM, Queries
 from lim_jax.network.slots import State
 from lim_jax.probes import Estimate
-from lim_jax.tasks.key_value import draw_key_values, key_value_prompt
-from lim_jax.tasks.prompts import Example, encode
-from lim_jax.tasks.retrieval import record_weights
+from lim_jax.tasks.prompts import Example
 from lim_jax.tasks.scores import decodes_greedily
 from lim_jax.validation.intervals import Interval, bootstrap_interval, rank_correlation
 from lim_jax.validation.prediction import AT_GOLD, PROFILE, SCORES, Prediction
+from lim_jax.validation.texts import PromptSetting, drawn_prompt, text_batch
 
 LOADED = "Take models.load(folder), or models.byte_model."
 LOSSES = ("cross-entropy", "margin")
@@ -35,25 +34,6 @@ PROMPTED = tuple(
     for kind in ("influence", "normalised influence", "gradient times input")
     for loss in LOSSES
 )
-
-
-class PromptSetting(NamedTuple):
-    """Which prompts.
-
-    Attributes
-    ----------
-    records
-        Pairs in each.
-    prompts
-        How many, a multiple of the records.
-    key_length, value_length
-        In hexadecimal digits, as in `tasks.draw_key_values`.
-    """
-
-    records: int = 10
-    prompts: int = 500
-    key_length: int = 3
-    value_length: int = 3
 
 
 class Answers(NamedTuple):
@@ -156,7 +136,7 @@ def ask_prompts(
         expected="a multiple of the records",
         cure="Every place is gold in turn.",
     )
-    examples = [_drawn(setting, number, tokenizer) for number in range(count)]
+    examples = [drawn_prompt(setting, number, tokenizer) for number in range(count)]
     size = max(len(example.weights) for example in examples)
     queries = max(int(np.count_nonzero(example.weights)) for example in examples)
 
@@ -198,20 +178,11 @@ def answers(
     require_kind(model, CausalLM, "model", LOADED)
     require_kind(example, Example, "example", "Make it of a prompt by tasks.encode.")
     records = counted(records, "records")
-    window, weights, of_place, _ = (np.asarray(part) for part in example)
-    places, dtype = np.flatnonzero(weights), model.embedding.dtype
-    length, asked = len(weights), len(places)
-    more = 0 if size is None else counted(size, "size", least=length) - length
-    more_queries = 0 if queries is None else counted(queries, "queries", least=asked) - asked
-    y = Queries(
-        _filled(window[1:][places], more_queries),
-        _filled(np.full(asked, 1 / asked, dtype), more_queries),
-        _filled(places, more_queries),
-    )
-    pools = record_weights(_filled(of_place, more, -1), jnp.ones(length + more, dtype), records)
-    return _answers(
-        model, _filled(window[:-1], more), y, pools, jax.device_put(np.asarray(length, dtype))
-    )
+    dtype = model.embedding.dtype
+    batch = text_batch([example], records, size=size, queries=queries, dtype=dtype)
+    ids, y, pools, _ = jax.tree.map(lambda leaf: leaf[0], batch)
+    length = jax.device_put(np.asarray(len(example.weights), dtype))
+    return _answers(model, ids, y, pools, length)
 
 
 @eqx.filter_jit
@@ -333,15 +304,3 @@ def _estimate(value: np.ndarray, error: np.ndarray) -> Estimate:
 def _by_name(names: tuple[str, ...], found: Estimate) -> dict[str, Estimate]:
     rows = zip(names, found.value, found.error, strict=True)
     return {name: Estimate(value, error) for name, value, error in rows}
-
-
-def _drawn(setting: PromptSetting, number: int, tokenizer: Any) -> Example:
-    data = draw_key_values(
-        setting.records, number,
-        key_length=setting.key_length, value_length=setting.value_length,
-    )  # fmt: skip
-    return encode(key_value_prompt(data, place=number % setting.records), tokenizer)
-
-
-def _filled(values: np.ndarray, more: int, value: int = 0) -> Array:
-    return jax.device_put(np.pad(values, (0, more), constant_values=value))

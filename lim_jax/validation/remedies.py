@@ -7,6 +7,7 @@ seed.
 
 from collections.abc import Callable
 from functools import partial
+from numbers import Real
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -16,12 +17,8 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Int, Key, PyTree
 
-from lim_jax._checks import (
-    counted,
-    finite_scalar,
-    require_name,
-)
-from lim_jax.density.adjoints import adjoint_energies
+from lim_jax._checks import counted, described, finite_scalar, require, require_name
+from lim_jax.density.adjoints import LossOfIds, adjoint_energies
 from lim_jax.grid.cells import CellGrid, token_grid
 from lim_jax.models.causal import CausalLM
 from lim_jax.probes import rademacher_probes
@@ -78,10 +75,13 @@ class Arm(NamedTuple):
         ``gradient(model, memory, batches) -> (gradient, memory)``.
     memory
         What the arm carries from step to step, at the first.
+    every
+        Steps from one look at influence to the next; those between are plain ones.
     """
 
     gradient: Gradient
     memory: PyTree = ()
+    every: int = 1
 
 
 def plain(setting: Setting) -> Arm:
@@ -138,7 +138,7 @@ def reweighted(setting: Setting, *, every: int = 10, rate: float = 0.5) -> Arm:
         of_gold = weights[batches.training.gold[:, 0]]
         return _risk_gradient(model, batches.training, of_gold), weights
 
-    return Arm(gradient, jnp.ones(setting.task.records))
+    return Arm(gradient, jnp.ones(setting.task.records), every)
 
 
 def balanced_on_training(setting: Setting, *, strength: float = 1.0) -> Arm:
@@ -210,35 +210,24 @@ def balanced_on_probes(
     require_name(law, LAWS, "law", "See retrievers.LAWS.")
     strength, every = finite_scalar(strength, "strength"), counted(every, "every")
 
-    def gradient(model, memory, batches):
-        def of_penalty(model: CausalLM) -> CausalLM:
-            if law == "uniform":
-                examples = batches.probes
-            else:
-                examples = draw(setting, LAWS[law](setting.task.records), key=batches.key)
-            return _clipped(eqx.filter_grad(penalty)(model, examples), strength * every)
+    def of_penalty(model: CausalLM, batches: Batches) -> CausalLM:
+        examples = _of_law(setting, law, batches)
+        return _clipped(eqx.filter_grad(penalty)(model, examples), strength * every)
 
-        def nothing(model: CausalLM) -> CausalLM:
-            return jax.tree.map(jnp.zeros_like, eqx.filter(model, eqx.is_inexact_array))
-
-        risk = _risk_gradient(model, batches.training)
-        if every == 1:
-            return _added(risk, of_penalty(model)), memory
-        looked = batches.step % every == 0
-        arrays, rest = eqx.partition(model, eqx.is_array)
-        found = jax.lax.cond(
-            looked,
-            lambda arrays: of_penalty(eqx.combine(arrays, rest)),
-            lambda arrays: nothing(eqx.combine(arrays, rest)),
-            arrays,
-        )
-        return _added(risk, found), memory
-
-    return Arm(gradient)
+    return _looking(of_penalty, every)
 
 
 def selective_on_probes(
-    setting: Setting, *, answers: str = "own", strength: float = 1.0, probes: int = 16
+    setting: Setting,
+    *,
+    answers: str = "own",
+    strength: float = 1.0,
+    clip: float = UNTIL,
+    law: str = "uniform",
+    probes: int = 16,
+    every: int = 1,
+    wrong: float = 0.0,
+    taught: bool = False,
 ) -> Arm:
     """Algorithm 1 towards each probe's own gold record: what is known is where the evidence stands.
 
@@ -251,26 +240,92 @@ def selective_on_probes(
         tells the network more.
     strength
         Of the penalty, minus the logarithm of the gold record's share of the influence.
-    probes
-        How many of the batch's probes are looked at.
+    clip
+        The norm to which its gradient is clipped.
+    law, probes, every
+        As in `balanced_on_probes`.
+    wrong
+        The share of probes of which another record than the gold one is said to be the evidence.
+    taught
+        Whether the network is trained on these probes' answers too.
+    """
+    losses, shares = {"own": OWN_MARGIN_LOSS, "true": MARGIN_LOSS}, _gold_share_penalty(setting)
+    require_name(answers, losses, "answers", "See selective_on_probes.")
+    require_name(law, LAWS, "law", "See retrievers.LAWS.")
+    strength, clip = finite_scalar(strength, "strength"), finite_scalar(clip, "clip")
+    probes, every = counted(probes, "probes"), counted(every, "every")
+    records = setting.task.records
+    require(
+        isinstance(wrong, Real) and 0 <= wrong <= 1,
+        "wrong",
+        got=described(wrong),
+        expected="a share of the probes, from 0 to 1",
+        cure="0.1 is one in ten.",
+    )
+
+    def told(batches: Batches) -> tuple[Example, Int[Array, " probes"]]:
+        """Probes, and the records that are said to be their evidence."""
+        examples = _first(_of_law(setting, law, batches), probes)
+        gold = examples.gold[:, 0]
+        of_chance, of_place = jax.random.split(jax.random.fold_in(batches.key, 1))
+        moved = (gold + jax.random.randint(of_place, gold.shape, 1, records)) % records
+        return examples, jnp.where(jax.random.bernoulli(of_chance, wrong, gold.shape), moved, gold)
+
+    def of_penalty(model: CausalLM, batches: Batches) -> CausalLM:
+        examples, evidence = told(batches)
+        found = eqx.filter_grad(shares)(model, examples, evidence, losses[answers])
+        found = _clipped(found, strength * every, clip)
+        return _added(found, _risk_gradient(model, examples)) if taught else found
+
+    return _looking(of_penalty, every)
+
+
+def _gold_share_penalty(
+    setting: Setting,
+) -> Callable[[CausalLM, Example, Int[Array, " examples"], LossOfIds], Scalar]:
+    """Minus the logarithm of the evidence's share of an example's influence, averaged over them.
+
+    Of ``penalty(model, examples, evidence, loss)``, where `evidence` is the record of each example,
+    and the share is times the number of records.
     """
     grid, pools, records = _token_grid(setting), _pools(setting), setting.task.records
-    losses = {"own": OWN_MARGIN_LOSS, "true": MARGIN_LOSS}
-    require_name(answers, losses, "answers", "See selective_on_probes.")
-    strength, probes = finite_scalar(strength, "strength"), counted(probes, "probes")
 
-    def penalty(model: CausalLM, examples: Example) -> Scalar:
-        gold = jax.nn.one_hot(examples.gold[:, 0], records, dtype=model.embedding.dtype)
+    def penalty(
+        model: CausalLM, examples: Example, evidence: Int[Array, " examples"], loss: LossOfIds
+    ) -> Scalar:
+        target = records * jax.nn.one_hot(evidence, records, dtype=model.embedding.dtype)
         return influence_penalty(
-            losses[answers], model, asked(examples), grid,
-            target=records * gold, discrepancy=cross_entropy_discrepancy, pools=pools,
+            loss, model, asked(examples), grid,
+            target=target, discrepancy=cross_entropy_discrepancy, pools=pools,
         )  # fmt: skip
 
-    def gradient(model, memory, batches):
-        found = eqx.filter_grad(penalty)(model, _first(batches.probes, probes))
-        return _added(_risk_gradient(model, batches.training), _clipped(found, strength)), memory
+    return penalty
 
-    return Arm(gradient)
+
+def _of_law(setting: Setting, law: str, batches: Batches) -> Example:
+    """The batch's probes, which are uniform, or others of a law."""
+    if law == "uniform":
+        return batches.probes
+    return draw(setting, LAWS[law](setting.task.records), key=batches.key)
+
+
+def _looking(of_penalty: Callable[[CausalLM, Batches], CausalLM], every: int) -> Arm:
+    """The risk's gradient, and on every n-th step a penalty's beside it."""
+
+    def gradient(model, memory, batches):
+        risk = _risk_gradient(model, batches.training)
+        if every == 1:
+            return _added(risk, of_penalty(model, batches)), memory
+        arrays, rest = eqx.partition(model, eqx.is_array)
+        found = jax.lax.cond(
+            batches.step % every == 0,
+            lambda arrays: of_penalty(eqx.combine(arrays, rest), batches),
+            lambda arrays: jax.tree.map(jnp.zeros_like, eqx.filter(arrays, eqx.is_inexact_array)),
+            arrays,
+        )
+        return _added(risk, found), memory
+
+    return Arm(gradient, every=every)
 
 
 def constrained_on_probes(setting: Setting, *, limit: float = 0.02, stiffness: float = 10.0) -> Arm:
@@ -325,19 +380,30 @@ def observed(
     return Arm(gradient)
 
 
-def answers_on_probes(setting: Setting) -> Arm:
-    """Train on the probes' own answers too: not a remedy without them, but what they are worth."""
+def answers_on_probes(setting: Setting, *, probes: int | None = None) -> Arm:
+    """Train on the probes' own answers too: not a remedy without them, but what they are worth.
+
+    Parameters
+    ----------
+    setting
+        The task.
+    probes
+        How many of the batch's probes tell their answers; None for all.
+    """
     require_setting(setting)
+    probes = None if probes is None else counted(probes, "probes")
 
     def gradient(model, memory, batches):
-        both = (_risk_gradient(model, part) for part in (batches.training, batches.probes))
-        return _added(*both), memory
+        told = batches.training, _first(batches.probes, probes)
+        return _added(*(_risk_gradient(model, part) for part in told)), memory
 
     return Arm(gradient)
 
 
 PLAIN, ANSWERS = "plain", "answers of the probes"
-ARMS: dict[str, Callable[[Setting], Arm]] = {
+SELECTIVE, SELECTIVE_TRUE = "selective, own answers", "selective, true answers"
+TOLD = (SELECTIVE_TRUE, ANSWERS)  # these know the probes' answers
+ARMS: dict[str, Callable[..., Arm]] = {
     PLAIN: plain,
     "importance weights": importance_weighted,
     "Algorithm 2, by record": reweighted,
@@ -345,6 +411,8 @@ ARMS: dict[str, Callable[[Setting], Arm]] = {
     "Algorithm 1, probes": balanced_on_probes,
     "constrained, probes": constrained_on_probes,
     "Algorithm 3": observed,
+    SELECTIVE: selective_on_probes,
+    SELECTIVE_TRUE: partial(selective_on_probes, answers="true"),
     ANSWERS: answers_on_probes,
 }
 
@@ -373,10 +441,12 @@ def _pools(setting: Setting) -> Float[Array, "records length"]:
     return record_weights(numbers, _token_grid(setting).weights, records)
 
 
-def _clipped(gradient: CausalLM, strength: Scalar | float) -> CausalLM:
-    """A penalty's gradient times its strength, and then no longer than `UNTIL`."""
+def _clipped(
+    gradient: CausalLM, strength: Scalar | float, clip: Scalar | float = UNTIL
+) -> CausalLM:
+    """A penalty's gradient times its strength, and then no longer than `clip`."""
     scaled = jax.tree.map(lambda leaf: strength * leaf, gradient)
-    factor = jnp.minimum(1.0, UNTIL / (optax.tree.norm(scaled) + 1e-12))
+    factor = jnp.minimum(1.0, clip / (optax.tree.norm(scaled) + 1e-12))
     return jax.tree.map(lambda leaf: factor * leaf, scaled)
 
 

@@ -49,6 +49,7 @@ MARGIN_LOSS = LossOfIds(CausalLM.embed, CausalLM.margin_loss)
 OWN_MARGIN_LOSS = LossOfIds(CausalLM.embed, CausalLM.own_margin_loss)
 LAWS: dict[str, Callable[[int], Law]] = {
     "uniform": uniform_law, "edges": edge_law, "middle": middle_law,
+    "only edges": partial(edge_law, odds=0.0),
 }  # fmt: skip
 
 
@@ -66,7 +67,8 @@ class Setting(NamedTuple):
     law
         Of the gold place, a name of `LAWS`.
     steps, batch, rate
-        Updates by Adam, contexts in each, and its rate, which rises over the first tenth.
+        Updates by Adam, contexts in each, and its rate, which rises over the first tenth. Without
+        updates networks are as before training.
     """
 
     task: KeyValueTask = KeyValueTask()
@@ -210,6 +212,8 @@ def train_retrievers(
     require_setting(setting)
     require_keys(keys)
     file = None if checkpoint is None else as_path(checkpoint, "checkpoint")
+    if setting.steps == 0:
+        return _begun(setting, keys)[0], jnp.zeros((0, len(keys)))
     of_batches = jax.vmap(partial(jax.random.fold_in, data=1))(keys)
     (models, _), losses = resumable(
         step_of_seeds(_Lesson(setting), of_batches), _begun(setting, keys),

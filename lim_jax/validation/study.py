@@ -5,7 +5,7 @@ numbers, by seed, which are kept as soon as they are there; comparisons are made
 afterwards (`compare_arms`), paired by seed.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
@@ -20,39 +20,57 @@ from jaxtyping import Array, Key
 from lim_jax._checks import AnyPath, as_path, counted, require, require_kind
 from lim_jax._resuming import each_once
 from lim_jax.cost.job import job_cost
-from lim_jax.density.adjoints import adjoint_energies
-from lim_jax.density.statistics import Influence
-from lim_jax.explanations.explanation import explain
-from lim_jax.grid.cells import token_grid
-from lim_jax.grid.partition import Regions, boundary_regions
-from lim_jax.loss.queries import last_token
-from lim_jax.tasks.laws import uniform_law
 from lim_jax.tasks.prompts import Example
 from lim_jax.tasks.retrieval import KeyValueTask
+from lim_jax.validation.accounts import explained_record, influence_record
 from lim_jax.validation.further import Evaluation, evaluate, train_further
 from lim_jax.validation.prediction import predict, record_scores
-from lim_jax.validation.remedies import ARMS, PLAIN, Arm, Batches, balanced_on_probes
+from lim_jax.validation.remedies import (
+    ANSWERS,
+    ARMS,
+    PLAIN,
+    SELECTIVE,
+    SELECTIVE_TRUE,
+    Arm,
+    Batches,
+)
 from lim_jax.validation.retrievers import (
-    ANSWER_LOSS,
-    MARGIN_LOSS,
     Retrievers,
     Setting,
-    asked,
     draw,
     examples_of_every_place,
     of_seeds,
-    require_retrievers,
-    require_setting,
     train_retrievers,
 )
 from lim_jax.validation.shifting import shift_record
 
 KINDS = ("settings", "predictions", "arms", "variants", "shifts")
 BEFORE, BALANCED = "before", "Algorithm 1, probes"
-DELTA = 0.2
+SHIFTED = (PLAIN, BALANCED, SELECTIVE)
+FROM_FIRST = 12  # stages of training from the first step
 LONGER = 5  # how many times the other arms' steps the plain one goes on for
 LONG = f"{PLAIN}, {LONGER} times as long"
 BASE = "16 records, depth 2"
+
+
+class Variant(NamedTuple):
+    """An ablation: a remedy with other options, or of other networks.
+
+    Attributes
+    ----------
+    remedy, options
+        One of `remedies.ARMS`, and what it is given beside the setting.
+    setting
+        The networks' name; None for the first.
+    stages
+        From networks before training for so many stages; None from those that are trained, for as
+        many as the arms.
+    """
+
+    remedy: str
+    options: dict[str, Any]
+    setting: str | None = None
+    stages: int | None = None
 
 
 class Preset(NamedTuple):
@@ -65,8 +83,7 @@ class Preset(NamedTuple):
     arms
         Names of `remedies.ARMS`; the first is the plain one.
     variants
-        Ablations of Algorithm 1 on probes by name: the setting's name, and options of
-        `remedies.balanced_on_probes`.
+        Ablations by name. Those of other networks than the arms' have a plain arm of their own.
     seeds, stages, every
         Of each network, and of each arm: evaluations, and steps between.
     test
@@ -75,13 +92,13 @@ class Preset(NamedTuple):
         Contexts of an explanation, for channels and certificates, of the first networks and of
         what the arms make of them; none without.
     shifted
-        Which of the networks are asked in longer contexts too, before and after two of the arms;
-        empty for none. Their places must be turned (`retrievers.Setting.rotary`).
+        Which of the networks are asked in longer contexts too, before and after `SHIFTED`; empty
+        for none. Their places must be turned (`retrievers.Setting.rotary`).
     """
 
     settings: dict[str, Setting]
     arms: tuple[str, ...]
-    variants: dict[str, tuple[str, dict[str, Any]]]
+    variants: dict[str, Variant]
     seeds: int
     stages: int
     every: int
@@ -91,40 +108,52 @@ class Preset(NamedTuple):
 
 
 def presets() -> dict[str, Preset]:
-    """What ``lim-jax study`` runs: `quick` in some three minutes, `full` in an hour and a half."""
-    base = Setting()
-    lengths = {
-        f"{records} records, depth 2": base._replace(task=KeyValueTask(records))
-        for records in (8, 24)
+    """What ``lim-jax study`` runs: `quick` in two minutes, `full` in an hour."""
+    base, small = Setting(), Setting(KeyValueTask(8, 16, 8), steps=500)
+    others = {
+        "8 records, depth 2": small,
+        "24 records, depth 2": base._replace(task=KeyValueTask(24)),
+        "16 records, depth 4": base._replace(depth=4),
+        "16 records, depth 2, rotary": base._replace(rotary=True, steps=600),
     }
-    depths = {f"16 records, depth {depth}": base._replace(depth=depth) for depth in (3, 4)}
-    earlier = {"16 records, depth 2, 700 steps": base._replace(steps=700)}
-    turned = {"16 records, depth 2, rotary": base._replace(rotary=True, steps=600)}
-    shorter, deeper = next(iter(lengths)), next(iter(depths))
-    strengths = {f"strength {beta:g}": (BASE, {"strength": beta}) for beta in (0.1, 0.3, 10.0)}
-    others = {name: (name, {}) for name in (*earlier, shorter, deeper)}
-    fewer = {f"{count} probes a step": (BASE, {"probes": count}) for count in (16, 32)}
-    rarer = {f"every {nth} step": (BASE, {"every": int(nth[0])}) for nth in ("4th", "8th")}
-    small = base._replace(task=KeyValueTask(8, 16, 8), steps=500)
+    shorter, longer, deeper, turned = others
     return {
         "quick": Preset(
-            {"8 records, depth 2": small}, (PLAIN, "importance weights", "Algorithm 1, probes"),
+            {shorter: small._replace(steps=300)}, (PLAIN, BALANCED, SELECTIVE),
             {}, seeds=3, stages=4, every=25, test=64, explained=0,
         ),
         "full": Preset(
-            {BASE: base, **earlier, **lengths, **depths, **turned}, tuple(ARMS),
-            {
-                **strengths,
-                **others,
-                "target raised in the middle": (BASE, {"target": "middle"}),
-                "probes of the training law": (BASE, {"law": base.law}),
-                "probes that ask in the middle": (BASE, {"law": "middle"}),
-                **fewer,
-                **rarer,
-            },
-            seeds=5, stages=4, every=100, test=128, explained=32, shifted=next(iter(turned)),
+            {BASE: base, **others}, tuple(ARMS), _ablations(shorter, longer, deeper),
+            seeds=5, stages=4, every=100, test=128, explained=32, shifted=turned,
         ),
     }  # fmt: skip
+
+
+def _ablations(shorter: str, longer: str, deeper: str) -> dict[str, Variant]:
+    own, true = partial(Variant, SELECTIVE), partial(Variant, SELECTIVE_TRUE)
+    told, balanced = partial(Variant, ANSWERS), partial(Variant, BALANCED)
+    fewer_or_more = {
+        f"{whose} answers, {count} probes": make({"probes": count})
+        for whose, make in (("own", own), ("true", true))
+        for count in (8, 32, 64)
+    }
+    return {
+        **fewer_or_more,
+        "own answers, every 4th step": own({"every": 4}),
+        "own answers, strength 0.3": own({"strength": 0.3}),
+        "own answers, clip 0.3": own({"clip": 0.3}),
+        "own answers, clip 3": own({"clip": 3.0}),
+        "own answers, 10 % of labels wrong": own({"wrong": 0.1}),
+        "own answers, 30 % of labels wrong": own({"wrong": 0.3}),
+        "own answers, only edge records labelled": own({"law": "only edges"}),
+        "answers of 16 probes": told({"probes": 16}),
+        "true answers, and these answers told": true({"taught": True}),
+        f"own answers, {longer}": own({}, longer),
+        f"own answers, {deeper}": own({}, deeper),
+        f"own answers, {shorter}, from the first step": own({}, shorter, FROM_FIRST),
+        "Algorithm 1, 16 probes": balanced({"probes": 16}),
+        "Algorithm 1, every 8th step": balanced({"every": 8}),
+    }
 
 
 def validate(
@@ -172,7 +201,8 @@ def validate(
         cure="The others are compared with it.",
     )
     folder = None if folder is None else as_path(folder, "folder")
-    runs = _groups(preset, seed, folder)
+    keys = jax.random.split(jax.random.key(seed), preset.seeds)
+    runs = _Study(preset, seed, folder, keys, {}).groups()
     run = {"function": "validate", "version": version("lim_jax"), "seed": seed,
            "preset": repr(preset)}  # fmt: skip
     checkpoint = None if folder is None else folder / "study.json"
@@ -184,78 +214,109 @@ def validate(
     return {"seed": seed, "preset": _described(preset), **kinds}
 
 
-def _groups(preset: Preset, seed: int, folder: Path | None) -> dict[str, Callable[[], Any]]:
-    """Groups of runs by name. Networks are trained once, and kept for those that follow."""
-    keys = jax.random.split(jax.random.key(seed), preset.seeds)
-    kept: dict[str, Retrievers] = {}
-    base, attributed = next(iter(preset.settings)), max(1, preset.test // 8)
+class _Study(NamedTuple):
+    """A preset's runs. Networks are trained once, and kept for those that follow."""
 
-    def networks(name: str) -> Retrievers:
-        if name not in kept:
-            kept[name], _ = train_retrievers(
-                preset.settings[name], keys, checkpoint=_file(folder, name)
+    preset: Preset
+    seed: int
+    folder: Path | None
+    keys: Key[Array, " seeds"]
+    kept: dict[str, Retrievers]
+
+    def groups(self) -> dict[str, Callable[[], Any]]:
+        """Groups of runs by name."""
+        preset, base = self.preset, self.base
+        runs: dict[str, Callable[[], Any]] = {
+            f"settings: {name}": partial(self.of_setting, name) for name in preset.settings
+        }
+        for name in preset.settings:
+            runs[f"predictions: {name}"] = partial(self.of_predictions, name)
+        # The longer run is the plain one, taken up where it ended.
+        stages = {**dict.fromkeys(preset.arms, preset.stages), LONG: LONGER * preset.stages}
+        for name, count in stages.items():
+            label = PLAIN if name == LONG else name
+            arm = _arm(label, preset.settings[base])
+            runs[f"arms: {name}"] = partial(
+                self.of_arm, base, label, arm, count, explained=preset.explained
             )
-        return kept[name]
+        for name, one in _with_plain(preset.variants).items():
+            setting = one.setting or base
+            arm = _arm(one.remedy, preset.settings[setting], **one.options)
+            runs[f"variants: {name}"] = partial(
+                self.of_arm, setting, f"variant {name}", arm, one.stages or preset.stages,
+                trained=one.stages is None,
+            )  # fmt: skip
+        for name in (BEFORE, *SHIFTED) if preset.shifted else ():
+            runs[f"shifts: {name}"] = partial(self.of_shift, name)
+        return runs
 
-    def of_setting(name: str) -> dict[str, Any]:
-        setting, explained = preset.settings[name], preset.explained if name == base else 0
+    @property
+    def base(self) -> str:
+        """The setting that the arms train further."""
+        return next(iter(self.preset.settings))
+
+    @property
+    def attributed(self) -> int:
+        """Examples of each gold place for attributions, which are dear."""
+        return max(1, self.preset.test // 8)
+
+    def networks(self, name: str, trained: bool = True) -> Retrievers:
+        setting, file = self.preset.settings[name], _file(self.folder, name)
+        if not trained:
+            return train_retrievers(setting._replace(steps=0), self.keys)[0]
+        if name not in self.kept:
+            self.kept[name], _ = train_retrievers(setting, self.keys, checkpoint=file)
+        return self.kept[name]
+
+    def of_setting(self, name: str) -> dict[str, Any]:
+        setting, explained = self.preset.settings[name], self.preset.explained
         return _setting_record(
-            setting, networks(name), preset.test, explained, jax.random.key(seed)
-        )
+            setting, self.networks(name), self.preset.test,
+            explained if name == self.base else 0, jax.random.key(self.seed),
+        )  # fmt: skip
 
-    def of_predictions(name: str) -> list[dict[str, Any]]:
-        setting = preset.settings[name]
-        examples = examples_of_every_place(setting, attributed, key=jax.random.key(seed))
-        judged = of_seeds(record_scores)(networks(name), examples)
+    def of_predictions(self, name: str) -> list[dict[str, Any]]:
+        setting, key = self.preset.settings[name], jax.random.key(self.seed)
+        examples = examples_of_every_place(setting, self.attributed, key=key)
+        judged = of_seeds(record_scores)(self.networks(name), examples)
         return [one.record() for one in predict(judged)]
 
-    def of_arm(name: str, label: str, arm: Arm, stages: int, looks: int) -> dict[str, Any]:
-        run = _Run(preset.settings[name], preset, jax.random.fold_in(keys[0], 7))
-        return run.record(networks(name), arm, stages, looks, _file(folder, label))
+    def of_arm(
+        self, name: str, label: str, arm: Arm, stages: int, *,
+        explained: int = 0, trained: bool = True,
+    ) -> dict[str, Any]:  # fmt: skip
+        models, file = self.networks(name, trained), _file(self.folder, label)
+        return self.run(name).record(models, arm, stages, explained, file)
 
-    def of_shift(name: str) -> dict[str, Any]:
-        models, setting = networks(preset.shifted), preset.settings[preset.shifted]
+    def of_shift(self, name: str) -> dict[str, Any]:
+        preset, models = self.preset, self.networks(self.preset.shifted)
+        setting = preset.settings[preset.shifted]
         if name != BEFORE:
-            run = _Run(setting, preset, jax.random.fold_in(keys[0], 7))
-            file = _file(folder, f"shifted {name}")
-            models, _ = run.trained(models, _arm(ARMS[name], setting), preset.stages, file)
+            file = _file(self.folder, f"shifted {name}")
+            run = self.run(preset.shifted)
+            models, _ = run.trained(models, _arm(name, setting), preset.stages, file)
         return shift_record(
-            setting, models, test=preset.test, attributed=attributed, key=jax.random.key(seed)
-        )
+            setting, models, test=preset.test, attributed=self.attributed,
+            key=jax.random.key(self.seed),
+        )  # fmt: skip
 
-    runs: dict[str, Callable[[], Any]] = {
-        f"settings: {name}": partial(of_setting, name) for name in preset.settings
-    }
-    for name in preset.settings:
-        runs[f"predictions: {name}"] = partial(of_predictions, name)
-    # The longer run is the plain one, taken up where it ended.
-    stages = {**dict.fromkeys(preset.arms, preset.stages), LONG: LONGER * preset.stages}
-    for name, count in stages.items():
-        label = PLAIN if name == LONG else name
-        arm = _arm(ARMS[label], preset.settings[base])
-        runs[f"arms: {name}"] = partial(of_arm, base, label, arm, count, preset.explained)
-    for name, (setting, arm) in _variants(preset, base).items():
-        label = f"variant {name}"
-        runs[f"variants: {name}"] = partial(of_arm, setting, label, arm, preset.stages, 0)
-    if preset.shifted:
-        shifts = (BEFORE, PLAIN, BALANCED)
-        runs |= {f"shifts: {name}": partial(of_shift, name) for name in shifts}
-    return runs
+    def run(self, name: str) -> "_Run":
+        return _Run(self.preset.settings[name], self.preset, jax.random.fold_in(self.keys[0], 7))
 
 
 @cache
-def _arm(make: Callable[[Setting], Arm], setting: Setting) -> Arm:
+def _arm(remedy: str, setting: Setting, **options: Any) -> Arm:
     """One, however often it is asked for, so that its step is compiled once."""
-    return make(setting)
+    return ARMS[remedy](setting, **options)
 
 
-def _variants(preset: Preset, base: str) -> dict[str, tuple[str, Arm]]:
-    """The setting and the arm of each, and plain arms of those whose networks are others."""
+def _with_plain(variants: Mapping[str, Variant]) -> dict[str, Variant]:
+    """And the plain arms of those whose networks are others than the arms'."""
     found = {}
-    for name, (setting, options) in preset.variants.items():
-        found[name] = setting, balanced_on_probes(preset.settings[setting], **options)
-        if setting != base:
-            found[f"{name}, {PLAIN}"] = setting, _arm(ARMS[PLAIN], preset.settings[setting])
+    for name, one in variants.items():
+        found[name] = one
+        if one.setting is not None or one.stages is not None:
+            found[f"{name}, {PLAIN}"] = one._replace(remedy=PLAIN, options={})
     return found
 
 
@@ -292,7 +353,7 @@ class _Run(NamedTuple):
             **_cost(arm, self.setting, models, of_rest),
             **_course(before, found),
             **influence_record(self.setting, trained, test),
-            **_explained(self.setting, trained, explained, of_rest),
+            **(explained_record(self.setting, trained, explained, of_rest) if explained else {}),
         }
 
 
@@ -314,7 +375,7 @@ def _course(before: Evaluation, found: Evaluation) -> dict[str, Any]:
 
 
 def _cost(arm: Arm, setting: Setting, models: Retrievers, key: Key[Array, ""]) -> dict[str, Any]:
-    """Operations and temporary memory of one seed's gradient."""
+    """Operations and temporary memory of one seed's gradient; of operations, a step's average."""
 
     def of_one_seed(models: Retrievers, key: Key[Array, ""]) -> tuple[Retrievers, Batches]:
         model = jax.tree.map(lambda leaf: leaf[0] if eqx.is_array(leaf) else leaf, models)
@@ -323,7 +384,11 @@ def _cost(arm: Arm, setting: Setting, models: Retrievers, key: Key[Array, ""]) -
 
     model, batches = eqx.filter_eval_shape(of_one_seed, models, key)
     cost = job_cost(arm.gradient, model, arm.memory, batches)
-    return {"operations": cost.operations, "temporary_bytes": cost.temporary}
+    operations = cost.operations
+    if arm.every > 1:  # those between the looks are plain
+        between = job_cost(_arm(PLAIN, setting).gradient, model, (), batches).operations
+        operations = (operations + (arm.every - 1) * between) / arm.every
+    return {"operations": operations, "temporary_bytes": cost.temporary}
 
 
 def _setting_record(
@@ -336,75 +401,8 @@ def _setting_record(
         **{name: np.asarray(part).tolist() for name, part in found.scores._asdict().items()},
         "risk": found.risk.tolist(),
         **influence_record(setting, models, examples),
-        **_explained(setting, models, explained, of_rest),
+        **(explained_record(setting, models, explained, of_rest) if explained else {}),
     }
-
-
-def influence_record(setting: Setting, models: Retrievers, test: Example) -> dict[str, Any]:
-    """LIM and Z by seed, and the density of records, of the answers' cross-entropy and margin.
-
-    The place that asks is left out of regions and records: it is most of the influence, whatever
-    the others do. Of a record the density is relative to the mean over records.
-    """
-    require_setting(setting)
-    require_retrievers(models)
-    require_kind(test, Example, "test", "Draw them by examples_of_every_place.")
-    grid = token_grid(setting.task.length)
-    regions = boundary_regions(grid, DELTA).without([grid.size - 1])
-    found = _influences(models, test, regions)
-    return {name: np.asarray(part).tolist() for name, part in found.items()}
-
-
-@eqx.filter_jit
-def _influences(models: Retrievers, test: Example, regions: Regions) -> dict[str, Array]:
-    """Of every seed, along a leading axis."""
-
-    def of_one(model: Retrievers) -> dict[str, Array]:
-        parts = {}
-        for name, loss in (("answer", ANSWER_LOSS), ("margin", MARGIN_LOSS)):
-            energies = adjoint_energies(loss, model, asked(test), regions.grid)
-            found = Influence.from_energies(energies, regions)
-            of_records = found.energy[:-1].reshape(-1, 2).sum(axis=1)
-            parts |= {
-                f"{name}_lim": found.indices().lim,
-                f"{name}_total": found.total,
-                f"{name}_records": of_records / of_records.mean(),
-            }
-        return parts
-
-    return eqx.filter_vmap(of_one)(models)
-
-
-def _explained(
-    setting: Setting, models: Retrievers, count: int, key: Key[Array, ""]
-) -> dict[str, Any]:
-    """Channel energies over the regions and certificates, by seed; nothing where none is asked."""
-    if count == 0:
-        return {}
-    of_batch, of_norms = jax.random.split(key)
-    batch = setting._replace(batch=count)
-    law = uniform_law(setting.task.records)
-    windows = jnp.asarray(draw(batch, law, key=of_batch).window)
-    grid = token_grid(setting.task.length)
-    regions, asks = boundary_regions(grid, DELTA), last_token(grid.size)
-    arrays, static = eqx.partition(models, eqx.is_array)
-    seeds = jax.tree.leaves(arrays)[0].shape[0]
-    channels, certificates = [], []
-    for number in range(seeds):
-        leaves = jax.tree.map(lambda leaf: np.asarray(leaf)[number], arrays)  # noqa: B023
-        one = eqx.combine(jax.device_put(leaves), static)
-        found = explain(one, windows, asks, regions, key=of_norms, certificates="all")
-        channels.append(found.regional.energies.tolist())
-        certificates.append(
-            {
-                one.name: {
-                    "holds": one.holds, "margin": one.margin, "vacuous": bool(one.vacuous),
-                    "concluded": one.concluded,
-                }
-                for one in found.certificates
-            }
-        )  # fmt: skip
-    return {"channels": channels, "certificates": certificates}
 
 
 def _file(folder: Path | None, name: str) -> Path | None:
@@ -416,4 +414,5 @@ def _described(preset: Preset) -> dict[str, Any]:
         name: {**setting._asdict(), "task": setting.task._asdict()}
         for name, setting in preset.settings.items()
     }
-    return {**preset._asdict(), "settings": settings}
+    variants = {name: one._asdict() for name, one in preset.variants.items()}
+    return {**preset._asdict(), "settings": settings, "variants": variants}

@@ -7,9 +7,13 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from reference.made_study import made_results
+from reference.made_tuning import made_tuning
 
 from lim_jax import cli, models, validation
+from lim_jax.validation.faithfulness import Explained
 from lim_jax.validation.prompted import Answers
+
+MODEL = ["--model", "small.gguf"]
 
 
 @pytest.fixture(autouse=True)
@@ -35,8 +39,8 @@ def test_a_study_writes_its_numbers_a_page_and_figures(monkeypatch, tmp_path, ca
     figures = [line[2:].partition("]")[0] for line in page.splitlines() if line.startswith("![")]
     assert len(figures) == 7 and all((out / name).exists() for name in figures)
     printed = capsys.readouterr().out
-    assert "**" not in printed and "At equal steps 1 of 1 remedies lifts the middle" in printed
-    assert "At equal steps 1 of 1 remedies lifts the middle" in page
+    found = "Of 1 remedy 1 lifts the middle at equal steps (Algorithm 1 +0.25)"
+    assert "**" not in printed and found in printed and found in page
     assert cli.main(["study", "--overwrite", "--out", str(out)]) == 0
     assert asked[1][0] == validation.presets()["quick"]
 
@@ -76,3 +80,87 @@ def test_one_study_at_a_time(tmp_path):
     with pytest.raises(ValueError, match="quick, full and model: got more than one"):
         cli.main(["study", "--full", "--quick", "--out", str(tmp_path / "none")])
     assert not (tmp_path / "none").exists()
+
+
+def test_a_published_model_is_trained_further(monkeypatch, tmp_path, capsys):
+    asked = []
+
+    def tune(model, tokenizer, tuning, *, seed, folder, progress):
+        asked.append((model, tokenizer, tuning, seed, folder, list(progress(["one"]))))
+        return made_tuning()
+
+    monkeypatch.setattr(validation, "tune", tune)
+    monkeypatch.setattr(models, "load", lambda path: f"network of {path.name}")
+    monkeypatch.setattr(models, "read_tokenizer", lambda path: f"tokenizer of {path.name}")
+    (tmp_path / "small.gguf").touch()
+    out = tmp_path / "trained"
+    arguments = ["--model", str(tmp_path / "small.gguf"), "--train", "--seed", "3"]
+    assert cli.main(["study", *arguments, "--out", str(out)]) == 0
+    ((model, tokenizer, tuning, seed, folder, _),) = asked
+    assert (model, tokenizer) == ("network of small.gguf", "tokenizer of small.gguf")
+    assert (tuning, seed, folder) == (validation.Tuning(), 3, out / "unfinished")
+    assert json.loads((out / "tuning.json").read_text())["arms"] == made_tuning()["arms"]
+    page = (out / "tuning.md").read_text()
+    assert page.startswith("# Does small learn more")
+    figures = [line[2:].partition("]")[0] for line in page.splitlines() if line.startswith("![")]
+    assert figures == ["tuning_by_place.png", "tuning_by_time.png"]
+    assert all((out / name).exists() for name in (*figures, "tuning_by_time.svg"))
+    printed = capsys.readouterr().out
+    assert "**" not in printed and "On 8 records answers at the edges alone" in printed
+
+
+def test_there_is_a_model_to_train(tmp_path):
+    with pytest.raises(ValueError, match="train: got no model, expected one that is published"):
+        cli.main(["study", "--train", "--out", str(tmp_path / "none")])
+    assert not (tmp_path / "none").exists()
+
+
+def test_which_record_an_answer_came_from(monkeypatch, tmp_path, capsys):
+    rng, asked = np.random.default_rng(0), []
+
+    def explain_prompts(model, tokenizer, setting, *, end, checkpoint, progress):
+        asked.append((model, tokenizer, setting, end, checkpoint.parent.parent))
+        count, shape = setting.prompts, (setting.prompts, 11)
+        return Explained(
+            rng.uniform(size=count) < 0.5, np.ones(count, int), -rng.uniform(size=count),
+            rng.standard_normal((*shape, 10)), rng.standard_normal((*shape, 3)),
+            rng.uniform(size=(count, 6, 10)) < 0.5, -rng.uniform(size=(count, 6)),
+        )  # fmt: skip
+
+    monkeypatch.setattr(validation, "explain_prompts", explain_prompts)
+    monkeypatch.setattr(models, "load", lambda path: "network")
+    monkeypatch.setattr(models, "read_tokenizer", lambda path: "tokenizer")
+    monkeypatch.setattr(models, "end_ids", lambda path: (2,))
+    (tmp_path / "small.gguf").touch()
+    arguments = ["study", "--faithfulness", "--model", str(tmp_path / "small.gguf")]
+    out = tmp_path / "asked"
+    assert cli.main([*arguments, "--prompts", "40", "--out", str(out)]) == 0
+    setting = validation.FaithfulnessSetting(prompts=40)
+    assert asked == [("network", "tokenizer", setting, (2,), out)]
+    found = json.loads((out / "faithfulness.json").read_text())
+    assert found["setting"] == json.loads(json.dumps(setting._asdict()))
+    assert list(found["kinds"]) == ["keys and values", "documents"]
+    page = (out / "faithfulness.md").read_text()
+    score = found["kinds"]["documents"]["measures"]["influence"]["value"][3]
+    assert f"on documents influence {score:.2f} for 3 passes" in capsys.readouterr().out
+    assert f"on documents influence {score:.2f} for 3 passes" in page
+    assert "![faithfulness_against_cost.png](faithfulness_against_cost.png)" in page
+    assert (out / "faithfulness_against_cost.svg").exists()
+    assert cli.main([*arguments, "--out", str(tmp_path / "more")]) == 0
+    assert asked[1][2].prompts == 200
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["--faithfulness"], "faithfulness: got no model, expected one that is published"),
+        (["--train", "--faithfulness", *MODEL], "train and faithfulness: got both"),
+        (["--faithfulness", "--records", "5", *MODEL], r"records: got \(5,\), expected none"),
+        (["--train", "--prompts", "20", *MODEL], "prompts: got 20, expected none with --train"),
+    ],
+)
+def test_what_a_study_of_a_model_does_not_read_is_refused(arguments, said, tmp_path):
+    out = tmp_path / "none"
+    with pytest.raises(ValueError, match=said):
+        cli.main(["study", *arguments, "--out", str(out)])
+    assert not out.exists()

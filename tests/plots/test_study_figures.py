@@ -7,7 +7,8 @@ import jax
 import numpy as np
 import pytest
 from reference.drawn import assert_nothing_is_cut
-from reference.made_study import made_results
+from reference.made_study import made_faithfulness, made_results
+from reference.made_tuning import made_tuning
 
 from lim_jax import plots
 from lim_jax.probes import Estimate
@@ -20,7 +21,7 @@ from lim_jax.validation.study import LONG
 RESULTS = made_results()
 ARMS = RESULTS["arms"]
 LOPSIDED = Interval(*map(np.array, (0.2, 0.1, 0.5)))
-GAIN = Gain(*5 * [LOPSIDED], time=3.0)
+GAIN = Gain(*6 * [LOPSIDED], operations=2.0, time=3.0)
 
 
 def named(figure):
@@ -85,8 +86,8 @@ def test_gains_have_their_intervals():
     gain = gains["Algorithm 1"].middle
     np.testing.assert_allclose(np.array(point.get_xdata(), float), [gain.value])
     np.testing.assert_allclose(bar.get_segments()[0][:, 0], [gain.low, gain.high])
-    # The variant with a network of its own was not trained plainly for as long.
-    assert len(axes.containers) == 2 * len(gains) - 1
+    # Variants with networks of their own were not trained plainly for as long.
+    assert len(axes.containers) == 2 * len(gains) - 2
     assert named(figure) == ["equal steps", "equal time"]
     assert_nothing_is_cut(figure)
 
@@ -171,3 +172,69 @@ def test_a_published_models_records_have_bars_of_two_errors():
     assert named(figure) == [names[0], names[2], "accuracy, greedy decoding"]
     looks = [(bars.lines[0].get_color(), bars.lines[0].get_marker()) for bars in drawn]
     assert len(set(looks)) == len({colour for colour, _ in looks}) == 3
+
+
+def test_a_trained_models_accuracy_is_drawn_by_place():
+    """A column for each arm: before, early on, and in the end."""
+    found = made_tuning()
+    figure = plots.tuned_places(found, "a model")
+    grid = np.array(figure.axes).reshape(2, 3)
+    for row, (length, records) in zip(grid, (("short", 8), ("longer", 9)), strict=True):
+        for axes, (name, arm) in zip(row, found["arms"].items(), strict=True):
+            assert axes.get_title() == f"{name}, {records} records"
+            course = np.array(arm[length]["accuracy"])
+            for line, stage in zip(axes.lines, range(3), strict=True):
+                np.testing.assert_array_equal(line.get_xdata(), np.arange(1, 1 + records))
+                np.testing.assert_allclose(line.get_ydata(), course[stage].mean(axis=0))
+    assert named(figure) == ["before", "after 4 steps", "after 8 steps"]
+    assert_nothing_is_cut(figure)
+
+
+def test_a_trained_models_accuracy_is_drawn_over_seconds():
+    found = made_tuning()
+    figure = plots.tuned_course(found, "a model")
+    (axes,) = figure.axes
+    pairs = [(arm, length) for arm in found["arms"].values() for length in ("short", "longer")]
+    for container, (arm, length) in zip(drawn_bars(axes), pairs, strict=True):
+        line, _, (bars,) = container.lines
+        by_seed = np.array(arm[length]["accuracy"]).mean(axis=2)
+        seconds = np.array([0, 4, 8]) * np.mean(arm["seconds_per_step"])
+        np.testing.assert_allclose(line.get_xdata(), seconds)
+        np.testing.assert_allclose(line.get_ydata(), by_seed.mean(axis=1))
+        error = by_seed.std(axis=1, ddof=1) / np.sqrt(3)
+        ends = np.array([segment[:, 1] for segment in bars.get_segments()])
+        np.testing.assert_allclose(ends[:, 1] - ends[:, 0], 4 * error, atol=1e-12)
+        assert line.get_linestyle() == ("-" if length == "short" else ":")
+    assert axes.get_ylim()[1] > 1 and named(figure)[1] == "plain, 9 records"
+    assert_nothing_is_cut(figure)
+
+
+def test_faithfulness_stands_over_its_cost():
+    found = made_faithfulness()["kinds"]
+    figure = plots.faithfulness_against_cost(found, "small")
+    names = list(found["documents"]["measures"])
+    assert sorted(named(figure)) == sorted(names)
+    for number, (axes, measure) in enumerate(zip(figure.axes, (3, 3, 1, 1), strict=True)):
+        kind = ("keys and values", "documents")[number % 2]
+        measures = found[kind]["measures"]
+        bars = drawn_bars(axes)
+        assert len(bars) == len(names) - 1 and axes.get_xscale() == "log"
+        for name, bar in zip(names, bars, strict=False):
+            point, _, (upright,) = bar
+            (cost,), (value,) = point.get_data()
+            assert value == measures[name]["value"][measure]
+            passes, gradients = found[kind]["costs"][name].values()
+            assert abs(np.log(cost / (passes + 2 * gradients))) < 0.3
+            ends = upright.get_segments()[0][:, 1]
+            np.testing.assert_allclose(
+                ends, [measures[name]["low"][measure], measures[name]["high"][measure]]
+            )
+        floor = [line for line in axes.lines if line.get_linestyle() == ":"]
+        assert np.asarray(floor[0].get_ydata())[0] == measures["random"]["value"][measure]
+        apart = {bar[0].get_xdata()[0] for bar in bars}
+        assert len(apart) == len(bars), "what costs the same stands side by side"
+    assert figure.axes[0].get_title() == "keys and values, n = 20"
+    assert [axes.get_ylabel() for axes in figure.axes] == [
+        "datamodeling score", "", "top-3 drop (nats)", "",
+    ]  # fmt: skip
+    assert_nothing_is_cut(figure)

@@ -95,9 +95,18 @@ EXAMPLES_OF_TASK = tasks.Example(
     whole(2, PLACES + 1), numbers(2, PLACES), whole(2, PLACES), whole(2, 1)
 )
 ONE_EXAMPLE = tasks.Example(*(np.asarray(part)[0] for part in EXAMPLES_OF_TASK))
+TRAINED = validation.trained_rows(MODEL)
+TEXTS = validation.text_batch([ONE_EXAMPLE], RECORDS, dtype="float64")
 ANSWERS = validation.Answers(
     np.ones(4, bool), numbers(4), numbers(4), numbers(4, 2, RECORDS), numbers(4, 2, RECORDS)
 )
+PROMPT = tasks.laid_out([("a", True), (" ", False), ("b", True), ("?", False)], "", [0])
+KEPT = np.array([[True, True], [False, True], [True, False]])
+FAITHFUL = validation.FaithfulnessSetting(records=5, fitted=(4,), held_out=3)
+EXPLAINED = validation.Explained(
+    np.ones(2, bool), np.ones(2, int), -numbers(2), numbers(2, 10, 5), numbers(2, 10, 3),
+    np.eye(5, dtype=bool)[None, :3].repeat(2, axis=0), -numbers(2, 3),
+)  # fmt: skip
 BY_SEED = {name: numbers(3, RECORDS) for name in validation.prediction.ATTRIBUTIONS}
 SCORES = validation.RecordScores(
     BY_SEED, BY_SEED, validation.PlaceScores(*(numbers(3, RECORDS) for _ in range(3)))
@@ -481,19 +490,125 @@ LAST = {
             "size": optional(Stated(None)), "queries": optional(Stated(None)),
         },
     ),
+    "drawn_prompt": (
+        lambda setting, number, place: validation.drawn_prompt(setting, number, place=place),
+        {
+            "setting": Thing(validation.PromptSetting(3, 2)), "number": Known(1),
+            "place": optional(Known(1)),
+        },
+    ),
+    "text_batch": (
+        lambda examples, records, size, queries: validation.text_batch(
+            examples, records, size=size, queries=queries
+        ),
+        {
+            "examples": Several([ONE_EXAMPLE]), "records": Known(RECORDS),
+            "size": optional(Known(PLACES)), "queries": optional(Known(PLACES)),
+        },
+    ),
+    "trainable": (validation.trainable, {"model": Thing(MODEL)}),
+    "trained_rows": (
+        validation.trained_rows, {"model": Thing(MODEL), "last": optional(Known(1))},
+    ),
+    "with_rows": (validation.with_rows, {"model": Thing(MODEL), "rows": Thing(TRAINED)}),
+    "tuning_gradient": (
+        lambda model, rows, training, probes, strength: validation.tuning_gradient(
+            model, rows, training, probes, strength=strength
+        ),
+        {
+            "model": Thing(MODEL), "rows": Thing(TRAINED), "training": optional(Thing(TEXTS)),
+            "probes": optional(Thing(TEXTS)), "strength": Unpoisoned(1.0),
+        },
+    ),
+    "judge": (
+        validation.judge,
+        {"model": Thing(MODEL), "rows": Thing(TRAINED), "rounds": Several([TEXTS])},
+    ),
+    "tune": (
+        lambda model, tuning, seed, folder: validation.tune(
+            model, None, tuning, seed=seed, folder=folder
+        ),
+        {
+            "model": Thing(MODEL), "tuning": Thing(validation.Tuning()), "seed": Stated(0),
+            "folder": optional(Text(None)),
+        },
+    ),
+    "tuning_gains": (
+        lambda results, arm, over, length: validation.tuning_gains(
+            results, arm, over, length=length
+        ),
+        {
+            "results": Named({}), "arm": Text("plain"), "over": Text("before"),
+            "length": Text("short"),
+        },
+    ),
+    # Their answers, and which records these hang on.
+    "draw_facts": (tasks.draw_facts, {"count": Stated(2), "seed": Stated(0)}),
+    "random_ablations": (
+        validation.random_ablations,
+        {"records": Stated(RECORDS), "count": Stated(2), "seed": Stated(0)},
+    ),
+    "ablated_text": (validation.ablated_text, {"prompt": Thing(PROMPT), "kept": Argument(KEPT[0])}),
+    "answer_log_probabilities": (
+        lambda model, contexts, answer, queries: validation.answer_log_probabilities(
+            model, contexts, answer, queries=queries
+        ),
+        {
+            "model": Thing(MODEL), "contexts": Thing([whole(3)]), "answer": Whole(whole(2)),
+            "queries": optional(Stated(None)),
+        },
+    ),
+    "context_size": (validation.context_size, {"model": Thing(MODEL), "length": Stated(3)}),
+    "ablating": (
+        validation.ablating,
+        {"model": Thing(MODEL), "prompt": Thing(PROMPT), "answer": Whole(whole(2))},
+    ),
+    "without_the_first": (
+        validation.without_the_first,
+        {"ranking": Whole(np.array([1, 0])), "counts": Several([1])},
+    ),
+    "datamodeling_score": (
+        validation.datamodeling_score,
+        {
+            "scores": but(Free(numbers(2)), "batched"), "kept": Argument(KEPT),
+            "values": Free(numbers(3)),
+        },
+    ),
+    "sparse_regression": (
+        lambda kept, values, tokens, strength: validation.sparse_regression(
+            kept, values, tokens, strength=strength
+        ),
+        {
+            "kept": Argument(KEPT), "values": Free(-numbers(3)), "tokens": Stated(1),
+            "strength": Unpoisoned(0.01),
+        },
+    ),
+    "attribution_costs": (validation.attribution_costs, {"setting": Thing(FAITHFUL)}),
+    "explain_prompts": (
+        lambda model, setting, checkpoint: validation.explain_prompts(
+            model, None, setting, checkpoint=checkpoint
+        ),
+        {"model": Thing(MODEL), "setting": Thing(FAITHFUL), "checkpoint": optional(Text(None))},
+    ),
+    "faithfulness_study": (
+        validation.faithfulness_study, {"found": Thing(EXPLAINED), "setting": Thing(FAITHFUL)},
+    ),
     "prompted_study": (validation.prompted_study, {"found": Thing(ANSWERS)}),
     # Small networks, trained and judged.
     **{
         name: (getattr(validation, name.split(".")[-1]), SETTINGS | options)
         for name, options in {
-            "validation.plain": {}, "answers_on_probes": {}, "importance_weighted": {},
+            "validation.plain": {}, "importance_weighted": {},
+            "answers_on_probes": {"probes": optional(Stated(2))},
             "balanced_on_training": {"strength": Unpoisoned(1.0)},
             "balanced_on_probes": {
                 "strength": Unpoisoned(1.0), "target": Argument("middle"),
                 "law": Argument("middle"), "probes": optional(Stated(2)), "every": Stated(1),
             },
             "selective_on_probes": {
-                "answers": Argument("true"), "strength": Unpoisoned(1.0), "probes": Stated(2),
+                "answers": Argument("true"), "strength": Unpoisoned(1.0), "clip": Unpoisoned(1.0),
+                "law": Argument("middle"), "probes": Stated(2), "every": Stated(1),
+                "wrong": Unpoisoned(0.5),
             },
             "probed_penalty": {"target": Argument("middle"), "probes": optional(Stated(2))},
             "constrained_on_probes": {"limit": Unpoisoned(0.1), "stiffness": Unpoisoned(1.0)},
@@ -540,6 +655,17 @@ LAST = {
     "influence_record": (
         validation.influence_record,
         {name: JUDGED[name] for name in ("setting", "models", "test")},
+    ),
+    "evidence_record": (
+        lambda setting, models, examples: validation.evidence_record(setting, models, examples),
+        {"setting": JUDGED["setting"], "models": JUDGED["models"], "examples": JUDGED["test"]},
+    ),
+    "explained_record": (
+        validation.explained_record,
+        {
+            "setting": JUDGED["setting"], "models": JUDGED["models"], "count": Stated(1),
+            "key": DRAWN,
+        },
     ),
     "shift_record": (
         lambda setting, models, test, attributed, key: validation.shift_record(

@@ -102,7 +102,7 @@ MEASURED = made.measured_contexts()
 COMPARED = made.compared_contexts()
 RECORD = {
     "accuracy": [[[0.5, 0.25, 0.5]] * 2], "risk": [[1.0, 2.0]], "answer_lim": [0.5, 0.75],
-    "seconds_per_step": 1.0, "steps": [3],
+    "operations": 10, "seconds_per_step": 1.0, "steps": [3],
 }  # fmt: skip
 PAIRS = tasks.KeyValues((("a", "1"), ("b", "2")), 0)
 QUESTION = tasks.Question("q", ("a",), (("t", "b"), ("u", "c")), 0)
@@ -274,6 +274,12 @@ LATER = {
         report.certificate_lines,
         {"certificates": Several(made.CERTIFICATES)},
     ),
+    "interval_words": (
+        report.interval_words, {"one": optional(Thing(validation.Interval(0.5, 0.25, 1.0)))},
+    ),
+    "markdown_table": (
+        report.markdown_table, {"head": Texts(["a"]), "rows": Given([["b"]])},
+    ),
     "index_words": (report.index_words, {"found": Thing(INFLUENCE)}),
     "certificate_words": (
         report.certificate_words,
@@ -340,7 +346,7 @@ LATER = {
         {"arm": Named(RECORD), "plain": Named(RECORD), "longer": optional(Named(RECORD))},
     ),
     "compare_arms": (validation.compare_arms, {"results": Named({})}),
-    "gains_on_probes": (validation.gains_on_probes, {"results": Named({})}),
+    "gains_on_base": (validation.gains_on_base, {"results": Named({})}),
     "by_place": (
         validation.by_place,
         {"values": Rows(PROFILE), "gold": Whole(jax.device_put(np.arange(3))), "records": Known(3)},

@@ -2,14 +2,15 @@
 
 import numpy as np
 
+from lim_jax.validation.faithfulness import KINDS, FaithfulnessSetting, attribution_costs
 from lim_jax.validation.prediction import ATTRIBUTIONS, PROFILE, SCORES
-from lim_jax.validation.remedies import ANSWERS, PLAIN
-from lim_jax.validation.study import BALANCED, BEFORE, LONG, LONGER, presets
+from lim_jax.validation.remedies import ANSWERS, PLAIN, SELECTIVE
+from lim_jax.validation.study import BALANCED, BEFORE, LONG, LONGER, SHIFTED, Variant, presets
 
 SEEDS, RECORDS, STAGES, EVERY = 3, 8, 2, 25
 
 
-def made_arm(seed, *, stages=STAGES, seconds=0.01, after=0.0, explained=True):
+def made_arm(seed, *, stages=STAGES, seconds=0.01, operations=1000, after=0.0, explained=True):
     """Accuracy rises by stage; after the last it is `after` higher in the middle still."""
     rng = np.random.default_rng(seed)
     start = np.random.default_rng(0).uniform(0.1, 0.3, (SEEDS, RECORDS))
@@ -25,7 +26,7 @@ def made_arm(seed, *, stages=STAGES, seconds=0.01, after=0.0, explained=True):
     found = {
         "steps": [EVERY * stage for stage in range(stages + 1)],
         "seconds_per_step": seconds,
-        "operations": 1000,
+        "operations": operations,
         "temporary_bytes": 3 * 2**20,
         "accuracy": course.tolist(),
         "risk": rng.uniform(0.1, 0.2, (stages + 1, SEEDS)).tolist(),
@@ -35,7 +36,13 @@ def made_arm(seed, *, stages=STAGES, seconds=0.01, after=0.0, explained=True):
         "answer_records": rng.uniform(0.5, 1.5, (SEEDS, RECORDS)).tolist(),
         "margin_records": rng.uniform(0.5, 1.5, (SEEDS, RECORDS)).tolist(),
     }
-    return found | ({"channels": channels.tolist(), "certificates": verdicts} if explained else {})
+    looked = {
+        "channels": channels.tolist(),
+        "certificates": verdicts,
+        "evidence": rng.uniform(0.1, 0.5, SEEDS).tolist(),
+        "hops": rng.dirichlet(np.ones(3), SEEDS).tolist(),
+    }
+    return found | (looked if explained else {})
 
 
 def made_predictions():
@@ -68,7 +75,7 @@ def made_results():
     described = {**setting._asdict(), "task": setting.task._asdict()}
     arms = {
         PLAIN: made_arm(1),
-        "Algorithm 1": made_arm(2, seconds=0.03, after=0.25),
+        "Algorithm 1": made_arm(2, seconds=0.03, operations=4000, after=0.25),
         ANSWERS: made_arm(3, seconds=0.02, after=0.5),
         LONG: made_arm(4, stages=LONGER * STAGES),
     }
@@ -77,7 +84,15 @@ def made_results():
     }}  # fmt: skip
     return {
         "seed": 0,
-        "preset": {**quick._asdict(), "settings": {"8 records": described}},
+        "preset": {
+            **quick._asdict(),
+            "settings": {"8 records": described},
+            "variants": {
+                "strength 3": Variant(BALANCED, {"strength": 3.0})._asdict(),
+                "deeper": Variant(BALANCED, {}, "deeper")._asdict(),
+                "from the first step": Variant(SELECTIVE, {}, stages=3)._asdict(),
+            },
+        },
         "settings": {"8 records": scored},
         "predictions": {"8 records": made_predictions()},
         "arms": arms,
@@ -85,8 +100,37 @@ def made_results():
             "strength 3": made_arm(5, seconds=0.04, after=0.1, explained=False),
             "deeper": made_arm(6, seconds=0.06, after=-0.1, explained=False),
             f"deeper, {PLAIN}": made_arm(7, seconds=0.02, explained=False),
+            "from the first step": made_arm(11, stages=3, explained=False),
+            f"from the first step, {PLAIN}": made_arm(12, stages=3, explained=False),
         },
-        "shifts": {
-            name: made_shift(8 + number) for number, name in enumerate((BEFORE, PLAIN, BALANCED))
-        },
+        "shifts": {name: made_shift(8 + number) for number, name in enumerate((BEFORE, *SHIFTED))},
     }
+
+
+def made_faithfulness():
+    """Attributions of answers, judged: every number another."""
+    setting = FaithfulnessSetting(prompts=40)
+    found = {}
+    for shift, kind in enumerate(KINDS):
+        measures, leads = {}, {}
+        for row, name in enumerate(attribution_costs(setting)):
+            value = [1 + 0.1 * row + shift, 2 + 0.1 * row, 3 + 0.1 * row, 0.5 - 0.02 * row]
+            lead = [0.3 - 0.1 * row, 0.5, -0.4, 0.044 - 0.02 * row]
+            measures[name], leads[name] = (
+                {
+                    "value": part,
+                    "low": [one - wide for one in part],
+                    "high": [one + 2 * wide for one in part],
+                }
+                for part, wide in ((value, 0.04), (lead, 0.03))
+            )
+        del leads["influence"]
+        found[kind] = {
+            "prompts": 20 + shift,
+            "right": 0.25 + shift / 2,
+            "log_probability": -1.25 - shift,
+            "costs": {name: one._asdict() for name, one in attribution_costs(setting).items()},
+            "measures": measures,
+            "leads": leads,
+        }
+    return {"setting": setting._asdict(), "kinds": found}

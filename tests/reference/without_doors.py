@@ -6,7 +6,8 @@ WITHOUT = {
         require_page write_profile write_profile_page
         announced averaged_records choose_contexts duration record_lines report_explanations stem
         words write_pages
-        cli.compare cli.explain cli.study counterexamples first_contexts keep_programs
+        cli.compare cli.explain cli.study counterexamples first_contexts judge_attributions
+        keep_programs train_published tuning_figures
         averaged_orders main measured_contexts network_within noted profile
         rates read_contexts read_contexts_of read_prompts record_shares reproduce run_folder
         save_figure shuffled_lines shuffled_report shuffled_shares study_figures write_beside
@@ -46,12 +47,15 @@ WITHOUT = {
     """,
     "Parts of figures, pages and sentences, given numbers of the library's own.": """
         accuracy_by_place report.contrast depth_chart digits draw_averages draw_densities
-        error_band findings_page fit_scale found_in_a_line gain_against_cost gains_of_arms
+        error_band faithfulness_against_cost faithfulness_page
+        findings_page fit_scale found_in_a_line gain_against_cost gains_of_arms
         blocks_of head_chart influence_by_record ink label_ends legend_below line_style
         page_of parts_finding percent records_finding
+        markdown_table
         middle_against_time new_figure parts_shares points_in_words positive_part prompted_page
         prompted_records rank_correlations shade_boundaries shading share_chart
         shifted_records short show simulation_convergence simulation_influence_profiles
+        tuned_course tuned_places tuning_page
         simulation_observability_profiles simulation_probe_errors spans_decades places_by_name
         with_error
         write_page

@@ -1,7 +1,7 @@
 """The page of a study says what its results are."""
 
 import numpy as np
-from reference.made_study import made_results
+from reference.made_study import made_faithfulness, made_results
 
 from lim_jax import report
 from lim_jax.report.findings import found_in_a_line
@@ -11,8 +11,8 @@ from lim_jax.validation.intervals import Interval
 UP, NOT = (Interval(*map(np.array, ends)) for ends in ((0.2, 0.1, 0.3), (0.2, -0.1, 0.5)))
 
 
-def one_gain(steps, time):
-    return Gain(UP, steps, time, UP, UP, 2.0)
+def one_gain(steps, operations, time):
+    return Gain(UP, steps, operations, time, UP, UP, 2.0, 3.0)
 
 
 def rows(page, first):
@@ -22,13 +22,16 @@ def rows(page, first):
 
 
 def test_the_first_line_counts_what_is_above_zero_with_its_interval():
-    gains = {"a": one_gain(UP, NOT), "b": one_gain(NOT, None), "c": one_gain(UP, UP)}
-    line = found_in_a_line(gains | {"answers of the probes": one_gain(UP, UP)})
-    assert line == (
-        "**At equal steps 2 of 3 remedies lift the middle (a +0.20; c +0.20); "
-        "at equal time 1 (c +0.20).**"
+    gains = {"a": one_gain(UP, UP, NOT), "b": one_gain(NOT, None, None), "c": one_gain(UP, NOT, UP)}
+    told = {"answers of the probes": gains["c"], "selective, true answers": gains["c"]}
+    assert found_in_a_line(gains | told) == (
+        "**Of 3 remedies 2 lift the middle at equal steps (a +0.20; c +0.20), "
+        "1 at equal operations (a +0.20), 1 at equal time (c +0.20).**"
     )
-    assert "at equal time none" in found_in_a_line({"a": one_gain(UP, NOT)})
+    assert found_in_a_line({"b": gains["b"]}) == (
+        "**Of 1 remedy none lift the middle at equal steps, none at equal operations, "
+        "none at equal time.**"
+    )
 
 
 def test_arms_stand_with_their_gains_costs_and_channels():
@@ -40,16 +43,21 @@ def test_arms_stand_with_their_gains_costs_and_channels():
     assert table[1:3] == [f"{accuracy.mean():.3f}", f"{accuracy[:, 2:6].mean():.3f}"]
     low, high = gain.middle.low, gain.middle.high
     assert table[3] == f"+0.250 ({low:+.3f} to {high:+.3f})"
-    assert table[5] == f"{np.mean(arm['risk'][-1]):.3g}"
-    assert table[6] == f"{np.mean(arm['answer_lim']):.3g}"
+    at_operations = gain.middle_at_equal_operations
+    assert at_operations is not None
+    assert table[4].startswith(f"{at_operations.value:+.3f} ({at_operations.low:+.3f} to")
+    assert table[6] == f"{np.mean(arm['risk'][-1]):.3g}"
+    assert table[7] == f"{np.mean(arm['answer_lim']):.3g}"
     sizes = np.mean(arm["answer_total"]), np.mean(arm["discrepancy"][-1])
-    assert table[7:9] == [f"{value:.3g}" for value in sizes]
-    assert table[9:] == ["3.0", "3"]
+    assert table[8:10] == [f"{value:.3g}" for value in sizes]
+    assert table[10:] == ["4.0", "3.0", "3"]
     energies = np.array(arm["channels"])
     shares = (energies / energies.sum(axis=2, keepdims=True))[:, 1].mean(axis=0)
     assert channels[1:4] == [f"{share:.2f}" for share in shares]
     weaker = np.minimum(energies[:, 0], energies[:, 2])[:, 1:]
-    assert channels[4:] == [f"{ratio:.3g}" for ratio in (energies[:, 1, 1:] / weaker).mean(axis=0)]
+    assert channels[4:6] == [f"{ratio:.3g}" for ratio in (energies[:, 1, 1:] / weaker).mean(axis=0)]
+    hops = np.array(arm["hops"]).mean(axis=0)
+    assert channels[6:] == [f"{value:.3g}" for value in (np.mean(arm["evidence"]), *hops[1:])]
     assert certificates[1:] == ["2 of 3, 2.5", "0 of 3, -2, 3 vacuous"]
     before, _ = rows(page, "before")
     assert before[1] == f"{np.mean(arm['accuracy'][0]):.3f}"
@@ -65,9 +73,10 @@ def test_times_are_as_certain_as_the_plain_arms_two_runs():
 
 def test_variants_and_predictions_have_their_rows():
     page = report.findings_page(made_results())
-    (deeper,) = rows(page, "deeper")
-    assert deeper[3].startswith("-0.100") and deeper[4:] == ["", "3.0"]
-    assert not rows(page, "deeper, plain")
+    varied = rows(page, "Algorithm 1, probes")
+    (deeper,) = (row for row in varied if row[1] == "deeper")
+    assert deeper[4].startswith("-0.100") and deeper[5:] == ["", "", "1.0", "3.0"]
+    assert "deeper, plain" not in page
     profile, at_gold = rows(page, "influence, margin")
     assert profile[1] == at_gold[1] == "+0.10 (-0.20 to +0.30), 1 constant"
 
@@ -75,8 +84,9 @@ def test_variants_and_predictions_have_their_rows():
 def test_the_verdict_counts_variants_and_names_what_moved():
     results = made_results()
     verdict = report.findings_page(results).split("\n\n")[1]
-    varied = "Of 2 variants of Algorithm 1 on probes 1 lift it at equal steps (strength 3 +"
+    varied = "Of 2 variants of Algorithm 1, probes 1 lifts the middle at equal steps (strength 3 +"
     assert varied in verdict
+    assert "Of 1 variants of selective, own answers none lift the middle" in verdict
     cone = {}
     for name in ("Algorithm 1", "plain"):
         energies = np.array(results["arms"][name]["channels"])[:, :, 1]
@@ -85,12 +95,30 @@ def test_the_verdict_counts_variants_and_names_what_moved():
     assert "After Algorithm 1 the middle's energy is, over the weaker boundary's" in verdict
     moved = f"in the cone channel {cone['Algorithm 1']} where plain training has {cone['plain']}"
     assert moved in verdict
+    shares = {name: results["arms"][name]["evidence"] for name in ("Algorithm 1", "plain")}
+    ours, plain = (f"{np.mean(share):.3g}" for share in shares.values())
+    assert f"has {ours} of the records' influence (plain training {plain})" in verdict
+    hops = [np.mean(results["arms"][name]["hops"], axis=0)[1] for name in shares]
+    assert f"one attention hop comes {hops[0]:.3g} of its energy (plain {hops[1]:.3g})" in verdict
+
+
+def test_what_rises_from_the_first_step_stands_by_its_steps():
+    results = made_results()
+    page = report.findings_page(results)
+    (head,), (ours,) = (
+        rows(page, name) for name in ("after so many steps", "from the first step, plain")
+    )
+    assert head[1:] == ["0", "25", "50", "75"]
+    course = np.array(results["variants"]["from the first step, plain"]["accuracy"])
+    assert ours[1:] == [f"{one.mean():.2f} ({one[:, 2:6].mean():.2f})" for one in course]
+    assert len(rows(page, "from the first step")) == 1
 
 
 def test_a_shift_stands_with_its_gains_and_correlations():
     results = made_results()
     page = report.findings_page(results)
-    (ours_row,) = rows(page, "Algorithm 1, probes")
+    section = page.partition("## Position shift")[2].partition("\n## ")[0]
+    (ours_row,) = rows(section, "Algorithm 1, probes")
     middles = {
         name: np.array(found["16 records"]["accuracy"])[:, 4:12].mean(axis=1)
         for name, found in results["shifts"].items()
@@ -99,7 +127,7 @@ def test_a_shift_stands_with_its_gains_and_correlations():
     assert ours_row[6] == f"{ours.mean():.3f}"
     assert ours_row[7].startswith(f"{(ours - middles['plain']).mean():+.3f} (")
     assert ours_row[8] == "+0.20 (-0.10 to +0.40), 1 constant"
-    (plain,) = (row for row in rows(page, "plain") if len(row) == len(ours_row))
+    (plain,) = rows(section, "plain")
     assert plain[7] == ""
     assert "## Position shift" not in report.findings_page(results | {"shifts": {}})
 
@@ -111,3 +139,48 @@ def test_what_was_not_explained_has_no_table():
     page = report.findings_page(results | {"variants": {}})
     for title in ("## Which channel", "## Certificates", "## Ablations"):
         assert title not in page
+
+
+def test_a_page_of_faithfulness_says_what_a_gradient_buys_and_where_it_loses():
+    page = report.faithfulness_page(made_faithfulness(), "small", ["some.png"])
+    title, verdict, how, methods, *parts = page.split("\n\n")
+    assert title == "# Which record did the answer of small come from?"
+    # Scores fall by row, so that influence's is the highest.
+    assert verdict == (
+        "**Datamodeling scores: on keys and values influence 0.50 for 3 passes (the highest), "
+        "leave-one-out 0.36 for 10 passes; on documents influence 0.50 for 3 passes (the highest), "
+        "leave-one-out 0.36 for 10 passes.**"
+    )
+    assert "Prompts of 10 records" in how and "over 16 random" in how and "of 5 tokens" in how
+    assert "take 8 steps" in methods
+    assert "## Documents, 21 prompts" in parts and parts[-1] == "![some.png](some.png)\n"
+    bought = [part for part in parts if "of the answers hold" in part]
+    assert bought[1].startswith(
+        "75% of the answers hold what was asked for; their log-probability is -2.25 on average. "
+        "For 3 passes in place of leave-one-out's 10 influence has 74% of its top-1 drop, 74% of "
+        "its top-3 drop and 81% of its top-5 drop. "
+    )
+    assert "By top-3 drop the most faithful is ContextCite on 64; influence is ahead of (" in page
+    for words in (
+        "influence is ahead of (influence, margin; influence, root; gradient times input; gradient "
+        "times input, size; integrated gradients; attention rollout; leave-one-out; ContextCite on "
+        "32; ContextCite on 64; random) and behind (none).",
+        "By datamodeling score the most faithful is influence; influence is ahead of (none) and "
+        "behind (attention rollout; leave-one-out; ContextCite on 32; ContextCite on 64; random).",
+    ):
+        assert words in bought[0]
+
+
+def test_tables_of_faithfulness_have_every_method_and_mark_what_is_sure():
+    page = report.faithfulness_page(made_faithfulness(), "small")
+    (ours, *_), (path, lead, *_) = rows(page, "influence"), rows(page, "integrated gradients")
+    assert ours == [
+        "influence", "1", "1", "3", "1.00 (0.96 to 1.08)", "2.00 (1.96 to 2.08)",
+        "3.00 (2.96 to 3.08)", "0.50 (0.46 to 0.58)",
+    ]  # fmt: skip
+    assert path[:4] == ["integrated gradients", "8", "8", "24"]
+    assert lead == [
+        "integrated gradients", "**-0.20 (-0.23 to -0.14)**", "**+0.50 (+0.47 to +0.56)**",
+        "**-0.40 (-0.43 to -0.34)**", "-0.06 (-0.09 to +0.00)",
+    ]  # fmt: skip
+    assert [len(rows(page, name)) for name in ("influence, margin", "random")] == [4, 4]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import lim_jax as lim
-from lim_jax.tasks import KeyValueTask, key_value_examples, middle_law
+from lim_jax.tasks import KeyValueTask, edge_law, key_value_examples, middle_law
 from lim_jax.validation import remedies, retrievers
 from lim_jax.validation.retrievers import Setting, asked, draw, new_retriever
 
@@ -95,8 +95,8 @@ def norm(tree):
     return np.sqrt(sum(np.sum(np.asarray(leaf) ** 2) for leaf in jax.tree.leaves(tree)))
 
 
-def clipped(gradient, strength):
-    shorter = strength / max(1.0, strength * norm(gradient))
+def clipped(gradient, strength, clip=1.0):
+    shorter = strength * min(1.0, clip / (strength * norm(gradient)))
     return jax.tree.map(lambda leaf: shorter * np.asarray(leaf), gradient)
 
 
@@ -133,6 +133,11 @@ ARMS = {
     "every other step": remedies.balanced_on_probes(SETTING, strength=0.01, probes=3, every=2),
     "own answers": remedies.selective_on_probes(SETTING, strength=0.1, probes=3),
     "true answers": remedies.selective_on_probes(SETTING, answers="true", probes=4),
+    "mislabelled": remedies.selective_on_probes(
+        SETTING, answers="true", strength=0.5, clip=0.3, law="only edges", probes=4, every=2,
+        wrong=1.0, taught=True,
+    ),
+    "some answers": remedies.answers_on_probes(SETTING, probes=3),
     "reweighted": remedies.reweighted(SETTING)._replace(memory=WEIGHTS),
     "constrained": remedies.constrained_on_probes(SETTING, limit=0.02, stiffness=10.0)._replace(
         memory=np.array(MULTIPLIER)
@@ -154,6 +159,9 @@ DEFINITIONS = {
     "plain": lambda b: risk_slope(b.training),
     "importance": lambda b: risk_slope(b.training, 0.25 / LAW[GOLD]),
     "answers": lambda b: plus(risk_slope(b.training), risk_slope(b.probes)),
+    "some answers": lambda b: plus(
+        risk_slope(b.training), risk_slope(b.probes, np.array([1, 1, 1, 0, 0]) * BATCH / 3)
+    ),
     "training law": lambda b: plus(
         risk_slope(b.training), clipped(ratio_slope(network(), b.training), 0.1)
     ),
@@ -202,6 +210,32 @@ def test_influence_is_drawn_to_each_probes_gold_record(name, probes, strength):
         some = some._replace(window=jax.device_put(window))
     penalty = clipped(selective_slope(network(), some), strength)
     assert_same(found(name)[0], plus(risk_slope(batches().training), penalty))
+
+
+def test_evidence_may_be_said_to_stand_elsewhere_and_answers_be_told_beside_it():
+    """All labels wrong, of probes at the edges, every other step, clipped and told."""
+    edges = draw(SETTING, edge_law(RECORDS, odds=0.0), key=batches().key)
+    some = jax.tree.map(lambda leaf: leaf[:4], edges)
+    gold = np.asarray(some.gold[:, 0])
+    assert set(gold.tolist()) <= {0, RECORDS - 1}
+    _, of_place = jax.random.split(jax.random.fold_in(batches().key, 1))
+    moved = (gold + np.asarray(jax.random.randint(of_place, (4,), 1, RECORDS))) % RECORDS
+    assert (moved != gold).all()
+    said = some._replace(gold=jax.device_put(moved[:, None]))
+    slope = selective_slope(network(), said)
+    assert norm(slope) > 0.3
+    risks = risk_slope(batches().training)
+    told = risk_slope(some, np.ones(4))
+    ours, rests = (found("mislabelled", step)[0] for step in (20, 21))
+    assert_same(ours, plus(plus(risks, told), clipped(slope, 1.0, 0.3)))
+    assert_same(rests, risks)
+
+
+def test_a_share_of_wrong_labels_is_a_share():
+    with pytest.raises(ValueError, match=r"wrong: got 1\.5, expected a share"):
+        remedies.selective_on_probes(SETTING, wrong=1.5)
+    looks = {name: arm.every for name, arm in ARMS.items() if arm.every != 1}
+    assert looks == {"every other step": 2, "mislabelled": 2, "reweighted": 10}
 
 
 def test_weights_by_record_move_every_tenth_step():

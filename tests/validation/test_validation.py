@@ -13,11 +13,11 @@ from scipy import stats
 from lim_jax import validation
 from lim_jax.cost import job_cost
 from lim_jax.tasks import KeyValueTask
-from lim_jax.validation.gains import compare_arms, gain, gains_on_probes
+from lim_jax.validation.gains import compare_arms, gain, gains_on_base
 from lim_jax.validation.prediction import ATTRIBUTIONS, RecordScores
 from lim_jax.validation.remedies import PLAIN, balanced_on_probes
 from lim_jax.validation.retrievers import PlaceScores, Setting
-from lim_jax.validation.study import BALANCED, BASE, LONG, Preset, presets, validate
+from lim_jax.validation.study import BALANCED, BASE, LONG, Preset, Variant, presets, validate
 
 
 def test_a_gain_is_that_of_the_last_step_seed_by_seed():
@@ -32,46 +32,57 @@ def test_a_gain_is_that_of_the_last_step_seed_by_seed():
     np.testing.assert_allclose((found.risk.low, found.risk.high), expected)
     lim = np.array(arm["answer_lim"]) - np.array(plain["answer_lim"])
     np.testing.assert_allclose(found.lim.value, lim.mean())
-    assert found.middle_at_equal_time is None
+    assert found.middle_at_equal_time is None and found.middle_at_equal_operations is None
 
 
-def test_equal_time_is_where_plain_training_came_in_as_many_seconds():
-    """At three times the cost of a step, between the plain arm's evaluations."""
-    arm, plain = made_arm(2, seconds=0.025, after=0.25), made_arm(1)
-    longer = made_arm(4, stages=7)
-    found = gain(arm, plain, longer)
+@pytest.mark.parametrize("cost, unit", [("seconds", 0.01), ("operations", 1000)])
+def test_equal_cost_is_where_plain_training_came_for_as_much(cost, unit):
+    """Of a step that costs more, between the plain arm's evaluations."""
+    field = {"seconds": "middle_at_equal_time", "operations": "middle_at_equal_operations"}[cost]
+    plain, longer = made_arm(1), made_arm(4, stages=7)
+
+    def at_equal(costs, after=0.0):
+        return gain(made_arm(2, after=after, **{cost: costs * unit}), plain, longer)
+
+    found = at_equal(2.5, after=0.25)
     # 2 stages at 2.5 times the cost are 5 stages, each of which is worth 0.05.
-    at_time = 0.25 + 0.05 * STAGES - 0.05 * 5
-    assert found.middle_at_equal_time is not None
-    np.testing.assert_allclose(found.middle_at_equal_time.value, at_time)
-    half = gain(made_arm(2, seconds=0.0225), plain, longer)  # 4.5 stages
-    assert half.middle_at_equal_time is not None
-    np.testing.assert_allclose(half.middle_at_equal_time.value, 0.05 * (STAGES - 4.5))
-    dear = made_arm(2, seconds=0.05)  # ten stages: plain training was not taken that far
-    assert gain(dear, plain, longer).middle_at_equal_time is None
+    at_cost = 0.25 + 0.05 * STAGES - 0.05 * 5
+    np.testing.assert_allclose(getattr(found, field).value, at_cost)
+    ratios = {"seconds": found.time, "operations": found.operations}
+    assert ratios == pytest.approx({"seconds": 1, "operations": 1} | {cost: 2.5})
+    half = at_equal(2.25)  # 4.5 stages
+    np.testing.assert_allclose(getattr(half, field).value, 0.05 * (STAGES - 4.5))
+    # Ten stages: plain training was not taken that far.
+    assert getattr(at_equal(5), field) is None
 
 
 def test_arms_and_variants_are_compared_with_their_own_plain_one():
     results = made_results()
     found = compare_arms(results)
-    assert set(found) == {"Algorithm 1", "answers of the probes", "strength 3", "deeper"}
+    assert set(found) == {
+        "Algorithm 1", "answers of the probes", "strength 3", "deeper", "from the first step"
+    }  # fmt: skip
     np.testing.assert_allclose(found["deeper"].middle.value, -0.1)
     np.testing.assert_allclose(found["deeper"].time, 3)
     np.testing.assert_allclose(found["strength 3"].time, 4)
+    np.testing.assert_allclose(found["Algorithm 1"].operations, 4)
     assert found["deeper"].middle_at_equal_time is None
-    # What Algorithm 1 on probes gains is of the same networks: no other depth.
-    results["arms"][BALANCED] = made_arm(5, seconds=0.02)
-    on_probes = gains_on_probes(results)
-    assert list(on_probes) == [BALANCED, "strength 3"]
-    assert [one.time for one in on_probes.values()] == pytest.approx([2, 4])
+    assert found["from the first step"].middle_at_equal_operations is None
+    # What stands over cost is of the same networks: no other depth, and none before training.
+    on_base = gains_on_base(results)
+    assert list(on_base) == ["Algorithm 1", "answers of the probes", "strength 3"]
+    assert [one.time for one in on_base.values()] == pytest.approx([3, 2, 4])
     assert found["strength 3"].middle_at_equal_time is not None
 
 
 def test_presets_name_what_there_is():
     for preset in presets().values():
         assert preset.arms[0] == PLAIN and set(preset.arms) <= set(validation.remedies.ARMS)
-        assert {setting for setting, _ in preset.variants.values()} <= set(preset.settings)
+        for one in preset.variants.values():
+            assert one.remedy in validation.remedies.ARMS
+            assert one.setting is None or one.setting in preset.settings
     full = presets()["full"]
+    assert full.shifted in full.settings and full.settings[full.shifted].rotary
     assert next(iter(full.settings)) == BASE and full.seeds == 5
 
 
@@ -95,7 +106,7 @@ def explained(monkeypatch):
         calls.append((np.asarray(model.embedding), windows.shape, np.flatnonzero(weights)))
         return explanation()
 
-    monkeypatch.setattr(validation.study, "explain", explain)
+    monkeypatch.setattr(validation.accounts, "explain", explain)
     return calls
 
 
@@ -138,9 +149,12 @@ def counted(monkeypatch):
 def varied(monkeypatch):
     """Arms too: Algorithm 1 is trained by once, and its variant, of these options, is the same."""
     options, arm = {"every": 2, "target": "middle", "probes": 1}, cache(balanced_on_probes)
-    monkeypatch.setitem(validation.remedies.ARMS, BALANCED, lambda setting: arm(setting, **options))
-    monkeypatch.setattr(validation.study, "balanced_on_probes", arm)
-    return options
+    given = lambda setting, **others: arm(setting, **(options | others))  # noqa: E731
+    monkeypatch.setitem(validation.remedies.ARMS, BALANCED, given)
+    monkeypatch.setattr(validation.study, "SHIFTED", (PLAIN, BALANCED))
+    validation.study._arm.cache_clear()
+    yield options
+    validation.study._arm.cache_clear()
 
 
 @pytest.mark.slow
@@ -150,7 +164,7 @@ def test_a_study_goes_on_from_what_is_finished(tmp_path, explained, shifts, coun
     setting = Setting(KeyValueTask(4, 5, 3), width=4, heads=1, depth=1, steps=2, batch=2)
     preset = Preset(
         {"first": setting}, (PLAIN, "Algorithm 1, probes"),
-        {"every 2nd step": ("first", varied)},
+        {"every 2nd step": Variant(BALANCED, varied), "untrained": Variant(BALANCED, {}, stages=2)},
         seeds=2, stages=1, every=2, test=2, explained=2, shifted="first",
     )  # fmt: skip
     seen: list[str] = []
@@ -170,17 +184,18 @@ def test_a_study_goes_on_from_what_is_finished(tmp_path, explained, shifts, coun
     arms = found["arms"]
     assert list(arms) == [PLAIN, "Algorithm 1, probes", LONG]
     # All from the same networks, the longer run by way of the plain one.
-    for arm in (*arms.values(), *found["variants"].values()):
+    for arm in (*arms.values(), found["variants"]["every 2nd step"]):
         assert arm["accuracy"][0] == arms[PLAIN]["accuracy"][0]
         assert arm["risk"][0] == arms[PLAIN]["risk"][0]
     assert arms[LONG]["risk"][:2] == arms[PLAIN]["risk"]
     assert arms["Algorithm 1, probes"]["risk"][1] != arms[PLAIN]["risk"][1]
     assert len(arms[LONG]["steps"]) == 6
     costs = {(arm["operations"], arm["temporary_bytes"]) for arm in arms.values()}
+    # The balanced arm looks at every other step; a look and a plain gradient are counted alike.
     assert costs == {(counted[0].operations, counted[0].temporary)}
     assert counted[0].operations > 0
     # Of the networks, then of each arm's: every seed's own, at the place that asks.
-    assert len(explained) == 2 * 4
+    assert len(explained) == 2 * 4  # and of no variant's
     assert {shape for _, shape, _ in explained} == {(2, 10)}
     assert all(asked.tolist() == [8] for _, _, asked in explained)
     assert len({embedding.tobytes() for embedding, _, _ in explained}) == 8
@@ -201,5 +216,9 @@ def test_a_study_goes_on_from_what_is_finished(tmp_path, explained, shifts, coun
     assert validate(preset, folder=tmp_path) == found
     with pytest.raises(ValueError, match="study.json"):
         validate(preset, folder=tmp_path, seed=1)
-    assert set(compare_arms(found)) == {"Algorithm 1, probes", "every 2nd step"}
+    assert set(compare_arms(found)) == {"Algorithm 1, probes", "every 2nd step", "untrained"}
+    # From networks before training, beside a plain arm from the same.
+    first, plain = (found["variants"][name] for name in ("untrained", "untrained, plain"))
+    assert first["risk"][0] == plain["risk"][0] != arms[PLAIN]["risk"][0]
+    assert first["steps"] == plain["steps"] == [0, 2, 4] and first["risk"][1] != plain["risk"][1]
     assert found["variants"]["every 2nd step"]["risk"] == arms["Algorithm 1, probes"]["risk"]

@@ -1,0 +1,37 @@
+"""Which record a published model's answers come from, from a terminal."""
+
+from functools import partial
+
+from tqdm import tqdm
+
+from lim_jax import models, plots, report, validation
+from lim_jax._checks import AnyPath, as_path
+from lim_jax.cli.folder import UNFINISHED, save_figure, write_json
+
+FIGURE = "faithfulness_against_cost"
+
+
+def judge_attributions(model: AnyPath, prompts: int, folder: AnyPath) -> None:
+    """Let a model answer prompts, and judge attributions of its answers by taking records out."""
+    model, folder = as_path(model, "model"), as_path(folder, "folder")
+    setting = validation.FaithfulnessSetting(prompts=prompts)
+    network, tokenizer = models.load(model), models.read_tokenizer(model)
+    found = validation.explain_prompts(
+        network,
+        tokenizer,
+        setting,
+        end=models.end_ids(model),
+        checkpoint=folder / UNFINISHED / "faithfulness.jsonl",
+        progress=partial(tqdm, desc="faithfulness", unit="prompt"),
+    )
+    kinds = {
+        kind: one.record() for kind, one in validation.faithfulness_study(found, setting).items()
+    }
+    results = {"setting": setting._asdict(), "kinds": kinds}
+    write_json(folder / "faithfulness.json", results)
+    title = f"Attributions of {model.stem}'s answers"
+    save_figure(plots.faithfulness_against_cost(kinds, title), folder, FIGURE)
+    page = report.faithfulness_page(results, model.stem, [f"{FIGURE}.png"])
+    (folder / "faithfulness.md").write_text(page, encoding="utf-8")
+    print(page.split("\n\n")[1].replace("**", ""))
+    print(f"Wrote faithfulness.json, faithfulness.md and a figure to {folder}.")

@@ -1,0 +1,50 @@
+"""Training a published model further, from a terminal."""
+
+from functools import partial
+from typing import Any
+
+from matplotlib.figure import Figure
+from tqdm import tqdm
+
+from lim_jax import models, plots, report, validation
+from lim_jax._checks import AnyPath, as_path
+from lim_jax.cli.folder import UNFINISHED, save_figure, write_json
+
+
+def train_published(model: AnyPath, seed: int, folder: AnyPath) -> None:
+    """Train a published model further by every arm, and write what came of it.
+
+    Parameters
+    ----------
+    model
+        A folder of weights, or a GGUF file.
+    seed
+        Of the first run.
+    folder
+        To write to: tuning.json, tuning.md and figures.
+    """
+    model, folder = as_path(model, "model"), as_path(folder, "folder")
+    results = validation.tune(
+        models.load(model),
+        models.read_tokenizer(model),
+        validation.Tuning(),
+        seed=seed,
+        folder=folder / UNFINISHED,
+        progress=partial(tqdm, desc="training", unit="run"),
+    )
+    write_json(folder / "tuning.json", results)
+    figures = tuning_figures(results, model.stem)
+    for name, figure in figures.items():
+        save_figure(figure, folder, name)
+    page = report.tuning_page(results, model.stem, [f"{name}.png" for name in figures])
+    (folder / "tuning.md").write_text(page, encoding="utf-8")
+    print(page.split("\n\n")[1].replace("**", ""))
+    print(f"Wrote tuning.json, tuning.md and {len(figures)} figures to {folder}.")
+
+
+def tuning_figures(results: dict[str, Any], name: str) -> dict[str, Figure]:
+    """The figures of what `validation.tune` gives, by the names of their files."""
+    return {
+        "tuning_by_place": plots.tuned_places(results, name),
+        "tuning_by_time": plots.tuned_course(results, name),
+    }

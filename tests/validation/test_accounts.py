@@ -1,0 +1,47 @@
+"""What matters to trained networks, against its definitions with dense derivatives."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lim_jax.tasks import KeyValueTask
+from lim_jax.validation import evidence_record
+from lim_jax.validation.retrievers import (
+    Setting,
+    asked,
+    examples_of_every_place,
+    train_retrievers,
+)
+
+RECORDS = 3
+SETTING = Setting(KeyValueTask(RECORDS, 5, 3), width=4, heads=1, depth=2, batch=2, steps=0)
+
+
+def test_the_evidences_share_is_that_of_the_margins_gradient_and_its_hops_sum_to_one():
+    """By seed, with the gold record's two places; what comes by no hop is nothing."""
+    models, losses = train_retrievers(SETTING, jax.random.split(jax.random.key(0), 2))
+    assert losses.shape == (0, 2)
+    examples = examples_of_every_place(SETTING, 2, key=jax.random.key(1))
+    found = evidence_record(SETTING, models, examples)
+    ids, y = asked(examples)
+    for seed in range(2):
+        model = jax.tree.map(lambda leaf: leaf[seed] if eqx.is_array(leaf) else leaf, models)  # noqa: B023
+        shares = []
+        for number in range(len(ids)):
+            one = jax.tree.map(lambda leaf: leaf[number], y)  # noqa: B023
+            loss = lambda x: model.margin_loss(x, one)  # noqa: B023, E731
+            slope = np.asarray(jax.grad(loss)(model.embed(ids[number])))
+            energies = (slope**2).sum(axis=1)[:-1].reshape(RECORDS, 2).sum(axis=1)
+            shares.append(energies[int(examples.gold[number, 0])] / energies.sum())
+        np.testing.assert_allclose(found["evidence"][seed], np.mean(shares), rtol=1e-8)
+    hops = np.array(found["hops"])
+    assert hops.shape == (2, 3)
+    np.testing.assert_allclose(hops.sum(axis=1), 1)
+    np.testing.assert_array_equal(hops[:, 0], 0)
+    assert (hops[:, 1:] > 0).all()
+    # One layer reaches its keys and values at once, and nothing else.
+    shallow = SETTING._replace(depth=1)
+    one_layer, _ = train_retrievers(shallow, jax.random.split(jax.random.key(0), 2))
+    reached = evidence_record(shallow, one_layer, examples)["hops"]
+    np.testing.assert_allclose(reached, jnp.tile(jnp.array([0.0, 1.0]), (2, 1)))
