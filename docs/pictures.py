@@ -21,6 +21,7 @@ from lim_jax.models import byte_model, sample_windows, standard_library_text, tr
 HERE = Path(__file__).parent
 MEASURED = HERE / "gallery" / "network.npz"
 LENGTH, EXAMPLES = 48, 96
+PUBLISHED = "SmolLM2-135M-Instruct.Q4_1"
 
 
 def measured() -> dict[str, dict]:
@@ -58,10 +59,18 @@ def draw(page: Path) -> None:
 
 
 def draw_study(folder: Path) -> None:
-    """The figures of the study's results, as its command draws them."""
-    results = json.loads((HERE / "study" / "study.json").read_text(encoding="utf-8"))
+    """The figures of the studies' results, as their commands draw them."""
+    of_networks, of_training, of_answers = (
+        json.loads((HERE / "study" / f"{name}.json").read_text(encoding="utf-8"))
+        for name in ("study", "tuning", "faithfulness")
+    )
     with numbered():
-        for name, figure in lim.cli.study_figures(results).items():
+        figures = {
+            **lim.cli.study_figures(of_networks),
+            **lim.cli.tuning_figures(of_training, PUBLISHED),
+            **lim.cli.faithfulness_figures(of_answers, PUBLISHED),
+        }
+        for name, figure in figures.items():
             figure.savefig(folder / f"{name}.png")
 
 

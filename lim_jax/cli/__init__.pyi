@@ -31,6 +31,7 @@ from .explained import words as words
 from .explained import write_pages as write_pages
 from .explaining import Read as Read
 from .explaining import explain as explain
+from .faithful import faithfulness_figures as faithfulness_figures
 from .faithful import judge_attributions as judge_attributions
 from .folder import run_folder as run_folder
 from .folder import save_figure as save_figure

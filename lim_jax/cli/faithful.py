@@ -1,14 +1,14 @@
 """Which record a published model's answers come from, from a terminal."""
 
 from functools import partial
+from typing import Any
 
+from matplotlib.figure import Figure
 from tqdm import tqdm
 
 from lim_jax import models, plots, report, validation
 from lim_jax._checks import AnyPath, as_path
 from lim_jax.cli.folder import UNFINISHED, save_figure, write_json
-
-FIGURE = "faithfulness_against_cost"
 
 
 def judge_attributions(model: AnyPath, prompts: int, folder: AnyPath) -> None:
@@ -29,9 +29,16 @@ def judge_attributions(model: AnyPath, prompts: int, folder: AnyPath) -> None:
     }
     results = {"setting": setting._asdict(), "kinds": kinds}
     write_json(folder / "faithfulness.json", results)
-    title = f"Attributions of {model.stem}'s answers"
-    save_figure(plots.faithfulness_against_cost(kinds, title), folder, FIGURE)
-    page = report.faithfulness_page(results, model.stem, [f"{FIGURE}.png"])
+    figures = faithfulness_figures(results, model.stem)
+    for name, figure in figures.items():
+        save_figure(figure, folder, name)
+    page = report.faithfulness_page(results, model.stem, [f"{name}.png" for name in figures])
     (folder / "faithfulness.md").write_text(page, encoding="utf-8")
     print(page.split("\n\n")[1].replace("**", ""))
     print(f"Wrote faithfulness.json, faithfulness.md and a figure to {folder}.")
+
+
+def faithfulness_figures(results: dict[str, Any], name: str) -> dict[str, Figure]:
+    """The figure of what `judge_attributions` writes as JSON, by the name of its file."""
+    title = f"Attributions of {name}'s answers"
+    return {"faithfulness_against_cost": plots.faithfulness_against_cost(results["kinds"], title)}

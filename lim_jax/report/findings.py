@@ -13,6 +13,7 @@ from lim_jax.report.wording import markdown_table as _table
 from lim_jax.validation.gains import Gain, compare_arms
 from lim_jax.validation.intervals import Interval, paired_interval
 from lim_jax.validation.prediction import AT_GOLD, NORMALISED, PROFILE, SCORES
+from lim_jax.validation.recalled import recall_gains
 from lim_jax.validation.remedies import PLAIN, TOLD
 from lim_jax.validation.retrievers import in_the_middle
 from lim_jax.validation.study import LONG
@@ -43,6 +44,7 @@ def findings_page(results: Record, figures: Sequence[str] = ()) -> str:
         *_ablations(results, gains),
         *_from_first_step(results),
         *_shifts(results.get("shifts", {})),
+        *_recalls(results["preset"].get("recall"), results.get("recalls", {})),
         *_criteria(results["arms"]),
         *(f"![{name}]({name})" for name in figures),
     ]
@@ -77,6 +79,11 @@ SHIFTS_NOTE = (
     "Networks that count places by turning queries and keys, asked in contexts of as many records "
     "as in training and of twice as many. The last column of each length is Spearman's correlation "
     "of the margin's normalised influence with accuracy, over the records."
+)
+RECALLS_NOTE = (
+    "Associative recall: every pair is asked for once, somewhere after all pairs. From the first "
+    "step on, mean accuracy over pairs, and what is gained by drawing influence to the evidence of "
+    "one question of each probe."
 )
 PROMPTED_NOTE = (
     "Key-value prompts with every gold place in turn; an answer is right where greedy decoding "
@@ -375,6 +382,29 @@ def _of_influence(found: Record) -> str:
         for one in found["predictions"]
         if (one["attribution"], one["of"], one["score"]) == (NORMALISED, PROFILE, SCORES[0])
     )
+
+
+def _recalls(setting: Record | None, recalls: Mapping[str, Record]) -> list[str]:
+    """How accuracy rises where every pair is asked for, with word of the evidence and without."""
+    if not setting or not recalls:
+        return []
+    gains = recall_gains(recalls)
+    rows = [
+        (name, *(f"{np.mean(one):.2f}" for one in record["accuracy"]))
+        for name, record in recalls.items()
+    ]
+    rows += [
+        (f"gain, equal {cost}", "", *(_interval(getattr(one, field)) for one in gains.values()))
+        for cost, field in (("steps", "at_equal_steps"), ("time", "at_equal_time"))
+    ]
+    task, (plain, ours) = setting["task"], recalls.values()
+    words = (
+        f"{RECALLS_NOTE} {task['pairs']} pairs in {task['length']} places, {setting['probes']} "
+        f"probes beside {setting['batch']} contexts; a step takes "
+        f"{ours['seconds_per_step'] / plain['seconds_per_step']:.1f} times as long."
+    )
+    head = ("after so many steps", *map(str, plain["steps"]))
+    return ["## Many questions in a context", words, _table(head, rows)]
 
 
 def _criteria(arms: Mapping[str, Record]) -> list[str]:

@@ -6,6 +6,7 @@ from . import gains as gains
 from . import intervals as intervals
 from . import prediction as prediction
 from . import prompted as prompted
+from . import recalled as recalled
 from . import remedies as remedies
 from . import retrievers as retrievers
 from . import shifting as shifting
@@ -52,6 +53,12 @@ from .prompted import PromptedStudy as PromptedStudy
 from .prompted import answers as answers
 from .prompted import ask_prompts as ask_prompts
 from .prompted import prompted_study as prompted_study
+from .recalled import RecallGain as RecallGain
+from .recalled import RecallSetting as RecallSetting
+from .recalled import all_asked as all_asked
+from .recalled import recall_gains as recall_gains
+from .recalled import recall_gradient as recall_gradient
+from .recalled import recall_record as recall_record
 from .remedies import Arm as Arm
 from .remedies import Batches as Batches
 from .remedies import answers_on_probes as answers_on_probes

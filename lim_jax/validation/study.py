@@ -21,10 +21,11 @@ from lim_jax._checks import AnyPath, as_path, counted, require, require_kind
 from lim_jax._resuming import each_once
 from lim_jax.cost.job import job_cost
 from lim_jax.tasks.prompts import Example
-from lim_jax.tasks.retrieval import KeyValueTask
+from lim_jax.tasks.retrieval import KeyValueTask, recall_examples
 from lim_jax.validation.accounts import explained_record, influence_record
 from lim_jax.validation.further import Evaluation, evaluate, train_further
 from lim_jax.validation.prediction import predict, record_scores
+from lim_jax.validation.recalled import RECALLED, RecallSetting, recall_record
 from lim_jax.validation.remedies import (
     ANSWERS,
     ARMS,
@@ -44,7 +45,7 @@ from lim_jax.validation.retrievers import (
 )
 from lim_jax.validation.shifting import shift_record
 
-KINDS = ("settings", "predictions", "arms", "variants", "shifts")
+KINDS = ("settings", "predictions", "arms", "variants", "shifts", "recalls")
 BEFORE, BALANCED = "before", "Algorithm 1, probes"
 SHIFTED = (PLAIN, BALANCED, SELECTIVE)
 FROM_FIRST = 12  # stages of training from the first step
@@ -94,6 +95,8 @@ class Preset(NamedTuple):
     shifted
         Which of the networks are asked in longer contexts too, before and after `SHIFTED`; empty
         for none. Their places must be turned (`retrievers.Setting.rotary`).
+    recall
+        Networks of many questions, which learn from the first step; None for none.
     """
 
     settings: dict[str, Setting]
@@ -105,6 +108,7 @@ class Preset(NamedTuple):
     test: int
     explained: int
     shifted: str = ""
+    recall: RecallSetting | None = None
 
 
 def presets() -> dict[str, Preset]:
@@ -125,6 +129,7 @@ def presets() -> dict[str, Preset]:
         "full": Preset(
             {BASE: base, **others}, tuple(ARMS), _ablations(shorter, longer, deeper),
             seeds=5, stages=4, every=100, test=128, explained=32, shifted=turned,
+            recall=RecallSetting(),
         ),
     }  # fmt: skip
 
@@ -184,7 +189,8 @@ def validate(
         to it, and how both go together (`prediction.Prediction`); ``"arms"`` and
         ``"variants"``: by name, what came of training further; for each variant with its own
         plain arm. ``"shifts"``: before and after training further, at the length of training and
-        at twice it (`shifting.shift_record`).
+        at twice it (`shifting.shift_record`). ``"recalls"``: networks of many questions, told
+        where evidence stands or not (`recalled.recall_record`).
 
     Raises
     ------
@@ -248,6 +254,9 @@ class _Study(NamedTuple):
             )  # fmt: skip
         for name in (BEFORE, *SHIFTED) if preset.shifted else ():
             runs[f"shifts: {name}"] = partial(self.of_shift, name)
+        if preset.recall is not None:
+            for name in RECALLED:
+                runs[f"recalls: {name}"] = partial(self.of_recall, preset.recall, name)
         return runs
 
     @property
@@ -299,6 +308,11 @@ class _Study(NamedTuple):
             setting, models, test=preset.test, attributed=self.attributed,
             key=jax.random.key(self.seed),
         )  # fmt: skip
+
+    def of_recall(self, setting: RecallSetting, arm: str) -> dict[str, Any]:
+        test = recall_examples(setting.task, setting.test, key=jax.random.key(self.seed))
+        file = _file(self.folder, f"recall {arm}")
+        return recall_record(setting, self.keys, arm, test=test, checkpoint=file)
 
     def run(self, name: str) -> "_Run":
         return _Run(self.preset.settings[name], self.preset, jax.random.fold_in(self.keys[0], 7))
@@ -415,4 +429,7 @@ def _described(preset: Preset) -> dict[str, Any]:
         for name, setting in preset.settings.items()
     }
     variants = {name: one._asdict() for name, one in preset.variants.items()}
-    return {**preset._asdict(), "settings": settings, "variants": variants}
+    recall = preset.recall
+    if recall is not None:
+        recall = {**recall._asdict(), "task": recall.task._asdict()}
+    return {**preset._asdict(), "settings": settings, "variants": variants, "recall": recall}

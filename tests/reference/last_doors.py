@@ -676,6 +676,26 @@ LAST = {
             "attributed": Stated(1), "key": DRAWN,
         },
     ),
+    "all_asked": (validation.all_asked, {"examples": Thing(EXAMPLES_OF_TASK)}),
+    "recall_gradient": (
+        validation.recall_gradient,
+        {
+            "setting": Thing(validation.RecallSetting()), "model": Thing(MODEL),
+            "examples": Thing(EXAMPLES_OF_TASK), "probes": optional(Thing(EXAMPLES_OF_TASK)),
+            "key": DRAWN,
+        },
+    ),
+    "recall_record": (
+        lambda setting, keys, arm, test, checkpoint: validation.recall_record(
+            setting, keys, arm, test=test, checkpoint=checkpoint
+        ),
+        {
+            "setting": Thing(validation.RecallSetting()), "keys": Thing(jax.random.split(KEY, 2)),
+            "arm": Text("plain"), "test": Thing(EXAMPLES_OF_TASK),
+            "checkpoint": optional(Text(None)),
+        },
+    ),
+    "recall_gains": (validation.recall_gains, {"records": Named({})}),
     "train_retrievers": (
         validation.train_retrievers,
         SETTINGS | {"keys": Thing(jax.random.split(KEY, 2)), "checkpoint": optional(Text(None))},

@@ -2,8 +2,10 @@
 
 import numpy as np
 
+from lim_jax.tasks import RecallTask
 from lim_jax.validation.faithfulness import KINDS, FaithfulnessSetting, attribution_costs
 from lim_jax.validation.prediction import ATTRIBUTIONS, PROFILE, SCORES
+from lim_jax.validation.recalled import RecallSetting
 from lim_jax.validation.remedies import ANSWERS, PLAIN, SELECTIVE
 from lim_jax.validation.study import BALANCED, BEFORE, LONG, LONGER, SHIFTED, Variant, presets
 
@@ -69,6 +71,13 @@ def made_shift(seed):
     }
 
 
+def made_recall(seed, seconds):
+    """Accuracy by stage, seed and pair."""
+    course = np.random.default_rng(seed).uniform(size=(STAGES + 1, SEEDS, RECORDS))
+    return {"steps": [EVERY * stage for stage in range(STAGES + 1)], "seconds_per_step": seconds,
+            "accuracy": course.tolist(), "risk": course[..., 0].tolist()}  # fmt: skip
+
+
 def made_results():
     quick = presets()["quick"]
     setting = next(iter(quick.settings.values()))
@@ -92,6 +101,7 @@ def made_results():
                 "deeper": Variant(BALANCED, {}, "deeper")._asdict(),
                 "from the first step": Variant(SELECTIVE, {}, stages=3)._asdict(),
             },
+            "recall": {**RecallSetting()._asdict(), "task": RecallTask(8, 48)._asdict()},
         },
         "settings": {"8 records": scored},
         "predictions": {"8 records": made_predictions()},
@@ -104,6 +114,7 @@ def made_results():
             f"from the first step, {PLAIN}": made_arm(12, stages=3, explained=False),
         },
         "shifts": {name: made_shift(8 + number) for number, name in enumerate((BEFORE, *SHIFTED))},
+        "recalls": {PLAIN: made_recall(20, 0.02), SELECTIVE: made_recall(21, 0.03)},
     }
 
 

@@ -7,7 +7,7 @@ WITHOUT = {
         announced averaged_records choose_contexts duration record_lines report_explanations stem
         words write_pages
         cli.compare cli.explain cli.study counterexamples first_contexts judge_attributions
-        keep_programs train_published tuning_figures
+        faithfulness_figures keep_programs train_published tuning_figures
         averaged_orders main measured_contexts network_within noted profile
         rates read_contexts read_contexts_of read_prompts record_shares reproduce run_folder
         save_figure shuffled_lines shuffled_report shuffled_shares study_figures write_beside

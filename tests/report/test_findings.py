@@ -132,6 +132,28 @@ def test_a_shift_stands_with_its_gains_and_correlations():
     assert "## Position shift" not in report.findings_page(results | {"shifts": {}})
 
 
+def test_recall_stands_by_its_steps_with_what_evidence_gains():
+    results = made_results()
+    page = report.findings_page(results)
+    section = page.partition("## Many questions in a context")[2].partition("\n## ")[0]
+    assert "8 pairs in 48 places, 16 probes beside 32 contexts" in section
+    assert "a step takes 1.5 times as long" in section
+    plain, ours = (np.array(one["accuracy"]) for one in results["recalls"].values())
+    (head,), (first,), (second,) = (
+        rows(section, name) for name in ("after so many steps", "plain", "selective, own answers")
+    )
+    assert head[1:] == ["0", "25", "50"]
+    assert first[1:] == [f"{one.mean():.2f}" for one in plain]
+    assert second[1:] == [f"{one.mean():.2f}" for one in ours]
+    (by_steps,), (by_time,) = (rows(section, f"gain, equal {name}") for name in ("steps", "time"))
+    assert by_steps[1] == by_time[1] == by_time[3] == ""
+    assert by_steps[2].startswith(f"{(ours - plain)[1].mean():+.3f} (")
+    halfway = (plain[1] + plain[2]).mean() / 2
+    assert by_time[2].startswith(f"{ours[1].mean() - halfway:+.3f} (")
+    without = results | {"recalls": {}, "preset": results["preset"] | {"recall": None}}
+    assert "## Many questions" not in report.findings_page(without)
+
+
 def test_what_was_not_explained_has_no_table():
     results = made_results()
     for arm in results["arms"].values():

@@ -12,10 +12,11 @@ from scipy import stats
 
 from lim_jax import validation
 from lim_jax.cost import job_cost
-from lim_jax.tasks import KeyValueTask
+from lim_jax.tasks import KeyValueTask, RecallTask
 from lim_jax.validation.gains import compare_arms, gain, gains_on_base
 from lim_jax.validation.prediction import ATTRIBUTIONS, RecordScores
-from lim_jax.validation.remedies import PLAIN, balanced_on_probes
+from lim_jax.validation.recalled import RecallSetting
+from lim_jax.validation.remedies import PLAIN, SELECTIVE, balanced_on_probes
 from lim_jax.validation.retrievers import PlaceScores, Setting
 from lim_jax.validation.study import BALANCED, BASE, LONG, Preset, Variant, presets, validate
 
@@ -121,6 +122,16 @@ def shifts(monkeypatch):
 
 
 @pytest.fixture
+def recalls(monkeypatch):
+    """And networks of many questions."""
+
+    def recall_record(setting, keys, arm, *, test, checkpoint):
+        return {"asked": [arm, len(keys), test.gold.shape, checkpoint.name, setting.probes]}
+
+    monkeypatch.setattr(validation.study, "recall_record", recall_record)
+
+
+@pytest.fixture
 def scored(monkeypatch):
     """And what predictions are made of: columns of the embedding stand for it."""
 
@@ -158,7 +169,7 @@ def varied(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("promoting", "scored")
+@pytest.mark.usefixtures("promoting", "scored", "recalls")
 def test_a_study_goes_on_from_what_is_finished(tmp_path, explained, shifts, counted, varied):
     """Networks that are trained, judged and trained further: many programs."""
     setting = Setting(KeyValueTask(4, 5, 3), width=4, heads=1, depth=1, steps=2, batch=2)
@@ -166,6 +177,7 @@ def test_a_study_goes_on_from_what_is_finished(tmp_path, explained, shifts, coun
         {"first": setting}, (PLAIN, "Algorithm 1, probes"),
         {"every 2nd step": Variant(BALANCED, varied), "untrained": Variant(BALANCED, {}, stages=2)},
         seeds=2, stages=1, every=2, test=2, explained=2, shifted="first",
+        recall=RecallSetting(RecallTask(2, 8, 3, 2), test=5, probes=7),
     )  # fmt: skip
     seen: list[str] = []
 
@@ -213,6 +225,11 @@ def test_a_study_goes_on_from_what_is_finished(tmp_path, explained, shifts, coun
     assert list(shifted) == ["before", PLAIN, "Algorithm 1, probes"]
     heads = [np.array(one["heads"]) for one in shifted.values()]
     assert all(len(head) == 2 for head in heads) and len({head.tobytes() for head in heads}) == 3
+    assert {name: one["asked"] for name, one in found["recalls"].items()} == {
+        PLAIN: [PLAIN, 2, [5, 2], "recall_plain.run", 7],
+        SELECTIVE: [SELECTIVE, 2, [5, 2], "recall_selective-own_answers.run", 7],
+    }
+    assert found["preset"]["recall"]["task"]["length"] == 8
     assert validate(preset, folder=tmp_path) == found
     with pytest.raises(ValueError, match="study.json"):
         validate(preset, folder=tmp_path, seed=1)
