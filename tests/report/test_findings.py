@@ -105,13 +105,14 @@ def test_the_verdict_counts_variants_and_names_what_moved():
 def test_what_rises_from_the_first_step_stands_by_its_steps():
     results = made_results()
     page = report.findings_page(results)
+    section = page.partition("## From the first step")[2].partition("\n## ")[0]
     (head,), (ours,) = (
-        rows(page, name) for name in ("after so many steps", "from the first step, plain")
+        rows(section, name) for name in ("after so many steps", "from the first step, plain")
     )
     assert head[1:] == ["0", "25", "50", "75"]
     course = np.array(results["variants"]["from the first step, plain"]["accuracy"])
     assert ours[1:] == [f"{one.mean():.2f} ({one[:, 2:6].mean():.2f})" for one in course]
-    assert len(rows(page, "from the first step")) == 1
+    assert len(rows(section, "from the first step")) == 1
 
 
 def test_a_shift_stands_with_its_gains_and_correlations():
