@@ -51,7 +51,6 @@ WITHOUT = {
         findings_page fit_scale found_in_a_line gain_against_cost gains_of_arms
         blocks_of head_chart influence_by_record ink label_ends legend_below line_style
         page_of parts_finding percent records_finding
-        markdown_table
         middle_against_time new_figure parts_shares points_in_words positive_part prompted_page
         prompted_records rank_correlations shade_boundaries shading share_chart
         shifted_records short show simulation_convergence simulation_influence_profiles
