@@ -35,6 +35,7 @@ from .faithful import faithfulness_figures as faithfulness_figures
 from .faithful import judge_attributions as judge_attributions
 from .folder import run_folder as run_folder
 from .folder import save_figure as save_figure
+from .folder import write_findings as write_findings
 from .folder import write_json as write_json
 from .folder import write_table as write_table
 from .kept import measured_contexts as measured_contexts

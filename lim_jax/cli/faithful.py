@@ -8,7 +8,7 @@ from tqdm import tqdm
 
 from lim_jax import models, plots, report, validation
 from lim_jax._checks import AnyPath, as_path
-from lim_jax.cli.folder import UNFINISHED, save_figure, write_json
+from lim_jax.cli.folder import UNFINISHED, write_findings
 
 
 def judge_attributions(model: AnyPath, prompts: int, folder: AnyPath) -> None:
@@ -28,14 +28,9 @@ def judge_attributions(model: AnyPath, prompts: int, folder: AnyPath) -> None:
         kind: one.record() for kind, one in validation.faithfulness_study(found, setting).items()
     }
     results = {"setting": setting._asdict(), "kinds": kinds}
-    write_json(folder / "faithfulness.json", results)
     figures = faithfulness_figures(results, model.stem)
-    for name, figure in figures.items():
-        save_figure(figure, folder, name)
     page = report.faithfulness_page(results, model.stem, [f"{name}.png" for name in figures])
-    (folder / "faithfulness.md").write_text(page, encoding="utf-8")
-    print(page.split("\n\n")[1].replace("**", ""))
-    print(f"Wrote faithfulness.json, faithfulness.md and a figure to {folder}.")
+    write_findings(folder, "faithfulness", results, figures, page)
 
 
 def faithfulness_figures(results: dict[str, Any], name: str) -> dict[str, Figure]:

@@ -180,3 +180,27 @@ def save_figure(figure: Figure, folder: AnyPath, name: str) -> None:
     """Draw a figure to pixels and to lines: ``name.png`` and ``name.svg``."""
     for kind in ("png", "svg"):
         figure.savefig(as_path(folder, "folder") / f"{name}.{kind}")
+
+
+def write_findings(
+    folder: AnyPath, name: str, results: Any, figures: Mapping[str, Figure], page: str
+) -> None:
+    """Write results, their figures and the page that shows them; its first paragraph is printed.
+
+    Parameters
+    ----------
+    folder
+        To write to.
+    name
+        Of the files: with .json what `write_json` takes, and with .md the page.
+    results, figures, page
+        What was found; figures by the names of their files, without endings.
+    """
+    folder = as_path(folder, "folder")
+    write_json(folder / f"{name}.json", results)
+    for stem, figure in figures.items():
+        save_figure(figure, folder, stem)
+    (folder / f"{name}.md").write_text(page, encoding="utf-8")
+    print(page.split("\n\n")[1].replace("**", ""))
+    drawn = "a figure" if len(figures) == 1 else f"{len(figures)} figures"
+    print(f"Wrote {name}.json, {name}.md and {drawn} to {folder}.")

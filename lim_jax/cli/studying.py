@@ -11,7 +11,15 @@ from tqdm import tqdm
 from lim_jax import models, plots, report, validation
 from lim_jax._checks import AnyPath, as_path, require
 from lim_jax.cli.faithful import judge_attributions
-from lim_jax.cli.folder import UNFINISHED, Named, Unnamed, run_folder, save_figure, write_json
+from lim_jax.cli.folder import (
+    UNFINISHED,
+    Named,
+    Unnamed,
+    run_folder,
+    save_figure,
+    write_findings,
+    write_json,
+)
 from lim_jax.cli.tuning import train_published
 
 
@@ -74,14 +82,9 @@ def study(
             folder=folder / UNFINISHED,
             progress=partial(tqdm, desc="study", unit="run"),
         )
-        write_json(folder / "study.json", results)
         figures = study_figures(results)
-        for stem, figure in figures.items():
-            save_figure(figure, folder, stem)
         page = report.findings_page(results, [f"{name}.png" for name in figures])
-        (folder / "study.md").write_text(page, encoding="utf-8")
-        print(page.split("\n\n")[1].replace("**", ""))
-        print(f"Wrote study.json, study.md and {len(figures)} figures to {folder}.")
+        write_findings(folder, "study", results, figures, page)
     return 0
 
 

@@ -8,7 +8,7 @@ from tqdm import tqdm
 
 from lim_jax import models, plots, report, validation
 from lim_jax._checks import AnyPath, as_path
-from lim_jax.cli.folder import UNFINISHED, save_figure, write_json
+from lim_jax.cli.folder import UNFINISHED, write_findings
 
 
 def train_published(model: AnyPath, seed: int, folder: AnyPath) -> None:
@@ -32,14 +32,9 @@ def train_published(model: AnyPath, seed: int, folder: AnyPath) -> None:
         folder=folder / UNFINISHED,
         progress=partial(tqdm, desc="training", unit="run"),
     )
-    write_json(folder / "tuning.json", results)
     figures = tuning_figures(results, model.stem)
-    for name, figure in figures.items():
-        save_figure(figure, folder, name)
     page = report.tuning_page(results, model.stem, [f"{name}.png" for name in figures])
-    (folder / "tuning.md").write_text(page, encoding="utf-8")
-    print(page.split("\n\n")[1].replace("**", ""))
-    print(f"Wrote tuning.json, tuning.md and {len(figures)} figures to {folder}.")
+    write_findings(folder, "tuning", results, figures, page)
 
 
 def tuning_figures(results: dict[str, Any], name: str) -> dict[str, Figure]:

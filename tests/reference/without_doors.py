@@ -11,7 +11,7 @@ WITHOUT = {
         averaged_orders main measured_contexts network_within noted profile
         rates read_contexts read_contexts_of read_prompts record_shares reproduce run_folder
         save_figure shuffled_lines shuffled_report shuffled_shares study_figures write_beside
-        write_contexts write_json write_shuffled write_table
+        write_contexts write_findings write_json write_shuffled write_table
     """,
     "Refusals, which are what is tested; and what they are made of.": """
         adjoint.compare all_known counted_depth counted_steps density.require_pair embedded
