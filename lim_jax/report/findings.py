@@ -97,7 +97,8 @@ def _verdict(results: Record, gains: Mapping[str, Gain]) -> str:
     parts = [found_in_a_line({name: gain for name, gain in gains.items() if name in arms})]
     for remedy, names in _by_remedy(results).items():
         varied = {name: gains[name] for name in names}
-        parts.append(f"Of {len(varied)} variants of {remedy} {_lifted(varied, most=3)}.")
+        of = "1 variant" if len(varied) == 1 else f"{len(varied)} variants"
+        parts.append(f"Of {of} of {remedy} {_lifted(varied, most=3)}.")
     remedies = {name: gains[name].middle for name in arms if name in gains and name not in TOLD}
     lifting = {name: one.value for name, one in remedies.items() if one.low > 0}
     best = max(lifting, key=lifting.__getitem__, default=None)

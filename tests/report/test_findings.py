@@ -86,7 +86,7 @@ def test_the_verdict_counts_variants_and_names_what_moved():
     verdict = report.findings_page(results).split("\n\n")[1]
     varied = "Of 2 variants of Algorithm 1, probes 1 lifts the middle at equal steps (strength 3 +"
     assert varied in verdict
-    assert "Of 1 variants of selective, own answers none lift the middle" in verdict
+    assert "Of 1 variant of selective, own answers none lift the middle" in verdict
     cone = {}
     for name in ("Algorithm 1", "plain"):
         energies = np.array(results["arms"][name]["channels"])[:, :, 1]
