@@ -63,10 +63,11 @@ def line_style(index: int) -> dict[str, Any]:
     >>> line_style(0)["color"], line_style(1)["marker"]
     ('#0072b2', 's')
     """
+    again = index // len(COLOURS)  # a colour that comes again has another dash and marker
     return {
         "color": COLOURS[index % len(COLOURS)],
-        "linestyle": DASHES[index % len(DASHES)],
-        "marker": MARKERS[index % len(MARKERS)],
+        "linestyle": DASHES[(index + again) % len(DASHES)],
+        "marker": MARKERS[(index + again) % len(MARKERS)],
         "markersize": 3.5,
         "linewidth": 1.3,
     }

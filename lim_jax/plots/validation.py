@@ -101,8 +101,8 @@ def gains_of_arms(gains: Mapping[str, Gain], title: str) -> Figure:
             )  # fmt: skip
     axes.axvline(0, color="black", linewidth=0.8)
     axes.set_yticks(range(len(gains)), list(gains), fontsize=8)
-    axes.invert_yaxis()
-    axes.set_xlabel("gain in the middle's accuracy over plain training (95 % over seeds)")
+    axes.set_ylim(len(gains) - 0.5, -0.5)
+    axes.set_xlabel("gain in the middle over plain training (95 %)")
     axes.set_title(title, fontsize=10, wrap=True)
     axes.spines[["top", "right"]].set_visible(False)
     legend_below(figure)
@@ -115,7 +115,7 @@ def gain_against_cost(gains: Mapping[str, Gain], title: str) -> Figure:
     Intervals are of 95 %, over seeds.
     """
     figure, axes = new_figure(
-        "gain in the middle, equal steps",
+        "gain in the middle,\nequal steps",
         "time of a step over that of a plain one",
         title,
     )

@@ -142,6 +142,8 @@ def test_no_two_lines_of_a_figure_share_a_colour_a_dash_or_a_marker():
     styles = [plots.line_style(index) for index in range(7)]
     for part in ("color", "linestyle", "marker"):
         assert len({style[part] for style in styles}) == 7
+    more = [plots.line_style(index) for index in range(20)]
+    assert len({(style["color"], style["marker"]) for style in more}) == 20
 
 
 def test_one_example_is_drawn_without_a_band():
