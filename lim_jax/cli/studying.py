@@ -47,7 +47,7 @@ def study(
         quick: One network of 8 records, 3 seeds and 3 arms: some two minutes on two cores. This
             is what is run without a choice.
         full: Five networks, 5 seeds, all arms, ablations, channels, certificates and longer
-            contexts: an hour on two cores, of which it keeps little more than one busy.
+            contexts, and many questions in one: some 80 minutes of one core.
         model: A folder of weights as published, or a GGUF file: asks it for values of keys in
             text, and nothing is trained. Writes prompted.json, prompted.md and figures.
         train: With model: trains it further, on answers of records at the edges and towards where

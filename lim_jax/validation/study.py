@@ -112,7 +112,7 @@ class Preset(NamedTuple):
 
 
 def presets() -> dict[str, Preset]:
-    """What ``lim-jax study`` runs: `quick` in two minutes, `full` in an hour."""
+    """What ``lim-jax study`` runs: `quick` in two minutes, `full` in some 80."""
     base, small = Setting(), Setting(KeyValueTask(8, 16, 8), steps=500)
     others = {
         "8 records, depth 2": small,
