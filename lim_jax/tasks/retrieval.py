@@ -181,8 +181,12 @@ def recall_examples(task: RecallTask, count: int, *, key: Key[Array, ""]) -> Exa
     _require_keys(task.pairs, task.keys, task.values)
     _require_room(task)
     require_key(key)
-    context = partial(_recall_context, task)
-    return jax.vmap(context)(jax.random.split(key, counted(count, "count")))
+    return _recall_examples(task, jax.random.split(key, counted(count, "count")))
+
+
+@eqx.filter_jit
+def _recall_examples(task: RecallTask, keys: Key[Array, " examples"]) -> Example:
+    return jax.vmap(partial(_recall_context, task))(keys)
 
 
 def _recall_context(task: RecallTask, key: Key[Array, ""]) -> Example:

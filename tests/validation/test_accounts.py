@@ -25,16 +25,17 @@ def test_the_evidences_share_is_that_of_the_margins_gradient_and_its_hops_sum_to
     examples = examples_of_every_place(SETTING, 2, key=jax.random.key(1))
     found = evidence_record(SETTING, models, examples)
     ids, y = asked(examples)
-    for seed in range(2):
-        model = jax.tree.map(lambda leaf: leaf[seed] if eqx.is_array(leaf) else leaf, models)  # noqa: B023
-        shares = []
-        for number in range(len(ids)):
-            one = jax.tree.map(lambda leaf: leaf[number], y)  # noqa: B023
-            loss = lambda x: model.margin_loss(x, one)  # noqa: B023, E731
-            slope = np.asarray(jax.grad(loss)(model.embed(ids[number])))
-            energies = (slope**2).sum(axis=1)[:-1].reshape(RECORDS, 2).sum(axis=1)
-            shares.append(energies[int(examples.gold[number, 0])] / energies.sum())
-        np.testing.assert_allclose(found["evidence"][seed], np.mean(shares), rtol=1e-8)
+
+    @eqx.filter_jit
+    @eqx.filter_vmap
+    def slopes(model):
+        return jax.vmap(lambda ids, y: jax.grad(model.margin_loss)(model.embed(ids), y))(ids, y)
+
+    energies = (np.asarray(slopes(models)) ** 2).sum(axis=3)  # seeds, examples, places
+    of_records = energies[:, :, :-1].reshape(2, -1, RECORDS, 2).sum(axis=3)
+    gold = np.asarray(examples.gold)[:, 0]
+    shares = of_records[:, np.arange(len(gold)), gold] / of_records.sum(axis=2)
+    np.testing.assert_allclose(found["evidence"], shares.mean(axis=1), rtol=1e-8)
     hops = np.array(found["hops"])
     assert hops.shape == (2, 3)
     np.testing.assert_allclose(hops.sum(axis=1), 1)

@@ -134,8 +134,13 @@ def truth(rows, answers):
 
 
 @eqx.filter_jit
-def compiled(model, rows, training, probes, strength):
+def _compiled(model, rows, training, probes, strength):
     return tuning.tuning_gradient(model, rows, training, probes, strength=strength)
+
+
+def compiled(model, rows, training, probes, strength):
+    """By one program for all strengths."""
+    return _compiled(model, rows, training, probes, jnp.asarray(strength))
 
 
 def along(gradient, direction):
