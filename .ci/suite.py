@@ -6,8 +6,8 @@ took 16.2 on a machine of its own when the bound was set.
 
 A minute of CPU is longer where the machine is shared: the same 4,740 tests took from 17 to 24. So a
 short job of pure Python is timed again and again beside the command, and minutes are those of a
-processor that does it in `SECONDS`. That is reckoned: where these tests took 20.7 it was measured at
-0.106, so that it takes 0.089 where they took 17.4.
+processor that does it in `SECONDS`. That is reckoned: it was measured at 0.106 where these tests
+took 20.7, so that it takes 0.089 where they took 17.4.
 """
 
 import resource

@@ -5,6 +5,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lim_jax.adjoint import attention_hops
+from lim_jax.grid import token_grid
 from lim_jax.tasks import KeyValueTask
 from lim_jax.validation import evidence_record
 from lim_jax.validation.retrievers import (
@@ -41,6 +43,21 @@ def test_the_evidences_share_is_that_of_the_margins_gradient_and_its_hops_sum_to
     np.testing.assert_allclose(hops.sum(axis=1), 1)
     np.testing.assert_array_equal(hops[:, 0], 0)
     assert (hops[:, 1:] > 0).all()
+
+    @eqx.filter_jit
+    @eqx.filter_vmap
+    def by_hop(model):
+        def of_one(ids, y):
+            example = model.embed(ids), y
+            return attention_hops(model.flow, model.terminal_margin_loss, example, grid, 2)[0]
+
+        return jax.vmap(of_one)(ids, y)
+
+    grid = token_grid(SETTING.task.length)
+    parts = (np.asarray(by_hop(models)) ** 2).sum(axis=4)[..., :-1]  # seeds, examples, hops, places
+    of_gold = parts.reshape(2, -1, 3, RECORDS, 2).sum(axis=4)[:, np.arange(len(gold)), :, gold]
+    expected = of_gold / of_gold.sum(axis=2, keepdims=True)  # examples, seeds, hops
+    np.testing.assert_allclose(hops, expected.mean(axis=0), rtol=1e-8)
     # One layer reaches its keys and values at once, and nothing else.
     shallow = SETTING._replace(depth=1)
     one_layer, _ = train_retrievers(shallow, jax.random.split(jax.random.key(0), 2))
