@@ -109,6 +109,8 @@ def test_a_step_follows_answers_and_the_evidence_of_one_question_of_each_probe(m
         longer = max(1, strength * length)
         expected = jax.tree.map(lambda risk, pull: risk + strength * pull / longer, risk, slope)  # noqa: B023
         chex.assert_trees_all_close(ours(jnp.asarray(strength)), expected, rtol=1e-8, atol=1e-12)
+    plain = eqx.filter_jit(validation.recall_gradient)(SETTING, model, examples, None, key)
+    chex.assert_trees_all_close(plain, risk, rtol=1e-10, atol=1e-14)
 
 
 @pytest.mark.usefixtures("cheap")
