@@ -14,9 +14,14 @@
 # device has to hold. Half a minute on a laptop.
 
 # %%
+import os
+
 import jax
 
-jax.config.update("jax_num_cpu_devices", 8)  # before JAX starts; leave it out on real devices
+# Both before JAX starts; leave them out on real devices. Devices that wait for one another each hold
+# a thread, of which there would be no more than devices.
+jax.config.update("jax_num_cpu_devices", 8)
+os.environ.setdefault("NPROC", "64")
 
 import dataclasses
 

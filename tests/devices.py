@@ -1,7 +1,7 @@
 """Run the library's jobs on several devices and print how far their numbers are from one's.
 
-``XLA_FLAGS=--xla_force_host_platform_device_count=8 python devices.py virtual FOLDER`` compares
-those of 8 virtual ones with those of the first alone, which it saves; ``ring`` in place of
+``NPROC=64 XLA_FLAGS=--xla_force_host_platform_device_count=8 python devices.py virtual FOLDER``
+compares those of 8 virtual ones with those of the first alone, which it saves; ``ring`` in place of
 ``virtual`` compares those of keys and values that go round a ring, ``weights`` those of a network
 that is read onto them, ``weights,virtual,ring`` all in one process; ``python devices.py 0 FOLDER
 PORT`` and ``python devices.py 1 FOLDER PORT`` compare theirs with these as two processes.

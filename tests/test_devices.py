@@ -15,6 +15,11 @@ import pytest
 SCRIPT = Path(__file__).with_name("devices.py")
 
 
+# Of XLA's CPU client, which has one for a device: sums that wait for another in two places at once
+# would take all of them, and nobody would come.
+THREADS = {"NPROC": "64"}
+
+
 def run(*arguments, devices=1):
     flags = os.environ.get("XLA_FLAGS", "")
     flags = f"{flags} --xla_force_host_platform_device_count={devices}"
@@ -23,7 +28,7 @@ def run(*arguments, devices=1):
         capture_output=True,
         text=True,
         timeout=600,
-        env={**os.environ, "XLA_FLAGS": flags, "PYTHONPATH": str(SCRIPT.parents[1])},
+        env={**os.environ, **THREADS, "XLA_FLAGS": flags, "PYTHONPATH": str(SCRIPT.parents[1])},
     )
 
 
