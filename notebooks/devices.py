@@ -18,8 +18,8 @@ import os
 
 import jax
 
-# Both before JAX starts; leave them out on real devices. Devices that wait for one another each hold
-# a thread, of which there would be no more than devices.
+# Both before JAX starts; leave them out on real devices. Devices that wait for one another hold a
+# thread each, of which there would be no more than devices.
 jax.config.update("jax_num_cpu_devices", 8)
 os.environ.setdefault("NPROC", "64")
 
