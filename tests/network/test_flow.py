@@ -1,5 +1,6 @@
 """Residual recursions over depth."""
 
+import dataclasses
 from math import factorial
 
 import equinox as eqx
@@ -200,6 +201,32 @@ def test_layers_are_remade_in_reverse_but_for_their_attention():
     heads, features, width = 2, 3, 6
     kept = 160 * (width + heads * (features + 1)) * 8
     assert (memory(many) - memory(few)) / 12 < 1.05 * kept
+
+
+def test_kept_products_are_not_made_again_and_give_the_same_gradient():
+    """Of each layer queries, keys, values, attention's output, and hidden features: no others.
+
+    The outer product is not read on the way back, where its layer's output is the next one's input.
+    """
+    remade = random_flow(depth=3, step=lim.split)
+    width = remade.layers.attention.query.shape[-1]
+    x = random_states(1, 12, width)
+
+    def gradient(flow, x):
+        return jax.grad(lambda flow, x: jnp.sum(jnp.sin(flow(x, GRID))), argnums=(0, 1))(flow, x)
+
+    flows = remade, dataclasses.replace(remade, products="kept")
+    traced = [jax.jit(gradient).trace(flow, x) for flow in flows]
+    dear, cheap = (operations(program.jaxpr) for program in traced)
+    assert dear - cheap == 3 * 2 * 12 * width * (4 * width + 7)
+    expected, found = (jax.jit(gradient)(flow, x) for flow in flows)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-13)
+
+
+def test_products_are_remade_or_kept(as_users_run):
+    with pytest.raises(ValueError, match="got 'stored', expected 'remade' or 'kept'"):
+        dataclasses.replace(random_flow(depth=1), products="stored")
 
 
 def test_split_differs_from_euler_at_first_order():
