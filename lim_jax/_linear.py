@@ -18,6 +18,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax._src.dispatch import prim_requires_devices_during_lowering
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.typing import ArrayLike
@@ -109,6 +110,8 @@ def on_platform(platform: str, primitive: Primitive, program: PlatformProgram) -
 
     rule = mlir.lower_fun(run, multiple_results=True)
     mlir.register_lowering(primitive, rule, platform=platform)
+    # Kernels of a platform may be cut up among devices; no public name says that of a primitive.
+    prim_requires_devices_during_lowering.add(primitive)
 
 
 def transposes(

@@ -33,10 +33,11 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
 from lim_jax._checks import require_floats
-from lim_jax._linear import at, derived, of_many, transposes
+from lim_jax._linear import at, derived, of_many, on_platform, transposes
 from lim_jax._precision import accumulator, matmul
 from lim_jax.grid.cells import CellGrid
 from lim_jax.grid.measure import Grid, require_on_grid
+from lim_jax.network.fused import outputs_or, pulled_or
 from lim_jax.network.shaping import PLAIN, Shaping, capped
 from lim_jax.network.tiles import Tiling, each_vector, in_groups, over_tiles, tiling
 
@@ -206,6 +207,8 @@ def _pulled(points, vectors, tiling):
 _attention = of_many("attention", _attend)
 _push, _pull = transposes(("attention_push", _pushed), ("attention_pull", _pulled))
 derived(_attention, _slope)
+on_platform("cuda", _attention, outputs_or(_attend))
+on_platform("cuda", _pull, pulled_or(_pulled))
 
 
 def _weights(query, key, log_weight, log_total, place, tiling):
