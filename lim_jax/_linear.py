@@ -7,7 +7,8 @@ transpose can be written by hand it may be the better program: two such maps,
 
 are each the other's transpose, and their derivatives in the point :math:`x` are JAX's own, of the
 programs as they are written. What `vmap` adds comes in front: a program sees one axis of points
-and, of vectors, a second axis of those that share a point.
+and, of vectors, a second axis of those that share a point. A platform may run a program of its own
+where nothing is differentiated further.
 """
 
 import math
@@ -17,6 +18,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax._src.dispatch import prim_requires_devices_during_lowering
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.typing import ArrayLike
@@ -28,6 +30,9 @@ Points = Sequence[Shaped[Array, "points ..."]]
 Vectors = Sequence[Shaped[Array, "points vectors ..."]]
 # ``program(points, vectors, setting)``; the setting is known before tracing.
 Program = Callable[[Points, Vectors, Any], Sequence[Array]]
+# ``program(points, vectors, setting, zero)``, told of each vector whether it is known to be zero.
+PlatformProgram = Callable[[Points, Vectors, Any, tuple[bool, ...]], Sequence[Array]]
+STATIC = "count", "many", "sharing", "setting", "zero"
 RUNS: dict[Primitive, Callable[..., list[Array]]] = {}
 
 
@@ -43,17 +48,11 @@ def of_many(name: str, program: Program) -> Primitive:
     primitive = Primitive(name)
     primitive.multiple_results = True
 
-    @partial(jax.jit, static_argnames=("count", "many", "sharing", "setting"))
-    def run(*operands: Array, count: int, many: int, sharing: int, setting: Hashable):
-        # All operands lead with the `many` axes of points, then vectors with the `sharing` ones.
-        front = operands[-1].shape[: many + sharing]
-        merged = math.prod(front[:many]), math.prod(front[many:])
-        points = [x.reshape(merged[0], *x.shape[many:]) for x in operands[:count]]
-        vectors = [x.reshape(*merged, *x.shape[many + sharing :]) for x in operands[count:]]
-        found = program(points, vectors, setting)
-        return [x.reshape(*front, *x.shape[2 if vectors else 1 :]) for x in found]
+    @partial(jax.jit, static_argnames=STATIC)
+    def run(*operands: Array, zero: tuple[bool, ...], **static: Any) -> list[Array]:
+        return _merged(program, *operands, **static)
 
-    def mapped(operands, axes, *, count, many, sharing, setting):
+    def mapped(operands, axes, *, count, many, sharing, **static):
         sizes = (x.shape[a] for x, a in zip(operands, axes, strict=True) if a is not None)
         size = next(sizes)
         moves = any(axis is not None for axis in axes[:count])
@@ -66,11 +65,11 @@ def of_many(name: str, program: Program) -> Primitive:
 
         fixed = 0 if moves else count
         operands = *operands[:fixed], *map(fronted, operands[fixed:], axes[fixed:])
-        axes = {"many": many + moves, "sharing": sharing + (not moves)}
-        found = primitive.bind(*operands, count=count, setting=setting, **axes)
+        static |= {"count": count, "many": many + moves, "sharing": sharing + (not moves)}
+        found = primitive.bind(*operands, **static)
         return found, [first] * len(found)
 
-    primitive.def_impl(run)
+    primitive.def_impl(jax.jit(primitive.bind, static_argnames=STATIC))
     primitive.def_abstract_eval(
         lambda *types, **static: jax.make_jaxpr(partial(run, **static))(*types).out_avals
     )
@@ -78,6 +77,41 @@ def of_many(name: str, program: Program) -> Primitive:
     batching.primitive_batchers[primitive] = mapped
     RUNS[primitive] = run
     return primitive
+
+
+def _merged(
+    program: Program, *operands: Array, count: int, many: int, sharing: int, setting: Hashable
+) -> list[Array]:
+    """Run a program where all operands lead with `many` axes, then vectors with `sharing` ones."""
+    front = operands[-1].shape[: many + sharing]
+    merged = math.prod(front[:many]), math.prod(front[many:])
+    points = [x.reshape(merged[0], *x.shape[many:]) for x in operands[:count]]
+    vectors = [x.reshape(*merged, *x.shape[many + sharing :]) for x in operands[count:]]
+    found = program(points, vectors, setting)
+    return [x.reshape(*front, *x.shape[2 if vectors else 1 :]) for x in found]
+
+
+def on_platform(platform: str, primitive: Primitive, program: PlatformProgram) -> None:
+    """Let a platform run another program, of the same numbers; derivatives know nothing of it.
+
+    Examples
+    --------
+    >>> double = of_many("double", lambda points, _, setting: [2 * points[0]])
+    >>> on_platform("cpu", double, lambda points, _, setting, zero: [points[0] + points[0]])
+    >>> at(double, [1.0], [], None)[0].item()
+    2.0
+    """
+
+    def run(*operands: Array, zero: tuple[bool, ...], **static: Any) -> list[Array]:
+        def told(points: Points, vectors: Vectors, setting: Any) -> Sequence[Array]:
+            return program(points, vectors, setting, zero)
+
+        return _merged(told, *operands, **static)
+
+    rule = mlir.lower_fun(run, multiple_results=True)
+    mlir.register_lowering(primitive, rule, platform=platform)
+    # Kernels of a platform may be cut up among devices; no public name says that of a primitive.
+    prim_requires_devices_during_lowering.add(primitive)
 
 
 def transposes(
@@ -105,9 +139,9 @@ def derived(primitive: Primitive, rule: Callable[..., Any]) -> None:
     The rule writes it for one point or for many, with ``apply(primitive, points, vectors)``.
     """
 
-    def derivative(primals, tangents, *, count, **static):
+    def derivative(primals, tangents, *, count, zero, **static):
         def apply(primitive: Primitive, points: Sequence[Array], vectors: Sequence[Array]):
-            return primitive.bind(*points, *vectors, count=len(points), **static)
+            return _bound(primitive, points, vectors, **static)
 
         return rule(primals, [*map(ad.instantiate_zeros, tangents)], apply)
 
@@ -118,9 +152,10 @@ def at(
     primitive: Primitive, point: Sequence[ArrayLike], vector: Sequence[ArrayLike], setting: Hashable
 ) -> list[Array]:
     """Apply it at one point to one vector, both of several arrays."""
-    static = {"count": len(point), "many": 0, "sharing": 0, "setting": setting}
     operands = [*map(jnp.asarray, (*point, *vector))]
-    return primitive.bind(*varying_as(operands, operands), **static)
+    operands = varying_as(operands, operands)
+    points, vectors = operands[: len(point)], operands[len(point) :]
+    return _bound(primitive, points, vectors, many=0, sharing=0, setting=setting)
 
 
 def written_out(equation: JaxprEqn) -> ClosedJaxpr | None:
@@ -130,21 +165,23 @@ def written_out(equation: JaxprEqn) -> ClosedJaxpr | None:
     return None if run is None else jax.make_jaxpr(partial(run, **equation.params))(*types)
 
 
-def _derivative(primitive, primals, tangents, *, count, **static):
-    static = {"count": count, **static}
+def _bound(primitive: Primitive, points: Sequence[Array], vectors: Sequence[Any], **static: Any):
+    """Apply a primitive to vectors, and say which of them are known to be zero."""
+    zero = tuple(type(vector) is ad.Zero for vector in vectors)
+    vectors = [*map(ad.instantiate_zeros, vectors)]
+    return primitive.bind(*points, *vectors, count=len(points), zero=zero, **static)
+
+
+def _derivative(primitive, primals, tangents, *, count, zero, **static):
     if all(type(tangent) is ad.Zero for tangent in tangents[:count]):
-        moved = map(ad.instantiate_zeros, tangents[count:])
-        return (
-            primitive.bind(*primals, **static),
-            primitive.bind(*primals[:count], *moved, **static),
-        )
-    moved = tuple(map(ad.instantiate_zeros, tangents))
-    return jax.jvp(partial(RUNS[primitive], **static), primals, moved)
+        value = primitive.bind(*primals, count=count, zero=zero, **static)
+        return value, _bound(primitive, primals[:count], tangents[count:], **static)
+    run = partial(RUNS[primitive], count=count, zero=zero, **static)
+    return jax.jvp(run, primals, tuple(map(ad.instantiate_zeros, tangents)))
 
 
-def _transposed(other, covectors, *operands, count, **static):
-    covectors = map(ad.instantiate_zeros, covectors)
-    found = other.bind(*operands[:count], *covectors, count=count, **static)
+def _transposed(other, covectors, *operands, count, zero, **static):
+    found = _bound(other, operands[:count], covectors, **static)
     wanted = map(ad.is_undefined_primal, operands[count:])
     pulled = [x if asked else None for x, asked in zip(found, wanted, strict=True)]
     return [None] * count + pulled

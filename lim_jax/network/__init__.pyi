@@ -63,7 +63,8 @@ from .frequencies import rotary_frequencies as rotary_frequencies
 from .frequencies import spelt as spelt
 from .frequencies import yarn_amplitude as yarn_amplitude
 from .frequencies import yarn_scaling as yarn_scaling
-from .fused import fused_attention as fused_attention
+from .fused import outputs_or as outputs_or
+from .fused import pulled_or as pulled_or
 from .keeping import Kept as Kept
 from .keeping import RowAttention as RowAttention
 from .keeping import RowField as RowField

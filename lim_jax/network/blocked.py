@@ -7,20 +7,21 @@ running maximum and sum of Milakov and Gimelshein, 2018), and their log-sum-exp 
 .. math:: \ell_i = \log\sum_j W_{ij}\,e^{s_{ij}}, \qquad A_{ij} = W_{ij}\,e^{s_{ij} - \ell_i},
           \qquad o_i = \sum_j A_{ij} v_j.
 
-The derivative is made of the same tiles, by two linear maps at the point :math:`(q, k, v, \ell)`.
-The *push* takes tangents to :math:`\sum_j A_{ij}(\dot s_{ij}v_j + \dot v_j)` and
-:math:`\sum_j A_{ij}\,\dot s_{ij}`, and with it
+The derivative is made of the same tiles, by two linear maps at the point
+:math:`(q, k, v, o, \ell)`. The *push* takes tangents to those of outputs and log-sum-exps,
 
 .. math:: \dot\ell_i = \sum_j A_{ij}\,\dot s_{ij}, \qquad
           \dot o_i = \sum_j A_{ij}(\dot s_{ij}\,v_j + \dot v_j) - \dot\ell_i\,o_i.
 
-The *pull*, its transpose, takes covectors :math:`g_i` and :math:`h_i` of these two to
+The *pull*, its transpose, takes the covectors :math:`\bar o_i` and :math:`\bar\ell_i` of these to
 
-.. math:: e_{ij} = A_{ij}(\langle g_i, v_j\rangle + h_i), \qquad
+.. math:: h_i = \bar\ell_i - \langle\bar o_i, o_i\rangle, \qquad
+          e_{ij} = A_{ij}(\langle\bar o_i, v_j\rangle + h_i), \\
           \bar q_i = \sum_j e_{ij} k_j, \quad \bar k_j = \sum_i e_{ij} q_i, \quad
-          \bar v_j = \sum_i A_{ij} g_i.
+          \bar v_j = \sum_i A_{ij} \bar o_i.
 
-Only :math:`o` and :math:`\ell` are kept for either; JAX differentiates both again.
+Only :math:`o` and :math:`\ell` are kept for either; JAX differentiates both again. On an NVIDIA GPU
+the outputs and the pull may be those of a fused kernel (`fused`).
 """
 
 import math
@@ -32,10 +33,11 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
 from lim_jax._checks import require_floats
-from lim_jax._linear import at, derived, of_many, transposes
+from lim_jax._linear import at, derived, of_many, on_platform, transposes
 from lim_jax._precision import accumulator, matmul
 from lim_jax.grid.cells import CellGrid
 from lim_jax.grid.measure import Grid, require_on_grid
+from lim_jax.network.fused import outputs_or, pulled_or
 from lim_jax.network.shaping import PLAIN, Shaping, capped
 from lim_jax.network.tiles import Tiling, each_vector, in_groups, over_tiles, tiling
 
@@ -130,18 +132,17 @@ def _slope(points, tangents, apply):
     """The derivative of attention: what `eq:attention-first-variation-schematic` is made of."""
     query, key, value, *starts = points
     features, log_total = checkpoint_name(apply(_attention, points, []), KEPT)
-    point = query, key, value, log_total, *starts
-    moved, log_slope = apply(_push, point, tangents[:3])
-    return (features, log_total), (moved - log_slope[..., None] * features, log_slope)
+    point = query, key, value, features, log_total, *starts
+    return (features, log_total), tuple(apply(_push, point, tangents[:3]))
 
 
 @in_groups
 def _pushed(points, vectors, tiling):
-    r"""The sums :math:`\sum_j A_{ij}(\dot s_{ij}v_j + \dot v_j)` and :math:`\dot\ell_i`.
+    r"""The tangents :math:`\dot o_i` and :math:`\dot\ell_i`.
 
     :math:`\dot s_{ij}` is the sum of a query's and a key's part (`eq:head-score-variation`).
     """
-    query, key, value, log_total, *starts = points
+    query, key, value, outputs, log_total, *starts = points
 
     def add(of_row, _, row, column, place):
         query, log_total, query_slopes = row
@@ -163,13 +164,14 @@ def _pushed(points, vectors, tiling):
     empty = jnp.zeros((*shape, value.shape[-1]), dtype), jnp.zeros(shape, dtype)
     rows = query, log_total, query_slopes
     columns = key, value, tiling.log_weights(dtype), key_slopes, value_slopes
-    return over_tiles(add, rows, columns, empty, (), starts, tiling)[0]
+    (moved, log_slopes), _ = over_tiles(add, rows, columns, empty, (), starts, tiling)
+    return moved - log_slopes[..., None] * outputs[:, :, None], log_slopes
 
 
 @in_groups
 def _pulled(points, vectors, tiling):
-    r"""The covectors :math:`\bar q_i, \bar k_j, \bar v_j` of :math:`g_i` and :math:`h_i`."""
-    query, key, value, log_total, *starts = points
+    r"""The covectors :math:`\bar q_i, \bar k_j, \bar v_j` of :math:`\bar o_i, \bar\ell_i`."""
+    query, key, value, outputs, log_total, *starts = points
 
     def add(of_row, of_column, row, column, place):
         query, log_total, covectors, slopes = row
@@ -186,7 +188,8 @@ def _pulled(points, vectors, tiling):
         found = each_vector(pull, (covectors.astype(value.dtype), slopes))
         return jax.tree.map(jnp.add, (of_row, of_column), found)
 
-    covectors, slopes = vectors
+    covectors, of_log_total = vectors
+    slopes = of_log_total - jnp.sum(covectors * outputs[:, :, None], axis=-1)
     *shape, tile = slopes.shape
     of_query = jnp.zeros((*shape, tile, query.shape[-1]), log_total.dtype)
     of_key, of_value = (
@@ -204,6 +207,8 @@ def _pulled(points, vectors, tiling):
 _attention = of_many("attention", _attend)
 _push, _pull = transposes(("attention_push", _pushed), ("attention_pull", _pulled))
 derived(_attention, _slope)
+on_platform("cuda", _attention, outputs_or(_attend))
+on_platform("cuda", _pull, pulled_or(_pulled))
 
 
 def _weights(query, key, log_weight, log_total, place, tiling):

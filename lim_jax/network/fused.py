@@ -1,102 +1,88 @@
-r"""Causal attention by a GPU's fused kernel: the fastest way to a gradient, and to nothing further.
+"""Attention by cuDNN's fused kernel: what an NVIDIA GPU runs at first order, where that is allowed.
 
-Opt in where a field is made, ``TransformerField.init(..., attend=fused_attention)``. Influence
-profiles and training gradients differentiate once. What differentiates a gradient again (penalties
-and Algorithm 1, the density's rate, Gramians by forward mode) needs `attention.causal_attention`.
+On other platforms, at second order, and wherever the kernel does not know the dtype, the sizes, the
+grid or the prefixes, the same is computed tile by tile (`blocked`).
 """
+
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from lim_jax._checks import require, undifferentiated
-from lim_jax.grid.cells import CellGrid
-from lim_jax.grid.measure import Grid
-from lim_jax.network.blocked import require_heads
+from lim_jax._linear import PlatformProgram, Points, Program, Vectors
+from lim_jax.network.tiles import Tiling
 
 IMPLEMENTATION = "cudnn"
-TWICE = (
-    "fused_attention: its derivative was differentiated. The fused kernel is for first-order use: "
-    "make the field with causal_attention for penalties, rates and other second-order use."
-)
+HALF = jnp.dtype("bfloat16"), jnp.dtype("float16")
+LARGEST = 128  # features of a head
+OLDEST = 8.0  # compute capability
 
 
-def fused_attention(
-    query: Float[Array, "length size"],
-    key: Float[Array, "length size"],
-    value: Float[Array, "length features"],
-    grid: Grid,
-) -> Float[Array, "length features"]:
-    r"""One head of causal attention, :math:`o_i = \sum_j A_{ij}v_j`, by cuDNN on an NVIDIA GPU.
+def outputs_or(tiles: Program) -> PlatformProgram:
+    """Outputs by the kernel where it may be taken, and log-sum-exps always by tiles."""
 
-    The same numbers as `attention.causal_attention` on tokens, to the rounding of half-precision
-    inputs. Differentiated once, in reverse; JAX itself refuses forward mode.
+    def program(points: Points, vectors: Vectors, tiling: Tiling, _: object) -> Sequence[Array]:
+        # The kernel's own log-sum-exps are rounded to half precision. The compiler drops the tiles
+        # where nobody reads theirs, as at first order.
+        features, log_total = tiles(points, vectors, tiling)
+        if _allowed(points, tiling):
+            features = _kernel(*points[:3]).astype(features.dtype)
+        return features, log_total
 
-    Parameters
-    ----------
-    query, key, value
-        In bfloat16 or float16, with as many features in a value as in a key.
-    grid
-        `token_grid`: the kernel knows no other weights.
+    return program
 
-    Raises
-    ------
-    ValueError
-        Where the grid or the dtypes are others.
-    NotImplementedError
-        Where a derivative is differentiated.
-    RuntimeError
-        Where there is no cuDNN.
 
-    Examples
-    --------
-    >>> from lim_jax.grid import midpoint_grid
-    >>> half = jnp.ones((2, 8), jnp.bfloat16)
-    >>> fused_attention(half, half, half, midpoint_grid(2))
-    Traceback (most recent call last):
-    ValueError: grid: got offset 1/2 and power 1, expected token_grid. Take causal_attention.
-    """
-    require_heads(query, key, grid, value)
-    require(
-        isinstance(grid, CellGrid) and grid.offset == 0 and grid.power == 1,
-        "grid",
-        got=f"offset {getattr(grid, 'offset', None)} and power {getattr(grid, 'power', None)}",
-        expected="token_grid",
-        cure="Take causal_attention.",
+def pulled_or(tiles: Program) -> PlatformProgram:
+    """Pull covectors of outputs by the kernel where it may be taken, else by tiles."""
+
+    def program(
+        points: Points, vectors: Vectors, tiling: Tiling, zero: tuple[bool, ...]
+    ) -> Sequence[Array]:
+        of_outputs_alone = zero == (False, True)
+        if not (of_outputs_alone and _allowed(points, tiling)):
+            return tiles(points, vectors, tiling)
+        _, pull = jax.vjp(_kernel, *points[:3])
+        covectors = jnp.swapaxes(vectors[0], 0, 1).astype(points[2].dtype)
+        return [jnp.swapaxes(x, 0, 1) for x in jax.lax.map(pull, covectors)]
+
+    return program
+
+
+def _kernel(
+    query: Float[Array, "points length size"],
+    key: Float[Array, "points length size"],
+    value: Float[Array, "points length size"],
+) -> Float[Array, "points length size"]:
+    """Causal attention of scaled queries on tokens, by JAX's own door to the kernel."""
+    heads = (array[:, :, None] for array in (query, key, value))
+    attended = jax.nn.dot_product_attention(
+        *heads, is_causal=True, scale=1.0, implementation=IMPLEMENTATION
     )
-    require(
-        getattr(grid, "starts", None) is None,
-        "grid",
-        got="prefixes that begin somewhere",
-        expected="prefixes that begin at the first position: the kernel knows no others",
-        cure="Take causal_attention.",
-    )
-    dtypes = {array.dtype for array in (query, key, value)}
-    require(
-        dtypes in ({jnp.dtype("bfloat16")}, {jnp.dtype("float16")}),
-        "attention inputs",
-        got=" and ".join(sorted(map(str, dtypes))),
-        expected="bfloat16 or float16, which the kernel multiplies",
-        cure="Cast the parameters and the batch, or take causal_attention.",
-    )
-    return _attend(query, key, value)
+    return attended[:, :, 0]
 
 
-def _kernel(query: Array, key: Array, value: Array) -> Array:
-    heads = (array[:, None] for array in (query, key, value))
-    attended = jax.nn.dot_product_attention(*heads, is_causal=True, implementation=IMPLEMENTATION)
-    return attended[:, 0]
+def _allowed(points: Points, tiling: Tiling) -> bool:
+    """Whether the kernel knows attention of this kind, and is there."""
+    query, key, value, *_ = points
+    kept = all(jnp.issubdtype(array.dtype, jnp.floating) for array in points)  # no starts
+    on_tokens = (tiling.grid.offset, tiling.grid.power) == (0, 1)
+    size = query.shape[-1]
+    fits = size % 8 == 0 and size <= LARGEST and size == value.shape[-1]
+    half = query.dtype in HALF and query.dtype == key.dtype == value.dtype
+    plain = tiling.cap is None and tiling.axis is None
+    return kept and on_tokens and fits and half and plain and _is_there(query, key, value)
 
 
-_attend = jax.custom_vjp(_kernel)
+def _is_there(*heads: Array) -> bool:
+    """Whether the library and the card are: JAX says so where it traces the kernel."""
+    try:
+        jax.eval_shape(lambda *heads: jax.vjp(_kernel, *heads)[0], *heads)
+        return _capability() >= OLDEST
+    except (RuntimeError, NotImplementedError):
+        return False
 
 
-def _attend_forward(query, key, value):
-    return jax.vjp(_kernel, *undifferentiated((query, key, value), TWICE))
-
-
-def _attend_backward(pull, covector):
-    return pull(undifferentiated(covector, TWICE))
-
-
-_attend.defvjp(_attend_forward, _attend_backward)
+def _capability() -> float:
+    """That of this machine's NVIDIA GPU; a `RuntimeError` where there is none."""
+    return float(jax.local_devices(backend="cuda")[0].compute_capability)

@@ -66,8 +66,8 @@ class CausalAttention(eqx.Module):
     turn_first
         Whether queries and keys turn before their norms, not after.
     attend
-        How one head attends: `attention.causal_attention`, or on a GPU for first-order use
-        `fused.fused_attention`.
+        How one head attends: `attention.causal_attention`, or where devices share a context
+        `ring.RingAttention`.
 
     Raises
     ------

@@ -1,12 +1,13 @@
 r"""The lower triangle of pairs of positions, tile by tile: how arrays are cut and tiles visited.
 
 A group of heads and examples goes at a time, on a CPU as many as fill a core's cache with a tile of
-each. A block is then an array ``(group, tile, *rest)``: some positions of all in the group. Tiles
-that no row sees, ahead of the diagonal or before every start, are skipped.
+each; an accelerator takes all at once, in wider tiles. Which of the two a program is for is known
+where it is lowered. A block is then an array ``(group, tile, *rest)``: some positions of all in the
+group. Tiles that no row sees, ahead of the diagonal or before every start, are skipped.
 """
 
-import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -21,6 +22,7 @@ from lim_jax.grid.cells import CellGrid
 
 TILE = 128  # positions
 CACHE = 2**16  # pairs of positions, which a core works on at once
+WIDE = 512  # positions, on an accelerator: fewer and larger kernels, of all heads and examples
 Sweep = Callable[[Points, Vectors, "Tiling"], PyTree]
 
 
@@ -55,6 +57,10 @@ class Tiling(NamedTuple):
         """How many positions are here."""
         return self.grid.size // self.devices
 
+    def of_at_most(self, most: int) -> "Tiling":
+        """Cut into equal tiles of so many positions at most."""
+        return self._replace(tile=-(-self.size // -(-self.size // most)))
+
     def log_weights(self, dtype: jnp.dtype) -> Float[Array, "1 blocks tile"]:
         r""":math:`\log\Delta p_j` of the positions here; what fills up a tile weighs nothing."""
         weights = jnp.log(self.grid.weights).astype(dtype)
@@ -79,8 +85,7 @@ def tiling(grid: CellGrid, axis: str | None = None) -> Tiling:
     if axis is not None:
         require_text(axis, "axis")
     most = TILE if grid.size < 16 * TILE else 2 * TILE
-    size = Tiling(grid, most, axis).size
-    return Tiling(grid.whole, -(-size // -(-size // most)), axis)
+    return Tiling(grid.whole, most, axis).of_at_most(most)
 
 
 class Place(NamedTuple):
@@ -119,22 +124,32 @@ def in_groups(sweep: Sweep) -> Program:
     """
 
     def program(points: Points, vectors: Vectors, tiling: Tiling) -> PyTree:
-        count, between = points[0].shape[0], 1 if vectors else 0
-        most = max(_pairs_at_once() // tiling.tile**2, 1)
+        count = points[0].shape[0]
+        most = max(CACHE * jax.device_count() // tiling.tile**2, 1)
         group = max(size for size in range(1, min(most, count) + 1) if count % size == 0)
-        blocks = [
-            [_cut(x, axes, group, tiling.tile) for x in arrays]
-            for arrays, axes in ((points, 0), (vectors, 1))
-        ]
-        found = jax.lax.map(lambda blocks: sweep(blocks[0], blocks[1], tiling), blocks)
-        return [_joined(x, between, tiling.size) for x in found]
+        narrow, wide = (group, tiling), (count, tiling.of_at_most(max(WIDE, tiling.tile)))
+        if narrow == wide:
+            return _swept(sweep, *narrow, points, vectors)
+        by_platform = {
+            "cpu": partial(_swept, sweep, *narrow),
+            "default": partial(_swept, sweep, *wide),
+        }
+        return jax.lax.platform_dependent(points, vectors, **by_platform)
 
     return program
 
 
-def _pairs_at_once() -> int:
-    """As many as the caches hold; an accelerator is kept busy by all at once."""
-    return CACHE * jax.device_count() if jax.default_backend() == "cpu" else sys.maxsize
+def _swept(
+    sweep: Sweep, group: int, tiling: Tiling, points: Points, vectors: Vectors
+) -> list[Array]:
+    """One group after another, each of so many heads and examples."""
+    between = 1 if vectors else 0
+    blocks = [
+        [_cut(x, axes, group, tiling.tile) for x in arrays]
+        for arrays, axes in ((points, 0), (vectors, 1))
+    ]
+    found = jax.lax.map(lambda blocks: sweep(blocks[0], blocks[1], tiling), blocks)
+    return [_joined(x, between, tiling.size) for x in found]
 
 
 def _spread() -> bool:

@@ -53,6 +53,7 @@ def arrays(seed, length, size=3, features=2):
 
 def small_tiles(patch):
     patch.setattr(tiles, "TILE", 4)
+    patch.setattr(tiles, "WIDE", 4)
     patch.setattr(attention, "DENSE", 4)
 
 

@@ -1,120 +1,158 @@
-"""The fused kernel on a GPU; elsewhere its wrapper, around JAX's own attention."""
+"""Where an NVIDIA GPU takes the fused kernel, by what is lowered for one; and the numbers.
 
-from fractions import Fraction
+These are of JAX's own attention in the kernel's place, and of the kernel where there is a GPU.
+"""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from reference.networks import random_states, randomised
+from jax._src.cudnn import fused_attention_stablehlo as cudnn
+from reference.networks import random_states
 
 import lim_jax as lim
-from lim_jax.grid import CellGrid
-from lim_jax.network import fused
-from lim_jax.network.attention import causal_attention
-from lim_jax.network.fused import fused_attention
+from lim_jax.network import attention, blocked, fused, tiles
+from lim_jax.network.attention import attention_weights, causal_attention
+from lim_jax.network.shaping import PLAIN, Shaping
 
-GRID = lim.token_grid(12, jnp.bfloat16)
+LENGTH, SIZE = 12, 8  # features of a head, the kernel's granularity
+FORWARD, BACKWARD = "@__cudnn$fmhaSoftmax(", "@__cudnn$fmhaSoftmaxBackward("
+TOKENS = lim.token_grid(LENGTH)
 
 
-@pytest.fixture(autouse=True)
-def any_machine(monkeypatch):
+@pytest.fixture
+def machine(monkeypatch):
+    """One tile, and a card and its library as far as lowering asks."""
+    monkeypatch.setattr(attention, "DENSE", 4)
+    monkeypatch.setattr(cudnn, "check_cudnn_version", lambda: 91300)
+    monkeypatch.setattr(cudnn, "check_compute_capability", lambda *_: True)
+    monkeypatch.setattr(fused, "_capability", lambda: 9.0)
+
+
+def gradient(*at, grid=TOKENS, shaping=PLAIN):
+    def total(*at):
+        heads = jax.vmap(lambda *at: causal_attention(*at, grid, shaping))(*at)
+        return jnp.sum(jnp.sin(heads.astype(jnp.float32)))
+
+    return jax.grad(total, argnums=(0, 1, 2))(*at)
+
+
+def calls(job, *dtypes, platform="cuda", features=SIZE):
+    """Of the kernel in what is lowered, forward and backward."""
+    sizes, dtypes = (SIZE, SIZE, features), dtypes or (jnp.bfloat16,)
+    shapes = [
+        jax.ShapeDtypeStruct((2, LENGTH, size), dtype)
+        for size, dtype in zip(sizes, dtypes * 3, strict=False)
+    ]
+    # A function of its own: what a job was lowered to is remembered.
+    text = (
+        jax.jit(lambda *at: job(*at)).trace(*shapes).lower(lowering_platforms=(platform,)).as_text()
+    )
+    return text.count(FORWARD), text.count(BACKWARD)
+
+
+@pytest.mark.usefixtures("machine")
+def test_a_gradient_takes_it():
+    assert calls(gradient) == calls(gradient, jnp.float16) == (2, 1)
+
+
+OTHERWISE = {
+    "grid": {"grid": lim.midpoint_grid(LENGTH)},
+    "graded": {"grid": lim.graded_grid(LENGTH)},
+    "window": {"grid": TOKENS.windowed(5)},
+    "cap": {"shaping": Shaping(2.0)},
+}
+
+
+@pytest.mark.usefixtures("machine")
+@pytest.mark.parametrize("otherwise", OTHERWISE.values(), ids=OTHERWISE)
+def test_what_the_kernel_does_not_know_goes_by_tiles(otherwise):
+    assert calls(lambda *at: gradient(*at, **otherwise)) == (0, 0)
+
+
+@pytest.mark.usefixtures("machine")
+def test_other_numbers_go_by_tiles():
+    assert calls(gradient, jnp.float32) == (0, 0)
+    assert calls(gradient, features=2 * SIZE) == (0, 0)
+    assert calls(gradient, platform="cpu") == calls(gradient, platform="tpu") == (0, 0)
+
+
+@pytest.mark.usefixtures("machine")
+def test_old_cards_go_by_tiles(monkeypatch):
+    monkeypatch.setattr(fused, "_capability", lambda: 7.5)
+    assert calls(gradient) == (0, 0)
+
+
+def test_without_the_library_all_goes_by_tiles(monkeypatch):
+    """As it is here; with the library and no card too."""
+    monkeypatch.setattr(attention, "DENSE", 4)
+    monkeypatch.setattr(cudnn, "cuda_versions", None)
+    assert calls(gradient) == (0, 0)
+    monkeypatch.setattr(cudnn, "check_cudnn_version", lambda: 91300)
+    monkeypatch.setattr(jax, "local_devices", no_device)
+    assert calls(gradient) == (0, 0)
+
+
+def no_device(*_, backend):
+    raise RuntimeError(f"Unknown backend {backend}")
+
+
+def forward_over_reverse(*at):
+    return jax.jvp(gradient, at, at)
+
+
+def reverse_over_reverse(*at):
+    def steepness(*at):
+        return sum(jnp.sum(slope.astype(jnp.float32) ** 2) for slope in gradient(*at))
+
+    return jax.grad(steepness)(*at)
+
+
+def with_sinks(*at):
+    return gradient(*at, shaping=Shaping(sink=jnp.bfloat16(0.5)))
+
+
+@pytest.mark.usefixtures("machine")
+@pytest.mark.parametrize("job", [forward_over_reverse, reverse_over_reverse, with_sinks])
+def test_second_derivatives_and_those_of_log_sum_exps_go_by_tiles(job):
+    assert calls(job)[1] == 0
+
+
+def test_the_numbers_are_the_dense_formula_s(monkeypatch):
+    """Of several heads and covectors, to the rounding of half precision; log-sum-exps to less."""
     if jax.default_backend() != "gpu":
         monkeypatch.setattr(fused, "IMPLEMENTATION", "xla")
+        monkeypatch.setattr(fused, "_capability", lambda: 9.0)
+    point = [random_states(seed, 2, LENGTH, SIZE).astype(jnp.bfloat16) for seed in range(3)]
+    covectors = random_states(3, 2, 4, LENGTH, SIZE)
+    tiling = tiles.tiling(TOKENS)
+
+    @jax.jit
+    def ours(query, key, value, covectors):
+        heads = query, key, value
+        found = fused.outputs_or(blocked._attend)(heads, [], tiling, ())
+        vectors = covectors, jnp.zeros(covectors.shape[:-1])
+        by_kernel, by_tiles = (
+            fused.pulled_or(blocked._pulled)((*heads, *found), vectors, tiling, zero)
+            for zero in ((False, True), (False, False))
+        )
+        return found, by_kernel, by_tiles
+
+    @jax.jit
+    @jax.vmap
+    def dense(query, key, value, covectors):
+        def outputs(query, key, value):
+            return attention_weights(query * np.sqrt(SIZE), key, TOKENS) @ value
+
+        found, pull = jax.vjp(outputs, query, key, value)
+        scores = jnp.where(TOKENS.past, query @ key.T, -jnp.inf) - np.log(LENGTH)
+        return found, jax.nn.logsumexp(scores, axis=1), jax.vmap(pull)(covectors)
+
     with jax.numpy_dtype_promotion("standard"):  # JAX's own attention promotes
-        yield
-
-
-def flow(attend):
-    """Two layers in bfloat16 with eight features in a head, the kernel's granularity."""
-
-    def layer(key):
-        return lim.TransformerField.init(16, heads=2, attend=attend, key=key)
-
-    shapes = jax.eval_shape(lambda: jax.vmap(layer)(jax.random.split(jax.random.key(0), 2)))
-    layers = randomised(shapes, 0, scale=0.25)
-    return cast(lim.ResidualFlow(layers, step=lim.split), jnp.bfloat16)
-
-
-def cast(tree, dtype):
-    return jax.tree.map(lambda leaf: jax.device_put(np.asarray(leaf, dtype)), tree)
-
-
-def loss(flow, x):
-    return jnp.sum(jnp.sin(flow(x, GRID).astype(jnp.float32)))
-
-
-X = cast(random_states(0, 3, 12, 16), jnp.bfloat16)
-FIRST, SECOND, _ = (jax.device_put(example) for example in np.asarray(X))
-
-
-def test_gradients_of_a_flow_are_the_blocked_ones_in_half_precision():
-    """Two to three digits: those of bfloat16."""
-    found, expected = (
-        jax.jit(jax.vmap(jax.grad(loss, argnums=1), in_axes=(None, 0)))(flow(attend), X)
-        for attend in (fused_attention, causal_attention)
-    )
-    found, expected = (np.asarray(slope, np.float64) for slope in (found, expected))
-    assert np.abs(found - expected).max() < 0.02 * np.abs(expected).max()
-
-
-def test_a_head_is_softmax_attention():
-    query, key, value = (random_states(i, 12, 8) for i in (0, 1, 2))
-    half = cast((query, key, value), jnp.float16)
-    found = fused_attention(half[0], half[1], half[2], GRID)
-    expected = jax.jit(causal_attention)(query, key, value, lim.token_grid(12))
-    np.testing.assert_allclose(np.asarray(found, np.float64), expected, atol=4e-3)
-
-
-@pytest.mark.parametrize("outer", ["forward", "reverse"])
-def test_a_second_derivative_is_refused_in_words(outer):
-    model = flow(fused_attention)
-
-    def slope(x):
-        return jnp.sum(jax.grad(loss, argnums=1)(model, x).astype(jnp.float32) ** 2)
-
-    with pytest.raises(NotImplementedError, match="first-order use"):
-        if outer == "forward":
-            jax.eval_shape(lambda x, v: jax.jvp(slope, (x,), (v,)), FIRST, SECOND)
-        else:
-            jax.eval_shape(jax.grad(slope), FIRST)
-
-
-def test_the_gradient_is_not_differentiated_in_its_covector_either():
-    model = flow(fused_attention)
-
-    def slope(scale):
-        return jax.grad(lambda x: scale * loss(model, x))(FIRST)
-
-    with pytest.raises(NotImplementedError, match="first-order use"):
-        jax.eval_shape(lambda one: jax.jvp(slope, (one,), (one,)), np.float32(1))
-
-
-def test_forward_mode_is_refused():
-    with pytest.raises(TypeError, match="forward-mode"):
-        jax.jvp(lambda x: flow(fused_attention)(x, GRID), (FIRST,), (SECOND,))
-
-
-def test_other_precisions_are_refused(as_users_run):
-    single = cast(FIRST, jnp.float32)
-    with pytest.raises(ValueError, match="got float32, expected bfloat16 or float16"):
-        fused_attention(single, single, single, GRID)
-    with pytest.raises(ValueError, match="got bfloat16 and float32"):
-        fused_attention(FIRST, single, single, GRID)
-
-
-def test_a_head_is_not_differentiated_twice_under_a_linear_loss():
-    def slope(x):
-        return jax.grad(lambda x: fused_attention(x, x, x, GRID)[3, 0])(x)
-
-    with pytest.raises(NotImplementedError, match="first-order use"):
-        jax.eval_shape(lambda x, v: jax.jvp(slope, (x,), (v,)), FIRST, SECOND)
-
-
-OTHERS = lim.midpoint_grid(12), CellGrid(cells=12, offset=Fraction(0), power=2), lim.gauss_grid(12)
-
-
-@pytest.mark.parametrize("grid", OTHERS)
-def test_other_grids_are_refused(grid):
-    with pytest.raises(ValueError, match="expected token_grid"):
-        fused_attention(FIRST, FIRST, FIRST, grid)
+        (features, log_total), by_kernel, by_tiles = ours(*point, covectors)
+    outputs, log_sums, pulled = dense(*(np.asarray(x, float) for x in point), covectors)
+    np.testing.assert_allclose(log_total, log_sums, rtol=1e-6, atol=1e-6)
+    digits = 3 * float(jnp.finfo(jnp.bfloat16).eps)
+    for found, expected in ((features, outputs), *zip(by_kernel, pulled, strict=True)):
+        assert np.abs(np.asarray(found, float) - expected).max() < digits * np.abs(expected).max()
+    assert not np.array_equal(by_kernel[0], by_tiles[0])  # so it was not by tiles

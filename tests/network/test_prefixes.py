@@ -235,6 +235,3 @@ def test_what_is_no_prefix_is_refused():
         made(4, window=0, key=jax.random.key(0))
     with pytest.raises(ValueError, match="attention: got Span.window=2.*expected rows that see"):
         lim.network.attention_regularity(attention)
-    half = jnp.ones((5, 8), jnp.bfloat16)
-    with pytest.raises(ValueError, match="grid: got prefixes that begin somewhere"):
-        lim.network.fused_attention(half, half, half, lim.token_grid(5).windowed(2))

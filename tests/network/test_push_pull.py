@@ -100,8 +100,8 @@ def at_a_point(grid, starts):
     """One head's point, its attention matrix, and its push and pull."""
     query, key, value = (array[0, 0] for array in heads_of_examples())
     begun = grid.starting(starts)
-    weights, _, log_total = dense(query, key, value, starts, grid)
-    point, tiling = [query, key, value, log_total, begun.starts], tiles.tiling(begun)
+    weights, *found = dense(query, key, value, starts, grid)
+    point, tiling = [query, key, value, *found, begun.starts], tiles.tiling(begun)
 
     def apply(primitive):
         return lambda vectors: at(primitive, point, vectors, tiling)
@@ -114,31 +114,23 @@ def every_pair(some, others):
     return some.reshape(len(some), -1) @ others.reshape(len(others), -1).T
 
 
-def test_an_accelerator_takes_all_heads_and_examples_at_once(monkeypatch):
-    """The same numbers, in one group of six where a CPU takes three of two."""
-    groups, cut = [], tiles._cut
-    points = [x.reshape(-1, *x.shape[2:]) for x in map(np.asarray, heads_of_examples())]
-    points.append(np.repeat(STARTS, HEADS, axis=0))
+def test_an_accelerator_takes_all_heads_and_examples_at_once():
+    """By where a program is lowered: one group of six in one tile; a CPU takes three of two."""
 
-    def watched(array, between, group, tile):
-        groups.append(group)
-        return cut(array, between, group, tile)
+    def features(*point):
+        return at(blocked._attention, point, [], tiles.tiling(GRIDS["graded"]))[0]
 
-    def values():
-        # The program itself: what a primitive runs is traced once, whatever the backend is called.
-        groups.clear()
-        outputs = jax.jit(
-            lambda *points: blocked._attend(points, [], tiles.tiling(GRIDS["graded"]))
-        )
-        return outputs(*points)
+    def pulled(*point):
+        found, pull = jax.vjp(jax.vmap(jax.vmap(features)), *point)
+        return pull(found)
 
-    monkeypatch.setattr(tiles, "_cut", watched)
-    expected, of_cpu = values(), set(groups)
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    found, of_gpu = values(), set(groups)
-    assert (of_cpu, of_gpu) == ({2}, {6})
-    for one, other in zip(found, expected, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-13)
+    traced = jax.jit(pulled).trace(*jax.eval_shape(heads_of_examples))
+    # Keys: groups, heads and examples in each, blocks, positions in each, features.
+    small, large = f"tensor<3x2x3x4x{SIZE}xf64>", f"tensor<1x6x1x{LENGTH}x{SIZE}xf64>"
+    for platform, there, absent in (("cpu", small, large), ("cuda", large, small)):
+        text = traced.lower(lowering_platforms=(platform,)).as_text()
+        assert there in text, platform
+        assert absent not in text, platform
 
 
 def test_push_and_pull_are_the_written_sums_of_many_vectors_at_one_point():
@@ -158,8 +150,9 @@ def test_push_and_pull_are_the_written_sums_of_many_vectors_at_one_point():
     point, pushed, back, pulled, turned = jax.tree.map(np.asarray, measured(STARTS[0]))
     (q, k, v, a), (dq, dk, dv) = point, t
     moved = a * (dq @ k.T + q @ np.swapaxes(dk, 1, 2))
-    expected = moved @ v + a @ dv, moved.sum(axis=2)
-    e = a * (g @ v.T + h[:, :, None])
+    outputs, slopes = a @ v, moved.sum(axis=2)
+    expected = moved @ v + a @ dv - slopes[:, :, None] * outputs, slopes
+    e = a * (g @ v.T + (h - (g * outputs).sum(axis=2))[:, :, None])
     covectors = e @ k, np.swapaxes(e, 1, 2) @ q, a.T @ g
     for ours, again, theirs in zip(pushed, back, expected, strict=True):
         np.testing.assert_allclose(np.moveaxis(ours, -1, 0), theirs, rtol=1e-12, atol=1e-13)
@@ -199,10 +192,11 @@ def test_vectors_at_many_points_are_those_at_each():
 def test_the_programs_are_transposes_by_jax_too():
     """JAX's own transpose of the push as it is written, tile by tile, is the pull."""
     points = [random_states(i, EXAMPLES, LENGTH, width) for i, width in enumerate(WIDTHS)]
-    points += [random_states(5, EXAMPLES, LENGTH), jnp.asarray(STARTS)]
+    points += [random_states(4, EXAMPLES, LENGTH, FEATURES), random_states(5, EXAMPLES, LENGTH)]
+    points += [jnp.asarray(STARTS)]
     tiling = tiles.tiling(GRIDS["midpoints"])
     tangents = [random_states(6 + i, EXAMPLES, 1, LENGTH, w) for i, w in enumerate(WIDTHS)]
-    covectors = [x[:, None] for x in (random_states(9, EXAMPLES, LENGTH, FEATURES), points[3])]
+    covectors = [x[:, None] for x in (random_states(9, EXAMPLES, LENGTH, FEATURES), points[4])]
 
     @jax.jit
     def both_ways(points, covectors):

@@ -372,10 +372,6 @@ LATER = {
         )
         for name in ("continued_kernel",)
     },
-    "fused_attention": (
-        network.fused_attention,
-        {"query": Unread(STATES), "key": Unread(STATES), "value": Unread(STATES), "grid": ON},
-    ),
     "push_forward": (
         adjoint.push_forward,
         {"field": Thing(FIELD), "x": Unread(STATES), "tangent": Unread(STATES), "grid": ON},

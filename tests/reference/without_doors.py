@@ -75,8 +75,8 @@ WITHOUT = {
     """,
     "Parts of attention, in programs that are being traced: blocks and rows are the library's.": """
         capped affine of_heads project score_slopes spans_of spelt
-        column_blocks column_mass each_vector in_groups over_tiles squared_operator_norms
-        tiled_attention
+        column_blocks column_mass each_vector in_groups outputs_or over_tiles pulled_or
+        squared_operator_norms tiled_attention
         advanced after_context after_id flowed weights_of_rows
     """,
     "Parts of an explanation, given its own numbers.": """

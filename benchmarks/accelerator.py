@@ -1,0 +1,194 @@
+"""Every job on a GPU or a TPU: its numbers beside the processor's, times, and memory.
+
+``python benchmarks/accelerator.py`` takes some ten minutes on one card, whose JAX is installed by
+``pip install "jax[cuda13]"`` or ``"jax[tpu]"`` beside ``lim_jax[models]``; it needs nothing else.
+``--sizes small --platform cpu`` tries it without one, in two minutes.
+
+Each job of `jobs` runs once on the machine's own processor in float32, then on the device in
+float32 and in bfloat16. The largest difference of its numbers, relative to the largest of each
+array, is held against a bound (`BOUNDS`). A profile of a random published network of 0.1 billion
+weights is one job more, in float32 alone. float32 is float32 here: products are of the highest
+precision, not of TF32 or bfloat16.
+
+Times are medians of the clock's seconds of one call, with the wait for its numbers. Checks of
+values are on, as a user has them; ``EQX_ON_ERROR=off python benchmarks/accelerator.py`` leaves them
+out, and its rows stand beside the others. Temporary memory is what the compiler plans for a call;
+peak is the most that the device held so far, where it says so. "Fused" counts the calls of cuDNN's
+attention in the compiled program: some in bfloat16 on an NVIDIA GPU, at first order.
+
+Rows go into ``results/accelerator.json``, where they replace older ones of the same device, size,
+job, precision and checks.
+"""
+
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import record
+import sizes as published
+import tyro
+from jobs import JOBS, SIZES, VOCABULARY, Size, network, our_jobs
+from tqdm import tqdm
+
+Precision = Literal["float32", "bfloat16"]
+# Relative to the largest number of each array. bfloat16 has three digits, which a difference of
+# gradients, and the square of one, has to a half.
+BOUNDS: dict[str, float] = {"float32": 2e-3, "bfloat16": 0.25}
+TOKENS, CONTEXTS = 512, 2  # of the profile
+COLUMNS = ("size", "job", "precision", "difference", "compilation", "seconds", "temporary MiB",
+           "peak MiB", "fused")  # fmt: skip
+
+
+class Prepared(NamedTuple):
+    """A job that is compiled for a device."""
+
+    run: Callable[[], Any]
+    compilation: float
+    temporary: int | None = None  # bytes
+    fused: int | None = None
+
+
+def prepared(size: Size, name: str, precision: Precision, device: jax.Device) -> Prepared:
+    """A job of `jobs`, on arrays that are drawn by the processor whatever the device."""
+    with jax.default_device(jax.local_devices(backend="cpu")[0]):
+        model, x, labels = network(size)
+        arrays = model, (x, jax.nn.one_hot(labels, VOCABULARY))
+        arrays = jax.tree.map(lambda leaf: np.asarray(leaf).astype(jnp.dtype(precision)), arrays)
+    arrays = jax.device_put(arrays, device)
+    start = time.perf_counter()
+    job = jax.jit(our_jobs(size.length, precision)[name])
+    with jax.default_device(device):
+        compiled = job.lower(*arrays).compile()
+    memory = compiled.memory_analysis()
+    return Prepared(
+        lambda: compiled(*arrays),
+        time.perf_counter() - start,
+        None if memory is None else memory.temp_size_in_bytes,
+        (compiled.as_text() or "").count("__cudnn$fmha"),
+    )
+
+
+def prepared_profile(folder: Path, device: jax.Device) -> Prepared:
+    """The energies of contexts of a published network; the first call compiles."""
+
+    def run() -> Any:
+        with jax.default_device(device):
+            return published.profiled(folder, "load", TOKENS, CONTEXTS)
+
+    start = time.perf_counter()
+    run()
+    return Prepared(run, time.perf_counter() - start)
+
+
+def numbers(found: Any) -> list[np.ndarray]:
+    """All arrays, in double precision."""
+    return [np.asarray(leaf).astype(float) for leaf in jax.tree.leaves(found)]
+
+
+def largest_difference(found: Any, expected: list[np.ndarray]) -> float:
+    """Relative to the largest number of each array."""
+    pairs = zip(numbers(found), expected, strict=True)
+    return max(float(np.abs(a - b).max() / np.abs(b).max()) for a, b in pairs)
+
+
+def measured(job: Prepared, expected: list[np.ndarray], repeats: int, device: jax.Device) -> dict:
+    """What a row says of a job: first its numbers, then medians."""
+    difference = largest_difference(job.run(), expected)
+    times = [record.seconds(lambda: jax.block_until_ready(job.run())) for _ in range(repeats)]
+    stats = device.memory_stats() or {}
+    peak = stats.get("peak_bytes_in_use")
+    return {
+        "difference": difference,
+        "compilation": job.compilation,
+        "seconds": float(np.median(times)),
+        "temporary MiB": None if job.temporary is None else job.temporary / 2**20,
+        "peak MiB": None if peak is None else peak / 2**20,
+        "fused": job.fused,
+    }
+
+
+def line(row: dict) -> str:
+    """A row of the table."""
+
+    def cell(name: str) -> str:
+        value = row[name]
+        return "" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)
+
+    return "| " + " | ".join(map(cell, COLUMNS)) + " |"
+
+
+def described(device: jax.Device) -> dict[str, str]:
+    """The device, and the versions of what runs it."""
+    return {
+        "device": device.device_kind,
+        "platform version": device.client.platform_version.splitlines()[0],
+        "jaxlib": jax.lib.__version__,
+        "equinox": eqx.__version__,
+    }
+
+
+def rows(label: str, names: tuple[str, ...], repeats: int, device: jax.Device):
+    """Each job of a size, beside the processor in float32."""
+    processor = jax.local_devices(backend="cpu")[0]
+    for name in tqdm(names, desc=label, leave=False):
+        expected = numbers(prepared(SIZES[label], name, "float32", processor).run())
+        for precision in ("float32", "bfloat16"):
+            job = prepared(SIZES[label], name, precision, device)
+            found = measured(job, expected, repeats, device)
+            yield {"size": label, "job": name, "precision": precision} | found
+
+
+def row_of_profile(repeats: int, device: jax.Device) -> dict:
+    """A published network's."""
+    processor = jax.local_devices(backend="cpu")[0]
+    with tempfile.TemporaryDirectory() as folder:
+        path = published.written(Path(folder) / "network", "0.1b")
+        expected = numbers(prepared_profile(path, processor).run())
+        found = measured(prepared_profile(path, device), expected, repeats, device)
+    return {"size": "0.1b", "job": "profile", "precision": "float32"} | found
+
+
+def main(
+    sizes: tuple[Literal["small", "a", "b", "long"], ...] = ("small", "a"),
+    jobs: tuple[str, ...] = JOBS,
+    platform: str | None = None,
+    repeats: int = 5,
+    out: Path = record.RESULTS / "accelerator.json",
+) -> None:
+    """Compare a device with the processor, and print and keep a table.
+
+    Args:
+        sizes: Models and batches, by name.
+        jobs: What to run beside the profile.
+        platform: Of the device, such as cuda or cpu; by default JAX's own.
+        repeats: Runs of which the median is taken.
+        out: A JSON file for the results.
+    """
+    jax.config.update("jax_default_matmul_precision", "highest")
+    device = jax.local_devices(backend=platform)[0]
+    checks = os.environ.get("EQX_ON_ERROR", "raise")
+    about = described(device)
+    print(*(f"{name}: {value}" for name, value in about.items()), f"checks: {checks}", sep="; ")
+    print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}", flush=True)
+    beyond = []
+    found = [rows(label, jobs, repeats, device) for label in sizes]
+    for of_size in (*found, map(row_of_profile, [repeats], [device])):
+        for row in of_size:
+            row |= {"device": device.device_kind, "checks": checks}
+            print(line(row), flush=True)
+            key = ("device", "size", "job", "precision", "checks")
+            record.keep(out, [row], key, **about)
+            if not row["difference"] < BOUNDS[row["precision"]]:
+                beyond.append(line(row))
+    assert not beyond, "further from the processor than bounded:\n" + "\n".join(beyond)
+
+
+if __name__ == "__main__":
+    tyro.cli(main)

@@ -1,0 +1,74 @@
+"""What is measured here and there: models of some sizes, and each job as one function."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from jax.typing import DTypeLike
+
+import lim_jax as lim
+from lim_jax.adjoint.cone import cone_mass
+from lim_jax.observability.gramian import ObservedTokens, observability_gramians
+from lim_jax.training.balancing import balanced_objective
+from lim_jax.training.dynamics import density_dynamics, risk
+
+STRENGTH = 0.1
+VOCABULARY = 32
+
+
+class Size(NamedTuple):
+    """A model and a batch."""
+
+    length: int
+    width: int
+    heads: int
+    depth: int
+    batch: int
+
+
+SIZES = {
+    "small": Size(32, 16, 2, 2, 2),
+    "a": Size(256, 64, 4, 12, 8),
+    "b": Size(1024, 128, 8, 12, 2),
+    "long": Size(8192, 64, 4, 8, 1),
+}
+JOBS = ("influence", "gradient", "algorithm 1", "mdot", "cone mass", "gramians")
+
+
+def network(size: Size) -> tuple[tuple, np.ndarray, np.ndarray]:
+    """A random pre-norm network with its readout, inputs and labels."""
+    keys = jax.random.split(jax.random.key(0), size.depth + 3)
+    make = jax.vmap(lambda k: lim.TransformerField.init(size.width, heads=size.heads, key=k))
+    flow = lim.ResidualFlow(make(keys[:-3]), horizon=float(size.depth), step=lim.split)
+    readout = lim.LinearReadout.init(size.width, VOCABULARY, key=keys[-3])
+    x = jax.random.normal(keys[-2], (size.batch, size.length, size.width))
+    labels = jax.random.randint(keys[-1], (size.batch, size.length), 0, VOCABULARY)
+    return (flow, readout), np.asarray(x), np.asarray(labels, np.int64)
+
+
+def our_jobs(length: int, dtype: DTypeLike | None = None) -> dict[str, Callable]:
+    """Each job as a function of the model and a batch, in JAX's precision or another."""
+    grid, last = lim.token_grid(length, dtype), jax.numpy.array([length - 1])
+
+    def loss(model, x, y):
+        return lim.cross_entropy(model[1](model[0](x, grid), grid), y, grid)
+
+    def objective(model, batch):
+        return balanced_objective(loss, model, batch, grid, strength=STRENGTH, epsilon=0.0)
+
+    return {
+        "influence": lambda model, batch: lim.influence(loss, model, batch, grid).energy,
+        "gradient": jax.grad(lambda model, batch: risk(loss, model, batch)),
+        "algorithm 1": jax.grad(objective),
+        "mdot": lambda model, batch: density_dynamics(loss, model, batch, grid).rate,
+        "cone mass": lambda model, batch: cone_mass(first_attention(model), batch[0][0], grid),
+        "gramians": lambda model, batch: observability_gramians(
+            ObservedTokens(model[0], grid, last), batch[0][0], 1.0
+        ),
+    }
+
+
+def first_attention(model: tuple) -> lim.CausalAttention:
+    """The attention sublayer of the first layer."""
+    return jax.tree.map(lambda leaf: leaf[0], model[0].layers.attention)

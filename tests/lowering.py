@@ -1,0 +1,141 @@
+"""Lower the library's jobs for platforms that are not there, and print what is in the programs.
+
+``EQX_ON_ERROR=off python lowering.py``: without checks, whose callbacks belong to one platform.
+Each is traced once, in small tiles. A line for each job and platform: how many calls of the fused
+kernel its program has, forward and backward. Influence is that of a network in half precision, as
+where the kernel is at hand.
+"""
+
+import tempfile
+from pathlib import Path
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax._src.cudnn import fused_attention_stablehlo as cudnn
+from jax.sharding import AxisType
+from reference import publishers
+
+import lim_jax as lim
+from lim_jax import adjoint, models
+from lim_jax.adjoint.cone import cone_mass
+from lim_jax.loss import teacher_forcing
+from lim_jax.network import CausalAttention, attention, fused, tiles
+from lim_jax.network.ring import RingAttention
+from lim_jax.observability.gramian import ObservedTokens, observability_gramians
+from lim_jax.training.balancing import balanced_objective
+from lim_jax.training.dynamics import density_dynamics
+
+LENGTH, WIDTH, HEADS, CLASSES, EXAMPLES, PLACES = 12, 16, 2, 3, 2, 8
+FORWARD, BACKWARD = "@__cudnn$fmhaSoftmax(", "@__cudnn$fmhaSoftmaxBackward("
+tiles.TILE = tiles.WIDE = attention.DENSE = 4
+
+
+def network(attend=attention.causal_attention):
+    """Two layers and a readout, and a batch of states and labels."""
+    keys = jax.random.split(jax.random.key(0), 2)
+    make = jax.vmap(lambda key: CausalAttention.init(WIDTH, heads=HEADS, attend=attend, key=key))
+    flow = lim.ResidualFlow(make(keys))
+    batch = jnp.zeros((EXAMPLES, LENGTH, WIDTH)), jnp.zeros((EXAMPLES, LENGTH, CLASSES))
+    return (flow, lim.LinearReadout.init(WIDTH, CLASSES, key=keys[0])), batch
+
+
+def grid(x):
+    return lim.token_grid(LENGTH, x.dtype)
+
+
+def terminal_loss(model):
+    return lambda state, y: lim.cross_entropy(model[1](state, grid(state)), y, grid(state))
+
+
+def loss(model, x, y):
+    return terminal_loss(model)(model[0](x, grid(x)), y)
+
+
+def influence(model, batch):
+    return lim.influence(loss, model, batch, grid(batch[0])).energy
+
+
+def algorithm_1(model, batch):
+    on = grid(batch[0])
+    return jax.grad(lambda m: balanced_objective(loss, m, batch, on, strength=1.0))(model)
+
+
+def first_example(batch):
+    return jax.tree.map(lambda leaf: leaf[0], batch)
+
+
+def channels(model, batch):
+    x, y = first_example(batch)
+    return adjoint.channels(model[0], terminal_loss(model), (x, y), grid(x)).vectors
+
+
+def hops(model, batch):
+    x, y = first_example(batch)
+    return adjoint.attention_hops(model[0], terminal_loss(model), (x, y), grid(x), 2)[0]
+
+
+def cone(model, batch):
+    first = jax.tree.map(lambda leaf: leaf[0], model[0].layers)
+    return cone_mass(first, batch[0][0], grid(batch[0]))
+
+
+def gramians(model, batch):
+    observed = ObservedTokens(model[0], grid(batch[0]), jnp.array([LENGTH - 1]))
+    return observability_gramians(observed, batch[0][0], 1.0)
+
+
+JOBS = {
+    "algorithm 1": algorithm_1,
+    "mdot": lambda model, batch: density_dynamics(loss, model, batch, grid(batch[0])).rate,
+    "channels": channels,
+    "hops": hops,
+    "cone mass": cone,
+    "gramians": gramians,
+}
+
+
+def say(name, job, *arguments, platforms=("cuda", "tpu")):
+    """Trace once, lower for each."""
+    traced = jax.jit(job).trace(*arguments)
+    for platform in platforms:
+        text = traced.lower(lowering_platforms=(platform,)).as_text()
+        print(name, platform, text.count(FORWARD), text.count(BACKWARD), sep=",", flush=True)
+
+
+def profile():
+    """The influence of a published network's contexts, of token numbers."""
+    with tempfile.TemporaryDirectory() as folder:
+        model = models.load(publishers.write(Path(folder), publishers.CONFIGS["gpt2"]))
+    arrays, static = eqx.partition(model, eqx.is_array)
+
+    def job(arrays, windows):
+        model = eqx.combine(arrays, static)
+        batch = jax.vmap(lambda ids: model.example(ids, teacher_forcing(PLACES)))(windows)
+        return lim.influence(models.CausalLM.loss, model, batch, lim.token_grid(PLACES)).energy
+
+    say("profile", job, arrays, jnp.zeros((EXAMPLES, PLACES + 1), int))
+
+
+def ring():
+    mesh = jax.make_mesh((1,), ("context",), axis_types=(AxisType.Auto,))
+    say("ring", influence, *jax.eval_shape(lambda: network(RingAttention(mesh, "context"))))
+
+
+def with_cudnn():
+    """As on a machine whose card and library are there."""
+    cudnn.check_cudnn_version = lambda: 91300
+    cudnn.check_compute_capability = lambda *_: True
+    fused._capability = lambda: 9.0
+    single = jax.eval_shape(network)
+    half = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.bfloat16), single)
+    say("influence", influence, *half, platforms=("cuda", "tpu", "cpu"))
+
+
+if __name__ == "__main__":
+    shapes = jax.eval_shape(network)
+    for name, job in JOBS.items():
+        say(name, job, *shapes)
+    profile()
+    ring()
+    with_cudnn()
