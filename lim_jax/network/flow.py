@@ -174,8 +174,8 @@ class ResidualFlow(eqx.Module):
     ------
     ValueError
         Where the layers have no common leading axis, the horizon is not positive, products are
-        neither remade nor kept, or (when called) the state's shape or dtype does not fit the grid or the layers, or the profile is
-        negative, infinite or not a number at a layer.
+        neither remade nor kept, or (when called) the state's shape or dtype does not fit the grid
+        or the layers, or the profile is negative, infinite or not a number at a layer.
     EquinoxRuntimeError
         The same of a profile that depends on traced values.
 
