@@ -230,8 +230,10 @@ def _scores(query, key, log_weight, place, tiling: Tiling):
 def _seen(scores, place, tiling: Tiling):
     """Mask what the rows of a tile do not see."""
     row, column = place.rows[None, :, None], place.columns[None, None, :]
-    own = scores + math.log(1 - tiling.grid.offset)
-    scores = jnp.where(column < row, scores, jnp.where(column == row, own, -jnp.inf))
+    if tiling.grid.offset:  # a part of a row's own cell; on tokens all of it
+        own = scores + math.log(1 - tiling.grid.offset)
+        scores = jnp.where(column == row, own, scores)
+    scores = jnp.where(column <= row, scores, -jnp.inf)
     if place.starts is None:
         return scores
     return jnp.where(place.starts[:, :, None] <= column, scores, -jnp.inf)
