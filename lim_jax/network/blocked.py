@@ -137,12 +137,12 @@ def _slope(points, tangents, apply):
 
 
 @in_groups
-def _pushed(points, vectors, tiling):
-    r"""The tangents :math:`\dot o_i` and :math:`\dot\ell_i`.
+def _pushed_sums(points, vectors, tiling):
+    r"""The sums :math:`\sum_j A_{ij}(\dot s_{ij}v_j + \dot v_j)` and :math:`\dot\ell_i`.
 
     :math:`\dot s_{ij}` is the sum of a query's and a key's part (`eq:head-score-variation`).
     """
-    query, key, value, outputs, log_total, *starts = points
+    query, key, value, log_total, *starts = points
 
     def add(of_row, _, row, column, place):
         query, log_total, query_slopes = row
@@ -164,14 +164,21 @@ def _pushed(points, vectors, tiling):
     empty = jnp.zeros((*shape, value.shape[-1]), dtype), jnp.zeros(shape, dtype)
     rows = query, log_total, query_slopes
     columns = key, value, tiling.log_weights(dtype), key_slopes, value_slopes
-    (moved, log_slopes), _ = over_tiles(add, rows, columns, empty, (), starts, tiling)
-    return moved - log_slopes[..., None] * outputs[:, :, None], log_slopes
+    return over_tiles(add, rows, columns, empty, (), starts, tiling)[0]
+
+
+def _pushed(points, vectors, tiling):
+    r"""The tangents :math:`\dot o_i` and :math:`\dot\ell_i`."""
+    query, key, value, outputs, log_total, *starts = points
+    point = query, key, value, log_total, *starts
+    moved, log_slopes = _pushed_sums(point, vectors, tiling)
+    return moved - log_slopes[..., None] * outputs[:, None], log_slopes
 
 
 @in_groups
-def _pulled(points, vectors, tiling):
-    r"""The covectors :math:`\bar q_i, \bar k_j, \bar v_j` of :math:`\bar o_i, \bar\ell_i`."""
-    query, key, value, outputs, log_total, *starts = points
+def _pulled_sums(points, vectors, tiling):
+    r"""The covectors :math:`\bar q_i, \bar k_j, \bar v_j` of :math:`\bar o_i` and :math:`h_i`."""
+    query, key, value, log_total, *starts = points
 
     def add(of_row, of_column, row, column, place):
         query, log_total, covectors, slopes = row
@@ -188,8 +195,7 @@ def _pulled(points, vectors, tiling):
         found = each_vector(pull, (covectors.astype(value.dtype), slopes))
         return jax.tree.map(jnp.add, (of_row, of_column), found)
 
-    covectors, of_log_total = vectors
-    slopes = of_log_total - jnp.sum(covectors * outputs[:, :, None], axis=-1)
+    covectors, slopes = vectors
     *shape, tile = slopes.shape
     of_query = jnp.zeros((*shape, tile, query.shape[-1]), log_total.dtype)
     of_key, of_value = (
@@ -202,6 +208,15 @@ def _pulled(points, vectors, tiling):
     )
     pulled = (of_query, query), (of_key.mT, key), (of_value.mT, value)
     return tuple(found.astype(primal.dtype) for found, primal in pulled)
+
+
+def _pulled(points, vectors, tiling):
+    r"""The covectors :math:`\bar q_i, \bar k_j, \bar v_j` of :math:`\bar o_i, \bar\ell_i`."""
+    query, key, value, outputs, log_total, *starts = points
+    covectors, of_log_total = vectors
+    slopes = of_log_total - jnp.sum(covectors * outputs[:, None], axis=-1)
+    point = query, key, value, log_total, *starts
+    return _pulled_sums(point, (covectors, slopes), tiling)
 
 
 _attention = of_many("attention", _attend)
@@ -230,10 +245,8 @@ def _scores(query, key, log_weight, place, tiling: Tiling):
 def _seen(scores, place, tiling: Tiling):
     """Mask what the rows of a tile do not see."""
     row, column = place.rows[None, :, None], place.columns[None, None, :]
-    if tiling.grid.offset:  # a part of a row's own cell; on tokens all of it
-        own = scores + math.log(1 - tiling.grid.offset)
-        scores = jnp.where(column == row, own, scores)
-    scores = jnp.where(column <= row, scores, -jnp.inf)
+    own = scores + math.log(1 - tiling.grid.offset)
+    scores = jnp.where(column < row, scores, jnp.where(column == row, own, -jnp.inf))
     if place.starts is None:
         return scores
     return jnp.where(place.starts[:, :, None] <= column, scores, -jnp.inf)
