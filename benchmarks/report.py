@@ -11,9 +11,10 @@ from pathlib import Path
 HERE = Path(__file__).parent
 PAGES = HERE.parent / "docs" / "speed.md", HERE.parent / "README.md"
 SPEED_HEADER = (
-    "| size | precision | job | lim_jax | PyTorch | by torch.compile | with AVX-512 | both "
-    "| ratio to stock | to the best | of GEMM | compilation | MiB | PyTorch's |\n"
-    "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|"
+    "| size | precision | job | lim_jax | products kept | PyTorch | by torch.compile "
+    "| with AVX-512 | both | ratio to stock | to the best | of kept | of GEMM | compilation | MiB "
+    "| kept | PyTorch's |\n"
+    "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|"
 )
 SUMMARY_HEADER = (
     "| job | AMD EPYC, PyTorch as it comes | with its MKL allowed AVX-512 | Intel Xeon, older |\n"
@@ -32,14 +33,28 @@ SCALING_HEADER = "| job | L | time | MiB |\n|---|---|---|---|"
 
 def speed_line(row: dict) -> str:
     """A row of `speed.py`."""
-    cells = [row["size"], row["precision"], row["job"]]
-    sides = ("lim_jax", "torch", "compiled torch", "torch, AVX-512", "compiled torch, AVX-512")
-    cells += [_duration(row["seconds"].get(side)) for side in sides]
+    kept, allowed = "lim_jax, products kept", "torch, AVX-512"
+    sides = ("lim_jax", kept, "torch", "compiled torch", allowed, f"compiled {allowed}")
+    cells = [row["size"], row["precision"], row["job"], *(_median(row, side) for side in sides)]
+    ratios = [row["ratio to stock"], row["ratio"], row.get("ratio kept")]
+    cells += ["" if ratio is None else f"{ratio:.2f}" for ratio in ratios]
     share = row.get("share of GEMM")
-    cells += [f"{row[name]:.2f}" for name in ("ratio to stock", "ratio")]
     cells += ["" if share is None else f"{100 * share:.0f} %", f"{row['compilation']:.1f} s"]
-    cells += [f"{row['MiB'][side]:.0f}" for side in ("lim_jax", "torch")]
-    return _row(cells)
+    memory = [row["MiB"].get(side) for side in ("lim_jax", kept, "torch")]
+    return _row(cells + ["" if peak is None else f"{peak:.0f}" for peak in memory])
+
+
+def _median(row: dict, side: str) -> str:
+    """Seconds, and half of the range of the repeats."""
+    duration = _duration(row["seconds"].get(side))
+    if not duration or "range" not in row:
+        return duration
+    number, unit = duration.split()
+    low, high = row["range"][side]
+    half = (high - low) / 2
+    return (
+        f"{number} ± {1e3 * half:.0f} {unit}" if unit == "ms" else f"{number} ± {half:.1f} {unit}"
+    )
 
 
 def scaling_line(row: dict) -> str:

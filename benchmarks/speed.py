@@ -43,8 +43,9 @@ from tqdm import tqdm
 from lim_jax.cost.counting import operations
 
 STOCK, ALLOWED = "torch", "torch, AVX-512"
+OURS, KEEPING = "lim_jax", "lim_jax, products kept"
 COMPILER = "compiled "  # in front of the names of those by torch.compile
-COMPILED = ("influence", "gradient")  # what torch.compile knows
+FIRST_ORDER = ("influence", "gradient")  # what torch.compile knows, and products are kept for
 Numbers = Mapping[str, np.ndarray]
 Job = Callable[[], Numbers]
 Precision = Literal["float32", "float64"]
@@ -62,9 +63,9 @@ def weights(model: tuple) -> dict[str, np.ndarray]:
     return {name: np.asarray(value) for name, value in found.items()}
 
 
-def prepared(size: Size, name: str) -> tuple[Job, float]:
+def prepared(size: Size, name: str, products: str) -> tuple[Job, float]:
     """Our compiled job, and the seconds its compilation took."""
-    model, x, labels = network(size)
+    model, x, labels = network(size, products)
     batch = jax.numpy.asarray(x), jax.nn.one_hot(labels, VOCABULARY)
     start = time.perf_counter()
     compiled = eqx.filter_jit(our_jobs(size.length)[name]).lower(model, batch).compile()
@@ -103,8 +104,8 @@ def peer(size: Size, name: str, compiled: bool = False) -> Job:
 
 def serve(size: Size, side: str, name: str, file: Path) -> None:
     """One side: run the job once, save its numbers, then once for each line that comes in."""
-    if side == "lim_jax":
-        job, compilation = prepared(size, name)
+    if side in (OURS, KEEPING):
+        job, compilation = prepared(size, name, "kept" if side == KEEPING else "remade")
     else:
         job, compilation = peer(size, name, compiled=side.startswith(COMPILER)), 0.0
     numbers: list[Numbers] = []
@@ -166,8 +167,9 @@ def allowing_library() -> Path:
 def sides_of(name: str) -> list[str]:
     """Who takes part."""
     peers = [STOCK, ALLOWED] if "AMD" in record.processor() else [STOCK]
-    compiled = [COMPILER + peer for peer in peers] if name in COMPILED else []
-    return ["lim_jax", *peers, *compiled]
+    if name not in FIRST_ORDER:
+        return [OURS, *peers]
+    return [OURS, KEEPING, *peers, *(COMPILER + peer for peer in peers)]
 
 
 def compare(label: str, name: str, precision: Precision, repeats: int) -> dict:
@@ -184,12 +186,12 @@ def compare(label: str, name: str, precision: Precision, repeats: int) -> dict:
             for side, process in sides.items():
                 times[side].append(process.turn())
     medians = {side: np.median(found, axis=0) for side, found in times.items()}
-    ours, theirs = times.pop("lim_jax"), {s: [cpu for _, cpu in t] for s, t in times.items()}
-    of_ours = [cpu for _, cpu in ours]
+    seconds = {side: np.array([cpu for _, cpu in found]) for side, found in times.items()}
+    peers = [side for side in seconds if side not in (OURS, KEEPING)]
 
-    def ratio(against: list[str]) -> float:
-        fastest = np.min([theirs[side] for side in against], axis=0)
-        return float(np.median(np.divide(fastest, of_ours)))
+    def ratio(against: list[str], side: str = OURS) -> float:
+        fastest = np.min([seconds[peer] for peer in against], axis=0)
+        return float(np.median(fastest / seconds[side]))
 
     return {
         "size": label,
@@ -197,18 +199,22 @@ def compare(label: str, name: str, precision: Precision, repeats: int) -> dict:
         "precision": precision,
         "repeats": repeats,
         "seconds": {side: float(median[1]) for side, median in medians.items()},
+        "range": {side: [found.min(), found.max()] for side, found in seconds.items()},
         "clock": {side: float(median[0]) for side, median in medians.items()},
-        "share of GEMM": share_of_gemm(SIZES[label], name, precision, float(medians["lim_jax"][1])),
-        "ratio to stock": ratio([side for side in theirs if not side.endswith(ALLOWED)]),
-        "ratio": ratio(list(theirs)),
-        "compilation": sides["lim_jax"].first["compilation"],
-        "MiB": {side: sides[side].first["MiB"] for side in ("lim_jax", STOCK)},
+        "share of GEMM": share_of_gemm(SIZES[label], name, precision, float(medians[OURS][1])),
+        "ratio to stock": ratio([side for side in peers if not side.endswith(ALLOWED)]),
+        "ratio": ratio(peers),
+        "ratio kept": ratio(peers, KEEPING) if KEEPING in seconds else None,
+        "compilation": sides[OURS].first["compilation"],
+        "MiB": {
+            side: sides[side].first["MiB"] for side in seconds if side in (OURS, KEEPING, STOCK)
+        },
     }
 
 
 def require_agreement(sides: Mapping[str, Side], tolerance: float) -> None:
     """All numbers of all sides are ours, relative to the largest of each array."""
-    ours = sides["lim_jax"].numbers
+    ours = sides[OURS].numbers
     for side in sides.values():
         assert side.numbers.keys() == ours.keys()
         for key, values in side.numbers.items():
