@@ -51,10 +51,8 @@ def _median(row: dict, side: str) -> str:
         return duration
     number, unit = duration.split()
     low, high = row["range"][side]
-    half = (high - low) / 2
-    return (
-        f"{number} ± {1e3 * half:.0f} {unit}" if unit == "ms" else f"{number} ± {half:.1f} {unit}"
-    )
+    half = f"{500 * (high - low):.0f}" if unit == "ms" else f"{(high - low) / 2:.1f}"
+    return f"{number} ± {half} {unit}"
 
 
 def scaling_line(row: dict) -> str:

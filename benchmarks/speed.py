@@ -44,6 +44,7 @@ from lim_jax.cost.counting import operations
 
 STOCK, ALLOWED = "torch", "torch, AVX-512"
 OURS, KEEPING = "lim_jax", "lim_jax, products kept"
+MEASURED = OURS, KEEPING, STOCK  # whose memory is told
 COMPILER = "compiled "  # in front of the names of those by torch.compile
 FIRST_ORDER = ("influence", "gradient")  # what torch.compile knows, and products are kept for
 Numbers = Mapping[str, np.ndarray]
@@ -206,9 +207,7 @@ def compare(label: str, name: str, precision: Precision, repeats: int) -> dict:
         "ratio": ratio(peers),
         "ratio kept": ratio(peers, KEEPING) if KEEPING in seconds else None,
         "compilation": sides[OURS].first["compilation"],
-        "MiB": {
-            side: sides[side].first["MiB"] for side in seconds if side in (OURS, KEEPING, STOCK)
-        },
+        "MiB": {side: sides[side].first["MiB"] for side in MEASURED if side in sides},
     }
 
 

@@ -18,13 +18,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax._src.dispatch import prim_requires_devices_during_lowering
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.typing import ArrayLike
 from jaxtyping import Array, Shaped
 
 from lim_jax._varying import varying_as
+
+try:  # Kernels of a platform may be cut up among devices; no public name says that of a primitive.
+    from jax._src.dispatch import prim_requires_devices_during_lowering as asks_for_devices
+except ImportError:
+    asks_for_devices = None
 
 Points = Sequence[Shaped[Array, "points ..."]]
 Vectors = Sequence[Shaped[Array, "points vectors ..."]]
@@ -94,6 +98,8 @@ def _merged(
 def on_platform(platform: str, primitive: Primitive, program: PlatformProgram) -> None:
     """Let a platform run another program, of the same numbers; derivatives know nothing of it.
 
+    Nothing changes with a JAX that does not tell such a program its devices.
+
     Examples
     --------
     >>> double = of_many("double", lambda points, _, setting: [2 * points[0]])
@@ -108,10 +114,10 @@ def on_platform(platform: str, primitive: Primitive, program: PlatformProgram) -
 
         return _merged(told, *operands, **static)
 
-    rule = mlir.lower_fun(run, multiple_results=True)
-    mlir.register_lowering(primitive, rule, platform=platform)
-    # Kernels of a platform may be cut up among devices; no public name says that of a primitive.
-    prim_requires_devices_during_lowering.add(primitive)
+    if asks_for_devices is not None:
+        asks_for_devices.add(primitive)
+        rule = mlir.lower_fun(run, multiple_results=True)
+        mlir.register_lowering(primitive, rule, platform=platform)
 
 
 def transposes(
