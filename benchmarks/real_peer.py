@@ -1,19 +1,24 @@
-"""The gradient of a real network beside PyTorch's: SmolLM2-135M-Instruct, one long context.
+"""First and second order of a real network beside PyTorch: SmolLM2-135M-Instruct, one context.
 
 ``python benchmarks/real_peer.py`` (the extra ``parity`` brings torch and transformers) takes the
-last-token loss of `real_model` in float32 and its gradient in the embedded context, here and by
-transformers' Llama, which reads the same GGUF file by itself. Both are pinned to one core, then to
-two. They take turns, after their numbers are compared; times are medians. MiB are those that a
-process of its own needs for one call, beyond what it holds before: the weights.
+last-token loss of `real_model` in float32 and its gradient in the embedded context, or with
+``--job "algorithm 1"`` the gradient of the balanced objective in all weights; here, at first order
+with products remade and kept, and by transformers' Llama, which reads the same GGUF file by itself
+and attends by its fastest: fused kernels, which have no double backward, or plain products. All are
+pinned to one core, then to two. They take turns, after their numbers are compared; times are
+medians. MiB are those that a process of its own needs for one call, beyond what it holds before:
+the weights. On an AMD processor a second row has PyTorch's MKL allowed AVX-512 (`speed`).
 """
 
 import argparse
+import dataclasses
 import json
 import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import equinox as eqx
@@ -21,106 +26,159 @@ import jax
 import numpy as np
 import torch
 import transformers
+from jobs import KEEPING, OURS, STRENGTH
 from real_model import asked_last, context, fetched
-from record import RESULTS, keep, own_peak, seconds
+from record import RESULTS, allowing_library, keep, own_peak, processor, seconds
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import lim_jax as lim
+from lim_jax.training.balancing import balanced_objective
 
 ONE_THREAD = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
-SIDES = ("lim_jax", "torch")
+SIDES = {"gradient": (OURS, KEEPING, "torch"), "algorithm 1": (OURS, "torch")}
 Job = Callable[[], np.ndarray]
 
 
-def ours(file: Path, length: int) -> Job:
-    """Our gradient, compiled."""
+def ours(file: Path, length: int, name: str, products: str = "remade") -> Job:
+    """Our job, compiled: a gradient in the context, or of Algorithm 1 in the last norm's scale."""
     model = lim.models.load(file)
-    ids = context(model, length)
+    flow = dataclasses.replace(model.flow, products=products)
+    model, ids = dataclasses.replace(model, flow=flow), context(model, length)
 
     @eqx.filter_jit
     def gradient(model: lim.models.CausalLM, ids: jax.Array) -> jax.Array:
         return jax.grad(model.loss)(model.embed(ids), asked_last(ids))
 
-    compiled = gradient.lower(model, ids).compile()
-    return lambda: np.asarray(compiled(model, ids))
+    @eqx.filter_jit
+    def algorithm_1(model: lim.models.CausalLM, ids: jax.Array) -> lim.models.CausalLM:
+        batch = jax.tree.map(lambda leaf: leaf[None], (model.embed(ids), asked_last(ids)))
+        objective = partial(balanced_objective, lim.models.CausalLM.loss)
+        options = {"grid": lim.token_grid(length), "strength": STRENGTH, "epsilon": 0.0}
+        return eqx.filter_grad(lambda model: objective(model, batch, **options))(model)
+
+    job = {"gradient": gradient, "algorithm 1": algorithm_1}[name]
+    compiled = job.lower(model, ids).compile()
+
+    def run() -> np.ndarray:
+        found = jax.block_until_ready(compiled(model, ids))
+        return np.asarray(found if name == "gradient" else found.norm.scale)
+
+    return run
 
 
-def theirs(file: Path, length: int) -> Job:
+def theirs(file: Path, length: int, name: str) -> Job:
     """The same by transformers and torch, with as many threads as there are cores to run on."""
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     kind = transformers.AutoModelForCausalLM
     network = kind.from_pretrained(
         file.parent, gguf_file=file.name, dtype=torch.float32, attn_implementation="sdpa"
     )
-    network = network.eval().requires_grad_(False)
+    network = network.eval().requires_grad_(name == "algorithm 1")
     words = network.get_input_embeddings()
     ids = torch.from_numpy(np.random.default_rng(0).integers(words.num_embeddings, size=length))
 
-    def gradient() -> np.ndarray:
-        x = words(ids[None]).requires_grad_(True)
+    def risk() -> tuple[torch.Tensor, torch.Tensor]:
+        x = words(ids[None]).detach().requires_grad_(True)
         logits = network(inputs_embeds=x, logits_to_keep=1, use_cache=False).logits
-        loss = torch.nn.functional.cross_entropy(logits[0], ids[:1])
+        return x, torch.nn.functional.cross_entropy(logits[0], ids[:1])
+
+    def gradient() -> np.ndarray:
+        x, loss = risk()
         return torch.autograd.grad(loss, x)[0][0].numpy()
 
-    return gradient
+    def algorithm_1() -> np.ndarray:
+        with sdpa_kernel(SDPBackend.MATH):
+            x, loss = risk()
+            (slope,) = torch.autograd.grad(loss, x, create_graph=True)
+            energy = ((length * slope[0]) ** 2).sum(dim=1)
+            penalty = ((energy / energy.mean() - 1) ** 2).mean() / 2
+            named = dict(network.named_parameters())
+            slopes = torch.autograd.grad(loss + STRENGTH * penalty, list(named.values()))
+        return dict(zip(named, slopes, strict=True))["model.norm.weight"].numpy()
+
+    return {"gradient": gradient, "algorithm 1": algorithm_1}[name]
 
 
-def measured(file: Path, length: int, repeats: int) -> dict:
-    """Both sides in this process, on the cores that it is pinned to."""
-    jobs = {"lim_jax": ours(file, length), "torch": theirs(file, length)}
-    found, expected = (job() for job in jobs.values())
-    difference = float(np.abs(found - expected).max() / np.abs(expected).max())
-    assert difference < 1e-3, difference
-    times = {side: [] for side in jobs}
+def side(which: str, file: Path, length: int, name: str) -> Job:
+    """The job of one of `SIDES`."""
+    if which == "torch":
+        return theirs(file, length, name)
+    return ours(file, length, name, "kept" if which == KEEPING else "remade")
+
+
+def measured(file: Path, length: int, name: str, repeats: int) -> dict:
+    """All sides in this process, on the cores that it is pinned to."""
+    jobs = {which: side(which, file, length, name) for which in SIDES[name]}
+    found = {which: job() for which, job in jobs.items()}
+    expected = found.pop("torch")
+    difference = max(float(np.abs(one - expected).max()) for one in found.values())
+    assert difference < 1e-3 * np.abs(expected).max(), difference
+    times = {which: [] for which in jobs}
     for _ in range(repeats):
-        for side, job in jobs.items():
-            times[side].append(seconds(job))
+        for which, job in jobs.items():
+            times[which].append(seconds(job))
     return {
+        "job": name,
         "length": length,
         "threads": len(os.sched_getaffinity(0)),
         "repeats": repeats,
-        "seconds": {side: float(np.median(values)) for side, values in times.items()},
-        "ratio": float(np.median(np.divide(times["torch"], times["lim_jax"]))),
-        "difference": difference,
+        "seconds": {which: float(np.median(values)) for which, values in times.items()},
+        "range": {which: [min(values), max(values)] for which, values in times.items()},
+        "ratio": {
+            which: float(np.median(np.divide(times["torch"], values)))
+            for which, values in times.items()
+            if which != "torch"
+        },
+        "difference": difference / float(np.abs(expected).max()),
     }
 
 
-def alone(arguments: list[str], threads: int) -> dict:
+def alone(arguments: list[str], threads: int, kernels: str) -> dict:
     """What a process of its own prints, pinned to the first cores."""
     cores = ",".join(map(str, sorted(os.sched_getaffinity(0))[:threads]))
     environment = os.environ | {"TQDM_DISABLE": "1"}
     if threads == 1:
         environment["XLA_FLAGS"] = ONE_THREAD
+    if kernels == "AVX-512":
+        environment["LD_PRELOAD"] = str(allowing_library())
     command = ["taskset", "-c", cores, sys.executable, __file__, *arguments]
     done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def main() -> None:
-    """Print and keep a row for each number of threads."""
+    """Print and keep a row for each number of threads and choice of PyTorch's kernels."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--file", type=Path, help="a GGUF file; fetched if left out")
+    parser.add_argument("--job", choices=tuple(SIDES), default="gradient")
     parser.add_argument("--length", type=int, default=512, help="tokens of the context")
-    parser.add_argument("--repeats", type=int, default=7, help="alternated calls of both sides")
+    parser.add_argument("--repeats", type=int, default=7, help="alternated calls of all sides")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--results", type=Path, default=RESULTS / "real_peer.json")
-    parser.add_argument("--here", choices=("both", *SIDES), help="time, or one side's memory")
+    parser.add_argument("--here", help="time, by 'both', or one side's memory, by its name")
     options = parser.parse_args()
+    asked = options.file, options.length, options.job
     if options.here == "both":
-        print(json.dumps(measured(options.file, options.length, options.repeats)))
+        print(json.dumps(measured(*asked, options.repeats)))
     elif options.here:
-        side = {"lim_jax": ours, "torch": theirs}[options.here]
-        print(json.dumps(own_peak(side(options.file, options.length))))
+        print(json.dumps(own_peak(side(options.here, *asked))))
     else:
         with tempfile.TemporaryDirectory() as folder:
             file = options.file or fetched(Path(folder))
-            given = ["--file", str(file), "--length", str(options.length)]
+            given = ["--file", str(file), "--length", str(options.length), "--job", options.job]
             given += ["--repeats", str(options.repeats)]
             for threads in options.threads:
-                row = alone([*given, "--here", "both"], threads)
-                row["MiB"] = {s: alone([*given, "--here", s], threads) for s in SIDES}
-                print(row, flush=True)
-                versions = {"torch": torch.__version__, "transformers": transformers.__version__}
-                keep(options.results, [row], ("length", "threads"), **versions)
+                for kernels in ("stock", "AVX-512") if "AMD" in processor() else ("stock",):
+                    row = alone([*given, "--here", "both"], threads, kernels)
+                    row["kernels"] = kernels
+                    row["MiB"] = {
+                        which: alone([*given, "--here", which], threads, kernels)
+                        for which in SIDES[options.job]
+                    }
+                    print(row, flush=True)
+                    key = ("job", "length", "threads", "kernels")
+                    versions = {m.__name__: m.__version__ for m in (torch, transformers)}
+                    keep(options.results, [row], key, **versions)
 
 
 if __name__ == "__main__":

@@ -37,13 +37,12 @@ import record
 import report
 import torch
 import tyro
-from jobs import JOBS, SIZES, STRENGTH, VOCABULARY, Size, network, our_jobs
+from jobs import JOBS, KEEPING, OURS, SIZES, STRENGTH, VOCABULARY, Size, network, our_jobs
 from tqdm import tqdm
 
 from lim_jax.cost.counting import operations
 
 STOCK, ALLOWED = "torch", "torch, AVX-512"
-OURS, KEEPING = "lim_jax", "lim_jax, products kept"
 MEASURED = OURS, KEEPING, STOCK  # whose memory is told
 COMPILER = "compiled "  # in front of the names of those by torch.compile
 FIRST_ORDER = ("influence", "gradient")  # what torch.compile knows, and products are kept for
@@ -128,7 +127,7 @@ class Side:
     def __init__(self, side: str, label: str, name: str, precision: Precision, file: Path):
         command = [sys.executable, __file__, "--serve-as", side, "--out", str(file)]
         command += ["--sizes", label, "--jobs", name, "--precision", precision]
-        allowed = {"LD_PRELOAD": str(allowing_library())} if side.endswith(ALLOWED) else {}
+        allowed = {"LD_PRELOAD": str(record.allowing_library())} if side.endswith(ALLOWED) else {}
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             env=os.environ | allowed,
@@ -153,16 +152,6 @@ class Side:
     def __exit__(self, *_: object) -> None:
         self.process.kill()
         self.process.wait()
-
-
-def allowing_library() -> Path:
-    """A library whose one function tells MKL that it may use what the processor has."""
-    folder = Path(tempfile.gettempdir())
-    library, source = folder / "mkl_allows.so", folder / "mkl_allows.c"
-    if not library.exists():
-        source.write_text("int mkl_serv_intel_cpu_true(void) { return 1; }\n")
-        subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
-    return library
 
 
 def sides_of(name: str) -> list[str]:
