@@ -28,6 +28,11 @@ JOBS = {
     "gramians": "Gramians",
     "cone mass": "cone mass",
 }
+THUNKS = ("tokens", "matrices", "tiles", "exponentials", "activation", "moves", "rest")
+THUNKS_HEADER = (
+    "| size | job | products of tokens | gradients of matrices | products of tiles | exponentials "
+    "| gelu | copies and slices | the rest |\n|---|---|---|---|---|---|---|---|---|"
+)
 SCALING_HEADER = "| job | L | time | MiB |\n|---|---|---|---|"
 
 
@@ -55,6 +60,15 @@ def _median(row: dict, side: str) -> str:
     return f"{number} ± {half} {unit}"
 
 
+def thunks_line(row: dict) -> str:
+    """A row of `thunks.py`: shares, and how fast products were, in Gflop/s."""
+    total, cells = sum(row["seconds"].values()), []
+    for kind in THUNKS:
+        share, rate = row["seconds"].get(kind, 0) / total, row["Gflop/s"].get(kind)
+        cells.append(f"{100 * share:.0f} %" + ("" if rate is None else f" at {rate:.0f}"))
+    return _row([row["size"], row["job"], *cells])
+
+
 def scaling_line(row: dict) -> str:
     """A row of `scaling.py`."""
     return _row([row["job"], f"{row['length']:,}", _duration(row["seconds"]), f"{row['MiB']:.0f}"])
@@ -65,6 +79,7 @@ def tables() -> dict[str, str]:
     speed, scaling = (SPEED_HEADER, speed_line), (SCALING_HEADER, scaling_line)
     makers = {"speed-amd": speed, "speed-intel": speed}
     makers |= {"scaling-amd": scaling, "scaling-intel": scaling}
+    makers |= {"thunks-amd": (THUNKS_HEADER, thunks_line)}
     found = {}
     for name, (header, line) in makers.items():
         path = HERE / "results" / f"{name}.json"

@@ -1,0 +1,161 @@
+"""Where the time of a job goes on a processor: the parts of its program by XLA's own profile.
+
+``taskset -c 1 python benchmarks/thunks.py --sizes a b long`` runs each job under JAX's profiler,
+one thread, and adds up what every instruction took, by what it does: products of all tokens with a
+matrix, gradients of matrices, products of attention's tiles, the fusions that hold an exponential
+or a hyperbolic tangent, what only moves numbers, and the rest (norms, masks, sums). Shares and the
+rate of each kind of product go into a JSON file of the processor; ``report.py`` writes the table
+of docs/speed.md.
+"""
+
+import os
+
+# Before JAX starts: one thread, as in `speed`.
+os.environ.setdefault(
+    "XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+)
+
+import math
+import re
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Literal
+
+import equinox as eqx
+import jax
+import record
+import report
+import tyro
+from jobs import SIZES, VOCABULARY, Size, network, our_jobs
+
+REPEATS = 3
+MOVING = ("copy", "transpose", "dynamic-slice", "dynamic-update-slice", "broadcast", "bitcast")
+DEFINITION = re.compile(r"\s*(?:ROOT )?%?([\w.\-]+) = (.*)")
+CALLED = re.compile(r"calls=%([\w.\-]+)")
+PRODUCT = re.compile(r"= \w+\[([\d,]*)\]\S* dot\(%([\w.\-]+), .*lhs_contracting_dims=\{(\d+)\}")
+
+
+def bodies(text: str) -> dict[str, list[str]]:
+    """The lines of each computation of a compiled program."""
+    found, name = {}, ""
+    for line in text.splitlines():
+        if line.endswith("{") and not line.startswith(" "):
+            name = line.removeprefix("ENTRY ").split()[0].lstrip("%")
+            found[name] = []
+        elif name:
+            found[name].append(line)
+    return found
+
+
+def instructions(text: str) -> dict[str, list[str]]:
+    """What each instruction runs, by its name: its own line, or those of what it calls."""
+    computations, found = bodies(text), {}
+    for lines in computations.values():
+        for line in lines:
+            if match := DEFINITION.match(line):
+                called = CALLED.search(line)
+                found[match[1]] = computations[called[1]] if called else [line]
+    return found
+
+
+def kind(name: str, lines: list[str], size: Size) -> str:
+    """What an instruction does."""
+    if product := next(filter(None, map(PRODUCT.search, lines)), None):
+        shape = [int(n) for n in product[1].split(",") if n]
+        if size.batch * size.length in shape or size.length in shape[:-1]:
+            return "tokens"
+        weights = {size.width, 4 * size.width, VOCABULARY}
+        return "matrices" if len(shape) == 2 and set(shape) <= weights else "tiles"
+    text = "\n".join(lines)
+    if " exponential(" in text:
+        return "exponentials"
+    if " tanh(" in text:
+        return "activation"
+    return "moves" if name.startswith(MOVING) or "_copy" in name or "slice" in name else "rest"
+
+
+def shapes(text: str) -> dict[str, list[int]]:
+    """The sizes of every array that a compiled program names."""
+    found = re.findall(r"%([\w.\-]+) = \w+\[([\d,]*)\]", text)
+    return {name: [int(n) for n in sizes.split(",") if n] for name, sizes in found}
+
+
+def operations(lines: list[str], known: dict[str, list[int]]) -> int:
+    """Of an instruction's product, if it has one."""
+    if (product := next(filter(None, map(PRODUCT.search, lines)), None)) is None:
+        return 0
+    contracted = known[product[2]][int(product[3])]
+    return 2 * contracted * math.prod(int(n) for n in product[1].split(","))
+
+
+def events(folder: str) -> Iterator[tuple[str, float]]:
+    """Every instruction that ran, and its seconds less those of what ran within it."""
+    (file,) = Path(folder).glob("**/*.xplane.pb")
+    for plane in jax.profiler.ProfileData.from_file(str(file)).planes:
+        for line in plane.lines:
+            spans = [(e.start_ns, e.start_ns + e.duration_ns, e.name) for e in line.events]
+            open_spans: list[tuple[float, str]] = []
+            for start, end, name in sorted(spans, key=lambda span: (span[0], -span[1])):
+                while open_spans and open_spans[-1][0] <= start:
+                    open_spans.pop()
+                if open_spans:
+                    yield open_spans[-1][1], -(end - start) / 1e9
+                yield name, (end - start) / 1e9
+                open_spans.append((end, name))
+
+
+def profiled(run: Callable[[], object], text: str, size: Size) -> dict:
+    """Seconds of each kind in one run, and the rates of products."""
+    known, sizes = instructions(text), shapes(text)
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder):
+            for _ in range(REPEATS):
+                run()
+        spent, made = Counter(), Counter()
+        for name, seconds in events(folder):
+            if name in known:
+                of = kind(name, known[name], size)
+                spent[of] += seconds / REPEATS
+                made[of] += operations(known[name], sizes) / REPEATS if seconds > 0 else 0
+    rates = {of: made[of] / spent[of] / 1e9 for of in spent if made[of]}
+    return {"seconds": dict(spent), "Gflop/s": rates}
+
+
+def measured(label: str, name: str) -> dict:
+    """A row: one job at one size."""
+    size = SIZES[label]
+    model, x, labels = network(size)
+    batch = jax.numpy.asarray(x), jax.nn.one_hot(labels, VOCABULARY)
+    compiled = eqx.filter_jit(our_jobs(size.length)[name]).lower(model, batch).compile()
+
+    def run() -> object:
+        return jax.block_until_ready(compiled(model, batch))
+
+    run()
+    return {"size": label, "job": name} | profiled(run, compiled.compiled.as_text(), size)
+
+
+def main(
+    sizes: tuple[Literal["small", "a", "b", "long"], ...] = ("a",),
+    jobs: tuple[str, ...] = ("influence", "gradient"),
+    out: Path | None = None,
+) -> None:
+    """Print and keep where the time goes.
+
+    Args:
+        sizes: Models and batches, by name.
+        jobs: What to run.
+        out: A JSON file for the results, by default one of the processor.
+    """
+    print(report.THUNKS_HEADER)
+    for label in sizes:
+        for name in jobs:
+            row = measured(label, name)
+            print(report.thunks_line(row), flush=True)
+            record.keep(out or record.file_of_processor("thunks"), [row], ("size", "job"))
+
+
+if __name__ == "__main__":
+    tyro.cli(main)
