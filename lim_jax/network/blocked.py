@@ -172,7 +172,7 @@ def _pushed(points, vectors, tiling):
     query, key, value, outputs, log_total, *starts = points
     point = query, key, value, log_total, *starts
     moved, log_slopes = _pushed_sums(point, vectors, tiling)
-    return moved - log_slopes[..., None] * outputs[:, None], log_slopes
+    return [moved - log_slopes[..., None] * outputs[:, None], log_slopes]
 
 
 @in_groups
