@@ -31,7 +31,7 @@ def machine(monkeypatch):
 
 def gradient(*at, grid=TOKENS, shaping=PLAIN):
     def total(*at):
-        heads = jax.vmap(lambda *at: causal_attention(*at, grid, shaping))(*at)
+        heads = jax.vmap(lambda q, k, v: causal_attention(q, k, v, grid, shaping))(*at)
         return jnp.sum(jnp.sin(heads.astype(jnp.float32)))
 
     return jax.grad(total, argnums=(0, 1, 2))(*at)
