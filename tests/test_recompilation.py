@@ -139,8 +139,9 @@ def balanced(model, batch):
     return lim.training.balanced_objective(tiled_loss, model, batch, grid, strength=1.0)
 
 
-# In StableHLO, as JAX 0.10 writes it; a change that needs more says why.
-INSTRUCTIONS = {"influence": (measured, 1200), "algorithm 1": (jax.grad(balanced), 3286)}
+# In StableHLO, as JAX 0.10 writes it; a change that needs more says why. (The last: what attention
+# gives is among what its pull takes.)
+INSTRUCTIONS = {"influence": (measured, 1200), "algorithm 1": (jax.grad(balanced), 3310)}
 
 
 @pytest.mark.parametrize("name", INSTRUCTIONS)

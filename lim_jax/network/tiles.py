@@ -1,13 +1,13 @@
 r"""The lower triangle of pairs of positions, tile by tile: how arrays are cut and tiles visited.
 
 A group of heads and examples goes at a time, on a CPU as many as fill a core's cache with a tile of
-each; an accelerator takes all at once, in wider tiles. Which of the two a program is for is known
-where it is lowered. A block is then an array ``(group, tile, *rest)``: some positions of all in the
-group. Tiles that no row sees, ahead of the diagonal or before every start, are skipped.
+each; an accelerator takes all at once, in wider tiles. A program is cut for where it is lowered,
+what differentiates it for the machine that traces it. A block is then an array
+``(group, tile, *rest)``: some positions of all in the group. Tiles that no row sees, ahead of the
+diagonal or before every start, are skipped.
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -40,12 +40,16 @@ class Tiling(NamedTuple):
         all are in one place.
     cap
         What scores are capped at, in whatever tile they are made (`shaping`).
+    wide
+        Whether all heads and examples go at once, in tiles of `WIDE` positions at most: as on an
+        accelerator, which few large kernels keep busy.
     """
 
     grid: CellGrid
     tile: int
     axis: str | None = None
     cap: float | None = None
+    wide: bool = False
 
     @property
     def devices(self) -> int:
@@ -85,7 +89,8 @@ def tiling(grid: CellGrid, axis: str | None = None) -> Tiling:
     if axis is not None:
         require_text(axis, "axis")
     most = TILE if grid.size < 16 * TILE else 2 * TILE
-    return Tiling(grid.whole, most, axis).of_at_most(most)
+    here = jax.default_backend() != "cpu"
+    return Tiling(grid.whole, most, axis, wide=here).of_at_most(most)
 
 
 class Place(NamedTuple):
@@ -124,32 +129,29 @@ def in_groups(sweep: Sweep) -> Program:
     """
 
     def program(points: Points, vectors: Vectors, tiling: Tiling) -> PyTree:
-        count = points[0].shape[0]
-        most = max(CACHE * jax.device_count() // tiling.tile**2, 1)
-        group = max(size for size in range(1, min(most, count) + 1) if count % size == 0)
-        narrow, wide = (group, tiling), (count, tiling.of_at_most(max(WIDE, tiling.tile)))
-        if narrow == wide:
-            return _swept(sweep, *narrow, points, vectors)
-        by_platform = {
-            "cpu": partial(_swept, sweep, *narrow),
-            "default": partial(_swept, sweep, *wide),
-        }
-        return jax.lax.platform_dependent(points, vectors, **by_platform)
+        count, between = points[0].shape[0], 1 if vectors else 0
+        if tiling.wide:
+            group, tiling = count, tiling.of_at_most(max(WIDE, tiling.tile))
+        else:
+            most = max(CACHE * jax.device_count() // tiling.tile**2, 1)
+            group = max(size for size in range(1, min(most, count) + 1) if count % size == 0)
+        blocks = [
+            [_cut(x, axes, group, tiling.tile) for x in arrays]
+            for arrays, axes in ((points, 0), (vectors, 1))
+        ]
+        found = jax.lax.map(lambda blocks: sweep(blocks[0], blocks[1], tiling), blocks)
+        return [_joined(x, between, tiling.size) for x in found]
 
     return program
 
 
-def _swept(
-    sweep: Sweep, group: int, tiling: Tiling, points: Points, vectors: Vectors
-) -> list[Array]:
-    """One group after another, each of so many heads and examples."""
-    between = 1 if vectors else 0
-    blocks = [
-        [_cut(x, axes, group, tiling.tile) for x in arrays]
-        for arrays, axes in ((points, 0), (vectors, 1))
-    ]
-    found = jax.lax.map(lambda blocks: sweep(blocks[0], blocks[1], tiling), blocks)
-    return [_joined(x, between, tiling.size) for x in found]
+def cut(program: Program, wide: bool) -> Callable[..., Sequence[Array]]:
+    """Make it cut so, whatever the machine is that traced it."""
+
+    def as_asked(points: Points, vectors: Vectors, tiling: Tiling, *_: object) -> Sequence[Array]:
+        return program(points, vectors, tiling._replace(wide=wide))
+
+    return as_asked
 
 
 def _spread() -> bool:
