@@ -28,7 +28,6 @@ from lim_jax.training.dynamics import density_dynamics
 
 LENGTH, WIDTH, HEADS, CLASSES, EXAMPLES, PLACES = 12, 16, 2, 3, 2, 8
 FORWARD, BACKWARD = "@__cudnn$fmhaSoftmax(", "@__cudnn$fmhaSoftmaxBackward("
-tiles.TILE = tiles.WIDE = attention.DENSE = 4
 
 
 def network(attend=attention.causal_attention):
@@ -133,6 +132,7 @@ def with_cudnn():
 
 
 if __name__ == "__main__":
+    tiles.TILE = tiles.WIDE = attention.DENSE = 4
     shapes = jax.eval_shape(network)
     for name, job in JOBS.items():
         say(name, job, *shapes)

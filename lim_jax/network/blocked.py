@@ -39,7 +39,7 @@ from lim_jax.grid.cells import CellGrid
 from lim_jax.grid.measure import Grid, require_on_grid
 from lim_jax.network.fused import outputs_or, pulled_or
 from lim_jax.network.shaping import PLAIN, Shaping, capped
-from lim_jax.network.tiles import Tiling, cut, each_vector, in_groups, over_tiles, tiling
+from lim_jax.network.tiles import Tiling, each_vector, in_groups, over_tiles, tiling
 
 KEPT = "attention outputs"
 
@@ -219,14 +219,19 @@ def _pulled(points, vectors, tiling):
     return _pulled_sums(point, (covectors, slopes), tiling)
 
 
+def _cut(program, wide):
+    """Make it cut as a platform likes, whatever the machine is that traced it."""
+    return lambda points, vectors, tiling, *_: program(points, vectors, tiling._replace(wide=wide))
+
+
 _attention = of_many("attention", _attend)
 _push, _pull = transposes(("attention_push", _pushed), ("attention_pull", _pulled))
 derived(_attention, _slope)
 for _primitive, _program in ((_attention, _attend), (_push, _pushed), (_pull, _pulled)):
     for _platform in ("cpu", "cuda", "rocm", "tpu"):
-        on_platform(_platform, _primitive, cut(_program, wide=_platform != "cpu"))
-on_platform("cuda", _attention, outputs_or(cut(_attend, wide=True)))
-on_platform("cuda", _pull, pulled_or(cut(_pulled, wide=True)))
+        on_platform(_platform, _primitive, _cut(_program, wide=_platform != "cpu"))
+on_platform("cuda", _attention, outputs_or(_cut(_attend, wide=True)))
+on_platform("cuda", _pull, pulled_or(_cut(_pulled, wide=True)))
 
 
 def _weights(query, key, log_weight, log_total, place, tiling):

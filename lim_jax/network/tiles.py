@@ -145,15 +145,6 @@ def in_groups(sweep: Sweep) -> Program:
     return program
 
 
-def cut(program: Program, wide: bool) -> Callable[..., Sequence[Array]]:
-    """Make it cut so, whatever the machine is that traced it."""
-
-    def as_asked(points: Points, vectors: Vectors, tiling: Tiling, *_: object) -> Sequence[Array]:
-        return program(points, vectors, tiling._replace(wide=wide))
-
-    return as_asked
-
-
 def _spread() -> bool:
     """Whether examples may be spread over devices.
 
