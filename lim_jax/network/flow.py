@@ -167,8 +167,9 @@ class ResidualFlow(eqx.Module):
         `euler`, `split`, `heun`, `strang`, `rk4`, or any function of the same arguments.
     products
         Whether the products of tokens with matrices are "remade" on the way back or "kept" from
-        the way forward. Kept they make a gradient faster (by a sixth where layers are wide) in
-        some three times the memory, and what differentiates a gradient slower.
+        the way forward, in some three times the memory. On a CPU that has made a gradient of
+        wide layers up to a sixth faster and others slower; what differentiates a gradient was
+        slower too.
 
     Raises
     ------
