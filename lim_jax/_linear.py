@@ -95,6 +95,24 @@ def _merged(
     return [x.reshape(*front, *x.shape[2 if vectors else 1 :]) for x in found]
 
 
+def set_on(platform: str | None, primitive: Primitive, change: Callable[[Any], Any]) -> None:
+    """Let a platform, or by None all others, run the program in a setting that it changes.
+
+    Examples
+    --------
+    >>> power = of_many("power", lambda points, _, setting: [points[0] ** setting])
+    >>> set_on(None, power, lambda setting: setting + 1)
+    >>> at(power, [3.0], [], 1)[0].item()
+    9.0
+    """
+
+    def run(*operands: Array, setting: Any, **static: Any) -> list[Array]:
+        return RUNS[primitive](*operands, setting=change(setting), **static)
+
+    rule = mlir.lower_fun(run, multiple_results=True)
+    mlir.register_lowering(primitive, rule, platform=platform)
+
+
 def on_platform(platform: str, primitive: Primitive, program: PlatformProgram) -> None:
     """Let a platform run another program, of the same numbers; derivatives know nothing of it.
 

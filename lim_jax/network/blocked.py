@@ -33,7 +33,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
 from lim_jax._checks import require_floats
-from lim_jax._linear import at, derived, of_many, on_platform, transposes
+from lim_jax._linear import at, derived, of_many, on_platform, set_on, transposes
 from lim_jax._precision import accumulator, matmul
 from lim_jax.grid.cells import CellGrid
 from lim_jax.grid.measure import Grid, require_on_grid
@@ -219,19 +219,28 @@ def _pulled(points, vectors, tiling):
     return _pulled_sums(point, (covectors, slopes), tiling)
 
 
-def _cut(program, wide):
-    """Make it cut as a platform likes, whatever the machine is that traced it."""
-    return lambda points, vectors, tiling, *_: program(points, vectors, tiling._replace(wide=wide))
+def _narrow(tiling):
+    """As a CPU likes tiles, whatever the machine is that traced them."""
+    return tiling._replace(wide=False)
+
+
+def _wide(tiling):
+    """As an accelerator does."""
+    return tiling._replace(wide=True)
+
+
+def _in_wide_tiles(program):
+    return lambda points, vectors, tiling: program(points, vectors, _wide(tiling))
 
 
 _attention = of_many("attention", _attend)
 _push, _pull = transposes(("attention_push", _pushed), ("attention_pull", _pulled))
 derived(_attention, _slope)
-for _primitive, _program in ((_attention, _attend), (_push, _pushed), (_pull, _pulled)):
-    for _platform in ("cpu", "cuda", "rocm", "tpu"):
-        on_platform(_platform, _primitive, _cut(_program, wide=_platform != "cpu"))
-on_platform("cuda", _attention, outputs_or(_cut(_attend, wide=True)))
-on_platform("cuda", _pull, pulled_or(_cut(_pulled, wide=True)))
+for _primitive in (_attention, _push, _pull):
+    set_on(None, _primitive, _wide)
+    set_on("cpu", _primitive, _narrow)
+on_platform("cuda", _attention, outputs_or(_in_wide_tiles(_attend)))
+on_platform("cuda", _pull, pulled_or(_in_wide_tiles(_pulled)))
 
 
 def _weights(query, key, log_weight, log_total, place, tiling):
