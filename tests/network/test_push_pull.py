@@ -127,7 +127,11 @@ def test_an_accelerator_takes_all_heads_and_examples_at_once():
     traced = jax.jit(pulled).trace(*jax.eval_shape(heads_of_examples))
     # Keys: groups, heads and examples in each, blocks, positions in each, features.
     small, large = f"tensor<3x2x3x4x{SIZE}xf64>", f"tensor<1x6x1x{LENGTH}x{SIZE}xf64>"
-    for platform, there, absent in (("cpu", small, large), ("cuda", large, small)):
+    for platform, there, absent in (
+        ("cpu", small, large),
+        ("cuda", large, small),
+        ("tpu", large, small),
+    ):
         text = traced.lower(lowering_platforms=(platform,)).as_text()
         assert there in text, platform
         assert absent not in text, platform
