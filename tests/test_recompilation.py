@@ -22,6 +22,7 @@ from reference.networks import (
 )
 
 import lim_jax as lim
+from lim_jax._linear import at, of_many, set_on
 from lim_jax.loss import last_token
 from lim_jax.network.continuous import LayerwiseControl
 from lim_jax.observability import gramian, trace_estimates
@@ -158,3 +159,24 @@ def test_a_first_influence_is_one_program():
     with compilations() as found:
         jax.block_until_ready(lim.influence(loss, model, batch(30, examples=5), GRID))
     assert len(found) == 1
+
+
+def test_what_a_primitive_was_lowered_to_is_remembered():
+    """In the setting that a platform changes it to, which another may have been lowered in."""
+    traced = []
+
+    def powers(points, _, exponent):
+        traced.append(exponent)
+        return [points[0] ** exponent]
+
+    power = of_many("a power", powers)
+    set_on("cpu", power, lambda exponent: max(exponent, 2))
+
+    def lowered(exponent):
+        job = jax.jit(lambda x: at(power, [x], [], exponent)[0])
+        return job.trace(1.0).lower(lowering_platforms=("cpu",))
+
+    lowered(2)
+    assert traced == [2, 2]  # for its types, and for what is lowered
+    lowered(2), lowered(1), lowered(1)
+    assert traced == [2, 2, 1]
