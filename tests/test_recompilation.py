@@ -178,5 +178,6 @@ def test_what_a_primitive_was_lowered_to_is_remembered():
 
     lowered(2)
     assert traced == [2, 2]  # for its types, and for what is lowered
-    lowered(2), lowered(1), lowered(1)
+    for exponent in (2, 1, 1):
+        lowered(exponent)
     assert traced == [2, 2, 1]
