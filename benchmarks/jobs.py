@@ -13,7 +13,7 @@ from lim_jax.observability.gramian import ObservedTokens, observability_gramians
 from lim_jax.training.balancing import balanced_objective
 from lim_jax.training.dynamics import density_dynamics, risk
 
-OURS, KEEPING = "lim_jax", "lim_jax, products kept"
+OURS, KEEPING, WIDE = "lim_jax", "lim_jax, products kept", "lim_jax, 512 bits"
 STRENGTH = 0.1
 VOCABULARY = 32
 

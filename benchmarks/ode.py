@@ -10,9 +10,7 @@ tolerances, ours and torchdiffeq's, numbers compared first. Pin one thread, for 
 import os
 
 # Before JAX starts: one thread, as for the peer.
-os.environ.setdefault(
-    "XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
-)
+os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
 
 from collections.abc import Callable
 

@@ -34,7 +34,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import lim_jax as lim
 from lim_jax.training.balancing import balanced_objective
 
-ONE_THREAD = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+ONE_THREAD = "--xla_cpu_multi_thread_eigen=false"
 SIDES = {"gradient": (OURS, KEEPING, "torch"), "algorithm 1": (OURS, "torch")}
 Job = Callable[[], np.ndarray]
 

@@ -8,9 +8,7 @@ the results already hold are not measured again. Pin one thread for steady numbe
 import os
 
 # Before JAX starts: one thread.
-os.environ.setdefault(
-    "XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
-)
+os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
 
 import json
 import subprocess

@@ -5,6 +5,7 @@ Each side is a process of its own with one thread; pin both to a core, for examp
 eagerly and, where that knows the job, by ``torch.compile``, which needs a C++ compiler and takes
 minutes at the first call. On an AMD processor its MKL does not use AVX-512 by itself; there each of
 these runs once more with that allowed, by a library of one function that answers for the processor.
+XLA by itself takes vectors of 256 bits; where there are wider ones our job also runs with these.
 
 Times are medians of the processor's seconds in one run, compilation apart; memory is what the first
 call needs beyond what the process holds before. Rows go into a JSON file of the processor, where
@@ -15,9 +16,7 @@ tables of docs/speed.md.
 import os
 
 # Before JAX starts: one thread, as for the peer.
-os.environ.setdefault(
-    "XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
-)
+os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
 
 import json
 import subprocess
@@ -37,13 +36,25 @@ import record
 import report
 import torch
 import tyro
-from jobs import JOBS, KEEPING, OURS, SIZES, STRENGTH, VOCABULARY, Size, network, our_jobs
+from jobs import (
+    JOBS,
+    KEEPING,
+    OURS,
+    SIZES,
+    STRENGTH,
+    VOCABULARY,
+    WIDE,
+    Size,
+    network,
+    our_jobs,
+)
 from tqdm import tqdm
 
 from lim_jax.cost.counting import operations
 
 STOCK, ALLOWED = "torch", "torch, AVX-512"
 MEASURED = OURS, KEEPING, STOCK  # whose memory is told
+WIDER = {"xla_cpu_prefer_vector_width": 512}
 COMPILER = "compiled "  # in front of the names of those by torch.compile
 FIRST_ORDER = ("influence", "gradient")  # what torch.compile knows, and products are kept for
 Numbers = Mapping[str, np.ndarray]
@@ -63,12 +74,15 @@ def weights(model: tuple) -> dict[str, np.ndarray]:
     return {name: np.asarray(value) for name, value in found.items()}
 
 
-def prepared(size: Size, name: str, products: str) -> tuple[Job, float]:
+def prepared(size: Size, name: str, side: str) -> tuple[Job, float]:
     """Our compiled job, and the seconds its compilation took."""
-    model, x, labels = network(size, products)
+    model, x, labels = network(size, "kept" if side == KEEPING else "remade")
     batch = jax.numpy.asarray(x), jax.nn.one_hot(labels, VOCABULARY)
     start = time.perf_counter()
-    compiled = eqx.filter_jit(our_jobs(size.length)[name]).lower(model, batch).compile()
+    job = eqx.filter_jit(
+        our_jobs(size.length)[name], compiler_options=WIDER if side == WIDE else None
+    )
+    compiled = job.lower(model, batch).compile()
     compilation = time.perf_counter() - start
 
     def run() -> Numbers:
@@ -104,8 +118,8 @@ def peer(size: Size, name: str, compiled: bool = False) -> Job:
 
 def serve(size: Size, side: str, name: str, file: Path) -> None:
     """One side: run the job once, save its numbers, then once for each line that comes in."""
-    if side in (OURS, KEEPING):
-        job, compilation = prepared(size, name, "kept" if side == KEEPING else "remade")
+    if side in (OURS, KEEPING, WIDE):
+        job, compilation = prepared(size, name, side)
     else:
         job, compilation = peer(size, name, compiled=side.startswith(COMPILER)), 0.0
     numbers: list[Numbers] = []
@@ -157,9 +171,10 @@ class Side:
 def sides_of(name: str) -> list[str]:
     """Who takes part."""
     peers = [STOCK, ALLOWED] if "AMD" in record.processor() else [STOCK]
+    wide = [WIDE] if "avx512f" in record.instruction_sets() else []
     if name not in FIRST_ORDER:
-        return [OURS, *peers]
-    return [OURS, KEEPING, *peers, *(COMPILER + peer for peer in peers)]
+        return [OURS, *wide, *peers]
+    return [OURS, KEEPING, *wide, *peers, *(COMPILER + peer for peer in peers)]
 
 
 def compare(label: str, name: str, precision: Precision, repeats: int) -> dict:
@@ -177,7 +192,7 @@ def compare(label: str, name: str, precision: Precision, repeats: int) -> dict:
                 times[side].append(process.turn())
     medians = {side: np.median(found, axis=0) for side, found in times.items()}
     seconds = {side: np.array([cpu for _, cpu in found]) for side, found in times.items()}
-    peers = [side for side in seconds if side not in (OURS, KEEPING)]
+    peers = [side for side in seconds if side not in (OURS, KEEPING, WIDE)]
 
     def ratio(against: list[str], side: str = OURS) -> float:
         fastest = np.min([seconds[peer] for peer in against], axis=0)
@@ -195,6 +210,7 @@ def compare(label: str, name: str, precision: Precision, repeats: int) -> dict:
         "ratio to stock": ratio([side for side in peers if not side.endswith(ALLOWED)]),
         "ratio": ratio(peers),
         "ratio kept": ratio(peers, KEEPING) if KEEPING in seconds else None,
+        "ratio wide": ratio(peers, WIDE) if WIDE in seconds else None,
         "compilation": sides[OURS].first["compilation"],
         "MiB": {side: sides[side].first["MiB"] for side in MEASURED if side in sides},
     }

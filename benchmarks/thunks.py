@@ -11,9 +11,7 @@ of docs/speed.md.
 import os
 
 # Before JAX starts: one thread, as in `speed`.
-os.environ.setdefault(
-    "XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
-)
+os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
 
 import math
 import re
