@@ -87,8 +87,15 @@ def tables() -> dict[str, str]:
         if path.exists():
             rows = [*filter(_is_shown, json.loads(path.read_text())["rows"])]
             ordered = sorted(rows, key=partial(_place, rows=rows))
-            found[name] = "\n".join([header, *map(line, ordered)])
+            found[name] = _without_empty([header, *map(line, ordered)])
     return found | {"speed-summary": summary()}
+
+
+def _without_empty(lines: list[str]) -> str:
+    """A table, but for the columns in which no row says anything."""
+    cells = [row[1:-1].split("|") for row in "\n".join(lines).splitlines()]
+    columns = [column for column in zip(*cells, strict=True) if any(map(str.strip, column[2:]))]
+    return "\n".join(f"|{'|'.join(row)}|" for row in zip(*columns, strict=True))
 
 
 def summary() -> str:
