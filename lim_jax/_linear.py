@@ -37,7 +37,7 @@ Program = Callable[[Points, Vectors, Any], Sequence[Array]]
 # ``program(points, vectors, setting, zero)``, told of each vector whether it is known to be zero.
 PlatformProgram = Callable[[Points, Vectors, Any, tuple[bool, ...]], Sequence[Array]]
 STATIC = "count", "many", "sharing", "setting", "zero"
-RUNS: dict[Primitive, Callable[..., list[Array]]] = {}
+RUNS: dict[Primitive, Callable[..., Any]] = {}  # what a primitive does, by operations of JAX
 
 
 def of_many(name: str, program: Program) -> Primitive:

@@ -29,6 +29,7 @@ from lim_jax._checks import (
     require_known,
     require_scalar,
 )
+from lim_jax._products import are_images
 from lim_jax.grid.measure import Grid, require_grid, require_on_grid
 from lim_jax.network.blocked import KEPT
 from lim_jax.network.slots import Field, State
@@ -289,7 +290,9 @@ class ResidualFlow(eqx.Module):
         if self.products == "remade":
             return outputs
         # Attention's own products have axes of heads in common: they are remade all the same.
-        products = policies.dots_with_no_batch_dims_saveable
+        products = policies.save_from_both_policies(
+            policies.dots_with_no_batch_dims_saveable, are_images
+        )
         return policies.save_from_both_policies(products, outputs)
 
     def layer(self, number: Int[Array, ""], dtype: DTypeLike) -> tuple[Any, Scalar]:

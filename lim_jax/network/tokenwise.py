@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 
 from lim_jax._checks import counted, require_key
+from lim_jax._products import images
 from lim_jax._random import fan_in
 from lim_jax.grid.measure import Grid
 from lim_jax.network.norms import LayerNorm, Norm, RMSNorm, require_width
@@ -163,5 +164,5 @@ def affine(
     >>> affine(jnp.ones((1, 2)), jnp.array([3.0]), jnp.ones((1, 2))).tolist()
     [[5.0]]
     """
-    image = tokens @ matrix.T
-    return image if bias is None else image + bias[None, :]
+    mapped = images(matrix, tokens)
+    return mapped if bias is None else mapped + bias[None, :]

@@ -1,0 +1,145 @@
+"""Tokens' images under a matrix, and the two products that derive from them."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.test_util import check_grads
+from reference.networks import random_states
+
+from lim_jax._products import images
+from lim_jax.cost import operations
+
+SHAPES = {"wider": (5, 3), "narrower": (3, 7), "square": (4, 4)}
+
+
+def operands(out, width, tokens=(6,)):
+    return random_states(1, out, width), random_states(2, *tokens, width)
+
+
+def plain(matrix, tokens):
+    return jnp.einsum("ow,...w->...o", matrix, tokens)
+
+
+def bent(product):
+    """A number that is linear in neither operand."""
+    return lambda matrix, tokens: jnp.sum(jnp.sin(product(matrix, tokens)) ** 2)
+
+
+def close(found, expected):
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert a.shape == b.shape
+        np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("tokens", [(), (6,), (2, 3)])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_images_are_products(shape, tokens):
+    matrix, rows = operands(*shape, tokens=tokens)
+    expected = np.asarray(rows) @ np.asarray(matrix).T
+    np.testing.assert_allclose(images(matrix, rows), expected, rtol=1e-14)
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_derivatives_are_finite_differences_of_two_orders(shape):
+    def function(*both):
+        return bent(images)(*map(jnp.asarray, both))
+
+    check_grads(function, operands(*shape), order=2, modes=("fwd", "rev"))
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_each_product_is_the_others_transpose(shape):
+    """By the inner product, which pairs any of the three with what it lacks."""
+    matrix, tokens = operands(*shape)
+    image, transposed = jax.vjp(images, matrix, tokens)
+    covectors = random_states(3, *image.shape)
+    slope, pullbacks = transposed(covectors)
+    np.testing.assert_allclose(slope, np.asarray(covectors).T @ np.asarray(tokens), rtol=1e-13)
+    np.testing.assert_allclose(pullbacks, np.asarray(covectors) @ np.asarray(matrix), rtol=1e-13)
+    paired = np.vdot(covectors, image)
+    assert np.vdot(slope, matrix) == pytest.approx(paired, rel=1e-13)
+    assert np.vdot(pullbacks, tokens) == pytest.approx(paired, rel=1e-13)
+
+
+NESTINGS = {
+    "reverse over reverse": lambda f: jax.jacrev(jax.grad(f, (0, 1)), (0, 1)),
+    "reverse over forward": lambda f: jax.jacrev(jax.jacfwd(f, (0, 1)), (0, 1)),
+    "forward over reverse": lambda f: jax.jacfwd(jax.grad(f, (0, 1)), (0, 1)),
+    "thrice": lambda f: jax.jacfwd(jax.jacrev(jax.grad(f, (0, 1)), (0, 1)), (0, 1)),
+}
+
+
+@pytest.mark.parametrize("nesting", NESTINGS.values(), ids=NESTINGS)
+@pytest.mark.parametrize("shape", [(3, 2), (2, 3)])
+def test_derivatives_of_derivatives_are_those_of_jaxs_own_product(nesting, shape):
+    ours, twin = (jax.jit(nesting(bent(product))) for product in (images, plain))
+    close(ours(*operands(*shape, tokens=(4,))), twin(*operands(*shape, tokens=(4,))))
+
+
+AXES = {
+    "examples share a matrix": ((None, 1), [(5, 3), (6, 4, 3)]),
+    "matrices share tokens": ((2, None), [(5, 3, 4), (6, 3)]),
+    "each has its own": ((1, 2), [(5, 4, 3), (6, 3, 4)]),
+}
+
+
+@pytest.mark.parametrize("outside", [False, True], ids=["each derives", "all derive"])
+@pytest.mark.parametrize(("axes", "shapes"), AXES.values(), ids=AXES)
+def test_mapped_over_examples(axes, shapes, outside):
+    both = [random_states(seed, *shape) for seed, shape in enumerate(shapes)]
+
+    def derived(product):
+        if not outside:
+            return jax.vmap(jax.value_and_grad(bent(product), (0, 1)), axes)
+        of_all = jax.vmap(bent(product), axes)
+        return jax.value_and_grad(lambda *both: jnp.sum(of_all(*both) ** 2), (0, 1))
+
+    close(jax.jit(derived(images))(*both), derived(plain)(*both))
+
+
+def test_mapped_twice_and_over_covectors():
+    matrix, tokens = random_states(1, 2, 5, 3), random_states(2, 4, 6, 3)
+
+    def jacobians(product):
+        jacobian = jax.jacrev(lambda *both: jnp.sin(product(*both)), (0, 1))
+        return jax.vmap(jax.vmap(jacobian, (None, 0)), (0, None))(matrix, tokens)
+
+    close(jacobians(images), jacobians(plain))
+
+
+def test_examples_that_share_a_matrix_are_one_product():
+    def losses(matrix, tokens):
+        return jnp.sum(jax.vmap(bent(images), (None, 0))(matrix, tokens))
+
+    program = jax.make_jaxpr(jax.grad(losses))(*operands(5, 3, (4, 6)))
+    (slope,) = (e for e in program.eqns if e.primitive.name == "slope")
+    assert [variable.aval.shape for variable in slope.invars] == [(4, 6, 5), (4, 6, 3)]
+    assert operations(program) == 2 * 2 * 4 * 6 * 5 * 3  # the image, and the slope
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda", "tpu"])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_a_cpu_turns_the_narrower_operand_for_a_slope(shape, platform):
+    out, width = shape
+    matrix, tokens = operands(out, width)
+    job = jax.jit(jax.grad(bent(images)))
+    written = job.trace(matrix, tokens).lower(lowering_platforms=(platform,)).as_text()
+    products = re.findall(r"dot_general.*-> tensor<(\w+)>", written)
+    turned = platform == "cpu" and out > width
+    assert products == [f"6x{out}xf64", f"{width}x{out}xf64" if turned else f"{out}x{width}xf64"]
+    assert ("optimization_barrier" in written) == turned
+
+
+def test_dtypes_are_promoted_and_precision_is_asked_for():
+    matrix, tokens = operands(5, 3)
+    with jax.numpy_dtype_promotion("standard"):
+        assert images(matrix.astype(jnp.bfloat16), tokens.astype(jnp.float32)).dtype == jnp.float32
+    assert images(*(x.astype(jnp.bfloat16) for x in (matrix, tokens))).dtype == jnp.bfloat16
+    with pytest.raises(ValueError, match="promotion"):
+        images(matrix, tokens.astype(jnp.float32))
+    with jax.default_matmul_precision("highest"):
+        written = jax.jit(jax.grad(bent(images))).lower(matrix, tokens).as_text()
+    assert written.count("precision = [HIGHEST, HIGHEST]") == 2
