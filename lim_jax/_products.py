@@ -57,8 +57,11 @@ def _made_slope(covectors: Array, tokens: Array) -> Array:
 
 
 def _made_slope_on_cpu(covectors: Array, tokens: Array) -> Array:
-    """With the narrower operand first, since that one is turned round for the product."""
-    if covectors.shape[-1] <= tokens.shape[-1]:
+    """With the narrower operand first, since that one is turned round for the product.
+
+    Of two as narrow it is the tokens, which several matrices may have in common.
+    """
+    if covectors.shape[-1] < tokens.shape[-1]:
         return _made_slope(covectors, tokens)
     # The barrier keeps XLA from turning the operands instead of the matrix that comes out.
     return jax.lax.optimization_barrier(_made_slope(tokens, covectors)).T
