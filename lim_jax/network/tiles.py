@@ -133,7 +133,8 @@ def in_groups(sweep: Sweep) -> Program:
         if tiling.wide:
             group, tiling = count, tiling.of_at_most(max(WIDE, tiling.tile))
         else:
-            most = max(CACHE * jax.device_count() // tiling.tile**2, 1)
+            # Of two at least: of one alone XLA turns every block of keys round, element by element.
+            most = max(CACHE * jax.device_count() // tiling.tile**2, 2)
             group = max(size for size in range(1, min(most, count) + 1) if count % size == 0)
         blocks = [
             [_cut(x, axes, group, tiling.tile) for x in arrays]
