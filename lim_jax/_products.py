@@ -6,8 +6,8 @@ r"""Tokens' images under a matrix, and the two products that derive from them.
 of tokens, and covectors of their images, in rows. Each is linear in both operands, and the inner
 product :math:`\langle g, x W^\top\rangle` pairs every one of them with what it lacks: so each has
 the other two as its transposes, and derivatives of all orders are these three again. JAX's own
-transposes give the same numbers, but the gradient of a matrix as :math:`(x^\top g)^\top`, and a
-CPU's compiler fuses what makes `g` into a loop over its columns, at up to twice the time.
+derivatives give the same numbers. But for a slope, which sums over tokens, a CPU turns one operand
+round, and computes along columns whatever is fused into that copy: here it is the narrower operand.
 """
 
 from functools import partial
@@ -90,7 +90,7 @@ _slope = _product("slope", _made_slope)
 for _primitive in (_images, _pullbacks, _slope):
     batching.primitive_batchers[_primitive] = partial(_mapped, _primitive)
 mlir.register_lowering(_slope, mlir.lower_fun(_made_slope_on_cpu, multiple_results=False), "cpu")
-# Of both operands the transpose: of the result's covector, and of the operand that is left.
+# What an operand receives is a product of the result's covector with the other operand.
 ad.defbilinear(
     _images,
     lambda covectors, matrix, tokens: _slope.bind(covectors, tokens),

@@ -108,7 +108,7 @@ def _attend(points, _, tiling):
     def grow(row, _, query, column, place):
         key, value, log_weight = column
         scores = _scores(query, key, log_weight, place, tiling)
-        highest = jnp.maximum(row.highest, scores.max(axis=-1))
+        highest = jnp.maximum(row.highest, _highest(scores))
         mass, shrunk = jnp.exp(scores - highest[..., None]), jnp.exp(row.highest - highest)
         grown = Row(
             row.features * shrunk[..., None] + matmul(mass.astype(value.dtype), value),
@@ -258,6 +258,15 @@ def _scores(query, key, log_weight, place, tiling: Tiling):
     """A tile of scores plus log-weights; what its rows do not see is masked."""
     products = capped(matmul(query, key.mT), tiling.cap)
     return _seen(products + log_weight[:, None, :], place, tiling)
+
+
+def _highest(scores):
+    """The highest score of each row; a NaN may be passed over, and is met by the exponential."""
+    if scores.dtype != jnp.float64:
+        return scores.max(axis=-1)
+    # XLA takes maxima in float64 one number at a time on a CPU, since they tell of a NaN.
+    lowest = jnp.array(-jnp.inf, scores.dtype)
+    return jax.lax.reduce(scores, lowest, lambda a, b: jnp.where(a > b, a, b), (2,))
 
 
 def _seen(scores, place, tiling: Tiling):

@@ -138,6 +138,17 @@ def test_large_scores_neither_overflow_nor_vanish(scale, monkeypatch):
         np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_what_is_not_a_number_is_met_by_the_rows_that_see_it_and_no_others(dtype, monkeypatch):
+    """Though the highest score of a row may pass it over. It is the second of a tile of four."""
+    small_tiles(monkeypatch)
+    query, key, value = (x.astype(dtype) for x in arrays(0, 10))
+    found = jax.jit(tiled(lim.token_grid(10)))(query, key.at[5].set(jnp.nan), value)
+    assert found.dtype == dtype
+    assert np.isnan(found[5:]).all()
+    np.testing.assert_allclose(found[:5], dense(lim.token_grid(10))(query, key, value)[:5], 1e-5)
+
+
 def test_half_precision_is_summed_in_single():
     """bfloat16 inputs: as exact as their own rounding, over a thousand summands."""
     grid = lim.token_grid(1024)
