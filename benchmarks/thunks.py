@@ -85,7 +85,7 @@ def operations(lines: list[str], known: dict[str, list[int]]) -> int:
     if (product := next(filter(None, map(PRODUCT.search, lines)), None)) is None:
         return 0
     contracted = known[product[2]][int(product[3])]
-    return 2 * contracted * math.prod(int(n) for n in product[1].split(","))
+    return 2 * contracted * math.prod(int(n) for n in product[1].split(",") if n)
 
 
 def events(folder: str) -> Iterator[tuple[str, float]]:
