@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
+from jax.sharding import AxisType
 from jaxtyping import Array, Float
 
 from lim_jax._linear import RUNS
@@ -35,6 +36,10 @@ def images(
     """
     dtype = jnp.result_type(matrix, tokens)
     operands = matrix.astype(dtype), tokens.astype(dtype)
+    meshes = (jax.typeof(operand).sharding.mesh for operand in operands)
+    if any(AxisType.Explicit in mesh.axis_types for mesh in meshes):
+        # Where types tell how arrays are spread, JAX's own product tells it of its derivatives.
+        return _made_images(*operands)
     return _images.bind(*varying_as(operands, operands))
 
 

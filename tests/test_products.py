@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType
 from jax.test_util import check_grads
 from reference.networks import random_states
 
@@ -143,3 +144,19 @@ def test_dtypes_are_promoted_and_precision_is_asked_for():
     with jax.default_matmul_precision("highest"):
         written = jax.jit(jax.grad(bent(images))).lower(matrix, tokens).as_text()
     assert written.count("precision = [HIGHEST, HIGHEST]") == 2
+
+
+def test_examples_spread_over_explicit_axes_keep_their_derivatives():
+    """A sum over them is spread as the matrix is, which only JAX's own product is told."""
+    matrix, tokens = operands(5, 3, (4, 6))
+
+    def losses(matrix, tokens):
+        return jnp.sum(jax.vmap(bent(images), (None, 0))(matrix, tokens))
+
+    expected = jax.jit(jax.grad(losses))(matrix, tokens)
+    mesh = jax.make_mesh((1,), ("data",), axis_types=(AxisType.Explicit,))
+    with jax.set_mesh(mesh):
+        spread = jax.device_put(tokens, jax.NamedSharding(mesh, jax.P("data")))
+        found = jax.jit(jax.grad(losses))(matrix, spread)
+    assert "data" not in str(jax.typeof(found))
+    close(found, expected)
