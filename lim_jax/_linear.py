@@ -40,6 +40,31 @@ STATIC = "count", "many", "sharing", "setting", "zero"
 RUNS: dict[Primitive, Callable[..., Any]] = {}  # what a primitive does, by operations of JAX
 
 
+def primitive_of(
+    name: str, run: Callable[..., Any], *, many_results: bool, static: Sequence[str] = ()
+) -> Primitive:
+    """Make a primitive that does what a program of JAX's own operations does; no derivatives yet.
+
+    Examples
+    --------
+    >>> double = primitive_of("double", lambda x: 2 * x, many_results=False)
+    >>> double.bind(3.0).item()
+    6.0
+    """
+    primitive = Primitive(name)
+    primitive.multiple_results = many_results
+
+    def types_of(*types: Any, **settings: Any) -> Any:
+        found = jax.make_jaxpr(partial(run, **settings))(*types).out_avals
+        return found if many_results else found[0]
+
+    primitive.def_impl(jax.jit(primitive.bind, static_argnames=static))
+    primitive.def_abstract_eval(types_of)
+    mlir.register_lowering(primitive, mlir.lower_fun(run, multiple_results=many_results))
+    RUNS[primitive] = run
+    return primitive
+
+
 def of_many(name: str, program: Program) -> Primitive:
     """Make a primitive of one point and one vector (or none) from a program of many.
 
@@ -49,8 +74,6 @@ def of_many(name: str, program: Program) -> Primitive:
     >>> jax.vmap(lambda x: at(powers, [x], [], 2)[0])(jnp.arange(3.0)).tolist()
     [0.0, 1.0, 4.0]
     """
-    primitive = Primitive(name)
-    primitive.multiple_results = True
 
     @partial(jax.jit, static_argnames=STATIC)
     def run(*operands: Array, zero: tuple[bool, ...], **static: Any) -> list[Array]:
@@ -73,13 +96,8 @@ def of_many(name: str, program: Program) -> Primitive:
         found = primitive.bind(*operands, **static)
         return found, [first] * len(found)
 
-    primitive.def_impl(jax.jit(primitive.bind, static_argnames=STATIC))
-    primitive.def_abstract_eval(
-        lambda *types, **static: jax.make_jaxpr(partial(run, **static))(*types).out_avals
-    )
-    mlir.register_lowering(primitive, mlir.lower_fun(run, multiple_results=True))
+    primitive = primitive_of(name, run, many_results=True, static=STATIC)
     batching.primitive_batchers[primitive] = mapped
-    RUNS[primitive] = run
     return primitive
 
 

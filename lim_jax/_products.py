@@ -20,7 +20,7 @@ from jax.interpreters import ad, batching, mlir
 from jax.sharding import AxisType
 from jaxtyping import Array, Float
 
-from lim_jax._linear import RUNS
+from lim_jax._linear import RUNS, primitive_of
 from lim_jax._varying import varying_as
 
 
@@ -72,15 +72,6 @@ def _made_slope_on_cpu(covectors: Array, tokens: Array) -> Array:
     return jax.lax.optimization_barrier(_made_slope(tokens, covectors)).T
 
 
-def _product(name: str, program: Any) -> Primitive:
-    primitive = Primitive(name)
-    primitive.def_impl(jax.jit(primitive.bind))
-    primitive.def_abstract_eval(lambda *types: jax.make_jaxpr(program)(*types).out_avals[0])
-    mlir.register_lowering(primitive, mlir.lower_fun(program, multiple_results=False))
-    RUNS[primitive] = program
-    return primitive
-
-
 def _mapped(primitive: Primitive, operands: Any, axes: Any) -> tuple[Array, int]:
     """Examples that share a matrix are more tokens; else the product is one of JAX's own."""
     (first, second), (of_first, of_second) = operands, axes
@@ -89,9 +80,9 @@ def _mapped(primitive: Primitive, operands: Any, axes: Any) -> tuple[Array, int]
     return jax.vmap(RUNS[primitive], axes)(*operands), 0
 
 
-_images = _product("images", _made_images)
-_pullbacks = _product("pullbacks", _made_pullbacks)
-_slope = _product("slope", _made_slope)
+_images = primitive_of("images", _made_images, many_results=False)
+_pullbacks = primitive_of("pullbacks", _made_pullbacks, many_results=False)
+_slope = primitive_of("slope", _made_slope, many_results=False)
 for _primitive in (_images, _pullbacks, _slope):
     batching.primitive_batchers[_primitive] = partial(_mapped, _primitive)
 mlir.register_lowering(_slope, mlir.lower_fun(_made_slope_on_cpu, multiple_results=False), "cpu")

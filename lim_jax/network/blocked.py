@@ -264,7 +264,7 @@ def _highest(scores):
     """The highest score of each row; a NaN may be passed over, and is met by the exponential."""
     if scores.dtype != jnp.float64:
         return scores.max(axis=-1)
-    # XLA takes maxima in float64 one number at a time on a CPU, since they tell of a NaN.
+    # On a CPU XLA takes three times as long for maxima in float64 as for what compares.
     lowest = jnp.array(-jnp.inf, scores.dtype)
     return jax.lax.reduce(scores, lowest, lambda a, b: jnp.where(a > b, a, b), (2,))
 
