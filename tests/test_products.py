@@ -1,7 +1,9 @@
 """Tokens' images under a matrix, and the two products that derive from them."""
 
 import re
+from functools import partial
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -29,10 +31,7 @@ def bent(product):
     return lambda matrix, tokens: jnp.sum(jnp.sin(product(matrix, tokens)) ** 2)
 
 
-def close(found, expected):
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        assert a.shape == b.shape
-        np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-13)
+assert_close = partial(chex.assert_trees_all_close, rtol=1e-12, atol=1e-13)
 
 
 @pytest.mark.parametrize("tokens", [(), (6,), (2, 3)])
@@ -77,7 +76,7 @@ NESTINGS = {
 @pytest.mark.parametrize("shape", [(3, 2), (2, 3)])
 def test_derivatives_of_derivatives_are_those_of_jaxs_own_product(nesting, shape):
     ours, twin = (jax.jit(nesting(bent(product))) for product in (images, plain))
-    close(ours(*operands(*shape, tokens=(4,))), twin(*operands(*shape, tokens=(4,))))
+    assert_close(ours(*operands(*shape, tokens=(4,))), twin(*operands(*shape, tokens=(4,))))
 
 
 AXES = {
@@ -98,7 +97,7 @@ def test_mapped_over_examples(axes, shapes, outside):
         of_all = jax.vmap(bent(product), axes)
         return jax.value_and_grad(lambda *both: jnp.sum(of_all(*both) ** 2), (0, 1))
 
-    close(jax.jit(derived(images))(*both), derived(plain)(*both))
+    assert_close(jax.jit(derived(images))(*both), derived(plain)(*both))
 
 
 def test_mapped_twice_and_over_covectors():
@@ -108,7 +107,7 @@ def test_mapped_twice_and_over_covectors():
         jacobian = jax.jacrev(lambda *both: jnp.sin(product(*both)), (0, 1))
         return jax.vmap(jax.vmap(jacobian, (None, 0)), (0, None))(matrix, tokens)
 
-    close(jacobians(images), jacobians(plain))
+    assert_close(jacobians(images), jacobians(plain))
 
 
 def test_examples_that_share_a_matrix_are_one_product():
@@ -159,4 +158,4 @@ def test_examples_spread_over_explicit_axes_keep_their_derivatives():
         spread = jax.device_put(tokens, jax.NamedSharding(mesh, jax.P("data")))
         found = jax.jit(jax.grad(losses))(matrix, spread)
     assert "data" not in str(jax.typeof(found))
-    close(found, expected)
+    assert_close(found, expected)

@@ -120,6 +120,15 @@ def test_long_grids_are_blocked_by_themselves():
     assert f"{grid.size},{grid.size}" not in str(traced.jaxpr)
 
 
+def test_two_heads_at_least_go_at_a_time_on_a_cpu():
+    """Though the scores of one alone fill what a core works on at once."""
+    grid = lim.token_grid(16 * tiles.TILE)
+    heads = [jnp.stack([x, x]) for x in arrays(0, grid.size)]
+    traced = jax.jit(jax.vmap(tiled(grid))).trace(*heads)
+    written = traced.lower(lowering_platforms=("cpu",)).as_text()
+    assert "tensor<2x256x256xf64>" in written and "tensor<1x256x256xf64>" not in written
+
+
 @jax.jit
 def slopes(at):
     grid = lim.token_grid(10)
