@@ -135,8 +135,11 @@ def test_a_cpu_turns_the_narrower_operand_for_a_slope(shape, platform):
 
 def test_dtypes_are_promoted_and_precision_is_asked_for():
     matrix, tokens = operands(5, 3)
+    mixed = matrix.astype(jnp.bfloat16), tokens.astype(jnp.float32)
     with jax.numpy_dtype_promotion("standard"):
-        assert images(matrix.astype(jnp.bfloat16), tokens.astype(jnp.float32)).dtype == jnp.float32
+        assert images(*mixed).dtype == jnp.float32
+        gradients = jax.grad(bent(images), (0, 1))(*mixed)
+    assert [x.dtype for x in gradients] == [jnp.bfloat16, jnp.float32]  # each as its operand
     assert images(*(x.astype(jnp.bfloat16) for x in (matrix, tokens))).dtype == jnp.bfloat16
     with pytest.raises(ValueError, match="promotion"):
         images(matrix, tokens.astype(jnp.float32))
