@@ -36,5 +36,6 @@ from .shuffling import ShuffledContexts as ShuffledContexts
 from .shuffling import cyclic_orders as cyclic_orders
 from .shuffling import shuffled as shuffled
 from .templates import ChatTemplate as ChatTemplate
+from .templates import find_chat_template as find_chat_template
 from .templates import read_chat_template as read_chat_template
 from .templates import rendered as rendered

@@ -22,6 +22,8 @@ def self_answered(
 ) -> list[Context]:
     """Contexts with the answers that the model gives itself where they have none.
 
+    An answer that did not end within its tokens is marked as `Context.cut`.
+
     Parameters
     ----------
     prompts
@@ -53,11 +55,11 @@ def self_answered(
     (6, [3, 4, 5])
     """
 
-    def said(prompt: Unanswered) -> np.ndarray:
+    def answered(prompt: Unanswered) -> Context:
         ids = np.asarray(answer(model, jax.device_put(prompt.found.ids), tokens, end))
-        return ids[~np.isin(ids, end)]
+        ends = np.isin(ids, end)
+        return prompt.answered(ids[~ends], tokenizer, asked)._replace(cut=not ends.any())
 
     return [
-        one.answered(said(one), tokenizer, asked) if isinstance(one, Unanswered) else one
-        for one in progress(list(prompts))
+        answered(one) if isinstance(one, Unanswered) else one for one in progress(list(prompts))
     ]

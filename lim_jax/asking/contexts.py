@@ -68,6 +68,10 @@ class Context(NamedTuple):
         alone, whose last place asks. Else None.
     id
         By which it is paired with a context of another result; empty where its text does that.
+    chat
+        Whether a chat template laid it out.
+    cut
+        Whether the answer is the model's own and did not end within the tokens it was given.
     """
 
     window: Int[np.ndarray, " tokens"]
@@ -76,6 +80,8 @@ class Context(NamedTuple):
     spans: tuple[Span, ...] = ()
     contrast: Contrast | None = None
     id: str = ""
+    chat: bool = False
+    cut: bool = False
 
     @property
     def asked(self) -> Float[np.ndarray, " length"] | Contrast:
@@ -142,7 +148,7 @@ class Unanswered(NamedTuple):
             context = _contrast(found, self.laid, self.foil, tokenizer, "foil")
         else:
             context = _context(found, self.laid, int(ends[-1]) + 1, asked, "answer")
-        return context._replace(id=self.id)
+        return context._replace(id=self.id, chat=self.laid.marked)
 
 
 def context_of(
@@ -193,8 +199,10 @@ def context_of(
     text = laid.text + answer
     found = encode_text(text, tokenizer, marks=not laid.marked)
     if asked == "contrast":
-        return _contrast(found, laid, foil, tokenizer, where)
-    return _context(found, laid, len(text), asked, where)
+        context = _contrast(found, laid, foil, tokenizer, where)
+    else:
+        context = _context(found, laid, len(text), asked, where)
+    return context._replace(chat=laid.marked)
 
 
 def unanswered(laid: Laid, tokenizer: Any = None, foil: str = "") -> Unanswered:

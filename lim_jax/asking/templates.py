@@ -50,9 +50,31 @@ def read_chat_template(model: AnyPath) -> ChatTemplate:
     ValueError
         Where there is none, or the file that should hold it is broken.
     """
+    template = find_chat_template(model)
+    if template is None:
+        raise ValueError(
+            f"chat template: got none of {model_path(model)}, expected {FILE}, or a {KEY} in "
+            f"{OPTIONS}. {CURE}"
+        )
+    return template
+
+
+def find_chat_template(model: AnyPath) -> ChatTemplate | None:
+    """The template as `read_chat_template` finds it, or None where a model has none.
+
+    Parameters
+    ----------
+    model
+        As in `models.load`.
+
+    Raises
+    ------
+    ValueError
+        Where the file that should hold it is broken.
+    """
     path = model_path(model)
-    if path.suffix == ".gguf" and (found := _of_gguf(path)) is not None:
-        return found
+    if path.suffix == ".gguf" and (template := _of_gguf(path)) is not None:
+        return template
     folder = path if path.is_dir() else path.parent
     options = _options(folder / OPTIONS)
     source = options.get(KEY)
@@ -61,9 +83,8 @@ def read_chat_template(model: AnyPath) -> ChatTemplate:
         source = named[0].get("template") if named else None
     if (folder / FILE).is_file():
         source = (folder / FILE).read_text(encoding="utf-8")
-    cure = f"expected {FILE}, or a {KEY} in {OPTIONS}. {CURE}"
     if not isinstance(source, str):
-        raise ValueError(f"chat template: got none of {path}, {cure}")
+        return None
     words = {name: _word(one) for name, one in options.items() if name.endswith("_token")}
     return ChatTemplate(source, {name: word for name, word in words.items() if word is not None})
 

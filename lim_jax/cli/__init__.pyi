@@ -20,6 +20,7 @@ from . import taking as taking
 from . import tuning as tuning
 from .answers import answer_text as answer_text
 from .answers import answered as answered
+from .answers import notes as notes
 from .answers import own_answers as own_answers
 from .commands import main as main
 from .comparing import compare as compare
@@ -45,6 +46,7 @@ from .kept import write_contexts as write_contexts
 from .networks import free_memory as free_memory
 from .networks import network_within as network_within
 from .networks import noted as noted
+from .networks import require_model as require_model
 from .orders import rates as rates
 from .pages import first_contexts as first_contexts
 from .profiling import Profiled as Profiled

@@ -11,9 +11,11 @@ from lim_jax import models
 from lim_jax._checks import AnyPath
 from lim_jax.asking import Context, Unanswered, self_answered
 from lim_jax.asking.contexts import Asked
+from lim_jax.asking.templates import find_chat_template
 from lim_jax.models import CausalLM
 
 SHOWN = 5  # answers of the model's own that are printed
+DOTS = "..."  # behind an answer that was cut
 
 
 def answer_text(context: Context, tokenizer: Any) -> str:
@@ -26,15 +28,33 @@ def answer_text(context: Context, tokenizer: Any) -> str:
 def own_answers(
     read: Sequence[Context | Unanswered], contexts: Sequence[Context], model: AnyPath
 ) -> list[str]:
-    """A line for each of the first answers that the model gave itself."""
+    """A line for each of the first answers that the model gave itself, and what to know of them."""
     own = [number for number, one in enumerate(read) if isinstance(one, Unanswered)]
     tokenizer = models.read_tokenizer(model) if own else None
     lines = [
         f"Of context {number} the model's own answer is asked: "
-        f"“{answer_text(contexts[number], tokenizer)}”"
+        f"“{answer_text(contexts[number], tokenizer)}{DOTS * contexts[number].cut}”"
         for number in own[:SHOWN]
     ]
-    return lines + [f"So it is of {len(own) - SHOWN} more."] * (len(own) > SHOWN)
+    lines += [f"So it is of {len(own) - SHOWN} more."] * (len(own) > SHOWN)
+    return lines + notes(contexts, model)
+
+
+def notes(contexts: Sequence[Context], model: AnyPath) -> list[str]:
+    """A line on answers that were cut, and one on a chat template that is there and not used."""
+    cut = sum(context.cut for context in contexts)
+    plain = sum(not context.chat and not (context.weights > 0).all() for context in contexts)
+    lines, every = [], len(contexts)
+    if cut:
+        lines.append(
+            f"Cut after the most tokens that an answer may have ({DOTS}): {cut} of {every}."
+        )
+    if plain and find_chat_template(model) is not None:
+        lines.append(
+            f"The model has a chat template, and {plain} of {every} contexts are asked without: an "
+            "instructed model answers best by it, where a line has messages."
+        )
+    return lines
 
 
 def answered(

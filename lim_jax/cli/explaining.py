@@ -17,7 +17,7 @@ from lim_jax.asking import Context, read_prompts
 from lim_jax.cli.answers import answered, own_answers
 from lim_jax.cli.explained import report_explanations, stem, write_pages
 from lim_jax.cli.folder import UNFINISHED, Named, Unnamed, run_folder
-from lim_jax.cli.networks import network_within
+from lim_jax.cli.networks import network_within, require_model
 from lim_jax.cli.profiling import require_fitting
 from lim_jax.cli.taking import FIRST, MASSES, Case, Taking, announced, choose_contexts
 from lim_jax.explanations.certificates import Judged
@@ -60,6 +60,7 @@ def explain(
     steps: int = 300,
     seed: int = 0,
     html: bool = False,
+    download: bool = False,
     memory: float | None = None,
     out: Named = Path("explanation"),
     overwrite: bool = False,
@@ -73,7 +74,8 @@ def explain(
     again it goes on from what is finished.
 
     Args:
-        model: A folder of weights as published, or a GGUF file; with its tokenizer.
+        model: A folder of weights as published, a GGUF file, or a public name such as
+            HuggingFaceTB/SmolLM2-135M-Instruct; with its tokenizer.
         data: A UTF-8 text, cut into contexts; or JSON lines (a file named .jsonl), each with
             "text", or with "prompt" and "answer", all cut on the left to the shortest. Of a line
             without an answer the model's own is explained.
@@ -93,6 +95,8 @@ def explain(
         seed: For the network, the training and the choice of contexts.
         html: Write a page for each network and loss too, such as given_network_answer.html: the
             first five contexts with every token shaded, which takes a longer look at each.
+        download: Download the model where a public name is not in the cache. Without, a terminal
+            is asked, and anything else refused.
         memory: How many GiB may be used, by default all that is free. A network that needs more is
             left in its files and read a layer at a time.
         out: The folder to write to.
@@ -112,8 +116,7 @@ def explain(
         # All arguments are looked at before the first long computation.
         boundary_regions(token_grid(max_length), delta)
         counted(steps, "steps")
-        if html:
-            report.require_page_packages()
+        _require_what_is_read(model, html, download)
         most = MOST if contexts is None else counted(contexts, "contexts")
         unfinished = folder / UNFINISHED
         held = partial(network_within, memory=memory, unfinished=unfinished)
@@ -140,6 +143,13 @@ def explain(
         if html:
             write_pages(found, cases, read.windows, read.contexts, model, folder)
     return 0
+
+
+def _require_what_is_read(model: Path | None, html: bool, download: bool) -> None:
+    if html:
+        report.require_page_packages()
+    if model is not None:
+        require_model(model, download)
 
 
 def _kept_contexts(unfinished: Path) -> int | None:

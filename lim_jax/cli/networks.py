@@ -1,6 +1,7 @@
 """A network of one's own, held as the memory of the machine allows."""
 
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,32 @@ from lim_jax.weights import FetchedLayers
 GIB = 2**30
 HELD, WHOLE, FILES = "weights.txt", "in memory", "in their files"
 AVAILABLE = Path("/proc/meminfo")
+
+
+def require_model(model: AnyPath, download: bool) -> None:
+    """Refuse a name that is not in the cache, unless it is downloaded: a terminal is asked once.
+
+    Parameters
+    ----------
+    model
+        A folder, a GGUF file or a name.
+    download
+        Whether a name is downloaded without asking.
+
+    Raises
+    ------
+    ValueError
+        As in `models.model_path`.
+    """
+    try:
+        models.model_path(model, download=download)
+    except ValueError as missing:
+        if download or not sys.stdin.isatty():
+            raise
+        print(missing, file=sys.stderr)
+        if not input("Download it now? [y/N] ").strip().lower().startswith("y"):
+            raise
+        models.model_path(model, download=True)
 
 
 def network_within(

@@ -17,7 +17,7 @@ from lim_jax.asking.contexts import Asked
 from lim_jax.cli.answers import answered, own_answers
 from lim_jax.cli.folder import UNFINISHED, Named, run_folder, save_figure, write_json, write_table
 from lim_jax.cli.kept import Shares, measured_contexts, record_shares, write_contexts
-from lim_jax.cli.networks import network_within, noted
+from lim_jax.cli.networks import network_within, noted, require_model
 from lim_jax.cli.pages import SHOWN, first_contexts
 from lim_jax.cli.records import Record, averaged_records, record_lines
 from lim_jax.cli.shuffling import (
@@ -85,6 +85,7 @@ def profile(
     answer_tokens: int = 32,
     foil: str = "",
     html: bool = False,
+    download: bool = False,
     memory: float | None = None,
     out: Named = Path("profile"),
     overwrite: bool = False,
@@ -98,7 +99,8 @@ def profile(
     last context that was measured.
 
     Args:
-        model: A folder of weights as published, or a GGUF file; with its tokenizer.
+        model: A folder of weights as published, a GGUF file, or a public name such as
+            HuggingFaceTB/SmolLM2-135M-Instruct; with its tokenizer.
         data: A UTF-8 text; or JSON lines (a file named .jsonl), each with "text"; "prompt";
             "documents" and "question"; or "messages" of a chat; all but a text with "answer" and
             maybe "foil". Text and prompt may have "spans": [[start, end, "name"], ...] in
@@ -116,6 +118,8 @@ def profile(
         foil: For --loss contrast, what might have been answered instead, of lines without "foil".
         html: Write profile.html too, a page of the first five contexts with every token shaded,
             which takes a longer look at each: by channel, hops, layer and head.
+        download: Download the model where a public name is not in the cache. Without, a terminal
+            is asked, and anything else refused.
         memory: How many GiB may be used, by default all that is free. A network that needs more is
             left in its files and read a layer at a time.
         out: The folder to write to.
@@ -132,6 +136,7 @@ def profile(
         counted(answer_tokens, "answer_tokens")
         require_page(html, loss)
         require_foil(foil, loss)
+        require_model(model, download)
         counted(shuffle, "shuffle", least=0)
         lines = shuffled_lines(data, model, loss, max_length, shuffle, foil) if shuffle else []
         contexts = [context for line in lines for context in line.contexts]

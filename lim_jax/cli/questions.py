@@ -11,14 +11,14 @@ from lim_jax._checks import as_path, counted
 from lim_jax.asking import (
     Line,
     context_of_line,
-    read_chat_template,
+    find_chat_template,
     read_documents,
     spaced,
 )
 from lim_jax.asking.documents import require_question
-from lim_jax.cli.answers import answer_text, answered
+from lim_jax.cli.answers import DOTS, answer_text, answered, notes
 from lim_jax.cli.folder import UNFINISHED, Named, run_folder, write_json
-from lim_jax.cli.networks import network_within
+from lim_jax.cli.networks import network_within, require_model
 from lim_jax.cli.profiling import (
     Profiled,
     described_contexts,
@@ -60,13 +60,14 @@ def ask(
     model: tyro.conf.Positional[Named],
     question: tyro.conf.Positional[str],
     documents: Named,
-    chat: bool = False,
+    chat: bool = True,
     answer: str | None = None,
     answer_tokens: int = 32,
     foil: str = "",
     max_length: int = 4096,
     delta: float = 0.2,
     html: bool = True,
+    download: bool = False,
     memory: float | None = None,
     out: Named = Path("answer"),
     overwrite: bool = False,
@@ -78,12 +79,13 @@ def ask(
     of this one context, with its page.
 
     Args:
-        model: A folder of weights as published, or a GGUF file; with its tokenizer.
+        model: A folder of weights as published, a GGUF file, or a public name such as
+            HuggingFaceTB/SmolLM2-135M-Instruct; with its tokenizer.
         question: As the model is asked.
         documents: A folder of texts, one document each; or a file of JSON lines, each with "text"
             and maybe "title"; or one text.
-        chat: Lay question and documents out by the model's own chat template, as models that were
-            instructed expect. Without, they stand one after another.
+        chat: Lay question and documents out by the model's own chat template, where it has one, as
+            models that were instructed expect. Without, they stand one after another.
         answer: What is explained; by default what the model answers itself.
         answer_tokens: The most tokens of an answer that the model gives itself.
         foil: What might have been answered instead. What is explained is then why the answer and
@@ -91,6 +93,8 @@ def ask(
         max_length: The most tokens of question and documents; more are refused.
         delta: The width of each boundary region.
         html: Write profile.html, a page with every token shaded; there is none of a foil.
+        download: Download the model where a public name is not in the cache. Without, a terminal
+            is asked, and anything else refused.
         memory: How many GiB may be used, by default all that is free.
         out: The folder to write to.
         overwrite: Write over what is in the folder. Without, it must be empty, or of this run.
@@ -106,6 +110,7 @@ def ask(
         counted(max_length, "max_length")
         counted(answer_tokens, "answer_tokens")
         require_page(html, loss)
+        require_model(model, download)
         tokenizer, line = models.read_tokenizer(model), _line(arguments)
         read = context_of_line(line, tokenizer, loss, max_length)
         unfinished = folder / UNFINISHED
@@ -114,13 +119,20 @@ def ask(
         contexts = answered([read], network, model, loss, answer_tokens)
         require_fitting(network, contexts)
         found = profiled(network, contexts, [], loss, delta, unfinished)
-        said = answer_text(contexts[0], tokenizer)
+        said, cut = answer_text(contexts[0], tokenizer), contexts[0].cut
         parts = _parts(found, [one.name for one in line.documents])
-        finding = finding_of(parts, said, foil)
-        print(f"{finding}\n{ONE}\n\nQuestion: {question}\nAnswer: {said}")
-        print(_table(parts))
+        shown = said + DOTS * cut
+        finding = finding_of(parts, shown, foil)
+        print(f"{finding}\n{ONE}\n\nQuestion: {question}\nAnswer: {shown}")
+        print(*notes(contexts, model), _table(parts), sep="\n")
         held = {part.name: {"share": part.share, "tokens": part.tokens} for part in parts}
-        document = {"question": question, "answer": said, "foil": foil, "finding": finding}
+        document = {
+            "question": question,
+            "answer": said,
+            "cut": cut,
+            "foil": foil,
+            "finding": finding,
+        }
         write_json(folder / "answer.json", {**document, "parts": held})
         title = f"{model.name}, {loss}"
         write_profile(found, f"{title}, {described_contexts(contexts)}", folder)
@@ -135,8 +147,8 @@ def _line(arguments: dict) -> Line:
     require_question(arguments["question"])
     documents, answer, foil = (arguments[name] for name in ("documents", "answer", "foil"))
     line = Line("question", documents=read_documents(documents), answer=answer, foil=foil)
-    if arguments["chat"]:
-        template = read_chat_template(arguments["model"])
+    template = find_chat_template(arguments["model"]) if arguments["chat"] else None
+    if template is not None:
         message = {"role": "user", "content": arguments["question"]}
         return line._replace(messages=(message,), template=template)
     answer, foil = (one and spaced(one) for one in (answer, foil))

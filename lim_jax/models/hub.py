@@ -13,7 +13,11 @@ huggingface_hub: Any = lazy_loader.load("huggingface_hub")  # of the extra; the 
 NAME = re.compile(r"\w[\w.-]*/[\w.-]*\w")
 CONFIG = "config.json"
 READ = ("*.json", "*.jinja", "model*.safetensors")  # not what is pickled, nor weights once more
-EXPECTED = "a folder, a file, or the name of a model in the Hugging Face cache"
+EXPECTED = (
+    "a folder of weights, a GGUF file, or a model's public name such as "
+    "HuggingFaceTB/SmolLM2-135M-Instruct, in the Hugging Face cache or to be downloaded"
+)
+OFFLINE = "Without a network copy its folder or a GGUF file here, and pass that."
 
 
 def model_path(path: AnyPath, *, download: bool = False) -> Path:
@@ -32,7 +36,8 @@ def model_path(path: AnyPath, *, download: bool = False) -> Path:
     Raises
     ------
     ValueError
-        Where a name is not in the cache, or the package is missing that looks there.
+        Where a name is not in the cache and not downloaded, or the package is missing that looks
+        there.
 
     Examples
     --------
@@ -51,13 +56,25 @@ def model_path(path: AnyPath, *, download: bool = False) -> Path:
         cure='The package comes with an extra: python -m pip install "lim_jax[models]".',
     )
     if download:
-        return Path(huggingface_hub.snapshot_download(name, allow_patterns=READ))
+        return _downloaded(name)
     cached = huggingface_hub.try_to_load_from_cache(name, CONFIG)
     require(
         isinstance(cached, str),
         "path",
         got=f"{name!r}: no such path, and not in the cache",
         expected=EXPECTED,
-        cure=f"Download it: hf download {name}, or models.load({name!r}, download=True).",
+        cure=f"Download it: --download of a command, or models.load({name!r}, download=True). "
+        f"{OFFLINE}",
     )
     return Path(cached).parent
+
+
+def _downloaded(name: str) -> Path:
+    try:
+        return Path(huggingface_hub.snapshot_download(name, allow_patterns=READ))
+    except OSError as error:  # no network, no such name, no access: the package's own are all these
+        reason = str(error).strip().splitlines()[0]
+        raise ValueError(
+            f"path: got {name!r}, which cannot be downloaded ({reason}), expected {EXPECTED}. "
+            f"{OFFLINE}"
+        ) from error

@@ -19,7 +19,7 @@ from lim_jax._checks import (
 )
 from lim_jax.models.checkpoint import json_object
 from lim_jax.models.gguf_file import opened_gguf
-from lim_jax.models.hub import model_path
+from lim_jax.models.hub import EXPECTED, model_path
 
 tokenizers: Any = lazy_loader.load("tokenizers")  # of the extra; the rest does without
 FILE = "tokenizer.json"
@@ -48,8 +48,8 @@ def read_tokenizer(path: AnyPath) -> Any:
         path.exists() or path.suffix == ".json",
         "model",
         got=f"{path}, which is not there",
-        expected="a folder of weights as published, or a GGUF file",
-        cure="Look at the path.",
+        expected=EXPECTED,
+        cure="Look at the path, or pass a public name with --download.",
     )
     file = path / FILE if path.is_dir() else path
     if file.suffix == ".gguf":

@@ -78,3 +78,27 @@ def test_what_is_free_is_the_devices_or_the_machines(tmp_path, monkeypatch):
 
     monkeypatch.setattr(jax, "local_devices", lambda: [Device()])
     assert networks.free_memory() == 7
+
+
+def test_a_name_is_downloaded_where_that_is_asked_or_agreed_to(monkeypatch, capsys):
+    """Where nobody sits at a terminal nothing is asked."""
+    downloads, answers = [], ["n", " Yes"]
+
+    def model_path(model, *, download=False):
+        downloads.append(download)
+        if not download:
+            raise ValueError("path: got a name")
+
+    monkeypatch.setattr(models, "model_path", model_path)
+    monkeypatch.setattr("builtins.input", lambda question: answers.pop(0))
+    networks.require_model("a/name", download=True)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: False, raising=False)
+    with pytest.raises(ValueError, match="path: got a name"):
+        networks.require_model("a/name", download=False)
+    assert downloads == [True, False] and len(answers) == 2
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    with pytest.raises(ValueError, match="path: got a name"):
+        networks.require_model("a/name", download=False)
+    networks.require_model("a/name", download=False)
+    assert downloads == [True, False, False, False, True] and not answers
+    assert capsys.readouterr().err == "path: got a name\n" * 2

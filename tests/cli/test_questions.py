@@ -12,7 +12,7 @@ from reference.publishers import CONFIGS, LETTERS, logits, write_with_letters
 from scipy.special import logsumexp
 
 from lim_jax import cli, models
-from lim_jax.asking import Laid, unanswered
+from lim_jax.asking import Laid, answering, context_of, self_answered, unanswered
 from lim_jax.cli import answers, questions
 from lim_jax.cli.questions import Found, finding_of
 
@@ -83,13 +83,16 @@ def test_an_answer_of_the_models_own_and_what_each_document_holds(
     found = json.loads((out / "answer.json").read_text())
     assert found["question"] == "bc" and found["foil"] == ""
     assert found["answer"] == " ".join(LETTERS[one] for one in answer)
+    assert found["cut"] is True  # no id of this model ends an answer
     held = {name: part["share"] for name, part in found["parts"].items()}
     assert held == pytest.approx(expected, rel=1e-3)
     tokens = {name: end - start for name, (start, end) in PARTS.items()}
     tokens["the rest"] = len(row) - 1 - sum(tokens.values())
     assert {name: part["tokens"] for name, part in found["parts"].items()} == tokens
     printed = capsys.readouterr().out
-    assert f"\nThe answer “{found['answer']}” comes from “" in printed
+    assert f"\nThe answer “{found['answer']}...” comes from “" in printed
+    assert f"\nAnswer: {found['answer']}...\nCut after the most tokens that an answer" in printed
+    assert "chat template" not in printed
     assert "One context has no error." in printed and " inf" not in printed.replace(
         " influence", ""
     )
@@ -122,7 +125,7 @@ def test_why_an_answer_and_not_a_foil(folder, documents, tmp_path, undrawn, caps
     gradient = jax.jit(jax.grad(odds))(model.embed(jax.device_put(np.array(prompt))))
     expected = shares(np.asarray((gradient**2).sum(axis=1)))
     found = json.loads((out / "answer.json").read_text())
-    assert (found["answer"], found["foil"]) == ("k a b", "f")
+    assert (found["answer"], found["cut"], found["foil"]) == ("k a b", False, "f")
     held = {name: part["share"] for name, part in found["parts"].items()}
     assert held == pytest.approx(expected, rel=1e-3)
     assert "” decides most between “k a b” and “f”: it holds" in capsys.readouterr().out
@@ -134,7 +137,6 @@ def test_a_question_that_cannot_be_asked_is_refused(folder, documents, tmp_path,
     start, out = ["ask", str(folder)], ["--out", str(tmp_path / "out"), "--no-html"]
     cases = {
         "question: got ' '": [" ", "--documents", str(documents)],
-        "chat template: got none of": ["bc", "--documents", str(documents), "--chat"],
         "data: got .*nowhere, which is no file": ["bc", "--documents", str(tmp_path / "nowhere")],
         "question: got 48 tokens, expected": [
             "bc", "--documents", str(documents), "--max-length", "10",
@@ -146,12 +148,20 @@ def test_a_question_that_cannot_be_asked_is_refused(folder, documents, tmp_path,
     assert not (tmp_path / "out").exists()
 
 
-def test_a_chat_is_laid_out_by_the_models_template(folder, documents, tmp_path, monkeypatch):
+@pytest.fixture
+def chatting(folder, tmp_path):
+    """The same weights, with a template of chats."""
     chatting = tmp_path / "chatting"
     chatting.mkdir()
     for file in folder.iterdir():
         (chatting / file.name).symlink_to(file)
     (chatting / "chat_template.jinja").write_text(CHATML)
+    return chatting
+
+
+def test_a_model_that_has_a_chat_template_is_asked_by_it(
+    chatting, documents, tmp_path, monkeypatch
+):
     lines = []
 
     def stopping(line, *rest):
@@ -159,10 +169,11 @@ def test_a_chat_is_laid_out_by_the_models_template(folder, documents, tmp_path, 
         raise KeyboardInterrupt
 
     monkeypatch.setattr(questions, "context_of_line", stopping)
-    arguments = ["ask", str(chatting), "bc", "--documents", str(documents), "--no-html", "--chat"]
-    out = ["--out", str(tmp_path / "out")]
-    assert cli.main([*arguments, *out, "--answer", "ab", "--foil", "f"]) == 130
-    (line,) = lines
+    arguments = ["ask", str(chatting), "bc", "--documents", str(documents), "--no-html"]
+    arguments += ["--out", str(tmp_path / "out"), "--answer", "ab", "--foil", "f"]
+    assert cli.main(arguments) == cli.main([*arguments, "--no-chat"]) == 130
+    line, plain = lines
+    assert plain.laid.text == PROMPT and (plain.answer, plain.foil) == (" ab", " f")
     asked = PROMPT.split("Question")[0] + "bc"
     assert line.laid.text.endswith(f"user\n{asked}<|im_end|>\n<|im_start|>assistant\n")
     assert (line.answer, line.foil) == ("ab", "f")
@@ -181,6 +192,32 @@ def test_the_answers_of_the_models_own_are_shown(folder):
     more = answers.own_answers([*prompts, *prompts], [*contexts, *contexts], folder)
     assert more[-1] == "So it is of 7 more." and len(more) == 6
     assert answers.own_answers(contexts, contexts, folder) == []
+
+
+def test_an_answer_is_cut_where_no_id_ends_it(folder, monkeypatch):
+    monkeypatch.setattr(
+        answering, "answer", lambda model, ids, most, end: np.array([1, 2, 9][:most])
+    )
+    model = models.load(folder)
+    for most, cut in ((3, False), (2, True)):
+        (found,) = self_answered([unanswered(Laid("abc"))], model, tokens=most, end=[9])
+        assert found.window.tolist() == [*b"abc", 1, 2] and found.cut is cut
+
+
+def test_what_to_know_of_answers_is_said(folder, chatting):
+    """Of those that were cut, and of a chat template that was not used; not of texts."""
+    prompts = unanswered(Laid("abc")), unanswered(Laid("abc", marked=True))
+    plain, chat = (one.answered(np.array([1, 2])) for one in prompts)
+    text = context_of(Laid("abc"), asked="next-token")
+    assert answers.notes([plain, chat, text], folder) == []
+    shown = answers.own_answers(prompts, [plain._replace(cut=True), chat], folder)
+    assert shown[0].endswith("“b c...”") and shown[1].endswith("“b c”")
+    assert shown[2:] == ["Cut after the most tokens that an answer may have (...): 1 of 2."]
+    (without,) = answers.notes([plain, chat, text], chatting)
+    assert without.startswith(
+        "The model has a chat template, and 1 of 3 contexts are asked without"
+    )
+    assert answers.notes([chat, text], chatting) == []
 
 
 def test_the_finding_of_one_document_and_of_none_that_matters():

@@ -69,6 +69,18 @@ def test_what_is_not_in_the_cache_is_said_and_never_downloaded(snapshot, monkeyp
     assert asked == 2 * [("someone/other", {"allow_patterns": hub.READ})]
 
 
+def test_what_cannot_be_downloaded_is_said_with_another_way(snapshot, monkeypatch):
+    def failing(name, **options):
+        raise huggingface_hub.errors.LocalEntryNotFoundError("no network\nand more")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", failing)
+    message = (
+        r"'someone/other', which cannot be downloaded \(no network\), .* copy its folder or a GGUF"
+    )
+    with pytest.raises(ValueError, match=message):
+        models.load("someone/other", download=True)
+
+
 def test_a_missing_package_is_said(snapshot, monkeypatch):
     monkeypatch.setattr(hub, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"no package huggingface_hub .* pip install .*models"):
