@@ -3,9 +3,13 @@
 Reading 135 million numbers and the tokenizer, and gradients through them, take some ten seconds.
 """
 
+import json
+import re
+import shlex
 import subprocess
 import sys
 import zipfile
+from pathlib import Path
 
 import equinox as eqx
 import jax
@@ -13,10 +17,13 @@ import numpy as np
 import pytest
 
 import lim_jax as lim
-from lim_jax import models, tasks, validation
+from lim_jax import cli, models, tasks, validation
 from lim_jax.adjoint.hops import attention_hops
 from lim_jax.adjoint.ledger import channels
 from lim_jax.loss import last_token
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -88,3 +95,27 @@ def test_a_real_model_retrieves_from_few_records_and_looks_at_the_one_that_is_as
     losses = np.log(np.exp(rows).sum(axis=1)) - rows[np.arange(len(places)), targets]
     assert found.cross_entropy[1] == pytest.approx(losses.mean(), rel=1e-4)
     assert found.right[1] == (rows.argmax(axis=1) == targets).all()
+
+
+@pytest.mark.slow
+def test_the_readmes_first_screen_says_where_an_answer_comes_from(
+    smollm2, tmp_path, monkeypatch, capsys
+):
+    """The command as printed, but that the weights are a file here: there may be no network.
+
+    Its weights are rounded to four bits, so its digits are its own.
+    """
+    (command,) = re.findall(r"^lim-jax (ask .*)$", README, flags=re.MULTILINE)
+    arguments = shlex.split(command)
+    assert arguments[1] == "HuggingFaceTB/SmolLM2-135M-Instruct" and arguments[-1] == "--download"
+    monkeypatch.chdir(ROOT)
+    out = tmp_path / "answer"
+    assert cli.main(["ask", str(smollm2), *arguments[2:-1], "--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    (shown,) = re.findall(r"```text\n(The answer .*?)```", README, flags=re.DOTALL)
+    answer = "The observatory was founded by the astronomer Mira Castellan in 1931."
+    for text in (printed, " ".join(shown.split())):
+        assert f"The answer “{answer}” comes from “observatory” most of all" in text
+    found = json.loads((out / "answer.json").read_text())
+    assert found["answer"] == answer and not found["cut"]
+    assert (out / "profile.html").stat().st_size > 100_000
