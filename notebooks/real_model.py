@@ -145,7 +145,7 @@ lim.report.write_page("real_model.html", result, [account], [texts], title=f"{na
 # ## Which document did the answer come from?
 #
 # Documents are laid out one after another, each a part under its title, and the model answers by
-# itself. What is measured is that answer. `lim-jax ask MODEL "question" --documents FOLDER --chat`
+# itself. What is measured is that answer. `lim-jax ask MODEL "question" --documents FOLDER`
 # does the same in one line.
 
 # %%

@@ -14,10 +14,12 @@ from lim_jax.asking import Context
 from lim_jax.cli.folder import save_figure, write_json, write_table
 from lim_jax.cli.kept import record_shares
 from lim_jax.cli.pages import first_contexts
+from lim_jax.cli.profiling import described_contexts
 from lim_jax.cli.records import Record, averaged_records, record_lines
 from lim_jax.cli.taking import Case
 from lim_jax.explanations import Explanation
 from lim_jax.explanations.account import HOPS
+from lim_jax.explanations.windows import Windows
 from lim_jax.grid.partition import Regions
 from lim_jax.models import CausalLM
 from lim_jax.probes import Estimate
@@ -64,9 +66,8 @@ def report_explanations(
         documents[name] = {
             **result.record(), "records": {key: one._asdict() for key, one in records.items()}
         }  # fmt: skip
-        length, count = result.influence.grid.size, int(result.influence.count)
-        plural = "s" * (count > 1)
-        print(f"\n== {name} (L = {length}, {count} context{plural}) ==")
+        lengths = [energy.size for energy in result.token_energies]
+        print(f"\n== {name}: {described_contexts(lengths)} ==")
         print("\n".join(words(result, records)))
     document = {
         "training_losses": [] if losses is None else losses.tolist(),
@@ -116,7 +117,7 @@ def _records(contexts: Sequence[Context], result: Explanation) -> dict[str, Reco
     """Of the named parts; bytes of the byte-level network have none."""
     if not contexts:
         return {}
-    energies = list(np.asarray(result.influence.example_energies))
+    energies = list(map(np.asarray, result.token_energies))
     return averaged_records(record_shares(contexts, energies), contexts, energies)
 
 
@@ -146,7 +147,7 @@ def _save_explanation(result: Explanation, name: str, out: Path) -> int:
 def write_pages(
     found: Mapping[str, Explanation],
     cases: Mapping[str, Case],
-    windows: jax.Array,
+    windows: Windows,
     contexts: Sequence[Context],
     model: AnyPath | None,
     out: AnyPath,
@@ -165,10 +166,11 @@ def write_pages(
         The folder.
     """
     tokenizer = None if model is None else models.read_tokenizer(model)
+    rows = list(map(np.asarray, windows))
     whose = "" if model is None else f"{as_path(model, 'model').name}, "
     out = as_path(out, "out")
     for name, case in cases.items():
-        result, rows = found[name], list(np.asarray(windows))
+        result = found[name]
         margin: Any = CausalLM.terminal_margin_loss
         accounts, texts = first_contexts(
             case.network, rows, list(case.weights), tokenizer, depth=result.depth,

@@ -8,7 +8,6 @@ from typing import Any, Literal, NamedTuple
 import jax
 import numpy as np
 import tyro
-from jaxtyping import Float
 from tqdm import tqdm
 
 from lim_jax import explanations, models, report
@@ -21,12 +20,14 @@ from lim_jax.cli.networks import network_within, require_model
 from lim_jax.cli.profiling import require_fitting
 from lim_jax.cli.taking import FIRST, MASSES, Case, Taking, announced, choose_contexts
 from lim_jax.explanations.certificates import Judged
+from lim_jax.explanations.windows import Windows
 from lim_jax.grid.cells import token_grid
 from lim_jax.grid.partition import Regions, boundary_regions
 from lim_jax.loss.queries import last_token, teacher_forcing
 from lim_jax.models import CausalLM
 from lim_jax.probes import Estimate
 from lim_jax.results import load, save
+from lim_jax.results.measured import common_regions
 
 MOST, LONGEST, BYTES = 1024, 512, 64  # contexts, and tokens or bytes of one
 ANSWER = 32  # the most tokens of an answer that the model gives itself
@@ -39,13 +40,18 @@ class Read(NamedTuple):
     Attributes
     ----------
     windows
-        Contexts of one length, each with the id after it.
+        Contexts, each with the id after it: one array where they have one length, else a list.
     contexts
         The same with what is asked of each and their named parts; none of a byte-level network.
     """
 
-    windows: jax.Array
+    windows: Windows
     contexts: list[Context]
+
+    @property
+    def lengths(self) -> list[int]:
+        """How many tokens each context has."""
+        return [len(window) - 1 for window in self.windows]
 
 
 def explain(
@@ -77,8 +83,8 @@ def explain(
         model: A folder of weights as published, a GGUF file, or a public name such as
             HuggingFaceTB/SmolLM2-135M-Instruct; with its tokenizer.
         data: A UTF-8 text, cut into contexts; or JSON lines (a file named .jsonl), each with
-            "text", or with "prompt" and "answer", all cut on the left to the shortest. Of a line
-            without an answer the model's own is explained.
+            "text", or with "prompt" and "answer", each a context, whole. Of a line without an
+            answer the model's own is explained.
         loss: next-token asks every position for the token after it; answer the answer's tokens
             alone; margin the same by their log odds, whose influence does not fade where the model
             is sure; last-token the end of the context alone.
@@ -123,20 +129,19 @@ def explain(
         start, read = _network_and_contexts(
             model, data, loss, max_length, most, (keys[0], keys[2]), held
         )
-        windows = read.windows
-        _require_enough(windows, contexts)
+        _require_enough(read, contexts)
         counted(depth, "depth", least=0, most=start.flow.depth - 1, expected="a layer's depth")
-        grid = token_grid(windows.shape[1] - 1, start.embedding.dtype)
-        regions = boundary_regions(grid, delta)
+        regions = common_regions(read.lengths, delta, start.embedding.dtype)
         networks, losses = {"given": start}, None
         if model is None:
             trained, losses = _trained(start, max_length, steps, keys[1], unfinished)
             networks = {"seeded": start, "trained": trained}
         cases = _cases(networks, read, loss)
         # The clock may choose another number when the run is taken up: the first one holds.
-        chosen = choose_contexts(cases, windows, regions, contexts or _kept_contexts(unfinished))
-        print(announced(cases, grid.size, chosen, certificates), flush=True)
+        known = contexts or _kept_contexts(unfinished)
+        chosen = choose_contexts(cases, read.windows, regions, known)
         cases, read = _first(chosen, cases, read)
+        print(announced(cases, read.lengths, chosen, certificates), flush=True)
         found, masses = _explained(cases, read.windows, regions, keys[3], depth, certificates,
                                    unfinished)  # fmt: skip
         report_explanations(found, masses, losses, regions, read.contexts, folder)
@@ -193,31 +198,14 @@ def _network_and_contexts(
     read = answered(lines, network, model, asked, ANSWER)
     print("".join(f"{line}\n" for line in own_answers(lines, read, model)), end="")
     require_fitting(network, read)
-    shortest = min(context.length for context in read)
     order = np.asarray(jax.random.permutation(keys[1], len(read)))[:most].tolist()
-    cut = [_cut_left(read[at], shortest, f"{data}, context {at + 1}") for at in order]
-    return network, Read(jax.device_put(np.stack([one.window for one in cut])), cut)
+    chosen = [read[at] for at in order]
+    return network, Read(_stacked([one.window for one in chosen]), chosen)
 
 
-def _cut_left(context: Context, length: int, where: str) -> Context:
-    """The last tokens of a context; all that is asked of it must be among them."""
-    left = context.length - length
-    everywhere = bool((context.weights > 0).all())
-    require(
-        everywhere or not context.weights[:left].any(),
-        where,
-        got="an answer that is longer than the shortest context",
-        expected=f"answers among the last {length} tokens, to which all contexts are cut",
-        cure="Leave the shortest lines out.",
-    )
-    weights = np.full(length, 1 / length) if everywhere else context.weights[left:]
-    kept = [(span, span.places[span.places >= left] - left) for span in context.spans]
-    return context._replace(
-        window=context.window[left:],
-        weights=weights,
-        tokens=context.tokens[left:],
-        spans=tuple(span._replace(places=places) for span, places in kept if places.size),
-    )
+def _stacked(rows: list[np.ndarray]) -> Any:
+    """One array of rows of one length; of several, the list."""
+    return jax.device_put(np.stack(rows)) if len({row.size for row in rows}) == 1 else rows
 
 
 def _trained(
@@ -230,36 +218,35 @@ def _trained(
     )
 
 
-def _require_enough(windows: jax.Array, contexts: int | None) -> None:
+def _require_enough(read: Read, contexts: int | None) -> None:
     require(
-        contexts is None or contexts <= len(windows),
+        contexts is None or contexts <= len(read.windows),
         "contexts",
         got=f"{contexts}",
-        expected=f"at most {len(windows)}, those of the data",
+        expected=f"at most {len(read.windows)}, those of the data",
         cure="Give more data, or leave --contexts out.",
     )
 
 
 def _cases(networks: Mapping[str, CausalLM], read: Read, loss: Losses) -> dict[str, Case]:
     """Each network under what is asked of it, by name."""
-    count, length = len(read.windows), read.windows.shape[1] - 1
-    last, every = (np.asarray(ask(length)) for ask in (last_token, teacher_forcing))
-    asked: dict[str, Float[np.ndarray, " *contexts length"]] = {
-        "teacher forcing": every, "last token": last
-    }  # fmt: skip
+    last, every = (
+        [np.asarray(ask(length)) for length in read.lengths]
+        for ask in (last_token, teacher_forcing)
+    )
+    asked = {"teacher forcing": every, "last token": last}
     if read.contexts:
-        given = np.stack([context.weights for context in read.contexts])
+        given = [context.weights for context in read.contexts]
         asked = {loss: last if loss == "last-token" else given}
     return {
-        f"{name} network, {how}": Case(network, _rows(weights, count, network), loss == "margin")
+        f"{name} network, {how}": Case(network, _in_precision(rows, network), loss == "margin")
         for name, network in networks.items()
-        for how, weights in asked.items()
+        for how, rows in asked.items()
     }
 
 
-def _rows(weights: np.ndarray, count: int, network: CausalLM) -> jax.Array:
-    rows = np.broadcast_to(weights, (count, weights.shape[-1]))
-    return jax.device_put(rows.astype(network.embedding.dtype))
+def _in_precision(rows: list[np.ndarray], network: CausalLM) -> Any:
+    return _stacked([row.astype(network.embedding.dtype) for row in rows])
 
 
 def _first(chosen: Taking, cases: Mapping[str, Case], read: Read) -> tuple[dict[str, Case], Read]:
@@ -271,7 +258,7 @@ def _first(chosen: Taking, cases: Mapping[str, Case], read: Read) -> tuple[dict[
 
 def _explained(
     cases: Mapping[str, Case],
-    windows: jax.Array,
+    windows: Windows,
     regions: Regions,
     key: jax.Array,
     depth: int,

@@ -147,7 +147,7 @@ def profile(
         network = network_within(model, memory, at_once, unfinished)
         read, contexts = contexts, answered(contexts, network, model, loss, answer_tokens)
         require_fitting(network, contexts)
-        described = described_contexts(contexts)
+        described = described_contexts([context.length for context in contexts])
         described += f", {shuffle} orders of each line" * bool(shuffle)
         page = f", then a page of the first {min(SHOWN, len(contexts))}" * html
         tqdm.write(f"Measuring {described}{page}. The bar shows the time that is left.")
@@ -246,11 +246,16 @@ def _influence(energies: Sequence[Energy], delta: float) -> Influence:
     return influence_of_contexts(energies, common_regions(lengths, delta, energies[0].dtype))
 
 
-def described_contexts(contexts: Sequence[Context]) -> str:
-    """How many there are, and of how many tokens."""
-    lengths = [context.length for context in contexts]
+def described_contexts(lengths: Sequence[int]) -> str:
+    """How many contexts there are, and of how many tokens.
+
+    Examples
+    --------
+    >>> described_contexts([12]), described_contexts([30, 28])
+    ('1 context of 12 tokens', '2 contexts of 28 to 30 tokens')
+    """
     spread = f"{min(lengths)} to {max(lengths)}" if min(lengths) < max(lengths) else lengths[0]
-    return f"{len(contexts)} context{'s' * (len(lengths) > 1)} of {spread} tokens"
+    return f"{len(lengths)} context{'s' * (len(lengths) > 1)} of {spread} tokens"
 
 
 def _words(found: Profiled) -> str:

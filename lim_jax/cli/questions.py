@@ -135,7 +135,7 @@ def ask(
         }
         write_json(folder / "answer.json", {**document, "parts": held})
         title = f"{model.name}, {loss}"
-        write_profile(found, f"{title}, {described_contexts(contexts)}", folder)
+        write_profile(found, f"{title}, {described_contexts([contexts[0].length])}", folder)
         if html:
             write_profile_page(found, network, model, loss, title, folder)
         print(f"Wrote answer.json, tables, figures{' and profile.html' * html} to {folder}.")

@@ -1,23 +1,23 @@
 """How long an explanation takes, and so of how many contexts it is."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from time import perf_counter
 from typing import NamedTuple
 
 import jax
-from jaxtyping import Array, Float, Int
+import numpy as np
 
-from lim_jax import explanations
+from lim_jax import explanations, models
+from lim_jax.cli.profiling import described_contexts
 from lim_jax.density.adjoints import Loss
-from lim_jax.density.measurement import influence
 from lim_jax.density.statistics import Influence
 from lim_jax.explanations.certificates import Judged
+from lim_jax.explanations.windows import QueryWeights, Windows
 from lim_jax.grid.partition import Regions
 from lim_jax.models import CausalLM
+from lim_jax.results.measured import influence_of_contexts
 from lim_jax.weights import FetchedLayers
-
-Windows = Int[Array, "contexts tokens"]
 
 FIRST = 16  # contexts of a first look, and of every further one
 # Measured with SmolLM2 on 200 tokens: an explanation takes the time of 3.5 gradients, and 15 s to
@@ -34,13 +34,13 @@ class Case(NamedTuple):
     network
         The model.
     weights
-        Of the loss, a row for each context.
+        Of the loss, a row for each context, of its own length.
     margin
         Whether the loss is minus the log odds, not the cross-entropy.
     """
 
     network: CausalLM
-    weights: Float[Array, "contexts length"]
+    weights: QueryWeights
     margin: bool = False
 
     @property
@@ -79,7 +79,7 @@ def choose_contexts(
     windows
         The contexts that there are, in the order in which they are taken.
     regions
-        On their grid.
+        On the common grid.
     chosen
         How many contexts were asked for; None for as many as make two standard errors of LIM less
         than 10 %, or as are explained in `SECONDS`, if not less than two.
@@ -104,15 +104,16 @@ def choose_contexts(
             pooled = [one.merge(other) for one, other in zip(pooled, further, strict=True)]
             count += FIRST
     seconds = COMPILING + GRADIENTS * each * count
-    return Taking(count, seconds, sum(_more(case, regions, count, each) for case in every))
+    length = max(len(window) - 1 for window in windows)
+    return Taking(count, seconds, sum(_more(case, length, count, each) for case in every))
 
 
 def _influence(case: Case, windows: Windows, chosen: slice, regions: Regions) -> Influence:
     """Of some contexts, without the queries, unless they are all of a region."""
-    network, weights = case.network, case.weights[chosen]
-    x, y = jax.vmap(network.example)(windows[chosen], weights)
+    some, asked = (list(map(np.asarray, rows[chosen])) for rows in (windows, case.weights))
+    energies = models.energies_of_ids(case.network, some, ask=asked, loss=case.loss)
     kept = explanations.regions_without_queries(case.weights, regions) or regions
-    return influence(case.loss, network, (x, y), regions.grid, kept)
+    return influence_of_contexts(energies, kept)
 
 
 def _too_wide(found: Influence) -> bool:
@@ -120,12 +121,12 @@ def _too_wide(found: Influence) -> bool:
     return needed is None or needed > int(found.count)
 
 
-def _more(case: Case, regions: Regions, contexts: int, gradient: float) -> float:
+def _more(case: Case, length: int, contexts: int, gradient: float) -> float:
     """Seconds of norms, of all pairs of the joint cone, and of cone masses.
 
     The last two by their operations, at the rate of a gradient's: six for each weight and token.
     """
-    flow, length = case.network.flow, regions.grid.size
+    flow = case.network.flow
     shapes = [leaf.shape for leaf in jax.tree.leaves(flow.pattern) if hasattr(leaf, "shape")]
     weights = sum(map(math.prod, shapes)) or 1
     # Layers that are fetched show the shapes of one.
@@ -151,15 +152,17 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
 
 
-def announced(cases: Mapping[str, Case], length: int, found: Taking, judged: Judged) -> str:
+def announced(
+    cases: Mapping[str, Case], lengths: Sequence[int], found: Taking, judged: Judged
+) -> str:
     """What will be done, on how much, and how long it is likely to take.
 
     Parameters
     ----------
     cases
         By name.
-    length
-        Of the contexts.
+    lengths
+        Of the contexts that are explained.
     found
         From `choose_contexts`.
     judged
@@ -168,11 +171,12 @@ def announced(cases: Mapping[str, Case], length: int, found: Taking, judged: Jud
     everything = judged == "all"
     what = "all certificates and cone masses" if everything else "certificates that can decide"
     seconds = found.seconds + (found.more if everything else 0)
-    plural = "s" * (found.contexts > 1)
     lines = [
-        f"Explaining {' and '.join(cases)} on {found.contexts} context{plural} of {length} tokens: "
+        f"Explaining {' and '.join(cases)} on {described_contexts(lengths)}: "
         f"density, channels, hops, heads, {what}: about {duration(seconds)}."
     ]
+    if len(set(lengths)) > 1:
+        lines.append("Certificates that compare two positions need contexts of one length.")
     if not everything:
         lines.append(f"--certificates all would take about {duration(found.more)} more.")
     return " ".join(lines)

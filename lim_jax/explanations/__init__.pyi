@@ -3,6 +3,7 @@ from . import attributions as attributions
 from . import certificates as certificates
 from . import explanation as explanation
 from . import tables as tables
+from . import windows as windows
 from .account import ContextParts as ContextParts
 from .account import TokenAccount as TokenAccount
 from .account import account_of_context as account_of_context
@@ -21,9 +22,12 @@ from .explanation import Explanation as Explanation
 from .explanation import average_cone_mass as average_cone_mass
 from .explanation import explain as explain
 from .explanation import explanation_table as explanation_table
-from .explanation import regions_without_queries as regions_without_queries
 from .tables import contexts_needed as contexts_needed
 from .tables import density_rows as density_rows
 from .tables import index_lines as index_lines
 from .tables import influence_table as influence_table
 from .tables import regional_lines as regional_lines
+from .windows import carried_to as carried_to
+from .windows import regions_without_queries as regions_without_queries
+from .windows import require_query_weights as require_query_weights
+from .windows import require_windows as require_windows

@@ -4,7 +4,7 @@ Where `explanation` averages over contexts, an account keeps the tokens of one, 
 its text.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -143,8 +143,8 @@ def account_of_context(
 
 def asked_of_windows(
     model: CausalLM,
-    windows: Int[Array | np.ndarray, "examples tokens"],
-    query_weights: Float[Array | np.ndarray, "*examples length"],
+    windows: Int[Array | np.ndarray, "examples tokens"] | Sequence[Any],
+    query_weights: Float[Array | np.ndarray, "*examples length"] | Sequence[Any],
 ) -> Queries:
     """What is asked of windows, at the places alone where their weights are not zero.
 
@@ -156,7 +156,7 @@ def asked_of_windows(
     model
         In whose precision the weights are.
     windows
-        Ids with the one after each context.
+        Ids with the one after each context; of several lengths a list of rows.
     query_weights
         Of all windows, or a row for each.
 
@@ -168,22 +168,23 @@ def asked_of_windows(
     >>> found.targets.tolist(), found.places.tolist(), found.weights.tolist()
     ([[9, 5, 0]], [[1, 2, 0]], [[0.5, 0.5, 0.0]])
     """
-    windows = np.asarray(windows)
-    length = windows.shape[1] - 1
-    weights = np.broadcast_to(np.asarray(query_weights), (len(windows), length))
+    targets = [np.asarray(window)[1:] for window in windows]
+    shared = getattr(query_weights, "ndim", 2) == 1
+    weights = [
+        np.asarray(query_weights if shared else query_weights[n]) for n in range(len(targets))
+    ]
     places = [np.flatnonzero(row) for row in weights]
-    size = min(length, padded_length(max(1, *map(len, places))))
-    every = np.arange(length)
+    size = min(max(map(len, targets)), padded_length(max(1, *map(len, places))))
 
-    def asked(number: int, part: np.ndarray) -> np.ndarray:
-        return np.pad(part[places[number]], (0, size - len(places[number])))
+    def asked(rows: Sequence[np.ndarray]) -> np.ndarray:
+        """The rows at the places alone, all of one size."""
+        return np.stack(
+            [np.pad(row[at], (0, size - len(at))) for row, at in zip(rows, places, strict=True)]
+        )
 
-    numbers = range(len(windows))
-    targets = np.stack([asked(number, windows[number, 1:]) for number in numbers])
-    chosen = np.stack([asked(number, weights[number]) for number in numbers])
-    where = np.stack([asked(number, every) for number in numbers])
-    chosen = chosen.astype(model.embedding.dtype)
-    return Queries(*jax.device_put((targets, chosen, where)))
+    every = [np.arange(len(row)) for row in targets]
+    chosen = asked(weights).astype(model.embedding.dtype)
+    return Queries(*jax.device_put((asked(targets), chosen, asked(every))))
 
 
 def counted_depth(depth: Any, flow: ResidualFlow) -> int:

@@ -5,7 +5,7 @@ where the loss asks; and its cone mass, which is the network's alone. At the inp
 depth: where early layers change the scale of the state, the channels of the input say little else.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -15,10 +15,6 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
 from lim_jax._checks import (
-    ARRAYS,
-    described,
-    require,
-    require_floats,
     require_key,
     require_kind,
     require_name,
@@ -57,15 +53,23 @@ from lim_jax.explanations.certificates import (
     survival_of_recency,
 )
 from lim_jax.explanations.tables import density_rows, index_lines, regional_lines
-from lim_jax.grid.measure import Grid, require_on_grid
-from lim_jax.grid.partition import Regions, regional_averages, require_regions
+from lim_jax.explanations.windows import (
+    QueryWeights,
+    Windows,
+    carried_to,
+    regions_without_queries,
+    require_query_weights,
+    require_windows,
+)
+from lim_jax.grid.measure import Grid
+from lim_jax.grid.partition import Regions, regional_averages
 from lim_jax.models.causal import CausalLM, Queries
 from lim_jax.network.slots import State
 from lim_jax.probes import Estimate, sample_mean
 
 Scalar = Float[Array, ""]
 Profile = Float[Array, " length"]
-Windows = Int[Array, "examples tokens"]
+States = Float[Array, "examples length width"]
 
 
 class Explanation(NamedTuple):
@@ -98,7 +102,10 @@ class Explanation(NamedTuple):
         :math:`\mathsf R_{\rm res}` over :math:`\mathbb E\|P_T\|^2`'s mean, with the standard
         error over examples of its numerator.
     certificates
-        The paper's criteria, of the flow from depth k on.
+        The paper's criteria, of the flow from depth k on. Of contexts of several lengths those
+        alone that average over the regions of each.
+    token_energies
+        :math:`\|P_k(p)\|^2` of each context, on the tokens of its own.
     """
 
     depth: int
@@ -111,6 +118,7 @@ class Explanation(NamedTuple):
     head_energies: Float[Array, "layers heads"]
     terminal_contrast: Estimate
     certificates: tuple[Certificate, ...]
+    token_energies: tuple[Profile, ...]
 
     def __str__(self) -> str:
         """What `explanation_table` says of it."""
@@ -153,7 +161,7 @@ class Explanation(NamedTuple):
 def explain(
     model: CausalLM,
     windows: Windows,
-    query_weights: Float[Array, "*examples length"],
+    query_weights: QueryWeights,
     regions: Regions,
     *,
     key: Key[Array, ""],
@@ -174,12 +182,14 @@ def explain(
     model
         Any: from `models.load`, or `models.byte_model`.
     windows
-        Contexts of L ids with the id after each.
+        Contexts of L ids with the id after each; or a list of contexts of several lengths.
     query_weights
         Where the loss asks: `loss.teacher_forcing`, `loss.last_token`, or others; of all contexts,
         or a row for each.
     regions
         On the token grid of L, in the model's precision: ``token_grid(L, model.embedding.dtype)``.
+        Of contexts of several lengths on any token grid, such as that of `results.common_regions`,
+        to which their profiles are carried (`grid.carried`).
     key
         For the norms' random starts and the bootstrap.
     depth
@@ -199,97 +209,73 @@ def explain(
         weights are not of L positions, `depth` is no whole number from 0 to the last layer's, or
         `certificates` is another word.
     """
-    _require_case(model, windows, regions)
-    each = len(np.shape(query_weights)) == 2
-    count, length = len(windows), regions.grid.size
-    axes = "examples length" if each else "length"
-    require_floats(query_weights, "query_weights", axes, length=length, examples=count)
+    require_windows(model, windows, regions)
+    require_query_weights(query_weights, windows)
     require_key(key)
     require_name(certificates, ("deciding", "all"), "certificates", "See explain.")
     depth = counted_depth(depth, model.flow)
     norms_key, bootstrap_key = jax.random.split(key)
     rest = regions_without_queries(query_weights, regions)
     asked = asked_of_windows(model, windows, query_weights)
-    each_found = [
-        _measure(model, windows[at, :-1], _one_of(asked, at), regions.grid, depth, terminal_loss)
-        for at in progress(list(range(len(windows))))
-    ]
-    found = jax.tree.map(lambda *leaves: jnp.stack(leaves), *each_found)
-    averaged = _averaged(found, regions, rest)
-    regional, adjoints = averaged["regional"], found.adjoints
-    of_network = model, adjoints, regions, depth
-    judges = (
-        lambda: _of_queries(model, windows, query_weights, found, regions, terminal_loss),
-        lambda: (survival_of_recency(*of_network, norms_key, certificates),),
-        lambda: (primacy_of_the_cone(*of_network, terminal_loss, certificates),),
+    alike = {len(window) for window in windows} == {regions.grid.size + 1}
+    measured, energies, parts = [], [], []
+    for at in progress(list(range(len(windows)))):
+        ids, asks = jnp.asarray(windows[at][:-1]), jax.tree.map(lambda leaf, at=at: leaf[at], asked)
+        of_context = parts_of_ids(model, ids, asks, depth, terminal_loss)
+        reduced, energy = _of_context(of_context, *carried_to(regions, len(ids)))
+        measured.append(reduced)
+        energies.append(energy)
+        # Covectors are large: they are kept for the certificates that need them alone.
+        parts += [(ids, asks, of_context)] * alike
+    averaged = _averaged(_stack(measured), regions, rest)
+    regional = averaged["regional"]
+    judges = [
         lambda: (double_deficit(regional, bootstrap_bounds(regional, key=bootstrap_key)),),
         lambda: (exact_characterisation(regional),),
-    )
+    ]
+    if alike:
+        adjoints, last = _adjoints(parts, depth)
+        of_network = model, adjoints, regions, depth
+        judges = [
+            lambda: _of_queries(
+                model,
+                windows,
+                query_weights,
+                (adjoints.vectors[:, 0], last),
+                regions,
+                terminal_loss,
+            ),
+            lambda: (survival_of_recency(*of_network, norms_key, certificates),),
+            lambda: (primacy_of_the_cone(*of_network, terminal_loss, certificates),),
+            *judges,
+        ]
     numbers = progress(list(range(len(judges))))
     judged = tuple(one for number in numbers for one in judges[number]())
-    return Explanation(depth, certificates=judged, **averaged)
+    return Explanation(depth, certificates=judged, token_energies=tuple(energies), **averaged)
 
 
 def _of_queries(
     model: CausalLM,
     windows: Windows,
-    query_weights: Float[Array, "*examples length"],
-    found: "_Measured",
+    query_weights: QueryWeights,
+    states: tuple[States, States],
     regions: Regions,
     terminal_loss: Any,
 ) -> tuple[Certificate, ...]:
-    """Right-biased queries, where one law of them is asked of all contexts by cross-entropy."""
+    """Right-biased queries, where one law of them is asked of all contexts by cross-entropy.
+
+    By the terminal covectors and the last states.
+    """
     rows = np.atleast_2d(np.asarray(query_weights))
     if terminal_loss is not CausalLM.terminal_loss or (rows != rows[0]).any():
         return ()
     weights = jax.device_put(rows[0].astype(model.embedding.dtype))
-    energies = _residual_energies(model, found.last, windows[:, 1:], regions)
-    terminal = found.adjoints.vectors[:, 0]
+    targets = jnp.stack([jnp.asarray(window[1:]) for window in windows])
+    terminal, last = states
+    energies = _residual_energies(model, last, targets, regions)
     return (right_biased_queries(weights, energies, terminal, regions),)
 
 
-def _require_case(model: Any, windows: Any, regions: Any) -> None:
-    """Refuse what is no model, no ids with the one after each, or no regions."""
-    require_kind(model, CausalLM, "model", "Take models.load(folder), or models.byte_model.")
-    require_regions(regions)
-    length = regions.grid.size
-    whole = isinstance(windows, ARRAYS) and jnp.issubdtype(windows.dtype, jnp.integer)
-    require(
-        whole and windows.ndim == 2 and windows.shape[1] == length + 1 and len(windows) > 0,
-        "windows",
-        got=described(windows),
-        expected=f"ids, whole numbers of shape (examples, {length + 1})",
-        cure="A context has the id after it too: models.sample_windows(ids, length, count).",
-    )
-
-
-def regions_without_queries(
-    query_weights: Float[Array, "*examples length"], regions: Regions
-) -> Regions | None:
-    """The regions without the positions that are asked; None where one would be left empty.
-
-    Of weights of several contexts, without those that are asked in any.
-
-    Examples
-    --------
-    >>> from lim_jax.grid import boundary_regions, token_grid
-    >>> regions = boundary_regions(token_grid(4), 0.4)
-    >>> found = regions_without_queries(jax.numpy.array([0.0, 0.0, 0.0, 1.0]), regions)
-    >>> found is not None and found.left_out
-    (3,)
-    >>> regions_without_queries(jax.numpy.ones(4) / 4, regions) is None
-    True
-    """
-    require_regions(regions)
-    several = getattr(query_weights, "ndim", 1) == 2
-    axes = "examples length" if several else "length"
-    require_on_grid(query_weights, regions.grid, "query_weights", axes)
-    asked = (np.atleast_2d(query_weights) > 0).any(axis=0)
-    whole = (np.asarray(regions.weights)[:, ~asked].sum(axis=1) == 0).any()
-    return None if whole else regions.without(np.flatnonzero(asked).tolist())
-
-
-@eqx.filter_jit
 def average_cone_mass(model: CausalLM, windows: Windows, regions: Regions) -> Estimate:
     """Average the exact cone mass over layers and contexts, in the operator norm, as a density.
 
@@ -300,54 +286,85 @@ def average_cone_mass(model: CausalLM, windows: Windows, regions: Regions) -> Es
     model, windows, regions
         As in `explain`.
     """
-    _require_case(model, windows, regions)
-    flow, grid = model.flow, regions.grid
+    require_windows(model, windows, regions)
+    masses = []
+    for window in windows:
+        own, shares = carried_to(regions, len(window) - 1)
+        mass = _cone_mass(model, jnp.asarray(window[:-1]), own.grid)
+        masses.append(mass if shares is None else shares @ mass)
+    return sample_mean(jnp.stack(masses))
+
+
+@eqx.filter_jit
+def _cone_mass(model: CausalLM, ids: Int[Array, " length"], grid: Grid) -> Profile:
+    """That of one context, averaged over layers."""
+    flow = model.flow
 
     def of_layer(x: State, layer: tuple[Any, Array]) -> tuple[State, Profile]:
         return flow.transition(layer, x, grid), cone_mass(layer[0].attention, x, grid)
 
-    def mass(window: Int[Array, " tokens"]) -> Profile:
-        return flow.scan(of_layer, model.embed(window[:-1]))[1].mean(axis=0)
-
-    return sample_mean(jax.lax.map(mass, windows))
+    return flow.scan(of_layer, model.embed(ids))[1].mean(axis=0)
 
 
 class _Measured(NamedTuple):
-    """What is computed under jit, of a context; stacked, of all."""
+    """What averages are taken of, of one context; stacked, of all. Profiles on the common grid."""
 
-    adjoints: Adjoints
-    last: Float[Array, "*examples length width"]
-    relative_energies: Float[Array, "*examples 3 length"]
-    hop_energies: Float[Array, "*examples hops length"]
+    energy: Float[Array, "*examples cells"]
+    channel_energies: Float[Array, "*examples 3 cells"]
+    relative_energies: Float[Array, "*examples 3 cells"]
+    hop_energies: Float[Array, "*examples hops cells"]
     head_energies: Float[Array, "*examples layers heads"]
-
-
-def _one_of(asked: Queries, at: int) -> Queries:
-    return jax.tree.map(lambda leaf: leaf[at], asked)
-
-
-def _measure(
-    model: CausalLM,
-    ids: Int[Array, " length"],
-    asked: Queries,
-    grid: Grid,
-    depth: int,
-    terminal_loss: Callable[[CausalLM, State, Any], Scalar],
-) -> _Measured:
-    parts = parts_of_ids(model, ids, asked, depth, terminal_loss)
-    products, relative = _of_parts(parts, grid, depth)
-    adjoints = Adjoints(ids, asked, parts.vectors, products, parts.met)
-    return _Measured(adjoints, parts.last, relative, parts.hop_energies, parts.head_energies)
+    products: Float[Array, "*examples 3 3 3"]
+    terminal: Float[Array, "*examples"]
 
 
 @eqx.filter_jit
-def _of_parts(
-    parts: ContextParts, grid: Grid, depth: int
-) -> tuple[Float[Array, " layers"], Float[Array, "3 length"]]:
-    """The layers' amplification from below, and the channels' relative energies."""
-    growths = parts.growths[depth:]
-    below = amplification(NormBounds(growths, growths)).products
-    return below, relative_energies(parts.vectors, parts.state, grid)
+def _of_context(
+    parts: ContextParts, own: Regions, shares: Float[Array | np.ndarray, "cells length"] | None
+) -> tuple[_Measured, Profile]:
+    """Reduce one context's adjoint to what is averaged, and the energies of its own tokens."""
+
+    def carried(profiles: Float[Array, "*parts length"]) -> Float[Array, "*parts cells"]:
+        return profiles if shares is None else profiles @ shares.T
+
+    vectors = parts.vectors
+    energy = _squares(vectors.sum(axis=0))
+    measured = _Measured(
+        carried(energy),
+        carried(_squares(vectors)),
+        carried(relative_energies(vectors, parts.state, own.grid)),
+        carried(parts.hop_energies),
+        parts.head_energies,
+        regional_channels(vectors[None], own).products[0],
+        own.grid.weights @ _squares(vectors[0]),
+    )
+    return measured, energy
+
+
+def _squares(vectors: Float[Array, "*parts width"]) -> Float[Array, "*parts"]:
+    return (vectors**2).sum(axis=-1)
+
+
+def _stack(trees: Sequence[Any]) -> Any:
+    """Trees of one shape as one, along a new first axis."""
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
+
+
+def _adjoints(
+    parts: Sequence[tuple[Array, Queries, ContextParts]], depth: int
+) -> tuple[Adjoints, States]:
+    """What certificates judge, of contexts of one length, and the contexts' last states."""
+    ids, asked, found = _stack(parts)
+    products = _products_from_below(found.growths, depth)
+    return Adjoints(ids, asked, found.vectors, products, found.met), found.last
+
+
+@eqx.filter_jit
+def _products_from_below(
+    growths: Float[Array, "examples depth"], depth: int
+) -> Float[Array, "examples layers"]:
+    """A bound from below on the layers' amplification, of each context."""
+    return jax.vmap(lambda one: amplification(NormBounds(one, one)).products)(growths[:, depth:])
 
 
 @eqx.filter_jit
@@ -363,20 +380,17 @@ def _residual_energies(
 @eqx.filter_jit
 def _averaged(found: _Measured, regions: Regions, rest: Regions | None) -> dict[str, Any]:
     """The parts of an `Explanation` that are averages over examples, by name."""
-    vectors = found.adjoints.vectors
-    regional = regional_channels(vectors, regions)
-    energies = (vectors.sum(axis=1) ** 2).sum(axis=2)
-    contrasts = regional.products[:, 2, 0, 0] - regional.products[:, 1, 0, 0]
-    scale = regions.grid.weights @ (vectors[:, 0] ** 2).sum(axis=2).mean(axis=0)
+    contrasts = found.products[:, 2, 0, 0] - found.products[:, 1, 0, 0]
+    energies = found.energy
     return {
         "influence": Influence.from_energies(energies, regions, keep_examples=True),
         "without_queries": None if rest is None else Influence.from_energies(energies, rest),
-        "channel_energies": (vectors**2).sum(axis=3).mean(axis=0),
+        "channel_energies": found.channel_energies.mean(axis=0),
         "relative_energies": found.relative_energies.mean(axis=0),
         "hop_energies": found.hop_energies.mean(axis=0),
-        "regional": regional,
+        "regional": RegionalChannels(found.products),
         "head_energies": found.head_energies.mean(axis=0),
-        "terminal_contrast": sample_mean(contrasts / scale),
+        "terminal_contrast": sample_mean(contrasts / found.terminal.mean()),
     }
 
 

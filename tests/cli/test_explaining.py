@@ -16,7 +16,6 @@ from reference.publishers import CONFIGS, logits, spelt, write_with_letters
 
 import lim_jax as lim
 from lim_jax import cli, explanations, models, report
-from lim_jax.asking import Context, Span
 from lim_jax.cli import explained, explaining, taking
 from lim_jax.density import Influence
 from lim_jax.probes import Estimate
@@ -76,7 +75,7 @@ def test_explain_writes_what_it_prints(monkeypatch, folder, tmp_path, capsys):
     assert document["training_losses"] == [] and set(document["cone_mass"]) == {"given network"}
     assert len(document["explanations"]) == 1
     for name, found in document["explanations"].items():
-        assert f"== {name} (L = 12, 3 contexts) ==" in printed
+        assert f"== {name}: 3 contexts of 12 tokens ==" in printed
         np.testing.assert_allclose(np.mean(found["density"]), 1, rtol=1e-5)
         for region in found["regional_energies"].values():
             parts = [value for part, value in region.items() if part != "total"]
@@ -145,7 +144,7 @@ def test_explain_reads_weights_and_a_text(monkeypatch, folder, tmp_path):
 
 @pytest.mark.parametrize("loss", ["answer", "margin"])
 def test_what_is_explained_is_the_answer_with_its_named_parts(monkeypatch, folder, tmp_path, loss):
-    """Of contexts that are cut on the left to the shortest: the parts that are left."""
+    """Of contexts of several lengths, each whole, on a common grid."""
     rows = [np.random.default_rng(size).integers(11, size=size) for size in (9, 7)]
     lines = [
         {"prompt": spelt(row[:-2]), "answer": spelt(row[-2:]), "spans": [[0, 3, "a"], [3, 5, "b"]]}
@@ -156,11 +155,11 @@ def test_what_is_explained_is_the_answer_with_its_named_parts(monkeypatch, folde
     reached: list = []
 
     def explain(model, windows, query_weights, regions, *, terminal_loss, **options):
-        reached.extend((windows, query_weights, terminal_loss))
-        energies = np.ones((len(windows), regions.grid.size), "float32")
-        found = Influence.from_energies(jax.device_put(energies), regions, keep_examples=True)
+        reached.extend((windows, query_weights, terminal_loss, regions))
+        energies = [np.ones(len(window) - 1, "float32") for window in windows]
+        found = Influence.from_energies(jnp.ones((2, regions.grid.size), "float32"), regions)
         parts: Any = dict.fromkeys(explanations.Explanation._fields)
-        return explanations.Explanation(**parts | {"influence": found})
+        return explanations.Explanation(**parts | {"influence": found, "token_energies": energies})
 
     def report_explanations(found, masses, losses, regions, contexts, out):
         reached.append(contexts)
@@ -169,26 +168,16 @@ def test_what_is_explained_is_the_answer_with_its_named_parts(monkeypatch, folde
     monkeypatch.setattr(explaining, "report_explanations", report_explanations)
     arguments = ["explain", str(folder), "--data", str(data), "--out", str(tmp_path / "out")]
     assert cli.main([*arguments, "--loss", loss]) == 0
-    windows, weights, terminal_loss, contexts = reached
-    assert sorted(windows.tolist()) == sorted(row[-7:].tolist() for row in rows)
-    np.testing.assert_allclose(weights, [[0, 0, 0, 0, 0.5, 0.5]] * 2)
+    windows, weights, terminal_loss, regions, contexts = reached
+    assert sorted(map(list, windows)) == sorted(map(list, rows)) and regions.grid.size == 7
+    for window, row in zip(windows, weights, strict=True):
+        assert row.tolist() == [*[0] * (len(window) - 3), 0.5, 0.5] and row.dtype == "float32"
     named = {"margin": "terminal_margin_loss", "answer": "terminal_loss"}[loss]
     assert terminal_loss is getattr(models.CausalLM, named)
-    for context in contexts:
-        whole = context.window.tolist() == rows[1].tolist()
+    for context, window in zip(contexts, windows, strict=True):
+        assert context.window is window and len(context.tokens) == context.length
         spans = {span.name: span.places.tolist() for span in context.spans}
-        assert spans == ({"a": [0, 1, 2], "b": [3, 4]} if whole else {"a": [0], "b": [1, 2]})
-        assert len(context.tokens) == context.length == 6
-
-
-def test_an_answer_that_is_cut_off_is_refused():
-    weights, tokens = np.array([0.0, 0.5, 0.5]), ("a", "b", "c")
-    context = Context(np.arange(4), weights, tokens, (Span("first", np.array([0])),))
-    with pytest.raises(ValueError, match="line 1: got an answer that is longer than the shortest"):
-        explaining._cut_left(context, 1, "line 1")
-    kept = explaining._cut_left(context, 2, "line 1")
-    assert kept.weights.tolist() == [0.5, 0.5] and kept.spans == () and kept.tokens == ("b", "c")
-    assert kept.window.tolist() == [1, 2, 3]
+        assert spans == {"a": [0, 1, 2], "b": [3, 4]}
 
 
 def test_a_page_of_each_case_shows_the_first_contexts_as_bytes(monkeypatch, tmp_path):
@@ -228,7 +217,7 @@ def test_a_page_of_each_case_shows_the_first_contexts_as_bytes(monkeypatch, tmp_
     assert not written and len(cases) == 4
 
 
-def test_lines_are_cut_on_the_left_to_the_shortest(monkeypatch, folder, tmp_path):
+def test_lines_are_contexts_of_their_own_lengths(monkeypatch, folder, tmp_path, capsys):
     rows = [np.random.default_rng(size).integers(11, size=size) for size in (9, 7, 12)]
     data = written(tmp_path / "data.jsonl", rows)
     arguments = ["explain", str(folder), "--data", str(data), "--out", str(tmp_path / "out")]
@@ -240,7 +229,9 @@ def test_lines_are_cut_on_the_left_to_the_shortest(monkeypatch, folder, tmp_path
     with pytest.raises(Reached) as reached:
         cli.main(arguments)  # fewer contexts than a first group: all are taken
     (windows,) = reached.value.args
-    assert sorted(np.asarray(windows).tolist()) == sorted(row[-7:].tolist() for row in rows)
+    assert sorted(map(list, windows)) == sorted(map(list, rows))
+    said = capsys.readouterr().out
+    assert "on 3 contexts of 6 to 11 tokens: " in said and "contexts of one length." in said
     with pytest.raises(ValueError, match="contexts: got 4, expected at most 3"):
         cli.main([*arguments, "--contexts", "4"])
 
@@ -334,7 +325,8 @@ def test_each_network_is_explained_and_has_its_cone_mass_under_its_own_name(monk
         assert masses[f"{name} network"] == (network, 4)
         for loss, first in (("teacher forcing", 0.1), ("last token", 0)):
             one = found[f"{name} network, {loss}"]
-            assert one.influence is network and np.asarray(one.depth)[:, 0].tolist() == [first] * 6
+            rows: Any = one.depth
+            assert one.influence is network and np.asarray(rows)[:, 0].tolist() == [first] * 6
     assert len(found) == 4 and len(masses) == 2
     assert sorted(kept) == [
         "cone_mass_seeded_network.npz", "cone_mass_trained_network.npz",
@@ -390,7 +382,7 @@ def test_one_context_is_explained_where_there_is_one(monkeypatch):
     cases = case_of_ten(windows)
     found = taking.choose_contexts(cases, windows, regions, None)
     assert found.contexts == 1
-    said = taking.announced(cases, 10, found._replace(seconds=42.0, more=400.0), "deciding")
+    said = taking.announced(cases, [10], found._replace(seconds=42.0, more=400.0), "deciding")
     assert said == (
         "Explaining given on 1 context of 10 tokens: density, channels, hops, heads, certificates "
         "that can decide: about 40 seconds. --certificates all would take about 7 minutes more."
@@ -404,8 +396,7 @@ def test_the_dear_numbers_are_foretold_by_their_operations():
     flow, gradient = case.network.flow, 1e-3
 
     def more(length, contexts):
-        regions = lim.boundary_regions(lim.token_grid(length), 0.2)
-        found = taking._more(case, regions, contexts, gradient)
+        found = taking._more(case, length, contexts, gradient)
         return found - taking.NORMS * gradient * contexts
 
     weights = sum(leaf.size for leaf in jax.tree.leaves(flow.layers) if eqx.is_array(leaf))

@@ -30,13 +30,11 @@ def model():
 @cache
 def found():
     asked = explanations.asked_of_windows(model(), WINDOWS, teacher_forcing(LENGTH))
-    loss = models.CausalLM.terminal_loss
-    rest = REGIONS.grid, DEPTH, loss
-    each = [
-        explanation._measure(model(), WINDOWS[at, :-1], explanation._one_of(asked, at), *rest)
-        for at in range(COUNT)
-    ]
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *each).adjoints
+    loss, parts = models.CausalLM.terminal_loss, []
+    for at in range(COUNT):
+        ids, asks = WINDOWS[at, :-1], jax.tree.map(lambda leaf, at=at: leaf[at], asked)
+        parts.append((ids, asks, explanations.parts_of_ids(model(), ids, asks, DEPTH, loss)))
+    return explanation._adjoints(parts, DEPTH)[0]
 
 
 @cache
@@ -137,3 +135,63 @@ def test_contexts_with_queries_of_their_own_are_explained_as_each_by_itself():
     assert measured.without_queries.regions.left_out == (1, 2, 4)
     names = [one.name for one in measured.certificates]
     assert "right-biased queries" not in names and len(names) == 4
+
+
+def test_contexts_of_several_lengths_are_explained_whole():
+    """Each on its own tokens and regions; profiles on a common grid of four cells by overlap."""
+    windows = [np.asarray(WINDOWS[0]), np.asarray(WINDOWS[1, :4])]
+    rows = [np.array([0.0, 0.25, 0.0, 0.0, 0.75]), np.array([0.0, 0.0, 1.0])]
+    regions = lim.boundary_regions(lim.token_grid(4), 0.3)
+    found = explanations.explain(model(), windows, rows, regions, key=KEY)
+    network = model()
+
+    def energies(window, row):
+        example = network.example(jax.device_put(window), jax.device_put(row))
+        return (len(row) * np.asarray(jax.jit(jax.grad(network.loss))(*example))) ** 2
+
+    own = [energies(*one).sum(axis=1) for one in zip(windows, rows, strict=True)]
+    for one, expected in zip(found.token_energies, own, strict=True):
+        np.testing.assert_allclose(one, expected, rtol=1e-10)
+
+    def carried(energy):
+        edges, targets = (np.arange(n + 1) / n for n in (len(energy), 4))
+        whole = np.interp(targets, edges, np.append(0, np.cumsum(energy) / len(energy)))
+        return 4 * np.diff(whole)
+
+    np.testing.assert_allclose(
+        found.influence.energy, np.mean([carried(one) for one in own], axis=0), rtol=1e-10
+    )
+    # Channels and hops of each, as they are taken apart on its own tokens.
+    asked = explanations.asked_of_windows(network, windows, rows)
+    parts = [
+        explanations.parts_of_ids(
+            network, jnp.asarray(window[:-1]), jax.tree.map(lambda leaf, at=at: leaf[at], asked), 0,
+            models.CausalLM.terminal_loss,
+        )
+        for at, window in enumerate(windows)
+    ]  # fmt: skip
+    channel = [[carried((c**2).sum(axis=1)) for c in np.asarray(one.vectors)] for one in parts]
+    hops = [[carried(hop) for hop in np.asarray(one.hop_energies)] for one in parts]
+    scales = [np.mean(np.asarray(one.state) ** 2) * 4 for one in parts]
+    relative = [np.array(one) * scale for one, scale in zip(channel, scales, strict=True)]
+    for profiles, expected in (
+        (found.channel_energies, channel), (found.hop_energies, hops),
+        (found.relative_energies, relative),
+    ):  # fmt: skip
+        np.testing.assert_allclose(profiles, np.mean(expected, axis=0), rtol=1e-9, atol=1e-13)
+    # The channels' regional energies are of each context's own regions.
+    means = np.mean([
+        lim.regional_averages(one, lim.boundary_regions(lim.token_grid(len(one)), 0.3))
+        for one in map(jax.device_put, own)
+    ], axis=0)  # fmt: skip
+    np.testing.assert_allclose(found.regional.totals, means, rtol=1e-10)
+    assert found.without_queries is None  # the last token of three asks, a whole region
+    assert [one.name for one in found.certificates] == [
+        "double deficit from channel bounds",
+        "exact characterisation",
+    ]
+    for few in (windows[:1], []):
+        with pytest.raises(ValueError, match="query_weights: got 2 rows, expe|windows: got none"):
+            explanations.explain(model(), few, rows, regions, key=KEY)
+    with pytest.raises(ValueError, match="query_weights: got .*, expected a list of rows"):
+        explanations.explain(model(), windows, teacher_forcing(LENGTH), regions, key=KEY)

@@ -71,6 +71,7 @@ def explanation():
         1, influence(whole), influence(), numbers(7, 3, LENGTH), numbers(8, 3, LENGTH),
         numbers(9, 4, LENGTH), RegionalChannels(numbers(10, EXAMPLES, 3, 3, 3)),
         numbers(11, LAYERS - 1, 2), Estimate(numbers(12), numbers(13)), CERTIFICATES,
+        (numbers(14, LENGTH), numbers(15, LENGTH + 1)),
     )  # fmt: skip
 
 

@@ -2,8 +2,8 @@
 
 WITHOUT = {
     "Commands: their arguments come through tyro, and tests/cli has what they refuse.": """
-        answer_text answered ask described_contexts finding_of own_answers profiled require_foil
-        require_page write_profile write_profile_page
+        answer_text answered ask described_contexts finding_of notes own_answers profiled
+        require_foil require_model require_page write_profile write_profile_page
         announced averaged_records choose_contexts duration record_lines report_explanations stem
         words write_pages
         cli.compare cli.explain cli.study counterexamples first_contexts judge_attributions
@@ -20,7 +20,8 @@ WITHOUT = {
         require_attention require_batch
         require_case require_concrete require_continuous require_depth_profile
         require_drawable require_finite require_fitting require_flow require_grid
-        require_heads require_heads_divide require_messages require_question
+        require_heads require_heads_divide require_messages require_query_weights
+        require_question require_windows
         require_horizon require_on_grid require_profile
         require_regions require_retrievers require_setting require_shape require_sites
         refuse_other_architectures refuse_unknown require_smooth require_state
@@ -80,13 +81,14 @@ WITHOUT = {
         advanced after_context after_id flowed weights_of_rows
     """,
     "Parts of an explanation, given its own numbers.": """
-        asked_of_windows density_rows index_lines parts_of_ids primacy_of_the_cone
+        asked_of_windows carried_to density_rows index_lines parts_of_ids primacy_of_the_cone
         pull_back_hops regional_lines survival_of_recency
     """,
     "Takes anything: says what it is, or looks at its shape alone.": """
         attention_of keeps kind_of unit_profile written_causal
     """,
     "Not refused in words yet: what is no network, ids or batch.": """
-        context_of_line energies_of_ids influence_of_ids models.contrast_loss rendered self_answered
+        context_of_line energies_of_ids find_chat_template influence_of_ids
+        models.contrast_loss rendered self_answered
     """,
 }

@@ -1,0 +1,114 @@
+"""The contexts of an explanation: ids of one length or of several, and where each is asked."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from lim_jax._checks import ARRAYS, described, require, require_floats, require_kind
+from lim_jax.grid.carrying import carrying_shares
+from lim_jax.grid.cells import token_grid
+from lim_jax.grid.measure import require_on_grid
+from lim_jax.grid.partition import Regions, boundary_regions, require_regions
+from lim_jax.models.causal import CausalLM
+
+# Contexts of ids with the id after each, of one length or each of its own; and where they ask.
+Windows = Int[Array, "examples tokens"] | Sequence[Int[Array | np.ndarray, " _"]]
+QueryWeights = Float[Array, "*examples length"] | Sequence[Float[Array | np.ndarray, " _"]]
+
+
+def require_windows(model: Any, windows: Any, regions: Any) -> None:
+    """Refuse what is no model, no ids with the one after each, or no regions."""
+    require_kind(model, CausalLM, "model", "Take models.load(folder), or models.byte_model.")
+    require_regions(regions)
+    length, listed = regions.grid.size, isinstance(windows, Sequence)
+    rows = windows if listed else [windows]
+    whole = all(isinstance(row, ARRAYS) and jnp.issubdtype(row.dtype, jnp.integer) for row in rows)
+    if listed:
+        fits = whole and len(rows) > 0 and all(row.ndim == 1 and row.size > 1 for row in rows)
+    else:
+        fits = whole and np.shape(windows)[1:] == (length + 1,) and len(windows) > 0
+    require(
+        fits,
+        "windows",
+        got=described(rows[0]) if rows else "none",
+        expected=f"ids, whole numbers of shape (examples, {length + 1}); or a list of rows of ids",
+        cure="A context has the id after it too: models.sample_windows(ids, length, count).",
+    )
+
+
+def require_query_weights(query_weights: Any, windows: Windows) -> None:
+    """Refuse query weights that are not of these contexts."""
+    lengths = [len(window) - 1 for window in windows]
+    if not isinstance(query_weights, Sequence):
+        each = len(np.shape(query_weights)) == 2
+        axes = "examples length" if each else "length"
+        (length, *others) = set(lengths)
+        require(
+            not others,
+            "query_weights",
+            got=described(query_weights),
+            expected="a list of rows",
+            cure="Each context has a row, of its own length.",
+        )
+        require_floats(query_weights, "query_weights", axes, length=length, examples=len(lengths))
+        return
+    same = len(query_weights) == len(lengths)
+    require(same, "query_weights", got=f"{len(query_weights)} rows", expected=f"{len(lengths)}",
+            cure="Each context has a row.")  # fmt: skip
+    for row, length in zip(query_weights, lengths, strict=True):
+        require_floats(row, "query_weights", "length", length=length)
+
+
+def carried_to(
+    regions: Regions, length: int
+) -> tuple[Regions, Float[np.ndarray, "cells length"] | None]:
+    """A context's own regions, and how its profiles are carried to these; None where they stay.
+
+    Examples
+    --------
+    >>> own, shares = carried_to(boundary_regions(token_grid(2), 0.25), 4)
+    >>> own.grid.size, None if shares is None else shares.tolist()
+    (4, [[0.5, 0.5, 0.0, 0.0], [0.0, 0.0, 0.5, 0.5]])
+    """
+    if length == regions.grid.size:
+        return regions, None
+    dtype = regions.grid.nodes.dtype
+    own = boundary_regions(token_grid(length, dtype), regions.delta, regions.convention)
+    return own, carrying_shares(own.grid, regions.grid).astype(dtype)
+
+
+def regions_without_queries(query_weights: QueryWeights, regions: Regions) -> Regions | None:
+    """The regions without the positions that are asked; None where one would be left empty.
+
+    Of weights of several contexts, without those that are asked in any. Of a context of another
+    length these are the cells that its queries reach into.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import boundary_regions, token_grid
+    >>> regions = boundary_regions(token_grid(4), 0.4)
+    >>> found = regions_without_queries(jnp.array([0.0, 0.0, 0.0, 1.0]), regions)
+    >>> found is not None and found.left_out
+    (3,)
+    >>> regions_without_queries(jnp.ones(4) / 4, regions) is None
+    True
+    """
+    require_regions(regions)
+    if isinstance(query_weights, Sequence):
+        require(len(query_weights) > 0, "query_weights", got="no rows", expected="at least one",
+                cure="Each context has a row.")  # fmt: skip
+        asked = np.zeros(regions.grid.size, bool)
+        for row in query_weights:
+            require_floats(row, "query_weights", "length")
+            _, shares = carried_to(regions, len(row))
+            asks = np.asarray(row) > 0
+            asked |= asks if shares is None else shares @ asks > 0
+    else:
+        axes = "examples length" if getattr(query_weights, "ndim", 1) == 2 else "length"
+        require_on_grid(query_weights, regions.grid, "query_weights", axes)
+        asked = (np.atleast_2d(query_weights) > 0).any(axis=0)
+    whole = (np.asarray(regions.weights)[:, ~asked].sum(axis=1) == 0).any()
+    return None if whole else regions.without(np.flatnonzero(asked).tolist())
