@@ -1,12 +1,15 @@
-"""The page of each room, from the table of the rooms and what each door hands out."""
+"""The pages of the rooms and of their files, from the table of the rooms and the docstrings."""
 
 import ast
+import re
 import tomllib
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
 HERE = Path(__file__).parent
-PACKAGE = HERE.parent / "lim_jax"
+ROOT = HERE.parent
+MATH = re.compile(r":math:`([^`]+)`")
 
 FRONT = """\
 # The rooms
@@ -37,16 +40,16 @@ def rooms() -> dict[str, dict]:
     return {name: room for name, room in table.items() if not name.startswith("_")}
 
 
-def public(room: str) -> dict[str, list[str]]:
-    """A room's modules in their order, each with its public functions and classes in theirs."""
+def public(room: str) -> dict[str, dict[str, str]]:
+    """A room's modules in their order, each with its public names and the line that each has."""
     files = rooms()[room].get("files")
-    modules = [f"{room}.{file}" for file in files] if files else [room]
-    return {f"lim_jax.{module}": _defined(module) for module in modules}
+    modules = [f"lim_jax.{room}.{file}" for file in files] if files else [f"lim_jax.{room}"]
+    return {module: _lines(module)[1] for module in modules}
 
 
 def front_door() -> dict[str, str]:
     """The names that the package itself hands out, rooms apart, with where each stands."""
-    stub = ast.parse((PACKAGE / "__init__.pyi").read_text(encoding="utf-8"))
+    stub = ast.parse((ROOT / "lim_jax" / "__init__.pyi").read_text(encoding="utf-8"))
     return {
         alias.name: f"lim_jax.{node.module}.{alias.name}"
         for node in stub.body
@@ -56,6 +59,7 @@ def front_door() -> dict[str, str]:
     }
 
 
+@cache
 def places() -> dict[str, str]:
     """Where each way to write a public name in programs leads: `lim.room.name`, and by module."""
     found = {f"lim.{room}": f"lim_jax.{room}" for room in rooms()}
@@ -71,20 +75,57 @@ def places() -> dict[str, str]:
 
 
 def pages() -> dict[str, str]:
-    """Each page by the name of its file: one of all rooms, and one for each."""
-    return {"index.md": _front(), **{f"{room}.md": _page(room) for room in rooms()}}
+    """Each page by its path below rooms/: one of all rooms, one of each, and one of each file.
+
+    A page lies as its source does: that of `lim_jax.grid` in grid/index.md, that of
+    `lim_jax.grid.cells` in grid/cells.md, and that of `lim_jax.probes` in probes.md.
+    """
+    found = {"index.md": _front()}
+    for room in rooms():
+        found |= {page_of(module): _file(module, names) for module, names in public(room).items()}
+        if "files" in rooms()[room]:
+            found[page_of(f"lim_jax.{room}")] = _room(room)
+    return found
+
+
+def page_of(module: str) -> str:
+    """The page of a module, below rooms/."""
+    path = module.removeprefix("lim_jax.").replace(".", "/")
+    return f"{path}/index.md" if "files" in rooms().get(path, {}) else f"{path}.md"
+
+
+def contents() -> str:
+    """The pages in their order, as Zensical reads it from rooms/SUMMARY.md."""
+    lines = ["- [All rooms](index.md)"]
+    for name, room in rooms().items():
+        page = page_of(f"lim_jax.{name}")
+        if "files" not in room:
+            lines.append(f"- [{name}]({page})")
+            continue
+        lines += [f"- {name}", f"    - [{name}]({page})"]
+        lines += [f"    - [{file}]({page_of(f'lim_jax.{name}.{file}')})" for file in room["files"]]
+    return "\n".join(lines) + "\n"
 
 
 @cache
-def _defined(module: str) -> list[str]:
-    source = (PACKAGE / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8")
-    kinds = (ast.FunctionDef, ast.ClassDef)
-    names = [node.name for node in ast.parse(source).body if isinstance(node, kinds)]
-    return [name for name in names if not name.startswith("_")]
+def _lines(module: str) -> tuple[str, dict[str, str]]:
+    """A module's line, and those of its public functions and classes in their order."""
+    tree = ast.parse((ROOT / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8"))
+    nodes = [node for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
+    return _line(tree), {node.name: _line(node) for node in nodes if not node.name.startswith("_")}
+
+
+def _line(node: ast.Module | ast.FunctionDef | ast.ClassDef) -> str:
+    """The first line of a docstring, as Markdown."""
+    line = (ast.get_docstring(node) or "").partition("\n")[0]
+    return MATH.sub(r"\\(\1\\)", line)
 
 
 def _front() -> str:
-    table = [f"| [`{name}`]({name}.md) | {room['question']} |" for name, room in rooms().items()]
+    table = [
+        f"| [`{name}`]({page_of(f'lim_jax.{name}')}) | {room['question']} |"
+        for name, room in rooms().items()
+    ]
     names = [
         f"| [](){{#lim_jax.{name}}}`lim.{name}` | {_link(place)} of `{place.rpartition('.')[0]}` |"
         for name, place in front_door().items()
@@ -92,35 +133,40 @@ def _front() -> str:
     return FRONT.format(rooms="\n".join(table), names="\n".join(names))
 
 
-def _page(room: str) -> str:
-    """The question, the room's own words, its modules with their names, and each module whole."""
-    modules = public(room)
-    parts = [f"# {room} {{#lim_jax.{room}}}", f"*{rooms()[room]['question']}*"]
-    if "files" in rooms()[room]:
-        parts += [_shown(f"lim_jax.{room}", [], heading=False), _contents(modules)]
-    parts += [_shown(module, names, heading=True) for module, names in modules.items()]
+def _room(room: str) -> str:
+    """The question, the room's own words, and its files, each with its names and their lines."""
+    parts = [
+        f"# {room} {{#lim_jax.{room}}}",
+        f"*{rooms()[room]['question']}*",
+        _shown(f"lim_jax.{room}", []),
+        f"Programs write `lim.{room}.NAME` for a name of any of these files.",
+    ]
+    for module, names in public(room).items():
+        file = module.rpartition(".")[2]
+        lines = [f"- {_link(f'{module}.{name}')}: {line}" for name, line in names.items()]
+        parts += [f"## [{file}]({file}.md)", _lines(module)[0], "\n".join(lines)]
     return "\n\n".join(parts) + "\n"
 
 
-def _contents(modules: dict[str, list[str]]) -> str:
-    rows = [
-        f"| {_link(module)} | {', '.join(_link(f'{module}.{name}') for name in names)} |"
-        for module, names in modules.items()
-    ]
-    return "\n".join(["| module | what it hands out |", "|---|---|", *rows])
+def _file(module: str, names: Iterable[str]) -> str:
+    """Which room it is of, and the module whole."""
+    room, _, file = module.removeprefix("lim_jax.").partition(".")
+    title, question = f"{room}.{file}" if file else room, rooms()[room]["question"]
+    of = f"A file of [{room}](index.md): *{question}*" if file else f"*{question}*"
+    heading = f"# {title} {{#{module}}}"
+    return "\n\n".join([f"---\ntitle: {title}\n---", heading, of, _shown(module, names)]) + "\n"
 
 
 def _link(path: str) -> str:
     return f"[`{path.rpartition('.')[2]}`][{path}]"
 
 
-def _shown(module: str, names: list[str], *, heading: bool) -> str:
+def _shown(module: str, names: Iterable[str]) -> str:
     """What mkdocstrings is asked for: a module's text and these of its names."""
     members = "".join(f"\n        - {name}" for name in names) or " false"
-    shown = "true" if heading else "false"
     return f"""\
 ::: {module}
     options:
-      show_root_heading: {shown}
-      show_root_toc_entry: {shown}
+      show_root_heading: false
+      show_root_toc_entry: false
       members:{members}"""

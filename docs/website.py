@@ -35,9 +35,9 @@ def staged() -> Path:
     for page in sorted(SOURCES.rglob("*.md")):
         change = _equations if page.stem == "equations" else _with_links
         page.write_text(change(page.read_text(encoding="utf-8")), encoding="utf-8")
-    for name, text in rooms.pages().items():
+    for name, text in (rooms.pages() | {"SUMMARY.md": rooms.contents()}).items():
         page = SOURCES / "rooms" / name
-        page.parent.mkdir(exist_ok=True)
+        page.parent.mkdir(parents=True, exist_ok=True)
         page.write_text(text, encoding="utf-8")
     _copy_mathjax()
     return SOURCES

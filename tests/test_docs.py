@@ -33,18 +33,20 @@ NOTEBOOKS = {
 }
 HANDLED = find_spec("zensical") and find_spec("mkdocstrings_handlers") and find_spec("mathjax")
 RAW = {":math:", ".. math::", "``", r"\(", r"\[", "][", "::: "}  # what a page must not show
+LISTED = re.compile(r"\[.*?\]\((.*?)\)")
 VERBATIM = {"code", "pre", "script", "style"}
 
 
 class Page(HTMLParser):
     """What a page of the site holds: anchors, links, files that it loads, prose and formulas."""
 
-    def __init__(self, file):
+    def __init__(self, file, *, whole=True):
         super().__init__()
         self.anchors, self.links, self.loaded = set(), set(), set()
         self.prose, self.formulas = "", []
         self._verbatim = []
-        self.feed(file.read_text(encoding="utf-8"))
+        text = file.read_text(encoding="utf-8")
+        self.feed(text if whole else text[text.index("<article") :])
 
     def handle_starttag(self, tag, attrs):
         given = dict(attrs)
@@ -71,15 +73,20 @@ class Page(HTMLParser):
 
 
 def listed(nav):
-    """The pages of a table of contents, in order."""
+    """The pages of a table of contents, in order; the rooms', in theirs."""
     for entry in nav:
         for below in entry.values():
-            yield from listed(below) if isinstance(below, list) else [below]
+            if isinstance(below, list):
+                yield from listed(below)
+            elif below == "rooms/":
+                yield from (f"rooms/{page}" for page in re.findall(LISTED, ROOMS["contents"]()))
+            else:
+                yield below
 
 
 @pytest.fixture(scope="module")
 def site():
-    """The site, made anew, and each of its pages."""
+    """The site, made anew, and each of its pages; what pages of a folder share, of the first."""
     if not HANDLED:
         pytest.skip('the site is built with the extra: pip install ".[docs]"')
     paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
@@ -90,23 +97,27 @@ def site():
     assert done.returncode == 0, done.stdout + done.stderr
     folder = ROOT / "build" / "site"
     files = sorted(set(folder.rglob("*.html")) - {folder / "404.html"})  # a server's, from its root
-    return folder, {file: Page(file) for file in files}
+    first = {file.parent: file for file in reversed(files)}
+    return folder, {file: Page(file, whole=first[file.parent] == file) for file in files}
 
 
 @pytest.mark.slow
 def test_every_link_and_anchor_of_the_site_resolves(site):
     folder, pages = site
-    assert len(pages) > 25
+    assert len(pages) > 200
+    links = {
+        (file if link.startswith("#") else file.parent, link)
+        for file, page in pages.items()
+        for link in page.links | page.loaded
+        if not re.match(r"[a-z]+:", link)
+    }
     broken = []
-    for file, page in pages.items():
-        for link in page.links | page.loaded:
-            if re.match(r"[a-z]+:", link):
-                continue
-            path, _, anchor = link.partition("#")
-            to = (file.parent / unquote(path)).resolve() if path else file
-            there = to.is_relative_to(folder) and to.is_file()
-            if not there or (anchor and to in pages and unquote(anchor) not in pages[to].anchors):
-                broken.append((file.name, link))
+    for place, link in links:
+        path, _, anchor = link.partition("#")
+        to = (place / unquote(path)).resolve() if path else place
+        there = to.is_relative_to(folder) and to.is_file()
+        if not there or (anchor and to in pages and unquote(anchor) not in pages[to].anchors):
+            broken.append((place, link))
     assert broken == []
 
 
@@ -121,14 +132,22 @@ def test_the_site_reads_offline(site):
 
 
 @pytest.mark.slow
-def test_every_public_name_has_its_anchor_on_its_rooms_page(site):
+def test_every_public_name_has_its_anchor_on_its_files_page_and_a_link_on_its_rooms(site):
     folder, pages = site
+
+    def shown(module):
+        path = Path(ROOMS["page_of"](module)).with_suffix(".html")
+        return path, pages[folder / "rooms" / path]
+
     for room in ROOMS["rooms"]():
-        anchors = pages[folder / "rooms" / f"{room}.html"].anchors
-        expected = {f"lim_jax.{room}"}
+        place, of_room = shown(f"lim_jax.{room}")
+        assert f"lim_jax.{room}" in of_room.anchors
         for module, names in ROOMS["public"](room).items():
-            expected |= {module, *(f"{module}.{name}" for name in names)}
-        assert expected <= anchors, room
+            file, of_file = shown(module)
+            expected = {f"{module}.{name}" for name in names}
+            assert {module, *expected} <= of_file.anchors, module
+            if file != place:
+                assert {f"{file.name}#{name}" for name in expected} <= of_room.links, module
     front = {f"lim_jax.{name}" for name in ROOMS["front_door"]()}
     assert front <= pages[folder / "rooms" / "index.html"].anchors
 
@@ -191,16 +210,15 @@ def test_the_rooms_pages_hold_what_the_doors_hand_out():
         if door.exists():
             handed = set(re.findall(r"import (\w+) as", door.read_text()))
             assert handed == names | set(table["files"])
-        assert all(f"::: {module}\n" in pages[f"{room}.md"] for module in modules)
+        for module, inside in modules.items():
+            assert f"::: {module}\n" in pages[ROOMS["page_of"](module)]
+            assert all(inside.values()), (module, inside)  # the line that each name has
 
 
 def test_every_page_is_in_the_table_of_contents():
     pages = {file.relative_to(DOCS).as_posix() for file in DOCS.rglob("*.md")}
     pages |= {"contributing.md", "changelog.md"} | {f"rooms/{name}" for name in ROOMS["pages"]()}
-    nav = list(listed(CONFIG["nav"]))
-    assert sorted(nav) == sorted(pages)
-    rooms = [page for page in nav if page.startswith("rooms/")]
-    assert rooms == [f"rooms/{name}" for name in ROOMS["pages"]()]
+    assert sorted(listed(CONFIG["nav"])) == sorted(pages)
 
 
 def test_every_page_with_programs_is_run():
