@@ -5,7 +5,7 @@ import sys
 try:
     import matplotlib as matplotlib  # rooms load it when they draw, at the end of a long command
 
-    from lim_jax._checks import is_refusal
+    from lim_jax._checks import refusal
     from lim_jax.cli import keep_programs
     from lim_jax.cli import main as run
 except ModuleNotFoundError as error:
@@ -18,10 +18,11 @@ def main() -> int:
     """Run the command; what it refuses is said in a line, and the status is 2."""
     try:
         return run(keep_programs(sys.argv[1:]))
-    except (ValueError, ImportError) as error:
-        if not is_refusal(error):
+    except (ValueError, ImportError, RuntimeError) as error:
+        words = refusal(error)
+        if words is None:
             raise
-        print(f"lim-jax: {error}", file=sys.stderr)
+        print(f"lim-jax: {words}", file=sys.stderr)
         return 2
 
 

@@ -8,15 +8,17 @@ functions pass them on, and no function turns them into numbers.
 
 import math
 import operator
+import os
 import re
 import warnings
-from collections.abc import Iterable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial, wraps
 from importlib.metadata import version
 from importlib.util import find_spec
 from numbers import Number, Real
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import equinox as eqx
 import jax
@@ -28,6 +30,8 @@ from jaxtyping import Array, Bool, PyTree
 from lim_jax._varying import varying_as, varying_axes
 
 Tree = TypeVar("Tree")
+Output = TypeVar("Output")
+Inputs = ParamSpec("Inputs")
 AnyPath = Path | str
 Flags = Bool[Array | np.ndarray, "..."] | np.bool_
 ARRAYS = (jax.Array, np.ndarray)
@@ -39,17 +43,23 @@ def require(holds: bool, name: str, *, got: object, expected: str, cure: str) ->
         raise ValueError(f"{name}: got {got}, expected {expected}. {cure}")
 
 
-def is_refusal(error: Exception) -> bool:
-    """Whether an error is one of ours, which name what was refused and the cure; not a fault.
+def refusal(error: Exception) -> str | None:
+    r"""The words of an error of ours, which name what was refused and the cure; None of others.
+
+    Equinox and XLA wrap what is raised while a compiled program runs in words of their own.
 
     Examples
     --------
-    >>> is_refusal(ValueError("delta: got 0.6, expected less than one half. Take 0.2."))
-    True
-    >>> is_refusal(ValueError("zip() argument 2 is longer than argument 1"))
-    False
+    >>> refusal(ValueError("delta: got 0.6, expected less than one half. Take 0.2."))
+    'delta: got 0.6, expected less than one half. Take 0.2.'
+    >>> refusal(ValueError("zip() argument 2 is longer than argument 1"))
+    >>> refusal(RuntimeError("INTERNAL: ... _EquinoxRuntimeError: x: expected ones.\n\n\n---"))
+    'x: expected ones.'
     """
-    return re.match(r"[^\n]+?: got .+, expected ", str(error), re.DOTALL) is not None
+    wrapped = re.search(r"EquinoxRuntimeError: (.+?)\n\n", str(error), re.DOTALL)
+    words = wrapped[1] if wrapped else str(error)
+    got = "(got .+, )?" if isinstance(error, RuntimeError) else "got .+, "
+    return words if re.match(rf"[^\n]+?: {got}expected ", words, re.DOTALL) else None
 
 
 def described(value: object) -> str:
@@ -335,30 +345,82 @@ def require_keys(keys: Any) -> None:
     )
 
 
+def filter_jit(function: Callable[Inputs, Output]) -> Callable[Inputs, Output]:
+    """Equinox's, with errors at run time in our words alone where they are ours.
+
+    Examples
+    --------
+    >>> filter_jit(lambda x: guarded(x, x < 0, "x: expected no negative number."))(jnp.array(-1.0))
+    Traceback (most recent call last):
+    EquinoxRuntimeError: x: expected no negative number.
+    """
+    compiled = eqx.filter_jit(function)
+
+    @wraps(function)
+    def call(*args: Inputs.args, **kwargs: Inputs.kwargs) -> Output:
+        with _in_our_words():
+            return compiled(*args, **kwargs)
+
+    return call
+
+
+@contextmanager
+def _in_our_words() -> Iterator[None]:
+    try:
+        yield
+    except (eqx.EquinoxRuntimeError, eqx.EquinoxTracetimeError) as error:
+        words = refusal(error)
+        if words is None:
+            raise
+        raise eqx.EquinoxRuntimeError(words) from None
+
+
 def guarded(tree: Tree, fails: Flags, message: str) -> Tree:
-    """Return `tree`; where any of `fails` is true its use raises, inside `jax.jit` too."""
-    if not isinstance(fails, Tracer) and not np.any(fails):
-        return tree  # known by now: nothing need be compiled
-    if varying_axes((tree, fails)):
-        return _together(tree, jnp.any(fails), jnp.array(0), [message])
-    return eqx.error_if(tree, fails, message)
+    """Return `tree`; where any of `fails` is true its use raises, inside `jax.jit` too.
+
+    Examples
+    --------
+    >>> guarded(jnp.ones(2), np.array([False, True]), "x: expected zeros, got others.")
+    Traceback (most recent call last):
+    EquinoxRuntimeError: x: expected zeros, got others.
+    """
+    return guarded_first(tree, (fails, message))
 
 
 def guarded_first(tree: Tree, *checks: tuple[Flags, str]) -> Tree:
     """As `guarded`, of several in one: what fails first of all that fails is said."""
-    fails = [fails for fails, _ in checks]
-    if not any(isinstance(one, Tracer) or np.any(one) for one in fails):
-        return tree
-    first, some = jnp.zeros((), jnp.int32), jnp.zeros((), bool)
-    for number, one in reversed(list(enumerate(fails))):
+    for fails, message in checks:
+        if not isinstance(fails, Tracer) and np.any(fails):
+            with _in_our_words():
+                return eqx.error_if(tree, True, message)
+    traced = [(jnp.any(fails), said) for fails, said in checks if isinstance(fails, Tracer)]
+    if not traced:
+        return tree  # known by now: nothing need be compiled
+    flags, messages = zip(*traced, strict=True)
+    _require_sizes((tree, flags))
+    first, some = jnp.asarray(len(flags) - 1, jnp.int32), flags[-1]
+    for number, one in reversed(list(enumerate(flags[:-1]))):
         first, some = jnp.where(one, number, first), some | one
-    messages = [message for _, message in checks]
-    if varying_axes((tree, some)):
-        return _together(tree, some, first, messages)
-    return eqx.branched_error_if(tree, some, first, messages)
+    with _in_our_words():
+        if varying_axes((tree, some)):
+            return _together(tree, some, first, messages)
+        return eqx.branched_error_if(tree, some, first, messages)
 
 
-def _together(tree: Tree, fails: Array, first: Array, messages: list[str]) -> Tree:
+def _require_sizes(tree: PyTree) -> None:
+    """Refuse sizes that `jax.export` leaves open: checks are callbacks, which it takes not."""
+    sizes = [size for leaf in jax.tree.leaves(tree) for size in getattr(leaf, "shape", ())]
+    symbolic = [size for size in sizes if not isinstance(size, int)]
+    require(
+        not symbolic or os.environ.get("EQX_ON_ERROR") == "off",
+        "shape",
+        got=f"a symbolic size, {symbolic[:1]}",
+        expected="known sizes in a program that checks its values",
+        cure="Export without checks: start Python with EQX_ON_ERROR=off in its environment.",
+    )
+
+
+def _together(tree: Tree, fails: Array, first: Array, messages: Sequence[str]) -> Tree:
     """Raise on all devices of a `jax.shard_map` where one fails.
 
     The branches of a conditional are of one type: here of one that no device has to itself.

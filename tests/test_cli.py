@@ -11,6 +11,7 @@ import sys
 from functools import cache, partial
 from importlib.metadata import version
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,6 +21,7 @@ from reference.as_users import ROOT, run_python
 
 import lim_jax as lim
 from lim_jax import __main__, cli, paper, plots
+from lim_jax._checks import guarded
 from lim_jax.cli import orders
 from lim_jax.limits import convergence
 from lim_jax.limits import position as in_position
@@ -169,6 +171,7 @@ def test_an_interrupted_command_says_so_in_a_line(tmp_path):
     program = """
 import signal, sys, time
 from lim_jax import cli
+from lim_jax._checks import guarded
 from lim_jax.cli import orders
 from lim_jax.limits.layers import LAYER_ROWS
 
@@ -355,15 +358,22 @@ def test_a_fault_keeps_its_traceback(monkeypatch, capsys):
     refusals = {
         ValueError("delta: got 0.6, expected less than one half. Take 0.2."): 2,
         ModuleNotFoundError("altair: got no such package, expected it installed. It is"): 2,
+        eqx.EquinoxRuntimeError("batch: got NaN, expected numbers. Drop them."): 2,
     }
     for error, status in refusals.items():
         monkeypatch.setattr(__main__, "run", raising(error))
         assert __main__.main() == status
         assert capsys.readouterr().err == f"lim-jax: {error}\n"
+    refused = jax.jit(lambda x: guarded(x, x < 0, "x: expected no negative number, got one."))
+    monkeypatch.setattr(__main__, "run", lambda arguments: refused(-1.0).block_until_ready())
+    assert __main__.main() == 2
+    assert capsys.readouterr().err == "lim-jax: x: expected no negative number, got one.\n"
     for fault in (
         ValueError("zip() argument 2 is longer than argument 1"),
         ValueError("a: got b"),
         ValueError(),
+        ValueError("json: expected a comma"),
+        RuntimeError("INTERNAL: no memory"),
         KeyError("delta: got 0.6, expected less than one half."),
         ModuleNotFoundError("No module named 'altair'"),
     ):

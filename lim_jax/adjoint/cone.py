@@ -8,12 +8,12 @@ of `tangent`.
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from lim_jax._checks import (
+    filter_jit,
     guarded,
     require,
     require_callable,
@@ -42,7 +42,7 @@ Normalisation = Literal["density", "finite"]
 NAMES = "See cone_mass."
 
 
-@eqx.filter_jit
+@filter_jit
 def cone_mass(
     attention: Field,
     x: State,
@@ -115,7 +115,7 @@ def cone_mass(
     return jax.lax.map(mass, (jnp.arange(grid.size), weights.T))
 
 
-@eqx.filter_jit
+@filter_jit
 def probed_cone_mass(
     attention: Field,
     x: State,
@@ -168,7 +168,7 @@ def probed_cone_mass(
     return sample_mean(jax.lax.map(sampled, jnp.arange(grid.size)).T)
 
 
-@eqx.filter_jit
+@filter_jit
 def cone_energies(sites: AttentionSites, grid: Grid) -> Float[Array, "depth length"]:
     r"""The energy :math:`\|\int_q^1 K_t(p,q)^*P_t(p)\,dp\|^2` of one example at every depth.
 
@@ -215,7 +215,7 @@ class JointCone(NamedTuple):
     horizon: Float[Array, ""]
 
 
-@eqx.filter_jit
+@filter_jit
 def joint_cone(sites: AttentionSites, grid: Grid) -> JointCone:
     r"""Stream the cross-depth integrand of a batch to its extremes and its integral.
 

@@ -11,13 +11,12 @@ import math
 from numbers import Real
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key
 
-from lim_jax._checks import counted, described, require, require_key, require_kind
+from lim_jax._checks import counted, described, filter_jit, require, require_key, require_kind
 from lim_jax.adjoint.certificate import Certificate, Inequality, Premise, compare, require_concrete
 from lim_jax.adjoint.ledger import CHANNELS, PAIRS, RegionalChannels
 
@@ -127,7 +126,7 @@ def bootstrap_bounds(
     return _bootstrap(regional, key, confidence, counted(resamples, "resamples"))
 
 
-@eqx.filter_jit
+@filter_jit
 def _bootstrap(
     regional: RegionalChannels, key: Key[Array, ""], confidence: float, resamples: int
 ) -> ChannelBounds:

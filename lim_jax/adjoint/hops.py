@@ -14,12 +14,11 @@ no order's share. Vectors are densities.
 
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from lim_jax._checks import counted, require_callable, require_example
+from lim_jax._checks import counted, filter_jit, require_callable, require_example
 from lim_jax.adjoint.ledger import cone_by_head
 from lim_jax.adjoint.sites import attention_sites
 from lim_jax.adjoint.sweep import SIGNATURE, Example, TerminalLoss, terminal_adjoint
@@ -32,7 +31,7 @@ Scalar = Float[Array, ""]
 Covectors = Float[Array, "covectors length width"]
 
 
-@eqx.filter_jit
+@filter_jit
 def attention_hops(
     flow: ResidualFlow,
     terminal_loss: TerminalLoss,
@@ -136,7 +135,7 @@ def pull_back_hops(
     return hops, stages
 
 
-@eqx.filter_jit
+@filter_jit
 def one_hop_by_head(
     flow: ResidualFlow,
     terminal_loss: TerminalLoss,

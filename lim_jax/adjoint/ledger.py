@@ -21,6 +21,7 @@ from jaxtyping import Array, Float
 
 from lim_jax._checks import (
     counted,
+    filter_jit,
     guarded,
     require_callable,
     require_example,
@@ -113,7 +114,7 @@ class Channels(NamedTuple):
         return jnp.stack([self.residual, *added])
 
 
-@eqx.filter_jit
+@filter_jit
 def channels(
     flow: ResidualFlow, terminal_loss: TerminalLoss, example: Example, grid: Grid
 ) -> Channels:
@@ -224,7 +225,7 @@ def relative_energies(
     return inner(state, state, grid) * (vectors**2).sum(axis=-1)
 
 
-@eqx.filter_jit
+@filter_jit
 def cone_by_head(sites: AttentionSites, grid: Grid) -> Float[Array, "depth heads length width"]:
     r"""The cone channel by layer and head; the sum over both is :math:`P_{\rm cone}`.
 
@@ -259,31 +260,31 @@ class RegionalChannels(NamedTuple):
     products: Float[Array, "examples 3 3 3"]
 
     @property
-    @eqx.filter_jit
+    @filter_jit
     def means(self) -> Float[Array, "3 3 3"]:
         """The expectation of the products."""
         return self.products.mean(axis=0)
 
     @property
-    @eqx.filter_jit
+    @filter_jit
     def energies(self) -> Float[Array, "3 3"]:
         r""":math:`J_\alpha(B)`, by region and channel (`eq:regional-channel-energies`)."""
         return jnp.diagonal(self.means, axis1=1, axis2=2)
 
     @property
-    @eqx.filter_jit
+    @filter_jit
     def pairs(self) -> Float[Array, "3 3"]:
         r"""The means of :math:`\alpha\ne\beta`, by region and over `PAIRS`."""
         return jnp.stack([self.means[:, a, b] for a, b in PAIRS], axis=1)
 
     @property
-    @eqx.filter_jit
+    @filter_jit
     def cross_terms(self) -> Float[Array, "3"]:
         r""":math:`\Xi(B)`, twice the sum of the pairs (`eq:regional-channel-cross-terms`)."""
         return 2 * self.pairs.sum(axis=1)
 
     @property
-    @eqx.filter_jit
+    @filter_jit
     def totals(self) -> Float[Array, "3"]:
         r""":math:`\mathcal A(B) = \sum_\alpha J_\alpha + \Xi`, the influence averaged over B.
 
@@ -292,7 +293,7 @@ class RegionalChannels(NamedTuple):
         return self.energies.sum(axis=1) + self.cross_terms
 
     @property
-    @eqx.filter_jit
+    @filter_jit
     def correlations(self) -> Float[Array, "3 3"]:
         r"""The least :math:`\rho_{\alpha\beta,B}` of `eq:channel-correlation-bound`, over `PAIRS`.
 
@@ -303,13 +304,13 @@ class RegionalChannels(NamedTuple):
         return jnp.where(known, jnp.abs(self.pairs) / jnp.sqrt(jnp.where(known, scales, 1)), 0)
 
     @property
-    @eqx.filter_jit
+    @filter_jit
     def residual_contrast(self) -> Scalar:
         r""":math:`\mathsf R_{\rm res}`, right minus middle (`eq:residual-recency-contrast`)."""
         return self.energies[2, 0] - self.energies[1, 0]
 
     @property
-    @eqx.filter_jit
+    @filter_jit
     def standard_errors(self) -> Float[Array, "3 3"]:
         """Of `energies`; infinite with one example."""
         return sample_mean(jnp.diagonal(self.products, axis1=2, axis2=3)).error

@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, Key
 
 from lim_jax._checks import (
     counted,
+    filter_jit,
     require_callable,
     require_example,
     require_key,
@@ -33,7 +34,7 @@ from lim_jax.network.slots import State
 Scalar = Float[Array, ""]
 
 
-@eqx.filter_jit
+@filter_jit
 def interaction_orders(
     flow: ResidualFlow,
     terminal_loss: TerminalLoss,
@@ -94,7 +95,7 @@ def interaction_orders(
     return orders
 
 
-@eqx.filter_jit
+@filter_jit
 def interaction_norms(
     flow: ResidualFlow,
     x: State,
@@ -147,7 +148,7 @@ def interaction_norms(
     )
 
 
-@eqx.filter_jit
+@filter_jit
 def splitting_remainders(
     flow: ResidualFlow,
     x: State,
@@ -188,7 +189,7 @@ def splitting_remainders(
     return _norms_by_layer(flow, remainder, x, grid, key, steps, failure)
 
 
-@eqx.filter_jit
+@filter_jit
 def generator_norms(
     flow: ContinuousFlow,
     x: State,

@@ -8,12 +8,11 @@ converges as the grid is refined. What does not fit the grid is refused; NaN and
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from lim_jax._checks import require_callable, require_example
+from lim_jax._checks import filter_jit, require_callable, require_example
 from lim_jax.grid.measure import Grid, require_on_grid
 from lim_jax.network.flow import ResidualFlow, require_flow
 from lim_jax.network.slots import State
@@ -77,7 +76,7 @@ def terminal_adjoint(terminal_loss: TerminalLoss, example: Example, grid: Grid) 
     return jax.grad(terminal_loss)(state, y) / grid.weights[:, None]
 
 
-@eqx.filter_jit
+@filter_jit
 def adjoint_trajectory(
     flow: ResidualFlow, terminal_loss: TerminalLoss, example: Example, grid: Grid
 ) -> AdjointTrajectory:

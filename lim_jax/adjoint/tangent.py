@@ -26,13 +26,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from lim_jax._checks import described, require, require_callable
+from lim_jax._checks import described, filter_jit, require, require_callable
 from lim_jax._precision import widened
 from lim_jax.grid.cells import CellGrid
 from lim_jax.grid.measure import Grid, require_on_grid
@@ -108,7 +107,7 @@ def pull_back(field: Field, x: State, covector: State, grid: Grid) -> Parts:
     return Parts(local / weights, kernel / weights)
 
 
-@eqx.filter_jit
+@filter_jit
 def pull_back_heads(
     attention: CausalAttention, x: State, covector: State, grid: Grid
 ) -> Float[Array, "heads length width"]:
@@ -279,7 +278,7 @@ def kernel_factors(attention: CausalAttention, x: State, grid: Grid) -> KernelFa
     return KernelFactors(attention, x, turns, kernel, query, value, output, slope, gates)
 
 
-@eqx.filter_jit
+@filter_jit
 def kernel_blocks(
     attention: CausalAttention, x: State, grid: Grid
 ) -> Float[Array, "length length width width"]:

@@ -22,6 +22,7 @@ from jaxtyping import Array, Bool, Float, PyTree
 from lim_jax._checks import (
     ARRAYS,
     all_finite,
+    filter_jit,
     finite_scalar,
     guarded,
     in_a_line,
@@ -65,7 +66,7 @@ class Indices(NamedTuple):
     symmetric_contrast: Scalar
 
 
-@eqx.filter_jit
+@filter_jit
 def indices(averages: Float[Array, "3"], epsilon: Scalar | float = 1e-8) -> Indices:
     r"""Compute :math:`\Delta_\delta`, LIM and SC from regional averages of a density.
 
@@ -148,7 +149,7 @@ class Influence(eqx.Module):
     example_energies: Float[Array, "examples length"] | None = None
 
     @classmethod
-    @eqx.filter_jit
+    @filter_jit
     def from_energies(
         cls,
         energies: Float[Array, "examples length"],
@@ -209,7 +210,7 @@ class Influence(eqx.Module):
         return self.regions.grid
 
     @property
-    @eqx.filter_jit
+    @filter_jit
     def total(self) -> Scalar:
         r""":math:`Z = \int I`. Grows like L for a last-token loss: report L with it."""
         return self.regions.kept_weights @ self.energy
@@ -220,13 +221,13 @@ class Influence(eqx.Module):
         return self.total == 0
 
     @property
-    @eqx.filter_jit
+    @filter_jit
     def density(self) -> Float[Array, " length"]:
         """The influence density m (`eq:influence-density`); zero where degenerate or left out."""
         return jnp.where(self._kept, self.energy / self._safe_total, 0)
 
     @property
-    @eqx.filter_jit
+    @filter_jit
     def regional_integrals(self) -> Float[Array, "3"]:
         r"""The influence measure :math:`\mathcal I` of E_L, E_M, E_R (`eq:influence-measure`)."""
         return self.regions.weights @ self.energy
@@ -254,25 +255,25 @@ class Influence(eqx.Module):
         return jnp.where(self._kept, weights, 0) @ self.energy
 
     @property
-    @eqx.filter_jit
+    @filter_jit
     def regional_averages(self) -> Float[Array, "3"]:
         """The density's averages over what is kept of E_L, E_M and E_R."""
         return regional_averages(self.density, self.regions)
 
     @property
-    @eqx.filter_jit
+    @filter_jit
     def energy_error(self) -> Float[Array, " length"]:
         """The standard error of `energy`."""
         return self.unit * self._standard_error(self.energy_scatter)
 
     @property
-    @eqx.filter_jit
+    @filter_jit
     def total_error(self) -> Scalar:
         """The standard error of `total`."""
         return self.unit * self._standard_error(self.regional_scatter.sum())
 
     @property
-    @eqx.filter_jit
+    @filter_jit
     def density_error(self) -> Float[Array, " length"]:
         r"""The standard error of `density`, from the deviations of :math:`E_b - m\,Z_b`."""
         m = self.density
@@ -281,12 +282,12 @@ class Influence(eqx.Module):
         error = self._standard_error(scatter) / (self._safe_total / self.unit)
         return jnp.where(self._kept, error, 0)
 
-    @eqx.filter_jit
+    @filter_jit
     def indices(self, epsilon: Scalar | float = 1e-8) -> Indices:
         """The regional averages, gap, LIM and symmetric contrast of the density."""
         return indices(self.regional_averages, epsilon)
 
-    @eqx.filter_jit
+    @filter_jit
     def index_errors(self, epsilon: Scalar | float = 1e-8) -> Indices:
         """The standard errors of `indices`, linearised in the regional integrals."""
         sizes = self.regions.weights.sum(axis=1)
@@ -308,7 +309,7 @@ class Influence(eqx.Module):
         pooled = self._without_examples._pooled(other._without_examples)
         return replace(pooled, example_energies=examples)
 
-    @eqx.filter_jit
+    @filter_jit
     def _pooled(self, other: "Influence") -> "Influence":
         count = self.count + other.count
         difference = other.energy - self.energy
@@ -377,7 +378,7 @@ class Influence(eqx.Module):
             "density_error": self.density_error.tolist(),
         }
 
-    @eqx.filter_jit
+    @filter_jit
     def _numbers(self) -> tuple[Indices, Indices, Scalar, Scalar]:
         return self.indices(), self.index_errors(), self.total, self.total_error
 

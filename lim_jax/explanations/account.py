@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,6 +15,7 @@ from jaxtyping import Array, Float, Int
 
 from lim_jax._checks import (
     counted,
+    filter_jit,
     require_callable,
     require_example,
     require_floats,
@@ -327,7 +327,7 @@ def _passed(
     )
 
 
-@eqx.filter_jit
+@filter_jit
 def parts_of_ids(
     model: CausalLM,
     ids: Int[Array, " length"],

@@ -11,11 +11,11 @@ first, and the dear numbers are computed only where a criterion may still hold.
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
+from lim_jax._checks import filter_jit
 from lim_jax.adjoint.certificate import Certificate, compare
 from lim_jax.adjoint.cone import JointCone, joint_cone
 from lim_jax.adjoint.criteria import (
@@ -126,7 +126,7 @@ def primacy_of_the_cone(
     return primacy_noncancellation(refuted, regions)._replace(inequalities=(needed,))
 
 
-@eqx.filter_jit
+@filter_jit
 def _amplifications(
     model: CausalLM,
     ids: Int[Array, "examples length"],
@@ -141,7 +141,7 @@ def _amplifications(
     return jax.lax.map(one, ids)
 
 
-@eqx.filter_jit
+@filter_jit
 def _joint_cone(
     model: CausalLM,
     terminal_loss: Any,
@@ -160,7 +160,7 @@ def _joint_cone(
     return joint_cone(jax.lax.map(one, (ids, asked)), grid)
 
 
-@eqx.filter_jit
+@filter_jit
 def _least_of_first_token(
     model: CausalLM,
     states: Float[Array, "examples length width"],

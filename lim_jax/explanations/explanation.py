@@ -8,13 +8,13 @@ depth: where early layers change the scale of the state, the channels of the inp
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
 from lim_jax._checks import (
+    filter_jit,
     require_key,
     require_kind,
     require_name,
@@ -295,7 +295,7 @@ def average_cone_mass(model: CausalLM, windows: Windows, regions: Regions) -> Es
     return sample_mean(jnp.stack(masses))
 
 
-@eqx.filter_jit
+@filter_jit
 def _cone_mass(model: CausalLM, ids: Int[Array, " length"], grid: Grid) -> Profile:
     """That of one context, averaged over layers."""
     flow = model.flow
@@ -318,7 +318,7 @@ class _Measured(NamedTuple):
     terminal: Float[Array, "*examples"]
 
 
-@eqx.filter_jit
+@filter_jit
 def _of_context(
     parts: ContextParts, own: Regions, shares: Float[Array | np.ndarray, "cells length"] | None
 ) -> tuple[_Measured, Profile]:
@@ -359,7 +359,7 @@ def _adjoints(
     return Adjoints(ids, asked, found.vectors, products, found.met), found.last
 
 
-@eqx.filter_jit
+@filter_jit
 def _products_from_below(
     growths: Float[Array, "examples depth"], depth: int
 ) -> Float[Array, "examples layers"]:
@@ -367,7 +367,7 @@ def _products_from_below(
     return jax.vmap(lambda one: amplification(NormBounds(one, one)).products)(growths[:, depth:])
 
 
-@eqx.filter_jit
+@filter_jit
 def _residual_energies(
     model: CausalLM,
     last: Float[Array, "examples length width"],
@@ -377,7 +377,7 @@ def _residual_energies(
     return readout_residual_energies(model.readout, last, targets, regions)
 
 
-@eqx.filter_jit
+@filter_jit
 def _averaged(found: _Measured, regions: Regions, rest: Regions | None) -> dict[str, Any]:
     """The parts of an `Explanation` that are averages over examples, by name."""
     contrasts = found.products[:, 2, 0, 0] - found.products[:, 1, 0, 0]

@@ -8,13 +8,12 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from lim_jax._checks import require
+from lim_jax._checks import filter_jit, require
 from lim_jax.grid.cells import token_grid
 from lim_jax.grid.measure import Grid
 from lim_jax.grid.panels import gauss_grid
@@ -164,13 +163,13 @@ def _attention_errors(
     return errors, float(compared(check).max())
 
 
-@eqx.filter_jit
+@filter_jit
 def _attended(attention: CausalAttention, states: PositionField, grid: Grid) -> State:
     x = states(grid.nodes)
     return attention(x, x, grid)
 
 
-@eqx.filter_jit
+@filter_jit
 def _cell_errors(
     attention: CausalAttention,
     states: PositionField,
@@ -208,7 +207,7 @@ def require_smooth(states: PositionField) -> None:
     )
 
 
-@eqx.filter_jit
+@filter_jit
 def _secant_defects(states: PositionField) -> tuple[Array, Array, Array]:
     """How far secants are from slopes at 400 and at 6,400 points, and what rounding makes of it."""
 
@@ -263,7 +262,7 @@ def _beyond_the_theorem(attention: CausalAttention) -> list[str]:
     return [name for part, name in parts if getattr(part, name) is not None]
 
 
-@eqx.filter_jit
+@filter_jit
 def _attention_constant(
     attention: CausalAttention, states: PositionField, p: Float[Array, " points"]
 ) -> Float[Array, ""]:

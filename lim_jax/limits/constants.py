@@ -13,7 +13,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
-from lim_jax._checks import require, require_callable, require_floats
+from lim_jax._checks import filter_jit, require, require_callable, require_floats
 from lim_jax.grid.integrals import inner
 from lim_jax.grid.measure import Grid, require_on_grid
 from lim_jax.network.continuous import ContinuousFlow, require_continuous
@@ -277,7 +277,7 @@ def _flattened(fields: PyTree) -> Float[np.ndarray, "fields parameters"]:
     return np.concatenate([leaf.reshape(len(leaf), -1) for leaf in leaves], axis=1)
 
 
-@eqx.filter_jit
+@filter_jit
 def depth_constants(
     fields: PyTree, states: Float[Array, "samples length width"], grid: Grid
 ) -> DepthConstants:
@@ -375,7 +375,7 @@ def time_slope_bounds(flow: ContinuousFlow, grid: Grid) -> Float[np.ndarray, " p
     return found.profile * found.control * speeds + found.profile_slope * found.speed
 
 
-@eqx.filter_jit
+@filter_jit
 def time_slopes(
     flow: ContinuousFlow, x: State, grid: Grid, times: Float[Array, " times"]
 ) -> Float[Array, " times"]:

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from lim_jax._checks import AnyPath, counted, require
+from lim_jax._checks import AnyPath, counted, filter_jit, require
 from lim_jax._resuming import each_once
 from lim_jax.grid.cells import graded_grid, midpoint_grid, token_grid
 from lim_jax.grid.integrals import inner
@@ -445,7 +445,7 @@ def position_costs(sizes: Iterable[int], seed: int = 0) -> list[Curve]:
     sizes = tuple(sizes)
     flow = ResidualFlow(gaussian_attention(seed, 2))
 
-    @eqx.filter_jit
+    @filter_jit
     def averages(grid: Grid) -> Array:
         return in_position.influence_averages(flow, TERMINAL_LOSS, smooth_states, grid)
 

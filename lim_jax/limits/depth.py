@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
+from lim_jax._checks import filter_jit
 from lim_jax.grid.measure import Grid
 from lim_jax.limits.constants import (
     DepthConstants,
@@ -210,13 +211,13 @@ def _runs(scheme: Scheme, depths: Sequence[int], limit: _Limit) -> dict[int, _Ru
     return {depth: run(depth, flow.layers, states, *of) for depth, flow, states, of in found}
 
 
-@eqx.filter_jit  # one program for each step, whatever the perturbation
+@filter_jit  # one program for each step, whatever the perturbation
 def _trajectories(flows: list[ResidualFlow], x: State, grid: Grid) -> list[Array]:
     return [flow.trajectory(x, grid).states for flow in flows]
 
 
 # Apart from the recursion: one program, whatever the scheme.
-@eqx.filter_jit
+@filter_jit
 def _departures(
     layers: list[PyTree],
     states: list[Array],
@@ -303,7 +304,7 @@ def shadowing_study(
     if isinstance(profile, DepthProfile):
         profile.require_stated(horizon)
 
-    @eqx.filter_jit
+    @filter_jit
     def run(x: State, depth: int, substeps: int) -> _Shadow:
         layers = make_layers(depth)
         states = ResidualFlow(layers, horizon, profile, step).trajectory(x, grid).states

@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from lim_jax._checks import filter_jit
 from lim_jax.adjoint.cone import cone_mass
 from lim_jax.adjoint.continuous import continuous_adjoint
 from lim_jax.adjoint.sweep import Example, TerminalLoss, adjoint_trajectory
@@ -47,7 +47,7 @@ def input_adjoint_depth_studies(
     """
     terminal = jnp.array(horizon)
 
-    @eqx.filter_jit  # apart from the adjoints: one program, whatever the depth
+    @filter_jit  # apart from the adjoints: one program, whatever the depth
     def quantities(adjoint: State, state: State) -> dict[str, Array]:
         energy = (adjoint**2).sum(axis=1)
         density = energy / integral(energy, grid)
@@ -58,12 +58,12 @@ def input_adjoint_depth_studies(
             "cone mass": cone_mass(control(terminal).attention, state, grid),
         }
 
-    @eqx.filter_jit
+    @filter_jit
     def ends_of_flow(flow: ContinuousFlow) -> tuple[State, State]:
         found = continuous_adjoint(flow, terminal_loss, example, grid, jnp.zeros(1))
         return found.covectors[0], flow(example[0], grid)
 
-    @eqx.filter_jit
+    @filter_jit
     def ends_of_layers(flows: list[ResidualFlow]) -> list[tuple[State, State]]:
         found = (adjoint_trajectory(flow, terminal_loss, example, grid) for flow in flows)
         return [(adjoint.covectors[0], adjoint.states[-1]) for adjoint in found]

@@ -25,6 +25,7 @@ from lim_jax._checks import (
     as_path,
     counted,
     described,
+    filter_jit,
     require,
     require_callable,
     require_kind,
@@ -252,12 +253,12 @@ class _Limit(NamedTuple):
         return np.asarray((2**order * fine - coarse[0]) / (2**order - 1))
 
 
-@eqx.filter_jit
+@filter_jit
 def _carried(values: Array, source: Grid, target: Grid) -> Array:
     return source.interpolate(values, target.nodes)
 
 
-@eqx.filter_jit  # of all at once: a program each would take longer to compile
+@filter_jit  # of all at once: a program each would take longer to compile
 def _observed(
     runs: Sequence[_Run], states: PositionField, values: dict[str, Measure]
 ) -> tuple[list[dict[str, Array]], list[dict[str, Array]]]:

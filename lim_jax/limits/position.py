@@ -5,12 +5,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from lim_jax._checks import filter_jit
 from lim_jax.adjoint.cone import cone_mass
 from lim_jax.adjoint.sweep import adjoint_trajectory, terminal_adjoint
 from lim_jax.grid.carrying import cell_embedding
@@ -252,7 +252,7 @@ def singularity_study(
     """
     positions = 0.75 * 0.5 ** np.array(halvings, float)
 
-    @eqx.filter_jit
+    @filter_jit
     def sizes(grid: Grid) -> Float[Array, " points"]:
         example = states(grid.nodes), grid
         found = adjoint_trajectory(flow, terminal_loss, example, grid).covectors[0]
@@ -408,7 +408,7 @@ def printed_cone_mass_study(
     :math:`\hat K \approx K/L`, so it tends to zero like :math:`L^{-2}`.
     """
 
-    @eqx.filter_jit
+    @filter_jit
     def largest(grid: Grid) -> Array:
         masses = cone_mass(attention, states(grid.nodes), grid, normalisation="finite")
         return grid.interpolate(masses, jnp.array(positions)).max()
@@ -431,7 +431,7 @@ def left_cone_mass_study(
     log L, and what a doubling adds falls at order 0, to a constant and not to zero.
     """
 
-    @eqx.filter_jit
+    @filter_jit
     def average(grid: Grid) -> Array:
         masses = cone_mass(attention, states(grid.nodes), grid)
         return regional_averages(masses, boundary_regions(grid, delta))[0]
@@ -449,7 +449,7 @@ def cesaro_study(strength: float, sizes: Sequence[int], terms: int = 80) -> Stud
     involved. The largest relative error in the middle of the cells with q in (0.05, 0.98).
     """
 
-    @eqx.filter_jit
+    @filter_jit
     def error(grid: Grid) -> Array:
         def next_term(row: Array, k: Array) -> tuple[Array, Array]:
             adjoint = jnp.cumsum((row * grid.weights / grid.nodes)[::-1])[::-1]

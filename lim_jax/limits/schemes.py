@@ -9,13 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from lim_jax._checks import (
-    ARRAYS,
-    described,
-    finite_scalar,
-    require,
-    require_callable,
-)
+from lim_jax._checks import ARRAYS, described, filter_jit, finite_scalar, require, require_callable
 from lim_jax.network.flow import ResidualFlow, euler, unit_profile
 from lim_jax.network.slots import State
 
@@ -67,7 +61,7 @@ class Scheme(NamedTuple):
         return horizon / depth * (1 + float(sizes.sum()))
 
 
-@eqx.filter_jit
+@filter_jit
 def _layers(control: Control, times: Float[Array, " depth"], change: PyTree) -> PyTree:
     """A control's fields at some times, and what is added to them."""
     layers = eqx.filter_vmap(control)(times)

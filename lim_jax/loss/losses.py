@@ -11,7 +11,6 @@ Arrays of other shapes than the grid's are refused; NaN and infinity in logits a
 from collections.abc import Callable
 from typing import NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
@@ -21,6 +20,7 @@ from jaxtyping import Array, Bool, Float, Int
 from lim_jax._checks import (
     counted,
     described,
+    filter_jit,
     guarded,
     require,
     require_floating,
@@ -55,7 +55,7 @@ class Slices(NamedTuple):
     dtype: DTypeLike
 
 
-@eqx.filter_jit
+@filter_jit
 def cross_entropy(
     logits: Logits,
     labels: Labels,
@@ -102,7 +102,7 @@ def cross_entropy(
     return _weighted_cross_entropy(logits, labels, weights)
 
 
-@eqx.filter_jit
+@filter_jit
 def autoregressive_cross_entropy(
     logits: Logits, targets: Labels, query_weights: Float[Array, " length"]
 ) -> Scalar:
@@ -140,7 +140,7 @@ def autoregressive_cross_entropy(
     return _weighted_cross_entropy(logits, targets, _guarded_queries(query_weights))
 
 
-@eqx.filter_jit
+@filter_jit
 def margin_loss(
     logits: Logits, targets: Int[Array, " length"], query_weights: Float[Array, " length"]
 ) -> Scalar:
@@ -213,7 +213,7 @@ def own_margin_loss(logits: Logits, query_weights: Float[Array, " length"]) -> S
     return margin_loss(logits, logits.argmax(axis=1), query_weights)
 
 
-@eqx.filter_jit
+@filter_jit
 def contrast_loss(
     logits: Logits,
     answer: Int[Array, " tokens"],
@@ -255,7 +255,7 @@ def contrast_loss(
     return losses.sum() - positionwise_cross_entropy(foil_logits, foil).sum()
 
 
-@eqx.filter_jit
+@filter_jit
 def positionwise_cross_entropy(logits: Logits, labels: Labels) -> Float[Array, " length"]:
     r"""The loss of every position by itself; its mean over data is :math:`r_\vartheta(p)`.
 
@@ -278,7 +278,7 @@ def positionwise_cross_entropy(logits: Logits, labels: Labels) -> Float[Array, "
     return _losses(logits, labels, asked=jnp.array(True))
 
 
-@eqx.filter_jit
+@filter_jit
 def logit_residual(logits: Logits, labels: Labels) -> Logits:
     r"""The cross-entropy's derivative in each token's logits, before weights.
 

@@ -1,12 +1,11 @@
 """Query weights: which positions are asked, and with what weight, of sum one."""
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from lim_jax._checks import counted, guarded, require_indices
+from lim_jax._checks import counted, filter_jit, guarded, require_indices
 
 
 def teacher_forcing(size: int, *, continuation: bool = True) -> Float[Array, " length"]:
@@ -47,7 +46,7 @@ def _equal_weights(size: int, asked: slice) -> Float[Array, " length"]:
     return jax.device_put(weights)
 
 
-@eqx.filter_jit
+@filter_jit
 def query_subset(size: int, positions: Int[Array, " queries"]) -> Float[Array, " length"]:
     r"""Equal query weights :math:`|S|^{-1}` on a set of positions, counted from 0.
 

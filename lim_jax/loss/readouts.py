@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, Key
 
 from lim_jax._checks import (
     counted,
+    filter_jit,
     require,
     require_callable,
     require_floating,
@@ -50,7 +51,7 @@ class LinearReadout(eqx.Module):
     bias: Float[Array, " vocabulary"] | None = None
 
     @classmethod
-    @eqx.filter_jit
+    @filter_jit
     def init(cls, width: int, vocabulary: int, *, key: Key[Array, ""]) -> "LinearReadout":
         """Gaussian weights of variance one over the width, no bias."""
         width, vocabulary = counted(width, "width"), counted(vocabulary, "vocabulary")

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from itertools import takewhile
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,6 +16,7 @@ from jaxtyping import Array, Float, Int, Integer
 from lim_jax._checks import (
     counted,
     described,
+    filter_jit,
     guarded_finite,
     require,
     require_indices,
@@ -92,7 +92,7 @@ def _alike(model: CausalLM, length: int, stop: int) -> int:
     return len(list(alike))
 
 
-@eqx.filter_jit
+@filter_jit
 def _continued(
     model: CausalLM, ids: Int[Array, " more"], length: Place, steps: Place, ends: Int[Array, " _"]
 ) -> tuple[Int[Array, " more"], Place]:

@@ -9,13 +9,21 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Integer
 
-from lim_jax._checks import ARRAYS, AnyPath, as_path, counted, described, require, require_indices
+from lim_jax._checks import (
+    ARRAYS,
+    AnyPath,
+    as_path,
+    counted,
+    described,
+    filter_jit,
+    require,
+    require_indices,
+)
 from lim_jax._resuming import digest, once
 from lim_jax.density.adjoints import Loss, LossOfIds, adjoint_energies
 from lim_jax.density.statistics import Influence
@@ -463,7 +471,7 @@ def _filled(values: np.ndarray, size: int) -> Any:
     return np.pad(values, missing)
 
 
-@eqx.filter_jit
+@filter_jit
 def _energy(
     loss: LossOfIds,
     model: CausalLM,

@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, Int, Key, PyTree
 from lim_jax._checks import (
     AnyPath,
     counted,
+    filter_jit,
     require,
     require_indices,
     require_key,
@@ -36,7 +37,7 @@ BYTES = 256
 Tokens = Int[Array, "examples tokens"]
 
 
-@eqx.filter_jit
+@filter_jit
 def gaussian_model(
     vocabulary: int,
     length: int,
@@ -138,7 +139,7 @@ def standard_library_text(size: int = 400_000) -> Int[Array, " bytes"]:
     return jnp.asarray(np.frombuffer(bytes(found[:size]), np.uint8).astype(np.int32))
 
 
-@eqx.filter_jit
+@filter_jit
 def sample_windows(
     text: Int[Array, " ids"], length: int, count: int, *, key: Key[Array, ""]
 ) -> Tokens:
@@ -221,7 +222,7 @@ def train(
     return model, losses
 
 
-@eqx.filter_jit
+@filter_jit
 def _update(
     state: PyTree,
     text: Int[Array, " ids"],

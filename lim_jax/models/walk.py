@@ -2,13 +2,12 @@
 
 from collections.abc import Callable, Iterable
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from lim_jax._checks import AnyPath, as_path
+from lim_jax._checks import AnyPath, as_path, filter_jit
 from lim_jax._resuming import Run, store, stored
 from lim_jax.density.adjoints import Ids, Loss, judged
 from lim_jax.grid.cells import token_grid
@@ -93,25 +92,25 @@ def energies_by_layers(
     return np.asarray(_energies(now, grid))
 
 
-@eqx.filter_jit
+@filter_jit
 def _embedded(model: CausalLM, ids: Ids, y: Queries) -> States:
     return jax.vmap(model.embed)(ids, y)
 
 
-@eqx.filter_jit
+@filter_jit
 def _ahead(flow: ResidualFlow, number: Int[Array, ""], x: States, grid: Grid) -> States:
     layer = flow.layer(number, x.dtype)
     return jax.vmap(lambda x: flow.transition(layer, x, grid))(x)
 
 
-@eqx.filter_jit
+@filter_jit
 def _terminal(loss: Loss, model: CausalLM, x: States, y: Queries) -> States:
     of_one = jax.value_and_grad(loss, argnums=1)
     losses, gradients = jax.vmap(of_one, in_axes=(None, 0, 0))(model, x, y)
     return judged(gradients, (x, y), losses)
 
 
-@eqx.filter_jit
+@filter_jit
 def _back(
     flow: ResidualFlow, number: Int[Array, ""], x: States, gradient: States, grid: Grid
 ) -> States:
@@ -120,7 +119,7 @@ def _back(
     return transposed(gradient)[0]
 
 
-@eqx.filter_jit
+@filter_jit
 def _energies(gradients: States, grid: Grid) -> Float[Array, "contexts length"]:
     energies = jnp.sum((gradients / grid.weights[None, :, None]) ** 2, axis=2)
     return judged(energies, (), None, energies)

@@ -9,7 +9,7 @@ import equinox as eqx
 import jax
 from jaxtyping import Array, Key
 
-from lim_jax._checks import require_key
+from lim_jax._checks import filter_jit, require_key
 from lim_jax.grid.measure import Grid
 from lim_jax.network.attention import causal_attention
 from lim_jax.network.multihead import Attend, CausalAttention
@@ -46,7 +46,7 @@ class TransformerField(eqx.Module):
     feed_forward: Field
 
     @classmethod
-    @eqx.filter_jit
+    @filter_jit
     def init(
         cls,
         width: int,

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 
-from lim_jax._checks import counted, require, require_floats, require_key, require_known
+from lim_jax._checks import counted, filter_jit, require, require_floats, require_key, require_known
 from lim_jax._products import images
 from lim_jax._random import fan_in
 from lim_jax.grid.measure import Grid
@@ -122,7 +122,7 @@ class CausalAttention(eqx.Module):
         )
 
     @classmethod
-    @eqx.filter_jit
+    @filter_jit
     def init(
         cls,
         width: int,

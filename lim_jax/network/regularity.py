@@ -14,12 +14,11 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from lim_jax._checks import finite_scalar, require, require_floats, require_kind
+from lim_jax._checks import filter_jit, finite_scalar, require, require_floats, require_kind
 from lim_jax.grid.integrals import inner
 from lim_jax.grid.measure import Grid, require_on_grid
 from lim_jax.network.field import TransformerField
@@ -142,7 +141,7 @@ def norm_lipschitz(norm: LayerNorm) -> Scalar:
     return jnp.max(jnp.abs(norm.scale)) / math.sqrt(norm.eta)
 
 
-@eqx.filter_jit
+@filter_jit
 def attention_regularity(attention: CausalAttention) -> AttentionRegularity:
     r"""Lipschitz constant and bound of attention by the steps of `prop:transformer-lipschitz`.
 
@@ -261,7 +260,7 @@ def _require_plain(attention: CausalAttention) -> None:
     )
 
 
-@eqx.filter_jit
+@filter_jit
 def feed_forward_regularity(network: Field) -> FeedForwardRegularity:
     r"""Lipschitz constant and bound of the tokenwise network.
 

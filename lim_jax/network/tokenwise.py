@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 
-from lim_jax._checks import counted, require_key
+from lim_jax._checks import counted, filter_jit, require_key
 from lim_jax._products import images
 from lim_jax._random import fan_in
 from lim_jax.grid.measure import Grid
@@ -41,7 +41,7 @@ class FeedForward(eqx.Module):
     output_norm: Norm | None = None
 
     @classmethod
-    @eqx.filter_jit
+    @filter_jit
     def init(
         cls,
         width: int,
@@ -111,7 +111,7 @@ class GatedFeedForward(eqx.Module):
     output_norm: Norm | None = None
 
     @classmethod
-    @eqx.filter_jit
+    @filter_jit
     def init(
         cls,
         width: int,

@@ -18,6 +18,7 @@ from jaxtyping import Array, Float, Int
 
 from lim_jax._checks import (
     counted,
+    filter_jit,
     guarded,
     require,
     require_callable,
@@ -76,7 +77,7 @@ class ObservedTokens(eqx.Module):
         return features[self.positions].ravel()
 
 
-@eqx.filter_jit
+@filter_jit
 def observability_gramians(
     observations: Observations,
     x: State,
@@ -283,7 +284,7 @@ class LowRankGramians(NamedTuple):
     discarded: Float[Array, " depth"]
 
 
-@eqx.filter_jit
+@filter_jit
 def low_rank_gramians(
     observations: ObservedTokens, x: State, step: Steps, rank: int
 ) -> LowRankGramians:

@@ -10,13 +10,13 @@ drawn wherever nothing is said.
 
 from typing import Literal, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
 from lim_jax._checks import (
     counted,
+    filter_jit,
     guarded,
     require,
     require_callable,
@@ -45,7 +45,7 @@ from lim_jax.probes import Estimate, Probes, rademacher_probes, sample_mean
 Scalar = Float[Array, ""]
 
 
-@eqx.filter_jit
+@filter_jit
 def probed_observability(
     observations: Observations,
     x: State,
@@ -94,7 +94,7 @@ def probed_observability(
     return jax.vmap(jax.vmap(sample), in_axes=(None, 0))(positions, probes)
 
 
-@eqx.filter_jit
+@filter_jit
 def layer_injected_traces(
     observations: Observations,
     x: State,
@@ -167,7 +167,7 @@ def trace_products(
     return exact | {"probes": monitored * draws * depth, "injected": draws * depth}
 
 
-@eqx.filter_jit
+@filter_jit
 def observability_traces(
     observations: Observations,
     x: State,
@@ -262,7 +262,7 @@ class Sample(NamedTuple):
         return weights[self.indices] / self.inclusion[self.indices]
 
 
-@eqx.filter_jit
+@filter_jit
 def systematic_sample(sizes: Float[Array, " total"], count: int, *, key: Key[Array, ""]) -> Sample:
     r"""Draw exactly `count` of all, each with a probability in proportion to its size.
 
@@ -342,7 +342,7 @@ class PenaltyMoments(NamedTuple):
     deviation: Scalar
 
 
-@eqx.filter_jit
+@filter_jit
 def gaussian_probe_moments(gramians: Gramians, grid: Grid, probes: int) -> PenaltyMoments:
     r"""Exact bias and deviation of the trace penalty under common Gaussian probes.
 
@@ -390,7 +390,7 @@ def gaussian_probe_moments(gramians: Gramians, grid: Grid, probes: int) -> Penal
     return PenaltyMoments(grid.weights @ jnp.diag(second), jnp.sqrt(variance))
 
 
-@eqx.filter_jit
+@filter_jit
 def probed_trace_covariance(
     gramians: Gramians, probes: int, law: Literal["rademacher", "gaussian"] = "rademacher"
 ) -> Float[Array, "length length"]:
@@ -414,7 +414,7 @@ def probed_trace_covariance(
     return 2 / probes * covariance
 
 
-@eqx.filter_jit
+@filter_jit
 def penalty_bias(covariance: Float[Array, "length length"], grid: Grid) -> Scalar:
     r"""By how much noisy traces raise the trace penalty on average: :math:`\mathrm{tr}(Q\Sigma)`.
 

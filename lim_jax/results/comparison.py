@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from lim_jax._checks import described, require, require_floats, require_several
+from lim_jax._checks import described, filter_jit, require, require_floats, require_several
 from lim_jax.density.statistics import Indices, Influence, all_known, number_lines
 from lim_jax.grid.partition import Regions
 from lim_jax.probes import Estimate
@@ -192,7 +192,7 @@ def paired_names(first: Sequence[str], second: Sequence[str]) -> Pairs:
     return np.array(found, int).reshape(-1, 2)
 
 
-@eqx.filter_jit
+@filter_jit
 def _compared(first: Influence, second: Influence, pairs: Any) -> tuple[Results, Results]:
     errors = _independent_errors(first, second)
     if pairs is not None:

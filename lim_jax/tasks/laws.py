@@ -7,7 +7,6 @@ testing are two arrays: what is lost in the middle is often lost because the fir
 import math
 from numbers import Real
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,6 +15,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from lim_jax._checks import (
     counted,
     described,
+    filter_jit,
     guarded,
     require,
     require_floats,
@@ -82,8 +82,8 @@ def middle_law(records: int, *, width: float = 0.25, odds: float = 0.02) -> Law:
     return _law_on_host(np.where(_at_edge(records, width), odds, 1.0))
 
 
-@eqx.filter_jit
-@eqx.filter_jit
+@filter_jit
+@filter_jit
 def law_of_weights(weights: Float[Array, " records"]) -> Law:
     """Probabilities in proportion to any weights, such as a density at the records' places.
 
@@ -131,7 +131,7 @@ def every_place(records: int, count: int) -> Int[Array, " examples"]:
     return jax.device_put(np.tile(places, counted(count, "count")))
 
 
-@eqx.filter_jit
+@filter_jit
 def _drawn(law: Law, count: int, key: Key[Array, ""]) -> Int[Array, " examples"]:
     return jax.random.choice(key, law.shape[0], (count,), p=law)
 

@@ -9,7 +9,6 @@ from functools import partial
 from operator import index
 from typing import NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,6 +16,7 @@ from jaxtyping import Array, Float, Int, Key
 
 from lim_jax._checks import (
     counted,
+    filter_jit,
     guarded,
     require,
     require_floats,
@@ -127,7 +127,7 @@ def key_value_examples(task: KeyValueTask, gold: Gold, *, key: Key[Array, ""]) -
     return _key_value_examples(KeyValueTask(*map(index, task)), gold, key)
 
 
-@eqx.filter_jit
+@filter_jit
 def _key_value_examples(task: KeyValueTask, gold: Gold, key: Key[Array, ""]) -> Example:
     last = task.records - 1
     message = f"gold: expected numbers of pairs, from 0 to {last}, got others."
@@ -184,7 +184,7 @@ def recall_examples(task: RecallTask, count: int, *, key: Key[Array, ""]) -> Exa
     return _recall_examples(task, jax.random.split(key, counted(count, "count")))
 
 
-@eqx.filter_jit
+@filter_jit
 def _recall_examples(task: RecallTask, keys: Key[Array, " examples"]) -> Example:
     return jax.vmap(partial(_recall_context, task))(keys)
 
@@ -246,7 +246,7 @@ def record_weights(
     return _record_weights(records, cells, counted(count, "count"))
 
 
-@eqx.filter_jit
+@filter_jit
 def _record_weights(
     records: Int[Array | np.ndarray, " length"], cells: Float[Array, " length"], count: int
 ) -> Float[Array, "records length"]:

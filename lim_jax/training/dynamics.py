@@ -17,13 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from lim_jax._checks import (
-    AnyPath,
-    described,
-    number_list,
-    require,
-    require_callable,
-)
+from lim_jax._checks import AnyPath, described, filter_jit, number_list, require, require_callable
 from lim_jax.density.adjoints import (
     Batch,
     Loss,
@@ -72,44 +66,44 @@ class DensityDynamics(eqx.Module):
     energy_rate: Profile
 
     @property
-    @eqx.filter_jit
+    @filter_jit
     def total(self) -> Scalar:
         r""":math:`Z = \int_0^1 I`."""
         return integral(self.energy, self.grid)
 
     @property
-    @eqx.filter_jit
+    @filter_jit
     def density(self) -> Profile:
         """The influence density m; zero where Z is zero."""
         return self.energy / self._safe_total
 
     @property
-    @eqx.filter_jit
+    @filter_jit
     def rate(self) -> Profile:
         r""":math:`\partial_s m` by the quotient rule (`eq:gd-mdot`); its integral is zero."""
         change = integral(self.energy_rate, self.grid)
         return (self.energy_rate - self.density * change) / self._safe_total
 
     @property
-    @eqx.filter_jit
+    @filter_jit
     def decay(self) -> Profile:
         r"""The relative decay rate :math:`r = -\partial_s I/I`; zero where I is zero."""
         seen = self.energy > 0
         return jnp.where(seen, -self.energy_rate / jnp.where(seen, self.energy, 1), 0)
 
     @property
-    @eqx.filter_jit
+    @filter_jit
     def mean_decay(self) -> Scalar:
         r""":math:`\bar r = \int m\,r`: mass grows where the decay is below it."""
         return integral(self.density * self.decay, self.grid)
 
     @property
-    @eqx.filter_jit
+    @filter_jit
     def replicator_rate(self) -> Profile:
         r""":math:`m\,(\bar r - r)`, which is `rate` wherever I is not zero."""
         return self.density * (self.mean_decay - self.decay)
 
-    @eqx.filter_jit
+    @filter_jit
     def discrepancy_rate(self, target: Profile | Scalar | float) -> Scalar:
         r"""How the discrepancy moves: :math:`D\Phi_\nu[\eta] = \langle m - \nu, Dm[\eta]\rangle`.
 
@@ -123,7 +117,7 @@ class DensityDynamics(eqx.Module):
         return jnp.where(self.total == 0, 1, self.total)
 
 
-@eqx.filter_jit
+@filter_jit
 def density_dynamics(
     loss: Loss, params: PyTree, batch: Batch, grid: Grid, direction: PyTree | None = None
 ) -> DensityDynamics:
@@ -322,7 +316,7 @@ class _GradientFlow(eqx.Module):
     stepsize_controller: diffrax.AbstractStepSizeController
     first_step: float | None = eqx.field(static=True)
 
-    @eqx.filter_jit
+    @filter_jit
     def advance(self, arrays: PyTree, batch: Batch, start: Scalar, end: Scalar) -> PyTree:
         """Follow the flow from one training time to another."""
         solution = diffrax.diffeqsolve(
@@ -345,7 +339,7 @@ class _GradientFlow(eqx.Module):
         gradient = jax.grad(lambda a: risk(self.loss, eqx.combine(a, self.static), batch))(arrays)
         return jax.tree.map(jnp.negative, gradient)
 
-    @eqx.filter_jit
+    @filter_jit
     def observe(self, arrays: PyTree, batch: Batch, grid: Grid) -> tuple[Scalar, Profile]:
         """The risk and the influence's energy on the batch."""
         whole = eqx.combine(arrays, self.static)

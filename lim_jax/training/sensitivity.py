@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key, PyTree
 
-from lim_jax._checks import ARRAYS, counted, described, require, require_key
+from lim_jax._checks import ARRAYS, counted, described, filter_jit, require, require_key
 from lim_jax._random import gaussian
 from lim_jax.adjoint.certificate import Premise
 from lim_jax.density.adjoints import (
@@ -50,7 +50,7 @@ class FourthMoments(NamedTuple):
     sensitivity: Estimate
 
 
-@eqx.filter_jit
+@filter_jit
 def fourth_moments(
     loss: Loss, params: PyTree, batch: Batch, grid: Grid, direction: PyTree
 ) -> FourthMoments:
@@ -175,7 +175,7 @@ def adjoint_growth(
     return (adjoints + slopes) @ grid.weights / (1 + data.sum(axis=1))
 
 
-@eqx.filter_jit
+@filter_jit
 def _squares(
     loss: Loss, params: PyTree, batch: Batch, grid: Grid, direction: PyTree
 ) -> tuple[Float[Array, "examples 2"], Places, Places]:
@@ -216,7 +216,7 @@ class SensitivityNorm(NamedTuple):
     direction: PyTree
 
 
-@eqx.filter_jit
+@filter_jit
 def sensitivity_norm(
     loss: Loss,
     params: PyTree,

@@ -9,7 +9,6 @@ documents are not counted anew.
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import lazy_loader
@@ -18,6 +17,7 @@ from jaxtyping import Array, Bool, Float, Int, Integer
 
 from lim_jax._checks import (
     counted,
+    filter_jit,
     require,
     require_extra,
     require_floats,
@@ -166,7 +166,7 @@ def answer_log_probabilities(
     return found
 
 
-@eqx.filter_jit
+@filter_jit
 def _losses(
     model: CausalLM,
     ids: Int[Array, "rows size"],

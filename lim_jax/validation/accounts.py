@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
-from lim_jax._checks import counted, require_key, require_kind
+from lim_jax._checks import counted, filter_jit, require_key, require_kind
 from lim_jax.adjoint.hops import attention_hops
 from lim_jax.density.adjoints import adjoint_energies
 from lim_jax.density.statistics import Influence
@@ -52,7 +52,7 @@ def influence_record(setting: Setting, models: Retrievers, test: Example) -> dic
     return {name: np.asarray(part).tolist() for name, part in found.items()}
 
 
-@eqx.filter_jit
+@filter_jit
 def _influences(models: Retrievers, test: Example, regions: Regions) -> dict[str, Array]:
     """Of every seed, along a leading axis."""
 
@@ -125,7 +125,7 @@ def evidence_record(setting: Setting, models: Retrievers, examples: Example) -> 
     return {"evidence": np.asarray(shares).tolist(), "hops": np.asarray(hops).tolist()}
 
 
-@eqx.filter_jit
+@filter_jit
 def _evidence(
     setting: Setting, models: Retrievers, examples: Example
 ) -> tuple[Float[Array, " seeds"], Float[Array, "seeds hops"]]:

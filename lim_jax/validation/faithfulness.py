@@ -8,13 +8,12 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from lim_jax._checks import AnyPath, counted, require, require_extra, require_kind
+from lim_jax._checks import AnyPath, counted, filter_jit, require, require_extra, require_kind
 from lim_jax._resuming import digest, each_once
 from lim_jax.explanations.attributions import attention_rollout, integrated_gradients
 from lim_jax.grid.cells import token_grid
@@ -353,7 +352,7 @@ def _of_the_whole(
     return np.stack([*influence, *product, *map(np.asarray, others)]).astype(float)
 
 
-@eqx.filter_jit
+@filter_jit
 def _along_a_path(
     model: CausalLM, ids: Int[Array, " size"], y: Queries, places: Int[Array, " size"],
     records: int, steps: int,

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int, Key, PyTree
 
-from lim_jax._checks import AnyPath, as_path, counted, finite_scalar, require_kind
+from lim_jax._checks import AnyPath, as_path, counted, filter_jit, finite_scalar, require_kind
 from lim_jax.models.causal import CausalLM
 from lim_jax.tasks.laws import uniform_law
 from lim_jax.tasks.prompts import Example
@@ -113,7 +113,7 @@ def train_further(
     return models, found
 
 
-@eqx.filter_jit
+@filter_jit
 def _begun(models: Retrievers, memory: PyTree) -> PyTree:
     def of_one(model: CausalLM) -> PyTree:
         return model, memory, OPTIMISER.init(eqx.filter(model, eqx.is_array))
@@ -164,7 +164,7 @@ def evaluate(
     return Evaluation(*_judged(setting, test, key, models), jnp.asarray(seconds))
 
 
-@eqx.filter_jit
+@filter_jit
 def _judged(
     setting: Setting, test: Example, key: Key[Array, ""], models: Retrievers
 ) -> tuple[PlaceScores, Float[Array, " seeds"], Float[Array, " seeds"]]:

@@ -9,13 +9,12 @@ more at those that it retrieves, when it is asked for them?
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from lim_jax._checks import counted, require, require_kind
+from lim_jax._checks import counted, filter_jit, require, require_kind
 from lim_jax.density.adjoints import adjoint_energies
 from lim_jax.explanations.attributions import (
     attention_rollout,
@@ -108,7 +107,7 @@ class Prediction(NamedTuple):
         }
 
 
-@eqx.filter_jit
+@filter_jit
 def record_scores(model: CausalLM, examples: Example, *, steps: int = 16) -> RecordScores:
     """Attribute one network's answers to records, and judge them, by the same examples.
 

@@ -8,13 +8,12 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from lim_jax._checks import AnyPath, counted, require, require_kind
+from lim_jax._checks import AnyPath, counted, filter_jit, require, require_kind
 from lim_jax._resuming import digest, each_once
 from lim_jax.grid.cells import token_grid
 from lim_jax.loss.losses import autoregressive_cross_entropy, margin_loss
@@ -185,7 +184,7 @@ def answers(
     return _answers(model, ids, y, pools, length)
 
 
-@eqx.filter_jit
+@filter_jit
 def _answers(
     model: CausalLM,
     ids: Int[Array, " length"],

@@ -21,6 +21,7 @@ from lim_jax._checks import (
     AnyPath,
     as_path,
     described,
+    filter_jit,
     require,
     require_key,
     require_keys,
@@ -229,7 +230,7 @@ def _of_batches(key: Key[Array, ""]) -> Key[Array, ""]:
     return jax.random.fold_in(key, 1)
 
 
-@eqx.filter_jit
+@filter_jit
 def _begun(setting: RecallSetting, keys: Key[Array, " seeds"]) -> PyTree:
     def of_seed(key: Key[Array, ""]) -> PyTree:
         model = gaussian_model(
@@ -265,7 +266,7 @@ class _Step(eqx.Module):
         return (eqx.apply_updates(model, change), moments), None
 
 
-@eqx.filter_jit
+@filter_jit
 def _judged(
     test: Example, models: CausalLM
 ) -> tuple[Float[Array, "seeds pairs"], Float[Array, " seeds"]]:

@@ -21,6 +21,7 @@ from lim_jax._checks import (
     as_path,
     counted,
     described,
+    filter_jit,
     guarded,
     require,
     require_callable,
@@ -227,7 +228,7 @@ def _optimiser(setting: Setting) -> optax.GradientTransformation:
     return optax.chain(optax.clip_by_global_norm(1.0), optax.adam(warm))
 
 
-@eqx.filter_jit
+@filter_jit
 def _begun(setting: Setting, keys: Key[Array, " seeds"]) -> PyTree:
     def of_seed(key: Key[Array, ""]) -> PyTree:
         model = new_retriever(setting, key=jax.random.fold_in(key, 0))

@@ -12,7 +12,6 @@ from pathlib import Path
 from time import process_time
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -25,6 +24,7 @@ from lim_jax._checks import (
     as_path,
     counted,
     described,
+    filter_jit,
     require,
     require_kind,
     require_known,
@@ -231,7 +231,7 @@ def _plain_numbers(found: _Judged) -> dict[str, Any]:
     return jax.tree.map(lambda leaf: np.asarray(leaf).tolist(), named)
 
 
-@eqx.filter_jit
+@filter_jit
 def _moved(
     rate: float,
     strength: float,

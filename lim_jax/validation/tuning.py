@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, Int, PyTree
 from lim_jax._checks import (
     counted,
     described,
+    filter_jit,
     finite_scalar,
     require,
     require_kind,
@@ -215,7 +216,7 @@ def judge(model: CausalLM, rows: PyTree, rounds: Sequence[TextBatch]) -> PlaceSc
     return jax.tree.map(lambda *leaves: sum(leaves) / len(leaves), *found)
 
 
-@eqx.filter_jit
+@filter_jit
 def _answered(model: CausalLM, rows: PyTree, batch: TextBatch) -> PlaceScores:
     whole = with_rows(model, rows)
 
