@@ -1,9 +1,9 @@
-"""Lower the library's jobs for platforms that are not there, and print what is in the programs.
+"""Export the library's jobs for platforms that are not there, and print what is in the programs.
 
 ``EQX_ON_ERROR=off python lowering.py``: without checks, whose callbacks belong to one platform.
-Each is traced once, in small tiles. A line for each job and platform: how many calls of the fused
-kernel its program has, forward and backward. Influence is that of a network in half precision, as
-where the kernel is at hand.
+Each is traced once, in small tiles, for any number of examples. A line for each job and platform:
+how many calls of the fused kernel its program has, forward and backward. Influence is that of a
+network in half precision, as where the kernel is at hand.
 """
 
 import tempfile
@@ -12,6 +12,7 @@ from pathlib import Path
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax import export
 from jax._src.cudnn import fused_attention_stablehlo as cudnn
 from jax.sharding import AxisType
 from reference import publishers
@@ -27,6 +28,9 @@ from lim_jax.training.balancing import balanced_objective
 from lim_jax.training.dynamics import density_dynamics
 
 LENGTH, WIDTH, HEADS, CLASSES, EXAMPLES, PLACES = 12, 16, 2, 3, 2, 8
+KERNELS = [
+    export.DisabledSafetyCheck.custom_call(f"__cudnn$fmhaSoftmax{way}") for way in ("", "Backward")
+]
 FORWARD, BACKWARD = "@__cudnn$fmhaSoftmax(", "@__cudnn$fmhaSoftmaxBackward("
 
 
@@ -94,12 +98,31 @@ JOBS = {
 }
 
 
-def say(name, job, *arguments, platforms=("cuda", "tpu")):
+def open_batch(batch):
+    """The shapes of as many examples as there may be."""
+    (examples,) = export.symbolic_shape("examples")
+    sizes = {EXAMPLES: examples}
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct((sizes[x.shape[0]], *x.shape[1:]), x.dtype), batch
+    )
+
+
+def say(name, job, model, batch, platforms=("cuda", "tpu")):
     """Trace once, lower for each."""
-    traced = jax.jit(job).trace(*arguments)
+    traced, batch = jax.jit(job), open_batch(batch)
     for platform in platforms:
-        text = traced.lower(lowering_platforms=(platform,)).as_text()
+        exported = export.export(traced, platforms=(platform,), disabled_checks=KERNELS)
+        text = exported(model, batch).mlir_module()
         print(name, platform, text.count(FORWARD), text.count(BACKWARD), sep=",", flush=True)
+
+
+def say_numbers():
+    """Whether the program of any number of examples gives what the library gives of two."""
+    model, (x, y) = network()
+    batch = jnp.sin(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape), y
+    exported = export.export(jax.jit(influence))(model, open_batch(batch))
+    alike = jnp.allclose(exported.call(model, batch), influence(model, batch))
+    print("numbers", "cpu", int(alike), int(alike), sep=",")
 
 
 def profile():
@@ -138,4 +161,5 @@ if __name__ == "__main__":
         say(name, job, *shapes)
     profile()
     ring()
+    say_numbers()
     with_cudnn()

@@ -29,6 +29,11 @@ def test_jobs_lower_for_other_platforms(calls, job):
     assert {found[job, platform] for platform in ("cuda", "tpu")} == {(0, 0)}
 
 
+def test_one_program_is_of_any_number_of_examples(calls):
+    found, said = calls
+    assert found["numbers", "cpu"] == (1, 1), said[-2000:]
+
+
 def test_influence_in_half_precision_takes_the_fused_kernel_where_it_is(calls):
     """Once forward in the layers' loop; once more and then backward in the loop of the sweep."""
     found, said = calls

@@ -5,13 +5,12 @@ from dataclasses import replace
 from functools import reduce
 from itertools import chain
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from lim_jax._checks import AnyPath, in_a_line, require
+from lim_jax._checks import AnyPath, filter_jit, in_a_line, require
 from lim_jax._resuming import digest, reduced
 from lim_jax.density.adjoints import Batch, Loss, adjoint_energies, require_pair
 from lim_jax.density.statistics import Influence
@@ -34,6 +33,10 @@ def influence(
 
     Works for any pure loss: our flows, an Equinox module, a bare function. Differentiable to any
     order in `params` and in the batch, and closed under jit, vmap, grad and jvp.
+
+    Values are checked by callbacks to the host, which `jax.export` refuses ("serialization of
+    host_callbacks"). Started with ``EQX_ON_ERROR=off`` in its environment Python exports this and
+    every other measurement, of a symbolic number of examples too, without the checks.
 
     Parameters
     ----------
@@ -76,8 +79,7 @@ def influence(
     """
     require_pair(loss, batch)
     regions = _regions_on(grid, regions)
-    counted = np.ones(batch[0].shape[:1], bool)
-    return _influence(loss, params, batch, counted, regions, keep_examples)
+    return _influence(loss, params, batch, None, regions, keep_examples)
 
 
 def influence_stream(
@@ -186,14 +188,16 @@ def _filled(loss: Loss, batch: Batch, size: int) -> tuple[PyTree, Bool[np.ndarra
     return filled, np.arange(size) < count
 
 
-@eqx.filter_jit
+@filter_jit
 def _influence(
     loss: Loss,
     params: PyTree,
     batch: Batch,
-    counted: Bool[Array | np.ndarray, " examples"],
+    counted: Bool[Array | np.ndarray, " examples"] | None,
     regions: Regions,
     keep_examples: bool,
 ) -> Influence:
+    """Measure a batch of which those counted count: all of them where there is None."""
     energies = adjoint_energies(loss, params, batch, regions.grid)
-    return Influence._of_counted(energies, jnp.asarray(counted), regions, keep_examples)
+    found = jnp.ones(energies.shape[:1], bool) if counted is None else jnp.asarray(counted)
+    return Influence._of_counted(energies, found, regions, keep_examples)

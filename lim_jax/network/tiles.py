@@ -132,6 +132,8 @@ def in_groups(sweep: Sweep) -> Program:
         count, between = points[0].shape[0], 1 if vectors else 0
         if tiling.wide:
             group, tiling = count, tiling.of_at_most(max(WIDE, tiling.tile))
+        elif not isinstance(count, int):
+            group = count  # a symbolic number of examples, in `jax.export`, has no known divisors
         else:
             # Of two at least: of one alone XLA turns every block of keys round, element by element.
             most = max(CACHE * jax.device_count() // tiling.tile**2, 2)
