@@ -4,7 +4,6 @@ The core names are here, and every room is reachable (`lim_jax.training.balanced
 `lim_jax.adjoint.criteria`, ...). What is not used is not loaded.
 """
 
-from lim_jax import _checks as _checks
 from lim_jax._doors import opened
 
 __getattr__, __dir__, __all__ = opened(__name__, __file__)

@@ -1,29 +1,54 @@
 """``python -m lim_jax`` and the command ``lim-jax``."""
 
+import os
+import signal
 import sys
+from importlib.util import find_spec
 
 try:
-    import matplotlib as matplotlib  # rooms load it when they draw, at the end of a long command
-
-    from lim_jax._checks import refusal
+    from lim_jax._refusal import refusal
     from lim_jax.cli import keep_programs
     from lim_jax.cli import main as run
+
+    if find_spec("matplotlib") is None:  # rooms load it when they draw, after a long computation
+        raise ModuleNotFoundError(name="matplotlib")
 except ModuleNotFoundError as error:
     if error.name not in ("matplotlib", "platformdirs", "tqdm", "tyro"):
         raise
     sys.exit(f"lim-jax needs {error.name}: python -m pip install 'lim_jax[plot,cli]'")
 
+INTERRUPTED = 130  # as shells have it
+
 
 def main() -> int:
     """Run the command; what it refuses is said in a line, and the status is 2."""
     try:
-        return run(keep_programs(sys.argv[1:]))
+        status = run(keep_programs(sys.argv[1:]))
+    except KeyboardInterrupt:  # once more, while the first was told of
+        status = INTERRUPTED
     except (ValueError, ImportError, RuntimeError) as error:
         words = refusal(error)
         if words is None:
             raise
         print(f"lim-jax: {words}", file=sys.stderr)
         return 2
+    if status == INTERRUPTED:
+        _leave()
+    return status
+
+
+def _leave() -> None:
+    """End the process at once.
+
+    XLA compiles in threads of its own, and whoever waits for one is interrupted, not the thread,
+    which Python can neither end nor wait for. An interpreter that ended as usual would take the
+    devices from under it, and the process would die of a segmentation fault. All that is kept of a
+    run is written as a whole or not at all, so that nothing is lost.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(INTERRUPTED)
 
 
 if __name__ == "__main__":

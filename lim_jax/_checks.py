@@ -9,7 +9,6 @@ functions pass them on, and no function turns them into numbers.
 import math
 import operator
 import os
-import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,6 +26,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Bool, PyTree
 
+from lim_jax._refusal import refusal
 from lim_jax._varying import varying_as, varying_axes
 
 Tree = TypeVar("Tree")
@@ -41,25 +41,6 @@ def require(holds: bool, name: str, *, got: object, expected: str, cure: str) ->
     """Raise a `ValueError` that names the argument, unless `holds`."""
     if not holds:
         raise ValueError(f"{name}: got {got}, expected {expected}. {cure}")
-
-
-def refusal(error: Exception) -> str | None:
-    r"""The words of an error of ours, which name what was refused and the cure; None of others.
-
-    Equinox and XLA wrap what is raised while a compiled program runs in words of their own.
-
-    Examples
-    --------
-    >>> refusal(ValueError("delta: got 0.6, expected less than one half. Take 0.2."))
-    'delta: got 0.6, expected less than one half. Take 0.2.'
-    >>> refusal(ValueError("zip() argument 2 is longer than argument 1"))
-    >>> refusal(RuntimeError("INTERNAL: ... _EquinoxRuntimeError: x: expected ones.\n\n\n---"))
-    'x: expected ones.'
-    """
-    wrapped = re.search(r"EquinoxRuntimeError: (.+?)\n\n", str(error), re.DOTALL)
-    words = wrapped[1] if wrapped else str(error)
-    got = "(got .+, )?" if isinstance(error, RuntimeError) else "got .+, "
-    return words if re.match(rf"[^\n]+?: {got}expected ", words, re.DOTALL) else None
 
 
 def described(value: object) -> str:

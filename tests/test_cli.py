@@ -22,7 +22,7 @@ from reference.as_users import ROOT, run_python
 import lim_jax as lim
 from lim_jax import __main__, cli, paper, plots
 from lim_jax._checks import guarded
-from lim_jax.cli import orders
+from lim_jax.cli import commands, orders
 from lim_jax.limits import convergence
 from lim_jax.limits import position as in_position
 from lim_jax.limits.layers import LAYER_ROWS
@@ -172,7 +172,7 @@ def test_an_interrupted_command_says_so_in_a_line(tmp_path):
 import signal, sys, time
 from lim_jax import cli
 from lim_jax._checks import guarded
-from lim_jax.cli import orders
+from lim_jax.cli import commands, orders
 from lim_jax.limits.layers import LAYER_ROWS
 
 # What a shell starts in the background is told to ignore it.
@@ -256,13 +256,24 @@ def test_the_counterexamples_print_and_write_their_numbers(tmp_path, capsys):
     assert all(f'"{example["slogan"]}"' in printed for example in document)
 
 
-def test_without_a_command_it_says_what_there_is(capsys):
-    with pytest.raises(SystemExit) as left:
-        cli.main([])
-    assert left.value.code == 0
-    printed = capsys.readouterr().out
-    for name in ("profile", "explain", "rates", "reproduce", "counterexamples", "--version"):
-        assert name in printed
+def test_without_a_command_it_says_what_there_is():
+    """Of each command what its own help begins with; and nothing is loaded that takes long."""
+    program = """
+import sys
+from lim_jax.__main__ import main
+try:
+    sys.argv = ["lim-jax"]
+    main()
+finally:
+    print(*sys.modules, file=sys.stderr)
+"""
+    done = run_python("-c", program, folder=ROOT)
+    assert done.returncode == 0 and "--version" in done.stdout
+    words = " ".join(re.findall(r"\w+", done.stdout))
+    for name, (_, summary) in commands.COMMANDS.items():
+        assert summary == (getattr(cli, name).__doc__ or "").splitlines()[0]
+        assert " ".join(re.findall(r"\w+", f"{name} {summary}")) in words
+    assert not {"jax", "numpy", "matplotlib"} & set(done.stderr.split())
 
 
 def test_the_version_is_that_of_the_package(capsys):
@@ -328,8 +339,8 @@ def test_every_group_of_studies_is_named_in_the_help():
 
 def test_a_missing_extra_is_named_before_any_work(tmp_path):
     """Figures are drawn last: without matplotlib a command says so first."""
-    (tmp_path / "matplotlib.py").write_text("raise ModuleNotFoundError(name='matplotlib')")
-    done = run_python("-m", "lim_jax", "counterexamples", folder=tmp_path)
+    program = "import sys; sys.modules['matplotlib'] = None; import lim_jax.__main__"
+    done = run_python("-c", program, folder=tmp_path)
     assert done.returncode == 1 and "python -m pip install 'lim_jax[plot,cli]'" in done.stderr
     assert done.stdout == "" and "Traceback" not in done.stderr
 

@@ -156,6 +156,7 @@ def test_a_density_does_not_load_what_it_does_not_need():
     program = """
 import sys
 import lim_jax as lim
+assert not {"jax", "numpy"} & set(sys.modules)
 from lim_jax.plots import influence_profile
 lim.influence, lim.ResidualFlow, lim.split, lim.TransformerField
 print(*{"diffrax", "lineax", "optax"} & set(sys.modules))

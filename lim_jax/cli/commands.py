@@ -1,18 +1,49 @@
 """The command ``lim-jax``: which subcommands there are."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib import import_module
 from importlib.metadata import version
 
 import tyro
 
-from lim_jax.cli.comparing import compare
-from lim_jax.cli.explaining import explain
-from lim_jax.cli.orders import rates
-from lim_jax.cli.profiling import profile
-from lim_jax.cli.questions import ask
-from lim_jax.cli.reproduction import counterexamples, reproduce
-from lim_jax.cli.studying import study
+# The file of each command, and its docstring's first line: a file is loaded when its command is
+# run, and none where only the list is shown.
+COMMANDS = {
+    "ask": (
+        "questions",
+        "Ask a model a question about documents, and say which of them its answer comes from.",
+    ),
+    "profile": (
+        "profiling",
+        "Say which positions of your data a model uses: densities with errors, tokens and records.",
+    ),
+    "compare": (
+        "comparing",
+        "Say what changed from one profile to another: two models, two prompts, two orders.",
+    ),
+    "explain": (
+        "explaining",
+        "Say which positions a language model uses, and why: density, channels, hops, "
+        "certificates.",
+    ),
+    "rates": (
+        "orders",
+        "Measure the paper's limits: tokens to Volterra, layers to the depth flow.",
+    ),
+    "study": (
+        "studying",
+        "Ask whether influence matters: networks that retrieve, and what the remedies do to them.",
+    ),
+    "reproduce": (
+        "reproduction",
+        "Compute section 4 of the paper in float64 and hold it against every figure it prints.",
+    ),
+    "counterexamples": (
+        "reproduction",
+        "Run the paper's four counterexamples to unconditional claims about shape.",
+    ),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -32,16 +63,7 @@ def _run(arguments: Sequence[str]) -> int:
         print(f"lim-jax {version('lim_jax')}")
         return 0
     return tyro.extras.subcommand_cli_from_dict(
-        {
-            "ask": ask,
-            "profile": profile,
-            "compare": compare,
-            "explain": explain,
-            "rates": rates,
-            "study": study,
-            "reproduce": reproduce,
-            "counterexamples": counterexamples,
-        },
+        {name: _command(name, loaded=name in arguments[:1]) for name in COMMANDS},
         prog="lim-jax",
         description="Which positions of a long context a causal Transformer really uses. "
         "Each command says more by its own --help; lim-jax --version says which version this is. "
@@ -49,3 +71,16 @@ def _run(arguments: Sequence[str]) -> int:
         "before the command keeps them elsewhere, --no-cache nowhere.",
         args=arguments or ["--help"],
     )
+
+
+def _command(name: str, loaded: bool) -> Callable[..., int]:
+    """A command; or where another one is run, what only stands for it in the list."""
+    file, summary = COMMANDS[name]
+    if loaded:
+        return getattr(import_module(f"lim_jax.cli.{file}"), name)
+
+    def listed() -> int:
+        raise AssertionError(f"{name} is not loaded")
+
+    listed.__doc__ = summary
+    return listed

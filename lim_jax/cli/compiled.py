@@ -4,11 +4,11 @@ Compiling is most of what a short command waits for. Only the process of the com
 programs: who imports the library decides for themselves, by JAX's own settings.
 """
 
+import os
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-import jax
 import platformdirs
 
 MOST = 2**30  # bytes that a command begins with; those that were not used for longest went first
@@ -16,6 +16,9 @@ MOST = 2**30  # bytes that a command begins with; those that were not used for l
 
 def keep_programs(arguments: Sequence[str]) -> list[str]:
     """Say to JAX where to keep compiled programs, and give the arguments that are left.
+
+    In the environment of the process, which JAX reads as it is imported: not before a command is
+    loaded that needs it.
 
     In the user's cache folder, or where JAX's own ``JAX_COMPILATION_CACHE_DIR`` says; in the folder
     of a leading ``--cache PATH``; after a leading ``--no-cache``, or with
@@ -33,7 +36,7 @@ def keep_programs(arguments: Sequence[str]) -> list[str]:
     """
     match list(arguments):
         case ["--no-cache", *rest]:
-            jax.config.update("jax_enable_compilation_cache", False)
+            os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
             return rest
         case ["--cache"]:
             raise ValueError("--cache: got no folder, expected one. Say --cache PATH COMMAND.")
@@ -41,20 +44,22 @@ def keep_programs(arguments: Sequence[str]) -> list[str]:
             _keep_in(Path(path))
             return rest
         case rest:
-            if jax.config.values["jax_compilation_cache_dir"] is None:
+            if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
                 _keep_in(platformdirs.user_cache_path("lim_jax"))
             return rest
 
 
 def _keep_in(folder: Path) -> None:
-    # Of every program that it finds again XLA logs, on the very processor that compiled it, that
-    # tuning flags such as prefer-no-gather are none of the processor's features.
-    jax.config.update("jax_logging_level", "CRITICAL")
-    jax.config.update("jax_compilation_cache_dir", str(folder))
     # JAX's own bound has it look at all files for every program that it keeps.
     _make_room(folder)
-    # Small ones too: a command compiles hundreds.
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    os.environ |= {
+        "JAX_COMPILATION_CACHE_DIR": str(folder),
+        # Small ones too: a command compiles hundreds.
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        # Of every program that it finds again XLA logs, on the very processor that compiled it,
+        # that tuning flags such as prefer-no-gather are none of the processor's features.
+        "JAX_LOGGING_LEVEL": "CRITICAL",
+    }
 
 
 def _make_room(folder: Path) -> None:

@@ -9,10 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol, runtime_checkable
 
 import tyro
-from matplotlib.figure import Figure
 
 from lim_jax._checks import AnyPath, as_path, require
 
@@ -20,6 +19,13 @@ from lim_jax._checks import AnyPath, as_path, require
 Named = Annotated[AnyPath, tyro.conf.arg(metavar="PATH")]
 Unnamed = Annotated[AnyPath | None, tyro.conf.arg(metavar="{None}|PATH")]
 RECORD, UNFINISHED = "run.json", "unfinished"
+
+
+@runtime_checkable
+class _Figure(Protocol):
+    """A figure of matplotlib, which takes long to load, and is not until something is drawn."""
+
+    def savefig(self, fname: Path, /) -> Any: ...
 
 
 @contextmanager
@@ -176,14 +182,14 @@ def write_table(path: AnyPath, names: Sequence[str], rows: Iterable[Sequence[Any
         csv.writer(file).writerows([names, *rows])
 
 
-def save_figure(figure: Figure, folder: AnyPath, name: str) -> None:
+def save_figure(figure: _Figure, folder: AnyPath, name: str) -> None:
     """Draw a figure to pixels and to lines: ``name.png`` and ``name.svg``."""
     for kind in ("png", "svg"):
         figure.savefig(as_path(folder, "folder") / f"{name}.{kind}")
 
 
 def write_findings(
-    folder: AnyPath, name: str, results: Any, figures: Mapping[str, Figure], page: str
+    folder: AnyPath, name: str, results: Any, figures: Mapping[str, _Figure], page: str
 ) -> None:
     """Write results, their figures and the page that shows them; its first paragraph is printed.
 

@@ -11,22 +11,23 @@ from reference.as_users import run_python
 from lim_jax import __main__, cli
 from lim_jax.cli import compiled
 
-FOLDER, ENABLED = "jax_compilation_cache_dir", "jax_enable_compilation_cache"
+FOLDER, ENABLED = "JAX_COMPILATION_CACHE_DIR", "JAX_ENABLE_COMPILATION_CACHE"
 COMPILES = """
-import sys, jax
+import os, sys
 from lim_jax.cli import keep_programs
-jax.config.update("jax_enable_compilation_cache", True)
+os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "true"
 keep_programs(["--cache", sys.argv[1]])
+assert "jax" not in sys.modules
+import jax
 print(jax.jit(lambda x: 2 * x)(3.0))
 """
 
 
 @pytest.fixture
 def settings(monkeypatch):
-    """What would be set, by name; nothing is."""
+    """What would be set in the environment, by name; nothing is."""
     found = {}
-    config = SimpleNamespace(update=found.__setitem__, values={FOLDER: None})
-    monkeypatch.setattr(compiled, "jax", SimpleNamespace(config=config))
+    monkeypatch.setattr(compiled, "os", SimpleNamespace(environ=found))
     return found
 
 
@@ -35,23 +36,23 @@ def test_programs_are_kept_in_the_users_folder(settings, monkeypatch, tmp_path):
     assert cli.keep_programs(["rates", "--quick"]) == ["rates", "--quick"]
     assert settings[FOLDER] == str(tmp_path / "lim_jax")
     # With a bound of its own JAX looks at all files for every program.
-    assert "jax_compilation_cache_max_size" not in settings
+    assert "JAX_COMPILATION_CACHE_MAX_SIZE" not in settings
 
 
 def test_flags_before_the_command_move_or_refuse_the_folder(settings):
     assert cli.keep_programs(["--cache", "here", "rates"]) == ["rates"]
     assert settings.pop(FOLDER) == "here"
     assert cli.keep_programs(["--no-cache", "rates"]) == ["rates"]
-    assert settings[ENABLED] is False and FOLDER not in settings
+    assert settings[ENABLED] == "false" and FOLDER not in settings
     assert cli.keep_programs(["rates", "--cache", "here"]) == ["rates", "--cache", "here"]
     with pytest.raises(ValueError, match="--cache: got no folder, expected one"):
         cli.keep_programs(["--cache"])
 
 
 def test_a_folder_that_jax_was_told_of_stays(settings, monkeypatch):
-    monkeypatch.setitem(compiled.jax.config.values, FOLDER, "theirs")
+    settings[FOLDER] = "theirs"
     cli.keep_programs(["rates"])
-    assert settings == {}
+    assert settings == {FOLDER: "theirs"}
 
 
 def test_room_is_made_of_what_was_not_used_for_longest(settings, monkeypatch, tmp_path):
@@ -76,7 +77,7 @@ def test_the_command_asks_before_it_runs(settings, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["lim-jax", "--no-cache", "rates"])
     monkeypatch.setattr(__main__, "run", lambda arguments: seen.append(arguments) or 0)
     assert __main__.main() == 0
-    assert seen == [["rates"]] and settings[ENABLED] is False
+    assert seen == [["rates"]] and settings[ENABLED] == "false"
 
 
 def test_another_process_finds_what_was_compiled(tmp_path):
