@@ -3,7 +3,9 @@
 import os
 import signal
 import sys
+import warnings
 from importlib.util import find_spec
+from typing import Any
 
 try:
     from lim_jax._refusal import refusal
@@ -23,7 +25,9 @@ INTERRUPTED = 130  # as shells have it
 def main() -> int:
     """Run the command; what it refuses is said in a line, and the status is 2."""
     try:
-        status = run(keep_programs(sys.argv[1:]))
+        with warnings.catch_warnings():
+            warnings.showwarning = _said
+            status = run(keep_programs(sys.argv[1:]))
     except KeyboardInterrupt:  # once more, while the first was told of
         status = INTERRUPTED
     except (ValueError, ImportError, RuntimeError) as error:
@@ -35,6 +39,11 @@ def main() -> int:
     if status == INTERRUPTED:
         _leave()
     return status
+
+
+def _said(message: Warning | str, *_: Any) -> None:
+    """A warning in a line, without the file and the line of ours that gave it."""
+    print(f"lim-jax: {message}", file=sys.stderr)
 
 
 def _leave() -> None:

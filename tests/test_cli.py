@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import warnings
 from functools import cache, partial
 from importlib.metadata import version
 
@@ -355,6 +356,19 @@ def test_what_a_command_refuses_is_a_line_and_status_2(monkeypatch, tmp_path, ca
     assert said.out == "" and said.err.count("\n") == 1
     assert said.err.startswith("lim-jax: seed: got -1, expected a whole number")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_warning_is_a_line(monkeypatch, capsys):
+    def warning(arguments):
+        warnings.simplefilter("default")
+        warnings.warn("documents: notes has empty files, left out: a.txt.", stacklevel=1)
+        return 0
+
+    monkeypatch.setattr(__main__, "run", warning)
+    assert __main__.main() == 0
+    assert (
+        capsys.readouterr().err == "lim-jax: documents: notes has empty files, left out: a.txt.\n"
+    )
 
 
 def test_a_fault_keeps_its_traceback(monkeypatch, capsys):

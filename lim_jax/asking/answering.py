@@ -6,7 +6,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from lim_jax.asking.contexts import Asked, Context, Unanswered
+from lim_jax._checks import described, require, require_name
+from lim_jax.asking.contexts import ASKED, Asked, Context, Unanswered
 from lim_jax.models import CausalLM, answer
 
 
@@ -60,6 +61,10 @@ def self_answered(
         ends = np.isin(ids, end)
         return prompt.answered(ids[~ends], tokenizer, asked)._replace(cut=not ends.any())
 
-    return [
-        answered(one) if isinstance(one, Unanswered) else one for one in progress(list(prompts))
-    ]
+    prompts = list(prompts)
+    for one in prompts:
+        require(isinstance(one, Context | Unanswered), "prompts", got=described(one),
+                expected="contexts, or prompts that are unanswered",
+                cure="Take them from read_prompts.")  # fmt: skip
+    require_name(asked, ASKED, "asked", "It is what the loss is of.")
+    return [answered(one) if isinstance(one, Unanswered) else one for one in progress(prompts)]

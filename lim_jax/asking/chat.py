@@ -2,7 +2,8 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from math import isfinite
 from typing import Any, NamedTuple
 
 from lim_jax._checks import described, require, require_kind, require_several
@@ -17,53 +18,95 @@ from lim_jax.asking.templates import ChatTemplate, rendered
 
 # Around a piece's number they stand for it; no text has these, which Unicode leaves to everyone.
 OPENS, CLOSES = "\ue000", "\ue001"
-Message = Mapping[str, str]
+# Names of functions and of types, which templates compare, and which spell no token of control.
+WORD = re.compile(r"[\w $./:-]*")
+# What a message may have beside what is said.
+FURTHER = {"assistant": ("tool_calls",), "tool": ("tool_call_id", "name")}
+CALL = '{"type": "function", "function": {"name": "...", ...}}'
+Message = Mapping[str, Any]
 Pieces = Sequence[tuple[str, str]]
 
 
+class _Text(NamedTuple):
+    """Where pieces are to stand in a chat, one after another, by their numbers."""
+
+    numbers: Sequence[int]
+
+
 class _Layout(NamedTuple):
-    """A chat in numbered pieces, each a text under a name, so that each can be found again."""
+    """A chat in numbered pieces, each a text under a name, so that each can be found again.
+
+    Attributes
+    ----------
+    pieces
+        All of them.
+    chat
+        The variables of the template, with a `_Text` for each text.
+    said
+        The numbers of those that the template must lay out: the others are parts of calls.
+    """
 
     pieces: list[tuple[str, str]]
-    messages: list[tuple[str, range]]  # a role, and the numbers of the pieces that are said
-    documents: list[dict[str, int]]
+    chat: dict[str, Any]
+    said: set[int]
+
+    def put(self, texts: Pieces, said: bool = True) -> _Text:
+        """Add pieces, and say where they are to stand."""
+        numbers = range(len(self.pieces), len(self.pieces) + len(texts))
+        self.pieces.extend(texts)
+        self.said.update(numbers if said else ())
+        return _Text(numbers)
+
+    def marked(self, value: Any) -> Any:
+        """The same of lists and objects, with a `_Text` for each text that is more than a word."""
+        if isinstance(value, Mapping):
+            return {name: self.marked(one) for name, one in value.items()}
+        if isinstance(value, Sequence) and not isinstance(value, str):
+            return [self.marked(one) for one in value]
+        more = isinstance(value, str) and WORD.fullmatch(value) is None
+        return self.put([(value, "")], said=False) if more else value
 
     def variables(self, texts: Sequence[str]) -> dict[str, Any]:
         """Of the template, with these texts for the pieces."""
-        chat: dict[str, Any] = {
-            "messages": [
-                {"role": role, "content": "".join(texts[number] for number in numbers)}
-                for role, numbers in self.messages
-            ]
-        }
-        if self.documents:
-            chat["documents"] = [
-                {part: texts[number] for part, number in one.items()} for one in self.documents
-            ]
-        return chat
+        return _filled(self.chat, texts)
+
+
+def _filled(value: Any, texts: Sequence[str]) -> Any:
+    if isinstance(value, _Text):
+        return "".join(texts[number] for number in value.numbers)
+    if isinstance(value, Mapping):
+        return {name: _filled(one, texts) for name, one in value.items()}
+    return [_filled(one, texts) for one in value] if isinstance(value, list) else value
 
 
 def chat_prompt(
-    messages: Sequence[Message], template: ChatTemplate, documents: Sequence[Document] = ()
+    messages: Sequence[Message],
+    template: ChatTemplate,
+    documents: Sequence[Document] = (),
+    tools: Sequence[Mapping[str, Any]] = (),
 ) -> Laid:
     r"""A chat as its model reads it, up to where the assistant begins to speak.
 
     Each message is a part under its role and its number, such as ``user 2``. Documents go where the
     template has a place for them, else before the text of the user's last message, which is then
-    the part ``question``. An answer follows at once.
+    the part ``question``. An answer follows at once. Where the last message is the assistant's own,
+    it is left open, and the answer goes on with it.
 
     Where the template puts a text is found by laying out the same chat with marks in their places,
     so that texts may repeat one another or the template's own words, and may lose white space at
-    their ends.
+    their ends. No text of a chat is read as a token of control, such as the mark of a turn's end.
 
     Parameters
     ----------
     messages
-        Each ``{"role": ..., "content": ...}``, both texts.
+        As `require_messages` takes them.
     template
         Of `read_chat_template`.
     documents
         As in `documents.document_prompt`.
+    tools
+        What the assistant may call, each as a schema in JSON:
+        ``{"type": "function", "function": {"name": ..., "description": ..., "parameters": ...}}``.
 
     Raises
     ------
@@ -82,24 +125,47 @@ def chat_prompt(
     """
     require_kind(template, ChatTemplate, "template", "Take it from read_chat_template(model).")
     require_messages(messages)
+    if tools:
+        _require_functions(tools, "tools")
     named = named_documents(documents) if documents else ()
-    layouts = [_layout(messages)]
+    layouts = [_layout(messages, tools)]
     if named:
-        layouts = [_beside(messages, named), _layout(messages, document_pieces(named))]
+        beside = _beside(messages, tools, named)
+        layouts = [beside, _layout(messages, tools, document_pieces(named))]
+    layout, whole, frame = _chosen(template, layouts)
+    places, control = _found(layout, whole, frame)
+    end = len(whole)
+    if not layout.chat["add_generation_prompt"]:
+        (last,) = layout.chat["messages"][-1]["content"].numbers
+        end = max(stop for _, stop, number in places if number == last)
+    named_places = [(start, stop, layout.pieces[number][1]) for start, stop, number in places]
+    return Laid(
+        whole[:end],
+        tuple(one for one in named_places if one[2] and one[0] < one[1] <= end),
+        marked=True,
+        control=tuple(one for one in control if one[1] <= end),
+    )
+
+
+def _chosen(template: ChatTemplate, layouts: Sequence[_Layout]) -> tuple[_Layout, str, str]:
+    """The layout that the template takes: its text, and that with marks for the pieces."""
     texts = [[text for text, _ in layout.pieces] for layout in layouts]
     require(
         OPENS not in "".join(texts[-1]), "messages", got=f"the letter {OPENS!r}",
         expected="texts of known letters", cure="Leave it out: it marks where a text is.",
     )  # fmt: skip
     marks = [[f"{OPENS}{n}{CLOSES}" for n in range(len(layout.pieces))] for layout in layouts]
-    pairs = [pair for both in zip(layouts, texts, marks, strict=True) for pair in _pair(*both)]
-    found = rendered(template, pairs)
+    chats = [
+        layout.variables(shown)
+        for layout, *both in zip(layouts, texts, marks, strict=True)
+        for shown in both
+    ]
+    less = dict(_without_calls(chats[-2]))
+    found = rendered(template, [*chats, *less.values()])
     # With documents, the first layout is the template's own place for them: is there one?
-    first = len(layouts) == 2 and all(
-        marks[0][one["text"]] in found[1].get("text", "") for one in layouts[0].documents
-    )
-    chosen = 0 if first else len(layouts) - 1
-    whole, frame = found[2 * chosen : 2 * chosen + 2]
+    places = [one["text"].numbers[0] for one in layouts[0].chat.get("documents", ())]
+    own = bool(places) and all(marks[0][n] in found[1].get("text", "") for n in places)
+    whole, frame = found[:2] if own else found[len(chats) - 2 : len(chats)]
     require(
         "text" in whole and "text" in frame,
         "messages",
@@ -107,51 +173,78 @@ def chat_prompt(
         expected="a chat that it takes",
         cure="Such as one of the user alone: some templates know no system.",
     )
-    return Laid(whole["text"], _found(layouts[chosen], whole["text"], frame["text"]), marked=True)
+    unread = [name for name, one in zip(less, found[len(chats) :], strict=True)
+              if one == found[len(chats) - 2]]  # fmt: skip
+    _require_all_laid_out(unread)
+    return layouts[0 if own else -1], whole["text"], frame["text"]
 
 
-def _pair(layout: _Layout, texts: list[str], marks: list[str]) -> tuple[dict, dict]:
-    return layout.variables(texts), layout.variables(marks)
+def _without_calls(chat: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The same chat without tools, or the calls of a message, by the name of what is left out."""
+    if "tools" in chat:
+        yield "tools", {name: value for name, value in chat.items() if name != "tools"}
+    for number, message in enumerate(chat["messages"]):
+        if "tool_calls" in message:
+            bare = {name: value for name, value in message.items() if name != "tool_calls"}
+            others = chat["messages"][:number], chat["messages"][number + 1 :]
+            yield f"the calls of message {number + 1}", {
+                **chat, "messages": [*others[0], bare, *others[1]]
+            }  # fmt: skip
 
 
-def _layout(messages: Sequence[Message], before: Pieces | None = None) -> _Layout:
+def _layout(messages: Sequence[Message], tools: Any, before: Pieces | None = None) -> _Layout:
     """With pieces before what the user said last, which is then the question; None without."""
-    pieces, laid = [], []
     users = [number for number, one in enumerate(messages) if one["role"] == "user"]
     require(
         bool(users) or before is None, "messages", got="documents, and none of a user",
         expected="a user who asks", cure="The question is the user's last message.",
     )  # fmt: skip
+    laid: list[dict[str, Any]] = []
+    layout = _Layout([], {"messages": laid}, set())
+    taken = {name for _, name in before or ()}
     for number, message in enumerate(messages):
-        start, role = len(pieces), message["role"]
-        asks = before is not None and number == users[-1]
-        pieces += before if before is not None and asks else ()
-        pieces.append((message["content"], QUESTION if asks else f"{role} {number + 1}"))
-        laid.append((role, range(start, len(pieces))))
-    return _Layout(pieces, laid, [])
+        role, text = message["role"], _text(message.get("content"))
+        asks, name = before is not None and number == users[-1], f"{role} {number + 1}"
+        while name in taken:
+            name += " (message)"
+        pieces = [*(before or () if asks else ()), (text or "", QUESTION if asks else name)]
+        # Where nothing is said beside a call, a template is to see that it is nothing.
+        one = {"role": role, "content": layout.put(pieces) if text else ""}
+        further = {key: layout.marked(message[key]) for key in FURTHER.get(role, ())
+                   if message.get(key) is not None}  # fmt: skip
+        laid.append({**one, **further})
+    open_end = messages[-1]["role"] == "assistant"
+    layout.chat["add_generation_prompt"] = not open_end
+    if tools:
+        layout.chat["tools"] = layout.marked(tools)
+    return layout
 
 
-def _beside(messages: Sequence[Message], documents: Sequence[Document]) -> _Layout:
+def _beside(messages: Sequence[Message], tools: Any, documents: Sequence[Document]) -> _Layout:
     """With documents that the template itself is to place."""
-    pieces, laid, _ = _layout(messages, ())
-    numbered = []
-    for one in documents:
-        shown = {part: text for part in ("title", "text") if (text := getattr(one, part))}
-        numbered.append({part: len(pieces) + n for n, part in enumerate(shown)})
-        pieces += [(text, one.name) for text in shown.values()]
-    return _Layout(pieces, laid, numbered)
+    layout = _layout(messages, tools, ())
+    layout.chat["documents"] = [
+        {
+            part: layout.put([(text, one.name)], said=part == "text")
+            for part in ("title", "text")
+            if (text := getattr(one, part))
+        }
+        for one in documents
+    ]
+    return layout
 
 
-def _found(layout: _Layout, text: str, frame: str) -> tuple[tuple[int, int, str], ...]:
-    """Where each piece stands in a text, by the same text with marks in the pieces' places."""
+def _found(
+    layout: _Layout, text: str, frame: str
+) -> tuple[list[tuple[int, int, int]], list[tuple[int, int]]]:
+    """Where each piece stands in a text, and where none does.
+
+    By the same text with marks in the pieces' places.
+    """
     said = re.split(f"{OPENS}(\\d+){CLOSES}", frame)
     numbers = [int(one) for one in said[1::2]]
-    left_out = {name for _, name in layout.pieces} - {layout.pieces[n][1] for n in numbers} - {""}
-    require(
-        not left_out, "messages",
-        got=f"{', '.join(sorted(left_out))}, which the model's chat template leaves out",
-        expected="what it lays out", cure="Leave it out, or ask by a prompt without a chat.",
-    )  # fmt: skip
+    names = {layout.pieces[number][1] for number in layout.said - set(numbers)}
+    _require_all_laid_out(sorted(names - {""}))
     put = [f"({'|'.join(_as_put(layout.pieces[number][0]))})" for number in numbers]
     between = [re.escape(one) for one in said[::2]]
     pattern = "".join(one + here for one, here in zip(between, [*put, ""], strict=True))
@@ -161,10 +254,17 @@ def _found(layout: _Layout, text: str, frame: str) -> tuple[tuple[int, int, str]
             "messages: got texts that the model's chat template changes, expected texts that can "
             "be found in the chat again. Leave out what it reads otherwise, or ask by a prompt."
         )
-    spans = [
-        (*match.span(group), layout.pieces[number][1]) for group, number in enumerate(numbers, 1)
-    ]
-    return tuple(span for span in spans if span[2] and span[0] < span[1])
+    places = [(*match.span(group), number) for group, number in enumerate(numbers, 1)]
+    edges = [0, *(edge for start, end, _ in places for edge in (start, end)), len(text)]
+    return places, list(zip(edges[::2], edges[1::2], strict=True))
+
+
+def _require_all_laid_out(left_out: Sequence[str]) -> None:
+    require(
+        not left_out, "messages",
+        got=f"{', '.join(left_out)}, which the model's chat template leaves out",
+        expected="what it lays out", cure="Leave it out, or ask by a prompt without a chat.",
+    )  # fmt: skip
 
 
 def _as_put(text: str) -> list[str]:
@@ -178,7 +278,11 @@ def _in_json(text: str) -> str:
 
 
 def require_messages(messages: Any) -> None:
-    """Refuse what is no list of messages, each a role and what is said, both texts.
+    """Refuse what is no list of messages, each a role and what is said.
+
+    What is said is a text, or a list of ``{"type": "text", "text": ...}``, which are read one after
+    another. An assistant may call tools (``tool_calls``), and then say nothing; a message of the
+    role ``tool`` may have a ``tool_call_id`` and a ``name``.
 
     Examples
     --------
@@ -188,11 +292,64 @@ def require_messages(messages: Any) -> None:
     """
     require_several(messages, Mapping, "messages", 'Each is {"role": "user", "content": "..."}.')
     for number, one in enumerate(messages, 1):
-        texts = all(isinstance(text, str) and text.strip() for text in one.values())
+        where, role = f"messages, message {number}", one.get("role")
+        further = FURTHER.get(role, ()) if isinstance(role, str) else ()
+        calls = one.get("tool_calls") is not None
+        says = bool((_text(one.get("content")) or "").strip())
+        says = says or (calls and one.get("content") in (None, ""))
         require(
-            texts and set(one) == {"role", "content"},
-            f"messages, message {number}",
-            got=f"{dict(one)!r}"[:60] if isinstance(one, Mapping) else described(one),
+            isinstance(role, str) and bool(role.strip()) and says
+            and set(one) <= {"role", "content", *further},
+            where, got=f"{dict(one)!r}"[:60],
             expected='{"role": "...", "content": "..."}, both texts that are not empty',
-            cure="Parts, pictures and calls of tools are not read.",
-        )
+            cure="Content may be a list of parts of text; pictures and sounds are not read.",
+        )  # fmt: skip
+        if calls:
+            _require_functions(one["tool_calls"], f"{where}, tool_calls")
+        _require_json([one.get(key) for key in further], where)
+    require(
+        messages[-1].get("tool_calls") is None, "messages", got="a last one that calls tools",
+        expected="the tools' answers after it", cure="Add a message of the role tool.",
+    )  # fmt: skip
+
+
+def _text(content: Any) -> str | None:
+    """The text of what is said; None where it is none."""
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else []
+    texts = [
+        one.get("text")
+        for one in parts
+        if isinstance(one, Mapping) and set(one) == {"type", "text"} and one["type"] == "text"
+    ]
+    whole = len(texts) == len(parts) > 0 and all(isinstance(text, str) for text in texts)
+    return "".join(map(str, texts)) if whole else None
+
+
+def _require_functions(functions: Any, where: str) -> None:
+    """Refuse what is no list of functions, or of calls of them."""
+    require_several(functions, Mapping, where, f"Each is {CALL}.")
+    for number, one in enumerate(functions, 1):
+        function = one.get("function")
+        name = function.get("name") if isinstance(function, Mapping) else None
+        here = f"{where}, entry {number}"
+        require(isinstance(name, str) and bool(name), here, got=f"{dict(one)!r}"[:60],
+                expected=CALL, cure="A function has a name.")  # fmt: skip
+        _require_json(one, here)
+
+
+def _require_json(value: Any, where: str) -> None:
+    """Refuse what JSON does not have, and names that a token of control may stand in."""
+    if isinstance(value, Mapping):
+        odd = [name for name in value if not (isinstance(name, str) and WORD.fullmatch(name))]
+        require(not odd, where, got=f"the name {odd[:1]}", expected="names of letters and digits",
+                cure="Templates compare names, so that they are left as they are.")  # fmt: skip
+        value = list(value.values())
+    if isinstance(value, list):
+        for one in value:
+            _require_json(one, where)
+        return
+    known = value is None or isinstance(value, str | int)
+    known = known or (isinstance(value, float) and isfinite(value))
+    require(known, where, got=described(value), expected="what JSON has", cure="Pass plain values.")

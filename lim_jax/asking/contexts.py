@@ -1,16 +1,26 @@
 """Contexts of ids: what a model reads, what is asked of it, and the parts that have names."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple, get_args
 
+import lazy_loader
 import numpy as np
 from jaxtyping import Float, Int
 
-from lim_jax._checks import require, require_kind, require_name, require_text
+from lim_jax._checks import (
+    ARRAYS,
+    described,
+    require,
+    require_kind,
+    require_name,
+    require_text,
+)
 from lim_jax.asking.documents import Laid
 from lim_jax.models import Contrast, contrast, texts_of_ids
 from lim_jax.tasks import EncodedText, encode_text
 
+tokenizers: Any = lazy_loader.load("tokenizers")  # of the extra; bytes do without
 Asked = Literal["next-token", "answer", "margin", "contrast"]
 ASKED = get_args(Asked)
 
@@ -45,7 +55,12 @@ def places_by_name(spans: Sequence[Any]) -> dict[str, Int[np.ndarray, " tokens"]
     {'b': [1, 4, 5], 'a': [0]}
     """
     found: dict[str, list[Any]] = {}
+    require_kind(spans, Sequence, "spans", "Pass a list of Span.")
     for span in spans:
+        name, places = getattr(span, "name", None), getattr(span, "places", None)
+        whole = isinstance(places, ARRAYS) and places.ndim == 1 and places.dtype.kind in "iu"
+        require(isinstance(name, str) and whole, "spans", got=described(span),
+                expected="a name and an array of places", cure="Make each by Span.")  # fmt: skip
         found.setdefault(span.name, []).append(span.places)
     return {name: np.unique(np.concatenate(places)) for name, places in found.items()}
 
@@ -183,8 +198,8 @@ def context_of(
     Raises
     ------
     ValueError
-        Where there are fewer than two tokens, an answer is asked of which there is none, or a span
-        is no part of the text.
+        Where there are fewer than two tokens, an answer is asked of which there is none, a span is
+        no part of the text, or a text of the user's is a token of control whatever is done.
 
     Examples
     --------
@@ -196,12 +211,12 @@ def context_of(
     """
     require_kind(laid, Laid, "laid", "Make it by document_prompt or chat_prompt.")
     require_text(answer, "answer")
-    text = laid.text + answer
-    found = encode_text(text, tokenizer, marks=not laid.marked)
+    require_text(foil, "foil")
+    found = _encoded(laid, answer, tokenizer, where)
     if asked == "contrast":
         context = _contrast(found, laid, foil, tokenizer, where)
     else:
-        context = _context(found, laid, len(text), asked, where)
+        context = _context(found, laid, len(laid.text + answer), asked, where)
     return context._replace(chat=laid.marked)
 
 
@@ -215,7 +230,8 @@ def unanswered(laid: Laid, tokenizer: Any = None, foil: str = "") -> Unanswered:
     ([50, 43, 50, 61, 52], [0.0, 0.0, 0.0, 1.0], ('2', '+', '2', '='))
     """
     require_kind(laid, Laid, "laid", "Make it by document_prompt or chat_prompt.")
-    ids, tokens, last = encode_text(laid.text, tokenizer, marks=not laid.marked)
+    require_text(foil, "foil")
+    ids, tokens, last = _encoded(laid, "", tokenizer, "prompt")
     spelt = np.flatnonzero(last >= 0)
     require(spelt.size > 0, "prompt", got="no tokens", expected="some", cure="Ask something.")
     end = int(spelt[-1]) + 1
@@ -226,7 +242,7 @@ def _contrast(found: EncodedText, laid: Laid, foil: str, tokenizer: Any, where: 
     """The prompt alone, of which answer and foil are asked; both must leave it as it is."""
     require(bool(foil), where, got="no foil", expected="what might have followed instead",
             cure='Give "foil", or --foil TEXT.')  # fmt: skip
-    other = encode_text(laid.text + foil, tokenizer, marks=not laid.marked)
+    other = _encoded(laid, foil, tokenizer, where)
     follows = [one.last >= len(laid.text) for one in (found, other)]
     prompts = [
         one.ids[: int(after.argmax())] for one, after in zip((found, other), follows, strict=True)
@@ -273,12 +289,87 @@ def _span(
     span: tuple[int, int, str], found: EncodedText, most: int, where: str, length: int
 ) -> Span:
     """The context's tokens whose last characters lie in [start, end)."""
+    parts: Any = list(span) if isinstance(span, Sequence) else [span]
     require(
-        list(map(type, span)) == [int, int, str] and 0 <= span[0] < span[1] <= most,
+        list(map(type, parts)) == [int, int, str] and 0 <= parts[0] < parts[1] <= most,
         where,
-        got=f"the span {list(span)}",
+        got=f"the span {parts}",
         expected=f'[start, end, "name"] with 0 <= start < end <= {most}, the characters',
         cure="The end is not of the span, as in a Python slice.",
     )
     start, end, name = span
     return Span(name, np.flatnonzero(found.within(start, end)[:length]))
+
+
+class _Control(NamedTuple):
+    """A token of control, where a text spells it."""
+
+    start: int
+    end: int
+    id: int
+    token: Any
+
+
+def _encoded(laid: Laid, after: str, tokenizer: Any, where: str) -> EncodedText:
+    """The tokens of what was laid out and of what follows it.
+
+    What users wrote is never read as tokens of control: where that would be, these are read as
+    letters everywhere, and those that a template wrote are called by other names.
+    """
+    require_text(laid.text, "laid.text")
+    text, marks = laid.text + after, not laid.marked
+    found = encode_text(text, tokenizer, marks=marks)
+    added = getattr(tokenizer, "get_added_tokens_decoder", dict)()
+    of_control = {number: token for number, token in added.items() if token.special}
+    if laid.control is None or not of_control:
+        return found
+    spelt = list(_spelt(text, found, of_control))
+    ours = [one for one in spelt if any(s <= one.start and one.end <= e for s, e in laid.control)]
+    if len(ours) == len(spelt):
+        return found
+    found = encode_text(text, _read_as_text(tokenizer, text, ours), marks=marks)
+    known = {one.start for one in ours}
+    left = [one for one in _spelt(text, found, of_control) if one.start not in known]
+    require(not left, where, got=left and f"{left[0].token.content!r} at character {left[0].start}",
+            expected="a text without what the tokenizer takes for a token of control",
+            cure="Leave it out.")  # fmt: skip
+    return found
+
+
+def _spelt(text: str, found: EncodedText, of_control: Mapping[int, Any]) -> Iterator[_Control]:
+    """The tokens of control that stand in a text; an unknown word is one that it does not spell."""
+    reached = 0
+    for number, last in zip(found.ids.tolist(), found.last.tolist(), strict=True):
+        if number in of_control and last >= 0:
+            content = of_control[number].content
+            start = text.find(content, reached, last + 1)
+            if start >= 0:
+                yield _Control(start, start + len(content), number, of_control[number])
+        reached = max(reached, last + 1)
+
+
+def _read_as_text(tokenizer: Any, text: str, ours: Sequence[_Control]) -> Any:
+    """What encodes a text with only some of its tokens of control, each called by another name."""
+    mark = next(letter for letter in map(chr, range(0xE000, 0xF8FF)) if letter not in text)
+    names = {mark + one.token.content: one for one in ours}
+    plain = tokenizers.Tokenizer.from_str(tokenizer.to_str())
+    plain.encode_special_tokens = True
+    for name, (*_, token) in names.items():
+        kept = {part: getattr(token, part) for part in ("lstrip", "rstrip", "single_word")}
+        plain.add_tokens([tokenizers.AddedToken(name, normalized=token.normalized, **kept)])
+    ids = {plain.token_to_id(name): one.id for name, one in names.items()}
+    starts = [one.start for one in ours]
+    marked = [start + number for number, start in enumerate(starts)]
+    parts = [text[a:b] for a, b in zip([0, *starts], [*starts, len(text)], strict=True)]
+
+    def encode(_: str, **options: Any) -> Any:
+        found = plain.encode(mark.join(parts), **options)
+        offsets = np.asarray(found.offsets).reshape(-1, 2)
+        offsets = offsets - np.searchsorted(marked, offsets)
+        return SimpleNamespace(
+            ids=[ids.get(number, number) for number in found.ids],
+            tokens=found.tokens,
+            offsets=offsets.tolist(),
+        )
+
+    return SimpleNamespace(encode=encode)

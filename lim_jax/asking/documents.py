@@ -1,5 +1,6 @@
 """Documents and a question, laid out as one text whose parts have names."""
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from itertools import accumulate
@@ -7,7 +8,11 @@ from typing import NamedTuple
 
 from lim_jax._checks import require, require_several, require_text
 
-QUESTION = "question"  # the name of its part
+# The names that we give: of the question's part and the answer's, and of what is in no part. A
+# message's part is called by its role and its number.
+QUESTION, ANSWER, REST = "question", "answer", "the rest"
+RESERVED_NAMES = frozenset({QUESTION, ANSWER, REST})
+MESSAGES = re.compile(r"(system|developer|user|assistant|tool) \d+")
 
 
 class Document(NamedTuple):
@@ -41,19 +46,25 @@ class Laid(NamedTuple):
     marked
         Whether the text spells the marks of its beginning itself, as a chat's does: then the
         tokenizer adds none.
+    control
+        The parts, a start and an end each, in which a token of control such as ``<|im_end|>`` may
+        stand: what a template wrote. Elsewhere, and in the answer, its letters are read as text.
+        None where one may stand anywhere, as in a prompt that was laid out by hand.
     """
 
     text: str
     spans: tuple[tuple[int, int, str], ...] = ()
     marked: bool = False
+    control: tuple[tuple[int, int], ...] | None = None
 
 
 def named_documents(documents: Sequence[Document]) -> tuple[Document, ...]:
     """The same documents, each with a name of its own.
 
-    That is its title, or its number from 1 where it has none. Where several would be called alike
-    the number follows, so that no two are counted as one. Names stay with the documents, in
-    whichever order they are laid out afterwards.
+    That is its title, or its number from 1 where it has none. Where several would be called alike,
+    or one as a part that is no document (`RESERVED_NAMES`, a role and a number), the number
+    follows, so that no two are counted as one. Names stay with the documents, in whichever order
+    they are laid out afterwards.
 
     Parameters
     ----------
@@ -81,12 +92,17 @@ def named_documents(documents: Sequence[Document]) -> tuple[Document, ...]:
             cure="Leave a document without a text out.",
         )
     names = [one.name or one.title or f"document {n}" for n, one in enumerate(documents, 1)]
-    while shared := {name for name, count in Counter([*names, QUESTION]).items() if count > 1}:
+    while shared := {name for name, count in Counter(names).items() if count > 1 or _ours(name)}:
         names = [
             f"{name} (document {number})" if name in shared else name
             for number, name in enumerate(names, 1)
         ]
     return tuple(one._replace(name=name) for one, name in zip(documents, names, strict=True))
+
+
+def _ours(name: str) -> bool:
+    """Whether it is the name of a part that is no document."""
+    return name in RESERVED_NAMES or MESSAGES.fullmatch(name) is not None
 
 
 def document_prompt(documents: Sequence[Document], question: str) -> Laid:
@@ -124,7 +140,7 @@ def document_prompt(documents: Sequence[Document], question: str) -> Laid:
     """
     require_question(question)
     pieces = [*document_pieces(documents), ("Question: ", ""), (question, QUESTION)]
-    return laid_pieces([*pieces, ("\nAnswer:", "")])
+    return laid_pieces([*pieces, ("\nAnswer:", "")])._replace(control=())
 
 
 def document_pieces(documents: Sequence[Document]) -> list[tuple[str, str]]:
@@ -146,7 +162,7 @@ def laid_pieces(pieces: Sequence[tuple[str, str]]) -> Laid:
     Examples
     --------
     >>> laid_pieces([("Here: ", ""), ("a=1", "record"), (".", "")])
-    Laid(text='Here: a=1.', spans=((6, 9, 'record'),), marked=False)
+    Laid(text='Here: a=1.', spans=((6, 9, 'record'),), marked=False, control=None)
     """
     require_several(pieces, tuple, "pieces", "Pass pairs of a text and its name.")
     for piece in pieces:

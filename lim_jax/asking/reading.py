@@ -1,7 +1,8 @@
 """What a model is to read, from a file of your own: a text, or a line for each context."""
 
 import json
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,10 +10,26 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lim_jax import models
-from lim_jax._checks import AnyPath, as_path, require, require_text
+from lim_jax._checks import (
+    AnyPath,
+    as_path,
+    counted,
+    require,
+    require_kind,
+    require_name,
+    require_text,
+)
+from lim_jax._files import files_within, parsed_json, text_of_file
 from lim_jax.asking.chat import Message, chat_prompt, require_messages
-from lim_jax.asking.contexts import Asked, Context, Unanswered, context_of, unanswered
-from lim_jax.asking.documents import Document, Laid, document_prompt, named_documents
+from lim_jax.asking.contexts import ASKED, Asked, Context, Unanswered, context_of, unanswered
+from lim_jax.asking.documents import (
+    ANSWER,
+    REST,
+    Document,
+    Laid,
+    document_prompt,
+    named_documents,
+)
 from lim_jax.asking.templates import ChatTemplate, read_chat_template
 from lim_jax.tasks import EncodedText, encode_text
 
@@ -21,7 +38,7 @@ KINDS = {
     ("text",): ("spans",),
     ("prompt",): ("answer", "foil", "spans"),
     ("documents", "question"): ("answer", "foil"),
-    ("messages",): ("answer", "foil", "documents"),
+    ("messages",): ("answer", "foil", "documents", "tools"),
 }
 TEXTS = ("text", "prompt", "question", "answer", "foil")
 CURE = "One object stands on a line, and text is a string."
@@ -50,6 +67,8 @@ class Line(NamedTuple):
         Whether an answer can follow: not after what is a text by itself.
     id
         Its own name, by which `compare` finds it in another file; empty without one.
+    tools
+        What the assistant of the messages may call.
     """
 
     where: str
@@ -63,12 +82,13 @@ class Line(NamedTuple):
     foil: str = ""
     asks: bool = True
     id: str = ""
+    tools: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def laid(self) -> Laid:
         """The text that stands before the answer; of messages a process makes it."""
         if self.template is not None:
-            return chat_prompt(self.messages, self.template, self.documents)
+            return chat_prompt(self.messages, self.template, self.documents, self.tools)
         if self.documents:
             return document_prompt(self.documents, self.question)
         return Laid(self.text, self.spans)
@@ -110,7 +130,7 @@ def read_prompts(
     Parameters
     ----------
     data
-        The file, in UTF-8.
+        The file, in UTF-8 or in UTF-16 with its mark; a text may be a PDF or a .docx too.
     model
         Whose tokenizer reads it, as `models.read_tokenizer` finds that.
     asked
@@ -127,7 +147,8 @@ def read_prompts(
         Where the file is missing or empty, the tokenizer is none, or a line, which the message
         names, is no such object, or too long.
     """
-    data = as_path(data, "data")
+    data, max_length = as_path(data, "data"), counted(max_length, "max_length")
+    require_name(asked, ASKED, "asked", "It is what the loss is of.")
     read = models.read_tokenizer(model)
     if data.suffix not in (".jsonl", ".json"):
         return [*_cut(encode_text(_content(data), read), data, asked, max_length)]
@@ -139,16 +160,20 @@ def read_lines(data: AnyPath, model: AnyPath | None = None, foil: str = "") -> l
     r"""Read JSON lines; or a list of the same objects, of a file whose name ends in ``.json``.
 
     A line has a ``text``; or a ``prompt``; or ``documents``, a list of ``{"title": ..., "text":
-    ...}`` of which the title may be left out, and a ``question``; or ``messages``, a list of
-    ``{"role": ..., "content": ...}``, and maybe ``documents``. All but a text may have an
+    ...}`` of which the title may be left out, and a ``question``; or ``messages``, as in
+    `require_messages`, and maybe ``documents`` and ``tools``. All but a text may have an
     ``answer`` and a ``foil``, what might have followed instead. Text and prompt may have ``spans``:
     ``[[start, end, "name"], ...]`` in characters of the text, or of prompt and answer together. By
-    an ``id`` a line is paired with that of another file; any other entry is refused.
+    an ``id``, a text or a whole number that no other line has, a line is paired with that of
+    another file; any other entry is refused.
+
+    Text and prompt are read as they are written, with tokens of control such as ``<|im_end|>``
+    where they spell them; documents, questions and messages, and answers to these, as text alone.
 
     Parameters
     ----------
     data
-        The file, in UTF-8.
+        The file, in UTF-8 or in UTF-16 with its mark.
     model
         Whose template lays out messages, as in `read_chat_template`; None where there are none.
     foil
@@ -172,6 +197,7 @@ def read_lines(data: AnyPath, model: AnyPath | None = None, foil: str = "") -> l
     """
     data = as_path(data, "data")
     lines = [_line(entry, where, foil) for where, entry in _entries(data)]
+    _require_own_ids(lines)
     chats = [line.where for line in lines if line.messages]
     if not chats:
         return lines
@@ -184,24 +210,43 @@ def read_lines(data: AnyPath, model: AnyPath | None = None, foil: str = "") -> l
 def read_documents(path: AnyPath) -> tuple[Document, ...]:
     """Read documents, each under a name of its own: of a folder, or of a file.
 
-    A folder's are its files, which are texts in UTF-8, in the order of their names, which without
-    their endings are the titles. A file of JSON lines, or of a list in a file named ``.json``, has
-    ``{"title": ..., "text": ...}`` for each, of which the title may be left out; any other file is
-    one document.
+    A folder's are its files and those of the folders in it, in the order of their names, which
+    without their endings are the titles; hidden files and what commands of ours wrote are left out,
+    and so, with a warning, are empty ones. A file is a text in UTF-8, or in UTF-16 with its mark,
+    or a PDF or .docx, of the extra ``documents``. A file of JSON lines, or of a list in a file
+    named ``.json``, has ``{"title": ..., "text": ...}`` for each, of which the title may be left
+    out; any other file is one document.
 
     Raises
     ------
+    ModuleNotFoundError
+        Of a PDF or a .docx, without the extra ``documents``.
     ValueError
         Where nothing is there, or what is there is no text or no such object.
     """
     path = as_path(path, "documents")
+    if path.is_dir():
+        return _of_folder(path)
     if path.suffix in (".json", ".jsonl"):
-        return _documents([entry for _, entry in _entries(path)], f"{path}")
-    within = sorted(path.iterdir()) if path.is_dir() else [path]
-    files = [one for one in within if not one.name.startswith(".") and not one.is_dir()]
-    require(bool(files), "documents", got=f"{path} without a file", expected="some",
-            cure="Folders inside are not read.")  # fmt: skip
-    return _documents([{"title": one.stem, "text": _content(one)} for one in files], f"{path}")
+        return _documents([entry for _, entry in _entries(path, "documents")], f"{path}")
+    return _documents([{"title": path.stem, "text": _content(path, "documents")}], f"{path}")
+
+
+def _of_folder(folder: Path) -> tuple[Document, ...]:
+    """The files of a folder, and of those in it."""
+    files = files_within(folder)
+    texts = {one: text_of_file(folder / one, "documents") for one in files}
+    empty = [one for one, text in texts.items() if not text.strip()]
+    require(len(files) > len(empty), "documents", got=f"{folder} without a file that has a text",
+            expected="some", cure="Each file is a document.")  # fmt: skip
+    if empty:
+        said = ", ".join(map(str, empty))
+        warnings.warn(f"documents: {folder} has empty files, left out: {said}.", stacklevel=3)
+    shown = [one for one in files if one not in empty]
+    return _documents(
+        [{"title": one.with_suffix("").as_posix(), "text": texts[one]} for one in shown],
+        f"{folder}",
+    )
 
 
 def context_of_line(
@@ -216,10 +261,14 @@ def context_of_line(
     tokenizer, asked, max_length
         As in `context_of` and in `read_contexts`.
     """
+    require_kind(line, Line, "line", "Take one of read_lines.")
+    require_name(asked, ASKED, "asked", "It is what the loss is of.")
+    max_length = counted(max_length, "max_length")
     with _told_of(line.where):
         laid = line.laid
     if asked != "next-token" and line.answer is None and line.asks and laid.text:
-        found = unanswered(laid, tokenizer, line.foil)
+        with _told_of(line.where):
+            found = unanswered(laid, tokenizer, line.foil)
     else:
         found = context_of(
             laid, line.answer or "", tokenizer, asked=asked, foil=line.foil, where=line.where
@@ -234,11 +283,11 @@ def context_of_line(
     return found._replace(id=line.id)
 
 
-def _entries(data: Path) -> list[tuple[str, Any]]:
+def _entries(data: Path, name: str = "data") -> list[tuple[str, Any]]:
     """What stands on each line, or in each entry of a list, with where that is."""
-    content = _content(data)
+    content = _content(data, name)
     if data.suffix == ".json":
-        found = _parsed(content, f"{data}")
+        found = parsed_json(content, f"{data}", CURE)
         cure = "Or put each object on a line by itself, in a file of the name .jsonl."
         listed = isinstance(found, list)
         require(listed, f"{data}", got=content[:40], expected="a list of objects", cure=cure)
@@ -247,27 +296,21 @@ def _entries(data: Path) -> list[tuple[str, Any]]:
         # Texts may hold characters that str.splitlines takes for the end of a line.
         lines = [(n, line) for n, line in enumerate(content.split("\n"), 1) if line.strip()]
         wheres = [(f"{data}, line {n}", line) for n, line in lines]
-        entries = [(where, _parsed(line, where)) for where, line in wheres]
-    require(bool(entries), "data", got=f"{data} without a line", expected="some",
+        entries = [(where, parsed_json(line, where, CURE)) for where, line in wheres]
+    require(bool(entries), name, got=f"{data} without a line", expected="some",
             cure="Each line is an object with text, or with prompt and answer.")  # fmt: skip
     return entries
 
 
-def _content(data: Path) -> str:
+def _content(data: Path, name: str = "data") -> str:
     require(
         data.is_file(),
-        "data",
+        name,
         got=f"{data}, which is no file",
         expected="a text, or JSON lines in a file of the name .jsonl",
         cure="Each line holds text, or prompt and answer.",
     )
-    try:
-        return data.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"data: got {data}, whose byte {error.start} is not of UTF-8, expected a text that is. "
-            "Save it in that encoding."
-        ) from error
+    return text_of_file(data, name)
 
 
 def _cut(found: EncodedText, data: Path, asked: Asked, max_length: int) -> list[Context]:
@@ -288,13 +331,6 @@ def _cut(found: EncodedText, data: Path, asked: Asked, max_length: int) -> list[
         Context(found.ids[at : at + length + 1], weights, found.tokens[at : at + length])
         for at in range(0, targets - length + 1, length)
     ]
-
-
-def _parsed(text: str, where: str) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{where}: got {text[:40]!r}, expected JSON ({error}). {CURE}") from error
 
 
 def _line(entry: Any, where: str, foil: str) -> Line:
@@ -327,8 +363,37 @@ def _line(entry: Any, where: str, foil: str) -> Line:
         answer,
         foil,
         "text" not in entry,
-        str(entry.get("id", "")),
+        _id(entry, where),
+        _tools(entry, where),
     )
+
+
+def _id(entry: dict[str, Any], where: str) -> str:
+    """A line's own name; what a program writes for a name that is missing is none."""
+    if "id" not in entry:
+        return ""
+    found = entry["id"]
+    named = isinstance(found, str | int) and not isinstance(found, bool) and f"{found}".strip()
+    require(bool(named), where, got=f"id = {_shown(found)}", expected="a text or a whole number",
+            cure="Give each line an id of its own, or leave the entry out.")  # fmt: skip
+    return f"{found}"
+
+
+def _require_own_ids(lines: Sequence[Line]) -> None:
+    """Refuse ids that stand twice: which line is paired with which could not be known."""
+    first: dict[str, str] = {}
+    for line in lines:
+        other = first.setdefault(line.id, line.where)
+        require(not line.id or other == line.where, line.where,
+                got=f"the id {line.id!r}, as {other.rpartition(', ')[2]} has",
+                expected="one of its own", cure="Number the lines.")  # fmt: skip
+
+
+def _tools(entry: dict[str, Any], where: str) -> tuple[Mapping[str, Any], ...]:
+    tools = entry.get("tools", [])
+    require(isinstance(tools, list), where, got=f"tools = {_shown(tools)}"[:60],
+            expected="a list", cure="Each is a schema of a function.")  # fmt: skip
+    return tuple(tools)
 
 
 def _messages(messages: Any, where: str) -> tuple[Message, ...]:
@@ -386,7 +451,17 @@ def _spans(spans: Any, where: str) -> tuple[tuple[int, int, str], ...]:
             expected='[start, end, "name"] in characters of the text',
             cure="The end is not of the span, as in a Python slice.",
         )
-    return tuple(map(tuple, spans))
+    names = {name for *_, name in spans}
+    return tuple((start, end, _own_name(name, names)) for start, end, name in spans)
+
+
+def _own_name(name: str, names: set[str]) -> str:
+    """Another name than what we call the answer, and what is in no part."""
+    if name not in (ANSWER, REST):
+        return name
+    while name in names:
+        name += " (span)"
+    return name
 
 
 def _expected() -> str:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from lim_jax._checks import counted, require, require_kind
+from lim_jax._checks import counted, described, require, require_kind
 from lim_jax.asking.contexts import Asked, Context, Unanswered, places_by_name
 from lim_jax.asking.reading import Line, context_of_line
 
@@ -43,11 +43,10 @@ class ShuffledContexts(NamedTuple):
         ValueError
             Where there are not as many as orders, or of other lengths.
         """
-        fits = len(energies) == len(self.contexts) and all(
-            len(energy) == context.length
-            for energy, context in zip(energies, self.contexts, strict=True)
-        )
-        require(fits, "energies", got=f"those of {len(energies)} contexts",
+        several = isinstance(energies, Sequence | np.ndarray)
+        shapes = [np.shape(energy) for energy in energies] if several else []
+        fits = shapes == [(context.length,) for context in self.contexts]
+        require(fits, "energies", got=f"those of {len(shapes)} contexts",
                 expected=f"of {len(self.contexts)}, a number for each token",
                 cure="Measure the windows of contexts.")  # fmt: skip
         return np.array([
@@ -76,7 +75,7 @@ def cyclic_orders(documents: int, orders: int, seed: int | Sequence[int] = 0) ->
     documents, orders
         Their numbers k and N, of two at least.
     seed
-        Of the permutations.
+        Of the permutations: a whole number from 0, or several.
 
     Examples
     --------
@@ -85,6 +84,12 @@ def cyclic_orders(documents: int, orders: int, seed: int | Sequence[int] = 0) ->
     ([0, 1, 2, 3], [0, 1, 2, 3])
     """
     documents, orders = counted(documents, "documents", least=2), counted(orders, "orders", least=2)
+    numbers = [seed] if isinstance(seed, str) or not isinstance(seed, Sequence) else [*seed]
+    require(
+        bool(numbers), "seed", got="none", expected="a whole number, or several", cure="Pass 0."
+    )
+    for number in numbers:
+        counted(number, "seed", least=0)
     generator = np.random.default_rng(seed)
     shifts = np.add.outer(np.arange(documents), np.arange(documents)) % documents
     squares = [generator.permutation(documents)[shifts] for _ in range(-(-orders // documents))]
@@ -121,9 +126,10 @@ def shuffled(
     ['Rowans grow', 'Wrens sing.']
     """
     require_kind(line, Line, "line", "Take one of read_lines.")
-    several = orders.ndim == 2 and len(line.documents) == orders.shape[1]
-    require(several, line.where, got=f"{len(line.documents)} documents in another order",
-            expected=f"{orders.shape[-1]}, as in the orders",
+    _require_orders(orders)
+    require(len(line.documents) == orders.shape[1], line.where,
+            got=f"{len(line.documents)} documents in another order",
+            expected=f"{orders.shape[1]}, as in the orders",
             cure="Each line needs as many as the others.")  # fmt: skip
     names, contexts = tuple(one.name for one in line.documents), []
     for order in orders:
@@ -131,6 +137,18 @@ def shuffled(
         found = context_of_line(line._replace(documents=documents), tokenizer, asked, max_length)
         contexts.append(_with_all(found, names, line.where))
     return ShuffledContexts(names, orders, tuple(contexts))
+
+
+def _require_orders(orders: Any) -> None:
+    """Refuse what is no array of permutations."""
+    cure = "Take them from cyclic_orders."
+    listed = isinstance(orders, np.ndarray) and orders.ndim == 2 and orders.size > 0
+    whole = listed and orders.dtype.kind in "iu"
+    require(whole, "orders", got=described(orders),
+            expected="a NumPy array of whole numbers, a row for each order", cure=cure)  # fmt: skip
+    for order in orders.tolist():
+        require(sorted(order) == list(range(len(order))), "orders", got=f"{order}",
+                expected=f"each of 0 to {len(order) - 1} once in every row", cure=cure)  # fmt: skip
 
 
 def _with_all(found: Context | Unanswered, names: Sequence[str], where: str) -> Context:

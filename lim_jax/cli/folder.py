@@ -14,11 +14,12 @@ from typing import Annotated, Any, Protocol, runtime_checkable
 import tyro
 
 from lim_jax._checks import AnyPath, as_path, require
+from lim_jax._files import RECORD, files_within
 
 # On the command line either is a path.
 Named = Annotated[AnyPath, tyro.conf.arg(metavar="PATH")]
 Unnamed = Annotated[AnyPath | None, tyro.conf.arg(metavar="{None}|PATH")]
-RECORD, UNFINISHED = "run.json", "unfinished"
+UNFINISHED = "unfinished"
 
 
 @runtime_checkable
@@ -104,8 +105,8 @@ def _record(command: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _identity(path: Path) -> dict[str, Any]:
-    """Which file it is, or which files of a folder: where, how large, and when last changed."""
-    files = [file for file in path.iterdir() if file.is_file()] if path.is_dir() else [path]
+    """Which file it is, or all that are in a folder: where, how large, and when last changed."""
+    files = [path / file for file in files_within(path)] if path.is_dir() else [path]
     found = [file.stat() for file in files]
     return {
         "path": str(path.resolve()),

@@ -1,12 +1,13 @@
 """Files of other people's tasks, as their publishers left them: read, never shipped."""
 
 import gzip
-import json
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from lim_jax._checks import AnyPath, as_path, require
+from lim_jax._files import decoded, parsed_json
 from lim_jax.tasks.documents import Question
 from lim_jax.tasks.key_value import KeyValues
 from lim_jax.tasks.needles import NeedleQuestion
@@ -82,7 +83,7 @@ def read_needle_set(path: AnyPath) -> list[NeedleQuestion]:
     """
     path = as_path(path)
     _require_file(path)
-    entries = _parsed(path.read_text(encoding="utf-8"), str(path))
+    entries = parsed_json(decoded(path.read_bytes(), path, "path"), str(path), CURE)
     whole = isinstance(entries, list) and len(entries) > 0
     _require(whole, str(path), entries, "a list of needles")
     return [
@@ -113,6 +114,7 @@ def _needle_questions(entry: Any, where: str) -> Iterator[NeedleQuestion]:
     """Of each kind of question and of each test, in their order."""
     _require(isinstance(entry, dict), where, entry, "an object")
     needle = _part(entry, "needle", _text, where, "a text")
+    name_of = _part(entry, "id", _name, where, "a text or a whole number")
     questions = _part(entry, "questions", _texts_by_name, where, "an object of texts")
     tests = _part(entry, "tests", _objects_by_name, where, "an object of objects")
     for kind, question in questions.items():
@@ -121,7 +123,7 @@ def _needle_questions(entry: Any, where: str) -> Iterator[NeedleQuestion]:
             source, key = (entry, "character_set") if "{CHAR}" in needle else (test, "gold_answers")
             answers = _part(source, key, _texts, where, "a list of texts")
             yield NeedleQuestion(
-                f"{entry.get('id')}_{name}_{kind}",
+                f"{name_of}_{name}_{kind}",
                 _filled(needle, arguments),
                 _filled(question, arguments),
                 tuple(answers),
@@ -141,21 +143,17 @@ def _lines(path: Path) -> Iterator[tuple[Record, str]]:
     content = path.read_bytes()
     if path.suffix == ".gz":
         _require(content[:2] == b"\x1f\x8b", str(path), content[:40], "compressed lines")
-        content = gzip.decompress(content)
+        try:
+            content = gzip.decompress(content)
+        except (EOFError, OSError, zlib.error) as error:
+            _require(False, str(path), error, "compressed lines")
     # Texts may hold characters that str.splitlines takes for the end of a line.
-    for number, line in enumerate(content.decode().split("\n"), 1):
+    for number, line in enumerate(decoded(content, path, "path").split("\n"), 1):
         if line.strip():
             where = f"{path}, line {number}"
-            record = _parsed(line, where)
+            record = parsed_json(line, where, CURE)
             _require(isinstance(record, dict), where, record, "an object")
             yield record, where
-
-
-def _parsed(text: str, where: str) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{where}: got {text[:40]!r}, expected JSON ({error}). {CURE}") from error
 
 
 def _part(record: Record, name: str, fits: Check, where: str, expected: str) -> Any:
@@ -167,6 +165,10 @@ def _part(record: Record, name: str, fits: Check, where: str, expected: str) -> 
 
 def _text(value: Any) -> bool:
     return isinstance(value, str)
+
+
+def _name(value: Any) -> bool:
+    return isinstance(value, str | int) and not isinstance(value, bool)
 
 
 def _texts(value: Any) -> bool:

@@ -1,5 +1,6 @@
 """A prompt of records, one of which holds what is asked; its ids; many of them in few shapes."""
 
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from itertools import accumulate
@@ -167,6 +168,9 @@ def encode_text(text: str, tokenizer: Any = None, *, marks: bool = True) -> Enco
     ([110, 195, 169, 33], ('n', '', 'é', '!'), [0, 1, 1, 2])
     """
     require_text(text, "text")
+    half = re.search("[\ud800-\udfff]", text)
+    require(half is None, "text", got=f"half of a character, {half and half[0]!r}",
+            expected="whole characters", cure="Write it anew: no encoding has halves.")  # fmt: skip
     if tokenizer is None:
         ids = np.frombuffer(text.encode(), np.uint8).astype(np.int32)
         sizes = [len(letter.encode()) for letter in text]

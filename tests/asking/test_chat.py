@@ -5,18 +5,23 @@ import json
 import pytest
 from reference.chats import (
     ASIDE,
+    CALL,
+    CALLS,
     CHATML,
     COMMAND,
     GEMMA,
     GRANITE,
+    LLAMA,
     MARKS,
     SYSTEM,
     TALK,
     TEXTS,
+    TOOLS,
     USER,
+    WEATHER,
 )
 
-from lim_jax.asking import ChatTemplate, Document, chat_prompt, rendered
+from lim_jax.asking import ChatTemplate, Document, chat_prompt, context_of, rendered
 
 DOCUMENTS = [Document("One", 'It says "one".'), Document("", "Another one.")]
 
@@ -58,6 +63,67 @@ def test_texts_are_those_of_transformers():
         )
         given = DOCUMENTS if documents else ()
         assert chat_prompt(messages, ChatTemplate(source, MARKS), given).text == expected
+    for source in (CHATML, LLAMA, GEMMA):
+        peer.chat_template = source
+        expected = peer.apply_chat_template(BEGUN, tokenize=False, continue_final_message=True)
+        assert chat_prompt(BEGUN, ChatTemplate(source, MARKS)).text == expected
+    peer.chat_template = TOOLS
+    # Where nothing is said beside a call, transformers may be given no content.
+    calls = [{name: one for name, one in message.items() if one} for message in CALLS]
+    expected = peer.apply_chat_template(
+        calls, tools=[WEATHER], tokenize=False, add_generation_prompt=True
+    )
+    assert chat_prompt(CALLS, ChatTemplate(TOOLS, MARKS), (), [WEATHER]).text == expected
+
+
+BEGUN = [USER, {"role": "assistant", "content": "Who? user "}]
+
+
+@pytest.mark.parametrize(
+    "source, end, said",
+    [
+        (CHATML, "user <|im_end|>\n<|im_start|>assistant\nWho? user ", "Who? user "),
+        (LLAMA, "<|start_header_id|>assistant<|end_header_id|>\n\nWho? user", "Who? user"),
+    ],
+)
+def test_what_an_assistant_began_is_gone_on_with(source, end, said):
+    """As by transformers' continue_final_message: no turn is ended, none begun."""
+    laid = chat_prompt(BEGUN, ChatTemplate(source, MARKS), DOCUMENTS[:1])
+    assert laid.text.endswith(end)
+    assert parts(laid)[-1] == ("assistant 2", said) and laid.spans[-1][1] == len(laid.text)
+    found = context_of(laid, "Mira")
+    assert bytes(found.window.tolist()).decode() == laid.text + "Mira"
+
+
+def test_tools_and_calls_stand_where_the_template_has_places_for_them():
+    laid = chat_prompt(CALLS, ChatTemplate(TOOLS, MARKS), (), [WEATHER])
+    assert laid.text == (
+        f"<|im_start|>system\n# Tools\n{json.dumps(WEATHER)}<|im_end|>\n"
+        "<|im_start|>user\nuser <|im_end|>\n"
+        '<|im_start|>assistant\n<tool_call>\n{"name": "get_weather", "arguments": '
+        '{"city": "Oslo, N."}}\n</tool_call><|im_end|>\n'
+        "<|im_start|>user\n<tool_response>\n12 °C, sun\n</tool_response><|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+    assert parts(laid) == [("user 1", "user "), ("tool 3", "12 °C, sun")]
+    written = "".join(laid.text[start:end] for start, end in laid.control or ())
+    assert written.count("<|im_end|>") == 4 and "weather" not in written.replace("get_weather", "")
+
+
+def test_parts_of_text_are_one_text():
+    content = [{"type": "text", "text": "us"}, {"type": "text", "text": "er "}]
+    template = ChatTemplate(CHATML, MARKS)
+    assert chat_prompt([USER | {"content": content}], template) == chat_prompt([USER], template)
+
+
+def test_a_message_is_not_called_as_a_document_is():
+    laid = chat_prompt(
+        [{"role": "ipython", "content": "3"}, USER],
+        ChatTemplate(CHATML, MARKS),
+        [Document("ipython 1", "a"), Document("user 2", "b")],
+    )
+    names = "ipython 1 (message)", "ipython 1", "user 2 (document 2)", "question"
+    assert tuple(name for name, _ in parts(laid)) == names
 
 
 def test_documents_stand_where_the_template_has_a_place_for_them():
@@ -93,6 +159,7 @@ def test_documents_stand_before_the_users_last_words_elsewhere():
         ("{{ messages[-1].content }}", TALK, "got assistant 2, user 1, which the .* leaves"),
         ("{% for", [USER], "chat template refuses .TemplateSyntaxError"),
         (CHATML, [{"role": "user", "content": "\ue000"}], "messages: got the letter"),
+        (CHATML, [*CALLS[:1], CALLS[1] | {"content": "a"}, CALLS[2]], "the calls of message 2, wh"),
     ],
 )
 def test_what_a_template_does_not_lay_out_is_refused(source, messages, message):
@@ -107,7 +174,16 @@ def test_what_a_template_does_not_lay_out_is_refused(source, messages, message):
         ([], "messages: got none, expected a list of Mapping"),
         ({"role": "user", "content": "a"}, "messages: got dict"),
         ([USER, {"role": "user"}], "messages, message 2: got {'role': 'user'}"),
-        ([{"role": "user", "content": ["a"]}], "messages, message 1: .*Parts, pictures"),
+        ([{"role": "user", "content": ["a"]}], "messages, message 1: .*pictures and sounds"),
+        ([{"role": "user", "content": [{"type": "image", "text": "a"}]}], "message 1: .*pictures"),
+        ([{"role": "user", "content": []}], "message 1: got"),
+        ([{"role": ["user"], "content": "a"}], "message 1: got"),
+        ([USER | {"tool_calls": [CALL]}], "message 1: got"),
+        (CALLS[:2], "messages: got a last one that calls tools, expected the tools' answers"),
+        ([CALLS[1] | {"tool_calls": [{}]}], "tool_calls, entry 1: got {}, expected {.type"),
+        ([CALLS[1] | {"tool_calls": 3}], "message 1, tool_calls: got 3, expected a list"),
+        ([CALLS[1] | {"tool_calls": [CALL | {"<s>": 1}]}], "entry 1: got the name .'<s>'"),
+        ([CALLS[2] | {"name": float("nan")}], "message 1: got nan, expected what JSON has"),
         ([{"role": "user", "content": " "}], "message 1: .*not empty"),
         ([USER | {"name": "me"}], "message 1: got "),
     ],
@@ -115,6 +191,13 @@ def test_what_a_template_does_not_lay_out_is_refused(source, messages, message):
 def test_what_is_no_message_is_refused(messages, message):
     with pytest.raises(ValueError, match=message):
         chat_prompt(messages, ChatTemplate(CHATML, MARKS))
+
+
+def test_tools_that_a_template_leaves_out_are_refused():
+    with pytest.raises(ValueError, match="got tools, which the model's chat template leaves out"):
+        chat_prompt([USER], ChatTemplate(CHATML, MARKS), (), [WEATHER])
+    with pytest.raises(ValueError, match="tools, entry 1: got .* A function has a name"):
+        chat_prompt([USER], ChatTemplate(CHATML, MARKS), (), [{"name": "a"}])
 
 
 def test_documents_are_the_users():

@@ -28,6 +28,17 @@ def test_every_document_is_a_part_under_its_name():
         (["a", "b"], ["a", "b"]),
         (["a", "a", "b"], ["a (document 1)", "a (document 2)", "b"]),
         (["question", ""], ["question (document 1)", "document 2"]),
+        (
+            ["the rest", "answer", "user 2", "tool 10", "user 2 (document 3)", "ruser 2"],
+            [
+                "the rest (document 1)",
+                "answer (document 2)",
+                "user 2 (document 3) (document 3)",
+                "tool 10 (document 4)",
+                "user 2 (document 3) (document 5)",
+                "ruser 2",
+            ],
+        ),
         (["", "document 1"], ["document 1 (document 1)", "document 1 (document 2)"]),
         (
             ["a", "a", "a (document 1)"],

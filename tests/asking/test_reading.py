@@ -1,7 +1,9 @@
 """Contexts from files: what is asked where, tokens that spell the text, records by character."""
 
+import codecs
 import json
 
+import docx
 import numpy as np
 import pytest
 from reference.publishers import CONFIGS, LETTERS, spelt, write_with_letters
@@ -10,6 +12,7 @@ from tokenizers.models import BPE, WordLevel
 from tokenizers.pre_tokenizers import ByteLevel, Whitespace
 from tokenizers.processors import TemplateProcessing
 
+from lim_jax import _checks
 from lim_jax.asking import (
     Context,
     Document,
@@ -74,6 +77,15 @@ def test_spans_are_read_in_characters(tmp_path, letters):
         ("first", [0, 1]), ("second", [2, 3, 4]), ("first", [5])
     ]  # fmt: skip
     assert bare.spans == ()
+
+
+def test_a_span_is_not_called_as_what_is_in_no_part(tmp_path, letters):
+    spans = [[0, 2, "the rest"], [2, 4, "the rest (span)"], [4, 5, "answer"], [5, 7, "question"]]
+    (found,) = read_contexts(
+        lines(tmp_path, {"text": "abcdefg", "spans": spans}), letters, "next-token", 10
+    )
+    names = [span.name for span in found.spans]
+    assert names == ["the rest (span) (span)", "the rest (span)", "answer (span)", "question"]
 
 
 def marked(words):
@@ -149,6 +161,22 @@ def test_a_line_ends_where_json_lines_do(tmp_path, letters):
         ('{"text": "abc", "spans": [[true, 2, "a"]]}', "line 2: got the span"),
         ('{"text": "abcdef"}', "line 2: got 6 tokens, expected from 2 to 5.*Raise --max-length"),
         ('{"text": "a"}', "line 2: got 1 tokens"),
+        ('{"text": "abc", "id": null}', "line 2: got id = null, expected a text or a whole num"),
+        ('{"text": "abc", "id": true}', "line 2: got id = true, .*leave the entry out"),
+        ('{"text": "abc", "id": 1.0}', "line 2: got id = 1.0, "),
+        ('{"text": "abc", "id": ["a"]}', "line 2: got id = .*, expected a text or"),
+        ('{"text": "abc", "id": {}}', "line 2: got id = {}"),
+        ('{"text": "abc", "id": " "}', "line 2: got id = "),
+        ('{"text": "abc", "id": NaN}', r"line 2: .*expected JSON \(NaN is no number of JSON\)"),
+        ('{"text": "abc", "text": "abd"}', r'expected JSON \(the name "text" stands twice\)'),
+        ('{"text": "a\\ud83d"}', "line 2: .*expected JSON .*surrogates not allowed"),
+        ('{"text": "abc", "spans": ' + "[" * 9999, "line 2: .*expected JSON .*recursion"),
+        ('{"messages": [], "tools": 3}', "line 2, messages: got none"),
+        ('{"messages": [{"role": "user", "content": "a"}], "tools": 3}', "line 2: got tools = 3"),
+        (
+            '{"text": "abc", "id": "1"}\n{"text": "abd", "id": 1}',
+            "3: got the id '1', as line 2 has",
+        ),
     ],
 )
 def test_lines_that_cannot_be_read_are_named(line, message, tmp_path, letters):
@@ -269,10 +297,19 @@ def test_documents_of_a_folder_of_a_file_and_of_lines(tmp_path):
     folder.mkdir()
     for name in ("b.md", "a.txt", ".c"):
         (folder / name).write_text(f"Text of {name}.")
-    (folder / "inside").mkdir()
-    found = read_documents(folder)
+    (folder / "inside" / ".git").mkdir(parents=True)
+    (folder / "inside" / "a.txt").write_text("Inside.")
+    (folder / "inside" / ".git" / "config").write_text("hidden")
+    (folder / "inside" / "~$c.docx").write_text("hidden")
+    (folder / "answer").mkdir()  # what a command of ours wrote is no document
+    for name in ("run.json", "answer.json"):
+        (folder / "answer" / name).write_text("{}")
+    (folder / "c.txt").write_text(" \n")
+    with pytest.warns(UserWarning, match="^documents: .*folder has empty files, left out: c.txt.$"):
+        found = read_documents(folder)
     assert found == (
-        Document("a", "Text of a.txt.", "a"), Document("b", "Text of b.md.", "b")
+        Document("a", "Text of a.txt.", "a"), Document("b", "Text of b.md.", "b"),
+        Document("inside/a", "Inside.", "inside/a"),
     )  # fmt: skip
     assert read_documents(folder / "b.md") == (Document("b", "Text of b.md.", "b"),)
     listed = tmp_path / "listed.jsonl"
@@ -284,14 +321,96 @@ def test_documents_of_a_folder_of_a_file_and_of_lines(tmp_path):
 
 
 def test_documents_that_are_none_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="documents: got .* without a file, expected some"):
+    nothing = "documents: got .* without a file that has a text, expected some"
+    with pytest.raises(ValueError, match=nothing):
         read_documents(tmp_path)
     (tmp_path / "a.txt").write_text(" ")
-    with pytest.raises(ValueError, match="document 1: got .*expected a list of"):
+    with pytest.raises(ValueError, match=nothing):
         read_documents(tmp_path)
+    with pytest.raises(ValueError, match="document 1: got .*expected a list of"):
+        read_documents(tmp_path / "a.txt")
     (tmp_path / "a.jsonl").write_text('{"txt": "a"}')
     with pytest.raises(ValueError, match="a.jsonl, document 1: got .*txt"):
         read_documents(tmp_path / "a.jsonl")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-be"])
+def test_a_text_is_that_without_marks_of_encodings_and_of_lines(encoding, tmp_path, letters):
+    mark = codecs.BOM_UTF16_BE if encoding == "utf-16-be" else b""
+    texts = {"a.txt": "é\r\nb\r\n", "b.jsonl": '{"text": "é\\nb\\n"}\r\n'}
+    for name, text in texts.items():
+        (tmp_path / name).write_bytes(mark + text.encode(encoding))
+        assert read_documents(tmp_path / name)[0].text == "é\nb\n"
+    (tmp_path / "c.jsonl").write_bytes(mark + '{"text": "ab"}\r\n{"text": "cd"}'.encode(encoding))
+    one, two = read_contexts(tmp_path / "c.jsonl", letters, "next-token", 9)
+    assert (one.window.tolist(), two.window.tolist()) == ([0, 1], [2, 3])
+    (tmp_path / "d.txt").write_bytes(mark + "abc".encode(encoding))
+    assert read_contexts(tmp_path / "d.txt", letters, "next-token", 9)[0].window.tolist() == [
+        0,
+        1,
+        2,
+    ]
+
+
+PDF = [
+    "<< /Type /Catalog /Pages 2 0 R >>",
+    "<< /Type /Pages /Kids [3 0 R] /Count 1 >>",
+    "<< /Type /Page /Parent 2 0 R /MediaBox [0 0 99 99] /Contents 4 0 R "
+    "/Resources << /Font << /F 5 0 R >> >> >>",
+    "<< /Length {size} >>\nstream\n{page}\nendstream",
+    "<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
+]
+
+
+def write_pdf(path, page):
+    """Of one page, in its own language."""
+    text, starts = "%PDF-1.4\n", []
+    for number, body in enumerate(PDF, 1):
+        starts.append(len(text))
+        body = body.format(size=len(page), page=page) if "stream" in body else body
+        text += f"{number} 0 obj\n{body}\nendobj\n"
+    table = "".join(f"{start:010d} 00000 n \n" for start in starts)
+    end = f"trailer\n<< /Size 6 /Root 1 0 R >>\nstartxref\n{len(text)}\n%%EOF\n"
+    path.write_text(f"{text}xref\n0 6\n0000000000 65535 f \n{table}{end}", "latin-1")
+
+
+def test_a_pdf_and_a_word_document_are_read(tmp_path, monkeypatch):
+    write_pdf(tmp_path / "a.pdf", "BT /F 9 Tf 9 9 Td (Wrens sing.) Tj ET")
+    made = docx.Document()
+    made.add_paragraph("Rowans grow.")
+    table = made.add_table(1, 2)
+    table.cell(0, 0).text, table.cell(0, 1).text = "tree", "red"
+    made.add_paragraph("They do.")
+    made.save(str(tmp_path / "b.docx"))
+    one, two = read_documents(tmp_path)
+    assert (one.name, one.text) == ("a", "Wrens sing.")
+    assert (two.name, two.text) == ("b", "Rowans grow.\ntree\tred\nThey do.")
+    write_pdf(tmp_path / "a.pdf", "")
+    with pytest.raises(ValueError, match="got .*a.pdf, in which there is no text.*recognises text"):
+        read_documents(tmp_path)
+    (tmp_path / "b.docx").write_text("no archive")
+    with pytest.raises(ValueError, match="documents: got .*b.docx, which docx cannot read"):
+        read_documents(tmp_path / "b.docx")
+    monkeypatch.setattr(_checks, "find_spec", lambda package: None)
+    with pytest.raises(ModuleNotFoundError, match=r"pypdf: .*lim_jax\[documents\]"):
+        read_documents(tmp_path / "a.pdf")
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        (b"caf\xe9", "whose byte 3 is not of UTF-8, expected a text in UTF-8, or in UTF-16"),
+        (codecs.BOM_UTF8 + b"a\xff", "whose byte 4 is not of UTF-8"),
+        (codecs.BOM_UTF16_LE + b"a\x00\x00\xd8", "whose byte 4 is not of UTF-16"),
+        ("ab".encode("utf-16-le"), "whose character 1 is zero"),
+        (b"\x89PNG\r\n\x1a\n\x00", "whose byte 0 is not of UTF-8.*Save it .* or take it away"),
+    ],
+)
+def test_what_is_no_text_is_named_with_its_place(content, message, tmp_path):
+    (tmp_path / "inside").mkdir()
+    (tmp_path / "inside" / "photo").write_bytes(content)
+    with pytest.raises(ValueError, match=f"documents: got .*inside/photo, {message}"):
+        read_documents(tmp_path)
 
 
 def test_a_foil_leaves_the_prompt_alone_to_be_measured(tmp_path, letters):

@@ -37,7 +37,7 @@ def test_shares_are_those_of_the_document_at_each_place():
             part = energy[end - 2 - len(SHOWN[number]) : end - 2]
             np.testing.assert_allclose(share, part.sum() / energy.sum(), rtol=1e-12)
     np.testing.assert_array_equal(found.shares([energy * 0 for energy in energies]), 0)
-    for wrong in (energies[:2], [*energies[:2], energies[2][1:]]):
+    for wrong in (energies[:2], [*energies[:2], energies[2][1:]], [1.0, 2.0, 3.0]):
         with pytest.raises(ValueError, match="energies: got those of"):
             found.shares(wrong)
 
@@ -83,8 +83,37 @@ def test_a_document_that_is_not_laid_out_is_missed(monkeypatch):
         shuffled(LINE, ORDERS, None, "answer", 99)
 
 
-@pytest.mark.parametrize("documents, orders", [(1, 2), (3, 1), (3, 2.5)])
+@pytest.mark.parametrize("documents, orders", [(1, 2), (3, 1), (3, 2.5), (3, True)])
 @pytest.mark.usefixtures("as_users_run")
 def test_fewer_than_two_are_no_orders(documents, orders):
     with pytest.raises(ValueError, match="(documents|orders): got"):
         cyclic_orders(documents, orders)
+
+
+@pytest.mark.parametrize("seed", [-1, 0.5, "a", None, [], [0, -1], True, ("a",)])
+@pytest.mark.usefixtures("as_users_run")
+def test_seeds_are_whole_numbers(seed):
+    with pytest.raises(ValueError, match="seed: got .*expected a whole number"):
+        cyclic_orders(3, 3, seed)
+
+
+@pytest.mark.parametrize(
+    "orders, message",
+    [
+        ([[0, 1, 2]], "orders: got list, expected a NumPy array of whole numbers, a row for each"),
+        (ORDERS[0], r"orders: got an array of int64 with shape \(3,\)"),
+        (ORDERS * 1.0, "orders: got an array of float64"),
+        (ORDERS == 0, "orders: got an array of bool"),
+        (ORDERS[:0], "orders: got an array"),
+        (
+            np.array([[0, 1, 2], [0, 0, 1]]),
+            r"orders: got \[0, 0, 1\], expected each of 0 to 2 once",
+        ),
+        (ORDERS + 1, r"orders: got \[3, 1, 2\]"),
+        (ORDERS - 3, r"orders: got \[-1, -3, -2\]"),
+    ],
+)
+@pytest.mark.usefixtures("as_users_run")
+def test_orders_are_permutations(orders, message):
+    with pytest.raises(ValueError, match=message):
+        shuffled(LINE, orders, None, "answer", 99)

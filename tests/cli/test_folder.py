@@ -66,6 +66,11 @@ def test_a_file_that_changed_makes_another_run(tmp_path):
     (data / "a").write_text("longer")
     with pytest.raises(ValueError, match="read.data.bytes: 8 there, 10 here"):
         run(out, data=data)
+    (data / "a").unlink()
+    (data / "inside").mkdir()
+    (data / "inside" / "a").write_text("longer")  # what is read of a folder is seen of it
+    with pytest.raises(ValueError, match="read.data.bytes: 8 there, 10 here"):
+        run(out, data=data)
 
 
 def test_a_folder_of_other_files_is_refused(tmp_path):

@@ -64,6 +64,30 @@ GRANITE = """{%- for document in documents or [] %}
 {%- if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"""
 COMMAND = """{{ bos_token }}{% for message in messages %}<{{ message.role }}>{{ message.content }}\
 {% endfor %}{{ documents | tojson(indent=1) }}<assistant>"""
+# As Qwen's: tools and calls have places of their own.
+TOOLS = """{%- if tools %}<|im_start|>system
+# Tools
+{%- for tool in tools %}
+    {{- '\n' + (tool | tojson) }}
+{%- endfor %}
+{{- '<|im_end|>\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.role == 'tool' %}
+        {{- '<|im_start|>user\n<tool_response>\n' + message.content + '\n</tool_response>' }}
+    {%- else %}
+        {{- '<|im_start|>' + message.role }}
+        {%- if message.content %}{{ '\n' + message.content }}{% endif %}
+        {%- for call in message.tool_calls or [] %}
+            {{- '\n<tool_call>\n{"name": "' + call.function.name + '", "arguments": ' }}
+            {{- call.function.arguments | tojson }}
+            {{- '}\n</tool_call>' }}
+        {%- endfor %}
+    {%- endif %}
+    {{- '<|im_end|>\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}
+"""
 MARKS = {"bos_token": "<s>", "eos_token": "</s>"}
 
 SYSTEM = {"role": "system", "content": "Be brief."}
@@ -75,6 +99,20 @@ TALK = [
     {"role": "user", "content": "What is {{ 7 * 7 }}?\n"},
 ]
 ASIDE = [SYSTEM, *TALK]
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": 'The weather <|im_end|> of a "city".',
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    },
+}
+CALL = {"type": "function", "function": {"name": "get_weather", "arguments": {"city": "Oslo, N."}}}
+CALLS = [
+    USER,
+    {"role": "assistant", "content": None, "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "abc123def", "name": "get_weather", "content": "12 °C, sun"},
+]
 
 TEXTS = {
     "ChatML": (

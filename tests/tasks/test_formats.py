@@ -116,6 +116,8 @@ def test_a_line_that_is_none_of_the_format_is_named(tmp_path, read, good, change
 @pytest.mark.parametrize(
     "change, message",
     [
+        ({"id": None}, "got id = None, expected id as a text or a whole number"),
+        ({"id": True}, "got id = True"),
         ({"needle": None}, "got needle = None, expected needle as a text"),
         ({"questions": {}}, "questions as an object of texts"),
         ({"questions": ["Who?"]}, "questions as an object of texts"),
@@ -150,3 +152,12 @@ def test_files_that_are_something_else_are_refused(tmp_path):
     pointer.write_text("version 1\noid sha256:0\n")
     with pytest.raises(ValueError, match="got b'version 1.*expected compressed lines"):
         read_key_values(pointer)
+    pointer.write_bytes(gzip.compress(b"{}" * 99)[:-9])
+    with pytest.raises(ValueError, match="got .*expected compressed lines"):
+        read_key_values(pointer)
+    path.write_text('{"key": "a", "key": "b"}')
+    with pytest.raises(ValueError, match=r'line 1: .*expected JSON \(the name "key" stands twice'):
+        read_key_values(path)
+    path.write_bytes(b"[\xe9]")
+    with pytest.raises(ValueError, match="data.json, whose byte 1 is not of UTF-8"):
+        read_needle_set(path)

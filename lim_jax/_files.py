@@ -1,0 +1,136 @@
+"""What files of users say: a text in one of several encodings, a PDF, a Word document, JSON."""
+
+import codecs
+import json
+from pathlib import Path
+from typing import Any
+
+import lazy_loader
+
+from lim_jax._checks import require, require_extra
+
+docx: Any = lazy_loader.load("docx")  # both of the extra "documents"; texts do without
+pypdf: Any = lazy_loader.load("pypdf")
+ENCODINGS = {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
+ZERO = "\0"  # in no text, and in much that is none
+KINDS = "a text in UTF-8, or in UTF-16 with its mark, or a PDF or .docx"
+CURE = "Save it as one of these, or take it away."
+RECORD = "run.json"  # stands in each folder that a command of ours wrote
+HIDDEN = (".", "~$")  # how names begin; the second where a word processor has a file open
+
+
+def files_within(folder: Path) -> list[Path]:
+    """The files of a folder and of the folders in it, but for hidden ones and results of ours."""
+    inside = [file.relative_to(folder) for file in folder.rglob("*") if file.is_file()]
+    ours = {file.parent for file in inside if file.name == RECORD and file.parent != Path()}
+    shown = [file for file in inside if not ours.intersection(file.parents)]
+    return sorted(file for file in shown if not any(one.startswith(HIDDEN) for one in file.parts))
+
+
+def text_of_file(file: Path, name: str) -> str:
+    """The text of a file, whose argument has a name; its lines end in line feeds alone.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        Of a PDF or a Word document, without pypdf or python-docx, of the extra ``documents``.
+    ValueError
+        Where it cannot be read, or what is in it is no text.
+    """
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise ValueError(
+            f"{name}: got {file}, which cannot be read ({error.strerror}), expected {KINDS}. {CURE}"
+        ) from error
+    if content.startswith(b"%PDF-"):
+        return _extracted(file, name, "pypdf")
+    if file.suffix.lower() == ".docx":
+        return _extracted(file, name, "docx")
+    return decoded(content, file, name)
+
+
+def decoded(content: bytes, file: Path, name: str) -> str:
+    r"""The text of bytes, without the mark of their encoding, its lines ended by line feeds.
+
+    Examples
+    --------
+    >>> decoded("one\r\ntwo".encode("utf-16"), Path("a.txt"), "data")
+    'one\ntwo'
+    >>> decoded(b"caf\xe9", Path("a.txt"), "data")
+    Traceback (most recent call last):
+    ValueError: data: got a.txt, whose byte 3 is not of UTF-8, expected a text in UTF-8, or in ...
+    """
+    encoding, text = ENCODINGS.get(content[:2], "utf-8"), ""
+    try:
+        text = content.decode(encoding).removeprefix("\ufeff")
+        wrong = f"character {text.index(ZERO)} is zero" if ZERO in text else ""
+    except UnicodeDecodeError as error:
+        wrong = f"byte {error.start} is not of {encoding.upper()}"
+    require(not wrong, name, got=f"{file}, whose {wrong}", expected=KINDS, cure=CURE)
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _extracted(file: Path, name: str, package: str) -> str:
+    """What a package finds in a document of a program for documents."""
+    require_extra(package, "documents")
+    try:
+        text = _of_pdf(file) if package == "pypdf" else _of_docx(file)
+    except Exception as error:  # whatever the package meets in what is broken or locked
+        raise ValueError(
+            f"{name}: got {file}, which {package} cannot read ({error}), expected a document "
+            f"without a password. {CURE}"
+        ) from error
+    require(
+        bool(text.strip()),
+        name,
+        got=f"{file}, in which there is no text",
+        expected="a document of text, not of pictures of it",
+        cure="Pass it through a program that recognises text, or take it away.",
+    )
+    return text
+
+
+def _of_pdf(file: Path) -> str:
+    return "\n".join(page.extract_text() for page in pypdf.PdfReader(file).pages)
+
+
+def _of_docx(file: Path) -> str:
+    """Paragraphs and tables in their order, a row of a table on a line."""
+    lines = []
+    for part in docx.Document(str(file)).iter_inner_content():
+        rows = getattr(part, "rows", None)
+        table = [[cell.text for cell in row.cells] for row in rows or ()]
+        lines += [part.text] if rows is None else ["\t".join(cells) for cells in table]
+    return "\n".join(lines)
+
+
+def parsed_json(text: str, where: str, cure: str) -> Any:
+    """What a text of JSON says; `json.loads` would take the last of two entries of one name.
+
+    Examples
+    --------
+    >>> parsed_json('{"id": 1, "id": 2}', "line 3", "Leave one out.")
+    Traceback (most recent call last):
+    ValueError: line 3: got '{"id": 1, "id": 2}', expected JSON (the name "id" stands twice). ...
+    """
+    try:
+        found = json.loads(text, object_pairs_hook=_distinct, parse_constant=_refused)
+        if "\\u" in text:  # an escape may be half of a pair, which no encoding has
+            json.dumps(found, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{where}: got {text[:40]!r}, expected JSON ({error}). {cure}") from error
+    return found
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f'the name "{name}" stands twice')
+        found[name] = value
+    return found
+
+
+def _refused(constant: str) -> None:
+    raise ValueError(f"{constant} is no number of JSON")
