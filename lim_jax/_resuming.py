@@ -4,7 +4,6 @@ A file is seen whole or not at all, whenever the process dies that writes it; of
 lines, each line.
 """
 
-import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
 from itertools import starmap
@@ -13,16 +12,39 @@ from typing import Any, BinaryIO, TypeVar
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
 from lim_jax._checks import AnyPath, as_path, require
+from lim_jax._digest import digest
+from lim_jax._refusal import refusal
 
 Result = TypeVar("Result")
 # What tells one run from another: plain values by name.
 Run = Mapping[str, Any]
 REMOVE = "Remove it, or name another checkpoint."
+SAME = f"To go on, give what that run was given. {REMOVE}"
+
+
+def checkpoint_file(checkpoint: AnyPath) -> Path:
+    """A path where a file is or can be made; refuse a folder's, and one inside of a file."""
+    path = as_path(checkpoint, "checkpoint")
+    _require_path(path, not path.is_dir(), "a folder", "a file, there or to be made")
+    return path
+
+
+def checkpoint_folder(checkpoint: AnyPath) -> Path:
+    """A path where a folder is or can be made; refuse a file's, and one inside of a file."""
+    path = as_path(checkpoint, "checkpoint")
+    _require_path(path, not path.is_file(), "a file", "a folder, there or to be made")
+    return path
+
+
+def _require_path(path: Path, holds: bool, kind: str, expected: str) -> None:
+    within = next((parent for parent in path.parents if parent.is_file()), None)
+    got = f"{path}, which is {kind}" if within is None else f"{path}, inside of the file {within}"
+    cure = "Name another checkpoint."
+    require(holds and within is None, "checkpoint", got=got, expected=expected, cure=cure)
 
 
 def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
@@ -45,15 +67,28 @@ def store(path: Path, run: Run, about: Mapping[str, Any], tree: PyTree) -> None:
 
 
 def stored(path: Path, run: Run, like: Callable[[dict], PyTree]) -> tuple[dict, PyTree]:
-    """Read what `store` wrote of a run: what of it, and the pytree, shaped as `like` of that."""
-    with path.open("rb") as file:
-        about = _document(file.readline())
-        _require_same_run(path, about.get("run"), run)
+    """Read what `store` wrote of a run: what of it, and the pytree, shaped as `like` of that.
+
+    Whatever else the file holds is refused, and a part of what `store` wrote.
+    """
+    with checkpoint_file(path).open("rb") as file:
+        about = _head_of_run(path, file.readline(), run)
         try:
-            return about, eqx.tree_deserialise_leaves(file, like(about))
-        except RuntimeError as error:
-            error.add_note(f"{path} is of another run. {REMOVE}")
-            raise
+            tree = eqx.tree_deserialise_leaves(file, like(about))
+        except Exception as error:  # whatever NumPy makes of bytes that are no arrays
+            if refusal(error) is not None:
+                raise
+            raise _damaged(path) from error
+        if file.read(1):
+            raise _damaged(path)
+        return about, tree
+
+
+def _damaged(path: Path) -> ValueError:
+    return ValueError(
+        f"checkpoint: got {path}, which is cut short or damaged, expected all that a run "
+        f"stored. Copy it whole. {REMOVE}"
+    )
 
 
 def _plain(value: Any) -> Any:
@@ -69,16 +104,27 @@ def _document(text: bytes) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _require_same_run(path: Path, kept: Any, run: Run) -> None:
-    kept = kept if isinstance(kept, dict) else {}
+def _head_of_run(path: Path, line: bytes, run: Run) -> dict[str, Any]:
+    """What a file's first line says; refuse one that is of no run, and of another."""
+    about = _document(line)
+    kept = about.get("run")
+    require(
+        isinstance(kept, dict),
+        "checkpoint",
+        got=f"{path}, which is {'of no run' if line else 'empty'}",
+        expected="what a run stored",
+        cure=REMOVE,
+    )
+    assert isinstance(kept, dict)
     for name, value in _plain(run).items():
         require(
             kept.get(name) == value,
             "checkpoint",
             got=f"{path}, of {name} {kept.get(name)}",
             expected=f"one of {name} {value}",
-            cure=REMOVE,
+            cure=SAME,
         )
+    return about
 
 
 def each_once(
@@ -93,7 +139,7 @@ def each_once(
     whether from a file or not. The file grows by a line for each; a line that was cut short, where
     the process died that wrote it, is left out and that group run again.
     """
-    file = None if checkpoint is None else as_path(checkpoint, "checkpoint")
+    file = None if checkpoint is None else checkpoint_file(checkpoint)
     begun = file is not None and file.exists()
     done = _journal(file, run) if file is not None and begun else {}
     for name in progress(list(groups)):
@@ -121,25 +167,17 @@ def once(path: Path, run: Run, measure: Callable[[], Array | np.ndarray]) -> Arr
 def _journal(path: Path, run: Run) -> dict[str, Any]:
     """What a file of lines holds of a run, whose line is the first; a torn line is taken off."""
     kept = path.read_bytes().splitlines(keepends=True)
-    head, *lines = [line for line in kept if line.endswith(b"\n")] or [b""]
-    _require_same_run(path, _document(head).get("run"), run)
+    head, *lines = [line for line in kept if line.endswith(b"\n")] or [b"".join(kept)[:-1]]
+    _head_of_run(path, head, run)
+    entries = list(map(_document, lines))
+    if not all({"name", "found"} <= entry.keys() for entry in entries):
+        raise _damaged(path)
     write_whole(path, lambda file: file.writelines([head, *lines]))
-    return {entry["name"]: entry["found"] for entry in map(_document, lines)}
+    return {entry["name"]: entry["found"] for entry in entries}
 
 
 def _line(document: Mapping[str, Any]) -> bytes:
     return json.dumps(document).encode() + b"\n"
-
-
-def digest(tree: PyTree, after: str = "") -> str:
-    """A fingerprint of all arrays and numbers of a pytree, and of what went before it."""
-    found = hashlib.sha256(after.encode())
-    for leaf in jax.tree.leaves(eqx.filter(tree, eqx.is_array_like)):
-        key = isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-        array = np.asarray(jax.random.key_data(leaf) if key else leaf)
-        found.update(f"{array.dtype}{array.shape}".encode())
-        found.update(array.tobytes())
-    return found.hexdigest()[:16]
 
 
 def reduced(
@@ -155,7 +193,7 @@ def reduced(
     Those that a checkpoint counts are drawn and compared, not measured. What is found is a pytree
     of arrays of any shapes, which `of_leaves` makes again of its leaves.
     """
-    checkpoint = as_path(checkpoint, "checkpoint")
+    checkpoint = checkpoint_file(checkpoint)
     counted, last_seen, result = 0, "", None
     if checkpoint.exists():
         about, leaves = stored(checkpoint, run, lambda about: list(starmap(_shaped, about["of"])))

@@ -67,6 +67,10 @@ class LayerSource:
             self._last = number
             return [np.asarray(leaf) for leaf in layer]
 
+    def _identity(self) -> tuple[int, PyTree]:
+        """What tells it from others, where a digest is taken: whose weights, says a fingerprint."""
+        return self.depth, self.like
+
     def _direction(self, number: int) -> int:
         if number == self._last:
             return 1 if number == 0 else -1
@@ -182,6 +186,10 @@ class RowSource:
     def __init__(self, read: Callable[[slice], np.ndarray], shape: tuple[int, int], dtype: Any):
         require_callable(read, "read", "read(part) of a slice")
         self.shape, self.dtype, self._read = shape, jnp.dtype(dtype), read
+
+    def _identity(self) -> tuple[tuple[int, int], jnp.dtype]:
+        """As of a `LayerSource`."""
+        return self.shape, self.dtype
 
     def gather(self, numbers: Int[Array, "..."]) -> np.ndarray:
         """The rows of some numbers; each is read once."""

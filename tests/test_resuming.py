@@ -22,16 +22,30 @@ REGIONS = lim.boundary_regions(GRID, 0.3).without([3])
 # A stream of many small batches, whose process says how many it has drawn.
 PROGRAM = """
 import sys, time
+from functools import partial
 from pathlib import Path
+import equinox as eqx
 import jax
 import numpy as np
+import optax
 import lim_jax as lim
 
 jax.config.update("jax_enable_x64", True)
+SCALE = 1.3
+WORDS = frozenset({"left", "middle", "right"})  # in another order in every process
 
 
-def loss(params, x, y):
-    return params * (x**2 * y).sum()
+@jax.jit
+def squares(x):
+    return SCALE * x**2
+
+
+def made(power, kinds):
+    @eqx.filter_jit
+    def loss(params, x, y):
+        return params[0] * (squares(x) * y).sum() ** power * len(kinds)
+
+    return partial(loss)
 
 
 def batches(pause):
@@ -46,7 +60,8 @@ def batches(pause):
 def streamed(checkpoint, pause=0.0):
     regions = lim.boundary_regions(lim.graded_grid(7), 0.3).without([3])
     grid = lim.graded_grid(7)
-    return lim.influence_stream(loss, 1.3, batches(pause), grid, regions, checkpoint=checkpoint)
+    loss, params = made(1, WORDS), (1.3, jax.nn.gelu, optax.adam(0.1), batches)
+    return lim.influence_stream(loss, params, batches(pause), grid, regions, checkpoint=checkpoint)
 
 
 if __name__ == "__main__":
@@ -58,9 +73,10 @@ class Embedding(eqx.Module):
     """Rows of a table that the loss itself holds."""
 
     table: jax.Array
+    scale: float = eqx.field(static=True)
 
     def __call__(self, params, ids, y):
-        return self.table[ids]
+        return self.scale * self.table[ids]
 
 
 def squares(params, x, y):
@@ -132,7 +148,7 @@ def test_a_stream_that_is_killed_gives_the_same_numbers(tmp_path):
     for last in (4, 11):
         with subprocess.Popen(
             [sys.executable, program, checkpoint],
-            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONHASHSEED": str(last)},
             stdout=subprocess.PIPE,
             text=True,
         ) as process:
@@ -183,14 +199,15 @@ def test_a_checkpoint_of_another_stream_is_refused(tmp_path):
 
 
 def test_arrays_of_the_loss_and_of_the_labels_tell_streams_apart(tmp_path):
-    """Random keys too; a function in them says nothing."""
+    """Random keys too, static fields, and what the loss's functions compute with."""
     checkpoint = tmp_path / "stream"
     x = np.ones((2, 7, 3))
     keys = jax.random.split(jax.random.key(0), 4)
     given = [(x, {"key": keys[:2]})]
 
-    def stream(table, pieces):
-        loss = lim.density.LossOfIds(Embedding(table), lambda params, x, y: jnp.sum(x**2))
+    def stream(table, pieces, scale=1.0, power=2):
+        embed = Embedding(table, scale)
+        loss = lim.density.LossOfIds(embed, lambda params, x, y: jnp.sum(x**power))
         ids = jax.device_put(np.arange(14).reshape(2, 7) % 3)
         pieces = [(ids, y) for _, y in pieces]
         return lim.influence_stream(loss, None, pieces, GRID, checkpoint=checkpoint)
@@ -198,8 +215,13 @@ def test_arrays_of_the_loss_and_of_the_labels_tell_streams_apart(tmp_path):
     table = jax.device_put(np.arange(6.0).reshape(3, 2))
     found = stream(table, given)
     assert equal(stream(table, given), found)
-    with pytest.raises(ValueError, match="parameters"):
-        stream(table + 1, given)
+    for other in (
+        lambda: stream(table + 1, given),
+        lambda: stream(table, given, scale=2.0),
+        lambda: stream(table, given, power=3),
+    ):
+        with pytest.raises(ValueError, match="of parameters .*To go on, give what .*Remove it, or"):
+            other()
     with pytest.raises(ValueError, match="batches: got others"):
         stream(table, [(x, {"key": keys[2:]})])
 
@@ -226,9 +248,14 @@ def test_each_group_is_run_once_and_gives_the_same_whether_read_or_not(tmp_path)
     for other in ({"seed": 3, "sizes": [1, 3]}, {"seed": 3, "sizes": [1, 2], "only": "first"}):
         with pytest.raises(ValueError, match="groups.json, of (sizes|only) .*expected one of"):
             each_once(groups, checkpoint, other)
-    checkpoint.write_text("not ours")
-    with pytest.raises(ValueError, match="checkpoint: got "):
-        each_once(groups, checkpoint, run)
+    kept = checkpoint.read_bytes()
+    broken = kept.replace(b'"name"', b'"nam', 1)  # a line that is whole, and no document
+    for content, message in ((b"not ours", "of no run"), (b"", "empty"), (broken, "cut short or")):
+        checkpoint.write_bytes(content)
+        with pytest.raises(ValueError, match=f"checkpoint: got .*json, which is {message}"):
+            each_once(groups, checkpoint, run)
+    with pytest.raises(ValueError, match="checkpoint: got .*new, which is a folder"):
+        each_once(groups, checkpoint.parent, run)
 
 
 def test_of_a_run_that_died_while_it_wrote_all_groups_but_that_one_are_kept(tmp_path):
@@ -245,6 +272,6 @@ def test_of_a_run_that_died_while_it_wrote_all_groups_but_that_one_are_kept(tmp_
         assert called == list("abc")[content[head:kept].count(b"\n") :]
         assert checkpoint.read_bytes() == content
     checkpoint.write_bytes(content[: head - 1])
-    with pytest.raises(ValueError, match="of seed None, expected one of seed 3"):
+    with pytest.raises(ValueError, match="groups, which is of no run, expected"):
         each_once(groups, checkpoint, {"seed": 3})
     assert list(tmp_path.iterdir()) == [checkpoint]

@@ -125,10 +125,10 @@ def _require_same(out: Path, record: dict[str, Any]) -> None:
     there = out / RECORD
     require(there in held, "out", got=f"{out}, which holds files", expected=expected, cure=cure)
     try:
-        other = dict(json.loads(there.read_text()))
+        other = json.loads(there.read_text("utf-8"))
     except ValueError:
         other = {}
-    differing = _differing(other, json.loads(json.dumps(record)))
+    differing = _differing(other if isinstance(other, dict) else {}, json.loads(json.dumps(record)))
     got = f"{out}, which holds another run ({'; '.join(differing)})"
     require(not differing, "out", got=got, expected=expected, cure=cure)
 

@@ -75,7 +75,7 @@ def network_within(
     kept = as_path(unfinished, "unfinished") / HELD
     # What was measured is of weights that were held in one way.
     as_before = memory is None and kept.exists()
-    fits = kept.read_text() == WHOLE if as_before else needed.whole <= most
+    fits = kept.read_bytes() == WHOLE.encode() if as_before else needed.whole <= most
     held = WHOLE if fits else f"{FILES}, read a layer at a time"
     took = needed.whole if fits else needed.walked
     tqdm.write(

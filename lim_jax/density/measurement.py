@@ -11,7 +11,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from lim_jax._checks import AnyPath, filter_jit, in_a_line, require
-from lim_jax._resuming import digest, reduced
+from lim_jax._digest import digest
+from lim_jax._resuming import reduced
 from lim_jax.density.adjoints import Batch, Loss, adjoint_energies, require_pair
 from lim_jax.density.statistics import Influence
 from lim_jax.grid.measure import Grid, require_grid
@@ -108,7 +109,8 @@ def influence_stream(
         batches again, in the same order: those already counted are drawn and compared, and
         nothing of them is computed.
     loss, params, grid, regions, keep_examples
-        As in `influence`. Of a checkpoint's loss nothing is compared but the arrays in it.
+        As in `influence`. Of a checkpoint all are compared: of a loss its arrays, static fields
+        and code, with what it closes over and finds beside it, not the code of what it imports.
     checkpoint
         A file to read, if it exists, and to write after each batch, whole or not at all: sums over
         the batches so far, some :math:`5L` numbers. Its folder is made where it is missing.
@@ -118,8 +120,8 @@ def influence_stream(
     Raises
     ------
     ValueError
-        Where there are no batches, the checkpoint is of other regions, parameters or batches or
-        another function's, and as in `influence`.
+        Where there are no batches, the checkpoint is of another loss, of other regions, parameters
+        or batches, or is no whole one, and as in `influence`.
 
     Examples
     --------
@@ -153,7 +155,7 @@ def influence_stream(
         "function": "influence_stream",
         "regions": in_a_line(regions),
         "keep_examples": str(keep_examples),
-        "parameters": digest((loss, params)),
+        "parameters": digest((loss, params, regions)),
     }
     return reduced(
         measured, Influence.merge, drawn, checkpoint, run, lambda kept: Influence(regions, *kept)

@@ -17,14 +17,14 @@ from jaxtyping import Array, Bool, Float, Int, Integer
 from lim_jax._checks import (
     ARRAYS,
     AnyPath,
-    as_path,
     counted,
     described,
     filter_jit,
     require,
     require_indices,
 )
-from lim_jax._resuming import digest, once
+from lim_jax._digest import digest
+from lim_jax._resuming import checkpoint_folder, once
 from lim_jax.density.adjoints import Loss, LossOfIds, adjoint_energies
 from lim_jax.density.statistics import Influence
 from lim_jax.grid.carrying import carrying_shares
@@ -129,8 +129,8 @@ def energies_of_ids(
     Parameters
     ----------
     model, windows, ask, loss
-        As in `influence_of_ids`; arrays of NumPy come back. Of a checkpoint's loss its name and the
-        arrays in it are compared.
+        As in `influence_of_ids`; arrays of NumPy come back. Of a checkpoint all are compared, the
+        model with its options, such as rotary frequencies and scales.
     checkpoint
         A folder, made where it is missing, for a file of each context's energies, written whole or
         not at all as soon as they are found, all of a batch together.
@@ -143,7 +143,7 @@ def energies_of_ids(
     ------
     ValueError, EquinoxRuntimeError
         As in `influence_of_ids`; a `ValueError` too where the checkpoint is of another model, loss
-        or context.
+        or context, or a file in it is no whole one.
     """
     return [
         np.asarray(energy)[:length]
@@ -318,7 +318,7 @@ def _energies(
     )
     of_ids = LossOfIds(_embedded, loss)
     padded = [_padded(model, *context) for context in zip(windows, asked, strict=True)]
-    folder = None if checkpoint is None else as_path(checkpoint, "checkpoint")
+    folder = None if checkpoint is None else checkpoint_folder(checkpoint)
     run = {} if folder is None else _run(of_ids, model)
 
     def measured(numbers: list[int]) -> Float[np.ndarray, "contexts length"]:

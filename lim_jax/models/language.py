@@ -217,8 +217,9 @@ def train(
 
     start = model, eqx.filter_jit(optax.adam(rate).init)(eqx.filter(model, eqx.is_array))
     (model, _), losses = resumable(
-        step, start, steps, checkpoint=checkpoint, every=50, progress=progress
-    )
+        step, start, steps, run=(text, length, batch, rate, key), checkpoint=checkpoint,
+        every=50, progress=progress,
+    )  # fmt: skip
     return model, losses
 
 

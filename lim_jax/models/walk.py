@@ -79,7 +79,7 @@ def energies_by_layers(
             return _terminal(TERMINAL[loss], model, before, y)
         return _back(flow, jnp.array(last - step), kept(last - step), before, grid)
 
-    done = max((int(file.name) for file in folder.glob("*") if file.name.isdigit()), default=-1)
+    done = max((int(file.name) for file in folder.glob("*") if file.name.isdecimal()), default=-1)
     now = kept(done) if done >= 0 else _embedded(model, ids, y)
     for step in progress(list(range(last + 1))):
         if step <= done:

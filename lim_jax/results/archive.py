@@ -8,8 +8,6 @@ take ``to_xarray(result).to_netcdf(path)``.
 
 import json
 import math
-import zipfile
-import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from fractions import Fraction
@@ -23,6 +21,7 @@ import numpy as np
 
 from lim_jax import adjoint, density, explanations, grid, limits, probes, training
 from lim_jax._checks import ARRAYS, AnyPath, as_path, described, require
+from lim_jax._refusal import refusal
 from lim_jax._resuming import write_whole
 from lim_jax.results import measured
 from lim_jax.results.records import known
@@ -113,7 +112,9 @@ def load(path: AnyPath) -> Any:
         raise _refused(path, f"version {found} of the format, by lim_jax {writer}")
     try:
         return _read(header["result"], arrays)
-    except (KeyError, TypeError, AttributeError) as error:
+    except Exception as error:  # whatever the parts make of what they are not
+        if refusal(error) is not None:
+            raise
         raise _refused(path, "a header that does not fit its arrays") from error
 
 
@@ -126,11 +127,11 @@ def _opened(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         try:
             with np.load(file, allow_pickle=False) as archive:
                 arrays = {name: archive[name] for name in archive.files}
-        except (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError) as error:
+        except Exception as error:  # whatever its readers make of bytes that are no archive
             raise _refused(path, "a damaged archive, perhaps cut off") from error
     try:
         header = json.loads(arrays.pop("header").item())
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise _refused(path, "an archive without our header") from error
     if not isinstance(header, dict) or header.get("format") != FORMAT:
         raise _refused(path, "an archive without our header")

@@ -287,13 +287,30 @@ def gradient_flow(
     )
     saved = jnp.asarray(times, jax.tree.leaves(arrays)[0].dtype)
 
-    def step(arrays: PyTree, index: int) -> tuple[PyTree, tuple]:
+    def step(state: tuple[PyTree, Scalar], index: int) -> tuple[tuple[PyTree, Scalar], tuple]:
+        arrays, time = state
         if index > 0:
-            arrays = flow.advance(arrays, batch, saved[index - 1], saved[index])
-        return arrays, (arrays, *flow.observe(arrays, batch, grid))
+            _require_same_times(time, saved[index - 1])
+            arrays = flow.advance(arrays, batch, time, saved[index])
+        return (arrays, saved[index]), (saved[index], arrays, *flow.observe(arrays, batch, grid))
 
-    _, records = resumable(step, arrays, len(saved), checkpoint=checkpoint, progress=progress)
+    _, (kept, *records) = resumable(
+        step, (arrays, saved[0]), len(saved), run=(flow, batch, grid), checkpoint=checkpoint,
+        progress=progress,
+    )  # fmt: skip
+    _require_same_times(kept, saved)
     return TrainingPath(grid, saved, *records)
+
+
+def _require_same_times(kept: Array, times: Array) -> None:
+    """Refuse times that are not those of what a checkpoint holds; they may be continued."""
+    require(
+        np.array_equal(kept, times),
+        "times",
+        got=f"{np.asarray(times).tolist()}",
+        expected=f"{np.asarray(kept).tolist()}, those of the checkpoint",
+        cure="Give these, and more after them, or name another checkpoint.",
+    )
 
 
 def _require_times(times: Any) -> None:

@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, Key, PyTree
 
-from lim_jax._checks import AnyPath, as_path, counted, require, require_callable, require_keys
-from lim_jax._resuming import store, stored
+from lim_jax._checks import AnyPath, counted, require, require_callable, require_keys
+from lim_jax._digest import digest
+from lim_jax._resuming import Run, checkpoint_file, store, stored
 
 State = TypeVar("State")
 Progress = Callable[[range], Iterable[int]]
-RUN = {"function": "resumable"}
 
 
 def resumable(
@@ -23,6 +23,7 @@ def resumable(
     state: State,
     steps: int,
     *,
+    run: PyTree = None,
     checkpoint: AnyPath | None = None,
     every: int = 1,
     progress: Progress = iter,
@@ -42,6 +43,10 @@ def resumable(
         Where to start; a pytree.
     steps
         How many steps in all, those before the interruption included.
+    run
+        What the steps compute with beside the state, such as a rate and a text: arrays, values and
+        functions in any pytree. A checkpoint is compared with this and with `state`, static fields
+        included; nothing of `step` is, which may hold what every process has anew.
     checkpoint
         A file to read, if it exists, and to write: the state and all records so far. Another
         process that reads it sees a whole checkpoint, never half of one. Its folder is made where
@@ -59,9 +64,8 @@ def resumable(
     Raises
     ------
     ValueError
-        Where `steps` is not positive, or the checkpoint is of a longer run or another function's.
-    RuntimeError
-        Where the checkpoint's arrays do not fit the state (Equinox says which).
+        Where `steps` is not positive, or the checkpoint is of a longer run, of another one or
+        function, cut short, or no checkpoint.
 
     Examples
     --------
@@ -71,11 +75,12 @@ def resumable(
     """
     require_callable(step, "step", "step(state, index)")
     steps, every = counted(steps, "steps", cure="Ask for more."), counted(every, "every")
-    file = None if checkpoint is None else as_path(checkpoint, "checkpoint")
+    file = None if checkpoint is None else checkpoint_file(checkpoint)
+    about = {} if file is None else {"function": "resumable", "start": digest((state, run))}
     _, record = eqx.filter_eval_shape(step, state, 0)
     records, done = _zeros(record, steps), 0
     if file is not None and file.exists():
-        done, state, kept = _load(file, state, record, steps)
+        done, state, kept = _load(file, about, state, record, steps)
         records = jax.tree.map(_lengthened, kept, records)
     for index in progress(range(done, steps)):
         state, record = step(state, index)
@@ -83,7 +88,7 @@ def resumable(
         last = index + 1 == steps
         if file is not None and (last or (index + 1) % every == 0):
             done = index + 1
-            store(file, RUN, {"steps": done}, (state, _first(records, done)))
+            store(file, about, {"steps": done}, (state, _first(records, done)))
     return state, records
 
 
@@ -175,7 +180,9 @@ def _first(records: PyTree, done: int) -> PyTree:
     return jax.tree.map(lambda leaf: jax.device_put(np.asarray(leaf)[:done]), records)
 
 
-def _load(checkpoint: Path, state: State, record: PyTree, steps: int) -> tuple[int, State, PyTree]:
+def _load(
+    checkpoint: Path, run: Run, state: State, record: PyTree, steps: int
+) -> tuple[int, State, PyTree]:
     def like(about: dict) -> tuple[State, PyTree]:
         require(
             about["steps"] <= steps,
@@ -186,5 +193,5 @@ def _load(checkpoint: Path, state: State, record: PyTree, steps: int) -> tuple[i
         )
         return state, _zeros(record, about["steps"])
 
-    about, (state, records) = stored(checkpoint, RUN, like)
+    about, (state, records) = stored(checkpoint, run, like)
     return about["steps"], state, records

@@ -186,8 +186,9 @@ def reweighting_run(
 
     start = state, jnp.ones_like(grid.weights)
     (state, weights), records = resumable(
-        step, start, updates, checkpoint=checkpoint, progress=progress
-    )
+        step, start, updates, run=(grid, target, rate, smallest, largest),
+        checkpoint=checkpoint, progress=progress,
+    )  # fmt: skip
     return state, weights, records
 
 

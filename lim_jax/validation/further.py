@@ -109,7 +109,10 @@ def train_further(
         jax.block_until_ready(states)
         return states, judge(states[0], jnp.asarray(process_time() - begun))
 
-    (models, _, _), found = resumable(stage, states, stages, checkpoint=file, progress=progress)
+    (models, _, _), found = resumable(
+        stage, states, stages, run=(arm, setting, key, test, every), checkpoint=file,
+        progress=progress,
+    )  # fmt: skip
     return models, found
 
 

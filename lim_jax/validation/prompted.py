@@ -14,7 +14,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from lim_jax._checks import AnyPath, counted, filter_jit, require, require_kind
-from lim_jax._resuming import digest, each_once
+from lim_jax._digest import digest
+from lim_jax._resuming import each_once
 from lim_jax.grid.cells import token_grid
 from lim_jax.loss.losses import autoregressive_cross_entropy, margin_loss
 from lim_jax.models.causal import CausalLM, Queries
@@ -146,7 +147,7 @@ def ask_prompts(
     run = {
         "function": "ask_prompts",
         "model": digest(model),
-        "prompts": digest([example.window for example in examples]),
+        "prompts": digest((records, examples)),
     }
     prompts = {str(number): partial(asked, example) for number, example in enumerate(examples)}
     found = each_once(prompts, checkpoint, run, progress)

@@ -213,7 +213,8 @@ def recall_record(
         return states, (*_judged(test, states[0]), jnp.asarray(process_time() - started))
 
     before = _judged(test, begun[0])
-    _, (*after, seconds) = resumable(stage, begun, setting.stages, checkpoint=file)
+    run = setting, keys, arm, test
+    _, (*after, seconds) = resumable(stage, begun, setting.stages, run=run, checkpoint=file)
     accuracy, risk = (
         np.concatenate([np.asarray(first)[None], np.asarray(rest)])
         for first, rest in zip(before, after, strict=True)

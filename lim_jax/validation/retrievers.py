@@ -218,7 +218,7 @@ def train_retrievers(
     of_batches = jax.vmap(partial(jax.random.fold_in, data=1))(keys)
     (models, _), losses = resumable(
         step_of_seeds(_Lesson(setting), of_batches), _begun(setting, keys),
-        setting.steps, checkpoint=file, every=200, progress=progress,
+        setting.steps, run=(setting, keys), checkpoint=file, every=200, progress=progress,
     )  # fmt: skip
     return models, losses
 

@@ -30,7 +30,8 @@ from lim_jax._checks import (
     require_known,
     require_name,
 )
-from lim_jax._resuming import digest, each_once
+from lim_jax._digest import digest
+from lim_jax._resuming import Run, each_once
 from lim_jax.models.causal import CausalLM
 from lim_jax.tasks.laws import Law, edge_law, uniform_law
 from lim_jax.tasks.prompts import Example
@@ -173,13 +174,16 @@ def tune(
     file = None if folder is None else folder / "tuning.jsonl"
     seeds = range(seed, seed + tuning.seeds)
     texts = _texts(tuning, tokenizer, seeds, model.embedding.dtype)
+    about = {"function": "tune", "model": digest(model), "texts": digest(texts),
+             "tuning": tuning._asdict()}  # fmt: skip
     runs = {}
     for one in seeds:
         runs[f"{one}, {BEFORE}"] = partial(_before, model, rows, texts[one])
         for arm in TUNED:
             checkpoint = None if folder is None else folder / f"{one}, {arm}.eqx"
-            runs[f"{one}, {arm}"] = partial(_run, tuning, model, rows, texts[one], arm, checkpoint)
-    about = {"function": "tune", "model": digest(model), "tuning": tuning._asdict()}
+            runs[f"{one}, {arm}"] = partial(
+                _run, tuning, model, rows, texts[one], arm, about, checkpoint
+            )
     found = each_once(runs, file, about, progress)
     by_seed = {name: [found[f"{one}, {name}"] for one in seeds] for name in (BEFORE, *TUNED)}
     settings = {"short": tuning.short._asdict(), "longer": tuning.longer._asdict()}
@@ -196,7 +200,13 @@ def _before(model: CausalLM, rows: PyTree, texts: _Texts) -> dict[str, Any]:
 
 
 def _run(
-    tuning: Tuning, model: CausalLM, rows: PyTree, texts: _Texts, arm: str, checkpoint: Path | None
+    tuning: Tuning,
+    model: CausalLM,
+    rows: PyTree,
+    texts: _Texts,
+    arm: str,
+    about: Run,
+    checkpoint: Path | None,
 ) -> dict[str, Any]:
     """One arm of one seed, as plain numbers by stage."""
     parts, every = TUNED[arm], tuning.every
@@ -216,7 +226,7 @@ def _run(
         return state, _Judged(*_both(model, state.rows, texts), seconds)
 
     jax.block_until_ready(moved(begun, 0))  # so that no stage's time compiles
-    _, found = resumable(stage, begun, tuning.stages, checkpoint=checkpoint)
+    _, found = resumable(stage, begun, tuning.stages, run=(about, arm), checkpoint=checkpoint)
     if checkpoint is not None:
         checkpoint.unlink()
     return _plain_numbers(found)

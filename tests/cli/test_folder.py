@@ -80,9 +80,10 @@ def test_a_folder_of_other_files_is_refused(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
     run(tmp_path, overwrite=True)
     assert (tmp_path / "mine").exists() and (tmp_path / "result.txt").exists()
-    (tmp_path / "run.json").write_text("broken")
-    with pytest.raises(ValueError, match="another run .command: None there, rates here"):
-        run(tmp_path)
+    for content in (b"broken", b"", b"3", b"[[]]", b"\xff\xfe"):
+        (tmp_path / "run.json").write_bytes(content)
+        with pytest.raises(ValueError, match="another run .command: None there, rates here"):
+            run(tmp_path)
 
 
 @pytest.mark.parametrize("overwrite", [False, True])

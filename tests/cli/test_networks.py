@@ -48,6 +48,8 @@ def test_a_run_that_is_taken_up_holds_its_network_as_before(folder, tmp_path, mo
     assert list(networks.noted([3], models.load(folder), tmp_path)) == [3]
     assert not is_fetched(networks.network_within(folder, None, 7, tmp_path))
     assert is_fetched(networks.network_within(folder, 1e-3, 7, tmp_path))
+    (tmp_path / networks.HELD).write_bytes(b"\xff\x00")  # no word of ours, nor text
+    assert is_fetched(networks.network_within(folder, None, 7, tmp_path))
 
 
 def test_a_profile_within_little_memory_is_the_same(folder, tmp_path, monkeypatch, capsys):

@@ -1,5 +1,6 @@
 """Influence of ids: mixed lengths, each on its own grid, and training that moves the embedding."""
 
+from dataclasses import replace
 from functools import partial
 
 import equinox as eqx
@@ -150,10 +151,18 @@ def test_energies_that_are_interrupted_go_on_to_the_same_bits(model, tmp_path, m
         "0, of context .*Remove it": lambda: go_on(model, windows, ask=teacher_forcing),
         "0, of loss .*margin_loss": lambda: go_on(model, windows, loss=models.CausalLM.margin_loss),
         "0, of parameters": lambda: go_on(moved, WINDOWS),
+        "0, of parameters .*Remove": lambda: go_on(replace(model, logit_scale=0.25), WINDOWS),
     }
     for message, again in refused.items():
         with pytest.raises(ValueError, match=f"checkpoint: got .*{message}"):
             again()
+    with pytest.raises(ValueError, match="checkpoint: got .*0, which is a file, expected a folder"):
+        models.energies_of_ids(model, windows, checkpoint=checkpoint / "0")
+    content = (checkpoint / "0").read_bytes()
+    for wrong, message in ((content[:-8], "cut short"), (b"\x93NUMPY", "of no run")):
+        (checkpoint / "0").write_bytes(wrong)
+        with pytest.raises(ValueError, match=f"checkpoint: got .*0, which is {message}"):
+            go_on(model, windows)
 
 
 # By window, asked everywhere or sparsely: five that are padded to 16, of 20 two and one.

@@ -140,6 +140,17 @@ def of_one_array(path):
     path.with_suffix(".npy").replace(path)
 
 
+def with_an_unknown_compression(path):
+    content = path.read_bytes()
+    place = content.index(b"PK\x01\x02") + 10  # of the first entry in the table of contents
+    path.write_bytes(content[:place] + b"\x63\x00" + content[place + 2 :])
+
+
+def of_text(path):
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("header", "no array")
+
+
 def of_objects(path):
     np.savez(path, header=np.array({"format": "lim_jax result"}, object))
 
@@ -159,6 +170,15 @@ DAMAGED = {
     "cut short": (lambda path: path.write_bytes(path.read_bytes()[:200]), "damaged archive"),
     "a flipped bit": (with_one_bit_flipped, "damaged archive"),
     "objects": (of_objects, "damaged archive"),
+    "a compression of later": (with_an_unknown_compression, "damaged archive"),
+    "text in an archive": (of_text, "without our header"),
+    "a header of nothing": (lambda path: rewritten(path, result={}), "does not fit its arrays"),
+    "a fraction of nothing": (
+        lambda path: rewritten(path, result={"fraction": "1/0"}), "does not fit its arrays",
+    ),
+    "a word for a number": (
+        lambda path: rewritten(path, result={"float": "one"}), "does not fit its arrays",
+    ),
     "an array lost": (without_an_array, "does not fit its arrays"),
     "missing": (lambda path: path.unlink(), "expected a file"),
 }  # fmt: skip

@@ -364,6 +364,14 @@ def test_a_flow_that_is_interrupted_gives_the_same_numbers(tmp_path):
         *arguments, checkpoint=checkpoint, progress=interrupting(after=0)
     )
     np.testing.assert_array_equal(again.energy, whole.energy)
+    loss, params, batch, grid, times = arguments
+    for other, message in (
+        ((loss, params, batch, grid, [0.0, 0.2, 0.3, 0.6]), "times: got .*0.2.*those of the check"),
+        ((loss, params, batch, grid, [0.0, 0.1, 0.3, 0.5, 0.7]), r"times: got 0.5, expected 0.6"),
+        ((loss, params, (2 * batch[0], batch[1]), grid, times), "checkpoint: got .*of start"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            lim.training.gradient_flow(*other, checkpoint=checkpoint)
 
 
 def test_loops_resume_between_checkpoints_and_refuse_others(tmp_path):
@@ -381,7 +389,7 @@ def test_loops_resume_between_checkpoints_and_refuse_others(tmp_path):
     assert [index for index in taken if index][0] == 6  # the last checkpoint; 0 is the shape's
     assert float(state["sum"]) == 45
     np.testing.assert_array_equal(records, [0, 0, 1, 3, 6, 10, 15, 21, 28, 36])
-    with pytest.raises(Exception, match="loop.eqx|shape"):
+    with pytest.raises(ValueError, match="loop.eqx, of start"):
         resumable(step, {"sum": jnp.zeros(3)}, 10, checkpoint=checkpoint)
     with pytest.raises(ValueError, match="steps: got 0"):
         resumable(step, start, 0)

@@ -7,7 +7,10 @@ import numpy as np
 import pytest
 from reference.compilations import compilations
 
+from lim_jax.network import LayerNorm
 from lim_jax.training.loop import resumable, step_of_seeds
+
+REFUSED = "checkpoint: got .*run, which is .*, expected .* a run stored.*Remove it, or name another"
 
 
 class Died(Exception):
@@ -50,13 +53,14 @@ def test_a_checkpoint_half_written_is_never_read(whole, tmp_path, monkeypatch):
 
 
 def test_a_checkpoint_cut_short_is_refused(tmp_path):
-    """However much of it is left: nothing is read as if it were zero."""
+    """However much of it is left, or more than there was: nothing is read as if it were zero."""
     checkpoint, start = tmp_path / "run", jnp.arange(3.0)
     resumable(add, start, 4, checkpoint=checkpoint)
     content = checkpoint.read_bytes()
-    for kept in range(0, len(content), 37):
-        checkpoint.write_bytes(content[:kept])
-        with pytest.raises((RuntimeError, ValueError, EOFError)):
+    damaged = [content[:kept] for kept in range(0, len(content), 37)]
+    for wrong in (*damaged, content[:-1], content + b"0", content.replace(b"NUMPY", b"NUMPi")):
+        checkpoint.write_bytes(wrong)
+        with pytest.raises(ValueError, match=REFUSED):
             resumable(add, start, 4, checkpoint=checkpoint)
 
 
@@ -87,18 +91,46 @@ def test_a_finished_run_is_extended(every, tmp_path):
 
 
 def test_a_checkpoint_of_something_else_is_refused(tmp_path):
+    """Files that are none of ours, folders, and other runs: of another start, or other data."""
     checkpoint, start = tmp_path / "run", jnp.array(0)
-    for content in (b"", b"12\n", b"not ours", b'{"run": {"function": "another"}}\n'):
+    random = np.random.default_rng(0).bytes(2000)
+    refused = {
+        b"": "run, which is empty", b"12\n": "run, which is of no run",
+        b"not ours": "run, which is of no run", random: "run, which is of no run",
+        b'{"run": {"function": "another"}}\n': "another, expected one of function resumable",
+    }  # fmt: skip
+    for content, message in refused.items():
         checkpoint.write_bytes(content)
-        with pytest.raises(
-            ValueError, match="checkpoint: got .*expected one of function resumable"
-        ):
+        with pytest.raises(ValueError, match=f"(?s){message}.*Remove it, or name another"):
             resumable(add, start, 4, checkpoint=checkpoint)
+    places = {tmp_path: "which is a folder", checkpoint / "inside": "inside of the file .*run, exp"}
+    for place, message in places.items():
+        with pytest.raises(ValueError, match=f"checkpoint: got .*{message}.*Name another"):
+            resumable(add, start, 4, checkpoint=place)
     checkpoint.unlink()
-    resumable(add, start, 4, checkpoint=checkpoint)
-    with pytest.raises(RuntimeError) as raised:
-        resumable(lambda state, index: (state, jnp.ones(2)), start, 4, checkpoint=checkpoint)
-    assert "run is of another run. Remove it" in raised.value.__notes__[0]
+    resumable(add, start, 4, run={"rate": 0.1}, checkpoint=checkpoint)
+    for state, run in ((start, {"rate": 0.2}), (start + 1, {"rate": 0.1}), (start, None)):
+        with pytest.raises(ValueError, match="run, of start .*To go on, give what that run was"):
+            resumable(add, state, 4, run=run, checkpoint=checkpoint)
+    with pytest.raises(ValueError, match=REFUSED):  # a step that records something else
+        resumable(
+            lambda state, index: (state, jnp.ones(2)), start, 4,
+            run={"rate": 0.1}, checkpoint=checkpoint,
+        )  # fmt: skip
+
+
+def test_static_fields_of_the_state_tell_runs_apart(tmp_path):
+    norms = [LayerNorm.init(2, eta=eta) for eta in (1e-5, 1e-6)]
+
+    def run(state):
+        return resumable(
+            lambda state, index: (state, jnp.array(index)), state, 2, checkpoint=tmp_path / "run"
+        )
+
+    for _ in range(2):
+        run(norms[0])
+    with pytest.raises(ValueError, match="of start"):
+        run(norms[1])
 
 
 SEEDS, WIDTH, EVERY = 3, 4, 3

@@ -1,6 +1,7 @@
 """Attributions of a model's own answers: whole contexts taken one by one, and SciPy's sums."""
 
 import json
+from dataclasses import replace
 
 import equinox as eqx
 import jax
@@ -263,6 +264,9 @@ def test_a_run_goes_on_and_is_the_beginning_of_a_longer_one(model, found, checkp
     ):
         with pytest.raises(ValueError, match=message):
             validation.explain_prompts(model, None, other, checkpoint=checkpoint)
+    other = replace(model, embedding_scale=2.0)
+    with pytest.raises(ValueError, match="of model"):
+        validation.explain_prompts(other, None, SETTING, checkpoint=checkpoint)
     with pytest.raises(ValueError, match="of ids"):
         validation.explain_prompts(model, None, SETTING, end=(3,), checkpoint=checkpoint)
 

@@ -1,6 +1,7 @@
 """Prompts to a model: one padded program against gradients of whole contexts, and NumPy's sums."""
 
 import json
+from dataclasses import replace
 
 import equinox as eqx
 import jax
@@ -126,6 +127,7 @@ def test_prompts_are_asked_once_and_the_same_whether_interrupted_or_not(
     other = eqx.tree_at(lambda model: model.head, model, replace_fn=lambda head: 2 * head)
     for wrong, message in (
         ((other, None, SETTING), "of model"),
+        ((replace(model, logit_scale=0.5), None, SETTING), "of model"),
         ((model, None, SETTING._replace(value_length=1)), "of prompts"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -5,6 +5,7 @@ Gradients and judgements, which `test_tuning` holds, are cheap ones here.
 
 import inspect
 import json
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -169,8 +170,12 @@ def test_a_run_that_was_interrupted_gives_the_same_numbers(model, seen, monkeypa
     again = tuned.tune(model, None, TUNING, folder=folder)
     assert without_times(again) == without_times(whole)
     assert {file.name for file in folder.iterdir()} == {"tuning.jsonl"}
-    with pytest.raises(ValueError, match="checkpoint: got"):
-        tuned.tune(model, None, TUNING._replace(rate=0.02), folder=folder)
+    for wrong, message in (
+        ((model, None, TUNING._replace(rate=0.02)), "of tuning"),
+        ((replace(model, logit_scale=0.5), None, TUNING), "of model"),
+    ):
+        with pytest.raises(ValueError, match=f"checkpoint: got .*{message}"):
+            tuned.tune(*wrong, folder=folder)
 
 
 def test_gains_are_paired_by_seed():

@@ -1,0 +1,156 @@
+"""What tells one value from another, in every process alike.
+
+A run that is taken up must be of the same network, loss and data. Two values of one digest compute
+the same: it is of arrays, of static fields and other plain values, and of functions' code with what
+this uses. Nothing that changes from process to process is in it: no address, no `hash`, no order of
+a set.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from functools import partial
+from hashlib import sha256
+from inspect import unwrap
+from numbers import Number
+from pathlib import PurePath
+from types import CellType, CodeType, EllipsisType, FunctionType, ModuleType, NoneType
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
+
+from lim_jax._checks import ARRAYS
+
+PLAIN = NoneType | Number | str | bytes | PurePath | Enum | range | slice | EllipsisType | np.dtype
+NUMBERS = (*ARRAYS, np.generic)
+DATA = (Number, str, bytes, eqx.Module)
+RULES = ("jvp", "fwd", "bwd")  # derivatives that functions are given by jax.custom_jvp, custom_vjp
+# What was met before, by its address, which is its own as long as it is kept here; and its hash.
+Known = dict[int, tuple[Any, bytes]]
+
+
+def digest(value: PyTree, after: str = "") -> str:
+    """A fingerprint of all that a value computes with, and of what went before it.
+
+    Of arrays precision, shape and numbers count; of modules, tuples and other objects the type's
+    name and every field; of functions the code, the defaults, what they close over, and of what
+    they find by name in their module the data and the functions. Classes, and functions found in
+    other modules, are told by their names.
+    """
+    return sha256(after.encode() + _hash(value, {})).hexdigest()[:16]
+
+
+def _hash(value: Any, known: Known) -> bytes:
+    if id(value) in known:
+        return known[id(value)][1]
+    known[id(value)] = value, b"itself"
+    if isinstance(value, NUMBERS):
+        found = _hash_of_array(value, known)
+    elif isinstance(value, PLAIN):
+        found = _joined(type(value), repr(value).encode())
+    elif isinstance(value, type | ModuleType):
+        found = _joined(type(value), _name(value).encode())
+    elif isinstance(value, Mapping | Set):
+        entries = value.items() if isinstance(value, Mapping) else value
+        found = _joined(type(value), *sorted(_hash(entry, known) for entry in entries))
+    else:
+        found = _joined(type(value), *(_hash(part, known) for part in _parts(value)))
+    known[id(value)] = value, found
+    return found
+
+
+def _joined(kind: type, *parts: Any) -> bytes:
+    found = sha256(f"{_name(kind)} {[len(part) for part in parts]}".encode())
+    for part in parts:
+        found.update(part)
+    return found.digest()
+
+
+def _name(value: Any) -> str:
+    own = getattr(value, "__qualname__", None) or getattr(value, "__name__", "")
+    return f"{getattr(value, '__module__', '')}.{own}"
+
+
+def _hash_of_array(array: Any, known: Known) -> bytes:
+    """Of NumPy's arrays and of JAX's alike, and of random keys."""
+    if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+        numbers = _hash(jax.random.key_data(array), known)
+        return _joined(jax.Array, str(array.dtype).encode(), numbers)
+    array = np.asarray(array)
+    if array.dtype.hasobject:
+        return _joined(np.ndarray, str(array.shape).encode(), _hash(array.ravel().tolist(), known))
+    numbers = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return _joined(np.ndarray, f"{array.dtype} {array.shape}".encode(), numbers)
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    """What tells a value from others of its type, in order."""
+    if hasattr(value, "_identity"):
+        return value._identity()
+    if isinstance(value, Sequence):
+        return value
+    if isinstance(value, jax.ShapeDtypeStruct):
+        return value.shape, value.dtype
+    if isinstance(value, partial):
+        return value.func, value.args, value.keywords
+    if isinstance(value, CodeType):
+        return value.co_code, value.co_consts, value.co_names, value.co_varnames, value.co_freevars
+    if hasattr(value, "__self__"):  # bound
+        return getattr(value, "__func__", _name(value)), value.__self__
+    if hasattr(value, "__wrapped__"):
+        # What else libraries keep there may hold addresses: compiled programs, checkers of types.
+        rules = (getattr(value, rule, None) for rule in RULES)
+        return value.__wrapped__, *rules, _data(_state(value)), _data(_closed_over(value))
+    if isinstance(value, FunctionType):
+        used = _closed_over(value), _found_beside(value)
+        return value.__code__, value.__defaults__, value.__kwdefaults__, *used
+    return (_state(value),)
+
+
+def _state(value: Any) -> dict[str, Any]:
+    """An object's fields by name, without the name and the module that wrappers copy."""
+    if is_dataclass(value):
+        return {field.name: getattr(value, field.name, None) for field in fields(value)}
+    found: Any = object.__getstate__(value)
+    parts = found if isinstance(found, tuple) else (found,)
+    named = {name: part for some in parts if some for name, part in some.items()}
+    return {name: part for name, part in named.items() if not name.startswith("__")}
+
+
+def _closed_over(function: Any) -> dict[str, Any]:
+    if not isinstance(function, FunctionType):
+        return {}
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    # A cell is empty where what it is of is not there yet.
+    return {name: cell.cell_contents for name, cell in cells if cell != CellType()}
+
+
+def _found_beside(function: FunctionType) -> dict[str, Any]:
+    """What a function finds by name: data, functions of its module, and the others' names."""
+    space = function.__globals__
+    found = {name: space[name] for name in _names(function.__code__) if name in space}
+    beside = {
+        name: value
+        for name, value in found.items()
+        if getattr(unwrap(value), "__globals__", None) is space
+    }
+    return {name: _name(value) for name, value in found.items()} | _data(found) | beside
+
+
+def _names(code: CodeType) -> set[str]:
+    inner = (const for const in code.co_consts if isinstance(const, CodeType))
+    return set(code.co_names).union(*map(_names, inner))
+
+
+def _data(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that are networks, or numbers, words and arrays, or trees of them."""
+
+    def is_data(value: Any) -> bool:
+        leaves = jax.tree.leaves(value, is_leaf=lambda node: isinstance(node, eqx.Module))
+        return all(isinstance(leaf, NUMBERS + DATA) for leaf in leaves)
+
+    return {name: value for name, value in values.items() if is_data(value)}

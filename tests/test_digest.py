@@ -1,0 +1,188 @@
+"""What computes alike has one digest, what does not has another."""
+
+from dataclasses import replace
+from fractions import Fraction
+from functools import partial
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from reference.networks import byte_network
+
+from lim_jax import weights
+from lim_jax._digest import digest
+from lim_jax.network import (
+    CausalAttention,
+    LayerNorm,
+    ResidualFlow,
+    Rotary,
+    Span,
+    Tempered,
+    rotary_frequencies,
+)
+
+FACTOR = 2.0
+
+
+class Scaled(eqx.Module):
+    """A loss with a static field."""
+
+    by: float = eqx.field(static=True)
+
+    def __call__(self, params, x, y):
+        return self.by * x.sum()
+
+
+class Plain:
+    """What no tree is, with a field of its own."""
+
+    def __init__(self, by):
+        self._by = by
+
+
+class Slotted:
+    """One without a dictionary."""
+
+    __slots__ = ("by",)
+
+    def __init__(self, by):
+        self.by = by
+
+
+def doubled(x):
+    return FACTOR * x
+
+
+def with_a_global(x):
+    return doubled(x).sum()
+
+
+def with_a_default(x, by=1.0):
+    return by * x
+
+
+def scaling(by):
+    return lambda x: by * x
+
+
+def custom(slope):
+    @jax.custom_jvp
+    def same(x):
+        return x
+
+    same.defjvps(lambda tangent, answer, x: slope * tangent)
+    return same
+
+
+def fetched(cap):
+    layer = eqx.tree_at(lambda norm: norm.scale, LayerNorm.init(2, eta=cap), np.ones((2,)))
+    return weights.FetchedLayers(jnp.zeros(1), weights.LayerSource(lambda index: layer, 2))
+
+
+def attention(**options):
+    return replace(CausalAttention.init(4, heads=2, key=jax.random.key(0)), **options)
+
+
+def turned(base):
+    return Span(places=Rotary(rotary_frequencies(4, base)))
+
+
+MODEL = byte_network(5)
+# Of each kind, two that differ in one thing.
+OTHERS = {
+    "logit scale": lambda: (MODEL, replace(MODEL, logit_scale=0.25)),
+    "embedding scale": lambda: (MODEL, replace(MODEL, embedding_scale=2.0)),
+    "cap of logits": lambda: (MODEL, replace(MODEL, logit_cap=30.0)),
+    "horizon": lambda: [ResidualFlow(MODEL.flow.layers, horizon=by) for by in (1.0, 2.0)],
+    "step": lambda: (MODEL.flow, replace(MODEL.flow, step=doubled)),
+    "scale of scores": lambda: (attention(), attention(scale=0.5)),
+    "cap of scores": lambda: (attention(), attention(cap=50.0)),
+    "window": lambda: [attention(span=Span(window=size)) for size in (None, 3)],
+    "rope base": lambda: (turned(10_000.0), turned(500_000.0)),
+    "tempered": lambda: [Tempered(tokens, 0.1) for tokens in (100.0, 200.0)],
+    "epsilon of a norm": lambda: [LayerNorm.init(4, eta=eta) for eta in (1e-5, 1e-6)],
+    "activation": lambda: [eqx.nn.Lambda(fn) for fn in (jax.nn.gelu, jax.nn.relu)],
+    "option of an activation": lambda: (
+        partial(jax.nn.gelu, approximate=False), partial(jax.nn.gelu, approximate=True),
+    ),
+    "layers in their files": lambda: (fetched(1e-5), fetched(1e-6)),
+    "loss": lambda: (Scaled(1.0), Scaled(2.0)),
+    "method": lambda: (MODEL.loss, MODEL.margin_loss),
+    "of which": lambda: (MODEL.loss, replace(MODEL, logit_scale=0.25).loss),
+    "closure": lambda: (scaling(2.0), scaling(3.0)),
+    "closure of an array": lambda: (scaling(np.ones(2)), scaling(np.zeros(2))),
+    "code": lambda: (lambda x: x + 1, lambda x: x + 2),
+    "called": lambda: (lambda x: jnp.sin(x), lambda x: jnp.cos(x)),
+    "inside of a function": lambda: (lambda x: [x for _ in "a"], lambda x: [x for _ in "b"]),
+    "default": lambda: (with_a_default, lambda x, by=2.0: by * x),
+    "wrapped": lambda: (jax.jit(scaling(2.0)), jax.jit(scaling(3.0))),
+    "wrapped by equinox": lambda: [eqx.filter_jit(scaling(by)) for by in (2.0, 3.0)],
+    "wrapped twice": lambda: (jax.grad(scaling(2.0)), jax.grad(scaling(3.0))),
+    "derivative": lambda: (custom(1.0), custom(2.0)),
+    "partial": lambda: (partial(with_a_default, by=2), partial(with_a_default, by=3)),
+    "optimiser": lambda: (optax.adam(1e-3), optax.adam(1e-4)),
+    "type": lambda: (1, 1.0),
+    "truth": lambda: (True, 1),
+    "nothing": lambda: (None, ()),
+    "number": lambda: (Fraction(1, 5), Fraction(1, 4)),
+    "word": lambda: ("1", 1),
+    "precision": lambda: (np.zeros(2), np.zeros(2, np.float32)),
+    "shape": lambda: (np.zeros((2, 1)), np.zeros((1, 2))),
+    "half": lambda: [jnp.zeros(2, dtype) for dtype in ("float16", "bfloat16")],
+    "dtype": lambda: (jnp.dtype("float32"), jnp.dtype("float64")),
+    "key": lambda: (jax.random.key(0), jax.random.key(1)),
+    "generator of keys": lambda: [jax.random.key(0, impl=name) for name in ("rbg", "unsafe_rbg")],
+    "place": lambda: ([1, [2]], [[1], 2]),
+    "name": lambda: ({"a": 1}, {"b": 1}),
+    "object": lambda: (Plain(1), Plain(2)),
+    "slots": lambda: (Slotted(1), Slotted(2)),
+    "words in an array": lambda: [np.array(words, object) for words in (["a", None], ["a", "b"])],
+    "bound to a table": lambda: [np.arange(size).__getitem__ for size in (2, 3)],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_what_computes_otherwise_has_another_digest(kind):
+    """Made anew each has its own again."""
+    one, other = map(digest, OTHERS[kind]())
+    assert one != other
+    assert [one, other] == [digest(value) for value in OTHERS[kind]()]
+
+
+def test_what_computes_alike_has_one_digest():
+    array = np.arange(6.0).reshape(2, 3)
+    assert digest(array) == digest(jnp.asarray(array)) == digest(np.asfortranarray(array))
+    assert digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1})
+    assert digest({"left", "right"}) == digest({"right", "left"})
+    shared = scaling(2.0)
+    assert digest([shared, shared]) == digest([scaling(2.0), scaling(2.0)])
+    before = digest(shared)
+    for _ in range(50):  # the interpreter rewrites what runs often
+        shared(1.0)
+    assert digest(shared) == before
+
+
+def test_what_a_function_finds_in_its_module_counts(monkeypatch):
+    """Data and functions, through functions; what calls itself has an end."""
+    before = digest(with_a_global)
+    with monkeypatch.context() as patch:
+        patch.setitem(globals(), "FACTOR", 3.0)
+        assert digest(with_a_global) != before
+    with monkeypatch.context() as patch:
+        patch.setitem(globals(), "doubled", lambda x: x)
+        assert digest(with_a_global) != before
+    assert digest(with_a_global) == before
+
+    def falling(n):
+        return falling(n - 1) if n else later
+
+    assert digest(falling) == digest(falling)
+    later = 1
+    assert digest(falling) != before
+
+
+def test_a_digest_is_of_what_went_before_too():
+    assert digest(1, after="a") != digest(1, after="b")
