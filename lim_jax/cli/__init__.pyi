@@ -1,4 +1,5 @@
 from . import answers as answers
+from . import columns as columns
 from . import commands as commands
 from . import comparing as comparing
 from . import compiled as compiled
@@ -24,7 +25,6 @@ from .answers import notes as notes
 from .answers import own_answers as own_answers
 from .commands import main as main
 from .comparing import compare as compare
-from .comparing import write_beside as write_beside
 from .compiled import keep_programs as keep_programs
 from .explained import report_explanations as report_explanations
 from .explained import stem as stem
@@ -39,7 +39,11 @@ from .folder import save_figure as save_figure
 from .folder import write_findings as write_findings
 from .folder import write_json as write_json
 from .folder import write_table as write_table
+from .kept import PartShares as PartShares
+from .kept import context_names as context_names
 from .kept import measured_contexts as measured_contexts
+from .kept import part_text as part_text
+from .kept import parts_of as parts_of
 from .kept import read_contexts_of as read_contexts_of
 from .kept import record_shares as record_shares
 from .kept import write_contexts as write_contexts
@@ -68,9 +72,10 @@ from .reproduction import counterexamples as counterexamples
 from .reproduction import reproduce as reproduce
 from .shuffling import ShuffledShares as ShuffledShares
 from .shuffling import averaged_orders as averaged_orders
+from .shuffling import shuffled_findings as shuffled_findings
 from .shuffling import shuffled_lines as shuffled_lines
-from .shuffling import shuffled_report as shuffled_report
 from .shuffling import shuffled_shares as shuffled_shares
+from .shuffling import shuffled_table as shuffled_table
 from .shuffling import write_shuffled as write_shuffled
 from .studying import study as study
 from .studying import study_figures as study_figures

@@ -1,5 +1,6 @@
 """Two results of `profile` beside each other, from a terminal."""
 
+import base64
 import math
 from collections.abc import Iterator, Sequence
 from html import escape
@@ -9,7 +10,8 @@ from typing import Any
 import tyro
 
 from lim_jax import plots
-from lim_jax._checks import AnyPath, as_path
+from lim_jax._checks import as_path
+from lim_jax.cli.columns import FILES
 from lim_jax.cli.folder import Named, run_folder, save_figure, write_json, write_table
 from lim_jax.cli.kept import read_contexts_of
 from lim_jax.density.statistics import Indices
@@ -23,13 +25,6 @@ from lim_jax.results.measured import (
 )
 
 Row = tuple[Any, ...]  # the name, both numbers, their difference and its error
-POSITION_COLUMNS = (
-    "position", "first", "first_error", "second", "second_error", "difference", "error"
-)  # fmt: skip
-RECORD_COLUMNS = (
-    "record", "first", "first_error", "second", "second_error", "difference", "error",
-    "first_contexts", "second_contexts", "pairs",
-)  # fmt: skip
 REST = ", queries left out"
 PAGE = "profile.html"
 BESIDE = """<!doctype html>
@@ -41,9 +36,15 @@ script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:">
 body {{ font-family: sans-serif; margin: 1rem; }}
 main {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(min(34rem, 100%), 1fr));
   gap: 1rem; }}
+table {{ border-collapse: collapse; font-size: 14px; }}
+th, td {{ text-align: right; padding: 3px 14px 3px 0; border-bottom: 1px solid #ccc; }}
+th:first-child, td:first-child {{ text-align: left; }}
+figure {{ margin: 1rem 0; }}
+figure img {{ max-width: 100%; background: #fff; }}
 iframe {{ width: 100%; height: 85vh; box-sizing: border-box; border: 1px solid #999; }}
 </style>
 <h1>{title}</h1>{said}
+{table}{figures}
 <main>{frames}</main></html>
 """
 INDEX_NAMES = ("density left", "density middle", "density right", "gap", "LIM", "contrast", "total")
@@ -60,8 +61,8 @@ def compare(
     Contexts of one id, or without ids of one text, are paired, and errors are of their differences;
     others count with independent errors. Prints how much more of the influence the second gives the
     middle, and the differences of density, indices and of each record's share; writes compare.json,
-    compare.csv (by position), records.csv, and a figure as PNG and SVG; and where both folders have
-    a page, compare.html with the two beside each other.
+    compare.csv (by position), records.csv, a figure as PNG and SVG, and compare.html with all of
+    it, and with the two pages beside each other where both folders have one.
 
     Args:
         first: The folder of a finished lim-jax profile.
@@ -79,24 +80,46 @@ def compare(
         print(_table(found, names))
         _write(found, names, folder)
         pages = [place / PAGE for place in (first, second) if (place / PAGE).is_file()]
-        if len(pages) == 2:
-            write_beside(folder / "compare.html", _finding(found, names), names, pages)
-        print(f"Wrote compare.json, tables and figures to {folder}.")
+        _write_page(found, names, pages if len(pages) == 2 else [], folder)
+        print(f"Wrote compare.json, tables, figures and compare.html to {folder}.")
     return 0
 
 
-def write_beside(
-    path: AnyPath, finding: str, names: Sequence[str], pages: Sequence[AnyPath]
+def _write_page(
+    found: ComparedContexts, names: tuple[str, str], pages: Sequence[Path], folder: Path
 ) -> None:
-    """Write two pages into one, beside each other, below one another where a screen is narrow."""
-    said = "".join(f"<p>{escape(sentence)}</p>" for sentence in finding.splitlines())
-    frames = "".join(
+    """Write compare.html: what was found, its table and figures, and two pages side by side."""
+    said = _finding(found, names).splitlines()
+    frames = [
         f'<section><h2>{escape(name)}</h2><iframe title="{escape(name)}" '
-        f'srcdoc="{escape(as_path(page).read_text("utf-8"))}"></iframe></section>'
-        for name, page in zip(names, pages, strict=True)
+        f'srcdoc="{escape(page.read_text("utf-8"))}"></iframe></section>'
+        for name, page in zip(names, pages, strict=bool(pages))
+    ]
+    head, *rows = _cells(found, names)
+    lines = [_html_row("th", head), *(_html_row("td", row) for row in rows)]
+    pictures = {"influence": "Both densities, and their difference"}
+    if found.without_queries is not None:
+        pictures["influence_without_queries"] = "The same without the queried tokens"
+    figures = [
+        f'<figure><img alt="{title}" src="{_inlined(folder / f"{name}.svg")}"></figure>'
+        for name, title in pictures.items()
+    ]
+    page = BESIDE.format(
+        title=escape(f"{names[1]} minus {names[0]}"),
+        said="".join(f"<p>{escape(sentence)}</p>" for sentence in (_described(found), *said)),
+        table=f"<table>{''.join(lines)}</table>",
+        figures="".join(figures),
+        frames="".join(frames),
     )
-    title = escape(f"{names[1]} minus {names[0]}")
-    as_path(path).write_text(BESIDE.format(title=title, said=said, frames=frames), "utf-8")
+    (folder / "compare.html").write_text(page, "utf-8")
+
+
+def _html_row(tag: str, cells: Sequence[str]) -> str:
+    return f"<tr>{''.join(f'<{tag}>{escape(cell)}</{tag}>' for cell in cells)}</tr>"
+
+
+def _inlined(picture: Path) -> str:
+    return f"data:image/svg+xml;base64,{base64.b64encode(picture.read_bytes()).decode()}"
 
 
 def _names(first: Path, second: Path) -> tuple[str, str]:
@@ -124,21 +147,29 @@ def _finding(found: ComparedContexts, names: tuple[str, str]) -> str:
     return "\n".join(lines)
 
 
-def _table(found: ComparedContexts, names: tuple[str, str]) -> str:
+def _cells(found: ComparedContexts, names: tuple[str, str]) -> list[list[str]]:
+    """The rows of the table, whole names in the first: parts stand in quotation marks."""
     rows = _index_rows(found.whole, "")
     if found.without_queries is not None:
         rows += _index_rows(found.without_queries, REST)
     rows += [_share_row(name, shares) for name, shares in found.shares.items()]
-    heads = (*(name[-12:] for name in names), "difference", "error")
-    lines = [f"{'':40s} " + " ".join(f"{head:>12s}" for head in heads)]
-    for name, *numbers in rows:
-        lines.append(f"{name[:40]:40s} " + " ".join(map(_spelt, numbers)))
-    return "\n".join(lines)
+    head = ["", *names, "difference", "error"]
+    return [head, *([name, *map(_spelt, numbers)] for name, *numbers in rows)]
+
+
+def _table(found: ComparedContexts, names: tuple[str, str]) -> str:
+    rows = _cells(found, names)
+    first, *others = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        f"{name:{first}s}" + "".join(map("  {:>{}s}".format, cells, others))
+        for name, *cells in rows
+    ]
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def _spelt(number: float) -> str:
     """Nothing for the error of one context, which is none."""
-    return f"{number:12.4g}" if math.isfinite(number) else " " * 12
+    return f"{number:.4g}" if math.isfinite(number) else ""
 
 
 def _index_rows(found: ComparedInfluences, suffix: str) -> list[Row]:
@@ -152,7 +183,7 @@ def _index_rows(found: ComparedInfluences, suffix: str) -> list[Row]:
 
 def _share_row(name: str, shares: ComparedShares) -> Row:
     first, second, change = shares[:3]
-    return (f"share of {name}", *map(float, (first.value, second.value, *change)))
+    return (f"share of “{name}”", *map(float, (first.value, second.value, *change)))
 
 
 def _write(found: ComparedContexts, names: tuple[str, str], folder: Path) -> None:
@@ -165,11 +196,11 @@ def _write(found: ComparedContexts, names: tuple[str, str], folder: Path) -> Non
         "second": names[1],
         "pairs": found.pairs,
         **{name: _document(part) for name, part in measured.items()},
-        "records": [dict(zip(RECORD_COLUMNS, row, strict=True)) for row in records],
+        "records": [dict(zip(FILES["compare, records.csv"], row, strict=True)) for row in records],
     }
     write_json(folder / "compare.json", document)
-    write_table(folder / "compare.csv", POSITION_COLUMNS, _by_position(found.whole))
-    write_table(folder / "records.csv", RECORD_COLUMNS, records)
+    write_table(folder / "compare.csv", FILES["compare.csv"], _by_position(found.whole))
+    write_table(folder / "records.csv", FILES["compare, records.csv"], records)
     for name, part in measured.items():
         title = "queries left out" if name != "influence" else ""
         save_figure(plots.influence_difference(part, names, title), folder, name)

@@ -12,7 +12,7 @@ from lim_jax._checks import AnyPath, as_path
 from lim_jax.adjoint.ledger import CHANNELS
 from lim_jax.asking import Context
 from lim_jax.cli.folder import save_figure, write_json, write_table
-from lim_jax.cli.kept import record_shares
+from lim_jax.cli.kept import context_names, record_shares
 from lim_jax.cli.pages import first_contexts
 from lim_jax.cli.profiling import described_contexts
 from lim_jax.cli.records import Record, averaged_records, record_lines
@@ -64,7 +64,7 @@ def report_explanations(
         records = _records(contexts, result)
         figures += _save_explanation(result, name, out)
         documents[name] = {
-            **result.record(), "records": {key: one._asdict() for key, one in records.items()}
+            **result.record(), "records": [one._asdict() for one in records]
         }  # fmt: skip
         lengths = [energy.size for energy in result.token_energies]
         print(f"\n== {name}: {described_contexts(lengths)} ==")
@@ -86,7 +86,7 @@ def report_explanations(
     print(f"Wrote explanation.json, tables and {figures} figures to {out}.")
 
 
-def words(result: Explanation, records: Mapping[str, Record]) -> list[str]:
+def words(result: Explanation, records: Sequence[Record]) -> list[str]:
     """An explanation in lines: the finding, documents, positions, ways, certificates.
 
     Parameters
@@ -113,10 +113,10 @@ def words(result: Explanation, records: Mapping[str, Record]) -> list[str]:
     return [line for line in lines if line]
 
 
-def _records(contexts: Sequence[Context], result: Explanation) -> dict[str, Record]:
+def _records(contexts: Sequence[Context], result: Explanation) -> list[Record]:
     """Of the named parts; bytes of the byte-level network have none."""
     if not contexts:
-        return {}
+        return []
     energies = list(map(np.asarray, result.token_energies))
     return averaged_records(record_shares(contexts, energies), contexts, energies)
 
@@ -184,6 +184,7 @@ def write_pages(
             title=whose + name,
             certificates=result.certificates,
             without_queries=result.without_queries,
+            names=context_names(contexts[: len(accounts)]),
             spans=[context.spans for context in contexts[: len(accounts)]],
             records=_records(contexts, result),
         )

@@ -171,6 +171,8 @@ def _finite(value: Any) -> Any:
 def write_table(path: AnyPath, names: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """Write comma-separated values: the columns' names, and the rows.
 
+    What is not finite, such as the error of one example, becomes an empty cell.
+
     Examples
     --------
     >>> import tempfile
@@ -180,7 +182,11 @@ def write_table(path: AnyPath, names: Sequence[str], rows: Iterable[Sequence[Any
     ['position,token', '0.5,a', '1.0,b']
     """
     with as_path(path).open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([names, *rows])
+        csv.writer(file).writerows([names, *(map(_cell, row) for row in rows)])
+
+
+def _cell(value: Any) -> Any:
+    return "" if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def save_figure(figure: _Figure, folder: AnyPath, name: str) -> None:

@@ -15,17 +15,25 @@ from lim_jax._checks import AnyPath, as_path, counted, require
 from lim_jax.asking import Context, ShuffledContexts, read_prompts
 from lim_jax.asking.contexts import Asked
 from lim_jax.cli.answers import answered, own_answers
+from lim_jax.cli.columns import FILES
 from lim_jax.cli.folder import UNFINISHED, Named, run_folder, save_figure, write_json, write_table
-from lim_jax.cli.kept import Shares, measured_contexts, record_shares, write_contexts
+from lim_jax.cli.kept import (
+    Shares,
+    context_names,
+    measured_contexts,
+    record_shares,
+    write_contexts,
+)
 from lim_jax.cli.networks import network_within, noted, require_model
 from lim_jax.cli.pages import SHOWN, first_contexts
 from lim_jax.cli.records import Record, averaged_records, record_lines
 from lim_jax.cli.shuffling import (
     ShuffledShares,
     averaged_orders,
+    shuffled_findings,
     shuffled_lines,
-    shuffled_report,
     shuffled_shares,
+    shuffled_table,
     write_shuffled,
 )
 from lim_jax.density.statistics import Influence
@@ -39,10 +47,16 @@ from lim_jax.results.measured import (
     energies_before_queries,
     influence_of_contexts,
 )
+from lim_jax.results.two_way import two_way_cells
 
 Energy = Float[np.ndarray, " _"]
+LOSS_WORDS = {
+    "next-token": "every next token, by cross-entropy",
+    "answer": "the answer's tokens, by cross-entropy",
+    "margin": "the answer's tokens, by their log odds",
+    "contrast": "the answer over the foil, by log odds",
+}
 LOSSES = {"margin": CausalLM.margin_loss, "contrast": contrast_loss}
-TOKEN_COLUMNS = ("context", "place", "token", "position", "weight", "energy", "density")
 
 
 class Profiled(NamedTuple):
@@ -58,7 +72,7 @@ class Profiled(NamedTuple):
         That of the tokens before the first that is asked, as contexts of their own; None where the
         first of a context is.
     records
-        By name, in the order in which they are met.
+        What the parts hold, in the order in which they are met, and last what is in none.
     shares, kept
         What records hold of each context, and the contexts one by one.
     shuffled
@@ -69,7 +83,7 @@ class Profiled(NamedTuple):
     energies: Sequence[Energy]
     influence: Influence
     without_queries: Influence | None
-    records: dict[str, Record]
+    records: Sequence[Record]
     shares: Shares
     kept: MeasuredContexts
     shuffled: ShuffledShares | None
@@ -154,13 +168,12 @@ def profile(
         found = profiled(network, contexts, lines, loss, delta, unfinished)
         print(f"== {model} on {data}: {described}, loss {loss} ==")
         print("".join(f"{line}\n" for line in own_answers(read, contexts, model)), end="")
-        if found.shuffled is not None:
-            print(shuffled_report(found.shuffled))
         print(_words(found))
         title = f"{model.name}, {loss}"
         write_profile(found, f"{title}, {described}", folder)
         if html:
-            write_profile_page(found, network, model, loss, title, folder)
+            asked = f"What does {model.name} use of {data.name}?"
+            write_profile_page(found, network, model, loss, asked, folder)
         print(f"Wrote profile.json, tables and figures to {folder}.")
     return 0
 
@@ -258,14 +271,20 @@ def described_contexts(lengths: Sequence[int]) -> str:
     return f"{len(lengths)} context{'s' * (len(lengths) > 1)} of {spread} tokens"
 
 
+def _findings(found: Profiled) -> list[str]:
+    """What was found, in the sentences with which the terminal and the page begin."""
+    shuffled = [] if found.shuffled is None else shuffled_findings(found.shuffled)
+    parts, positions = found.records, report.finding(found.influence, found.without_queries)
+    return [line for line in (*shuffled, report.records_finding(parts), positions) if line]
+
+
 def _words(found: Profiled) -> str:
-    """The finding, the records, then positions."""
-    rest = found.without_queries
+    """The findings, the parts, then positions."""
     lines = [
-        report.records_finding(found.records),
-        report.finding(found.influence, rest),
+        *_findings(found),
+        "" if found.shuffled is None else shuffled_table(found.shuffled),
         *record_lines(found.records),
-        explanations.influence_table(found.influence, rest),
+        explanations.influence_table(found.influence, found.without_queries),
     ]
     return "\n".join(line for line in lines if line)
 
@@ -275,27 +294,48 @@ def write_profile(found: Profiled, title: str, folder: AnyPath) -> None:
     folder = as_path(folder, "folder")
     parts = {"influence": found.influence, "influence_without_queries": found.without_queries}
     measured = {name: part for name, part in parts.items() if part is not None}
-    records = {name: record._asdict() for name, record in found.records.items()}
     document = {name: part.record() for name, part in measured.items()}
+    records = [record._asdict() for record in found.records]
     write_json(folder / "profile.json", {**document, "records": records})
     whole = found.influence
     columns = whole.grid.nodes, whole.density, whole.density_error
     rows = zip(*(column.tolist() for column in columns), strict=True)
-    write_table(folder / "profile.csv", ("position", "density", "error"), rows)
-    write_table(folder / "tokens.csv", TOKEN_COLUMNS, _by_token(found))
-    named = [(name, *record) for name, record in found.records.items()]
-    write_table(folder / "records.csv", ("record", *Record._fields), named)
-    write_contexts(found.kept, whole, found.shares, folder)
+    write_table(folder / "profile.csv", FILES["profile.csv"], rows)
+    write_table(folder / "tokens.csv", FILES["tokens.csv"], _by_token(found))
+    write_table(folder / "records.csv", FILES["records.csv"], found.records)
+    several = len(found.contexts) // len(found.kept.names)  # orders of a line
+    numbers = range(0, len(found.contexts), several)
+    write_contexts(found.kept, whole, found.shares, numbers, folder)
     if found.shuffled is not None:
-        write_shuffled(found.shuffled, title, folder)
+        write_shuffled(found.shuffled, found.kept.names, title, folder)
     for name, part in measured.items():
         save_figure(plots.influence_profile(part, title), folder, name)
 
 
 def write_profile_page(
-    found: Profiled, network: CausalLM, model: AnyPath, loss: Asked, title: str, folder: AnyPath
+    found: Profiled,
+    network: CausalLM,
+    model: AnyPath,
+    loss: Asked,
+    title: str,
+    folder: AnyPath,
+    *,
+    answer: str = "",
+    findings: Sequence[str] = (),
 ) -> None:
-    """Write profile.html, of the first contexts."""
+    """Write profile.html, of the first contexts.
+
+    Parameters
+    ----------
+    found, network, model, loss, folder
+        As they were measured, and where to write to.
+    title
+        Of the page: what was asked.
+    answer
+        To that; empty where there is no single one.
+    findings
+        The sentences with which the terminal begins; by default those of `profile`.
+    """
     accounts, texts = first_contexts(
         network,
         [context.window for context in found.contexts],
@@ -303,15 +343,22 @@ def write_profile_page(
         models.read_tokenizer(model),
         terminal_loss=CausalLM.terminal_margin_loss if loss == "margin" else CausalLM.terminal_loss,
     )
+    shuffled, shown = found.shuffled, found.contexts[: len(accounts)]
     report.write_page(
         as_path(folder, "folder") / "profile.html",
         found.influence,
         accounts,
         texts,
         title=title,
+        answer=answer,
+        findings=findings or _findings(found),
+        about={"model": as_path(model, "model").name, "loss": LOSS_WORDS[loss]},
         without_queries=found.without_queries,
-        spans=[context.spans for context in found.contexts[: len(accounts)]],
+        names=context_names(shown, 1 if shuffled is None else shuffled.found.orders),
+        measured=len(found.contexts),
+        spans=[context.spans for context in shown],
         records=found.records,
+        by_place=[] if shuffled is None else two_way_cells(shuffled.found, shuffled.names),
     )
 
 
@@ -319,7 +366,16 @@ def _by_token(found: Profiled) -> Iterator[tuple[Any, ...]]:
     """A row for each token of each context; its density is that within the context."""
     for number, (context, energy) in enumerate(zip(found.contexts, found.energies, strict=True)):
         density, length = (energy / (energy.mean() or 1)).tolist(), context.length
-        of_tokens = zip(context.tokens, context.weights.tolist(), energy.tolist(), density,
+        of_tokens = zip(_pieces(context.tokens), context.weights.tolist(), energy.tolist(), density,
                         strict=True)  # fmt: skip
-        for place, (token, weight, one, share) in enumerate(of_tokens):
-            yield number, place, token, (place + 1) / length, weight, one, share
+        for at, (token, weight, one, share) in enumerate(of_tokens):
+            yield number, at, *token, (at + 1) / length, weight, one, share
+
+
+def _pieces(tokens: Sequence[str]) -> list[tuple[str, str]]:
+    """Each token's text; of a character of several tokens the whole one, and which piece it is."""
+    return [
+        (text, f"{piece}/{len(group)}" if len(group) > 1 else "")
+        for text, group in report.joined_tokens(tokens)
+        for piece in range(1, len(group) + 1)
+    ]

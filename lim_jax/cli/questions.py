@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tyro
 
-from lim_jax import models
+from lim_jax import models, report
 from lim_jax._checks import as_path, counted
 from lim_jax.asking import (
     Line,
@@ -15,8 +15,9 @@ from lim_jax.asking import (
     read_documents,
     spaced,
 )
-from lim_jax.asking.documents import require_question
+from lim_jax.asking.documents import QUESTION, require_question
 from lim_jax.cli.answers import DOTS, answer_text, answered, notes
+from lim_jax.cli.columns import FILES
 from lim_jax.cli.folder import UNFINISHED, Named, run_folder, write_json
 from lim_jax.cli.networks import network_within, require_model
 from lim_jax.cli.profiling import (
@@ -28,6 +29,7 @@ from lim_jax.cli.profiling import (
     write_profile,
     write_profile_page,
 )
+from lim_jax.report.sentences import REST
 
 ONE = (
     "One context has no error. For one, ask by lim-jax profile: of several lines, or with "
@@ -41,19 +43,29 @@ class Found(NamedTuple):
     Attributes
     ----------
     name
-        Of the part.
+        Of the part; empty for the rest.
+    kind
+        ``"document"``, ``"question"`` or ``"message"``; ``"rest"`` is what is in no part.
     share
         Of the influence of all tokens.
-    tokens
-        How many it has.
-    document
-        Whether it is one.
+    of_documents
+        A document's share of what all documents hold; else None.
+    tokens, of_tokens
+        How many it has, and its share of all.
+    most
+        Which of its tokens hold most of its share, each with its part of that.
+    texts
+        One: there is one context.
     """
 
     name: str
+    kind: str
     share: float
+    of_documents: float | None
     tokens: int
-    document: bool
+    of_tokens: float
+    most: str = ""
+    texts: int = 1
 
 
 def ask(
@@ -125,19 +137,17 @@ def ask(
         finding = finding_of(parts, shown, foil)
         print(f"{finding}\n{ONE}\n\nQuestion: {question}\nAnswer: {shown}")
         print(*notes(contexts, model), _table(parts), sep="\n")
-        held = {part.name: {"share": part.share, "tokens": part.tokens} for part in parts}
         document = {
-            "question": question,
-            "answer": said,
-            "cut": cut,
-            "foil": foil,
-            "finding": finding,
-        }
-        write_json(folder / "answer.json", {**document, "parts": held})
+            "question": question, "answer": said, "cut": cut, "foil": foil, "finding": finding,
+            "parts": _written(parts),
+        }  # fmt: skip
+        write_json(folder / "answer.json", document)
         title = f"{model.name}, {loss}"
         write_profile(found, f"{title}, {described_contexts([contexts[0].length])}", folder)
         if html:
-            write_profile_page(found, network, model, loss, title, folder)
+            write_profile_page(
+                found, network, model, loss, question, folder, answer=shown, findings=[finding, ONE]
+            )
         print(f"Wrote answer.json, tables, figures{' and profile.html' * html} to {folder}.")
     return 0
 
@@ -156,17 +166,32 @@ def _line(arguments: dict) -> Line:
 
 
 def _parts(found: Profiled, documents: Sequence[str]) -> list[Found]:
-    """The documents, the largest share first, then the question, and what is left."""
-    length = found.contexts[0].length
-    parts = [
-        Found(name, record.share, round(record.tokens * length), name in documents)
-        for name, record in found.records.items()
+    """The documents, the largest share first, then other parts, and what is in none."""
+    kinds = {**dict.fromkeys(documents, "document"), QUESTION: "question"}
+    named = [
+        (kinds.get(one.name, "message") if one.kind != REST else REST, one) for one in found.records
     ]
-    parts.sort(key=lambda part: (not part.document, -part.share))
-    share, tokens = (
-        sum(of) for of in zip(*((one.share, one.tokens) for one in parts), strict=True)
+    whole = sum(one.share for kind, one in named if kind == "document") or 1
+    parts = [
+        Found(
+            one.name,
+            kind,
+            one.share,
+            one.share / whole if kind == "document" else None,
+            round(one.tokens),
+            one.of_tokens,
+            one.most,
+        )
+        for kind, one in named
+    ]
+    return sorted(
+        parts, key=lambda part: (part.kind == REST, part.of_documents is None, -part.share)
     )
-    return [*parts, Found("the rest", 1 - share, length - tokens, False)]
+
+
+def _written(parts: Sequence[Found]) -> list[dict[str, Any]]:
+    columns = FILES["answer.json, parts"]
+    return [{name: getattr(part, name) for name in columns} for part in parts]
 
 
 def finding_of(parts: Sequence[Found], answer: str, foil: str = "") -> str:
@@ -174,29 +199,32 @@ def finding_of(parts: Sequence[Found], answer: str, foil: str = "") -> str:
 
     Examples
     --------
-    >>> parts = [Found("a", 0.3, 40, True), Found("b", 0.1, 60, True), Found("q", 0.6, 9, False)]
+    >>> parts = [Found("a", "document", 0.3, 0.75, 40, 0.4),
+    ...          Found("b", "document", 0.1, 0.25, 60, 0.6), Found("", "rest", 0.6, None, 9, 0.0)]
     >>> print(finding_of(parts, "Wren"))
     The answer “Wren” comes from “a” most of all: it holds 75 % of what the 2 documents hold, with \
 40 of their 100 tokens. They hold 40 % of the whole influence.
     """
-    documents = [part for part in parts if part.document]
+    documents = [part for part in parts if part.kind == "document"]
     whole = sum(part.share for part in documents)
     top, tokens = max(documents, key=lambda part: part.share), sum(one.tokens for one in documents)
     asked = f"The answer “{answer}” comes from “{top.name}” most of all"
     if foil:
         asked = f"“{top.name}” decides most between “{answer}” and “{foil.strip()}”"
-    share = top.share / whole if whole else 0.0
     several = f"the {len(documents)} documents hold" if len(documents) > 1 else "the document holds"
     return (
-        f"{asked}: it holds {share:.0%} of what {several}, with {top.tokens} of their {tokens} "
-        f"tokens. They hold {whole:.0%} of the whole influence."
-    ).replace("%", " %")
+        f"{asked}: it holds {report.percent(top.of_documents)} of what {several}, with "
+        f"{top.tokens} of their {tokens} tokens. They hold {report.percent(whole)} of the whole "
+        "influence."
+    )
 
 
 def _table(parts: Sequence[Found]) -> str:
-    whole = sum(part.share for part in parts if part.document) or 1
-    lines = [f"{'part':32s} {'share':>8s} {'of documents':>14s} {'tokens':>8s}"]
+    """Names in quotation marks, which the rest has not, and whole, so that no two look alike."""
+    size = max(len(report.part_words(part)) for part in parts)
+    lines = [f"{'part':{size}s} {'share':>8s} {'of documents':>14s} {'tokens':>8s}  most in"]
     for part in parts:
-        of = f"{part.share / whole:.1%}" if part.document else ""
-        lines.append(f"{part.name[:32]:32s} {part.share:8.1%} {of:>14s} {part.tokens:8d}")
+        of = "" if part.of_documents is None else f"{part.of_documents:.1%}"
+        name = report.part_words(part)
+        lines.append(f"{name:{size}s} {part.share:8.1%} {of:>14s} {part.tokens:8d}  {part.most}")
     return "\n".join(lines)

@@ -1,7 +1,6 @@
 """What named parts of contexts hold of the influence: averages, and the tokens that hold it."""
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -9,40 +8,56 @@ import numpy as np
 from jaxtyping import Float
 
 from lim_jax import report
-from lim_jax.asking import Context, places_by_name
-from lim_jax.cli.kept import Shares
+from lim_jax.asking import Context
+from lim_jax.cli.kept import PartShares, Shares, part_text, parts_of
 from lim_jax.probes import sample_mean
 
 Energy = Float[np.ndarray, " _"]
-MOST_TOKENS = 3
+ROW = "{:>8s}  {:>8s}  {:>8s}  {:>10s}  {:>8s}"
 
 
 class Record(NamedTuple):
-    """What spans of one name hold of a context's influence, averaged over the contexts with it.
+    """What a part holds of a context's influence, averaged over the contexts with it.
 
     Attributes
     ----------
+    name, kind
+        As in `kept.PartShares`.
     share, error
         Of the context's total Z, and the standard error over contexts.
-    tokens
-        Of the context's tokens.
+    tokens, of_tokens
+        How many it has, and its share of the context's.
     contexts
-        How many have such a span.
+        How many have such a part.
+    texts
+        How many different texts these have under its name: where more than one, what is averaged
+        is no one document.
     most
         Which of its tokens hold most of that, each with its part of it.
     """
 
+    name: str
+    kind: str
     share: float
     error: float
     tokens: float
+    of_tokens: float
     contexts: int
+    texts: int
     most: str = ""
+
+
+class _Held(NamedTuple):
+    """Of a part over all contexts: the shares of its tokens by their text, and its own texts."""
+
+    tokens: dict[str, float]
+    texts: set[str]
 
 
 def averaged_records(
     shares: Shares, contexts: Sequence[Context], energies: Sequence[Energy]
-) -> dict[str, Record]:
-    """What the spans of each name hold, by name, in the order in which they are met.
+) -> list[Record]:
+    """What the parts hold, in the order in which they are met; what is in no part stands last.
 
     Parameters
     ----------
@@ -52,45 +67,55 @@ def averaged_records(
         Where the tokens are looked for that hold most.
     """
     held = _by_token(contexts, energies)
-    return {name: _averaged(of_all, held.get(name, {})) for name, of_all in shares.items()}
+    return [_averaged(one, held[one.name, one.kind]) for one in shares]
 
 
-def _averaged(shares: Float[np.ndarray, "contexts 2"], held: Mapping[str, float]) -> Record:
-    """Over the contexts that have the record."""
-    share, tokens = shares[~np.isnan(shares[:, 0])].T
-    mean, whole = sample_mean(jax.device_put(share)), sum(held.values()) or 1
-    most = sorted(held.items(), key=lambda pair: -pair[1])[:MOST_TOKENS]
-    named = [
-        f"{json.dumps(token, ensure_ascii=False)} {report.percent(part / whole)}"
-        for token, part in most
-    ]
-    error, of_tokens = float(mean.error), float(tokens.mean())
-    return Record(float(mean.value), error, of_tokens, tokens.size, ", ".join(named))
+def _averaged(part: PartShares, held: _Held) -> Record:
+    """Over the contexts that have the part."""
+    share, tokens, of_tokens = part.held[~np.isnan(part.held[:, 0])].T
+    mean = sample_mean(jax.device_put(share))
+    return Record(
+        part.name,
+        part.kind,
+        float(mean.value),
+        float(mean.error),
+        float(tokens.mean()),
+        float(of_tokens.mean()),
+        share.size,
+        len(held.texts),
+        report.most_in_words(held.tokens),
+    )
 
 
 def _by_token(
     contexts: Sequence[Context], energies: Sequence[Energy]
-) -> dict[str, dict[str, float]]:
-    """By record and by token, the shares of all contexts' totals, added up."""
-    found: dict[str, dict[str, float]] = {}
+) -> dict[tuple[str, str], _Held]:
+    """By part and by token, the shares of all contexts' totals, added up."""
+    found: dict[tuple[str, str], _Held] = {}
     for context, energy in zip(contexts, energies, strict=True):
-        parts = energy / (energy.sum() or 1)
-        for name, places in places_by_name(context.spans).items():
-            held = found.setdefault(name, {})
-            for place in places.tolist():
-                token = context.tokens[place]
-                held[token] = held.get(token, 0.0) + float(parts[place])
+        shares = energy / (energy.sum() or 1)
+        for part, places in parts_of(context):
+            held = found.setdefault(part, _Held({}, set()))
+            for token, share in report.held_by_text(
+                context.tokens, shares, places.tolist()
+            ).items():
+                held.tokens[token] = held.tokens.get(token, 0.0) + share
+            held.texts.add(part_text(context, places))
     return found
 
 
-def record_lines(records: Mapping[str, Record]) -> list[str]:
-    """A line for each record under a line of names: the largest share first."""
+def record_lines(records: Sequence[Record]) -> list[str]:
+    """A line for each part under a line of names: the largest share first, and the rest last."""
     if not records:
         return []
-    names = " ".join(f"{name:>10s}" for name in ("share", "error", "of tokens", "contexts"))
-    lines = [f"{'record':26s} {names}  most in"]
-    for name, one in sorted(records.items(), key=lambda pair: -pair[1].share):
-        error = f"{one.error:10.4f}" if np.isfinite(one.error) else f"{'-':>10s}"
-        shares = f"{one.share:10.4f} {error} {one.tokens:10.4f} {one.contexts:10d}"
-        lines.append(f"{name:26s} {shares}  {one.most}")
+    size = max(len(report.part_words(one)) for one in records)
+    names = ROW.format("share", "error", "tokens", "of tokens", "contexts")
+    lines = [f"{'part':{size}s}  {names}  most in"]
+    for one in sorted(records, key=lambda one: (one.kind == report.sentences.REST, -one.share)):
+        error = f"{one.error:.1%}" if np.isfinite(one.error) else "-"
+        tokens = f"{one.tokens:.0f}" if one.tokens == round(one.tokens) else f"{one.tokens:.1f}"
+        shares = ROW.format(
+            f"{one.share:.1%}", error, tokens, f"{one.of_tokens:.1%}", f"{one.contexts}"
+        )
+        lines.append(f"{report.part_words(one):{size}s}  {shares}  {one.most}")
     return lines

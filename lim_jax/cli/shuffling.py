@@ -8,16 +8,23 @@ import numpy as np
 
 from lim_jax import models, plots
 from lim_jax._checks import AnyPath, as_path
-from lim_jax.asking import Context, ShuffledContexts, cyclic_orders, read_lines, shuffled
+from lim_jax.asking import (
+    Context,
+    ShuffledContexts,
+    cyclic_orders,
+    places_by_name,
+    read_lines,
+    shuffled,
+)
 from lim_jax.asking.contexts import Asked
+from lim_jax.cli.columns import FILES
 from lim_jax.cli.folder import save_figure, write_json, write_table
-from lim_jax.cli.kept import Shares, record_shares
+from lim_jax.cli.kept import Shares, part_text, record_shares
 from lim_jax.grid.carrying import carrying_shares
 from lim_jax.grid.cells import token_grid
 from lim_jax.results.two_way import TwoWayShares, two_way_in_words, two_way_shares, two_way_table
 
 SHOWN = 8  # documents of a table that is printed
-ORDER_COLUMNS = ("context", "line", "order", "place", "document", "share")
 
 
 class ShuffledShares(NamedTuple):
@@ -31,12 +38,15 @@ class ShuffledShares(NamedTuple):
         By line, order and place, the share and the number of the document there.
     found
         What is due to which.
+    same
+        Whether the documents of each name are of one text in all lines.
     """
 
     names: Sequence[str]
     shares: np.ndarray
     documents: np.ndarray
     found: TwoWayShares
+    same: bool
 
 
 def shuffled_lines(
@@ -64,9 +74,14 @@ def averaged_orders(
         carried = [carrying_shares(token_grid(one.size), grid) @ one for one in of_orders]
         found.append(np.mean(carried, axis=0).astype(of_orders[0].dtype))
     every = [context for line in lines for context in line.contexts]
-    shares = record_shares(every, energies)
-    names = dict.fromkeys([*(name for line in lines for name in line.names), *shares])
-    by_line = {name: shares[name].reshape(len(lines), -1, 2).mean(axis=1) for name in names}
+    names = [
+        *dict.fromkeys(name for line in lines for name in line.names)
+    ]  # as the lines have them
+    by_line = [
+        one._replace(held=one.held.reshape(len(lines), -1, 3).mean(axis=1))
+        for one in record_shares(every, energies)
+    ]
+    by_line.sort(key=lambda one: names.index(one.name) if one.name in names else len(names))
     return [line.contexts[0] for line in lines], found, by_line
 
 
@@ -77,7 +92,8 @@ def shuffled_shares(
     pairs = zip(lines, _by_line(lines, energies), strict=True)
     shares = np.array([line.shares(of_orders) for line, of_orders in pairs])
     names, places = lines[0].names, range(len(lines[0].names))
-    if all(set(line.names) == set(names) for line in lines):
+    alike = all(set(line.names) == set(names) for line in lines)
+    if alike:
         numbers = [[names.index(name) for name in line.names] for line in lines]
     else:
         names = tuple(f"document {place + 1}" for place in places)
@@ -85,7 +101,17 @@ def shuffled_shares(
     documents = np.array(
         [np.array(of)[line.orders] for of, line in zip(numbers, lines, strict=True)]
     )
-    return ShuffledShares(names, shares, documents, two_way_shares(shares, documents))
+    found = two_way_shares(shares, documents)
+    return ShuffledShares(names, shares, documents, found, alike and _of_one_text(lines))
+
+
+def _of_one_text(lines: Sequence[ShuffledContexts]) -> bool:
+    """Whether the documents of each name are of one text in all lines."""
+    texts = {(name, part_text(context, places))
+             for context in (line.contexts[0] for line in lines)
+             for name, places in places_by_name(context.spans).items()
+             if name in lines[0].names}  # fmt: skip
+    return len(texts) == len(lines[0].names)
 
 
 def _by_line(
@@ -95,31 +121,50 @@ def _by_line(
     return [energies[start : start + orders] for start in range(0, len(energies), orders)]
 
 
-def shuffled_report(found: ShuffledShares) -> str:
-    """The findings in sentences, and the table where a screen is wide enough."""
-    contexts, orders = found.found.contexts, found.found.orders
-    of_errors = f"Errors are over {contexts} contexts, each of them averaged over {orders} orders."
+def shuffled_findings(result: ShuffledShares) -> list[str]:
+    """What is due to documents and to places, in sentences, and over what the errors are."""
+    contexts, orders = result.found.contexts, result.found.orders
+    of_errors = f"Errors are over {contexts} lines, each of them averaged over {orders} orders."
     if contexts == 1:
         of_errors = (
-            f"Errors are over {orders} orders of one context, and say nothing about others: "
+            f"Errors are over {orders} orders of one line, and say nothing about others: "
             "they take for noise what place and document do together."
         )
-    lines = [two_way_in_words(found.found, found.names), of_errors]
-    if len(found.names) <= SHOWN:
-        lines.append(two_way_table(found.found, found.names))
-    return "\n".join(lines)
+    others = [] if result.same else [
+        f"Lines have documents of their own: “{result.names[0]}” is a name in each line, and not "
+        "one document."
+    ]  # fmt: skip
+    return [*two_way_in_words(result.found, result.names).splitlines(), *others, of_errors]
 
 
-def write_shuffled(result: ShuffledShares, title: str, folder: AnyPath) -> None:
-    """Write shuffle.json, tables by place, by document and of both, the orders, and a figure."""
+def shuffled_table(result: ShuffledShares) -> str:
+    """The table by document and place, where a screen is wide enough."""
+    return two_way_table(result.found, result.names) if len(result.names) <= SHOWN else ""
+
+
+def write_shuffled(result: ShuffledShares, ids: Sequence[str], title: str, folder: AnyPath) -> None:
+    """Write shuffle.json, tables by place, by document and of both, the orders, and a figure.
+
+    Parameters
+    ----------
+    result
+        What is written.
+    ids
+        Of the lines.
+    title
+        Of the figure.
+    folder
+        To write to.
+    """
     folder, found, names = as_path(folder, "folder"), result.found, list(result.names)
-    _write_tables(result, folder)
+    _write_tables(result, ids, folder)
     parts = {"by_place": found.by_place, "by_document": found.by_document, "gap": found.gap}
     document = {
         "finding": two_way_in_words(found, names),
         "contexts": found.contexts,
         "orders": found.orders,
         "documents": names,
+        "same_documents": result.same,
         **{name: part and _plain(part) for name, part in parts.items()},
         "table": _plain(found.table),
     }
@@ -131,7 +176,7 @@ def _plain(part: Any) -> dict[str, Any]:
     return {"share": np.asarray(part.value).tolist(), "error": np.asarray(part.error).tolist()}
 
 
-def _write_tables(result: ShuffledShares, folder: Path) -> None:
+def _write_tables(result: ShuffledShares, ids: Sequence[str], folder: Path) -> None:
     found, names = result.found, result.names
     places = range(1, len(names) + 1)
     for name, part, labels in (
@@ -139,7 +184,7 @@ def _write_tables(result: ShuffledShares, folder: Path) -> None:
         ("document", found.by_document, names),
     ):
         rows = zip(labels, part.value.tolist(), part.error.tolist(), strict=True)
-        write_table(folder / f"by_{name}.csv", (name, "share", "error"), rows)
+        write_table(folder / f"by_{name}.csv", FILES[f"by_{name}.csv"], rows)
     table = [
         (
             name,
@@ -150,13 +195,13 @@ def _write_tables(result: ShuffledShares, folder: Path) -> None:
         for row, name in enumerate(names)
         for place in places
     ]
-    write_table(folder / "two_way.csv", ("document", "place", "share", "error"), table)
-    write_table(folder / "orders.csv", ORDER_COLUMNS, _by_order(result))
+    write_table(folder / "two_way.csv", FILES["two_way.csv"], table)
+    write_table(folder / "orders.csv", FILES["orders.csv"], _by_order(result, ids))
 
 
-def _by_order(result: ShuffledShares) -> Iterator[tuple[Any, ...]]:
+def _by_order(result: ShuffledShares, ids: Sequence[str]) -> Iterator[tuple[Any, ...]]:
     """A row for each document of each order; contexts are numbered as in tokens.csv."""
     orders = result.shares.shape[1]
     for (line, order, place), share in np.ndenumerate(result.shares):
         name = result.names[int(result.documents[line, order, place])]
-        yield line * orders + order, line, order, place + 1, name, float(share)
+        yield line * orders + order, line, order, ids[line], place + 1, name, float(share)

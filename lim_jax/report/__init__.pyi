@@ -22,6 +22,7 @@ from .page import require_page_packages as require_page_packages
 from .page import write_page as write_page
 from .sentences import certificate_lines as certificate_lines
 from .sentences import finding as finding
+from .sentences import part_words as part_words
 from .sentences import parts_finding as parts_finding
 from .sentences import percent as percent
 from .sentences import records_finding as records_finding
@@ -35,13 +36,17 @@ from .showing import show as show
 from .tokens import Block as Block
 from .tokens import ShownContext as ShownContext
 from .tokens import blocks_of as blocks_of
+from .tokens import held_by_text as held_by_text
 from .tokens import in_text as in_text
+from .tokens import joined_tokens as joined_tokens
+from .tokens import most_in_words as most_in_words
 from .tokens import own_density as own_density
 from .tokens import parts_shares as parts_shares
 from .tokens import shown_context as shown_context
 from .tuning import tuning_page as tuning_page
 from .wording import certificate_words as certificate_words
 from .wording import digits as digits
+from .wording import error_words as error_words
 from .wording import index_words as index_words
 from .wording import interval_words as interval_words
 from .wording import markdown_table as markdown_table

@@ -20,10 +20,17 @@ from lim_jax.grid.carrying import carrying_shares
 from lim_jax.grid.cells import token_grid
 from lim_jax.grid.partition import boundary_regions
 from lim_jax.report.charts import depth_chart, head_chart, profile_chart, share_chart
-from lim_jax.report.sentences import finding, parts_finding, percent, records_finding
+from lim_jax.report.sentences import (
+    IN_NO_PART,
+    REST,
+    finding,
+    parts_finding,
+    percent,
+    records_finding,
+)
 from lim_jax.report.shades import COUNT, Shading, shading, style
 from lim_jax.report.tokens import FIELDS, blocks_of, own_density, parts_shares, shown_context
-from lim_jax.report.wording import certificate_words, digits, index_words, verdict
+from lim_jax.report.wording import certificate_words, index_words, verdict
 
 jinja2: Any = lazy_loader.load("jinja2")  # of the extra; the rest does without
 vl_convert: Any = lazy_loader.load("vl_convert")
@@ -61,10 +68,16 @@ def page_of(
     texts: Sequence[Sequence[str]],
     *,
     title: str,
+    answer: str = "",
+    findings: Sequence[str] = (),
+    about: Mapping[str, str] | None = None,
     certificates: Sequence[Certificate] = (),
     without_queries: Influence | None = None,
+    names: Sequence[str] = (),
+    measured: int | None = None,
     spans: Sequence[Sequence[Any]] = (),
-    records: Mapping[str, Any] | None = None,
+    records: Sequence[Any] = (),
+    by_place: Sequence[Sequence[str]] = (),
 ) -> str:
     """A page on a network's contexts: findings, named parts, text, profile, ways, certificates.
 
@@ -84,17 +97,30 @@ def page_of(
         For each of them the text of each id of its window (`models.texts_of_ids`): L of the
         context, and the one after it.
     title
-        Of the page: the network and the loss.
+        Of the page: what was asked.
+    answer
+        To that; empty where there is no single one.
+    findings
+        The first sentences; by default what is found of the records and of positions.
+    about
+        What else was measured, by name, such as the model and the loss.
     certificates
         As in `Explanation.certificates`.
     without_queries
         As in `Explanation.without_queries`, shown beside `influence`.
+    names
+        What each of the accounts' contexts is called, such as its question; by default its number.
+    measured
+        How many contexts were; by default as many as `influence` counts, which counts several
+        orders of one line once.
     spans
         Of each of the accounts the named parts, such as documents: each has a ``name`` and its
         ``places``.
     records
-        What parts of each name hold over all contexts: by name what has a ``share``, its ``error``,
-        and the share of the ``tokens``.
+        What parts of each name hold over all contexts: as in `sentences.records_finding`, and with
+        the tokens that hold ``most`` and how many ``contexts`` have it.
+    by_place
+        A table of shares by document and place, as `results.two_way_cells` makes it.
 
     Raises
     ------
@@ -111,26 +137,31 @@ def page_of(
         shown_context(account, of_it, influence, shade)
         for account, of_it in zip(accounts, texts, strict=True)
     ]
-    measured = {"All positions": influence}
+    profiles = {"All positions": influence}
     if without_queries is not None:
-        measured["Without the positions asked from"] = without_queries
+        profiles["Before the tokens that the loss asks for"] = without_queries
     parts = spans or [()] * len(contexts)
+    names = names or [f"context {number}" for number in range(len(contexts))]
     blocks = [
         blocks_of(account, of_it, named, shade)
         for account, of_it, named in zip(accounts, texts, parts, strict=True)
     ]
-    charts = {f"profile-{n}": profile_chart(found) for n, found in enumerate(measured.values())}
+    charts = {f"profile-{n}": profile_chart(found) for n, found in enumerate(profiles.values())}
     maps, legends = _maps(accounts)
     judged = [certificate_words(certificate) for certificate in certificates]
     return _template().render(
         title=title,
-        facts=_facts(influence, accounts),
-        findings=_findings(influence, without_queries, records or {}),
-        records=_record_rows(records or {}),
-        blocks=blocks,
+        answer=answer,
+        facts=_facts(influence, accounts, measured, about or {}),
+        findings=findings or _findings(influence, without_queries, records),
+        records=_record_rows(records),
+        by_place=by_place,
+        blocks=[*zip(names, blocks, strict=True)],
+        names=names,
+        rest=IN_NO_PART,
         several=int(influence.count) > 1,
         ways=_ways(accounts),
-        profiles=[(name, _verdict(one), index_words(one)) for name, one in measured.items()],
+        profiles=[(name, _verdict(one), index_words(one)) for name, one in profiles.items()],
         legends={"tokens": _legend(shade)} | legends,
         contexts=contexts,
         channels=CHANNELS,
@@ -185,22 +216,27 @@ def _require_fitting(accounts: Sequence[TokenAccount], texts: Sequence[Sequence[
     )
 
 
-def _facts(influence: Influence, accounts: Sequence[TokenAccount]) -> dict[str, str]:
+def _facts(
+    influence: Influence,
+    accounts: Sequence[TokenAccount],
+    measured: int | None,
+    about: Mapping[str, str],
+) -> dict[str, str]:
     """What was measured, by name."""
     lengths = sorted({len(account.energy) for account in accounts})
-    depth, shown, count = accounts[0].depth, len(accounts), int(influence.count)
+    count = int(influence.count) if measured is None else measured
+    depth, shown, delta = accounts[0].depth, len(accounts), float(influence.regions.delta)
+    boundary = percent(delta)
     return {
+        **about,
         "contexts shown": f"first {shown} of {count} measured" if shown < count else f"all {shown}",
-        "tokens": "–".join(map(str, dict.fromkeys((lengths[0], lengths[-1])))),
-        "share of each boundary, δ": f"{float(influence.regions.delta):g}",
-        "mean loss of those shown": digits(np.mean([float(one.loss) for one in accounts])),
-        "states judged": "the input's" if depth == 0 else f"those at depth {depth}",
+        "their tokens": "–".join(map(str, dict.fromkeys((lengths[0], lengths[-1])))),
+        "left and right": f"the first {boundary} and the last {boundary}",
+        **({"measured at": f"the states after layer {depth}"} if depth else {}),
     }
 
 
-def _findings(
-    influence: Influence, rest: Influence | None, records: Mapping[str, Any]
-) -> list[str]:
+def _findings(influence: Influence, rest: Influence | None, records: Sequence[Any]) -> list[str]:
     """The first sentences: of the named parts, and of positions."""
     said = records_finding(records), finding(influence, rest)
     return [sentence for sentence in said if sentence]
@@ -211,10 +247,18 @@ def _verdict(found: Influence) -> str:
     return verdict(found) if int(found.count) > 1 else ""
 
 
-def _record_rows(records: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Each record's name, share and part of the tokens, the largest share first."""
-    order = sorted(records.items(), key=lambda pair: -pair[1].share)
-    return [(name, percent(one.share, one.error), percent(one.tokens)) for name, one in order]
+def _record_rows(records: Sequence[Any]) -> list[dict[str, Any]]:
+    """What is told of each part over all contexts: the largest share first, and the rest last."""
+    rows = []
+    for one in sorted(records, key=lambda one: (one.kind == REST, -one.share)):
+        error = "one context has it: no error" if np.isinf(one.error) else ""
+        share = percent(one.share, one.error) + f" ({error})" * bool(error)
+        name, texts = (IN_NO_PART, 1) if one.kind == REST else (one.name, one.texts)
+        rows.append({
+            "rest": one.kind == REST, "name": name, "texts": texts, "share": share,
+            "tokens": percent(one.of_tokens), "contexts": one.contexts, "most": one.most,
+        })  # fmt: skip
+    return rows
 
 
 def _ways(accounts: Sequence[TokenAccount]) -> str:

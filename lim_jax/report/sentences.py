@@ -1,6 +1,6 @@
 """What was found, in sentences: the first lines of a command and of a page."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,9 @@ from lim_jax.adjoint.certificate import Certificate
 from lim_jax.adjoint.ledger import CHANNELS
 from lim_jax.density.statistics import Influence
 from lim_jax.explanations.account import HOPS
-from lim_jax.report.wording import PLAIN, QUESTIONS, verdict
+from lim_jax.report.wording import PLAIN, QUESTIONS, error_words, verdict
+
+REST, IN_NO_PART = "rest", "the rest, in no part"  # the kind of what is in no part, and in words
 
 ANSWERS = {
     "held": "Yes, so it follows.",
@@ -29,15 +31,15 @@ def percent(share: Any, error: Any = np.inf) -> str:
 
     Examples
     --------
-    >>> percent(0.6149, 0.023), percent(0.6149), percent(0.0042)
-    ('61 % ± 2 %', '61 %', '0.4 %')
+    >>> percent(0.6149, 0.023), percent(0.6149), percent(0.0042), percent(0.6149, 0.0)
+    ('61 % ± 2 %', '61 %', '0.4 %', '61 % (error 0)')
     """
 
     def digits(value: Any) -> str:
         size = 100 * float(value)
         return f"{size:.0f} %" if abs(size) >= 0.95 or size == 0 else f"{size:.1g} %"
 
-    return digits(share) + (f" ± {digits(error)}" if np.isfinite(float(error)) else "")
+    return digits(share) + error_words(error, digits)
 
 
 def finding(found: Influence, rest: Influence | None = None) -> str:
@@ -56,49 +58,76 @@ def finding(found: Influence, rest: Influence | None = None) -> str:
     >>> from lim_jax.grid import boundary_regions, token_grid
     >>> regions = boundary_regions(token_grid(3), "1/3")
     >>> valley, hill = jnp.array([[2.0, 1.0, 2.0], [2.0, 1.4, 2.0]]), jnp.array([[2.0, 8.0, 2.0]])
-    >>> finding(Influence.from_energies(valley, regions))[:56]
-    'The middle matters 40 % ± 10 % less than the weaker end.'
-    >>> finding(Influence.from_energies(hill, regions))[:57]
-    'The middle matters 4.0 times as much as the weaker end. O'
+    >>> print(finding(Influence.from_energies(valley, regions)).split(". ")[0])
+    A token in the middle 33 % of the context has on average 40 % ± 10 % less influence than one \
+in the first 33 %, the weaker end
+    >>> print(finding(Influence.from_energies(hill, regions))[46:121])
+    on average 4.0 times the influence of one in the first 33 %, the weaker end
     """
     if rest is not None:
         said = finding(rest)
-        return f"Before the places asked from, {said[0].lower()}{said[1:]}"
+        return f"Before the tokens that the loss asks for, {said[0].lower()}{said[1:]}"
     said = verdict(found)  # refuses what is no influence
     if bool(found.degenerate):
         return said
-    lim, error = float(found.indices().lim), float(found.index_errors().lim)
+    indices, delta = found.indices(), float(found.regions.delta)
+    lim, error = float(indices.lim), float(found.index_errors().lim)
+    end = "first" if indices.left <= indices.right else "last"
     if lim < -1:
-        spread = f" ± {error:.1f}" if np.isfinite(error) else ""
-        return f"The middle matters {1 - lim:.1f}{spread} times as much as the weaker end. {said}"
-    less = "less" if lim >= 0 else "more"
-    return f"The middle matters {percent(abs(lim), error)} {less} than the weaker end. {said}"
+        times = f"{1 - lim:.1f}{error_words(error, '{:.1f}'.format)}"
+        much = f"{times} times the influence of one"
+    else:
+        less = "less" if lim >= 0 else "more"
+        much = f"{percent(abs(lim), error)} {less} influence than one"
+    return (
+        f"A token in the middle {percent(1 - 2 * delta)} of the context has on average {much} in "
+        f"the {end} {percent(delta)}, the weaker end. {said}"
+    )
 
 
-def records_finding(records: Mapping[str, Any], most: int = 3) -> str:
+def records_finding(records: Sequence[Any], most: int = 3) -> str:
     """Which named parts hold most of the influence.
 
     Parameters
     ----------
     records
-        By name what has a ``share`` and its ``error``, and the share of the ``tokens``.
+        Each has a ``name``, its ``kind``, which is ``"rest"`` for what is in no part, its ``share``
+        with the ``error``, its share ``of_tokens``, and of how many different ``texts`` it is.
     most
         How many are named.
 
     Examples
     --------
     >>> from types import SimpleNamespace
-    >>> record = lambda share: SimpleNamespace(share=share, error=0.01, tokens=0.2)
-    >>> records_finding({"a": record(0.1), "b": record(0.6)})
-    '“b” holds 60 % ± 1 % of the influence in 20 % of the tokens, “a” 10 % ± 1 %.'
+    >>> record = lambda name, share, texts: SimpleNamespace(
+    ...     name=name, kind="part", share=share, error=0.01, of_tokens=0.2, texts=texts)
+    >>> print(records_finding([record("a", 0.1, 1), record("b", 0.6, 4)]))
+    “b” (4 different texts) holds 60 % ± 1 % of the influence in 20 % of the tokens, “a” 10 % ± 1 %.
     """
-    require_kind(records, Mapping, "records", "Pass them by name.")
-    if not records:
+    require_kind(records, Sequence, "records", "Pass a list of them.")
+    parts = sorted((one for one in records if one.kind != REST), key=lambda one: -one.share)
+    if not parts:
         return ""
-    (first, top), *others = sorted(records.items(), key=lambda pair: -pair[1].share)
-    whole = f"“{first}” holds {percent(top.share, top.error)} of the influence in "
-    rest = [f"“{name}” {percent(one.share, one.error)}" for name, one in others[: most - 1]]
-    return ", ".join([whole + f"{percent(top.tokens)} of the tokens", *rest]) + "."
+    top, *others = parts
+    whole = f"{part_words(top)} holds {percent(top.share, top.error)} of the influence in "
+    rest = [f"{part_words(one)} {percent(one.share, one.error)}" for one in others[: most - 1]]
+    return ", ".join([whole + f"{percent(top.of_tokens)} of the tokens", *rest]) + "."
+
+
+def part_words(record: Any) -> str:
+    """A part by its name, with of how many texts it is where contexts have others under that name.
+
+    Examples
+    --------
+    >>> from types import SimpleNamespace
+    >>> part_words(SimpleNamespace(name="document 1", kind="part", texts=4))
+    '“document 1” (4 different texts)'
+    >>> part_words(SimpleNamespace(name="", kind="rest", texts=4))
+    'the rest, in no part'
+    """
+    if record.kind == REST:
+        return IN_NO_PART
+    return f"“{record.name}”" + f" ({record.texts} different texts)" * (record.texts > 1)
 
 
 def parts_finding(channels: Float[Any, "3"], hops: Float[Any, " hops"], depth: int) -> str:

@@ -1,9 +1,10 @@
 """A context's tokens, as they stand in the text of a page and on the card of each."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from jaxtyping import Float
 
 from lim_jax._checks import require, require_callable, require_kind, require_several, require_text
 from lim_jax.adjoint.ledger import CHANNELS
@@ -17,7 +18,8 @@ from lim_jax.report.wording import digits, with_error
 REGIONS = ("left", "middle", "right")
 FIELDS = ("token", "place", "position", "density", "mean", "part", "asks", *CHANNELS, *HOPS)
 MARKS = {" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"}
-NOTHING = "∅"
+UNKNOWN = "\N{REPLACEMENT CHARACTER}"  # of a token that makes no character by itself
+MOST = 3  # tokens of a part that are named
 
 
 class ShownContext(NamedTuple):
@@ -32,14 +34,71 @@ class ShownContext(NamedTuple):
         What the card tells of each, in the order of `FIELDS`.
     after
         The token after the context.
-    loss
-        Of the context.
+    length
+        How many tokens the context has; those that make one character are one of `tokens`.
     """
 
     tokens: list[dict[str, Any]]
     records: list[list[str]]
     after: str
-    loss: str
+    length: int
+
+
+def joined_tokens(texts: Sequence[str]) -> list[tuple[str, list[int]]]:
+    """Tokens as they are shown: those that make one character together are one, with their numbers.
+
+    Parameters
+    ----------
+    texts
+        Of each token, such as `models.texts_of_ids` finds: of a character of several tokens the
+        last has it, and the others are empty.
+
+    Examples
+    --------
+    >>> joined_tokens(["n", "", "é", "!", ""])
+    [('n', [0]), ('é', [1, 2]), ('!', [3]), ('�', [4])]
+    """
+    require_several(texts, str, "texts", "Take them from models.texts_of_ids.")
+    found, begun = [], 0
+    for at, text in enumerate(texts):
+        if text:
+            found.append((text, list(range(begun, at + 1))))
+            begun = at + 1
+    rest = list(range(begun, len(texts)))  # of a character that ends after the context
+    return [*found, (UNKNOWN, rest)] if rest else found
+
+
+def held_by_text(
+    texts: Sequence[str], energies: Float[Any, " tokens"], places: Sequence[int]
+) -> dict[str, float]:
+    """What tokens of one text hold together, of some places, as `joined_tokens` shows them.
+
+    Examples
+    --------
+    >>> held_by_text(["a", "", "é", "a"], np.array([1.0, 2.0, 3.0, 4.0]), [0, 1, 2, 3])
+    {'a': 5.0, 'é': 5.0}
+    """
+    chosen, found = set(places), {}
+    for text, group in joined_tokens(texts):
+        inside = [at for at in group if at in chosen]
+        if inside:
+            held = sum(float(energies[at]) for at in inside)
+            found[text] = found.get(text, 0.0) + held
+    return found
+
+
+def most_in_words(held: Mapping[str, float]) -> str:
+    r"""The tokens that hold most, each with its part of what all hold.
+
+    Examples
+    --------
+    >>> most_in_words({" the": 1.0, "Wren": 6.0, "\n": 0.5, ".": 0.5})
+    '“Wren” 75 %, “ the” 12 %, “⏎” 6 %'
+    """
+    whole = sum(held.values()) or 1
+    most = sorted(held.items(), key=lambda pair: -pair[1])[:MOST]
+    shown = [(in_text(text).replace("\n", ""), percent(part / whole)) for text, part in most]
+    return ", ".join(f"“{text}” {part}" for text, part in shown)
 
 
 def own_density(account: TokenAccount) -> np.ndarray:
@@ -80,21 +139,27 @@ def shown_context(
         expected=f"{len(density) + 1}, one for each token and the one after them",
         cure="Take those of the window that the account is of.",
     )
+    groups = joined_tokens(texts[:-1])
     cells = _cells(len(density), influence)
     regions = np.asarray(influence.regions.weights).argmax(axis=0)[cells]
-    names = [REGIONS[region] for region in regions]
-    begins, shades = np.diff(regions, prepend=-1) != 0, shade(density).tolist()
+    firsts = regions[[group[0] for _, group in groups]]
+    begins = np.diff(firsts, prepend=-1) != 0
+    shades = shade(np.array([density[group].mean() for _, group in groups])).tolist()
+    everywhere = (asked > 0).all()
     tokens = [
         {
-            "text": in_text(texts[at]),
-            "shade": shades[at],
-            "asked": bool(asked[at] > 0 and not (asked > 0).all()),
-            "region": names[at] if begins[at] else "",
+            "text": in_text(text),
+            "shade": of_group,
+            "asked": bool(asked[group].sum() > 0 and not everywhere),
+            "region": REGIONS[first] if begin else "",
         }
-        for at in range(len(density))
+        for (text, group), of_group, first, begin in zip(
+            groups, shades, firsts.tolist(), begins, strict=True
+        )
     ]
-    records = _records(account, density, texts, names, cells, influence)
-    return ShownContext(tokens, records, in_text(texts[-1]), digits(account.loss))
+    names = [REGIONS[region] for region in regions]
+    records = _records(account, density, groups, names, cells, influence)
+    return ShownContext(tokens, records, in_text(texts[-1]), len(density))
 
 
 class Block(NamedTuple):
@@ -103,7 +168,7 @@ class Block(NamedTuple):
     Attributes
     ----------
     name
-        Of the part.
+        Of the part; empty for what is in none.
     share, tokens
         Of the context's influence and of its tokens, in per cent.
     width
@@ -119,13 +184,15 @@ class Block(NamedTuple):
     tokens: str
     width: float
     shade: int
-    most: list[tuple[str, str]]
+    most: str
 
 
 def blocks_of(
-    account: TokenAccount, texts: Sequence[str], spans: Sequence[Any], shade: Shading, most: int = 3
+    account: TokenAccount, texts: Sequence[str], spans: Sequence[Any], shade: Shading
 ) -> list[Block]:
     """The named parts of a context, in its order, with their shares of its influence.
+
+    The last is what is in none of them, where there is something.
 
     Parameters
     ----------
@@ -133,8 +200,6 @@ def blocks_of(
         As in `shown_context`.
     spans
         Each has a ``name`` and its ``places``; those of one name count together.
-    most
-        How many tokens of each are named.
 
     Raises
     ------
@@ -151,27 +216,24 @@ def blocks_of(
         expected=f"places from 0 to {len(density) - 1}",
         cure="Count them from the first token of the context that is shown.",
     )
-    return [_block(name, at, density, texts, shade, most) for name, at in named.items()]
+    inside = {at for places in named.values() for at in places}
+    rest = [at for at in range(len(density)) if at not in inside]
+    parts = [*named.items(), ("", rest)] if named and rest else named.items()
+    return [_block(name, at, density, texts, shade) for name, at in parts]
 
 
 def _block(
-    name: str,
-    places: list[int],
-    density: np.ndarray,
-    texts: Sequence[str],
-    shade: Shading,
-    most: int,
+    name: str, places: list[int], density: np.ndarray, texts: Sequence[str], shade: Shading
 ) -> Block:
     held, whole = density[places], density.sum() or 1
-    share, own = float(held.sum() / whole), held.sum() or 1
-    largest = sorted(range(len(places)), key=lambda at: -held[at])[:most]
+    share, mean = float(held.sum() / whole), np.array([held.mean() if places else 0.0])
     return Block(
         name,
         percent(share),
         percent(len(places) / len(density)),
         round(100 * share, 2),
-        int(shade(np.array([held.mean() if places else 0.0]))[0]),
-        [(in_text(texts[places[at]]), percent(held[at] / own)) for at in largest],
+        int(shade(mean)[0]),
+        most_in_words(held_by_text(texts[: len(density)], density, places)),
     )
 
 
@@ -184,28 +246,33 @@ def _cells(length: int, influence: Influence) -> np.ndarray:
 def _records(
     account: TokenAccount,
     density: np.ndarray,
-    texts: Sequence[str],
+    groups: Sequence[tuple[str, list[int]]],
     names: Sequence[str],
     cells: np.ndarray,
     influence: Influence,
 ) -> list[list[str]]:
+    """What the cards tell; of several tokens the density is their mean, and their part the sum."""
     length = len(density)
     mean, error = (np.asarray(one)[cells] for one in (influence.density, influence.density_error))
-    shares = np.concatenate([parts_shares(account.channels), parts_shares(account.hops)])
+    parts = [np.asarray(one, float) for one in (account.channels, account.hops)]
     asked = np.asarray(account.query_weights)
-    return [
-        [
-            "".join(_visible(letter) for letter in texts[at]) or NOTHING,
-            f"{at + 1} of {length}, {names[at]}",
-            f"{(at + 1) / length:.4f}",
-            digits(density[at]),
-            with_error(mean[at], error[at]),
-            f"{digits(100 * density[at] / length)} %",
-            f"The loss asks here, with weight {digits(asked[at])}." if asked[at] > 0 else "",
-            *(f"{100 * share:.1f}" for share in shares[:, at]),
-        ]
-        for at in range(length)
-    ]
+    found = []
+    for text, group in groups:
+        first, last, weight = group[0] + 1, group[-1] + 1, asked[group].sum()
+        numbers = f"{first}" if first == last else f"{first} to {last}"
+        shares = np.concatenate([parts_shares(one[:, group].sum(axis=1)) for one in parts])
+        found.append([
+            "".join(map(_visible, text)),
+            f"{numbers} of {length}, {names[group[0]]}",
+            f"{last / length:.4f}",
+            digits(density[group].mean()),
+            # A mean's error is at most the mean of the errors.
+            with_error(mean[group].mean(), error[group].mean()),
+            f"{digits(100 * density[group].sum() / length)} %",
+            f"The loss asks here, with weight {digits(weight)}." if weight > 0 else "",
+            *(f"{100 * share:.1f}" for share in shares),
+        ])  # fmt: skip
+    return found
 
 
 def parts_shares(parts: Any) -> np.ndarray:
@@ -229,12 +296,12 @@ def in_text(token: str) -> str:
     Examples
     --------
     >>> in_text(" the"), in_text("  "), in_text(".\n"), in_text("\x00"), in_text("")
-    (' the', '··', '.⏎\n', '⟨00⟩', '∅')
+    (' the', '··', '.⏎\n', '⟨00⟩', '�')
     """
     require_text(token, "token")
     blank = not token.strip(" \n")
     letters = {"\n": MARKS["\n"] + "\n", " ": "·" if blank else " "}
-    return "".join(letters.get(letter) or _visible(letter) for letter in token) or NOTHING
+    return "".join(letters.get(letter) or _visible(letter) for letter in token) or UNKNOWN
 
 
 def _visible(letter: str) -> str:

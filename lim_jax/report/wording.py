@@ -1,6 +1,6 @@
 """Results in words and digits, as a page says them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -49,6 +49,22 @@ def digits(value: Any) -> str:
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e6 else f"{value:.3g}"
 
 
+def error_words(error: Any, spelt: Callable[[float], str] = digits) -> str:
+    """A standard error as it follows a number: nothing where one context has none.
+
+    Of zero it is said: where all contexts are alike it tells nothing of others.
+
+    Examples
+    --------
+    >>> error_words(0.05), error_words(np.inf), error_words(0.0)
+    (' ± 0.05', '', ' (error 0)')
+    """
+    error = float(error)
+    if error == 0:
+        return " (error 0)"
+    return f" ± {spelt(error)}" if not np.isinf(error) else ""
+
+
 def with_error(value: Any, error: Any) -> str:
     """A value with its standard error; alone where one context has none.
 
@@ -57,7 +73,7 @@ def with_error(value: Any, error: Any) -> str:
     >>> with_error(1.234, 0.05), with_error(1.234, np.inf)
     ('1.23 ± 0.05', '1.23')
     """
-    return digits(value) + (f" ± {digits(error)}" if np.isfinite(float(error)) else "")
+    return digits(value) + error_words(error)
 
 
 def interval_words(one: Interval | None) -> str:
@@ -112,6 +128,10 @@ def verdict(found: Influence) -> str:
     )
     if not np.isfinite(error):
         return "One context has no error, so nothing is decided."
+    if error == 0:
+        return (
+            "All contexts are alike, so an error of 0 says nothing of others: nothing is decided."
+        )
     if gap > error:
         return "Lost in the middle: both ends matter more than the middle, by over two errors."
     if gap < -error:

@@ -23,6 +23,7 @@ from .measured import MeasuredContexts as MeasuredContexts
 from .measured import common_regions as common_regions
 from .measured import compare_contexts as compare_contexts
 from .measured import energies_before_queries as energies_before_queries
+from .measured import error_in_words as error_in_words
 from .measured import influence_of_contexts as influence_of_contexts
 from .measured import middle_in_words as middle_in_words
 from .measured import points_in_words as points_in_words
@@ -31,6 +32,7 @@ from .records import known as known
 from .records import plain as plain
 from .records import to_json as to_json
 from .two_way import TwoWayShares as TwoWayShares
+from .two_way import two_way_cells as two_way_cells
 from .two_way import two_way_in_words as two_way_in_words
 from .two_way import two_way_shares as two_way_shares
 from .two_way import two_way_table as two_way_table

@@ -207,10 +207,27 @@ def points_in_words(share: float, error: float) -> tuple[str, str]:
     >>> points_in_words(-0.125, 0.1)
     ('12.5 ± 10.0 points less', ', which is within two errors')
     """
-    spelt = f"{100 * abs(share):.1f}" + f" ± {100 * error:.1f}" * math.isfinite(error)
-    doubt = ", which is within two errors" if abs(share) <= 2 * error < math.inf else ""
-    alone = ", of one context alone, which has no error" if math.isinf(error) else ""
-    return f"{spelt} points {'less' if share < 0 else 'more'}", doubt + alone
+    spelt = f"{100 * abs(share):.1f}{error_in_words(100 * error)}"
+    if math.isinf(error):
+        doubt = ", of one context alone, which has no error"
+    elif error == 0:
+        doubt = ", of contexts that are alike"
+    else:
+        doubt = ", which is within two errors" if abs(share) <= 2 * error else ""
+    return f"{spelt} points {'less' if share < 0 else 'more'}", doubt
+
+
+def error_in_words(error: float) -> str:
+    """A standard error in points as it follows a number: that of zero is said to be so.
+
+    Examples
+    --------
+    >>> error_in_words(0.25), error_in_words(0.0), error_in_words(math.inf)
+    (' ± 0.2', ' (error 0)', '')
+    """
+    if error == 0:
+        return " (error 0)"
+    return "" if math.isinf(error) else f" ± {error:.1f}"
 
 
 def _compared_influences(

@@ -29,7 +29,7 @@ from jaxtyping import Float, Int
 
 from lim_jax._checks import described, require, require_floats, require_kind, require_several
 from lim_jax.probes import Estimate
-from lim_jax.results.measured import points_in_words
+from lim_jax.results.measured import error_in_words, points_in_words
 from lim_jax.results.records import known
 
 Pair = tuple[np.ndarray, np.ndarray]  # values and their errors
@@ -157,15 +157,17 @@ def two_way_in_words(found: TwoWayShares, names: Sequence[str]) -> str:
     >>> documents = np.array([[[0, 1, 2], [1, 2, 0], [2, 0, 1]]] * 2)
     >>> shares = 0.1 + 0.3 * (documents == 1) + np.array([0.1, 0.0, 0.02])
     >>> print(two_way_in_words(two_way_shares(shares, documents), ["a", "b", "c"]))
-    Wherever it stands, b holds most: 44.0 ± 0.0 % of the influence.
-    Whichever document stands there, place 1 holds most, 30.0 ± 0.0 %; place 2 least, 20.0 ± 0.0 %.
-    The places between hold 6.0 ± 0.0 points less than the first and the last.
+    Wherever it stands, “b” holds most: 44.0 (error 0) % of the influence.
+    Whichever document stands there, place 1 holds most, 30.0 (error 0) %; place 2 least, \
+20.0 (error 0) %.
+    The places between hold 6.0 (error 0) points less than the first and the last, of contexts \
+that are alike.
     """
     _require_named(found, names)
     document, place = (int(np.argmax(of.value)) for of in (found.by_document, found.by_place))
     least = int(np.argmin(found.by_place.value))
     lines = [
-        f"Wherever it stands, {names[document]} holds most: "
+        f"Wherever it stands, “{names[document]}” holds most: "
         f"{_percent(found.by_document, document)} of the influence.",
         f"Whichever document stands there, place {place + 1} holds most, "
         f"{_percent(found.by_place, place)}; place {least + 1} least, "
@@ -177,40 +179,66 @@ def two_way_in_words(found: TwoWayShares, names: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
+def two_way_cells(found: TwoWayShares, names: Sequence[str]) -> list[list[str]]:
+    """The rows of a table of shares in per cent with their errors; the first names the columns.
+
+    Documents stand below one another in quotation marks, which the words of the table have not,
+    and places beside one another.
+
+    Parameters
+    ----------
+    found, names
+        As in `two_way_in_words`.
+
+    Examples
+    --------
+    >>> documents = np.array([[[0, 1], [1, 0]], [[1, 0], [0, 1]]])
+    >>> shares = np.array([[[0.5, 0.25], [0.375, 0.5]], [[0.25, 0.5], [0.5, 0.25]]])
+    >>> two_way_cells(two_way_shares(shares, documents), ["Wren", "Rowan"])[1]
+    ['“Wren”', '50.0 (error 0)', '50.0 (error 0)', '50.0 (error 0)']
+    """
+    _require_named(found, names)
+    places = range(len(names))
+    rows = [["share in %", *(f"place {place + 1}" for place in places), "any place"]]
+    for number, name in enumerate(names):
+        cells = [_spelt(found.table, (number, place)) for place in places]
+        rows.append([f"“{name}”", *cells, _spelt(found.by_document, number)])
+    of_places = [_spelt(found.by_place, place) for place in places]
+    return [*rows, ["any document", *of_places, ""]]
+
+
 def two_way_table(found: TwoWayShares, names: Sequence[str]) -> str:
     """Lay out shares in per cent with their errors: documents below one another, places beside.
 
     Examples
     --------
     >>> documents = np.array([[[0, 1], [1, 0]], [[1, 0], [0, 1]]])
-    >>> shares = np.array([[[0.5, 0.25], [0.375, 0.5]], [[0.375, 0.5], [0.5, 0.25]]])
+    >>> shares = np.array([[[0.5, 0.25], [0.375, 0.5]], [[0.25, 0.5], [0.5, 0.375]]])
     >>> print(two_way_table(two_way_shares(shares, documents), ["Wren", "Rowan"]))
-    share in %                      place 1      place 2    any place
-    Wren                         50.0 ± 0.0   50.0 ± 0.0   50.0 ± 0.0
-    Rowan                        37.5 ± 0.0   25.0 ± 0.0   31.2 ± 0.0
-    any document                 43.8 ± 0.0   37.5 ± 0.0
+    share in %           place 1         place 2       any place
+    “Wren”        50.0 (error 0)  50.0 (error 0)  50.0 (error 0)
+    “Rowan”           31.2 ± 6.2      31.2 ± 6.2  31.2 (error 0)
+    any document      40.6 ± 3.1      40.6 ± 3.1
     """
-    _require_named(found, names)
-    places = range(len(names))
-    heads = [*(f"place {place + 1}" for place in places), "any place"]
-    lines = [f"{'share in %':26s}" + "".join(f"{head:>13s}" for head in heads)]
-    for number, name in enumerate(names):
-        cells = [_percent(found.table, (number, place)) for place in places]
-        lines.append(_row(name, [*cells, _percent(found.by_document, number)]))
-    lines.append(_row("any document", [_percent(found.by_place, place) for place in places]))
-    return "\n".join(lines)
-
-
-def _row(name: str, cells: Sequence[str]) -> str:
-    return f"{name[:26]:26s}" + "".join(f"{cell.removesuffix(' %'):>13s}" for cell in cells)
+    rows = two_way_cells(found, names)
+    first, *others = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        f"{name:{first}s}" + "".join(map("  {:>{}s}".format, cells, others))
+        for name, *cells in rows
+    ]
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def _percent(found: Estimate, place: Any) -> str:
-    """A share with its error; alone where there is none, and nothing where no order has it."""
+    return f"{_spelt(found, place)} %"
+
+
+def _spelt(found: Estimate, place: Any) -> str:
+    """A share in per cent with its error; alone where there is none, "-" where no order has it."""
     value, error = 100 * float(found.value[place]), 100 * float(found.error[place])
     if math.isnan(value):
         return "-"
-    return f"{value:.1f}" + f" ± {error:.1f}" * math.isfinite(error) + " %"
+    return f"{value:.1f}{error_in_words(error)}"
 
 
 def _require_named(found: TwoWayShares, names: Sequence[str]) -> None:

@@ -179,10 +179,17 @@ def encode_text(text: str, tokenizer: Any = None, *, marks: bool = True) -> Enco
     require_callable(encode, "tokenizer", "encode(text), as those of the package tokenizers have")
     found = encode(text) if marks else encode(text, add_special_tokens=False)
     tokens, reached = [], 0
-    for name, (start, end) in zip(found.tokens, found.offsets, strict=True):
-        # What stands between two tokens, as a space may, is shown with the second.
-        tokens.append(text[reached:end] if end > start else name)
-        reached = max(reached, end)
+    following = [*found.offsets[1:], (0, 0)]
+    for name, (start, end), (begins, ends) in zip(
+        found.tokens, found.offsets, following, strict=True
+    ):
+        if end == start:
+            tokens.append(name)
+        elif begins < end and begins < ends:  # of a character of several tokens the last has it
+            tokens.append("")
+        else:  # what stands between two tokens, as a space may, is shown with the second
+            tokens.append(text[reached:end])
+            reached = end
     last = [end - 1 if end > start else -1 for start, end in found.offsets]
     return EncodedText(np.asarray(found.ids, np.int32), tuple(tokens), np.asarray(last, int))
 

@@ -91,7 +91,7 @@ def test_explain_writes_what_it_prints(monkeypatch, folder, tmp_path, capsys):
             assert bool(certificate["vacuous"]) is bool(certificate["decisive"])
             hopeless = printed[printed.index("criteria cannot decide here") :].splitlines()[0]
             assert (certificate["name"] in hopeless) is bool(certificate["vacuous"])
-        assert found["records"] == {}
+        assert found["records"] == []
         table = (out / f"{name.replace(', ', '_').replace(' ', '_')}.csv").read_text()
         names, *rows = csv.reader(table.splitlines())
         assert names[:4] == ["position", "density", "error", "residual energy"]
@@ -209,7 +209,7 @@ def test_a_page_of_each_case_shows_the_first_contexts_as_bytes(monkeypatch, tmp_
         (shown, accounts, texts), options = written.pop(page)
         assert shown is influence and options == {
             "title": name, "certificates": name, "without_queries": name, "spans": [],
-            "records": {},
+            "names": [], "records": [],
         }  # fmt: skip
         asked = case.weights[0].tolist(), 2, models.CausalLM.terminal_loss
         assert [one[:4] for one in accounts] == [(text[at : at + 4], *asked) for at in range(9, 14)]

@@ -20,9 +20,14 @@ class Span(NamedTuple):
 class Held(NamedTuple):
     """What parts of one name hold over all contexts."""
 
+    name: str
+    kind: str
     share: float
     error: float
-    tokens: float
+    of_tokens: float
+    contexts: int
+    texts: int
+    most: str
 
 
 LAYERS, HEADS, DEPTH = 3, 2, 1
@@ -56,7 +61,14 @@ SPANS = (
     ),
     (),
 )
-RECORDS = {"last": Held(0.25, 0.0625, 0.125), "<b>first</b>": Held(0.5, 0.1, 0.375)}
+RECORDS = (
+    Held("last", "part", 0.25, np.inf, 0.125, 1, 1, "“é” 9 %"),
+    Held("<b>first</b>", "part", 0.5, 0.1, 0.375, 3, 2, "“<i>” 8 %"),
+    Held("", "rest", 0.75, 0.0, 0.5, 3, 3, "“a” 7 %"),
+)
+# One question with markup, and how many contexts were measured in all.
+NAMES, MEASURED = ("“Who <b>sings</b>?”", "id 7, order 1"), 12
+BY_PLACE = (("share in %", "place 1"), ("“<b>Wren</b>”", "50.0 ± 1.0"))
 
 
 def account(length, seed, asked):
@@ -100,8 +112,11 @@ def written(folder, **options):
         "title": TITLE,
         "certificates": CERTIFICATES,
         "without_queries": influence([GRID_SIZE - 1]),
+        "names": NAMES,
+        "measured": MEASURED,
         "spans": SPANS,
         "records": RECORDS,
+        "by_place": BY_PLACE,
     }
     page = folder / "page.html"
     return lim.report.write_page(page, influence(), accounts(), TEXTS, **given | options)

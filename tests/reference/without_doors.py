@@ -8,9 +8,11 @@ WITHOUT = {
         words write_pages
         cli.compare cli.explain cli.study counterexamples first_contexts judge_attributions
         faithfulness_figures keep_programs train_published tuning_figures
-        averaged_orders main measured_contexts network_within noted profile
+        averaged_orders context_names main part_text parts_of two_way_cells
+        measured_contexts network_within noted profile
         rates read_contexts read_contexts_of read_prompts record_shares reproduce run_folder
-        save_figure shuffled_lines shuffled_report shuffled_shares study_figures write_beside
+        save_figure shuffled_findings shuffled_lines shuffled_shares shuffled_table
+        study_figures
         write_contexts write_findings write_json write_shuffled write_table
     """,
     "Refusals, which are what is tested; and what they are made of.": """
@@ -51,7 +53,8 @@ WITHOUT = {
         error_band faithfulness_against_cost faithfulness_page
         findings_page fit_scale found_in_a_line gain_against_cost gains_of_arms
         blocks_of head_chart influence_by_record ink label_ends legend_below line_style
-        page_of parts_finding percent records_finding
+        error_in_words error_words held_by_text joined_tokens most_in_words page_of part_words
+        parts_finding percent records_finding
         middle_against_time new_figure parts_shares points_in_words positive_part prompted_page
         prompted_records rank_correlations shade_boundaries shading share_chart
         shifted_records short show simulation_convergence simulation_influence_profiles

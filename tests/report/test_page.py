@@ -88,7 +88,7 @@ def test_tokens_stand_in_the_text_as_text(read):
     shown = [token["text"] for token in read.all("span", "token")]
     first = [pages.SCRIPT, " the", "&amp;", "⏎\n", "··", "⟨00⟩", "'\"", "é", pages.IMAGE]
     assert shown == [*first, "</script>", "{{ 7 * 7 }}", " end.⏎\n"]
-    assert [one["text"].strip() for one in read.all("span", "after")] == ["→ ∅", "→ so"]
+    assert [one["text"].strip() for one in read.all("span", "after")] == ["→ \ufffd", "→ so"]
     assert len(read.all("script")) == 5 and read.all("img") == []  # two of code, three of data
     assert read.all("title")[0]["text"] == read.all("h1")[0]["text"] == pages.TITLE
 
@@ -96,7 +96,40 @@ def test_tokens_stand_in_the_text_as_text(read):
 def test_it_says_of_how_many_contexts_the_first_are_shown(read):
     terms, values = ([one["text"] for one in read.all(tag)] for tag in ("dt", "dd"))
     facts = dict(zip(terms, values, strict=False))
-    assert facts["contexts shown"] == "first 2 of 3 measured"
+    assert facts["contexts shown"] == "first 2 of 12 measured"
+    assert facts["measured at"] == "the states after layer 1"
+    called = [one["text"] for one in read.all("summary")][:2]
+    assert called == [f"{pages.NAMES[0]}: 9 tokens", f"{pages.NAMES[1]}: 3 tokens"]
+    assert pages.NAMES[0] in [one["text"] for one in read.all("h3")]
+    assert "Context 1" not in json.dumps(read.elements) and "mean loss" not in facts
+
+
+def test_tokens_of_one_character_are_one_with_their_influence_together(tmp_path):
+    """A wren of three tokens, which no context may end in the midst of without a word."""
+    energies = np.array([[1.0, 2.0, 3.0, 4.0, 6.0, 8.0]])
+    parts: Any = np.ones(()), np.eye(6)[5], *[np.repeat(energies, n, 0) for n in (3, 4)]
+    account = lim.explanations.TokenAccount(*parts, np.ones((1, 1)), np.repeat(energies, 2, 0))
+    text = ["a", "", "", "\U0001f426", "b", "", ""]
+    influence = lim.Influence.from_energies(
+        jax.device_put(energies), lim.boundary_regions(lim.token_grid(6), 0.25)
+    )
+    spans = [pages.Span("bird", np.array([0, 1, 2, 3]))]
+    page = lim.report.page_of(influence, [account], [text], title="", spans=[spans], answer="b")
+    read = Read(page)
+    shown = [token["text"] for token in read.all("span", "token")]
+    assert shown == ["a", "\U0001f426", "b", "\ufffd"] and "∅" not in page.split("<script")[0]
+    fields = read.json("fields")
+    told = [dict(zip(fields, one, strict=True)) for one in read.json("records")[0]]
+    assert [one["place"] for one in told] == ["1 of 6, left", "2 to 4 of 6, left",
+                                              "5 of 6, middle", "6 of 6, right"]  # fmt: skip
+    assert [one["part"] for one in told] == ["4.17 %", "37.5 %", "25 %", "33.3 %"]
+    assert [one["density"] for one in told] == ["0.25", "0.75", "1.5", "2"]
+    bird, rest = (one["text"] for one in read.all("span", "most"))
+    assert bird == "in 67 % of the tokens; most in “\U0001f426” 90 %, “a” 10 %"
+    assert rest == "in 33 % of the tokens; most in “\ufffd” 57 %, “b” 43 %"
+    assert [one["text"] for one in read.all("span", "share")] == ["42 %", "58 %"]
+    assert [one["text"] for one in read.all("p", "answer")] == ["b"]
+    assert "over contexts" not in page, "of one there is nothing else to be told"
 
 
 def test_a_cards_numbers_are_those_of_the_result(read):
@@ -243,21 +276,23 @@ def test_the_gap_is_judged_at_two_errors(read):
     for valleys, word in ((3, "Undecided"), (5, "Undecided"), (11, "Undecided"), (16, "Lost")):
         assert said([hill] * 2 + [1 / hill] * valleys).startswith(word)
     assert said([hill]).startswith("One context has no error")
+    assert said([hill, hill]).startswith("All contexts are alike, so an error of 0")
     assert said([0 * hill]).startswith("No position")
 
 
 def test_it_begins_with_what_was_found_with_errors(read):
     first, second = (one["text"] for one in read.all("p", "finding"))
     assert first == (
-        "“<b>first</b>” holds 50 % ± 10 % of the influence in 38 % of the tokens, "
-        "“last” 25 % ± 6 %."
+        "“<b>first</b>” (2 different texts) holds 50 % ± 10 % of the influence in 38 % of the "
+        "tokens, “last” 25 %."
     )
     rest = pages.influence([8])
     lim, error = float(rest.indices().lim), float(rest.index_errors().lim)
     assert 0.001 < error < 0.0095  # of which one digit is shown
     assert second.startswith(
-        f"Before the places asked from, the middle matters {100 * lim:.0f} % ± {100 * error:.1f} % "
-        "less than the weaker end. Lost in the middle"
+        f"Before the tokens that the loss asks for, a token in the middle 50 % of the context has "
+        f"on average {100 * lim:.0f} % ± {100 * error:.1f} % less influence than one in the "
+        "last 25 %, the weaker end. Lost in the middle"
     )
 
 
@@ -267,8 +302,10 @@ def test_named_parts_are_blocks_with_their_shares_and_tokens(read):
     shares = account.energy / account.energy.sum()
     blocks = read.all("li", "block")
     names = [one["text"] for one in read.all("strong")][: len(blocks)]
-    assert names == ["<b>first</b>", "last"] and len(blocks) == 2
-    for at, (places, block) in enumerate(zip(([0, 1, 2], [6, 7]), blocks, strict=True)):
+    assert names == ["<b>first</b>", "last", "the rest, in no part"]
+    assert ["rest" in block["class"].split() for block in blocks] == [False, False, True]
+    held = [0, 1, 2], [6, 7], [3, 4, 5, 8]
+    for at, (places, block) in enumerate(zip(held, blocks, strict=True)):
         held, own = shares[places].sum(), shares[places]
         share = read.all("span", "share")[at]["text"]
         assert share == (f"{100 * held:.0f} %" if held > 0.0095 else f"{100 * held:.1g} %")
@@ -278,10 +315,17 @@ def test_named_parts_are_blocks_with_their_shares_and_tokens(read):
         assert said.startswith(f"in {100 * len(places) / 9:.0f} % of the tokens; most in “")
         first = places[int(np.argmax(own))]
         part = 100 * own.max() / own.sum()
-        assert f"“{pages.TEXTS[0][first]}” {part:.0f} %" in said
+        shown = {3: "⏎", 4: "··"}.get(first, pages.TEXTS[0][first])
+        assert f"“{shown}” {part:.0f} %" in said
         assert "shade-" in block["class"]
-    rows = [cell["text"] for cell in read.all("td")][:6]
-    assert rows == ["<b>first</b>", "50 % ± 10 %", "38 %", "last", "25 % ± 6 %", "12 %"]
+    rows = [cell["text"].strip() for cell in read.all("td")]
+    assert rows[:2] == list(pages.BY_PLACE[1])
+    assert rows[2:17] == [
+        "<b>first</b>", "50 % ± 10 %", "38 %", "3", "“<i>” 8 %",
+        "last", "25 % (one context has it: no error)", "12 %", "1", "“é” 9 %",
+        "the rest, in no part", "75 % (error 0)", "50 %", "3", "“a” 7 %",
+    ]  # fmt: skip
+    assert [one["text"] for one in read.all("span", "texts")] == ["2 different texts"]
     with pytest.raises(ValueError, match=r"spans: got the places \[9\], expected .* 0 to 8"):
         beyond = pages.Span("x", np.array([9]))
         lim.report.blocks_of(account, pages.TEXTS[0], [beyond], shades.shading(np.asarray(shares)))
@@ -294,6 +338,7 @@ def test_one_context_says_once_that_it_has_no_error(tmp_path):
     page = lim.report.write_page(tmp_path / "page.html", one, account, text, title="one")
     written = page.read_text(encoding="utf-8")
     assert written.count("One context has no error") == 1 and "two standard errors" not in written
+    assert written.count("One context has no standard error, and so no band.") == 1
     assert not re.search(r"\binf\b", written.split("<script")[0])
 
 
@@ -315,7 +360,7 @@ def test_a_call_from_python_measures_and_shows(tmp_path):
     squares = (np.asarray(gradient(windows[1], asked[1])) ** 2).sum(axis=1)
     np.testing.assert_allclose(densities, squares / squares.mean(), rtol=1e-2)
     share = 100 * squares[:2].sum() / squares.sum()
-    assert float(read.all("span", "share")[1]["text"].split()[0]) == pytest.approx(share, rel=0.06)
+    assert float(read.all("span", "share")[2]["text"].split()[0]) == pytest.approx(share, rel=0.06)
     frame = Read(page._repr_html_())
     (element,) = frame.all("iframe")
     assert element["srcdoc"] == page.html and element["sandbox"] == "allow-scripts"

@@ -219,15 +219,15 @@ def test_words_and_table_are_of_the_numbers():
         estimate(-0.1, 0.06), 2, 3,
     )  # fmt: skip
     assert two_way_in_words(found, ["a", "b", "c"]).splitlines() == [
-        "Wherever it stands, a holds most: 30.0 ± 1.5 % of the influence.",
+        "Wherever it stands, “a” holds most: 30.0 ± 1.5 % of the influence.",
         "Whichever document stands there, place 3 holds most, 40.0 ± 3.0 %; "
         "place 2 least, 11.0 ± 2.0 %.",
         "The places between hold 10.0 ± 6.0 points more than the first and the last, "
         "which is within two errors.",
     ]
     rows = [line.split() for line in two_way_table(found, ["a", "b", "c"]).splitlines()]
-    assert rows[1] == "a 10.0 ± 1.0 - 30.0 ± 3.0 30.0 ± 1.5".split()
-    assert rows[2] == "b 20.0 ± 4.0 50.0 60.0 ± 5.0 10.0 ± 1.0".split()
+    assert rows[1] == "“a” 10.0 ± 1.0 - 30.0 ± 3.0 30.0 ± 1.5".split()
+    assert rows[2] == "“b” 20.0 ± 4.0 50.0 60.0 ± 5.0 10.0 ± 1.0".split()
     assert rows[4] == "any document 20.0 ± 1.0 11.0 ± 2.0 40.0 ± 3.0".split()
     with pytest.raises(ValueError, match="names: got 1, expected 3"):
         two_way_in_words(found, ["a"])

@@ -1,0 +1,66 @@
+"""What the files of `ask`, `profile` and `compare` hold: every name, its unit and what it means.
+
+One name means one thing in all of them; `docs/commands.md` shows the same table.
+"""
+
+NUMBER, SHARE, TEXT = "number", "0 to 1", "text"
+DENSITY, ENERGY = "1 is uniform", "squared gradient"
+
+COLUMNS: dict[str, tuple[str, str]] = {
+    "context": (NUMBER, "the context, from 0 as measured; of lines in several orders the first's"),
+    "line": (NUMBER, "the line of the data, from 0"),
+    "order": (NUMBER, "the order in which its documents stand, from 0"),
+    "id": (TEXT, "the line's own, or what tells its text from others"),
+    "name": (TEXT, "of a part: a document's title or number, a span's name, `question`"),
+    "kind": (TEXT, "`document`, `question`, `message` or `part`; `rest` is what is in no part"),
+    "document": (TEXT, "the document's title, or its number in the line"),
+    "place": (NUMBER, "where a document stands among the others, from 1"),
+    "share": (SHARE, "of a context's whole influence, on average"),
+    "of_documents": (SHARE, "the document's share of what all documents hold"),
+    "of_tokens": (SHARE, "of a context's tokens, on average"),
+    "tokens": ("tokens", "how many, on average"),
+    "contexts": ("contexts", "how many have it; of lines in several orders, how many lines"),
+    "texts": ("texts", "how many different ones these contexts have under the name"),
+    "most": (TEXT, "the tokens that hold most of it, each with its part of that"),
+    "error": ("as before it", "standard error over contexts; empty or null where one has none"),
+    "index": (NUMBER, "the token, from 0"),
+    "token": (TEXT, "the token; of a character of several tokens the whole character"),
+    "piece": (TEXT, "which of a character's tokens it is, such as `1/3`; else empty"),
+    "position": (SHARE, "in the context: the token's number from 1, over how many there are"),
+    "weight": (SHARE, "of the loss, that of the token after this one"),
+    "energy": (ENERGY, "the influence of the token"),
+    "density": (DENSITY, "the influence density at the position"),
+    "asked": (NUMBER, "the first token, from 0, after which the loss asks"),
+    "total": (ENERGY, "the influence of the whole context"),
+    "left": (SHARE, "of the influence, in the left boundary region"),
+    "middle": (SHARE, "of the influence, between the boundary regions"),
+    "right": (SHARE, "of the influence, in the right boundary region"),
+    "first": ("as the file", "in the first profile: a density by position, a share by part"),
+    "first_error": ("as the file", "its standard error"),
+    "second": ("as the file", "in the second profile"),
+    "second_error": ("as the file", "its standard error"),
+    "difference": ("as the file", "the second minus the first"),
+    "first_contexts": ("contexts", "how many of the first have the part"),
+    "second_contexts": ("contexts", "how many of the second have it"),
+    "pairs": ("contexts", "how many are in both"),
+}
+
+PART = ("name", "kind", "share", "error", "tokens", "of_tokens", "contexts", "texts", "most")
+CHANGE = ("first", "first_error", "second", "second_error", "difference", "error")
+FILES: dict[str, tuple[str, ...]] = {
+    "answer.json, parts": ("name", "kind", "share", "of_documents", "tokens", "of_tokens", "most"),
+    "profile.json, records": PART,
+    "records.csv": PART,
+    "profile.csv": ("position", "density", "error"),
+    "tokens.csv": (
+        "context", "index", "token", "piece", "position", "weight", "energy", "density"
+    ),
+    "contexts.csv": ("context", "id", "tokens", "asked", "total", "left", "middle", "right"),
+    "records_by_context.csv": ("context", "id", "name", "kind", "share", "tokens", "of_tokens"),
+    "by_place.csv": ("place", "share", "error"),
+    "by_document.csv": ("document", "share", "error"),
+    "two_way.csv": ("document", "place", "share", "error"),
+    "orders.csv": ("context", "line", "order", "id", "place", "document", "share"),
+    "compare.csv": ("position", *CHANGE),
+    "compare, records.csv": ("name", *CHANGE, "first_contexts", "second_contexts", "pairs"),
+}  # fmt: skip
