@@ -344,6 +344,8 @@ def write_profile_page(
         terminal_loss=CausalLM.terminal_margin_loss if loss == "margin" else CausalLM.terminal_loss,
     )
     shuffled, shown = found.shuffled, found.contexts[: len(accounts)]
+    # As the text was read, which the tables have too; of the id after it there are no letters.
+    texts = [[*context.tokens, text[-1]] for context, text in zip(shown, texts, strict=True)]
     report.write_page(
         as_path(folder, "folder") / "profile.html",
         found.influence,

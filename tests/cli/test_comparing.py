@@ -1,5 +1,6 @@
 """The command compare: two folders of profile, read back and subtracted by NumPy."""
 
+import base64
 import csv
 import json
 from html.parser import HTMLParser
@@ -66,9 +67,12 @@ def expected_change(first, second):
 
 def test_two_profiles_are_subtracted_in_pairs(folders, capsys, monkeypatch):
     drawn = {}
-    monkeypatch.setattr(
-        Figure, "savefig", lambda figure, path: drawn.setdefault(path.name, figure.axes)
-    )
+
+    def savefig(figure, path):
+        drawn[path.name] = figure.axes
+        path.touch()
+
+    monkeypatch.setattr(Figure, "savefig", savefig)
     out = folders / "C"
     arguments = [str(folders / "A"), str(folders / "B"), "--out", str(out)]
     assert cli.main(["compare", *arguments]) == 0
@@ -122,14 +126,14 @@ def test_two_profiles_are_subtracted_in_pairs(folders, capsys, monkeypatch):
 
 
 def test_records_are_compared_where_both_have_them(folders, monkeypatch, capsys):
-    monkeypatch.setattr(Figure, "savefig", lambda figure, path: None)
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path: path.write_text(path.name))
     out = folders / "C"
     assert cli.main(["compare", str(folders / "A"), str(folders / "B"), "--out", str(out)]) == 0
     (row,) = table(out / "records.csv")
     shares = [rows[:, :3].sum(axis=1) / rows.sum(axis=1) for rows in (ROWS[0], ROWS[1][ORDER])]
     means = [share.mean() for share in shares]
-    assert row["record"] == "key"
-    numbers = {name: float(value) for name, value in row.items() if name != "record"}
+    assert row["name"] == "key"
+    numbers = {name: float(value) for name, value in row.items() if name != "name"}
     assert numbers["first"] == pytest.approx(means[0]) and numbers["second_contexts"] == 5
     assert numbers["second"] == pytest.approx(means[1]) and numbers["pairs"] == 3
     assert numbers["difference"] == pytest.approx(means[1] - means[0], rel=1e-4)
@@ -140,14 +144,14 @@ def test_records_are_compared_where_both_have_them(folders, monkeypatch, capsys)
     for name, share in zip(("first_error", "second_error"), shares, strict=True):
         assert numbers[name] == pytest.approx(share.std(ddof=1) / np.sqrt(5), rel=1e-3)
     (found,) = json.loads((out / "compare.json").read_text())["records"]
-    assert found == {"record": "key", **numbers}
+    assert found == {"name": "key", **numbers}
     points = 100 * abs(numbers["difference"])
     said = f"Of the records, key changed most: B gives it {points:.1f} ±"
     assert any(line.startswith(said) for line in capsys.readouterr().out.splitlines())
 
 
 def test_one_context_of_each_has_no_error_and_none_in_both_is_said(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(Figure, "savefig", lambda figure, path: None)
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path: path.write_text(path.name))
     for name, rows in zip(("x/same", "y/same"), ROWS, strict=True):
         kept = MeasuredContexts([name], [rows[0]], [0], {}, 0.25)
         results.save(kept, tmp_path / name / "contexts.npz")
@@ -162,36 +166,58 @@ def test_one_context_of_each_has_no_error_and_none_in_both_is_said(tmp_path, mon
 
 
 class Frames(HTMLParser):
-    """What the frames of a page hold, and its paragraphs."""
+    """What the frames of a page hold, its paragraphs, the cells of its table and its pictures."""
 
     def __init__(self, page):
         super().__init__()
-        self.held, self.said, self.inside = [], [], False
+        self.held, self.told, self.inside = [], {"p": [], "th": [], "td": []}, ""
+        self.pictures = []
         self.feed(page)
 
     def handle_starttag(self, tag, attrs):
-        self.inside = tag == "p"
+        self.inside = tag
+        if tag in self.told:
+            self.told[tag].append("")
         if tag == "iframe":
             self.held.append(dict(attrs)["srcdoc"])
+        if tag == "img":
+            kind, _, data = dict(attrs)["src"].partition("base64,")
+            assert kind == "data:image/svg+xml;", "in the page itself"
+            self.pictures.append(base64.b64decode(data).decode())
+
+    def handle_endtag(self, tag):
+        self.inside = ""
 
     def handle_data(self, data):
-        if self.inside:
-            self.said.append(data.strip())
-        self.inside = False
+        if self.inside in self.told:
+            self.told[self.inside][-1] += data
 
 
-def test_two_pages_stand_beside_each_other_where_both_are_there(folders, monkeypatch):
-    monkeypatch.setattr(Figure, "savefig", lambda figure, path: None)
+def test_the_page_has_the_table_and_the_figures_and_both_pages_where_they_are(
+    folders, monkeypatch, capsys
+):
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path: path.write_text(path.name))
     pages = ['<p class="a">A & "one"</p><script>1 < 2</script>', "<p>ß {x}</p>"]
     arguments = [str(folders / "A"), str(folders / "B"), "--out", str(folders / "C")]
     for name, page in zip("AB", pages, strict=True):
         (folders / name / "profile.html").write_text(page, "utf-8")
         assert cli.main(["compare", *arguments, "--overwrite"]) == 0
-        assert (folders / "C" / "compare.html").exists() is (name == "B")
-    found = Frames((folders / "C" / "compare.html").read_text("utf-8"))
-    assert found.held == pages
+        found = Frames((folders / "C" / "compare.html").read_text("utf-8"))
+        assert found.held == (pages if name == "B" else [])
     document = json.loads((folders / "C" / "compare.json").read_text())
-    assert found.said == document["finding"].splitlines()
+    _, *said = found.told["p"]
+    assert said == document["finding"].splitlines()
+    assert found.pictures == ["influence.svg", "influence_without_queries.svg"]
+    printed = capsys.readouterr().out
+    assert found.told["th"] == ["", "A", "B", "difference", "error"]
+    rows = np.array(found.told["td"]).reshape(-1, 5).tolist()
+    assert len(rows) == 15 and rows[-1][0] == "share of “key”"
+    for row in rows:  # each as the terminal has it
+        assert any(line.split() == " ".join(row).split() for line in printed.splitlines())
+    (record,) = document["records"]
+    assert rows[-1][1:] == [
+        f"{record[of]:.4g}" for of in ("first", "second", "difference", "error")
+    ]
 
 
 def test_folders_without_contexts_are_refused(folders):

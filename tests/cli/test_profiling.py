@@ -91,17 +91,19 @@ def test_tokens_records_and_density_of_answers(folder, data, tmp_path, loss, nam
         np.testing.assert_array_equal(
             np.flatnonzero(column(of_context, "weight")), [length - 2, length - 1]
         )
-    records = {row["record"]: row for row in table(out / "records.csv")}
+    records = {row["name"]: row for row in table(out / "records.csv")}
     ends = {"first": ((0, 2), range(4)), "second": ((2, 5), (1, 2))}
     for record, ((start, end), contexts) in ends.items():
         shares = [squares[i][start:end].sum() / squares[i].sum() for i in contexts]
-        tokens = [(end - start) / len(squares[i]) for i in contexts]
+        of_tokens = [(end - start) / len(squares[i]) for i in contexts]
         found = records[record]
         assert float(found["share"]) == pytest.approx(np.mean(shares), rel=1e-4)
         error = np.std(shares, ddof=1) / np.sqrt(len(shares))
         assert float(found["error"]) == pytest.approx(error, rel=1e-3)
-        assert float(found["tokens"]) == pytest.approx(np.mean(tokens))
+        assert float(found["of_tokens"]) == pytest.approx(np.mean(of_tokens))
+        assert float(found["tokens"]) == end - start and found["kind"] == "part"
         assert int(found["contexts"]) == len(shares)
+        assert int(found["texts"]) == len({spelt(PROMPTS[i][start:end]) for i in contexts})
         held = dict.fromkeys("abcdefghijk", 0.0)
         for i in contexts:
             for letter, one in zip(spelt(PROMPTS[i]), squares[i], strict=False):
@@ -110,12 +112,17 @@ def test_tokens_records_and_density_of_answers(folder, data, tmp_path, loss, nam
         most = sorted(held, key=held.__getitem__)[:-4:-1]
         parts = [100 * held[letter] / sum(held.values()) for letter in most]
         told = [one.split() for one in found["most"].split(", ")]
-        assert [letter for letter, *_ in told if letter] == [f'"{letter}"' for letter in most]
+        assert [letter for letter, *_ in told if letter] == [f"“{letter}”" for letter in most]
         assert [float(part) for _, part, _ in told] == pytest.approx(parts, abs=0.51)
-    of_contexts = {(int(row["context"]), row["record"]): row
+    outside = [1 - squares[i][: 5 if i in (1, 2) else 2].sum() / squares[i].sum() for i in range(4)]
+    assert (records[""]["kind"], records[""]["contexts"]) == ("rest", "4")
+    assert float(records[""]["share"]) == pytest.approx(np.mean(outside), rel=1e-3)
+    of_contexts = {(int(row["context"]), row["name"]): row
                    for row in table(out / "records_by_context.csv")}  # fmt: skip
-    assert set(of_contexts) == {(i, name) for name, (_, which) in ends.items() for i in which}
+    expected = {(i, name) for name, (_, which) in ends.items() for i in which}
+    assert set(of_contexts) == expected | {(i, "") for i in range(4)}
     kept = results.load(out / "contexts.npz")
+    assert list(kept.shares) == list(ends), "what is in no part is none of them"
     assert kept.asked == [len(square) - 2 for square in squares] and kept.delta == 0.3
     for number, (row, square) in enumerate(zip(table(out / "contexts.csv"), squares, strict=True)):
         np.testing.assert_allclose(kept.energies[number], len(square) ** 2 * square, rtol=1e-3)
@@ -128,32 +135,34 @@ def test_tokens_records_and_density_of_answers(folder, data, tmp_path, loss, nam
             np.testing.assert_allclose(found, (left, 1 - left - rest, rest), rtol=2e-3)
         assert float(row["total"]) == pytest.approx(len(square) * square.sum(), rel=1e-3)
         assert (int(row["tokens"]), int(row["asked"])) == (len(square), len(square) - 2)
-        assert row["name"] == kept.names[number]
+        assert row["id"] == of_contexts[number, ""]["id"] == kept.names[number]
+        assert float(of_contexts[number, ""]["share"]) == pytest.approx(outside[number], rel=1e-3)
         for name, ((start, end), which) in ends.items():
             share = kept.shares[name][number]
             if number in which:
                 assert share == pytest.approx(square[start:end].sum() / square.sum(), rel=1e-4)
                 found = of_contexts[number, name]
                 assert float(found["share"]) == share
-                assert float(found["tokens"]) == pytest.approx((end - start) / len(square))
+                assert float(found["of_tokens"]) == pytest.approx((end - start) / len(square))
+                assert int(found["tokens"]) == end - start
             else:
                 assert np.isnan(share)
     assert len(set(kept.names)) == 4
     document = json.loads((out / "profile.json").read_text())
     totals = [len(square) * square.sum() for square in squares]
     assert document["influence"]["total"] == pytest.approx(np.mean(totals), rel=1e-4)
-    rest = [len(square) * square[:-2].sum() for square in squares]
+    before = [len(square) * square[:-2].sum() for square in squares]
     without = document["influence_without_queries"]["total"]
-    assert without == pytest.approx(np.mean(rest), rel=1e-4)
+    assert without == pytest.approx(np.mean(before), rel=1e-4)
     density = table(out / "profile.csv")
     np.testing.assert_array_equal(column(density, "density"), document["influence"]["density"])
     np.testing.assert_array_equal(column(density, "error"), document["influence"]["density_error"])
     assert np.mean(column(density, "density")) == pytest.approx(1, rel=1e-5)
     printed = capsys.readouterr().out
     assert f"4 contexts of 7 to 9 tokens, loss {loss}" in printed
-    assert f"The queried tokens hold {1 - np.sum(rest) / np.sum(totals):.1%}" in printed
-    assert any(line.split()[:2] == ["first", f"{float(records['first']['share']):.4f}"]
-               for line in printed.splitlines())  # fmt: skip
+    assert f"The queried tokens hold {1 - np.sum(before) / np.sum(totals):.1%}" in printed
+    share = f"{float(records['first']['share']):.1%}"
+    assert any(line.startswith("“first”") and share in line for line in printed.splitlines())
 
 
 def test_a_text_is_profiled_on_its_own_grid_and_drawn(folder, tmp_path, monkeypatch, capsys):
@@ -163,7 +172,7 @@ def test_a_text_is_profiled_on_its_own_grid_and_drawn(folder, tmp_path, monkeypa
     arguments = ["--data", str(tmp_path / "text"), "--max-length", "7", "--out", str(out)]
     assert cli.main(["profile", str(folder), *arguments]) == 0
     document = json.loads((out / "profile.json").read_text())
-    assert set(document) == {"influence", "records"} and document["records"] == {}
+    assert set(document) == {"influence", "records"} and document["records"] == []
     model = models.load(folder, dtype="float64")
     windows = jax.device_put(np.stack([ids[at : at + 8] for at in range(0, 29, 7)]))
     even = jnp.full(7, 1 / 7)
@@ -242,10 +251,11 @@ def test_a_page_shows_the_first_contexts(folder, data, tmp_path, undrawn, monkey
     assert cli.main(["profile", *arguments]) == 0
     path, (influence, accounts, texts), options = written["all"]
     assert path == out / "profile.html" and int(influence.count) == 4 and len(accounts) == 2
-    assert options["title"] == f"{folder.name}, margin"
+    assert options["title"] == f"What does {folder.name} use of data.jsonl?"
+    assert options["measured"] == 4 and options["names"] == ["context 0", "context 1"]
     named = [[(span.name, span.places.tolist()) for span in spans] for spans in options["spans"]]
     assert named == [[("first", [0, 1])], [("first", [0, 1]), ("second", [2, 3, 4])]]
-    assert list(options["records"]) == ["first", "second"]
+    assert [one.name for one in options["records"]] == ["first", "second", ""]
     for number, expected in enumerate(euclidean_energies(folder, "margin_loss")[:2]):
         found = np.asarray(accounts[number].energy)
         np.testing.assert_allclose(found / found.sum(), expected / expected.sum(), rtol=1e-3)

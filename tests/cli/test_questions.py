@@ -57,7 +57,7 @@ def own_answer(tokens):
 def shares(energy):
     """What each part holds, and what no part does."""
     held = {name: energy[start:end].sum() / energy.sum() for name, (start, end) in PARTS.items()}
-    return held | {"the rest": 1 - sum(held.values())}
+    return held | {"": 1 - sum(held.values())}
 
 
 def test_an_answer_of_the_models_own_and_what_each_document_holds(
@@ -84,11 +84,13 @@ def test_an_answer_of_the_models_own_and_what_each_document_holds(
     assert found["question"] == "bc" and found["foil"] == ""
     assert found["answer"] == " ".join(LETTERS[one] for one in answer)
     assert found["cut"] is True  # no id of this model ends an answer
-    held = {name: part["share"] for name, part in found["parts"].items()}
+    held = {part["name"]: part["share"] for part in found["parts"]}
     assert held == pytest.approx(expected, rel=1e-3)
     tokens = {name: end - start for name, (start, end) in PARTS.items()}
-    tokens["the rest"] = len(row) - 1 - sum(tokens.values())
-    assert {name: part["tokens"] for name, part in found["parts"].items()} == tokens
+    tokens[""] = len(row) - 1 - sum(tokens.values())
+    assert {part["name"]: part["tokens"] for part in found["parts"]} == tokens
+    kinds = [part["kind"] for part in found["parts"]]
+    assert kinds == ["document", "document", "question", "rest"]
     printed = capsys.readouterr().out
     assert f"\nThe answer “{found['answer']}...” comes from “" in printed
     assert f"\nAnswer: {found['answer']}...\nCut after the most tokens that an answer" in printed
@@ -126,7 +128,7 @@ def test_why_an_answer_and_not_a_foil(folder, documents, tmp_path, undrawn, caps
     expected = shares(np.asarray((gradient**2).sum(axis=1)))
     found = json.loads((out / "answer.json").read_text())
     assert (found["answer"], found["cut"], found["foil"]) == ("k a b", False, "f")
-    held = {name: part["share"] for name, part in found["parts"].items()}
+    held = {part["name"]: part["share"] for part in found["parts"]}
     assert held == pytest.approx(expected, rel=1e-3)
     assert "” decides most between “k a b” and “f”: it holds" in capsys.readouterr().out
     assert not (out / "profile.html").exists()
@@ -221,9 +223,11 @@ def test_what_to_know_of_answers_is_said(folder, chatting):
 
 
 def test_the_finding_of_one_document_and_of_none_that_matters():
-    alone = [Found("a", 0.25, 4, True), Found("question", 0.75, 2, False)]
-    assert "holds 100 % of what the document holds, with 4 of their 4" in finding_of(alone, "b")
-    nothing = [Found("a", 0.0, 4, True), Found("b", 0.0, 4, True)]
+    alone = [Found("a", "document", 0.25, 1.0, 4, 0.5), Found("", "rest", 0.75, None, 2, 0.5)]
+    said = finding_of(alone, "50% of it")
+    assert "holds 100 % of what the document holds, with 4 of their 4" in said
+    assert "The answer “50% of it” comes" in said, "as it was given"
+    nothing = [Found(name, "document", 0.0, 0.0, 4, 0.5) for name in "ab"]
     assert "0 % of what the 2 documents hold" in finding_of(nothing, "b")
 
 

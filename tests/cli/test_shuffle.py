@@ -100,7 +100,7 @@ def test_documents_in_three_orders_of_two_lines(folder, tmp_path, capsys, monkey
     np.testing.assert_allclose(document["by_place"]["share"], by_place.mean(axis=0), rtol=1e-9)
     np.testing.assert_allclose(document["table"]["share"], shares.mean(axis=0), rtol=1e-9)
     printed = capsys.readouterr().out
-    assert document["finding"] in printed and "Errors are over 2 contexts" in printed
+    assert document["finding"] in printed and "Errors are over 2 lines" in printed
     assert "6 contexts of 46 tokens, 3 orders of each line, loss margin" in printed
     lines = drawn["shuffle.svg"].lines
     np.testing.assert_allclose(lines[0].get_ydata(), shares[:, 0].mean(axis=0), rtol=1e-9)
@@ -114,8 +114,8 @@ def test_documents_in_three_orders_of_two_lines(folder, tmp_path, capsys, monkey
     np.testing.assert_allclose(np.array(kept.energies), averaged, rtol=1e-4)
     assert kept.names == ["0", "1"] and kept.asked == [43, 43]
     np.testing.assert_allclose([kept.shares[name] for name in "abc"], by_document.T, rtol=1e-4)
-    records = {row["record"]: row for row in table(out / "records.csv")}
-    assert list(records) == ["a", "b", "c", "question"], "as they stand in the line"
+    records = {row["name"]: row for row in table(out / "records.csv")}
+    assert list(records) == ["a", "b", "c", "question", ""], "as they stand in the line"
     record = records["b"]
     assert float(record["share"]) == pytest.approx(by_document[:, 1].mean(), rel=1e-4)
     assert int(record["contexts"]) == 2
@@ -135,7 +135,7 @@ def test_lines_of_other_documents_are_told_by_their_number(folder, tmp_path, mon
     assert first["line"] == "0" and "document 1" in capsys.readouterr().out
     data.write_text(data.read_text().splitlines()[0])
     assert cli.main([*arguments, "3", "--out", str(out), "--overwrite"]) == 0
-    assert "Errors are over 3 orders of one context" in capsys.readouterr().out
+    assert "Errors are over 3 orders of one line" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("shuffle, message", [("1", "orders: got 1"), ("-1", "shuffle: got -1")])
@@ -159,4 +159,7 @@ def test_orders_of_other_lengths_are_averaged_on_the_first_ones_tokens():
     second = np.repeat(energies[1], 2).reshape(4, 3).mean(axis=1)
     np.testing.assert_allclose(averaged[0], (energies[0] + second) / 2, rtol=1e-12)
     assert alone == [line.contexts[0]]
-    np.testing.assert_allclose(shares["a"], [[(4 / 8 + 8 / 15) / 2, (1 / 4 + 2 / 6) / 2]])
+    expected = [[(4 / 8 + 8 / 15) / 2, 1.5, (1 / 4 + 2 / 6) / 2]]
+    assert [(one.name, one.kind) for one in shares] == [("a", "part"), ("", "rest")]
+    np.testing.assert_allclose(shares[0].held, expected)
+    np.testing.assert_allclose(shares[1].held, np.array([[1, 5, 1]]) - expected)

@@ -1,5 +1,7 @@
 """Pages of made-up results, with tokens that a page must not take for markup."""
 
+import json
+from html.parser import HTMLParser
 from typing import Any, NamedTuple
 
 import jax
@@ -120,3 +122,49 @@ def written(folder, **options):
     }
     page = folder / "page.html"
     return lim.report.write_page(page, influence(), accounts(), TEXTS, **given | options)
+
+
+VOID = {"meta", "link", "img", "br", "input", "hr"}
+
+
+class Read(HTMLParser):
+    """A page's elements in order, each with its attributes and its own text; tags must match."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.elements, self.open = [], []
+        self.feed(text)
+        self.close()
+        assert self.open == [], "every tag is closed"
+
+    def handle_starttag(self, tag, attrs):
+        element = {"tag": tag, "text": "", "inner": "", "inside": [], **dict(attrs)}
+        self.elements.append(element)
+        for outer in self.open:
+            outer["inside"].append(element)
+        if tag not in VOID:
+            self.open.append(element)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop()["tag"] == tag
+
+    def handle_data(self, data):
+        if self.open:
+            self.open[-1]["text"] += data
+        for outer in self.open:
+            outer["inner"] += data
+
+    def all(self, tag, of_class=None):
+        return [
+            one
+            for one in self.elements
+            if one["tag"] == tag and (of_class is None or of_class in one.get("class", "").split())
+        ]
+
+    def texts_in(self, element, tag):
+        """Of every such element inside of one its text, with that of what is inside."""
+        return [" ".join(one["inner"].split()) for one in element["inside"] if one["tag"] == tag]
+
+    def json(self, name):
+        (found,) = (one for one in self.all("script") if one.get("id") == name)
+        return json.loads(found["text"])

@@ -2,7 +2,6 @@
 
 import json
 import re
-from html.parser import HTMLParser
 from typing import Any
 
 import jax
@@ -10,48 +9,12 @@ import numpy as np
 import pytest
 from reference import pages
 from reference.networks import byte_network
+from reference.pages import Read
 
 import lim_jax as lim
 from lim_jax.explanations.account import HOPS
 from lim_jax.report import page as page_module
 from lim_jax.report import shades, wording
-
-VOID = {"meta", "link", "img", "br", "input", "hr"}
-
-
-class Read(HTMLParser):
-    """A page's elements in order, each with its attributes and its own text; tags must match."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.elements, self.open = [], []
-        self.feed(text)
-        self.close()
-        assert self.open == [], "every tag is closed"
-
-    def handle_starttag(self, tag, attrs):
-        element = {"tag": tag, "text": "", **dict(attrs)}
-        self.elements.append(element)
-        if tag not in VOID:
-            self.open.append(element)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop()["tag"] == tag
-
-    def handle_data(self, data):
-        if self.open:
-            self.open[-1]["text"] += data
-
-    def all(self, tag, of_class=None):
-        return [
-            one
-            for one in self.elements
-            if one["tag"] == tag and (of_class is None or of_class in one.get("class", "").split())
-        ]
-
-    def json(self, name):
-        (found,) = (one for one in self.all("script") if one.get("id") == name)
-        return json.loads(found["text"])
 
 
 @pytest.fixture(scope="module")

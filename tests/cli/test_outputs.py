@@ -1,0 +1,243 @@
+"""One number, wherever a command says it: terminal, page, JSON and CSV, of names that collide.
+
+The energies are drawn here: what is tested is who says them, and under which name.
+"""
+
+import csv
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from reference.pages import Read
+from reference.publishers import CONFIGS, write_with_letters
+
+from lim_jax import cli, explanations, models, report
+from lim_jax.cli.columns import COLUMNS, FILES
+
+COMMANDS = Path(__file__).parents[2] / "docs" / "commands.md"
+# Two titles are names of the commands' own, and two begin alike.
+LONG = "a title that is longer than any column is wide, "
+DOCUMENTS = {"the rest": "abcabd", "any document": "hgjh", f"{LONG}one": "ic", f"{LONG}two": "fdf"}
+
+
+def drawn(window):
+    """Energies of a context, of which any place tells the context."""
+    seed = np.random.default_rng(np.asarray(window).tolist())
+    return np.exp(seed.standard_normal(len(window) - 1)).astype(np.float32)
+
+
+def account(network, window, weights, depth, terminal_loss):
+    energy = np.asarray(drawn(window), float)[None]
+    parts = np.ones(()), np.asarray(weights), np.repeat(energy, 3, 0), np.repeat(energy, 4, 0)
+    return explanations.TokenAccount(*parts, np.ones((1, 1)), np.repeat(energy, 2, 0))
+
+
+class Run:
+    """A command's folder, what it printed, and its page."""
+
+    def __init__(self, out, printed):
+        self.out, self.printed = out, printed.splitlines()
+        self.page = Read((out / "profile.html").read_text("utf-8"))
+
+    def table(self, name):
+        with (self.out / name).open(newline="", encoding="utf-8") as file:
+            return list(csv.DictReader(file))
+
+    def json(self, name):
+        return json.loads((self.out / name).read_text())
+
+    def line(self, begins):
+        """The one of a table that begins with a name, and goes on with a number."""
+        rows = re.compile(re.escape(begins) + r" +[\d.]+%")
+        (found,) = filter(rows.match, self.printed)
+        return found
+
+    def texts(self, *of):
+        return [" ".join(one["text"].split()) for one in self.page.all(*of)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_with_letters(tmp_path_factory.mktemp("weights"), CONFIGS["llama"])
+
+
+@pytest.fixture
+def run(folder, tmp_path, monkeypatch, capsys):
+    def energies(network, windows, **rest):
+        return [drawn(window) for window in windows]
+
+    monkeypatch.setattr(models, "energies_of_ids", energies)
+    monkeypatch.setattr(explanations, "account_of_context", account)
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path: path.touch())
+    monkeypatch.setattr(report.page.vl_convert, "javascript_bundle", str)  # 0.9 MB less to parse
+
+    def of(command, *arguments, out="out"):
+        capsys.readouterr()
+        options = "--out", str(tmp_path / out), "--html"
+        assert cli.main([command, str(folder), *map(str, arguments), *options]) == 0
+        return Run(tmp_path / out, capsys.readouterr().out)
+
+    return of
+
+
+def lines(path, documents):
+    """Two lines of as many documents each, with ids."""
+    asked = [
+        {"documents": one, "question": f"b{number}", "answer": "ad", "id": f"line {number}"}
+        for number, one in enumerate(documents)
+    ]
+    path.write_text("\n".join(map(json.dumps, asked)))
+    return path
+
+
+def test_every_name_is_in_the_table_with_its_unit():
+    assert {name for names in FILES.values() for name in names} == set(COLUMNS)
+    page = COMMANDS.read_text("utf-8")
+    head = "| name | unit | what it is |\n|---|---|---|\n"
+    said = page.split(head)[1].split("\n\n")[0]
+    rows = [f"| `{name}` | {unit} | {meaning} |" for name, (unit, meaning) in COLUMNS.items()]
+    assert said.splitlines() == rows
+
+
+def require_columns(found):
+    """Every table's columns are those of the table of names."""
+    for path in found.out.glob("*.csv"):
+        with path.open(newline="", encoding="utf-8") as file:
+            assert tuple(next(csv.reader(file))) == FILES[path.name]
+
+
+def require_records(found, over_all):
+    """What every part holds: alike in two files, on the terminal and, where it is there, the page.
+
+    Returns
+    -------
+    records
+        The rows of records.csv.
+    """
+    records = found.table("records.csv")
+    written = [
+        {name: "" if value is None else str(value) for name, value in one.items()}
+        for one in found.json("profile.json")["records"]
+    ]
+    assert written == records
+    rows = {}
+    if over_all:
+        (table,) = found.page.all("table", "records")
+        cells = found.page.texts_in(table, "td")
+        rows = {row[0]: row[1:] for row in np.array(cells).reshape(-1, 5).tolist()}
+        assert len(rows) == len(records), "no two look alike"
+    by_context = found.table("records_by_context.csv")
+    for one in records:
+        part = one["name"], one["kind"]
+        each = [row for row in by_context if (row["name"], row["kind"]) == part]
+        for name in ("share", "tokens", "of_tokens"):
+            mean = np.mean([float(row[name]) for row in each])
+            assert float(one[name]) == pytest.approx(mean, rel=1e-5)
+        share, error = float(one["share"]), float(one["error"] or "inf")
+        rest, several = one["kind"] == "rest", int(one["texts"]) > 1
+        texts = f" ({one['texts']} different texts)" * several
+        words = "the rest, in no part" if rest else f"“{one['name']}”{texts}"
+        if over_all:
+            assert f"{share:.1%}" in found.line(words) and one["most"] in found.line(words)
+            name = one["name"] + f" {one['texts']} different texts" * several
+            shown = rows[words if rest else name]
+            assert shown[0].startswith(report.percent(share, error))
+            assert shown[1] == report.percent(float(one["of_tokens"]))
+            assert shown[2:] == [one["contexts"], one["most"]]
+    return records
+
+
+def test_a_question_of_documents_whose_titles_are_words_of_ours(run, tmp_path):
+    documents = tmp_path / "documents.jsonl"
+    entries = [{"title": title, "text": text} for title, text in DOCUMENTS.items()]
+    documents.write_text("\n".join(map(json.dumps, entries)))
+    found = run("ask", "bc", "--documents", documents, "--answer", "ad")
+    require_columns(found)
+    records = {(one["name"], one["kind"]): one for one in require_records(found, over_all=False)}
+    document = found.json("answer.json")
+    parts = document["parts"]
+    assert [one["kind"] for one in parts] == [*["document"] * 4, "question", "rest"]
+    assert {one["name"] for one in parts[:4]} == set(DOCUMENTS)
+    assert sum(one["share"] for one in parts) == pytest.approx(1, rel=1e-5)
+    assert sum(one["of_documents"] or 0 for one in parts) == pytest.approx(1, rel=1e-5)
+    assert sum(one["tokens"] for one in parts) == len(found.table("tokens.csv"))
+    shares, most = found.texts("span", "share"), found.texts("span", "most")
+    names = found.texts("strong")
+    for part in parts:
+        assert tuple(part) == FILES["answer.json, parts"]
+        rest = part["kind"] == "rest"
+        record = records[part["name"], "rest" if rest else "part"]
+        for name in ("share", "tokens", "of_tokens"):
+            assert float(record[name]) == pytest.approx(part[name], rel=1e-6)
+        words = "the rest, in no part" if rest else f"“{part['name']}”"
+        told = found.line(words).removeprefix(words).split()
+        assert told[0] == f"{part['share']:.1%}" and str(part["tokens"]) in told
+        at = names.index("the rest, in no part" if rest else part["name"])
+        assert shares[at] == report.percent(part["share"])
+        assert most[at].endswith(f"most in {' '.join(part['most'].split())}")
+        assert part["most"] == record["most"] and part["most"] in found.line(words)
+    # The first sentence is one, and the page begins with the question and the answer.
+    assert found.texts("h1") == ["bc"] and found.texts("p", "answer") == [document["answer"]]
+    assert found.texts("p", "finding")[0] == document["finding"]
+    assert found.printed.index(document["finding"]) == 1, "after what the weights take"
+    assert found.texts("summary")[0].startswith("“bc”: ")
+
+
+def test_documents_in_three_orders_of_two_lines(run, tmp_path):
+    texts = ["abca", "hgj", "if"], ["dd", "eab", "cjic"]
+    documents = [[{"text": text} for text in line] for line in texts]
+    data = lines(tmp_path / "data.jsonl", documents)
+    shuffled = "--data", data, "--loss", "margin", "--shuffle", "3"
+    found = run("profile", *shuffled)
+    require_columns(found)
+    records = require_records(found, over_all=True)
+    assert [(one["name"], one["texts"]) for one in records[:3]] == [
+        (f"document {number}", "2") for number in (1, 2, 3)
+    ]
+    terms, values = found.texts("dt"), found.texts("dd")
+    assert values[terms.index("contexts shown")] == "first 5 of 6 measured"
+    assert [one.split(":")[0] for one in found.texts("summary")[:4]] == [
+        *(f"“b0” (id line 0), order {order}" for order in range(3)), "“b1” (id line 1), order 0",
+    ]  # fmt: skip
+    # The sentences are those of the terminal, which says that the documents are others.
+    document, said = found.json("shuffle.json"), found.texts("p", "finding")
+    begins = found.printed.index(said[0])
+    assert found.printed[begins : begins + len(said)] == said
+    assert said[: len(document["finding"].splitlines())] == document["finding"].splitlines()
+    assert not document["same_documents"] and any("not one document" in one for one in said)
+    # The table is on the page, as in the file.
+    (table,) = found.page.all("table", "by-place")
+    cells = np.array(found.page.texts_in(table, "td")).reshape(4, 5).tolist()
+    for row in found.table("two_way.csv"):
+        number = int(row["document"].split()[1])
+        cell = cells[number - 1][int(row["place"])]
+        assert cell == f"{100 * float(row['share']):.1f} ± {100 * float(row['error']):.1f}"
+        assert cells[number - 1][0] == f"“{row['document']}”"
+    # Orders are found again in the tokens, contexts and ids.
+    tokens = {(row["context"]): row for row in found.table("tokens.csv")}
+    orders, contexts = found.table("orders.csv"), found.table("contexts.csv")
+    assert {row["context"] for row in orders} == set(tokens)
+    assert [(row["context"], row["id"]) for row in contexts] == [("0", "line 0"), ("3", "line 1")]
+    assert {(row["line"], row["id"]) for row in orders} == {("0", "line 0"), ("1", "line 1")}
+    # A comparison with the same lines in their own order has this profile's numbers.
+    one_order = run("profile", "--data", data, "--loss", "margin", out="plain")
+    require_records(one_order, over_all=True)
+    compared = tmp_path / "compared"
+    arguments = [str(one_order.out), str(found.out), "--out", str(compared)]
+    assert cli.main(["compare", *arguments]) == 0
+    page = Read((compared / "compare.html").read_text("utf-8"))
+    cells = np.array([one["text"] for one in page.all("td")]).reshape(-1, 5).tolist()
+    with (compared / "records.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert tuple(rows[0]) == FILES["compare, records.csv"] and len(rows) == 4
+    for row in rows:
+        for which, of in (("first", one_order), ("second", found)):
+            (record,) = (one for one in of.table("records.csv") if one["name"] == row["name"])
+            assert float(row[which]) == pytest.approx(float(record["share"]), rel=1e-6)
+            assert float(row[f"{which}_error"]) == pytest.approx(float(record["error"]), rel=1e-6)
+        (shown,) = (cell for cell in cells if cell[0] == f"share of “{row['name']}”")
+        numbers = (row[name] for name in ("first", "second", "difference", "error"))
+        assert shown[1:] == [f"{float(number):.4g}" for number in numbers]
