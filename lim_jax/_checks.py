@@ -10,14 +10,13 @@ import math
 import operator
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial, wraps
+from collections.abc import Iterable, Sequence
+from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from numbers import Number, Real
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 import equinox as eqx
 import jax
@@ -26,12 +25,10 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Bool, PyTree
 
-from lim_jax._refusal import refusal
+from lim_jax._errors import in_our_words
 from lim_jax._varying import varying_as, varying_axes
 
 Tree = TypeVar("Tree")
-Output = TypeVar("Output")
-Inputs = ParamSpec("Inputs")
 AnyPath = Path | str
 Flags = Bool[Array | np.ndarray, "..."] | np.bool_
 ARRAYS = (jax.Array, np.ndarray)
@@ -326,36 +323,6 @@ def require_keys(keys: Any) -> None:
     )
 
 
-def filter_jit(function: Callable[Inputs, Output]) -> Callable[Inputs, Output]:
-    """Equinox's, with errors at run time in our words alone where they are ours.
-
-    Examples
-    --------
-    >>> filter_jit(lambda x: guarded(x, x < 0, "x: expected no negative number."))(jnp.array(-1.0))
-    Traceback (most recent call last):
-    EquinoxRuntimeError: x: expected no negative number.
-    """
-    compiled = eqx.filter_jit(function)
-
-    @wraps(function)
-    def call(*args: Inputs.args, **kwargs: Inputs.kwargs) -> Output:
-        with _in_our_words():
-            return compiled(*args, **kwargs)
-
-    return call
-
-
-@contextmanager
-def _in_our_words() -> Iterator[None]:
-    try:
-        yield
-    except (eqx.EquinoxRuntimeError, eqx.EquinoxTracetimeError) as error:
-        words = refusal(error)
-        if words is None:
-            raise
-        raise eqx.EquinoxRuntimeError(words) from None
-
-
 def guarded(tree: Tree, fails: Flags, message: str) -> Tree:
     """Return `tree`; where any of `fails` is true its use raises, inside `jax.jit` too.
 
@@ -372,7 +339,7 @@ def guarded_first(tree: Tree, *checks: tuple[Flags, str]) -> Tree:
     """As `guarded`, of several in one: what fails first of all that fails is said."""
     for fails, message in checks:
         if not isinstance(fails, Tracer) and np.any(fails):
-            with _in_our_words():
+            with in_our_words():
                 return eqx.error_if(tree, True, message)
     traced = [(jnp.any(fails), said) for fails, said in checks if isinstance(fails, Tracer)]
     if not traced:
@@ -382,7 +349,7 @@ def guarded_first(tree: Tree, *checks: tuple[Flags, str]) -> Tree:
     first, some = jnp.asarray(len(flags) - 1, jnp.int32), flags[-1]
     for number, one in reversed(list(enumerate(flags[:-1]))):
         first, some = jnp.where(one, number, first), some | one
-    with _in_our_words():
+    with in_our_words():
         if varying_axes((tree, some)):
             return _together(tree, some, first, messages)
         return eqx.branched_error_if(tree, some, first, messages)

@@ -4,6 +4,7 @@
 import dataclasses
 import importlib
 
+import diffrax
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -102,6 +103,26 @@ def penalty_of_readout(weight):
 
     readout = lim.TokenwiseReadout(lambda token: jnp.tanh(token @ weight))
     return influence_penalty(loss, readout, (full((2, 4, 6), 1.0), None), GRID)
+
+
+class Slowed(eqx.Module):
+    rate: jax.Array
+
+    def __call__(self, time):
+        return lambda x, context, grid: -self.rate * x
+
+
+def loss_of_a_flow(params, x, y):
+    """Of a flow with diffrax's default adjoint, which has no forward mode."""
+    steps = {"stepsize_controller": diffrax.ConstantStepSize(), "first_step": 0.5}
+    flow = lim.ContinuousFlow(Slowed(params), solver=diffrax.Heun(), max_steps=2, **steps)
+    return jnp.sum(flow(x, GRID))
+
+
+FLOWED = loss_of_a_flow, full((), 1.0), (full((1, 4, 6), 1.0), None), GRID
+NO_FORWARD_MODE = (
+    r"derivative: got .*custom_vjp.* ContinuousFlow take adjoint=diffrax.DirectAdjoint\(\)"
+)
 
 
 def on_explicit_axes(array):
@@ -357,6 +378,14 @@ STATIC = {
     "a readout that closes over what is differentiated": (
         lambda: jax.jvp(penalty_of_readout, (full((6, 5), 0.5),), (full((6, 5), 1.0),)),
         "loss: got a function that closes over .*such as a readout's.*LinearReadout",
+    ),
+    "a penalty through diffrax's default adjoint": (
+        lambda: training.balanced_gradients(*FLOWED),
+        NO_FORWARD_MODE,
+    ),
+    "a rate of the density through it": (
+        lambda: training.density_dynamics(*FLOWED),
+        NO_FORWARD_MODE,
     ),
     "influences over other regions": (
         lambda: influence_of(full((1, 4, 6), 1.0))().merge(

@@ -13,13 +13,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from lim_jax._checks import (
-    filter_jit,
     guarded,
     require,
     require_callable,
     require_floats,
     require_name,
 )
+from lim_jax._errors import filter_jit
 from lim_jax._precision import widened
 from lim_jax.adjoint.block_norms import column_mass, squared_frobenius_norms
 from lim_jax.adjoint.sites import AttentionSites, require_sites

@@ -16,7 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key
 
-from lim_jax._checks import counted, described, filter_jit, require, require_key, require_kind
+from lim_jax._checks import counted, described, require, require_key, require_kind
+from lim_jax._errors import filter_jit
 from lim_jax.adjoint.certificate import Certificate, Inequality, Premise, compare, require_concrete
 from lim_jax.adjoint.ledger import CHANNELS, PAIRS, RegionalChannels
 

@@ -18,7 +18,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from lim_jax._checks import counted, filter_jit, require_callable, require_example
+from lim_jax._checks import counted, require_callable, require_example
+from lim_jax._errors import filter_jit
 from lim_jax.adjoint.ledger import cone_by_head
 from lim_jax.adjoint.sites import attention_sites
 from lim_jax.adjoint.sweep import SIGNATURE, Example, TerminalLoss, terminal_adjoint

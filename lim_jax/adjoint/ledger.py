@@ -21,12 +21,12 @@ from jaxtyping import Array, Float
 
 from lim_jax._checks import (
     counted,
-    filter_jit,
     guarded,
     require_callable,
     require_example,
     require_kind,
 )
+from lim_jax._errors import filter_jit
 from lim_jax.adjoint.sites import AttentionSites, require_sites
 from lim_jax.adjoint.sweep import SIGNATURE, Example, TerminalLoss
 from lim_jax.adjoint.tangent import looks_ahead, pull_back_heads, pull_back_stages, written_causal

@@ -17,12 +17,12 @@ from jaxtyping import Array, Float, Key
 
 from lim_jax._checks import (
     counted,
-    filter_jit,
     require_callable,
     require_example,
     require_key,
     require_kind,
 )
+from lim_jax._errors import filter_jit
 from lim_jax._random import gaussian
 from lim_jax.adjoint.krylov import NormBounds, counted_steps, norm_bounds
 from lim_jax.adjoint.sweep import SIGNATURE, Example, TerminalLoss, terminal_adjoint

@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from lim_jax._checks import filter_jit, require_callable, require_example
+from lim_jax._checks import require_callable, require_example
+from lim_jax._errors import filter_jit
 from lim_jax.grid.measure import Grid, require_on_grid
 from lim_jax.network.flow import ResidualFlow, require_flow
 from lim_jax.network.slots import State

@@ -31,7 +31,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from lim_jax._checks import described, filter_jit, require, require_callable
+from lim_jax._checks import described, require, require_callable
+from lim_jax._errors import filter_jit
 from lim_jax._precision import widened
 from lim_jax.grid.cells import CellGrid
 from lim_jax.grid.measure import Grid, require_on_grid

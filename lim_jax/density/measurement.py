@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from lim_jax._checks import AnyPath, filter_jit, in_a_line, require
+from lim_jax._checks import AnyPath, in_a_line, require
 from lim_jax._digest import digest
+from lim_jax._errors import filter_jit
 from lim_jax._resuming import reduced
 from lim_jax.density.adjoints import Batch, Loss, adjoint_energies, require_pair
 from lim_jax.density.statistics import Influence

@@ -22,13 +22,13 @@ from jaxtyping import Array, Bool, Float, PyTree
 from lim_jax._checks import (
     ARRAYS,
     all_finite,
-    filter_jit,
     finite_scalar,
     guarded,
     in_a_line,
     require,
     require_floats,
 )
+from lim_jax._errors import filter_jit
 from lim_jax.grid.measure import Grid
 from lim_jax.grid.partition import (
     Convention,

@@ -15,12 +15,12 @@ from jaxtyping import Array, Float, Int
 
 from lim_jax._checks import (
     counted,
-    filter_jit,
     require_callable,
     require_example,
     require_floats,
     require_kind,
 )
+from lim_jax._errors import filter_jit
 from lim_jax.adjoint.hops import pull_back_hops
 from lim_jax.adjoint.sites import attention_of, require_attention
 from lim_jax.adjoint.sweep import SIGNATURE

@@ -14,11 +14,11 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
 from lim_jax._checks import (
-    filter_jit,
     require_key,
     require_kind,
     require_name,
 )
+from lim_jax._errors import filter_jit
 from lim_jax.adjoint.certificate import Certificate, certificate_table
 from lim_jax.adjoint.cone import cone_mass
 from lim_jax.adjoint.criteria import right_biased_queries

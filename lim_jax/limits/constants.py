@@ -13,7 +13,8 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
-from lim_jax._checks import filter_jit, require, require_callable, require_floats
+from lim_jax._checks import require, require_callable, require_floats
+from lim_jax._errors import filter_jit
 from lim_jax.grid.integrals import inner
 from lim_jax.grid.measure import Grid, require_on_grid
 from lim_jax.network.continuous import ContinuousFlow, require_continuous

@@ -25,11 +25,11 @@ from lim_jax._checks import (
     as_path,
     counted,
     described,
-    filter_jit,
     require,
     require_callable,
     require_kind,
 )
+from lim_jax._errors import filter_jit
 from lim_jax.grid.measure import Grid, require_grid
 from lim_jax.limits.attention import SMOOTH, PositionField
 from lim_jax.limits.depth import reference_flows

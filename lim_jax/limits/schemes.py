@@ -9,7 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from lim_jax._checks import ARRAYS, described, filter_jit, finite_scalar, require, require_callable
+from lim_jax._checks import (
+    ARRAYS,
+    described,
+    finite_scalar,
+    require,
+    require_callable,
+)
+from lim_jax._errors import filter_jit
 from lim_jax.network.flow import ResidualFlow, euler, unit_profile
 from lim_jax.network.slots import State
 

@@ -20,13 +20,13 @@ from jaxtyping import Array, Bool, Float, Int
 from lim_jax._checks import (
     counted,
     described,
-    filter_jit,
     guarded,
     require,
     require_floating,
     require_floats,
     require_kind,
 )
+from lim_jax._errors import filter_jit
 from lim_jax.grid.measure import Grid, require_on_grid
 from lim_jax.loss.readouts import Logits
 

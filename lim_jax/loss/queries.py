@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from lim_jax._checks import counted, filter_jit, guarded, require_indices
+from lim_jax._checks import counted, guarded, require_indices
+from lim_jax._errors import filter_jit
 
 
 def teacher_forcing(size: int, *, continuation: bool = True) -> Float[Array, " length"]:

@@ -14,7 +14,6 @@ from jaxtyping import Array, Float, Key
 
 from lim_jax._checks import (
     counted,
-    filter_jit,
     require,
     require_callable,
     require_floating,
@@ -22,6 +21,7 @@ from lim_jax._checks import (
     require_key,
     require_known,
 )
+from lim_jax._errors import filter_jit
 from lim_jax._random import gaussian
 from lim_jax.grid.measure import Grid, require_grid, require_on_grid
 

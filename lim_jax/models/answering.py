@@ -16,12 +16,12 @@ from jaxtyping import Array, Float, Int, Integer
 from lim_jax._checks import (
     counted,
     described,
-    filter_jit,
     guarded_finite,
     require,
     require_indices,
     require_kind,
 )
+from lim_jax._errors import filter_jit
 from lim_jax.grid.cells import CellGrid, token_grid
 from lim_jax.models.causal import CausalLM, Queries
 from lim_jax.models.ids import padded_size

@@ -19,11 +19,11 @@ from lim_jax._checks import (
     AnyPath,
     counted,
     described,
-    filter_jit,
     require,
     require_indices,
 )
 from lim_jax._digest import digest
+from lim_jax._errors import filter_jit
 from lim_jax._resuming import checkpoint_folder, once
 from lim_jax.density.adjoints import Loss, LossOfIds, adjoint_energies
 from lim_jax.density.statistics import Influence

@@ -17,13 +17,13 @@ from jaxtyping import Array, Float, Int, Key, PyTree
 from lim_jax._checks import (
     AnyPath,
     counted,
-    filter_jit,
     require,
     require_indices,
     require_key,
     require_kind,
     require_known,
 )
+from lim_jax._errors import filter_jit
 from lim_jax._random import gaussian
 from lim_jax.loss.queries import teacher_forcing
 from lim_jax.loss.readouts import LinearReadout

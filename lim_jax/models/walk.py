@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from lim_jax._checks import AnyPath, as_path, filter_jit
+from lim_jax._checks import AnyPath, as_path
+from lim_jax._errors import filter_jit
 from lim_jax._resuming import Run, store, stored
 from lim_jax.density.adjoints import Ids, Loss, judged
 from lim_jax.grid.cells import token_grid

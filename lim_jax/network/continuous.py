@@ -23,6 +23,7 @@ from lim_jax._checks import (
     require_callable,
     require_floats,
 )
+from lim_jax._errors import in_our_words
 from lim_jax.grid.measure import Grid
 from lim_jax.network.flow import (
     Scalar,
@@ -260,6 +261,7 @@ class ContinuousFlow(eqx.Module):
         rate = _Rate(self.profile, grid)
         return self.integrate(rate, x, diffrax.SaveAt(t1=True) if saveat is None else saveat)
 
+    @in_our_words()
     def integrate(
         self,
         rate: Callable[..., PyTree],

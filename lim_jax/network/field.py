@@ -9,7 +9,8 @@ import equinox as eqx
 import jax
 from jaxtyping import Array, Key
 
-from lim_jax._checks import filter_jit, require_key
+from lim_jax._checks import require_key
+from lim_jax._errors import filter_jit
 from lim_jax.grid.measure import Grid
 from lim_jax.network.attention import causal_attention
 from lim_jax.network.multihead import Attend, CausalAttention

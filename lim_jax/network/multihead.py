@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 
-from lim_jax._checks import counted, filter_jit, require, require_floats, require_key, require_known
+from lim_jax._checks import counted, require, require_floats, require_key, require_known
+from lim_jax._errors import filter_jit
 from lim_jax._products import images
 from lim_jax._random import fan_in
 from lim_jax.grid.measure import Grid

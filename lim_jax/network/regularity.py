@@ -18,7 +18,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from lim_jax._checks import filter_jit, finite_scalar, require, require_floats, require_kind
+from lim_jax._checks import finite_scalar, require, require_floats, require_kind
+from lim_jax._errors import filter_jit
 from lim_jax.grid.integrals import inner
 from lim_jax.grid.measure import Grid, require_on_grid
 from lim_jax.network.field import TransformerField

@@ -18,7 +18,6 @@ from jaxtyping import Array, Float, Int
 
 from lim_jax._checks import (
     counted,
-    filter_jit,
     guarded,
     require,
     require_callable,
@@ -27,6 +26,7 @@ from lim_jax._checks import (
     require_indices,
     require_kind,
 )
+from lim_jax._errors import filter_jit
 from lim_jax.grid.measure import Grid
 from lim_jax.network.flow import ResidualFlow
 

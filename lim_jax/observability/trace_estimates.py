@@ -16,7 +16,6 @@ from jaxtyping import Array, Float, Int, Key
 
 from lim_jax._checks import (
     counted,
-    filter_jit,
     guarded,
     require,
     require_callable,
@@ -25,6 +24,7 @@ from lim_jax._checks import (
     require_key,
     require_name,
 )
+from lim_jax._errors import filter_jit
 from lim_jax.grid.integrals import integral
 from lim_jax.grid.measure import Grid, require_on_grid
 from lim_jax.observability.gramian import (

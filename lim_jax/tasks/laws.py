@@ -15,13 +15,13 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from lim_jax._checks import (
     counted,
     described,
-    filter_jit,
     guarded,
     require,
     require_floats,
     require_key,
     require_known,
 )
+from lim_jax._errors import filter_jit
 
 Law = Float[Array, " records"]
 

@@ -16,7 +16,6 @@ from jaxtyping import Array, Float, Int, Key
 
 from lim_jax._checks import (
     counted,
-    filter_jit,
     guarded,
     require,
     require_floats,
@@ -24,6 +23,7 @@ from lim_jax._checks import (
     require_key,
     require_kind,
 )
+from lim_jax._errors import filter_jit
 from lim_jax.tasks.prompts import Example
 
 Gold = Int[Array, " examples"]

@@ -16,6 +16,7 @@ from lim_jax._checks import (
     require_known,
     require_scalar,
 )
+from lim_jax._errors import in_our_words
 from lim_jax.grid.integrals import integral
 from lim_jax.grid.measure import Grid, require_on_grid
 
@@ -60,6 +61,7 @@ def ratio_bias(energies: Float[Array, "examples length"], grid: Grid) -> Profile
     return (count - 1) * (left_out.mean(axis=0) - density(total))
 
 
+@in_our_words()
 def parameter_shift(
     risk: Callable[[PyTree], Scalar],
     penalty: Callable[[PyTree], Scalar],

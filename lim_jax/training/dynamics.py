@@ -17,7 +17,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from lim_jax._checks import AnyPath, described, filter_jit, number_list, require, require_callable
+from lim_jax._checks import (
+    AnyPath,
+    described,
+    number_list,
+    require,
+    require_callable,
+)
+from lim_jax._errors import filter_jit
 from lim_jax.density.adjoints import (
     Batch,
     Loss,

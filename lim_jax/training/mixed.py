@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from lim_jax._checks import require_callable
+from lim_jax._errors import in_our_words
 from lim_jax._varying import varying_as
 from lim_jax.density.adjoints import (
     Batch,
@@ -44,6 +45,7 @@ CLOSURE = (
 )
 
 
+@in_our_words()
 def functional_of_adjoints(
     functional: Functional,
     loss: Loss,
@@ -114,6 +116,7 @@ def _functional(params, batch, options, *, functional, loss, grid):
 
 
 @_functional.def_jvp
+@in_our_words()
 def _functional_jvp(primals, tangents, *, functional, loss, grid):
     params, batch, options = primals
     losses, adjoints = losses_and_adjoints(loss, params, batch, grid)
@@ -150,6 +153,7 @@ class RiskAndPenalty(NamedTuple):
     penalty: Any
 
 
+@in_our_words()
 def gradients_apart(
     functional: Functional,
     loss: Loss,

@@ -20,6 +20,7 @@ from lim_jax._checks import (
     require_floats,
     require_kind,
 )
+from lim_jax._errors import in_our_words
 from lim_jax.density.adjoints import Batch, Loss
 from lim_jax.density.measurement import influence
 from lim_jax.density.statistics import indices
@@ -313,6 +314,7 @@ class Response(NamedTuple):
     alignment: Scalar
 
 
+@in_our_words()
 def response(
     stage: Callable[[Profile], Profile], weights: Profile, change: Profile, regions: Regions
 ) -> Response:

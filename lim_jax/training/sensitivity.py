@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key, PyTree
 
-from lim_jax._checks import ARRAYS, counted, described, filter_jit, require, require_key
+from lim_jax._checks import ARRAYS, counted, described, require, require_key
+from lim_jax._errors import filter_jit
 from lim_jax._random import gaussian
 from lim_jax.adjoint.certificate import Premise
 from lim_jax.density.adjoints import (

@@ -17,7 +17,6 @@ from jaxtyping import Array, Bool, Float, Int, Integer
 
 from lim_jax._checks import (
     counted,
-    filter_jit,
     require,
     require_extra,
     require_floats,
@@ -25,6 +24,7 @@ from lim_jax._checks import (
     require_kind,
     require_known,
 )
+from lim_jax._errors import filter_jit
 from lim_jax.models.causal import CausalLM, Queries
 from lim_jax.tasks.prompts import Prompt, encode_text
 from lim_jax.validation.intervals import rank_correlation

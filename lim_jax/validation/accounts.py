@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
-from lim_jax._checks import counted, filter_jit, require_key, require_kind
+from lim_jax._checks import counted, require_key, require_kind
+from lim_jax._errors import filter_jit
 from lim_jax.adjoint.hops import attention_hops
 from lim_jax.density.adjoints import adjoint_energies
 from lim_jax.density.statistics import Influence

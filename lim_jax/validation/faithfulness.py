@@ -13,8 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from lim_jax._checks import AnyPath, counted, filter_jit, require, require_extra, require_kind
+from lim_jax._checks import AnyPath, counted, require, require_extra, require_kind
 from lim_jax._digest import digest
+from lim_jax._errors import filter_jit
 from lim_jax._resuming import each_once
 from lim_jax.explanations.attributions import attention_rollout, integrated_gradients
 from lim_jax.grid.cells import token_grid

@@ -16,7 +16,8 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int, Key, PyTree
 
-from lim_jax._checks import AnyPath, as_path, counted, filter_jit, finite_scalar, require_kind
+from lim_jax._checks import AnyPath, as_path, counted, finite_scalar, require_kind
+from lim_jax._errors import filter_jit
 from lim_jax.models.causal import CausalLM
 from lim_jax.tasks.laws import uniform_law
 from lim_jax.tasks.prompts import Example

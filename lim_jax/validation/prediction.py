@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from lim_jax._checks import counted, filter_jit, require, require_kind
+from lim_jax._checks import counted, require, require_kind
+from lim_jax._errors import filter_jit
 from lim_jax.density.adjoints import adjoint_energies
 from lim_jax.explanations.attributions import (
     attention_rollout,

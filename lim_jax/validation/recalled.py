@@ -21,13 +21,13 @@ from lim_jax._checks import (
     AnyPath,
     as_path,
     described,
-    filter_jit,
     require,
     require_key,
     require_keys,
     require_kind,
     require_name,
 )
+from lim_jax._errors import filter_jit
 from lim_jax.grid.cells import token_grid
 from lim_jax.models.causal import CausalLM, Queries
 from lim_jax.models.language import gaussian_model

@@ -21,7 +21,6 @@ from lim_jax._checks import (
     as_path,
     counted,
     described,
-    filter_jit,
     guarded,
     require,
     require_callable,
@@ -31,6 +30,7 @@ from lim_jax._checks import (
     require_keys,
     require_kind,
 )
+from lim_jax._errors import filter_jit
 from lim_jax.density.adjoints import LossOfIds
 from lim_jax.loss.losses import autoregressive_cross_entropy, margin_loss
 from lim_jax.models.causal import CausalLM, Queries

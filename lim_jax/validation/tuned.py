@@ -24,13 +24,13 @@ from lim_jax._checks import (
     as_path,
     counted,
     described,
-    filter_jit,
     require,
     require_kind,
     require_known,
     require_name,
 )
 from lim_jax._digest import digest
+from lim_jax._errors import filter_jit
 from lim_jax._resuming import Run, each_once
 from lim_jax.models.causal import CausalLM
 from lim_jax.tasks.laws import Law, edge_law, uniform_law

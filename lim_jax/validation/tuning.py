@@ -17,12 +17,12 @@ from jaxtyping import Array, Float, Int, PyTree
 from lim_jax._checks import (
     counted,
     described,
-    filter_jit,
     finite_scalar,
     require,
     require_kind,
     require_several,
 )
+from lim_jax._errors import filter_jit
 from lim_jax.grid.cells import token_grid
 from lim_jax.loss.losses import autoregressive_cross_entropy, margin_loss
 from lim_jax.models.causal import CausalLM, Queries
