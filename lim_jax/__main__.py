@@ -1,10 +1,14 @@
 """``python -m lim_jax`` and the command ``lim-jax``."""
 
+import _thread
 import os
 import signal
 import sys
 import warnings
+from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
+from threading import Timer
 from typing import Any
 
 try:
@@ -20,10 +24,12 @@ except ModuleNotFoundError as error:
     sys.exit(f"lim-jax needs {error.name}: python -m pip install 'lim_jax[plot,cli]'")
 
 INTERRUPTED = 130  # as shells have it
+MOMENT = 0.01  # seconds
 
 
 def main() -> int:
     """Run the command; what it refuses is said in a line, and the status is 2."""
+    sys.unraisablehook = partial(_interrupt_again, sys.unraisablehook)
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _said
@@ -44,6 +50,14 @@ def main() -> int:
 def _said(message: Warning | str, *_: Any) -> None:
     """A warning in a line, without the file and the line of ours that gave it."""
     print(f"lim-jax: {message}", file=sys.stderr)
+
+
+def _interrupt_again(otherwise: Callable[[Any], object], ignored: Any) -> None:
+    """Interrupt a moment later where nothing can be raised, as in JAX's callback of collections."""
+    if issubclass(ignored.exc_type, KeyboardInterrupt):
+        Timer(MOMENT, _thread.interrupt_main).start()
+    else:
+        otherwise(ignored)
 
 
 def _leave() -> None:

@@ -1,0 +1,87 @@
+"""Ctrl-C, at any moment of a command: it ends by status 130, and goes on when it is run again."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from reference.as_users import ROOT
+from reference.publishers import CONFIGS, spelt, write_with_letters
+
+PROGRAM = """
+import signal, sys
+
+# What a shell starts in the background is told to ignore it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from lim_jax.__main__ import main
+
+sys.exit(main())
+"""
+# By the first compilation after what is shown, which XLA is busy with when the signal comes, or
+# after a few; and between two of them.
+MOMENTS = {
+    "profile": (
+        "Weights stay", "profile: +0%.*Compiling", " 1/4 ", "page: +0%(.*Compiling){6}",
+    ),
+    "ask": ("answering: +0%.*Compiling", "profile: +0%.*Compiling", "page: +0%(.*Compiling){6}"),
+    "explain": ("Explaining(.*Compiling){2}", "answer: +0%(.*Compiling){8}"),
+    "rates": ("rates: +0%.*Compiling",),
+}  # fmt: skip
+
+
+@pytest.fixture
+def arguments(tmp_path):
+    """Of each command."""
+    weights, documents, data = (tmp_path / name for name in ("weights", "texts", "data.jsonl"))
+    for folder in (weights, documents):
+        folder.mkdir()
+    write_with_letters(weights, CONFIGS["llama"])
+    (documents / "first.txt").write_text("abcabd")
+    rows = [np.random.default_rng(size).integers(11, size=size) for size in (9, 9, 8, 9)]
+    lines = [{"prompt": spelt(row[:-2]), "answer": spelt(row[-2:])} for row in rows]
+    data.write_text("\n".join(map(json.dumps, lines)))
+    of_lines = [weights, "--data", data, "--loss", "answer"]
+    return {
+        "profile": [*of_lines, "--html"],
+        "ask": [weights, "bc", "--documents", documents, "--answer-tokens", "2"],
+        "explain": [*of_lines, "--contexts", "2"],
+        "rates": ["--quick"],
+    }
+
+
+def run(command, arguments, folder, moment=None):
+    """The status and what was said; interrupted twice where that matches a moment."""
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, "--no-cache", command, *arguments, "--out", command],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "JAX_LOG_COMPILES": "1", "JAX_ENABLE_X64": "0"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    ) as process:
+        assert process.stdout is not None
+        said = b""
+        while more := os.read(process.stdout.fileno(), 1 << 16):
+            said += more
+            if moment is not None and re.search(moment.encode(), said, re.DOTALL):
+                process.send_signal(signal.SIGINT)
+                process.send_signal(signal.SIGINT)
+                moment = None
+    assert moment is None, f"{moment} was not reached: {said[-2000:].decode()}"
+    return process.returncode, said.decode()
+
+
+@pytest.mark.slow  # ten processes, each of which compiles for some seconds
+def test_an_interrupted_process_ends_by_its_status_and_goes_on(arguments, tmp_path):
+    for command, moments in MOMENTS.items():
+        for moment in moments:
+            status, said = run(command, arguments[command], tmp_path, moment)
+            assert status == 130, f"{command}, {moment}: {said[-2000:]}"
+            assert said.count("\nInterrupted. Run it again") == 1 and "Traceback" not in said
+    for command in ("profile", "ask"):
+        status, said = run(command, arguments[command], tmp_path)
+        assert status == 0 and "Compiling jit(_squares" in said and "jit(_energy" not in said
+        assert not (tmp_path / command / "unfinished").exists()
