@@ -229,7 +229,8 @@ def read_documents(path: AnyPath) -> tuple[Document, ...]:
         return _of_folder(path)
     if path.suffix in (".json", ".jsonl"):
         return _documents([entry for _, entry in _entries(path, "documents")], f"{path}")
-    return _documents([{"title": path.stem, "text": _content(path, "documents")}], f"{path}")
+    title = _title(Path(path.name))
+    return _documents([{"title": title, "text": _content(path, "documents")}], f"{path}")
 
 
 def _of_folder(folder: Path) -> tuple[Document, ...]:
@@ -242,11 +243,15 @@ def _of_folder(folder: Path) -> tuple[Document, ...]:
     if empty:
         said = ", ".join(map(str, empty))
         warnings.warn(f"documents: {folder} has empty files, left out: {said}.", stacklevel=3)
-    shown = [one for one in files if one not in empty]
     return _documents(
-        [{"title": one.with_suffix("").as_posix(), "text": texts[one]} for one in shown],
+        [{"title": _title(one), "text": text} for one, text in texts.items() if text.strip()],
         f"{folder}",
     )
+
+
+def _title(file: Path) -> str:
+    """A file's name without its ending; bytes in it that are of no encoding become ?."""
+    return file.with_suffix("").as_posix().encode(errors="replace").decode()
 
 
 def context_of_line(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lim_jax._checks import AnyPath, require, require_extra
+from lim_jax._files import decoded
 from lim_jax.models import model_path, opened_gguf
 
 PROGRAM = Path(__file__).with_name("sandbox.py")
@@ -82,7 +83,7 @@ def find_chat_template(model: AnyPath) -> ChatTemplate | None:
         named = [one for one in source if isinstance(one, dict) and one.get("name") == "default"]
         source = named[0].get("template") if named else None
     if (folder / FILE).is_file():
-        source = (folder / FILE).read_text(encoding="utf-8")
+        source = decoded((folder / FILE).read_bytes(), folder / FILE, "chat template")
     if not isinstance(source, str):
         return None
     words = {name: _word(one) for name, one in options.items() if name.endswith("_token")}

@@ -112,8 +112,8 @@ def test_tools_and_calls_stand_where_the_template_has_places_for_them():
 
 def test_parts_of_text_are_one_text():
     content = [{"type": "text", "text": "us"}, {"type": "text", "text": "er "}]
-    template = ChatTemplate(CHATML, MARKS)
-    assert chat_prompt([USER | {"content": content}], template) == chat_prompt([USER], template)
+    laid = chat_prompt([USER | {"content": content}], ChatTemplate(CHATML, MARKS))
+    assert parts(laid) == [("user 1", "user ")]
 
 
 def test_a_message_is_not_called_as_a_document_is():
@@ -205,35 +205,36 @@ def test_documents_are_the_users():
         chat_prompt([SYSTEM], ChatTemplate(CHATML, MARKS), DOCUMENTS)
 
 
-HOSTILE = {
-    "a loop in a loop": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}"
-    "{% endfor %}",
-    "a large number": "{% set n = namespace(n=7) %}{% for i in range(40) %}"
-    "{% set n.n = n.n * n.n %}{% endfor %}",
-}
+# Not between two steps of Python's, where a handler would be called, but in one of C's.
+ENDLESS = (
+    "{% set n = namespace(n=7) %}{% for i in range(40) %}{% set n.n = n.n * n.n %}{% endfor %}"
+)
 MILD = {
-    "{{ 'a' * 10 ** 9 }}": "MemoryError",
-    "{{ '{:>9999999999}'.format(1) }}": "MemoryError",
-    "{{ 'a' * 10 ** 7 }}": "a text of more than",
-    "{{ range(10 ** 7) }}": "OverflowError",
-    "{{ ''.__class__.__mro__ }}": "SecurityError",
-    "{{ cycler.__init__.__globals__.os.popen('id').read() }}": "SecurityError",
-    "{{ messages.append(1) }}": "SecurityError",
-    "{% include 'sandbox.py' %}": "no loader",
-    "{{ open('/etc/passwd') }}": "'open' is undefined",
+    "'a' * 100 * large": "MemoryError",
+    "'{:>9999999999}'.format(1)": "MemoryError",
+    "'a' * large": "a text of more than",
+    "range(large)": "OverflowError",
+    "''.__class__.__mro__": "SecurityError",
+    "cycler.__init__.__globals__.os.popen('id').read()": "SecurityError",
+    "messages.append(1)": "SecurityError",
+    "open('/etc/passwd')": "'open' is undefined",
 }
 
 
-@pytest.mark.parametrize("kind", HOSTILE)
-def test_a_template_that_does_not_end_is_ended(kind):
+def test_a_template_that_does_not_end_is_ended():
     with pytest.raises(ValueError, match="chat template: got one that does not end within its sec"):
-        rendered(ChatTemplate(HOSTILE[kind], {}), [{"messages": [USER]}])
+        rendered(ChatTemplate(ENDLESS, {}), [{"messages": [USER]}])
 
 
-def test_a_template_reaches_nothing_but_what_it_is_given(tmp_path):
-    for source, error in MILD.items():
-        (found,) = rendered(ChatTemplate(source, {}), [{"messages": [USER]}])
-        assert error in found["error"], source
+def test_a_template_reaches_nothing_but_what_it_is_given():
+    branches = [
+        f"{{% if kind == {kind} %}}{{{{ {one} }}}}{{% endif %}}" for kind, one in enumerate(MILD)
+    ]
+    source = "".join(branches) + "{% if kind is undefined %}{% include 'sandbox.py' %}{% endif %}"
+    chats = [{"messages": [USER], "large": 10**7, "kind": kind} for kind in range(len(MILD))]
+    found = rendered(ChatTemplate(source, {}), [*chats, {}])
+    for said, error in zip(found, [*MILD.values(), "no loader"], strict=True):
+        assert error in said["error"], error
 
 
 def test_numbers_of_json_are_without_escapes_of_html():

@@ -94,22 +94,23 @@ def test_a_prompt_that_is_laid_out_by_hand_may_have_them():
     assert found.window.tolist() == [START, START, *spelt("user\na", "<|im_end|>")]
 
 
-@pytest.mark.parametrize("scheme", ["first", "always"])
-def test_all_other_tokens_are_as_they_were(scheme):
+def test_all_other_tokens_are_as_they_were():
     """Whatever a tokenizer puts before a text or before what follows a token of control."""
     letters = sorted({*"▁<|>_:.?\n", *map(chr, range(65, 123))})
-    made = Tokenizer(BPE({letter: number for number, letter in enumerate(letters)}, []))
-    made.pre_tokenizer = Metaspace(  # pyright: ignore[reportAttributeAccessIssue]
-        prepend_scheme=scheme, split=False
-    )
-    made.add_special_tokens(["<|im_start|>", "<|im_end|>"])
-    there, other = (
-        unanswered(chat_prompt([*TALK[:2], USER | {"content": f"a {one} b"}], TEMPLATE), made)
-        for one in ("<|im_end|>", "<|im-end|>".replace("-", "x"))
-    )
-    differ = there.found.ids != other.found.ids
-    assert there.found.tokens[int(differ.argmax())] == "_" and differ.sum() == 1
-    np.testing.assert_array_equal(there.found.last, other.found.last)
+    laid = [
+        chat_prompt([*TALK[:2], USER | {"content": f"a {said} b"}], TEMPLATE)
+        for said in ("<|im_end|>", "<|imxend|>")
+    ]
+    for scheme in ("first", "always"):
+        made = Tokenizer(BPE({letter: number for number, letter in enumerate(letters)}, []))
+        made.pre_tokenizer = Metaspace(  # pyright: ignore[reportAttributeAccessIssue]
+            prepend_scheme=scheme, split=False
+        )
+        made.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+        there, other = (unanswered(one, made).found for one in laid)
+        differ = there.ids != other.ids
+        assert there.tokens[int(differ.argmax())] == "_" and differ.sum() == 1
+        np.testing.assert_array_equal(there.last, other.last)
 
 
 def test_what_is_a_token_of_control_whatever_is_done_is_refused(tmp_path):

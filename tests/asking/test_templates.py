@@ -62,6 +62,12 @@ def test_a_model_without_a_template_is_told_of(tmp_path):
     (tmp_path / "tokenizer_config.json").write_text("{")
     with pytest.raises(ValueError, match="chat template: got .*config.json, which is broken"):
         read_chat_template(tmp_path)
+    options(tmp_path)
+    (tmp_path / "chat_template.jinja").write_bytes(b"a\xff")
+    with pytest.raises(
+        ValueError, match="chat template: got .*jinja, whose byte 1 is not of UTF-8"
+    ):
+        read_chat_template(tmp_path)
 
 
 def test_lines_of_messages(tmp_path):
