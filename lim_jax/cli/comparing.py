@@ -26,6 +26,7 @@ from lim_jax.results.measured import (
 
 Row = tuple[Any, ...]  # the name, both numbers, their difference and its error
 REST = ", queries left out"
+BY_NAME = "Records are compared by name, and averaged over all texts that have it."
 PAGE = "profile.html"
 BESIDE = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
@@ -143,7 +144,7 @@ def _finding(found: ComparedContexts, names: tuple[str, str]) -> str:
     if rest is not None:
         lines.append(f"Without the queried tokens: {middle_in_words(rest.change, names)}")
     if found.shares:
-        lines.append(record_in_words(found.shares, names))
+        lines.append(f"{record_in_words(found.shares, names)} {BY_NAME}")
     return "\n".join(lines)
 
 

@@ -208,6 +208,7 @@ def finding_of(parts: Sequence[Found], answer: str, foil: str = "") -> str:
     documents = [part for part in parts if part.kind == "document"]
     whole = sum(part.share for part in documents)
     top, tokens = max(documents, key=lambda part: part.share), sum(one.tokens for one in documents)
+    answer = " ".join(answer.split())  # in one line
     asked = f"The answer “{answer}” comes from “{top.name}” most of all"
     if foil:
         asked = f"“{top.name}” decides most between “{answer}” and “{foil.strip()}”"

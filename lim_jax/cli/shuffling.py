@@ -134,7 +134,7 @@ def shuffled_findings(result: ShuffledShares) -> list[str]:
         f"Lines have documents of their own: “{result.names[0]}” is a name in each line, and not "
         "one document."
     ]  # fmt: skip
-    return [*two_way_in_words(result.found, result.names).splitlines(), *others, of_errors]
+    return [*others, *two_way_in_words(result.found, result.names).splitlines(), of_errors]
 
 
 def shuffled_table(result: ShuffledShares) -> str:

@@ -148,7 +148,6 @@ def page_of(
     ]
     charts = {f"profile-{n}": profile_chart(found) for n, found in enumerate(profiles.values())}
     maps, legends = _maps(accounts)
-    judged = [certificate_words(certificate) for certificate in certificates]
     return _template().render(
         title=title,
         answer=answer,
@@ -167,8 +166,7 @@ def page_of(
         channels=CHANNELS,
         hops=HOPS,
         fields=FIELDS,
-        certificates=[words for words in judged if words["kind"] != "vacuous"],
-        hopeless=[words for words in judged if words["kind"] == "vacuous"],
+        **_judged(certificates),
         charts=charts | maps | _bars(influence, accounts),
         style=style() + (HERE / "page.css").read_text(encoding="utf-8"),
         script=(HERE / "page.js").read_text(encoding="utf-8"),
@@ -214,6 +212,15 @@ def _require_fitting(accounts: Sequence[TokenAccount], texts: Sequence[Sequence[
         expected=f"of {expected}",
         cure="Give the text of every id of a window: the context's, and the one after it.",
     )
+
+
+def _judged(certificates: Sequence[Certificate]) -> dict[str, list[dict[str, Any]]]:
+    """Certificates in words, and apart from them those that cannot decide."""
+    judged = [certificate_words(certificate) for certificate in certificates]
+    return {
+        "certificates": [words for words in judged if words["kind"] != "vacuous"],
+        "hopeless": [words for words in judged if words["kind"] == "vacuous"],
+    }
 
 
 def _facts(

@@ -183,7 +183,7 @@ def record_in_words(
     --------
     >>> made = [Estimate(np.array(value), np.array(0.01)) for value in (0.5, 0.25, -0.25)]
     >>> record_in_words({"key": ComparedShares(*made, (9, 9), 9)}, ("A", "B"))
-    'Of the records, key changed most: B gives it 25.0 ± 1.0 points less than A.'
+    'Of the records, “key” changed most: B gives it 25.0 ± 1.0 points less than A.'
     """
     require_kind(shares, Mapping, "shares", "Take those of compare_contexts.")
     require_several(list(shares.values()), ComparedShares, "shares", "Name records by spans.")
@@ -195,7 +195,7 @@ def record_in_words(
 
     most = max(shares, key=in_errors)
     moved = points_in_words(float(shares[most].change.value), float(shares[most].change.error))
-    words = "Of the records, {4} changed most: {1} gives it {2} than {0}{3}."
+    words = "Of the records, “{4}” changed most: {1} gives it {2} than {0}{3}."
     return words.format(*names, *moved, most)
 
 

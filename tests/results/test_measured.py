@@ -264,7 +264,7 @@ def test_the_record_that_changed_most_is_told_by_its_error():
 
     shares = {"a": share(0.5, 0.25), "b": share(-0.125, 0.01), "c": share(0.0, 0.0)}
     assert record_in_words(shares, ("A", "B")) == (
-        "Of the records, b changed most: B gives it 12.5 ± 1.0 points less than A."
+        "Of the records, “b” changed most: B gives it 12.5 ± 1.0 points less than A."
     )
 
 
