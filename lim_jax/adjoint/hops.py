@@ -22,8 +22,8 @@ from lim_jax._checks import counted, require_callable, require_example
 from lim_jax._errors import filter_jit
 from lim_jax.adjoint.ledger import cone_by_head
 from lim_jax.adjoint.sites import attention_sites
+from lim_jax.adjoint.stages import Stage, linearised_stages
 from lim_jax.adjoint.sweep import SIGNATURE, Example, TerminalLoss, terminal_adjoint
-from lim_jax.adjoint.tangent import Parts, Stage, pull_back, pull_back_stages
 from lim_jax.grid.measure import Grid
 from lim_jax.network.flow import ResidualFlow, require_flow
 from lim_jax.network.slots import State
@@ -104,7 +104,7 @@ def pull_back_hops(
     Parameters
     ----------
     flow, layer, state, grid
-        As in `tangent.pull_back_stages`.
+        As in `stages.pull_back_stages`.
     hops
         :math:`P_{k+1}^{(r)}`, the last row of that many hops or more.
 
@@ -114,7 +114,7 @@ def pull_back_hops(
         :math:`P_k^{(r)}`.
     stages
         The layer's, the last first. Covectors and parts have a leading axis of hops: their sums
-        over it are those of the whole covector.
+        over it are those of the whole covector, as heads are.
 
     Examples
     --------
@@ -128,9 +128,9 @@ def pull_back_hops(
     ([3.0, 3.0, 0.0], [3.0, 0.0, 0.0])
     """
     stages = []
-    for stage in _stages(flow, layer, state, grid):
-        parts = _pull_back_all(stage, layer[1], hops, grid)
-        stages.append(stage._replace(covector=hops, parts=parts))
+    for field, met, pull in linearised_stages(flow, layer, state, grid):
+        parts, heads = pull(hops)
+        stages.append(Stage(field, met, hops, parts, heads))
         one_more = jnp.roll(parts.kernel, 1, axis=0).at[0].set(0)
         hops = (hops + parts.local + one_more).at[-1].add(parts.kernel[-1])
     return hops, stages
@@ -209,21 +209,6 @@ def _carry_locally(
     flow: ResidualFlow, layer: tuple[Any, Scalar], state: State, covectors: Covectors, grid: Grid
 ) -> Covectors:
     r"""Carry covectors back through one layer by :math:`I + \varepsilon\zeta B^*` alone."""
-    for stage in _stages(flow, layer, state, grid):
-        covectors = covectors + _pull_back_all(stage, layer[1], covectors, grid).local
+    for _, _, pull in linearised_stages(flow, layer, state, grid):
+        covectors = covectors + pull(covectors)[0].local
     return covectors
-
-
-def _stages(flow: ResidualFlow, layer: tuple[Any, Scalar], state: State, grid: Grid) -> list[Stage]:
-    """The residual stages of one layer, the last first: where they are, whatever they pull back."""
-    return pull_back_stages(flow, layer, state, jnp.zeros_like(state), grid)
-
-
-def _pull_back_all(stage: Stage, increment: Scalar, covectors: Covectors, grid: Grid) -> Parts:
-    r""":math:`\varepsilon\zeta B^*P` and :math:`\varepsilon\zeta K^*P` of several covectors."""
-
-    def pull(covector: State) -> Parts:
-        parts = pull_back(stage.field, stage.state, covector, grid)
-        return Parts(increment * parts.local, increment * parts.kernel)
-
-    return jax.vmap(pull)(covectors)

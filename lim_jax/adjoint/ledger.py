@@ -28,8 +28,9 @@ from lim_jax._checks import (
 )
 from lim_jax._errors import filter_jit
 from lim_jax.adjoint.sites import AttentionSites, require_sites
+from lim_jax.adjoint.stages import pull_back_heads, pull_back_stages
 from lim_jax.adjoint.sweep import SIGNATURE, Example, TerminalLoss
-from lim_jax.adjoint.tangent import looks_ahead, pull_back_heads, pull_back_stages, written_causal
+from lim_jax.adjoint.tangent import looks_ahead, written_causal
 from lim_jax.grid.integrals import inner
 from lim_jax.grid.measure import Grid, require_on_grid
 from lim_jax.grid.partition import Regions, regional_averages, require_regions

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from lim_jax._checks import require, require_kind
-from lim_jax.adjoint.tangent import pull_back_stages
+from lim_jax.adjoint.stages import pull_back_stages
 from lim_jax.grid.measure import Grid, require_on_grid
 from lim_jax.network.field import TransformerField
 from lim_jax.network.flow import ResidualFlow, require_flow

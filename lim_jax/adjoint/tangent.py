@@ -37,7 +37,6 @@ from lim_jax._precision import widened
 from lim_jax.grid.cells import CellGrid
 from lim_jax.grid.measure import Grid, require_on_grid
 from lim_jax.network.attention import continued_kernel, score_slopes
-from lim_jax.network.flow import ResidualFlow, euler, require_flow, split
 from lim_jax.network.multihead import CausalAttention, by_head
 from lim_jax.network.slots import Field, State
 from lim_jax.network.span import Turns
@@ -106,42 +105,6 @@ def pull_back(field: Field, x: State, covector: State, grid: Grid) -> Parts:
     _, transposed = jax.vjp(lambda x, context: field(x, context, grid), x, x)
     local, kernel = transposed(weights * covector)
     return Parts(local / weights, kernel / weights)
-
-
-@filter_jit
-def pull_back_heads(
-    attention: CausalAttention, x: State, covector: State, grid: Grid
-) -> Float[Array, "heads length width"]:
-    r"""Carry a covector back through each head's kernel; the heads' parts sum to :math:`K^*P`.
-
-    Examples
-    --------
-    >>> from lim_jax.grid import token_grid
-    >>> attention = CausalAttention.init(4, heads=2, key=jax.random.key(0))
-    >>> x = jax.random.normal(jax.random.key(1), (3, 4))
-    >>> heads = pull_back_heads(attention, x, x, token_grid(3))
-    >>> whole = jax.jit(pull_back)(attention, x, x, token_grid(3)).kernel
-    >>> heads.shape, bool(jnp.allclose(heads.sum(axis=0), whole, atol=1e-5))
-    ((2, 3, 4), True)
-    """
-    _require_attention(attention, x, grid)
-    require_on_grid(covector, grid, "covector", "length width", width=x.shape[1])
-    weights, turns = grid.weights[:, None], attention.turns(grid)
-    query = attention.queries(x, turns)
-    sources, pull_sources = jax.vjp(lambda context: attention.sources(context, turns), x)
-    each = [by_head(grouped, len(query)) for grouped in sources]
-    gates = attention.gates(x)
-    _, pull = jax.vjp(lambda key, value: attention.attended(query, key, value, gates, grid), *each)
-    pulled = pull(weights * covector)
-
-    def one_head(head: Array) -> State:
-        def alone(grouped: Array, of_heads: Array) -> Array:
-            group = head // (len(query) // len(grouped))
-            return jnp.zeros_like(grouped).at[group].set(of_heads[head])
-
-        return pull_sources(jax.tree.map(alone, sources, pulled))[0] / weights
-
-    return jax.vmap(one_head)(jnp.arange(len(query)))
 
 
 def local_blocks(field: Field, x: State, grid: Grid) -> Float[Array, "length width width"]:
@@ -299,72 +262,6 @@ def kernel_blocks(
     factors = kernel_factors(attention, x, grid)
     blocks = jax.vmap(factors.column, out_axes=1)(jnp.arange(grid.size))
     return grid.prefix_weights()[:, :, None, None] * blocks
-
-
-class Stage(NamedTuple):
-    r"""One residual stage :math:`x + \varepsilon\zeta\,f(x)` of a layer, met by a covector.
-
-    Attributes
-    ----------
-    field
-        f: the layer's whole field, or one of its sublayers.
-    state
-        The state at which the stage is linearised.
-    covector
-        The covector P that the stage pulls back.
-    parts
-        :math:`\varepsilon\zeta B^*P` and :math:`\varepsilon\zeta K^*P`, which it adds to P.
-    """
-
-    field: Any
-    state: State
-    covector: State
-    parts: Parts
-
-
-def pull_back_stages(
-    flow: ResidualFlow, layer: tuple[Any, Scalar], x: State, covector: State, grid: Grid
-) -> list[Stage]:
-    r"""Carry a covector back through the residual stages of one layer, the last stage first.
-
-    `euler` has one stage, its field. `split` has its sublayers: attention meets
-    :math:`\tilde P = (I + \varepsilon\zeta D\mathrm{FNN}(\tilde X)^*)P_{k+1}`, the network
-    :math:`P_{k+1}` itself. What all stages add is :math:`P_k - P_{k+1}`, exactly.
-
-    Raises
-    ------
-    ValueError
-        Where the flow's step is neither `euler` nor `split`.
-    """
-    require_flow(flow)
-    require(
-        flow.step in (euler, split),
-        "flow.step",
-        got=getattr(flow.step, "__name__", repr(flow.step)),
-        expected="euler or split",
-        cure="Other steps have no exact residual stages; for the limit take continuous_adjoint.",
-    )
-    require(
-        isinstance(layer, tuple) and len(layer) == 2,
-        "layer",
-        got=described(layer),
-        expected="a pair of a field and its increment",
-        cure="ResidualFlow.scan hands it to what visits the layers.",
-    )
-    require_on_grid(x, grid, "x", "length width")
-    require_on_grid(covector, grid, "covector", "length width", width=x.shape[1])
-    field, increment = layer
-    fields = (field,) if flow.step is euler else field.sublayers
-    states = [x]
-    for stage in fields[:-1]:
-        states.append(euler(stage, states[-1], grid, increment))
-    stages = []
-    for stage, state in reversed(list(zip(fields, states, strict=True))):
-        parts = pull_back(stage, state, covector, grid)
-        parts = Parts(increment * parts.local, increment * parts.kernel)
-        stages.append(Stage(stage, state, covector, parts))
-        covector = covector + parts.local + parts.kernel
-    return stages
 
 
 def written_causal(field: Any) -> bool:

@@ -23,8 +23,8 @@ from lim_jax._checks import (
 from lim_jax._errors import filter_jit
 from lim_jax.adjoint.hops import pull_back_hops
 from lim_jax.adjoint.sites import attention_of, require_attention
+from lim_jax.adjoint.stages import pull_back_stages
 from lim_jax.adjoint.sweep import SIGNATURE
-from lim_jax.adjoint.tangent import pull_back_heads, pull_back_stages
 from lim_jax.grid.cells import token_grid
 from lim_jax.grid.integrals import inner
 from lim_jax.grid.measure import Grid
@@ -307,9 +307,8 @@ def _taken_apart(
     hops, stages = pull_back_hops(flow, layer, state, sweep.hops, grid)
     cone = sum(stage.parts.kernel.sum(axis=0) for stage in stages)
     local = sum(stage.parts.local.sum(axis=0) for stage in stages)
-    (attending,) = (stage for stage in stages if attention_of(stage.field) is not None)
+    ((attending, heads),) = ((one, one.heads) for one in stages if one.heads is not None)
     met = attending.state, attending.covector.sum(axis=0)
-    heads = layer[1] * pull_back_heads(attention_of(attending.field), *met, grid)
     covector = sweep.covector + cone + local
     moved = _Sweep(covector, hops, sweep.cone + cone, sweep.local + local, met)
     return moved, _squares(heads) @ grid.weights

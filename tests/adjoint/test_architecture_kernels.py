@@ -12,7 +12,7 @@ from reference.dense import jacobian_blocks, prefix_weights, transposed
 from reference.networks import WIDTH, layer_of, random_states
 
 import lim_jax as lim
-from lim_jax.adjoint import tangent
+from lim_jax.adjoint import stages, tangent
 from lim_jax.adjoint.sites import attention_sites
 
 LENGTH = 7
@@ -49,7 +49,7 @@ def linearised(field, x, covector, grid):
     found = {
         "kernel": tangent.kernel_blocks(attention, x, grid),
         "local": tangent.local_blocks(field, x, grid),
-        "heads": tangent.pull_back_heads(attention, x, covector, grid),
+        "heads": stages.pull_back_heads(attention, x, covector, grid),
         "operator": lim.adjoint.cone_mass(attention, x, grid),
         "frobenius": lim.adjoint.cone_mass(attention, x, grid, "frobenius"),
     }

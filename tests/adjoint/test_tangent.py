@@ -21,7 +21,7 @@ from reference.networks import (
 )
 
 import lim_jax as lim
-from lim_jax.adjoint import tangent
+from lim_jax.adjoint import stages, tangent
 from lim_jax.adjoint.sites import attention_sites
 
 
@@ -113,7 +113,7 @@ def test_a_head_is_the_attention_whose_other_heads_are_silent():
             return jacobian_blocks(lambda context: silenced(x, context, grid), x)
 
         outputs = attention.output[None] * np.eye(2)[..., None, None]
-        heads = tangent.pull_back_heads(attention, x, covector, grid)
+        heads = stages.pull_back_heads(attention, x, covector, grid)
         return heads, jax.vmap(alone)(outputs)
 
     heads, blocks = heads_and_blocks(field().attention, random_states(), covector)
@@ -129,8 +129,8 @@ def test_stages_add_up_to_the_layers_own_adjoint(step):
     @jax.jit
     def total_and_blocks(field, x, covector):
         layer = (field, jnp.array(0.7))
-        stages = tangent.pull_back_stages(flow, layer, x, covector, grid)
-        total = covector + sum(stage.parts.local + stage.parts.kernel for stage in stages)
+        found = stages.pull_back_stages(flow, layer, x, covector, grid)
+        total = covector + sum(stage.parts.local + stage.parts.kernel for stage in found)
         return total, jacobian_blocks(lambda x: flow.transition(layer, x, grid), x)
 
     total, blocks = total_and_blocks(layer_of(flow), random_states(), covector)
@@ -175,7 +175,7 @@ def test_other_steps_and_other_layers_are_refused():
     grid, x, states = lim.token_grid(LENGTH), random_states(), random_states(2, 1, LENGTH, WIDTH)
     heun = random_flow(depth=1, step=lim.network.heun)
     with pytest.raises(ValueError, match="flow.step: got heun, expected euler or split"):
-        tangent.pull_back_stages(heun, (field(), jnp.array(1.0)), x, x, grid)
+        stages.pull_back_stages(heun, (field(), jnp.array(1.0)), x, x, grid)
     network = lim.ResidualFlow(random_flow(depth=1).layers.feed_forward)
     with pytest.raises(ValueError, match="flow.layers: got FeedForward"):
         attention_sites(network, states, states, grid)

@@ -85,7 +85,7 @@ WITHOUT = {
     """,
     "Parts of an explanation, given its own numbers.": """
         asked_of_windows carried_to density_rows index_lines parts_of_ids primacy_of_the_cone
-        pull_back_hops regional_lines survival_of_recency
+        linearised_stages pull_back_hops regional_lines survival_of_recency
     """,
     "Takes anything: says what it is, or looks at its shape alone.": """
         attention_of keeps kind_of unit_profile written_causal
