@@ -34,6 +34,7 @@ from .explaining import Read as Read
 from .explaining import explain as explain
 from .faithful import faithfulness_figures as faithfulness_figures
 from .faithful import judge_attributions as judge_attributions
+from .folder import finished_before as finished_before
 from .folder import run_folder as run_folder
 from .folder import save_figure as save_figure
 from .folder import write_findings as write_findings

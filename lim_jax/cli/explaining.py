@@ -15,7 +15,7 @@ from lim_jax._checks import as_path, counted, require
 from lim_jax.asking import Context, read_prompts
 from lim_jax.cli.answers import answered, own_answers
 from lim_jax.cli.explained import report_explanations, stem, write_pages
-from lim_jax.cli.folder import UNFINISHED, Named, Unnamed, run_folder
+from lim_jax.cli.folder import UNFINISHED, Named, Unnamed, finished_before, run_folder
 from lim_jax.cli.networks import network_within, require_model
 from lim_jax.cli.profiling import require_fitting
 from lim_jax.cli.taking import FIRST, MASSES, Case, Taking, announced, choose_contexts
@@ -117,6 +117,8 @@ def explain(
         "contexts": contexts, "delta": delta, "depth": depth, "certificates": certificates,
         "steps": steps, "seed": seed, "html": html,
     }  # fmt: skip
+    if finished_before(out, "explain", arguments, overwrite=overwrite):
+        return 0
     keys = jax.random.split(jax.random.key(seed), 4)
     with run_folder(out, "explain", arguments, overwrite=overwrite) as folder, jax.enable_x64(True):
         # All arguments are looked at before the first long computation.

@@ -1,25 +1,32 @@
 """The folder of a run: made, refused or taken up; and the files that a command leaves in it."""
 
 import csv
+import hashlib
 import json
 import math
+import os
 import platform
 import shutil
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from importlib.metadata import version
+from io import StringIO
 from pathlib import Path
 from typing import Annotated, Any, Protocol, runtime_checkable
 
 import tyro
 
 from lim_jax._checks import AnyPath, as_path, require
+from lim_jax._doors import PACKAGE
 from lim_jax._files import RECORD, files_within
+from lim_jax._resuming import write_whole
 
 # On the command line either is a path.
 Named = Annotated[AnyPath, tyro.conf.arg(metavar="PATH")]
 Unnamed = Annotated[AnyPath | None, tyro.conf.arg(metavar="{None}|PATH")]
-UNFINISHED = "unfinished"
+UNFINISHED, FINISHED = "unfinished", "finished"
+READ_WHOLE = 2**24  # bytes: larger files, such as weights, are told by when they were changed
 
 
 @runtime_checkable
@@ -37,8 +44,8 @@ def run_folder(
 
     A run is its command, its arguments, the files that these name, and the versions. What one that
     was interrupted has finished may lie in the folder's ``unfinished``, which is removed when the
-    body has ended, or by `overwrite`. Where the body raises before any file is written, all is left
-    as it was.
+    body has ended, or by `overwrite`. Then the record also says which files there are, and what was
+    printed. Where the body raises before any file is written, all is left as it was.
 
     Parameters
     ----------
@@ -71,14 +78,15 @@ def run_folder(
             shutil.rmtree(out / UNFINISHED, ignore_errors=True)
         else:
             _require_same(out, record)
-        write_json(known, record)
+        _write_record(known, record)
     except OSError as error:
         raise ValueError(
             f"out: got {out}, which cannot be written to ({error.strerror}), expected a folder, "
             "there or to be made. Choose another by --out."
         ) from error
     try:
-        yield out
+        with redirect_stdout(_Heard(sys.stdout)) as heard:
+            yield out
     except BaseException:
         if list(out.iterdir()) == [known]:
             known.unlink()
@@ -86,33 +94,112 @@ def run_folder(
             if not any(folder.iterdir()):
                 folder.rmdir()
         raise
+    files = sorted({path.name for path in out.iterdir()} - {RECORD, UNFINISHED})
+    _write_record(known, {**record, FINISHED: {"files": files, "printed": heard.getvalue()}})
     shutil.rmtree(out / UNFINISHED, ignore_errors=True)
 
 
+class _Heard(StringIO):
+    """Keeps what is written to a stream."""
+
+    def __init__(self, stream: Any):
+        super().__init__()
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        self._stream.write(text)
+        return super().write(text)
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+
+def finished_before(
+    out: AnyPath, command: str, arguments: Mapping[str, Any], *, overwrite: bool = False
+) -> bool:
+    """Print again what this very run printed, and say whether it is in its folder, finished.
+
+    It is not where one of its files is missing.
+
+    Parameters
+    ----------
+    out, command, arguments, overwrite
+        As in `run_folder`.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> run = "rates", {"quick": True}
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     with run_folder(place, *run):
+    ...         print("All orders are as expected.")
+    ...     other = finished_before(place, "rates", {"quick": False})
+    ...     finished_before(place, *run), other
+    All orders are as expected.
+    Finished before, as run.json says; --overwrite runs it anew. It printed:
+    <BLANKLINE>
+    All orders are as expected.
+    (True, False)
+    """
+    out = as_path(out, "out")
+    kept = _kept_record(out)
+    finished = kept.pop(FINISHED, None)
+    if overwrite or finished is None or kept != _record(command, arguments):
+        return False
+    if not all((out / name).exists() for name in finished["files"]):
+        return False
+    print(f"Finished before, as {RECORD} says; --overwrite runs it anew. It printed:\n")
+    print(finished["printed"], end="")
+    return True
+
+
+def _write_record(path: Path, record: Mapping[str, Any]) -> None:
+    text = json.dumps(record, indent=2) + "\n"
+    write_whole(path, lambda file: file.write(text.encode()))
+
+
+def _kept_record(out: Path) -> dict[str, Any]:
+    """What a folder says of its run; nothing where it does not."""
+    try:
+        return dict(json.loads((out / RECORD).read_text("utf-8")))
+    except (OSError, ValueError, TypeError):
+        return {}
+
+
 def _record(command: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """What a run is, as plain values."""
+    """What a run is, as plain values: those that JSON reads back."""
     paths = {name: value for name, value in arguments.items() if isinstance(value, Path)}
-    return {
+    record = {
         "command": command,
         "arguments": {**arguments, **{name: str(path) for name, path in paths.items()}},
         "read": {name: _identity(path) for name, path in paths.items() if path.exists()},
         "versions": {
             "lim_jax": version("lim_jax"),
+            "source": _digest_of_files(PACKAGE, sorted(PACKAGE.rglob("*.py"))),
             "jax": version("jax"),
             "python": platform.python_version(),
         },
     }
+    return json.loads(json.dumps(_finite(record)))
 
 
 def _identity(path: Path) -> dict[str, Any]:
-    """Which file it is, or all that are in a folder: where, how large, and when last changed."""
-    files = [path / file for file in files_within(path)] if path.is_dir() else [path]
-    found = [file.stat() for file in files]
-    return {
-        "path": str(path.resolve()),
-        "bytes": sum(one.st_size for one in found),
-        "modified": max((one.st_mtime for one in found), default=0.0),
-    }
+    """Which file it is, or which of a folder (`files_within`): where, how large, and what."""
+    names = files_within(path) if path.is_dir() else [Path()]
+    size = sum((path / name).stat().st_size for name in names)
+    return {"path": str(path.resolve()), "bytes": size, "digest": _digest_of_files(path, names)}
+
+
+def _digest_of_files(folder: Path, names: Iterable[Path]) -> str:
+    """What tells files apart: names, and what is in them; of large ones when they were changed."""
+    digest = hashlib.sha256()
+    for name in names:
+        file = folder / name
+        about = file.stat()
+        small = about.st_size <= READ_WHOLE and file.is_file() and os.access(file, os.R_OK)
+        content = file.read_bytes() if small else str(about.st_mtime_ns).encode()
+        digest.update(os.fsencode(name) + f" {about.st_size} ".encode() + content)
+    return digest.hexdigest()[:16]
 
 
 def _require_same(out: Path, record: dict[str, Any]) -> None:
@@ -122,13 +209,11 @@ def _require_same(out: Path, record: dict[str, Any]) -> None:
         return
     expected = "a new or empty folder, or the same run to go on with"
     cure = "Choose another by --out, or write over it with --overwrite."
-    there = out / RECORD
-    require(there in held, "out", got=f"{out}, which holds files", expected=expected, cure=cure)
-    try:
-        other = json.loads(there.read_text("utf-8"))
-    except ValueError:
-        other = {}
-    differing = _differing(other if isinstance(other, dict) else {}, json.loads(json.dumps(record)))
+    there = out / RECORD in held
+    require(there, "out", got=f"{out}, which holds files", expected=expected, cure=cure)
+    kept = _kept_record(out)
+    kept.pop(FINISHED, None)
+    differing = _differing(kept, record)
     got = f"{out}, which holds another run ({'; '.join(differing)})"
     require(not differing, "out", got=got, expected=expected, cure=cure)
 

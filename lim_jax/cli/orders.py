@@ -1,5 +1,6 @@
 """The paper's limits, measured from a terminal."""
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -10,7 +11,16 @@ import jax
 from tqdm import tqdm
 
 from lim_jax import limits, plots
-from lim_jax.cli.folder import UNFINISHED, Named, run_folder, save_figure, write_json, write_table
+from lim_jax._checks import as_path
+from lim_jax.cli.folder import (
+    UNFINISHED,
+    Named,
+    finished_before,
+    run_folder,
+    save_figure,
+    write_json,
+    write_table,
+)
 
 COSTS = {"depth": "evaluations of the field", "position": "positions"}
 
@@ -42,6 +52,8 @@ def rates(
         overwrite: Write over what is in the folder. Without, it must be empty, or of this run.
     """
     arguments = {"quick": quick, "only": only, "sizes": sizes, "seed": seed}
+    if finished_before(out, "rates", arguments, overwrite=overwrite):
+        return _status(as_path(out, "out"))
     with run_folder(out, "rates", arguments, overwrite=overwrite) as folder:
         with jax.enable_x64(True):
             rows, curves = limits.convergence.measure(
@@ -50,6 +62,12 @@ def rates(
                 progress=partial(tqdm, desc="rates", unit="group"),
             )
             return _report_rates(rows, curves, folder)
+
+
+def _status(out: Path) -> int:
+    """The exit status of a run that is finished."""
+    rows = json.loads((out / "rates.json").read_text("utf-8"))["rates"]
+    return 0 if all(row["agrees"] for row in rows) else 1
 
 
 def _report_rates(

@@ -16,7 +16,15 @@ from lim_jax.asking import Context, ShuffledContexts, read_prompts
 from lim_jax.asking.contexts import Asked
 from lim_jax.cli.answers import answered, own_answers
 from lim_jax.cli.columns import FILES
-from lim_jax.cli.folder import UNFINISHED, Named, run_folder, save_figure, write_json, write_table
+from lim_jax.cli.folder import (
+    UNFINISHED,
+    Named,
+    finished_before,
+    run_folder,
+    save_figure,
+    write_json,
+    write_table,
+)
 from lim_jax.cli.kept import (
     Shares,
     context_names,
@@ -144,6 +152,8 @@ def profile(
         "model": model, "data": data, "loss": loss, "delta": delta, "max_length": max_length,
         "shuffle": shuffle, "answer_tokens": answer_tokens, "foil": foil, "html": html,
     }  # fmt: skip
+    if finished_before(out, "profile", arguments, overwrite=overwrite):
+        return 0
     with run_folder(out, "profile", arguments, overwrite=overwrite) as folder:
         boundary_regions(token_grid(CELLS), delta)
         counted(max_length, "max_length")

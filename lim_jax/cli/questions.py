@@ -18,7 +18,7 @@ from lim_jax.asking import (
 from lim_jax.asking.documents import QUESTION, require_question
 from lim_jax.cli.answers import DOTS, answer_text, answered, notes
 from lim_jax.cli.columns import FILES
-from lim_jax.cli.folder import UNFINISHED, Named, run_folder, write_json
+from lim_jax.cli.folder import UNFINISHED, Named, finished_before, run_folder, write_json
 from lim_jax.cli.networks import network_within, require_model
 from lim_jax.cli.profiling import (
     Profiled,
@@ -118,6 +118,8 @@ def ask(
         "answer": answer, "answer_tokens": answer_tokens, "foil": foil, "max_length": max_length,
         "delta": delta, "html": html,
     }  # fmt: skip
+    if finished_before(out, "ask", arguments, overwrite=overwrite):
+        return 0
     with run_folder(out, "ask", arguments, overwrite=overwrite) as folder:
         counted(max_length, "max_length")
         counted(answer_tokens, "answer_tokens")

@@ -15,6 +15,7 @@ from lim_jax.cli.folder import (
     UNFINISHED,
     Named,
     Unnamed,
+    finished_before,
     run_folder,
     save_figure,
     write_findings,
@@ -75,7 +76,10 @@ def study(
         return _of_model(
             as_path(model, "model"), train, faithfulness, prompts, records, seed, out, overwrite
         )
-    with run_folder(out, "study", {"full": full, "seed": seed}, overwrite=overwrite) as folder:
+    arguments = {"full": full, "seed": seed}
+    if finished_before(out, "study", arguments, overwrite=overwrite):
+        return 0
+    with run_folder(out, "study", arguments, overwrite=overwrite) as folder:
         results = validation.validate(
             validation.presets()["full" if full else "quick"],
             seed=seed,
@@ -134,6 +138,8 @@ def _of_model(
         count, records = 500 if prompts is None else prompts, records or (10, 20)
         arguments = {"model": model, "prompts": count, "records": records}
         run = partial(_ask, model, count, records)
+    if finished_before(out, "study", arguments, overwrite=overwrite):
+        return 0
     with run_folder(out, "study", arguments, overwrite=overwrite) as folder:
         run(folder)
     return 0

@@ -3,20 +3,22 @@
 import json
 import os
 import platform
+from functools import partial
 from importlib.metadata import version
 
 import pytest
+from tqdm import tqdm
 
-from lim_jax.cli import run_folder, write_json
+from lim_jax.cli import finished_before, folder, run_folder, write_json
 
 ARGUMENTS = {"delta": 0.2, "only": ("loss", "cone"), "data": None}
 
 
 def run(out, *, overwrite=False, **changed):
     """Says what it found unfinished."""
-    with run_folder(out, "rates", {**ARGUMENTS, **changed}, overwrite=overwrite) as folder:
-        (folder / "result.txt").write_text("found")
-        return [path.name for path in folder.glob("unfinished/*")]
+    with run_folder(out, "rates", {**ARGUMENTS, **changed}, overwrite=overwrite) as place:
+        (place / "result.txt").write_text("found")
+        return [path.name for path in place.glob("unfinished/*")]
 
 
 def test_a_folder_says_what_was_run(tmp_path):
@@ -26,11 +28,14 @@ def test_a_folder_says_what_was_run(tmp_path):
     record = json.loads((tmp_path / "new" / "folder" / "run.json").read_text())
     assert record["command"] == "rates"
     assert record["arguments"] == {"delta": 0.2, "only": ["loss", "cone"], "data": str(data)}
+    source = record["versions"].pop("source")
+    assert len(source) == 16
     assert record["versions"] == {
         "lim_jax": version("lim_jax"), "jax": version("jax"), "python": platform.python_version()
     }  # fmt: skip
     assert record["read"]["data"]["bytes"] == 4
     assert record["read"]["data"]["path"] == str(data.resolve())
+    assert record["finished"] == {"files": ["result.txt"], "printed": ""}
 
 
 def test_the_same_run_is_taken_up_and_another_refused_by_what_differs(tmp_path):
@@ -52,25 +57,76 @@ def test_the_same_run_is_taken_up_and_another_refused_by_what_differs(tmp_path):
     assert not (out / "unfinished").exists() and (out / "result.txt").exists()
 
 
-def test_a_file_that_changed_makes_another_run(tmp_path):
+@pytest.mark.parametrize("large", [False, True])
+def test_a_file_that_changed_makes_another_run(large, tmp_path, monkeypatch):
+    """Of small files what is in them, though time and size are as before; of large ones the time.
+
+    Those of folders inside too, and under their names; hidden files and folders are no part of it.
+    """
+    monkeypatch.setattr(folder, "READ_WHOLE", 0 if large else 10)
     data, out = tmp_path / "data", tmp_path / "out"
-    data.mkdir()
-    for name in "ab":
+    (data / "inside").mkdir(parents=True)
+    (data / ".git").mkdir()
+    for name in ("a", "inside/b"):
         (data / name).write_text("four")
     run(out, data=data)
+    (data / ".git" / "log").write_text("more")
+    (data / "gone").symlink_to("nowhere")
     run(out, data=data)
-    times = (data / "b").stat()
-    os.utime(data / "b", (times.st_atime, times.st_mtime + 10))
-    with pytest.raises(ValueError, match="another run .read.data.modified"):
-        run(out, data=data)
+
+    def refused(message):
+        with pytest.raises(ValueError, match=f"another run .read.data.{message}"):
+            run(out, data=data)
+
+    changed = data / "inside" / "b"
+    before = changed.stat()
+    if large:
+        os.utime(changed, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
+    else:
+        changed.write_text("five")
+        os.utime(changed, ns=(before.st_atime_ns, before.st_mtime_ns))
+    refused("digest: .* there, .* here")
+    changed.write_text("four")
+    os.utime(changed, ns=(before.st_atime_ns, before.st_mtime_ns))
+    run(out, data=data)
+    changed.rename(data / "inside" / "c")
+    refused("digest")
     (data / "a").write_text("longer")
-    with pytest.raises(ValueError, match="read.data.bytes: 8 there, 10 here"):
-        run(out, data=data)
-    (data / "a").unlink()
-    (data / "inside").mkdir()
-    (data / "inside" / "a").write_text("longer")  # what is read of a folder is seen of it
-    with pytest.raises(ValueError, match="read.data.bytes: 8 there, 10 here"):
-        run(out, data=data)
+    refused("bytes: 8 there, 10 here")
+
+
+def test_a_run_that_is_finished_is_printed_again(tmp_path, capsys, monkeypatch):
+    """Unless it is another, a file is gone, or it is to be overwritten: then all is run."""
+    out, done = tmp_path / "out", partial(finished_before, tmp_path / "out", "rates")
+
+    def printed(**changed):
+        with run_folder(out, "rates", {**ARGUMENTS, **changed}) as place:
+            tqdm.write("Measuring ∇.")
+            assert not done(ARGUMENTS), "not while it runs"
+            (place / "result.txt").write_text("found")
+            print("Found.", flush=True)
+        return capsys.readouterr().out
+
+    assert not done(ARGUMENTS)
+    text = printed()
+    assert text == "Measuring ∇.\nFound.\n"
+    assert done(ARGUMENTS)
+    said, blank, *again = capsys.readouterr().out.splitlines(keepends=True)
+    assert said.startswith("Finished before") and blank == "\n" and "".join(again) == text
+    assert not done({**ARGUMENTS, "delta": 0.3}) and not done(ARGUMENTS, overwrite=True)
+    (out / "result.txt").unlink()
+    assert not done(ARGUMENTS)
+    assert printed() == text and done(ARGUMENTS)
+    with pytest.raises(KeyboardInterrupt):
+        with run_folder(out, "rates", ARGUMENTS):
+            raise KeyboardInterrupt
+    assert (out / "result.txt").exists() and not done(ARGUMENTS), "it was begun anew"
+    printed()
+    with monkeypatch.context() as patch:
+        patch.setattr(folder, "version", lambda name: "9.9")
+        assert not done(ARGUMENTS)
+    (out / "run.json").write_text("[1, 2]")
+    assert not done(ARGUMENTS)
 
 
 def test_a_folder_of_other_files_is_refused(tmp_path):
@@ -99,9 +155,9 @@ def test_a_file_is_no_folder(inside, overwrite, tmp_path):
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 def test_where_nothing_came_of_it_nothing_is_left(error, tmp_path):
     def stopped(out, *, wrote=False):
-        with run_folder(out, "rates", ARGUMENTS) as folder:
+        with run_folder(out, "rates", ARGUMENTS) as place:
             if wrote:
-                (folder / "half.json").touch()
+                (place / "half.json").touch()
             raise error
 
     with pytest.raises(error):

@@ -11,6 +11,7 @@ WITHOUT = {
         averaged_orders context_names main part_text parts_of two_way_cells
         measured_contexts network_within noted profile
         rates read_contexts read_contexts_of read_prompts record_shares reproduce run_folder
+        finished_before
         save_figure shuffled_findings shuffled_lines shuffled_shares shuffled_table
         study_figures
         write_contexts write_findings write_json write_shuffled write_table
