@@ -93,6 +93,8 @@ def _parts(value: Any) -> Iterable[Any]:
         return value._identity()
     if isinstance(value, Sequence):
         return value
+    if isinstance(value, jax.sharding.Mesh):
+        return value.axis_names, value.devices.shape
     if isinstance(value, jax.ShapeDtypeStruct):
         return value.shape, value.dtype
     if isinstance(value, partial):

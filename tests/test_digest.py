@@ -139,6 +139,7 @@ OTHERS = {
     "name": lambda: ({"a": 1}, {"b": 1}),
     "object": lambda: (Plain(1), Plain(2)),
     "slots": lambda: (Slotted(1), Slotted(2)),
+    "mesh": lambda: [jax.make_mesh((1,), name) for name in ("a", "b")],
     "words in an array": lambda: [np.array(words, object) for words in (["a", None], ["a", "b"])],
     "bound to a table": lambda: [np.arange(size).__getitem__ for size in (2, 3)],
 }  # fmt: skip

@@ -54,7 +54,10 @@ WHOLE = Holding(stacked, whole_rows)
 
 
 def kept(checkpoint: Source, precision: str) -> Holding:
-    """All weights in the host's memory, matrices in half precision, norms and vectors in full."""
+    """All weights in the host's memory, matrices in half precision, norms and vectors in full.
+
+    Biases are vectors, also where they stand by heads or by experts.
+    """
     told = fingerprint(checkpoint, precision)
 
     def layers(layer: Layer, depth: int) -> FetchedLayers:
@@ -108,12 +111,13 @@ def _halved(layer: TransformerField, precision: str) -> Any:
     def is_norm(node: Any) -> bool:
         return isinstance(node, NORMS)
 
-    def half(node: Any) -> Any:
-        if is_norm(node) or node.ndim < 2:
+    def half(path: tuple, node: Any) -> Any:
+        # A head's bias is a row of two axes: names alone tell it from a matrix.
+        if is_norm(node) or node.ndim < 2 or str(path[-1]).endswith("bias"):
             return node
         return np.asarray(node).astype(precision)
 
-    return jax.tree.map(half, layer, is_leaf=is_norm)
+    return jax.tree.map_with_path(half, layer, is_leaf=is_norm)
 
 
 def _joined(layer: Layer, depth: int) -> tuple[list[np.ndarray], Any]:

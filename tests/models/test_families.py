@@ -8,17 +8,21 @@ import runpy
 from pathlib import Path
 
 import equinox as eqx
+import jax
 import numpy as np
 import pytest
 from reference.as_users import ROOT
 
 from lim_jax import models
+from lim_jax.models import holding
 from lim_jax.models.families import FAMILIES
 
 RECORD = json.loads((Path(__file__).parent / "recorded.json").read_text())
 WRITE = runpy.run_path(str(ROOT / "benchmarks" / "drawing.py"))["write"]
 IDS = np.array(RECORD["ids"])
 BOUND = 1e-13
+MATRICES = {"query", "key", "value", "output", "gate", "up", "down", "inner", "outer", "router",
+            "turning", "query_down"}  # fmt: skip
 
 
 def test_every_family_is_recorded():
@@ -36,3 +40,7 @@ def test_a_family_gives_its_publishers_logits(tmp_path, name):
     bound = BOUND * network["largest"]
     np.testing.assert_allclose(asked, network["logits"], rtol=0, atol=bound)
     np.testing.assert_allclose(np.abs(found).max(), network["largest"], rtol=1e-9)
+    # In half precision are matrices alone: biases by heads and experts, and norms, are whole.
+    layer = jax.tree.map(lambda leaf: np.asarray(leaf)[0], model.flow.layers)
+    for path, leaf in jax.tree.leaves_with_path(holding._halved(layer, "bfloat16")):
+        assert (leaf.dtype == "bfloat16") == (path[-1].name in MATRICES), path

@@ -3,6 +3,7 @@
 import json
 import os
 import runpy
+from dataclasses import replace
 from pathlib import Path
 
 import equinox as eqx
@@ -158,10 +159,18 @@ def test_weights_stay_as_they_are_published(folder, tmp_path):
 
 
 def test_vectors_stay_whole(tmp_path):
-    kept = models.load(publishers.write(tmp_path, publishers.CONFIGS["gpt2"]), kept="bfloat16")
-    like = kept.flow.pattern
-    assert like.attention.query_bias.dtype == "bfloat16"  # of several heads: a matrix
-    assert like.attention.output_bias.dtype == like.feed_forward.inner_bias.dtype == "float32"
+    """Bit for bit: `test_families` has their names in every family."""
+    folder = publishers.write(tmp_path, publishers.CONFIGS["gpt2"])
+    kept, whole = models.load(folder, kept="bfloat16"), models.load(folder).flow.layers
+    layer = jax.tree.unflatten(
+        jax.tree.structure(kept.flow.pattern), kept.flow.layers.source.fetch(np.array(1))
+    )
+    assert layer.attention.query.dtype == "bfloat16"
+    for name in ("query_bias", "key_bias", "value_bias", "output_bias"):  # three are by heads
+        ours, theirs = getattr(layer.attention, name), getattr(whole.attention, name)
+        np.testing.assert_array_equal(ours, theirs[1])
+        assert ours.dtype == "float32"
+    assert layer.feed_forward.inner_bias.dtype == "float32"
     assert kept.positions is not None and kept.positions.dtype == "float32"
 
 
@@ -255,6 +264,12 @@ def test_a_run_is_told_from_one_of_other_files(folder, tmp_path):
     checkpoint = tmp_path / "energies"
     first = energies(models.open(folder), checkpoint=checkpoint)
     np.testing.assert_array_equal(energies(models.open(folder), checkpoint=checkpoint), first)
+    for other in (
+        replace(models.open(folder), logit_scale=0.25),
+        replace(models.open(folder), flow=replace(models.open(folder).flow, horizon=2.0)),
+    ):
+        with pytest.raises(ValueError, match=r"checkpoint: got .* of parameters"):
+            energies(other, checkpoint=checkpoint)
     os.utime(folder / FILE, ns=(1, 1))
     with pytest.raises(ValueError, match=r"checkpoint: got .* of parameters"):
         energies(models.open(folder), checkpoint=checkpoint)
