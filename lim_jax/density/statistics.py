@@ -6,7 +6,8 @@ With the energies :math:`\|P_0(p)\|^2` of examples
 
 are the unnormalised density, the total and the influence density (`def:influence`). The density
 is a ratio of expectations, not a mean of the examples' profiles; its standard errors are those
-of the ratio, by linearisation.
+of the ratio, by linearisation: of what examples deviate from the common profile, small differences
+where profiles are alike, which a difference of sums of squares would lose.
 """
 
 from dataclasses import replace
@@ -41,6 +42,8 @@ from lim_jax.grid.partition import (
 
 Scalar = Float[Array, ""]
 SHOWN = 6  # positions left out that a summary names
+ROUNDING = 8  # so many times the precision what is computed in it may differ
+ALIKE = "all examples have one profile: their errors say nothing of other examples"
 
 
 class Indices(NamedTuple):
@@ -108,7 +111,8 @@ class Influence(eqx.Module):
     r"""Adjoint energies over the data law: their mean, and the scatter that errors come from.
 
     A sufficient statistic: two of them, of two batches, `merge` into that of both. All results
-    are properties. With one example standard errors are infinite.
+    are properties. With one example standard errors are infinite; where several are `alike` they
+    are zero but for rounding, and `summary` says so.
 
     A last-token loss puts most of its influence on the last token, whatever the others do. Of
     regions that leave positions out (`grid.Regions.without`) all results are of the rest: `total`
@@ -126,10 +130,13 @@ class Influence(eqx.Module):
         The number of examples.
     energy
         :math:`I(p_i)`, the mean of :math:`\|P_0(p_i)\|^2` (`eq:unnormalized-influence-density`).
-    energy_scatter, cross_scatter, regional_scatter
-        Sums over examples of products of deviations from the mean: of each energy with itself,
-        of each energy with the three regional integrals, and of these with each other; in units of
-        `unit` squared.
+    energy_scatter, total_scatter
+        Sums over examples of squares of deviations from the mean, of each energy and of the total
+        :math:`Z_b`; in units of `unit` squared, as are those below.
+    density_scatter, cross_scatter, regional_scatter
+        The same of :math:`r_b = E_b - m\,Z_b`, what an example's energy deviates from the common
+        profile: of its squares, of its products with :math:`Z_b`, and of products of its integrals
+        over the three regions.
     unit
         The power of two below the largest energy: the squares of what is measured in it neither
         underflow nor overflow, whatever the loss's scale.
@@ -143,7 +150,9 @@ class Influence(eqx.Module):
     count: Scalar
     energy: Float[Array, " length"]
     energy_scatter: Float[Array, " length"]
-    cross_scatter: Float[Array, "length 3"]
+    total_scatter: Scalar
+    density_scatter: Float[Array, " length"]
+    cross_scatter: Float[Array, " length"]
     regional_scatter: Float[Array, "3 3"]
     unit: Scalar = eqx.field(default=1.0, converter=jnp.asarray)
     example_energies: Float[Array, "examples length"] | None = None
@@ -190,16 +199,23 @@ class Influence(eqx.Module):
         shares = counted.astype(energies.dtype)[:, None]
         count = shares.sum()
         mean = (shares * energies).sum(axis=0) / count
+        mean = mean + (shares * (energies - mean[None, :])).sum(axis=0) / count  # what was rounded
         unit = _power_of_two(mean)
         deviations = shares * (energies - mean[None, :]) / unit
-        regional = deviations @ regions.weights.T
+        # Sums of products, which accelerators take in full precision as they do no product.
+        totals = jnp.sum(deviations * regions.kept_weights[None, :], axis=1)
+        profile = mean / _or_one(regions.kept_weights @ mean)
+        own = deviations - totals[:, None] * profile[None, :]
+        regional = jnp.sum(own[:, None, :] * regions.weights[None, :, :], axis=2)
         return cls(
             regions,
             count,
             mean,
             jnp.sum(deviations**2, axis=0),
-            deviations.T @ regional,
-            regional.T @ regional,
+            jnp.sum(totals**2),
+            jnp.sum(own**2, axis=0),
+            jnp.sum(totals[:, None] * own, axis=0),
+            jnp.sum(regional[:, :, None] * regional[:, None, :], axis=0),
             unit,
             energies if keep_examples else None,
         )
@@ -224,7 +240,7 @@ class Influence(eqx.Module):
     @filter_jit
     def density(self) -> Float[Array, " length"]:
         """The influence density m (`eq:influence-density`); zero where degenerate or left out."""
-        return jnp.where(self._kept, self.energy / self._safe_total, 0)
+        return jnp.where(self._kept, self.energy / _or_one(self.total), 0)
 
     @property
     @filter_jit
@@ -270,17 +286,26 @@ class Influence(eqx.Module):
     @filter_jit
     def total_error(self) -> Scalar:
         """The standard error of `total`."""
-        return self.unit * self._standard_error(self.regional_scatter.sum())
+        return self.unit * self._standard_error(self.total_scatter)
 
     @property
     @filter_jit
     def density_error(self) -> Float[Array, " length"]:
-        r"""The standard error of `density`, from the deviations of :math:`E_b - m\,Z_b`."""
-        m = self.density
-        with_total, of_total = self.cross_scatter.sum(axis=1), self.regional_scatter.sum()
-        scatter = self.energy_scatter - 2 * m * with_total + m**2 * of_total
-        error = self._standard_error(scatter) / (self._safe_total / self.unit)
+        r"""The standard error of `density`, from the deviations :math:`E_b - m\,Z_b`."""
+        error = self._standard_error(self.density_scatter) / (_or_one(self.total) / self.unit)
         return jnp.where(self._kept, error, 0)
+
+    @property
+    @filter_jit
+    def alike(self) -> Bool[Array, ""]:
+        """True where several examples have one profile, as finely as their numbers tell.
+
+        Errors of the density and the indices are then zero but for rounding: as with one example,
+        nothing is known of others.
+        """
+        spread = self.unit * jnp.sqrt(self.density_scatter / self.count)
+        close = spread <= ROUNDING * jnp.finfo(spread.dtype).eps * self.energy
+        return (self.count > 1) & jnp.all(close | ~self._kept)
 
     @filter_jit
     def indices(self, epsilon: Scalar | float = 1e-8) -> Indices:
@@ -289,12 +314,11 @@ class Influence(eqx.Module):
 
     @filter_jit
     def index_errors(self, epsilon: Scalar | float = 1e-8) -> Indices:
-        """The standard errors of `indices`, linearised in the regional integrals."""
+        """The standard errors of `indices`, linearised: one factor of all moves none."""
         sizes = self.regions.weights.sum(axis=1)
 
         def of_integrals(integrals):
-            total = jnp.where(self.degenerate, 1, integrals.sum())
-            return indices(integrals / total / sizes, epsilon)
+            return indices(integrals / _or_one(integrals.sum()) / sizes, epsilon)
 
         slopes = jax.jacrev(of_integrals)(self.regional_integrals / self.unit)
         return Indices(*(self._standard_error(s @ self.regional_scatter @ s) for s in slopes))
@@ -312,19 +336,31 @@ class Influence(eqx.Module):
     @filter_jit
     def _pooled(self, other: "Influence") -> "Influence":
         count = self.count + other.count
-        difference = other.energy - self.energy
-        energy = self.energy + difference * (other.count / count)
+        energy = self.energy + (other.energy - self.energy) * (other.count / count)
         unit = _power_of_two(energy)
-        mine, theirs = (self.unit / unit) ** 2, (other.unit / unit) ** 2
-        shift = difference / unit
-        regional = self.regions.weights @ shift
-        pairs = self.count * other.count / count
-        added = (shift**2, jnp.outer(shift, regional), jnp.outer(regional, regional))
-        scatters = [
-            mine * one + theirs * two + pairs * more
-            for one, two, more in zip(self._scatters, other._scatters, added, strict=True)
-        ]
-        return Influence(self.regions, count, energy, *scatters, unit=unit)
+        pairs = zip(self._about(energy, unit), other._about(energy, unit), strict=True)
+        return Influence(self.regions, count, energy, *(one + two for one, two in pairs), unit=unit)
+
+    def _about(self, mean: Float[Array, " length"], unit: Scalar) -> tuple[Array, ...]:
+        r"""The scatters about another mean and its profile, in another unit.
+
+        With :math:`r'_b = r_b + d\,Z_b` of profiles that are d apart.
+        """
+        kept, weights = self.regions.kept_weights, self.regions.weights
+        shift = (self.energy - mean) / unit
+        total, of_total = self.total / unit, jnp.sum(kept * shift)
+        apart = self.energy / _or_one(self.total) - mean / _or_one(kept @ mean)
+        ratio = (self.unit / unit) ** 2
+        cross, totals = ratio * self.cross_scatter, ratio * self.total_scatter
+        squares = totals + self.count * total**2  # of Z_b, not of its deviations
+        across, along = jnp.outer(weights @ cross, weights @ apart), weights @ apart
+        return (
+            ratio * self.energy_scatter + self.count * shift**2,
+            totals + self.count * of_total**2,
+            ratio * self.density_scatter + 2 * apart * cross + apart**2 * squares,
+            cross + apart * (totals + self.count * total * of_total),
+            ratio * self.regional_scatter + across + across.T + jnp.outer(along, along) * squares,
+        )
 
     def summary(self) -> str:
         """The numbers in a few lines of text, which `print` shows too.
@@ -345,7 +381,7 @@ class Influence(eqx.Module):
         if not all_known(self) or self.energy.ndim > 1:
             return repr(self)
         with jax.ensure_compile_time_eval():
-            indices, index_errors, total, total_error = self._without_examples._numbers()
+            numbers, alike = self._without_examples._numbers(), self._without_examples.alike
         count, left_out = int(self.count), self.regions.left_out
         shown = ", ".join(map(str, left_out[:SHOWN])) + ", ..." * (len(left_out) > SHOWN)
         head = (
@@ -353,9 +389,11 @@ class Influence(eqx.Module):
             f"delta = {float(self.regions.delta):g}"
             + (f", {len(left_out)} left out ({shown})" if left_out else "")
         )
-        if float(total) == 0:
+        if float(numbers[2]) == 0:
             head += "\nno position matters: all energies are zero"
-        return "\n".join([head, *number_lines(indices, index_errors, total, total_error)])
+        elif bool(alike):
+            head += f"\n{ALIKE}"
+        return "\n".join([head, *number_lines(*numbers)])
 
     def __str__(self) -> str:
         """What `summary` says."""
@@ -368,6 +406,7 @@ class Influence(eqx.Module):
             "length": self.grid.size,
             "delta": float(self.regions.delta),
             "examples": int(self.count),
+            "alike": bool(self._without_examples.alike),
             "left_out": list(self.regions.left_out),
             "total": float(total),
             "total_error": float(total_error),
@@ -383,26 +422,25 @@ class Influence(eqx.Module):
         return self.indices(), self.index_errors(), self.total, self.total_error
 
     @property
-    def _scatters(self) -> tuple[Array, Array, Array]:
-        return self.energy_scatter, self.cross_scatter, self.regional_scatter
-
-    @property
     def _without_examples(self) -> "Influence":
         return replace(self, example_energies=None)
-
-    @property
-    def _safe_total(self) -> Scalar:
-        return jnp.where(self.degenerate, 1, self.total)
 
     @property
     def _kept(self) -> Bool[Array, " length"]:
         return self.regions.kept_weights > 0
 
     def _standard_error(self, scatter: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-        """Standard error of a mean; rounding may leave a scatter of zero slightly negative."""
+        """Standard error of a mean. Its derivative is zero where it is."""
         freedom = self.count * (self.count - 1)
-        known = jnp.sqrt(jnp.maximum(scatter, 0) / jnp.where(freedom > 0, freedom, 1))
+        variance = scatter / jnp.where(freedom > 0, freedom, 1)
+        # Rounding may leave the scatter of a merged average slightly negative.
+        known = jnp.where(variance > 0, jnp.sqrt(jnp.where(variance > 0, variance, 1)), 0)
         return jnp.where(freedom > 0, known, jnp.inf)
+
+
+def _or_one(total: Scalar) -> Scalar:
+    """What is divided by: one where there is no influence."""
+    return jnp.where(total == 0, 1, total)
 
 
 def _power_of_two(energy: Float[Array, " length"]) -> Scalar:

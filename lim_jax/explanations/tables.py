@@ -113,7 +113,8 @@ def _index_line(found: Influence) -> str:
     more = "" if enough or needed is None else (
         f": two errors within 10 % would take some {needed - count} more contexts"
     )  # fmt: skip
-    error = "" if needed is None else f" ± {float(errors.lim):.3f}"
+    alike = ", of contexts that all have one profile" * bool(found.alike)
+    error = "" if needed is None else f" ± {float(errors.lim):.3f}{alike}"
     return (
         f"LIM {float(indices.lim):+.3f}{error}, "
         f"symmetric contrast {float(indices.symmetric_contrast):+.3f}{more}"

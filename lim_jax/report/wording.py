@@ -128,10 +128,8 @@ def verdict(found: Influence) -> str:
     )
     if not np.isfinite(error):
         return "One context has no error, so nothing is decided."
-    if error == 0:
-        return (
-            "All contexts are alike, so an error of 0 says nothing of others: nothing is decided."
-        )
+    if bool(found.alike):
+        return "All contexts have one profile, whose error says nothing, so nothing is decided."
     if gap > error:
         return "Lost in the middle: both ends matter more than the middle, by over two errors."
     if gap < -error:

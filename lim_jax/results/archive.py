@@ -219,7 +219,33 @@ def _read_kind(value: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> Any:
     )
     room, name = written.split(".")
     kind = getattr(ROOMS[room], name)
-    return kind(**{part: _read(entry, arrays) for part, entry in value["parts"].items()})
+    parts = {part: _read(entry, arrays) for part, entry in value["parts"].items()}
+    return kind(**(_with_profiles(parts) if kind is density.Influence else parts))
+
+
+def _with_profiles(parts: dict[str, Any]) -> dict[str, Any]:
+    """An influence's parts; of files of before, of scatters of energies, those of profiles too.
+
+    These differences are as good as their precision: of examples that are kept they are anew.
+    """
+    if "density_scatter" in parts:
+        return parts
+    regions, energy, examples = parts["regions"], parts["energy"], parts.get("example_energies")
+    if examples is not None:
+        found = density.Influence.from_energies(examples, regions, keep_examples=True)
+        return {name: getattr(found, name) for name in _parts(density.Influence)}
+    weights, total = regions.weights, regions.kept_weights @ energy
+    profile = energy / jnp.where(total == 0, 1, total)
+    products, pairs = parts["cross_scatter"].sum(axis=1), parts["regional_scatter"]
+    of_total, across = pairs.sum(), jnp.outer(pairs.sum(axis=1), weights @ profile)
+    along = jnp.outer(weights @ profile, weights @ profile)
+    own = parts["energy_scatter"] - 2 * profile * products + profile**2 * of_total
+    return parts | {
+        "total_scatter": of_total,
+        "density_scatter": jnp.maximum(own, 0),
+        "cross_scatter": products - profile * of_total,
+        "regional_scatter": pairs - across - across.T + along * of_total,
+    }
 
 
 def _read_array(value: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> jax.Array:

@@ -206,12 +206,14 @@ def points_in_words(share: float, error: float) -> tuple[str, str]:
     --------
     >>> points_in_words(-0.125, 0.1)
     ('12.5 ± 10.0 points less', ', which is within two errors')
+    >>> points_in_words(0.125, 0.0)[1]
+    ', the same in every context, so that the error says nothing'
     """
     spelt = f"{100 * abs(share):.1f}{error_in_words(100 * error)}"
     if math.isinf(error):
         doubt = ", of one context alone, which has no error"
     elif error == 0:
-        doubt = ", of contexts that are alike"
+        doubt = ", the same in every context, so that the error says nothing"
     else:
         doubt = ", which is within two errors" if abs(share) <= 2 * error else ""
     return f"{spelt} points {'less' if share < 0 else 'more'}", doubt

@@ -1,5 +1,7 @@
 """Influence of any pure loss: densities, indices, standard errors, streaming."""
 
+from functools import reduce
+
 import chex
 import equinox as eqx
 import jax
@@ -263,10 +265,46 @@ def test_one_example_has_unknown_errors():
     assert all(np.isinf(error) for error in result.index_errors())
 
 
-def test_identical_examples_have_no_error():
-    x, y = (jnp.asarray(np.repeat(leaf, 3, axis=0)) for leaf in linear_batch(7, 1))
-    result = lim.influence(linear_loss, 1.0, (x, y), GRID)
-    np.testing.assert_allclose(result.density_error, 0, atol=1e-12)
+@pytest.mark.parametrize("left_out", [(), (0, 19)])
+@pytest.mark.parametrize("sizes", [0.0, 1.0])
+def test_errors_of_profiles_that_hardly_differ_are_those_in_double_precision(sizes, left_out):
+    """In float32, alike to 1e-4, of one size and of many: at once and in pieces of three."""
+    normal = np.random.default_rng(0).standard_normal
+    alike = np.exp(normal(20)) * (1 + 1e-4 * normal((31, 20))) * np.exp(sizes * normal((31, 1)))
+    samples = jax.device_put(alike.astype(np.float32))
+    regions = lim.boundary_regions(lim.token_grid(20, "float32"), 0.2).without(left_out)
+    pieces = [samples[start : start + 3] for start in range(0, 31, 3)]
+    found = [lim.Influence.from_energies(piece, regions) for piece in (samples, *pieces)]
+    weights = np.asarray(regions.weights, float)
+    kept = weights.sum(axis=0)
+    samples = np.asarray(samples, float)
+    of_density, of_averages = linearised_errors(samples, kept, weights)
+    totals = samples @ kept
+    for result in (found[0], reduce(lim.Influence.merge, found[1:])):
+        np.testing.assert_allclose(result.density_error, of_density * (kept > 0), rtol=0.01)
+        np.testing.assert_allclose(result.index_errors()[:3], of_averages, rtol=0.01)
+        np.testing.assert_allclose(result.total_error, totals.std(ddof=1) / 31**0.5, rtol=0.01)
+        assert not result.alike
+
+
+def test_examples_of_one_profile_are_said_to_be_alike():
+    """Identical ones and multiples of one, merged or not; neither others nor one alone."""
+    regions = lim.boundary_regions(lim.token_grid(10, "float32"), 0.2).without([9])
+    (sample,) = energies(linear_batch(7, 1))
+
+    def measured(*rows):
+        rows = jax.device_put(np.array(rows, np.float32))
+        return lim.Influence.from_energies(rows, regions)
+
+    same, others = measured(*[sample] * 3), measured(sample, 1.3 * sample, 7 * sample)
+    assert float(same.total_error) == 0 and not np.any(same.density_error)
+    outside = sample * np.where(np.arange(10) == 9, 2, 1)  # at a place that is left out
+    for found in (same, others, same.merge(others), measured(sample, outside, sample)):
+        assert bool(found.alike)
+    assert "one profile: their errors say nothing" in str(others)
+    assert others.record()["alike"] is True
+    moved = measured(sample, sample, sample * np.where(np.arange(10) == 5, 1 + 1e-5, 1))
+    assert not moved.alike and "one profile" not in str(moved) and not measured(sample).alike
 
 
 def test_no_influence_is_reported_as_degenerate():

@@ -66,22 +66,32 @@ def test_rates_come_back_as_rates_and_are_laid_out_as_their_rows(tmp_path):
     assert to_pandas(rates, "study").equals(to_pandas(rows, "study"))
 
 
-def test_an_influence_that_was_written_before_scatters_had_a_unit_is_read(tmp_path):
-    now = lim.Influence.from_energies(8 * numbers(0, 5, 7), REGIONS)
-    scatters = {
-        name: getattr(now, name) * now.unit**2
-        for name in ("energy_scatter", "cross_scatter", "regional_scatter")
-    }
+@pytest.mark.parametrize("kept", [False, True])
+def test_an_influence_that_was_written_before_scatters_were_of_profiles_is_read(kept, tmp_path):
+    """Nor had they a unit then; with the examples' own energies and without."""
+    energies = 8 * numbers(0, 5, 7)
+    now = lim.Influence.from_energies(energies, REGIONS, keep_examples=kept)
+    weights, deviations = np.asarray(REGIONS.weights), np.asarray(energies)
+    deviations = deviations - deviations.mean(axis=0)
+    regional = deviations @ weights.T
+    former = {
+        "energy_scatter": (deviations**2).sum(axis=0), "cross_scatter": deviations.T @ regional,
+        "regional_scatter": regional.T @ regional,
+    }  # fmt: skip
     save(now, tmp_path / "found.npz")
     header = json.loads(np.load(tmp_path / "found.npz")["header"].item())
-    del header["result"]["parts"]["unit"]
+    for name in ("unit", "total_scatter", "density_scatter"):
+        del header["result"]["parts"][name]
     rewritten(tmp_path / "found.npz", **header)
-    entries = dict(np.load(tmp_path / "found.npz")) | scatters
+    entries = dict(np.load(tmp_path / "found.npz")) | former
     np.savez(tmp_path / "found.npz", **entries)
     found = load(tmp_path / "found.npz")
-    assert float(now.unit) != 1 == float(found.unit)
-    np.testing.assert_allclose(found.density_error, now.density_error, rtol=1e-12)
-    np.testing.assert_allclose(found.merge(now).total_error, now.merge(now).total_error)
+    assert float(now.unit) != 1
+    more = lim.Influence.from_energies(numbers(1, 3, 7), REGIONS)
+    for one, other in ((found, now), (found.merge(more), now.merge(more))):
+        np.testing.assert_allclose(one.density_error, other.density_error, rtol=1e-12)
+        np.testing.assert_allclose(one.total_error, other.total_error, rtol=1e-12)
+        np.testing.assert_allclose(one.index_errors(), other.index_errors(), rtol=1e-12)
 
 
 def test_what_numpy_has_no_precision_for_comes_back_too(tmp_path):
