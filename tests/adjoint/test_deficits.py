@@ -268,6 +268,31 @@ def test_bootstrap_bounds_cover_the_data_and_the_truth():
     assert covered >= 40  # 0.9 for two one-sided 95 % bounds, less for the small sample
 
 
+@pytest.mark.parametrize("confidence", [0.6, 0.9])
+def test_bootstrap_bounds_are_quantiles_of_what_is_drawn(confidence):
+    """Of two examples a quarter of the draws are one alone, a quarter the other, the rest both:
+    beyond 3/4 bounds are those of the worse example, before them those of both."""
+    factors = np.random.default_rng(0).standard_normal((2, 3, 3, 5))
+    data = RegionalChannels(jax.device_put(factors @ factors.transpose(0, 1, 3, 2)))
+    both = np.asarray(data.energies), np.asarray(data.correlations)
+    alone = [RegionalChannels(data.products[one : one + 1]) for one in (0, 1)]
+    energies, correlations = (
+        np.stack([getattr(one, name) for one in alone]) for name in ("energies", "correlations")
+    )
+    most, least, rho = energies.max(axis=0), energies.min(axis=0), correlations.max(axis=0)
+    rho = np.maximum(rho, both[1])  # of both together it may be larger than of either
+    if confidence == 0.6:
+        # Of the two examples' and the mean's correlations the middle one, and never below the data.
+        middle = np.sort([*correlations, both[1]], axis=0)[1]
+        most, least, rho = both[0], both[0], np.maximum(middle, both[1])
+    bounds = deficits.bootstrap_bounds(
+        data, key=jax.random.key(0), confidence=confidence, resamples=400
+    )
+    np.testing.assert_allclose(bounds.upper, most, rtol=1e-12)
+    np.testing.assert_allclose(bounds.correlations, rho, rtol=1e-12)
+    np.testing.assert_allclose([bounds.left, bounds.right], [least[0, 1], least[2, 0]], rtol=1e-12)
+
+
 @pytest.mark.slow
 def test_whenever_a_certificate_holds_its_conclusion_does():
     """Forty networks and data sets, of all strengths, under three losses.

@@ -9,7 +9,7 @@ from reference.architectures import architecture_flow
 from reference.networks import layer_of, random_states
 
 import lim_jax as lim
-from lim_jax.network import Experts, MixtureOfExperts, Routing
+from lim_jax.network import ClampedGate, Experts, MixtureOfExperts, Routing
 
 
 def weights_of(routing, scores, preference=None):
@@ -29,6 +29,14 @@ def test_groups_are_judged_by_the_sum_of_their_best():
     preference = jnp.array([0.0] * 6 + [-0.5, 0.0, 0.0])
     first = weights_of(by_one, scores, preference)
     assert set(first) == {0, 2} and first[0] == pytest.approx(0.9 / 1.1)
+
+
+def test_a_clamped_gate_has_no_least_value():
+    """At most the limit, as far below as it is; what comes up is within it on both sides."""
+    gates, ups = np.meshgrid([-7.0, -2.5, -1.0, 1.0, 2.5], [-9.0, -1.0, 1.0, 9.0])
+    found = ClampedGate(0.5, 2.0)(jnp.asarray(gates), jnp.asarray(ups))
+    gates, ups = np.where(gates > 2, 2, gates), np.where(abs(ups) > 2, 2 * np.sign(ups), ups)
+    np.testing.assert_allclose(found, gates / (1 + np.exp(-gates / 2)) * (ups + 1), rtol=1e-12)
 
 
 def test_weights_are_of_scores_and_not_of_preferences():

@@ -17,6 +17,7 @@ from lim_jax.network import (
     LongFrequencies,
     Rotary,
     Span,
+    Spans,
     Tempered,
     UnitRotary,
     linear_scaling,
@@ -176,6 +177,17 @@ def test_frequencies_of_a_length_are_those_of_contexts_that_long():
     grown = DynamicFrequencies(size=4, base=100.0, factor=3.0, trained=6)
     assert grown(5) == rotary_frequencies(4, 100.0)
     np.testing.assert_allclose(grown(9), rotary_frequencies(4, 100 * (3 * 1.5 - 2) ** 2))
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (1, 2, 0), (2, 0, 1)])
+def test_of_layers_that_turn_differently_the_most_counts(order):
+    """Wherever it stands among them: a head must have as many features."""
+    kinds = [Span(), Span(places=Rotary((1.0, 0.5, 0.2))), Span(places=Rotary((1.0,)))]
+    spans = Spans(tuple(kinds[index] for index in order), jnp.array(0))
+    assert spans.turning == 6
+    attention = lim.CausalAttention.init(8, heads=2, key=jax.random.key(0))
+    with pytest.raises(ValueError, match="rotary: got 6 features that turn, expected at most 4"):
+        dataclasses.replace(attention, span=spans)
 
 
 def test_angles_from_zero_and_tempers_begin_with_each_context():

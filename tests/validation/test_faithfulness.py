@@ -16,7 +16,7 @@ from lim_jax.grid import token_grid
 from lim_jax.models import Queries
 from lim_jax.validation import ablations, faithfulness
 
-RECORDS, PLACES, TOKENS = 5, 336, 3
+RECORDS, PLACES, TOKENS, SCALE = 5, 336, 3, 1.5
 SETTING = validation.FaithfulnessSetting(
     prompts=10, records=RECORDS, key_length=1, value_length=1, tokens=TOKENS, fitted=(5, 12),
     held_out=7, steps=2,
@@ -26,8 +26,8 @@ NAMES = list(validation.attribution_costs(SETTING))
 
 @pytest.fixture(scope="module")
 def model():
-    """Whose head is large, so that answers hang on what stands before."""
-    small = byte_network(PLACES, depth=1, seed=3)
+    """Whose head is large, so that answers hang on what stands before; its words have a scale."""
+    small = replace(byte_network(PLACES, depth=1, seed=3), embedding_scale=SCALE)
     return eqx.tree_at(lambda one: one.head, small, replace_fn=lambda head: 3 * head)
 
 
@@ -138,7 +138,7 @@ def test_what_reads_the_whole_text_is_of_the_unpadded_context(model, found):
     @eqx.filter_jit
     def measured(model, ids):
         x = model.embed(ids)
-        words = model.embedding.mean(axis=0)[None] - model.embedding[ids]
+        words = SCALE * (model.embedding.mean(axis=0)[None] - model.embedding[ids])
         start = jnp.where((places >= 0)[:, None], x + words, x)
         gradients = [jax.grad(loss)(x, y) for loss in (model.loss, model.margin_loss)]
         path = [jax.grad(model.loss)(start + s * (x - start), y) for s in (0.25, 0.75)]
