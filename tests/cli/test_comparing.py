@@ -181,7 +181,7 @@ class Frames(HTMLParser):
         if tag == "iframe":
             self.held.append(dict(attrs)["srcdoc"])
         if tag == "img":
-            kind, _, data = dict(attrs)["src"].partition("base64,")
+            kind, _, data = (dict(attrs)["src"] or "").partition("base64,")
             assert kind == "data:image/svg+xml;", "in the page itself"
             self.pictures.append(base64.b64decode(data).decode())
 
@@ -202,8 +202,9 @@ def test_the_page_has_the_table_and_the_figures_and_both_pages_where_they_are(
     for name, page in zip("AB", pages, strict=True):
         (folders / name / "profile.html").write_text(page, "utf-8")
         assert cli.main(["compare", *arguments, "--overwrite"]) == 0
-        found = Frames((folders / "C" / "compare.html").read_text("utf-8"))
-        assert found.held == (pages if name == "B" else [])
+        written = (folders / "C" / "compare.html").read_text("utf-8")
+        assert Frames(written).held == (pages if name == "B" else [])
+    found = Frames((folders / "C" / "compare.html").read_text("utf-8"))
     document = json.loads((folders / "C" / "compare.json").read_text())
     _, *said = found.told["p"]
     assert said == document["finding"].splitlines()

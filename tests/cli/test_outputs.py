@@ -16,6 +16,7 @@ from reference.pages import Read
 from reference.publishers import CONFIGS, write_with_letters
 
 from lim_jax import cli, explanations, models, report
+from lim_jax.cli import profiling
 from lim_jax.cli.columns import COLUMNS, FILES
 
 COMMANDS = Path(__file__).parents[2] / "docs" / "commands.md"
@@ -104,6 +105,12 @@ def test_every_name_is_in_the_table_with_its_unit():
     said = page.split(head)[1].split("\n\n")[0]
     rows = [f"| `{name}` | {unit} | {meaning} |" for name, (unit, meaning) in COLUMNS.items()]
     assert said.splitlines() == rows
+
+
+def test_a_character_of_several_tokens_keeps_a_row_for_each_in_which_it_can_be_read():
+    found = profiling._pieces(["n", "", "", "\u4e16", "!", ""])
+    wholes = [("\u4e16", "1/3"), ("\u4e16", "2/3"), ("\u4e16", "3/3")]
+    assert found == [("n", ""), *wholes, ("!", ""), ("\ufffd", "")]
 
 
 def require_columns(found):

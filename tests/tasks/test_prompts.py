@@ -1,12 +1,14 @@
 """Prompts in ids: which place is of which record, what is asked, and many in few shapes."""
 
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
 from reference.publishers import LETTERS
 from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
+from tokenizers.models import BPE, WordLevel
+from tokenizers.pre_tokenizers import ByteLevel, Whitespace
 from tokenizers.processors import TemplateProcessing
 
 from lim_jax.tasks import Example, Prompt, buckets, encode, encode_text, laid_out, moved
@@ -62,6 +64,20 @@ def test_without_a_tokenizer_ids_are_bytes():
     # The last byte of each letter is at that letter.
     complete = np.array([token != "" for token in tokens.tokens])
     np.testing.assert_array_equal(tokens.last[complete], ends[complete] - 1)
+
+
+def test_of_a_character_of_several_tokens_the_last_has_it():
+    """As the bytes' own ids do, and `models.texts_of_ids`; marks of the ends are no part of one."""
+    alphabet = {letter: n for n, letter in enumerate(sorted(ByteLevel.alphabet()))}
+    of_bytes: Any = Tokenizer(BPE(alphabet | {"<s>": 256}, []))
+    of_bytes.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    of_bytes.add_special_tokens(["<s>"])
+    of_bytes.post_processor = TemplateProcessing(single="<s> $0 <s>", special_tokens=[("<s>", 256)])
+    text = "né 世a"
+    found = encode_text(text, of_bytes)
+    expected = ("n", "", "é", " ", "", "", "世", "a")
+    assert found.tokens == ("<s>", *expected, "<s>")
+    assert encode_text(text).tokens == expected
 
 
 @pytest.mark.parametrize(
