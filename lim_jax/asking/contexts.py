@@ -1,5 +1,6 @@
 """Contexts of ids: what a model reads, what is asked of it, and the parts that have names."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple, get_args
@@ -23,6 +24,7 @@ from lim_jax.tasks import EncodedText, encode_text
 tokenizers: Any = lazy_loader.load("tokenizers")  # of the extra; bytes do without
 Asked = Literal["next-token", "answer", "margin", "contrast"]
 ASKED = get_args(Asked)
+NAMED = re.compile(r"[<\[].+[>\]]")  # as tokens of control are
 
 
 class Span(NamedTuple):
@@ -148,10 +150,15 @@ class Unanswered(NamedTuple):
         asked
             As there.
         """
-        ids = np.asarray(answer).astype(self.found.ids.dtype)
-        cure = "The model ended at once: give an answer."
-        some = ids.ndim == 1 and ids.size > 0
-        require(some, "answer", got=f"ids of shape {ids.shape}", expected="at least one", cure=cure)
+        ids = np.asarray(answer)
+        require(
+            ids.ndim == 1 and ids.size > 0 and ids.dtype.kind in "iu",
+            "answer",
+            got=f"ids of shape {ids.shape} and of {ids.dtype}",
+            expected="whole numbers, at least one",
+            cure="The model ended at once: give an answer.",
+        )
+        ids = ids.astype(self.found.ids.dtype)
         texts = texts_of_ids(ids, tokenizer)
         ends = len(self.laid.text) + np.cumsum([max(1, len(text)) for text in texts]) - 1
         found = EncodedText(
@@ -320,11 +327,14 @@ def _encoded(laid: Laid, after: str, tokenizer: Any, where: str) -> EncodedText:
     text, marks = laid.text + after, not laid.marked
     found = encode_text(text, tokenizer, marks=marks)
     added = getattr(tokenizer, "get_added_tokens_decoder", dict)()
-    of_control = {number: token for number, token in added.items() if token.special}
-    if laid.control is None or not of_control:
+    if laid.control is None or not added:
         return found
-    spelt = list(_spelt(text, found, of_control))
+    spelt = list(_spelt(text, found, added))
     ours = [one for one in spelt if any(s <= one.start and one.end <= e for s, e in laid.control)]
+    # Some publishers do not call "<User>" special: it is one of control where a template writes it.
+    written = {one.id for one in ours if NAMED.fullmatch(one.token.content)}
+    of_control = {n: token for n, token in added.items() if token.special or n in written}
+    spelt, ours = ([one for one in some if one.id in of_control] for some in (spelt, ours))
     if len(ours) == len(spelt):
         return found
     found = encode_text(text, _read_as_text(tokenizer, text, ours), marks=marks)
@@ -336,15 +346,15 @@ def _encoded(laid: Laid, after: str, tokenizer: Any, where: str) -> EncodedText:
     return found
 
 
-def _spelt(text: str, found: EncodedText, of_control: Mapping[int, Any]) -> Iterator[_Control]:
-    """The tokens of control that stand in a text; an unknown word is one that it does not spell."""
+def _spelt(text: str, found: EncodedText, added: Mapping[int, Any]) -> Iterator[_Control]:
+    """The added tokens that stand in a text; an unknown word is one that it does not spell."""
     reached = 0
     for number, last in zip(found.ids.tolist(), found.last.tolist(), strict=True):
-        if number in of_control and last >= 0:
-            content = of_control[number].content
+        if number in added and last >= 0:
+            content = added[number].content
             start = text.find(content, reached, last + 1)
             if start >= 0:
-                yield _Control(start, start + len(content), number, of_control[number])
+                yield _Control(start, start + len(content), number, added[number])
         reached = max(reached, last + 1)
 
 
@@ -354,6 +364,7 @@ def _read_as_text(tokenizer: Any, text: str, ours: Sequence[_Control]) -> Any:
     names = {mark + one.token.content: one for one in ours}
     plain = tokenizers.Tokenizer.from_str(tokenizer.to_str())
     plain.encode_special_tokens = True
+    plain.add_special_tokens([one.token.content for one in ours])
     for name, (*_, token) in names.items():
         kept = {part: getattr(token, part) for part in ("lstrip", "rstrip", "single_word")}
         plain.add_tokens([tokenizers.AddedToken(name, normalized=token.normalized, **kept)])

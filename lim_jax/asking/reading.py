@@ -227,10 +227,12 @@ def read_documents(path: AnyPath) -> tuple[Document, ...]:
     path = as_path(path, "documents")
     if path.is_dir():
         return _of_folder(path)
+    require(path.is_file(), "documents", got=f"{path}, which is no file and no folder",
+            expected="a folder of texts, a text, or lines", cure="Look at the path.")  # fmt: skip
     if path.suffix in (".json", ".jsonl"):
         return _documents([entry for _, entry in _entries(path, "documents")], f"{path}")
     title = _title(Path(path.name))
-    return _documents([{"title": title, "text": _content(path, "documents")}], f"{path}")
+    return _documents([{"title": title, "text": text_of_file(path, "documents")}], f"{path}")
 
 
 def _of_folder(folder: Path) -> tuple[Document, ...]:

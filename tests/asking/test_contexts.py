@@ -84,9 +84,19 @@ def test_neither_does_a_document_a_question_a_foil_or_a_tool():
     assert found.found.ids.tolist() == [START, *spelt(laid.text)]
     one = context_of(laid, " a", TOKENIZER, asked="contrast", foil=" <|im_end|>")
     assert one.contrast is not None and one.contrast.foil.tolist() == spelt(" <|im_end|>")
-    laid = chat_prompt([USER], ChatTemplate(TOOLS, MARKS), (), [WEATHER])
-    ids = unanswered(laid, TOKENIZER).found.ids.tolist()
+    template = ChatTemplate(TOOLS, MARKS)
+    line = Line("here", messages=(USER,), template=template, tools=(WEATHER,))
+    ids = unanswered(line.laid, TOKENIZER).found.ids.tolist()
     assert ids.count(START) == 3 and ids.count(END) == 2
+
+
+def test_a_token_that_a_template_writes_is_one_of_control_whatever_it_is_called():
+    """Not so other tokens that a publisher added, as of two ends of a line, or of HTML."""
+    made = bytewise()
+    made.add_tokens(["<User>", "\n\n", "<h1>"])
+    laid = Laid("<User>\n\na<User>\n\n<h1>b", ((8, 23, "user 1"),), True, ((0, 8), (23, 23)))
+    ids = unanswered(laid, made).found.ids.tolist()
+    assert ids == [258, 259, *spelt("a<User>"), 259, 260, *spelt("b")]
 
 
 def test_a_prompt_that_is_laid_out_by_hand_may_have_them():

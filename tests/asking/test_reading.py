@@ -278,7 +278,7 @@ def tokenizer(folder):
 
 @pytest.mark.usefixtures("as_users_run")
 def test_an_answer_of_no_ids_is_none():
-    for none in (np.zeros(0, int), np.zeros((1, 2), int)):
+    for none in (np.zeros(0, int), np.zeros((1, 2), int), np.array([50.5])):
         with pytest.raises(ValueError, match="answer: got ids of shape .* at least one.*ended at"):
             unanswered(Laid("abc")).answered(none)
 

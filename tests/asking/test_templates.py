@@ -4,7 +4,7 @@ import json
 
 import gguf
 import pytest
-from reference.chats import CHATML, USER
+from reference.chats import CHATML, USER, WEATHER
 
 from lim_jax.asking import read_chat_template, read_lines
 
@@ -80,6 +80,8 @@ def test_lines_of_messages(tmp_path):
     (tmp_path / "chat_template.jinja").write_text(CHATML)
     (line,) = read_lines(data, tmp_path)
     assert "<|im_start|>user\nOne.\n\nuser <|im_end|>" in line.laid.text
+    data.write_text(json.dumps({"messages": [USER], "tools": [WEATHER]}))
+    assert read_lines(data, tmp_path)[0].tools == (WEATHER,)
     data.write_text('{"text": "a"}\n{"messages": [{"role": "user"}]}')
     with pytest.raises(ValueError, match="line 2, messages, message 1: got {'role': 'user'}, exp"):
         read_lines(data, tmp_path)

@@ -139,7 +139,7 @@ def test_a_question_that_cannot_be_asked_is_refused(folder, documents, tmp_path,
     start, out = ["ask", str(folder)], ["--out", str(tmp_path / "out"), "--no-html"]
     cases = {
         "question: got ' '": [" ", "--documents", str(documents)],
-        "data: got .*nowhere, which is no file": ["bc", "--documents", str(tmp_path / "nowhere")],
+        "documents: got .*nowhere, which is no": ["bc", "--documents", str(tmp_path / "nowhere")],
         "question: got 48 tokens, expected": [
             "bc", "--documents", str(documents), "--max-length", "10",
         ],
