@@ -131,7 +131,7 @@ def chat_prompt(
     layouts = [_layout(messages, tools)]
     if named:
         beside = _beside(messages, tools, named)
-        layouts = [beside, _layout(messages, tools, document_pieces(named))]
+        layouts = [beside, _layout(messages, tools, document_pieces(named), named)]
     layout, whole, frame = _chosen(template, layouts)
     places, control = _found(layout, whole, frame)
     end = len(whole)
@@ -192,8 +192,16 @@ def _without_calls(chat: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]
             }  # fmt: skip
 
 
-def _layout(messages: Sequence[Message], tools: Any, before: Pieces | None = None) -> _Layout:
-    """With pieces before what the user said last, which is then the question; None without."""
+def _layout(
+    messages: Sequence[Message],
+    tools: Any,
+    before: Pieces | None = None,
+    documents: Sequence[Document] = (),
+) -> _Layout:
+    """With pieces before what the user said last, which is then the question; None without.
+
+    No message is called as one of the documents is.
+    """
     users = [number for number, one in enumerate(messages) if one["role"] == "user"]
     require(
         bool(users) or before is None, "messages", got="documents, and none of a user",
@@ -201,7 +209,7 @@ def _layout(messages: Sequence[Message], tools: Any, before: Pieces | None = Non
     )  # fmt: skip
     laid: list[dict[str, Any]] = []
     layout = _Layout([], {"messages": laid}, set())
-    taken = {name for _, name in before or ()}
+    taken = {one.name for one in documents}
     for number, message in enumerate(messages):
         role, text = message["role"], _text(message.get("content"))
         asks, name = before is not None and number == users[-1], f"{role} {number + 1}"
@@ -222,7 +230,7 @@ def _layout(messages: Sequence[Message], tools: Any, before: Pieces | None = Non
 
 def _beside(messages: Sequence[Message], tools: Any, documents: Sequence[Document]) -> _Layout:
     """With documents that the template itself is to place."""
-    layout = _layout(messages, tools, ())
+    layout = _layout(messages, tools, (), documents)
     layout.chat["documents"] = [
         {
             part: layout.put([(text, one.name)], said=part == "text")
