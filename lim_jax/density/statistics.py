@@ -6,8 +6,8 @@ With the energies :math:`\|P_0(p)\|^2` of examples
 
 are the unnormalised density, the total and the influence density (`def:influence`). The density
 is a ratio of expectations, not a mean of the examples' profiles; its standard errors are those
-of the ratio, by linearisation: of what examples deviate from the common profile, small differences
-where profiles are alike, which a difference of sums of squares would lose.
+of the ratio, by linearisation, from what examples deviate from the common profile: where profiles
+are alike, these are small differences, which a difference of sums of squares would lose.
 """
 
 from dataclasses import replace

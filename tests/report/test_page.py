@@ -242,7 +242,7 @@ def test_the_gap_is_judged_at_two_errors(read):
     for valleys, word in ((3, "Undecided"), (5, "Undecided"), (11, "Undecided"), (16, "Lost")):
         assert said([hill] * 2 + [1 / hill] * valleys).startswith(word)
     assert said([hill]).startswith("One context has no error")
-    assert said([hill, hill]).startswith("All contexts are alike, so an error of 0")
+    assert said([hill, hill]).startswith("All contexts have one profile, whose error")
     assert said([0 * hill]).startswith("No position")
 
 
