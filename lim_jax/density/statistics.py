@@ -199,14 +199,13 @@ class Influence(eqx.Module):
         shares = counted.astype(energies.dtype)[:, None]
         count = shares.sum()
         mean = (shares * energies).sum(axis=0) / count
-        mean = mean + (shares * (energies - mean[None, :])).sum(axis=0) / count  # what was rounded
         unit = _power_of_two(mean)
         deviations = shares * (energies - mean[None, :]) / unit
-        # Sums of products, which accelerators take in full precision as they do no product.
+        # A sum, which accelerators take in full precision: a product's rounding is no deviation.
         totals = jnp.sum(deviations * regions.kept_weights[None, :], axis=1)
         profile = mean / _or_one(regions.kept_weights @ mean)
         own = deviations - totals[:, None] * profile[None, :]
-        regional = jnp.sum(own[:, None, :] * regions.weights[None, :, :], axis=2)
+        regional = own @ regions.weights.T
         return cls(
             regions,
             count,
@@ -214,8 +213,8 @@ class Influence(eqx.Module):
             jnp.sum(deviations**2, axis=0),
             jnp.sum(totals**2),
             jnp.sum(own**2, axis=0),
-            jnp.sum(totals[:, None] * own, axis=0),
-            jnp.sum(regional[:, :, None] * regional[:, None, :], axis=0),
+            totals @ own,
+            regional.T @ regional,
             unit,
             energies if keep_examples else None,
         )

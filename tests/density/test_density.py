@@ -297,7 +297,7 @@ def test_examples_of_one_profile_are_said_to_be_alike():
         return lim.Influence.from_energies(rows, regions)
 
     same, others = measured(*[sample] * 3), measured(sample, 1.3 * sample, 7 * sample)
-    assert float(same.total_error) == 0 and not np.any(same.density_error)
+    assert same.total_error < 1e-6 * same.total and np.max(same.density_error) < 1e-6
     outside = sample * np.where(np.arange(10) == 9, 2, 1)  # at a place that is left out
     for found in (same, others, same.merge(others), measured(sample, outside, sample)):
         assert bool(found.alike)
