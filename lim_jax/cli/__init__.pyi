@@ -53,9 +53,9 @@ from .networks import network_within as network_within
 from .networks import noted as noted
 from .networks import require_model as require_model
 from .orders import rates as rates
+from .pages import first_accounts as first_accounts
 from .pages import first_contexts as first_contexts
 from .profiling import Profiled as Profiled
-from .profiling import described_contexts as described_contexts
 from .profiling import profile as profile
 from .profiling import profiled as profiled
 from .profiling import require_fitting as require_fitting
@@ -84,6 +84,8 @@ from .taking import Case as Case
 from .taking import Taking as Taking
 from .taking import announced as announced
 from .taking import choose_contexts as choose_contexts
+from .taking import described_contexts as described_contexts
 from .taking import duration as duration
+from .taking import measuring_seconds as measuring_seconds
 from .tuning import train_published as train_published
 from .tuning import tuning_figures as tuning_figures

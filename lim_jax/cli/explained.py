@@ -14,9 +14,8 @@ from lim_jax.asking import Context
 from lim_jax.cli.folder import save_figure, write_json, write_table
 from lim_jax.cli.kept import context_names, record_shares
 from lim_jax.cli.pages import first_contexts
-from lim_jax.cli.profiling import described_contexts
 from lim_jax.cli.records import Record, averaged_records, record_lines
-from lim_jax.cli.taking import Case
+from lim_jax.cli.taking import Case, described_contexts
 from lim_jax.explanations import Explanation
 from lim_jax.explanations.account import HOPS
 from lim_jax.explanations.windows import Windows

@@ -33,7 +33,7 @@ from lim_jax.cli.kept import (
     write_contexts,
 )
 from lim_jax.cli.networks import network_within, noted, require_model
-from lim_jax.cli.pages import SHOWN, first_contexts
+from lim_jax.cli.pages import SHOWN, first_accounts
 from lim_jax.cli.records import Record, averaged_records, record_lines
 from lim_jax.cli.shuffling import (
     ShuffledShares,
@@ -44,6 +44,7 @@ from lim_jax.cli.shuffling import (
     shuffled_table,
     write_shuffled,
 )
+from lim_jax.cli.taking import described_contexts, duration, measuring_seconds
 from lim_jax.density.statistics import Influence
 from lim_jax.grid.cells import token_grid
 from lim_jax.grid.partition import boundary_regions
@@ -56,6 +57,7 @@ from lim_jax.results.measured import (
     influence_of_contexts,
 )
 from lim_jax.results.two_way import two_way_cells
+from lim_jax.weights import FetchedLayers
 
 Energy = Float[np.ndarray, " _"]
 LOSS_WORDS = {
@@ -65,6 +67,7 @@ LOSS_WORDS = {
     "contrast": "the answer over the foil, by log odds",
 }
 LOSSES = {"margin": CausalLM.margin_loss, "contrast": contrast_loss}
+TERMINAL_LOSSES = {"margin": CausalLM.terminal_margin_loss}
 
 
 class Profiled(NamedTuple):
@@ -85,6 +88,8 @@ class Profiled(NamedTuple):
         What records hold of each context, and the contexts one by one.
     shuffled
         What is due to documents and what to places, of documents in several orders; else None.
+    accounts
+        Those of a page, where its contexts were measured by them.
     """
 
     contexts: Sequence[Context]
@@ -95,6 +100,7 @@ class Profiled(NamedTuple):
     shares: Shares
     kept: MeasuredContexts
     shuffled: ShuffledShares | None
+    accounts: Sequence[explanations.TokenAccount] = ()
 
 
 def profile(
@@ -173,9 +179,14 @@ def profile(
         require_fitting(network, contexts)
         described = described_contexts([context.length for context in contexts])
         described += f", {shuffle} orders of each line" * bool(shuffle)
-        page = f", then a page of the first {min(SHOWN, len(contexts))}" * html
-        tqdm.write(f"Measuring {described}{page}. The bar shows the time that is left.")
-        found = profiled(network, contexts, lines, loss, delta, unfinished)
+        shown = min(SHOWN, len(contexts)) if html else 0
+        seconds = measuring_seconds(network, [context.length for context in contexts], shown)
+        page = f", with a page of the first {shown}" * html
+        tqdm.write(
+            f"Measuring {described}{page}: about {duration(seconds)}. "
+            "The bar shows the time that is left."
+        )
+        found = profiled(network, contexts, lines, loss, delta, unfinished, html)
         print(f"== {model} on {data}: {described}, loss {loss} ==")
         print("".join(f"{line}\n" for line in own_answers(read, contexts, model)), end="")
         print(_words(found))
@@ -231,20 +242,17 @@ def profiled(
     asked: Asked,
     delta: float,
     unfinished: AnyPath,
+    html: bool,
 ) -> Profiled:
-    """Measure all contexts; orders of a line are one, since they are not independent."""
+    """Measure all contexts; orders of a line are one, since they are not independent.
+
+    What a page shows of its contexts holds their energies: in memory they are not measured twice.
+    """
     unfinished = as_path(unfinished, "unfinished")
-    energies = models.energies_of_ids(
-        network,
-        [context.window for context in contexts],
-        ask=[context.asked for context in contexts],
-        loss=LOSSES.get(asked, CausalLM.loss),
-        checkpoint=unfinished / "energies",
-        progress=lambda items: noted(
-            tqdm(items, desc="profile", unit="context"), network, unfinished
-        ),
-        progress_of_layers=partial(tqdm, desc="its layers, both ways", unit="layer", leave=False),
-    )
+    apart = html and not isinstance(network.flow.layers, FetchedLayers)
+    accounts = _accounts(network, contexts, asked, unfinished / "page") if apart else []
+    energies = [np.asarray(account.energy) for account in accounts]
+    energies += _energies(network, contexts[len(accounts) :], asked, unfinished, bool(accounts))
     if lines:
         alone, averaged, shares = averaged_orders(lines, energies)
     else:
@@ -261,24 +269,45 @@ def profiled(
         shares,
         kept,
         shuffled_shares(lines, energies) if lines else None,
+        accounts,
+    )
+
+
+def _energies(
+    network: CausalLM, contexts: Sequence[Context], asked: Asked, unfinished: Path, rest: bool
+) -> list[Energy]:
+    """Of contexts, which may be the rest of others."""
+    if not contexts:
+        return []
+    return models.energies_of_ids(
+        network,
+        [context.window for context in contexts],
+        ask=[context.asked for context in contexts],
+        loss=LOSSES.get(asked, CausalLM.loss),
+        checkpoint=unfinished / ("other energies" if rest else "energies"),
+        progress=lambda items: noted(
+            tqdm(items, desc="profile", unit="context"), network, unfinished
+        ),
+        progress_of_layers=partial(tqdm, desc="its layers, both ways", unit="layer", leave=False),
+    )
+
+
+def _accounts(
+    network: CausalLM, contexts: Sequence[Context], asked: Asked, checkpoint: AnyPath | None = None
+) -> list[explanations.TokenAccount]:
+    """Of the first contexts, those of a page."""
+    return first_accounts(
+        network,
+        [context.window for context in contexts],
+        [context.weights for context in contexts],
+        terminal_loss=TERMINAL_LOSSES.get(asked, CausalLM.terminal_loss),
+        checkpoint=checkpoint,
     )
 
 
 def _influence(energies: Sequence[Energy], delta: float) -> Influence:
     lengths = [energy.size for energy in energies]
     return influence_of_contexts(energies, common_regions(lengths, delta, energies[0].dtype))
-
-
-def described_contexts(lengths: Sequence[int]) -> str:
-    """How many contexts there are, and of how many tokens.
-
-    Examples
-    --------
-    >>> described_contexts([12]), described_contexts([30, 28])
-    ('1 context of 12 tokens', '2 contexts of 28 to 30 tokens')
-    """
-    spread = f"{min(lengths)} to {max(lengths)}" if min(lengths) < max(lengths) else lengths[0]
-    return f"{len(lengths)} context{'s' * (len(lengths) > 1)} of {spread} tokens"
 
 
 def _findings(found: Profiled) -> list[str]:
@@ -346,16 +375,13 @@ def write_profile_page(
     findings
         The sentences with which the terminal begins; by default those of `profile`.
     """
-    accounts, texts = first_contexts(
-        network,
-        [context.window for context in found.contexts],
-        [context.weights for context in found.contexts],
-        models.read_tokenizer(model),
-        terminal_loss=CausalLM.terminal_margin_loss if loss == "margin" else CausalLM.terminal_loss,
-    )
-    shuffled, shown = found.shuffled, found.contexts[: len(accounts)]
+    accounts = found.accounts or _accounts(network, found.contexts, loss)
+    tokenizer, shown = models.read_tokenizer(model), found.contexts[: len(accounts)]
+    shuffled = found.shuffled
     # As the text was read, which the tables have too; of the id after it there are no letters.
-    texts = [[*context.tokens, text[-1]] for context, text in zip(shown, texts, strict=True)]
+    texts = [
+        [*context.tokens, models.texts_of_ids(context.window, tokenizer)[-1]] for context in shown
+    ]
     report.write_page(
         as_path(folder, "folder") / "profile.html",
         found.influence,

@@ -5,11 +5,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import tyro
+from tqdm import tqdm
 
 from lim_jax import models, report
 from lim_jax._checks import as_path, counted
 from lim_jax.asking import (
     Line,
+    Unanswered,
     context_of_line,
     find_chat_template,
     read_documents,
@@ -22,13 +24,13 @@ from lim_jax.cli.folder import UNFINISHED, Named, finished_before, run_folder, w
 from lim_jax.cli.networks import network_within, require_model
 from lim_jax.cli.profiling import (
     Profiled,
-    described_contexts,
     profiled,
     require_fitting,
     require_page,
     write_profile,
     write_profile_page,
 )
+from lim_jax.cli.taking import described_contexts, duration, measuring_seconds
 from lim_jax.report.sentences import REST
 
 ONE = (
@@ -130,9 +132,16 @@ def ask(
         unfinished = folder / UNFINISHED
         at_once = max(read.length + answer_tokens, models.ids.TOKENS_AT_ONCE)
         network = network_within(model, memory, at_once, unfinished)
+        own = isinstance(read, Unanswered)
+        seconds = measuring_seconds(network, [read.length], int(html), int(own))
+        page = ", with a page" * html
+        tqdm.write(
+            f"{'Answering and measuring' if own else 'Measuring'} {read.length} tokens{page}: "
+            f"about {duration(seconds)}."
+        )
         contexts = answered([read], network, model, loss, answer_tokens)
         require_fitting(network, contexts)
-        found = profiled(network, contexts, [], loss, delta, unfinished)
+        found = profiled(network, contexts, [], loss, delta, unfinished, html)
         said, cut = answer_text(contexts[0], tokenizer), contexts[0].cut
         parts = _parts(found, [one.name for one in line.documents])
         shown = said + DOTS * cut

@@ -1,4 +1,4 @@
-"""How long an explanation takes, and so of how many contexts it is."""
+"""How long measuring takes, and of how many contexts an explanation can be."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -6,16 +6,17 @@ from time import perf_counter
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from lim_jax import explanations, models
-from lim_jax.cli.profiling import described_contexts
 from lim_jax.density.adjoints import Loss
 from lim_jax.density.statistics import Influence
 from lim_jax.explanations.certificates import Judged
 from lim_jax.explanations.windows import QueryWeights, Windows
 from lim_jax.grid.partition import Regions
 from lim_jax.models import CausalLM
+from lim_jax.models.ids import CALL_IN_MEMORY, padded_size
 from lim_jax.results.measured import influence_of_contexts
 from lim_jax.weights import FetchedLayers
 
@@ -23,6 +24,9 @@ FIRST = 16  # contexts of a first look, and of every further one
 # Measured with SmolLM2 on 200 tokens: an explanation takes the time of 3.5 gradients, and 15 s to
 # compile; the bounds on all layers' norms that of 35.
 SECONDS, GRADIENTS, COMPILING, NORMS = 60.0, 4, 15.0, 35
+# Of one context, in passes forward: its energies, and what a page shows of it. A pass makes its
+# operations at some two thirds of the rate of a large product.
+ENERGIES, PAGE, PASS_RATE = 4.5, 9.0, 0.65
 MASSES = 4  # contexts of an average cone mass: exact norms of every block settle it
 
 
@@ -121,21 +125,80 @@ def _too_wide(found: Influence) -> bool:
     return needed is None or needed > int(found.count)
 
 
+def measuring_seconds(
+    network: CausalLM, lengths: Sequence[int], shown: int, answered: int = 0
+) -> float:
+    """How long contexts are likely to take, by their operations and the rate of a product.
+
+    Parameters
+    ----------
+    network
+        Held in any way.
+    lengths
+        Of the contexts, in tokens.
+    shown
+        How many of them are shown on a page: they are measured by what it shows.
+    answered
+        How many of them the network answers itself.
+    """
+    passes = [_pass_operations(network, padded_size(network, length)) for length in lengths]
+    # Weights that are left in their files are read for a page and for energies.
+    twice = isinstance(network.flow.layers, FetchedLayers)
+    measured = ENERGIES * sum(passes if twice else passes[shown:])
+    operations = measured + PAGE * sum(passes[:shown]) + sum(passes[:answered])
+    width = network.embedding.shape[1]
+    return COMPILING + operations / (PASS_RATE * _product_rate(width))
+
+
+def _pass_operations(network: CausalLM, tokens: int) -> int:
+    """Of one pass forward: two for each weight and token, and attention's."""
+    depth, width = network.flow.depth, network.embedding.shape[1]
+    of_call = tokens + CALL_IN_MEMORY
+    return 2 * _layer_weights(network) * of_call + 2 * depth * width * tokens**2
+
+
+def _layer_weights(network: CausalLM) -> int:
+    """How many weights all layers have."""
+    flow = network.flow
+    shapes = [leaf.shape for leaf in jax.tree.leaves(flow.pattern) if hasattr(leaf, "shape")]
+    weights = sum(map(math.prod, shapes)) or 1
+    # Layers that are fetched show the shapes of one.
+    return weights * (flow.depth if isinstance(flow.layers, FetchedLayers) else 1)
+
+
+def _product_rate(width: int) -> float:
+    """Operations in a second of products of tokens with a matrix, as this machine makes them."""
+    tokens, matrix = jnp.ones((2048, width), "float32"), jnp.ones((width, 4 * width), "float32")
+    product = jax.jit(jnp.matmul)
+    jax.block_until_ready(product(tokens, matrix))  # compiles
+    begun = perf_counter()
+    jax.block_until_ready([product(tokens, matrix) for _ in range(4)])
+    return 4 * 2 * tokens.size * matrix.shape[1] / (perf_counter() - begun)
+
+
 def _more(case: Case, length: int, contexts: int, gradient: float) -> float:
     """Seconds of norms, of all pairs of the joint cone, and of cone masses.
 
     The last two by their operations, at the rate of a gradient's: six for each weight and token.
     """
     flow = case.network.flow
-    shapes = [leaf.shape for leaf in jax.tree.leaves(flow.pattern) if hasattr(leaf, "shape")]
-    weights = sum(map(math.prod, shapes)) or 1
-    # Layers that are fetched show the shapes of one.
-    weights *= flow.depth if isinstance(flow.layers, FetchedLayers) else 1
-    width = case.network.embedding.shape[1]
+    weights, width = _layer_weights(case.network), case.network.embedding.shape[1]
     pairs = 2 * contexts * length**3 * flow.depth**2 * width
     masses = 60 * min(contexts, MASSES) * length**2 * flow.depth * width**2
     rate = 6 * weights * length / gradient
     return NORMS * gradient * contexts + (pairs + masses) / rate
+
+
+def described_contexts(lengths: Sequence[int]) -> str:
+    """How many contexts there are, and of how many tokens.
+
+    Examples
+    --------
+    >>> described_contexts([12]), described_contexts([30, 28])
+    ('1 context of 12 tokens', '2 contexts of 28 to 30 tokens')
+    """
+    spread = f"{min(lengths)} to {max(lengths)}" if min(lengths) < max(lengths) else lengths[0]
+    return f"{len(lengths)} context{'s' * (len(lengths) > 1)} of {spread} tokens"
 
 
 def duration(seconds: float) -> str:

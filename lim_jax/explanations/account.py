@@ -4,8 +4,8 @@ Where `explanation` averages over contexts, an account keeps the tokens of one, 
 its text.
 """
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 import jax
@@ -25,11 +25,12 @@ from lim_jax.adjoint.hops import pull_back_hops
 from lim_jax.adjoint.sites import attention_of, require_attention
 from lim_jax.adjoint.stages import pull_back_stages
 from lim_jax.adjoint.sweep import SIGNATURE
+from lim_jax.density.adjoints import judged
 from lim_jax.grid.cells import token_grid
 from lim_jax.grid.integrals import inner
 from lim_jax.grid.measure import Grid
 from lim_jax.models.causal import CausalLM, Queries
-from lim_jax.models.ids import padded_length, require_window
+from lim_jax.models.ids import padded_length, padded_size, require_window
 from lim_jax.network.flow import ResidualFlow
 from lim_jax.network.slots import State
 
@@ -85,10 +86,11 @@ def account_of_context(
     query_weights: Float[Array | np.ndarray, " length"],
     depth: int = 0,
     terminal_loss: Callable[[CausalLM, State, Any], Scalar] = CausalLM.terminal_loss,
+    progress: Callable[[list], Iterable] = iter,
 ) -> TokenAccount:
     """Account for the influence of every token of one context.
 
-    Compiled once for each length, precision, depth and loss.
+    Compiled once for each padded length (`models.padded_length`), precision and loss.
 
     Parameters
     ----------
@@ -102,6 +104,8 @@ def account_of_context(
         Of the state whose tokens are judged: 0 is the input, k that after k layers.
     terminal_loss
         `CausalLM.terminal_loss` or `CausalLM.terminal_margin_loss`.
+    progress
+        Wraps the list of layers, for example ``tqdm.tqdm``: all there, and all back.
 
     Raises
     ------
@@ -109,7 +113,8 @@ def account_of_context(
         Where the window holds no context and an id after it, the weights are not one for each
         place of it, or `depth` is no whole number from 0 to the last layer's.
     EquinoxRuntimeError
-        Where an id is outside the vocabulary, or the weights do not sum to one.
+        Where an id is outside the vocabulary, the weights do not sum to one, or the loss or an
+        energy is not finite.
 
     Examples
     --------
@@ -127,24 +132,28 @@ def account_of_context(
     require_floats(query_weights, "query_weights", "length", length=length)
     depth = counted_depth(depth, model.flow)
     require_callable(terminal_loss, "terminal_loss", "terminal_loss(model, state, y)")
-    asked = asked_of_windows(model, window[None], query_weights)
-    weights = jnp.asarray(query_weights).astype(model.embedding.dtype)
+    size = padded_size(model, length)
+    asked = asked_of_windows(model, np.asarray(window)[None], query_weights, size)
+    ids = jax.device_put(np.pad(np.asarray(window)[:-1], (0, size - length)))
     one = jax.tree.map(lambda leaf: leaf[0], asked)
-    parts = parts_of_ids(model, jnp.asarray(window[:-1]), one, depth, terminal_loss)
-    return TokenAccount(
-        parts.loss,
-        weights,
-        jax.jit(_squares)(parts.vectors),
-        parts.hop_energies,
-        parts.head_energies,
-        parts.by_depth,
+    parts = parts_of_ids(model, ids, one, depth, terminal_loss, progress)
+    # The padded grid's energies are densities of cells narrower than the context's own.
+    share = length / size
+    channels, hops, by_depth = (
+        share**2 * energies[:, :length]
+        for energies in (_squares(parts.vectors), parts.hop_energies, parts.by_depth)
     )
+    weights = jnp.asarray(query_weights).astype(model.embedding.dtype)
+    heads = share * parts.head_energies
+    account = TokenAccount(parts.loss, weights, channels, hops, heads, by_depth)
+    return judged(account, (), parts.loss[None], by_depth)
 
 
 def asked_of_windows(
     model: CausalLM,
     windows: Int[Array | np.ndarray, "examples tokens"] | Sequence[Any],
     query_weights: Float[Array | np.ndarray, "*examples length"] | Sequence[Any],
+    padded: int | None = None,
 ) -> Queries:
     """What is asked of windows, at the places alone where their weights are not zero.
 
@@ -159,6 +168,8 @@ def asked_of_windows(
         Ids with the one after each context; of several lengths a list of rows.
     query_weights
         Of all windows, or a row for each.
+    padded
+        To how many places contexts are padded, so that as many may be asked; None for theirs.
 
     Examples
     --------
@@ -174,7 +185,8 @@ def asked_of_windows(
         np.asarray(query_weights if shared else query_weights[n]) for n in range(len(targets))
     ]
     places = [np.flatnonzero(row) for row in weights]
-    size = min(max(map(len, targets)), padded_length(max(1, *map(len, places))))
+    most = max(map(len, targets)) if padded is None else padded
+    size = min(most, padded_length(max(1, *map(len, places))))
 
     def asked(rows: Sequence[np.ndarray]) -> np.ndarray:
         """The rows at the places alone, all of one size."""
@@ -246,12 +258,14 @@ def parts_of_context(
     example: tuple[State, Any],
     grid: Grid,
     depth: int,
+    progress: Callable[[list], Iterable] = iter,
 ) -> ContextParts:
     r"""Take one context's adjoint apart, for the account of its tokens or for a mean over contexts.
 
     In one sweep back: the covectors by hops sum to the covector, so that what the layers' parts
     make of them sums to the channels, which no sweep of their own has to carry. Numbers are those
-    of `ledger.channels`, `hops.attention_hops` and `ledger.cone_by_head`.
+    of `ledger.channels`, `hops.attention_hops` and `ledger.cone_by_head`. Programs are of one
+    layer, so that `progress` is told of each.
 
     Parameters
     ----------
@@ -259,34 +273,27 @@ def parts_of_context(
         As in `ledger.channels`.
     depth
         k, from 0 to the last layer's.
+    progress
+        Wraps the list of layers, all on the way there and then all on the way back.
     """
     require_attention(flow)
     require_callable(terminal_loss, "terminal_loss", SIGNATURE)
     require_example(example)
     depth = counted_depth(depth, flow)
     x, y = example
-    states = flow.trajectory(x, grid).states
-    loss, gradient = jax.value_and_grad(terminal_loss)(states[-1], y)
-    terminal, still = gradient / grid.weights[:, None], jnp.zeros_like(gradient)
-    hops = jnp.zeros((len(HOPS), *x.shape), terminal.dtype).at[0].set(terminal)
-
-    def backward(sweep: _Sweep, layer: tuple[Any, Scalar], state: State, index: Array) -> Any:
-        before = sweep.covector
-        sweep, heads = jax.lax.cond(
-            index >= depth,
-            lambda sweep: _taken_apart(flow, sweep, layer, state, grid),
-            lambda sweep: _passed(flow, sweep, layer, state, grid),
-            sweep,
-        )
-        sizes = [jnp.sqrt(inner(one, one, grid)) for one in (sweep.covector - before, before)]
-        growth = jnp.where(sizes[1] > 0, sizes[0] / jnp.where(sizes[1] > 0, sizes[1], 1), 0)
-        return sweep, (_squares(sweep.covector), heads, growth)
-
-    layers = jnp.arange(flow.depth)
-    sweep = _Sweep(terminal, hops, still, still, (still, still))
-    sweep, (energies, heads, growths) = flow.scan(
-        backward, sweep, states[:-1], layers, reverse=True
-    )
+    numbers, states, back = list(range(flow.depth)), [x], []
+    steps = iter(progress([*numbers, *reversed(numbers)]))
+    # Each is waited for: else all are begun at once, and progress is told of none that ends.
+    for number in islice(steps, flow.depth):
+        ahead = _ahead(flow, jnp.asarray(number), states[-1], grid)
+        states.append(jax.block_until_ready(ahead))
+    loss, sweep = _ended(terminal_loss, states[-1], y, grid)
+    terminal = sweep.covector
+    for number in steps:
+        apart, at = number >= depth, (jnp.asarray(number), states[number])
+        sweep, of_layer = jax.block_until_ready(_back(flow, sweep, *at, grid, apart))
+        back.append(of_layer)
+    energies, heads, growths = (jnp.stack(found[::-1]) for found in zip(*back, strict=True))
     return ContextParts(
         loss,
         states[depth],
@@ -298,6 +305,39 @@ def parts_of_context(
         growths,
         sweep.met,
     )
+
+
+@filter_jit
+def _ahead(flow: ResidualFlow, number: Int[Array, ""], x: State, grid: Grid) -> State:
+    return flow.transition(flow.layer(number, x.dtype), x, grid)
+
+
+@filter_jit
+def _ended(
+    terminal_loss: Callable[[State, Any], Scalar], last: State, y: Any, grid: Grid
+) -> tuple[Scalar, _Sweep]:
+    """The loss, and what goes back from there."""
+    loss, gradient = jax.value_and_grad(terminal_loss)(last, y)
+    terminal, still = gradient / grid.weights[:, None], jnp.zeros_like(gradient)
+    hops = jnp.zeros((len(HOPS), *last.shape), terminal.dtype).at[0].set(terminal)
+    return loss, _Sweep(terminal, hops, still, still, (still, still))
+
+
+@filter_jit
+def _back(
+    flow: ResidualFlow,
+    sweep: _Sweep,
+    number: Int[Array, ""],
+    state: State,
+    grid: Grid,
+    apart: bool,
+) -> tuple[_Sweep, tuple[Profile, Float[Array, " heads"], Scalar]]:
+    """One layer back, and of it: the energies, what its heads add, and how the covector grows."""
+    layer, before = flow.layer(number, state.dtype), sweep.covector
+    sweep, heads = (_taken_apart if apart else _passed)(flow, sweep, layer, state, grid)
+    sizes = [jnp.sqrt(inner(one, one, grid)) for one in (sweep.covector - before, before)]
+    growth = jnp.where(sizes[1] > 0, sizes[0] / jnp.where(sizes[1] > 0, sizes[1], 1), 0)
+    return sweep, (_squares(sweep.covector), heads, growth)
 
 
 def _taken_apart(
@@ -326,19 +366,19 @@ def _passed(
     )
 
 
-@filter_jit
 def parts_of_ids(
     model: CausalLM,
     ids: Int[Array, " length"],
     asked: Queries,
     depth: int,
     terminal_loss: Callable[[CausalLM, State, Any], Scalar],
+    progress: Callable[[list], Iterable] = iter,
 ) -> ContextParts:
-    """`parts_of_context` of ids: the one program of accounts and of explanations.
+    """`parts_of_context` of ids: the programs of accounts and of explanations.
 
     Parameters
     ----------
-    model, depth, terminal_loss
+    model, depth, terminal_loss, progress
         As in `account_of_context`.
     ids
         Of the context.
@@ -346,8 +386,13 @@ def parts_of_ids(
         One of `asked_of_windows`.
     """
     grid = token_grid(ids.shape[0], model.embedding.dtype)
-    example = model.embed(ids), asked
-    return parts_of_context(model.flow, partial(terminal_loss, model), example, grid, depth)
+    example, loss = (_embedded(model, ids), asked), jax.tree_util.Partial(terminal_loss, model)
+    return parts_of_context(model.flow, loss, example, grid, depth, progress)
+
+
+@filter_jit
+def _embedded(model: CausalLM, ids: Int[Array, " length"]) -> State:
+    return model.embed(ids)
 
 
 def _squares(vectors: Float[Array, "*parts width"]) -> Float[Array, "*parts"]:

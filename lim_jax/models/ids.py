@@ -43,7 +43,7 @@ Ask = Callable[[int], Profile] | Sequence[Profile | Contrast]
 # A context as a program takes it, on the host: its ids, what is asked of it, and
 # the scale of its energies.
 Padded = tuple[Array | np.ndarray, Queries | Contrast, Array | np.ndarray]
-SHORTEST = 16
+SHORTEST, LONG = 16, 1024
 # Measured with SmolLM2 and a Llama of its size on one core. A call costs what some more tokens do,
 # for the weights stream by: 30 to 70 of them from memory, 90 from half precision, 150 to 300 from
 # files. So a token of 16 alone costs 3.0 times one in a batch of 512, of 128 alone 1.15 times;
@@ -64,10 +64,11 @@ def influence_of_ids(
     r"""Measure the influence of contexts of ids, each with the id after it.
 
     A window of l + 1 ids is a context of l, whose targets are the ids after each. What is compiled
-    depends on `padded_length` alone, so some ten programs serve all contexts up to thousands of
-    ids; where many are padded alike another one measures some of them at once, together of 512 ids
-    at most, and a network that is left in its files is read once for all of these. Position is the
-    share of a context's own length, and examples count alike.
+    depends on `padded_length` alone, so some ten programs serve all contexts up to a thousand ids,
+    and eight more all that are up to twice as long; where many are padded alike another one
+    measures some of them at once, together of 512 ids at most, and a network that is left in its
+    files is read once for all of these. Position is the share of a context's own length, and
+    examples count alike.
 
     Parameters
     ----------
@@ -174,14 +175,20 @@ window is a target only.
 
 
 def padded_length(length: int) -> int:
-    """The least of 16, 24, 32, 48, 64, 96, ... that holds a context.
+    """The least of 16, 24, 32, 48, 64, 96, ... that holds a context; beyond 1,024 finer.
+
+    There a context is computed for longer than its program is compiled for, and an eighth more
+    places are the most: 1,152, 1,280, ..., 2,048, 2,304, ...
 
     Examples
     --------
-    >>> [padded_length(length) for length in (5, 17, 24, 25, 1000)]
-    [16, 24, 24, 32, 1024]
+    >>> [padded_length(length) for length in (5, 17, 24, 25, 1000, 1025, 3745)]
+    [16, 24, 24, 32, 1024, 1152, 3840]
     """
     length = counted(length, "length")
+    if length > LONG:
+        step = 1 << ((length - 1).bit_length() - 4)
+        return -(-length // step) * step
     double = max(SHORTEST, 1 << (length - 1).bit_length())
     return double if length > 3 * double // 4 or double == SHORTEST else 3 * double // 4
 

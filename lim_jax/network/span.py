@@ -74,7 +74,10 @@ class Span(eqx.Module):
 
     def alike(self, first: int, second: int) -> bool:
         """Whether tokens of contexts of two lengths know their places in the same way."""
-        return self.places is None or self.places.alike(first, second)
+        if self.places is None or first == second:
+            return True
+        # Where [0, 1] stands for a number of tokens, those of a longer context are closer together.
+        return self.places.tokens is None and self.places.alike(first, second)
 
     def prefixes(self, grid: Grid) -> Grid:
         """The grid with the prefixes that rows attend to."""

@@ -184,7 +184,7 @@ def test_a_page_of_each_case_shows_the_first_contexts_as_bytes(monkeypatch, tmp_
     """At the explanation's depth, with its certificates."""
     found, written = {}, {}
 
-    def account(network, window, query_weights, depth, terminal_loss):
+    def account(network, window, query_weights, depth, terminal_loss, progress):
         seen = bytes(window.tolist()), query_weights.tolist(), depth, terminal_loss
         return explanations.TokenAccount._make((*seen, None, None))
 
@@ -347,6 +347,22 @@ def stubbed(scatter):
         return Influence.from_energies(jax.device_put(energies), regions)
 
     return influence
+
+
+def test_what_measuring_takes_is_counted_in_passes(monkeypatch):
+    """By hand: two for each weight and token, of which a call costs 32 more, and attention's."""
+    network = byte_network(10)
+    assert 0 < taking._product_rate(8) < 1e15
+    monkeypatch.setattr(taking, "_product_rate", lambda width: 1e6)
+    leaves = jax.tree.leaves(network.flow.layers)
+    weights = sum(leaf.size for leaf in leaves if hasattr(leaf, "size"))
+    depth, width = network.flow.depth, network.embedding.shape[1]
+    one = (2 * weights * (10 + 32) + 2 * depth * width * 10**2) / 0.65e6
+    for lengths, shown, answered, passes in (
+        ([10], 0, 0, 4.5), ([9, 10], 1, 0, 4.5 + 9), ([10, 10], 2, 1, 18 + 1),
+    ):  # fmt: skip
+        found = taking.measuring_seconds(network, lengths, shown, answered)
+        np.testing.assert_allclose(found - taking.COMPILING, passes * one, rtol=1e-9)
 
 
 def case_of_ten(windows):

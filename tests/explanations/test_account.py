@@ -16,6 +16,7 @@ from lim_jax.adjoint.hops import attention_hops
 from lim_jax.adjoint.ledger import channels, cone_by_head
 from lim_jax.adjoint.sites import attention_sites
 from lim_jax.explanations import account_of_context
+from lim_jax.models.ids import padded_size
 from lim_jax.network.norms import RMSNorm
 
 LENGTH, LAYERS, DEPTH = 5, 3, 1
@@ -27,7 +28,10 @@ close = partial(np.testing.assert_allclose, rtol=1e-10, atol=1e-14)
 
 @cache
 def model():
-    return byte_network(LENGTH, depth=LAYERS)
+    """Of more places than the context has: it is padded."""
+    network = byte_network(LENGTH + 2, depth=LAYERS)
+    assert padded_size(network, LENGTH) == LENGTH + 2
+    return network
 
 
 @cache

@@ -6,7 +6,8 @@ WITHOUT = {
         require_foil require_model require_page write_profile write_profile_page
         announced averaged_records choose_contexts duration record_lines report_explanations stem
         words write_pages
-        cli.compare cli.explain cli.study counterexamples first_contexts judge_attributions
+        cli.compare cli.explain cli.study counterexamples first_accounts first_contexts
+        judge_attributions measuring_seconds
         faithfulness_figures keep_programs train_published tuning_figures
         averaged_orders context_names main part_text parts_of two_way_cells
         measured_contexts network_within noted profile
