@@ -22,8 +22,9 @@ from lim_jax._checks import counted, require_callable, require_example
 from lim_jax._errors import filter_jit
 from lim_jax.adjoint.ledger import cone_by_head
 from lim_jax.adjoint.sites import attention_sites
-from lim_jax.adjoint.stages import Stage, linearised_stages
+from lim_jax.adjoint.stages import Few, Stage, linearised_stages
 from lim_jax.adjoint.sweep import SIGNATURE, Example, TerminalLoss, terminal_adjoint
+from lim_jax.adjoint.tangent import Parts
 from lim_jax.grid.measure import Grid
 from lim_jax.network.flow import ResidualFlow, require_flow
 from lim_jax.network.slots import State
@@ -89,7 +90,7 @@ def attention_hops(
     hops = jnp.zeros((highest + 1, *x.shape), terminal.dtype).at[0].set(terminal)
 
     def backward(hops, layer, state):
-        hops, _ = pull_back_hops(flow, layer, state, hops, grid)
+        hops, _, _ = pull_back_hops(flow, layer, state, hops, grid)
         return hops, hops
 
     _, found = flow.scan(backward, hops, states[:-1], reverse=True)
@@ -97,8 +98,13 @@ def attention_hops(
 
 
 def pull_back_hops(
-    flow: ResidualFlow, layer: tuple[Any, Scalar], state: State, hops: Covectors, grid: Grid
-) -> tuple[Covectors, list[Stage]]:
+    flow: ResidualFlow,
+    layer: tuple[Any, Scalar],
+    state: State,
+    hops: Covectors,
+    grid: Grid,
+    few: Few | None = None,
+) -> tuple[Covectors, Few | None, list[Stage]]:
     r"""Carry covectors by hops back through one layer, and keep what its stages met and made.
 
     Parameters
@@ -107,14 +113,16 @@ def pull_back_hops(
         As in `stages.pull_back_stages`.
     hops
         :math:`P_{k+1}^{(r)}`, the last row of that many hops or more.
+    few
+        Where the covector of no hops is zero but at a few places, it by these
+        (`stages.linearised_stages`): then rows of `hops` begin with one hop.
 
     Returns
     -------
-    hops
+    hops, few
         :math:`P_k^{(r)}`.
     stages
-        The layer's, the last first. Covectors and parts have a leading axis of hops: their sums
-        over it are those of the whole covector, as heads are.
+        The layer's, the last first, as the whole covector meets them.
 
     Examples
     --------
@@ -123,17 +131,23 @@ def pull_back_hops(
     >>> flow = ResidualFlow(jnp.ones(1))  # its step is euler
     >>> hops = jnp.array([[[1.0]], [[0.0]], [[0.0]]])
     >>> layer, x = (field, jnp.array(1.0)), jnp.ones((1, 1))
-    >>> found, (stage,) = pull_back_hops(flow, layer, x, hops, token_grid(1))
-    >>> found[:, 0, 0].tolist(), stage.parts.kernel[:, 0, 0].tolist()
-    ([3.0, 3.0, 0.0], [3.0, 0.0, 0.0])
+    >>> found, _, (stage,) = pull_back_hops(flow, layer, x, hops, token_grid(1))
+    >>> found[:, 0, 0].tolist(), stage.parts.kernel.item()
+    ([3.0, 3.0, 0.0], 3.0)
     """
     stages = []
     for field, met, pull in linearised_stages(flow, layer, state, grid):
-        parts, heads = pull(hops)
-        stages.append(Stage(field, met, hops, parts, heads))
-        one_more = jnp.roll(parts.kernel, 1, axis=0).at[0].set(0)
+        parts, of_few, heads = pull(hops, few)
+        covector, local, kernel = (part.sum(axis=0) for part in (hops, *parts))
+        first = jnp.zeros_like(kernel)
+        if few is not None and of_few is not None:
+            moved, first = few._replace(rows=of_few.local), of_few.kernel
+            covector, local = covector + few.whole(len(state)), local + moved.whole(len(state))
+            few, kernel = few._replace(rows=few.rows + moved.rows), kernel + first
+        stages.append(Stage(field, met, covector, Parts(local, kernel), heads))
+        one_more = jnp.roll(parts.kernel, 1, axis=0).at[0].set(first)
         hops = (hops + parts.local + one_more).at[-1].add(parts.kernel[-1])
-    return hops, stages
+    return hops, few, stages
 
 
 @filter_jit
@@ -210,5 +224,5 @@ def _carry_locally(
 ) -> Covectors:
     r"""Carry covectors back through one layer by :math:`I + \varepsilon\zeta B^*` alone."""
     for _, _, pull in linearised_stages(flow, layer, state, grid):
-        covectors = covectors + pull(covectors)[0].local
+        covectors = covectors + pull(covectors, None).parts.local
     return covectors

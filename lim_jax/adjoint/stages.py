@@ -10,21 +10,62 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from lim_jax._checks import described, require, require_kind
 from lim_jax.adjoint.tangent import Parts, pull_back
+from lim_jax.grid.cells import CellGrid, token_grid
 from lim_jax.grid.measure import Grid, require_on_grid
 from lim_jax.network.field import TransformerField
 from lim_jax.network.flow import ResidualFlow, euler, require_flow, split
+from lim_jax.network.keeping import Kept, RowAttention
 from lim_jax.network.multihead import CausalAttention, by_head
 from lim_jax.network.slots import Field, State
 
 Scalar = Float[Array, ""]
 Covectors = Float[Array, "covectors length width"]
 Heads = Float[Array, "heads length width"]
-# What a field makes of several covectors, and of their sum what every head's kernel does, or None.
-Pull = Callable[[Covectors], tuple[Parts, Heads | None]]
+
+
+class Few(NamedTuple):
+    """A covector that is zero but at a few places.
+
+    Attributes
+    ----------
+    places
+        Where it is not; what stands at a place that is named twice is added.
+    rows
+        Its rows there.
+    """
+
+    places: Int[Array, " few"]
+    rows: Float[Array, "few width"]
+
+    def whole(self, length: int) -> State:
+        """The covector at all places."""
+        zeros = jnp.zeros((length, self.rows.shape[1]), self.rows.dtype)
+        return zeros.at[self.places].add(self.rows)
+
+
+class Pulled(NamedTuple):
+    """What a field makes of several covectors, and of one that is zero but at a few places.
+
+    Attributes
+    ----------
+    parts
+        Of each of the several, with a leading axis.
+    few
+        Of the one: the rows of its local part, and its kernel's part at all places; else None.
+    heads
+        Of the sum of all what every head's kernel makes; None without attention.
+    """
+
+    parts: Parts
+    few: Parts | None = None
+    heads: Heads | None = None
+
+
+Pull = Callable[[Covectors, Few | None], Pulled]
 
 
 class Stage(NamedTuple):
@@ -92,8 +133,10 @@ def linearised_stages(
     Returns
     -------
     list
-        Of each stage its field, its state, and what it adds to several covectors: `Parts` with a
-        leading axis, and for their sum what each head's kernel does, None without attention.
+        Of each stage its field, its state, and what it adds to several covectors and maybe to one
+        more that is zero but at a few places: a function to `Pulled`. That one takes attention of
+        the rows of these places alone; it is for networks that keep keys and values
+        (`keeping.keeps`), on a token grid.
 
     Examples
     --------
@@ -102,14 +145,14 @@ def linearised_stages(
     >>> flow = ResidualFlow(jnp.ones(1))  # its step is euler
     >>> layer, x = (field, jnp.array(0.5)), jnp.ones((1, 1))
     >>> ((_, _, pull),) = linearised_stages(flow, layer, x, token_grid(1))
-    >>> parts, heads = pull(jnp.array([[[1.0]], [[2.0]]]))
+    >>> parts, _, heads = pull(jnp.array([[[1.0]], [[2.0]]]), None)
     >>> parts.local.ravel().tolist(), parts.kernel.ravel().tolist(), heads
     ([1.0, 2.0], [1.5, 3.0], None)
     """
     fields, increment = _require_stages(flow, layer, x, grid), layer[1]
 
     def scaled(pull: Pull) -> Pull:
-        return lambda covectors: jax.tree.map(lambda part: increment * part, pull(covectors))
+        return lambda *met: jax.tree.map(lambda part: increment * part, pull(*met))
 
     stages = []
     for field in fields:
@@ -159,12 +202,12 @@ def pull_back_heads(attention: CausalAttention, x: State, covector: State, grid:
     require_on_grid(x, grid, "x", "length width")
     require_on_grid(covector, grid, "covector", "length width", width=x.shape[1])
     _, pull = _linearised_attention(attention, x, grid)
-    return pull(covector[None])[1]
+    heads = pull(covector[None], None).heads
+    assert heads is not None
+    return heads
 
 
-def _linearised_attention(
-    attention: CausalAttention, x: State, grid: Grid
-) -> tuple[State, Callable[[Covectors], tuple[Parts, Heads]]]:
+def _linearised_attention(attention: CausalAttention, x: State, grid: Grid) -> tuple[State, Pull]:
     """Attention at x, evaluated once for all covectors and heads."""
     weights, turns = grid.weights[:, None], attention.turns(grid)
     sources, pull_sources = jax.vjp(lambda context: attention.sources(context, turns), x)
@@ -174,7 +217,8 @@ def _linearised_attention(
         query = attention.queries(x, turns)
         return attention.attended(query, key, value, attention.gates(x), grid)
 
-    value, pull = jax.vjp(read, x, *(by_head(grouped, heads) for grouped in sources))
+    each_head = [by_head(grouped, heads) for grouped in sources]
+    value, pull = jax.vjp(read, x, *each_head)
 
     def of_groups(of_heads: Array, grouped: Array) -> Array:
         return of_heads.reshape(len(grouped), -1, *grouped.shape[1:]).sum(axis=1)
@@ -185,13 +229,36 @@ def _linearised_attention(
     def one_head(head: Array, *of_heads: Array) -> State:
         return kernel(*(jnp.zeros_like(each).at[head].set(each[head]) for each in of_heads))
 
-    def pull_all(covectors: Covectors) -> tuple[Parts, Heads]:
+    def pull_all(covectors: Covectors, few: Few | None) -> Pulled:
         local, *of_heads = jax.vmap(lambda covector: pull(weights * covector))(covectors)
-        whole = [each.sum(axis=0) for each in of_heads]
+        whole, of_few = [each.sum(axis=0) for each in of_heads], None
+        if few is not None:
+            rows, *of_rows = _pull_rows(attention, x, each_head, few, grid)
+            whole = [one + other for one, other in zip(whole, of_rows, strict=True)]
+            of_few = Parts(rows, kernel(*of_rows))
         by_heads = jax.vmap(lambda head: one_head(head, *whole))(jnp.arange(heads))
-        return Parts(local / weights[None], jax.vmap(kernel)(*of_heads)), by_heads
+        return Pulled(Parts(local / weights[None], jax.vmap(kernel)(*of_heads)), of_few, by_heads)
 
     return value, pull_all
+
+
+def _pull_rows(
+    attention: CausalAttention, x: State, sources: list[Array], few: Few, grid: Grid
+) -> tuple[Array, ...]:
+    """What attention of a few rows makes of a covector there: of the rows, and of the sources."""
+    assert isinstance(grid, CellGrid)
+    places, weights = few.places, grid.weights[few.places][:, None]
+
+    def read(rows: Array, key: Array, value: Array) -> Array:
+        def one(place: Array, row: Array) -> Array:
+            alone = RowAttention(attention, Kept(key, value), place, grid)
+            return alone(row[None], row[None], grid)[0]
+
+        return jax.vmap(one)(places, rows)
+
+    _, pull = jax.vjp(read, x[places], *sources)
+    rows, *of_sources = pull(weights * few.rows)
+    return rows / weights, *of_sources
 
 
 def _linearised_field(field: Field, x: State, grid: Grid) -> tuple[State, Pull]:
@@ -199,9 +266,14 @@ def _linearised_field(field: Field, x: State, grid: Grid) -> tuple[State, Pull]:
     weights = grid.weights[:, None]
     value, pull = jax.vjp(lambda x, context: field(x, context, grid), x, x)
 
-    def pull_all(covectors: Covectors) -> tuple[Parts, None]:
+    def pull_all(covectors: Covectors, few: Few | None) -> Pulled:
         found = jax.vmap(lambda covector: pull(weights * covector))(covectors)
-        return Parts(*(part / weights[None] for part in found)), None
+        parts = Parts(*(part / weights[None] for part in found))
+        if few is None:
+            return Pulled(parts)
+        alone = token_grid(len(few.places), x.dtype)  # a field that maps every token by itself
+        _, pull_few = jax.vjp(lambda rows: field(rows, rows, alone), x[few.places])
+        return Pulled(parts, Parts(pull_few(few.rows)[0], jnp.zeros_like(x)))
 
     return value, pull_all
 
@@ -214,8 +286,9 @@ def _linearised(field: Field, x: State, grid: Grid) -> tuple[State, Pull]:
         return _linearised_field(field, x, grid)
     values, pulls = zip(*(_linearised(part, x, grid) for part in field.sublayers), strict=True)
 
-    def pull_all(covectors: Covectors) -> tuple[Parts, Heads | None]:
-        parts, heads = zip(*(pull(covectors) for pull in pulls), strict=True)
-        return jax.tree.map(lambda *of_parts: sum(of_parts), *parts), heads[0]
+    def pull_all(covectors: Covectors, few: Few | None) -> Pulled:
+        parts, of_few, heads = zip(*(pull(covectors, few) for pull in pulls), strict=True)
+        parts, of_few = (jax.tree.map(lambda *all: sum(all), *one) for one in (parts, of_few))
+        return Pulled(parts, of_few, heads[0])
 
     return jnp.sum(jnp.stack(values), axis=0), pull_all
