@@ -16,7 +16,7 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from numbers import Number, Real
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import equinox as eqx
 import jax
@@ -32,6 +32,7 @@ Tree = TypeVar("Tree")
 AnyPath = Path | str
 Flags = Bool[Array | np.ndarray, "..."] | np.bool_
 ARRAYS = (jax.Array, np.ndarray)
+KINDS = (jnp.integer, jnp.floating)  # of real numbers
 
 
 def require(holds: bool, name: str, *, got: object, expected: str, cure: str) -> None:
@@ -142,9 +143,14 @@ def counted(
     return whole
 
 
+def is_real(number: Any) -> TypeGuard[float]:
+    """Whether it is a real number known before tracing; True and False are none."""
+    return isinstance(number, Real) and not isinstance(number, bool)
+
+
 def require_known(number: Any, name: str, *, expected: str, cure: str) -> None:
     """Refuse what is no positive finite number known before tracing."""
-    holds = isinstance(number, Real) and 0 < float(number) < math.inf
+    holds = is_real(number) and 0 < float(number) < math.inf
     require(holds, name, got=described(number), expected=expected, cure=cure)
 
 
@@ -161,7 +167,8 @@ def number_list(values: Any, name: str, *, expected: str, cure: str) -> np.ndarr
         numbers = np.asarray(values) if several else np.zeros(())
     except ValueError:  # of lists of several lengths
         numbers = np.zeros(())
-    holds = numbers.ndim == 1 and numbers.size > 0 and numbers.dtype.kind in "fiu"
+    real = any(jnp.issubdtype(numbers.dtype, kind) for kind in KINDS)
+    holds = numbers.ndim == 1 and numbers.size > 0 and real
     got = "none" if numbers.shape == (0,) else described(values)
     require(holds, name, got=got, expected=expected, cure=cure)
     return numbers.astype(float)
@@ -170,11 +177,11 @@ def number_list(values: Any, name: str, *, expected: str, cure: str) -> np.ndarr
 def require_scalar(number: Any, name: str) -> None:
     """Refuse what is neither a real number nor an array of one, traced or known."""
     require(
-        isinstance(number, Real)
+        is_real(number)
         or (
             isinstance(number, ARRAYS)
             and number.shape == ()
-            and not jnp.issubdtype(number.dtype, jnp.complexfloating)
+            and any(jnp.issubdtype(number.dtype, kind) for kind in KINDS)
         ),
         name,
         got=described(number),
@@ -420,6 +427,24 @@ def finite_scalar(number: Tree, name: str) -> Tree:
     finite = "A limit is not a number."
     require(math.isfinite(number), name, got=f"{number}", expected="a finite number", cure=finite)
     return number
+
+
+def not_negative(values: Any, name: str, cure: str = "Take 0 for none.") -> Any:
+    """Return a number or an array; refuse what is below zero, known or traced. NaN passes on.
+
+    Examples
+    --------
+    >>> not_negative(-1e-3, "epsilon")
+    Traceback (most recent call last):
+    ValueError: epsilon: got -0.001, expected nothing below zero. Take 0 for none.
+    """
+    expected = "nothing below zero"
+    if isinstance(values, Real):
+        require(not values < 0, name, got=f"{values}", expected=expected, cure=cure)
+        return values
+    known = not isinstance(values, Tracer) and not _elsewhere(values)
+    fails = np.any(np.asarray(values) < 0) if known else jnp.any(values < 0)
+    return guarded(values, fails, f"{name}: got negative numbers, expected {expected}. {cure}")
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(1,))

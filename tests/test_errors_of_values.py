@@ -9,7 +9,7 @@ import pytest
 from reference.networks import random_labels, random_states
 
 import lim_jax as lim
-from lim_jax import paper, training
+from lim_jax import models, paper, training
 from lim_jax.adjoint.queries import readout_support
 from lim_jax.grid import cell_embedding
 from lim_jax.loss import query_subset
@@ -179,9 +179,23 @@ TRACED = {
     ),
     "infinite epsilon of a penalty": (
         lambda: influence_penalty(
-            linear_loss, None, (full((2, 4, 6), 1.0), None), GRID, epsilon=np.inf
+            linear_loss, None, (full((2, 4, 6), 1.0), None), GRID, epsilon=array(np.inf)
         ),
         "epsilon: got NaN or infinite",
+    ),
+    "negative epsilon of a penalty": (
+        lambda: influence_penalty(
+            linear_loss, None, (full((2, 4, 6), 1.0), None), GRID, epsilon=array(-1e-3)
+        ),
+        "epsilon: got negative numbers, expected nothing below zero",
+    ),
+    "negative weights of a discrepancy": (
+        lambda: training.squared_discrepancy(full(4, 1.0), 1.0, array([0.5, 0.5, 0.5, -0.5])),
+        "weights: got negative numbers, expected nothing below zero",
+    ),
+    "a query at a place below zero": (
+        lambda: models.Queries(array([3, 1]), full(2, 0.5)).only(array([-1])).weights,
+        "places: expected numbers from 0 to 1, got others",
     ),
     "zero stiffness": (
         lambda: constrained_objective(

@@ -8,7 +8,6 @@ infinity.
 """
 
 import math
-from numbers import Real
 from typing import Any, NamedTuple
 
 import jax
@@ -16,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key
 
-from lim_jax._checks import counted, described, require, require_key, require_kind
+from lim_jax._checks import counted, described, is_real, require, require_key, require_kind
 from lim_jax._errors import filter_jit
 from lim_jax.adjoint.certificate import Certificate, Inequality, Premise, compare, require_concrete
 from lim_jax.adjoint.ledger import CHANNELS, PAIRS, RegionalChannels
@@ -121,7 +120,7 @@ def bootstrap_bounds(
     require_key(key)
     require_kind(regional, RegionalChannels, "regional", REGIONAL)
     cure = "0.95 leaves one in twenty below a bound."
-    inside = isinstance(confidence, Real) and 0 < float(confidence) < 1
+    inside = is_real(confidence) and 0 < float(confidence) < 1
     expected = "a number strictly between 0 and 1"
     require(inside, "confidence", got=described(confidence), expected=expected, cure=cure)
     return _bootstrap(regional, key, confidence, counted(resamples, "resamples"))

@@ -26,6 +26,7 @@ from lim_jax._checks import (
     finite_scalar,
     guarded,
     in_a_line,
+    not_negative,
     require,
     require_floats,
 )
@@ -88,9 +89,9 @@ def indices(averages: Float[Array, "3"], epsilon: Scalar | float = 1e-8) -> Indi
     Raises
     ------
     ValueError
-        Where the averages are not three floats, or `epsilon` is known and not finite.
+        Where the averages are not three floats, or `epsilon` is known and not finite or negative.
     EquinoxRuntimeError
-        Where `epsilon` is an array and not finite. NaN in the averages passes on.
+        Where `epsilon` is such an array. NaN in the averages passes on.
 
     Examples
     --------
@@ -99,7 +100,7 @@ def indices(averages: Float[Array, "3"], epsilon: Scalar | float = 1e-8) -> Indi
     (1.0, 0.6667, True)
     """
     require_floats(averages, "averages", "regions", regions=3)
-    epsilon = finite_scalar(epsilon, "epsilon")
+    epsilon = not_negative(finite_scalar(epsilon, "epsilon"), "epsilon")
     left, middle, right = averages
     boundary = jnp.minimum(left, right)
     gap = boundary - middle

@@ -3,7 +3,6 @@
 from bisect import bisect_left
 from fractions import Fraction
 from functools import partial
-from numbers import Real
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -11,7 +10,7 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from lim_jax._checks import counted, require, require_floats
+from lim_jax._checks import counted, is_real, require, require_floats
 from lim_jax.grid.measure import Grid, require_on_grid
 
 NODES = "64 nodes on one panel give ten digits for smooth fields."
@@ -47,7 +46,7 @@ class PanelGrid(Grid):
     def __check_init__(self):
         require(
             isinstance(self.breaks, tuple)
-            and all(isinstance(end, Real) for end in self.breaks)
+            and all(is_real(end) for end in self.breaks)
             and self.breaks[:1] == (0,)
             and self.breaks[-1:] == (1,)
             and bool(np.all(np.diff(self.breaks) > 0)),

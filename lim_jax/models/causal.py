@@ -101,6 +101,9 @@ class Queries(NamedTuple):
             cure="Choose once, of all.",
         )
         require_indices(places, "places")
+        last = self.weights.shape[0] - 1
+        message = f"places: expected numbers from 0 to {last}, got others."
+        places = guarded(places, (places < 0) | (places > last), message)
         return Queries(self.targets[places], self.weights[places], places, self.starts)
 
 

@@ -19,8 +19,10 @@ from lim_jax._checks import (
     AnyPath,
     counted,
     described,
+    number_list,
     require,
     require_indices,
+    require_kind,
 )
 from lim_jax._digest import digest
 from lim_jax._errors import filter_jit
@@ -44,6 +46,7 @@ Ask = Callable[[int], Profile] | Sequence[Profile | Contrast]
 # the scale of its energies.
 Padded = tuple[Array | np.ndarray, Queries | Contrast, Array | np.ndarray]
 SHORTEST, LONG = 16, 1024
+ASK = "Take loss.teacher_forcing, loss.last_token, or another function of the length."
 # Measured with SmolLM2 and a Llama of its size on one core. A call costs what some more tokens do,
 # for the weights stream by: 30 to 70 of them from memory, 90 from half precision, 150 to 300 from
 # files. So a token of 16 alone costs 3.0 times one in a batch of 512, of 128 alone 1.15 times;
@@ -314,7 +317,15 @@ def _energies(
     progress_of_layers: Callable[[list], Iterable] = iter,
 ) -> Iterator[tuple[int, Profile]]:
     """Each context's length, and its energies on its own grid, with zeros where it is padded."""
+    require_kind(model, CausalLM, "model", "Load one: models.load(folder).")
     _require_windows(windows)
+    require(
+        callable(ask) or isinstance(ask, (list, tuple, *ARRAYS)),
+        "ask",
+        got=described(ask),
+        expected="a function of a context's length, or a list of weights or of contrasts",
+        cure=ASK,
+    )
     asked = [ask(len(window) - 1) for window in windows] if callable(ask) else ask
     require(
         len(asked) == len(windows),
@@ -439,14 +450,10 @@ def _padded(model: CausalLM, window: Any, asked: Profile | Contrast) -> Padded:
     scale: Any = np.asarray((length / size) ** 2, dtype)
     if isinstance(asked, Contrast):
         return _filled(row[:-1], size), _padded_contrast(asked, length, size, dtype), scale
-    weights = np.asarray(asked).astype(dtype)
-    require(
-        weights.shape == (length,),
-        "ask",
-        got=f"weights of shape {weights.shape}",
-        expected=f"{(length,)}, one for each place of the context",
-        cure="Take loss.teacher_forcing, loss.last_token, or another function of the length.",
-    )
+    expected = f"weights of shape {(length,)}, one for each place of the context"
+    weights = number_list(asked, "ask", expected=expected, cure=ASK).astype(dtype)
+    got = f"weights of shape {weights.shape}"
+    require(weights.shape == (length,), "ask", got=got, expected=expected, cure=ASK)
     places = np.flatnonzero(weights)
     queries = min(size, padded_length(max(1, len(places))))
     parts = (_filled(part, queries) for part in (row[1:][places], weights[places], places))

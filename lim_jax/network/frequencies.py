@@ -6,17 +6,18 @@ are new to the network. A scaling slows pairs down until the angles of longer co
 
 import math
 from collections.abc import Callable, Sequence
-from numbers import Real
-from typing import NamedTuple
 
+import equinox as eqx
 import numpy as np
 
-from lim_jax._checks import counted, described, require, require_known
+from lim_jax._checks import counted, described, is_real, require, require_known
 
 Number = float | int
 Frequencies = tuple[float, ...]
 OfLength = Callable[[Number], Frequencies]
 OWN = "Take a checkpoint's own numbers."
+POSITIVE = "a positive finite number"
+LENGTH = "Pass how many tokens a context has."
 PAIRS = "Pass one angle a token for each pair of features, as rotary_frequencies makes them."
 
 
@@ -25,7 +26,7 @@ def spelt(frequencies: Sequence[float] | np.ndarray) -> Frequencies:
     row = isinstance(frequencies, Sequence) or np.ndim(frequencies) == 1
     numbers = tuple(frequencies) if row else ()
     require(
-        len(numbers) > 0 and all(isinstance(n, Real) and math.isfinite(n) for n in numbers),
+        len(numbers) > 0 and all(is_real(n) and math.isfinite(n) for n in numbers),
         "frequencies",
         got=described(frequencies) if not numbers else f"{numbers}",
         expected="finite numbers known before tracing, at least one",
@@ -48,7 +49,7 @@ def rotary_frequencies(size: int, base: Number = 10_000.0) -> Frequencies:
     (1.0, 0.1)
     """
     size = counted(size, "size", least=2)
-    require_known(base, "base", expected="a positive finite number", cure="Try 10_000.0.")
+    require_known(base, "base", expected=POSITIVE, cure="Try 10_000.0.")
     cure = "Features turn in pairs: of an odd head let all but one turn."
     require(size % 2 == 0, "size", got=f"{size}", expected="an even number", cure=cure)
     return spelt(float(base) ** (-np.arange(0, size, 2) / size))
@@ -62,7 +63,7 @@ def linear_scaling(frequencies: Frequencies, factor: Number) -> Frequencies:
     >>> linear_scaling((1.0, 0.5), factor=4.0)
     (0.25, 0.125)
     """
-    require_known(factor, "factor", expected="a positive finite number", cure="Try 4.0.")
+    require_known(factor, "factor", expected=POSITIVE, cure="Try 4.0.")
     return spelt(np.asarray(spelt(frequencies)) / factor)
 
 
@@ -99,7 +100,7 @@ def llama3_scaling(
     """
     numbers = {"factor": factor, "low": low, "high": high, "trained": trained}
     for name, number in numbers.items():
-        require_known(number, name, expected="a positive finite number", cure=OWN)
+        require_known(number, name, expected=POSITIVE, cure=OWN)
     require(low <= high, "low", got=f"{low}", expected=f"at most high, {high}", cure=OWN)
     kept = np.asarray(spelt(frequencies))
     rounds = trained * kept / (2 * math.pi)
@@ -169,7 +170,7 @@ def yarn_scaling(
     """
     numbers = {"base": base, "factor": factor, "trained": trained, "fast": fast, "slow": slow}
     for name, number in numbers.items():
-        require_known(number, name, expected="a positive finite number", cure=OWN)
+        require_known(number, name, expected=POSITIVE, cure=OWN)
     require(base != 1, "base", got="1", expected="a base that tells pairs apart", cure=OWN)
     kept = np.asarray(spelt(frequencies))
     ends = [
@@ -192,11 +193,11 @@ def yarn_amplitude(factor: Number, weight: Number = 1) -> float:
     (1.0, 1.3689)
     """
     for name, number in {"factor": factor, "weight": weight}.items():
-        require_known(number, name, expected="a positive finite number", cure=OWN)
+        require_known(number, name, expected=POSITIVE, cure=OWN)
     return 1.0 if factor <= 1 else 1 + 0.1 * weight * math.log(factor)
 
 
-class LongFrequencies(NamedTuple):
+class LongFrequencies(eqx.Module):
     """Frequencies of short contexts, and others of contexts longer than those of training.
 
     LongRoPE's way (Ding and others, 2024). A function of the number of tokens, for
@@ -209,22 +210,34 @@ class LongFrequencies(NamedTuple):
     trained
         Up to how many tokens a context is short.
 
+    Raises
+    ------
+    ValueError
+        Where frequencies are not finite, or not as many; where a number of tokens is not positive.
+
     Examples
     --------
     >>> LongFrequencies(short=(1.0,), long=(0.5,), trained=8)(9)
     (0.5,)
     """
 
-    short: Frequencies
-    long: Frequencies
-    trained: int
+    short: Frequencies = eqx.field(static=True, converter=spelt)
+    long: Frequencies = eqx.field(static=True, converter=spelt)
+    trained: int = eqx.field(static=True)
+
+    def __check_init__(self):
+        counted(self.trained, "trained", cure=OWN)
+        pairs = len(self.short), len(self.long)
+        same = f"as many as short, {pairs[0]}"
+        require(pairs[0] == pairs[1], "long", got=f"{pairs[1]}", expected=same, cure=PAIRS)
 
     def __call__(self, tokens: Number) -> Frequencies:
         """The frequencies of a context of that many tokens."""
+        require_known(tokens, "tokens", expected=POSITIVE, cure=LENGTH)
         return self.long if tokens > self.trained else self.short
 
 
-class DynamicFrequencies(NamedTuple):
+class DynamicFrequencies(eqx.Module):
     r"""Frequencies whose base grows with a context that is longer than those of training.
 
     The base is :math:`b\,(fL/n - f + 1)^{r/(r-2)}` for a context of :math:`L > n` tokens. A
@@ -239,6 +252,11 @@ class DynamicFrequencies(NamedTuple):
     trained
         n.
 
+    Raises
+    ------
+    ValueError
+        Where a number is not positive and finite, or the size is not even and above two.
+
     Examples
     --------
     >>> frequencies = DynamicFrequencies(size=4, base=100.0, factor=2.0, trained=8)
@@ -246,13 +264,21 @@ class DynamicFrequencies(NamedTuple):
     [[1.0, 0.1], [1.0, 0.0333]]
     """
 
-    size: int
-    base: Number
-    factor: Number
-    trained: int
+    size: int = eqx.field(static=True)
+    base: Number = eqx.field(static=True)
+    factor: Number = eqx.field(static=True)
+    trained: int = eqx.field(static=True)
+
+    def __check_init__(self):
+        counted(self.size, "size", least=4, cure="Of two features no base is asked.")
+        counted(self.trained, "trained", cure=OWN)
+        for name in ("base", "factor"):
+            require_known(getattr(self, name), name, expected=POSITIVE, cure=OWN)
+        rotary_frequencies(self.size, self.base)
 
     def __call__(self, tokens: Number) -> Frequencies:
         """The frequencies of a context of that many tokens."""
+        require_known(tokens, "tokens", expected=POSITIVE, cure=LENGTH)
         longer = max(tokens, self.trained) / self.trained
         grown = (self.factor * longer - (self.factor - 1)) ** (self.size / (self.size - 2))
         return rotary_frequencies(self.size, self.base * grown)

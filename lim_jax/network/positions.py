@@ -34,6 +34,12 @@ def _known(frequencies: Frequencies | OfLength) -> Frequencies | OfLength:
     return spelt(frequencies)  # pyright: ignore[reportArgumentType]
 
 
+def _require_tokens(tokens: Number | None) -> None:
+    if tokens is not None:
+        expected = "None or a positive finite number"
+        require_known(tokens, "tokens", expected=expected, cure=TOKENS)
+
+
 class Rotary(eqx.Module):
     r"""How the features of queries and keys turn along the positions.
 
@@ -78,9 +84,7 @@ class Rotary(eqx.Module):
     from_zero: bool = eqx.field(static=True, default=False)
 
     def __check_init__(self):
-        if self.tokens is not None:
-            expected = "None or a positive finite number"
-            require_known(self.tokens, "tokens", expected=expected, cure=TOKENS)
+        _require_tokens(self.tokens)
         expected, cure = "a positive finite number", "1.0 leaves lengths as they are."
         require_known(self.amplitude, "amplitude", expected=expected, cure=cure)
 
@@ -180,7 +184,7 @@ class Tempered(eqx.Module):
     Raises
     ------
     ValueError
-        Where a number is not positive and finite.
+        Where a number is not positive and finite, or `tokens` is not as for `Rotary`.
 
     Examples
     --------
@@ -195,6 +199,7 @@ class Tempered(eqx.Module):
     turning = 0
 
     def __check_init__(self):
+        _require_tokens(self.tokens)
         for name in ("scale", "floor"):
             expected, cure = "a positive finite number", "Take a checkpoint's own numbers."
             require_known(getattr(self, name), name, expected=expected, cure=cure)
@@ -254,9 +259,7 @@ class Alibi(eqx.Module):
     tokens: Number | None = eqx.field(static=True, default=None)
 
     def __check_init__(self):
-        if self.tokens is not None:
-            expected = "None or a positive finite number"
-            require_known(self.tokens, "tokens", expected=expected, cure=TOKENS)
+        _require_tokens(self.tokens)
 
     turning = 0
 

@@ -5,7 +5,6 @@ testing are two arrays: what is lost in the middle is often lost because the fir
 """
 
 import math
-from numbers import Real
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +15,7 @@ from lim_jax._checks import (
     counted,
     described,
     guarded,
+    is_real,
     require,
     require_floats,
     require_key,
@@ -143,7 +143,7 @@ def _law_on_host(weights: np.ndarray) -> Law:
 
 def _odds(odds: float) -> float:
     require(
-        isinstance(odds, Real) and 0 <= float(odds) < math.inf,
+        is_real(odds) and 0 <= float(odds) < math.inf,
         "odds",
         got=described(odds),
         expected="a finite number from 0",

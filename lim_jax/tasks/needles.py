@@ -3,18 +3,12 @@
 import re
 from collections.abc import Sequence
 from itertools import accumulate
-from numbers import Real
 from pydoc_data.topics import topics
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from lim_jax._checks import (
-    counted,
-    described,
-    require,
-    require_kind,
-)
+from lim_jax._checks import counted, described, is_real, require, require_kind
 from lim_jax.tasks.prompts import Prompt, laid_out
 
 Pieces = list[tuple[str, bool]]
@@ -259,7 +253,7 @@ def _require_sentences(sentences: Any) -> None:
 
 def _require_depths(depths: Any, count: int) -> None:
     listed = isinstance(depths, Sequence) and not isinstance(depths, str)
-    shares = listed and all(isinstance(one, Real) and 0 <= float(one) <= 1 for one in depths)
+    shares = listed and all(is_real(one) and 0 <= float(one) <= 1 for one in depths)
     require(
         shares and len(depths) == count,
         "depths",

@@ -22,6 +22,7 @@ from lim_jax._checks import (
     require_indices,
     require_key,
     require_kind,
+    require_known,
 )
 from lim_jax._errors import filter_jit
 from lim_jax.tasks.prompts import Example
@@ -255,29 +256,17 @@ def _record_weights(
 
 
 def _require_keys(pairs: int, keys: int, values: int) -> None:
-    counted(pairs, "pairs")
+    pairs = counted(pairs, "pairs")
     counted(values, "values")
-    require(
-        pairs <= keys,
-        "keys",
-        got=f"{keys} for {pairs} pairs",
-        expected="a key for each pair",
-        cure="The keys of a context differ: raise keys.",
-    )
+    expected = f"a whole number, a key for each of {pairs} pairs at least"
+    cure = "The keys of a context differ: raise keys."
+    counted(keys, "keys", least=pairs, expected=expected, cure=cure)
 
 
 def _require_room(task: RecallTask) -> None:
-    require(
-        task.length % 2 == 0 and task.length >= 4 * task.pairs,
-        "length",
-        got=f"{task.length} places for {task.pairs} pairs",
-        expected=f"an even number from {4 * task.pairs}",
-        cure="A pair takes two places, and so does its query.",
-    )
-    require(
-        task.power > 0,
-        "power",
-        got=f"{task.power}",
-        expected="a number above zero",
-        cure="Small ones ask soon after the pairs, 1 anywhere alike.",
-    )
+    expected = f"an even number from {4 * task.pairs}, of {task.pairs} pairs"
+    cure = "A pair takes two places, and so does its query."
+    length = counted(task.length, "length", least=4 * task.pairs, expected=expected, cure=cure)
+    require(length % 2 == 0, "length", got=f"{length}", expected=expected, cure=cure)
+    cure = "Small ones ask soon after the pairs, 1 anywhere alike."
+    require_known(task.power, "power", expected="a number above zero", cure=cure)

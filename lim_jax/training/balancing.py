@@ -19,6 +19,7 @@ from lim_jax._checks import (
     finite_scalar,
     guarded,
     guarded_finite,
+    not_negative,
     require,
     require_callable,
     require_floating,
@@ -468,6 +469,7 @@ def _functional(
     if pools is not None:
         cure = "Pass one row of integral weights for each pool, as Regions.weights has them."
         require_on_grid(pools, grid, "pools", "pools length", cure)
+    options["epsilon"] = not_negative(finite_scalar(options["epsilon"], "epsilon"), "epsilon")
     for name, option in options.items():
         _require_option(option, name, grid, pools)
     require(
@@ -479,9 +481,8 @@ def _functional(
     )
     options |= {} if pools is None else {"pools": pools}
     arrays = {name: jnp.asarray(option, dtype) for name, option in options.items()}
-    return _Penalised(grid, estimate, discrepancy, objective), guarded_finite(
-        arrays, ", ".join(arrays)
-    )
+    arrays = guarded_finite(arrays, ", ".join(arrays))
+    return _Penalised(grid, estimate, discrepancy, objective), arrays
 
 
 def _require_option(option: Any, name: str, grid: Grid, pools: Pools | None) -> None:

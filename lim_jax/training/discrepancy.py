@@ -9,12 +9,13 @@ from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
+from jax.core import Tracer
 from jaxtyping import Array, Float
 
-from lim_jax._checks import guarded, require_floats, require_scalar
+from lim_jax._checks import not_negative, require_floats, require_scalar
 from lim_jax.grid.integrals import require_profile
 from lim_jax.grid.measure import Grid, require_on_grid
-from lim_jax.training.estimators import Places
+from lim_jax.training.estimators import SIZES, Places
 from lim_jax.training.mixed import Scalar
 
 Profile = Float[Array, " length"]
@@ -57,7 +58,7 @@ def squared_discrepancy(
     >>> float(squared_discrepancy(jnp.array([0.5, 1.5]), 1.0, halves))
     0.125
     """
-    _require_places(density, target, weights)
+    weights = _weights_of_places(density, target, weights)
     return weights @ (density - target) ** 2 / 2
 
 
@@ -93,14 +94,13 @@ def cross_entropy_discrepancy(
     >>> bool(jnp.allclose(cross_entropy_discrepancy(evidence, evidence, halves), -jnp.log(2.0)))
     True
     """
-    _require_places(density, target, weights)
-    target = jnp.asarray(target, density.dtype)
-    message = "target: expected a density, nowhere negative, got a negative number."
-    target = guarded(target, jnp.any(target < 0), message)
+    weights = _weights_of_places(density, target, weights)
+    target = not_negative(jnp.asarray(target, density.dtype), "target", "Pass a density.")
     return -weights @ (target * jnp.log(density + FLOOR))
 
 
-def _require_places(density: Any, target: Any, weights: Any) -> None:
+def _weights_of_places(density: Any, target: Any, weights: Any) -> Places:
+    """Refuse what has not one number for each place, and negative weights."""
     cure = "Pass one number for each position or pool."
     require_floats(density, "density", "places", cure)
     require_floats(weights, "weights", "places", cure, places=len(density))
@@ -108,3 +108,6 @@ def _require_places(density: Any, target: Any, weights: Any) -> None:
         require_scalar(target, "target")
     else:
         require_floats(target, "target", "places", cure, places=len(density))
+    if isinstance(weights, Tracer):
+        return weights  # in a penalty's program: of the grid, or of pools that were looked at
+    return not_negative(weights, "weights", SIZES)

@@ -10,13 +10,21 @@ from functools import partial, update_wrapper
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from lim_jax._checks import guarded, require, require_callable, require_floats, require_scalar
+from lim_jax._checks import (
+    guarded,
+    not_negative,
+    require,
+    require_callable,
+    require_floats,
+    require_scalar,
+)
 from lim_jax.training.mixed import Scalar
 
 Places = Float[Array, " places"]
 Energies = Float[Array, "examples places"]
 Statistic = Float[Array, "*groups places"]
 Pools = Float[Array, "pools length"]
+SIZES = "They are the sizes of the places: grid.weights, or those of pools."
 
 
 class Estimator:
@@ -37,6 +45,8 @@ class Estimator:
     ------
     ValueError
         Where the energies are no array of examples, or have not one column for each weight.
+    EquinoxRuntimeError
+        Where an energy, a weight or an epsilon that is an array is negative.
 
     Examples
     --------
@@ -58,6 +68,9 @@ class Estimator:
         cure = "Pass one for each column of the energies: grid.weights, or the pools' sizes."
         require_floats(weights, "weights", "places", cure, places=energies.shape[1])
         require_scalar(epsilon, "epsilon")
+        epsilon = not_negative(epsilon, "epsilon")
+        weights = not_negative(weights, "weights", SIZES)
+        energies = not_negative(energies, "energies", "They are squares of adjoints.")
         return self.density(self.statistic(energies, weights, epsilon), weights, epsilon)
 
     def averaged(self, statistic: Statistic, previous: Statistic, memory: Scalar) -> Statistic:

@@ -4,7 +4,6 @@ On the host: results are not differentiated.
 """
 
 from collections.abc import Callable
-from numbers import Real
 from typing import Any, NamedTuple
 
 import jax
@@ -12,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 from scipy import stats
 
-from lim_jax._checks import counted, described, require, require_floats
+from lim_jax._checks import counted, described, is_real, require, require_floats
 
 Numbers = Float[Array | np.ndarray, "*shape"]
 
@@ -174,7 +173,7 @@ def _centred_ranks(values: Numbers) -> Numbers:
 
 def _level(level: float) -> float:
     require(
-        isinstance(level, Real) and 0 < float(level) < 1,
+        is_real(level) and 0 < float(level) < 1,
         "level",
         got=described(level),
         expected="a number between 0 and 1",

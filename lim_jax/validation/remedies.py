@@ -7,7 +7,6 @@ seed.
 
 from collections.abc import Callable
 from functools import partial
-from numbers import Real
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -17,7 +16,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Int, Key, PyTree
 
-from lim_jax._checks import counted, described, finite_scalar, require, require_name
+from lim_jax._checks import counted, described, finite_scalar, is_real, require, require_name
 from lim_jax.density.adjoints import LossOfIds, adjoint_energies
 from lim_jax.grid.cells import CellGrid, token_grid
 from lim_jax.models.causal import CausalLM
@@ -256,7 +255,7 @@ def selective_on_probes(
     probes, every = counted(probes, "probes"), counted(every, "every")
     records = setting.task.records
     require(
-        isinstance(wrong, Real) and 0 <= wrong <= 1,
+        is_real(wrong) and 0 <= wrong <= 1,
         "wrong",
         got=described(wrong),
         expected="a share of the probes, from 0 to 1",

@@ -7,7 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 from reference.hostile import (
     LENGTH,
+    Above,
     Delta,
+    Epsilon,
     Free,
     Given,
     Known,
@@ -17,6 +19,7 @@ from reference.hostile import (
     Rows,
     Samples,
     Several,
+    Sizes,
     Thing,
     Unread,
     Whole,
@@ -215,7 +218,25 @@ FIRST = {
     ),
     "Tempered": (
         lambda scale, floor, grid: network.Tempered(scale, floor).turns(grid),
-        {"scale": Real(0.5), "floor": Real(2.0), "grid": ON},
+        {"scale": Above(0.5), "floor": Above(2.0), "grid": ON},
+    ),
+    "Tempered's tokens": (
+        lambda tokens: network.Tempered(0.5, 2.0, tokens).turns(TOKENS),
+        {"tokens": optional(Above(8.0))},
+    ),
+    "LongFrequencies": (
+        lambda short, long, trained, tokens: network.LongFrequencies(short, long, trained)(tokens),
+        {
+            "short": Numbers([1.0, 0.1]), "long": Numbers([0.5, 0.1]), "trained": Known(8),
+            "tokens": Above(9),
+        },
+    ),
+    "DynamicFrequencies": (
+        lambda tokens, **rest: network.DynamicFrequencies(**rest)(tokens),
+        {
+            "size": Known(4), "base": Above(100.0), "factor": Above(2.0), "trained": Known(8),
+            "tokens": Above(9),
+        },
     ),
     "Span": (
         lambda window, grid: network.Span(window).prefixes(grid).prefix_weights(),
@@ -301,7 +322,7 @@ FIRST = {
         lim.Influence.from_energies,
         {"energies": Rows(positive(8, EXAMPLES, LENGTH)), "regions": IN},
     ),
-    "indices": (lim.indices, {"averages": Rows(PROFILE), "epsilon": Real(1e-8)}),
+    "indices": (lim.indices, {"averages": Rows(PROFILE), "epsilon": Epsilon(1e-8)}),
     # The adjoint.
     "adjoint_trajectory": (
         unlabelled(lim.adjoint_trajectory),
@@ -453,7 +474,7 @@ FIRST = {
     **{
         name: (
             getattr(training, name),
-            {"density": Rows(PROFILE), "target": Real(1.0), "weights": Rows(PROFILE)},
+            {"density": Rows(PROFILE), "target": Real(1.0), "weights": Sizes(PROFILE)},
         )
         for name in ("squared_discrepancy", "cross_entropy_discrepancy")
     },
@@ -463,15 +484,15 @@ FIRST = {
     ),
     "balanced_density": (
         training.balanced_density,
-        {"energies": Free(ENERGIES), "weights": Rows(PROFILE), "epsilon": Real(1e-8)},
+        {"energies": Free(ENERGIES), "weights": Sizes(PROFILE), "epsilon": Epsilon(1e-8)},
     ),
     "crossed_density": (
         training.crossed_density,
-        {"energies": Free(ENERGIES), "weights": Rows(PROFILE), "epsilon": Real(1e-8)},
+        {"energies": Free(ENERGIES), "weights": Sizes(PROFILE), "epsilon": Epsilon(1e-8)},
     ),
     "example_density": (
         training.example_density,
-        {"energies": Free(ENERGIES), "weights": Rows(PROFILE), "epsilon": Real(1e-8)},
+        {"energies": Free(ENERGIES), "weights": Sizes(PROFILE), "epsilon": Epsilon(1e-8)},
     ),
     "influence_penalty": (
         lambda loss, x, grid, target, epsilon: training.influence_penalty(
@@ -479,7 +500,7 @@ FIRST = {
         ),
         {
             "loss": Thing(squares), "x": Rows(VECTORS), "grid": ON, "target": Real(1.0),
-            "epsilon": Real(1e-8),
+            "epsilon": Epsilon(1e-8),
         },
     ),
     "pooled influence_penalty": (

@@ -111,6 +111,13 @@ class Rows(Free):
         return found
 
 
+class Sizes(Rows):
+    """Rows of which none is below zero."""
+
+    def malformed(self):
+        return super().malformed() | {"negative": -np.asarray(self.right)}
+
+
 class Unread(Rows):
     """Rows that are not read, so that what is in them does not matter."""
 
@@ -147,10 +154,27 @@ class Real(Argument):
     """A real number."""
 
     def malformed(self):
-        return {"none": None, "array": np.ones((2, 5, 7))} | JUNK
+        return {"none": None, "boolean": True, "array": np.ones((2, 5, 7))} | JUNK
 
     def poisoned(self):
         return NOT_FINITE
+
+
+class Above(Real):
+    """A number above zero, known before tracing."""
+
+    def malformed(self):
+        return super().malformed() | NOT_FINITE | {"zero": 0, "negative": -4.0}
+
+    def poisoned(self):
+        return {}
+
+
+class Epsilon(Real):
+    """A number that is not negative."""
+
+    def malformed(self):
+        return super().malformed() | {"negative": -1e-3}
 
 
 class Unpoisoned(Real):

@@ -5,12 +5,15 @@ As in `later_doors`: dear where they are right, and never run to the end here. N
 hand, so that nothing compiles for them.
 """
 
+from functools import partial
+
 import equinox as eqx
 import jax
 import numpy as np
 from reference import made_results as made
 from reference.hostile import (
     LENGTH,
+    Above,
     Anything,
     Argument,
     Free,
@@ -327,6 +330,17 @@ LAST = {
         lambda task, count, key: tasks.recall_examples(task, count, key=key),
         {"task": Thing(tasks.RecallTask(2, 10, 3, 4)), "count": Stated(1), "key": DRAWN},
     ),
+    "RecallTask": (
+        lambda **sizes: tasks.recall_examples(tasks.RecallTask(**sizes), 1, key=KEY),
+        {
+            "pairs": Stated(2), "length": Stated(10), "keys": Stated(3), "values": Stated(4),
+            "power": Above(0.01),
+        },
+    ),
+    "KeyValueTask": (
+        lambda **sizes: tasks.key_value_examples(tasks.KeyValueTask(**sizes), whole(1), key=KEY),
+        {"records": Stated(2), "keys": Stated(3), "values": Stated(4)},
+    ),
     # Training.
     "adjoint_growth": (
         lambda loss, x, grid, direction: training.adjoint_growth(
@@ -455,6 +469,24 @@ LAST = {
     ),
     "job_cost": (cost.job_cost, {"job": Thing(np.sin)}),
     # Published models, asked.
+    **{
+        name: (
+            partial(getattr(models, name), **regions),
+            {
+                "model": Thing(MODEL), "windows": Several([whole(LENGTH + 1)]),
+                "ask": Thing(loss.last_token), "loss": Thing(models.CausalLM.loss),
+            },
+        )
+        for name, regions in (("energies_of_ids", {}), ("influence_of_ids", {"regions": REGIONS}))
+    },
+    "energies_of_ids' weights": (
+        lambda ask: models.energies_of_ids(MODEL, [whole(LENGTH + 1)], ask=[ask]),
+        {"ask": but(Rows(PROFILE), "as a list", "integers")},
+    ),
+    "Queries.only": (
+        lambda places: models.Queries(whole(2), numbers(2)).only(places),
+        {"places": Whole(whole(2))},
+    ),
     "contexts": (
         models.contexts,
         {

@@ -93,7 +93,6 @@ WITHOUT = {
         attention_of keeps kind_of unit_profile written_causal
     """,
     "Not refused in words yet: what is no network, ids or batch.": """
-        context_of_line energies_of_ids find_chat_template influence_of_ids
-        models.contrast_loss rendered self_answered
+        context_of_line find_chat_template models.contrast_loss rendered self_answered
     """,
 }
