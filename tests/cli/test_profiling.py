@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
+from reference.networks import byte_network
 from reference.publishers import CONFIGS, spelt, write_with_letters
 
 from lim_jax import cli, models, report, results
@@ -240,8 +241,14 @@ def test_a_profile_that_is_interrupted_goes_on_to_the_same_files(
 
 
 def test_a_page_shows_the_first_contexts(folder, data, tmp_path, undrawn, monkeypatch):
-    """With the density of all, and of each shown its own energies."""
-    written = {}
+    """With the density of all, and of each shown its own energies, which are measured once."""
+    written, measured, measure = {}, [], models.energies_of_ids
+
+    def counting(network, windows, **options):
+        measured.extend(windows)
+        return measure(network, windows, **options)
+
+    monkeypatch.setattr(models, "energies_of_ids", counting)
     monkeypatch.setattr(
         report, "write_page", lambda path, *a, **k: written.update(all=(path, a, k))
     )
@@ -251,16 +258,33 @@ def test_a_page_shows_the_first_contexts(folder, data, tmp_path, undrawn, monkey
     assert cli.main(["profile", *arguments]) == 0
     path, (influence, accounts, texts), options = written["all"]
     assert path == out / "profile.html" and int(influence.count) == 4 and len(accounts) == 2
+    assert len(measured) == 2  # the two that are not shown
     assert options["title"] == f"What does {folder.name} use of data.jsonl?"
     assert options["measured"] == 4 and options["names"] == ["context 0", "context 1"]
     named = [[(span.name, span.places.tolist()) for span in spans] for spans in options["spans"]]
     assert named == [[("first", [0, 1])], [("first", [0, 1]), ("second", [2, 3, 4])]]
     assert [one.name for one in options["records"]] == ["first", "second", ""]
-    for number, expected in enumerate(euclidean_energies(folder, "margin_loss")[:2]):
+    every, kept = euclidean_energies(folder, "margin_loss"), results.load(out / "contexts.npz")
+    for energies, square in zip(kept.energies, every, strict=True):
+        np.testing.assert_allclose(energies, len(square) ** 2 * square, rtol=1e-3)
+    for number, expected in enumerate(every[:2]):
         found = np.asarray(accounts[number].energy)
         np.testing.assert_allclose(found / found.sum(), expected / expected.sum(), rtol=1e-3)
         whole = spelt(np.concatenate([PROMPTS[number], ANSWERS[number]]))
         assert "".join(texts[number]).replace(" ", "") == whole
+
+
+def test_accounts_of_a_run_that_is_taken_up_are_read(tmp_path, monkeypatch):
+    """And of other contexts they are refused, not taken."""
+    windows, weights = [np.array([7, 8, 9, 5])], [np.full(3, 1 / 3)]
+    of = byte_network(4), windows, weights
+    found = pages.first_accounts(*of, checkpoint=tmp_path)
+    monkeypatch.setattr(pages.explanations, "account_of_context", None)
+    again = pages.first_accounts(*of, checkpoint=tmp_path)
+    jax.tree.map(np.testing.assert_array_equal, again, found)
+    others = [np.array([7, 8, 9, 5]), np.array([6, 5, 4])], [*weights, np.full(2, 1 / 2)]
+    with pytest.raises(ValueError, match="checkpoint: got .*, of contexts"):
+        pages.first_accounts(of[0], *others, checkpoint=tmp_path)
 
 
 @pytest.mark.parametrize("command", ["profile", "explain"])

@@ -171,6 +171,10 @@ def test_frequencies_of_a_length_are_those_of_contexts_that_long():
         expected = 1.5 * np.stack([np.cos(angles), np.sin(angles)], axis=1)
         np.testing.assert_allclose(rotary.turns(lim.token_grid(length)), expected, rtol=1e-12)
     assert rotary.turning == 4 and rotary.alike(5, 6) and not rotary.alike(6, 7)
+    # Of twelve tokens in [0, 1] a context of 5 has others than the first 5 of one of 6.
+    spread = Span(places=Rotary(short, tokens=12))
+    first, second = (np.asarray(spread.turns(lim.token_grid(length)))[0] for length in (5, 6))
+    assert not np.allclose(first, second) and not spread.alike(5, 6) and spread.alike(5, 5)
     packed = lim.token_grid(7).starting(jnp.array([0, 0, 0, 3, 3, 3, 3]))
     with pytest.raises(ValueError, match="grid: got several contexts.*its length says how"):
         rotary.turns(packed)
