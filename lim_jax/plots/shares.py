@@ -34,7 +34,7 @@ def shares_by_place(found: TwoWayShares, names: Sequence[str], title: str = "") 
     >>> shares = np.array([[[0.5, 0.25], [0.375, 0.5]]] * 2)
     >>> found = two_way_shares(shares, np.array([[[0, 1], [1, 0]]] * 2))
     >>> [line.get_label() for line in shares_by_place(found, ["a", "b"]).axes[0].lines]
-    ['a', 'b', 'any document ± 2 standard errors']
+    ['“a”', '“b”', 'any document ± 2 standard errors']
     """
     require_kind(found, TwoWayShares, "found", "Take it from results.two_way_shares.")
     require_several(names, str, "names", "Pass those of the documents.")
@@ -46,7 +46,8 @@ def shares_by_place(found: TwoWayShares, names: Sequence[str], title: str = "") 
     for number, (name, row) in enumerate(zip(names, np.asarray(found.table.value), strict=True)):
         style = line_style(number)
         style["linewidth"] = 0.7  # below that of any document
-        axes.plot(places, row, **style, label=name)
+        # In quotation marks, which "any document" has not; dollars would begin a formula.
+        axes.plot(places, row, **style, label=f"“{name}”".replace("$", r"\$"))
     (value, error), label = map(np.asarray, found.by_place), "any document"
     if np.isfinite(error).all():
         axes.fill_between(places, value - 2 * error, value + 2 * error, color="black", alpha=0.15,

@@ -160,8 +160,8 @@ def two_way_in_words(found: TwoWayShares, names: Sequence[str]) -> str:
     Wherever it stands, “b” holds most: 44.0 (error 0) % of the influence.
     Whichever document stands there, place 1 holds most, 30.0 (error 0) %; place 2 least, \
 20.0 (error 0) %.
-    The places between hold 6.0 (error 0) points less than the first and the last, of contexts \
-that are alike.
+    The places between hold 6.0 (error 0) points less than the first and the last, the same in \
+every context, so that the error says nothing.
     """
     _require_named(found, names)
     document, place = (int(np.argmax(of.value)) for of in (found.by_document, found.by_place))
@@ -234,11 +234,11 @@ def _percent(found: Estimate, place: Any) -> str:
 
 
 def _spelt(found: Estimate, place: Any) -> str:
-    """A share in per cent with its error; alone where there is none, "-" where no order has it."""
+    """A share in per cent with its error; "-" where no order has the document there."""
     value, error = 100 * float(found.value[place]), 100 * float(found.error[place])
     if math.isnan(value):
         return "-"
-    return f"{value:.1f}{error_in_words(error)}"
+    return f"{value:.1f}{error_in_words(error) or ' (no error)'}"
 
 
 def _require_named(found: TwoWayShares, names: Sequence[str]) -> None:
