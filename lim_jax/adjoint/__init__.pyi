@@ -73,6 +73,8 @@ from .sites import attention_of as attention_of
 from .sites import attention_sites as attention_sites
 from .sites import require_attention as require_attention
 from .sites import require_sites as require_sites
+from .stages import Few as Few
+from .stages import Pulled as Pulled
 from .stages import Stage as Stage
 from .stages import linearised_stages as linearised_stages
 from .stages import pull_back_heads as pull_back_heads

@@ -82,7 +82,7 @@ def _once(
     folder: Path, of: str, measure: Callable[[int], TokenAccount], number: int
 ) -> TokenAccount:
     """An account, unless a file holds it."""
-    file, run = folder / f"{number}", {"function": "account_of_context", "of": of}
+    file, run = folder / f"{number}", {"function": "account_of_context", "account": of}
     if not file.exists():
         account = measure(number)
         store(file, run, {"shapes": [[leaf.shape, leaf.dtype.name] for leaf in account]}, account)

@@ -10,6 +10,7 @@ from tqdm import tqdm
 from lim_jax import models, report
 from lim_jax._checks import as_path, counted
 from lim_jax.asking import (
+    Context,
     Line,
     Unanswered,
     context_of_line,
@@ -132,13 +133,7 @@ def ask(
         unfinished = folder / UNFINISHED
         at_once = max(read.length + answer_tokens, models.ids.TOKENS_AT_ONCE)
         network = network_within(model, memory, at_once, unfinished)
-        own = isinstance(read, Unanswered)
-        seconds = measuring_seconds(network, [read.length], int(html), int(own))
-        page = ", with a page" * html
-        tqdm.write(
-            f"{'Answering and measuring' if own else 'Measuring'} {read.length} tokens{page}: "
-            f"about {duration(seconds)}."
-        )
+        _announce(network, read, html)
         contexts = answered([read], network, model, loss, answer_tokens)
         require_fitting(network, contexts)
         found = profiled(network, contexts, [], loss, delta, unfinished, html)
@@ -161,6 +156,14 @@ def ask(
             )
         print(f"Wrote answer.json, tables, figures{' and profile.html' * html} to {folder}.")
     return 0
+
+
+def _announce(network: models.CausalLM, read: Context | Unanswered, html: bool) -> None:
+    """Say what will be done, and how long it is likely to take."""
+    own, page = isinstance(read, Unanswered), ", with a page" * html
+    seconds = measuring_seconds(network, [read.length], int(html), int(own))
+    work = "Answering and measuring" if own else "Measuring"
+    tqdm.write(f"{work} {read.length} tokens{page}: about {duration(seconds)}.")
 
 
 def _line(arguments: dict) -> Line:

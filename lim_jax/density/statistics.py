@@ -474,10 +474,8 @@ def _numbers_by_name(values: Indices) -> dict[str, float]:
 
 def all_known(result: PyTree) -> bool:
     """Whether all leaves are numbers that are there, and none is yet to be computed."""
-    return all(
-        isinstance(leaf, ARRAYS) and not isinstance(leaf, Tracer)
-        for leaf in jax.tree.leaves(result)
-    )
+    leaves = jax.tree.leaves(result)
+    return all(isinstance(leaf, ARRAYS) and not isinstance(leaf, Tracer) for leaf in leaves)
 
 
 def _joined(

@@ -319,21 +319,13 @@ def _energies(
     """Each context's length, and its energies on its own grid, with zeros where it is padded."""
     require_kind(model, CausalLM, "model", "Load one: models.load(folder).")
     _require_windows(windows)
-    require(
-        callable(ask) or isinstance(ask, (list, tuple, *ARRAYS)),
-        "ask",
-        got=described(ask),
-        expected="a function of a context's length, or a list of weights or of contrasts",
-        cure=ASK,
-    )
+    require(callable(ask) or isinstance(ask, (list, tuple, *ARRAYS)), "ask", got=described(ask),
+            expected="a function of a context's length, or a list of weights or of contrasts",
+            cure=ASK)  # fmt: skip
     asked = [ask(len(window) - 1) for window in windows] if callable(ask) else ask
-    require(
-        len(asked) == len(windows),
-        "ask",
-        got=f"weights of {len(asked)} contexts",
-        expected=f"those of {len(windows)}",
-        cure="Give each window its own, or a function of the length.",
-    )
+    require(len(asked) == len(windows), "ask", got=f"weights of {len(asked)} contexts",
+            expected=f"those of {len(windows)}",
+            cure="Give each window its own, or a function of the length.")  # fmt: skip
     of_ids = LossOfIds(_embedded, loss)
     padded = [_padded(model, *context) for context in zip(windows, asked, strict=True)]
     folder = None if checkpoint is None else checkpoint_folder(checkpoint)

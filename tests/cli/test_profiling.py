@@ -283,7 +283,7 @@ def test_accounts_of_a_run_that_is_taken_up_are_read(tmp_path, monkeypatch):
     again = pages.first_accounts(*of, checkpoint=tmp_path)
     jax.tree.map(np.testing.assert_array_equal, again, found)
     others = [np.array([7, 8, 9, 5]), np.array([6, 5, 4])], [*weights, np.full(2, 1 / 2)]
-    with pytest.raises(ValueError, match="checkpoint: got .*, of contexts"):
+    with pytest.raises(ValueError, match="checkpoint: got .*, of account"):
         pages.first_accounts(of[0], *others, checkpoint=tmp_path)
 
 
