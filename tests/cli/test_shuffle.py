@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from reference.publishers import CONFIGS, spelt, write_with_letters
 from scipy import stats
 
-from lim_jax import cli, results
+from lim_jax import cli, models, results
 from lim_jax.asking import Context, ShuffledContexts, Span
 from lim_jax.cli.shuffling import averaged_orders
 
@@ -123,6 +123,9 @@ def test_documents_in_three_orders_of_two_lines(folder, tmp_path, capsys, monkey
 
 def test_lines_of_other_documents_are_told_by_their_number(folder, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(Figure, "savefig", lambda figure, path: None)
+    monkeypatch.setattr(models, "energies_of_ids", lambda network, windows, **rest: [
+        np.arange(1.0, len(window), dtype=np.float32) for window in windows
+    ])  # fmt: skip
     data, out = (
         written(tmp_path / "data.jsonl", [["a", "b", "c"], ["d", "b", "c"]]),
         tmp_path / "out",
@@ -151,15 +154,19 @@ def test_orders_of_other_lengths_are_averaged_on_the_first_ones_tokens():
     def context(length, places):
         weights = np.eye(length)[length - 1]
         return Context(np.zeros(length + 1, int), weights, ("t",) * length,
-                       (Span("a", np.array(places)),))  # fmt: skip
+                       (Span("the rest", np.array(places)),))  # fmt: skip
 
-    line = ShuffledContexts(("a",), np.zeros((2, 1), int), (context(4, [0]), context(6, [2, 3])))
+    line = ShuffledContexts(
+        ("the rest",), np.zeros((2, 1), int), (context(4, [0]), context(6, [2, 3]))
+    )
     energies = [np.array([4.0, 1.0, 2.0, 1.0]), np.array([3.0, 1.0, 2.0, 6.0, 0.0, 3.0])]
     alone, averaged, shares = averaged_orders([line], energies)
     second = np.repeat(energies[1], 2).reshape(4, 3).mean(axis=1)
     np.testing.assert_allclose(averaged[0], (energies[0] + second) / 2, rtol=1e-12)
     assert alone == [line.contexts[0]]
     expected = [[(4 / 8 + 8 / 15) / 2, 1.5, (1 / 4 + 2 / 6) / 2]]
-    assert [(one.name, one.kind) for one in shares] == [("a", "part"), ("", "rest")]
+    assert [(one.name, one.kind) for one in shares] == [("the rest", "part"), ("", "rest")], (
+        "a name of ours"
+    )
     np.testing.assert_allclose(shares[0].held, expected)
     np.testing.assert_allclose(shares[1].held, np.array([[1, 5, 1]]) - expected)
