@@ -196,7 +196,8 @@ def test_a_question_of_documents_whose_titles_are_words_of_ours(run, tmp_path):
     # The first sentence is one, and the page begins with the question and the answer.
     assert found.texts("h1") == ["bc"] and found.texts("p", "answer") == [document["answer"]]
     assert found.texts("p", "finding")[0] == document["finding"]
-    assert found.printed.index(document["finding"]) == 1, "after what the weights take"
+    # On the terminal it follows what the run takes.
+    assert document["finding"] in found.printed[:4]
     assert found.texts("summary")[0].startswith("“bc”: ")
 
 
