@@ -27,7 +27,7 @@ from lim_jax._checks import ARRAYS
 
 PLAIN = NoneType | Number | str | bytes | PurePath | Enum | range | slice | EllipsisType | np.dtype
 NUMBERS = (*ARRAYS, np.generic)
-DATA = (Number, str, bytes, eqx.Module)
+DATA = (NoneType, Number, str, bytes, eqx.Module)
 RULES = ("jvp", "fwd", "bwd")  # derivatives that functions are given by jax.custom_jvp, custom_vjp
 # What was met before, by its address, which is its own as long as it is kept here; and its hash.
 Known = dict[int, tuple[Any, bytes]]
@@ -149,10 +149,13 @@ def _names(code: CodeType) -> set[str]:
 
 
 def _data(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Those that are networks, or numbers, words and arrays, or trees of them."""
+    """Those that are networks, or numbers, words and arrays, or in containers of them."""
+    return {name: value for name, value in values.items() if _is_data(value)}
 
-    def is_data(value: Any) -> bool:
-        leaves = jax.tree.leaves(value, is_leaf=lambda node: isinstance(node, eqx.Module))
-        return all(isinstance(leaf, NUMBERS + DATA) for leaf in leaves)
 
-    return {name: value for name, value in values.items() if is_data(value)}
+def _is_data(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return all(map(_is_data, value.values()))
+    if isinstance(value, list | tuple | Set):
+        return all(map(_is_data, value))
+    return isinstance(value, NUMBERS + DATA)

@@ -26,25 +26,25 @@ REMOVE = "Remove it, or name another checkpoint."
 SAME = f"To go on, give what that run was given. {REMOVE}"
 
 
-def checkpoint_file(checkpoint: AnyPath) -> Path:
+def checkpoint_file(file: AnyPath, name: str = "checkpoint") -> Path:
     """A path where a file is or can be made; refuse a folder's, and one inside of a file."""
-    path = as_path(checkpoint, "checkpoint")
-    _require_path(path, not path.is_dir(), "a folder", "a file, there or to be made")
+    path = as_path(file, name)
+    _require_path(path, name, not path.is_dir(), "a folder", "a file, there or to be made")
     return path
 
 
 def checkpoint_folder(checkpoint: AnyPath) -> Path:
     """A path where a folder is or can be made; refuse a file's, and one inside of a file."""
     path = as_path(checkpoint, "checkpoint")
-    _require_path(path, not path.is_file(), "a file", "a folder, there or to be made")
+    expected = "a folder, there or to be made"
+    _require_path(path, "checkpoint", not path.is_file(), "a file", expected)
     return path
 
 
-def _require_path(path: Path, holds: bool, kind: str, expected: str) -> None:
+def _require_path(path: Path, name: str, holds: bool, kind: str, expected: str) -> None:
     within = next((parent for parent in path.parents if parent.is_file()), None)
     got = f"{path}, which is {kind}" if within is None else f"{path}, inside of the file {within}"
-    cure = "Name another checkpoint."
-    require(holds and within is None, "checkpoint", got=got, expected=expected, cure=cure)
+    require(holds and within is None, name, got=got, expected=expected, cure="Name another.")
 
 
 def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:

@@ -24,7 +24,7 @@ from lim_jax.network import (
     rotary_frequencies,
 )
 
-FACTOR = 2.0
+FACTOR, TABLE = 2.0, {1: "one", "two": 2}  # keys of two types
 
 
 class Scaled(eqx.Module):
@@ -53,7 +53,7 @@ class Slotted:
 
 
 def doubled(x):
-    return FACTOR * x
+    return FACTOR * x * len(TABLE)
 
 
 def with_a_global(x):
@@ -171,6 +171,9 @@ def test_what_a_function_finds_in_its_module_counts(monkeypatch):
     before = digest(with_a_global)
     with monkeypatch.context() as patch:
         patch.setitem(globals(), "FACTOR", 3.0)
+        assert digest(with_a_global) != before
+    with monkeypatch.context() as patch:
+        patch.setitem(globals(), "TABLE", {1: "one", "two": 3})
         assert digest(with_a_global) != before
     with monkeypatch.context() as patch:
         patch.setitem(globals(), "doubled", lambda x: x)

@@ -22,7 +22,7 @@ import numpy as np
 from lim_jax import adjoint, density, explanations, grid, limits, probes, training
 from lim_jax._checks import ARRAYS, AnyPath, as_path, described, require
 from lim_jax._refusal import refusal
-from lim_jax._resuming import write_whole
+from lim_jax._resuming import checkpoint_file, write_whole
 from lim_jax.results import measured
 from lim_jax.results.records import known
 
@@ -69,7 +69,7 @@ def save(result: Any, path: AnyPath) -> None:
     Raises
     ------
     ValueError
-        Where something in it is traced, or cannot be written.
+        Where something in it is traced or cannot be written, or the path is a folder's.
 
     Examples
     --------
@@ -83,7 +83,7 @@ def save(result: Any, path: AnyPath) -> None:
     ...     float(load(f"{folder}/found.npz").merge(found).count)
     2.0
     """
-    path, arrays = as_path(path), {}
+    path, arrays = checkpoint_file(path, "path"), {}
     header = {
         "format": FORMAT,
         "version": VERSION,

@@ -266,6 +266,10 @@ def test_contexts_needed_make_the_interval_as_narrow_as_asked():
     line = lim.explanations.influence_table(drawn(2, 1.0)).splitlines()[-1]
     assert "two errors within 10 % would take some" in line
     assert "would take" not in lim.explanations.influence_table(drawn(4000, 1.0))
+    alike = np.array([[3.0, 1.0, 1.0, 1.0, 2.0]] * 2)
+    alike = Influence.from_energies(jax.device_put(alike), regions)
+    line = lim.explanations.influence_table(alike).splitlines()[-1]
+    assert "± 0.000, of contexts that all have one profile" in line
 
 
 def test_records_and_tables_give_every_number_under_its_name():

@@ -244,6 +244,7 @@ def test_the_gap_is_judged_at_two_errors(read):
     assert said([hill]).startswith("One context has no error")
     assert said([hill, hill]).startswith("All contexts have one profile, whose error")
     assert said([0 * hill]).startswith("No position")
+    assert said([1 / hill, 3 / hill]).startswith("All contexts have one profile")
 
 
 def test_it_begins_with_what_was_found_with_errors(read):

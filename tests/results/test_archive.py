@@ -225,6 +225,9 @@ def test_what_cannot_be_written_is_refused_and_nothing_is_lost(tmp_path, monkeyp
     for wrong, message in ((GRID.nodes.tolist, "result: got"), ({"a": object()}, "a: got object")):
         with pytest.raises(ValueError, match=message):
             save(wrong, path)
+    for place, message in ((tmp_path, "which is a folder"), (path / "a", "inside of the file")):
+        with pytest.raises(ValueError, match=f"path: got .*{message}.*a file, there or to be made"):
+            save(STUDY, place)
     with pytest.raises(ValueError, match="got traced arrays"):
         jax.jit(lambda x: save({"a": x}, path))(1.0)
 
