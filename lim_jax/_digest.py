@@ -103,13 +103,15 @@ def _parts(value: Any) -> Iterable[Any]:
         return value.co_code, value.co_consts, value.co_names, value.co_varnames, value.co_freevars
     if hasattr(value, "__self__"):  # bound
         return getattr(value, "__func__", _name(value)), value.__self__
-    if hasattr(value, "__wrapped__"):
-        # What else libraries keep there may hold addresses: compiled programs, checkers of types.
-        rules = (getattr(value, rule, None) for rule in RULES)
-        return value.__wrapped__, *rules, _data(_state(value)), _data(_closed_over(value))
-    if isinstance(value, FunctionType):
+    # Of a checker of types the code itself holds addresses.
+    written = isinstance(value, FunctionType) and not hasattr(value, "__beartype_wrapper")
+    if written:
         used = _closed_over(value), _found_beside(value)
         return value.__code__, value.__defaults__, value.__kwdefaults__, *used
+    if hasattr(value, "__wrapped__"):
+        # What else libraries keep there may hold addresses too: compiled programs.
+        rules = (getattr(value, rule, None) for rule in RULES)
+        return value.__wrapped__, *rules, _data(_state(value))
     return (_state(value),)
 
 
@@ -123,9 +125,7 @@ def _state(value: Any) -> dict[str, Any]:
     return {name: part for name, part in named.items() if not name.startswith("__")}
 
 
-def _closed_over(function: Any) -> dict[str, Any]:
-    if not isinstance(function, FunctionType):
-        return {}
+def _closed_over(function: FunctionType) -> dict[str, Any]:
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     # A cell is empty where what it is of is not there yet.
     return {name: cell.cell_contents for name, cell in cells if cell != CellType()}

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from fractions import Fraction
-from functools import partial
+from functools import partial, wraps
 
 import equinox as eqx
 import jax
@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from beartype import beartype
 from reference.networks import byte_network
 
 from lim_jax import weights
@@ -68,6 +69,18 @@ def scaling(by):
     return lambda x: by * x
 
 
+def decorated(by):
+    return wraps(with_a_default)(lambda x: by(with_a_default(x)))
+
+
+def checked(by):
+    @beartype
+    def scaled(x: float) -> float:
+        return by * x
+
+    return scaled
+
+
 def custom(slope):
     @jax.custom_jvp
     def same(x):
@@ -121,6 +134,8 @@ OTHERS = {
     "wrapped": lambda: (jax.jit(scaling(2.0)), jax.jit(scaling(3.0))),
     "wrapped by equinox": lambda: [eqx.filter_jit(scaling(by)) for by in (2.0, 3.0)],
     "wrapped twice": lambda: (jax.grad(scaling(2.0)), jax.grad(scaling(3.0))),
+    "decorated": lambda: (decorated(jnp.sin), decorated(jnp.cos)),
+    "checked for types": lambda: (checked(2.0), checked(3.0)),
     "derivative": lambda: (custom(1.0), custom(2.0)),
     "partial": lambda: (partial(with_a_default, by=2), partial(with_a_default, by=3)),
     "optimiser": lambda: (optax.adam(1e-3), optax.adam(1e-4)),
