@@ -175,11 +175,16 @@ def _spelt(number: float) -> str:
 
 def _index_rows(found: ComparedInfluences, suffix: str) -> list[Row]:
     """The regional averages of the density and the indices, and the total."""
-    first, second, change = found
-    columns = first.indices(), second.indices(), change.indices, change.index_errors
-    rows = [list(map(float, row)) for row in zip(*columns, strict=True)]
-    rows.append(list(map(float, (first.total, second.total, change.total, change.total_error))))
-    return [(name + suffix, *row) for name, row in zip(INDEX_NAMES, rows, strict=True)]
+    columns = [_numbers(one) for one in (found.first.record(), found.second.record())]
+    change = found.change
+    columns.append([*map(float, change.indices), float(change.total)])
+    columns.append([*map(float, change.index_errors), float(change.total_error)])
+    rows = zip(INDEX_NAMES, *columns, strict=True)
+    return [(name + suffix, *numbers) for name, *numbers in rows]
+
+
+def _numbers(record: dict[str, Any]) -> list[float]:
+    return [*record["indices"].values(), record["total"]]
 
 
 def _share_row(name: str, shares: ComparedShares) -> Row:

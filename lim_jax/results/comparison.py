@@ -195,8 +195,9 @@ def paired_names(first: Sequence[str], second: Sequence[str]) -> Pairs:
 
 @filter_jit
 def _compared(first: Influence, second: Influence, pairs: Any) -> tuple[Results, Results]:
-    errors = _independent_errors(first, second)
-    if pairs is not None:
+    if pairs is None:
+        errors = _independent_errors(first, second)
+    else:
         deviations = _deviations(first), _deviations(second)
         errors = jax.tree.map(lambda one, two: _error(one, two, pairs), *deviations)
     return jax.tree.map(jnp.subtract, _results(second), _results(first)), errors

@@ -167,7 +167,7 @@ def middle_in_words(change: Comparison, names: Sequence[str] = ("first", "second
     'B uses the middle 8.3 ± 8.3 points less than A, which is within two errors.'
     """
     require_kind(change, Comparison, "change", "Take it from results.compare.")
-    size = float(change.regions.weights[1].sum())
+    size = float(np.asarray(change.regions.weights)[1].sum())
     moved = points_in_words(
         size * float(change.indices.middle), size * float(change.index_errors.middle)
     )
