@@ -151,6 +151,10 @@ def test_rates_that_are_interrupted_go_on_to_the_same_numbers(
     assert capsys.readouterr().out.splitlines()[:-1] == table.splitlines()[:-1]
     written = {path.name for path in out.iterdir()}
     assert written == {"run.json", "rates.json", "rates.csv", "studies.png", "studies.svg"}
+    assert cli.main(["rates", "--quick", "--out", str(out)]) == 1, (
+        "the status too, of a finished run"
+    )
+    assert sized.run == names[4:] and capsys.readouterr().out.count("\n") == 2 + table.count("\n")
 
 
 def test_other_studies_are_not_gone_on_with(monkeypatch, tmp_path):

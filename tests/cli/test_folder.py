@@ -9,7 +9,17 @@ from importlib.metadata import version
 import pytest
 from tqdm import tqdm
 
-from lim_jax.cli import finished_before, folder, run_folder, write_json
+from lim_jax import cli
+from lim_jax.cli import (
+    explaining,
+    finished_before,
+    folder,
+    profiling,
+    questions,
+    run_folder,
+    studying,
+    write_json,
+)
 
 ARGUMENTS = {"delta": 0.2, "only": ("loss", "cone"), "data": None}
 
@@ -127,6 +137,25 @@ def test_a_run_that_is_finished_is_printed_again(tmp_path, capsys, monkeypatch):
         assert not done(ARGUMENTS)
     (out / "run.json").write_text("[1, 2]")
     assert not done(ARGUMENTS)
+
+
+@pytest.mark.parametrize(
+    "module, arguments",
+    [
+        (questions, ["ask", "weights", "Who?", "--documents", "notes"]),
+        (profiling, ["profile", "weights", "--data", "lines.jsonl"]),
+        (explaining, ["explain"]),
+        (studying, ["study"]),
+        (studying, ["study", "--model", "weights"]),
+    ],
+)
+def test_a_command_that_is_finished_does_nothing(module, arguments, monkeypatch):
+    asked = []
+    monkeypatch.setattr(module, "finished_before", lambda *a, **k: asked.append((a, k)) or True)
+    monkeypatch.setattr(module, "run_folder", None)
+    assert cli.main([*arguments, "--out", "there"]) == 0
+    (((out, command, _), options),) = asked
+    assert (str(out), command, options) == ("there", arguments[0], {"overwrite": False})
 
 
 def test_a_folder_of_other_files_is_refused(tmp_path):
