@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+import scipy  # its parts are loaded when they are used: a page imports this file, not statistics
 from jaxtyping import Array, Float, PyTree
-from scipy import stats
 
 from lim_jax._checks import counted, described, is_real, require, require_floats
 
@@ -66,7 +66,7 @@ def paired_interval(
     if count == 1:
         return Interval(value, np.full_like(value, -np.inf), np.full_like(value, np.inf))
     error = samples.std(axis=0, ddof=1) / np.sqrt(count)
-    wide = stats.t.isf(tail, count - 1) * error
+    wide = scipy.stats.t.isf(tail, count - 1) * error
     return Interval(value, value - wide, value + wide)
 
 
@@ -167,7 +167,7 @@ def _quantiles(drawn: Numbers, levels: list[float]) -> np.ndarray:
 
 
 def _centred_ranks(values: Numbers) -> Numbers:
-    ranks = stats.rankdata(np.where(np.isfinite(values), values, np.nan), axis=-1)
+    ranks = scipy.stats.rankdata(np.where(np.isfinite(values), values, np.nan), axis=-1)
     return ranks - ranks.mean(axis=-1, keepdims=True)
 
 
