@@ -154,6 +154,13 @@ def require_known(number: Any, name: str, *, expected: str, cure: str) -> None:
     require(holds, name, got=described(number), expected=expected, cure=cure)
 
 
+def require_optional(number: Any, name: str, cure: str) -> None:
+    """Refuse what is neither None nor a positive finite number known before tracing."""
+    if number is not None:
+        expected = "None or a positive finite number"
+        require_known(number, name, expected=expected, cure=cure)
+
+
 def number_list(values: Any, name: str, *, expected: str, cure: str) -> np.ndarray:
     """Return the real numbers of a list, or of an array of one axis; refuse what is none.
 
@@ -429,8 +436,12 @@ def finite_scalar(number: Tree, name: str) -> Tree:
     return number
 
 
-def not_negative(values: Any, name: str, cure: str = "Take 0 for none.") -> Any:
-    """Return a number or an array; refuse what is below zero, known or traced. NaN passes on.
+def not_negative(
+    values: Any, name: str, cure: str = "Take 0 for none.", below: float = math.inf
+) -> Any:
+    """Return a number or an array; refuse what is below zero, or not below another number.
+
+    At once where it is known, when it is used if traced. NaN passes on, and so does infinity.
 
     Examples
     --------
@@ -438,13 +449,18 @@ def not_negative(values: Any, name: str, cure: str = "Take 0 for none.") -> Any:
     Traceback (most recent call last):
     ValueError: epsilon: got -0.001, expected nothing below zero. Take 0 for none.
     """
-    expected = "nothing below zero"
+    if not isinstance(values, ARRAYS):
+        require_scalar(values, name)
+    capped = below < math.inf
+    expected = f"from 0 to below {below}" if capped else "nothing below zero"
     if isinstance(values, Real):
-        require(not values < 0, name, got=f"{values}", expected=expected, cure=cure)
+        holds = not (values < 0 or (capped and values >= below))
+        require(holds, name, got=f"{values}", expected=expected, cure=cure)
         return values
     known = not isinstance(values, Tracer) and not _elsewhere(values)
-    fails = np.any(np.asarray(values) < 0) if known else jnp.any(values < 0)
-    return guarded(values, fails, f"{name}: got negative numbers, expected {expected}. {cure}")
+    numbers = np.asarray(values) if known else values
+    fails = ((numbers < 0) | (numbers >= below)) if capped else numbers < 0
+    return guarded(values, fails, f"{name}: expected {expected}, got others. {cure}")
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(1,))

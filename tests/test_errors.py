@@ -313,7 +313,7 @@ STATIC = {
     ),
     "a layer's weight below zero": (
         lambda: observability.layer_steps(-1.0, STATES),
-        "step: got -1.0, expected a weight that is not negative",
+        "step: got -1.0, expected nothing below zero",
     ),
     "probes of another width": (
         lambda: observability.probed_observability(

@@ -187,14 +187,20 @@ TRACED = {
         lambda: influence_penalty(
             linear_loss, None, (full((2, 4, 6), 1.0), None), GRID, epsilon=array(-1e-3)
         ),
-        "epsilon: got negative numbers, expected nothing below zero",
+        "epsilon: expected nothing below zero, got others",
     ),
-    "negative weights of a discrepancy": (
-        lambda: training.squared_discrepancy(full(4, 1.0), 1.0, array([0.5, 0.5, 0.5, -0.5])),
-        "weights: got negative numbers, expected nothing below zero",
+    "a negative weight that is moved": (
+        lambda: reweight_positions(
+            array([-1.0, 1, 1, 1]), full(4, 1.0), 1.0, GRID, rate=0.5, smallest=0.1, largest=8.0
+        ),
+        "smallest, largest: expected weights nowhere negative",
+    ),
+    "a negative energy": (
+        lambda: training.balanced_density(array([[-1.0, 2]]), full(2, 0.5), epsilon=0.0),
+        "energies: expected nothing below zero",
     ),
     "a query at a place below zero": (
-        lambda: models.Queries(array([3, 1]), full(2, 0.5)).only(array([-1])).weights,
+        lambda: models.Queries(array([3, 1]), array([0.25, 0.75])).only(array([-1])).weights,
         "places: expected numbers from 0 to 1, got others",
     ),
     "zero stiffness": (
@@ -213,7 +219,7 @@ TRACED = {
         lambda: reweight_positions(
             full(4, 1.0), full(4, 1.0), 1.0, GRID, rate=0.5, smallest=0.0, largest=0.0
         ),
-        "smallest, largest: expected 0 <= smallest",
+        "smallest, largest: expected weights nowhere negative, 0 <= smallest",
     ),
     "states that are not finite along continuous depth": (
         lambda: lim.ContinuousFlow(lambda time: lambda x, context, grid: -x)(

@@ -13,11 +13,14 @@ from jaxtyping import Array, Float, Int
 
 from lim_jax._checks import (
     AnyPath,
+    counted,
     described,
     guarded,
     require,
     require_floats,
     require_indices,
+    require_known,
+    require_optional,
 )
 from lim_jax.grid.cells import Starts, token_grid
 from lim_jax.grid.measure import Grid
@@ -147,6 +150,14 @@ class CausalLM(eqx.Module):
     logit_scale: float = eqx.field(static=True, default=1.0)
     logit_cap: float | None = eqx.field(static=True, default=None)
     trained: int | None = eqx.field(static=True, default=None)
+
+    def __check_init__(self):
+        cure = "Take a checkpoint's own number."
+        for name in ("embedding_scale", "logit_scale"):
+            require_known(getattr(self, name), name, expected="a positive finite number", cure=cure)
+        require_optional(self.logit_cap, "logit_cap", cure)
+        if self.trained is not None:
+            counted(self.trained, "trained")
 
     @property
     def vocabulary(self) -> int:

@@ -16,12 +16,14 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from lim_jax._checks import (
+    counted,
     described,
     guarded,
     guarded_finite,
     require,
     require_callable,
     require_floats,
+    require_optional,
 )
 from lim_jax._errors import in_our_words
 from lim_jax.grid.measure import Grid
@@ -49,6 +51,9 @@ class LayerwiseControl(eqx.Module):
 
     layers: PyTree
     horizon: float = eqx.field(static=True, default=1.0)
+
+    def __check_init__(self):
+        require_horizon(self.horizon)
 
     def __call__(self, time: Scalar) -> Any:
         """The layer at a depth time; a boundary belongs to the layer that it begins."""
@@ -231,6 +236,8 @@ class ContinuousFlow(eqx.Module):
         require_horizon(self.horizon)
         require_callable(self.control, "control", "from depth to a field")
         require_callable(self.profile, "profile", "of depth")
+        counted(self.max_steps, "max_steps")
+        require_optional(self.first_step, "first_step", "None lets the controller choose.")
         require(
             not isinstance(self.adjoint, diffrax.ImplicitAdjoint),
             "adjoint",

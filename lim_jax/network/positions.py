@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from lim_jax._checks import require, require_floats, require_known
+from lim_jax._checks import require, require_floats, require_known, require_optional
 from lim_jax._precision import widened
 from lim_jax.grid.measure import Grid, require_grid
 from lim_jax.network.frequencies import Frequencies, Number, OfLength, spelt
@@ -32,12 +32,6 @@ def _known(frequencies: Frequencies | OfLength) -> Frequencies | OfLength:
     if isinstance(frequencies, Callable) and not isinstance(frequencies, type):
         return frequencies
     return spelt(frequencies)  # pyright: ignore[reportArgumentType]
-
-
-def _require_tokens(tokens: Number | None) -> None:
-    if tokens is not None:
-        expected = "None or a positive finite number"
-        require_known(tokens, "tokens", expected=expected, cure=TOKENS)
 
 
 class Rotary(eqx.Module):
@@ -84,7 +78,7 @@ class Rotary(eqx.Module):
     from_zero: bool = eqx.field(static=True, default=False)
 
     def __check_init__(self):
-        _require_tokens(self.tokens)
+        require_optional(self.tokens, "tokens", TOKENS)
         expected, cure = "a positive finite number", "1.0 leaves lengths as they are."
         require_known(self.amplitude, "amplitude", expected=expected, cure=cure)
 
@@ -199,7 +193,7 @@ class Tempered(eqx.Module):
     turning = 0
 
     def __check_init__(self):
-        _require_tokens(self.tokens)
+        require_optional(self.tokens, "tokens", TOKENS)
         for name in ("scale", "floor"):
             expected, cure = "a positive finite number", "Take a checkpoint's own numbers."
             require_known(getattr(self, name), name, expected=expected, cure=cure)
@@ -259,7 +253,7 @@ class Alibi(eqx.Module):
     tokens: Number | None = eqx.field(static=True, default=None)
 
     def __check_init__(self):
-        _require_tokens(self.tokens)
+        require_optional(self.tokens, "tokens", TOKENS)
 
     turning = 0
 

@@ -19,6 +19,7 @@ from jaxtyping import Array, Float, Int
 from lim_jax._checks import (
     counted,
     guarded,
+    not_negative,
     require,
     require_callable,
     require_floating,
@@ -359,9 +360,7 @@ def _outer(rows: Float[Array, "rows length width"]) -> Gramians:
 def layer_steps(step: Steps, observed: jax.ShapeDtypeStruct | Array) -> Float[Array, " depth"]:
     """The weight of every layer's observations, from one for all or one for each."""
     if isinstance(step, int | float):
-        cure = "Layers that are left out have weight zero."
-        negative = "a weight that is not negative"
-        require(not step < 0, "step", got=f"{step}", expected=negative, cure=cure)
+        step = not_negative(step, "step", "Layers that are left out have weight zero.")
         return jnp.full(observed.shape[:1], step, observed.dtype)
     require_floating(step, "step", cure="Pass a number, or one weight for each layer.")
     require(

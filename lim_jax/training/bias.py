@@ -11,6 +11,7 @@ from lim_jax._checks import (
     finite_scalar,
     guarded,
     guarded_finite,
+    not_negative,
     require,
     require_callable,
     require_known,
@@ -147,6 +148,7 @@ def shift_bound(
     """
     for number, name in ((strength, "strength"), (slope, "slope"), (convexity, "convexity")):
         require_scalar(number, name)
+    strength, slope = not_negative(strength, "strength"), not_negative(slope, "slope")
     return guarded(
         jnp.asarray(strength * slope) / convexity,
         ~((jnp.asarray(convexity) > 0) & (jnp.asarray(convexity) < jnp.inf)),

@@ -23,6 +23,7 @@ from lim_jax._checks import (
     number_list,
     require,
     require_callable,
+    require_optional,
 )
 from lim_jax._errors import filter_jit
 from lim_jax.density.adjoints import (
@@ -285,6 +286,7 @@ def gradient_flow(
         cure="They are what the flow moves.",
     )
     _require_times(times)
+    require_optional(first_step, "first_step", "None lets the controller choose.")
     flow = _GradientFlow(
         loss,
         static,

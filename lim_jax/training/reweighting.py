@@ -67,7 +67,8 @@ def reweight_positions(
     ValueError
         Where a profile has not a value for each position, or an option is no finite number.
     EquinoxRuntimeError
-        Where a profile holds a NaN or an infinity, or the clipping interval is empty or zero.
+        Where a profile holds a NaN or an infinity, or the clipping interval is empty or zero;
+        where a weight is negative.
 
     Examples
     --------
@@ -85,8 +86,11 @@ def reweight_positions(
     weights, density, (target, rate) = guarded_finite((weights, density, options), "reweighting")
     smallest, largest = finite_scalar(smallest, "smallest"), finite_scalar(largest, "largest")
     interval = (smallest >= 0) & (largest > 0) & (smallest <= largest)
-    message = "smallest, largest: expected 0 <= smallest <= largest and largest > 0, got others."
-    weights = guarded(weights, ~jnp.asarray(interval), message)
+    message = (
+        "weights, smallest, largest: expected weights nowhere negative, 0 <= smallest <= largest "
+        "and largest > 0, got others."
+    )
+    weights = guarded(weights, ~(jnp.asarray(interval) & jnp.all(weights >= 0)), message)
     raised = jnp.clip(weights * jnp.exp(rate * (target - density)), smallest, largest)
     return raised / integral(raised, grid)
 

@@ -295,7 +295,8 @@ FIRST = {
         lim.ContinuousFlow,
         {
             "control": Thing(lambda time: FIELD), "horizon": Real(1.0),
-            "profile": Thing(network.unit_profile),
+            "profile": Thing(network.unit_profile), "first_step": optional(Above(0.5)),
+            "max_steps": Known(8),
         },
     ),
     "ContinuousFlow's call": (CONTINUOUS.__call__, {"x": Rows(STATES), "grid": ON}),
@@ -546,7 +547,7 @@ FIRST = {
     "ratio_bias": (training.ratio_bias, {"energies": Rows(positive(8, 2, LENGTH)), "grid": ON}),
     "shift_bound": (
         training.shift_bound,
-        {"strength": Real(0.5), "slope": Real(2.0), "convexity": Real(4.0)},
+        {"strength": Epsilon(0.5), "slope": Epsilon(2.0), "convexity": Real(4.0)},
     ),
     "reweight_positions": (
         training.reweight_positions,

@@ -177,6 +177,16 @@ class Epsilon(Real):
         return super().malformed() | {"negative": -1e-3}
 
 
+class Share(Real):
+    """A share below one, of a call that is dear."""
+
+    def malformed(self):
+        return super().malformed() | {"negative": -1e-3, "one": 1.0}
+
+    def poisoned(self):
+        return {}
+
+
 class Unpoisoned(Real):
     """A real number of a call that is dear: that NaN stays visible is held in its room."""
 

@@ -5,6 +5,7 @@ As in `later_doors`: dear where they are right, and never run to the end here. N
 hand, so that nothing compiles for them.
 """
 
+from dataclasses import replace
 from functools import partial
 
 import equinox as eqx
@@ -27,6 +28,7 @@ from reference.hostile import (
     Samples,
     Several,
     Shaped,
+    Share,
     Stated,
     Text,
     Texts,
@@ -379,7 +381,7 @@ LAST = {
             "observations": Thing(observations),
             "injected": Unread(numbers(EXAMPLES, 2, 1, LENGTH * WIDTH)),
             "strength": Unpoisoned(1.0), "step": Unpoisoned(0.5),
-            "previous": optional(Unread(PROFILE)), "memory": Unpoisoned(0.5),
+            "previous": optional(Unread(PROFILE)), "memory": Share(0.5),
         },
     ),
     "observability_objective": (
@@ -482,6 +484,13 @@ LAST = {
     "energies_of_ids' weights": (
         lambda ask: models.energies_of_ids(MODEL, [whole(LENGTH + 1)], ask=[ask]),
         {"ask": but(Rows(PROFILE), "as a list", "integers")},
+    ),
+    "CausalLM": (
+        partial(replace, MODEL),
+        {
+            "embedding_scale": Above(1.0), "logit_scale": Above(1.0),
+            "logit_cap": optional(Above(1.0)), "trained": optional(Known(8)),
+        },
     ),
     "Queries.only": (
         lambda places: models.Queries(whole(2), numbers(2)).only(places),
