@@ -454,7 +454,7 @@ def not_negative(
     capped = below < math.inf
     expected = f"from 0 to below {below}" if capped else "nothing below zero"
     if isinstance(values, Real):
-        holds = not (values < 0 or (capped and values >= below))
+        holds = not (float(values) < 0 or (capped and float(values) >= below))
         require(holds, name, got=f"{values}", expected=expected, cure=cure)
         return values
     known = not isinstance(values, Tracer) and not _elsewhere(values)

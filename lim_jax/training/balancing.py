@@ -412,18 +412,14 @@ class _Penalised(eqx.Module):
         self, energies: Energies, weights: Places, options: Options
     ) -> tuple[Statistic, Scalar]:
         """The mean discrepancy of the examples: each is a batch of its own, with its own target."""
-        require(
-            len(options["target"]) == len(energies),
-            "target",
-            got=f"densities of {len(options['target'])} examples",
-            expected=f"of {len(energies)}, the batch's",
-            cure="Pass one row for each example.",
-        )
+        targets, cure = options["target"], "Pass one row for each example."
+        got, expected = f"densities of {len(targets)} examples", f"of {len(energies)}, the batch's"
+        require(len(targets) == len(energies), "target", got=got, expected=expected, cure=cure)
 
         def of_one(energy: Places, target: Places) -> tuple[Statistic, Scalar]:
             return self._of_all(energy[None], weights, options | {"target": target})
 
-        statistics, penalties = jax.vmap(of_one)(energies, options["target"])
+        statistics, penalties = jax.vmap(of_one)(energies, targets)
         return statistics, penalties.mean()
 
 
@@ -470,6 +466,9 @@ def _functional(
         cure = "Pass one row of integral weights for each pool, as Regions.weights has them."
         require_on_grid(pools, grid, "pools", "pools length", cure)
     options["epsilon"] = not_negative(finite_scalar(options["epsilon"], "epsilon"), "epsilon")
+    if "memory" in options:
+        memory = finite_scalar(options["memory"], "memory")
+        options["memory"] = not_negative(memory, "memory", below=1)
     for name, option in options.items():
         _require_option(option, name, grid, pools)
     require(

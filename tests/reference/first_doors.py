@@ -19,6 +19,7 @@ from reference.hostile import (
     Rows,
     Samples,
     Several,
+    Share,
     Sizes,
     Thing,
     Unread,
@@ -525,7 +526,7 @@ FIRST = {
                 loss, None, (x, None), grid, previous=PROFILE, memory=memory
             )
         ),
-        {"loss": Thing(squares), "x": Rows(VECTORS), "grid": ON, "memory": Real(0.5)},
+        {"loss": Thing(squares), "x": Rows(VECTORS), "grid": ON, "memory": Share(0.5)},
     ),
     "raised_multiplier": (
         training.raised_multiplier,

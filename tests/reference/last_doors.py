@@ -357,7 +357,7 @@ LAST = {
         BATCH | {"direction": Shaped(PROFILE)},
     ),
     "averaged_objective": adjoint_objective(
-        "averaged_objective", strength=Unpoisoned(1.0), memory=Unpoisoned(0.5),
+        "averaged_objective", strength=Unpoisoned(1.0), memory=Share(0.5),
         previous=but(Unread(PROFILE), "int", "float"), epsilon=Unpoisoned(1e-8),
     ),
     "constrained_objective": adjoint_objective(
