@@ -452,7 +452,7 @@ def not_negative(
     if not isinstance(values, ARRAYS):
         require_scalar(values, name)
     capped = below < math.inf
-    expected = f"from 0 to below {below}" if capped else "nothing below zero"
+    expected = f"from 0 to below {below:g}" if capped else "nothing below zero"
     if isinstance(values, Real):
         holds = not (float(values) < 0 or (capped and float(values) >= below))
         require(holds, name, got=f"{values}", expected=expected, cure=cure)

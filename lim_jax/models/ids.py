@@ -307,6 +307,20 @@ def _require_table(table: Any, name: str, ids: Any) -> None:
     )  # fmt: skip
 
 
+def _asked(ask: Ask, windows: Windows) -> Any:
+    """What is asked of each context."""
+    asked: Any = [ask(len(window) - 1) for window in windows] if callable(ask) else ask
+    listed = isinstance(asked, (list, tuple, *ARRAYS))
+    require(
+        listed and len(asked) == len(windows),
+        "ask",
+        got=f"weights of {len(asked)} contexts" if listed else described(ask),
+        expected=f"those of {len(windows)}, or a function of a context's length",
+        cure=ASK,
+    )
+    return asked
+
+
 def _energies(
     model: CausalLM,
     windows: Windows,
@@ -319,13 +333,7 @@ def _energies(
     """Each context's length, and its energies on its own grid, with zeros where it is padded."""
     require_kind(model, CausalLM, "model", "Load one: models.load(folder).")
     _require_windows(windows)
-    require(callable(ask) or isinstance(ask, (list, tuple, *ARRAYS)), "ask", got=described(ask),
-            expected="a function of a context's length, or a list of weights or of contrasts",
-            cure=ASK)  # fmt: skip
-    asked = [ask(len(window) - 1) for window in windows] if callable(ask) else ask
-    require(len(asked) == len(windows), "ask", got=f"weights of {len(asked)} contexts",
-            expected=f"those of {len(windows)}",
-            cure="Give each window its own, or a function of the length.")  # fmt: skip
+    asked = _asked(ask, windows)
     of_ids = LossOfIds(_embedded, loss)
     padded = [_padded(model, *context) for context in zip(windows, asked, strict=True)]
     folder = None if checkpoint is None else checkpoint_folder(checkpoint)

@@ -468,7 +468,7 @@ def _functional(
     options["epsilon"] = not_negative(finite_scalar(options["epsilon"], "epsilon"), "epsilon")
     if "memory" in options:
         memory = finite_scalar(options["memory"], "memory")
-        options["memory"] = not_negative(memory, "memory", below=1)
+        options["memory"] = not_negative(memory, "memory", below=1.0)
     for name, option in options.items():
         _require_option(option, name, grid, pools)
     require(

@@ -151,7 +151,7 @@ def observability_objective(
     require_batch(loss, params, batch, grid)
     require_callable(observations, "observations", "observations(params, x)")
     strength, memory = finite_scalar(strength, "strength"), finite_scalar(memory, "memory")
-    memory = not_negative(memory, "memory", below=1)
+    memory = not_negative(memory, "memory", below=1.0)
     require_floats(probes, "probes", "probes width", width=batch[0].shape[2])
     if positions is not None:
         require_indices(positions, "positions")
@@ -232,7 +232,7 @@ def injected_objective(
     require_callable(observations, "observations", "observations(params, x)")
     require_floats(injected, "injected", "examples draws depth observed", examples=len(batch[0]))
     strength, memory = finite_scalar(strength, "strength"), finite_scalar(memory, "memory")
-    memory = not_negative(memory, "memory", below=1)
+    memory = not_negative(memory, "memory", below=1.0)
     if previous is not None:
         require_on_grid(previous, grid, "previous", "length")
     x, y = batch

@@ -78,7 +78,7 @@ def test_records_weights_are_their_parts_of_the_integral():
     ("wrong", "message"),
     [
         (lambda key: tasks.key_value_examples(TASK._replace(keys=4), jnp.arange(2), key=key),
-         "keys: got 4 for 5 pairs"),
+         "keys: got 4, expected a whole number, a key for each of 5 pairs"),
         (lambda key: tasks.key_value_examples(TASK, jnp.array([5]), key=key), "from 0 to 4"),
         (lambda key: tasks.key_value_examples(TASK, jnp.array([-1]), key=key), "from 0 to 4"),
         (lambda key: tasks.key_value_examples(TASK, jnp.array([0.0]), key=key), "gold"),
