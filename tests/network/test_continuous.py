@@ -308,6 +308,8 @@ def test_the_wrong_adjoint_is_refused(as_users_run):
         ContinuousFlow(lambda time: averaging(), horizon=0.0)
     with pytest.raises(ValueError, match="horizon: got -1.0"):
         linear_control(Constant(jnp.ones((2, 1))), horizon=-1.0)
+    with pytest.raises(ValueError, match="horizon: got 0.0"):
+        LayerwiseControl(Constant(jnp.ones((2, 1))), horizon=0.0)
 
 
 def test_precision_is_kept():
