@@ -10,7 +10,7 @@ from reference.networks import random_states
 from reference.section4 import section4_by_hand
 
 import lim_jax as lim
-from lim_jax import plots
+from lim_jax import plots, results
 from lim_jax.adjoint.certificate import Certificate, Inequality, Premise
 from lim_jax.adjoint.deficits import exact_characterisation
 from lim_jax.plots import influence_profile
@@ -297,3 +297,12 @@ def test_each_row_of_the_certificates_has_its_side_and_its_verdict_in_colour_and
     assert len(set(zip(words, colours, strict=True))) == len(set(colours)) == 4
     assert axes.get_legend() is None  # off the data
     assert set(legend(figure)) == {"must be greater", "must be lesser", *words}
+
+
+def test_any_title_of_a_document_is_in_the_legend_and_none_is_a_formula():
+    """Matplotlib hides names that begin with a line below, and reads dollars as mathematics."""
+    shares = np.array([[[0.5, 0.25], [0.375, 0.5]]] * 2)
+    found = results.two_way_shares(shares, np.array([[[0, 1], [1, 0]]] * 2))
+    figure = plots.shares_by_place(found, ["_notes", r"$\frac$"])
+    assert_nothing_is_cut(figure)
+    assert legend(figure)[:2] == ["“_notes”", r"“\$\frac\$”"]
