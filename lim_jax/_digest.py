@@ -108,10 +108,11 @@ def _parts(value: Any) -> Iterable[Any]:
     if written:
         used = _closed_over(value), _found_beside(value)
         return value.__code__, value.__defaults__, value.__kwdefaults__, *used
-    if hasattr(value, "__wrapped__"):
+    wrapped = getattr(value, "__wrapped__", None)
+    if wrapped is not None:
         # What else libraries keep there may hold addresses too: compiled programs.
         rules = (getattr(value, rule, None) for rule in RULES)
-        return value.__wrapped__, *rules, _data(_state(value))
+        return wrapped, *rules, _data(_state(value))
     return (_state(value),)
 
 

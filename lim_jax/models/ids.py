@@ -311,13 +311,9 @@ def _asked(ask: Ask, windows: Windows) -> Any:
     """What is asked of each context."""
     asked: Any = [ask(len(window) - 1) for window in windows] if callable(ask) else ask
     listed = isinstance(asked, (list, tuple, *ARRAYS))
-    require(
-        listed and len(asked) == len(windows),
-        "ask",
-        got=f"weights of {len(asked)} contexts" if listed else described(ask),
-        expected=f"those of {len(windows)}, or a function of a context's length",
-        cure=ASK,
-    )
+    got = f"weights of {len(asked)} contexts" if listed else described(ask)
+    expected = f"those of {len(windows)}, or a function of a context's length"
+    require(listed and len(asked) == len(windows), "ask", got=got, expected=expected, cure=ASK)
     return asked
 
 
