@@ -103,16 +103,14 @@ def _parts(value: Any) -> Iterable[Any]:
         return value.co_code, value.co_consts, value.co_names, value.co_varnames, value.co_freevars
     if hasattr(value, "__self__"):  # bound
         return getattr(value, "__func__", _name(value)), value.__self__
-    # Of a checker of types the code itself holds addresses.
-    written = isinstance(value, FunctionType) and not hasattr(value, "__beartype_wrapper")
-    if written:
+    wrapped = getattr(value, "__wrapped__", None)
+    # These may hold addresses: compiled programs, and the very code of a checker of types.
+    by_library = not isinstance(value, FunctionType) or hasattr(value, "__beartype_wrapper")
+    if wrapped is not None and by_library:
+        return wrapped, *(getattr(value, rule, None) for rule in RULES), _data(_state(value))
+    if isinstance(value, FunctionType):
         used = _closed_over(value), _found_beside(value)
         return value.__code__, value.__defaults__, value.__kwdefaults__, *used
-    wrapped = getattr(value, "__wrapped__", None)
-    if wrapped is not None:
-        # What else libraries keep there may hold addresses too: compiled programs.
-        rules = (getattr(value, rule, None) for rule in RULES)
-        return wrapped, *rules, _data(_state(value))
     return (_state(value),)
 
 
