@@ -356,7 +356,7 @@ STATIC = {
     ),
     "windows in a pair": (
         lambda: explained(windows=(WINDOWS, None)),
-        r"windows: got tuple, expected ids, whole numbers of shape \(examples, 5\).*sample_windows",
+        r"windows: got an array of int64 with shape \(2, 5\), expected ids, .*sample_windows",
     ),
     "windows without the id after them": (
         lambda: explained(windows=WINDOWS[:, 1:]),
