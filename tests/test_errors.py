@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import export
 from reference.networks import layer_of, random_flow, random_labels, random_states
 
 import lim_jax as lim
@@ -26,7 +27,7 @@ from lim_jax import (
     training,
     validation,
 )
-from lim_jax._checks import warn_of_miscompiling_jaxlib
+from lim_jax._checks import guarded, warn_of_miscompiling_jaxlib
 from lim_jax.adjoint.cone import cone_mass, joint_cone
 from lim_jax.adjoint.criteria import recency_survival
 from lim_jax.grid import resample
@@ -522,7 +523,17 @@ STATIC = {
         lambda: orthogonal_probes(3, 2, key=jax.random.key(0)),
         "count: got 3 probes of width 2",
     ),
+    "a size that an export leaves open, with checks": (
+        lambda: export.export(jax.jit(checked))(
+            jax.ShapeDtypeStruct(export.symbolic_shape("examples"), float)
+        ),
+        "shape: got a symbolic size, .*examples.*expected known sizes .* EQX_ON_ERROR=off",
+    ),
 }
+
+
+def checked(x):
+    return guarded(x, x < 0, "x: expected no negative number, got one.")
 
 
 @pytest.mark.parametrize("call, message", STATIC.values(), ids=STATIC)
