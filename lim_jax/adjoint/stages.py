@@ -7,12 +7,12 @@ over heads, so that what each of them adds to a covector is told apart.
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from lim_jax._checks import described, require, require_kind
+from lim_jax._errors import filter_jit
 from lim_jax.adjoint.tangent import Parts, pull_back
 from lim_jax.grid.cells import CellGrid, token_grid
 from lim_jax.grid.measure import Grid, require_on_grid
@@ -183,7 +183,7 @@ def _require_stages(flow: ResidualFlow, layer: tuple[Any, Scalar], x: State, gri
     return (layer[0],) if flow.step is euler else layer[0].sublayers
 
 
-@eqx.filter_jit
+@filter_jit
 def pull_back_heads(attention: CausalAttention, x: State, covector: State, grid: Grid) -> Heads:
     r"""Carry a covector back through each head's kernel; the heads' parts sum to :math:`K^*P`.
 
