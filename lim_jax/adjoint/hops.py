@@ -71,6 +71,7 @@ def attention_hops(
     --------
     Two layers of causal averaging, and a loss that asks from the last of two tokens.
 
+    >>> import equinox as eqx
     >>> from lim_jax.grid import token_grid
     >>> from lim_jax.network.multihead import CausalAttention
     >>> averaging = lambda one: CausalAttention(lambda z: z, 0 * one, 0 * one, one, one)
@@ -186,6 +187,7 @@ def one_hop_by_head(
 
     Examples
     --------
+    >>> import equinox as eqx
     >>> from lim_jax.grid import token_grid
     >>> from lim_jax.network.multihead import CausalAttention
     >>> averaging = lambda one: CausalAttention(lambda z: z, 0 * one, 0 * one, one, one)

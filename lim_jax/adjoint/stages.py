@@ -106,8 +106,8 @@ def pull_back_stages(
     ValueError
         Where the flow's step is neither `euler` nor `split`.
     """
-    require_on_grid(covector, grid, "covector", "length width", width=x.shape[1])
     fields, increment = _require_stages(flow, layer, x, grid), layer[1]
+    require_on_grid(covector, grid, "covector", "length width", width=x.shape[1])
     states = [x]
     for stage in fields[:-1]:
         states.append(euler(stage, states[-1], grid, increment))

@@ -105,7 +105,8 @@ class Explanation(NamedTuple):
         The paper's criteria, of the flow from depth k on. Of contexts of several lengths those
         alone that average over the regions of each.
     token_energies
-        :math:`\|P_k(p)\|^2` of each context, on the tokens of its own.
+        :math:`\|P_k(p)\|^2` of each context, on the tokens of its own; none of a result that was
+        kept before there were these.
     """
 
     depth: int
@@ -118,7 +119,7 @@ class Explanation(NamedTuple):
     head_energies: Float[Array, "layers heads"]
     terminal_contrast: Estimate
     certificates: tuple[Certificate, ...]
-    token_energies: tuple[Profile, ...]
+    token_energies: tuple[Profile, ...] = ()
 
     def __str__(self) -> str:
         """What `explanation_table` says of it."""

@@ -25,6 +25,7 @@ from lim_jax.training.observing import trace_penalty
 from lim_jax.training.reweighting import reweight_positions
 
 Objective = Callable[[Profile], tuple[Scalar, Scalar]]
+STARTS = 5  # of the search for a minimum, each from where the one before ended
 
 
 def algorithm1_objective(gates: Profile) -> tuple[Scalar, Scalar]:
@@ -102,10 +103,14 @@ def minimiser(objective: Objective, start: Profile) -> GateRun:
         (value, _), gradient = _slope(objective, jnp.asarray(gates, start.dtype))
         return float(value), np.asarray(gradient, float)
 
-    found = scipy.optimize.minimize(
-        value_and_slope, np.asarray(start, float), jac=True, method="L-BFGS-B",
-        options={"gtol": tolerance / math.sqrt(LENGTH), "ftol": 0, "maxcor": 20},
-    )  # fmt: skip
+    # A line search ends where values differ by their rounding alone: a fresh one goes on from there.
+    found = scipy.optimize.OptimizeResult(x=np.asarray(start, float), jac=np.inf)
+    for _ in range(STARTS):
+        if np.linalg.norm(found.jac) > tolerance:
+            found = scipy.optimize.minimize(
+                value_and_slope, found.x, jac=True, method="L-BFGS-B",
+                options={"gtol": tolerance / math.sqrt(LENGTH), "ftol": 0, "maxcor": 20},
+            )  # fmt: skip
     gates = jnp.asarray(found.x, start.dtype)
     (value, imbalance), gradient = _slope(objective, gates)
     if not np.linalg.norm(gradient) <= tolerance:
