@@ -103,7 +103,7 @@ def minimiser(objective: Objective, start: Profile) -> GateRun:
         (value, _), gradient = _slope(objective, jnp.asarray(gates, start.dtype))
         return float(value), np.asarray(gradient, float)
 
-    # A line search ends where values differ by their rounding alone: a fresh one goes on from there.
+    # A search ends where values differ by their rounding alone: a fresh one goes on from there.
     found = scipy.optimize.OptimizeResult(x=np.asarray(start, float), jac=np.inf)
     for _ in range(STARTS):
         if np.linalg.norm(found.jac) > tolerance:
