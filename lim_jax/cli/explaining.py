@@ -82,7 +82,7 @@ def explain(
     Args:
         model: A folder of weights as published, a GGUF file, or a public name such as
             HuggingFaceTB/SmolLM2-135M-Instruct; with its tokenizer.
-        data: A UTF-8 text, cut into contexts; or JSON lines (a file named .jsonl), each with
+        data: A text, PDF or .docx, cut into contexts; or JSON lines (a file named .jsonl), each with
             "text", or with "prompt" and "answer", each a context, whole. Of a line without an
             answer the model's own is explained.
         loss: next-token asks every position for the token after it; answer the answer's tokens

@@ -129,7 +129,7 @@ def profile(
     Args:
         model: A folder of weights as published, a GGUF file, or a public name such as
             HuggingFaceTB/SmolLM2-135M-Instruct; with its tokenizer.
-        data: A UTF-8 text; or JSON lines (a file named .jsonl), each with "text"; "prompt";
+        data: A text, PDF or .docx; or JSON lines (a file named .jsonl), each with "text"; "prompt";
             "documents" and "question"; or "messages" of a chat; all but a text with "answer" and
             maybe "foil". Text and prompt may have "spans": [[start, end, "name"], ...] in
             characters.
