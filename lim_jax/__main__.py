@@ -15,6 +15,7 @@ try:
     from lim_jax._refusal import refusal
     from lim_jax.cli import keep_programs
     from lim_jax.cli import main as run
+    from lim_jax.cli.commands import STOPPED
 
     if find_spec("matplotlib") is None:  # rooms load it when they draw, after a long computation
         raise ModuleNotFoundError(name="matplotlib")
@@ -30,21 +31,39 @@ MOMENT = 0.01  # seconds
 def main() -> int:
     """Run the command; what it refuses is said in a line, and the status is 2."""
     sys.unraisablehook = partial(_interrupt_again, sys.unraisablehook)
+    pressed = _presses()
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _said
             status = run(keep_programs(sys.argv[1:]))
     except KeyboardInterrupt:  # once more, while the first was told of
         status = INTERRUPTED
-    except (ValueError, ImportError, RuntimeError) as error:
+    except Exception as error:
         words = refusal(error)
-        if words is None:
+        if pressed:  # what a library made of it that was in the middle of something
+            print(f"\n{STOPPED}", file=sys.stderr)
+            status = INTERRUPTED
+        elif words is None or not isinstance(error, ValueError | ImportError | RuntimeError):
             raise
-        print(f"lim-jax: {words}", file=sys.stderr)
-        return 2
+        else:
+            print(f"lim-jax: {words}", file=sys.stderr)
+            return 2
     if status == INTERRUPTED:
         _leave()
     return status
+
+
+def _presses() -> list[int]:
+    """Grows by one with every Ctrl-C, which is else raised as always; not where it is ignored."""
+    pressed: list[int] = []
+
+    def press(number: int, frame: Any) -> None:
+        pressed.append(number)
+        signal.default_int_handler(number, frame)
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, press)
+    return pressed
 
 
 def _said(message: Warning | str, *_: Any) -> None:

@@ -4,6 +4,7 @@ import csv
 import inspect
 import json
 import re
+import signal
 import sys
 import warnings
 from functools import cache, partial
@@ -346,10 +347,20 @@ def test_a_missing_extra_is_named_before_any_work(tmp_path):
     assert done.stdout == "" and "Traceback" not in done.stderr
 
 
+@pytest.fixture
+def in_process(monkeypatch):
+    """What the program sets of its process: here it is another one's, and stays as it is."""
+    monkeypatch.setattr(__main__, "keep_programs", lambda arguments: arguments)
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+    pressed = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, pressed)
+
+
+@pytest.mark.usefixtures("in_process")
 def test_what_a_command_refuses_is_a_line_and_status_2(monkeypatch, tmp_path, capsys):
     """Of the program alone: from Python it raises."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(__main__, "keep_programs", lambda arguments: arguments)
     monkeypatch.setattr(sys, "argv", ["lim-jax", "rates", "--seed", "-1"])
     assert __main__.main() == 2
     said = capsys.readouterr()
@@ -358,6 +369,25 @@ def test_what_a_command_refuses_is_a_line_and_status_2(monkeypatch, tmp_path, ca
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.usefixtures("in_process")
+def test_what_a_library_makes_of_an_interrupt_is_one(monkeypatch, capsys):
+    """JAX, in the middle of tracing, may raise an AttributeError for it."""
+
+    def broken(arguments):
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            raise AttributeError("'int' object has no attribute '_get_vars'") from None
+
+    left = []
+    monkeypatch.setattr(__main__, "run", broken)
+    monkeypatch.setattr(__main__, "_leave", lambda: left.append(True))
+    assert __main__.main() == 130 and left == [True]
+    said = "Interrupted. Run it again to go on from what is finished."
+    assert capsys.readouterr().err == f"\n{said}\n"
+
+
+@pytest.mark.usefixtures("in_process")
 def test_a_warning_is_a_line(monkeypatch, capsys):
     def warning(arguments):
         warnings.simplefilter("default")
@@ -371,6 +401,7 @@ def test_a_warning_is_a_line(monkeypatch, capsys):
     )
 
 
+@pytest.mark.usefixtures("in_process")
 def test_a_fault_keeps_its_traceback(monkeypatch, capsys):
     """Only what names an argument, what came and what was expected is a refusal."""
 

@@ -99,7 +99,7 @@ def test_a_real_model_retrieves_from_few_records_and_looks_at_the_one_that_is_as
 
 @pytest.mark.slow
 def test_the_readmes_first_screen_says_where_an_answer_comes_from(
-    smollm2, tmp_path, monkeypatch, capsys
+    smollm2, model, tmp_path, monkeypatch, capsys
 ):
     """The command as printed, but that the weights are a file here: there may be no network.
 
@@ -109,6 +109,7 @@ def test_the_readmes_first_screen_says_where_an_answer_comes_from(
     arguments = shlex.split(command)
     assert arguments[1] == "HuggingFaceTB/SmolLM2-135M-Instruct" and arguments[-1] == "--download"
     monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(models, "load", lambda path: model)  # as it is read from this very file
     out = tmp_path / "answer"
     assert cli.main(["ask", str(smollm2), *arguments[2:-1], "--out", str(out)]) == 0
     printed = capsys.readouterr().out

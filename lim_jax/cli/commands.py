@@ -7,6 +7,7 @@ from importlib.metadata import version
 
 import tyro
 
+STOPPED = "Interrupted. Run it again to go on from what is finished."
 # The file of each command, and its docstring's first line: a file is loaded when its command is
 # run, and none where only the list is shown.
 COMMANDS = {
@@ -54,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _run(sys.argv[1:] if arguments is None else arguments)
     except KeyboardInterrupt:
-        print("\nInterrupted. Run it again to go on from what is finished.", file=sys.stderr)
+        print(f"\n{STOPPED}", file=sys.stderr)
         return 130
 
 

@@ -82,9 +82,9 @@ def explain(
     Args:
         model: A folder of weights as published, a GGUF file, or a public name such as
             HuggingFaceTB/SmolLM2-135M-Instruct; with its tokenizer.
-        data: A text, PDF or .docx, cut into contexts; or JSON lines (a file named .jsonl), each with
-            "text", or with "prompt" and "answer", each a context, whole. Of a line without an
-            answer the model's own is explained.
+        data: A text, PDF or .docx, cut into contexts; or JSON lines (a file named .jsonl), each
+            with "text", or with "prompt" and "answer", each a context, whole. Of a line without
+            an answer the model's own is explained.
         loss: next-token asks every position for the token after it; answer the answer's tokens
             alone; margin the same by their log odds, whose influence does not fade where the model
             is sure; last-token the end of the context alone.

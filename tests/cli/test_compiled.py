@@ -28,6 +28,7 @@ def settings(monkeypatch):
     """What would be set in the environment, by name; nothing is."""
     found = {}
     monkeypatch.setattr(compiled, "os", SimpleNamespace(environ=found))
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)  # which the program sets too
     return found
 
 
