@@ -384,10 +384,6 @@ STATIC = {
         lambda: training.balanced_gradients(*FLOWED),
         NO_FORWARD_MODE,
     ),
-    "a rate of the density through it": (
-        lambda: training.density_dynamics(*FLOWED),
-        NO_FORWARD_MODE,
-    ),
     "influences over other regions": (
         lambda: influence_of(full((1, 4, 6), 1.0))().merge(
             influence_of(full((1, 4, 6), 1.0), regions=lim.boundary_regions(GRID, 0.3))()
