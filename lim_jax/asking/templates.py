@@ -61,18 +61,7 @@ def read_chat_template(model: AnyPath) -> ChatTemplate:
 
 
 def find_chat_template(model: AnyPath) -> ChatTemplate | None:
-    """The template as `read_chat_template` finds it, or None where a model has none.
-
-    Parameters
-    ----------
-    model
-        As in `models.load`.
-
-    Raises
-    ------
-    ValueError
-        Where the file that should hold it is broken.
-    """
+    """The template as `read_chat_template` finds it, or None where a model has none."""
     path = model_path(model)
     if path.suffix == ".gguf" and (template := _of_gguf(path)) is not None:
         return template

@@ -19,9 +19,9 @@ from . import shuffling as shuffling
 from . import studying as studying
 from . import taking as taking
 from . import tuning as tuning
+from .answers import answer_notes as answer_notes
 from .answers import answer_text as answer_text
 from .answers import answered as answered
-from .answers import notes as notes
 from .answers import own_answers as own_answers
 from .commands import main as main
 from .comparing import compare as compare

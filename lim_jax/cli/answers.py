@@ -37,10 +37,10 @@ def own_answers(
         for number in own[:SHOWN]
     ]
     lines += [f"So it is of {len(own) - SHOWN} more."] * (len(own) > SHOWN)
-    return lines + notes(contexts, model)
+    return lines + answer_notes(contexts, model)
 
 
-def notes(contexts: Sequence[Context], model: AnyPath) -> list[str]:
+def answer_notes(contexts: Sequence[Context], model: AnyPath) -> list[str]:
     """A line on answers that were cut, and one on a chat template that is there and not used."""
     cut = sum(context.cut for context in contexts)
     plain = sum(not context.chat and not (context.weights > 0).all() for context in contexts)

@@ -166,7 +166,7 @@ def write_pages(
     """
     tokenizer = None if model is None else models.read_tokenizer(model)
     rows = list(map(np.asarray, windows))
-    whose = "" if model is None else f"Why does {as_path(model, 'model').name} use what it uses?"
+    asks = "" if model is None else f"Why does {as_path(model, 'model').name} use what it uses?"
     out = as_path(out, "out")
     for name, case in cases.items():
         result = found[name]
@@ -180,7 +180,7 @@ def write_pages(
             result.influence,
             accounts,
             texts,
-            title=f"{whose} ({name})" if whose else name,
+            title=f"{asks} ({name})" if asks else name,
             certificates=result.certificates,
             without_queries=result.without_queries,
             names=context_names(contexts[: len(accounts)]),

@@ -19,7 +19,7 @@ from lim_jax.asking import (
     spaced,
 )
 from lim_jax.asking.documents import QUESTION, require_question
-from lim_jax.cli.answers import DOTS, answer_text, answered, notes
+from lim_jax.cli.answers import DOTS, answer_notes, answer_text, answered
 from lim_jax.cli.columns import FILES
 from lim_jax.cli.folder import UNFINISHED, Named, finished_before, run_folder, write_json
 from lim_jax.cli.networks import network_within, require_model
@@ -142,7 +142,7 @@ def ask(
         shown = said + DOTS * cut
         finding = finding_of(parts, shown, foil)
         print(f"{finding}\n{ONE}\n\nQuestion: {question}\nAnswer: {shown}")
-        print(*notes(contexts, model), _table(parts), sep="\n")
+        print(*answer_notes(contexts, model), _table(parts), sep="\n")
         document = {
             "question": question, "answer": said, "cut": cut, "foil": foil, "finding": finding,
             "parts": _written(parts),

@@ -211,15 +211,15 @@ def test_what_to_know_of_answers_is_said(folder, chatting):
     prompts = unanswered(Laid("abc")), unanswered(Laid("abc", marked=True))
     plain, chat = (one.answered(np.array([1, 2])) for one in prompts)
     text = context_of(Laid("abc"), asked="next-token")
-    assert answers.notes([plain, chat, text], folder) == []
+    assert answers.answer_notes([plain, chat, text], folder) == []
     shown = answers.own_answers(prompts, [plain._replace(cut=True), chat], folder)
     assert shown[0].endswith("“b c...”") and shown[1].endswith("“b c”")
     assert shown[2:] == ["Cut after the most tokens that an answer may have (...): 1 of 2."]
-    (without,) = answers.notes([plain, chat, text], chatting)
+    (without,) = answers.answer_notes([plain, chat, text], chatting)
     assert without.startswith(
         "The model has a chat template, and 1 of 3 contexts are asked without"
     )
-    assert answers.notes([chat, text], chatting) == []
+    assert answers.answer_notes([chat, text], chatting) == []
 
 
 def test_the_finding_of_one_document_and_of_none_that_matters():

@@ -179,6 +179,15 @@ def test_contexts_of_several_lengths_are_explained_whole():
         (found.relative_energies, relative),
     ):  # fmt: skip
         np.testing.assert_allclose(profiles, np.mean(expected, axis=0), rtol=1e-9, atol=1e-13)
+    masses = [
+        carried(explanations.average_cone_mass(
+            network, jax.device_put(window[None]),
+            lim.boundary_regions(lim.token_grid(len(window) - 1), 0.3),
+        ).value)
+        for window in windows
+    ]  # fmt: skip
+    mass = explanations.average_cone_mass(network, windows, regions)
+    np.testing.assert_allclose(mass.value, np.mean(masses, axis=0), rtol=1e-9)
     # The channels' regional energies are of each context's own regions.
     means = np.mean([
         lim.regional_averages(one, lim.boundary_regions(lim.token_grid(len(one)), 0.3))

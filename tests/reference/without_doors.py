@@ -2,7 +2,7 @@
 
 WITHOUT = {
     "Commands: their arguments come through tyro, and tests/cli has what they refuse.": """
-        answer_text answered ask described_contexts finding_of notes own_answers profiled
+        answer_text answered ask described_contexts finding_of answer_notes own_answers profiled
         require_foil require_model require_page write_profile write_profile_page
         announced averaged_records choose_contexts duration record_lines report_explanations stem
         words write_pages
