@@ -95,7 +95,7 @@ def regions_without_queries(query_weights: QueryWeights, regions: Regions) -> Re
     (3,)
     >>> regions_without_queries(jnp.ones(4) / 4, regions) is None
     True
-    >>> rows = [np.eye(8)[5], np.eye(4)[2]]  # 5 of 8 lies in the third of four cells
+    >>> rows = [np.eye(8)[5]]  # which lies in the third of four cells
     >>> found = regions_without_queries(rows, boundary_regions(token_grid(4), 0.25))
     >>> found is not None and found.left_out
     (2,)
