@@ -63,6 +63,7 @@ from .queries import query_masses as query_masses
 from .queries import readout_residual_energies as readout_residual_energies
 from .queries import readout_support as readout_support
 from .residual import Amplification as Amplification
+from .residual import GeneratorNorms as GeneratorNorms
 from .residual import amplification as amplification
 from .residual import generator_norms as generator_norms
 from .residual import interaction_norms as interaction_norms

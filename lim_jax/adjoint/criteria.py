@@ -3,8 +3,8 @@ r"""The paper's criteria of primacy and recency, run on data: certificates of ch
 A certificate says what a proposition claims of the data in hand: whether its premises hold, by
 what margin its inequality is satisfied, whether it could have been satisfied at all, and whether
 the conclusion, measured apart, is true. Where a certificate holds its conclusion does, if the
-bounds that it was given are true: the norms behind an amplification are bounds except with a stated
-probability.
+bounds that it was given are true: the norms behind an amplification of layers are bounds except
+with a stated probability. Those of a continuous flow are samples in depth, and certify nothing.
 
 These functions judge concrete numbers: they are called outside `jax.jit`, and refuse NaN and
 infinity.
@@ -23,6 +23,7 @@ from lim_jax._precision import widened
 from lim_jax.adjoint.certificate import Certificate, Premise, compare, half_digits, require_concrete
 from lim_jax.adjoint.cone import JointCone
 from lim_jax.adjoint.queries import query_masses
+from lim_jax.adjoint.residual import GeneratorNorms
 from lim_jax.grid.measure import require_on_grid
 from lim_jax.grid.partition import Regions, regional_averages, require_regions
 
@@ -206,7 +207,7 @@ def _squares(
 def recency_survival(
     terminal: Float[Array, "examples length width"],
     initial: Float[Array, "examples length width"],
-    amplification: Float[Array, "examples *layers"],
+    amplification: Float[Array, "examples *layers"] | GeneratorNorms,
     regions: Regions,
 ) -> Certificate:
     r"""Survival of a right-heavy terminal covector (`prop:regional-recency-persistence`).
@@ -231,6 +232,10 @@ def recency_survival(
     amplification
         c of every example: either bound of `residual.amplification`. Or its `products`, of which
         the first is c: a criterion that cannot hold then says at which depth it could.
+        Of continuous flows `residual.generator_norms` of every example. Their c is measured at
+        sampled depth times and bounds nothing between them, a premise that does not hold: such a
+        certificate may refute, and never holds. One that may takes :math:`e^{TC} - 1` of a proved
+        :math:`C \ge |\zeta(t)|\,\|D\mathscr F_{\theta_t}\|`.
     regions
         On the covectors' grid.
 
@@ -241,6 +246,7 @@ def recency_survival(
     """
     require_concrete("terminal and initial", (terminal, initial))
     require_concrete("amplification", amplification, bounds=True)
+    amplification, sampled = _sampled(amplification)
     require_floats(amplification, "amplification", "examples *layers", "Pass c of every example.")
     later = amplification.reshape(len(amplification), -1)
     stability = energy_stability(terminal, initial, later[:, 0], regions)
@@ -259,6 +265,7 @@ def recency_survival(
                 bound,
                 math.isfinite(bound),
             ),
+            *sampled,
         ),
         inequalities=(
             compare(
@@ -277,6 +284,15 @@ def recency_survival(
         f"cannot hold from c = {ceiling:.3g} on",
         decisive="" if least[0] < ceiling else _enough_damping(least, ceiling),
     )
+
+
+def _sampled(amplification: Array | GeneratorNorms) -> tuple[Array, tuple[Premise, ...]]:
+    """Return c of every example, and the premise that fails where it is measured, not proved."""
+    if not isinstance(amplification, GeneratorNorms):
+        return amplification, ()
+    statement = "c is a bound over all of depth, not measured at sampled times, as many as"
+    times = float(amplification.times.shape[-1])
+    return amplification.amplification, (Premise(statement, times, False),)
 
 
 def bearable_amplification(regions: Regions) -> float:

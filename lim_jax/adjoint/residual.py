@@ -17,8 +17,10 @@ from jaxtyping import Array, Float, Key
 
 from lim_jax._checks import (
     counted,
+    require,
     require_callable,
     require_example,
+    require_floats,
     require_key,
     require_kind,
 )
@@ -189,6 +191,34 @@ def splitting_remainders(
     return _norms_by_layer(flow, remainder, x, grid, key, steps, failure)
 
 
+class GeneratorNorms(NamedTuple):
+    r"""The norms of a continuous flow's generator at some depth times; layers have `NormBounds`.
+
+    Attributes
+    ----------
+    attained, upper
+        As in `krylov.NormBounds`, for each time.
+    times
+        The depth times at which they were taken.
+    horizon
+        :math:`T`.
+    """
+
+    attained: Float[Array, "*examples times"]
+    upper: Float[Array, "*examples times"]
+    times: Float[Array, "*examples times"]
+    horizon: Float[Array, "*examples"]
+
+    @property
+    def amplification(self) -> Float[Array, "*examples"]:
+        r"""The paper's :math:`c = e^{T\Lambda} - 1` with the largest norm at `times` for Lambda.
+
+        A measurement, and no bound on :math:`\|P_0 - P_T\|`: norms between the times are unknown.
+        `criteria.recency_survival` takes all of these norms, not this number, and says so.
+        """
+        return jnp.expm1(self.horizon * self.upper.max(axis=-1))
+
+
 @filter_jit
 def generator_norms(
     flow: ContinuousFlow,
@@ -199,7 +229,7 @@ def generator_norms(
     key: Key[Array, ""],
     steps: int = 40,
     failure: float = 1e-9,
-) -> NormBounds:
+) -> GeneratorNorms:
     r"""Bound :math:`|\zeta(t)|\,\|D\mathscr F_{\theta_t}(X_t)^*\|` along a continuous flow.
 
     `eq:adjoint-operator-bound`: :math:`\Lambda` is its supremum over t. The largest over `times` is
@@ -216,8 +246,8 @@ def generator_norms(
 
     Returns
     -------
-    NormBounds
-        One for each time.
+    GeneratorNorms
+        A norm for each time, and c by the horizon: :math:`\Lambda = 2` and T = 1 in the example.
 
     Examples
     --------
@@ -225,8 +255,8 @@ def generator_norms(
     >>> flow = ContinuousFlow(lambda time: lambda x, context, grid: -(1 + time) * x)
     >>> x, times = jnp.ones((1, 1)), jnp.array([0.0, 1.0])
     >>> found = generator_norms(flow, x, token_grid(1), times, key=jax.random.key(0))
-    >>> found.upper.tolist()
-    [1.0, 2.0]
+    >>> found.upper.tolist(), round(float(found.amplification), 3)
+    ([1.0, 2.0], 6.389)
     """
     require_key(key)
     require_continuous(flow)
@@ -241,7 +271,9 @@ def generator_norms(
         time, state = met
         return _norm_bounds(rate, (flow.control, time), state, grid, start, steps, failure)
 
-    return jax.lax.map(at_time, states)
+    norms = jax.lax.map(at_time, states)
+    horizon = jnp.asarray(flow.horizon, x.dtype)
+    return GeneratorNorms(norms.attained, norms.upper, states.times, horizon)
 
 
 class Amplification(NamedTuple):
@@ -268,6 +300,17 @@ def amplification(norms: NormBounds) -> Amplification:
     :math:`T\Lambda = M\max_k\|B_k\|`, so the product is never the larger of the two. Of M layers
     they fail with at most M times the norms' probability of failure.
 
+    Parameters
+    ----------
+    norms
+        Of every layer, from `interaction_norms`. A continuous flow has no layers:
+        `GeneratorNorms.amplification` is its c.
+
+    Raises
+    ------
+    ValueError
+        Where they are not those of layers, or of several examples: map over these.
+
     Examples
     --------
     >>> sizes = jnp.array([0.5, 1.0])
@@ -277,7 +320,15 @@ def amplification(norms: NormBounds) -> Amplification:
     >>> found.products.round(3).tolist()
     [2.0, 1.0]
     """
+    require(
+        not isinstance(norms, GeneratorNorms),
+        "norms",
+        got="those of a continuous flow at some depth times",
+        expected="those of all layers, from interaction_norms",
+        cure="A continuous flow's c is norms.amplification, by its horizon.",
+    )
     require_kind(norms, NormBounds, "norms", "Take them from interaction_norms.")
+    require_floats(norms.upper, "norms.upper", "layers", "Of several examples vmap over norms.")
     sizes = norms.upper
     products = jnp.expm1(jnp.cumsum(jnp.log1p(sizes)[::-1])[::-1])
     return Amplification(jnp.expm1(sizes.shape[0] * sizes.max()), products[0], products)

@@ -121,6 +121,9 @@ def test_norms_enclose_the_largest_singular_values_and_bound_the_adjoint():
     np.testing.assert_allclose(bounds.products, later, rtol=1e-12)
     np.testing.assert_allclose(bounds.exponential, np.expm1(3 * max(norms.upper)), rtol=1e-12)
     assert ratio < bounds.product < bounds.exponential
+    examples = jax.tree.map(lambda leaf: leaf[None], norms)
+    with pytest.raises(ValueError, match=r"shape \(1, 3\), expected \(layers,\).+ vmap over"):
+        residual.amplification(examples)
 
 
 @pytest.mark.slow
