@@ -13,6 +13,7 @@ from .gramian import low_rank_gramians as low_rank_gramians
 from .gramian import observability_gramians as observability_gramians
 from .trace_estimates import PenaltyMoments as PenaltyMoments
 from .trace_estimates import Sample as Sample
+from .trace_estimates import accumulated_numbers as accumulated_numbers
 from .trace_estimates import gaussian_probe_moments as gaussian_probe_moments
 from .trace_estimates import layer_injected_traces as layer_injected_traces
 from .trace_estimates import observability_traces as observability_traces

@@ -126,7 +126,9 @@ def observability_gramians(
     require_callable(observations, "observations", "from the input to what is seen of it")
     require_floats(x, "x", "length width", cure="Pass one example: vmap over a batch.")
     positions = None if positions is None else guarded_positions(positions, x)
-    products = layer_products(observations, x, positions, rank)
+    # Every route passes all layers of a function: their number does not tell which is cheapest.
+    depth = None if isinstance(observations, ObservedTokens) else 1
+    products = layer_products(observations, x, positions, rank, depth=depth)
     require(
         mode in (*products, "cheapest"),
         "mode",
@@ -157,23 +159,33 @@ def layer_products(
     x: State,
     positions: Positions | None = None,
     rank: int | None = None,
+    *,
+    depth: int | None = None,
 ) -> dict[str, int]:
     r"""Count the products with one layer's derivative that each route to the Gramians takes.
 
     The costs of `subsec:algorithm-complexity`.
 
-    With S positions of width d, M layers and r numbers observed at each: :math:`SdM` forward; in
-    reverse :math:`rM(M-1)/2` where the layers are known, else :math:`rM^2`; :math:`RM` for the
-    recursion of rank R.
+    With S positions of width d, M layers, K of them observed and r numbers at each: :math:`SdM`
+    forward; in reverse :math:`KrM`, but :math:`rM(M-1)/2` for `ObservedTokens`, which observe all
+    layers (K = M) and let the sweep stop where nothing is seen above; :math:`RM` for the recursion
+    of rank R. `accumulated_numbers` counts what is added up beside these.
 
     Parameters
     ----------
     observations, x, positions, rank
         As in `observability_gramians`.
+    depth
+        M. `ObservedTokens` know it; of any other function it is asked for, as K may be smaller.
+
+    Raises
+    ------
+    ValueError
+        Where the number of layers is not known, or another than that of `ObservedTokens`.
 
     Examples
     --------
-    >>> layer_products(lambda x: 3 * x.reshape(1, -1), jnp.ones((2, 1)))
+    >>> layer_products(lambda x: 3 * x.reshape(1, -1), jnp.ones((2, 1)), depth=1)
     {'forward': 2, 'reverse': 2}
     """
     require_callable(observations, "observations", "from the input to what is seen of it")
@@ -181,14 +193,25 @@ def layer_products(
     if positions is not None:
         require_indices(positions, "positions")
     rank = None if rank is None else counted(rank, "rank")
-    depth, observed = jax.eval_shape(observations, x).shape
+    layers, observed = jax.eval_shape(observations, x).shape
+    depth = _layers_passed(observations, layers, depth)
     monitored = x.shape[0] if positions is None else positions.shape[0]
     layered = isinstance(observations, ObservedTokens)
-    passed = depth * (depth - 1) // 2 if layered else depth**2
+    passed = depth * (depth - 1) // 2 if layered else layers * depth
     products = {"forward": monitored * x.shape[1] * depth, "reverse": observed * passed}
     if layered and rank is not None:
         products["low rank"] = rank * depth
     return products
+
+
+def _layers_passed(observations: Observations, layers: int, depth: int | None) -> int:
+    """M: of `ObservedTokens` the layers that they observe, of other functions what is said."""
+    if isinstance(observations, ObservedTokens):
+        cure = "These observe all of their layers: leave it out."
+        depth = layers if depth is None else depth
+        return counted(depth, "depth", least=layers, most=layers, cure=cure)
+    cure = "Pass how many layers the observations run through, which may be more than they show."
+    return counted(depth, "depth", cure=cure)
 
 
 def cheapest_mode(products: Mapping[str, int]) -> str:

@@ -20,7 +20,6 @@ from lim_jax._checks import (
     require,
     require_callable,
     require_floats,
-    require_indices,
     require_key,
     require_name,
 )
@@ -30,6 +29,7 @@ from lim_jax.grid.measure import Grid, require_on_grid
 from lim_jax.observability.gramian import (
     Gramians,
     Observations,
+    ObservedTokens,
     Positions,
     State,
     Steps,
@@ -135,7 +135,12 @@ def layer_injected_traces(
 
 
 def trace_products(
-    observations: Observations, x: State, draws: int, positions: Positions | None = None
+    observations: Observations,
+    x: State,
+    draws: int,
+    positions: Positions | None = None,
+    *,
+    depth: int | None = None,
 ) -> dict[str, int]:
     r"""Count the products with one layer's derivative that each route to the traces takes.
 
@@ -146,25 +151,47 @@ def trace_products(
 
     Parameters
     ----------
-    observations, x, positions
-        As in `gramian.observability_gramians`.
+    observations, x, positions, depth
+        As in `gramian.layer_products`.
     draws
         R.
 
     Examples
     --------
-    >>> trace_products(lambda x: 3 * x.reshape(1, -1), jnp.ones((2, 1)), draws=5)
+    >>> trace_products(lambda x: 3 * x.reshape(1, -1), jnp.ones((2, 1)), draws=5, depth=1)
     {'forward': 2, 'reverse': 2, 'probes': 10, 'injected': 5}
     """
-    require_callable(observations, "observations", "from the input to what is seen of it")
-    require_floats(x, "x", "length width", cure="Pass one example: vmap over a batch.")
     draws = counted(draws, "draws")
-    if positions is not None:
-        require_indices(positions, "positions")
-    depth = jax.eval_shape(observations, x).shape[0]
+    exact = layer_products(observations, x, positions, depth=depth)
     monitored = x.shape[0] if positions is None else positions.shape[0]
-    exact = layer_products(observations, x, positions)
+    depth = exact["forward"] // (monitored * x.shape[1])
     return exact | {"probes": monitored * draws * depth, "injected": draws * depth}
+
+
+def accumulated_numbers(
+    observations: Observations, x: State, draws: int, positions: Positions | None = None
+) -> dict[str, int]:
+    r"""Count the numbers that each route to the traces squares and adds up.
+
+    With K layers observed, r numbers at each, S positions and R draws: :math:`SRKr` for forward
+    probes (:math:`SRKd_x` in `subsec:algorithm-complexity`, which has r = d_x), :math:`SdKr` for
+    exact Gramians; in reverse :math:`LdKr`, and :math:`LdR` for injected noise.
+
+    Parameters
+    ----------
+    observations, x, draws, positions
+        As in `trace_products`.
+
+    Examples
+    --------
+    >>> accumulated_numbers(lambda x: 3 * x.reshape(1, -1), jnp.ones((2, 1)), draws=5)
+    {'forward': 4, 'probes': 20, 'reverse': 4, 'injected': 10}
+    """
+    require_callable(observations, "observations", "from the input to what is seen of it")
+    passes = trace_products(lambda x: observations(x), x, draws, positions, depth=1)
+    seen = passes["reverse"]  # K r
+    ahead = {name: passes[name] * seen for name in ("forward", "probes")}
+    return ahead | {"reverse": x.size * seen, "injected": x.size * draws}
 
 
 @filter_jit
@@ -213,7 +240,8 @@ def observability_traces(
     ([4.5, 4.5], [0.0, 0.0])
     """
     require_key(key)
-    products = trace_products(observations, x, draws, positions)
+    depth = None if isinstance(observations, ObservedTokens) else 1  # no matter for the choice
+    products = trace_products(observations, x, draws, positions, depth=depth)
     positions = None if positions is None else guarded_positions(positions, x)
     require(
         mode in (*products, "cheapest"),

@@ -435,13 +435,18 @@ def test_truncated_factors_give_gramians_from_below_and_say_what_they_left_out()
 
 
 def test_products_are_counted_as_the_cost_model_says():
-    """S d M forward, r M (M-1)/2 back through known layers, r M^2 else, R M at rank R."""
+    """S d M forward, r M (M-1)/2 back through known layers, K r M else, R M at rank R."""
     # `subsec:algorithm-complexity`.
     see = ObservedTokens(light_flow(1, depth=4, width=4), lim.token_grid(6), jnp.array([5]))
     x = random_states(2, 6, 4)
     assert gramian.layer_products(see, x, rank=5) == {"forward": 96, "reverse": 24, "low rank": 20}
     assert gramian.layer_products(see, x, jnp.array([1])) == {"forward": 16, "reverse": 24}
-    assert gramian.layer_products(lambda x: see(x), x) == {"forward": 96, "reverse": 64}
+    assert gramian.layer_products(see, x, depth=4) == gramian.layer_products(see, x)
+    assert gramian.layer_products(lambda x: see(x), x, depth=4) == {"forward": 96, "reverse": 64}
+    with pytest.raises(ValueError, match=r"depth: got 2, .+ at least 4\. These .+ leave it out"):
+        gramian.layer_products(see, x, depth=2)
+    with pytest.raises(ValueError, match=r"depth: got None, .+ how many layers the obs"):
+        gramian.layer_products(lambda x: see(x), x)
 
 
 @pytest.mark.slow

@@ -13,11 +13,19 @@ from reference.networks import random_states
 import lim_jax as lim
 from lim_jax import paper
 from lim_jax.cost.counting import operations
-from lim_jax.observability.gramian import ObservedTokens, cheapest_mode, gramian_traces
+from lim_jax.observability.gramian import (
+    ObservedTokens,
+    cheapest_mode,
+    gramian_traces,
+    observability_gramians,
+)
 from lim_jax.observability.trace_estimates import (
+    accumulated_numbers,
     gaussian_probe_moments,
+    layer_injected_traces,
     observability_traces,
     penalty_bias,
+    probed_observability,
     probed_trace_covariance,
     sampled_penalty_bias,
     trace_products,
@@ -182,6 +190,46 @@ def test_the_route_with_fewest_products_is_taken(name):
     assert cheapest_mode(products) == expected
     assert cheapest_mode({"probes": 13, "injected": 10}) == "probes"
     assert cheapest_mode({"probes": 15, "injected": 10}) == "injected"
+
+
+def test_two_observed_layers_of_twelve_cost_as_many_products_as_twelve():
+    """Counted in the programs themselves, of layers that multiply every token by one matrix.
+
+    S = L = 6, d = r = 4, M = 12 and K = 2: S d M = 288 and K r M = 96 products, R = 5 probes
+    S R M = 360, injected noise R M = 60; and S R K d = 240 numbers are added up.
+    """
+    # `subsec:algorithm-complexity`.
+    matrix, x, step = np.eye(4), random_states(2, 6, 4), 0.5
+
+    def observed(x):
+        _, states = jax.lax.scan(lambda x, _: (x + jnp.sin(x) @ matrix, x), x, length=12)
+        return states[jnp.array([5, 11]), -1]
+
+    found = trace_products(observed, x, 5, depth=12)
+    assert found == {"forward": 288, "reverse": 96, "probes": 360, "injected": 60}
+    numbers = accumulated_numbers(observed, x, 5)
+    assert numbers == {"forward": 192, "probes": 240, "reverse": 192, "injected": 120}
+    some = accumulated_numbers(observed, x, 5, jnp.array([1]))
+    assert (some["forward"], some["probes"]) == (32, 40)
+    layer = 2 * 6 * 4 * 4  # operations of one product with a layer
+
+    def products(job):
+        """How many layers a program multiplies by, but for the M of the states themselves."""
+        return operations(jax.make_jaxpr(job)(x)) / layer - 12
+
+    noise, probes = jnp.ones((5, 2, 4)), jnp.ones((5, 4))
+    # The Gramians' own sums are products, too: of S d (or L d) rows of d numbers, K r of them.
+    gramians = numbers["forward"] * 4 * 2 / layer
+    exact = {
+        "forward": lambda x: observability_gramians(observed, x, step, "forward"),
+        "reverse": lambda x: observability_gramians(observed, x, step, "reverse"),
+    }
+    for mode, job in exact.items():  # whose rows may be weighed by a product
+        assert gramians <= products(job) - found[mode] <= 1.25 * gramians
+    made = products(lambda x: layer_injected_traces(observed, x, step, noise))
+    assert made == found["injected"]
+    made = products(lambda x: probed_observability(observed, x, step, probes))
+    assert 0 <= made - found["probes"] < 1  # the sum over layers
 
 
 @pytest.mark.slow

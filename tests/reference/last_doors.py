@@ -250,9 +250,12 @@ LAST = {
         SEEN | {"step": Unpoisoned(0.5), "injected": Unread(numbers(2, 1, LENGTH * WIDTH))},
     ),
     "layer_products": (
-        observability.layer_products,
+        lambda observations, x, positions, rank, depth: observability.layer_products(
+            observations, x, positions, rank, depth=depth
+        ),
         SEEN | {
             "x": Shaped(STATES), "positions": optional(Whole(whole(2))), "rank": optional(Known(1)),
+            "depth": Known(2),
         },
     ),
     "layer_steps": (

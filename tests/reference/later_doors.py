@@ -228,7 +228,16 @@ LATER = {
         TRACES | {"draws": Known(2), "positions": optional(Whole(WHOLE)), "key": Thing(KEY)},
     ),
     "trace_products": (
-        observability.trace_products,
+        lambda observations, x, draws, positions, depth: observability.trace_products(
+            observations, x, draws, positions, depth=depth
+        ),
+        TRACES | {
+            "x": Shaped(STATES), "draws": Known(2), "positions": optional(Whole(WHOLE)),
+            "depth": Known(3),
+        },
+    ),
+    "accumulated_numbers": (
+        observability.accumulated_numbers,
         TRACES | {"x": Shaped(STATES), "draws": Known(2), "positions": optional(Whole(WHOLE))},
     ),
     "probed_observability": (
