@@ -1,5 +1,6 @@
 """Random probes are isotropic, each of its own, and of the kinds that they say."""
 
+import equinox as eqx
 import jax
 import numpy as np
 import pytest
@@ -40,3 +41,33 @@ def test_the_standard_error_of_a_mean_has_one_degree_less():
     deviations = samples - samples.mean(axis=0)
     np.testing.assert_allclose(found.error, np.sqrt((deviations**2).sum(axis=0) / 12), rtol=1e-12)
     assert np.isinf(np.asarray(probes.sample_mean(jax.device_put(samples[:1])).error)).all()
+
+
+def test_the_tail_index_is_as_near_as_its_error_says():
+    """Of 400 samples of P(s > r) = r^-0.8: k over the index is 0.8 times k exponential gaps."""
+    # `eq:data-fourth-moment`.
+    samples = np.random.default_rng(0).uniform(size=(400, 930)) ** (-1 / 0.8)
+    found = jax.tree.map(np.asarray, jax.jit(jax.vmap(probes.tail_index))(samples))
+    inverse = 1 / found.value
+    np.testing.assert_allclose(inverse.mean(), 1 / 0.8, rtol=4 / np.sqrt(400 * 30))
+    np.testing.assert_allclose(inverse.std(), 1 / 0.8 / np.sqrt(30), rtol=4 / np.sqrt(2 * 400))
+    np.testing.assert_allclose(found.error, found.value / np.sqrt(30), rtol=1e-12)
+    largest = np.sort(samples[0])[::-1][:31]
+    expected = 1 / np.mean(np.log(largest[:30] / largest[30]))
+    np.testing.assert_allclose(found.value[0], expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "sample, value",
+    [(np.ones(9), np.inf), (np.zeros(9), np.inf), (np.eye(9)[0], 0), (np.ones(1), 0)],
+    ids=["equal", "zero", "one of nine", "one"],
+)
+def test_samples_without_a_tail_have_no_finite_error(sample, value):
+    found = probes.tail_index(jax.device_put(sample))
+    assert (found.value, found.error) == (value, np.inf)
+
+
+@pytest.mark.parametrize("bad", [-1.0, np.nan, np.inf])
+def test_samples_that_are_no_sizes_are_refused(bad):
+    with pytest.raises(eqx.EquinoxRuntimeError, match="finite numbers, none below 0"):
+        probes.tail_index(jax.device_put(np.array([1.0, 2, 3, bad])))

@@ -222,8 +222,8 @@ def recency_survival(
     :math:`T\Lambda \ge \tfrac12\log(1 + \frac{1-2\delta}{1-\delta})`.
 
     The moment is the law's: a sample of finite c has a finite mean whatever the law, so that this
-    premise is not tested here. `limits.block_mean_study` of :math:`(2c + c^2)\|P_T\|^2` shows
-    whether the mean grows with the number of examples.
+    premise is not tested here. `probes.tail_index` of :math:`(2c + c^2)\|P_T\|^2` says what a
+    sample shows of it: an index well above 1 where it is not refuted.
 
     Parameters
     ----------

@@ -41,7 +41,6 @@ from .fields import right_biased as right_biased
 from .fields import smooth_labels as smooth_labels
 from .fields import smooth_states as smooth_states
 from .layers import depth_costs as depth_costs
-from .moments import block_mean_study as block_mean_study
 from .moments import fourth_moment_studies as fourth_moment_studies
 from .own import Quantity as Quantity
 from .own import Rates as Rates

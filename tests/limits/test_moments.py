@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import lim_jax as lim
-from lim_jax.limits import block_mean_study, fourth_moment_studies
+from lim_jax import probes
+from lim_jax.limits import fourth_moment_studies
 
 SIZES = (4, 8, 16, 32)
 WEIGHT, ETA = np.array([1.0, -2.0]), np.array([3.0, 4.0])
@@ -70,10 +71,9 @@ def test_moments_that_a_heavy_tail_carries_are_not_resolved(tail):
     fourths = labels(tail, 400) ** 4
     np.testing.assert_allclose(found["adjoint"].errors[-1], 25 * fourths.mean(), rtol=0.02)
     assert all(study.resolved is (tail == 24) for study in found.values())
-    grown = block_mean_study(jax.device_put(labels(tail, 4096) ** 4), "eq:data-fourth-moment")
-    # The tail of y^4 is like s^(-tail / 4): means of n grow like n^(4 / tail - 1), or not.
-    expected = min(0, 1 - 4 / tail)
-    assert abs(grown.order.value - expected) < 0.15 and grown.source == "eq:data-fourth-moment"
+    # The tail of y^4 is like s^(-tail / 4).
+    index = probes.tail_index(jax.device_put(labels(tail, 4096) ** 4))
+    assert abs(float(index.value) - tail / 4) < float(index.error) / 4
 
 
 def test_the_moment_of_recency_is_finite_of_any_sample_and_grows_where_the_law_has_none():
@@ -87,31 +87,5 @@ def test_the_moment_of_recency_is_finite_of_any_sample_and_grows_where_the_law_h
     premise = certificate.premises[1]
     assert premise.holds and premise.statement.endswith("finite, as of every sample of finite c")
     np.testing.assert_allclose(premise.value, (1 / 0.2 + 1 / 0.6) * moments.mean(), rtol=1e-9)
-    study = block_mean_study(jnp.asarray(moments), "eq:recency-moment-condition")
-    assert abs(study.order.value + 1) < 0.15 and study.errors[-1] > 30 * study.errors[0]
-
-
-def test_medians_of_block_means_by_hand():
-    """Blocks of one, two, four and eight; what is left of 130 is left out."""
-    # `eq:recency-moment-condition`.
-    values = np.random.default_rng(1).exponential(size=130)
-    study = block_mean_study(jnp.asarray(values))
-    medians = [
-        np.median([values[i : i + n].mean() for i in range(0, 130 - n + 1, n)])
-        for n in (1, 2, 4, 8)
-    ]
-    np.testing.assert_allclose(study.errors, medians, rtol=1e-12)
-    halves = [
-        [half[i : i + 8].mean() for i in range(0, 58, 8)] for half in (values[:65], values[65:])
-    ]
-    expected = abs(np.median(halves[0]) - np.median(halves[1]))
-    np.testing.assert_allclose(study.reference_error, expected, rtol=1e-12)
-    assert study.refinements == (1, 2, 4, 8) and study.bounds is study.claimed is None
-
-
-@pytest.mark.parametrize(
-    "bad", [np.ones(127), -np.ones(128), np.full(128, np.nan), np.full(128, np.inf)]
-)
-def test_samples_that_have_no_means_are_refused(bad):
-    with pytest.raises(ValueError, match="128 or more, finite and not negative"):
-        block_mean_study(jnp.asarray(bad))
+    index = probes.tail_index(jnp.asarray(moments))
+    assert abs(float(index.value) - 1 / 2) < float(index.error) / 4

@@ -67,7 +67,7 @@ WITHOUT = {
     """,
     "The studies that the paper's own tables run, on fields of the library's own.": """
         adam_run algorithm1_objective algorithm3_objective attention_constant
-        attention_studies beyond_the_paper block_mean_study cesaro_study doubt
+        attention_studies beyond_the_paper cesaro_study doubt
         fourth_moment_studies polynomial_twins remarks comparison_table cone_mass_study
         depth_costs paper.gated gaussian_attention groups influence_averages influence_imbalance
         input_adjoint_depth_studies input_adjoint_studies largest_control_distances

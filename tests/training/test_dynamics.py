@@ -195,14 +195,21 @@ def scaled_loss(weight, x, y):
     return lim.integral(x, GRID) @ weight * y
 
 
-@pytest.mark.parametrize("tail", ["light", "heavy"])
-def test_premises_of_the_penalties_are_what_single_examples_carry(tail):
-    """Labels of size 3 to 6, or one of 100 among them: then Z is within two errors of zero, too."""
+@pytest.mark.parametrize(
+    "tail, holds", [(6, True), (4.5, False), (3.5, False), (2.5, False), ("one", False)], ids=str
+)
+def test_premises_of_the_penalties_are_what_single_examples_carry(tail, holds):
+    """Labels that are quantiles of a Pareto law, or all zero but one: Z is within two errors, then.
+
+    Of 2,500 with k = 50 an index of 5.6 is two errors above 4.
+    """
     # `prop:influence-differentiability`, `prop:influence-l2-differentiability`,
     # `eq:adjoint-l4-sensitivity-assumption`, `eq:data-fourth-moment`,
     # `eq:adjoint-parameter-uniform-bound`, `eq:influence-normalization-away-from-zero`.
-    x = np.random.default_rng(7).standard_normal((6, LENGTH, WIDTH))
-    y = np.array([3.0, -4, 5, -5, 4, 100 if tail == "heavy" else 6])
+    generator, count = np.random.default_rng(7), 2500
+    x = generator.uniform(-0.5, 0.5, (count, LENGTH, WIDTH))
+    ranks = (generator.permutation(count) + 0.5) / count
+    y = 100.0 * (ranks == ranks.min()) if tail == "one" else ranks ** (-1 / tail)
     weight, eta = np.arange(1.0, 5), np.array([3.0, 0, -4, 0])
     batch = jax.device_put((x, y))
     args = scaled_loss, jax.device_put(weight), batch, GRID, jax.device_put(eta)
@@ -211,10 +218,12 @@ def test_premises_of_the_penalties_are_what_single_examples_carry(tail):
     inputs, mass = (x**2).sum(axis=2) @ weights, weights.sum()
     fourths = (inputs**2 + y**4, 30**2 * mass * y**4, mass * y**4)
     for premise, each in zip(moments, fourths, strict=True):
-        np.testing.assert_allclose(premise.value, each.max() / each.sum(), rtol=1e-9)
-        assert premise.holds is (tail == "light")
+        largest = np.sort(each)[::-1][:51]
+        index = 0 if largest[-1] == 0 else 4 / np.mean(np.log(largest[:50] / largest[50]))
+        np.testing.assert_allclose(premise.value, index, rtol=1e-9)
+        assert premise.holds is holds and ": not refuted, by a tail index" in premise.statement
     np.testing.assert_allclose(total.value, 30 * mass * (y**2).mean(), rtol=1e-9)
-    assert total.holds is (tail == "light")
+    assert total.holds is (tail != "one")
     growth = lim.training.adjoint_growth(*args)
     expected = (30 + 1) * mass * y**2 / (1 + inputs + y**2)
     np.testing.assert_allclose(growth, expected, rtol=1e-9)
