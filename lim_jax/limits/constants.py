@@ -15,9 +15,10 @@ from jaxtyping import Array, Float, PyTree
 
 from lim_jax._checks import require, require_callable, require_floats
 from lim_jax._errors import filter_jit
+from lim_jax.grid.cells import CellGrid
 from lim_jax.grid.integrals import inner
 from lim_jax.grid.measure import Grid, require_on_grid
-from lim_jax.network.continuous import ContinuousFlow, require_continuous
+from lim_jax.network.continuous import ContinuousFlow, InterpolatedControl, require_continuous
 from lim_jax.network.field import TransformerField
 from lim_jax.network.flow import unit_profile
 from lim_jax.network.regularity import field_regularity
@@ -172,13 +173,15 @@ def proved_constants(
     control: Callable[[Array], Any] | None,
     profile: Any,
     grid: Grid,
+    horizon: float = 1.0,
 ) -> DepthConstants | None:
     r"""Constants that are bounds, not samples: those of `prop:transformer-lipschitz`.
 
     By `field_regularity` on the convex hull of all layers and of the control's knots, which holds
-    every value of a `linear_control`. None where nothing proves them: another control, a field
-    without layer normalisation or of another kind, a profile that is neither one nor a
-    `DepthProfile`.
+    every value of a `linear_control` up to its last knot. None where nothing proves them: another
+    control, or a flow that goes on beyond its knots; a field that `field_regularity` refuses, or
+    layers of several kinds; a profile that is neither one nor a `DepthProfile`; Gauss--Legendre
+    panels, or prefixes that do not begin at 0.
 
     Parameters
     ----------
@@ -190,6 +193,8 @@ def proved_constants(
         :math:`\zeta`.
     grid
         The norm's; a field is bounded at every position, so in it by the root of its mass.
+    horizon
+        :math:`T`, to which the control is followed.
 
     Examples
     --------
@@ -203,15 +208,17 @@ def proved_constants(
     (True, None)
     """
     knots = linear_knots(control)
-    stated = profile is unit_profile or isinstance(profile, DepthProfile)
+    stated = profile is unit_profile or type(profile) is DepthProfile
+    followed = control is None or (knots is not None and horizon <= knots[0][-1] * (1 + 1e-6))
+    prefixes = type(grid) is CellGrid and grid.starts is None
     fields = [*layers, *(knots or ())[1:]]
-    followed = knots is not None or control is None
-    if not (followed and stated and all(isinstance(one, TransformerField) for one in fields)):
+    alike = all(type(one) is TransformerField for one in fields)
+    if not (stated and followed and prefixes and alike):
         return None
-    hull = jax.tree.map(lambda *leaves: np.concatenate(leaves), *fields)
     try:
+        hull = jax.tree.map(lambda *leaves: np.concatenate(leaves), *fields)
         found = field_regularity(hull)
-    except ValueError:  # its sublayers are of a kind that nothing bounds
+    except ValueError:  # of different kinds, or of one that nothing bounds
         return None
     mass = math.sqrt(np.asarray(grid.weights).sum())
     largest, steepest = (1.0, 0.0) if profile is unit_profile else profile[1:]
@@ -234,8 +241,8 @@ def linear_knots(control: Any) -> tuple[Array, PyTree] | None:
     >>> times.tolist(), fields.tolist()
     ([0.0, 1.0], [3.0, 5.0])
     """
-    path = getattr(control, "path", None)
-    return (path.ts, path.ys) if isinstance(path, diffrax.LinearInterpolation) else None
+    path = control.path if type(control) is InterpolatedControl else None
+    return (path.ts, path.ys) if type(path) is diffrax.LinearInterpolation else None
 
 
 def largest_control_distances(
@@ -366,7 +373,7 @@ def time_slope_bounds(flow: ContinuousFlow, grid: Grid) -> Float[np.ndarray, " p
     [0.0, 0.0]
     """
     knots = linear_knots(flow.control)
-    found = proved_constants([], flow.control, flow.profile, grid)
+    found = proved_constants([], flow.control, flow.profile, grid, flow.horizon)
     if knots is None or found is None:
         return None
     if isinstance(flow.profile, DepthProfile):

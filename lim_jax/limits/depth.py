@@ -159,7 +159,7 @@ def _scheme_studies(scheme: Scheme, depths: Sequence[int], limit: _Limit) -> dic
     rates = [scheme.rate(depth, limit.horizon) for depth in depths]
     claimed = round(fit_order(depths, rates).value, 2)
     layers = [run.layers for run in runs.values()]
-    proved = proved_constants(layers, limit.control, limit.profile, limit.grid)
+    proved = proved_constants(layers, limit.control, limit.profile, limit.grid, limit.horizon)
     sampled = proved is None or not math.isfinite(proved.between_layers(limit.horizon))
     constants = _sampled_constants(runs[min(depths)], limit) if sampled else proved
     assert constants is not None

@@ -6,31 +6,51 @@ axis: then each constant holds for all of these fields and for their convex comb
 `linear_control` between them, since norms are convex.
 
 States are compared in the grid's :math:`L^2` norm, on tokens, other cells (whose prefix weights are
-not negative) or in the continuum. Below, :math:`h(p) = \|X(p) - Y(p)\|` and
-:math:`(Hh)(p) = p^{-1}\int_0^p h` is Hardy's average, whose norm on :math:`L^2` is at most 2.
+not negative) or in the continuum; not on Gauss--Legendre panels, whose prefix weights have signs.
+Below, :math:`h(p) = \|X(p) - Y(p)\|` and :math:`(Hh)(p) = p^{-1}\int_0^p h` is Hardy's average,
+whose norm on :math:`L^2` is at most 2.
+
+What the proof does not treat is refused: every class is exactly the one named here, since a
+subclass may compute anything, and how a head attends and the activation are known by identity.
 """
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from lim_jax._checks import finite_scalar, require, require_floats, require_kind
+from lim_jax._checks import described, finite_scalar, require, require_floats
 from lim_jax._errors import filter_jit
+from lim_jax.grid.cells import CellGrid
 from lim_jax.grid.integrals import inner
 from lim_jax.grid.measure import Grid, require_on_grid
+from lim_jax.network.attention import causal_attention
+from lim_jax.network.blocked import blocked_attention
 from lim_jax.network.field import TransformerField
-from lim_jax.network.multihead import CausalAttention, by_head
+from lim_jax.network.multihead import Attend, CausalAttention, by_head
 from lim_jax.network.norms import LayerNorm, Norm
 from lim_jax.network.positions import Rotary
+from lim_jax.network.ring import RingAttention
 from lim_jax.network.slots import Field, State
 from lim_jax.network.span import Span
 from lim_jax.network.tokenwise import FeedForward
 
 HARDY = 2.0
+# The largest |slope| of activations on the whole line. Those of GELU and SiLU are rounded upwards:
+# GELU's is largest at the root of 2, that of its approximation at 1.4185, SiLU's at 2.3994.
+GELU_SLOPES = {False: 1.12890415, True: 1.12899307}
+SLOPES: tuple[tuple[Callable[[Array], Array], float], ...] = (
+    (jnp.tanh, 1.0),
+    (jax.nn.relu, 1.0),
+    (jax.nn.sigmoid, 0.25),
+    (jax.nn.softplus, 1.0),
+    (jax.nn.silu, 1.09983933),
+    (jax.nn.gelu, GELU_SLOPES[True]),
+)
 
 Scalar = Float[Array, ""]
 Heads = Float[Array, " heads"]
@@ -81,7 +101,7 @@ class FeedForwardRegularity(NamedTuple):
     radius
         A bound on what the activation is applied to, :math:`W_1\,\mathrm{LN}(z) + b_1`.
     slope
-        The activation's Lipschitz constant within it.
+        The activation's Lipschitz constant, on the whole line.
     lipschitz, bound
         Those of the network.
     control
@@ -138,7 +158,7 @@ def norm_lipschitz(norm: LayerNorm) -> Scalar:
     >>> float(norm_lipschitz(LayerNorm.init(4, eta=0.25)))
     2.0
     """
-    require_kind(norm, LayerNorm, "norm", "Other norms have no such bound.")
+    _require_exactly(norm, LayerNorm, "norm", "Other norms have no such bound.")
     return jnp.max(jnp.abs(norm.scale)) / math.sqrt(norm.eta)
 
 
@@ -162,14 +182,16 @@ def attention_regularity(attention: CausalAttention) -> AttentionRegularity:
     :math:`|dq| \le C\,|dW_Q| + |db_Q| + \|W_Q\|\,|du|`, and a normalised token by
     :math:`|du| \le \sqrt{d}\,|d\gamma| + |d\beta|`. The blocks are summed by Cauchy's inequality.
 
-    Turning keys and queries (rotary) keeps their norms and so the constants.
+    Turning keys and queries (`Rotary` of amplitude one) keeps their norms and so the constants, and
+    groups of keys and values give every head its own.
 
     Raises
     ------
     ValueError
-        Where the norm is no `LayerNorm`: then nothing bounds the scores. Where queries or keys
-        have norms of their own, attention has a window, or its scores or outputs are shaped, which
-        these steps do not know.
+        Where a class is not exactly `CausalAttention` or `LayerNorm` (without which nothing bounds
+        the scores), or heads attend otherwise than by the library's own sums. Where queries or keys
+        have norms of their own, attention has a window, its places are no plain `Rotary`, or its
+        scores or outputs are shaped, which these steps do not know.
 
     Examples
     --------
@@ -179,7 +201,6 @@ def attention_regularity(attention: CausalAttention) -> AttentionRegularity:
     ((2,), True)
     """
     _require_plain(attention)
-    require_kind(attention, CausalAttention, "attention", "Of a field take its attention.")
     heads, size = attention.query.shape[-3:-1]
     token, slope = _norm_constants(attention.norm)
     matrices = (attention.query, attention.key, attention.value)
@@ -222,14 +243,23 @@ def attention_regularity(attention: CausalAttention) -> AttentionRegularity:
     )
 
 
+def _require_exactly(value: object, kind: type, name: str, cure: str) -> None:
+    """Refuse subclasses, too: they may compute something else."""
+    require(
+        type(value) is kind, name, got=described(value), expected=f"a {kind.__name__}", cure=cure
+    )
+
+
 def _require_plain(attention: CausalAttention) -> None:
     """Refuse what the proposition's steps do not know."""
+    steps = "The proposition's steps are those of queries, keys and values of one matrix each."
+    _require_exactly(attention, CausalAttention, "attention", steps)
     require(
-        type(attention) is CausalAttention,
+        _is_softmax(attention.attend),
         "attention",
-        got=type(attention).__name__,
-        expected="CausalAttention",
-        cure="The proposition's steps are those of queries, keys and values of one matrix each.",
+        got=f"heads that attend by {_name(attention.attend)}",
+        expected="causal_attention, blocked_attention or a RingAttention",
+        cure="The proposition's steps are those of a softmax over the prefix.",
     )
     require(
         attention.query_norm is None and attention.key_norm is None,
@@ -240,7 +270,7 @@ def _require_plain(attention: CausalAttention) -> None:
     )
     span = attention.span
     require(
-        isinstance(span, Span) and span.window is None and span.chunk is None,
+        type(span) is Span and span.window is None and span.chunk is None,
         "attention",
         got=f"{span}",
         expected="rows that see their whole prefix",
@@ -248,7 +278,7 @@ def _require_plain(attention: CausalAttention) -> None:
     )
     assert isinstance(span, Span)
     turning = span.places
-    plain = turning is None or (isinstance(turning, Rotary) and turning.amplitude == 1)
+    plain = turning is None or (type(turning) is Rotary and turning.amplitude == 1)
     shapes = "scale", "cap", "sinks", "output_norm", "gate"
     others = [getattr(attention, name) for name in shapes]
     require(
@@ -267,14 +297,16 @@ def feed_forward_regularity(network: Field) -> FeedForwardRegularity:
 
     :math:`\|W_2\|\,\mathrm{Lip}(\sigma)\,\|W_1\|\,\ell` and
     :math:`\|W_2\|(\|\sigma(0)\mathbf 1\| + \mathrm{Lip}(\sigma)\,r) + \|b_2\|` with
-    :math:`r = \|W_1\|C + \|b_1\|`. The activation's slope is sampled on :math:`[-r, r]`, and half a
-    spacing times its largest second derivative is added.
+    :math:`r = \|W_1\|C + \|b_1\|`. :math:`\mathrm{Lip}(\sigma)`, on the whole line, is known in
+    closed form of `jnp.tanh` and of `jax.nn`'s relu, sigmoid, softplus, silu and gelu (also as
+    ``partial(jax.nn.gelu, approximate=False)``), by their identity. Samples of another function's
+    slopes bound nothing.
 
     Raises
     ------
     ValueError
-        Where the network is no `FeedForward` (of a gated one nothing bounds the slope so simply),
-        or its norm no `LayerNorm`.
+        Where the network is not exactly a `FeedForward` (of a gated one nothing bounds the slope so
+        simply) or its norm a `LayerNorm`, a norm follows the network, or the activation is another.
 
     Examples
     --------
@@ -282,20 +314,22 @@ def feed_forward_regularity(network: Field) -> FeedForwardRegularity:
     >>> round(float(feed_forward_regularity(network).slope), 2)
     1.0
     """
-    require(
-        isinstance(network, FeedForward),
-        "network",
-        got=type(network).__name__,
-        expected="FeedForward",
-        cure="The proposition's steps are those of two matrices and an activation.",
-    )
+    steps = "The proposition's steps are those of two matrices and an activation."
+    _require_exactly(network, FeedForward, "network", steps)
     assert isinstance(network, FeedForward)
+    require(
+        network.output_norm is None,
+        "network",
+        got="a norm of its output",
+        expected="none",
+        cure="A norm may enlarge small outputs and their changes by far.",
+    )
     token, slope = _norm_constants(network.norm)
     inner_norm, outer_norm = (
         _operator_norms(matrix[..., None, :, :])[0] for matrix in (network.inner, network.outer)
     )
     radius = inner_norm * token + _vector_norms(network.inner_bias, 1)[0]
-    steepest = _activation_slope(network.activation, radius)
+    steepest = jnp.asarray(_activation_slope(network.activation), radius.dtype)
     hidden = network.inner.shape[-2]
     resting = math.sqrt(hidden) * jnp.abs(network.activation(jnp.zeros((), radius.dtype)))
     activated = resting + steepest * radius
@@ -325,7 +359,8 @@ def field_regularity(field: TransformerField) -> FieldRegularity:
     Raises
     ------
     ValueError
-        Where a norm is no `LayerNorm`.
+        Where the field is not exactly a `TransformerField`, or a sublayer one that
+        `attention_regularity` or `feed_forward_regularity` refuses.
 
     Examples
     --------
@@ -337,7 +372,7 @@ def field_regularity(field: TransformerField) -> FieldRegularity:
     >>> bool(moved <= field_regularity(field).lipschitz * jnp.linalg.norm(x - y))
     True
     """
-    require_kind(field, TransformerField, "field", "Of a flow take its layers.")
+    _require_exactly(field, TransformerField, "field", "Of a flow take its layers.")
     return FieldRegularity(
         attention_regularity(field.attention), feed_forward_regularity(field.feed_forward)
     )
@@ -354,7 +389,8 @@ def trajectory_radius(
     r"""A bound on :math:`\|X_t\|` along depth: :math:`\|X_0\| + t\,\|\zeta\|_\infty M_R`.
 
     `rem:bounded-state-preln`. It holds for the depth flow and for residual recursions by every
-    step here, since each increment is a mean of bounded ones.
+    step here, since each increment is a mean of bounded ones: on cells, and in the continuum as far
+    as cells resolve it.
 
     Parameters
     ----------
@@ -367,6 +403,12 @@ def trajectory_radius(
     profile_bound
         :math:`\|\zeta\|_\infty`.
 
+    Raises
+    ------
+    ValueError
+        Where `field_regularity` refuses the fields, or the grid is one of panels: their prefix
+        weights have signs, so that attention may be larger than every value that it reads.
+
     Examples
     --------
     >>> from lim_jax.grid import token_grid
@@ -374,8 +416,15 @@ def trajectory_radius(
     >>> trajectory_radius(field, jnp.ones((5, 4)), token_grid(5), jnp.zeros(1)).tolist()
     [2.0]
     """
-    require_kind(fields, TransformerField, "fields", "Of a flow take its layers.")
+    _require_exactly(fields, TransformerField, "fields", "Of a flow take its layers.")
     require_on_grid(x, grid, "x", "length width")
+    require(
+        isinstance(grid, CellGrid),
+        "grid",
+        got=type(grid).__name__,
+        expected="a grid of cells, whose prefix weights are not negative",
+        cure="Take token_grid, midpoint_grid or graded_grid.",
+    )
     require_floats(times, "times", "*times", cure="Pass an array of depth times.")
     profile_bound = finite_scalar(profile_bound, "profile_bound")
     start = jnp.sqrt(inner(x, x, grid))
@@ -384,13 +433,8 @@ def trajectory_radius(
 
 def _norm_constants(norm: Norm) -> tuple[Scalar, Scalar]:
     """The bound of layer normalisation and its Lipschitz constant."""
-    require(
-        isinstance(norm, LayerNorm),
-        "norm",
-        got=type(norm).__name__,
-        expected="a LayerNorm",
-        cure="Without one the field is neither bounded nor Lipschitz on all states.",
-    )
+    cure = "Without one the field is neither bounded nor Lipschitz on all states."
+    _require_exactly(norm, LayerNorm, "norm", cure)
     assert isinstance(norm, LayerNorm)
     width = norm.scale.shape[-1]
     shift = _vector_norms(norm.shift, 1)[0]
@@ -410,13 +454,31 @@ def _vector_norms(vectors: Float[Array, "..."] | None, heads: int) -> Heads:
     return jnp.linalg.norm(vectors, axis=-1).reshape(-1, heads).max(axis=0)
 
 
-def _activation_slope(activation: Callable[[Array], Array], radius: Scalar) -> Scalar:
-    """The Lipschitz constant of an elementwise function on [-radius, radius]."""
-    points = jnp.linspace(-radius, radius, 4097)
-    slopes = jax.vmap(jax.grad(activation))(points)
-    bends = jax.vmap(jax.grad(jax.grad(activation)))(points)
-    spacing = radius / 2048
-    return jnp.max(jnp.abs(slopes)) + spacing / 2 * jnp.max(jnp.abs(bends))
+def _is_softmax(attend: Attend) -> bool:
+    """Whether heads attend by one of the library's own programs of the same sums."""
+    known = attend is causal_attention or attend is blocked_attention
+    return known or type(attend) is RingAttention
+
+
+def _name(function: object) -> str:
+    return getattr(function, "__name__", described(function))
+
+
+def _activation_slope(activation: Any) -> float:
+    """The Lipschitz constant of an activation that is known by its identity."""
+    if isinstance(activation, partial) and activation.func is jax.nn.gelu and not activation.args:
+        options = activation.keywords
+        if options.keys() == {"approximate"} and type(options["approximate"]) is bool:
+            return GELU_SLOPES[options["approximate"]]
+    slopes = [slope for known, slope in SLOPES if activation is known]
+    require(
+        len(slopes) == 1,
+        "activation",
+        got=_name(activation),
+        expected="jnp.tanh, or jax.nn's relu, sigmoid, softplus, silu or gelu, themselves",
+        cure="Of other functions nothing is known that bounds their slope.",
+    )
+    return slopes[0]
 
 
 def _root(*terms: Array | float) -> Array:

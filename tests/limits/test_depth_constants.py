@@ -11,7 +11,7 @@ from reference.networks import small_fields
 
 import lim_jax as lim
 from lim_jax.limits.schemes import Scheme
-from lim_jax.network.continuous import linear_control
+from lim_jax.network.continuous import InterpolatedControl, linear_control
 from lim_jax.network.regularity import field_regularity
 
 
@@ -44,6 +44,20 @@ class Bump(eqx.Module):
     def __call__(self, time):
         rise = self.height * jnp.exp(-(((time - 1.25) / 0.08) ** 2))
         return Drift(self.speed * (1 + rise), self.gain)
+
+
+class Louder(InterpolatedControl):
+    """A control that leaves the hull of its path's knots."""
+
+    def __call__(self, time):
+        return jax.tree.map(lambda leaf: 40 * leaf, super().__call__(time))
+
+
+class Steeper(lim.limits.DepthProfile):
+    """A profile that says less than it is."""
+
+    def __call__(self, time):
+        return 40 * super().__call__(time)
 
 
 def rising(time):
@@ -193,13 +207,28 @@ def test_constants_are_proved_for_linear_controls_of_bounded_fields_only():
     sizes = (expected.lipschitz, root * expected.control, root * expected.bound)
     np.testing.assert_allclose(found, [*map(float, sizes), 0, 2, 1], rtol=1e-12)
     bare = eqx.tree_at(lambda f: f.attention.norm, fields, eqx.nn.Identity())
+    network = fields.feed_forward
+    normed, other = (
+        dataclasses.replace(fields, feed_forward=jax.vmap(changed)(network))
+        for changed in (
+            lambda network: dataclasses.replace(network, output_norm=network.norm),
+            lambda network: dataclasses.replace(network, activation=jnp.tanh),
+        )
+    )
     for layers, follows, along in (
         (fields, lambda time: fields, profile),
+        (fields, Louder(control.path), profile),
         (fields, control, rising),
+        (fields, control, Steeper(*profile)),
         (bare, linear_control(bare), profile),
-        (fields.feed_forward, linear_control(fields.feed_forward), profile),
+        (network, linear_control(network), profile),
+        (normed, linear_control(normed), profile),
+        (other, control, profile),  # of two kinds
     ):
         assert lim.limits.proved_constants([layers], follows, along, grid) is None
+    # Beyond its knots a linear control leaves their hull; panels and windows are no prefixes.
+    for horizon, positions in ((1.5, grid), (1.0, lim.gauss_grid(5)), (1.0, grid.windowed(2))):
+        assert lim.limits.proved_constants([fields], control, profile, positions, horizon) is None
 
 
 def test_the_distance_to_a_linear_control_is_never_too_small():

@@ -1,5 +1,8 @@
 """The constants of a field's regularity, each step of their proof by itself, in NumPy."""
 
+import dataclasses
+from functools import partial
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -9,8 +12,10 @@ from reference.dense import prefix_weights
 from reference.networks import GRIDS, layer_of, random_flow, random_states, randomised
 
 import lim_jax as lim
+from lim_jax.network import regularity
 from lim_jax.network.continuous import linear_control
 from lim_jax.network.norms import LayerNorm
+from lim_jax.network.positions import UnitRotary
 from lim_jax.network.regularity import (
     HARDY,
     attention_regularity,
@@ -208,10 +213,12 @@ def test_the_kernels_bound_is_attained():
 
 
 def test_an_activation_that_does_not_vanish_at_rest_counts():
-    network = lim.FeedForward.init(4, hidden=9, activation=jnp.cos, eta=ETA, key=jax.random.key(0))
+    network = lim.FeedForward.init(
+        4, hidden=9, activation=jax.nn.sigmoid, eta=ETA, key=jax.random.key(0)
+    )
     network = eqx.tree_at(lambda n: n.inner, network, 0 * network.inner)
     found = feed_forward_regularity(network)
-    largest = np.linalg.svd(np.asarray(network.outer), compute_uv=False)[0] * 3
+    largest = np.linalg.svd(np.asarray(network.outer), compute_uv=False)[0] * 3 / 2
     np.testing.assert_allclose(found.bound, largest, rtol=1e-12)
 
 
@@ -309,15 +316,100 @@ def test_the_constants_of_norm_and_activations_in_closed_form():
     step = 1e-6 * np.eye(4)[1]
     moved = norm(jnp.asarray(step)) - norm(jnp.zeros(4))
     np.testing.assert_allclose(jnp.linalg.norm(moved) / 1e-6, 6, rtol=0.3)
-    # tanh is steepest at 0, GELU (by tanh) 1.129 at 1.42; within its radius softplus is 1/(1+e^-r).
-    for activation, expected in ((jnp.tanh, 1.0), (jax.nn.gelu, 1.12899)):
-        network = lim.FeedForward.init(4, activation=activation, eta=ETA, key=jax.random.key(0))
-        slope = float(feed_forward_regularity(network).slope)
-        assert expected <= slope < 1.003 * expected
-    network = lim.FeedForward.init(4, activation=jax.nn.softplus, eta=ETA, key=jax.random.key(0))
-    found = feed_forward_regularity(network)
-    np.testing.assert_allclose(found.slope, 1 / (1 + np.exp(-found.radius)), rtol=1e-2)
-    assert found.slope >= 1 / (1 + np.exp(-found.radius))
+
+
+def test_the_slopes_of_activations_are_their_steepest_differences():
+    """On the whole line: beyond 20 each is straight to 1e-8."""
+    exact = partial(jax.nn.gelu, approximate=False), regularity.GELU_SLOPES[False]
+    points = np.linspace(-20, 20, 400_001)
+    for activation, slope in (*regularity.SLOPES, exact):
+        values = np.asarray(activation(jax.device_put(points)))
+        steepest = np.abs(np.diff(values) / np.diff(points)).max()
+        assert steepest - 1e-9 <= slope <= steepest + 2e-8, activation
+        assert regularity._activation_slope(activation) == slope
+
+
+class Louder(lim.TransformerField):
+    def __call__(self, x, context, grid):
+        return 400 * super().__call__(x, context, grid)
+
+
+class LouderNetwork(lim.FeedForward):
+    def __call__(self, x, context, grid):
+        return 400 * super().__call__(x, context, grid)
+
+
+class LouderAttention(lim.CausalAttention):
+    def __call__(self, x, context, grid):
+        return 400 * super().__call__(x, context, grid)
+
+
+class LouderNorm(LayerNorm):
+    def __call__(self, z):
+        return 400 * super().__call__(z)
+
+
+def of_kind(kind, parent):
+    """The same arrays in a subclass."""
+    return kind(**{field.name: getattr(parent, field.name) for field in dataclasses.fields(parent)})
+
+
+def louder(query, key, value, grid):
+    return 400 * value
+
+
+def narrow(z):
+    return 1e3 * jnp.tanh(z + 1e3 * (z - 0.01234) ** 3)
+
+
+def unproved(layer):
+    """A layer with something that is not proved, by what is said of it."""
+    change, attention, network = dataclasses.replace, layer.attention, layer.feed_forward
+    normed = LayerNorm(jnp.full(6, 40.0), jnp.zeros(6), 1e-6)
+    networks = {
+        "network: got a norm of its output": change(network, output_norm=normed),
+        "network: got LouderNetwork": of_kind(LouderNetwork, network),
+        "norm: got LouderNorm": change(network, norm=of_kind(LouderNorm, network.norm)),
+        "activation: got narrow, expected jnp.tanh": change(network, activation=narrow),
+    }
+    attentions = {
+        "attention: got heads that attend by louder": change(attention, attend=louder),
+        "attention: got LouderAttention": of_kind(LouderAttention, attention),
+    }
+    yield "field: got Louder", of_kind(Louder, layer)
+    yield from ((said, change(layer, feed_forward=other)) for said, other in networks.items())
+    yield from ((said, change(layer, attention=other)) for said, other in attentions.items())
+
+
+def test_what_the_proof_does_not_treat_is_refused():
+    """Each is steeper or larger than the constants of the layer that it may be taken for."""
+    # `prop:transformer-lipschitz`.
+    grid, layer = lim.token_grid(17), small_layer()
+    x, y = jax.device_put(pairs(np.asarray(grid.nodes), 0)[4])
+    claimed = field_regularity(layer)
+    for said, field in unproved(layer):
+        ours, theirs = (np.asarray(field(z, z, grid)) for z in (x, y))
+        slope = np.linalg.norm(ours - theirs) / np.linalg.norm(x - y)
+        size = np.linalg.norm(ours) / 17**0.5
+        assert slope > claimed.lipschitz or size > claimed.bound, said
+        with pytest.raises(ValueError, match=said):
+            field_regularity(field)
+
+
+def test_places_that_divide_queries_and_keys_are_refused():
+    """However small the matrices: scores that are divided by their size are of size one."""
+
+    def small(a):
+        return a.query, a.key, a.query_bias, a.key_bias
+
+    layer = eqx.tree_at(lambda f: small(f.attention), small_layer(), replace_fn=lambda w: 1e-4 * w)
+    span = lim.network.Span(places=UnitRotary((1.0,), eta=1e-9))
+    divided, x = dataclasses.replace(layer.attention, span=span), random_states()
+    turns = divided.turns(lim.token_grid(len(x)))
+    scores = np.einsum("hik,hjk->hij", divided.queries(x, turns), divided.sources(x, turns)[0])
+    assert np.abs(scores).max() > 1e6 * field_regularity(layer).attention.score.max()
+    with pytest.raises(ValueError, match="attention: got scores or outputs .* normalised"):
+        attention_regularity(divided)
 
 
 def test_stacked_layers_bound_what_lies_between_them():
@@ -375,6 +467,15 @@ def test_a_field_without_layer_normalisation_is_refused():
     averaging = lim.CausalAttention(eqx.nn.Identity(), one, one, one, one)
     with pytest.raises(ValueError, match="norm: got Identity, expected a LayerNorm"):
         attention_regularity(averaging)
+
+
+def test_a_radius_is_of_means_and_those_of_panels_have_signs():
+    """Averages by panels' prefix weights may be twice as large as what they are of."""
+    grid, layer = lim.gauss_grid(8), small_layer()
+    prefix = np.asarray(grid.prefix_weights())
+    assert (np.abs(prefix).sum(axis=1) / prefix.sum(axis=1)).max() > 2
+    with pytest.raises(ValueError, match="grid: got PanelGrid, expected a grid of cells"):
+        trajectory_radius(layer, random_states(0, 8, 6), grid, jnp.zeros(1))
 
 
 def test_constants_are_differentiated_and_never_indeterminate():
