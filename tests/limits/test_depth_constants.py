@@ -78,6 +78,7 @@ def drifting(gain, height):
 
 
 def test_the_constants_of_a_matrix_are_its_norm_and_the_states():
+    # `eq:resnet-ode-convergent-control-bound`, `eq:convergent-control-grid-bound`.
     grid = lim.graded_grid(5)
     generator = np.random.default_rng(0)
     matrices, states = generator.standard_normal((4, 3, 3)), generator.standard_normal((4, 5, 3))
@@ -170,7 +171,8 @@ def test_every_layer_adds_no_more_than_its_own_defect_to_the_error():
 
 def test_a_depth_profile_that_rises_is_followed_a_step_behind_as_its_bound_says():
     """On layers zeta(t) = 1 + t makes an error of 5 eps t/2, which is the bound at T = 2."""
-    # `thm:resnet-ode`, `ass:depth-profile`, `eq:convergent-control-grid-bound`.
+    # `thm:resnet-ode`, `ass:depth-profile`, `eq:convergent-control-grid-bound`,
+    # `eq:resnet-ode-convergent-control-bound`.
     root, on_layers, between = drifting(0, 0.0)
     assert on_layers.bounds and between.bounds
     steps = 1 / np.array([1, 2, 4, 8])

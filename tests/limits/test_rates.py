@@ -259,8 +259,7 @@ def test_residual_recursions_converge_to_the_depth_flow(trajectories):
 
 @pytest.mark.slow
 def test_the_bounds_of_the_residual_limit_are_never_violated(trajectories):
-    # `thm:resnet-ode`, `eq:convergent-control-grid-bound`,
-    # `eq:resnet-ode-convergent-control-bound`, `eq:convergent-control-local-defect`.
+    # `thm:resnet-ode`.
     sources = {
         "on layers": "eq:convergent-control-grid-bound",
         "between layers": "eq:resnet-ode-convergent-control-bound",

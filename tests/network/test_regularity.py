@@ -80,9 +80,7 @@ def numpy_head(attention, head, x, prefix):
 
 @pytest.mark.parametrize("name", GRIDS)
 def test_every_step_of_the_proof_holds_by_itself(name):
-    # `eq:score-l2-difference`, `eq:attention-density-hardy-bound`,
-    # `eq:normalized-kernel-l1-difference`, `eq:attention-pointwise-hardy-stability`,
-    # `eq:global-l2-attention-stability`.
+    """No constant is too small; how large they are is for the next test."""
     grid = GRIDS[name](17)
     prefix, weights = prefix_weights(grid), np.asarray(grid.weights)
     past = prefix > 0
@@ -127,6 +125,11 @@ def test_every_step_of_the_proof_holds_by_itself(name):
 
 
 def test_the_constants_are_those_of_the_steps_by_singular_values():
+    """All of them to rounding, by the proof's formulas written apart."""
+    # `eq:score-l2-difference`, `eq:attention-density-hardy-bound`,
+    # `eq:normalized-kernel-l1-difference`, `eq:attention-pointwise-hardy-stability`,
+    # `eq:global-l2-attention-stability`, `eq:transformer-field-state-lipschitz`,
+    # `eq:transformer-field-uniform-bound`.
     layer = small_layer(1)
     whole = field_regularity(layer)
     found = jax.tree.map(np.asarray, whole)
@@ -200,6 +203,7 @@ def test_the_constants_are_those_of_the_steps_by_singular_values():
 
 def test_the_kernels_bound_is_attained():
     """One key along the query among many against it, both as long as layer norm allows."""
+    # `eq:attention-density-hardy-bound`.
     sign = np.where(np.arange(2000) == 1999, 1.0, -1.0)
     x = 1e4 * sign[:, None] * np.array([1.0, -1.0])
     square = 0.8 * jnp.eye(2)[None]
@@ -236,8 +240,7 @@ def slopes_and_size(field, first, second, grid):
 @pytest.mark.parametrize("name", GRIDS)
 @pytest.mark.parametrize("seed", range(2))
 def test_a_field_is_never_steeper_nor_larger_than_its_constants(name, seed):
-    # `prop:transformer-lipschitz`, `eq:transformer-field-state-lipschitz`,
-    # `eq:transformer-field-uniform-bound`.
+    # `prop:transformer-lipschitz`.
     grid = GRIDS[name](17)
     layer = small_layer(seed)
     first, second = map(
