@@ -1,12 +1,13 @@
 """The precision of sums: float32 at least, whatever the terms'."""
 
+import math
 from typing import Any, TypeVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
-from jaxtyping import Array
+from jaxtyping import Array, Bool, Float
 
 Tree = TypeVar("Tree")
 
@@ -47,3 +48,16 @@ def matmul(left: Array, right: Array) -> Array:
     [[120000.0]]
     """
     return jnp.matmul(left, right, preferred_element_type=accumulator(jnp.result_type(left, right)))
+
+
+def beyond_rounding(part: Float[Array, "..."], whole: Float[Array, "..."]) -> Bool[Array, ""]:
+    """Whether numbers are other than zero beyond rounding, beside the largest of all.
+
+    Examples
+    --------
+    >>> whole = jnp.array([3.0, 1e-9])
+    >>> bool(beyond_rounding(whole[1:], whole))
+    False
+    """
+    rounding = math.sqrt(jnp.finfo(whole.dtype).eps)
+    return jnp.abs(part).max() > rounding * jnp.abs(whole).max()

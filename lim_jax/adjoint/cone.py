@@ -6,11 +6,11 @@ of `tangent`.
 """
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeGuard
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from lim_jax._checks import (
     guarded,
@@ -20,13 +20,12 @@ from lim_jax._checks import (
     require_name,
 )
 from lim_jax._errors import filter_jit
-from lim_jax._precision import widened
+from lim_jax._precision import beyond_rounding, widened
 from lim_jax.adjoint.block_norms import column_mass, squared_frobenius_norms
 from lim_jax.adjoint.sites import AttentionSites, require_sites
 from lim_jax.adjoint.tangent import (
     KernelFactors,
     kernel_factors,
-    looks_ahead,
     pull_back,
     written_causal,
 )
@@ -86,7 +85,7 @@ def cone_mass(
     ValueError
         Where the norm or the normalisation has another name.
     EquinoxRuntimeError
-        Where a field looks ahead, as far as `tangent.looks_ahead` sees.
+        Where a field looks ahead: where a column of its blocks reaches a row before its own.
     NotImplementedError
         Where the operator norm is differentiated twice.
 
@@ -100,7 +99,7 @@ def cone_mass(
     """
     require_name(norm, ("operator", "frobenius"), "norm", NAMES)
     require_name(normalisation, ("density", "finite"), "normalisation", NAMES)
-    if not isinstance(attention, CausalAttention):
+    if not _in_closed_form(attention):
         return _mass_of_field(attention, x, grid, norm, normalisation)
     factors = kernel_factors(attention, x, grid)
     weights = _cone_weights(grid, normalisation).astype(factors.kernel.dtype)
@@ -154,18 +153,21 @@ def probed_cone_mass(
     require_name(normalisation, ("density", "finite"), "normalisation", NAMES)
     require_on_grid(x, grid, "x", "length width")
     require_floats(probes, "probes", "probes width", width=x.shape[1])
-    if isinstance(attention, CausalAttention):
+    if _in_closed_form(attention):
         factors = kernel_factors(attention, x, grid)
         push, probes = factors.push_column, probes.astype(factors.states.dtype)
         weights = _cone_weights(grid, normalisation).astype(factors.kernel.dtype)
     else:
         push, weights = _columns_of(attention, x, grid, normalisation)
 
-    def sampled(j: Array) -> Float[Array, " probes"]:
+    def sampled(j: Array) -> tuple[Float[Array, " probes"], Bool[Array, ""]]:
         pushed = jax.vmap(lambda probe: push(j, probe))(probes)
-        return (pushed**2).sum(axis=2) @ weights[:, j]
+        early = (jnp.arange(grid.size) < j)[None, :, None]
+        ahead = beyond_rounding(jnp.where(early, pushed, 0), pushed)
+        return (pushed**2).sum(axis=2) @ weights[:, j], ahead
 
-    return sample_mean(jax.lax.map(sampled, jnp.arange(grid.size)).T)
+    samples, ahead = jax.lax.map(sampled, jnp.arange(grid.size))
+    return sample_mean(_of_the_future(samples, ahead, attention, grid).T)
 
 
 @filter_jit
@@ -288,6 +290,11 @@ def _weights_of_blocks(grid: Grid, normalisation: Normalisation) -> Float[Array,
     return jnp.where(prefix != 0, weights / jnp.where(prefix != 0, prefix, 1) ** 2, 0)
 
 
+def _in_closed_form(attention: Field) -> TypeGuard[CausalAttention]:
+    """Whether blocks are those of `tangent`: not those of sums of one's own."""
+    return isinstance(attention, CausalAttention) and written_causal(attention)
+
+
 def _columns_of(
     field: Field, x: State, grid: Grid, normalisation: Normalisation
 ) -> tuple[Callable[[Array, Array], State], Float[Array, "length length"]]:
@@ -297,14 +304,20 @@ def _columns_of(
         along = jnp.zeros_like(x).at[j].set(vector.astype(x.dtype))
         return widened(jax.jvp(lambda context: field(x, context, grid), (x,), (along,))[1])
 
-    weights = _weights_of_blocks(grid, normalisation)
-    if not written_causal(field):
-        message = (
-            "field: got one that looks ahead, expected a causal one: a cone mass is of what "
-            "follows each position. Let rows read their prefix alone."
-        )
-        weights = guarded(weights, looks_ahead(field, x, grid), message)
-    return push, weights
+    return push, _weights_of_blocks(grid, normalisation)
+
+
+def _of_the_future(
+    masses: Float[Array, "length *rest"], ahead: Bool[Array, " length"], field: Field, grid: Grid
+) -> Float[Array, "length *rest"]:
+    """Refuse masses of columns that reach back; on panels all do, within one."""
+    if written_causal(field) or not isinstance(grid, CellGrid):
+        return masses
+    message = (
+        "field: got one that looks ahead, expected a causal one: a cone mass is of what "
+        "follows each position. Let rows read their prefix alone."
+    )
+    return guarded(masses, jnp.any(ahead), message)
 
 
 def _mass_of_field(
@@ -316,11 +329,14 @@ def _mass_of_field(
     push, weights = _columns_of(field, x, grid, normalisation)
 
     @jax.checkpoint
-    def mass(column: tuple[Array, Array]) -> Float[Array, ""]:
+    def mass(column: tuple[Array, Array]) -> tuple[Float[Array, ""], Bool[Array, ""]]:
         j, weights = column
         blocks = jax.vmap(push, (None, 0), 2)(j, jnp.eye(x.shape[1], dtype=x.dtype))
+        early = (jnp.arange(grid.size) < j)[:, None, None]
+        ahead = beyond_rounding(jnp.where(early, blocks, 0), blocks)
         if norm == "frobenius":
-            return weights @ (blocks**2).sum(axis=(1, 2))
-        return weights @ jnp.linalg.norm(blocks, ord=2, axis=(1, 2)) ** 2
+            return weights @ (blocks**2).sum(axis=(1, 2)), ahead
+        return weights @ jnp.linalg.norm(blocks, ord=2, axis=(1, 2)) ** 2, ahead
 
-    return jax.lax.map(mass, (jnp.arange(grid.size), weights.T))
+    masses, ahead = jax.lax.map(mass, (jnp.arange(grid.size), weights.T))
+    return _of_the_future(masses, ahead, field, grid)

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from lim_jax._checks import require_callable, require_example
+from lim_jax._checks import guarded, require_callable, require_example
 from lim_jax.adjoint.sweep import SIGNATURE, Example, TerminalLoss
-from lim_jax.adjoint.tangent import pull_back
+from lim_jax.adjoint.tangent import looks_ahead, pull_back, written_causal
 from lim_jax.grid.measure import Grid
 from lim_jax.network.continuous import ContinuousFlow, guarded_times, require_continuous
 from lim_jax.network.slots import State
@@ -76,7 +76,8 @@ def continuous_adjoint(
     ValueError
         Where the example is no pair ``(x, y)``, or the state or the times do not fit.
     EquinoxRuntimeError
-        Where the state is not finite, or either solve fails.
+        Where the state is not finite, or either solve fails; where the field at either end is not
+        causal, as far as `looks_ahead` sees (`channels`).
 
     Examples
     --------
@@ -111,7 +112,27 @@ def continuous_adjoint(
     )
     failed = ~diffrax.is_successful(backward.result)
     covectors, (cone, local) = backward.result.error_if(backward.ys, failed)
-    return ContinuousAdjoint(loss, times, covectors[::-1], terminal, cone[0], local[0])
+    ends = jnp.array([0.0, flow.horizon], x.dtype), (x, forward.ys[-1])
+    return ContinuousAdjoint(
+        loss, times, covectors[::-1], terminal, _causal(cone[0], flow, grid, *ends), local[0]
+    )
+
+
+def _causal(
+    cone: State, flow: ContinuousFlow, grid: Grid, times: Array, states: tuple[State, ...]
+) -> State:
+    """Refuse what came through a context that reads ahead at one of some times."""
+    fields = [(flow.control(time), state) for time, state in zip(times, states, strict=True)]
+    ahead = [
+        looks_ahead(field, state, grid) for field, state in fields if not written_causal(field)
+    ]
+    if not ahead:
+        return cone
+    message = (
+        "flow.control: got a field that reads later tokens, expected a causal one. What comes "
+        "through the context of another is no cone."
+    )
+    return guarded(cone, jnp.any(jnp.stack(ahead)), message)
 
 
 # One type and two functions, not closures a call: a second adjoint compiles nothing.

@@ -33,7 +33,7 @@ from jaxtyping import Array, Bool, Float
 
 from lim_jax._checks import described, require, require_callable
 from lim_jax._errors import filter_jit
-from lim_jax._precision import widened
+from lim_jax._precision import beyond_rounding, widened
 from lim_jax.grid.cells import CellGrid
 from lim_jax.grid.measure import Grid, require_on_grid
 from lim_jax.network.attention import continued_kernel, score_slopes
@@ -273,12 +273,16 @@ def written_causal(field: Any) -> bool:
 
 
 def looks_ahead(field: Field, x: State, grid: Grid) -> Bool[Array, ""]:
-    r"""Whether a field takes anything to the first half of the context from the second.
+    r"""Whether a field takes anything to the positions before a cut from those after it.
 
     What is excluded by `rem:attention-measure-scope`: a statistic of the whole context adds a
-    channel that is not Volterra's. One pull: a covector in general position on the first half must
-    give nothing on the second, in either slot. Looking ahead within a half is not seen. On panels,
-    whose prefix integrals are of an interpolant, nothing is.
+    channel that is not Volterra's. One pull for each of some :math:`\log_2 L` cuts, before the
+    second position, before the last, and evenly between: a covector in general position before the
+    cut must give nothing after it, in either slot. So seen is whatever reads as far ahead as cuts
+    are apart, anywhere; and two or more positions that read one another at the beginning (a prefix
+    of any length) or at the end. Not seen is what reads less far ahead between two cuts: later rows
+    may read earlier positions, so a pull judges one cut, and all pairs would take
+    :math:`L - 1` pulls. On panels, whose prefix integrals are of an interpolant, nothing is.
 
     Examples
     --------
@@ -291,14 +295,19 @@ def looks_ahead(field: Field, x: State, grid: Grid) -> Bool[Array, ""]:
     [False, True]
     """
     _require_tangent(field, x, x, grid, "x")
-    half = grid.size // 2
-    if half == 0 or not isinstance(grid, CellGrid):
+    if grid.size == 1 or not isinstance(grid, CellGrid):
         return jnp.array(False)
-    normal = np.random.default_rng(0).standard_normal(x.shape)
-    normal[half:] = 0
-    parts = pull_back(field, x, jnp.asarray(normal, x.dtype), grid)
-    sizes = jnp.stack([jnp.abs(part).max(axis=1) for part in parts])
-    return jnp.any(sizes[:, half:] > math.sqrt(jnp.finfo(x.dtype).eps) * sizes.max())
+    # An odd number of them: the middle is one.
+    cuts = np.linspace(1, grid.size - 1, 2 * (grid.size.bit_length() // 2) + 1).astype(int)
+    covector = jnp.asarray(np.random.default_rng(0).standard_normal(x.shape), x.dtype)
+    _, transposed = jax.vjp(lambda x, context: field(x, context, grid), x, x)
+
+    def crossed(cut: Array) -> Bool[Array, ""]:
+        before = (jnp.arange(grid.size) < cut)[:, None]
+        pulled = jnp.stack(transposed(jnp.where(before, covector, 0)))
+        return beyond_rounding(jnp.where(before, 0, pulled), pulled)
+
+    return jnp.any(jax.lax.map(crossed, jnp.asarray(np.unique(cuts))))
 
 
 def _require_tangent(field: Any, x: State, tangent: State, grid: Grid, name: str) -> None:
@@ -314,5 +323,12 @@ def _require_attention(attention: Any, x: State, grid: Grid) -> None:
         got=described(attention),
         expected="CausalAttention",
         cure="Pass the attention sublayer, for example field.attention.",
+    )
+    require(
+        written_causal(attention),
+        "attention",
+        got=f"{type(attention).__name__} that attends by {described(attention.attend)}",
+        expected="a class and sums of the library's own",
+        cure="The closed form is theirs; cone_mass takes any causal field.",
     )
     require_on_grid(x, grid, "x", "length width")

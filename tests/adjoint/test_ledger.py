@@ -280,6 +280,31 @@ def ledger_of_mixing():
     return ledger
 
 
+def looking_ahead(length):
+    """Which positions rows read, by the kind, where they read ahead too."""
+    row, column = np.indices((length, length))
+    yield "all", row >= 0
+    yield "the next", column <= row + 1
+    for size in {length // 4, length // 2, 3 * length // 4} - {0, 1}:
+        yield f"a prefix of {size}", (column <= row) | (column < size)
+        yield f"the last {size}", (column <= row) | (row >= length - size)
+        yield f"blocks of {size} and before", column // size <= row // size
+        yield f"blocks of {size} alone", column // size == row // size
+
+
+def causal(length):
+    """Which positions causal rows read: all, their own, a window, all before them, their text."""
+    row, column = np.indices((length, length))
+    past = column <= row
+    return (
+        past,
+        column == row,
+        past & (column > row - 2),
+        column < row,
+        past & (column // 3 == row // 3),
+    )
+
+
 @pytest.mark.parametrize("case", ["causal", "context", "query", "second layer", "panels"])
 def test_a_field_that_reads_later_tokens_is_refused(ledger_of_mixing, case):
     """Each but the causal one reads one token from behind the middle, by a number of 1e-4."""
@@ -299,9 +324,37 @@ def test_a_field_that_reads_later_tokens_is_refused(ledger_of_mixing, case):
         )
         expected = pulled / np.asarray(grid.weights)[:, None] / 2
         np.testing.assert_allclose(found.cone_by_depth[1], expected, rtol=1e-9)
-    else:
-        with pytest.raises(eqx.EquinoxRuntimeError, match="got a field that reads later tokens"):
-            ledger_of_mixing(*args)
+        return
+    with pytest.raises(eqx.EquinoxRuntimeError, match="got a field that reads later tokens"):
+        ledger_of_mixing(*args)
+    if case == "context":
+        for read in dict(looking_ahead(LENGTH)).values():
+            mixing = jax.device_put(np.stack([np.tril(read), 1.0 * read]))
+            with pytest.raises(eqx.EquinoxRuntimeError, match="reads later tokens"):
+                ledger_of_mixing(args[0], mixing, *args[2:])
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 8, 11])
+def test_prefixes_halves_and_ends_that_read_both_ways_look_ahead(length):
+    """In either slot, at every length; and no causal reading does."""
+    # `rem:attention-measure-scope`.
+    generator, grid = np.random.default_rng(length), lim.token_grid(length)
+    x = jax.device_put(generator.standard_normal((length, 2)))
+
+    @jax.jit
+    def ahead(of_x, of_context):
+        return lim.adjoint.looks_ahead(Mixing(of_x, of_context), x, grid)
+
+    def judged(read, slot):
+        mixing = [np.eye(length), np.eye(length)]
+        mixing[slot] = read * generator.standard_normal((length, length))
+        return bool(ahead(*jax.device_put(mixing)))
+
+    if length > 1:
+        for kind, read in looking_ahead(length):
+            assert judged(read, 0) and judged(read, 1), kind
+    for read in causal(length):
+        assert not judged(read, 0) and not judged(read, 1)
 
 
 def test_only_the_librarys_own_fields_are_causal_as_written():
@@ -319,6 +372,12 @@ def test_only_the_librarys_own_fields_are_causal_as_written():
         replace_fn=lambda a: dataclasses.replace(a, attend=to_the_mean),
     )
     assert written(layer) and written(layer.attention)
+    with pytest.raises(ValueError, match="attention: got CausalAttention that attends by function"):
+        lim.adjoint.kernel_blocks(attend.attention, random_states(), GRID)
+    with pytest.raises(eqx.EquinoxRuntimeError, match="field: got one that looks ahead"):
+        jax.block_until_ready(
+            lim.adjoint.cone_mass(attend.attention, random_states(), GRID, "frobenius")
+        )
     for other in (attend, attend.attention, Mixing(jnp.ones(1), jnp.ones(1)), lambda x, c, g: x):
         assert not written(other)
     looks_ahead = eqx.filter_jit(lim.adjoint.looks_ahead)
