@@ -299,6 +299,7 @@ def _columns_of(
     field: Field, x: State, grid: Grid, normalisation: Normalisation
 ) -> tuple[Callable[[Array, Array], State], Float[Array, "length length"]]:
     r"""``push(j, vector)``, :math:`\hat K_{ij}\,v` of every i, and the weights of such blocks."""
+    require_callable(field, "attention", "field(x, context, grid)")
 
     def push(j: Array, vector: Float[Array, " width"]) -> State:
         along = jnp.zeros_like(x).at[j].set(vector.astype(x.dtype))
@@ -324,7 +325,6 @@ def _mass_of_field(
     field: Field, x: State, grid: Grid, norm: Norm, normalisation: Normalisation
 ) -> Float[Array, " length"]:
     """`cone_mass` by the blocks of any field, column by column."""
-    require_callable(field, "attention", "field(x, context, grid)")
     require_on_grid(x, grid, "x", "length width")
     push, weights = _columns_of(field, x, grid, normalisation)
 

@@ -3,6 +3,7 @@
 import dataclasses
 from functools import cache
 
+import diffrax
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -355,6 +356,22 @@ def test_prefixes_halves_and_ends_that_read_both_ways_look_ahead(length):
             assert judged(read, 0) and judged(read, 1), kind
     for read in causal(length):
         assert not judged(read, 0) and not judged(read, 1)
+
+
+def test_a_continuous_flow_that_reads_later_tokens_has_no_cone():
+    """Only at its end: the field at depth time t reads the last two tokens t times."""
+    # `rem:attention-measure-scope`.
+    read = np.zeros((LENGTH, LENGTH))
+    read[-2:, -2:] = 1
+    flow = lim.ContinuousFlow(
+        lambda time: lambda x, context, grid: time * (read @ context),
+        solver=diffrax.Euler(), stepsize_controller=diffrax.ConstantStepSize(), first_step=0.5,
+        max_steps=2,
+    )  # fmt: skip
+    with pytest.raises(eqx.EquinoxRuntimeError, match="flow.control: got a field that reads later"):
+        lim.continuous_adjoint(
+            flow, lambda x, y: (x**2).sum(), (random_states(), None), GRID, jnp.zeros(1)
+        )
 
 
 def test_only_the_librarys_own_fields_are_causal_as_written():
