@@ -369,7 +369,7 @@ def test_a_continuous_flow_that_reads_later_tokens_has_no_cone():
         max_steps=2,
     )  # fmt: skip
     with pytest.raises(eqx.EquinoxRuntimeError, match="flow.control: got a field that reads later"):
-        lim.continuous_adjoint(
+        eqx.filter_jit(lim.continuous_adjoint)(
             flow, lambda x, y: (x**2).sum(), (random_states(), None), GRID, jnp.zeros(1)
         )
 
