@@ -178,7 +178,7 @@ def proved_constants(
     r"""Constants that are bounds, not samples: those of `prop:transformer-lipschitz`.
 
     By `field_regularity` on the convex hull of all layers and of the control's knots, which holds
-    every value of a `linear_control` up to its last knot. None where nothing proves them: another
+    every value of a `linear_control` between its knots. None where nothing proves them: another
     control, or a flow that goes on beyond its knots; a field that `field_regularity` refuses, or
     layers of several kinds; a profile that is neither one nor a `DepthProfile`; Gauss--Legendre
     panels, or prefixes that do not begin at 0.
@@ -209,7 +209,7 @@ def proved_constants(
     """
     knots = linear_knots(control)
     stated = profile is unit_profile or type(profile) is DepthProfile
-    followed = control is None or (knots is not None and horizon <= knots[0][-1] * (1 + 1e-6))
+    followed = control is None or (knots is not None and _spans(knots[0], horizon))
     prefixes = type(grid) is CellGrid and grid.starts is None
     fields = [*layers, *(knots or ())[1:]]
     alike = all(type(one) is TransformerField for one in fields)
@@ -229,6 +229,11 @@ def proved_constants(
         profile=largest,
         profile_slope=steepest,
     )
+
+
+def _spans(knots: Array, horizon: float) -> bool:
+    """Whether [0, T] lies between knots, but for rounding: a line goes on beyond them."""
+    return bool(knots[0] <= 0) and bool(horizon <= knots[-1] * (1 + 1e-6))
 
 
 def linear_knots(control: Any) -> tuple[Array, PyTree] | None:
