@@ -188,6 +188,7 @@ def test_the_readouts_bound_is_loose_by_the_root_of_three():
         lambda p: jnp.zeros((p.size, 2)),
         lambda p: 0.5 + jnp.stack([-p, p], axis=1) / 4,
         (32, 64, 128, 256),
+        lipschitz=True,
     )
     assert study.bounds is not None
     np.testing.assert_allclose(np.divide(study.bounds, study.errors), np.sqrt(3), rtol=1e-6)

@@ -1,4 +1,5 @@
 from . import attention as attention
+from . import cones as cones
 from . import constants as constants
 from . import convergence as convergence
 from . import depth as depth
@@ -14,7 +15,11 @@ from . import rows as rows
 from . import schemes as schemes
 from .attention import attention_constant as attention_constant
 from .attention import attention_studies as attention_studies
+from .attention import require_lipschitz as require_lipschitz
 from .attention import require_smooth as require_smooth
+from .cones import cone_mass_study as cone_mass_study
+from .cones import left_cone_mass_study as left_cone_mass_study
+from .cones import printed_cone_mass_study as printed_cone_mass_study
 from .constants import DepthConstants as DepthConstants
 from .constants import DepthProfile as DepthProfile
 from .constants import depth_constants as depth_constants
@@ -46,12 +51,9 @@ from .own import Quantity as Quantity
 from .own import Rates as Rates
 from .own import study as study
 from .position import cesaro_study as cesaro_study
-from .position import cone_mass_study as cone_mass_study
 from .position import influence_averages as influence_averages
 from .position import input_adjoint_studies as input_adjoint_studies
-from .position import left_cone_mass_study as left_cone_mass_study
 from .position import loss_study as loss_study
-from .position import printed_cone_mass_study as printed_cone_mass_study
 from .position import readout_consistency_study as readout_consistency_study
 from .position import singularity_study as singularity_study
 from .position import terminal_adjoint_study as terminal_adjoint_study

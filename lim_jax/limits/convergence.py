@@ -25,6 +25,7 @@ from lim_jax.grid.cells import graded_grid, midpoint_grid, token_grid
 from lim_jax.grid.integrals import inner
 from lim_jax.grid.measure import Grid
 from lim_jax.grid.panels import PanelGrid, gauss_grid
+from lim_jax.limits import cones as in_cones
 from lim_jax.limits import position as in_position
 from lim_jax.limits.attention import SMOOTH, PositionField, attention_studies
 from lim_jax.limits.fields import (
@@ -312,7 +313,9 @@ def _terminal_rows(sizes: tuple[int, ...], quick: bool, seed: int) -> Iterator[R
     for name, make_grid in GRIDS.items():
         if quick and name != "tokens":
             continue
-        study = in_position.loss_study(smooth_states, smooth_labels, sizes, make_grid)
+        study = in_position.loss_study(
+            smooth_states, smooth_labels, sizes, make_grid, lipschitz=True
+        )
         order = 1 if name == "tokens" else 2
         yield Row(f"loss, {name}", study, order, "" if order == 1 else MIDPOINT)
     weight = jnp.asarray(np.random.default_rng(1 + seed).standard_normal((WIDTH, WIDTH)))
@@ -321,7 +324,12 @@ def _terminal_rows(sizes: tuple[int, ...], quick: bool, seed: int) -> Iterator[R
     readouts = {"linear": linear} if quick else {"linear": linear, "tanh network": tokenwise}
     for name, readout in readouts.items():
         study = in_position.terminal_adjoint_study(
-            lambda size, readout=readout: readout, readout, smooth_states, smooth_labels, sizes
+            lambda size, readout=readout: readout,
+            readout,
+            smooth_states,
+            smooth_labels,
+            sizes,
+            lipschitz=True,
         )
         yield Row(f"terminal adjoint, {name} readout", study, 1)
     reasons: dict[Edges, str] = {
@@ -338,6 +346,7 @@ def _terminal_rows(sizes: tuple[int, ...], quick: bool, seed: int) -> Iterator[R
             smooth_states,
             smooth_labels,
             sizes,
+            lipschitz=True,
         )
         yield Row(
             f"terminal adjoint, window of 16 tokens, {edges} edges",
@@ -386,7 +395,7 @@ def _adjoint_rows(sizes: tuple[int, ...], depth: int, quick: bool, seed: int) ->
 def _cone_rows(sizes: tuple[int, ...], seed: int) -> Iterator[Row]:
     layer = _one_layer(seed)
     for name, make_grid in GRIDS.items():
-        study = in_position.cone_mass_study(layer, smooth_states, sizes, make_grid)
+        study = in_cones.cone_mass_study(layer, smooth_states, sizes, make_grid)
         yield Row(
             f"cone mass, at 1/4 1/2 3/4, {name}",
             study,
@@ -395,9 +404,9 @@ def _cone_rows(sizes: tuple[int, ...], seed: int) -> Iterator[Row]:
         )
 
     halves, fewer = [size // 2 for size in sizes], [3 * size // 8 for size in sizes]
-    study = in_position.printed_cone_mass_study(layer, smooth_states, halves)
+    study = in_cones.printed_cone_mass_study(layer, smooth_states, halves)
     yield Row("cone mass, as printed, tokens", study, 2, PRINTED)
-    study = in_position.left_cone_mass_study(layer, smooth_states, fewer)
+    study = in_cones.left_cone_mass_study(layer, smooth_states, fewer)
     yield Row("cone mass, left average's growth by doubling, tokens", study, 0, DIVERGENT)
 
 
@@ -418,7 +427,8 @@ def _singularity_rows(halvings: tuple[int, ...]) -> Iterator[Row]:
 
 def _query_density_rows(sizes: tuple[int, ...], seed: int) -> Iterator[Row]:
     """Queries that favour the right: a density in the loss."""
-    study = in_position.loss_study(smooth_states, smooth_labels, sizes, query_density=right_biased)
+    biased = {"query_density": right_biased, "lipschitz": True}
+    study = in_position.loss_study(smooth_states, smooth_labels, sizes, **biased)
     yield Row("loss, tokens, right-biased queries", study, 1)
     weight = np.random.default_rng(1 + seed).standard_normal((WIDTH, WIDTH))
     linear = LinearReadout(jnp.asarray(weight))
@@ -428,7 +438,7 @@ def _query_density_rows(sizes: tuple[int, ...], seed: int) -> Iterator[Row]:
         smooth_states,
         smooth_labels,
         sizes,
-        query_density=right_biased,
+        **biased,
     )
     yield Row("terminal adjoint, linear readout, right-biased queries", study, 1)
 

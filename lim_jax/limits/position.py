@@ -1,9 +1,9 @@
-"""Tokens to the continuum: loss, adjoints, influence, cone mass, by the fields of `attention`."""
+"""Tokens to the continuum: loss, adjoints, influence, by the fields of `attention`."""
 
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,6 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from lim_jax._errors import filter_jit
-from lim_jax.adjoint.cone import cone_mass
 from lim_jax.adjoint.sweep import adjoint_trajectory, terminal_adjoint
 from lim_jax.grid.carrying import cell_embedding
 from lim_jax.grid.cells import token_grid
@@ -19,12 +18,17 @@ from lim_jax.grid.integrals import integral
 from lim_jax.grid.measure import Grid
 from lim_jax.grid.panels import PanelGrid, gauss_grid
 from lim_jax.grid.partition import boundary_regions, regional_averages
-from lim_jax.limits.attention import SMOOTH, MakeGrid, PositionField, References
+from lim_jax.limits.attention import (
+    SMOOTH,
+    MakeGrid,
+    PositionField,
+    References,
+    require_lipschitz,
+)
 from lim_jax.limits.refinement import Study, refine
 from lim_jax.loss.losses import cross_entropy
-from lim_jax.loss.readouts import LinearReadout
+from lim_jax.loss.readouts import LinearReadout, TokenwiseReadout
 from lim_jax.network.flow import ResidualFlow
-from lim_jax.network.multihead import CausalAttention
 from lim_jax.network.slots import State
 
 QueryDensity = Callable[[Float[Array, " points"]], Float[Array, " points"]]
@@ -39,22 +43,37 @@ def loss_study(
     make_grid: MakeGrid = token_grid,
     *,
     query_density: QueryDensity | None = None,
+    references: References = SMOOTH,
+    lipschitz: bool = False,
 ) -> Study:
     r"""The token-averaged against the continuum cross-entropy (`thm:loss-adjoint-continuum-error`).
 
-    On tokens with its order and its bound :math:`L_g/L`
-    (`eq:cross-entropy-discrete-continuum-error`), where :math:`L_g` is the largest slope of the
-    loss density g at 2,001 points: a sample, so that the bound is measured. Of other grids the
-    theorem says nothing.
+    On tokens, where the loss density g is said to be `lipschitz`, with its order and its bound
+    :math:`L_g/L` (`eq:cross-entropy-discrete-continuum-error`); :math:`L_g` is the largest slope
+    of g at 2,001 points, a sample, so that the bound is measured. Of other grids the theorem says
+    nothing.
 
     With a `query_density` :math:`\chi` the loss is `eq:continuum-ar-loss`, of which the paper
     states no order. The bound is then the slope of :math:`\chi g` over L, by the same proof.
+
+    Parameters
+    ----------
+    logits, labels
+        Fields of position.
+    sizes, make_grid, references
+        As in `attention_studies`.
+    query_density
+        :math:`\chi`, or None for one.
+    lipschitz
+        Whether logits and labels are Lipschitz, and with them g or :math:`\chi g`: the premise,
+        which is yours to say. `require_lipschitz` refuses a density that it does not resolve as
+        such; unsaid, nothing is claimed.
 
     Examples
     --------
     >>> logits = lambda p: jnp.stack([jnp.sin(3 * p), p], axis=1)
     >>> labels = lambda p: jnp.stack([p, 1 - p], axis=1)
-    >>> study = loss_study(logits, labels, (10, 20, 40, 80))
+    >>> study = loss_study(logits, labels, (10, 20, 40, 80), lipschitz=True)
     >>> study.verdict, abs(study.order.value - 1) < 0.15
     ('measured', True)
     """
@@ -63,25 +82,33 @@ def loss_study(
     def loss(grid: Grid) -> Float[Array, ""]:
         return cross_entropy(logits(grid.nodes), labels(grid.nodes), grid, chi and chi(grid.nodes))
 
-    grids = [*map(make_grid, sizes), *SMOOTH]
+    def density(p: Float[Array, " points"]) -> Float[Array, "points 1"]:
+        losses = -(labels(p) * jax.nn.log_softmax(logits(p))).sum(axis=1)
+        return (losses if chi is None else chi(p) * losses)[:, None]
+
+    if lipschitz:
+        require_lipschitz(density, "logits, labels")
+    grids = [*map(make_grid, sizes), *references]
     *found, own, expected = map(float, jax.jit(lambda: [loss(grid) for grid in grids])())
     errors = {size: abs(value - expected) for size, value in zip(sizes, found, strict=True)}
-
-    def density(p: Float[Array, ""]) -> Float[Array, ""]:
-        loss = -jnp.vdot(labels(p[None]), jax.nn.log_softmax(logits(p[None])))
-        return loss if chi is None else chi(p[None])[0] * loss
-
-    lipschitz = _largest(jax.jit(jax.vmap(jax.grad(density)))(jnp.linspace(0.0, 1.0, 2001)))
-    tokens = make_grid is token_grid
+    premises = lipschitz and make_grid is token_grid
+    slope = _largest_slope(density) if premises else math.nan
     return refine(
         "eq:continuum-ar-loss" if chi else "eq:cross-entropy-discrete-continuum-error",
-        1.0 if tokens and chi is None else None,
+        1.0 if premises and chi is None else None,
         sizes,
         errors.__getitem__,
         abs(own - expected),
-        (lambda size: lipschitz / size) if tokens else None,
+        (lambda size: slope / size) if premises else None,
         sampled=True,
     )
+
+
+def _largest_slope(field: PositionField) -> float:
+    """At 2,001 points."""
+    p = jnp.linspace(0.0, 1.0, 2001)
+    _, slopes = jax.jit(lambda p: jax.jvp(field, (p,), (jnp.ones_like(p),)))(p)
+    return float(jnp.abs(slopes).max())
 
 
 def terminal_adjoint_study(
@@ -92,6 +119,8 @@ def terminal_adjoint_study(
     sizes: Sequence[int],
     *,
     query_density: QueryDensity | None = None,
+    references: References = SMOOTH,
+    lipschitz: bool = False,
 ) -> Study:
     r"""The embedded terminal adjoint of tokens against the continuum's, in :math:`L^2`.
 
@@ -103,12 +132,13 @@ def terminal_adjoint_study(
     reflect, at order ½ if rows or columns lose mass at the ends, since the error there is O(1)
     on a few tokens.
 
-    Where the readout is `limit` itself at every size tokens only sample :math:`P_T`: there the
-    paper states the order, and the bound is :math:`\mathrm{Lip}(P_T)/L`, which
+    Where the readout is `limit` itself at every size, a `LinearReadout` or a `TokenwiseReadout`,
+    tokens only sample :math:`P_T`: there, if it is said to be `lipschitz`, the paper states the
+    order, and the bound is :math:`\mathrm{Lip}(P_T)/L`, which
     `eq:linear-readout-first-order-bound` implies for linear readouts. It is measured, with the
-    steepest secant between 2,001 points, a sample. A shrinking window has neither. With a
-    `query_density` the adjoint is `eq:continuum-ar-terminal-adjoint`, of which the paper states no
-    order; the bound stands.
+    steepest secant between 2,001 points, a sample. A window has neither. With a `query_density`
+    the adjoint is `eq:continuum-ar-terminal-adjoint`, of which the paper states no order; the
+    bound stands.
 
     Parameters
     ----------
@@ -122,16 +152,31 @@ def terminal_adjoint_study(
         Numbers of tokens.
     query_density
         :math:`\chi`, or None for one.
+    references
+        As in `attention_studies`.
+    lipschitz
+        Whether logits, labels, and the readout's derivative are Lipschitz, and with them
+        :math:`P_T`: the premise, which is yours to say. Of a tokenwise `limit`
+        `require_lipschitz` refuses a :math:`P_T` that it does not resolve as such; unsaid, nothing
+        is claimed.
     """
-    chi, reference = query_density, SMOOTH[1]
+    chi, reference = query_density, references[1]
     fine = np.linspace(0.0, 1.0, 2001)
-    runs = _readouts_of(readout, limit, sizes)
+    runs = _readouts_of(readout, limit, sizes, references[0])
 
-    def adjoint(readout: Readout, grid: Grid) -> State:
-        example, weights = (states(grid.nodes), labels(grid.nodes)), chi and chi(grid.nodes)
+    def adjoint(readout: Readout, grid: Grid, p: Array | None = None) -> State:
+        p = grid.nodes if p is None else p
+        example, weights = (states(p), labels(p)), chi and chi(p)
         return terminal_adjoint(
             lambda x, y: cross_entropy(readout(x, grid), y, grid, weights), example, grid
         )
+
+    def tokenwise_adjoint(p: Array) -> State:  # at any positions, whatever the grid
+        return adjoint(limit, token_grid(p.size), p)
+
+    tokenwise = type(limit) in (LinearReadout, TokenwiseReadout)
+    if lipschitz and tokenwise:
+        require_lipschitz(tokenwise_adjoint, "states, labels")
 
     @jax.jit
     def measured() -> tuple[list[Array], Array]:
@@ -140,17 +185,17 @@ def terminal_adjoint_study(
         steepest = jnp.linalg.norm(steps, axis=1).max() * (fine.size - 1)
         return _gaps([(adjoint(*run), run[1]) for run in runs], exact, reference), steepest
 
-    (*found, own), lipschitz = jax.tree.map(float, measured())
+    (*found, own), slope = jax.tree.map(float, measured())
     errors = dict(zip(sizes, found, strict=True))
-    stated = all(readout(size) is limit for size in sizes)
+    premises = lipschitz and tokenwise and all(readout(size) is limit for size in sizes)
     plain = "eq:terminal-adjoint-discrete-continuum-error"
     return refine(
         "eq:continuum-ar-terminal-adjoint" if chi else plain,
-        1.0 if stated and chi is None else None,
+        1.0 if premises and chi is None else None,
         sizes,
         errors.__getitem__,
         own,
-        (lambda size: lipschitz / size) if stated else None,
+        (lambda size: slope / size) if premises else None,
         sampled=True,
     )
 
@@ -161,33 +206,44 @@ def readout_consistency_study(
     states: PositionField,
     residuals: PositionField,
     sizes: Sequence[int],
+    *,
+    references: References = SMOOTH,
+    lipschitz: bool = False,
 ) -> Study:
     r"""How consistent a readout's adjoint is, at any field of residuals :math:`\Delta`.
 
     :math:`\|\mathcal E_L(DH_L(X_L)^*\Delta_L) - DH(X)^*\Delta\|`, which
     `eq:readout-adjoint-consistency` supposes to be at most :math:`C_R/L` at every Lipschitz
     :math:`\Delta`: one at which the order is less refutes it. Of a `LinearReadout` that is `limit`
-    itself at every size the order is stated (`rem:linear-readout-consistency`), and the bound
+    itself at every size the order is stated (`rem:linear-readout-consistency`) where
+    :math:`\Delta` is said to be `lipschitz`, and the bound
     :math:`\|W_{out}\|\,\mathrm{Lip}(\Delta)/L` (`eq:linear-readout-first-order-bound`) with the
     steepest secant between 2,001 points, a sample.
 
     Parameters
     ----------
-    readout, limit, states, sizes
+    readout, limit, states, sizes, references
         As in `terminal_adjoint_study`; `limit` may be any readout on panels.
     residuals
         :math:`\Delta`, a field of position with the logits' width.
+    lipschitz
+        Whether :math:`\Delta` is: the premise, which is yours to say. `require_lipschitz` refuses
+        one that it does not resolve as such; unsaid, nothing is claimed.
 
     Examples
     --------
     >>> from lim_jax.loss import LinearReadout
     >>> readout, field = LinearReadout(jnp.eye(2)), lambda p: jnp.stack([p, 2 * p], axis=1)
     >>> sizes = (10, 20, 40, 80)
-    >>> study = readout_consistency_study(lambda size: readout, readout, field, field, sizes)
+    >>> study = readout_consistency_study(
+    ...     lambda size: readout, readout, field, field, sizes, lipschitz=True
+    ... )
     >>> abs(study.order.value - 1) < 0.01, study.verdict
     (True, 'measured')
     """
-    runs = _readouts_of(readout, limit, sizes)
+    if lipschitz:
+        require_lipschitz(residuals, "residuals")
+    runs = _readouts_of(readout, limit, sizes, references[0])
 
     def adjoint(readout: Readout, grid: Grid) -> State:
         _, pull = jax.vjp(lambda x: readout(x, grid), states(grid.nodes))
@@ -196,35 +252,35 @@ def readout_consistency_study(
 
     @jax.jit
     def measured() -> tuple[list[Array], Array]:
-        exact = adjoint(limit, SMOOTH[1])
+        exact = adjoint(limit, references[1])
         steps = jnp.diff(residuals(jnp.linspace(0.0, 1.0, 2001)), axis=0)
         steepest = 2000 * jnp.linalg.norm(steps, axis=1).max()
-        return _gaps([(adjoint(*run), run[1]) for run in runs], exact, SMOOTH[1]), steepest
+        return _gaps([(adjoint(*run), run[1]) for run in runs], exact, references[1]), steepest
 
     (*found, own), steepest = jax.tree.map(float, measured())
-    stated = isinstance(limit, LinearReadout) and all(readout(size) is limit for size in sizes)
-    norm = np.linalg.norm(limit.weight, 2) if isinstance(limit, LinearReadout) else math.nan
+    norm = np.linalg.norm(limit.weight, 2) if type(limit) is LinearReadout else None
+    stated = norm is not None and all(readout(size) is limit for size in sizes)
     return refine(
         "eq:readout-adjoint-consistency",
-        1.0 if stated else None,
+        1.0 if lipschitz and stated else None,
         sizes,
         dict(zip(sizes, found, strict=True)).__getitem__,
         own,
-        (lambda size: float(norm) * steepest / size) if stated else None,
+        (lambda size: float(norm) * steepest / size) if lipschitz and stated else None,
         sampled=True,
     )
 
 
 def _readouts_of(
-    readout: Callable[[int], Readout], limit: Readout, sizes: Sequence[int]
+    readout: Callable[[int], Readout], limit: Readout, sizes: Sequence[int], check: Grid
 ) -> list[tuple[Readout, Grid]]:
     """The readout of every size with its tokens, and the limit on the coarser reference."""
-    return [*((readout(size), token_grid(size)) for size in sizes), (limit, SMOOTH[0])]
+    return [*((readout(size), token_grid(size)) for size in sizes), (limit, check)]
 
 
 def _gaps(found: list[tuple[Array, Grid]], exact: Array, reference: Grid) -> list[Array]:
     """How far embedded fields are from the reference's, in L^2."""
-    rule = _fine_quadrature()
+    rule = _fine_quadrature(reference)
     expected = _embedding(exact, reference, rule.nodes)
     return [rule.norm(_embedding(*each, rule.nodes) - expected) for each in found]
 
@@ -235,6 +291,7 @@ def singularity_study(
     states: PositionField,
     *,
     halvings: Sequence[int] = (50, 75, 100, 150, 198),
+    references: References | None = None,
 ) -> Study:
     r"""How the continuum's input adjoint grows at position 0.
 
@@ -248,7 +305,9 @@ def singularity_study(
     flow, terminal_loss, states
         As in `input_adjoint_studies`.
     halvings
-        The numbers k, below 199.
+        The numbers k, below 199 on the references by default.
+    references
+        As in `attention_studies`; by default of 4 and of 5 nodes on each of 200 panels.
     """
     positions = 0.75 * 0.5 ** np.array(halvings, float)
 
@@ -258,7 +317,8 @@ def singularity_study(
         found = adjoint_trajectory(flow, terminal_loss, example, grid).covectors[0]
         return jnp.linalg.norm(grid.interpolate(found, jnp.asarray(positions)), axis=1)
 
-    check, reference = (np.asarray(sizes(gauss_grid(order, panels=200))) for order in (4, 5))
+    grids = references or [gauss_grid(order, panels=200) for order in (4, 5)]
+    check, reference = map(np.asarray, map(sizes, grids))
     values = dict(zip(halvings, reference, strict=True))
     study = refine(
         "eq:adjoint",
@@ -306,7 +366,7 @@ def input_adjoint_studies(
         As in `attention_studies`.
     """
     check, reference = references
-    quadrature = _fine_quadrature()
+    quadrature = _fine_quadrature(reference)
 
     def observed(grid: Grid) -> tuple[State, Array, Array]:
         return _influence(flow, terminal_loss, states, grid, delta)
@@ -367,79 +427,6 @@ def _influence(
     return found.covectors[0], density, averages
 
 
-def cone_mass_study(
-    attention: CausalAttention,
-    states: PositionField,
-    sizes: Sequence[int],
-    make_grid: MakeGrid = token_grid,
-    *,
-    positions: tuple[float, ...] = (0.25, 0.5, 0.75),
-) -> Study:
-    r"""The density cone mass of tokens against :math:`\int_q^1\|K(p,q)\|^2 dp` (`eq:cone-mass`).
-
-    The largest relative error at the given positions. Cone masses stand at nodes and are
-    interpolated to the positions in between.
-    """
-    at = jnp.asarray(np.array(positions))
-
-    @jax.jit
-    def deviations() -> list[Array]:
-        grids = *map(make_grid, sizes), gauss_grid(32, panels=4), gauss_grid(40, panels=4)
-        *found, expected = (
-            grid.interpolate(cone_mass(attention, states(grid.nodes), grid), at) for grid in grids
-        )
-        return [jnp.abs(values / expected - 1).max() for values in found]
-
-    *found, own = map(float, deviations())
-    errors = dict(zip(sizes, found, strict=True))
-    return refine("eq:cone-mass", None, sizes, errors.__getitem__, own)
-
-
-def printed_cone_mass_study(
-    attention: CausalAttention,
-    states: PositionField,
-    sizes: Sequence[int],
-    *,
-    positions: tuple[float, ...] = (0.25, 0.5, 0.75),
-) -> Study:
-    r"""The cone mass as `eq:finite-cone-mass-estimator` prints it, on tokens.
-
-    No error but the largest value at the given positions: Jacobian blocks are
-    :math:`\hat K \approx K/L`, so it tends to zero like :math:`L^{-2}`.
-    """
-
-    @filter_jit
-    def largest(grid: Grid) -> Array:
-        masses = cone_mass(attention, states(grid.nodes), grid, normalisation="finite")
-        return grid.interpolate(masses, jnp.array(positions)).max()
-
-    return refine(
-        "eq:finite-cone-mass-estimator", None, sizes, lambda n: float(largest(token_grid(n))), 0.0
-    )
-
-
-def left_cone_mass_study(
-    attention: CausalAttention,
-    states: PositionField,
-    sizes: Sequence[int],
-    *,
-    delta: float = 0.2,
-) -> Study:
-    r"""How much the left region's average of the cone mass grows when tokens are doubled.
-
-    The density (`eq:cone-mass`) grows like 1/q at 0, which has no integral: the average grows like
-    log L, and what a doubling adds falls at order 0, to a constant and not to zero.
-    """
-
-    @filter_jit
-    def average(grid: Grid) -> Array:
-        masses = cone_mass(attention, states(grid.nodes), grid)
-        return regional_averages(masses, boundary_regions(grid, delta))[0]
-
-    found = {size: float(average(token_grid(size))) for size in {*sizes, *(2 * n for n in sizes)}}
-    return refine("eq:cone-mass", None, sizes, lambda n: found[2 * n] - found[n], 0.0)
-
-
 def cesaro_study(strength: float, sizes: Sequence[int], terms: int = 80) -> Study:
     r"""The flow of causal averaging against its closed form.
 
@@ -483,16 +470,14 @@ class _Quadrature(NamedTuple):
         return jnp.sqrt(self.weights @ (values**2).sum(axis=1))
 
 
-def _fine_quadrature() -> _Quadrature:
-    """Gauss rules on panels of width 1/512, halved towards 0 below that."""
+def _fine_quadrature(reference: Grid) -> _Quadrature:
+    """Gauss rules on panels of width 1/512, halved towards 0 below that, and the reference's."""
     breaks = np.concatenate([[0.0], 0.5 ** np.arange(32, 9, -1), np.arange(1, 513) / 512])
+    if isinstance(reference, PanelGrid):
+        breaks = np.union1d(breaks, reference.breaks)
     nodes, weights = np.polynomial.legendre.leggauss(6)
     widths = np.diff(breaks)[:, None]
     return _Quadrature(
         jnp.asarray((breaks[:-1, None] + widths * (nodes + 1) / 2).ravel()),
         jnp.asarray((widths * weights / 2).ravel()),
     )
-
-
-def _largest(values: Any) -> float:
-    return float(jnp.abs(values).max())

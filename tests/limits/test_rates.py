@@ -199,9 +199,14 @@ def test_a_spike_between_the_samples_refutes_no_theorem_in_position(name):
     sizes, readout = SIZES, lim.LinearReadout(jnp.asarray(np.eye(3)))
     study = {
         "attention": lambda: averaging_studies(1.0, 300.0, smooth=True)["every cell"],
-        "loss": lambda: lim.limits.loss_study(spiked, labels, sizes),
+        "loss": lambda: lim.limits.loss_study(spiked, labels, sizes, lipschitz=True),
         "terminal adjoint": lambda: lim.limits.terminal_adjoint_study(
-            lambda size: readout, readout, spiked, lambda p: labels(p) * (1 + spiked(p)), sizes
+            lambda size: readout,
+            readout,
+            spiked,
+            lambda p: labels(p) * (1 + spiked(p)),
+            sizes,
+            lipschitz=True,
         ),
     }[name]()
     assert study.bounds is not None and study.errors[0] > 1.5 * study.bounds[0]
@@ -469,7 +474,7 @@ def test_averaging_converges_to_its_closed_form():
 def test_the_loss_converges_within_its_bound(make_grid, order):
     # `thm:loss-adjoint-continuum-error`, `eq:cross-entropy-discrete-continuum-error`,
     # `eq:continuum-cross-entropy`.
-    study = lim.limits.loss_study(smooth, labels, SIZES, make_grid)
+    study = lim.limits.loss_study(smooth, labels, SIZES, make_grid, lipschitz=True)
     assert_order(study, order)
     tokens = make_grid is lim.token_grid
     expected = (1.0, "measured", True) if tokens else (None, "no bound", None)
@@ -484,7 +489,7 @@ def test_the_bound_of_the_loss_is_stated_on_tokens_only(make_grid):
         return lambda p: jnp.broadcast_to(jnp.array([values]), (p.size, 2))
 
     found = [
-        lim.limits.loss_study(same([1.0, -0.5]), same([0.3, 0.7]), SIZES, grid)
+        lim.limits.loss_study(same([1.0, -0.5]), same([0.3, 0.7]), SIZES, grid, lipschitz=True)
         for grid in (make_grid, lim.token_grid)
     ]
     assert found[0].bounds is None and found[0].holds is None
@@ -500,6 +505,7 @@ def test_the_bound_of_the_loss_is_the_slope_of_its_density():
         lambda p: jnp.broadcast_to(jnp.array([[1.0, -0.5]]), (p.size, 2)),
         lambda p: jnp.stack([p, 1 - p], axis=1),
         SIZES,
+        lipschitz=True,
     )
     assert study.bounds is not None
     np.testing.assert_allclose(study.errors, 1.5 / (2 * np.array(SIZES)), rtol=1e-9)
@@ -515,7 +521,12 @@ def test_a_query_density_weighs_the_loss(make_grid, order):
         return lambda p: jnp.broadcast_to(jnp.array([values]), (p.size, 2))
 
     study = lim.limits.loss_study(
-        same([1.0, -0.5]), same([0.3, 0.7]), SIZES, make_grid, query_density=lambda p: 3 * p**2
+        same([1.0, -0.5]),
+        same([0.3, 0.7]),
+        SIZES,
+        make_grid,
+        query_density=lambda p: 3 * p**2,
+        lipschitz=True,
     )
     g = -np.array([0.3, 0.7]) @ (np.array([1.0, -0.5]) - np.logaddexp(1.0, -0.5))
     sums = [np.mean(3 * np.asarray(make_grid(n).nodes) ** 2) for n in SIZES]
@@ -537,7 +548,13 @@ def test_a_query_density_weighs_the_terminal_adjoint():
         return jnp.broadcast_to(jnp.array([[0.3, -0.2, 0.5]]), (p.size, 3))
 
     study = lim.limits.terminal_adjoint_study(
-        lambda size: linear, linear, still, still, SIZES, query_density=lambda p: 0.5 + p
+        lambda size: linear,
+        linear,
+        still,
+        still,
+        SIZES,
+        query_density=lambda p: 0.5 + p,
+        lipschitz=True,
     )
     logits = np.array([0.3, -0.2, 0.5]) @ np.asarray(linear.weight)
     mass = np.exp(logits) / np.exp(logits).sum()
@@ -582,7 +599,7 @@ def test_terminal_adjoints_converge_within_their_bound():
     tokenwise = lim.TokenwiseReadout(lambda z: jnp.tanh(z @ linear.weight))
     for readout in (linear, tokenwise):
         study = lim.limits.terminal_adjoint_study(
-            lambda size, readout=readout: readout, readout, smooth, labels, SIZES
+            lambda size, readout=readout: readout, readout, smooth, labels, SIZES, lipschitz=True
         )
         assert_order(study, 1)
         assert (study.claimed, study.verdict) == (1, "measured") and study.bounds is not None
@@ -601,6 +618,7 @@ def test_windows_keep_the_rate_only_if_their_edges_reflect(edges, order):
         smooth,
         labels,
         (200, 400, 800, 1600),
+        lipschitz=True,
     )
     assert_order(study, order)
     assert study.holds is None and study.claimed is None
@@ -613,7 +631,12 @@ def test_a_linear_readout_is_consistent_at_any_residual():
     weight, slope = np.random.default_rng(1).standard_normal((3, 3)), np.array([1.0, -2, 0.5])
     linear = lim.LinearReadout(jnp.asarray(weight))
     study = lim.limits.readout_consistency_study(
-        lambda size: linear, linear, smooth, lambda p: jnp.outer(p, jnp.asarray(slope)), SIZES
+        lambda size: linear,
+        linear,
+        smooth,
+        lambda p: jnp.outer(p, jnp.asarray(slope)),
+        SIZES,
+        lipschitz=True,
     )
     each = 1 / np.array(SIZES)
     expected = np.linalg.norm(weight @ slope) / np.sqrt(3) * each
@@ -635,6 +658,7 @@ def test_whether_a_window_is_consistent_depends_on_the_residuals():
             smooth,
             lambda p: residual(p)[:, None] * jnp.ones((1, 3)),
             (100, 200, 400, 800),
+            lipschitz=True,
         )
         assert (study.claimed, study.verdict) == (None, "no bound")
         return study.order.value

@@ -1,0 +1,94 @@
+"""Tokens to the continuum: cone masses, the true ones and those that are printed."""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from lim_jax._errors import filter_jit
+from lim_jax.adjoint.cone import cone_mass
+from lim_jax.grid.cells import token_grid
+from lim_jax.grid.measure import Grid
+from lim_jax.grid.panels import gauss_grid
+from lim_jax.grid.partition import boundary_regions, regional_averages
+from lim_jax.limits.attention import MakeGrid, PositionField, References
+from lim_jax.limits.refinement import Study, refine
+from lim_jax.network.multihead import CausalAttention
+
+FOUR_PANELS = (gauss_grid(32, panels=4), gauss_grid(40, panels=4))
+
+
+def cone_mass_study(
+    attention: CausalAttention,
+    states: PositionField,
+    sizes: Sequence[int],
+    make_grid: MakeGrid = token_grid,
+    *,
+    positions: tuple[float, ...] = (0.25, 0.5, 0.75),
+    references: References = FOUR_PANELS,
+) -> Study:
+    r"""The density cone mass of tokens against :math:`\int_q^1\|K(p,q)\|^2 dp` (`eq:cone-mass`).
+
+    The largest relative error at the given positions. Cone masses stand at nodes and are
+    interpolated to the positions in between. `references` are as in `attention_studies`.
+    """
+    at = jnp.asarray(np.array(positions))
+
+    @jax.jit
+    def deviations() -> list[Array]:
+        grids = *map(make_grid, sizes), *references
+        *found, expected = (
+            grid.interpolate(cone_mass(attention, states(grid.nodes), grid), at) for grid in grids
+        )
+        return [jnp.abs(values / expected - 1).max() for values in found]
+
+    *found, own = map(float, deviations())
+    errors = dict(zip(sizes, found, strict=True))
+    return refine("eq:cone-mass", None, sizes, errors.__getitem__, own)
+
+
+def printed_cone_mass_study(
+    attention: CausalAttention,
+    states: PositionField,
+    sizes: Sequence[int],
+    *,
+    positions: tuple[float, ...] = (0.25, 0.5, 0.75),
+) -> Study:
+    r"""The cone mass as `eq:finite-cone-mass-estimator` prints it, on tokens.
+
+    No error but the largest value at the given positions: Jacobian blocks are
+    :math:`\hat K \approx K/L`, so it tends to zero like :math:`L^{-2}`.
+    """
+
+    @filter_jit
+    def largest(grid: Grid) -> Array:
+        masses = cone_mass(attention, states(grid.nodes), grid, normalisation="finite")
+        return grid.interpolate(masses, jnp.array(positions)).max()
+
+    return refine(
+        "eq:finite-cone-mass-estimator", None, sizes, lambda n: float(largest(token_grid(n))), 0.0
+    )
+
+
+def left_cone_mass_study(
+    attention: CausalAttention,
+    states: PositionField,
+    sizes: Sequence[int],
+    *,
+    delta: float = 0.2,
+) -> Study:
+    r"""How much the left region's average of the cone mass grows when tokens are doubled.
+
+    The density (`eq:cone-mass`) grows like 1/q at 0, which has no integral: the average grows like
+    log L, and what a doubling adds falls at order 0, to a constant and not to zero.
+    """
+
+    @filter_jit
+    def average(grid: Grid) -> Array:
+        masses = cone_mass(attention, states(grid.nodes), grid)
+        return regional_averages(masses, boundary_regions(grid, delta))[0]
+
+    found = {size: float(average(token_grid(size))) for size in {*sizes, *(2 * n for n in sizes)}}
+    return refine("eq:cone-mass", None, sizes, lambda n: found[2 * n] - found[n], 0.0)
