@@ -9,14 +9,13 @@ from . import layers as layers
 from . import moments as moments
 from . import own as own
 from . import position as position
+from . import premises as premises
 from . import references as references
 from . import refinement as refinement
 from . import rows as rows
 from . import schemes as schemes
 from .attention import attention_constant as attention_constant
 from .attention import attention_studies as attention_studies
-from .attention import require_lipschitz as require_lipschitz
-from .attention import require_smooth as require_smooth
 from .cones import cone_mass_study as cone_mass_study
 from .cones import left_cone_mass_study as left_cone_mass_study
 from .cones import printed_cone_mass_study as printed_cone_mass_study
@@ -34,7 +33,6 @@ from .convergence import Group as Group
 from .convergence import groups as groups
 from .convergence import measure as measure
 from .convergence import position_costs as position_costs
-from .depth import reference_flows as reference_flows
 from .depth import shadowing_study as shadowing_study
 from .depth import split_defect_study as split_defect_study
 from .depth import split_gap_study as split_gap_study
@@ -57,6 +55,9 @@ from .position import loss_study as loss_study
 from .position import readout_consistency_study as readout_consistency_study
 from .position import singularity_study as singularity_study
 from .position import terminal_adjoint_study as terminal_adjoint_study
+from .premises import require_lipschitz as require_lipschitz
+from .premises import require_resnet_premises as require_resnet_premises
+from .premises import require_smooth as require_smooth
 from .references import doubt as doubt
 from .references import polynomial_twins as polynomial_twins
 from .refinement import Order as Order
@@ -72,5 +73,6 @@ from .rows import rates_table as rates_table
 from .rows import remarks as remarks
 from .schemes import Scheme as Scheme
 from .schemes import alternating_perturbation as alternating_perturbation
+from .schemes import reference_flows as reference_flows
 from .schemes import spike_perturbation as spike_perturbation
 from .schemes import uniform_perturbation as uniform_perturbation

@@ -18,6 +18,7 @@ from lim_jax._errors import filter_jit
 from lim_jax.grid.cells import token_grid
 from lim_jax.grid.measure import Grid
 from lim_jax.grid.panels import gauss_grid
+from lim_jax.limits.premises import require_smooth
 from lim_jax.limits.refinement import Study, refine
 from lim_jax.network.multihead import CausalAttention, by_head
 from lim_jax.network.slots import State
@@ -25,8 +26,6 @@ from lim_jax.network.slots import State
 PositionField = Callable[[Float[Array, " points"]], Float[Array, "points features"]]
 MakeGrid = Callable[[int], Grid]
 References = tuple[Grid, Grid]
-
-PLACES = 100  # each compared for itself: what is rough in one hides nothing in another
 
 # The last is the reference, the first tells its error.
 SMOOTH = (gauss_grid(64), gauss_grid(96))
@@ -183,92 +182,6 @@ def _cell_errors(
 ) -> Float[Array, " length"]:
     gap = _attended(attention, states, grid) - reference.interpolate(expected, grid.nodes)
     return jnp.linalg.norm(gap, axis=1)
-
-
-def require_smooth(states: PositionField) -> None:
-    r"""Refuse a field of position that 25,600 points do not resolve as smooth.
-
-    How uneven its slopes are is measured by their fourth differences, and by what they miss of
-    its secants. Everywhere this must fall by a fifth at least from 1,600 points to 25,600: of a
-    field like :math:`|p-a|^\beta` it changes by the factor :math:`16^{1-\beta}`, so that of a kink
-    it stays, and of a jump it grows.
-
-    That is a proof of nothing, neither way. What falls between all points passes, or what smooth
-    parts outweigh at 1,600 of them, such as a jump of 1e-5 beside :math:`\sin 400p`. And refused
-    are continuously differentiable fields that are finer than these points, such as
-    :math:`\sin 10^5p`, or whose slopes are barely continuous, such as :math:`p^{1.02}`.
-
-    Raises
-    ------
-    ValueError
-        Where they do not fall, or a slope is not finite.
-
-    Examples
-    --------
-    >>> require_smooth(lambda p: jnp.sin(9 * p)[:, None])
-    """
-    _require_resolved(states, "states", "smooth", 0.8, "four fifths of that at most")
-
-
-def require_lipschitz(field: PositionField, name: str = "field") -> None:
-    r"""Refuse a field of position that 25,600 points do not resolve as Lipschitz.
-
-    The unevenness of `require_smooth`, which sees and misses the same, may grow by a quarter at
-    most. Of a kink it stays: kinks pass, unless they are within four of the 1,600 points of an end.
-    Of a jump it grows, and of :math:`|p-a|^\beta` with :math:`\beta < 0.9`.
-
-    Raises
-    ------
-    ValueError
-        Where it grows, or a slope is not finite, with the `name` of what made the field.
-
-    Examples
-    --------
-    >>> require_lipschitz(lambda p: jnp.abs(p - 0.5)[:, None])
-    """
-    _require_resolved(field, name, "Lipschitz", 1.25, "a quarter more at most")
-
-
-def _require_resolved(
-    field: PositionField, name: str, word: str, growth: float, expected: str
-) -> None:
-    """Refuse a field that is more uneven than it should be at more points, in some place."""
-    (coarse, _), (fine, rounding) = jax.tree.map(np.asarray, _unevenness(field))
-    near = np.lib.stride_tricks.sliding_window_view(np.pad(coarse, 1, "edge"), 3).max(axis=1)
-    fails = ~(fine <= np.maximum(growth * near, rounding))  # of NaN too
-    at = int(np.argmax(fails))
-    require(
-        not fails.any(),
-        name,
-        got=f"a field that is not resolved as {word} on this grid: from {at / PLACES:.2f} to "
-        f"{(at + 1) / PLACES:.2f} it is uneven by {near[at]:.2g} at 1,600 points and by "
-        f"{fine[at]:.2g} at 25,600",
-        expected=expected,
-        cure=f"It may be {word} nonetheless. Leave {word.lower()} out: unsaid, nothing is claimed.",
-    )
-
-
-@filter_jit
-def _unevenness(field: PositionField) -> list[tuple[Array, Array]]:
-    """How uneven slopes are in every place, and what rounding makes of it; at few points, at many.
-
-    Fourth differences of a smooth field's slopes fall like h^4, those of a kink stay whatever lies
-    beside it; a jump is in secants only, less the integral of the slopes' cubics.
-    """
-
-    def at(points: int) -> tuple[Array, Array]:
-        # Uneven ends, so that no kink at a round number falls on a point.
-        p = jnp.asarray((np.arange(points) + 0.382) / points, float)
-        values, slopes = jax.jvp(field, (p,), (jnp.ones_like(p),))
-        bends = jnp.diff(slopes, n=4, axis=0)
-        means = (13 * (slopes[1:-2] + slopes[2:-1]) - slopes[:-3] - slopes[3:]) / 24
-        missed = jnp.diff(values, axis=0)[1:-1] * points - means
-        uneven = jnp.maximum(jnp.abs(bends), jnp.abs(missed[1:])).max(axis=1)
-        size = jnp.abs(values).max() + jnp.abs(slopes).max()
-        rounding = 10 * jnp.finfo(values.dtype).eps * points * size
-        return jnp.pad(uneven, 2).reshape(PLACES, -1).max(axis=1), rounding
-
-    return [at(1600), at(25600)]
 
 
 def attention_constant(

@@ -1,14 +1,9 @@
-"""Layers to the depth flow: trajectories and controls, measured.
-
-The depth flow is solved by Dormand and Prince's method of order 8 to a tolerance of 1e-13; its own
-error is the distance to Tsitouras' method.
-"""
+"""Layers to the depth flow: trajectories and controls, measured."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import diffrax
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -26,13 +21,16 @@ from lim_jax.limits.constants import (
     proved_constants,
     sampled_profile,
 )
+from lim_jax.limits.premises import require_lipschitz, require_resnet_premises
 from lim_jax.limits.refinement import Study, fit_order, refine
-from lim_jax.limits.schemes import Control, Scheme, Step
+from lim_jax.limits.schemes import Control, Flows, Scheme, Step, reference_flows
 from lim_jax.network.continuous import ContinuousFlow, control_distance
-from lim_jax.network.flow import ResidualFlow, euler, rk4, split, unit_profile
+from lim_jax.network.flow import ResidualFlow, euler, heun, rk4, split, strang, unit_profile
 from lim_jax.network.slots import State
 
 Profile = Callable[[Array], Array]
+Follow = Callable[[PyTree, State, Grid], Float[Array, "times length width"]]
+STEPS = (euler, split, heun, strang, rk4)  # Euler's up to O(eps^2), of Lipschitz fields
 
 
 def trajectory_studies(
@@ -44,6 +42,8 @@ def trajectory_studies(
     *,
     horizon: float = 1.0,
     profile: Profile = unit_profile,
+    references: Flows | None = None,
+    lipschitz: bool = False,
 ) -> dict[str, Study]:
     r"""Residual recursions against the depth flow of a control (`thm:resnet-ode`).
 
@@ -56,21 +56,23 @@ def trajectory_studies(
       all depths are compared, ends of layers included: within a layer the error is convex up to
       :math:`O(\varepsilon^2)`.
 
-    Either is at most :math:`C_T(\varepsilon + \|\theta^\varepsilon - \theta\|_{L^1})`, and the
-    claimed order is that of the bracket. :math:`C_T` is by the proof's own steps
-    (`DepthConstants`), with every layer's own defect, the largest over all depths.
+    By the theorem either is at most
+    :math:`C_T(\varepsilon + \|\theta^\varepsilon - \theta\|_{L^1})`, and the claimed order is
+    that of the bracket. :math:`C_T` is by the proof's own steps (`DepthConstants`), with every
+    layer's own defect, the largest over all depths. The premises are known of a `linear_control`
+    of pre-norm Transformer fields, :math:`\zeta = 1` and the steps of this library. Others are
+    yours to say, by a `DepthProfile` and by `lipschitz`; unsaid, nothing is claimed.
 
-    Of a `linear_control` of pre-norm Transformer fields the constants are bounds
-    (`proved_constants`, `largest_control_distances`), and an error beyond :math:`C_T` times the
-    bracket would refute the theorem. Otherwise, and where those overflow, they are samples: the
-    largest along the flow, along the coarsest recursion, and halfway (`depth_constants`,
-    `control_distance`). What lies between samples may be larger, so such a study is ``sampled``:
-    its bound is measured, and neither holds nor is broken.
+    Where they are known the constants are bounds (`proved_constants`, `largest_control_distances`),
+    and an error beyond :math:`C_T` times the bracket would refute the theorem. Otherwise, and where
+    those overflow, they are samples: the largest along the flow, along the coarsest recursion, and
+    halfway (`depth_constants`, `control_distance`). What lies between samples may be larger, so
+    such a study is ``sampled``: its bound is measured, and neither holds nor is broken.
 
     Parameters
     ----------
     control
-        :math:`t \mapsto` field, smooth.
+        :math:`t \mapsto` field.
     x, grid
         The input and its positions.
     depths
@@ -80,12 +82,20 @@ def trajectory_studies(
     horizon
         :math:`T`.
     profile
-        :math:`\zeta`; a `DepthProfile` where the constants are to be bounds.
+        :math:`\zeta`: one, or a `DepthProfile`; of another function nothing is claimed.
+    references
+        Two depth flows: the last is the limit, the first tells its error. By default those of
+        `reference_flows`.
+    lipschitz
+        Whether fields are Lipschitz in states and parameters and the control is in time, and a
+        step of your own is Euler's up to :math:`O(\varepsilon^2)`. Said, it is refused where the
+        field at x is not resolved as such in time (`require_lipschitz`), or by defects and
+        constants (`require_resnet_premises`).
 
     Raises
     ------
     ValueError
-        Where a `DepthProfile` exceeds what it states.
+        Where a `DepthProfile` exceeds what it states, or what is said is refuted.
 
     Examples
     --------
@@ -94,25 +104,43 @@ def trajectory_studies(
     >>> field = FeedForward.init(2, key=jax.random.key(0))
     >>> x, depths = jnp.ones((3, 2)), (8, 16, 32, 64)
     >>> schemes = {"Euler": Scheme()}
-    >>> studies = trajectory_studies(lambda time: field, x, token_grid(3), depths, schemes)
+    >>> studies = trajectory_studies(
+    ...     lambda time: field, x, token_grid(3), depths, schemes, lipschitz=True
+    ... )
     >>> studies["Euler: on layers"].claimed, studies["Euler: on layers"].verdict
     (1.0, 'measured')
     """
     if isinstance(profile, DepthProfile):
         profile.require_stated(horizon)
+    if lipschitz:
+        _require_lipschitz_in_time(control, x, grid, horizon)
     times = np.unique(np.concatenate([np.linspace(0, horizon, n + 1) for n in depths]))
 
     def solution(flow: ContinuousFlow) -> np.ndarray:
         return np.asarray(eqx.filter_jit(flow.trajectory)(x, grid, jnp.asarray(times)).states)
 
-    expected, check = (solution(flow) for flow in reference_flows(control, horizon, profile))
+    flows = reference_flows(control, horizon, profile) if references is None else references
+    check, expected = map(solution, flows)
     own = _largest_norm(check - expected, grid)
     limit = _Limit(control, profile, grid, times, expected, own)
     return {
         f"{name}: {where}": study
         for name, scheme in schemes.items()
-        for where, study in _scheme_studies(scheme, depths, limit).items()
+        for where, study in _scheme_studies(scheme, depths, limit, lipschitz).items()
     }
+
+
+def _require_lipschitz_in_time(control: Control, x: State, grid: Grid, horizon: float) -> None:
+    """Refuse a control whose field at one state is not resolved as such, in four directions."""
+    directions = jnp.asarray(np.random.default_rng(0).standard_normal((4, x.size)))
+
+    def velocities(p: Float[Array, " times"]) -> Float[Array, "times 4"]:
+        def velocity(p: Array) -> Array:
+            return directions @ control(horizon * p)(x, x, grid).ravel()
+
+        return jax.lax.map(velocity, p, batch_size=1024)
+
+    require_lipschitz(velocities, "control")
 
 
 class _Limit(NamedTuple):
@@ -154,40 +182,59 @@ class _Run(NamedTuple):
     defect: float
 
 
-def _scheme_studies(scheme: Scheme, depths: Sequence[int], limit: _Limit) -> dict[str, Study]:
+def _scheme_studies(
+    scheme: Scheme, depths: Sequence[int], limit: _Limit, lipschitz: bool
+) -> dict[str, Study]:
     runs = _runs(scheme, depths, limit)
     rates = [scheme.rate(depth, limit.horizon) for depth in depths]
     claimed = round(fit_order(depths, rates).value, 2)
     layers = [run.layers for run in runs.values()]
     proved = proved_constants(layers, limit.control, limit.profile, limit.grid, limit.horizon)
     sampled = proved is None or not math.isfinite(proved.between_layers(limit.horizon))
-    constants = _sampled_constants(runs[min(depths)], limit) if sampled else proved
-    assert constants is not None
-    constants = constants._replace(defect=max(run.defect for run in runs.values()))
+    constants = None
+    if _premises(proved, limit.profile, scheme.step, lipschitz):
+        constants = _sampled_constants(runs[min(depths)], limit) if sampled else proved
+        assert constants is not None
+        defects = {depth: run.defect for depth, run in runs.items()}
+        size = _largest_norm(limit.states, limit.grid) / limit.horizon**2
+        constants = _with_defects(constants, defects, size, lipschitz)
 
-    def study(label: str, error: Callable[[np.ndarray], float], constant: float) -> Study:
+    def study(label: str, error: Callable, constant: Callable) -> Study:
         return refine(
             label,
-            claimed,
+            None if constants is None else claimed,
             depths,
             lambda depth: error(runs[depth].states),
             limit.own_error,
-            lambda depth: constant * runs[depth].bracket,
+            constants and (lambda depth: constant(constants, limit.horizon) * runs[depth].bracket),
             sampled=sampled,
         )
 
     return {
         "on layers": study(
-            "eq:convergent-control-grid-bound",
-            limit.error_on_layers,
-            constants.on_layers(limit.horizon),
+            "eq:convergent-control-grid-bound", limit.error_on_layers, DepthConstants.on_layers
         ),
         "between layers": study(
             "eq:resnet-ode-convergent-control-bound",
             limit.error_between_layers,
-            constants.between_layers(limit.horizon),
+            DepthConstants.between_layers,
         ),
     }
+
+
+def _premises(proved: DepthConstants | None, profile: Profile, step: Step, lipschitz: bool) -> bool:
+    """Whether those of `thm:resnet-ode` are known or said."""
+    stated = profile is unit_profile or isinstance(profile, DepthProfile)
+    return stated and (lipschitz or (proved is not None and step in STEPS))
+
+
+def _with_defects(
+    constants: DepthConstants, defects: Mapping[int, float], size: float, lipschitz: bool
+) -> DepthConstants:
+    """Constants with the largest defect, of states of a size; refuses what is said and refuted."""
+    if lipschitz:
+        require_resnet_premises(defects, 100 * np.finfo(float).eps * size, constants[:3])
+    return constants._replace(defect=max(defects.values()))
 
 
 def _runs(scheme: Scheme, depths: Sequence[int], limit: _Limit) -> dict[int, _Run]:
@@ -275,13 +322,15 @@ def shadowing_study(
     horizon: float = 1.0,
     profile: Profile = unit_profile,
     step: Step = euler,
+    references: tuple[Follow, Follow] | None = None,
+    lipschitz: bool = False,
 ) -> Study:
     r"""Layers without a limit against the flow that they drive themselves (`thm:resnet-ode`, end).
 
-    The largest error over the times :math:`t_k`, in the grid's :math:`L^2`. Within a layer the
-    field stands, so that its flow is followed for the time :math:`\int\zeta` of the layer, by
-    Gauss' rule, in 8 steps of `rk4`. Order 1, though no common flow is approached. Where
-    :math:`\zeta = 1`, steps that freeze the field within a layer attain their own order.
+    The largest error over the times :math:`t_k`, in the grid's :math:`L^2`. Order 1, though no
+    common flow is approached: under the premises of `trajectory_studies`, known of pre-norm
+    Transformer fields or said to hold. Where :math:`\zeta = 1`, steps that freeze the field within
+    a layer attain their own order.
 
     The bound is that of `trajectory_studies` for controls that are nowhere apart:
     :math:`T e^{TZ\Lambda}(C_{split} + (Z^2\Lambda + \mathrm{Lip}(\zeta))M/2)\,\varepsilon`. Its
@@ -295,37 +344,45 @@ def shadowing_study(
         As in `trajectory_studies`.
     step
         As in `flow.ResidualFlow`.
+    references
+        Two functions ``(layers, x, grid)`` to the states at the times :math:`t_k` of the flow that
+        the layers drive: the last is the limit, the first tells its error. By default a layer's
+        field is followed for the time :math:`\int\zeta` of the layer, by Gauss' rule, in 8 steps
+        of `rk4`; or in 6.
+    lipschitz
+        Whether all layers are Lipschitz in states, by one constant, and a step of your own is
+        Euler's up to :math:`O(\varepsilon^2)`. Refused as in `trajectory_studies`.
 
     Raises
     ------
     ValueError
-        Where a `DepthProfile` exceeds what it states.
+        Where a `DepthProfile` exceeds what it states, or what is said is refuted.
     """
     if isinstance(profile, DepthProfile):
         profile.require_stated(horizon)
 
     @filter_jit
-    def run(x: State, depth: int, substeps: int) -> _Shadow:
+    def run(x: State, depth: int, follow: Follow) -> _Shadow:
         layers = make_layers(depth)
         states = ResidualFlow(layers, horizon, profile, step).trajectory(x, grid).states
-        means, followed = _layer_means(profile, horizon / depth, substeps), _substeps(substeps)
-        flow = ResidualFlow(layers, horizon, means, followed).trajectory(x, grid).states
-        return _Shadow(layers, states, flow, _defects(layers, states, profile, grid, horizon))
+        defects = _defects(layers, states, profile, grid, horizon)
+        return _Shadow(layers, states, follow(layers, x, grid), defects)
 
-    runs = {depth: run(x, depth, 8) for depth in depths}
-    check = run(x, depths[0], 6)
-    constants, sampled = _shadowing_constants(runs, profile, grid, horizon)
+    check, reference = references or (_followed(profile, horizon, count) for count in (6, 8))
+    runs = {depth: run(x, depth, reference) for depth in depths}
+    other = run(x, depths[0], check).flow
+    constants, sampled = _shadowing_constants(runs, profile, grid, horizon, step, lipschitz)
 
     def gap(ours: Array, theirs: Array) -> float:
         return _largest_norm(np.asarray(ours - theirs), grid)
 
     return refine(
         "thm:resnet-ode",
-        1.0,
+        None if constants is None else 1.0,
         depths,
         lambda depth: gap(runs[depth].states, runs[depth].flow),
-        gap(check.flow, runs[depths[0]].flow),
-        lambda depth: constants.on_layers(horizon) * horizon / depth,
+        gap(other, runs[depths[0]].flow),
+        constants and (lambda depth: constants.on_layers(horizon) * horizon / depth),
         sampled=sampled,
     )
 
@@ -349,49 +406,69 @@ def _layer_means(profile: Profile, step: float, count: int) -> Profile:
     return mean
 
 
-def _substeps(count: int) -> Step:
-    """A layer in several steps of `rk4`."""
+def _followed(profile: Profile, horizon: float, count: int) -> Follow:
+    """The flow that layers drive, each in several steps of `rk4`."""
 
-    def followed(field: Any, x: State, grid: Grid, increment: Array) -> State:
+    def step(field: Any, x: State, grid: Grid, increment: Array) -> State:
         return jax.lax.fori_loop(0, count, lambda _, x: rk4(field, x, grid, increment / count), x)
 
-    return followed
+    def follow(layers: PyTree, x: State, grid: Grid) -> State:
+        means = _layer_means(profile, horizon / ResidualFlow(layers).depth, count)
+        return ResidualFlow(layers, horizon, means, step).trajectory(x, grid).states
+
+    return follow
 
 
 def _shadowing_constants(
-    runs: dict[int, _Shadow], profile: Profile, grid: Grid, horizon: float
-) -> tuple[DepthConstants, bool]:
+    runs: dict[int, _Shadow],
+    profile: Profile,
+    grid: Grid,
+    horizon: float,
+    step: Step,
+    lipschitz: bool,
+) -> tuple[DepthConstants | None, bool]:
     """The constants of layers that are nowhere apart from their control; whether of samples."""
     proved = proved_constants([run.layers for run in runs.values()], None, profile, grid)
     sampled = proved is None or not math.isfinite(proved.on_layers(horizon))
+    if not _premises(proved, profile, step, lipschitz):
+        return None, sampled
     if sampled:
         layers, states, flow, _ = runs[min(runs)]
         ours, theirs = np.asarray(states)[:-1], np.asarray(flow)[:-1]
         samples = [(layers, at) for at in (ours, theirs, (ours + theirs) / 2)]
         proved = _largest_constants(samples, profile, grid, horizon)
     assert proved is not None
-    defects = (
-        _largest_norm(np.asarray(run.defects), grid) * (depth / horizon) ** 2
+    defects = {
+        depth: _largest_norm(np.asarray(run.defects), grid) * (depth / horizon) ** 2
         for depth, run in runs.items()
-    )
-    return proved._replace(control=0.0, defect=max(defects)), sampled
+    }
+    size = _largest_norm(np.asarray(runs[min(runs)].flow), grid) / horizon**2
+    return _with_defects(proved, defects, size, lipschitz)._replace(control=0.0), sampled
 
 
-def split_defect_study(field: Any, x: State, grid: Grid, depths: Sequence[int]) -> Study:
+def split_defect_study(
+    field: Any, x: State, grid: Grid, depths: Sequence[int], *, lipschitz: bool = False
+) -> Study:
     r"""The defect of one split layer against one Euler step, at :math:`\varepsilon = 1/M`.
 
-    :math:`\|d_k\| \le C_{split}\,\varepsilon^2` (`eq:discrete-residual-with-defect`). Both sides
-    are exact, so there is no reference error.
+    :math:`\|d_k\| \le C_{split}\,\varepsilon^2` (`eq:discrete-residual-with-defect`), of a field
+    that is Lipschitz: one of a kind that `field_regularity` bounds, or one that is said to be
+    `lipschitz` and not refuted (`require_resnet_premises`). Both sides are exact, so there is no
+    reference error.
     """
 
     @jax.jit
     def defect(increment: Float[Array, ""]) -> State:
         return split(field, x, grid, increment) - euler(field, x, grid, increment)
 
-    def error(depth: int) -> float:
-        return _norm(np.asarray(defect(1 / depth)), grid)
-
-    return refine("eq:discrete-residual-with-defect", 2.0, depths, error, 0.0)
+    errors = {depth: _norm(np.asarray(defect(1 / depth)), grid) for depth in depths}
+    if lipschitz:
+        rounding = 100 * np.finfo(float).eps * _norm(np.asarray(x), grid)
+        require_resnet_premises({depth: errors[depth] * depth**2 for depth in depths}, rounding)
+    stacked = jax.tree.map(lambda leaf: leaf[None], eqx.filter(field, eqx.is_array))
+    known = proved_constants([eqx.combine(stacked, field)], None, unit_profile, grid)
+    claimed = 2.0 if lipschitz or known is not None else None
+    return refine("eq:discrete-residual-with-defect", claimed, depths, errors.__getitem__, 0.0)
 
 
 def split_gap_study(
@@ -412,23 +489,6 @@ def split_gap_study(
     found = (_norm(np.asarray(gap), grid) for gap in gaps(x))
     errors = dict(zip(depths, found, strict=True))
     return refine("eq:discrete-residual-with-defect", None, depths, errors.__getitem__, 0.0)
-
-
-def reference_flows(
-    control: Control, horizon: float = 1.0, profile: Profile = unit_profile
-) -> tuple[ContinuousFlow, ContinuousFlow]:
-    """The depth flow, and the same by another method."""
-
-    def flow(solver: diffrax.AbstractSolver) -> ContinuousFlow:
-        return ContinuousFlow(
-            control,
-            horizon=horizon,
-            profile=profile,
-            solver=solver,
-            stepsize_controller=diffrax.PIDController(rtol=1e-13, atol=1e-13),
-        )
-
-    return flow(diffrax.Dopri8()), flow(diffrax.Tsit5())
 
 
 def _largest_norm(states: np.ndarray, grid: Grid) -> float:

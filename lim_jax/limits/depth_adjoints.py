@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from lim_jax._checks import require
 from lim_jax._errors import filter_jit
 from lim_jax.adjoint.cone import cone_mass
 from lim_jax.adjoint.continuous import continuous_adjoint
@@ -14,9 +15,8 @@ from lim_jax.adjoint.sweep import Example, TerminalLoss, adjoint_trajectory
 from lim_jax.grid.integrals import integral
 from lim_jax.grid.measure import Grid
 from lim_jax.grid.partition import boundary_regions, regional_averages
-from lim_jax.limits.depth import reference_flows
 from lim_jax.limits.refinement import Study, refine
-from lim_jax.limits.schemes import Control, Scheme
+from lim_jax.limits.schemes import Control, Flows, Scheme, reference_flows
 from lim_jax.network.continuous import ContinuousFlow
 from lim_jax.network.flow import ResidualFlow
 from lim_jax.network.slots import State
@@ -32,6 +32,7 @@ def input_adjoint_depth_studies(
     schemes: Mapping[str, Scheme],
     horizon: float = 1.0,
     delta: float = 0.2,
+    references: Flows | None = None,
 ) -> dict[str, Study]:
     r"""The input adjoint, the density and the cone mass of layers against the depth flow's.
 
@@ -43,7 +44,7 @@ def input_adjoint_depth_studies(
       control's fields need an `attention`.
 
     All of order 1 for `euler` and `split`, as measured: the paper states no order. Keys are
-    ``"<scheme>: <quantity>"``.
+    ``"<scheme>: <quantity>"``; `references` are as in `trajectory_studies`.
     """
     terminal = jnp.array(horizon)
 
@@ -68,8 +69,15 @@ def input_adjoint_depth_studies(
         found = (adjoint_trajectory(flow, terminal_loss, example, grid) for flow in flows)
         return [(adjoint.covectors[0], adjoint.states[-1]) for adjoint in found]
 
-    flows = reference_flows(control, horizon)
-    expected, check = (quantities(*ends_of_flow(flow)) for flow in flows)
+    flows = reference_flows(control, horizon) if references is None else references
+    require(
+        all(flow.horizon == horizon for flow in flows),
+        "references",
+        got=f"flows to {', '.join(f'{flow.horizon:g}' for flow in flows)}",
+        expected=f"two depth flows to {horizon:g}",
+        cure="Pass the horizon of the study.",
+    )
+    check, expected = (quantities(*ends_of_flow(flow)) for flow in flows)
     own = _distances(check, expected, grid)
 
     def studies(scheme: Scheme) -> dict[str, Study]:

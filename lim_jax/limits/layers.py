@@ -20,6 +20,7 @@ from lim_jax.limits.rows import Curve, Row
 from lim_jax.limits.schemes import (
     Scheme,
     alternating_perturbation,
+    reference_flows,
     spike_perturbation,
     uniform_perturbation,
 )
@@ -94,8 +95,8 @@ def _extrapolated_depth(depths: tuple[int, ...], seed: int) -> Study:
     def terminal(depth: int) -> State:
         return eqx.filter_jit(lambda x: Scheme().recursion(_control(seed), depth, 1.0)(x, _GRID))(x)
 
-    flows = in_depth.reference_flows(_control(seed))
-    exact, check = (eqx.filter_jit(flow)(x, _GRID) for flow in flows)
+    flows = reference_flows(_control(seed))
+    check, exact = (eqx.filter_jit(flow)(x, _GRID) for flow in flows)
     extrapolated = richardson(terminal)
     return refine(
         "eq:resnet-ode-convergent-control-bound",
@@ -175,7 +176,7 @@ def depth_costs(depths: Iterable[int], seed: int = 0) -> list[Curve]:
     depths = tuple(depths)
     field = _control(seed)(jnp.array(0.0))
     x = smooth_states(_GRID.nodes)
-    flow, _ = in_depth.reference_flows(lambda time: field)
+    _, flow = reference_flows(lambda time: field)
     exact = eqx.filter_jit(flow)(x, _GRID)
 
     def terminal(step: Callable, depth: int) -> State:

@@ -32,11 +32,10 @@ from lim_jax._checks import (
 from lim_jax._errors import filter_jit
 from lim_jax.grid.measure import Grid, require_grid
 from lim_jax.limits.attention import SMOOTH, PositionField
-from lim_jax.limits.depth import reference_flows
 from lim_jax.limits.references import doubt, polynomial_twins
 from lim_jax.limits.refinement import largest, refine
 from lim_jax.limits.rows import Row, rates_table, remarks
-from lim_jax.limits.schemes import Scheme
+from lim_jax.limits.schemes import Scheme, reference_flows
 from lim_jax.network.continuous import ContinuousFlow
 from lim_jax.network.flow import ResidualFlow
 from lim_jax.network.slots import Field, State
@@ -114,7 +113,7 @@ def study(
     *,
     depths: Sequence[int] | None = None,
     scheme: Scheme | None = None,
-    references: Sequence[Grid] | None = None,
+    references: Sequence[Grid] | Sequence[ContinuousFlow] | None = None,
 ) -> Rates:
     r"""Measure how fast quantities of a network converge as positions, layers or both are refined.
 
@@ -311,7 +310,7 @@ def _solutions(network: Any) -> tuple[Network, Network]:
     """The network, and the same by another solver where it has one."""
     if not isinstance(network, ContinuousFlow):
         return _as_network(network), _as_network(network)
-    solved, other = (
+    other, solved = (
         dataclasses.replace(flow, profile=network.profile)
         for flow in reference_flows(network.control, network.horizon)
     )
@@ -402,14 +401,15 @@ def _reference_runs(
     """What the limits are taken from: two runs, or three to extrapolate."""
     solved, other = _solutions(network)
     if isinstance(grids, Grid):
+        flows = [other, solved] if references is None else _listed(references)
         require(
-            references is None,
+            len(flows) == 2 and all(isinstance(flow, ContinuousFlow) for flow in flows),
             "references",
-            got=described(references),
-            expected="None where positions are not refined",
-            cure="The reference is the depth flow on the same grid.",
+            got=", ".join(map(described, flows)) or "none",
+            expected="two depth flows where positions are not refined",
+            cure="The last gives the limit, the first its error, on the same grid.",
         )
-        return [_Run(other, grids), _Run(solved, grids)]
+        return [_Run(flow, grids) for flow in flows]
     known = _listed(SMOOTH if references is None else references)
     for grid in known:
         require_grid(grid, "references")

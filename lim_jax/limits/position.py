@@ -18,13 +18,8 @@ from lim_jax.grid.integrals import integral
 from lim_jax.grid.measure import Grid
 from lim_jax.grid.panels import PanelGrid, gauss_grid
 from lim_jax.grid.partition import boundary_regions, regional_averages
-from lim_jax.limits.attention import (
-    SMOOTH,
-    MakeGrid,
-    PositionField,
-    References,
-    require_lipschitz,
-)
+from lim_jax.limits.attention import SMOOTH, MakeGrid, PositionField, References
+from lim_jax.limits.premises import require_lipschitz
 from lim_jax.limits.refinement import Study, refine
 from lim_jax.loss.losses import cross_entropy
 from lim_jax.loss.readouts import LinearReadout, TokenwiseReadout
@@ -258,15 +253,16 @@ def readout_consistency_study(
         return _gaps([(adjoint(*run), run[1]) for run in runs], exact, references[1]), steepest
 
     (*found, own), steepest = jax.tree.map(float, measured())
-    norm = np.linalg.norm(limit.weight, 2) if type(limit) is LinearReadout else None
-    stated = norm is not None and all(readout(size) is limit for size in sizes)
+    norm = np.linalg.norm(limit.weight, 2) if isinstance(limit, LinearReadout) else math.nan
+    linear = type(limit) is LinearReadout
+    premises = lipschitz and linear and all(readout(size) is limit for size in sizes)
     return refine(
         "eq:readout-adjoint-consistency",
-        1.0 if lipschitz and stated else None,
+        1.0 if premises else None,
         sizes,
         dict(zip(sizes, found, strict=True)).__getitem__,
         own,
-        (lambda size: float(norm) * steepest / size) if lipschitz and stated else None,
+        (lambda size: float(norm) * steepest / size) if premises else None,
         sampled=True,
     )
 

@@ -1,8 +1,9 @@
-"""How a control becomes layers, and what may be added to them."""
+"""How a control becomes layers, what may be added to them, and the depth flow that it drives."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import diffrax
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -17,11 +18,13 @@ from lim_jax._checks import (
     require_callable,
 )
 from lim_jax._errors import filter_jit
+from lim_jax.network.continuous import ContinuousFlow
 from lim_jax.network.flow import ResidualFlow, euler, unit_profile
 from lim_jax.network.slots import State
 
 Control = Callable[[Array], Any]
 Step = Callable[..., State]
+Flows = tuple[ContinuousFlow, ContinuousFlow]
 
 
 class Scheme(NamedTuple):
@@ -128,3 +131,25 @@ def _along_depth(direction: PyTree, sizes: np.ndarray) -> PyTree:
     return jax.tree.map(
         lambda leaf: np.multiply.outer(sizes, np.asarray(leaf)).astype(leaf.dtype), direction
     )
+
+
+def reference_flows(
+    control: Control,
+    horizon: float = 1.0,
+    profile: Callable[[Array], Array] = unit_profile,
+) -> Flows:
+    """The depth flow by Tsitouras' method, and by Dormand and Prince's of order 8, to 1e-13.
+
+    The last is the reference, the first tells its error.
+    """
+
+    def flow(solver: diffrax.AbstractSolver) -> ContinuousFlow:
+        return ContinuousFlow(
+            control,
+            horizon=horizon,
+            profile=profile,
+            solver=solver,
+            stepsize_controller=diffrax.PIDController(rtol=1e-13, atol=1e-13),
+        )
+
+    return flow(diffrax.Tsit5()), flow(diffrax.Dopri8())

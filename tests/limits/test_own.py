@@ -313,7 +313,7 @@ def four_of_each(p):
         ("depths: got [1, 2, 2, 4] layers", {"network": DEPTH_FLOW, "depths": (1, 2, 2, 4)}),
         ("got 5 depths and 4 grids", {"network": DEPTH_FLOW, "depths": (1, 2, 3, 4, 5)}),
         (
-            "references: got list, expected None where positions are not refined",
+            "references: got none, expected two depth flows where positions are not refined",
             {"network": DEPTH_FLOW, "grids": TOKENS[0], "depths": (1, 2, 3, 4), "references": []},
         ),
         ("references: got grids of [4, 6, 8] positions", {"references": TOKENS[:3]}),

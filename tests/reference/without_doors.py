@@ -28,8 +28,8 @@ WITHOUT = {
         require_question require_windows
         require_horizon require_on_grid require_profile
         require_regions require_retrievers require_setting require_shape require_sites
-        refuse_other_architectures refuse_unknown require_lipschitz require_smooth
-        require_state
+        refuse_other_architectures refuse_unknown require_lipschitz require_resnet_premises
+        require_smooth require_state
         require_tensor require_width require_window scalar_loss
     """,
     "Parts of the readers of checkpoints, whose files tests/models breaks.": """
