@@ -412,7 +412,7 @@ def _followed(profile: Profile, horizon: float, count: int) -> Follow:
     def step(field: Any, x: State, grid: Grid, increment: Array) -> State:
         return jax.lax.fori_loop(0, count, lambda _, x: rk4(field, x, grid, increment / count), x)
 
-    def follow(layers: PyTree, x: State, grid: Grid) -> State:
+    def follow(layers: PyTree, x: State, grid: Grid) -> Float[Array, "times length width"]:
         means = _layer_means(profile, horizon / ResidualFlow(layers).depth, count)
         return ResidualFlow(layers, horizon, means, step).trajectory(x, grid).states
 

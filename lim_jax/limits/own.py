@@ -149,7 +149,8 @@ def study(
         singular at 0 need ``position.SINGULAR_AT_ZERO``. Of two grids the last gives the limit,
         the first its error. Two that are finer than all others, of the same kind, serve a field
         that knows no panels. Three of sizes n, 2n and 4n give it by extrapolation at the expected
-        order (`richardson`), from the last two; from the first two its error.
+        order (`richardson`), from the last two; from the first two its error. On one grid they are
+        two flows in place of `reference_flows`.
 
     Raises
     ------

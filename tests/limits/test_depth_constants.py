@@ -71,7 +71,7 @@ def drifting(gain, height):
     x, euler = jnp.asarray(np.ones((4, 2))), {"euler": Scheme()}
     profile = lim.limits.DepthProfile(rising, bound=3.0, lipschitz=1.0)
     studies = lim.limits.trajectory_studies(
-        control, x, grid, depths, euler, horizon=2.0, profile=profile
+        control, x, grid, depths, euler, horizon=2.0, profile=profile, lipschitz=True
     )
     root = np.sqrt(np.asarray(grid.weights).sum())
     return root, studies["euler: on layers"], studies["euler: between layers"]

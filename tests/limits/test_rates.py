@@ -214,23 +214,6 @@ def test_a_spike_between_the_samples_refutes_no_theorem_in_position(name):
     assert study._replace(sampled=False).verdict == "BROKEN"
 
 
-ROUGH = {
-    "a jump": lambda p: jnp.where(p < 0.3, p, p + 0.01)[:, None],
-    "a kink": lambda p: jnp.abs(p - 0.5)[:, None],
-    "a power": lambda p: p[:, None] ** 0.6,
-}
-
-
-@pytest.mark.parametrize("name", ROUGH)
-def test_states_that_are_not_smooth_are_refused_as_smooth_and_get_no_claim_unsaid(name):
-    # `thm:attention-continuum-error`.
-    with pytest.raises(ValueError, match="states: got secants .* continuously differentiable"):
-        lim.limits.attention_studies(
-            lim.limits.averaging_attention(), ROUGH[name], SIZES, smooth=True
-        )
-    lim.limits.require_smooth(lambda p: jnp.stack([p**1.5, 2 + 0 * p, jnp.sin(40 * p)], axis=1))
-
-
 @pytest.fixture(scope="module")
 def trajectories():
     """Recursions of one control, as it is and perturbed: they share the depth flow."""
@@ -378,17 +361,26 @@ def test_adjoint_density_and_cone_mass_converge_in_depth():
     """Dear: an adjoint and a cone mass of each depth and scheme, and two references to compare."""
     control = linear_control(light_layers(3, width=3))
     grid = lim.token_grid(6)
-    studies = lim.limits.input_adjoint_depth_studies(
-        control,
-        lambda x, y: lim.inner(x, x, grid),
-        (smooth(grid.nodes), None),
-        grid,
-        (64, 128, 256, 512),
-        schemes={"split": Scheme(lim.split)},
-    )
-    for study in studies.values():
-        assert_order(study, 1)
-        assert study.claimed is None
+    other, flow = lim.limits.reference_flows(control)
+    nearby = lim.ContinuousFlow(linear_control(light_layers(3, width=3, scale=0.999)))
+
+    def studies(*references):
+        return lim.limits.input_adjoint_depth_studies(
+            control,
+            lambda x, y: lim.inner(x, x, grid),
+            (smooth(grid.nodes), None),
+            grid,
+            (64, 128, 256, 512),
+            schemes={"split": Scheme(lim.split)},
+            references=references,
+        )
+
+    for study in studies(nearby, flow).values():
+        assert abs(study.order.value - 1) < 0.15 and study.claimed is None
+        # The first of one's own references tells the error of the last.
+        assert 1e-6 < study.reference_error < 1e-1
+    with pytest.raises(ValueError, match="references: got flows to 2, 1, expected two depth flows"):
+        studies(dataclasses.replace(other, horizon=2.0), flow)
 
 
 @pytest.mark.slow
@@ -413,11 +405,26 @@ def test_regional_influence_needs_the_graded_grid(make_grid, order):
         assert_order(studies["inside"], 1)
 
 
-@pytest.mark.slow
-def test_cone_mass_converges():
-    study = lim.limits.cone_mass_study(layer().attention, smooth, SIZES)
-    assert_order(study, 1)
-    assert (study.source, study.claimed) == ("eq:cone-mass", None)
+def test_cone_mass_converges_to_that_of_the_references():
+    """Of averaging it is 1/q - 1, and L times the sum over i >= j of 1/i^2 on tokens."""
+    # `eq:cone-mass`.
+    sizes = (8, 16, 32, 64)
+
+    def mass(size):
+        return size * (1.0 / np.arange(size // 4, size + 1) ** 2).sum()
+
+    def study(**options):
+        return lim.limits.cone_mass_study(
+            averaging(), lambda p: jnp.zeros((p.size, 1)), sizes, positions=(0.25,), **options
+        )
+
+    exact = study()
+    np.testing.assert_allclose(exact.errors, [abs(mass(n) / 3 - 1) for n in sizes], rtol=1e-7)
+    assert_order(exact, 1)
+    assert (exact.source, exact.claimed) == ("eq:cone-mass", None)
+    tokens = study(references=(lim.token_grid(80), lim.token_grid(160)))
+    expected = [abs(mass(n) / mass(160) - 1) for n in (*sizes, 80)]
+    np.testing.assert_allclose([*tokens.errors, tokens.reference_error], expected, rtol=1e-9)
 
 
 @pytest.mark.slow
@@ -457,6 +464,16 @@ def test_the_input_adjoint_grows_like_a_power_of_the_logarithm_at_zero():
         lambda x, grid: lim.integral(x, grid).sum(),
         lambda p: jnp.zeros((p.size, 1)),
     )
+    tokens = lim.limits.singularity_study(
+        lim.ResidualFlow(layers, horizon=2.0),
+        lambda x, grid: lim.integral(x, grid).sum(),
+        lambda p: jnp.zeros((p.size, 1)),
+        references=(lim.token_grid(8), lim.token_grid(16)),
+    )
+    # Of one's own references nothing grows below the first token.
+    sums = np.cumsum(1 / np.arange(16, 0, -1.0))[::-1]
+    first = 1 + 2 * sums[0] + (sums / np.arange(1, 17)).sum()
+    np.testing.assert_allclose(tokens.errors, first, rtol=1e-9)
     y = np.array(study.refinements)
     np.testing.assert_allclose(y, np.log(4 / 3 * 2.0 ** np.array([50, 75, 100, 150, 198])))
     np.testing.assert_allclose(study.errors, 1 + 2 * y + y**2 / 2, rtol=1e-5)

@@ -49,7 +49,8 @@ def test_a_profile_that_rises_is_followed_a_step_behind():
         GRID,
         DEPTHS,
         horizon=HORIZON,
-        profile=lambda time: 1 + time,
+        profile=DepthProfile(lambda time: 1 + time, bound=3.0, lipschitz=1.0),
+        lipschitz=True,
     )
     np.testing.assert_allclose(study.errors, ROOT * 7.5 * HORIZON * STEPS / 2, rtol=1e-9)
     # M = 10 and Lip(zeta) = 1, and nothing else.
@@ -73,8 +74,9 @@ def test_layers_that_grow_shadow_their_flow_as_the_profile_has_it(step):
         GRID,
         DEPTHS,
         horizon=HORIZON,
-        profile=lambda time: 2.6 / (1 + 0.7 * time),
+        profile=DepthProfile(lambda time: 2.6 / (1 + 0.7 * time), bound=2.6, lipschitz=1.82),
         step=step,
+        lipschitz=True,
     )
     errors, defects, states = [], [], []
     for depth in DEPTHS:
