@@ -186,13 +186,13 @@ def _scheme_studies(
     scheme: Scheme, depths: Sequence[int], limit: _Limit, lipschitz: bool
 ) -> dict[str, Study]:
     runs = _runs(scheme, depths, limit)
-    rates = [scheme.rate(depth, limit.horizon) for depth in depths]
-    claimed = round(fit_order(depths, rates).value, 2)
     layers = [run.layers for run in runs.values()]
     proved = proved_constants(layers, limit.control, limit.profile, limit.grid, limit.horizon)
     sampled = proved is None or not math.isfinite(proved.between_layers(limit.horizon))
-    constants = None
+    constants = claimed = None
     if _premises(proved, limit.profile, scheme.step, lipschitz):
+        rates = [scheme.rate(depth, limit.horizon) for depth in depths]
+        claimed = round(fit_order(depths, rates).value, 2)
         constants = _sampled_constants(runs[min(depths)], limit) if sampled else proved
         assert constants is not None
         defects = {depth: run.defect for depth, run in runs.items()}
@@ -202,7 +202,7 @@ def _scheme_studies(
     def study(label: str, error: Callable, constant: Callable) -> Study:
         return refine(
             label,
-            None if constants is None else claimed,
+            claimed,
             depths,
             lambda depth: error(runs[depth].states),
             limit.own_error,
