@@ -69,14 +69,7 @@ def input_adjoint_depth_studies(
         found = (adjoint_trajectory(flow, terminal_loss, example, grid) for flow in flows)
         return [(adjoint.covectors[0], adjoint.states[-1]) for adjoint in found]
 
-    flows = reference_flows(control, horizon) if references is None else references
-    require(
-        all(flow.horizon == horizon for flow in flows),
-        "references",
-        got=f"flows to {', '.join(f'{flow.horizon:g}' for flow in flows)}",
-        expected=f"two depth flows to {horizon:g}",
-        cure="Pass the horizon of the study.",
-    )
+    flows = _references(references, control, horizon)
     check, expected = (quantities(*ends_of_flow(flow)) for flow in flows)
     own = _distances(check, expected, grid)
 
@@ -95,6 +88,19 @@ def input_adjoint_depth_studies(
         for label, scheme in schemes.items()
         for name, study in studies(scheme).items()
     }
+
+
+def _references(references: Flows | None, control: Control, horizon: float) -> Flows:
+    """One's own flows, refused if they end elsewhere; or those of the control."""
+    flows = reference_flows(control, horizon) if references is None else references
+    require(
+        all(flow.horizon == horizon for flow in flows),
+        "references",
+        got=f"flows to {', '.join(f'{flow.horizon:g}' for flow in flows)}",
+        expected=f"two depth flows to {horizon:g}",
+        cure="Pass the horizon of the study.",
+    )
+    return flows
 
 
 _QUANTITIES = {
