@@ -61,6 +61,7 @@ FIELDS = {
 
 @pytest.mark.parametrize("name", FIELDS)
 def test_fields_are_resolved_on_a_grid_or_not_and_no_more_is_said(name):
+    # `thm:attention-continuum-error`, `thm:loss-adjoint-continuum-error`.
     field, *resolved = FIELDS[name]
     checks = {"smooth": lim.limits.require_smooth, "Lipschitz": lim.limits.require_lipschitz}
     for (word, check), passes in zip(checks.items(), resolved, strict=True):
