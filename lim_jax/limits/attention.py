@@ -20,6 +20,7 @@ from lim_jax.grid.measure import Grid
 from lim_jax.grid.panels import gauss_grid
 from lim_jax.limits.premises import require_smooth
 from lim_jax.limits.refinement import Study, refine
+from lim_jax.network.attention import causal_attention
 from lim_jax.network.multihead import CausalAttention, by_head
 from lim_jax.network.slots import State
 
@@ -220,7 +221,9 @@ def _beyond_the_theorem(attention: CausalAttention) -> list[str]:
     kinds = getattr(attention.span, "kinds", (attention.span,))
     parts = [(kind, name) for kind in kinds for name in ("window", "chunk", "places")]
     parts += [(attention, name) for name in ("scale", "cap", "sinks", "output_norm", "gate")]
-    return [name for part, name in parts if getattr(part, name) is not None]
+    own = [] if type(attention) is CausalAttention else [type(attention).__name__]
+    own += [] if attention.attend is causal_attention else ["attend"]
+    return own + [name for part, name in parts if getattr(part, name) is not None]
 
 
 @filter_jit

@@ -66,10 +66,19 @@ def test_rotary_attention_converges_and_claims_nothing():
     study = lim.limits.attention_studies(scaled, smooth, (5,), references=COARSE, smooth=True)
     assert study["inside"].bounds is None
     gated = dataclasses.replace(scaled, scale=None, gate=jnp.swapaxes(scaled.output, 1, 2))
+    own = dataclasses.replace(scaled, scale=None, attend=lambda *slots, **options: slots[-1])
     beyond = {"places": turning, "window": windowed(3), "scale": scaled, "gate": gated}
+    beyond |= {"attend": own, "Doubled": Doubled(**vars(layer().attention))}
     for name, placed in beyond.items():
         with pytest.raises(ValueError, match=f"attention: got {name}, expected none"):
             lim.limits.attention_constant(placed, smooth)
+
+
+class Doubled(lim.CausalAttention):
+    """Attention of one's own, whose output no constant of its matrices knows."""
+
+    def __call__(self, x, context, grid):
+        return 2 * super().__call__(x, context, grid)
 
 
 def windowed(window):
