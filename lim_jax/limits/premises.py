@@ -88,20 +88,27 @@ def _unevenness(field: FieldOfOne) -> list[tuple[Array, Array]]:
     Fourth differences of a smooth field's slopes fall like h^4, those of a kink stay whatever lies
     beside it; a jump is in secants only, less the integral of the slopes' cubics.
     """
+    # Uneven ends, so that no kink at a round number falls on a point.
+    points = [(np.arange(count) + 0.382) / count for count in (1600, 25600)]
 
-    def at(points: int) -> tuple[Array, Array]:
-        # Uneven ends, so that no kink at a round number falls on a point.
-        p = jnp.asarray((np.arange(points) + 0.382) / points, float)
-        values, slopes = jax.jvp(field, (p,), (jnp.ones_like(p),))
+    def linear(p: Array) -> tuple[Array, Array]:
+        return jax.jvp(field, (p,), (jnp.ones_like(p),))
+
+    # By as many points at a time, so that the field is compiled once.
+    parts = jnp.asarray(np.concatenate(points).reshape(-1, 1600), float)
+    found = jax.tree.map(lambda of: of.reshape(-1, of.shape[-1]), jax.lax.map(linear, parts))
+
+    def uneven(values: Array, slopes: Array) -> tuple[Array, Array]:
+        count = len(values)
         bends = jnp.diff(slopes, n=4, axis=0)
         means = (13 * (slopes[1:-2] + slopes[2:-1]) - slopes[:-3] - slopes[3:]) / 24
-        missed = jnp.diff(values, axis=0)[1:-1] * points - means
-        uneven = jnp.maximum(jnp.abs(bends), jnp.abs(missed[1:])).max(axis=1)
+        missed = jnp.diff(values, axis=0)[1:-1] * count - means
+        worse = jnp.maximum(jnp.abs(bends), jnp.abs(missed[1:])).max(axis=1)
         size = jnp.abs(values).max() + jnp.abs(slopes).max()
-        rounding = 10 * jnp.finfo(values.dtype).eps * points * size
-        return jnp.pad(uneven, 2).reshape(PLACES, -1).max(axis=1), rounding
+        rounding = 10 * jnp.finfo(values.dtype).eps * count * size
+        return jnp.pad(worse, 2).reshape(PLACES, -1).max(axis=1), rounding
 
-    return [at(1600), at(25600)]
+    return [uneven(*(of[:1600] for of in found)), uneven(*(of[1600:] for of in found))]
 
 
 def require_resnet_premises(
