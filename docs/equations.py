@@ -9,6 +9,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 ROOT = HERE.parent
 TABLE, BREAKS, PAGE = HERE / "labels.toml", HERE / "breaks.toml", HERE / "equations.md"
+WENT_RED = HERE / "went_red.toml"
 
 Definition = ast.FunctionDef | ast.ClassDef
 KINDS = "app|ass|cor|def|eq|fig|prop|rem|sec|subsec|tab|thm"
@@ -16,20 +17,13 @@ LABEL = rf"(?:{KINDS}):[\w-]*\w"
 HEAD = """\
 # From the paper's labels to the code
 
-What computes each label of the paper, and the tests that hold it, in the paper's order. A label
-without either states nothing to compute, for the reason given. Written by `docs/equations.py` from
-the docstrings of `lim_jax` and the tests; `tests/test_labels.py` holds it to them.
+What computes each label of the paper, and the tests that name it, in the paper's order. A label
+without either states nothing to compute, for the reason given. Each was made false on purpose, in
+two ways (`docs/breaks.toml`: a factor, a sign, or what else it has); behind a test stand the breaks
+at which it went red, as `docs/breaks.py` saw them. Written by `docs/equations.py` from the
+docstrings of `lim_jax`, the tests and that record; `tests/test_labels.py` holds it to them.
 
 | label | computed by | held by |
-|---|---|---|
-"""
-GOES_RED = """
-## What goes red
-
-Every theorem, proposition, corollary and algorithm was made false on purpose, in one line of what
-computes it. These are the tests that failed then, of those that hold it (`docs/breaks.toml`).
-
-| made false | statement | went red |
 |---|---|---|
 """
 
@@ -83,39 +77,44 @@ def held() -> dict[str, list[tuple[Path, str]]]:
     return found
 
 
-def breaks() -> list[dict]:
-    """What was broken on purpose: the statement `of` it, the file, in words, and what went red."""
-    return tomllib.loads(BREAKS.read_text())["break"]
+def breaks() -> dict[str, dict[str, list[str]]]:
+    """What is broken on purpose for each label: a file, a text in it, and its replacement."""
+    return tomllib.loads(BREAKS.read_text())
+
+
+def went_red() -> dict[str, dict[str, list[str]]]:
+    """The tests of each label that failed at each of its breaks, as docs/breaks.py saw them."""
+    return tomllib.loads(WENT_RED.read_text()) if WENT_RED.is_file() else {}
 
 
 def written() -> str:
-    """The page: a row for each label, and one for each deliberate break."""
-    functions, tests = computed(), held()
+    """The page: a row for each label."""
+    functions, tests, record = computed(), held(), went_red()
     rows = []
     for label, reason in labels().items():
         left = _links(functions.get(label, [])) or f"*{reason}*"
-        rows.append(f"| `{label}` | {left} | {_links(tests.get(label, []))} |\n")
-    return HEAD + "".join(rows) + GOES_RED + "".join(map(_broken, breaks()))
+        red = record.get(label, {})
+        right = "<br>".join(_link(*test) + _seen(*test, red) for test in tests.get(label, []))
+        rows.append(f"| `{label}` | {left} | {right} |\n")
+    return HEAD + "".join(rows)
 
 
-def _broken(one: dict) -> str:
-    module = ".".join(Path(one["file"]).with_suffix("").parts[1:])
-    red = _links([(ROOT / "tests" / file, name) for file, name in map(_apart, one["red"])])
-    made = f"[`{module}`](../{one['file']}): {one['broken']}"
-    return f"| {made} | `{one['of']}` | {red} |\n"
+def name_of(file: Path, test: str) -> str:
+    """A test as the record names it."""
+    return f"{file.relative_to(ROOT / 'tests').as_posix()}::{test}"
 
 
-def _apart(test: str) -> tuple[str, str]:
-    file, name = test.split("::")
-    return file, name
+def _seen(file: Path, test: str, red: dict[str, list[str]]) -> str:
+    kinds = [kind for kind, names in red.items() if name_of(file, test) in names]
+    return f" ({', '.join(kinds)})" if kinds else ""
 
 
 def _links(places: list[tuple[Path, str]]) -> str:
-    links = (_link(file.relative_to(ROOT), name) for file, name in places)
-    return "<br>".join(links)
+    return "<br>".join(_link(file, name) for file, name in places)
 
 
 def _link(file: Path, name: str) -> str:
+    file = file.relative_to(ROOT)
     if file.parts[0] == "tests":
         return f"[`{file.name}::{name}`](../{file.as_posix()})"
     module = ".".join(file.with_suffix("").parts[1:])

@@ -68,21 +68,17 @@ def test_the_list_holds_the_papers_219_labels():
     assert names[-1] == "eq:convergent-control-grid-bound"
 
 
-def test_every_theorem_was_broken_and_what_went_red_holds_it(held):
-    kinds = ("thm:", "prop:", "cor:")
-    theorems = {one for one, reason in LABELS.items() if one.startswith(kinds) and not reason}
-    red: dict[str, set[str]] = {}
-    for one in EQUATIONS["breaks"]():
-        assert (ROOT / one["file"]).is_file() and one["broken"] and one["red"], one
-        red.setdefault(one["of"], set()).update(one["red"])
-    assert theorems | {f"Algorithm {number}" for number in (1, 2, 3)} <= red.keys()
-    tests = {
-        label: {f"{file.relative_to(ROOT / 'tests').as_posix()}::{name}" for file, name in places}
-        for label, places in held.items()
-    }
-    every = set().union(*tests.values())
-    for of, names in red.items():
-        assert names <= (every if of.startswith("Algorithm ") else tests[of]), of
+def test_every_label_was_broken_twice_and_a_test_of_its_own_went_red_each_time(held):
+    table, record = EQUATIONS["breaks"](), EQUATIONS["went_red"]()
+    assert {label for label, reason in LABELS.items() if not reason} == table.keys()
+    for label, replacements in table.items():
+        assert len(replacements) >= 2, label
+        for kind, (file, old, new) in replacements.items():
+            assert (ROOT / file).read_text().count(old) == 1 and new != old, (label, kind)
+        assert record[label].keys() == replacements.keys(), "run docs/breaks.py"
+        names = {EQUATIONS["name_of"](*test) for test in held[label]}
+        for kind, red in record[label].items():
+            assert red and names.issuperset(red), (label, kind)
 
 
 def test_the_page_is_what_its_script_writes():
