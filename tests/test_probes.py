@@ -12,6 +12,7 @@ WIDTH = 5
 
 @pytest.mark.parametrize("draw", [probes.gaussian_probes, probes.rademacher_probes])
 def test_probes_are_isotropic_and_independent(draw):
+    # `eq:isotropic-observability-probes`.
     count = 40_000
     found = np.asarray(draw(count, WIDTH, key=jax.random.key(0)))
     error = 4 * np.sqrt(2 / count)

@@ -129,7 +129,7 @@ def _attend(points, _, tiling):
 
 
 def _slope(points, tangents, apply):
-    """The derivative of attention: what `eq:attention-first-variation-schematic` is made of."""
+    """The derivative of attention, by the push at what the forward pass kept."""
     query, key, value, *starts = points
     features, log_total = checkpoint_name(apply(_attention, points, []), KEPT)
     point = query, key, value, features, log_total, *starts
@@ -168,7 +168,7 @@ def _pushed_sums(points, vectors, tiling):
 
 
 def _pushed(points, vectors, tiling):
-    r"""The tangents :math:`\dot o_i` and :math:`\dot\ell_i`."""
+    r"""Tangents :math:`\dot o_i` (`eq:attention-first-variation-schematic`), :math:`\dot\ell_i`."""
     query, key, value, outputs, log_total, *starts = points
     point = query, key, value, log_total, *starts
     moved, log_slopes = _pushed_sums(point, vectors, tiling)

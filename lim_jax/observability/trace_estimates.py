@@ -445,9 +445,9 @@ def probed_trace_covariance(
 def penalty_bias(covariance: Float[Array, "length length"], grid: Grid) -> Scalar:
     r"""By how much noisy traces raise the trace penalty on average: :math:`\mathrm{tr}(Q\Sigma)`.
 
-    `eq:algorithm3-penalty-estimator-bias`, exact for unbiased traces of any law. With
-    :math:`d_i = \Delta p_i` and :math:`C = I - \mathbf 1d^\top`, Q is :math:`C^\top DC`, which is
-    the paper's :math:`D - dd^\top` where the weights sum to one.
+    `eq:algorithm3-penalty-estimator-bias` (`rem:algorithm3-bias`), exact for unbiased traces of any
+    law. With :math:`d_i = \Delta p_i` and :math:`C = I - \mathbf 1d^\top`, Q is
+    :math:`C^\top DC`, which is the paper's :math:`D - dd^\top` where the weights sum to one.
 
     Parameters
     ----------

@@ -65,8 +65,9 @@ def gramian_penalty(gramians: Float[Array, "length width width"], grid: Grid) ->
 def crossfit_penalty(first: Profile, second: Profile, grid: Grid) -> Scalar:
     r"""The unbiased :math:`\tilde\Omega_{obs}^{tr} = (\hat g^{(a)})^\top Q\,\hat g^{(b)}`.
 
-    `eq:algorithm3-crossfit-unbiased-penalty`, of two independent estimates of the traces. It may be
-    negative, and is never clipped: that would bias it.
+    `eq:algorithm3-crossfit-unbiased-penalty`, of two independent estimates of the traces, where one
+    alone is biased (`rem:algorithm3-bias`). It may be negative, and is never clipped: that would
+    bias it.
 
     Examples
     --------
@@ -116,11 +117,10 @@ def observability_objective(
     r"""Algorithm 3's objective with its traces, for ``jax.value_and_grad(..., has_aux=True)``.
 
     :math:`\mathcal L_{\mathcal B} + \frac{\lambda_{obs}}2\hat\Omega_{obs}^{tr}`
-    (`eq:observability-balanced-training-objective`; of its biases `rem:algorithm3-bias`), the
-    traces averaged over probes and examples.
-    The penalty is biased upwards by the noise of the traces
-    (`eq:algorithm3-penalty-estimator-bias`), by what `trace_estimates.penalty_bias` says; averaging
-    over steps lessens it. Its gradient is reverse mode through the probes' forward mode.
+    (`eq:observability-balanced-training-objective`), the traces averaged over probes and examples.
+    The penalty is biased upwards by the noise of the traces, by what `trace_estimates.penalty_bias`
+    says; averaging over steps lessens it. Its gradient is reverse mode through the probes' forward
+    mode.
 
     Parameters
     ----------

@@ -149,8 +149,8 @@ def reweighting_run(
     ----------
     stage
         ``stage(state, weights, index) -> (state, density, record)``: train for an epoch under the
-        loss weights, then measure the influence density. `loss.cross_entropy` of labels times
-        weights is the weighted loss (`eq:discrete-weighted-cross-entropy`).
+        loss weights, then measure the influence density. `loss.cross_entropy` under these
+        `position_weights` is the weighted loss.
     state
         Parameters, optimiser, and what else a stage needs.
     grid

@@ -75,6 +75,9 @@ def test_primacy_holds_where_attention_listens_to_the_left():
 
 def test_the_cones_bounds_by_hand():
     """Unequal entries, T = 2: the least on the left, the largest in the middle, cells shared."""
+    # `eq:cone-left-joint-coercivity`, `eq:cone-middle-joint-upper-bound`,
+    # `eq:cone-geometric-region-factor`, `eq:cone-left-actual-lower-bound`,
+    # `eq:cone-middle-actual-upper-bound`, `eq:cone-actual-primacy-condition`.
     grid = lim.graded_grid(4)
     regions = lim.boundary_regions(grid, 0.3)
     cone = JointCone(
@@ -197,7 +200,7 @@ def test_layers_move_regional_energies_within_their_bound():
 
 
 def test_recency_survives_weak_layers_only():
-    # `prop:regional-recency-persistence`, `eq:recency-moment-condition`.
+    # `prop:regional-recency-persistence`.
     terminal, initial, bounds = survival(0.05, last_token(LENGTH))
     for c in (bounds.product, bounds.exponential):
         certificate = criteria.recency_survival(terminal, initial, c, REGIONS)
@@ -209,7 +212,8 @@ def test_recency_survives_weak_layers_only():
 
 def test_recencys_sides_and_conclusion_by_hand():
     """Three levels of the terminal covector; an initial one that is heavier in the middle."""
-    # `prop:regional-recency-persistence`, `eq:regional-recency-survival-condition`.
+    # `prop:regional-recency-persistence`, `eq:regional-recency-survival-condition`,
+    # `eq:recency-moment-condition`.
     levels = np.repeat([2.0, 1.0, 3.0], [4, 12, 4])[None, :, None]
     terminal, initial = jax.device_put(levels), jax.device_put(levels[:, ::-1] ** -1)
     certificate = criteria.recency_survival(terminal, initial, jnp.array([0.1]), REGIONS)
@@ -219,6 +223,8 @@ def test_recencys_sides_and_conclusion_by_hand():
     np.testing.assert_allclose(one.lesser, (1 / 0.2 + 1 / 0.6) * 0.21 * mean)
     np.testing.assert_allclose((measured.greater, measured.lesser), (1 / 4, 1))
     assert not certificate.concluded
+    unbounded = criteria.recency_survival(terminal, initial, jnp.array([jnp.inf]), REGIONS)
+    assert [premise.holds for premise in unbounded.premises] == [True, False]
 
 
 def test_a_covector_in_bfloat16_is_judged_by_sums_in_float32():
@@ -276,6 +282,7 @@ def test_a_continuous_flow_has_its_c_from_its_horizon_and_no_certificate_from_sa
 
 
 def test_recency_fails_without_a_right_heavy_covector():
+    # `prop:regional-recency-persistence`.
     terminal, _, bounds = survival(0.05, teacher_forcing(LENGTH))
     flat = jnp.asarray(np.ones(terminal.shape))
     certificate = criteria.recency_survival(flat, flat, bounds.product, REGIONS)
@@ -332,7 +339,7 @@ def queried(weights, energies):
 
 
 def test_right_biased_queries():
-    # `eq:right-biased-squared-query-mass`.
+    # `eq:right-biased-squared-query-mass`, `eq:finite-recency-energy-contrast`.
     energies = jnp.asarray(np.linspace(1.0, 1.5, LENGTH))
     holds = queried(last_token(LENGTH), energies)
     assert holds.holds and holds.concluded

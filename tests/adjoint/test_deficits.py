@@ -214,16 +214,18 @@ def test_the_double_deficit_holds_fails_and_is_vacuous():
 
 
 def test_the_double_deficits_sides_by_hand():
-    """l = 5 and 6; u = 1 throughout the rest; rho = 1/4 on one pair of every region."""
+    """Bounds of one's own, no two alike: U_M = 21, and Gamma = 1.5, 8 and 0.5."""
     # `thm:channel-energy-double-deficit`, `eq:channel-cross-bound-gamma`,
     # `eq:checkable-double-deficit-conditions`.
-    found = products((0.0,) * 3, (0.0,) * 3, (0.0,) * 3)
-    upper = jnp.ones((3, 3))
-    rho = jnp.asarray(np.outer(np.ones(3), [0, 0, 0.25]))
-    bounds = deficits.ChannelBounds(upper, jnp.array(0.0), jnp.array(0.0), rho)
+    found = products((0, 5, 0.0), (0, 0, 0.0), (6, 0, 0.0))
+    upper = jnp.array([[1.0, 9, 4], [4, 1, 16], [16, 4, 1]])
+    rho = jnp.array([[0.25, 0, 0], [0, 0.5, 0], [0, 0, 0.125]])
+    bounds = deficits.ChannelBounds(upper, jnp.array(5.0), jnp.array(6.0), rho)
     certificate = deficits.double_deficit(found, bounds)
-    # U_M = 3, Gamma = 2 * 0.25 for each region.
-    assert [one.lesser for one in certificate.inequalities] == [4.0, 4.0]
+    sides = [(one.greater, one.lesser) for one in certificate.inequalities]
+    assert sides == [(5, 30.5), (6, 29.5)]
+    nothing = deficits.double_deficit(found, bounds._replace(left=jnp.array(0.0)))
+    assert [premise.holds for premise in nothing.premises] == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -272,6 +274,7 @@ def test_bootstrap_bounds_cover_the_data_and_the_truth():
 def test_bootstrap_bounds_are_quantiles_of_what_is_drawn(confidence):
     """Of two examples a quarter of the draws are one alone, a quarter the other, the rest both:
     beyond 3/4 bounds are those of the worse example, before them those of both."""
+    # `eq:channel-upper-bounds`, `eq:boundary-channel-lower-bounds`, `eq:channel-correlation-bound`.
     factors = np.random.default_rng(0).standard_normal((2, 3, 3, 5))
     data = RegionalChannels(jax.device_put(factors @ factors.transpose(0, 1, 3, 2)))
     both = np.asarray(data.energies), np.asarray(data.correlations)

@@ -59,6 +59,7 @@ def measured(step):
         return found, {
             "at depths": jnp.stack([found.at_depth(k) for k in range(DEPTH + 1)]),
             "gradient": jax.grad(lambda x: loss(flow(x, grid), labels))(x),
+            "cone": found.cone,
             "by head": lim.adjoint.cone_by_head(sites, grid),
             "alone": lim.adjoint.channels(rest, loss, (found.states[FIRST], labels), grid).vectors,
         }
@@ -119,9 +120,11 @@ def test_pre_norm_fields_leave_the_sum_of_features_alone(step):
 
 @pytest.mark.parametrize("step", SCHEMES)
 def test_heads_and_depths_sum_to_the_cone(step):
+    # `eq:depth-integrated-cone-channel`, `eq:primacy-channel-term`.
     found, of = measured(step)
     assert of["by head"].shape == (DEPTH, 2, LENGTH, WIDTH)
     np.testing.assert_allclose(of["by head"].sum(axis=1), found.cone_by_depth, atol=1e-14)
+    np.testing.assert_allclose(of["cone"], of["by head"].sum(axis=(0, 1)), atol=1e-13)
 
 
 @pytest.mark.parametrize("step", SCHEMES)

@@ -57,10 +57,13 @@ def linearised(field, x, vector, grid):
 def test_kernel_and_local_blocks_sum_to_the_jacobian(grid_name):
     # `eq:attention-linearization-exact`, `eq:multihead-volterra-derivative`,
     # `eq:attention-local-operator`.
-    found = linearised(field(), random_states(), random_states(5), GRIDS[grid_name](LENGTH))
+    tangent_ = random_states(5)
+    found = linearised(field(), random_states(), tangent_, GRIDS[grid_name](LENGTH))
     blocks = np.array(found["kernel blocks"])
     blocks[np.diag_indices(LENGTH)] += np.asarray(found["local blocks"])
     np.testing.assert_allclose(blocks, found["jacobian"], rtol=0, atol=1e-13)
+    expected = np.einsum("ijab,jb->ia", found["jacobian"], tangent_)
+    np.testing.assert_allclose(sum(found["pushed"]), expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("grid_name", GRIDS)

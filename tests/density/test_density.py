@@ -347,6 +347,7 @@ def test_regions_are_free():
 
 def test_positions_left_out_leave_a_density_of_the_others():
     """`def:influence` of the rest, with its errors, by NumPy on cells of unequal weights."""
+    # `eq:influence-measure`, `eq:influence-density`.
     grid, left_out = lim.graded_grid(10), (2, 9)
     batch = linear_batch(11, 40, grid)
     regions = lim.boundary_regions(grid, "2/5").without(left_out)

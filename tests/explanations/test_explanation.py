@@ -279,11 +279,15 @@ def test_records_and_tables_give_every_number_under_its_name():
         line[:26].strip(): line[26:]
         for line in lim.explanations.explanation_table(found).split("\n")
     }
+    cells = {"left": slice(2), "middle": slice(2, 6), "right": slice(6, 8)}
     for index, channel in enumerate(("residual", "cone", "local")):
         np.testing.assert_allclose(
             record["channel_energies"][channel], found.channel_energies[index]
         )
         energies = np.mean(regional.products[:, :, index, index], axis=0)
+        # `eq:residual-influence-component` and its like, averaged.
+        averages = [np.mean(found.channel_energies[index, where]) for where in cells.values()]
+        np.testing.assert_allclose(averages, energies, rtol=1e-10, atol=1e-15)
         for region, energy in zip(("left", "middle", "right"), energies, strict=True):
             np.testing.assert_allclose(record["regional_energies"][region][channel], energy)
         shown = [float(number) for number in rows[f"{channel} energy"].split()]
@@ -293,7 +297,6 @@ def test_records_and_tables_give_every_number_under_its_name():
         "value": float(found.terminal_contrast.value),
         "error": float(found.terminal_contrast.error),
     }
-    cells = {"left": slice(2), "middle": slice(2, 6), "right": slice(6, 8)}
     sides = {
         region: np.asarray(found.hop_energies)[:, where].mean(axis=1)
         for region, where in cells.items()

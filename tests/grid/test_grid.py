@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from reference.differences import fitted_order
 from reference.networks import GRIDS
@@ -103,6 +103,10 @@ def test_the_pairing_sums_over_features():
     size=st.integers(3, 120),
     thousandths=st.integers(1, 499),
 )
+# A node on the boundary itself, which few draws have.
+@example(kind="tokens", size=20, thousandths=200)
+@example(kind="midpoints", size=5, thousandths=300)
+@example(kind="graded", size=15, thousandths=125)
 def test_point_regions_are_those_of_exact_arithmetic(kind, size, thousandths):
     # `eq:discrete-right-middle-sets`.
     delta = Fraction(thousandths, 1000)
@@ -125,6 +129,7 @@ def test_point_regions_are_those_of_exact_arithmetic(kind, size, thousandths):
 
 def test_floats_would_have_erred():
     """At L = 50 and delta = 0.18 token 41 stands exactly on the boundary 0.82."""
+    # `eq:discrete-right-middle-sets`.
     assert 41 / 50 < 1 - 0.18
     regions = lim.boundary_regions(lim.token_grid(50), 0.18, "points")
     assert (np.asarray(regions.weights) > 0).sum(axis=1).tolist() == [8, 32, 10]

@@ -78,7 +78,8 @@ def drifting(gain, height):
 
 
 def test_the_constants_of_a_matrix_are_its_norm_and_the_states():
-    # `eq:resnet-ode-convergent-control-bound`, `eq:convergent-control-grid-bound`.
+    # `eq:convergent-control-local-defect`, `eq:resnet-ode-convergent-control-bound`,
+    # `eq:convergent-control-grid-bound`.
     grid = lim.graded_grid(5)
     generator = np.random.default_rng(0)
     matrices, states = generator.standard_normal((4, 3, 3)), generator.standard_normal((4, 5, 3))

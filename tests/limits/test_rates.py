@@ -132,6 +132,15 @@ def test_a_field_that_is_not_smooth_gets_no_bound_and_its_own_order():
     assert_order(studies["every cell"], 0.6)
     # `thm:attention-continuum-error` supposes C^1 states: unsaid, it claims nothing.
     assert {(study.verdict, study.claimed) for study in studies.values()} == {("no bound", None)}
+    # `eq:attention-continuum-pointwise-error`, `eq:attention-continuum-l2-error`,
+    # `eq:attention-left-regional-error`: errors fall from the first cell on, so each has its own.
+    for place, size in enumerate(SIZES):
+        i = np.arange(1, size + 1)
+        errors = np.abs(np.cumsum(i**0.6) / i - i**0.6 / 1.6) / size**0.6
+        inside, left = errors[5 * i >= size], errors[5 * i <= size]
+        found = [studies[name].errors[place] for name in ("inside", "mean square", "left region")]
+        expected = inside.max(), np.sqrt((inside**2).sum() / size), left.mean()
+        np.testing.assert_allclose(found, expected, rtol=1e-3)
 
 
 def test_the_attention_bounds_are_those_of_the_proof_and_averaging_attains_them():
@@ -159,6 +168,7 @@ def test_the_attention_bounds_are_those_of_the_proof_and_averaging_attains_them(
 
 def test_the_attention_constant_is_the_proofs_by_differences():
     """`eq:riemann-attention-error` with `eq:attention-two-denominator-lower-bounds`, in NumPy."""
+    # `thm:attention-continuum-error`, `eq:score-bounded-lipschitz-from-bounded-assumption`.
     attention, p, step = layer().attention, np.linspace(0, 1, 801), 1e-6
     norm, (query, key, value, output) = (
         attention.norm,
@@ -566,7 +576,7 @@ def test_a_query_density_weighs_the_loss(make_grid, order):
 
 def test_a_query_density_weighs_the_terminal_adjoint():
     """Of chi = 1/2 + p and still logits and labels: P_T is chi times a constant covector."""
-    # `eq:continuum-ar-terminal-adjoint`.
+    # `eq:continuum-ar-terminal-adjoint`, `eq:terminal-adjoint-discrete-continuum-error`.
     linear = lim.LinearReadout(jnp.asarray(np.random.default_rng(1).standard_normal((3, 3))))
 
     def still(p):
@@ -652,7 +662,7 @@ def test_windows_keep_the_rate_only_if_their_edges_reflect(edges, order):
 def test_a_linear_readout_is_consistent_at_any_residual():
     """Of Delta = p a: a cell's sample errs by |W a| / sqrt(3) L, and the bound is |W| |a| / L."""
     # `eq:readout-adjoint-consistency`, `rem:linear-readout-consistency`,
-    # `eq:linear-readout-first-order-bound`.
+    # `eq:linear-readout-cellwise-consistency`, `eq:linear-readout-first-order-bound`.
     weight, slope = np.random.default_rng(1).standard_normal((3, 3)), np.array([1.0, -2, 0.5])
     linear = lim.LinearReadout(jnp.asarray(weight))
     study = lim.limits.readout_consistency_study(

@@ -107,10 +107,11 @@ def test_a_tokenwise_readout_may_have_parameters():
 
 def test_cross_entropies_are_their_sums():
     # `eq:discrete-cross-entropy`, `eq:discrete-weighted-cross-entropy`,
-    # `eq:weighted-cross-entropy`, `eq:autoregressive-terminal-loss`.
+    # `eq:weighted-cross-entropy`, `eq:autoregressive-terminal-loss`, `eq:continuum-cross-entropy`.
     logits, labels = random_states(1, 12, 5), random_labels()
     surprise = -(np.asarray(labels) * log_softmax(np.asarray(logits), axis=1)).sum(axis=1)
-    weights, graded = np.arange(12.0), lim.graded_grid(12)
+    weights, graded, panels = np.arange(12.0), lim.graded_grid(12), lim.gauss_grid(8)
+    mixed = np.asarray(panels.nodes)[:, None] * np.array([1, -1]) + np.array([0, 1])
     for found, expected in (
         (cross_entropy(logits, labels, GRID), surprise.mean()),
         (cross_entropy(logits, labels, GRID, weights), np.mean(weights * surprise)),
@@ -120,6 +121,8 @@ def test_cross_entropies_are_their_sums():
             np.sum(np.asarray(graded.weights) * weights * surprise),
         ),
         (autoregressive(logits, labels, weights / 66), np.sum(weights / 66 * surprise)),
+        # The continuum: still logits and labels (p, 1 - p) have a density that is linear in p.
+        (cross_entropy(np.full((8, 2), [1, -0.5]), mixed, panels), np.log(np.exp(1.5) + 1) - 0.75),
     ):
         np.testing.assert_allclose(found, expected, rtol=1e-13)
 
@@ -235,7 +238,7 @@ def test_no_row_of_classes_is_made_of_class_numbers():
 
 @pytest.mark.parametrize("total", [1.0, 2.5, 0.0])
 def test_the_residual_is_the_gradient_for_labels_of_any_sum(total):
-    # `eq:continuum-logit-variation`.
+    # `eq:continuum-logit-variation`, `eq:autoregressive-logit-residual`.
     logits, labels = random_states(1, 12, 5), total * np.asarray(random_labels())
     gradient, residual = map(np.asarray, gradient_and_residual(logits, labels))
     chex.assert_trees_all_close(12 * gradient, residual, atol=1e-14)

@@ -145,6 +145,7 @@ def test_interpolated_controls_by_their_knots_and_between():
 
 def test_the_distance_of_two_controls_in_closed_form():
     """A line sampled at its layers' starts; a jump and a slope; in the norm of all parameters."""
+    # `eq:control-l1-convergence`.
     slope = np.array([3.0, -4.0])
 
     def line(time):
@@ -367,12 +368,16 @@ def test_the_adjoint_equation_agrees_with_differentiating_the_solve():
 
 
 def test_the_adjoint_runs_backward_with_a_constant_step():
-    """Euler in 20 steps of P' = a zeta P: the product of 1 + a zeta / 20 from the end on."""
-    field = lambda x, context, grid: 0.5 * x  # noqa: E731
+    """Euler in 20 steps of x' = zeta x^2/2: the product of 1 + zeta x / 20 from the end on."""
+    # `eq:adjoint`, `eq:continuous-adjoint-duhamel`.
+    field = lambda x, context, grid: x**2 / 2  # noqa: E731
     flow = euler_flow(lambda time: field, 0.05, profile=rising_profile)
     x, times, grid = jnp.asarray(np.ones((12, 1))), jnp.array([0.0, 1.0]), lim.graded_grid(12)
     found = jitted_adjoint(flow, integral_on(grid), (x, None), grid, times)
-    growth = np.prod(1 + 0.5 / 20 * (1 + np.arange(20, 0, -1) / 20))
+    states = [1.0]
+    for k in range(20):
+        states.append(states[k] + (1 + k / 20) / 20 * states[k] ** 2 / 2)
+    growth = np.prod([1 + (1 + k / 20) / 20 * states[k] for k in range(20, 0, -1)])
     np.testing.assert_allclose(found.covectors[0], growth, rtol=1e-12)
     np.testing.assert_allclose(found.covectors[1], 1, rtol=1e-12)
     np.testing.assert_allclose(found.local, growth - 1, rtol=1e-12)
@@ -408,6 +413,8 @@ def test_the_channels_of_pure_sublayers():
 
 
 def test_the_adjoint_of_averaging_is_the_transposed_exponential():
+    """And the cone channel is what it adds to the terminal covector: there is no local one."""
+    # `eq:adjoint`, `eq:continuous-adjoint-duhamel`, `eq:depth-integrated-cone-channel`.
     layer = averaging()
     flow = tight_flow(lambda time: layer, horizon=2.0, profile=rising_profile)
     covector = random_states(3, 12, 3)
@@ -423,3 +430,6 @@ def test_the_adjoint_of_averaging_is_the_transposed_exponential():
     for covectors, remaining in zip(adjoint.covectors, (4.0, 2.5), strict=True):
         expected = expm(remaining * generator).T @ np.asarray(covector).ravel()
         np.testing.assert_allclose(np.ravel(covectors), expected, rtol=1e-7, atol=1e-8)
+    added = (expm(4.0 * generator).T - np.eye(36)) @ np.asarray(covector).ravel()
+    np.testing.assert_allclose(np.ravel(adjoint.cone), added, rtol=1e-7, atol=1e-8)
+    np.testing.assert_allclose(adjoint.residual, covector, rtol=1e-12)

@@ -159,6 +159,8 @@ def test_the_constants_are_those_of_the_steps_by_singular_values():
         kernel = (2 * local, 2 * past * np.exp(2 * score))
         head = ((v * c + bv) * kernel[0], (v * c + bv) * kernel[1] + slope * v * np.exp(2 * score))
         heads.append((score, local, past, *kernel, *head, head[0] + 2 * head[1], v * c + bv))
+    # `eq:attention-density-hardy-bound`, `eq:normalized-kernel-l1-difference`,
+    # `eq:global-l2-attention-stability`.
     *steps, values = np.array(heads).T
     for ours, expected in zip(found.attention[:8], steps, strict=True):
         np.testing.assert_allclose(ours, expected, rtol=1e-12)
@@ -171,6 +173,7 @@ def test_the_constants_are_those_of_the_steps_by_singular_values():
     np.testing.assert_allclose(found.feed_forward.radius, radius, rtol=1e-12)
     steepest = outer * found.feed_forward.slope * inner * steepness(network.norm)
     np.testing.assert_allclose(found.feed_forward.lipschitz, steepest, rtol=1e-12)
+    # `prop:transformer-lipschitz`, `eq:transformer-field-uniform-bound`.
     expected = outer * found.feed_forward.slope * radius + size(network.outer_bias)
     np.testing.assert_allclose(found.feed_forward.bound, expected, rtol=1e-12)
     np.testing.assert_allclose(whole.bound, found.attention.bound + expected, rtol=1e-12)
@@ -427,11 +430,14 @@ def test_stacked_layers_bound_what_lies_between_them():
     for one in (middle, *ends):
         pairs_of = zip(jax.tree.leaves(one), jax.tree.leaves(together), strict=True)
         assert all(np.all(np.asarray(a) <= np.asarray(b)) for a, b in pairs_of)
-    # One field stacked alone has its own constants.
+    # One field stacked alone has its own constants, and of two those of the one larger throughout.
     first = jax.tree.map(lambda leaf: jax.device_put(np.asarray(leaf)[:1]), stacked)
-    alone = field_regularity(first)
-    for a, b in zip(jax.tree.leaves(alone), jax.tree.leaves(ends[0]), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-12)
+    grown = jax.tree.map(lambda leaf: 2 * leaf[0], first)
+    both = jax.tree.map(lambda large, leaf: jnp.stack([large, leaf[0]]), grown, first)
+    for fields, one in ((first, ends[0]), (both, field_regularity(grown))):
+        pairs_of = zip(jax.tree.leaves(field_regularity(fields)), jax.tree.leaves(one), strict=True)
+        for a, b in pairs_of:
+            np.testing.assert_allclose(a, b, rtol=1e-12)
 
 
 @pytest.mark.parametrize("step", [lim.euler, lim.split, lim.network.rk4])
@@ -452,6 +458,7 @@ def twice(time):
 
 def test_the_depth_flow_stays_within_its_radius_and_may_reach_it():
     """A constant output bias alone moves every token at the bound's speed."""
+    # `rem:bounded-state-preln`.
     grid, x = lim.token_grid(12), random_states()
     plain = layer_of(random_flow(depth=1))
     zero = jax.tree.map(lambda leaf: jax.device_put(0 * np.asarray(leaf)), plain)

@@ -116,11 +116,14 @@ def test_the_kernel_is_the_measures_density():
 def test_prefix_measures_have_mass_one_and_integrate_moments():
     # `eq:attention-induced-measure`.
     grid = gauss_grid(40)
-    weights = np.asarray(weights_of(np.zeros((40, 1)), np.zeros((40, 1)), grid))
-    nodes = np.asarray(grid.nodes)
+    nodes, ones = np.asarray(grid.nodes), np.ones((40, 1))
+    weights = np.asarray(weights_of(0 * ones, 0 * ones, grid))
     for degree in range(5):
         expected = nodes**degree / (degree + 1)  # the mean of q^degree on [0, p]
         np.testing.assert_allclose(weights @ nodes**degree, expected, rtol=0, atol=1e-13)
+    tilted = np.asarray(weights_of(ones, nodes[:, None], grid))
+    expected = nodes / -np.expm1(-nodes) - 1  # the mean of q under e^q, by parts
+    np.testing.assert_allclose(tilted @ nodes, expected, rtol=0, atol=1e-13)
 
 
 def test_attention_tends_to_its_trace_at_zero():
@@ -140,8 +143,6 @@ def test_attention_tends_to_its_trace_at_zero():
 
 def test_prefix_sums_err_by_the_largest_slope_and_denominators_have_a_floor():
     """The theorem's steps on tokens: p_i/2L times the slope of e^S v and of e^S, and p_i e^-B."""
-    # `eq:score-bounded-lipschitz-from-bounded-assumption`, `eq:riemann-attention-error`,
-    # `eq:attention-two-denominator-lower-bounds`.
     size = 30
     grid = lim.token_grid(size)
     p, prefix = np.asarray(grid.nodes), np.asarray(grid.prefix_weights())

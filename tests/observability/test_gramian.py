@@ -66,7 +66,6 @@ def random_gramians(seed=2, length=5, width=3):
 
 def test_gramians_by_position_injections():
     """`eq:finite-token-observability-gramian` by forward tangents, one basis vector at a time."""
-    # `eq:finite-token-position-injection`, `eq:finite-token-position-jacobian`.
     seen = np.asarray(tangents(np.eye(20).reshape(20, 5, 4))).reshape(5, 4, -1)
     expected = np.zeros((5, 4, 4))
     for i in range(5):
@@ -89,6 +88,12 @@ def test_probes_are_propagated_injections():
     injected = np.einsum("ip,ra->irpa", np.eye(5), probes).reshape(20, 5, 4)
     seen = np.asarray(tangents(injected)).reshape(5, 4, -1)
     np.testing.assert_allclose(found, 0.5 * (seen**2).sum(axis=2).mean(axis=1), rtol=1e-11)
+    # `eq:observability-trace-unbiasedness`: all signs, equally likely.
+    signs = jax.device_put(np.array(list(itertools.product((-1.0, 1.0), repeat=4))))
+    gramians = np.asarray(gramians_of_observations(X))
+    np.testing.assert_allclose(
+        probed_traces(jax.device_put(gramians), signs), np.trace(gramians, axis1=1, axis2=2)
+    )
 
 
 def test_condition_numbers_are_quotients_of_eigenvalues():
@@ -214,6 +219,8 @@ def exact_gramians():
 
 
 def test_forward_and_reverse_give_one_gramian():
+    # `eq:finite-token-position-injection`, `eq:finite-token-position-jacobian`,
+    # `eq:finite-token-observability-gramian`.
     observations, x, _ = setting()
     steps = np.array([0.5, 0.0, 1.0])
     directions = np.eye(24).reshape(24, 6, 4)
@@ -239,7 +246,7 @@ def test_a_bare_functions_gramians_are_given_at_the_positions_asked_for(exact_gr
 
 
 def test_probes_estimate_traces_and_orthogonal_ones_give_them(exact_gramians):
-    # `eq:observability-trace-unbiasedness`.
+    # `eq:observability-trace-unbiasedness`, `eq:discrete-observability-trace-estimator`.
     observations, x, _ = setting()
     steps = jax.device_put(np.array([0.5, 0.2, 1.0]))
 
@@ -318,7 +325,7 @@ def test_sampled_positions_stand_for_all_in_expectation():
 
 def test_gramians_of_normalised_networks_are_blind_to_a_shift():
     """A shift of a token reaches no other: J_{k,i} **1** = E_i **1**, and i alone may see it."""
-    # `eq:finite-token-observability-gramian`, `eq:finite-token-position-jacobian`.
+    # `eq:finite-token-observability-gramian`.
     flow = random_flow(1, depth=3, width=4)
     norm = lim.LayerNorm.init(4, 0.1)
     grid = lim.token_grid(6)

@@ -72,6 +72,7 @@ def test_the_covariance_of_probed_traces_by_all_probes(law):
 
 def test_the_penaltys_bias_for_any_covariance():
     """`eq:algorithm3-penalty-estimator-bias` over a two-point law along each axis of the noise."""
+    # `rem:algorithm3-bias`.
     root, traces = np.asarray(random_states(0, 5, 5)), np.asarray(random_states(1, 5))
     noisy = traces + np.sqrt(5) * np.concatenate([root.T, -root.T])  # covariance root root'
     penalties = jax.jit(jax.vmap(lambda g: trace_penalty(g, GRID)))

@@ -1,5 +1,6 @@
 """Section 4's parts against a NumPy twin; `test_reproduction` holds it to the paper's digits."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -20,7 +21,8 @@ def cesaro_matrices():
 def test_influence_is_that_of_the_kronecker_matrices():
     # `eq:simulation-causal-matrix`, `eq:simulation-feature-mixing`,
     # `eq:simulation-residual-propagator`, `eq:simulation-input-gate`,
-    # `eq:simulation-terminal-covector`, `eq:simulation-influence-profile`.
+    # `eq:simulation-terminal-covector`, `eq:simulation-influence-profile`,
+    # `tab:simulation-remedy-results`.
     gates = np.sin(np.arange(48.0))
     propagator = np.linalg.matrix_power(cesaro_matrices(), 12)
     covector = np.kron(0.85 * np.eye(48)[-1] + 0.15 / 48, [1, 0.5, -0.3, 0.2])
@@ -28,11 +30,24 @@ def test_influence_is_that_of_the_kronecker_matrices():
     energy = (adjoint.reshape(48, 4) ** 2).sum(axis=1)
     result = paper.gate_influence(jnp.asarray(gates))
     np.testing.assert_allclose(result.density, 48 * energy / energy.sum(), rtol=1e-12)
-    np.testing.assert_allclose(paper.table_row(result).Z, energy.sum(), rtol=1e-12)
+    row, density = paper.table_row(result), 48 * energy / energy.sum()
+    np.testing.assert_allclose((row.Z, row.imbalance), (energy.sum(), np.var(density)), rtol=1e-12)
+    # 9.6 tokens are a fifth: six tenths of the tenth from the left and from the right.
+    share = np.clip(9.6 - np.arange(48), 0, 1) / 9.6
+    left, right = share @ density, share[::-1] @ density
+    middle = (48 - 9.6 * (left + right)) / 28.8
+    gap = min(left, right) - middle
+    expected = left, middle, right, gap, gap / (gap + middle), gap / (gap + 2 * middle)
+    np.testing.assert_allclose(row.indices, expected, rtol=1e-6)
+    # The flow is linear: its derivative, which is all that influence sees, is the flow itself.
+    x = np.random.default_rng(0).standard_normal((48, 4))
+    simulation = paper.simulation
+    moved = jax.jit(lambda x: simulation.cesaro_flow()(x, simulation.GRID))(x)
+    np.testing.assert_allclose(moved, (propagator @ x.ravel()).reshape(48, 4), rtol=1e-10)
 
 
 def test_gramians_are_those_of_the_kronecker_matrices_and_scale_with_the_gates():
-    # `eq:simulation-observability-gramian`, `eq:simulation-condition-number-invariance`.
+    # `eq:simulation-observability-gramian`.
     gates = np.cos(np.arange(48.0))
     step, power, expected = cesaro_matrices(), np.eye(192), np.zeros((48, 4, 4))
     for _ in range(12):
@@ -54,7 +69,8 @@ def test_the_influence_imbalance_ignores_a_common_gate():
 
 
 def test_objectives_are_a_price_on_the_gates_and_the_scatter_that_they_lessen():
-    # `eq:simulation-algorithm1-objective`, `eq:simulation-algorithm3-objective`.
+    # `eq:simulation-algorithm1-objective`, `eq:simulation-algorithm3-objective`,
+    # `eq:simulation-imbalance-metrics`, `eq:simulation-normalized-observability`.
     gates = np.sin(np.arange(48.0))
     density = np.asarray(paper.gate_influence(jnp.asarray(gates)).density)
     traces = np.trace(np.asarray(paper.gate_gramians(jnp.asarray(gates))), axis1=1, axis2=2)
@@ -73,7 +89,8 @@ def test_the_regions_of_both_conventions():
 
 
 def test_condition_numbers_are_those_of_the_points_of_each_region():
-    numbers = np.linalg.cond(np.asarray(paper.gate_gramians(jnp.zeros(48))))
+    """Whatever the gates: `eq:simulation-condition-number-invariance`."""
+    numbers = np.linalg.cond(np.asarray(paper.gate_gramians(jnp.cos(jnp.arange(48.0)))))
     regions = np.split(numbers, [9, 38])
     found = paper.regional_condition_numbers()
     for statistic, values in ((np.mean, found.mean), (np.min, found.smallest), (np.max, found[2])):
@@ -94,6 +111,47 @@ def test_the_probe_study_is_numpys_of_one_stream(monkeypatch):
         estimates = np.var(traces, axis=1) / penalty
         np.testing.assert_allclose(found.bias[index], estimates.mean() - 1, rtol=1e-10)
         np.testing.assert_allclose(found.deviation[index], estimates.std(ddof=1), rtol=1e-10)
+
+
+def test_section_4_is_its_stages_and_the_rows_of_where_they_stop(monkeypatch):
+    """`sec:simulations`: the stages by hand, and how each optimiser was asked."""
+    by_hand, asked = section4_by_hand(), []
+
+    def optimised(objective, rate):
+        name = objective.__name__.removesuffix("_objective")
+        asked.append((name, rate))
+        minimum = by_hand.runs["algorithm2"]._replace(objective=by_hand.objectives[name])
+        return by_hand.runs[name], minimum
+
+    for stage, result in {
+        "_optimised": optimised,
+        "algorithm2_run": lambda: by_hand.runs["algorithm2"],
+        "regional_condition_numbers": lambda: by_hand.condition_numbers,
+        "probe_study": lambda: by_hand.probes,
+        "table_row": lambda influence: influence.energy,
+    }.items():
+        monkeypatch.setattr(paper.outcomes, stage, result)
+    found = paper.section4()
+    assert asked == [("algorithm1", 0.04), ("algorithm3", 0.03)]
+    zeros, ones = np.zeros(48), np.ones(48)
+    first, second, third = (np.asarray(run.gates) for run in by_hand.runs.values())
+    rows = {
+        "baseline": (zeros, ones),
+        "algorithm1": (first, ones),
+        "algorithm2": (zeros, second),
+        "algorithm3": (third, ones),
+    }
+    for name, gates_and_weights in rows.items():
+        expected = paper.gate_influence(*map(jax.device_put, gates_and_weights)).energy
+        np.testing.assert_array_equal(found.table[name], expected)
+    for row in found.minimiser.values():
+        np.testing.assert_array_equal(row, paper.gate_influence(jax.device_put(second)).energy)
+    assert found.objectives == by_hand.objectives and found.runs == by_hand.runs
+    traces = {when: np.asarray(density) for when, density in found.trace_densities.items()}
+    for when, gates in (("before", zeros), ("after", third)):
+        np.testing.assert_array_equal(traces[when], paper.trace_density(jax.device_put(gates)))
+    assert found.condition_numbers is by_hand.condition_numbers
+    assert found.probes is by_hand.probes
 
 
 def test_the_summary_lays_out_what_it_is_given():

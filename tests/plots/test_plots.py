@@ -190,14 +190,25 @@ def drawn(figure):
 
 
 def test_section_4_is_drawn_as_it_was_computed():
+    # `fig:simulation-influence-profiles`, `fig:simulation-observability-profiles`,
+    # `fig:simulation-probe-bias`.
     results = section4_by_hand()
-    profiles = drawn(plots.simulation_influence_profiles(results))
-    for shown, row in zip(profiles.values(), results.table.values(), strict=True):
-        np.testing.assert_array_equal(shown, row.density)
-    traces = drawn(plots.simulation_observability_profiles(results))
+    figures = (
+        plots.simulation_influence_profiles(results),
+        plots.simulation_observability_profiles(results),
+    )
+    for figure in figures:
+        for line in figure.axes[0].lines:
+            np.testing.assert_allclose(np.asarray(line.get_xdata()), np.arange(1, 49) / 48)
+    profiles, traces = map(drawn, figures)
+    names = ("Baseline", "balancing", "reweighting", "observability")
+    for name, label, row in zip(names, profiles, results.table.values(), strict=True):
+        np.testing.assert_array_equal(profiles[label], row.density)
+        assert label.endswith(name)
     np.testing.assert_array_equal(traces["Before"], results.trace_densities["before"])
     np.testing.assert_array_equal(traces["After Algorithm 3"], results.trace_densities["after"])
-    study, shown = results.probes, drawn(plots.simulation_probe_errors(results))
+    study, figure = results.probes, plots.simulation_probe_errors(results)
+    shown = drawn(figure)
     for label, expected in {
         "bias, exact": study.exact_bias,
         "bias, 1000 repetitions": study.bias,
@@ -205,9 +216,12 @@ def test_section_4_is_drawn_as_it_was_computed():
         "standard deviation, 1000 repetitions": study.deviation,
     }.items():
         np.testing.assert_array_equal(shown[label], expected, err_msg=label)
+    for line in figure.axes[0].lines:
+        np.testing.assert_array_equal(line.get_xdata(), study.counts)
 
 
 def test_imbalances_are_drawn_over_their_first_values():
+    # `fig:simulation-convergence`.
     results = section4_by_hand()
     shown = drawn(plots.simulation_convergence(results))
     for curve, run in zip(shown.values(), results.runs.values(), strict=True):

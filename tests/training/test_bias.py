@@ -87,6 +87,8 @@ def test_the_minimiser_moves_as_the_expansion_says_to_second_order(name):
     # The bound beta G / mu, with the largest slope on the way.
     curvature = np.linalg.eigvalsh(HESSIAN)[0]
     assert moved[0] <= float(lim.training.shift_bound(strengths[0], slopes.max(), curvature))
+    # Of mu p^2 / 2 and G p it is what p moves by: 0.3 * 5 / 4.
+    np.testing.assert_allclose(lim.training.shift_bound(0.3, 5.0, 4.0), 0.375, rtol=1e-14)
     with pytest.raises(RuntimeError, match="strong convexity"):
         lim.training.shift_bound(0.1, 1.0, -0.5)
 
@@ -302,8 +304,14 @@ def test_weighted_risks_are_integrals_of_the_positionwise_risk():
     losses = jax.jit(positionwise_cross_entropy)(logits, labels)
     expected = -np.sum(np.asarray(labels) * np.asarray(jax.nn.log_softmax(logits)), axis=1)
     np.testing.assert_allclose(losses, expected, rtol=1e-12)
-    weighted = jax.jit(lambda y: lim.cross_entropy(logits, y, GRID))(weights[:, None] * labels)
-    np.testing.assert_allclose(weighted, lim.integral(weights * losses, GRID), rtol=1e-12)
+
+    @jax.jit
+    def weighted(weights):
+        of_labels = lim.cross_entropy(logits, weights[:, None] * labels, GRID)
+        return of_labels, lim.cross_entropy(logits, labels, GRID, weights)
+
+    expected = np.full(2, np.mean(np.asarray(weights) * expected))
+    np.testing.assert_allclose(weighted(weights), expected, rtol=1e-12)
 
 
 def test_the_reweighting_run_is_section_4s():

@@ -158,6 +158,12 @@ def test_the_sensitivity_norm_is_that_of_the_dense_jacobian(exponent):
     for run in (found, unsettled):
         at_direction = norm(np.asarray(run.direction))
         np.testing.assert_allclose(at_direction, run.values[-1], rtol=1e-7)
+    # Where the norm is largest its slope is along the direction: other powers settle elsewhere.
+    image = np.tensordot(np.ravel(found.direction), jacobian, axes=1)
+    pushed = weights[:, None] * (image**2).sum(axis=2, keepdims=True) ** (exponent / 2 - 1) * image
+    slope = np.tensordot(jacobian, pushed, axes=3)
+    slope /= np.linalg.norm(slope)
+    np.testing.assert_allclose(np.ravel(found.direction), slope, rtol=0, atol=1e-6)
     if exponent == 2:
         scaled = jacobian * np.sqrt(weights)[:, None]
         largest = np.linalg.svd(scaled.reshape(WIDTH**2, -1), compute_uv=False)[0]
@@ -259,7 +265,7 @@ def test_labels_with_a_value_for_each_position_are_integrated_and_ids_have_no_si
 
 
 def test_the_integral_of_the_rate_is_the_change_of_the_density():
-    """By Simpson's rule over a flow that is solved to 1e-9."""
+    """`eq:gd-flow`, by Simpson's rule over a flow that is solved to 1e-9."""
     times = np.linspace(0, 0.5, 33)
     path = lim.training.gradient_flow(
         bare_loss,

@@ -1,6 +1,7 @@
 """Penalties on influence: the mixed derivative is the gradient of the gradient, on any model."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -374,6 +375,33 @@ def test_algorithm_3_with_exact_probes_is_the_trace_penalty_of_the_gramians():
     centre = (0.7 * some[0] + 0.5 * some[1]) / 1.2
     variance = 0.7 * (some[0] - centre) ** 2 + 0.5 * (some[1] - centre) ** 2
     np.testing.assert_allclose(value, loss + 0.15 * variance, rtol=1e-10)
+
+
+def test_algorithm_3s_objective_by_hand():
+    """One layer of half a step sees a_i w x_i, so that the traces are a^2 w^2 / 2."""
+    # `eq:observability-balanced-training-objective`.
+    seen, weights = np.array([1.0, -2, 3, 0.5, 1.5, -1]), np.asarray(GRID.weights)
+
+    @jax.jit
+    @functools.partial(jax.value_and_grad, has_aux=True)
+    def objective(weight):
+        batch = jnp.ones((2, LENGTH, 1)), jnp.array([1.0, 4.0])
+        return observability_objective(
+            lambda weight, x, y: weight * y * x.mean(),
+            lambda weight, x: weight * (seen[None] * x.T),
+            weight,
+            batch,
+            GRID,
+            -jnp.ones((1, 1)),
+            strength=0.3,
+            step=0.5,
+        )
+
+    (value, traces), slope = jax.tree.map(np.asarray, objective(jnp.array(3.0)))
+    np.testing.assert_allclose(traces, 4.5 * seen**2, rtol=1e-12)
+    penalty = weights @ (traces - weights @ traces) ** 2
+    np.testing.assert_allclose(value, 3 * 2.5 + 0.15 * penalty, rtol=1e-12)
+    np.testing.assert_allclose(slope, 2.5 + 0.15 * 4 * penalty / 3, rtol=1e-12)
 
 
 @pytest.mark.slow
