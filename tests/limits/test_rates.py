@@ -693,6 +693,7 @@ def test_whether_a_window_is_consistent_depends_on_the_residuals():
             smooth,
             lambda p: residual(p)[:, None] * jnp.ones((1, 3)),
             (100, 200, 400, 800),
+            lipschitz=True,
         )
         assert (study.claimed, study.verdict) == (None, "no bound")
         return study.order.value

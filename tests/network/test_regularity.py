@@ -159,8 +159,6 @@ def test_the_constants_are_those_of_the_steps_by_singular_values():
         kernel = (2 * local, 2 * past * np.exp(2 * score))
         head = ((v * c + bv) * kernel[0], (v * c + bv) * kernel[1] + slope * v * np.exp(2 * score))
         heads.append((score, local, past, *kernel, *head, head[0] + 2 * head[1], v * c + bv))
-    # `eq:attention-density-hardy-bound`, `eq:normalized-kernel-l1-difference`,
-    # `eq:global-l2-attention-stability`.
     *steps, values = np.array(heads).T
     for ours, expected in zip(found.attention[:8], steps, strict=True):
         np.testing.assert_allclose(ours, expected, rtol=1e-12)
@@ -173,7 +171,7 @@ def test_the_constants_are_those_of_the_steps_by_singular_values():
     np.testing.assert_allclose(found.feed_forward.radius, radius, rtol=1e-12)
     steepest = outer * found.feed_forward.slope * inner * steepness(network.norm)
     np.testing.assert_allclose(found.feed_forward.lipschitz, steepest, rtol=1e-12)
-    # `prop:transformer-lipschitz`, `eq:transformer-field-uniform-bound`.
+    # `prop:transformer-lipschitz`.
     expected = outer * found.feed_forward.slope * radius + size(network.outer_bias)
     np.testing.assert_allclose(found.feed_forward.bound, expected, rtol=1e-12)
     np.testing.assert_allclose(whole.bound, found.attention.bound + expected, rtol=1e-12)
