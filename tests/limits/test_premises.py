@@ -123,7 +123,8 @@ POSITION = {
 
 @pytest.mark.parametrize("name", POSITION)
 def test_a_field_that_jumps_gets_no_claim_and_the_reference_of_ones_own(name):
-    # `thm:loss-adjoint-continuum-error`, `eq:readout-adjoint-consistency`.
+    # `thm:loss-adjoint-continuum-error`, `eq:readout-adjoint-consistency`,
+    # `eq:cross-entropy-discrete-continuum-error`.
     argument, study, expected = POSITION[name]
     found = study(references=THIRDS)
     assert_silent(found)
