@@ -1,7 +1,7 @@
 """Draw the pictures of the pages whose programs draw, and of the study: docs/*/*.png.
 
-``python docs/pictures.py``, with the extra `plot`. What the gallery draws of a network is measured
-where docs/gallery/network.npz is missing, in a minute.
+``PYTHONPATH=. python docs/pictures.py``, with the extra `plot`. What the gallery draws of a network
+is measured where docs/gallery/network.npz is missing, in a minute.
 """
 
 import contextlib
@@ -15,6 +15,9 @@ import pages
 from picture_numbers import numbered
 
 import lim_jax as lim
+from benchmarks.validation.judge_attributions import faithfulness_figures
+from benchmarks.validation.runs import study_figures
+from benchmarks.validation.train_published import tuning_figures
 from lim_jax.loss import last_token
 from lim_jax.models import byte_model, sample_windows, standard_library_text, train
 
@@ -66,9 +69,9 @@ def draw_study(folder: Path) -> None:
     )
     with numbered():
         figures = {
-            **lim.cli.study_figures(of_networks),
-            **lim.cli.tuning_figures(of_training, PUBLISHED),
-            **lim.cli.faithfulness_figures(of_answers, PUBLISHED),
+            **study_figures(of_networks),
+            **tuning_figures(of_training, PUBLISHED),
+            **faithfulness_figures(of_answers, PUBLISHED),
         }
         for name, figure in figures.items():
             figure.savefig(folder / f"{name}.png")

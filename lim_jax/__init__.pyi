@@ -15,10 +15,8 @@ from . import plots as plots
 from . import probes as probes
 from . import report as report
 from . import results as results
-from . import studies as studies
 from . import tasks as tasks
 from . import training as training
-from . import validation as validation
 from . import weights as weights
 from ._version import __version__ as __version__
 from .adjoint.continuous import continuous_adjoint as continuous_adjoint

@@ -103,8 +103,8 @@ plt.show()
 
 # %% [markdown]
 # Influence says what the loss would notice, whatever record is asked; the task's accuracy says
-# which are found. `lim-jax study --model FILE` asks hundreds of prompts and gives rank correlations
-# of both with intervals.
+# which are found. `python -m benchmarks.validation --model FILE` asks hundreds of prompts and gives
+# rank correlations of both with intervals.
 
 # %% [markdown]
 # ## By position

@@ -25,7 +25,6 @@ from lim_jax import (
     report,
     results,
     training,
-    validation,
 )
 from lim_jax._checks import guarded, warn_of_miscompiling_jaxlib
 from lim_jax.adjoint.cone import cone_mass, joint_cone
@@ -338,12 +337,6 @@ STATIC = {
     "a route of another name": (
         lambda: observability.cheapest_mode({"sideways": 3}),
         "products: got {'sideways': 3}, expected a count for some of forward",
-    ),
-    "one network for those of several seeds": (
-        lambda: validation.influence_record(
-            validation.Setting(), models.byte_model(4, width=4, key=jax.random.key(0)), None
-        ),
-        "models: got one network, expected networks of several seeds",
     ),
     "training times that do not increase": (
         lambda: training.gradient_flow(

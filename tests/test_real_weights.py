@@ -17,7 +17,9 @@ import numpy as np
 import pytest
 
 import lim_jax as lim
-from lim_jax import cli, models, tasks, validation
+from benchmarks.validation.prompted import ask_prompts
+from benchmarks.validation.texts import PromptSetting
+from lim_jax import cli, models, tasks
 from lim_jax.adjoint.hops import attention_hops
 from lim_jax.adjoint.ledger import channels
 from lim_jax.loss import last_token
@@ -80,7 +82,7 @@ def test_a_real_model_retrieves_from_few_records_and_looks_at_the_one_that_is_as
     tokenizer, model
 ):
     """Either of two records is asked for once: a prompt takes more than a second."""
-    found = validation.ask_prompts(model, tokenizer, validation.PromptSetting(2, prompts=2))
+    found = ask_prompts(model, tokenizer, PromptSetting(2, prompts=2))
     assert found.right.all()
     shares = found.energies[:, 1] / found.energies[:, 1].sum(axis=1)[:, None]
     assert shares.diagonal().mean() > 0.6

@@ -9,7 +9,13 @@ import matplotlib.pyplot as plt
 import numpy as np
 from reference.drawn import require_as_drawn
 
-from lim_jax import report, validation
+from benchmarks.validation.faithfulness import FaithfulnessSetting
+from benchmarks.validation.faithfulness_page import faithfulness_page
+from benchmarks.validation.findings_page import findings_page, prompted_page
+from benchmarks.validation.recalled import RECALLED
+from benchmarks.validation.study import presets
+from benchmarks.validation.tuned import TUNED, Tuning
+from benchmarks.validation.tuning_page import tuning_page
 
 FOLDER = Path(__file__).parents[1] / "docs" / "study"
 PUBLISHED = "SmolLM2-135M-Instruct.Q4_1"
@@ -26,43 +32,43 @@ def written(study):
 
 def test_the_page_says_what_the_results_say():
     results, page, figures = written("study")
-    assert report.findings_page(results, figures) == page
+    assert findings_page(results, figures) == page
 
 
 def test_the_results_are_those_of_the_full_preset():
     """Every network, arm and variant, of every seed."""
     results = json.loads((FOLDER / "study.json").read_text(encoding="utf-8"))
-    full = validation.presets()["full"]
+    full = presets()["full"]
     assert list(results["settings"]) == list(results["predictions"]) == list(full.settings)
     assert set(full.arms) < set(results["arms"])
     assert set(full.variants) <= set(results["variants"])
-    assert set(results["recalls"]) == set(validation.recalled.RECALLED)
+    assert set(results["recalls"]) == set(RECALLED)
     for record in (*results["arms"].values(), *results["variants"].values()):
         assert len(record["answer_lim"]) == full.seeds
 
 
 def test_the_page_of_a_published_model_says_what_its_results_say():
     found, page, figures = written("prompted")
-    assert report.prompted_page(found, PUBLISHED, figures) == page
+    assert prompted_page(found, PUBLISHED, figures) == page
     assert [one["prompts"] for one in found.values()] == [500, 500]
 
 
 def test_the_page_of_training_further_says_what_its_results_say():
     found, page, figures = written("tuning")
-    assert report.tuning_page(found, PUBLISHED, figures) == page
-    assert set(found["arms"]) == set(validation.tuned.TUNED)
-    expected = json.loads(json.dumps(validation.Tuning()._asdict()))
-    shapes = {name: getattr(validation.Tuning(), name)._asdict() for name in ("short", "longer")}
+    assert tuning_page(found, PUBLISHED, figures) == page
+    assert set(found["arms"]) == set(TUNED)
+    expected = json.loads(json.dumps(Tuning()._asdict()))
+    shapes = {name: getattr(Tuning(), name)._asdict() for name in ("short", "longer")}
     assert found["tuning"] == expected | shapes
     for arm in found["arms"].values():
-        assert np.shape(arm["short"]["accuracy"])[1:] == (validation.Tuning().seeds, 10)
+        assert np.shape(arm["short"]["accuracy"])[1:] == (Tuning().seeds, 10)
 
 
 def test_the_page_of_faithfulness_says_what_its_results_say():
     found, page, figures = written("faithfulness")
-    assert report.faithfulness_page(found, PUBLISHED, figures) == page
+    assert faithfulness_page(found, PUBLISHED, figures) == page
     assert [one["prompts"] for one in found["kinds"].values()] == [100, 100]
-    setting = json.loads(json.dumps(validation.FaithfulnessSetting()._asdict()))
+    setting = json.loads(json.dumps(FaithfulnessSetting()._asdict()))
     assert found["setting"] == setting
 
 

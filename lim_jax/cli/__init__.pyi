@@ -5,7 +5,6 @@ from . import comparing as comparing
 from . import compiled as compiled
 from . import explained as explained
 from . import explaining as explaining
-from . import faithful as faithful
 from . import folder as folder
 from . import kept as kept
 from . import networks as networks
@@ -16,9 +15,7 @@ from . import questions as questions
 from . import records as records
 from . import reproduction as reproduction
 from . import shuffling as shuffling
-from . import studying as studying
 from . import taking as taking
-from . import tuning as tuning
 from .answers import answer_notes as answer_notes
 from .answers import answer_text as answer_text
 from .answers import answered as answered
@@ -32,8 +29,6 @@ from .explained import words as words
 from .explained import write_pages as write_pages
 from .explaining import Read as Read
 from .explaining import explain as explain
-from .faithful import faithfulness_figures as faithfulness_figures
-from .faithful import judge_attributions as judge_attributions
 from .folder import finished_before as finished_before
 from .folder import run_folder as run_folder
 from .folder import save_figure as save_figure
@@ -78,8 +73,6 @@ from .shuffling import shuffled_lines as shuffled_lines
 from .shuffling import shuffled_shares as shuffled_shares
 from .shuffling import shuffled_table as shuffled_table
 from .shuffling import write_shuffled as write_shuffled
-from .studying import study as study
-from .studying import study_figures as study_figures
 from .taking import Case as Case
 from .taking import Taking as Taking
 from .taking import announced as announced
@@ -87,5 +80,3 @@ from .taking import choose_contexts as choose_contexts
 from .taking import described_contexts as described_contexts
 from .taking import duration as duration
 from .taking import measuring_seconds as measuring_seconds
-from .tuning import train_published as train_published
-from .tuning import tuning_figures as tuning_figures

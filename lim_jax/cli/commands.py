@@ -32,10 +32,6 @@ COMMANDS = {
         "orders",
         "Measure the paper's limits: tokens to Volterra, layers to the depth flow.",
     ),
-    "study": (
-        "studying",
-        "Ask whether influence matters: networks that retrieve, and what the remedies do to them.",
-    ),
     "reproduce": (
         "reproduction",
         "Compute section 4 of the paper in float64 and hold it against every figure it prints.",

@@ -1,11 +1,9 @@
 from . import convergence as convergence
 from . import drawing as drawing
 from . import explanations as explanations
-from . import faithful as faithful
 from . import profile as profile
 from . import shares as shares
 from . import simulations as simulations
-from . import validation as validation
 from .convergence import convergence_rates as convergence_rates
 from .convergence import error_against_cost as error_against_cost
 from .drawing import End as End
@@ -26,7 +24,6 @@ from .explanations import certificate_margins as certificate_margins
 from .explanations import channel_energies as channel_energies
 from .explanations import cone_masses as cone_masses
 from .explanations import hop_energies as hop_energies
-from .faithful import faithfulness_against_cost as faithfulness_against_cost
 from .profile import draw_densities as draw_densities
 from .profile import influence_difference as influence_difference
 from .profile import influence_profile as influence_profile
@@ -35,13 +32,3 @@ from .simulations import simulation_convergence as simulation_convergence
 from .simulations import simulation_influence_profiles as simulation_influence_profiles
 from .simulations import simulation_observability_profiles as simulation_observability_profiles
 from .simulations import simulation_probe_errors as simulation_probe_errors
-from .validation import accuracy_by_place as accuracy_by_place
-from .validation import gain_against_cost as gain_against_cost
-from .validation import gains_of_arms as gains_of_arms
-from .validation import influence_by_record as influence_by_record
-from .validation import middle_against_time as middle_against_time
-from .validation import prompted_records as prompted_records
-from .validation import rank_correlations as rank_correlations
-from .validation import shifted_records as shifted_records
-from .validation import tuned_course as tuned_course
-from .validation import tuned_places as tuned_places

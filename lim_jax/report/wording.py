@@ -8,7 +8,6 @@ import numpy as np
 from lim_jax._checks import require, require_kind, require_several
 from lim_jax.adjoint.certificate import Certificate
 from lim_jax.density.statistics import Influence
-from lim_jax.validation.intervals import Interval
 
 MEASURED = "Measure it with lim.influence."
 SAYING = {
@@ -74,20 +73,6 @@ def with_error(value: Any, error: Any) -> str:
     ('1.23 ± 0.05', '1.23')
     """
     return digits(value) + error_words(error)
-
-
-def interval_words(one: Interval | None) -> str:
-    """A number with the ends of its interval, all with signs; nothing for None.
-
-    Examples
-    --------
-    >>> interval_words(Interval(0.5, -0.25, 1.25))
-    '+0.500 (-0.250 to +1.250)'
-    """
-    if one is None:
-        return ""
-    require_kind(one, Interval, "one", "Take it from validation.paired_interval.")
-    return f"{one.value:+.3f} ({one.low:+.3f} to {one.high:+.3f})"
 
 
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from fractions import Fraction
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -19,29 +20,37 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lim_jax import adjoint, density, explanations, grid, limits, probes, training
 from lim_jax._checks import ARRAYS, AnyPath, as_path, described, require
 from lim_jax._refusal import refusal
 from lim_jax._resuming import checkpoint_file, write_whole
-from lim_jax.results import measured
+from lim_jax.limits.own import Rates
 from lim_jax.results.records import known
 
 FORMAT, VERSION = "lim_jax result", 1
 ARCHIVE = b"PK\x03\x04"  # how a zip file begins, which an .npz is
-ROOMS: Mapping[str, Any] = {
-    "adjoint": adjoint, "density": density, "explanations": explanations, "grid": grid,
-    "limits": limits, "probes": probes, "results": measured, "training": training,
-}  # fmt: skip
-# Rooms load what is asked of them: the kinds are named here, and none is loaded.
-KINDS = (
-    "adjoint.Certificate", "adjoint.Channels", "adjoint.Inequality", "adjoint.Premise",
-    "adjoint.RegionalChannels", "density.Indices", "density.Influence", "explanations.Explanation",
-    "grid.CellGrid", "grid.PanelGrid", "grid.Regions", "limits.Curve", "limits.Row", "limits.Study",
-    "probes.Estimate", "results.Comparison", "results.MeasuredContexts", "training.TrainingPath",
-)  # fmt: skip
+# By room and name, with the file of each: it is loaded when a result of it is read.
+KINDS = {
+    "adjoint.Certificate": "adjoint.certificate",
+    "adjoint.Channels": "adjoint.ledger",
+    "adjoint.Inequality": "adjoint.certificate",
+    "adjoint.Premise": "adjoint.certificate",
+    "adjoint.RegionalChannels": "adjoint.ledger",
+    "density.Indices": "density.statistics",
+    "density.Influence": "density.statistics",
+    "explanations.Explanation": "explanations.explanation",
+    "grid.CellGrid": "grid.cells",
+    "grid.PanelGrid": "grid.panels",
+    "grid.Regions": "grid.partition",
+    "limits.Curve": "limits.rows",
+    "limits.Row": "limits.rows",
+    "limits.Study": "limits.refinement",
+    "probes.Estimate": "probes",
+    "results.Comparison": "results.comparison",
+    "results.MeasuredContexts": "results.measured",
+    "training.TrainingPath": "training.dynamics",
+}
 # A study's rows are a sequence with a name.
 SEQUENCES = {"builtins.list": "list", "builtins.tuple": "tuple", "limits.Rates": "rates"}
-RENAMED = {"studies.Explanation": "explanations.Explanation"}  # in files that were written before
 
 
 def kind_of(result: Any) -> str:
@@ -209,7 +218,7 @@ def _read(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
 
 
 def _read_kind(value: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> Any:
-    written: str = RENAMED.get(value["kind"]) or value["kind"]
+    written: str = value["kind"]
     require(
         written in KINDS,
         "path",
@@ -217,35 +226,9 @@ def _read_kind(value: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> Any:
         expected=f"one of {', '.join(KINDS)}",
         cure="Read it with the lim_jax that wrote it.",
     )
-    room, name = written.split(".")
-    kind = getattr(ROOMS[room], name)
+    kind = getattr(import_module(f"lim_jax.{KINDS[written]}"), written.split(".")[1])
     parts = {part: _read(entry, arrays) for part, entry in value["parts"].items()}
-    return kind(**(_with_profiles(parts) if kind is density.Influence else parts))
-
-
-def _with_profiles(parts: dict[str, Any]) -> dict[str, Any]:
-    """An influence's parts; of files of before, of scatters of energies, those of profiles too.
-
-    These differences are as good as their precision: of examples that are kept they are anew.
-    """
-    if "density_scatter" in parts:
-        return parts
-    regions, energy, examples = parts["regions"], parts["energy"], parts.get("example_energies")
-    if examples is not None:
-        found = density.Influence.from_energies(examples, regions, keep_examples=True)
-        return {name: getattr(found, name) for name in _parts(density.Influence)}
-    weights, total = regions.weights, regions.kept_weights @ energy
-    profile = energy / jnp.where(total == 0, 1, total)
-    products, pairs = parts["cross_scatter"].sum(axis=1), parts["regional_scatter"]
-    of_total, across = pairs.sum(), jnp.outer(pairs.sum(axis=1), weights @ profile)
-    along = jnp.outer(weights @ profile, weights @ profile)
-    own = parts["energy_scatter"] - 2 * profile * products + profile**2 * of_total
-    return parts | {
-        "total_scatter": of_total,
-        "density_scatter": jnp.maximum(own, 0),
-        "cross_scatter": products - profile * of_total,
-        "regional_scatter": pairs - across - across.T + along * of_total,
-    }
+    return kind(**parts)
 
 
 def _read_array(value: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> jax.Array:
@@ -281,6 +264,6 @@ READERS: Mapping[str, Reader] = {
     "fraction": lambda value, _: Fraction(value["fraction"]),
     "kind": _read_kind,
     "list": lambda value, arrays: _read_entries(value["list"], arrays),
-    "rates": lambda value, arrays: limits.Rates(_read_entries(value["rates"], arrays)),
+    "rates": lambda value, arrays: Rates(_read_entries(value["rates"], arrays)),
     "tuple": lambda value, arrays: tuple(_read_entries(value["tuple"], arrays)),
 }

@@ -1,12 +1,11 @@
-"""A prompt of records, one of which holds what is asked; its ids; many of them in few shapes."""
+"""A prompt of records, one of which holds what is asked, and its ids."""
 
 import re
-from collections import defaultdict
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple, TypeVar
 
-import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
@@ -14,11 +13,14 @@ from lim_jax._checks import (
     counted,
     require,
     require_callable,
+    require_floats,
+    require_indices,
     require_kind,
     require_several,
     require_text,
 )
-from lim_jax.models import padded_length, texts_of_ids
+from lim_jax._errors import filter_jit
+from lim_jax.models import texts_of_ids
 
 T = TypeVar("T")
 
@@ -86,25 +88,6 @@ class Example(NamedTuple):
     weights: Float[Array | np.ndarray, "*examples length"]
     records: Int[Array | np.ndarray, "*examples length"]
     gold: Int[Array | np.ndarray, "*examples golds"]
-
-
-class Bucket(NamedTuple):
-    """Examples of one shape.
-
-    Attributes
-    ----------
-    indices
-        The number of each among the examples that were given.
-    examples
-        With a leading axis, padded on the right: with ids of zero, weights of zero, and places of
-        no record. A causal network's adjoint is exactly zero there.
-    lengths
-        The number of places of each before padding. Position is the share of this length.
-    """
-
-    indices: Int[np.ndarray, " examples"]
-    examples: Example
-    lengths: Int[np.ndarray, " examples"]
 
 
 def laid_out(pieces: Sequence[tuple[str, bool]], answer: str, gold: Sequence[int]) -> Prompt:
@@ -239,49 +222,6 @@ def encode(prompt: Prompt, tokenizer: Any = None) -> Example:
     return Example(found.ids, weights, records, np.asarray(prompt.gold, np.int32))
 
 
-def buckets(examples: Sequence[Example]) -> list[Bucket]:
-    """Group examples of many lengths into few shapes, padded on the right.
-
-    Those of one `models.padded_length`, and of as many golds, stand together, in their order; the
-    shortest come first. A network with learned places must know as many as the padded length.
-
-    Raises
-    ------
-    ValueError
-        Where there are no examples.
-
-    Examples
-    --------
-    >>> short, long = (Prompt("." * size, "!", ((0, 5),), (0,)) for size in (18, 30))
-    >>> for bucket in buckets([encode(long), encode(short), encode(long)]):
-    ...     print(bucket.indices, bucket.lengths, bucket.examples.window.shape)
-    [1] [18] (1, 25)
-    [0 2] [30 30] (2, 33)
-    """
-    require_several(examples, Example, "examples", "Make them by encode.")
-    shapes = defaultdict(list)
-    for index, example in enumerate(examples):
-        shapes[padded_length(len(example.weights)), len(example.gold)].append(index)
-    return [
-        _bucket(np.array(indices), [examples[index] for index in indices], size)
-        for (size, _), indices in sorted(shapes.items())
-    ]
-
-
-def _bucket(indices: np.ndarray, examples: list[Example], size: int) -> Bucket:
-    lengths = np.array([len(example.weights) for example in examples], np.int32)
-    padded = [
-        Example(
-            np.pad(window, (0, size - len(weights))),
-            np.pad(weights, (0, size - len(weights))),
-            np.pad(records, (0, size - len(weights)), constant_values=-1),
-            gold,
-        )
-        for window, weights, records, gold in examples
-    ]
-    return Bucket(indices, jax.tree.map(lambda *leaves: np.stack(leaves), *padded), lengths)
-
-
 def _require_records(prompt: Prompt) -> None:
     """Refuse records that are not parts of the text, one after another, and gold that is none."""
     require_kind(prompt, Prompt, "prompt", "The functions of the room tasks make it.")
@@ -305,3 +245,38 @@ def _require_number(number: int, name: str, count: int) -> None:
     """Refuse what numbers none of so many records."""
     expected = f"the number of one of the {count} records, from 0, known before tracing"
     counted(number, name, least=0, most=count - 1, expected=expected)
+
+
+def record_weights(
+    records: Int[Array | np.ndarray, " length"], cells: Float[Array, " length"], count: int
+) -> Float[Array, "records length"]:
+    r"""The integral weights of each record, :math:`W_{ri} = \Delta p_i\,\mathbf 1_{r(i) = r}`.
+
+    ``record_weights(...) @ energy`` are the records' parts of the total Z; as pools of a penalty
+    they make it one of records, which leaves out what belongs to none.
+
+    Parameters
+    ----------
+    records
+        The number of the record that each place belongs to, -1 for none.
+    cells
+        The grid's weights.
+    count
+        How many records.
+
+    Examples
+    --------
+    >>> record_weights(jnp.array([0, 1, 1, -1]), jnp.full(4, 0.25), 2).tolist()
+    [[0.25, 0.0, 0.0, 0.0], [0.0, 0.25, 0.25, 0.0]]
+    """
+    require_indices(records, "records")
+    require_floats(cells, "cells", "length", "They are the grid's weights.", length=records.size)
+    return _record_weights(records, cells, counted(count, "count"))
+
+
+@filter_jit
+def _record_weights(
+    records: Int[Array | np.ndarray, " length"], cells: Float[Array, " length"], count: int
+) -> Float[Array, "records length"]:
+    numbers = jnp.arange(count, dtype=records.dtype)
+    return jnp.where(records[None, :] == numbers[:, None], cells[None, :], 0)

@@ -17,7 +17,6 @@ from lim_jax.cli import (
     profiling,
     questions,
     run_folder,
-    studying,
     write_json,
 )
 
@@ -145,8 +144,6 @@ def test_a_run_that_is_finished_is_printed_again(tmp_path, capsys, monkeypatch):
         (questions, ["ask", "weights", "Who?", "--documents", "notes"]),
         (profiling, ["profile", "weights", "--data", "lines.jsonl"]),
         (explaining, ["explain"]),
-        (studying, ["study"]),
-        (studying, ["study", "--model", "weights"]),
     ],
 )
 def test_a_command_that_is_finished_does_nothing(module, arguments, monkeypatch):

@@ -39,7 +39,6 @@ from lim_jax import (
     probes,
     tasks,
     training,
-    validation,
 )
 
 WIDTH, VOCABULARY, EXAMPLES = 2, 4, 2
@@ -562,23 +561,6 @@ FIRST = {
         {"deployed": Rows(PROFILE), "trained": Rows(ASKED), "grid": ON},
     ),
     # Tasks.
-    "edge_law": (
-        tasks.edge_law,
-        {"records": Known(LENGTH), "width": Real(0.25), "odds": Real(0.1)},
-    ),
-    "middle_law": (
-        tasks.middle_law,
-        {"records": Known(LENGTH), "width": Real(0.25), "odds": Real(0.1)},
-    ),
-    "law_of_weights": (tasks.law_of_weights, {"weights": Free(PROFILE)}),
-    "gold_places": (
-        tasks.gold_places,
-        {"law": Free(ASKED), "count": Known(2), "key": Thing(KEY)},
-    ),
-    "key_value_examples": (
-        lambda gold, key: tasks.key_value_examples(tasks.KeyValueTask(4, 5, 3), gold, key=key),
-        {"gold": Whole(jax.device_put(np.array([1, 0]))), "key": Thing(KEY)},
-    ),
     "record_weights": (
         tasks.record_weights,
         {
@@ -595,23 +577,6 @@ FIRST = {
         },
     ),
     # Studies.
-    "paired_interval": (
-        validation.paired_interval,
-        {"differences": Samples(VECTORS), "level": Real(0.9)},
-    ),
-    "rank_correlation": (
-        validation.rank_correlation,
-        {"x": Rows(PROFILE), "y": Rows(ASKED)},
-    ),
-    "bootstrap_interval": (
-        lambda samples, level, resamples, seed: validation.bootstrap_interval(
-            samples, level=level, resamples=resamples, seed=seed
-        ),
-        {
-            "samples": Samples(np.asarray(VECTORS)), "level": Real(0.9), "resamples": Known(3),
-            "seed": Known(0),
-        },
-    ),
     "gradient_times_input": (
         lambda loss, x: explanations.gradient_times_input(loss, None, x, None),
         {"loss": Thing(squares), "x": Free(STATES)},

@@ -53,9 +53,7 @@ from lim_jax import (
     network,
     observability,
     results,
-    tasks,
     training,
-    validation,
 )
 
 WIDTH, WORDS, EXAMPLES, RECORDS = 2, 8, 2, 4
@@ -90,40 +88,7 @@ CONTINUOUS = lim.ContinuousFlow(lambda time: FIELD)
 MODEL = models.CausalLM(
     numbers(WORDS, WIDTH), numbers(9, WIDTH), FLOW, eqx.nn.Identity(), numbers(WORDS, WIDTH)
 )
-# Of several seeds: only the embedding says so.
-SEEDS = eqx.tree_at(lambda model: model.embedding, MODEL, numbers(3, WORDS, WIDTH))
-TASK = tasks.KeyValueTask(RECORDS, 5, 3)
-SETTING = validation.Setting(TASK, width=WIDTH, heads=1, steps=1, batch=2)
-TURNED = SETTING._replace(task=tasks.KeyValueTask(RECORDS, 9, 3), rotary=True)
-PLACES = 2 * RECORDS + 1
-EXAMPLES_OF_TASK = tasks.Example(
-    whole(2, PLACES + 1), numbers(2, PLACES), whole(2, PLACES), whole(2, 1)
-)
-ONE_EXAMPLE = tasks.Example(*(np.asarray(part)[0] for part in EXAMPLES_OF_TASK))
-TRAINED = validation.trained_rows(MODEL)
-TEXTS = validation.text_batch([ONE_EXAMPLE], RECORDS, dtype="float64")
-ANSWERS = validation.Answers(
-    np.ones(4, bool), numbers(4), numbers(4), numbers(4, 2, RECORDS), numbers(4, 2, RECORDS)
-)
-PROMPT = tasks.laid_out([("a", True), (" ", False), ("b", True), ("?", False)], "", [0])
-KEPT = np.array([[True, True], [False, True], [True, False]])
-FAITHFUL = validation.FaithfulnessSetting(records=5, fitted=(4,), held_out=3)
-EXPLAINED = validation.Explained(
-    np.ones(2, bool), np.ones(2, int), -numbers(2), numbers(2, 10, 5), numbers(2, 10, 3),
-    np.eye(5, dtype=bool)[None, :3].repeat(2, axis=0), -numbers(2, 3),
-)  # fmt: skip
-BY_SEED = {name: numbers(3, RECORDS) for name in validation.prediction.ATTRIBUTIONS}
-SCORES = validation.RecordScores(
-    BY_SEED, BY_SEED, validation.PlaceScores(*(numbers(3, RECORDS) for _ in range(3)))
-)
-ARM = validation.plain(SETTING)
-PRESET = validation.presets()["quick"]
-QUESTION = tasks.NeedleQuestion("boat", "{CHAR} has a boat.", "Who can sail?", ("Ada", "Emmy"))
-LINES = ["It rains.", "It pours.", "It stops."]
-SENTENCES = but(Several(LINES), "list of strings")
 NOWHERE = Text("no such folder/file")
-SETTINGS = {"setting": Thing(SETTING)}
-JUDGED = SETTINGS | {"test": Thing(EXAMPLES_OF_TASK), "key": DRAWN, "models": Thing(SEEDS)}
 BATCH = {
     "loss": Thing(lambda params, x, y: (params * x**2).sum()),
     "x": Unread(VECTORS),
@@ -292,7 +257,7 @@ LAST = {
         {"refinements": Numbers([1, 2, 4, 8]), "errors": Numbers([1.0, 0.5, 0.25, 0.125])},
     ),
     "largest": (limits.largest, {"gap": Samples(np.asarray(PROFILE)), "grid": ON}),
-    "limits.study": (
+    "study": (
         lambda network, states, grids, quantities, **rest: limits.study(
             network, states, grids, quantities, **rest
         ),
@@ -313,39 +278,6 @@ LAST = {
         },
     ),
     # Tasks.
-    "cut_haystack": (
-        tasks.cut_haystack,
-        {"sentences": Texts(LINES), "size": Known(20), "seed": Known(0)},
-    ),
-    "needle_prompt": (
-        tasks.needle_prompt,
-        {
-            "sentences": SENTENCES, "seed": Known(0), "keys": Known(1), "values": Known(1),
-            "queries": Known(1), "depths": optional(Thing([0.5])),
-        },
-    ),
-    "needle_question_prompt": (
-        tasks.needle_question_prompt,
-        {
-            "data": Thing(QUESTION), "sentences": SENTENCES, "depth": Unpoisoned(0.5),
-            "seed": Known(0),
-        },
-    ),
-    "recall_examples": (
-        lambda task, count, key: tasks.recall_examples(task, count, key=key),
-        {"task": Thing(tasks.RecallTask(2, 10, 3, 4)), "count": Stated(1), "key": DRAWN},
-    ),
-    "RecallTask": (
-        lambda **sizes: tasks.recall_examples(tasks.RecallTask(**sizes), 1, key=KEY),
-        {
-            "pairs": Stated(2), "length": Stated(10), "keys": Stated(3), "values": Stated(4),
-            "power": Above(0.01),
-        },
-    ),
-    "KeyValueTask": (
-        lambda **sizes: tasks.key_value_examples(tasks.KeyValueTask(**sizes), whole(1), key=KEY),
-        {"records": Stated(2), "keys": Stated(3), "values": Stated(4)},
-    ),
     # Training.
     "adjoint_growth": (
         lambda loss, x, grid, direction: training.adjoint_growth(
@@ -516,243 +448,4 @@ LAST = {
     "model_path": (models.model_path, {"path": Text("no such file")}),
     "end_ids": (models.end_ids, {"path": NOWHERE}),
     "ids_of_text": (models.ids_of_text, {"text": Text("a"), "path": NOWHERE}),
-    "ask_prompts": (
-        lambda model, setting, checkpoint: validation.ask_prompts(
-            model, None, setting, checkpoint=checkpoint
-        ),
-        {
-            "model": Thing(MODEL), "setting": Thing(validation.PromptSetting(3, 2)),
-            "checkpoint": optional(Text(None)),
-        },
-    ),
-    "answers": (
-        lambda model, example, records, size, queries: validation.answers(
-            model, example, records, size=size, queries=queries
-        ),
-        {
-            "model": Thing(MODEL), "example": Thing(ONE_EXAMPLE), "records": Stated(RECORDS),
-            "size": optional(Stated(None)), "queries": optional(Stated(None)),
-        },
-    ),
-    "drawn_prompt": (
-        lambda setting, number, place: validation.drawn_prompt(setting, number, place=place),
-        {
-            "setting": Thing(validation.PromptSetting(3, 2)), "number": Known(1),
-            "place": optional(Known(1)),
-        },
-    ),
-    "text_batch": (
-        lambda examples, records, size, queries: validation.text_batch(
-            examples, records, size=size, queries=queries
-        ),
-        {
-            "examples": Several([ONE_EXAMPLE]), "records": Known(RECORDS),
-            "size": optional(Known(PLACES)), "queries": optional(Known(PLACES)),
-        },
-    ),
-    "trainable": (validation.trainable, {"model": Thing(MODEL)}),
-    "trained_rows": (
-        validation.trained_rows, {"model": Thing(MODEL), "last": optional(Known(1))},
-    ),
-    "with_rows": (validation.with_rows, {"model": Thing(MODEL), "rows": Thing(TRAINED)}),
-    "tuning_gradient": (
-        lambda model, rows, training, probes, strength: validation.tuning_gradient(
-            model, rows, training, probes, strength=strength
-        ),
-        {
-            "model": Thing(MODEL), "rows": Thing(TRAINED), "training": optional(Thing(TEXTS)),
-            "probes": optional(Thing(TEXTS)), "strength": Unpoisoned(1.0),
-        },
-    ),
-    "judge": (
-        validation.judge,
-        {"model": Thing(MODEL), "rows": Thing(TRAINED), "rounds": Several([TEXTS])},
-    ),
-    "tune": (
-        lambda model, tuning, seed, folder: validation.tune(
-            model, None, tuning, seed=seed, folder=folder
-        ),
-        {
-            "model": Thing(MODEL), "tuning": Thing(validation.Tuning()), "seed": Stated(0),
-            "folder": optional(Text(None)),
-        },
-    ),
-    "tuning_gains": (
-        lambda results, arm, over, length: validation.tuning_gains(
-            results, arm, over, length=length
-        ),
-        {
-            "results": Named({}), "arm": Text("plain"), "over": Text("before"),
-            "length": Text("short"),
-        },
-    ),
-    # Their answers, and which records these hang on.
-    "draw_facts": (tasks.draw_facts, {"count": Stated(2), "seed": Stated(0)}),
-    "random_ablations": (
-        validation.random_ablations,
-        {"records": Stated(RECORDS), "count": Stated(2), "seed": Stated(0)},
-    ),
-    "ablated_text": (validation.ablated_text, {"prompt": Thing(PROMPT), "kept": Argument(KEPT[0])}),
-    "answer_log_probabilities": (
-        lambda model, contexts, answer, queries: validation.answer_log_probabilities(
-            model, contexts, answer, queries=queries
-        ),
-        {
-            "model": Thing(MODEL), "contexts": Thing([whole(3)]), "answer": Whole(whole(2)),
-            "queries": optional(Stated(None)),
-        },
-    ),
-    "context_size": (validation.context_size, {"model": Thing(MODEL), "length": Stated(3)}),
-    "ablating": (
-        validation.ablating,
-        {"model": Thing(MODEL), "prompt": Thing(PROMPT), "answer": Whole(whole(2))},
-    ),
-    "without_the_first": (
-        validation.without_the_first,
-        {"ranking": Whole(np.array([1, 0])), "counts": Several([1])},
-    ),
-    "datamodeling_score": (
-        validation.datamodeling_score,
-        {
-            "scores": but(Free(numbers(2)), "batched"), "kept": Argument(KEPT),
-            "values": Free(numbers(3)),
-        },
-    ),
-    "sparse_regression": (
-        lambda kept, values, tokens, strength: validation.sparse_regression(
-            kept, values, tokens, strength=strength
-        ),
-        {
-            "kept": Argument(KEPT), "values": Free(-numbers(3)), "tokens": Stated(1),
-            "strength": Unpoisoned(0.01),
-        },
-    ),
-    "attribution_costs": (validation.attribution_costs, {"setting": Thing(FAITHFUL)}),
-    "explain_prompts": (
-        lambda model, setting, checkpoint: validation.explain_prompts(
-            model, None, setting, checkpoint=checkpoint
-        ),
-        {"model": Thing(MODEL), "setting": Thing(FAITHFUL), "checkpoint": optional(Text(None))},
-    ),
-    "faithfulness_study": (
-        validation.faithfulness_study, {"found": Thing(EXPLAINED), "setting": Thing(FAITHFUL)},
-    ),
-    "prompted_study": (validation.prompted_study, {"found": Thing(ANSWERS)}),
-    # Small networks, trained and judged.
-    **{
-        name: (getattr(validation, name.split(".")[-1]), SETTINGS | options)
-        for name, options in {
-            "validation.plain": {}, "importance_weighted": {},
-            "answers_on_probes": {"probes": optional(Stated(2))},
-            "balanced_on_training": {"strength": Unpoisoned(1.0)},
-            "balanced_on_probes": {
-                "strength": Unpoisoned(1.0), "target": Argument("middle"),
-                "law": Argument("middle"), "probes": optional(Stated(2)), "every": Stated(1),
-            },
-            "selective_on_probes": {
-                "answers": Argument("true"), "strength": Unpoisoned(1.0), "clip": Unpoisoned(1.0),
-                "law": Argument("middle"), "probes": Stated(2), "every": Stated(1),
-                "wrong": Unpoisoned(0.5),
-            },
-            "probed_penalty": {"target": Argument("middle"), "probes": optional(Stated(2))},
-            "constrained_on_probes": {"limit": Unpoisoned(0.1), "stiffness": Unpoisoned(1.0)},
-            "observed": {
-                "strength": Unpoisoned(1.0), "examples": Stated(1), "places": Stated(1),
-            },
-            "reweighted": {"every": Stated(1), "rate": Unpoisoned(0.5)},
-        }.items()
-    },
-    "draw": (
-        lambda setting, law, key: validation.draw(setting, law, key=key),
-        SETTINGS | {"law": Unread(numbers(RECORDS)), "key": DRAWN},
-    ),
-    "new_retriever": (
-        lambda setting, key: validation.new_retriever(setting, key=key),
-        SETTINGS | {"key": DRAWN},
-    ),
-    "examples_of_every_place": (
-        lambda setting, count, key: validation.examples_of_every_place(setting, count, key=key),
-        SETTINGS | {"count": Stated(1), "key": DRAWN},
-    ),
-    "in_longer_contexts": (
-        validation.in_longer_contexts,
-        {"setting": Thing(TURNED), "factor": Known(2)},
-    ),
-    "in_the_middle": (
-        validation.in_the_middle,
-        {"values": but(Shaped(numbers(3, RECORDS)), "batched")},
-    ),
-    "of_seeds": (validation.of_seeds, {"function": Thing(validation.scores_by_place)}),
-    "retrieval_risk": (
-        validation.retrieval_risk,
-        {
-            "model": Thing(MODEL), "examples": Thing(EXAMPLES_OF_TASK),
-            "weights": optional(Unread(numbers(2))),
-        },
-    ),
-    "record_scores": (
-        lambda model, examples, steps: validation.record_scores(model, examples, steps=steps),
-        {"model": Thing(MODEL), "examples": Thing(EXAMPLES_OF_TASK), "steps": Stated(2)},
-    ),
-    "predict": (validation.predict, {"found": Thing(SCORES)}),
-    "evaluate": (validation.evaluate, JUDGED | {"seconds": Unpoisoned(1.0)}),
-    "influence_record": (
-        validation.influence_record,
-        {name: JUDGED[name] for name in ("setting", "models", "test")},
-    ),
-    "evidence_record": (
-        lambda setting, models, examples: validation.evidence_record(setting, models, examples),
-        {"setting": JUDGED["setting"], "models": JUDGED["models"], "examples": JUDGED["test"]},
-    ),
-    "explained_record": (
-        validation.explained_record,
-        {
-            "setting": JUDGED["setting"], "models": JUDGED["models"], "count": Stated(1),
-            "key": DRAWN,
-        },
-    ),
-    "shift_record": (
-        lambda setting, models, test, attributed, key: validation.shift_record(
-            setting, models, test=test, attributed=attributed, key=key
-        ),
-        {
-            "setting": Thing(TURNED), "models": Thing(SEEDS), "test": Stated(1),
-            "attributed": Stated(1), "key": DRAWN,
-        },
-    ),
-    "all_asked": (validation.all_asked, {"examples": Thing(EXAMPLES_OF_TASK)}),
-    "recall_gradient": (
-        validation.recall_gradient,
-        {
-            "setting": Thing(validation.RecallSetting()), "model": Thing(MODEL),
-            "examples": Thing(EXAMPLES_OF_TASK), "probes": optional(Thing(EXAMPLES_OF_TASK)),
-            "key": DRAWN,
-        },
-    ),
-    "recall_record": (
-        lambda setting, keys, arm, test, checkpoint: validation.recall_record(
-            setting, keys, arm, test=test, checkpoint=checkpoint
-        ),
-        {
-            "setting": Thing(validation.RecallSetting()), "keys": Thing(jax.random.split(KEY, 2)),
-            "arm": Text("plain"), "test": Thing(EXAMPLES_OF_TASK),
-            "checkpoint": optional(Text(None)),
-        },
-    ),
-    "recall_gains": (validation.recall_gains, {"records": Named({})}),
-    "train_retrievers": (
-        validation.train_retrievers,
-        SETTINGS | {"keys": Thing(jax.random.split(KEY, 2)), "checkpoint": optional(Text(None))},
-    ),
-    "train_further": (
-        validation.train_further,
-        JUDGED | {
-            "arm": Thing(ARM), "stages": Stated(1), "every": Stated(1),
-            "checkpoint": optional(Text(None)),
-        },
-    ),
-    "validate": (
-        lambda preset, seed, folder: validation.validate(preset, seed=seed, folder=folder),
-        {"preset": Thing(PRESET), "seed": Stated(0), "folder": optional(Text(None))},
-    ),
 }  # fmt: skip

@@ -50,7 +50,6 @@ from lim_jax import (
     results,
     tasks,
     training,
-    validation,
 )
 
 LENGTH, WIDTH = 3, 2
@@ -105,7 +104,6 @@ RECORD = {
     "operations": 10, "seconds_per_step": 1.0, "steps": [3],
 }  # fmt: skip
 PAIRS = tasks.KeyValues((("a", "1"), ("b", "2")), 0)
-QUESTION = tasks.Question("q", ("a",), (("t", "b"), ("u", "c")), 0)
 PROMPT = tasks.Prompt("a=1 b=2 a=", "1", ((0, 3), (4, 7)), (0,))
 ROWS = made.ROWS
 DOCUMENTS = [asking.Document("a", "b")]
@@ -122,13 +120,6 @@ def gaussian_model(vocabulary, length, width, heads, depth, key):
     return models.gaussian_model(
         vocabulary, length, width=width, heads=heads, depth=depth, key=key
     ).embedding
-
-
-def scored(name):
-    right = {"response": Text("a"), "answers": Texts(["a", "b"])}
-    if name in ("share_found", "any_found"):
-        right["references"] = right.pop("answers")
-    return getattr(tasks, name), right
 
 
 LATER = {
@@ -283,9 +274,6 @@ LATER = {
         report.certificate_lines,
         {"certificates": Several(made.CERTIFICATES)},
     ),
-    "interval_words": (
-        report.interval_words, {"one": optional(Thing(validation.Interval(0.5, 0.25, 1.0)))},
-    ),
     "markdown_table": (
         report.markdown_table, {"head": Texts(["a"]), "rows": Given([["b"]])},
     ),
@@ -307,31 +295,16 @@ LATER = {
     "results.load": (results.load, {"path": Text("no such file")}),
     "describe": (results.describe, {"result": Layers(INFLUENCE)}),
     # Tasks.
-    "question_prompt": (
-        tasks.question_prompt,
-        {"data": Thing(QUESTION), "place": optional(Known(1))},
-    ),
     "key_value_prompt": (
         tasks.key_value_prompt,
         {"data": Thing(PAIRS), "place": optional(Known(1))},
     ),
     "encode": (tasks.encode, {"prompt": Thing(PROMPT), "tokenizer": optional(Thing(None))}),
     "encode_text": (tasks.encode_text, {"text": Text("a"), "tokenizer": optional(Thing(None))}),
-    "buckets": (tasks.buckets, {"examples": Several([tasks.encode(PROMPT)])}),
     "laid_out": (
         tasks.laid_out,
         {"pieces": Several([("a", True)]), "answer": Text("b"), "gold": Several([0])},
     ),
-    "read_key_values": (tasks.read_key_values, {"path": Text("no such file")}),
-    "read_questions": (tasks.read_questions, {"path": Text("no such file")}),
-    "read_needle_set": (tasks.read_needle_set, {"path": Text("no such file")}),
-    "normalised": (tasks.normalised, {"text": Text("a")}),
-    **{
-        name: scored(name)
-        for name in (
-            "any_found", "contains_answer", "contains_normalised", "exact_match", "share_found",
-        )
-    },
     # Training.
     "resumable": (
         lambda step, steps, every, checkpoint: training.resumable(
@@ -350,21 +323,6 @@ LATER = {
         },
     ),
     # Validation.
-    "gain": (
-        validation.gain,
-        {"arm": Named(RECORD), "plain": Named(RECORD), "longer": optional(Named(RECORD))},
-    ),
-    "compare_arms": (validation.compare_arms, {"results": Named({})}),
-    "gains_on_base": (validation.gains_on_base, {"results": Named({})}),
-    "by_place": (
-        validation.by_place,
-        {"values": Rows(PROFILE), "gold": Whole(jax.device_put(np.arange(3))), "records": Known(3)},
-    ),
-    "asked": (validation.asked, {"examples": Thing(None)}),
-    "scores_by_place": (
-        validation.scores_by_place,
-        {"model": Thing(None), "examples": Thing(None)},
-    ),
 
     # Fields and steps: what is not read here is read in the steps' own tests.
     **{
@@ -522,8 +480,6 @@ LATER = {
         {"update": Thing(squares), "keys": Thing(jax.random.split(KEY, 2))},
     ),
     # Counts and lists.
-    "uniform_law": (tasks.uniform_law, {"records": Known(3)}),
-    "every_place": (tasks.every_place, {"records": Known(3), "count": Known(1)}),
     "draw_key_values": (tasks.draw_key_values, {"count": Known(2), "seed": Known(0)}),
     "moved": (
         tasks.moved,
@@ -624,7 +580,6 @@ LATER = {
         {"query_weights": but(Unread(PROFILE), "batched"), "regions": IN},
     ),
     "profile_chart": (report.profile_chart, {"influence": Thing(INFLUENCE)}),
-    "prediction_table": (validation.prediction_table, {"predictions": Given([])}),
     "rates_table": (limits.rates_table, {"rows": Several(ROWS)}),
     "gate_influence": (paper.gate_influence, {"gates": Unread(numbers(48))}),
     "gate_gramians": (paper.gate_gramians, {"gates": Unread(numbers(48))}),

@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from lim_jax.tasks import RecallTask
-from lim_jax.validation.faithfulness import KINDS, FaithfulnessSetting, attribution_costs
-from lim_jax.validation.prediction import ATTRIBUTIONS, PROFILE, SCORES
-from lim_jax.validation.recalled import RecallSetting
-from lim_jax.validation.remedies import ANSWERS, PLAIN, SELECTIVE
-from lim_jax.validation.study import BALANCED, BEFORE, LONG, LONGER, SHIFTED, Variant, presets
+from benchmarks.validation.faithfulness import KINDS, FaithfulnessSetting, attribution_costs
+from benchmarks.validation.prediction import ATTRIBUTIONS, PROFILE, SCORES
+from benchmarks.validation.recalled import RecallSetting
+from benchmarks.validation.remedies import ANSWERS, PLAIN, SELECTIVE
+from benchmarks.validation.retrieval import RecallTask
+from benchmarks.validation.study import BALANCED, BEFORE, LONG, LONGER, SHIFTED, Variant, presets
 
 SEEDS, RECORDS, STAGES, EVERY = 3, 8, 2, 25
 

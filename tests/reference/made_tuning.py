@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from lim_jax.validation.remedies import PLAIN
-from lim_jax.validation.texts import PromptSetting
-from lim_jax.validation.tuned import ALONE, SELECTIVE, Tuning
+from benchmarks.validation.remedies import PLAIN
+from benchmarks.validation.texts import PromptSetting
+from benchmarks.validation.tuned import ALONE, SELECTIVE, Tuning
 
 SEEDS, EVERY = 3, 4
 TUNING = Tuning(PromptSetting(8, 16), PromptSetting(9, 9), seeds=SEEDS, stages=2, every=EVERY)

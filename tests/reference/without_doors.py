@@ -6,15 +6,14 @@ WITHOUT = {
         require_foil require_model require_page write_profile write_profile_page
         announced averaged_records choose_contexts duration record_lines report_explanations stem
         words write_pages
-        cli.compare cli.explain cli.study counterexamples first_accounts first_contexts
-        judge_attributions measuring_seconds
-        faithfulness_figures keep_programs train_published tuning_figures
+        cli.compare cli.explain counterexamples first_accounts first_contexts
+        measuring_seconds
+        keep_programs
         averaged_orders context_names main part_text parts_of two_way_cells
         measured_contexts network_within noted profile
         rates read_contexts read_contexts_of read_prompts record_shares reproduce run_folder
         finished_before
         save_figure shuffled_findings shuffled_lines shuffled_shares shuffled_table
-        study_figures
         write_contexts write_findings write_json write_shuffled write_table
     """,
     "Refusals, which are what is tested; and what they are made of.": """
@@ -22,12 +21,12 @@ WITHOUT = {
         guarded_density guarded_positions guarded_times half_digits judged known
         losses_and_adjoints network.require_pair number_lines refuse_options
         require_attention require_batch
-        require_case require_concrete require_continuous require_depth_profile
+        require_concrete require_continuous require_depth_profile
         require_drawable require_finite require_fitting require_flow require_grid
         require_heads require_heads_divide require_messages require_query_weights
         require_question require_windows
         require_horizon require_on_grid require_profile
-        require_regions require_retrievers require_setting require_shape require_sites
+        require_regions require_shape require_sites
         refuse_other_architectures refuse_unknown require_lipschitz require_resnet_premises
         require_smooth require_state
         require_tensor require_width require_window scalar_loss
@@ -52,16 +51,15 @@ WITHOUT = {
         json_object padded_size text_part
     """,
     "Parts of figures, pages and sentences, given numbers of the library's own.": """
-        accuracy_by_place report.contrast depth_chart digits draw_averages draw_densities
-        error_band faithfulness_against_cost faithfulness_page
-        findings_page fit_scale found_in_a_line gain_against_cost gains_of_arms
-        blocks_of head_chart influence_by_record ink label_ends legend_below line_style
+        report.contrast depth_chart digits draw_averages draw_densities
+        error_band
+        fit_scale
+        blocks_of head_chart ink label_ends legend_below line_style
         error_in_words error_words held_by_text joined_tokens most_in_words page_of part_words
         parts_finding percent records_finding
-        middle_against_time new_figure parts_shares points_in_words positive_part prompted_page
-        prompted_records rank_correlations shade_boundaries shading share_chart
-        shifted_records short show simulation_convergence simulation_influence_profiles
-        tuned_course tuned_places tuning_page
+        new_figure parts_shares points_in_words positive_part
+        shade_boundaries shading share_chart
+        short show simulation_convergence simulation_influence_profiles
         simulation_observability_profiles simulation_probe_errors spans_decades places_by_name
         with_error
         write_page

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from reference.made_results import GRID, KINDS, REGIONS, STUDY, influence, numbers, of_kind
+from reference.made_results import GRID, KINDS, STUDY, influence, numbers, of_kind
 
 import lim_jax as lim
 from lim_jax import limits
@@ -66,34 +66,6 @@ def test_rates_come_back_as_rates_and_are_laid_out_as_their_rows(tmp_path):
     assert to_pandas(rates, "study").equals(to_pandas(rows, "study"))
 
 
-@pytest.mark.parametrize("kept", [False, True])
-def test_an_influence_that_was_written_before_scatters_were_of_profiles_is_read(kept, tmp_path):
-    """Nor had they a unit then; with the examples' own energies and without."""
-    energies = 8 * numbers(0, 5, 7)
-    now = lim.Influence.from_energies(energies, REGIONS, keep_examples=kept)
-    weights, deviations = np.asarray(REGIONS.weights), np.asarray(energies)
-    deviations = deviations - deviations.mean(axis=0)
-    regional = deviations @ weights.T
-    former = {
-        "energy_scatter": (deviations**2).sum(axis=0), "cross_scatter": deviations.T @ regional,
-        "regional_scatter": regional.T @ regional,
-    }  # fmt: skip
-    save(now, tmp_path / "found.npz")
-    header = json.loads(np.load(tmp_path / "found.npz")["header"].item())
-    for name in ("unit", "total_scatter", "density_scatter"):
-        del header["result"]["parts"][name]
-    rewritten(tmp_path / "found.npz", **header)
-    entries = dict(np.load(tmp_path / "found.npz")) | former
-    np.savez(tmp_path / "found.npz", **entries)
-    found = load(tmp_path / "found.npz")
-    assert float(now.unit) != 1
-    more = lim.Influence.from_energies(numbers(1, 3, 7), REGIONS)
-    for one, other in ((found, now), (found.merge(more), now.merge(more))):
-        np.testing.assert_allclose(one.density_error, other.density_error, rtol=1e-12)
-        np.testing.assert_allclose(one.total_error, other.total_error, rtol=1e-12)
-        np.testing.assert_allclose(one.index_errors(), other.index_errors(), rtol=1e-12)
-
-
 def test_what_numpy_has_no_precision_for_comes_back_too(tmp_path):
     expected = RegionalChannels(numbers(0, 2, 3, 3, 3).astype(jnp.bfloat16))
     save(expected, tmp_path / "found.npz")
@@ -118,14 +90,6 @@ def rewritten(path, **changes):
     entries = dict(np.load(path))
     header = json.loads(entries.pop("header").item()) | changes
     np.savez(path, header=np.array(json.dumps(header)), **entries)
-
-
-def test_an_explanation_that_was_written_under_its_former_room_is_read(tmp_path):
-    save(of_kind("explanation"), tmp_path / "found.npz")
-    header = json.loads(np.load(tmp_path / "found.npz")["header"].item())
-    former = header["result"] | {"kind": "studies.Explanation"}
-    rewritten(tmp_path / "found.npz", result=former)
-    assert_same(load(tmp_path / "found.npz"), of_kind("explanation"))
 
 
 def with_another_kind(path):

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 from reference.publishers import LETTERS
@@ -11,7 +10,7 @@ from tokenizers.models import BPE, WordLevel
 from tokenizers.pre_tokenizers import ByteLevel, Whitespace
 from tokenizers.processors import TemplateProcessing
 
-from lim_jax.tasks import Example, Prompt, buckets, encode, encode_text, laid_out, moved
+from lim_jax.tasks import Example, Prompt, encode, encode_text, laid_out, moved
 
 WORDS = ["<s>", "red", "is", "one", "sky", "blue", "a", "</s>"]
 
@@ -108,35 +107,6 @@ def made(length, golds=1, first=0):
         np.arange(length, dtype=np.int32) % 3,
         np.arange(golds, dtype=np.int32),
     )
-
-
-def test_buckets_hold_each_example_once_and_pad_on_the_right():
-    lengths = [17, 5, 24, 30, 16, 18, 30]
-    golds = [1, 1, 1, 1, 1, 2, 1]
-    examples = [made(*pair, first=i) for i, pair in enumerate(zip(lengths, golds, strict=True))]
-    found = buckets(examples)
-    # 16, 24 with one gold, 24 with two, 32.
-    assert [bucket.indices.tolist() for bucket in found] == [[1, 4], [0, 2], [5], [3, 6]]
-    sizes = [bucket.examples.weights.shape[1] for bucket in found]
-    assert sizes == [16, 24, 24, 32]
-    for bucket in found:
-        for row, index in enumerate(bucket.indices):
-            padded = jax.tree.map(lambda leaf, row=row: leaf[row], bucket.examples)
-            length = bucket.lengths[row]
-            assert length == lengths[index]
-            for part, whole, size in zip(
-                padded, examples[index], (length + 1, length, length, golds[index]), strict=True
-            ):
-                np.testing.assert_array_equal(part[:size], whole)
-                assert part.dtype == whole.dtype
-            assert not padded.window[length + 1 :].any() and not padded.weights[length:].any()
-            assert (padded.records[length:] == -1).all()
-            assert padded.window.shape == (padded.weights.size + 1,)
-
-
-def test_no_examples_make_no_bucket():
-    with pytest.raises(ValueError, match="examples: got none"):
-        buckets([])
 
 
 def test_records_are_where_they_are_laid_out():

@@ -9,9 +9,20 @@ import pytest
 from reference.networks import byte_network
 from scipy import stats
 
-from lim_jax import tasks, validation
+from benchmarks.validation import ablations
+from benchmarks.validation.ablations import (
+    ablated_text,
+    ablating,
+    answer_log_probabilities,
+    context_size,
+    datamodeling_score,
+    random_ablations,
+    sparse_regression,
+    without_the_first,
+)
+from benchmarks.validation.documents import Question, question_prompt
+from lim_jax import tasks
 from lim_jax.models.causal import CausalLM
-from lim_jax.validation import ablations
 
 PLACES = 60
 
@@ -27,16 +38,16 @@ def every_set(records):
 
 
 def test_ablations_are_distinct_sets_and_all_of_them_in_the_end():
-    found = validation.random_ablations(4, 16, seed=3)
+    found = random_ablations(4, 16, seed=3)
     assert found.dtype == bool and sorted(found.tolist()) == sorted(every_set(4).tolist())
-    some = validation.random_ablations(10, 80, seed=3)
+    some = random_ablations(10, 80, seed=3)
     assert some.shape == (80, 10) and len({tuple(row) for row in some.tolist()}) == 80
-    assert (some != validation.random_ablations(10, 80, seed=4)).any()
+    assert (some != random_ablations(10, 80, seed=4)).any()
     # Each record is kept with probability one half: of 4,000 draws to within five errors.
-    often = np.concatenate([validation.random_ablations(10, 80, seed=seed) for seed in range(50)])
+    often = np.concatenate([random_ablations(10, 80, seed=seed) for seed in range(50)])
     np.testing.assert_allclose(often.mean(axis=0), 0.5, atol=5 * 0.5 / np.sqrt(4000))
     with pytest.raises(ValueError, match="count: got 17, expected at most 16, the sets of 4"):
-        validation.random_ablations(4, 17, seed=0)
+        random_ablations(4, 17, seed=0)
 
 
 def test_records_go_with_what_stands_before_them_and_numbers_stay():
@@ -50,15 +61,15 @@ def test_records_go_with_what_stands_before_them_and_numbers_stay():
         ([0, 1, 1], '"b": "2",\n "c": "3"'),
         ([0, 0, 0], ""),
     ):
-        assert validation.ablated_text(prompt, np.array(kept, bool)) == head + left + tail
+        assert ablated_text(prompt, np.array(kept, bool)) == head + left + tail
     ours = (("Rowan", "a tree."), ("Wren", "a bird."), ("Newt", "no fish."))
-    asked = tasks.question_prompt(tasks.Question("what is a wren", ("bird",), ours, 1))
-    text = validation.ablated_text(asked, np.array([False, True, True]))
+    asked = question_prompt(Question("what is a wren", ("bird",), ours, 1))
+    text = ablated_text(asked, np.array([False, True, True]))
     assert text.endswith(
         "about it.\n\n[2] Wren: a bird.\n[3] Newt: no fish.\n\nQuestion: what is a wren\nAnswer:"
     )
     with pytest.raises(ValueError, match="kept: got an array of bool with shape .2,., expected"):
-        validation.ablated_text(prompt, np.array([True, False]))
+        ablated_text(prompt, np.array([True, False]))
 
 
 @eqx.filter_jit
@@ -86,26 +97,26 @@ def contexts():
 
 def test_log_probabilities_are_those_of_each_context_alone(model, contexts):
     answer = np.array([65, 10, 7], np.int32)
-    found = validation.answer_log_probabilities(model, contexts, answer)
+    found = answer_log_probabilities(model, contexts, answer)
     assert found.shape == (11,) and found.dtype == np.float64
     expected = [log_probability(model, ids, answer) for ids in contexts]
     np.testing.assert_allclose(found, expected, rtol=1e-10)
-    more = validation.answer_log_probabilities(model, contexts[:2], answer, queries=5)
+    more = answer_log_probabilities(model, contexts[:2], answer, queries=5)
     np.testing.assert_allclose(more, found[:2], rtol=1e-12)
     with pytest.raises(ValueError, match="queries: got 2"):
-        validation.answer_log_probabilities(model, contexts, answer, queries=2)
+        answer_log_probabilities(model, contexts, answer, queries=2)
     with pytest.raises(ValueError, match="contexts: got none"):
-        validation.answer_log_probabilities(model, [], answer)
+        answer_log_probabilities(model, [], answer)
     with pytest.raises(ValueError, match="ids: got 61 of them, expected at most 60"):
-        validation.answer_log_probabilities(model, [np.zeros(59, np.int32)], answer)
+        answer_log_probabilities(model, [np.zeros(59, np.int32)], answer)
 
 
 def test_what_turns_by_its_length_is_not_padded(model, contexts, monkeypatch):
     answer = np.array([65], np.int32)
     chosen = [contexts[0], contexts[4], contexts[0] + 1]
-    alike = validation.answer_log_probabilities(model, chosen, answer)
+    alike = answer_log_probabilities(model, chosen, answer)
     monkeypatch.setattr(CausalLM, "turns_alike", lambda self, length, other: length == other)
-    assert validation.context_size(model, 9) == 9
+    assert context_size(model, 9) == 9
     sizes, whole = [], ablations._losses
 
     def recorded(model, ids, *rest):
@@ -113,16 +124,16 @@ def test_what_turns_by_its_length_is_not_padded(model, contexts, monkeypatch):
         return whole(model, ids, *rest)
 
     monkeypatch.setattr(ablations, "_losses", recorded)
-    found = validation.answer_log_probabilities(model, chosen, answer)
+    found = answer_log_probabilities(model, chosen, answer)
     assert sizes == [3, 3, 7]
     np.testing.assert_allclose(found, alike, rtol=1e-12)
 
 
 def test_contexts_are_padded_to_a_multiple_within_the_known_places(model):
-    assert [validation.context_size(model, size) for size in (1, 8, 9, 57)] == [8, 8, 16, 60]
+    assert [context_size(model, size) for size in (1, 8, 9, 57)] == [8, 8, 16, 60]
     shorter = eqx.tree_at(lambda one: one.positions, model, None, is_leaf=lambda x: x is None)
     shorter = CausalLM(**(vars(shorter) | {"trained": 20}))
-    assert [validation.context_size(shorter, size) for size in (9, 17, 21)] == [16, 20, 21]
+    assert [context_size(shorter, size) for size in (9, 17, 21)] == [16, 20, 21]
 
 
 def test_an_ablation_is_computed_once(model, monkeypatch):
@@ -135,7 +146,7 @@ def test_an_ablation_is_computed_once(model, monkeypatch):
         return whole(model, contexts, answer, **sizes)
 
     monkeypatch.setattr(ablations, "answer_log_probabilities", counting)
-    of = validation.ablating(model, prompt, answer)
+    of = ablating(model, prompt, answer)
     kept = np.array([[True, True], [False, True], [True, True]])
     found = of(kept)
     assert asked == ["ab c?", "c?"] and found[0] == found[2] != found[1]
@@ -149,16 +160,16 @@ def test_an_ablation_is_computed_once(model, monkeypatch):
 
 
 def test_the_highest_are_taken_out():
-    found = validation.without_the_first(np.array([3, 0, 2, 1]), (1, 2, 4))
+    found = without_the_first(np.array([3, 0, 2, 1]), (1, 2, 4))
     assert found.tolist() == [
         [True, True, True, False],
         [False, True, True, False],
         [False, False, False, False],
     ]
     with pytest.raises(ValueError, match=r"ranking: got \[0, 0\], expected the numbers from 0"):
-        validation.without_the_first(np.array([0, 0]), (1,))
+        without_the_first(np.array([0, 0]), (1,))
     with pytest.raises(ValueError, match="counts: got 3"):
-        validation.without_the_first(np.array([0, 1]), (3,))
+        without_the_first(np.array([0, 1]), (3,))
 
 
 def test_the_datamodeling_score_is_scipys_correlation_of_the_sums():
@@ -166,23 +177,23 @@ def test_the_datamodeling_score_is_scipys_correlation_of_the_sums():
     kept = rng.uniform(size=(12, 4)) < 0.5
     scores, values = rng.standard_normal((3, 4)), rng.standard_normal(12)
     scores[1] = [0, 0, 1, 0]  # of which many sums tie
-    found = validation.datamodeling_score(scores, kept, values)
+    found = datamodeling_score(scores, kept, values)
     for row, one in zip(scores, found, strict=True):
         sums = [sum(row[kept[j]]) for j in range(12)]
         expected = np.asarray(stats.spearmanr(sums, values))[0]
         np.testing.assert_allclose(one, expected, rtol=1e-12)
-    assert validation.datamodeling_score(0 * scores[0], kept, values) == 0
-    assert validation.datamodeling_score(scores[0], kept, 0 * values) == 0
+    assert datamodeling_score(0 * scores[0], kept, values) == 0
+    assert datamodeling_score(scores[0], kept, 0 * values) == 0
     scores[1, 0], values[3] = np.nan, 2.0
-    assert np.isnan(validation.datamodeling_score(scores, kept, values)).tolist() == [0, 1, 0]
+    assert np.isnan(datamodeling_score(scores, kept, values)).tolist() == [0, 1, 0]
     values[3] = -np.inf
-    assert np.isnan(validation.datamodeling_score(scores[0], kept, values))
+    assert np.isnan(datamodeling_score(scores[0], kept, values))
     for wrong, message in (
         ((scores[0, :3], kept, values), "kept: got"),
         ((scores[0], kept, values[:5]), "values: got shape"),
     ):
         with pytest.raises(ValueError, match=message):
-            validation.datamodeling_score(*wrong)
+            datamodeling_score(*wrong)
 
 
 def test_the_regression_of_all_sets_is_a_soft_threshold():
@@ -191,19 +202,19 @@ def test_the_regression_of_all_sets_is_a_soft_threshold():
     true = np.array([2.0, -1.5, 0.4, 0.0])
     logits = kept @ true - 1
     values = -np.log1p(np.exp(-logits))
-    found = validation.sparse_regression(kept, values, tokens, strength=strength)
+    found = sparse_regression(kept, values, tokens, strength=strength)
     standard = 0.5 * true / tokens  # a fair coin's deviation, and the logit over the tokens
     shrunk = np.sign(standard) * np.maximum(np.abs(standard) - strength, 0)
     assert (shrunk == 0).sum() == 2
     np.testing.assert_allclose(found, tokens * shrunk / 0.5, atol=1e-7)
-    published = validation.sparse_regression(kept, values, tokens)
+    published = sparse_regression(kept, values, tokens)
     expected = np.sign(standard) * np.maximum(np.abs(standard) - 0.01, 0) * tokens / 0.5
     np.testing.assert_allclose(published, expected, atol=1e-7)
 
 
 def test_a_regression_knows_nothing_of_what_never_changes_and_takes_certain_answers():
     kept = np.concatenate([every_set(2), np.ones((4, 1), bool)], axis=1)
-    found = validation.sparse_regression(kept, np.array([-9.0, -1.0, -8.0, 0.0]), 1)
+    found = sparse_regression(kept, np.array([-9.0, -1.0, -8.0, 0.0]), 1)
     assert found[2] == 0 and np.isfinite(found).all() and found[0] > found[1] > 0
 
 
@@ -216,12 +227,12 @@ def test_what_a_regression_refuses(monkeypatch):
         ((kept, values, 0), "tokens: got 0"),
     ):
         with pytest.raises(ValueError, match=message):
-            validation.sparse_regression(*arguments)
+            sparse_regression(*arguments)
     with pytest.raises(ValueError, match="strength: got 0.0"):
-        validation.sparse_regression(kept, values, 1, strength=0.0)
+        sparse_regression(kept, values, 1, strength=0.0)
     found = importlib.util.find_spec
     monkeypatch.setattr(
         "lim_jax._checks.find_spec", lambda name: None if name == "sklearn" else found(name)
     )
     with pytest.raises(ModuleNotFoundError, match=r'pip install "lim_jax\[faithfulness\]"'):
-        validation.sparse_regression(kept, values, 1)
+        sparse_regression(kept, values, 1)

@@ -5,16 +5,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lim_jax.adjoint import attention_hops
-from lim_jax.grid import token_grid
-from lim_jax.tasks import KeyValueTask
-from lim_jax.validation import evidence_record
-from lim_jax.validation.retrievers import (
+from benchmarks.validation.accounts import evidence_record
+from benchmarks.validation.retrieval import KeyValueTask
+from benchmarks.validation.retrievers import (
     Setting,
     asked,
     examples_of_every_place,
     train_retrievers,
 )
+from lim_jax.adjoint import attention_hops
+from lim_jax.grid import token_grid
 
 RECORDS = 3
 SETTING = Setting(KeyValueTask(RECORDS, 5, 3), width=4, heads=1, depth=2, batch=2, steps=0)

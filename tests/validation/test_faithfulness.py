@@ -11,17 +11,27 @@ import pytest
 from reference.networks import byte_network
 from scipy import stats
 
-from lim_jax import tasks, validation
+from benchmarks.validation import ablations, faithfulness
+from benchmarks.validation.ablations import ablated_text, random_ablations, sparse_regression
+from benchmarks.validation.documents import question_prompt
+from benchmarks.validation.facts import draw_facts
+from benchmarks.validation.faithfulness import (
+    Explained,
+    FaithfulnessSetting,
+    attribution_costs,
+    explain_prompts,
+    faithfulness_study,
+)
+from lim_jax import tasks
 from lim_jax.grid import token_grid
 from lim_jax.models import Queries
-from lim_jax.validation import ablations, faithfulness
 
 RECORDS, PLACES, TOKENS, SCALE = 5, 336, 3, 1.5
-SETTING = validation.FaithfulnessSetting(
+SETTING = FaithfulnessSetting(
     prompts=10, records=RECORDS, key_length=1, value_length=1, tokens=TOKENS, fitted=(5, 12),
     held_out=7, steps=2,
 )  # fmt: skip
-NAMES = list(validation.attribution_costs(SETTING))
+NAMES = list(attribution_costs(SETTING))
 
 
 @pytest.fixture(scope="module")
@@ -46,14 +56,14 @@ def checkpoint(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def found(model, checkpoint):
-    return validation.explain_prompts(model, None, SETTING, checkpoint=checkpoint)
+    return explain_prompts(model, None, SETTING, checkpoint=checkpoint)
 
 
 def prompt_of(number):
     """What the n-th prompt must be: of kind n % 2, with the records in turn."""
     seed, place = number // 2, number // 2 % RECORDS
     if number % 2:
-        return tasks.question_prompt(tasks.draw_facts(RECORDS, seed), place)
+        return question_prompt(draw_facts(RECORDS, seed), place)
     pairs = tasks.draw_key_values(RECORDS, seed, key_length=1, value_length=1)
     return tasks.key_value_prompt(pairs, place)
 
@@ -96,7 +106,7 @@ def test_drops_are_those_of_texts_that_are_read_again(model, found, number):
     assert found.right[number] == (prompt.answer.strip() in bytes(said.tolist()).decode("latin1"))
 
     def value(kept):
-        return log_probability(model, ids_of(validation.ablated_text(prompt, kept)), said)
+        return log_probability(model, ids_of(ablated_text(prompt, kept)), said)
 
     whole = value(np.ones(RECORDS, bool))
     np.testing.assert_allclose(found.log_probability[number], whole, rtol=1e-9)
@@ -114,12 +124,12 @@ def test_drops_are_those_of_texts_that_are_read_again(model, found, number):
                 drop, whole - value(left), rtol=1e-7, atol=1e-9, err_msg=name
             )
     # Held out are the draws after those that the regressions are fitted on.
-    drawn = validation.random_ablations(RECORDS, 19, number)
+    drawn = random_ablations(RECORDS, 19, number)
     np.testing.assert_array_equal(found.kept[number], drawn[12:])
     np.testing.assert_allclose(found.values[number], [value(one) for one in drawn[12:]], rtol=1e-9)
     values = np.array([value(one) for one in drawn[:12]])
     for count in (5, 12):
-        fitted = validation.sparse_regression(drawn[:count], values[:count], len(said))
+        fitted = sparse_regression(drawn[:count], values[:count], len(said))
         np.testing.assert_allclose(scores[f"ContextCite on {count}"], fitted, rtol=1e-6, atol=1e-9)
 
 
@@ -215,7 +225,7 @@ def test_an_answer_ends_before_what_ends_it(model, monkeypatch):
     first, other = int(said[0]), next(int(one) for one in said if one != said[0])
     for end in ((), (other,), (first,)):
         with pytest.raises(KeyboardInterrupt):
-            validation.explain_prompts(model, None, SETTING, end=end)
+            explain_prompts(model, None, SETTING, end=end)
     before = said.tolist()[: said.tolist().index(other)]
     assert explained == [said.tolist(), before, [first]]
 
@@ -244,7 +254,7 @@ def test_a_run_goes_on_and_is_the_beginning_of_a_longer_one(model, found, checkp
         return whole(*arguments)
 
     monkeypatch.setattr(faithfulness, "_explained", counting)
-    again = validation.explain_prompts(model, None, SETTING, checkpoint=checkpoint)
+    again = explain_prompts(model, None, SETTING, checkpoint=checkpoint)
     assert asked == [9]
     for ours, theirs in zip(again, found, strict=True):
         np.testing.assert_array_equal(ours, theirs)
@@ -256,19 +266,19 @@ def test_a_run_goes_on_and_is_the_beginning_of_a_longer_one(model, found, checkp
 
     longer = SETTING._replace(prompts=20)
     with pytest.raises(KeyboardInterrupt):
-        validation.explain_prompts(model, None, longer, checkpoint=checkpoint, progress=stopped)
+        explain_prompts(model, None, longer, checkpoint=checkpoint, progress=stopped)
     assert asked == [9]
     for other, message in (
         (SETTING._replace(steps=3), "of setting"),
         (SETTING._replace(value_length=2), "of setting"),
     ):
         with pytest.raises(ValueError, match=message):
-            validation.explain_prompts(model, None, other, checkpoint=checkpoint)
+            explain_prompts(model, None, other, checkpoint=checkpoint)
     other = replace(model, embedding_scale=2.0)
     with pytest.raises(ValueError, match="of model"):
-        validation.explain_prompts(other, None, SETTING, checkpoint=checkpoint)
+        explain_prompts(other, None, SETTING, checkpoint=checkpoint)
     with pytest.raises(ValueError, match="of ids"):
-        validation.explain_prompts(model, None, SETTING, end=(3,), checkpoint=checkpoint)
+        explain_prompts(model, None, SETTING, end=(3,), checkpoint=checkpoint)
 
 
 def test_what_is_refused(model, monkeypatch):
@@ -284,17 +294,17 @@ def test_what_is_refused(model, monkeypatch):
         ({"fitted": (5, 30)}, "count: got 37, expected at most 32"),
     ):
         with pytest.raises(ValueError, match=message):
-            validation.explain_prompts(model, None, SETTING._replace(**change))
+            explain_prompts(model, None, SETTING._replace(**change))
     elsewhere = eqx.tree_at(lambda one: one.embedding, model, None)
     with pytest.raises(ValueError, match="model: got one whose weights are left in their files"):
-        validation.explain_prompts(elsewhere, None, SETTING)
+        explain_prompts(elsewhere, None, SETTING)
     monkeypatch.setattr("lim_jax._checks.find_spec", lambda name: None)
     with pytest.raises(ModuleNotFoundError, match="faithfulness"):
-        validation.explain_prompts(model, None, SETTING)
+        explain_prompts(model, None, SETTING)
 
 
 def test_costs_are_counted():
-    found = validation.attribution_costs(validation.FaithfulnessSetting())
+    found = attribution_costs(FaithfulnessSetting())
     assert {name: (*cost, cost.total) for name, cost in found.items()} == {
         "influence": (1, 1, 3),
         "influence, margin": (1, 1, 3),
@@ -312,20 +322,20 @@ def test_costs_are_counted():
 
 def test_means_and_leads_are_over_the_prompts_of_a_kind():
     rng, methods = np.random.default_rng(0), len(NAMES)
-    made = validation.Explained(
+    made = Explained(
         rng.uniform(size=40) < 0.5, rng.integers(1, 4, 40), -rng.uniform(size=40),
         rng.standard_normal((40, methods, RECORDS)), rng.standard_normal((40, methods, 3)),
         rng.uniform(size=(40, 7, RECORDS)) < 0.5, -rng.uniform(size=(40, 7)),
     )  # fmt: skip
     made.scores[4, 3] = 0  # orders nothing, and counts as zero
     made.drops[1::2, 0] += 1
-    judged = validation.faithfulness_study(made, SETTING)
+    judged = faithfulness_study(made, SETTING)
     assert list(judged) == ["keys and values", "documents"]
     for kind, one in enumerate(judged.values()):
         rows = range(kind, 40, 2)
         assert one.prompts == 20 and one.right == np.mean([made.right[n] for n in rows])
         np.testing.assert_allclose(one.log_probability, made.log_probability[kind::2].mean())
-        assert one.costs == validation.attribution_costs(SETTING)
+        assert one.costs == attribution_costs(SETTING)
         samples = np.zeros((20, methods, 4))
         for row, n in enumerate(rows):
             samples[row, :, :3] = made.drops[n]
@@ -351,8 +361,8 @@ def test_means_and_leads_are_over_the_prompts_of_a_kind():
         assert record["measures"]["random"]["low"] == one.measures["random"].low.tolist()
         assert record["prompts"] == 20 and record["right"] == one.right
     for part, message in (
-        (validation.Explained(*(one[:39] for one in made)), "found: got drops of shape .39, 11"),
+        (Explained(*(one[:39] for one in made)), "found: got drops of shape .39, 11"),
         (made._replace(drops=made.drops[:, :10]), "found: got drops of shape .40, 10"),
     ):
         with pytest.raises(ValueError, match=message):
-            validation.faithfulness_study(part, SETTING)
+            faithfulness_study(part, SETTING)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from lim_jax.validation import intervals
+from benchmarks.validation import intervals
 
 
 def test_a_paired_interval_is_scipys_of_a_paired_test():

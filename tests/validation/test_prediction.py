@@ -11,14 +11,27 @@ from reference import numpy_network
 from reference.networks import layer_of
 from scipy import stats
 
-from lim_jax import validation
+from benchmarks.validation.prediction import (
+    ATTRIBUTIONS,
+    SCORES,
+    RecordScores,
+    predict,
+    prediction_table,
+    record_scores,
+)
+from benchmarks.validation.retrieval import KeyValueTask
+from benchmarks.validation.retrievers import (
+    PlaceScores,
+    Setting,
+    asked,
+    examples_of_every_place,
+    new_retriever,
+    of_seeds,
+)
 from lim_jax.grid import token_grid
-from lim_jax.tasks import KeyValueTask
-from lim_jax.validation.prediction import ATTRIBUTIONS, SCORES
-from lim_jax.validation.retrievers import PlaceScores, of_seeds
 
 RECORDS, STEPS, SEEDS = 3, 2, 2
-SETTING = validation.Setting(KeyValueTask(RECORDS, keys=4, values=3), width=4, heads=2, depth=2)
+SETTING = Setting(KeyValueTask(RECORDS, keys=4, values=3), width=4, heads=2, depth=2)
 KEYS = jax.random.split(jax.random.key(0), SEEDS)
 
 
@@ -87,10 +100,10 @@ def measured():
 
     @eqx.filter_jit
     def all_of(keys):
-        models = eqx.filter_vmap(lambda key: validation.new_retriever(SETTING, key=key))(keys)
-        examples = validation.examples_of_every_place(SETTING, 2, key=jax.random.key(3))
-        found = of_seeds(partial(validation.record_scores, steps=STEPS))(models, examples)
-        return models, found, validation.asked(examples), examples.gold[:, 0]
+        models = eqx.filter_vmap(lambda key: new_retriever(SETTING, key=key))(keys)
+        examples = examples_of_every_place(SETTING, 2, key=jax.random.key(3))
+        found = of_seeds(partial(record_scores, steps=STEPS))(models, examples)
+        return models, found, asked(examples), examples.gold[:, 0]
 
     models, found, (ids, y), gold = all_of(KEYS)
     reference = looked_at(models, np.asarray(ids), y)
@@ -154,12 +167,12 @@ def made():
     )
     scores = generator.random((3, 4, 6))
     scores[0, 2] = 1.0
-    return validation.RecordScores(profile, at_gold, PlaceScores(*scores))
+    return RecordScores(profile, at_gold, PlaceScores(*scores))
 
 
 @pytest.fixture(scope="module")
 def predictions(made):
-    return validation.predict(made)
+    return predict(made)
 
 
 def test_predictions_are_scipys_correlations_seed_by_seed(made, predictions):
@@ -183,7 +196,7 @@ def test_predictions_are_scipys_correlations_seed_by_seed(made, predictions):
 
 def test_the_table_has_a_row_for_each_attribution_and_says_what_was_left_out(predictions):
     found = predictions
-    lines = validation.prediction_table(found).splitlines()
+    lines = prediction_table(found).splitlines()
     assert len(lines) == 2 * (1 + len(ATTRIBUTIONS))
     line = lines[1 + ATTRIBUTIONS.index("occlusion")]
     value, low, high = found[3 * ATTRIBUTIONS.index("occlusion")].interval
@@ -193,8 +206,8 @@ def test_the_table_has_a_row_for_each_attribution_and_says_what_was_left_out(pre
 
 def test_networks_that_are_always_right_predict_nothing(made):
     always = made._replace(scores=made.scores._replace(accuracy=np.ones((4, 6))))
-    found = [one for one in validation.predict(always) if one.score == "accuracy"]
+    found = [one for one in predict(always) if one.score == "accuracy"]
     assert all(one.left_out == 4 and np.isnan(one.interval).all() for one in found)
-    assert validation.prediction_table(found).count("constant") == len(found)
+    assert prediction_table(found).count("constant") == len(found)
     with pytest.raises(ValueError, match="found: got scores of shape \\(6,\\)"):
-        validation.predict(jax.tree.map(lambda leaf: leaf[0], made))
+        predict(jax.tree.map(lambda leaf: leaf[0], made))

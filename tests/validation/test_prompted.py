@@ -10,14 +10,15 @@ import pytest
 from reference.networks import byte_network
 from scipy import stats
 
-from lim_jax import tasks, validation
+from benchmarks.validation import prompted
+from benchmarks.validation.prediction import SCORES, prediction_table
+from benchmarks.validation.prompted import PROMPTED, Answers, ask_prompts, prompted_study
+from benchmarks.validation.texts import PromptSetting
+from lim_jax import tasks
 from lim_jax.grid import token_grid
-from lim_jax.validation import prompted
-from lim_jax.validation.prediction import SCORES
-from lim_jax.validation.prompted import PROMPTED
 
 RECORDS = 3
-SETTING = validation.PromptSetting(RECORDS, prompts=6, key_length=1, value_length=2)
+SETTING = PromptSetting(RECORDS, prompts=6, key_length=1, value_length=2)
 
 
 def bytes_model(dtype):
@@ -100,7 +101,7 @@ def test_single_precision_is_near_double(model):
 def test_prompts_are_asked_once_and_the_same_whether_interrupted_or_not(
     model, tmp_path, monkeypatch
 ):
-    whole, checkpoint, asked = validation.ask_prompts(model, None, SETTING), tmp_path / "asked", []
+    whole, checkpoint, asked = ask_prompts(model, None, SETTING), tmp_path / "asked", []
     assert whole.energies.shape == (6, 2, RECORDS) and whole.right.dtype == bool
     for number in range(6):
         found = prompted.answers(model, drawn(number), RECORDS)
@@ -118,9 +119,9 @@ def test_prompts_are_asked_once_and_the_same_whether_interrupted_or_not(
 
     monkeypatch.setattr(prompted, "answers", counting)
     with pytest.raises(KeyboardInterrupt):
-        validation.ask_prompts(model, None, SETTING, checkpoint=checkpoint, progress=interrupted)
+        ask_prompts(model, None, SETTING, checkpoint=checkpoint, progress=interrupted)
     assert len(asked) == 4
-    again = validation.ask_prompts(model, None, SETTING, checkpoint=checkpoint)
+    again = ask_prompts(model, None, SETTING, checkpoint=checkpoint)
     assert len(asked) == 6
     for ours, theirs in zip(again, whole, strict=True):
         np.testing.assert_array_equal(ours, theirs)
@@ -131,9 +132,9 @@ def test_prompts_are_asked_once_and_the_same_whether_interrupted_or_not(
         ((model, None, SETTING._replace(value_length=1)), "of prompts"),
     ):
         with pytest.raises(ValueError, match=message):
-            validation.ask_prompts(*wrong, checkpoint=checkpoint)
+            ask_prompts(*wrong, checkpoint=checkpoint)
     with pytest.raises(ValueError, match="prompts: got 7 prompts of 3 records"):
-        validation.ask_prompts(model, None, SETTING._replace(prompts=7))
+        ask_prompts(model, None, SETTING._replace(prompts=7))
 
 
 @pytest.fixture(scope="module")
@@ -145,12 +146,12 @@ def made():
     energies[np.arange(240), :, gold] *= 3
     products = generator.standard_normal((240, 2, 4)) * (1 + np.arange(4)[::-1])
     margin = gold + 0.3 * generator.standard_normal(240)
-    return validation.Answers(margin > 1.5, np.log1p(np.exp(-margin)), margin, energies, products)
+    return Answers(margin > 1.5, np.log1p(np.exp(-margin)), margin, energies, products)
 
 
 @pytest.fixture(scope="module")
 def study(made):
-    return validation.prompted_study(made)
+    return prompted_study(made)
 
 
 def by_prompt(found):
@@ -213,10 +214,10 @@ def test_errors_of_profiles_are_those_of_leaving_out_each_round(made, study):
 
 
 def test_one_round_has_no_error_and_a_model_that_is_always_right_no_correlation(made):
-    alone = validation.prompted_study(validation.Answers(*(part[:4] for part in made)))
+    alone = prompted_study(Answers(*(part[:4] for part in made)))
     assert np.isinf(alone.scores["margin"].error).all()
     assert np.isinf(alone.profile["influence, margin"].error).all()
-    always = validation.prompted_study(made._replace(right=np.ones(240, bool)))
+    always = prompted_study(made._replace(right=np.ones(240, bool)))
     for one in always.predictions:
         assert np.isnan(one.interval).all() == (one.score == "accuracy") == one.left_out
-    assert validation.prediction_table(always.predictions).count("constant") == 2 * len(PROMPTED)
+    assert prediction_table(always.predictions).count("constant") == 2 * len(PROMPTED)

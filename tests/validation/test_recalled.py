@@ -9,12 +9,19 @@ import optax
 import pytest
 from scipy import stats
 
-from lim_jax import token_grid, validation
+from benchmarks.validation import recalled
+from benchmarks.validation.recalled import (
+    RECALLED,
+    RecallSetting,
+    all_asked,
+    recall_gains,
+    recall_gradient,
+    recall_record,
+)
+from benchmarks.validation.remedies import PLAIN, SELECTIVE
+from benchmarks.validation.retrieval import RecallTask, recall_examples
+from lim_jax import token_grid
 from lim_jax.models import gaussian_model
-from lim_jax.tasks import RecallTask, recall_examples
-from lim_jax.validation import recalled
-from lim_jax.validation.recalled import RECALLED, RecallSetting
-from lim_jax.validation.remedies import PLAIN, SELECTIVE
 
 TASK = RecallTask(pairs=3, length=14, keys=5, values=4, power=0.5)
 SETTING = RecallSetting(
@@ -44,7 +51,7 @@ def cheap(monkeypatch):
 
 def test_every_question_is_asked_where_its_key_stands_again():
     examples = drawn(4, 0)
-    ids, y = validation.all_asked(examples)
+    ids, y = all_asked(examples)
     assert y.places is not None
     for row in range(4):
         window, places = np.asarray(examples.window[row]), np.asarray(y.places[row])
@@ -62,7 +69,7 @@ def model():
 
 
 def cross_entropy(model, examples):
-    ids, y = validation.all_asked(examples)
+    ids, y = all_asked(examples)
     logits = jax.vmap(lambda ids, places: model.logits(ids)[places])(ids, y.places)
     logs = jnp.take_along_axis(jax.nn.log_softmax(logits), y.targets[..., None], axis=2)
     return -logs.mean()
@@ -70,7 +77,7 @@ def cross_entropy(model, examples):
 
 def surprise(model, probes, chosen):
     """Minus the logarithm of the evidence's density, written apart, to be differentiated twice."""
-    ids, y = validation.all_asked(probes)
+    ids, y = all_asked(probes)
     places, grid = jnp.asarray(y.places), token_grid(TASK.length)
 
     def of_one(row, query):
@@ -96,7 +103,7 @@ def test_a_step_follows_answers_and_the_evidence_of_one_question_of_each_probe(m
     @eqx.filter_jit
     def ours(strength):
         setting = SETTING._replace(strength=strength)
-        return validation.recall_gradient(setting, model, examples, probes, key)
+        return recall_gradient(setting, model, examples, probes, key)
 
     chosen = np.asarray(jax.random.randint(key, (2, 1), 0, 3))[:, 0].tolist()
     assert len(set(chosen)) == 2
@@ -109,7 +116,7 @@ def test_a_step_follows_answers_and_the_evidence_of_one_question_of_each_probe(m
         longer = max(1, strength * length)
         expected = jax.tree.map(lambda risk, pull: risk + strength * pull / longer, risk, slope)  # noqa: B023
         chex.assert_trees_all_close(ours(jnp.asarray(strength)), expected, rtol=1e-8, atol=1e-12)
-    plain = eqx.filter_jit(validation.recall_gradient)(SETTING, model, examples, None, key)
+    plain = eqx.filter_jit(recall_gradient)(SETTING, model, examples, None, key)
     chex.assert_trees_all_close(plain, risk, rtol=1e-10, atol=1e-14)
 
 
@@ -117,9 +124,7 @@ def test_a_step_follows_answers_and_the_evidence_of_one_question_of_each_probe(m
 def test_arms_begin_alike_and_are_judged_after_every_stage(tmp_path):
     test = drawn(4, 5)
     found = {
-        arm: validation.recall_record(
-            SETTING, KEYS, arm, test=test, checkpoint=tmp_path / f"{arm}.run"
-        )
+        arm: recall_record(SETTING, KEYS, arm, test=test, checkpoint=tmp_path / f"{arm}.run")
         for arm in RECALLED
     }
     plain, ours = (found[name] for name in (PLAIN, SELECTIVE))
@@ -130,7 +135,7 @@ def test_arms_begin_alike_and_are_judged_after_every_stage(tmp_path):
         assert plain[name][0] == ours[name][0]
     # Each step differs: seeds from one another, and arms.
     assert len({*np.ravel(plain["risk"]), *np.ravel(ours["risk"][1:])}) == 10
-    again = validation.recall_record(
+    again = recall_record(
         SETTING, KEYS, SELECTIVE, test=test, checkpoint=tmp_path / f"{SELECTIVE}.run"
     )
     assert again == ours
@@ -138,7 +143,7 @@ def test_arms_begin_alike_and_are_judged_after_every_stage(tmp_path):
     models = jax.jit(jax.vmap(lambda key: gaussian_model(
         9, 14, width=4, heads=1, depth=1, key=jax.random.fold_in(key, 0)
     )))(KEYS)  # fmt: skip
-    ids, y = validation.all_asked(test)
+    ids, y = all_asked(test)
 
     @eqx.filter_jit
     @eqx.filter_vmap
@@ -161,7 +166,7 @@ def made_record(shift, seconds, stages):
 
 def test_gains_are_paired_by_seed_at_equal_steps_and_at_equal_time():
     records = {PLAIN: made_record(1, 2.0, 3), SELECTIVE: made_record(2, 3.0, 3)}
-    found = validation.recall_gains(records)
+    found = recall_gains(records)
     assert list(found) == [5, 10, 15]
     ours, plain = (np.mean(records[name]["accuracy"], axis=2) for name in (SELECTIVE, PLAIN))
     for stage, steps in enumerate(found, start=1):
@@ -179,6 +184,6 @@ def test_gains_are_paired_by_seed_at_equal_steps_and_at_equal_time():
 
 def test_what_cannot_be_compared_or_trained_is_refused():
     with pytest.raises(ValueError, match="records: got .*expected those of plain, selective"):
-        validation.recall_gains({PLAIN: made_record(1, 2.0, 1)})
+        recall_gains({PLAIN: made_record(1, 2.0, 1)})
     with pytest.raises(ValueError, match='arm: got .*"plain" or "selective'):
-        validation.recall_record(SETTING, KEYS, "Algorithm 3", test=drawn(1, 0))
+        recall_record(SETTING, KEYS, "Algorithm 3", test=drawn(1, 0))

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 import lim_jax as lim
-from lim_jax.tasks import KeyValueTask, edge_law, key_value_examples, middle_law
-from lim_jax.validation import remedies, retrievers
-from lim_jax.validation.retrievers import Setting, asked, draw, new_retriever
+from benchmarks.validation import remedies, retrievers
+from benchmarks.validation.laws import edge_law, middle_law
+from benchmarks.validation.retrieval import KeyValueTask, key_value_examples
+from benchmarks.validation.retrievers import Setting, asked, draw, new_retriever
 
 RECORDS, LENGTH, BATCH = 4, 9, 5
 SETTING = Setting(KeyValueTask(RECORDS, 5, 3), width=4, heads=2, depth=1, batch=BATCH)

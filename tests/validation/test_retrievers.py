@@ -9,14 +9,24 @@ import numpy as np
 import pytest
 from scipy.special import logsumexp, softmax
 
-from lim_jax import tasks, validation
+from benchmarks.validation import retrievers
+from benchmarks.validation.retrieval import KeyValueTask, key_value_examples
+from benchmarks.validation.retrievers import (
+    ANSWER_LOSS,
+    MARGIN_LOSS,
+    Setting,
+    asked,
+    draw,
+    examples_of_every_place,
+    new_retriever,
+    retrieval_risk,
+    scores_by_place,
+    train_retrievers,
+)
 from lim_jax.models import CausalLM
-from lim_jax.tasks import KeyValueTask
-from lim_jax.validation import retrievers
-from lim_jax.validation.retrievers import ANSWER_LOSS, MARGIN_LOSS
 
 TASK = KeyValueTask(records=3, keys=5, values=4)
-SETTING = validation.Setting(TASK, width=4, heads=2, depth=1)
+SETTING = Setting(TASK, width=4, heads=2, depth=1)
 
 
 @pytest.fixture(scope="module")
@@ -25,18 +35,18 @@ def judged():
 
     @eqx.filter_jit
     def all_of(key):
-        model = validation.new_retriever(SETTING, key=key)
+        model = new_retriever(SETTING, key=key)
         gold = jnp.array([2, 0, 0, 2, 2, 0, 2])
-        examples = tasks.key_value_examples(TASK, gold, key=jax.random.key(1))
-        ids, y = validation.asked(examples)
+        examples = key_value_examples(TASK, gold, key=jax.random.key(1))
+        ids, y = asked(examples)
         losses = [
             jax.vmap(loss, (None, 0, 0))(model, ids, y) for loss in (ANSWER_LOSS, MARGIN_LOSS)
         ]
         risks = (
-            validation.retrieval_risk(model, examples),
-            validation.retrieval_risk(model, examples, jnp.arange(7.0)),
+            retrieval_risk(model, examples),
+            retrieval_risk(model, examples, jnp.arange(7.0)),
         )
-        scores = validation.scores_by_place(model, examples)
+        scores = scores_by_place(model, examples)
         return examples, jax.vmap(model.logits)(ids), losses, risks, scores
 
     return jax.tree.map(np.asarray, all_of(jax.random.key(0)))
@@ -71,7 +81,7 @@ def test_scores_are_means_over_the_examples_of_a_gold_place(judged):
 
 
 def test_examples_ask_for_every_place_as_often_as_for_any_other():
-    draw = jax.jit(lambda key: validation.examples_of_every_place(SETTING, 4, key=key))
+    draw = jax.jit(lambda key: examples_of_every_place(SETTING, 4, key=key))
     examples = jax.tree.map(np.asarray, draw(jax.random.key(2)))
     assert np.bincount(examples.gold[:, 0]).tolist() == [4, 4, 4]
     assert examples.window.shape == (12, TASK.length + 1)
@@ -80,13 +90,13 @@ def test_examples_ask_for_every_place_as_often_as_for_any_other():
 
 @pytest.mark.parametrize("law", ["uniform", "edges", "middle"])
 def test_gold_places_follow_the_settings_law(law):
-    setting = validation.Setting(KeyValueTask(records=8, keys=8), law=law)
+    setting = Setting(KeyValueTask(records=8, keys=8), law=law)
     weights = {
         "uniform": np.ones(8), "edges": np.array([1, 1, *[0.02] * 4, 1, 1]),
         "middle": np.array([0.02, 0.02, *[1] * 4, 0.02, 0.02]),
     }[law]  # fmt: skip
     np.testing.assert_allclose(setting.gold_law, weights / weights.sum(), rtol=1e-12)
-    batch = validation.draw(setting._replace(batch=400), setting.gold_law, key=jax.random.key(3))
+    batch = draw(setting._replace(batch=400), setting.gold_law, key=jax.random.key(3))
     counts = np.bincount(np.asarray(batch.gold)[:, 0], minlength=8)
     expected = 400 * weights / weights.sum()
     assert (np.abs(counts - expected) < 4.5 * np.sqrt(expected) + 1).all()
@@ -94,7 +104,7 @@ def test_gold_places_follow_the_settings_law(law):
 
 def test_networks_of_turned_places_read_longer_contexts_than_learned_ones_do():
     settings = SETTING._replace(rotary=True), SETTING
-    make = partial(validation.new_retriever, key=jax.random.key(0))
+    make = partial(new_retriever, key=jax.random.key(0))
     turned, learned = (eqx.filter_eval_shape(make, setting) for setting in settings)
     longer = jax.ShapeDtypeStruct((2 * TASK.length,), int)
     logits = eqx.filter_eval_shape(CausalLM.logits, turned, longer)
@@ -104,7 +114,7 @@ def test_networks_of_turned_places_read_longer_contexts_than_learned_ones_do():
         eqx.filter_eval_shape(CausalLM.logits, learned, longer)
 
 
-LEARNING = validation.Setting(
+LEARNING = Setting(
     KeyValueTask(records=4, keys=4, values=3), width=16, heads=2, depth=2, steps=150, batch=32,
     rate=1e-2,
 )  # fmt: skip
@@ -113,9 +123,7 @@ LEARNING = validation.Setting(
 def trained(**options):
     """Two seeds; optax promotes."""
     with jax.numpy_dtype_promotion("standard"):
-        return validation.train_retrievers(
-            LEARNING, jax.random.split(jax.random.key(5), 2), **options
-        )
+        return train_retrievers(LEARNING, jax.random.split(jax.random.key(5), 2), **options)
 
 
 @pytest.fixture(scope="module")
@@ -150,8 +158,8 @@ def test_training_that_was_interrupted_gives_the_same_networks(whole, tmp_path, 
 def test_networks_learn_to_retrieve_from_the_edges_and_not_from_the_middle(whole):
     """Of four records; who only knows which ids are values has a loss of log 3."""
     models, losses = whole
-    test = validation.examples_of_every_place(LEARNING, 50, key=jax.random.key(6))
-    scores = eqx.filter_jit(retrievers.of_seeds(validation.scores_by_place))(models, test)
+    test = examples_of_every_place(LEARNING, 50, key=jax.random.key(6))
+    scores = eqx.filter_jit(retrievers.of_seeds(scores_by_place))(models, test)
     losses, accuracy = np.asarray(losses), np.asarray(scores.accuracy)
     assert (losses[0] > np.log(3)).all() and (losses[-20:].mean(axis=0) < 0.5 * np.log(3)).all()
     assert accuracy[:, [0, 3]].min() > 0.7 and accuracy[:, 1:3].max() < 0.6

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lim_jax.tasks import KeyValueTask
-from lim_jax.validation import shifting
-from lim_jax.validation.prediction import ATTRIBUTIONS, RecordScores
-from lim_jax.validation.retrievers import (
+from benchmarks.validation import shifting
+from benchmarks.validation.prediction import ATTRIBUTIONS, RecordScores
+from benchmarks.validation.retrieval import KeyValueTask
+from benchmarks.validation.retrievers import (
     PlaceScores,
     Setting,
     examples_of_every_place,

@@ -15,21 +15,23 @@ from reference.made_tuning import SEEDS, made_tuning
 from reference.networks import byte_network
 from scipy import stats
 
-from lim_jax import validation
-from lim_jax.validation import tuned
-from lim_jax.validation.remedies import PLAIN
-from lim_jax.validation.retrievers import PlaceScores
-from lim_jax.validation.tuned import (
+from benchmarks.validation import tuned
+from benchmarks.validation.remedies import PLAIN
+from benchmarks.validation.retrievers import PlaceScores
+from benchmarks.validation.texts import PromptSetting
+from benchmarks.validation.tuned import (
     ALONE,
     AT_EQUAL_STEPS,
     AT_EQUAL_TIME,
     BEFORE,
     SELECTIVE,
     Tuning,
+    tuning_gains,
 )
+from benchmarks.validation.tuning import trained_rows
 
-SHORT = validation.PromptSetting(5, 10, key_length=2, value_length=2)
-LONGER = validation.PromptSetting(7, 7, key_length=2, value_length=2)
+SHORT = PromptSetting(5, 10, key_length=2, value_length=2)
+LONGER = PromptSetting(7, 7, key_length=2, value_length=2)
 TUNING = Tuning(SHORT, LONGER, seeds=2, stages=3, every=2, batch=3, probes=2, rate=0.01, last=1)
 STEPS = 6
 
@@ -73,7 +75,7 @@ def test_what_is_run_is_what_is_recorded(model, seen):
     found = tuned.tune(model, None, TUNING, seed=3)
     assert json.loads(json.dumps(found)) == found
     assert found["tuning"]["short"] == SHORT._asdict() and found["tuning"]["rate"] == 0.01
-    rows = validation.trained_rows(model, 1)
+    rows = trained_rows(model, 1)
     assert found["trained"] == sum(leaf.size for leaf in jax.tree.leaves(rows))
     assert list(found["arms"]) == [PLAIN, SELECTIVE, ALONE]
     texts = tuned._texts(TUNING, None, range(3, 5), "float64")
@@ -186,7 +188,7 @@ def test_gains_are_paired_by_seed():
     def course(arm, length="short"):
         return np.array(arms[arm][length]["accuracy"]).mean(axis=2)
 
-    found = validation.tuning_gains(results, SELECTIVE)
+    found = tuning_gains(results, SELECTIVE)
     assert list(found) == [4, 8]
     for stage, steps in ((1, 4), (2, 8)):
         ours, theirs = course(SELECTIVE)[stage], course(PLAIN)[stage]
@@ -196,15 +198,15 @@ def test_gains_are_paired_by_seed():
                    for arm in (SELECTIVE, PLAIN)]  # fmt: skip
         np.testing.assert_allclose(found[steps].middle.value, np.mean(middles[0] - middles[1]))
         np.testing.assert_allclose(found[steps].cross_entropy.value, (theirs - ours).mean())
-    at_time = validation.tuning_gains(results, SELECTIVE, AT_EQUAL_TIME)
+    at_time = tuning_gains(results, SELECTIVE, AT_EQUAL_TIME)
     assert list(at_time) == [4], "eight steps take as long as twelve plain ones"
     between = course(SELECTIVE)[1] - course(PLAIN)[1:].mean(axis=0)  # after six steps
     np.testing.assert_allclose(at_time[4].accuracy.value, between.mean())
-    begun = validation.tuning_gains(results, ALONE, BEFORE, length="longer")
+    begun = tuning_gains(results, ALONE, BEFORE, length="longer")
     rise = course(ALONE, "longer")[2] - course(ALONE, "longer")[0]
     np.testing.assert_allclose(begun[8].accuracy.value, rise.mean())
     assert list(begun) == [4, 8] and len(rise) == SEEDS
-    own = validation.tuning_gains(results, PLAIN, AT_EQUAL_STEPS)[4].accuracy
+    own = tuning_gains(results, PLAIN, AT_EQUAL_STEPS)[4].accuracy
     np.testing.assert_array_equal(own, [0, 0, 0])
 
 
@@ -222,10 +224,10 @@ def test_what_is_no_tuning_is_refused(model):
     refused("strength: got", strength=float("nan"))
     refused("last: got 3", last=3)
     with pytest.raises(ValueError, match="arm: got"):
-        validation.tuning_gains(made_tuning(), "another")
+        tuning_gains(made_tuning(), "another")
     with pytest.raises(ValueError, match="over: got"):
-        validation.tuning_gains(made_tuning(), PLAIN, "another")
+        tuning_gains(made_tuning(), PLAIN, "another")
     with pytest.raises(ValueError, match="length: got"):
-        validation.tuning_gains(made_tuning(), PLAIN, length="another")
+        tuning_gains(made_tuning(), PLAIN, length="another")
     with pytest.raises(ValueError, match="results: got"):
-        validation.tuning_gains({}, PLAIN)
+        tuning_gains({}, PLAIN)

@@ -15,10 +15,10 @@ from reference.differences import difference_by_calls
 from reference.networks import byte_network, random_flow, randomised
 
 import lim_jax as lim
+from benchmarks.validation import tuning
+from benchmarks.validation.texts import PromptSetting, drawn_prompt, text_batch
 from lim_jax import tasks
 from lim_jax.grid import token_grid
-from lim_jax.validation import tuning
-from lim_jax.validation.texts import PromptSetting, drawn_prompt, text_batch
 from lim_jax.weights import FetchedLayers, LayerSource
 
 RECORDS, SIZE, LAST = 3, 24, 2

@@ -10,15 +10,15 @@ from reference.made_results import explanation
 from reference.made_study import STAGES, made_arm, made_results
 from scipy import stats
 
-from lim_jax import validation
+from benchmarks.validation import accounts, remedies, study
+from benchmarks.validation.gains import compare_arms, gain, gains_on_base
+from benchmarks.validation.prediction import ATTRIBUTIONS, RecordScores
+from benchmarks.validation.recalled import RecallSetting
+from benchmarks.validation.remedies import PLAIN, SELECTIVE, balanced_on_probes
+from benchmarks.validation.retrieval import KeyValueTask, RecallTask
+from benchmarks.validation.retrievers import PlaceScores, Setting
+from benchmarks.validation.study import BALANCED, BASE, LONG, Preset, Variant, presets, validate
 from lim_jax.cost import job_cost
-from lim_jax.tasks import KeyValueTask, RecallTask
-from lim_jax.validation.gains import compare_arms, gain, gains_on_base
-from lim_jax.validation.prediction import ATTRIBUTIONS, RecordScores
-from lim_jax.validation.recalled import RecallSetting
-from lim_jax.validation.remedies import PLAIN, SELECTIVE, balanced_on_probes
-from lim_jax.validation.retrievers import PlaceScores, Setting
-from lim_jax.validation.study import BALANCED, BASE, LONG, Preset, Variant, presets, validate
 
 
 def test_a_gain_is_that_of_the_last_step_seed_by_seed():
@@ -78,9 +78,9 @@ def test_arms_and_variants_are_compared_with_their_own_plain_one():
 
 def test_presets_name_what_there_is():
     for preset in presets().values():
-        assert preset.arms[0] == PLAIN and set(preset.arms) <= set(validation.remedies.ARMS)
+        assert preset.arms[0] == PLAIN and set(preset.arms) <= set(remedies.ARMS)
         for one in preset.variants.values():
-            assert one.remedy in validation.remedies.ARMS
+            assert one.remedy in remedies.ARMS
             assert one.setting is None or one.setting in preset.settings
     full = presets()["full"]
     assert full.shifted in full.settings and full.settings[full.shifted].rotary
@@ -107,7 +107,7 @@ def explained(monkeypatch):
         calls.append((np.asarray(model.embedding), windows.shape, np.flatnonzero(weights)))
         return explanation()
 
-    monkeypatch.setattr(validation.accounts, "explain", explain)
+    monkeypatch.setattr(accounts, "explain", explain)
     return calls
 
 
@@ -115,7 +115,7 @@ def explained(monkeypatch):
 def shifts(monkeypatch):
     """So are shifts."""
     monkeypatch.setattr(
-        validation.study,
+        study,
         "shift_record",
         lambda setting, models, **options: {"heads": np.asarray(models.head).tolist()},
     )
@@ -128,7 +128,7 @@ def recalls(monkeypatch):
     def recall_record(setting, keys, arm, *, test, checkpoint):
         return {"asked": [arm, len(keys), test.gold.shape, checkpoint.name, setting.probes]}
 
-    monkeypatch.setattr(validation.study, "recall_record", recall_record)
+    monkeypatch.setattr(study, "recall_record", recall_record)
 
 
 @pytest.fixture
@@ -140,7 +140,7 @@ def scored(monkeypatch):
         columns: Any = dict.fromkeys(ATTRIBUTIONS, left)
         return RecordScores(columns, columns, PlaceScores(right, right, -right))
 
-    monkeypatch.setattr(validation.study, "record_scores", record_scores)
+    monkeypatch.setattr(study, "record_scores", record_scores)
 
 
 @pytest.fixture
@@ -152,7 +152,7 @@ def counted(monkeypatch):
         known[:] = known or [job_cost(job, *shapes)]
         return known[0]
 
-    monkeypatch.setattr(validation.study, "job_cost", cost)
+    monkeypatch.setattr(study, "job_cost", cost)
     return known
 
 
@@ -161,11 +161,11 @@ def varied(monkeypatch):
     """Arms too: Algorithm 1 is trained by once, and its variant, of these options, is the same."""
     options, arm = {"every": 2, "target": "middle", "probes": 1}, cache(balanced_on_probes)
     given = lambda setting, **others: arm(setting, **(options | others))  # noqa: E731
-    monkeypatch.setitem(validation.remedies.ARMS, BALANCED, given)
-    monkeypatch.setattr(validation.study, "SHIFTED", (PLAIN, BALANCED))
-    validation.study._arm.cache_clear()
+    monkeypatch.setitem(remedies.ARMS, BALANCED, given)
+    monkeypatch.setattr(study, "SHIFTED", (PLAIN, BALANCED))
+    study._arm.cache_clear()
     yield options
-    validation.study._arm.cache_clear()
+    study._arm.cache_clear()
 
 
 @pytest.mark.slow

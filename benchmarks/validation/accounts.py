@@ -1,0 +1,149 @@
+r"""What matters to networks that were trained: by record, by channel, by attention hop.
+
+Plain numbers by seed, to be kept beside what they retrieve.
+"""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, Key
+
+from benchmarks.validation.laws import uniform_law
+from benchmarks.validation.retrievers import (
+    ANSWER_LOSS,
+    MARGIN_LOSS,
+    Retrievers,
+    Setting,
+    asked,
+    draw,
+    require_retrievers,
+    require_setting,
+)
+from lim_jax._checks import counted, require_key, require_kind
+from lim_jax._errors import filter_jit
+from lim_jax.adjoint.hops import attention_hops
+from lim_jax.density.adjoints import adjoint_energies
+from lim_jax.density.statistics import Influence
+from lim_jax.explanations.explanation import explain
+from lim_jax.grid.cells import token_grid
+from lim_jax.grid.partition import Regions, boundary_regions
+from lim_jax.loss.queries import last_token
+from lim_jax.models.causal import CausalLM, Queries
+from lim_jax.tasks.prompts import Example, record_weights
+
+DELTA = 0.2
+
+
+def influence_record(setting: Setting, models: Retrievers, test: Example) -> dict[str, Any]:
+    """LIM and Z by seed, and the density of records, of the answers' cross-entropy and margin.
+
+    The place that asks is left out of regions and records: it is most of the influence, whatever
+    the others do. Of a record the density is relative to the mean over records.
+    """
+    require_setting(setting)
+    require_retrievers(models)
+    require_kind(test, Example, "test", "Draw them by examples_of_every_place.")
+    grid = token_grid(setting.task.length)
+    regions = boundary_regions(grid, DELTA).without([grid.size - 1])
+    found = _influences(models, test, regions)
+    return {name: np.asarray(part).tolist() for name, part in found.items()}
+
+
+@filter_jit
+def _influences(models: Retrievers, test: Example, regions: Regions) -> dict[str, Array]:
+    """Of every seed, along a leading axis."""
+
+    def of_one(model: Retrievers) -> dict[str, Array]:
+        parts = {}
+        for name, loss in (("answer", ANSWER_LOSS), ("margin", MARGIN_LOSS)):
+            energies = adjoint_energies(loss, model, asked(test), regions.grid)
+            found = Influence.from_energies(energies, regions)
+            of_records = found.energy[:-1].reshape(-1, 2).sum(axis=1)
+            parts |= {
+                f"{name}_lim": found.indices().lim,
+                f"{name}_total": found.total,
+                f"{name}_records": of_records / of_records.mean(),
+            }
+        return parts
+
+    return eqx.filter_vmap(of_one)(models)
+
+
+def explained_record(
+    setting: Setting, models: Retrievers, count: int, key: Key[Array, ""]
+) -> dict[str, Any]:
+    """Channel energies over the regions, certificates, and `evidence_record`, by seed.
+
+    Of `count` contexts of the uniform law.
+    """
+    require_setting(setting)
+    require_retrievers(models)
+    require_key(key)
+    of_batch, of_norms = jax.random.split(key)
+    batch = setting._replace(batch=counted(count, "count"))
+    examples = draw(batch, uniform_law(setting.task.records), key=of_batch)
+    windows = jnp.asarray(examples.window)
+    grid = token_grid(setting.task.length)
+    regions, asks = boundary_regions(grid, DELTA), last_token(grid.size)
+    arrays, static = eqx.partition(models, eqx.is_array)
+    seeds = jax.tree.leaves(arrays)[0].shape[0]
+    channels, certificates = [], []
+    for number in range(seeds):
+        leaves = jax.tree.map(lambda leaf: np.asarray(leaf)[number], arrays)  # noqa: B023
+        one = eqx.combine(jax.device_put(leaves), static)
+        found = explain(one, windows, asks, regions, key=of_norms, certificates="all")
+        channels.append(found.regional.energies.tolist())
+        certificates.append(
+            {
+                one.name: {
+                    "holds": one.holds, "margin": one.margin, "vacuous": bool(one.vacuous),
+                    "concluded": one.concluded,
+                }
+                for one in found.certificates
+            }
+        )  # fmt: skip
+    return {
+        "channels": channels, "certificates": certificates,
+        **evidence_record(setting, models, examples),
+    }  # fmt: skip
+
+
+def evidence_record(setting: Setting, models: Retrievers, examples: Example) -> dict[str, Any]:
+    r"""How much of the margin's influence the gold record has, and by how many attention hops.
+
+    By seed, averaged over examples: ``"evidence"``, its share of all records' influence; and
+    ``"hops"``, of the energies :math:`\int_{\rm gold} \|P_0^{(r)}\|^2` the share of every number
+    r of hops, from none to one for each layer (`adjoint.attention_hops`).
+    """
+    require_setting(setting)
+    require_retrievers(models)
+    require_kind(examples, Example, "examples", "Draw them by examples_of_every_place.")
+    shares, hops = _evidence(setting, models, examples)
+    return {"evidence": np.asarray(shares).tolist(), "hops": np.asarray(hops).tolist()}
+
+
+@filter_jit
+def _evidence(
+    setting: Setting, models: Retrievers, examples: Example
+) -> tuple[Float[Array, " seeds"], Float[Array, "seeds hops"]]:
+    records, grid = setting.task.records, token_grid(setting.task.length)
+    pools = record_weights(jnp.asarray(examples.records[0]), grid.weights, records)
+    ids, y = asked(examples)
+
+    def of_one(model: CausalLM) -> tuple[Array, Array]:
+        def of_example(ids: Int[Array, " length"], y: Queries, gold: Int[Array, ""]):
+            example = model.embed(ids), y
+            hops = attention_hops(
+                model.flow, model.terminal_margin_loss, example, grid, setting.depth
+            )[0]
+            whole = jnp.sum(hops.sum(axis=0) ** 2, axis=1) @ pools.T
+            by_hop = jnp.sum(hops**2, axis=2) @ pools.T
+            return whole[gold] / whole.sum(), by_hop[:, gold] / by_hop[:, gold].sum()
+
+        found = jax.vmap(of_example)(ids, y, jnp.asarray(examples.gold[:, 0]))
+        return jax.tree.map(lambda values: values.mean(axis=0), found)
+
+    return eqx.filter_vmap(of_one)(models)

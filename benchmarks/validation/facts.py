@@ -1,0 +1,75 @@
+"""Short questions over documents of one fact each, drawn by a seed."""
+
+import numpy as np
+
+from benchmarks.validation.documents import Question
+from lim_jax._checks import counted
+
+NAMES = (
+    "Alice", "Anna", "Ben", "Clara", "David", "Emma", "Frank", "Grace", "Helen", "Henry", "Hugo",
+    "Ivan", "Jack", "Karl", "Laura", "Leo", "Maria", "Mark", "Maya", "Nina", "Omar", "Oscar",
+    "Paul", "Peter", "Rosa", "Sam", "Simon", "Tom", "Vera", "Walter",
+)  # fmt: skip
+# What is said of somebody, what is asked, and what may stand there.
+FACTS = (
+    ("lives in {}.", "In which city does {} live?",
+     "Athens Berlin Boston Cairo Delhi Dublin Lima London Madrid Moscow Oslo Paris Rome Tokyo"),
+    ("keeps a {}.", "Which animal does {} keep?",
+     "cat cow dog duck goat horse mouse parrot pig rabbit sheep snake turtle"),
+    ("plays the {}.", "Which instrument does {} play?",
+     "drum flute guitar harp horn organ piano trumpet violin"),
+    ("brought the {}.", "Which food did {} bring?",
+     "apples beans bread butter cheese eggs honey pears rice soup"),
+    ("wears a {}.", "What does {} wear?", "cap coat hat ring scarf shirt suit tie watch"),
+    ("grew the {}.", "Which flower did {} grow?", "daisy iris lily lotus rose violet"),
+    ("speaks {}.", "Which language does {} speak?",
+     "Arabic Dutch English French German Greek Italian Polish Russian Spanish Turkish"),
+    ("met a {}.", "Whom did {} meet?",
+     "baker doctor farmer judge lawyer nurse painter pilot sailor teacher"),
+    ("drove the {}.", "What did {} drive?", "bus car taxi tractor train truck van"),
+    ("bought the {}.", "Which metal did {} buy?", "copper gold iron lead silver tin zinc"),
+)  # fmt: skip
+
+
+def draw_facts(count: int, seed: int) -> Question:
+    """A question about one of some people, of each of whom a document says one thing.
+
+    The documents' titles are names, each once, and each document says a thing of another kind, so
+    that the question is about one alone. The words are our own.
+
+    Parameters
+    ----------
+    count
+        The number of documents, at most ten.
+    seed
+        For `numpy.random.default_rng`.
+
+    Raises
+    ------
+    ValueError
+        Where a number is none, or there are fewer kinds of things to say.
+
+    Examples
+    --------
+    >>> found = draw_facts(3, seed=0)
+    >>> for title, text in found.documents:
+    ...     print(f"{title}: {text}")
+    Ben: bought the silver.
+    Ivan: drove the train.
+    Simon: wears a ring.
+    >>> found.question, found.answers, found.gold
+    ('What does Simon wear?', ('ring',), 2)
+    """
+    kinds = len(FACTS)
+    expected = f"a number from 1 to {kinds}, the kinds of facts"
+    count = counted(count, "count", most=kinds, expected=expected)
+    rng = np.random.default_rng(counted(seed, "seed", least=0))
+    names = [NAMES[number] for number in rng.permutation(len(NAMES))[:count]]
+    facts = [FACTS[number] for number in rng.permutation(kinds)[:count]]
+    said = [str(rng.choice(things.split())) for _, _, things in facts]
+    gold = int(rng.integers(count))
+    documents = tuple(
+        (name, says.format(thing))
+        for name, (says, _, _), thing in zip(names, facts, said, strict=True)
+    )
+    return Question(facts[gold][1].format(names[gold]), (said[gold],), documents, gold)

@@ -1,0 +1,444 @@
+"""What came of the study, as a page of Markdown: every number is of its results."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from benchmarks.validation.gains import Gain, compare_arms
+from benchmarks.validation.intervals import Interval, paired_interval
+from benchmarks.validation.intervals import interval_words as _interval
+from benchmarks.validation.prediction import AT_GOLD, NORMALISED, PROFILE, SCORES
+from benchmarks.validation.recalled import recall_gains
+from benchmarks.validation.remedies import PLAIN, TOLD
+from benchmarks.validation.retrievers import in_the_middle
+from benchmarks.validation.study import LONG
+from lim_jax.adjoint.ledger import CHANNELS
+from lim_jax.report.wording import digits, with_error
+from lim_jax.report.wording import markdown_table as _table
+
+Record = Mapping[str, Any]
+
+
+def findings_page(results: Record, figures: Sequence[str] = ()) -> str:
+    """Lay out the results of `validate`.
+
+    Parameters
+    ----------
+    results
+        Its results; a part that is missing is left out.
+    figures
+        Files of figures, which stand at the end.
+    """
+    gains = compare_arms(results)
+    parts = [
+        "# Does it matter? Influence, retrieval and the remedies",
+        _verdict(results, gains),
+        _what_was_run(results["preset"]),
+        *_predictions(results["predictions"]),
+        "## Do the remedies lift the middle?",
+        _arms_table(results["arms"], gains),
+        f"{ARMS_NOTE} {_certainty_of_times(results['arms'])}",
+        *_why(results["arms"]),
+        *_ablations(results, gains),
+        *_from_first_step(results),
+        *_shifts(results.get("shifts", {})),
+        *_recalls(results["preset"].get("recall"), results.get("recalls", {})),
+        *_criteria(results["arms"]),
+    ]
+    return page_of(parts, figures)
+
+
+def page_of(parts: Sequence[str], figures: Sequence[str], options: str = "") -> str:
+    """A page: its parts, its figures, and which command wrote it."""
+    shown = [f"![{name}]({name})" for name in figures]
+    command = f"Written by `python -m benchmarks.validation{options}`, from a clone."
+    return "\n\n".join([*parts, *shown, command]) + "\n"
+
+
+ARMS_NOTE = (
+    "Gains are over plain training from the same weights on the same batches, paired by seed, with "
+    "95 % intervals by Student's t. At equal operations the plain arm has trained for as many of "
+    "its gradients' matrix products, at equal time for as many seconds of the processor. The "
+    "middle is every record but the first and the last quarter. Risk is the cross-entropy on the "
+    "law of training; LIM is of the answer's influence, the place that asks left out. Memory is "
+    "what one seed's gradient takes beside the network and the batch."
+)
+
+
+PREDICTIONS_NOTE = (
+    "Spearman's rank correlation, over the records of a context, of each attribution with accuracy "
+    "at that gold place: the mean over seeds with its bootstrap interval. The profile is over "
+    "examples of all gold places; at the gold record it is that of the record that is asked for."
+)
+CHANNELS_NOTE = (
+    "The residual, cone and local channels of the answer's influence at the input, over the middle "
+    "region; a share is of the three energies. Of the margin's influence the share of the record "
+    "that is asked for, and of the energies of its attention hops those of each number."
+)
+FIRST_NOTE = (
+    "Networks before training, from the first step on: mean accuracy over gold places, and in "
+    "brackets over the middle."
+)
+SHIFTS_NOTE = (
+    "Networks that count places by turning queries and keys, asked in contexts of as many records "
+    "as in training and of twice as many. The last column of each length is Spearman's correlation "
+    "of the margin's normalised influence with accuracy, over the records."
+)
+RECALLS_NOTE = (
+    "Associative recall: every pair is asked for once, somewhere after all pairs. From the first "
+    "step on, mean accuracy over pairs, and what is gained by drawing influence to the evidence of "
+    "one question of each probe."
+)
+PROMPTED_NOTE = (
+    "Key-value prompts with every gold place in turn; an answer is right where greedy decoding "
+    "gives it whole. Errors are standard errors over rounds of prompts, intervals the bootstrap's."
+)
+
+
+def _verdict(results: Record, gains: Mapping[str, Gain]) -> str:
+    """What was found, of arms and of variants, and what the best remedy did to the channels."""
+    arms = results["arms"]
+    parts = [found_in_a_line({name: gain for name, gain in gains.items() if name in arms})]
+    for remedy, names in _by_remedy(results).items():
+        varied = {name: gains[name] for name in names}
+        of = "1 variant" if len(varied) == 1 else f"{len(varied)} variants"
+        parts.append(f"Of {of} of {remedy} {_lifted(varied, most=3)}.")
+    remedies = {name: gains[name].middle for name in arms if name in gains and name not in TOLD}
+    lifting = {name: one.value for name, one in remedies.items() if one.low > 0}
+    best = max(lifting, key=lifting.__getitem__, default=None)
+    if best is not None and "channels" in arms[best]:
+        ours, plain = (_over_boundary(arms[name]) for name in (best, PLAIN))
+        moved = " and ".join(
+            f"in the {channel} channel {digits(after)} where plain training has {digits(before)}"
+            for channel, after, before in zip(CHANNELS[1:], ours, plain, strict=True)
+        )
+        parts.append(f"After {best} the middle's energy is, over the weaker boundary's, {moved}.")
+        parts.append(_of_evidence(best, arms))
+    return " ".join(parts)
+
+
+def _by_remedy(results: Record) -> dict[str, list[str]]:
+    """Names of variants by the remedy that they vary, without their plain arms."""
+    found: dict[str, list[str]] = {}
+    for name, one in results["preset"]["variants"].items():
+        if name in results["variants"]:
+            found.setdefault(one["remedy"], []).append(name)
+    return found
+
+
+def _of_evidence(best: str, arms: Mapping[str, Record]) -> str:
+    """What share of influence the asked record has, and how much of it in one hop."""
+    (ours, one_hop), (plain, plain_hop) = (
+        (_mean(arms[name]["evidence"]), digits(np.mean(arms[name]["hops"], axis=0)[1]))
+        for name in (best, PLAIN)
+    )
+    return (
+        f"The record that is asked for has {ours} of the records' influence (plain training "
+        f"{plain}), and by one attention hop comes {one_hop} of its energy (plain {plain_hop})."
+    )
+
+
+def _over_boundary(record: Record) -> Float[np.ndarray, " channels"]:
+    """The middle's energy over the weaker boundary's, of cone and local, averaged over seeds."""
+    energies = np.array(record["channels"])[:, :, 1:]  # seeds, regions, channels
+    return (energies[:, 1] / np.minimum(energies[:, 0], energies[:, 2])).mean(axis=0)
+
+
+def found_in_a_line(gains: Mapping[str, Gain]) -> str:
+    """The first line: which remedies lift the middle, at equal steps, operations and time.
+
+    Arms that are told the probes' answers are no remedy but what their labels are worth, and are
+    not counted.
+
+    Examples
+    --------
+    >>> one, none = Interval(0.1, 0.05, 0.15), Interval(0.0, -0.1, 0.1)
+    >>> found = Gain(one, one, none, none, one, one, operations=2.0, time=3.0)
+    >>> print(found_in_a_line({"Algorithm 1": found}))
+    **Of 1 remedy 1 lifts the middle at equal steps (Algorithm 1 +0.10), none at equal operations, none at equal time.**
+    """  # noqa: E501
+    remedies = {name: gain for name, gain in gains.items() if name not in TOLD}
+    of = f"{len(remedies)} {'remedy' if len(remedies) == 1 else 'remedies'}"
+    return f"**Of {of} {_lifted(remedies)}.**"
+
+
+def _lifted(gains: Mapping[str, Gain], most: int | None = None) -> str:
+    """How many lift the middle at equal steps, operations and time, and which."""
+    steps, operations, time = (
+        _lifting({name: getattr(one, field) for name, one in gains.items()}, most)
+        for field in ("middle", "middle_at_equal_operations", "middle_at_equal_time")
+    )
+    verb = "lifts" if steps[0] == 1 else "lift"
+    return (
+        f"{steps[0] or 'none'} {verb} the middle at equal steps{steps[1]}, "
+        f"{operations[0] or 'none'} at equal operations{operations[1]}, "
+        f"{time[0] or 'none'} at equal time{time[1]}"
+    )
+
+
+def _lifting(intervals: Mapping[str, Interval | None], most: int | None = None) -> tuple[int, str]:
+    """How many intervals are above zero, and which; with `most` only the first of them."""
+    above = {name: one.value for name, one in intervals.items() if one is not None and one.low > 0}
+    ordered = sorted(above.items(), key=lambda item: -item[1])
+    named = "; ".join(f"{name} +{value:.2f}" for name, value in ordered[:most])
+    return len(above), f" ({named})" if above else ""
+
+
+def _what_was_run(preset: Record) -> str:
+    setting = next(iter(preset["settings"].values()))
+    task = setting["task"]
+    return (
+        f"Networks of {setting['depth']} layers, width {setting['width']}, read {task['records']} "
+        f"pairs of a key and a value, then a key, and are asked for its value. They were trained "
+        f'for {setting["steps"]} steps on gold places of the law "{setting["law"]}", which '
+        f"seldom asks in the middle; then each arm trained them for "
+        f"{preset['stages'] * preset['every']} steps more. {preset['seeds']} seeds, "
+        f"{preset['test']} test contexts for each gold place."
+    )
+
+
+def _predictions(by_setting: Mapping[str, Sequence[Record]]) -> list[str]:
+    """Rank correlations with accuracy over the records, an attribution in each row."""
+    parts = ["## Does influence predict retrieval?", PREDICTIONS_NOTE]
+    for of in (PROFILE, AT_GOLD):
+        chosen = {
+            name: [one for one in found if one["of"] == of and one["score"] == SCORES[0]]
+            for name, found in by_setting.items()
+        }
+        names = [one["attribution"] for one in next(iter(chosen.values()))]
+        rows = [
+            (name, *(_correlation(found[row]) for found in chosen.values()))
+            for row, name in enumerate(names)
+        ]
+        parts.append(_table((of, *chosen), rows))
+    return parts
+
+
+def _correlation(prediction: Record) -> str:
+    if prediction["interval"]["value"] is None or np.isnan(prediction["interval"]["value"]):
+        return "constant"
+    fewer = f", {prediction['left_out']} constant" if prediction["left_out"] else ""
+    value, low, high = (prediction["interval"][name] for name in Interval._fields)
+    return f"{value:+.2f} ({low:+.2f} to {high:+.2f}){fewer}"
+
+
+def prompted_page(found: Mapping[str, Record], model: str, figures: Sequence[str] = ()) -> str:
+    """Lay out what a published model makes of prompts.
+
+    Parameters
+    ----------
+    found
+        By name of the setting, ``prompted_study(...).record()`` with ``"prompts"`` beside it.
+    model
+        Its name.
+    figures
+        Files of figures, which stand at the end.
+    """
+    parts = [f"# Does influence predict what {model} retrieves?", PROMPTED_NOTE]
+    for name, one in found.items():
+        parts += [f"## {name}, {one['prompts']} prompts", _by_place(one), _rank_table(one)]
+    return page_of(parts, figures, " --model MODEL")
+
+
+def _by_place(found: Record) -> str:
+    shown = {
+        "accuracy": found["scores"]["accuracy"],
+        **{name: found["profile"][name] for name in found["profile"]},
+    }
+    places = range(1, len(next(iter(shown.values()))["value"]) + 1)
+    rows = [(name, *map(with_error, one["value"], one["error"])) for name, one in shown.items()]
+    return _table(("by record", *map(str, places)), rows)
+
+
+def _rank_table(found: Record) -> str:
+    names = dict.fromkeys(one["attribution"] for one in found["predictions"])
+    columns = [(of, score) for of in (PROFILE, AT_GOLD) for score in SCORES]
+    by_key = {(one["attribution"], one["of"], one["score"]): one for one in found["predictions"]}
+    rows = [(name, *(_correlation(by_key[name, *key]) for key in columns)) for name in names]
+    return _table(("rank correlation", *(f"{of}, {score}" for of, score in columns)), rows)
+
+
+def _arms_table(arms: Mapping[str, Record], gains: Mapping[str, Gain]) -> str:
+    plain = arms[PLAIN]
+    head = ("arm", "accuracy", "middle", "gain in the middle, equal steps", "equal operations",
+            "equal time", "risk", "LIM", "Z", "Φ of probes", "operations a step", "time a step",
+            "memory, MiB")  # fmt: skip
+    rows = [("before", *_standing(plain, 0), *("",) * 10)]
+    for name, record in arms.items():
+        gain = gains.get(name)
+        rows.append(
+            (
+                name, *_standing(record, -1),
+                _interval(gain and gain.middle),
+                _interval(gain and gain.middle_at_equal_operations),
+                _interval(gain and gain.middle_at_equal_time),
+                _mean(record["risk"][-1]), _mean(record["answer_lim"]),
+                _mean(record["answer_total"]), _mean(record["discrepancy"][-1]),
+                f"{record['operations'] / plain['operations']:.1f}",
+                f"{record['seconds_per_step'] / plain['seconds_per_step']:.1f}",
+                digits(record["temporary_bytes"] / 2**20),
+            )
+        )  # fmt: skip
+    return _table(head, rows)
+
+
+def _certainty_of_times(arms: Mapping[str, Record]) -> str:
+    """By the two runs of the plain arm, whose steps are the same."""
+    first, second = (arms[name]["seconds_per_step"] for name in (PLAIN, LONG))
+    apart = max(first, second) / min(first, second) - 1
+    return (
+        f"Times are the processor's: the plain arm's two runs differ by {apart:.0%} in the time of "
+        "a step, and comparisons at equal time are as uncertain. No interval is corrected for how "
+        "many there are."
+    )
+
+
+def _standing(record: Record, stage: int) -> tuple[str, str]:
+    accuracy = np.array(record["accuracy"][stage])
+    return f"{accuracy.mean():.3f}", f"{in_the_middle(accuracy).mean():.3f}"
+
+
+def _why(arms: Mapping[str, Record]) -> list[str]:
+    """Which channels hold the middle's energy, by arm."""
+    rows = []
+    for name, record in arms.items():
+        if "channels" not in record:
+            return []
+        energies = np.array(record["channels"])  # seeds, regions, channels
+        shares = energies / energies.sum(axis=2, keepdims=True)
+        rows.append(
+            (
+                name,
+                *(f"{shares[:, 1, a].mean():.2f}" for a in range(len(CHANNELS))),
+                *map(digits, _over_boundary(record)),
+                _mean(record["evidence"]),
+                *map(digits, np.mean(record["hops"], axis=0)[1:]),
+            )
+        )
+    hops = range(1, len(arms[PLAIN]["hops"][0]))
+    head = ("arm", *(f"{name}, share of the middle" for name in CHANNELS),
+            "cone, middle over the weaker boundary", "local, the same",
+            "share of the record asked for",
+            *(f"in {hop} hop{'s' if hop > 1 else ''}" for hop in hops))  # fmt: skip
+    return ["## Which channel did the arm move?", CHANNELS_NOTE, _table(head, rows)]
+
+
+def _ablations(results: Record, gains: Mapping[str, Gain]) -> list[str]:
+    rows = [
+        (
+            remedy, name, *_standing(results["variants"][name], -1), _interval(one.middle),
+            _interval(one.middle_at_equal_operations), _interval(one.middle_at_equal_time),
+            f"{one.operations:.1f}", f"{one.time:.1f}",
+        )
+        for remedy, names in _by_remedy(results).items()
+        for name, one in ((name, gains[name]) for name in names)
+    ]  # fmt: skip
+    head = ("remedy", "with", "accuracy", "middle", "gain in the middle, equal steps",
+            "equal operations", "equal time", "operations a step", "time a step")  # fmt: skip
+    return ["## Ablations", _table(head, rows)] if rows else []
+
+
+def _from_first_step(results: Record) -> list[str]:
+    """How accuracy rises where a remedy is there from the beginning."""
+    stages = {name: one["stages"] for name, one in results["preset"]["variants"].items()}
+    chosen = [name for name in results["variants"] if stages.get(name)]
+    if not chosen:
+        return []
+    rows = []
+    for name in chosen:
+        for label in (name, f"{name}, {PLAIN}"):
+            course = np.array(results["variants"][label]["accuracy"])
+            middle = in_the_middle(course)
+            rows.append((label, *(f"{course[stage].mean():.2f} ({middle[stage].mean():.2f})"
+                                  for stage in range(len(course)))))  # fmt: skip
+    steps = results["variants"][chosen[0]]["steps"]
+    head = ("after so many steps", *map(str, steps))
+    return ["## From the first step", FIRST_NOTE, _table(head, rows)]
+
+
+def _shifts(shifts: Mapping[str, Record]) -> list[str]:
+    """Accuracy and rank correlation at the length of training and at twice it."""
+    if not shifts:
+        return []
+    lengths = list(shifts[PLAIN])
+    middles = {
+        name: [in_the_middle(np.array(found[length]["accuracy"])) for length in lengths]
+        for name, found in shifts.items()
+    }
+    rows = []
+    for name, found in shifts.items():
+        row = [name]
+        for number, length in enumerate(lengths):
+            gain = paired_interval(middles[name][number] - middles[PLAIN][number])
+            row += [
+                f"{np.mean(found[length]['accuracy']):.3f}", f"{middles[name][number].mean():.3f}",
+                "" if name == PLAIN else _interval(gain), _of_influence(found[length]),
+            ]  # fmt: skip
+        rows.append(row)
+    parts = ("accuracy", "middle", "middle over plain", "influence and accuracy")
+    head = ("network", *(f"{length}: {part}" for length in lengths for part in parts))
+    return ["## Position shift", SHIFTS_NOTE, _table(head, rows)]
+
+
+def _of_influence(found: Record) -> str:
+    """The rank correlation of the normalised influence's profile with accuracy."""
+    return next(
+        _correlation(one)
+        for one in found["predictions"]
+        if (one["attribution"], one["of"], one["score"]) == (NORMALISED, PROFILE, SCORES[0])
+    )
+
+
+def _recalls(setting: Record | None, recalls: Mapping[str, Record]) -> list[str]:
+    """How accuracy rises where every pair is asked for, with word of the evidence and without."""
+    if not setting or not recalls:
+        return []
+    gains = recall_gains(recalls)
+    rows = [
+        (name, *(f"{np.mean(one):.2f}" for one in record["accuracy"]))
+        for name, record in recalls.items()
+    ]
+    rows += [
+        (f"gain, equal {cost}", "", *(_interval(getattr(one, field)) for one in gains.values()))
+        for cost, field in (("steps", "at_equal_steps"), ("time", "at_equal_time"))
+    ]
+    task, (plain, ours) = setting["task"], recalls.values()
+    words = (
+        f"{RECALLS_NOTE} {task['pairs']} pairs in {task['length']} places, {setting['probes']} "
+        f"probes beside {setting['batch']} contexts; a step takes "
+        f"{ours['seconds_per_step'] / plain['seconds_per_step']:.1f} times as long."
+    )
+    head = ("after so many steps", *map(str, plain["steps"]))
+    return ["## Many questions in a context", words, _table(head, rows)]
+
+
+def _criteria(arms: Mapping[str, Record]) -> list[str]:
+    """In how many seeds each certificate holds, and how far from it the others are."""
+    found = {name: record["certificates"] for name, record in arms.items() if
+             "certificates" in record}  # fmt: skip
+    if not found:
+        return []
+    names = list(next(iter(found.values()))[0])
+    rows = [
+        (arm, *(_certificate([one[name] for one in by_seed]) for name in names))
+        for arm, by_seed in found.items()
+    ]
+    words = (
+        "In how many seeds each criterion of the paper holds under the last-token loss, with the "
+        "mean margin of its worst inequality (negative: it fails by that much)."
+    )
+    return ["## Certificates", words, _table(("arm", *names), rows)]
+
+
+def _certificate(by_seed: Sequence[Record]) -> str:
+    held = sum(one["holds"] for one in by_seed)
+    vacuous = sum(one["vacuous"] for one in by_seed)
+    margins = [one["margin"] for one in by_seed if np.isfinite(one["margin"])]
+    margin = f", {digits(np.mean(margins))}" if margins else ""
+    return f"{held} of {len(by_seed)}{margin}" + (f", {vacuous} vacuous" if vacuous else "")
+
+
+def _mean(values: Any) -> str:
+    return digits(np.mean(values))

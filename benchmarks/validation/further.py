@@ -1,0 +1,184 @@
+r"""Trained further by a remedy, and judged: all arms from the same weights, on the same batches.
+
+With a fresh optimiser, so that what comes out is compared seed by seed. By time as well as by
+steps: the plain arm goes on for longer, and a dearer arm is compared with where that has come in as
+many seconds. These are the processor's, of all its cores, so that whatever else the machine does
+counts little.
+"""
+
+from functools import partial
+from time import process_time
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, Int, Key, PyTree
+
+from benchmarks.validation.laws import uniform_law
+from benchmarks.validation.remedies import Arm, Batches, Gradient, probed_penalty
+from benchmarks.validation.retrievers import (
+    PlaceScores,
+    Retrievers,
+    Setting,
+    draw,
+    require_case,
+    retrieval_risk,
+    scores_by_place,
+)
+from lim_jax._checks import AnyPath, as_path, counted, finite_scalar, require_kind
+from lim_jax._errors import filter_jit
+from lim_jax.models.causal import CausalLM
+from lim_jax.tasks.prompts import Example
+from lim_jax.training.loop import Progress, resumable, step_of_seeds
+
+Scalar = Float[Array, ""]
+OPTIMISER = optax.adam(1e-3)
+
+
+class Evaluation(NamedTuple):
+    r"""Where an arm stands after some steps, for each seed.
+
+    Attributes
+    ----------
+    scores
+        By gold place, on the same examples throughout.
+    risk
+        The mean cross-entropy on the law of training.
+    discrepancy
+        :math:`\Phi` of the margin's influence over the records, under the uniform law: what the
+        arm "balanced on probes" lowers.
+    seconds
+        The processor's, of the steps since the evaluation before, all seeds together.
+    """
+
+    scores: PlaceScores
+    risk: Float[Array, "*shape"]
+    discrepancy: Float[Array, "*shape"]
+    seconds: Float[Array, "..."]
+
+
+def train_further(
+    arm: Arm,
+    setting: Setting,
+    models: Retrievers,
+    key: Key[Array, ""],
+    test: Example,
+    *,
+    stages: int,
+    every: int,
+    checkpoint: AnyPath | None = None,
+    progress: Progress = iter,
+) -> tuple[Retrievers, Evaluation]:
+    """Train all seeds by an arm, and evaluate them after every stage.
+
+    Parameters
+    ----------
+    arm, setting, models
+        How, on what, and where to start: of `train_retrievers`.
+    key
+        For the batches: the same key gives every arm the same.
+    test
+        Examples for the scores, of `examples_of_every_place`.
+    stages, every
+        How often to evaluate, and how many steps lie between.
+    checkpoint, progress
+        As in `training.resumable`, of stages.
+
+    Returns
+    -------
+    tuple
+        The networks, and the evaluations with leading axes of stages and seeds.
+    """
+    require_kind(arm, Arm, "arm", "Take one of ARMS, of the setting.")
+    require_case(setting, models, test, key)
+    stages, every = counted(stages, "stages"), counted(every, "every", cure="Take 100.")
+    file = None if checkpoint is None else as_path(checkpoint, "checkpoint")
+    seeds = jax.tree.leaves(eqx.filter(models, eqx.is_array))[0].shape[0]
+    keys = jax.random.split(jax.random.fold_in(key, 0), seeds)
+    step = step_of_seeds(_Step(setting, arm.gradient), keys)
+    judge = partial(evaluate, setting, test, jax.random.fold_in(key, 1))
+    states = _begun(models, arm.memory)
+    compiled = jax.block_until_ready(step(states, 0))  # so that no stage's time holds it
+    del compiled
+
+    def stage(states: PyTree, number: int) -> tuple[PyTree, Evaluation]:
+        begun = process_time()
+        for index in range(number * every, (number + 1) * every):
+            states, _ = step(states, index)
+        jax.block_until_ready(states)
+        return states, judge(states[0], jnp.asarray(process_time() - begun))
+
+    (models, _, _), found = resumable(
+        stage, states, stages, run=(arm, setting, key, test, every), checkpoint=file,
+        progress=progress,
+    )  # fmt: skip
+    return models, found
+
+
+@filter_jit
+def _begun(models: Retrievers, memory: PyTree) -> PyTree:
+    def of_one(model: CausalLM) -> PyTree:
+        return model, memory, OPTIMISER.init(eqx.filter(model, eqx.is_array))
+
+    return eqx.filter_vmap(of_one)(models)
+
+
+class _Step(eqx.Module):
+    """A step of one seed, compiled once for all that an arm trains further in a setting."""
+
+    setting: Setting = eqx.field(static=True)
+    gradient: Gradient = eqx.field(static=True)
+
+    def __call__(
+        self, state: PyTree, key: Key[Array, ""], index: Int[Array, ""]
+    ) -> tuple[PyTree, None]:
+        setting, (model, memory, moments) = self.setting, state
+        of_training, of_probes, of_arm = jax.random.split(key, 3)
+        batches = Batches(
+            draw(setting, setting.gold_law, key=of_training),
+            draw(setting, uniform_law(setting.task.records), key=of_probes), index, of_arm,
+        )  # fmt: skip
+        gradient, memory = self.gradient(model, memory, batches)
+        change, moments = OPTIMISER.update(gradient, moments)
+        return (eqx.apply_updates(model, change), memory, moments), None
+
+
+def evaluate(
+    setting: Setting,
+    test: Example,
+    key: Key[Array, ""],
+    models: Retrievers,
+    seconds: Scalar | float = 0.0,
+) -> Evaluation:
+    """Judge networks of all seeds: scores on `test`, and what is drawn anew by the key.
+
+    Parameters
+    ----------
+    setting, test, models
+        As in `train_further`.
+    key
+        For examples of the training law, and of the uniform one.
+    seconds
+        What is to be noted as such.
+    """
+    require_case(setting, models, test, key)
+    seconds = finite_scalar(seconds, "seconds")
+    return Evaluation(*_judged(setting, test, key, models), jnp.asarray(seconds))
+
+
+@filter_jit
+def _judged(
+    setting: Setting, test: Example, key: Key[Array, ""], models: Retrievers
+) -> tuple[PlaceScores, Float[Array, " seeds"], Float[Array, " seeds"]]:
+    of_risk, of_probes = jax.random.split(key)
+    risky = draw(setting._replace(batch=1024), setting.gold_law, key=of_risk)
+    uniform = uniform_law(setting.task.records)
+    probes = draw(setting._replace(batch=256), uniform, key=of_probes)
+    penalty = probed_penalty(setting)
+
+    def of_one(model: CausalLM) -> tuple[PlaceScores, Scalar, Scalar]:
+        return scores_by_place(model, test), retrieval_risk(model, risky), penalty(model, probes)
+
+    return eqx.filter_vmap(of_one)(models)

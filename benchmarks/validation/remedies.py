@@ -1,0 +1,452 @@
+r"""Do the remedies lift the middle? Each trains the same networks further, on the same batches.
+
+An arm says how a step's gradient is made. All arms see the same batches of the training law and
+the same probes of another law (`further.train_further`), so that what comes out is compared seed by
+seed.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Float, Int, Key, PyTree
+
+from benchmarks.validation.laws import middle_law, uniform_law
+from benchmarks.validation.retrievers import (
+    ANSWER_LOSS,
+    LAWS,
+    MARGIN_LOSS,
+    OWN_MARGIN_LOSS,
+    Setting,
+    asked,
+    draw,
+    require_setting,
+    retrieval_risk,
+)
+from lim_jax._checks import counted, described, finite_scalar, is_real, require, require_name
+from lim_jax.density.adjoints import LossOfIds, adjoint_energies
+from lim_jax.grid.cells import CellGrid, token_grid
+from lim_jax.models.causal import CausalLM
+from lim_jax.probes import rademacher_probes
+from lim_jax.tasks.prompts import Example, record_weights
+from lim_jax.training.balancing import balanced_gradients, influence_penalty, raised_multiplier
+from lim_jax.training.discrepancy import cross_entropy_discrepancy
+from lim_jax.training.estimators import balanced_density, example_density
+from lim_jax.training.observing import observability_objective
+from lim_jax.training.reweighting import importance_weights, reweight_positions
+
+Scalar = Float[Array, ""]
+Gradient = Callable[[CausalLM, PyTree, "Batches"], tuple[PyTree, PyTree]]
+UNTIL = 1.0  # the norm to which a penalty's own gradient is clipped
+
+
+class Batches(NamedTuple):
+    """What a step sees.
+
+    Attributes
+    ----------
+    training, probes
+        Examples of the training law, and of the uniform one.
+    step
+        Its number.
+    key
+        For what else an arm draws.
+    """
+
+    training: Example
+    probes: Example
+    step: Int[Array, ""]
+    key: Key[Array, ""]
+
+
+class Arm(NamedTuple):
+    """A way to train.
+
+    Attributes
+    ----------
+    gradient
+        ``gradient(model, memory, batches) -> (gradient, memory)``.
+    memory
+        What the arm carries from step to step, at the first.
+    every
+        Steps from one look at influence to the next; those between are plain ones.
+    """
+
+    gradient: Gradient
+    memory: PyTree = ()
+    every: int = 1
+
+
+def plain(setting: Setting) -> Arm:
+    """Train on as before."""
+    require_setting(setting)
+    return Arm(lambda model, memory, batches: (_risk_gradient(model, batches.training), memory))
+
+
+def importance_weighted(setting: Setting) -> Arm:
+    r"""Weight each answer by the uniform law over the training law of its gold place.
+
+    `eq:positional-importance-weight`: on average the risk under the uniform law.
+    """
+    require_setting(setting)
+    records = setting.task.records
+    law = uniform_law(records), setting.gold_law
+    weights = eqx.filter_jit(importance_weights)(*law, token_grid(records))
+
+    def gradient(model, memory, batches):
+        of_gold = weights[batches.training.gold[:, 0]]
+        return _risk_gradient(model, batches.training, of_gold), memory
+
+    return Arm(gradient)
+
+
+def reweighted(setting: Setting, *, every: int = 10, rate: float = 0.5) -> Arm:
+    """Algorithm 2 over records: an answer's weight follows the influence of its gold place.
+
+    The loss asks one position only, so what is weighted is not the position that asks but the
+    record that is asked for.
+    """
+    grid, pools = _token_grid(setting), _pools(setting)
+    records = token_grid(setting.task.records)
+    every, rate = counted(every, "every"), finite_scalar(rate, "rate")
+
+    def reweigh(model: CausalLM, weights: Array, examples: Example) -> Array:
+        energies = (
+            adjoint_energies(ANSWER_LOSS, model, asked(examples), grid)
+            @ pools.T
+            / pools.sum(axis=1)[None, :]
+        )
+        density = balanced_density(energies, records.weights, epsilon=1e-8)
+        return reweight_positions(
+            weights, density, 1.0, records, rate=rate, smallest=0.1, largest=8.0
+        )
+
+    def gradient(model, weights, batches):
+        weights = jax.lax.cond(
+            batches.step % every == 0,
+            lambda weights: reweigh(model, weights, batches.training),
+            lambda weights: weights,
+            weights,
+        )
+        of_gold = weights[batches.training.gold[:, 0]]
+        return _risk_gradient(model, batches.training, of_gold), weights
+
+    return Arm(gradient, jnp.ones(setting.task.records), every)
+
+
+def balanced_on_training(setting: Setting, *, strength: float = 1.0) -> Arm:
+    """Algorithm 1 on the training batch: cross-entropy, a ratio of means, over the records."""
+    grid, pools = _token_grid(setting), _pools(setting)
+    strength = finite_scalar(strength, "strength")
+
+    def gradient(model, memory, batches):
+        batch = asked(batches.training)
+        _, found = balanced_gradients(ANSWER_LOSS, model, batch, grid, pools=pools)
+        return _added(found.risk, _clipped(found.penalty, strength)), memory
+
+    return Arm(gradient)
+
+
+def probed_penalty(
+    setting: Setting, target: str = "uniform", probes: int | None = None
+) -> Callable[[CausalLM, Example], Scalar]:
+    r""":math:`\Phi` of the margin's influence over the records, of the mean of examples' profiles.
+
+    Parameters
+    ----------
+    setting, target, probes
+        As in `balanced_on_probes`.
+    """
+    grid, pools = _token_grid(setting), _pools(setting)
+    targets = {"uniform": uniform_law, "middle": partial(middle_law, odds=2 / 3)}
+    require_name(target, targets, "target", "See balanced_on_probes.")
+    probes = None if probes is None else counted(probes, "probes")
+    density = targets[target](setting.task.records) * setting.task.records
+
+    def penalty(model: CausalLM, examples: Example) -> Scalar:
+        return influence_penalty(
+            MARGIN_LOSS, model, asked(_first(examples, probes)), grid,
+            target=density, estimate=example_density, pools=pools,
+        )  # fmt: skip
+
+    return penalty
+
+
+def balanced_on_probes(
+    setting: Setting,
+    *,
+    strength: float = 1.0,
+    target: str = "uniform",
+    law: str = "uniform",
+    probes: int | None = None,
+    every: int = 1,
+) -> Arm:
+    """Algorithm 1 on probes of another law: the margin's influence, normalised by example.
+
+    Parameters
+    ----------
+    setting
+        The task.
+    strength
+        Of the penalty.
+    target
+        ``"uniform"``, or ``"middle"``: half as much again in the middle as at the edges.
+    law
+        Of the probes' gold places, a name of `retrievers.LAWS`.
+    probes
+        How many of the batch's probes are looked at; None for all.
+    every
+        Steps from one look to the next; between them the step is a plain one. The penalty counts
+        as many times as much.
+    """
+    penalty = probed_penalty(setting, target, probes)
+    require_name(law, LAWS, "law", "See retrievers.LAWS.")
+    strength, every = finite_scalar(strength, "strength"), counted(every, "every")
+
+    def of_penalty(model: CausalLM, batches: Batches) -> CausalLM:
+        examples = _of_law(setting, law, batches)
+        return _clipped(eqx.filter_grad(penalty)(model, examples), strength * every)
+
+    return _looking(of_penalty, every)
+
+
+def selective_on_probes(
+    setting: Setting,
+    *,
+    answers: str = "own",
+    strength: float = 1.0,
+    clip: float = UNTIL,
+    law: str = "uniform",
+    probes: int = 16,
+    every: int = 1,
+    wrong: float = 0.0,
+    taught: bool = False,
+) -> Arm:
+    """Algorithm 1 towards each probe's own gold record: what is known is where the evidence stands.
+
+    Parameters
+    ----------
+    setting
+        The task.
+    answers
+        Whose margin's influence it is: the network's ``"own"`` answer, or the ``"true"`` one, which
+        tells the network more.
+    strength
+        Of the penalty, minus the logarithm of the gold record's share of the influence.
+    clip
+        The norm to which its gradient is clipped.
+    law, probes, every
+        As in `balanced_on_probes`.
+    wrong
+        The share of probes of which another record than the gold one is said to be the evidence.
+    taught
+        Whether the network is trained on these probes' answers too.
+    """
+    losses, shares = {"own": OWN_MARGIN_LOSS, "true": MARGIN_LOSS}, _gold_share_penalty(setting)
+    require_name(answers, losses, "answers", "See selective_on_probes.")
+    require_name(law, LAWS, "law", "See retrievers.LAWS.")
+    strength, clip = finite_scalar(strength, "strength"), finite_scalar(clip, "clip")
+    probes, every = counted(probes, "probes"), counted(every, "every")
+    records = setting.task.records
+    require(
+        is_real(wrong) and 0 <= wrong <= 1,
+        "wrong",
+        got=described(wrong),
+        expected="a share of the probes, from 0 to 1",
+        cure="0.1 is one in ten.",
+    )
+
+    def told(batches: Batches) -> tuple[Example, Int[Array, " probes"]]:
+        """Probes, and the records that are said to be their evidence."""
+        examples = _first(_of_law(setting, law, batches), probes)
+        gold = examples.gold[:, 0]
+        of_chance, of_place = jax.random.split(jax.random.fold_in(batches.key, 1))
+        moved = (gold + jax.random.randint(of_place, gold.shape, 1, records)) % records
+        return examples, jnp.where(jax.random.bernoulli(of_chance, wrong, gold.shape), moved, gold)
+
+    def of_penalty(model: CausalLM, batches: Batches) -> CausalLM:
+        examples, evidence = told(batches)
+        found = eqx.filter_grad(shares)(model, examples, evidence, losses[answers])
+        found = _clipped(found, strength * every, clip)
+        return _added(found, _risk_gradient(model, examples)) if taught else found
+
+    return _looking(of_penalty, every)
+
+
+def _gold_share_penalty(
+    setting: Setting,
+) -> Callable[[CausalLM, Example, Int[Array, " examples"], LossOfIds], Scalar]:
+    """Minus the logarithm of the evidence's share of an example's influence, averaged over them.
+
+    Of ``penalty(model, examples, evidence, loss)``, where `evidence` is the record of each example,
+    and the share is times the number of records.
+    """
+    grid, pools, records = _token_grid(setting), _pools(setting), setting.task.records
+
+    def penalty(
+        model: CausalLM, examples: Example, evidence: Int[Array, " examples"], loss: LossOfIds
+    ) -> Scalar:
+        target = records * jax.nn.one_hot(evidence, records, dtype=model.embedding.dtype)
+        return influence_penalty(
+            loss, model, asked(examples), grid,
+            target=target, discrepancy=cross_entropy_discrepancy, pools=pools,
+        )  # fmt: skip
+
+    return penalty
+
+
+def _of_law(setting: Setting, law: str, batches: Batches) -> Example:
+    """The batch's probes, which are uniform, or others of a law."""
+    if law == "uniform":
+        return batches.probes
+    return draw(setting, LAWS[law](setting.task.records), key=batches.key)
+
+
+def _looking(of_penalty: Callable[[CausalLM, Batches], CausalLM], every: int) -> Arm:
+    """The risk's gradient, and on every n-th step a penalty's beside it."""
+
+    def gradient(model, memory, batches):
+        risk = _risk_gradient(model, batches.training)
+        if every == 1:
+            return _added(risk, of_penalty(model, batches)), memory
+        arrays, rest = eqx.partition(model, eqx.is_array)
+        found = jax.lax.cond(
+            batches.step % every == 0,
+            lambda arrays: of_penalty(eqx.combine(arrays, rest), batches),
+            lambda arrays: jax.tree.map(jnp.zeros_like, eqx.filter(arrays, eqx.is_inexact_array)),
+            arrays,
+        )
+        return _added(risk, found), memory
+
+    return Arm(gradient, every=every)
+
+
+def constrained_on_probes(setting: Setting, *, limit: float = 0.02, stiffness: float = 10.0) -> Arm:
+    r"""The risk under :math:`\Phi \le \tau` of the probes, its multiplier raised at every step."""
+    penalty = probed_penalty(setting, "uniform", None)
+    limit, stiffness = finite_scalar(limit, "limit"), finite_scalar(stiffness, "stiffness")
+
+    def gradient(model, multiplier, batches):
+        value, slope = eqx.filter_value_and_grad(penalty)(model, batches.probes)
+        raised = raised_multiplier(multiplier, value, limit=limit, stiffness=stiffness)
+        risk = _risk_gradient(model, batches.training)
+        # The multiplier follows slowly: one batch is no minimisation.
+        return _added(risk, _clipped(slope, raised)), multiplier + 0.02 * (raised - multiplier)
+
+    return Arm(gradient, jnp.zeros(()))
+
+
+def observed(
+    setting: Setting, *, strength: float = 1.0, examples: int = 16, places: int = 8
+) -> Arm:
+    """Algorithm 3: the observability of records' places by the last place, before each layer.
+
+    Of some of the batch and some of the places, which are drawn anew at each step.
+    """
+    grid, of_records = _token_grid(setting), 2 * setting.task.records
+    strength, examples = finite_scalar(strength, "strength"), counted(examples, "examples")
+    places = counted(places, "places", most=of_records)
+
+    def observations(model: CausalLM, x: Array) -> Array:
+        return model.flow.trajectory(x, grid).states[:-1, -1]
+
+    def penalty(model: CausalLM, batches: Batches) -> Scalar:
+        of_signs, of_places = jax.random.split(batches.key)
+        chosen = jax.random.choice(of_places, of_records, (places,), replace=False)
+        value, _ = observability_objective(
+            lambda *_: jnp.zeros(()),
+            observations,
+            model,
+            _embedded(model, _first(batches.training, examples)),
+            grid,
+            rademacher_probes(1, setting.width, key=of_signs),
+            strength=1.0,
+            step=1.0,
+            positions=chosen,
+        )
+        return value
+
+    def gradient(model, memory, batches):
+        found = eqx.filter_grad(penalty)(model, batches)
+        return _added(_risk_gradient(model, batches.training), _clipped(found, strength)), memory
+
+    return Arm(gradient)
+
+
+def answers_on_probes(setting: Setting, *, probes: int | None = None) -> Arm:
+    """Train on the probes' own answers too: not a remedy without them, but what they are worth.
+
+    Parameters
+    ----------
+    setting
+        The task.
+    probes
+        How many of the batch's probes tell their answers; None for all.
+    """
+    require_setting(setting)
+    probes = None if probes is None else counted(probes, "probes")
+
+    def gradient(model, memory, batches):
+        told = batches.training, _first(batches.probes, probes)
+        return _added(*(_risk_gradient(model, part) for part in told)), memory
+
+    return Arm(gradient)
+
+
+PLAIN, ANSWERS = "plain", "answers of the probes"
+SELECTIVE, SELECTIVE_TRUE = "selective, own answers", "selective, true answers"
+TOLD = (SELECTIVE_TRUE, ANSWERS)  # these know the probes' answers
+ARMS: dict[str, Callable[..., Arm]] = {
+    PLAIN: plain,
+    "importance weights": importance_weighted,
+    "Algorithm 2, by record": reweighted,
+    "Algorithm 1, training law": balanced_on_training,
+    "Algorithm 1, probes": balanced_on_probes,
+    "constrained, probes": constrained_on_probes,
+    "Algorithm 3": observed,
+    SELECTIVE: selective_on_probes,
+    SELECTIVE_TRUE: partial(selective_on_probes, answers="true"),
+    ANSWERS: answers_on_probes,
+}
+
+
+def _risk_gradient(model: CausalLM, examples: Example, weights: Array | None = None) -> CausalLM:
+    return eqx.filter_grad(retrieval_risk)(model, examples, weights)
+
+
+def _embedded(model: CausalLM, examples: Example) -> tuple[Array, Any]:
+    ids, y = asked(examples)
+    return jax.vmap(model.embed)(ids, y), y
+
+
+def _first(examples: Example, count: int | None) -> Example:
+    return jax.tree.map(lambda leaf: leaf[:count], examples)
+
+
+def _token_grid(setting: Setting) -> CellGrid:
+    require_setting(setting)
+    return token_grid(setting.task.length)
+
+
+def _pools(setting: Setting) -> Float[Array, "records length"]:
+    records = setting.task.records
+    numbers = np.append(np.repeat(np.arange(records), 2), -1)
+    return record_weights(numbers, _token_grid(setting).weights, records)
+
+
+def _clipped(
+    gradient: CausalLM, strength: Scalar | float, clip: Scalar | float = UNTIL
+) -> CausalLM:
+    """A penalty's gradient times its strength, and then no longer than `clip`."""
+    scaled = jax.tree.map(lambda leaf: strength * leaf, gradient)
+    factor = jnp.minimum(1.0, clip / (optax.tree.norm(scaled) + 1e-12))
+    return jax.tree.map(lambda leaf: factor * leaf, scaled)
+
+
+def _added(first: CausalLM, second: CausalLM) -> CausalLM:
+    return jax.tree.map(jnp.add, first, second)

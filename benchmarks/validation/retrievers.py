@@ -1,0 +1,344 @@
+r"""Small networks that retrieve: trained here on keys and values, and judged by the gold place.
+
+Where their law of training seldom asks in the middle, they lose it there for a while: a
+Lost-in-the-Middle that is made on purpose, in a minute, so that what lifts it can be measured.
+Networks of several seeds are trained at once, as one pytree with a leading axis.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Float, Int, Key, PyTree
+
+from benchmarks.validation.laws import (
+    Law,
+    edge_law,
+    every_place,
+    gold_places,
+    middle_law,
+    uniform_law,
+)
+from benchmarks.validation.retrieval import KeyValueTask, key_value_examples
+from lim_jax._checks import (
+    AnyPath,
+    as_path,
+    counted,
+    described,
+    guarded,
+    require,
+    require_callable,
+    require_floats,
+    require_indices,
+    require_key,
+    require_keys,
+    require_kind,
+)
+from lim_jax._errors import filter_jit
+from lim_jax.density.adjoints import LossOfIds
+from lim_jax.loss.losses import autoregressive_cross_entropy, margin_loss
+from lim_jax.models.causal import CausalLM, Queries
+from lim_jax.models.language import gaussian_model
+from lim_jax.network.frequencies import rotary_frequencies
+from lim_jax.network.positions import Rotary
+from lim_jax.tasks.prompts import Example
+from lim_jax.training.loop import Progress, resumable, step_of_seeds
+
+Scalar = Float[Array, ""]
+Retrievers = CausalLM  # with a leading axis of seeds
+MADE = "Make it by new_retriever."
+ANSWER_LOSS = LossOfIds(CausalLM.embed, CausalLM.loss)
+MARGIN_LOSS = LossOfIds(CausalLM.embed, CausalLM.margin_loss)
+OWN_MARGIN_LOSS = LossOfIds(CausalLM.embed, CausalLM.own_margin_loss)
+LAWS: dict[str, Callable[[int], Law]] = {
+    "uniform": uniform_law, "edges": edge_law, "middle": middle_law,
+    "only edges": partial(edge_law, odds=0.0),
+}  # fmt: skip
+
+
+class Setting(NamedTuple):
+    """A task, a network, and how it is trained.
+
+    Attributes
+    ----------
+    task
+        Keys and values.
+    width, heads, depth
+        Of the network.
+    rotary
+        Whether places are turned, and not learned: then contexts may be longer than in training.
+    law
+        Of the gold place, a name of `LAWS`.
+    steps, batch, rate
+        Updates by Adam, contexts in each, and its rate, which rises over the first tenth. Without
+        updates networks are as before training.
+    """
+
+    task: KeyValueTask = KeyValueTask()
+    width: int = 32
+    heads: int = 2
+    depth: int = 2
+    rotary: bool = False
+    law: str = "edges"
+    steps: int = 1000
+    batch: int = 64
+    rate: float = 3e-3
+
+    @property
+    def gold_law(self) -> Law:
+        """The law of the gold place, by record."""
+        return LAWS[self.law](self.task.records)
+
+
+class PlaceScores(NamedTuple):
+    """How well a network retrieves, by the place of the record that is asked for.
+
+    Attributes
+    ----------
+    accuracy
+        The share of answers that are right.
+    margin
+        The mean log odds of the answer.
+    cross_entropy
+        Minus its mean log probability, in nats.
+    """
+
+    accuracy: Float[Array, "*seeds records"]
+    margin: Float[Array, "*seeds records"]
+    cross_entropy: Float[Array, "*seeds records"]
+
+
+def require_setting(setting: object) -> None:
+    """Refuse what is no setting, such as a task alone."""
+    require_kind(setting, Setting, "setting", "Make one: Setting(task, width=32).")
+
+
+def require_retrievers(models: Any) -> None:
+    """Refuse what are no networks of several seeds, one network first of all."""
+    require(
+        isinstance(models, CausalLM) and len(models.embedding.shape) == 3,
+        "models",
+        got="one network" if isinstance(models, CausalLM) else described(models),
+        expected="networks of several seeds, with a leading axis",
+        cure="Train them by train_retrievers.",
+    )
+
+
+def require_case(setting: Any, models: Any, test: Any, key: Any) -> None:
+    """Refuse what networks cannot be trained or judged by."""
+    require_setting(setting)
+    require_retrievers(models)
+    require_kind(test, Example, "test", "Draw them by examples_of_every_place.")
+    require_key(key)
+
+
+def asked(examples: Example) -> tuple[Int[Array, "examples length"], Queries]:
+    """A batch of `ANSWER_LOSS` or `MARGIN_LOSS`: ids, and the answer asked at their last place.
+
+    Examples
+    --------
+    >>> task = KeyValueTask(records=2, keys=3, values=4)
+    >>> examples = key_value_examples(task, jnp.array([1]), key=jax.random.key(0))
+    >>> ids, y = asked(examples)
+    >>> ids.shape, y.places.tolist(), bool(y.targets[0, 0] == examples.window[0, -1])
+    ((1, 5), [[4]], True)
+    """
+    require_kind(examples, Example, "examples", "Draw them by key_value_examples.")
+    windows = jnp.asarray(examples.window)
+    ids = windows[:, :-1]
+    count, length = ids.shape
+    return ids, Queries(windows[:, -1:], jnp.ones((count, 1)), jnp.full((count, 1), length - 1))
+
+
+def retrieval_risk(model: CausalLM, examples: Example, weights: Array | None = None) -> Scalar:
+    """The mean cross-entropy of the answers, in nats; each times its weight, if there are some."""
+    require_kind(model, CausalLM, "model", MADE)
+    ids, y = asked(examples)
+    if weights is not None:
+        cure = "Pass one number for each example."
+        require_floats(weights, "weights", "examples", cure, examples=len(ids))
+    losses = jax.vmap(ANSWER_LOSS, in_axes=(None, 0, 0))(model, ids, y)
+    return losses.mean() if weights is None else (weights * losses).mean()
+
+
+def draw(setting: Setting, law: Law, *, key: Key[Array, ""]) -> Example:
+    """A batch of the setting's size, with gold places of a law."""
+    require_setting(setting)
+    require_key(key)
+    of_gold, of_pairs = jax.random.split(key)
+    gold = gold_places(law, setting.batch, key=of_gold)
+    return key_value_examples(setting.task, gold, key=of_pairs)
+
+
+def new_retriever(setting: Setting, *, key: Key[Array, ""]) -> CausalLM:
+    """A network before training.
+
+    Examples
+    --------
+    >>> setting = Setting(KeyValueTask(records=2, keys=3, values=4), width=8, depth=1)
+    >>> model = new_retriever(setting, key=jax.random.key(0))
+    >>> model.vocabulary, model.positions.shape
+    (7, (5, 8))
+    """
+    require_setting(setting)
+    task, size = setting.task, setting.width // setting.heads
+    return gaussian_model(
+        task.vocabulary, task.length, width=setting.width, heads=setting.heads,
+        depth=setting.depth, rotary=Rotary(rotary_frequencies(size)) if setting.rotary else None,
+        key=key,
+    )  # fmt: skip
+
+
+def train_retrievers(
+    setting: Setting,
+    keys: Key[Array, " seeds"],
+    *,
+    checkpoint: AnyPath | None = None,
+    progress: Progress = iter,
+) -> tuple[Retrievers, Float[Array, "steps seeds"]]:
+    """Train a network for each key, all in one program, on batches of the setting's law.
+
+    Parameters
+    ----------
+    setting
+        What to train, on what, for how long.
+    keys
+        One for each seed: for its parameters and its batches.
+    checkpoint, progress
+        As in `training.resumable`.
+
+    Returns
+    -------
+    tuple
+        The networks with a leading axis of seeds, and the loss of every step.
+    """
+    require_setting(setting)
+    require_keys(keys)
+    file = None if checkpoint is None else as_path(checkpoint, "checkpoint")
+    if setting.steps == 0:
+        return _begun(setting, keys)[0], jnp.zeros((0, len(keys)))
+    of_batches = jax.vmap(partial(jax.random.fold_in, data=1))(keys)
+    (models, _), losses = resumable(
+        step_of_seeds(_Lesson(setting), of_batches), _begun(setting, keys),
+        setting.steps, run=(setting, keys), checkpoint=file, every=200, progress=progress,
+    )  # fmt: skip
+    return models, losses
+
+
+def _optimiser(setting: Setting) -> optax.GradientTransformation:
+    warm = optax.schedules.linear_schedule(0.0, setting.rate, max(1, setting.steps // 10))
+    return optax.chain(optax.clip_by_global_norm(1.0), optax.adam(warm))
+
+
+@filter_jit
+def _begun(setting: Setting, keys: Key[Array, " seeds"]) -> PyTree:
+    def of_seed(key: Key[Array, ""]) -> PyTree:
+        model = new_retriever(setting, key=jax.random.fold_in(key, 0))
+        return model, _optimiser(setting).init(eqx.filter(model, eqx.is_array))
+
+    return eqx.filter_vmap(of_seed)(keys)
+
+
+class _Lesson(eqx.Module):
+    """A step of one seed, compiled once for all trainings of a setting."""
+
+    setting: Setting = eqx.field(static=True)
+
+    def __call__(
+        self, state: PyTree, key: Key[Array, ""], index: Int[Array, ""]
+    ) -> tuple[PyTree, Scalar]:
+        del index
+        model, moments = state
+        examples = draw(self.setting, self.setting.gold_law, key=key)
+        risk, gradient = eqx.filter_value_and_grad(retrieval_risk)(model, examples)
+        change, moments = _optimiser(self.setting).update(gradient, moments)
+        return (eqx.apply_updates(model, change), moments), risk
+
+
+def scores_by_place(model: CausalLM, examples: Example) -> PlaceScores:
+    """Judge one network on examples, and average over those of each gold place.
+
+    Parameters
+    ----------
+    model
+        Any.
+    examples
+        That ask at their last place for one record each: every gold place of `records` must be
+        there (`every_place`), else its scores are NaN.
+    """
+    require_kind(model, CausalLM, "model", MADE)
+    ids, y = asked(examples)
+    gold, records = jnp.asarray(examples.gold[:, 0]), examples.records.shape[1] // 2
+
+    def judged(ids: Int[Array, " length"], y: Queries) -> tuple[Array, Array, Array]:
+        logits = model.logits(ids)[-1:]
+        answer, one = y.targets, y.weights
+        right = logits.argmax(axis=1)[0] == answer[0]
+        scores = (
+            -margin_loss(logits, answer, one),
+            autoregressive_cross_entropy(logits, answer, one),
+        )
+        return right.astype(logits.dtype), *scores
+
+    return PlaceScores(*(by_place(values, gold, records) for values in jax.vmap(judged)(ids, y)))
+
+
+def by_place(
+    values: Float[Array, " examples"], gold: Int[Array, " examples"], records: int
+) -> Float[Array, " records"]:
+    """Average over the examples of each gold place; NaN where there are none.
+
+    Examples
+    --------
+    >>> by_place(jnp.array([1.0, 0.0, 1.0]), jnp.array([0, 0, 1]), 2).tolist()
+    [0.5, 1.0]
+    """
+    records = counted(records, "records")
+    require_floats(values, "values", "examples", "Pass one number for each example.")
+    require_indices(gold, "gold")
+    require(
+        gold.shape == values.shape,
+        "gold",
+        got=f"{gold.shape[0]} of them",
+        expected=f"{values.shape[0]}, one for each example",
+        cure="Of examples take gold[:, 0].",
+    )
+    message = f"gold: expected numbers from 0 to {records - 1}, got others."
+    gold = guarded(gold, (gold < 0) | (gold >= records), message)
+    sums = jnp.zeros(records, values.dtype).at[gold].add(values)
+    return sums / jnp.zeros(records, values.dtype).at[gold].add(1)
+
+
+def in_the_middle(
+    values: Float[Array | np.ndarray, "*shape records"],
+) -> Float[np.ndarray, "*shape"]:
+    """The mean over the records that are at neither edge, by the width of `edge_law`.
+
+    On the host: results are not differentiated.
+
+    Examples
+    --------
+    >>> float(in_the_middle(jnp.array([9.0, 1.0, 3.0, 9.0])))
+    2.0
+    """
+    require_floats(values, "values", "*shape")
+    found = np.asarray(values)
+    kept = np.asarray(middle_law(found.shape[-1], odds=0.0)) > 0
+    return np.asarray(found[..., kept].mean(axis=-1))
+
+
+def examples_of_every_place(setting: Setting, count: int, *, key: Key[Array, ""]) -> Example:
+    """Examples with every gold place `count` times."""
+    require_setting(setting)
+    return key_value_examples(setting.task, every_place(setting.task.records, count), key=key)
+
+
+def of_seeds(function: Callable) -> Callable:
+    """A function of one network and examples, as one of networks of all seeds and these."""
+    require_callable(function, "function", "of one network and examples")
+    return eqx.filter_vmap(function, in_axes=(eqx.if_array(0), None))

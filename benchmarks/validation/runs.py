@@ -1,0 +1,207 @@
+"""The study of influence, retrieval and the remedies, from a terminal."""
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+from tqdm import tqdm
+
+from benchmarks.validation.figures import (
+    accuracy_by_place,
+    gain_against_cost,
+    gains_of_arms,
+    influence_by_record,
+    middle_against_time,
+    prompted_records,
+    rank_correlations,
+    shifted_records,
+)
+from benchmarks.validation.findings_page import findings_page, prompted_page
+from benchmarks.validation.gains import compare_arms, gains_on_base
+from benchmarks.validation.judge_attributions import judge_attributions
+from benchmarks.validation.prompted import ask_prompts, prompted_study
+from benchmarks.validation.study import presets, validate
+from benchmarks.validation.texts import PromptSetting
+from benchmarks.validation.train_published import train_published
+from lim_jax import models
+from lim_jax._checks import AnyPath, as_path, require
+from lim_jax.cli.folder import (
+    UNFINISHED,
+    Named,
+    Unnamed,
+    finished_before,
+    run_folder,
+    save_figure,
+    write_findings,
+    write_json,
+)
+
+
+def study(
+    quick: bool = False,
+    full: bool = False,
+    model: Unnamed = None,
+    train: bool = False,
+    faithfulness: bool = False,
+    prompts: int | None = None,
+    records: tuple[int, ...] | None = None,
+    seed: int = 0,
+    out: Named = Path("study"),
+    overwrite: bool = False,
+) -> int:
+    """Ask whether influence matters: networks that retrieve, and what the remedies do to them.
+
+    Trains small networks on keys and values whose gold places are seldom in the middle, then
+    trains them further by each remedy, from the same weights on the same batches, and compares
+    accuracy by place at equal steps, operations and time. Writes study.json, study.md (a page with
+    all tables) and figures as PNG and SVG. Interrupted and run again it goes on from what is
+    finished.
+
+    Args:
+        quick: One network of 8 records, 3 seeds and 3 arms: some two minutes on two cores. This
+            is what is run without a choice.
+        full: Five networks, 5 seeds, all arms, ablations, channels, certificates and longer
+            contexts, and many questions in one: some 80 minutes of one core.
+        model: A folder of weights as published, or a GGUF file: asks it for values of keys in
+            text, and nothing is trained. Writes prompted.json, prompted.md and figures.
+        train: With model: trains it further, on answers of records at the edges and towards where
+            the evidence stands, and asks it by place. SmolLM2-135M takes half an hour of one core.
+            Writes tuning.json, tuning.md and figures.
+        faithfulness: With model: asks which record its answers come from. Attributions of its own
+            answers are judged by taking records out of the text. Writes faithfulness.json,
+            faithfulness.md and a figure; two hours for a small model on one core.
+        prompts: How many the model is asked for each number of records, a multiple of them: 500.
+            With faithfulness of two kinds together, a multiple of 20: 200.
+        records: Key-value pairs in a prompt: 10, and 20. With faithfulness there are 10.
+        seed: Of the first network, or of the first run that trains the model.
+        out: The folder to write to.
+        overwrite: Write over what is in the folder. Without, it must be empty, or of this run.
+    """
+    require(
+        sum((quick, full, model is not None)) <= 1,
+        "quick, full and model",
+        got="more than one",
+        expected="one of them, or none",
+        cure="Each is a study of its own: take two folders.",
+    )
+    _require_model_of(model, train, faithfulness, prompts, records)
+    if model is not None:
+        return _of_model(
+            as_path(model, "model"), train, faithfulness, prompts, records, seed, out, overwrite
+        )
+    arguments = {"full": full, "seed": seed}
+    if finished_before(out, "study", arguments, overwrite=overwrite):
+        return 0
+    with run_folder(out, "study", arguments, overwrite=overwrite) as folder:
+        results = validate(
+            presets()["full" if full else "quick"],
+            seed=seed,
+            folder=folder / UNFINISHED,
+            progress=partial(tqdm, desc="study", unit="run"),
+        )
+        figures = study_figures(results)
+        page = findings_page(results, [f"{name}.png" for name in figures])
+        write_findings(folder, "study", results, figures, page)
+    return 0
+
+
+def _require_model_of(
+    model: object, train: bool, faithfulness: bool, prompts: object, records: object
+) -> None:
+    """Refuse a study of a published model without one, and options that it does not read."""
+    for name, asked in (("train", train), ("faithfulness", faithfulness)):
+        require(
+            model is not None or not asked,
+            name,
+            got="no model",
+            expected="one that is published",
+            cure=f"Name its weights: --model MODEL --{name}.",
+        )
+    require(
+        not (train and faithfulness),
+        "train and faithfulness",
+        got="both",
+        expected="one of them",
+        cure="Each is a study of its own: take two folders.",
+    )
+    ignored = {"prompts": train and prompts, "records": (train or faithfulness) and records}
+    for name, value in ignored.items():
+        require(
+            not value,
+            name,
+            got=f"{value}",
+            expected=f"none with --{'train' if train else 'faithfulness'}",
+            cure="Its prompts are of 10 records.",
+        )
+
+
+def _of_model(
+    model: Path, train: bool, faithfulness: bool, prompts: int | None,
+    records: Sequence[int] | None, seed: int, out: AnyPath, overwrite: bool,
+) -> int:  # fmt: skip
+    """One of the three studies of a published model, in its folder."""
+    if train:
+        arguments = {"model": model, "train": True, "seed": seed}
+        run = partial(train_published, model, seed)
+    elif faithfulness:
+        count = 200 if prompts is None else prompts
+        arguments = {"model": model, "faithfulness": True, "prompts": count}
+        run = partial(judge_attributions, model, count)
+    else:
+        count, records = 500 if prompts is None else prompts, records or (10, 20)
+        arguments = {"model": model, "prompts": count, "records": records}
+        run = partial(_ask, model, count, records)
+    if finished_before(out, "study", arguments, overwrite=overwrite):
+        return 0
+    with run_folder(out, "study", arguments, overwrite=overwrite) as folder:
+        run(folder)
+    return 0
+
+
+def _ask(model: Path, prompts: int, records: Sequence[int], folder: Path) -> None:
+    """Ask a published model for values of keys."""
+    settings = {
+        f"{count} records": PromptSetting(records=count, prompts=prompts) for count in records
+    }
+    network, tokenizer = models.load(model), models.read_tokenizer(model)
+    found, names = {}, []
+    for name, setting in settings.items():
+        answers = ask_prompts(
+            network,
+            tokenizer,
+            setting,
+            checkpoint=folder / UNFINISHED / f"{setting.records}.jsonl",
+            progress=partial(tqdm, desc=name, unit="prompt"),
+        )
+        result = prompted_study(answers)
+        found[name] = {"prompts": prompts, **result.record()}
+        names.append(f"prompted_{setting.records}")
+        title = f"{model.stem}, {name}, n = {prompts}"
+        save_figure(prompted_records(result, title), folder, names[-1])
+    write_json(folder / "prompted.json", found)
+    page = prompted_page(found, model.stem, [f"{name}.png" for name in names])
+    (folder / "prompted.md").write_text(page, encoding="utf-8")
+    print(page)
+    print(f"Wrote prompted.json, prompted.md and {len(names)} figures to {folder}.")
+
+
+def study_figures(results: dict[str, Any]) -> dict[str, Figure]:
+    """The figures of a study's results, by the names of their files."""
+    arms, gains = results["arms"], compare_arms(results)
+    name = next(iter(results["settings"]))
+    figures = {
+        "accuracy_by_place": accuracy_by_place(arms, name),
+        "influence_by_record": influence_by_record(results["settings"], "before the arms"),
+        "rank_correlations": rank_correlations(results["predictions"], "Before the arms"),
+        "gains": gains_of_arms(gains, f"Remedies and ablations, {name}"),
+        "middle_against_time": middle_against_time(arms, name),
+    }
+    if results["variants"]:
+        title = f"What remedies gain and cost, {name}"
+        on_base = gains_on_base(results)
+        figures["gain_against_cost"] = gain_against_cost(on_base, title)
+    if results["shifts"]:
+        figures["position_shift"] = shifted_records(results["shifts"], "Position shift")
+    return figures

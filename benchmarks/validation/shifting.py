@@ -1,0 +1,100 @@
+"""Position shift: networks trained at one length are asked in contexts that are longer.
+
+They count places by turning queries and keys, so that a context may have more records than any
+in training. What matters to them there, and what do they still retrieve?
+"""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import numpy as np
+from jaxtyping import Array, Key
+
+from benchmarks.validation.prediction import NORMALISED, predict, record_scores
+from benchmarks.validation.retrievers import (
+    Retrievers,
+    Setting,
+    examples_of_every_place,
+    of_seeds,
+    require_retrievers,
+    require_setting,
+    scores_by_place,
+)
+from lim_jax._checks import counted, require, require_key
+
+FACTORS = (1, 2)  # records in a context, over those of training
+
+
+def in_longer_contexts(setting: Setting, factor: int) -> Setting:
+    """The setting with `factor` times as many records in a context.
+
+    Raises
+    ------
+    ValueError
+        Where places are learned, or there are fewer keys than records.
+
+    Examples
+    --------
+    >>> in_longer_contexts(Setting(rotary=True), 2).task.records
+    32
+    """
+    require_setting(setting)
+    factor = counted(factor, "factor")
+    require(
+        setting.rotary,
+        "setting",
+        got="places that are learned",
+        expected="places that are turned, for contexts longer than in training",
+        cure="Train with Setting(rotary=True).",
+    )
+    task = setting.task
+    require(
+        factor * task.records <= task.keys,
+        "factor",
+        got=f"{factor * task.records} records of {task.keys} keys",
+        expected="a key for each record",
+        cure="Train with more keys.",
+    )
+    return setting._replace(task=task._replace(records=factor * task.records))
+
+
+def shift_record(
+    setting: Setting, models: Retrievers, *, test: int, attributed: int, key: Key[Array, ""]
+) -> dict[str, Any]:
+    """Judge networks of all seeds at the length of training and at twice it.
+
+    Parameters
+    ----------
+    setting, models
+        Of `retrievers.train_retrievers`, with ``rotary=True``.
+    test, attributed
+        Examples of each gold place for accuracy, and for attributions.
+    key
+        For the examples.
+
+    Returns
+    -------
+    dict
+        By ``"<n> records"``: accuracy by seed and gold place, the profile of influence by seed and
+        record (of the margin, normalised by example), and rank correlations as of
+        `prediction.predict`.
+    """
+    require_setting(setting)
+    require_retrievers(models)
+    require_key(key)
+    test, attributed = counted(test, "test"), counted(attributed, "attributed")
+    of_test, of_attributions = jax.random.split(key)
+    found = {}
+    for factor in FACTORS:
+        at = in_longer_contexts(setting, factor)
+        asked = examples_of_every_place(at, test, key=of_test)
+        scores = eqx.filter_jit(of_seeds(scores_by_place))(models, asked)
+        looked = examples_of_every_place(at, attributed, key=of_attributions)
+        judged = of_seeds(record_scores)(models, looked)
+        found[f"{at.task.records} records"] = {
+            "accuracy": np.asarray(scores.accuracy).tolist(),
+            "influence": np.asarray(judged.profile[NORMALISED]).tolist(),
+            "predictions": [one.record() for one in predict(judged)],
+        }
+    return found

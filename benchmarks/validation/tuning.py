@@ -1,0 +1,244 @@
+r"""A step that trains a published model further: on answers, and towards where evidence stands.
+
+What trains are the norms' scales, and the queries' and keys' matrices, of the last layers. Layers
+are rows of stacked leaves: those that train are taken out, and put back behind the others before
+each pass, so that only they have gradients and moments.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, Int, PyTree
+
+from benchmarks.validation.prompted import LOADED
+from benchmarks.validation.remedies import UNTIL
+from benchmarks.validation.retrievers import PlaceScores
+from benchmarks.validation.texts import TextBatch
+from lim_jax._checks import (
+    counted,
+    described,
+    finite_scalar,
+    require,
+    require_kind,
+    require_several,
+)
+from lim_jax._errors import filter_jit
+from lim_jax.grid.cells import token_grid
+from lim_jax.loss.losses import autoregressive_cross_entropy, margin_loss
+from lim_jax.models.causal import CausalLM, Queries
+from lim_jax.tasks.scores import decodes_greedily
+from lim_jax.training.balancing import influence_penalty
+from lim_jax.training.discrepancy import cross_entropy_discrepancy
+from lim_jax.weights import FetchedLayers
+
+Scalar = Float[Array, ""]
+OF_ATTENTION = [["attention", name] for name in ("query", "key", "query_bias", "key_bias")]
+
+
+def trainable(model: CausalLM) -> PyTree[bool]:
+    """Which leaves train: in the layers the norms' scales, and what makes queries and keys.
+
+    A filter as `equinox.partition` takes it.
+
+    Parameters
+    ----------
+    model
+        Whole, from `models.load`.
+
+    Raises
+    ------
+    ValueError
+        Where its layers are fetched as they are needed, or no leaf of them is among those.
+
+    Examples
+    --------
+    >>> from lim_jax.models import byte_model
+    >>> model = byte_model(8, width=4, heads=1, depth=2, key=jax.random.key(0))
+    >>> [leaf.shape for leaf in jax.tree.leaves(eqx.filter(model, trainable(model)))]
+    [(2, 4), (2, 1, 4, 4), (2, 1, 4, 4), (2, 4)]
+    """
+    require_kind(model, CausalLM, "model", LOADED)
+    require(
+        not isinstance(model.flow.layers, FetchedLayers),
+        "model",
+        got="layers that are fetched as they are needed",
+        expected="arrays, which can be trained",
+        cure="Load it whole: models.load(path).",
+    )
+
+    def trains(path: tuple, leaf: Any) -> bool:
+        names = [entry.name for entry in path if isinstance(entry, jax.tree_util.GetAttrKey)]
+        inside = eqx.is_inexact_array(leaf) and names[:2] == ["flow", "layers"]
+        return inside and (names[-1] == "scale" or names[-2:-1] + names[-1:] in OF_ATTENTION)
+
+    found = jax.tree_util.tree_map_with_path(trains, model)
+    require(
+        any(jax.tree.leaves(found)),
+        "model",
+        got="layers without norms' scales, queries' or keys' matrices",
+        expected="some of them",
+        cure="They are what is trained here.",
+    )
+    return found
+
+
+def trained_rows(model: CausalLM, last: int | None = None) -> PyTree:
+    """What trains of a model: of each `trainable` leaf the rows of the last layers, else None.
+
+    Parameters
+    ----------
+    model
+        Whole, from `models.load`.
+    last
+        How many layers; None for all.
+    """
+    part = eqx.filter(model, trainable(model))
+    depth = len(jax.tree.leaves(part)[0])
+    last = depth if last is None else counted(last, "last", most=depth)
+    return jax.tree.map(lambda leaf: leaf[depth - last :], part)
+
+
+def with_rows(model: CausalLM, rows: PyTree) -> CausalLM:
+    """Put `trained_rows` back, behind those of the layers before.
+
+    Examples
+    --------
+    >>> from lim_jax.models import byte_model
+    >>> model = byte_model(8, width=4, heads=1, depth=2, key=jax.random.key(0))
+    >>> doubled = jax.tree.map(lambda leaf: 2 * leaf, trained_rows(model, last=1))
+    >>> with_rows(model, doubled).flow.layers.attention.norm.scale.tolist()
+    [[1.0, 1.0, 1.0, 1.0], [2.0, 2.0, 2.0, 2.0]]
+    """
+    _require_rows(model, rows)
+    whole = eqx.filter(model, trainable(model))
+    joined = jax.tree.map(
+        lambda leaf, own: jnp.concatenate([leaf[: len(leaf) - len(own)], own]), whole, rows
+    )
+    return eqx.combine(joined, model)
+
+
+def tuning_gradient(
+    model: CausalLM,
+    rows: PyTree,
+    training: TextBatch | None,
+    probes: TextBatch | None,
+    *,
+    strength: Scalar | float = 1.0,
+) -> PyTree:
+    r"""The gradient of a step, in what trains.
+
+    Of the answers' cross-entropy, and :math:`\beta` times that of the mean over probes of
+    :math:`-\log m`, no longer than `remedies.UNTIL`. Here m is the gold record's density of the
+    influence on the margin of what the model itself finds the answer's likeliest first word
+    (`training.cross_entropy_discrepancy`, `loss.own_margin_loss`): no word of a probe's answer is
+    told.
+
+    Parameters
+    ----------
+    model, rows
+        A model, and `trained_rows` in the place of its own.
+    training, probes
+        Of `text_batch`; None where nothing is learnt of them.
+    strength
+        :math:`\beta`.
+
+    Raises
+    ------
+    ValueError
+        Where both are None.
+    """
+    strength = finite_scalar(strength, "strength")
+    _require_rows(model, rows)
+    require(
+        training is not None or probes is not None,
+        "training and probes",
+        got="None",
+        expected="one of them, or both",
+        cure="Make them by text_batch.",
+    )
+    for batch, name in ((training, "training"), (probes, "probes")):
+        if batch is not None:
+            require_kind(batch, TextBatch, name, "Make it by text_batch.")
+    parts = []
+    if training is not None:
+        parts.append(jax.grad(_risk)(rows, model, training))
+    if probes is not None:
+        slope = jax.grad(_penalty)(rows, model, probes)
+        scaled = jax.tree.map(lambda leaf: strength * leaf, slope)
+        parts.append(optax.clip_by_global_norm(UNTIL).update(scaled, optax.EmptyState())[0])
+    return jax.tree.map(lambda *leaves: sum(leaves), *parts)
+
+
+def _risk(rows: PyTree, model: CausalLM, batch: TextBatch) -> Scalar:
+    """The answers' cross-entropy."""
+    whole = with_rows(model, rows)
+    return jax.vmap(lambda ids, y: whole.loss(whole.embed(ids), y))(batch.ids, batch.y).mean()
+
+
+def _penalty(rows: PyTree, model: CausalLM, probes: TextBatch) -> Scalar:
+    """The mean of minus the logarithm of the gold records' densities, each of its own pools."""
+    whole = with_rows(model, rows)
+    grid = token_grid(probes.ids.shape[1], whole.embedding.dtype)
+
+    def of_one(probe: TextBatch) -> Scalar:
+        assert probe.y.places is not None  # text_batch names them
+        targets, places = (part[None, :1] for part in (probe.y.targets, probe.y.places))
+        first = Queries(targets, jnp.ones_like(probe.y.weights)[None, :1], places)
+        sizes = probe.pools.sum(axis=1) / probe.pools.sum()
+        target = jnp.where(
+            jnp.arange(len(sizes), dtype=probe.gold.dtype) == probe.gold, 1 / sizes, 0
+        )
+        return influence_penalty(
+            CausalLM.own_margin_loss, whole, (whole.embed(probe.ids)[None], first), grid,
+            target=target[None], discrepancy=cross_entropy_discrepancy, pools=probe.pools,
+        )  # fmt: skip
+
+    return jax.vmap(of_one)(probes).mean()
+
+
+def judge(model: CausalLM, rows: PyTree, rounds: Sequence[TextBatch]) -> PlaceScores:
+    """How well a model answers, by gold place.
+
+    Parameters
+    ----------
+    model, rows
+        As in `tuning_gradient`.
+    rounds
+        Batches of one shape, each of which asks for every record once, in order.
+    """
+    _require_rows(model, rows)
+    require_several(rounds, TextBatch, "rounds", "Make them by text_batch.")
+    found = [_answered(model, rows, batch) for batch in rounds]
+    return jax.tree.map(lambda *leaves: sum(leaves) / len(leaves), *found)
+
+
+@filter_jit
+def _answered(model: CausalLM, rows: PyTree, batch: TextBatch) -> PlaceScores:
+    whole = with_rows(model, rows)
+
+    def of_one(ids: Int[Array, " length"], y: Queries) -> PlaceScores:
+        x = whole.embed(ids)
+        grid = token_grid(len(ids), x.dtype)
+        logits = whole.readout(whole.flow(x, grid)[y.places], grid)
+        return PlaceScores(
+            decodes_greedily(logits, y.targets, y.weights).astype(x.dtype),
+            -margin_loss(logits, y.targets, y.weights),
+            autoregressive_cross_entropy(logits, y.targets, y.weights),
+        )
+
+    return jax.vmap(of_one)(batch.ids, batch.y)
+
+
+def _require_rows(model: CausalLM, rows: PyTree) -> None:
+    whole = eqx.filter(model, trainable(model))
+    require(
+        jax.tree.structure(rows) == jax.tree.structure(whole),
+        "rows",
+        got=described(rows),
+        expected="what trains of the model",
+        cure="Take trained_rows of it.",
+    )

@@ -1,5 +1,0 @@
-"""Does it matter to retrieval? Small networks and published ones, asked by place."""
-
-from lim_jax._doors import opened
-
-__getattr__, __dir__, __all__ = opened(__name__, __file__)

@@ -1,0 +1,211 @@
+"""The page of a study says what its results are."""
+
+import numpy as np
+from reference.made_study import made_faithfulness, made_results
+
+from benchmarks.validation.faithfulness_page import faithfulness_page
+from benchmarks.validation.findings_page import findings_page, found_in_a_line
+from benchmarks.validation.gains import Gain, compare_arms
+from benchmarks.validation.intervals import Interval
+
+UP, NOT = (Interval(*map(np.array, ends)) for ends in ((0.2, 0.1, 0.3), (0.2, -0.1, 0.5)))
+
+
+def one_gain(steps, operations, time):
+    return Gain(UP, steps, operations, time, UP, UP, 2.0, 3.0)
+
+
+def rows(page, first):
+    """The cells of the row that begins with a name, in every table that has one."""
+    lines = [line for line in page.splitlines() if line.startswith(f"| {first} |")]
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+
+
+def test_the_first_line_counts_what_is_above_zero_with_its_interval():
+    gains = {"a": one_gain(UP, UP, NOT), "b": one_gain(NOT, None, None), "c": one_gain(UP, NOT, UP)}
+    told = {"answers of the probes": gains["c"], "selective, true answers": gains["c"]}
+    assert found_in_a_line(gains | told) == (
+        "**Of 3 remedies 2 lift the middle at equal steps (a +0.20; c +0.20), "
+        "1 at equal operations (a +0.20), 1 at equal time (c +0.20).**"
+    )
+    assert found_in_a_line({"b": gains["b"]}) == (
+        "**Of 1 remedy none lift the middle at equal steps, none at equal operations, "
+        "none at equal time.**"
+    )
+
+
+def test_arms_stand_with_their_gains_costs_and_channels():
+    results = made_results()
+    page, gain = findings_page(results, ["some.png"]), compare_arms(results)["Algorithm 1"]
+    table, channels, certificates = rows(page, "Algorithm 1")
+    arm = results["arms"]["Algorithm 1"]
+    accuracy = np.array(arm["accuracy"])[-1]
+    assert table[1:3] == [f"{accuracy.mean():.3f}", f"{accuracy[:, 2:6].mean():.3f}"]
+    low, high = gain.middle.low, gain.middle.high
+    assert table[3] == f"+0.250 ({low:+.3f} to {high:+.3f})"
+    at_operations = gain.middle_at_equal_operations
+    assert at_operations is not None
+    assert table[4].startswith(f"{at_operations.value:+.3f} ({at_operations.low:+.3f} to")
+    assert table[6] == f"{np.mean(arm['risk'][-1]):.3g}"
+    assert table[7] == f"{np.mean(arm['answer_lim']):.3g}"
+    sizes = np.mean(arm["answer_total"]), np.mean(arm["discrepancy"][-1])
+    assert table[8:10] == [f"{value:.3g}" for value in sizes]
+    assert table[10:] == ["4.0", "3.0", "3"]
+    energies = np.array(arm["channels"])
+    shares = (energies / energies.sum(axis=2, keepdims=True))[:, 1].mean(axis=0)
+    assert channels[1:4] == [f"{share:.2f}" for share in shares]
+    weaker = np.minimum(energies[:, 0], energies[:, 2])[:, 1:]
+    assert channels[4:6] == [f"{ratio:.3g}" for ratio in (energies[:, 1, 1:] / weaker).mean(axis=0)]
+    hops = np.array(arm["hops"]).mean(axis=0)
+    assert channels[6:] == [f"{value:.3g}" for value in (np.mean(arm["evidence"]), *hops[1:])]
+    assert certificates[1:] == ["2 of 3, 2.5", "0 of 3, -2, 3 vacuous"]
+    before, _ = rows(page, "before")
+    assert before[1] == f"{np.mean(arm['accuracy'][0]):.3f}"
+    assert page.endswith(
+        "![some.png](some.png)\n\nWritten by `python -m benchmarks.validation`, from a clone.\n"
+    )
+
+
+def test_times_are_as_certain_as_the_plain_arms_two_runs():
+    results = made_results()
+    results["arms"]["plain"]["seconds_per_step"] = 0.0125
+    page = findings_page(results)
+    assert "the plain arm's two runs differ by 25% in the time of a step" in page
+
+
+def test_variants_and_predictions_have_their_rows():
+    page = findings_page(made_results())
+    varied = rows(page, "Algorithm 1, probes")
+    (deeper,) = (row for row in varied if row[1] == "deeper")
+    assert deeper[4].startswith("-0.100") and deeper[5:] == ["", "", "1.0", "3.0"]
+    assert "deeper, plain" not in page
+    profile, at_gold = rows(page, "influence, margin")
+    assert profile[1] == at_gold[1] == "+0.10 (-0.20 to +0.30), 1 constant"
+
+
+def test_the_verdict_counts_variants_and_names_what_moved():
+    results = made_results()
+    verdict = findings_page(results).split("\n\n")[1]
+    varied = "Of 2 variants of Algorithm 1, probes 1 lifts the middle at equal steps (strength 3 +"
+    assert varied in verdict
+    assert "Of 1 variant of selective, own answers none lift the middle" in verdict
+    cone = {}
+    for name in ("Algorithm 1", "plain"):
+        energies = np.array(results["arms"][name]["channels"])[:, :, 1]
+        ratio = (energies[:, 1] / np.minimum(energies[:, 0], energies[:, 2])).mean()
+        cone[name] = f"{ratio:.3g}"
+    assert "After Algorithm 1 the middle's energy is, over the weaker boundary's" in verdict
+    moved = f"in the cone channel {cone['Algorithm 1']} where plain training has {cone['plain']}"
+    assert moved in verdict
+    shares = {name: results["arms"][name]["evidence"] for name in ("Algorithm 1", "plain")}
+    ours, plain = (f"{np.mean(share):.3g}" for share in shares.values())
+    assert f"has {ours} of the records' influence (plain training {plain})" in verdict
+    hops = [np.mean(results["arms"][name]["hops"], axis=0)[1] for name in shares]
+    assert f"one attention hop comes {hops[0]:.3g} of its energy (plain {hops[1]:.3g})" in verdict
+
+
+def test_what_rises_from_the_first_step_stands_by_its_steps():
+    results = made_results()
+    page = findings_page(results)
+    section = page.partition("## From the first step")[2].partition("\n## ")[0]
+    (head,), (ours,) = (
+        rows(section, name) for name in ("after so many steps", "from the first step, plain")
+    )
+    assert head[1:] == ["0", "25", "50", "75"]
+    course = np.array(results["variants"]["from the first step, plain"]["accuracy"])
+    assert ours[1:] == [f"{one.mean():.2f} ({one[:, 2:6].mean():.2f})" for one in course]
+    assert len(rows(section, "from the first step")) == 1
+
+
+def test_a_shift_stands_with_its_gains_and_correlations():
+    results = made_results()
+    page = findings_page(results)
+    section = page.partition("## Position shift")[2].partition("\n## ")[0]
+    (ours_row,) = rows(section, "Algorithm 1, probes")
+    middles = {
+        name: np.array(found["16 records"]["accuracy"])[:, 4:12].mean(axis=1)
+        for name, found in results["shifts"].items()
+    }
+    ours = middles["Algorithm 1, probes"]
+    assert ours_row[6] == f"{ours.mean():.3f}"
+    assert ours_row[7].startswith(f"{(ours - middles['plain']).mean():+.3f} (")
+    assert ours_row[8] == "+0.20 (-0.10 to +0.40), 1 constant"
+    (plain,) = rows(section, "plain")
+    assert plain[7] == ""
+    assert "## Position shift" not in findings_page(results | {"shifts": {}})
+
+
+def test_recall_stands_by_its_steps_with_what_evidence_gains():
+    results = made_results()
+    page = findings_page(results)
+    section = page.partition("## Many questions in a context")[2].partition("\n## ")[0]
+    assert "8 pairs in 48 places, 16 probes beside 32 contexts" in section
+    assert "a step takes 1.5 times as long" in section
+    plain, ours = (np.array(one["accuracy"]) for one in results["recalls"].values())
+    (head,), (first,), (second,) = (
+        rows(section, name) for name in ("after so many steps", "plain", "selective, own answers")
+    )
+    assert head[1:] == ["0", "25", "50"]
+    assert first[1:] == [f"{one.mean():.2f}" for one in plain]
+    assert second[1:] == [f"{one.mean():.2f}" for one in ours]
+    (by_steps,), (by_time,) = (rows(section, f"gain, equal {name}") for name in ("steps", "time"))
+    assert by_steps[1] == by_time[1] == by_time[3] == ""
+    assert by_steps[2].startswith(f"{(ours - plain)[1].mean():+.3f} (")
+    halfway = (plain[1] + plain[2]).mean() / 2
+    assert by_time[2].startswith(f"{ours[1].mean() - halfway:+.3f} (")
+    without = results | {"recalls": {}, "preset": results["preset"] | {"recall": None}}
+    assert "## Many questions" not in findings_page(without)
+
+
+def test_what_was_not_explained_has_no_table():
+    results = made_results()
+    for arm in results["arms"].values():
+        del arm["channels"], arm["certificates"]
+    page = findings_page(results | {"variants": {}})
+    for title in ("## Which channel", "## Certificates", "## Ablations"):
+        assert title not in page
+
+
+def test_a_page_of_faithfulness_says_what_a_gradient_buys_and_where_it_loses():
+    page = faithfulness_page(made_faithfulness(), "small", ["some.png"])
+    title, verdict, how, methods, *parts = page.split("\n\n")
+    assert title == "# Which record did the answer of small come from?"
+    # Scores fall by row, so that influence's is the highest.
+    assert verdict == (
+        "**Datamodeling scores: on keys and values influence 0.50 for 3 passes (the highest), "
+        "leave-one-out 0.36 for 10 passes; on documents influence 0.50 for 3 passes (the highest), "
+        "leave-one-out 0.36 for 10 passes.**"
+    )
+    assert "Prompts of 10 records" in how and "over 16 random" in how and "of 5 tokens" in how
+    assert "take 8 steps" in methods
+    assert "## Documents, 21 prompts" in parts and parts[-2] == "![some.png](some.png)"
+    bought = [part for part in parts if "of the answers hold" in part]
+    assert bought[1].startswith(
+        "75% of the answers hold what was asked for; their log-probability is -2.25 on average. "
+        "For 3 passes in place of leave-one-out's 10 influence has 74% of its top-1 drop, 74% of "
+        "its top-3 drop and 81% of its top-5 drop. "
+    )
+    assert "By top-3 drop the most faithful is ContextCite on 64; influence is ahead of (" in page
+    for words in (
+        "influence is ahead of (influence, margin; influence, root; gradient times input; gradient "
+        "times input, size; integrated gradients; attention rollout; leave-one-out; ContextCite on "
+        "32; ContextCite on 64; random) and behind (none).",
+        "By datamodeling score the most faithful is influence; influence is ahead of (none) and "
+        "behind (attention rollout; leave-one-out; ContextCite on 32; ContextCite on 64; random).",
+    ):
+        assert words in bought[0]
+
+
+def test_tables_of_faithfulness_have_every_method_and_mark_what_is_sure():
+    page = faithfulness_page(made_faithfulness(), "small")
+    (ours, *_), (path, lead, *_) = rows(page, "influence"), rows(page, "integrated gradients")
+    assert ours == [
+        "influence", "1", "1", "3", "1.00 (0.96 to 1.08)", "2.00 (1.96 to 2.08)",
+        "3.00 (2.96 to 3.08)", "0.50 (0.46 to 0.58)",
+    ]  # fmt: skip
+    assert path[:4] == ["integrated gradients", "8", "8", "24"]
+    assert lead == [
+        "integrated gradients", "**-0.20 (-0.23 to -0.14)**", "**+0.50 (+0.47 to +0.56)**",
+        "**-0.40 (-0.43 to -0.34)**", "-0.06 (-0.09 to +0.00)",
+    ]  # fmt: skip
+    assert [len(rows(page, name)) for name in ("influence, margin", "random")] == [4, 4]

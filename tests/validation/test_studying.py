@@ -1,0 +1,174 @@
+"""The command study: what it writes is what was found, and its arguments are looked at first."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tyro
+from matplotlib.figure import Figure
+from reference.made_study import made_results
+from reference.made_tuning import made_tuning
+
+from benchmarks.validation import judge_attributions, runs, train_published
+from benchmarks.validation.faithfulness import Explained, FaithfulnessSetting
+from benchmarks.validation.prompted import Answers
+from benchmarks.validation.study import presets
+from benchmarks.validation.tuned import Tuning
+from lim_jax import models
+
+MODEL = ["--model", "small.gguf"]
+
+
+def command(arguments):
+    return tyro.cli(runs.study, args=arguments)
+
+
+@pytest.fixture(autouse=True)
+def touched(monkeypatch):
+    """Figures are tested by themselves, and take long to write."""
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **options: Path(path).touch())
+
+
+def test_a_study_writes_its_numbers_a_page_and_figures(monkeypatch, tmp_path, capsys):
+    asked = []
+
+    def validate(preset, *, seed, folder, progress):
+        asked.append((preset, seed, folder, list(progress(["one"]))))
+        return made_results()
+
+    monkeypatch.setattr(runs, "validate", validate)
+    out = tmp_path / "study"
+    assert command(["--full", "--seed", "3", "--out", str(out)]) == 0
+    ((preset, seed, folder, _),) = asked
+    assert (preset, seed) == (presets()["full"], 3) and folder.parent == out
+    assert json.loads((out / "study.json").read_text())["arms"] == made_results()["arms"]
+    page = (out / "study.md").read_text()
+    figures = [line[2:].partition("]")[0] for line in page.splitlines() if line.startswith("![")]
+    assert len(figures) == 7 and all((out / name).exists() for name in figures)
+    printed = capsys.readouterr().out
+    found = "Of 1 remedy 1 lifts the middle at equal steps (Algorithm 1 +0.25)"
+    assert "**" not in printed and found in printed and found in page
+    assert command(["--overwrite", "--out", str(out)]) == 0
+    assert asked[1][0] == presets()["quick"]
+
+
+def test_a_published_model_is_asked_in_text(monkeypatch, tmp_path):
+    rng, asked = np.random.default_rng(0), []
+
+    def ask_prompts(model, tokenizer, setting, *, checkpoint, progress):
+        asked.append((model, tokenizer, setting, checkpoint.parent.parent))
+        count, records = setting.prompts, setting.records
+        return Answers(
+            rng.uniform(size=count) < 0.5, *rng.uniform(1, 2, (2, count)),
+            *rng.uniform(1, 2, (2, count, 2, records)),
+        )  # fmt: skip
+
+    monkeypatch.setattr(runs, "ask_prompts", ask_prompts)
+    monkeypatch.setattr(models, "load", lambda path: "network")
+    monkeypatch.setattr(models, "read_tokenizer", lambda path: "tokenizer")
+    (tmp_path / "small.gguf").touch()
+    out = tmp_path / "asked"
+    arguments = ["--model", str(tmp_path / "small.gguf"), "--prompts", "12", "--records", "3", "4"]
+    assert command([*arguments, "--out", str(out)]) == 0
+    assert [(setting.records, setting.prompts) for _, _, setting, _ in asked] == [(3, 12), (4, 12)]
+    assert {one[:2] for one in asked} == {("network", "tokenizer")}
+    found = json.loads((out / "prompted.json").read_text())
+    assert list(found) == ["3 records", "4 records"] and found["3 records"]["prompts"] == 12
+    page = (out / "prompted.md").read_text()
+    accuracy = found["4 records"]["scores"]["accuracy"]["value"]
+    row = [line for line in page.splitlines() if line.startswith("| accuracy |")][1]
+    assert [float(cell.split(" ")[1]) for cell in row.split("|")[2:-1]] == pytest.approx(
+        accuracy, abs=5e-3
+    )
+    assert (out / "prompted_3.png").exists() and (out / "prompted_4.svg").exists()
+
+
+def test_one_study_at_a_time(tmp_path):
+    with pytest.raises(ValueError, match="quick, full and model: got more than one"):
+        command(["--full", "--quick", "--out", str(tmp_path / "none")])
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_published_model_is_trained_further(monkeypatch, tmp_path, capsys):
+    asked = []
+
+    def tune(model, tokenizer, tuning, *, seed, folder, progress):
+        asked.append((model, tokenizer, tuning, seed, folder, list(progress(["one"]))))
+        return made_tuning()
+
+    monkeypatch.setattr(train_published, "tune", tune)
+    monkeypatch.setattr(models, "load", lambda path: f"network of {path.name}")
+    monkeypatch.setattr(models, "read_tokenizer", lambda path: f"tokenizer of {path.name}")
+    (tmp_path / "small.gguf").touch()
+    out = tmp_path / "trained"
+    arguments = ["--model", str(tmp_path / "small.gguf"), "--train", "--seed", "3"]
+    assert command([*arguments, "--out", str(out)]) == 0
+    ((model, tokenizer, tuning, seed, folder, _),) = asked
+    assert (model, tokenizer) == ("network of small.gguf", "tokenizer of small.gguf")
+    assert (tuning, seed, folder) == (Tuning(), 3, out / "unfinished")
+    assert json.loads((out / "tuning.json").read_text())["arms"] == made_tuning()["arms"]
+    page = (out / "tuning.md").read_text()
+    assert page.startswith("# Does small learn more")
+    figures = [line[2:].partition("]")[0] for line in page.splitlines() if line.startswith("![")]
+    assert figures == ["tuning_by_place.png", "tuning_by_time.png"]
+    assert all((out / name).exists() for name in (*figures, "tuning_by_time.svg"))
+    printed = capsys.readouterr().out
+    assert "**" not in printed and "On 8 records answers at the edges alone" in printed
+
+
+def test_there_is_a_model_to_train(tmp_path):
+    with pytest.raises(ValueError, match="train: got no model, expected one that is published"):
+        command(["--train", "--out", str(tmp_path / "none")])
+    assert not (tmp_path / "none").exists()
+
+
+def test_which_record_an_answer_came_from(monkeypatch, tmp_path, capsys):
+    rng, asked = np.random.default_rng(0), []
+
+    def explain_prompts(model, tokenizer, setting, *, end, checkpoint, progress):
+        asked.append((model, tokenizer, setting, end, checkpoint.parent.parent))
+        count, shape = setting.prompts, (setting.prompts, 11)
+        return Explained(
+            rng.uniform(size=count) < 0.5, np.ones(count, int), -rng.uniform(size=count),
+            rng.standard_normal((*shape, 10)), rng.standard_normal((*shape, 3)),
+            rng.uniform(size=(count, 6, 10)) < 0.5, -rng.uniform(size=(count, 6)),
+        )  # fmt: skip
+
+    monkeypatch.setattr(judge_attributions, "explain_prompts", explain_prompts)
+    monkeypatch.setattr(models, "load", lambda path: "network")
+    monkeypatch.setattr(models, "read_tokenizer", lambda path: "tokenizer")
+    monkeypatch.setattr(models, "end_ids", lambda path: (2,))
+    (tmp_path / "small.gguf").touch()
+    arguments = ["--faithfulness", "--model", str(tmp_path / "small.gguf")]
+    out = tmp_path / "asked"
+    assert command([*arguments, "--prompts", "40", "--out", str(out)]) == 0
+    setting = FaithfulnessSetting(prompts=40)
+    assert asked == [("network", "tokenizer", setting, (2,), out)]
+    found = json.loads((out / "faithfulness.json").read_text())
+    assert found["setting"] == json.loads(json.dumps(setting._asdict()))
+    assert list(found["kinds"]) == ["keys and values", "documents"]
+    page = (out / "faithfulness.md").read_text()
+    score = found["kinds"]["documents"]["measures"]["influence"]["value"][3]
+    assert f"on documents influence {score:.2f} for 3 passes" in capsys.readouterr().out
+    assert f"on documents influence {score:.2f} for 3 passes" in page
+    assert "![faithfulness_against_cost.png](faithfulness_against_cost.png)" in page
+    assert (out / "faithfulness_against_cost.svg").exists()
+    assert command([*arguments, "--out", str(tmp_path / "more")]) == 0
+    assert asked[1][2].prompts == 200
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["--faithfulness"], "faithfulness: got no model, expected one that is published"),
+        (["--train", "--faithfulness", *MODEL], "train and faithfulness: got both"),
+        (["--faithfulness", "--records", "5", *MODEL], r"records: got \(5,\), expected none"),
+        (["--train", "--prompts", "20", *MODEL], "prompts: got 20, expected none with --train"),
+    ],
+)
+def test_what_a_study_of_a_model_does_not_read_is_refused(arguments, said, tmp_path):
+    out = tmp_path / "none"
+    with pytest.raises(ValueError, match=said):
+        command([*arguments, "--out", str(out)])
+    assert not out.exists()
