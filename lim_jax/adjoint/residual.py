@@ -297,6 +297,8 @@ class Amplification(NamedTuple):
 def amplification(norms: NormBounds) -> Amplification:
     r"""Bound what the layers do to the terminal covector, by the upper side of their norms.
 
+    c of `eq:residual-stability-bound`.
+
     :math:`T\Lambda = M\max_k\|B_k\|`, so the product is never the larger of the two. Of M layers
     they fail with at most M times the norms' probability of failure.
 

@@ -46,6 +46,8 @@ def attention_sites(
 ) -> AttentionSites:
     r"""Find every layer's attention, the state it sees and the covector it meets.
 
+    What the terms of the cone channel are made of (`eq:depth-integrated-cone-channel`).
+
     Parameters
     ----------
     flow
