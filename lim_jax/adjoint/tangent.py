@@ -226,7 +226,7 @@ class KernelFactors(NamedTuple):
 
 
 def kernel_factors(attention: CausalAttention, x: State, grid: Grid) -> KernelFactors:
-    """Compute once what every block of `eq:attention-nonlocal-kernel` needs, in float32 at least."""
+    """What every block of `eq:attention-nonlocal-kernel` needs, once, in float32 at least."""
     _require_attention(attention, x, grid)
     attention, x = widened((attention, x))
     turns, grid = attention.turns(grid), attention.prefixes(grid)
