@@ -5,7 +5,7 @@ The same as ``lim-jax rates``, which installs with the package.
 
 import sys
 
-from lim_jax.cli import main
+from lim_jax.cli.commands import main
 
 if __name__ == "__main__":
     sys.exit(main(["rates", *sys.argv[1:]]))

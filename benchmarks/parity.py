@@ -24,7 +24,8 @@ from configurations import CONFIGURATIONS, IDS, chosen
 from record import RESULTS, keep
 
 import lim_jax as lim
-from lim_jax.adjoint import attention_hops, channels, cone_mass, kernel_blocks, local_blocks
+from lim_jax.adjoint import attention_hops, channels, cone_mass, local_blocks
+from lim_jax.adjoint.tangent import kernel_blocks
 
 LENGTH, LAYER = len(IDS), 1  # the layer whose attention is differentiated
 

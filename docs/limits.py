@@ -10,7 +10,8 @@ from typing import Any
 
 from picture_numbers import numbered
 
-from lim_jax.limits import Curve, Row, Study
+from lim_jax.limits.refinement import Study
+from lim_jax.limits.rows import Curve, Row
 from lim_jax.plots import convergence_rates, error_against_cost
 
 HERE = Path(__file__).parent

@@ -18,6 +18,7 @@ import lim_jax as lim
 from benchmarks.validation.judge_attributions import faithfulness_figures
 from benchmarks.validation.runs import study_figures
 from benchmarks.validation.train_published import tuning_figures
+from lim_jax.explanations.explanation import average_cone_mass
 from lim_jax.loss import last_token
 from lim_jax.models import byte_model, sample_windows, standard_library_text, train
 
@@ -45,8 +46,7 @@ def measured() -> dict[str, dict]:
     return {
         "explanations": {name: explained(model) for name, model in models.items()},
         "cone masses": {
-            name: lim.explanations.average_cone_mass(model, windows[:8], regions)
-            for name, model in models.items()
+            name: average_cone_mass(model, windows[:8], regions) for name, model in models.items()
         },
     }
 

@@ -13,9 +13,9 @@ from typing import Any
 
 try:
     from lim_jax._refusal import refusal
-    from lim_jax.cli import keep_programs
-    from lim_jax.cli import main as run
     from lim_jax.cli.commands import STOPPED
+    from lim_jax.cli.commands import main as run
+    from lim_jax.cli.compiled import keep_programs
 
     if find_spec("matplotlib") is None:  # rooms load it when they draw, after a long computation
         raise ModuleNotFoundError(name="matplotlib")

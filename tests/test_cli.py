@@ -18,21 +18,25 @@ import pytest
 from matplotlib.figure import Figure
 from reference.as_users import ROOT, run_python
 
-import lim_jax as lim
 from lim_jax import __main__, cli, paper, plots
 from lim_jax._checks import guarded
 from lim_jax.cli import commands, orders
+from lim_jax.cli.commands import main
+from lim_jax.cli.orders import rates
 from lim_jax.limits import convergence
 from lim_jax.limits import position as in_position
 from lim_jax.limits.layers import LAYER_ROWS
+from lim_jax.limits.refinement import Study
+from lim_jax.limits.rows import Curve, Row
+from lim_jax.paper.printed import Comparison
 
 SIZES = (10.0, 20.0, 40.0, 80.0)
 
 
 def row(name, order, bounds=None, **expected):
     errors = tuple(3.0 * size**-order for size in SIZES)
-    study = lim.limits.Study("eq:source", 1.0, SIZES, errors, bounds, 1e-9)
-    return lim.limits.Row(name, study, **expected)
+    study = Study("eq:source", 1.0, SIZES, errors, bounds, 1e-9)
+    return Row(name, study, **expected)
 
 
 GOOD = row("attention, inside", 1.0, bounds=(1.0, 0.5, 0.25, 0.125), expected=1.0)
@@ -40,15 +44,15 @@ FASTER = row("attention, mean square", 2.0, expected=2.0, reason="a better rule"
 WRONG = row("loss, tokens", 0.5, expected=1.0)
 BROKEN = row("split, defect", 1.0, bounds=(1.0, 0.1, 0.05, 0.02), expected=1.0)
 CURVES = {
-    "depth": [lim.limits.Curve("Euler", (8.0, 16.0), (0.1, 0.05))],
-    "position": [lim.limits.Curve("tokens", (100.0, 200.0), (0.02, 0.01))],
+    "depth": [Curve("Euler", (8.0, 16.0), (0.1, 0.05))],
+    "position": [Curve("tokens", (100.0, 200.0), (0.02, 0.01))],
 }
 
 
 def run(monkeypatch, folder, rows, curves):
     monkeypatch.setattr(convergence, "measure", lambda **arguments: (rows, curves))
     out = folder / "new" / "folder"
-    return cli.main(["rates", "--out", str(out), "--overwrite"])
+    return main(["rates", "--out", str(out), "--overwrite"])
 
 
 def test_rates_prints_the_table_and_writes_files(monkeypatch, tmp_path, undrawn, capsys):
@@ -113,8 +117,8 @@ class Sized:
 
     def rows(self, name, *arguments, **options):
         self.run.append(name)
-        yield lim.limits.Row(f"studies, averaged, {name}", averaged(), 1, "why")
-        yield lim.limits.Row(f"studies, bounded, {name}", GOOD.study, 2)
+        yield Row(f"studies, averaged, {name}", averaged(), 1, "why")
+        yield Row(f"studies, bounded, {name}", GOOD.study, 2)
 
 
 @pytest.fixture
@@ -135,26 +139,24 @@ def test_rates_that_are_interrupted_go_on_to_the_same_numbers(
     monkeypatch, tmp_path, undrawn, capsys
 ):
     sized, out = Sized(monkeypatch), tmp_path / "rates"
-    assert cli.main(["rates", "--quick", "--out", str(tmp_path / "whole")]) == 1
+    assert main(["rates", "--quick", "--out", str(tmp_path / "whole")]) == 1
     names, expected = sized.run.copy(), (tmp_path / "whole" / "rates.json").read_bytes()
     table = capsys.readouterr().out
     for after in (0, 2, 4):
         with monkeypatch.context() as patch:
             patch.setattr(orders, "tqdm", stopping(after))
-            assert cli.main(["rates", "--quick", "--out", str(out)]) == 130
+            assert main(["rates", "--quick", "--out", str(out)]) == 130
         printed = capsys.readouterr()
         assert printed.out == "" and printed.err.strip().count("\n") == 0
         assert out.exists() is (after > 0), "no empty folder is left"
     sized.run.clear()
-    assert cli.main(["rates", "--quick", "--out", str(out)]) == 1
+    assert main(["rates", "--quick", "--out", str(out)]) == 1
     assert sized.run == names[4:]
     assert (out / "rates.json").read_bytes() == expected
     assert capsys.readouterr().out.splitlines()[:-1] == table.splitlines()[:-1]
     written = {path.name for path in out.iterdir()}
     assert written == {"run.json", "rates.json", "rates.csv", "studies.png", "studies.svg"}
-    assert cli.main(["rates", "--quick", "--out", str(out)]) == 1, (
-        "the status too, of a finished run"
-    )
+    assert main(["rates", "--quick", "--out", str(out)]) == 1, "the status too, of a finished run"
     assert sized.run == names[4:] and capsys.readouterr().out.count("\n") == 2 + table.count("\n")
 
 
@@ -162,7 +164,7 @@ def test_other_studies_are_not_gone_on_with(monkeypatch, tmp_path):
     Sized(monkeypatch)
     checkpoint = tmp_path / "new" / "rates.json"
     rows, curves = convergence.measure(quick=True, checkpoint=checkpoint)
-    assert curves == {} and all(isinstance(row.study, lim.limits.Study) for row in rows)
+    assert curves == {} and all(isinstance(row.study, Study) for row in rows)
     again, _ = convergence.measure(quick=True, checkpoint=checkpoint)
     assert again == rows and rows[1].study == GOOD.study
     with pytest.raises(ValueError, match="checkpoint: got .*of quick True, expected .*quick False"):
@@ -221,12 +223,12 @@ def test_reproduce_takes_float64_by_itself(monkeypatch, tmp_path):
 
     monkeypatch.setattr(paper, "section4", section4)
     with jax.enable_x64(False), pytest.raises(Reached, match="float64"):
-        cli.main(["reproduce", "--out", str(tmp_path)])
+        main(["reproduce", "--out", str(tmp_path)])
 
 
 def test_reproduce_writes_ours_beside_the_papers(monkeypatch, tmp_path, as_users_run):
     """Its figures are drawn elsewhere; a figure that differs is an exit status of one."""
-    found = [paper.Comparison("baseline, left", "3.2269", 3.22691, 1e-5, True)]
+    found = [Comparison("baseline, left", "3.2269", 3.22691, 1e-5, True)]
     monkeypatch.setattr(paper, "section4", lambda progress: None)
     monkeypatch.setattr(paper, "summary", lambda results: {"total": 2.0})
     monkeypatch.setattr(paper, "compare", lambda numbers: found)
@@ -235,22 +237,22 @@ def test_reproduce_writes_ours_beside_the_papers(monkeypatch, tmp_path, as_users
         draw = lambda results: Figure(figsize=(1, 1))  # noqa: E731
         draw.__name__ = name
         monkeypatch.setattr(plots, f"simulation_{name}", draw)
-    assert cli.main(["reproduce", "--out", str(tmp_path)]) == 0
+    assert main(["reproduce", "--out", str(tmp_path)]) == 0
     assert json.loads((tmp_path / "section4.json").read_text()) == {"total": 2.0}
     table = list(csv.reader((tmp_path / "section4.csv").read_text().splitlines()))
     assert table[0] == ["name", "printed", "ours", "difference", "agrees"]
     assert table[1] == ["baseline, left", "3.2269", "3.22691", "1e-05", "True"]
     assert (tmp_path / "probe_errors.svg").exists() and (tmp_path / "convergence.png").exists()
-    found.append(paper.Comparison("baseline, right", "2", 3.0, 1.0, False))
-    assert cli.main(["reproduce", "--out", str(tmp_path)]) == 1
+    found.append(Comparison("baseline, right", "2", 3.0, 1.0, False))
+    assert main(["reproduce", "--out", str(tmp_path)]) == 1
 
 
 def test_the_counterexamples_print_and_write_their_numbers(tmp_path, capsys):
-    assert cli.main(["counterexamples"]) == 0
+    assert main(["counterexamples"]) == 0
     printed = capsys.readouterr().out
     assert "influence energies: 4  1" in printed
     assert "traces of the Gramians: 2  2" in printed
-    assert cli.main(["counterexamples", "--out", str(tmp_path / "new")]) == 0
+    assert main(["counterexamples", "--out", str(tmp_path / "new")]) == 0
     assert capsys.readouterr().out.startswith(printed)
     document = json.loads((tmp_path / "new" / "counterexamples.json").read_text())
     numbers = {name: value for example in document for name, value in example["numbers"].items()}
@@ -279,14 +281,14 @@ finally:
 
 
 def test_the_version_is_that_of_the_package(capsys):
-    assert cli.main(["--version"]) == 0
+    assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"lim-jax {version('lim_jax')}\n"
 
 
 @pytest.mark.parametrize("command", ["profile", "explain", "rates", "reproduce", "counterexamples"])
 def test_help_names_every_argument_and_its_meaning(command, capsys):
     with pytest.raises(SystemExit) as left:
-        cli.main([command, "--help"])
+        main([command, "--help"])
     assert left.value.code == 0
     printed = capsys.readouterr().out
     function = getattr(cli, command)
@@ -304,7 +306,7 @@ def test_rates_of_chosen_studies_sizes_and_matrices(tmp_path, capsys):
     arguments = ["rates", "--only", "extrapolated", "--sizes", "20", "40", "80", "160"]
     found = []
     for seed in ("0", "1"):
-        assert cli.main([*arguments, "--seed", seed, "--out", str(out), "--overwrite"]) == 0
+        assert main([*arguments, "--seed", seed, "--out", str(out), "--overwrite"]) == 0
         (row,) = json.loads((out / "rates.json").read_text())["rates"]
         assert row["name"] == "attention, last position, Richardson"
         assert row["refinements"] == [20, 40, 80, 160]
@@ -328,12 +330,12 @@ def test_rates_of_chosen_studies_sizes_and_matrices(tmp_path, capsys):
 )
 def test_rates_refuses_what_it_cannot_choose(arguments, message, tmp_path):
     with pytest.raises(ValueError, match=message):
-        cli.main(["rates", *arguments, "--out", str(tmp_path / "out")])
+        main(["rates", *arguments, "--out", str(tmp_path / "out")])
     assert not (tmp_path / "out").exists()
 
 
 def test_every_group_of_studies_is_named_in_the_help():
-    named = re.search(r"only: (.*?)\n        sizes", cli.rates.__doc__ or "", re.DOTALL)
+    named = re.search(r"only: (.*?)\n        sizes", rates.__doc__ or "", re.DOTALL)
     assert named is not None
     words = set(re.findall(r"[\w-]+", named.group(1)))
     assert set(convergence.groups()) <= words

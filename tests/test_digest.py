@@ -15,15 +15,9 @@ from reference.networks import byte_network
 
 from lim_jax import weights
 from lim_jax._digest import digest
-from lim_jax.network import (
-    CausalAttention,
-    LayerNorm,
-    ResidualFlow,
-    Rotary,
-    Span,
-    Tempered,
-    rotary_frequencies,
-)
+from lim_jax.network import CausalAttention, LayerNorm, ResidualFlow, Rotary, Span
+from lim_jax.network.frequencies import rotary_frequencies
+from lim_jax.network.positions import Tempered
 
 FACTOR, TABLE = 2.0, {1: "one", "two": 2}  # keys of two types
 

@@ -19,6 +19,8 @@ from lim_jax.grid.partition import Convention
 from lim_jax.loss import teacher_forcing
 from lim_jax.observability.gramian import condition_numbers, gramian_traces
 from lim_jax.observability.trace_estimates import gaussian_probe_moments, probed_traces
+from lim_jax.paper.algorithms import algorithm2_run
+from lim_jax.paper.simulation import gate_influence
 from lim_jax.training.estimators import balanced_density
 from lim_jax.training.observing import gramian_penalty, trace_penalty
 
@@ -47,7 +49,7 @@ def section_4():
     @jax.jit
     def measured(gates):
         gramians = paper.gate_gramians(gates)
-        return paper.gate_influence(gates).density, condition_numbers(gramians), gramians
+        return gate_influence(gates).density, condition_numbers(gramians), gramians
 
     return measured(np.zeros(paper.simulation.LENGTH))
 
@@ -67,7 +69,7 @@ def test_section_4_divides_the_context_in_two_ways():
 
 def test_the_last_weights_of_algorithm_2_leave_the_clipping_interval():
     """[0.15, 8]: renormalising comes after clipping."""
-    weights = np.asarray(paper.algorithm2_run().gates)
+    weights = np.asarray(algorithm2_run().gates)
     np.testing.assert_allclose(weights.min(), 0.0939, atol=5e-5)
 
 

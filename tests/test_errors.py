@@ -20,28 +20,32 @@ from lim_jax import (
     models,
     network,
     observability,
-    paper,
     plots,
-    report,
-    results,
     training,
 )
 from lim_jax._checks import guarded, warn_of_miscompiling_jaxlib
 from lim_jax.adjoint.cone import cone_mass, joint_cone
 from lim_jax.adjoint.criteria import recency_survival
-from lim_jax.grid import resample
-from lim_jax.loss import LocalReadout, last_token, query_subset
+from lim_jax.grid.carrying import resample
+from lim_jax.limits.refinement import Study
+from lim_jax.loss import LocalReadout, last_token
+from lim_jax.loss.queries import query_subset
+from lim_jax.observability.gramian import cheapest_mode, layer_steps
 from lim_jax.observability.trace_estimates import observability_traces
+from lim_jax.paper.simulation import gate_influence
+from lim_jax.plots.drawing import draw_averages
 from lim_jax.probes import orthogonal_probes, sample_mean
+from lim_jax.report.wording import verdict
+from lim_jax.results.records import to_json
 from lim_jax.training import (
     averaged_objective,
     balanced_density,
-    crossed_density,
     gramian_penalty,
     influence_penalty,
-    ratio_bias,
-    step_of_seeds,
 )
+from lim_jax.training.bias import ratio_bias
+from lim_jax.training.estimators import crossed_density
+from lim_jax.training.loop import step_of_seeds
 
 pytestmark = pytest.mark.usefixtures("as_users_run")
 GRID = lim.token_grid(4)
@@ -312,7 +316,7 @@ STATIC = {
         "tangent: got float32, expected the state's float64. Cast one",
     ),
     "a layer's weight below zero": (
-        lambda: observability.layer_steps(-1.0, STATES),
+        lambda: layer_steps(-1.0, STATES),
         "step: got -1.0, expected nothing below zero",
     ),
     "probes of another width": (
@@ -335,7 +339,7 @@ STATIC = {
         r"injected: got entries of shape \(1, 5\), expected \(1, 24\), as observed",
     ),
     "a route of another name": (
-        lambda: observability.cheapest_mode({"sideways": 3}),
+        lambda: cheapest_mode({"sideways": 3}),
         "products: got {'sideways': 3}, expected a count for some of forward",
     ),
     "training times that do not increase": (
@@ -345,7 +349,7 @@ STATIC = {
         r"times: got \[0.0, 1.0, 1.0\], expected finite training times that increase",
     ),
     "the type of a result for the result": (
-        lambda: results.to_json(lim.limits.Study),
+        lambda: to_json(Study),
         "result: got type, expected results, arrays",
     ),
     "windows in a pair": (
@@ -485,7 +489,7 @@ STATIC = {
         r"turns: got shape \(3, 2, 1\), expected \(4, 2, pairs\). .* on the vectors' grid",
     ),
     "averages of NaN to draw": (
-        lambda: plots.draw_averages(
+        lambda: draw_averages(
             plots.new_figure("density")[1],
             lim.boundary_regions(GRID, 0.3),
             np.array([1, 1, np.nan]),
@@ -497,7 +501,7 @@ STATIC = {
         "results: got NaN or infinite values",
     ),
     "a verdict on NaN": (
-        lambda: report.verdict(influence_of_nan()),
+        lambda: verdict(influence_of_nan()),
         "found: got an influence whose gap is NaN",
     ),
     "a shift by no number": (
@@ -505,7 +509,7 @@ STATIC = {
         "strength: got nan, expected a finite number",
     ),
     "gates of another length": (
-        lambda: paper.gate_influence(full(4, 0.0)),
+        lambda: gate_influence(full(4, 0.0)),
         r"gates: got shape \(4,\), expected \(48,\)",
     ),
     "part of a rotation": (

@@ -12,16 +12,17 @@ import lim_jax as lim
 from lim_jax import models, paper, training
 from lim_jax.adjoint.queries import readout_support
 from lim_jax.grid import cell_embedding
-from lim_jax.loss import query_subset
+from lim_jax.loss.queries import query_subset
+from lim_jax.paper.simulation import gate_influence
 from lim_jax.training import (
     balanced_gradients,
-    constrained_objective,
     fourth_moments,
     importance_weights,
     influence_penalty,
     reweight_positions,
     sensitivity_norm,
 )
+from lim_jax.training.balancing import constrained_objective
 
 pytestmark = pytest.mark.usefixtures("as_users_run")
 GRID = lim.token_grid(4)
@@ -149,12 +150,12 @@ TRACED = {
         "loss: got NaN",
     ),
     "gates that cut a position off": (
-        lambda: paper.gate_influence(full(48, -np.inf)).energy,
+        lambda: gate_influence(full(48, -np.inf)).energy,
         "gates: got NaN or infinite",
     ),
     "gramians of such gates": (lambda: paper.gate_gramians(full(48, -np.inf)), "gates: got NaN"),
     "weights that are not finite": (
-        lambda: paper.gate_influence(full(48, 0.0), full(48, np.inf)).energy,
+        lambda: gate_influence(full(48, 0.0), full(48, np.inf)).energy,
         "weights: got NaN or infinite",
     ),
     "a shift of no parameters": (

@@ -12,8 +12,9 @@ from reference.networks import GRIDS
 
 import lim_jax as lim
 from lim_jax.adjoint import cone_mass, probed_cone_mass
-from lim_jax.network import attention_kernel, attention_weights, blocked_attention
-from lim_jax.observability import systematic_sample
+from lim_jax.network import attention_kernel, attention_weights
+from lim_jax.network.blocked import blocked_attention
+from lim_jax.observability.trace_estimates import systematic_sample
 
 LENGTH, WIDTH = 7, 6
 ROUNDING = 4e-3  # a few of float16's

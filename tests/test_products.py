@@ -13,7 +13,7 @@ from jax.test_util import check_grads
 from reference.networks import random_states
 
 from lim_jax._products import images
-from lim_jax.cost import operations
+from lim_jax.cost.counting import operations
 
 SHAPES = {"wider": (5, 3), "narrower": (3, 7), "square": (4, 4)}
 

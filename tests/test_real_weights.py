@@ -19,9 +19,10 @@ import pytest
 import lim_jax as lim
 from benchmarks.validation.prompted import ask_prompts
 from benchmarks.validation.texts import PromptSetting
-from lim_jax import cli, models, tasks
+from lim_jax import models, tasks
 from lim_jax.adjoint.hops import attention_hops
 from lim_jax.adjoint.ledger import channels
+from lim_jax.cli.commands import main
 from lim_jax.loss import last_token
 
 ROOT = Path(__file__).parent.parent
@@ -113,7 +114,7 @@ def test_the_readmes_first_screen_says_where_an_answer_comes_from(
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(models, "load", lambda path: model)  # as it is read from this very file
     out = tmp_path / "answer"
-    assert cli.main(["ask", str(smollm2), *arguments[2:-1], "--out", str(out)]) == 0
+    assert main(["ask", str(smollm2), *arguments[2:-1], "--out", str(out)]) == 0
     printed = capsys.readouterr().out
     (shown,) = re.findall(r"```text\n(The answer .*?)```", README, flags=re.DOTALL)
     answer = "The observatory was founded by the astronomer Mira Castellan in 1931."

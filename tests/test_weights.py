@@ -18,7 +18,8 @@ from reference.networks import (
 )
 
 import lim_jax as lim
-from lim_jax import adjoint, explanations, weights
+from lim_jax import adjoint, weights
+from lim_jax.explanations.attributions import attention_rollout
 from lim_jax.network import ResidualFlow
 
 DEPTH = 3
@@ -71,7 +72,7 @@ JOBS = {
     "one hop by head": lambda flow: adjoint.one_hop_by_head(flow, loss, EXAMPLE, GRID),
     "orders": lambda flow: adjoint.interaction_orders(flow, loss, EXAMPLE, GRID, 2),
     "joint cone": cone_of_two,
-    "rollout": lambda flow: explanations.attention_rollout(flow, EXAMPLE[0], GRID),
+    "rollout": lambda flow: attention_rollout(flow, EXAMPLE[0], GRID),
     "interactions": lambda flow: adjoint.interaction_norms(
         flow, EXAMPLE[0], GRID, key=jax.random.key(0)
     ),

@@ -18,8 +18,10 @@ from lim_jax._checks import (
     require_text,
 )
 from lim_jax.asking.documents import Laid
-from lim_jax.models import Contrast, contrast, texts_of_ids
-from lim_jax.tasks import EncodedText, encode_text
+from lim_jax.models import texts_of_ids
+from lim_jax.models.foils import Contrast, contrast
+from lim_jax.tasks import encode_text
+from lim_jax.tasks.prompts import EncodedText
 
 tokenizers: Any = lazy_loader.load("tokenizers")  # of the extra; bytes do without
 Asked = Literal["next-token", "answer", "margin", "contrast"]

@@ -31,7 +31,8 @@ from lim_jax.asking.documents import (
     named_documents,
 )
 from lim_jax.asking.templates import ChatTemplate, read_chat_template
-from lim_jax.tasks import EncodedText, encode_text
+from lim_jax.tasks import encode_text
+from lim_jax.tasks.prompts import EncodedText
 
 # What a line must have, and what it may have beside.
 KINDS = {

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 from lim_jax._checks import AnyPath, require, require_extra
 from lim_jax._files import decoded
-from lim_jax.models import model_path, opened_gguf
+from lim_jax.models.gguf_file import opened_gguf
+from lim_jax.models.hub import model_path
 
 PROGRAM = Path(__file__).with_name("sandbox.py")
 FILE, OPTIONS, KEY = "chat_template.jinja", "tokenizer_config.json", "chat_template"

@@ -9,8 +9,8 @@ from tqdm import tqdm
 
 from lim_jax import models
 from lim_jax._checks import AnyPath
-from lim_jax.asking import Context, Unanswered, self_answered
-from lim_jax.asking.contexts import Asked
+from lim_jax.asking import self_answered
+from lim_jax.asking.contexts import Asked, Context, Unanswered
 from lim_jax.asking.templates import find_chat_template
 from lim_jax.models import CausalLM
 

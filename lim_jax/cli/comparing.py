@@ -9,12 +9,12 @@ from typing import Any
 
 import tyro
 
-from lim_jax import plots
 from lim_jax._checks import as_path
 from lim_jax.cli.columns import FILES
 from lim_jax.cli.folder import Named, run_folder, save_figure, write_json, write_table
 from lim_jax.cli.kept import read_contexts_of
 from lim_jax.density.statistics import Indices
+from lim_jax.plots.profile import influence_difference
 from lim_jax.results.measured import (
     ComparedContexts,
     ComparedInfluences,
@@ -209,7 +209,7 @@ def _write(found: ComparedContexts, names: tuple[str, str], folder: Path) -> Non
     write_table(folder / "records.csv", FILES["compare, records.csv"], records)
     for name, part in measured.items():
         title = "queries left out" if name != "influence" else ""
-        save_figure(plots.influence_difference(part, names, title), folder, name)
+        save_figure(influence_difference(part, names, title), folder, name)
 
 
 def _record_row(name: str, found: ComparedShares) -> tuple[Any, ...]:

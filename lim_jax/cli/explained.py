@@ -7,10 +7,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from lim_jax import explanations, models, plots, report
+from lim_jax import models, plots, report
 from lim_jax._checks import AnyPath, as_path
 from lim_jax.adjoint.ledger import CHANNELS
-from lim_jax.asking import Context
+from lim_jax.asking.contexts import Context
 from lim_jax.cli.folder import save_figure, write_json, write_table
 from lim_jax.cli.kept import context_names, record_shares
 from lim_jax.cli.pages import first_contexts
@@ -18,10 +18,12 @@ from lim_jax.cli.records import Record, averaged_records, record_lines
 from lim_jax.cli.taking import Case, described_contexts
 from lim_jax.explanations import Explanation
 from lim_jax.explanations.account import HOPS
+from lim_jax.explanations.tables import influence_table
 from lim_jax.explanations.windows import Windows
 from lim_jax.grid.partition import Regions
 from lim_jax.models import CausalLM
 from lim_jax.probes import Estimate
+from lim_jax.report.sentences import certificate_lines, finding, parts_finding, records_finding
 
 
 def stem(name: str) -> str:
@@ -101,13 +103,13 @@ def words(result: Explanation, records: Sequence[Record]) -> list[str]:
         np.asarray(parts) @ weights for parts in (result.channel_energies, result.hop_energies)
     )
     lines = [
-        report.records_finding(records),
-        report.finding(influence, rest),
+        records_finding(records),
+        finding(influence, rest),
         *record_lines(records),
         f"Density at depth {result.depth}, boundary regions of {float(regions.delta):g}:",
-        explanations.influence_table(influence, rest),
-        report.parts_finding(channels, hops, result.depth),
-        *report.certificate_lines(result.certificates),
+        influence_table(influence, rest),
+        parts_finding(channels, hops, result.depth),
+        *certificate_lines(result.certificates),
     ]
     return [line for line in lines if line]
 

@@ -10,9 +10,10 @@ import numpy as np
 import tyro
 from tqdm import tqdm
 
-from lim_jax import explanations, models, report
+from lim_jax import explanations, models
 from lim_jax._checks import as_path, counted, require
-from lim_jax.asking import Context, read_prompts
+from lim_jax.asking.contexts import Context
+from lim_jax.asking.reading import read_prompts
 from lim_jax.cli.answers import answered, own_answers
 from lim_jax.cli.explained import report_explanations, stem, write_pages
 from lim_jax.cli.folder import UNFINISHED, Named, Unnamed, finished_before, run_folder
@@ -20,12 +21,14 @@ from lim_jax.cli.networks import network_within, require_model
 from lim_jax.cli.profiling import require_fitting
 from lim_jax.cli.taking import FIRST, MASSES, Case, Taking, announced, choose_contexts
 from lim_jax.explanations.certificates import Judged
+from lim_jax.explanations.explanation import average_cone_mass
 from lim_jax.explanations.windows import Windows
 from lim_jax.grid.cells import token_grid
 from lim_jax.grid.partition import Regions, boundary_regions
 from lim_jax.loss.queries import last_token, teacher_forcing
 from lim_jax.models import CausalLM
 from lim_jax.probes import Estimate
+from lim_jax.report.page import require_page_packages
 from lim_jax.results import load, save
 from lim_jax.results.measured import common_regions
 
@@ -154,7 +157,7 @@ def explain(
 
 def _require_what_is_read(model: Path | None, html: bool, download: bool) -> None:
     if html:
-        report.require_page_packages()
+        require_page_packages()
     if model is not None:
         require_model(model, download)
 
@@ -285,7 +288,7 @@ def _explained(
     masses = {}
     for name, network in networks.items() if certificates == "all" else ():
         tqdm.write(f"Cone mass of the {name}")
-        mass = partial(explanations.average_cone_mass, network, windows[:MASSES], regions)
+        mass = partial(average_cone_mass, network, windows[:MASSES], regions)
         masses[name] = once(f"cone mass, {name}", mass)
     return found, masses
 

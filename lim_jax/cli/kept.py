@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float
 
 from lim_jax._checks import AnyPath, as_path, require
-from lim_jax.asking import Context, places_by_name
+from lim_jax.asking.contexts import Context, places_by_name
 from lim_jax.asking.documents import QUESTION
 from lim_jax.cli.columns import FILES
 from lim_jax.cli.folder import write_table

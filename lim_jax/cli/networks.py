@@ -13,6 +13,7 @@ from lim_jax import models
 from lim_jax._checks import AnyPath, as_path, require_known
 from lim_jax._resuming import write_whole
 from lim_jax.models import CausalLM
+from lim_jax.models.hub import model_path
 from lim_jax.weights import FetchedLayers
 
 GIB = 2**30
@@ -36,14 +37,14 @@ def require_model(model: AnyPath, download: bool) -> None:
         As in `models.model_path`.
     """
     try:
-        models.model_path(model, download=download)
+        model_path(model, download=download)
     except ValueError as missing:
         if download or not sys.stdin.isatty():
             raise
         print(missing, file=sys.stderr)
         if not input("Download it now? [y/N] ").strip().lower().startswith("y"):
             raise
-        models.model_path(model, download=True)
+        model_path(model, download=True)
 
 
 def network_within(

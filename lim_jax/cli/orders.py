@@ -21,6 +21,7 @@ from lim_jax.cli.folder import (
     write_json,
     write_table,
 )
+from lim_jax.limits.rows import Curve, Row, rates_table
 
 COSTS = {"depth": "evaluations of the field", "position": "positions"}
 
@@ -70,9 +71,7 @@ def _status(out: Path) -> int:
     return 0 if all(row["agrees"] for row in rows) else 1
 
 
-def _report_rates(
-    rows: Sequence[limits.Row], curves: Mapping[str, Sequence[limits.Curve]], out: Path
-) -> int:
+def _report_rates(rows: Sequence[Row], curves: Mapping[str, Sequence[Curve]], out: Path) -> int:
     """Write and draw all, print the table, and give the exit status."""
     costs = {name: [curve._asdict() for curve in found] for name, found in curves.items()}
     write_json(out / "rates.json", {"rates": [row.record() for row in rows], "costs": costs})
@@ -88,7 +87,7 @@ def _report_rates(
         save_figure(plots.convergence_rates(chosen, topic), out, file)
     for name, found in curves.items():
         save_figure(plots.error_against_cost(found, COSTS[name]), out, f"cost_{name}")
-    print(limits.rates_table(list(rows)))
+    print(rates_table(list(rows)))
     missed = [row.name for row in rows if not row.agrees]
     print(f"{len(rows) - len(missed)} of {len(rows)} orders and bounds are as expected.")
     print(f"Wrote rates.json, rates.csv and figures to {out}.")

@@ -13,7 +13,7 @@ from lim_jax import explanations, models
 from lim_jax._checks import AnyPath, as_path
 from lim_jax._digest import digest
 from lim_jax._resuming import store, stored
-from lim_jax.explanations import TokenAccount
+from lim_jax.explanations.account import TokenAccount
 from lim_jax.models import CausalLM
 from lim_jax.models.ids import Profile, Windows
 
@@ -28,7 +28,7 @@ def first_contexts(
     *,
     depth: int = 0,
     terminal_loss: Callable[..., jax.Array] = CausalLM.terminal_loss,
-) -> tuple[list[explanations.TokenAccount], list[list[str]]]:
+) -> tuple[list[explanations.account.TokenAccount], list[list[str]]]:
     """The accounts and the texts of the first contexts, as `report.write_page` takes them.
 
     Parameters

@@ -10,10 +10,11 @@ import tyro
 from jaxtyping import Float
 from tqdm import tqdm
 
-from lim_jax import explanations, models, plots, report
+from lim_jax import models, plots, report
 from lim_jax._checks import AnyPath, as_path, counted, require
-from lim_jax.asking import Context, ShuffledContexts, read_prompts
-from lim_jax.asking.contexts import Asked
+from lim_jax.asking.contexts import Asked, Context
+from lim_jax.asking.reading import read_prompts
+from lim_jax.asking.shuffling import ShuffledContexts
 from lim_jax.cli.answers import answered, own_answers
 from lim_jax.cli.columns import FILES
 from lim_jax.cli.folder import (
@@ -46,9 +47,14 @@ from lim_jax.cli.shuffling import (
 )
 from lim_jax.cli.taking import described_contexts, duration, measuring_seconds
 from lim_jax.density.statistics import Influence
+from lim_jax.explanations.account import TokenAccount
+from lim_jax.explanations.tables import influence_table
 from lim_jax.grid.cells import token_grid
 from lim_jax.grid.partition import boundary_regions
 from lim_jax.models import CausalLM, contrast_loss
+from lim_jax.report.page import require_page_packages
+from lim_jax.report.sentences import finding, records_finding
+from lim_jax.report.tokens import joined_tokens
 from lim_jax.results.measured import (
     CELLS,
     MeasuredContexts,
@@ -100,7 +106,7 @@ class Profiled(NamedTuple):
     shares: Shares
     kept: MeasuredContexts
     shuffled: ShuffledShares | None
-    accounts: Sequence[explanations.TokenAccount] = ()
+    accounts: Sequence[TokenAccount] = ()
 
 
 def profile(
@@ -202,7 +208,7 @@ def profile(
 def require_page(html: bool, loss: Asked) -> None:
     """Refuse a page that cannot be written."""
     if html:
-        report.require_page_packages()
+        require_page_packages()
         cure = "A page takes one pass apart, and a contrast is of two: say --no-html."
         single = loss != "contrast"
         require(single, "html", got="a page of a contrast", expected="another loss", cure=cure)
@@ -294,7 +300,7 @@ def _energies(
 
 def _accounts(
     network: CausalLM, contexts: Sequence[Context], asked: Asked, checkpoint: AnyPath | None = None
-) -> list[explanations.TokenAccount]:
+) -> list[TokenAccount]:
     """Of the first contexts, those of a page."""
     return first_accounts(
         network,
@@ -313,8 +319,8 @@ def _influence(energies: Sequence[Energy], delta: float) -> Influence:
 def _findings(found: Profiled) -> list[str]:
     """What was found, in the sentences with which the terminal and the page begin."""
     shuffled = [] if found.shuffled is None else shuffled_findings(found.shuffled)
-    parts, positions = found.records, report.finding(found.influence, found.without_queries)
-    return [line for line in (*shuffled, report.records_finding(parts), positions) if line]
+    parts, positions = found.records, finding(found.influence, found.without_queries)
+    return [line for line in (*shuffled, records_finding(parts), positions) if line]
 
 
 def _words(found: Profiled) -> str:
@@ -323,7 +329,7 @@ def _words(found: Profiled) -> str:
         *_findings(found),
         "" if found.shuffled is None else shuffled_table(found.shuffled),
         *record_lines(found.records),
-        explanations.influence_table(found.influence, found.without_queries),
+        influence_table(found.influence, found.without_queries),
     ]
     return "\n".join(line for line in lines if line)
 
@@ -414,6 +420,6 @@ def _pieces(tokens: Sequence[str]) -> list[tuple[str, str]]:
     """Each token's text; of a character of several tokens the whole one, and which piece it is."""
     return [
         (text, f"{piece}/{len(group)}" if len(group) > 1 else "")
-        for text, group in report.joined_tokens(tokens)
+        for text, group in joined_tokens(tokens)
         for piece in range(1, len(group) + 1)
     ]

@@ -7,18 +7,13 @@ from typing import Any, NamedTuple
 import tyro
 from tqdm import tqdm
 
-from lim_jax import models, report
+from lim_jax import models
 from lim_jax._checks import as_path, counted
-from lim_jax.asking import (
-    Context,
-    Line,
-    Unanswered,
-    context_of_line,
-    find_chat_template,
-    read_documents,
-    spaced,
-)
+from lim_jax.asking import Line
+from lim_jax.asking.contexts import Context, Unanswered
 from lim_jax.asking.documents import QUESTION, require_question
+from lim_jax.asking.reading import context_of_line, read_documents, spaced
+from lim_jax.asking.templates import find_chat_template
 from lim_jax.cli.answers import DOTS, answer_notes, answer_text, answered
 from lim_jax.cli.columns import FILES
 from lim_jax.cli.folder import UNFINISHED, Named, finished_before, run_folder, write_json
@@ -32,7 +27,7 @@ from lim_jax.cli.profiling import (
     write_profile_page,
 )
 from lim_jax.cli.taking import described_contexts, duration, measuring_seconds
-from lim_jax.report.sentences import REST
+from lim_jax.report.sentences import REST, part_words, percent
 
 ONE = (
     "One context has no error. For one, ask by lim-jax profile: of several lines, or with "
@@ -228,18 +223,18 @@ def finding_of(parts: Sequence[Found], answer: str, foil: str = "") -> str:
         asked = f"“{top.name}” decides most between “{answer}” and “{foil.strip()}”"
     several = f"the {len(documents)} documents hold" if len(documents) > 1 else "the document holds"
     return (
-        f"{asked}: it holds {report.percent(top.of_documents)} of what {several}, with "
-        f"{top.tokens} of their {tokens} tokens. They hold {report.percent(whole)} of the whole "
+        f"{asked}: it holds {percent(top.of_documents)} of what {several}, with "
+        f"{top.tokens} of their {tokens} tokens. They hold {percent(whole)} of the whole "
         "influence."
     )
 
 
 def _table(parts: Sequence[Found]) -> str:
     """Names in quotation marks, which the rest has not, and whole, so that no two look alike."""
-    size = max(len(report.part_words(part)) for part in parts)
+    size = max(len(part_words(part)) for part in parts)
     lines = [f"{'part':{size}s} {'share':>8s} {'of documents':>14s} {'tokens':>8s}  most in"]
     for part in parts:
         of = "" if part.of_documents is None else f"{part.of_documents:.1%}"
-        name = report.part_words(part)
+        name = part_words(part)
         lines.append(f"{name:{size}s} {part.share:8.1%} {of:>14s} {part.tokens:8d}  {part.most}")
     return "\n".join(lines)

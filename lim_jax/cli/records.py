@@ -8,9 +8,11 @@ import numpy as np
 from jaxtyping import Float
 
 from lim_jax import report
-from lim_jax.asking import Context
+from lim_jax.asking.contexts import Context
 from lim_jax.cli.kept import PartShares, Shares, part_text, parts_of
 from lim_jax.probes import sample_mean
+from lim_jax.report.sentences import part_words
+from lim_jax.report.tokens import held_by_text, most_in_words
 
 Energy = Float[np.ndarray, " _"]
 ROW = "{:>8s}  {:>8s}  {:>8s}  {:>10s}  {:>8s}"
@@ -83,7 +85,7 @@ def _averaged(part: PartShares, held: _Held) -> Record:
         float(of_tokens.mean()),
         share.size,
         len(held.texts),
-        report.most_in_words(held.tokens),
+        most_in_words(held.tokens),
     )
 
 
@@ -96,9 +98,7 @@ def _by_token(
         shares = energy / (energy.sum() or 1)
         for part, places in parts_of(context):
             held = found.setdefault(part, _Held({}, set()))
-            for token, share in report.held_by_text(
-                context.tokens, shares, places.tolist()
-            ).items():
+            for token, share in held_by_text(context.tokens, shares, places.tolist()).items():
                 held.tokens[token] = held.tokens.get(token, 0.0) + share
             held.texts.add(part_text(context, places))
     return found
@@ -108,7 +108,7 @@ def record_lines(records: Sequence[Record]) -> list[str]:
     """A line for each part under a line of names: the largest share first, and the rest last."""
     if not records:
         return []
-    size = max(len(report.part_words(one)) for one in records)
+    size = max(len(part_words(one)) for one in records)
     names = ROW.format("share", "error", "tokens", "of tokens", "contexts")
     lines = [f"{'part':{size}s}  {names}  most in"]
     for one in sorted(records, key=lambda one: (one.kind == report.sentences.REST, -one.share)):
@@ -117,5 +117,5 @@ def record_lines(records: Sequence[Record]) -> list[str]:
         shares = ROW.format(
             f"{one.share:.1%}", error, tokens, f"{one.of_tokens:.1%}", f"{one.contexts}"
         )
-        lines.append(f"{report.part_words(one):{size}s}  {shares}  {one.most}")
+        lines.append(f"{part_words(one):{size}s}  {shares}  {one.most}")
     return lines

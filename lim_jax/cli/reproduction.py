@@ -10,6 +10,8 @@ from tqdm import tqdm
 
 from lim_jax import paper, plots
 from lim_jax.cli.folder import Named, Unnamed, run_folder, save_figure, write_json, write_table
+from lim_jax.paper.outcomes import Section4, summary
+from lim_jax.paper.printed import Comparison, beyond_the_paper, compare, comparison_table
 
 
 def reproduce(out: Named = Path("section4"), overwrite: bool = False) -> int:
@@ -26,11 +28,11 @@ def reproduce(out: Named = Path("section4"), overwrite: bool = False) -> int:
     with run_folder(out, "reproduce", {}, overwrite=overwrite) as folder:
         with jax.enable_x64(True):
             results = paper.section4(partial(tqdm, desc="section 4", unit="stage"))
-            numbers = paper.summary(results)
+            numbers = summary(results)
         return _report_section4(results, numbers, folder)
 
 
-def _report_section4(results: paper.Section4, numbers: dict[str, Any], out: Path) -> int:
+def _report_section4(results: Section4, numbers: dict[str, Any], out: Path) -> int:
     """Write all, print ours beside the paper's, and give the exit status."""
     write_json(out / "section4.json", numbers)
     for draw in (
@@ -40,10 +42,10 @@ def _report_section4(results: paper.Section4, numbers: dict[str, Any], out: Path
         plots.simulation_probe_errors,
     ):
         save_figure(draw(results), out, draw.__name__)
-    comparisons = paper.compare(numbers)
-    write_table(out / "section4.csv", paper.Comparison._fields, comparisons)
-    print(paper.comparison_table(comparisons))
-    print(paper.beyond_the_paper(numbers))
+    comparisons = compare(numbers)
+    write_table(out / "section4.csv", Comparison._fields, comparisons)
+    print(comparison_table(comparisons))
+    print(beyond_the_paper(numbers))
     missed = [comparison.name for comparison in comparisons if not comparison.agrees]
     print(f"{len(comparisons) - len(missed)} of {len(comparisons)} printed figures agree.")
     print(f"Wrote section4.json and four figures to {out}.")

@@ -6,22 +6,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lim_jax import models, plots
+from lim_jax import models
 from lim_jax._checks import AnyPath, as_path
-from lim_jax.asking import (
-    Context,
-    ShuffledContexts,
-    cyclic_orders,
-    places_by_name,
-    read_lines,
-    shuffled,
-)
-from lim_jax.asking.contexts import Asked
+from lim_jax.asking import cyclic_orders, shuffled
+from lim_jax.asking.contexts import Asked, Context, places_by_name
+from lim_jax.asking.reading import read_lines
+from lim_jax.asking.shuffling import ShuffledContexts
 from lim_jax.cli.columns import FILES
 from lim_jax.cli.folder import save_figure, write_json, write_table
 from lim_jax.cli.kept import Shares, part_text, record_shares
 from lim_jax.grid.carrying import carrying_shares
 from lim_jax.grid.cells import token_grid
+from lim_jax.plots.shares import shares_by_place
 from lim_jax.results.two_way import TwoWayShares, two_way_in_words, two_way_shares, two_way_table
 
 SHOWN = 8  # documents of a table that is printed
@@ -169,7 +165,7 @@ def write_shuffled(result: ShuffledShares, ids: Sequence[str], title: str, folde
         "table": _plain(found.table),
     }
     write_json(folder / "shuffle.json", document)
-    save_figure(plots.shares_by_place(found, names, title), folder, "shuffle")
+    save_figure(shares_by_place(found, names, title), folder, "shuffle")
 
 
 def _plain(part: Any) -> dict[str, Any]:

@@ -9,11 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lim_jax import explanations, models
+from lim_jax import models
 from lim_jax.density.adjoints import Loss
 from lim_jax.density.statistics import Influence
 from lim_jax.explanations.certificates import Judged
-from lim_jax.explanations.windows import QueryWeights, Windows
+from lim_jax.explanations.tables import contexts_needed
+from lim_jax.explanations.windows import QueryWeights, Windows, regions_without_queries
 from lim_jax.grid.partition import Regions
 from lim_jax.models import CausalLM
 from lim_jax.models.ids import CALL_IN_MEMORY, padded_size
@@ -116,12 +117,12 @@ def _influence(case: Case, windows: Windows, chosen: slice, regions: Regions) ->
     """Of some contexts, without the queries, unless they are all of a region."""
     some, asked = (list(map(np.asarray, rows[chosen])) for rows in (windows, case.weights))
     energies = models.energies_of_ids(case.network, some, ask=asked, loss=case.loss)
-    kept = explanations.regions_without_queries(case.weights, regions) or regions
+    kept = regions_without_queries(case.weights, regions) or regions
     return influence_of_contexts(energies, kept)
 
 
 def _too_wide(found: Influence) -> bool:
-    needed = explanations.contexts_needed(found)
+    needed = contexts_needed(found)
     return needed is None or needed > int(found.count)
 
 

@@ -3,16 +3,7 @@ from . import measurement as measurement
 from . import statistics as statistics
 from .adjoints import LossOfIds as LossOfIds
 from .adjoints import adjoint_energies as adjoint_energies
-from .adjoints import embedded as embedded
-from .adjoints import judged as judged
-from .adjoints import losses_and_adjoints as losses_and_adjoints
-from .adjoints import require_batch as require_batch
-from .adjoints import require_pair as require_pair
-from .adjoints import scalar_loss as scalar_loss
 from .measurement import influence as influence
-from .measurement import influence_stream as influence_stream
 from .statistics import Indices as Indices
 from .statistics import Influence as Influence
-from .statistics import all_known as all_known
 from .statistics import indices as indices
-from .statistics import number_lines as number_lines

@@ -1,7 +1,6 @@
 from . import losses as losses
 from . import queries as queries
 from . import readouts as readouts
-from .losses import Slices as Slices
 from .losses import autoregressive_cross_entropy as autoregressive_cross_entropy
 from .losses import contrast_loss as contrast_loss
 from .losses import cross_entropy as cross_entropy
@@ -9,14 +8,8 @@ from .losses import logit_residual as logit_residual
 from .losses import margin_loss as margin_loss
 from .losses import own_margin_loss as own_margin_loss
 from .losses import positionwise_cross_entropy as positionwise_cross_entropy
-from .losses import sliced_answers as sliced_answers
-from .losses import sliced_cross_entropy as sliced_cross_entropy
-from .losses import sliced_margin_loss as sliced_margin_loss
 from .queries import last_token as last_token
-from .queries import query_subset as query_subset
 from .queries import teacher_forcing as teacher_forcing
 from .readouts import BandReadout as BandReadout
 from .readouts import LinearReadout as LinearReadout
 from .readouts import LocalReadout as LocalReadout
-from .readouts import TokenwiseReadout as TokenwiseReadout
-from .readouts import hat as hat

@@ -8,7 +8,7 @@ from jaxtyping import Float
 
 from lim_jax._checks import require, require_callable, require_kind, require_several, require_text
 from lim_jax.adjoint.ledger import CHANNELS
-from lim_jax.asking import places_by_name
+from lim_jax.asking.contexts import places_by_name
 from lim_jax.density.statistics import Influence
 from lim_jax.explanations.account import HOPS, TokenAccount
 from lim_jax.report.sentences import percent

@@ -1,15 +1,9 @@
 from . import key_value as key_value
 from . import prompts as prompts
 from . import scores as scores
-from .key_value import KeyValues as KeyValues
 from .key_value import draw_key_values as draw_key_values
 from .key_value import key_value_prompt as key_value_prompt
-from .prompts import EncodedText as EncodedText
-from .prompts import Example as Example
-from .prompts import Prompt as Prompt
 from .prompts import encode as encode
 from .prompts import encode_text as encode_text
-from .prompts import laid_out as laid_out
-from .prompts import moved as moved
 from .prompts import record_weights as record_weights
 from .scores import decodes_greedily as decodes_greedily

@@ -23,8 +23,9 @@ from reference.networks import (
 )
 
 import lim_jax as lim
-from lim_jax.adjoint.ledger import RegionalChannels
+from lim_jax.adjoint.ledger import RegionalChannels, boundary_strengths, relative_energies
 from lim_jax.adjoint.sites import attention_sites
+from lim_jax.adjoint.tangent import kernel_blocks, written_causal
 from lim_jax.network.continuous import linear_control
 
 GRID = lim.graded_grid(LENGTH)
@@ -161,8 +162,7 @@ def test_relative_energies_do_not_see_layers_that_rescale_the_state():
     def both(x):
         found = lim.adjoint.channels(flow, loss_on(GRID), (x, labels_on(GRID)), GRID)
         energies = [
-            lim.adjoint.relative_energies(found.covectors[k][None], found.states[k], GRID)[0]
-            for k in range(6)
+            relative_energies(found.covectors[k][None], found.states[k], GRID)[0] for k in range(6)
         ]
         return found.covectors, jnp.stack(energies)
 
@@ -217,7 +217,7 @@ def test_energies_and_cross_terms_are_the_influence():
         ledger = lambda x: lim.adjoint.channels(flow, loss, (x, labels_on(grid)), grid)  # noqa: E731
         vectors = jax.vmap(lambda x: ledger(x).vectors)(batch)
         regional = lim.adjoint.regional_channels(vectors, regions)
-        strengths = lim.adjoint.boundary_strengths(regional, regions)
+        strengths = boundary_strengths(regional, regions)
         names = ("totals", "pairs", "correlations", "energies", "residual_contrast")
         return vectors, strengths, {name: getattr(regional, name) for name in names}
 
@@ -380,7 +380,7 @@ def test_a_continuous_flow_that_reads_later_tokens_has_no_cone():
 def test_only_the_librarys_own_fields_are_causal_as_written():
     """A sum of one's own within the library's attention is looked at like any other field."""
     # `rem:attention-measure-scope`.
-    written = lim.adjoint.written_causal
+    written = written_causal
     layer = jax.tree.map(lambda leaf: leaf[0], random_flow(depth=1).layers)
 
     def to_the_mean(query, key, value, grid):
@@ -393,7 +393,7 @@ def test_only_the_librarys_own_fields_are_causal_as_written():
     )
     assert written(layer) and written(layer.attention)
     with pytest.raises(ValueError, match="attention: got CausalAttention that attends by function"):
-        lim.adjoint.kernel_blocks(attend.attention, random_states(), GRID)
+        kernel_blocks(attend.attention, random_states(), GRID)
     with pytest.raises(eqx.EquinoxRuntimeError, match="field: got one that looks ahead"):
         jax.block_until_ready(
             lim.adjoint.cone_mass(attend.attention, random_states(), GRID, "frobenius")

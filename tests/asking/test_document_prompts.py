@@ -2,7 +2,8 @@
 
 import pytest
 
-from lim_jax.asking import Document, Laid, context_of, document_prompt, laid_pieces, named_documents
+from lim_jax.asking import Document, context_of, document_prompt, named_documents
+from lim_jax.asking.documents import Laid, laid_pieces
 
 
 def parts(laid):

@@ -15,17 +15,10 @@ from tokenizers.pre_tokenizers import ByteLevel, Whitespace
 from tokenizers.processors import TemplateProcessing
 
 from lim_jax import _checks
-from lim_jax.asking import (
-    Context,
-    Document,
-    Laid,
-    Unanswered,
-    context_of,
-    read_contexts,
-    read_documents,
-    read_prompts,
-    unanswered,
-)
+from lim_jax.asking import Document, context_of, unanswered
+from lim_jax.asking.contexts import Context, Unanswered
+from lim_jax.asking.documents import Laid
+from lim_jax.asking.reading import read_contexts, read_documents, read_prompts
 
 
 @pytest.fixture

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from lim_jax.asking import Document, Line, Span, cyclic_orders, named_documents, shuffled
+from lim_jax.asking import Document, Line, cyclic_orders, named_documents, shuffled
+from lim_jax.asking.contexts import Span
 
 DOCUMENTS = named_documents(
     [Document("One", "Wrens sing."), Document("", "Rowans grow."), Document("Two", "It rains.")]

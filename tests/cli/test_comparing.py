@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from lim_jax import cli, results
-from lim_jax.results import MeasuredContexts
+from lim_jax import results
+from lim_jax.cli.commands import main
+from lim_jax.results.measured import MeasuredContexts
 
 PLACES = np.arange(1, 13) / 12
 COMMON = np.exp(np.random.default_rng(0).standard_normal((5, 1)) / 2)
@@ -75,7 +76,7 @@ def test_two_profiles_are_subtracted_in_pairs(folders, capsys, monkeypatch):
     monkeypatch.setattr(Figure, "savefig", savefig)
     out = folders / "C"
     arguments = [str(folders / "A"), str(folders / "B"), "--out", str(out)]
-    assert cli.main(["compare", *arguments]) == 0
+    assert main(["compare", *arguments]) == 0
     change, error = expected_change(*(rows.astype(float) for rows in (ROWS[0], ROWS[1][ORDER])))
     rows = table(out / "compare.csv")
     np.testing.assert_allclose(column(rows, "position"), PLACES, rtol=1e-6)
@@ -128,7 +129,7 @@ def test_two_profiles_are_subtracted_in_pairs(folders, capsys, monkeypatch):
 def test_records_are_compared_where_both_have_them(folders, monkeypatch, capsys):
     monkeypatch.setattr(Figure, "savefig", lambda figure, path: path.write_text(path.name))
     out = folders / "C"
-    assert cli.main(["compare", str(folders / "A"), str(folders / "B"), "--out", str(out)]) == 0
+    assert main(["compare", str(folders / "A"), str(folders / "B"), "--out", str(out)]) == 0
     (row,) = table(out / "records.csv")
     shares = [rows[:, :3].sum(axis=1) / rows.sum(axis=1) for rows in (ROWS[0], ROWS[1][ORDER])]
     means = [share.mean() for share in shares]
@@ -156,7 +157,7 @@ def test_one_context_of_each_has_no_error_and_none_in_both_is_said(tmp_path, mon
         kept = MeasuredContexts([name], [rows[0]], [0], {}, 0.25)
         results.save(kept, tmp_path / name / "contexts.npz")
     arguments = [str(tmp_path / "x" / "same"), str(tmp_path / "y" / "same")]
-    assert cli.main(["compare", *arguments, "--out", str(tmp_path / "C")]) == 0
+    assert main(["compare", *arguments, "--out", str(tmp_path / "C")]) == 0
     printed = capsys.readouterr().out
     assert f"{arguments[1]} minus {arguments[0]}: 1 and 1 contexts, none in both" in printed
     assert "which has no error" in printed and "inf" not in printed and "queried" not in printed
@@ -201,7 +202,7 @@ def test_the_page_has_the_table_and_the_figures_and_both_pages_where_they_are(
     arguments = [str(folders / "A"), str(folders / "B"), "--out", str(folders / "C")]
     for name, page in zip("AB", pages, strict=True):
         (folders / name / "profile.html").write_text(page, "utf-8")
-        assert cli.main(["compare", *arguments, "--overwrite"]) == 0
+        assert main(["compare", *arguments, "--overwrite"]) == 0
         written = (folders / "C" / "compare.html").read_text("utf-8")
         assert Frames(written).held == (pages if name == "B" else [])
     found = Frames((folders / "C" / "compare.html").read_text("utf-8"))
@@ -227,5 +228,5 @@ def test_folders_without_contexts_are_refused(folders):
         for one, two, argument in ((name, "A", "first"), ("A", name, "second")):
             arguments = [str(folders / one), str(folders / two), "--out", str(folders / "C")]
             with pytest.raises(ValueError, match=f"{argument}: got .*{message}"):
-                cli.main(["compare", *arguments])
+                main(["compare", *arguments])
             assert not (folders / "C").exists()

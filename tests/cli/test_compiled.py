@@ -8,8 +8,9 @@ import platformdirs
 import pytest
 from reference.as_users import run_python
 
-from lim_jax import __main__, cli
+from lim_jax import __main__
 from lim_jax.cli import compiled
+from lim_jax.cli.compiled import keep_programs
 
 FOLDER, ENABLED = "JAX_COMPILATION_CACHE_DIR", "JAX_ENABLE_COMPILATION_CACHE"
 COMPILES = """
@@ -34,25 +35,25 @@ def settings(monkeypatch):
 
 def test_programs_are_kept_in_the_users_folder(settings, monkeypatch, tmp_path):
     monkeypatch.setattr(platformdirs, "user_cache_path", tmp_path.joinpath)
-    assert cli.keep_programs(["rates", "--quick"]) == ["rates", "--quick"]
+    assert keep_programs(["rates", "--quick"]) == ["rates", "--quick"]
     assert settings[FOLDER] == str(tmp_path / "lim_jax")
     # With a bound of its own JAX looks at all files for every program.
     assert "JAX_COMPILATION_CACHE_MAX_SIZE" not in settings
 
 
 def test_flags_before_the_command_move_or_refuse_the_folder(settings):
-    assert cli.keep_programs(["--cache", "here", "rates"]) == ["rates"]
+    assert keep_programs(["--cache", "here", "rates"]) == ["rates"]
     assert settings.pop(FOLDER) == "here"
-    assert cli.keep_programs(["--no-cache", "rates"]) == ["rates"]
+    assert keep_programs(["--no-cache", "rates"]) == ["rates"]
     assert settings[ENABLED] == "false" and FOLDER not in settings
-    assert cli.keep_programs(["rates", "--cache", "here"]) == ["rates", "--cache", "here"]
+    assert keep_programs(["rates", "--cache", "here"]) == ["rates", "--cache", "here"]
     with pytest.raises(ValueError, match="--cache: got no folder, expected one"):
-        cli.keep_programs(["--cache"])
+        keep_programs(["--cache"])
 
 
 def test_a_folder_that_jax_was_told_of_stays(settings, monkeypatch):
     settings[FOLDER] = "theirs"
-    cli.keep_programs(["rates"])
+    keep_programs(["rates"])
     assert settings == {FOLDER: "theirs"}
 
 
@@ -65,12 +66,12 @@ def test_room_is_made_of_what_was_not_used_for_longest(settings, monkeypatch, tm
         written = 100 if name == "read" else age
         os.utime(tmp_path / f"{name}-cache", (1e9 - read, 1e9 - written))
     (tmp_path / "mine.txt").write_bytes(b"x" * 100)
-    cli.keep_programs(["--cache", str(tmp_path), "rates"])
+    keep_programs(["--cache", str(tmp_path), "rates"])
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "mine.txt", "new-cache", "read-cache"
     ]  # fmt: skip
     (tmp_path / "gone-cache").symlink_to(tmp_path / "nowhere")
-    cli.keep_programs(["--cache", str(tmp_path), "rates"])
+    keep_programs(["--cache", str(tmp_path), "rates"])
 
 
 def test_the_command_asks_before_it_runs(settings, monkeypatch):

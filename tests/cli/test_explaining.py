@@ -15,9 +15,11 @@ from reference.networks import byte_network
 from reference.publishers import CONFIGS, logits, spelt, write_with_letters
 
 import lim_jax as lim
-from lim_jax import cli, explanations, models, report
+from lim_jax import explanations, models, report
 from lim_jax.cli import explained, explaining, taking
+from lim_jax.cli.commands import main
 from lim_jax.density import Influence
+from lim_jax.explanations.account import TokenAccount
 from lim_jax.probes import Estimate
 
 
@@ -48,7 +50,7 @@ def test_explain_writes_what_it_prints(monkeypatch, folder, tmp_path, capsys):
     def save(figure, path, **options):
         draw(figure, path, **options) if path.name == "cone_mass.png" else path.touch()
 
-    mass = explanations.average_cone_mass
+    mass = explanations.explanation.average_cone_mass
     paged: list = []
     averaged: list = []
 
@@ -63,7 +65,7 @@ def test_explain_writes_what_it_prints(monkeypatch, folder, tmp_path, capsys):
     out = tmp_path / "explained"
     arguments = ["--max-length", "12", "--contexts", "3", "--html", "--out", str(out)]
     how = ["--loss", "last-token", "--certificates", "all"]
-    assert cli.main(["explain", str(folder), "--data", str(text), *how, *arguments]) == 0
+    assert main(["explain", str(folder), "--data", str(text), *how, *arguments]) == 0
     found, cases, windows, contexts, *whose = paged
     assert set(found) == set(cases) and windows.shape == (3, 13) and whose == [folder, out]
     assert [one.window.tolist() for one in contexts] == windows.tolist()
@@ -127,7 +129,7 @@ def test_explain_reads_weights_and_a_text(monkeypatch, folder, tmp_path):
     arguments = [str(folder), "--data", str(text), "--depth", "1", "--max-length", "6"]
     sizes = ["--contexts", "5", "--delta", "0.3", "--out", str(tmp_path / "out")]
     with pytest.raises(Reached) as reached:
-        cli.main(["explain", *arguments, *sizes])
+        main(["explain", *arguments, *sizes])
     model, windows, weights, regions, depth = reached.value.args
     expected = models.load(folder)
     for one, other in zip(jax.tree.leaves(model), jax.tree.leaves(expected), strict=True):
@@ -167,7 +169,7 @@ def test_what_is_explained_is_the_answer_with_its_named_parts(monkeypatch, folde
     monkeypatch.setattr(explanations, "explain", explain)
     monkeypatch.setattr(explaining, "report_explanations", report_explanations)
     arguments = ["explain", str(folder), "--data", str(data), "--out", str(tmp_path / "out")]
-    assert cli.main([*arguments, "--loss", loss]) == 0
+    assert main([*arguments, "--loss", loss]) == 0
     windows, weights, terminal_loss, regions, contexts = reached
     assert sorted(map(list, windows)) == sorted(map(list, rows)) and regions.grid.size == 7
     for window, row in zip(windows, weights, strict=True):
@@ -186,7 +188,7 @@ def test_a_page_of_each_case_shows_the_first_contexts_as_bytes(monkeypatch, tmp_
 
     def account(network, window, query_weights, depth, terminal_loss, progress):
         seen = bytes(window.tolist()), query_weights.tolist(), depth, terminal_loss
-        return explanations.TokenAccount._make((*seen, None, None))
+        return TokenAccount._make((*seen, None, None))
 
     def write_page(path, *shown, **options):
         written[path] = shown, options
@@ -227,13 +229,13 @@ def test_lines_are_contexts_of_their_own_lengths(monkeypatch, folder, tmp_path, 
 
     monkeypatch.setattr(explanations, "explain", explain)
     with pytest.raises(Reached) as reached:
-        cli.main(arguments)  # fewer contexts than a first group: all are taken
+        main(arguments)  # fewer contexts than a first group: all are taken
     (windows,) = reached.value.args
     assert sorted(map(list, windows)) == sorted(map(list, rows))
     said = capsys.readouterr().out
     assert "on 3 contexts of 6 to 11 tokens: " in said and "contexts of one length." in said
     with pytest.raises(ValueError, match="contexts: got 4, expected at most 3"):
-        cli.main([*arguments, "--contexts", "4"])
+        main([*arguments, "--contexts", "4"])
 
 
 def test_where_a_line_has_no_answer_the_models_own_is_explained(
@@ -254,7 +256,7 @@ def test_where_a_line_has_no_answer_the_models_own_is_explained(
     monkeypatch.setattr(explaining, "ANSWER", 2)
     arguments = ["explain", str(folder), "--data", str(data), "--out", str(tmp_path / "out")]
     with pytest.raises(Reached) as reached:
-        cli.main([*arguments, "--loss", "answer"])
+        main([*arguments, "--loss", "answer"])
     ((window,),) = reached.value.args
     ids = [3, 1, 4, 1, 5]
     for _ in range(len(window) - len(ids)):
@@ -276,7 +278,7 @@ def test_without_a_model_a_byte_level_one_is_trained(monkeypatch, tmp_path):
     monkeypatch.setattr(explanations, "explain", explain)
     arguments = ["--max-length", "8", "--steps", "2", "--contexts", "3", "--seed", "5"]
     with jax.numpy_dtype_promotion("standard"), pytest.raises(Reached):  # optax promotes
-        cli.main(["explain", *arguments, "--out", str(tmp_path / "out")])
+        main(["explain", *arguments, "--out", str(tmp_path / "out")])
     with jax.numpy_dtype_promotion("standard"):  # as there: it is the same program
         start = models.byte_model(8, key=jax.random.split(jax.random.key(5), 4)[0])
     (seeded, windows), (trained, _) = found[0], found[2]
@@ -441,5 +443,5 @@ def test_the_dear_numbers_are_foretold_by_their_operations():
 def test_explain_refuses_before_it_trains(monkeypatch, tmp_path, arguments, message):
     monkeypatch.setattr(models.language, "train", None)
     with pytest.raises(ValueError, match=message):
-        cli.main(["explain", *arguments, "--out", str(tmp_path / "out")])
+        main(["explain", *arguments, "--out", str(tmp_path / "out")])
     assert not (tmp_path / "out").exists()

@@ -9,16 +9,9 @@ from importlib.metadata import version
 import pytest
 from tqdm import tqdm
 
-from lim_jax import cli
-from lim_jax.cli import (
-    explaining,
-    finished_before,
-    folder,
-    profiling,
-    questions,
-    run_folder,
-    write_json,
-)
+from lim_jax.cli import explaining, folder, profiling, questions
+from lim_jax.cli.commands import main
+from lim_jax.cli.folder import finished_before, run_folder, write_json
 
 ARGUMENTS = {"delta": 0.2, "only": ("loss", "cone"), "data": None}
 
@@ -150,7 +143,7 @@ def test_a_command_that_is_finished_does_nothing(module, arguments, monkeypatch)
     asked = []
     monkeypatch.setattr(module, "finished_before", lambda *a, **k: asked.append((a, k)) or True)
     monkeypatch.setattr(module, "run_folder", None)
-    assert cli.main([*arguments, "--out", "there"]) == 0
+    assert main([*arguments, "--out", "there"]) == 0
     (((out, command, _), options),) = asked
     assert (str(out), command, options) == ("there", arguments[0], {"overwrite": False})
 

@@ -8,8 +8,9 @@ import pytest
 from matplotlib.figure import Figure
 from reference.publishers import CONFIGS, WORDS, spelt, write_with_letters
 
-from lim_jax import cli, models
+from lim_jax import models
 from lim_jax.cli import networks
+from lim_jax.cli.commands import main
 from lim_jax.weights import FetchedLayers
 
 
@@ -59,7 +60,7 @@ def test_a_profile_within_little_memory_is_the_same(folder, tmp_path, monkeypatc
     for name, memory in (("whole", "9"), ("files", "0.001")):
         out = tmp_path / name
         arguments = ["--data", str(data), "--max-length", "9", "--memory", memory]
-        assert cli.main(["profile", str(folder), *arguments, "--out", str(out)]) == 0
+        assert main(["profile", str(folder), *arguments, "--out", str(out)]) == 0
         found[name] = json.loads((out / "profile.json").read_text())
     density = [np.array(one["influence"]["density"]) for one in found.values()]
     np.testing.assert_allclose(*density, rtol=1e-5)

@@ -15,9 +15,12 @@ from matplotlib.figure import Figure
 from reference.pages import Read
 from reference.publishers import CONFIGS, write_with_letters
 
-from lim_jax import cli, explanations, models, report
+from lim_jax import explanations, models, report
 from lim_jax.cli import profiling
 from lim_jax.cli.columns import COLUMNS, FILES
+from lim_jax.cli.commands import main
+from lim_jax.explanations.account import TokenAccount
+from lim_jax.report.sentences import percent
 
 COMMANDS = Path(__file__).parents[2] / "docs" / "commands.md"
 # Two titles are names of the commands' own, and two begin alike.
@@ -37,7 +40,7 @@ def account(network, window, weights, depth, terminal_loss, progress):
         np.ones(()), np.asarray(weights), *(np.repeat(energy, n, 0) for n in (3, 4)),
         np.ones((1, 1)), np.repeat(energy, 2, 0),
     )  # fmt: skip
-    return explanations.TokenAccount(*parts)
+    return TokenAccount(*parts)
 
 
 class Run:
@@ -83,7 +86,7 @@ def run(folder, tmp_path, monkeypatch, capsys):
     def of(command, *arguments, out="out"):
         capsys.readouterr()
         options = "--out", str(tmp_path / out)
-        assert cli.main([command, str(folder), *map(str, arguments), *options]) == 0
+        assert main([command, str(folder), *map(str, arguments), *options]) == 0
         return Run(tmp_path / out, capsys.readouterr().out)
 
     return of
@@ -156,8 +159,8 @@ def require_records(found, over_all):
             assert f"{share:.1%}" in found.line(words) and one["most"] in found.line(words)
             name = one["name"] + f" {one['texts']} different texts" * several
             shown = rows[words if rest else name]
-            assert shown[0].startswith(report.percent(share, error))
-            assert shown[1] == report.percent(float(one["of_tokens"]))
+            assert shown[0].startswith(percent(share, error))
+            assert shown[1] == percent(float(one["of_tokens"]))
             assert shown[2:] == [one["contexts"], one["most"]]
     return records
 
@@ -190,7 +193,7 @@ def test_a_question_of_documents_whose_titles_are_words_of_ours(run, tmp_path):
         told = found.line(words).removeprefix(words).split()
         assert told[0] == f"{part['share']:.1%}" and str(part["tokens"]) in told
         at = names.index("the rest, in no part" if rest else part["name"])
-        assert shares[at] == report.percent(part["share"])
+        assert shares[at] == percent(part["share"])
         assert most[at].endswith(f"most in {' '.join(part['most'].split())}")
         assert part["most"] == record["most"] and part["most"] in found.line(words)
     # The first sentence is one, and the page begins with the question and the answer.
@@ -242,7 +245,7 @@ def test_documents_in_three_orders_of_two_lines(run, tmp_path):
     require_records(one_order, over_all=False)
     compared = tmp_path / "compared"
     arguments = [str(one_order.out), str(found.out), "--out", str(compared)]
-    assert cli.main(["compare", *arguments]) == 0
+    assert main(["compare", *arguments]) == 0
     page = Read((compared / "compare.html").read_text("utf-8"))
     cells = np.array([one["text"] for one in page.all("td")]).reshape(-1, 5).tolist()
     with (compared / "records.csv").open(newline="", encoding="utf-8") as file:

@@ -12,8 +12,9 @@ from matplotlib.figure import Figure
 from reference.networks import byte_network
 from reference.publishers import CONFIGS, spelt, write_with_letters
 
-from lim_jax import cli, models, report, results
+from lim_jax import models, report, results
 from lim_jax.cli import pages
+from lim_jax.cli.commands import main
 
 GENERATOR = np.random.default_rng(3)
 PROMPTS = [GENERATOR.integers(11, size=size) for size in (8, 8, 6, 8)]
@@ -74,7 +75,7 @@ def euclidean_energies(folder, loss):
 def test_tokens_records_and_density_of_answers(folder, data, tmp_path, loss, name, undrawn, capsys):
     out = tmp_path / "out"
     arguments = ["profile", str(folder), "--data", str(data), "--loss", loss, "--out", str(out)]
-    assert cli.main([*arguments, "--delta", "0.3"]) == 0
+    assert main([*arguments, "--delta", "0.3"]) == 0
     squares = euclidean_energies(folder, name)
     rows = table(out / "tokens.csv")
     for number, square in enumerate(squares):
@@ -171,7 +172,7 @@ def test_a_text_is_profiled_on_its_own_grid_and_drawn(folder, tmp_path, monkeypa
     (tmp_path / "text").write_text(spelt(ids))
     out = tmp_path / "out"
     arguments = ["--data", str(tmp_path / "text"), "--max-length", "7", "--out", str(out)]
-    assert cli.main(["profile", str(folder), *arguments]) == 0
+    assert main(["profile", str(folder), *arguments]) == 0
     document = json.loads((out / "profile.json").read_text())
     assert set(document) == {"influence", "records"} and document["records"] == []
     model = models.load(folder, dtype="float64")
@@ -193,9 +194,9 @@ def test_a_text_is_profiled_on_its_own_grid_and_drawn(folder, tmp_path, monkeypa
     assert "</svg>" in (out / "influence.svg").read_text()
     assert json.loads((out / "run.json").read_text())["arguments"]["max_length"] == 7
     monkeypatch.setattr(Figure, "savefig", lambda figure, path: None)
-    assert cli.main(["profile", str(folder), *arguments]) == 0  # the same run
+    assert main(["profile", str(folder), *arguments]) == 0  # the same run
     with pytest.raises(ValueError, match="out: .*loss: next-token there, answer here"):
-        cli.main(["profile", str(folder), *arguments, "--loss", "answer"])
+        main(["profile", str(folder), *arguments, "--loss", "answer"])
 
 
 def test_a_profile_that_is_interrupted_goes_on_to_the_same_files(
@@ -220,15 +221,15 @@ def test_a_profile_that_is_interrupted_goes_on_to_the_same_files(
     monkeypatch.setattr(models.ids, "_energy", stopping)
     arguments = ["profile", str(folder), "--data", str(data), "--loss", "answer", "--out"]
     whole, out = tmp_path / "whole", tmp_path / "out"
-    assert cli.main([*arguments, str(whole)]) == 0
+    assert main([*arguments, str(whole)]) == 0
     expected, measured[:] = measured.copy(), []
     assert len(expected) == 4
     for allowed in (0, 1, 3):
-        assert cli.main([*arguments, str(out)]) == 130
+        assert main([*arguments, str(out)]) == 130
         assert out.exists() is (allowed > 0)
     capsys.readouterr()
     allowed = 9
-    assert cli.main([*arguments, str(out)]) == 0
+    assert main([*arguments, str(out)]) == 0
     assert measured == expected
     assert "4 contexts of 7 to 9 tokens" in capsys.readouterr().out
     said = f"{folder.name}, answer, 4 contexts of 7 to 9 tokens"
@@ -255,7 +256,7 @@ def test_a_page_shows_the_first_contexts(folder, data, tmp_path, undrawn, monkey
     monkeypatch.setattr(pages, "SHOWN", 2)
     out = tmp_path / "out"
     arguments = [str(folder), "--data", str(data), "--loss", "margin", "--html", "--out", str(out)]
-    assert cli.main(["profile", *arguments]) == 0
+    assert main(["profile", *arguments]) == 0
     path, (influence, accounts, texts), options = written["all"]
     assert path == out / "profile.html" and int(influence.count) == 4 and len(accounts) == 2
     assert len(measured) == 2  # the two that are not shown
@@ -296,7 +297,7 @@ def test_a_page_that_cannot_be_written_is_refused_before_any_work(
     out = tmp_path / "out"
     arguments = [command, str(folder), "--data", str(data), "--out", str(out), "--html"]
     with pytest.raises(ModuleNotFoundError, match=r"nowhere: got no .*lim_jax\[report\]"):
-        cli.main(arguments)
+        main(arguments)
     assert not out.exists()
 
 
@@ -319,7 +320,7 @@ def test_profile_refuses_before_it_reads_the_weights(
     monkeypatch.setattr(models, "load", None)
     out = tmp_path / "out"
     with pytest.raises(ValueError, match=message):
-        cli.main(["profile", str(folder), "--data", str(data), *arguments, "--out", str(out)])
+        main(["profile", str(folder), "--data", str(data), *arguments, "--out", str(out)])
     assert not out.exists()
 
 
@@ -329,10 +330,10 @@ def test_profile_refuses_contexts_that_the_network_does_not_know(data, tmp_path)
     write_with_letters(folder, CONFIGS["gpt2"])  # of eight places
     arguments = ["profile", str(folder), "--data", str(data), "--out", str(tmp_path / "out")]
     with pytest.raises(ValueError, match="data: got a context of 9 tokens, expected at most 8"):
-        cli.main(arguments)
+        main(arguments)
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     tokenizer["model"]["vocab"][spelt(PROMPTS[0][:1])] = 11
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     data.write_text(json.dumps({"text": spelt(PROMPTS[0])}))
     with pytest.raises(ValueError, match="tokenizer: got the id 11, expected ids below 11"):
-        cli.main(arguments)
+        main(arguments)

@@ -11,9 +11,11 @@ from reference.chats import CHATML
 from reference.publishers import CONFIGS, LETTERS, logits, write_with_letters
 from scipy.special import logsumexp
 
-from lim_jax import cli, models
-from lim_jax.asking import Laid, answering, context_of, self_answered, unanswered
+from lim_jax import models
+from lim_jax.asking import answering, context_of, self_answered, unanswered
+from lim_jax.asking.documents import Laid
 from lim_jax.cli import answers, questions
+from lim_jax.cli.commands import main
 from lim_jax.cli.questions import Found, finding_of
 
 DOCUMENTS = {"first.txt": "abcabd", "second.txt": "hgjh", ".hidden": "no"}
@@ -65,7 +67,7 @@ def test_an_answer_of_the_models_own_and_what_each_document_holds(
 ):
     out = tmp_path / "out"
     arguments = ["ask", str(folder), "bc", "--documents", str(documents), "--out", str(out)]
-    assert cli.main([*arguments, "--answer-tokens", "3", "--no-html"]) == 0
+    assert main([*arguments, "--answer-tokens", "3", "--no-html"]) == 0
     answer = own_answer(3)
     row = np.array(ids_of(PROMPT) + answer)
     model = models.load(folder, dtype="float64")
@@ -110,7 +112,7 @@ def jax_grid(x):
 def test_why_an_answer_and_not_a_foil(folder, documents, tmp_path, undrawn, capsys):
     out = tmp_path / "out"
     arguments = ["ask", str(folder), "bc", "--documents", str(documents), "--out", str(out)]
-    assert cli.main([*arguments, "--answer", "ab", "--foil", "f"]) == 0
+    assert main([*arguments, "--answer", "ab", "--foil", "f"]) == 0
     model, prompt = models.load(folder, dtype="float64"), ids_of(PROMPT)
     # A space, of which the tokenizer knows no word, stands before both.
     answer, foil = np.array([10, 0, 1]), np.array([10, 5])
@@ -146,7 +148,7 @@ def test_a_question_that_cannot_be_asked_is_refused(folder, documents, tmp_path,
     }  # fmt: skip
     for message, arguments in cases.items():
         with pytest.raises(ValueError, match=message):
-            cli.main([*start, *arguments, *out])
+            main([*start, *arguments, *out])
     assert not (tmp_path / "out").exists()
 
 
@@ -173,7 +175,7 @@ def test_a_model_that_has_a_chat_template_is_asked_by_it(
     monkeypatch.setattr(questions, "context_of_line", stopping)
     arguments = ["ask", str(chatting), "bc", "--documents", str(documents), "--no-html"]
     arguments += ["--out", str(tmp_path / "out"), "--answer", "ab", "--foil", "f"]
-    assert cli.main(arguments) == cli.main([*arguments, "--no-chat"]) == 130
+    assert main(arguments) == main([*arguments, "--no-chat"]) == 130
     line, plain = lines
     assert plain.laid.text == PROMPT and (plain.answer, plain.foil) == (" ab", " f")
     asked = PROMPT.split("Question")[0] + "bc"

@@ -9,8 +9,10 @@ from matplotlib.figure import Figure
 from reference.publishers import CONFIGS, spelt, write_with_letters
 from scipy import stats
 
-from lim_jax import cli, models, results
-from lim_jax.asking import Context, ShuffledContexts, Span
+from lim_jax import models, results
+from lim_jax.asking.contexts import Context, Span
+from lim_jax.asking.shuffling import ShuffledContexts
+from lim_jax.cli.commands import main
 from lim_jax.cli.shuffling import averaged_orders
 
 GENERATOR = np.random.default_rng(4)
@@ -52,7 +54,7 @@ def test_documents_in_three_orders_of_two_lines(folder, tmp_path, capsys, monkey
     )
     out = tmp_path / "out"
     arguments = [str(folder), "--data", str(written(tmp_path / "data.jsonl")), "--out", str(out)]
-    assert cli.main(["profile", *arguments, "--loss", "margin", "--shuffle", "3"]) == 0
+    assert main(["profile", *arguments, "--loss", "margin", "--shuffle", "3"]) == 0
     tokens = table(out / "tokens.csv")
     energies, texts = [], []
     for number in range(6):
@@ -131,13 +133,13 @@ def test_lines_of_other_documents_are_told_by_their_number(folder, tmp_path, mon
         tmp_path / "out",
     )
     arguments = ["profile", str(folder), "--data", str(data), "--loss", "answer", "--shuffle"]
-    assert cli.main([*arguments, "2", "--out", str(out)]) == 0
+    assert main([*arguments, "2", "--out", str(out)]) == 0
     document = json.loads((out / "shuffle.json").read_text())
     assert document["documents"] == ["document 1", "document 2", "document 3"]
     first = next(row for row in table(out / "orders.csv") if row["document"] == "document 1")
     assert first["line"] == "0" and "document 1" in capsys.readouterr().out
     data.write_text(data.read_text().splitlines()[0])
-    assert cli.main([*arguments, "3", "--out", str(out), "--overwrite"]) == 0
+    assert main([*arguments, "3", "--out", str(out), "--overwrite"]) == 0
     assert "Errors are over 3 orders of one line" in capsys.readouterr().out
 
 
@@ -146,7 +148,7 @@ def test_fewer_than_two_orders_are_refused(shuffle, message, folder, tmp_path):
     data = written(tmp_path / "data.jsonl")
     arguments = [str(folder), "--data", str(data), "--loss", "answer", "--out", str(tmp_path / "o")]
     with pytest.raises(ValueError, match=message):
-        cli.main(["profile", *arguments, "--shuffle", shuffle])
+        main(["profile", *arguments, "--shuffle", shuffle])
     assert not (tmp_path / "o").exists()
 
 

@@ -22,7 +22,8 @@ from reference.networks import (
 )
 
 import lim_jax as lim
-from lim_jax.loss import last_token, query_subset, teacher_forcing
+from lim_jax.loss import last_token, teacher_forcing
+from lim_jax.loss.queries import query_subset
 
 GRID = lim.token_grid(LENGTH)
 EXAMPLES = 2

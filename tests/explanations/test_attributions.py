@@ -10,7 +10,12 @@ from reference.differences import fitted_order
 from reference.networks import WIDTH, falling_profile, layer_of, random_flow, random_states
 
 import lim_jax as lim
-from lim_jax import explanations
+from lim_jax.explanations.attributions import (
+    attention_rollout,
+    gradient_times_input,
+    integrated_gradients,
+    occlusion,
+)
 from lim_jax.network.flow import heun
 
 LENGTH, RECORDS = (
@@ -48,11 +53,9 @@ def found():
     def attributions(slope, form, x, baseline, records):
         def of(loss, params):
             return {
-                "gradient times input": explanations.gradient_times_input(loss, params, x, 2.0),
-                "integrated": explanations.integrated_gradients(
-                    loss, params, x, 2.0, baseline, steps=3
-                ),
-                "occlusion": explanations.occlusion(loss, params, x, 2.0, baseline, records, 3),
+                "gradient times input": gradient_times_input(loss, params, x, 2.0),
+                "integrated": integrated_gradients(loss, params, x, 2.0, baseline, steps=3),
+                "occlusion": occlusion(loss, params, x, 2.0, baseline, records, 3),
             }
 
         return {"linear": of(linear, slope), "quadratic": of(quadratic, form)}
@@ -105,7 +108,7 @@ def test_integrated_gradients_sum_to_what_the_loss_gains_at_order_two():
     def gaps(form, x, baseline):
         gain = curved(form, x, 1.0) - curved(form, baseline, 1.0)
         parts = [
-            explanations.integrated_gradients(curved, form, x, 1.0, baseline, steps=steps)
+            integrated_gradients(curved, form, x, 1.0, baseline, steps=steps)
             for steps in (4, 8, 16, 32, 64)
         ]
         return jnp.stack(parts).sum(axis=1) - gain, gain
@@ -125,9 +128,7 @@ FLOWS = {
 @pytest.mark.parametrize("name", FLOWS)
 def test_rollout_is_the_product_of_mean_attention_matrices(name):
     flow, x = FLOWS[name], random_states(4, 12, WIDTH)
-    found = jax.jit(lambda flow, x: explanations.attention_rollout(flow, x, lim.token_grid(12)))(
-        flow, x
-    )
+    found = jax.jit(lambda flow, x: attention_rollout(flow, x, lim.token_grid(12)))(flow, x)
     layers = [layer_of(flow, index) for index in range(flow.depth)]
     scheme = "euler" if name == "euler" else "split"
     expected = numpy_network.rollout(layers, np.asarray(x), flow.horizon, scheme, falling_profile)
@@ -144,9 +145,9 @@ def test_attributions_pass_through_transformations():
     def sums(several):
         def total(x):
             parts = (
-                explanations.gradient_times_input(quadratic, form, x, 1.0).sum(),
-                explanations.integrated_gradients(quadratic, form, x, 1.0, baseline, steps=2).sum(),
-                explanations.occlusion(quadratic, form, x, 1.0, baseline, records, 3)[0],
+                gradient_times_input(quadratic, form, x, 1.0).sum(),
+                integrated_gradients(quadratic, form, x, 1.0, baseline, steps=2).sum(),
+                occlusion(quadratic, form, x, 1.0, baseline, records, 3)[0],
             )
             return jnp.stack(parts)
 
@@ -169,20 +170,16 @@ def test_what_has_no_attribution_is_refused():
     x = jnp.ones((3, 2))
     baseline, records = jnp.zeros((3, 2)), jnp.array([0, 1, -1])
     wrong = {
-        "loss: got None": lambda: explanations.gradient_times_input(None, None, x, None),  # pyright: ignore
-        "x: got": lambda: explanations.gradient_times_input(linear, x, x[0], 1.0),
-        "baseline: got shape": lambda: explanations.integrated_gradients(
-            linear, x, x, 1.0, baseline[:2]
-        ),
-        "steps": lambda: explanations.integrated_gradients(linear, x, x, 1.0, baseline, steps=0),
-        "records: got 2 numbers": lambda: explanations.occlusion(
-            linear, x, x, 1.0, baseline, records[:2], 2
-        ),
-        "count": lambda: explanations.occlusion(linear, x, x, 1.0, baseline, records, 0),
-        "flow: got layers of .* by heun": lambda: explanations.attention_rollout(
+        "loss: got None": lambda: gradient_times_input(None, None, x, None),  # pyright: ignore
+        "x: got": lambda: gradient_times_input(linear, x, x[0], 1.0),
+        "baseline: got shape": lambda: integrated_gradients(linear, x, x, 1.0, baseline[:2]),
+        "steps": lambda: integrated_gradients(linear, x, x, 1.0, baseline, steps=0),
+        "records: got 2 numbers": lambda: occlusion(linear, x, x, 1.0, baseline, records[:2], 2),
+        "count": lambda: occlusion(linear, x, x, 1.0, baseline, records, 0),
+        "flow: got layers of .* by heun": lambda: attention_rollout(
             random_flow(step=heun), random_states(), lim.token_grid(12)
         ),
-        "flow": lambda: explanations.attention_rollout(None, x, lim.token_grid(3)),  # pyright: ignore
+        "flow": lambda: attention_rollout(None, x, lim.token_grid(3)),  # pyright: ignore
     }
     for message, call in wrong.items():
         with pytest.raises(ValueError, match=message):

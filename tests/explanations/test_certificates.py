@@ -13,6 +13,8 @@ from lim_jax import explanations, models
 from lim_jax.adjoint.ledger import channels
 from lim_jax.adjoint.tangent import kernel_blocks
 from lim_jax.explanations import certificates, explanation
+from lim_jax.explanations.account import asked_of_windows, parts_of_ids
+from lim_jax.explanations.explanation import average_cone_mass
 from lim_jax.loss import last_token, teacher_forcing
 
 LENGTH, LAYERS, DEPTH, COUNT = 5, 3, 1, 2
@@ -29,11 +31,11 @@ def model():
 
 @cache
 def found():
-    asked = explanations.asked_of_windows(model(), WINDOWS, teacher_forcing(LENGTH))
+    asked = asked_of_windows(model(), WINDOWS, teacher_forcing(LENGTH))
     loss, parts = models.CausalLM.terminal_loss, []
     for at in range(COUNT):
         ids, asks = WINDOWS[at, :-1], jax.tree.map(lambda leaf, at=at: leaf[at], asked)
-        parts.append((ids, asks, explanations.parts_of_ids(model(), ids, asks, DEPTH, loss)))
+        parts.append((ids, asks, parts_of_ids(model(), ids, asks, DEPTH, loss)))
     return explanation._adjoints(parts, DEPTH)[0]
 
 
@@ -162,9 +164,9 @@ def test_contexts_of_several_lengths_are_explained_whole():
         found.influence.energy, np.mean([carried(one) for one in own], axis=0), rtol=1e-10
     )
     # Channels and hops of each, as they are taken apart on its own tokens.
-    asked = explanations.asked_of_windows(network, windows, rows)
+    asked = asked_of_windows(network, windows, rows)
     parts = [
-        explanations.parts_of_ids(
+        parts_of_ids(
             network, jnp.asarray(window[:-1]), jax.tree.map(lambda leaf, at=at: leaf[at], asked), 0,
             models.CausalLM.terminal_loss,
         )
@@ -180,13 +182,13 @@ def test_contexts_of_several_lengths_are_explained_whole():
     ):  # fmt: skip
         np.testing.assert_allclose(profiles, np.mean(expected, axis=0), rtol=1e-9, atol=1e-13)
     masses = [
-        carried(explanations.average_cone_mass(
+        carried(average_cone_mass(
             network, jax.device_put(window[None]),
             lim.boundary_regions(lim.token_grid(len(window) - 1), 0.3),
         ).value)
         for window in windows
     ]  # fmt: skip
-    mass = explanations.average_cone_mass(network, windows, regions)
+    mass = average_cone_mass(network, windows, regions)
     np.testing.assert_allclose(mass.value, np.mean(masses, axis=0), rtol=1e-9)
     # The channels' regional energies are of each context's own regions.
     means = np.mean([

@@ -21,6 +21,8 @@ from lim_jax.adjoint.residual import amplification, interaction_norms
 from lim_jax.adjoint.sites import attention_sites
 from lim_jax.density import Influence
 from lim_jax.explanations.certificates import Judged
+from lim_jax.explanations.explanation import average_cone_mass, explanation_table
+from lim_jax.explanations.tables import contexts_needed, influence_table
 from lim_jax.loss import last_token, teacher_forcing
 from lim_jax.models import language
 from lim_jax.network.norms import LayerNorm
@@ -161,7 +163,7 @@ def test_at_a_depth_the_rest_of_the_network_is_explained_on_the_states_there():
     close(found.hop_energies[:2], energies(hops).mean(axis=0))
     close(found.hop_energies[2:], 0)
     assert found.depth == found.record()["depth"] == 1
-    assert "at depth 1 " in lim.explanations.explanation_table(found)
+    assert "at depth 1 " in explanation_table(found)
     expected = (
         criteria.recency_survival(terminal, initial, growth, REGIONS),
         criteria.primacy_noncancellation(cone, REGIONS),
@@ -232,7 +234,7 @@ def test_a_last_token_loss_is_shown_with_and_without_its_query():
     np.testing.assert_allclose(record["without_queries"]["density"], density, rtol=1e-10)
     assert record["left_out"] == [] and record["without_queries"]["left_out"] == [LENGTH - 1]
     assert record["without_queries"]["indices"]["lim"] == float(rest.indices().lim)
-    lines = lim.explanations.explanation_table(found).splitlines()
+    lines = explanation_table(found).splitlines()
     rows = [list(map(float, line.split()[-3:])) for line in lines[1:5]]
     for row, numbers in zip(
         rows,
@@ -258,27 +260,24 @@ def test_contexts_needed_make_the_interval_as_narrow_as_asked():
     for middle, scale in ((1.0, 1.0), (20.0, 9.0)):  # beyond minus one the width is a part of LIM
         few = drawn(400, middle)
         for width in (0.1, 0.05):
-            many = drawn(lim.explanations.contexts_needed(few, width), middle)
+            many = drawn(contexts_needed(few, width), middle)
             found = 2 * float(many.index_errors().lim)
             assert found == pytest.approx(width * scale, rel=0.2)
             assert float(many.indices().lim) == pytest.approx(1 - middle / 2, abs=3 * width * scale)
-    assert lim.explanations.contexts_needed(drawn(1, 1.0)) is None
-    line = lim.explanations.influence_table(drawn(2, 1.0)).splitlines()[-1]
+    assert contexts_needed(drawn(1, 1.0)) is None
+    line = influence_table(drawn(2, 1.0)).splitlines()[-1]
     assert "two errors within 10 % would take some" in line
-    assert "would take" not in lim.explanations.influence_table(drawn(4000, 1.0))
+    assert "would take" not in influence_table(drawn(4000, 1.0))
     alike = np.array([[3.0, 1.0, 1.0, 1.0, 2.0]] * 2)
     alike = Influence.from_energies(jax.device_put(alike), regions)
-    line = lim.explanations.influence_table(alike).splitlines()[-1]
+    line = influence_table(alike).splitlines()[-1]
     assert "± 0.000, of contexts that all have one profile" in line
 
 
 def test_records_and_tables_give_every_number_under_its_name():
     found = explained(last_token)
     record, regional = found.record(), found.regional
-    rows = {
-        line[:26].strip(): line[26:]
-        for line in lim.explanations.explanation_table(found).split("\n")
-    }
+    rows = {line[:26].strip(): line[26:] for line in explanation_table(found).split("\n")}
     cells = {"left": slice(2), "middle": slice(2, 6), "right": slice(6, 8)}
     for index, channel in enumerate(("residual", "cone", "local")):
         np.testing.assert_allclose(
@@ -330,7 +329,7 @@ def windows_of_ids(count):
 
 def test_the_cone_mass_averages_layers_and_contexts():
     network, ids = neox_like(), windows_of_ids(2)
-    found = lim.explanations.average_cone_mass(network, ids, REGIONS)
+    found = average_cone_mass(network, ids, REGIONS)
     flow, grid = network.flow, REGIONS.grid
 
     @jax.jit

@@ -12,7 +12,10 @@ from reference.differences import fitted_order
 from reference.networks import GRIDS
 
 import lim_jax as lim
-from lim_jax.grid import carried, cell_embedding
+from lim_jax.grid import cell_embedding
+from lim_jax.grid.carrying import carried, resample
+from lim_jax.grid.panels import PanelGrid
+from lim_jax.grid.partition import interval_weights
 
 REFINEMENTS = (20, 40, 80, 160, 320)
 
@@ -198,7 +201,7 @@ def test_fields_on_cells_are_carried_to_other_grids_by_lines(kind):
     source, target = GRIDS[kind](6), lim.token_grid(11)
     values = np.random.default_rng(0).standard_normal((6, 2))
     nodes, p = np.asarray(source.nodes), np.asarray(target.nodes)
-    found = np.asarray(jax.jit(lim.grid.resample)(values, source, target))
+    found = np.asarray(jax.jit(resample)(values, source, target))
     inside = (p >= nodes[0]) & (p <= nodes[-1])
     assert not inside.all()
     for feature in range(2):
@@ -222,9 +225,9 @@ def test_a_grid_is_static():
 def test_breaks_that_were_rounded_to_single_precision_are_refused(as_users_run):
     """Their differences are rounded too, and the panels no longer meet."""
     breaks = (0.0, 0.1, 0.3, 1.0)
-    assert lim.grid.PanelGrid(breaks=breaks, order=4).size == 12
+    assert PanelGrid(breaks=breaks, order=4).size == 12
     with pytest.raises(ValueError, match="an error of .* in the integral of a polynomial"):
-        lim.grid.PanelGrid(breaks=tuple(np.array(breaks, np.float32)), order=4)
+        PanelGrid(breaks=tuple(np.array(breaks, np.float32)), order=4)
 
 
 def test_precision_follows_the_grid():
@@ -259,7 +262,7 @@ def test_a_measure_is_carried_with_its_mass_cell_by_cell(make):
 def test_unions_of_intervals_count_what_they_share_once(convention):
     """Against a fine sum over each cell, or the nodes in [a, b)."""
     intervals = [("0.5", "0.93"), ("0.12", "0.6"), ("0.3", "0.4"), ("0.97", 1)]
-    found = lim.grid.interval_weights(lim.token_grid(10), intervals, convention)
+    found = interval_weights(lim.token_grid(10), intervals, convention)
     if convention == "points":
         expected = np.array([0, 1, 1, 1, 1, 1, 1, 1, 1, 1]) / 10  # of nodes 0.1, 0.2, ..., 1
     else:

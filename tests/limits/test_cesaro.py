@@ -14,7 +14,7 @@ from reference.differences import fitted_order
 from scipy.special import i1
 
 import lim_jax as lim
-from lim_jax.grid import gauss_grid
+from lim_jax.grid.panels import gauss_grid
 
 C = 2.0
 

@@ -10,6 +10,8 @@ import pytest
 from reference.networks import small_fields
 
 import lim_jax as lim
+from lim_jax.limits.constants import depth_constants, largest_control_distances
+from lim_jax.limits.rows import Row, rates_table
 from lim_jax.limits.schemes import Scheme
 from lim_jax.network.continuous import InterpolatedControl, linear_control
 from lim_jax.network.regularity import field_regularity
@@ -83,7 +85,7 @@ def test_the_constants_of_a_matrix_are_its_norm_and_the_states():
     grid = lim.graded_grid(5)
     generator = np.random.default_rng(0)
     matrices, states = generator.standard_normal((4, 3, 3)), generator.standard_normal((4, 5, 3))
-    found = lim.limits.depth_constants(Matrix(jnp.asarray(matrices)), jnp.asarray(states), grid)
+    found = depth_constants(Matrix(jnp.asarray(matrices)), jnp.asarray(states), grid)
     root = np.sqrt(np.asarray(grid.weights))[:, None]
 
     def largest(values, norm):
@@ -195,7 +197,7 @@ def test_a_spike_that_the_samples_miss_refutes_no_theorem():
     assert between.errors[0] > 1.5 * between.bounds[0]
     for study in (on_layers, between):
         assert study.verdict == "measured" and study.holds is None
-        assert "measured" in lim.limits.rates_table([lim.limits.Row("spike", study, None)])
+        assert "measured" in rates_table([Row("spike", study, None)])
         assert study._replace(sampled=False).verdict == "BROKEN"
 
 
@@ -238,7 +240,7 @@ def test_the_distance_to_a_linear_control_is_never_too_small():
     """One parameter: knots 0, 1, 0, -3 at thirds of T = 3, and two layers of 1.5."""
     # `eq:control-l1-convergence`.
     control = linear_control(Matrix(jnp.asarray(np.array([0.0, 1, 0, -3]))), horizon=3.0)
-    distances = lim.limits.largest_control_distances
+    distances = largest_control_distances
 
     def layers(*values):
         return Matrix(jnp.asarray(np.array(values, float)))

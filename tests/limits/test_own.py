@@ -16,7 +16,9 @@ from reference.networks import GRIDS, layer_of, randomised
 from scipy.linalg import expm
 
 import lim_jax as lim
-from lim_jax.limits import Quantity, largest, mean_square
+from lim_jax.limits import Quantity, mean_square
+from lim_jax.limits.refinement import largest
+from lim_jax.network.continuous import LayerwiseControl
 from lim_jax.network.positions import Rotary
 from lim_jax.network.span import Span
 from lim_jax.network.tokenwise import GatedFeedForward
@@ -114,7 +116,7 @@ def test_depth_is_refined_under_a_control_and_a_profile():
 
 @pytest.mark.slow
 def test_positions_and_layers_are_refined_together():
-    control = lim.network.LayerwiseControl(averaging([1.5]))
+    control = LayerwiseControl(averaging([1.5]))
     known = grids(lim.token_grid)
     scheme = lim.limits.Scheme(lim.euler)
     found = lim.limits.study(
@@ -134,7 +136,7 @@ def test_positions_and_layers_are_refined_together():
 @pytest.mark.slow
 def test_a_depth_flow_is_solved_as_well_on_every_grid():
     """Whatever the tolerance that it came with: exp(c A) of the averaging matrix A."""
-    flow = lim.ContinuousFlow(lim.network.LayerwiseControl(averaging([1.5])))
+    flow = lim.ContinuousFlow(LayerwiseControl(averaging([1.5])))
     known = grids(lim.token_grid, (6, 12, 24, 48))
     (row,) = lim.limits.study(flow, squares, known, {"state": state})
     for grid, error in zip(known, row.study.errors, strict=True):
@@ -298,7 +300,7 @@ TURNING = dataclasses.replace(layer_of(FLOW).attention, span=Span(places=Rotary(
 WINDOWED = dataclasses.replace(layer_of(FLOW).attention, span=Span(window=3))
 TOKENS = [lim.token_grid(n) for n in (4, 6, 8, 12)]
 DOUBLED = [lim.token_grid(n) for n in (4, 8, 16)]
-DEPTH_FLOW = lim.ContinuousFlow(lim.network.LayerwiseControl(averaging([1.5])))
+DEPTH_FLOW = lim.ContinuousFlow(LayerwiseControl(averaging([1.5])))
 
 
 def four_of_each(p):

@@ -9,6 +9,7 @@ import pytest
 import lim_jax as lim
 from lim_jax.grid.panels import PanelGrid
 from lim_jax.limits import DepthConstants, DepthProfile, Scheme, depth
+from lim_jax.limits.premises import require_lipschitz, require_resnet_premises, require_smooth
 from lim_jax.network.flow import unit_profile
 
 # Sizes that leave 1 when divided by 3: a jump at 1/3 divides a cell by thirds.
@@ -63,7 +64,7 @@ FIELDS = {
 def test_fields_are_resolved_on_a_grid_or_not_and_no_more_is_said(name):
     # `thm:attention-continuum-error`, `thm:loss-adjoint-continuum-error`.
     field, *resolved = FIELDS[name]
-    checks = {"smooth": lim.limits.require_smooth, "Lipschitz": lim.limits.require_lipschitz}
+    checks = {"smooth": require_smooth, "Lipschitz": require_lipschitz}
     for (word, check), passes in zip(checks.items(), resolved, strict=True):
         if passes:
             check(field)
@@ -274,10 +275,10 @@ def test_a_step_that_is_none_of_eulers_is_known_by_its_defects():
     assert not depth._premises(found, weierstrass, lim.euler, lipschitz=True)
     assert not depth._premises(None, unit_profile, lim.euler, lipschitz=False)
     with pytest.raises(ValueError, match="grow by the factor 2 from 16 layers to 32"):
-        lim.limits.require_resnet_premises({8: 1.0, 16: 2.0, 32: 4.0}, 0.0)
+        require_resnet_premises({8: 1.0, 16: 2.0, 32: 4.0}, 0.0)
     with pytest.raises(ValueError, match="got True, constants .*inf"):
-        lim.limits.require_resnet_premises({8: 1.0, 16: 1.0}, 0.0, (1.0, np.inf))
+        require_resnet_premises({8: 1.0, 16: 1.0}, 0.0, (1.0, np.inf))
     # Rounding grows like the square of the depth, and is no defect.
-    lim.limits.require_resnet_premises({8: 1e-15, 16: 3e-13}, 1e-14)
+    require_resnet_premises({8: 1e-15, 16: 3e-13}, 1e-14)
     with pytest.raises(ValueError, match="lipschitz: got True, .* grow by the factor"):
         lim.limits.shadowing_study(growing, X, GRID, (4, 8), step=half, lipschitz=True)

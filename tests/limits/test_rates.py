@@ -13,7 +13,18 @@ from reference.light import light_flow, light_layers, without_norm
 from reference.networks import layer_of, random_flow, small_fields
 
 import lim_jax as lim
-from lim_jax.limits.schemes import Scheme
+from lim_jax.limits.depth import split_gap_study
+from lim_jax.limits.fields import gaussian_attention, smooth_labels, smooth_states
+from lim_jax.limits.position import cesaro_study, input_adjoint_studies, singularity_study
+from lim_jax.limits.refinement import Study, fit_order, refine, richardson
+from lim_jax.limits.rows import Row, rates_table
+from lim_jax.limits.schemes import (
+    Scheme,
+    alternating_perturbation,
+    reference_flows,
+    spike_perturbation,
+    uniform_perturbation,
+)
 from lim_jax.network.continuous import linear_control
 from lim_jax.network.flow import heun, rk4, strang
 from lim_jax.network.positions import Rotary
@@ -25,7 +36,7 @@ SIZES = (15, 30, 60, 90)  # two thirds and a fifth are ends of tokens, whose mat
 DEPTHS = (16, 32, 64, 128)
 COARSE = (lim.gauss_grid(5), lim.gauss_grid(5))
 MANY = (lim.gauss_grid(8, panels=30), lim.gauss_grid(12, panels=40))
-smooth, labels = lim.limits.smooth_states, lim.limits.smooth_labels
+smooth, labels = smooth_states, smooth_labels
 
 
 def layer(seed=0):
@@ -242,13 +253,9 @@ def trajectories():
         "euler": Scheme(),
         "split": Scheme(lim.split),
         "heun": Scheme(heun, 0.5),
-        "uniform": Scheme(
-            perturbation=lim.limits.uniform_perturbation(direction, lambda m: m**-0.5)
-        ),
-        "spike": Scheme(perturbation=lim.limits.spike_perturbation(direction)),
-        "alternating": Scheme(
-            perturbation=lim.limits.alternating_perturbation(direction, lambda m: m**-0.5)
-        ),
+        "uniform": Scheme(perturbation=uniform_perturbation(direction, lambda m: m**-0.5)),
+        "spike": Scheme(perturbation=spike_perturbation(direction)),
+        "alternating": Scheme(perturbation=alternating_perturbation(direction, lambda m: m**-0.5)),
     }
     control, grid, depths = linear_control(small_fields()), lim.token_grid(6), (32, 64, 128, 256)
     return lim.limits.trajectory_studies(control, smooth(grid.nodes), grid, depths, schemes)
@@ -318,7 +325,7 @@ def test_strang_is_of_second_order_between_nonlinear_sublayers():
 
     *found, exact = map(float, ends(jnp.asarray(np.full((2, 1), 0.4))))
     errors = [abs(end - exact) for end in found]
-    assert abs(lim.limits.fit_order(depths, errors).value - 2) < 0.15
+    assert abs(fit_order(depths, errors).value - 2) < 0.15
 
 
 def test_rk4_is_of_fourth_order_on_a_field_that_stays():
@@ -336,7 +343,7 @@ def test_rk4_is_of_fourth_order_on_a_field_that_stays():
         return [lim.ResidualFlow(Decay(jnp.ones(m)), step=rk4)(x, grid)[0, 0] for m in depths]
 
     errors = [abs(float(end) - math.exp(-1)) for end in ends(jnp.asarray(np.ones((2, 1))))]
-    assert abs(lim.limits.fit_order(depths, errors).value - 4) < 0.15
+    assert abs(fit_order(depths, errors).value - 4) < 0.15
 
 
 @pytest.mark.slow
@@ -370,7 +377,7 @@ def test_the_split_defect_is_of_second_order_and_its_sum_of_first():
     x = smooth(grid.nodes)
     assert_order(lim.limits.split_defect_study(one, x, grid, DEPTHS), 2)
     control = linear_control(light_layers(3, width=3))
-    gap = lim.limits.split_gap_study(control, x, grid, DEPTHS)
+    gap = split_gap_study(control, x, grid, DEPTHS)
     assert_order(gap, 1)
     assert gap.claimed is None
 
@@ -380,7 +387,7 @@ def test_adjoint_density_and_cone_mass_converge_in_depth():
     """Dear: an adjoint and a cone mass of each depth and scheme, and two references to compare."""
     control = linear_control(light_layers(3, width=3))
     grid = lim.token_grid(6)
-    other, flow = lim.limits.reference_flows(control)
+    other, flow = reference_flows(control)
     nearby = lim.ContinuousFlow(linear_control(light_layers(3, width=3, scale=0.999)))
 
     def studies(*references):
@@ -409,8 +416,8 @@ def test_regional_influence_needs_the_graded_grid(make_grid, order):
 
     On tokens 0.6 is the slope at these lengths: the order is 1 up to powers of log L.
     """
-    layers = without_norm(lim.limits.gaussian_attention(0, 2))
-    studies = lim.limits.input_adjoint_studies(
+    layers = without_norm(gaussian_attention(0, 2))
+    studies = input_adjoint_studies(
         lim.ResidualFlow(layers),
         lambda x, grid: lim.inner(smooth(grid.nodes) + 1, x, grid),
         smooth,
@@ -477,12 +484,12 @@ def test_the_input_adjoint_grows_like_a_power_of_the_logarithm_at_zero():
     one = jnp.ones((1, 1, 1))
     layer = lim.CausalAttention(eqx.nn.Identity(), 0 * one, 0 * one, one, one)
     layers = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), layer)
-    study = lim.limits.singularity_study(
+    study = singularity_study(
         lim.ResidualFlow(layers, horizon=2.0),
         lambda x, grid: lim.integral(x, grid).sum(),
         lambda p: jnp.zeros((p.size, 1)),
     )
-    tokens = lim.limits.singularity_study(
+    tokens = singularity_study(
         lim.ResidualFlow(layers, horizon=2.0),
         lambda x, grid: lim.integral(x, grid).sum(),
         lambda p: jnp.zeros((p.size, 1)),
@@ -499,7 +506,7 @@ def test_the_input_adjoint_grows_like_a_power_of_the_logarithm_at_zero():
 
 
 def test_averaging_converges_to_its_closed_form():
-    study = lim.limits.cesaro_study(2.0, (200, 400, 800, 3200))
+    study = cesaro_study(2.0, (200, 400, 800, 3200))
     assert abs(study.order.value - 1) < 0.15 and study.claimed is None
     # Measured once by an independent sum.
     np.testing.assert_allclose(study.errors, (1.4e-2, 7.3e-3, 3.6e-3, 9.1e-4), rtol=0.05)
@@ -704,30 +711,28 @@ def test_whether_a_window_is_consistent_depends_on_the_residuals():
 
 def test_richardson_cancels_the_leading_error():
     for order in (1, 2):
-        values = lim.limits.richardson(
-            lambda n, r=order: jnp.array(3 + n**-r + n ** -(r + 1)), order
-        )
+        values = richardson(lambda n, r=order: jnp.array(3 + n**-r + n ** -(r + 1)), order)
         errors = [abs(float(values(n)) - 3) for n in (10, 20, 40, 80)]
-        assert abs(lim.limits.fit_order((10, 20, 40, 80), errors).value - order - 1) < 0.15
+        assert abs(fit_order((10, 20, 40, 80), errors).value - order - 1) < 0.15
 
 
 def test_orders_are_fitted_with_their_uncertainty():
     refinements = (10, 20, 40, 80, 160)
     noise = np.array([1.1, 0.9, 1.05, 0.95, 1.0])
     errors = 3.0 / np.array(refinements) ** 1.5 * noise
-    order = lim.limits.fit_order(refinements, errors.tolist())
+    order = fit_order(refinements, errors.tolist())
     assert abs(order.value - 1.5) < order.half_width < 0.1
     with pytest.raises(ValueError, match="at least four"):
-        lim.limits.fit_order((1, 2, 4), (1.0, 0.5, 0.25))
+        fit_order((1, 2, 4), (1.0, 0.5, 0.25))
     with pytest.raises(ValueError, match="an error of zero has no logarithm"):
-        lim.limits.fit_order((1, 2, 4, 8), (1.0, 0.5, 0.25, 0.0))
+        fit_order((1, 2, 4, 8), (1.0, 0.5, 0.25, 0.0))
 
 
 def test_the_table_prints_a_dash_for_what_the_paper_does_not_state():
-    silent = lim.limits.refine("eq", None, (1, 2, 4, 8), lambda n: 1 / n, 0.0)
-    stated = lim.limits.refine("eq", 1.0, (1, 2, 4, 8), lambda n: 1 / n, 0.0, lambda n: 1 / n)
-    rows = [lim.limits.Row("a, b", study, 1) for study in (silent, stated)]
-    table = lim.limits.rates_table(rows).splitlines()
+    silent = refine("eq", None, (1, 2, 4, 8), lambda n: 1 / n, 0.0)
+    stated = refine("eq", 1.0, (1, 2, 4, 8), lambda n: 1 / n, 0.0, lambda n: 1 / n)
+    rows = [Row("a, b", study, 1) for study in (silent, stated)]
+    table = rates_table(rows).splitlines()
     assert table[1].split()[2:4] == ["–", "1.00"] and table[1].split()[7] == "–"
     assert table[2].split()[2:4] == ["1.00", "1.00"] and table[2].split()[7] == "holds"
     assert rows[0].record()["claimed"] is None
@@ -735,7 +740,7 @@ def test_the_table_prints_a_dash_for_what_the_paper_does_not_state():
 
 def test_a_bound_is_judged_up_to_the_reference_and_to_rounding():
     four = (1.0, 2.0, 4.0, 8.0)
-    study = lim.limits.Study("eq", 1.0, four, (1e-15, 1e-6, 1e-6, 1e-6), (0.0,) * 4, 1e-6)
+    study = Study("eq", 1.0, four, (1e-15, 1e-6, 1e-6, 1e-6), (0.0,) * 4, 1e-6)
     assert study.verdict == "unresolved" and study.holds is None
     assert study._replace(reference_error=0.0).holds is False
     assert study._replace(errors=(1.1e-6,) * 4).holds is False
@@ -743,15 +748,15 @@ def test_a_bound_is_judged_up_to_the_reference_and_to_rounding():
     assert study._replace(bounds=(2.1e-6,) * 4).holds
     assert study._replace(bounds=(1.9e-6,) * 4).holds is None
     assert study._replace(errors=(1e-15,) * 4, reference_error=0.0).holds
-    table = lim.limits.rates_table([lim.limits.Row("limit", study, None)])
+    table = rates_table([Row("limit", study, None)])
     assert "unresolved" in table and "COARSE REFERENCE" in table
 
 
 def test_a_broken_bound_is_reported():
-    study = lim.limits.Study("eq", 1.0, (1.0, 2.0), (1.0, 0.6), (1.0, 0.5), 0.0)
+    study = Study("eq", 1.0, (1.0, 2.0), (1.0, 0.6), (1.0, 0.5), 0.0)
     assert study.holds is False
     four = (1.0, 2.0, 4.0, 8.0)
-    broken = lim.limits.Study("eq", 1.0, four, (1.0, 0.5, 0.25, 0.125), (0.9,) * 4, 0.0)
-    assert not lim.limits.Row("limit", broken, 1).agrees
-    assert lim.limits.Row("limit", broken._replace(bounds=None), 1).agrees
-    assert not lim.limits.Row("limit", broken._replace(bounds=None), 2).agrees
+    broken = Study("eq", 1.0, four, (1.0, 0.5, 0.25, 0.125), (0.9,) * 4, 0.0)
+    assert not Row("limit", broken, 1).agrees
+    assert Row("limit", broken._replace(bounds=None), 1).agrees
+    assert not Row("limit", broken._replace(bounds=None), 2).agrees

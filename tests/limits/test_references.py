@@ -9,7 +9,9 @@ import pytest
 from reference.light import averaging
 
 import lim_jax as lim
-from lim_jax.limits import Quantity, doubt, polynomial_twins, remarks, study
+from lim_jax.limits import Quantity, study
+from lim_jax.limits.references import doubt, polynomial_twins
+from lim_jax.limits.rows import remarks
 
 SIZES = (12, 24, 48, 96)
 TOKENS = [lim.token_grid(size) for size in SIZES]

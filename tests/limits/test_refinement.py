@@ -8,6 +8,8 @@ from reference.networks import random_states
 
 import lim_jax as lim
 from lim_jax.limits import depth
+from lim_jax.limits.refinement import Study, fit_order
+from lim_jax.limits.rows import Row, rates_table
 from lim_jax.network.flow import unit_profile
 
 
@@ -16,7 +18,7 @@ def test_fitted_orders_are_numpys_with_their_covariance(count):
     refinements = 10.0 * 1.7 ** np.arange(count)
     noise = np.exp(0.1 * np.random.default_rng(count).standard_normal(count))
     errors = 0.4 * refinements**-1.5 * noise
-    found = lim.limits.fit_order(refinements.tolist(), errors.tolist())
+    found = fit_order(refinements.tolist(), errors.tolist())
     fit, covariance = np.polyfit(np.log(refinements), np.log(errors), 1, cov=True)
     np.testing.assert_allclose(found.value, -fit[0], rtol=1e-10)
     np.testing.assert_allclose(found.constant, np.exp(fit[1]), rtol=1e-10)
@@ -30,7 +32,7 @@ def test_an_order_is_of_positive_finite_numbers(broken):
         given = [numbers, [1.0, 0.5, 0.25, 0.125]]
         given[changed] = [*given[changed][:3], broken]
         with pytest.raises(ValueError, match="errors: got .+ expected at least four positive"):
-            lim.limits.fit_order(*given)
+            fit_order(*given)
 
 
 def test_the_constant_of_attention_is_the_proofs_by_loops():
@@ -79,8 +81,8 @@ def test_the_table_of_rates_marks_bounds_that_break_and_references_that_are_coar
     kept, broken = (2.0, 1.0, 0.5, 0.25), (2.0, 0.25, 0.5, 0.25)
 
     def words(bounds, reference, expected):
-        study = lim.limits.Study("eq:mine", 1.0, sizes, errors, bounds, reference)
-        line = lim.limits.rates_table([lim.limits.Row("mine", study, expected)]).splitlines()[1]
+        study = Study("eq:mine", 1.0, sizes, errors, bounds, reference)
+        line = rates_table([Row("mine", study, expected)]).splitlines()[1]
         return line.split()
 
     assert words(kept, 0.0, 1.0)[1:7] == ["1.00", "1.00", "1.00", "±", "0.00", "holds"]

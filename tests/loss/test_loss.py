@@ -15,14 +15,14 @@ import lim_jax as lim
 from lim_jax.adjoint.sweep import terminal_adjoint
 from lim_jax.loss import (
     LocalReadout,
-    hat,
     last_token,
     logit_residual,
     margin_loss,
     positionwise_cross_entropy,
-    query_subset,
     teacher_forcing,
 )
+from lim_jax.loss.queries import query_subset
+from lim_jax.loss.readouts import hat
 
 GRID = lim.token_grid(12)
 WEIGHT = random_states(4, 6, 5)

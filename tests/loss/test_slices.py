@@ -7,6 +7,7 @@ import pytest
 from scipy.special import log_softmax, logsumexp
 
 from lim_jax import loss
+from lim_jax.loss.losses import Slices, sliced_answers, sliced_cross_entropy, sliced_margin_loss
 
 QUERIES, CLASSES = 4, 7
 DRAW = np.random.default_rng(0)
@@ -23,7 +24,7 @@ def slices(logits, size):
     def of(start):
         return jax.lax.dynamic_slice_in_dim(logits, start, size, axis=1)
 
-    return loss.Slices(of, size, CLASSES, logits.dtype)
+    return Slices(of, size, CLASSES, logits.dtype)
 
 
 def others(logits) -> np.ndarray:
@@ -39,16 +40,16 @@ def put(array):
 ANSWERS = LOGITS[np.arange(QUERIES), NUMBERS]
 CASES = {
     "cross-entropy": (
-        loss.sliced_cross_entropy,
+        sliced_cross_entropy,
         NUMBERS,
         -WEIGHTS @ log_softmax(LOGITS, axis=1)[np.arange(QUERIES), NUMBERS],
     ),
     "soft": (
-        loss.sliced_cross_entropy,
+        sliced_cross_entropy,
         SOFT,
         -WEIGHTS @ (SOFT * log_softmax(LOGITS, axis=1)).sum(axis=1),
     ),
-    "margin": (loss.sliced_margin_loss, NUMBERS, WEIGHTS @ (others(LOGITS) - ANSWERS)),
+    "margin": (sliced_margin_loss, NUMBERS, WEIGHTS @ (others(LOGITS) - ANSWERS)),
 }
 
 
@@ -59,7 +60,7 @@ def test_the_largest_class_is_the_first_of_equal_ones_in_any_slice():
     def of(start):
         return jax.lax.dynamic_slice_in_dim(put(rows), start, 3, axis=1)
 
-    found = loss.sliced_answers(loss.Slices(of, 3, 4, "float64"))
+    found = sliced_answers(Slices(of, 3, 4, "float64"))
     np.testing.assert_array_equal(found, [0, 3, 2, 1, 1])
 
 
@@ -101,7 +102,7 @@ def test_masked_classes_take_no_part(size):
     expected = -WEIGHTS @ (soft * np.where(soft == 0, 0, log_softmax(safe, axis=1))).sum(axis=1)
 
     def of(logits):
-        return loss.sliced_cross_entropy(slices(logits, size), put(soft), put(WEIGHTS))
+        return sliced_cross_entropy(slices(logits, size), put(soft), put(WEIGHTS))
 
     value, gradient = jax.jit(jax.value_and_grad(of))(put(masked))
     np.testing.assert_allclose(value, expected, rtol=1e-13)
@@ -127,7 +128,7 @@ def test_second_derivatives_are_those_of_whole_logits(name):
     np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-15)
 
 
-@pytest.mark.parametrize("function", [loss.sliced_cross_entropy, loss.sliced_margin_loss])
+@pytest.mark.parametrize("function", [sliced_cross_entropy, sliced_margin_loss])
 def test_a_sure_answer_keeps_its_digits(function):
     # The answer's odds are e^100: the cross-entropy is e^-100, which no difference of sums keeps.
     logits = np.zeros((1, CLASSES))
@@ -138,17 +139,17 @@ def test_a_sure_answer_keeps_its_digits(function):
         return function(slices(logits, 3), put(np.array([2])), put(np.ones(1)))
 
     value = of(put(logits))
-    expected = np.exp(-100.0) if function is loss.sliced_cross_entropy else -100.0
+    expected = np.exp(-100.0) if function is sliced_cross_entropy else -100.0
     np.testing.assert_allclose(value, expected, rtol=1e-12)
 
 
 def test_what_does_not_fit_is_refused(as_users_run):
     of = slices(put(LOGITS), 3)
     with pytest.raises(Exception, match="sum to one"):
-        jax.block_until_ready(loss.sliced_cross_entropy(of, put(NUMBERS), put(2 * WEIGHTS)))
+        jax.block_until_ready(sliced_cross_entropy(of, put(NUMBERS), put(2 * WEIGHTS)))
     with pytest.raises(Exception, match="class numbers from 0 to 6"):
-        jax.block_until_ready(loss.sliced_margin_loss(of, put(NUMBERS + 1), put(WEIGHTS)))
+        jax.block_until_ready(sliced_margin_loss(of, put(NUMBERS + 1), put(WEIGHTS)))
     with pytest.raises(ValueError, match=r"labels: got .* with logits of shape \(4, 7\)"):
-        loss.sliced_cross_entropy(of, put(SOFT[:, :6]), put(WEIGHTS))
+        sliced_cross_entropy(of, put(SOFT[:, :6]), put(WEIGHTS))
     with pytest.raises(ValueError, match="targets: got"):
-        loss.sliced_margin_loss(of, put(SOFT), put(WEIGHTS))
+        sliced_margin_loss(of, put(SOFT), put(WEIGHTS))

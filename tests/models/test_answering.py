@@ -18,15 +18,8 @@ from reference.networks import randomised
 from lim_jax import models
 from lim_jax.grid import token_grid
 from lim_jax.models.answering import after_context, after_id
-from lim_jax.network import (
-    ResidualFlow,
-    TransformerField,
-    causal_attention,
-    euler,
-    heun,
-    keeps,
-    split,
-)
+from lim_jax.network import ResidualFlow, TransformerField, causal_attention, euler, heun, split
+from lim_jax.network.keeping import keeps
 
 RECORD = json.loads((Path(__file__).parent / "recorded.json").read_text())
 WRITE = runpy.run_path(str(ROOT / "benchmarks" / "drawing.py"))["write"]

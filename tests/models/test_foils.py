@@ -11,7 +11,8 @@ from scipy.special import log_softmax
 
 import lim_jax as lim
 from lim_jax import models
-from lim_jax.models import Queries, contrast, contrast_loss
+from lim_jax.models import Queries, contrast_loss
+from lim_jax.models.foils import contrast
 
 PLACES = 22
 GENERATOR = np.random.default_rng(2)

@@ -13,6 +13,7 @@ from reference import publishers
 
 from lim_jax import models
 from lim_jax.models import hub
+from lim_jax.models.hub import model_path
 
 NAME = "someone/small-model_1.5"
 
@@ -32,7 +33,7 @@ def snapshot(tmp_path, monkeypatch):
 
 
 def test_a_name_is_the_folder_in_the_cache(snapshot):
-    assert models.model_path(NAME) == snapshot
+    assert model_path(NAME) == snapshot
     ids = jax.device_put(np.arange(5))
     logits = eqx.filter_jit(models.CausalLM.logits)
     expected = logits(models.load(snapshot), ids)
@@ -47,9 +48,9 @@ def test_a_name_is_the_folder_in_the_cache(snapshot):
 def test_a_path_goes_first(snapshot, tmp_path):
     here = tmp_path / NAME
     here.mkdir(parents=True)
-    assert models.model_path(NAME).resolve() == here
+    assert model_path(NAME).resolve() == here
     for other in ("no-such", "a/b/c", "/someone/model", "someone/model.gguf", "../model", "a b/c"):
-        assert models.model_path(other).as_posix() == other
+        assert model_path(other).as_posix() == other
 
 
 def test_what_is_not_in_the_cache_is_said_and_never_downloaded(snapshot, monkeypatch):
@@ -85,5 +86,5 @@ def test_a_missing_package_is_said(snapshot, monkeypatch):
     monkeypatch.setattr(hub, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"no package huggingface_hub .* pip install .*models"):
         models.load(NAME)
-    assert models.model_path(snapshot) == snapshot
+    assert model_path(snapshot) == snapshot
     assert importlib.util.find_spec("huggingface_hub") is not None

@@ -15,6 +15,7 @@ from reference.publishers import CONFIGS, write
 import lim_jax as lim
 from lim_jax import models
 from lim_jax.loss import teacher_forcing
+from lim_jax.models.ids import padded_length
 
 REGIONS = lim.boundary_regions(lim.graded_grid(10), 0.2)
 LENGTHS, PLACES = (5, 7, 20), 22  # padded to 16, 16, 24 or all places
@@ -293,10 +294,10 @@ def test_some_ten_programs_serve_all_lengths(model):
         jax.block_until_ready(models.influence_of_ids(model, others, REGIONS).energy)
     assert not found
     lengths = range(1, 4097)
-    padded = [models.padded_length(length) for length in lengths]
+    padded = [padded_length(length) for length in lengths]
     for length, size in zip(lengths, padded, strict=True):
         assert length <= size <= max(16, (3 / 2 if length <= 1024 else 9 / 8) * length)
-    assert [models.padded_length(size) for size in sorted(set(padded))] == sorted(set(padded))
+    assert [padded_length(size) for size in sorted(set(padded))] == sorted(set(padded))
     assert len(set(padded[:1024])) == 13 and len(set(padded[1024:])) == 16
 
 

@@ -8,6 +8,7 @@ import pytest
 from tokenizers.pre_tokenizers import ByteLevel
 
 from lim_jax import models
+from lim_jax.models.text import ids_of_text
 
 MERGES = ["t h", "th e", "Ġ the", "a n", "Ġ a", "1 9"]
 WORDS = ["<|end|>", *sorted(ByteLevel.alphabet()), "th", "the", "Ġthe", "an", "Ġa", "19"]
@@ -55,7 +56,7 @@ def test_a_files_own_vocabulary_reads_as_the_publishers(tmp_path, cut):
         ours, theirs = made.encode(text), expected.encode(text)
         assert ours.tokens == theirs.tokens and ours.offsets == theirs.offsets
         assert made.decode(ours.ids, skip_special_tokens=False) == text
-        found = models.ids_of_text(text, tmp_path / "folder" / "tokenizer.json")
+        found = ids_of_text(text, tmp_path / "folder" / "tokenizer.json")
         assert np.asarray(found).tolist() == ours.ids
     assert ("19" in made.encode("1999").tokens) == (cut == "gpt-2")
 

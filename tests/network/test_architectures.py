@@ -12,7 +12,9 @@ from reference.architectures import ARCHITECTURES, architecture_flow
 from reference.networks import LENGTH, falling_profile, layer_of, random_states, randomised
 
 import lim_jax as lim
-from lim_jax.network import RMSNorm, Rotary, Span, unit_profile
+from lim_jax.network import RMSNorm, Rotary, Span
+from lim_jax.network.flow import unit_profile
+from lim_jax.network.regularity import feed_forward_regularity
 
 GRID = lim.token_grid(LENGTH)
 
@@ -157,4 +159,4 @@ def test_lipschitz_constants_know_groups_and_refuse_what_they_do_not_know():
     with pytest.raises(ValueError, match="attention: got norms of queries or keys"):
         lim.network.attention_regularity(field.attention)
     with pytest.raises(ValueError, match="network: got GatedFeedForward"):
-        lim.network.feed_forward_regularity(field.feed_forward)
+        feed_forward_regularity(field.feed_forward)

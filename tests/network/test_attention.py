@@ -12,7 +12,7 @@ from reference.networks import GRIDS, random_states
 from scipy.special import softmax
 
 import lim_jax as lim
-from lim_jax.grid import CellGrid
+from lim_jax.grid.cells import CellGrid
 from lim_jax.network.attention import attention_weights
 
 QUERY, KEY = random_states(0, 9, 3), random_states(1, 9, 3)

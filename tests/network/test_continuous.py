@@ -15,7 +15,7 @@ from scipy.linalg import expm
 
 import lim_jax as lim
 from lim_jax.adjoint.continuous import continuous_adjoint
-from lim_jax.grid import gauss_grid
+from lim_jax.grid.panels import gauss_grid
 from lim_jax.limits.fields import smooth_states
 from lim_jax.network.continuous import (
     ContinuousFlow,

@@ -9,7 +9,7 @@ from reference.architectures import architecture_flow
 from reference.networks import layer_of, random_states
 
 import lim_jax as lim
-from lim_jax.network import ClampedGate, Experts, MixtureOfExperts, Routing
+from lim_jax.network.experts import ClampedGate, Experts, MixtureOfExperts, Routing
 
 
 def weights_of(routing, scores, preference=None):

@@ -12,20 +12,18 @@ from reference.differences import fitted_order
 from reference.networks import LENGTH, WIDTH, layer_of, random_states
 
 import lim_jax as lim
-from lim_jax.network import (
+from lim_jax.network import Rotary, Span
+from lim_jax.network.frequencies import (
     DynamicFrequencies,
     LongFrequencies,
-    Rotary,
-    Span,
-    Spans,
-    Tempered,
-    UnitRotary,
     linear_scaling,
     llama3_scaling,
     rotary_frequencies,
     yarn_amplitude,
     yarn_scaling,
 )
+from lim_jax.network.positions import Tempered, UnitRotary
+from lim_jax.network.span import Spans
 
 SIZES = (12, 24, 48, 96)
 

@@ -7,7 +7,8 @@ from reference.differences import fitted_order
 from reference.networks import layer_of, random_flow, random_states
 
 import lim_jax as lim
-from lim_jax.grid import PanelGrid, gauss_grid, resample
+from lim_jax.grid.carrying import resample
+from lim_jax.grid.panels import PanelGrid, gauss_grid
 from lim_jax.network.attention import attention_kernel, attention_weights
 
 ETA = 0.1

@@ -30,7 +30,7 @@ from lim_jax.observability.trace_estimates import (
     systematic_sample,
 )
 from lim_jax.training.discrepancy import influence_discrepancy
-from lim_jax.training.observing import trace_penalty
+from lim_jax.training.observing import sampled_trace_penalty, trace_penalty
 from lim_jax.training.reweighting import reweight_positions
 
 GRID = lim.graded_grid(5)
@@ -315,7 +315,7 @@ def test_the_crossfit_penalty_is_unbiased_and_the_squared_one_is_not(exact_grami
 def test_sampled_positions_stand_for_all_in_expectation():
     """Weighted sums over all subsets of three positions, with their probabilities."""
     traces, grid = jnp.array([1.0, 3.0, 2.0, 7.0, 5.0, 4.0]), lim.token_grid(6)
-    whole = lim.training.sampled_trace_penalty(traces, grid.weights)
+    whole = sampled_trace_penalty(traces, grid.weights)
     np.testing.assert_allclose(whole, lim.training.trace_penalty(traces, grid), rtol=1e-12)
     grid = lim.graded_grid(6)
     subsets = list(itertools.combinations(range(6), 3))

@@ -6,8 +6,12 @@ import numpy as np
 import pytest
 from reference.section4 import section4_by_hand
 
-from lim_jax import cli, paper
+from lim_jax import paper
+from lim_jax.cli.commands import main
 from lim_jax.grid import boundary_regions
+from lim_jax.paper.outcomes import probe_study, summary, table_row
+from lim_jax.paper.printed import compare, printed_figures
+from lim_jax.paper.simulation import gate_influence
 
 
 def cesaro_matrices():
@@ -28,9 +32,9 @@ def test_influence_is_that_of_the_kronecker_matrices():
     covector = np.kron(0.85 * np.eye(48)[-1] + 0.15 / 48, [1, 0.5, -0.3, 0.2])
     adjoint = np.repeat(np.exp(gates), 4) * (propagator.T @ covector)
     energy = (adjoint.reshape(48, 4) ** 2).sum(axis=1)
-    result = paper.gate_influence(jnp.asarray(gates))
+    result = gate_influence(jnp.asarray(gates))
     np.testing.assert_allclose(result.density, 48 * energy / energy.sum(), rtol=1e-12)
-    row, density = paper.table_row(result), 48 * energy / energy.sum()
+    row, density = table_row(result), 48 * energy / energy.sum()
     np.testing.assert_allclose((row.Z, row.imbalance), (energy.sum(), np.var(density)), rtol=1e-12)
     # 9.6 tokens are a fifth: six tenths of the tenth from the left and from the right.
     share = np.clip(9.6 - np.arange(48), 0, 1) / 9.6
@@ -62,7 +66,7 @@ def test_gramians_are_those_of_the_kronecker_matrices_and_scale_with_the_gates()
 def test_the_influence_imbalance_ignores_a_common_gate():
     """Why the printed Z is the optimiser's: the controlled quantity does not see it."""
     gates = jnp.sin(jnp.arange(48.0))
-    results = [paper.gate_influence(gates + shift) for shift in (0.0, 0.7)]
+    results = [gate_influence(gates + shift) for shift in (0.0, 0.7)]
     imbalances = [paper.influence_imbalance(result.density) for result in results]
     np.testing.assert_allclose(*imbalances, rtol=1e-12)
     np.testing.assert_allclose(results[1].total / results[0].total, np.exp(1.4), rtol=1e-12)
@@ -72,7 +76,7 @@ def test_objectives_are_a_price_on_the_gates_and_the_scatter_that_they_lessen():
     # `eq:simulation-algorithm1-objective`, `eq:simulation-algorithm3-objective`,
     # `eq:simulation-imbalance-metrics`, `eq:simulation-normalized-observability`.
     gates = np.sin(np.arange(48.0))
-    density = np.asarray(paper.gate_influence(jnp.asarray(gates)).density)
+    density = np.asarray(gate_influence(jnp.asarray(gates)).density)
     traces = np.trace(np.asarray(paper.gate_gramians(jnp.asarray(gates))), axis1=1, axis2=2)
     scatters = np.var(density), np.var(traces / traces.mean())
     objectives = paper.algorithms.algorithm1_objective, paper.algorithms.algorithm3_objective
@@ -103,7 +107,7 @@ def test_the_probe_study_is_numpys_of_one_stream(monkeypatch):
     monkeypatch.setattr(paper.outcomes, "REPETITIONS", 20)
     gramians = np.asarray(paper.gate_gramians(jnp.zeros(48)))
     penalty = np.var(np.trace(gramians, axis1=1, axis2=2))
-    found, stream = paper.probe_study(), np.random.default_rng(20260717)
+    found, stream = probe_study(), np.random.default_rng(20260717)
     np.testing.assert_allclose(found.penalty, penalty, rtol=1e-12)
     for index, count in enumerate((1, 3)):
         probes = stream.standard_normal((20, count, 4))
@@ -142,10 +146,10 @@ def test_section_4_is_its_stages_and_the_rows_of_where_they_stop(monkeypatch):
         "algorithm3": (third, ones),
     }
     for name, gates_and_weights in rows.items():
-        expected = paper.gate_influence(*map(jax.device_put, gates_and_weights)).energy
+        expected = gate_influence(*map(jax.device_put, gates_and_weights)).energy
         np.testing.assert_array_equal(found.table[name], expected)
     for row in found.minimiser.values():
-        np.testing.assert_array_equal(row, paper.gate_influence(jax.device_put(second)).energy)
+        np.testing.assert_array_equal(row, gate_influence(jax.device_put(second)).energy)
     assert found.objectives == by_hand.objectives and found.runs == by_hand.runs
     traces = {when: np.asarray(density) for when, density in found.trace_densities.items()}
     for when, gates in (("before", zeros), ("after", third)):
@@ -156,7 +160,7 @@ def test_section_4_is_its_stages_and_the_rows_of_where_they_stop(monkeypatch):
 
 def test_the_summary_lays_out_what_it_is_given():
     results = section4_by_hand()
-    numbers = paper.summary(results)
+    numbers = summary(results)
     first, second, third = (np.asarray(run.history) for run in results.runs.values())
     rows = results.table
     assert numbers["change"] == {
@@ -174,21 +178,21 @@ def test_the_summary_lays_out_what_it_is_given():
 
 def test_figures_are_compared_by_ours_less_the_papers():
     numbers = {}
-    for path, printed in paper.printed_figures():
+    for path, printed in printed_figures():
         inner = numbers
         for key in path[:-1]:
             inner = inner.setdefault(key, {})
         percent = printed.endswith("%")
         inner[path[-1]] = float(printed.rstrip("%")) / (100 if percent else 1)
-    assert all(found.agrees for found in paper.compare(numbers))
+    assert all(found.agrees for found in compare(numbers))
     numbers["table"]["baseline"]["left"] += 0.25
-    missed = [found for found in paper.compare(numbers) if not found.agrees]
+    missed = [found for found in compare(numbers) if not found.agrees]
     assert [found.name for found in missed] == ["table baseline left"]
     assert missed[0].difference == pytest.approx(0.25)
 
 
 def test_the_command_line_explains_itself(capsys):
     with pytest.raises(SystemExit) as stop:
-        cli.main(["reproduce", "--help"])
+        main(["reproduce", "--help"])
     assert stop.value.code == 0
     assert "section 4" in capsys.readouterr().out.lower()

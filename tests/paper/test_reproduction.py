@@ -11,6 +11,10 @@ from matplotlib.image import imread
 from reference.as_users import run_python
 
 from lim_jax import paper
+from lim_jax.paper.algorithms import adam_run
+from lim_jax.paper.outcomes import table_row
+from lim_jax.paper.printed import compare, comparison_table
+from lim_jax.paper.simulation import gate_influence
 
 pytestmark = pytest.mark.slow
 
@@ -37,8 +41,8 @@ def test_every_printed_digit_agrees(reproduced):
     # `eq:simulation-normalized-observability`.
     done, _, numbers = reproduced
     assert done.returncode == 0, done.stderr
-    assert [c.name for c in paper.compare(numbers) if not c.agrees] == []
-    assert len(paper.compare(numbers)) == 56
+    assert [c.name for c in compare(numbers) if not c.agrees] == []
+    assert len(compare(numbers)) == 56
     assert "56 of 56 printed figures agree." in done.stdout and "DIFFERS" not in done.stdout
 
 
@@ -93,9 +97,9 @@ def test_a_missed_figure_is_marked_and_fails(reproduced):
     wrong = json.loads(json.dumps(numbers))
     wrong["table"]["algorithm2"]["gap"] += 1e-4
     wrong["probe"]["1"]["bias"] += 1e-3
-    missed = [comparison.name for comparison in paper.compare(wrong) if not comparison.agrees]
+    missed = [comparison.name for comparison in compare(wrong) if not comparison.agrees]
     assert missed == ["table algorithm2 gap", "probe 1 bias"]
-    assert "DIFFERS" in paper.comparison_table(paper.compare(wrong))
+    assert "DIFFERS" in comparison_table(compare(wrong))
 
 
 def test_single_precision_agrees_to_three_digits(reproduced):
@@ -103,9 +107,9 @@ def test_single_precision_agrees_to_three_digits(reproduced):
     runs = {"algorithm1": (paper.algorithm1_objective, 0.04),
             "algorithm3": (paper.algorithm3_objective, 0.03)}  # fmt: skip
     with jax.enable_x64(False), jax.numpy_dtype_promotion("standard"):
-        gates = {name: paper.adam_run(*run).gates for name, run in runs.items()}
+        gates = {name: adam_run(*run).gates for name, run in runs.items()}
         gates["baseline"] = jnp.zeros(48)
-        single = {name: paper.table_row(paper.gate_influence(of)) for name, of in gates.items()}
+        single = {name: table_row(gate_influence(of)) for name, of in gates.items()}
         assert single["algorithm1"].density.dtype == jnp.float32
     for name, row in single.items():
         columns = row.indices._asdict() | {"influence_imbalance": row.imbalance, "Z": row.Z}

@@ -6,7 +6,9 @@ from matplotlib.text import Annotation
 from reference.drawn import assert_nothing_is_cut
 
 from lim_jax import plots
-from lim_jax.limits import Curve, Rates, Row, Study
+from lim_jax.limits.own import Rates
+from lim_jax.limits.refinement import Study
+from lim_jax.limits.rows import Curve, Row
 
 SIZES = (10.0, 20.0, 40.0, 80.0)
 

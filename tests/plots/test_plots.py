@@ -15,6 +15,7 @@ from lim_jax.adjoint.certificate import Certificate, Inequality, Premise
 from lim_jax.adjoint.deficits import exact_characterisation
 from lim_jax.plots import influence_profile
 from lim_jax.plots.drawing import shade_boundaries
+from lim_jax.plots.shares import shares_by_place
 from lim_jax.probes import Estimate
 
 
@@ -317,6 +318,6 @@ def test_any_title_of_a_document_is_in_the_legend_and_none_is_a_formula():
     """Matplotlib hides names that begin with a line below, and reads dollars as mathematics."""
     shares = np.array([[[0.5, 0.25], [0.375, 0.5]]] * 2)
     found = results.two_way_shares(shares, np.array([[[0, 1], [1, 0]]] * 2))
-    figure = plots.shares_by_place(found, ["_notes", r"$\frac$"])
+    figure = shares_by_place(found, ["_notes", r"$\frac$"])
     assert_nothing_is_cut(figure)
     assert legend(figure)[:2] == ["“_notes”", r"“\$\frac\$”"]

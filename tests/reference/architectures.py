@@ -8,22 +8,12 @@ import jax.numpy as jnp
 from reference.networks import WIDTH, falling_profile, randomised
 
 import lim_jax as lim
-from lim_jax.network import (
-    AcrossHeads,
-    Alibi,
-    ClampedGate,
-    EachHead,
-    Experts,
-    GatedFeedForward,
-    LatentAttention,
-    LayerNorm,
-    MixtureOfExperts,
-    RMSNorm,
-    Rotary,
-    Routing,
-    Span,
-    Spans,
-)
+from lim_jax.network import GatedFeedForward, LayerNorm, RMSNorm, Rotary, Span
+from lim_jax.network.experts import ClampedGate, Experts, MixtureOfExperts, Routing
+from lim_jax.network.latent import LatentAttention
+from lim_jax.network.norms import AcrossHeads, EachHead
+from lim_jax.network.positions import Alibi
+from lim_jax.network.span import Spans
 
 HEADS, GROUPS, SIZE, WINDOW = 4, 2, 4, 4
 # No two turns alike; of a head's four features two or all turn.

@@ -31,7 +31,6 @@ from reference.networks import layer_of, random_flow, random_labels, random_stat
 import lim_jax as lim
 from lim_jax import (
     adjoint,
-    explanations,
     grid,
     loss,
     network,
@@ -40,6 +39,9 @@ from lim_jax import (
     tasks,
     training,
 )
+from lim_jax.loss.readouts import hat
+from lim_jax.network.flow import unit_profile
+from lim_jax.training.estimators import example_density
 
 WIDTH, VOCABULARY, EXAMPLES = 2, 4, 2
 TOKENS = lim.token_grid(LENGTH)
@@ -98,11 +100,6 @@ FIRST = {
     "regional_averages": (lim.regional_averages, {"values": Rows(STATES), "regions": IN}),
     "integral": (lim.integral, {"values": Rows(STATES), "grid": ON}),
     "inner": (lim.inner, {"left": Rows(STATES), "right": Rows(STATES), "grid": ON}),
-    "resample": (
-        eqx.filter_jit(grid.resample),
-        {"values": Rows(STATES), "source": ON, "target": ON},
-    ),
-    "interval_weights": (grid.interval_weights, {"grid": ON, "intervals": Several([(0, 0.5)])}),
     "Regions.without": (REGIONS.without, {"positions": Several([0])}),
     "cell_embedding": (
         grid.cell_embedding,
@@ -111,10 +108,6 @@ FIRST = {
     # What is asked.
     "teacher_forcing": (loss.teacher_forcing, {"size": Known(LENGTH)}),
     "last_token": (loss.last_token, {"size": Known(LENGTH)}),
-    "query_subset": (
-        loss.query_subset,
-        {"size": Known(LENGTH), "positions": Whole(jax.device_put(np.array([0, 2])))},
-    ),
     "cross_entropy": (
         lim.cross_entropy,
         {"logits": Rows(LOGITS), "labels": Rows(LABELS), "grid": ON},
@@ -155,7 +148,7 @@ FIRST = {
         lambda weight, bandwidth, kernel: lim.BandReadout(weight, bandwidth, kernel=kernel)(
             STATES, TOKENS
         ),
-        {"weight": Free(BAND.weight), "bandwidth": Real(0.6), "kernel": Thing(loss.hat)},
+        {"weight": Free(BAND.weight), "bandwidth": Real(0.6), "kernel": Thing(hat)},
     ),
     # The network.
     "LayerNorm.init": (lim.LayerNorm.init, {"width": Known(WIDTH), "eta": Real(0.1)}),
@@ -184,59 +177,6 @@ FIRST = {
     "Rotary": (
         lambda frequencies, tokens, grid: network.Rotary(frequencies, tokens).turns(grid),
         {"frequencies": Numbers([1.0, 0.1]), "tokens": optional(Real(8.0)), "grid": ON},
-    ),
-    "rotary_frequencies": (
-        network.rotary_frequencies,
-        {"size": Known(4), "base": Real(100.0)},
-    ),
-    "linear_scaling": (
-        network.linear_scaling,
-        {"frequencies": Numbers([1.0, 0.1]), "factor": Real(4.0)},
-    ),
-    "llama3_scaling": (
-        network.llama3_scaling,
-        {
-            "frequencies": Numbers([1.0, 0.1]), "factor": Real(4.0), "low": Real(1.0),
-            "high": Real(4.0), "trained": Real(64.0),
-        },
-    ),
-    "yarn_scaling": (
-        network.yarn_scaling,
-        {
-            "frequencies": Numbers([1.0, 0.1]), "base": Real(100.0), "factor": Real(4.0),
-            "trained": Real(64.0), "fast": Real(32.0), "slow": Real(1.0),
-        },
-    ),
-    "yarn_amplitude": (network.yarn_amplitude, {"factor": Real(4.0), "weight": Real(1.0)}),
-    "proportional_frequencies": (
-        network.proportional_frequencies,
-        {"size": Known(4), "base": Real(100.0), "part": Real(0.5)},
-    ),
-    "Alibi": (
-        lambda slopes, tokens, grid: network.Alibi(slopes, tokens).turns(grid),
-        {"slopes": Numbers([1.0, 0.1]), "tokens": optional(Real(8.0)), "grid": ON},
-    ),
-    "Tempered": (
-        lambda scale, floor, grid: network.Tempered(scale, floor).turns(grid),
-        {"scale": Above(0.5), "floor": Above(2.0), "grid": ON},
-    ),
-    "Tempered's tokens": (
-        lambda tokens: network.Tempered(0.5, 2.0, tokens).turns(TOKENS),
-        {"tokens": optional(Above(8.0))},
-    ),
-    "LongFrequencies": (
-        lambda short, long, trained, tokens: network.LongFrequencies(short, long, trained)(tokens),
-        {
-            "short": Numbers([1.0, 0.1]), "long": Numbers([0.5, 0.1]), "trained": Known(8),
-            "tokens": Above(9),
-        },
-    ),
-    "DynamicFrequencies": (
-        lambda tokens, **rest: network.DynamicFrequencies(**rest)(tokens),
-        {
-            "size": Known(4), "base": Above(100.0), "factor": Above(2.0), "trained": Known(8),
-            "tokens": Above(9),
-        },
     ),
     "Span": (
         lambda window, grid: network.Span(window).prefixes(grid).prefix_weights(),
@@ -270,10 +210,6 @@ FIRST = {
         network.attention_kernel,
         {"query": Rows(STATES), "key": Rows(STATES), "grid": ON},
     ),
-    "blocked_attention": (
-        network.blocked_attention,
-        {"query": Rows(STATES), "key": Rows(STATES), "value": Rows(STATES), "grid": ON},
-    ),
     "euler": (
         eqx.filter_jit(lim.euler),
         {"field": Thing(FIELD), "x": Rows(STATES), "grid": ON, "increment": Real(0.5)},
@@ -286,7 +222,7 @@ FIRST = {
         lim.ResidualFlow,
         {
             "layers": Layers(FLOW.layers), "horizon": Real(1.0),
-            "profile": Thing(network.unit_profile), "step": Thing(lim.euler),
+            "profile": Thing(unit_profile), "step": Thing(lim.euler),
         },
     ),
     "ResidualFlow's call": (eqx.filter_jit(FLOW.__call__), {"x": Rows(STATES), "grid": ON}),
@@ -295,7 +231,7 @@ FIRST = {
         lim.ContinuousFlow,
         {
             "control": Thing(lambda time: FIELD), "horizon": Real(1.0),
-            "profile": Thing(network.unit_profile), "first_step": optional(Above(0.5)),
+            "profile": Thing(unit_profile), "first_step": optional(Above(0.5)),
             "max_steps": Known(8),
         },
     ),
@@ -332,10 +268,6 @@ FIRST = {
     "channels": (
         unlabelled(adjoint.channels),
         {"flow": Thing(FLOW), "terminal_loss": Thing(total), "x": Rows(STATES), "grid": ON},
-    ),
-    "an example": (
-        lambda example: adjoint.channels(FLOW, total, example, TOKENS),
-        {"example": Thing((STATES, None))},
     ),
     "regional_channels": (
         adjoint.regional_channels,
@@ -376,10 +308,6 @@ FIRST = {
             "depth": Known(0),
         },
     ),
-    "relative_energies": (
-        adjoint.relative_energies,
-        {"vectors": Rows(VECTORS), "state": Rows(STATES), "grid": ON},
-    ),
     "query_masses": (adjoint.query_masses, {"query_weights": Rows(ASKED), "regions": IN}),
     "readout_support": (
         adjoint.readout_support,
@@ -399,7 +327,6 @@ FIRST = {
             "amplification": Free(positive(9, EXAMPLES)), "regions": IN,
         },
     ),
-    "bearable_amplification": (adjoint.bearable_amplification, {"regions": IN}),
     "energy_stability": (
         adjoint.energy_stability,
         {
@@ -454,7 +381,6 @@ FIRST = {
         {"observations": Thing(observations), "x": Free(STATES), "step": Real(0.5)},
     ),
     "gramian_traces": (observability.gramian_traces, {"gramians": Free(GRAMIANS)}),
-    "condition_numbers": (observability.condition_numbers, {"gramians": Free(GRAMIANS)}),
     "probed_traces": (
         observability.probed_traces,
         {"gramians": Free(GRAMIANS), "probes": Free(random_states(4, LENGTH, WIDTH))},
@@ -462,10 +388,6 @@ FIRST = {
     "gaussian_probe_moments": (
         observability.gaussian_probe_moments,
         {"gramians": Rows(GRAMIANS), "grid": ON, "probes": Known(2)},
-    ),
-    "systematic_sample": (
-        observability.systematic_sample,
-        {"sizes": Free(ASKED), "count": Known(1), "key": Thing(KEY)},
     ),
     # Training.
     "influence_discrepancy": (
@@ -479,20 +401,8 @@ FIRST = {
         )
         for name in ("squared_discrepancy", "cross_entropy_discrepancy")
     },
-    "pooled_energies": (
-        training.pooled_energies,
-        {"energies": Free(ENERGIES), "pools": Rows(ENERGIES)},
-    ),
     "balanced_density": (
         training.balanced_density,
-        {"energies": Free(ENERGIES), "weights": Sizes(PROFILE), "epsilon": Epsilon(1e-8)},
-    ),
-    "crossed_density": (
-        training.crossed_density,
-        {"energies": Free(ENERGIES), "weights": Sizes(PROFILE), "epsilon": Epsilon(1e-8)},
-    ),
-    "example_density": (
-        training.example_density,
         {"energies": Free(ENERGIES), "weights": Sizes(PROFILE), "epsilon": Epsilon(1e-8)},
     ),
     "influence_penalty": (
@@ -510,7 +420,7 @@ FIRST = {
         ),
         {
             "pools": optional(Rows(ENERGIES)), "target": Real(1.0),
-            "estimate": Thing(training.example_density),
+            "estimate": Thing(example_density),
         },
     ),
     "balanced_gradients": (
@@ -527,24 +437,12 @@ FIRST = {
         ),
         {"loss": Thing(squares), "x": Rows(VECTORS), "grid": ON, "memory": Share(0.5)},
     ),
-    "raised_multiplier": (
-        training.raised_multiplier,
-        {
-            "multiplier": Real(1.0), "penalty": Real(0.5), "limit": Real(0.25),
-            "stiffness": Real(4.0),
-        },
-    ),
     "trace_penalty": (training.trace_penalty, {"traces": Rows(PROFILE), "grid": ON}),
     "gramian_penalty": (training.gramian_penalty, {"gramians": Rows(GRAMIANS), "grid": ON}),
     "crossfit_penalty": (
         training.crossfit_penalty,
         {"first": Rows(PROFILE), "second": Rows(PROFILE), "grid": ON},
     ),
-    "sampled_trace_penalty": (
-        training.sampled_trace_penalty,
-        {"traces": Rows(PROFILE), "weights": Rows(PROFILE)},
-    ),
-    "ratio_bias": (training.ratio_bias, {"energies": Rows(positive(8, 2, LENGTH)), "grid": ON}),
     "shift_bound": (
         training.shift_bound,
         {"strength": Epsilon(0.5), "slope": Epsilon(2.0), "convexity": Real(4.0)},
@@ -577,27 +475,4 @@ FIRST = {
         },
     ),
     # Studies.
-    "gradient_times_input": (
-        lambda loss, x: explanations.gradient_times_input(loss, None, x, None),
-        {"loss": Thing(squares), "x": Free(STATES)},
-    ),
-    "integrated_gradients": (
-        lambda loss, x, baseline, steps: explanations.integrated_gradients(
-            loss, None, x, None, baseline, steps=steps
-        ),
-        {"loss": Thing(squares), "x": Rows(STATES), "baseline": Rows(STATES), "steps": Known(2)},
-    ),
-    "occlusion": (
-        lambda loss, x, baseline, records, count: explanations.occlusion(
-            loss, None, x, None, baseline, records, count
-        ),
-        {
-            "loss": Thing(squares), "x": Rows(STATES), "baseline": Rows(STATES),
-            "records": Whole(jax.device_put(np.array([1, 0, 1]))), "count": Known(2),
-        },
-    ),
-    "attention_rollout": (
-        explanations.attention_rollout,
-        {"flow": Thing(FLOW), "x": Rows(STATES), "grid": ON},
-    ),
 }  # fmt: skip

@@ -17,15 +17,11 @@ from reference.hostile import (
     Above,
     Anything,
     Argument,
-    Free,
-    Given,
     Known,
     Layers,
     Named,
     Numbers,
-    Real,
     Rows,
-    Samples,
     Several,
     Shaped,
     Share,
@@ -55,6 +51,8 @@ from lim_jax import (
     results,
     training,
 )
+from lim_jax.adjoint.krylov import NormBounds
+from lim_jax.adjoint.sites import AttentionSites
 
 WIDTH, WORDS, EXAMPLES, RECORDS = 2, 8, 2, 4
 KEY = jax.random.key(0)
@@ -77,7 +75,7 @@ STATES, VECTORS, PROFILE = numbers(LENGTH, WIDTH), numbers(EXAMPLES, LENGTH, WID
 ALONG_DEPTH = numbers(DEPTH + 1, LENGTH, WIDTH)
 MET = numbers(DEPTH, LENGTH, WIDTH)
 GRAMIANS, SAMPLES = numbers(LENGTH, WIDTH, WIDTH), numbers(EXAMPLES, LENGTH)
-SITES = adjoint.AttentionSites(FLOW.layers.attention, numbers(DEPTH), numbers(DEPTH), MET, MET)
+SITES = AttentionSites(FLOW.layers.attention, numbers(DEPTH), numbers(DEPTH), MET, MET)
 FACTORS = adjoint.KernelFactors(
     FIELD.attention, STATES, None, numbers(1, LENGTH, LENGTH), numbers(1, LENGTH, 2),
     numbers(1, LENGTH, 2), numbers(1, LENGTH, 2),
@@ -107,13 +105,6 @@ def observations(params, x):
 SEEN = {"observations": Thing(observed), "x": Unread(STATES)}
 
 
-def perturbed(name, size):
-    def call(direction, size):
-        return getattr(limits, name)(direction, size)(3)
-
-    return call, {"direction": Layers(STATES), "size": size}
-
-
 def adjoint_objective(name, **right):
     """An objective of a loss in its parameters, of a batch of inputs without labels."""
 
@@ -125,20 +116,13 @@ def adjoint_objective(name, **right):
 
 LAST = {
     # Grids.
-    "carried": (grid.carried, {"density": Rows(PROFILE), "source": ON, "target": ON}),
-    "carrying_shares": (grid.carrying_shares, {"source": ON, "target": ON}),
     "segment_starts": (grid.segment_starts, {"segments": Whole(whole(LENGTH))}),
     # Networks.
     "attention_regularity": (
         network.attention_regularity,
         {"attention": Thing(FIELD.attention)},
     ),
-    "feed_forward_regularity": (
-        network.feed_forward_regularity,
-        {"network": Thing(FIELD.feed_forward)},
-    ),
     "field_regularity": (network.field_regularity, {"field": Thing(FIELD)}),
-    "norm_lipschitz": (network.norm_lipschitz, {"norm": Thing(network.LayerNorm.init(WIDTH))}),
     "control_distance": (
         network.control_distance,
         {
@@ -146,15 +130,10 @@ LAST = {
             "horizon": Unpoisoned(1.0),
         },
     ),
-    "network.by_head": (
-        network.by_head,
-        {"grouped": but(Shaped(PROFILE), "batched"), "heads": Known(LENGTH)},
-    ),
-    "tiling": (network.tiling, {"grid": ON, "axis": optional(Text(None))}),
     # Adjoints.
     "amplification": (
         adjoint.amplification,
-        {"norms": Thing(adjoint.NormBounds(PROFILE, PROFILE))},
+        {"norms": Thing(NormBounds(PROFILE, PROFILE))},
     ),
     "attention_sites": (
         adjoint.attention_sites,
@@ -163,7 +142,6 @@ LAST = {
             "grid": ON,
         },
     ),
-    "squared_frobenius_norms": (adjoint.squared_frobenius_norms, {"factors": Thing(FACTORS)}),
     **{
         name: (getattr(adjoint, name), {"sites": Thing(SITES), "grid": ON})
         for name in ("cone_by_head", "cone_energies")
@@ -181,16 +159,6 @@ LAST = {
         adjoint.looks_ahead,
         {"field": Thing(FIELD), "x": Unread(STATES), "grid": ON},
     ),
-    "norm_bounds": (
-        lambda operator, start, steps, failure: adjoint.norm_bounds(
-            operator, PROFILE, start, steps=steps, failure=failure
-        ),
-        {
-            "operator": Thing(lambda scale: lambda vector: scale * vector),
-            "start": but(Shaped(PROFILE), "batched"), "steps": Stated(2),
-            "failure": Unpoisoned(0.1),
-        },
-    ),
     "probed_cone_mass": (
         adjoint.probed_cone_mass,
         {
@@ -198,16 +166,7 @@ LAST = {
             "probes": Unread(numbers(2, WIDTH)), "normalisation": Argument("density"),
         },
     ),
-    "pull_back_stages": (
-        adjoint.pull_back_stages,
-        {
-            "flow": Thing(FLOW), "layer": Thing((FIELD, numbers())), "x": Unread(STATES),
-            "covector": Unread(STATES), "grid": ON,
-        },
-    ),
     # Observability.
-    "cheapest_mode": (observability.cheapest_mode, {"products": Named({"forward": 1})}),
-    "complement_gramians": (observability.complement_gramians, {"gramians": Free(GRAMIANS)}),
     "layer_injected_traces": (
         lambda observations, x, step, injected: observability.layer_injected_traces(
             observations, x, step, injected
@@ -223,40 +182,11 @@ LAST = {
             "depth": Known(2),
         },
     ),
-    "layer_steps": (
-        observability.layer_steps,
-        {"step": Real(0.5), "observed": Given(numbers(2, LENGTH))},
-    ),
-    "low_rank_gramians": (
-        observability.low_rank_gramians,
-        {
-            "observations": Thing(observability.ObservedTokens(FLOW, TOKENS, whole(1))),
-            "x": Unread(STATES), "step": Unpoisoned(0.5), "rank": Stated(WIDTH),
-        },
-    ),
     "penalty_bias": (
         observability.penalty_bias,
         {"covariance": Rows(numbers(LENGTH, LENGTH)), "grid": ON},
     ),
-    "probed_trace_covariance": (
-        observability.probed_trace_covariance,
-        {"gramians": Free(GRAMIANS), "probes": Known(2), "law": Argument("gaussian")},
-    ),
-    "sampled_penalty_bias": (
-        observability.sampled_penalty_bias,
-        {"samples": Rows(SAMPLES), "grid": ON},
-    ),
     # Limits.
-    "uniform_perturbation": perturbed("uniform_perturbation", Thing(lambda depth: 1 / depth)),
-    "alternating_perturbation": perturbed(
-        "alternating_perturbation", Thing(lambda depth: 1 / depth)
-    ),
-    "spike_perturbation": perturbed("spike_perturbation", Real(1.0)),
-    "fit_order": (
-        limits.fit_order,
-        {"refinements": Numbers([1, 2, 4, 8]), "errors": Numbers([1.0, 0.5, 0.25, 0.125])},
-    ),
-    "largest": (limits.largest, {"gap": Samples(np.asarray(PROFILE)), "grid": ON}),
     "study": (
         lambda network, states, grids, quantities, **rest: limits.study(
             network, states, grids, quantities, **rest
@@ -295,10 +225,6 @@ LAST = {
         "averaged_objective", strength=Unpoisoned(1.0), memory=Share(0.5),
         previous=but(Unread(PROFILE), "int", "float"), epsilon=Unpoisoned(1e-8),
     ),
-    "constrained_objective": adjoint_objective(
-        "constrained_objective", limit=Unpoisoned(0.1), multiplier=Unpoisoned(0.0),
-        stiffness=Unpoisoned(1.0),
-    ),
     "functional_of_adjoints": (
         lambda functional, loss, x, grid: training.functional_of_adjoints(
             functional, loss, PROFILE[0], (x, None), grid, None
@@ -330,19 +256,7 @@ LAST = {
             "previous": optional(Unread(PROFILE)), "memory": Unpoisoned(0.5),
         },
     ),
-    "reweighting_run": (
-        lambda grid, updates, **rest: training.reweighting_run(
-            lambda state, weights, number: (state, PROFILE, None), None, grid, updates, **rest
-        ),
-        {
-            "grid": ON, "updates": Stated(1), "target": Unpoisoned(1.0), "rate": Unpoisoned(0.5),
-            "smallest": Unpoisoned(0.1), "largest": Unpoisoned(8.0),
-            "checkpoint": optional(Text(None)),
-        },
-    ),
     # Results.
-    "to_json": (results.to_json, {"result": Anything(made.STUDY), "indent": optional(Known(1))}),
-    "results.plain": (results.plain, {"value": Anything(made.STUDY)}),
     "save": (results.save, {"result": Anything(made.STUDY), "path": NOWHERE}),
     "to_pandas": (
         results.to_pandas,
@@ -365,11 +279,7 @@ LAST = {
             "terminal_loss": Thing(models.CausalLM.terminal_loss),
         },
     ),
-    "average_cone_mass": (
-        explanations.average_cone_mass,
-        {"model": Thing(MODEL), "windows": Whole(whole(2, LENGTH + 1)), "regions": IN},
-    ),
-    "explanations.explain": (
+    "explain": (
         lambda model, windows, query_weights, regions, **rest: explanations.explain(
             model, windows, query_weights, regions, **rest
         ),
@@ -379,18 +289,7 @@ LAST = {
             "certificates": Text("deciding"),
         },
     ),
-    "parts_of_context": (
-        lambda flow, terminal_loss, example, grid, depth: explanations.parts_of_context(
-            flow, terminal_loss, example, grid, depth
-        ),
-        {
-            "flow": Thing(FLOW), "terminal_loss": Thing(lambda x, y: x.sum()),
-            "example": Thing((STATES, None)), "grid": ON, "depth": Stated(0),
-        },
-    ),
     # Costs, losses and texts.
-    "operations": (cost.operations, {"program": Thing(jax.make_jaxpr(jax.numpy.square)(1.0))}),
-    "hat": (loss.hat, {"distance": but(Shaped(PROFILE), "batched")}),
     "texts_of_ids": (
         models.texts_of_ids,
         {"ids": Whole(whole(3)), "tokenizer": optional(Text(None))},
@@ -445,7 +344,5 @@ LAST = {
             "end": Several([1]),
         },
     ),
-    "model_path": (models.model_path, {"path": Text("no such file")}),
     "end_ids": (models.end_ids, {"path": NOWHERE}),
-    "ids_of_text": (models.ids_of_text, {"text": Text("a"), "path": NOWHERE}),
 }  # fmt: skip

@@ -7,16 +7,18 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 import lim_jax as lim
-from lim_jax.adjoint import Certificate, Channels, Inequality, Premise, RegionalChannels
+from lim_jax.adjoint import Channels, RegionalChannels
+from lim_jax.adjoint.certificate import Certificate, Inequality, Premise
 from lim_jax.density import Indices, Influence
 from lim_jax.explanations import Explanation
-from lim_jax.limits import Curve, Row, Study
+from lim_jax.limits.refinement import Study
+from lim_jax.limits.rows import Curve, Row
 from lim_jax.probes import Estimate
-from lim_jax.results import (
+from lim_jax.results.comparison import Comparison
+from lim_jax.results.measured import (
     ComparedContexts,
     ComparedInfluences,
     ComparedShares,
-    Comparison,
     MeasuredContexts,
 )
 from lim_jax.training import TrainingPath

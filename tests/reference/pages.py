@@ -9,7 +9,7 @@ import numpy as np
 
 import lim_jax as lim
 from lim_jax.adjoint.certificate import Certificate, Inequality, Premise
-from lim_jax.explanations import TokenAccount
+from lim_jax.explanations.account import TokenAccount
 
 
 class Span(NamedTuple):

@@ -5,6 +5,8 @@ import numpy as np
 
 import lim_jax as lim
 from lim_jax import paper
+from lim_jax.paper.algorithms import GateRun
+from lim_jax.paper.outcomes import ProbeStudy, Section4, Summary
 
 
 def section4_by_hand():
@@ -21,12 +23,12 @@ def section4_by_hand():
 
     names = ("baseline", "algorithm1", "algorithm2", "algorithm3")
     counts = jnp.array([1.0, 2.0, 4.0])
-    return paper.Section4(
+    return Section4(
         table={name: row() for name in names},
         minimiser={name: row() for name in names[1::2]},
         objectives={name: numbers()[()] for name in names[1::2]},
-        runs={name: paper.GateRun(numbers(48), numbers()[()], numbers(5)) for name in names[1:]},
+        runs={name: GateRun(numbers(48), numbers()[()], numbers(5)) for name in names[1:]},
         trace_densities={"before": numbers(48), "after": numbers(48)},
-        condition_numbers=paper.Summary(*numbers(3, 3)),
-        probes=paper.ProbeStudy(numbers()[()], counts, *numbers(4, 3)),
+        condition_numbers=Summary(*numbers(3, 3)),
+        probes=ProbeStudy(numbers()[()], counts, *numbers(4, 3)),
     )

@@ -12,9 +12,11 @@ from reference.networks import byte_network
 from reference.pages import Read
 
 import lim_jax as lim
-from lim_jax.explanations.account import HOPS
+from lim_jax.explanations.account import HOPS, TokenAccount
 from lim_jax.report import page as page_module
 from lim_jax.report import shades, wording
+from lim_jax.report.page import page_of
+from lim_jax.report.tokens import blocks_of
 
 
 @pytest.fixture(scope="module")
@@ -74,13 +76,13 @@ def test_tokens_of_one_character_are_one_with_their_influence_together(tmp_path)
         np.ones(()), np.eye(6)[5], *(np.repeat(energies, n, 0) for n in (3, 4)), np.ones((1, 1)),
         np.repeat(energies, 2, 0),
     )  # fmt: skip
-    account = lim.explanations.TokenAccount(*parts)
+    account = TokenAccount(*parts)
     text = ["a", "", "", "\U0001f426", "b", "", ""]
     influence = lim.Influence.from_energies(
         jax.device_put(energies), lim.boundary_regions(lim.token_grid(6), 0.25)
     )
     spans = [pages.Span("bird", np.array([0, 1, 2, 3]))]
-    page = lim.report.page_of(influence, [account], [text], title="", spans=[spans], answer="b")
+    page = page_of(influence, [account], [text], title="", spans=[spans], answer="b")
     read = Read(page)
     shown = [token["text"] for token in read.all("span", "token")]
     assert shown == ["a", "\U0001f426", "b", "\ufffd"] and "∅" not in page.split("<script")[0]
@@ -295,7 +297,7 @@ def test_named_parts_are_blocks_with_their_shares_and_tokens(read):
     assert [one["text"] for one in read.all("span", "texts")] == ["2 different texts"]
     with pytest.raises(ValueError, match=r"spans: got the places \[9\], expected .* 0 to 8"):
         beyond = pages.Span("x", np.array([9]))
-        lim.report.blocks_of(account, pages.TEXTS[0], [beyond], shades.shading(np.asarray(shares)))
+        blocks_of(account, pages.TEXTS[0], [beyond], shades.shading(np.asarray(shares)))
 
 
 def test_one_context_says_once_that_it_has_no_error(tmp_path):
@@ -346,7 +348,7 @@ def test_a_page_of_long_contexts_and_many_layers_stays_below_two_megabytes(tmp_p
         np.asarray(1.0), np.full(length, 1 / length), energies[:3], energies[3:7],
         drawn.uniform(0.1, 1, (layers, heads)), energies[7:],
     )  # fmt: skip
-    account = lim.explanations.TokenAccount(*parts)
+    account = TokenAccount(*parts)
     influence = lim.Influence.from_energies(
         jax.device_put(energies), lim.boundary_regions(lim.token_grid(length), 0.2)
     )

@@ -11,9 +11,11 @@ import pytest
 from reference.made_results import GRID, KINDS, STUDY, influence, numbers, of_kind
 
 import lim_jax as lim
-from lim_jax import limits
 from lim_jax.adjoint import RegionalChannels
-from lim_jax.results import load, save, to_json, to_pandas, to_xarray
+from lim_jax.limits.own import Rates
+from lim_jax.limits.rows import Row
+from lim_jax.results import load, save, to_pandas, to_xarray
+from lim_jax.results.records import to_json
 
 
 def assert_same(found, expected):
@@ -56,11 +58,11 @@ def test_an_influence_comes_back_ready_to_be_merged(name, dtype, tmp_path):
 
 
 def test_rates_come_back_as_rates_and_are_laid_out_as_their_rows(tmp_path):
-    rows = [limits.Row("one, left", STUDY, 1.0), limits.Row("two", STUDY, None, "no bound")]
-    rates = limits.Rates(rows)
+    rows = [Row("one, left", STUDY, 1.0), Row("two", STUDY, None, "no bound")]
+    rates = Rates(rows)
     save({"rates": rates}, tmp_path / "found.npz")
     found = load(str(tmp_path / "found.npz"))["rates"]
-    assert type(found) is limits.Rates and found == rates and found.agree == rates.agree
+    assert type(found) is Rates and found == rates and found.agree == rates.agree
     assert to_json(rates) == to_json(rows)
     assert to_xarray(rates).identical(to_xarray(rows))
     assert to_pandas(rates, "study").equals(to_pandas(rows, "study"))

@@ -8,7 +8,8 @@ import pytest
 
 import lim_jax as lim
 from lim_jax.density import Influence
-from lim_jax.results import Comparison, compare
+from lim_jax.results import compare
+from lim_jax.results.comparison import Comparison
 
 GRID = lim.graded_grid(9)
 REGIONS = lim.boundary_regions(GRID, "2/5").without([3, 8])

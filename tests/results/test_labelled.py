@@ -24,7 +24,7 @@ from reference.made_results import (
 from scipy.io import netcdf_file
 
 import lim_jax as lim
-from lim_jax.adjoint import Inequality
+from lim_jax.adjoint.certificate import Inequality
 from lim_jax.results import compare, to_pandas, to_xarray
 
 WORDS = [f"w{index}" for index in range(LENGTH)]

@@ -8,16 +8,14 @@ from scipy import stats
 
 from lim_jax.density import Influence
 from lim_jax.probes import Estimate
-from lim_jax.results import (
+from lim_jax.results import compare, compare_contexts
+from lim_jax.results.comparison import compare_means, paired_names
+from lim_jax.results.measured import (
     ComparedShares,
     MeasuredContexts,
     common_regions,
-    compare,
-    compare_contexts,
-    compare_means,
     influence_of_contexts,
     middle_in_words,
-    paired_names,
     record_in_words,
 )
 

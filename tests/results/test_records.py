@@ -16,7 +16,7 @@ from reference.made_results import (
     of_kind,
 )
 
-from lim_jax.results import to_json
+from lim_jax.results.records import to_json
 
 
 def strictly(text):

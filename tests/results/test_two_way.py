@@ -7,7 +7,8 @@ from scipy import stats
 
 from lim_jax.asking import cyclic_orders
 from lim_jax.probes import Estimate
-from lim_jax.results import TwoWayShares, two_way_in_words, two_way_shares, two_way_table
+from lim_jax.results import two_way_shares, two_way_table
+from lim_jax.results.two_way import TwoWayShares, two_way_in_words
 
 PLACES = np.array([0.15, 0.02, -0.11, -0.06])  # their sum is zero
 DOCUMENTS = np.array([0.3, -0.12, -0.1, -0.08])

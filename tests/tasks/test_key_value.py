@@ -6,7 +6,8 @@ import uuid
 
 import pytest
 
-from lim_jax.tasks import KeyValues, draw_key_values, encode, key_value_prompt
+from lim_jax.tasks import draw_key_values, encode, key_value_prompt
+from lim_jax.tasks.key_value import KeyValues
 
 
 def object_of(prompt):

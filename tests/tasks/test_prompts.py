@@ -10,7 +10,8 @@ from tokenizers.models import BPE, WordLevel
 from tokenizers.pre_tokenizers import ByteLevel, Whitespace
 from tokenizers.processors import TemplateProcessing
 
-from lim_jax.tasks import Example, Prompt, encode, encode_text, laid_out, moved
+from lim_jax.tasks import encode, encode_text
+from lim_jax.tasks.prompts import Example, Prompt, laid_out, moved
 
 WORDS = ["<s>", "red", "is", "one", "sky", "blue", "a", "</s>"]
 

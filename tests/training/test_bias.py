@@ -13,6 +13,8 @@ import lim_jax as lim
 from lim_jax import paper
 from lim_jax.loss import positionwise_cross_entropy
 from lim_jax.observability.gramian import gramian_traces, observability_gramians
+from lim_jax.paper.algorithms import algorithm2_run
+from lim_jax.paper.simulation import gate_influence
 from lim_jax.training.balancing import (
     averaged_objective,
     balanced_objective,
@@ -23,6 +25,7 @@ from lim_jax.training.balancing import (
 from lim_jax.training.bias import ratio_bias
 from lim_jax.training.estimators import balanced_density, crossed_density
 from lim_jax.training.observing import trace_penalty
+from lim_jax.training.reweighting import reweighting_run
 
 SIZE = 4
 GRID = lim.token_grid(SIZE)
@@ -151,7 +154,7 @@ def test_alignment_agrees_with_what_section_4s_run_does():
     regions = lim.boundary_regions(paper.simulation.GRID, paper.simulation.DELTA)
 
     def stage(weights):
-        return paper.gate_influence(jnp.zeros(paper.simulation.LENGTH), weights).density
+        return gate_influence(jnp.zeros(paper.simulation.LENGTH), weights).density
 
     @jax.jit
     def update(weights):
@@ -318,12 +321,12 @@ def test_the_reweighting_run_is_section_4s():
     """The loop over a stage without training is the paper's Algorithm 2."""
 
     def stage(state, weights, index):
-        density = paper.gate_influence(jnp.zeros(paper.simulation.LENGTH), weights).density
+        density = gate_influence(jnp.zeros(paper.simulation.LENGTH), weights).density
         return state, density, paper.influence_imbalance(density)
 
-    _, weights, history = lim.training.reweighting_run(
+    _, weights, history = reweighting_run(
         jax.jit(stage), None, paper.simulation.GRID, 20, rate=0.5, smallest=0.15, largest=8.0
     )
-    run = paper.algorithm2_run()
+    run = algorithm2_run()
     np.testing.assert_allclose(history, run.history[:20], rtol=1e-10)
     np.testing.assert_allclose(lim.integral(weights, paper.simulation.GRID), 1.0, rtol=1e-12)

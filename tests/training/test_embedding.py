@@ -14,7 +14,9 @@ from reference.networks import VOCABULARY, random_labels, random_states
 
 import lim_jax as lim
 from lim_jax import training
-from lim_jax.density import LossOfIds, adjoint_energies, losses_and_adjoints
+from lim_jax.density import LossOfIds, adjoint_energies
+from lim_jax.density.adjoints import losses_and_adjoints
+from lim_jax.training.balancing import constrained_objective
 
 LENGTH, WIDTH, WORDS = 5, 4, 7
 GRID = lim.graded_grid(LENGTH)
@@ -103,7 +105,7 @@ SCALARS = {
     "influence_penalty": lambda *lpb: training.influence_penalty(*lpb, grid=GRID),
     "balanced_objective": lambda *lpb: training.balanced_objective(*lpb, grid=GRID, strength=2.0),
     "balanced_gradients": lambda *lpb: in_mixing(training.balanced_gradients(*lpb, grid=GRID)),
-    "constrained_objective": lambda *lpb: training.constrained_objective(
+    "constrained_objective": lambda *lpb: constrained_objective(
         *lpb, grid=GRID, limit=0.1, multiplier=1.0, stiffness=3.0
     ),
     "averaged_objective": lambda *lpb: training.averaged_objective(

@@ -18,13 +18,16 @@ from lim_jax.training import (
     averaged_objective,
     balanced_gradients,
     balanced_objective,
-    constrained_objective,
-    crossed_density,
-    example_density,
     influence_penalty,
 )
+from lim_jax.training.balancing import constrained_objective
 from lim_jax.training.discrepancy import cross_entropy_discrepancy, squared_discrepancy
-from lim_jax.training.estimators import balanced_density, pooled_energies
+from lim_jax.training.estimators import (
+    balanced_density,
+    crossed_density,
+    example_density,
+    pooled_energies,
+)
 
 LENGTH, WIDTH, CLASSES, BATCH = 6, 3, 4, 3
 GRID = lim.graded_grid(LENGTH)

@@ -23,6 +23,8 @@ from benchmarks.validation.ablations import (
 from benchmarks.validation.documents import Question, question_prompt
 from lim_jax import tasks
 from lim_jax.models.causal import CausalLM
+from lim_jax.tasks.key_value import KeyValues
+from lim_jax.tasks.prompts import laid_out
 
 PLACES = 60
 
@@ -51,7 +53,7 @@ def test_ablations_are_distinct_sets_and_all_of_them_in_the_end():
 
 
 def test_records_go_with_what_stands_before_them_and_numbers_stay():
-    pairs = tasks.KeyValues((("a", "1"), ("b", "2"), ("c", "3")), 2)
+    pairs = KeyValues((("a", "1"), ("b", "2"), ("c", "3")), 2)
     prompt = tasks.key_value_prompt(pairs)
     head, tail = "A JSON object of keys and values:\n\n{", '}\n\nThe value of the key "c" is "'
     for kept, left in (
@@ -138,7 +140,7 @@ def test_contexts_are_padded_to_a_multiple_within_the_known_places(model):
 
 def test_an_ablation_is_computed_once(model, monkeypatch):
     pieces = [("ab", True), (" ", False), ("c", True), ("?", False)]
-    prompt, answer = tasks.laid_out(pieces, "", [0]), np.array([66, 3], np.int32)
+    prompt, answer = laid_out(pieces, "", [0]), np.array([66, 3], np.int32)
     asked, whole = [], ablations.answer_log_probabilities
 
     def counting(model, contexts, answer, **sizes):

@@ -14,19 +14,20 @@ from benchmarks.validation.retrieval import (
     recall_examples,
 )
 from lim_jax import tasks
+from lim_jax.tasks.prompts import Example
 
 TASK = KeyValueTask(records=5, keys=7, values=3)
 RECALL = RecallTask(pairs=3, length=24, keys=9, values=4, power=0.3)
 
 
 @pytest.fixture(scope="module")
-def key_values() -> tasks.Example:
+def key_values() -> Example:
     draw = jax.jit(lambda gold, key: key_value_examples(TASK, gold, key=key))
     return jax.tree.map(np.asarray, draw(every_place(5, 800), jax.random.key(3)))
 
 
 @pytest.fixture(scope="module")
-def recalls() -> tasks.Example:
+def recalls() -> Example:
     draw = jax.jit(lambda key: recall_examples(RECALL, 4000, key=key))
     return jax.tree.map(np.asarray, draw(jax.random.key(4)))
 

@@ -19,6 +19,7 @@ from benchmarks.validation import tuning
 from benchmarks.validation.texts import PromptSetting, drawn_prompt, text_batch
 from lim_jax import tasks
 from lim_jax.grid import token_grid
+from lim_jax.tasks.prompts import Prompt
 from lim_jax.weights import FetchedLayers, LayerSource
 
 RECORDS, SIZE, LAST = 3, 24, 2
@@ -29,7 +30,7 @@ def example(records, asked, answer, gold):
     """Records of unequal lengths, one after another."""
     ends = np.cumsum([len(record) for record in records])
     spans = tuple((int(end) - len(record), int(end)) for record, end in zip(records, ends))  # noqa: B905
-    return tasks.encode(tasks.Prompt("".join(records) + asked, answer, spans, (gold,)))
+    return tasks.encode(Prompt("".join(records) + asked, answer, spans, (gold,)))
 
 
 EXAMPLES = [
