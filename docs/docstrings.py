@@ -64,11 +64,19 @@ def _linked(name: str, obj: griffe.Object, places: dict[str, list[str]]) -> str:
 
 
 def _public(package: griffe.Module) -> dict[str, list[str]]:
-    """The paths of modules, functions, classes and their methods, by each way to write them."""
+    """The paths of modules, functions, classes and their methods, by each way to write them.
+
+    Of those that have a page: the rooms' files with public names, and these names.
+    """
     places: dict[str, list[str]] = {}
+    handed_out = _handed_out()
+    modules = {path.rpartition(".")[0] for path in handed_out}
     for obj in _objects(package):
         words = obj.path.split(".")
         if any(word.startswith("_") for word in words) or isinstance(obj, griffe.Attribute):
+            continue
+        in_file = len(words) > 2 and (HERE.parent / "lim_jax" / words[1]).is_dir()
+        if in_file and not (obj.path in modules or ".".join(words[:4]) in handed_out):
             continue
         shortest = len(words) - 1 if obj.is_module else len(words)  # a module in two words
         ways = [words[start:] for start in range(shortest)]
@@ -77,6 +85,17 @@ def _public(package: griffe.Module) -> dict[str, list[str]]:
         for way in ways:
             places.setdefault(".".join(way), []).append(obj.path)
     return places
+
+
+def _handed_out() -> set[str]:
+    """The paths of what the rooms' doors hand out."""
+    return {
+        f"lim_jax.{stub.parent.name}.{file}.{name}"
+        for stub in (HERE.parent / "lim_jax").glob("*/__init__.pyi")
+        for file, name in re.findall(
+            r"^from \.(\w+) import (\w+) as", stub.read_text(encoding="utf-8"), re.MULTILINE
+        )
+    }
 
 
 def _arguments(obj: griffe.Object) -> set[str]:

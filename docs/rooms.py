@@ -40,11 +40,23 @@ def rooms() -> dict[str, dict]:
     return {name: room for name, room in table.items() if not name.startswith("_")}
 
 
+@cache
 def public(room: str) -> dict[str, dict[str, str]]:
-    """A room's modules in their order, each with its public names and the line that each has."""
+    """A room's modules in their order, each with its public names and the line that each has.
+
+    Public is what the room's door hands out; modules without any are left out.
+    """
     files = rooms()[room].get("files")
-    modules = [f"lim_jax.{room}.{file}" for file in files] if files else [f"lim_jax.{room}"]
-    return {module: _lines(module)[1] for module in modules}
+    if not files:
+        return {f"lim_jax.{room}": _lines(f"lim_jax.{room}")[1]}
+    stub = (ROOT / "lim_jax" / room / "__init__.pyi").read_text(encoding="utf-8")
+    handed_out = set(re.findall(r"^from \.\w+ import (\w+) as", stub, re.MULTILINE))
+    modules = {f"lim_jax.{room}.{file}": _lines(f"lim_jax.{room}.{file}")[1] for file in files}
+    chosen = {
+        module: {name: line for name, line in names.items() if name in handed_out}
+        for module, names in modules.items()
+    }
+    return {module: names for module, names in chosen.items() if names}
 
 
 def front_door() -> dict[str, str]:
@@ -103,7 +115,8 @@ def contents() -> str:
             lines.append(f"- [{name}]({page})")
             continue
         lines += [f"- {name}", f"    - [{name}]({page})"]
-        lines += [f"    - [{file}]({page_of(f'lim_jax.{name}.{file}')})" for file in room["files"]]
+        modules = [module.rpartition(".")[2] for module in public(name)]
+        lines += [f"    - [{file}]({page_of(f'lim_jax.{name}.{file}')})" for file in modules]
     return "\n".join(lines) + "\n"
 
 

@@ -68,8 +68,10 @@ def _linked(name: str, places: dict[str, str]) -> str:
 
 def _to_its_room(found: re.Match) -> str:
     name, file = found.groups()
-    private = any(part.startswith("_") for part in name.split("."))
-    if private or not file.startswith("lim_jax/"):
+    shown = file.startswith("lim_jax/") and not name.rpartition(".")[2].startswith("_")
+    module = file.removesuffix(".py").replace("/", ".")
+    of_module = f"lim_jax.{name}".removeprefix(f"{module}.").partition(".")[0]
+    if not shown or f"{module}.{of_module}" not in rooms.places().values():
         return f"`{name}`"
     return f"[`{name}`][lim_jax.{name}]"
 
