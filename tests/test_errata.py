@@ -20,7 +20,7 @@ from lim_jax.loss import teacher_forcing
 from lim_jax.observability.gramian import condition_numbers, gramian_traces
 from lim_jax.observability.trace_estimates import gaussian_probe_moments, probed_traces
 from lim_jax.paper.algorithms import algorithm2_run
-from lim_jax.paper.simulation import gate_influence
+from lim_jax.paper.simulation import gate_gramians, gate_influence
 from lim_jax.training.estimators import balanced_density
 from lim_jax.training.observing import gramian_penalty, trace_penalty
 
@@ -48,7 +48,7 @@ def section_4():
 
     @jax.jit
     def measured(gates):
-        gramians = paper.gate_gramians(gates)
+        gramians = gate_gramians(gates)
         return gate_influence(gates).density, condition_numbers(gramians), gramians
 
     return measured(np.zeros(paper.simulation.LENGTH))

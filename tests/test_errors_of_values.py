@@ -9,11 +9,11 @@ import pytest
 from reference.networks import random_labels, random_states
 
 import lim_jax as lim
-from lim_jax import models, paper, training
+from lim_jax import models, training
 from lim_jax.adjoint.queries import readout_support
 from lim_jax.grid import cell_embedding
 from lim_jax.loss.queries import query_subset
-from lim_jax.paper.simulation import gate_influence
+from lim_jax.paper.simulation import gate_gramians, gate_influence
 from lim_jax.training import (
     balanced_gradients,
     fourth_moments,
@@ -153,7 +153,7 @@ TRACED = {
         lambda: gate_influence(full(48, -np.inf)).energy,
         "gates: got NaN or infinite",
     ),
-    "gramians of such gates": (lambda: paper.gate_gramians(full(48, -np.inf)), "gates: got NaN"),
+    "gramians of such gates": (lambda: gate_gramians(full(48, -np.inf)), "gates: got NaN"),
     "weights that are not finite": (
         lambda: gate_influence(full(48, 0.0), full(48, np.inf)).energy,
         "weights: got NaN or infinite",

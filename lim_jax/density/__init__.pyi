@@ -4,6 +4,7 @@ from . import statistics as statistics
 from .adjoints import LossOfIds as LossOfIds
 from .adjoints import adjoint_energies as adjoint_energies
 from .measurement import influence as influence
+from .measurement import influence_stream as influence_stream
 from .statistics import Indices as Indices
 from .statistics import Influence as Influence
 from .statistics import indices as indices

@@ -5,7 +5,13 @@ from . import measure as measure
 from . import panels as panels
 from . import partition as partition
 from .carrying import cell_embedding as cell_embedding
+from .cells import graded_grid as graded_grid
+from .cells import midpoint_grid as midpoint_grid
 from .cells import segment_starts as segment_starts
 from .cells import token_grid as token_grid
+from .integrals import inner as inner
+from .integrals import integral as integral
+from .measure import Grid as Grid
+from .panels import gauss_grid as gauss_grid
 from .partition import boundary_regions as boundary_regions
 from .partition import regional_averages as regional_averages

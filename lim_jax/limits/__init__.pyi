@@ -14,16 +14,13 @@ from . import references as references
 from . import refinement as refinement
 from . import rows as rows
 from . import schemes as schemes
-from .attention import attention_constant as attention_constant
 from .attention import attention_studies as attention_studies
 from .cones import cone_mass_study as cone_mass_study
 from .cones import left_cone_mass_study as left_cone_mass_study
-from .cones import printed_cone_mass_study as printed_cone_mass_study
 from .constants import DepthConstants as DepthConstants
 from .constants import DepthProfile as DepthProfile
 from .constants import proved_constants as proved_constants
 from .constants import readout_bound as readout_bound
-from .constants import sampled_profile as sampled_profile
 from .constants import time_slope_bounds as time_slope_bounds
 from .constants import time_slopes as time_slopes
 from .convergence import measure as measure

@@ -13,3 +13,4 @@ from .queries import teacher_forcing as teacher_forcing
 from .readouts import BandReadout as BandReadout
 from .readouts import LinearReadout as LinearReadout
 from .readouts import LocalReadout as LocalReadout
+from .readouts import TokenwiseReadout as TokenwiseReadout

@@ -3,14 +3,6 @@ from . import gallery as gallery
 from . import outcomes as outcomes
 from . import printed as printed
 from . import simulation as simulation
-from .algorithms import algorithm1_objective as algorithm1_objective
-from .algorithms import algorithm3_objective as algorithm3_objective
 from .gallery import counterexamples as counterexamples
-from .outcomes import Row as Row
-from .outcomes import regional_condition_numbers as regional_condition_numbers
 from .outcomes import section4 as section4
 from .simulation import cesaro_flow as cesaro_flow
-from .simulation import gate_gramians as gate_gramians
-from .simulation import influence_imbalance as influence_imbalance
-from .simulation import terminal_covector as terminal_covector
-from .simulation import trace_density as trace_density

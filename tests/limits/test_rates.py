@@ -13,6 +13,8 @@ from reference.light import light_flow, light_layers, without_norm
 from reference.networks import layer_of, random_flow, small_fields
 
 import lim_jax as lim
+from lim_jax.limits.attention import attention_constant
+from lim_jax.limits.cones import printed_cone_mass_study
 from lim_jax.limits.depth import split_gap_study
 from lim_jax.limits.fields import gaussian_attention, smooth_labels, smooth_states
 from lim_jax.limits.position import cesaro_study, input_adjoint_studies, singularity_study
@@ -82,7 +84,7 @@ def test_rotary_attention_converges_and_claims_nothing():
     beyond |= {"attend": own, "Doubled": Doubled(**vars(layer().attention))}
     for name, placed in beyond.items():
         with pytest.raises(ValueError, match=f"attention: got {name}, expected none"):
-            lim.limits.attention_constant(placed, smooth)
+            attention_constant(placed, smooth)
 
 
 class Doubled(lim.CausalAttention):
@@ -212,7 +214,7 @@ def test_the_attention_constant_is_the_proofs_by_differences():
     size = np.where(past, np.linalg.norm(projected, axis=1)[None], 0).max(axis=1)
     numerator = np.where(past, moved, 0).max(axis=1) + size * np.where(past, grown, 0).max(axis=1)
     expected = (numerator / (2 * np.where(past, mass, np.inf).min(axis=1))).max()
-    found = lim.limits.attention_constant(attention, smooth)
+    found = attention_constant(attention, smooth)
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
@@ -471,7 +473,7 @@ def test_the_printed_cone_mass_vanishes_and_the_left_average_of_the_true_one_div
     # The integral of 1/q gains log 2.
     np.testing.assert_allclose(left.errors[-1], np.log(2) / delta, rtol=0.05)
     sizes = (20, 40, 60, 80)
-    printed = lim.limits.printed_cone_mass_study(averaging(), zeros, sizes)
+    printed = printed_cone_mass_study(averaging(), zeros, sizes)
     expected = [masses(n)[n // 4 - 1] / n**2 for n in sizes]
     np.testing.assert_allclose(printed.errors, expected, rtol=1e-9)
     assert abs(printed.order.value - 2) < 0.15

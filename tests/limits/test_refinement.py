@@ -8,6 +8,7 @@ from reference.networks import random_states
 
 import lim_jax as lim
 from lim_jax.limits import depth
+from lim_jax.limits.attention import attention_constant
 from lim_jax.limits.refinement import Study, fit_order
 from lim_jax.limits.rows import Row, rates_table
 from lim_jax.network.flow import unit_profile
@@ -62,7 +63,7 @@ def test_the_constant_of_attention_is_the_proofs_by_loops():
             product, features, steepest, _ = np.max(sizes, axis=0)
             total += (product + features * steepest) / (2 * np.min(sizes, axis=0)[3])
         largest = max(largest, total)
-    found = lim.limits.attention_constant(attention, states, points)
+    found = attention_constant(attention, states, points)
     np.testing.assert_allclose(found, largest, rtol=1e-10)
 
 

@@ -30,6 +30,7 @@ from lim_jax.observability.trace_estimates import (
     sampled_penalty_bias,
     trace_products,
 )
+from lim_jax.paper.simulation import gate_gramians
 from lim_jax.training.observing import crossfit_penalty, gramian_penalty, trace_penalty
 
 GRID = lim.graded_grid(5)
@@ -126,7 +127,7 @@ def test_the_estimated_bias_is_unbiased():
 def test_on_section_4s_gramians_signs_have_a_thousandth_of_the_bias():
     @jax.jit
     def found():
-        gramians = paper.gate_gramians(jnp.zeros(paper.simulation.LENGTH))
+        gramians = gate_gramians(jnp.zeros(paper.simulation.LENGTH))
         penalty = trace_penalty(gramian_traces(gramians), paper.simulation.GRID)
         laws = ("gaussian", "rademacher")
         biases = [

@@ -9,9 +9,14 @@ from reference.section4 import section4_by_hand
 from lim_jax import paper
 from lim_jax.cli.commands import main
 from lim_jax.grid import boundary_regions
-from lim_jax.paper.outcomes import probe_study, summary, table_row
+from lim_jax.paper.outcomes import probe_study, regional_condition_numbers, summary, table_row
 from lim_jax.paper.printed import compare, printed_figures
-from lim_jax.paper.simulation import gate_influence
+from lim_jax.paper.simulation import (
+    gate_gramians,
+    gate_influence,
+    influence_imbalance,
+    trace_density,
+)
 
 
 def cesaro_matrices():
@@ -58,7 +63,7 @@ def test_gramians_are_those_of_the_kronecker_matrices_and_scale_with_the_gates()
         last = power[-4:].reshape(4, 48, 4)
         expected += np.einsum("oia,oib->iab", last, last) / 12
         power = step @ power
-    found = paper.gate_gramians(jnp.asarray(gates))
+    found = gate_gramians(jnp.asarray(gates))
     scale = np.exp(2 * gates)[:, None, None]
     np.testing.assert_allclose(found, scale * expected, rtol=1e-11, atol=1e-13)
 
@@ -67,7 +72,7 @@ def test_the_influence_imbalance_ignores_a_common_gate():
     """Why the printed Z is the optimiser's: the controlled quantity does not see it."""
     gates = jnp.sin(jnp.arange(48.0))
     results = [gate_influence(gates + shift) for shift in (0.0, 0.7)]
-    imbalances = [paper.influence_imbalance(result.density) for result in results]
+    imbalances = [influence_imbalance(result.density) for result in results]
     np.testing.assert_allclose(*imbalances, rtol=1e-12)
     np.testing.assert_allclose(results[1].total / results[0].total, np.exp(1.4), rtol=1e-12)
 
@@ -77,7 +82,7 @@ def test_objectives_are_a_price_on_the_gates_and_the_scatter_that_they_lessen():
     # `eq:simulation-imbalance-metrics`, `eq:simulation-normalized-observability`.
     gates = np.sin(np.arange(48.0))
     density = np.asarray(gate_influence(jnp.asarray(gates)).density)
-    traces = np.trace(np.asarray(paper.gate_gramians(jnp.asarray(gates))), axis1=1, axis2=2)
+    traces = np.trace(np.asarray(gate_gramians(jnp.asarray(gates))), axis1=1, axis2=2)
     scatters = np.var(density), np.var(traces / traces.mean())
     objectives = paper.algorithms.algorithm1_objective, paper.algorithms.algorithm3_objective
     for objective, price, strength, scatter in zip(
@@ -94,9 +99,9 @@ def test_the_regions_of_both_conventions():
 
 def test_condition_numbers_are_those_of_the_points_of_each_region():
     """Whatever the gates: `eq:simulation-condition-number-invariance`."""
-    numbers = np.linalg.cond(np.asarray(paper.gate_gramians(jnp.cos(jnp.arange(48.0)))))
+    numbers = np.linalg.cond(np.asarray(gate_gramians(jnp.cos(jnp.arange(48.0)))))
     regions = np.split(numbers, [9, 38])
-    found = paper.regional_condition_numbers()
+    found = regional_condition_numbers()
     for statistic, values in ((np.mean, found.mean), (np.min, found.smallest), (np.max, found[2])):
         np.testing.assert_allclose(values, [statistic(r) for r in regions], rtol=1e-7)
 
@@ -105,7 +110,7 @@ def test_the_probe_study_is_numpys_of_one_stream(monkeypatch):
     """Common Gaussian probes, one stream over the counts, and deviations of a sample."""
     monkeypatch.setattr(paper.outcomes, "PROBE_COUNTS", (1, 3))
     monkeypatch.setattr(paper.outcomes, "REPETITIONS", 20)
-    gramians = np.asarray(paper.gate_gramians(jnp.zeros(48)))
+    gramians = np.asarray(gate_gramians(jnp.zeros(48)))
     penalty = np.var(np.trace(gramians, axis1=1, axis2=2))
     found, stream = probe_study(), np.random.default_rng(20260717)
     np.testing.assert_allclose(found.penalty, penalty, rtol=1e-12)
@@ -153,7 +158,7 @@ def test_section_4_is_its_stages_and_the_rows_of_where_they_stop(monkeypatch):
     assert found.objectives == by_hand.objectives and found.runs == by_hand.runs
     traces = {when: np.asarray(density) for when, density in found.trace_densities.items()}
     for when, gates in (("before", zeros), ("after", third)):
-        np.testing.assert_array_equal(traces[when], paper.trace_density(jax.device_put(gates)))
+        np.testing.assert_array_equal(traces[when], trace_density(jax.device_put(gates)))
     assert found.condition_numbers is by_hand.condition_numbers
     assert found.probes is by_hand.probes
 

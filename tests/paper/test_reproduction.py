@@ -11,7 +11,7 @@ from matplotlib.image import imread
 from reference.as_users import run_python
 
 from lim_jax import paper
-from lim_jax.paper.algorithms import adam_run
+from lim_jax.paper.algorithms import adam_run, algorithm1_objective, algorithm3_objective
 from lim_jax.paper.outcomes import table_row
 from lim_jax.paper.printed import compare, comparison_table
 from lim_jax.paper.simulation import gate_influence
@@ -104,8 +104,8 @@ def test_a_missed_figure_is_marked_and_fails(reproduced):
 
 def test_single_precision_agrees_to_three_digits(reproduced):
     _, _, double = reproduced
-    runs = {"algorithm1": (paper.algorithm1_objective, 0.04),
-            "algorithm3": (paper.algorithm3_objective, 0.03)}  # fmt: skip
+    runs = {"algorithm1": (algorithm1_objective, 0.04),
+            "algorithm3": (algorithm3_objective, 0.03)}  # fmt: skip
     with jax.enable_x64(False), jax.numpy_dtype_promotion("standard"):
         gates = {name: adam_run(*run).gates for name, run in runs.items()}
         gates["baseline"] = jnp.zeros(48)

@@ -40,7 +40,6 @@ from lim_jax import (
     models,
     network,
     observability,
-    paper,
     plots,
     results,
     tasks,
@@ -397,5 +396,4 @@ LATER = {
         results.two_way_table,
         {"found": Thing(TWO_WAY), "names": Texts(["a", "b", "c"])},
     ),
-    "gate_gramians": (paper.gate_gramians, {"gates": Unread(numbers(48))}),
 }  # fmt: skip

@@ -4,9 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import lim_jax as lim
-from lim_jax import paper
 from lim_jax.paper.algorithms import GateRun
-from lim_jax.paper.outcomes import ProbeStudy, Section4, Summary
+from lim_jax.paper.outcomes import ProbeStudy, Row, Section4, Summary
 
 
 def section4_by_hand():
@@ -17,9 +16,7 @@ def section4_by_hand():
         return jnp.asarray(1 + generator.random(shape))
 
     def row():
-        return paper.Row(
-            lim.density.Indices(*numbers(6)), numbers()[()], numbers()[()], numbers(48)
-        )
+        return Row(lim.density.Indices(*numbers(6)), numbers()[()], numbers()[()], numbers(48))
 
     names = ("baseline", "algorithm1", "algorithm2", "algorithm3")
     counts = jnp.array([1.0, 2.0, 4.0])

@@ -10,12 +10,10 @@ WITHOUT = {
         simulation_probe_errors write_page
     """,
     "The studies that the paper's own tables run, on fields of the library's own.": """
-        algorithm1_objective algorithm3_objective attention_constant attention_studies
-        fourth_moment_studies cone_mass_study influence_imbalance
+        attention_studies fourth_moment_studies cone_mass_study
         input_adjoint_depth_studies left_cone_mass_study loss_study measure
-        printed_cone_mass_study proved_constants readout_bound readout_consistency_study
-        sampled_profile section4 shadowing_study split_defect_study terminal_adjoint_study
-        terminal_covector time_slope_bounds trace_density trajectory_studies
+        proved_constants readout_bound readout_consistency_study section4 shadowing_study
+        split_defect_study terminal_adjoint_study time_slope_bounds trajectory_studies
     """,
     "Not refused in words yet: what is no network, ids or batch.": """
         models.contrast_loss self_answered

@@ -14,7 +14,7 @@ from lim_jax import paper
 from lim_jax.loss import positionwise_cross_entropy
 from lim_jax.observability.gramian import gramian_traces, observability_gramians
 from lim_jax.paper.algorithms import algorithm2_run
-from lim_jax.paper.simulation import gate_influence
+from lim_jax.paper.simulation import gate_influence, influence_imbalance
 from lim_jax.training.balancing import (
     averaged_objective,
     balanced_objective,
@@ -322,7 +322,7 @@ def test_the_reweighting_run_is_section_4s():
 
     def stage(state, weights, index):
         density = gate_influence(jnp.zeros(paper.simulation.LENGTH), weights).density
-        return state, density, paper.influence_imbalance(density)
+        return state, density, influence_imbalance(density)
 
     _, weights, history = reweighting_run(
         jax.jit(stage), None, paper.simulation.GRID, 20, rate=0.5, smallest=0.15, largest=8.0
