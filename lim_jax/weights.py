@@ -197,7 +197,7 @@ class RowSource:
         rows = np.concatenate([self._read(slice(int(row), int(row) + 1)) for row in distinct])
         return rows[where.reshape(numbers.shape)].astype(self.dtype, copy=False)
 
-    def stretch(self, start: Int[Array, ""], size: int) -> np.ndarray:
+    def slice_rows(self, start: Int[Array, ""], size: int) -> np.ndarray:
         """Neighbouring rows."""
         found = self._read(slice(int(start), int(start) + size))
         return found.astype(self.dtype, copy=False)
@@ -259,14 +259,14 @@ def gathered(rows: Rows, numbers: Int[Array, " some"]) -> Float[Array, "some wid
     return rows.of(rows.source.gather, (*numbers.shape, rows.shape[1]), known)
 
 
-def stretch(rows: Rows, start: Int[Array, ""], size: int) -> Float[Array, "size width"]:
+def slice_rows(rows: Rows, start: Int[Array, ""], size: int) -> Float[Array, "size width"]:
     """Neighbouring rows of a matrix.
 
     Examples
     --------
-    >>> stretch(jnp.arange(4.0)[:, None], jnp.array(1), 2).tolist()
+    >>> slice_rows(jnp.arange(4.0)[:, None], jnp.array(1), 2).tolist()
     [[1.0], [2.0]]
     """
     if not isinstance(rows, FetchedRows):
         return jax.lax.dynamic_slice_in_dim(rows, start, size)
-    return rows.of(partial(rows.source.stretch, size=size), (size, rows.shape[1]), start)
+    return rows.of(partial(rows.source.slice_rows, size=size), (size, rows.shape[1]), start)

@@ -195,7 +195,7 @@ def test_rows_are_gathered_each_once_and_stretches_at_once():
     found = jax.jit(jax.vmap(lambda row: weights.gathered(table, row)))(numbers)
     np.testing.assert_array_equal(found, TABLE[np.asarray(numbers)])
     assert read == [(0, 1), (2, 3), (5, 6), (6, 7)]
-    found = jax.jit(lambda start: weights.stretch(table, start, 3))(jnp.array(4))
+    found = jax.jit(lambda start: weights.slice_rows(table, start, 3))(jnp.array(4))
     np.testing.assert_array_equal(found, TABLE[4:7])
     assert read[4:] == [(4, 7)]
 
@@ -228,7 +228,7 @@ def test_half_precision_is_widened_as_it_comes(dtype):
     found = weights.gathered(table, jnp.array([3, 1]))
     assert table.dtype == found.dtype == "float32"
     np.testing.assert_array_equal(found, TABLE.astype(dtype).astype(np.float32)[[3, 1]])
-    found = weights.stretch(table, jnp.array(2), 2)
+    found = weights.slice_rows(table, jnp.array(2), 2)
     np.testing.assert_array_equal(found, TABLE.astype(dtype).astype(np.float32)[2:4])
 
     source = weights.LayerSource(lambda index: TABLE.astype(dtype)[index], 2)

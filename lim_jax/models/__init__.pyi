@@ -20,10 +20,10 @@ from . import mixture_family as mixture_family
 from . import multimodal as multimodal
 from . import options as options
 from . import parts as parts
-from . import places as places
 from . import quantised as quantised
 from . import reading as reading
 from . import recipe as recipe
+from . import rope_config as rope_config
 from . import text as text
 from . import walk as walk
 from .answering import answer as answer

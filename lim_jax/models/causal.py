@@ -46,14 +46,14 @@ from lim_jax.models.hub import model_path
 from lim_jax.models.layout import spread
 from lim_jax.models.multimodal import text_part
 from lim_jax.models.options import refuse_other_architectures
-from lim_jax.models.places import trained_length
 from lim_jax.models.reading import Source
+from lim_jax.models.rope_config import trained_length
 from lim_jax.network.flow import ResidualFlow
 from lim_jax.network.norms import Norm
 from lim_jax.network.shaping import capped
 from lim_jax.network.slots import State
 from lim_jax.network.span import Span, Spans
-from lim_jax.weights import Rows, gathered, stretch
+from lim_jax.weights import Rows, gathered, slice_rows
 
 Profile = Float[Array, " length"]
 
@@ -235,7 +235,7 @@ class CausalLM(eqx.Module):
 
         def of(start: Int[Array, ""]) -> Float[Array, "length size"]:
             # As an einsum: the transposed head of a product would be a copy of it.
-            logits = jnp.einsum("td,vd->tv", normed, stretch(head, start, size))
+            logits = jnp.einsum("td,vd->tv", normed, slice_rows(head, start, size))
             if self.head_bias is not None:
                 logits += jax.lax.dynamic_slice_in_dim(self.head_bias, start, size)[None, :]
             logits = logits if self.logit_scale == 1 else self.logit_scale * logits

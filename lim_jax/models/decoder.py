@@ -1,4 +1,4 @@
-"""A decoder, read by its recipe."""
+"""Reading of a decoder by its recipe."""
 
 from collections.abc import Callable
 
@@ -9,24 +9,47 @@ import numpy as np
 from jaxtyping import Array
 
 from lim_jax.models.holding import WHOLE, Holding
-from lim_jax.models.parts import layer_norm, norm_of
+from lim_jax.models.parts import layer_norm, read_norm
 from lim_jax.models.reading import Reader, Source, Weights, put
 from lim_jax.models.recipe import Recipe
 from lim_jax.network.field import TransformerField
 from lim_jax.network.flow import ResidualFlow
 from lim_jax.network.span import Span, Spans, spans_of
-from lim_jax.weights import Rows, stretch
+from lim_jax.weights import Rows, slice_rows
 
 
 def read_decoder(
     checkpoint: Source, dtype: str, recipe: Recipe, holding: Holding = WHOLE
 ) -> Weights:
-    """Read the weights of a decoder, layer by layer, or find where they are."""
+    """Read a decoder's weights from a checkpoint, layer by layer.
+
+    Parameters
+    ----------
+    checkpoint
+        As `open_checkpoint` returns it.
+    dtype
+        The precision of the weights, ``"float32"`` or ``"float64"``.
+    recipe
+        The network's parts and the names of its tensors.
+    holding
+        Where the weights are held.
+
+    Returns
+    -------
+    Weights
+        ``parts``, the arguments of `CausalLM`, and ``known``, the names of all tensors that the
+        network accounts for.
+
+    Raises
+    ------
+    ValueError
+        If an option is unknown, or a tensor missing, of another shape, or not finite.
+    """
     sizes, names = recipe.sizes, recipe.names
     read = Reader(checkpoint, dtype, names.prefix)
     shape = sizes.vocabulary, sizes.width
     rows = holding.rows(read, f"{read.prefix}{names.embedding}.weight", shape)
-    # Fetched while a program runs, they are on no device before.
+    # Weights that stay on the host are fetched inside a program, so no span may be on a device.
     spans = jax.tree.map(np.asarray, spans_of(list(recipe.spans)))
 
     def layer(index: int) -> TransformerField:
@@ -34,13 +57,14 @@ def read_decoder(
 
     layers = holding.layers(layer, sizes.depth)
     if not holding.each_layer:
-        _look_through(read, recipe, layer)
-    _pass_over_further(read, recipe)
+        _account_for_layers(read, recipe, layer)
+    for index in range(sizes.depth, sizes.depth + recipe.num_mtp_layers):
+        read.known.update(_layer_tensors(read, f"{names.prefix}{names.layer}.{index}."))
     parts = {
         "embedding": rows if names.embedding_norm is None else _normed_rows(read, recipe, rows),
         "positions": _positions(read, recipe),
         "flow": ResidualFlow(layers, horizon=recipe.increment * sizes.depth, step=recipe.step),
-        "norm": recipe.norm(read, names.last, sizes.width, sizes.eta),
+        "norm": recipe.norm(read, names.last, sizes.width, sizes.norm_eps),
         "head": _head(read, recipe, rows, shape, holding),
         "head_bias": _head_bias(read, recipe),
         "embedding_scale": recipe.embedding_scale,
@@ -50,37 +74,33 @@ def read_decoder(
     return Weights(parts, frozenset(read.known))
 
 
-def _look_through(read: Reader, recipe: Recipe, layer: Callable[[int], object]) -> None:
-    """Know of all layers' tensors; one is read of those that have tensors of the same names.
+def _layer_tensors(read: Reader, at: str) -> list[str]:
+    return [name for name in read.checkpoint.files if name.startswith(at)]
 
-    The first one was read.
+
+def _account_for_layers(read: Reader, recipe: Recipe, layer: Callable[[int], object]) -> None:
+    """Account for all layers' tensors, reading one layer of those with tensors of the same names.
+
+    The first layer has been read.
     """
     kinds = set()
     for index in range(recipe.sizes.depth):
         at = f"{read.prefix}{recipe.names.layer}.{index}."
-        found = [name for name in read.checkpoint.files if name.startswith(at)]
-        kind = frozenset(name.removeprefix(at) for name in found)
+        tensors = _layer_tensors(read, at)
+        kind = frozenset(name.removeprefix(at) for name in tensors)
         if kind in kinds:
-            read.known.update(found)
+            read.known.update(tensors)
         elif kinds:
             layer(index)
         kinds.add(kind)
 
 
-def _pass_over_further(read: Reader, recipe: Recipe) -> None:
-    """Know of the layers that guess further words, and are no part of the network."""
-    for index in range(recipe.sizes.depth, recipe.sizes.depth + recipe.further):
-        at = f"{recipe.names.prefix}{recipe.names.layer}.{index}."
-        read.known.update(name for name in read.checkpoint.files if name.startswith(at))
-
-
 def _head(
     read: Reader, recipe: Recipe, rows: Rows, shape: tuple[int, int], holding: Holding
 ) -> Rows | None:
-    """The head's own matrix; None where it is the embedding, which a file may hold once more.
+    """Read the head's own matrix; None if it is the embedding, which a file may hold twice.
 
-    A matrix of its own goes first even where the options say that the two are one, as the
-    publishers' own readers have it.
+    A file's head goes before an option that ties it to the embedding, as in transformers.
     """
     names = recipe.names
     name = f"{names.head}.weight"
@@ -93,7 +113,7 @@ def _head(
 
 
 def _alike(head: Rows, rows: Rows) -> bool:
-    """Whether two matrices in this process's memory are the same."""
+    """Whether two matrices are both in this process's memory, and the same."""
     held = [isinstance(part, Array) and part.is_fully_addressable for part in (head, rows)]
     return all(held) and np.array_equal(np.asarray(head), np.asarray(rows))
 
@@ -105,25 +125,25 @@ def _head_bias(read: Reader, recipe: Recipe) -> Array | None:
 
 
 def _normed_rows(read: Reader, recipe: Recipe, rows: Rows) -> Array:
-    """The embedding, whose norm maps every word by itself: it is taken once, and held whole."""
+    """Normalise the embedding once: its norm maps every token's row by itself."""
     assert recipe.names.embedding_norm is not None
-    norm = layer_norm(read, recipe.names.embedding_norm, recipe.sizes.width, recipe.sizes.eta)
-    of_all = jax.jit(lambda rows: jax.vmap(norm)(stretch(rows, jnp.array(0), rows.shape[0])))
+    norm = layer_norm(read, recipe.names.embedding_norm, recipe.sizes.width, recipe.sizes.norm_eps)
+    of_all = jax.jit(lambda rows: jax.vmap(norm)(slice_rows(rows, jnp.array(0), rows.shape[0])))
     return of_all(rows)
 
 
 def _positions(read: Reader, recipe: Recipe) -> Array | None:
     if recipe.names.positions is None:
         return None
-    rows = recipe.places + recipe.offset
+    rows = recipe.num_positions + recipe.offset
     table = read(f"{recipe.names.positions}.weight", rows, recipe.sizes.width)
     return put(table[recipe.offset :])[0]
 
 
 def _layer(read: Reader, index: int, recipe: Recipe, span: Span | Spans) -> TransformerField:
     names, at = recipe.names, f"{recipe.names.layer}.{index}"
-    read.passed_over(*(f"{at}.{name}" for name in names.passed_over))
-    before = norm_of(read, at, names.before_network, recipe) or eqx.nn.Identity()
-    after = norm_of(read, at, names.after_network, recipe)
+    read.ignore(*(f"{at}.{name}" for name in names.ignored))
+    before = read_norm(read, at, names.before_network, recipe) or eqx.nn.Identity()
+    after = read_norm(read, at, names.after_network, recipe)
     attention = recipe.attention(read, at, recipe, span)
     return TransformerField(attention, recipe.network(read, at, recipe, before, after))

@@ -1,60 +1,30 @@
-"""The families of networks whose checkpoints are known, by the name in their configuration."""
+"""The families of networks whose checkpoints are supported, by ``model_type``."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
-from lim_jax._checks import require
-from lim_jax.models import gemma_family, layer_norm_family, llama_family, mixture_family
+from lim_jax.models import gemma_family as gemmas
+from lim_jax.models import layer_norm_family as layer_norms
+from lim_jax.models import llama_family as llamas
+from lim_jax.models import mixture_family as mixtures
+from lim_jax.models.options import Configuration, require_config
 from lim_jax.models.recipe import Recipe
 
-FAMILIES: Mapping[str, Callable[[Mapping[str, Any]], Recipe]] = {
+FAMILIES: Mapping[str, Callable[[Configuration], Recipe]] = {
     family.__name__: family
     for family in (
-        mixture_family.afmoe,
-        llama_family.arcee,
-        layer_norm_family.bloom,
-        layer_norm_family.cohere,
-        layer_norm_family.cohere2,
-        mixture_family.deepseek_v2,
-        mixture_family.deepseek_v3,
-        llama_family.ernie4_5,
-        llama_family.exaone4,
-        layer_norm_family.falcon,
-        gemma_family.gemma,
-        gemma_family.gemma2,
-        gemma_family.gemma3_text,
-        llama_family.glm,
-        llama_family.glm4,
-        layer_norm_family.gpt2,
-        layer_norm_family.gpt_neo,
-        layer_norm_family.gpt_neox,
-        mixture_family.gpt_oss,
-        layer_norm_family.gptj,
-        llama_family.granite,
-        mixture_family.granitemoe,
-        llama_family.helium,
-        llama_family.hunyuan_v1_dense,
-        llama_family.llama,
-        mixture_family.llama4_text,
-        llama_family.ministral,
-        llama_family.mistral,
-        mixture_family.mixtral,
-        layer_norm_family.nemotron,
-        llama_family.olmo2,
-        llama_family.olmo3,
-        layer_norm_family.opt,
-        layer_norm_family.phi,
-        llama_family.phi3,
-        llama_family.qwen2,
-        llama_family.qwen3,
-        mixture_family.qwen3_moe,
-        llama_family.seed_oss,
-        llama_family.smollm3,
-        layer_norm_family.stablelm,
-        layer_norm_family.starcoder2,
+        mixtures.afmoe, llamas.arcee, layer_norms.bloom, layer_norms.cohere, layer_norms.cohere2,
+        mixtures.deepseek_v2, mixtures.deepseek_v3, llamas.ernie4_5, llamas.exaone4,
+        layer_norms.falcon, gemmas.gemma, gemmas.gemma2, gemmas.gemma3_text, llamas.glm,
+        llamas.glm4, layer_norms.gpt2, layer_norms.gpt_neo, layer_norms.gpt_neox, mixtures.gpt_oss,
+        layer_norms.gptj, llamas.granite, mixtures.granitemoe, llamas.helium,
+        llamas.hunyuan_v1_dense, llamas.llama, mixtures.llama4_text, llamas.ministral,
+        llamas.mistral, mixtures.mixtral, layer_norms.nemotron, llamas.olmo2, llamas.olmo3,
+        layer_norms.opt, layer_norms.phi, llamas.phi3, llamas.qwen2, llamas.qwen3,
+        mixtures.qwen3_moe, llamas.seed_oss, llamas.smollm3, layer_norms.stablelm,
+        layer_norms.starcoder2,
     )
-}
-# Families of which some layers or all are no attention, by what these layers are.
+}  # fmt: skip
+# Families with layers that are no attention, by what these layers are.
 OTHER_LAYERS = {
     "state-space": (
         "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "mamba", "mamba2",
@@ -69,30 +39,21 @@ OTHER_LAYERS = {
 }  # fmt: skip
 
 
-def recipe_of(config: Mapping[str, Any]) -> Recipe:
-    """The recipe of a configuration's family.
-
-    Raises
-    ------
-    ValueError
-        Where the family is not known, or an option of it; where its layers are no attention the
-        message says so.
-    """
+def recipe_of(config: Configuration) -> Recipe:
+    """Return the recipe of a configuration's family, or raise ValueError if it is not supported."""
     family = config.get("model_type")
-    layers = [kind for kind, families in OTHER_LAYERS.items() if family in families]
-    require(
-        not layers,
-        "config.json",
-        got=f"model_type = {family!r} with {layers[0]} layers" if layers else "",
-        expected="causal attention in every layer",
-        cure="Other layers have no causal attention kernel: write the network's field, and give "
-        "influence a loss of your own.",
-    )
-    require(
+    for kind, families in OTHER_LAYERS.items():
+        require_config(
+            family not in families,
+            f"model_type = {family!r} with {kind} layers",
+            "causal attention in every layer",
+            "Other layers have no causal attention kernel: write the network's field, and give "
+            "influence a loss of your own.",
+        )
+    require_config(
         family in FAMILIES,
-        "config.json",
-        got=f"model_type = {family!r}",
-        expected=" or ".join(FAMILIES),
-        cure="For other architectures write their field, and give influence a loss of your own.",
+        f"model_type = {family!r}",
+        " or ".join(FAMILIES),
+        "For other architectures write their field, and give influence a loss of your own.",
     )
     return FAMILIES[str(family)](config)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from lim_jax._checks import described, require
 from lim_jax.models.options import Configuration
-from lim_jax.models.places import FULL, SLIDING, every
+from lim_jax.models.rope_config import FULL, SLIDING, every
 
 Options = Mapping[str, Any]
 Factors = Mapping[str, list[float]]

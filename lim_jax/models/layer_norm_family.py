@@ -1,137 +1,141 @@
 """Decoders with layer norms: older ones with biases everywhere, and newer ones with gates."""
 
+from collections.abc import Callable
 from typing import Any
 
-from lim_jax._checks import described, require
+from jaxtyping import Array
+
+from lim_jax._checks import described
 from lim_jax.models import parts
-from lim_jax.models.llama_family import Config, biases_of, llama_like
-from lim_jax.models.options import chosen, positive, refuse_options, whole
-from lim_jax.models.places import FULL, SLIDING, every, layer_kinds, rotary_of, spans
-from lim_jax.models.reading import ACTIVATIONS, bloom_gelu
-from lim_jax.models.recipe import Biases, Names, Options, Recipe, Sizes, sizes_of
+from lim_jax.models.llama_family import biases_of, llama_like, rotary_spans, sliding
+from lim_jax.models.options import (
+    Configuration,
+    get_int,
+    get_positive,
+    refuse_options,
+    require_config,
+)
+from lim_jax.models.reading import bloom_gelu
+from lim_jax.models.recipe import Biases, Names, Recipe, SizeNames, Sizes, sizes_of
+from lim_jax.models.rope_config import FULL, SLIDING, every, layer_kinds, rotary_of, spans
 from lim_jax.network.flow import euler, split
 from lim_jax.network.positions import Alibi
 from lim_jax.network.span import Span
 
-EVERYWHERE = Biases(projected=True, mixed=True, tokenwise=True)
+EVERYWHERE = Biases(qkv=True, attention_output=True, mlp=True)
 MASKS = ("bias", "masked_bias", "rotary_emb.inv_freq")
 
 
 def biased(
-    config: Config, sizes: Sizes, of_layers: tuple[Span, ...], names: Names, **options: Any
+    config: Configuration,
+    sizes: Sizes,
+    of_layers: tuple[Span, ...],
+    names: Names,
+    *,
+    act: str = "activation_function",
+    activation: str | Callable[[Array], Array] = "gelu_new",
+    tied: bool = True,
+    **options: Any,
 ) -> Recipe:
-    """A decoder of layer norms and plain networks, with biases everywhere."""
-    usual = {
-        "norm": parts.layer_norm,
-        "projections": parts.apart,
-        "network": parts.plain,
-        "attention": parts.of_matrices,
-        "names": names,
-        "biases": EVERYWHERE,
-        "tied": bool(config.get("tie_word_embeddings", True)),
-    }
-    return Recipe(sizes, of_layers, **(usual | options))
+    """Return the recipe of layer norms and plain networks, with biases everywhere by default."""
+    usual = {"norm": parts.layer_norm, "network": parts.plain_mlp, "biases": EVERYWHERE}
+    return llama_like(
+        config, sizes, of_layers, act=act, activation=activation, tied=tied, names=names,
+        **(usual | options),
+    )  # fmt: skip
 
 
-OF_GPT2 = Options("n_embd", "n_layer", "n_head", "n_inner", "layer_norm_epsilon")
+OF_GPT2 = SizeNames("n_embd", "n_layer", "n_head", "n_inner", "layer_norm_epsilon")
 
 
-def gpt2(config: Config) -> Recipe:
+def gpt2(config: Configuration) -> Recipe:
     """GPT-2: learned places, layer norms, matrices from the input to the output side."""
     refuse_options(config, scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False)
-    sizes = sizes_of(config, OF_GPT2, eta=1e-5)
+    sizes = sizes_of(config, OF_GPT2, norm_eps=1e-5)
     names = Names(
-        prefix="transformer.", embedding="wte", positions="wpe", layer="h", joined="attn.c_attn",
+        prefix="transformer.", embedding="wte", positions="wpe", layer="h", fused_qkv="attn.c_attn",
         output="attn.c_proj", up="c_fc", down="c_proj", before_attention="ln_1",
-        before_network="ln_2", last="ln_f", passed_over=("attn.bias", "attn.masked_bias"),
+        before_network="ln_2", last="ln_f", ignored=("attn.bias", "attn.masked_bias"),
     )  # fmt: skip
     return biased(
-        config, sizes, sizes.depth * (Span(),), names, projections=parts.joined, transposed=True,
-        places=whole(config, "n_positions"),
-        activation=chosen(config, "activation_function", ACTIVATIONS, "gelu_new"),
+        config, sizes, sizes.depth * (Span(),), names, projections=parts.fused_qkv, transposed=True,
+        num_positions=get_int(config, "n_positions"),
     )  # fmt: skip
 
 
-def gpt_neox(config: Config) -> Recipe:
+def gpt_neox(config: Configuration) -> Recipe:
     """GPT-NeoX and Pythia: rotary positions on a part of each head, an own head of words.
 
     Its parallel blocks are exactly the paper's one-field recursion (`eq:discrete-residual`) at unit
     increment; where ``use_parallel_residual`` is false, layers are split.
     """
     refuse_options(config, attention_bias=True)
-    sizes = sizes_of(config, Options(eta="layer_norm_eps"), eta=1e-5)
+    sizes = sizes_of(config, SizeNames(norm_eps="layer_norm_eps"), norm_eps=1e-5)
     part = config.get("rotary_pct", 0.25)
     refuse_options(config, partial_rotary_factor=part)  # which the publisher's reader passes over
-    places = rotary_of(config, sizes.size, "rotary_emb_base", default_part=part)
+    of_layers = rotary_spans(config, sizes, base="rotary_emb_base", default_part=part)
     names = Names(
-        prefix="gpt_neox.", embedding="embed_in", joined="attention.query_key_value",
+        prefix="gpt_neox.", embedding="embed_in", fused_qkv="attention.query_key_value",
         output="attention.dense", up="dense_h_to_4h", down="dense_4h_to_h",
         last="final_layer_norm", head="embed_out",
-        passed_over=tuple(f"attention.{name}" for name in MASKS),
+        ignored=tuple(f"attention.{name}" for name in MASKS),
     )  # fmt: skip
     return biased(
-        config, sizes, sizes.depth * (Span(places=places),), names,
-        projections=parts.joined_by_group,
-        activation=chosen(config, "hidden_act", ACTIVATIONS, "gelu"),
+        config, sizes, of_layers, names, projections=parts.fused_qkv_by_group,
+        act="hidden_act", activation="gelu", tied=False,
         step=euler if config.get("use_parallel_residual", True) else split,
-        tied=bool(config.get("tie_word_embeddings", False)),
     )  # fmt: skip
 
 
-def gptj(config: Config) -> Recipe:
+def gptj(config: Configuration) -> Recipe:
     """GPT-J: parallel blocks behind one norm, of which neighbouring features turn."""
     refuse_options(config, rotary=True, scale_attn_weights=True)
-    sizes = sizes_of(config, OF_GPT2, eta=1e-5)
-    part = whole(config, "rotary_dim", 64) / sizes.size
-    places = rotary_of({}, sizes.size, default_part=part)
+    sizes = sizes_of(config, OF_GPT2, norm_eps=1e-5)
+    part = get_int(config, "rotary_dim", 64) / sizes.head_dim
+    rotary = rotary_of({}, sizes.head_dim, default_part=part)
     names = Names(
         prefix="transformer.", embedding="wte", layer="h", query="attn.q_proj", key="attn.k_proj",
         value="attn.v_proj", output="attn.out_proj", up="fc_in", down="fc_out",
         before_attention="ln_1", before_network="ln_1", last="ln_f",
-        passed_over=("attn.bias", "attn.masked_bias", "attn.embed_positions"),
+        ignored=("attn.bias", "attn.masked_bias", "attn.embed_positions"),
     )  # fmt: skip
     return biased(
-        config, sizes, sizes.depth * (Span(places=places),), names, step=euler, paired=True,
-        biases=Biases(tokenwise=True, head=True),
-        tied=bool(config.get("tie_word_embeddings", False)),
-        activation=chosen(config, "activation_function", ACTIVATIONS, "gelu_new"),
+        config, sizes, sizes.depth * (Span(places=rotary),), names, step=euler,
+        rope_interleaved=True, biases=Biases(mlp=True, head=True), tied=False,
     )  # fmt: skip
 
 
-def gpt_neo(config: Config) -> Recipe:
+def gpt_neo(config: Configuration) -> Recipe:
     """GPT-Neo: learned places, scores that are not scaled, every other layer in a window."""
-    options = Options("hidden_size", "num_layers", "num_heads", "intermediate_size",
+    options = SizeNames("hidden_size", "num_layers", "num_heads", "intermediate_size",
                       "layer_norm_epsilon")  # fmt: skip
-    sizes = sizes_of(config, options, eta=1e-5)
+    sizes = sizes_of(config, options, norm_eps=1e-5)
     kinds = [kind for pattern, times in config.get("attention_types") or [[["global", "local"], 12]]
              for kind in times * pattern]  # fmt: skip
     kinds = config.get("attention_layers") or kinds
-    require(
+    require_config(
         len(kinds) == sizes.depth and set(kinds) <= {"global", "local"},
-        "config.json",
-        got=f"attention_types = {described(config.get('attention_types'))}",
-        expected=f"{sizes.depth} layers, global or local",
-        cure="Download it again.",
+        f"attention_types = {described(config.get('attention_types'))}",
+        f"{sizes.depth} layers, global or local",
     )
-    window = whole(config, "window_size", 256)
+    window = get_int(config, "window_size", 256)
     of_layers = tuple(Span(window if kind == "local" else None) for kind in kinds)
     at = "attn.attention"
     names = Names(
         prefix="transformer.", embedding="wte", positions="wpe", layer="h", query=f"{at}.q_proj",
         key=f"{at}.k_proj", value=f"{at}.v_proj", output=f"{at}.out_proj", up="c_fc",
         down="c_proj", before_attention="ln_1", before_network="ln_2", last="ln_f",
-        passed_over=(f"{at}.bias", f"{at}.masked_bias"),
+        ignored=(f"{at}.bias", f"{at}.masked_bias"),
     )  # fmt: skip
     return biased(
-        config, sizes, of_layers, names, scale=1.0, biases=Biases(mixed=True, tokenwise=True),
-        places=whole(config, "max_position_embeddings"),
-        activation=chosen(config, "activation_function", ACTIVATIONS, "gelu_new"),
+        config, sizes, of_layers, names, scale=1.0, biases=Biases(attention_output=True, mlp=True),
+        num_positions=get_int(config, "max_position_embeddings"),
     )  # fmt: skip
 
 
-def opt(config: Config) -> Recipe:
+def opt(config: Configuration) -> Recipe:
     """OPT: learned places, of which the first two are no token's."""
-    sizes = sizes_of(config, Options(hidden="ffn_dim"))._replace(eta=1e-5)
+    sizes = sizes_of(config, SizeNames(intermediate_size="ffn_dim"))._replace(norm_eps=1e-5)
     refuse_options(
         config, do_layer_norm_before=True, _remove_final_layer_norm=False, enable_bias=True,
         layer_norm_elementwise_affine=True, word_embed_proj_dim=sizes.width,
@@ -143,41 +147,43 @@ def opt(config: Config) -> Recipe:
     )  # fmt: skip
     return biased(
         config, sizes, sizes.depth * (Span(),), names, offset=2,
-        places=whole(config, "max_position_embeddings"),
-        activation=chosen(config, "activation_function", ACTIVATIONS, "relu"),
+        num_positions=get_int(config, "max_position_embeddings"), activation="relu",
     )  # fmt: skip
 
 
-def bloom(config: Config) -> Recipe:
+def bloom(config: Configuration) -> Recipe:
     """BLOOM: scores that fall with the distance, embeddings that are normalised."""
     refuse_options(config, apply_residual_connection_post_layernorm=False)
     width = "hidden_size" if config.get("n_embed") is None else "n_embed"
     sizes = sizes_of(
-        config, Options(width, "n_layer", "n_head", None, "layer_norm_epsilon"), eta=1e-5
+        config, SizeNames(width, "n_layer", "n_head", None, "layer_norm_epsilon"), norm_eps=1e-5
     )
     names = Names(
         prefix="transformer.", embedding="word_embeddings",
         embedding_norm="word_embeddings_layernorm", layer="h",
-        joined="self_attention.query_key_value", output="self_attention.dense",
+        fused_qkv="self_attention.query_key_value", output="self_attention.dense",
         up="dense_h_to_4h", down="dense_4h_to_h", last="ln_f",
     )  # fmt: skip
     return biased(
         config, sizes, sizes.depth * (Span(places=Alibi(parts.alibi_slopes(sizes.heads))),), names,
-        projections=parts.joined_by_group, activation=bloom_gelu,
+        projections=parts.fused_qkv_by_group, activation=bloom_gelu,
     )  # fmt: skip
 
 
-def falcon(config: Config) -> Recipe:
+def falcon(config: Configuration) -> Recipe:
     """Falcon: parallel blocks behind one norm or two, one group of keys or several."""
     refuse_options(config, alibi=False, apply_residual_connection_post_layernorm=False)
-    sizes = sizes_of(config, Options(hidden="ffn_hidden_size", eta="layer_norm_epsilon",
-                                     groups="num_kv_heads"), eta=1e-5)  # fmt: skip
-    refuse_options(config, ff_factor=sizes.hidden / sizes.width)
+    size_names = SizeNames(
+        intermediate_size="ffn_hidden_size", norm_eps="layer_norm_epsilon",
+        num_kv_heads="num_kv_heads",
+    )  # fmt: skip
+    sizes = sizes_of(config, size_names, norm_eps=1e-5)
+    refuse_options(config, ff_factor=sizes.intermediate_size / sizes.width)
     new, parallel = (bool(config.get(name, usual)) for name, usual in (
         ("new_decoder_architecture", False), ("parallel_attn", True)))  # fmt: skip
     one_group = bool(config.get("multi_query", True)) and not new
     if not new:
-        sizes = sizes._replace(groups=1 if one_group else sizes.heads)
+        sizes = sizes._replace(num_kv_heads=1 if one_group else sizes.heads)
     norms = config.get("num_ln_in_parallel_attn")
     two = new and parallel and (2 if norms is None else norms) == 2
     before = ("ln_attn", "ln_mlp") if two else ("input_layernorm", "input_layernorm")
@@ -185,108 +191,105 @@ def falcon(config: Config) -> Recipe:
     refuse_options({"parallel_attn": parallel or not new}, parallel_attn=True)
     names = Names(
         prefix="transformer.", embedding="word_embeddings", layer="h",
-        joined="self_attention.query_key_value", output="self_attention.dense",
+        fused_qkv="self_attention.query_key_value", output="self_attention.dense",
         up="dense_h_to_4h", down="dense_4h_to_h", before_attention=before[0],
         before_network=before[1], last="ln_f",
     )  # fmt: skip
-    biased_too = bool(config.get("bias", False))
+    everywhere = bool(config.get("bias", False))
     return biased(
-        config, sizes, sizes.depth * (Span(places=rotary_of(config, sizes.size)),), names,
-        projections=parts.joined if one_group else parts.joined_by_group,
-        step=euler if parallel else split, biases=Biases(biased_too, biased_too, biased_too),
-        activation=chosen(config, "activation", ACTIVATIONS, "gelu"),
+        config, sizes, rotary_spans(config, sizes), names,
+        projections=parts.fused_qkv if one_group else parts.fused_qkv_by_group,
+        step=euler if parallel else split, biases=Biases(everywhere, everywhere, everywhere),
+        act="activation", activation="gelu",
     )  # fmt: skip
 
 
-def phi(config: Config) -> Recipe:
+def phi(config: Configuration) -> Recipe:
     """Phi-1.5 and 2: parallel blocks behind one norm, half of each head turns."""
     refuse_options(config, qk_layernorm=False)
-    sizes = sizes_of(config, Options(eta="layer_norm_eps"), eta=1e-5)
-    places = rotary_of(config, sizes.size, default_part=0.5)
+    sizes = sizes_of(config, SizeNames(norm_eps="layer_norm_eps"), norm_eps=1e-5)
     names = Names(
         output="self_attn.dense", up="fc1", down="fc2", before_network="input_layernorm",
         last="final_layernorm",
     )  # fmt: skip
     return biased(
-        config, sizes, sizes.depth * (Span(places=places),), names, step=euler,
-        biases=EVERYWHERE._replace(head=True), tied=bool(config.get("tie_word_embeddings", False)),
-        activation=chosen(config, "hidden_act", ACTIVATIONS, "gelu_new"),
+        config, sizes, rotary_spans(config, sizes, default_part=0.5), names, step=euler,
+        biases=EVERYWHERE._replace(head=True), tied=False, act="hidden_act",
     )  # fmt: skip
 
 
-def starcoder2(config: Config) -> Recipe:
+def starcoder2(config: Configuration) -> Recipe:
     """StarCoder 2: rotary positions, grouped queries, a window where the configuration says."""
-    sizes = sizes_of(config, Options(eta="norm_epsilon"), eta=1e-5)
+    sizes = sizes_of(config, SizeNames(norm_eps="norm_epsilon"), norm_eps=1e-5)
     refuse_options(
         config, mlp_type="default", norm_type="layer_norm", scale_attn_weights=True,
-        layer_norm_epsilon=sizes.eta,
+        layer_norm_epsilon=sizes.norm_eps,
     )  # fmt: skip
     slides = config.get("sliding_window") is not None
     kinds = layer_kinds(config, sizes.depth, *sizes.depth * [SLIDING if slides else FULL])
-    places = rotary_of(config, sizes.size)
     everywhere = bool(config.get("use_bias", True))
     return biased(
-        config, sizes, spans(config, kinds, lambda kind: places), Names(up="c_fc", down="c_proj"),
+        config, sizes, sliding(config, sizes, kinds), Names(up="c_fc", down="c_proj"),
         biases=Biases(everywhere, everywhere, everywhere),
-        activation=chosen(config, "hidden_act", ACTIVATIONS, "gelu_pytorch_tanh"),
+        act="hidden_act", activation="gelu_pytorch_tanh",
     )  # fmt: skip
 
 
-def stablelm(config: Config) -> Recipe:
+def stablelm(config: Configuration) -> Recipe:
     """StableLM: Llama with layer norms, and a quarter of each head turns."""
-    sizes = sizes_of(config, Options(eta="layer_norm_eps"), eta=1e-5)
-    places = rotary_of(config, sizes.size, default_part=0.25)
-    names, parallel = (
-        Names(query_norm="self_attn.q_layernorm", key_norm="self_attn.k_layernorm"),
-        bool(config.get("use_parallel_residual", False)),
-    )
+    sizes = sizes_of(config, SizeNames(norm_eps="layer_norm_eps"), norm_eps=1e-5)
+    names = Names(query_norm="self_attn.q_layernorm", key_norm="self_attn.k_layernorm")
+    parallel = bool(config.get("use_parallel_residual", False))
     if parallel:
         names = names._replace(before_network="input_layernorm")
     return llama_like(
-        config, sizes, sizes.depth * (Span(places=places),), names=names, norm=parts.layer_norm,
-        biases=Biases(projected=bool(config.get("use_qkv_bias", False))),
+        config, sizes, rotary_spans(config, sizes, default_part=0.25), names=names,
+        norm=parts.layer_norm,
+        biases=Biases(qkv=bool(config.get("use_qkv_bias", False))),
         step=euler if parallel else split,
-        head_norm=parts.of_each_head_apart if config.get("qk_layernorm", False) else None,
+        head_norm=parts.separate_head_norms if config.get("qk_layernorm", False) else None,
     )  # fmt: skip
 
 
-def nemotron(config: Config) -> Recipe:
+def nemotron(config: Configuration) -> Recipe:
     """Nemotron: layer norms counted from one, squared ReLU without gates, half of a head turns."""
-    sizes = sizes_of(config, Options(eta="norm_eps"), eta=1e-5)
-    refuse_options(config, kv_channels=sizes.size, layer_norm_eps=sizes.eta)
-    places = rotary_of(config, sizes.size, default_part=0.5)
+    sizes = sizes_of(config, SizeNames(norm_eps="norm_eps"), norm_eps=1e-5)
+    refuse_options(config, kv_channels=sizes.head_dim, layer_norm_eps=sizes.norm_eps)
     return llama_like(
-        config, sizes, sizes.depth * (Span(places=places),), activation="relu2",
-        network=parts.plain, norm=parts.layer_norm_from_one, biases=biases_of(config),
+        config, sizes, rotary_spans(config, sizes, default_part=0.5), activation="relu2",
+        network=parts.plain_mlp, norm=parts.unit_offset_layer_norm, biases=biases_of(config),
     )  # fmt: skip
 
 
-def cohere(config: Config) -> Recipe:
+def cohere(config: Configuration) -> Recipe:
     """Command R: parallel blocks behind one norm without shift, logits that are scaled."""
-    sizes = sizes_of(config, Options(eta="layer_norm_eps"), eta=1e-5)
-    places = rotary_of(config, sizes.size, default=500_000.0)
-    normed = parts.of_each_head if config.get("use_qk_norm", False) else None
-    return _cohere(config, sizes, sizes.depth * (Span(places=places),), head_norm=normed)
+    sizes = sizes_of(config, SizeNames(norm_eps="layer_norm_eps"), norm_eps=1e-5)
+    of_layers = rotary_spans(config, sizes, default=500_000.0)
+    normed = parts.per_head_norm if config.get("use_qk_norm", False) else None
+    return _cohere(config, sizes, of_layers, head_norm=normed)
 
 
-def cohere2(config: Config) -> Recipe:
+def cohere2(config: Configuration) -> Recipe:
     """Command R7B: windows in all but every fourth layer, which sees all and knows no places."""
-    sizes = sizes_of(config, Options(eta="layer_norm_eps"), eta=1e-5)
-    period = whole(config, "sliding_window_pattern", 4)
-    config.get("_sliding_window_pattern")  # beside layer_types, which say it
+    sizes = sizes_of(config, SizeNames(norm_eps="layer_norm_eps"), norm_eps=1e-5)
+    period = get_int(config, "sliding_window_pattern", 4)
+    config.ignore("_sliding_window_pattern")  # it repeats layer_types
     refuse_options(
         config, layer_switch=period, order_of_interleaved_layers="local_attn_first",
         position_embedding_type="rope_gptj", rotary_pct=1.0, use_embedding_sharing=True,
         use_gated_activation=True, use_parallel_block=True,
     )  # fmt: skip
     kinds = layer_kinds(config, sizes.depth, *every(period, sizes.depth))
-    places = {SLIDING: rotary_of(config, sizes.size), FULL: None}
+    places = {SLIDING: rotary_of(config, sizes.head_dim), FULL: None}
     return _cohere(config, sizes, spans(config, kinds, places.__getitem__))
 
 
-def _cohere(config: Config, sizes: Sizes, of_layers: tuple[Span, ...], **more: Any) -> Recipe:
+def _cohere(
+    config: Configuration, sizes: Sizes, of_layers: tuple[Span, ...], **more: Any
+) -> Recipe:
     return llama_like(
         config, sizes, of_layers, tied=True, norm=parts.layer_norm_without_shift, step=euler,
-        names=Names(before_network="input_layernorm"), paired=True, biases=biases_of(config),
-        logit_scale=positive(config, "logit_scale", 0.0625), **more,
+        names=Names(before_network="input_layernorm"), biases=biases_of(config),
+        rope_interleaved=True,
+        logit_scale=get_positive(config, "logit_scale", 0.0625), **more,
     )  # fmt: skip

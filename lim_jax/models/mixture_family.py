@@ -2,20 +2,27 @@
 
 import math
 
-from lim_jax._checks import require
 from lim_jax.models import parts
 from lim_jax.models.experts import (
     Mixture,
     by_expert,
-    mixed,
-    through_latents,
-    together,
-    together_by_turns,
-    together_by_width,
+    fused_gate_up,
+    interleaved_gate_up,
+    moe_mlp,
+    read_mla,
+    transposed_gate_up,
 )
-from lim_jax.models.llama_family import Config, biases_of, llama_like, multipliers, sliding
-from lim_jax.models.options import positive, refuse_options, whole
-from lim_jax.models.places import (
+from lim_jax.models.llama_family import biases_of, llama_like, multipliers, rotary_spans, sliding
+from lim_jax.models.options import (
+    Configuration,
+    Options,
+    get_int,
+    get_positive,
+    refuse_options,
+    require_config,
+)
+from lim_jax.models.recipe import Biases, Names, Recipe, SizeNames, sizes_of
+from lim_jax.models.rope_config import (
     CHUNKED,
     FULL,
     SLIDING,
@@ -27,168 +34,164 @@ from lim_jax.models.places import (
     spans,
     yarn_weights,
 )
-from lim_jax.models.recipe import Biases, Names, Options, Recipe, sizes_of
 from lim_jax.network.experts import ClampedGate, Routing
 from lim_jax.network.frequencies import yarn_amplitude
 from lim_jax.network.positions import Rotary, Tempered, UnitRotary
 from lim_jax.network.span import Span
 
-OF_GPT_OSS = {
-    "rope_type": "yarn", "factor": 32.0, "truncate": False, TRAINED: 4096,
-}  # fmt: skip
-
+OF_GPT_OSS = {"rope_type": "yarn", "factor": 32.0, "truncate": False, TRAINED: 4096}
 OF_TRINITY = Names(
     output_gate="self_attn.gate_proj",
     after_attention="post_attention_layernorm",
     before_network="pre_mlp_layernorm",
     after_network="post_mlp_layernorm",
 )
+PROJECTIONS = by_expert("gate_proj", "up_proj", "down_proj")
+# Options that repeat what others say.
+REPEATED = (
+    "num_experts", "num_local_experts", "experts_per_token", "initial_context_length",
+)  # fmt: skip
 
 
-def afmoe(config: Config) -> Recipe:
+def afmoe(config: Configuration) -> Recipe:
     """Trinity: attention's output is gated; norms on both sides of sublayers; only windows turn."""
     refuse_options(
         config, n_group=1, topk_group=1, num_expert_groups=1, num_limited_groups=1,
         score_func="sigmoid", route_norm=True,
     )  # fmt: skip
-    for training in ("load_balance_coeff", "use_grouped_mm"):
-        config.get(training)
-    sizes, biased = sizes_of(config, eta=1e-5, size=128), bool(config.get("attention_bias", False))
-    period = whole(config, "global_attn_every_n_layers", 4)
+    config.ignore("load_balance_coeff", "use_grouped_mm")  # they concern training
+    sizes = sizes_of(config, norm_eps=1e-5, head_dim=128)
+    biased = bool(config.get("attention_bias", False))
+    period = get_int(config, "global_attn_every_n_layers", 4)
     kinds = layer_kinds(config, sizes.depth, *every(period, sizes.depth))
-    turning = rotary_of(config, sizes.size)
+    rotary = rotary_of(config, sizes.head_dim)
 
     def places(kind: str) -> Rotary | None:
-        return turning if kind == SLIDING else None
+        return rotary if kind == SLIDING else None
 
-    count, hidden = whole(config, "num_experts", 64), whole(config, "moe_intermediate_size", 1408)
-    routing = Routing(_top(config, 6), "sigmoid", factor=positive(config, "route_scale", 1.0))
+    count, hidden = (
+        get_int(config, "num_experts", 64),
+        get_int(config, "moe_intermediate_size", 1408),
+    )
+    routing = Routing(_top(config, 6), "sigmoid", factor=get_positive(config, "route_scale", 1.0))
     _require_open(routing, count)
     experts = Mixture(
-        count, hidden, routing, by_expert("gate_proj", "up_proj", "down_proj"),
-        router="router.gate", preference="expert_bias",
-        shared=("shared_experts", hidden * whole(config, "num_shared_experts", 2)),
-        dense=frozenset(range(whole(config, "num_dense_layers", 1, least=0))),
+        count, hidden, routing, PROJECTIONS, router="router.gate", preference="expert_bias",
+        shared=("shared_experts", hidden * get_int(config, "num_shared_experts", 2)),
+        dense_layers=frozenset(range(get_int(config, "num_dense_layers", 1, least=0))),
     )  # fmt: skip
     return llama_like(
         config, sizes, spans(config, kinds, places, 1024), names=OF_TRINITY,
-        biases=Biases(projected=biased, mixed=biased), head_norm=parts.one_for_all_heads,
-        network=mixed(experts),
+        biases=Biases(biased, biased), head_norm=parts.shared_head_norm, network=moe_mlp(experts),
         embedding_scale=math.sqrt(sizes.width) if config.get("mup_enabled", False) else 1.0,
     )  # fmt: skip
 
 
-def mixtral(config: Config) -> Recipe:
+def mixtral(config: Configuration) -> Recipe:
     """Mixtral: Mistral with experts in place of its network."""
-    sizes = sizes_of(config, eta=1e-5)
+    sizes = sizes_of(config, norm_eps=1e-5)
     slides = config.get("sliding_window") is not None
     seen = sliding(config, sizes, sizes.depth * (SLIDING if slides else FULL,), default=1e6)
     experts = Mixture(
-        size=whole(config, "num_local_experts", 8), hidden=sizes.hidden,
-        routing=Routing(_top(config, 2)), read=by_expert("w1", "w3", "w2"),
+        get_int(config, "num_local_experts", 8), sizes.intermediate_size,
+        Routing(_top(config, 2)), by_expert("w1", "w3", "w2"),
     )  # fmt: skip
-    _passed_over(config)
+    config.ignore(*REPEATED)
     names = Names(network="block_sparse_moe")
-    return llama_like(config, sizes, seen, names=names, network=mixed(experts))
+    return llama_like(config, sizes, seen, names=names, network=moe_mlp(experts))
 
 
-def qwen3_moe(config: Config) -> Recipe:
+def qwen3_moe(config: Configuration) -> Recipe:
     """Qwen 3 with experts, in all layers but those that it names."""
     sizes = sizes_of(config)
     slides = config.get("use_sliding_window", False)
-    config.get("max_window_layers")  # all layers slide, or none
+    config.ignore("max_window_layers")  # all layers slide, or none
     seen = sliding(config, sizes, sizes.depth * (SLIDING if slides else FULL,))
     only = config.get("mlp_only_layers") or ()
-    step = whole(config, "decoder_sparse_step", 1, least=0)
+    step = get_int(config, "decoder_sparse_step", 1, least=0)
     dense = {k for k in range(sizes.depth) if k in only or step < 1 or (k + 1) % step}
     name = "num_experts" if config.get("num_experts") is not None else "num_local_experts"
     routing = Routing(_top(config, 8), normalised=bool(config.get("norm_topk_prob", False)))
     experts = Mixture(
-        whole(config, name, 128), whole(config, "moe_intermediate_size"), routing,
-        by_expert("gate_proj", "up_proj", "down_proj"), dense=frozenset(dense),
+        get_int(config, name, 128), get_int(config, "moe_intermediate_size"), routing, PROJECTIONS,
+        dense_layers=frozenset(dense),
     )  # fmt: skip
-    _passed_over(config)
+    config.ignore(*REPEATED)
     return llama_like(
-        config, sizes, seen, biases=biases_of(config), head_norm=parts.one_for_all_heads,
-        network=mixed(experts),
+        config, sizes, seen, biases=biases_of(config), head_norm=parts.shared_head_norm,
+        network=moe_mlp(experts),
     )  # fmt: skip
 
 
-def granitemoe(config: Config) -> Recipe:
+def granitemoe(config: Configuration) -> Recipe:
     """Granite with experts in place of its network."""
     sizes = sizes_of(config)
     experts = Mixture(
-        whole(config, "num_local_experts", 8), sizes.hidden, Routing(_top(config, 2)),
-        together("input_linear", "output_linear"), router="router.layer",
+        get_int(config, "num_local_experts", 8), sizes.intermediate_size, Routing(_top(config, 2)),
+        fused_gate_up("input_linear", "output_linear"), router="router.layer",
     )  # fmt: skip
-    _passed_over(config)
+    config.ignore(*REPEATED)
     return llama_like(
         config, sizes, names=Names(network="block_sparse_moe"), biases=biases_of(config),
-        network=mixed(experts), **multipliers(config),
+        network=moe_mlp(experts), **multipliers(config),
     )  # fmt: skip
 
 
-def gpt_oss(config: Config) -> Recipe:
+def gpt_oss(config: Configuration) -> Recipe:
     """gpt-oss: sinks, every other layer in a window, experts with clamped gates."""
-    sizes = sizes_of(config, eta=1e-5, size=64)
+    sizes = sizes_of(config, norm_eps=1e-5, head_dim=64)
     kinds = layer_kinds(config, sizes.depth, *every(2, sizes.depth))
-    places = rotary_of(config, sizes.size, default=150_000.0, default_scaling=OF_GPT_OSS)
-    sharpness, limit = (
-        positive(config, "swiglu_alpha", 1.702),
-        positive(config, "swiglu_limit", 7.0),
-    )
-    clamped = ClampedGate(sharpness, limit)
+    rotary = rotary_of(config, sizes.head_dim, default=150_000.0, default_scaling=OF_GPT_OSS)
     experts = Mixture(
-        whole(config, "num_local_experts", 128), sizes.hidden,
-        Routing(_top(config, 4)), together_by_turns, router="router", router_bias=True,
-        combine=clamped,
+        get_int(config, "num_local_experts", 128), sizes.intermediate_size,
+        Routing(_top(config, 4)), interleaved_gate_up, router="router", router_bias=True,
+        combine=ClampedGate(
+            get_positive(config, "swiglu_alpha", 1.702), get_positive(config, "swiglu_limit", 7.0)
+        ),
     )  # fmt: skip
-    _passed_over(config)
+    config.ignore(*REPEATED)
     return llama_like(
-        config, sizes, spans(config, kinds, lambda kind: places, 128),
+        config, sizes, spans(config, kinds, lambda kind: rotary, 128),
         names=Names(sinks="self_attn.sinks"), biases=biases_of(config, default=True),
-        network=mixed(experts),
+        network=moe_mlp(experts),
     )  # fmt: skip
 
 
-def llama4_text(config: Config) -> Recipe:
+def llama4_text(config: Configuration) -> Recipe:
     """Llama 4: stretches of 8,192 tokens that turn, and layers that see all and know no places."""
-    sizes = sizes_of(config, eta=1e-5, size=128)
-    turns = config.get("no_rope_layers") or [
+    sizes = sizes_of(config, norm_eps=1e-5, head_dim=128)
+    rotated = config.get("no_rope_layers") or [
         int((k + 1) % config.get("no_rope_layer_interval", 4) != 0) for k in range(sizes.depth)
     ]
-    config.get("no_rope_layer_interval")
-    usual = [CHUNKED if turn else FULL for turn in turns[: sizes.depth]]
+    config.ignore("no_rope_layer_interval")  # beside no_rope_layers
+    usual = [CHUNKED if rotates else FULL for rotates in rotated[: sizes.depth]]
     kinds = layer_kinds(config, sizes.depth, *usual)
-    turning = rotary_of(config, sizes.size, default=500_000.0)
+    rotary = rotary_of(config, sizes.head_dim, default=500_000.0)
     if config.get("use_qk_norm", True):
-        turning = UnitRotary(turning.frequencies, turning.tokens, turning.amplitude, eta=sizes.eta)
+        rotary = UnitRotary(rotary.frequencies, rotary.tokens, rotary.amplitude, eta=sizes.norm_eps)
     scale, floor = config.get("attn_scale", 0.1), config.get("floor_scale", 8192)
-    still = Tempered(scale, floor) if config.get("attn_temperature_tuning", True) else None
-    seen = spans(config, kinds, lambda kind: turning)
+    tempered = Tempered(scale, floor) if config.get("attn_temperature_tuning", True) else None
     of_layers = tuple(
-        span if turn else Span(span.window, span.chunk, still)
-        for span, turn in zip(seen, turns, strict=False)
+        span if rotates else Span(span.window, span.chunk, tempered)
+        for span, rotates in zip(spans(config, kinds, lambda kind: rotary), rotated, strict=False)
     )
-    step = whole(config, "interleave_moe_layer_step", 1)
-    usually = list(range(step - 1, sizes.depth, step))
-    layers = config.get("moe_layers")
-    sparse = set(usually if layers is None else layers)
-    wide = whole(config, "intermediate_size_mlp", 16384)
+    step, layers = get_int(config, "interleave_moe_layer_step", 1), config.get("moe_layers")
+    sparse = range(step - 1, sizes.depth, step) if layers is None else layers
     experts = Mixture(
-        whole(config, "num_local_experts", 16), sizes.hidden,
-        Routing(_top(config, 1), "sigmoid", normalised=False), together_by_width,
-        router="router", shared=("shared_expert", sizes.hidden), weighs_input=True,
-        dense=frozenset(range(sizes.depth)) - sparse, wide=wide,
+        get_int(config, "num_local_experts", 16), sizes.intermediate_size,
+        Routing(_top(config, 1), "sigmoid", normalised=False), transposed_gate_up,
+        router="router", shared=("shared_expert", sizes.intermediate_size), weighs_input=True,
+        dense_layers=frozenset(range(sizes.depth)) - set(sparse),
+        dense_intermediate_size=get_int(config, "intermediate_size_mlp", 16384),
     )  # fmt: skip
-    _passed_over(config)
+    config.ignore(*REPEATED)
     return llama_like(
-        config, sizes, of_layers, names=Names(network="feed_forward"), paired=True,
-        biases=biases_of(config), network=mixed(experts),
+        config, sizes, of_layers, names=Names(network="feed_forward"), rope_interleaved=True,
+        biases=biases_of(config), network=moe_mlp(experts),
     )  # fmt: skip
 
 
-def deepseek_v2(config: Config) -> Recipe:
+def deepseek_v2(config: Configuration) -> Recipe:
     """DeepSeek V2: latent attention; experts beside shared ones, chosen by a softmax."""
     method = config.get("topk_method", "greedy")
     limited = method == "group_limited_greedy"
@@ -196,89 +199,72 @@ def deepseek_v2(config: Config) -> Recipe:
     refuse_options(config, norm_topk_prob=False)
     routing = Routing(
         _top(config, None), normalised=False,
-        factor=positive(config, "routed_scaling_factor", 1.0),
+        factor=get_positive(config, "routed_scaling_factor", 1.0),
         groups=(config.get("n_group") or 1) if limited else 1,
         kept=(config.get("topk_group") or 1) if limited else 1,
     )  # fmt: skip
-    _passed_over(config, "n_group", "topk_group")
+    config.ignore(*REPEATED, "n_group", "topk_group")
     return _deepseek(config, routing, dense=0, shared=2, preference=False)
 
 
-def deepseek_v3(config: Config) -> Recipe:
+def deepseek_v3(config: Configuration) -> Recipe:
     """DeepSeek V3: latent attention; experts beside a shared one, chosen by sigmoids in groups."""
     refuse_options(config, topk_method="noaux_tc", scoring_func="sigmoid", rope_interleave=True)
     routing = Routing(
         _top(config, 8), "sigmoid", bool(config.get("norm_topk_prob", True)),
-        positive(config, "routed_scaling_factor", 2.5),
-        whole(config, "n_group", 8), whole(config, "topk_group", 4), best=2,
+        get_positive(config, "routed_scaling_factor", 2.5),
+        get_int(config, "n_group", 8), get_int(config, "topk_group", 4), best=2,
     )  # fmt: skip
     return _deepseek(config, routing, dense=3, shared=1, preference=True)
 
 
 def _deepseek(
-    config: Config, routing: Routing, *, dense: int, shared: int, preference: bool
+    config: Configuration, routing: Routing, *, dense: int, shared: int, preference: bool
 ) -> Recipe:
     refuse_options(config, attention_bias=False, mlp_bias=False, moe_layer_freq=1, ep_size=1)
     refuse_options(config, scoring_func="sigmoid" if preference else "softmax")
-    for training in (
-        "aux_loss_alpha",
-        "seq_aux",
-        "num_nextn_predict_layers",
-        "head_dim",
-        "qk_head_dim",
-    ):
-        config.get(training)
-    sizes = sizes_of(config, Options(size="qk_rope_head_dim"))
-    shared, hidden = (
-        whole(config, "n_shared_experts", shared),
-        whole(config, "moe_intermediate_size"),
-    )
-    first = whole(config, "first_k_dense_replace", dense, least=0)
+    config.ignore("aux_loss_alpha", "seq_aux")  # they concern training
+    config.ignore("head_dim", "qk_head_dim")  # they repeat the sizes of latent attention
+    sizes = sizes_of(config, SizeNames(head_dim="qk_rope_head_dim"))
+    shared = get_int(config, "n_shared_experts", shared)
+    hidden = get_int(config, "moe_intermediate_size")
+    first = get_int(config, "first_k_dense_replace", dense, least=0)
     name = "n_routed_experts" if config.get("n_routed_experts") is not None else "num_local_experts"
-    count = whole(config, name)
+    count = get_int(config, name)
     _require_open(routing, count)
     experts = Mixture(
-        count, hidden, routing, by_expert("gate_proj", "up_proj", "down_proj"),
+        count, hidden, routing, PROJECTIONS,
         preference="gate.e_score_correction_bias" if preference else None,
-        shared=("shared_experts", hidden * shared), dense=frozenset(range(first)),
+        shared=("shared_experts", hidden * shared), dense_layers=frozenset(range(first)),
     )  # fmt: skip
-    places = rotary_of(config, sizes.size)
-    size, rope = sizes.size + whole(config, "qk_nope_head_dim"), rope_options(config)
+    size, rope = sizes.head_dim + get_int(config, "qk_nope_head_dim"), rope_options(config)
     return llama_like(
-        config, sizes, sizes.depth * (Span(places=places),), network=mixed(experts),
-        attention=through_latents(config), scale=_sharpened(size, rope),
-        further=config.get("num_nextn_predict_layers") or 0,
+        config, sizes, rotary_spans(config, sizes), network=moe_mlp(experts),
+        attention=read_mla(config), scale=_yarn_scale(size, rope),
+        num_mtp_layers=config.get("num_nextn_predict_layers") or 0,
     )  # fmt: skip
 
 
 def _require_open(routing: Routing, count: int) -> None:
-    """Refuse tokens that choose more experts than are open to them: which would be by chance."""
+    """Require that each token's open groups hold as many experts as it chooses.
+
+    Else the choice among closed experts would be arbitrary.
+    """
     fits = count % routing.groups == 0 and routing.kept <= routing.groups
-    require(
+    require_config(
         fits and routing.top <= count // routing.groups * routing.kept,
-        "config.json",
-        got=f"{routing.top} of {count} experts in {routing.kept} of {routing.groups} groups",
-        expected="groups that share the experts, of which the open ones hold that many",
-        cure="Download it again.",
+        f"{routing.top} of {count} experts in {routing.kept} of {routing.groups} groups",
+        "groups that share the experts, of which the open ones hold that many",
     )
 
 
-def _sharpened(size: int, rope: Config) -> float | None:
-    """Scores' scale with YaRN's amplitude of all features, twice."""
+def _yarn_scale(size: int, rope: Options) -> float | None:
+    """Return the scale of scores times the square of YaRN's amplitude of all features."""
     _, weight = yarn_weights(rope)
     if not weight or rope.get("rope_type", rope.get("type", "default")) == "default":
         return None
-    return size**-0.5 * yarn_amplitude(positive(rope, "factor"), weight) ** 2
+    return size**-0.5 * yarn_amplitude(get_positive(rope, "factor"), weight) ** 2
 
 
-def _top(config: Config, default: int | None) -> int:
-    return whole(config, "num_experts_per_tok", default)
-
-
-def _passed_over(config: Config, *more: str) -> None:
-    """Options that say again what the others say."""
-    for name in (
-        *more,
-        "num_experts", "num_local_experts", "experts_per_token", "initial_context_length",
-    ):  # fmt: skip
-        config.get(name)
+def _top(config: Configuration, default: int | None) -> int:
+    return get_int(config, "num_experts_per_tok", default)

@@ -1,7 +1,7 @@
-"""The text's part of a multimodal folder: its options and tensors, as a text model has them.
+"""The text model of a multimodal folder: its options and tensors, by a text model's names.
 
-``config.json`` holds the text's options in ``text_config``; what reads images is passed over by
-name, and no other tensor is.
+``config.json`` holds the text's options in ``text_config``; tensors that read images are ignored
+by name, and no other tensor is.
 """
 
 import re
@@ -11,12 +11,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lim_jax._checks import described, require
+from lim_jax._checks import require
 from lim_jax.models.checkpoint import Checkpoint, Rows
-from lim_jax.models.options import Configuration, refuse_other_architectures, refuse_unknown
+from lim_jax.models.options import (
+    Configuration,
+    refuse_other_architectures,
+    refuse_unknown,
+    require_config,
+    require_option,
+)
 
 TEXT, TIED = "text_config", "tie_word_embeddings"
-# What each publisher's reader means where the configuration says nothing.
+# The defaults of each publisher's reader.
 GEMMA3 = {
     "model_type": "gemma3_text", "vocab_size": 262_208, "num_attention_heads": 8,
     "num_key_value_heads": 4,
@@ -39,48 +45,22 @@ OF_IMAGES = re.compile(r"(model\.)?(vision_tower|vision_model|multi_modal_projec
 # Older files put the whole text model inside, newer ones its trunk alone.
 OLDER = re.compile(r"language_model\.((?:model|lm_head)\..+)")
 NEWER = re.compile(r"model\.language_model\.(.+)")
+SAVE_TEXT = "Save the text's model by itself, and load that."
 
 
 class TextPart(NamedTuple):
-    """The text's part of a checkpoint; `checkpoint.Checkpoint`'s twin.
-
-    Attributes
-    ----------
-    whole
-        The checkpoint.
-    config
-        The text's options.
-    files
-        What each of the text's tensors is called in the checkpoint.
-    """
+    """The text model of a checkpoint, with the interface of `checkpoint.Checkpoint`."""
 
     whole: Checkpoint
     config: Configuration
-    files: Mapping[str, str]
-
-    @property
-    def folder(self) -> Path:
-        """Where it is."""
-        return self.whole.folder
+    files: Mapping[str, str]  # from a text model's names to the checkpoint's
 
     def read(self, name: str, shape: tuple[int, ...], dtype: str = "float32") -> np.ndarray:
-        """Read one tensor, as `checkpoint.Checkpoint.read`.
-
-        Raises
-        ------
-        ValueError
-            As there.
-        """
+        """Read one tensor."""
         return self.whole.read(self.files.get(name, name), shape, dtype)
 
     def rows(self, name: str, shape: tuple[int, ...]) -> Rows:
-        """What reads some rows of one tensor, as `checkpoint.Checkpoint.rows`.
-
-        Raises
-        ------
-        ValueError
-            As there.
-        """
+        """Return a function that reads some rows of one tensor."""
         return self.whole.rows(self.files.get(name, name), shape)
 
     @property
@@ -90,73 +70,63 @@ class TextPart(NamedTuple):
 
     @property
     def precisions(self) -> set[str]:
-        """Those of all matrices, as the files call them."""
+        """The precisions of all matrices, by the files' names for them."""
         return self.whole.precisions
 
 
 def text_part(checkpoint: Checkpoint) -> Checkpoint | TextPart:
-    """The text's part of a multimodal folder; a folder of text alone is what it is.
+    """Return the text model of a multimodal folder, or the checkpoint itself if it is text's.
 
-    Raises
-    ------
-    ValueError
-        Where the folder is of a multimodal family or says an option that is not known, or holds
-        tensors that are neither the text's nor known to be of images.
+    Raise ValueError if the family or an option is unknown, or a tensor is neither the text's nor
+    known to read images.
     """
     config = checkpoint.config
     if config.get(TEXT) is None:
         return checkpoint
     family, inner = config.get("model_type"), config[TEXT]
-    require(
+    require_config(
         family in MULTIMODAL,
-        "config.json",
-        got=f"model_type = {family!r} with {TEXT}",
-        expected=" or ".join(MULTIMODAL),
-        cure="Save the text's model by itself, and load that.",
+        f"model_type = {family!r} with {TEXT}",
+        " or ".join(MULTIMODAL),
+        SAVE_TEXT,
     )
-    require(
-        isinstance(inner, Mapping),
-        "config.json",
-        got=f"{TEXT} = {described(inner)}",
-        expected="an object of names and values",
-        cure="Download it again.",
-    )
+    is_object = isinstance(inner, Mapping)
+    require_option(config, TEXT, inner, is_object, "an object of names and values")
     refuse_other_architectures(config, str(family))
-    usual = MULTIMODAL[str(family)]
-    # The outer word says whether the head is the embedding.
-    tied = {TIED: config.get(TIED, usual[TIED])}
-    for name in IMAGES:
-        config.get(name)
+    defaults = MULTIMODAL[str(family)]
+    # The outer option says whether the head is the embedding.
+    tied = {TIED: config.get(TIED, defaults[TIED])}
+    config.ignore(*IMAGES)
     refuse_unknown(config)
-    return TextPart(checkpoint, Configuration({**usual, **inner, **tied}), _texts(checkpoint))
+    return TextPart(checkpoint, Configuration({**defaults, **inner, **tied}), _texts(checkpoint))
 
 
 def _texts(checkpoint: Checkpoint) -> dict[str, str]:
-    """The text's tensors by the names that a text model gives them."""
-    found = {}
+    """Map the names that a text model gives its tensors to those in the files."""
+    tensors = {}
     for stored in checkpoint.files:
         if OF_IMAGES.match(stored):
             continue
         name = _of_text(stored)
         require(
-            name not in found,
+            name not in tensors,
             "tensors",
-            got=f"{stored} and {found.get(name)}",
+            got=f"{stored} and {tensors.get(name)}",
             expected="every tensor of the text once",
             cure="Which one is meant cannot be known: download it again.",
         )
-        found[name] = stored
-    return found
+        tensors[name] = stored
+    return tensors
 
 
 def _of_text(stored: str) -> str:
-    """The name that a text model gives a tensor of the text."""
+    """Return the name that a text model gives a tensor of the text."""
     older, newer = OLDER.fullmatch(stored), NEWER.fullmatch(stored)
     require(
         bool(older or newer or stored.startswith("lm_head.")),
         "tensors",
         got=f"{stored}, which is neither the text's nor known to be of images",
         expected="those of language_model, vision_tower, vision_model and multi_modal_projector",
-        cure="Save the text's model by itself, and load that.",
+        cure=SAVE_TEXT,
     )
     return older[1] if older else f"model.{newer[1]}" if newer else stored

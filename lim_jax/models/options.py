@@ -1,6 +1,6 @@
-"""What a configuration says: every option is asked for, known to change nothing, or refused.
+"""Options of a configuration: each one is read, known to change nothing, or refused.
 
-An option that is passed over unseen would give another network than the publisher's, silently.
+An option that nobody reads would silently give another network than the publisher's.
 """
 
 import math
@@ -10,8 +10,8 @@ from typing import Any
 
 from lim_jax._checks import described, require
 
-# What changes no number of the network: sampling, training, labels of other heads, the file itself,
-# how others' programs compute it.
+# Options that change no number of the network: they concern sampling, training, labels of other
+# heads, the file itself, or how other programs compute the network.
 HARMLESS = frozenset(
     """
     activation_dropout architectures attention_dropout attention_probs_dropout_prob
@@ -37,10 +37,10 @@ HARMLESS = frozenset(
     unsloth_version use_bfloat16 use_cache use_parallel_embedding
     """.split()
 )
-# Families whose classes have another name.
+# Families whose classes in transformers have another name.
 CLASSES = {"hunyuan_v1_dense": "hunyuandensev1"}
-# What any family may state, as long as it states what is meant here.
-MEANT = {
+# Options that any family may state, with the only value that is supported.
+SUPPORTED = {
     "add_cross_attention": False,
     "chunk_size_feed_forward": 0,
     "is_causal": True,
@@ -50,20 +50,25 @@ MEANT = {
     "tie_encoder_decoder": False,
     "use_mrope": False,
 }
+Options = Mapping[str, Any]
+CONFIG, GGUF = "config.json", "GGUF"  # the files that errors name
+CURES = {CONFIG: "Download it again.", GGUF: "Convert the publisher's folder again."}
+OTHER_NETWORK = "It may change the network, whose numbers would be others than the publisher's."
 
 
 class Configuration(Mapping[str, Any]):
-    """A configuration that remembers which of its options were asked for.
+    """A file's options, and the names of those that were read.
 
     Examples
     --------
-    >>> options = Configuration({"width": 8, "depth": 2})
-    >>> options["width"], options.get("heads", 1), sorted(options.asked)
-    (8, 1, ['heads', 'width'])
+    >>> config = Configuration({"width": 8, "depth": 2, "dropout": 0.1})
+    >>> config.ignore("dropout")
+    >>> config["width"], config.get("heads", 1), sorted(config.asked)
+    (8, 1, ['dropout', 'heads', 'width'])
     """
 
-    def __init__(self, options: Mapping[str, Any]):
-        self.options, self.asked = options, set()
+    def __init__(self, options: Options, file: str = CONFIG):
+        self.options, self.asked, self.file = options, set(), file
 
     def __getitem__(self, name: str) -> Any:
         self.asked.add(name)
@@ -75,9 +80,31 @@ class Configuration(Mapping[str, Any]):
     def __len__(self) -> int:
         return len(self.options)
 
+    def ignore(self, *names: str) -> None:
+        """Accept any value of options that change no number of this network."""
+        self.asked.update(names)
 
-def refuse_unknown(options: Configuration) -> None:
-    """Refuse what was not asked for and is not known to change nothing; null states nothing.
+
+def require_option(
+    config: Options, name: str, value: Any, holds: bool, expected: str, cure: str = ""
+) -> Any:
+    """Return the value of an option if it `holds`, else raise ValueError."""
+    file = getattr(config, "file", CONFIG)  # nested options are plain mappings of config.json
+    require(
+        holds, file, got=f"{name} = {described(value)}", expected=expected, cure=cure or CURES[file]
+    )
+    return value
+
+
+def require_config(holds: bool, got: str, expected: str, cure: str = CURES[CONFIG]) -> None:
+    """Raise ValueError about config.json, unless `holds`."""
+    require(holds, CONFIG, got=got, expected=expected, cure=cure)
+
+
+def refuse_unknown(config: Configuration) -> None:
+    """Raise ValueError at an option that nobody read and that may change the network.
+
+    Null states nothing.
 
     Examples
     --------
@@ -86,98 +113,58 @@ def refuse_unknown(options: Configuration) -> None:
     Traceback (most recent call last):
     ValueError: config.json: got logit_scale = 0.5, expected options of the family. ...
     """
-    refuse_options(options, **MEANT)
-    for name, value in options.options.items():
-        require(
-            value is None or name in options.asked or name in HARMLESS,
-            "config.json",
-            got=f"{name} = {described(value)}",
-            expected="options of the family",
-            cure="It may change the network, whose numbers would be others than the publisher's.",
-        )
+    refuse_options(config, **SUPPORTED)
+    for name, value in config.options.items():
+        known = value is None or name in config.asked or name in HARMLESS
+        require_option(config, name, value, known, "options of the family", OTHER_NETWORK)
 
 
-def refuse_options(config: Mapping[str, Any], **meant: Any) -> None:
-    """Refuse options of another value than the one that is meant here, the family's default.
+def refuse_options(config: Options, **supported: Any) -> None:
+    """Raise ValueError at options of another value than the only supported one, the default.
 
-    Null is as good as false, zero or nothing, as publishers' own readers have it.
+    Null is as good as false, zero or nothing, as in transformers.
     """
-    for name, value in meant.items():
-        found = config.get(name, value)
-        require(
-            found == value or (found is None and not value),
-            "config.json",
-            got=f"{name} = {described(found)}",
-            expected=f"{value}",
-            cure="The family's networks with this option are not known here.",
-        )
+    cure = "The family's networks with this option are not known here."
+    for name, only in supported.items():
+        value = config.get(name, only)
+        holds = value == only or (value is None and not only)
+        require_option(config, name, value, holds, f"{only}", cure)
 
 
-def refuse_other_architectures(config: Mapping[str, Any], family: str) -> None:
-    """Refuse weights that say they are of another family than the options are."""
+def refuse_other_architectures(config: Options, family: str) -> None:
+    """Raise ValueError if the weights say that they are of another family than the options are."""
     stem = CLASSES.get(family, family.removesuffix("_text")).replace("_", "")
     known = rf"{stem}(for|lmhead|model|doubleheads)"
     for name in config.get("architectures") or ():
-        require(
+        require_config(
             re.match(known, str(name).lower().replace("_", "")) is not None,
-            "config.json",
-            got=f"architectures = {name} with model_type = {family}",
-            expected="one family in both",
-            cure="A model_type that was changed by hand reads the weights as another network.",
+            f"architectures = {name} with model_type = {family}",
+            "one family in both",
+            "A model_type that was changed by hand reads the weights as another network.",
         )
 
 
-def whole(
-    config: Mapping[str, Any], name: str, default: int | None = None, *, least: int = 1
-) -> int:
-    """A whole number of the configuration, positive or at least zero."""
-    found = config.get(name, default)
-    require(
-        isinstance(found, int) and not isinstance(found, bool) and found >= least,
-        "config.json",
-        got=f"{name} = {described(found)}",
-        expected="a positive whole number" if least else "a whole number from zero",
-        cure="Download it again.",
-    )
-    assert isinstance(found, int)
-    return found
+def get_int(config: Options, name: str, default: int | None = None, *, least: int = 1) -> int:
+    """Return an option that is a whole number, at least one or at least zero."""
+    value = config.get(name, default)
+    holds = isinstance(value, int) and not isinstance(value, bool) and value >= least
+    expected = "a positive whole number" if least else "a whole number from zero"
+    return require_option(config, name, value, holds, expected)
 
 
-def positive(config: Mapping[str, Any], name: str, default: float | int | None = None) -> float:
-    """A positive number of the configuration."""
-    found = config.get(name, default)
-    usual = isinstance(found, int | float) and not isinstance(found, bool)
-    require(
-        usual and 0 < float(found) < math.inf,
-        "config.json",
-        got=f"{name} = {described(found)}",
-        expected="a positive number",
-        cure="Download it again.",
-    )
-    return float(found or 0)
+def get_positive(
+    config: Options, name: str, default: float | int | None = None, *, below: float = math.inf
+) -> float:
+    """Return an option that is a positive number."""
+    value = config.get(name, default)
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    expected = "a positive number" if below == math.inf else f"a positive number below {below}"
+    return float(require_option(config, name, value, number and 0 < value < below, expected))
 
 
-def number(config: Mapping[str, Any], name: str, default: float) -> float:
-    """A small positive number of the configuration."""
-    found = config.get(name, default)
-    require(
-        isinstance(found, int | float) and 0 < float(found) < 1,
-        "config.json",
-        got=f"{name} = {described(found)}",
-        expected="a small positive number",
-        cure="Download it again.",
-    )
-    return float(found)
-
-
-def chosen(config: Mapping[str, Any], name: str, known: Mapping[str, Any], default: str) -> Any:
-    """One of the choices that are known here."""
-    found = config.get(name, default)
-    require(
-        isinstance(found, str) and found in known,
-        "config.json",
-        got=f"{name} = {described(found)}",
-        expected=" or ".join(known),
-        cure="Another one is another network.",
-    )
-    return known[found]
+def get_choice(config: Options, name: str, known: Mapping[str, Any], default: str) -> Any:
+    """Return what stands in `known` under an option."""
+    value = config.get(name, default)
+    cure = "Another one is another network."
+    holds = isinstance(value, str) and value in known
+    return known[require_option(config, name, value, holds, " or ".join(known), cure)]

@@ -1,4 +1,4 @@
-"""The parts that decoders share, as their files hold them: norms, projections, networks."""
+"""Readers of the parts that decoders share: norms, projections, attention, tokenwise networks."""
 
 import math
 from collections.abc import Sequence
@@ -18,237 +18,229 @@ from lim_jax.network.tokenwise import FeedForward, GatedFeedForward
 Projected = dict[str, Array | None]
 
 
-def rms_norm(read: Reader, name: str, width: int, eta: float) -> RMSNorm:
-    """By the root mean square alone."""
-    (scale,) = put(read(f"{name}.weight", width))
-    return RMSNorm(scale, eta)
+def rms_norm(read: Reader, name: str, width: int, norm_eps: float) -> RMSNorm:
+    """Read an RMS norm."""
+    return RMSNorm(put(read(f"{name}.weight", width))[0], norm_eps)
 
 
-def rms_norm_from_one(read: Reader, name: str, width: int, eta: float) -> RMSNorm:
-    """The same with scales that the files count from one."""
-    (scale,) = put(1 + read(f"{name}.weight", width))
-    return RMSNorm(scale, eta)
+def unit_offset_rms_norm(read: Reader, name: str, width: int, norm_eps: float) -> RMSNorm:
+    """Read an RMS norm whose files hold scales less one."""
+    return RMSNorm(put(1 + read(f"{name}.weight", width))[0], norm_eps)
 
 
-def layer_norm(read: Reader, name: str, width: int, eta: float) -> LayerNorm:
-    """With a scale and a shift."""
-    return _layer_norm(read(f"{name}.weight", width), read(f"{name}.bias", width), eta)
+def layer_norm(read: Reader, name: str, width: int, norm_eps: float) -> LayerNorm:
+    """Read a layer norm."""
+    return _layer_norm(read(f"{name}.weight", width), read(f"{name}.bias", width), norm_eps)
 
 
-def layer_norm_from_one(read: Reader, name: str, width: int, eta: float) -> LayerNorm:
-    """The same with scales that the files count from one."""
-    return _layer_norm(1 + read(f"{name}.weight", width), read(f"{name}.bias", width), eta)
+def unit_offset_layer_norm(read: Reader, name: str, width: int, norm_eps: float) -> LayerNorm:
+    """Read a layer norm whose files hold scales less one."""
+    return _layer_norm(1 + read(f"{name}.weight", width), read(f"{name}.bias", width), norm_eps)
 
 
-def layer_norm_without_shift(read: Reader, name: str, width: int, eta: float) -> LayerNorm:
-    """With a scale alone."""
-    return _layer_norm(read(f"{name}.weight", width), None, eta)
+def layer_norm_without_shift(read: Reader, name: str, width: int, norm_eps: float) -> LayerNorm:
+    """Read a layer norm that has a scale alone."""
+    scale = read(f"{name}.weight", width)
+    return _layer_norm(scale, np.zeros_like(scale), norm_eps)
 
 
-def _layer_norm(scale: np.ndarray, shift: np.ndarray | None, eta: float) -> LayerNorm:
-    scales, shifts = put(scale, np.zeros_like(scale) if shift is None else shift)
-    return LayerNorm(scales, shifts, eta)
+def _layer_norm(scale: np.ndarray, shift: np.ndarray, norm_eps: float) -> LayerNorm:
+    scales, shifts = put(scale, shift)
+    return LayerNorm(scales, shifts, norm_eps)
 
 
-def one_for_all_heads(read: Reader, name: str, heads: int, recipe: Recipe) -> HeadNorm:
-    """The recipe's norm over a head's size, the same for every head."""
-    norm = recipe.norm(read, name, recipe.sizes.size, recipe.sizes.eta)
-    return jax.tree.map(lambda leaf: unpaired(leaf[None], recipe)[0], norm)
+def shared_head_norm(read: Reader, name: str, heads: int, recipe: Recipe) -> HeadNorm:
+    """Read the recipe's norm over a head's features, the same for every head."""
+    norm = recipe.norm(read, name, recipe.sizes.head_dim, recipe.sizes.norm_eps)
+    return jax.tree.map(lambda leaf: deinterleaved(leaf[None], recipe)[0], norm)
 
 
 def across_heads(read: Reader, name: str, heads: int, recipe: Recipe) -> HeadNorm:
-    """The recipe's norm over all heads side by side."""
-    return AcrossHeads(recipe.norm(read, name, heads * recipe.sizes.size, recipe.sizes.eta))
+    """Read the recipe's norm over all heads side by side."""
+    sizes = recipe.sizes
+    return AcrossHeads(recipe.norm(read, name, heads * sizes.head_dim, sizes.norm_eps))
 
 
-def of_each_head(read: Reader, name: str, heads: int, recipe: Recipe) -> HeadNorm:
-    """A layer norm without shift for every head, side by side in one tensor."""
-    scale = unpaired(read(f"{name}.weight", heads, recipe.sizes.size), recipe)
-    return _norms_of_heads(scale, recipe.sizes.eta)
+def per_head_norm(read: Reader, name: str, heads: int, recipe: Recipe) -> HeadNorm:
+    """Read a layer norm without shift for every head, from one tensor."""
+    scale = deinterleaved(read(f"{name}.weight", heads, recipe.sizes.head_dim), recipe)
+    return _norms_of_heads(scale, recipe.sizes.norm_eps)
 
 
-def of_each_head_apart(read: Reader, name: str, heads: int, recipe: Recipe) -> HeadNorm:
-    """The same of tensors by the head's number."""
-    size = recipe.sizes.size
+def separate_head_norms(read: Reader, name: str, heads: int, recipe: Recipe) -> HeadNorm:
+    """Read a layer norm without shift for every head, each from its own tensor."""
+    size = recipe.sizes.head_dim
     scales = np.stack([read(f"{name}.norms.{head}.weight", size) for head in range(heads)])
-    return _norms_of_heads(scales, recipe.sizes.eta)
+    return _norms_of_heads(scales, recipe.sizes.norm_eps)
 
 
-def _norms_of_heads(scales: np.ndarray, eta: float) -> EachHead:
-    """A layer norm of each row of scales, with a leading axis in its arrays."""
+def _norms_of_heads(scales: np.ndarray, norm_eps: float) -> EachHead:
     rows = put(scales, np.zeros_like(scales))
-    return EachHead(jax.vmap(lambda scale, shift: LayerNorm(scale, shift, eta))(*rows))
+    return EachHead(jax.vmap(lambda scale, shift: LayerNorm(scale, shift, norm_eps))(*rows))
 
 
-def unpaired(rows: np.ndarray | Array, recipe: Recipe) -> np.ndarray:
-    """From pairs of neighbouring features to pairs of the halves of what turns of each head.
+def deinterleaved(rows: np.ndarray | Array, recipe: Recipe) -> np.ndarray:
+    """Reorder features, the second axis, so that a head's halves are rotated together.
 
-    Features are the second axis. Scores do not change where queries and keys are both put so.
+    Files of `Recipe.rope_interleaved` have neighbours together. Scores stay the same, since
+    queries and keys are both reordered.
     """
-    rows, turning = np.asarray(rows), max(span.turning for span in recipe.spans)
-    if not recipe.paired:
+    rows, rotary_dim = np.asarray(rows), max(span.turning for span in recipe.spans)
+    if not recipe.rope_interleaved:
         return rows
-    first = np.arange(0, turning, 2)
-    return rows[:, np.concatenate([first, first + 1, np.arange(turning, rows.shape[1])])]
+    first = np.arange(0, rotary_dim, 2)
+    return rows[:, np.concatenate([first, first + 1, np.arange(rotary_dim, rows.shape[1])])]
 
 
-def apart(read: Reader, at: str, recipe: Recipe) -> Projected:
-    """Queries, keys and values by a matrix each."""
+def separate_qkv(read: Reader, at: str, recipe: Recipe) -> Projected:
+    """Read queries, keys and values from a matrix each."""
     sizes, names = recipe.sizes, recipe.names
-    counts = {names.query: sizes.heads, names.key: sizes.groups, names.value: sizes.groups}
-    rows, biases = [], []
-    for name, count in counts.items():
-        rows.append(_rows(read, f"{at}.{name}", count, recipe))
-        biases.append(_bias_rows(read, f"{at}.{name}", count, recipe))
-    return projected(rows, biases, recipe)
+    counts = {names.query: sizes.heads, names.key: sizes.num_kv_heads}
+    counts |= {names.value: sizes.num_kv_heads}
+    rows = [_rows(read, f"{at}.{name}", count, recipe) for name, count in counts.items()]
+    biases = [_bias_rows(read, f"{at}.{name}", count, recipe) for name, count in counts.items()]
+    return _projected(rows, biases, recipe)
 
 
-def joined(read: Reader, at: str, recipe: Recipe) -> Projected:
-    """All queries, then all keys, then all values, in one matrix."""
-    sizes, name = recipe.sizes, f"{at}.{recipe.names.joined}"
-    cuts, count = [sizes.heads, sizes.heads + sizes.groups], sizes.heads + 2 * sizes.groups
+def fused_qkv(read: Reader, at: str, recipe: Recipe) -> Projected:
+    """Read one matrix that holds all queries, then all keys, then all values."""
+    sizes, name = recipe.sizes, f"{at}.{recipe.names.fused_qkv}"
+    cuts, count = [sizes.heads, sizes.heads + sizes.num_kv_heads], _fused_heads(recipe)
     rows = np.split(_rows(read, name, count, recipe), cuts)
     bias = _bias_rows(read, name, count, recipe)
-    return projected(rows, [None] * 3 if bias is None else np.split(bias, cuts), recipe)
+    return _projected(rows, [None] * 3 if bias is None else np.split(bias, cuts), recipe)
 
 
-def joined_by_group(read: Reader, at: str, recipe: Recipe) -> Projected:
-    """Group by group in one matrix, each with its queries, its key and its value."""
-    sizes, name = recipe.sizes, f"{at}.{recipe.names.joined}"
-    each, count = sizes.heads // sizes.groups, sizes.heads + 2 * sizes.groups
+def fused_qkv_by_group(read: Reader, at: str, recipe: Recipe) -> Projected:
+    """Read one matrix that holds, group by group, the queries, the key and the value."""
+    sizes, name, count = recipe.sizes, f"{at}.{recipe.names.fused_qkv}", _fused_heads(recipe)
+    groups, each = sizes.num_kv_heads, sizes.heads // sizes.num_kv_heads
 
     def cut(rows: np.ndarray) -> list[np.ndarray]:
-        of_groups = rows.reshape(sizes.groups, each + 2, *rows.shape[1:])
-        queries = of_groups[:, :each].reshape(sizes.heads, *rows.shape[1:])
-        return [queries, of_groups[:, each], of_groups[:, each + 1]]
+        by_group = rows.reshape(groups, each + 2, *rows.shape[1:])
+        queries = by_group[:, :each].reshape(sizes.heads, *rows.shape[1:])
+        return [queries, by_group[:, each], by_group[:, each + 1]]
 
-    bias = _bias_rows(read, name, count, recipe)
-    return projected(
-        cut(_rows(read, name, count, recipe)), [None] * 3 if bias is None else cut(bias), recipe
-    )
+    rows, bias = _rows(read, name, count, recipe), _bias_rows(read, name, count, recipe)
+    return _projected(cut(rows), [None] * 3 if bias is None else cut(bias), recipe)
 
 
-def projected(
+def _fused_heads(recipe: Recipe) -> int:
+    return recipe.sizes.heads + 2 * recipe.sizes.num_kv_heads
+
+
+def _projected(
     rows: list[np.ndarray], biases: Sequence[np.ndarray | None], recipe: Recipe
 ) -> Projected:
-    """Queries, keys and values and their biases by name, on the device."""
-    found = {}
-    for name, matrix, bias in zip(("query", "key", "value"), rows, biases, strict=True):
-        turns = name != "value"
-        found[name] = put(unpaired(matrix, recipe) if turns else matrix)[0]
-        if bias is not None:
-            found[f"{name}_bias"] = put(unpaired(bias, recipe) if turns else bias)[0]
-    return found
+    """Name queries, keys, values and their biases, and put them on the device."""
+    arrays = dict(zip(("query", "key", "value"), rows, strict=True))
+    named = zip(list(arrays), biases, strict=True)
+    arrays |= {f"{name}_bias": bias for name, bias in named if bias is not None}
+    return {
+        name: put(array if name.startswith("value") else deinterleaved(array, recipe))[0]
+        for name, array in arrays.items()
+    }
 
 
 def _rows(read: Reader, name: str, count: int, recipe: Recipe) -> np.ndarray:
-    size, width = recipe.sizes.size, recipe.sizes.width
-    return matrix(read, name, count * size, width, recipe).reshape(count, size, width)
+    size, width = recipe.sizes.head_dim, recipe.sizes.width
+    return read_matrix(read, name, count * size, width, recipe).reshape(count, size, width)
 
 
-def matrix(read: Reader, name: str, rows: int, columns: int, recipe: Recipe) -> np.ndarray:
-    """A matrix from the output to the input side, as it is used."""
+def _bias_rows(read: Reader, name: str, count: int, recipe: Recipe) -> np.ndarray | None:
+    if not recipe.biases.qkv:
+        return None
+    return read(f"{name}.bias", count * recipe.sizes.head_dim).reshape(count, -1)
+
+
+def read_matrix(read: Reader, name: str, rows: int, columns: int, recipe: Recipe) -> np.ndarray:
+    """Read a matrix of shape (outputs, inputs), which files may hold transposed."""
     if recipe.transposed:
         return read(f"{name}.weight", columns, rows).T
     return read(f"{name}.weight", rows, columns)
 
 
-def _bias_rows(read: Reader, name: str, count: int, recipe: Recipe) -> np.ndarray | None:
-    if not recipe.biases.projected:
-        return None
-    return read(f"{name}.bias", count * recipe.sizes.size).reshape(count, recipe.sizes.size)
-
-
-def gated(
+def gated_mlp(
     read: Reader, at: str, recipe: Recipe, norm: Norm, output_norm: Norm | None
 ) -> GatedFeedForward:
-    """A gate and what it lets through, by a matrix each."""
+    """Read a gated network from three matrices."""
     sizes, names, at = recipe.sizes, recipe.names, f"{at}.{recipe.names.network}"
-    shapes = {names.gate: (sizes.hidden, sizes.width), names.up: (sizes.hidden, sizes.width)}
-    shapes |= {names.down: (sizes.width, sizes.hidden)}
-    gate, up, down = put(*(read(f"{at}.{name}.weight", *shape) for name, shape in shapes.items()))
-    biases = [bias(read, f"{at}.{name}", recipe, shape[0]) for name, shape in shapes.items()]
-    gate_bias, up_bias, down_bias = biases
+    inner, width = sizes.intermediate_size, sizes.width
+    shapes = {names.gate: (inner, width), names.up: (inner, width), names.down: (width, inner)}
+    matrices = put(*(read(f"{at}.{name}.weight", *shape) for name, shape in shapes.items()))
+    biases = [_mlp_bias(read, f"{at}.{name}", recipe, shape[0]) for name, shape in shapes.items()]
     return GatedFeedForward(
-        norm, gate, up, down, gate_bias, up_bias, down_bias, recipe.activation, output_norm
+        norm, *matrices, *biases, activation=recipe.activation, output_norm=output_norm
     )
 
 
-def jointly_gated(
+def fused_gated_mlp(
     read: Reader, at: str, recipe: Recipe, norm: Norm, output_norm: Norm | None
 ) -> GatedFeedForward:
-    """All gates, then all that they let through, in one matrix."""
+    """Read a gated network whose gates stand before the rest in one matrix."""
     sizes, names, at = recipe.sizes, recipe.names, f"{at}.{recipe.names.network}"
-    together = read(f"{at}.{names.up}.weight", 2 * sizes.hidden, sizes.width)
-    down = read(f"{at}.{names.down}.weight", sizes.width, sizes.hidden)
-    matrices = put(*np.split(together, 2), down)
+    gate_up = read(f"{at}.{names.up}.weight", 2 * sizes.intermediate_size, sizes.width)
+    down = read(f"{at}.{names.down}.weight", sizes.width, sizes.intermediate_size)
+    matrices = put(*np.split(gate_up, 2), down)
     return GatedFeedForward(norm, *matrices, activation=recipe.activation, output_norm=output_norm)
 
 
-def plain(
+def plain_mlp(
     read: Reader, at: str, recipe: Recipe, norm: Norm, output_norm: Norm | None
 ) -> FeedForward:
-    """Two matrices without a gate."""
-    sizes, names, at = recipe.sizes, recipe.names, inside(at, recipe.names.network)
-    up, down = f"{at}.{names.up}", f"{at}.{names.down}"
-    inner, outer = put(
-        matrix(read, up, sizes.hidden, sizes.width, recipe),
-        matrix(read, down, sizes.width, sizes.hidden, recipe),
-    )
-    inner_bias, outer_bias = (
-        bias(read, name, recipe, size) for name, size in ((up, sizes.hidden), (down, sizes.width))
-    )
-    return FeedForward(norm, inner, inner_bias, outer, outer_bias, recipe.activation, output_norm)
-
-
-def bias(read: Reader, name: str, recipe: Recipe, size: int) -> Array | None:
-    """A bias of the tokenwise network, if it has them."""
-    return put(read(f"{name}.bias", size))[0] if recipe.biases.tokenwise else None
-
-
-def inside(at: str, part: str) -> str:
-    """The name of a part, which may have none of its own."""
-    return f"{at}.{part}" if part else at
-
-
-def of_matrices(read: Reader, at: str, recipe: Recipe, span: Span | Spans) -> CausalAttention:
-    """Attention whose queries, keys and values are of a matrix each."""
+    """Read a network of two matrices without a gate."""
     sizes, names = recipe.sizes, recipe.names
-    output = matrix(read, f"{at}.{names.output}", sizes.width, sizes.heads * sizes.size, recipe)
-    heads = {"query_norm": (names.query_norm, sizes.heads)}
-    heads |= {"key_norm": (names.key_norm, sizes.groups)}
+    inner, width = sizes.intermediate_size, sizes.width
+    at = f"{at}.{names.network}" if names.network else at
+    arrays = []
+    for name, rows, columns in ((names.up, inner, width), (names.down, width, inner)):
+        arrays += put(read_matrix(read, f"{at}.{name}", rows, columns, recipe))
+        arrays.append(_mlp_bias(read, f"{at}.{name}", recipe, rows))
+    return FeedForward(norm, *arrays, activation=recipe.activation, output_norm=output_norm)
+
+
+def _mlp_bias(read: Reader, name: str, recipe: Recipe, size: int) -> Array | None:
+    return put(read(f"{name}.bias", size))[0] if recipe.biases.mlp else None
+
+
+def read_attention(read: Reader, at: str, recipe: Recipe, span: Span | Spans) -> CausalAttention:
+    """Read multi-head attention."""
+    sizes, names = recipe.sizes, recipe.names
+    width, heads = sizes.width, sizes.heads
+    output = read_matrix(read, f"{at}.{names.output}", width, heads * sizes.head_dim, recipe)
     norms = {}
     if recipe.head_norm is not None:
-        for part, (name, count) in heads.items():
-            norms[part] = recipe.head_norm(read, f"{at}.{name}", count, recipe)
-    mixed, sinks, gate = recipe.biases.mixed, names.sinks, names.output_gate
+        norms["query_norm"] = recipe.head_norm(read, f"{at}.{names.query_norm}", heads, recipe)
+        groups = sizes.num_kv_heads
+        norms["key_norm"] = recipe.head_norm(read, f"{at}.{names.key_norm}", groups, recipe)
+    biased, sinks, gate = recipe.biases.attention_output, names.sinks, names.output_gate
     return CausalAttention(
-        norm_of(read, at, names.before_attention, recipe) or eqx.nn.Identity(),
-        output=put(by_head(np.ascontiguousarray(output), sizes.heads))[0],
-        output_bias=put(read(f"{at}.{names.output}.bias", sizes.width))[0] if mixed else None,
-        output_norm=norm_of(read, at, names.after_attention, recipe),
+        read_norm(read, at, names.before_attention, recipe) or eqx.nn.Identity(),
+        output=put(by_head(output, heads))[0],
+        output_bias=put(read(f"{at}.{names.output}.bias", width))[0] if biased else None,
+        output_norm=read_norm(read, at, names.after_attention, recipe),
         span=span,
         scale=recipe.scale,
         cap=recipe.cap,
-        sinks=None if sinks is None else put(read(f"{at}.{sinks}", sizes.heads))[0],
-        gate=None if gate is None else put(_rows(read, f"{at}.{gate}", sizes.heads, recipe))[0],
-        turn_first=recipe.turn_first,
+        sinks=None if sinks is None else put(read(f"{at}.{sinks}", heads))[0],
+        gate=None if gate is None else put(_rows(read, f"{at}.{gate}", heads, recipe))[0],
+        turn_first=recipe.rope_before_qk_norm,
         **recipe.projections(read, at, recipe),
         **norms,
     )
 
 
-def norm_of(read: Reader, at: str, name: str | None, recipe: Recipe) -> Norm | None:
-    """A layer's norm over the width, where it has one of that name."""
+def read_norm(read: Reader, at: str, name: str | None, recipe: Recipe) -> Norm | None:
+    """Read a layer's norm over the width, if it has one of that name."""
     if name is None:
         return None
-    return recipe.norm(read, f"{at}.{name}", recipe.sizes.width, recipe.sizes.eta)
+    return recipe.norm(read, f"{at}.{name}", recipe.sizes.width, recipe.sizes.norm_eps)
 
 
 def alibi_slopes(heads: int) -> tuple[float, ...]:
-    r"""The slopes of linear biases: powers of :math:`2^{-8/n}`.
+    r"""Return the slopes of ALiBi: powers of :math:`2^{-8/n}`.
 
-    n is the largest power of two of heads; heads beyond have odd powers of :math:`2^{-4/n}`.
+    n is the largest power of two of heads; further heads have odd powers of :math:`2^{-4/n}`.
 
     Examples
     --------

@@ -10,95 +10,84 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from lim_jax._checks import described, require
+from lim_jax._checks import described
+from lim_jax.models.options import Options, require_config
 
 SCALE, BLOCKS, SCALES = "_scale_inv", "_blocks", "_scales"
-SIGNLESS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-FOUR_BITS = np.array([*SIGNLESS, *(-number for number in SIGNLESS)])
-EXPONENT, NO_EXPONENT = 127, 255  # of a scale that is a power of two: its zero, and what is none
+POSITIVE = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+FOUR_BITS = np.array([*POSITIVE, *(-number for number in POSITIVE)])
+BIAS, NAN = 127, 255  # of the exponents that are mxfp4's scales
 PAIRS = 16  # bytes of two numbers each, in a block of one scale
-# What a scheme may be told besides; lists of what is stored whole are told by the files themselves.
-MEANT: Mapping[str, Mapping[str, Any]] = {
+# The options of each scheme, and their known values.
+SUPPORTED: Mapping[str, Mapping[str, Any]] = {
     "fp8": {
         "fmt": ("e4m3",), "activation_scheme": ("dynamic",), "scale_fmt": ("float", "ue8m0"),
         "dequantize": (False, True),
     },
     "mxfp4": {"dequantize": (False, True)},
 }  # fmt: skip
-PASSED_OVER = ("quant_method", "modules_to_not_convert", "ignored_layers")
+# The files themselves tell which tensors are not quantised.
+IGNORED = ("quant_method", "modules_to_not_convert", "ignored_layers")
+HALF_PRECISION = "Take the publisher's weights in half precision."
 
 
 class Quantisation(NamedTuple):
-    """How weights are stored.
+    """How weights are stored: ``"fp8"`` in blocks of a matrix, or ``"mxfp4"``.
 
-    Attributes
-    ----------
-    scheme
-        ``"fp8"`` (numbers of eight bits by blocks of a matrix) or ``"mxfp4"`` (of four bits, by 32
-        neighbours of a row of every expert).
-    block
-        Rows and columns of a block of the former.
+    Scales of mxfp4 are of 32 neighbours in a row of each expert's matrix.
     """
 
     scheme: str
-    block: tuple[int, int] = (1, 2 * PAIRS)
+    block: tuple[int, int] = (1, 2 * PAIRS)  # its rows and columns
 
 
-def quantisation_of(config: Mapping[str, Any]) -> Quantisation | None:
-    """How a configuration says that weights are stored; None for whole.
+def quantisation_of(config: Options) -> Quantisation | None:
+    """Return how a configuration says that weights are stored; None if they are not quantised.
 
     Examples
     --------
     >>> stated = {"quant_method": "fp8", "weight_block_size": [128, 128]}
     >>> quantisation_of({"quantization_config": stated}).block
     (128, 128)
-
-    Raises
-    ------
-    ValueError
-        Where the scheme, or an option of it, is not known.
     """
     stated = config.get("quantization_config")
     if stated is None:
         return None
     scheme = stated.get("quant_method") if isinstance(stated, Mapping) else None
-    require(
-        scheme in MEANT,
-        "config.json",
-        got=f"quantization_config of quant_method = {described(scheme)}",
-        expected=" or ".join(MEANT),
-        cure="Take the publisher's weights in half precision.",
+    require_config(
+        scheme in SUPPORTED,
+        f"quantization_config of quant_method = {described(scheme)}",
+        " or ".join(SUPPORTED),
+        HALF_PRECISION,
     )
-    meant = dict(MEANT[str(scheme)])
+    supported = dict(SUPPORTED[str(scheme)])
     if scheme == "fp8":
-        meant["weight_block_size"] = (stated.get("weight_block_size"),)
+        supported["weight_block_size"] = (stated.get("weight_block_size"),)
     for name, value in stated.items():
-        require(
-            name in PASSED_OVER or value is None or value in meant.get(name, ()),
-            "config.json",
-            got=f"{name} = {described(value)} in quantization_config",
-            expected=f"options of {scheme} that are known here",
-            cure="Take the publisher's weights in half precision.",
+        require_config(
+            name in IGNORED or value is None or value in supported.get(name, ()),
+            f"{name} = {described(value)} in quantization_config",
+            f"options of {scheme} that are known here",
+            HALF_PRECISION,
         )
     return Quantisation("fp8", _block(stated)) if scheme == "fp8" else Quantisation("mxfp4")
 
 
-def _block(stated: Mapping[str, Any]) -> tuple[int, int]:
+def _block(stated: Options) -> tuple[int, int]:
     sizes = stated.get("weight_block_size")
     fits = isinstance(sizes, list) and len(sizes) == 2
-    require(
+    require_config(
         fits and all(isinstance(size, int) and size > 0 for size in sizes or ()),
-        "config.json",
-        got=f"weight_block_size = {described(sizes)}",
-        expected="rows and columns of a block",
-        cure="Take the publisher's weights in half precision.",
+        f"weight_block_size = {described(sizes)}",
+        "rows and columns of a block",
+        HALF_PRECISION,
     )
     rows, columns = sizes or (1, 1)
     return rows, columns
 
 
 def published_names(stored: Mapping[str, Any], quantisation: Quantisation | None) -> dict[str, Any]:
-    """Tensors by the names that they have when they are stored whole, without those of scales.
+    """Return tensors by the names that they have unquantised, without those of scales.
 
     Examples
     --------
@@ -107,21 +96,21 @@ def published_names(stored: Mapping[str, Any], quantisation: Quantisation | None
     {'a': 1, 'b_scale_inv': 3}
     """
     scheme = None if quantisation is None else quantisation.scheme
-    found = {}
+    tensors = {}
     for name, place in stored.items():
         stem = name.removesuffix(BLOCKS)
         if scheme == "fp8" and name.endswith(SCALE) and name.removesuffix(SCALE) in stored:
             continue
         if scheme == "mxfp4" and name.removesuffix(SCALES) + BLOCKS in stored:
             continue
-        found[stem if scheme == "mxfp4" and stem + SCALES in stored else name] = place
-    return found
+        tensors[stem if scheme == "mxfp4" and stem + SCALES in stored else name] = place
+    return tensors
 
 
 def of_eight_bits(
     stored: np.ndarray, scales: np.ndarray, first: int, block: tuple[int, int]
 ) -> np.ndarray:
-    """Rows from the `first` of a matrix: each number times the scale of its block.
+    """Multiply rows from the `first` of a matrix by the scales of their blocks.
 
     Examples
     --------
@@ -129,14 +118,15 @@ def of_eight_bits(
     >>> of_eight_bits(one, np.array([[2.0, 3.0], [5.0, 7.0]]), 2, (2, 2))
     array([[ 5.,  5., -7.]])
     """
-    rows, columns = ((start + np.arange(n)) // size for start, n, size in zip(
-        (first, 0), stored.shape, block, strict=True
-    ))  # fmt: skip
+    rows = (first + np.arange(stored.shape[0])) // block[0]
+    columns = np.arange(stored.shape[1]) // block[1]
     return stored.view(ml_dtypes.float8_e4m3fn).astype(np.float64) * scales[rows][:, columns]
 
 
 def of_four_bits(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
-    """Rows of every expert, a byte's lower half first, by powers of two; turned as they are used.
+    """Multiply every expert's rows by powers of two, and transpose its matrix.
+
+    A byte's lower half is its first number.
 
     Examples
     --------
@@ -144,6 +134,6 @@ def of_four_bits(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
     array([1., 2.])
     """
     numbers = FOUR_BITS[np.stack([blocks & 0x0F, blocks >> 4], axis=-1)]
-    powers = np.where(scales == NO_EXPONENT, np.nan, np.exp2(scales.astype(float) - EXPONENT))
+    powers = np.where(scales == NAN, np.nan, np.exp2(scales.astype(float) - BIAS))
     scaled = numbers.reshape(*scales.shape, -1) * powers[..., None]
     return scaled.reshape(*scales.shape[:2], -1).swapaxes(1, 2)

@@ -1,4 +1,4 @@
-"""What families of networks have in common: tensors by name, options, and what is known of them."""
+"""Reading of tensors by name and shape, and the activations that configurations name."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from lim_jax._checks import counted, described, require, require_floating
 from lim_jax.models.checkpoint import Checkpoint, Rows, require_finite
 from lim_jax.models.gguf_file import GGUFCheckpoint
 from lim_jax.models.multimodal import TextPart
@@ -18,12 +17,12 @@ Source = Checkpoint | GGUFCheckpoint | TextPart
 
 
 def tanh_gelu(x: Array) -> Array:
-    """GELU by its hyperbolic tangent, as GPT-2 has it."""
+    """GELU by the hyperbolic tangent, as in GPT-2."""
     return jax.nn.gelu(x, approximate=True)
 
 
 def bloom_gelu(x: Array) -> Array:
-    """The same with the root of two over pi in eight digits, as BLOOM has it."""
+    """GELU by the hyperbolic tangent with BLOOM's eight digits of the root of 2 / pi."""
     return 0.5 * x * (1 + jnp.tanh(0.79788456 * x * (1 + 0.044715 * x**2)))
 
 
@@ -33,7 +32,7 @@ def exact_gelu(x: Array) -> Array:
 
 
 def squared_relu(x: Array) -> Array:
-    """The square of what is positive."""
+    """The square of ReLU."""
     return jax.nn.relu(x) ** 2
 
 
@@ -50,14 +49,17 @@ ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
 
 
 class Weights(NamedTuple):
-    """What a family's files hold, by the names of `causal.CausalLM`, and the tensors it knows."""
+    """The arguments of `causal.CausalLM`, and the names of the tensors that were accounted for."""
 
     parts: dict[str, Any]
     known: frozenset[str]
 
 
 class Reader:
-    """Reads tensors by name and shape, and remembers which; made where all options are asked."""
+    """Reads tensors by name and shape, and keeps their names.
+
+    It is made when all options were read, and raises ValueError if one is unknown.
+    """
 
     def __init__(self, checkpoint: Source, dtype: str, prefix: str = ""):
         self.checkpoint, self.dtype = checkpoint, dtype
@@ -67,43 +69,36 @@ class Reader:
         refuse_unknown(checkpoint.config)
 
     def __call__(self, name: str, *shape: int) -> np.ndarray:
-        """Read one tensor."""
-        self.known.add(self.prefix + name)
-        return self.checkpoint.read(self.prefix + name, shape, self.dtype)
+        """Read a tensor of the base model."""
+        return self.whole(self.prefix + name, *shape)
 
     def whole(self, name: str, *shape: int) -> np.ndarray:
-        """Read a tensor that stands outside the base model, without prefix."""
+        """Read a tensor by its whole name."""
         self.known.add(name)
         return self.checkpoint.read(name, shape, self.dtype)
 
     def rows(self, name: str, *shape: int) -> Rows:
-        """What reads some rows of a tensor of this whole name, converted and checked."""
+        """Return a function that reads some rows of a tensor by its whole name."""
         self.known.add(name)
         rows = self.checkpoint.rows(name, shape)
 
         def converted(part: slice) -> np.ndarray:
-            found = rows(part).astype(self.dtype, copy=False)
-            require_finite(name, found)
-            return found
+            values = rows(part).astype(self.dtype, copy=False)
+            require_finite(name, values)
+            return values
 
         return converted
 
-    def passed_over(self, *names: str) -> None:
-        """Know of tensors that hold no weights."""
+    def ignore(self, *names: str) -> None:
+        """Accept tensors of the base model that hold no weights."""
         self.known.update(self.prefix + name for name in names)
 
 
 def put(*arrays: np.ndarray) -> list[Array]:
-    """Arrays on the device."""
+    """Put arrays on the device."""
     return [jax.device_put(np.ascontiguousarray(array)) for array in arrays]
 
 
 def by_head(matrix: np.ndarray, heads: int) -> np.ndarray:
-    """A matrix from all heads side by side, cut into one block for each."""
-    heads = counted(heads, "heads")
-    cure = "All heads stand side by side."
-    require_floating(matrix, "matrix", cure)
-    fits = matrix.ndim == 2 and matrix.shape[1] % heads == 0
-    expected = f"a matrix whose columns {heads} heads share"
-    require(fits, "matrix", got=described(matrix), expected=expected, cure=cure)
+    """Cut a matrix with the columns of all heads side by side into one block for each head."""
     return matrix.reshape(len(matrix), heads, -1).transpose(1, 0, 2)

@@ -1,13 +1,12 @@
-"""What a decoder is made of: where its tensors stand, and in what it differs from Llama."""
+"""Recipes of decoders: their sizes, where their tensors stand, and how they differ from Llama."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 from jaxtyping import Array
 
-from lim_jax._checks import require
-from lim_jax.models.options import number, whole
+from lim_jax.models.options import Options, get_int, get_positive, require_config
 from lim_jax.models.reading import Reader
 from lim_jax.network.flow import split
 from lim_jax.network.multihead import CausalAttention
@@ -17,78 +16,85 @@ from lim_jax.network.span import Span, Spans
 
 
 class Sizes(NamedTuple):
-    """The sizes of a decoder and the small number of its norms, by its configuration."""
+    """The sizes of a decoder and the epsilon of its norms."""
 
     width: int
     depth: int
     heads: int
-    hidden: int
+    intermediate_size: int
     vocabulary: int
-    eta: float
-    groups: int
-    size: int
+    norm_eps: float
+    num_kv_heads: int
+    head_dim: int
 
 
-class Options(NamedTuple):
-    """Under which names a configuration says the sizes; `Sizes` says what they are."""
+class SizeNames(NamedTuple):
+    """The options of a configuration that state the sizes."""
 
     width: str = "hidden_size"
     depth: str = "num_hidden_layers"
     heads: str = "num_attention_heads"
-    hidden: str | None = "intermediate_size"
-    eta: str = "rms_norm_eps"
-    groups: str = "num_key_value_heads"
-    size: str = "head_dim"
+    intermediate_size: str | None = "intermediate_size"
+    norm_eps: str = "rms_norm_eps"
+    num_kv_heads: str = "num_key_value_heads"
+    head_dim: str = "head_dim"
 
 
-USUAL = Options()
+LLAMA_NAMES = SizeNames()
 
 
 def sizes_of(
-    config: Mapping[str, Any],
-    options: Options = USUAL,
+    config: Options,
+    names: SizeNames = LLAMA_NAMES,
     *,
-    eta: float = 1e-6,
-    size: int | None = None,
+    norm_eps: float = 1e-6,
+    head_dim: int | None = None,
 ) -> Sizes:
-    """Read the sizes; `eta` and a head's `size` are the family's own where nothing is said.
+    """Read the sizes of a decoder from its configuration.
 
-    Without a number of groups every head is one, without a size, or where that is null, the heads
-    share the width, and without a hidden size it is four widths.
+    By default there are as many key heads as heads, and the hidden layer of the tokenwise network
+    is four times the width.
+
+    Parameters
+    ----------
+    config
+        The options of ``config.json``.
+    names
+        Which of them state the sizes.
+    norm_eps, head_dim
+        The family's own, for configurations that state none; without `head_dim` the heads share
+        the width.
 
     Raises
     ------
     ValueError
-        Where a size is missing or no positive whole number, or the heads do not divide the width.
+        If a size is missing or no positive whole number, or the heads do not divide the width.
     """
     width, depth, heads = (
-        whole(config, name) for name in (options.width, options.depth, options.heads)
+        get_int(config, name) for name in (names.width, names.depth, names.heads)
     )
-    said = options.hidden is not None and config.get(options.hidden) is not None
-    hidden = whole(config, options.hidden) if said and options.hidden else 4 * width
-    groups = heads if config.get(options.groups) is None else whole(config, options.groups)
-    if config.get(options.size, size) is None:
-        require_heads_divide(width, heads)
-        size = width // heads
+    inner, groups = names.intermediate_size, names.num_kv_heads
+    stated = inner is not None and config.get(inner) is not None
+    intermediate_size = get_int(config, inner) if stated and inner else 4 * width
+    num_kv_heads = heads if config.get(groups) is None else get_int(config, groups)
+    if config.get(names.head_dim, head_dim) is None:
+        require_config(
+            width % heads == 0,
+            f"{heads} heads at width {width}",
+            "a number of heads that divides the width",
+        )
+        head_dim = width // heads
     else:
-        size = whole(config, options.size, size)
-    vocabulary, eta = whole(config, "vocab_size"), number(config, options.eta, eta)
-    return Sizes(width, depth, heads, hidden, vocabulary, eta, groups, size)
-
-
-def require_heads_divide(width: int, heads: int) -> None:
-    """Refuse heads that do not share the width."""
-    require(
-        width % heads == 0,
-        "config.json",
-        got=f"{heads} heads at width {width}",
-        expected="a number of heads that divides the width",
-        cure="Download it again.",
+        head_dim = get_int(config, names.head_dim, head_dim)
+    vocabulary = get_int(config, "vocab_size")
+    norm_eps = get_positive(config, names.norm_eps, norm_eps, below=1.0)
+    return Sizes(
+        width, depth, heads, intermediate_size, vocabulary, norm_eps, num_kv_heads, head_dim
     )
 
 
 class Names(NamedTuple):
-    """Where a decoder's tensors stand, after its prefix; what it has not is None."""
+    """The names of a decoder's tensors, after `prefix`; None for what it does not have."""
 
     prefix: str = "model."
     embedding: str = "embed_tokens"
@@ -98,7 +104,7 @@ class Names(NamedTuple):
     query: str = "self_attn.q_proj"
     key: str = "self_attn.k_proj"
     value: str = "self_attn.v_proj"
-    joined: str = "self_attn.qkv_proj"
+    fused_qkv: str = "self_attn.qkv_proj"
     output: str = "self_attn.o_proj"
     sinks: str | None = None
     output_gate: str | None = None
@@ -114,80 +120,43 @@ class Names(NamedTuple):
     after_network: str | None = None
     last: str = "norm"
     head: str = "lm_head"
-    passed_over: tuple[str, ...] = ("self_attn.rotary_emb.inv_freq",)
+    ignored: tuple[str, ...] = ("self_attn.rotary_emb.inv_freq",)  # of a layer
 
 
 class Biases(NamedTuple):
-    """Which matrices have one."""
+    """Which matrices have a bias."""
 
-    projected: bool = False
-    mixed: bool = False
-    tokenwise: bool = False
+    qkv: bool = False
+    attention_output: bool = False
+    mlp: bool = False
     head: bool = False
 
 
 class Recipe(NamedTuple):
-    """A decoder: its sizes, and in what it differs from Llama.
-
-    Attributes
-    ----------
-    sizes, spans
-        Of all its layers; what each layer sees.
-    names, biases
-        Where tensors stand, and which have a bias.
-    norm
-        Reads the norm of that name over as many features: `parts.rms_norm` and its like.
-    head_norm
-        Reads the norm of queries or keys from that name, for that many heads; None for none.
-    projections
-        Reads queries, keys and values of a layer, with their biases: `parts.apart` and its like.
-    network
-        Reads a layer's tokenwise network, given its norms: `parts.gated` and its like.
-    attention
-        Reads a layer's attention: `parts.of_matrices` and its like.
-    activation
-        That of the tokenwise network.
-    places, offset
-        How many learned places there are, where there are any, and how many rows stand before.
-    transposed
-        Whether matrices stand from the input to the output side in the files.
-    paired
-        Whether neighbouring features turn together in the files, not a head's two halves.
-    step, increment
-        How a layer is stepped, and by how much: what it adds is multiplied by it.
-    scale, cap
-        Of the scores.
-    turn_first
-        Whether queries and keys turn before their norms.
-    further
-        How many layers the files hold beyond the last, which guess further words.
-    tied
-        Whether the head is the embedding, where the file has none of its own.
-    embedding_scale, logit_scale, logit_cap
-        Of `causal.CausalLM`.
-    """
+    """A decoder: its sizes, and in what it differs from Llama; `parts` has readers of its parts."""
 
     sizes: Sizes
-    spans: tuple[Span, ...]
-    norm: Callable[[Reader, str, int, float], Norm]
-    projections: Callable[[Reader, str, "Recipe"], dict[str, Array | None]]
+    spans: tuple[Span, ...]  # of every layer
+    norm: Callable[[Reader, str, int, float], Norm]  # by its name, its width and epsilon
+    projections: Callable[[Reader, str, "Recipe"], dict[str, Array | None]]  # with their biases
     network: Callable[[Reader, str, "Recipe", Norm, Norm | None], Field]
     attention: Callable[[Reader, str, "Recipe", Span | Spans], CausalAttention]
     activation: Callable[[Array], Array] = jax.nn.silu
     names: Names = Names()
     biases: Biases = Biases()
+    # Of queries and keys, by its name and the number of heads.
     head_norm: Callable[[Reader, str, int, "Recipe"], HeadNorm] | None = None
-    places: int = 0
-    offset: int = 0
-    transposed: bool = False
-    paired: bool = False
+    num_positions: int = 0  # learned ones
+    offset: int = 0  # rows of the learned positions that stand before the first
+    transposed: bool = False  # whether files hold matrices of shape (inputs, outputs)
+    rope_interleaved: bool = False  # whether neighbouring features are rotated together
     step: Callable[..., Any] = split
-    increment: float = 1.0
-    scale: float | None = None
-    cap: float | None = None
-    turn_first: bool = False
-    tied: bool = False
-    further: int = 0
+    increment: float = 1.0  # by which what a layer adds is multiplied
+    scale: float | None = None  # of the scores
+    cap: float | None = None  # of the scores
+    rope_before_qk_norm: bool = False
+    tied: bool = False  # whether the head is the embedding, if the file has no head
+    num_mtp_layers: int = 0  # layers behind the last that predict further tokens
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
     logit_cap: float | None = None

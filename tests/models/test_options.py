@@ -10,8 +10,8 @@ import pytest
 
 from lim_jax.models.families import FAMILIES, recipe_of
 from lim_jax.models.options import Configuration, refuse_unknown
-from lim_jax.models.places import TRAINED, trained_length
 from lim_jax.models.reading import bloom_gelu, exact_gelu, squared_relu, tanh_gelu
+from lim_jax.models.rope_config import TRAINED, trained_length
 from lim_jax.network.flow import euler, split
 from lim_jax.network.frequencies import rotary_frequencies
 from lim_jax.network.positions import Alibi, Rotary, Tempered, UnitRotary
@@ -48,8 +48,8 @@ def full_of(period):
     return tuple((k + 1) % period == 0 for k in range(6))
 
 
-# By the publishers' classes: eta, a head's size, how much of it turns, the base of turning,
-# whether the head is the embedding, the activation, and which matrices have a bias.
+# By the publishers' classes: the norms' epsilon, a head's size, how much of it turns, the base of
+# turning, whether the head is the embedding, the activation, and which matrices have a bias.
 DEFAULTS = {
     "afmoe": (1e-5, 128, 128, 1e4, False, SILU, ""),
     "arcee": (1e-5, 16, 16, 1e4, False, squared_relu, ""),
@@ -103,10 +103,10 @@ def base_of(turning, frequencies):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_options_that_are_left_out_are_the_publishers(family):
-    eta, size, turning, base, tied, activation, biases = DEFAULTS[family]
+    norm_eps, size, turning, base, tied, activation, biases = DEFAULTS[family]
     recipe = recipe_of(least(family))
     first: Any = recipe.spans[0].places
-    assert (recipe.sizes.eta, recipe.sizes.size) == (eta, size)
+    assert (recipe.sizes.norm_eps, recipe.sizes.head_dim) == (norm_eps, size)
     assert (first.turning if isinstance(first, Rotary) else 0) == turning
     if base is not None and family != "gpt_oss":  # which is scaled: a case of its own
         np.testing.assert_allclose(base_of(turning, first.frequencies), base)
@@ -146,23 +146,25 @@ def test_layers_see_what_the_publishers_let_them_see(family):
 
 
 OTHERS = {
-    "cohere": {"logit_scale": 0.0625, "step": euler, "paired": True},
-    "cohere2": {"logit_scale": 0.0625, "step": euler, "paired": True},
-    "ernie4_5": {"paired": True}, "falcon": {"step": euler},
+    "cohere": {"logit_scale": 0.0625, "step": euler, "rope_interleaved": True},
+    "cohere2": {"logit_scale": 0.0625, "step": euler, "rope_interleaved": True},
+    "ernie4_5": {"rope_interleaved": True}, "falcon": {"step": euler},
     "gemma": {"embedding_scale": 8.0},
     "gemma2": {"embedding_scale": 8.0, "scale": 1 / 16, "cap": 50.0, "logit_cap": 30.0},
     "gemma3_text": {"embedding_scale": 8.0, "scale": 1 / 16},
-    "glm": {"paired": True}, "glm4": {"paired": True}, "gpt2": {"transposed": True, "places": 64},
-    "gpt_neo": {"scale": 1.0, "places": 64}, "gpt_neox": {"step": euler},
-    "gptj": {"step": euler, "paired": True}, "granite": {"scale": 1.0},
-    "granitemoe": {"scale": 1.0}, "helium": {"paired": True},
-    "hunyuan_v1_dense": {"turn_first": True},
-    "llama4_text": {"paired": True}, "opt": {"places": 64, "offset": 2}, "phi": {"step": euler},
+    "glm": {"rope_interleaved": True}, "glm4": {"rope_interleaved": True},
+    "gpt2": {"transposed": True, "num_positions": 64},
+    "gpt_neo": {"scale": 1.0, "num_positions": 64}, "gpt_neox": {"step": euler},
+    "gptj": {"step": euler, "rope_interleaved": True}, "granite": {"scale": 1.0},
+    "granitemoe": {"scale": 1.0}, "helium": {"rope_interleaved": True},
+    "hunyuan_v1_dense": {"rope_before_qk_norm": True},
+    "llama4_text": {"rope_interleaved": True}, "opt": {"num_positions": 64, "offset": 2},
+    "phi": {"step": euler},
 }  # fmt: skip
 PLAIN = {
     "embedding_scale": 1.0, "logit_scale": 1.0, "logit_cap": None, "scale": None, "cap": None,
-    "step": split, "increment": 1.0, "paired": False, "transposed": False, "places": 0,
-    "offset": 0, "turn_first": False, "further": 0,
+    "step": split, "increment": 1.0, "rope_interleaved": False, "transposed": False,
+    "num_positions": 0, "offset": 0, "rope_before_qk_norm": False, "num_mtp_layers": 0,
 }  # fmt: skip
 
 
@@ -196,7 +198,7 @@ def mixture_of(recipe):
 def test_routers_that_nothing_is_said_of_are_the_publishers(family):
     recipe = recipe_of(least(family))
     mixture = mixture_of(recipe)
-    found = (mixture.size, *mixture.routing, set(mixture.dense), mixture.shared)
+    found = (mixture.num_experts, *mixture.routing, set(mixture.dense_layers), mixture.shared)
     assert found == MIXTURES[family]
 
 
@@ -271,7 +273,7 @@ REFUSED = [
     ("llama", {"add_cross_attention": True}, "add_cross_attention = True, expected False"),
     ("llama", {"hidden_act": "mish"}, "hidden_act = 'mish', expected gelu_new or"),
     ("llama", {"hidden_act": None}, "hidden_act = None, expected gelu_new or"),
-    ("llama", {"rms_norm_eps": 2.0}, "rms_norm_eps = 2.0, expected a small positive number"),
+    ("llama", {"rms_norm_eps": 2.0}, "rms_norm_eps = 2.0, expected a positive number below 1.0"),
     ("llama", {"head_dim": 0}, "head_dim = 0, expected a positive whole number"),
     ("llama", {"num_attention_heads": 5}, "5 heads at width 64"),
     ("llama", {"vocab_size": True}, "vocab_size = True, expected a positive whole number"),
@@ -350,7 +352,7 @@ def test_null_is_as_good_as_false():
 
 
 def test_a_head_size_of_null_shares_the_width():
-    assert recipe_of(least("qwen3", head_dim=None)).sizes.size == 16
+    assert recipe_of(least("qwen3", head_dim=None)).sizes.head_dim == 16
 
 
 YARN = {"rope_type": "yarn", "factor": 4.0, TRAINED: 32}

@@ -1,0 +1,282 @@
+"""Rotary positions and the windows of layers, as a configuration states them."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from lim_jax._checks import described
+from lim_jax.models.options import (
+    Options,
+    get_int,
+    get_positive,
+    refuse_options,
+    require_config,
+    require_option,
+)
+from lim_jax.network.frequencies import (
+    DynamicFrequencies,
+    LongFrequencies,
+    linear_scaling,
+    llama3_scaling,
+    proportional_frequencies,
+    rotary_frequencies,
+    yarn_amplitude,
+    yarn_scaling,
+)
+from lim_jax.network.positions import Places, Rotary
+from lim_jax.network.span import Span
+
+WINDOW, CHUNK = 4096, 8192  # the publishers' defaults
+FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
+PART = "partial_rotary_factor"
+TRAINED = "original_max_position_embeddings"
+LENGTHS = ("max_position_embeddings", "n_positions")
+# The options of each kind of scaling.
+SCALINGS = {
+    "default": (),
+    "linear": ("factor",),
+    "factors": ("factors",),  # of llama.cpp, one for each frequency
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", TRAINED),
+    "yarn": (
+        "factor", TRAINED, "beta_fast", "beta_slow", "attention_factor", "mscale",
+        "mscale_all_dim", "truncate",
+    ),
+    "longrope": ("short_factor", "long_factor", "factor", TRAINED, "attention_factor"),
+    "dynamic": ("factor", TRAINED),
+    "proportional": ("factor",),
+}  # fmt: skip
+SYNONYMS = {"su": "longrope", "none": "default"}
+
+
+def rotary_of(
+    config: Options,
+    head_dim: int,
+    base: str = "rope_theta",
+    *,
+    default: float = 10_000.0,
+    default_part: float | None = None,
+    default_scaling: Options = MappingProxyType({}),
+    kind: str | None = None,
+) -> Rotary:
+    """Return the rotary embedding of a head, by a configuration's base and scaling.
+
+    `base` is the name of the base beside ``rope_scaling``. `default`, `default_part` and
+    `default_scaling` are the base, the share of a head's features that are rotated, and the
+    scaling, where the configuration states none; without `default_part` the family rotates whole
+    heads and accepts no other share. `kind` is the layers' kind, for families whose kinds differ.
+    """
+    # An empty rope_parameters says that there is no scaling; an empty rope_scaling says nothing.
+    stated = config.get("rope_parameters") is not None or config.get("rope_scaling")
+    rope = rope_options(config, kind) if stated else default_scaling
+    scaling = rope.get("rope_type", rope.get("type", "default"))
+    scaling = SYNONYMS.get(scaling, scaling)
+    _require_known(rope, scaling)
+    theta = rope.get("rope_theta") or config.get(base) or default
+    if scaling == "proportional":
+        part = _part(config, rope, default_part or 1.0)
+        frequencies = proportional_frequencies(head_dim, theta, part)
+        return Rotary(linear_scaling(frequencies, rope.get("factor") or 1.0))
+    if default_part is None:
+        refuse_options(rope, partial_rotary_factor=1.0)
+        rotary_dim = head_dim
+    else:
+        rotary_dim = int(head_dim * _part(config, rope, default_part))
+    if scaling == "dynamic":
+        trained = get_int(config, "max_position_embeddings")
+        factor = get_positive(rope, "factor")
+        return Rotary(DynamicFrequencies(rotary_dim, theta, factor, trained))
+    frequencies = rotary_frequencies(rotary_dim, theta)
+    if scaling == "linear":
+        return Rotary(linear_scaling(frequencies, get_positive(rope, "factor")))
+    if scaling == "factors":
+        return Rotary(_divided(frequencies, rope["factors"]))
+    if scaling == "llama3":
+        factor, low, high = (get_positive(rope, name) for name in SCALINGS[scaling][:3])
+        trained = _trained(config, rope)
+        return Rotary(
+            llama3_scaling(frequencies, factor=factor, low=low, high=high, trained=trained)
+        )
+    if scaling == "yarn":
+        return _yarn(config, rope, frequencies, theta)
+    return _longrope(config, rope, frequencies) if scaling == "longrope" else Rotary(frequencies)
+
+
+def _part(config: Options, rope: Options, default: float) -> float:
+    """Return the share of a head's features that are rotated; `rope` goes before `config`."""
+    outer = config.get(PART)
+    return get_positive(rope, PART, default if outer is None else outer)
+
+
+def _yarn(config: Options, rope: Options, frequencies: Any, base: Any) -> Rotary:
+    trained = _trained(config, rope)
+    factor = rope.get("factor") or get_int(config, "max_position_embeddings") / trained
+    amplitude, weights = rope.get("attention_factor"), yarn_weights(rope)
+    if amplitude is None and all(weights):
+        amplitude = yarn_amplitude(factor, weights[0]) / yarn_amplitude(factor, weights[1])
+    scaled = yarn_scaling(
+        frequencies, base=base, factor=factor, trained=trained,
+        fast=rope.get("beta_fast") or 32, slow=rope.get("beta_slow") or 1,
+        whole_pairs=rope.get("truncate", True),
+    )  # fmt: skip
+    return Rotary(scaled, amplitude=yarn_amplitude(factor) if amplitude is None else amplitude)
+
+
+def yarn_weights(rope: Options) -> tuple[float, float]:
+    """Return the weights of YaRN's amplitude in rotated features and in all; zero if not stated."""
+    return float(rope.get("mscale") or 0), float(rope.get("mscale_all_dim") or 0)
+
+
+def _longrope(config: Options, rope: Options, frequencies: Sequence[float]) -> Rotary:
+    trained = _trained(config, rope)
+    factor = rope.get("factor") or get_int(config, "max_position_embeddings") / trained
+    amplitude = rope.get("attention_factor")
+    if amplitude is None:
+        amplitude = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(trained))
+    expected = f"{len(frequencies)} positive numbers, one for each frequency"
+    scaled = []
+    for name in ("short_factor", "long_factor"):
+        factors = rope.get(name)
+        fits = isinstance(factors, list) and len(factors) == len(frequencies)
+        fits = fits and all(isinstance(f, int | float) and f > 0 for f in factors or ())
+        scaled.append(_divided(frequencies, require_option(rope, name, factors, fits, expected)))
+    short, long = scaled
+    return Rotary(LongFrequencies(short, long, trained), amplitude=amplitude)
+
+
+def _divided(frequencies: Sequence[float], factors: Sequence[float]) -> tuple[float, ...]:
+    return tuple(frequency / by for frequency, by in zip(frequencies, factors, strict=True))
+
+
+def _trained(config: Options, rope: Options) -> int:
+    """Return the length of the contexts of training, which `rope` or `config` states."""
+    inner, outer = rope.get(TRAINED), config.get(TRAINED)
+    require_config(
+        None in (inner, outer) or inner == outer,
+        f"{TRAINED} = {described(inner)} of a scaling, and {described(outer)} beside it",
+        "the same in both",
+        "Readers disagree about which goes first.",
+    )
+    for options in (rope, config):
+        if options.get(TRAINED) is not None:
+            return get_int(options, TRAINED)
+    return get_int(config, "max_position_embeddings")
+
+
+def trained_length(config: Options) -> int | None:
+    """Return the length of the longest contexts that a network was made for; None if not stated.
+
+    A scaling's factor counts from ``original_max_position_embeddings`` where that is stated, else
+    from ``max_position_embeddings``, which in Gemma 3 counts a linear scaling already.
+
+    Examples
+    --------
+    >>> scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+    >>> trained_length({"max_position_embeddings": 40, "rope_scaling": scaling})
+    128
+    """
+    name = next((n for n in LENGTHS if config.get(n) is not None), None)
+    if name is None:
+        return None
+    stated = get_int(config, name)
+    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    scalings = [rope, *(rope.get(kind) or {} for kind in (FULL, SLIDING))]
+    if config.get("model_type") == "gemma3_text":
+        scalings = [scaling for scaling in scalings if scaling.get("rope_type") != "linear"]
+    before = config.get(TRAINED) or stated
+    extended = [(s.get("factor") or 1) * (s.get(TRAINED) or before) for s in scalings]
+    return int(max(stated, *extended))
+
+
+def _require_known(rope: Options, scaling: Any) -> None:
+    require_config(
+        isinstance(scaling, str) and scaling in SCALINGS,
+        f"rope_type = {scaling!r}",
+        " or ".join(SCALINGS),
+        "Other scalings of rotary positions are not known here.",
+    )
+    known = {"rope_type", "type", "rope_theta", "partial_rotary_factor", *SCALINGS[scaling]}
+    for name in sorted(rope):
+        require_config(
+            rope[name] is None or name in known,
+            f"{name} = {described(rope[name])} of a {scaling} scaling",
+            " and ".join(SCALINGS[scaling]) or "no such number",
+            "State rope_type too; an option that the scaling does not have would be ignored.",
+        )
+
+
+def rope_options(config: Options, kind: str | None = None) -> Mapping[str, Any]:
+    """Return the options of rotary positions; ``rope_scaling`` goes before ``rope_parameters``.
+
+    So it does in transformers, which then ignores the base of ``rope_parameters``. With `kind`
+    they are those of a kind of layers, where ``rope_parameters`` has an entry for each.
+    """
+    newer, older = config.get("rope_parameters"), config.get("rope_scaling")
+    for name, value in (("rope_parameters", newer), ("rope_scaling", older)):
+        holds = value is None or isinstance(value, Mapping)
+        require_option(config, name, value, holds, "an object of names and values")
+    if kind is not None:
+        return _of_kind(newer or {}, older or {}, kind)
+    if newer and older:
+        bases = newer.get("rope_theta"), older.get("rope_theta", config.get("rope_theta"))
+        require_config(
+            bases[0] in (None, bases[1]),
+            f"rope_theta = {bases[0]} in rope_parameters, {bases[1]} with rope_scaling",
+            "the same in both",
+            "Put the scaling into rope_parameters itself.",
+        )
+    return older or newer or {}
+
+
+def _of_kind(newer: Options, older: Options, kind: str) -> Options:
+    """Return the options of one kind of layers; ``rope_scaling`` is of full attention."""
+    for name in sorted(set(newer) - {FULL, SLIDING, CHUNKED}):
+        require_config(
+            False,
+            f"{name} in rope_parameters",
+            f"an entry for each kind of layers, such as {FULL}",
+            "The family's layers differ: give each kind its own options.",
+        )
+    require_config(
+        "type" not in older or "rope_type" in older,
+        f"type = {described(older.get('type'))} in rope_scaling",
+        "rope_type",
+        "In families whose layers differ, transformers ignores type.",
+    )
+    return {**(newer.get(kind) or {}), **(older if kind == FULL else {})}
+
+
+def layer_kinds(config: Options, depth: int, *default: str) -> tuple[str, ...]:
+    """Return the kind of every layer, by ``layer_types``, or `default` if that is not stated.
+
+    Only families that have chunked layers by default accept ``chunked_attention``.
+    """
+    kinds, known = tuple(config.get("layer_types") or default), {FULL, SLIDING} | set(default)
+    require_config(
+        len(kinds) == depth and set(kinds) <= known,
+        f"layer_types = {len(kinds)} of {sorted(set(map(str, kinds)))}",
+        f"{depth} of {' or '.join(sorted(known))}",
+        "Other kinds of layers are not known here.",
+    )
+    return kinds
+
+
+def every(period: int, depth: int) -> tuple[str, ...]:
+    """Return the kinds of sliding layers, of which every `period`-th is full."""
+    return tuple(FULL if (k + 1) % period == 0 else SLIDING for k in range(depth))
+
+
+def spans(
+    config: Options,
+    kinds: Sequence[str],
+    places: Callable[[str], Places | None],
+    window: int | None = WINDOW,
+) -> tuple[Span, ...]:
+    """Return what each layer sees, by its kind; `window` is the default of ``sliding_window``."""
+    seen, sliding = {FULL: {}}, config.get("sliding_window", window)
+    if SLIDING in kinds:
+        seen[SLIDING] = {"window": get_int({"sliding_window": sliding}, "sliding_window")}
+    if CHUNKED in kinds:
+        seen[CHUNKED] = {"chunk": get_int(config, "attention_chunk_size", CHUNK)}
+    of_kind = {kind: Span(**seen[kind], places=places(kind)) for kind in dict.fromkeys(kinds)}
+    return tuple(of_kind[kind] for kind in kinds)
