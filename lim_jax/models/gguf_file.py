@@ -1,9 +1,8 @@
 """GGUF files of llama.cpp: one file with options, tensors, and often quantised weights.
 
-Tensors are given the names and the shapes that their publisher gave them, so that families read
-them as they do a folder: llama.cpp's order of the rows of queries and keys, which pairs
-neighbouring features, is undone, ones are taken from norms to which it added them, and experts
-that it stacks are cut apart.
+Tensors get the names and shapes that their publisher gave them, so that families read them as they
+read a folder: interleaved rows of queries and keys are reordered, ones are subtracted from norms to
+which llama.cpp added them, and stacked experts are separated.
 """
 
 import math
@@ -35,90 +34,44 @@ FACTORS = (FREQUENCIES, LONG, SHORT)
 
 
 class _Stored(NamedTuple):
-    """How a tensor lies in its file: the reader's own tensors hold what it mapped of the file.
+    """How a tensor lies in its file; the reader's own tensors would hold on to the mapped file."""
 
-    Attributes
-    ----------
-    kind
-        Its quantisation.
-    shape
-        Of the numbers.
-    rows, dtype
-        Shape and type of what is stored for them.
-    offset
-        Where it begins, in bytes.
-    """
-
-    kind: Any
-    shape: tuple[int, ...]
-    rows: tuple[int, ...]
+    kind: Any  # its quantisation
+    shape: tuple[int, ...]  # of the numbers
+    rows: tuple[int, ...]  # shape of what is stored for them
     dtype: np.dtype
-    offset: int
+    offset: int  # in bytes
 
 
 class _Published(NamedTuple):
-    """A tensor as its publisher has it.
+    """A tensor as its publisher has it."""
 
-    Attributes
-    ----------
-    stored
-        What it is made of, of the same number of rows.
-    shape
-        Its own.
-    of
-        Makes some of its rows of theirs.
-    heads
-        In how many heads neighbouring rows turn together, which the publisher has halves apart.
-    """
-
-    stored: tuple[_Stored, ...]
+    stored: tuple[_Stored, ...]  # what it is made of, of as many rows
     shape: tuple[int, ...]
-    of: Callable[..., np.ndarray] = lambda rows: rows
-    heads: int | None = None
+    of: Callable[..., np.ndarray] = lambda rows: rows  # makes some of its rows of theirs
+    heads: int | None = None  # whose features are to be deinterleaved
 
 
 class GGUFCheckpoint(NamedTuple):
-    """A file that was looked through; `checkpoint.Checkpoint`'s twin.
-
-    Attributes
-    ----------
-    file
-        Where it is.
-    config
-        The options by the names of ``config.json``.
-    files
-        The tensor of every publisher's name.
-    """
+    """A file that was looked through, with the interface of `checkpoint.Checkpoint`."""
 
     file: Path
-    config: Configuration
-    files: Mapping[str, _Published]
+    config: Configuration  # by the names of config.json
+    files: Mapping[str, _Published]  # by the publisher's names
 
     def read(self, name: str, shape: tuple[int, ...], dtype: str = "float32") -> np.ndarray:
-        """Read one tensor, its quantisation and the order of its rows undone.
-
-        Raises
-        ------
-        ValueError
-            Where it is missing, has another shape or an unknown quantisation, or is not finite.
-        """
+        """Read one tensor, dequantised, with its rows in the publisher's order."""
         values, heads = gathered(name, shape, dtype, self.rows(name, shape)), self.files[name].heads
-        return values if heads is None else _halves_apart(values, heads)
+        return values if heads is None else _deinterleaved(values, heads)
 
     def rows(self, name: str, shape: tuple[int, ...]) -> Rows:
-        """What reads some rows of one tensor as they stand, their quantisation undone.
-
-        Raises
-        ------
-        ValueError
-            Where it is missing, or has another shape or an unknown quantisation.
-        """
+        """Return a function that reads some rows of one tensor as they stand, dequantised."""
         require_tensor(self.files, name)
         tensor = self.files[name]
         require_shape(name, tensor.shape, shape)
 
         def rows(part: slice) -> np.ndarray:
-            return tensor.of(*(_dequantized(name, self.file, one, part) for one in tensor.stored))
+            return tensor.of(*(_dequantized(name, self.file, of, part) for of in tensor.stored))
 
         return rows
 
@@ -129,13 +82,13 @@ class GGUFCheckpoint(NamedTuple):
 
     @property
     def precisions(self) -> set[str]:
-        """Those of all matrices, as the file calls them."""
-        stored = (one for tensor in self.files.values() for one in tensor.stored)
-        return {one.kind.name for one in stored if len(one.shape) > 1}
+        """The precisions of all matrices, by the file's names for them."""
+        stored = [part for tensor in self.files.values() for part in tensor.stored]
+        return {part.kind.name for part in stored if len(part.shape) > 1}
 
 
 def _dequantized(name: str, file: Path, tensor: _Stored, part: slice) -> np.ndarray:
-    """Some rows, their quantisation undone."""
+    """Read some rows and dequantise them."""
     shape = (part.stop - part.start, *tensor.rows[1:])
     before = part.start * math.prod(tensor.rows[1:]) * tensor.dtype.itemsize
     stored = np.fromfile(file, tensor.dtype, math.prod(shape), offset=tensor.offset + before)
@@ -148,21 +101,16 @@ def _dequantized(name: str, file: Path, tensor: _Stored, part: slice) -> np.ndar
         ) from error
 
 
-def _halves_apart(rows: np.ndarray, heads: int) -> np.ndarray:
-    """From pairs of neighbouring features to pairs of the two halves of a head."""
+def _deinterleaved(rows: np.ndarray, heads: int) -> np.ndarray:
+    """Reorder rows of interleaved features so that a head's halves are rotated together."""
     pairs = rows.reshape(heads, -1, 2, *rows.shape[1:])
     return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(rows.shape)
 
 
 def opened_gguf(file: AnyPath) -> tuple[Any, dict[str, Any]]:
-    """The package's own view of a file, and its options by name.
+    """Return the gguf package's reader of a file, and the file's options by name.
 
-    Raises
-    ------
-    ModuleNotFoundError
-        Without the package gguf, of the extra ``models``.
-    ValueError
-        Where the file is broken.
+    Raise ModuleNotFoundError without the package, and ValueError if the file is broken.
     """
     require_extra("gguf", "models")
     file = as_path(file, "file")
@@ -176,7 +124,7 @@ def opened_gguf(file: AnyPath) -> tuple[Any, dict[str, Any]]:
     about = file.stat()
     try:
         reader, options = _read_header(file, about.st_size, about.st_mtime_ns)
-    except Exception as error:  # whatever the library meets in what is no GGUF file
+    except Exception as error:  # the library raises whatever it meets in other files
         raise ValueError(
             f"{file.name}: got a broken file ({error}), expected GGUF. Download it again."
         ) from error
@@ -185,16 +133,19 @@ def opened_gguf(file: AnyPath) -> tuple[Any, dict[str, Any]]:
 
 @lru_cache(maxsize=1)
 def _read_header(file: Path, size: int, modified: int) -> tuple[Any, dict[str, Any]]:
-    """Parse a file as it is now: a second for 49,152 words, and a command asks six times."""
+    """Parse a file once for all its callers, and anew when it changes.
+
+    It takes a second for 49,152 words, and a command asks six times.
+    """
     reader = _reader()(file)
     return reader, {name: field.contents() for name, field in reader.fields.items()}
 
 
 @cache
 def _reader() -> Any:
-    """The package's reader, of a plain array: its own, mapped one takes three times as long.
+    """Return the package's reader, made to slice a plain array.
 
-    It looks at every word of the vocabulary by a slice of that array.
+    It slices for every word of the vocabulary, which takes three times as long on a mapped array.
     """
 
     def given(self: Any, mapped: np.ndarray) -> None:
@@ -206,12 +157,8 @@ def _reader() -> Any:
 def open_gguf(file: AnyPath) -> GGUFCheckpoint:
     """Look through a GGUF file of one of `gguf_architectures.ARCHITECTURES`.
 
-    Raises
-    ------
-    ModuleNotFoundError
-        Without the package gguf, of the extra ``models``.
-    ValueError
-        Where the file is broken, or its architecture or an option of it is not known.
+    Raise ModuleNotFoundError without the package gguf, and ValueError if the file is broken, or its
+    architecture or an option is unknown.
     """
     file, (reader, options) = as_path(file, "file"), opened_gguf(file)
     _require_whole_model(file, options)
@@ -227,18 +174,18 @@ def open_gguf(file: AnyPath) -> GGUFCheckpoint:
     stored = {tensor.name: _stored(tensor) for tensor in reader.tensors}
     factors = {}
     for stem in FACTORS:
-        if (one := stored.pop(f"{stem}.weight", None)) is not None:
-            factors[stem] = _dequantized(stem, file, one, slice(0, one.rows[0])).tolist()
+        if (tensor := stored.pop(f"{stem}.weight", None)) is not None:
+            factors[stem] = _dequantized(stem, file, tensor, slice(0, tensor.rows[0])).tolist()
     words = len(options.get("tokenizer.ggml.tokens", ()))
     config = published_config(str(name), own, words, frozenset(stored), factors)
     files, architecture = {}, architecture_of(str(name), own)
-    for tensor in stored:
-        files |= _published(tensor, stored, architecture, config)
+    for tensor_name in stored:
+        files |= _published(tensor_name, stored, architecture, config)
     return GGUFCheckpoint(file, Configuration(config), files)
 
 
 def _require_whole_model(file: Path, options: Mapping[str, Any]) -> None:
-    """Refuse adapters, parts that read images, and one file of several."""
+    """Raise ValueError at adapters, parts that read images, and one file of several."""
     for name, usual in (("general.type", "model"), ("split.count", 1)):
         require(
             options.get(name, usual) in (usual, 0),
@@ -258,42 +205,33 @@ def _stored(tensor: Any) -> _Stored:
 def _published(
     name: str, stored: Mapping[str, _Stored], architecture: Architecture, config: Mapping[str, Any]
 ) -> dict[str, _Published]:
-    """The publisher's tensors of one of llama.cpp's; under its own name where nobody knows it."""
+    """Return the publisher's tensors of one of the file's; unknown ones keep their names."""
     tensor, (stem, _, kind) = stored[name], name.rpartition(".")
+    as_it_is = _Published((tensor,), tensor.shape)
+    if architecture.unit_offset and name.endswith("norm.weight"):
+        as_it_is = as_it_is._replace(of=lambda rows: rows - 1)
     block = re.fullmatch(r"blk\.(\d+)\.(\w+)", stem)
     if block is None or kind not in ("weight", "bias"):
-        return {
-            f"{OUTSIDE[stem]}.{kind}" if stem in OUTSIDE else name: _changed(
-                name, tensor, architecture
-            )
-        }
+        return {f"{OUTSIDE[stem]}.{kind}" if stem in OUTSIDE else name: as_it_is}
     at, stem = f"model.layers.{block[1]}.", block[2]
     if stem in architecture.experts:
         return {
-            f"{at}{architecture.experts[stem].format(number)}.{kind}": _one(tensor, number)
+            f"{at}{architecture.experts[stem].format(number)}.{kind}": _expert(tensor, number)
             for number in range(tensor.shape[0])
         }
-    if stem.endswith("_exps") and kind in architecture.together:
-        return _together(name, stored, at, architecture)
+    if stem.endswith("_exps") and kind in architecture.fused_experts:
+        return _fused_experts(name, stored, at, architecture)
     if stem not in architecture.layer:
-        return {name: _Published((tensor,), tensor.shape)}
+        return {name: as_it_is}
     own = architecture.layer[stem]
-    if architecture.neighbours and stem in ("attn_q", "attn_k"):
+    if architecture.interleaved and stem in ("attn_q", "attn_k"):
         heads = config["num_attention_heads" if stem == "attn_q" else "num_key_value_heads"]
-        return {f"{at}{own}.{kind}": _Published((tensor,), tensor.shape, heads=heads)}
-    whole = at + own if stem == "attn_sinks" else f"{at}{own}.{kind}"
-    return {whole: _changed(name, tensor, architecture)}
+        as_it_is = as_it_is._replace(heads=heads)
+    return {at + own if stem == "attn_sinks" else f"{at}{own}.{kind}": as_it_is}
 
 
-def _changed(name: str, tensor: _Stored, architecture: Architecture) -> _Published:
-    """A tensor as it stands, but for the one that llama.cpp added to a norm."""
-    if architecture.from_one and name.endswith("norm.weight"):
-        return _Published((tensor,), tensor.shape, lambda rows: rows - 1)
-    return _Published((tensor,), tensor.shape)
-
-
-def _one(tensor: _Stored, number: int) -> _Published:
-    """One expert's matrix of all that are stacked."""
+def _expert(tensor: _Stored, number: int) -> _Published:
+    """Return one expert's matrix of all that are stacked."""
     before = number * math.prod(tensor.rows[1:]) * tensor.dtype.itemsize
     own = tensor._replace(
         shape=tensor.shape[1:], rows=tensor.rows[1:], offset=tensor.offset + before
@@ -301,18 +239,25 @@ def _one(tensor: _Stored, number: int) -> _Published:
     return _Published((own,), own.shape)
 
 
-def _together(
+def _fused_experts(
     name: str, stored: Mapping[str, _Stored], at: str, architecture: Architecture
 ) -> dict[str, _Published]:
-    """All experts of a layer in two tensors, one of gates and of what they let through.
+    """Return the publisher's tensor of all experts of a layer: of downs, or of gates and ups.
 
-    The tensor of what gates let through is read with that of the gates.
+    The file's tensor of ups is read with that of gates.
     """
     tensor, (stem, _, kind) = stored[name], name.rpartition(".")
-    turned, sides = (_turned, _sides) if architecture.by_turns else (_same, _same)
-    inner, outer = (at + own for own in architecture.together[kind])
+    interleaved = architecture.interleaved_experts
+    fused, down = (at + own for own in architecture.fused_experts[kind])
+
+    def transposed_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+        return (shape[0], *reversed(shape[1:])) if interleaved else shape
+
+    def transposed(rows: np.ndarray) -> np.ndarray:
+        return rows.swapaxes(1, -1) if interleaved else rows
+
     if stem.endswith("ffn_down_exps"):
-        return {outer: _Published((tensor,), turned(tensor.shape), sides)}
+        return {down: _Published((tensor,), transposed_shape(tensor.shape), transposed)}
     gate, up = (re.sub(r"ffn_\w+_exps", f"ffn_{part}_exps", name) for part in ("gate", "up"))
     require_tensor(stored, gate)
     require_tensor(stored, up)
@@ -321,20 +266,8 @@ def _together(
     require_shape(up, stored[up].shape, tensor.shape)
     shape = tensor.shape[0], 2 * tensor.shape[1], *tensor.shape[2:]
 
-    def mixed(gates: np.ndarray, ups: np.ndarray) -> np.ndarray:
-        both = np.stack([gates, ups], axis=2 if architecture.by_turns else 1)
-        return sides(both.reshape(len(gates), *shape[1:]))
+    def gate_up(gates: np.ndarray, ups: np.ndarray) -> np.ndarray:
+        both = np.stack([gates, ups], axis=2 if interleaved else 1)
+        return transposed(both.reshape(len(gates), *shape[1:]))
 
-    return {inner: _Published((tensor, stored[up]), turned(shape), mixed)}
-
-
-def _same(what: Any) -> Any:
-    return what
-
-
-def _turned(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return shape[0], *reversed(shape[1:])
-
-
-def _sides(rows: np.ndarray) -> np.ndarray:
-    return rows.swapaxes(1, -1)
+    return {fused: _Published((tensor, stored[up]), transposed_shape(shape), gate_up)}
