@@ -1,10 +1,10 @@
-"""Folders of weights: their configuration and tensors, read one by one, or refused by name.
+"""Folders of weights: their configuration and tensors.
 
 A folder holds ``config.json`` and safetensors files, whole (``model.safetensors``) or sharded by
 ``model.safetensors.index.json``. Weights of eight and four bits are read as `quantised` says.
-Whatever is broken is refused before anything is computed: pickled files, duplicate keys, entries
-that leave the folder, missing files and tensors, precisions that are not known, and weights that
-are NaN or infinite.
+Whatever is broken raises ValueError before anything is computed: pickled files, duplicate keys,
+entries that leave the folder, missing files and tensors, unknown precisions, and weights that are
+NaN or infinite.
 """
 
 import json
@@ -44,46 +44,19 @@ ALIGNMENT = 64
 
 
 class Checkpoint(NamedTuple):
-    """A folder that was looked through; its tensors are still in their files.
+    """A folder that was looked through; its tensors are still in their files."""
 
-    Attributes
-    ----------
-    folder
-        Where it is.
-    config
-        ``config.json``.
-    files
-        The file of every tensor, by the name that it has when it is stored whole.
-    stored
-        The file of everything that files hold, scales too.
-    quantisation
-        How weights are stored that are not whole.
-    """
-
-    folder: Path
     config: Configuration
-    files: Mapping[str, Path]
-    stored: Mapping[str, Path]
+    files: Mapping[str, Path]  # the file of every tensor, by its unquantised name
+    stored: Mapping[str, Path]  # the file of everything that files hold, scales too
     quantisation: Quantisation | None = None
 
     def read(self, name: str, shape: tuple[int, ...], dtype: str = "float32") -> np.ndarray:
-        """Read one tensor, converted as it comes.
-
-        Raises
-        ------
-        ValueError
-            Where it is missing, has another shape or an unknown precision, or is not finite.
-        """
+        """Read one tensor, converted as it comes."""
         return gathered(name, shape, dtype, self.rows(name, shape))
 
     def rows(self, name: str, shape: tuple[int, ...]) -> Rows:
-        """What reads some rows of one tensor, in a precision of its own.
-
-        Raises
-        ------
-        ValueError
-            Where it is missing, or has another shape or an unknown precision.
-        """
+        """Return a function that reads some rows of one tensor, in a precision of its own."""
         require_tensor(self.files, name)
         if name not in self.stored:
             return self._of_four_bits(name, shape)
@@ -98,13 +71,13 @@ class Checkpoint(NamedTuple):
 
     @property
     def precisions(self) -> set[str]:
-        """Those of all matrices, as the files call them."""
-        found = set()
+        """The precisions of all matrices, by the files' names for them."""
+        precisions = set()
         for path in self.paths:
             with _opened(path) as file:
                 parts = [file.get_slice(name) for name in file.keys()]  # noqa: SIM118
-                found |= {part.get_dtype() for part in parts if len(part.get_shape()) > 1}
-        return found
+                precisions |= {part.get_dtype() for part in parts if len(part.get_shape()) > 1}
+        return precisions
 
     def _is_of_blocks(self, name: str, shape: tuple[int, ...]) -> bool:
         if self.quantisation is None or self.quantisation.scheme != "fp8" or len(shape) != 2:
@@ -113,7 +86,7 @@ class Checkpoint(NamedTuple):
             return file.get_slice(name).get_dtype() == EIGHT_BITS
 
     def _rows(self, name: str, shape: tuple[int, ...], known: tuple[str, ...] = PRECISIONS) -> Rows:
-        """What reads some rows of a tensor of a known precision."""
+        """Return a function that reads some rows of a tensor of one of the `known` precisions."""
         require_tensor(self.stored, name)
         with _opened(self.stored[name]) as file:
             described = file.get_slice(name)
@@ -128,14 +101,14 @@ class Checkpoint(NamedTuple):
             require_shape(name, tuple(described.get_shape()), shape)
 
         def rows(part: slice) -> np.ndarray:
-            # Opened anew, the file lets go of the pages that were read.
+            # The file is opened for each read, so that it lets go of the pages that were read.
             with _opened(self.stored[name]) as file:
                 return file.get_slice(name)[part]
 
         return rows if stored != EIGHT_BITS else _bytes(self.stored[name], name, shape)
 
     def _of_eight_bits(self, name: str, shape: tuple[int, ...]) -> Rows:
-        """The same of a matrix with a scale for each block."""
+        """Return a function that reads some rows of a matrix with a scale for each block."""
         assert self.quantisation is not None
         block, numbers = self.quantisation.block, self._rows(name, shape, (EIGHT_BITS,))
         blocks = tuple(-(-n // size) for n, size in zip(shape, block, strict=True))
@@ -143,7 +116,7 @@ class Checkpoint(NamedTuple):
         return lambda part: of_eight_bits(numbers(part), scales, part.start, block)
 
     def _of_four_bits(self, name: str, shape: tuple[int, ...]) -> Rows:
-        """The same of matrices of experts, whose rows stand from the output to the input side."""
+        """Return a function that reads some experts' matrices, which files hold transposed."""
         require(
             len(shape) == 3 and shape[1] % (2 * PAIRS) == 0,
             name,
@@ -159,13 +132,7 @@ class Checkpoint(NamedTuple):
 
 
 def gathered(name: str, shape: tuple[int, ...], dtype: str, rows: Rows) -> np.ndarray:
-    """Read a tensor some rows at a time, each converted and checked as it comes.
-
-    Raises
-    ------
-    ValueError
-        Where it holds what is not finite.
-    """
+    """Read a tensor some rows at a time, each converted and checked as it comes."""
     values = unfilled(shape, dtype)
     step = max(1, NUMBERS_AT_ONCE // math.prod(shape[1:]))
     for start in range(0, shape[0], step):
@@ -176,7 +143,7 @@ def gathered(name: str, shape: tuple[int, ...], dtype: str, rows: Rows) -> np.nd
 
 
 def unfilled(shape: tuple[int, ...], dtype: np.dtype | str) -> np.ndarray:
-    """An array yet to be filled, aligned so that a CPU's JAX takes it over without a copy."""
+    """Return an empty array, aligned so that a CPU's JAX takes it over without a copy."""
     size = math.prod(shape) * np.dtype(dtype).itemsize
     memory = np.empty(size + ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % ALIGNMENT
@@ -184,7 +151,7 @@ def unfilled(shape: tuple[int, ...], dtype: np.dtype | str) -> np.ndarray:
 
 
 def require_tensor(files: Mapping[str, Any], name: str) -> None:
-    """Refuse a checkpoint without a tensor that its network has."""
+    """Raise ValueError if a checkpoint lacks a tensor that its network has."""
     require(
         name in files,
         "tensor",
@@ -194,19 +161,19 @@ def require_tensor(files: Mapping[str, Any], name: str) -> None:
     )
 
 
-def require_shape(name: str, found: tuple[int, ...], expected: tuple[int, ...]) -> None:
-    """Refuse a tensor of another shape than the options say."""
+def require_shape(name: str, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    """Raise ValueError if a tensor has another shape than the options say."""
     require(
-        found == expected,
+        shape == expected,
         name,
-        got=f"shape {found}",
+        got=f"shape {shape}",
         expected=f"{expected}, by the checkpoint's options",
         cure="Weights and options must be of one network.",
     )
 
 
 def require_finite(name: str, values: np.ndarray) -> None:
-    """Refuse weights that are no numbers."""
+    """Raise ValueError at weights that are NaN or infinite."""
     require(
         bool(np.isfinite(values).all()),
         name,
@@ -219,12 +186,23 @@ def require_finite(name: str, values: np.ndarray) -> None:
 def open_checkpoint(folder: AnyPath) -> Checkpoint:
     """Look through a folder of weights.
 
+    Parameters
+    ----------
+    folder
+        The path of a folder with ``config.json`` and safetensors files.
+
+    Returns
+    -------
+    Checkpoint
+        Its ``config`` and the ``files`` of its tensors, for `read_decoder`.
+
     Raises
     ------
     ModuleNotFoundError
         Without the package safetensors, of the extra ``models``.
     ValueError
-        Where the folder is not as `checkpoint` says; the message names the file.
+        If the folder holds pickled weights or an adapter, lacks a file, or has a broken one; the
+        message names the file.
     """
     require_extra("safetensors", "models")
     folder = as_path(folder, "folder")
@@ -249,7 +227,7 @@ def open_checkpoint(folder: AnyPath) -> Checkpoint:
     else:
         _require_weights(folder)
         files = dict.fromkeys(_names(folder / WHOLE), folder / WHOLE)
-    return Checkpoint(folder, config, published_names(files, quantisation), files, quantisation)
+    return Checkpoint(config, published_names(files, quantisation), files, quantisation)
 
 
 def _require_weights(folder: Path) -> None:
@@ -269,7 +247,7 @@ def _require_weights(folder: Path) -> None:
 
 
 def _sharded(folder: Path) -> dict[str, Path]:
-    """The file of every tensor, by the index and the files' own headers, which must agree."""
+    """Return the file of every tensor, by the index and the files' headers, which must agree."""
     weight_map = json_object(folder / INDEX).get("weight_map")
     spelt = isinstance(weight_map, dict) and all(isinstance(v, str) for v in weight_map.values())
     require(
@@ -291,27 +269,24 @@ def _sharded(folder: Path) -> dict[str, Path]:
     held = {file: set(_names(folder / file)) for file in sorted(set(weight_map.values()))}
     stated = {file: {n for n, f in weight_map.items() if f == file} for file in held}
     for file in held:
-        odd = sorted(held[file] ^ stated[file])
-        require(
-            not odd,
-            INDEX,
-            got=f"{odd[0]} in one of index and {file}" if odd else "",
-            expected="the same tensors in both",
-            cure="Index and shards must be of one download.",
-        )
+        for name in sorted(held[file] ^ stated[file]):
+            raise ValueError(
+                f"{INDEX}: got {name} in one of index and {file}, expected the same tensors in "
+                "both. Index and shards must be of one download."
+            )
     return {name: folder / file for name, file in weight_map.items()}
 
 
 def _names(file: Path) -> list[str]:
-    """The tensors of a file whose header is sound and names none twice."""
+    """Return the names of a file's tensors, of which the header may name none twice."""
     with _opened(file) as opened:
         names = list(opened.keys())
-    _header(file)  # The library keeps the last of two tensors of one name; the header tells.
+    _header(file)  # the library silently keeps the last of two tensors of one name
     return names
 
 
 def _header(file: Path) -> tuple[dict[str, Any], int]:
-    """A file's header, and where its tensors begin."""
+    """Return a file's header, and where its tensors begin."""
     with file.open("rb") as stream:
         (size,) = struct.unpack("<Q", stream.read(8))
         require(
@@ -325,21 +300,20 @@ def _header(file: Path) -> tuple[dict[str, Any], int]:
 
 
 def _bytes(file: Path, name: str, shape: tuple[int, ...]) -> Rows:
-    """What reads some rows of a tensor whose numbers are a byte each, as the library does not."""
+    """Return a function that reads some rows of bytes, which the library does not in NumPy."""
     header, start = _header(file)
     start += header[name]["data_offsets"][0]
 
     def rows(part: slice) -> np.ndarray:
-        found = part.stop - part.start, *shape[1:]
-        before = part.start * math.prod(shape[1:])
-        read = np.fromfile(file, np.uint8, math.prod(found), offset=start + before)
-        return read.reshape(found)
+        some, size = (part.stop - part.start, *shape[1:]), math.prod(shape[1:])
+        offset = start + part.start * size
+        return np.fromfile(file, np.uint8, math.prod(some), offset=offset).reshape(some)
 
     return rows
 
 
 class _opened:
-    """A safetensors file; what the library refuses is refused by the file's name."""
+    """A safetensors file; the library's errors become ones that name the file."""
 
     def __init__(self, file: Path):
         self.file = file
@@ -366,13 +340,7 @@ class _opened:
 
 
 def json_object(file: AnyPath) -> dict[str, Any]:
-    """What a file of JSON holds, names and values; no name may stand twice.
-
-    Raises
-    ------
-    ValueError
-        Where there is no such file, or it holds something else.
-    """
+    """Return the object that a file of JSON holds; raise ValueError if a name stands twice."""
     file = as_path(file, "file")
     require(
         file.is_file(),
@@ -381,30 +349,27 @@ def json_object(file: AnyPath) -> dict[str, Any]:
         expected="a folder with config.json and safetensors files",
         cure="Download the whole repository of the model.",
     )
-    found = _loads(file.read_bytes(), file)
+    value = _loads(file.read_bytes(), file)
     require(
-        isinstance(found, dict),
+        isinstance(value, dict),
         file.name,
-        got=type(found).__name__,
+        got=type(value).__name__,
         expected="an object of names and values",
         cure="Download it again.",
     )
-    return found
+    return value
 
 
 def _loads(data: bytes, file: Path) -> Any:
     """Parse JSON in which no name stands twice."""
 
     def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        counts = Counter(name for name, _ in pairs)
-        twice = sorted(name for name, count in counts.items() if count > 1)
-        require(
-            not twice,
-            file.name,
-            got=f"the name {twice[0]!r} twice" if twice else "",
-            expected="every name once",
-            cure="Which one is meant cannot be known: download it again.",
-        )
+        names = Counter(name for name, _ in pairs)
+        for name in sorted(name for name, count in names.items() if count > 1):
+            raise ValueError(
+                f"{file.name}: got the name {name!r} twice, expected every name once. Which one is "
+                "meant cannot be known: download it again."
+            )
         return dict(pairs)
 
     try:
