@@ -11,17 +11,19 @@ import json
 import math
 import struct
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import lazy_loader
 import numpy as np
 
-from lim_jax._checks import AnyPath, as_path, require, require_extra
-from lim_jax.models.options import Configuration
+from lim_jax._checks import AnyPath, as_path, require_extra
+from lim_jax.models.options import Configuration, require_in
 from lim_jax.models.quantised import (
     BLOCKS,
+    HALF_PRECISION,
     PAIRS,
     SCALE,
     SCALES,
@@ -41,6 +43,8 @@ Rows = Callable[[slice], np.ndarray]
 LONGEST_HEADER = 100_000_000
 NUMBERS_AT_ONCE = 2**20
 ALIGNMENT = 64
+FOLDER = "a folder with config.json and safetensors files"
+REPOSITORY = "Download the whole repository of the model."
 
 
 class Checkpoint(NamedTuple):
@@ -50,6 +54,7 @@ class Checkpoint(NamedTuple):
     files: Mapping[str, Path]  # the file of every tensor, by its unquantised name
     stored: Mapping[str, Path]  # the file of everything that files hold, scales too
     quantisation: Quantisation | None = None
+    aliases: Mapping[str, str] = {}  # from names of `files` to those of the files themselves
 
     def read(self, name: str, shape: tuple[int, ...], dtype: str = "float32") -> np.ndarray:
         """Read one tensor, converted as it comes."""
@@ -58,6 +63,7 @@ class Checkpoint(NamedTuple):
     def rows(self, name: str, shape: tuple[int, ...]) -> Rows:
         """Return a function that reads some rows of one tensor, in a precision of its own."""
         require_tensor(self.files, name)
+        name = self.aliases.get(name, name)
         if name not in self.stored:
             return self._of_four_bits(name, shape)
         if self._is_of_blocks(name, shape):
@@ -89,16 +95,11 @@ class Checkpoint(NamedTuple):
         """Return a function that reads some rows of a tensor of one of the `known` precisions."""
         require_tensor(self.stored, name)
         with _opened(self.stored[name]) as file:
-            described = file.get_slice(name)
-            stored = described.get_dtype()
-            require(
-                stored in known,
-                name,
-                got=f"the precision {stored}",
-                expected=", ".join(known),
-                cure="Convert quantised weights to one of these.",
-            )
-            require_shape(name, tuple(described.get_shape()), shape)
+            tensor = file.get_slice(name)
+            stored = tensor.get_dtype()
+            cure = "Convert quantised weights to one of these."
+            require_in(name, stored in known, f"the precision {stored}", ", ".join(known), cure)
+            require_shape(name, tuple(tensor.get_shape()), shape)
 
         def rows(part: slice) -> np.ndarray:
             # The file is opened for each read, so that it lets go of the pages that were read.
@@ -117,13 +118,9 @@ class Checkpoint(NamedTuple):
 
     def _of_four_bits(self, name: str, shape: tuple[int, ...]) -> Rows:
         """Return a function that reads some experts' matrices, which files hold transposed."""
-        require(
-            len(shape) == 3 and shape[1] % (2 * PAIRS) == 0,
-            name,
-            got="numbers of four bits",
-            expected="whole ones" if len(shape) != 3 else f"shape {shape}",
-            cure="Take the publisher's weights in half precision.",
-        )
+        fits = len(shape) == 3 and shape[1] % (2 * PAIRS) == 0
+        expected = "unquantised ones" if len(shape) != 3 else f"shape {shape}"
+        require_in(name, fits, "numbers of four bits", expected, HALF_PRECISION)
         experts, columns, rows = shape
         scale_shape = experts, rows, columns // (2 * PAIRS)
         blocks = self._rows(name + BLOCKS, (*scale_shape, PAIRS), (BYTES,))
@@ -152,34 +149,22 @@ def unfilled(shape: tuple[int, ...], dtype: np.dtype | str) -> np.ndarray:
 
 def require_tensor(files: Mapping[str, Any], name: str) -> None:
     """Raise ValueError if a checkpoint lacks a tensor that its network has."""
-    require(
-        name in files,
-        "tensor",
-        got=f"no {name}",
-        expected="all of the network's weights",
-        cure="Is the download whole, and are its options this checkpoint's own?",
-    )
+    cure = "Is the download whole, and are its options this checkpoint's own?"
+    require_in("tensor", name in files, f"no {name}", "all of the network's weights", cure)
 
 
 def require_shape(name: str, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
     """Raise ValueError if a tensor has another shape than the options say."""
-    require(
-        shape == expected,
-        name,
-        got=f"shape {shape}",
-        expected=f"{expected}, by the checkpoint's options",
-        cure="Weights and options must be of one network.",
-    )
+    options = f"{expected}, by the checkpoint's options"
+    cure = "Weights and options must be of one network."
+    require_in(name, shape == expected, f"shape {shape}", options, cure)
 
 
 def require_finite(name: str, values: np.ndarray) -> None:
     """Raise ValueError at weights that are NaN or infinite."""
-    require(
-        bool(np.isfinite(values).all()),
-        name,
-        got="NaN or infinite weights",
-        expected="finite ones",
-        cure="Download it again; in half precision weights may have overflowed when saved.",
+    cure = "Download it again; in half precision weights may have overflowed when saved."
+    require_in(
+        name, bool(np.isfinite(values).all()), "NaN or infinite weights", "finite ones", cure
     )
 
 
@@ -206,20 +191,10 @@ def open_checkpoint(folder: AnyPath) -> Checkpoint:
     """
     require_extra("safetensors", "models")
     folder = as_path(folder, "folder")
-    require(
-        folder.is_dir(),
-        "folder",
-        got=str(folder),
-        expected="a folder with config.json and safetensors files",
-        cure="Download the whole repository of the model.",
-    )
-    require(
-        not (folder / ADAPTER).exists(),
-        "folder",
-        got=f"an adapter ({ADAPTER}) in {folder}",
-        expected="whole weights",
-        cure="Merge it into its model, and save that.",
-    )
+    require_in("folder", folder.is_dir(), str(folder), FOLDER, REPOSITORY)
+    adapter, cure = folder / ADAPTER, "Merge it into its model, and save that."
+    got = f"an adapter ({ADAPTER}) in {folder}"
+    require_in("folder", not adapter.exists(), got, "whole weights", cure)
     config = Configuration(json_object(folder / "config.json"))
     quantisation = quantisation_of(config)
     if (folder / INDEX).exists():
@@ -235,45 +210,33 @@ def _require_weights(folder: Path) -> None:
         p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".ckpt")
     )
     got = f"only pickled weights ({pickled[0]})" if pickled else "neither"
-    require(
-        (folder / WHOLE).is_file(),
-        "folder",
-        got=f"{got} in {folder}",
-        expected=f"{WHOLE} or {INDEX}",
-        cure="Pickled files run code when they are read: convert them to safetensors."
-        if pickled
-        else "Download the whole repository of the model.",
-    )
+    run = "Pickled files run code when they are read: convert them to safetensors."
+    cure = run if pickled else REPOSITORY
+    holds = (folder / WHOLE).is_file()
+    require_in("folder", holds, f"{got} in {folder}", f"{WHOLE} or {INDEX}", cure)
 
 
 def _sharded(folder: Path) -> dict[str, Path]:
     """Return the file of every tensor, by the index and the files' headers, which must agree."""
     weight_map = json_object(folder / INDEX).get("weight_map")
     spelt = isinstance(weight_map, dict) and all(isinstance(v, str) for v in weight_map.values())
-    require(
-        spelt and bool(weight_map),
-        INDEX,
-        got=f"weight_map = {str(weight_map)[:60]}",
-        expected="the file of every tensor",
-        cure="Download it again.",
-    )
+    got = f"weight_map = {str(weight_map)[:60]}"
+    require_in(INDEX, spelt and bool(weight_map), got, "the file of every tensor")
     assert isinstance(weight_map, dict)
     for name in set(weight_map.values()):
-        require(
-            Path(name).name == name and name.endswith(".safetensors"),
+        require_in(
             INDEX,
-            got=f"the file {name!r}",
-            expected="safetensors files in the folder itself",
-            cure="An index that leaves its folder is not to be trusted.",
+            Path(name).name == name and name.endswith(".safetensors"),
+            f"the file {name!r}",
+            "safetensors files in the folder itself",
+            "An index that leaves its folder is not to be trusted.",
         )
     held = {file: set(_names(folder / file)) for file in sorted(set(weight_map.values()))}
     stated = {file: {n for n, f in weight_map.items() if f == file} for file in held}
     for file in held:
         for name in sorted(held[file] ^ stated[file]):
-            raise ValueError(
-                f"{INDEX}: got {name} in one of index and {file}, expected the same tensors in "
-                "both. Index and shards must be of one download."
-            )
+            got, cure = f"{name} in one of index and {file}", "They must be of one download."
+            require_in(INDEX, False, got, "the same tensors in both", cure)
     return {name: folder / file for name, file in weight_map.items()}
 
 
@@ -289,13 +252,8 @@ def _header(file: Path) -> tuple[dict[str, Any], int]:
     """Return a file's header, and where its tensors begin."""
     with file.open("rb") as stream:
         (size,) = struct.unpack("<Q", stream.read(8))
-        require(
-            size <= LONGEST_HEADER,
-            file.name,
-            got=f"a header of {size} bytes",
-            expected=f"at most {LONGEST_HEADER}",
-            cure="Download it again.",
-        )
+        got, most = f"a header of {size} bytes", f"at most {LONGEST_HEADER}"
+        require_in(file.name, size <= LONGEST_HEADER, got, most)
         return _loads(stream.read(size), file), 8 + size
 
 
@@ -312,51 +270,28 @@ def _bytes(file: Path, name: str, shape: tuple[int, ...]) -> Rows:
     return rows
 
 
-class _opened:
-    """A safetensors file; the library's errors become ones that name the file."""
-
-    def __init__(self, file: Path):
-        self.file = file
-
-    def __enter__(self) -> Any:
-        require(
-            self.file.is_file(),
-            "weights",
-            got=f"no file {self.file}",
-            expected="every file that the index names",
-            cure="Download the whole repository of the model.",
-        )
-        try:
-            self.handle = safetensors.safe_open(self.file, framework="numpy")
-        except (safetensors.SafetensorError, OSError) as error:
-            raise ValueError(
-                f"{self.file.name}: got a broken file ({error}), expected safetensors. "
-                "Download it again; files of other kinds are not read."
-            ) from error
-        return self.handle.__enter__()
-
-    def __exit__(self, *raised: Any) -> None:
-        self.handle.__exit__(*raised)
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    """Open a safetensors file; the library's errors become ones that name the file."""
+    expected = "every file that the index names"
+    require_in("weights", file.is_file(), f"no file {file}", expected, REPOSITORY)
+    try:
+        handle = safetensors.safe_open(file, framework="numpy")
+    except (safetensors.SafetensorError, OSError) as error:
+        raise ValueError(
+            f"{file.name}: got a broken file ({error}), expected safetensors. "
+            "Download it again; files of other kinds are not read."
+        ) from error
+    with handle as opened:
+        yield opened
 
 
-def json_object(file: AnyPath) -> dict[str, Any]:
+def json_object(file: Path) -> dict[str, Any]:
     """Return the object that a file of JSON holds; raise ValueError if a name stands twice."""
-    file = as_path(file, "file")
-    require(
-        file.is_file(),
-        file.name,
-        got=f"no such file in {file.parent}",
-        expected="a folder with config.json and safetensors files",
-        cure="Download the whole repository of the model.",
-    )
+    require_in(file.name, file.is_file(), f"no such file in {file.parent}", FOLDER, REPOSITORY)
     value = _loads(file.read_bytes(), file)
-    require(
-        isinstance(value, dict),
-        file.name,
-        got=type(value).__name__,
-        expected="an object of names and values",
-        cure="Download it again.",
-    )
+    is_object = isinstance(value, dict)
+    require_in(file.name, is_object, type(value).__name__, "an object of names and values")
     return value
 
 
@@ -366,10 +301,8 @@ def _loads(data: bytes, file: Path) -> Any:
     def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         names = Counter(name for name, _ in pairs)
         for name in sorted(name for name, count in names.items() if count > 1):
-            raise ValueError(
-                f"{file.name}: got the name {name!r} twice, expected every name once. Which one is "
-                "meant cannot be known: download it again."
-            )
+            cure = "Which one is meant cannot be known: download it again."
+            require_in(file.name, False, f"the name {name!r} twice", "every name once", cure)
         return dict(pairs)
 
     try:

@@ -60,13 +60,16 @@ def read_decoder(
         _account_for_layers(read, recipe, layer)
     for index in range(sizes.depth, sizes.depth + recipe.num_mtp_layers):
         read.known.update(_layer_tensors(read, f"{names.prefix}{names.layer}.{index}."))
+    head_bias = None
+    if recipe.biases.head:
+        (head_bias,) = put(read.whole(f"{names.head}.bias", sizes.vocabulary))
     parts = {
         "embedding": rows if names.embedding_norm is None else _normed_rows(read, recipe, rows),
         "positions": _positions(read, recipe),
         "flow": ResidualFlow(layers, horizon=recipe.increment * sizes.depth, step=recipe.step),
         "norm": recipe.norm(read, names.last, sizes.width, sizes.norm_eps),
         "head": _head(read, recipe, rows, shape, holding),
-        "head_bias": _head_bias(read, recipe),
+        "head_bias": head_bias,
         "embedding_scale": recipe.embedding_scale,
         "logit_scale": recipe.logit_scale,
         "logit_cap": recipe.logit_cap,
@@ -116,12 +119,6 @@ def _alike(head: Rows, rows: Rows) -> bool:
     """Whether two matrices are both in this process's memory, and the same."""
     held = [isinstance(part, Array) and part.is_fully_addressable for part in (head, rows)]
     return all(held) and np.array_equal(np.asarray(head), np.asarray(rows))
-
-
-def _head_bias(read: Reader, recipe: Recipe) -> Array | None:
-    if not recipe.biases.head:
-        return None
-    return put(read.whole(f"{recipe.names.head}.bias", recipe.sizes.vocabulary))[0]
 
 
 def _normed_rows(read: Reader, recipe: Recipe, rows: Rows) -> Array:

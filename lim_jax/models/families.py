@@ -42,18 +42,11 @@ OTHER_LAYERS = {
 def recipe_of(config: Configuration) -> Recipe:
     """Return the recipe of a configuration's family, or raise ValueError if it is not supported."""
     family = config.get("model_type")
+    cure = "Write the network's field, and give influence a loss of your own."
     for kind, families in OTHER_LAYERS.items():
-        require_config(
-            family not in families,
-            f"model_type = {family!r} with {kind} layers",
-            "causal attention in every layer",
-            "Other layers have no causal attention kernel: write the network's field, and give "
-            "influence a loss of your own.",
-        )
-    require_config(
-        family in FAMILIES,
-        f"model_type = {family!r}",
-        " or ".join(FAMILIES),
-        "For other architectures write their field, and give influence a loss of your own.",
-    )
+        got = f"model_type = {family!r} with {kind} layers"
+        no_kernel = "Other layers have no causal attention kernel. "
+        expected = "causal attention in every layer"
+        require_config(family not in families, got, expected, no_kernel + cure)
+    require_config(family in FAMILIES, f"model_type = {family!r}", " or ".join(FAMILIES), cure)
     return FAMILIES[str(family)](config)

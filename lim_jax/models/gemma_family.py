@@ -1,4 +1,4 @@
-"""Gemma: norms with scales less one, embeddings scaled by the root of the width, caps."""
+"""Gemma: unit-offset norms, embeddings scaled by the root of the width, caps."""
 
 import math
 from typing import Any
@@ -20,7 +20,7 @@ BOTH_SIDES = Names(
 
 
 def gemma(config: Configuration) -> Recipe:
-    """Gemma: Llama with norms counted from one and scaled embeddings."""
+    """Gemma: Llama with unit-offset norms and scaled embeddings."""
     if config.get("hidden_activation") is not None:
         refuse_options(config, hidden_activation="gelu_pytorch_tanh")
     recipe = _gemma(config, sizes_of(config, head_dim=256), "hidden_act")
@@ -43,7 +43,7 @@ def gemma2(config: Configuration) -> Recipe:
 
 
 def gemma3_text(config: Configuration) -> Recipe:
-    """Gemma 3: norms of heads, five windows to one whole layer, a base of its own for each kind."""
+    """Gemma 3: norms of heads, five windows to one full layer, a rotary base for each kind."""
     # The publisher's own reader knows the cap of scores, and ignores it.
     refuse_options(config, attn_logit_softcapping=None)
     sizes = sizes_of(config, head_dim=256)

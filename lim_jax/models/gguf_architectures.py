@@ -4,25 +4,22 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from lim_jax._checks import described, require
+from lim_jax._checks import described
 from lim_jax.models.options import (
-    CURES,
+    CONVERT,
     GGUF,
     OTHER_NETWORK,
     Configuration,
     Options,
     get_int,
     get_positive,
+    require_in,
     require_option,
 )
 from lim_jax.models.rope_config import FULL, SLIDING, TRAINED, every
 
 Factors = Mapping[str, list[float]]
-OUTSIDE = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-}
+OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 LAYER = {
     "attn_norm": "input_layernorm",
     "ffn_norm": "post_attention_layernorm",
@@ -87,8 +84,15 @@ def _granite(options: Options, sizes: Options, stored: frozenset[str]) -> dict[s
     }  # fmt: skip
 
 
+def _experts(options: Options, *_: Any) -> dict[str, Any]:
+    return {
+        "num_local_experts": get_int(options, "expert_count"),
+        "num_experts_per_tok": get_int(options, "expert_used_count"),
+    }
+
+
 def _granitemoe(options: Options, sizes: Options, stored: frozenset[str]) -> dict[str, Any]:
-    return _granite(options, sizes, stored) | _experts(options, "num_local_experts")
+    return _granite(options, sizes, stored) | _experts(options)
 
 
 def _gemma2(options: Options, sizes: Options, stored: frozenset[str]) -> dict[str, Any]:
@@ -124,13 +128,9 @@ def _kinds(options: Options, sizes: Options, period: int) -> list[str]:
     pattern = options.get(name)
     if not isinstance(pattern, list):
         return list(every(get_int(options, name, period), depth))
-    require(
-        len(pattern) == depth and all(isinstance(flag, bool) for flag in pattern),
-        GGUF,
-        got=f"{name} = {pattern}",
-        expected=f"{depth} of True, where a layer slides, or False",
-        cure=CURES[GGUF],
-    )
+    flags = len(pattern) == depth and all(isinstance(flag, bool) for flag in pattern)
+    expected = f"{depth} of True, where a layer slides, or False"
+    require_in(GGUF, flags, f"{name} = {pattern}", expected)
     return [SLIDING if slides else FULL for slides in pattern]
 
 
@@ -143,29 +143,16 @@ def _phi3(options: Options, sizes: Options, stored: frozenset[str]) -> dict[str,
     }
 
 
-def _mixtral(options: Options, sizes: Options, stored: frozenset[str]) -> dict[str, Any]:
-    return _experts(options, "num_local_experts")
-
-
 def _qwen3moe(options: Options, sizes: Options, stored: frozenset[str]) -> dict[str, Any]:
     hidden = get_int(options, "expert_feed_forward_length")
-    experts = _experts(options, "num_experts")
-    return experts | {"moe_intermediate_size": hidden, "norm_topk_prob": True}
+    return _experts(options) | {"moe_intermediate_size": hidden, "norm_topk_prob": True}
 
 
 def _gpt_oss(options: Options, sizes: Options, stored: frozenset[str]) -> dict[str, Any]:
-    return _experts(options, "num_local_experts") | {
+    return _experts(options) | {
         "intermediate_size": get_int(options, "expert_feed_forward_length"),
         "sliding_window": get_int(options, "attention.sliding_window"),
         "layer_types": _kinds(options, sizes, 2),
-    }
-
-
-def _experts(options: Options, name: str) -> dict[str, Any]:
-    """Return how many experts there are, by the publisher's `name`, and how many a token has."""
-    return {
-        name: get_int(options, "expert_count"),
-        "num_experts_per_tok": get_int(options, "expert_used_count"),
     }
 
 
@@ -178,7 +165,7 @@ GPT_OSS_EXPERTS = {
 }
 OF_MIXTRAL, OF_GRANITE = "block_sparse_moe.experts.{}.", "block_sparse_moe."
 MIXTRAL = Architecture(
-    "mixtral", LAYER | {"ffn_gate_inp": "block_sparse_moe.gate"}, _mixtral, interleaved=True,
+    "mixtral", LAYER | {"ffn_gate_inp": "block_sparse_moe.gate"}, _experts, interleaved=True,
     experts={
         "ffn_gate_exps": f"{OF_MIXTRAL}w1", "ffn_up_exps": f"{OF_MIXTRAL}w3",
         "ffn_down_exps": f"{OF_MIXTRAL}w2",
@@ -268,17 +255,17 @@ def _scaling(options: Options, architecture: Architecture, factors: Factors) -> 
     known = ("longrope",) if LONG in factors else ("none", "linear", "yarn")
     kind = "longrope" if kind == "none" and LONG in factors else kind
     known = ("none",) if FREQUENCIES in factors else known
-    require(
-        kind in known,
-        GGUF,
-        got=f"rope.scaling.type = {kind}",
-        expected=" or ".join(known),
-        cure="Other scalings of rotary positions are not known here.",
-    )
+    cure = "Other scalings of rotary positions are not known here."
+    require_in(GGUF, kind in known, f"rope.scaling.type = {kind}", " or ".join(known), cure)
     if FREQUENCIES in factors:
         return {"rope_type": "factors", "factors": factors[FREQUENCIES]}
     if kind == "longrope":
-        return _longrope(options, factors)
+        require_in(GGUF, SHORT in factors, f"{LONG}.weight, and no {SHORT}.weight", "both")
+        return {
+            "rope_type": "longrope", "long_factor": factors[LONG], "short_factor": factors[SHORT],
+            "attention_factor": get_positive(options, "rope.scaling.attn_factor", 1.0),
+            TRAINED: _trained(options),
+        }  # fmt: skip
     if kind == "yarn":
         return _yarn(options, architecture)
     if kind == "linear" and factor:
@@ -287,24 +274,14 @@ def _scaling(options: Options, architecture: Architecture, factors: Factors) -> 
     return {"rope_type": "default"}
 
 
-def _longrope(options: Options, factors: Factors) -> dict[str, Any]:
-    got = f"{LONG}.weight, and no {SHORT}.weight"
-    require(SHORT in factors, GGUF, got=got, expected="both", cure=CURES[GGUF])
-    return {
-        "rope_type": "longrope", "long_factor": factors[LONG], "short_factor": factors[SHORT],
-        "attention_factor": get_positive(options, "rope.scaling.attn_factor", 1.0),
-        TRAINED: _trained(options),
-    }  # fmt: skip
-
-
 def _yarn(options: Options, architecture: Architecture) -> dict[str, Any]:
     for name in ("rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor"):
-        require(
-            options.get(name) is None,
+        require_in(
             GGUF,
-            got=f"{name} = {described(options.get(name))} of a yarn scaling",
-            expected="none, by which it is YaRN's own",
-            cure="Readers disagree whether it stands for YaRN's own or multiplies that: take the "
+            options.get(name) is None,
+            f"{name} = {described(options.get(name))} of a yarn scaling",
+            "none, by which it is YaRN's own",
+            "Readers disagree whether it stands for YaRN's own or multiplies that: take the "
             "publisher's folder with safetensors.",
         )
     scaling = {
@@ -329,13 +306,10 @@ def _rotary_dim(options: Options, head_dim: int, architecture: Architecture) -> 
 
 def _require_factors(factors: Factors, count: int) -> None:
     for name, numbers in factors.items():
-        require(
-            len(numbers) == count and all(0 < factor < math.inf for factor in numbers),
-            f"{name}.weight",
-            got=f"{len(numbers)} numbers, of which the least is {min(numbers, default=None)}",
-            expected=f"{count} positive ones, one for each frequency",
-            cure=CURES[GGUF],
-        )
+        fits = len(numbers) == count and all(0 < factor < math.inf for factor in numbers)
+        got = f"{len(numbers)} numbers, of which the least is {min(numbers, default=None)}"
+        expected = f"{count} positive ones, one for each frequency"
+        require_in(f"{name}.weight", fits, got, expected, CONVERT)
 
 
 def _trained(options: Options) -> int:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import lazy_loader
 import numpy as np
 
-from lim_jax._checks import AnyPath, as_path, require, require_extra
+from lim_jax._checks import require_extra
 from lim_jax.models.checkpoint import Rows, gathered, require_shape, require_tensor
 from lim_jax.models.gguf_architectures import (
     ARCHITECTURES,
@@ -27,7 +27,7 @@ from lim_jax.models.gguf_architectures import (
     architecture_of,
     published_config,
 )
-from lim_jax.models.options import Configuration
+from lim_jax.models.options import Configuration, require_in
 
 gguf: Any = lazy_loader.load("gguf")  # of the extra; the rest does without
 FACTORS = (FREQUENCIES, LONG, SHORT)
@@ -107,20 +107,14 @@ def _deinterleaved(rows: np.ndarray, heads: int) -> np.ndarray:
     return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(rows.shape)
 
 
-def opened_gguf(file: AnyPath) -> tuple[Any, dict[str, Any]]:
+def opened_gguf(file: Path) -> tuple[Any, dict[str, Any]]:
     """Return the gguf package's reader of a file, and the file's options by name.
 
     Raise ModuleNotFoundError without the package, and ValueError if the file is broken.
     """
     require_extra("gguf", "models")
-    file = as_path(file, "file")
-    require(
-        file.is_file(),
-        "file",
-        got=f"no file {file}",
-        expected="a GGUF file",
-        cure="Pass the path of the file itself.",
-    )
+    cure = "Pass the path of the file itself."
+    require_in("file", file.is_file(), f"no file {file}", "a GGUF file", cure)
     about = file.stat()
     try:
         reader, options = _read_header(file, about.st_size, about.st_mtime_ns)
@@ -154,22 +148,17 @@ def _reader() -> Any:
     return type("Reader", (gguf.GGUFReader,), {"data": property(lambda self: self.bytes, given)})
 
 
-def open_gguf(file: AnyPath) -> GGUFCheckpoint:
+def open_gguf(file: Path) -> GGUFCheckpoint:
     """Look through a GGUF file of one of `gguf_architectures.ARCHITECTURES`.
 
     Raise ModuleNotFoundError without the package gguf, and ValueError if the file is broken, or its
     architecture or an option is unknown.
     """
-    file, (reader, options) = as_path(file, "file"), opened_gguf(file)
+    reader, options = opened_gguf(file)
     _require_whole_model(file, options)
     name = options.get("general.architecture")
-    require(
-        name in ARCHITECTURES,
-        file.name,
-        got=f"the architecture {name!r}",
-        expected=" or ".join(ARCHITECTURES),
-        cure="Take the publisher's folder with safetensors.",
-    )
+    got, cure = f"the architecture {name!r}", "Take the publisher's folder with safetensors."
+    require_in(file.name, name in ARCHITECTURES, got, " or ".join(ARCHITECTURES), cure)
     own = {k.removeprefix(f"{name}."): v for k, v in options.items() if k.startswith(f"{name}.")}
     stored = {tensor.name: _stored(tensor) for tensor in reader.tensors}
     factors = {}
@@ -187,13 +176,9 @@ def open_gguf(file: AnyPath) -> GGUFCheckpoint:
 def _require_whole_model(file: Path, options: Mapping[str, Any]) -> None:
     """Raise ValueError at adapters, parts that read images, and one file of several."""
     for name, usual in (("general.type", "model"), ("split.count", 1)):
-        require(
-            options.get(name, usual) in (usual, 0),
-            file.name,
-            got=f"{name} = {options.get(name)}",
-            expected=f"{usual}: a whole model in one file",
-            cure="Merge an adapter, or the files, by llama.cpp's own programs.",
-        )
+        got, expected = f"{name} = {options.get(name)}", f"{usual}: a whole model in one file"
+        cure = "Merge an adapter, or the files, by llama.cpp's own programs."
+        require_in(file.name, options.get(name, usual) in (usual, 0), got, expected, cure)
 
 
 def _stored(tensor: Any) -> _Stored:

@@ -46,17 +46,25 @@ def biased(
 
 
 OF_GPT2 = SizeNames("n_embd", "n_layer", "n_head", "n_inner", "layer_norm_epsilon")
+LAYER_NORM_EPS = SizeNames(norm_eps="layer_norm_eps")
+GPT_NAMES = Names(
+    prefix="transformer.", embedding="wte", positions="wpe", layer="h", up="c_fc", down="c_proj",
+    before_attention="ln_1", before_network="ln_2", last="ln_f",
+)  # fmt: skip
+FALCON_NAMES = Names(
+    prefix="transformer.", embedding="word_embeddings", layer="h", last="ln_f",
+    fused_qkv="self_attention.query_key_value", output="self_attention.dense",
+    up="dense_h_to_4h", down="dense_4h_to_h",
+)  # fmt: skip
 
 
 def gpt2(config: Configuration) -> Recipe:
-    """GPT-2: learned places, layer norms, matrices from the input to the output side."""
+    """GPT-2: learned positions, layer norms, transposed matrices."""
     refuse_options(config, scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False)
     sizes = sizes_of(config, OF_GPT2, norm_eps=1e-5)
-    names = Names(
-        prefix="transformer.", embedding="wte", positions="wpe", layer="h", fused_qkv="attn.c_attn",
-        output="attn.c_proj", up="c_fc", down="c_proj", before_attention="ln_1",
-        before_network="ln_2", last="ln_f", ignored=("attn.bias", "attn.masked_bias"),
-    )  # fmt: skip
+    names = GPT_NAMES._replace(
+        fused_qkv="attn.c_attn", output="attn.c_proj", ignored=("attn.bias", "attn.masked_bias")
+    )
     return biased(
         config, sizes, sizes.depth * (Span(),), names, projections=parts.fused_qkv, transposed=True,
         num_positions=get_int(config, "n_positions"),
@@ -64,15 +72,15 @@ def gpt2(config: Configuration) -> Recipe:
 
 
 def gpt_neox(config: Configuration) -> Recipe:
-    """GPT-NeoX and Pythia: rotary positions on a part of each head, an own head of words.
+    """GPT-NeoX and Pythia: rotary positions on a part of each head, an untied head.
 
     Its parallel blocks are exactly the paper's one-field recursion (`eq:discrete-residual`) at unit
     increment; where ``use_parallel_residual`` is false, layers are split.
     """
     refuse_options(config, attention_bias=True)
-    sizes = sizes_of(config, SizeNames(norm_eps="layer_norm_eps"), norm_eps=1e-5)
+    sizes = sizes_of(config, LAYER_NORM_EPS, norm_eps=1e-5)
     part = config.get("rotary_pct", 0.25)
-    refuse_options(config, partial_rotary_factor=part)  # which the publisher's reader passes over
+    refuse_options(config, partial_rotary_factor=part)  # the publisher's reader ignores it
     of_layers = rotary_spans(config, sizes, base="rotary_emb_base", default_part=part)
     names = Names(
         prefix="gpt_neox.", embedding="embed_in", fused_qkv="attention.query_key_value",
@@ -88,15 +96,14 @@ def gpt_neox(config: Configuration) -> Recipe:
 
 
 def gptj(config: Configuration) -> Recipe:
-    """GPT-J: parallel blocks behind one norm, of which neighbouring features turn."""
+    """GPT-J: parallel blocks behind one norm, interleaved rotary features."""
     refuse_options(config, rotary=True, scale_attn_weights=True)
     sizes = sizes_of(config, OF_GPT2, norm_eps=1e-5)
     part = get_int(config, "rotary_dim", 64) / sizes.head_dim
     rotary = rotary_of({}, sizes.head_dim, default_part=part)
-    names = Names(
-        prefix="transformer.", embedding="wte", layer="h", query="attn.q_proj", key="attn.k_proj",
-        value="attn.v_proj", output="attn.out_proj", up="fc_in", down="fc_out",
-        before_attention="ln_1", before_network="ln_1", last="ln_f",
+    names = GPT_NAMES._replace(
+        positions=None, query="attn.q_proj", key="attn.k_proj", value="attn.v_proj",
+        output="attn.out_proj", up="fc_in", down="fc_out", before_network="ln_1",
         ignored=("attn.bias", "attn.masked_bias", "attn.embed_positions"),
     )  # fmt: skip
     return biased(
@@ -106,25 +113,22 @@ def gptj(config: Configuration) -> Recipe:
 
 
 def gpt_neo(config: Configuration) -> Recipe:
-    """GPT-Neo: learned places, scores that are not scaled, every other layer in a window."""
-    options = SizeNames("hidden_size", "num_layers", "num_heads", "intermediate_size",
-                      "layer_norm_epsilon")  # fmt: skip
-    sizes = sizes_of(config, options, norm_eps=1e-5)
-    kinds = [kind for pattern, times in config.get("attention_types") or [[["global", "local"], 12]]
-             for kind in times * pattern]  # fmt: skip
+    """GPT-Neo: learned positions, unscaled scores, every other layer in a window."""
+    size_names = SizeNames(
+        depth="num_layers", heads="num_heads", norm_eps="layer_norm_epsilon"
+    )  # fmt: skip
+    sizes = sizes_of(config, size_names, norm_eps=1e-5)
+    types = config.get("attention_types") or [[["global", "local"], 12]]
+    kinds = [kind for pattern, times in types for kind in times * pattern]
     kinds = config.get("attention_layers") or kinds
-    require_config(
-        len(kinds) == sizes.depth and set(kinds) <= {"global", "local"},
-        f"attention_types = {described(config.get('attention_types'))}",
-        f"{sizes.depth} layers, global or local",
-    )
+    fits = len(kinds) == sizes.depth and set(kinds) <= {"global", "local"}
+    got = f"attention_types = {described(config.get('attention_types'))}"
+    require_config(fits, got, f"{sizes.depth} layers, global or local")
     window = get_int(config, "window_size", 256)
     of_layers = tuple(Span(window if kind == "local" else None) for kind in kinds)
     at = "attn.attention"
-    names = Names(
-        prefix="transformer.", embedding="wte", positions="wpe", layer="h", query=f"{at}.q_proj",
-        key=f"{at}.k_proj", value=f"{at}.v_proj", output=f"{at}.out_proj", up="c_fc",
-        down="c_proj", before_attention="ln_1", before_network="ln_2", last="ln_f",
+    names = GPT_NAMES._replace(
+        query=f"{at}.q_proj", key=f"{at}.k_proj", value=f"{at}.v_proj", output=f"{at}.out_proj",
         ignored=(f"{at}.bias", f"{at}.masked_bias"),
     )  # fmt: skip
     return biased(
@@ -134,7 +138,7 @@ def gpt_neo(config: Configuration) -> Recipe:
 
 
 def opt(config: Configuration) -> Recipe:
-    """OPT: learned places, of which the first two are no token's."""
+    """OPT: learned positions, of which the first two are unused."""
     sizes = sizes_of(config, SizeNames(intermediate_size="ffn_dim"))._replace(norm_eps=1e-5)
     refuse_options(
         config, do_layer_norm_before=True, _remove_final_layer_norm=False, enable_bias=True,
@@ -152,26 +156,22 @@ def opt(config: Configuration) -> Recipe:
 
 
 def bloom(config: Configuration) -> Recipe:
-    """BLOOM: scores that fall with the distance, embeddings that are normalised."""
+    """BLOOM: ALiBi, normalised embeddings."""
     refuse_options(config, apply_residual_connection_post_layernorm=False)
     width = "hidden_size" if config.get("n_embed") is None else "n_embed"
     sizes = sizes_of(
         config, SizeNames(width, "n_layer", "n_head", None, "layer_norm_epsilon"), norm_eps=1e-5
     )
-    names = Names(
-        prefix="transformer.", embedding="word_embeddings",
-        embedding_norm="word_embeddings_layernorm", layer="h",
-        fused_qkv="self_attention.query_key_value", output="self_attention.dense",
-        up="dense_h_to_4h", down="dense_4h_to_h", last="ln_f",
-    )  # fmt: skip
+    names = FALCON_NAMES._replace(embedding_norm="word_embeddings_layernorm")
+    alibi = Span(places=Alibi(parts.alibi_slopes(sizes.heads)))
     return biased(
-        config, sizes, sizes.depth * (Span(places=Alibi(parts.alibi_slopes(sizes.heads))),), names,
+        config, sizes, sizes.depth * (alibi,), names,
         projections=parts.fused_qkv_by_group, activation=bloom_gelu,
     )  # fmt: skip
 
 
 def falcon(config: Configuration) -> Recipe:
-    """Falcon: parallel blocks behind one norm or two, one group of keys or several."""
+    """Falcon: parallel blocks behind one norm or two, one key head or several."""
     refuse_options(config, alibi=False, apply_residual_connection_post_layernorm=False)
     size_names = SizeNames(
         intermediate_size="ffn_hidden_size", norm_eps="layer_norm_epsilon",
@@ -179,8 +179,8 @@ def falcon(config: Configuration) -> Recipe:
     )  # fmt: skip
     sizes = sizes_of(config, size_names, norm_eps=1e-5)
     refuse_options(config, ff_factor=sizes.intermediate_size / sizes.width)
-    new, parallel = (bool(config.get(name, usual)) for name, usual in (
-        ("new_decoder_architecture", False), ("parallel_attn", True)))  # fmt: skip
+    new = bool(config.get("new_decoder_architecture", False))
+    parallel = bool(config.get("parallel_attn", True))
     one_group = bool(config.get("multi_query", True)) and not new
     if not new:
         sizes = sizes._replace(num_kv_heads=1 if one_group else sizes.heads)
@@ -189,12 +189,7 @@ def falcon(config: Configuration) -> Recipe:
     before = ("ln_attn", "ln_mlp") if two else ("input_layernorm", "input_layernorm")
     before = before if parallel or new else ("input_layernorm", "post_attention_layernorm")
     refuse_options({"parallel_attn": parallel or not new}, parallel_attn=True)
-    names = Names(
-        prefix="transformer.", embedding="word_embeddings", layer="h",
-        fused_qkv="self_attention.query_key_value", output="self_attention.dense",
-        up="dense_h_to_4h", down="dense_4h_to_h", before_attention=before[0],
-        before_network=before[1], last="ln_f",
-    )  # fmt: skip
+    names = FALCON_NAMES._replace(before_attention=before[0], before_network=before[1])
     everywhere = bool(config.get("bias", False))
     return biased(
         config, sizes, rotary_spans(config, sizes), names,
@@ -205,9 +200,9 @@ def falcon(config: Configuration) -> Recipe:
 
 
 def phi(config: Configuration) -> Recipe:
-    """Phi-1.5 and 2: parallel blocks behind one norm, half of each head turns."""
+    """Phi-1.5 and 2: parallel blocks behind one norm, half of each head is rotated."""
     refuse_options(config, qk_layernorm=False)
-    sizes = sizes_of(config, SizeNames(norm_eps="layer_norm_eps"), norm_eps=1e-5)
+    sizes = sizes_of(config, LAYER_NORM_EPS, norm_eps=1e-5)
     names = Names(
         output="self_attn.dense", up="fc1", down="fc2", before_network="input_layernorm",
         last="final_layernorm",
@@ -236,8 +231,8 @@ def starcoder2(config: Configuration) -> Recipe:
 
 
 def stablelm(config: Configuration) -> Recipe:
-    """StableLM: Llama with layer norms, and a quarter of each head turns."""
-    sizes = sizes_of(config, SizeNames(norm_eps="layer_norm_eps"), norm_eps=1e-5)
+    """StableLM: Llama with layer norms, and a quarter of each head is rotated."""
+    sizes = sizes_of(config, LAYER_NORM_EPS, norm_eps=1e-5)
     names = Names(query_norm="self_attn.q_layernorm", key_norm="self_attn.k_layernorm")
     parallel = bool(config.get("use_parallel_residual", False))
     if parallel:
@@ -252,7 +247,7 @@ def stablelm(config: Configuration) -> Recipe:
 
 
 def nemotron(config: Configuration) -> Recipe:
-    """Nemotron: layer norms counted from one, squared ReLU without gates, half of a head turns."""
+    """Nemotron: unit-offset layer norms, squared ReLU without gates, half of each head rotated."""
     sizes = sizes_of(config, SizeNames(norm_eps="norm_eps"), norm_eps=1e-5)
     refuse_options(config, kv_channels=sizes.head_dim, layer_norm_eps=sizes.norm_eps)
     return llama_like(
@@ -262,16 +257,16 @@ def nemotron(config: Configuration) -> Recipe:
 
 
 def cohere(config: Configuration) -> Recipe:
-    """Command R: parallel blocks behind one norm without shift, logits that are scaled."""
-    sizes = sizes_of(config, SizeNames(norm_eps="layer_norm_eps"), norm_eps=1e-5)
+    """Command R: parallel blocks behind one norm without shift, scaled logits."""
+    sizes = sizes_of(config, LAYER_NORM_EPS, norm_eps=1e-5)
     of_layers = rotary_spans(config, sizes, default=500_000.0)
     normed = parts.per_head_norm if config.get("use_qk_norm", False) else None
     return _cohere(config, sizes, of_layers, head_norm=normed)
 
 
 def cohere2(config: Configuration) -> Recipe:
-    """Command R7B: windows in all but every fourth layer, which sees all and knows no places."""
-    sizes = sizes_of(config, SizeNames(norm_eps="layer_norm_eps"), norm_eps=1e-5)
+    """Command R7B: windows in all but every fourth layer, which is full and without positions."""
+    sizes = sizes_of(config, LAYER_NORM_EPS, norm_eps=1e-5)
     period = get_int(config, "sliding_window_pattern", 4)
     config.ignore("_sliding_window_pattern")  # it repeats layer_types
     refuse_options(

@@ -7,13 +7,7 @@ from typing import Any
 from jaxtyping import Array
 
 from lim_jax.models import parts
-from lim_jax.models.options import (
-    Configuration,
-    get_choice,
-    get_int,
-    get_positive,
-    refuse_options,
-)
+from lim_jax.models.options import Configuration, get_choice, get_int, get_positive, refuse_options
 from lim_jax.models.reading import ACTIVATIONS
 from lim_jax.models.recipe import Biases, Names, Recipe, Sizes, sizes_of
 from lim_jax.models.rope_config import (
@@ -108,7 +102,7 @@ def llama(config: Configuration) -> Recipe:
 
 
 def mistral(config: Configuration) -> Recipe:
-    """Mistral: Llama without biases; a sliding window of 4,096 tokens, or where it is null none."""
+    """Mistral: Llama without biases; a sliding window of 4,096 tokens, or none where it is null."""
     sizes = sizes_of(config)
     slides = config.get("sliding_window", WINDOW) is not None
     kinds = layer_kinds(config, sizes.depth, *sizes.depth * [SLIDING if slides else FULL])
@@ -136,14 +130,14 @@ def qwen3(config: Configuration) -> Recipe:
 
 
 def seed_oss(config: Configuration) -> Recipe:
-    """Seed-OSS: Llama with biases of queries, keys and values, and of the output where it says."""
+    """Seed-OSS: Llama with biases of queries, keys and values, and optionally of the output."""
     sizes = sizes_of(config, head_dim=128)
     biases = biases_of(config, output="attention_out_bias", default=True)
     return llama_like(config, sizes, biases=biases)
 
 
 def ernie4_5(config: Configuration) -> Recipe:
-    """ERNIE 4.5: Llama whose neighbouring features turn together."""
+    """ERNIE 4.5: Llama with interleaved rotary features."""
     biased = bool(config.get("use_bias", False))
     biases, sizes = Biases(biased, biased, biased), sizes_of(config, norm_eps=1e-5, head_dim=128)
     of_layers = rotary_spans(config, sizes, default=500_000.0)
@@ -151,7 +145,7 @@ def ernie4_5(config: Configuration) -> Recipe:
 
 
 def hunyuan_v1_dense(config: Configuration) -> Recipe:
-    """Hunyuan dense: Llama with norms of heads after these have turned."""
+    """Hunyuan dense: Llama with norms of heads after the rotation."""
     sizes, rope = sizes_of(config, norm_eps=1e-5), rope_options(config)
     refuse_options(
         config, use_qk_norm=True, use_rotary_pos_emb=True, use_cla=False,
@@ -175,7 +169,7 @@ def hunyuan_v1_dense(config: Configuration) -> Recipe:
 
 
 def helium(config: Configuration) -> Recipe:
-    """Helium: Llama whose neighbouring features turn together."""
+    """Helium: Llama with interleaved rotary features."""
     sizes = sizes_of(config, norm_eps=1e-8, head_dim=128)
     of_layers = rotary_spans(config, sizes, default=100_000.0)
     biases = biases_of(config, output=None)
@@ -183,7 +177,7 @@ def helium(config: Configuration) -> Recipe:
 
 
 def smollm3(config: Configuration) -> Recipe:
-    """SmolLM3: Llama of which every fourth layer knows no places."""
+    """SmolLM3: Llama without positions in every fourth layer."""
     sizes = sizes_of(config)
     rotary = rotary_of(config, sizes.head_dim, default=2_000_000.0)
     slides = config.get("use_sliding_window", False)
@@ -221,7 +215,7 @@ def multipliers(config: Configuration) -> dict[str, Any]:
 
 
 def phi3(config: Configuration) -> Recipe:
-    """Phi-3, 3.5 and 4: Llama whose projections, and whose gates, stand in one matrix each."""
+    """Phi-3, 3.5 and 4: Llama with one fused matrix of projections, and one of gates."""
     refuse_options(
         config, attention_bias=False, mlp_bias=False, lm_head_bias=False, full_attn_mod=1,
         interpolate_factor=1,
@@ -238,7 +232,7 @@ def phi3(config: Configuration) -> Recipe:
 
 
 def exaone4(config: Configuration) -> Recipe:
-    """EXAONE 4: norms after sublayers and of heads; where some slide, only these turn."""
+    """EXAONE 4: norms after sublayers and of heads; with windows, positions there alone."""
     sizes = sizes_of(config, norm_eps=1e-5)
     window = config.get("sliding_window", WINDOW)
     period = config.get("sliding_window_pattern", 4)
@@ -282,7 +276,7 @@ def olmo3(config: Configuration) -> Recipe:
 
 
 def glm(config: Configuration) -> Recipe:
-    """GLM: half of each head turns, by neighbouring features; gates stand in one matrix."""
+    """GLM: half of each head is rotated, interleaved; a fused matrix of gates."""
     sizes = sizes_of(config, norm_eps=1.5625e-7, head_dim=128)
     of_layers = rotary_spans(config, sizes, default_part=0.5)
     biases = Biases(qkv=bool(config.get("attention_bias", True)))
@@ -293,7 +287,7 @@ def glm(config: Configuration) -> Recipe:
 
 
 def glm4(config: Configuration) -> Recipe:
-    """GLM-4: GLM with norms after sublayers besides."""
+    """GLM-4: GLM with further norms after sublayers."""
     after = {"after_attention": "post_self_attn_layernorm", "after_network": "post_mlp_layernorm"}
     recipe = glm(config)
     return recipe._replace(names=recipe.names._replace(**after))

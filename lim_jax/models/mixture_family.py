@@ -54,7 +54,7 @@ REPEATED = (
 
 
 def afmoe(config: Configuration) -> Recipe:
-    """Trinity: attention's output is gated; norms on both sides of sublayers; only windows turn."""
+    """Trinity: gated attention; norms on both sides of sublayers; positions in windows alone."""
     refuse_options(
         config, n_group=1, topk_group=1, num_expert_groups=1, num_limited_groups=1,
         score_func="sigmoid", route_norm=True,
@@ -88,7 +88,7 @@ def afmoe(config: Configuration) -> Recipe:
 
 
 def mixtral(config: Configuration) -> Recipe:
-    """Mixtral: Mistral with experts in place of its network."""
+    """Mixtral: Mistral with experts."""
     sizes = sizes_of(config, norm_eps=1e-5)
     slides = config.get("sliding_window") is not None
     seen = sliding(config, sizes, sizes.depth * (SLIDING if slides else FULL,), default=1e6)
@@ -102,7 +102,7 @@ def mixtral(config: Configuration) -> Recipe:
 
 
 def qwen3_moe(config: Configuration) -> Recipe:
-    """Qwen 3 with experts, in all layers but those that it names."""
+    """Qwen 3 with experts, in all layers but those that the configuration names."""
     sizes = sizes_of(config)
     slides = config.get("use_sliding_window", False)
     config.ignore("max_window_layers")  # all layers slide, or none
@@ -124,7 +124,7 @@ def qwen3_moe(config: Configuration) -> Recipe:
 
 
 def granitemoe(config: Configuration) -> Recipe:
-    """Granite with experts in place of its network."""
+    """Granite with experts."""
     sizes = sizes_of(config)
     experts = Mixture(
         get_int(config, "num_local_experts", 8), sizes.intermediate_size, Routing(_top(config, 2)),
@@ -158,7 +158,7 @@ def gpt_oss(config: Configuration) -> Recipe:
 
 
 def llama4_text(config: Configuration) -> Recipe:
-    """Llama 4: stretches of 8,192 tokens that turn, and layers that see all and know no places."""
+    """Llama 4: rotary layers in chunks of 8,192 tokens, and full layers without positions."""
     sizes = sizes_of(config, norm_eps=1e-5, head_dim=128)
     rotated = config.get("no_rope_layers") or [
         int((k + 1) % config.get("no_rope_layer_interval", 4) != 0) for k in range(sizes.depth)
@@ -251,11 +251,10 @@ def _require_open(routing: Routing, count: int) -> None:
     Else the choice among closed experts would be arbitrary.
     """
     fits = count % routing.groups == 0 and routing.kept <= routing.groups
-    require_config(
-        fits and routing.top <= count // routing.groups * routing.kept,
-        f"{routing.top} of {count} experts in {routing.kept} of {routing.groups} groups",
-        "groups that share the experts, of which the open ones hold that many",
-    )
+    fits = fits and routing.top <= count // routing.groups * routing.kept
+    got = f"{routing.top} of {count} experts in {routing.kept} of {routing.groups} groups"
+    expected = "groups that share the experts, of which the open ones hold that many"
+    require_config(fits, got, expected)
 
 
 def _yarn_scale(size: int, rope: Options) -> float | None:

@@ -6,18 +6,15 @@ by name, and no other tensor is.
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
-
-from lim_jax._checks import require
-from lim_jax.models.checkpoint import Checkpoint, Rows
+from lim_jax.models.checkpoint import Checkpoint
 from lim_jax.models.options import (
     Configuration,
     refuse_other_architectures,
     refuse_unknown,
     require_config,
+    require_in,
     require_option,
 )
 
@@ -48,33 +45,7 @@ NEWER = re.compile(r"model\.language_model\.(.+)")
 SAVE_TEXT = "Save the text's model by itself, and load that."
 
 
-class TextPart(NamedTuple):
-    """The text model of a checkpoint, with the interface of `checkpoint.Checkpoint`."""
-
-    whole: Checkpoint
-    config: Configuration
-    files: Mapping[str, str]  # from a text model's names to the checkpoint's
-
-    def read(self, name: str, shape: tuple[int, ...], dtype: str = "float32") -> np.ndarray:
-        """Read one tensor."""
-        return self.whole.read(self.files.get(name, name), shape, dtype)
-
-    def rows(self, name: str, shape: tuple[int, ...]) -> Rows:
-        """Return a function that reads some rows of one tensor."""
-        return self.whole.rows(self.files.get(name, name), shape)
-
-    @property
-    def paths(self) -> list[Path]:
-        """The files that hold the weights."""
-        return self.whole.paths
-
-    @property
-    def precisions(self) -> set[str]:
-        """The precisions of all matrices, by the files' names for them."""
-        return self.whole.precisions
-
-
-def text_part(checkpoint: Checkpoint) -> Checkpoint | TextPart:
+def text_part(checkpoint: Checkpoint) -> Checkpoint:
     """Return the text model of a multimodal folder, or the checkpoint itself if it is text's.
 
     Raise ValueError if the family or an option is unknown, or a tensor is neither the text's nor
@@ -84,12 +55,8 @@ def text_part(checkpoint: Checkpoint) -> Checkpoint | TextPart:
     if config.get(TEXT) is None:
         return checkpoint
     family, inner = config.get("model_type"), config[TEXT]
-    require_config(
-        family in MULTIMODAL,
-        f"model_type = {family!r} with {TEXT}",
-        " or ".join(MULTIMODAL),
-        SAVE_TEXT,
-    )
+    got = f"model_type = {family!r} with {TEXT}"
+    require_config(family in MULTIMODAL, got, " or ".join(MULTIMODAL), SAVE_TEXT)
     is_object = isinstance(inner, Mapping)
     require_option(config, TEXT, inner, is_object, "an object of names and values")
     refuse_other_architectures(config, str(family))
@@ -98,7 +65,10 @@ def text_part(checkpoint: Checkpoint) -> Checkpoint | TextPart:
     tied = {TIED: config.get(TIED, defaults[TIED])}
     config.ignore(*IMAGES)
     refuse_unknown(config)
-    return TextPart(checkpoint, Configuration({**defaults, **inner, **tied}), _texts(checkpoint))
+    texts = Configuration({**defaults, **inner, **tied})
+    aliases = _texts(checkpoint)
+    files = {name: checkpoint.files[stored] for name, stored in aliases.items()}
+    return checkpoint._replace(config=texts, files=files, aliases=aliases)
 
 
 def _texts(checkpoint: Checkpoint) -> dict[str, str]:
@@ -108,13 +78,9 @@ def _texts(checkpoint: Checkpoint) -> dict[str, str]:
         if OF_IMAGES.match(stored):
             continue
         name = _of_text(stored)
-        require(
-            name not in tensors,
-            "tensors",
-            got=f"{stored} and {tensors.get(name)}",
-            expected="every tensor of the text once",
-            cure="Which one is meant cannot be known: download it again.",
-        )
+        got = f"{stored} and {tensors.get(name)}"
+        cure = "Which one is meant cannot be known: download it again."
+        require_in("tensors", name not in tensors, got, "every tensor of the text once", cure)
         tensors[name] = stored
     return tensors
 
@@ -122,11 +88,11 @@ def _texts(checkpoint: Checkpoint) -> dict[str, str]:
 def _of_text(stored: str) -> str:
     """Return the name that a text model gives a tensor of the text."""
     older, newer = OLDER.fullmatch(stored), NEWER.fullmatch(stored)
-    require(
-        bool(older or newer or stored.startswith("lm_head.")),
+    require_in(
         "tensors",
-        got=f"{stored}, which is neither the text's nor known to be of images",
-        expected="those of language_model, vision_tower, vision_model and multi_modal_projector",
-        cure=SAVE_TEXT,
+        bool(older or newer or stored.startswith("lm_head.")),
+        f"{stored}, which is neither the text's nor known to be of images",
+        "those of language_model, vision_tower, vision_model and multi_modal_projector",
+        SAVE_TEXT,
     )
     return older[1] if older else f"model.{newer[1]}" if newer else stored

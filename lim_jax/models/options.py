@@ -6,6 +6,7 @@ An option that nobody reads would silently give another network than the publish
 import math
 import re
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from lim_jax._checks import described, require
@@ -52,7 +53,7 @@ SUPPORTED = {
 }
 Options = Mapping[str, Any]
 CONFIG, GGUF = "config.json", "GGUF"  # the files that errors name
-CURES = {CONFIG: "Download it again.", GGUF: "Convert the publisher's folder again."}
+DOWNLOAD, CONVERT = "Download it again.", "Convert the publisher's folder again."
 OTHER_NETWORK = "It may change the network, whose numbers would be others than the publisher's."
 
 
@@ -85,20 +86,22 @@ class Configuration(Mapping[str, Any]):
         self.asked.update(names)
 
 
+def require_in(source: str, holds: bool, got: str, expected: str, cure: str = "") -> None:
+    """Raise ValueError about a file or a tensor, unless `holds`."""
+    cure = cure or (CONVERT if source == GGUF else DOWNLOAD)
+    require(holds, source, got=got, expected=expected, cure=cure)
+
+
+require_config = partial(require_in, CONFIG)
+
+
 def require_option(
     config: Options, name: str, value: Any, holds: bool, expected: str, cure: str = ""
 ) -> Any:
     """Return the value of an option if it `holds`, else raise ValueError."""
     file = getattr(config, "file", CONFIG)  # nested options are plain mappings of config.json
-    require(
-        holds, file, got=f"{name} = {described(value)}", expected=expected, cure=cure or CURES[file]
-    )
+    require_in(file, holds, f"{name} = {described(value)}", expected, cure)
     return value
-
-
-def require_config(holds: bool, got: str, expected: str, cure: str = CURES[CONFIG]) -> None:
-    """Raise ValueError about config.json, unless `holds`."""
-    require(holds, CONFIG, got=got, expected=expected, cure=cure)
 
 
 def refuse_unknown(config: Configuration) -> None:

@@ -54,12 +54,8 @@ def quantisation_of(config: Options) -> Quantisation | None:
     if stated is None:
         return None
     scheme = stated.get("quant_method") if isinstance(stated, Mapping) else None
-    require_config(
-        scheme in SUPPORTED,
-        f"quantization_config of quant_method = {described(scheme)}",
-        " or ".join(SUPPORTED),
-        HALF_PRECISION,
-    )
+    got = f"quantization_config of quant_method = {described(scheme)}"
+    require_config(scheme in SUPPORTED, got, " or ".join(SUPPORTED), HALF_PRECISION)
     supported = dict(SUPPORTED[str(scheme)])
     if scheme == "fp8":
         supported["weight_block_size"] = (stated.get("weight_block_size"),)
@@ -70,20 +66,14 @@ def quantisation_of(config: Options) -> Quantisation | None:
             f"options of {scheme} that are known here",
             HALF_PRECISION,
         )
-    return Quantisation("fp8", _block(stated)) if scheme == "fp8" else Quantisation("mxfp4")
-
-
-def _block(stated: Options) -> tuple[int, int]:
-    sizes = stated.get("weight_block_size")
+    if scheme == "mxfp4":
+        return Quantisation("mxfp4")
+    sizes: Any = stated.get("weight_block_size")
     fits = isinstance(sizes, list) and len(sizes) == 2
-    require_config(
-        fits and all(isinstance(size, int) and size > 0 for size in sizes or ()),
-        f"weight_block_size = {described(sizes)}",
-        "rows and columns of a block",
-        HALF_PRECISION,
-    )
-    rows, columns = sizes or (1, 1)
-    return rows, columns
+    fits = fits and all(isinstance(size, int) and size > 0 for size in sizes)
+    got = f"weight_block_size = {described(sizes)}"
+    require_config(fits, got, "rows and columns of a block", HALF_PRECISION)
+    return Quantisation("fp8", (sizes[0], sizes[1]))
 
 
 def published_names(stored: Mapping[str, Any], quantisation: Quantisation | None) -> dict[str, Any]:

@@ -10,10 +10,9 @@ from jaxtyping import Array
 
 from lim_jax.models.checkpoint import Checkpoint, Rows, require_finite
 from lim_jax.models.gguf_file import GGUFCheckpoint
-from lim_jax.models.multimodal import TextPart
 from lim_jax.models.options import refuse_unknown
 
-Source = Checkpoint | GGUFCheckpoint | TextPart
+Source = Checkpoint | GGUFCheckpoint
 
 
 def tanh_gelu(x: Array) -> Array:

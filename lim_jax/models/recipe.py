@@ -78,11 +78,8 @@ def sizes_of(
     intermediate_size = get_int(config, inner) if stated and inner else 4 * width
     num_kv_heads = heads if config.get(groups) is None else get_int(config, groups)
     if config.get(names.head_dim, head_dim) is None:
-        require_config(
-            width % heads == 0,
-            f"{heads} heads at width {width}",
-            "a number of heads that divides the width",
-        )
+        got = f"{heads} heads at width {width}"
+        require_config(width % heads == 0, got, "a number of heads that divides the width")
         head_dim = width // heads
     else:
         head_dim = get_int(config, names.head_dim, head_dim)

@@ -93,10 +93,8 @@ def rotary_of(
         return Rotary(_divided(frequencies, rope["factors"]))
     if scaling == "llama3":
         factor, low, high = (get_positive(rope, name) for name in SCALINGS[scaling][:3])
-        trained = _trained(config, rope)
-        return Rotary(
-            llama3_scaling(frequencies, factor=factor, low=low, high=high, trained=trained)
-        )
+        bounds = {"low": low, "high": high, "trained": _trained(config, rope)}
+        return Rotary(llama3_scaling(frequencies, factor=factor, **bounds))
     if scaling == "yarn":
         return _yarn(config, rope, frequencies, theta)
     return _longrope(config, rope, frequencies) if scaling == "longrope" else Rotary(frequencies)
@@ -108,10 +106,9 @@ def _part(config: Options, rope: Options, default: float) -> float:
     return get_positive(rope, PART, default if outer is None else outer)
 
 
-def _yarn(config: Options, rope: Options, frequencies: Any, base: Any) -> Rotary:
-    trained = _trained(config, rope)
-    factor = rope.get("factor") or get_int(config, "max_position_embeddings") / trained
-    amplitude, weights = rope.get("attention_factor"), yarn_weights(rope)
+def _yarn(config: Options, rope: Options, frequencies: Any, base: float) -> Rotary:
+    trained, factor, amplitude = _extension(config, rope)
+    weights = yarn_weights(rope)
     if amplitude is None and all(weights):
         amplitude = yarn_amplitude(factor, weights[0]) / yarn_amplitude(factor, weights[1])
     scaled = yarn_scaling(
@@ -122,15 +119,20 @@ def _yarn(config: Options, rope: Options, frequencies: Any, base: Any) -> Rotary
     return Rotary(scaled, amplitude=yarn_amplitude(factor) if amplitude is None else amplitude)
 
 
+def _extension(config: Options, rope: Options) -> tuple[int, Any, Any]:
+    """Return the trained length, the factor by which it is extended, and a stated amplitude."""
+    trained = _trained(config, rope)
+    factor = rope.get("factor") or get_int(config, "max_position_embeddings") / trained
+    return trained, factor, rope.get("attention_factor")
+
+
 def yarn_weights(rope: Options) -> tuple[float, float]:
     """Return the weights of YaRN's amplitude in rotated features and in all; zero if not stated."""
     return float(rope.get("mscale") or 0), float(rope.get("mscale_all_dim") or 0)
 
 
 def _longrope(config: Options, rope: Options, frequencies: Sequence[float]) -> Rotary:
-    trained = _trained(config, rope)
-    factor = rope.get("factor") or get_int(config, "max_position_embeddings") / trained
-    amplitude = rope.get("attention_factor")
+    trained, factor, amplitude = _extension(config, rope)
     if amplitude is None:
         amplitude = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(trained))
     expected = f"{len(frequencies)} positive numbers, one for each frequency"
@@ -151,12 +153,9 @@ def _divided(frequencies: Sequence[float], factors: Sequence[float]) -> tuple[fl
 def _trained(config: Options, rope: Options) -> int:
     """Return the length of the contexts of training, which `rope` or `config` states."""
     inner, outer = rope.get(TRAINED), config.get(TRAINED)
-    require_config(
-        None in (inner, outer) or inner == outer,
-        f"{TRAINED} = {described(inner)} of a scaling, and {described(outer)} beside it",
-        "the same in both",
-        "Readers disagree about which goes first.",
-    )
+    got = f"{TRAINED} = {described(inner)} of a scaling, and {described(outer)} beside it"
+    agree = None in (inner, outer) or inner == outer
+    require_config(agree, got, "the same in both", "Readers disagree about which goes first.")
     for options in (rope, config):
         if options.get(TRAINED) is not None:
             return get_int(options, TRAINED)
@@ -189,20 +188,15 @@ def trained_length(config: Options) -> int | None:
 
 
 def _require_known(rope: Options, scaling: Any) -> None:
-    require_config(
-        isinstance(scaling, str) and scaling in SCALINGS,
-        f"rope_type = {scaling!r}",
-        " or ".join(SCALINGS),
-        "Other scalings of rotary positions are not known here.",
-    )
+    holds = isinstance(scaling, str) and scaling in SCALINGS
+    cure = "Other scalings of rotary positions are not known here."
+    require_config(holds, f"rope_type = {scaling!r}", " or ".join(SCALINGS), cure)
     known = {"rope_type", "type", "rope_theta", "partial_rotary_factor", *SCALINGS[scaling]}
     for name in sorted(rope):
-        require_config(
-            rope[name] is None or name in known,
-            f"{name} = {described(rope[name])} of a {scaling} scaling",
-            " and ".join(SCALINGS[scaling]) or "no such number",
-            "State rope_type too; an option that the scaling does not have would be ignored.",
-        )
+        got = f"{name} = {described(rope[name])} of a {scaling} scaling"
+        expected = " and ".join(SCALINGS[scaling]) or "no such number"
+        cure = "State rope_type too; an option that the scaling does not have would be ignored."
+        require_config(rope[name] is None or name in known, got, expected, cure)
 
 
 def rope_options(config: Options, kind: str | None = None) -> Mapping[str, Any]:
@@ -219,30 +213,21 @@ def rope_options(config: Options, kind: str | None = None) -> Mapping[str, Any]:
         return _of_kind(newer or {}, older or {}, kind)
     if newer and older:
         bases = newer.get("rope_theta"), older.get("rope_theta", config.get("rope_theta"))
-        require_config(
-            bases[0] in (None, bases[1]),
-            f"rope_theta = {bases[0]} in rope_parameters, {bases[1]} with rope_scaling",
-            "the same in both",
-            "Put the scaling into rope_parameters itself.",
-        )
+        got = f"rope_theta = {bases[0]} in rope_parameters, {bases[1]} with rope_scaling"
+        cure = "Put the scaling into rope_parameters itself."
+        require_config(bases[0] in (None, bases[1]), got, "the same in both", cure)
     return older or newer or {}
 
 
 def _of_kind(newer: Options, older: Options, kind: str) -> Options:
     """Return the options of one kind of layers; ``rope_scaling`` is of full attention."""
     for name in sorted(set(newer) - {FULL, SLIDING, CHUNKED}):
-        require_config(
-            False,
-            f"{name} in rope_parameters",
-            f"an entry for each kind of layers, such as {FULL}",
-            "The family's layers differ: give each kind its own options.",
-        )
-    require_config(
-        "type" not in older or "rope_type" in older,
-        f"type = {described(older.get('type'))} in rope_scaling",
-        "rope_type",
-        "In families whose layers differ, transformers ignores type.",
-    )
+        expected = f"an entry for each kind of layers, such as {FULL}"
+        cure = "The family's layers differ: give each kind its own options."
+        require_config(False, f"{name} in rope_parameters", expected, cure)
+    holds, got = "type" not in older or "rope_type" in older, described(older.get("type"))
+    cure = "In families whose layers differ, transformers ignores type."
+    require_config(holds, f"type = {got} in rope_scaling", "rope_type", cure)
     return {**(newer.get(kind) or {}), **(older if kind == FULL else {})}
 
 
@@ -252,12 +237,9 @@ def layer_kinds(config: Options, depth: int, *default: str) -> tuple[str, ...]:
     Only families that have chunked layers by default accept ``chunked_attention``.
     """
     kinds, known = tuple(config.get("layer_types") or default), {FULL, SLIDING} | set(default)
-    require_config(
-        len(kinds) == depth and set(kinds) <= known,
-        f"layer_types = {len(kinds)} of {sorted(set(map(str, kinds)))}",
-        f"{depth} of {' or '.join(sorted(known))}",
-        "Other kinds of layers are not known here.",
-    )
+    holds, cure = len(kinds) == depth and set(kinds) <= known, "Other kinds are not known here."
+    got = f"layer_types = {len(kinds)} of {sorted(set(map(str, kinds)))}"
+    require_config(holds, got, f"{depth} of {' or '.join(sorted(known))}", cure)
     return kinds
 
 
