@@ -30,8 +30,7 @@ from lim_jax.grid.carrying import resample
 from lim_jax.limits.refinement import Study
 from lim_jax.loss import LocalReadout, last_token
 from lim_jax.loss.queries import query_subset
-from lim_jax.observability.gramian import cheapest_mode, layer_steps
-from lim_jax.observability.trace_estimates import observability_traces
+from lim_jax.observability.gramian import layer_steps
 from lim_jax.paper.simulation import gate_influence
 from lim_jax.plots.drawing import draw_averages
 from lim_jax.probes import orthogonal_probes, sample_mean
@@ -338,10 +337,6 @@ STATIC = {
         ),
         r"injected: got entries of shape \(1, 5\), expected \(1, 24\), as observed",
     ),
-    "a route of another name": (
-        lambda: cheapest_mode({"sideways": 3}),
-        "products: got {'sideways': 3}, expected a count for some of forward",
-    ),
     "training times that do not increase": (
         lambda: training.gradient_flow(
             linear_loss, full((), 1.0), (STATES[None], None), GRID, times=[0.0, 1.0, 1.0]
@@ -477,8 +472,8 @@ STATIC = {
         "grid: got PanelGrid, expected a grid of cells",
     ),
     "unknown route": (
-        lambda: observability_traces(lambda x: x, STATES, 1.0, 2, "jacrev", key=jax.random.key(0)),
-        "mode: got 'jacrev', expected one of",
+        lambda: observability.observability_gramians(lambda x: x, STATES, 1.0, "jacrev"),
+        r"mode: got 'jacrev' with rank None .*, expected one of",
     ),
     "whole numbers to turn": (
         lambda: network.Rotary((1.0,)).turned(full((1, 4, 2), 1), full((4, 2, 1), 1.0)),

@@ -14,7 +14,6 @@ import lim_jax as lim
 from lim_jax.adjoint import cone_mass, probed_cone_mass
 from lim_jax.network import attention_kernel, attention_weights
 from lim_jax.network.blocked import blocked_attention
-from lim_jax.observability.trace_estimates import systematic_sample
 
 LENGTH, WIDTH = 7, 6
 ROUNDING = 4e-3  # a few of float16's
@@ -90,22 +89,3 @@ def test_cone_mass_of_large_states():
     probes = jax.device_put(np.sqrt(np.float16(WIDTH)) * np.eye(WIDTH, dtype=np.float16))
     probed = probed_cone_mass(half, x, grid, probes).value
     np.testing.assert_allclose(exact(probed), frobenius, rtol=5e-3)
-
-
-def test_a_long_systematic_sample_names_none_twice():
-    """Nearly all of 20,000 are sure to be drawn, so that each mark falls beside a boundary."""
-    total, count = 20_000, 19_900
-    generator = np.random.default_rng(0)
-    sizes = np.ones(total)
-    rare = generator.choice(total, 200, replace=False)
-    sizes[rare] = generator.uniform(0.2, 0.8, 200)
-    sizes[rare] *= 100 / sizes[rare].sum()
-    with jax.enable_x64(False):
-        sizes = jax.device_put(sizes.astype(np.float32))
-        draw = jax.vmap(lambda key: systematic_sample(sizes, count, key=key).indices)
-        drawn = np.asarray(jax.jit(draw)(jax.random.split(jax.random.key(1), 60)))
-    assert drawn.shape == (60, count) and drawn.min() >= 0 and drawn.max() < total
-    assert (np.diff(drawn, axis=1) > 0).all()
-    # Half of the rare ones are drawn, whichever they are.
-    seen = np.stack([np.bincount(row, minlength=total) for row in drawn])
-    assert abs(seen[:, rare].mean() - 0.5) < 0.02

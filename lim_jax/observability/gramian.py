@@ -9,7 +9,7 @@ no weights :math:`\Delta p` enter.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import equinox as eqx
 import jax
@@ -25,7 +25,6 @@ from lim_jax._checks import (
     require_floating,
     require_floats,
     require_indices,
-    require_kind,
 )
 from lim_jax._errors import filter_jit
 from lim_jax.grid.measure import Grid
@@ -93,7 +92,9 @@ def observability_gramians(
     `eq:finite-token-observability-gramian`. Forward mode carries each feature of each position
     through the layers, reverse mode each number observed back to the input
     (`subsec:algorithm-complexity`); `layer_products` says what either costs. Both are exact, and
-    differentiable in every mode; the low-rank recursion is `low_rank_gramians`.
+    differentiable in every mode. The low-rank recursion keeps, at every layer, the `rank` largest
+    principal components of what is observed above it: Gramians from below, exact at rank
+    :math:`Mr` or :math:`Ld`, without derivatives.
 
     Parameters
     ----------
@@ -115,7 +116,8 @@ def observability_gramians(
     Raises
     ------
     ValueError
-        Where the mode has another name, or the low-rank recursion has no rank or no layers.
+        Where the mode has another name, or the low-rank recursion has no layers, or no rank or one
+        smaller than what is observed at one layer.
 
     Examples
     --------
@@ -123,9 +125,6 @@ def observability_gramians(
     >>> observability_gramians(observations, jnp.ones((2, 1)), step=0.5).ravel().tolist()
     [4.5, 4.5]
     """
-    require_callable(observations, "observations", "from the input to what is seen of it")
-    require_floats(x, "x", "length width", cure="Pass one example: vmap over a batch.")
-    positions = None if positions is None else guarded_positions(positions, x)
     # Every route passes all layers of a function: their number does not tell which is cheapest.
     depth = None if isinstance(observations, ObservedTokens) else 1
     products = layer_products(observations, x, positions, rank, depth=depth)
@@ -137,19 +136,18 @@ def observability_gramians(
         cure="The low-rank recursion needs ObservedTokens and a rank.",
     )
     chosen = cheapest_mode(products) if mode == "cheapest" else mode
-    positions = jnp.arange(len(x)) if positions is None else positions
+    positions = jnp.arange(len(x)) if positions is None else guarded_positions(positions, x)
     if chosen == "forward":
         return _pushed_gramians(observations, x, step, positions)
     if not isinstance(observations, ObservedTokens):
         return _pulled_gramians(observations, x, step)[positions]
     if chosen == "reverse" or rank is None:
         return _swept_gramians(observations, x, step)[positions]
-    return low_rank_gramians(observations, x, step, rank).gramians[positions]
+    return low_rank_gramians(observations, x, step, rank)[positions]
 
 
 def guarded_positions(positions: Positions, x: State) -> Positions:
-    """Monitored positions; none are refused, and the use of some that x has not raises."""
-    require_indices(positions, "positions")
+    """Return monitored positions, whose use raises where x does not have them."""
     message = f"positions: expected numbers from 0 to {x.shape[0] - 1}, got others."
     return guarded(positions, (positions < 0) | (positions >= x.shape[0]), message)
 
@@ -215,26 +213,12 @@ def _layers_passed(observations: Observations, layers: int, depth: int | None) -
 
 
 def cheapest_mode(products: Mapping[str, int]) -> str:
-    r"""Name the route that takes least time, from `layer_products` or `trace_products`.
+    """Name the route that takes least time, from `layer_products` or `trace_products`.
 
     A product back, with the share of the Gramian's own sums that falls on it, takes some 1.4 times
     as long as one forward (the median of ten networks on a CPU, `benchmarks/gramians.py`).
-
-    Examples
-    --------
-    >>> cheapest_mode({"forward": 12, "reverse": 10}), cheapest_mode({"forward": 12, "reverse": 8})
-    ('forward', 'reverse')
     """
-    ahead, back = ("forward", "probes"), ("reverse", "low rank", "injected")
-    require_kind(products, Mapping, "products", "Take them from layer_products.")
-    counts = all(isinstance(count, int) for count in products.values())
-    require(
-        len(products) > 0 and set(products) <= {*ahead, *back} and counts,
-        "products",
-        got=f"{dict(products)}",
-        expected=f"a count for some of {', '.join((*ahead, *back))}",
-        cure="Take them from layer_products or trace_products.",
-    )
+    ahead = ("forward", "probes")
     return min(products, key=lambda mode: (1.0 if mode in ahead else 1.4) * products[mode])
 
 
@@ -292,57 +276,13 @@ def _swept_gramians(observations: ObservedTokens, x: State, step: Steps) -> Gram
     return jnp.einsum("k,koia,koib->iab", layer_steps(step, seen), seen, seen)
 
 
-class LowRankGramians(NamedTuple):
-    r"""Gramians from factors of bounded rank, and what the bound left out.
-
-    Attributes
-    ----------
-    gramians
-        From below: the exact ones less a positive semidefinite part.
-    discarded
-        The trace that was left out at each layer, before the layers below carry it on; zero to
-        rounding where the Gramians are exact.
-    """
-
-    gramians: Gramians
-    discarded: Float[Array, " depth"]
-
-
-@filter_jit
-def low_rank_gramians(
-    observations: ObservedTokens, x: State, step: Steps, rank: int
-) -> LowRankGramians:
+def low_rank_gramians(observations: ObservedTokens, x: State, step: Steps, rank: int) -> Gramians:
     r"""Carry all that is observed back through the layers in a factor of bounded rank.
 
     The Gramian of a whole layer's state obeys :math:`\mathcal G_k = J_k^*\mathcal G_{k+1}J_k +
     \varepsilon\,C_k^*C_k`. Each layer carries the rows of a factor back, appends its own, and
-    keeps the `rank` largest of their principal components: exact at rank :math:`Mr` or
-    :math:`Ld`. Forward values only: components of equal sizes have no derivative.
-
-    Parameters
-    ----------
-    observations, x, step
-        As in `observability_gramians`.
-    rank
-        R, at least the numbers observed at one layer.
-
-    Raises
-    ------
-    ValueError
-        Where the rank is smaller than what one layer shows.
-
-    Examples
-    --------
-    >>> from lim_jax.grid import token_grid
-    >>> flow = ResidualFlow(jnp.zeros(3), step=lambda layer, x, grid, step: 2 * x)
-    >>> see_last = ObservedTokens(flow, token_grid(2), jnp.array([1]))
-    >>> found = low_rank_gramians(see_last, jnp.ones((2, 1)), 1.0, rank=1)
-    >>> found.gramians.ravel().round(5).tolist(), float(found.discarded.sum())  # 1 + 4 + 16
-    ([0.0, 21.0], 0.0)
+    keeps the `rank` largest of their principal components.
     """
-    require_kind(observations, ObservedTokens, "observations", "Make them of a flow and a grid.")
-    require_floats(x, "x", "length width", cure="Pass one example: vmap over a batch.")
-    rank = counted(rank, "rank")
     observed = jax.eval_shape(observations.seen, x)
     require(
         rank >= observed.size,
@@ -352,18 +292,18 @@ def low_rank_gramians(
         cure="Raise it, or observe fewer tokens.",
     )
 
-    def back(factor: Array, layer: Any, state: State, weight: Array) -> tuple[Array, Array]:
+    def back(factor: Array, layer: Any, state: State, weight: Array) -> tuple[Array, None]:
         pull, rows = _linearised(observations, layer, state)
         rows = jnp.concatenate([jax.vmap(pull)(factor), jnp.sqrt(weight) * rows])
-        sizes, components = jnp.linalg.eigh(jnp.einsum("ria,sia->rs", rows, rows))
-        kept = jnp.einsum("rn,ria->nia", components[:, -rank:], rows)
-        return kept, jnp.maximum(sizes[:-rank], 0).sum()
+        _, components = jnp.linalg.eigh(jnp.einsum("ria,sia->rs", rows, rows))
+        # Components of equal sizes have no derivative.
+        return jnp.einsum("rn,ria->nia", components[:, -rank:], rows), None
 
     states = observations.flow.trajectory(x, observations.grid).states[:-1]
     steps = layer_steps(step, states)
     factor = jnp.zeros((rank, *x.shape), observed.dtype)
-    factor, discarded = observations.flow.scan(back, factor, states, steps, reverse=True)
-    return LowRankGramians(_outer(factor), discarded)
+    factor, _ = observations.flow.scan(back, factor, states, steps, reverse=True)
+    return _outer(factor)
 
 
 def _linearised(
@@ -408,36 +348,8 @@ def gramian_traces(gramians: Gramians) -> Float[Array, " positions"]:
     return jnp.trace(gramians, axis1=1, axis2=2)
 
 
-def complement_gramians(gramians: Gramians) -> Float[Array, "positions less less"]:
-    r"""The Gramians on the complement of **1**, in an orthonormal basis of it.
-
-    Under layer normalisation a shift of all features of a token reaches no other token, so that
-    :math:`G_i\mathbf 1 = 0` unless i itself is observed, and only these have condition numbers. An
-    observed token sees it, too: :math:`\mathbf 1^* G_i\mathbf 1 = T d_x` for a selector; observed
-    through a norm it does not.
-
-    Examples
-    --------
-    >>> blind = jnp.array([[[1.0, -1.0], [-1.0, 1.0]]])  # sees differences only
-    >>> complement_gramians(blind).ravel().round(6).tolist()
-    [2.0]
-    """
-    require_floats(gramians, "gramians", "positions width width")
-    width = gramians.shape[-1]
-    ones = jnp.ones((width, 1), gramians.dtype)
-    basis = jnp.linalg.qr(jnp.concatenate([ones, jnp.eye(width, width - 1)], axis=1))[0][:, 1:]
-    return jnp.einsum("ap,iab,bq->ipq", basis, gramians, basis)
-
-
 def condition_numbers(gramians: Gramians) -> Float[Array, " positions"]:
-    r""":math:`\kappa_0 = \lambda_{\max}/\lambda_{\min}` of every Gramian; infinite where singular.
-
-    Examples
-    --------
-    >>> condition_numbers(jnp.diag(jnp.array([2.0, 8.0]))[None]).tolist()
-    [4.0]
-    """
-    require_floats(gramians, "gramians", "positions width width")
+    r"""Divide the extreme eigenvalues of every Gramian, :math:`\kappa_0`; infinite if singular."""
     spectrum = jnp.linalg.eigvalsh(gramians)
     smallest = spectrum[:, 0]
     singular = smallest <= 0

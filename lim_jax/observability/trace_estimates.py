@@ -1,46 +1,32 @@
 r"""Traces of observability Gramians without the Gramians: estimates and their moments.
 
 Forward probes carry a random perturbation of one position through the network; injected noise
-comes back from every layer to all positions at once. Some of the positions or layers stand for
-all by the inverse of the probability that they are drawn.
-
-Signs (`probes.rademacher_probes`) are never noisier than Gaussian entries, on either way, and are
-drawn wherever nothing is said.
+comes back from every layer to all positions at once. Signs (`probes.rademacher_probes`) are never
+noisier than Gaussian entries, on either way.
 """
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Int
 
-from lim_jax._checks import (
-    counted,
-    guarded,
-    require,
-    require_callable,
-    require_floats,
-    require_key,
-    require_name,
-)
+from lim_jax._checks import counted, require_callable, require_floats, require_indices
 from lim_jax._errors import filter_jit
 from lim_jax.grid.integrals import integral
 from lim_jax.grid.measure import Grid, require_on_grid
 from lim_jax.observability.gramian import (
     Gramians,
     Observations,
-    ObservedTokens,
     Positions,
     State,
     Steps,
-    cheapest_mode,
     gramian_traces,
     guarded_positions,
     layer_products,
     layer_steps,
-    observability_gramians,
 )
-from lim_jax.probes import Estimate, Probes, rademacher_probes, sample_mean
+from lim_jax.probes import Probes
 
 Scalar = Float[Array, ""]
 
@@ -78,6 +64,7 @@ def probed_observability(
     require_callable(observations, "observations", "from the input to what is seen of it")
     require_floats(x, "x", "length width", cure="Pass one example: vmap over a batch.")
     positions = jnp.arange(x.shape[0]) if positions is None else positions
+    require_indices(positions, "positions")
     positions = guarded_positions(positions, x)
     require_floats(probes, "probes", "probes *positions", cure="Take them from probes.")
     axes = "probes width" if probes.ndim == 2 else "probes positions width"
@@ -194,157 +181,6 @@ def accumulated_numbers(
     return ahead | {"reverse": x.size * seen, "injected": x.size * draws}
 
 
-@filter_jit
-def observability_traces(
-    observations: Observations,
-    x: State,
-    step: Steps,
-    draws: int,
-    mode: Literal["cheapest", "forward", "reverse", "probes", "injected"] = "cheapest",
-    *,
-    positions: Positions | None = None,
-    key: Key[Array, ""],
-) -> Estimate:
-    r"""Find the traces :math:`\mathrm{tr}\,G_i` by the cheapest route: exact, or from random signs.
-
-    A trace is as noisy from as many draws of either kind, but differences of traces are not, and
-    with them the noise of the penalty (`sampled_penalty_bias`).
-
-    Parameters
-    ----------
-    observations, x, step, positions
-        As in `gramian.observability_gramians`.
-    draws
-        How many forward probes, common to all positions, or sweeps of injected noise.
-    mode
-        A route that `trace_products` counts, or the one that `gramian.cheapest_mode` names.
-    key
-        For the signs.
-
-    Returns
-    -------
-    Estimate
-        The traces and their standard errors, which are zero where the route is exact.
-
-    Raises
-    ------
-    ValueError
-        Where the mode has another name.
-
-    Examples
-    --------
-    >>> found = observability_traces(
-    ...     lambda x: 3 * x.reshape(1, -1), jnp.ones((2, 1)), 0.5, 100, key=jax.random.key(0)
-    ... )
-    >>> found.value.tolist(), found.error.tolist()
-    ([4.5, 4.5], [0.0, 0.0])
-    """
-    require_key(key)
-    depth = None if isinstance(observations, ObservedTokens) else 1  # no matter for the choice
-    products = trace_products(observations, x, draws, positions, depth=depth)
-    positions = None if positions is None else guarded_positions(positions, x)
-    require(
-        mode in (*products, "cheapest"),
-        "mode",
-        got=repr(mode),
-        expected=f"one of {sorted(products)} or 'cheapest'",
-        cure="See trace_products.",
-    )
-    chosen = cheapest_mode(products) if mode == "cheapest" else mode
-    if chosen == "probes":
-        probes = rademacher_probes(draws, x.shape[1], key=key).astype(x.dtype)
-        return sample_mean(probed_observability(observations, x, step, probes, positions))
-    if chosen == "injected":
-        depth, observed = jax.eval_shape(observations, x).shape
-        noise = rademacher_probes(draws * depth, observed, key=key).astype(x.dtype)
-        noise = noise.reshape(draws, depth, observed)
-        samples = layer_injected_traces(observations, x, step, noise)
-        return sample_mean(samples if positions is None else samples[:, positions])
-    way = "forward" if chosen == "forward" else "reverse"
-    exact = gramian_traces(observability_gramians(observations, x, step, way, positions=positions))
-    return Estimate(exact, jnp.zeros_like(exact))
-
-
-class Sample(NamedTuple):
-    r"""Some positions, or layers, that stand for all.
-
-    Attributes
-    ----------
-    indices
-        Those that were drawn, in increasing order.
-    inclusion
-        The probability :math:`\pi_i > 0` with which each of all is drawn.
-    """
-
-    indices: Int[Array, " drawn"]
-    inclusion: Float[Array, " total"]
-
-    def corrected(self, weights: Float[Array, " total"]) -> Float[Array, " drawn"]:
-        r"""The weights :math:`w_i/\pi_i` of those drawn: sums of them are unbiased.
-
-        Examples
-        --------
-        >>> Sample(jnp.array([1]), jnp.array([0.5, 0.25])).corrected(jnp.ones(2)).tolist()
-        [4.0]
-        """
-        return weights[self.indices] / self.inclusion[self.indices]
-
-
-@filter_jit
-def systematic_sample(sizes: Float[Array, " total"], count: int, *, key: Key[Array, ""]) -> Sample:
-    r"""Draw exactly `count` of all, each with a probability in proportion to its size.
-
-    Madow's systematic sampling: one uniform number, and steps of one along the cumulated
-    probabilities :math:`\pi_i = \mathrm{count}\cdot\mathrm{size}_i/\sum_j\mathrm{size}_j`. For
-    monitored positions take `Sample.corrected` of the grid's weights, in
-    `training.sampled_trace_penalty`; for monitored layers that of :math:`\varepsilon`, put at
-    their indices into zeros, as the Gramians' `step`.
-
-    Parameters
-    ----------
-    sizes
-        Positive; equal ones draw evenly.
-    count
-        How many.
-    key
-        The source of randomness.
-
-    Raises
-    ------
-    ValueError
-        Where more are to be drawn than there are.
-    EquinoxRuntimeError
-        Where a size is not positive, or so large that its probability would exceed one.
-
-    Examples
-    --------
-    >>> drawn = systematic_sample(jnp.ones(6), 3, key=jax.random.key(0))
-    >>> drawn.inclusion.tolist(), jnp.diff(drawn.indices).tolist()
-    ([0.5, 0.5, 0.5, 0.5, 0.5, 0.5], [2, 2])
-    """
-    require_floats(sizes, "sizes", "total")
-    require_key(key)
-    drawn = f"a whole number from 1 to the {sizes.shape[0]} there are"
-    count = counted(count, "count", most=sizes.shape[0], expected=drawn, cure="Draw fewer.")
-    inclusion = count * sizes / sizes.sum()
-    rounding = sizes.shape[0] * jnp.finfo(sizes.dtype).eps
-    inclusion = guarded(
-        inclusion,
-        ~jnp.all((sizes > 0) & (inclusion <= 1 + rounding)),
-        "sizes: expected positive ones, none above the mean times total over count. "
-        "Draw more, or always keep the largest and sample the others.",
-    )
-    cumulated = jnp.cumsum(inclusion, dtype=float)
-    cumulated = cumulated * (count / cumulated[-1])
-    rank = jnp.arange(count)
-    start = jax.random.uniform(key, dtype=sizes.dtype).astype(cumulated.dtype)
-    marks = rank.astype(cumulated.dtype) + start
-    indices = jnp.searchsorted(cumulated, marks, side="right").astype(rank.dtype)
-    # Rounding may name one twice, or one beyond the last: its neighbour is drawn then.
-    distinct = rank + jax.lax.cummax(indices - rank)
-    return Sample(jnp.minimum(distinct, sizes.shape[0] - count + rank), inclusion)
-
-
 def probed_traces(
     gramians: Gramians, probes: Float[Array, "probes width"]
 ) -> Float[Array, " length"]:
@@ -419,29 +255,6 @@ def gaussian_probe_moments(gramians: Gramians, grid: Grid, probes: int) -> Penal
 
 
 @filter_jit
-def probed_trace_covariance(
-    gramians: Gramians, probes: int, law: Literal["rademacher", "gaussian"] = "rademacher"
-) -> Float[Array, "length length"]:
-    r"""The covariance :math:`\Sigma` of traces estimated with common probes.
-
-    .. math:: \Sigma_{ij} = \frac2N \mathrm{tr}(G_iG_j) \ \text{for Gaussian probes, less}\
-              \frac2N \sum_a (G_i)_{aa}(G_j)_{aa} \ \text{for signs.}
-
-    Examples
-    --------
-    >>> gramians = jnp.array([[[1.0, 2.0], [2.0, 0.0]]])
-    >>> [probed_trace_covariance(gramians, 1, law).item() for law in ("gaussian", "rademacher")]
-    [18.0, 16.0]
-    """
-    require_floats(gramians, "gramians", "positions width width")
-    probes = counted(probes, "probes")
-    require_name(law, ("rademacher", "gaussian"), "law", "It is that of the probes' entries.")
-    if law == "rademacher":  # without the diagonals, which rounding would not take off again
-        gramians = gramians * (1 - jnp.eye(gramians.shape[1], dtype=gramians.dtype))[None]
-    return 2 / probes * jnp.einsum("iab,jba->ij", gramians, gramians)
-
-
-@filter_jit
 def penalty_bias(covariance: Float[Array, "length length"], grid: Grid) -> Scalar:
     r"""By how much noisy traces raise the trace penalty on average: :math:`\mathrm{tr}(Q\Sigma)`.
 
@@ -452,7 +265,8 @@ def penalty_bias(covariance: Float[Array, "length length"], grid: Grid) -> Scala
     Parameters
     ----------
     covariance
-        :math:`\Sigma`, given, from `probed_trace_covariance`, or estimated.
+        :math:`\Sigma`: from N Gaussian probes, :math:`\tfrac2N\mathrm{tr}(G_iG_j)`; from signs,
+        less :math:`\tfrac2N\sum_a(G_i)_{aa}(G_j)_{aa}`.
     grid
         The positions.
 
@@ -465,36 +279,3 @@ def penalty_bias(covariance: Float[Array, "length length"], grid: Grid) -> Scala
     require_on_grid(covariance, grid, "covariance", "length length")
     with_mean = covariance @ grid.weights
     return integral(jnp.diag(covariance) - 2 * with_mean + grid.weights @ with_mean, grid)
-
-
-def sampled_penalty_bias(samples: Float[Array, "draws length"], grid: Grid) -> Scalar:
-    r"""Estimate :math:`\mathrm{tr}(Q\Sigma)` of the mean of samples, without any covariance matrix.
-
-    Unbiased. The penalty of the mean less this is the average of `training.crossfit_penalty` over
-    all pairs of draws.
-
-    Parameters
-    ----------
-    samples
-        At least two, from `probed_observability` or `layer_injected_traces`.
-    grid
-        The positions.
-
-    Examples
-    --------
-    >>> from lim_jax.grid import token_grid
-    >>> float(sampled_penalty_bias(jnp.array([[1.0, 3.0], [3.0, 1.0]]), token_grid(2)))
-    1.0
-    """
-    require_on_grid(samples, grid, "samples", "draws length")
-    draws = samples.shape[0]
-    require(
-        draws > 1,
-        "samples",
-        got=f"{draws}",
-        expected="at least two",
-        cure="One draw tells nothing of its own noise.",
-    )
-    deviations = samples - samples.mean(axis=0, keepdims=True)
-    centred = deviations - (deviations @ grid.weights)[:, None]
-    return integral((centred**2).sum(axis=0), grid) / (draws * (draws - 1))

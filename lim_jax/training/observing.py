@@ -137,7 +137,7 @@ def observability_objective(
         As in `gramian.observability_gramians`; layers are subsampled by it.
     positions, weights
         The monitored positions, all by default, and what each stands for: the grid's weights, or
-        those that `trace_estimates.Sample.corrected` makes of them.
+        those over the probability with which each position is drawn.
     previous, memory
         Traces of earlier steps at these positions, and their share in the average with this
         step's, for temporal averaging. Only this step's share has a gradient.

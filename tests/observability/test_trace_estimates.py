@@ -1,8 +1,5 @@
 """Estimated traces: their covariance, what it adds to the penalty, and the cheapest route."""
 
-import functools
-import itertools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -23,18 +20,14 @@ from lim_jax.observability.trace_estimates import (
     accumulated_numbers,
     gaussian_probe_moments,
     layer_injected_traces,
-    observability_traces,
     penalty_bias,
     probed_observability,
-    probed_trace_covariance,
-    sampled_penalty_bias,
     trace_products,
 )
 from lim_jax.paper.simulation import gate_gramians
 from lim_jax.training.observing import crossfit_penalty, gramian_penalty, trace_penalty
 
 GRID = lim.graded_grid(5)
-SIGNS = np.array(list(itertools.product((-1.0, 1.0), repeat=3)))
 
 
 def random_gramians(seed=2, length=5, width=3):
@@ -42,33 +35,16 @@ def random_gramians(seed=2, length=5, width=3):
     return jax.device_put(factors @ factors.transpose(0, 2, 1))
 
 
-def gaussian_rule(width):
-    """Nodes and weights that are exact for Gaussian moments up to the fifth."""
-    nodes, weights = np.array([-np.sqrt(3), 0, np.sqrt(3)]), np.array([1, 4, 1]) / 6
-    product = functools.partial(itertools.product, repeat=width)
-    return np.array(list(product(nodes))), np.prod(list(product(weights)), axis=1)
+def probed_covariance(gramians, probes, *, signs=False):
+    if signs:
+        gramians = gramians * (1 - np.eye(gramians.shape[1]))
+    return 2 / probes * np.einsum("iab,jba->ij", gramians, gramians)
 
 
-def covariance_by_rule(gramians, probes, weights):
-    traces = np.einsum("ra,iab,rb->ri", probes, np.asarray(gramians), probes)
-    deviations = traces - weights @ traces
-    return np.einsum("r,ri,rj->ij", weights, deviations, deviations)
-
-
-@pytest.mark.parametrize("law", ["rademacher", "gaussian"])
-def test_the_covariance_of_probed_traces_by_all_probes(law):
+def test_the_covariance_of_gaussian_probes_gives_their_bias():
     gramians = random_gramians()
-    rule = (SIGNS, np.full(8, 1 / 8)) if law == "rademacher" else gaussian_rule(3)
-    expected = covariance_by_rule(gramians, *rule) / 7
-    found = jax.jit(lambda g: probed_trace_covariance(g, 7, law))(gramians)
-    np.testing.assert_allclose(found, expected, rtol=1e-11, atol=1e-13)
-    if law == "rademacher":  # of what is nearly diagonal, in single precision
-        near = np.asarray(gramians * 1e-4 + jnp.eye(3)[None] * jnp.arange(1.0, 6.0)[:, None, None])
-        single = probed_trace_covariance(jax.device_put(near.astype(np.float32)), 7, law)
-        np.testing.assert_allclose(single, covariance_by_rule(near, *rule) / 7, rtol=2e-3)
-    if law == "gaussian":
-        moments = gaussian_probe_moments(gramians, GRID, 7)
-        np.testing.assert_allclose(penalty_bias(found, GRID), moments.bias, rtol=1e-11)
+    bias = penalty_bias(jax.device_put(probed_covariance(np.asarray(gramians), 7)), GRID)
+    np.testing.assert_allclose(bias, gaussian_probe_moments(gramians, GRID, 7).bias, rtol=1e-11)
 
 
 def test_the_penaltys_bias_for_any_covariance():
@@ -100,71 +76,22 @@ def test_penalties_weigh_unequal_cells():
     np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
-def test_the_estimated_bias_makes_the_penalty_that_of_all_crossed_pairs():
-    samples = random_states(3, 4, 5)
-
-    @jax.jit
-    def found(samples):
-        bias = sampled_penalty_bias(samples, GRID)
-        pairs = [crossfit_penalty(a, b, GRID) for a, b in itertools.permutations(samples, 2)]
-        return trace_penalty(samples.mean(axis=0), GRID) - bias, jnp.stack(pairs).mean()
-
-    np.testing.assert_allclose(*found(samples), rtol=1e-11)
-    with pytest.raises(ValueError, match="samples: got 1"):
-        sampled_penalty_bias(samples[:1], GRID)
-
-
-def test_the_estimated_bias_is_unbiased():
-    """Over all pairs of sign vectors, equally likely."""
-    gramians = random_gramians()
-    traces = np.einsum("ra,iab,rb->ri", SIGNS, np.asarray(gramians), SIGNS)
-    pairs = np.array(list(itertools.product(traces, repeat=2)))
-    found = jax.jit(jax.vmap(lambda pair: sampled_penalty_bias(pair, GRID)))(pairs)
-    expected = penalty_bias(probed_trace_covariance(gramians, 2), GRID)
-    np.testing.assert_allclose(found.mean(), expected, rtol=1e-11)
-
-
 def test_on_section_4s_gramians_signs_have_a_thousandth_of_the_bias():
     @jax.jit
     def found():
         gramians = gate_gramians(jnp.zeros(paper.simulation.LENGTH))
-        penalty = trace_penalty(gramian_traces(gramians), paper.simulation.GRID)
-        laws = ("gaussian", "rademacher")
-        biases = [
-            penalty_bias(probed_trace_covariance(gramians, 1, b), paper.simulation.GRID)
-            for b in laws
-        ]
-        return jnp.stack(biases) / penalty
+        return gramians, trace_penalty(gramian_traces(gramians), paper.simulation.GRID)
 
-    gaussian, rademacher = np.asarray(found())
+    gramians, penalty = map(np.asarray, found())
+    covariances = [probed_covariance(gramians, 1, signs=signs) for signs in (False, True)]
+    biases = [penalty_bias(jax.device_put(c), paper.simulation.GRID) for c in covariances]
+    gaussian, rademacher = np.asarray(biases) / penalty
     np.testing.assert_allclose(gaussian, 0.5008, atol=5e-5)
     np.testing.assert_allclose(rademacher, 0.0005, atol=5e-5)
 
 
 def see(tokens):
     return ObservedTokens(light_flow(1, depth=3, width=4), lim.graded_grid(6), jnp.array(tokens))
-
-
-def test_every_route_gives_the_traces():
-    observations, x, some = see([3, 5]), random_states(2, 6, 4), jnp.array([4, 1])
-
-    @jax.jit
-    def found(x):
-        keys = jax.random.split(jax.random.key(0))
-        exact = [observability_traces(observations, x, 0.5, 1, m, key=keys[0])
-                 for m in ("forward", "reverse")]  # fmt: skip
-        noisy = [observability_traces(observations, x, 0.5, 4000, m, positions=some, key=keys[1])
-                 for m in ("probes", "injected")]  # fmt: skip
-        return jax.jacfwd(observations)(x), exact, noisy
-
-    jacobian, exact, noisy = jax.tree.map(np.asarray, found(x))
-    traces = 0.5 * np.einsum("koia,koia->i", jacobian, jacobian)
-    for estimate in exact:
-        np.testing.assert_allclose(estimate.value, traces, rtol=1e-10)
-        np.testing.assert_array_equal(estimate.error, 0)
-    for estimate in noisy:
-        assert (np.abs(estimate.value - traces[[4, 1]]) < 4 * estimate.error).all()
-        assert (estimate.error < 0.05 * traces[[4, 1]]).all() and (estimate.error > 0).all()
 
 
 # Tokens observed, positions monitored, draws, and the route whose products are fewest.
@@ -232,22 +159,3 @@ def test_two_observed_layers_of_twelve_cost_as_many_products_as_twelve():
     assert made == found["injected"]
     made = products(lambda x: probed_observability(observed, x, step, probes))
     assert 0 <= made - found["probes"] < 1  # the sum over layers
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["few draws", "little observed"])
-def test_the_cheapest_route_makes_the_fewest_operations(name):
-    """Counted in the traced programs themselves."""
-    tokens, _, draws, expected = ROUTES[name]
-    observations, x = see(tokens), random_states(2, 6, 4)
-
-    def counted(mode):
-        def job(x):
-            key = jax.random.key(0)
-            return observability_traces(observations, x, 1.0, draws, mode, key=key).value
-
-        return operations(jax.make_jaxpr(job)(x))
-
-    counts = {mode: counted(mode) for mode in ("forward", "reverse", "probes", "injected")}
-    assert min(counts, key=lambda mode: counts[mode]) == expected
-    assert counted("cheapest") == counts[expected]
