@@ -17,17 +17,7 @@ from lim_jax._checks import require, require_kind
 
 
 class Premise(NamedTuple):
-    """An assumption of a proposition.
-
-    Attributes
-    ----------
-    statement
-        In words and letters.
-    value
-        The number that it speaks of.
-    holds
-        Whether it is true here.
-    """
+    """An assumption of a proposition, the number that it speaks of, and whether it is true."""
 
     statement: str
     value: float
@@ -37,17 +27,10 @@ class Premise(NamedTuple):
 class Inequality(NamedTuple):
     r"""A strict inequality of computed numbers, greater above lesser.
 
-    Attributes
-    ----------
-    statement
-        In words and letters.
-    greater, lesser
-        Its sides.
-    rounding
-        What rounding may have moved them apart: half of the digits of what was added up to make
-        them, :math:`\sqrt{\epsilon}` times its size. That covers sums of :math:`2/\sqrt\epsilon`
-        terms in any order (10^8 in float64, 5,800 in float32); longer ones err by less than the
-        worst case. Errors of the data themselves are not in it.
+    `rounding` is how far rounding may have moved them apart: half of the digits of what was added
+    up to make them, :math:`\sqrt{\epsilon}` times its size. That covers sums of
+    :math:`2/\sqrt\epsilon` terms in any order (10^8 in float64, 5,800 in float32); longer ones err
+    by less than the worst case. It does not cover errors of the data themselves.
     """
 
     statement: str
@@ -72,43 +55,23 @@ class Inequality(NamedTuple):
 
     def record(self) -> dict[str, Any]:
         """Everything as plain numbers and strings."""
-        found = {name: getattr(self, name) for name in ("margin", "roundings", "holds")}
-        return {**self._asdict(), **found}
+        derived = {name: getattr(self, name) for name in ("margin", "roundings", "holds")}
+        return {**self._asdict(), **derived}
 
 
 class Certificate(NamedTuple):
-    """What a proposition says of the data.
-
-    Attributes
-    ----------
-    name, source
-        The criterion, and the paper's label.
-    premises
-        Assumptions with their values.
-    inequalities
-        All of them must hold.
-    conclusion
-        What follows where the certificate holds.
-    measured
-        The conclusion as inequalities of the data, measured apart from the criterion.
-    vacuous
-        Why the criterion could not have held here, whatever the inequality's other side; empty
-        where it could.
-    decisive
-        What would let a vacuous one decide; empty where it is not vacuous.
-    """
+    """What a proposition says of the data."""
 
     name: str
-    source: str
+    source: str  # the paper's label
     premises: tuple[Premise, ...]
-    inequalities: tuple[Inequality, ...]
+    inequalities: tuple[Inequality, ...]  # all of them must hold
     conclusion: str
-    measured: tuple[Inequality, ...]
-    vacuous: str = ""
-    decisive: str = ""
+    measured: tuple[Inequality, ...]  # the conclusion, measured apart from the criterion
+    vacuous: str = ""  # why no other side of the inequalities could have satisfied the criterion
+    decisive: str = ""  # what would let a vacuous criterion decide
 
     def __str__(self) -> str:
-        """What `certificate_table` says of it."""
         return certificate_table([self])
 
     @property
@@ -119,8 +82,8 @@ class Certificate(NamedTuple):
     @property
     def holds(self) -> bool:
         """Whether premises and inequalities hold, so that the conclusion follows."""
-        assumed = (*self.premises, *self.inequalities)
-        return not self.vacuous and all(one.holds for one in assumed)
+        conditions = (*self.premises, *self.inequalities)
+        return not self.vacuous and all(condition.holds for condition in conditions)
 
     @property
     def concluded(self) -> bool:
@@ -155,13 +118,13 @@ def compare(
 
 
 def require_concrete(name: str, tree: PyTree, *, bounds: bool = False) -> None:
-    """Refuse what no certificate can judge: traced arrays, NaN, and infinity except in bounds."""
+    """Raise ValueError for traced arrays and NaN, and for infinity except in bounds."""
     leaves = jax.tree.leaves(tree)
     require(
         not any(isinstance(leaf, Tracer) for leaf in leaves),
         name,
         got="traced arrays",
-        expected="concrete numbers, which a certificate judges",
+        expected="concrete numbers, as a certificate compares them",
         cure="Call it outside jax.jit, jax.vmap and jax.grad.",
     )
     unfit = np.isnan if bounds else lambda leaf: ~np.isfinite(leaf)
@@ -172,12 +135,12 @@ def require_concrete(name: str, tree: PyTree, *, bounds: bool = False) -> None:
         name,
         got="NaN" if bounds else "NaN or infinite values",
         expected="numbers" if bounds else "finite ones",
-        cure="No inequality with them says anything: look where they came from.",
+        cure="Find where they come from: an inequality of them says nothing.",
     )
 
 
 def certificate_table(certificates: Sequence[Certificate]) -> str:
-    """Certificates as text, one block for each."""
+    """Write certificates as text, a paragraph for each, with the margins of their inequalities."""
     require_kind(certificates, Sequence, "certificates", "Pass a list of them.")
     for certificate in certificates:
         require_kind(certificate, Certificate, "certificates", "Pass a list of them.")
@@ -191,17 +154,15 @@ def certificate_table(certificates: Sequence[Certificate]) -> str:
         for premise in certificate.premises:
             mark = "yes" if premise.holds else "NO"
             lines.append(f"    premise   {premise.statement}: {premise.value:.4g}  {mark}")
-        for one in certificate.inequalities:
-            lines.append(
-                f"    compare   {one.statement}: {one.greater:.4g} against {one.lesser:.4g}, "
-                f"margin {one.margin:+.4g}{_tie(one)}"
-            )
+        for compared in certificate.inequalities:
+            sides = f"{compared.greater:.4g} against {compared.lesser:.4g}"
+            margin = f"margin {compared.margin:+.4g}{_tie(compared)}"
+            lines.append(f"    compare   {compared.statement}: {sides}, {margin}")
         truth = "true" if certificate.concluded else "false"
         lines.append(f"    measured  {certificate.conclusion}: {truth}")
-        for one in certificate.measured:
-            lines.append(
-                f"              {one.statement}: {one.greater:.4g}, {one.lesser:.4g}{_tie(one)}"
-            )
+        for compared in certificate.measured:
+            sides = f"{compared.greater:.4g}, {compared.lesser:.4g}{_tie(compared)}"
+            lines.append(f"              {compared.statement}: {sides}")
     return "\n".join(lines)
 
 

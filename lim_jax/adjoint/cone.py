@@ -1,4 +1,4 @@
-r"""Cone mass and cone energy: how strongly the future listens to each position.
+r"""Cone mass and cone energy: how strongly later positions read each position.
 
 Integrals over :math:`p \ge q` take the adjoint's weights, :math:`\Delta p_i W_{ij}/\Delta p_j`:
 on tokens :math:`\Delta p` for :math:`i \ge j`, the diagonal block included. The blocks are those
@@ -6,7 +6,7 @@ of `tangent`.
 """
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple, TypeGuard
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,9 +25,9 @@ from lim_jax.adjoint.block_norms import column_mass, squared_frobenius_norms
 from lim_jax.adjoint.sites import AttentionSites, require_sites
 from lim_jax.adjoint.tangent import (
     KernelFactors,
+    causal_by_construction,
     kernel_factors,
     pull_back,
-    written_causal,
 )
 from lim_jax.grid.cells import CellGrid
 from lim_jax.grid.measure import Grid, require_on_grid
@@ -57,14 +57,13 @@ def cone_mass(
     like :math:`L^{-2}`. The mass grows like :math:`1/q` at 0, so no average of it over a left
     region converges.
 
-    No block is formed (`block_norms`), and operator norms are streamed over columns: no array is
-    larger than the attention matrices, or than a matrix of the width for each position; behind a
-    norm of the output blocks are, column by column. Operator norms are exact to rounding where the
-    largest singular value stands apart, and to the gap where it does not; in float32 the climb to a
-    block's may stand still on its second singular value (seen once, 7 % lower), which float64
-    passes. They are differentiated once; for second derivatives take the Frobenius norm. For
-    the average over depth and data, `jax.lax.map` it over `attention_sites` and `vmap` over
-    examples.
+    No block is formed (`block_norms`) unless a norm follows attention's output, and operator norms
+    are streamed over columns: no array is larger than the attention matrices, or than a matrix of
+    the width for each position. Operator norms are exact to rounding where the largest singular
+    value is isolated, and to the gap where it is not; in float32 the iteration may stop at the
+    second singular value (seen once, 7 % lower), in float64 it does not. They are differentiated
+    once; for second derivatives take the Frobenius norm. For the average over depth and data,
+    `jax.lax.map` it over `attention_sites` and `vmap` over examples.
 
     Parameters
     ----------
@@ -99,7 +98,7 @@ def cone_mass(
     """
     require_name(norm, ("operator", "frobenius"), "norm", NAMES)
     require_name(normalisation, ("density", "finite"), "normalisation", NAMES)
-    if not _in_closed_form(attention):
+    if not (isinstance(attention, CausalAttention) and causal_by_construction(attention)):
         return _mass_of_field(attention, x, grid, norm, normalisation)
     factors = kernel_factors(attention, x, grid)
     weights = _cone_weights(grid, normalisation).astype(factors.kernel.dtype)
@@ -153,7 +152,7 @@ def probed_cone_mass(
     require_name(normalisation, ("density", "finite"), "normalisation", NAMES)
     require_on_grid(x, grid, "x", "length width")
     require_floats(probes, "probes", "probes width", width=x.shape[1])
-    if _in_closed_form(attention):
+    if isinstance(attention, CausalAttention) and causal_by_construction(attention):
         factors = kernel_factors(attention, x, grid)
         push, probes = factors.push_column, probes.astype(factors.states.dtype)
         weights = _cone_weights(grid, normalisation).astype(factors.kernel.dtype)
@@ -219,7 +218,7 @@ class JointCone(NamedTuple):
 
 @filter_jit
 def joint_cone(sites: AttentionSites, grid: Grid) -> JointCone:
-    r"""Stream the cross-depth integrand of a batch to its extremes and its integral.
+    r"""Reduce the cross-depth integrand of a batch to its extremes and its integral.
 
     `eq:joint-cross-depth-cone-integrand`: with :math:`a_k(p) = \zeta_k K_k(p,q)^*P(p)`, it is
     :math:`\mathbb E\,a_k(p)\cdot a_l(r)`, the expectation over the batch. Positions q and depths k
@@ -285,20 +284,15 @@ def _cone_weights(grid: Grid, normalisation: Normalisation) -> Float[Array, "len
 
 
 def _weights_of_blocks(grid: Grid, normalisation: Normalisation) -> Float[Array, "length length"]:
-    r"""The same, of a field's own blocks :math:`\hat K_{ij} = W_{ij}\,K(p_i, p_j)`."""
+    r"""The same weights of the Jacobian's blocks :math:`\hat K_{ij} = W_{ij}\,K(p_i, p_j)`."""
     weights, prefix = widened((_cone_weights(grid, normalisation), grid.prefix_weights()))
     return jnp.where(prefix != 0, weights / jnp.where(prefix != 0, prefix, 1) ** 2, 0)
-
-
-def _in_closed_form(attention: Field) -> TypeGuard[CausalAttention]:
-    """Whether blocks are those of `tangent`: not those of sums of one's own."""
-    return isinstance(attention, CausalAttention) and written_causal(attention)
 
 
 def _columns_of(
     field: Field, x: State, grid: Grid, normalisation: Normalisation
 ) -> tuple[Callable[[Array, Array], State], Float[Array, "length length"]]:
-    r"""``push(j, vector)``, :math:`\hat K_{ij}\,v` of every i, and the weights of such blocks."""
+    r"""Return ``push(j, vector)``, :math:`\hat K_{ij}\,v` over i, and the blocks' weights."""
     require_callable(field, "attention", "field(x, context, grid)")
 
     def push(j: Array, vector: Float[Array, " width"]) -> State:
@@ -311,8 +305,8 @@ def _columns_of(
 def _of_the_future(
     masses: Float[Array, "length *rest"], ahead: Bool[Array, " length"], field: Field, grid: Grid
 ) -> Float[Array, "length *rest"]:
-    """Refuse masses of columns that reach back; on panels all do, within one."""
-    if written_causal(field) or not isinstance(grid, CellGrid):
+    """Raise where a column reaches earlier rows; on panels all do, within a panel."""
+    if causal_by_construction(field) or not isinstance(grid, CellGrid):
         return masses
     message = (
         "field: got one that looks ahead, expected a causal one: a cone mass is of what "
@@ -324,7 +318,7 @@ def _of_the_future(
 def _mass_of_field(
     field: Field, x: State, grid: Grid, norm: Norm, normalisation: Normalisation
 ) -> Float[Array, " length"]:
-    """`cone_mass` by the blocks of any field, column by column."""
+    """Compute `cone_mass` from the blocks of any field, column by column."""
     require_on_grid(x, grid, "x", "length width")
     push, weights = _columns_of(field, x, grid, normalisation)
 

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 
 from lim_jax._checks import guarded, require_callable, require_example
 from lim_jax.adjoint.sweep import SIGNATURE, Example, TerminalLoss
-from lim_jax.adjoint.tangent import looks_ahead, pull_back, written_causal
+from lim_jax.adjoint.tangent import causal_by_construction, looks_ahead, pull_back
 from lim_jax.grid.measure import Grid
 from lim_jax.network.continuous import ContinuousFlow, guarded_times, require_continuous
 from lim_jax.network.slots import State
@@ -54,9 +54,9 @@ def continuous_adjoint(
 
     :math:`-\partial_t P_t = \zeta(t)\,D\mathscr F_{\theta_t}(X_t)^* P_t` (`eq:adjoint`), along the
     dense interpolation of the forward solution. The parts that the kernel and the local operator
-    add are integrated beside P. It agrees with differentiating the forward solve as far as both are
-    resolved; for exact gradients of a discretisation take `adjoint_trajectory`. To differentiate
-    further, differentiate the flow itself.
+    add are integrated beside P. It agrees with the derivative of the forward solve within the
+    tolerances of both; for exact gradients of a discretisation take `adjoint_trajectory`. To
+    differentiate further, differentiate the flow itself.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ def continuous_adjoint(
     grid
         The positions of x; any grid.
     times
-        The depth times at which to keep P, increasing.
+        The depth times at which to save P, increasing.
 
     Raises
     ------
@@ -81,7 +81,7 @@ def continuous_adjoint(
 
     Examples
     --------
-    >>> from lim_jax.grid import gauss_grid, integral
+    >>> from lim_jax import gauss_grid, integral
     >>> grid = gauss_grid(4)
     >>> flow = ContinuousFlow(lambda time: lambda x, context, grid: -x)
     >>> times = jnp.array([0.0, 1.0])
@@ -121,11 +121,10 @@ def continuous_adjoint(
 def _causal(
     cone: State, flow: ContinuousFlow, grid: Grid, times: Array, states: tuple[State, ...]
 ) -> State:
-    """Refuse what came through a context that reads ahead at one of some times."""
+    """Raise where the field at one of some times reads later tokens."""
     fields = [(flow.control(time), state) for time, state in zip(times, states, strict=True)]
-    ahead = [
-        looks_ahead(field, state, grid) for field, state in fields if not written_causal(field)
-    ]
+    unknown = [(field, state) for field, state in fields if not causal_by_construction(field)]
+    ahead = [looks_ahead(field, state, grid) for field, state in unknown]
     if not ahead:
         return cone
     message = (
@@ -135,7 +134,7 @@ def _causal(
     return guarded(cone, jnp.any(jnp.stack(ahead)), message)
 
 
-# One type and two functions, not closures a call: a second adjoint compiles nothing.
+# A type and two functions, not closures made by each call: a second adjoint compiles nothing.
 class _Rates(eqx.Module):
     """The adjoint equation beside the integrals of its kernel's and its local operator's share."""
 

@@ -1,13 +1,12 @@
-r"""The paper's criteria of primacy and recency, run on data: certificates of checked premises.
+r"""The paper's criteria of primacy and recency as certificates, computed from data.
 
-A certificate says what a proposition claims of the data in hand: whether its premises hold, by
-what margin its inequality is satisfied, whether it could have been satisfied at all, and whether
-the conclusion, measured apart, is true. Where a certificate holds its conclusion does, if the
-bounds that it was given are true: the norms behind an amplification of layers are bounds except
-with a stated probability. Those of a continuous flow are samples in depth, and certify nothing.
+A certificate says whether a proposition's premises hold, by what margin its inequality is
+satisfied, whether it could have been satisfied at all, and whether the conclusion, measured apart,
+is true. Where a certificate holds its conclusion does, if the bounds that it was given are true:
+the norms behind an amplification of layers are bounds except with a stated probability. Those of a
+continuous flow are samples in depth, and certify nothing.
 
-These functions judge concrete numbers: they are called outside `jax.jit`, and refuse NaN and
-infinity.
+These functions need concrete numbers: call them outside `jax.jit`. NaN and infinity raise.
 """
 
 import math
@@ -61,7 +60,9 @@ def cone_bounds(cone: JointCone, regions: Regions) -> ConeBounds:
     regions
         On the same grid.
     """
-    _require_cone(cone, regions)
+    require_kind(cone, JointCone, "cone", "Take it from joint_cone.")
+    require_regions(regions)
+    require_on_grid(cone.energy, regions.grid, "cone.energy", "length")
     lowest, largest = _extremes(cone, regions)
     scale = float(cone.horizon) ** 2
     areas = np.asarray(regional_averages(cone.future**2, regions))
@@ -72,12 +73,6 @@ def cone_bounds(cone: JointCone, regions: Regions) -> ConeBounds:
         float(energies[1]),
         largest * scale * float(areas[1]),
     )
-
-
-def _require_cone(cone: JointCone, regions: Regions) -> None:
-    require_kind(cone, JointCone, "cone", "Take it from joint_cone.")
-    require_regions(regions)
-    require_on_grid(cone.energy, regions.grid, "cone.energy", "length")
 
 
 def _extremes(cone: JointCone, regions: Regions) -> tuple[float, float]:
@@ -110,18 +105,17 @@ def primacy_noncancellation(cone: JointCone, regions: Regions) -> Certificate:
         Where a number is NaN or infinite.
     """
     require_concrete("cone", cone)
-    _require_cone(cone, regions)
-    found, precision = cone_bounds(cone, regions), jnp.result_type(cone.energy)
+    bounds, precision = cone_bounds(cone, regions), jnp.result_type(cone.energy)
     lowest, _ = _extremes(cone, regions)
     return Certificate(
         name="primacy of the cone channel",
         source="prop:primacy-noncancellation",
         premises=(Premise("κ_L > 0: no cancellation on the left", lowest, lowest > 0),),
         inequalities=(
-            compare("κ_L T² A_L > K_M T² A_M", found.left_bound, found.middle_bound, precision),
+            compare("κ_L T² A_L > K_M T² A_M", bounds.left_bound, bounds.middle_bound, precision),
         ),
         conclusion="the cone energy averages more over the left than over the middle",
-        measured=(compare("mean of Q_cone, left > middle", found.left, found.middle, precision),),
+        measured=(compare("mean of Q_cone, left > middle", bounds.left, bounds.middle, precision),),
         vacuous=""
         if lowest > 0
         else f"some pair of contributions to the left cancels (κ_L = {lowest:.3g}), "
@@ -134,15 +128,7 @@ def primacy_noncancellation(cone: JointCone, regions: Regions) -> Certificate:
 
 
 class EnergyStability(NamedTuple):
-    r"""How far the layers move regional energies of the covector, by region (left, middle, right).
-
-    Attributes
-    ----------
-    terminal, initial
-        :math:`\mathcal A_B(P_T)` and :math:`\mathcal A_B(P_0)`.
-    bound
-        What they differ by at most.
-    """
+    r"""Regional energies of :math:`P_T` and :math:`P_0`, and a bound on their differences."""
 
     terminal: Float[Array, "3"]
     initial: Float[Array, "3"]
@@ -176,9 +162,11 @@ def energy_stability(
     >>> from lim_jax.grid import boundary_regions, token_grid
     >>> regions = boundary_regions(token_grid(3), "1/3")
     >>> ones = jnp.ones((1, 3, 1))
-    >>> found = energy_stability(ones, 1.5 * ones, jnp.array([0.5]), regions)
-    >>> jnp.round(found.initial - found.terminal, 4).tolist(), jnp.round(found.bound, 4).tolist()
-    ([1.25, 1.25, 1.25], [3.75, 3.75, 3.75])
+    >>> energies = energy_stability(ones, 1.5 * ones, jnp.array([0.5]), regions)
+    >>> jnp.round(energies.initial - energies.terminal, 4).tolist()
+    [1.25, 1.25, 1.25]
+    >>> jnp.round(energies.bound, 4).tolist()
+    [3.75, 3.75, 3.75]
     """
     require_regions(regions)
     for covectors, name in ((terminal, "terminal"), (initial, "initial")):
@@ -196,7 +184,7 @@ def energy_stability(
 def _squares(
     terminal: Array, initial: Array, amplification: Array, weights: Array
 ) -> tuple[Array, Array, Array]:
-    r"""The mean :math:`\|P_T\|^2` and :math:`\|P_0\|^2`, and what the layers may move in all."""
+    r"""The means of :math:`\|P_T\|^2` and :math:`\|P_0\|^2`, and the bound's numerator."""
     terminal, initial, amplification = widened((terminal, initial, amplification))
     squares = (terminal**2).sum(axis=2)
     growth = 2 * amplification + amplification**2
@@ -287,7 +275,7 @@ def recency_survival(
 
 
 def _sampled(amplification: Array | GeneratorNorms) -> tuple[Array, tuple[Premise, ...]]:
-    """Return c of every example, and the premise that fails where it is measured, not proved."""
+    """Return c of every example, and a premise that fails where c is measured, not proved."""
     if not isinstance(amplification, GeneratorNorms):
         return amplification, ()
     statement = "c is a bound over all of depth, not measured at sampled times, as many as"
@@ -296,36 +284,23 @@ def _sampled(amplification: Array | GeneratorNorms) -> tuple[Array, tuple[Premis
 
 
 def bearable_amplification(regions: Regions) -> float:
-    r"""From which c on `recency_survival` cannot hold.
-
-    :math:`\sqrt{1 + |E_M|/(|E_R| + |E_M|)} - 1`.
-
-    Examples
-    --------
-    >>> from lim_jax.grid import boundary_regions, token_grid
-    >>> round(bearable_amplification(boundary_regions(token_grid(5), 0.2)), 4)  # root of 7/4
-    0.3229
-    """
-    require_regions(regions)
+    r"""The least c where `recency_survival` fails, :math:`\sqrt{1 + |E_M|/|E_R \cup E_M|} - 1`."""
     _, middle, right = (float(size) for size in regions.weights.sum(axis=1))
     return math.sqrt(1 + middle / (right + middle)) - 1
 
 
 def _enough_damping(least: list[float], ceiling: float) -> str:
-    """At which depth or delta a recency that the layers amplify could be certified.
-
-    By the least c over examples of the layers from each on, as far as it is known.
-    """
+    """Say at which depth or delta recency could hold, by the least c from each depth on."""
     widest = math.sqrt(2) - 1  # the ceiling as delta tends to zero
     enough = [layers for layers, c in enumerate(least) if c < ceiling]
     if enough:
-        found = f"{enough[0]} layers later, from where c >= {least[enough[0]]:.3g}"
+        advice = f"{enough[0]} layers later, from where c >= {least[enough[0]]:.3g}"
     elif len(least) > 1:
-        found = f"at no depth: the last layer alone has c >= {least[-1]:.3g}"
+        advice = f"at no depth: the last layer alone has c >= {least[-1]:.3g}"
     else:
-        found = f"of a later depth, whose layers have c < {ceiling:.3g}"
+        advice = f"of a later depth, whose layers have c < {ceiling:.3g}"
     smaller = f"; or at a smaller delta (c < {widest:.3g} at 0)"
-    return found if least[0] >= widest else found + smaller
+    return advice if least[0] >= widest else advice + smaller
 
 
 def right_biased_queries(
@@ -419,7 +394,7 @@ def right_biased_queries(
 def _measured_queries(
     query_weights: Array, residual_energies: Array, terminal: Array, weights: Array
 ) -> tuple[Array, Array]:
-    r"""The mean :math:`\|P_T\|^2`, and by how much of the largest it misses :math:`\chi^2\rho`."""
+    r"""The mean :math:`\|P_T\|^2`, and its distance from :math:`\chi^2\rho` over the largest."""
     query_weights, residual_energies, terminal = widened(
         (query_weights, residual_energies, terminal)
     )

@@ -1,10 +1,7 @@
-r"""When influence is Lost in the Middle: what its channels say, exactly and by bounds on them.
+r"""Certificates of Lost-in-the-Middle from the channels, exactly and by bounds on them.
 
-Certificates, as in `criteria`. Your own constants are taken at your word where the data do not
-contradict them; `bootstrap_bounds` are bounds of these data.
-
-These functions judge concrete numbers: they are called outside `jax.jit`, and refuse NaN and
-infinity.
+Bounds of your own are assumed true where the data do not contradict them; `bootstrap_bounds` are
+bounds of these data. As in `criteria`, call these functions outside `jax.jit`.
 """
 
 import math
@@ -15,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key
 
-from lim_jax._checks import counted, described, is_real, require, require_key, require_kind
+from lim_jax._checks import require, require_kind
 from lim_jax._errors import filter_jit
 from lim_jax.adjoint.certificate import Certificate, Inequality, Premise, compare, require_concrete
 from lim_jax.adjoint.ledger import CHANNELS, PAIRS, RegionalChannels
@@ -101,29 +98,12 @@ def bootstrap_bounds(
     confidence: float = 0.95,
     resamples: int = 1000,
 ) -> ChannelBounds:
-    """Take bounds from the data, each with bootstrap confidence over the examples.
+    """Estimate bounds from the data, each with bootstrap confidence over the examples.
 
     One-sided quantiles of the resampled energies and correlations, and never inside the data's
     own values, so that the criterion's conclusion is true of the data themselves too.
-
-    Parameters
-    ----------
-    regional
-        From `ledger.regional_channels`.
-    key
-        For resampling.
-    confidence
-        Of each bound by itself.
-    resamples
-        How many.
     """
-    require_key(key)
-    require_kind(regional, RegionalChannels, "regional", REGIONAL)
-    cure = "0.95 leaves one in twenty below a bound."
-    inside = is_real(confidence) and 0 < float(confidence) < 1
-    expected = "a number strictly between 0 and 1"
-    require(inside, "confidence", got=described(confidence), expected=expected, cure=cure)
-    return _bootstrap(regional, key, confidence, counted(resamples, "resamples"))
+    return _bootstrap(regional, key, confidence, resamples)
 
 
 @filter_jit
@@ -204,12 +184,10 @@ def double_deficit(regional: RegionalChannels, bounds: ChannelBounds) -> Certifi
 
 
 def _enough_data(regional: RegionalChannels, hopeless: list[str]) -> str:
-    """Whether bounds as tight as the data's own values would do, to which more examples bring them.
-
-    Over a region l would then be the boundary's channel, and Gamma twice the sizes of the pairs.
-    """
+    """Say whether bounds as tight as the data's own values would be tight enough."""
     gamma, energies = 2 * np.abs(regional.pairs).sum(axis=1), np.asarray(regional.energies)
     own = {"left": energies[0, 1] - gamma[0], "right": energies[2, 0] - gamma[2]}
+    # With such bounds l is the boundary's channel, and Gamma twice the sizes of the pairs.
     never = [name for name in hopeless if float(own[name]) <= 0]
     if not never:
         return "with more examples: l > Gamma of the data's own values, if not of bounds on them"
@@ -220,7 +198,7 @@ def _enough_data(regional: RegionalChannels, hopeless: list[str]) -> str:
 
 
 def _added(regional: RegionalChannels) -> np.ndarray:
-    """The sizes of what is added up for each region's energy: channels and twice their pairs."""
+    """The sizes of the terms of each region's energy: channels and twice their pairs."""
     pairs = 2 * np.abs(regional.pairs).sum(axis=1)
     return np.asarray(np.asarray(regional.energies).sum(axis=1) + pairs, float)
 
@@ -237,7 +215,7 @@ def _lost_in_the_middle(
 
 
 def _refuse_contradicted(regional: RegionalChannels, bounds: ChannelBounds) -> None:
-    """Name the first bound that the data contradict, beyond rounding."""
+    """Raise ValueError for the first bound that the data contradict beyond rounding."""
     energies, correlations = np.asarray(regional.energies), np.asarray(regional.correlations)
     upper, most_correlated = np.asarray(bounds.upper), np.asarray(bounds.correlations)
     slack = math.sqrt(np.finfo(energies.dtype).eps)

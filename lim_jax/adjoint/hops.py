@@ -1,15 +1,15 @@
-r"""How far the loss reached back: the input adjoint by the number of times attention was taken.
+r"""The input adjoint by the number of attention layers that the loss passed on its way back.
 
 .. math:: P_k = \sum_r P_k^{(r)}, \qquad
           P_k^{(r)} = (I + \varepsilon\zeta B^*)P_{k+1}^{(r)}
           + \varepsilon\zeta K^*P_{k+1}^{(r-1)}, \qquad P_M^{(0)} = P_T
 
 The order r counts the kernels :math:`K^*` on the way back from the loss; the residual path and the
-local operators :math:`I + \varepsilon\zeta B^*` mix no tokens and are free. So order 0 stays where
-the loss asks, order 1 is what its queries read directly, order 2 what they read from tokens that
-had read it. Where a channel of `ledger` says which operator of a layer wrote a covector last, an
-order says how the whole covector came from the loss: a layer that only rescales the state changes
-no order's share. Vectors are densities.
+local operators :math:`I + \varepsilon\zeta B^*` mix no tokens and do not count. So order 0 stays at
+the loss's queries, order 1 is what they read directly, order 2 what they read from tokens that had
+read it. A channel of `ledger` says which operator of a layer wrote a covector last; an order says
+how the whole covector came from the loss: a layer that only rescales the state changes no order's
+share. Vectors are densities.
 """
 
 from typing import Any
@@ -22,7 +22,7 @@ from lim_jax._checks import counted, require_callable, require_example
 from lim_jax._errors import filter_jit
 from lim_jax.adjoint.ledger import cone_by_head
 from lim_jax.adjoint.sites import attention_sites
-from lim_jax.adjoint.stages import Few, Stage, linearised_stages
+from lim_jax.adjoint.stages import SparseRows, Stage, linearised_stages
 from lim_jax.adjoint.sweep import SIGNATURE, Example, TerminalLoss, terminal_adjoint
 from lim_jax.adjoint.tangent import Parts
 from lim_jax.grid.measure import Grid
@@ -94,8 +94,8 @@ def attention_hops(
         hops, _, _ = pull_back_hops(flow, layer, state, hops, grid)
         return hops, hops
 
-    _, found = flow.scan(backward, hops, states[:-1], reverse=True)
-    return jnp.concatenate([found, hops[None]])
+    _, by_depth = flow.scan(backward, hops, states[:-1], reverse=True)
+    return jnp.concatenate([by_depth, hops[None]])
 
 
 def pull_back_hops(
@@ -104,51 +104,28 @@ def pull_back_hops(
     state: State,
     hops: Covectors,
     grid: Grid,
-    few: Few | None = None,
-) -> tuple[Covectors, Few | None, list[Stage]]:
-    r"""Carry covectors by hops back through one layer, and keep what its stages met and made.
+    sparse: SparseRows | None = None,
+) -> tuple[Covectors, SparseRows | None, list[Stage]]:
+    r"""Carry :math:`P_{k+1}^{(r)}` back through one layer to :math:`P_k^{(r)}`.
 
-    Parameters
-    ----------
-    flow, layer, state, grid
-        As in `stages.pull_back_stages`.
-    hops
-        :math:`P_{k+1}^{(r)}`, the last row of that many hops or more.
-    few
-        Where the covector of no hops is zero but at a few places, it by these
-        (`stages.linearised_stages`): then rows of `hops` begin with one hop.
-
-    Returns
-    -------
-    hops, few
-        :math:`P_k^{(r)}`.
-    stages
-        The layer's, the last first, as the whole covector meets them.
-
-    Examples
-    --------
-    >>> from lim_jax.grid import token_grid
-    >>> field = lambda x, context, grid: 2 * x + 3 * context
-    >>> flow = ResidualFlow(jnp.ones(1))  # its step is euler
-    >>> hops = jnp.array([[[1.0]], [[0.0]], [[0.0]]])
-    >>> layer, x = (field, jnp.array(1.0)), jnp.ones((1, 1))
-    >>> found, _, (stage,) = pull_back_hops(flow, layer, x, hops, token_grid(1))
-    >>> found[:, 0, 0].tolist(), stage.parts.kernel.item()
-    ([3.0, 3.0, 0.0], 3.0)
+    Where the covector of no hops is zero but at a few positions it may be given as `sparse`: rows
+    of `hops` then begin with one hop. Returns both, and the layer's stages, the last first, as the
+    whole covector meets them.
     """
     stages = []
-    for field, met, pull in linearised_stages(flow, layer, state, grid):
-        parts, of_few, heads = pull(hops, few)
+    for field, at, pull in linearised_stages(flow, layer, state, grid):
+        parts, of_sparse, heads = pull(hops, sparse)
         covector, local, kernel = (part.sum(axis=0) for part in (hops, *parts))
         first = jnp.zeros_like(kernel)
-        if few is not None and of_few is not None:
-            moved, first = few._replace(rows=of_few.local), of_few.kernel
-            covector, local = covector + few.whole(len(state)), local + moved.whole(len(state))
-            few, kernel = few._replace(rows=few.rows + moved.rows), kernel + first
-        stages.append(Stage(field, met, covector, Parts(local, kernel), heads))
+        if sparse is not None and of_sparse is not None:
+            moved, first = sparse._replace(rows=of_sparse.local), of_sparse.kernel
+            covector += sparse.dense(len(state))
+            local += moved.dense(len(state))
+            sparse, kernel = sparse._replace(rows=sparse.rows + moved.rows), kernel + first
+        stages.append(Stage(field, at, covector, Parts(local, kernel), heads))
         one_more = jnp.roll(parts.kernel, 1, axis=0).at[0].set(first)
         hops = (hops + parts.local + one_more).at[-1].add(parts.kernel[-1])
-    return hops, few, stages
+    return hops, sparse, stages
 
 
 @filter_jit
@@ -159,9 +136,9 @@ def one_hop_by_head(
     grid: Grid,
     depth: int = 0,
 ) -> Float[Array, "layers heads length width"]:
-    r"""What each head of each layer moves in exactly one hop; it sums to row 1 of `attention_hops`.
+    r"""Split the covector of exactly one hop, row 1 of `attention_hops`, by layer and head.
 
-    A head's kernel meets the covector of no hops, and what it moves goes on by local operators:
+    A head's kernel acts on the covector of no hops, and local operators carry its image on:
 
     .. math:: \Bigl[\prod_{k\le j<l}(I + \varepsilon\zeta B_j^*)\Bigr]\,
               \varepsilon\zeta K_{l,h}^*\,P_{l+1}^{(0)}, \qquad l = k, \dots, M - 1,
@@ -206,7 +183,7 @@ def one_hop_by_head(
     layers = jnp.arange(flow.depth)
 
     def carried(start: tuple[Array, Array]) -> Float[Array, "heads length width"]:
-        """From the layer that moved them back to `depth`."""
+        """Carry a layer's heads back to `depth`."""
         source, heads = start
 
         def backward(heads, layer, state, index):

@@ -1,4 +1,4 @@
-r"""The norm of an operator that is known by its action alone, from both sides.
+r"""Bounds on the norm of an operator that is known by its action alone.
 
 Let :math:`v_1` be uniform on the unit sphere of :math:`\mathbb R^n`, and :math:`\hat\sigma` the
 largest :math:`\|Bv\|/\|v\|` over the Krylov space of :math:`B^*B v_1, \dots`, of dimension k. With
@@ -10,8 +10,7 @@ at most :math:`t\sqrt{2n/\pi}`. So, except with probability :math:`\pi_0`,
 .. math:: \hat\sigma \le \|B\| \le \hat\sigma\,
           \cosh\frac{\mathrm{arcosh}(\sqrt{2n/\pi}/\pi_0)}{2k-1},
 
-whatever the singular values are. This is the argument of Kuczyński and Woźniakowski (1992), with
-its probability written out.
+whatever the singular values are (the argument of Kuczyński and Woźniakowski 1992).
 """
 
 import math
@@ -23,14 +22,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from lim_jax._checks import (
-    counted,
-    require,
-    require_callable,
-    require_floats,
-    require_known,
-    undifferentiated,
-)
+from lim_jax._checks import counted, require, require_known, undifferentiated
 
 Vector = Float[Array, "..."]
 Push = Callable[[Vector], Vector]
@@ -39,15 +31,7 @@ TWICE = "Norms of operators are differentiated once: their leading vectors are h
 
 
 class NormBounds(NamedTuple):
-    """The norm of an operator from both sides.
-
-    Attributes
-    ----------
-    attained
-        A ratio that a vector attains: never above the norm, but for rounding.
-    upper
-        Above the norm, except with the probability of failure that was asked for.
-    """
+    """A ratio that a vector attains, never above the norm, and a probable upper bound."""
 
     attained: Float[Array, "*operators"]
     upper: Float[Array, "*operators"]
@@ -61,44 +45,13 @@ def norm_bounds(
     steps: int,
     failure: float,
 ) -> NormBounds:
-    r"""Bound :math:`\|B\|_2` from both sides, by k applications of B and :math:`B^*`.
+    r"""Bound :math:`\|B\|_2` from both sides by k = `steps` applications of B and :math:`B^*`.
 
-    Keeps 2k vectors. A Krylov space of all n dimensions leaves nothing out: both bounds are the
-    norm. Differentiable once in `arguments`: the derivative is that of :math:`\|Bv\|` at the vector
-    v found, held still.
-
-    Parameters
-    ----------
-    operator
-        ``operator(arguments)`` is the linear map ``vector -> vector``; it closes over nothing that
-        is differentiated.
-    arguments
-        What the operator depends on.
-    start
-        Standard normal, independent of the operator.
-    steps
-        k, the dimension of the Krylov space.
-    failure
-        The probability that `upper` is too small; it enters by its logarithm.
-
-    Raises
-    ------
-    ValueError
-        Where there is no step, or the probability is not in (0, 1/2).
-    NotImplementedError
-        Where it is differentiated twice.
-
-    Examples
-    --------
-    >>> scaled = lambda scale: lambda v: scale * v
-    >>> start = jax.random.normal(jax.random.key(0), (3,))
-    >>> found = norm_bounds(scaled, jnp.array([1.0, 2.0, 4.0]), start, steps=3, failure=1e-9)
-    >>> round(float(found.attained), 4), round(float(found.upper), 4)
-    (4.0, 4.0)
+    Stores 2k vectors. A Krylov space of all n dimensions leaves nothing out: both bounds are the
+    norm. Differentiable once in `arguments`: the derivative is that of :math:`\|Bv\|` at the
+    maximising v, held still. ``operator(arguments)`` is the linear map; `start` is standard normal,
+    independent of it; `failure` is the probability that the upper bound is too small.
     """
-    require_callable(operator, "operator", "from the arguments to a linear map")
-    require_floats(start, "start", "*shape", "Draw it standard normal.")
-    steps = counted_steps(steps, failure)
     dimension = math.prod(start.shape)
     attained = _attained(operator, steps, arguments, start)
     if steps >= dimension:
@@ -108,7 +61,7 @@ def norm_bounds(
 
 
 def counted_steps(steps: Any, failure: Any) -> int:
-    """Return the dimension of a Krylov space; refuse any other, and what is no probability."""
+    """Return the dimension of a Krylov space; raise ValueError unless failure is in (0, 1/2)."""
     expected = "a probability between 0 and 1/2, known before tracing"
     cure = "1e-9 costs little more than 1e-3: it enters by its logarithm."
     require_known(failure, "failure", expected=expected, cure=cure)
@@ -133,8 +86,8 @@ def _attained_jvp(operator, steps, primals, tangents):
 def _leading_vector(push: Push, start: Vector, steps: int) -> Vector:
     r"""The unit vector of the Krylov space at which :math:`\|Bv\|` is largest.
 
-    The basis is made orthogonal afresh at every step, twice. Where what remains is rounding, the
-    space holds all that it can, and no vector follows.
+    The basis is reorthogonalised at every step, twice. Where only rounding remains, the space is
+    full, and zeros follow.
     """
     transpose = jax.linear_transpose(push, start)
     steps = min(steps, math.prod(start.shape))
@@ -159,7 +112,7 @@ def _leading_vector(push: Push, start: Vector, steps: int) -> Vector:
 
 
 def _size(vector: Vector) -> Float[Array, ""]:
-    """The Euclidean norm, in units of the largest entry: squares of small ones would underflow."""
+    # In units of the largest entry: squares of small ones would underflow.
     peak = _peak(vector)
     square = ((vector / peak) ** 2).sum()
     return peak * jnp.where(square == 0, 0, jnp.sqrt(jnp.where(square == 0, 1, square)))
@@ -171,6 +124,6 @@ def _unit(vector: Vector) -> Vector:
 
 
 def _peak(vector: Vector) -> Float[Array, ""]:
-    """The largest size of an entry, or one; a unit, which derivatives pass by."""
+    """The largest size of an entry, or one; a unit without a derivative."""
     peak = jax.lax.stop_gradient(jnp.abs(vector).max())
     return jnp.where(peak == 0, 1, peak)

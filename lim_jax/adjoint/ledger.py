@@ -1,14 +1,14 @@
-r"""Why a position matters: the exact residual, cone and local channels of the input adjoint.
+r"""The exact residual, cone and local channels of the input adjoint.
 
 .. math:: P_0 = P_{\rm res} + P_{\rm cone} + P_{\rm loc}
 
 (`eq:adjoint-channel-vector-decomposition`): the terminal covector itself, and what the kernels and
-the local operators of all layers add to it on the way back. Generator terms, not three signals:
-every term is evaluated at the full adjoint. Vectors and energies are densities.
+the local operators of all layers add to it on the way back. Every term is evaluated at the full
+adjoint. Vectors and energies are densities.
 
-The same holds at every depth, with the layers that are still to come. Where early layers change
-the scale of the state, as those of trained networks do, depth 0 says little: what such a layer adds
-to the covector is the change of scale. Then look at a later depth, or at `hops`.
+The same holds at every depth, with the layers above it. Where early layers change the scale of the
+state, as those of trained networks do, depth 0 says little: such a layer adds the change of scale
+to the covector. Then look at a later depth, or at `hops`.
 """
 
 from itertools import combinations
@@ -19,18 +19,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from lim_jax._checks import (
-    counted,
-    guarded,
-    require_callable,
-    require_example,
-    require_kind,
-)
+from lim_jax._checks import counted, guarded, require_callable, require_example
 from lim_jax._errors import filter_jit
 from lim_jax.adjoint.sites import AttentionSites, require_sites
 from lim_jax.adjoint.stages import pull_back_heads, pull_back_stages
 from lim_jax.adjoint.sweep import SIGNATURE, Example, TerminalLoss
-from lim_jax.adjoint.tangent import looks_ahead, written_causal
+from lim_jax.adjoint.tangent import causal_by_construction, looks_ahead
 from lim_jax.grid.integrals import inner
 from lim_jax.grid.measure import Grid, require_on_grid
 from lim_jax.grid.partition import Regions, regional_averages, require_regions
@@ -66,7 +60,6 @@ class Channels(NamedTuple):
     local_by_depth: Float[Array, "depth length width"]
 
     def __str__(self) -> str:
-        """How large it is; its numbers are in the arrays."""
         *batch, layers, length, width = self.cone_by_depth.shape
         of = f"{batch} " if batch else ""
         return f"{of}channels of {layers} layers, {length} positions and {width} components"
@@ -154,8 +147,8 @@ def channels(
     >>> grid, keys = token_grid(3), jax.random.split(jax.random.key(0), 2)
     >>> flow = ResidualFlow(jax.vmap(lambda key: TransformerField.init(2, key=key))(keys))
     >>> x = jax.random.normal(jax.random.key(1), (3, 2))
-    >>> found = channels(flow, lambda x, y: jnp.sum((x - y) ** 2), (x, jnp.ones((3, 2))), grid)
-    >>> bool(jnp.allclose(found.vectors.sum(axis=0), found.covectors[0], atol=1e-5))
+    >>> parts = channels(flow, lambda x, y: jnp.sum((x - y) ** 2), (x, jnp.ones((3, 2))), grid)
+    >>> bool(jnp.allclose(parts.vectors.sum(axis=0), parts.covectors[0], atol=1e-5))
     True
     """
     require_flow(flow)
@@ -165,7 +158,7 @@ def channels(
     times, states = flow.trajectory(x, grid)
     loss, gradient = jax.value_and_grad(terminal_loss)(states[-1], y)
     terminal = gradient / grid.weights[:, None]
-    unknown = not written_causal(flow.pattern)
+    unknown = not causal_by_construction(flow.pattern)
 
     def backward(covector, layer, state):
         stages = pull_back_stages(flow, layer, state, covector, grid)
@@ -191,38 +184,12 @@ def channels(
 def relative_energies(
     vectors: Float[Array, "parts length width"], state: State, grid: Grid
 ) -> Float[Array, "parts length"]:
-    r"""The energies of covectors, relative to the scale of the state at their depth.
+    r"""Compute :math:`\|X\|_{\rm rms}^2\,\|P_\alpha(p)\|^2` of covectors of one depth.
 
-    .. math:: \|X\|_{\rm rms}^2\,\|P_\alpha(p)\|^2, \qquad
-              \|X\|_{\rm rms}^2 = \int_0^1 \|X(p)\|^2\,dp
-
-    To first order, moving the state at p by the fraction :math:`\eta` of its scale,
-    :math:`\|\xi\| = \eta\|X\|_{\rm rms}`, changes the loss by at most :math:`\eta` times the
-    root of this, a density in p. It is in the loss's units squared, whatever the state's units
-    are: where a layer multiplies the state by a number it divides the covector by the same, and
-    relative energies before and after it are equal. One factor for a depth: shares among positions
-    or channels of one depth are those of the plain energies.
-
-    Parameters
-    ----------
-    vectors
-        Covectors of one depth, densities: `Channels.at_depth`, rows of `hops.attention_hops`.
-    state
-        The state :math:`X_k` at that depth.
-    grid
-        Its positions.
-
-    Examples
-    --------
-    >>> from lim_jax.grid import token_grid
-    >>> vectors, state = jnp.array([[[1.0], [2.0]]]), jnp.array([[3.0], [1.0]])
-    >>> relative_energies(vectors, state, token_grid(2)).tolist()
-    [[5.0, 20.0]]
-    >>> relative_energies(vectors / 10, 10 * state, token_grid(2)).round(4).tolist()
-    [[5.0, 20.0]]
+    To first order, moving the state at p by the fraction :math:`\eta` of its root mean square
+    changes the loss by at most :math:`\eta` times the root of this, a density in p. It is in the
+    loss's units squared: layers that only rescale the state leave it as it is.
     """
-    require_on_grid(state, grid, "state", "length width")
-    require_on_grid(vectors, grid, "vectors", "parts length width", width=state.shape[1])
     return inner(state, state, grid) * (vectors**2).sum(axis=-1)
 
 
@@ -249,7 +216,7 @@ def cone_by_head(sites: AttentionSites, grid: Grid) -> Float[Array, "depth heads
 
 
 class RegionalChannels(NamedTuple):
-    r"""Products of the channels over regions: what every criterion on energies is made of.
+    r"""Products of the channels over regions, from which the criteria on energies are computed.
 
     Attributes
     ----------
@@ -335,8 +302,8 @@ def regional_channels(
     >>> from lim_jax.grid import boundary_regions, token_grid
     >>> residual, cone = jnp.array([1.0, 0.5, 1.0]), jnp.array([-1.0, 0.5, -1.0])
     >>> vectors = jnp.stack([residual, cone, jnp.zeros(3)])[None, :, :, None]
-    >>> found = regional_channels(vectors, boundary_regions(token_grid(3), "1/3"))
-    >>> jnp.round(found.energies[:, 0], 3).tolist(), jnp.round(found.totals, 3).tolist()
+    >>> regional = regional_channels(vectors, boundary_regions(token_grid(3), "1/3"))
+    >>> jnp.round(regional.energies[:, 0], 3).tolist(), jnp.round(regional.totals, 3).tolist()
     ([1.0, 0.25, 1.0], [0.0, 1.0, 0.0])
     """
     require_regions(regions)
@@ -365,7 +332,5 @@ class BoundaryStrengths(NamedTuple):
 
 def boundary_strengths(regional: RegionalChannels, regions: Regions) -> BoundaryStrengths:
     """Integrate the cone's energy over E_L and the residual's over E_R."""
-    require_kind(regional, RegionalChannels, "regional", "Take it from regional_channels.")
-    require_regions(regions)
     sizes = regions.weights.sum(axis=1)
     return BoundaryStrengths(sizes[0] * regional.energies[0, 1], sizes[2] * regional.energies[2, 0])

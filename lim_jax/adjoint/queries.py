@@ -1,4 +1,4 @@
-r"""Where a loss asks, and what its terminal covector inherits from that.
+r"""The queries of a loss, and the terminal covector that follows from them.
 
 Query weights :math:`\alpha` with the density :math:`\chi_i = \alpha_i/\Delta p_i`, the support of
 local readouts, and the readout's residual energies :math:`\rho_i`.
@@ -26,7 +26,7 @@ from lim_jax.loss.losses import Labels, logit_residual
 
 
 class QueryMasses(NamedTuple):
-    r"""Where a loss asks: the query weights :math:`\alpha` by region (left, middle, right).
+    r"""The query weights :math:`\alpha` of a loss by region (left, middle, right).
 
     Attributes
     ----------
@@ -70,10 +70,10 @@ def query_masses(query_weights: Float[Array, " length"], regions: Regions) -> Qu
     --------
     >>> from lim_jax.grid import boundary_regions, token_grid
     >>> regions = boundary_regions(token_grid(4), "1/3", "points")
-    >>> found = query_masses(jnp.array([0.0, 0.0, 0.5, 0.5]), regions)
-    >>> found.masses.tolist(), found.squares.tolist()
+    >>> queries = query_masses(jnp.array([0.0, 0.0, 0.5, 0.5]), regions)
+    >>> queries.masses.tolist(), queries.squares.tolist()
     ([0.0, 0.0, 1.0], [0.0, 0.0, 4.0])
-    >>> bool(found.right_biased), bool(found.right_biased_by_squares)
+    >>> bool(queries.right_biased), bool(queries.right_biased_by_squares)
     (True, True)
     """
     require_regions(regions)
@@ -84,7 +84,7 @@ def query_masses(query_weights: Float[Array, " length"], regions: Regions) -> Qu
 
 
 def readout_support(query_weights: Float[Array, " length"], radius: int) -> Float[Array, " length"]:
-    r"""Where the terminal covector of a local readout may be other than zero: 1 there, else 0.
+    r"""Mark with 1 where the terminal covector of a local readout may differ from zero, else 0.
 
     The tokens within `radius` of a query (`eq:local-readout-support`); a readout of one token has
     radius 0.
@@ -116,9 +116,9 @@ def readout_residual_energies(
     targets: Float[Array, "examples length vocabulary"] | Int[Array, "examples length"],
     regions: Regions,
 ) -> Float[Array, " length"]:
-    r"""The energies :math:`\rho_i = \mathbb E\,\|C_i^*(\mathrm{softmax}(H_i) - Y_{i+1})\|^2`.
+    r"""Compute :math:`\rho_i = \mathbb E\,\|C_i^*(\mathrm{softmax}(H_i) - Y_{i+1})\|^2`.
 
-    Of a tokenwise readout, where no query weight enters: the derivative of the cross-entropy of
+    The readout is tokenwise, and no query weight enters: the derivative of the cross-entropy of
     token i in the state of token i (`eq:finite-recency-energy-contrast`). Labels of another sum
     than one scale the softmax, as in `loss.logit_residual`.
 
@@ -161,10 +161,10 @@ def readout_residual_energies(
         return (covector**2).sum(axis=1), _mixing(lambda c: pull(c)[0], logits)
 
     # One example's logits at a time: of real vocabularies they are large.
-    found, mixed = jax.lax.map(energies, (states, targets))
+    squares, mixing = jax.lax.map(energies, (states, targets))
     return guarded(
-        found.mean(axis=0),
-        jnp.any(mixed),
+        squares.mean(axis=0),
+        jnp.any(mixing),
         "readout: got one that reads several tokens for one token's logits, expected a tokenwise "
         "one such as LinearReadout or TokenwiseReadout. The energies of other readouts' terminal "
         "covectors are no product of query weights and residual energies: measure them on P_T.",
@@ -172,13 +172,9 @@ def readout_residual_energies(
 
 
 def _mixing(pull: Any, logits: Float[Array, "length vocabulary"]) -> Array:
-    r"""Whether a readout's adjoint carries anything from one token to another.
-
-    Two positions differ in some binary digit. Cotangents at the positions where that digit is one
-    must give nothing where it is zero.
-    """
+    """Whether a readout's adjoint carries anything from one token to another."""
     length = logits.shape[0]
-    # In general position, so that nothing cancels.
+    # A random cotangent, so that nothing cancels.
     cotangent = jnp.asarray(np.random.default_rng(0).standard_normal(logits.shape), logits.dtype)
     largest = jnp.abs(pull(cotangent)).max()
 
@@ -187,5 +183,7 @@ def _mixing(pull: Any, logits: Float[Array, "length vocabulary"]) -> Array:
         leaked = (1 - chosen) * pull(chosen * cotangent) + chosen * pull((1 - chosen) * cotangent)
         return jnp.abs(leaked).max() > half_digits(logits.dtype) * largest
 
+    # Two positions differ in some binary digit: cotangents at the positions where it is one must
+    # give nothing where it is zero.
     digits = jnp.arange(max(length - 1, 1).bit_length())
     return jnp.any(jax.lax.map(leak, digits))

@@ -1,4 +1,4 @@
-r"""The residual path: how far the terminal covector survives the layers.
+r"""The residual path, along which the terminal covector passes the layers.
 
 .. math:: P_0 = (I + B_0)(I + B_1)\cdots(I + B_{M-1})P_M, \qquad
           B_k = (D_{X_k}X_{k+1} - I)^*
@@ -122,13 +122,15 @@ def interaction_norms(
         Its positions.
     key
         For the random start, one for all layers.
-    steps, failure
-        As in `krylov.norm_bounds`; the probability of failure is that of each layer by itself.
+    steps
+        The dimension of the Krylov space of each layer.
+    failure
+        The probability that a layer's upper bound is too small, below 1/2.
 
     Returns
     -------
     NormBounds
-        One for each layer.
+        `attained`, which a vector attains, and `upper`, one of either for each layer.
 
     Raises
     ------
@@ -141,8 +143,8 @@ def interaction_norms(
     --------
     >>> from lim_jax.grid import token_grid
     >>> flow = ResidualFlow(jnp.ones(2), step=lambda rate, x, grid, step: x - step * rate * x)
-    >>> found = interaction_norms(flow, jnp.ones((1, 1)), token_grid(1), key=jax.random.key(0))
-    >>> found.upper.tolist()
+    >>> norms = interaction_norms(flow, jnp.ones((1, 1)), token_grid(1), key=jax.random.key(0))
+    >>> norms.upper.tolist()
     [0.5, 0.5]
     """
     return _norms_by_layer(
@@ -179,8 +181,8 @@ def splitting_remainders(
     ...         return self.rates * x
     >>> exact = lambda field, x, grid, step: jnp.exp(step * field.rates) * x
     >>> flow = ResidualFlow(Growth(jnp.ones(2)), step=exact)
-    >>> found = splitting_remainders(flow, jnp.ones((1, 1)), token_grid(1), key=jax.random.key(0))
-    >>> bool(jnp.allclose(found.upper, jnp.exp(0.5) - 1.5))
+    >>> norms = splitting_remainders(flow, jnp.ones((1, 1)), token_grid(1), key=jax.random.key(0))
+    >>> bool(jnp.allclose(norms.upper, jnp.exp(0.5) - 1.5))
     True
     """
 
@@ -192,17 +194,7 @@ def splitting_remainders(
 
 
 class GeneratorNorms(NamedTuple):
-    r"""The norms of a continuous flow's generator at some depth times; layers have `NormBounds`.
-
-    Attributes
-    ----------
-    attained, upper
-        As in `krylov.NormBounds`, for each time.
-    times
-        The depth times at which they were taken.
-    horizon
-        :math:`T`.
-    """
+    """Bounds on the norm of a continuous flow's generator at some depth times."""
 
     attained: Float[Array, "*examples times"]
     upper: Float[Array, "*examples times"]
@@ -213,8 +205,7 @@ class GeneratorNorms(NamedTuple):
     def amplification(self) -> Float[Array, "*examples"]:
         r"""The paper's :math:`c = e^{T\Lambda} - 1` with the largest norm at `times` for Lambda.
 
-        A measurement, and no bound on :math:`\|P_0 - P_T\|`: norms between the times are unknown.
-        `criteria.recency_survival` takes all of these norms, not this number, and says so.
+        It is no bound on :math:`\|P_0 - P_T\|`: norms between the times are unknown.
         """
         return jnp.expm1(self.horizon * self.upper.max(axis=-1))
 
@@ -247,19 +238,21 @@ def generator_norms(
     Returns
     -------
     GeneratorNorms
-        A norm for each time, and c by the horizon: :math:`\Lambda = 2` and T = 1 in the example.
+        `attained` and `upper` for each of `times`, the `horizon`, and c as `amplification`:
+        :math:`\Lambda = 2` and T = 1 in the example.
 
     Examples
     --------
     >>> from lim_jax.grid import token_grid
     >>> flow = ContinuousFlow(lambda time: lambda x, context, grid: -(1 + time) * x)
     >>> x, times = jnp.ones((1, 1)), jnp.array([0.0, 1.0])
-    >>> found = generator_norms(flow, x, token_grid(1), times, key=jax.random.key(0))
-    >>> found.upper.tolist(), round(float(found.amplification), 3)
+    >>> norms = generator_norms(flow, x, token_grid(1), times, key=jax.random.key(0))
+    >>> norms.upper.tolist(), round(float(norms.amplification), 3)
     ([1.0, 2.0], 6.389)
     """
     require_key(key)
     require_continuous(flow)
+    steps = counted_steps(steps, failure)
     states = flow.trajectory(x, grid, times)
     start = gaussian(key, x.shape, x.dtype)
 
@@ -267,8 +260,8 @@ def generator_norms(
         control, time = timed
         return flow.profile(time) * control(time)(x, x, grid)
 
-    def at_time(met: tuple[Scalar, State]) -> NormBounds:
-        time, state = met
+    def at_time(visited: tuple[Scalar, State]) -> NormBounds:
+        time, state = visited
         return _norm_bounds(rate, (flow.control, time), state, grid, start, steps, failure)
 
     norms = jax.lax.map(at_time, states)
@@ -295,7 +288,7 @@ class Amplification(NamedTuple):
 
 
 def amplification(norms: NormBounds) -> Amplification:
-    r"""Bound what the layers do to the terminal covector, by the upper side of their norms.
+    r"""Bound the change of the terminal covector by the upper bounds on the layers' norms.
 
     c of `eq:residual-stability-bound`.
 
@@ -316,10 +309,10 @@ def amplification(norms: NormBounds) -> Amplification:
     Examples
     --------
     >>> sizes = jnp.array([0.5, 1.0])
-    >>> found = amplification(NormBounds(sizes, sizes))
-    >>> round(float(found.product), 3), round(float(found.exponential), 3)
+    >>> growth = amplification(NormBounds(sizes, sizes))
+    >>> round(float(growth.product), 3), round(float(growth.exponential), 3)
     (2.0, 6.389)
-    >>> found.products.round(3).tolist()
+    >>> growth.products.round(3).tolist()
     [2.0, 1.0]
     """
     require(
@@ -355,7 +348,7 @@ def _norms_by_layer(
     steps: int,
     failure: float,
 ) -> NormBounds:
-    """Bound the derivative of ``change(layer, x)`` in every layer where the flow meets it."""
+    """Bound the derivative of ``change(layer, x)`` in every layer along the flow from x."""
     require_flow(flow)
     require_key(key)
     steps = counted_steps(steps, failure)
@@ -381,8 +374,8 @@ def _norm_bounds(
     r"""Bound the derivative of ``change(layer, x)`` at one state, on :math:`L^2` of the grid."""
     arrays, static = eqx.partition(layer, eqx.is_array)
 
-    def operator(met: tuple[Any, State]) -> Callable[[State], State]:
-        arrays, state = met
+    def operator(arguments: tuple[Any, State]) -> Callable[[State], State]:
+        arrays, state = arguments
         combined, root = eqx.combine(arrays, static), jnp.sqrt(grid.weights)[:, None]
         _, push = jax.linearize(lambda x: change(combined, x), state)
         return lambda vector: root * push(vector / root)

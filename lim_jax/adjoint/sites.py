@@ -1,4 +1,4 @@
-"""Attention where a network linearises it: the states and the covectors that every layer meets."""
+"""The attention of every layer with the state and the covector at which it is linearised."""
 
 from typing import Any, NamedTuple
 
@@ -15,27 +15,13 @@ from lim_jax.weights import FetchedLayers, FetchedParts
 
 
 class AttentionSites(NamedTuple):
-    r"""Attention where a network linearises it: over depth, what its kernel is and what it meets.
+    """Every layer's attention, with a leading layer axis, and where it is linearised."""
 
-    Attributes
-    ----------
-    attention
-        The sublayers, with a leading layer axis; `weights.in_memory` has one of one's own.
-    increments
-        :math:`\varepsilon\zeta(t_k)`.
-    step
-        :math:`\varepsilon`, once for each layer.
-    states
-        Where each is linearised.
-    covectors
-        What each pulls back: :math:`P_{k+1}`, in the split scheme :math:`\tilde P_k`.
-    """
-
-    attention: CausalAttention | FetchedParts
-    increments: Float[Array, " depth"]
-    step: Float[Array, " depth"]
+    attention: CausalAttention | FetchedParts  # one of them by `weights.in_memory`
+    increments: Float[Array, " depth"]  # epsilon zeta(t_k)
+    step: Float[Array, " depth"]  # epsilon, for each layer
     states: Float[Array, "depth length width"]
-    covectors: Float[Array, "depth length width"]
+    covectors: Float[Array, "depth length width"]  # P_{k+1}, in the split scheme \tilde P_k
 
 
 def attention_sites(
@@ -44,9 +30,9 @@ def attention_sites(
     covectors: Float[Array, "times length width"],
     grid: Grid,
 ) -> AttentionSites:
-    r"""Find every layer's attention, the state it sees and the covector it meets.
+    r"""Find every layer's attention, the state that it reads and the covector that it pulls back.
 
-    What the terms of the cone channel are made of (`eq:depth-integrated-cone-channel`).
+    The terms of the cone channel are made of these (`eq:depth-integrated-cone-channel`).
 
     Parameters
     ----------
@@ -71,15 +57,15 @@ def attention_sites(
         (site,) = (stage for stage in stages if attention_of(stage.field) is not None)
         return _, (layer[1], site.state, site.covector)
 
-    _, (increments, *met) = flow.scan(visit, states[0], states[:-1], covectors[1:])
+    _, (increments, *where) = flow.scan(visit, states[0], states[:-1], covectors[1:])
     step = jnp.full_like(increments, flow.horizon / flow.depth)
     fetched = isinstance(flow.layers, FetchedLayers)
     attention = flow.layers.parts(attention_of) if fetched else attention_of(flow.layers)
-    return AttentionSites(attention, increments, step, *met)
+    return AttentionSites(attention, increments, step, *where)
 
 
 def require_attention(flow: Any) -> None:
-    """Refuse what is no recursion over layers with attention."""
+    """Raise ValueError unless a flow is a recursion over layers with attention."""
     require_flow(flow)
     require(
         attention_of(flow.pattern) is not None,
@@ -91,19 +77,13 @@ def require_attention(flow: Any) -> None:
 
 
 def attention_of(field: Any) -> Any:
-    """The attention of a field that is one or has one among its sublayers, else None.
-
-    Examples
-    --------
-    >>> attention_of(lambda x, context, grid: x) is None
-    True
-    """
+    """The attention of a field that is attention or has it among its sublayers, else None."""
     if isinstance(field, TransformerField):
         return field.attention
     return field if isinstance(field, CausalAttention) else None
 
 
 def require_sites(sites: Any, grid: Grid, axes: str = "depth length width") -> None:
-    """Refuse what are no sites of attention, and those of another grid."""
+    """Raise ValueError unless these are sites of attention on this grid."""
     require_kind(sites, AttentionSites, "sites", "Take them from attention_sites.")
     require_on_grid(sites.states, grid, "sites", axes)

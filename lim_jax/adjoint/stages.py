@@ -1,23 +1,24 @@
 r"""The residual stages of a layer, each with its own kernel K and local operator B.
 
-A layer of a network is one stage, or several that follow one another. Attention's kernel is a sum
-over heads, so that what each of them adds to a covector is told apart.
+A layer is one stage, or several in turn. Attention's kernel is a sum over heads, so that the part
+that each head adds to a covector is known.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from lim_jax._checks import described, require, require_kind
+from lim_jax._checks import require
 from lim_jax._errors import filter_jit
 from lim_jax.adjoint.tangent import Parts, pull_back
 from lim_jax.grid.cells import CellGrid, token_grid
-from lim_jax.grid.measure import Grid, require_on_grid
+from lim_jax.grid.measure import Grid
 from lim_jax.network.field import TransformerField
-from lim_jax.network.flow import ResidualFlow, euler, require_flow, split
+from lim_jax.network.flow import ResidualFlow, euler, split
 from lim_jax.network.keeping import Kept, RowAttention
 from lim_jax.network.multihead import CausalAttention, by_head
 from lim_jax.network.slots import Field, State
@@ -27,69 +28,37 @@ Covectors = Float[Array, "covectors length width"]
 Heads = Float[Array, "heads length width"]
 
 
-class Few(NamedTuple):
-    """A covector that is zero but at a few places.
+class SparseRows(NamedTuple):
+    """A covector that is zero but at a few positions; rows at a repeated position are added."""
 
-    Attributes
-    ----------
-    places
-        Where it is not; what stands at a place that is named twice is added.
-    rows
-        Its rows there.
-    """
-
-    places: Int[Array, " few"]
+    positions: Int[Array, " few"]
     rows: Float[Array, "few width"]
 
-    def whole(self, length: int) -> State:
-        """The covector at all places."""
+    def dense(self, length: int) -> State:
+        """The covector at all positions."""
         zeros = jnp.zeros((length, self.rows.shape[1]), self.rows.dtype)
-        return zeros.at[self.places].add(self.rows)
+        return zeros.at[self.positions].add(self.rows)
 
 
 class Pulled(NamedTuple):
-    """What a field makes of several covectors, and of one that is zero but at a few places.
+    """The images of several covectors, and of a sparse one, under a field's adjoint."""
 
-    Attributes
-    ----------
-    parts
-        Of each of the several, with a leading axis.
-    few
-        Of the one: the rows of its local part, and its kernel's part at all places; else None.
-    heads
-        Of the sum of all what every head's kernel makes; None without attention.
-    """
-
-    parts: Parts
-    few: Parts | None = None
-    heads: Heads | None = None
+    parts: Parts  # of the several, with a leading axis
+    sparse: Parts | None = None  # the local part's rows, and the kernel's part at all positions
+    heads: Heads | None = None  # by head, the kernel's part of the sum of all covectors
 
 
-Pull = Callable[[Covectors, Few | None], Pulled]
+Pull = Callable[[Covectors, SparseRows | None], Pulled]
 
 
 class Stage(NamedTuple):
-    r"""One residual stage :math:`x + \varepsilon\zeta\,f(x)` of a layer, met by a covector.
-
-    Attributes
-    ----------
-    field
-        f: the layer's whole field, or one of its sublayers.
-    state
-        The state at which the stage is linearised.
-    covector
-        The covector P that the stage pulls back.
-    parts
-        :math:`\varepsilon\zeta B^*P` and :math:`\varepsilon\zeta K^*P`, which it adds to P.
-    heads
-        Of `hops.pull_back_hops`, where the field has attention: what each head's kernel adds.
-    """
+    r"""A residual stage :math:`x + \varepsilon\zeta\,f(x)` of a layer, and the covector P at it."""
 
     field: Any
     state: State
     covector: State
-    parts: Parts
-    heads: Heads | None = None
+    parts: Parts  # epsilon zeta B* P and epsilon zeta K* P, which the stage adds to P
+    heads: Heads | None = None  # the second by head, of `hops.pull_back_hops`
 
 
 def pull_back_stages(
@@ -99,15 +68,9 @@ def pull_back_stages(
 
     `euler` has one stage, its field. `split` has its sublayers: attention meets
     :math:`\tilde P = (I + \varepsilon\zeta D\mathrm{FNN}(\tilde X)^*)P_{k+1}`, the network
-    :math:`P_{k+1}` itself. What all stages add is :math:`P_k - P_{k+1}`, exactly.
-
-    Raises
-    ------
-    ValueError
-        Where the flow's step is neither `euler` nor `split`.
+    :math:`P_{k+1}` itself. The sum of what the stages add is :math:`P_k - P_{k+1}`.
     """
-    fields, increment = _require_stages(flow, layer, x, grid), layer[1]
-    require_on_grid(covector, grid, "covector", "length width", width=x.shape[1])
+    fields, increment = _stages(flow, layer), layer[1]
     states = [x]
     for stage in fields[:-1]:
         states.append(euler(stage, states[-1], grid, increment))
@@ -123,36 +86,15 @@ def pull_back_stages(
 def linearised_stages(
     flow: ResidualFlow, layer: tuple[Any, Scalar], x: State, grid: Grid
 ) -> list[tuple[Any, State, Pull]]:
-    """The residual stages of one layer, the last first, each evaluated once for all covectors.
+    """Linearise the residual stages of one layer, the last first, each once for all covectors.
 
-    Parameters
-    ----------
-    flow, layer, x, grid
-        As in `pull_back_stages`.
-
-    Returns
-    -------
-    list
-        Of each stage its field, its state, and what it adds to several covectors and maybe to one
-        more that is zero but at a few places: a function to `Pulled`. That one takes attention of
-        the rows of these places alone; it is for networks that keep keys and values
-        (`keeping.keeps`), on a token grid.
-
-    Examples
-    --------
-    >>> from lim_jax.grid import token_grid
-    >>> field = lambda x, context, grid: 2 * x + 3 * context
-    >>> flow = ResidualFlow(jnp.ones(1))  # its step is euler
-    >>> layer, x = (field, jnp.array(0.5)), jnp.ones((1, 1))
-    >>> ((_, _, pull),) = linearised_stages(flow, layer, x, token_grid(1))
-    >>> parts, _, heads = pull(jnp.array([[[1.0]], [[2.0]]]), None)
-    >>> parts.local.ravel().tolist(), parts.kernel.ravel().tolist(), heads
-    ([1.0, 2.0], [1.5, 3.0], None)
+    Returns a field, its state and its `Pull` for each. The sparse covector takes attention of its
+    own rows alone: for networks that keep keys and values (`keeping.keeps`), on a token grid.
     """
-    fields, increment = _require_stages(flow, layer, x, grid), layer[1]
+    fields, increment = _stages(flow, layer), layer[1]
 
     def scaled(pull: Pull) -> Pull:
-        return lambda *met: jax.tree.map(lambda part: increment * part, pull(*met))
+        return lambda *inputs: jax.tree.map(lambda part: increment * part, pull(*inputs))
 
     stages = []
     for field in fields:
@@ -162,9 +104,8 @@ def linearised_stages(
     return stages[::-1]
 
 
-def _require_stages(flow: ResidualFlow, layer: tuple[Any, Scalar], x: State, grid: Grid) -> Any:
-    """The fields of a layer's residual stages, the first first; refuse what has none."""
-    require_flow(flow)
+def _stages(flow: ResidualFlow, layer: tuple[Any, Scalar]) -> Any:
+    """The fields of a layer's residual stages in order; raise ValueError where it has none."""
     require(
         flow.step in (euler, split),
         "flow.step",
@@ -172,35 +113,12 @@ def _require_stages(flow: ResidualFlow, layer: tuple[Any, Scalar], x: State, gri
         expected="euler or split",
         cure="Other steps have no exact residual stages; for the limit take continuous_adjoint.",
     )
-    require(
-        isinstance(layer, tuple) and len(layer) == 2,
-        "layer",
-        got=described(layer),
-        expected="a pair of a field and its increment",
-        cure="ResidualFlow.scan hands it to what visits the layers.",
-    )
-    require_on_grid(x, grid, "x", "length width")
     return (layer[0],) if flow.step is euler else layer[0].sublayers
 
 
 @filter_jit
 def pull_back_heads(attention: CausalAttention, x: State, covector: State, grid: Grid) -> Heads:
-    r"""Carry a covector back through each head's kernel; the heads' parts sum to :math:`K^*P`.
-
-    Examples
-    --------
-    >>> from lim_jax.grid import token_grid
-    >>> attention = CausalAttention.init(4, heads=2, key=jax.random.key(0))
-    >>> x = jax.random.normal(jax.random.key(1), (3, 4))
-    >>> heads = pull_back_heads(attention, x, x, token_grid(3))
-    >>> whole = jax.jit(pull_back)(attention, x, x, token_grid(3)).kernel
-    >>> heads.shape, bool(jnp.allclose(heads.sum(axis=0), whole, atol=1e-5))
-    ((2, 3, 4), True)
-    """
-    cure = "Pass the attention sublayer, for example field.attention."
-    require_kind(attention, CausalAttention, "attention", cure)
-    require_on_grid(x, grid, "x", "length width")
-    require_on_grid(covector, grid, "covector", "length width", width=x.shape[1])
+    r"""Carry a covector back through each head's kernel; the heads' parts sum to :math:`K^*P`."""
     _, pull = _linearised_attention(attention, x, grid)
     heads = pull(covector[None], None).heads
     assert heads is not None
@@ -208,7 +126,7 @@ def pull_back_heads(attention: CausalAttention, x: State, covector: State, grid:
 
 
 def _linearised_attention(attention: CausalAttention, x: State, grid: Grid) -> tuple[State, Pull]:
-    """Attention at x, evaluated once for all covectors and heads."""
+    """Linearise attention at x, once for all covectors and heads."""
     weights, turns = grid.weights[:, None], attention.turns(grid)
     sources, pull_sources = jax.vjp(lambda context: attention.sources(context, turns), x)
     heads = len(attention.output)
@@ -220,75 +138,76 @@ def _linearised_attention(attention: CausalAttention, x: State, grid: Grid) -> t
     each_head = [by_head(grouped, heads) for grouped in sources]
     value, pull = jax.vjp(read, x, *each_head)
 
-    def of_groups(of_heads: Array, grouped: Array) -> Array:
-        return of_heads.reshape(len(grouped), -1, *grouped.shape[1:]).sum(axis=1)
+    def sum_groups(by_heads: Array, grouped: Array) -> Array:
+        return by_heads.reshape(len(grouped), -1, *grouped.shape[1:]).sum(axis=1)
 
-    def kernel(*of_heads: Array) -> State:
-        return pull_sources(jax.tree.map(of_groups, of_heads, sources))[0] / weights
+    def kernel(*by_heads: Array) -> State:
+        return pull_sources(jax.tree.map(sum_groups, by_heads, sources))[0] / weights
 
-    def one_head(head: Array, *of_heads: Array) -> State:
-        return kernel(*(jnp.zeros_like(each).at[head].set(each[head]) for each in of_heads))
+    def head_kernel(head: Array, *by_heads: Array) -> State:
+        return kernel(*(jnp.zeros_like(each).at[head].set(each[head]) for each in by_heads))
 
-    def pull_all(covectors: Covectors, few: Few | None) -> Pulled:
-        local, *of_heads = jax.vmap(lambda covector: pull(weights * covector))(covectors)
-        whole, of_few = [each.sum(axis=0) for each in of_heads], None
-        if few is not None:
-            rows, *of_rows = _pull_rows(attention, x, each_head, few, grid)
-            whole = [one + other for one, other in zip(whole, of_rows, strict=True)]
-            of_few = Parts(rows, kernel(*of_rows))
-        by_heads = jax.vmap(lambda head: one_head(head, *whole))(jnp.arange(heads))
-        return Pulled(Parts(local / weights[None], jax.vmap(kernel)(*of_heads)), of_few, by_heads)
+    def pull_all(covectors: Covectors, sparse: SparseRows | None) -> Pulled:
+        local, *pulled = jax.vmap(lambda covector: pull(weights * covector))(covectors)
+        total, of_sparse = [each.sum(axis=0) for each in pulled], None
+        if sparse is not None:
+            rows, *of_rows = _pull_rows(attention, x, each_head, sparse, grid)
+            total = [dense + rest for dense, rest in zip(total, of_rows, strict=True)]
+            of_sparse = Parts(rows, kernel(*of_rows))
+        by_heads = jax.vmap(lambda head: head_kernel(head, *total))(jnp.arange(heads))
+        parts = Parts(local / weights[None], jax.vmap(kernel)(*pulled))
+        return Pulled(parts, of_sparse, by_heads)
 
     return value, pull_all
 
 
 def _pull_rows(
-    attention: CausalAttention, x: State, sources: list[Array], few: Few, grid: Grid
+    attention: CausalAttention, x: State, sources: list[Array], sparse: SparseRows, grid: Grid
 ) -> tuple[Array, ...]:
-    """What attention of a few rows makes of a covector there: of the rows, and of the sources."""
+    """Carry a sparse covector back through attention of its rows: to the rows and the sources."""
     assert isinstance(grid, CellGrid)
-    places, weights = few.places, grid.weights[few.places][:, None]
+    positions, weights = sparse.positions, grid.weights[sparse.positions][:, None]
 
     def read(rows: Array, key: Array, value: Array) -> Array:
-        def one(place: Array, row: Array) -> Array:
-            alone = RowAttention(attention, Kept(key, value), place, grid)
+        def read_row(position: Array, row: Array) -> Array:
+            alone = RowAttention(attention, Kept(key, value), position, grid)
             return alone(row[None], row[None], grid)[0]
 
-        return jax.vmap(one)(places, rows)
+        return jax.vmap(read_row)(positions, rows)
 
-    _, pull = jax.vjp(read, x[places], *sources)
-    rows, *of_sources = pull(weights * few.rows)
+    _, pull = jax.vjp(read, x[positions], *sources)
+    rows, *of_sources = pull(weights * sparse.rows)
     return rows / weights, *of_sources
 
 
 def _linearised_field(field: Field, x: State, grid: Grid) -> tuple[State, Pull]:
-    """Any field at x, evaluated once for all covectors; the heads of none are known."""
+    """Linearise any field at x, once for all covectors; it has no heads."""
     weights = grid.weights[:, None]
     value, pull = jax.vjp(lambda x, context: field(x, context, grid), x, x)
 
-    def pull_all(covectors: Covectors, few: Few | None) -> Pulled:
-        found = jax.vmap(lambda covector: pull(weights * covector))(covectors)
-        parts = Parts(*(part / weights[None] for part in found))
-        if few is None:
+    def pull_all(covectors: Covectors, sparse: SparseRows | None) -> Pulled:
+        pulled = jax.vmap(lambda covector: pull(weights * covector))(covectors)
+        parts = Parts(*(part / weights[None] for part in pulled))
+        if sparse is None:
             return Pulled(parts)
-        alone = token_grid(len(few.places), x.dtype)  # a field that maps every token by itself
-        _, pull_few = jax.vjp(lambda rows: field(rows, rows, alone), x[few.places])
-        return Pulled(parts, Parts(pull_few(few.rows)[0], jnp.zeros_like(x)))
+        alone = token_grid(len(sparse.positions), x.dtype)  # a field that maps each token by itself
+        _, pull_rows = jax.vjp(lambda rows: field(rows, rows, alone), x[sparse.positions])
+        return Pulled(parts, Parts(pull_rows(sparse.rows)[0], jnp.zeros_like(x)))
 
     return value, pull_all
 
 
 def _linearised(field: Field, x: State, grid: Grid) -> tuple[State, Pull]:
-    """A field at x, its attention by heads where it has one."""
+    """Linearise a field at x, by heads where it has attention."""
     if isinstance(field, CausalAttention):
         return _linearised_attention(field, x, grid)
     if not isinstance(field, TransformerField):
         return _linearised_field(field, x, grid)
     values, pulls = zip(*(_linearised(part, x, grid) for part in field.sublayers), strict=True)
 
-    def pull_all(covectors: Covectors, few: Few | None) -> Pulled:
-        parts, of_few, heads = zip(*(pull(covectors, few) for pull in pulls), strict=True)
-        parts, of_few = (jax.tree.map(lambda *all: sum(all), *one) for one in (parts, of_few))
-        return Pulled(parts, of_few, heads[0])
+    def pull_all(covectors: Covectors, sparse: SparseRows | None) -> Pulled:
+        parts, of_sparse, heads = zip(*(pull(covectors, sparse) for pull in pulls), strict=True)
+        add = partial(jax.tree.map, lambda *terms: sum(terms))
+        return Pulled(add(*parts), add(*of_sparse), heads[0])
 
     return jnp.sum(jnp.stack(values), axis=0), pull_all

@@ -1,8 +1,8 @@
-r"""The adjoint of a depth flow: how much each position of each layer's state matters to the loss.
+r"""The adjoint of a depth flow: the loss's gradient in every layer's state, as a density.
 
 Covectors are densities, :math:`P = (\text{Euclidean gradient})/\Delta p`, so that
 :math:`\langle P, \xi\rangle = \sum_i \Delta p_i\,P_i\cdot\xi_i` is a first variation and P
-converges as the grid is refined. What does not fit the grid is refused; NaN and infinity pass on.
+converges as the grid is refined. NaN and infinity pass on.
 """
 
 from collections.abc import Callable
@@ -65,7 +65,7 @@ def terminal_adjoint(terminal_loss: TerminalLoss, example: Example, grid: Grid) 
 
     Examples
     --------
-    >>> from lim_jax.grid import integral, token_grid
+    >>> from lim_jax import integral, token_grid
     >>> grid, loss = token_grid(2), lambda state, y: integral(y * state, grid).sum()
     >>> terminal_adjoint(loss, (jnp.ones((2, 1)), 3.0), grid).tolist()
     [[3.0], [3.0]]
@@ -111,7 +111,7 @@ def adjoint_trajectory(
 
     Examples
     --------
-    >>> from lim_jax.grid import integral, token_grid
+    >>> from lim_jax import integral, token_grid
     >>> from lim_jax.network.tokenwise import FeedForward
     >>> grid, keys = token_grid(3), jax.random.split(jax.random.key(0), 2)
     >>> flow = ResidualFlow(jax.vmap(lambda key: FeedForward.init(2, key=key))(keys))

@@ -1,10 +1,9 @@
-r"""The linearised field: the one place where the local operator and the kernel are told apart.
+r"""The linearised field, its local operator and its kernel apart.
 
 The derivative of a field at x in its first slot is the local operator B (the query path and the
 tokenwise network), that in its second slot the Volterra kernel K, diagonal block included:
-:math:`D\mathscr F(X) = K + B` (`eq:attention-linearization-exact`). A layer of a network is one
-or several residual stages, each with its own K and B; a sublayer is a field like any other.
-Adjoints are taken in the grid's pairing, so covectors stay densities.
+:math:`D\mathscr F(X) = K + B` (`eq:attention-linearization-exact`). Adjoints are taken in the
+grid's pairing, so covectors stay densities.
 
 Blocks of attention's kernel are known in closed form. With :math:`A^h` the attention kernel and
 :math:`k^h`, :math:`v^h`, :math:`o^h`, :math:`q^h` a head's keys, values, outputs and queries,
@@ -14,10 +13,9 @@ Blocks of attention's kernel are known in closed form. With :math:`A^h` the atte
 
 (`eq:attention-nonlocal-kernel`, projected as in `eq:multihead-volterra-derivative`). Gates and a
 norm of the output act on row p alone: the row's gates stand between :math:`W_O^h` and the bracket,
-the norm's derivative at p before the sum, and what they owe to x is in B. Whatever makes
-keys and values of one token, only its derivative at that token enters: without norms of keys and
-positions :math:`Dk^h = W_K^h D\mathrm{LN}` and :math:`Dv^h = W_V^h D\mathrm{LN}`. Blocks are
-densities: the Jacobian's block is :math:`\hat K_{ij} = W_{ij} K(p_i, p_j)`, that is
+the norm's derivative at p before the sum, and their own derivatives in x are in B. Without norms
+of keys and positions :math:`Dk^h = W_K^h D\mathrm{LN}` and :math:`Dv^h = W_V^h D\mathrm{LN}`.
+Blocks are densities: the Jacobian's block is :math:`\hat K_{ij} = W_{ij} K(p_i, p_j)`, that is
 :math:`K/L` on tokens.
 """
 
@@ -36,25 +34,32 @@ from lim_jax._errors import filter_jit
 from lim_jax._precision import beyond_rounding, widened
 from lim_jax.grid.cells import CellGrid
 from lim_jax.grid.measure import Grid, require_on_grid
-from lim_jax.network.attention import continued_kernel, score_slopes
+from lim_jax.network.attention import causal_attention, continued_kernel, score_slopes
+from lim_jax.network.blocked import blocked_attention
+from lim_jax.network.experts import MixtureOfExperts
+from lim_jax.network.field import TransformerField
+from lim_jax.network.latent import LatentAttention
 from lim_jax.network.multihead import CausalAttention, by_head
+from lim_jax.network.ring import RingAttention
 from lim_jax.network.slots import Field, State
 from lim_jax.network.span import Turns
+from lim_jax.network.tokenwise import FeedForward, GatedFeedForward
 
 Scalar = Float[Array, ""]
+# A subclass may override what makes these causal, so types are compared and not instances.
+CAUSAL_FIELDS = {
+    TransformerField,
+    CausalAttention,
+    LatentAttention,
+    FeedForward,
+    GatedFeedForward,
+    MixtureOfExperts,
+}
 Sources = tuple[Float[Array, "groups size"], Float[Array, "groups features"]]
 
 
 class Parts(NamedTuple):
-    r"""What the local operator and the kernel make of one tangent or covector.
-
-    Attributes
-    ----------
-    local
-        :math:`B\xi` or :math:`B^* P`.
-    kernel
-        :math:`K\xi` or :math:`K^* P`.
-    """
+    """The images of one tangent or covector under the local operator B and the kernel K."""
 
     local: State
     kernel: State
@@ -128,14 +133,14 @@ def local_blocks(field: Field, x: State, grid: Grid) -> Float[Array, "length wid
 
 
 class KernelFactors(NamedTuple):
-    r"""What the blocks :math:`K(p_i, p_j)` are made of, over heads h and positions.
+    r"""The factors of the blocks :math:`K(p_i, p_j)`, over heads h and positions.
 
-    The derivatives of keys and values are not kept: they are taken at one token at a time.
+    The derivatives of keys and values are not stored: they are taken at one token at a time.
 
     Attributes
     ----------
     attention, states, turns
-        The sublayer, where it is linearised, and what it knows of the positions.
+        The sublayer, where it is linearised, and its rotations of the positions.
     kernel
         :math:`A^h(p_i, p_j)`, a density in j.
     query
@@ -143,9 +148,9 @@ class KernelFactors(NamedTuple):
     value, output
         :math:`v^h_j` and :math:`o^h_i` (`eq:one-head-attention-mean-value`).
     slope
-        What changes of scores are multiplied by where scores are capped (`score_slopes`), or None.
+        The derivative of capped scores (`score_slopes`), or None.
     gates
-        Which share of what is read a row lets through, or None.
+        The share of each feature that a row lets through, or None.
     """
 
     attention: CausalAttention
@@ -168,7 +173,7 @@ class KernelFactors(NamedTuple):
 
         return of_token, self.states[j]
 
-    def slopes(
+    def source_jacobians(
         self, j: Array
     ) -> tuple[Float[Array, "groups size width"], Float[Array, "groups features width"]]:
         r"""The derivatives :math:`Dk^g` and :math:`Dv^g` at j, of every group of heads."""
@@ -176,29 +181,29 @@ class KernelFactors(NamedTuple):
         return jax.jacfwd(source)(token)
 
     def steps(self, j: Array) -> Float[Array, "heads length features"]:
-        """:math:`v^h_j - o^h_i` over i, by which a score's change moves the outputs."""
+        r""":math:`v^h_j - o^h_i` over i: the derivative of the outputs in a score, over A."""
         steps = self.value[:, j][:, None, :] - self.output
         return steps if self.slope is None else self.slope[:, :, j, None] * steps
 
-    def mixed(self, heads: Float[Array, "heads length features"]) -> State:
-        """What attention makes of what its heads read at every position."""
+    def project_output(self, heads: Float[Array, "heads length features"]) -> State:
+        """Apply gates, :math:`W_O` and the norm of the output to the heads' outputs."""
         return self.attention.mixed(heads, self.gates)
 
-    def after(self, moved: Float[Array, "heads length features"]) -> State:
-        """What gates, :math:`W_O` and the norm of the output make of changes of what is read."""
-        return jax.jvp(self.mixed, (self.output,), (moved,))[1]
+    def push_output(self, moved: Float[Array, "heads length features"]) -> State:
+        """Carry a tangent of the heads' outputs through `project_output`."""
+        return jax.jvp(self.project_output, (self.output,), (moved,))[1]
 
-    def before(self, covector: State) -> Float[Array, "heads length features"]:
-        """The transpose of `after`."""
-        return jax.vjp(self.mixed, self.output)[1](covector)[0]
+    def pull_output(self, covector: State) -> Float[Array, "heads length features"]:
+        """Carry a covector back through `project_output`."""
+        return jax.vjp(self.project_output, self.output)[1](covector)[0]
 
     def column(self, j: Array) -> Float[Array, "length width width"]:
         r"""The blocks :math:`K(p_i, p_j)` of one column over i (`eq:attention-nonlocal-kernel`)."""
-        keys, values = (by_head(slope, len(self.query)) for slope in self.slopes(j))
+        keys, values = (by_head(jacobian, len(self.query)) for jacobian in self.source_jacobians(j))
         scores = jnp.einsum("hik,hkb->hib", self.query, keys)
         moved = values[:, None] + self.steps(j)[:, :, :, None] * scores[:, :, None, :]
         moved = self.kernel[:, :, j, None, None] * moved
-        return jax.vmap(self.after, in_axes=3, out_axes=2)(moved)
+        return jax.vmap(self.push_output, in_axes=3, out_axes=2)(moved)
 
     def push_column(self, j: Array, tangent: Float[Array, " width"]) -> State:
         r""":math:`K(p_i, p_j)\xi` over i, without the blocks."""
@@ -207,11 +212,11 @@ class KernelFactors(NamedTuple):
         keys, values = (by_head(move, len(self.query)) for move in moves)
         scores = jnp.einsum("hik,hk->hi", self.query, keys)
         moved = values[:, None] + scores[:, :, None] * self.steps(j)
-        return self.after(self.kernel[:, :, j, None] * moved)
+        return self.push_output(self.kernel[:, :, j, None] * moved)
 
     def pull_column(self, j: Array, covector: State) -> State:
         r""":math:`K(p_i, p_j)^* P_i` over i, without the blocks."""
-        heads = self.kernel[:, :, j, None] * self.before(covector)
+        heads = self.kernel[:, :, j, None] * self.pull_output(covector)
         heads = jnp.swapaxes(heads, 0, 1)
         scores = jnp.einsum("ihv,hiv->ih", heads, self.steps(j))
         keys = scores[:, :, None] * jnp.swapaxes(self.query, 0, 1)
@@ -226,7 +231,7 @@ class KernelFactors(NamedTuple):
 
 
 def kernel_factors(attention: CausalAttention, x: State, grid: Grid) -> KernelFactors:
-    """What every block of `eq:attention-nonlocal-kernel` needs, once, in float32 at least."""
+    """Evaluate the factors of the blocks of `eq:attention-nonlocal-kernel`, in float32 at least."""
     _require_attention(attention, x, grid)
     attention, x = widened((attention, x))
     turns, grid = attention.turns(grid), attention.prefixes(grid)
@@ -246,43 +251,32 @@ def kernel_factors(attention: CausalAttention, x: State, grid: Grid) -> KernelFa
 def kernel_blocks(
     attention: CausalAttention, x: State, grid: Grid
 ) -> Float[Array, "length length width width"]:
-    r"""Every block :math:`\hat K_{ij} = W_{ij}K(p_i, p_j)` of the Jacobian in the context slot.
-
-    Euclidean, zero for j > i on token-type grids. Of :math:`L^2 d^2` numbers: to look at, on small
-    examples; `cone_mass` streams.
-
-    Examples
-    --------
-    >>> from lim_jax.grid import token_grid
-    >>> one = jnp.ones((1, 1, 1))
-    >>> averaging = CausalAttention(lambda z: z, 0 * one, 0 * one, one, one)
-    >>> kernel_blocks(averaging, jnp.ones((2, 1)), token_grid(2))[:, :, 0, 0].tolist()
-    [[1.0, 0.0], [0.5, 0.5]]
-    """
+    r"""Form every block :math:`\hat K_{ij} = W_{ij}K(p_i, p_j)` of the context slot's Jacobian."""
     factors = kernel_factors(attention, x, grid)
     blocks = jax.vmap(factors.column, out_axes=1)(jnp.arange(grid.size))
     return grid.prefix_weights()[:, :, None, None] * blocks
 
 
-def written_causal(field: Any) -> bool:
-    """Whether a field, its sublayers and its attention's sums are the library's own: all causal."""
+def causal_by_construction(field: Any) -> bool:
+    """Whether a field, its sublayers and its sums over the context are types of this library."""
     parts = (field, *getattr(field, "sublayers", ()))
-    attends = (getattr(part, "attend", field) for part in parts)
-    modules = (getattr(part, "__module__", "") for part in (*parts, *attends))
-    return all(module.startswith("lim_jax.") for module in modules)
+    attends = [part.attend for part in parts if isinstance(part, CausalAttention)]
+    functions = [attend for attend in attends if type(attend) is not RingAttention]
+    return all(type(part) in CAUSAL_FIELDS for part in parts) and all(
+        attend is causal_attention or attend is blocked_attention for attend in functions
+    )
 
 
 def looks_ahead(field: Field, x: State, grid: Grid) -> Bool[Array, ""]:
     r"""Whether a field takes anything to the positions before a cut from those after it.
 
-    What is excluded by `rem:attention-measure-scope`: a statistic of the whole context adds a
-    channel that is not Volterra's. One pull for each of some :math:`\log_2 L` cuts, before the
-    second position, before the last, and evenly between: a covector in general position before the
-    cut must give nothing after it, in either slot. So seen is whatever reads as far ahead as cuts
-    are apart, anywhere; and two or more positions that read one another at the beginning (a prefix
-    of any length) or at the end. Not seen is what reads less far ahead between two cuts: later rows
-    may read earlier positions, so a pull judges one cut, and all pairs would take
-    :math:`L - 1` pulls. On panels, whose prefix integrals are of an interpolant, nothing is.
+    `rem:attention-measure-scope` excludes such fields: a statistic of the whole context adds a
+    channel that is not Volterra's. The test makes one pull for each of some :math:`\log_2 L` cuts,
+    before the second position, before the last, and evenly between: a random covector before the
+    cut must give nothing after it, in either slot. It sees whatever reads as far ahead as cuts are
+    apart, and two or more positions that read one another at the beginning (a prefix of any length)
+    or at the end. It does not see what reads less far ahead between two cuts, and nothing on
+    panels, whose prefix integrals are of an interpolant.
 
     Examples
     --------
@@ -297,7 +291,7 @@ def looks_ahead(field: Field, x: State, grid: Grid) -> Bool[Array, ""]:
     _require_tangent(field, x, x, grid, "x")
     if grid.size == 1 or not isinstance(grid, CellGrid):
         return jnp.array(False)
-    # An odd number of them: the middle is one.
+    # An odd number, so that one of the cuts is the middle.
     cuts = np.linspace(1, grid.size - 1, 2 * (grid.size.bit_length() // 2) + 1).astype(int)
     covector = jnp.asarray(np.random.default_rng(0).standard_normal(x.shape), x.dtype)
     _, transposed = jax.vjp(lambda x, context: field(x, context, grid), x, x)
@@ -325,10 +319,10 @@ def _require_attention(attention: Any, x: State, grid: Grid) -> None:
         cure="Pass the attention sublayer, for example field.attention.",
     )
     require(
-        written_causal(attention),
+        causal_by_construction(attention),
         "attention",
         got=f"{type(attention).__name__} that attends by {described(attention.attend)}",
-        expected="a class and sums of the library's own",
-        cure="The closed form is theirs; cone_mass takes any causal field.",
+        expected="a class and an attend function of this library",
+        cure="Only these have a closed form; cone_mass takes any causal field.",
     )
     require_on_grid(x, grid, "x", "length width")

@@ -23,7 +23,7 @@ from lim_jax._checks import (
 from lim_jax._errors import filter_jit
 from lim_jax.adjoint.hops import pull_back_hops
 from lim_jax.adjoint.sites import attention_of, require_attention
-from lim_jax.adjoint.stages import Few, pull_back_stages
+from lim_jax.adjoint.stages import SparseRows, pull_back_stages
 from lim_jax.adjoint.sweep import SIGNATURE
 from lim_jax.density.adjoints import judged
 from lim_jax.grid.cells import token_grid
@@ -250,7 +250,7 @@ class _Sweep(NamedTuple):
 
     covector: State
     hops: Float[Array, "hops length width"]
-    few: Few | None
+    few: SparseRows | None
     cone: State
     local: State
     met: tuple[State, State]
@@ -304,7 +304,7 @@ def parts_of_context(
         back.append(of_layer)
     energies, heads, growths = (jnp.stack(found[::-1]) for found in zip(*back, strict=True))
     hops, few = sweep.hops, sweep.few
-    hops = hops if few is None else jnp.concatenate([few.whole(len(x))[None], hops])
+    hops = hops if few is None else jnp.concatenate([few.dense(len(x))[None], hops])
     return ContextParts(
         loss,
         states[depth],
@@ -339,7 +339,7 @@ def _ended(
         return loss, _Sweep(terminal, hops.at[0].set(terminal), None, still, still, (still, still))
     # A place that is named twice has its row in shares.
     named = jnp.zeros(len(last), terminal.dtype).at[places].add(1)
-    few = Few(places, terminal[places] / named[places][:, None])
+    few = SparseRows(places, terminal[places] / named[places][:, None])
     return loss, _Sweep(terminal, hops[1:], few, still, still, (still, still))
 
 

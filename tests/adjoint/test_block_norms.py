@@ -67,7 +67,7 @@ def test_small_blocks_do_not_underflow_in_float32():
 def test_directions_are_conjugate():
     """Steepest ascent takes 62 steps to this residual, conjugate gradients 22."""
     blocks = matrix_as_blocks(with_singular_values(np.linspace(1.0, 0.9, WIDTH)))
-    assert jax.jit(block_norms._leading_vectors)(blocks).climbed.item() < 40
+    assert jax.jit(block_norms._leading_vectors)(blocks).iterations.item() < 40
 
 
 def test_a_block_of_zeros_has_norm_and_slope_zero():
@@ -90,9 +90,9 @@ def test_pulling_back_from_the_heads_is_the_transpose_of_pushing_to_them():
     @jax.jit
     def both(parts, tangents, covectors):
         blocks = block_norms.Blocks(*parts)
-        listening = blocks.listening()
-        pushed = blocks.push_to_heads(tangents, listening)
-        return pushed, blocks.pull_from_heads(covectors, listening)
+        gradients = blocks.score_gradients()
+        pushed = blocks.push_to_heads(tangents, gradients)
+        return pushed, blocks.pull_from_heads(covectors, gradients)
 
     pushed, pulled = both(parts, tangents, covectors)
     kernel, step, query, key, value, _ = parts

@@ -25,7 +25,7 @@ from reference.networks import (
 import lim_jax as lim
 from lim_jax.adjoint.ledger import RegionalChannels, boundary_strengths, relative_energies
 from lim_jax.adjoint.sites import attention_sites
-from lim_jax.adjoint.tangent import kernel_blocks, written_causal
+from lim_jax.adjoint.tangent import causal_by_construction, kernel_blocks
 from lim_jax.network.continuous import linear_control
 
 GRID = lim.graded_grid(LENGTH)
@@ -380,7 +380,7 @@ def test_a_continuous_flow_that_reads_later_tokens_has_no_cone():
 def test_only_the_librarys_own_fields_are_causal_as_written():
     """A sum of one's own within the library's attention is looked at like any other field."""
     # `rem:attention-measure-scope`.
-    written = written_causal
+    written = causal_by_construction
     layer = jax.tree.map(lambda leaf: leaf[0], random_flow(depth=1).layers)
 
     def to_the_mean(query, key, value, grid):
