@@ -1,8 +1,8 @@
-r"""Random probes of a token: vectors with :math:`\mathbb E\,\xi\xi^* = I`. And what samples show.
+r"""Random probes of a token, with :math:`\mathbb E\,\xi\xi^* = I`, and statistics of samples.
 
 For such probes :math:`\mathbb E\,\|A\xi\|^2 = \|A\|_F^2` and
-:math:`\mathbb E\,\xi^*G\xi = \mathrm{tr}\,G` (`eq:isotropic-observability-probes`). Take
-signs where nothing speaks for others; Gaussian entries are those of the paper.
+:math:`\mathbb E\,\xi^*G\xi = \mathrm{tr}\,G` (`eq:isotropic-observability-probes`). Signs are the
+default choice; the paper takes Gaussian entries.
 """
 
 import math
@@ -19,7 +19,7 @@ Probes = Float[Array, "probes width"]
 
 
 class Estimate(NamedTuple):
-    """What a sample says of its law, such as the mean, and the standard error of that.
+    """An estimate from a sample, such as the mean, and its standard error.
 
     Attributes
     ----------
@@ -34,17 +34,12 @@ class Estimate(NamedTuple):
 
 
 def sample_mean(samples: Float[Array, "samples *shape"]) -> Estimate:
-    """Average independent samples; NaN and infinity pass on.
-
-    Raises
-    ------
-    ValueError
-        Where there are none.
+    """Average independent samples, at least one; NaN and infinity pass on.
 
     Examples
     --------
-    >>> found = sample_mean(jnp.array([1.0, 3.0]))
-    >>> float(found.value), float(found.error)
+    >>> mean = sample_mean(jnp.array([1.0, 3.0]))
+    >>> float(mean.value), float(mean.error)
     (2.0, 1.0)
     """
     require_floats(samples, "samples", "samples *shape", cure="Take at least one sample.")
@@ -62,34 +57,32 @@ def tail_index(samples: Float[Array, " samples"]) -> Estimate:
 
     from the k largest of n, with standard error :math:`\hat\alpha/\sqrt k`. Where
     :math:`P(s > r)` falls like :math:`r^{-\alpha}`, moments below alpha are finite and those above
-    are not. A sample's own moments are always finite, and nothing in it proves or refutes that its
-    law's are: this is the tail as far as the k largest show it. What is rarer than one in
-    :math:`\sqrt n` is not seen. Tails lighter than any power, such as a Gaussian's or a
-    log-normal's, show an index that rises slowly with n: 3 for log-normal sizes at n = 10,000,
-    whose moments are all finite.
+    are not. The samples' own moments are always finite: they neither prove nor refute that those of
+    the distribution are. Tails lighter than any power show an index that rises slowly with n: 3
+    for log-normal samples at n = 10,000, whose moments are all finite.
 
     Parameters
     ----------
     samples
-        Independent, none negative. Of sizes to the power q the index is alpha over q.
+        Independent and nonnegative. Samples to the power q have the index alpha over q.
 
     Returns
     -------
     Estimate
-        Infinite where the k + 1 largest are equal; zero, with an infinite error, where only some of
-        them are positive, and of one sample.
+        Infinite if the k + 1 largest are equal. Zero, with an infinite error, for one sample or if
+        only some of the k + 1 largest are positive.
 
     Raises
     ------
     EquinoxRuntimeError
-        Where a sample is negative, infinite or not a number.
+        If a sample is negative, infinite or not a number.
 
     Examples
     --------
     A hundred quantiles of a law with P(s > r) = 1/r^2:
 
-    >>> found = tail_index((100 / jnp.arange(0.5, 100)) ** 0.5)
-    >>> round(float(found.value), 1), round(float(found.error), 1)
+    >>> index = tail_index((100 / jnp.arange(0.5, 100)) ** 0.5)
+    >>> round(float(index.value), 1), round(float(index.error), 1)
     (2.0, 0.6)
     """
     require_floats(samples, "samples", "samples")
@@ -104,9 +97,7 @@ def tail_index(samples: Float[Array, " samples"]) -> Estimate:
 
 
 def gaussian_probes(count: int, width: int, *, key: Key[Array, ""]) -> Probes:
-    """Independent standard normal entries.
-
-    `eq:isotropic-observability-probes`.
+    """Draw independent standard normal entries (`eq:isotropic-observability-probes`).
 
     Examples
     --------
@@ -117,9 +108,9 @@ def gaussian_probes(count: int, width: int, *, key: Key[Array, ""]) -> Probes:
 
 
 def rademacher_probes(count: int, width: int, *, key: Key[Array, ""]) -> Probes:
-    """Independent signs: exact for diagonal matrices, and never noisier on traces than Gaussian.
+    """Draw independent signs (`eq:isotropic-observability-probes`).
 
-    `eq:isotropic-observability-probes`.
+    Exact for diagonal matrices, and never noisier on traces than Gaussian entries.
 
     Examples
     --------
@@ -130,12 +121,9 @@ def rademacher_probes(count: int, width: int, *, key: Key[Array, ""]) -> Probes:
 
 
 def orthogonal_probes(count: int, width: int, *, key: Key[Array, ""]) -> Probes:
-    r"""Rows of random rotations times :math:`\sqrt d`: each full set of d gives the exact value.
+    r"""Draw rows of random rotations times :math:`\sqrt d`: d rows give the exact trace.
 
-    Raises
-    ------
-    ValueError
-        Where `count` is not a positive multiple of `width`.
+    `count` must be a multiple of `width`, d.
 
     Examples
     --------
@@ -144,13 +132,9 @@ def orthogonal_probes(count: int, width: int, *, key: Key[Array, ""]) -> Probes:
     True
     """
     count, width = _shape(count, width, key)
-    require(
-        count % width == 0,
-        "count",
-        got=f"{count} probes of width {width}",
-        expected="a multiple of the width",
-        cure=f"Take {max(count // width, 1) * width}: a part of a rotation saves no variance.",
-    )
+    got, expected = f"{count} probes of width {width}", "a multiple of the width"
+    cure = f"Take {max(count // width, 1) * width}: a part of a rotation saves no variance."
+    require(count % width == 0, "count", got=got, expected=expected, cure=cure)
     rotations = jax.random.orthogonal(key, width, shape=(count // width,))
     return math.sqrt(width) * rotations.reshape(count, width)
 

@@ -26,7 +26,6 @@ from lim_jax import (
 from lim_jax._checks import guarded, warn_of_miscompiling_jaxlib
 from lim_jax.adjoint.cone import cone_mass, joint_cone
 from lim_jax.adjoint.criteria import recency_survival
-from lim_jax.grid.carrying import resample
 from lim_jax.limits.refinement import Study
 from lim_jax.loss import LocalReadout, last_token
 from lim_jax.loss.queries import query_subset
@@ -185,7 +184,7 @@ STATIC = {
         r"regions: got 0.2, expected Regions of a grid.*boundary_regions\(grid, delta\)",
     ),
     "values of another length": (
-        lambda: resample(random_states(0, 5, 6), GRID, GRID),
+        lambda: lim.integral(random_states(0, 5, 6), GRID),
         r"values: got shape \(5, 6\), expected \(4, \.\.\.\)",
     ),
     "a list of values": (

@@ -5,44 +5,16 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from lim_jax._checks import guarded, require_floats
-from lim_jax.grid.measure import Grid, require_grid, require_on_grid
-
-
-def resample(
-    values: Float[Array, "length *rest"], source: Grid, target: Grid
-) -> Float[Array, "target_length *rest"]:
-    r"""Carry a smooth field from one grid to another by interpolation on the source.
-
-    Polynomial on Gauss--Legendre panels, linear on cells (of order 2). A density stays a density,
-    and a NaN stays one where it is read.
-
-    Raises
-    ------
-    ValueError
-        Where `values` has not a row for each position of the source.
-
-    Examples
-    --------
-    >>> from lim_jax.grid import gauss_grid, token_grid
-    >>> fine, coarse = gauss_grid(16), token_grid(4)
-    >>> bool(jnp.allclose(resample(jnp.exp(fine.nodes), fine, coarse), jnp.exp(coarse.nodes)))
-    True
-    """
-    require_grid(source, "source")
-    require_grid(target, "target")
-    return source.interpolate(values, target.nodes)
+from lim_jax.grid.measure import Grid, require_on_grid
 
 
 def carried(
     density: Float[Array, "length *rest"], source: Grid, target: Grid
 ) -> Float[Array, "target_length *rest"]:
-    r"""Carry a measure from one grid to another, by how much of its cells each cell holds.
+    r"""Carry a density to another grid: :math:`f_t = \sum_s f_s \int_{I_t} \phi_s / \Delta p_t`.
 
-    .. math:: f_t = \frac{1}{\Delta p_t} \sum_s f_s \int_{I_t} \phi_s
-
-    with :math:`\phi_s` one on cell s (on a Gauss--Legendre panel the polynomial of node s). The
-    integral is kept exactly, and a measure that is nowhere negative stays so on cells. For contexts
-    of different lengths; to evaluate a smooth field elsewhere take `resample`.
+    :math:`\phi_s` is one on cell s (on a Gauss--Legendre panel the polynomial of node s), so the
+    integral is kept exactly. `Grid.interpolate` evaluates a smooth field elsewhere instead.
 
     Examples
     --------
@@ -50,7 +22,6 @@ def carried(
     >>> carried(jnp.array([3.0, 0.0]), token_grid(2), token_grid(3)).round(6).tolist()
     [3.0, 1.5, 0.0]
     """
-    require_on_grid(density, source, "density")
     shares = jnp.asarray(carrying_shares(source, target), density.dtype)
     return jnp.tensordot(shares, density, axes=1)
 
@@ -58,18 +29,10 @@ def carried(
 def carrying_shares(source: Grid, target: Grid) -> Float[np.ndarray, "target_length length"]:
     r"""The matrix :math:`\int_{I_t}\phi_s/\Delta p_t` by which `carried` acts, in float64.
 
-    Made on the host, for those who carry from grids of many sizes in one program: columns of zeros
-    carry padding. Sums of parts that are not negative lose no digits behind a cell of large mass,
-    as differences of a cumulative do.
-
-    Examples
-    --------
-    >>> from lim_jax.grid import token_grid
-    >>> carrying_shares(token_grid(2), token_grid(3)).round(6).tolist()
-    [[1.0, 0.0], [0.5, 0.5], [0.0, 1.0]]
+    It is made on the host, so that one program can carry from grids of many sizes: columns of zeros
+    carry padding. A sum of nonnegative parts loses no digits behind a cell of large mass, as
+    differences of a cumulative sum would.
     """
-    require_grid(source, "source")
-    require_grid(target, "target")
     below = source._weights_to(target._edges())
     return np.diff(below, axis=0) / target._weights()[:, None]
 
@@ -85,9 +48,9 @@ def cell_embedding(
     Raises
     ------
     ValueError
-        Where `values` has not a row for each cell.
+        If `values` does not have a row for each cell.
     EquinoxRuntimeError
-        Where a position lies outside [0, 1].
+        If a position lies outside [0, 1].
 
     Examples
     --------

@@ -4,7 +4,6 @@ from bisect import bisect_left
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
-from numbers import Rational
 
 import equinox as eqx
 import jax
@@ -13,7 +12,7 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
-from lim_jax._checks import counted, guarded, require, require_floats, require_indices
+from lim_jax._checks import counted, guarded, require, require_indices
 from lim_jax.grid.measure import Grid, require_on_grid
 
 Starts = Int[Array, " length"]
@@ -27,25 +26,8 @@ class CellGrid(Grid):
     the weights :math:`g\,\xi_i^{g-1}/L`. Prefix weights are non-negative: a whole cell for
     :math:`j < i` and the fraction :math:`1 - a` of the node's own cell.
 
-    Attributes
-    ----------
-    cells
-        The number of cells, :math:`L`.
-    offset
-        :math:`a`, how far (in cells) the node stands left of its cell's right end.
-    power
-        :math:`g`, the grading towards position 0.
-    dtype
-        The dtype of the arrays; None takes JAX's default float.
-    starts
-        Where each row's prefix begins, by `starting`, `windowed` or `chunked`; None for prefixes
-        that all begin at the first position. The only array that a grid may hold.
-
-    Raises
-    ------
-    ValueError
-        Where `cells` or `power` is not a positive whole number known before tracing, `offset` is no
-        fraction in [0, 1), or the dtype is not floating.
+    L is `cells`, a is `offset` and g is `power`. `starts` says where each row's prefix begins; None
+    for prefixes that all begin at the first position. It is the only array that a grid may hold.
     """
 
     cells: int = eqx.field(static=True, converter=partial(counted, name="size", cure=LENGTH))
@@ -54,37 +36,25 @@ class CellGrid(Grid):
     dtype: DTypeLike | None = eqx.field(static=True, default=None)
     starts: Starts | None = None
 
-    def __check_init__(self):
-        cure = "token_grid has 0, midpoint_grid one half."
-        inside = isinstance(self.offset, Rational) and 0 <= self.offset < 1
-        expected = "a Fraction in [0, 1)"
-        require(inside, "offset", got=repr(self.offset), expected=expected, cure=cure)
-        counted(self.power, "power")
-
     @property
     def size(self) -> int:
         """The number of cells."""
         return self.cells
 
     def starting(self, starts: Starts) -> "CellGrid":
-        r"""Let row i's prefix begin somewhere: :math:`W_{ij}` is zero for j < start_i.
+        r"""Begin row i's prefix at ``starts[i]``: :math:`W_{ij}` is zero for j < start_i.
 
-        Packed contexts do not see each other, and nothing sees padding on the left:
-        `segment_starts` of their numbers or of the mask. Nodes, weights and integrals over position
-        stay as they are; what has prefixes, such as attention, takes these. Where prefixes begin
-        twice, in a window of a packed row, the later start counts.
-
-        Parameters
-        ----------
-        starts
-            The first position that each row sees, from 0 to its own; may be traced.
+        For packed contexts, which do not see each other, and for padding on the left: pass
+        `segment_starts` of the segments' numbers or of the mask. Starts may be traced. Nodes,
+        weights and integrals over position stay; prefixes, as in attention, change. Where a window
+        and a packed row both limit a prefix, the later start counts.
 
         Raises
         ------
         ValueError
-            Where there is not a whole number for each position.
+            If there is not one whole number for each position.
         EquinoxRuntimeError
-            Where a prefix begins before the first position or after its own.
+            If a prefix begins before the first position or after its own.
 
         Examples
         --------
@@ -98,34 +68,32 @@ class CellGrid(Grid):
             "starts",
             got=f"{starts.shape[0]} of them",
             expected=f"{self.size}, one for each position",
-            cure="Say for every row where its prefix begins.",
+            cure="Pass for every row where its prefix begins.",
         )
         late = (starts < 0) | (starts > jnp.arange(self.size))
         message = "starts: expected numbers from 0 to the row's own, got others."
         return self._begun(guarded(starts, late, message))
 
     def windowed(self, window: int) -> "CellGrid":
-        """Let each row's prefix be its last `window` positions, its own included.
+        """Limit each row's prefix to its last `window` positions, its own included.
 
         Examples
         --------
         >>> (3 * token_grid(3).windowed(2).prefix_weights()).astype(int).tolist()
         [[1, 0, 0], [1, 1, 0], [0, 1, 1]]
         """
-        window = counted(window, "window", cure="A window holds the row's own position at least.")
         if window >= self.size:
             return self
         return self._begun(jnp.maximum(jnp.arange(self.size) - window + 1, 0))
 
     def chunked(self, chunk: int) -> "CellGrid":
-        """Let each row see nothing before its own stretch of `chunk` positions of its context.
+        """Limit each row's prefix to its own chunk of `chunk` positions of its context.
 
         Examples
         --------
         >>> (3 * token_grid(3).chunked(2).prefix_weights()).astype(int).tolist()
         [[1, 0, 0], [1, 1, 0], [0, 0, 1]]
         """
-        chunk = counted(chunk, "chunk", cure="A stretch holds one position at least.")
         if chunk >= self.size:
             return self
         rows = jnp.arange(self.size)
@@ -143,13 +111,13 @@ class CellGrid(Grid):
 
     @property
     def past(self) -> Bool[Array, "length length"]:
-        """Which positions are in each row's prefix, from its start to its own."""
+        """Whether each position is in each row's prefix, from its start to its own."""
         row, column = jnp.arange(self.size)[:, None], jnp.arange(self.size)[None, :]
         past = column <= row
         return past if self.starts is None else past & (column >= self.starts[:, None])
 
     def prefix_weights(self) -> Float[Array, "length length"]:
-        """Whole cells left of the node's own, and the part of its own left of the node."""
+        """Weigh whole cells left of the node's own, and the part of its own left of the node."""
         weights = self.weights
         own_cell = jnp.eye(self.size, dtype=bool)
         covered = jnp.where(own_cell, float(1 - self.offset), 1.0).astype(weights.dtype)
@@ -186,14 +154,8 @@ class CellGrid(Grid):
     ) -> Float[Array, "points *rest"]:
         """Interpolate linearly; beyond the first and last node, continue the nearest line."""
         require_on_grid(values, self)
-        require_floats(positions, "positions", "points")
-        require(
-            self.size > 1,
-            "grid",
-            got="one node",
-            expected="at least two",
-            cure="A line needs two points.",
-        )
+        cure = "A line needs two points."
+        require(self.size > 1, "grid", got="one node", expected="at least two", cure=cure)
         nodes = self.nodes
         left = jnp.clip(jnp.searchsorted(nodes, positions) - 1, 0, self.size - 2)
         share = (positions - nodes[left]) / (nodes[left + 1] - nodes[left])
@@ -252,15 +214,15 @@ def graded_grid(size: int, dtype: DTypeLike | None = None) -> CellGrid:
 
 
 def segment_starts(segments: Int[Array, " length"]) -> Starts:
-    """Where each position's segment begins: for rows of packed contexts, and for padding.
+    """Return where each position's segment begins: for packed contexts, and for padding.
 
-    A segment is a run of equal numbers. Of an attention mask, 0 on padding and 1 on tokens, the
+    A segment is a run of equal numbers. In an attention mask (0 on padding, 1 on tokens) the
     padding is a segment of its own, which no token sees.
 
     Raises
     ------
     ValueError
-        Where segments are no whole numbers along one axis.
+        If `segments` is not an array of whole numbers along one axis.
 
     Examples
     --------
@@ -271,5 +233,4 @@ def segment_starts(segments: Int[Array, " length"]) -> Starts:
     """
     require_indices(segments, "segments")
     begins = jnp.concatenate([jnp.ones(1, bool), segments[1:] != segments[:-1]])
-    places = jnp.where(begins, jnp.arange(segments.shape[0]), 0)
-    return jax.lax.cummax(places)
+    return jax.lax.cummax(jnp.where(begins, jnp.arange(segments.shape[0]), 0))

@@ -15,11 +15,11 @@ def integral(values: Float[Array, "length *rest"], grid: Grid) -> Float[Array, "
     Raises
     ------
     ValueError
-        Where `values` is no floating-point array with a row for each position.
+        If `values` is not a floating-point array with a row for each position.
 
     Examples
     --------
-    >>> from lim_jax.grid import midpoint_grid
+    >>> from lim_jax import midpoint_grid
     >>> grid = midpoint_grid(100)
     >>> round(float(integral(grid.nodes**2, grid)), 4)
     0.3333
@@ -36,7 +36,7 @@ def inner(
     Raises
     ------
     ValueError
-        Where the shapes differ, or are not the grid's.
+        If the shapes differ, or do not fit the grid.
 
     Examples
     --------
@@ -46,18 +46,14 @@ def inner(
     """
     require_on_grid(left, grid, "left")
     require_on_grid(right, grid, "right")
-    require(
-        left.shape == right.shape,
-        "right",
-        got=f"shape {right.shape}",
-        expected=f"{left.shape}, that of left",
-        cure="Pair two fields of the same features.",
-    )
-    return jnp.sum(integral(left * right, grid))
+    same, got = left.shape == right.shape, f"shape {right.shape}"
+    cure = "Pair two fields of the same features."
+    require(same, "right", got=got, expected=f"{left.shape}, that of left", cure=cure)
+    return jnp.sum(jnp.tensordot(grid.weights, left * right, axes=1))
 
 
 def require_profile(profile: Any, grid: Grid, name: str) -> None:
-    """Refuse what is neither a number nor an array of one for each position."""
+    """Raise ValueError unless `profile` is a number or an array with one for each position."""
     if getattr(profile, "shape", ()) == ():
         require_grid(grid)
         require_scalar(profile, name)
@@ -68,7 +64,7 @@ def require_profile(profile: Any, grid: Grid, name: str) -> None:
 def guarded_density(
     values: Float[Array, " length"], grid: Grid, name: str
 ) -> Float[Array, " length"]:
-    """Return a density of position; its use raises where it is negative, NaN, infinite, or zero."""
+    """Return a density; using it raises if it is negative, NaN or infinite, or zero everywhere."""
     require_on_grid(values, grid, name, "length")
     fits = jnp.all((values >= 0) & (values < jnp.inf)) & (integral(values, grid) > 0)
     message = f"{name}: expected a finite density of position, nowhere negative and not zero."

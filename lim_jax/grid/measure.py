@@ -25,10 +25,9 @@ from lim_jax._checks import described, require, require_floats
 class Grid(eqx.Module):
     """Positions in (0, 1] with a measure and its prefix measures.
 
-    A grid is static: it is known before tracing, holds no array leaves, and can be closed over,
-    passed to a jitted function or vmapped past at no cost. (Only where prefixes begin is data: see
-    `CellGrid.starting`.) Its arrays have the dtype `dtype`, by default the precision that JAX is
-    set to when they are asked for.
+    A grid is static: it is known before tracing, holds no array leaves (but see
+    `CellGrid.starting`) and can be closed over, passed to a jitted function or vmapped past at no
+    cost. Its arrays have the dtype `dtype`, by default JAX's default float when they are read.
     """
 
     dtype: eqx.AbstractVar[DTypeLike | None]
@@ -64,7 +63,7 @@ class Grid(eqx.Module):
 
     @property
     def widest_cell(self) -> float:
-        """The width of the widest cell, known before tracing."""
+        """The width of the widest cell, a Python float."""
         return float(np.diff(self._edges()).max())
 
     @abstractmethod
@@ -73,18 +72,18 @@ class Grid(eqx.Module):
 
     @property
     def past(self) -> Bool[Array, "length length"]:
-        """Which nodes are in each row's prefix: its own and those left of it."""
+        """Whether each node is in each row's prefix: its own and those left of it."""
         return self.nodes[None, :] <= self.nodes[:, None]
 
     def windowed(self, window: int) -> "Grid":
-        """Let each row's prefix be its last positions only, where prefixes are of whole cells."""
+        """Limit each row's prefix to its last positions; only a `CellGrid` can."""
         raise ValueError(
             f"window: got {window} positions on {type(self).__name__}, expected a grid of cells. "
             "Take token_grid, or attention without a window."
         )
 
     def chunked(self, chunk: int) -> "Grid":
-        """Let each row's prefix begin with its stretch, where prefixes are of whole cells."""
+        """Limit each row's prefix to its chunk; only a `CellGrid` can."""
         raise ValueError(
             f"chunk: got {chunk} positions on {type(self).__name__}, expected a grid of cells. "
             "Take token_grid, or attention without chunks."
@@ -125,7 +124,7 @@ class Grid(eqx.Module):
 
 
 def require_grid(grid: Any, name: str = "grid") -> None:
-    """Refuse what is no grid: a length, an array of nodes, None."""
+    """Raise ValueError unless `grid` is a Grid: a length or an array of nodes is none."""
     require(
         isinstance(grid, Grid),
         name,
@@ -143,18 +142,9 @@ def require_on_grid(
     cure: str = "",
     **sizes: int,
 ) -> None:
-    """Refuse values that do not fit a grid, and grids that are none.
+    """Raise ValueError unless `grid` is a Grid and `values` a float array with the named axes.
 
-    Values are arrays of floats, of JAX or NumPy, with the axes named: ``length`` is the grid's
-    size, others are as in `_checks.require_floats`. Lists, integers, complex numbers and strings
-    are refused: they are neither converted nor differentiated.
-
-    Examples
-    --------
-    >>> from lim_jax.grid import token_grid
-    >>> require_on_grid(jnp.ones((5, 2)), token_grid(4), "x", "length width")
-    Traceback (most recent call last):
-    ValueError: x: got shape (5, 2), expected (4, width). Pass one row for each position.
+    ``length`` is the grid's size; other axes are as in `_checks.require_floats`.
     """
     require_grid(grid)
     require_floats(values, name, axes, cure, length=grid.size, **sizes)

@@ -10,7 +10,7 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from lim_jax._checks import counted, is_real, require, require_floats
+from lim_jax._checks import counted, require
 from lim_jax.grid.measure import Grid, require_on_grid
 
 NODES = "64 nodes on one panel give ten digits for smooth fields."
@@ -23,20 +23,7 @@ class PanelGrid(Grid):
     of the interpolant: dense, signed, and spectrally accurate. Attention on this grid is therefore
     the Volterra operator, not a causal matrix: inside a panel a row may weigh nodes ahead of it.
 
-    Attributes
-    ----------
-    breaks
-        The panels' ends, from 0 to 1.
-    order
-        The number of nodes on each panel.
-    dtype
-        The dtype of the arrays; None takes JAX's default float.
-
-    Raises
-    ------
-    ValueError
-        Where the breaks do not increase from 0 to 1, `order` is not a positive whole number, the
-        dtype is not floating, or the weights fail their own identities.
+    `breaks` are the panels' ends, from 0 to 1; `order` is the number of nodes on each panel.
     """
 
     breaks: tuple[float, ...] = eqx.field(static=True)
@@ -44,24 +31,12 @@ class PanelGrid(Grid):
     dtype: DTypeLike | None = eqx.field(static=True, default=None)
 
     def __check_init__(self):
-        require(
-            isinstance(self.breaks, tuple)
-            and all(is_real(end) for end in self.breaks)
-            and self.breaks[:1] == (0,)
-            and self.breaks[-1:] == (1,)
-            and bool(np.all(np.diff(self.breaks) > 0)),
-            "breaks",
-            got=f"{self.breaks}",
-            expected="a tuple of numbers that increase from 0 to 1",
-            cure="One panel is (0, 1).",
-        )
-        self._check_identities()
-
-    def _check_identities(self) -> None:
-        """Gauss weights integrate degree 2 order - 1, prefix weights degree order - 1."""
-        nodes, degree = self._nodes(), self.order - 1
-        prefix = self._weights_to(nodes) @ nodes**degree - nodes**self.order / self.order
-        whole = self._weights() @ nodes ** (2 * degree + 1) - 1 / (2 * degree + 2)
+        # Gauss weights integrate degree 2 order - 1, prefix weights degree order - 1: not so where
+        # breaks were rounded to float32, or with hundreds of nodes on a panel.
+        assert np.all(np.diff(self.breaks) > 0), self.breaks
+        nodes, order = self._nodes(), self.order
+        prefix = self._weights_to(nodes) @ nodes ** (order - 1) - nodes**order / order
+        whole = self._weights() @ nodes ** (2 * order - 1) - 1 / (2 * order)
         error = max(np.abs(prefix).max(), abs(whole))
         require(
             bool(error < 1e-12),
@@ -77,7 +52,7 @@ class PanelGrid(Grid):
         return self.order * (len(self.breaks) - 1)
 
     def prefix_weights(self) -> Float[Array, "length length"]:
-        """Integrals of the interpolant, exact for polynomials of degree `order` - 1."""
+        """Integrate the interpolant: exact for polynomials of degree `order` - 1."""
         return self._cast(self._weights_to(self._nodes()))
 
     def centres(self) -> Float[Array, " length"]:
@@ -87,12 +62,8 @@ class PanelGrid(Grid):
     def interpolate(
         self, values: Float[Array, "length *rest"], positions: Float[Array, " points"]
     ) -> Float[Array, "points *rest"]:
-        """Evaluate each panel's polynomial, by its barycentric form.
-
-        The limits at 0 and 1 are the polynomials' values there. Differentiable in `values` alone.
-        """
+        """Evaluate each panel's polynomial in barycentric form; differentiable in `values` only."""
         require_on_grid(values, self)
-        require_floats(positions, "positions", "points")
         breaks = self._cast(np.array(self.breaks))
         panel = jnp.clip(jnp.searchsorted(breaks, positions) - 1, 0, len(self.breaks) - 2)
         members = panel[:, None] * self.order + jnp.arange(self.order, dtype=panel.dtype)[None, :]

@@ -21,20 +21,10 @@ Intervals = Sequence[tuple[Exact, Exact]]
 class Regions(eqx.Module):
     r"""The partition :math:`E_L=[0,\delta),\ E_M=[\delta,1-\delta),\ E_R=[1-\delta,1]` on a grid.
 
-    Made by `boundary_regions`. Static, like its grid.
-
-    Attributes
-    ----------
-    grid
-        The grid that is divided.
-    delta
-        :math:`\delta`, exactly.
-    convention
-        ``"overlap"`` shares a cell between regions by its overlap with them (a Gauss--Legendre
-        panel by the integral of its polynomial); ``"points"`` gives each cell to the region that
-        its node lies in.
-    left_out
-        Positions that belong to no region, made by `without`.
+    Made by `boundary_regions`. Static, like its grid. Convention ``"overlap"`` shares a cell
+    between regions by its overlap with them (a Gauss--Legendre panel by the integral of its
+    polynomial); ``"points"`` gives each cell to the region that its node lies in. Positions in
+    `left_out` belong to no region; see `without`.
     """
 
     grid: Grid
@@ -43,7 +33,6 @@ class Regions(eqx.Module):
     left_out: tuple[int, ...] = eqx.field(static=True, default=())
 
     def __check_init__(self):
-        require_grid(self.grid)
         empty = [
             name
             for name, weights in zip(("left", "middle", "right"), self._host_weights(), strict=True)
@@ -77,7 +66,7 @@ class Regions(eqx.Module):
         Raises
         ------
         ValueError
-            Where a position is not on the grid, or a region is left without any.
+            If a position is not on the grid, or none is left in a region.
 
         Examples
         --------
@@ -87,21 +76,15 @@ class Regions(eqx.Module):
         [0.2, 0.6, 0.1]
         """
         last = self.grid.size - 1
-        require(
-            isinstance(positions, Sequence) and not isinstance(positions, str),
-            "positions",
-            got=described(positions),
-            expected=f"a list of numbers from 0 to {last}",
-            cure="One position is a list of one.",
-        )
-        numbers = f"numbers from 0 to {last}"
-        cure = "Count from zero: the last position is L - 1."
-        whole = [
-            counted(position, "positions", least=0, most=last, expected=numbers, cure=cure)
+        expected, cure = f"a list of numbers from 0 to {last}", "The last position is L - 1."
+        listed = isinstance(positions, Sequence) and not isinstance(positions, str)
+        require(listed, "positions", got=described(positions), expected=expected, cure=cure)
+        added = {
+            counted(position, "positions", least=0, most=last, expected=expected, cure=cure)
             for position in positions
-        ]
-        chosen = tuple(sorted({*self.left_out, *whole}))
-        return Regions(self.grid, self.delta, self.convention, chosen)
+        }
+        left_out = tuple(sorted({*self.left_out, *added}))
+        return Regions(self.grid, self.delta, self.convention, left_out)
 
     def _host_weights(self) -> np.ndarray:
         ends = (self.delta, 1 - self.delta)
@@ -133,8 +116,7 @@ def boundary_regions(
     Raises
     ------
     ValueError
-        Where delta is not a number in (0, 1/2), the grid is none, or a region holds no node
-        (``"points"`` only).
+        If delta is not a number in (0, 1/2), or a region holds no node (``"points"`` only).
 
     Examples
     --------
@@ -146,73 +128,41 @@ def boundary_regions(
     >>> [round(float(size), 6) for size in overlap.weights.sum(axis=1)]
     [0.2, 0.6, 0.2]
     """
-    _require_convention(convention)
     require_grid(grid)
-    exact = _exact_fraction(delta)
-    require(
-        0 < exact < Fraction(1, 2),
-        "delta",
-        got=str(delta),
-        expected="a number strictly between 0 and 1/2",
-        cure="delta is the width of each boundary region; the paper takes 0.2.",
-    )
+    expected, cure = '"overlap" or "points"', "See boundary_regions."
+    known = convention in ("overlap", "points")
+    require(known, "convention", got=repr(convention), expected=expected, cure=cure)
+    exact, expected = _exact_fraction(delta), "a number strictly between 0 and 1/2"
+    cure = "delta is the width of each boundary region; the paper takes 0.2."
+    require(0 < exact < Fraction(1, 2), "delta", got=str(delta), expected=expected, cure=cure)
     return Regions(grid, exact, convention)
 
 
 def interval_weights(
-    grid: Grid,
-    intervals: Intervals,
-    convention: Convention = "overlap",
+    grid: Grid, intervals: Intervals, convention: Convention = "overlap"
 ) -> Float[Array, " length"]:
     r"""Give the weights of :math:`\int_B` for a union B of intervals :math:`[a, b)` in [0, 1].
 
     Parts of :math:`\Delta p_i`: additive over disjoint sets, and all of them for [0, 1). An end at
-    1 is closed, as that of :math:`E_R` is. What intervals share counts once.
-
-    Parameters
-    ----------
-    grid
-        The positions.
-    intervals
-        Their ends :math:`a \le b`, read as `boundary_regions` reads delta.
-    convention
-        As in `boundary_regions`.
-
-    Raises
-    ------
-    ValueError
-        Where an end lies outside [0, 1] or left of its start, or is not known before tracing.
+    1 is closed, as that of :math:`E_R` is. What intervals share counts once. Their ends
+    :math:`a \le b` are read as `boundary_regions` reads delta.
 
     Examples
     --------
     >>> from lim_jax.grid import token_grid
     >>> interval_weights(token_grid(4), [(0, "3/8"), ("3/4", 1)]).tolist()
     [0.25, 0.125, 0.0, 0.25]
-    >>> interval_weights(token_grid(4), [("1/4", "3/4")], "points").tolist()
-    [0.25, 0.25, 0.0, 0.0]
     """
-    _require_convention(convention)
-    require_grid(grid)
+    expected, cure = "pairs (a, b) with 0 <= a <= b <= 1", "Pass for example [(0, 0.2), (0.8, 1)]."
     pairs = isinstance(intervals, Sequence) and all(
         isinstance(pair, Sequence) and len(pair) == 2 for pair in intervals
     )
-    require(
-        pairs and not isinstance(intervals, str),
-        "intervals",
-        got=described(intervals),
-        expected="pairs of ends, such as [(0, 0.2), (0.8, 1)]",
-        cure="One interval is a list of one pair.",
-    )
+    require(pairs, "intervals", got=described(intervals), expected=expected, cure=cure)
     weights, reached = np.zeros(grid.size), Fraction(0)
     exact = [tuple(_exact_fraction(end, "intervals") for end in pair) for pair in intervals]
     for start, stop in sorted(exact):
-        require(
-            0 <= start <= stop <= 1,
-            "intervals",
-            got=f"[{start}, {stop})",
-            expected="two ends with 0 <= a <= b <= 1",
-            cure="Positions are fractions of the context.",
-        )
+        inside, got = 0 <= start <= stop <= 1, f"[{start}, {stop})"
+        require(inside, "intervals", got=got, expected=expected, cure=cure)
         start, stop = max(start, reached), max(stop, reached)
         reached = stop
         weights += _weights_below(grid, stop, convention) - _weights_below(grid, start, convention)
@@ -228,16 +178,6 @@ def _weights_below(grid: Grid, end: Fraction, convention: Convention) -> np.ndar
     return grid._weights_to(np.array([end], dtype=float))[0]
 
 
-def _require_convention(convention: str) -> None:
-    require(
-        convention in ("overlap", "points"),
-        "convention",
-        got=repr(convention),
-        expected='"overlap" or "points"',
-        cure="See boundary_regions.",
-    )
-
-
 def regional_averages(
     values: Float[Array, "length *rest"], regions: Regions
 ) -> Float[Array, "3 *rest"]:
@@ -250,7 +190,7 @@ def regional_averages(
     Raises
     ------
     ValueError
-        Where `regions` are none, or `values` has not a row for each position of their grid.
+        If `regions` are not Regions, or `values` does not have a row for each position of the grid.
 
     Examples
     --------
@@ -271,7 +211,7 @@ def _averages(values: Array, weights: Float[Array, "3 length"]) -> Array:
 
 
 def require_regions(regions: Any, name: str = "regions") -> None:
-    """Refuse what is no division of a grid: a number, an array of weights, None."""
+    """Raise ValueError unless `regions` are Regions: a number or an array of weights is none."""
     require(
         isinstance(regions, Regions),
         name,

@@ -13,7 +13,7 @@ from reference.networks import GRIDS
 
 import lim_jax as lim
 from lim_jax.grid import cell_embedding
-from lim_jax.grid.carrying import carried, resample
+from lim_jax.grid.carrying import carried
 from lim_jax.grid.panels import PanelGrid
 from lim_jax.grid.partition import interval_weights
 
@@ -196,12 +196,12 @@ def test_the_embedding_keeps_integrals():
 
 
 @pytest.mark.parametrize("kind", GRIDS)
-def test_fields_on_cells_are_carried_to_other_grids_by_lines(kind):
+def test_fields_on_cells_are_interpolated_by_lines(kind):
     """NumPy's interpolation between the nodes; beyond them the nearest line goes on."""
     source, target = GRIDS[kind](6), lim.token_grid(11)
     values = np.random.default_rng(0).standard_normal((6, 2))
     nodes, p = np.asarray(source.nodes), np.asarray(target.nodes)
-    found = np.asarray(jax.jit(resample)(values, source, target))
+    found = np.asarray(jax.jit(lambda v: source.interpolate(v, target.nodes))(values))
     inside = (p >= nodes[0]) & (p <= nodes[-1])
     assert not inside.all()
     for feature in range(2):

@@ -7,8 +7,7 @@ from reference.differences import fitted_order
 from reference.networks import layer_of, random_flow, random_states
 
 import lim_jax as lim
-from lim_jax.grid.carrying import resample
-from lim_jax.grid.panels import PanelGrid, gauss_grid
+from lim_jax.grid.panels import gauss_grid
 from lim_jax.network.attention import attention_kernel, attention_weights
 
 ETA = 0.1
@@ -54,7 +53,7 @@ def attend(attention, x, grid):
 
 
 weights_of = jax.jit(attention_weights)
-resampled = jax.jit(resample)
+resampled = jax.jit(lambda values, source, target: source.interpolate(values, target.nodes))
 
 
 @jax.jit
@@ -230,12 +229,6 @@ def test_interpolation_has_a_gradient_in_its_values():
     for degree in range(6):
         values = np.asarray(grid.nodes) ** degree
         np.testing.assert_allclose(matrix @ values, positions**degree, rtol=1e-13)
-
-
-@pytest.mark.parametrize("breaks", [(0.0, 0.5), (0.0, 0.7, 0.3, 1.0), (0.1, 1.0)])
-def test_panels_must_cover_the_context(breaks):
-    with pytest.raises(ValueError, match="increase from 0 to 1"):
-        PanelGrid(breaks=breaks, order=4)
 
 
 def test_a_grid_without_panels_or_nodes_is_refused():
