@@ -21,7 +21,7 @@ import jax.numpy as jnp
 jax.config.update("jax_enable_x64", True)  # errors below float32's rounding are measured
 
 import lim_jax as lim
-from lim_jax.limits import Quantity, Scheme, mean_square, study
+from lim_jax.limits import Quantity, Scheme, convergence_study, mean_square
 from lim_jax.network import linear_control
 from lim_jax.plots import convergence_rates
 
@@ -55,7 +55,7 @@ def states(p):
 # Tokens sum up to the right end of each cell, an error of first order.
 
 # %%
-tokens = study(
+tokens = convergence_study(
     kernel_average,
     states,
     [lim.token_grid(size) for size in SIZES],
@@ -76,7 +76,7 @@ assert tokens.agree
 # %%
 whole = Quantity(lambda x, grid: lim.integral(x, grid), order=2)
 midpoints, graded = (
-    study(kernel_average, states, [kind(size) for size in SIZES], {"integral": whole})
+    convergence_study(kernel_average, states, [kind(size) for size in SIZES], {"integral": whole})
     for kind in (lim.midpoint_grid, lim.graded_grid)
 )
 print(midpoints, graded, sep="\n")
@@ -98,7 +98,7 @@ keys = jax.random.split(jax.random.key(0), 2)
 ends = jax.vmap(lambda key: lim.TransformerField.init(3, heads=1, key=key))(keys)
 flow = lim.ContinuousFlow(linear_control(ends), horizon=1.0)
 final = {"final state": Quantity(lambda x, grid: x, order=1, norm=mean_square)}
-by_depth = study(
+by_depth = convergence_study(
     flow, states, lim.token_grid(8), final, depths=(8, 16, 32, 64), scheme=Scheme(lim.split)
 )
 print(by_depth)
@@ -115,7 +115,7 @@ convergence_rates(by_depth, "A Transformer in split steps")
 # by default, of which `study` would warn. The numbers go into a table of your own by `to_csv`.
 
 # %%
-both = study(
+both = convergence_study(
     flow,
     states,
     [lim.token_grid(size) for size in SIZES],

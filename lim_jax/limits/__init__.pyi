@@ -31,7 +31,7 @@ from .depth_adjoints import input_adjoint_depth_studies as input_adjoint_depth_s
 from .fields import averaging_attention as averaging_attention
 from .moments import fourth_moment_studies as fourth_moment_studies
 from .own import Quantity as Quantity
-from .own import study as study
+from .own import convergence_study as convergence_study
 from .position import loss_study as loss_study
 from .position import readout_consistency_study as readout_consistency_study
 from .position import terminal_adjoint_study as terminal_adjoint_study

@@ -57,9 +57,8 @@ def attention_studies(
     - ``left region``: the mean over :math:`i \le \delta L` (`eq:attention-left-regional-error`).
 
     Bounds are those of the theorem with `attention_constant`, whose extremes are over samples: they
-    are measured, and neither hold nor are broken. They and the claimed orders are stated on tokens,
-    for states that are said to be `smooth`, of keys that know no positions: elsewhere they are
-    None.
+    are measured, and neither hold nor are broken. Bounds and claimed orders are stated on tokens,
+    for `smooth` states and keys that know no positions, and None elsewhere.
 
     Parameters
     ----------
@@ -72,14 +71,13 @@ def attention_studies(
     references
         Two grids for the continuum; their panels must separate the jumps of `states`.
     smooth
-        Whether the states are continuously differentiable, the theorem's premise. It is yours to
-        say, and `require_smooth` refuses what it does not resolve; unsaid, nothing is claimed.
+        Whether the states are continuously differentiable, the theorem's premise. Without it
+        nothing is claimed.
 
     Raises
     ------
     ValueError
-        Where states that are said to be smooth are not resolved as such, or no token is in the left
-        region.
+        If `smooth` states are not resolved as such, or no token is in the left region.
 
     Examples
     --------
@@ -89,7 +87,15 @@ def attention_studies(
     >>> study.verdict, abs(study.order.value - 1) < 0.15
     ('measured', True)
     """
-    _require_studied(states, sizes, delta, smooth)
+    require(
+        math.floor(delta * min(sizes)) >= 1,
+        "sizes",
+        got=f"{min(sizes)} tokens at delta = {delta}",
+        expected="a token in the left region",
+        cure="Take more tokens, or a larger delta.",
+    )
+    if smooth:
+        require_smooth(states)
     grids = {size: make_grid(size) for size in sizes}
     errors, own = _attention_errors(attention, states, grids, references)
     interior = {size: grid._nodes() >= inside for size, grid in grids.items()}
@@ -107,45 +113,29 @@ def attention_studies(
             sampled=True,
         )
 
-    return {
-        "inside": study(
-            "continuum-pointwise-error", 1.0, lambda e, ok: e[ok].max(), lambda n: 1 / n
-        ),
-        "mean square": study(
+    parts = {
+        "inside": ("continuum-pointwise-error", 1.0, lambda e, ok: e[ok].max(), lambda n: 1 / n),
+        "mean square": (
             "continuum-l2-error",
             1.0,
             lambda e, ok: np.sqrt((e[ok] ** 2).sum() / e.size),
             lambda n: 1 / n,
         ),
-        "every cell": study("global-cell-error", None, lambda e, ok: e.max(), lambda n: 1 / n),
-        "times i": study(
+        "every cell": ("global-cell-error", None, lambda e, ok: e.max(), lambda n: 1 / n),
+        "times i": (
             "global-cell-error",
             0.0,
             lambda e, ok: (np.arange(1, e.size + 1) * e).max(),
             lambda n: 1.0,
         ),
-        "left region": study(
+        "left region": (
             "left-regional-error",
             1.0,
             lambda e, ok: e[: math.floor(delta * e.size)].mean(),
             lambda n: _left_rate(math.floor(delta * n)),
         ),
     }
-
-
-def _require_studied(
-    states: PositionField, sizes: Sequence[int], delta: float, smooth: bool
-) -> None:
-    """Refuse an empty left region, and states that are not resolved as smooth if said to be."""
-    require(
-        math.floor(delta * min(sizes)) >= 1,
-        "sizes",
-        got=f"{min(sizes)} tokens at delta = {delta}",
-        expected="a token in the left region",
-        cure="Take more tokens, or a larger delta.",
-    )
-    if smooth:
-        require_smooth(states)
+    return {name: study(*part) for name, part in parts.items()}
 
 
 def _left_rate(count: int) -> float:
@@ -201,23 +191,19 @@ def attention_constant(
     .. math:: C_R = \max_p \sum_h \frac{\max_q|\partial_q (e^S W_O v)| +
               \max_q |W_O v|\,\max_q|\partial_q e^S|}{2\min_q e^S}, \qquad q \le p.
 
-    Extremes are taken over `points` positions. What lies between them may be larger, so that this
-    is no bound but a sample of one. Attention whose scores know more than the states, such as
-    positions, or that has a window is refused.
+    Extremes are taken over `points` positions, and may be larger between them, so this is a sample
+    and not a bound. Raises ValueError if scores depend on more than the states, such as positions
+    or a window.
     """
     beyond = _beyond_the_theorem(attention)
-    require(
-        not beyond,
-        "attention",
-        got=f"{' and '.join(beyond)}",
-        expected="none of these",
-        cure="The constant is of keys that know their position by the states alone.",
-    )
+    cure = "The constant is of keys that know their position by the states alone."
+    got = " and ".join(beyond)
+    require(not beyond, "attention", got=got, expected="none of these", cure=cure)
     return float(_attention_constant(attention, states, jnp.linspace(0.0, 1.0, points)))
 
 
 def _beyond_the_theorem(attention: CausalAttention) -> list[str]:
-    """What shapes this attention beside the softmax of states over whole prefixes."""
+    """List what this attention has beyond the softmax of states over whole prefixes."""
     kinds = getattr(attention.span, "kinds", (attention.span,))
     parts = [(kind, name) for kind in kinds for name in ("window", "chunk", "places")]
     parts += [(attention, name) for name in ("scale", "cap", "sinks", "output_norm", "gate")]

@@ -31,21 +31,21 @@ def cone_mass_study(
 ) -> Study:
     r"""The density cone mass of tokens against :math:`\int_q^1\|K(p,q)\|^2 dp` (`eq:cone-mass`).
 
-    The largest relative error at the given positions. Cone masses stand at nodes and are
-    interpolated to the positions in between. `references` are as in `attention_studies`.
+    The largest relative error at the given positions, to which cone masses are interpolated from
+    the nodes. `references` are as in `attention_studies`.
     """
     at = jnp.asarray(np.array(positions))
 
     @jax.jit
     def deviations() -> list[Array]:
         grids = *map(make_grid, sizes), *references
-        *found, expected = (
+        *masses, expected = (
             grid.interpolate(cone_mass(attention, states(grid.nodes), grid), at) for grid in grids
         )
-        return [jnp.abs(values / expected - 1).max() for values in found]
+        return [jnp.abs(mass / expected - 1).max() for mass in masses]
 
-    *found, own = map(float, deviations())
-    errors = dict(zip(sizes, found, strict=True))
+    *gaps, own = map(float, deviations())
+    errors = dict(zip(sizes, gaps, strict=True))
     return refine("eq:cone-mass", None, sizes, errors.__getitem__, own)
 
 
@@ -56,10 +56,10 @@ def printed_cone_mass_study(
     *,
     positions: tuple[float, ...] = (0.25, 0.5, 0.75),
 ) -> Study:
-    r"""The cone mass as `eq:finite-cone-mass-estimator` prints it, on tokens.
+    r"""Measure the cone mass as `eq:finite-cone-mass-estimator` prints it, on tokens.
 
-    No error but the largest value at the given positions: Jacobian blocks are
-    :math:`\hat K \approx K/L`, so it tends to zero like :math:`L^{-2}`.
+    The study's errors are the largest values at the given positions: Jacobian blocks are
+    :math:`\hat K \approx K/L`, so they tend to zero like :math:`L^{-2}`.
     """
 
     @filter_jit
@@ -67,19 +67,14 @@ def printed_cone_mass_study(
         masses = cone_mass(attention, states(grid.nodes), grid, normalisation="finite")
         return grid.interpolate(masses, jnp.array(positions)).max()
 
-    return refine(
-        "eq:finite-cone-mass-estimator", None, sizes, lambda n: float(largest(token_grid(n))), 0.0
-    )
+    source = "eq:finite-cone-mass-estimator"
+    return refine(source, None, sizes, lambda n: float(largest(token_grid(n))), 0.0)
 
 
 def left_cone_mass_study(
-    attention: CausalAttention,
-    states: PositionField,
-    sizes: Sequence[int],
-    *,
-    delta: float = 0.2,
+    attention: CausalAttention, states: PositionField, sizes: Sequence[int], *, delta: float = 0.2
 ) -> Study:
-    r"""How much the left region's average of the cone mass grows when tokens are doubled.
+    r"""Measure by how much the left region's average of the cone mass grows when L doubles.
 
     The density (`eq:cone-mass`) grows like 1/q at 0, which has no integral: the average grows like
     log L, and what a doubling adds falls at order 0, to a constant and not to zero.
@@ -90,5 +85,5 @@ def left_cone_mass_study(
         masses = cone_mass(attention, states(grid.nodes), grid)
         return regional_averages(masses, boundary_regions(grid, delta))[0]
 
-    found = {size: float(average(token_grid(size))) for size in {*sizes, *(2 * n for n in sizes)}}
-    return refine("eq:cone-mass", None, sizes, lambda n: found[2 * n] - found[n], 0.0)
+    averages = {n: float(average(token_grid(n))) for n in {*sizes, *(2 * size for size in sizes)}}
+    return refine("eq:cone-mass", None, sizes, lambda n: averages[2 * n] - averages[n], 0.0)

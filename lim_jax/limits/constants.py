@@ -1,4 +1,4 @@
-"""The constants behind the bounds on a recursion in depth."""
+"""The constants of the bounds on a recursion in depth."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
-from lim_jax._checks import require, require_callable, require_floats
+from lim_jax._checks import require, require_floats
 from lim_jax._errors import filter_jit
 from lim_jax.grid.cells import CellGrid
 from lim_jax.grid.integrals import inner
@@ -26,10 +26,10 @@ from lim_jax.network.slots import State
 
 
 class DepthProfile(NamedTuple):
-    r"""A depth profile whose bound and whose slope are stated (`ass:depth-profile`).
+    r"""A depth profile with a stated bound and a stated slope (`ass:depth-profile`).
 
-    Call it as the function that it is: every flow takes it for its `profile`. What is stated cannot
-    be computed from a function; `require_stated` refutes it where it can.
+    It is called like its function: every flow accepts it as `profile`. Samples cannot prove the two
+    numbers, but `require_stated` raises where they refute them.
 
     Attributes
     ----------
@@ -54,31 +54,19 @@ class DepthProfile(NamedTuple):
         return self.function(time)
 
     def require_stated(self, horizon: float = 1.0) -> None:
-        """Refuse a bound or a slope that the profile exceeds at 4,097 times.
-
-        Raises
-        ------
-        ValueError
-            With the value, or the slope between neighbouring times, that is larger.
-        """
-        largest, steepest = sampled_profile(self.function, horizon)
-        for name, stated, seen in (
-            ("bound", self.bound, largest),
-            ("lipschitz", self.lipschitz, steepest),
-        ):
-            require(
-                bool(seen <= stated * (1 + 1e-6)),
-                f"profile.{name}",
-                got=f"{stated:g}",
-                expected=f"at least {seen:g}, which the profile reaches",
-                cure="State the largest value, and the steepest slope, of the profile on [0, T].",
-            )
+        """Raise ValueError if the profile exceeds its bound or its slope at 4,097 times."""
+        cure = "State the largest value, and the steepest slope, of the profile on [0, T]."
+        sampled = sampled_profile(self.function, horizon)
+        for name, stated, seen in zip(self._fields[1:], self[1:], sampled, strict=True):
+            holds = bool(seen <= stated * (1 + 1e-6))
+            expected = f"at least {seen:g}, which the profile reaches"
+            require(holds, f"profile.{name}", got=f"{stated:g}", expected=expected, cure=cure)
 
 
 def sampled_profile(profile: Callable[[Array], Array], horizon: float) -> tuple[float, float]:
-    r"""The largest value of a depth profile and its steepest slope, between 4,097 times on [0, T].
+    r"""Return the largest value and the steepest slope of a depth profile at 4,097 times on [0, T].
 
-    Samples of what `ass:depth-profile` supposes; `DepthProfile` states them.
+    They are samples of the constants of `ass:depth-profile`, which `DepthProfile` states.
 
     Examples
     --------
@@ -116,15 +104,15 @@ class DepthConstants(NamedTuple):
     profile_slope: float = 0.0
 
     def layer_factor(self, step: float) -> float:
-        r"""What the error is multiplied by within a layer, :math:`1 + \varepsilon Z\Lambda`."""
+        r"""The factor of the error within a layer, :math:`1 + \varepsilon Z\Lambda`."""
         return 1 + step * self.profile * self.state
 
     def layer_defect(self, step: float, distance: float) -> float:
-        r"""What a layer adds to the error, :math:`\|d_k\| + \tau_k` at most.
+        r"""Bound what a layer adds to the error, :math:`\|d_k\| + \tau_k`.
 
         :math:`\varepsilon^2(C_{split} + (Z^2\Lambda + \mathrm{Lip}(\zeta))M/2) + Z C_\theta\,
-        \int_{t_k}^{t_{k+1}}\|\theta^\varepsilon_k - \theta(r)\|\,dr`: the layer's own defect, the
-        flow and the profile that move on within it, and the `distance` of the controls
+        \int_{t_k}^{t_{k+1}}\|\theta^\varepsilon_k - \theta(r)\|\,dr`: the layer's own defect, how
+        far the flow and the profile move within it, and the `distance` of the controls
         (`eq:convergent-control-local-defect`).
         """
         moving = (self.profile**2 * self.state + self.profile_slope) * self.speed / 2
@@ -133,18 +121,12 @@ class DepthConstants(NamedTuple):
     def by_layer(
         self, step: float, distances: Float[np.ndarray, " depth"]
     ) -> Float[np.ndarray, " times"]:
-        r"""Bounds on the errors :math:`e_0, \dots, e_M` of every layer, one from the other.
+        r"""Bound the errors :math:`e_0, \dots, e_M` of all layers, from the first to the last.
 
         :math:`e_{k+1} \le (1 + C\varepsilon)\,e_k + \|d_k\| + \tau_k`
         (`eq:convergent-control-error-recursion-pre`), by `layer_factor` and `layer_defect` with
-        the controls' distance in each layer. Never above `on_layers` times the bracket, which
-        Gronwall's inequality makes of it.
-
-        Examples
-        --------
-        >>> constants = DepthConstants(state=2.0, control=3.0, speed=4.0)
-        >>> constants.by_layer(0.5, np.array([0.0, 1.0])).tolist()  # 1, then 2 * 1 + 1 + 3
-        [0.0, 1.0, 6.0]
+        the controls' distance in each layer. Never above `on_layers` times the bracket, by
+        Gronwall's inequality.
         """
         errors = [0.0]
         for distance in distances:
@@ -156,8 +138,8 @@ class DepthConstants(NamedTuple):
         r""":math:`C_T` of `eq:convergent-control-grid-bound`.
 
         :math:`e^{TZ\Lambda}\max\{T(C_{split} + (Z^2\Lambda + \mathrm{Lip}(\zeta))M/2),\,
-        Z C_\theta\}`: what the layers add (`layer_defect`), times Gronwall's exponential. Infinite
-        where that overflows.
+        Z C_\theta\}`: what the layers add (`layer_defect`), times Gronwall's exponential, which may
+        overflow to infinity.
         """
         with np.errstate(over="ignore"):
             growth = float(np.exp(np.float64(horizon * self.profile * self.state)))
@@ -175,26 +157,25 @@ def proved_constants(
     grid: Grid,
     horizon: float = 1.0,
 ) -> DepthConstants | None:
-    r"""Constants that are bounds, not samples: those of `prop:transformer-lipschitz`.
+    r"""Return constants that are bounds, not samples: those of `prop:transformer-lipschitz`.
 
-    By `field_regularity` on the convex hull of all layers and of the control's knots, which holds
-    every value of a `linear_control` between its knots. None where nothing proves them: another
-    control, or a flow that goes on beyond its knots; a field that `field_regularity` refuses, or
-    layers of several kinds; a profile that is neither one nor a `DepthProfile`; Gauss--Legendre
-    panels, or prefixes that do not begin at 0.
+    They come from `field_regularity` on the convex hull of all layers and of the knots of a
+    `linear_control`. None if nothing proves them: another control, or one whose knots end before T;
+    a field that `field_regularity` refuses, or layers of several kinds; a profile that is neither
+    one nor a `DepthProfile`; Gauss--Legendre panels, or prefixes that do not begin at 0.
 
     Parameters
     ----------
     layers
         Stacked layers, of every depth.
     control
-        The limit's; None where the layers have none, and the hull is theirs.
+        The limit's; None if the layers have none: then the hull is theirs.
     profile
         :math:`\zeta`.
     grid
         The norm's; a field is bounded at every position, so in it by the root of its mass.
     horizon
-        :math:`T`, to which the control is followed.
+        :math:`T`.
 
     Examples
     --------
@@ -203,49 +184,43 @@ def proved_constants(
     >>> keys = jax.random.split(jax.random.key(0), 2)
     >>> fields = jax.vmap(lambda key: TransformerField.init(4, eta=0.1, key=key))(keys)
     >>> fields = jax.tree.map(lambda leaf: 0.2 * leaf, fields)
-    >>> found = proved_constants([fields], linear_control(fields), unit_profile, token_grid(3))
-    >>> found.state < 1, proved_constants([fields], lambda t: fields, unit_profile, token_grid(3))
-    (True, None)
+    >>> constants = proved_constants([fields], linear_control(fields), unit_profile, token_grid(3))
+    >>> constants.state < 1
+    True
+    >>> proved_constants([fields], lambda time: fields, unit_profile, token_grid(3)) is None
+    True
     """
     knots = linear_knots(control)
     stated = profile is unit_profile or type(profile) is DepthProfile
-    followed = control is None or (knots is not None and _spans(knots[0], horizon))
+    between = control is None or (knots is not None and _spans(knots[0], horizon))
     prefixes = type(grid) is CellGrid and grid.starts is None
     fields = [*layers, *(knots or ())[1:]]
-    alike = all(type(one) is TransformerField for one in fields)
-    if not (stated and followed and prefixes and alike):
+    transformers = all(type(field) is TransformerField for field in fields)
+    if not (stated and between and prefixes and transformers):
         return None
     try:
         hull = jax.tree.map(lambda *leaves: np.concatenate(leaves), *fields)
-        found = field_regularity(hull)
+        regularity = field_regularity(hull)
     except ValueError:  # of different kinds, or of one that nothing bounds
         return None
     mass = math.sqrt(np.asarray(grid.weights).sum())
     largest, steepest = (1.0, 0.0) if profile is unit_profile else profile[1:]
     return DepthConstants(
-        float(found.lipschitz),
-        mass * float(found.control),
-        mass * float(found.bound),
+        float(regularity.lipschitz),
+        mass * float(regularity.control),
+        mass * float(regularity.bound),
         profile=largest,
         profile_slope=steepest,
     )
 
 
 def _spans(knots: Array, horizon: float) -> bool:
-    """Whether [0, T] lies between knots, but for rounding: a line goes on beyond them."""
+    """Whether [0, T] lies between knots, but for rounding: the control leaves their hull beyond."""
     return bool(knots[0] <= 0) and bool(horizon <= knots[-1] * (1 + 1e-6))
 
 
 def linear_knots(control: Any) -> tuple[Array, PyTree] | None:
-    """The times and fields that a `linear_control` joins; None for another control.
-
-    Examples
-    --------
-    >>> from lim_jax.network.continuous import linear_control
-    >>> times, fields = linear_knots(linear_control(jnp.array([3.0, 5.0])))
-    >>> times.tolist(), fields.tolist()
-    ([0.0, 1.0], [3.0, 5.0])
-    """
+    """The times and fields that a `linear_control` joins; None for another control."""
     path = control.path if type(control) is InterpolatedControl else None
     return (path.ts, path.ys) if type(path) is diffrax.LinearInterpolation else None
 
@@ -258,19 +233,10 @@ def largest_control_distances(
     `eq:control-l1-convergence`, never too small: between knots, ends and middles of layers the
     integrand is convex, so trapezoids are above it. `control_distance` is of any control, by
     quadrature.
-
-    Examples
-    --------
-    >>> from lim_jax.network.continuous import linear_control
-    >>> from lim_jax.network.norms import LayerNorm
-    >>> norms = jax.vmap(lambda scale: LayerNorm(scale, 0 * scale))(jnp.array([[0.0, 0], [2, 0]]))
-    >>> first = jax.tree.map(lambda leaf: leaf[:1], norms)
-    >>> largest_control_distances(first, linear_control(norms)).tolist()
-    [1.0]
     """
-    found = linear_knots(control)
-    assert found is not None
-    knots, values = np.asarray(found[0]), _flattened(found[1])
+    joined = linear_knots(control)
+    assert joined is not None
+    knots, values = np.asarray(joined[0]), _flattened(joined[1])
     ours = _flattened(layers)
     depth = len(ours)
     ends = np.union1d(np.linspace(0, horizon, 2 * depth + 1), knots)
@@ -294,22 +260,10 @@ def _flattened(fields: PyTree) -> Float[np.ndarray, "fields parameters"]:
 def depth_constants(
     fields: PyTree, states: Float[Array, "samples length width"], grid: Grid
 ) -> DepthConstants:
-    r"""Measure the constants of fields at states, a field for each state, in the grid's norm.
+    """Measure the constants of stacked fields, each at one state, in the grid's norm.
 
-    Samples, not bounds (`proved_constants` has those). Dense: every Jacobian is formed.
-
-    Examples
-    --------
-    >>> from lim_jax.grid import token_grid
-    >>> from lim_jax.network.tokenwise import FeedForward
-    >>> keys = jax.random.split(jax.random.key(0), 2)
-    >>> fields = jax.vmap(lambda key: FeedForward.init(2, key=key))(keys)
-    >>> found = depth_constants(fields, jnp.ones((2, 3, 2)), token_grid(3))
-    >>> float(found.speed)  # a token without variance is normalised to zero
-    0.0
+    They are samples, where `proved_constants` are bounds. Every Jacobian is formed densely.
     """
-    require_callable(fields, "fields", "(x, context, grid), of which each array has a leading axis")
-    require_on_grid(states, grid, "states", "times length width", "Pass a state for each field.")
     root = jnp.sqrt(grid.weights)[:, None]
 
     def sizes(field: Any, x: State) -> tuple[Array, Array, Array]:
@@ -325,17 +279,16 @@ def depth_constants(
         norm = partial(jnp.linalg.norm, ord=2)
         return norm(by_state.reshape(x.size, x.size)), norm(by_control), norm(image)
 
-    found = eqx.filter_vmap(sizes)(fields, states)
-    return DepthConstants(*(values.max() for values in found))
+    return DepthConstants(*(values.max() for values in eqx.filter_vmap(sizes)(fields, states)))
 
 
 def readout_bound(
     readout: Callable[[State, Grid], State], x: State, grid: Grid
 ) -> Float[Array, ""]:
-    r"""The norm of a readout's adjoint, :math:`\|DH(X)^*\|`, in the grid's :math:`L^2`.
+    r"""Compute the norm of a readout's adjoint, :math:`\|DH(X)^*\|`, in the grid's :math:`L^2`.
 
-    :math:`M_R` of `eq:readout-adjoint-boundedness` at one state; for a linear readout that is
-    every state. Dense: the Jacobian is formed.
+    :math:`M_R` of `eq:readout-adjoint-boundedness` at one state; a linear readout has the same at
+    every state. The Jacobian is formed densely.
 
     Examples
     --------
@@ -355,11 +308,11 @@ def readout_bound(
 
 
 def time_slope_bounds(flow: ContinuousFlow, grid: Grid) -> Float[np.ndarray, " pieces"] | None:
-    r""":math:`C_G` of `eq:depth-time-consistency` on every piece of a linear control.
+    r"""Bound :math:`C_G` of `eq:depth-time-consistency` on every piece of a linear control.
 
-    :math:`\|\zeta\|_\infty\,C_\theta\,\|\dot\theta\| + \mathrm{Lip}(\zeta)\,M`, at every state: in
-    whichever ball, since layer normalisation bounds what the field depends on. None where
-    `proved_constants` finds nothing that bounds them.
+    :math:`\|\zeta\|_\infty\,C_\theta\,\|\dot\theta\| + \mathrm{Lip}(\zeta)\,M`, for all states of
+    any ball, since layer normalisation bounds what the field depends on. None if `proved_constants`
+    are None.
 
     Parameters
     ----------
@@ -378,14 +331,15 @@ def time_slope_bounds(flow: ContinuousFlow, grid: Grid) -> Float[np.ndarray, " p
     [0.0, 0.0]
     """
     knots = linear_knots(flow.control)
-    found = proved_constants([], flow.control, flow.profile, grid, flow.horizon)
-    if knots is None or found is None:
+    constants = proved_constants([], flow.control, flow.profile, grid, flow.horizon)
+    if knots is None or constants is None:
         return None
     if isinstance(flow.profile, DepthProfile):
         flow.profile.require_stated(flow.horizon)
     moves = np.linalg.norm(np.diff(_flattened(knots[1]), axis=0), axis=1)
     speeds = moves / np.diff(np.asarray(knots[0]))
-    return found.profile * found.control * speeds + found.profile_slope * found.speed
+    moving = constants.profile * constants.control * speeds
+    return moving + constants.profile_slope * constants.speed
 
 
 @filter_jit
@@ -395,16 +349,15 @@ def time_slopes(
     r"""Measure :math:`\|\partial_t\,\zeta(t)\mathscr F_{\theta_t}(X)\|` at one state, on the grid.
 
     `eq:depth-time-consistency`: between two times of one piece of the control the field changes by
-    at most the largest slope there times their distance, at this state. The paper's :math:`C_G`
-    is of all states of a bounded set: `time_slope_bounds`.
+    at most the largest slope there times their distance, at this state. `time_slope_bounds` are for
+    all states of a bounded set, as is the paper's :math:`C_G`.
 
     Parameters
     ----------
     flow
-        Its profile and its control, differentiable in time: `linear_control`, `cubic_control`, or
-        any smooth callable.
+        Profile and control must be differentiable in time, such as a `linear_control`.
     x, grid
-        The state, held still, and its positions.
+        The fixed state and its positions.
     times
         Depth times; where pieces of the control meet, the slope is that of one of them.
 

@@ -30,7 +30,7 @@ from lim_jax.network.slots import State
 
 Profile = Callable[[Array], Array]
 Follow = Callable[[PyTree, State, Grid], Float[Array, "times length width"]]
-STEPS = (euler, split, heun, strang, rk4)  # Euler's up to O(eps^2), of Lipschitz fields
+STEPS = (euler, split, heun, strang, rk4)  # Euler's up to O(eps^2), for Lipschitz fields
 
 
 def trajectory_studies(
@@ -52,22 +52,17 @@ def trajectory_studies(
     - ``"<scheme>: on layers"``: the largest error over the times :math:`t_k`
       (`eq:convergent-control-grid-bound`);
     - ``"<scheme>: between layers"``: the supremum over [0, T], where a layer's state stands until
-      the next (`eq:resnet-ode-convergent-control-bound`). It is of order 1 at best. The times of
-      all depths are compared, ends of layers included: within a layer the error is convex up to
-      :math:`O(\varepsilon^2)`.
+      the next (`eq:resnet-ode-convergent-control-bound`). It is of order 1 at best.
 
     By the theorem either is at most
     :math:`C_T(\varepsilon + \|\theta^\varepsilon - \theta\|_{L^1})`, and the claimed order is
-    that of the bracket. :math:`C_T` is by the proof's own steps (`DepthConstants`), with every
-    layer's own defect, the largest over all depths. The premises are known of a `linear_control`
-    of pre-norm Transformer fields, :math:`\zeta = 1` and the steps of this library. Others are
-    yours to say, by a `DepthProfile` and by `lipschitz`; unsaid, nothing is claimed.
-
-    Where they are known the constants are bounds (`proved_constants`, `largest_control_distances`),
-    and an error beyond :math:`C_T` times the bracket would refute the theorem. Otherwise, and where
-    those overflow, they are samples: the largest along the flow, along the coarsest recursion, and
-    halfway (`depth_constants`, `control_distance`). What lies between samples may be larger, so
-    such a study is ``sampled``: its bound is measured, and neither holds nor is broken.
+    that of the bracket. :math:`C_T` follows the proof (`DepthConstants`), with the largest defect
+    of a layer over all depths. The premises hold for a `linear_control` of pre-norm Transformer
+    fields, :math:`\zeta = 1` and the steps of this library: then constants are bounds
+    (`proved_constants`, `largest_control_distances`). For others state them by a `DepthProfile` and
+    by `lipschitz`: then, and if the bounds overflow, constants are samples along the flow, the
+    coarsest recursion and halfway (`depth_constants`, `control_distance`), so the study's verdict
+    is "measured". Without premises nothing is claimed.
 
     Parameters
     ----------
@@ -82,20 +77,19 @@ def trajectory_studies(
     horizon
         :math:`T`.
     profile
-        :math:`\zeta`: one, or a `DepthProfile`; of another function nothing is claimed.
+        :math:`\zeta`: one, or a `DepthProfile`; for another function nothing is claimed.
     references
-        Two depth flows: the last is the limit, the first tells its error. By default those of
+        Two depth flows: the second is the limit, the first gives its error. By default those of
         `reference_flows`.
     lipschitz
         Whether fields are Lipschitz in states and parameters and the control is in time, and a
-        step of your own is Euler's up to :math:`O(\varepsilon^2)`. Said, it is refused where the
-        field at x is not resolved as such in time (`require_lipschitz`), or by defects and
-        constants (`require_resnet_premises`).
+        step from elsewhere is Euler's up to :math:`O(\varepsilon^2)`.
 
     Raises
     ------
     ValueError
-        Where a `DepthProfile` exceeds what it states, or what is said is refuted.
+        If a `DepthProfile` exceeds its bound or slope, or samples refute `lipschitz`: the field at
+        x in time, defects, or constants.
 
     Examples
     --------
@@ -114,6 +108,7 @@ def trajectory_studies(
         profile.require_stated(horizon)
     if lipschitz:
         _require_lipschitz_in_time(control, x, grid, horizon)
+    # Ends of layers of all depths: within a layer the error is convex up to O(eps^2).
     times = np.unique(np.concatenate([np.linspace(0, horizon, n + 1) for n in depths]))
 
     def solution(flow: ContinuousFlow) -> np.ndarray:
@@ -131,7 +126,7 @@ def trajectory_studies(
 
 
 def _require_lipschitz_in_time(control: Control, x: State, grid: Grid, horizon: float) -> None:
-    """Refuse a control whose field at one state is not resolved as such, in four directions."""
+    """Raise ValueError if the control's field at x, in four directions, is not resolved as such."""
     directions = jnp.asarray(np.random.default_rng(0).standard_normal((4, x.size)))
 
     def velocities(p: Float[Array, " times"]) -> Float[Array, "times 4"]:
@@ -144,7 +139,7 @@ def _require_lipschitz_in_time(control: Control, x: State, grid: Grid, horizon: 
 
 
 class _Limit(NamedTuple):
-    """The depth flow of a control at the times of all depths, and how well it is known."""
+    """The depth flow of a control at the times of all depths, and its own error."""
 
     control: Control
     profile: Profile
@@ -163,10 +158,11 @@ class _Limit(NamedTuple):
 
     def error_on_layers(self, states: np.ndarray) -> float:
         """The largest over layers."""
-        return _largest_norm(states - self.at(_layer_times(states, self.horizon)), self.grid)
+        times = np.linspace(0, self.horizon, len(states))
+        return _largest_norm(states - self.at(times), self.grid)
 
     def error_between_layers(self, states: np.ndarray) -> float:
-        """That of the piecewise constant interpolation, before and after each jump."""
+        """The largest of the piecewise constant interpolation, before and after each jump."""
         layer = self.times / self.horizon * (len(states) - 1)
         after = np.floor(layer + 1e-9).astype(int)
         before = np.maximum(np.ceil(layer - 1e-9).astype(int) - 1, 0)
@@ -223,7 +219,7 @@ def _scheme_studies(
 
 
 def _premises(proved: DepthConstants | None, profile: Profile, step: Step, lipschitz: bool) -> bool:
-    """Whether those of `thm:resnet-ode` are known or said."""
+    """Whether the premises of `thm:resnet-ode` are proved or stated."""
     stated = profile is unit_profile or isinstance(profile, DepthProfile)
     return stated and (lipschitz or (proved is not None and step in STEPS))
 
@@ -231,31 +227,29 @@ def _premises(proved: DepthConstants | None, profile: Profile, step: Step, lipsc
 def _with_defects(
     constants: DepthConstants, defects: Mapping[int, float], size: float, lipschitz: bool
 ) -> DepthConstants:
-    """Constants with the largest defect, of states of a size; refuses what is said and refuted."""
+    """Add the largest defect to constants; raise ValueError if `lipschitz` is refuted."""
     if lipschitz:
         require_resnet_premises(defects, 100 * np.finfo(float).eps * size, constants[:3])
     return constants._replace(defect=max(defects.values()))
 
 
 def _runs(scheme: Scheme, depths: Sequence[int], limit: _Limit) -> dict[int, _Run]:
-    """The recursion of every depth."""
+    """Run the recursion of every depth."""
     control, horizon, profile = limit.control, limit.horizon, limit.profile
     flows = [scheme.recursion(control, depth, horizon, profile) for depth in depths]
+    layers = [flow.layers for flow in flows]
     states = _trajectories(flows, jnp.asarray(limit.states[0]), limit.grid)
-    departures = _departures(
-        [flow.layers for flow in flows], states, control, profile, limit.grid, horizon
-    )
+    departures = _departures(layers, states, control, profile, limit.grid, horizon)
     linear = linear_knots(control) is not None
 
-    def run(depth: int, layers: PyTree, states: Array, distance: Array, defects: Array) -> _Run:
-        step = horizon / depth
+    def run(depth: int, layers: PyTree, states: Array, departure: tuple[Array, Array]) -> _Run:
+        step, (distance, defects) = horizon / depth, departure
         defect = _largest_norm(np.asarray(defects), limit.grid) / step**2
         if linear:
             distance = largest_control_distances(layers, control, horizon).sum()
         return _Run(layers, np.asarray(states), step + float(distance), defect)
 
-    found = zip(depths, flows, states, departures, strict=True)
-    return {depth: run(depth, flow.layers, states, *of) for depth, flow, states, of in found}
+    return dict(zip(depths, map(run, depths, layers, states, departures), strict=True))
 
 
 @filter_jit  # one program for each step, whatever the perturbation
@@ -263,8 +257,7 @@ def _trajectories(flows: list[ResidualFlow], x: State, grid: Grid) -> list[Array
     return [flow.trajectory(x, grid).states for flow in flows]
 
 
-# Apart from the recursion: one program, whatever the scheme.
-@filter_jit
+@filter_jit  # not in the program of the recursion: one program serves every scheme
 def _departures(
     layers: list[PyTree],
     states: list[Array],
@@ -273,7 +266,7 @@ def _departures(
     grid: Grid,
     horizon: float,
 ) -> list[tuple[Array, Array]]:
-    """How far the layers are from a control, and their steps from Euler's, for every depth."""
+    """Every depth's distance of the layers from a control, and of their steps from Euler's."""
     return [
         (control_distance(layers, control, horizon), _defects(layers, at, profile, grid, horizon))
         for layers, at in zip(layers, states, strict=True)
@@ -291,10 +284,10 @@ def _defects(
 
 
 def _sampled_constants(run: _Run, limit: _Limit) -> DepthConstants:
-    """The constants along a recursion, along the depth flow, and halfway between them."""
-    ours, starts = run.states[:-1], _layer_times(run.states, limit.horizon)[:-1]
-    theirs = limit.at(starts)
-    followed = Scheme().recursion(limit.control, len(starts), limit.horizon).layers
+    """Measure constants along a recursion, along the depth flow, and halfway between them."""
+    ours, depth = run.states[:-1], len(run.states) - 1
+    theirs = limit.at(np.linspace(0, limit.horizon, depth + 1)[:-1])
+    followed = Scheme().recursion(limit.control, depth, limit.horizon).layers
     samples = ((run.layers, ours), (followed, theirs), (run.layers, (ours + theirs) / 2))
     return _largest_constants(samples, limit.profile, limit.grid, limit.horizon)
 
@@ -302,15 +295,11 @@ def _sampled_constants(run: _Run, limit: _Limit) -> DepthConstants:
 def _largest_constants(
     samples: Iterable[tuple[PyTree, np.ndarray]], profile: Profile, grid: Grid, horizon: float
 ) -> DepthConstants:
-    """The largest of fields at states, and of a profile at its times."""
-    found = [depth_constants(fields, jnp.asarray(at), grid) for fields, at in samples]
-    largest = DepthConstants(*(float(max(values)) for values in zip(*found, strict=True)))
+    """Return the largest constants of fields at states, and of a profile at its times."""
+    constants = [depth_constants(fields, jnp.asarray(at), grid) for fields, at in samples]
+    largest = DepthConstants(*(float(max(values)) for values in zip(*constants, strict=True)))
     value, slope = sampled_profile(profile, horizon)
     return largest._replace(profile=value, profile_slope=slope)
-
-
-def _layer_times(states: np.ndarray, horizon: float) -> np.ndarray:
-    return np.linspace(0, horizon, len(states))
 
 
 def shadowing_study(
@@ -327,14 +316,11 @@ def shadowing_study(
 ) -> Study:
     r"""Layers without a limit against the flow that they drive themselves (`thm:resnet-ode`, end).
 
-    The largest error over the times :math:`t_k`, in the grid's :math:`L^2`. Order 1, though no
-    common flow is approached: under the premises of `trajectory_studies`, known of pre-norm
-    Transformer fields or said to hold. Where :math:`\zeta = 1`, steps that freeze the field within
-    a layer attain their own order.
-
-    The bound is that of `trajectory_studies` for controls that are nowhere apart:
-    :math:`T e^{TZ\Lambda}(C_{split} + (Z^2\Lambda + \mathrm{Lip}(\zeta))M/2)\,\varepsilon`. Its
-    constants are `proved_constants` of all layers, or else ``sampled`` on the coarsest recursion.
+    The largest error over the times :math:`t_k`, in the grid's :math:`L^2`. It has order 1, though
+    no common flow is approached, under the premises of `trajectory_studies`. If :math:`\zeta = 1`,
+    steps that freeze the field within a layer attain their own order. The bound is
+    :math:`T e^{TZ\Lambda}(C_{split} + (Z^2\Lambda + \mathrm{Lip}(\zeta))M/2)\,\varepsilon`, with
+    `proved_constants` of all layers, or else ``sampled`` on the coarsest recursion.
 
     Parameters
     ----------
@@ -346,17 +332,16 @@ def shadowing_study(
         As in `flow.ResidualFlow`.
     references
         Two functions ``(layers, x, grid)`` to the states at the times :math:`t_k` of the flow that
-        the layers drive: the last is the limit, the first tells its error. By default a layer's
-        field is followed for the time :math:`\int\zeta` of the layer, by Gauss' rule, in 8 steps
-        of `rk4`; or in 6.
+        the layers drive: the second is the limit, the first gives its error. By default 8 and 6
+        steps of `rk4` for each layer, over the time :math:`\int\zeta` of the layer by Gauss' rule.
     lipschitz
-        Whether all layers are Lipschitz in states, by one constant, and a step of your own is
-        Euler's up to :math:`O(\varepsilon^2)`. Refused as in `trajectory_studies`.
+        Whether all layers are Lipschitz in states, by one constant, and a step from elsewhere is
+        Euler's up to :math:`O(\varepsilon^2)`.
 
     Raises
     ------
     ValueError
-        Where a `DepthProfile` exceeds what it states, or what is said is refuted.
+        If a `DepthProfile` exceeds its bound or slope, or samples refute `lipschitz`.
     """
     if isinstance(profile, DepthProfile):
         profile.require_stated(horizon)
@@ -396,25 +381,20 @@ class _Shadow(NamedTuple):
     defects: Array
 
 
-def _layer_means(profile: Profile, step: float, count: int) -> Profile:
-    """From a layer's time to the mean of a profile over it, by Gauss' rule."""
-    nodes, weights = map(jnp.asarray, np.polynomial.legendre.leggauss(count))
-
-    def mean(time: Array) -> Array:
-        return weights / 2 @ jax.vmap(profile)(time + step * (nodes + 1) / 2)
-
-    return mean
-
-
 def _followed(profile: Profile, horizon: float, count: int) -> Follow:
-    """The flow that layers drive, each in several steps of `rk4`."""
+    """Make the flow that layers drive: each takes several steps of `rk4`, at its mean profile."""
+    nodes, weights = map(jnp.asarray, np.polynomial.legendre.leggauss(count))
 
     def step(field: Any, x: State, grid: Grid, increment: Array) -> State:
         return jax.lax.fori_loop(0, count, lambda _, x: rk4(field, x, grid, increment / count), x)
 
     def follow(layers: PyTree, x: State, grid: Grid) -> Float[Array, "times length width"]:
-        means = _layer_means(profile, horizon / ResidualFlow(layers).depth, count)
-        return ResidualFlow(layers, horizon, means, step).trajectory(x, grid).states
+        length = horizon / ResidualFlow(layers).depth
+
+        def mean(time: Array) -> Array:
+            return weights / 2 @ jax.vmap(profile)(time + length * (nodes + 1) / 2)
+
+        return ResidualFlow(layers, horizon, mean, step).trajectory(x, grid).states
 
     return follow
 
@@ -427,7 +407,7 @@ def _shadowing_constants(
     step: Step,
     lipschitz: bool,
 ) -> tuple[DepthConstants | None, bool]:
-    """The constants of layers that are nowhere apart from their control; whether of samples."""
+    """The constants of layers whose control is their own, and whether they are samples."""
     proved = proved_constants([run.layers for run in runs.values()], None, profile, grid)
     sampled = proved is None or not math.isfinite(proved.on_layers(horizon))
     if not _premises(proved, profile, step, lipschitz):
@@ -449,11 +429,11 @@ def _shadowing_constants(
 def split_defect_study(
     field: Any, x: State, grid: Grid, depths: Sequence[int], *, lipschitz: bool = False
 ) -> Study:
-    r"""The defect of one split layer against one Euler step, at :math:`\varepsilon = 1/M`.
+    r"""Measure the defect of one split layer against one Euler step, at :math:`\varepsilon = 1/M`.
 
-    :math:`\|d_k\| \le C_{split}\,\varepsilon^2` (`eq:discrete-residual-with-defect`), of a field
-    that is Lipschitz: one of a kind that `field_regularity` bounds, or one that is said to be
-    `lipschitz` and not refuted (`require_resnet_premises`). Both sides are exact, so there is no
+    :math:`\|d_k\| \le C_{split}\,\varepsilon^2` (`eq:discrete-residual-with-defect`) for a
+    Lipschitz field: one that `field_regularity` bounds, or one that is stated to be `lipschitz` and
+    whose defects do not refute it, which raises ValueError. Both sides are exact, so there is no
     reference error.
     """
 
@@ -474,10 +454,7 @@ def split_defect_study(
 def split_gap_study(
     control: Control, x: State, grid: Grid, depths: Sequence[int], *, horizon: float = 1.0
 ) -> Study:
-    r"""The split against the one-field recursion: M defects of size ε² make O(ε).
-
-    The paper states the defects' size, not this.
-    """
+    """Compare the split with the one-field recursion: M defects of size ε² make O(ε)."""
 
     @jax.jit
     def gaps(x: State) -> list[State]:
@@ -486,8 +463,7 @@ def split_gap_study(
 
         return [terminal(euler, depth) - terminal(split, depth) for depth in depths]
 
-    found = (_norm(np.asarray(gap), grid) for gap in gaps(x))
-    errors = dict(zip(depths, found, strict=True))
+    errors = dict(zip(depths, (_norm(np.asarray(gap), grid) for gap in gaps(x)), strict=True))
     return refine("eq:discrete-residual-with-defect", None, depths, errors.__getitem__, 0.0)
 
 

@@ -34,7 +34,7 @@ def input_adjoint_depth_studies(
     delta: float = 0.2,
     references: Flows | None = None,
 ) -> dict[str, Study]:
-    r"""The input adjoint, the density and the cone mass of layers against the depth flow's.
+    r"""Compare the input adjoint, density and cone mass of layers with those of the depth flow.
 
     - ``input adjoint``: :math:`P_0` in the grid's :math:`L^2`, against the adjoint equation
       (`eq:adjoint`) solved backward;
@@ -43,12 +43,12 @@ def input_adjoint_depth_studies(
     - ``cone mass``: at the terminal state, the largest relative error over positions. The
       control's fields need an `attention`.
 
-    All of order 1 for `euler` and `split`, as measured: the paper states no order. Keys are
+    All have order 1 for `euler` and `split`, as measured: the paper states no order. Keys are
     ``"<scheme>: <quantity>"``; `references` are as in `trajectory_studies`.
     """
     terminal = jnp.array(horizon)
 
-    @filter_jit  # apart from the adjoints: one program, whatever the depth
+    @filter_jit  # not within the programs of the adjoints: one program serves every depth
     def quantities(adjoint: State, state: State) -> dict[str, Array]:
         energy = (adjoint**2).sum(axis=1)
         density = energy / integral(energy, grid)
@@ -61,37 +61,14 @@ def input_adjoint_depth_studies(
 
     @filter_jit
     def ends_of_flow(flow: ContinuousFlow) -> tuple[State, State]:
-        found = continuous_adjoint(flow, terminal_loss, example, grid, jnp.zeros(1))
-        return found.covectors[0], flow(example[0], grid)
+        adjoint = continuous_adjoint(flow, terminal_loss, example, grid, jnp.zeros(1))
+        return adjoint.covectors[0], flow(example[0], grid)
 
     @filter_jit
     def ends_of_layers(flows: list[ResidualFlow]) -> list[tuple[State, State]]:
-        found = (adjoint_trajectory(flow, terminal_loss, example, grid) for flow in flows)
-        return [(adjoint.covectors[0], adjoint.states[-1]) for adjoint in found]
+        adjoints = (adjoint_trajectory(flow, terminal_loss, example, grid) for flow in flows)
+        return [(adjoint.covectors[0], adjoint.states[-1]) for adjoint in adjoints]
 
-    flows = _references(references, control, horizon)
-    check, expected = (quantities(*ends_of_flow(flow)) for flow in flows)
-    own = _distances(check, expected, grid)
-
-    def studies(scheme: Scheme) -> dict[str, Study]:
-        flows = [scheme.recursion(control, depth, horizon) for depth in depths]
-        found = (_distances(quantities(*ends), expected, grid) for ends in ends_of_layers(flows))
-        errors = dict(zip(depths, found, strict=True))
-
-        def study(name: str, source: str) -> Study:
-            return refine(source, None, depths, lambda depth: errors[depth][name], own[name])
-
-        return {name: study(name, source) for name, source in _QUANTITIES.items()}
-
-    return {
-        f"{label}: {name}": study
-        for label, scheme in schemes.items()
-        for name, study in studies(scheme).items()
-    }
-
-
-def _references(references: Flows | None, control: Control, horizon: float) -> Flows:
-    """One's own flows, refused if they end elsewhere; or those of the control."""
     flows = reference_flows(control, horizon) if references is None else references
     require(
         all(flow.horizon == horizon for flow in flows),
@@ -100,7 +77,20 @@ def _references(references: Flows | None, control: Control, horizon: float) -> F
         expected=f"two depth flows to {horizon:g}",
         cure="Pass the horizon of the study.",
     )
-    return flows
+    check, expected = (quantities(*ends_of_flow(flow)) for flow in flows)
+    own, studies = _distances(check, expected, grid), {}
+    for label, scheme in schemes.items():
+        ends = ends_of_layers([scheme.recursion(control, depth, horizon) for depth in depths])
+        errors = {
+            depth: _distances(quantities(*end), expected, grid)
+            for depth, end in zip(depths, ends, strict=True)
+        }
+        for name, source in _QUANTITIES.items():
+            errors_of = {depth: distances[name] for depth, distances in errors.items()}
+            studies[f"{label}: {name}"] = refine(
+                source, None, depths, errors_of.__getitem__, own[name]
+            )
+    return studies
 
 
 _QUANTITIES = {
@@ -111,9 +101,11 @@ _QUANTITIES = {
 }
 
 
-def _distances(found: dict[str, Array], expected: dict[str, Array], grid: Grid) -> dict[str, float]:
-    found, expected = jax.tree.map(np.asarray, (found, expected))
-    gap = {name: found[name] - expected[name] for name in found}
+def _distances(
+    measured: dict[str, Array], expected: dict[str, Array], grid: Grid
+) -> dict[str, float]:
+    measured, expected = jax.tree.map(np.asarray, (measured, expected))
+    gap = {name: measured[name] - expected[name] for name in measured}
     weights = np.asarray(grid.weights)
     return {
         "input adjoint": float(np.sqrt(weights @ (gap["input adjoint"] ** 2).sum(axis=1))),

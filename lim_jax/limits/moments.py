@@ -1,4 +1,4 @@
-"""Moments that a law may not have: how a sample's grow with the context."""
+"""Fourth moments that may not exist in the limit: how a sample's grow with the context."""
 
 from collections.abc import Callable, Sequence
 
@@ -20,14 +20,14 @@ def fourth_moment_studies(
     sizes: Sequence[int],
     make_grid: MakeGrid = token_grid,
 ) -> dict[str, Study]:
-    r"""How the fourth moments of `fourth_moments` grow with the context.
+    r"""Measure how the moments of `fourth_moments` grow with the context.
 
-    `rem:l4-sensitivity-practice`: where they do, the squared penalty is to be read at each finite
-    length only. No errors but the moments themselves, :math:`\mathbb E\int\|P_0\|^4` as
-    ``"adjoint"`` and that of the response to the parameters as ``"sensitivity"``: an order of zero
-    is that of a limit in :math:`L^4`, one of -k a growth like :math:`L^k`. The reference's error is
-    the largest standard error: moments that are not `resolved` are a few examples' alone, as where
-    a tail is heavy (`probes.tail_index`).
+    `rem:l4-sensitivity-practice`: where they grow, the squared penalty is meaningful at each finite
+    length only. The studies' errors are the moments themselves, :math:`\mathbb E\int\|P_0\|^4` as
+    ``"adjoint"`` and that of the response to the parameters as ``"sensitivity"``: order zero means
+    a limit in :math:`L^4`, order -k a growth like :math:`L^k`. The reference's error is the largest
+    standard error: if a study is not `resolved`, a few examples dominate its moments, as with a
+    heavy tail (`probes.tail_index`).
 
     Parameters
     ----------
@@ -45,30 +45,25 @@ def fourth_moment_studies(
     The last token's loss has the adjoint 0, ..., 0, w L:
 
     >>> import jax.numpy as jnp
-    >>> found = fourth_moment_studies(
+    >>> studies = fourth_moment_studies(
     ...     lambda grid: lambda weight, x, y: weight * x[-1, 0],
     ...     jnp.array(2.0),
     ...     lambda grid: (jnp.zeros((2, grid.size, 1)), None),
     ...     jnp.array(1.0),
     ...     (4, 8, 16, 32),
     ... )
-    >>> round(found["adjoint"].order.value, 6), found["adjoint"].errors[0]  # 2^4 4^3
+    >>> round(studies["adjoint"].order.value, 6), studies["adjoint"].errors[0]  # 2^4 4^3
     (-3.0, 1024.0)
     """
-    grids = {size: make_grid(size) for size in sizes}
-    found = {
-        size: fourth_moments(make_loss(grid), params, make_batch(grid), grid, direction)
-        for size, grid in grids.items()
-    }
+    by_size = [
+        fourth_moments(make_loss(grid), params, make_batch(grid), grid, direction)
+        for grid in map(make_grid, sizes)
+    ]
 
-    def study(name: str) -> Study:
-        moments = {size: getattr(of, name) for size, of in found.items()}
-        return refine(
-            "rem:l4-sensitivity-practice",
-            None,
-            sizes,
-            lambda size: float(moments[size].value),
-            max(float(moment.error) for moment in moments.values()),
-        )
+    def growth(name: str) -> Study:
+        moments = {n: getattr(both, name) for n, both in zip(sizes, by_size, strict=True)}
+        error = max(float(moment.error) for moment in moments.values())
+        source = "rem:l4-sensitivity-practice"
+        return refine(source, None, sizes, lambda size: float(moments[size].value), error)
 
-    return {name: study(name) for name in ("adjoint", "sensitivity")}
+    return {name: growth(name) for name in ("adjoint", "sensitivity")}

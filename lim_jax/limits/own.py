@@ -1,8 +1,8 @@
-r"""A convergence study of one's own: any network, grids, depths and quantities, in one call.
+r"""A convergence study of any network, grids, depths and quantities, in one call.
 
 The network is evaluated on a field of position at every refinement, and its limit by another
-scheme: Gauss--Legendre panels where positions are refined, a tight solver where depth is. A limit
-is never taken on trust: its own error is how far it is from itself at another resolution.
+scheme: Gauss--Legendre panels where positions are refined, a tight solver where depth is. The
+limit's own error is its distance from itself at another resolution.
 """
 
 import csv
@@ -32,9 +32,9 @@ from lim_jax._checks import (
 from lim_jax._errors import filter_jit
 from lim_jax.grid.measure import Grid, require_grid
 from lim_jax.limits.attention import SMOOTH, PositionField
-from lim_jax.limits.references import doubt, polynomial_twins
+from lim_jax.limits.references import polynomial_twins, reliability_warning
 from lim_jax.limits.refinement import largest, refine
-from lim_jax.limits.rows import Row, rates_table, remarks
+from lim_jax.limits.rows import Row, names_by_remark, rates_table
 from lim_jax.limits.schemes import Scheme, reference_flows
 from lim_jax.network.continuous import ContinuousFlow
 from lim_jax.network.flow import ResidualFlow
@@ -48,22 +48,22 @@ LEAST = 4  # a slope through fewer points says nothing
 
 
 class Quantity(NamedTuple):
-    r"""What a study measures of a network's result, and what is expected of it.
+    r"""A quantity of a network's result that a study measures, and its expected order.
 
     Attributes
     ----------
     value
-        ``value(result, grid)``: what the network gave on the grid, to an array. Either numbers,
-        of one shape on every grid, or a field, with a row for each position. A field is compared at
-        the positions of each refinement, to which its limit is interpolated.
+        ``value(result, grid)``: from the network's result on the grid to an array. It is either of
+        one shape on every grid, or a field with a row for each position, which is compared at the
+        positions of each refinement.
     order
-        The order that is expected of its error; None for none.
+        The expected order of its error, or None.
     bound
-        A bound on its error, from the refinement; None for none.
+        A bound on its error, a function of the refinement; or None.
     norm
-        ``norm(gap, grid)``: an error's size, of NumPy arrays. `largest`, `mean_square`, or any.
+        ``norm(gap, grid)``: the size of an error, a NumPy array. `largest`, `mean_square`, or any.
     source
-        Where order and bound are from, for one's own table.
+        Where order and bound are from, for the table.
     """
 
     value: Measure
@@ -74,7 +74,7 @@ class Quantity(NamedTuple):
 
 
 class Rates(tuple[Row, ...]):
-    """The rows of a study: a sequence that prints as a table, and that figures take as it is."""
+    """The rows of a study: a sequence that prints as a table and that figures accept."""
 
     __slots__ = ()
 
@@ -87,25 +87,26 @@ class Rates(tuple[Row, ...]):
         return all(row.agrees for row in self)
 
     def to_csv(self, path: AnyPath | None = None) -> str:
-        """All numbers as CSV, a line for each quantity and refinement; written where a path is."""
+        """Return all numbers as CSV, by quantity and refinement; write them to `path` if given."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(
             ["quantity", "source", "refinement", "error", "bound", "reference_error"]
-            + ["expected_order", "order", "order_half_width", "doubt"]
+            + ["expected_order", "order", "order_half_width", "reliability_warning"]
         )
         for row in self:
             study, order = row.study, row.study.order
             bounds = study.bounds or [None] * len(study.errors)
+            fitted = [study.reference_error, row.expected, order.value, order.half_width]
             for refined in zip(study.refinements, study.errors, bounds, strict=True):
-                fitted = [study.reference_error, row.expected, order.value, order.half_width]
-                writer.writerow([row.name, study.source, *refined, *fitted, row.doubt])
+                line = [row.name, study.source, *refined, *fitted, row.reliability_warning]
+                writer.writerow(line)
         if path is not None:
             as_path(path).write_text(text.getvalue(), encoding="utf-8")
         return text.getvalue()
 
 
-def study(
+def convergence_study(
     network: Field | Network,
     states: PositionField,
     grids: Grid | Sequence[Grid],
@@ -117,48 +118,47 @@ def study(
 ) -> Rates:
     r"""Measure how fast quantities of a network converge as positions, layers or both are refined.
 
-    Positions are refined where several grids are given: errors are against the same network on the
-    reference grids. Depth is refined where `depths` are given: the layers of each depth are samples
-    of a `ContinuousFlow`'s control, and errors are against that flow, solved to 1e-13. With both,
-    grid k goes with depth k. Print the result for a table with fitted orders, `to_csv` for the
-    numbers, `plots.convergence_rates(result, title)` for a figure.
+    Several grids refine positions: errors are against the same network on the reference grids.
+    `depths` refine depth: the layers of each depth are samples of a `ContinuousFlow`'s control, and
+    errors are against that flow, solved to 1e-13. With both, grid k goes with depth k. Print the
+    result for a table with fitted orders, `to_csv` for the numbers,
+    `plots.convergence_rates(result, title)` for a figure.
 
-    References on panels are tested. A warning and `Row.doubt` say where a quantity of one cubic, in
-    place of all arrays with an axis of positions that the network gave, is not the same on both: it
-    picks rows. And where `references` are those of smooth fields, and half of a limit's digits
-    differ between them: something has a kink.
+    References on panels are tested; a warning and `Row.reliability_warning` say if one fails. On
+    each of the two grids every array with an axis of positions is replaced by one cubic: a quantity
+    that then differs picks rows. And half of a limit's digits must agree on the default
+    references: else something has a kink.
 
     Parameters
     ----------
     network
-        A field of two slots ``field(x, context, grid)``, applied once; a `ResidualFlow` or a
+        A field ``field(x, context, grid)``, which is applied once; a `ResidualFlow` or a
         `ContinuousFlow`; or any function ``network(x, grid)``, such as one that gives an adjoint.
     states
         The input as a field X(p), so that every grid samples the same one.
     grids
-        Four grids or more, of increasing size; or one grid, held fixed, where depth is refined.
+        Four grids or more, of increasing size; or one fixed grid, if depth is refined.
     quantities
-        By name, a `Quantity` or a function ``value(result, grid)``. What stands before a comma in
-        a name is its topic: figures draw a topic in one panel.
+        By name, a `Quantity` or a function ``value(result, grid)``. Names that agree up to a comma
+        share a panel in figures.
     depths
         As many numbers of layers, increasing.
     scheme
         How a control becomes layers; by default `Scheme()`, which is Euler's.
     references
         By default ``(gauss_grid(64), gauss_grid(96))``, for smooth fields; adjoints that are
-        singular at 0 need ``position.SINGULAR_AT_ZERO``. Of two grids the last gives the limit,
-        the first its error. Two that are finer than all others, of the same kind, serve a field
-        that knows no panels. Three of sizes n, 2n and 4n give it by extrapolation at the expected
-        order (`richardson`), from the last two; from the first two its error. On one grid they are
-        two flows in place of `reference_flows`.
+        singular at 0 need ``position.SINGULAR_AT_ZERO``. The second of two grids gives the limit,
+        the first its error. Three grids of one kind, of sizes n, 2n and 4n, give the limit by
+        extrapolation at the expected order (`richardson`). If `grids` is one grid, pass two flows
+        in place of `reference_flows`.
 
     Raises
     ------
     ValueError
-        Where nothing is refined, or too seldom for a slope; where keys turn by the grid's own
-        count of positions (`Rotary` without `tokens`), which has no limit, or a window is asked for
-        on panels; where a quantity is no array of floats, neither of one shape nor a field, not
-        finite, or without any error at a refinement.
+        If nothing is refined, or in fewer than four steps; if keys turn by the grid's own number of
+        positions (`Rotary` without `tokens`), or see a window on panels; if a quantity is not an
+        array of floats, is neither of one shape nor a field, or its error is not positive and
+        finite.
 
     Examples
     --------
@@ -166,16 +166,16 @@ def study(
 
     >>> from lim_jax.grid import token_grid
     >>> from lim_jax.limits.fields import averaging_attention
-    >>> found = study(
+    >>> rates = convergence_study(
     ...     averaging_attention(),
     ...     lambda p: p[:, None],
     ...     [token_grid(n) for n in (10, 20, 40, 80)],
     ...     {"average": Quantity(lambda x, grid: x, order=1, bound=lambda n: 0.51 / n)},
     ... )
-    >>> row = found[0]
-    >>> [round(error, 6) for error in row.study.errors], row.study.holds, found.agree
+    >>> row = rates[0]
+    >>> [round(error, 6) for error in row.study.errors], row.study.holds, rates.agree
     ([0.05, 0.025, 0.0125, 0.00625], True, True)
-    >>> print(found.to_csv().splitlines()[1][:26])
+    >>> print(rates.to_csv().splitlines()[1][:26])
     average,,10.0,0.0500000000
     """
     require_callable(states, "states", "X(p), from positions to a row for each")
@@ -188,7 +188,7 @@ def study(
     everything = [*runs.values(), *known]
     fields = _fields(everything, states, values)
     observed, twins = _observed(everything, states, values)
-    found = dict(zip(runs, observed, strict=False))
+    by_size = dict(zip(runs, observed, strict=False))
     parts = [(run.grid, of) for run, of in zip(known, observed[len(runs) :], strict=True)]
     check, limit = _Limit(parts[:-1], fields), _Limit(parts[1:], fields)
     finest = list(runs.values())[-1].grid
@@ -198,31 +198,33 @@ def study(
     def row(name: str, quantity: Quantity) -> Row:
         def error(values: Array | np.ndarray, grid: Grid) -> float:
             exact = limit.on(grid, name, quantity.order)
-            # On the host: each size is a shape of its own, which JAX would compile for.
+            # On the host: JAX would compile for every size, each being a shape of its own.
             return float(quantity.norm(np.asarray(np.asarray(values) - exact), grid))
 
-        errors = {n: error(found[n][name], run.grid) for n, run in runs.items()}
+        errors = {n: error(by_size[n][name], run.grid) for n, run in runs.items()}
         _require_errors(name, errors)
         own = error(check.on(finest, name, quantity.order), finest)
         order = None if quantity.order is None else float(quantity.order)
-        made = refine(quantity.source, order, tuple(runs), errors.__getitem__, own, quantity.bound)
+        study = refine(quantity.source, order, tuple(runs), errors.__getitem__, own, quantity.bound)
         of_cubic = _change([of[name] for of in twins], panels, name in fields)
         size = max(float(np.abs(of[name]).max()) for of in observed)
-        why = doubt(of_cubic / size, own / size if smooth else 0.0, observed[-1][name].dtype)
-        return Row(name, made, order, doubt=why)
+        of_limit, dtype = own / size if smooth else 0.0, observed[-1][name].dtype
+        warning = reliability_warning(of_cubic / size, of_limit, dtype)
+        return Row(name, study, order, reliability_warning=warning)
 
     rates = Rates(row(name, quantity) for name, quantity in measured.items())
-    for remark, names in remarks({row.name: row.doubt for row in rates}).items():
+    remarks = names_by_remark({row.name: row.reliability_warning for row in rates})
+    for remark, names in remarks.items():
         warnings.warn(f"quantities {', '.join(names)}: {remark}.", stacklevel=2)
     return rates
 
 
 def _change(twins: list[Array], grids: list[Grid], field: bool) -> float:
-    """How far a quantity of one field is from itself on two grids; zero where there are none."""
+    """The largest difference of a quantity between two grids; zero if there are no twins."""
     if not twins:
         return 0.0
-    first, second = _carried(twins[0], *grids) if field else twins[0], twins[1]
-    with np.errstate(invalid="ignore"):  # of what no quantity has a number
+    first, second = _interpolated(twins[0], *grids) if field else twins[0], twins[1]
+    with np.errstate(invalid="ignore"):  # infinity less infinity is NaN, and warns of nothing
         return float(np.abs(np.asarray(first) - np.asarray(second)).max())
 
 
@@ -234,16 +236,16 @@ class _Run(NamedTuple):
 
 
 class _Limit(NamedTuple):
-    """Limits of quantities, from their values on one grid; or on two, to be extrapolated."""
+    """Limits of quantities: their values on one grid, or extrapolated from two."""
 
     parts: Sequence[tuple[Grid, dict[str, Array]]]
     fields: frozenset[str]
 
     def on(self, grid: Grid, name: str, order: float | int | None) -> np.ndarray:
-        """The limit of a quantity, at the positions of a grid where it is a field."""
+        """The limit of a quantity; at the positions of a grid if it is a field."""
         *coarse, fine = (
             np.asarray(
-                _carried(values[name], source, grid) if name in self.fields else values[name]
+                _interpolated(values[name], source, grid) if name in self.fields else values[name]
             )
             for source, values in self.parts
         )
@@ -254,15 +256,15 @@ class _Limit(NamedTuple):
 
 
 @filter_jit
-def _carried(values: Array, source: Grid, target: Grid) -> Array:
+def _interpolated(values: Array, source: Grid, target: Grid) -> Array:
     return source.interpolate(values, target.nodes)
 
 
-@filter_jit  # of all at once: a program each would take longer to compile
+@filter_jit  # all in one program: one program each would take longer to compile
 def _observed(
     runs: Sequence[_Run], states: PositionField, values: dict[str, Measure]
 ) -> tuple[list[dict[str, Array]], list[dict[str, Array]]]:
-    """Every quantity of what each network gives on its grid; and of a cubic on the last two."""
+    """Measure every quantity of each network's result, and of a cubic on the last two grids."""
     grids = [run.grid for run in runs]
     results = [network(states(grid.nodes), grid) for network, grid in runs]
 
@@ -277,7 +279,7 @@ def _observed(
 
 
 class _Applied(eqx.Module):
-    """A field as a network: applied once."""
+    """A network that applies a field once."""
 
     field: Field
 
@@ -286,29 +288,29 @@ class _Applied(eqx.Module):
 
 
 def _as_network(network: Any) -> Network:
-    """A function of a state and a grid, from a field or a flow."""
+    """Make a function of a state and a grid from a field, a flow or such a function."""
     if isinstance(network, ResidualFlow | ContinuousFlow):
         return network
     signature = "network(x, grid) or field(x, context, grid)"
     require_callable(network, "network", signature)
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    taken = [
+    arguments = [
         name
         for name, parameter in inspect.signature(network).parameters.items()
         if parameter.kind in kinds and parameter.default is parameter.empty
     ]
     require(
-        len(taken) in (2, 3),
+        len(arguments) in (2, 3),
         "network",
-        got=f"a function of ({', '.join(taken)})",
+        got=f"a function of ({', '.join(arguments)})",
         expected=f"a flow, or a function {signature}",
         cure="A control is refined through ContinuousFlow(control).",
     )
-    return network if len(taken) == 2 else _Applied(network)
+    return network if len(arguments) == 2 else _Applied(network)
 
 
 def _solutions(network: Any) -> tuple[Network, Network]:
-    """The network, and the same by another solver where it has one."""
+    """The network, and the same by another solver if it has one."""
     if not isinstance(network, ContinuousFlow):
         return _as_network(network), _as_network(network)
     other, solved = (
@@ -319,7 +321,7 @@ def _solutions(network: Any) -> tuple[Network, Network]:
 
 
 def _runs(network: Any, grids: Any, depths: Any, scheme: Scheme | None) -> dict[int, _Run]:
-    """What is computed at each refinement: its number of positions, or else of layers."""
+    """Make the network of each refinement, by its number of positions, or else of layers."""
     require(
         depths is not None or not (isinstance(grids, Grid) or scheme),
         "depths",
@@ -333,25 +335,20 @@ def _runs(network: Any, grids: Any, depths: Any, scheme: Scheme | None) -> dict[
     layers = _by_depth(network, depths, scheme or Scheme())
     if isinstance(grids, Grid):
         return {depth: _Run(flow, grids) for depth, flow in layers.items()}
-    by_size = _by_size(grids, network)
-    require(
-        len(by_size) == len(layers),
-        "depths",
-        got=f"{len(layers)} depths and {len(by_size)} grids",
-        expected="as many of both, or one grid",
-        cure="Grid k goes with depth k.",
-    )
+    by_size, cure = _by_size(grids, network), "Grid k goes with depth k."
+    got, expected = f"{len(layers)} depths and {len(by_size)} grids", "as many of both, or one grid"
+    require(len(by_size) == len(layers), "depths", got=got, expected=expected, cure=cure)
     pairs = zip(by_size.items(), layers.values(), strict=True)
     return {size: _Run(flow, grid) for (size, grid), flow in pairs}
 
 
 def _listed(values: Any) -> list:
-    """The entries of a list; of anything else a list of it alone."""
+    """The entries of a list; anything else as the only entry of a list."""
     return list(values) if isinstance(values, Sequence) else [values]
 
 
 def _by_size(grids: Any, network: Any) -> dict[int, Grid]:
-    """Grids by their sizes; refuses those that no slope goes through, and what has no limit."""
+    """Key the grids by their sizes; raise ValueError for a network that has no limit."""
     known = _listed(grids)
     for grid in known:
         require_grid(grid, "grids")
@@ -361,29 +358,25 @@ def _by_size(grids: Any, network: Any) -> dict[int, Grid]:
     kinds = [kind for span in spans for kind in getattr(span, "kinds", (span,))]
     places = [kind.places for kind in kinds if isinstance(kind, Span) and kind.places is not None]
     require(
-        all(known.tokens is not None for known in places),
+        all(rope.tokens is not None for rope in places),
         "network",
         got="keys that turn by each grid's own number of positions (Rotary with tokens=None)",
         expected="keys that turn as fast on every grid",
-        cure="Say how many tokens [0, 1] stands for: Rotary(frequencies, tokens=...).",
+        cure="Pass how many tokens [0, 1] stands for: Rotary(frequencies, tokens=...).",
     )
     return {grid.size: grid for grid in known}
 
 
 def _by_depth(network: Any, depths: Any, scheme: Scheme) -> dict[int, Network]:
-    """Recursions whose layers are a control's, by their depths."""
-    require(
-        isinstance(network, ContinuousFlow),
-        "network",
-        got=described(network),
-        expected="a ContinuousFlow, whose control gives the layers of every depth",
-        cure="Of one field that is ContinuousFlow(lambda time: field).",
-    )
+    """Key by its depth each recursion that samples a control's layers."""
+    expected = "a ContinuousFlow, whose control gives the layers of every depth"
+    cure = "For one field that is ContinuousFlow(lambda time: field)."
+    continuous = isinstance(network, ContinuousFlow)
+    require(continuous, "network", got=described(network), expected=expected, cure=cure)
     whole = [counted(depth, "depths") for depth in _listed(depths)]
     _require_refinements(whole, "depths", "layers")
-    recursions = (scheme.recursion(network.control, depth, network.horizon) for depth in whole)
-    profiled = [dataclasses.replace(flow, profile=network.profile) for flow in recursions]
-    return dict(zip(whole, profiled, strict=True))
+    parts = network.horizon, network.profile
+    return {depth: scheme.recursion(network.control, depth, *parts) for depth in whole}
 
 
 def _require_refinements(numbers: list[int], name: str, what: str) -> None:
@@ -399,7 +392,7 @@ def _require_refinements(numbers: list[int], name: str, what: str) -> None:
 def _reference_runs(
     network: Any, grids: Any, references: Any, quantities: Mapping[str, Quantity]
 ) -> list[_Run]:
-    """What the limits are taken from: two runs, or three to extrapolate."""
+    """Make the runs that give the limits: two, or three to extrapolate."""
     solved, other = _solutions(network)
     if isinstance(grids, Grid):
         flows = [other, solved] if references is None else _listed(references)
@@ -441,19 +434,19 @@ def _as_quantities(quantities: Any) -> dict[str, Quantity]:
         expected="quantities by name, at least one",
         cure='Pass for example {"state": lambda x, grid: x}.',
     )
-    found = {
+    measured = {
         name: quantity if isinstance(quantity, Quantity) else Quantity(quantity)
         for name, quantity in quantities.items()
     }
-    for name, quantity in found.items():
+    for name, quantity in measured.items():
         require_callable(quantity.value, f"quantities[{name!r}]", "value(result, grid)")
-    return found
+    return measured
 
 
 def _fields(
     runs: Sequence[_Run], states: PositionField, values: dict[str, Measure]
 ) -> frozenset[str]:
-    """Which quantities are fields of position; refuses those that are no numbers either."""
+    """Find which quantities are fields of position; the others must have one shape."""
     shapes, _ = eqx.filter_eval_shape(_observed, runs, states, values)
 
     def is_field(name: str) -> bool:

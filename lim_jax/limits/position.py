@@ -1,4 +1,4 @@
-"""Tokens to the continuum: loss, adjoints, influence, by the fields of `attention`."""
+"""Tokens to the continuum: loss, adjoints and influence, of fields of position."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -43,13 +43,10 @@ def loss_study(
 ) -> Study:
     r"""The token-averaged against the continuum cross-entropy (`thm:loss-adjoint-continuum-error`).
 
-    On tokens, where the loss density g is said to be `lipschitz`, with its order and its bound
-    :math:`L_g/L` (`eq:cross-entropy-discrete-continuum-error`); :math:`L_g` is the largest slope
-    of g at 2,001 points, a sample, so that the bound is measured. Of other grids the theorem says
-    nothing.
-
-    With a `query_density` :math:`\chi` the loss is `eq:continuum-ar-loss`, of which the paper
-    states no order. The bound is then the slope of :math:`\chi g` over L, by the same proof.
+    On tokens, for a `lipschitz` loss density g, the study has the theorem's order and its bound
+    :math:`L_g/L` (`eq:cross-entropy-discrete-continuum-error`), measured with the largest slope of
+    g at 2,001 points. With a `query_density` :math:`\chi` the loss is `eq:continuum-ar-loss`, for
+    which the paper states no order; the bound is the slope of :math:`\chi g` over L, by its proof.
 
     Parameters
     ----------
@@ -60,9 +57,8 @@ def loss_study(
     query_density
         :math:`\chi`, or None for one.
     lipschitz
-        Whether logits and labels are Lipschitz, and with them g or :math:`\chi g`: the premise,
-        which is yours to say. `require_lipschitz` refuses a density that it does not resolve as
-        such; unsaid, nothing is claimed.
+        Whether logits and labels are Lipschitz, and with them g or :math:`\chi g`. Without this
+        premise nothing is claimed; if 25,600 points do not resolve it, a ValueError is raised.
 
     Examples
     --------
@@ -84,8 +80,8 @@ def loss_study(
     if lipschitz:
         require_lipschitz(density, "logits, labels")
     grids = [*map(make_grid, sizes), *references]
-    *found, own, expected = map(float, jax.jit(lambda: [loss(grid) for grid in grids])())
-    errors = {size: abs(value - expected) for size, value in zip(sizes, found, strict=True)}
+    *losses, own, expected = map(float, jax.jit(lambda: [loss(grid) for grid in grids])())
+    errors = {size: abs(value - expected) for size, value in zip(sizes, losses, strict=True)}
     premises = lipschitz and make_grid is token_grid
     slope = _largest_slope(density) if premises else math.nan
     return refine(
@@ -100,7 +96,7 @@ def loss_study(
 
 
 def _largest_slope(field: PositionField) -> float:
-    """At 2,001 points."""
+    """The largest slope at 2,001 points."""
     p = jnp.linspace(0.0, 1.0, 2001)
     _, slopes = jax.jit(lambda p: jax.jvp(field, (p,), (jnp.ones_like(p),)))(p)
     return float(jnp.abs(slopes).max())
@@ -121,19 +117,16 @@ def terminal_adjoint_study(
 
     `eq:terminal-adjoint-discrete-continuum-error` of `thm:loss-adjoint-continuum-error`, between
     fields that are constant on cells (`eq:linear-readout-cellwise-consistency`;
-    `rem:linear-readout-consistency`): order 1 where the readout's adjoint is
-    consistent (`eq:readout-adjoint-consistency`). A window of w tokens, ``BandReadout(weight,
+    `rem:linear-readout-consistency`): order 1 if the readout's adjoint is consistent
+    (`eq:readout-adjoint-consistency`). A window of w tokens, ``BandReadout(weight,
     w / (2 * size))``, tends to the tokenwise readout of the same weight: at order 1 if its edges
-    reflect, at order ½ if rows or columns lose mass at the ends, since the error there is O(1)
-    on a few tokens.
+    reflect, at order ½ if rows or columns lose mass at the ends.
 
-    Where the readout is `limit` itself at every size, a `LinearReadout` or a `TokenwiseReadout`,
-    tokens only sample :math:`P_T`: there, if it is said to be `lipschitz`, the paper states the
-    order, and the bound is :math:`\mathrm{Lip}(P_T)/L`, which
-    `eq:linear-readout-first-order-bound` implies for linear readouts. It is measured, with the
-    steepest secant between 2,001 points, a sample. A window has neither. With a `query_density`
-    the adjoint is `eq:continuum-ar-terminal-adjoint`, of which the paper states no order; the
-    bound stands.
+    Order and bound are claimed if :math:`P_T` is `lipschitz` and the readout is `limit` itself at
+    every size, a `LinearReadout` or a `TokenwiseReadout`. The bound :math:`\mathrm{Lip}(P_T)/L`,
+    which `eq:linear-readout-first-order-bound` implies for linear readouts, is measured with the
+    steepest secant between 2,001 points. With a `query_density` the adjoint is
+    `eq:continuum-ar-terminal-adjoint`, for which the paper states no order; the bound holds.
 
     Parameters
     ----------
@@ -151,9 +144,8 @@ def terminal_adjoint_study(
         As in `attention_studies`.
     lipschitz
         Whether logits, labels, and the readout's derivative are Lipschitz, and with them
-        :math:`P_T`: the premise, which is yours to say. Of a tokenwise `limit`
-        `require_lipschitz` refuses a :math:`P_T` that it does not resolve as such; unsaid, nothing
-        is claimed.
+        :math:`P_T`. Without this premise nothing is claimed; if 25,600 points do not resolve it,
+        a ValueError is raised.
     """
     chi, reference = query_density, references[1]
     fine = np.linspace(0.0, 1.0, 2001)
@@ -180,15 +172,14 @@ def terminal_adjoint_study(
         steepest = jnp.linalg.norm(steps, axis=1).max() * (fine.size - 1)
         return _gaps([(adjoint(*run), run[1]) for run in runs], exact, reference), steepest
 
-    (*found, own), slope = jax.tree.map(float, measured())
-    errors = dict(zip(sizes, found, strict=True))
+    (*gaps, own), slope = jax.tree.map(float, measured())
     premises = lipschitz and tokenwise and all(readout(size) is limit for size in sizes)
     plain = "eq:terminal-adjoint-discrete-continuum-error"
     return refine(
         "eq:continuum-ar-terminal-adjoint" if chi else plain,
         1.0 if premises and chi is None else None,
         sizes,
-        errors.__getitem__,
+        dict(zip(sizes, gaps, strict=True)).__getitem__,
         own,
         (lambda size: slope / size) if premises else None,
         sampled=True,
@@ -205,15 +196,14 @@ def readout_consistency_study(
     references: References = SMOOTH,
     lipschitz: bool = False,
 ) -> Study:
-    r"""How consistent a readout's adjoint is, at any field of residuals :math:`\Delta`.
+    r"""Measure how consistent a readout's adjoint is, at any field of residuals :math:`\Delta`.
 
-    :math:`\|\mathcal E_L(DH_L(X_L)^*\Delta_L) - DH(X)^*\Delta\|`, which
-    `eq:readout-adjoint-consistency` supposes to be at most :math:`C_R/L` at every Lipschitz
-    :math:`\Delta`: one at which the order is less refutes it. Of a `LinearReadout` that is `limit`
-    itself at every size the order is stated (`rem:linear-readout-consistency`) where
-    :math:`\Delta` is said to be `lipschitz`, and the bound
-    :math:`\|W_{out}\|\,\mathrm{Lip}(\Delta)/L` (`eq:linear-readout-first-order-bound`) with the
-    steepest secant between 2,001 points, a sample.
+    :math:`\|\mathcal E_L(DH_L(X_L)^*\Delta_L) - DH(X)^*\Delta\|`, which by
+    `eq:readout-adjoint-consistency` is at most :math:`C_R/L` for every Lipschitz :math:`\Delta`: a
+    smaller order at one of them refutes it. For a `lipschitz` :math:`\Delta` and a `LinearReadout`
+    that is `limit` itself at every size, the study has the order of
+    `rem:linear-readout-consistency` and the bound :math:`\|W_{out}\|\,\mathrm{Lip}(\Delta)/L`
+    (`eq:linear-readout-first-order-bound`), with the steepest secant between 2,001 points.
 
     Parameters
     ----------
@@ -222,8 +212,8 @@ def readout_consistency_study(
     residuals
         :math:`\Delta`, a field of position with the logits' width.
     lipschitz
-        Whether :math:`\Delta` is: the premise, which is yours to say. `require_lipschitz` refuses
-        one that it does not resolve as such; unsaid, nothing is claimed.
+        Whether :math:`\Delta` is Lipschitz. Without this premise nothing is claimed; if 25,600
+        points do not resolve it, a ValueError is raised.
 
     Examples
     --------
@@ -252,7 +242,7 @@ def readout_consistency_study(
         steepest = 2000 * jnp.linalg.norm(steps, axis=1).max()
         return _gaps([(adjoint(*run), run[1]) for run in runs], exact, references[1]), steepest
 
-    (*found, own), steepest = jax.tree.map(float, measured())
+    (*gaps, own), steepest = jax.tree.map(float, measured())
     norm = np.linalg.norm(limit.weight, 2) if isinstance(limit, LinearReadout) else math.nan
     linear = type(limit) is LinearReadout
     premises = lipschitz and linear and all(readout(size) is limit for size in sizes)
@@ -260,7 +250,7 @@ def readout_consistency_study(
         "eq:readout-adjoint-consistency",
         1.0 if premises else None,
         sizes,
-        dict(zip(sizes, found, strict=True)).__getitem__,
+        dict(zip(sizes, gaps, strict=True)).__getitem__,
         own,
         (lambda size: float(norm) * steepest / size) if premises else None,
         sampled=True,
@@ -270,15 +260,15 @@ def readout_consistency_study(
 def _readouts_of(
     readout: Callable[[int], Readout], limit: Readout, sizes: Sequence[int], check: Grid
 ) -> list[tuple[Readout, Grid]]:
-    """The readout of every size with its tokens, and the limit on the coarser reference."""
+    """List the readout of every size with its tokens, and the limit on the coarser reference."""
     return [*((readout(size), token_grid(size)) for size in sizes), (limit, check)]
 
 
-def _gaps(found: list[tuple[Array, Grid]], exact: Array, reference: Grid) -> list[Array]:
-    """How far embedded fields are from the reference's, in L^2."""
+def _gaps(fields: list[tuple[Array, Grid]], exact: Array, reference: Grid) -> list[Array]:
+    """The distances of embedded fields from the reference's, in L^2."""
     rule = _fine_quadrature(reference)
     expected = _embedding(exact, reference, rule.nodes)
-    return [rule.norm(_embedding(*each, rule.nodes) - expected) for each in found]
+    return [rule.norm(_embedding(*each, rule.nodes) - expected) for each in fields]
 
 
 def singularity_study(
@@ -289,41 +279,26 @@ def singularity_study(
     halvings: Sequence[int] = (50, 75, 100, 150, 198),
     references: References | None = None,
 ) -> Study:
-    r"""How the continuum's input adjoint grows at position 0.
+    r"""Measure how the continuum's input adjoint grows at position 0.
 
-    No error but :math:`\|P_0(q)\|` itself against :math:`\log(1/q)`, at
-    :math:`q = \frac34 2^{-k}`: the kernel 1/p makes it a polynomial of the degree M in the
-    logarithm, for M layers, so the fitted order is about -M. For causal averaging and a terminal
-    covector of one it is :math:`\sum_m \binom Mm \log^m(1/q)/m!`.
-
-    Parameters
-    ----------
-    flow, terminal_loss, states
-        As in `input_adjoint_studies`.
-    halvings
-        The numbers k, below 199 on the references by default.
-    references
-        As in `attention_studies`; by default of 4 and of 5 nodes on each of 200 panels.
+    The study's errors are :math:`\|P_0(q)\|` itself against :math:`\log(1/q)`, at
+    :math:`q = \frac34 2^{-k}` for k in `halvings`: the kernel 1/p makes it a polynomial of degree M
+    in the logarithm, for M layers, so the fitted order is about -M. For causal averaging and a
+    terminal covector of one it is :math:`\sum_m \binom Mm \log^m(1/q)/m!`.
     """
     positions = 0.75 * 0.5 ** np.array(halvings, float)
 
     @filter_jit
     def sizes(grid: Grid) -> Float[Array, " points"]:
         example = states(grid.nodes), grid
-        found = adjoint_trajectory(flow, terminal_loss, example, grid).covectors[0]
-        return jnp.linalg.norm(grid.interpolate(found, jnp.asarray(positions)), axis=1)
+        adjoint = adjoint_trajectory(flow, terminal_loss, example, grid).covectors[0]
+        return jnp.linalg.norm(grid.interpolate(adjoint, jnp.asarray(positions)), axis=1)
 
     grids = references or [gauss_grid(order, panels=200) for order in (4, 5)]
     check, reference = map(np.asarray, map(sizes, grids))
-    values = dict(zip(halvings, reference, strict=True))
-    study = refine(
-        "eq:adjoint",
-        None,
-        halvings,
-        lambda k: float(values[k]),
-        float(np.abs(check - reference).max()),
-    )
-    return study._replace(refinements=tuple(float(y) for y in -np.log(positions)))
+    own = float(np.abs(check - reference).max())
+    values = dict(zip((-np.log(positions)).tolist(), reference.tolist(), strict=True))
+    return refine("eq:adjoint", None, list(values), values.__getitem__, own)
 
 
 def input_adjoint_studies(
@@ -337,29 +312,18 @@ def input_adjoint_studies(
     delta: float = 0.2,
     references: References = SINGULAR_AT_ZERO,
 ) -> dict[str, Study]:
-    r"""The input adjoint and the influence density of one example, tokens against the continuum.
+    r"""Compare the input adjoint and influence density of one example on tokens with the continuum.
 
     - ``inside``: the largest error of :math:`P_0` over :math:`p_i \ge` `inside`;
-    - ``global``: that of the embedded :math:`P_0` in :math:`L^2(0, 1)`;
-    - ``density``: that of the embedded density m in :math:`L^1`;
+    - ``global``: the error of the embedded :math:`P_0` in :math:`L^2(0, 1)`;
+    - ``density``: the error of the embedded density m in :math:`L^1`;
     - ``regional averages``: the largest error of the three.
 
     The paper states no order for these. Causal averaging has the kernel 1/p, so the continuum's
     :math:`P_0` grows like :math:`\log^M(1/q)` at 0 and equal cells lose the rate there: ½ in
     global :math:`L^2` and 1 in the averages, both up to powers of log L, which make the slopes
     smaller at attainable L (0.3 and 0.6 after two layers). The graded grid gives order 2 to the
-    averages.
-
-    Parameters
-    ----------
-    flow
-        A fixed network: depth is not refined.
-    terminal_loss
-        ``terminal_loss(x, grid)``: the grid stands in the labels' place.
-    states
-        The input field.
-    sizes, make_grid, inside, delta, references
-        As in `attention_studies`.
+    averages. In ``terminal_loss(x, grid)`` the grid takes the place of the labels.
     """
     check, reference = references
     quadrature = _fine_quadrature(reference)
@@ -374,31 +338,32 @@ def input_adjoint_studies(
         density = _embedding(exact_density, reference, quadrature.nodes)
 
         def on(grid: Grid) -> dict[str, Array]:
-            found, found_density, found_averages = observed(grid)
-            gap = jnp.abs(found - reference.interpolate(expected, grid.nodes))
-            spread = partial(_embedding, grid=grid, positions=quadrature.nodes)
+            adjoint, its_density, its_averages = observed(grid)
+            gap = jnp.abs(adjoint - reference.interpolate(expected, grid.nodes))
+            embedded = partial(_embedding, grid=grid, positions=quadrature.nodes)
             return {
                 "inside": jnp.where((grid.nodes >= inside)[:, None], gap, 0).max(),
-                "global": quadrature.norm(spread(found) - everywhere),
-                "density": quadrature.weights @ jnp.abs(spread(found_density) - density),
-                "regional averages": jnp.abs(found_averages - averages).max(),
+                "global": quadrature.norm(embedded(adjoint) - everywhere),
+                "density": quadrature.weights @ jnp.abs(embedded(its_density) - density),
+                "regional averages": jnp.abs(its_averages - averages).max(),
             }
 
         return [on(grid) for grid in (*map(make_grid, sizes), check)]
 
-    *found, own = jax.tree.map(float, distances())
-    errors = dict(zip(sizes, found, strict=True))
+    *gaps, own = jax.tree.map(float, distances())
     sources = {
         "inside": "eq:adjoint",
         "global": "eq:adjoint",
         "density": "eq:influence-density",
         "regional averages": "eq:gd-left-average",
     }
-
-    def study(name: str, source: str) -> Study:
-        return refine(source, None, sizes, lambda size: errors[size][name], own[name])
-
-    return {name: study(name, source) for name, source in sources.items()}
+    errors = {
+        name: {size: gap[name] for size, gap in zip(sizes, gaps, strict=True)} for name in sources
+    }
+    return {
+        name: refine(source, None, sizes, errors[name].__getitem__, own[name])
+        for name, source in sources.items()
+    }
 
 
 def influence_averages(
@@ -408,23 +373,23 @@ def influence_averages(
     grid: Grid,
     delta: float = 0.2,
 ) -> Float[Array, "3"]:
-    """Regional averages of the influence density of one example, given as a field of position."""
+    """Average over regions the influence density of one example, a field of position."""
     return _influence(flow, terminal_loss, states, grid, delta)[2]
 
 
 def _influence(
     flow: ResidualFlow, terminal_loss: Callable, states: PositionField, grid: Grid, delta: float
 ) -> tuple[State, Float[Array, " length"], Float[Array, "3"]]:
-    """The input adjoint, its density and the density's regional averages."""
-    found = adjoint_trajectory(flow, terminal_loss, (states(grid.nodes), grid), grid)
-    energy = (found.covectors[0] ** 2).sum(axis=1)
+    """Return the input adjoint, its density and the density's regional averages."""
+    trajectory = adjoint_trajectory(flow, terminal_loss, (states(grid.nodes), grid), grid)
+    adjoint = trajectory.covectors[0]
+    energy = (adjoint**2).sum(axis=1)
     density = energy / integral(energy, grid)
-    averages = regional_averages(density, boundary_regions(grid, delta))
-    return found.covectors[0], density, averages
+    return adjoint, density, regional_averages(density, boundary_regions(grid, delta))
 
 
 def cesaro_study(strength: float, sizes: Sequence[int], terms: int = 80) -> Study:
-    r"""The flow of causal averaging against its closed form.
+    r"""Compare the flow of causal averaging with its closed form.
 
     ``exp(c C)``, with :math:`(Cf)(p)` the mean of f over [0, p], has beside the identity the last
     row :math:`\sqrt{c/y}\,I_1(2\sqrt{cy})`, :math:`y = \log(1/q)`: the adjoint at q of the last
@@ -450,7 +415,7 @@ def cesaro_study(strength: float, sizes: Sequence[int], terms: int = 80) -> Stud
 
 
 def _embedding(values: Array, grid: Grid, positions: Float[Array, " points"]) -> Array:
-    """A field everywhere: constant on the cells of a refinement, polynomial on panels."""
+    """Evaluate a field anywhere: constant on the cells of a refinement, polynomial on panels."""
     if isinstance(grid, PanelGrid):
         return grid.interpolate(values, positions)
     return cell_embedding(values, grid, positions)
@@ -467,7 +432,7 @@ class _Quadrature(NamedTuple):
 
 
 def _fine_quadrature(reference: Grid) -> _Quadrature:
-    """Gauss rules on panels of width 1/512, halved towards 0 below that, and the reference's."""
+    """Join Gauss rules on panels of width 1/512, halved towards 0, and on the reference's."""
     breaks = np.concatenate([[0.0], 0.5 ** np.arange(32, 9, -1), np.arange(1, 513) / 512])
     if isinstance(reference, PanelGrid):
         breaks = np.union1d(breaks, reference.breaks)

@@ -1,7 +1,7 @@
-"""References on Gauss--Legendre panels: what they know to rounding, and what they do not.
+"""References on Gauss--Legendre panels: which of their digits can be relied on.
 
-A smooth functional of a smooth field is the same number on two of them but for rounding. One that
-indexes or counts positions is not, of whatever field; and of a field with a kink none is.
+A smooth functional of a smooth field is the same number on two panel grids but for rounding. One
+that indexes or counts positions is not, for any field; and for a field with a kink none is.
 """
 
 from collections.abc import Sequence
@@ -17,8 +17,8 @@ from lim_jax.grid.panels import PanelGrid
 
 PICKS = (
     "of one cubic it differs on two Gauss grids: it indexes, counts or averages rows, or takes an "
-    "extreme of them, and every grid has others. Take lim.integral, grid.interpolate at a place, "
-    "or the whole field with a norm"
+    "extreme of them, and every grid has others. Take lim.integral, grid.interpolate at a "
+    "position, or the whole field with a norm"
 )
 ROUGH = (
     "its limit differs on two Gauss grids by more than half of its digits: the input, the network, "
@@ -28,32 +28,11 @@ ROUGH = (
 
 
 def polynomial_twins(results: Sequence[PyTree], grids: Sequence[Grid]) -> list[PyTree]:
-    r"""Make one polynomial field on two panel grids of what a network gave on them.
+    """Replace a network's results on two panel grids by one polynomial field on both.
 
     Every array with an axis of positions becomes Bernstein's cubic with four of the second grid's
-    rows, on both grids: whatever was not smooth is gone. Its rows are means of those that were, so
-    that what is positive remains so.
-
-    Parameters
-    ----------
-    results
-        What the network gave on each of the two grids.
-    grids
-        Two grids.
-
-    Returns
-    -------
-    list
-        The two; empty where the grids are no panels of two sizes, or the results differ in more
-        than their axes of positions.
-
-    Examples
-    --------
-    >>> from lim_jax.grid import gauss_grid
-    >>> grids = gauss_grid(8), gauss_grid(12)
-    >>> first, second = polynomial_twins([jnp.abs(grid.nodes - 0.5) for grid in grids], grids)
-    >>> bool(abs(grids[0].weights @ first - grids[1].weights @ second) < 1e-6)
-    True
+    rows: it is smooth, and its values are means of those rows, so positive where they are. Empty if
+    the grids are not panels of two sizes, or the results differ in more than axes of positions.
     """
     panels = all(isinstance(grid, PanelGrid) for grid in grids)
     if not panels or grids[0].size == grids[1].size:
@@ -68,17 +47,16 @@ def polynomial_twins(results: Sequence[PyTree], grids: Sequence[Grid]) -> list[P
 
 
 def _twins(pair: tuple[Any, Any], grids: Sequence[Grid]) -> tuple[Any, Any] | None:
-    """One leaf on two grids; None where its shapes differ in more than an axis of positions."""
-    shapes = [jnp.shape(leaf) for leaf in pair]
-    if shapes[0] == shapes[1]:
+    """One leaf on two grids; None if its shapes differ in more than an axis of positions."""
+    first, second = map(jnp.shape, pair)
+    if first == second:
         return pair[1], pair[1]
-    if len(shapes[0]) != len(shapes[1]) or not jnp.issubdtype(pair[1].dtype, jnp.floating):
+    if len(first) != len(second) or not jnp.issubdtype(pair[1].dtype, jnp.floating):
         return None
-    sizes = [(axis, *both) for axis, both in enumerate(zip(*shapes, strict=True))]
-    differing = [(axis, *both) for axis, *both in sizes if both[0] != both[1]]
-    if [tuple(both) for _, *both in differing] != [(grids[0].size, grids[1].size)]:
+    differing = [axis for axis in range(len(first)) if first[axis] != second[axis]]
+    axis = differing[0]
+    if len(differing) > 1 or (first[axis], second[axis]) != (grids[0].size, grids[1].size):
         return None
-    axis = differing[0][0]
     rows = jnp.moveaxis(pair[1], axis, 0)[np.arange(1, 8, 2) * grids[1].size // 8]
 
     def cubic(grid: Grid) -> Array:
@@ -89,32 +67,17 @@ def _twins(pair: tuple[Any, Any], grids: Sequence[Grid]) -> tuple[Any, Any] | No
 
 
 def _bernstein(grid: Grid) -> Float[np.ndarray, "length 4"]:
-    """The four cubics, at the nodes: not negative, and of sum one."""
+    """The four cubics at the nodes: nonnegative, and of sum one."""
     p = grid._nodes()[:, None]
     powers = np.arange(4)
     return np.array([1, 3, 3, 1]) * p**powers * (1 - p) ** (3 - powers)
 
 
-def doubt(of_polynomial: float, of_limit: float, dtype: Any) -> str:
-    """Say why a reference on panels is doubtful, if half of its digits change with the panels.
+def reliability_warning(of_polynomial: float, of_limit: float, dtype: Any) -> str:
+    """Say why a reference on panels is unreliable; empty if half of its digits agree on both.
 
-    Parameters
-    ----------
-    of_polynomial, of_limit
-        How much the quantity changes between the two grids, relative to its size: of
-        `polynomial_twins`, and of the network.
-    dtype
-        In which it is computed.
-
-    Returns
-    -------
-    str
-        Cause and cure; empty where neither is more than half of the digits.
-
-    Examples
-    --------
-    >>> doubt(1e-15, 1e-13, "float64"), doubt(1e-3, 1e-3, "float64")[:44]
-    ('', 'of one cubic it differs on two Gauss grids: ')
+    `of_polynomial` and `of_limit` are relative changes of the quantity between the two grids: of
+    `polynomial_twins`, and of the network.
     """
     rounding = np.sqrt(np.finfo(dtype).eps)
     if of_polynomial > rounding:

@@ -1,12 +1,8 @@
-"""What is measured of a limit, and the table of it.
-
-Where a measured order differs from the printed one the row gives the reason.
-"""
+"""Rows of measured limits, and their table."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from lim_jax._checks import require_several
 from lim_jax.limits.refinement import Study
 
 TOLERANCE = 0.15
@@ -22,57 +18,41 @@ class Row(NamedTuple):
     study
         Errors, bounds and the reference's own error.
     expected
-        The order that this field should show; None where none is known.
+        The order that this field should show; None if none is known.
     reason
-        Why, where that differs from the order that the paper states; or where the paper states
-        none, from that of smooth fields on tokens. Else empty.
-    doubt
-        Why the reference is doubtful, with the cure; empty where nothing says so.
+        Why `expected` differs from the order that the paper states, or if it states none, from that
+        of smooth fields on tokens; else empty.
+    reliability_warning
+        Why the reference is unreliable, with the cure; else empty.
     """
 
     name: str
     study: Study
     expected: float | None
     reason: str = ""
-    doubt: str = ""
+    reliability_warning: str = ""
 
     @property
     def topic(self) -> str:
-        """What stands before the first comma of the name: rows of a topic share a figure."""
+        """The name up to its first comma: rows of a topic share a figure."""
         return self.name.partition(",")[0]
 
     @property
     def agrees(self) -> bool:
-        """Whether the measured order is an expected one, to 0.15, and no bound is broken."""
-        apart = 0.0 if self.expected is None else abs(self.study.order.value - self.expected)
-        return apart <= TOLERANCE and self.study.holds is not False
+        """Whether the measured order is the expected one, to 0.15, and no bound is broken."""
+        gap = 0.0 if self.expected is None else abs(self.study.order.value - self.expected)
+        return gap <= TOLERANCE and self.study.holds is not False
 
     def record(self) -> dict[str, Any]:
-        """Everything as plain numbers and strings."""
-        order = self.study.order
-        return {
-            "name": self.name,
-            "expected": self.expected,
-            "reason": self.reason,
-            "doubt": self.doubt,
-            "agrees": self.agrees,
-            "order": order._asdict(),
-            "holds": self.study.holds,
-            "verdict": self.study.verdict,
-            **self.study._asdict(),
-        }
+        """Return everything as plain numbers and strings."""
+        study, own = self.study, self._asdict()
+        del own["study"]
+        derived = {"agrees": self.agrees, "order": study.order._asdict(), "holds": study.holds}
+        return {**own, **derived, "verdict": study.verdict, **study._asdict()}
 
 
 class Curve(NamedTuple):
-    """Errors against cost.
-
-    Attributes
-    ----------
-    name
-        The method.
-    costs, errors
-        One for each refinement.
-    """
+    """Errors of a method against its costs, one of each for each refinement."""
 
     name: str
     costs: tuple[float, ...]
@@ -80,14 +60,11 @@ class Curve(NamedTuple):
 
 
 def rates_table(rows: Sequence[Row]) -> str:
-    """Lay out measured rows with claimed, expected and measured orders, bounds and reasons.
+    """Lay out rows with claimed, expected and measured orders, the bounds' verdicts and reasons.
 
-    A dash stands for an order that is not stated or not known, and for a bound that is not
-    explicit; of the others stands the study's verdict. Errors that are not ten times the
-    reference's own are marked: a finer one is needed. So are doubtful references, with the cause
-    below the table.
+    A dash stands for an order that is not known and for a bound that is not explicit. Errors below
+    ten times the reference's own are marked, and so are unreliable references.
     """
-    require_several(rows, Row, "rows", "Take what limits.study gives.")
     lines = [
         f"{'limit':64s} {'claimed':>7s} {'expected':>8s} {'measured':>14s} {'bound':>10s} "
         f"{'constant':>9s} {'reference':>9s}"
@@ -103,31 +80,23 @@ def rates_table(rows: Sequence[Row]) -> str:
             f"{order.value:7.2f} ±{order.error:5.2f} {bound:>10s} {order.constant:9.2g} "
             f"{study.reference_error:9.1e}{'' if row.agrees else '   DIFFERS'}"
             f"{'' if study.resolved else '   COARSE REFERENCE'}"
-            f"{'   DOUBTFUL REFERENCE' if row.doubt else ''}"
+            f"{'   UNRELIABLE REFERENCE' if row.reliability_warning else ''}"
         )
-    lines += _listed(
-        "Where the expected order is not the claimed one, or not the usual one:",
-        {row.name: row.reason for row in rows},
-    )
-    lines += _listed("Where the reference is doubtful:", {row.name: row.doubt for row in rows})
+    notes = {
+        "Where the expected order is not the claimed one, or not the usual one:": "reason",
+        "Where the reference is unreliable:": "reliability_warning",
+    }
+    for heading, field in notes.items():
+        remarks = names_by_remark({row.name: getattr(row, field) for row in rows})
+        listed = [f"- {remark}: {'; '.join(names)}" for remark, names in remarks.items()]
+        lines += ["", heading, *listed] if listed else []
     return "\n".join(lines)
 
 
-def _listed(heading: str, of_rows: Mapping[str, str]) -> list[str]:
-    lines = [f"- {remark}: {'; '.join(names)}" for remark, names in remarks(of_rows).items()]
-    return ["", heading, *lines] if lines else []
-
-
-def remarks(of_rows: Mapping[str, str]) -> dict[str, list[str]]:
-    """Every remark once, with the names of the rows that it is on; empty ones are none.
-
-    Examples
-    --------
-    >>> remarks({"a": "late", "b": "", "c": "late"})
-    {'late': ['a', 'c']}
-    """
-    named: dict[str, list[str]] = {}
-    for name, remark in of_rows.items():
+def names_by_remark(remarks: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return every nonempty remark once, with the names of the rows that it is on."""
+    names: dict[str, list[str]] = {}
+    for name, remark in remarks.items():
         if remark:
-            named.setdefault(remark, []).append(name)
-    return named
+            names.setdefault(remark, []).append(name)
+    return names

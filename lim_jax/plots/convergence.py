@@ -45,7 +45,7 @@ def convergence_rates(rows: Sequence[Row], title: str) -> Figure:
     >>> [text.get_text() for text in figure.axes[0].texts]
     ['claimed 1, measured 1.00', 'state: 1.00 ± 0.00']
     """
-    require_several(rows, Row, "rows", "Take what limits.study gives.")
+    require_several(rows, Row, "rows", "Take what limits.convergence_study gives.")
     require_text(title, "title")
     panels = list(_panels(rows))
     columns = min(2, len(panels))

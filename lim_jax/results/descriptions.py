@@ -198,7 +198,7 @@ def _rows(found: Sequence[Any]) -> Description:
         "expected_order": ("study", [_stated(row.expected) for row in found], NONE),
         "agrees": ("study", [row.agrees for row in found], NONE),
         "reason": ("study", _texts(row.reason for row in found), NONE),
-        "doubt": ("study", _texts(row.doubt for row in found), NONE),
+        "reliability_warning": ("study", _texts(row.reliability_warning for row in found), NONE),
     }
     return Description(variables, labels={"study": _texts(row.name for row in found)})
 

@@ -59,7 +59,7 @@ def layered(grid, depth, total=1.5):
 def test_errors_are_those_against_the_closed_form(name, order):
     """Of a field, in three norms, and of a number: three layers multiply p^2 by (1 + c/9)^3."""
     known = grids(GRIDS[name])
-    found = lim.limits.study(
+    found = lim.limits.convergence_study(
         lim.ResidualFlow(averaging([1.5] * 3)),
         squares,
         known,
@@ -95,7 +95,7 @@ def test_depth_is_refined_under_a_control_and_a_profile():
     flow = lim.ContinuousFlow(
         lim.network.linear_control(averaging([0.5, 1.5])), profile=lambda time: 0.5 + time
     )
-    found = lim.limits.study(
+    found = lim.limits.convergence_study(
         flow,
         lambda p: jnp.ones((p.size, 1)),
         lim.graded_grid(5),
@@ -119,7 +119,7 @@ def test_positions_and_layers_are_refined_together():
     control = LayerwiseControl(averaging([1.5]))
     known = grids(lim.token_grid)
     scheme = lim.limits.Scheme(lim.euler)
-    found = lim.limits.study(
+    found = lim.limits.convergence_study(
         lim.ContinuousFlow(control),
         squares,
         known,
@@ -138,7 +138,7 @@ def test_a_depth_flow_is_solved_as_well_on_every_grid():
     """Whatever the tolerance that it came with: exp(c A) of the averaging matrix A."""
     flow = lim.ContinuousFlow(LayerwiseControl(averaging([1.5])))
     known = grids(lim.token_grid, (6, 12, 24, 48))
-    (row,) = lim.limits.study(flow, squares, known, {"state": state})
+    (row,) = lim.limits.convergence_study(flow, squares, known, {"state": state})
     for grid, error in zip(known, row.study.errors, strict=True):
         p = np.asarray(grid.nodes)
         gap = expm(1.5 * averages(grid)) @ p**2 - np.exp(0.5) * p**2
@@ -152,7 +152,9 @@ def integrals(grid):
 def integral_study(references, order):
     quantity = Quantity(whole, order)
     flow, known = lim.ResidualFlow(averaging([1.5] * 3)), grids(lim.token_grid)
-    (row,) = lim.limits.study(flow, squares, known, {"integral": quantity}, references=references)
+    (row,) = lim.limits.convergence_study(
+        flow, squares, known, {"integral": quantity}, references=references
+    )
     return row.study
 
 
@@ -184,7 +186,9 @@ def test_extrapolation_cancels_the_order_that_is_expected():
     flow, known = lim.ResidualFlow(averaging([1.5] * 3)), grids(lim.midpoint_grid)
     references = grids(lim.midpoint_grid, (96, 192, 384))
     quantity = Quantity(state, 2, norm=mean_square)
-    (row,) = lim.limits.study(flow, squares, known, {"state": quantity}, references=references)
+    (row,) = lim.limits.convergence_study(
+        flow, squares, known, {"state": quantity}, references=references
+    )
 
     def read(source, positions):
         return np.interp(positions, np.asarray(source.nodes), layered(source, 3))
@@ -210,7 +214,7 @@ def test_a_network_may_be_any_function_that_a_user_has():
         return np.abs(gap[np.asarray(grid.nodes) >= 0.25]).max()
 
     known = grids(lim.token_grid)
-    (row,) = lim.limits.study(
+    (row,) = lim.limits.convergence_study(
         adjoint,
         squares,
         known,
@@ -240,7 +244,7 @@ def test_a_field_with_turning_keys_and_a_gated_network_converges():
 
     quantities = {"state": Quantity(state, 2, norm=mean_square)}
     known = grids(lim.graded_grid, (12, 24, 48, 96))
-    found = lim.limits.study(field, states, known, quantities)
+    found = lim.limits.convergence_study(field, states, known, quantities)
     assert found.agree and found[0].study.resolved
 
 
@@ -253,7 +257,9 @@ def found():
         "beyond": Quantity(state, bound=lambda n: 0.4 / n),
     }
     field = layer_of(lim.ResidualFlow(averaging([1.0])))
-    return lim.limits.study(field, lambda p: p[:, None], grids(lim.token_grid), quantities)
+    return lim.limits.convergence_study(
+        field, lambda p: p[:, None], grids(lim.token_grid), quantities
+    )
 
 
 def test_orders_and_bounds_are_those_that_were_passed(found):
@@ -343,5 +349,5 @@ def four_of_each(p):
 def test_what_has_no_limit_or_no_slope_is_refused(message, changed):
     given = {"network": FLOW, "grids": TOKENS, "quantities": {"state": state}} | changed
     with pytest.raises(ValueError) as refused:
-        lim.limits.study(states=four_of_each, **given)
+        lim.limits.convergence_study(states=four_of_each, **given)
     assert message in str(refused.value)

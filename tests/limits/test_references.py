@@ -1,4 +1,4 @@
-"""Doubtful references: quantities that pick rows, and kernels with a kink, in closed form."""
+"""Unreliable references: quantities that pick rows, and kernels with a kink, in closed form."""
 
 import csv
 import io
@@ -9,9 +9,9 @@ import pytest
 from reference.light import averaging
 
 import lim_jax as lim
-from lim_jax.limits import Quantity, study
-from lim_jax.limits.references import doubt, polynomial_twins
-from lim_jax.limits.rows import remarks
+from lim_jax.limits import Quantity, convergence_study
+from lim_jax.limits.references import polynomial_twins, reliability_warning
+from lim_jax.limits.rows import names_by_remark
 
 SIZES = (12, 24, 48, 96)
 TOKENS = [lim.token_grid(size) for size in SIZES]
@@ -42,12 +42,11 @@ def line(p):
 def test_a_quantity_that_picks_rows_is_told_from_one_of_the_field():
     """The average of 1 + p is 1 + p/2, whose last row is 3/2 on tokens and on no Gauss grid."""
     with pytest.warns(UserWarning) as warned:
-        rates = study(AVERAGING, line, TOKENS, PICKS | KEEPS)
+        rates = convergence_study(AVERAGING, line, TOKENS, PICKS | KEEPS)
     (said,) = [str(one.message) for one in warned]
     assert said.startswith(f"quantities {', '.join(PICKS)}: of one cubic it differs on two Gauss")
     assert said.endswith("or the whole field with a norm.")
-    doubted = {row.name for row in rates if row.doubt}
-    assert doubted == set(PICKS)
+    assert {row.name for row in rates if row.reliability_warning} == set(PICKS)
     by_name = {row.name: row for row in rates}
     last = by_name["the last row"].study
     # 1 + p/2 at the last of 96 nodes, where 3/2 was meant; and the whole field is exact.
@@ -57,18 +56,23 @@ def test_a_quantity_that_picks_rows_is_told_from_one_of_the_field():
     assert by_name["the whole"].study.reference_error < 1e-12 < 1e-5 < last.reference_error
 
 
-def test_a_doubt_stands_in_the_table_and_in_the_files():
+def test_a_reliability_warning_stands_in_the_table_and_in_the_files():
     with pytest.warns(UserWarning, match="quantities last: of one cubic"):
-        rates = study(
+        rates = convergence_study(
             AVERAGING, line, TOKENS, {"last": PICKS["the last row"], "all": KEEPS["the whole"]}
         )
     lines = str(rates).splitlines()
-    assert lines[1].endswith("DOUBTFUL REFERENCE") and "DOUBTFUL" not in lines[2]
-    assert lines[4] == "Where the reference is doubtful:"
-    assert lines[5] == f"- {rates[0].doubt}: last" and len(lines) == 6
+    assert lines[1].endswith("UNRELIABLE REFERENCE") and "UNRELIABLE" not in lines[2]
+    assert lines[4] == "Where the reference is unreliable:"
+    assert lines[5] == f"- {rates[0].reliability_warning}: last" and len(lines) == 6
     written = list(csv.DictReader(io.StringIO(rates.to_csv())))
-    assert [row["doubt"] for row in written] == [rates[0].doubt] * 4 + [""] * 4
-    assert [row.record()["doubt"] for row in rates] == [rates[0].doubt, ""]
+    assert [row["reliability_warning"] for row in written] == [rates[0].reliability_warning] * 4 + [
+        ""
+    ] * 4
+    assert [row.record()["reliability_warning"] for row in rates] == [
+        rates[0].reliability_warning,
+        "",
+    ]
 
 
 def distances(x, context, grid):
@@ -82,41 +86,43 @@ def test_a_kernel_with_a_kink_is_no_smooth_one():
     """Gauss grids of smooth fields know it to four digits; at the end it is 1/(e - 1) in truth."""
     quantities = {"state": Quantity(KEEPS["the whole"], 1), "integral": KEEPS["an integral"]}
     with pytest.warns(UserWarning, match="quantities state, integral: its limit differs on two"):
-        rates = study(distances, lambda p: p[:, None], TOKENS, quantities)
-    assert all("kernel across p = q is steep or has a kink" in row.doubt for row in rates)
+        rates = convergence_study(distances, lambda p: p[:, None], TOKENS, quantities)
+    assert all(
+        "kernel across p = q is steep or has a kink" in row.reliability_warning for row in rates
+    )
     assert 1e-6 < rates[0].study.reference_error < 1e-3
     # The cure: three grids of the same kind.
-    cured = study(
+    cured = convergence_study(
         distances,
         lambda p: p[:, None],
         TOKENS,
         {"end": Quantity(lambda x, grid: grid.interpolate(x, jnp.ones(1)), 1)},
         references=[lim.token_grid(size) for size in (384, 768, 1536)],
     )
-    assert cured[0].doubt == "" and cured.agree
+    assert cured[0].reliability_warning == "" and cured.agree
     exact = 1 / np.expm1(1.0)
     sums = [np.arange(1, n + 1) / n for n in SIZES]
     ends = [np.exp(p - 1) @ p / np.exp(p - 1).sum() for p in sums]
     np.testing.assert_allclose(cured[0].study.errors, np.abs(np.array(ends) - exact), rtol=1e-4)
 
 
-def test_a_network_that_picks_rows_is_doubted_too():
+def test_a_network_that_picks_rows_is_unreliable_too():
     with pytest.warns(UserWarning, match="or the network picks rows"):
-        (row,) = study(
+        (row,) = convergence_study(
             lambda x, grid: AVERAGING(x, x, grid)[-1], line, TOKENS, {"last": lambda x, grid: x}
         )
-    assert row.doubt
+    assert row.reliability_warning
 
 
 def test_rows_may_be_picked_where_every_grid_has_them():
     """On tokens the last is p = 1; and where depth is refined all is on one grid."""
     finer = [lim.token_grid(size) for size in (192, 384, 768)]
     last = {"last": Quantity(PICKS["the last row"], 1)}
-    (row,) = study(AVERAGING, line, TOKENS, last, references=finer)
+    (row,) = convergence_study(AVERAGING, line, TOKENS, last, references=finer)
     np.testing.assert_allclose(row.study.errors, 0.5 / np.array(SIZES), rtol=1e-9)
     flow = lim.ContinuousFlow(lambda time: AVERAGING)
-    (deep,) = study(flow, line, lim.token_grid(5), last, depths=(4, 8, 16, 32))
-    assert row.doubt == deep.doubt == ""
+    (deep,) = convergence_study(flow, line, lim.token_grid(5), last, depths=(4, 8, 16, 32))
+    assert row.reliability_warning == deep.reliability_warning == ""
 
 
 def test_twins_are_one_cubic_on_two_grids_whatever_was_given():
@@ -156,11 +162,15 @@ def test_what_has_no_axis_of_positions_has_no_twins(results, grids):
     assert polynomial_twins(results, grids) == []
 
 
-def test_a_doubt_begins_at_half_of_the_digits():
-    assert doubt(1e-8, 1e-8, "float64") == "" == doubt(3e-4, 3e-4, "float32")
-    assert "of one cubic" in doubt(2e-8, 2e-8, "float64") and "of one cubic" in doubt(
-        4e-4, 0.0, "float32"
+def test_a_reference_is_unreliable_from_half_of_the_digits():
+    assert (
+        reliability_warning(1e-8, 1e-8, "float64")
+        == ""
+        == reliability_warning(3e-4, 3e-4, "float32")
     )
-    assert "its limit differs" in doubt(1e-8, 2e-8, "float64")
-    assert doubt(np.nan, np.nan, "float64") == ""
-    assert remarks({"a": "x", "b": "", "c": "y", "d": "x"}) == {"x": ["a", "d"], "y": ["c"]}
+    assert "of one cubic" in reliability_warning(
+        2e-8, 2e-8, "float64"
+    ) and "of one cubic" in reliability_warning(4e-4, 0.0, "float32")
+    assert "its limit differs" in reliability_warning(1e-8, 2e-8, "float64")
+    assert reliability_warning(np.nan, np.nan, "float64") == ""
+    assert names_by_remark({"a": "x", "b": "", "c": "y", "d": "x"}) == {"x": ["a", "d"], "y": ["c"]}

@@ -187,8 +187,8 @@ LAST = {
         {"covariance": Rows(numbers(LENGTH, LENGTH)), "grid": ON},
     ),
     # Limits.
-    "study": (
-        lambda network, states, grids, quantities, **rest: limits.study(
+    "convergence_study": (
+        lambda network, states, grids, quantities, **rest: limits.convergence_study(
             network, states, grids, quantities, **rest
         ),
         {

@@ -132,8 +132,8 @@ def test_studies_of_unequal_lengths_stand_side_by_side():
     broken = ROWS[1].study._replace(bounds=(2.0, 1.0, 0.1, 0.25))
     assert to_xarray([broken]).bound_holds.values.tolist() == ["no"]
     assert data.reason.values.tolist() == ["", "smoother than asked"]
-    doubtful = [ROWS[0]._replace(doubt="it picks rows"), ROWS[1]]
-    assert to_xarray(doubtful).doubt.values.tolist() == ["it picks rows", ""]
+    doubtful = [ROWS[0]._replace(reliability_warning="it picks rows"), ROWS[1]]
+    assert to_xarray(doubtful).reliability_warning.values.tolist() == ["it picks rows", ""]
     assert data.reference_error.values.tolist() == [1e-9, 0]
     assert data.agrees.values.tolist() == [row.agrees for row in ROWS]
     assert np.isnan(data.claimed_order[0]) and data.expected_order.values.tolist() == [1, 1.5]
