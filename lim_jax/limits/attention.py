@@ -107,7 +107,7 @@ def attention_studies(
             f"eq:attention-{label}",
             claimed if premises else None,
             sizes,
-            lambda size: float(measure(errors[size], interior[size])),
+            (measure(errors[size], interior[size]) for size in sizes),
             own,
             (lambda size: constant * rate(size)) if premises else None,
             sampled=True,

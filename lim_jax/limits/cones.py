@@ -45,8 +45,7 @@ def cone_mass_study(
         return [jnp.abs(mass / expected - 1).max() for mass in masses]
 
     *gaps, own = map(float, deviations())
-    errors = dict(zip(sizes, gaps, strict=True))
-    return refine("eq:cone-mass", None, sizes, errors.__getitem__, own)
+    return refine("eq:cone-mass", None, sizes, gaps, own)
 
 
 def printed_cone_mass_study(
@@ -68,7 +67,7 @@ def printed_cone_mass_study(
         return grid.interpolate(masses, jnp.array(positions)).max()
 
     source = "eq:finite-cone-mass-estimator"
-    return refine(source, None, sizes, lambda n: float(largest(token_grid(n))), 0.0)
+    return refine(source, None, sizes, [largest(token_grid(n)) for n in sizes], 0.0)
 
 
 def left_cone_mass_study(
@@ -86,4 +85,5 @@ def left_cone_mass_study(
         return regional_averages(masses, boundary_regions(grid, delta))[0]
 
     averages = {n: float(average(token_grid(n))) for n in {*sizes, *(2 * size for size in sizes)}}
-    return refine("eq:cone-mass", None, sizes, lambda n: averages[2 * n] - averages[n], 0.0)
+    growth = [averages[2 * n] - averages[n] for n in sizes]
+    return refine("eq:cone-mass", None, sizes, growth, 0.0)

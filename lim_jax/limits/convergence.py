@@ -75,25 +75,25 @@ def measure(
         Four refinements instead of five or six, tokens and the graded grid only, fewer readouts,
         and neither the rough fields, the perturbed controls, nor the comparisons.
     only
-        Names of `groups`: these studies alone, without the comparisons.
+        Names of `groups`: these studies only, without the comparisons.
     sizes
         The refinements of the studies in `only`, numbers of tokens or of layers: four at least,
         each larger than the one before.
     seed
-        Of the matrices, in place of those that the table's orders were found with, which is 0.
-        Orders are of the limit; at other matrices more refinements may be needed to see them.
+        The seed of the matrices; the table's orders belong to seed 0. The limits have the same
+        orders at other matrices, but more refinements may be needed to see them.
     checkpoint
-        A file to read, if it exists, and to write after each group of studies, whole or not at
-        all: a run that was interrupted goes on after the last of them, to the same numbers. Its
-        folder is made where it is missing.
+        A file that is read if it exists and written after each group of studies, atomically: an
+        interrupted run continues after the last of them, to the same numbers. A missing folder is
+        made.
     progress
         Wraps the list of the groups' names, for example ``tqdm.tqdm``.
 
     Raises
     ------
     ValueError
-        Where a name is not one of `groups`, sizes are given without names or are not such numbers,
-        the seed is negative, or the checkpoint is of other studies.
+        If a name is not one of `groups`, sizes are passed without names or are not such numbers,
+        the seed is negative, or the checkpoint belongs to other studies.
     """
     counted(seed, "seed", least=0)
     every = groups(quick, seed)
@@ -102,41 +102,30 @@ def measure(
     runs: dict[str, Callable[[], Iterable[Row | Curve]]] = {
         name: partial(every[name].rows, tuple(sizes) or every[name].sizes) for name in chosen
     }
-    costs = {} if quick or only else _costs(seed)
+    costs: dict[str, Callable[[], Iterable[Curve]]] = {}
+    if not (quick or only):
+        costs["cost-depth"] = partial(depth_costs, (8, *DEPTHS), seed)
+        costs["cost-position"] = partial(position_costs, SIZES, seed)
     options = {"quick": quick, "only": list(only), "sizes": list(sizes), "seed": seed}
     run = {"function": "measure", "version": version("lim_jax"), **options}
     parts = {name: partial(_plain, part) for name, part in {**runs, **costs}.items()}
-    found = each_once(parts, checkpoint, run, progress)
-    rows = [_row(row) for name in runs for row in found[name]]
+    results = each_once(parts, checkpoint, run, progress)
+    rows = [_row(row) for name in runs for row in results[name]]
     return rows, {
-        name.removeprefix("cost-"): [Curve(**_with_tuples(curve)) for curve in found[name]]
+        name.removeprefix("cost-"): [Curve(**_with_tuples(curve)) for curve in results[name]]
         for name in costs
     }
 
 
 class Group(NamedTuple):
-    """Studies that are run together.
-
-    Attributes
-    ----------
-    rows
-        From refinements to the rows.
-    sizes
-        The refinements.
-    """
+    """Studies that are run together: a function from refinements to rows, and the refinements."""
 
     rows: Callable[[tuple[int, ...]], Iterator[Row]]
     sizes: tuple[int, ...]
 
 
 def groups(quick: bool = False, seed: int = 0) -> dict[str, Group]:
-    """The groups of studies by name, with the refinements and the matrices of `measure`.
-
-    Examples
-    --------
-    >>> list(groups())[:3], groups(quick=True)["attention"].sizes
-    (['depth', 'attention', 'adjoint-2-layers'], (100, 200, 400, 800))
-    """
+    """Return the groups of studies by name, with the refinements and the matrices of `measure`."""
     sizes, depths = (SIZES[:4], DEPTHS[:4]) if quick else (SIZES, DEPTHS)
     queried = (200, 400, 800, 1600)
     return {
@@ -159,15 +148,10 @@ def groups(quick: bool = False, seed: int = 0) -> dict[str, Group]:
 
 
 def _require_choice(every: Mapping[str, Group], only: Sequence[str], sizes: Sequence[int]) -> None:
-    """Refuse names that are not known, and refinements that are none."""
+    """Raise ValueError for unknown names, and for refinements that no slope goes through."""
     unknown = [name for name in only if name not in every]
-    require(
-        not unknown,
-        "only",
-        got=", ".join(unknown),
-        expected=f"some of {', '.join(every)}",
-        cure="Without names all are measured.",
-    )
+    cure, expected = "Without names all are measured.", f"some of {', '.join(every)}"
+    require(not unknown, "only", got=", ".join(unknown), expected=expected, cure=cure)
     whole = [counted(size, "sizes") for size in sizes]
     require(
         not whole or (bool(only) and len(whole) >= 4 and whole == sorted(set(whole))),
@@ -178,18 +162,11 @@ def _require_choice(every: Mapping[str, Group], only: Sequence[str], sizes: Sequ
     )
 
 
-def _costs(seed: int) -> dict[str, Callable[[], Iterable[Curve]]]:
-    return {
-        "cost-depth": partial(depth_costs, (8, *DEPTHS), seed),
-        "cost-position": partial(position_costs, SIZES, seed),
-    }
-
-
 def _plain(group: Callable[[], Iterable[Row | Curve]]) -> list[dict[str, Any]]:
-    """What a group gives, by the names of its parts; `_row` and `Curve` take it back."""
+    """The rows or curves of a group as dictionaries; `_row` and `Curve` turn them back."""
     return [
-        one._asdict() | ({"study": one.study._asdict()} if isinstance(one, Row) else {})
-        for one in group()
+        result._asdict() | ({"study": result.study._asdict()} if isinstance(result, Row) else {})
+        for result in group()
     ]
 
 
@@ -198,7 +175,7 @@ def _row(plain: dict[str, Any]) -> Row:
 
 
 def _with_tuples(plain: dict[str, Any]) -> dict[str, Any]:
-    return {name: tuple(one) if isinstance(one, list) else one for name, one in plain.items()}
+    return {name: tuple(part) if isinstance(part, list) else part for name, part in plain.items()}
 
 
 def _one_layer(seed: int) -> CausalAttention:
@@ -214,9 +191,9 @@ def _attention_rows(sizes: tuple[int, ...], quick: bool, seed: int) -> Iterator[
     for name, make_grid in GRIDS.items():
         if quick and name == "midpoints":
             continue
-        found = attention_studies(_one_layer(seed), smooth_states, sizes, make_grid, smooth=True)
-        plain = expected["tokens"]
-        for (part, study), order, usual in zip(found.items(), expected[name], plain, strict=True):
+        studies = attention_studies(_one_layer(seed), smooth_states, sizes, make_grid, smooth=True)
+        orders = zip(studies.items(), expected[name], expected["tokens"], strict=True)
+        for (part, study), order, usual in orders:
             reason = MIDPOINT if order != usual else ""
             if (name, part) == ("midpoints", "left region"):
                 reason = "order 2 up to log L: the error of cell i falls like 1/(L i)"
@@ -227,10 +204,10 @@ def _attention_rows(sizes: tuple[int, ...], quick: bool, seed: int) -> Iterator[
 
 def _rotary_rows(sizes: tuple[int, ...], seed: int) -> Iterator[Row]:
     """Keys that turn, where [0, 1] stands for twelve tokens on every grid."""
-    turning = dataclasses.replace(_one_layer(seed), span=Span(places=Rotary((1.0,), tokens=12)))
-    found = attention_studies(turning, smooth_states, sizes, smooth=True)
+    rotary = dataclasses.replace(_one_layer(seed), span=Span(places=Rotary((1.0,), tokens=12)))
+    studies = attention_studies(rotary, smooth_states, sizes, smooth=True)
     for part in ("inside", "mean square", "every cell"):
-        yield Row(f"rotary attention, {part}, tokens", found[part], 1)
+        yield Row(f"rotary attention, {part}, tokens", studies[part], 1)
 
 
 def _extrapolated_rows(sizes: tuple[int, ...], seed: int) -> Iterator[Row]:
@@ -250,12 +227,11 @@ def _extrapolated_rows(sizes: tuple[int, ...], seed: int) -> Iterator[Row]:
         "eq:attention-continuum-pointwise-error",
         None,
         sizes,
-        lambda size: float(jnp.abs(extrapolated(size) - exact).max()),
+        [jnp.abs(extrapolated(size) - exact).max() for size in sizes],
         float(jnp.abs(check - exact).max()),
     )
-    yield Row(
-        "attention, last position, Richardson", study, 2, "two sizes cancel the first-order term"
-    )
+    reason = "two sizes cancel the first-order term"
+    yield Row("attention, last position, Richardson", study, 2, reason)
 
 
 def _rough_rows(sizes: tuple[int, ...]) -> Iterator[Row]:
@@ -264,23 +240,16 @@ def _rough_rows(sizes: tuple[int, ...]) -> Iterator[Row]:
     def studies(
         states: PositionField, make_grid: Callable, breaks: tuple[float, ...]
     ) -> dict[str, Study]:
-        panels = (PanelGrid(breaks=breaks, order=order) for order in (8, 12))
-        return attention_studies(
-            averaging_attention(),
-            states,
-            sizes,
-            make_grid,
-            references=(next(panels), next(panels)),
-        )
+        panels = PanelGrid(breaks=breaks, order=8), PanelGrid(breaks=breaks, order=12)
+        return attention_studies(averaging_attention(), states, sizes, make_grid, references=panels)
 
     halves = [0.5**k for k in range(40, -1, -1)]
     holder = studies(lambda p: p[:, None] ** 0.6, token_grid, (0.0, *halves))
-    yield Row(
-        "rough field, p^0.6 (in H^1), every cell, tokens",
-        holder["every cell"],
-        0.6,
-        "a field in H^1 is Hölder of order above 1/2 only, and the first cell sees p^0.6 itself",
+    reason = (
+        "a field in H^1 is Hölder of order above 1/2 only, and the first cell sees p^0.6 itself"
     )
+    every_cell = "rough field, p^0.6 (in H^1), every cell, tokens"
+    yield Row(every_cell, holder["every cell"], 0.6, reason)
     yield Row("rough field, p^0.6 (in H^1), inside, tokens", holder["inside"], 1)
     # Sizes with factors two and five only: the jump always divides a cell by thirds.
     jump = studies(
@@ -288,12 +257,8 @@ def _rough_rows(sizes: tuple[int, ...]) -> Iterator[Row]:
         midpoint_grid,
         (0.0, 1 / 3, 1.0),
     )
-    yield Row(
-        "rough field, a jump at 1/3, inside, midpoints",
-        jump["inside"],
-        1,
-        "the cell that the jump divides is given to one side: order 1, not the midpoints' 2",
-    )
+    reason = "the cell that the jump divides is given to one side: order 1, not the midpoints' 2"
+    yield Row("rough field, a jump at 1/3, inside, midpoints", jump["inside"], 1, reason)
     breaks = [math.sqrt(0.5) * half for half in halves[10:]]
 
     def jumping(p: Float[Array, " points"]) -> Float[Array, "points 1"]:
@@ -301,12 +266,9 @@ def _rough_rows(sizes: tuple[int, ...]) -> Iterator[Row]:
         return (1.0 - 2.0 * side)[:, None]
 
     jumps = studies(jumping, token_grid, (0.0, *breaks, 1.0))
-    yield Row(
-        "rough field, jumps at all scales, every cell, tokens",
-        jumps["every cell"],
-        0,
-        "some cell among the first is always divided by a jump: C/i is attained at fixed i",
-    )
+    reason = "some cell among the first is always divided by a jump: C/i is attained at fixed i"
+    every_cell = "rough field, jumps at all scales, every cell, tokens"
+    yield Row(every_cell, jumps["every cell"], 0, reason)
 
 
 def _terminal_rows(sizes: tuple[int, ...], quick: bool, seed: int) -> Iterator[Row]:
@@ -318,18 +280,15 @@ def _terminal_rows(sizes: tuple[int, ...], quick: bool, seed: int) -> Iterator[R
         )
         order = 1 if name == "tokens" else 2
         yield Row(f"loss, {name}", study, order, "" if order == 1 else MIDPOINT)
-    weight = jnp.asarray(np.random.default_rng(1 + seed).standard_normal((WIDTH, WIDTH)))
+    weight = _readout_weight(seed)
     linear = LinearReadout(weight)
     tokenwise = TokenwiseReadout(lambda z: jnp.tanh(z @ weight) @ weight)
-    readouts = {"linear": linear} if quick else {"linear": linear, "tanh network": tokenwise}
-    for name, readout in readouts.items():
+    fields = smooth_states, smooth_labels, sizes
+    for name, limit in {"linear": linear, "tanh network": tokenwise}.items():
+        if quick and name != "linear":
+            continue
         study = in_position.terminal_adjoint_study(
-            lambda size, readout=readout: readout,
-            readout,
-            smooth_states,
-            smooth_labels,
-            sizes,
-            lipschitz=True,
+            lambda size, limit=limit: limit, limit, *fields, lipschitz=True
         )
         yield Row(f"terminal adjoint, {name} readout", study, 1)
     reasons: dict[Edges, str] = {
@@ -343,17 +302,15 @@ def _terminal_rows(sizes: tuple[int, ...], quick: bool, seed: int) -> Iterator[R
         study = in_position.terminal_adjoint_study(
             lambda size, edges=edges: BandReadout(weight, 8 / size, edges),
             linear,
-            smooth_states,
-            smooth_labels,
-            sizes,
+            *fields,
             lipschitz=True,
         )
-        yield Row(
-            f"terminal adjoint, window of 16 tokens, {edges} edges",
-            study,
-            0.5 if reason else 1,
-            reason,
-        )
+        name = f"terminal adjoint, window of 16 tokens, {edges} edges"
+        yield Row(name, study, 0.5 if reason else 1, reason)
+
+
+def _readout_weight(seed: int) -> Float[Array, "3 3"]:
+    return jnp.asarray(np.random.default_rng(1 + seed).standard_normal((WIDTH, WIDTH)))
 
 
 # Slopes of the input adjoint's parts by depth, at these lengths. The error of the first cell is
@@ -380,7 +337,7 @@ def _adjoint_rows(sizes: tuple[int, ...], depth: int, quick: bool, seed: int) ->
     for name, expected in ADJOINT_ORDERS[depth].items():
         if quick and name == "midpoints":
             continue
-        found = in_position.input_adjoint_studies(
+        studies = in_position.input_adjoint_studies(
             flow, TERMINAL_LOSS, smooth_states, sizes, GRIDS[name]
         )
         for part, order in expected.items():
@@ -389,20 +346,16 @@ def _adjoint_rows(sizes: tuple[int, ...], depth: int, quick: bool, seed: int) ->
                 reason = GRADING
             label = "P_0" if part in ("inside", "global") else "influence"
             plural = "s" if depth > 1 else ""
-            yield Row(f"{label}, {part}, {depth} layer{plural}, {name}", found[part], order, reason)
+            where = f"{label}, {part}, {depth} layer{plural}, {name}"
+            yield Row(where, studies[part], order, reason)
 
 
 def _cone_rows(sizes: tuple[int, ...], seed: int) -> Iterator[Row]:
     layer = _one_layer(seed)
     for name, make_grid in GRIDS.items():
         study = in_cones.cone_mass_study(layer, smooth_states, sizes, make_grid)
-        yield Row(
-            f"cone mass, at 1/4 1/2 3/4, {name}",
-            study,
-            1 if name == "tokens" else 2,
-            "" if name == "tokens" else MIDPOINT,
-        )
-
+        order, reason = (1, "") if name == "tokens" else (2, MIDPOINT)
+        yield Row(f"cone mass, at 1/4 1/2 3/4, {name}", study, order, reason)
     halves, fewer = [size // 2 for size in sizes], [3 * size // 8 for size in sizes]
     study = in_cones.printed_cone_mass_study(layer, smooth_states, halves)
     yield Row("cone mass, as printed, tokens", study, 2, PRINTED)
@@ -430,15 +383,9 @@ def _query_density_rows(sizes: tuple[int, ...], seed: int) -> Iterator[Row]:
     biased = {"query_density": right_biased, "lipschitz": True}
     study = in_position.loss_study(smooth_states, smooth_labels, sizes, **biased)
     yield Row("loss, tokens, right-biased queries", study, 1)
-    weight = np.random.default_rng(1 + seed).standard_normal((WIDTH, WIDTH))
-    linear = LinearReadout(jnp.asarray(weight))
+    linear = LinearReadout(_readout_weight(seed))
     study = in_position.terminal_adjoint_study(
-        lambda size: linear,
-        linear,
-        smooth_states,
-        smooth_labels,
-        sizes,
-        **biased,
+        lambda size: linear, linear, smooth_states, smooth_labels, sizes, **biased
     )
     yield Row("terminal adjoint, linear readout, right-biased queries", study, 1)
 

@@ -200,7 +200,7 @@ def _scheme_studies(
             label,
             claimed,
             depths,
-            lambda depth: error(runs[depth].states),
+            (error(runs[depth].states) for depth in depths),
             limit.own_error,
             constants and (lambda depth: constant(constants, limit.horizon) * runs[depth].bracket),
             sampled=sampled,
@@ -365,7 +365,7 @@ def shadowing_study(
         "thm:resnet-ode",
         None if constants is None else 1.0,
         depths,
-        lambda depth: gap(runs[depth].states, runs[depth].flow),
+        (gap(runs[depth].states, runs[depth].flow) for depth in depths),
         gap(other, runs[depths[0]].flow),
         constants and (lambda depth: constants.on_layers(horizon) * horizon / depth),
         sampled=sampled,
@@ -441,14 +441,15 @@ def split_defect_study(
     def defect(increment: Float[Array, ""]) -> State:
         return split(field, x, grid, increment) - euler(field, x, grid, increment)
 
-    errors = {depth: _norm(np.asarray(defect(1 / depth)), grid) for depth in depths}
+    errors = [_norm(np.asarray(defect(1 / depth)), grid) for depth in depths]
     if lipschitz:
         rounding = 100 * np.finfo(float).eps * _norm(np.asarray(x), grid)
-        require_resnet_premises({depth: errors[depth] * depth**2 for depth in depths}, rounding)
+        scaled = {depth: error * depth**2 for depth, error in zip(depths, errors, strict=True)}
+        require_resnet_premises(scaled, rounding)
     stacked = jax.tree.map(lambda leaf: leaf[None], eqx.filter(field, eqx.is_array))
     known = proved_constants([eqx.combine(stacked, field)], None, unit_profile, grid)
     claimed = 2.0 if lipschitz or known is not None else None
-    return refine("eq:discrete-residual-with-defect", claimed, depths, errors.__getitem__, 0.0)
+    return refine("eq:discrete-residual-with-defect", claimed, depths, errors, 0.0)
 
 
 def split_gap_study(
@@ -463,8 +464,8 @@ def split_gap_study(
 
         return [terminal(euler, depth) - terminal(split, depth) for depth in depths]
 
-    errors = dict(zip(depths, (_norm(np.asarray(gap), grid) for gap in gaps(x)), strict=True))
-    return refine("eq:discrete-residual-with-defect", None, depths, errors.__getitem__, 0.0)
+    errors = [_norm(np.asarray(gap), grid) for gap in gaps(x)]
+    return refine("eq:discrete-residual-with-defect", None, depths, errors, 0.0)
 
 
 def _largest_norm(states: np.ndarray, grid: Grid) -> float:

@@ -81,15 +81,10 @@ def input_adjoint_depth_studies(
     own, studies = _distances(check, expected, grid), {}
     for label, scheme in schemes.items():
         ends = ends_of_layers([scheme.recursion(control, depth, horizon) for depth in depths])
-        errors = {
-            depth: _distances(quantities(*end), expected, grid)
-            for depth, end in zip(depths, ends, strict=True)
-        }
+        distances = [_distances(quantities(*end), expected, grid) for end in ends]
         for name, source in _QUANTITIES.items():
-            errors_of = {depth: distances[name] for depth, distances in errors.items()}
-            studies[f"{label}: {name}"] = refine(
-                source, None, depths, errors_of.__getitem__, own[name]
-            )
+            errors = [distance[name] for distance in distances]
+            studies[f"{label}: {name}"] = refine(source, None, depths, errors, own[name])
     return studies
 
 

@@ -61,9 +61,9 @@ def fourth_moment_studies(
     ]
 
     def growth(name: str) -> Study:
-        moments = {n: getattr(both, name) for n, both in zip(sizes, by_size, strict=True)}
-        error = max(float(moment.error) for moment in moments.values())
-        source = "rem:l4-sensitivity-practice"
-        return refine(source, None, sizes, lambda size: float(moments[size].value), error)
+        moments = [getattr(both, name) for both in by_size]
+        error = max(float(moment.error) for moment in moments)
+        values = [moment.value for moment in moments]
+        return refine("rem:l4-sensitivity-practice", None, sizes, values, error)
 
     return {name: growth(name) for name in ("adjoint", "sensitivity")}

@@ -205,7 +205,7 @@ def convergence_study(
         _require_errors(name, errors)
         own = error(check.on(finest, name, quantity.order), finest)
         order = None if quantity.order is None else float(quantity.order)
-        study = refine(quantity.source, order, tuple(runs), errors.__getitem__, own, quantity.bound)
+        study = refine(quantity.source, order, tuple(runs), errors.values(), own, quantity.bound)
         of_cubic = _change([of[name] for of in twins], panels, name in fields)
         size = max(float(np.abs(of[name]).max()) for of in observed)
         of_limit, dtype = own / size if smooth else 0.0, observed[-1][name].dtype

@@ -81,14 +81,13 @@ def loss_study(
         require_lipschitz(density, "logits, labels")
     grids = [*map(make_grid, sizes), *references]
     *losses, own, expected = map(float, jax.jit(lambda: [loss(grid) for grid in grids])())
-    errors = {size: abs(value - expected) for size, value in zip(sizes, losses, strict=True)}
     premises = lipschitz and make_grid is token_grid
     slope = _largest_slope(density) if premises else math.nan
     return refine(
         "eq:continuum-ar-loss" if chi else "eq:cross-entropy-discrete-continuum-error",
         1.0 if premises and chi is None else None,
         sizes,
-        errors.__getitem__,
+        [abs(value - expected) for value in losses],
         abs(own - expected),
         (lambda size: slope / size) if premises else None,
         sampled=True,
@@ -179,7 +178,7 @@ def terminal_adjoint_study(
         "eq:continuum-ar-terminal-adjoint" if chi else plain,
         1.0 if premises and chi is None else None,
         sizes,
-        dict(zip(sizes, gaps, strict=True)).__getitem__,
+        gaps,
         own,
         (lambda size: slope / size) if premises else None,
         sampled=True,
@@ -250,7 +249,7 @@ def readout_consistency_study(
         "eq:readout-adjoint-consistency",
         1.0 if premises else None,
         sizes,
-        dict(zip(sizes, gaps, strict=True)).__getitem__,
+        gaps,
         own,
         (lambda size: float(norm) * steepest / size) if premises else None,
         sampled=True,
@@ -297,8 +296,7 @@ def singularity_study(
     grids = references or [gauss_grid(order, panels=200) for order in (4, 5)]
     check, reference = map(np.asarray, map(sizes, grids))
     own = float(np.abs(check - reference).max())
-    values = dict(zip((-np.log(positions)).tolist(), reference.tolist(), strict=True))
-    return refine("eq:adjoint", None, list(values), values.__getitem__, own)
+    return refine("eq:adjoint", None, (-np.log(positions)).tolist(), reference.tolist(), own)
 
 
 def input_adjoint_studies(
@@ -357,11 +355,8 @@ def input_adjoint_studies(
         "density": "eq:influence-density",
         "regional averages": "eq:gd-left-average",
     }
-    errors = {
-        name: {size: gap[name] for size, gap in zip(sizes, gaps, strict=True)} for name in sources
-    }
     return {
-        name: refine(source, None, sizes, errors[name].__getitem__, own[name])
+        name: refine(source, None, sizes, [gap[name] for gap in gaps], own[name])
         for name, source in sources.items()
     }
 
@@ -411,7 +406,7 @@ def cesaro_study(strength: float, sizes: Sequence[int], terms: int = 80) -> Stud
         kernel = strength * jax.scipy.special.i1(2 * root) / root
         return jnp.abs(jnp.where(inside, series.sum(axis=0) / kernel - 1, 0)).max()
 
-    return refine("eq:continuous-depth", None, sizes, lambda n: float(error(token_grid(n))), 0.0)
+    return refine("eq:continuous-depth", None, sizes, [error(token_grid(n)) for n in sizes], 0.0)
 
 
 def _embedding(values: Array, grid: Grid, positions: Float[Array, " points"]) -> Array:

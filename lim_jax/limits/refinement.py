@@ -6,8 +6,8 @@ positions are in `attention` and `position`, those of layers in `depth`; `conver
 all, and `own` measures a user's network, grids and quantities. Use float64.
 """
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Array, Float
@@ -135,19 +135,19 @@ class Study(NamedTuple):
 def refine(
     source: str,
     claimed: float | None,
-    refinements: Sequence[int],
-    error: Callable[[int], float],
+    refinements: Sequence[float | int],
+    errors: Iterable[float | Array | np.floating],
     reference_error: float,
-    bound: Callable[[int], float] | None = None,
+    bound: Callable[[Any], float] | None = None,
     *,
     sampled: bool = False,
 ) -> Study:
-    """Make a study: evaluate the error, and the bound if there is one, at each refinement."""
+    """Make a study, with the bound evaluated at each refinement if there is one."""
     return Study(
         source,
         claimed,
         tuple(float(n) for n in refinements),
-        tuple(error(n) for n in refinements),
+        tuple(map(float, errors)),
         None if bound is None else tuple(bound(n) for n in refinements),
         reference_error,
         sampled,

@@ -731,8 +731,8 @@ def test_orders_are_fitted_with_their_uncertainty():
 
 
 def test_the_table_prints_a_dash_for_what_the_paper_does_not_state():
-    silent = refine("eq", None, (1, 2, 4, 8), lambda n: 1 / n, 0.0)
-    stated = refine("eq", 1.0, (1, 2, 4, 8), lambda n: 1 / n, 0.0, lambda n: 1 / n)
+    silent = refine("eq", None, (1, 2, 4, 8), (1.0, 0.5, 0.25, 0.125), 0.0)
+    stated = refine("eq", 1.0, (1, 2, 4, 8), (1.0, 0.5, 0.25, 0.125), 0.0, lambda n: 1 / n)
     rows = [Row("a, b", study, 1) for study in (silent, stated)]
     table = rates_table(rows).splitlines()
     assert table[1].split()[2:4] == ["–", "1.00"] and table[1].split()[7] == "–"
