@@ -120,25 +120,6 @@ def rademacher_probes(count: int, width: int, *, key: Key[Array, ""]) -> Probes:
     return jax.random.rademacher(key, _shape(count, width, key), dtype=jnp.zeros(()).dtype)
 
 
-def orthogonal_probes(count: int, width: int, *, key: Key[Array, ""]) -> Probes:
-    r"""Draw rows of random rotations times :math:`\sqrt d`: d rows give the exact trace.
-
-    `count` must be a multiple of `width`, d.
-
-    Examples
-    --------
-    >>> probes = orthogonal_probes(2, 2, key=jax.random.key(0))
-    >>> bool(jnp.allclose(probes.T @ probes / 2, jnp.eye(2), atol=1e-6))
-    True
-    """
-    count, width = _shape(count, width, key)
-    got, expected = f"{count} probes of width {width}", "a multiple of the width"
-    cure = f"Take {max(count // width, 1) * width}: a part of a rotation saves no variance."
-    require(count % width == 0, "count", got=got, expected=expected, cure=cure)
-    rotations = jax.random.orthogonal(key, width, shape=(count // width,))
-    return math.sqrt(width) * rotations.reshape(count, width)
-
-
 def _shape(count: int, width: int, key: Key[Array, ""]) -> tuple[int, int]:
     require_key(key)
     return counted(count, "count", cure="Take at least one probe."), counted(width, "width")

@@ -32,7 +32,7 @@ from lim_jax.loss.queries import query_subset
 from lim_jax.observability.gramian import layer_steps
 from lim_jax.paper.simulation import gate_influence
 from lim_jax.plots.drawing import draw_averages
-from lim_jax.probes import orthogonal_probes, sample_mean
+from lim_jax.probes import gaussian_probes, sample_mean
 from lim_jax.report.wording import verdict
 from lim_jax.results.records import to_json
 from lim_jax.training import (
@@ -221,7 +221,7 @@ STATIC = {
         "epsilon: got inf, expected a finite number",
     ),
     "no probes": (
-        lambda: orthogonal_probes(0, 2, key=jax.random.key(0)),
+        lambda: gaussian_probes(0, 2, key=jax.random.key(0)),
         "count: got 0, expected a whole number.*at least one probe",
     ),
     "no samples": (lambda: sample_mean(full((0, 3), 1.0)), r"samples: got shape \(0, 3\)"),
@@ -505,10 +505,6 @@ STATIC = {
     "gates of another length": (
         lambda: gate_influence(full(4, 0.0)),
         r"gates: got shape \(4,\), expected \(48,\)",
-    ),
-    "part of a rotation": (
-        lambda: orthogonal_probes(3, 2, key=jax.random.key(0)),
-        "count: got 3 probes of width 2",
     ),
     "a size that an export leaves open, with checks": (
         lambda: export.export(jax.jit(checked))(

@@ -24,17 +24,6 @@ def test_probes_are_isotropic_and_independent(draw):
     assert abs(np.mean(found**4) - fourth) < 4 * np.sqrt(96 / found.size)
 
 
-def test_every_set_of_orthogonal_probes_has_its_own_rotation():
-    found = np.asarray(probes.orthogonal_probes(400 * WIDTH, WIDTH, key=jax.random.key(0)))
-    sets = found.reshape(400, WIDTH, WIDTH)
-    np.testing.assert_allclose(
-        sets @ sets.transpose(0, 2, 1), WIDTH * np.eye(WIDTH)[None].repeat(400, 0), atol=1e-10
-    )
-    # Independent rotations: the mean over sets vanishes as one over the root of their number.
-    assert np.abs(sets.mean(axis=0)).max() < 5 / np.sqrt(400)
-    assert np.linalg.norm(sets[0] - sets[1]) > 1
-
-
 def test_the_standard_error_of_a_mean_has_one_degree_less():
     samples = np.exp(np.random.default_rng(0).standard_normal((4, 3)))
     found = probes.sample_mean(jax.device_put(samples))

@@ -106,9 +106,7 @@ def _along_depth(direction: PyTree, sizes: np.ndarray) -> PyTree:
 
 
 def reference_flows(
-    control: Control,
-    horizon: float = 1.0,
-    profile: Callable[[Array], Array] = unit_profile,
+    control: Control, horizon: float = 1.0, profile: Callable[[Array], Array] = unit_profile
 ) -> Flows:
     """The depth flow by Tsit5 and by Dopri8, to 1e-13: the second is the reference."""
 

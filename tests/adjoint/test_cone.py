@@ -147,7 +147,8 @@ def test_no_matrix_of_the_width_is_kept_for_each_position(norm):
 
 @jax.jit
 def orthogonal_probes():
-    return probes.orthogonal_probes(2 * WIDTH, WIDTH, key=jax.random.key(1))
+    sets = jnp.linalg.qr(jax.random.normal(jax.random.key(1), (2, WIDTH, WIDTH)))[0]
+    return jnp.sqrt(WIDTH) * sets.reshape(2 * WIDTH, WIDTH)
 
 
 @pytest.mark.parametrize(

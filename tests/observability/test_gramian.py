@@ -251,7 +251,7 @@ def test_probes_estimate_traces_and_orthogonal_ones_give_them(exact_gramians):
 
     @jax.jit
     def found(x):
-        exact = probes.orthogonal_probes(4, 4, key=jax.random.key(0))
+        exact = 2 * jnp.linalg.qr(jax.random.normal(jax.random.key(0), (4, 4)))[0]
         own = jax.random.normal(jax.random.key(1), (4000, 2, 4))
         draws = probed_observability(observations, x, 0.5, own, jnp.asarray(SOME))
         weighted = probed_observability(observations, x, steps, exact).mean(axis=0)

@@ -372,10 +372,6 @@ FIRST = {
         probes.gaussian_probes,
         {"count": Known(2), "width": Known(WIDTH), "key": Thing(KEY)},
     ),
-    "orthogonal_probes": (
-        probes.orthogonal_probes,
-        {"count": Known(2), "width": Known(WIDTH), "key": Thing(KEY)},
-    ),
     "observability_gramians": (
         observability.observability_gramians,
         {"observations": Thing(observations), "x": Free(STATES), "step": Real(0.5)},

@@ -19,7 +19,6 @@ from reference.networks import VOCABULARY, random_labels, random_states, randomi
 import lim_jax as lim
 from lim_jax.network.continuous import LayerwiseControl
 from lim_jax.observability import gramian, trace_estimates
-from lim_jax.probes import orthogonal_probes
 from lim_jax.training.balancing import (
     averaged_objective,
     balanced_objective,
@@ -328,7 +327,7 @@ def test_training_on_the_objective_balances_influence():
 def test_algorithm_3_with_exact_probes_is_the_trace_penalty_of_the_gramians():
     """Dear: a gradient through the Gramians themselves is what it is held to."""
     # `eq:observability-balanced-training-objective`.
-    params, drawn = attentive(), orthogonal_probes(WIDTH, WIDTH, key=jax.random.key(0))
+    params, drawn = attentive(), jnp.sqrt(WIDTH) * jnp.eye(WIDTH)
     seen = jnp.array([LENGTH - 1])
 
     def observations(params, x):
