@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 
-from lim_jax._checks import counted, guarded, require, require_floats, require_key
+from lim_jax._checks import counted, guarded, require_floats, require_key
 from lim_jax._random import gaussian
 
 Probes = Float[Array, "probes width"]
