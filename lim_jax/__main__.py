@@ -43,7 +43,7 @@ def main() -> int:
         if pressed:  # what a library made of it that was in the middle of something
             print(f"\n{STOPPED}", file=sys.stderr)
             status = INTERRUPTED
-        elif words is None or not isinstance(error, ValueError | ImportError | RuntimeError):
+        elif words is None:
             raise
         else:
             print(f"lim-jax: {words}", file=sys.stderr)

@@ -26,6 +26,7 @@ from jax.core import Tracer
 from jaxtyping import Array, Bool, PyTree
 
 from lim_jax._errors import in_our_words
+from lim_jax._refusal import MissingPackage, Refusal
 from lim_jax._varying import varying_as, varying_axes
 
 Tree = TypeVar("Tree")
@@ -38,7 +39,7 @@ KINDS = (jnp.integer, jnp.floating)  # of real numbers
 def require(holds: bool, name: str, *, got: object, expected: str, cure: str) -> None:
     """Raise a `ValueError` that names the argument, unless `holds`."""
     if not holds:
-        raise ValueError(f"{name}: got {got}, expected {expected}. {cure}")
+        raise Refusal(f"{name}: got {got}, expected {expected}. {cure}")
 
 
 def described(value: object) -> str:
@@ -57,7 +58,7 @@ def in_a_line(value: object) -> str:
 def require_extra(package: str, extra: str) -> None:
     """Refuse to go on without a package that is installed with one of our extras."""
     if find_spec(package) is None:
-        raise ModuleNotFoundError(
+        raise MissingPackage(
             f"{package}: got no such package, expected it installed. It comes with an extra: "
             f'python -m pip install "lim_jax[{extra}]".',
             name=package,
@@ -85,7 +86,7 @@ def require_floats(array: Any, name: str, axes: str, cure: str = "", **sizes: in
     --------
     >>> require_floats(jnp.ones((3, 2)), "x", "length width", length=4)
     Traceback (most recent call last):
-    ValueError: x: got shape (3, 2), expected (4, width). Pass one row for each position.
+    Refusal: x: got shape (3, 2), expected (4, width). Pass one row for each position.
     """
     require_floating(array, name, cure or "Pass an array of floats.")
     names = [axis for axis in axes.split() if axis[0] != "*"]
@@ -218,7 +219,7 @@ def require_kind(value: object, kind: type, name: str, cure: str) -> None:
     --------
     >>> require_kind([1.0], dict, "record", "Take one of validate's.")
     Traceback (most recent call last):
-    ValueError: record: got list, expected one of dict. Take one of validate's.
+    Refusal: record: got list, expected one of dict. Take one of validate's.
     """
     got = f"the type {value.__name__} itself" if isinstance(value, type) else described(value)
     expected = f"one of {_spelt(kind)}"
@@ -253,7 +254,7 @@ def require_name(value: object, known: Iterable[str], name: str, cure: str) -> N
     --------
     >>> require_name("mean", ["left", "right"], "side", "Take one end.")
     Traceback (most recent call last):
-    ValueError: side: got 'mean', expected "left" or "right". Take one end.
+    Refusal: side: got 'mean', expected "left" or "right". Take one end.
     """
     names = list(known)
     expected = " or ".join(f'"{one}"' for one in names)
@@ -291,7 +292,7 @@ def require_auto(tree: PyTree, name: str) -> None:
     >>> mesh = jax.make_mesh((1,), ("data",))
     >>> require_auto(jax.device_put(jnp.ones(1), jax.NamedSharding(mesh, jax.P("data"))), "x")
     Traceback (most recent call last):
-    ValueError: x: got float64[1@data], expected axes of type Auto. Make the mesh with ...
+    Refusal: x: got float64[1@data], expected axes of type Auto. Make the mesh with ...
     """
     for leaf in jax.tree.leaves(tree):
         typed = jax.typeof(leaf) if isinstance(leaf, jax.Array) else None
@@ -325,7 +326,7 @@ def require_keys(keys: Any) -> None:
     --------
     >>> require_keys(jax.random.key(0))
     Traceback (most recent call last):
-    ValueError: keys: got an array of key<fry> with shape (), expected an array of random keys ...
+    Refusal: keys: got an array of key<fry> with shape (), expected an array of random keys ...
     """
     typed = isinstance(keys, jax.Array) and jnp.issubdtype(keys.dtype, jax.dtypes.prng_key)
     require(
@@ -426,7 +427,7 @@ def finite_scalar(number: Tree, name: str) -> Tree:
     --------
     >>> finite_scalar(float("inf"), "epsilon")
     Traceback (most recent call last):
-    ValueError: epsilon: got inf, expected a finite number. A limit is not a number.
+    Refusal: epsilon: got inf, expected a finite number. A limit is not a number.
     """
     require_scalar(number, name)
     if not isinstance(number, Real):
@@ -447,7 +448,7 @@ def not_negative(
     --------
     >>> not_negative(-1e-3, "epsilon")
     Traceback (most recent call last):
-    ValueError: epsilon: got -0.001, expected nothing below zero. Take 0 for none.
+    Refusal: epsilon: got -0.001, expected nothing below zero. Take 0 for none.
     """
     if not isinstance(values, ARRAYS):
         require_scalar(values, name)

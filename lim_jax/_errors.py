@@ -8,7 +8,7 @@ from typing import ParamSpec, TypeVar
 
 import equinox as eqx
 
-from lim_jax._refusal import refusal
+from lim_jax._refusal import Refusal, refusal
 
 Inputs = ParamSpec("Inputs")
 Output = TypeVar("Output")
@@ -29,7 +29,7 @@ def in_our_words() -> Iterator[None]:
     >>> with in_our_words():
     ...     jax.grad(lambda x: jax.lax.while_loop(lambda x: x < 1, lambda x: 2 * x, x))(0.5)
     Traceback (most recent call last):
-    ValueError: derivative: got "Reverse-mode differentiation does not work for lax.while_loop ...
+    Refusal: derivative: got "Reverse-mode differentiation does not work for lax.while_loop ...
     """
     try:
         yield
@@ -42,7 +42,7 @@ def in_our_words() -> Iterator[None]:
         if refusal(error) or not UNDIFFERENTIABLE.search(str(error)):
             raise
         said = str(error).splitlines()[0]
-        raise ValueError(
+        raise Refusal(
             f'derivative: got "{said}", expected a function that has it in every mode. Of a '
             "ContinuousFlow take adjoint=diffrax.DirectAdjoint() and as few max_steps as do; a "
             "while_loop or a custom_vjp of your own has to be a scan or a custom_jvp."

@@ -8,6 +8,7 @@ from typing import Any
 import lazy_loader
 
 from lim_jax._checks import require, require_extra
+from lim_jax._refusal import Refusal
 
 docx: Any = lazy_loader.load("docx")  # both of the extra "documents"; texts do without
 pypdf: Any = lazy_loader.load("pypdf")
@@ -40,7 +41,7 @@ def text_of_file(file: Path, name: str) -> str:
     try:
         content = file.read_bytes()
     except OSError as error:
-        raise ValueError(
+        raise Refusal(
             f"{name}: got {file}, which cannot be read ({error.strerror}), expected {KINDS}. {CURE}"
         ) from error
     if content.startswith(b"%PDF-"):
@@ -59,7 +60,7 @@ def decoded(content: bytes, file: Path, name: str) -> str:
     'one\ntwo'
     >>> decoded(b"caf\xe9", Path("a.txt"), "data")
     Traceback (most recent call last):
-    ValueError: data: got a.txt, whose byte 3 is not of UTF-8, expected a text in UTF-8, or in ...
+    Refusal: data: got a.txt, whose byte 3 is not of UTF-8, expected a text in UTF-8, or in ...
     """
     encoding, text = ENCODINGS.get(content[:2], "utf-8"), ""
     try:
@@ -77,7 +78,7 @@ def _extracted(file: Path, name: str, package: str) -> str:
     try:
         text = _of_pdf(file) if package == "pypdf" else _of_docx(file)
     except Exception as error:  # whatever the package meets in what is broken or locked
-        raise ValueError(
+        raise Refusal(
             f"{name}: got {file}, which {package} cannot read ({error}), expected a document "
             f"without a password. {CURE}"
         ) from error
@@ -112,14 +113,14 @@ def parsed_json(text: str, where: str, cure: str) -> Any:
     --------
     >>> parsed_json('{"id": 1, "id": 2}', "line 3", "Leave one out.")
     Traceback (most recent call last):
-    ValueError: line 3: got '{"id": 1, "id": 2}', expected JSON (the name "id" stands twice). ...
+    Refusal: line 3: got '{"id": 1, "id": 2}', expected JSON (the name "id" stands twice). ...
     """
     try:
         found = json.loads(text, object_pairs_hook=_distinct, parse_constant=_refused)
         if "\\u" in text:  # an escape may be half of a pair, which no encoding has
             json.dumps(found, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{where}: got {text[:40]!r}, expected JSON ({error}). {cure}") from error
+        raise Refusal(f"{where}: got {text[:40]!r}, expected JSON ({error}). {cure}") from error
     return found
 
 

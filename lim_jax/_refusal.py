@@ -1,22 +1,38 @@
-"""Which errors are refusals, in words of ours. Without JAX: the command line starts with it."""
+"""The error of an argument that is refused. Without JAX: the command line starts with it."""
 
 import re
 
 
-def refusal(error: Exception) -> str | None:
-    r"""The words of an error of ours, which name what was refused and the cure; None of others.
+class Refusal(ValueError):
+    """An argument is refused: what was passed, what is accepted, and how to fix it."""
 
-    Equinox and XLA wrap what is raised while a compiled program runs in words of their own.
+
+class MissingPackage(ModuleNotFoundError):
+    """A package is missing that is installed with one of our extras."""
+
+
+# As equinox does: a traceback shows the class without the file that holds it.
+Refusal.__module__ = MissingPackage.__module__ = "builtins"
+
+
+def refusal(error: Exception) -> str | None:
+    r"""The words of an error of ours; None of others.
+
+    What `jax.jit` raises is no `Refusal`: it is known by the form of its words, which Equinox and
+    XLA wrap in words of their own.
 
     Examples
     --------
-    >>> refusal(ValueError("delta: got 0.6, expected less than one half. Take 0.2."))
+    >>> refusal(Refusal("delta: got 0.6, expected less than one half. Take 0.2."))
     'delta: got 0.6, expected less than one half. Take 0.2.'
     >>> refusal(ValueError("zip() argument 2 is longer than argument 1"))
     >>> refusal(RuntimeError("INTERNAL: ... _EquinoxRuntimeError: x: expected ones.\n\n\n---"))
     'x: expected ones.'
     """
+    if isinstance(error, Refusal | MissingPackage):
+        return str(error)
+    if not isinstance(error, RuntimeError):
+        return None
     wrapped = re.search(r"EquinoxRuntimeError: (.+?)\n\n", str(error), re.DOTALL)
     words = wrapped[1] if wrapped else str(error)
-    got = "(got .+, )?" if isinstance(error, RuntimeError) else "got .+, "
-    return words if re.match(rf"[^\n]+?: {got}expected ", words, re.DOTALL) else None
+    return words if re.match(r"[^\n]+?: (got .+, )?expected ", words, re.DOTALL) else None

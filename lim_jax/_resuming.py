@@ -17,7 +17,7 @@ from jaxtyping import Array, PyTree
 
 from lim_jax._checks import AnyPath, as_path, require
 from lim_jax._digest import digest
-from lim_jax._refusal import refusal
+from lim_jax._refusal import Refusal, refusal
 
 Result = TypeVar("Result")
 # What tells one run from another: plain values by name.
@@ -84,8 +84,8 @@ def stored(path: Path, run: Run, like: Callable[[dict], PyTree]) -> tuple[dict, 
         return about, tree
 
 
-def _damaged(path: Path) -> ValueError:
-    return ValueError(
+def _damaged(path: Path) -> Refusal:
+    return Refusal(
         f"checkpoint: got {path}, which is cut short or damaged, expected all that a run "
         f"stored. Copy it whole. {REMOVE}"
     )

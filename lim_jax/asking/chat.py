@@ -7,6 +7,7 @@ from math import isfinite
 from typing import Any, NamedTuple
 
 from lim_jax._checks import described, require, require_kind, require_several
+from lim_jax._refusal import Refusal
 from lim_jax.asking.documents import (
     QUESTION,
     Document,
@@ -258,7 +259,7 @@ def _found(
     pattern = "".join(one + here for one, here in zip(between, [*put, ""], strict=True))
     match = re.fullmatch(pattern, text)
     if match is None:
-        raise ValueError(
+        raise Refusal(
             "messages: got texts that the model's chat template changes, expected texts that can "
             "be found in the chat again. Leave out what it reads otherwise, or ask by a prompt."
         )
@@ -296,7 +297,7 @@ def require_messages(messages: Any) -> None:
     --------
     >>> require_messages([{"role": "user", "content": ""}])
     Traceback (most recent call last):
-    ValueError: messages, message 1: got {'role': 'user', 'content': ''}, expected {"role": ...
+    Refusal: messages, message 1: got {'role': 'user', 'content': ''}, expected {"role": ...
     """
     require_several(messages, Mapping, "messages", 'Each is {"role": "user", "content": "..."}.')
     for number, one in enumerate(messages, 1):

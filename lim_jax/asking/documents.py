@@ -182,7 +182,7 @@ def require_question(question: object) -> None:
     --------
     >>> require_question(" ")
     Traceback (most recent call last):
-    ValueError: question: got ' ', expected a text that is not empty. Ask something.
+    Refusal: question: got ' ', expected a text that is not empty. Ask something.
     """
     require_text(question, QUESTION)
     asks = isinstance(question, str) and bool(question.strip())

@@ -20,6 +20,7 @@ from lim_jax._checks import (
     require_text,
 )
 from lim_jax._files import files_within, parsed_json, text_of_file
+from lim_jax._refusal import Refusal
 from lim_jax.asking.chat import Message, chat_prompt, require_messages
 from lim_jax.asking.contexts import ASKED, Asked, Context, Unanswered, context_of, unanswered
 from lim_jax.asking.documents import (
@@ -203,7 +204,7 @@ def read_lines(data: AnyPath, model: AnyPath | None = None, foil: str = "") -> l
     if not chats:
         return lines
     if model is None:
-        raise ValueError(f"{chats[0]}: got messages, expected a model whose they are. Pass model.")
+        raise Refusal(f"{chats[0]}: got messages, expected a model whose they are. Pass model.")
     template = read_chat_template(model)
     return [line._replace(template=template) if line.messages else line for line in lines]
 
@@ -416,7 +417,7 @@ def _told_of(where: str) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        raise ValueError(f"{where}, {error}") from error
+        raise Refusal(f"{where}, {error}") from error
 
 
 def spaced(answer: str) -> str:

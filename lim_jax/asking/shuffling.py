@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from lim_jax._checks import counted, described, require, require_kind
+from lim_jax._refusal import Refusal
 from lim_jax.asking.contexts import Asked, Context, Unanswered, places_by_name
 from lim_jax.asking.reading import Line, context_of_line
 
@@ -154,7 +155,7 @@ def _require_orders(orders: Any) -> None:
 def _with_all(found: Context | Unanswered, names: Sequence[str], where: str) -> Context:
     """A context, in which all documents are."""
     if isinstance(found, Unanswered):
-        raise ValueError(
+        raise Refusal(
             f"{where}: got no answer, expected one that all orders are asked. Give the line one."
         )
     missing = set(names) - {span.name for span in found.spans}

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from lim_jax._checks import AnyPath, require, require_extra
 from lim_jax._files import decoded
+from lim_jax._refusal import Refusal
 from lim_jax.models.gguf_file import opened_gguf
 from lim_jax.models.hub import model_path
 
@@ -54,7 +55,7 @@ def read_chat_template(model: AnyPath) -> ChatTemplate:
     """
     template = find_chat_template(model)
     if template is None:
-        raise ValueError(
+        raise Refusal(
             f"chat template: got none of {model_path(model)}, expected {FILE}, or a {KEY} in "
             f"{OPTIONS}. {CURE}"
         )
@@ -97,7 +98,7 @@ def _options(file: Path) -> dict[str, Any]:
     try:
         return dict(json.loads(file.read_text(encoding="utf-8")))
     except ValueError as error:
-        raise ValueError(
+        raise Refusal(
             f"chat template: got {file}, which is broken ({error}), expected a JSON object. {CURE}"
         ) from error
 

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import platformdirs
 
+from lim_jax._refusal import Refusal
+
 MOST = 2**30  # bytes that a command begins with; those that were not used for longest went first
 
 
@@ -39,7 +41,7 @@ def keep_programs(arguments: Sequence[str]) -> list[str]:
             os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
             return rest
         case ["--cache"]:
-            raise ValueError("--cache: got no folder, expected one. Say --cache PATH COMMAND.")
+            raise Refusal("--cache: got no folder, expected one. Say --cache PATH COMMAND.")
         case ["--cache", path, *rest]:
             _keep_in(Path(path))
             return rest

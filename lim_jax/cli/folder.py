@@ -20,6 +20,7 @@ import tyro
 from lim_jax._checks import AnyPath, as_path, require
 from lim_jax._doors import PACKAGE
 from lim_jax._files import RECORD, files_within
+from lim_jax._refusal import Refusal
 from lim_jax._resuming import write_whole
 
 # On the command line either is a path.
@@ -80,7 +81,7 @@ def run_folder(
             _require_same(out, record)
         _write_record(known, record)
     except OSError as error:
-        raise ValueError(
+        raise Refusal(
             f"out: got {out}, which cannot be written to ({error.strerror}), expected a folder, "
             "there or to be made. Choose another by --out."
         ) from error

@@ -171,7 +171,7 @@ def scalar_loss(loss: Loss) -> Loss:
     --------
     >>> scalar_loss(lambda params, x, y: x[0])(None, jnp.ones((3, 2)), None)
     Traceback (most recent call last):
-    ValueError: loss: got an array of float64 with shape (2,), expected a scalar. Average or ...
+    Refusal: loss: got an array of float64 with shape (2,), expected a scalar. Average or ...
     """
 
     def of_one(params: PyTree, x: Float[Array, "length width"], y: PyTree) -> Scalar:

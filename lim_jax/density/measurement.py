@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from lim_jax._checks import AnyPath, in_a_line, require
 from lim_jax._digest import digest
 from lim_jax._errors import filter_jit
+from lim_jax._refusal import Refusal
 from lim_jax._resuming import reduced
 from lim_jax.density.adjoints import Batch, Loss, adjoint_energies, require_pair
 from lim_jax.density.statistics import Influence
@@ -137,7 +138,7 @@ def influence_stream(
     try:
         first = next(remaining)
     except StopIteration:
-        raise ValueError(
+        raise Refusal(
             "batches: got none, expected at least one batch. "
             "An iterator that was read before is empty: make it anew."
         ) from None

@@ -20,6 +20,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
 from lim_jax._checks import described, require, require_floats
+from lim_jax._refusal import Refusal
 
 
 class Grid(eqx.Module):
@@ -77,14 +78,14 @@ class Grid(eqx.Module):
 
     def windowed(self, window: int) -> "Grid":
         """Limit each row's prefix to its last positions; only a `CellGrid` can."""
-        raise ValueError(
+        raise Refusal(
             f"window: got {window} positions on {type(self).__name__}, expected a grid of cells. "
             "Take token_grid, or attention without a window."
         )
 
     def chunked(self, chunk: int) -> "Grid":
         """Limit each row's prefix to its chunk; only a `CellGrid` can."""
-        raise ValueError(
+        raise Refusal(
             f"chunk: got {chunk} positions on {type(self).__name__}, expected a grid of cells. "
             "Take token_grid, or attention without chunks."
         )

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from lim_jax._checks import counted, described, require
+from lim_jax._refusal import Refusal
 from lim_jax.grid.measure import Grid, require_grid, require_on_grid
 
 Convention = Literal["overlap", "points"]
@@ -227,7 +228,7 @@ def _exact_fraction(value: Exact, name: str = "delta") -> Fraction:
     try:
         return Fraction(str(value))
     except (ValueError, ZeroDivisionError) as error:
-        raise ValueError(
+        raise Refusal(
             f"{name}: got {described(value)}, expected a number known before tracing. "
             "Regions are static: pass a Python float, a Fraction or a string."
         ) from error

@@ -20,6 +20,7 @@ import lazy_loader
 import numpy as np
 
 from lim_jax._checks import AnyPath, as_path, require_extra
+from lim_jax._refusal import Refusal
 from lim_jax.models.options import Configuration, require_in
 from lim_jax.models.quantised import (
     BLOCKS,
@@ -278,7 +279,7 @@ def _opened(file: Path) -> Iterator[Any]:
     try:
         handle = safetensors.safe_open(file, framework="numpy")
     except (safetensors.SafetensorError, OSError) as error:
-        raise ValueError(
+        raise Refusal(
             f"{file.name}: got a broken file ({error}), expected safetensors. "
             "Download it again; files of other kinds are not read."
         ) from error
@@ -308,6 +309,6 @@ def _loads(data: bytes, file: Path) -> Any:
     try:
         return json.loads(data.decode(), object_pairs_hook=distinct)
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(
+        raise Refusal(
             f"{file.name}: got no JSON ({error}), expected JSON in UTF-8. Download it again."
         ) from error

@@ -16,6 +16,7 @@ import lazy_loader
 import numpy as np
 
 from lim_jax._checks import require_extra
+from lim_jax._refusal import Refusal
 from lim_jax.models.checkpoint import Rows, gathered, require_shape, require_tensor
 from lim_jax.models.gguf_architectures import (
     ARCHITECTURES,
@@ -95,7 +96,7 @@ def _dequantized(name: str, file: Path, tensor: _Stored, part: slice) -> np.ndar
     try:
         return gguf.dequantize(stored.reshape(shape), tensor.kind)
     except NotImplementedError as error:
-        raise ValueError(
+        raise Refusal(
             f"{name}: got the quantisation {tensor.kind.name}, expected one that the "
             "gguf package undoes. Convert the file to another."
         ) from error
@@ -119,7 +120,7 @@ def opened_gguf(file: Path) -> tuple[Any, dict[str, Any]]:
     try:
         reader, options = _read_header(file, about.st_size, about.st_mtime_ns)
     except Exception as error:  # the library raises whatever it meets in other files
-        raise ValueError(
+        raise Refusal(
             f"{file.name}: got a broken file ({error}), expected GGUF. Download it again."
         ) from error
     return reader, dict(options)

@@ -8,6 +8,7 @@ from typing import Any
 import lazy_loader
 
 from lim_jax._checks import AnyPath, as_path, require
+from lim_jax._refusal import Refusal
 
 huggingface_hub: Any = lazy_loader.load("huggingface_hub")  # of the extra; the rest does without
 NAME = re.compile(r"\w[\w.-]*/[\w.-]*\w")
@@ -74,7 +75,7 @@ def _downloaded(name: str) -> Path:
         return Path(huggingface_hub.snapshot_download(name, allow_patterns=READ))
     except OSError as error:  # no network, no such name, no access: the package's own are all these
         reason = str(error).strip().splitlines()[0]
-        raise ValueError(
+        raise Refusal(
             f"path: got {name!r}, which cannot be downloaded ({reason}), expected {EXPECTED}. "
             f"{OFFLINE}"
         ) from error

@@ -164,7 +164,7 @@ def require_window(window: Any, name: str) -> None:
     --------
     >>> require_window(np.array([7]), "window")
     Traceback (most recent call last):
-    ValueError: window: got one id, expected a context and the id after it. The last id of a \
+    Refusal: window: got one id, expected a context and the id after it. The last id of a \
 window is a target only.
     """
     require_indices(window, name)

@@ -114,7 +114,7 @@ def refuse_unknown(config: Configuration) -> None:
     >>> refuse_unknown(Configuration({"use_cache": True, "is_causal": True, "logit_scale": None}))
     >>> refuse_unknown(Configuration({"logit_scale": 0.5}))
     Traceback (most recent call last):
-    ValueError: config.json: got logit_scale = 0.5, expected options of the family. ...
+    Refusal: config.json: got logit_scale = 0.5, expected options of the family. ...
     """
     refuse_options(config, **SUPPORTED)
     for name, value in config.options.items():

@@ -17,6 +17,7 @@ from lim_jax._checks import (
     require_indices,
     require_kind,
 )
+from lim_jax._refusal import Refusal
 from lim_jax.models.checkpoint import json_object
 from lim_jax.models.gguf_file import opened_gguf
 from lim_jax.models.hub import EXPECTED, model_path
@@ -66,7 +67,7 @@ def read_tokenizer(path: AnyPath) -> Any:
     try:
         found = tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # the package raises nothing narrower
-        raise ValueError(
+        raise Refusal(
             f"tokenizer: got {file}, which is broken ({error}), expected a {FILE}. {CURE}"
         ) from error
     # A publisher's own length is for its batches: here nothing is cut or filled up unasked.

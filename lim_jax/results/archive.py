@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lim_jax._checks import ARRAYS, AnyPath, as_path, described, require
-from lim_jax._refusal import refusal
+from lim_jax._refusal import Refusal, refusal
 from lim_jax._resuming import checkpoint_file, write_whole
 from lim_jax.limits.own import Rates
 from lim_jax.results.records import known
@@ -147,8 +147,8 @@ def _opened(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     return header, arrays
 
 
-def _refused(path: Path, got: str) -> ValueError:
-    return ValueError(
+def _refused(path: Path, got: str) -> Refusal:
+    return Refusal(
         f"path: got {got} in {path}, expected a {FORMAT} of version {VERSION}. "
         "Write it again by results.save, or copy it whole."
     )

@@ -23,6 +23,7 @@ from jaxtyping import Array, Float, PyTree
 
 from lim_jax._checks import require_callable
 from lim_jax._errors import in_our_words
+from lim_jax._refusal import Refusal
 from lim_jax._varying import varying_as
 from lim_jax.density.adjoints import (
     Batch,
@@ -104,7 +105,7 @@ def functional_of_adjoints(
     try:
         value, aux = _functional(params, batch, options, functional=paired, loss=loss, grid=grid)
     except jax.errors.UnexpectedTracerError as error:
-        raise ValueError(CLOSURE) from error
+        raise Refusal(CLOSURE) from error
     return (value, aux) if has_aux else value
 
 
