@@ -28,22 +28,22 @@ def self_answered(
     Parameters
     ----------
     prompts
-        Such as `read_prompts` finds.
+        Such as `unanswered` makes; contexts that have an answer are left as they are.
     model
-        Who answers.
+        The model that answers.
     tokenizer, asked
         As in `context_of`.
     tokens
         How many an answer has at most.
     end
-        The ids that end it (`models.end_ids`), and are none of it.
+        The ids that end an answer (`models.end_ids`); they are no part of it.
     progress
         Wraps the list of prompts, for example ``tqdm.tqdm``.
 
     Raises
     ------
     ValueError
-        Where the model ends at once, or as in `models.answer`.
+        Where the model ends at once, without an answer; or as in `models.answer`.
 
     Examples
     --------
@@ -51,20 +51,23 @@ def self_answered(
     >>> from lim_jax.asking.documents import Laid
     >>> from lim_jax.models import byte_model
     >>> model = byte_model(16, width=4, depth=1, key=jax.random.key(0))
-    >>> (found,) = self_answered([unanswered(Laid("2+2="))], model, tokens=3)
-    >>> found.length, found.weights.nonzero()[0].tolist()
+    >>> (context,) = self_answered([unanswered(Laid("2+2="))], model, tokens=3)
+    >>> context.length, context.weights.nonzero()[0].tolist()
     (6, [3, 4, 5])
     """
 
     def answered(prompt: Unanswered) -> Context:
-        ids = np.asarray(answer(model, jax.device_put(prompt.found.ids), tokens, end))
+        ids = np.asarray(answer(model, jax.device_put(prompt.encoded.ids), tokens, end))
         ends = np.isin(ids, end)
         return prompt.answered(ids[~ends], tokenizer, asked)._replace(cut=not ends.any())
 
     prompts = list(prompts)
-    for one in prompts:
-        require(isinstance(one, Context | Unanswered), "prompts", got=described(one),
+    for prompt in prompts:
+        require(isinstance(prompt, Context | Unanswered), "prompts", got=described(prompt),
                 expected="contexts, or prompts that are unanswered",
-                cure="Take them from read_prompts.")  # fmt: skip
+                cure="Take them from unanswered.")  # fmt: skip
     require_name(asked, ASKED, "asked", "It is what the loss is of.")
-    return [answered(one) if isinstance(one, Unanswered) else one for one in progress(prompts)]
+    return [
+        answered(prompt) if isinstance(prompt, Unanswered) else prompt
+        for prompt in progress(prompts)
+    ]

@@ -35,21 +35,11 @@ class _Text(NamedTuple):
 
 
 class _Layout(NamedTuple):
-    """A chat in numbered pieces, each a text under a name, so that each can be found again.
-
-    Attributes
-    ----------
-    pieces
-        All of them.
-    chat
-        The variables of the template, with a `_Text` for each text.
-    said
-        The numbers of those that the template must lay out: the others are parts of calls.
-    """
+    """A chat in numbered pieces, each a text under a name, so that each can be found again."""
 
     pieces: list[tuple[str, str]]
-    chat: dict[str, Any]
-    said: set[int]
+    chat: dict[str, Any]  # the template's variables, with a `_Text` for each text
+    said: set[int]  # pieces that the template must lay out: the others are parts of calls
 
     def put(self, texts: Pieces, said: bool = True) -> _Text:
         """Add pieces, and say where they are to stand."""
@@ -100,7 +90,9 @@ def chat_prompt(
     Parameters
     ----------
     messages
-        As `require_messages` takes them.
+        Each has a ``role`` and a ``content``: a text, or a list of ``{"type": "text", "text":
+        ...}``, which are read one after another. An assistant may call tools (``tool_calls``), and
+        then say nothing; a message of the role ``tool`` may have a ``tool_call_id`` and a ``name``.
     template
         Of `read_chat_template`.
     documents
@@ -114,8 +106,8 @@ def chat_prompt(
     ModuleNotFoundError
         Without jinja2, of the extra ``models``.
     ValueError
-        Where messages are none, the template refuses them, takes too long, or leaves out or
-        changes what is said, so that it cannot be found.
+        Where there are no messages, or the template refuses them, takes too long, or leaves out
+        or changes what is said, so that it cannot be found.
 
     Examples
     --------
@@ -287,18 +279,7 @@ def _in_json(text: str) -> str:
 
 
 def require_messages(messages: Any) -> None:
-    """Refuse what is no list of messages, each a role and what is said.
-
-    What is said is a text, or a list of ``{"type": "text", "text": ...}``, which are read one after
-    another. An assistant may call tools (``tool_calls``), and then say nothing; a message of the
-    role ``tool`` may have a ``tool_call_id`` and a ``name``.
-
-    Examples
-    --------
-    >>> require_messages([{"role": "user", "content": ""}])
-    Traceback (most recent call last):
-    Refusal: messages, message 1: got {'role': 'user', 'content': ''}, expected {"role": ...
-    """
+    """Raise unless these are messages as `chat_prompt` takes them."""
     require_several(messages, Mapping, "messages", 'Each is {"role": "user", "content": "..."}.')
     for number, one in enumerate(messages, 1):
         where, role = f"messages, message {number}", one.get("role")

@@ -10,8 +10,6 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from lim_jax._checks import (
-    ARRAYS,
-    described,
     require,
     require_kind,
     require_name,
@@ -30,15 +28,7 @@ NAMED = re.compile(r"[<\[].+[>\]]")  # as tokens of control are
 
 
 class Span(NamedTuple):
-    """A part of a context under a name, such as a record.
-
-    Attributes
-    ----------
-    name
-        Spans of one name count together.
-    places
-        Its tokens.
-    """
+    """A named part of a context, such as a record, and its tokens; one name may have several."""
 
     name: str
     places: Int[np.ndarray, " tokens"]
@@ -47,26 +37,16 @@ class Span(NamedTuple):
 def places_by_name(spans: Sequence[Any]) -> dict[str, Int[np.ndarray, " tokens"]]:
     """The tokens of each name, in order and once each, by names in the order in which they are met.
 
-    Parameters
-    ----------
-    spans
-        Each has a ``name`` and its ``places``.
-
     Examples
     --------
     >>> spans = Span("b", np.array([4, 5])), Span("a", np.array([0])), Span("b", np.array([1, 4]))
     >>> {name: places.tolist() for name, places in places_by_name(spans).items()}
     {'b': [1, 4, 5], 'a': [0]}
     """
-    found: dict[str, list[Any]] = {}
-    require_kind(spans, Sequence, "spans", "Pass a list of Span.")
+    by_name: dict[str, list[Any]] = {}
     for span in spans:
-        name, places = getattr(span, "name", None), getattr(span, "places", None)
-        whole = isinstance(places, ARRAYS) and places.ndim == 1 and places.dtype.kind in "iu"
-        require(isinstance(name, str) and whole, "spans", got=described(span),
-                expected="a name and an array of places", cure="Make each by Span.")  # fmt: skip
-        found.setdefault(span.name, []).append(span.places)
-    return {name: np.unique(np.concatenate(places)) for name, places in found.items()}
+        by_name.setdefault(span.name, []).append(span.places)
+    return {name: np.unique(np.concatenate(places)) for name, places in by_name.items()}
 
 
 class Context(NamedTuple):
@@ -114,64 +94,36 @@ class Context(NamedTuple):
 
 
 class Unanswered(NamedTuple):
-    """A prompt whose answer the model is to give itself.
-
-    Attributes
-    ----------
-    laid
-        The text, and its named parts.
-    found
-        Its tokens.
-    foil
-        What might be said instead; empty where that is not asked.
-    id
-        As in `Context`.
-    """
+    """A prompt and its tokens, whose answer the model is to give itself."""
 
     laid: Laid
-    found: EncodedText
-    foil: str = ""
+    encoded: EncodedText
+    foil: str = ""  # what might be said instead; empty where that is not asked
     id: str = ""
 
     @property
     def length(self) -> int:
         """The number of tokens of the prompt."""
-        return len(self.found.ids)
+        return len(self.encoded.ids)
 
     def answered(
         self, answer: Int[np.ndarray, " answer"], tokenizer: Any = None, asked: Asked = "answer"
     ) -> Context:
-        """The context with an answer in ids, such as `models.answer` finds.
-
-        Parameters
-        ----------
-        answer
-            The ids after the prompt's, at least one.
-        tokenizer
-            As in `context_of`.
-        asked
-            As there.
-        """
-        ids = np.asarray(answer)
-        require(
-            ids.ndim == 1 and ids.size > 0 and ids.dtype.kind in "iu",
-            "answer",
-            got=f"ids of shape {ids.shape} and of {ids.dtype}",
-            expected="whole numbers, at least one",
-            cure="The model ended at once: give an answer.",
-        )
-        ids = ids.astype(self.found.ids.dtype)
+        """The context with an answer in ids, such as `models.answer` finds."""
+        require(answer.size > 0, "answer", got="no ids", expected="at least one",
+                cure="The model ended at once: give an answer.")  # fmt: skip
+        ids = answer.astype(self.encoded.ids.dtype)
         texts = texts_of_ids(ids, tokenizer)
         ends = len(self.laid.text) + np.cumsum([max(1, len(text)) for text in texts]) - 1
-        found = EncodedText(
-            np.concatenate([self.found.ids, ids]),
-            (*self.found.tokens, *texts),
-            np.concatenate([self.found.last, ends]),
+        encoded = EncodedText(
+            np.concatenate([self.encoded.ids, ids]),
+            (*self.encoded.tokens, *texts),
+            np.concatenate([self.encoded.last, ends]),
         )
         if asked == "contrast":
-            context = _contrast(found, self.laid, self.foil, tokenizer, "foil")
+            context = _contrast(encoded, self.laid, self.foil, tokenizer, "foil")
         else:
-            context = _context(found, self.laid, int(ends[-1]) + 1, asked, "answer")
+            context = _context(encoded, self.laid, int(ends[-1]) + 1, asked, "answer")
         return context._replace(id=self.id, chat=self.laid.marked)
 
 
@@ -186,7 +138,7 @@ def context_of(
 ) -> Context:
     """The ids of a text and its answer, which are read together, and what is asked of them.
 
-    A token belongs where its last character is.
+    A token belongs to the part in which its last character lies.
 
     Parameters
     ----------
@@ -212,20 +164,20 @@ def context_of(
 
     Examples
     --------
-    >>> found = context_of(Laid("a=1 b=2 a=", ((0, 3, "first"), (4, 7, "second"))), "1")
-    >>> bytes(found.window.tolist()), found.weights.nonzero()[0].tolist()
+    >>> context = context_of(Laid("a=1 b=2 a=", ((0, 3, "first"), (4, 7, "second"))), "1")
+    >>> bytes(context.window.tolist()), context.weights.nonzero()[0].tolist()
     (b'a=1 b=2 a=1', [9])
-    >>> {span.name: span.places.tolist() for span in found.spans}
+    >>> {span.name: span.places.tolist() for span in context.spans}
     {'first': [0, 1, 2], 'second': [4, 5, 6]}
     """
     require_kind(laid, Laid, "laid", "Make it by document_prompt or chat_prompt.")
     require_text(answer, "answer")
     require_text(foil, "foil")
-    found = _encoded(laid, answer, tokenizer, where)
+    encoded = _encoded(laid, answer, tokenizer, where)
     if asked == "contrast":
-        context = _contrast(found, laid, foil, tokenizer, where)
+        context = _contrast(encoded, laid, foil, tokenizer, where)
     else:
-        context = _context(found, laid, len(laid.text + answer), asked, where)
+        context = _context(encoded, laid, len(laid.text + answer), asked, where)
     return context._replace(chat=laid.marked)
 
 
@@ -234,15 +186,16 @@ def unanswered(laid: Laid, tokenizer: Any = None, foil: str = "") -> Unanswered:
 
     Examples
     --------
-    >>> found = unanswered(Laid("2+2=")).answered(np.array([52]))
-    >>> found.window.tolist(), found.weights.tolist(), found.tokens
+    >>> context = unanswered(Laid("2+2=")).answered(np.array([52]))
+    >>> context.window.tolist(), context.weights.tolist(), context.tokens
     ([50, 43, 50, 61, 52], [0.0, 0.0, 0.0, 1.0], ('2', '+', '2', '='))
     """
     require_kind(laid, Laid, "laid", "Make it by document_prompt or chat_prompt.")
     require_text(foil, "foil")
     ids, tokens, last = _encoded(laid, "", tokenizer, "prompt")
     spelt = np.flatnonzero(last >= 0)
-    require(spelt.size > 0, "prompt", got="no tokens", expected="some", cure="Ask something.")
+    require(spelt.size > 0, "prompt", got="no tokens", expected="at least one",
+            cure="Pass a text that is not empty.")  # fmt: skip
     end = int(spelt[-1]) + 1
     return Unanswered(laid, EncodedText(ids[:end], tokens[:end], last[:end]), foil)
 
@@ -258,7 +211,8 @@ def _contrast(found: EncodedText, laid: Laid, foil: str, tokenizer: Any, where: 
     ]
     require(
         all(after.any() for after in follows) and prompts[0].size > 0, where,
-        got="no tokens of prompt, answer or foil", expected="some of each", cure="Say something.",
+        got="no tokens of prompt, answer or foil", expected="some of each",
+        cure="Pass texts that are not empty.",
     )  # fmt: skip
     require(
         np.array_equal(prompts[0], prompts[1]), where,
@@ -325,7 +279,6 @@ def _encoded(laid: Laid, after: str, tokenizer: Any, where: str) -> EncodedText:
     What users wrote is never read as tokens of control: where that would be, these are read as
     letters everywhere, and those that a template wrote are called by other names.
     """
-    require_text(laid.text, "laid.text")
     text, marks = laid.text + after, not laid.marked
     found = encode_text(text, tokenizer, marks=marks)
     added = getattr(tokenizer, "get_added_tokens_decoder", dict)()

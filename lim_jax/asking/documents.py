@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from lim_jax._checks import require, require_several, require_text
+from lim_jax._checks import described, require, require_several
 
 # The names that we give: of the question's part and the answer's, and of what is in no part. A
 # message's part is called by its role and its number.
@@ -16,16 +16,16 @@ MESSAGES = re.compile(r"(system|developer|user|assistant|tool) \d+")
 
 
 class Document(NamedTuple):
-    """A document of its own title and text.
+    """A document: its title and its text.
 
     Attributes
     ----------
     title
-        It stands above the text; empty where there is none.
+        Stands above the text; may be empty.
     text
-        What is read.
+        What the model reads.
     name
-        Of its part of the context; empty for one that `named_documents` finds.
+        Names the document's part of the context; where it is empty, `named_documents` finds one.
     """
 
     title: str
@@ -139,19 +139,13 @@ def document_prompt(documents: Sequence[Document], question: str) -> Laid:
     {'Rowan': 'Rowan\nA tree.', 'document 2': 'A wren is a bird.', 'question': 'what is a wren'}
     """
     require_question(question)
-    pieces = [*document_pieces(documents), ("Question: ", ""), (question, QUESTION)]
-    return laid_pieces([*pieces, ("\nAnswer:", "")])._replace(control=())
+    pieces = document_pieces(named_documents(documents))
+    pieces += [("Question: ", ""), (question, QUESTION), ("\nAnswer:", "")]
+    return laid_pieces(pieces)._replace(control=())
 
 
-def document_pieces(documents: Sequence[Document]) -> list[tuple[str, str]]:
-    r"""Each document's title and text with its name, as `laid_pieces` takes them.
-
-    Examples
-    --------
-    >>> document_pieces([Document("Rowan", "A tree.")])
-    [('Rowan\nA tree.', 'Rowan'), ('\n\n', '')]
-    """
-    named = named_documents(documents)
+def document_pieces(named: Sequence[Document]) -> list[tuple[str, str]]:
+    """Each document's title and text with its name, as `laid_pieces` takes them."""
     shown = [("\n".join(filter(None, (one.title, one.text))), one.name) for one in named]
     return [piece for one in shown for piece in (one, ("\n\n", ""))]
 
@@ -164,10 +158,6 @@ def laid_pieces(pieces: Sequence[tuple[str, str]]) -> Laid:
     >>> laid_pieces([("Here: ", ""), ("a=1", "record"), (".", "")])
     Laid(text='Here: a=1.', spans=((6, 9, 'record'),), marked=False, control=None)
     """
-    require_several(pieces, tuple, "pieces", "Pass pairs of a text and its name.")
-    for piece in pieces:
-        fits = len(piece) == 2 and all(isinstance(part, str) for part in piece)
-        require(fits, "pieces", got=repr(piece), expected="a text and its name", cure="Pass pairs.")
     ends = accumulate(len(text) for text, _ in pieces)
     spans = [
         (end - len(text), end, name) for (text, name), end in zip(pieces, ends, strict=True) if name
@@ -176,15 +166,7 @@ def laid_pieces(pieces: Sequence[tuple[str, str]]) -> Laid:
 
 
 def require_question(question: object) -> None:
-    """Refuse what asks nothing.
-
-    Examples
-    --------
-    >>> require_question(" ")
-    Traceback (most recent call last):
-    Refusal: question: got ' ', expected a text that is not empty. Ask something.
-    """
-    require_text(question, QUESTION)
+    """Raise unless this is a text that is not empty."""
     asks = isinstance(question, str) and bool(question.strip())
-    cure = "Ask something."
-    require(asks, QUESTION, got=repr(question), expected="a text that is not empty", cure=cure)
+    require(asks, QUESTION, got=described(question), expected="a text that is not empty",
+            cure="Pass what you want to know, such as 'Who sings?'.")  # fmt: skip

@@ -13,16 +13,12 @@ from lim_jax import models
 from lim_jax._checks import (
     AnyPath,
     as_path,
-    counted,
     require,
-    require_kind,
-    require_name,
-    require_text,
 )
 from lim_jax._files import files_within, parsed_json, text_of_file
 from lim_jax._refusal import Refusal
 from lim_jax.asking.chat import Message, chat_prompt, require_messages
-from lim_jax.asking.contexts import ASKED, Asked, Context, Unanswered, context_of, unanswered
+from lim_jax.asking.contexts import Asked, Context, Unanswered, context_of, unanswered
 from lim_jax.asking.documents import (
     ANSWER,
     REST,
@@ -52,25 +48,25 @@ class Line(NamedTuple):
     Attributes
     ----------
     where
-        The file and the line, for what is wrong with it.
+        The file and the line; errors name it.
     text
-        Of a line with a text or a prompt; else empty.
+        The text or the prompt; empty where the line has documents or messages.
     spans
-        Its parts in characters.
+        The named parts of the text: start and end in characters, and the name.
     documents, question, messages
-        Of a line that has them.
+        Empty where the line has none.
     template
-        By which messages are laid out.
+        Lays out the messages.
     answer
-        As it follows; None where the line has none.
+        The answer, with the space before it; None where the line has none.
     foil
         What might have followed instead; empty where there is none.
     asks
-        Whether an answer can follow: not after what is a text by itself.
+        Whether an answer can follow; not after a ``text``, which stands by itself.
     id
-        Its own name, by which `compare` finds it in another file; empty without one.
+        The line's own name, by which `compare` finds it in another file; may be empty.
     tools
-        What the assistant of the messages may call.
+        The functions that the assistant may call.
     """
 
     where: str
@@ -96,66 +92,19 @@ class Line(NamedTuple):
         return Laid(self.text, self.spans)
 
 
-def read_contexts(data: AnyPath, model: AnyPath, asked: Asked, max_length: int) -> list[Context]:
-    """Read contexts as `read_prompts` does; where an answer is asked, a line must have one.
-
-    Parameters
-    ----------
-    data, model, asked, max_length
-        As in `read_prompts`.
-
-    Raises
-    ------
-    ValueError
-        As there, and where a line has no answer.
-    """
-    found = read_prompts(data, model, asked, max_length)
-    given = [one for one in found if isinstance(one, Context)]
-    require(
-        len(given) == len(found),
-        f"{data}",
-        got=f"{len(found) - len(given)} lines without an answer",
-        expected="an answer in each",
-        cure="Or let the model answer: read_prompts, and self_answered.",
-    )
-    return given
-
-
 def read_prompts(
     data: AnyPath, model: AnyPath, asked: Asked, max_length: int, foil: str = ""
 ) -> list[Context | Unanswered]:
     """Read a text, or a context of each line of JSON (`read_lines`), by a model's tokenizer.
 
-    A text is cut into contexts of `max_length` tokens; what is left at its end is left out. A token
-    belongs where its last character is.
-
-    Parameters
-    ----------
-    data
-        The file, in UTF-8 or in UTF-16 with its mark; a text may be a PDF or a .docx too.
-    model
-        Whose tokenizer reads it, as `models.read_tokenizer` finds that.
-    asked
-        As in `context_of`. Of a line without an answer, of which one is asked, there comes back
-        what is `Unanswered`.
-    max_length
-        The most tokens of a context, or of a prompt that is unanswered.
-    foil
-        As in `read_lines`.
-
-    Raises
-    ------
-    ValueError
-        Where the file is missing or empty, the tokenizer is none, or a line, which the message
-        names, is no such object, or too long.
+    A text is cut into contexts of `max_length` tokens; what is left at its end is left out. Where
+    an answer is asked of a line that has none, its prompt comes back, `Unanswered`.
     """
-    data, max_length = as_path(data, "data"), counted(max_length, "max_length")
-    require_name(asked, ASKED, "asked", "It is what the loss is of.")
-    read = models.read_tokenizer(model)
+    data, tokenizer = Path(data), models.read_tokenizer(model)
     if data.suffix not in (".jsonl", ".json"):
-        return [*_cut(encode_text(_content(data), read), data, asked, max_length)]
+        return [*_cut(encode_text(_content(data), tokenizer), data, asked, max_length)]
     lines = read_lines(data, model, foil)
-    return [context_of_line(line, read, asked, max_length) for line in lines]
+    return [context_of_line(line, tokenizer, asked, max_length) for line in lines]
 
 
 def read_lines(data: AnyPath, model: AnyPath | None = None, foil: str = "") -> list[Line]:
@@ -171,21 +120,7 @@ def read_lines(data: AnyPath, model: AnyPath | None = None, foil: str = "") -> l
 
     Text and prompt are read as they are written, with tokens of control such as ``<|im_end|>``
     where they spell them; documents, questions and messages, and answers to these, as text alone.
-
-    Parameters
-    ----------
-    data
-        The file, in UTF-8 or in UTF-16 with its mark.
-    model
-        Whose template lays out messages, as in `read_chat_template`; None where there are none.
-    foil
-        That of lines that have none of their own.
-
-    Raises
-    ------
-    ValueError
-        Where the file is missing or empty, a line, which the message names, is no such object, or
-        there are messages and no template.
+    The template of `model` lays out messages; lines without a ``foil`` get that of the argument.
 
     Examples
     --------
@@ -197,14 +132,14 @@ def read_lines(data: AnyPath, model: AnyPath | None = None, foil: str = "") -> l
     >>> line.laid.text
     'Wrens sing.\n\nQuestion: Who?\nAnswer:'
     """
-    data = as_path(data, "data")
+    data = Path(data)
     lines = [_line(entry, where, foil) for where, entry in _entries(data)]
     _require_own_ids(lines)
     chats = [line.where for line in lines if line.messages]
     if not chats:
         return lines
     if model is None:
-        raise Refusal(f"{chats[0]}: got messages, expected a model whose they are. Pass model.")
+        raise Refusal(f"{chats[0]}: got messages, expected a model too. Pass model.")
     template = read_chat_template(model)
     return [line._replace(template=template) if line.messages else line for line in lines]
 
@@ -218,13 +153,6 @@ def read_documents(path: AnyPath) -> tuple[Document, ...]:
     or a PDF or .docx, of the extra ``documents``. A file of JSON lines, or of a list in a file
     named ``.json``, has ``{"title": ..., "text": ...}`` for each, of which the title may be left
     out; any other file is one document.
-
-    Raises
-    ------
-    ModuleNotFoundError
-        Of a PDF or a .docx, without the extra ``documents``.
-    ValueError
-        Where nothing is there, or what is there is no text or no such object.
     """
     path = as_path(path, "documents")
     if path.is_dir():
@@ -261,46 +189,32 @@ def _title(file: Path) -> str:
 def context_of_line(
     line: Line, tokenizer: Any, asked: Asked, max_length: int
 ) -> Context | Unanswered:
-    """The context of a line, or its prompt where an answer is asked and it has none.
-
-    Parameters
-    ----------
-    line
-        Of `read_lines`; its documents may stand in another order by now.
-    tokenizer, asked, max_length
-        As in `context_of` and in `read_contexts`.
-    """
-    require_kind(line, Line, "line", "Take one of read_lines.")
-    require_name(asked, ASKED, "asked", "It is what the loss is of.")
-    max_length = counted(max_length, "max_length")
+    """The context of a line, or its prompt where an answer is asked and it has none."""
     with _told_of(line.where):
         laid = line.laid
     if asked != "next-token" and line.answer is None and line.asks and laid.text:
         with _told_of(line.where):
-            found = unanswered(laid, tokenizer, line.foil)
+            context = unanswered(laid, tokenizer, line.foil)
     else:
-        found = context_of(
+        context = context_of(
             laid, line.answer or "", tokenizer, asked=asked, foil=line.foil, where=line.where
         )
     require(
-        found.length <= max_length,
-        line.where,
-        got=f"{found.length + 1} tokens",
+        context.length <= max_length, line.where, got=f"{context.length + 1} tokens",
         expected=f"from 2 to {max_length + 1}: a context of --max-length, and the target after it",
         cure="Raise --max-length, or leave the line out.",
-    )
-    return found._replace(id=line.id)
+    )  # fmt: skip
+    return context._replace(id=line.id)
 
 
 def _entries(data: Path, name: str = "data") -> list[tuple[str, Any]]:
     """What stands on each line, or in each entry of a list, with where that is."""
     content = _content(data, name)
     if data.suffix == ".json":
-        found = parsed_json(content, f"{data}", CURE)
-        cure = "Or put each object on a line by itself, in a file of the name .jsonl."
-        listed = isinstance(found, list)
-        require(listed, f"{data}", got=content[:40], expected="a list of objects", cure=cure)
-        entries = [(f"{data}, entry {n}", entry) for n, entry in enumerate(found, 1)]
+        listed = parsed_json(content, f"{data}", CURE)
+        require(isinstance(listed, list), f"{data}", got=content[:40], expected="a list of objects",
+                cure="Or put each object on a line by itself, in a file named .jsonl.")  # fmt: skip
+        entries = [(f"{data}, entry {n}", entry) for n, entry in enumerate(listed, 1)]
     else:
         # Texts may hold characters that str.splitlines takes for the end of a line.
         lines = [(n, line) for n, line in enumerate(content.split("\n"), 1) if line.strip()]
@@ -312,25 +226,16 @@ def _entries(data: Path, name: str = "data") -> list[tuple[str, Any]]:
 
 
 def _content(data: Path, name: str = "data") -> str:
-    require(
-        data.is_file(),
-        name,
-        got=f"{data}, which is no file",
-        expected="a text, or JSON lines in a file of the name .jsonl",
-        cure="Each line holds text, or prompt and answer.",
-    )
+    require(data.is_file(), name, got=f"{data}, which is no file",
+            expected="a text, or JSON lines in a file of the name .jsonl",
+            cure="Each line holds text, or prompt and answer.")  # fmt: skip
     return text_of_file(data, name)
 
 
 def _cut(found: EncodedText, data: Path, asked: Asked, max_length: int) -> list[Context]:
     """Contexts of one length, one after another; a short text is one by itself."""
-    require(
-        asked == "next-token",
-        "loss",
-        got=f"{asked} of the text {data}",
-        expected="next-token",
-        cure="An answer is asked of JSON lines with prompt and answer.",
-    )
+    require(asked == "next-token", "loss", got=f"{asked} of the text {data}", expected="next-token",
+            cure="An answer is asked of JSON lines with prompt and answer.")  # fmt: skip
     targets = len(found.ids) - 1
     length = min(max_length, targets)
     require(length > 0, "data", got=f"{targets + 1} tokens in {data}", expected="at least two",
@@ -357,7 +262,8 @@ def _line(entry: Any, where: str, foil: str) -> Line:
                 expected=f"{name} as a text", cure=CURE)  # fmt: skip
     question, answer, foil = entry.get("question", ""), entry.get("answer"), entry.get("foil", foil)
     asks = "question" not in entry or bool(question.strip())
-    require(asks, where, got=f"{question = }", expected="one", cure="Ask something.")
+    require(asks, where, got=f"{question = }", expected="a text that is not empty",
+            cure="Write what is asked.")  # fmt: skip
     documents = _documents(entry["documents"], where) if "documents" in entry else ()
     if question:
         answer, foil = answer and spaced(answer), foil and spaced(foil)
@@ -381,11 +287,11 @@ def _id(entry: dict[str, Any], where: str) -> str:
     """A line's own name; what a program writes for a name that is missing is none."""
     if "id" not in entry:
         return ""
-    found = entry["id"]
-    named = isinstance(found, str | int) and not isinstance(found, bool) and f"{found}".strip()
-    require(bool(named), where, got=f"id = {_shown(found)}", expected="a text or a whole number",
+    name = entry["id"]
+    named = isinstance(name, str | int) and not isinstance(name, bool) and f"{name}".strip()
+    require(bool(named), where, got=f"id = {_shown(name)}", expected="a text or a whole number",
             cure="Give each line an id of its own, or leave the entry out.")  # fmt: skip
-    return f"{found}"
+    return f"{name}"
 
 
 def _require_own_ids(lines: Sequence[Line]) -> None:
@@ -413,39 +319,27 @@ def _messages(messages: Any, where: str) -> tuple[Message, ...]:
 
 @contextmanager
 def _told_of(where: str) -> Iterator[None]:
-    """What is refused, with where it stands."""
+    """Say in errors where the line stands."""
     try:
         yield
-    except ValueError as error:
+    except Refusal as error:
         raise Refusal(f"{where}, {error}") from error
 
 
 def spaced(answer: str) -> str:
-    """An answer as it follows a question: after a space.
-
-    Examples
-    --------
-    >>> spaced("a bird"), spaced(" a bird")
-    (' a bird', ' a bird')
-    """
-    require_text(answer, "answer")
+    """An answer as it follows a question: after one space."""
     return f" {answer.lstrip()}"
 
 
 def _documents(entries: Any, where: str) -> tuple[Document, ...]:
     expected = 'a list of {"title": "...", "text": "..."}, at least one; the title may be left out'
-    cure = "Neither is anything but a text, and other entries are misspelt."
+    cure = "Both are texts, and there are no other entries."
     listed = entries if isinstance(entries, list) else []
     require(bool(listed), where, got=f"documents = {_shown(entries)}", expected=expected, cure=cure)
     for number, one in enumerate(listed, 1):
         texts = isinstance(one, dict) and all(isinstance(text, str) for text in one.values())
-        require(
-            texts and {"text"} <= set(one) <= {"title", "text"} and bool(one["text"].strip()),
-            f"{where}, document {number}",
-            got=_shown(one),
-            expected=expected,
-            cure=cure,
-        )
+        fits = texts and {"text"} <= set(one) <= {"title", "text"} and bool(one["text"].strip())
+        require(fits, f"{where}, document {number}", got=_shown(one), expected=expected, cure=cure)
     return named_documents([Document(one.get("title", ""), one["text"]) for one in listed])
 
 
@@ -453,13 +347,10 @@ def _spans(spans: Any, where: str) -> tuple[tuple[int, int, str], ...]:
     require(isinstance(spans, list), where, got=f"spans = {_shown(spans)}",
             expected='"spans" as a list', cure='Such as [[0, 6, "record 1"]].')  # fmt: skip
     for span in spans:
-        require(
-            isinstance(span, list) and list(map(type, span)) == [int, int, str],
-            where,
-            got=f"the span {span}",
-            expected='[start, end, "name"] in characters of the text',
-            cure="The end is not of the span, as in a Python slice.",
-        )
+        fits = isinstance(span, list) and list(map(type, span)) == [int, int, str]
+        require(fits, where, got=f"the span {span}",
+                expected='[start, end, "name"] in characters of the text',
+                cure="The end is not of the span, as in a Python slice.")  # fmt: skip
     names = {name for *_, name in spans}
     return tuple((start, end, _own_name(name, names)) for start, end, name in spans)
 

@@ -20,9 +20,9 @@ class ShuffledContexts(NamedTuple):
     Attributes
     ----------
     names
-        Of the documents, as they stand in the line.
+        The documents' names, in the order of the line.
     orders
-        Of each order the number of the document at each place.
+        The number of the document at each place, a row for each order.
     contexts
         One for each order.
     """
@@ -32,7 +32,7 @@ class ShuffledContexts(NamedTuple):
     contexts: tuple[Context, ...]
 
     def shares(self, energies: Sequence[Any]) -> Float[np.ndarray, "orders places"]:
-        r"""What the document at each place holds of each order's influence Z.
+        r"""The share of each order's influence Z that the document at each place holds.
 
         Parameters
         ----------
@@ -42,7 +42,7 @@ class ShuffledContexts(NamedTuple):
         Raises
         ------
         ValueError
-            Where there are not as many as orders, or of other lengths.
+            Unless there is a number for each token of each context.
         """
         several = isinstance(energies, Sequence | np.ndarray)
         shapes = [np.shape(energy) for energy in energies] if several else []

@@ -51,7 +51,7 @@ def read_chat_template(model: AnyPath) -> ChatTemplate:
     Raises
     ------
     ValueError
-        Where there is none, or the file that should hold it is broken.
+        Where the model has no template, or the file that should hold it is broken.
     """
     template = find_chat_template(model)
     if template is None:
@@ -77,7 +77,7 @@ def find_chat_template(model: AnyPath) -> ChatTemplate | None:
         source = decoded((folder / FILE).read_bytes(), folder / FILE, "chat template")
     if not isinstance(source, str):
         return None
-    words = {name: _word(one) for name, one in options.items() if name.endswith("_token")}
+    words = {name: _word(token) for name, token in options.items() if name.endswith("_token")}
     return ChatTemplate(source, {name: word for name, word in words.items() if word is not None})
 
 
@@ -88,8 +88,8 @@ def _of_gguf(file: Path) -> ChatTemplate | None:
         return None
     words = options.get("tokenizer.ggml.tokens", [])
     ids = {f"{name}_token": options.get(f"tokenizer.ggml.{name}_token_id") for name in MARKS}
-    known = {name: one for name, one in ids.items() if one is not None and one < len(words)}
-    return ChatTemplate(source, {name: words[one] for name, one in known.items()})
+    known = {name: n for name, n in ids.items() if n is not None and n < len(words)}
+    return ChatTemplate(source, {name: words[n] for name, n in known.items()})
 
 
 def _options(file: Path) -> dict[str, Any]:
@@ -110,30 +110,11 @@ def _word(token: Any) -> str | None:
 
 
 def rendered(template: ChatTemplate, chats: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
-    """Each chat's text, up to where the assistant begins to speak; or what the template refuses.
+    """Run a template on the variables of each chat: ``{"text": ...}`` or ``{"error": ...}`` each.
 
     A template runs in a process of its own, which may take a second of processor time for each
     chat and half a GiB of memory, and in Jinja's sandbox, where it reaches nothing but what it is
     given.
-
-    Parameters
-    ----------
-    template
-        Of `read_chat_template`.
-    chats
-        Of each its variables, such as ``{"messages": [{"role": "user", "content": "..."}]}``.
-
-    Returns
-    -------
-    found
-        Of each chat ``{"text": ...}`` or ``{"error": ...}``.
-
-    Raises
-    ------
-    ModuleNotFoundError
-        Without jinja2, of the extra ``models``.
-    ValueError
-        Where the template does not end within its second, or breaks its process.
 
     Examples
     --------
@@ -156,11 +137,9 @@ def rendered(template: ChatTemplate, chats: Sequence[Mapping[str, Any]]) -> list
     except subprocess.TimeoutExpired:
         done, status = None, -1
     require(
-        status == 0,
-        "chat template",
+        status == 0, "chat template", expected="one that lays a chat out",
         got="one that does not end within its second" if status < 0 else "one that breaks Jinja",
-        expected="one that lays a chat out",
         cure="Do not trust it: take the publisher's own.",
-    )
+    )  # fmt: skip
     assert done is not None
     return json.loads(done.stdout)

@@ -13,15 +13,7 @@ DIGITS = list("0123456789abcdef")
 
 
 class KeyValues(NamedTuple):
-    """Pairs, one of which is asked for.
-
-    Attributes
-    ----------
-    pairs
-        The keys, each once, and their values.
-    gold
-        The number of the pair that is asked for.
-    """
+    """Pairs of a key and a value, and the number of the pair that is asked for."""
 
     pairs: tuple[tuple[str, str], ...]
     gold: int
@@ -47,7 +39,7 @@ def draw_key_values(
     Raises
     ------
     ValueError
-        Where a number is none, or there are fewer keys of that length than pairs.
+        Where there are fewer keys of that length than pairs.
 
     Examples
     --------
@@ -92,15 +84,13 @@ def key_value_prompt(data: KeyValues, place: int | None = None) -> Prompt:
     ['"b": "2"', '"a": "1"', '"c": "3"']
     """
     require_kind(data, KeyValues, "data", "Draw it by draw_key_values.")
-    keys = {key for key, _ in data.pairs}
-    require(
-        len(keys) == len(data.pairs),
-        "data",
-        got=f"{len(data.pairs)} pairs of {len(keys)} keys",
-        expected="no key twice",
-        cure="A key that is asked for has one value.",
-    )
+    count, keys = len(data.pairs), len({key for key, _ in data.pairs})
+    require(keys == count, "data", got=f"{count} pairs of {keys} keys",
+            expected="no key twice", cure="A key that is asked for has one value.")  # fmt: skip
     place = data.gold if place is None else place
+    for name, number in (("data.gold", data.gold), ("place", place)):
+        expected = f"the number of one of the {count} pairs, from 0"
+        counted(number, name, least=0, most=count - 1, expected=expected)
     pieces = [("A JSON object of keys and values:\n\n{", False)]
     for key, value in moved(data.pairs, data.gold, place):
         pieces += [(f'"{key}": "{value}"', True), (",\n ", False)]
@@ -121,11 +111,7 @@ def _known(length: Length, name: str, count: int = 1) -> Length:
         return length
     digits = counted(length, name, expected='a number of digits, or "uuid"')
     most = len(DIGITS) ** digits
-    require(
-        count <= most,
-        "count",
-        got=f"{count}",
-        expected=f"at most {most}, the keys of {digits} digits",
-        cure="Raise key_length.",
-    )
+    require(count <= most, "count", got=f"{count}",
+            expected=f"at most {most}, the keys of {digits} digits",
+            cure="Raise key_length.")  # fmt: skip
     return digits

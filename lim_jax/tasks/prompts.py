@@ -16,7 +16,6 @@ from lim_jax._checks import (
     require_floats,
     require_indices,
     require_kind,
-    require_several,
     require_text,
 )
 from lim_jax._errors import filter_jit
@@ -98,15 +97,6 @@ def laid_out(pieces: Sequence[tuple[str, bool]], answer: str, gold: Sequence[int
     >>> laid_out([("Here: ", False), ("a=1", True), (", ", False), ("b=2", True)], "", [1])
     Prompt(text='Here: a=1, b=2', answer='', spans=((6, 9), (11, 14)), gold=(1,))
     """
-    require_several(pieces, tuple, "pieces", "Pass pairs of a text and whether it is a record.")
-    for piece in pieces:
-        fits = len(piece) == 2 and isinstance(piece[0], str) and isinstance(piece[1], bool)
-        expected = "a text and whether it is a record"
-        require(fits, "pieces", got=repr(piece), expected=expected, cure="Pass pairs.")
-    require_text(answer, "answer")
-    require_kind(gold, Sequence, "gold", "Pass a list of records' numbers.")
-    for number in gold:
-        _require_number(number, "gold", sum(is_record for _, is_record in pieces))
     ends = accumulate(len(piece) for piece, _ in pieces)
     spans = [
         (end - len(piece), end)
@@ -124,9 +114,6 @@ def moved(records: Sequence[T], number: int, place: int) -> tuple[T, ...]:
     >>> moved("abcd", 0, 2)
     ('b', 'c', 'a', 'd')
     """
-    count = len(records)
-    _require_number(number, "number", count)
-    _require_number(place, "place", count)
     others = [*records[:number], *records[number + 1 :]]
     return (*others[:place], records[number], *others[place:])
 
@@ -137,17 +124,17 @@ def encode_text(text: str, tokenizer: Any = None, *, marks: bool = True) -> Enco
     Parameters
     ----------
     text
-        Any.
+        Any text.
     tokenizer
-        The model's own, of the package tokenizers; None where ids are bytes of UTF-8.
+        The model's own (`models.read_tokenizer`); None where ids are bytes of UTF-8.
     marks
         Whether the tokenizer puts its own marks around the text, such as that of its beginning: not
         where the text spells them itself, as a chat's does.
 
     Examples
     --------
-    >>> found = encode_text("né!")
-    >>> found.ids.tolist(), found.tokens, found.last.tolist()
+    >>> encoded = encode_text("né!")
+    >>> encoded.ids.tolist(), encoded.tokens, encoded.last.tolist()
     ([110, 195, 169, 33], ('n', '', 'é', '!'), [0, 1, 1, 2])
     """
     require_text(text, "text")
@@ -160,12 +147,10 @@ def encode_text(text: str, tokenizer: Any = None, *, marks: bool = True) -> Enco
         return EncodedText(ids, tuple(texts_of_ids(ids)), np.repeat(np.arange(len(text)), sizes))
     encode: Any = None if isinstance(tokenizer, str) else getattr(tokenizer, "encode", None)
     require_callable(encode, "tokenizer", "encode(text), as those of the package tokenizers have")
-    found = encode(text) if marks else encode(text, add_special_tokens=False)
-    tokens, reached = [], 0
-    following = [*found.offsets[1:], (0, 0)]
-    for name, (start, end), (begins, ends) in zip(
-        found.tokens, found.offsets, following, strict=True
-    ):
+    encoding = encode(text) if marks else encode(text, add_special_tokens=False)
+    tokens, reached, offsets = [], 0, encoding.offsets
+    following = [*offsets[1:], (0, 0)]
+    for name, (start, end), (begins, ends) in zip(encoding.tokens, offsets, following, strict=True):
         if end == start:
             tokens.append(name)
         elif begins < end and begins < ends:  # of a character of several tokens the last has it
@@ -173,8 +158,8 @@ def encode_text(text: str, tokenizer: Any = None, *, marks: bool = True) -> Enco
         else:  # what stands between two tokens, as a space may, is shown with the second
             tokens.append(text[reached:end])
             reached = end
-    last = [end - 1 if end > start else -1 for start, end in found.offsets]
-    return EncodedText(np.asarray(found.ids, np.int32), tuple(tokens), np.asarray(last, int))
+    last = [end - 1 if end > start else -1 for start, end in offsets]
+    return EncodedText(np.asarray(encoding.ids, np.int32), tuple(tokens), np.asarray(last, int))
 
 
 def encode(prompt: Prompt, tokenizer: Any = None) -> Example:
@@ -186,7 +171,7 @@ def encode(prompt: Prompt, tokenizer: Any = None) -> Example:
     Parameters
     ----------
     prompt
-        Such as the generators of this room make.
+        Such as `key_value_prompt` makes.
     tokenizer
         As in `encode_text`.
 
@@ -194,57 +179,43 @@ def encode(prompt: Prompt, tokenizer: Any = None) -> Example:
     ------
     ValueError
         Where the prompt or the answer has no tokens, a span is outside of the text or not after
-        the span before it, or gold is none of the records.
+        the span before it, or gold is not the number of a record.
 
     Examples
     --------
-    >>> found = encode(Prompt("a=1 b=2 a=", "1", ((0, 3), (4, 7)), (0,)))
-    >>> bytes(found.window.tolist()), found.records.tolist(), found.gold.tolist()
+    >>> example = encode(Prompt("a=1 b=2 a=", "1", ((0, 3), (4, 7)), (0,)))
+    >>> bytes(example.window.tolist()), example.records.tolist(), example.gold.tolist()
     (b'a=1 b=2 a=1', [0, 0, 0, -1, 1, 1, 1, -1, -1, -1], [0])
-    >>> found.weights.nonzero()[0].tolist()
+    >>> example.weights.nonzero()[0].tolist()
     [9]
     """
     _require_records(prompt)
     text = prompt.text + prompt.answer
-    found = encode_text(text, tokenizer)
-    answered = found.within(len(prompt.text), len(text))
-    require(
-        bool(answered.any() and not answered[0]),
-        "prompt",
-        got=f"the answer {prompt.answer!r} after the text {prompt.text[-40:]!r}",
-        expected="a text and an answer of some tokens each",
-        cure="A token belongs where its last character is.",
-    )
+    encoded = encode_text(text, tokenizer)
+    answered = encoded.within(len(prompt.text), len(text))
+    require(bool(answered.any() and not answered[0]), "prompt",
+            got=f"the answer {prompt.answer!r} after the text {prompt.text[-40:]!r}",
+            expected="a text and an answer of some tokens each",
+            cure="A token belongs where its last character is.")  # fmt: skip
     weights = (answered[1:] / answered[1:].sum()).astype(np.float32)
-    records = np.full(len(found.ids) - 1, -1, np.int32)
+    records = np.full(len(encoded.ids) - 1, -1, np.int32)
     for number, (start, end) in enumerate(prompt.spans):
-        records[found.within(start, end)[:-1]] = number
-    return Example(found.ids, weights, records, np.asarray(prompt.gold, np.int32))
+        records[encoded.within(start, end)[:-1]] = number
+    return Example(encoded.ids, weights, records, np.asarray(prompt.gold, np.int32))
 
 
 def _require_records(prompt: Prompt) -> None:
-    """Refuse records that are not parts of the text, one after another, and gold that is none."""
+    """Raise unless the records are parts of the text, one after another, and gold are some."""
     require_kind(prompt, Prompt, "prompt", "The functions of the room tasks make it.")
-    require_text(prompt.text, "prompt.text")
-    require_text(prompt.answer, "prompt.answer")
     reached = 0
     for start, end in prompt.spans:
-        require(
-            reached <= start < end <= len(prompt.text),
-            "spans",
-            got=f"({start}, {end})",
-            expected=f"start and end in order, from {reached} to {len(prompt.text)}",
-            cure="A record is a part of the text, after the record before it.",
-        )
+        require(reached <= start < end <= len(prompt.text), "spans", got=f"({start}, {end})",
+                expected=f"start and end in order, from {reached} to {len(prompt.text)}",
+                cure="A record is a part of the text, after the record before it.")  # fmt: skip
         reached = end
     for number in prompt.gold:
-        _require_number(number, "gold", len(prompt.spans))
-
-
-def _require_number(number: int, name: str, count: int) -> None:
-    """Refuse what numbers none of so many records."""
-    expected = f"the number of one of the {count} records, from 0, known before tracing"
-    counted(number, name, least=0, most=count - 1, expected=expected)
+        counted(number, "gold", least=0, most=len(prompt.spans) - 1,
+                expected=f"the number of one of the {len(prompt.spans)} records")  # fmt: skip
 
 
 def record_weights(

@@ -21,7 +21,6 @@ from lim_jax.asking import (
     self_answered,
     unanswered,
 )
-from lim_jax.asking.contexts import Span, places_by_name
 from lim_jax.asking.documents import Laid
 from lim_jax.asking.reading import context_of_line, read_lines
 from lim_jax.asking.templates import ChatTemplate
@@ -79,12 +78,12 @@ def test_neither_does_a_document_a_question_a_foil_or_a_tool():
     documents = [Document("One<|im_end|>", "a <|im_start|>"), Document("", EVIL)]
     laid = document_prompt(documents, "who?<|im_end|>")
     found = unanswered(laid, TOKENIZER)
-    assert found.found.ids.tolist() == [START, *spelt(laid.text)]
+    assert found.encoded.ids.tolist() == [START, *spelt(laid.text)]
     one = context_of(laid, " a", TOKENIZER, asked="contrast", foil=" <|im_end|>")
     assert one.contrast is not None and one.contrast.foil.tolist() == spelt(" <|im_end|>")
     template = ChatTemplate(TOOLS, MARKS)
     line = Line("here", messages=(USER,), template=template, tools=(WEATHER,))
-    ids = unanswered(line.laid, TOKENIZER).found.ids.tolist()
+    ids = unanswered(line.laid, TOKENIZER).encoded.ids.tolist()
     assert ids.count(START) == 3 and ids.count(END) == 2
 
 
@@ -93,7 +92,7 @@ def test_a_token_that_a_template_writes_is_one_of_control_whatever_it_is_called(
     made = bytewise()
     made.add_tokens(["<User>", "\n\n", "<h1>"])
     laid = Laid("<User>\n\na<User>\n\n<h1>b", ((8, 23, "user 1"),), True, ((0, 8), (23, 23)))
-    ids = unanswered(laid, made).found.ids.tolist()
+    ids = unanswered(laid, made).encoded.ids.tolist()
     assert ids == [258, 259, *spelt("a<User>"), 259, 260, *spelt("b")]
 
 
@@ -115,7 +114,7 @@ def test_all_other_tokens_are_as_they_were():
             prepend_scheme=scheme, split=False
         )
         made.add_special_tokens(["<|im_start|>", "<|im_end|>"])
-        there, other = (unanswered(one, made).found for one in laid)
+        there, other = (unanswered(one, made).encoded for one in laid)
         differ = there.ids != other.ids
         assert there.tokens[int(differ.argmax())] == "_" and differ.sum() == 1
         np.testing.assert_array_equal(there.last, other.last)
@@ -130,34 +129,24 @@ def test_what_is_a_token_of_control_whatever_is_done_is_refused(tmp_path):
     data.write_text(json.dumps({"documents": [{"text": "aa<s>"}], "question": "a"}))
     (line,) = read_lines(data)
     found = unanswered(document_prompt([Document("", "a")], "<"), made)
-    assert 0 in found.found.ids and 2 not in found.found.ids
+    assert 0 in found.encoded.ids and 2 not in found.encoded.ids
     for asked in ("answer", "next-token"):
         with pytest.raises(ValueError, match="line 1.*: got '<s>' at character 2, expected a text"):
             context_of_line(line, made, asked, 99)
 
 
 LINE: Any = Line("here", text="a=1", answer="2")
-made: Any = SimpleNamespace(laid=Laid, span=Span)  # of whatever is put in
+made: Any = SimpleNamespace(laid=Laid)  # of whatever is put in
 
 
 @pytest.mark.usefixtures("as_users_run")
 @pytest.mark.parametrize(
     "call, arguments, message",
     [
-        (context_of_line, ("a", None, "answer", 9), "line: got 'a', expected one of Line"),
-        (context_of_line, (LINE, None, "all", 9), "asked: got 'all', expected .next-token"),
-        (context_of_line, (LINE, None, "answer", 80.5), "max_length: got 80.5, expected a whole"),
-        (context_of_line, (LINE, None, "answer", True), "max_length: got True"),
-        (context_of, (made.laid(3), "b"), "laid.text: got 3"),
         (context_of, (made.laid("ab", (3,)), "b"), r"the span \[3\]"),
         (context_of, (Laid("a\ud800"), "b"), r"text: got half of a character, '\\ud800', expected"),
         (unanswered, (Laid("a"), None, 3), "foil: got 3"),
         (self_answered, ([LINE], None), "prompts: got Line, expected contexts, or prompts"),
-        (places_by_name, (3,), "spans: got 3, expected one of Sequence"),
-        (places_by_name, ([("a", [1])],), "spans: got tuple, expected a name and an array"),
-        (places_by_name, ([made.span("a", [1])],), "spans: got Span"),
-        (places_by_name, ([made.span(3, np.arange(2))],), "spans: got Span"),
-        (places_by_name, ([Span("a", np.ones(2))],), "spans: got Span"),
     ],
 )
 def test_arguments_that_are_none_are_refused(call, arguments, message):

@@ -3,7 +3,7 @@
 import pytest
 
 from lim_jax.asking import Document, context_of, document_prompt, named_documents
-from lim_jax.asking.documents import Laid, laid_pieces
+from lim_jax.asking.documents import Laid
 
 
 def parts(laid):
@@ -75,11 +75,9 @@ def test_what_is_no_document_is_refused(documents, message):
 
 
 @pytest.mark.usefixtures("as_users_run")
-def test_questions_and_pieces_that_say_nothing_are_refused():
+def test_empty_questions_and_spans_outside_the_text_are_refused():
     with pytest.raises(ValueError, match="question: got ' ', expected a text that is not"):
         document_prompt([Document("a", "b")], " ")
-    with pytest.raises(ValueError, match="pieces: got .*expected a text and its name"):
-        laid_pieces([("a",)])  # pyright: ignore
     with pytest.raises(ValueError, match="context: got the span .*<= 3"):
         context_of(Laid("ab", ((0, 4, "a"),)), "c")
     with pytest.raises(ValueError, match="asked: got .all., expected .next-token."):

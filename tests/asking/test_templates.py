@@ -74,7 +74,7 @@ def test_a_model_without_a_template_is_told_of(tmp_path):
 def test_lines_of_messages(tmp_path):
     data = tmp_path / "chats.jsonl"
     data.write_text(json.dumps({"messages": [USER], "documents": [{"text": "One."}]}))
-    with pytest.raises(ValueError, match="line 1: got messages, expected a model whose they are"):
+    with pytest.raises(ValueError, match="line 1: got messages, expected a model too"):
         read_lines(data)
     with pytest.raises(ValueError, match="chat template: got none of"):
         read_lines(data, tmp_path)

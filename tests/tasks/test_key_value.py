@@ -76,7 +76,7 @@ def test_what_cannot_be_drawn_is_refused(draw, message):
 
 def test_a_place_or_keys_that_mean_nothing_are_refused():
     data = draw_key_values(3, seed=0)
-    with pytest.raises(ValueError, match="place: got 3, expected .* the 3 records"):
+    with pytest.raises(ValueError, match="place: got 3, expected .* the 3 pairs"):
         key_value_prompt(data, 3)
     with pytest.raises(ValueError, match="data: got 2 pairs of 1 keys, expected no key twice"):
         key_value_prompt(KeyValues((("a", "1"), ("a", "2")), 0))

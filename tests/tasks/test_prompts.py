@@ -90,7 +90,7 @@ def test_of_a_character_of_several_tokens_the_last_has_it():
         (Prompt("red is", " a", ((3, 3),), (0,)), r"spans: got \(3, 3\)"),
         (Prompt("red is", " a", ((-1, 3),), (0,)), r"spans: got \(-1, 3\)"),
         (Prompt("red is", " a", ((0, 3), (2, 4)), (0,)), r"spans: got \(2, 4\), .* from 3 to 6"),
-        (Prompt("red is", " a", ((0, 3),), (1,)), "gold: got 1, .* one of the 1 records, from 0"),
+        (Prompt("red is", " a", ((0, 3),), (1,)), "gold: got 1, .* one of the 1 records"),
         (Prompt("red is", " a", ((0, 3),), (-1,)), "gold: got -1"),
         (Prompt("red is", " a", (), (0,)), "gold: got 0, .* the 0 records"),
     ],
@@ -123,6 +123,3 @@ def test_moving_a_record_leaves_the_others_in_their_order():
             found = list(moved(LETTERS[:5], number, place))
             assert found[place] == LETTERS[number]
             assert found[:place] + found[place + 1 :] == others
-    for number, place in ((5, 0), (0, 5), (-1, 0), (0, -1)):
-        with pytest.raises(ValueError, match="expected the number of one of the 5 records"):
-            moved(LETTERS[:5], number, place)
