@@ -16,7 +16,6 @@ from jaxtyping import Array, Float, Int
 from lim_jax._checks import (
     counted,
     require_callable,
-    require_example,
     require_floats,
     require_kind,
 )
@@ -24,7 +23,6 @@ from lim_jax._errors import filter_jit
 from lim_jax.adjoint.hops import pull_back_hops
 from lim_jax.adjoint.sites import attention_of, require_attention
 from lim_jax.adjoint.stages import SparseRows, pull_back_stages
-from lim_jax.adjoint.sweep import SIGNATURE
 from lim_jax.density.adjoints import judged
 from lim_jax.grid.cells import token_grid
 from lim_jax.grid.integrals import inner
@@ -51,9 +49,9 @@ class TokenAccount(NamedTuple):
     Attributes
     ----------
     loss
-        Of the context.
+        The context's.
     query_weights
-        Where the loss asks, and with which weight.
+        The places from which the loss asks, each with its weight.
     channels
         :math:`\|P_\alpha(p)\|^2` of the residual, the cone and the local channel at depth k, in
         the order of `ledger.CHANNELS`.
@@ -98,7 +96,7 @@ def account_of_context(
     Parameters
     ----------
     model
-        Any: from `models.load`, or `models.byte_model`.
+        From `models.load`, or `models.byte_model`.
     window
         A context of L ids with the id after it, as in `CausalLM.example`.
     query_weights
@@ -113,8 +111,8 @@ def account_of_context(
     Raises
     ------
     ValueError
-        Where the window holds no context and an id after it, the weights are not one for each
-        place of it, or `depth` is no whole number from 0 to the last layer's.
+        Unless the window holds a context and an id after it, there is a weight for each of its
+        places, and `depth` is a whole number from 0 to the last layer's.
     EquinoxRuntimeError
         Where an id is outside the vocabulary, the weights do not sum to one, or the loss or an
         energy is not finite.
@@ -125,8 +123,8 @@ def account_of_context(
     >>> from lim_jax.models.language import byte_model
     >>> model = byte_model(5, width=4, heads=2, depth=3, key=jax.random.key(0))
     >>> window = jnp.array(list(b"hello!"))
-    >>> found = account_of_context(model, window, teacher_forcing(5), depth=1)
-    >>> found.energy.shape, found.hops.shape, found.heads.shape, found.depth
+    >>> account = account_of_context(model, window, teacher_forcing(5), depth=1)
+    >>> account.energy.shape, account.hops.shape, account.heads.shape, account.depth
     ((5,), (4, 5), (2, 2), 1)
     """
     require_kind(model, CausalLM, "model", "Take models.load(folder), or models.byte_model.")
@@ -160,26 +158,16 @@ def asked_of_windows(
 ) -> Queries:
     """What is asked of windows, at the places alone where their weights are not zero.
 
-    Compiled programs serve some numbers of places, so that a few may ask the first one with no
-    weight; the head reads no more than that.
-
-    Parameters
-    ----------
-    model
-        In whose precision the weights are.
-    windows
-        Ids with the one after each context; of several lengths a list of rows.
-    query_weights
-        Of all windows, or a row for each.
-    padded
-        To how many places contexts are padded, so that as many may be asked; None for theirs.
+    Programs are compiled for some numbers of places alone, so that the first place may be asked
+    several times more, with no weight. Where contexts are padded, to `padded` places, as many may
+    be asked.
 
     Examples
     --------
     >>> from lim_jax.models.language import byte_model
     >>> model = byte_model(3, width=4, heads=2, depth=1, key=jax.random.key(0))
-    >>> found = asked_of_windows(model, np.array([[7, 8, 9, 5]]), np.array([0.0, 0.5, 0.5]))
-    >>> found.targets.tolist(), found.places.tolist(), found.weights.tolist()
+    >>> asked = asked_of_windows(model, np.array([[7, 8, 9, 5]]), np.array([0.0, 0.5, 0.5]))
+    >>> asked.targets.tolist(), asked.places.tolist(), asked.weights.tolist()
     ([[9, 5, 0]], [[1, 2, 0]], [[0.5, 0.5, 0.0]])
     """
     targets = [np.asarray(window)[1:] for window in windows]
@@ -203,7 +191,7 @@ def asked_of_windows(
 
 
 def counted_depth(depth: Any, flow: ResidualFlow) -> int:
-    """Return a depth before one of a flow's layers; refuse any other."""
+    """Return the depth as an int; raise unless it is that before one of the flow's layers."""
     last = flow.depth - 1
     expected = f"a whole number from 0 to {last}, the last layer's depth"
     return counted(depth, "depth", least=0, most=last, expected=expected)
@@ -212,37 +200,21 @@ def counted_depth(depth: Any, flow: ResidualFlow) -> int:
 class ContextParts(NamedTuple):
     r"""What one context's adjoint is made of at depth k.
 
-    Attributes
-    ----------
-    loss
-        Of the context.
-    state, last
-        :math:`X_k` and :math:`X_M`.
-    vectors
-        The residual, the cone and the local channel at depth k, in the order of `ledger.CHANNELS`;
-        the first is :math:`P_T`, and their sum :math:`P_k`.
-    hop_energies
-        :math:`\|P_k^{(r)}(p)\|^2` by attention hops, in the order of `HOPS`.
-    head_energies
-        :math:`\int \|P\|^2` of what every head of the layers from k on adds to the cone channel.
-    by_depth
-        :math:`\|P_j(p)\|^2` at every depth j.
-    growths
-        :math:`\|P_j - P_{j+1}\|/\|P_{j+1}\|` of every layer, which is at most :math:`\|B_j\|` of
-        `residual.interaction_norms`; zero where :math:`P_{j+1}` is.
-    met
-        The state and the covector that attention meets in layer k.
+    `vectors` are the residual, the cone and the local channel (`ledger.CHANNELS`): the first is
+    :math:`P_T`, and their sum :math:`P_k`. `hop_energies`, `head_energies` and `by_depth` are as in
+    `TokenAccount`. `growths` are :math:`\|P_j - P_{j+1}\|/\|P_{j+1}\|` of every layer, at most
+    :math:`\|B_j\|` of `residual.interaction_norms`; zero where :math:`P_{j+1}` is.
     """
 
     loss: Scalar
-    state: State
-    last: State
+    state: State  # X_k
+    last: State  # X_M
     vectors: Float[Array, "3 length width"]
     hop_energies: Float[Array, "hops length"]
     head_energies: Float[Array, "layers heads"]
     by_depth: Float[Array, "times length"]
     growths: Float[Array, " depth"]
-    met: tuple[State, State]
+    met: tuple[State, State]  # the state and the covector that attention meets in layer k
 
 
 class _Sweep(NamedTuple):
@@ -270,25 +242,13 @@ def parts_of_context(
     In one sweep back: the covectors by hops sum to the covector, so that what the layers' parts
     make of them sums to the channels, which no sweep of their own has to carry. Numbers are those
     of `ledger.channels`, `hops.attention_hops` and `ledger.cone_by_head`. Programs are of one
-    layer, so that `progress` is told of each.
+    layer, so that `progress` is told of each, all on the way there and then all on the way back.
 
-    Parameters
-    ----------
-    flow, terminal_loss, example, grid
-        As in `ledger.channels`.
-    depth
-        k, from 0 to the last layer's.
-    progress
-        Wraps the list of layers, all on the way there and then all on the way back.
-    places
-        Where these are few, the only ones at which the loss asks, of a flow that keeps keys and
-        values (`keeping.keeps`) and on a token grid: the covector of no hops is zero elsewhere, and
-        a fourth of the work is saved.
+    Where `places` are given, the loss asks at these few alone, of a flow that keeps keys and values
+    (`keeping.keeps`) and on a token grid: the covector of no hops is zero elsewhere, and a fourth
+    of the work is saved.
     """
     require_attention(flow)
-    require_callable(terminal_loss, "terminal_loss", SIGNATURE)
-    require_example(example)
-    depth = counted_depth(depth, flow)
     x, y = example
     numbers, states, back = list(range(flow.depth)), [x], []
     steps = iter(progress([*numbers, *reversed(numbers)]))
@@ -302,7 +262,7 @@ def parts_of_context(
         apart, at = number >= depth, (jnp.asarray(number), states[number])
         sweep, of_layer = jax.block_until_ready(_back(flow, sweep, *at, grid, apart))
         back.append(of_layer)
-    energies, heads, growths = (jnp.stack(found[::-1]) for found in zip(*back, strict=True))
+    energies, heads, growths = (jnp.stack(layers[::-1]) for layers in zip(*back, strict=True))
     hops, few = sweep.hops, sweep.few
     hops = hops if few is None else jnp.concatenate([few.dense(len(x))[None], hops])
     return ContextParts(
@@ -380,7 +340,8 @@ def _passed(
     """One layer back before the account's depth: the covector alone."""
     stages = pull_back_stages(flow, layer, state, sweep.covector, grid)
     added = sum(stage.parts.local + stage.parts.kernel for stage in stages)
-    (attention,) = (found for stage in stages if (found := attention_of(stage.field)) is not None)
+    fields = (attention_of(stage.field) for stage in stages)
+    (attention,) = (field for field in fields if field is not None)
     return sweep._replace(covector=sweep.covector + added), jnp.zeros(
         attention.output.shape[0], sweep.covector.dtype
     )
@@ -394,17 +355,7 @@ def parts_of_ids(
     terminal_loss: Callable[[CausalLM, State, Any], Scalar],
     progress: Callable[[list], Iterable] = iter,
 ) -> ContextParts:
-    """`parts_of_context` of ids: the programs of accounts and of explanations.
-
-    Parameters
-    ----------
-    model, depth, terminal_loss, progress
-        As in `account_of_context`.
-    ids
-        Of the context.
-    asked
-        One of `asked_of_windows`.
-    """
+    """`parts_of_context` of ids, and what `asked_of_windows` makes for them."""
     grid = token_grid(ids.shape[0], model.embedding.dtype)
     example, loss = (_embedded(model, ids), asked), jax.tree_util.Partial(terminal_loss, model)
     few = FEW * asked.targets.shape[0] <= ids.shape[0] and terminal_loss in TERMINAL.values()

@@ -12,18 +12,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PyTree
 
-from lim_jax._checks import (
-    counted,
-    require,
-    require_callable,
-    require_floats,
-    require_indices,
-)
 from lim_jax.density.adjoints import Loss
-from lim_jax.grid.measure import Grid, require_on_grid
+from lim_jax.grid.measure import Grid
 from lim_jax.network.attention import attention_weights
 from lim_jax.network.field import TransformerField
-from lim_jax.network.flow import ResidualFlow, euler, require_flow, split
+from lim_jax.network.flow import ResidualFlow, euler, split
 from lim_jax.network.multihead import CausalAttention, by_head
 from lim_jax.network.slots import State
 
@@ -35,28 +28,7 @@ def gradient_times_input(loss: Loss, params: PyTree, x: State, y: Any) -> Tokens
 
     The first-order estimate of what the loss loses with the token, by Shrikumar, Greenside and
     Kundaje, "Learning important features through propagating activation differences" (2017).
-
-    Parameters
-    ----------
-    loss
-        ``loss(params, x, y) -> scalar``.
-    params, y
-        What the loss reads beside the states.
-    x
-        The states.
-
-    Raises
-    ------
-    ValueError
-        Where the states are no floats of shape ``(length, width)``.
-
-    Examples
-    --------
-    >>> loss = lambda weight, x, y: weight * x[0, 0] ** 2
-    >>> gradient_times_input(loss, 1.0, jnp.array([[3.0], [5.0]]), None).tolist()
-    [18.0, 0.0]
     """
-    _require_case(loss, x)
     return jnp.sum(x * jax.grad(loss, argnums=1)(params, x, y), axis=1)
 
 
@@ -66,34 +38,11 @@ def integrated_gradients(
     r"""By token, :math:`(x - b)_i\cdot\int_0^1 \partial_{x_i}\ell(b + s(x - b))\,ds`.
 
     By Sundararajan, Taly and Yan, "Axiomatic attribution for deep networks" (2017), by the midpoint
-    rule. *Complete*: the integrals sum to :math:`\ell(x) - \ell(b)`, and what the rule gives does
-    so to :math:`O(n^{-2})` for n steps where the loss is smooth.
-
-    Parameters
-    ----------
-    loss, params, x, y
-        As in `gradient_times_input`.
-    baseline
-        :math:`b`, states of nothing in particular.
-    steps
-        Of the rule: one gradient each, one after another.
-
-    Raises
-    ------
-    ValueError
-        Where the baseline is not of the states' shape, or there are no steps.
-
-    Examples
-    --------
-    >>> loss = lambda weight, x, y: weight * x[0, 0] ** 2
-    >>> x = jnp.array([[3.0], [5.0]])
-    >>> integrated_gradients(loss, 1.0, x, None, jnp.zeros((2, 1)), steps=1).tolist()
-    [9.0, 0.0]
+    rule, one gradient for each step. *Complete*: the integrals sum to :math:`\ell(x) - \ell(b)`,
+    and the rule's do so to :math:`O(n^{-2})` for n steps where the loss is smooth.
     """
-    _require_case(loss, x)
-    _require_baseline(baseline, x)
     step = x - baseline
-    nodes = (jnp.arange(counted(steps, "steps"), dtype=x.dtype) + 0.5) / steps
+    nodes = (jnp.arange(steps, dtype=x.dtype) + 0.5) / steps
 
     def at(node: Float[Array, ""]) -> Tokens:
         return jnp.sum(step * jax.grad(loss, argnums=1)(params, baseline + node * step, y), axis=1)
@@ -115,40 +64,10 @@ def occlusion(
     :math:`\ell(x \text{ with } x_i = b_i \text{ for } i \in r) - \ell(x)`: of images by Zeiler and
     Fergus, "Visualizing and understanding convolutional networks" (2014), of words by Li, Monroe
     and Jurafsky, "Understanding neural networks through representation erasure" (2016). One loss
-    for each record, one after another.
-
-    Parameters
-    ----------
-    loss, params, x, y, baseline
-        As in `integrated_gradients`.
-    records
-        The number of the record that each token belongs to, -1 for none.
-    count
-        How many records.
-
-    Raises
-    ------
-    ValueError
-        Where the baseline or the records do not fit the states.
-
-    Examples
-    --------
-    >>> loss = lambda weight, x, y: weight * x.sum()
-    >>> x, none, records = jnp.array([[3.0], [5.0]]), jnp.zeros((2, 1)), jnp.array([1, 0])
-    >>> occlusion(loss, -1.0, x, None, none, records, 2).tolist()
-    [5.0, 3.0]
+    for each record, one after another. `records` has the number of each token's record, -1 for
+    none.
     """
-    _require_case(loss, x)
-    _require_baseline(baseline, x)
-    require_indices(records, "records")
-    require(
-        records.shape == x.shape[:1],
-        "records",
-        got=f"{records.shape[0]} numbers",
-        expected=f"{x.shape[0]}, one for each token",
-        cure="Take the example's own.",
-    )
-    numbers = jnp.arange(counted(count, "count"), dtype=records.dtype)
+    numbers = jnp.arange(count, dtype=records.dtype)
 
     def without(number: Int[Array, ""]) -> Float[Array, ""]:
         return loss(params, jnp.where((records == number)[:, None], baseline, x), y)
@@ -165,49 +84,17 @@ def attention_rollout(flow: ResidualFlow, x: State, grid: Grid) -> Float[Array, 
     By Abnar and Zuidema, "Quantifying attention flow in transformers" (2020). Rows sum to one; the
     last is what is said of a loss that asks at the end. It knows neither the loss nor values,
     networks and norms.
-
-    Parameters
-    ----------
-    flow
-        Of `TransformerField` or `CausalAttention`, by `euler` or `split`.
-    x
-        The states that enter it.
-    grid
-        Their positions.
-
-    Raises
-    ------
-    ValueError
-        Where the layers have no attention, or the step is another one.
-
-    Examples
-    --------
-    >>> from lim_jax.grid import token_grid
-    >>> from equinox.nn import Identity
-    >>> one = jnp.ones((1, 1, 1))
-    >>> averaging = CausalAttention(Identity(), 0 * one, 0 * one, one, one)
-    >>> flow = ResidualFlow(jax.tree.map(lambda leaf: leaf[None], averaging))
-    >>> attention_rollout(flow, jnp.ones((2, 1)), token_grid(2)).tolist()
-    [[1.0, 0.0], [0.25, 0.75]]
     """
-    require_flow(flow)
-    require_on_grid(x, grid, "x", "length width")
-    step = getattr(flow.step, "__name__", "another step")
-    attending = isinstance(flow.pattern, TransformerField | CausalAttention)
-    require(
-        attending and flow.step in (euler, split),
-        "flow",
-        got=f"layers of {type(flow.pattern).__name__} by {step}",
-        expected="TransformerField or CausalAttention, by euler or split",
-        cure="Only there a layer attends once, from the state that enters it.",
-    )
+    # Only there a layer attends once, from the state that enters it.
+    assert isinstance(flow.pattern, TransformerField | CausalAttention)
+    assert flow.step in (euler, split)
 
     def handed_on(carry, layer):
         x, rollout = carry
         field, _ = layer
         attention = field.attention if isinstance(field, TransformerField) else field
-        mixed = (_mean_attention(attention, x, grid) @ rollout + rollout) / 2
-        return (flow.transition(layer, x, grid), mixed), None
+        rollout = (_mean_attention(attention, x, grid) @ rollout + rollout) / 2
+        return (flow.transition(layer, x, grid), rollout), None
 
     (_, rollout), _ = flow.scan(handed_on, (x, jnp.eye(grid.size, dtype=x.dtype)))
     return rollout
@@ -221,14 +108,3 @@ def _mean_attention(
     query, (key, _) = attention.queries(x, turns), attention.sources(x, turns)
     of_head = partial(attention_weights, grid=prefixes)
     return attention.of_heads(of_head, query, by_head(key, query.shape[0])).mean(axis=0)
-
-
-def _require_case(loss: Any, x: Any) -> None:
-    require_callable(loss, "loss", "loss(params, x, y) of one example")
-    require_floats(x, "x", "length width")
-
-
-def _require_baseline(baseline: Any, x: State) -> None:
-    length, width = x.shape
-    cure = "Pass states, such as zeros or the average word's."
-    require_floats(baseline, "baseline", "length width", cure, length=length, width=width)

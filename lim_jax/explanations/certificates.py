@@ -36,18 +36,9 @@ Judged = Literal["deciding", "all"]
 
 
 class Adjoints(NamedTuple):
-    r"""Contexts and their adjoints at depth k: what criteria are judged by. Or those of one.
+    r"""Contexts, what is asked of them, and their adjoints at depth k (`account.ContextParts`).
 
-    Attributes
-    ----------
-    ids, asked
-        The contexts' ids, and what is asked of each.
-    vectors
-        The channels of each; the first is :math:`P_T`, and their sum :math:`P_k`.
-    products
-        Bounds c on the layers' amplification from below, of the layers from each on, from k.
-    met
-        The state and the covector that attention meets in layer k.
+    `products` are bounds c from below on the amplification of the layers from each on, from k.
     """
 
     ids: Int[Array, "*examples length"]
@@ -69,16 +60,7 @@ def survival_of_recency(
 
     The covectors have :math:`\|P_j - P_{j+1}\| \le \|B_j\|\,\|P_{j+1}\|`, so that the product over
     layers of one plus that ratio is at most the product of the criterion's c. Where it is beyond
-    what the criterion can bear, so is c.
-
-    Parameters
-    ----------
-    model, found, regions, depth
-        The network, its adjoints from `depth` on, and where they are judged.
-    key
-        For the norms' random start.
-    judged
-        ``"all"`` takes the norms in any case.
+    what the criterion can bear, so is c: then the norms are computed for ``judged="all"`` alone.
     """
     terminal, initial = found.vectors[:, 0], found.vectors.sum(axis=1)
     below = recency_survival(terminal, initial, found.products, regions)
@@ -103,13 +85,6 @@ def primacy_of_the_cone(
     :math:`\kappa_L` is the least :math:`\Gamma` over all pairs of contributions to the left. Those
     of one layer to the first token are some of them: where two of these point apart, it is not
     positive.
-
-    Parameters
-    ----------
-    model, found, regions, depth, judged
-        As in `survival_of_recency`.
-    terminal_loss
-        As in `explanation.explain`.
     """
     least = _least_of_first_token(model, *found.met, regions.grid, depth)
     if judged == "all" or float(least) > 0:

@@ -13,11 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
-from lim_jax._checks import (
-    require_key,
-    require_kind,
-    require_name,
-)
+from lim_jax._checks import require_key, require_name
 from lim_jax._errors import filter_jit
 from lim_jax.adjoint.certificate import Certificate, certificate_table
 from lim_jax.adjoint.cone import cone_mass
@@ -173,15 +169,15 @@ def explain(
 ) -> Explanation:
     """Measure the density, channels, hops, heads and certificates of a model on contexts.
 
-    Some two gradients' worth for each context, but for certificates: where a criterion cannot hold
-    it is told by less than all of its numbers, as `certificates` says.
+    It takes the time of some two gradients for each context, and that of the certificates, of
+    which one that cannot hold is judged by less than all of its numbers (see `certificates`).
 
     Not for use inside `jax.jit`: certificates judge concrete numbers.
 
     Parameters
     ----------
     model
-        Any: from `models.load`, or `models.byte_model`.
+        From `models.load`, or `models.byte_model`.
     windows
         Contexts of L ids with the id after each; or a list of contexts of several lengths.
     query_weights
@@ -206,9 +202,8 @@ def explain(
     Raises
     ------
     ValueError
-        Where the model is no `CausalLM`, the windows are no ids of L + 1 columns, the query
-        weights are not of L positions, `depth` is no whole number from 0 to the last layer's, or
-        `certificates` is another word.
+        Unless the model is a `CausalLM`, the windows have ids in L + 1 columns, the query weights
+        are for L positions, and `depth` is a whole number from 0 to the last layer's.
     """
     require_windows(model, windows, regions)
     require_query_weights(query_weights, windows)
@@ -280,14 +275,8 @@ def _of_queries(
 def average_cone_mass(model: CausalLM, windows: Windows, regions: Regions) -> Estimate:
     """Average the exact cone mass over layers and contexts, in the operator norm, as a density.
 
-    It is of the network alone: no loss enters. Standard errors are over contexts.
-
-    Parameters
-    ----------
-    model, windows, regions
-        As in `explain`.
+    No loss enters: it is the network's alone. Standard errors are over contexts.
     """
-    require_windows(model, windows, regions)
     masses = []
     for window in windows:
         own, shares = carried_to(regions, len(window) - 1)
@@ -405,7 +394,6 @@ def _numbers(values: Any) -> dict[str, float]:
 
 def explanation_table(result: Explanation) -> str:
     """Lay out an explanation: density, channels, hops, contrasts and certificates."""
-    require_kind(result, Explanation, "result", "Take it from explain.")
     found, rest = result.influence, result.without_queries
     regional, contrast = result.regional, result.terminal_contrast
     hops = result.regional_hop_energies

@@ -3,23 +3,14 @@
 import math
 from typing import Any
 
-from lim_jax._checks import require_kind, require_known
 from lim_jax.adjoint.deficits import REGIONS
 from lim_jax.density.statistics import Influence
-
-MEASURED = "Measure it with lim.influence."
 
 
 def influence_table(found: Influence, rest: Influence | None = None) -> str:
     """Lay out a density's regional averages and indices, and those without the queried tokens.
 
-    Parameters
-    ----------
-    found
-        The influence.
-    rest
-        The same without the tokens that the loss asks from, which hold most of it where they are
-        few; None where it asks everywhere.
+    `rest` is None where the loss asks everywhere.
 
     Examples
     --------
@@ -30,9 +21,6 @@ def influence_table(found: Influence, rest: Influence | None = None) -> str:
     >>> influence_table(found).splitlines()[-1][20:]
     'symmetric contrast +0.250: two errors within 10 % would take some 6 more contexts'
     """
-    require_kind(found, Influence, "found", MEASURED)
-    if rest is not None:
-        require_kind(rest, Influence, "rest", MEASURED)
     rows = density_rows(found, rest)
     return "\n".join([*regional_lines("", rows), *index_lines(found, rest)])
 
@@ -40,20 +28,8 @@ def influence_table(found: Influence, rest: Influence | None = None) -> str:
 def contexts_needed(found: Influence, width: float = 0.1) -> int | None:
     r"""How many contexts make LIM known to `width` to either side, as two standard errors.
 
-    That of LIM where it is within one of zero, a share by which the middle is below the boundary;
-    else a part of it. By the error of these contexts, which falls like the root of their number.
-
-    Parameters
-    ----------
-    found
-        The influence of some contexts.
-    width
-        Half of the interval.
-
-    Returns
-    -------
-    count
-        At least two. None where one context alone was measured, which has no error.
+    Where LIM is beyond one of zero, `width` is a part of it. The error of these contexts falls like
+    the root of their number. None of one context, which has no error; else at least two.
 
     Examples
     --------
@@ -64,8 +40,6 @@ def contexts_needed(found: Influence, width: float = 0.1) -> int | None:
     >>> round(float(found.index_errors().lim), 3), contexts_needed(found)
     (0.1, 8)
     """
-    require_kind(found, Influence, "found", MEASURED)
-    require_known(width, "width", expected="a positive finite number", cure="Try 0.1.")
     error, lim = float(found.index_errors().lim), float(found.indices().lim)
     if not math.isfinite(error):
         return None

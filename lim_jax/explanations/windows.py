@@ -10,7 +10,6 @@ from jaxtyping import Array, Float, Int
 from lim_jax._checks import ARRAYS, described, require, require_floats, require_kind
 from lim_jax.grid.carrying import carrying_shares
 from lim_jax.grid.cells import token_grid
-from lim_jax.grid.measure import require_on_grid
 from lim_jax.grid.partition import Regions, boundary_regions, require_regions
 from lim_jax.models.causal import CausalLM
 
@@ -20,7 +19,7 @@ QueryWeights = Float[Array, "*examples length"] | Sequence[Float[Array | np.ndar
 
 
 def require_windows(model: Any, windows: Any, regions: Any) -> None:
-    """Refuse what is no model, no ids with the one after each, or no regions."""
+    """Raise unless these are a model, ids with the one after each context, and regions."""
     require_kind(model, CausalLM, "model", "Take models.load(folder), or models.byte_model.")
     require_regions(regions)
     length, listed = regions.grid.size, isinstance(windows, Sequence)
@@ -40,19 +39,15 @@ def require_windows(model: Any, windows: Any, regions: Any) -> None:
 
 
 def require_query_weights(query_weights: Any, windows: Windows) -> None:
-    """Refuse query weights that are not of these contexts."""
+    """Raise unless there is a weight for each place of each context."""
     lengths = [len(window) - 1 for window in windows]
     if not isinstance(query_weights, Sequence):
         each = len(np.shape(query_weights)) == 2
         axes = "examples length" if each else "length"
         (length, *others) = set(lengths)
-        require(
-            not others,
-            "query_weights",
-            got=described(query_weights),
-            expected="a list of rows",
-            cure="Each context has a row, of its own length.",
-        )
+        require(not others, "query_weights", got=described(query_weights),
+                expected="a list of rows",
+                cure="Each context has a row, of its own length.")  # fmt: skip
         require_floats(query_weights, "query_weights", axes, length=length, examples=len(lengths))
         return
     same = len(query_weights) == len(lengths)
@@ -90,29 +85,23 @@ def regions_without_queries(query_weights: QueryWeights, regions: Regions) -> Re
     --------
     >>> from lim_jax.grid import boundary_regions, token_grid
     >>> regions = boundary_regions(token_grid(4), 0.4)
-    >>> found = regions_without_queries(jnp.array([0.0, 0.0, 0.0, 1.0]), regions)
-    >>> found is not None and found.left_out
+    >>> rest = regions_without_queries(jnp.array([0.0, 0.0, 0.0, 1.0]), regions)
+    >>> rest is not None and rest.left_out
     (3,)
     >>> regions_without_queries(jnp.ones(4) / 4, regions) is None
     True
     >>> rows = [np.eye(8)[5]]  # which lies in the third of four cells
-    >>> found = regions_without_queries(rows, boundary_regions(token_grid(4), 0.25))
-    >>> found is not None and found.left_out
+    >>> rest = regions_without_queries(rows, boundary_regions(token_grid(4), 0.25))
+    >>> rest is not None and rest.left_out
     (2,)
     """
-    require_regions(regions)
     if isinstance(query_weights, Sequence):
-        require(len(query_weights) > 0, "query_weights", got="no rows", expected="at least one",
-                cure="Each context has a row.")  # fmt: skip
         asked = np.zeros(regions.grid.size, bool)
         for row in query_weights:
-            require_floats(row, "query_weights", "length")
             _, shares = carried_to(regions, len(row))
             asks = np.asarray(row) > 0
             asked |= asks if shares is None else shares @ asks > 0
     else:
-        axes = "examples length" if getattr(query_weights, "ndim", 1) == 2 else "length"
-        require_on_grid(query_weights, regions.grid, "query_weights", axes)
         asked = (np.atleast_2d(query_weights) > 0).any(axis=0)
     whole = (np.asarray(regions.weights)[:, ~asked].sum(axis=1) == 0).any()
     return None if whole else regions.without(np.flatnonzero(asked).tolist())

@@ -16,7 +16,6 @@ from lim_jax.explanations.attributions import (
     integrated_gradients,
     occlusion,
 )
-from lim_jax.network.flow import heun
 
 LENGTH, RECORDS = (
     5,
@@ -163,24 +162,3 @@ def test_attributions_pass_through_transformations():
         other = np.where((RECORDS == 0)[:, None], BASELINE, here)
         gained = np.where((RECORDS == 0)[:, None], 0, (QUADRATIC @ other.ravel()).reshape(X.shape))
         np.testing.assert_allclose(slopes[row, 2], gained - slope, rtol=1e-10, atol=1e-12)
-
-
-@pytest.mark.usefixtures("as_users_run")
-def test_what_has_no_attribution_is_refused():
-    x = jnp.ones((3, 2))
-    baseline, records = jnp.zeros((3, 2)), jnp.array([0, 1, -1])
-    wrong = {
-        "loss: got None": lambda: gradient_times_input(None, None, x, None),  # pyright: ignore
-        "x: got": lambda: gradient_times_input(linear, x, x[0], 1.0),
-        "baseline: got shape": lambda: integrated_gradients(linear, x, x, 1.0, baseline[:2]),
-        "steps": lambda: integrated_gradients(linear, x, x, 1.0, baseline, steps=0),
-        "records: got 2 numbers": lambda: occlusion(linear, x, x, 1.0, baseline, records[:2], 2),
-        "count": lambda: occlusion(linear, x, x, 1.0, baseline, records, 0),
-        "flow: got layers of .* by heun": lambda: attention_rollout(
-            random_flow(step=heun), random_states(), lim.token_grid(12)
-        ),
-        "flow": lambda: attention_rollout(None, x, lim.token_grid(3)),  # pyright: ignore
-    }
-    for message, call in wrong.items():
-        with pytest.raises(ValueError, match=message):
-            call()
