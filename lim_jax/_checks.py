@@ -1,9 +1,9 @@
-"""Errors that say what was got, what was expected, and the cure.
+"""Errors that say what was passed, what is accepted, and how to fix it.
 
-Shapes and static values are checked before tracing and raise `ValueError`. Values that may be
-traced are checked by `guarded`, whose result must be used: it raises when the numbers arrive.
-Entry points (influence, certificates, penalties, streams) refuse NaN and infinity; elementary
-functions pass them on, and no function turns them into numbers.
+Shapes and static values are checked before tracing and raise `Refusal`. Values that may be traced
+are checked by `guarded`, whose result must be used: it raises when the numbers arrive. Functions of
+losses and of data raise at NaN and infinity; elementary functions pass them on, and none turns them
+into numbers.
 """
 
 import math
@@ -37,7 +37,7 @@ KINDS = (jnp.integer, jnp.floating)  # of real numbers
 
 
 def require(holds: bool, name: str, *, got: object, expected: str, cure: str) -> None:
-    """Raise a `ValueError` that names the argument, unless `holds`."""
+    """Raise a `Refusal` that names the argument, unless `holds`."""
     if not holds:
         raise Refusal(f"{name}: got {got}, expected {expected}. {cure}")
 
@@ -56,7 +56,7 @@ def in_a_line(value: object) -> str:
 
 
 def require_extra(package: str, extra: str) -> None:
-    """Refuse to go on without a package that is installed with one of our extras."""
+    """Raise unless a package is installed, which one of our extras has."""
     if find_spec(package) is None:
         raise MissingPackage(
             f"{package}: got no such package, expected it installed. It comes with an extra: "
@@ -66,18 +66,13 @@ def require_extra(package: str, extra: str) -> None:
 
 
 def require_floating(array: object, name: str, cure: str = "Pass an array of floats.") -> None:
-    """Refuse what is no array of floats: lists, numbers, strings; integers, complex numbers."""
-    require(
-        isinstance(array, ARRAYS) and jnp.issubdtype(array.dtype, jnp.floating),
-        name,
-        got=described(array),
-        expected="a floating-point array",
-        cure=cure,
-    )
+    """Raise unless this is an array of floating-point numbers."""
+    holds = isinstance(array, ARRAYS) and jnp.issubdtype(array.dtype, jnp.floating)
+    require(holds, name, got=described(array), expected="a floating-point array", cure=cure)
 
 
 def require_floats(array: Any, name: str, axes: str, cure: str = "", **sizes: int) -> None:
-    """Refuse what is no floating-point array with these axes, named as in signatures.
+    """Raise unless this is a floating-point array with these axes, named as in signatures.
 
     An axis has the size that `sizes` gives its name, else any but zero, the same wherever its name
     stands; further axes are allowed where the last name begins with a star.
@@ -107,7 +102,7 @@ def require_floats(array: Any, name: str, axes: str, cure: str = "", **sizes: in
 
 
 def require_indices(indices: Any, name: str) -> None:
-    """Refuse what is no array of whole numbers along one axis, at least one."""
+    """Raise unless this is an array of whole numbers along one axis, at least one."""
     whole = isinstance(indices, ARRAYS) and jnp.issubdtype(indices.dtype, jnp.integer)
     require(
         whole and indices.ndim == 1 and indices.size > 0,
@@ -127,13 +122,7 @@ def counted(
     expected: str = "",
     cure: str = "Pass a Python int.",
 ) -> int:
-    """Return a whole number that is known before tracing as an `int`; refuse anything else.
-
-    Examples
-    --------
-    >>> counted(np.int32(3), "count"), counted(jnp.array(0), "radius", least=0)
-    (3, 0)
-    """
+    """Return a whole number that is known before tracing as an `int`; raise at anything else."""
     try:
         whole = least - 1 if isinstance(number, bool | np.bool_) else operator.index(number)
     except TypeError:
@@ -145,31 +134,25 @@ def counted(
 
 
 def is_real(number: Any) -> TypeGuard[float]:
-    """Whether it is a real number known before tracing; True and False are none."""
+    """Whether this is a real number known before tracing, and no boolean."""
     return isinstance(number, Real) and not isinstance(number, bool)
 
 
 def require_known(number: Any, name: str, *, expected: str, cure: str) -> None:
-    """Refuse what is no positive finite number known before tracing."""
+    """Raise unless this is a positive finite number known before tracing."""
     holds = is_real(number) and 0 < float(number) < math.inf
     require(holds, name, got=described(number), expected=expected, cure=cure)
 
 
 def require_optional(number: Any, name: str, cure: str) -> None:
-    """Refuse what is neither None nor a positive finite number known before tracing."""
+    """Raise unless this is None or a positive finite number known before tracing."""
     if number is not None:
         expected = "None or a positive finite number"
         require_known(number, name, expected=expected, cure=cure)
 
 
 def number_list(values: Any, name: str, *, expected: str, cure: str) -> np.ndarray:
-    """Return the real numbers of a list, or of an array of one axis; refuse what is none.
-
-    Examples
-    --------
-    >>> number_list([1, 2.5], "times", expected="times", cure="Pass a list.").tolist()
-    [1.0, 2.5]
-    """
+    """Return the real numbers of a list, or of an array of one axis, at least one."""
     several = isinstance(values, (Sequence, *ARRAYS)) and not isinstance(values, str)
     try:
         numbers = np.asarray(values) if several else np.zeros(())
@@ -183,29 +166,17 @@ def number_list(values: Any, name: str, *, expected: str, cure: str) -> np.ndarr
 
 
 def require_scalar(number: Any, name: str) -> None:
-    """Refuse what is neither a real number nor an array of one, traced or known."""
-    require(
-        is_real(number)
-        or (
-            isinstance(number, ARRAYS)
-            and number.shape == ()
-            and any(jnp.issubdtype(number.dtype, kind) for kind in KINDS)
-        ),
-        name,
-        got=described(number),
-        expected="a real number",
-        cure="Pass a float, or an array of shape ().",
+    """Raise unless this is a real number or an array of one, traced or known."""
+    scalar = isinstance(number, ARRAYS) and number.shape == ()
+    holds = is_real(number) or (
+        scalar and any(jnp.issubdtype(number.dtype, kind) for kind in KINDS)
     )
+    cure = "Pass a float, or an array of shape ()."
+    require(holds, name, got=described(number), expected="a real number", cure=cure)
 
 
 def as_path(path: Any, name: str = "path") -> Path:
-    """Return the path of a file or a folder; refuse what names none.
-
-    Examples
-    --------
-    >>> as_path("run/found.npz").name
-    'found.npz'
-    """
+    """Return the path of a file or a folder."""
     cure = "Pass a string or a pathlib.Path."
     holds = isinstance(path, str | Path) and path != ""
     require(holds, name, got=described(path), expected="the path of a file or a folder", cure=cure)
@@ -213,21 +184,14 @@ def as_path(path: Any, name: str = "path") -> Path:
 
 
 def require_kind(value: object, kind: type, name: str, cure: str) -> None:
-    """Refuse what is no instance of a type, such as a list for what another function gives.
-
-    Examples
-    --------
-    >>> require_kind([1.0], dict, "record", "Take one of validate's.")
-    Traceback (most recent call last):
-    Refusal: record: got list, expected one of dict. Take one of validate's.
-    """
+    """Raise unless this is an instance of a type."""
     got = f"the type {value.__name__} itself" if isinstance(value, type) else described(value)
     expected = f"one of {_spelt(kind)}"
     require(isinstance(value, kind), name, got=got, expected=expected, cure=cure)
 
 
 def require_several(values: object, kind: type, name: str, cure: str) -> None:
-    """Refuse what is no list of instances of a type, at least one; a string is no list."""
+    """Raise unless this is a list of instances of a type, at least one; a string is no list."""
     listed = values if isinstance(values, Sequence) and not isinstance(values, str) else ()
     require(
         len(listed) > 0 and all(isinstance(value, kind) for value in listed),
@@ -243,38 +207,27 @@ def _spelt(kind: type) -> str:
 
 
 def require_text(text: object, name: str) -> None:
-    """Refuse what is no string."""
+    """Raise unless this is a string."""
     require_kind(text, str, name, "Pass a string.")
 
 
 def require_name(value: object, known: Iterable[str], name: str, cure: str) -> None:
-    """Refuse what is none of some names.
-
-    Examples
-    --------
-    >>> require_name("mean", ["left", "right"], "side", "Take one end.")
-    Traceback (most recent call last):
-    Refusal: side: got 'mean', expected "left" or "right". Take one end.
-    """
+    """Raise unless this is one of some names."""
     names = list(known)
-    expected = " or ".join(f'"{one}"' for one in names)
+    expected = " or ".join(f'"{known_name}"' for known_name in names)
     holds = isinstance(value, str) and value in names
     require(holds, name, got=described(value), expected=expected, cure=cure)
 
 
 def require_callable(function: object, name: str, signature: str) -> None:
-    """Refuse what cannot be called."""
-    require(
-        callable(function),
-        name,
-        got=described(function),
-        expected=f"a function {signature}",
-        cure="Pass the function itself, not what it returns.",
-    )
+    """Raise unless this can be called."""
+    cure = "Pass the function itself, not what it returns."
+    expected = f"a function {signature}"
+    require(callable(function), name, got=described(function), expected=expected, cure=cure)
 
 
 def require_example(example: object) -> None:
-    """Refuse what is no pair of a state and its labels, a bare state first of all."""
+    """Raise unless this is a pair of a state and its labels."""
     require(
         isinstance(example, tuple) and len(example) == 2,
         "example",
@@ -285,15 +238,7 @@ def require_example(example: object) -> None:
 
 
 def require_auto(tree: PyTree, name: str) -> None:
-    """Refuse arrays spread over axes of a mesh whose shardings are parts of their types.
-
-    Examples
-    --------
-    >>> mesh = jax.make_mesh((1,), ("data",))
-    >>> require_auto(jax.device_put(jnp.ones(1), jax.NamedSharding(mesh, jax.P("data"))), "x")
-    Traceback (most recent call last):
-    Refusal: x: got float64[1@data], expected axes of type Auto. Make the mesh with ...
-    """
+    """Raise at arrays spread over axes of a mesh whose shardings are parts of their types."""
     for leaf in jax.tree.leaves(tree):
         typed = jax.typeof(leaf) if isinstance(leaf, jax.Array) else None
         require(
@@ -307,7 +252,7 @@ def require_auto(tree: PyTree, name: str) -> None:
 
 
 def require_key(key: Any) -> None:
-    """Refuse what is no single random key."""
+    """Raise unless this is a single random key."""
     typed = isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
     legacy = isinstance(key, ARRAYS) and key.dtype == jnp.uint32 and key.shape == (2,)
     require(
@@ -320,14 +265,7 @@ def require_key(key: Any) -> None:
 
 
 def require_keys(keys: Any) -> None:
-    """Refuse what is no array of random keys along one axis, at least one.
-
-    Examples
-    --------
-    >>> require_keys(jax.random.key(0))
-    Traceback (most recent call last):
-    Refusal: keys: got an array of key<fry> with shape (), expected an array of random keys ...
-    """
+    """Raise unless this is an array of random keys along one axis, at least one."""
     typed = isinstance(keys, jax.Array) and jnp.issubdtype(keys.dtype, jax.dtypes.prng_key)
     require(
         typed and keys.ndim == 1 and keys.size > 0,
@@ -339,19 +277,12 @@ def require_keys(keys: Any) -> None:
 
 
 def guarded(tree: Tree, fails: Flags, message: str) -> Tree:
-    """Return `tree`; where any of `fails` is true its use raises, inside `jax.jit` too.
-
-    Examples
-    --------
-    >>> guarded(jnp.ones(2), np.array([False, True]), "x: expected zeros, got others.")
-    Traceback (most recent call last):
-    EquinoxRuntimeError: x: expected zeros, got others.
-    """
+    """Return `tree`; where any of `fails` is true its use raises, inside `jax.jit` too."""
     return guarded_first(tree, (fails, message))
 
 
 def guarded_first(tree: Tree, *checks: tuple[Flags, str]) -> Tree:
-    """As `guarded`, of several in one: what fails first of all that fails is said."""
+    """`guarded` by several checks in one: the message is that of the first one that fails."""
     for fails, message in checks:
         if not isinstance(fails, Tracer) and np.any(fails):
             with in_our_words():
@@ -362,8 +293,8 @@ def guarded_first(tree: Tree, *checks: tuple[Flags, str]) -> Tree:
     flags, messages = zip(*traced, strict=True)
     _require_sizes((tree, flags))
     first, some = jnp.asarray(len(flags) - 1, jnp.int32), flags[-1]
-    for number, one in reversed(list(enumerate(flags[:-1]))):
-        first, some = jnp.where(one, number, first), some | one
+    for number, flag in reversed(list(enumerate(flags[:-1]))):
+        first, some = jnp.where(flag, number, first), some | flag
     with in_our_words():
         if varying_axes((tree, some)):
             return _together(tree, some, first, messages)
@@ -371,7 +302,7 @@ def guarded_first(tree: Tree, *checks: tuple[Flags, str]) -> Tree:
 
 
 def _require_sizes(tree: PyTree) -> None:
-    """Refuse sizes that `jax.export` leaves open: checks are callbacks, which it takes not."""
+    """Raise at sizes that `jax.export` leaves open: it takes no callbacks, as checks are."""
     sizes = [size for leaf in jax.tree.leaves(tree) for size in getattr(leaf, "shape", ())]
     symbolic = [size for size in sizes if not isinstance(size, int)]
     require(
@@ -390,7 +321,7 @@ def _together(tree: Tree, fails: Array, first: Array, messages: Sequence[str]) -
     """
     fails, first = varying_as((fails.astype(int), first), (fails, first))
     axes = tuple(varying_axes(fails))
-    anywhere, said = (jax.lax.pmax(one, axes) if axes else one for one in (fails, first))
+    anywhere, said = (jax.lax.pmax(number, axes) if axes else number for number in (fails, first))
     never = eqx.branched_error_if(jnp.array(False), anywhere > 0, said, messages)
 
     def tied(leaf: Any) -> Any:
@@ -421,14 +352,7 @@ def guarded_finite(tree: Tree, name: str) -> Tree:
 
 
 def finite_scalar(number: Tree, name: str) -> Tree:
-    """Return a real number; refuse NaN and infinity, at once where known and when used if traced.
-
-    Examples
-    --------
-    >>> finite_scalar(float("inf"), "epsilon")
-    Traceback (most recent call last):
-    Refusal: epsilon: got inf, expected a finite number. A limit is not a number.
-    """
+    """Return a finite real number; raise at others, at once if known and when used if traced."""
     require_scalar(number, name)
     if not isinstance(number, Real):
         return guarded_finite(number, name)
@@ -440,15 +364,9 @@ def finite_scalar(number: Tree, name: str) -> Tree:
 def not_negative(
     values: Any, name: str, cure: str = "Take 0 for none.", below: float = math.inf
 ) -> Any:
-    """Return a number or an array; refuse what is below zero, or not below another number.
+    """Return numbers from zero to below `below`; raise at others, and pass NaN on.
 
-    At once where it is known, when it is used if traced. NaN passes on, and so does infinity.
-
-    Examples
-    --------
-    >>> not_negative(-1e-3, "epsilon")
-    Traceback (most recent call last):
-    Refusal: epsilon: got -0.001, expected nothing below zero. Take 0 for none.
+    At once where the numbers are known, when they are used if traced.
     """
     if not isinstance(values, ARRAYS):
         require_scalar(values, name)

@@ -1,4 +1,4 @@
-"""What tells one value from another, in every process alike.
+"""A fingerprint of a value, the same in every process.
 
 A run that is taken up must be of the same network, loss and data. Two values of one digest compute
 the same: it is of arrays, of static fields and other plain values, and of functions' code with what
@@ -49,25 +49,25 @@ def _hash(value: Any, known: Known) -> bytes:
         return known[id(value)][1]
     known[id(value)] = value, b"itself"
     if isinstance(value, NUMBERS):
-        found = _hash_of_array(value, known)
+        hashed = _hash_of_array(value, known)
     elif isinstance(value, PLAIN):
-        found = _joined(type(value), repr(value).encode())
+        hashed = _joined(type(value), repr(value).encode())
     elif isinstance(value, type | ModuleType):
-        found = _joined(type(value), _name(value).encode())
+        hashed = _joined(type(value), _name(value).encode())
     elif isinstance(value, Mapping | Set):
         entries = value.items() if isinstance(value, Mapping) else value
-        found = _joined(type(value), *sorted(_hash(entry, known) for entry in entries))
+        hashed = _joined(type(value), *sorted(_hash(entry, known) for entry in entries))
     else:
-        found = _joined(type(value), *(_hash(part, known) for part in _parts(value)))
-    known[id(value)] = value, found
-    return found
+        hashed = _joined(type(value), *(_hash(part, known) for part in _parts(value)))
+    known[id(value)] = value, hashed
+    return hashed
 
 
 def _joined(kind: type, *parts: Any) -> bytes:
-    found = sha256(f"{_name(kind)} {[len(part) for part in parts]}".encode())
+    hashed = sha256(f"{_name(kind)} {[len(part) for part in parts]}".encode())
     for part in parts:
-        found.update(part)
-    return found.digest()
+        hashed.update(part)
+    return hashed.digest()
 
 
 def _name(value: Any) -> str:

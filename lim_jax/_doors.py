@@ -1,4 +1,4 @@
-"""A room's door: its names, loaded when they are used, and a word on one that is not there."""
+"""A room's names, loaded when they are used, and an error that helps to find a missing one."""
 
 import re
 from collections.abc import Callable
@@ -15,22 +15,22 @@ def opened(room: str, file: str) -> tuple[Callable[[str], Any], Callable[[], lis
     """The ``__getattr__``, ``__dir__`` and ``__all__`` of a room, from the stub beside it."""
     load, listed, names = lazy_loader.attach_stub(room, file)
 
-    def found(name: str) -> Any:
+    def get(name: str) -> Any:
         if name in names:
             return load(name)
         if name.startswith("__"):  # asked by tools
             raise AttributeError(name)
         raise AttributeError(missing(room, name))
 
-    return found, listed, names
+    return get, listed, names
 
 
 def missing(room: str, name: str) -> str:
-    """Where the name is, or names with a word that begins like it; and which rooms there are."""
+    """Say where the name is, or which names have a word that begins like it; and list the rooms."""
     places, start = _places(), name[:5].lower()
-    like = [one for one in places if any(word.startswith(start) for word in one.split("_"))]
-    chosen = [name] if name in places else sorted(like, key=lambda one: places[one] != room)[:5]
-    expected = ", ".join(f"{places[one]}.{one}" for one in chosen) or f"one of dir({room})"
+    like = [known for known in places if any(word.startswith(start) for word in known.split("_"))]
+    chosen = [name] if name in places else sorted(like, key=lambda known: places[known] != room)[:5]
+    expected = ", ".join(f"{places[known]}.{known}" for known in chosen) or f"one of dir({room})"
     rooms = sorted(path.parent.name for path in PACKAGE.glob("*/__init__.pyi"))
     return (
         f"{room}.{name}: got a name that is not there, expected {expected}. "

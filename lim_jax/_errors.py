@@ -1,4 +1,4 @@
-"""What errors say: ours, without what wraps them, and JAX's where a cure is known."""
+"""Errors of compiled programs in our words: without what wraps them, and with a cure."""
 
 import re
 from collections.abc import Callable, Iterator

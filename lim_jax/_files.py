@@ -1,4 +1,4 @@
-"""What files of users say: a text in one of several encodings, a PDF, a Word document, JSON."""
+"""Read users' files: a text in one of several encodings, a PDF, a Word document, JSON."""
 
 import codecs
 import json
@@ -25,19 +25,11 @@ def files_within(folder: Path) -> list[Path]:
     inside = [file.relative_to(folder) for file in folder.rglob("*") if file.is_file()]
     ours = {file.parent for file in inside if file.name == RECORD and file.parent != Path()}
     shown = [file for file in inside if not ours.intersection(file.parents)]
-    return sorted(file for file in shown if not any(one.startswith(HIDDEN) for one in file.parts))
+    return sorted(file for file in shown if not any(name.startswith(HIDDEN) for name in file.parts))
 
 
 def text_of_file(file: Path, name: str) -> str:
-    """The text of a file, whose argument has a name; its lines end in line feeds alone.
-
-    Raises
-    ------
-    ModuleNotFoundError
-        Of a PDF or a Word document, without pypdf or python-docx, of the extra ``documents``.
-    ValueError
-        Where it cannot be read, or what is in it is no text.
-    """
+    """The text of a file, whose lines end in line feeds alone; `name` is the argument's."""
     try:
         content = file.read_bytes()
     except OSError as error:
@@ -52,16 +44,7 @@ def text_of_file(file: Path, name: str) -> str:
 
 
 def decoded(content: bytes, file: Path, name: str) -> str:
-    r"""The text of bytes, without the mark of their encoding, its lines ended by line feeds.
-
-    Examples
-    --------
-    >>> decoded("one\r\ntwo".encode("utf-16"), Path("a.txt"), "data")
-    'one\ntwo'
-    >>> decoded(b"caf\xe9", Path("a.txt"), "data")
-    Traceback (most recent call last):
-    Refusal: data: got a.txt, whose byte 3 is not of UTF-8, expected a text in UTF-8, or in ...
-    """
+    """The text of bytes, without the mark of their encoding, its lines ended by line feeds."""
     encoding, text = ENCODINGS.get(content[:2], "utf-8"), ""
     try:
         text = content.decode(encoding).removeprefix("\ufeff")
@@ -73,7 +56,7 @@ def decoded(content: bytes, file: Path, name: str) -> str:
 
 
 def _extracted(file: Path, name: str, package: str) -> str:
-    """What a package finds in a document of a program for documents."""
+    """The text that pypdf or python-docx finds in a document."""
     require_extra(package, "documents")
     try:
         text = _of_pdf(file) if package == "pypdf" else _of_docx(file)
@@ -82,13 +65,9 @@ def _extracted(file: Path, name: str, package: str) -> str:
             f"{name}: got {file}, which {package} cannot read ({error}), expected a document "
             f"without a password. {CURE}"
         ) from error
-    require(
-        bool(text.strip()),
-        name,
-        got=f"{file}, in which there is no text",
-        expected="a document of text, not of pictures of it",
-        cure="Pass it through a program that recognises text, or take it away.",
-    )
+    require(bool(text.strip()), name, got=f"{file}, in which there is no text",
+            expected="a document of text, not of pictures of it",
+            cure="Pass it through a program that recognises text, or take it away.")  # fmt: skip
     return text
 
 
@@ -107,30 +86,23 @@ def _of_docx(file: Path) -> str:
 
 
 def parsed_json(text: str, where: str, cure: str) -> Any:
-    """What a text of JSON says; `json.loads` would take the last of two entries of one name.
-
-    Examples
-    --------
-    >>> parsed_json('{"id": 1, "id": 2}', "line 3", "Leave one out.")
-    Traceback (most recent call last):
-    Refusal: line 3: got '{"id": 1, "id": 2}', expected JSON (the name "id" stands twice). ...
-    """
+    """Parse JSON; `json.loads` would take the last of two entries of one name."""
     try:
-        found = json.loads(text, object_pairs_hook=_distinct, parse_constant=_refused)
+        value = json.loads(text, object_pairs_hook=_distinct, parse_constant=_refused)
         if "\\u" in text:  # an escape may be half of a pair, which no encoding has
-            json.dumps(found, ensure_ascii=False).encode()
+            json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise Refusal(f"{where}: got {text[:40]!r}, expected JSON ({error}). {cure}") from error
-    return found
+    return value
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    entries: dict[str, Any] = {}
     for name, value in pairs:
-        if name in found:
+        if name in entries:
             raise ValueError(f'the name "{name}" stands twice')
-        found[name] = value
-    return found
+        entries[name] = value
+    return entries
 
 
 def _refused(constant: str) -> None:

@@ -43,20 +43,13 @@ RUNS: dict[Primitive, Callable[..., Any]] = {}  # what a primitive does, by oper
 def primitive_of(
     name: str, run: Callable[..., Any], *, many_results: bool, static: Sequence[str] = ()
 ) -> Primitive:
-    """Make a primitive that does what a program of JAX's own operations does; no derivatives yet.
-
-    Examples
-    --------
-    >>> double = primitive_of("double", lambda x: 2 * x, many_results=False)
-    >>> double.bind(3.0).item()
-    6.0
-    """
+    """Make a primitive of a program of JAX's own operations; it has no derivatives yet."""
     primitive = Primitive(name)
     primitive.multiple_results = many_results
 
     def types_of(*types: Any, **settings: Any) -> Any:
-        found = jax.make_jaxpr(partial(run, **settings))(*types).out_avals
-        return found if many_results else found[0]
+        results = jax.make_jaxpr(partial(run, **settings))(*types).out_avals
+        return results if many_results else results[0]
 
     primitive.def_impl(jax.jit(primitive.bind, static_argnames=static))
     primitive.def_abstract_eval(types_of)
@@ -93,8 +86,8 @@ def of_many(name: str, program: Program) -> Primitive:
         fixed = 0 if moves else count
         operands = *operands[:fixed], *map(fronted, operands[fixed:], axes[fixed:])
         static |= {"count": count, "many": many + moves, "sharing": sharing + (not moves)}
-        found = primitive.bind(*operands, **static)
-        return found, [first] * len(found)
+        results = primitive.bind(*operands, **static)
+        return results, [first] * len(results)
 
     primitive = primitive_of(name, run, many_results=True, static=STATIC)
     batching.primitive_batchers[primitive] = mapped
@@ -109,20 +102,12 @@ def _merged(
     merged = math.prod(front[:many]), math.prod(front[many:])
     points = [x.reshape(merged[0], *x.shape[many:]) for x in operands[:count]]
     vectors = [x.reshape(*merged, *x.shape[many + sharing :]) for x in operands[count:]]
-    found = program(points, vectors, setting)
-    return [x.reshape(*front, *x.shape[2 if vectors else 1 :]) for x in found]
+    results = program(points, vectors, setting)
+    return [x.reshape(*front, *x.shape[2 if vectors else 1 :]) for x in results]
 
 
 def set_on(platform: str | None, primitive: Primitive, change: Callable[[Any], Any]) -> None:
-    """Let a platform, or by None all others, run the program in a setting that it changes.
-
-    Examples
-    --------
-    >>> power = of_many("power", lambda points, _, setting: [points[0] ** setting])
-    >>> set_on(None, power, lambda setting: setting + 1)
-    >>> at(power, [3.0], [], 1)[0].item()
-    9.0
-    """
+    """Let a platform, or by None all others, run the program in a setting that it changes."""
 
     def run(*operands: Array, setting: Any, **static: Any) -> list[Array]:
         return RUNS[primitive](*operands, setting=change(setting), **static)
@@ -135,13 +120,6 @@ def on_platform(platform: str, primitive: Primitive, program: PlatformProgram) -
     """Let a platform run another program, of the same numbers; derivatives know nothing of it.
 
     Nothing changes with a JAX that does not tell such a program its devices.
-
-    Examples
-    --------
-    >>> double = of_many("double", lambda points, _, setting: [2 * points[0]])
-    >>> on_platform("cpu", double, lambda points, _, setting, zero: [points[0] + points[0]])
-    >>> at(double, [1.0], [], None)[0].item()
-    2.0
     """
 
     def run(*operands: Array, zero: tuple[bool, ...], **static: Any) -> list[Array]:
@@ -223,7 +201,7 @@ def _derivative(primitive, primals, tangents, *, count, zero, **static):
 
 
 def _transposed(other, covectors, *operands, count, zero, **static):
-    found = _bound(other, operands[:count], covectors, **static)
+    results = _bound(other, operands[:count], covectors, **static)
     wanted = map(ad.is_undefined_primal, operands[count:])
-    pulled = [x if asked else None for x, asked in zip(found, wanted, strict=True)]
+    pulled = [x if asked else None for x, asked in zip(results, wanted, strict=True)]
     return [None] * count + pulled

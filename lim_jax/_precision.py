@@ -13,24 +13,12 @@ Tree = TypeVar("Tree")
 
 
 def accumulator(dtype: DTypeLike) -> jnp.dtype:
-    """The precision in which to sum: that of the terms, or float32 where theirs is half.
-
-    Examples
-    --------
-    >>> accumulator("float16").name, accumulator("float32").name, accumulator("float64").name
-    ('float32', 'float32', 'float64')
-    """
+    """The precision in which to sum: that of the terms, or float32 where theirs is half."""
     return jnp.dtype(dtype if jnp.finfo(dtype).bits > 32 else jnp.float32)
 
 
 def widened(tree: Tree) -> Tree:
-    """Arrays of half precision in float32, all others as they are.
-
-    Examples
-    --------
-    >>> widened(jnp.ones(1, jnp.bfloat16)).dtype.name
-    'float32'
-    """
+    """Arrays of half precision in float32, all others as they are."""
 
     def wide(leaf: Any) -> Any:
         return leaf.astype(accumulator(leaf.dtype)) if eqx.is_inexact_array(leaf) else leaf
@@ -39,7 +27,7 @@ def widened(tree: Tree) -> Tree:
 
 
 def matmul(left: Array, right: Array) -> Array:
-    """A product of matrices whose sums are so accumulated, and kept.
+    """A product of matrices in the precision of its sums (`accumulator`).
 
     Examples
     --------
@@ -51,13 +39,6 @@ def matmul(left: Array, right: Array) -> Array:
 
 
 def beyond_rounding(part: Float[Array, "..."], whole: Float[Array, "..."]) -> Bool[Array, ""]:
-    """Whether numbers are other than zero beyond rounding, beside the largest of all.
-
-    Examples
-    --------
-    >>> whole = jnp.array([3.0, 1e-9])
-    >>> bool(beyond_rounding(whole[1:], whole))
-    False
-    """
+    """Whether numbers are other than zero beyond rounding, beside the largest of all."""
     rounding = math.sqrt(jnp.finfo(whole.dtype).eps)
     return jnp.abs(part).max() > rounding * jnp.abs(whole).max()

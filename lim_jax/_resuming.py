@@ -1,4 +1,4 @@
-"""What is kept of a run, so that one that was interrupted goes on.
+"""Files from which a run that was interrupted goes on.
 
 A file is seen whole or not at all, whenever the process dies that writes it; of one that grows by
 lines, each line.
@@ -17,7 +17,7 @@ from jaxtyping import Array, PyTree
 
 from lim_jax._checks import AnyPath, as_path, require
 from lim_jax._digest import digest
-from lim_jax._refusal import Refusal, refusal
+from lim_jax._refusal import Refusal
 
 Result = TypeVar("Result")
 # What tells one run from another: plain values by name.
@@ -27,14 +27,14 @@ SAME = f"To go on, give what that run was given. {REMOVE}"
 
 
 def checkpoint_file(file: AnyPath, name: str = "checkpoint") -> Path:
-    """A path where a file is or can be made; refuse a folder's, and one inside of a file."""
+    """A path where a file is or can be made."""
     path = as_path(file, name)
     _require_path(path, name, not path.is_dir(), "a folder", "a file, there or to be made")
     return path
 
 
 def checkpoint_folder(checkpoint: AnyPath) -> Path:
-    """A path where a folder is or can be made; refuse a file's, and one inside of a file."""
+    """A path where a folder is or can be made."""
     path = as_path(checkpoint, "checkpoint")
     expected = "a folder, there or to be made"
     _require_path(path, "checkpoint", not path.is_file(), "a file", expected)
@@ -67,17 +67,14 @@ def store(path: Path, run: Run, about: Mapping[str, Any], tree: PyTree) -> None:
 
 
 def stored(path: Path, run: Run, like: Callable[[dict], PyTree]) -> tuple[dict, PyTree]:
-    """Read what `store` wrote of a run: what of it, and the pytree, shaped as `like` of that.
-
-    Whatever else the file holds is refused, and a part of what `store` wrote.
-    """
+    """Read what `store` wrote: what of the run, and the pytree, shaped as `like` of that."""
     with checkpoint_file(path).open("rb") as file:
         about = _head_of_run(path, file.readline(), run)
         try:
             tree = eqx.tree_deserialise_leaves(file, like(about))
+        except Refusal:
+            raise
         except Exception as error:  # whatever NumPy makes of bytes that are no arrays
-            if refusal(error) is not None:
-                raise
             raise _damaged(path) from error
         if file.read(1):
             raise _damaged(path)
@@ -98,32 +95,24 @@ def _plain(value: Any) -> Any:
 
 def _document(text: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(text)
+        document = json.loads(text)
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return document if isinstance(document, dict) else {}
 
 
 def _head_of_run(path: Path, line: bytes, run: Run) -> dict[str, Any]:
-    """What a file's first line says; refuse one that is of no run, and of another."""
+    """What a file's first line says; raise unless it is of this run."""
     about = _document(line)
     kept = about.get("run")
+    got = f"{path}, which is {'of no run' if line else 'empty'}"
     require(
-        isinstance(kept, dict),
-        "checkpoint",
-        got=f"{path}, which is {'of no run' if line else 'empty'}",
-        expected="what a run stored",
-        cure=REMOVE,
+        isinstance(kept, dict), "checkpoint", got=got, expected="what a run stored", cure=REMOVE
     )
     assert isinstance(kept, dict)
     for name, value in _plain(run).items():
-        require(
-            kept.get(name) == value,
-            "checkpoint",
-            got=f"{path}, of {name} {kept.get(name)}",
-            expected=f"one of {name} {value}",
-            cure=SAME,
-        )
+        got, expected = f"{path}, of {name} {kept.get(name)}", f"one of {name} {value}"
+        require(kept.get(name) == value, "checkpoint", got=got, expected=expected, cure=SAME)
     return about
 
 
@@ -159,9 +148,9 @@ def once(path: Path, run: Run, measure: Callable[[], Array | np.ndarray]) -> Arr
     """Measure an array and store it, unless a file holds what was measured before."""
     if path.exists():
         return stored(path, run, lambda about: _shaped(*about["of"]))[1]
-    found = measure()
-    store(path, run, {"of": (found.shape, found.dtype.name)}, found)
-    return found
+    array = measure()
+    store(path, run, {"of": (array.shape, array.dtype.name)}, array)
+    return array
 
 
 def _journal(path: Path, run: Run) -> dict[str, Any]:
@@ -188,10 +177,10 @@ def reduced(
     run: Run,
     of_leaves: Callable[[list[Array]], Result],
 ) -> Result:
-    """Measure items, at least one, and merge what is found, which is stored after each of them.
+    """Measure items, at least one, and merge the results, which are stored after each of them.
 
-    Those that a checkpoint counts are drawn and compared, not measured. What is found is a pytree
-    of arrays of any shapes, which `of_leaves` makes again of its leaves.
+    Those that a checkpoint counts are drawn and compared, not measured. A result is a pytree of
+    arrays of any shapes, which `of_leaves` makes again of its leaves.
     """
     checkpoint = checkpoint_file(checkpoint)
     counted, last_seen, result = 0, "", None

@@ -13,19 +13,12 @@ Tree = TypeVar("Tree")
 
 
 def varying_axes(tree: PyTree) -> frozenset[str]:
-    """The axes of the mesh over which any array varies: none outside of `jax.shard_map`.
-
-    Examples
-    --------
-    >>> import jax.numpy as jnp
-    >>> varying_axes(jnp.ones(2))
-    frozenset()
-    """
+    """The axes of the mesh over which any array varies: none outside of `jax.shard_map`."""
     return frozenset().union(*map(_axes, jax.tree.leaves(tree)))
 
 
 def varying_as(tree: Tree, like: PyTree) -> Tree:
-    """The same arrays, which vary over all axes over which these or those of `like` do."""
+    """Cast arrays to vary over all axes over which these or those of `like` do."""
     axes = varying_axes((tree, like))
 
     def cast(leaf: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Tokens' images under a matrix, and the two products that derive from them."""
+"""Tokens times a matrix, and the two products that are its gradients."""
 
 import re
 from functools import partial
@@ -12,7 +12,7 @@ from jax.sharding import AxisType
 from jax.test_util import check_grads
 from reference.networks import random_states
 
-from lim_jax._products import images
+from lim_jax._products import linear
 from lim_jax.cost.counting import operations
 
 SHAPES = {"wider": (5, 3), "narrower": (3, 7), "square": (4, 4)}
@@ -39,13 +39,13 @@ assert_close = partial(chex.assert_trees_all_close, rtol=1e-12, atol=1e-13)
 def test_images_are_products(shape, tokens):
     matrix, rows = operands(*shape, tokens=tokens)
     expected = np.asarray(rows) @ np.asarray(matrix).T
-    np.testing.assert_allclose(images(matrix, rows), expected, rtol=1e-14)
+    np.testing.assert_allclose(linear(matrix, rows), expected, rtol=1e-14)
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_derivatives_are_finite_differences_of_two_orders(shape):
     def function(*both):
-        return bent(images)(*map(jnp.asarray, both))
+        return bent(linear)(*map(jnp.asarray, both))
 
     check_grads(function, operands(*shape), order=2, modes=("fwd", "rev"))
 
@@ -54,14 +54,18 @@ def test_derivatives_are_finite_differences_of_two_orders(shape):
 def test_each_product_is_the_others_transpose(shape):
     """By the inner product, which pairs any of the three with what it lacks."""
     matrix, tokens = operands(*shape)
-    image, transposed = jax.vjp(images, matrix, tokens)
+    image, transposed = jax.vjp(linear, matrix, tokens)
     covectors = random_states(3, *image.shape)
-    slope, pullbacks = transposed(covectors)
-    np.testing.assert_allclose(slope, np.asarray(covectors).T @ np.asarray(tokens), rtol=1e-13)
-    np.testing.assert_allclose(pullbacks, np.asarray(covectors) @ np.asarray(matrix), rtol=1e-13)
+    weight_gradient, input_gradient = transposed(covectors)
+    np.testing.assert_allclose(
+        weight_gradient, np.asarray(covectors).T @ np.asarray(tokens), rtol=1e-13
+    )
+    np.testing.assert_allclose(
+        input_gradient, np.asarray(covectors) @ np.asarray(matrix), rtol=1e-13
+    )
     paired = np.vdot(covectors, image)
-    assert np.vdot(slope, matrix) == pytest.approx(paired, rel=1e-13)
-    assert np.vdot(pullbacks, tokens) == pytest.approx(paired, rel=1e-13)
+    assert np.vdot(weight_gradient, matrix) == pytest.approx(paired, rel=1e-13)
+    assert np.vdot(input_gradient, tokens) == pytest.approx(paired, rel=1e-13)
 
 
 NESTINGS = {
@@ -75,7 +79,7 @@ NESTINGS = {
 @pytest.mark.parametrize("nesting", NESTINGS.values(), ids=NESTINGS)
 @pytest.mark.parametrize("shape", [(3, 2), (2, 3)])
 def test_derivatives_of_derivatives_are_those_of_jaxs_own_product(nesting, shape):
-    ours, twin = (jax.jit(nesting(bent(product))) for product in (images, plain))
+    ours, twin = (jax.jit(nesting(bent(product))) for product in (linear, plain))
     assert_close(ours(*operands(*shape, tokens=(4,))), twin(*operands(*shape, tokens=(4,))))
 
 
@@ -97,7 +101,7 @@ def test_mapped_over_examples(axes, shapes, outside):
         of_all = jax.vmap(bent(product), axes)
         return jax.value_and_grad(lambda *both: jnp.sum(of_all(*both) ** 2), (0, 1))
 
-    assert_close(jax.jit(derived(images))(*both), derived(plain)(*both))
+    assert_close(jax.jit(derived(linear))(*both), derived(plain)(*both))
 
 
 def test_mapped_twice_and_over_covectors():
@@ -107,17 +111,17 @@ def test_mapped_twice_and_over_covectors():
         jacobian = jax.jacrev(lambda *both: jnp.sin(product(*both)), (0, 1))
         return jax.vmap(jax.vmap(jacobian, (None, 0)), (0, None))(matrix, tokens)
 
-    assert_close(jacobians(images), jacobians(plain))
+    assert_close(jacobians(linear), jacobians(plain))
 
 
 def test_examples_that_share_a_matrix_are_one_product():
     def losses(matrix, tokens):
-        return jnp.sum(jax.vmap(bent(images), (None, 0))(matrix, tokens))
+        return jnp.sum(jax.vmap(bent(linear), (None, 0))(matrix, tokens))
 
     program = jax.make_jaxpr(jax.grad(losses))(*operands(5, 3, (4, 6)))
-    (slope,) = (e for e in program.eqns if e.primitive.name == "slope")
-    assert [variable.aval.shape for variable in slope.invars] == [(4, 6, 5), (4, 6, 3)]
-    assert operations(program) == 2 * 2 * 4 * 6 * 5 * 3  # the image, and the slope
+    (weight_gradient,) = (e for e in program.eqns if e.primitive.name == "weight_gradient")
+    assert [variable.aval.shape for variable in weight_gradient.invars] == [(4, 6, 5), (4, 6, 3)]
+    assert operations(program) == 2 * 2 * 4 * 6 * 5 * 3  # the image, and the weight_gradient
 
 
 @pytest.mark.parametrize("platform", ["cpu", "cuda", "tpu"])
@@ -125,7 +129,7 @@ def test_examples_that_share_a_matrix_are_one_product():
 def test_a_cpu_turns_the_narrower_operand_for_a_slope(shape, platform):
     out, width = shape
     matrix, tokens = operands(out, width)
-    job = jax.jit(jax.grad(bent(images)))
+    job = jax.jit(jax.grad(bent(linear)))
     written = job.trace(matrix, tokens).lower(lowering_platforms=(platform,)).as_text()
     products = re.findall(r"dot_general.*-> tensor<(\w+)>", written)
     turned = platform == "cpu" and out >= width
@@ -137,14 +141,14 @@ def test_dtypes_are_promoted_and_precision_is_asked_for():
     matrix, tokens = operands(5, 3)
     mixed = matrix.astype(jnp.bfloat16), tokens.astype(jnp.float32)
     with jax.numpy_dtype_promotion("standard"):
-        assert images(*mixed).dtype == jnp.float32
-        gradients = jax.grad(bent(images), (0, 1))(*mixed)
+        assert linear(*mixed).dtype == jnp.float32
+        gradients = jax.grad(bent(linear), (0, 1))(*mixed)
     assert [x.dtype for x in gradients] == [jnp.bfloat16, jnp.float32]  # each as its operand
-    assert images(*(x.astype(jnp.bfloat16) for x in (matrix, tokens))).dtype == jnp.bfloat16
+    assert linear(*(x.astype(jnp.bfloat16) for x in (matrix, tokens))).dtype == jnp.bfloat16
     with pytest.raises(ValueError, match="promotion"):
-        images(matrix, tokens.astype(jnp.float32))
+        linear(matrix, tokens.astype(jnp.float32))
     with jax.default_matmul_precision("highest"):
-        written = jax.jit(jax.grad(bent(images))).lower(matrix, tokens).as_text()
+        written = jax.jit(jax.grad(bent(linear))).lower(matrix, tokens).as_text()
     assert written.count("precision = [HIGHEST, HIGHEST]") == 2
 
 
@@ -153,7 +157,7 @@ def test_examples_spread_over_explicit_axes_keep_their_derivatives():
     matrix, tokens = operands(5, 3, (4, 6))
 
     def losses(matrix, tokens):
-        return jnp.sum(jax.vmap(bent(images), (None, 0))(matrix, tokens))
+        return jnp.sum(jax.vmap(bent(linear), (None, 0))(matrix, tokens))
 
     expected = jax.jit(jax.grad(losses))(matrix, tokens)
     mesh = jax.make_mesh((1,), ("data",), axis_types=(AxisType.Explicit,))

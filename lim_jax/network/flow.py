@@ -29,7 +29,7 @@ from lim_jax._checks import (
     require_known,
     require_scalar,
 )
-from lim_jax._products import are_images
+from lim_jax._products import is_linear
 from lim_jax.grid.measure import Grid, require_grid, require_on_grid
 from lim_jax.network.blocked import KEPT
 from lim_jax.network.slots import Field, State
@@ -291,7 +291,7 @@ class ResidualFlow(eqx.Module):
             return outputs
         # Attention's own products have axes of heads in common: they are remade all the same.
         products = policies.save_from_both_policies(
-            policies.dots_with_no_batch_dims_saveable, are_images
+            policies.dots_with_no_batch_dims_saveable, is_linear
         )
         return policies.save_from_both_policies(products, outputs)
 

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from lim_jax._checks import require
-from lim_jax._products import images
+from lim_jax._products import linear
 from lim_jax.network.multihead import CausalAttention, project
 from lim_jax.network.norms import Norm, require_width
 from lim_jax.network.span import Turns
@@ -75,7 +75,7 @@ class LatentAttention(CausalAttention):
         require_width(x, self.turning.shape[-1])
         latent = jax.vmap(self.norm)(x)
         if self.query_down is not None:
-            latent = images(self.query_down, latent)
+            latent = linear(self.query_down, latent)
         if self.query_down_norm is not None:
             latent = jax.vmap(self.query_down_norm)(latent)
         return self.span.of_queries(self.scaled(project(self.query, None, latent)), turns)
@@ -86,8 +86,8 @@ class LatentAttention(CausalAttention):
         """Keys and values of any tokens, as `queries`: all that attention knows of the context."""
         require_width(context, self.turning.shape[-1])
         normed = jax.vmap(self.norm)(context)
-        latent = jax.vmap(self.down_norm)(images(self.down, normed))
+        latent = jax.vmap(self.down_norm)(linear(self.down, normed))
         still, value = (project(matrices, None, latent) for matrices in (self.key, self.value))
-        turning = images(self.turning, normed)
+        turning = linear(self.turning, normed)
         shared = jnp.broadcast_to(turning[None], (len(still), *turning.shape))
         return self.span.of_keys(jnp.concatenate([shared, still], axis=2), turns), value

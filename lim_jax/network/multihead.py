@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Key
 
 from lim_jax._checks import counted, require, require_floats, require_key, require_known
 from lim_jax._errors import filter_jit
-from lim_jax._products import images
+from lim_jax._products import linear
 from lim_jax._random import fan_in
 from lim_jax.grid.measure import Grid
 from lim_jax.network.attention import causal_attention
@@ -222,7 +222,7 @@ class CausalAttention(eqx.Module):
         joined = jnp.swapaxes(passed, 0, 1).reshape(heads.shape[1], -1)
         # Rows of the width, as `project` has them: of columns a gradient takes 1.03 times as long.
         matrix = jnp.swapaxes(self.output, 0, 1).reshape(self.output.shape[1], -1)
-        mixed = images(matrix, joined)
+        mixed = linear(matrix, joined)
         mixed = mixed if self.output_bias is None else mixed + self.output_bias[None, :]
         return mixed if self.output_norm is None else jax.vmap(self.output_norm)(mixed)
 
@@ -325,6 +325,6 @@ def project(
     [3.0, 4.0]
     """
     heads, size, width = matrices.shape
-    together = images(matrices.reshape(heads * size, width), tokens)
+    together = linear(matrices.reshape(heads * size, width), tokens)
     projected = jnp.swapaxes(together.reshape(-1, heads, size), 0, 1)
     return projected if bias is None else projected + bias[:, None, :]

@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Key
 
 from lim_jax._checks import counted, require_key
 from lim_jax._errors import filter_jit
-from lim_jax._products import images
+from lim_jax._products import linear
 from lim_jax._random import fan_in
 from lim_jax.grid.measure import Grid
 from lim_jax.network.norms import LayerNorm, Norm, RMSNorm, require_width
@@ -165,5 +165,5 @@ def affine(
     >>> affine(jnp.ones((1, 2)), jnp.array([3.0]), jnp.ones((1, 2))).tolist()
     [[5.0]]
     """
-    mapped = images(matrix, tokens)
+    mapped = linear(matrix, tokens)
     return mapped if bias is None else mapped + bias[None, :]
