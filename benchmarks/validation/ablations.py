@@ -17,13 +17,7 @@ from jaxtyping import Array, Bool, Float, Int, Integer
 
 from benchmarks.validation.intervals import rank_correlation
 from lim_jax._checks import (
-    counted,
-    require,
     require_extra,
-    require_floats,
-    require_indices,
-    require_kind,
-    require_known,
 )
 from lim_jax._errors import filter_jit
 from lim_jax.models.causal import CausalLM, Queries
@@ -32,8 +26,6 @@ from lim_jax.tasks.prompts import Prompt, encode_text
 sklearn: Any = lazy_loader.load("sklearn")  # of the extra; the rest does without
 Kept = Bool[Array | np.ndarray, "ablations _"]
 Values = Float[Array | np.ndarray, " _"]
-LOADED = "Take models.load(folder), or models.byte_model."
-ONE_EACH = "Give a row of true and false for each ablation: whether the record is kept."
 AT_ONCE = 8  # contexts in a program's call
 STEP = 8  # of the sizes that they are padded to
 
@@ -52,21 +44,13 @@ def random_ablations(records: int, count: int, seed: int) -> Bool[np.ndarray, "c
     seed
         For `numpy.random.default_rng`.
 
-    Raises
-    ------
-    ValueError
-        Where there are fewer sets than are asked for.
-
     Examples
     --------
     >>> random_ablations(2, 4, seed=0).sum(axis=0).tolist()
     [2, 2]
     """
-    records = counted(records, "records", most=20)
     sets = 2**records
-    expected = f"at most {sets}, the sets of {records} records"
-    count = counted(count, "count", most=sets, expected=expected, cure="Draw fewer.")
-    rng = np.random.default_rng(counted(seed, "seed", least=0))
+    rng = np.random.default_rng(seed)
     drawn = rng.choice(sets, count, replace=False)
     return (drawn[:, None] >> np.arange(records)) % 2 == 1
 
@@ -94,8 +78,6 @@ def ablated_text(prompt: Prompt, kept: Bool[Array | np.ndarray, " records"]) -> 
     >>> ablated_text(prompt, np.array([False, True, True]))
     '{b; c}'
     """
-    require_kind(prompt, Prompt, "prompt", "The functions of the room tasks make it.")
-    _require_kept(kept, len(prompt.spans), rows=False)
     text, spans = prompt.text, prompt.spans
     ends = [0, *(end for _, end in spans)]
     before, after = text[: spans[0][0]], text[spans[-1][1] :]
@@ -130,11 +112,6 @@ def answer_log_probabilities(
     queries
         To pad the answer to, so that one program serves answers of several lengths.
 
-    Raises
-    ------
-    ValueError
-        Where there are no contexts, or ids are none, or more than the places that the model knows.
-
     Examples
     --------
     >>> from lim_jax.models import byte_model
@@ -143,14 +120,8 @@ def answer_log_probabilities(
     >>> answer_log_probabilities(model, contexts, answer).shape
     (2,)
     """
-    require_kind(model, CausalLM, "model", LOADED)
-    require_kind(contexts, Sequence, "contexts", "Pass a list of the ids of each.")
-    require(len(contexts) > 0, "contexts", got="none", expected="some", cure="Pass their ids.")
-    for ids in contexts:
-        require_indices(ids, "contexts")
-    require_indices(answer, "answer")
     asked = len(answer)
-    more = 0 if queries is None else counted(queries, "queries", least=asked) - asked
+    more = 0 if queries is None else queries - asked
     dtype = np.dtype(model.embedding.dtype)
     targets = np.pad(np.asarray(answer, np.int32), (0, more))
     weights = np.pad(np.full(asked, 1 / asked, dtype), (0, more))
@@ -208,8 +179,6 @@ def context_size(model: CausalLM, length: int) -> int:
     >>> context_size(model, 9), context_size(model, 17)
     (16, 20)
     """
-    require_kind(model, CausalLM, "model", LOADED)
-    length = counted(length, "length")
     learned = None if model.positions is None else model.positions.shape[0]
     known = [most for most in (learned, model.trained) if most is not None]
     size = max(length, min([-(-length // STEP) * STEP, *known]))
@@ -245,13 +214,9 @@ def ablating(
     >>> of(np.array([[True, True], [False, True]])).shape
     (2,)
     """
-    require_kind(model, CausalLM, "model", LOADED)
-    require_kind(prompt, Prompt, "prompt", "The functions of the room tasks make it.")
-    require_indices(answer, "answer")
     known: dict[tuple[bool, ...], float] = {}
 
     def of(kept: Kept) -> Float[np.ndarray, " ablations"]:
-        _require_kept(kept, len(prompt.spans))
         rows = [tuple(row) for row in np.asarray(kept).tolist()]
         new = [row for row in dict.fromkeys(rows) if row not in known]
         if new:
@@ -281,19 +246,8 @@ def without_the_first(
     >>> without_the_first(np.array([2, 0, 1]), [1, 2]).tolist()
     [[True, True, False], [False, True, False]]
     """
-    require_indices(ranking, "ranking")
-    records = len(ranking)
-    require(
-        sorted(ranking.tolist()) == list(range(records)),
-        "ranking",
-        got=f"{ranking.tolist()}",
-        expected=f"the numbers from 0 to {records - 1}, each once",
-        cure="Sort the records by their scores.",
-    )
     places = np.argsort(np.asarray(ranking))
-    require_kind(counts, Sequence, "counts", "Pass a list of numbers: (1, 3, 5).")
-    taken = [counted(count, "counts", most=records) for count in counts]
-    return places[None, :] >= np.array(taken)[:, None]
+    return places[None, :] >= np.asarray(counts)[:, None]
 
 
 def datamodeling_score(
@@ -317,21 +271,12 @@ def datamodeling_score(
     values
         The answer's log-probabilities.
 
-    Raises
-    ------
-    ValueError
-        Where shapes differ.
-
     Examples
     --------
     >>> kept = np.array([[True, False], [False, True], [True, True]])
     >>> float(datamodeling_score(np.array([2.0, 1.0]), kept, np.array([-2.0, -3.0, -1.0])))
     1.0
     """
-    require_floats(scores, "scores", "*methods records", "Give one for each record.")
-    records = scores.shape[-1] if scores.ndim else 0
-    _require_kept(kept, records)
-    require_floats(values, "values", "ablations", "Give one for each.", ablations=len(kept))
     sums = np.asarray(scores) @ np.asarray(kept).T.astype(float)
     judged = np.broadcast_to(np.asarray(values), sums.shape)
     alike = (np.ptp(sums, axis=-1) == 0) | (np.ptp(judged, axis=-1) == 0)
@@ -364,18 +309,7 @@ def sparse_regression(
         Where shapes differ, or a log-probability is none.
     """
     require_extra("sklearn", "faithfulness")
-    _require_kept(kept, None)
-    require_floats(values, "values", "ablations", "Give one for each.", ablations=len(kept))
-    tokens = counted(tokens, "tokens")
-    require_known(strength, "strength", expected="a number above zero", cure="Theirs is 0.01.")
     logs = np.asarray(values, float)
-    require(
-        bool(np.isfinite(logs).all() and (logs < np.finfo(np.float32).eps).all()),
-        "values",
-        got=f"numbers from {logs.min()} to {logs.max()}",
-        expected="log-probabilities, at most zero",
-        cure="Take them from ablating.",
-    )
     # Where single precision says that the answer is certain the logit is that of its last digit.
     logs = np.minimum(logs, -np.finfo(np.float32).eps)
     logits = (logs - np.log(-np.expm1(logs))) / tokens
@@ -385,17 +319,3 @@ def sparse_regression(
     fitted = sklearn.linear_model.Lasso(alpha=strength)
     fitted.fit((features - features.mean(axis=0)) / scale, logits)
     return tokens * fitted.coef_ / scale
-
-
-def _require_kept(kept: Any, records: int | None, *, rows: bool = True) -> None:
-    """Refuse what does not say of each record whether it is kept."""
-    shaped = isinstance(kept, jax.Array | np.ndarray) and kept.dtype == bool
-    fits = shaped and kept.ndim == 1 + rows and kept.size > 0
-    known = "records" if records is None else f"{records} records"
-    require(
-        fits and records in (None, kept.shape[-1]),
-        "kept",
-        got=f"an array of {kept.dtype} with shape {kept.shape}" if shaped else type(kept).__name__,
-        expected=f"true or false for each of the {known}" + ", in rows" * rows,
-        cure=ONE_EACH,
-    )

@@ -19,10 +19,7 @@ from benchmarks.validation.retrievers import (
     Setting,
     asked,
     draw,
-    require_retrievers,
-    require_setting,
 )
-from lim_jax._checks import counted, require_key, require_kind
 from lim_jax._errors import filter_jit
 from lim_jax.adjoint.hops import attention_hops
 from lim_jax.density.adjoints import adjoint_energies
@@ -43,9 +40,6 @@ def influence_record(setting: Setting, models: Retrievers, test: Example) -> dic
     The place that asks is left out of regions and records: it is most of the influence, whatever
     the others do. Of a record the density is relative to the mean over records.
     """
-    require_setting(setting)
-    require_retrievers(models)
-    require_kind(test, Example, "test", "Draw them by examples_of_every_place.")
     grid = token_grid(setting.task.length)
     regions = boundary_regions(grid, DELTA).without([grid.size - 1])
     found = _influences(models, test, regions)
@@ -79,11 +73,8 @@ def explained_record(
 
     Of `count` contexts of the uniform law.
     """
-    require_setting(setting)
-    require_retrievers(models)
-    require_key(key)
     of_batch, of_norms = jax.random.split(key)
-    batch = setting._replace(batch=counted(count, "count"))
+    batch = setting._replace(batch=count)
     examples = draw(batch, uniform_law(setting.task.records), key=of_batch)
     windows = jnp.asarray(examples.window)
     grid = token_grid(setting.task.length)
@@ -118,9 +109,6 @@ def evidence_record(setting: Setting, models: Retrievers, examples: Example) -> 
     ``"hops"``, of the energies :math:`\int_{\rm gold} \|P_0^{(r)}\|^2` the share of every number
     r of hops, from none to one for each layer (`adjoint.attention_hops`).
     """
-    require_setting(setting)
-    require_retrievers(models)
-    require_kind(examples, Example, "examples", "Draw them by examples_of_every_place.")
     shares, hops = _evidence(setting, models, examples)
     return {"evidence": np.asarray(shares).tolist(), "hops": np.asarray(hops).tolist()}
 

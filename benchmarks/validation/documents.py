@@ -2,7 +2,6 @@
 
 from typing import NamedTuple
 
-from lim_jax._checks import require_kind
 from lim_jax.tasks.prompts import Prompt, laid_out, moved
 
 TASK = "Answer the question by the documents below. Only some of them are about it.\n"
@@ -57,7 +56,6 @@ def question_prompt(data: Question, place: int | None = None) -> Prompt:
     >>> prompt.text[slice(*prompt.spans[1])], prompt.gold
     ('[2] Rowan: A tree.', (0,))
     """
-    require_kind(data, Question, "data", "Read it by read_questions.")
     place = data.gold if place is None else place
     pieces = [(TASK, False)]
     for number, (title, text) in enumerate(moved(data.documents, data.gold, place), 1):

@@ -3,7 +3,6 @@
 import numpy as np
 
 from benchmarks.validation.documents import Question
-from lim_jax._checks import counted
 
 NAMES = (
     "Alice", "Anna", "Ben", "Clara", "David", "Emma", "Frank", "Grace", "Helen", "Henry", "Hugo",
@@ -44,11 +43,6 @@ def draw_facts(count: int, seed: int) -> Question:
     seed
         For `numpy.random.default_rng`.
 
-    Raises
-    ------
-    ValueError
-        Where a number is none, or there are fewer kinds of things to say.
-
     Examples
     --------
     >>> found = draw_facts(3, seed=0)
@@ -61,9 +55,7 @@ def draw_facts(count: int, seed: int) -> Question:
     ('What does Simon wear?', ('ring',), 2)
     """
     kinds = len(FACTS)
-    expected = f"a number from 1 to {kinds}, the kinds of facts"
-    count = counted(count, "count", most=kinds, expected=expected)
-    rng = np.random.default_rng(counted(seed, "seed", least=0))
+    rng = np.random.default_rng(seed)
     names = [NAMES[number] for number in rng.permutation(len(NAMES))[:count]]
     facts = [FACTS[number] for number in rng.permutation(kinds)[:count]]
     said = [str(rng.choice(things.split())) for _, _, things in facts]

@@ -22,10 +22,10 @@ from benchmarks.validation.ablations import (
     without_the_first,
 )
 from benchmarks.validation.documents import question_prompt
-from benchmarks.validation.facts import FACTS, draw_facts
+from benchmarks.validation.facts import draw_facts
 from benchmarks.validation.intervals import Interval, bootstrap_interval
-from benchmarks.validation.prompted import LOADED, answers
-from lim_jax._checks import AnyPath, counted, require, require_extra, require_kind
+from benchmarks.validation.prompted import answers
+from lim_jax._checks import AnyPath, require, require_extra
 from lim_jax._digest import digest
 from lim_jax._errors import filter_jit
 from lim_jax._resuming import each_once
@@ -186,7 +186,6 @@ def attribution_costs(setting: FaithfulnessSetting) -> dict[str, Cost]:
     >>> found["influence"].total, found["leave-one-out"].total, found["integrated gradients"].total
     (3, 10, 24)
     """
-    _require_setting(setting)
     one, steps = Cost(1, 1), setting.steps
     whole = (one, one, one, one, one, Cost(steps, steps), Cost(1, 0))
     found = dict(zip(WHOLE, whole, strict=True)) | {LEAVE_ONE_OUT: Cost(setting.records, 0)}
@@ -238,8 +237,6 @@ def explain_prompts(
         Where the prompts are no whole number of rounds, or the checkpoint is of another model or
         setting.
     """
-    require_kind(model, CausalLM, "model", LOADED)
-    _require_setting(setting)
     records, count = setting.records, setting.prompts
     require(
         count % (2 * records) == 0,
@@ -381,19 +378,6 @@ def _example(prompt: Prompt, context: EncodedText, said: Int[np.ndarray, " answe
     return Example(window, weights, places, np.array(prompt.gold, np.int32))
 
 
-def _require_setting(setting: Any) -> None:
-    """Refuse what is no setting, and numbers of which nothing can be made."""
-    require_kind(setting, FaithfulnessSetting, "setting", "Make one: FaithfulnessSetting().")
-    counted(setting.records, "records", least=max(TAKEN_OUT), most=len(FACTS),
-            expected=f"a number from {max(TAKEN_OUT)} to {len(FACTS)}")  # fmt: skip
-    for name in ("prompts", "tokens", "held_out", "steps"):
-        counted(getattr(setting, name), name)
-    require_kind(setting.fitted, tuple, "fitted", "Pass numbers of ablations: (32, 64).")
-    require(len(setting.fitted) > 0, "fitted", got="none", expected="some", cure="Pass (32, 64).")
-    for count in setting.fitted:
-        counted(count, "fitted")
-
-
 def faithfulness_study(found: Explained, setting: FaithfulnessSetting) -> dict[str, Faithfulness]:
     """How faithful each attribution is, by kind of prompt.
 
@@ -404,15 +388,7 @@ def faithfulness_study(found: Explained, setting: FaithfulnessSetting) -> dict[s
     setting
         Its own.
     """
-    require_kind(found, Explained, "found", "Take it from explain_prompts.")
     known = attribution_costs(setting)
-    require(
-        found.drops.shape[1:] == (len(known), len(TAKEN_OUT)) and len(found.drops) % 2 == 0,
-        "found",
-        got=f"drops of shape {found.drops.shape}",
-        expected=f"(prompts, {len(known)}, {len(TAKEN_OUT)}), of prompts of both kinds",
-        cure="Take it and the setting of one call of explain_prompts.",
-    )
     parts = [Explained(*(part[kind :: len(KINDS)] for part in found)) for kind in range(len(KINDS))]
     return {name: _of_kind(part, known) for name, part in zip(KINDS, parts, strict=True)}
 

@@ -23,11 +23,10 @@ from benchmarks.validation.retrievers import (
     Retrievers,
     Setting,
     draw,
-    require_case,
     retrieval_risk,
     scores_by_place,
 )
-from lim_jax._checks import AnyPath, as_path, counted, finite_scalar, require_kind
+from lim_jax._checks import AnyPath, as_path
 from lim_jax._errors import filter_jit
 from lim_jax.models.causal import CausalLM
 from lim_jax.tasks.prompts import Example
@@ -91,9 +90,6 @@ def train_further(
     tuple
         The networks, and the evaluations with leading axes of stages and seeds.
     """
-    require_kind(arm, Arm, "arm", "Take one of ARMS, of the setting.")
-    require_case(setting, models, test, key)
-    stages, every = counted(stages, "stages"), counted(every, "every", cure="Take 100.")
     file = None if checkpoint is None else as_path(checkpoint, "checkpoint")
     seeds = jax.tree.leaves(eqx.filter(models, eqx.is_array))[0].shape[0]
     keys = jax.random.split(jax.random.fold_in(key, 0), seeds)
@@ -163,8 +159,6 @@ def evaluate(
     seconds
         What is to be noted as such.
     """
-    require_case(setting, models, test, key)
-    seconds = finite_scalar(seconds, "seconds")
     return Evaluation(*_judged(setting, test, key, models), jnp.asarray(seconds))
 
 

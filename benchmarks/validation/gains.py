@@ -9,9 +9,6 @@ from benchmarks.validation.intervals import Interval, paired_interval
 from benchmarks.validation.remedies import PLAIN
 from benchmarks.validation.retrievers import in_the_middle
 from benchmarks.validation.study import LONG
-from lim_jax._checks import described, require
-
-RECORD = ("accuracy", "answer_lim", "operations", "risk", "seconds_per_step", "steps")
 
 
 class Gain(NamedTuple):
@@ -54,10 +51,6 @@ def gain(
     longer
         The plain arm trained on, for the comparisons at equal operations and at equal time.
     """
-    for record, name in ((arm, "arm"), (plain, "plain")):
-        _require_entries(record, name, RECORD)
-    if longer is not None:
-        _require_entries(longer, "longer", RECORD)
     ours, theirs = (_last(record) for record in (arm, plain))
     operations, time = (arm[name] / plain[name] for name in ("operations", "seconds_per_step"))
 
@@ -77,17 +70,6 @@ def gain(
     )  # fmt: skip
 
 
-def _require_entries(record: Any, name: str, entries: tuple[str, ...]) -> None:
-    """Refuse what is no dictionary with these names."""
-    require(
-        isinstance(record, Mapping) and all(entry in record for entry in entries),
-        name,
-        got=described(record),
-        expected=f"a dictionary with {', '.join(entries)}",
-        cure="Take what validate gives.",
-    )
-
-
 def _last(record: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """By seed, after the last step."""
     accuracy = np.array(record["accuracy"][-1])
@@ -101,7 +83,6 @@ def _last(record: Mapping[str, Any]) -> dict[str, np.ndarray]:
 
 def compare_arms(results: Mapping[str, Any]) -> dict[str, Gain]:
     """The gain of every arm and variant of ``validate``'s results, each over its own plain arm."""
-    _require_entries(results, "results", ("arms", "variants"))
     arms, variants = results["arms"], results["variants"]
     plain, longer = arms[PLAIN], arms[LONG]
     gains = {

@@ -11,8 +11,6 @@ import numpy as np
 import scipy  # its parts are loaded when they are used: a page imports this file, not statistics
 from jaxtyping import Array, Float, PyTree
 
-from lim_jax._checks import counted, described, is_real, require, require_floats
-
 Numbers = Float[Array | np.ndarray, "*shape"]
 
 
@@ -62,19 +60,13 @@ def paired_interval(
     level
         Of confidence, between 0 and 1.
 
-    Raises
-    ------
-    ValueError
-        Where there are no seeds, or the level is none.
-
     Examples
     --------
     >>> found = paired_interval(np.array([0.1, 0.2, 0.3]))
     >>> [round(float(number), 3) for number in found]
     [0.2, -0.048, 0.448]
     """
-    require_floats(differences, "differences", "seeds *shape", cure="Give one for each seed.")
-    samples, tail = np.asarray(differences), (1 - _level(level)) / 2
+    samples, tail = np.asarray(differences), (1 - level) / 2
     count, value = len(samples), samples.mean(axis=0)
     if count == 1:
         return Interval(value, np.full_like(value, -np.inf), np.full_like(value, np.inf))
@@ -97,15 +89,6 @@ def rank_correlation(
     >>> float(rank_correlation(np.array([1.0, 2.0]), np.array([0.5, 0.5])))
     nan
     """
-    for values, name in ((x, "x"), (y, "y")):
-        require_floats(values, name, "*shape", cure="Give a number for each record.")
-    require(
-        x.shape == y.shape and x.ndim > 0,
-        "y",
-        got=f"shape {y.shape}",
-        expected=f"{x.shape}, that of x, with an axis of records",
-        cure="Ranks are compared record by record.",
-    )
     a, b = (_centred_ranks(np.asarray(values)) for values in (x, y))
     scale = np.sqrt((a**2).sum(axis=-1) * (b**2).sum(axis=-1))
     return np.asarray((a * b).sum(axis=-1) / np.where(scale > 0, scale, np.nan))
@@ -139,31 +122,17 @@ def bootstrap_interval(
     seed
         For `numpy.random.default_rng`.
 
-    Raises
-    ------
-    ValueError
-        Where there are no samples, or leaves have different numbers of them, or an option is none.
-
     Examples
     --------
     >>> found = bootstrap_interval(np.array([1.0, 2.0, 3.0, 4.0]))
     >>> float(found.value), bool(1 <= found.low < 2.5 < found.high <= 4)
     (2.5, True)
     """
-    leaves, tail = jax.tree.leaves(samples), (1 - _level(level)) / 2
-    for leaf in leaves:
-        require_floats(leaf, "samples", "samples *shape", cure="Take at least one sample.")
+    leaves, tail = jax.tree.leaves(samples), (1 - level) / 2
     counts = {len(leaf) for leaf in leaves}
-    require(
-        len(counts) == 1,
-        "samples",
-        got=f"{sorted(counts)} samples",
-        expected="arrays of as many",
-        cure="They are drawn together, along the first axis.",
-    )
     samples, (count,) = jax.tree.map(np.asarray, samples), counts
-    generator = np.random.default_rng(counted(seed, "seed", least=0))
-    chosen = generator.integers(count, size=(counted(resamples, "resamples"), count))
+    generator = np.random.default_rng(seed)
+    chosen = generator.integers(count, size=(resamples, count))
 
     def of_draw(rows: np.ndarray) -> Any:
         return statistic(jax.tree.map(lambda leaf: leaf[rows], samples))
@@ -182,14 +151,3 @@ def _quantiles(drawn: Numbers, levels: list[float]) -> np.ndarray:
 def _centred_ranks(values: Numbers) -> Numbers:
     ranks = scipy.stats.rankdata(np.where(np.isfinite(values), values, np.nan), axis=-1)
     return ranks - ranks.mean(axis=-1, keepdims=True)
-
-
-def _level(level: float) -> float:
-    require(
-        is_real(level) and 0 < float(level) < 1,
-        "level",
-        got=described(level),
-        expected="a number between 0 and 1",
-        cure="0.95 is 95 %.",
-    )
-    return level

@@ -17,14 +17,12 @@ from jaxtyping import Array, Float, Int
 from benchmarks.validation.intervals import Interval, bootstrap_interval, rank_correlation
 from benchmarks.validation.retrievers import (
     ANSWER_LOSS,
-    MADE,
     MARGIN_LOSS,
     PlaceScores,
     asked,
     by_place,
     scores_by_place,
 )
-from lim_jax._checks import counted, require, require_kind
 from lim_jax._errors import filter_jit
 from lim_jax.density.adjoints import adjoint_energies
 from lim_jax.explanations.attributions import (
@@ -123,9 +121,7 @@ def record_scores(model: CausalLM, examples: Example, *, steps: int = 16) -> Rec
     steps
         Of integrated gradients.
     """
-    require_kind(model, CausalLM, "model", MADE)
     ids, y = asked(examples)
-    steps = counted(steps, "steps")
     gold, records = (jnp.asarray(part) for part in (examples.gold[:, 0], examples.records[0]))
     count = len(records) // 2
     raw = _energies(model, ids, y, records, count)
@@ -182,21 +178,8 @@ def predict(found: RecordScores) -> list[Prediction]:
     ----------
     found
         Of several seeds, with a leading axis.
-
-    Raises
-    ------
-    ValueError
-        Where there is no axis of seeds.
     """
-    require_kind(found, RecordScores, "found", "Take it from record_scores.")
     accuracy, margin, cross_entropy = map(np.asarray, found.scores)
-    require(
-        accuracy.ndim == 2,
-        "found",
-        got=f"scores of shape {accuracy.shape}",
-        expected="(seeds, records)",
-        cure="Take record_scores of all seeds by eqx.filter_vmap.",
-    )
     scores = dict(zip(SCORES, (accuracy, margin, -cross_entropy), strict=True))
     return [
         _prediction(

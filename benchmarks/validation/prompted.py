@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 from benchmarks.validation.intervals import Interval, bootstrap_interval, rank_correlation
 from benchmarks.validation.prediction import AT_GOLD, PROFILE, SCORES, Prediction
 from benchmarks.validation.texts import PromptSetting, drawn_prompt, text_batch
-from lim_jax._checks import AnyPath, counted, require, require_kind
+from lim_jax._checks import AnyPath, require
 from lim_jax._digest import digest
 from lim_jax._errors import filter_jit
 from lim_jax._resuming import each_once
@@ -28,7 +28,6 @@ from lim_jax.probes import Estimate
 from lim_jax.tasks.prompts import Example
 from lim_jax.tasks.scores import decodes_greedily
 
-LOADED = "Take models.load(folder), or models.byte_model."
 LOSSES = ("cross-entropy", "margin")
 PROMPTED = tuple(
     f"{kind}, {loss}"
@@ -120,16 +119,8 @@ def ask_prompts(
     -------
     Answers
         With a leading axis of prompts, on the host; the n-th asks for record ``n % records``.
-
-    Raises
-    ------
-    ValueError
-        Where the prompts are no whole number of rounds, or the checkpoint is of another model or
-        of other prompts.
     """
-    require_kind(model, CausalLM, "model", LOADED)
-    require_kind(setting, PromptSetting, "setting", "Make one: PromptSetting(records=10).")
-    records, count = counted(setting.records, "records"), counted(setting.prompts, "prompts")
+    records, count = setting.records, setting.prompts
     require(
         count % records == 0,
         "prompts",
@@ -176,9 +167,6 @@ def answers(
     size, queries
         To pad the context and the answer's words to, so that one program serves many prompts.
     """
-    require_kind(model, CausalLM, "model", LOADED)
-    require_kind(example, Example, "example", "Make it of a prompt by tasks.encode.")
-    records = counted(records, "records")
     dtype = model.embedding.dtype
     batch = text_batch([example], records, size=size, queries=queries, dtype=dtype)
     ids, y, pools, _ = jax.tree.map(lambda leaf: leaf[0], batch)
@@ -222,7 +210,6 @@ def prompted_study(found: Answers) -> PromptedStudy:
     found
         Of `ask_prompts`.
     """
-    require_kind(found, Answers, "found", "Take it from ask_prompts.")
     rounds = _rounds(found)
     totals = rounds.profile.mean(axis=2)
     scores = _estimate(rounds.scores.mean(axis=0), _error(rounds.scores))

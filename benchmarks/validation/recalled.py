@@ -24,12 +24,6 @@ from benchmarks.validation.retrievers import ANSWER_LOSS, OWN_MARGIN_LOSS, by_pl
 from lim_jax._checks import (
     AnyPath,
     as_path,
-    described,
-    require,
-    require_key,
-    require_keys,
-    require_kind,
-    require_name,
 )
 from lim_jax._errors import filter_jit
 from lim_jax.grid.cells import token_grid
@@ -41,7 +35,6 @@ from lim_jax.training.discrepancy import cross_entropy_discrepancy
 from lim_jax.training.loop import resumable, step_of_seeds
 
 RECALLED = (PLAIN, SELECTIVE)
-MADE, DRAWN = "Make one: RecallSetting().", "Draw them by recall_examples."
 IdsOf = tuple[Int[Array, "examples length"], Queries]
 Scalar = Float[Array, ""]
 
@@ -92,7 +85,6 @@ def all_asked(examples: Example) -> IdsOf:
     >>> ids.shape, y.weights.tolist(), bool((window[places + 1] == y.targets[0]).all())
     ((1, 10), [[0.5, 0.5]], True)
     """
-    require_kind(examples, Example, "examples", DRAWN)
     windows, count = jnp.asarray(examples.window), examples.gold.shape[-1]
     places = jnp.argsort(jnp.asarray(examples.weights) == 0, axis=1)[:, :count]
     answers = jnp.take_along_axis(windows, places + 1, axis=1)
@@ -118,12 +110,6 @@ def recall_gradient(
     key
         For which of its questions a probe asks.
     """
-    require_kind(setting, RecallSetting, "setting", MADE)
-    require_kind(model, CausalLM, "model", "Take models.gaussian_model.")
-    for drawn, name in ((examples, "examples"), (probes, "probes")):
-        if drawn is not None or name == "examples":
-            require_kind(drawn, Example, name, DRAWN)
-    require_key(key)
     risk = eqx.filter_grad(_risk)(model, examples)
     if probes is None:
         return risk
@@ -196,10 +182,6 @@ def recall_record(
         together; by stage and seed ``"risk"``, the cross-entropy on the test, and ``"accuracy"``,
         by pair too.
     """
-    require_kind(setting, RecallSetting, "setting", MADE)
-    require_keys(keys)
-    require_name(arm, RECALLED, "arm", "See recalled.RECALLED.")
-    require_kind(test, Example, "test", DRAWN)
     file = None if checkpoint is None else as_path(checkpoint, "checkpoint")
     step = step_of_seeds(_Step(setting, arm == SELECTIVE), jax.vmap(_of_batches)(keys))
     begun = _begun(setting, keys)
@@ -309,9 +291,6 @@ def recall_gains(records: Mapping[str, Mapping[str, Any]]) -> dict[int, RecallGa
     records
         Of `recall_record`, by the names of `RECALLED`.
     """
-    fits = isinstance(records, Mapping) and set(RECALLED) <= set(records)
-    require(fits, "records", got=described(records), expected=f"those of {', '.join(RECALLED)}",
-            cure="Take validate's recalls.")  # fmt: skip
     plain, ours = (records[name] for name in RECALLED)
     dearer = ours["seconds_per_step"] / plain["seconds_per_step"]
     mine, theirs = (np.mean(one["accuracy"], axis=2) for one in (ours, plain))

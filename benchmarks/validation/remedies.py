@@ -25,10 +25,8 @@ from benchmarks.validation.retrievers import (
     Setting,
     asked,
     draw,
-    require_setting,
     retrieval_risk,
 )
-from lim_jax._checks import counted, described, finite_scalar, is_real, require, require_name
 from lim_jax.density.adjoints import LossOfIds, adjoint_energies
 from lim_jax.grid.cells import CellGrid, token_grid
 from lim_jax.models.causal import CausalLM
@@ -84,7 +82,6 @@ class Arm(NamedTuple):
 
 def plain(setting: Setting) -> Arm:
     """Train on as before."""
-    require_setting(setting)
     return Arm(lambda model, memory, batches: (_risk_gradient(model, batches.training), memory))
 
 
@@ -93,7 +90,6 @@ def importance_weighted(setting: Setting) -> Arm:
 
     `eq:positional-importance-weight`: on average the risk under the uniform law.
     """
-    require_setting(setting)
     records = setting.task.records
     law = uniform_law(records), setting.gold_law
     weights = eqx.filter_jit(importance_weights)(*law, token_grid(records))
@@ -113,7 +109,6 @@ def reweighted(setting: Setting, *, every: int = 10, rate: float = 0.5) -> Arm:
     """
     grid, pools = _token_grid(setting), _pools(setting)
     records = token_grid(setting.task.records)
-    every, rate = counted(every, "every"), finite_scalar(rate, "rate")
 
     def reweigh(model: CausalLM, weights: Array, examples: Example) -> Array:
         energies = (
@@ -142,7 +137,6 @@ def reweighted(setting: Setting, *, every: int = 10, rate: float = 0.5) -> Arm:
 def balanced_on_training(setting: Setting, *, strength: float = 1.0) -> Arm:
     """Algorithm 1 on the training batch: cross-entropy, a ratio of means, over the records."""
     grid, pools = _token_grid(setting), _pools(setting)
-    strength = finite_scalar(strength, "strength")
 
     def gradient(model, memory, batches):
         batch = asked(batches.training)
@@ -164,8 +158,6 @@ def probed_penalty(
     """
     grid, pools = _token_grid(setting), _pools(setting)
     targets = {"uniform": uniform_law, "middle": partial(middle_law, odds=2 / 3)}
-    require_name(target, targets, "target", "See balanced_on_probes.")
-    probes = None if probes is None else counted(probes, "probes")
     density = targets[target](setting.task.records) * setting.task.records
 
     def penalty(model: CausalLM, examples: Example) -> Scalar:
@@ -205,8 +197,6 @@ def balanced_on_probes(
         as many times as much.
     """
     penalty = probed_penalty(setting, target, probes)
-    require_name(law, LAWS, "law", "See retrievers.LAWS.")
-    strength, every = finite_scalar(strength, "strength"), counted(every, "every")
 
     def of_penalty(model: CausalLM, batches: Batches) -> CausalLM:
         examples = _of_law(setting, law, batches)
@@ -248,18 +238,7 @@ def selective_on_probes(
         Whether the network is trained on these probes' answers too.
     """
     losses, shares = {"own": OWN_MARGIN_LOSS, "true": MARGIN_LOSS}, _gold_share_penalty(setting)
-    require_name(answers, losses, "answers", "See selective_on_probes.")
-    require_name(law, LAWS, "law", "See retrievers.LAWS.")
-    strength, clip = finite_scalar(strength, "strength"), finite_scalar(clip, "clip")
-    probes, every = counted(probes, "probes"), counted(every, "every")
     records = setting.task.records
-    require(
-        is_real(wrong) and 0 <= wrong <= 1,
-        "wrong",
-        got=described(wrong),
-        expected="a share of the probes, from 0 to 1",
-        cure="0.1 is one in ten.",
-    )
 
     def told(batches: Batches) -> tuple[Example, Int[Array, " probes"]]:
         """Probes, and the records that are said to be their evidence."""
@@ -329,7 +308,6 @@ def _looking(of_penalty: Callable[[CausalLM, Batches], CausalLM], every: int) ->
 def constrained_on_probes(setting: Setting, *, limit: float = 0.02, stiffness: float = 10.0) -> Arm:
     r"""The risk under :math:`\Phi \le \tau` of the probes, its multiplier raised at every step."""
     penalty = probed_penalty(setting, "uniform", None)
-    limit, stiffness = finite_scalar(limit, "limit"), finite_scalar(stiffness, "stiffness")
 
     def gradient(model, multiplier, batches):
         value, slope = eqx.filter_value_and_grad(penalty)(model, batches.probes)
@@ -349,8 +327,6 @@ def observed(
     Of some of the batch and some of the places, which are drawn anew at each step.
     """
     grid, of_records = _token_grid(setting), 2 * setting.task.records
-    strength, examples = finite_scalar(strength, "strength"), counted(examples, "examples")
-    places = counted(places, "places", most=of_records)
 
     def observations(model: CausalLM, x: Array) -> Array:
         return model.flow.trajectory(x, grid).states[:-1, -1]
@@ -388,8 +364,6 @@ def answers_on_probes(setting: Setting, *, probes: int | None = None) -> Arm:
     probes
         How many of the batch's probes tell their answers; None for all.
     """
-    require_setting(setting)
-    probes = None if probes is None else counted(probes, "probes")
 
     def gradient(model, memory, batches):
         told = batches.training, _first(batches.probes, probes)
@@ -429,7 +403,6 @@ def _first(examples: Example, count: int | None) -> Example:
 
 
 def _token_grid(setting: Setting) -> CellGrid:
-    require_setting(setting)
     return token_grid(setting.task.length)
 
 

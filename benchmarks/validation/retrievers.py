@@ -7,7 +7,7 @@ Networks of several seeds are trained at once, as one pytree with a leading axis
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -28,16 +28,6 @@ from benchmarks.validation.retrieval import KeyValueTask, key_value_examples
 from lim_jax._checks import (
     AnyPath,
     as_path,
-    counted,
-    described,
-    guarded,
-    require,
-    require_callable,
-    require_floats,
-    require_indices,
-    require_key,
-    require_keys,
-    require_kind,
 )
 from lim_jax._errors import filter_jit
 from lim_jax.density.adjoints import LossOfIds
@@ -51,7 +41,6 @@ from lim_jax.training.loop import Progress, resumable, step_of_seeds
 
 Scalar = Float[Array, ""]
 Retrievers = CausalLM  # with a leading axis of seeds
-MADE = "Make it by new_retriever."
 ANSWER_LOSS = LossOfIds(CausalLM.embed, CausalLM.loss)
 MARGIN_LOSS = LossOfIds(CausalLM.embed, CausalLM.margin_loss)
 OWN_MARGIN_LOSS = LossOfIds(CausalLM.embed, CausalLM.own_margin_loss)
@@ -113,30 +102,6 @@ class PlaceScores(NamedTuple):
     cross_entropy: Float[Array, "*seeds records"]
 
 
-def require_setting(setting: object) -> None:
-    """Refuse what is no setting, such as a task alone."""
-    require_kind(setting, Setting, "setting", "Make one: Setting(task, width=32).")
-
-
-def require_retrievers(models: Any) -> None:
-    """Refuse what are no networks of several seeds, one network first of all."""
-    require(
-        isinstance(models, CausalLM) and len(models.embedding.shape) == 3,
-        "models",
-        got="one network" if isinstance(models, CausalLM) else described(models),
-        expected="networks of several seeds, with a leading axis",
-        cure="Train them by train_retrievers.",
-    )
-
-
-def require_case(setting: Any, models: Any, test: Any, key: Any) -> None:
-    """Refuse what networks cannot be trained or judged by."""
-    require_setting(setting)
-    require_retrievers(models)
-    require_kind(test, Example, "test", "Draw them by examples_of_every_place.")
-    require_key(key)
-
-
 def asked(examples: Example) -> tuple[Int[Array, "examples length"], Queries]:
     """A batch of `ANSWER_LOSS` or `MARGIN_LOSS`: ids, and the answer asked at their last place.
 
@@ -148,7 +113,6 @@ def asked(examples: Example) -> tuple[Int[Array, "examples length"], Queries]:
     >>> ids.shape, y.places.tolist(), bool(y.targets[0, 0] == examples.window[0, -1])
     ((1, 5), [[4]], True)
     """
-    require_kind(examples, Example, "examples", "Draw them by key_value_examples.")
     windows = jnp.asarray(examples.window)
     ids = windows[:, :-1]
     count, length = ids.shape
@@ -157,19 +121,13 @@ def asked(examples: Example) -> tuple[Int[Array, "examples length"], Queries]:
 
 def retrieval_risk(model: CausalLM, examples: Example, weights: Array | None = None) -> Scalar:
     """The mean cross-entropy of the answers, in nats; each times its weight, if there are some."""
-    require_kind(model, CausalLM, "model", MADE)
     ids, y = asked(examples)
-    if weights is not None:
-        cure = "Pass one number for each example."
-        require_floats(weights, "weights", "examples", cure, examples=len(ids))
     losses = jax.vmap(ANSWER_LOSS, in_axes=(None, 0, 0))(model, ids, y)
     return losses.mean() if weights is None else (weights * losses).mean()
 
 
 def draw(setting: Setting, law: Law, *, key: Key[Array, ""]) -> Example:
     """A batch of the setting's size, with gold places of a law."""
-    require_setting(setting)
-    require_key(key)
     of_gold, of_pairs = jax.random.split(key)
     gold = gold_places(law, setting.batch, key=of_gold)
     return key_value_examples(setting.task, gold, key=of_pairs)
@@ -185,7 +143,6 @@ def new_retriever(setting: Setting, *, key: Key[Array, ""]) -> CausalLM:
     >>> model.vocabulary, model.positions.shape
     (7, (5, 8))
     """
-    require_setting(setting)
     task, size = setting.task, setting.width // setting.heads
     return gaussian_model(
         task.vocabulary, task.length, width=setting.width, heads=setting.heads,
@@ -217,8 +174,6 @@ def train_retrievers(
     tuple
         The networks with a leading axis of seeds, and the loss of every step.
     """
-    require_setting(setting)
-    require_keys(keys)
     file = None if checkpoint is None else as_path(checkpoint, "checkpoint")
     if setting.steps == 0:
         return _begun(setting, keys)[0], jnp.zeros((0, len(keys)))
@@ -271,7 +226,6 @@ def scores_by_place(model: CausalLM, examples: Example) -> PlaceScores:
         That ask at their last place for one record each: every gold place of `records` must be
         there (`every_place`), else its scores are NaN.
     """
-    require_kind(model, CausalLM, "model", MADE)
     ids, y = asked(examples)
     gold, records = jnp.asarray(examples.gold[:, 0]), examples.records.shape[1] // 2
 
@@ -298,18 +252,6 @@ def by_place(
     >>> by_place(jnp.array([1.0, 0.0, 1.0]), jnp.array([0, 0, 1]), 2).tolist()
     [0.5, 1.0]
     """
-    records = counted(records, "records")
-    require_floats(values, "values", "examples", "Pass one number for each example.")
-    require_indices(gold, "gold")
-    require(
-        gold.shape == values.shape,
-        "gold",
-        got=f"{gold.shape[0]} of them",
-        expected=f"{values.shape[0]}, one for each example",
-        cure="Of examples take gold[:, 0].",
-    )
-    message = f"gold: expected numbers from 0 to {records - 1}, got others."
-    gold = guarded(gold, (gold < 0) | (gold >= records), message)
     sums = jnp.zeros(records, values.dtype).at[gold].add(values)
     return sums / jnp.zeros(records, values.dtype).at[gold].add(1)
 
@@ -326,7 +268,6 @@ def in_the_middle(
     >>> float(in_the_middle(jnp.array([9.0, 1.0, 3.0, 9.0])))
     2.0
     """
-    require_floats(values, "values", "*shape")
     found = np.asarray(values)
     kept = np.asarray(middle_law(found.shape[-1], odds=0.0)) > 0
     return np.asarray(found[..., kept].mean(axis=-1))
@@ -334,11 +275,9 @@ def in_the_middle(
 
 def examples_of_every_place(setting: Setting, count: int, *, key: Key[Array, ""]) -> Example:
     """Examples with every gold place `count` times."""
-    require_setting(setting)
     return key_value_examples(setting.task, every_place(setting.task.records, count), key=key)
 
 
 def of_seeds(function: Callable) -> Callable:
     """A function of one network and examples, as one of networks of all seeds and these."""
-    require_callable(function, "function", "of one network and examples")
     return eqx.filter_vmap(function, in_axes=(eqx.if_array(0), None))

@@ -40,7 +40,7 @@ from benchmarks.validation.retrievers import (
     train_retrievers,
 )
 from benchmarks.validation.shifting import shift_record
-from lim_jax._checks import AnyPath, as_path, counted, require, require_kind
+from lim_jax._checks import AnyPath, as_path
 from lim_jax._resuming import each_once
 from lim_jax.cost.job import job_cost
 from lim_jax.tasks.prompts import Example
@@ -191,21 +191,7 @@ def validate(
         plain arm. ``"shifts"``: before and after training further, at the length of training and
         at twice it (`shifting.shift_record`). ``"recalls"``: networks of many questions, told
         where evidence stands or not (`recalled.recall_record`).
-
-    Raises
-    ------
-    ValueError
-        Where the first arm is not the plain one, or the folder is of another run.
     """
-    require_kind(preset, Preset, "preset", "Take one of presets().")
-    seed = counted(seed, "seed", least=0)
-    require(
-        preset.arms[:1] == (PLAIN,),
-        "arms",
-        got=f"{preset.arms}",
-        expected=f"{PLAIN!r} at the first",
-        cure="The others are compared with it.",
-    )
     folder = None if folder is None else as_path(folder, "folder")
     keys = jax.random.split(jax.random.key(seed), preset.seeds)
     runs = _Study(preset, seed, folder, keys, {}).groups()

@@ -8,7 +8,6 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from lim_jax._checks import counted, require_kind, require_several
 from lim_jax.models.causal import Queries
 from lim_jax.tasks.key_value import draw_key_values, key_value_prompt
 from lim_jax.tasks.prompts import Example, encode
@@ -77,7 +76,6 @@ def drawn_prompt(
     >>> found.gold.tolist(), bytes(found.window[-3:].tolist()).decode()
     ([1], '946')
     """
-    require_kind(setting, PromptSetting, "setting", "Make one: PromptSetting(records=10).")
     data = draw_key_values(
         setting.records, number,
         key_length=setting.key_length, value_length=setting.value_length,
@@ -107,11 +105,6 @@ def text_batch(
     dtype
         Of weights and pools: the model's.
 
-    Raises
-    ------
-    ValueError
-        Where a context or an answer is longer than what it is padded to.
-
     Examples
     --------
     >>> setting = PromptSetting(records=2, value_length=1)
@@ -119,12 +112,10 @@ def text_batch(
     >>> found.ids.shape, found.y.weights.tolist(), found.pools.sum(axis=2).tolist()
     ((1, 96), [[1.0, 0.0]], [[10.0, 10.0]])
     """
-    require_several(examples, Example, "examples", "Make them of prompts by tasks.encode.")
-    records = counted(records, "records")
     length = max(len(one.weights) for one in examples)
     words = max(int(np.count_nonzero(one.weights)) for one in examples)
-    size = length if size is None else counted(size, "size", least=length)
-    queries = words if queries is None else counted(queries, "queries", least=words)
+    size = length if size is None else size
+    queries = words if queries is None else queries
     rows = [_padded(one, records, size, queries, dtype) for one in examples]
     return jax.tree.map(lambda *leaves: jax.device_put(np.stack(leaves)), *rows)
 

@@ -21,7 +21,6 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from benchmarks.validation.intervals import Interval, paired_interval
 from benchmarks.validation.laws import Law, edge_law, uniform_law
-from benchmarks.validation.prompted import LOADED
 from benchmarks.validation.remedies import PLAIN
 from benchmarks.validation.retrievers import PlaceScores, in_the_middle
 from benchmarks.validation.study import BEFORE
@@ -30,12 +29,6 @@ from benchmarks.validation.tuning import judge, trained_rows, tuning_gradient
 from lim_jax._checks import (
     AnyPath,
     as_path,
-    counted,
-    described,
-    require,
-    require_kind,
-    require_known,
-    require_name,
 )
 from lim_jax._digest import digest
 from lim_jax._errors import filter_jit
@@ -160,16 +153,8 @@ def tune(
         What JSON holds: ``"tuning"``; ``"trained"``, how many numbers train; and ``"arms"``, by
         name ``"steps"`` after which it was judged, ``"seconds_per_step"`` of the processor, by
         seed, and ``"short"`` and ``"longer"``: of `PlaceScores` each by stage, seed and place.
-
-    Raises
-    ------
-    ValueError
-        Where the model's layers are fetched, prompts are no whole rounds, or the folder holds
-        another run.
     """
-    require_kind(model, CausalLM, "model", LOADED)
-    _require_tuning(tuning)
-    seed, rows = counted(seed, "seed", least=0), trained_rows(model, tuning.last)
+    rows = trained_rows(model, tuning.last)
     folder = None if folder is None else as_path(folder, "folder")
     file = None if folder is None else folder / "tuning.jsonl"
     seeds = range(seed, seed + tuning.seeds)
@@ -370,12 +355,6 @@ def tuning_gains(
     length
         Of the prompts that are asked: ``"short"`` or ``"longer"``.
     """
-    require_name(arm, TUNED, "arm", "They are those of TUNED.")
-    require_name(over, OVER, "over", "They are those of OVER.")
-    require_name(length, ("short", "longer"), "length", "They are parts of Tuning.")
-    has_arms = isinstance(results, Mapping) and "arms" in results
-    expected = "a dictionary with arms"
-    require(has_arms, "results", got=described(results), expected=expected, cure="Take tune's.")
     ours, plain = results["arms"][arm], results["arms"][PLAIN]
     dearer = np.mean(ours["seconds_per_step"]) / np.mean(plain["seconds_per_step"])
     factor = {BEFORE: 0.0, AT_EQUAL_STEPS: 1.0, AT_EQUAL_TIME: float(dearer)}[over]
@@ -399,21 +378,3 @@ def _by_measure(scores: Mapping[str, Any]) -> dict[str, Float[np.ndarray, "stage
         "middle": in_the_middle(accuracy),
         "cross_entropy": np.array(scores["cross_entropy"]).mean(axis=2),
     }
-
-
-def _require_tuning(tuning: Tuning) -> None:
-    require_kind(tuning, Tuning, "tuning", "Make one: Tuning().")
-    for name in ("seeds", "stages", "every", "batch", "probes"):
-        counted(getattr(tuning, name), name)
-    for name in ("rate", "strength"):
-        expected = "a positive finite number known before tracing"
-        require_known(getattr(tuning, name), name, expected=expected, cure="Tuning() has one.")
-    for setting in (tuning.short, tuning.longer):
-        require_kind(setting, PromptSetting, "prompts", "Make one: PromptSetting(records=10).")
-        require(
-            counted(setting.prompts, "prompts") % counted(setting.records, "records") == 0,
-            "prompts",
-            got=f"{setting.prompts} prompts of {setting.records} records",
-            expected="a multiple of the records",
-            cure="Every place is gold in turn.",
-        )

@@ -14,17 +14,11 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int, PyTree
 
-from benchmarks.validation.prompted import LOADED
 from benchmarks.validation.remedies import UNTIL
 from benchmarks.validation.retrievers import PlaceScores
 from benchmarks.validation.texts import TextBatch
 from lim_jax._checks import (
-    counted,
-    described,
-    finite_scalar,
     require,
-    require_kind,
-    require_several,
 )
 from lim_jax._errors import filter_jit
 from lim_jax.grid.cells import token_grid
@@ -49,11 +43,6 @@ def trainable(model: CausalLM) -> PyTree[bool]:
     model
         Whole, from `models.load`.
 
-    Raises
-    ------
-    ValueError
-        Where its layers are fetched as they are needed, or no leaf of them is among those.
-
     Examples
     --------
     >>> from lim_jax.models import byte_model
@@ -61,7 +50,6 @@ def trainable(model: CausalLM) -> PyTree[bool]:
     >>> [leaf.shape for leaf in jax.tree.leaves(eqx.filter(model, trainable(model)))]
     [(2, 4), (2, 1, 4, 4), (2, 1, 4, 4), (2, 4)]
     """
-    require_kind(model, CausalLM, "model", LOADED)
     require(
         not isinstance(model.flow.layers, FetchedLayers),
         "model",
@@ -98,7 +86,7 @@ def trained_rows(model: CausalLM, last: int | None = None) -> PyTree:
     """
     part = eqx.filter(model, trainable(model))
     depth = len(jax.tree.leaves(part)[0])
-    last = depth if last is None else counted(last, "last", most=depth)
+    last = depth if last is None else last
     return jax.tree.map(lambda leaf: leaf[depth - last :], part)
 
 
@@ -113,7 +101,6 @@ def with_rows(model: CausalLM, rows: PyTree) -> CausalLM:
     >>> with_rows(model, doubled).flow.layers.attention.norm.scale.tolist()
     [[1.0, 1.0, 1.0, 1.0], [2.0, 2.0, 2.0, 2.0]]
     """
-    _require_rows(model, rows)
     whole = eqx.filter(model, trainable(model))
     joined = jax.tree.map(
         lambda leaf, own: jnp.concatenate([leaf[: len(leaf) - len(own)], own]), whole, rows
@@ -145,24 +132,7 @@ def tuning_gradient(
         Of `text_batch`; None where nothing is learnt of them.
     strength
         :math:`\beta`.
-
-    Raises
-    ------
-    ValueError
-        Where both are None.
     """
-    strength = finite_scalar(strength, "strength")
-    _require_rows(model, rows)
-    require(
-        training is not None or probes is not None,
-        "training and probes",
-        got="None",
-        expected="one of them, or both",
-        cure="Make them by text_batch.",
-    )
-    for batch, name in ((training, "training"), (probes, "probes")):
-        if batch is not None:
-            require_kind(batch, TextBatch, name, "Make it by text_batch.")
     parts = []
     if training is not None:
         parts.append(jax.grad(_risk)(rows, model, training))
@@ -210,8 +180,6 @@ def judge(model: CausalLM, rows: PyTree, rounds: Sequence[TextBatch]) -> PlaceSc
     rounds
         Batches of one shape, each of which asks for every record once, in order.
     """
-    _require_rows(model, rows)
-    require_several(rounds, TextBatch, "rounds", "Make them by text_batch.")
     found = [_answered(model, rows, batch) for batch in rounds]
     return jax.tree.map(lambda *leaves: sum(leaves) / len(leaves), *found)
 
@@ -231,14 +199,3 @@ def _answered(model: CausalLM, rows: PyTree, batch: TextBatch) -> PlaceScores:
         )
 
     return jax.vmap(of_one)(batch.ids, batch.y)
-
-
-def _require_rows(model: CausalLM, rows: PyTree) -> None:
-    whole = eqx.filter(model, trainable(model))
-    require(
-        jax.tree.structure(rows) == jax.tree.structure(whole),
-        "rows",
-        got=described(rows),
-        expected="what trains of the model",
-        cure="Take trained_rows of it.",
-    )

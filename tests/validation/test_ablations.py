@@ -48,8 +48,6 @@ def test_ablations_are_distinct_sets_and_all_of_them_in_the_end():
     # Each record is kept with probability one half: of 4,000 draws to within five errors.
     often = np.concatenate([random_ablations(10, 80, seed=seed) for seed in range(50)])
     np.testing.assert_allclose(often.mean(axis=0), 0.5, atol=5 * 0.5 / np.sqrt(4000))
-    with pytest.raises(ValueError, match="count: got 17, expected at most 16, the sets of 4"):
-        random_ablations(4, 17, seed=0)
 
 
 def test_records_go_with_what_stands_before_them_and_numbers_stay():
@@ -70,8 +68,6 @@ def test_records_go_with_what_stands_before_them_and_numbers_stay():
     assert text.endswith(
         "about it.\n\n[2] Wren: a bird.\n[3] Newt: no fish.\n\nQuestion: what is a wren\nAnswer:"
     )
-    with pytest.raises(ValueError, match="kept: got an array of bool with shape .2,., expected"):
-        ablated_text(prompt, np.array([True, False]))
 
 
 @eqx.filter_jit
@@ -105,10 +101,6 @@ def test_log_probabilities_are_those_of_each_context_alone(model, contexts):
     np.testing.assert_allclose(found, expected, rtol=1e-10)
     more = answer_log_probabilities(model, contexts[:2], answer, queries=5)
     np.testing.assert_allclose(more, found[:2], rtol=1e-12)
-    with pytest.raises(ValueError, match="queries: got 2"):
-        answer_log_probabilities(model, contexts, answer, queries=2)
-    with pytest.raises(ValueError, match="contexts: got none"):
-        answer_log_probabilities(model, [], answer)
     with pytest.raises(ValueError, match="ids: got 61 of them, expected at most 60"):
         answer_log_probabilities(model, [np.zeros(59, np.int32)], answer)
 
@@ -157,8 +149,6 @@ def test_an_ablation_is_computed_once(model, monkeypatch):
     for text, value in (("ab c?", found[0]), ("c?", found[1]), ("ab?", again[1])):
         ids = np.frombuffer(text.encode(), np.uint8).astype(np.int32)
         np.testing.assert_allclose(value, log_probability(model, ids, answer), rtol=1e-10)
-    with pytest.raises(ValueError, match="kept: got an array of bool with shape .1, 3., expected"):
-        of(np.ones((1, 3), bool))
 
 
 def test_the_highest_are_taken_out():
@@ -168,10 +158,6 @@ def test_the_highest_are_taken_out():
         [False, True, True, False],
         [False, False, False, False],
     ]
-    with pytest.raises(ValueError, match=r"ranking: got \[0, 0\], expected the numbers from 0"):
-        without_the_first(np.array([0, 0]), (1,))
-    with pytest.raises(ValueError, match="counts: got 3"):
-        without_the_first(np.array([0, 1]), (3,))
 
 
 def test_the_datamodeling_score_is_scipys_correlation_of_the_sums():
@@ -190,12 +176,6 @@ def test_the_datamodeling_score_is_scipys_correlation_of_the_sums():
     assert np.isnan(datamodeling_score(scores, kept, values)).tolist() == [0, 1, 0]
     values[3] = -np.inf
     assert np.isnan(datamodeling_score(scores[0], kept, values))
-    for wrong, message in (
-        ((scores[0, :3], kept, values), "kept: got"),
-        ((scores[0], kept, values[:5]), "values: got shape"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            datamodeling_score(*wrong)
 
 
 def test_the_regression_of_all_sets_is_a_soft_threshold():
@@ -220,18 +200,8 @@ def test_a_regression_knows_nothing_of_what_never_changes_and_takes_certain_answ
     assert found[2] == 0 and np.isfinite(found).all() and found[0] > found[1] > 0
 
 
-def test_what_a_regression_refuses(monkeypatch):
+def test_a_regression_without_scikit_learn_names_the_extra(monkeypatch):
     kept, values = every_set(2), -np.ones(4)
-    for arguments, message in (
-        ((kept, values[:3], 1), "values: got shape"),
-        ((kept, values + 2, 1), "values: got numbers from 1.0 to 1.0, expected log-probabilities"),
-        ((kept, values * np.inf, 1), "values: got numbers from -inf"),
-        ((kept, values, 0), "tokens: got 0"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            sparse_regression(*arguments)
-    with pytest.raises(ValueError, match="strength: got 0.0"):
-        sparse_regression(kept, values, 1, strength=0.0)
     found = importlib.util.find_spec
     monkeypatch.setattr(
         "lim_jax._checks.find_spec", lambda name: None if name == "sklearn" else found(name)

@@ -34,8 +34,3 @@ def test_documents_are_numbered_in_order_with_gold_at_its_place(gold, place):
     for number, record in enumerate(records):
         spelt = "".join(prompt.text[i] for i in (places == number).nonzero()[0])
         assert spelt == record
-
-
-def test_a_place_behind_the_documents_is_refused():
-    with pytest.raises(ValueError, match="place: got 5, expected .* the 5 records"):
-        question_prompt(Question("what", ("this",), DOCUMENTS, 1), 5)

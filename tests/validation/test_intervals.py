@@ -77,20 +77,3 @@ def test_draws_of_which_the_statistic_is_none_are_left_out():
     assert (found.value, found.low, found.high) == (1, -1, 1)
     nothing = intervals.bootstrap_interval(samples[:1].repeat(2, axis=0), correlation, resamples=9)
     assert np.isnan(nothing).all()
-
-
-@pytest.mark.usefixtures("as_users_run")
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        (lambda: intervals.paired_interval(np.zeros((0, 3))), "differences"),
-        (lambda: intervals.paired_interval(np.zeros(3), level=95), "level: got 95"),
-        (lambda: intervals.rank_correlation(np.zeros(3), np.zeros(4)), "y: got shape"),
-        (lambda: intervals.bootstrap_interval((np.zeros(3), np.zeros(4))), "samples"),
-        (lambda: intervals.bootstrap_interval(np.zeros(0)), "samples"),
-        (lambda: intervals.bootstrap_interval(np.zeros(3), resamples=0), "resamples"),
-    ],
-)
-def test_what_has_no_interval_is_refused(wrong, message):
-    with pytest.raises(ValueError, match=message):
-        wrong()

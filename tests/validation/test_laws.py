@@ -39,22 +39,3 @@ def test_draws_follow_their_law():
 
 def test_every_place_is_as_often_as_every_other():
     np.testing.assert_array_equal(np.bincount(every_place(5, 3)), [3] * 5)
-
-
-@pytest.mark.usefixtures("as_users_run")
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        (lambda: edge_law(2), "among 2 records"),
-        (lambda: edge_law(8, width=0.5), "two edges of 4 among 8"),
-        (lambda: edge_law(8, width=-0.1), "width"),
-        (lambda: middle_law(8, odds=-1.0), "odds: got"),
-        (lambda: law_of_weights(jnp.ones((2, 2))), "weights: got"),
-        (lambda: law_of_weights(jnp.array([1.0, -1.0])), "not negative"),
-        (lambda: law_of_weights(jnp.zeros(3)), "above zero"),
-        (lambda: law_of_weights(jnp.array([1.0, jnp.nan])), "finite"),
-    ],
-)
-def test_what_is_no_law_is_refused(wrong, message):
-    with pytest.raises((ValueError, RuntimeError), match=message):
-        jax.block_until_ready(wrong())

@@ -209,5 +209,3 @@ def test_networks_that_are_always_right_predict_nothing(made):
     found = [one for one in predict(always) if one.score == "accuracy"]
     assert all(one.left_out == 4 and np.isnan(one.interval).all() for one in found)
     assert prediction_table(found).count("constant") == len(found)
-    with pytest.raises(ValueError, match="found: got scores of shape \\(6,\\)"):
-        predict(jax.tree.map(lambda leaf: leaf[0], made))

@@ -180,10 +180,3 @@ def test_gains_are_paired_by_seed_at_equal_steps_and_at_equal_time():
     halfway = (plain[1] + plain[2]) / 2
     np.testing.assert_allclose(first.value, (ours[1] - halfway).mean())
     np.testing.assert_allclose(second.value, (ours[2] - plain[3]).mean())
-
-
-def test_what_cannot_be_compared_or_trained_is_refused():
-    with pytest.raises(ValueError, match="records: got .*expected those of plain, selective"):
-        recall_gains({PLAIN: made_record(1, 2.0, 1)})
-    with pytest.raises(ValueError, match='arm: got .*"plain" or "selective'):
-        recall_record(SETTING, KEYS, "Algorithm 3", test=drawn(1, 0))

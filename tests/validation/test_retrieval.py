@@ -1,7 +1,6 @@
 """Batches of retrieval in ids: what they ask has one answer, and it is the one given."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.stats import chisquare
@@ -79,23 +78,3 @@ def test_records_weights_are_their_parts_of_the_integral():
     found = tasks.record_weights(jax.device_put(records), jax.device_put(cells), 3)
     expected = [[0, 0, 0.2, 0, 0], [0.1, 0, 0, 0.15, 0.25], [0, 0, 0, 0, 0]]
     np.testing.assert_array_equal(found, expected)
-
-
-@pytest.mark.usefixtures("as_users_run")
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        (lambda key: key_value_examples(TASK._replace(keys=4), jnp.arange(2), key=key),
-         "keys: got 4, expected a whole number, a key for each of 5 pairs"),
-        (lambda key: key_value_examples(TASK, jnp.array([5]), key=key), "from 0 to 4"),
-        (lambda key: key_value_examples(TASK, jnp.array([-1]), key=key), "from 0 to 4"),
-        (lambda key: key_value_examples(TASK, jnp.array([0.0]), key=key), "gold"),
-        (lambda key: recall_examples(RECALL._replace(length=11), 1, key=key), "length"),
-        (lambda key: recall_examples(RECALL._replace(length=10), 1, key=key), "from 12"),
-        (lambda key: recall_examples(RECALL._replace(power=0.0), 1, key=key), "power"),
-        (lambda key: recall_examples(RECALL, 0, key=key), "count"),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_drawn_is_refused(wrong, message):
-    with pytest.raises((ValueError, RuntimeError), match=message):
-        jax.block_until_ready(wrong(jax.random.key(0)))

@@ -7,7 +7,6 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from benchmarks.validation import shifting
 from benchmarks.validation.prediction import ATTRIBUTIONS, RecordScores
@@ -34,13 +33,6 @@ def test_a_longer_context_has_the_same_words_and_more_records():
     found = shifting.in_longer_contexts(SETTING, 2)
     assert found == SETTING._replace(task=KeyValueTask(4, 4, 3))
     assert found.task.vocabulary == SETTING.task.vocabulary
-
-
-def test_what_cannot_be_longer_is_refused():
-    with pytest.raises(ValueError, match="setting: got places that are learned"):
-        shifting.in_longer_contexts(SETTING._replace(rotary=False), 2)
-    with pytest.raises(ValueError, match="factor: got 6 records of 4 keys"):
-        shifting.in_longer_contexts(SETTING, 3)
 
 
 def test_a_shift_asks_for_every_place_of_both_lengths(monkeypatch):

@@ -208,26 +208,3 @@ def test_gains_are_paired_by_seed():
     assert list(begun) == [4, 8] and len(rise) == SEEDS
     own = tuning_gains(results, PLAIN, AT_EQUAL_STEPS)[4].accuracy
     np.testing.assert_array_equal(own, [0, 0, 0])
-
-
-def test_what_is_no_tuning_is_refused(model):
-    def refused(match, **changed):
-        with pytest.raises(ValueError, match=match):
-            tuned.tune(model, None, TUNING._replace(**changed))
-
-    refused("prompts: got 7 prompts of 5 records", short=SHORT._replace(prompts=7))
-    refused("prompts: got 8 prompts of 7 records", longer=LONGER._replace(prompts=8))
-    refused("prompts: got", short=5)
-    for name in ("seeds", "stages", "every", "batch", "probes"):
-        refused(f"{name}: got 0", **{name: 0})
-    refused("rate: got 0.0", rate=0.0)
-    refused("strength: got", strength=float("nan"))
-    refused("last: got 3", last=3)
-    with pytest.raises(ValueError, match="arm: got"):
-        tuning_gains(made_tuning(), "another")
-    with pytest.raises(ValueError, match="over: got"):
-        tuning_gains(made_tuning(), PLAIN, "another")
-    with pytest.raises(ValueError, match="length: got"):
-        tuning_gains(made_tuning(), PLAIN, length="another")
-    with pytest.raises(ValueError, match="results: got"):
-        tuning_gains({}, PLAIN)

@@ -245,17 +245,7 @@ def test_a_prompt_is_its_numbers_and_asks_where_it_is_told():
 
 
 def test_what_does_not_fit_is_refused():
-    model, rows = network(), tuning.trained_rows(network())
-    with pytest.raises(ValueError, match="last: got 4"):
-        tuning.trained_rows(model, 4)
-    with pytest.raises(ValueError, match="rows: got"):
-        tuning.with_rows(model, {})
-    with pytest.raises(ValueError, match="training and probes: got None, expected one of them"):
-        tuning.tuning_gradient(model, rows, None, None)
-    with pytest.raises(ValueError, match="size: got 3"):
-        text_batch(EXAMPLES, RECORDS, size=3)
-    with pytest.raises(ValueError, match="queries: got 1"):
-        text_batch(EXAMPLES, RECORDS, queries=1)
+    model = network()
     source = LayerSource(lambda index: {"one": np.zeros(3)}, 2)
     fetched = FetchedLayers(jnp.zeros(1), source)
     with pytest.raises(ValueError, match="layers that are fetched as they are needed"):

@@ -87,11 +87,6 @@ def test_presets_name_what_there_is():
     assert next(iter(full.settings)) == BASE and full.seeds == 5
 
 
-def test_the_first_arm_is_the_plain_one():
-    with pytest.raises(ValueError, match="arms: got .*expected 'plain' at the first"):
-        validate(presets()["quick"]._replace(arms=("importance weights",)))
-
-
 @pytest.fixture
 def promoting():
     with jax.numpy_dtype_promotion("standard"):  # optax promotes
