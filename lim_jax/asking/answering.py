@@ -7,15 +7,15 @@ import jax
 import numpy as np
 
 from lim_jax._checks import described, require, require_name
-from lim_jax.asking.contexts import ASKED, Asked, Context, Unanswered
+from lim_jax.asking.contexts import LOSS_KINDS, Context, LossKind, PromptOnly
 from lim_jax.models import CausalLM, answer
 
 
 def self_answered(
-    prompts: Sequence[Context | Unanswered],
+    prompts: Sequence[Context | PromptOnly],
     model: CausalLM,
     tokenizer: Any = None,
-    asked: Asked = "answer",
+    asked: LossKind = "answer",
     *,
     tokens: int = 32,
     end: Sequence[int] = (),
@@ -48,26 +48,26 @@ def self_answered(
     Examples
     --------
     >>> from lim_jax.asking.contexts import unanswered
-    >>> from lim_jax.asking.documents import Laid
+    >>> from lim_jax.asking.documents import RenderedPrompt
     >>> from lim_jax.models import byte_model
     >>> model = byte_model(16, width=4, depth=1, key=jax.random.key(0))
-    >>> (context,) = self_answered([unanswered(Laid("2+2="))], model, tokens=3)
+    >>> (context,) = self_answered([unanswered(RenderedPrompt("2+2="))], model, tokens=3)
     >>> context.length, context.weights.nonzero()[0].tolist()
     (6, [3, 4, 5])
     """
 
-    def answered(prompt: Unanswered) -> Context:
+    def answered(prompt: PromptOnly) -> Context:
         ids = np.asarray(answer(model, jax.device_put(prompt.encoded.ids), tokens, end))
         ends = np.isin(ids, end)
         return prompt.answered(ids[~ends], tokenizer, asked)._replace(cut=not ends.any())
 
     prompts = list(prompts)
     for prompt in prompts:
-        require(isinstance(prompt, Context | Unanswered), "prompts", got=described(prompt),
+        require(isinstance(prompt, Context | PromptOnly), "prompts", got=described(prompt),
                 expected="contexts, or prompts that are unanswered",
                 cure="Take them from unanswered.")  # fmt: skip
-    require_name(asked, ASKED, "asked", "It is what the loss is of.")
+    require_name(asked, LOSS_KINDS, "asked", "It is what the loss is of.")
     return [
-        answered(prompt) if isinstance(prompt, Unanswered) else prompt
+        answered(prompt) if isinstance(prompt, PromptOnly) else prompt
         for prompt in progress(prompts)
     ]

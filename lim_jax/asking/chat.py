@@ -11,7 +11,7 @@ from lim_jax._refusal import Refusal
 from lim_jax.asking.documents import (
     QUESTION,
     Document,
-    Laid,
+    RenderedPrompt,
     document_pieces,
     named_documents,
 )
@@ -75,7 +75,7 @@ def chat_prompt(
     template: ChatTemplate,
     documents: Sequence[Document] = (),
     tools: Sequence[Mapping[str, Any]] = (),
-) -> Laid:
+) -> RenderedPrompt:
     r"""A chat as its model reads it, up to where the assistant begins to speak.
 
     Each message is a part under its role and its number, such as ``user 2``. Documents go where the
@@ -132,7 +132,7 @@ def chat_prompt(
         (last,) = layout.chat["messages"][-1]["content"].numbers
         end = max(stop for _, stop, number in places if number == last)
     named_places = [(start, stop, layout.pieces[number][1]) for start, stop, number in places]
-    return Laid(
+    return RenderedPrompt(
         whole[:end],
         tuple(one for one in named_places if one[2] and one[0] < one[1] <= end),
         marked=True,

@@ -15,15 +15,15 @@ from lim_jax._checks import (
     require_name,
     require_text,
 )
-from lim_jax.asking.documents import Laid
+from lim_jax.asking.documents import RenderedPrompt
 from lim_jax.models import texts_of_ids
 from lim_jax.models.foils import Contrast, contrast
 from lim_jax.tasks import encode_text
 from lim_jax.tasks.prompts import EncodedText
 
 tokenizers: Any = lazy_loader.load("tokenizers")  # of the extra; bytes do without
-Asked = Literal["next-token", "answer", "margin", "contrast"]
-ASKED = get_args(Asked)
+LossKind = Literal["next-token", "answer", "margin", "contrast"]
+LOSS_KINDS = get_args(LossKind)
 NAMED = re.compile(r"[<\[].+[>\]]")  # as tokens of control are
 
 
@@ -93,10 +93,10 @@ class Context(NamedTuple):
         return len(self.weights)
 
 
-class Unanswered(NamedTuple):
+class PromptOnly(NamedTuple):
     """A prompt and its tokens, whose answer the model is to give itself."""
 
-    laid: Laid
+    laid: RenderedPrompt
     encoded: EncodedText
     foil: str = ""  # what might be said instead; empty where that is not asked
     id: str = ""
@@ -107,7 +107,7 @@ class Unanswered(NamedTuple):
         return len(self.encoded.ids)
 
     def answered(
-        self, answer: Int[np.ndarray, " answer"], tokenizer: Any = None, asked: Asked = "answer"
+        self, answer: Int[np.ndarray, " answer"], tokenizer: Any = None, asked: LossKind = "answer"
     ) -> Context:
         """The context with an answer in ids, such as `models.answer` finds."""
         require(answer.size > 0, "answer", got="no ids", expected="at least one",
@@ -128,11 +128,11 @@ class Unanswered(NamedTuple):
 
 
 def context_of(
-    laid: Laid,
+    laid: RenderedPrompt,
     answer: str = "",
     tokenizer: Any = None,
     *,
-    asked: Asked = "answer",
+    asked: LossKind = "answer",
     foil: str = "",
     where: str = "context",
 ) -> Context:
@@ -164,13 +164,13 @@ def context_of(
 
     Examples
     --------
-    >>> context = context_of(Laid("a=1 b=2 a=", ((0, 3, "first"), (4, 7, "second"))), "1")
+    >>> context = context_of(RenderedPrompt("a=1 b=2 a=", ((0, 3, "first"), (4, 7, "second"))), "1")
     >>> bytes(context.window.tolist()), context.weights.nonzero()[0].tolist()
     (b'a=1 b=2 a=1', [9])
     >>> {span.name: span.places.tolist() for span in context.spans}
     {'first': [0, 1, 2], 'second': [4, 5, 6]}
     """
-    require_kind(laid, Laid, "laid", "Make it by document_prompt or chat_prompt.")
+    require_kind(laid, RenderedPrompt, "laid", "Make it by document_prompt or chat_prompt.")
     require_text(answer, "answer")
     require_text(foil, "foil")
     encoded = _encoded(laid, answer, tokenizer, where)
@@ -181,26 +181,28 @@ def context_of(
     return context._replace(chat=laid.marked)
 
 
-def unanswered(laid: Laid, tokenizer: Any = None, foil: str = "") -> Unanswered:
+def unanswered(laid: RenderedPrompt, tokenizer: Any = None, foil: str = "") -> PromptOnly:
     """The ids of a text whose answer the model is to give, without marks of an end after them.
 
     Examples
     --------
-    >>> context = unanswered(Laid("2+2=")).answered(np.array([52]))
+    >>> context = unanswered(RenderedPrompt("2+2=")).answered(np.array([52]))
     >>> context.window.tolist(), context.weights.tolist(), context.tokens
     ([50, 43, 50, 61, 52], [0.0, 0.0, 0.0, 1.0], ('2', '+', '2', '='))
     """
-    require_kind(laid, Laid, "laid", "Make it by document_prompt or chat_prompt.")
+    require_kind(laid, RenderedPrompt, "laid", "Make it by document_prompt or chat_prompt.")
     require_text(foil, "foil")
     ids, tokens, last = _encoded(laid, "", tokenizer, "prompt")
     spelt = np.flatnonzero(last >= 0)
     require(spelt.size > 0, "prompt", got="no tokens", expected="at least one",
             cure="Pass a text that is not empty.")  # fmt: skip
     end = int(spelt[-1]) + 1
-    return Unanswered(laid, EncodedText(ids[:end], tokens[:end], last[:end]), foil)
+    return PromptOnly(laid, EncodedText(ids[:end], tokens[:end], last[:end]), foil)
 
 
-def _contrast(found: EncodedText, laid: Laid, foil: str, tokenizer: Any, where: str) -> Context:
+def _contrast(
+    found: EncodedText, laid: RenderedPrompt, foil: str, tokenizer: Any, where: str
+) -> Context:
     """The prompt alone, of which answer and foil are asked; both must leave it as it is."""
     require(bool(foil), where, got="no foil", expected="what might have followed instead",
             cure='Give "foil", or --foil TEXT.')  # fmt: skip
@@ -227,9 +229,11 @@ def _contrast(found: EncodedText, laid: Laid, foil: str, tokenizer: Any, where: 
     return Context(np.append(prompt, answer[0]), weights, found.tokens[:size], spans, asked)
 
 
-def _context(found: EncodedText, laid: Laid, end: int, asked: Asked, where: str) -> Context:
+def _context(
+    found: EncodedText, laid: RenderedPrompt, end: int, asked: LossKind, where: str
+) -> Context:
     """Of the tokens of a text that ends at a character, its answer after what was laid out."""
-    require_name(asked, ASKED, "asked", "It is what the loss is of.")
+    require_name(asked, LOSS_KINDS, "asked", "It is what the loss is of.")
     length = len(found.ids) - 1
     require(length > 0, where, got=f"{length + 1} tokens", expected="at least two",
             cure="The last token is a target only.")  # fmt: skip
@@ -273,7 +277,7 @@ class _Control(NamedTuple):
     token: Any
 
 
-def _encoded(laid: Laid, after: str, tokenizer: Any, where: str) -> EncodedText:
+def _encoded(laid: RenderedPrompt, after: str, tokenizer: Any, where: str) -> EncodedText:
     """The tokens of what was laid out and of what follows it.
 
     What users wrote is never read as tokens of control: where that would be, these are read as

@@ -33,7 +33,7 @@ class Document(NamedTuple):
     name: str = ""
 
 
-class Laid(NamedTuple):
+class RenderedPrompt(NamedTuple):
     """A text that was laid out, and its named parts.
 
     Attributes
@@ -105,7 +105,7 @@ def _ours(name: str) -> bool:
     return name in RESERVED_NAMES or MESSAGES.fullmatch(name) is not None
 
 
-def document_prompt(documents: Sequence[Document], question: str) -> Laid:
+def document_prompt(documents: Sequence[Document], question: str) -> RenderedPrompt:
     r"""Documents one after another, each its title and its text, and then the question.
 
     Every document is a part under its name, and so is the question. An answer follows after a
@@ -150,19 +150,19 @@ def document_pieces(named: Sequence[Document]) -> list[tuple[str, str]]:
     return [piece for one in shown for piece in (one, ("\n\n", ""))]
 
 
-def laid_pieces(pieces: Sequence[tuple[str, str]]) -> Laid:
+def laid_pieces(pieces: Sequence[tuple[str, str]]) -> RenderedPrompt:
     """A text of pieces one after another, each with its name, which is empty where it has none.
 
     Examples
     --------
     >>> laid_pieces([("Here: ", ""), ("a=1", "record"), (".", "")])
-    Laid(text='Here: a=1.', spans=((6, 9, 'record'),), marked=False, control=None)
+    RenderedPrompt(text='Here: a=1.', spans=((6, 9, 'record'),), marked=False, control=None)
     """
     ends = accumulate(len(text) for text, _ in pieces)
     spans = [
         (end - len(text), end, name) for (text, name), end in zip(pieces, ends, strict=True) if name
     ]
-    return Laid("".join(text for text, _ in pieces), tuple(spans))
+    return RenderedPrompt("".join(text for text, _ in pieces), tuple(spans))
 
 
 def require_question(question: object) -> None:

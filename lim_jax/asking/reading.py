@@ -18,12 +18,12 @@ from lim_jax._checks import (
 from lim_jax._files import files_within, parsed_json, text_of_file
 from lim_jax._refusal import Refusal
 from lim_jax.asking.chat import Message, chat_prompt, require_messages
-from lim_jax.asking.contexts import Asked, Context, Unanswered, context_of, unanswered
+from lim_jax.asking.contexts import Context, LossKind, PromptOnly, context_of, unanswered
 from lim_jax.asking.documents import (
     ANSWER,
     REST,
     Document,
-    Laid,
+    RenderedPrompt,
     document_prompt,
     named_documents,
 )
@@ -83,22 +83,22 @@ class Line(NamedTuple):
     tools: tuple[Mapping[str, Any], ...] = ()
 
     @property
-    def laid(self) -> Laid:
+    def laid(self) -> RenderedPrompt:
         """The text that stands before the answer; of messages a process makes it."""
         if self.template is not None:
             return chat_prompt(self.messages, self.template, self.documents, self.tools)
         if self.documents:
             return document_prompt(self.documents, self.question)
-        return Laid(self.text, self.spans)
+        return RenderedPrompt(self.text, self.spans)
 
 
 def read_prompts(
-    data: AnyPath, model: AnyPath, asked: Asked, max_length: int, foil: str = ""
-) -> list[Context | Unanswered]:
+    data: AnyPath, model: AnyPath, asked: LossKind, max_length: int, foil: str = ""
+) -> list[Context | PromptOnly]:
     """Read a text, or a context of each line of JSON (`read_lines`), by a model's tokenizer.
 
     A text is cut into contexts of `max_length` tokens; what is left at its end is left out. Where
-    an answer is asked of a line that has none, its prompt comes back, `Unanswered`.
+    an answer is asked of a line that has none, its prompt comes back, `PromptOnly`.
     """
     data, tokenizer = Path(data), models.read_tokenizer(model)
     if data.suffix not in (".jsonl", ".json"):
@@ -187,8 +187,8 @@ def _title(file: Path) -> str:
 
 
 def context_of_line(
-    line: Line, tokenizer: Any, asked: Asked, max_length: int
-) -> Context | Unanswered:
+    line: Line, tokenizer: Any, asked: LossKind, max_length: int
+) -> Context | PromptOnly:
     """The context of a line, or its prompt where an answer is asked and it has none."""
     with _told_of(line.where):
         laid = line.laid
@@ -232,7 +232,7 @@ def _content(data: Path, name: str = "data") -> str:
     return text_of_file(data, name)
 
 
-def _cut(found: EncodedText, data: Path, asked: Asked, max_length: int) -> list[Context]:
+def _cut(found: EncodedText, data: Path, asked: LossKind, max_length: int) -> list[Context]:
     """Contexts of one length, one after another; a short text is one by itself."""
     require(asked == "next-token", "loss", got=f"{asked} of the text {data}", expected="next-token",
             cure="An answer is asked of JSON lines with prompt and answer.")  # fmt: skip

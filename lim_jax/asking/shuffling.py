@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 
 from lim_jax._checks import counted, described, require, require_kind
 from lim_jax._refusal import Refusal
-from lim_jax.asking.contexts import Asked, Context, Unanswered, places_by_name
+from lim_jax.asking.contexts import Context, LossKind, PromptOnly, places_by_name
 from lim_jax.asking.reading import Line, context_of_line
 
 Orders = Int[np.ndarray, "orders places"]
@@ -98,7 +98,7 @@ def cyclic_orders(documents: int, orders: int, seed: int | Sequence[int] = 0) ->
 
 
 def shuffled(
-    line: Line, orders: Orders, tokenizer: Any, asked: Asked, max_length: int
+    line: Line, orders: Orders, tokenizer: Any, asked: LossKind, max_length: int
 ) -> ShuffledContexts:
     """The contexts of a line's documents in several orders.
 
@@ -152,9 +152,9 @@ def _require_orders(orders: Any) -> None:
                 expected=f"each of 0 to {len(order) - 1} once in every row", cure=cure)  # fmt: skip
 
 
-def _with_all(found: Context | Unanswered, names: Sequence[str], where: str) -> Context:
+def _with_all(found: Context | PromptOnly, names: Sequence[str], where: str) -> Context:
     """A context, in which all documents are."""
-    if isinstance(found, Unanswered):
+    if isinstance(found, PromptOnly):
         raise Refusal(
             f"{where}: got no answer, expected one that all orders are asked. Give the line one."
         )

@@ -10,7 +10,7 @@ from tqdm import tqdm
 from lim_jax import models
 from lim_jax._checks import AnyPath
 from lim_jax.asking import self_answered
-from lim_jax.asking.contexts import Asked, Context, Unanswered
+from lim_jax.asking.contexts import Context, LossKind, PromptOnly
 from lim_jax.asking.templates import find_chat_template
 from lim_jax.models import CausalLM
 
@@ -26,10 +26,10 @@ def answer_text(context: Context, tokenizer: Any) -> str:
 
 
 def own_answers(
-    read: Sequence[Context | Unanswered], contexts: Sequence[Context], model: AnyPath
+    read: Sequence[Context | PromptOnly], contexts: Sequence[Context], model: AnyPath
 ) -> list[str]:
     """A line for each of the first answers that the model gave itself, and what to know of them."""
-    own = [number for number, one in enumerate(read) if isinstance(one, Unanswered)]
+    own = [number for number, one in enumerate(read) if isinstance(one, PromptOnly)]
     tokenizer = models.read_tokenizer(model) if own else None
     lines = [
         f"Of context {number} the model's own answer is asked: "
@@ -58,10 +58,10 @@ def answer_notes(contexts: Sequence[Context], model: AnyPath) -> list[str]:
 
 
 def answered(
-    contexts: Sequence[Context | Unanswered],
+    contexts: Sequence[Context | PromptOnly],
     network: CausalLM,
     model: AnyPath,
-    loss: Asked,
+    loss: LossKind,
     tokens: int,
 ) -> list[Context]:
     """All contexts with their answers; where one has none the model gives its own."""

@@ -82,9 +82,10 @@ def context_names(contexts: Sequence[Context], orders: int = 1) -> list[str]:
 
     Examples
     --------
-    >>> from lim_jax.asking import Laid, context_of
-    >>> asked = context_of(Laid("Wren. Who sings?", ((6, 16, "question"),)), " She")
-    >>> context_names([asked._replace(id="7"), context_of(Laid("Who?"), " She")])
+    >>> from lim_jax.asking import context_of
+    >>> from lim_jax.asking.documents import RenderedPrompt
+    >>> asked = context_of(RenderedPrompt("Wren. Who sings?", ((6, 16, "question"),)), " She")
+    >>> context_names([asked._replace(id="7"), context_of(RenderedPrompt("Who?"), " She")])
     ['“Who sings?” (id 7)', 'context 1']
     """
     found = []

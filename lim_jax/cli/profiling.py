@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from lim_jax import models, plots, report
 from lim_jax._checks import AnyPath, as_path, counted, require
-from lim_jax.asking.contexts import Asked, Context
+from lim_jax.asking.contexts import Context, LossKind
 from lim_jax.asking.reading import read_prompts
 from lim_jax.asking.shuffling import ShuffledContexts
 from lim_jax.cli.answers import answered, own_answers
@@ -112,7 +112,7 @@ class Profiled(NamedTuple):
 def profile(
     model: tyro.conf.Positional[Named],
     data: Named,
-    loss: Asked = "next-token",
+    loss: LossKind = "next-token",
     delta: float = 0.2,
     max_length: int = 512,
     shuffle: int = 0,
@@ -205,7 +205,7 @@ def profile(
     return 0
 
 
-def require_page(html: bool, loss: Asked) -> None:
+def require_page(html: bool, loss: LossKind) -> None:
     """Refuse a page that cannot be written."""
     if html:
         require_page_packages()
@@ -214,7 +214,7 @@ def require_page(html: bool, loss: Asked) -> None:
         require(single, "html", got="a page of a contrast", expected="another loss", cure=cure)
 
 
-def require_foil(foil: str, loss: Asked) -> None:
+def require_foil(foil: str, loss: LossKind) -> None:
     """Refuse a foil that nothing asks for."""
     require(not foil or loss == "contrast", "foil", got=f"{foil!r} with --loss {loss}",
             expected="--loss contrast", cure="It alone asks why not the foil.")  # fmt: skip
@@ -245,7 +245,7 @@ def profiled(
     network: CausalLM,
     contexts: Sequence[Context],
     lines: Sequence[ShuffledContexts],
-    asked: Asked,
+    asked: LossKind,
     delta: float,
     unfinished: AnyPath,
     html: bool,
@@ -280,7 +280,7 @@ def profiled(
 
 
 def _energies(
-    network: CausalLM, contexts: Sequence[Context], asked: Asked, unfinished: Path, rest: bool
+    network: CausalLM, contexts: Sequence[Context], asked: LossKind, unfinished: Path, rest: bool
 ) -> list[Energy]:
     """Of contexts, which may be the rest of others."""
     if not contexts:
@@ -299,7 +299,10 @@ def _energies(
 
 
 def _accounts(
-    network: CausalLM, contexts: Sequence[Context], asked: Asked, checkpoint: AnyPath | None = None
+    network: CausalLM,
+    contexts: Sequence[Context],
+    asked: LossKind,
+    checkpoint: AnyPath | None = None,
 ) -> list[TokenAccount]:
     """Of the first contexts, those of a page."""
     return first_accounts(
@@ -361,7 +364,7 @@ def write_profile_page(
     found: Profiled,
     network: CausalLM,
     model: AnyPath,
-    loss: Asked,
+    loss: LossKind,
     title: str,
     folder: AnyPath,
     *,

@@ -10,7 +10,7 @@ from tqdm import tqdm
 from lim_jax import models
 from lim_jax._checks import as_path, counted
 from lim_jax.asking import Line
-from lim_jax.asking.contexts import Context, Unanswered
+from lim_jax.asking.contexts import Context, PromptOnly
 from lim_jax.asking.documents import QUESTION, require_question
 from lim_jax.asking.reading import context_of_line, read_documents, spaced
 from lim_jax.asking.templates import find_chat_template
@@ -153,9 +153,9 @@ def ask(
     return 0
 
 
-def _announce(network: models.CausalLM, read: Context | Unanswered, html: bool) -> None:
+def _announce(network: models.CausalLM, read: Context | PromptOnly, html: bool) -> None:
     """Say what will be done, and how long it is likely to take."""
-    own, page = isinstance(read, Unanswered), ", with a page" * html
+    own, page = isinstance(read, PromptOnly), ", with a page" * html
     seconds = measuring_seconds(network, [read.length], int(html), int(own))
     work = "Answering and measuring" if own else "Measuring"
     tqdm.write(f"{work} {read.length} tokens{page}: about {duration(seconds)}.")

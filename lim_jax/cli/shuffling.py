@@ -9,7 +9,7 @@ import numpy as np
 from lim_jax import models
 from lim_jax._checks import AnyPath, as_path
 from lim_jax.asking import cyclic_orders, shuffled
-from lim_jax.asking.contexts import Asked, Context, places_by_name
+from lim_jax.asking.contexts import Context, LossKind, places_by_name
 from lim_jax.asking.reading import read_lines
 from lim_jax.asking.shuffling import ShuffledContexts
 from lim_jax.cli.columns import FILES
@@ -46,7 +46,7 @@ class ShuffledShares(NamedTuple):
 
 
 def shuffled_lines(
-    data: AnyPath, model: AnyPath, asked: Asked, max_length: int, orders: int, foil: str = ""
+    data: AnyPath, model: AnyPath, asked: LossKind, max_length: int, orders: int, foil: str = ""
 ) -> list[ShuffledContexts]:
     """Read the lines of a file, each laid out in orders of its own, the same at every run."""
     tokenizer, lines = models.read_tokenizer(model), read_lines(data, model, foil)

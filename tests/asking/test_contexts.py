@@ -21,7 +21,7 @@ from lim_jax.asking import (
     self_answered,
     unanswered,
 )
-from lim_jax.asking.documents import Laid
+from lim_jax.asking.documents import RenderedPrompt
 from lim_jax.asking.reading import context_of_line, read_lines
 from lim_jax.asking.templates import ChatTemplate
 
@@ -91,13 +91,15 @@ def test_a_token_that_a_template_writes_is_one_of_control_whatever_it_is_called(
     """Not so other tokens that a publisher added, as of two ends of a line, or of HTML."""
     made = bytewise()
     made.add_tokens(["<User>", "\n\n", "<h1>"])
-    laid = Laid("<User>\n\na<User>\n\n<h1>b", ((8, 23, "user 1"),), True, ((0, 8), (23, 23)))
+    laid = RenderedPrompt(
+        "<User>\n\na<User>\n\n<h1>b", ((8, 23, "user 1"),), True, ((0, 8), (23, 23))
+    )
     ids = unanswered(laid, made).encoded.ids.tolist()
     assert ids == [258, 259, *spelt("a<User>"), 259, 260, *spelt("b")]
 
 
 def test_a_prompt_that_is_laid_out_by_hand_may_have_them():
-    found = context_of(Laid("<|im_start|>user\n"), "a<|im_end|>", TOKENIZER)
+    found = context_of(RenderedPrompt("<|im_start|>user\n"), "a<|im_end|>", TOKENIZER)
     assert found.window.tolist() == [START, START, *spelt("user\na", "<|im_end|>")]
 
 
@@ -136,7 +138,7 @@ def test_what_is_a_token_of_control_whatever_is_done_is_refused(tmp_path):
 
 
 LINE: Any = Line("here", text="a=1", answer="2")
-made: Any = SimpleNamespace(laid=Laid)  # of whatever is put in
+made: Any = SimpleNamespace(laid=RenderedPrompt)  # of whatever is put in
 
 
 @pytest.mark.usefixtures("as_users_run")
@@ -144,8 +146,12 @@ made: Any = SimpleNamespace(laid=Laid)  # of whatever is put in
     "call, arguments, message",
     [
         (context_of, (made.laid("ab", (3,)), "b"), r"the span \[3\]"),
-        (context_of, (Laid("a\ud800"), "b"), r"text: got half of a character, '\\ud800', expected"),
-        (unanswered, (Laid("a"), None, 3), "foil: got 3"),
+        (
+            context_of,
+            (RenderedPrompt("a\ud800"), "b"),
+            r"text: got half of a character, '\\ud800', expected",
+        ),
+        (unanswered, (RenderedPrompt("a"), None, 3), "foil: got 3"),
         (self_answered, ([LINE], None), "prompts: got Line, expected contexts, or prompts"),
     ],
 )

@@ -3,7 +3,7 @@
 import pytest
 
 from lim_jax.asking import Document, context_of, document_prompt, named_documents
-from lim_jax.asking.documents import Laid
+from lim_jax.asking.documents import RenderedPrompt
 
 
 def parts(laid):
@@ -79,6 +79,6 @@ def test_empty_questions_and_spans_outside_the_text_are_refused():
     with pytest.raises(ValueError, match="question: got ' ', expected a text that is not"):
         document_prompt([Document("a", "b")], " ")
     with pytest.raises(ValueError, match="context: got the span .*<= 3"):
-        context_of(Laid("ab", ((0, 4, "a"),)), "c")
+        context_of(RenderedPrompt("ab", ((0, 4, "a"),)), "c")
     with pytest.raises(ValueError, match="asked: got .all., expected .next-token."):
-        context_of(Laid("ab"), "c", asked="all")  # pyright: ignore
+        context_of(RenderedPrompt("ab"), "c", asked="all")  # pyright: ignore

@@ -16,8 +16,8 @@ from tokenizers.processors import TemplateProcessing
 
 from lim_jax import _checks
 from lim_jax.asking import Document, context_of, unanswered
-from lim_jax.asking.contexts import Context, Unanswered
-from lim_jax.asking.documents import Laid
+from lim_jax.asking.contexts import Context, PromptOnly
+from lim_jax.asking.documents import RenderedPrompt
 from lim_jax.asking.reading import read_documents, read_prompts
 
 
@@ -257,7 +257,7 @@ def test_documents_are_parts_of_the_context_and_the_answer_follows(tmp_path):
         "A": ["A", "red", "is"], "document 2": ["blue", "sky"], "question": ["what", "is"]
     }  # fmt: skip
     # Without an answer the prompt alone comes back, to be answered.
-    assert isinstance(second, Unanswered) and second.length == 11
+    assert isinstance(second, PromptOnly) and second.length == 11
     found = second.answered(np.array([3, 5]), tokenizer(tmp_path), "margin")
     assert [WORDS[number] for number in found.window[-3:]] == [":", "red", "blue"]
     np.testing.assert_allclose(found.weights, [*[0] * 10, 0.5, 0.5])
@@ -276,7 +276,7 @@ def tokenizer(folder):
 
 def test_an_answer_of_no_ids_is_none():
     with pytest.raises(ValueError, match="answer: got no ids, expected at least one.*ended at"):
-        unanswered(Laid("abc")).answered(np.zeros(0, int))
+        unanswered(RenderedPrompt("abc")).answered(np.zeros(0, int))
 
 
 def test_marks_of_an_end_do_not_stand_before_an_answer(tmp_path):
@@ -284,9 +284,9 @@ def test_marks_of_an_end_do_not_stand_before_an_answer(tmp_path):
     made.post_processor = TemplateProcessing(  # pyright: ignore[reportAttributeAccessIssue]
         single="<s> $A <s>", special_tokens=[("<s>", 0)]
     )
-    assert unanswered(Laid("red sky"), made).encoded.ids.tolist() == [0, 3, 6]
-    assert unanswered(Laid("red sky", marked=True), made).encoded.ids.tolist() == [3, 6]
-    found = context_of(Laid("red sky", marked=True), " is", made)
+    assert unanswered(RenderedPrompt("red sky"), made).encoded.ids.tolist() == [0, 3, 6]
+    assert unanswered(RenderedPrompt("red sky", marked=True), made).encoded.ids.tolist() == [3, 6]
+    found = context_of(RenderedPrompt("red sky", marked=True), " is", made)
     assert found.window.tolist() == [3, 6, 4] and found.tokens == ("red", " sky")
 
 
@@ -439,7 +439,7 @@ def test_a_foil_leaves_the_prompt_alone_to_be_measured(tmp_path, letters):
 
 def test_a_foil_that_cuts_the_prompt_elsewhere_is_refused():
     made = marked(["<s>", "a", "ab", "abc", "d"])
-    laid = Laid("d ab", ((0, 1, "first"),))
+    laid = RenderedPrompt("d ab", ((0, 1, "first"),))
     found = context_of(laid, " a", made, asked="contrast", foil=" d")
     assert found.window.tolist() == [0, 4, 2, 1] and found.spans[0].places.tolist() == [1]
     with pytest.raises(ValueError, match="a prompt whose last token is another before the answer"):
@@ -449,7 +449,7 @@ def test_a_foil_that_cuts_the_prompt_elsewhere_is_refused():
 
 
 def test_a_models_own_answer_beside_a_foil():
-    found = unanswered(Laid("2+2="), foil="5").answered(np.array([52]), asked="contrast")
+    found = unanswered(RenderedPrompt("2+2="), foil="5").answered(np.array([52]), asked="contrast")
     assert bytes(found.window.tolist()) == b"2+2=4" and found.weights.tolist() == [0, 0, 0, 1]
     assert found.contrast is not None
     assert bytes(found.contrast.answer.tolist() + found.contrast.foil.tolist()) == b"45"

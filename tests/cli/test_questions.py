@@ -13,7 +13,7 @@ from scipy.special import logsumexp
 
 from lim_jax import models
 from lim_jax.asking import answering, context_of, self_answered, unanswered
-from lim_jax.asking.documents import Laid
+from lim_jax.asking.documents import RenderedPrompt
 from lim_jax.cli import answers, questions
 from lim_jax.cli.commands import main
 from lim_jax.cli.questions import Found, finding_of
@@ -186,7 +186,7 @@ def test_a_model_that_has_a_chat_template_is_asked_by_it(
 
 
 def test_the_answers_of_the_models_own_are_shown(folder):
-    prompts = [unanswered(Laid("abc")) for _ in range(6)]
+    prompts = [unanswered(RenderedPrompt("abc")) for _ in range(6)]
     contexts = [one.answered(np.array([1, 2])) for one in prompts]
     read = [*prompts[:2], contexts[2], *prompts[3:]]
     shown = answers.own_answers(read, contexts, folder)
@@ -204,15 +204,15 @@ def test_an_answer_is_cut_where_no_id_ends_it(folder, monkeypatch):
     )
     model = models.load(folder)
     for most, cut in ((3, False), (2, True)):
-        (found,) = self_answered([unanswered(Laid("abc"))], model, tokens=most, end=[9])
+        (found,) = self_answered([unanswered(RenderedPrompt("abc"))], model, tokens=most, end=[9])
         assert found.window.tolist() == [*b"abc", 1, 2] and found.cut is cut
 
 
 def test_what_to_know_of_answers_is_said(folder, chatting):
     """Of those that were cut, and of a chat template that was not used; not of texts."""
-    prompts = unanswered(Laid("abc")), unanswered(Laid("abc", marked=True))
+    prompts = unanswered(RenderedPrompt("abc")), unanswered(RenderedPrompt("abc", marked=True))
     plain, chat = (one.answered(np.array([1, 2])) for one in prompts)
-    text = context_of(Laid("abc"), asked="next-token")
+    text = context_of(RenderedPrompt("abc"), asked="next-token")
     assert answers.answer_notes([plain, chat, text], folder) == []
     shown = answers.own_answers(prompts, [plain._replace(cut=True), chat], folder)
     assert shown[0].endswith("“b c...”") and shown[1].endswith("“b c”")

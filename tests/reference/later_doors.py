@@ -45,7 +45,7 @@ from lim_jax import (
     tasks,
     training,
 )
-from lim_jax.asking.documents import Laid
+from lim_jax.asking.documents import RenderedPrompt
 from lim_jax.asking.templates import ChatTemplate
 from lim_jax.cost.job import Cost
 from lim_jax.limits.rows import Curve
@@ -359,8 +359,8 @@ LATER = {
         asking.chat_prompt,
         {"messages": Several([{"role": "user", "content": "a"}]), "template": Thing(TEMPLATE)},
     ),
-    "context_of": (asking.context_of, {"laid": Thing(Laid("ab")), "answer": Text("c")}),
-    "unanswered": (asking.unanswered, {"laid": Thing(Laid("ab"))}),
+    "context_of": (asking.context_of, {"laid": Thing(RenderedPrompt("ab")), "answer": Text("c")}),
+    "unanswered": (asking.unanswered, {"laid": Thing(RenderedPrompt("ab"))}),
     "read_chat_template": (asking.read_chat_template, {"model": Text("no such file")}),
     "loss.contrast_loss": (
         loss.contrast_loss,
