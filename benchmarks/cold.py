@@ -36,7 +36,7 @@ def penalised(model):
 """
 INFLUENCE = "jax.block_until_ready(lim.influence(loss, model, batch, grid).energy)"
 GRADIENT = "jax.block_until_ready(jax.jit(jax.grad(penalised))(model))"
-QUICK = ("explain", "--steps", "20", "--contexts", "8")
+DEMO = ("explain", "--contexts", "8")
 JOBS = {
     "import jax": ("-c", "import jax"),
     "import lim_jax": ("-c", "import jax, lim_jax"),
@@ -44,7 +44,7 @@ JOBS = {
     "a network and a batch": ("-c", SIZE_A),
     "and their influence": ("-c", SIZE_A + INFLUENCE),
     "or Algorithm 1's gradient": ("-c", SIZE_A + GRADIENT),
-    "lim-jax explain, on little": ("-m", "lim_jax", *QUICK),
+    "lim-jax explain, the demo": ("-m", "lim_jax", *DEMO),
     "lim-jax reproduce": ("-m", "lim_jax", "reproduce"),
 }
 

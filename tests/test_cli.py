@@ -18,12 +18,12 @@ import pytest
 from matplotlib.figure import Figure
 from reference.as_users import ROOT, run_python
 
-from lim_jax import __main__, cli, paper, plots
+from lim_jax import __main__, paper, plots
 from lim_jax._checks import guarded
-from lim_jax._refusal import MissingPackage, Refusal
-from lim_jax.cli import commands, orders
+from lim_jax.cli import commands, reproduction
+from lim_jax.cli import rates as rates_command
 from lim_jax.cli.commands import main
-from lim_jax.cli.orders import rates
+from lim_jax.cli.rates import rates
 from lim_jax.limits import convergence
 from lim_jax.limits import position as in_position
 from lim_jax.limits.layers import LAYER_ROWS
@@ -145,7 +145,7 @@ def test_rates_that_are_interrupted_go_on_to_the_same_numbers(
     table = capsys.readouterr().out
     for after in (0, 2, 4):
         with monkeypatch.context() as patch:
-            patch.setattr(orders, "tqdm", stopping(after))
+            patch.setattr(rates_command, "tqdm", stopping(after))
             assert main(["rates", "--quick", "--out", str(out)]) == 130
         printed = capsys.readouterr()
         assert printed.out == "" and printed.err.strip().count("\n") == 0
@@ -231,9 +231,9 @@ def test_reproduce_writes_ours_beside_the_papers(monkeypatch, tmp_path, as_users
     """Its figures are drawn elsewhere; a figure that differs is an exit status of one."""
     found = [Comparison("baseline, left", "3.2269", 3.22691, 1e-5, True)]
     monkeypatch.setattr(paper, "section4", lambda progress: None)
-    monkeypatch.setattr(paper, "summary", lambda results: {"total": 2.0})
-    monkeypatch.setattr(paper, "compare", lambda numbers: found)
-    monkeypatch.setattr(paper, "beyond_the_paper", lambda numbers: "")
+    monkeypatch.setattr(reproduction, "summary", lambda results: {"total": 2.0})
+    monkeypatch.setattr(reproduction, "compare", lambda numbers: found)
+    monkeypatch.setattr(reproduction, "beyond_the_paper", lambda numbers: "")
     for name in ("influence_profiles", "observability_profiles", "convergence", "probe_errors"):
         draw = lambda results: Figure(figsize=(1, 1))  # noqa: E731
         draw.__name__ = name
@@ -276,7 +276,7 @@ finally:
     assert done.returncode == 0 and "--version" in done.stdout
     words = " ".join(re.findall(r"\w+", done.stdout))
     for name, (_, summary) in commands.COMMANDS.items():
-        assert summary == (getattr(cli, name).__doc__ or "").splitlines()[0]
+        assert summary == (commands._command(name, loaded=True).__doc__ or "").splitlines()[0]
         assert " ".join(re.findall(r"\w+", f"{name} {summary}")) in words
     assert not {"jax", "numpy", "matplotlib"} & set(done.stderr.split())
 
@@ -292,12 +292,12 @@ def test_help_names_every_argument_and_its_meaning(command, capsys):
         main([command, "--help"])
     assert left.value.code == 0
     printed = capsys.readouterr().out
-    function = getattr(cli, command)
+    function = commands._command(command, loaded=True)
     words = re.findall(r"\w+", printed)
-    for name, meaning in re.findall(r"^        (\w+): (.*)", function.__doc__, re.MULTILINE):
+    for name, meaning in re.findall(r"^        (\w+): (.*)", function.__doc__ or "", re.MULTILINE):
         assert f"--{name.replace('_', '-')}" in printed or name == "model"
         assert " ".join(re.findall(r"\w+", meaning)[:5]) in " ".join(words)
-    described = set(re.findall(r"^        (\w+): ", function.__doc__, re.MULTILINE))
+    described = set(re.findall(r"^        (\w+): ", function.__doc__ or "", re.MULTILINE))
     assert described == set(inspect.signature(function).parameters)
 
 

@@ -26,15 +26,12 @@ from lim_jax import (
 from lim_jax._checks import guarded, warn_of_miscompiling_jaxlib
 from lim_jax.adjoint.cone import cone_mass, joint_cone
 from lim_jax.adjoint.criteria import recency_survival
-from lim_jax.limits.refinement import Study
 from lim_jax.loss import LocalReadout, last_token
 from lim_jax.loss.queries import query_subset
 from lim_jax.observability.gramian import layer_steps
 from lim_jax.paper.simulation import gate_influence
-from lim_jax.plots.drawing import draw_averages
-from lim_jax.probes import gaussian_probes, sample_mean
+from lim_jax.probes import sample_mean
 from lim_jax.report.wording import verdict
-from lim_jax.results.records import to_json
 from lim_jax.training import (
     averaged_objective,
     balanced_density,
@@ -342,10 +339,6 @@ STATIC = {
         ),
         r"times: got \[0.0, 1.0, 1.0\], expected finite training times that increase",
     ),
-    "the type of a result for the result": (
-        lambda: to_json(Study),
-        "result: got type, expected results, arrays",
-    ),
     "windows in a pair": (
         lambda: explained(windows=(WINDOWS, None)),
         r"windows: got an array of int64 with shape \(2, 5\), expected ids, .*sample_windows",
@@ -482,21 +475,13 @@ STATIC = {
         lambda: network.Rotary((1.0,)).turned(full((1, 4, 2), 1.0), full((3, 2, 1), 1.0)),
         r"turns: got shape \(3, 2, 1\), expected \(4, 2, pairs\). .* on the vectors' grid",
     ),
-    "averages of NaN to draw": (
-        lambda: draw_averages(
-            plots.new_figure("density")[1],
-            lim.boundary_regions(GRID, 0.3),
-            np.array([1, 1, np.nan]),
-        ),
-        "averages: got NaN or infinite values, expected finite numbers. A figure would leave them",
-    ),
     "a density of NaN to draw": (
         lambda: plots.influence_profile(influence_of_nan()),
         "results: got NaN or infinite values",
     ),
     "a verdict on NaN": (
         lambda: verdict(influence_of_nan()),
-        "found: got an influence whose gap is NaN",
+        "influence: got an influence whose gap is NaN",
     ),
     "a shift by no number": (
         lambda: training.parameter_shift(jnp.sum, jnp.sum, full(3, 1.0), np.nan),

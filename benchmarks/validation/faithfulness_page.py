@@ -10,8 +10,7 @@ from benchmarks.validation.faithfulness import (
     RANDOM,
     Cost,
 )
-from benchmarks.validation.findings_page import page_of
-from lim_jax.report.wording import markdown_table
+from benchmarks.validation.findings_page import markdown_table, page_of
 
 Record = Mapping[str, Any]
 SCORE = len(MEASURES) - 1  # the last measure

@@ -1,10 +1,12 @@
 """What came of the study, as a page of Markdown: every number is of its results."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
+from matplotlib.figure import Figure
 
 from benchmarks.validation.gains import Gain, compare_arms
 from benchmarks.validation.intervals import Interval, paired_interval
@@ -15,8 +17,8 @@ from benchmarks.validation.remedies import PLAIN, TOLD
 from benchmarks.validation.retrievers import in_the_middle
 from benchmarks.validation.study import LONG
 from lim_jax.adjoint.ledger import CHANNELS
+from lim_jax.cli.folder import save_figure, write_json
 from lim_jax.report.wording import digits, with_error
-from lim_jax.report.wording import markdown_table as _table
 
 Record = Mapping[str, Any]
 
@@ -100,7 +102,7 @@ PROMPTED_NOTE = (
 def _verdict(results: Record, gains: Mapping[str, Gain]) -> str:
     """What was found, of arms and of variants, and what the best remedy did to the channels."""
     arms = results["arms"]
-    parts = [found_in_a_line({name: gain for name, gain in gains.items() if name in arms})]
+    parts = [headline({name: gain for name, gain in gains.items() if name in arms})]
     for remedy, names in _by_remedy(results).items():
         varied = {name: gains[name] for name in names}
         of = "1 variant" if len(varied) == 1 else f"{len(varied)} variants"
@@ -146,7 +148,7 @@ def _over_boundary(record: Record) -> Float[np.ndarray, " channels"]:
     return (energies[:, 1] / np.minimum(energies[:, 0], energies[:, 2])).mean(axis=0)
 
 
-def found_in_a_line(gains: Mapping[str, Gain]) -> str:
+def headline(gains: Mapping[str, Gain]) -> str:
     """The first line: which remedies lift the middle, at equal steps, operations and time.
 
     Arms that are told the probes' answers are no remedy but what their labels are worth, and are
@@ -156,7 +158,7 @@ def found_in_a_line(gains: Mapping[str, Gain]) -> str:
     --------
     >>> one, none = Interval(0.1, 0.05, 0.15), Interval(0.0, -0.1, 0.1)
     >>> found = Gain(one, one, none, none, one, one, operations=2.0, time=3.0)
-    >>> print(found_in_a_line({"Algorithm 1": found}))
+    >>> print(headline({"Algorithm 1": found}))
     **Of 1 remedy 1 lifts the middle at equal steps (Algorithm 1 +0.10), none at equal operations, none at equal time.**
     """  # noqa: E501
     remedies = {name: gain for name, gain in gains.items() if name not in TOLD}
@@ -212,7 +214,7 @@ def _predictions(by_setting: Mapping[str, Sequence[Record]]) -> list[str]:
             (name, *(_correlation(found[row]) for found in chosen.values()))
             for row, name in enumerate(names)
         ]
-        parts.append(_table((of, *chosen), rows))
+        parts.append(markdown_table((of, *chosen), rows))
     return parts
 
 
@@ -249,7 +251,7 @@ def _by_place(found: Record) -> str:
     }
     places = range(1, len(next(iter(shown.values()))["value"]) + 1)
     rows = [(name, *map(with_error, one["value"], one["error"])) for name, one in shown.items()]
-    return _table(("by record", *map(str, places)), rows)
+    return markdown_table(("by record", *map(str, places)), rows)
 
 
 def _rank_table(found: Record) -> str:
@@ -257,7 +259,7 @@ def _rank_table(found: Record) -> str:
     columns = [(of, score) for of in (PROFILE, AT_GOLD) for score in SCORES]
     by_key = {(one["attribution"], one["of"], one["score"]): one for one in found["predictions"]}
     rows = [(name, *(_correlation(by_key[name, *key]) for key in columns)) for name in names]
-    return _table(("rank correlation", *(f"{of}, {score}" for of, score in columns)), rows)
+    return markdown_table(("rank correlation", *(f"{of}, {score}" for of, score in columns)), rows)
 
 
 def _arms_table(arms: Mapping[str, Record], gains: Mapping[str, Gain]) -> str:
@@ -281,7 +283,7 @@ def _arms_table(arms: Mapping[str, Record], gains: Mapping[str, Gain]) -> str:
                 digits(record["temporary_bytes"] / 2**20),
             )
         )  # fmt: skip
-    return _table(head, rows)
+    return markdown_table(head, rows)
 
 
 def _certainty_of_times(arms: Mapping[str, Record]) -> str:
@@ -322,7 +324,7 @@ def _why(arms: Mapping[str, Record]) -> list[str]:
             "cone, middle over the weaker boundary", "local, the same",
             "share of the record asked for",
             *(f"in {hop} hop{'s' if hop > 1 else ''}" for hop in hops))  # fmt: skip
-    return ["## Which channel did the arm move?", CHANNELS_NOTE, _table(head, rows)]
+    return ["## Which channel did the arm move?", CHANNELS_NOTE, markdown_table(head, rows)]
 
 
 def _ablations(results: Record, gains: Mapping[str, Gain]) -> list[str]:
@@ -337,7 +339,7 @@ def _ablations(results: Record, gains: Mapping[str, Gain]) -> list[str]:
     ]  # fmt: skip
     head = ("remedy", "with", "accuracy", "middle", "gain in the middle, equal steps",
             "equal operations", "equal time", "operations a step", "time a step")  # fmt: skip
-    return ["## Ablations", _table(head, rows)] if rows else []
+    return ["## Ablations", markdown_table(head, rows)] if rows else []
 
 
 def _from_first_step(results: Record) -> list[str]:
@@ -355,7 +357,7 @@ def _from_first_step(results: Record) -> list[str]:
                                   for stage in range(len(course)))))  # fmt: skip
     steps = results["variants"][chosen[0]]["steps"]
     head = ("after so many steps", *map(str, steps))
-    return ["## From the first step", FIRST_NOTE, _table(head, rows)]
+    return ["## From the first step", FIRST_NOTE, markdown_table(head, rows)]
 
 
 def _shifts(shifts: Mapping[str, Record]) -> list[str]:
@@ -379,7 +381,7 @@ def _shifts(shifts: Mapping[str, Record]) -> list[str]:
         rows.append(row)
     parts = ("accuracy", "middle", "middle over plain", "influence and accuracy")
     head = ("network", *(f"{length}: {part}" for length in lengths for part in parts))
-    return ["## Position shift", SHIFTS_NOTE, _table(head, rows)]
+    return ["## Position shift", SHIFTS_NOTE, markdown_table(head, rows)]
 
 
 def _of_influence(found: Record) -> str:
@@ -411,7 +413,7 @@ def _recalls(setting: Record | None, recalls: Mapping[str, Record]) -> list[str]
         f"{ours['seconds_per_step'] / plain['seconds_per_step']:.1f} times as long."
     )
     head = ("after so many steps", *map(str, plain["steps"]))
-    return ["## Many questions in a context", words, _table(head, rows)]
+    return ["## Many questions in a context", words, markdown_table(head, rows)]
 
 
 def _criteria(arms: Mapping[str, Record]) -> list[str]:
@@ -429,7 +431,7 @@ def _criteria(arms: Mapping[str, Record]) -> list[str]:
         "In how many seeds each criterion of the paper holds under the last-token loss, with the "
         "mean margin of its worst inequality (negative: it fails by that much)."
     )
-    return ["## Certificates", words, _table(("arm", *names), rows)]
+    return ["## Certificates", words, markdown_table(("arm", *names), rows)]
 
 
 def _certificate(by_seed: Sequence[Record]) -> str:
@@ -442,3 +444,28 @@ def _certificate(by_seed: Sequence[Record]) -> str:
 
 def _mean(values: Any) -> str:
     return digits(np.mean(values))
+
+
+def write_findings(
+    folder: Path, name: str, results: Any, figures: Mapping[str, Figure], page: str
+) -> None:
+    """Write results, their figures and the page that shows them; its first paragraph is printed."""
+    write_json(folder / f"{name}.json", results)
+    for stem, figure in figures.items():
+        save_figure(figure, folder, stem)
+    (folder / f"{name}.md").write_text(page, encoding="utf-8")
+    print(page.split("\n\n")[1].replace("**", ""))
+    drawn = "a figure" if len(figures) == 1 else f"{len(figures)} figures"
+    print(f"Wrote {name}.json, {name}.md and {drawn} to {folder}.")
+
+
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Lay out a table in Markdown.
+
+    >>> print(markdown_table(("a", "b"), [("1", "2")]))
+    | a | b |
+    | --- | --- |
+    | 1 | 2 |
+    """
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

@@ -13,9 +13,10 @@ from benchmarks.validation.faithfulness import (
     faithfulness_study,
 )
 from benchmarks.validation.faithfulness_page import faithfulness_page
+from benchmarks.validation.findings_page import write_findings
 from lim_jax import models
 from lim_jax._checks import AnyPath, as_path
-from lim_jax.cli.folder import UNFINISHED, write_findings
+from lim_jax.cli.folder import UNFINISHED
 
 
 def judge_attributions(model: AnyPath, prompts: int, folder: AnyPath) -> None:

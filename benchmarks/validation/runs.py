@@ -18,7 +18,7 @@ from benchmarks.validation.figures import (
     rank_correlations,
     shifted_records,
 )
-from benchmarks.validation.findings_page import findings_page, prompted_page
+from benchmarks.validation.findings_page import findings_page, prompted_page, write_findings
 from benchmarks.validation.gains import compare_arms, gains_on_base
 from benchmarks.validation.judge_attributions import judge_attributions
 from benchmarks.validation.prompted import ask_prompts, prompted_study
@@ -34,7 +34,6 @@ from lim_jax.cli.folder import (
     finished_before,
     run_folder,
     save_figure,
-    write_findings,
     write_json,
 )
 

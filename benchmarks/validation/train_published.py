@@ -7,11 +7,12 @@ from matplotlib.figure import Figure
 from tqdm import tqdm
 
 from benchmarks.validation.figures import tuned_course, tuned_places
+from benchmarks.validation.findings_page import write_findings
 from benchmarks.validation.tuned import Tuning, tune
 from benchmarks.validation.tuning_page import tuning_page
 from lim_jax import models
 from lim_jax._checks import AnyPath, as_path
-from lim_jax.cli.folder import UNFINISHED, write_findings
+from lim_jax.cli.folder import UNFINISHED
 
 
 def train_published(model: AnyPath, seed: int, folder: AnyPath) -> None:

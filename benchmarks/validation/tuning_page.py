@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.validation.findings_page import page_of
+from benchmarks.validation.findings_page import markdown_table, page_of
 from benchmarks.validation.intervals import interval_words
 from benchmarks.validation.remedies import PLAIN, UNTIL
 from benchmarks.validation.retrievers import in_the_middle
@@ -18,7 +18,7 @@ from benchmarks.validation.tuned import (
     TuningGain,
     tuning_gains,
 )
-from lim_jax.report.wording import digits, markdown_table
+from lim_jax.report.wording import digits
 
 Record = Mapping[str, Any]
 NOTE = (

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
 from lim_jax import models
-from lim_jax._checks import AnyPath
 from lim_jax.asking import self_answered
 from lim_jax.asking.contexts import Context, LossKind, PromptOnly
 from lim_jax.asking.templates import find_chat_template
@@ -19,17 +19,17 @@ DOTS = "..."  # behind an answer that was cut
 
 
 def answer_text(context: Context, tokenizer: Any) -> str:
-    """What a context's answer says."""
+    """The text of a context's answer."""
     asked = np.flatnonzero(context.weights) + 1
     ids = context.window[asked] if context.contrast is None else context.contrast.answer
     return "".join(models.texts_of_ids(ids, tokenizer)).strip()
 
 
 def own_answers(
-    read: Sequence[Context | PromptOnly], contexts: Sequence[Context], model: AnyPath
+    read: Sequence[Context | PromptOnly], contexts: Sequence[Context], model: Path
 ) -> list[str]:
-    """A line for each of the first answers that the model gave itself, and what to know of them."""
-    own = [number for number, one in enumerate(read) if isinstance(one, PromptOnly)]
+    """A line for each of the first answers that the model gave itself, and notes on answers."""
+    own = [number for number, context in enumerate(read) if isinstance(context, PromptOnly)]
     tokenizer = models.read_tokenizer(model) if own else None
     lines = [
         f"Of context {number} the model's own answer is asked: "
@@ -40,7 +40,7 @@ def own_answers(
     return lines + answer_notes(contexts, model)
 
 
-def answer_notes(contexts: Sequence[Context], model: AnyPath) -> list[str]:
+def answer_notes(contexts: Sequence[Context], model: Path) -> list[str]:
     """A line on answers that were cut, and one on a chat template that is there and not used."""
     cut = sum(context.cut for context in contexts)
     plain = sum(not context.chat and not (context.weights > 0).all() for context in contexts)
@@ -60,20 +60,14 @@ def answer_notes(contexts: Sequence[Context], model: AnyPath) -> list[str]:
 def answered(
     contexts: Sequence[Context | PromptOnly],
     network: CausalLM,
-    model: AnyPath,
+    model: Path,
     loss: LossKind,
     tokens: int,
 ) -> list[Context]:
-    """All contexts with their answers; where one has none the model gives its own."""
-    given = [one for one in contexts if isinstance(one, Context)]
+    """All contexts with their answers; where a context has none the model gives its own."""
+    given = [context for context in contexts if isinstance(context, Context)]
     if len(given) == len(contexts):
         return given
-    return self_answered(
-        contexts,
-        network,
-        models.read_tokenizer(model),
-        loss,
-        tokens=tokens,
-        end=models.end_ids(model),
-        progress=partial(tqdm, desc="answering", unit="context"),
-    )
+    tokenizer, end = models.read_tokenizer(model), models.end_ids(model)
+    bar = partial(tqdm, desc="answering", unit="context")
+    return self_answered(contexts, network, tokenizer, loss, tokens=tokens, end=end, progress=bar)

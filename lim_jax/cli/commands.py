@@ -29,7 +29,7 @@ COMMANDS = {
         "certificates.",
     ),
     "rates": (
-        "orders",
+        "rates",
         "Measure the paper's limits: tokens to Volterra, layers to the depth flow.",
     ),
     "reproduce": (

@@ -15,11 +15,11 @@ from lim_jax._checks import as_path, counted, require
 from lim_jax.asking.contexts import Context
 from lim_jax.asking.reading import read_prompts
 from lim_jax.cli.answers import answered, own_answers
-from lim_jax.cli.explained import report_explanations, stem, write_pages
+from lim_jax.cli.explain_output import report_explanations, stem, write_pages
 from lim_jax.cli.folder import UNFINISHED, Named, Unnamed, finished_before, run_folder
 from lim_jax.cli.networks import network_within, require_model
 from lim_jax.cli.profiling import require_fitting
-from lim_jax.cli.taking import FIRST, MASSES, Case, Taking, announced, choose_contexts
+from lim_jax.cli.time_budget import FIRST, MASSES, Case, announced, choose_contexts
 from lim_jax.explanations.certificates import Judged
 from lim_jax.explanations.explanation import average_cone_mass
 from lim_jax.explanations.windows import Windows
@@ -32,20 +32,16 @@ from lim_jax.report.page import require_page_packages
 from lim_jax.results import load, save
 from lim_jax.results.measured import common_regions
 
-MOST, LONGEST, BYTES = 1024, 512, 64  # contexts, and tokens or bytes of one
+MOST = 1024  # contexts that are read at most
+BYTES, STEPS = 64, 300  # of the demo: bytes of a context, and steps of Adam
 ANSWER = 32  # the most tokens of an answer that the model gives itself
 Losses = Literal["next-token", "answer", "margin", "last-token"]
 
 
-class Read(NamedTuple):
-    """What is read of data.
+class ReadContexts(NamedTuple):
+    """The windows, one array where they have one length, else a list; and what is asked of each.
 
-    Attributes
-    ----------
-    windows
-        Contexts, each with the id after it: one array where they have one length, else a list.
-    contexts
-        The same with what is asked of each and their named parts; none of a byte-level network.
+    Without a model there are no contexts: the byte-level network is asked everywhere.
     """
 
     windows: Windows
@@ -61,12 +57,11 @@ def explain(
     model: tyro.conf.Positional[Unnamed] = None,
     data: Unnamed = None,
     loss: Losses = "next-token",
-    max_length: int | None = None,
+    max_length: int = 512,
     contexts: int | None = None,
     delta: float = 0.2,
     depth: int = 0,
     certificates: Judged = "deciding",
-    steps: int = 300,
     seed: int = 0,
     html: bool = False,
     download: bool = False,
@@ -76,9 +71,8 @@ def explain(
 ) -> int:
     """Say which positions a language model uses, and why: density, channels, hops, certificates.
 
-    A model of your own on data of your own; or, with neither, a seeded byte-level network, and the
-    same trained on the standard library's sources, each under uniform teacher forcing and under a
-    last-token loss. Says first what it will take. Prints what was found, and writes
+    A model of your own on data of your own; with neither, a demo on a byte-level network before and
+    after it is trained on the spot. Says first what it will take. Prints what was found, and writes
     explanation.json, a CSV for each explanation, and figures as PNG and SVG. Interrupted and run
     again it goes on from what is finished.
 
@@ -91,8 +85,7 @@ def explain(
         loss: next-token asks every position for the token after it; answer the answer's tokens
             alone; margin the same by their log odds, whose influence does not fade where the model
             is sure; last-token the end of the context alone.
-        max_length: The most tokens of a context, by default 512: a text is cut, a longer line is
-            refused. Of the byte-level network the bytes of each, by default 64.
+        max_length: The most tokens of a context: a text is cut, a longer line is refused.
         contexts: How many contexts to average over. By default as many as make two standard errors
             of LIM less than 10 %, or as are explained in a minute or so; at least two, if there
             are.
@@ -100,8 +93,7 @@ def explain(
         depth: The depth of the states that are judged: 0 is the input, k that after k layers.
         certificates: deciding stops where a criterion of the paper is seen to be vacuous; all
             computes its numbers all the same, and cone masses, which takes many times as long.
-        steps: How many steps of Adam to train the byte-level network for.
-        seed: For the network, the training and the choice of contexts.
+        seed: For the choice of contexts.
         html: Write a page for each network and loss too, such as given_network_answer.html: the
             first five contexts with every token shaded, which takes a longer look at each.
         download: Download the model where a public name is not in the cache. Without, a terminal
@@ -113,12 +105,10 @@ def explain(
     """
     model = None if model is None else as_path(model, "model")
     data = None if data is None else as_path(data, "data")
-    if max_length is None:
-        max_length = BYTES if model is None and data is None else LONGEST
     arguments = {
         "model": model, "data": data, "loss": loss, "max_length": max_length,
         "contexts": contexts, "delta": delta, "depth": depth, "certificates": certificates,
-        "steps": steps, "seed": seed, "html": html,
+        "seed": seed, "html": html,
     }  # fmt: skip
     if finished_before(out, "explain", arguments, overwrite=overwrite):
         return 0
@@ -126,86 +116,92 @@ def explain(
     with run_folder(out, "explain", arguments, overwrite=overwrite) as folder, jax.enable_x64(True):
         # All arguments are looked at before the first long computation.
         boundary_regions(token_grid(max_length), delta)
-        counted(steps, "steps")
-        _require_what_is_read(model, html, download)
+        _require_pages_and_model(model, html, download)
         most = MOST if contexts is None else counted(contexts, "contexts")
         unfinished = folder / UNFINISHED
-        held = partial(network_within, memory=memory, unfinished=unfinished)
-        start, read = _network_and_contexts(
-            model, data, loss, max_length, most, (keys[0], keys[2]), held
-        )
+        if model is None:
+            start, read = _byte_level(data, loss, most, keys)
+        else:
+            held = partial(network_within, memory=memory, unfinished=unfinished)
+            start, read = _network_and_contexts(model, data, loss, max_length, most, keys[2], held)
         _require_enough(read, contexts)
         counted(depth, "depth", least=0, most=start.flow.depth - 1, expected="a layer's depth")
         regions = common_regions(read.lengths, delta, start.embedding.dtype)
         networks, losses = {"given": start}, None
         if model is None:
-            trained, losses = _trained(start, max_length, steps, keys[1], unfinished)
+            trained, losses = _trained(start, keys[1], unfinished)
             networks = {"seeded": start, "trained": trained}
         cases = _cases(networks, read, loss)
         # The clock may choose another number when the run is taken up: the first one holds.
-        known = contexts or _kept_contexts(unfinished)
-        chosen = choose_contexts(cases, read.windows, regions, known)
-        cases, read = _first(chosen, cases, read)
-        print(announced(cases, read.lengths, chosen, certificates), flush=True)
-        found, masses = _explained(cases, read.windows, regions, keys[3], depth, certificates,
-                                   unfinished)  # fmt: skip
-        report_explanations(found, masses, losses, regions, read.contexts, folder)
+        known = contexts or _recorded_contexts(unfinished)
+        budget = choose_contexts(cases, read.windows, regions, known)
+        cases, read = _first(budget.contexts, cases, read)
+        print(announced(cases, read.lengths, budget, certificates), flush=True)
+        results, masses = _explanations(cases, read.windows, regions, keys[3], depth, certificates,
+                                        unfinished)  # fmt: skip
+        report_explanations(results, masses, losses, regions, read.contexts, folder)
         if html:
-            write_pages(found, cases, read.windows, read.contexts, model, folder)
+            write_pages(results, cases, read.windows, read.contexts, model, folder)
     return 0
 
 
-def _require_what_is_read(model: Path | None, html: bool, download: bool) -> None:
+def _require_pages_and_model(model: Path | None, html: bool, download: bool) -> None:
     if html:
         require_page_packages()
     if model is not None:
         require_model(model, download)
 
 
-def _kept_contexts(unfinished: Path) -> int | None:
-    """How many contexts a run explained that was interrupted."""
-    kept = sorted(unfinished.glob("*.npz"))
-    return load(kept[0])["contexts"] if kept else None
+def _recorded_contexts(unfinished: Path) -> int | None:
+    """How many contexts an interrupted run explained."""
+    files = sorted(unfinished.glob("*.npz"))
+    return load(files[0])["contexts"] if files else None
 
 
 def _network_and_contexts(
-    model: Path | None,
+    model: Path,
     data: Path | None,
     loss: Losses,
     length: int,
     most: int,
-    keys: tuple[jax.Array, jax.Array],
+    key: jax.Array,
     held: Callable[..., CausalLM],
-) -> tuple[CausalLM, Read]:
-    """The model and what it reads, both given; or a byte-level one, and the standard library."""
-    if model is None and data is None:
-        require(
-            loss == "next-token",
-            "loss",
-            got=f"{loss} without data",
-            expected="next-token",
-            cure="The byte-level network is asked everywhere, and by its last token.",
-        )
-        text = models.standard_library_text()
-        windows = models.sample_windows(text, length, most, key=keys[1])
-        return models.byte_model(length, key=keys[0]), Read(windows, [])
-    require(
-        model is not None and data is not None,
-        "model and data",
-        got=f"{model} and {data}",
-        expected="both or neither",
-        cure="A model reads data of your own; without them a byte-level network is trained.",
-    )
-    assert model is not None and data is not None
+) -> tuple[CausalLM, ReadContexts]:
+    """The model, and its data in an order that the key makes."""
+    _require_both(model, data)
+    assert data is not None
     asked = "next-token" if loss == "last-token" else loss
     lines = read_prompts(data, model, asked, length)
     network = held(model, tokens=min(FIRST, len(lines)) * max(line.length for line in lines))
     read = answered(lines, network, model, asked, ANSWER)
     print("".join(f"{line}\n" for line in own_answers(lines, read, model)), end="")
     require_fitting(network, read)
-    order = np.asarray(jax.random.permutation(keys[1], len(read)))[:most].tolist()
-    chosen = [read[at] for at in order]
-    return network, Read(_stacked([one.window for one in chosen]), chosen)
+    order = np.asarray(jax.random.permutation(key, len(read)))[:most].tolist()
+    contexts = [read[at] for at in order]
+    return network, ReadContexts(_stacked([context.window for context in contexts]), contexts)
+
+
+def _byte_level(
+    data: Path | None, loss: Losses, most: int, keys: jax.Array
+) -> tuple[CausalLM, ReadContexts]:
+    """A byte-level network of random weights, and windows of the standard library."""
+    _require_both(None, data)
+    cure = "The byte-level network is asked everywhere, and by its last token."
+    everywhere = loss == "next-token"
+    require(everywhere, "loss", got=f"{loss} without data", expected="next-token", cure=cure)
+    text = models.standard_library_text()
+    windows = models.sample_windows(text, BYTES, most, key=keys[2])
+    return models.byte_model(BYTES, key=keys[0]), ReadContexts(windows, [])
+
+
+def _require_both(model: Path | None, data: Path | None) -> None:
+    require(
+        (model is None) == (data is None),
+        "model and data",
+        got=f"{model} and {data}",
+        expected="both or neither",
+        cure="A model reads data of your own; without them a byte-level network is trained.",
+    )
 
 
 def _stacked(rows: list[np.ndarray]) -> Any:
@@ -213,17 +209,15 @@ def _stacked(rows: list[np.ndarray]) -> Any:
     return jax.device_put(np.stack(rows)) if len({row.size for row in rows}) == 1 else rows
 
 
-def _trained(
-    start: CausalLM, length: int, steps: int, key: jax.Array, unfinished: Path
-) -> tuple[CausalLM, jax.Array]:
+def _trained(start: CausalLM, key: jax.Array, unfinished: Path) -> tuple[CausalLM, jax.Array]:
     """The byte-level network after it has read the standard library, and its losses."""
     text, progress = models.standard_library_text(), partial(tqdm, desc="training")
     return models.train(
-        start, text, length, steps, key=key, progress=progress, checkpoint=unfinished / "training"
+        start, text, BYTES, STEPS, key=key, progress=progress, checkpoint=unfinished / "training"
     )
 
 
-def _require_enough(read: Read, contexts: int | None) -> None:
+def _require_enough(read: ReadContexts, contexts: int | None) -> None:
     require(
         contexts is None or contexts <= len(read.windows),
         "contexts",
@@ -233,7 +227,7 @@ def _require_enough(read: Read, contexts: int | None) -> None:
     )
 
 
-def _cases(networks: Mapping[str, CausalLM], read: Read, loss: Losses) -> dict[str, Case]:
+def _cases(networks: Mapping[str, CausalLM], read: ReadContexts, loss: Losses) -> dict[str, Case]:
     """Each network under what is asked of it, by name."""
     last, every = (
         [np.asarray(ask(length)) for length in read.lengths]
@@ -254,14 +248,15 @@ def _in_precision(rows: list[np.ndarray], network: CausalLM) -> Any:
     return _stacked([row.astype(network.embedding.dtype) for row in rows])
 
 
-def _first(chosen: Taking, cases: Mapping[str, Case], read: Read) -> tuple[dict[str, Case], Read]:
-    """The contexts that are taken."""
-    count = chosen.contexts
-    taken = {name: case._replace(weights=case.weights[:count]) for name, case in cases.items()}
-    return taken, Read(read.windows[:count], read.contexts[:count])
+def _first(
+    count: int, cases: Mapping[str, Case], read: ReadContexts
+) -> tuple[dict[str, Case], ReadContexts]:
+    """The first contexts of every case."""
+    first = {name: case._replace(weights=case.weights[:count]) for name, case in cases.items()}
+    return first, ReadContexts(read.windows[:count], read.contexts[:count])
 
 
-def _explained(
+def _explanations(
     cases: Mapping[str, Case],
     windows: Windows,
     regions: Regions,
@@ -270,19 +265,17 @@ def _explained(
     certificates: Judged,
     unfinished: Path,
 ) -> tuple[dict[str, explanations.Explanation], dict[str, Estimate]]:
-    """Explanations by network and loss, and cone masses by network, each kept as soon as found."""
+    """Explanations by network and loss, and cone masses by network, each written when computed."""
 
-    def once(name: str, find: Callable[[], Any]) -> Any:
-        return _once(unfinished / f"{stem(name)}.npz", len(windows), find)
+    def once(name: str, compute: Callable[[], Any]) -> Any:
+        return _once(unfinished / f"{stem(name)}.npz", len(windows), compute)
 
-    found = {}
+    results = {}
     for name, case in cases.items():
         bar = partial(_bar, name, iter(("context", "criterion")))
-        margin, plain = CausalLM.terminal_margin_loss, CausalLM.terminal_loss
-        found[name] = once(name, partial(
+        results[name] = once(name, partial(
             explanations.explain, case.network, windows, case.weights, regions, key=key,
-            depth=depth, terminal_loss=margin if case.margin else plain,
-            certificates=certificates, progress=bar,
+            depth=depth, terminal_loss=case.terminal_loss, certificates=certificates, progress=bar,
         ))  # fmt: skip
     networks = {name.split(",")[0]: case.network for name, case in cases.items()}
     masses = {}
@@ -290,18 +283,18 @@ def _explained(
         tqdm.write(f"Cone mass of the {name}")
         mass = partial(average_cone_mass, network, windows[:MASSES], regions)
         masses[name] = once(f"cone mass, {name}", mass)
-    return found, masses
+    return results, masses
 
 
 def _bar(name: str, units: Iterator[str], numbers: list[int]) -> Iterable[int]:
-    """With the time that is left: first of contexts, then of criteria."""
+    """A bar of the time that is left: first of contexts, then of criteria."""
     return tqdm(numbers, desc=name, unit=next(units))
 
 
-def _once(path: Path, contexts: int, find: Callable[[], Any]) -> Any:
-    """What is found now and kept in a file, with of how many contexts it is, or was before."""
+def _once(path: Path, contexts: int, compute: Callable[[], Any]) -> Any:
+    """A result read from its file, or computed and written there with its number of contexts."""
     if not path.exists():
-        found = {"contexts": contexts, "found": find()}
+        document = {"contexts": contexts, "result": compute()}
         path.parent.mkdir(exist_ok=True)
-        save(found, path)
-    return load(path)["found"]
+        save(document, path)
+    return load(path)["result"]

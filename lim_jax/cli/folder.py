@@ -1,4 +1,4 @@
-"""The folder of a run: made, refused or taken up; and the files that a command leaves in it."""
+"""The folder of a run: made, refused or taken up; and the files that a command writes to it."""
 
 import csv
 import hashlib
@@ -13,7 +13,7 @@ from contextlib import contextmanager, redirect_stdout
 from importlib.metadata import version
 from io import StringIO
 from pathlib import Path
-from typing import Annotated, Any, Protocol, runtime_checkable
+from typing import Annotated, Any
 
 import tyro
 
@@ -30,40 +30,18 @@ UNFINISHED, FINISHED = "unfinished", "finished"
 READ_WHOLE = 2**24  # bytes: larger files, such as weights, are told by when they were changed
 
 
-@runtime_checkable
-class _Figure(Protocol):
-    """A figure of matplotlib, which takes long to load, and is not until something is drawn."""
-
-    def savefig(self, fname: Path, /) -> Any: ...
-
-
 @contextmanager
 def run_folder(
     out: AnyPath, command: str, arguments: Mapping[str, Any], *, overwrite: bool = False
 ) -> Iterator[Path]:
     """Make the folder of a run, with its ``run.json``, or take up that of the same run.
 
-    A run is its command, its arguments, the files that these name, and the versions. What one that
-    was interrupted has finished may lie in the folder's ``unfinished``, which is removed when the
-    body has ended, or by `overwrite`. Then the record also says which files there are, and what was
-    printed. Where the body raises before any file is written, all is left as it was.
+    A run is its command, its arguments, the files that these name, and the versions; paths stand
+    for what they name. What an interrupted run has finished may lie in the folder's ``unfinished``,
+    which is removed when the body has ended, or by `overwrite`. Then the record also says which
+    files there are, and what was printed. Where the body raises before any file is written, all is
+    left as it was.
 
-    Parameters
-    ----------
-    out
-        The folder.
-    command, arguments
-        For the record; paths stand for what they name.
-    overwrite
-        Take any folder, and write over what is there.
-
-    Raises
-    ------
-    ValueError
-        Where `out` is no folder that can be written to, or it holds anything but this run.
-
-    Examples
-    --------
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as place:
     ...     with run_folder(Path(place) / "new", "rates", {"quick": True}) as folder:
@@ -86,7 +64,7 @@ def run_folder(
             "there or to be made. Choose another by --out."
         ) from error
     try:
-        with redirect_stdout(_Heard(sys.stdout)) as heard:
+        with redirect_stdout(_Echo(sys.stdout)) as echo:
             yield out
     except BaseException:
         if list(out.iterdir()) == [known]:
@@ -96,12 +74,12 @@ def run_folder(
                 folder.rmdir()
         raise
     files = sorted({path.name for path in out.iterdir()} - {RECORD, UNFINISHED})
-    _write_record(known, {**record, FINISHED: {"files": files, "printed": heard.getvalue()}})
+    _write_record(known, {**record, FINISHED: {"files": files, "printed": echo.getvalue()}})
     shutil.rmtree(out / UNFINISHED, ignore_errors=True)
 
 
-class _Heard(StringIO):
-    """Keeps what is written to a stream."""
+class _Echo(StringIO):
+    """Keep what is written to a stream."""
 
     def __init__(self, stream: Any):
         super().__init__()
@@ -118,29 +96,9 @@ class _Heard(StringIO):
 def finished_before(
     out: AnyPath, command: str, arguments: Mapping[str, Any], *, overwrite: bool = False
 ) -> bool:
-    """Print again what this very run printed, and say whether it is in its folder, finished.
+    """Print again what this very run printed, and say whether it is finished in its folder.
 
     It is not where one of its files is missing.
-
-    Parameters
-    ----------
-    out, command, arguments, overwrite
-        As in `run_folder`.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> run = "rates", {"quick": True}
-    >>> with tempfile.TemporaryDirectory() as place:
-    ...     with run_folder(place, *run):
-    ...         print("All orders are as expected.")
-    ...     other = finished_before(place, "rates", {"quick": False})
-    ...     finished_before(place, *run), other
-    All orders are as expected.
-    Finished before, as run.json says; --overwrite runs it anew. It printed:
-    <BLANKLINE>
-    All orders are as expected.
-    (True, False)
     """
     out = as_path(out, "out")
     kept = _kept_record(out)
@@ -205,13 +163,13 @@ def _digest_of_files(folder: Path, names: Iterable[Path]) -> str:
 
 def _require_same(out: Path, record: dict[str, Any]) -> None:
     """Refuse a folder that holds anything but this run."""
-    held = list(out.iterdir())
-    if not held:
+    files = list(out.iterdir())
+    if not files:
         return
     expected = "a new or empty folder, or the same run to go on with"
     cure = "Choose another by --out, or write over it with --overwrite."
-    there = out / RECORD in held
-    require(there, "out", got=f"{out}, which holds files", expected=expected, cure=cure)
+    got = f"{out}, which holds files"
+    require(out / RECORD in files, "out", got=got, expected=expected, cure=cure)
     kept = _kept_record(out)
     kept.pop(FINISHED, None)
     differing = _differing(kept, record)
@@ -221,53 +179,35 @@ def _require_same(out: Path, record: dict[str, Any]) -> None:
 
 def _differing(there: dict[str, Any], here: dict[str, Any]) -> list[str]:
     """The innermost entries in which two records differ, each with both values."""
-    found = []
+    differences = []
     for name in {**there, **here}:
-        one, other = there.get(name), here.get(name)
-        if isinstance(one, dict) and isinstance(other, dict):
-            found += [f"{name}.{inner}" for inner in _differing(one, other)]
-        elif one != other:
-            found.append(f"{name}: {one} there, {other} here")
-    return found
+        old, new = there.get(name), here.get(name)
+        if isinstance(old, dict) and isinstance(new, dict):
+            differences += [f"{name}.{inner}" for inner in _differing(old, new)]
+        elif old != new:
+            differences.append(f"{name}: {old} there, {new} here")
+    return differences
 
 
-def write_json(path: AnyPath, document: Any) -> None:
-    """Write a document; what is not finite, such as the error of one example, becomes null.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as place:
-    ...     write_json(Path(place) / "numbers.json", {"errors": [0.5, math.inf]})
-    ...     json.loads((Path(place) / "numbers.json").read_text())
-    {'errors': [0.5, None]}
-    """
-    text = json.dumps(_finite(document), indent=2, allow_nan=False) + "\n"
-    as_path(path).write_text(text, "utf-8")
+def write_json(path: Path, document: Any) -> None:
+    """Write a document; what is not finite, such as the error of one example, becomes null."""
+    path.write_text(json.dumps(_finite(document), indent=2, allow_nan=False) + "\n", "utf-8")
 
 
 def _finite(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {name: _finite(one) for name, one in value.items()}
+        return {name: _finite(entry) for name, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
+        return [_finite(entry) for entry in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def write_table(path: AnyPath, names: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+def write_table(path: Path, names: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """Write comma-separated values: the columns' names, and the rows.
 
     What is not finite, such as the error of one example, becomes an empty cell.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as place:
-    ...     write_table(Path(place) / "table.csv", ("position", "token"), [(0.5, "a"), (1.0, "b")])
-    ...     (Path(place) / "table.csv").read_text().split()
-    ['position,token', '0.5,a', '1.0,b']
     """
-    with as_path(path).open("w", newline="", encoding="utf-8") as file:
+    with path.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([names, *(map(_cell, row) for row in rows)])
 
 
@@ -275,31 +215,7 @@ def _cell(value: Any) -> Any:
     return "" if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def save_figure(figure: _Figure, folder: AnyPath, name: str) -> None:
+def save_figure(figure: Any, folder: Path, name: str) -> None:
     """Draw a figure to pixels and to lines: ``name.png`` and ``name.svg``."""
     for kind in ("png", "svg"):
-        figure.savefig(as_path(folder, "folder") / f"{name}.{kind}")
-
-
-def write_findings(
-    folder: AnyPath, name: str, results: Any, figures: Mapping[str, _Figure], page: str
-) -> None:
-    """Write results, their figures and the page that shows them; its first paragraph is printed.
-
-    Parameters
-    ----------
-    folder
-        To write to.
-    name
-        Of the files: with .json what `write_json` takes, and with .md the page.
-    results, figures, page
-        What was found; figures by the names of their files, without endings.
-    """
-    folder = as_path(folder, "folder")
-    write_json(folder / f"{name}.json", results)
-    for stem, figure in figures.items():
-        save_figure(figure, folder, stem)
-    (folder / f"{name}.md").write_text(page, encoding="utf-8")
-    print(page.split("\n\n")[1].replace("**", ""))
-    drawn = "a figure" if len(figures) == 1 else f"{len(figures)} figures"
-    print(f"Wrote {name}.json, {name}.md and {drawn} to {folder}.")
+        figure.savefig(folder / f"{name}.{kind}")

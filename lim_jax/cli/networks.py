@@ -1,4 +1,4 @@
-"""A network of one's own, held as the memory of the machine allows."""
+"""A network from a terminal: whole in memory, or left in its files where it does not fit."""
 
 import os
 import sys
@@ -10,31 +10,21 @@ import jax
 from tqdm import tqdm
 
 from lim_jax import models
-from lim_jax._checks import AnyPath, as_path, require_known
+from lim_jax._checks import require_known
 from lim_jax._resuming import write_whole
 from lim_jax.models import CausalLM
 from lim_jax.models.hub import model_path
 from lim_jax.weights import FetchedLayers
 
 GIB = 2**30
-HELD, WHOLE, FILES = "weights.txt", "in memory", "in their files"
+PLACEMENT, WHOLE, FILES = "weights.txt", "in memory", "in their files"
 AVAILABLE = Path("/proc/meminfo")
 
 
-def require_model(model: AnyPath, download: bool) -> None:
-    """Refuse a name that is not in the cache, unless it is downloaded: a terminal is asked once.
+def require_model(model: Path, download: bool) -> None:
+    """Raise ValueError for a name that is not in the cache and not to be downloaded.
 
-    Parameters
-    ----------
-    model
-        A folder, a GGUF file or a name.
-    download
-        Whether a name is downloaded without asking.
-
-    Raises
-    ------
-    ValueError
-        As in `models.model_path`.
+    A terminal is asked once whether to download it.
     """
     try:
         model_path(model, download=download)
@@ -47,53 +37,36 @@ def require_model(model: AnyPath, download: bool) -> None:
         model_path(model, download=True)
 
 
-def network_within(
-    path: AnyPath, memory: float | None, tokens: int, unfinished: AnyPath
-) -> CausalLM:
+def network_within(path: Path, memory: float | None, tokens: int, unfinished: Path) -> CausalLM:
     """Read a network whole where that fits the memory, else leave its weights in their files.
 
-    Parameters
-    ----------
-    path
-        A folder or a file of weights.
-    memory
-        GiB that may be used; None for all that is free, or as a run that was interrupted had it.
-    tokens
-        How many tokens are measured at once.
-    unfinished
-        The folder of what an interrupted run has finished.
-
-    Raises
-    ------
-    ValueError
-        Where the memory is no positive number, and as in `models.load`.
+    `memory` is in GiB; None stands for all that is free, or for the placement that an interrupted
+    run recorded in the folder `unfinished`. `tokens` are measured at once.
     """
     if memory is not None:
         require_known(memory, "memory", expected="a positive number of GiB", cure="Leave it out.")
     network = models.open(path)
     needed = models.profile_memory(network, tokens)
     most = free_memory() if memory is None else memory * GIB
-    kept = as_path(unfinished, "unfinished") / HELD
-    # What was measured is of weights that were held in one way.
-    as_before = memory is None and kept.exists()
-    fits = kept.read_bytes() == WHOLE.encode() if as_before else needed.whole <= most
-    held = WHOLE if fits else f"{FILES}, read a layer at a time"
-    took = needed.whole if fits else needed.walked
+    recorded = unfinished / PLACEMENT
+    # What an interrupted run measured is of weights that were placed in one way.
+    as_before = memory is None and recorded.exists()
+    fits = recorded.read_bytes() == WHOLE.encode() if as_before else needed.whole <= most
+    placement = WHOLE if fits else f"{FILES}, read a layer at a time"
+    takes = needed.whole if fits else needed.walked
     tqdm.write(
-        f"Weights stay {held}: about {took / GIB:.1f} GiB for {tokens} tokens"
+        f"Weights stay {placement}: about {takes / GIB:.1f} GiB for {tokens} tokens"
         + ("." if fits else f", whole {needed.whole / GIB:.1f} of {most / GIB:.1f} GiB.")
     )
     return models.load(path) if fits else network
 
 
-def noted(items: Iterable, network: CausalLM, unfinished: AnyPath) -> Iterator:
-    """The items; where one is done, it is noted how the network is held, for a run that goes on."""
-    held = FILES if isinstance(network.flow.layers, FetchedLayers) else WHOLE
+def record_placement(items: Iterable, network: CausalLM, unfinished: Path) -> Iterator:
+    """Yield the items; after each, record how the weights are placed, for a run that goes on."""
+    placement = FILES if isinstance(network.flow.layers, FetchedLayers) else WHOLE
     for item in items:
         yield item
-        write_whole(
-            as_path(unfinished, "unfinished") / HELD, lambda file: file.write(held.encode())
-        )
+        write_whole(unfinished / PLACEMENT, lambda file: file.write(placement.encode()))
 
 
 def free_memory() -> int:
@@ -103,6 +76,6 @@ def free_memory() -> int:
     if "bytes_limit" in stats:
         return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
     if AVAILABLE.exists():
-        found = dict(line.split(":") for line in AVAILABLE.read_text().splitlines())
-        return 1024 * int(found["MemAvailable"].split()[0])
+        lines = dict(line.split(":") for line in AVAILABLE.read_text().splitlines())
+        return 1024 * int(lines["MemAvailable"].split()[0])
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -11,12 +11,19 @@ from jaxtyping import Float
 from tqdm import tqdm
 
 from lim_jax import models, plots, report
-from lim_jax._checks import AnyPath, as_path, counted, require
+from lim_jax._checks import as_path, counted, require
 from lim_jax.asking.contexts import Context, LossKind
 from lim_jax.asking.reading import read_prompts
 from lim_jax.asking.shuffling import ShuffledContexts
 from lim_jax.cli.answers import answered, own_answers
 from lim_jax.cli.columns import FILES
+from lim_jax.cli.contexts_io import (
+    Shares,
+    context_names,
+    measured_contexts,
+    record_shares,
+    write_contexts,
+)
 from lim_jax.cli.folder import (
     UNFINISHED,
     Named,
@@ -26,14 +33,7 @@ from lim_jax.cli.folder import (
     write_json,
     write_table,
 )
-from lim_jax.cli.kept import (
-    Shares,
-    context_names,
-    measured_contexts,
-    record_shares,
-    write_contexts,
-)
-from lim_jax.cli.networks import network_within, noted, require_model
+from lim_jax.cli.networks import network_within, record_placement, require_model
 from lim_jax.cli.pages import SHOWN, first_accounts
 from lim_jax.cli.records import Record, averaged_records, record_lines
 from lim_jax.cli.shuffling import (
@@ -45,7 +45,7 @@ from lim_jax.cli.shuffling import (
     shuffled_table,
     write_shuffled,
 )
-from lim_jax.cli.taking import described_contexts, duration, measuring_seconds
+from lim_jax.cli.time_budget import described_contexts, duration, measuring_seconds
 from lim_jax.density.statistics import Influence
 from lim_jax.explanations.account import TokenAccount
 from lim_jax.explanations.tables import influence_table
@@ -58,9 +58,8 @@ from lim_jax.report.tokens import joined_tokens
 from lim_jax.results.measured import (
     CELLS,
     MeasuredContexts,
-    common_regions,
     energies_before_queries,
-    influence_of_contexts,
+    pooled_influence,
 )
 from lim_jax.results.two_way import two_way_cells
 from lim_jax.weights import FetchedLayers
@@ -83,14 +82,12 @@ class Profiled(NamedTuple):
     ----------
     contexts, energies
         What was read, and the energies of each context's tokens, on its own grid.
-    influence
-        Of all contexts, on a common grid.
-    without_queries
-        That of the tokens before the first that is asked, as contexts of their own; None where the
-        first of a context is.
+    influence, without_queries
+        Of all contexts, on a common grid; and that of the tokens before the first that is asked, as
+        contexts of their own, None where the first of a context is.
     records
         What the parts hold, in the order in which they are met, and last what is in none.
-    shares, kept
+    shares, measured
         What records hold of each context, and the contexts one by one.
     shuffled
         What is due to documents and what to places, of documents in several orders; else None.
@@ -104,9 +101,17 @@ class Profiled(NamedTuple):
     without_queries: Influence | None
     records: Sequence[Record]
     shares: Shares
-    kept: MeasuredContexts
+    measured: MeasuredContexts
     shuffled: ShuffledShares | None
     accounts: Sequence[TokenAccount] = ()
+
+    @property
+    def influences(self) -> dict[str, Influence]:
+        """The influences by the names of their files."""
+        rest = self.without_queries
+        return {"influence": self.influence} | (
+            {} if rest is None else {"influence_without_queries": rest}
+        )
 
 
 def profile(
@@ -192,21 +197,21 @@ def profile(
             f"Measuring {described}{page}: about {duration(seconds)}. "
             "The bar shows the time that is left."
         )
-        found = profiled(network, contexts, lines, loss, delta, unfinished, html)
+        result = profiled(network, contexts, lines, loss, delta, unfinished, html)
         print(f"== {model} on {data}: {described}, loss {loss} ==")
         print("".join(f"{line}\n" for line in own_answers(read, contexts, model)), end="")
-        print(_words(found))
+        print(_words(result))
         title = f"{model.name}, {loss}"
-        write_profile(found, f"{title}, {described}", folder)
+        write_profile(result, f"{title}, {described}", folder)
         if html:
             asked = f"What does {model.name} use of {data.name}?"
-            write_profile_page(found, network, model, loss, asked, folder)
+            write_profile_page(result, network, model, loss, asked, folder)
         print(f"Wrote profile.json, tables and figures to {folder}.")
     return 0
 
 
 def require_page(html: bool, loss: LossKind) -> None:
-    """Refuse a page that cannot be written."""
+    """Raise before a long computation whose page could not be written."""
     if html:
         require_page_packages()
         cure = "A page takes one pass apart, and a contrast is of two: say --no-html."
@@ -215,13 +220,13 @@ def require_page(html: bool, loss: LossKind) -> None:
 
 
 def require_foil(foil: str, loss: LossKind) -> None:
-    """Refuse a foil that nothing asks for."""
+    """Raise ValueError for a foil that the loss does not read."""
     require(not foil or loss == "contrast", "foil", got=f"{foil!r} with --loss {loss}",
             expected="--loss contrast", cure="It alone asks why not the foil.")  # fmt: skip
 
 
 def require_fitting(network: CausalLM, contexts: Sequence[Context]) -> None:
-    """Refuse contexts that are longer than the network knows, and ids that it does not."""
+    """Raise ValueError for contexts longer than the network knows, and for unknown ids."""
     longest = max(context.length for context in contexts)
     places = longest if network.positions is None else network.positions.shape[0]
     require(
@@ -247,33 +252,33 @@ def profiled(
     lines: Sequence[ShuffledContexts],
     asked: LossKind,
     delta: float,
-    unfinished: AnyPath,
+    unfinished: Path,
     html: bool,
 ) -> Profiled:
     """Measure all contexts; orders of a line are one, since they are not independent.
 
     What a page shows of its contexts holds their energies: in memory they are not measured twice.
     """
-    unfinished = as_path(unfinished, "unfinished")
-    apart = html and not isinstance(network.flow.layers, FetchedLayers)
-    accounts = _accounts(network, contexts, asked, unfinished / "page") if apart else []
+    in_memory = not isinstance(network.flow.layers, FetchedLayers)
+    accounts = []
+    if html and in_memory:
+        accounts = _accounts(network, contexts, asked, unfinished / "page")
     energies = [np.asarray(account.energy) for account in accounts]
     energies += _energies(network, contexts[len(accounts) :], asked, unfinished, bool(accounts))
     if lines:
         alone, averaged, shares = averaged_orders(lines, energies)
     else:
         alone, averaged, shares = contexts, energies, record_shares(contexts, energies)
-    kept = measured_contexts(alone, averaged, shares, delta)
-    rest = energies_before_queries(kept)
-    records = averaged_records(shares, contexts, energies)
+    measured = measured_contexts(alone, averaged, shares, delta)
+    rest = energies_before_queries(measured)
     return Profiled(
         contexts,
         energies,
-        _influence(averaged, delta),
-        None if rest is None else _influence(rest, delta),
-        records,
+        pooled_influence(averaged, delta),
+        None if rest is None else pooled_influence(rest, delta),
+        averaged_records(shares, contexts, energies),
         shares,
-        kept,
+        measured,
         shuffled_shares(lines, energies) if lines else None,
         accounts,
     )
@@ -282,7 +287,7 @@ def profiled(
 def _energies(
     network: CausalLM, contexts: Sequence[Context], asked: LossKind, unfinished: Path, rest: bool
 ) -> list[Energy]:
-    """Of contexts, which may be the rest of others."""
+    """The energies of contexts, which may be the rest of others."""
     if not contexts:
         return []
     return models.energies_of_ids(
@@ -291,7 +296,7 @@ def _energies(
         ask=[context.asked for context in contexts],
         loss=LOSSES.get(asked, CausalLM.loss),
         checkpoint=unfinished / ("other energies" if rest else "energies"),
-        progress=lambda items: noted(
+        progress=lambda items: record_placement(
             tqdm(items, desc="profile", unit="context"), network, unfinished
         ),
         progress_of_layers=partial(tqdm, desc="its layers, both ways", unit="layer", leave=False),
@@ -299,12 +304,9 @@ def _energies(
 
 
 def _accounts(
-    network: CausalLM,
-    contexts: Sequence[Context],
-    asked: LossKind,
-    checkpoint: AnyPath | None = None,
+    network: CausalLM, contexts: Sequence[Context], asked: LossKind, checkpoint: Path | None = None
 ) -> list[TokenAccount]:
-    """Of the first contexts, those of a page."""
+    """The accounts of the first contexts, those of a page."""
     return first_accounts(
         network,
         [context.window for context in contexts],
@@ -314,109 +316,88 @@ def _accounts(
     )
 
 
-def _influence(energies: Sequence[Energy], delta: float) -> Influence:
-    lengths = [energy.size for energy in energies]
-    return influence_of_contexts(energies, common_regions(lengths, delta, energies[0].dtype))
+def _findings(result: Profiled) -> list[str]:
+    """The sentences with which the terminal and the page begin."""
+    shuffled = [] if result.shuffled is None else shuffled_findings(result.shuffled)
+    positions = finding(result.influence, result.without_queries)
+    return [line for line in (*shuffled, records_finding(result.records), positions) if line]
 
 
-def _findings(found: Profiled) -> list[str]:
-    """What was found, in the sentences with which the terminal and the page begin."""
-    shuffled = [] if found.shuffled is None else shuffled_findings(found.shuffled)
-    parts, positions = found.records, finding(found.influence, found.without_queries)
-    return [line for line in (*shuffled, records_finding(parts), positions) if line]
-
-
-def _words(found: Profiled) -> str:
+def _words(result: Profiled) -> str:
     """The findings, the parts, then positions."""
     lines = [
-        *_findings(found),
-        "" if found.shuffled is None else shuffled_table(found.shuffled),
-        *record_lines(found.records),
-        influence_table(found.influence, found.without_queries),
+        *_findings(result),
+        "" if result.shuffled is None else shuffled_table(result.shuffled),
+        *record_lines(result.records),
+        influence_table(result.influence, result.without_queries),
     ]
     return "\n".join(line for line in lines if line)
 
 
-def write_profile(found: Profiled, title: str, folder: AnyPath) -> None:
+def write_profile(result: Profiled, title: str, folder: Path) -> None:
     """Write profile.json, tables and figures."""
-    folder = as_path(folder, "folder")
-    parts = {"influence": found.influence, "influence_without_queries": found.without_queries}
-    measured = {name: part for name, part in parts.items() if part is not None}
-    document = {name: part.record() for name, part in measured.items()}
-    records = [record._asdict() for record in found.records]
+    document = {name: influence.record() for name, influence in result.influences.items()}
+    records = [record._asdict() for record in result.records]
     write_json(folder / "profile.json", {**document, "records": records})
-    whole = found.influence
+    whole, measured = result.influence, result.measured
     columns = whole.grid.nodes, whole.density, whole.density_error
     rows = zip(*(column.tolist() for column in columns), strict=True)
     write_table(folder / "profile.csv", FILES["profile.csv"], rows)
-    write_table(folder / "tokens.csv", FILES["tokens.csv"], _by_token(found))
-    write_table(folder / "records.csv", FILES["records.csv"], found.records)
-    several = len(found.contexts) // len(found.kept.names)  # orders of a line
-    numbers = range(0, len(found.contexts), several)
-    write_contexts(found.kept, whole, found.shares, numbers, folder)
-    if found.shuffled is not None:
-        write_shuffled(found.shuffled, found.kept.names, title, folder)
-    for name, part in measured.items():
-        save_figure(plots.influence_profile(part, title), folder, name)
+    write_table(folder / "tokens.csv", FILES["tokens.csv"], _by_token(result))
+    write_table(folder / "records.csv", FILES["records.csv"], result.records)
+    orders = len(result.contexts) // len(measured.names)
+    numbers = range(0, len(result.contexts), orders)
+    write_contexts(measured, whole, result.shares, numbers, folder)
+    if result.shuffled is not None:
+        write_shuffled(result.shuffled, measured.names, title, folder)
+    for name, influence in result.influences.items():
+        save_figure(plots.influence_profile(influence, title), folder, name)
 
 
 def write_profile_page(
-    found: Profiled,
+    result: Profiled,
     network: CausalLM,
-    model: AnyPath,
+    model: Path,
     loss: LossKind,
     title: str,
-    folder: AnyPath,
+    folder: Path,
     *,
     answer: str = "",
     findings: Sequence[str] = (),
 ) -> None:
-    """Write profile.html, of the first contexts.
-
-    Parameters
-    ----------
-    found, network, model, loss, folder
-        As they were measured, and where to write to.
-    title
-        Of the page: what was asked.
-    answer
-        To that; empty where there is no single one.
-    findings
-        The sentences with which the terminal begins; by default those of `profile`.
-    """
-    accounts = found.accounts or _accounts(network, found.contexts, loss)
-    tokenizer, shown = models.read_tokenizer(model), found.contexts[: len(accounts)]
-    shuffled = found.shuffled
+    """Write profile.html, of the first contexts; without `findings` those of `profile`."""
+    accounts = result.accounts or _accounts(network, result.contexts, loss)
+    tokenizer, shown = models.read_tokenizer(model), result.contexts[: len(accounts)]
+    shuffled = result.shuffled
     # As the text was read, which the tables have too; of the id after it there are no letters.
     texts = [
         [*context.tokens, models.texts_of_ids(context.window, tokenizer)[-1]] for context in shown
     ]
     report.write_page(
-        as_path(folder, "folder") / "profile.html",
-        found.influence,
+        folder / "profile.html",
+        result.influence,
         accounts,
         texts,
         title=title,
         answer=answer,
-        findings=findings or _findings(found),
-        about={"model": as_path(model, "model").name, "loss": LOSS_WORDS[loss]},
-        without_queries=found.without_queries,
-        names=context_names(shown, 1 if shuffled is None else shuffled.found.orders),
-        measured=len(found.contexts),
+        findings=findings or _findings(result),
+        about={"model": model.name, "loss": LOSS_WORDS[loss]},
+        without_queries=result.without_queries,
+        names=context_names(shown, 1 if shuffled is None else shuffled.effects.orders),
+        measured=len(result.contexts),
         spans=[context.spans for context in shown],
-        records=found.records,
-        by_place=[] if shuffled is None else two_way_cells(shuffled.found, shuffled.names),
+        records=result.records,
+        by_place=[] if shuffled is None else two_way_cells(shuffled.effects, shuffled.names),
     )
 
 
-def _by_token(found: Profiled) -> Iterator[tuple[Any, ...]]:
+def _by_token(result: Profiled) -> Iterator[tuple[Any, ...]]:
     """A row for each token of each context; its density is that within the context."""
-    for number, (context, energy) in enumerate(zip(found.contexts, found.energies, strict=True)):
+    for number, (context, energy) in enumerate(zip(result.contexts, result.energies, strict=True)):
         density, length = (energy / (energy.mean() or 1)).tolist(), context.length
-        of_tokens = zip(_pieces(context.tokens), context.weights.tolist(), energy.tolist(), density,
-                        strict=True)  # fmt: skip
-        for at, (token, weight, one, share) in enumerate(of_tokens):
-            yield number, at, *token, (at + 1) / length, weight, one, share
+        columns = _pieces(context.tokens), context.weights.tolist(), energy.tolist(), density
+        for at, (token, weight, squared, share) in enumerate(zip(*columns, strict=True)):
+            yield number, at, *token, (at + 1) / length, weight, squared, share
 
 
 def _pieces(tokens: Sequence[str]) -> list[tuple[str, str]]:

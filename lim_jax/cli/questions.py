@@ -9,6 +9,7 @@ from tqdm import tqdm
 
 from lim_jax import models
 from lim_jax._checks import as_path, counted
+from lim_jax._tables import text_table
 from lim_jax.asking import Line
 from lim_jax.asking.contexts import Context, PromptOnly
 from lim_jax.asking.documents import QUESTION, require_question
@@ -26,30 +27,30 @@ from lim_jax.cli.profiling import (
     write_profile,
     write_profile_page,
 )
-from lim_jax.cli.taking import described_contexts, duration, measuring_seconds
+from lim_jax.cli.time_budget import described_contexts, duration, measuring_seconds
 from lim_jax.report.sentences import REST, part_words, percent
 
-ONE = (
+NO_ERROR = (
     "One context has no error. For one, ask by lim-jax profile: of several lines, or with "
     "--shuffle N of the documents in several orders."
 )
 
 
-class Found(NamedTuple):
-    """What a part of a context holds of the influence on the answer.
+HEAD = ("part", "  share", " of documents", " tokens", "most in")
+
+
+class Part(NamedTuple):
+    """What a part of the context holds of the influence on the answer.
 
     Attributes
     ----------
-    name
-        Of the part; empty for the rest.
-    kind
-        ``"document"``, ``"question"`` or ``"message"``; ``"rest"`` is what is in no part.
-    share
-        Of the influence of all tokens.
-    of_documents
-        A document's share of what all documents hold; else None.
+    name, kind
+        Kinds are ``"document"``, ``"question"`` and ``"message"``; what is in no part has no name
+        and the kind ``"rest"``.
+    share, of_documents
+        Of the influence of all tokens, and a document's share of what all documents hold.
     tokens, of_tokens
-        How many it has, and its share of all.
+        How many tokens it has, and its share of all.
     most
         Which of its tokens hold most of its share, each with its part of that.
     texts
@@ -64,6 +65,10 @@ class Found(NamedTuple):
     of_tokens: float
     most: str = ""
     texts: int = 1
+
+    def record(self) -> dict[str, Any]:
+        """What answer.json says of it."""
+        return {name: getattr(self, name) for name in FILES["answer.json, parts"]}
 
 
 def ask(
@@ -131,24 +136,25 @@ def ask(
         _announce(network, read, html)
         contexts = answered([read], network, model, loss, answer_tokens)
         require_fitting(network, contexts)
-        found = profiled(network, contexts, [], loss, delta, unfinished, html)
+        result = profiled(network, contexts, [], loss, delta, unfinished, html)
         said, cut = answer_text(contexts[0], tokenizer), contexts[0].cut
-        parts = _parts(found, [one.name for one in line.documents])
+        parts = _parts(result, [document.name for document in line.documents])
         shown = said + DOTS * cut
         finding = finding_of(parts, shown, foil)
-        print(f"{finding}\n{ONE}\n\nQuestion: {question}\nAnswer: {shown}")
+        print(f"{finding}\n{NO_ERROR}\n\nQuestion: {question}\nAnswer: {shown}")
         print(*answer_notes(contexts, model), _table(parts), sep="\n")
         document = {
             "question": question, "answer": said, "cut": cut, "foil": foil, "finding": finding,
-            "parts": _written(parts),
+            "parts": [part.record() for part in parts],
         }  # fmt: skip
         write_json(folder / "answer.json", document)
         title = f"{model.name}, {loss}"
-        write_profile(found, f"{title}, {described_contexts([contexts[0].length])}", folder)
+        write_profile(result, f"{title}, {described_contexts([contexts[0].length])}", folder)
         if html:
             write_profile_page(
-                found, network, model, loss, question, folder, answer=shown, findings=[finding, ONE]
-            )
+                result, network, model, loss, question, folder,
+                answer=shown, findings=[finding, NO_ERROR],
+            )  # fmt: skip
         print(f"Wrote answer.json, tables, figures{' and profile.html' * html} to {folder}.")
     return 0
 
@@ -170,53 +176,44 @@ def _line(arguments: dict) -> Line:
     if template is not None:
         message = {"role": "user", "content": arguments["question"]}
         return line._replace(messages=(message,), template=template)
-    answer, foil = (one and spaced(one) for one in (answer, foil))
+    answer, foil = (text and spaced(text) for text in (answer, foil))
     return line._replace(question=arguments["question"], answer=answer, foil=foil)
 
 
-def _parts(found: Profiled, documents: Sequence[str]) -> list[Found]:
+def _parts(result: Profiled, documents: Sequence[str]) -> list[Part]:
     """The documents, the largest share first, then other parts, and what is in none."""
     kinds = {**dict.fromkeys(documents, "document"), QUESTION: "question"}
     named = [
-        (kinds.get(one.name, "message") if one.kind != REST else REST, one) for one in found.records
+        (REST if record.kind == REST else kinds.get(record.name, "message"), record)
+        for record in result.records
     ]
-    whole = sum(one.share for kind, one in named if kind == "document") or 1
+    whole = sum(record.share for kind, record in named if kind == "document") or 1
     parts = [
-        Found(
-            one.name,
-            kind,
-            one.share,
-            one.share / whole if kind == "document" else None,
-            round(one.tokens),
-            one.of_tokens,
-            one.most,
+        Part(
+            record.name, kind, record.share,
+            record.share / whole if kind == "document" else None,
+            round(record.tokens), record.of_tokens, record.most,
         )
-        for kind, one in named
-    ]
+        for kind, record in named
+    ]  # fmt: skip
     return sorted(
         parts, key=lambda part: (part.kind == REST, part.of_documents is None, -part.share)
     )
 
 
-def _written(parts: Sequence[Found]) -> list[dict[str, Any]]:
-    columns = FILES["answer.json, parts"]
-    return [{name: getattr(part, name) for name in columns} for part in parts]
-
-
-def finding_of(parts: Sequence[Found], answer: str, foil: str = "") -> str:
+def finding_of(parts: Sequence[Part], answer: str, foil: str = "") -> str:
     """Which document holds most, in a sentence.
 
-    Examples
-    --------
-    >>> parts = [Found("a", "document", 0.3, 0.75, 40, 0.4),
-    ...          Found("b", "document", 0.1, 0.25, 60, 0.6), Found("", "rest", 0.6, None, 9, 0.0)]
+    >>> parts = [Part("a", "document", 0.3, 0.75, 40, 0.4),
+    ...          Part("b", "document", 0.1, 0.25, 60, 0.6), Part("", "rest", 0.6, None, 9, 0.0)]
     >>> print(finding_of(parts, "Wren"))
     The answer “Wren” comes from “a” most of all: it holds 75 % of what the 2 documents hold, with \
 40 of their 100 tokens. They hold 40 % of the whole influence.
     """
     documents = [part for part in parts if part.kind == "document"]
     whole = sum(part.share for part in documents)
-    top, tokens = max(documents, key=lambda part: part.share), sum(one.tokens for one in documents)
+    top = max(documents, key=lambda part: part.share)
+    tokens = sum(part.tokens for part in documents)
     answer = " ".join(answer.split())  # in one line
     asked = f"The answer “{answer}” comes from “{top.name}” most of all"
     if foil:
@@ -229,12 +226,12 @@ def finding_of(parts: Sequence[Found], answer: str, foil: str = "") -> str:
     )
 
 
-def _table(parts: Sequence[Found]) -> str:
-    """Names in quotation marks, which the rest has not, and whole, so that no two look alike."""
-    size = max(len(part_words(part)) for part in parts)
-    lines = [f"{'part':{size}s} {'share':>8s} {'of documents':>14s} {'tokens':>8s}  most in"]
+def _table(parts: Sequence[Part]) -> str:
+    """Whole names in quotation marks, which the rest has not, so that no two look alike."""
+    rows: list[Sequence[str]] = [HEAD]
     for part in parts:
-        of = "" if part.of_documents is None else f"{part.of_documents:.1%}"
-        name = part_words(part)
-        lines.append(f"{name:{size}s} {part.share:8.1%} {of:>14s} {part.tokens:8d}  {part.most}")
-    return "\n".join(lines)
+        of_documents = "" if part.of_documents is None else f"{part.of_documents:.1%}"
+        rows.append(
+            (part_words(part), f"{part.share:.1%}", of_documents, f"{part.tokens}", part.most)
+        )
+    return text_table(rows, left=(0, 4))

@@ -7,14 +7,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lim_jax import models
-from lim_jax._checks import AnyPath, as_path
 from lim_jax.asking import cyclic_orders, shuffled
 from lim_jax.asking.contexts import Context, LossKind, places_by_name
 from lim_jax.asking.reading import read_lines
 from lim_jax.asking.shuffling import ShuffledContexts
 from lim_jax.cli.columns import FILES
+from lim_jax.cli.contexts_io import Shares, part_text, record_shares
 from lim_jax.cli.folder import save_figure, write_json, write_table
-from lim_jax.cli.kept import Shares, part_text, record_shares
 from lim_jax.grid.carrying import carrying_shares
 from lim_jax.grid.cells import token_grid
 from lim_jax.plots.shares import shares_by_place
@@ -32,8 +31,8 @@ class ShuffledShares(NamedTuple):
         Of the documents: their own where all lines have the same ones, else their numbers.
     shares, documents
         By line, order and place, the share and the number of the document there.
-    found
-        What is due to which.
+    effects
+        What is due to the document and what to the place.
     same
         Whether the documents of each name are of one text in all lines.
     """
@@ -41,16 +40,16 @@ class ShuffledShares(NamedTuple):
     names: Sequence[str]
     shares: np.ndarray
     documents: np.ndarray
-    found: TwoWayShares
+    effects: TwoWayShares
     same: bool
 
 
 def shuffled_lines(
-    data: AnyPath, model: AnyPath, asked: LossKind, max_length: int, orders: int, foil: str = ""
+    data: Path, model: Path, asked: LossKind, max_length: int, orders: int, foil: str = ""
 ) -> list[ShuffledContexts]:
     """Read the lines of a file, each laid out in orders of its own, the same at every run."""
     tokenizer, lines = models.read_tokenizer(model), read_lines(data, model, foil)
-    first = max(2, len(lines[0].documents))  # where there are fewer, the line is refused
+    first = max(2, len(lines[0].documents))  # where there are fewer, `shuffled` raises
     return [
         shuffled(line, cyclic_orders(first, orders, (0, number)), tokenizer, asked, max_length)
         for number, line in enumerate(lines)
@@ -64,21 +63,20 @@ def averaged_orders(
 
     On the tokens of its first order: in another a text may have some more or fewer.
     """
-    found = []
+    averages = []
     for line, of_orders in zip(lines, _by_line(lines, energies), strict=True):
         grid = token_grid(line.contexts[0].length)
-        carried = [carrying_shares(token_grid(one.size), grid) @ one for one in of_orders]
-        found.append(np.mean(carried, axis=0).astype(of_orders[0].dtype))
+        carried = [carrying_shares(token_grid(row.size), grid) @ row for row in of_orders]
+        averages.append(np.mean(carried, axis=0).astype(of_orders[0].dtype))
     every = [context for line in lines for context in line.contexts]
-    names = [
-        *dict.fromkeys(name for line in lines for name in line.names)
-    ]  # as the lines have them
+    names = list(dict.fromkeys(name for line in lines for name in line.names))
     by_line = [
-        one._replace(held=one.held.reshape(len(lines), -1, 3).mean(axis=1))
-        for one in record_shares(every, energies)
+        part._replace(held=part.held.reshape(len(lines), -1, 3).mean(axis=1))
+        for part in record_shares(every, energies)
     ]
-    by_line.sort(key=lambda one: names.index(one.name) if one.name in names else len(names))
-    return [line.contexts[0] for line in lines], found, by_line
+    # In the order in which the lines have them, not that of the first shuffle.
+    by_line.sort(key=lambda part: names.index(part.name) if part.name in names else len(names))
+    return [line.contexts[0] for line in lines], averages, by_line
 
 
 def shuffled_shares(
@@ -97,8 +95,8 @@ def shuffled_shares(
     documents = np.array(
         [np.array(of)[line.orders] for of, line in zip(numbers, lines, strict=True)]
     )
-    found = two_way_shares(shares, documents)
-    return ShuffledShares(names, shares, documents, found, alike and _of_one_text(lines))
+    effects = two_way_shares(shares, documents)
+    return ShuffledShares(names, shares, documents, effects, alike and _of_one_text(lines))
 
 
 def _of_one_text(lines: Sequence[ShuffledContexts]) -> bool:
@@ -119,7 +117,7 @@ def _by_line(
 
 def shuffled_findings(result: ShuffledShares) -> list[str]:
     """What is due to documents and to places, in sentences, and over what the errors are."""
-    contexts, orders = result.found.contexts, result.found.orders
+    contexts, orders = result.effects.contexts, result.effects.orders
     of_errors = f"Errors are over {contexts} lines, each of them averaged over {orders} orders."
     if contexts == 1:
         of_errors = (
@@ -130,42 +128,30 @@ def shuffled_findings(result: ShuffledShares) -> list[str]:
         f"Lines have documents of their own: “{result.names[0]}” is a name in each line, and not "
         "one document."
     ]  # fmt: skip
-    return [*others, *two_way_in_words(result.found, result.names).splitlines(), of_errors]
+    return [*others, *two_way_in_words(result.effects, result.names).splitlines(), of_errors]
 
 
 def shuffled_table(result: ShuffledShares) -> str:
     """The table by document and place, where a screen is wide enough."""
-    return two_way_table(result.found, result.names) if len(result.names) <= SHOWN else ""
+    return two_way_table(result.effects, result.names) if len(result.names) <= SHOWN else ""
 
 
-def write_shuffled(result: ShuffledShares, ids: Sequence[str], title: str, folder: AnyPath) -> None:
-    """Write shuffle.json, tables by place, by document and of both, the orders, and a figure.
-
-    Parameters
-    ----------
-    result
-        What is written.
-    ids
-        Of the lines.
-    title
-        Of the figure.
-    folder
-        To write to.
-    """
-    folder, found, names = as_path(folder, "folder"), result.found, list(result.names)
+def write_shuffled(result: ShuffledShares, ids: Sequence[str], title: str, folder: Path) -> None:
+    """Write shuffle.json, tables by place, by document and of both, the orders, and a figure."""
+    effects, names = result.effects, list(result.names)
     _write_tables(result, ids, folder)
-    parts = {"by_place": found.by_place, "by_document": found.by_document, "gap": found.gap}
+    parts = {"by_place": effects.by_place, "by_document": effects.by_document, "gap": effects.gap}
     document = {
-        "finding": two_way_in_words(found, names),
-        "contexts": found.contexts,
-        "orders": found.orders,
+        "finding": two_way_in_words(effects, names),
+        "contexts": effects.contexts,
+        "orders": effects.orders,
         "documents": names,
         "same_documents": result.same,
         **{name: part and _plain(part) for name, part in parts.items()},
-        "table": _plain(found.table),
+        "table": _plain(effects.table),
     }
     write_json(folder / "shuffle.json", document)
-    save_figure(shares_by_place(found, names, title), folder, "shuffle")
+    save_figure(shares_by_place(effects, names, title), folder, "shuffle")
 
 
 def _plain(part: Any) -> dict[str, Any]:
@@ -173,21 +159,15 @@ def _plain(part: Any) -> dict[str, Any]:
 
 
 def _write_tables(result: ShuffledShares, ids: Sequence[str], folder: Path) -> None:
-    found, names = result.found, result.names
+    effects, names = result.effects, result.names
     places = range(1, len(names) + 1)
-    for name, part, labels in (
-        ("place", found.by_place, places),
-        ("document", found.by_document, names),
-    ):
+    effect_of = {"place": (places, effects.by_place), "document": (names, effects.by_document)}
+    for name, (labels, part) in effect_of.items():
         rows = zip(labels, part.value.tolist(), part.error.tolist(), strict=True)
         write_table(folder / f"by_{name}.csv", FILES[f"by_{name}.csv"], rows)
+    value, error = (np.asarray(column).tolist() for column in effects.table)
     table = [
-        (
-            name,
-            place,
-            float(found.table.value[row, place - 1]),
-            float(found.table.error[row, place - 1]),
-        )
+        (name, place, value[row][place - 1], error[row][place - 1])
         for row, name in enumerate(names)
         for place in places
     ]

@@ -4,6 +4,7 @@ import math
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -13,14 +14,7 @@ from matplotlib.ticker import NullFormatter, NullLocator
 
 from lim_jax._checks import require_several, require_text
 from lim_jax.limits.rows import Curve, Row
-from lim_jax.plots.drawing import (
-    End,
-    ShownFigure,
-    label_ends,
-    legend_below,
-    line_style,
-    new_figure,
-)
+from lim_jax.plots.drawing import End, ShownFigure, label_ends, legend_below, line_style, new_figure
 
 AT_MOST = 5  # series in a panel
 NARROW = "\u00a0±\u00a0"  # not broken at the end of a line
@@ -56,16 +50,13 @@ def convergence_rates(rows: Sequence[Row], title: str) -> Figure:
         axes = figure.add_subplot(lines, columns, index + 1)
         _draw_panel(axes, members, name)
         axes.set_title(name if name != title else "", fontsize=9)
+    mark = partial(Line2D, [], [], color=GREY)
     marks = [
-        Line2D(
-            [], [], color=GREY, marker="o", markersize=3.5, label="error: order ± standard error"
-        ),
+        mark(marker="o", markersize=3.5, label="error: order ± standard error"),
         Patch(facecolor="none", edgecolor=GREY, label="slope claimed or expected"),
     ]
     if any(row.study.bounds for row in rows):
-        marks.append(
-            Line2D([], [], color=GREY, linestyle=":", label="bound, in its series' colour")
-        )
+        marks.append(mark(linestyle=":", label="bound, in its series' colour"))
     legend_below(figure, *marks)
     return figure
 
@@ -79,17 +70,17 @@ def _panels(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row]]]:
         parts = _grouped(members, lambda row: re.split(", |: ", row.name)[-1])
         if len(members) <= AT_MOST or len(parts) == len(members):
             parts = {"": members}
-        for part, found in parts.items():
+        for part, series in parts.items():
             name = ", ".join(filter(None, (topic, part)))
-            for start in range(0, len(found), AT_MOST):
-                yield name, found[start : start + AT_MOST]
+            for start in range(0, len(series), AT_MOST):
+                yield name, series[start : start + AT_MOST]
 
 
 def _grouped(rows: Sequence[Row], key: Callable[[Row], str]) -> dict[str, list[Row]]:
-    found: dict[str, list[Row]] = {}
+    groups: dict[str, list[Row]] = {}
     for row in rows:
-        found.setdefault(key(row), []).append(row)
-    return found
+        groups.setdefault(key(row), []).append(row)
+    return groups
 
 
 def _draw_panel(axes: Axes, rows: Sequence[Row], name: str) -> None:
@@ -125,12 +116,12 @@ def _short(name: str, panel: str) -> str:
 
 def _by_order(rows: Sequence[Row]) -> dict[float, list[Row]]:
     """Rows by the order that is claimed for them, or else expected; an order of 0 has no slope."""
-    found: dict[float, list[Row]] = {}
+    by_order: dict[float, list[Row]] = {}
     for row in rows:
         order = row.expected if row.study.claimed is None else row.study.claimed
         if order:
-            found.setdefault(float(order), []).append(row)
-    return found
+            by_order.setdefault(float(order), []).append(row)
+    return by_order
 
 
 def _draw_slope(axes: Axes, order: float, rows: Sequence[Row]) -> None:

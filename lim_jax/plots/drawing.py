@@ -8,8 +8,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lim_jax._checks import counted, described, require, require_text
-from lim_jax.grid.partition import Regions, require_regions
+from lim_jax._checks import described, require, require_text
+from lim_jax.grid.partition import Regions
 
 POSITION = "position p (part of the context)"
 # Okabe and Ito's colours, told apart by colour-blind readers too; and in grey by dash and marker.
@@ -20,13 +20,7 @@ DECADES = 100.0  # more than two, and a profile is drawn on a logarithmic scale
 
 
 class ShownFigure(Figure):
-    """A figure of so many inches, that a notebook shows whether or not it has pyplot.
-
-    Examples
-    --------
-    >>> ShownFigure(2.0, 1.0)._repr_png_()[1:4]
-    b'PNG'
-    """
+    """A figure of so many inches, that a notebook shows whether or not it has pyplot."""
 
     def __init__(self, width: float | int, height: float | int):
         super().__init__(figsize=(width, height), dpi=150, layout="constrained")
@@ -47,7 +41,7 @@ class End(NamedTuple):
 
 
 def require_drawable(values: Any, name: str) -> None:
-    """Refuse NaN and infinity, which figures leave out without a word."""
+    """Raise ValueError for NaN and infinity, which figures leave out without a word."""
     numbers = np.asarray(values)
     finite = np.issubdtype(numbers.dtype, np.number) and bool(np.isfinite(numbers).all())
     cure = "A figure would leave them out: look where they come from."
@@ -87,16 +81,10 @@ def new_figure(ylabel: str, xlabel: str = POSITION, title: str = "") -> tuple[Fi
 def headed(title: str, length: int, count: int | None = None, left_out: int = 0) -> str:
     """A title, with the number of the grid's positions, of examples and of positions left out.
 
-    Examples
-    --------
     >>> headed("a network, last token", 48, 16, left_out=1)
     'a network, last token (48 positions, n = 16, 1 left out)'
-    >>> headed("", 48)
-    '48 positions'
     """
     require_text(title, "title")
-    length, left_out = counted(length, "length"), counted(left_out, "left_out", least=0)
-    count = None if count is None else counted(count, "count", least=0)
     size = f"{length} positions" + (f", n = {count}" if count is not None else "")
     size += f", {left_out} left out" if left_out else ""
     return f"{title} ({size})" if title else size
@@ -118,13 +106,7 @@ def legend_below(figure: Figure, *handles: Any, columns: int = 4) -> None:
 
 
 def spans_decades(*profiles: np.ndarray) -> bool:
-    """Whether positive values span more than two decades, and want a logarithmic scale.
-
-    Examples
-    --------
-    >>> spans_decades(np.array([0.0, 1.0, 90.0])), spans_decades(np.array([1.0]), np.array([200.0]))
-    (False, True)
-    """
+    """Whether positive values span more than two decades, and want a logarithmic scale."""
     values = np.concatenate([np.ravel(profile) for profile in profiles])
     positive = values[values > 0]
     return positive.size > 0 and bool(positive.max() > DECADES * positive.min())
@@ -145,8 +127,6 @@ def error_band(value: np.ndarray, error: np.ndarray, *, log: bool) -> tuple[np.n
     There the logarithm's own error is :math:`\sigma/v`, so that the band is
     :math:`v\,e^{\pm 2\sigma/v}`: positive, and as wide upwards as downwards.
 
-    Examples
-    --------
     >>> value, error = np.array([4.0]), np.array([2.0])
     >>> [end.tolist() for end in error_band(value, error, log=False)]
     [[0.0], [8.0]]
@@ -193,19 +173,12 @@ def label_ends(axes: Axes, ends: Sequence[End]) -> None:
             fontsize=7,
             color=end.colour,
             annotation_clip=False,
-            arrowprops={
-                "arrowstyle": "-",
-                "color": end.colour,
-                "linewidth": 0.5,
-                "relpos": (0, 0.5),
-            },
+            arrowprops=dict(arrowstyle="-", color=end.colour, linewidth=0.5, relpos=(0, 0.5)),
         )
 
 
 def draw_averages(axes: Axes, regions: Regions, averages: np.ndarray) -> None:
-    """Draw regional averages as lines over their regions; NaN and infinity are refused."""
-    require_regions(regions)
-    require_drawable(averages, "averages")
+    """Draw regional averages as lines over their regions."""
     delta = float(regions.delta)
     ends = np.array([[0, delta], [delta, 1 - delta], [1 - delta, 1]])
     axes.hlines(averages, *ends.T, color="black", linewidth=1.2, label="regional averages")

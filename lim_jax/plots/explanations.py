@@ -1,18 +1,14 @@
 """Why a network uses what it uses: channels, cone masses, certificates."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from lim_jax._checks import (
-    require,
-    require_kind,
-    require_several,
-    require_text,
-)
+from lim_jax._checks import require, require_kind, require_several, require_text
 from lim_jax.adjoint.certificate import Certificate, Inequality
 from lim_jax.adjoint.ledger import CHANNELS
 from lim_jax.explanations.account import HOPS
@@ -35,13 +31,11 @@ from lim_jax.plots.drawing import (
 from lim_jax.plots.profile import DENSITY
 from lim_jax.probes import Estimate
 
+FROM = "Take it from explanations.explain."
 CHANNEL_COLOURS = ("#0072b2", "#e69f00", "#009e73")
 VERDICTS = {
-    "held": "#009e73",
-    "failed": "#d55e00",
-    "failed elsewhere": "#e69f00",
-    "vacuous": "#777777",
-}
+    "held": "#009e73", "failed": "#d55e00", "failed elsewhere": "#e69f00", "vacuous": "#777777",
+}  # fmt: skip
 
 
 def channel_energies(result: Explanation, title: str) -> Figure:
@@ -51,7 +45,7 @@ def channel_energies(result: Explanation, title: str) -> Figure:
     the lowest axes have them over the channels' energies. They are -1 where the channels cancel
     and 0 where they are orthogonal; the dashed line above is the density without them.
     """
-    _require_explanation(result)
+    require_kind(result, Explanation, "result", FROM)
     figure = ShownFigure(7, 7)
     upper, middle, lower = figure.subplots(3, sharex=True, height_ratios=(3, 2, 2))
     positions, total = np.asarray(result.influence.grid.nodes), float(result.influence.total)
@@ -85,7 +79,7 @@ def hop_energies(result: Explanation, title: str) -> Figure:
 
     Where a part is zero, as that of no hop is wherever no query is, it is not drawn.
     """
-    _require_explanation(result)
+    require_kind(result, Explanation, "result", FROM)
     figure, axes = new_figure(r"mean energy $E\|P(p)\|^2$ (loss$^2$ per state$^2$)")
     positions, parts = np.asarray(result.influence.grid.nodes), np.asarray(result.hop_energies)
     axes.plot(positions, np.asarray(result.influence.energy), "k--", linewidth=0.8, label="all")
@@ -136,7 +130,7 @@ def certificate_margins(certificates: Sequence[Certificate], title: str) -> Figu
     """
     require_several(certificates, Certificate, "certificates", "Those of explain are such a list.")
     require_text(title, "title")
-    rows = [(found, one) for found in certificates for one in found.inequalities]
+    rows = [(claim, sides) for claim in certificates for sides in claim.inequalities]
     figure, axes = new_figure("", "each side over the larger one's size (no unit)", title)
     figure.set_size_inches(10, 1.4 + 0.55 * len(rows))
     for row, (certificate, inequality) in enumerate(rows):
@@ -150,30 +144,18 @@ def certificate_margins(certificates: Sequence[Certificate], title: str) -> Figu
         tick.label1.set_color(VERDICTS[_verdict(*row)])
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.axvline(0, color="black", linewidth=0.6, zorder=0)
-    marks = [
-        Line2D([], [], color="black", marker="o", linestyle="", label="must be greater"),
-        Line2D(
-            [],
-            [],
-            color="black",
-            marker="s",
-            linestyle="",
-            markerfacecolor="white",
-            label="must be lesser",
-        ),
-    ]
+    mark = partial(Line2D, [], [], color="black", linestyle="")
     verdicts = {_verdict(*row) for row in rows}
+    named = [Patch(color=colour, label=word) for word, colour in VERDICTS.items()]
+    patches = [patch for patch in named if patch.get_label() in verdicts]
     legend_below(
         figure,
-        *marks,
-        *(Patch(color=colour, label=word) for word, colour in VERDICTS.items() if word in verdicts),
+        mark(marker="o", label="must be greater"),
+        mark(marker="s", markerfacecolor="white", label="must be lesser"),
+        *patches,
         columns=6,
     )
     return figure
-
-
-def _require_explanation(result: Explanation) -> None:
-    require_kind(result, Explanation, "result", "Take it from explanations.explain.")
 
 
 def _over_the_larger(sides: np.ndarray) -> np.ndarray:

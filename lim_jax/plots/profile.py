@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lim_jax._checks import described, require, require_kind, require_several
+from lim_jax._checks import require_kind
 from lim_jax.density.statistics import Influence
 from lim_jax.plots.drawing import (
     POSITION,
@@ -49,13 +49,8 @@ def influence_profile(result: Influence, title: str = "") -> Figure:
     >>> figure.axes[0].get_title().splitlines()[0]
     'gates, linear loss (48 positions, n = 1)'
     """
-    require(
-        isinstance(result, Influence),
-        "result",
-        got=described(result),
-        expected="an Influence",
-        cure="Measure it with lim.influence, or make it of energies: Influence.from_energies.",
-    )
+    cure = "Measure it with lim.influence, or make it of energies: Influence.from_energies."
+    require_kind(result, Influence, "result", cure)
     figure, axes = new_figure(DENSITY)
     draw_densities(axes, {"density": result})
     weights, left_out = np.asarray(result.regions.kept_weights), len(result.regions.left_out)
@@ -69,36 +64,18 @@ def influence_profile(result: Influence, title: str = "") -> Figure:
 
 
 def influence_difference(
-    found: ComparedInfluences, names: Sequence[str] = ("first", "second"), title: str = ""
+    compared: ComparedInfluences, names: Sequence[str] = ("first", "second"), title: str = ""
 ) -> Figure:
     r"""Draw two influence densities, and below them the second minus the first.
 
     Bands are two standard errors to either side; that of the difference is of the same contexts
     where these are in both. Positions left out are not drawn.
-
-    Raises
-    ------
-    ValueError
-        Where what is found is none of `results.compare_contexts`, or there are not two names.
-
-    Examples
-    --------
-    >>> import jax.numpy as jnp
-    >>> from lim_jax.paper import gate_influence
-    >>> from lim_jax.results import ComparedInfluences, compare
-    >>> one, two = gate_influence(jnp.zeros(48)), gate_influence(jnp.ones(48))
-    >>> figure = influence_difference(ComparedInfluences(one, two, compare(one, two)), ("a", "b"))
-    >>> figure.axes[1].get_ylabel()
-    'b minus a'
     """
-    require_kind(found, ComparedInfluences, "found", "Take it from results.compare_contexts.")
-    require_several(names, str, "names", "One for each of the two.")
-    require(len(names) == 2, "names", got=str(names), expected="two", cure="One for each result.")
     figure = ShownFigure(7, 6)
     upper, lower = figure.subplots(2, sharex=True, height_ratios=(3, 2))
-    draw_densities(upper, dict(zip(names, found[:2], strict=True)))
+    draw_densities(upper, dict(zip(names, compared[:2], strict=True)))
     upper.set_ylabel(DENSITY)
-    change, kept = found.change, np.asarray(found.first.regions.kept_weights) > 0
+    change, kept = compared.change, np.asarray(compared.first.regions.kept_weights) > 0
     columns = change.regions.grid.nodes, change.density, change.density_error
     positions, values, errors = (np.asarray(column)[kept] for column in columns)
     if np.isfinite(errors).all():
@@ -109,7 +86,7 @@ def influence_difference(
     shade_boundaries(lower, float(change.regions.delta))
     lower.set_ylabel(f"{names[1]} minus {names[0]}")
     lower.set_xlabel(POSITION)
-    counts = " and ".join(str(int(one.count)) for one in found[:2])
+    counts = " and ".join(str(int(influence.count)) for influence in compared[:2])
     heading = f"{counts} contexts, {change.pairs or 0} in both"
     upper.set_title(f"{title}\n{heading}" if title else heading, fontsize=10, wrap=True)
     for axes in (upper, lower):
@@ -154,10 +131,10 @@ def draw_densities(axes: Axes, results: Mapping[str, Influence]) -> None:
 
 def _indices(result: Influence) -> str:
     """The indices, each with its standard error where there is one."""
-    found, errors = result.indices(), result.index_errors()
+    indices, errors = result.indices(), result.index_errors()
     names = {"gap": "gap", "lim": "LIM", "symmetric_contrast": "SC"}
-    spelt = []
+    words = []
     for field, name in names.items():
-        value, error = float(getattr(found, field)), float(getattr(errors, field))
-        spelt.append(f"{name} {value:+.3f}" + (f" ± {error:.3f}" if np.isfinite(error) else ""))
-    return "   ".join(spelt)
+        value, error = float(getattr(indices, field)), float(getattr(errors, field))
+        words.append(f"{name} {value:+.3f}" + (f" ± {error:.3f}" if np.isfinite(error) else ""))
+    return "   ".join(words)

@@ -6,7 +6,6 @@ from typing import Any
 import lazy_loader
 import numpy as np
 
-from lim_jax._checks import require_kind
 from lim_jax.density.statistics import Influence
 from lim_jax.report.shades import COUNT, Shading
 
@@ -25,7 +24,6 @@ def profile_chart(influence: Influence) -> Specification:
     Positions left out are not drawn; the scale is logarithmic where the density spans more than
     two decades.
     """
-    require_kind(influence, Influence, "influence", "Measure it with lim.influence.")
     weights = np.asarray(influence.regions.kept_weights)
     kept = weights > 0
     least, kind = _floor(np.asarray(influence.density)[kept])
@@ -34,14 +32,14 @@ def profile_chart(influence: Influence) -> Specification:
     rows = _profile_rows(influence, kept, least)
     profile = alt.Chart(_data(rows))
     band = profile.mark_area(color=ACCENT, opacity=0.25).encode(x=x, y="low:Q", y2="high:Q")
-    found = alt.layer(
+    chart = alt.layer(
         _regions(float(influence.regions.delta)),
         *([band] if "low" in rows[0] else []),
         profile.mark_line(color=ACCENT, strokeWidth=1.5).encode(x=x, y=y),
         _averages(influence, float(1 / weights.sum()), least),
         _pointed_at(profile),
     )
-    return _drawn(found.properties(width="container", height=HEIGHT))
+    return _drawn(chart.properties(width="container", height=HEIGHT))
 
 
 def _floor(density: np.ndarray) -> tuple[float, str]:
@@ -120,14 +118,14 @@ def head_chart(energies: np.ndarray, first_layer: int, shade: Shading) -> Specif
         for (layer, head), share in np.ndenumerate(energies)
     ]  # fmt: skip
     columns = {"layer": "layer", "head": "head", "share": "of the influence at its layer"}
-    found = alt.Chart(_data(rows)).mark_rect(stroke="var(--page)", strokeWidth=1)
-    found = found.encode(
+    chart = alt.Chart(_data(rows)).mark_rect(stroke="var(--page)", strokeWidth=1)
+    chart = chart.encode(
         x=alt.X("head:O", title="head", axis=alt.Axis(labelAngle=0)),
         y=alt.Y("layer:O", title="layer", sort="descending"),
         color=_shaded(),
         tooltip=_tooltip(columns),
     )
-    return _drawn(found.properties(width=CELL * energies.shape[1], height=CELL * len(energies)))
+    return _drawn(chart.properties(width=CELL * energies.shape[1], height=CELL * len(energies)))
 
 
 def depth_chart(densities: np.ndarray, shade: Shading) -> Specification:
@@ -142,15 +140,15 @@ def depth_chart(densities: np.ndarray, shade: Shading) -> Specification:
         for (depth, at), density in np.ndenumerate(densities)
     ]  # fmt: skip
     columns = {"depth": "depth", "from": "from position", "to": "to", "m": "density"}
-    found = alt.Chart(_data(rows)).mark_rect(strokeWidth=0)
-    found = found.encode(
+    chart = alt.Chart(_data(rows)).mark_rect(strokeWidth=0)
+    chart = chart.encode(
         x=_position("from:Q"),
         x2="to:Q",
         y=alt.Y("depth:O", title="depth", sort="descending"),
         color=_shaded(),
         tooltip=_tooltip(columns),
     )
-    return _drawn(found.properties(width="container", height=CELL * depths))
+    return _drawn(chart.properties(width="container", height=CELL * depths))
 
 
 def share_chart(
@@ -166,15 +164,15 @@ def share_chart(
     whole = alt.Scale(domain=[0, 1])
     tooltip = [alt.Tooltip("region:N"), alt.Tooltip("part:N"), alt.Tooltip("share:Q", format=".1%")]
     scale = alt.Scale(domain=list(names), range=list(colours))
-    found = alt.Chart(_data(rows)).mark_bar(stroke="var(--page)", strokeWidth=1)
-    found = found.encode(
+    chart = alt.Chart(_data(rows)).mark_bar(stroke="var(--page)", strokeWidth=1)
+    chart = chart.encode(
         x=alt.X("share:Q", title=title, stack="zero", axis=percent, scale=whole),
         y=alt.Y("region:N", title=None),
         color=alt.Color("part:N", title=None, scale=scale, legend=alt.Legend(orient="top")),
         order="order:Q",
         tooltip=tooltip,
     )
-    return _drawn(found.properties(width="container", height=78))
+    return _drawn(chart.properties(width="container", height=78))
 
 
 def short(number: float) -> float:

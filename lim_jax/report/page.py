@@ -4,6 +4,7 @@ The page is one file: it asks nothing of a server, and forbids itself by its own
 anything. Charts are drawn by Vega, whose script is in the file and makes 0.9 MB of it.
 """
 
+import base64
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,14 @@ from typing import Any
 import lazy_loader
 import numpy as np
 
-from lim_jax._checks import AnyPath, as_path, described, require, require_extra
+from lim_jax._checks import (
+    AnyPath,
+    as_path,
+    require,
+    require_extra,
+    require_kind,
+    require_several,
+)
 from lim_jax.adjoint.certificate import Certificate
 from lim_jax.adjoint.ledger import CHANNELS
 from lim_jax.density.statistics import Influence
@@ -42,22 +50,45 @@ HOP_COLOURS = ("var(--grey)", "var(--orange)", "var(--purple)", "var(--ink)")
 BINS = 48  # of the map over depth: what a screen can show
 
 
-def write_page(path: AnyPath, *found: Any, **options: Any) -> Path:
-    """Write a page on a network's contexts: `page_of` says what it shows, of the same arguments.
+def write_page(path: AnyPath, *contents: Any, **options: Any) -> Path:
+    """Write a page on a network's contexts: findings, named parts, text, profile, certificates.
+
+    Every token is shaded by the influence density of its own context, on one scale for all, and
+    tells of itself under the pointer or the keyboard's focus. The profile is the influence; the
+    other charts are means over the accounts. Shares are of the parts' energies, which need not sum
+    to that of the whole.
 
     Parameters
     ----------
     path
         The file, which is overwritten; its folder must be there.
-    found, options
-        As in `page_of`.
+    contents
+        Three. The influence over contexts, such as `Explanation.influence` or that of
+        `models.influence_of_ids`. The accounts of the contexts to be shown, the first of those
+        measured, by `explanations.account_of_context`, at the depth of the influence. And for each
+        of them the text of each id of its window (`models.texts_of_ids`): L of the context, and the
+        one after it.
+    options
+        By name. The ``title`` of the page: what was asked. The ``answer`` to that; empty where
+        there is no single one. Its ``findings``, the first sentences; by default what is said of
+        the records and of positions. What else there is ``about`` it, by name, such as the model
+        and the loss. The ``certificates`` and the influence ``without_queries``, as in an
+        `Explanation`. The ``names`` of the accounts' contexts, such as their questions; by default
+        their numbers. How many contexts were ``measured``; by default as many as the influence
+        counts, which counts several orders of one line once. For each of the accounts the ``spans``
+        of its named parts, such as documents: each has a ``name`` and its ``places``. The
+        ``records``: what parts of each name hold over all contexts. A table ``by_place`` of shares
+        by document and place: its rows, the first of which names the columns.
 
     Raises
     ------
-    ModuleNotFoundError, ValueError
-        As in `page_of`.
+    ModuleNotFoundError
+        Without the extra ``report``: ``python -m pip install "lim_jax[report]"``.
+    ValueError
+        Where there are no accounts, they are of different networks or depths, or the texts are not
+        those of their windows.
     """
-    page, path = page_of(*found, **options), as_path(path)
+    page, path = page_of(*contents, **options), as_path(path)
     path.write_text(page, encoding="utf-8")
     return path
 
@@ -79,63 +110,13 @@ def page_of(
     records: Sequence[Any] = (),
     by_place: Sequence[Sequence[str]] = (),
 ) -> str:
-    """A page on a network's contexts: findings, named parts, text, profile, ways, certificates.
-
-    Every token is shaded by the influence density of its own context, on one scale for all, and
-    tells of itself under the pointer or the keyboard's focus. The profile is `influence`; the other
-    charts are means over the accounts. Shares are of the parts' energies, which need not sum to
-    that of the whole.
-
-    Parameters
-    ----------
-    influence
-        Over contexts, such as `Explanation.influence` or `models.influence_of_ids`.
-    accounts
-        Of the contexts to be shown, the first of those measured, by
-        `explanations.account_of_context`, at the depth of `influence`.
-    texts
-        For each of them the text of each id of its window (`models.texts_of_ids`): L of the
-        context, and the one after it.
-    title
-        Of the page: what was asked.
-    answer
-        To that; empty where there is no single one.
-    findings
-        The first sentences; by default what is found of the records and of positions.
-    about
-        What else was measured, by name, such as the model and the loss.
-    certificates
-        As in `Explanation.certificates`.
-    without_queries
-        As in `Explanation.without_queries`, shown beside `influence`.
-    names
-        What each of the accounts' contexts is called, such as its question; by default its number.
-    measured
-        How many contexts were; by default as many as `influence` counts, which counts several
-        orders of one line once.
-    spans
-        Of each of the accounts the named parts, such as documents: each has a ``name`` and its
-        ``places``.
-    records
-        What parts of each name hold over all contexts: as in `sentences.records_finding`, and with
-        the tokens that hold ``most`` and how many ``contexts`` have it.
-    by_place
-        A table of shares by document and place, as `results.two_way_cells` makes it.
-
-    Raises
-    ------
-    ModuleNotFoundError
-        Without the extra ``report``: ``python -m pip install "lim_jax[report]"``.
-    ValueError
-        Where there are no accounts, they are of different networks or depths, or the texts are not
-        those of their windows.
-    """
+    """The page that `write_page` writes."""
     require_page_packages()
-    _require_fitting(accounts, texts)
+    _require_fitting(influence, accounts, texts)
     shade = shading(np.concatenate([own_density(account) for account in accounts]))
     contexts = [
-        shown_context(account, of_it, influence, shade)
-        for account, of_it in zip(accounts, texts, strict=True)
+        shown_context(account, of_context, influence, shade)
+        for account, of_context in zip(accounts, texts, strict=True)
     ]
     profiles = {"All positions": influence}
     if without_queries is not None:
@@ -143,12 +124,12 @@ def page_of(
     parts = spans or [()] * len(contexts)
     names = names or [f"context {number}" for number in range(len(contexts))]
     blocks = [
-        blocks_of(account, of_it, named, shade)
-        for account, of_it, named in zip(accounts, texts, parts, strict=True)
+        blocks_of(account, of_context, named, shade)
+        for account, of_context, named in zip(accounts, texts, parts, strict=True)
     ]
-    charts = {f"profile-{n}": profile_chart(found) for n, found in enumerate(profiles.values())}
+    charts = {f"profile-{n}": profile_chart(of) for n, of in enumerate(profiles.values())}
     maps, legends = _maps(accounts)
-    return _template().render(
+    return _template("page").render(
         title=title,
         answer=answer,
         facts=_facts(influence, accounts, measured, about or {}),
@@ -160,7 +141,7 @@ def page_of(
         rest=IN_NO_PART,
         several=int(influence.count) > 1,
         ways=_ways(accounts),
-        profiles=[(name, _verdict(one), index_words(one)) for name, one in profiles.items()],
+        profiles=[(name, _verdict(of), index_words(of)) for name, of in profiles.items()],
         legends={"tokens": _legend(shade)} | legends,
         contexts=contexts,
         channels=CHANNELS,
@@ -175,27 +156,21 @@ def page_of(
 
 
 def require_page_packages() -> None:
-    """Refuse to go on without the packages of the extra ``report``, which write a page.
+    """Raise ModuleNotFoundError without the packages of the extra ``report``, which write a page.
 
-    Raises
-    ------
-    ModuleNotFoundError
-        As in `write_page`: before a long computation, whose page could not be written.
+    Before a long computation, whose page could not be written.
     """
     for package in PACKAGES:
         require_extra(package, "report")
 
 
-def _require_fitting(accounts: Sequence[TokenAccount], texts: Sequence[Sequence[str]]) -> None:
-    """Refuse what cannot stand on one page."""
-    several = isinstance(accounts, Sequence) and not isinstance(accounts, TokenAccount)
-    require(
-        several and len(accounts) > 0,
-        "accounts",
-        got="none" if several else described(accounts),
-        expected="a list of those to be shown, at least one",
-        cure="Make them by explanations.account_of_context.",
-    )
+def _require_fitting(
+    influence: Influence, accounts: Sequence[TokenAccount], texts: Sequence[Sequence[str]]
+) -> None:
+    """Raise ValueError for what cannot stand on one page."""
+    require_kind(influence, Influence, "influence", "Measure it with lim.influence.")
+    cure = "Make them by explanations.account_of_context."
+    require_several(accounts, TokenAccount, "accounts", cure)
     shapes = {(account.heads.shape, account.by_depth.shape[0]) for account in accounts}
     require(
         len(shapes) == 1,
@@ -204,11 +179,11 @@ def _require_fitting(accounts: Sequence[TokenAccount], texts: Sequence[Sequence[
         expected="those of one network at one depth",
         cure="Write a page for each.",
     )
-    found, expected = [len(one) for one in texts], [len(one.energy) + 1 for one in accounts]
+    lengths, expected = [*map(len, texts)], [len(account.energy) + 1 for account in accounts]
     require(
-        found == expected,
+        lengths == expected,
         "texts",
-        got=f"windows of {found} ids",
+        got=f"windows of {lengths} ids",
         expected=f"of {expected}",
         cure="Give the text of every id of a window: the context's, and the one after it.",
     )
@@ -249,29 +224,30 @@ def _findings(influence: Influence, rest: Influence | None, records: Sequence[An
     return [sentence for sentence in said if sentence]
 
 
-def _verdict(found: Influence) -> str:
+def _verdict(influence: Influence) -> str:
     """What the gap says; of one context the page has said already that nothing is decided."""
-    return verdict(found) if int(found.count) > 1 else ""
+    return verdict(influence) if int(influence.count) > 1 else ""
 
 
 def _record_rows(records: Sequence[Any]) -> list[dict[str, Any]]:
     """What is told of each part over all contexts: the largest share first, and the rest last."""
     rows = []
-    for one in sorted(records, key=lambda one: (one.kind == REST, -one.share)):
-        error = "one context has it: no error" if np.isinf(one.error) else ""
-        share = percent(one.share, one.error) + f" ({error})" * bool(error)
-        name, texts = (IN_NO_PART, 1) if one.kind == REST else (one.name, one.texts)
+    for record in sorted(records, key=lambda record: (record.kind == REST, -record.share)):
+        rest = record.kind == REST
+        error = " (one context has it: no error)" if np.isinf(record.error) else ""
+        name, texts = (IN_NO_PART, 1) if rest else (record.name, record.texts)
         rows.append({
-            "rest": one.kind == REST, "name": name, "texts": texts, "share": share,
-            "tokens": percent(one.of_tokens), "contexts": one.contexts, "most": one.most,
+            "rest": rest, "name": name, "texts": texts,
+            "share": percent(record.share, record.error) + error,
+            "tokens": percent(record.of_tokens), "contexts": record.contexts, "most": record.most,
         })  # fmt: skip
     return rows
 
 
 def _ways(accounts: Sequence[TokenAccount]) -> str:
     """How influence came to the tokens of all accounts, in a sentence."""
-    channels = sum(np.asarray(one.channels, float).mean(axis=1) for one in accounts)
-    hops = sum(np.asarray(one.hops, float).mean(axis=1) for one in accounts)
+    channels = sum(np.asarray(account.channels, float).mean(axis=1) for account in accounts)
+    hops = sum(np.asarray(account.hops, float).mean(axis=1) for account in accounts)
     return parts_finding(channels, hops, accounts[0].depth)
 
 
@@ -332,8 +308,28 @@ def _bars(influence: Influence, accounts: Sequence[TokenAccount]) -> dict[str, A
     }
 
 
-def _template() -> Any:
-    """The page without its contents; what is put in is escaped."""
+def write_comparison(
+    path: Path,
+    *,
+    title: str,
+    sentences: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    figures: Mapping[str, Path],
+    pages: Sequence[tuple[str, str]],
+) -> None:
+    """Write a page on two results: sentences, a table, SVG figures, and their own two pages."""
+    pictures = {
+        caption: base64.b64encode(figure.read_bytes()).decode()
+        for caption, figure in figures.items()
+    }
+    page = _template("compare").render(
+        title=title, sentences=sentences, rows=rows, figures=pictures, pages=pages
+    )
+    path.write_text(page, encoding="utf-8")
+
+
+def _template(name: str) -> Any:
+    """A page without its contents; what is put in is escaped."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE),
         autoescape=True,
@@ -342,4 +338,4 @@ def _template() -> Any:
         lstrip_blocks=True,
     )
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "ensure_ascii": False}
-    return environment.get_template("page.html.jinja")
+    return environment.get_template(f"{name}.html.jinja")

@@ -1,4 +1,4 @@
-"""What was found, in sentences: the first lines of a command and of a page."""
+"""Results in sentences: the first lines of a command and of a page."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,19 +6,16 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from lim_jax._checks import require_kind, require_several
 from lim_jax.adjoint.certificate import Certificate
 from lim_jax.adjoint.ledger import CHANNELS
 from lim_jax.density.statistics import Influence
 from lim_jax.explanations.account import HOPS
-from lim_jax.report.wording import PLAIN, QUESTIONS, error_words, verdict
+from lim_jax.report.wording import PLAIN, QUESTIONS, verdict
+from lim_jax.results.measured import error_words
 
 REST, IN_NO_PART = "rest", "the rest, in no part"  # the kind of what is in no part, and in words
 
-ANSWERS = {
-    "held": "Yes, so it follows.",
-    "failed": "No, so nothing follows.",
-}
+ANSWERS = {True: "Yes, so it follows.", False: "No, so nothing follows."}
 CHANNELS_SAY = (
     "Channels say which part of the layers wrote the influence last: mostly networks at the token "
     "itself, where early layers change the scale of the state. Hops say how often attention was "
@@ -29,8 +26,6 @@ CHANNELS_SAY = (
 def percent(share: Any, error: Any = np.inf) -> str:
     """A share in per cent, with its standard error where there is one.
 
-    Examples
-    --------
     >>> percent(0.6149, 0.023), percent(0.6149), percent(0.0042), percent(0.6149, 0.0)
     ('61 % ± 2 %', '61 %', '0.4 %', '61 % (error 0)')
     """
@@ -42,18 +37,12 @@ def percent(share: Any, error: Any = np.inf) -> str:
     return digits(share) + error_words(error, digits)
 
 
-def finding(found: Influence, rest: Influence | None = None) -> str:
+def finding(influence: Influence, rest: Influence | None = None) -> str:
     """How much the middle matters beside the ends, with its error, and what that decides.
 
-    Parameters
-    ----------
-    found
-        The influence.
-    rest
-        The same without the tokens that the loss asks from: then it is this that is told of.
+    With `rest`, the influence without the tokens that the loss asks from, it is this that is told
+    of.
 
-    Examples
-    --------
     >>> import jax.numpy as jnp
     >>> from lim_jax.grid import boundary_regions, token_grid
     >>> regions = boundary_regions(token_grid(3), "1/3")
@@ -67,14 +56,14 @@ in the first 33 %, the weaker end
     if rest is not None:
         said = finding(rest)
         return f"Before the tokens that the loss asks for, {said[0].lower()}{said[1:]}"
-    said = verdict(found)  # refuses what is no influence
-    if bool(found.degenerate):
+    said = verdict(influence)
+    if bool(influence.degenerate):
         return said
-    indices, delta = found.indices(), float(found.regions.delta)
-    lim, error = float(indices.lim), float(found.index_errors().lim)
+    indices, delta = influence.indices(), float(influence.regions.delta)
+    lim, error = float(indices.lim), float(influence.index_errors().lim)
     end = "first" if indices.left <= indices.right else "last"
     if lim < -1:
-        times = f"{1 - lim:.1f}{error_words(error, '{:.1f}'.format)}"
+        times = f"{1 - lim:.1f}{error_words(error)}"
         much = f"{times} times the influence of one"
     else:
         less = "less" if lim >= 0 else "more"
@@ -86,39 +75,27 @@ in the first 33 %, the weaker end
 
 
 def records_finding(records: Sequence[Any], most: int = 3) -> str:
-    """Which named parts hold most of the influence.
+    """Which named parts hold most of the influence; at most so many are named.
 
-    Parameters
-    ----------
-    records
-        Each has a ``name``, its ``kind``, which is ``"rest"`` for what is in no part, its ``share``
-        with the ``error``, its share ``of_tokens``, and of how many different ``texts`` it is.
-    most
-        How many are named.
-
-    Examples
-    --------
     >>> from types import SimpleNamespace
     >>> record = lambda name, share, texts: SimpleNamespace(
     ...     name=name, kind="part", share=share, error=0.01, of_tokens=0.2, texts=texts)
     >>> print(records_finding([record("a", 0.1, 1), record("b", 0.6, 4)]))
     “b” (4 different texts) holds 60 % ± 1 % of the influence in 20 % of the tokens, “a” 10 % ± 1 %.
     """
-    require_kind(records, Sequence, "records", "Pass a list of them.")
-    parts = sorted((one for one in records if one.kind != REST), key=lambda one: -one.share)
+    named = (record for record in records if record.kind != REST)
+    parts = sorted(named, key=lambda record: -record.share)
     if not parts:
         return ""
     top, *others = parts
     whole = f"{part_words(top)} holds {percent(top.share, top.error)} of the influence in "
-    rest = [f"{part_words(one)} {percent(one.share, one.error)}" for one in others[: most - 1]]
+    rest = [f"{part_words(part)} {percent(part.share, part.error)}" for part in others[: most - 1]]
     return ", ".join([whole + f"{percent(top.of_tokens)} of the tokens", *rest]) + "."
 
 
 def part_words(record: Any) -> str:
     """A part by its name, with of how many texts it is where contexts have others under that name.
 
-    Examples
-    --------
     >>> from types import SimpleNamespace
     >>> part_words(SimpleNamespace(name="document 1", kind="part", texts=4))
     '“document 1” (4 different texts)'
@@ -133,15 +110,6 @@ def part_words(record: Any) -> str:
 def parts_finding(channels: Float[Any, "3"], hops: Float[Any, " hops"], depth: int) -> str:
     """How the influence came: the largest shares of hops and of channels, and what each says.
 
-    Parameters
-    ----------
-    channels, hops
-        Energies of the parts, in the order of `CHANNELS` and `HOPS`.
-    depth
-        Of the states.
-
-    Examples
-    --------
     >>> parts_finding(np.array([0.0, 1.0, 199.0]), np.array([0.0, 1.0, 2.0, 1.0]), 0)[:61]
     'By hops: 2 hops 50 %, 1 hop 25 %, 3 or more hops 25 %. By cha'
     """
@@ -161,21 +129,18 @@ def parts_finding(channels: Float[Any, "3"], hops: Float[Any, " hops"], depth: i
 def certificate_lines(certificates: Sequence[Certificate]) -> list[str]:
     """Certificates as questions with their answers; those that cannot decide in one line.
 
-    Examples
-    --------
     >>> hopeless = Certificate("survival of recency", "", (), (), "B", (), vacuous="c >= 9")
     >>> certificate_lines([hopeless])
     ['1 of 1 criteria cannot decide here: survival of recency.']
     """
-    require_several(certificates, Certificate, "certificates", "Those of explain are such a list.")
-    deciding = [one for one in certificates if not one.vacuous]
     lines = [
-        f"{QUESTIONS.get(one.name, one.name + '?')} {ANSWERS['held' if one.holds else 'failed']} "
-        f"Measured apart from it: {PLAIN.get(one.name, one.conclusion)}: "
-        f"{'yes' if one.concluded else 'no'}."
-        for one in deciding
+        f"{QUESTIONS.get(claim.name, claim.name + '?')} {ANSWERS[claim.holds]} "
+        f"Measured apart from it: {PLAIN.get(claim.name, claim.conclusion)}: "
+        f"{'yes' if claim.concluded else 'no'}."
+        for claim in certificates
+        if not claim.vacuous
     ]
-    hopeless = [one.name for one in certificates if one.vacuous]
+    hopeless = [claim.name for claim in certificates if claim.vacuous]
     if hopeless:
         count = f"{len(hopeless)} of {len(certificates)}"
         lines.append(f"{count} criteria cannot decide here: {', '.join(hopeless)}.")

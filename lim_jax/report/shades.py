@@ -18,23 +18,15 @@ DECADES_IF_MORE, DECADES_AT_MOST = 2, 4
 
 
 class Shading(NamedTuple):
-    """How values become shades.
-
-    Attributes
-    ----------
-    edges
-        Of the shades' intervals, from the least value to the greatest: one more than shades.
-    logarithmic
-        Whether intervals are equal in ratio.
-    """
+    """The edges of the shades' intervals, one more than shades; equal in ratio or in difference."""
 
     edges: np.ndarray
     logarithmic: bool
 
     def __call__(self, values: np.ndarray) -> np.ndarray:
         """The shade of each value, from 0; what lies beyond the edges has the nearest."""
-        found = np.searchsorted(self.edges, np.asarray(values), side="right") - 1
-        return np.clip(found, 0, COUNT - 1)
+        intervals = np.searchsorted(self.edges, np.asarray(values), side="right") - 1
+        return np.clip(intervals, 0, COUNT - 1)
 
 
 def shading(values: np.ndarray) -> Shading:
@@ -42,12 +34,10 @@ def shading(values: np.ndarray) -> Shading:
 
     At most four decades below the greatest are told apart.
 
-    Examples
-    --------
     >>> shading(np.array([0.0, 1.0, 2.0]))(np.array([0.0, 1.1, 2.0])).tolist()
     [0, 5, 9]
-    >>> found = shading(np.array([0.0, 1e-3, 1e-2, 10.0]))
-    >>> found.logarithmic, found(np.array([0.0, 0.0011, 0.011, 10.0])).tolist()
+    >>> shade = shading(np.array([0.0, 1e-3, 1e-2, 10.0]))
+    >>> shade.logarithmic, shade(np.array([0.0, 0.0011, 0.011, 10.0])).tolist()
     (True, [0, 0, 2, 9])
     """
     values = np.asarray(values, float)
@@ -60,25 +50,13 @@ def shading(values: np.ndarray) -> Shading:
 
 
 def contrast(one: str, other: str) -> float:
-    """The contrast of two colours by WCAG 2, from 1 to 21; text needs 4.5.
-
-    Examples
-    --------
-    >>> round(contrast("#ffffff", "#000000"), 6)
-    21.0
-    """
+    """The contrast of two colours by WCAG 2, from 1 to 21; text needs 4.5."""
     low, high = sorted((_luminance(one), _luminance(other)))
     return (high + 0.05) / (low + 0.05)
 
 
 def ink(shade: str) -> str:
-    """Black or white, whichever is easier to read on a colour.
-
-    Examples
-    --------
-    >>> ink("#f6e6bf"), ink("#581932")
-    ('#000000', '#ffffff')
-    """
+    """Black or white, whichever is easier to read on a colour."""
     return max((BLACK, WHITE), key=lambda colour: contrast(colour, shade))
 
 

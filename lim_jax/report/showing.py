@@ -9,8 +9,7 @@ import numpy as np
 from jaxtyping import Float
 
 from lim_jax._checks import AnyPath, as_path, require
-from lim_jax.density.statistics import Influence
-from lim_jax.explanations.account import TokenAccount, account_of_context
+from lim_jax.explanations.account import account_of_context
 from lim_jax.loss.queries import teacher_forcing
 from lim_jax.models.causal import CausalLM
 from lim_jax.models.ids import Windows
@@ -18,9 +17,8 @@ from lim_jax.models.text import texts_of_ids
 from lim_jax.report.page import page_of, require_page_packages
 from lim_jax.results.measured import (
     MeasuredContexts,
-    common_regions,
     energies_before_queries,
-    influence_of_contexts,
+    pooled_influence,
 )
 
 HEIGHT = 760  # pixels of a notebook's frame
@@ -28,11 +26,6 @@ HEIGHT = 760  # pixels of a notebook's frame
 
 class Page(NamedTuple):
     """A page of HTML. A notebook shows it in a frame of its own, so that no style goes in or out.
-
-    Attributes
-    ----------
-    html
-        The whole of it.
 
     Examples
     --------
@@ -119,26 +112,17 @@ def show(
         account_of_context(model, window, asked, depth, terminal_loss)
         for window, asked in zip(windows, weights, strict=True)
     ]
-    found = _measured(accounts, delta)
-    rest = energies_before_queries(found)
-    influence, without = (
-        None if energies is None else _influence(energies, delta)
-        for energies in (found.energies, rest)
-    )
-    texts = [texts_of_ids(window, tokenizer) for window in windows]
-    assert influence is not None
-    return Page(
-        page_of(influence, accounts, texts, title=title, spans=spans, without_queries=without)
-    )
-
-
-def _measured(accounts: Sequence[TokenAccount], delta: float) -> MeasuredContexts:
-    """The accounts' own energies, and where each is asked first."""
     energies = [np.asarray(account.energy) for account in accounts]
     first = [int(np.flatnonzero(np.asarray(account.query_weights))[0]) for account in accounts]
-    return MeasuredContexts([*map(str, range(len(first)))], energies, first, {}, delta)
-
-
-def _influence(energies: Sequence[np.ndarray], delta: float) -> Influence:
-    lengths = [energy.size for energy in energies]
-    return influence_of_contexts(energies, common_regions(lengths, delta, energies[0].dtype))
+    names = [*map(str, range(len(first)))]
+    rest = energies_before_queries(MeasuredContexts(names, energies, first, {}, delta))
+    return Page(
+        page_of(
+            pooled_influence(energies, delta),
+            accounts,
+            [texts_of_ids(window, tokenizer) for window in windows],
+            title=title,
+            spans=spans,
+            without_queries=None if rest is None else pooled_influence(rest, delta),
+        )
+    )

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from lim_jax._checks import require, require_callable, require_kind, require_several, require_text
+from lim_jax._checks import require
 from lim_jax.adjoint.ledger import CHANNELS
 from lim_jax.asking.contexts import places_by_name
 from lim_jax.density.statistics import Influence
@@ -47,25 +47,18 @@ class ShownContext(NamedTuple):
 def joined_tokens(texts: Sequence[str]) -> list[tuple[str, list[int]]]:
     """Tokens as they are shown: those that make one character together are one, with their numbers.
 
-    Parameters
-    ----------
-    texts
-        Of each token, such as `models.texts_of_ids` finds: of a character of several tokens the
-        last has it, and the others are empty.
+    Of a character of several tokens the last has its text, and the others are empty.
 
-    Examples
-    --------
     >>> joined_tokens(["n", "", "é", "!", ""])
     [('n', [0]), ('é', [1, 2]), ('!', [3]), ('�', [4])]
     """
-    require_several(texts, str, "texts", "Take them from models.texts_of_ids.")
-    found, begun = [], 0
+    groups, begun = [], 0
     for at, text in enumerate(texts):
         if text:
-            found.append((text, list(range(begun, at + 1))))
+            groups.append((text, list(range(begun, at + 1))))
             begun = at + 1
     rest = list(range(begun, len(texts)))  # of a character that ends after the context
-    return [*found, (UNKNOWN, rest)] if rest else found
+    return [*groups, (UNKNOWN, rest)] if rest else groups
 
 
 def held_by_text(
@@ -73,25 +66,20 @@ def held_by_text(
 ) -> dict[str, float]:
     """What tokens of one text hold together, of some places, as `joined_tokens` shows them.
 
-    Examples
-    --------
     >>> held_by_text(["a", "", "é", "a"], np.array([1.0, 2.0, 3.0, 4.0]), [0, 1, 2, 3])
     {'a': 5.0, 'é': 5.0}
     """
-    chosen, found = set(places), {}
+    chosen, by_text = set(places), {}
     for text, group in joined_tokens(texts):
         inside = [at for at in group if at in chosen]
         if inside:
-            held = sum(float(energies[at]) for at in inside)
-            found[text] = found.get(text, 0.0) + held
-    return found
+            by_text[text] = by_text.get(text, 0.0) + sum(float(energies[at]) for at in inside)
+    return by_text
 
 
 def most_in_words(held: Mapping[str, float]) -> str:
     r"""The tokens that hold most, each with its part of what all hold.
 
-    Examples
-    --------
     >>> most_in_words({" the": 1.0, "Wren": 6.0, "\n": 0.5, ".": 0.5})
     '“Wren” 75 %, “ the” 12 %, “⏎” 6 %'
     """
@@ -102,16 +90,7 @@ def most_in_words(held: Mapping[str, float]) -> str:
 
 
 def own_density(account: TokenAccount) -> np.ndarray:
-    """The density of one context's own influence; zero where it has none.
-
-    Examples
-    --------
-    >>> heads, by_depth = np.ones((1, 1)), np.array([[1.0, 3.0], [0.0, 0.0]])
-    >>> account = TokenAccount(0, 0, 0, 0, heads, by_depth)
-    >>> own_density(account).tolist()
-    [0.5, 1.5]
-    """
-    require_kind(account, TokenAccount, "account", "Take it from account_of_context.")
+    """The density of one context's own influence; zero where it has none."""
     energy = np.asarray(account.energy, float)
     return energy / (energy.mean() or 1)
 
@@ -119,26 +98,8 @@ def own_density(account: TokenAccount) -> np.ndarray:
 def shown_context(
     account: TokenAccount, texts: Sequence[str], influence: Influence, shade: Shading
 ) -> ShownContext:
-    """Shade a context's tokens by its own density, and tell of each beside the mean over contexts.
-
-    Parameters
-    ----------
-    account, texts, influence
-        As in `page.write_page`, of one context.
-    shade
-        From densities to shades.
-    """
-    require_kind(influence, Influence, "influence", "Measure it with lim.influence.")
-    require_callable(shade, "shade", "from densities to shades, such as shading makes")
+    """A context's tokens, shaded by its own density, each beside the mean over contexts."""
     density, asked = own_density(account), np.asarray(account.query_weights)
-    require_several(texts, str, "texts", "Take them from models.texts_of_ids.")
-    require(
-        len(texts) == len(density) + 1,
-        "texts",
-        got=f"{len(texts)} of them",
-        expected=f"{len(density) + 1}, one for each token and the one after them",
-        cure="Take those of the window that the account is of.",
-    )
     groups = joined_tokens(texts[:-1])
     cells = _cells(len(density), influence)
     regions = np.asarray(influence.regions.weights).argmax(axis=0)[cells]
@@ -163,20 +124,9 @@ def shown_context(
 
 
 class Block(NamedTuple):
-    """A named part of a context on a page.
+    """A named part of a context on a page: its shares in per cent, and its tokens that hold most.
 
-    Attributes
-    ----------
-    name
-        Of the part; empty for what is in none.
-    share, tokens
-        Of the context's influence and of its tokens, in per cent.
-    width
-        The share as a number, for a bar.
-    shade
-        That of its mean density.
-    most
-        Its tokens that hold most of its share, each with its part of that.
+    `width` is the share as a number, for a bar; `shade` that of its mean density.
     """
 
     name: str
@@ -192,19 +142,8 @@ def blocks_of(
 ) -> list[Block]:
     """The named parts of a context, in its order, with their shares of its influence.
 
-    The last is what is in none of them, where there is something.
-
-    Parameters
-    ----------
-    account, texts, shade
-        As in `shown_context`.
-    spans
-        Each has a ``name`` and its ``places``; those of one name count together.
-
-    Raises
-    ------
-    ValueError
-        Where a place is not of the context.
+    Spans of one name count together. The last part is what is in none of them, where there is
+    something.
     """
     density = own_density(account)
     named = {name: places.tolist() for name, places in places_by_name(spans).items()}
@@ -253,15 +192,15 @@ def _records(
 ) -> list[list[str]]:
     """What the cards tell; of several tokens the density is their mean, and their part the sum."""
     length = len(density)
-    mean, error = (np.asarray(one)[cells] for one in (influence.density, influence.density_error))
-    parts = [np.asarray(one, float) for one in (account.channels, account.hops)]
+    mean, error = np.asarray(influence.density)[cells], np.asarray(influence.density_error)[cells]
+    parts = [np.asarray(energies, float) for energies in (account.channels, account.hops)]
     asked = np.asarray(account.query_weights)
-    found = []
+    records = []
     for text, group in groups:
         first, last, weight = group[0] + 1, group[-1] + 1, asked[group].sum()
         numbers = f"{first}" if first == last else f"{first} to {last}"
-        shares = np.concatenate([parts_shares(one[:, group].sum(axis=1)) for one in parts])
-        found.append([
+        shares = np.concatenate([parts_shares(part[:, group].sum(axis=1)) for part in parts])
+        records.append([
             "".join(map(_visible, text)),
             f"{numbers} of {length}, {names[group[0]]}",
             f"{last / length:.4f}",
@@ -272,17 +211,11 @@ def _records(
             f"The loss asks here, with weight {digits(weight)}." if weight > 0 else "",
             *(f"{100 * share:.1f}" for share in shares),
         ])  # fmt: skip
-    return found
+    return records
 
 
 def parts_shares(parts: Any) -> np.ndarray:
-    """Each part's share of the parts' sum; zero where there is none.
-
-    Examples
-    --------
-    >>> parts_shares([[1.0, 0.0], [3.0, 0.0]]).tolist()
-    [[0.25, 0.0], [0.75, 0.0]]
-    """
+    """Each part's share of the parts' sum; zero where there is none."""
     parts = np.asarray(parts, float)
     whole = parts.sum(axis=0)
     return parts / np.where(whole > 0, whole, 1)
@@ -293,12 +226,9 @@ def in_text(token: str) -> str:
 
     Spaces beside letters stay, since the shade shows them.
 
-    Examples
-    --------
     >>> in_text(" the"), in_text("  "), in_text(".\n"), in_text("\x00"), in_text("")
     (' the', '··', '.⏎\n', '⟨00⟩', '�')
     """
-    require_text(token, "token")
     blank = not token.strip(" \n")
     letters = {"\n": MARKS["\n"] + "\n", " ": "·" if blank else " "}
     return "".join(letters.get(letter) or _visible(letter) for letter in token) or UNKNOWN

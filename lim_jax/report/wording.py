@@ -1,15 +1,14 @@
 """Results in words and digits, as a page says them."""
 
-from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from lim_jax._checks import require, require_kind, require_several
+from lim_jax._checks import require
 from lim_jax.adjoint.certificate import Certificate
 from lim_jax.density.statistics import Influence
+from lim_jax.results.measured import error_words
 
-MEASURED = "Measure it with lim.influence."
 SAYING = {
     "held": "Its premises and inequalities hold here, so it follows: {conclusion}.",
     "failed": "What it asks for is not so here, so nothing follows.",
@@ -39,8 +38,6 @@ PLAIN = {
 def digits(value: Any) -> str:
     """Three digits, without an exponent below a million.
 
-    Examples
-    --------
     >>> [digits(value) for value in (0.012345, 12.345, 12345.6, 1.5e7)]
     ['0.0123', '12.3', '12,346', '1.5e+07']
     """
@@ -48,72 +45,37 @@ def digits(value: Any) -> str:
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e6 else f"{value:.3g}"
 
 
-def error_words(error: Any, spelt: Callable[[float], str] = digits) -> str:
-    """A standard error as it follows a number: nothing where one context has none.
-
-    Of zero it is said: where all contexts are alike it tells nothing of others.
-
-    Examples
-    --------
-    >>> error_words(0.05), error_words(np.inf), error_words(0.0)
-    (' ± 0.05', '', ' (error 0)')
-    """
-    error = float(error)
-    if error == 0:
-        return " (error 0)"
-    return f" ± {spelt(error)}" if not np.isinf(error) else ""
-
-
 def with_error(value: Any, error: Any) -> str:
     """A value with its standard error; alone where one context has none.
 
-    Examples
-    --------
     >>> with_error(1.234, 0.05), with_error(1.234, np.inf)
     ('1.23 ± 0.05', '1.23')
     """
-    return digits(value) + error_words(error)
+    return digits(value) + error_words(error, digits)
 
 
-def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table of Markdown.
-
-    Examples
-    --------
-    >>> print(markdown_table(("a", "b"), [("1", "2")]))
-    | a | b |
-    | --- | --- |
-    | 1 | 2 |
-    """
-    require_several(head, str, "head", "Name the columns.")
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def index_words(found: Influence) -> list[tuple[str, str]]:
+def index_words(influence: Influence) -> list[tuple[str, str]]:
     """The regional averages and indices by name, each with its error."""
-    require_kind(found, Influence, "found", MEASURED)
     names = ("left", "middle", "right", "gap Δ", "LIM", "contrast SC")
-    pairs = zip(names, found.indices(), found.index_errors(), strict=True)
+    pairs = zip(names, influence.indices(), influence.index_errors(), strict=True)
     return [(name, with_error(value, error)) for name, value, error in pairs]
 
 
-def verdict(found: Influence) -> str:
+def verdict(influence: Influence) -> str:
     """What the gap says at two standard errors."""
-    require_kind(found, Influence, "found", MEASURED)
-    if bool(found.degenerate):
+    if bool(influence.degenerate):
         return "No position has any influence."
-    gap, error = float(found.indices().gap), 2 * float(found.index_errors().gap)
+    gap, error = float(influence.indices().gap), 2 * float(influence.index_errors().gap)
     require(
         not np.isnan([gap, error]).any(),
-        "found",
+        "influence",
         got="an influence whose gap is NaN",
         expected="finite energies",
         cure="No word is said of it: look where they come from.",
     )
     if not np.isfinite(error):
         return "One context has no error, so nothing is decided."
-    if bool(found.alike):
+    if bool(influence.alike):
         return "All contexts have one profile, whose error says nothing, so nothing is decided."
     if gap > error:
         return "Lost in the middle: both ends matter more than the middle, by over two errors."
@@ -125,22 +87,18 @@ def verdict(found: Influence) -> str:
 def certificate_words(certificate: Certificate) -> dict[str, Any]:
     """Whether a certificate held, failed or is vacuous, why, and what was measured apart from it.
 
-    Examples
-    --------
-    >>> hopeless = Certificate("criterion", "", (), (), "B", (), vacuous="A = 0")
-    >>> found = certificate_words(hopeless)
-    >>> found["kind"], found["saying"]
+    >>> words = certificate_words(Certificate("criterion", "", (), (), "B", (), vacuous="A = 0"))
+    >>> words["kind"], words["saying"]
     ('vacuous', 'It could not have held here: A = 0.')
     """
-    require_kind(certificate, Certificate, "certificate", "Take it from the room adjoint.")
     kind = "vacuous" if certificate.vacuous else "held" if certificate.holds else "failed"
     premises = [
         (premise.statement, digits(premise.value), premise.holds)
         for premise in certificate.premises
     ]
     inequalities = [
-        (one.statement, f"{digits(one.greater)} against {digits(one.lesser)}", one.holds)
-        for one in certificate.inequalities
+        (sides.statement, f"{digits(sides.greater)} against {digits(sides.lesser)}", sides.holds)
+        for sides in certificate.inequalities
     ]
     return {
         "name": certificate.name,

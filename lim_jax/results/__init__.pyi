@@ -3,7 +3,6 @@ from . import comparison as comparison
 from . import descriptions as descriptions
 from . import labelled as labelled
 from . import measured as measured
-from . import records as records
 from . import two_way as two_way
 from .archive import load as load
 from .archive import save as save

@@ -1,4 +1,4 @@
-"""Results in one file: arrays as NumPy keeps them, and the rest as JSON text beside them.
+"""Results in one file: arrays in NumPy's format, and the rest as JSON text beside them.
 
 The file is an ``.npz`` archive. Its entry ``header`` is JSON: the format and its version, and the
 result as a tree in which arrays are named; each is an entry of its own, named by its place, such as
@@ -19,12 +19,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from lim_jax._checks import ARRAYS, AnyPath, as_path, described, require
 from lim_jax._refusal import Refusal, refusal
 from lim_jax._resuming import checkpoint_file, write_whole
-from lim_jax.limits.own import Rates
-from lim_jax.results.records import known
 
 FORMAT, VERSION = "lim_jax result", 1
 ARCHIVE = b"PK\x03\x04"  # how a zip file begins, which an .npz is
@@ -86,10 +85,10 @@ def save(result: Any, path: AnyPath) -> None:
     >>> from lim_jax.density import Influence
     >>> from lim_jax.grid import boundary_regions, token_grid
     >>> regions = boundary_regions(token_grid(4), 0.25)
-    >>> found = Influence.from_energies(jnp.array([[1.0, 2.0, 4.0, 1.0]]), regions)
+    >>> influence = Influence.from_energies(jnp.array([[1.0, 2.0, 4.0, 1.0]]), regions)
     >>> with TemporaryDirectory() as folder:
-    ...     save(found, f"{folder}/found.npz")
-    ...     float(load(f"{folder}/found.npz").merge(found).count)
+    ...     save(influence, f"{folder}/influence.npz")
+    ...     float(load(f"{folder}/influence.npz").merge(influence).count)
     2.0
     """
     path, arrays = checkpoint_file(path, "path"), {}
@@ -115,10 +114,10 @@ def load(path: AnyPath) -> Any:
     path = as_path(path)
     require(path.is_file(), "path", got=str(path), expected="a file", cure="Is it elsewhere?")
     header, arrays = _opened(path)
-    found = header.get("version")
-    if found != VERSION:
+    written = header.get("version")
+    if written != VERSION:
         writer = header.get("lim_jax")
-        raise _refused(path, f"version {found} of the format, by lim_jax {writer}")
+        raise _refused(path, f"version {written} of the format, by lim_jax {writer}")
     try:
         return _read(header["result"], arrays)
     except Exception as error:  # whatever the parts make of what they are not
@@ -255,6 +254,11 @@ def _read_entries(entries: Any, arrays: Mapping[str, np.ndarray]) -> Any:
     return [_read(entry, arrays) for entry in entries]
 
 
+def _rates() -> type:
+    """`limits.Rates`, whose file loads the solvers of differential equations."""
+    return import_module("lim_jax.limits.own").Rates
+
+
 Reader = Callable[[dict[str, Any], Mapping[str, np.ndarray]], Any]
 READERS: Mapping[str, Reader] = {
     "array": _read_array,
@@ -264,6 +268,18 @@ READERS: Mapping[str, Reader] = {
     "fraction": lambda value, _: Fraction(value["fraction"]),
     "kind": _read_kind,
     "list": lambda value, arrays: _read_entries(value["list"], arrays),
-    "rates": lambda value, arrays: Rates(_read_entries(value["rates"], arrays)),
+    "rates": lambda value, arrays: _rates()(_read_entries(value["rates"], arrays)),
     "tuple": lambda value, arrays: tuple(_read_entries(value["tuple"], arrays)),
 }
+
+
+def known(array: Any) -> np.ndarray:
+    """Return an array as NumPy's; raise ValueError for a traced one."""
+    require(
+        not isinstance(array, Tracer),
+        "result",
+        got="traced arrays",
+        expected="numbers that are there",
+        cure="Call it outside jax.jit, jax.vmap and jax.grad.",
+    )
+    return np.asarray(array)

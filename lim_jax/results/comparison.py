@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from lim_jax._checks import described, require, require_floats, require_several
+from lim_jax._checks import described, require, require_kind
 from lim_jax._errors import filter_jit
 from lim_jax.density.statistics import Indices, Influence, all_known, number_lines
 from lim_jax.grid.partition import Regions
@@ -89,8 +89,8 @@ def compare(first: Influence, second: Influence, *, pairs: Pairs | None = None) 
     first, second
         Over the same regions; for pairs, with `keep_examples`.
     pairs
-        Which examples are the same, from `paired_names`: their numbers in the first and in the
-        second, known before tracing. By default all in their order, where there are as many of
+        Which examples are the same: rows of their numbers in the first and in the second, known
+        before tracing. By default all in their order, where there are as many of
         both, else none.
 
     Raises
@@ -114,8 +114,8 @@ def compare(first: Influence, second: Influence, *, pairs: Pairs | None = None) 
     gap 0 ± 0   LIM 0 ± 0   contrast 0 ± 0
     total 4 ± 0
     """
-    _require_influence(first, "first")
-    _require_influence(second, "second")
+    for influence, name in ((first, "first"), (second, "second")):
+        require_kind(influence, Influence, name, "Measure one with density.influence.")
     require(
         bool(first.regions == second.regions),
         "second",
@@ -123,7 +123,7 @@ def compare(first: Influence, second: Influence, *, pairs: Pairs | None = None) 
         expected=f"influence over {first.regions}, those of the first",
         cure="Measure both with the same regions.",
     )
-    counts = [_kept(found) for found in (first, second)]
+    counts = [_kept(influence) for influence in (first, second)]
     if pairs is None:
         alike = counts[0] == counts[1]
         pairs = np.stack([np.arange(counts[0] * alike)] * 2, axis=1)
@@ -141,37 +141,13 @@ def compare_means(
     second: Float[Array, "others *shape"],
     pairs: Pairs,
 ) -> Estimate:
-    r"""The second mean minus the first, with its standard error, in pairs where there are some.
+    """The second mean minus the first, with its standard error, in pairs where there are some.
 
-    Parameters
-    ----------
-    first, second
-        A number, or an array of them, of each example.
-    pairs
-        As in `compare`.
-
-    Raises
-    ------
-    ValueError
-        Where one has no examples, or pairs are of others.
-
-    Examples
-    --------
     >>> first, second = jnp.array([1.0, 5.0, 3.0]), jnp.array([2.0, 6.0, 4.0])
     >>> same, none = np.array([[0, 0], [1, 1], [2, 2]]), np.zeros((0, 2), int)
     >>> [float(compare_means(first, second, pairs).error.round(3)) for pairs in (same, none)]
     [0.0, 1.633]
     """
-    require_floats(first, "first", "examples *shape", cure="Take at least one example.")
-    require_floats(second, "second", "examples *shape", cure="Take at least one example.")
-    require(
-        first.shape[1:] == second.shape[1:],
-        "second",
-        got=f"shape {second.shape}",
-        expected=f"that of the first behind its examples, {first.shape[1:]}",
-        cure="Take the same numbers of each example.",
-    )
-    pairs = _known_pairs(pairs, len(first), len(second))
     means = first.mean(axis=0), second.mean(axis=0)
     return Estimate(means[1] - means[0], _error(first - means[0], second - means[1], pairs))
 
@@ -179,18 +155,14 @@ def compare_means(
 def paired_names(first: Sequence[str], second: Sequence[str]) -> Pairs:
     """The numbers of those that have one name; of several of a name the first with the first.
 
-    Examples
-    --------
     >>> paired_names(["a", "b", "a", "c"], ["a", "c", "d"]).tolist()
     [[0, 0], [3, 1]]
     """
-    for names, name in ((first, "first"), (second, "second")):
-        require_several(names, str, name, "Pass a name for each example.")
     places: defaultdict[str, list[int]] = defaultdict(list)
     for place, name in reversed(list(enumerate(second))):
         places[name].append(place)
-    found = [(place, places[name].pop()) for place, name in enumerate(first) if places[name]]
-    return np.array(found, int).reshape(-1, 2)
+    pairs = [(place, places[name].pop()) for place, name in enumerate(first) if places[name]]
+    return np.array(pairs, int).reshape(-1, 2)
 
 
 @filter_jit
@@ -203,8 +175,8 @@ def _compared(first: Influence, second: Influence, pairs: Any) -> tuple[Results,
     return jax.tree.map(jnp.subtract, _results(second), _results(first)), errors
 
 
-def _results(found: Influence) -> Results:
-    return found.density, found.total, found.indices()
+def _results(influence: Influence) -> Results:
+    return influence.density, influence.total, influence.indices()
 
 
 def _error(
@@ -216,31 +188,29 @@ def _error(
     )
     together = two[pairs[:, 1]] - one[pairs[:, 0]]
     alone = one.at[pairs[:, 0]].set(0), two.at[pairs[:, 1]].set(0)
-    known = jnp.sqrt(sum(jnp.sum(part**2, axis=0) for part in (together, *alone)))
-    return known if min(len(one), len(two)) > 1 else jnp.full_like(known, jnp.inf)
+    error = jnp.sqrt(sum(jnp.sum(part**2, axis=0) for part in (together, *alone)))
+    return error if min(len(one), len(two)) > 1 else jnp.full_like(error, jnp.inf)
 
 
-def _deviations(found: Influence) -> Results:
+def _deviations(influence: Influence) -> Results:
     """What every example adds to the results, to first order; the mean over examples is zero."""
 
     def of_energy(energy: Float[Array, " length"]) -> Results:
-        return _results(eqx.tree_at(lambda result: result.energy, found, energy))
+        return _results(eqx.tree_at(lambda result: result.energy, influence, energy))
 
-    assert found.example_energies is not None
-    _, slope = jax.linearize(of_energy, found.energy)
-    return jax.vmap(slope)(found.example_energies - found.energy[None, :])
+    assert influence.example_energies is not None
+    _, derivative = jax.linearize(of_energy, influence.energy)
+    return jax.vmap(derivative)(influence.example_energies - influence.energy[None, :])
 
 
 def _independent_errors(first: Influence, second: Influence) -> Results:
-    errors = [
-        (found.density_error, found.total_error, found.index_errors()) for found in (first, second)
-    ]
+    errors = [(of.density_error, of.total_error, of.index_errors()) for of in (first, second)]
     return jax.tree.map(jnp.hypot, *errors)
 
 
-def _kept(found: Influence) -> int:
+def _kept(influence: Influence) -> int:
     """How many examples of an influence are there one by one."""
-    return 0 if found.example_energies is None else len(found.example_energies)
+    return 0 if influence.example_energies is None else len(influence.example_energies)
 
 
 def _known_pairs(pairs: Any, first: int, second: int) -> Pairs:
@@ -254,16 +224,6 @@ def _known_pairs(pairs: Any, first: int, second: int) -> Pairs:
         got=f"{pairs.tolist()}" if rows else described(pairs),
         expected=f"a NumPy array of whole numbers with two columns, below {first} and {second}, "
         "none of a column twice",
-        cure="Take them from paired_names, of influences with keep_examples=True.",
+        cure="Measure both influences with keep_examples=True.",
     )
     return pairs
-
-
-def _require_influence(found: Any, name: str) -> None:
-    require(
-        isinstance(found, Influence),
-        name,
-        got=described(found),
-        expected="an Influence",
-        cure="Measure one with density.influence.",
-    )

@@ -16,30 +16,16 @@ from lim_jax.results.archive import SEQUENCES, kind_of
 from lim_jax.results.comparison import Comparison
 
 Variables = dict[str, tuple[str, Any, str]]
-SHARE, ENERGY, COVECTOR, STATE, LOSS, NONE = (
-    "1",
-    "(loss/state)^2",
-    "loss/state",
-    "state",
-    "loss",
-    "",
-)
+SHARE, ENERGY, COVECTOR, STATE = "1", "(loss/state)^2", "loss/state", "state"
+LOSS, NONE = "loss", ""
 REGIONS = Indices._fields[:3]
 
 
 class Description(NamedTuple):
-    """A result as named arrays.
+    """A result as named arrays: each one's axes, values and units; what matters most is first.
 
-    Attributes
-    ----------
-    variables
-        Each array's axes, their names spaced, its values and its units; what matters most is first.
-    grid
-        The positions, where the result holds them.
-    labels
-        The coordinates along axes that are not positions.
-    attributes
-        What holds for all of it.
+    `grid` has the positions, where the result has them, `labels` the coordinates along other axes,
+    and `attributes` what holds for all of it.
     """
 
     variables: Variables
@@ -49,18 +35,7 @@ class Description(NamedTuple):
 
 
 def describe(result: Any, axes: str = "") -> Description:
-    """Name the arrays of a result, and their axes.
-
-    Parameters
-    ----------
-    result, axes
-        As in `labelled.to_xarray`.
-
-    Raises
-    ------
-    ValueError
-        Where the result is of no kind in `ONE` or `SEVERAL`, or axes are named of what is no array.
-    """
+    """Name the arrays of a result, and their axes, as `labelled.to_xarray` takes them."""
     if isinstance(result, ARRAYS):
         return Description({"values": (axes, result, NONE)})
     several = kind_of(result) in SEQUENCES and len(result) > 0

@@ -19,8 +19,8 @@ from lim_jax._checks import (
     require_text,
 )
 from lim_jax.grid.measure import Grid, require_grid
+from lim_jax.results.archive import known
 from lim_jax.results.descriptions import describe
-from lim_jax.results.records import known
 
 xarray: Any = lazy_loader.load("xarray")  # of the extra; the rest does without
 SCALING = "densities: Euclidean gradients over the weight of their position"
@@ -70,8 +70,8 @@ def to_xarray(
     >>> from lim_jax.density import Influence
     >>> from lim_jax.grid import boundary_regions, token_grid
     >>> regions = boundary_regions(token_grid(4), 0.25)
-    >>> found = Influence.from_energies(jnp.array([[1.0, 2.0, 4.0, 1.0]]), regions)
-    >>> data = to_xarray(found, tokens=["a", "b", "c", "d"], loss="last token")
+    >>> influence = Influence.from_energies(jnp.array([[1.0, 2.0, 4.0, 1.0]]), regions)
+    >>> data = to_xarray(influence, tokens=["a", "b", "c", "d"], loss="last token")
     >>> data.density.sel(position=0.75).item(), data.text[2].item(), data.loss
     (2.0, 'c', 'last token')
     """
@@ -80,14 +80,14 @@ def to_xarray(
         require_text(text, name)
     if tokens is not None:
         require_several(tokens, str, "tokens", "Pass the text at each position.")
-    found = describe(result, axes)
-    arrays = {name: _labelled(name, *variable) for name, variable in found.variables.items()}
+    described = describe(result, axes)
+    arrays = {name: _labelled(name, *variable) for name, variable in described.variables.items()}
     dims = {axis: n for names, array, _ in arrays.values() for axis, n in zip(names, array.shape)}  # noqa: B905
-    labels = {axis: (axis, np.asarray(values)) for axis, values in found.labels.items()}
-    labels |= _positions(dims.get("position"), _only(found.grid, grid), tokens)
+    labels = {axis: (axis, np.asarray(values)) for axis, values in described.labels.items()}
+    labels |= _positions(dims.get("position"), _only(described.grid, grid), tokens)
     names = {name: text for name, text in (("model", model), ("loss", loss)) if text}
     written = {"scaling": SCALING, "lim_jax": version("lim_jax")}
-    return xarray.Dataset(arrays, labels, {**names, **found.attributes, **written})
+    return xarray.Dataset(arrays, labels, {**names, **described.attributes, **written})
 
 
 def to_pandas(result: Any, by: str = "", **options: Any) -> Any:
@@ -118,10 +118,10 @@ def to_pandas(result: Any, by: str = "", **options: Any) -> Any:
     >>> from lim_jax.density import Influence
     >>> from lim_jax.grid import boundary_regions, token_grid
     >>> regions = boundary_regions(token_grid(4), 0.25)
-    >>> found = Influence.from_energies(jnp.array([[1.0, 2.0, 4.0, 1.0]]), regions)
-    >>> to_pandas(found).density.tolist()
+    >>> influence = Influence.from_energies(jnp.array([[1.0, 2.0, 4.0, 1.0]]), regions)
+    >>> to_pandas(influence).density.tolist()
     [0.5, 1.0, 2.0, 0.5]
-    >>> to_pandas(found, "region").regional_average["middle"].item()
+    >>> to_pandas(influence, "region").regional_average["middle"].item()
     1.5
     """
     require_text(by, "by")
@@ -134,7 +134,7 @@ def to_pandas(result: Any, by: str = "", **options: Any) -> Any:
         "by",
         got=repr(by),
         expected=" or ".join(sorted({repr(" ".join(dims)) for dims in axes.values() if dims})),
-        cure="Single numbers have no axis: take to_xarray or to_json.",
+        cure="Single numbers have no axis: take to_xarray.",
     )
     return data[names].to_dataframe()
 
@@ -184,9 +184,9 @@ def _positions(
         )
     if size is None:
         return {}
-    found = {"token": np.arange(size)}
+    columns = {"token": np.arange(size)}
     if grid is not None:
-        found |= {"position": known(grid.nodes), "weight": known(grid.weights)}
+        columns |= {"position": known(grid.nodes), "weight": known(grid.weights)}
     if tokens is not None:
-        found["text"] = np.array(list(tokens), str)
-    return {name: ("position", values) for name, values in found.items()}
+        columns["text"] = np.array(list(tokens), str)
+    return {name: ("position", values) for name, values in columns.items()}

@@ -1,23 +1,23 @@
 r"""What was measured of contexts one by one, kept so that it can be compared.
 
-A density of many contexts forgets them; a difference of two is best known where the same contexts
-stand in both. So their own energies are kept, each on the cells of its own tokens, with what the
-named records hold of each.
+The mean over contexts forgets them; a difference of two means is known best where the same contexts
+stand in both. So the energies of each context are kept, on the cells of its own tokens, with what
+the named records hold of each.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax.typing import DTypeLike
 
-from lim_jax._checks import described, require, require_floats, require_kind, require_several
+from lim_jax._checks import require, require_kind
 from lim_jax.density.statistics import Influence
 from lim_jax.grid.carrying import carrying_shares
 from lim_jax.grid.cells import token_grid
-from lim_jax.grid.partition import Regions, boundary_regions, require_regions
+from lim_jax.grid.partition import Regions, boundary_regions
 from lim_jax.probes import Estimate, sample_mean
 from lim_jax.results.comparison import (
     Comparison,
@@ -63,14 +63,9 @@ class ComparedInfluences(NamedTuple):
 
 
 class ComparedShares(NamedTuple):
-    """What a record holds of the contexts that have it, in two results, and what changed.
+    """What a record holds of the contexts that have it: means of its share of Z, and their change.
 
-    Attributes
-    ----------
-    first, second, change
-        Means over contexts of its share of Z, and the second minus the first.
-    contexts, pairs
-        How many have it in the first and in the second; and how many of these are in both.
+    `contexts` counts those that have it in the first and in the second, `pairs` those in both.
     """
 
     first: Estimate
@@ -103,8 +98,8 @@ class ComparedContexts(NamedTuple):
     def __str__(self) -> str:
         """What changed, in a few lines of text."""
         shares = [
-            f"{name}: {float(one.change.value):+.4f} ± {float(one.change.error):.4f} of the total"
-            for name, one in self.shares.items()
+            "{}: {:+.4f} ± {:.4f} of the total".format(name, *map(float, share.change))
+            for name, share in self.shares.items()
         ]
         return "\n".join([f"{self.pairs} contexts in pairs", str(self.whole.change), *shares])
 
@@ -113,7 +108,12 @@ def compare_contexts(first: MeasuredContexts, second: MeasuredContexts) -> Compa
     """Subtract the first result from the second, in pairs of contexts of one name.
 
     Contexts in one result alone count too, with independent errors (`results.compare`). Lengths may
-    differ: all are carried to one grid, that of `common_regions`.
+    differ: all are carried to one grid.
+
+    Parameters
+    ----------
+    first, second
+        From the ``contexts.npz`` of ``lim-jax profile``, by `results.load`.
 
     Raises
     ------
@@ -125,12 +125,12 @@ def compare_contexts(first: MeasuredContexts, second: MeasuredContexts) -> Compa
     >>> energies = [np.array([1.0, 1.0, 2.0, 4.0]), np.array([2.0, 1.0, 1.0, 4.0])]
     >>> first = MeasuredContexts(["a", "b"], energies, [0, 0], {"key": [0.2, 0.1]}, 0.25)
     >>> second = MeasuredContexts(["b", "c"], energies, [0, 0], {"key": [0.4, 0.3]}, 0.25)
-    >>> found = compare_contexts(first, second)
-    >>> found.pairs, round(float(found.shares["key"].change.value), 3)
+    >>> compared = compare_contexts(first, second)
+    >>> compared.pairs, round(float(compared.shares["key"].change.value), 3)
     (1, 0.2)
     """
-    for found, name in ((first, "first"), (second, "second")):
-        require_kind(found, MeasuredContexts, name, "Read contexts.npz by results.load.")
+    for contexts, name in ((first, "first"), (second, "second")):
+        require_kind(contexts, MeasuredContexts, name, "Read contexts.npz by results.load.")
     require(
         first.delta == second.delta,
         "second",
@@ -153,20 +153,16 @@ def compare_contexts(first: MeasuredContexts, second: MeasuredContexts) -> Compa
 
 
 def middle_in_words(change: Comparison, names: Sequence[str] = ("first", "second")) -> str:
-    """Say in a sentence what the middle gained or lost, in points of a hundred of the influence.
+    """Say what the middle gained or lost, in points of a hundred of the influence.
 
     What is within two standard errors is not told from nothing.
 
-    Examples
-    --------
-    >>> from lim_jax.grid import token_grid
-    >>> regions = boundary_regions(token_grid(4), 0.25)
+    >>> regions = common_regions([4], 0.25)
     >>> rows = np.array([[1.0, 2.0, 4.0, 1.0], [3.0, 2.0, 2.0, 1.0]])
     >>> one, two = (influence_of_contexts(list(rows + more), regions) for more in (0.0, 4.0))
     >>> middle_in_words(compare(one, two), ("A", "B"))
     'B uses the middle 8.3 ± 8.3 points less than A, which is within two errors.'
     """
-    require_kind(change, Comparison, "change", "Take it from results.compare.")
     size = float(np.asarray(change.regions.weights)[1].sum())
     moved = points_in_words(
         size * float(change.indices.middle), size * float(change.index_errors.middle)
@@ -177,16 +173,12 @@ def middle_in_words(change: Comparison, names: Sequence[str] = ("first", "second
 def record_in_words(
     shares: Mapping[str, ComparedShares], names: Sequence[str] = ("first", "second")
 ) -> str:
-    """Say in a sentence which record's share has changed most, in its errors.
+    """Say which record's share has changed most, in its errors.
 
-    Examples
-    --------
     >>> made = [Estimate(np.array(value), np.array(0.01)) for value in (0.5, 0.25, -0.25)]
     >>> record_in_words({"key": ComparedShares(*made, (9, 9), 9)}, ("A", "B"))
     'Of the records, “key” changed most: B gives it 25.0 ± 1.0 points less than A.'
     """
-    require_kind(shares, Mapping, "shares", "Take those of compare_contexts.")
-    require_several(list(shares.values()), ComparedShares, "shares", "Name records by spans.")
 
     def in_errors(name: str) -> float:
         change = shares[name].change
@@ -202,34 +194,32 @@ def record_in_words(
 def points_in_words(share: float, error: float) -> tuple[str, str]:
     """Points of a hundred, more or less; and what is to be said of their error.
 
-    Examples
-    --------
     >>> points_in_words(-0.125, 0.1)
     ('12.5 ± 10.0 points less', ', which is within two errors')
     >>> points_in_words(0.125, 0.0)[1]
     ', the same in every context, so that the error says nothing'
     """
-    spelt = f"{100 * abs(share):.1f}{error_in_words(100 * error)}"
+    points = f"{100 * abs(share):.1f}{error_words(100 * error)}"
     if math.isinf(error):
-        doubt = ", of one context alone, which has no error"
+        warning = ", of one context alone, which has no error"
     elif error == 0:
-        doubt = ", the same in every context, so that the error says nothing"
+        warning = ", the same in every context, so that the error says nothing"
     else:
-        doubt = ", which is within two errors" if abs(share) <= 2 * error else ""
-    return f"{spelt} points {'less' if share < 0 else 'more'}", doubt
+        warning = ", which is within two errors" if abs(share) <= 2 * error else ""
+    return f"{points} points {'less' if share < 0 else 'more'}", warning
 
 
-def error_in_words(error: float) -> str:
-    """A standard error in points as it follows a number: that of zero is said to be so.
+def error_words(error: Any, words: Callable[[float], str] = "{:.1f}".format) -> str:
+    """A standard error as it follows a number: nothing where one context has none.
 
-    Examples
-    --------
-    >>> error_in_words(0.25), error_in_words(0.0), error_in_words(math.inf)
+    An error of zero is said: where all contexts are alike it tells nothing of others.
+
+    >>> error_words(0.25), error_words(0.0), error_words(math.inf)
     (' ± 0.2', ' (error 0)', '')
     """
-    if error == 0:
+    if float(error) == 0:
         return " (error 0)"
-    return "" if math.isinf(error) else f" ± {error:.1f}"
+    return "" if math.isinf(error) else f" ± {words(float(error))}"
 
 
 def _compared_influences(
@@ -245,13 +235,13 @@ def _compared_influences(
 def _compared_shares(
     first: Sequence[float], second: Sequence[float], pairs: Pairs
 ) -> ComparedShares:
-    """Of the contexts that have the record, which are numbered anew."""
+    """Compare the contexts that have the record, which are numbered anew."""
     has = ~np.isnan(first), ~np.isnan(second)
     chosen = pairs[has[0][pairs[:, 0]] & has[1][pairs[:, 1]]]
-    anew = [(np.cumsum(one) - 1)[column] for one, column in zip(has, chosen.T, strict=True)]
+    anew = [(np.cumsum(rows) - 1)[column] for rows, column in zip(has, chosen.T, strict=True)]
     shares = [
-        jax.device_put(np.asarray(values)[one])
-        for values, one in zip((first, second), has, strict=True)
+        jax.device_put(np.asarray(values)[rows])
+        for values, rows in zip((first, second), has, strict=True)
     ]
     change = compare_means(shares[0], shares[1], np.stack(anew, axis=1))
     first_mean, second_mean = map(sample_mean, shares)
@@ -265,13 +255,10 @@ def energies_before_queries(contexts: MeasuredContexts) -> list[np.ndarray] | No
     Densities on the grid of what is left, whose cells are wider: masses stay. None where a context
     asks from its first token.
 
-    Examples
-    --------
     >>> contexts = MeasuredContexts(["a"], [np.array([4.0, 8.0, 1.0, 1.0])], [2], {}, 0.2)
     >>> energies_before_queries(contexts)
     [array([2., 4.])]
     """
-    require_kind(contexts, MeasuredContexts, "contexts", "Read contexts.npz by results.load.")
     if min(contexts.asked) == 0:
         return None
     pairs = zip(map(np.asarray, contexts.energies), contexts.asked, strict=True)
@@ -284,25 +271,9 @@ def common_regions(lengths: Sequence[int], delta: float, dtype: DTypeLike | None
     Their own token grid where they have one length, else one of at most a hundred cells, and of no
     more than the median context has tokens.
 
-    Raises
-    ------
-    ValueError
-        Where there are no lengths, or one is no positive whole number; of `delta` as in
-        `grid.boundary_regions`.
-
-    Examples
-    --------
     >>> [common_regions(lengths, 0.2).grid.size for lengths in ([7, 7], [7, 9, 12], [300, 400])]
     [7, 9, 100]
     """
-    listed = isinstance(lengths, Sequence) and not isinstance(lengths, str) and len(lengths) > 0
-    require(
-        listed and all(type(length) is int and length > 0 for length in lengths),
-        "lengths",
-        got=described(lengths) if not isinstance(lengths, list) else str(lengths),
-        expected="a list of positive whole numbers, at least one",
-        cure="Pass how many tokens each context has.",
-    )
     several = len(set(lengths)) > 1
     cells = min(CELLS, int(np.median(lengths))) if several else lengths[0]
     return boundary_regions(token_grid(cells, dtype), delta)
@@ -311,36 +282,15 @@ def common_regions(lengths: Sequence[int], delta: float, dtype: DTypeLike | None
 def influence_of_contexts(energies: Sequence[Any], regions: Regions) -> Influence:
     r"""Pool contexts of any lengths on one grid, by how much of their cells each cell holds.
 
-    Every context counts alike, and their energies are kept (`Influence.example_energies`).
+    Every context counts alike, and its energies :math:`\|P_0(p_i)\|^2`, on its own token grid, are
+    kept (`Influence.example_energies`).
 
-    Parameters
-    ----------
-    energies
-        :math:`\|P_0(p_i)\|^2` of each context, on its own `grid.token_grid`.
-    regions
-        Over the common grid, such as `common_regions`.
-
-    Raises
-    ------
-    ValueError
-        Where there are no contexts, or one's energies are no array along one axis, are not finite
-        or are negative.
-
-    Examples
-    --------
-    >>> regions = common_regions([2, 4, 2], 0.25)
     >>> energies = [np.array([1.0, 3.0]), np.array([2.0, 2.0, 2.0, 6.0])]
-    >>> found = influence_of_contexts(energies, regions)
-    >>> found.energy.tolist(), float(found.count)
+    >>> influence = influence_of_contexts(energies, common_regions([2, 4, 2], 0.25))
+    >>> influence.energy.tolist(), float(influence.count)
     ([1.5, 3.5], 2.0)
     """
-    require_regions(regions)
-    listed = isinstance(energies, Sequence) and len(energies) > 0
-    require(listed, "energies", got=described(energies), expected="a list of arrays, at least one",
-            cure="Pass those of each context.")  # fmt: skip
     arrays = [np.asarray(energy) for energy in energies]
-    for array in arrays:
-        require_floats(array, "energies", "length")
     lengths = {array.size for array in arrays}
     shares = {length: carrying_shares(token_grid(length), regions.grid) for length in lengths}
     carried = np.stack([shares[array.size] @ array for array in arrays])
@@ -348,3 +298,9 @@ def influence_of_contexts(energies: Sequence[Any], regions: Regions) -> Influenc
     return Influence.from_energies(
         jax.device_put(carried.astype(dtype)), regions, keep_examples=True
     )
+
+
+def pooled_influence(energies: Sequence[np.ndarray], delta: float) -> Influence:
+    """The influence of contexts of any lengths over the regions of `common_regions`."""
+    lengths = [energy.size for energy in energies]
+    return influence_of_contexts(energies, common_regions(lengths, delta, energies[0].dtype))

@@ -28,9 +28,10 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from lim_jax._checks import described, require, require_floats, require_kind, require_several
+from lim_jax._tables import text_table
 from lim_jax.probes import Estimate
-from lim_jax.results.measured import error_in_words, points_in_words
-from lim_jax.results.records import known
+from lim_jax.results.archive import known
+from lim_jax.results.measured import error_words, points_in_words
 
 Pair = tuple[np.ndarray, np.ndarray]  # values and their errors
 
@@ -64,16 +65,9 @@ class TwoWayShares(NamedTuple):
 class _Fit(NamedTuple):
     r"""Of one context: levels of places and then of documents, and what one alone tells of errors.
 
-    Attributes
-    ----------
-    levels
-        :math:`\mu + \beta_p` and :math:`\mu + \alpha_d`.
-    inverse
-        Their effects' covariance, over that of the noise.
-    noise, of_orders
-        The variance of the noise, and of the orders' means.
-    sums, counts
-        Of the shares of each document at each place.
+    `levels` are :math:`\mu + \beta_p` and :math:`\mu + \alpha_d`, `inverse` their effects'
+    covariance over that of the noise; `noise` and `of_orders` the variances of the noise and of the
+    orders' means; `sums` and `counts` are of the shares of each document at each place.
     """
 
     levels: np.ndarray
@@ -94,7 +88,7 @@ def two_way_shares(
     Parameters
     ----------
     shares
-        Of the influence, such as `asking.ShuffledContexts.shares` finds of each context.
+        Of the influence, such as `asking.ShuffledContexts.shares` gives for each context.
     documents
         Which document it is, a number below that of the places; each once in an order.
 
@@ -111,8 +105,8 @@ def two_way_shares(
 
     >>> documents = np.array([[[0, 1, 2], [1, 2, 0], [2, 0, 1]]])
     >>> shares = 0.1 + 0.3 * (documents == 1) + np.array([0.1, 0.0, 0.0])
-    >>> found = two_way_shares(shares, documents)
-    >>> found.by_place.value.round(3).tolist(), found.by_document.value.round(3).tolist()
+    >>> result = two_way_shares(shares, documents)
+    >>> result.by_place.value.round(3).tolist(), result.by_document.value.round(3).tolist()
     ([0.3, 0.2, 0.2], [0.133, 0.433, 0.133])
     """
     require_floats(shares, "shares", "contexts orders places", cure="Of one take shares[None].")
@@ -137,23 +131,9 @@ def _estimate(value: Any, error: Any) -> Estimate:
     return Estimate(jax.device_put(value), jax.device_put(error))
 
 
-def two_way_in_words(found: TwoWayShares, names: Sequence[str]) -> str:
+def two_way_in_words(result: TwoWayShares, names: Sequence[str]) -> str:
     """Say which document holds most, which place, and whether the middle is lost.
 
-    Parameters
-    ----------
-    found
-        Of `two_way_shares`.
-    names
-        Of the documents.
-
-    Raises
-    ------
-    ValueError
-        Where it is no such result, or names are not as many.
-
-    Examples
-    --------
     >>> documents = np.array([[[0, 1, 2], [1, 2, 0], [2, 0, 1]]] * 2)
     >>> shares = 0.1 + 0.3 * (documents == 1) + np.array([0.1, 0.0, 0.02])
     >>> print(two_way_in_words(two_way_shares(shares, documents), ["a", "b", "c"]))
@@ -163,52 +143,50 @@ def two_way_in_words(found: TwoWayShares, names: Sequence[str]) -> str:
     The places between hold 6.0 (error 0) points less than the first and the last, the same in \
 every context, so that the error says nothing.
     """
-    _require_named(found, names)
-    document, place = (int(np.argmax(of.value)) for of in (found.by_document, found.by_place))
-    least = int(np.argmin(found.by_place.value))
+    document, place = (int(np.argmax(of.value)) for of in (result.by_document, result.by_place))
+    least = int(np.argmin(result.by_place.value))
     lines = [
         f"Wherever it stands, “{names[document]}” holds most: "
-        f"{_percent(found.by_document, document)} of the influence.",
+        f"{_spelt(result.by_document, document)} % of the influence.",
         f"Whichever document stands there, place {place + 1} holds most, "
-        f"{_percent(found.by_place, place)}; place {least + 1} least, "
-        f"{_percent(found.by_place, least)}.",
+        f"{_spelt(result.by_place, place)} %; place {least + 1} least, "
+        f"{_spelt(result.by_place, least)} %.",
     ]
-    if found.gap is not None:
-        points, doubt = points_in_words(-float(found.gap.value), float(found.gap.error))
-        lines.append(f"The places between hold {points} than the first and the last{doubt}.")
+    if result.gap is not None:
+        points, warning = points_in_words(-float(result.gap.value), float(result.gap.error))
+        lines.append(f"The places between hold {points} than the first and the last{warning}.")
     return "\n".join(lines)
 
 
-def two_way_cells(found: TwoWayShares, names: Sequence[str]) -> list[list[str]]:
+def two_way_cells(result: TwoWayShares, names: Sequence[str]) -> list[list[str]]:
     """The rows of a table of shares in per cent with their errors; the first names the columns.
 
     Documents stand below one another in quotation marks, which the words of the table have not,
     and places beside one another.
-
-    Parameters
-    ----------
-    found, names
-        As in `two_way_in_words`.
-
-    Examples
-    --------
-    >>> documents = np.array([[[0, 1], [1, 0]], [[1, 0], [0, 1]]])
-    >>> shares = np.array([[[0.5, 0.25], [0.375, 0.5]], [[0.25, 0.5], [0.5, 0.25]]])
-    >>> two_way_cells(two_way_shares(shares, documents), ["Wren", "Rowan"])[1]
-    ['“Wren”', '50.0 (error 0)', '50.0 (error 0)', '50.0 (error 0)']
     """
-    _require_named(found, names)
     places = range(len(names))
     rows = [["share in %", *(f"place {place + 1}" for place in places), "any place"]]
     for number, name in enumerate(names):
-        cells = [_spelt(found.table, (number, place)) for place in places]
-        rows.append([f"“{name}”", *cells, _spelt(found.by_document, number)])
-    of_places = [_spelt(found.by_place, place) for place in places]
+        cells = [_spelt(result.table, (number, place)) for place in places]
+        rows.append([f"“{name}”", *cells, _spelt(result.by_document, number)])
+    of_places = [_spelt(result.by_place, place) for place in places]
     return [*rows, ["any document", *of_places, ""]]
 
 
-def two_way_table(found: TwoWayShares, names: Sequence[str]) -> str:
+def two_way_table(result: TwoWayShares, names: Sequence[str]) -> str:
     """Lay out shares in per cent with their errors: documents below one another, places beside.
+
+    Parameters
+    ----------
+    result
+        From `two_way_shares`.
+    names
+        Of the documents.
+
+    Raises
+    ------
+    ValueError
+        Where it is no such result, or names are not as many.
 
     Examples
     --------
@@ -220,33 +198,20 @@ def two_way_table(found: TwoWayShares, names: Sequence[str]) -> str:
     “Rowan”           31.2 ± 6.2      31.2 ± 6.2  31.2 (error 0)
     any document      40.6 ± 3.1      40.6 ± 3.1
     """
-    rows = two_way_cells(found, names)
-    first, *others = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        f"{name:{first}s}" + "".join(map("  {:>{}s}".format, cells, others))
-        for name, *cells in rows
-    ]
-    return "\n".join(line.rstrip() for line in lines)
-
-
-def _percent(found: Estimate, place: Any) -> str:
-    return f"{_spelt(found, place)} %"
-
-
-def _spelt(found: Estimate, place: Any) -> str:
-    """A share in per cent with its error; "-" where no order has the document there."""
-    value, error = 100 * float(found.value[place]), 100 * float(found.error[place])
-    if math.isnan(value):
-        return "-"
-    return f"{value:.1f}{error_in_words(error) or ' (no error)'}"
-
-
-def _require_named(found: TwoWayShares, names: Sequence[str]) -> None:
-    require_kind(found, TwoWayShares, "found", "Take it from two_way_shares.")
+    require_kind(result, TwoWayShares, "result", "Take it from two_way_shares.")
     require_several(names, str, "names", "Pass those of the documents.")
-    places = found.by_place.value.size
+    places = result.by_place.value.size
     require(len(names) == places, "names", got=f"{len(names)}", expected=f"{places}",
             cure="One for each document.")  # fmt: skip
+    return text_table(two_way_cells(result, names))
+
+
+def _spelt(shares: Estimate, place: Any) -> str:
+    """A share in per cent with its error; "-" where no order has the document there."""
+    value, error = 100 * float(shares.value[place]), 100 * float(shares.error[place])
+    if math.isnan(value):
+        return "-"
+    return f"{value:.1f}{error_words(error) or ' (no error)'}"
 
 
 def _fitted(shares: np.ndarray, documents: np.ndarray) -> _Fit:

@@ -16,7 +16,7 @@ from reference.publishers import CONFIGS, logits, spelt, write_with_letters
 
 import lim_jax as lim
 from lim_jax import explanations, models, report
-from lim_jax.cli import explained, explaining, taking
+from lim_jax.cli import explain_output, explaining, time_budget
 from lim_jax.cli.commands import main
 from lim_jax.density import Influence
 from lim_jax.explanations.account import TokenAccount
@@ -50,7 +50,7 @@ def test_explain_writes_what_it_prints(monkeypatch, folder, tmp_path, capsys):
     def save(figure, path, **options):
         draw(figure, path, **options) if path.name == "cone_mass.png" else path.touch()
 
-    mass = explanations.explanation.average_cone_mass
+    mass = explaining.average_cone_mass
     paged: list = []
     averaged: list = []
 
@@ -58,7 +58,7 @@ def test_explain_writes_what_it_prints(monkeypatch, folder, tmp_path, capsys):
         averaged.append((*given[1:], mass(*given)))
         return averaged[-1][-1]
 
-    monkeypatch.setattr(explanations, "average_cone_mass", average_cone_mass)
+    monkeypatch.setattr(explaining, "average_cone_mass", average_cone_mass)
     monkeypatch.setattr(Figure, "savefig", save)
     monkeypatch.setattr(explaining, "write_pages", lambda *given: paged.extend(given))
     text = written(tmp_path / "text", [np.random.default_rng(0).integers(11, size=40)])
@@ -199,13 +199,13 @@ def test_a_page_of_each_case_shows_the_first_contexts_as_bytes(monkeypatch, tmp_
     regions = lim.boundary_regions(lim.token_grid(3), 0.3)
     text = b"a window's \xc3\xa9, others"
     windows = jax.device_put(np.array([list(text[at : at + 4]) for at in range(9, 16)]))
-    read = explaining.Read(windows, [])
+    read = explaining.ReadContexts(windows, [])
     cases = explaining._cases({"seeded": network, "trained": network}, read, "next-token")
     influence = Influence.from_energies(jnp.ones((7, 3)), regions, keep_examples=True)
     for name in cases:
         parts: Any = dict.fromkeys(explanations.Explanation._fields, name)
         found[name] = explanations.Explanation(**parts | {"depth": 2, "influence": influence})
-    explained.write_pages(found, cases, windows, [], None, tmp_path)
+    explain_output.write_pages(found, cases, windows, [], None, tmp_path)
     for name, case in cases.items():
         page = tmp_path / f"{name.replace(', ', '_').replace(' ', '_')}.html"
         (shown, accounts, texts), options = written.pop(page)
@@ -276,7 +276,9 @@ def test_without_a_model_a_byte_level_one_is_trained(monkeypatch, tmp_path):
         return None
 
     monkeypatch.setattr(explanations, "explain", explain)
-    arguments = ["--max-length", "8", "--steps", "2", "--contexts", "3", "--seed", "5"]
+    monkeypatch.setattr(explaining, "BYTES", 8)
+    monkeypatch.setattr(explaining, "STEPS", 2)
+    arguments = ["--contexts", "3", "--seed", "5"]
     with jax.numpy_dtype_promotion("standard"), pytest.raises(Reached):  # optax promotes
         main(["explain", *arguments, "--out", str(tmp_path / "out")])
     with jax.numpy_dtype_promotion("standard"):  # as there: it is the same program
@@ -293,14 +295,14 @@ def test_what_is_found_is_kept_with_its_number_of_contexts(tmp_path):
     unfinished, energies = tmp_path / "unfinished", np.random.default_rng(0).random((3, 6))
     regions = lim.boundary_regions(lim.token_grid(6), 0.2)
     measured = Influence.from_energies(jax.device_put(energies), regions)
-    assert explaining._kept_contexts(unfinished) is None
+    assert explaining._recorded_contexts(unfinished) is None
     with pytest.raises(ZeroDivisionError):
         explaining._once(unfinished / "a.npz", 3, lambda: 1 / 0)
-    assert explaining._kept_contexts(unfinished) is None
+    assert explaining._recorded_contexts(unfinished) is None
     explaining._once(unfinished / "a.npz", 3, lambda: measured)
     found = explaining._once(unfinished / "a.npz", 5, lambda: 1 / 0)
     np.testing.assert_array_equal(found.energy, measured.energy)
-    assert explaining._kept_contexts(unfinished) == 3
+    assert explaining._recorded_contexts(unfinished) == 3
 
 
 def test_each_network_is_explained_and_has_its_cone_mass_under_its_own_name(monkeypatch, tmp_path):
@@ -315,14 +317,14 @@ def test_each_network_is_explained_and_has_its_cone_mass_under_its_own_name(monk
         return Estimate(network, jnp.array(len(windows)))
 
     monkeypatch.setattr(explanations, "explain", explain)
-    monkeypatch.setattr(explanations, "average_cone_mass", mass)
+    monkeypatch.setattr(explaining, "average_cone_mass", mass)
     monkeypatch.setattr(explaining, "_once", lambda path, _, find: kept.append(path.name) or find())
     seeded, trained = byte_network(10), byte_network(10, seed=1)
     networks = {"seeded": seeded, "trained": trained}
     regions, windows = lim.boundary_regions(lim.token_grid(10), 0.2), jnp.zeros((6, 11), int)
-    cases = explaining._cases(networks, explaining.Read(windows, []), "next-token")
+    cases = explaining._cases(networks, explaining.ReadContexts(windows, []), "next-token")
     rest = regions, jax.random.key(1), 0
-    found, masses = explaining._explained(cases, windows, *rest, "all", tmp_path)
+    found, masses = explaining._explanations(cases, windows, *rest, "all", tmp_path)
     for name, network in networks.items():
         assert masses[f"{name} network"] == (network, 4)
         for loss, first in (("teacher forcing", 0.1), ("last token", 0)):
@@ -335,7 +337,7 @@ def test_each_network_is_explained_and_has_its_cone_mass_under_its_own_name(monk
         *(f"{name}_network_{loss}.npz" for name in networks
           for loss in ("last_token", "teacher_forcing")),
     ]  # fmt: skip
-    _, masses = explaining._explained(cases, windows, *rest, "deciding", tmp_path)
+    _, masses = explaining._explanations(cases, windows, *rest, "deciding", tmp_path)
     assert masses == {}
 
 
@@ -354,8 +356,8 @@ def stubbed(scatter):
 def test_what_measuring_takes_is_counted_in_passes(monkeypatch):
     """By hand: two for each weight and token, of which a call costs 32 more, and attention's."""
     network = byte_network(10)
-    assert 0 < taking._product_rate(8) < 1e15
-    monkeypatch.setattr(taking, "_product_rate", lambda width: 1e6)
+    assert 0 < time_budget._product_rate(8) < 1e15
+    monkeypatch.setattr(time_budget, "_product_rate", lambda width: 1e6)
     leaves = jax.tree.leaves(network.flow.layers)
     weights = sum(leaf.size for leaf in leaves if hasattr(leaf, "size"))
     depth, width = network.flow.depth, network.embedding.shape[1]
@@ -363,13 +365,13 @@ def test_what_measuring_takes_is_counted_in_passes(monkeypatch):
     for lengths, shown, answered, passes in (
         ([10], 0, 0, 4.5), ([9, 10], 1, 0, 4.5 + 9), ([10, 10], 2, 1, 18 + 1),
     ):  # fmt: skip
-        found = taking.measuring_seconds(network, lengths, shown, answered)
-        np.testing.assert_allclose(found - taking.COMPILING, passes * one, rtol=1e-9)
+        found = time_budget.measuring_seconds(network, lengths, shown, answered)
+        np.testing.assert_allclose(found - time_budget.COMPILING, passes * one, rtol=1e-9)
 
 
 def case_of_ten(windows):
     weights = jax.device_put(np.full((len(windows), 10), 0.1))
-    return {"given": taking.Case(byte_network(10), weights)}
+    return {"given": time_budget.Case(byte_network(10), weights)}
 
 
 @pytest.mark.parametrize(
@@ -383,24 +385,24 @@ def test_contexts_are_as_many_as_make_the_interval_narrow(
     monkeypatch, scatter, seconds, chosen, expected
 ):
     """The middle over the boundary is 1 ± scatter/2: two errors are scatter / root of n - 1."""
-    monkeypatch.setattr(taking, "_influence", stubbed(scatter))
-    monkeypatch.setattr(taking, "SECONDS", seconds)
+    monkeypatch.setattr(time_budget, "_influence", stubbed(scatter))
+    monkeypatch.setattr(time_budget, "SECONDS", seconds)
     windows = jax.device_put(np.arange(100)[:, None] + np.arange(11)[None, :])
     regions = lim.boundary_regions(lim.token_grid(10), 0.2)
-    found = taking.choose_contexts(case_of_ten(windows), windows, regions, chosen)
-    assert found.contexts == expected and found.seconds >= taking.COMPILING and found.more > 0
+    found = time_budget.choose_contexts(case_of_ten(windows), windows, regions, chosen)
+    assert found.contexts == expected and found.seconds >= time_budget.COMPILING and found.more > 0
     if expected == 80:  # sixteen fewer would not do
         assert scatter / np.sqrt(80 - 1) < 0.1 < scatter / np.sqrt(64 - 1)
 
 
 def test_one_context_is_explained_where_there_is_one(monkeypatch):
-    monkeypatch.setattr(taking, "_influence", stubbed(0.1))
+    monkeypatch.setattr(time_budget, "_influence", stubbed(0.1))
     windows = jax.device_put(np.arange(11)[None, :])
     regions = lim.boundary_regions(lim.token_grid(10), 0.2)
     cases = case_of_ten(windows)
-    found = taking.choose_contexts(cases, windows, regions, None)
+    found = time_budget.choose_contexts(cases, windows, regions, None)
     assert found.contexts == 1
-    said = taking.announced(cases, [10], found._replace(seconds=42.0, more=400.0), "deciding")
+    said = time_budget.announced(cases, [10], found._replace(seconds=42.0, more=400.0), "deciding")
     assert said == (
         "Explaining given on 1 context of 10 tokens: density, channels, hops, heads, certificates "
         "that can decide: about 40 seconds. --certificates all would take about 7 minutes more."
@@ -414,8 +416,8 @@ def test_the_dear_numbers_are_foretold_by_their_operations():
     flow, gradient = case.network.flow, 1e-3
 
     def more(length, contexts):
-        found = taking._more(case, length, contexts, gradient)
-        return found - taking.NORMS * gradient * contexts
+        found = time_budget._more(case, length, contexts, gradient)
+        return found - time_budget.NORMS * gradient * contexts
 
     weights = sum(leaf.size for leaf in jax.tree.leaves(flow.layers) if eqx.is_array(leaf))
     for length, contexts in ((10, 1), (20, 6)):
@@ -431,11 +433,9 @@ def test_the_dear_numbers_are_foretold_by_their_operations():
         (("nowhere", "--delta", "0.6", "--data", "nowhere"), "delta: got 0.6"),
         (("nowhere", "--data", "nowhere"), "model: got nowhere, which is not there"),
         (("--max-length", "0"), "size: got 0"),
-        (("--steps", "0"), "steps: got 0"),
         (("--contexts", "0"), "contexts: got 0"),
         (("--loss", "answer"), "loss: got answer without data, expected next-token"),
         (("--depth", "4"), "depth: got 4, expected a layer's depth"),
-        (("--max-length", "500000"), "text: got 400000 ids"),
         (("--data", "a.txt"), "model and data: got None and a.txt, expected both or neither"),
         (("weights",), "model and data: got weights and None, expected both or neither"),
     ],

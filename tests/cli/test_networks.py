@@ -1,6 +1,7 @@
 """Networks from a terminal: whole where the memory suffices, else left in their files."""
 
 import json
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -41,15 +42,15 @@ def test_a_network_that_does_not_fit_is_left_in_its_files(folder, tmp_path, monk
 
 def test_a_run_that_is_taken_up_holds_its_network_as_before(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(networks, "free_memory", lambda: 2.0**40)
-    assert list(networks.noted([], models.open(folder), tmp_path)) == []
+    assert list(networks.record_placement([], models.open(folder), tmp_path)) == []
     assert not is_fetched(networks.network_within(folder, None, 7, tmp_path))  # nothing was done
-    assert list(networks.noted([3, 4], models.open(folder), tmp_path)) == [3, 4]
+    assert list(networks.record_placement([3, 4], models.open(folder), tmp_path)) == [3, 4]
     assert is_fetched(networks.network_within(folder, None, 7, tmp_path))
     monkeypatch.setattr(networks, "free_memory", lambda: 1.0)
-    assert list(networks.noted([3], models.load(folder), tmp_path)) == [3]
+    assert list(networks.record_placement([3], models.load(folder), tmp_path)) == [3]
     assert not is_fetched(networks.network_within(folder, None, 7, tmp_path))
     assert is_fetched(networks.network_within(folder, 1e-3, 7, tmp_path))
-    (tmp_path / networks.HELD).write_bytes(b"\xff\x00")  # no word of ours, nor text
+    (tmp_path / networks.PLACEMENT).write_bytes(b"\xff\x00")  # no word of ours, nor text
     assert is_fetched(networks.network_within(folder, None, 7, tmp_path))
 
 
@@ -92,16 +93,16 @@ def test_a_name_is_downloaded_where_that_is_asked_or_agreed_to(monkeypatch, caps
         if not download:
             raise ValueError("path: got a name")
 
-    monkeypatch.setattr(models, "model_path", model_path)
+    monkeypatch.setattr(networks, "model_path", model_path)
     monkeypatch.setattr("builtins.input", lambda question: answers.pop(0))
-    networks.require_model("a/name", download=True)
+    networks.require_model(Path("a/name"), download=True)
     monkeypatch.setattr("sys.stdin.isatty", lambda: False, raising=False)
     with pytest.raises(ValueError, match="path: got a name"):
-        networks.require_model("a/name", download=False)
+        networks.require_model(Path("a/name"), download=False)
     assert downloads == [True, False] and len(answers) == 2
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     with pytest.raises(ValueError, match="path: got a name"):
-        networks.require_model("a/name", download=False)
-    networks.require_model("a/name", download=False)
+        networks.require_model(Path("a/name"), download=False)
+    networks.require_model(Path("a/name"), download=False)
     assert downloads == [True, False, False, False, True] and not answers
     assert capsys.readouterr().err == "path: got a name\n" * 2

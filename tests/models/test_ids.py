@@ -57,7 +57,7 @@ def carried_by_loops(mass, edges):
 
 
 LOSSES = ("loss", "margin_loss")
-# Asked at the last place, at the first and the last, and at some.
+# LossKind at the last place, at the first and the last, and at some.
 SPARSE = [np.zeros(length) for length in LENGTHS]
 for asked, places in zip(SPARSE, ((4,), (0, 6), (3, 18, 19)), strict=True):
     asked[list(places)] = np.arange(1, len(places) + 1) / sum(range(len(places) + 1))

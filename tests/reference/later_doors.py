@@ -394,6 +394,6 @@ LATER = {
     ),
     "two_way_table": (
         results.two_way_table,
-        {"found": Thing(TWO_WAY), "names": Texts(["a", "b", "c"])},
+        {"result": Thing(TWO_WAY), "names": Texts(["a", "b", "c"])},
     ),
 }  # fmt: skip

@@ -8,14 +8,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from reference.made_results import GRID, KINDS, STUDY, influence, numbers, of_kind
+from reference.made_results import (
+    CERTIFICATES,
+    GRID,
+    KINDS,
+    STUDY,
+    channels,
+    explanation,
+    influence,
+    numbers,
+    of_kind,
+)
 
 import lim_jax as lim
 from lim_jax.adjoint import RegionalChannels
 from lim_jax.limits.own import Rates
 from lim_jax.limits.rows import Row
 from lim_jax.results import load, save, to_pandas, to_xarray
-from lim_jax.results.records import to_json
 
 
 def assert_same(found, expected):
@@ -63,7 +72,6 @@ def test_rates_come_back_as_rates_and_are_laid_out_as_their_rows(tmp_path):
     save({"rates": rates}, tmp_path / "found.npz")
     found = load(str(tmp_path / "found.npz"))["rates"]
     assert type(found) is Rates and found == rates and found.agree == rates.agree
-    assert to_json(rates) == to_json(rows)
     assert to_xarray(rates).identical(to_xarray(rows))
     assert to_pandas(rates, "study").equals(to_pandas(rows, "study"))
 
@@ -213,3 +221,13 @@ def test_a_folder_that_is_missing_is_made(tmp_path):
     lim.results.save([1.5, None], path)
     assert lim.results.load(path) == [1.5, None]
     assert [file.name for file in path.parent.iterdir()] == ["found.npz"]
+
+
+def test_results_print_as_text_that_says_what_they_are(capsys):
+    print(channels(), CERTIFICATES[0], explanation(), sep="\n")
+    shown = capsys.readouterr().out
+    assert shown.startswith("channels of 4 layers, 7 positions and 2 components\n")
+    assert shown.count("one of them (eq:one): vacuous: never here") == 2  # alone, and explained
+    assert "at depth 1" in shown and "influence density, error" in shown
+    jax.vmap(lambda x: print(channels()._replace(loss=x)) or x)(np.ones(3))
+    assert capsys.readouterr().out.startswith("channels of 4 layers")

@@ -236,7 +236,7 @@ print(*{"diffrax", "lineax", "pandas", "xarray.core"} & set(sys.modules))
 sys.modules["xarray"] = sys.modules["pandas"] = None  # as if they were not installed
 found = lim.Influence.from_energies(jnp.ones((2, 4)), lim.boundary_regions(lim.token_grid(4), 0.25))
 lim.results.save(found, "found.npz")
-print(lim.results.to_json(lim.results.load("found.npz"))[:13])
+print(type(lim.results.load("found.npz")).__name__)
 for label in (lim.results.to_xarray, lim.results.to_pandas):
     try:
         label(found)
@@ -247,5 +247,5 @@ for label in (lim.results.to_xarray, lim.results.to_pandas):
     assert done.stderr == ""
     lines = done.stdout.splitlines()
     assert lines[0] == "", "what keeping an influence does not need was loaded"
-    assert lines[1] == '{"length": 4,' and len(lines) == 4
+    assert lines[1] == "Influence" and len(lines) == 4
     assert all('pip install "lim_jax[xarray]"' in line for line in lines[2:])

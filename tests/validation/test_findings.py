@@ -4,7 +4,7 @@ import numpy as np
 from reference.made_study import made_faithfulness, made_results
 
 from benchmarks.validation.faithfulness_page import faithfulness_page
-from benchmarks.validation.findings_page import findings_page, found_in_a_line
+from benchmarks.validation.findings_page import findings_page, headline
 from benchmarks.validation.gains import Gain, compare_arms
 from benchmarks.validation.intervals import Interval
 
@@ -24,11 +24,11 @@ def rows(page, first):
 def test_the_first_line_counts_what_is_above_zero_with_its_interval():
     gains = {"a": one_gain(UP, UP, NOT), "b": one_gain(NOT, None, None), "c": one_gain(UP, NOT, UP)}
     told = {"answers of the probes": gains["c"], "selective, true answers": gains["c"]}
-    assert found_in_a_line(gains | told) == (
+    assert headline(gains | told) == (
         "**Of 3 remedies 2 lift the middle at equal steps (a +0.20; c +0.20), "
         "1 at equal operations (a +0.20), 1 at equal time (c +0.20).**"
     )
-    assert found_in_a_line({"b": gains["b"]}) == (
+    assert headline({"b": gains["b"]}) == (
         "**Of 1 remedy none lift the middle at equal steps, none at equal operations, "
         "none at equal time.**"
     )

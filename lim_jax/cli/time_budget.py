@@ -1,7 +1,7 @@
-"""How long measuring takes, and of how many contexts an explanation can be."""
+"""How long measuring takes, and how many contexts can be explained in that time."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import NamedTuple
 
@@ -32,16 +32,9 @@ MASSES = 4  # contexts of an average cone mass: exact norms of every block settl
 
 
 class Case(NamedTuple):
-    """A network, and what is asked of it.
+    """A network, and what is asked of it: a row of weights for each context, of its own length.
 
-    Attributes
-    ----------
-    network
-        The model.
-    weights
-        Of the loss, a row for each context, of its own length.
-    margin
-        Whether the loss is minus the log odds, not the cross-entropy.
+    With `margin` the loss is minus the log odds, not the cross-entropy.
     """
 
     network: CausalLM
@@ -53,18 +46,17 @@ class Case(NamedTuple):
         """The loss of embedded states."""
         return CausalLM.margin_loss if self.margin else CausalLM.loss
 
+    @property
+    def terminal_loss(self) -> Callable[..., jax.Array]:
+        """The loss of the last states."""
+        return CausalLM.terminal_margin_loss if self.margin else CausalLM.terminal_loss
 
-class Taking(NamedTuple):
-    """What an explanation takes.
 
-    Attributes
-    ----------
-    contexts
-        How many are explained.
-    seconds
-        How long that is likely to take.
-    more
-        How much longer the numbers of certificates that cannot decide would take, and cone masses.
+class TimeBudget(NamedTuple):
+    """How many contexts are explained, and how many seconds that is likely to take.
+
+    `more` is how much longer the numbers of certificates that cannot decide would take, and cone
+    masses.
     """
 
     contexts: int
@@ -74,26 +66,17 @@ class Taking(NamedTuple):
 
 def choose_contexts(
     cases: Mapping[str, Case], windows: Windows, regions: Regions, chosen: int | None
-) -> Taking:
+) -> TimeBudget:
     """Choose how many contexts to explain, by how long a gradient of one takes.
 
-    Parameters
-    ----------
-    cases
-        By name.
-    windows
-        The contexts that there are, in the order in which they are taken.
-    regions
-        On the common grid.
-    chosen
-        How many contexts were asked for; None for as many as make two standard errors of LIM less
-        than 10 %, or as are explained in `SECONDS`, if not less than two.
+    Without a number `chosen` they are as many as make two standard errors of LIM less than 10 %, or
+    as are explained in `SECONDS`, if not less than two.
     """
     every = list(cases.values())
 
     def measured(start: int, count: int) -> list[Influence]:
-        found = [_influence(case, windows, slice(start, start + count), regions) for case in every]
-        return jax.block_until_ready(found)
+        rows = slice(start, start + count)
+        return jax.block_until_ready([_influence(case, windows, rows, regions) for case in every])
 
     measured(0, 1)  # compiles
     begun = perf_counter()
@@ -104,13 +87,13 @@ def choose_contexts(
         most = int(min(len(windows), max(2, SECONDS / (GRADIENTS * each))))
         count = min(FIRST, most)
         pooled = measured(0, count) if most > count else []
-        while count + FIRST <= most and any(_too_wide(one) for one in pooled):
+        while count + FIRST <= most and any(map(_too_wide, pooled)):
             further = measured(count, FIRST)
-            pooled = [one.merge(other) for one, other in zip(pooled, further, strict=True)]
+            pooled = [old.merge(new) for old, new in zip(pooled, further, strict=True)]
             count += FIRST
     seconds = COMPILING + GRADIENTS * each * count
     length = max(len(window) - 1 for window in windows)
-    return Taking(count, seconds, sum(_more(case, length, count, each) for case in every))
+    return TimeBudget(count, seconds, sum(_more(case, length, count, each) for case in every))
 
 
 def _influence(case: Case, windows: Windows, chosen: slice, regions: Regions) -> Influence:
@@ -121,9 +104,9 @@ def _influence(case: Case, windows: Windows, chosen: slice, regions: Regions) ->
     return influence_of_contexts(energies, kept)
 
 
-def _too_wide(found: Influence) -> bool:
-    needed = contexts_needed(found)
-    return needed is None or needed > int(found.count)
+def _too_wide(influence: Influence) -> bool:
+    needed = contexts_needed(influence)
+    return needed is None or needed > int(influence.count)
 
 
 def measuring_seconds(
@@ -131,16 +114,7 @@ def measuring_seconds(
 ) -> float:
     """How long contexts are likely to take, by their operations and the rate of a product.
 
-    Parameters
-    ----------
-    network
-        Held in any way.
-    lengths
-        Of the contexts, in tokens.
-    shown
-        How many of them are shown on a page: they are measured by what it shows.
-    answered
-        How many of them the network answers itself.
+    The first `shown` are measured by what a page shows of them; `answered` are answered first.
     """
     passes = [_pass_operations(network, padded_size(network, length)) for length in lengths]
     # Weights that are left in their files are read for a page and for energies.
@@ -193,8 +167,6 @@ def _more(case: Case, length: int, contexts: int, gradient: float) -> float:
 def described_contexts(lengths: Sequence[int]) -> str:
     """How many contexts there are, and of how many tokens.
 
-    Examples
-    --------
     >>> described_contexts([12]), described_contexts([30, 28])
     ('1 context of 12 tokens', '2 contexts of 28 to 30 tokens')
     """
@@ -205,8 +177,6 @@ def described_contexts(lengths: Sequence[int]) -> str:
 def duration(seconds: float) -> str:
     """A time in words.
 
-    Examples
-    --------
     >>> duration(0.3), duration(42.0), duration(400.0), duration(9000.0)
     ('1 second', '40 seconds', '7 minutes', '2.5 hours')
     """
@@ -217,24 +187,12 @@ def duration(seconds: float) -> str:
 
 
 def announced(
-    cases: Mapping[str, Case], lengths: Sequence[int], found: Taking, judged: Judged
+    cases: Mapping[str, Case], lengths: Sequence[int], budget: TimeBudget, certificates: Judged
 ) -> str:
-    """What will be done, on how much, and how long it is likely to take.
-
-    Parameters
-    ----------
-    cases
-        By name.
-    lengths
-        Of the contexts that are explained.
-    found
-        From `choose_contexts`.
-    judged
-        As in `explanations.explain`.
-    """
-    everything = judged == "all"
+    """What will be done on contexts of these lengths, and how long it is likely to take."""
+    everything = certificates == "all"
     what = "all certificates and cone masses" if everything else "certificates that can decide"
-    seconds = found.seconds + (found.more if everything else 0)
+    seconds = budget.seconds + (budget.more if everything else 0)
     lines = [
         f"Explaining {' and '.join(cases)} on {described_contexts(lengths)}: "
         f"density, channels, hops, heads, {what}: about {duration(seconds)}."
@@ -242,5 +200,5 @@ def announced(
     if len(set(lengths)) > 1:
         lines.append("Certificates that compare two positions need contexts of one length.")
     if not everything:
-        lines.append(f"--certificates all would take about {duration(found.more)} more.")
+        lines.append(f"--certificates all would take about {duration(budget.more)} more.")
     return " ".join(lines)

@@ -1,36 +1,31 @@
-"""What a terminal and a folder are told of explanations: words first, then numbers and figures."""
+"""Explanations printed, written and drawn: words first, then numbers and figures."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
 
 from lim_jax import models, plots, report
-from lim_jax._checks import AnyPath, as_path
 from lim_jax.adjoint.ledger import CHANNELS
 from lim_jax.asking.contexts import Context
+from lim_jax.cli.contexts_io import context_names, record_shares
 from lim_jax.cli.folder import save_figure, write_json, write_table
-from lim_jax.cli.kept import context_names, record_shares
-from lim_jax.cli.pages import first_contexts
+from lim_jax.cli.pages import first_accounts
 from lim_jax.cli.records import Record, averaged_records, record_lines
-from lim_jax.cli.taking import Case, described_contexts
+from lim_jax.cli.time_budget import Case, described_contexts
 from lim_jax.explanations import Explanation
 from lim_jax.explanations.account import HOPS
 from lim_jax.explanations.tables import influence_table
 from lim_jax.explanations.windows import Windows
 from lim_jax.grid.partition import Regions
-from lim_jax.models import CausalLM
 from lim_jax.probes import Estimate
 from lim_jax.report.sentences import certificate_lines, finding, parts_finding, records_finding
 
 
 def stem(name: str) -> str:
-    """How a case is called in the names of files.
+    """What a case is called in the names of files.
 
-    Examples
-    --------
     >>> stem("given network, last token")
     'given_network_last_token'
     """
@@ -38,35 +33,20 @@ def stem(name: str) -> str:
 
 
 def report_explanations(
-    found: Mapping[str, Explanation],
+    results: Mapping[str, Explanation],
     masses: Mapping[str, Estimate],
     losses: jax.Array | None,
     regions: Regions,
     contexts: Sequence[Context],
-    out: AnyPath,
+    out: Path,
 ) -> None:
-    """Print every explanation, write all numbers and draw.
-
-    Parameters
-    ----------
-    found, masses
-        By name.
-    losses
-        Of training, or None.
-    regions
-        On the contexts' grid.
-    contexts
-        What was explained, with its named parts; none of a byte-level network.
-    out
-        The folder.
-    """
-    figures, documents, out = 0, {}, as_path(out, "out")
-    for name, result in found.items():
+    """Print every explanation, write all numbers and draw; `losses` are those of training."""
+    figures, documents = 0, {}
+    for name, result in results.items():
         records = _records(contexts, result)
         figures += _save_explanation(result, name, out)
-        documents[name] = {
-            **result.record(), "records": [one._asdict() for one in records]
-        }  # fmt: skip
+        parts = [record._asdict() for record in records]
+        documents[name] = {**result.record(), "records": parts}
         lengths = [energy.size for energy in result.token_energies]
         print(f"\n== {name}: {described_contexts(lengths)} ==")
         print("\n".join(words(result, records)))
@@ -88,15 +68,7 @@ def report_explanations(
 
 
 def words(result: Explanation, records: Sequence[Record]) -> list[str]:
-    """An explanation in lines: the finding, documents, positions, ways, certificates.
-
-    Parameters
-    ----------
-    result
-        From `explanations.explain`.
-    records
-        From `records.averaged_records`.
-    """
+    """An explanation in lines: the finding, documents, positions, ways, certificates."""
     influence, rest, regions = result.influence, result.without_queries, result.influence.regions
     weights = np.asarray(influence.grid.weights)
     channels, hops = (
@@ -123,17 +95,17 @@ def _records(contexts: Sequence[Context], result: Explanation) -> list[Record]:
 
 
 def _save_explanation(result: Explanation, name: str, out: Path) -> int:
-    """Write one explanation's table, draw it, and say in how many figures."""
-    called, found = stem(name), result.influence
+    """Write one explanation's table, draw it, and count its figures."""
+    file, influence = stem(name), result.influence
     columns = (
-        found.grid.nodes, found.density, found.density_error,
+        influence.grid.nodes, influence.density, influence.density_error,
         *result.channel_energies, *result.hop_energies,
     )  # fmt: skip
     names = (f"{part} energy" for part in (*CHANNELS, *HOPS))
     rows = zip(*(column.tolist() for column in columns), strict=True)
-    write_table(out / f"{called}.csv", ("position", "density", "error", *names), rows)
+    write_table(out / f"{file}.csv", ("position", "density", "error", *names), rows)
     figures = {
-        "influence": plots.influence_profile(result.influence, name),
+        "influence": plots.influence_profile(influence, name),
         "channels": plots.channel_energies(result, name),
         "hops": plots.hop_energies(result, name),
         "certificates": plots.certificate_margins(result.certificates, name),
@@ -141,52 +113,38 @@ def _save_explanation(result: Explanation, name: str, out: Path) -> int:
     if result.without_queries is not None:
         figures["influence_without_queries"] = plots.influence_profile(result.without_queries, name)
     for kind, figure in figures.items():
-        save_figure(figure, out, f"{called}_{kind}")
+        save_figure(figure, out, f"{file}_{kind}")
     return len(figures)
 
 
 def write_pages(
-    found: Mapping[str, Explanation],
+    results: Mapping[str, Explanation],
     cases: Mapping[str, Case],
     windows: Windows,
     contexts: Sequence[Context],
-    model: AnyPath | None,
-    out: AnyPath,
+    model: Path | None,
+    out: Path,
 ) -> None:
-    """Write a page for each network and loss; ids of the byte-level network are bytes.
-
-    Parameters
-    ----------
-    found, cases
-        By name.
-    windows, contexts
-        What was explained.
-    model
-        Whose tokenizer is read; None for bytes.
-    out
-        The folder.
-    """
+    """Write a page for each network and loss; without a model ids are bytes."""
     tokenizer = None if model is None else models.read_tokenizer(model)
     rows = list(map(np.asarray, windows))
-    asks = "" if model is None else f"Why does {as_path(model, 'model').name} use what it uses?"
-    out = as_path(out, "out")
     for name, case in cases.items():
-        result = found[name]
-        margin: Any = CausalLM.terminal_margin_loss
-        accounts, texts = first_contexts(
-            case.network, rows, list(case.weights), tokenizer, depth=result.depth,
-            terminal_loss=margin if case.margin else CausalLM.terminal_loss,
+        result = results[name]
+        accounts = first_accounts(
+            case.network, rows, list(case.weights),
+            depth=result.depth, terminal_loss=case.terminal_loss,
         )  # fmt: skip
+        shown = contexts[: len(accounts)]
         report.write_page(
             out / f"{stem(name)}.html",
             result.influence,
             accounts,
-            texts,
-            title=f"{asks} ({name})" if asks else name,
+            [models.texts_of_ids(window, tokenizer) for window in rows[: len(accounts)]],
+            title=f"Why does {model.name} use what it uses? ({name})" if model else name,
             certificates=result.certificates,
             without_queries=result.without_queries,
-            names=context_names(contexts[: len(accounts)]),
-            spans=[context.spans for context in contexts[: len(accounts)]],
+            names=context_names(shown),
+            spans=[context.spans for context in shown],
             records=_records(contexts, result),
         )
     print(f"Wrote a page for each network and loss to {out}.")

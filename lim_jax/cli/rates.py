@@ -73,20 +73,20 @@ def _status(out: Path) -> int:
 
 def _report_rates(rows: Sequence[Row], curves: Mapping[str, Sequence[Curve]], out: Path) -> int:
     """Write and draw all, print the table, and give the exit status."""
-    costs = {name: [curve._asdict() for curve in found] for name, found in curves.items()}
+    costs = {name: [curve._asdict() for curve in of_cost] for name, of_cost in curves.items()}
     write_json(out / "rates.json", {"rates": [row.record() for row in rows], "costs": costs})
     errors = (
-        (row.name, *one)
+        (row.name, *columns)
         for row in rows
-        for one in zip_longest(row.study.refinements, row.study.errors, row.study.bounds or ())
+        for columns in zip_longest(row.study.refinements, row.study.errors, row.study.bounds or ())
     )
     write_table(out / "rates.csv", ("study", "refinement", "error", "bound"), errors)
     for topic in dict.fromkeys(row.topic for row in rows):
-        chosen = [row for row in rows if row.topic == topic]
+        of_topic = [row for row in rows if row.topic == topic]
         file = re.sub(r"[^\w-]+", "_", topic).strip("_")  # a topic may hold a formula
-        save_figure(plots.convergence_rates(chosen, topic), out, file)
-    for name, found in curves.items():
-        save_figure(plots.error_against_cost(found, COSTS[name]), out, f"cost_{name}")
+        save_figure(plots.convergence_rates(of_topic, topic), out, file)
+    for name, of_cost in curves.items():
+        save_figure(plots.error_against_cost(of_cost, COSTS[name]), out, f"cost_{name}")
     print(rates_table(list(rows)))
     missed = [row.name for row in rows if not row.agrees]
     print(f"{len(rows) - len(missed)} of {len(rows)} orders and bounds are as expected.")
