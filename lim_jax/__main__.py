@@ -29,7 +29,7 @@ MOMENT = 0.01  # seconds
 
 
 def main() -> int:
-    """Run the command; what it refuses is said in a line, and the status is 2."""
+    """Run the command; an error of ours is printed in a line, and the status is 2."""
     sys.unraisablehook = partial(_interrupt_again, sys.unraisablehook)
     pressed = _presses()
     try:

@@ -128,16 +128,18 @@ def _spelt(number: float) -> str:
 
 def _index_rows(compared: ComparedInfluences, suffix: str) -> list[Row]:
     """The regional averages of the density and the indices, and the total."""
-    columns = [_numbers(of.record()) for of in (compared.first, compared.second)]
-    change = compared.change
-    columns.append([*map(float, change.indices), float(change.total)])
-    columns.append([*map(float, change.index_errors), float(change.total_error)])
+    first, second, change = compared
+    columns = [
+        [*indices, total]
+        for indices, total in (
+            (first.indices(), first.total),
+            (second.indices(), second.total),
+            (change.indices, change.total),
+            (change.index_errors, change.total_error),
+        )
+    ]
     rows = zip(INDEX_NAMES, *columns, strict=True)
-    return [(name + suffix, *numbers) for name, *numbers in rows]
-
-
-def _numbers(record: dict[str, Any]) -> list[float]:
-    return [*record["indices"].values(), record["total"]]
+    return [(name + suffix, *map(float, numbers)) for name, *numbers in rows]
 
 
 def _share_row(name: str, shares: ComparedShares) -> Row:
@@ -171,7 +173,7 @@ def _record_row(name: str, shares: ComparedShares) -> tuple[Any, ...]:
 
 
 def _document(compared: ComparedInfluences) -> dict[str, Any]:
-    change = compared.change
+    first, second, change = compared
     difference = {
         "total": float(change.total),
         "total_error": float(change.total_error),
@@ -180,11 +182,7 @@ def _document(compared: ComparedInfluences) -> dict[str, Any]:
         "density": change.density.tolist(),
         "density_error": change.density_error.tolist(),
     }
-    return {
-        "first": compared.first.record(),
-        "second": compared.second.record(),
-        "difference": difference,
-    }
+    return {"first": first.record(), "second": second.record(), "difference": difference}
 
 
 def _by_name(values: Indices) -> dict[str, float]:

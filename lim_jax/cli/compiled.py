@@ -17,24 +17,12 @@ MOST = 2**30  # bytes that a command begins with; those that were not used for l
 
 
 def keep_programs(arguments: Sequence[str]) -> list[str]:
-    """Say to JAX where to keep compiled programs, and give the arguments that are left.
+    """Tell JAX where to keep compiled programs, and return the arguments that are left.
 
-    In the environment of the process, which JAX reads as it is imported: not before a command is
-    loaded that needs it.
-
-    In the user's cache folder, or where JAX's own ``JAX_COMPILATION_CACHE_DIR`` says; in the folder
-    of a leading ``--cache PATH``; after a leading ``--no-cache``, or with
+    By the process's environment, which JAX reads as it is imported: before a command is loaded that
+    needs it. Programs are kept in the user's cache folder, or where ``JAX_COMPILATION_CACHE_DIR``
+    says; in the folder of a leading ``--cache PATH``; after a leading ``--no-cache``, or with
     ``JAX_ENABLE_COMPILATION_CACHE=false``, nowhere.
-
-    Parameters
-    ----------
-    arguments
-        Of the command line.
-
-    Raises
-    ------
-    ValueError
-        Where ``--cache`` has no folder behind it.
     """
     match list(arguments):
         case ["--no-cache", *rest]:
@@ -68,8 +56,8 @@ def _make_room(folder: Path) -> None:
     """Remove programs until what is left takes `MOST` bytes."""
     kept = 0
     with suppress(FileNotFoundError):  # another command makes room too
-        found = [(path, path.stat()) for path in folder.glob("*-cache")]
-        for path, file in sorted(found, key=lambda one: -max(one[1].st_atime, one[1].st_mtime)):
+        files = [(path.stat(), path) for path in folder.glob("*-cache")]
+        for file, path in sorted(files, key=lambda pair: -max(pair[0].st_atime, pair[0].st_mtime)):
             kept += file.st_size
             if kept > MOST:
                 path.unlink()

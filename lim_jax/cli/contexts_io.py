@@ -22,16 +22,9 @@ CONTEXTS = "contexts.npz"
 
 
 class PartShares(NamedTuple):
-    """What a part holds of each context.
+    """What a part holds of each context: its share, how many tokens, and its share of these.
 
-    Attributes
-    ----------
-    name, kind
-        Of the part. What is in no part has no name and the kind ``"rest"``: a part may have any
-        name.
-    held
-        Of each context its share of the influence, how many tokens it has, and its share of these;
-        NaN without it.
+    NaN without it. What is in no part has the kind ``"rest"``, since a part may have any name.
     """
 
     name: str

@@ -116,12 +116,14 @@ def explain(
     with run_folder(out, "explain", arguments, overwrite=overwrite) as folder, jax.enable_x64(True):
         # All arguments are looked at before the first long computation.
         boundary_regions(token_grid(max_length), delta)
-        _require_pages_and_model(model, html, download)
+        if html:
+            require_page_packages()
         most = MOST if contexts is None else counted(contexts, "contexts")
         unfinished = folder / UNFINISHED
         if model is None:
             start, read = _byte_level(data, loss, most, keys)
         else:
+            require_model(model, download)
             held = partial(network_within, memory=memory, unfinished=unfinished)
             start, read = _network_and_contexts(model, data, loss, max_length, most, keys[2], held)
         _require_enough(read, contexts)
@@ -135,7 +137,9 @@ def explain(
         # The clock may choose another number when the run is taken up: the first one holds.
         known = contexts or _recorded_contexts(unfinished)
         budget = choose_contexts(cases, read.windows, regions, known)
-        cases, read = _first(budget.contexts, cases, read)
+        count = budget.contexts
+        cases = {name: case._replace(weights=case.weights[:count]) for name, case in cases.items()}
+        read = ReadContexts(read.windows[:count], read.contexts[:count])
         print(announced(cases, read.lengths, budget, certificates), flush=True)
         results, masses = _explanations(cases, read.windows, regions, keys[3], depth, certificates,
                                         unfinished)  # fmt: skip
@@ -143,13 +147,6 @@ def explain(
         if html:
             write_pages(results, cases, read.windows, read.contexts, model, folder)
     return 0
-
-
-def _require_pages_and_model(model: Path | None, html: bool, download: bool) -> None:
-    if html:
-        require_page_packages()
-    if model is not None:
-        require_model(model, download)
 
 
 def _recorded_contexts(unfinished: Path) -> int | None:
@@ -238,22 +235,14 @@ def _cases(networks: Mapping[str, CausalLM], read: ReadContexts, loss: Losses) -
         given = [context.weights for context in read.contexts]
         asked = {loss: last if loss == "last-token" else given}
     return {
-        f"{name} network, {how}": Case(network, _in_precision(rows, network), loss == "margin")
+        f"{name} network, {how}": Case(
+            network,
+            _stacked([row.astype(network.embedding.dtype) for row in rows]),
+            margin=loss == "margin",
+        )
         for name, network in networks.items()
         for how, rows in asked.items()
     }
-
-
-def _in_precision(rows: list[np.ndarray], network: CausalLM) -> Any:
-    return _stacked([row.astype(network.embedding.dtype) for row in rows])
-
-
-def _first(
-    count: int, cases: Mapping[str, Case], read: ReadContexts
-) -> tuple[dict[str, Case], ReadContexts]:
-    """The first contexts of every case."""
-    first = {name: case._replace(weights=case.weights[:count]) for name, case in cases.items()}
-    return first, ReadContexts(read.windows[:count], read.contexts[:count])
 
 
 def _explanations(

@@ -78,21 +78,10 @@ TERMINAL_LOSSES = {"margin": CausalLM.terminal_margin_loss}
 class Profiled(NamedTuple):
     """All that the command measured: what its tables, files and figures are made of.
 
-    Attributes
-    ----------
-    contexts, energies
-        What was read, and the energies of each context's tokens, on its own grid.
-    influence, without_queries
-        Of all contexts, on a common grid; and that of the tokens before the first that is asked, as
-        contexts of their own, None where the first of a context is.
-    records
-        What the parts hold, in the order in which they are met, and last what is in none.
-    shares, measured
-        What records hold of each context, and the contexts one by one.
-    shuffled
-        What is due to documents and what to places, of documents in several orders; else None.
-    accounts
-        Those of a page, where its contexts were measured by them.
+    The energies of each context's tokens are on its own grid, the influence is on a common one;
+    `without_queries` is that of the tokens before the first that is asked, as contexts of their
+    own, None where the first of a context is. `shares` are what records hold of each context,
+    `accounts` those of a page, where its contexts were measured by them.
     """
 
     contexts: Sequence[Context]

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import tyro
 from tqdm import tqdm
@@ -27,6 +27,7 @@ from lim_jax.cli.profiling import (
     write_profile,
     write_profile_page,
 )
+from lim_jax.cli.records import Record
 from lim_jax.cli.time_budget import described_contexts, duration, measuring_seconds
 from lim_jax.report.sentences import REST, part_words, percent
 
@@ -34,41 +35,7 @@ NO_ERROR = (
     "One context has no error. For one, ask by lim-jax profile: of several lines, or with "
     "--shuffle N of the documents in several orders."
 )
-
-
 HEAD = ("part", "  share", " of documents", " tokens", "most in")
-
-
-class Part(NamedTuple):
-    """What a part of the context holds of the influence on the answer.
-
-    Attributes
-    ----------
-    name, kind
-        Kinds are ``"document"``, ``"question"`` and ``"message"``; what is in no part has no name
-        and the kind ``"rest"``.
-    share, of_documents
-        Of the influence of all tokens, and a document's share of what all documents hold.
-    tokens, of_tokens
-        How many tokens it has, and its share of all.
-    most
-        Which of its tokens hold most of its share, each with its part of that.
-    texts
-        One: there is one context.
-    """
-
-    name: str
-    kind: str
-    share: float
-    of_documents: float | None
-    tokens: int
-    of_tokens: float
-    most: str = ""
-    texts: int = 1
-
-    def record(self) -> dict[str, Any]:
-        """What answer.json says of it."""
-        return {name: getattr(self, name) for name in FILES["answer.json, parts"]}
 
 
 def ask(
@@ -145,7 +112,7 @@ def ask(
         print(*answer_notes(contexts, model), _table(parts), sep="\n")
         document = {
             "question": question, "answer": said, "cut": cut, "foil": foil, "finding": finding,
-            "parts": [part.record() for part in parts],
+            "parts": _written(parts),
         }  # fmt: skip
         write_json(folder / "answer.json", document)
         title = f"{model.name}, {loss}"
@@ -180,32 +147,36 @@ def _line(arguments: dict) -> Line:
     return line._replace(question=arguments["question"], answer=answer, foil=foil)
 
 
-def _parts(result: Profiled, documents: Sequence[str]) -> list[Part]:
-    """The documents, the largest share first, then other parts, and what is in none."""
+def _parts(result: Profiled, documents: Sequence[str]) -> list[Record]:
+    """The records by kind: documents, the largest share first, other parts, and the rest."""
     kinds = {**dict.fromkeys(documents, "document"), QUESTION: "question"}
-    named = [
-        (REST if record.kind == REST else kinds.get(record.name, "message"), record)
-        for record in result.records
-    ]
-    whole = sum(record.share for kind, record in named if kind == "document") or 1
     parts = [
-        Part(
-            record.name, kind, record.share,
-            record.share / whole if kind == "document" else None,
-            round(record.tokens), record.of_tokens, record.most,
-        )
-        for kind, record in named
-    ]  # fmt: skip
-    return sorted(
-        parts, key=lambda part: (part.kind == REST, part.of_documents is None, -part.share)
-    )
+        part if part.kind == REST else part._replace(kind=kinds.get(part.name, "message"))
+        for part in result.records
+    ]
+    return sorted(parts, key=lambda part: (part.kind == REST, part.kind != "document", -part.share))
 
 
-def finding_of(parts: Sequence[Part], answer: str, foil: str = "") -> str:
+def _of_documents(part: Record, parts: Sequence[Record]) -> float | None:
+    """A document's share of what all documents hold."""
+    whole = sum(other.share for other in parts if other.kind == "document") or 1
+    return part.share / whole if part.kind == "document" else None
+
+
+def _written(parts: Sequence[Record]) -> list[dict[str, Any]]:
+    """What answer.json says of each part."""
+    return [
+        {name: getattr(part, name, None) for name in FILES["answer.json, parts"]}
+        | {"of_documents": _of_documents(part, parts), "tokens": round(part.tokens)}
+        for part in parts
+    ]
+
+
+def finding_of(parts: Sequence[Record], answer: str, foil: str = "") -> str:
     """Which document holds most, in a sentence.
 
-    >>> parts = [Part("a", "document", 0.3, 0.75, 40, 0.4),
-    ...          Part("b", "document", 0.1, 0.25, 60, 0.6), Part("", "rest", 0.6, None, 9, 0.0)]
+    >>> parts = [Record("a", "document", 0.3, float("inf"), 40.0, 0.4, 1, 1),
+    ...          Record("b", "document", 0.1, float("inf"), 60.0, 0.6, 1, 1)]
     >>> print(finding_of(parts, "Wren"))
     The answer “Wren” comes from “a” most of all: it holds 75 % of what the 2 documents hold, with \
 40 of their 100 tokens. They hold 40 % of the whole influence.
@@ -220,18 +191,17 @@ def finding_of(parts: Sequence[Part], answer: str, foil: str = "") -> str:
         asked = f"“{top.name}” decides most between “{answer}” and “{foil.strip()}”"
     several = f"the {len(documents)} documents hold" if len(documents) > 1 else "the document holds"
     return (
-        f"{asked}: it holds {percent(top.of_documents)} of what {several}, with "
-        f"{top.tokens} of their {tokens} tokens. They hold {percent(whole)} of the whole "
+        f"{asked}: it holds {percent(_of_documents(top, parts))} of what {several}, with "
+        f"{top.tokens:.0f} of their {tokens:.0f} tokens. They hold {percent(whole)} of the whole "
         "influence."
     )
 
 
-def _table(parts: Sequence[Part]) -> str:
+def _table(parts: Sequence[Record]) -> str:
     """Whole names in quotation marks, which the rest has not, so that no two look alike."""
     rows: list[Sequence[str]] = [HEAD]
     for part in parts:
-        of_documents = "" if part.of_documents is None else f"{part.of_documents:.1%}"
-        rows.append(
-            (part_words(part), f"{part.share:.1%}", of_documents, f"{part.tokens}", part.most)
-        )
+        of = _of_documents(part, parts)
+        share, of_documents = f"{part.share:.1%}", "" if of is None else f"{of:.1%}"
+        rows.append((part_words(part), share, of_documents, f"{part.tokens:.0f}", part.most))
     return text_table(rows, left=(0, 4))

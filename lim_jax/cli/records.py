@@ -19,20 +19,10 @@ HEAD = ("part", "   share", "   error", "  tokens", " of tokens", "contexts", "m
 
 
 class Record(NamedTuple):
-    """What a part holds of a context's influence, averaged over the contexts that have the part.
+    """What a part holds, averaged over the contexts that have it: its share of their influence.
 
-    Attributes
-    ----------
-    name, kind
-        As in `contexts_io.PartShares`.
-    share, error
-        Of the context's total Z, and the standard error over contexts.
-    tokens, of_tokens
-        How many tokens it has, and its share of the context's.
-    contexts, texts
-        How many contexts have such a part, and how many different texts these have under its name.
-    most
-        Which of its tokens hold most of its share, each with its part of that.
+    `of_tokens` is its share of their tokens, `texts` how many different texts they have under its
+    name, and `most` which of its tokens hold most of its share, each with its part of that.
     """
 
     name: str

@@ -23,18 +23,11 @@ SHOWN = 8  # documents of a table that is printed
 
 
 class ShuffledShares(NamedTuple):
-    """What the documents of all lines hold, in every order.
+    """The share and the number of the document at each place, by line and order.
 
-    Attributes
-    ----------
-    names
-        Of the documents: their own where all lines have the same ones, else their numbers.
-    shares, documents
-        By line, order and place, the share and the number of the document there.
-    effects
-        What is due to the document and what to the place.
-    same
-        Whether the documents of each name are of one text in all lines.
+    Documents have their own names where all lines have the same ones, else their numbers; `effects`
+    are what is due to the document and what to the place; with `same` the documents of each name
+    are of one text in all lines.
     """
 
     names: Sequence[str]

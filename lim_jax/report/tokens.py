@@ -23,19 +23,10 @@ MOST = 3  # tokens of a part that are named
 
 
 class ShownContext(NamedTuple):
-    """A context on a page.
+    """A context on a page: what the text needs of each token, and what its card tells (`FIELDS`).
 
-    Attributes
-    ----------
-    tokens
-        What the text needs of each: its text, shade, whether the loss asks here and not
-        everywhere, and the name of the region that begins with it.
-    records
-        What the card tells of each, in the order of `FIELDS`.
-    after
-        The token after the context.
-    length
-        How many tokens the context has; those that make one character are one of `tokens`.
+    `after` is the token after the context; of `length` tokens those that make one character are
+    one of `tokens`.
     """
 
     tokens: list[dict[str, Any]]

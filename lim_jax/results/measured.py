@@ -76,18 +76,10 @@ class ComparedShares(NamedTuple):
 
 
 class ComparedContexts(NamedTuple):
-    """Two results, context by context where these are in both.
+    """Two results, context by context where these are in both, which `pairs` counts.
 
-    Attributes
-    ----------
-    pairs
-        How many are in both.
-    whole
-        The influence of all tokens.
-    without_queries
-        That of the tokens before the first that is asked; None where a context asks from its first.
-    shares
-        By record, of those that both have.
+    `without_queries` is of the tokens before the first that is asked, None where a context asks
+    from its first; `shares` are by record, of those that both have.
     """
 
     pairs: int

@@ -16,7 +16,8 @@ from lim_jax.asking import answering, context_of, self_answered, unanswered
 from lim_jax.asking.documents import RenderedPrompt
 from lim_jax.cli import answers, questions
 from lim_jax.cli.commands import main
-from lim_jax.cli.questions import Part, finding_of
+from lim_jax.cli.questions import finding_of
+from lim_jax.cli.records import Record
 
 DOCUMENTS = {"first.txt": "abcabd", "second.txt": "hgjh", ".hidden": "no"}
 PROMPT = "first\nabcabd\n\nsecond\nhgjh\n\nQuestion: bc\nAnswer:"
@@ -225,11 +226,12 @@ def test_what_to_know_of_answers_is_said(folder, chatting):
 
 
 def test_the_finding_of_one_document_and_of_none_that_matters():
-    alone = [Part("a", "document", 0.25, 1.0, 4, 0.5), Part("", "rest", 0.75, None, 2, 0.5)]
+    rest = Record("", "rest", 0.75, np.inf, 2, 0.5, 1, 1)
+    alone = [Record("a", "document", 0.25, np.inf, 4, 0.5, 1, 1), rest]
     said = finding_of(alone, "50% of it")
     assert "holds 100 % of what the document holds, with 4 of their 4" in said
     assert "The answer “50% of it” comes" in said, "as it was given"
-    nothing = [Part(name, "document", 0.0, 0.0, 4, 0.5) for name in "ab"]
+    nothing = [Record(name, "document", 0.0, np.inf, 4, 0.5, 1, 1) for name in "ab"]
     assert "0 % of what the 2 documents hold" in finding_of(nothing, "b")
 
 
