@@ -10,7 +10,7 @@ from jax.typing import DTypeLike
 import lim_jax as lim
 from lim_jax.adjoint.cone import cone_mass
 from lim_jax.observability.gramian import ObservedTokens, observability_gramians
-from lim_jax.training.balancing import balanced_objective
+from lim_jax.training.balancing import Penalty, balanced_objective
 from lim_jax.training.dynamics import density_dynamics, risk
 
 OURS, KEEPING, WIDE = "lim_jax", "lim_jax, products kept", "lim_jax, 512 bits"
@@ -58,7 +58,8 @@ def our_jobs(length: int, dtype: DTypeLike | None = None) -> dict[str, Callable]
         return lim.cross_entropy(model[1](model[0](x, grid), grid), y, grid)
 
     def objective(model, batch):
-        return balanced_objective(loss, model, batch, grid, strength=STRENGTH, epsilon=0.0)
+        even = Penalty(epsilon=0.0)
+        return balanced_objective(loss, model, batch, grid, even, strength=STRENGTH)
 
     return {
         "influence": lambda model, batch: lim.influence(loss, model, batch, grid).energy,

@@ -29,7 +29,7 @@ from lim_jax.models.causal import CausalLM, Queries
 from lim_jax.models.language import byte_model, sample_windows, standard_library_text
 from lim_jax.observability.gramian import ObservedTokens, gramian_traces, observability_gramians
 from lim_jax.plots import draw_densities, legend_below, line_style
-from lim_jax.training.balancing import balanced_objective
+from lim_jax.training.balancing import Penalty, balanced_objective
 from lim_jax.training.dynamics import density_dynamics, risk
 
 LENGTH, STEPS, BATCH = 32, 60, 16
@@ -64,7 +64,7 @@ objectives = {
     "no penalty": lambda model, batch: risk(loss, model, batch),
     "positions": lambda model, batch: balanced_objective(loss, model, batch, grid, strength=0.05),
     "regions": lambda model, batch: balanced_objective(
-        loss, model, batch, grid, strength=0.5, pools=others.weights
+        loss, model, batch, grid, Penalty(pools=others.weights), strength=0.5
     ),
 }
 adam = optax.adam(6e-3)

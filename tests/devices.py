@@ -25,7 +25,7 @@ import lim_jax as lim
 from lim_jax.adjoint.cone import cone_mass
 from lim_jax.network import CausalAttention, attention, tiles
 from lim_jax.network.ring import RingAttention
-from lim_jax.training.balancing import balanced_gradients, balanced_objective
+from lim_jax.training.balancing import Penalty, balanced_objective, risk_and_penalty
 from lim_jax.training.dynamics import density_dynamics
 from lim_jax.training.estimators import Estimator, balanced_density
 
@@ -164,14 +164,14 @@ def mapped_penalty(model, batch, expected):
     def statistic(*of_batch):
         return jax.lax.pmean(balanced_density.statistic(*of_batch), "data")
 
-    shared = Estimator(statistic, balanced_density.density)
+    shared = Penalty(estimate=Estimator(statistic, balanced_density.density))
 
     def outside(model, *batch):
-        found = balanced_objective(loss, model, batch, GRID, strength=1.0, estimate=shared)
+        found = balanced_objective(loss, model, batch, GRID, shared, strength=1.0)
         return jax.lax.pmean(found, "data")
 
     def inside(model, *batch):
-        _, found = balanced_gradients(loss, model, batch, GRID, estimate=shared)
+        _, found, _ = risk_and_penalty(loss, model, batch, GRID, shared)
         return jax.lax.pmean(jax.tree.map(jnp.add, found.risk, found.penalty), "data")
 
     mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))

@@ -33,13 +33,12 @@ from lim_jax.paper.simulation import gate_influence
 from lim_jax.probes import sample_mean
 from lim_jax.report.wording import verdict
 from lim_jax.training import (
-    averaged_objective,
+    Penalty,
     balanced_density,
     gramian_penalty,
     influence_penalty,
+    risk_and_penalty,
 )
-from lim_jax.training.bias import ratio_bias
-from lim_jax.training.estimators import crossed_density
 from lim_jax.training.loop import step_of_seeds
 
 pytestmark = pytest.mark.usefixtures("as_users_run")
@@ -93,7 +92,7 @@ def penalty_of_closure(weight):
 def penalty_of_pools(pools, **options):
     pools = None if pools is None else array(pools)
     batch = full((2, 4, 6), 1.0), None
-    return influence_penalty(linear_loss, None, batch, GRID, pools=pools, **options)
+    return influence_penalty(linear_loss, None, batch, GRID, Penalty(pools=pools, **options))
 
 
 def penalty_of_readout(weight):
@@ -239,25 +238,19 @@ STATIC = {
         r"estimate: got .*, expected an Estimator. Take balanced_density, or make one",
     ),
     "an average of another statistic": (
-        lambda: averaged_objective(
+        lambda: risk_and_penalty(
             linear_loss,
-            None,
+            full((), 1.0),
             (full((2, 4, 6), 1.0), None),
             GRID,
-            strength=1.0,
-            previous=full(4, 1.0),
+            previous=full(3, 1.0),
             memory=0.5,
-            estimate=crossed_density,
         ),
-        r"previous: got shape \(4,\), expected \(2, 4\), that of the estimator's statistic",
+        r"previous: got shape \(3,\), expected \(4,\), that of the estimator's statistic",
     ),
     "one key for several seeds": (
         lambda: step_of_seeds(lambda state, key, index: (state, None), jax.random.key(0)),
         "keys: got .*, expected an array of random keys along one axis. Make them with",
-    ),
-    "jackknife of one example": (
-        lambda: ratio_bias(full((1, 4), 1.0), GRID),
-        "energies: got one example, expected at least two",
     ),
     "certificate of NaN": (
         lambda: recency_survival(
@@ -365,7 +358,7 @@ STATIC = {
         "loss: got a function that closes over .*such as a readout's.*LinearReadout",
     ),
     "a penalty through diffrax's default adjoint": (
-        lambda: training.balanced_gradients(*FLOWED),
+        lambda: risk_and_penalty(*FLOWED),
         NO_FORWARD_MODE,
     ),
     "influences over other regions": (

@@ -15,14 +15,14 @@ from lim_jax.grid import cell_embedding
 from lim_jax.loss.queries import query_subset
 from lim_jax.paper.simulation import gate_gramians, gate_influence
 from lim_jax.training import (
-    balanced_gradients,
+    Penalty,
     fourth_moments,
     importance_weights,
     influence_penalty,
     reweight_positions,
+    risk_and_penalty,
     sensitivity_norm,
 )
-from lim_jax.training.balancing import constrained_objective
 
 pytestmark = pytest.mark.usefixtures("as_users_run")
 GRID = lim.token_grid(4)
@@ -59,7 +59,7 @@ def influence_of(x, y=None, loss=linear_loss, **options):
 def penalty_of_pools(pools, **options):
     pools = None if pools is None else array(pools)
     batch = full((2, 4, 6), 1.0), None
-    return influence_penalty(linear_loss, None, batch, GRID, pools=pools, **options)
+    return influence_penalty(linear_loss, None, batch, GRID, Penalty(pools=pools, **options))
 
 
 TRACED = {
@@ -120,7 +120,7 @@ TRACED = {
         "loss: got NaN",
     ),
     "such a loss in the gradients of both": (
-        lambda: balanced_gradients(
+        lambda: risk_and_penalty(
             lambda params, x, y: params * sum_of_logarithms(params, x, y),
             array(1.0),
             (BELOW_ZERO, None),
@@ -179,15 +179,11 @@ TRACED = {
         "pools: expected weights nowhere negative, and no pool without any",
     ),
     "infinite epsilon of a penalty": (
-        lambda: influence_penalty(
-            linear_loss, None, (full((2, 4, 6), 1.0), None), GRID, epsilon=array(np.inf)
-        ),
+        lambda: penalty_of_pools(None, epsilon=array(np.inf)),
         "epsilon: got NaN or infinite",
     ),
     "negative epsilon of a penalty": (
-        lambda: influence_penalty(
-            linear_loss, None, (full((2, 4, 6), 1.0), None), GRID, epsilon=array(-1e-3)
-        ),
+        lambda: penalty_of_pools(None, epsilon=array(-1e-3)),
         "epsilon: expected nothing below zero, got others",
     ),
     "a negative weight that is moved": (
@@ -203,18 +199,6 @@ TRACED = {
     "a query at a place below zero": (
         lambda: models.Queries(array([3, 1]), array([0.25, 0.75])).only(array([-1])).weights,
         "places: expected numbers from 0 to 1, got others",
-    ),
-    "zero stiffness": (
-        lambda: constrained_objective(
-            linear_loss,
-            None,
-            (full((2, 4, 6), 1.0), None),
-            GRID,
-            limit=0.1,
-            multiplier=1.0,
-            stiffness=0.0,
-        ),
-        "stiffness: expected a positive number",
     ),
     "interval that holds no weight": (
         lambda: reweight_positions(

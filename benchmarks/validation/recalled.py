@@ -30,7 +30,7 @@ from lim_jax.grid.cells import token_grid
 from lim_jax.models.causal import CausalLM, Queries
 from lim_jax.models.language import gaussian_model
 from lim_jax.tasks.prompts import Example, record_weights
-from lim_jax.training.balancing import influence_penalty
+from lim_jax.training.balancing import Penalty, influence_penalty
 from lim_jax.training.discrepancy import cross_entropy_discrepancy
 from lim_jax.training.loop import resumable, step_of_seeds
 
@@ -132,10 +132,8 @@ def _penalty(
     pools = record_weights(jnp.asarray(probes.records[0]), grid.weights, pairs)
     (ids, y), evidence = _one_question(probes, key)
     target = pairs * jax.nn.one_hot(evidence, pairs, dtype=model.embedding.dtype)
-    return influence_penalty(
-        OWN_MARGIN_LOSS, model, (ids, y), grid,
-        target=target, discrepancy=cross_entropy_discrepancy, pools=pools,
-    )  # fmt: skip
+    of_evidence = Penalty(target, cross_entropy_discrepancy, pools=pools)
+    return influence_penalty(OWN_MARGIN_LOSS, model, (ids, y), grid, of_evidence)
 
 
 def _one_question(examples: Example, key: Key[Array, ""]) -> tuple[IdsOf, Int[Array, " examples"]]:

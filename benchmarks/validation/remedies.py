@@ -32,7 +32,7 @@ from lim_jax.grid.cells import CellGrid, token_grid
 from lim_jax.models.causal import CausalLM
 from lim_jax.probes import rademacher_probes
 from lim_jax.tasks.prompts import Example, record_weights
-from lim_jax.training.balancing import balanced_gradients, influence_penalty, raised_multiplier
+from lim_jax.training.balancing import Penalty, influence_penalty, risk_and_penalty
 from lim_jax.training.discrepancy import cross_entropy_discrepancy
 from lim_jax.training.estimators import balanced_density, example_density
 from lim_jax.training.observing import observability_objective
@@ -136,11 +136,11 @@ def reweighted(setting: Setting, *, every: int = 10, rate: float = 0.5) -> Arm:
 
 def balanced_on_training(setting: Setting, *, strength: float = 1.0) -> Arm:
     """Algorithm 1 on the training batch: cross-entropy, a ratio of means, over the records."""
-    grid, pools = _token_grid(setting), _pools(setting)
+    grid, penalty = _token_grid(setting), Penalty(pools=_pools(setting))
 
     def gradient(model, memory, batches):
         batch = asked(batches.training)
-        _, found = balanced_gradients(ANSWER_LOSS, model, batch, grid, pools=pools)
+        _, found, _ = risk_and_penalty(ANSWER_LOSS, model, batch, grid, penalty)
         return _added(found.risk, _clipped(found.penalty, strength)), memory
 
     return Arm(gradient)
@@ -159,12 +159,11 @@ def probed_penalty(
     grid, pools = _token_grid(setting), _pools(setting)
     targets = {"uniform": uniform_law, "middle": partial(middle_law, odds=2 / 3)}
     density = targets[target](setting.task.records) * setting.task.records
+    of_records = Penalty(density, estimate=example_density, pools=pools)
 
     def penalty(model: CausalLM, examples: Example) -> Scalar:
-        return influence_penalty(
-            MARGIN_LOSS, model, asked(_first(examples, probes)), grid,
-            target=density, estimate=example_density, pools=pools,
-        )  # fmt: skip
+        batch = asked(_first(examples, probes))
+        return influence_penalty(MARGIN_LOSS, model, batch, grid, of_records)
 
     return penalty
 
@@ -271,10 +270,8 @@ def _gold_share_penalty(
         model: CausalLM, examples: Example, evidence: Int[Array, " examples"], loss: LossOfIds
     ) -> Scalar:
         target = records * jax.nn.one_hot(evidence, records, dtype=model.embedding.dtype)
-        return influence_penalty(
-            loss, model, asked(examples), grid,
-            target=target, discrepancy=cross_entropy_discrepancy, pools=pools,
-        )  # fmt: skip
+        of_evidence = Penalty(target, cross_entropy_discrepancy, pools=pools)
+        return influence_penalty(loss, model, asked(examples), grid, of_evidence)
 
     return penalty
 
@@ -311,7 +308,7 @@ def constrained_on_probes(setting: Setting, *, limit: float = 0.02, stiffness: f
 
     def gradient(model, multiplier, batches):
         value, slope = eqx.filter_value_and_grad(penalty)(model, batches.probes)
-        raised = raised_multiplier(multiplier, value, limit=limit, stiffness=stiffness)
+        raised = jnp.maximum(0.0, multiplier + stiffness * (value - limit))
         risk = _risk_gradient(model, batches.training)
         # The multiplier follows slowly: one batch is no minimisation.
         return _added(risk, _clipped(slope, raised)), multiplier + 0.02 * (raised - multiplier)

@@ -25,7 +25,7 @@ from lim_jax.grid.cells import token_grid
 from lim_jax.loss.losses import autoregressive_cross_entropy, margin_loss
 from lim_jax.models.causal import CausalLM, Queries
 from lim_jax.tasks.scores import decodes_greedily
-from lim_jax.training.balancing import influence_penalty
+from lim_jax.training.balancing import Penalty, influence_penalty
 from lim_jax.training.discrepancy import cross_entropy_discrepancy
 from lim_jax.weights import FetchedLayers
 
@@ -162,10 +162,9 @@ def _penalty(rows: PyTree, model: CausalLM, probes: TextBatch) -> Scalar:
         target = jnp.where(
             jnp.arange(len(sizes), dtype=probe.gold.dtype) == probe.gold, 1 / sizes, 0
         )
-        return influence_penalty(
-            CausalLM.own_margin_loss, whole, (whole.embed(probe.ids)[None], first), grid,
-            target=target[None], discrepancy=cross_entropy_discrepancy, pools=probe.pools,
-        )  # fmt: skip
+        of_evidence = Penalty(target[None], cross_entropy_discrepancy, pools=probe.pools)
+        batch = whole.embed(probe.ids)[None], first
+        return influence_penalty(CausalLM.own_margin_loss, whole, batch, grid, of_evidence)
 
     return jax.vmap(of_one)(probes).mean()
 

@@ -108,10 +108,10 @@ def adjoint_energies(
     require_batch(loss, params, batch, grid)
     losses, adjoints = losses_and_adjoints(loss, params, batch, grid)
     energies = jnp.sum(adjoints**2, axis=2)
-    return judged(energies, batch, losses, energies)
+    return check_finite(energies, batch, losses, energies)
 
 
-def judged(
+def check_finite(
     found: Tree,
     batch: PyTree,
     losses: Float[Array, " examples"] | None,

@@ -23,7 +23,7 @@ from lim_jax._errors import filter_jit
 from lim_jax.adjoint.hops import pull_back_hops
 from lim_jax.adjoint.sites import attention_of, require_attention
 from lim_jax.adjoint.stages import SparseRows, pull_back_stages
-from lim_jax.density.adjoints import judged
+from lim_jax.density.adjoints import check_finite
 from lim_jax.grid.cells import token_grid
 from lim_jax.grid.integrals import inner
 from lim_jax.grid.measure import Grid
@@ -147,7 +147,7 @@ def account_of_context(
     weights = jnp.asarray(query_weights).astype(model.embedding.dtype)
     heads = share * parts.head_energies
     account = TokenAccount(parts.loss, weights, channels, hops, heads, by_depth)
-    return judged(account, (), parts.loss[None], by_depth)
+    return check_finite(account, (), parts.loss[None], by_depth)
 
 
 def asked_of_windows(

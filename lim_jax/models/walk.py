@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int
 from lim_jax._checks import AnyPath, as_path
 from lim_jax._errors import filter_jit
 from lim_jax._resuming import Run, store, stored
-from lim_jax.density.adjoints import Ids, Loss, judged
+from lim_jax.density.adjoints import Ids, Loss, check_finite
 from lim_jax.grid.cells import token_grid
 from lim_jax.grid.measure import Grid
 from lim_jax.models.causal import CausalLM, Queries
@@ -108,7 +108,7 @@ def _ahead(flow: ResidualFlow, number: Int[Array, ""], x: States, grid: Grid) ->
 def _terminal(loss: Loss, model: CausalLM, x: States, y: Queries) -> States:
     of_one = jax.value_and_grad(loss, argnums=1)
     losses, gradients = jax.vmap(of_one, in_axes=(None, 0, 0))(model, x, y)
-    return judged(gradients, (x, y), losses)
+    return check_finite(gradients, (x, y), losses)
 
 
 @filter_jit
@@ -123,4 +123,4 @@ def _back(
 @filter_jit
 def _energies(gradients: States, grid: Grid) -> Float[Array, "contexts length"]:
     energies = jnp.sum((gradients / grid.weights[None, :, None]) ** 2, axis=2)
-    return judged(energies, (), None, energies)
+    return check_finite(energies, (), None, energies)

@@ -1,4 +1,4 @@
-r"""What penalties cost: how far they move a minimiser, and by how much a batch's density is off."""
+r"""How far penalties move a minimiser."""
 
 from collections.abc import Callable
 
@@ -12,54 +12,13 @@ from lim_jax._checks import (
     guarded,
     guarded_finite,
     not_negative,
-    require,
     require_callable,
     require_known,
     require_scalar,
 )
 from lim_jax._errors import in_our_words
-from lim_jax.grid.integrals import integral
-from lim_jax.grid.measure import Grid, require_on_grid
 
 Scalar = Float[Array, ""]
-Profile = Float[Array, " length"]
-
-
-def ratio_bias(energies: Float[Array, "examples length"], grid: Grid) -> Profile:
-    r"""Estimate the bias of a batch's density, a ratio of means, by the jackknife.
-
-    :math:`(B-1)(\bar m_{(\cdot)} - \hat m)` over the leave-one-out densities: what a batch of B
-    examples is off by on average, to first order in 1/B.
-
-    Parameters
-    ----------
-    energies
-        From `density.adjoint_energies`; at least two examples.
-    grid
-        Their positions.
-
-    Examples
-    --------
-    >>> from lim_jax.grid import token_grid
-    >>> same = jnp.array([[1.0, 3.0], [1.0, 3.0]])
-    >>> ratio_bias(same, token_grid(2)).tolist()
-    [0.0, 0.0]
-    """
-    require_on_grid(energies, grid, "energies", "examples length")
-    require(
-        len(energies) > 1,
-        "energies",
-        got="one example",
-        expected="at least two",
-        cure="The jackknife leaves one out: enlarge the batch.",
-    )
-    count, total = energies.shape[0], energies.sum(axis=0)
-
-    def density(energy: Profile) -> Profile:
-        return energy / integral(energy, grid)
-
-    left_out = jax.vmap(lambda energy: density(total - energy))(energies)
-    return (count - 1) * (left_out.mean(axis=0) - density(total))
 
 
 @in_our_words()
@@ -104,7 +63,6 @@ def parameter_shift(
     require_callable(penalty, "penalty", "of the parameters")
     strength = finite_scalar(strength, "strength")
     require_known(tolerance, "tolerance", expected="a positive finite number", cure="Try 1e-10.")
-
     params = guarded_finite(params, "params")
 
     def hessian_product(direction: PyTree) -> PyTree:

@@ -16,7 +16,7 @@ from lim_jax._checks import not_negative, require_floats, require_scalar
 from lim_jax.grid.integrals import require_profile
 from lim_jax.grid.measure import Grid, require_on_grid
 from lim_jax.training.estimators import SIZES, Places
-from lim_jax.training.mixed import Scalar
+from lim_jax.training.mixed_derivative import Scalar
 
 Profile = Float[Array, " length"]
 Discrepancy = Callable[[Places, Any, Places], Scalar]

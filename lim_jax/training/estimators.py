@@ -18,7 +18,7 @@ from lim_jax._checks import (
     require_floats,
     require_scalar,
 )
-from lim_jax.training.mixed import Scalar
+from lim_jax.training.mixed_derivative import Scalar
 
 Places = Float[Array, " places"]
 Energies = Float[Array, "examples places"]
@@ -31,7 +31,7 @@ class Estimator:
     r"""A way to estimate a density from a batch: ``estimate(energies, weights, epsilon=)``.
 
     In two steps, a *statistic* of the batch that is a mean over examples, and the density that it
-    stands for. `averaged_objective` takes the first over several training steps.
+    stands for. `risk_and_penalty` can average the first over several training steps.
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ class Estimator:
         return self.density(self.statistic(energies, weights, epsilon), weights, epsilon)
 
     def averaged(self, statistic: Statistic, previous: Statistic, memory: Scalar) -> Statistic:
-        """Let a batch's statistic into the moving average that the step before left."""
+        """The moving average that the step before left, with a batch's statistic in it."""
         require(
             previous.shape in ((), statistic.shape),
             "previous",
@@ -94,8 +94,8 @@ def balanced_density(mean: Places, weights: Places, epsilon: Scalar | float) -> 
     r"""Algorithm 1's estimate :math:`\hat m = \hat I/(\hat Z + \epsilon_{inf})` from a batch.
 
     A ratio of means, whose bias is
-    :math:`[m\,\mathrm{Var}\hat Z - \mathrm{Cov}(\hat I, \hat Z)]/Z^2` to first order;
-    `ratio_bias` estimates it. Its statistic is the mean energy :math:`\hat I`.
+    :math:`[m\,\mathrm{Var}\hat Z - \mathrm{Cov}(\hat I, \hat Z)]/Z^2` to first order. Its
+    statistic is the mean energy :math:`\hat I`.
 
     Examples
     --------
@@ -104,39 +104,6 @@ def balanced_density(mean: Places, weights: Places, epsilon: Scalar | float) -> 
     [0.2, 1.8]
     """
     return _over(mean, weights @ mean, epsilon)
-
-
-def _halves(energies: Energies, weights: Places, epsilon: Scalar | float) -> Statistic:
-    require(
-        len(energies) > 1,
-        "energies",
-        got=f"{len(energies)} example",
-        expected="at least two",
-        cure="Enlarge the batch, or take balanced_density.",
-    )
-    halves = jnp.split(energies, [len(energies) // 2])
-    return jnp.stack([half.mean(axis=0) for half in halves])
-
-
-@partial(Estimator, _halves)
-def crossed_density(
-    halves: Float[Array, "2 places"], weights: Places, epsilon: Scalar | float
-) -> Places:
-    r"""Estimate the density with independent denominators: each half over the other's total.
-
-    What is left of the ratio's bias is :math:`m\,\mathrm{Var}\hat Z/Z^2` of half a batch, the
-    same factor at every place. That is less than `balanced_density` has where the totals vary
-    little and the profiles much, and more where only the totals vary: `ratio_bias` tells. Its
-    statistic is the two halves' mean energies.
-
-    Examples
-    --------
-    >>> energies = jnp.array([[1.0, 1.0], [0.0, 4.0]])  # totals 1 and 2
-    >>> crossed_density(energies, jnp.array([0.5, 0.5]), epsilon=0.0).tolist()
-    [0.25, 2.25]
-    """
-    first, second = halves
-    return (_over(first, weights @ second, epsilon) + _over(second, weights @ first, epsilon)) / 2
 
 
 def _mean_profile(energies: Energies, weights: Places, epsilon: Scalar | float) -> Places:
@@ -151,12 +118,6 @@ def example_density(profile: Places, weights: Places, epsilon: Scalar | float) -
     of *another density* than that of `balanced_density`: a mean of ratios, not the paper's ratio of
     means, which examples with large gradients govern. They agree where all profiles, or all totals,
     are the same. Its statistic is that mean.
-
-    Examples
-    --------
-    >>> energies = jnp.array([[0.0, 8.0], [1.0, 1.0]])
-    >>> example_density(energies, jnp.array([0.5, 0.5]), epsilon=0.0).tolist()
-    [0.5, 1.5]
     """
     return profile
 
@@ -166,36 +127,9 @@ def pooled_energies(
 ) -> tuple[Float[Array, "examples pools"], Float[Array, " pools"]]:
     r"""Average energies over each pool, and give the pools' shares of what they all hold.
 
-    Parameters
-    ----------
-    energies
-        :math:`I_b(p_i)`, of each example and position.
-    pools
-        :math:`W_{ri}`, as in `influence_penalty`.
-
-    Returns
-    -------
-    tuple
-        :math:`\sum_i W_{ri}\,I_b(p_i)/|W_r|` and :math:`|W_r|/\sum_s|W_s|`.
-
-    Raises
-    ------
-    ValueError
-        Where the two have not one column for each position.
-    EquinoxRuntimeError
-        Where a weight is negative, or a pool has none.
-
-    Examples
-    --------
-    >>> energies = jnp.array([[1.0, 3.0, 5.0]])
-    >>> pools = jnp.array([[0.5, 0.5, 0.0], [0.0, 0.0, 1.0]])
-    >>> averages, shares = pooled_energies(energies, pools)
-    >>> averages.tolist(), shares.tolist()
-    ([[2.0, 5.0]], [0.5, 0.5])
+    :math:`\sum_i W_{ri}\,I_b(p_i)/|W_r|` and :math:`|W_r|/\sum_s|W_s|`, with the weights
+    :math:`W_{ri}` of `balancing.Penalty`.
     """
-    require_floats(energies, "energies", "examples length", "Pass one row for each example.")
-    cure = "Pass one column for each position."
-    require_floats(pools, "pools", "pools length", cure, length=energies.shape[1])
     sizes = pools.sum(axis=1)
     fits = jnp.all(pools >= 0) & jnp.all(sizes > 0)
     message = "pools: expected weights nowhere negative, and no pool without any, got others."

@@ -23,7 +23,7 @@ from lim_jax.grid.measure import Grid, require_on_grid
 from lim_jax.observability.gramian import Positions, Steps, layer_steps
 from lim_jax.observability.trace_estimates import probed_observability
 from lim_jax.probes import Probes
-from lim_jax.training.mixed import Adjoints, Losses, Scalar, functional_of_adjoints
+from lim_jax.training.mixed_derivative import Adjoints, Losses, Scalar, functional_of_adjoints
 
 Profile = Float[Array, " length"]
 

@@ -10,14 +10,12 @@ import optax
 from jaxtyping import Array, Float, PyTree
 
 from lim_jax._checks import (
-    AnyPath,
     counted,
     finite_scalar,
     guarded,
     guarded_finite,
     require,
     require_callable,
-    require_floats,
     require_kind,
 )
 from lim_jax._errors import in_our_words
@@ -25,10 +23,9 @@ from lim_jax.density.adjoints import Batch, Loss
 from lim_jax.density.measurement import influence
 from lim_jax.density.statistics import indices
 from lim_jax.grid.integrals import guarded_density, integral, require_profile
-from lim_jax.grid.measure import Grid, require_grid, require_on_grid
+from lim_jax.grid.measure import Grid, require_on_grid
 from lim_jax.grid.partition import Regions, regional_averages, require_regions
 from lim_jax.training.dynamics import risk
-from lim_jax.training.loop import Progress, resumable
 
 Scalar = Float[Array, ""]
 Profile = Float[Array, " length"]
@@ -127,77 +124,7 @@ def first_order_step(
     return rate * weights * (missing - integral(weights * missing, grid))
 
 
-def reweighting_run(
-    stage: Callable[[PyTree, Profile, int], tuple[PyTree, Profile, PyTree]],
-    state: PyTree,
-    grid: Grid,
-    updates: int,
-    *,
-    target: Profile | float = 1.0,
-    rate: float,
-    smallest: float,
-    largest: float,
-    checkpoint: AnyPath | None = None,
-    progress: Progress = iter,
-) -> tuple[PyTree, Profile, PyTree]:
-    r"""Algorithm 2: measure, reweight, train, and again, over any training stage.
-
-    A heuristic: no decrease of LIM follows from it (`response` says whether one is to be
-    expected), so have each stage record the unweighted risk beside the weighted one.
-
-    Parameters
-    ----------
-    stage
-        ``stage(state, weights, index) -> (state, density, record)``: train for an epoch under the
-        loss weights, then measure the influence density. `loss.cross_entropy` under these
-        `position_weights` is the weighted loss.
-    state
-        Parameters, optimiser, and what else a stage needs.
-    grid
-        The positions.
-    updates
-        How many stages.
-    target, rate, smallest, largest
-        As in `reweight_positions`, which follows every stage.
-    checkpoint, progress
-        As in `training.resumable`.
-
-    Returns
-    -------
-    tuple
-        The last state, the weights after the last update, and the records of all stages.
-
-    Examples
-    --------
-    >>> from lim_jax.grid import token_grid
-    >>> def stage(state, weights, index):  # influence that answers the weights
-    ...     density = jnp.array([1.5, 0.5]) * weights
-    ...     return state, density / density.mean(), density[0] - density[1]
-    >>> options = dict(rate=0.5, smallest=0.1, largest=8.0)
-    >>> _, weights, gaps = reweighting_run(stage, None, token_grid(2), 20, **options)
-    >>> float(gaps[0]), bool(abs(gaps[-1]) < 1e-3)
-    (1.0, True)
-    """
-    require_callable(stage, "stage", "stage(state, weights, index)")
-    require_grid(grid)
-
-    def step(carried: tuple[PyTree, Profile], index: int) -> tuple[tuple[PyTree, Profile], PyTree]:
-        state, weights = carried
-        state, density, record = stage(state, weights, index)
-        weights = reweight_positions(
-            weights, density, target, grid, rate=rate, smallest=smallest, largest=largest
-        )
-        return (state, weights), record
-
-    start = state, jnp.ones_like(grid.weights)
-    (state, weights), records = resumable(
-        step, start, updates, run=(grid, target, rate, smallest, largest),
-        checkpoint=checkpoint, progress=progress,
-    )  # fmt: skip
-    return state, weights, records
-
-
-def trained(
+def _trained(
     weighted_loss: WeightedLoss,
     params: PyTree,
     weights: Profile,
@@ -206,41 +133,7 @@ def trained(
     optimiser: optax.GradientTransformation,
     steps: int,
 ) -> PyTree:
-    r"""Train for a stage: :math:`\vartheta^+(w)`, the parameters under the loss weights w.
-
-    The stage is unrolled, so that derivatives in the weights pass through its training: those of
-    ``jax.grad`` keep the states of all steps, those of ``jax.jvp`` none.
-
-    Parameters
-    ----------
-    weighted_loss
-        ``weighted_loss(weights)`` is a loss ``loss(params, x, y)`` of one example, for example
-        `loss.cross_entropy` under these `position_weights`.
-    params
-        Where the stage begins; leaves that are not floating-point arrays stay as they are.
-    weights
-        w, a number for each position.
-    batch
-        As in `influence`, the same at every step.
-    optimiser
-        Any of optax, which begins anew. Where a gradient is exactly zero, Adam has no derivative
-        unless it has an ``eps_root``.
-    steps
-        How many.
-
-    Examples
-    --------
-    >>> weighted = lambda w: lambda params, x, y: w @ (params - x[:, 0]) ** 2 / 2
-    >>> batch, weights = (jnp.ones((1, 2, 1)), None), jnp.array([1.0, 0.5])
-    >>> trained(
-    ...     weighted, jnp.zeros(2), weights, batch, optimiser=optax.sgd(0.5), steps=2
-    ... ).tolist()
-    [0.75, 0.4375]
-    """
-    require_callable(weighted_loss, "weighted_loss", "from loss weights to a loss")
-    require_floats(weights, "weights", "length")
-    require_kind(optimiser, optax.GradientTransformation, "optimiser", "Try optax.sgd(0.1).")
-    steps = counted(steps, "steps")
+    r"""Train for a stage: :math:`\vartheta^+(w)`, the parameters under the loss weights w."""
     loss = weighted_loss(weights)
     arrays, static = eqx.partition(params, eqx.is_inexact_array)
 
@@ -271,10 +164,21 @@ def response_map(
 
     Parameters
     ----------
-    weighted_loss, params, weights, batch, optimiser, steps
-        As in `trained`.
-    grid
-        As in `influence`.
+    weighted_loss
+        ``weighted_loss(weights)`` is a loss ``loss(params, x, y)`` of one example, for example
+        `loss.cross_entropy` under these `position_weights`.
+    params
+        Where the stage begins; leaves that are not floating-point arrays stay as they are.
+    weights
+        w, a number for each position.
+    batch, grid
+        As in `influence`; the batch is the same at every step.
+    optimiser
+        Any of optax, which begins anew. Where a gradient is exactly zero, Adam has no derivative
+        unless it has an ``eps_root``.
+    steps
+        How many; derivatives pass through all of them. Those of ``jax.grad`` keep all their states,
+        those of ``jax.jvp`` none.
 
     Raises
     ------
@@ -289,12 +193,15 @@ def response_map(
     >>> stage = lambda w: response_map(
     ...     weighted, jnp.full(4, 0.1), w, batch, grid, optimiser=optax.sgd(0.2), steps=3
     ... )
-    >>> found = response(stage, jnp.ones(4), jnp.eye(4)[1], boundary_regions(grid, 0.25))
-    >>> round(float(stage(jnp.ones(4)).mean()), 6), bool(found.change != 0)
+    >>> answer = response(stage, jnp.ones(4), jnp.eye(4)[1], boundary_regions(grid, 0.25))
+    >>> round(float(stage(jnp.ones(4)).mean()), 6), bool(answer.change != 0)
     (1.0, True)
     """
+    require_callable(weighted_loss, "weighted_loss", "from loss weights to a loss")
     require_on_grid(weights, grid, "weights", "length")
-    after = trained(weighted_loss, params, weights, batch, optimiser=optimiser, steps=steps)
+    require_kind(optimiser, optax.GradientTransformation, "optimiser", "Try optax.sgd(0.1).")
+    steps = counted(steps, "steps")
+    after = _trained(weighted_loss, params, weights, batch, optimiser=optimiser, steps=steps)
     return influence(weighted_loss(jnp.ones_like(weights)), after, batch, grid).density
 
 
@@ -342,8 +249,9 @@ def response(
     --------
     >>> from lim_jax.grid import boundary_regions, token_grid
     >>> regions = boundary_regions(token_grid(4), 0.25)
-    >>> found = response(lambda w: w, jnp.array([2.0, 0.5, 0.5, 1.0]), jnp.eye(4)[1], regions)
-    >>> bool(found.change < 0), bool(found.alignment > 0)  # weight in the middle lessens LIM
+    >>> weights, change = jnp.array([2.0, 0.5, 0.5, 1.0]), jnp.eye(4)[1]
+    >>> answer = response(lambda w: w, weights, change, regions)
+    >>> bool(answer.change < 0), bool(answer.alignment > 0)  # weight in the middle lessens LIM
     (True, True)
     """
     require_callable(stage, "stage", "from loss weights to a density")

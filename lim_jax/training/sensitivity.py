@@ -22,8 +22,8 @@ from lim_jax.adjoint.certificate import Premise
 from lim_jax.density.adjoints import (
     Batch,
     Loss,
+    check_finite,
     embedded,
-    judged,
     losses_and_adjoints,
     require_batch,
 )
@@ -78,7 +78,7 @@ def fourth_moments(
     arrays, adjoints = _adjoints_of_arrays(loss, params, batch, grid)
     unit = _unit(_require_direction(direction, arrays))
     found, slopes, losses = jax.jvp(adjoints, (arrays,), (unit,), has_aux=True)
-    found, slopes = judged((found, slopes), batch, losses)
+    found, slopes = check_finite((found, slopes), batch, losses)
     return FourthMoments(moment(found), moment(slopes))
 
 
@@ -199,7 +199,7 @@ def _squares(
     unit = _unit(_require_direction(direction, arrays))
     found, slopes, losses = jax.jvp(adjoints, (arrays,), (unit,), has_aux=True)
     squares = jnp.stack(data, axis=1), (found**2).sum(axis=2), (slopes**2).sum(axis=2)
-    return judged(squares, batch, losses)
+    return check_finite(squares, batch, losses)
 
 
 def _label_squares(leaf: Float[Array, "examples ..."], grid: Grid) -> Float[Array, " examples"]:
@@ -287,7 +287,7 @@ def sensitivity_norm(
 
     first = _unit(jax.tree.unflatten(tree, start))
     (_, direction), values = jax.lax.scan(step, (first, first), length=steps)
-    return judged(SensitivityNorm(values, direction), batch, losses)
+    return check_finite(SensitivityNorm(values, direction), batch, losses)
 
 
 def _adjoints_of_arrays(loss: Loss, params: PyTree, batch: Batch, grid: Grid):

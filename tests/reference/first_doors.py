@@ -403,7 +403,7 @@ FIRST = {
     ),
     "influence_penalty": (
         lambda loss, x, grid, target, epsilon: training.influence_penalty(
-            loss, None, (x, None), grid, target=target, epsilon=epsilon
+            loss, None, (x, None), grid, training.Penalty(target, epsilon=epsilon)
         ),
         {
             "loss": Thing(squares), "x": Rows(VECTORS), "grid": ON, "target": Real(1.0),
@@ -412,22 +412,17 @@ FIRST = {
     ),
     "pooled influence_penalty": (
         lambda pools, target, estimate: training.influence_penalty(
-            squares, None, (VECTORS, None), TOKENS, target=target, estimate=estimate, pools=pools
+            squares, None, (VECTORS, None), TOKENS,
+            training.Penalty(target, estimate=estimate, pools=pools),
         ),
         {
             "pools": optional(Rows(ENERGIES)), "target": Real(1.0),
             "estimate": Thing(example_density),
         },
     ),
-    "balanced_gradients": (
+    "risk_and_penalty": (
         eqx.filter_jit(
-            lambda loss, x, grid: training.balanced_gradients(loss, None, (x, None), grid)
-        ),
-        {"loss": Thing(squares), "x": Rows(VECTORS), "grid": ON},
-    ),
-    "averaged_gradients": (
-        eqx.filter_jit(
-            lambda loss, x, grid, memory: training.averaged_gradients(
+            lambda loss, x, grid, memory: training.risk_and_penalty(
                 loss, None, (x, None), grid, previous=PROFILE, memory=memory
             )
         ),

@@ -221,9 +221,10 @@ LAST = {
         ),
         BATCH | {"direction": Shaped(PROFILE)},
     ),
-    "averaged_objective": adjoint_objective(
-        "averaged_objective", strength=Unpoisoned(1.0), memory=Share(0.5),
-        previous=but(Unread(PROFILE), "int", "float"), epsilon=Unpoisoned(1e-8),
+    "balanced_objective": adjoint_objective("balanced_objective", strength=Unpoisoned(1.0)),
+    "averaged risk_and_penalty": adjoint_objective(
+        "risk_and_penalty", memory=Share(0.5),
+        previous=but(Unread(PROFILE), "none", "int", "float"),
     ),
     "functional_of_adjoints": (
         lambda functional, loss, x, grid: training.functional_of_adjoints(

@@ -13,19 +13,9 @@ import lim_jax as lim
 from lim_jax import paper
 from lim_jax.loss import positionwise_cross_entropy
 from lim_jax.observability.gramian import gramian_traces, observability_gramians
-from lim_jax.paper.algorithms import algorithm2_run
-from lim_jax.paper.simulation import gate_influence, influence_imbalance
-from lim_jax.training.balancing import (
-    averaged_objective,
-    balanced_objective,
-    constrained_objective,
-    influence_penalty,
-    raised_multiplier,
-)
-from lim_jax.training.bias import ratio_bias
-from lim_jax.training.estimators import balanced_density, crossed_density
+from lim_jax.paper.simulation import gate_influence
+from lim_jax.training.balancing import balanced_objective, influence_penalty, risk_and_penalty
 from lim_jax.training.observing import trace_penalty
-from lim_jax.training.reweighting import reweighting_run
 
 SIZE = 4
 GRID = lim.token_grid(SIZE)
@@ -188,105 +178,18 @@ def test_importance_weights_turn_the_training_risk_into_the_deployed_one():
         lim.training.importance_weights(jnp.ones(4), jnp.array([0.0, 2.0, 1.0, 1.0]), GRID)
 
 
-def test_a_constraint_is_met_at_finite_stiffness():
-    """Minimise by Newton, raise the multiplier, repeat: the penalty ends at its limit."""
-    penalty = PENALTIES["algorithm 1"]
-    penalty_and_slope = jax.jit(jax.value_and_grad(penalty))
-    limit, stiffness = float(penalty_and_slope(MINIMUM)[0]) / 2, 20.0
-
-    def lagrangian(params, limit, multiplier):
-        return constrained_objective(
-            example_loss, params, BATCH, GRID, limit=limit, multiplier=multiplier,
-            stiffness=stiffness,
-        )  # fmt: skip
-
-    @jax.jit
-    def solved(multiplier, start):
-        return stationary(lambda p: lagrangian(p, limit, multiplier), start)
-
-    params, multiplier = MINIMUM, jnp.array(0.0)
-    for _ in range(60):
-        params = solved(multiplier, params)
-        multiplier = raised_multiplier(
-            multiplier, penalty_and_slope(params)[0], limit=limit, stiffness=stiffness
-        )
-    value, slope = penalty_and_slope(params)
-    np.testing.assert_allclose(value, limit, rtol=1e-6)
-    # Stationarity of the Lagrangian: grad R = -lambda grad Phi.
-    expected = -float(multiplier) * np.asarray(slope)
-    np.testing.assert_allclose(jax.jit(jax.grad(risk))(params), expected, atol=1e-6)
-    # A slack constraint costs nothing and leaves the minimiser.
-    slack = jax.jit(lagrangian)(MINIMUM, 10.0, 0.0)
-    np.testing.assert_allclose(slack, jax.jit(risk)(MINIMUM), atol=1e-14)
-
-
-def test_the_jackknife_leaves_each_example_out_once():
-    """(B - 1) times what leaving one out changes on average, by NumPy on unequal cells."""
-    grid = lim.graded_grid(SIZE)
-    energies = np.exp(np.asarray(random_states(3, 5, SIZE)))
-
-    def density(energy):
-        return energy / (np.asarray(grid.weights) @ energy)
-
-    left_out = [density(np.delete(energies, b, axis=0).mean(axis=0)) for b in range(5)]
-    expected = 4 * (np.mean(left_out, axis=0) - density(energies.mean(axis=0)))
-    found = ratio_bias(jax.device_put(energies), grid)
-    np.testing.assert_allclose(found, expected, rtol=1e-10)
-
-
-def test_the_jackknife_finds_the_bias_of_the_ratio():
-    """Energies with correlated totals: the mean over 200,000 batches of 8, against the estimate."""
-    generator = np.random.default_rng(0)
-    energies = generator.gamma(2.0, size=(200_000, 8, SIZE)) * np.array([1.0, 2.0, 3.0, 4.0])
-    densities = energies.mean(axis=1) / energies.mean(axis=(1, 2))[:, None]
-    true = densities.mean(axis=0) - np.array([1.0, 2.0, 3.0, 4.0]) / 2.5
-    found = np.asarray(jax.jit(jax.vmap(lambda e: ratio_bias(e, GRID)))(jnp.asarray(energies)))
-    error = found.std(axis=0) / np.sqrt(200_000)
-    spread = densities.std(axis=0) / np.sqrt(200_000)
-    assert np.abs(true).max() > 10 * spread.max()
-    gap = np.abs(found.mean(axis=0) - true)
-    assert (gap < 4 * (error + spread) + 0.2 * np.abs(true)).all()
-
-
-def test_the_bias_of_crossed_halves_is_that_of_the_reciprocal():
-    """Their numerators and denominators are independent: E m = m Z E(1/Z), to all orders."""
-    generator = np.random.default_rng(1)
-    profile = np.array([1.0, 2.0, 3.0, 4.0])
-    energies = generator.gamma(2.0, size=(100_000, 8, SIZE)) * profile
-
-    def densities(estimate, energies):
-        estimates = jax.jit(jax.vmap(lambda e: estimate(e, GRID.weights, epsilon=0.0)))
-        return np.asarray(estimates(jnp.asarray(energies)))
-
-    draws = densities(crossed_density, energies)
-    found, error = draws.mean(axis=0), draws.std(axis=0) / np.sqrt(100_000)
-    totals = energies[:, :4].mean(axis=(1, 2))
-    expected = 2 * profile * np.mean(1 / totals)
-    error = error + expected * (1 / totals).std() / np.mean(1 / totals) / np.sqrt(100_000)
-    assert (np.abs(found - expected) < 4 * error).all()
-    true = profile / 2.5
-    assert (found - true > 4 * error).all()  # one factor above one, at every position
-    # Where only totals vary, the plain ratio has no bias, and crossing the halves adds one.
-    scaled = generator.gamma(4.0, size=(20_000, 8, 1)) * profile
-    plain = densities(balanced_density, scaled)
-    np.testing.assert_allclose(plain, np.broadcast_to(true, plain.shape), rtol=1e-12)
-    assert (densities(crossed_density, scaled).mean(axis=0) > 1.03 * true).all()
-    with pytest.raises(ValueError, match="at least two"):
-        crossed_density(jnp.asarray(energies[0, :1]), GRID.weights, epsilon=0.0)
-
-
 def test_a_moving_average_lessens_the_bias_of_the_ratio():
     """Over 8 steps of memory 7/8 the bias of one example's ratio falls to that of some 15."""
     generator = np.random.default_rng(2)
     profile = np.array([1.0, 2.0, 3.0, 4.0])
     energies = jnp.asarray(generator.gamma(0.5, size=(4000, 200, 1, SIZE)) * profile)
-    run = functools.partial(averaged_objective, lambda p, x, y: jnp.vdot(p, x), strength=0.0)
+    run = functools.partial(risk_and_penalty, lambda p, x, y: jnp.vdot(p, x))
 
     def density_after(steps):
         def step(energy, gradients):
             weights = gradients * GRID.weights[:, None]
             batch = jnp.zeros((1, SIZE, 1)), None
-            found = run(weights, batch, GRID, previous=energy, memory=7 / 8)[1]
+            found = run(weights, batch, GRID, previous=energy, memory=7 / 8)[2]
             return found, None
 
         energy, _ = jax.lax.scan(step, jnp.asarray(profile), jnp.sqrt(steps)[:, 0, :, None])
@@ -315,18 +218,3 @@ def test_weighted_risks_are_integrals_of_the_positionwise_risk():
 
     expected = np.full(2, np.mean(np.asarray(weights) * expected))
     np.testing.assert_allclose(weighted(weights), expected, rtol=1e-12)
-
-
-def test_the_reweighting_run_is_section_4s():
-    """The loop over a stage without training is the paper's Algorithm 2."""
-
-    def stage(state, weights, index):
-        density = gate_influence(jnp.zeros(paper.simulation.LENGTH), weights).density
-        return state, density, influence_imbalance(density)
-
-    _, weights, history = reweighting_run(
-        jax.jit(stage), None, paper.simulation.GRID, 20, rate=0.5, smallest=0.15, largest=8.0
-    )
-    run = algorithm2_run()
-    np.testing.assert_allclose(history, run.history[:20], rtol=1e-10)
-    np.testing.assert_allclose(lim.integral(weights, paper.simulation.GRID), 1.0, rtol=1e-12)

@@ -16,7 +16,6 @@ import lim_jax as lim
 from lim_jax import training
 from lim_jax.density import LossOfIds, adjoint_energies
 from lim_jax.density.adjoints import losses_and_adjoints
-from lim_jax.training.balancing import constrained_objective
 
 LENGTH, WIDTH, WORDS = 5, 4, 7
 GRID = lim.graded_grid(LENGTH)
@@ -104,15 +103,8 @@ SCALARS = {
     "losses_and_adjoints": lambda *lpb: sum(map(weighed, losses_and_adjoints(*lpb, grid=GRID))),
     "influence_penalty": lambda *lpb: training.influence_penalty(*lpb, grid=GRID),
     "balanced_objective": lambda *lpb: training.balanced_objective(*lpb, grid=GRID, strength=2.0),
-    "balanced_gradients": lambda *lpb: in_mixing(training.balanced_gradients(*lpb, grid=GRID)),
-    "constrained_objective": lambda *lpb: constrained_objective(
-        *lpb, grid=GRID, limit=0.1, multiplier=1.0, stiffness=3.0
-    ),
-    "averaged_objective": lambda *lpb: training.averaged_objective(
-        *lpb, grid=GRID, strength=2.0, previous=jnp.arange(5.0), memory=0.25
-    )[0],
-    "averaged_gradients": lambda *lpb: in_mixing(
-        training.averaged_gradients(*lpb, grid=GRID, previous=jnp.arange(5.0), memory=0.25)[:2]
+    "risk_and_penalty": lambda *lpb: in_mixing(
+        training.risk_and_penalty(*lpb, grid=GRID, previous=jnp.arange(5.0), memory=0.25)[:2]
     ),
     "functional_of_adjoints": lambda *lpb: training.functional_of_adjoints(
         largest, *lpb, grid=GRID, options=4

@@ -20,12 +20,12 @@ import lim_jax as lim
 from lim_jax.network.continuous import LayerwiseControl
 from lim_jax.observability import gramian, trace_estimates
 from lim_jax.training.balancing import (
-    averaged_objective,
+    Penalty,
     balanced_objective,
     influence_penalty,
+    risk_and_penalty,
 )
-from lim_jax.training.estimators import crossed_density
-from lim_jax.training.mixed import functional_of_adjoints
+from lim_jax.training.mixed_derivative import functional_of_adjoints
 from lim_jax.training.observing import injected_objective, observability_objective, trace_penalty
 
 LENGTH, WIDTH, BATCH = 6, 4, 3
@@ -33,6 +33,7 @@ GRID = lim.graded_grid(LENGTH)
 X = random_states(2, BATCH, LENGTH, WIDTH)
 Y = random_labels(3, BATCH, LENGTH, VOCABULARY)
 READOUT = lim.BandReadout(random_states(4, WIDTH, VOCABULARY), 0.5)
+EXACT = Penalty(epsilon=0.0)
 
 
 def network(step):
@@ -95,7 +96,7 @@ def risk(params):
 
 
 def objective(params):
-    return balanced_objective(example_loss, params, (X, Y), GRID, strength=2.0, epsilon=0.0)
+    return balanced_objective(example_loss, params, (X, Y), GRID, EXACT, strength=2.0)
 
 
 def gradient_of_gradient(params):
@@ -106,7 +107,7 @@ def gradient_of_gradient(params):
 
 @eqx.filter_jit
 def penalty(params, **options):
-    return influence_penalty(example_loss, params, (X, Y), GRID, **options)
+    return influence_penalty(example_loss, params, (X, Y), GRID, Penalty(**options))
 
 
 def dot(left, right):
@@ -184,7 +185,7 @@ def test_options_and_inputs_are_differentiated_too():
     def value_and_gradients(*arguments):
         def value(x, strength, target):
             return balanced_objective(
-                example_loss, params, (x, Y), GRID, strength=strength, target=target
+                example_loss, params, (x, Y), GRID, Penalty(target), strength=strength
             )
 
         return jax.value_and_grad(value, argnums=(0, 1, 2))(*arguments)
@@ -219,7 +220,7 @@ def test_single_precision_stays_single():
         return lim.cross_entropy(readout(jnp.tanh(jnp.cumsum(x, axis=0) @ params), grid), y, grid)
 
     def single(params):
-        return balanced_objective(loss, params, (x, y), grid, strength=2.0, epsilon=0.0)
+        return balanced_objective(loss, params, (x, y), grid, EXACT, strength=2.0)
 
     value, gradient = jax.jit(jax.value_and_grad(single))(params)
     assert value.dtype == gradient.dtype == jnp.float32
@@ -240,14 +241,8 @@ def test_a_stopped_gradient_is_zero():
 
 
 def test_an_average_of_energies_is_balanced_and_handed_on():
-    """Value, average and gradient against a gradient of the gradient; no derivative of the aux."""
+    """Values, average and gradients against a gradient of the gradient."""
     params, previous = MODELS["bare"](), jax.device_put(np.arange(1.0, 1.0 + LENGTH))
-
-    def ours(params):
-        return averaged_objective(
-            example_loss, params, (X, Y), GRID, strength=2.0, epsilon=0.0, previous=previous,
-            memory=0.75,
-        )  # fmt: skip
 
     def nested(params):
         energy = 0.75 * previous + 0.25 * lim.influence(example_loss, params, (X, Y), GRID).energy
@@ -256,32 +251,15 @@ def test_an_average_of_energies_is_balanced_and_handed_on():
 
     @jax.jit
     def found(params):
-        both = [jax.value_and_grad(function, has_aux=True)(params) for function in (ours, nested)]
-        return *both, jax.grad(lambda params: ours(params)[1].sum())(params)
+        ours = risk_and_penalty(
+            example_loss, params, (X, Y), GRID, EXACT, previous=previous, memory=0.75
+        )
+        return ours, jax.value_and_grad(nested, has_aux=True)(params)
 
-    ((value, energy), gradient), ((expected, mean), slope), of_energy = found(params)
-    np.testing.assert_allclose(value, expected, rtol=1e-12)
+    (values, gradients, energy), ((expected, mean), slope) = found(params)
+    np.testing.assert_allclose(values.risk + 2 * values.penalty, expected, rtol=1e-12)
     np.testing.assert_allclose(energy, mean, rtol=1e-12)
-    np.testing.assert_allclose(gradient, slope, rtol=1e-10)
-    assert np.abs(of_energy).max() == 0
-
-
-def test_the_crossed_density_is_balanced_too():
-    params = MODELS["bare"]()
-
-    def ours(params):
-        return penalty(params, epsilon=0.0, estimate=crossed_density)
-
-    weights = np.asarray(GRID.weights)
-    gradients = jax.jit(jax.vmap(jax.grad(example_loss, argnums=1), in_axes=(None, 0, 0)))
-    energies = np.sum((gradients(params, X, Y) / weights[None, :, None]) ** 2, axis=2)
-    first, second = energies[:1].mean(axis=0), energies[1:].mean(axis=0)
-    density = (first / (weights @ second) + second / (weights @ first)) / 2
-    np.testing.assert_allclose(ours(params), weights @ (density - 1) ** 2 / 2, rtol=1e-12)
-    direction = random_states(9, WIDTH, WIDTH)
-    expected = difference_by_calls(ours, params, direction)
-    _, slope = value_and_gradient(ours, params)
-    np.testing.assert_allclose(np.vdot(slope, direction), expected, rtol=1e-7)
+    np.testing.assert_allclose(gradients.risk + 2 * gradients.penalty, slope, rtol=1e-10)
 
 
 def test_functionals_see_densities():

@@ -4,8 +4,6 @@ On graded cells, with pools of unequal sizes that share a cell and leave two pos
 truth is the definition, pool by pool and example by example, differentiated twice in reverse.
 """
 
-from typing import Any
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -20,14 +18,12 @@ from lim_jax.cost.job import job_cost
 from lim_jax.density import LossOfIds
 from lim_jax.loss import margin_loss
 from lim_jax.training.balancing import (
-    averaged_gradients,
-    averaged_objective,
-    balanced_gradients,
+    Penalty,
     balanced_objective,
-    constrained_objective,
     influence_penalty,
+    risk_and_penalty,
 )
-from lim_jax.training.estimators import balanced_density, crossed_density, example_density
+from lim_jax.training.estimators import balanced_density, example_density
 
 LENGTH, WIDTH, CLASSES, BATCH = 7, 3, 4, 5
 GRID = lim.graded_grid(LENGTH)
@@ -75,18 +71,12 @@ def plain_balanced(energies, shares):
     return ratio(sum(energies) / len(energies), shares)
 
 
-def plain_crossed(energies, shares):
-    first, second = sum(energies[:2]) / 2, sum(energies[2:]) / 3
-    return (first / jnp.sum(shares * second) + second / jnp.sum(shares * first)) / 2
-
-
 def plain_example(energies, shares):
     return sum(ratio(energy, shares) for energy in energies) / len(energies)
 
 
 ESTIMATORS = {
     "balanced": (balanced_density, plain_balanced),
-    "crossed": (crossed_density, plain_crossed),
     "example": (example_density, plain_example),
 }
 LOSSES = {"cross-entropy": cross_entropy, "margin": margin}
@@ -114,10 +104,8 @@ def test_a_pooled_penalty_and_its_gradient_are_those_of_the_definition(estimator
     (estimate, plain), loss = ESTIMATORS[estimator], LOSSES[loss]
 
     def ours(params):
-        return influence_penalty(
-            loss, params, BATCH_OF_BOTH, GRID,
-            target=TARGET, epsilon=0.0, estimate=estimate, pools=POOLS,
-        )  # fmt: skip
+        penalty = Penalty(TARGET, epsilon=0.0, estimate=estimate, pools=POOLS)
+        return influence_penalty(loss, params, BATCH_OF_BOTH, GRID, penalty)
 
     @jax.jit
     def derivatives(params):
@@ -145,7 +133,7 @@ def test_pools_of_one_position_each_are_positions():
     def both(params):
         return [
             influence_penalty(
-                margin, params, BATCH_OF_BOTH, GRID, target=target, epsilon=0.0, pools=pools
+                margin, params, BATCH_OF_BOTH, GRID, Penalty(target, epsilon=0.0, pools=pools)
             )
             for target, pools in ((0.8, None), (0.8 * total, jnp.diag(GRID.weights)))
         ]
@@ -160,9 +148,8 @@ def test_pooled_by_regions_the_penalty_is_of_what_lim_compares():
 
     @jax.jit
     def found(params):
-        penalty = influence_penalty(
-            margin, params, BATCH_OF_BOTH, GRID, epsilon=0.0, pools=regions.weights
-        )
+        between_regions = Penalty(epsilon=0.0, pools=regions.weights)
+        penalty = influence_penalty(margin, params, BATCH_OF_BOTH, GRID, between_regions)
         influence = lim.influence(margin, params, BATCH_OF_BOTH, GRID, regions)
         return penalty, influence.regional_averages
 
@@ -188,66 +175,38 @@ def test_each_example_counts_alike_in_its_own_density_and_not_in_the_ratio():
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_every_estimators_statistic_is_averaged_over_steps(estimator):
-    """Value, statistic and gradient against the definition with the average put in by hand."""
+    """Values, statistic and gradients against the definition with the average put in by hand."""
     estimate, _ = ESTIMATORS[estimator]
-    shares = MEASURE
-    shape = (2, 3) if estimator == "crossed" else (3,)
-    previous = jax.device_put(np.exp(np.asarray(random_states(9, *shape))))
+    shares, previous = MEASURE, jax.device_put(np.exp(np.asarray(random_states(9, 3))))
 
     def statistic(params):
         energies = energies_of(margin, params) @ (POOLS / SIZES[:, None]).T
         if estimator == "example":
             return sum(ratio(energy, shares) for energy in energies) / BATCH
-        halves = jnp.stack([energies[:2].mean(axis=0), energies[2:].mean(axis=0)])
-        return halves if estimator == "crossed" else energies.mean(axis=0)
+        return energies.mean(axis=0)
 
     def plain(params):
         averaged = 0.75 * previous + 0.25 * statistic(params)
-        if estimator == "example":
-            density = averaged
-        elif estimator == "crossed":
-            density = sum(a / jnp.sum(shares * b) for a, b in (averaged, averaged[::-1])) / 2
-        else:
-            density = ratio(averaged, shares)
+        density = averaged if estimator == "example" else ratio(averaged, shares)
         losses = jax.vmap(margin, in_axes=(None, 0, 0))(params, *BATCH_OF_BOTH)
         return losses.mean() + jnp.sum(shares * (density - TARGET) ** 2), averaged
 
-    options: dict[str, Any] = dict(previous=previous, memory=0.75, target=TARGET, epsilon=0.0,
-                                   estimate=estimate, pools=POOLS)  # fmt: skip
+    penalty = Penalty(TARGET, epsilon=0.0, estimate=estimate, pools=POOLS)
 
-    def ours(params):
-        return averaged_objective(margin, params, BATCH_OF_BOTH, GRID, strength=2.0, **options)
-
-    @jax.jit
-    def found(params):
-        both = [jax.value_and_grad(function, has_aux=True)(params) for function in (ours, plain)]
-        return *both, averaged_gradients(margin, params, BATCH_OF_BOTH, GRID, **options)
-
-    ((value, kept), gradient), ((expected, averaged), slope), apart = jax.tree.map(
-        np.asarray, found(PARAMS)
-    )
-    np.testing.assert_allclose(value, expected, rtol=1e-12)
-    values, gradients, kept_apart = apart
-    for one in (kept, kept_apart):
-        np.testing.assert_allclose(one, averaged, rtol=1e-12)
-    np.testing.assert_allclose(values.risk + 2 * values.penalty, expected, rtol=1e-12)
-    for name in PARAMS:
-        for one in (gradient[name], gradients.risk[name] + 2 * gradients.penalty[name]):
-            np.testing.assert_allclose(one, slope[name], rtol=1e-9, atol=1e-12)
-
-
-def test_a_constraint_is_put_on_pools_too():
     @jax.jit
     def both(params):
-        penalty = plain_penalty(cross_entropy, params, plain_balanced)
-        losses = jax.vmap(cross_entropy, in_axes=(None, 0, 0))(params, *BATCH_OF_BOTH)
-        found = constrained_objective(
-            cross_entropy, params, BATCH_OF_BOTH, GRID, limit=0.01, multiplier=0.5, stiffness=3.0,
-            target=TARGET, epsilon=0.0, pools=POOLS,
-        )  # fmt: skip
-        return found, losses.mean() + ((0.5 + 3 * (penalty - 0.01)) ** 2 - 0.25) / 6
+        apart = risk_and_penalty(
+            margin, params, BATCH_OF_BOTH, GRID, penalty, previous=previous, memory=0.75
+        )
+        return apart, jax.value_and_grad(plain, has_aux=True)(params)
 
-    np.testing.assert_allclose(*both(PARAMS), rtol=1e-12)
+    found, ((expected, averaged), slope) = jax.tree.map(np.asarray, both(PARAMS))
+    values, gradients, kept = found
+    np.testing.assert_allclose(kept, averaged, rtol=1e-12)
+    np.testing.assert_allclose(values.risk + 2 * values.penalty, expected, rtol=1e-12)
+    for name in PARAMS:
+        gradient = gradients.risk[name] + 2 * gradients.penalty[name]
+        np.testing.assert_allclose(gradient, slope[name], rtol=1e-9, atol=1e-12)
 
 
 EMBEDDED = LossOfIds(
@@ -265,15 +224,15 @@ BATCHES = {
 def test_the_two_gradients_apart_sum_to_that_of_the_objective(batch):
     """And each is the slope of its own value; a clip of the penalty's leaves the risk's."""
     loss, batch = BATCHES[batch]
-    options: dict[str, Any] = dict(epsilon=1e-3, estimate=crossed_density, pools=POOLS)
+    penalty = Penalty(epsilon=1e-3, estimate=example_density, pools=POOLS)
 
     @jax.jit
     def apart(params):
-        return balanced_gradients(loss, params, batch, GRID, **options)
+        return risk_and_penalty(loss, params, batch, GRID, penalty)[:2]
 
     @jax.jit
     def gradient(params):
-        objective = lambda p: balanced_objective(loss, p, batch, GRID, strength=0.7, **options)  # noqa: E731
+        objective = lambda p: balanced_objective(loss, p, batch, GRID, penalty, strength=0.7)  # noqa: E731
         return jax.grad(objective)(params)
 
     values, gradients = apart(PARAMS)
@@ -300,7 +259,7 @@ def test_the_gradients_apart_cost_no_more_than_their_sum():
         return jax.value_and_grad(objective)(params)
 
     def apart(params, batch):
-        return balanced_gradients(cross_entropy, params, batch, GRID)
+        return risk_and_penalty(cross_entropy, params, batch, GRID)[:2]
 
     def task(params, batch):
         return jax.grad(lambda p: jax.vmap(cross_entropy, (None, 0, 0))(p, *batch).mean())(params)
@@ -318,7 +277,7 @@ def test_gradients_apart_are_of_floating_point_arrays_alone():
         weight, power, function = params
         return jnp.sum(function(x @ weight) ** power)
 
-    gradients = eqx.filter_jit(balanced_gradients)(loss, params, (X, None), GRID)[1]
+    gradients = eqx.filter_jit(risk_and_penalty)(loss, params, (X, None), GRID)[1]
     for part in gradients:
         assert part[0].shape == (WIDTH, WIDTH) and part[1:] == (None, None)
         assert float(jnp.abs(part[0]).max()) > 1e-6

@@ -15,7 +15,6 @@ from lim_jax.training.reweighting import (
     response,
     response_map,
     reweight_positions,
-    reweighting_run,
 )
 
 SIZE = 7
@@ -74,30 +73,6 @@ def test_updates_have_unit_integral():
     found = reweight_positions(at, density, target, GRID, rate=0.7, smallest=0.5, largest=1.0)
     np.testing.assert_allclose(found, updated(weights, 0.7, 0.5, 1.0), rtol=1e-12)
     assert found.max() > 1 and found.min() < 1  # clipped first, then brought to unit mean
-
-
-def test_a_run_answers_its_target():
-    """Three stages of NumPy; each sees the weights that the one before left."""
-
-    def stage(state, weights, index):
-        return state + index, jax.device_put(DENSITY), weights
-
-    state, weights, records = reweighting_run(
-        stage,
-        jnp.array(0),
-        GRID,
-        3,
-        target=jax.device_put(TARGET),
-        rate=0.3,
-        smallest=0.2,
-        largest=3.0,
-    )
-    expected = [np.ones(SIZE)]
-    for _ in range(3):
-        expected.append(updated(expected[-1], 0.3))
-    np.testing.assert_allclose(weights, expected[3], rtol=1e-12)
-    np.testing.assert_allclose(records, expected[:3], rtol=1e-12)
-    assert state == 3
 
 
 def test_importance_weights_are_quotients_of_densities():

@@ -4,6 +4,8 @@ On graded cells, with pools of unequal sizes that share a cell and leave one pos
 of a target that are no densities; the truth is the definition, example by example.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,16 +17,14 @@ import lim_jax as lim
 from lim_jax.loss import margin_loss, own_margin_loss
 from lim_jax.models import Queries, causal
 from lim_jax.training import (
-    averaged_objective,
-    balanced_gradients,
+    Penalty,
     balanced_objective,
     influence_penalty,
+    risk_and_penalty,
 )
-from lim_jax.training.balancing import constrained_objective
 from lim_jax.training.discrepancy import cross_entropy_discrepancy, squared_discrepancy
 from lim_jax.training.estimators import (
     balanced_density,
-    crossed_density,
     example_density,
     pooled_energies,
 )
@@ -88,18 +88,15 @@ CASES = {
 def test_the_penalty_and_its_gradient_are_those_of_the_examples_one_by_one(case):
     """Value; gradient against the gradient's gradient, differences, forward and second order."""
     discrepancy, formula, estimate, target, pools = CASES[case]
-    how = {
-        "target": target, "discrepancy": discrepancy, "epsilon": 0.0,
-        "estimate": estimate, "pools": pools,
-    }  # fmt: skip
+    penalty = Penalty(target, discrepancy, estimate, pools, epsilon=0.0)
 
     def ours(params):
-        return influence_penalty(own, params, (X, None), GRID, **how)
+        return influence_penalty(own, params, (X, None), GRID, penalty)
 
     @jax.jit
     def derivatives(params):
         plain = jax.value_and_grad(lambda p: plain_penalty(p, formula, target, pools))(params)
-        apart = balanced_gradients(own, params, (X, None), GRID, **how)
+        apart = risk_and_penalty(own, params, (X, None), GRID, penalty)[:2]
         forward = jax.jvp(ours, (params,), (MOVED,))[1]
         curved = jax.jvp(jax.grad(ours), (params,), (MOVED,))[1]
         return jax.value_and_grad(ours)(params), plain, apart, forward, curved
@@ -135,21 +132,16 @@ EACH = jnp.array([[2.0, 0.0], [0.5, 1.5]])
 
 def test_each_example_has_its_own_density_and_target():
     """In closed form, and in every objective that takes a target."""
-    batch, grid = (ONES, LABELS), lim.token_grid(2)
-    how = {"target": EACH, "epsilon": 0.0}
-    expected = (1.6**2 / 2 + 0.5**2 / 2) / 2  # the mean of two; of the batch's density another
-    risk = 3.5
-    penalty = influence_penalty(weighted, ROOTS, batch, grid, **how)
-    np.testing.assert_allclose(penalty, expected, rtol=1e-12)
-    objective = balanced_objective(weighted, ROOTS, batch, grid, strength=0.5, **how)
-    np.testing.assert_allclose(objective, risk + expected / 2, rtol=1e-12)
-    held = constrained_objective(
-        weighted, ROOTS, batch, grid, limit=0.25, multiplier=0.5, stiffness=4.0, **how
+    problem, of_each = (
+        (weighted, ROOTS, (ONES, LABELS), lim.token_grid(2)),
+        Penalty(EACH, epsilon=0.0),
     )
-    raised = 0.5 + 4 * (expected - 0.25)
-    np.testing.assert_allclose(held, risk + (raised**2 - 0.25) / 8, rtol=1e-12)
-    of_one = influence_penalty(weighted, ROOTS, batch, grid, target=EACH[0], epsilon=0.0)
-    assert abs(float(of_one) - expected) > 0.05
+    expected = (1.6**2 / 2 + 0.5**2 / 2) / 2  # the mean of two; of the batch's density another
+    np.testing.assert_allclose(influence_penalty(*problem, of_each), expected, rtol=1e-12)
+    objective = balanced_objective(*problem, of_each, strength=0.5)
+    np.testing.assert_allclose(objective, 3.5 + expected / 2, rtol=1e-12)
+    of_batch = influence_penalty(*problem, Penalty(EACH[0], epsilon=0.0))
+    assert abs(float(of_batch) - expected) > 0.05
 
 
 def test_a_discrepancy_may_be_ones_own_and_batches_may_be_mapped():
@@ -159,8 +151,8 @@ def test_a_discrepancy_may_be_ones_own_and_batches_may_be_mapped():
         return jnp.max(weights * jnp.abs(density - target))
 
     def penalty(target):
-        how = {"target": target, "discrepancy": largest, "epsilon": 0.0}
-        return influence_penalty(weighted, ROOTS, (ONES, LABELS), lim.token_grid(2), **how)
+        of_largest = Penalty(target, largest, epsilon=0.0)
+        return influence_penalty(weighted, ROOTS, (ONES, LABELS), lim.token_grid(2), of_largest)
 
     targets = jnp.stack([EACH, EACH[::-1]])
     np.testing.assert_allclose(
@@ -169,11 +161,11 @@ def test_a_discrepancy_may_be_ones_own_and_batches_may_be_mapped():
 
 
 def test_a_share_of_zero_is_finite_and_so_is_its_gradient():
-    how = {"target": EACH[::-1], "discrepancy": cross_entropy_discrepancy, "epsilon": 0.0}
+    surprising = Penalty(EACH[::-1], cross_entropy_discrepancy, epsilon=0.0)
     at = jnp.array([0.0, 2.0])  # no influence where both targets ask for some
 
     def penalty(params):
-        return influence_penalty(weighted, params, (ONES, LABELS), lim.token_grid(2), **how)
+        return influence_penalty(weighted, params, (ONES, LABELS), lim.token_grid(2), surprising)
 
     value, gradient = jax.value_and_grad(penalty)(at)
     expected = -(0.25 * np.log(1e-6) + 0.75 * np.log(2 + 1e-6) + np.log(1e-6)) / 2
@@ -198,18 +190,17 @@ def test_pools_are_averages_of_energies_and_their_shares():
 def test_what_does_not_fit_is_refused(as_users_run):
     grid = lim.token_grid(2)
 
-    def refused(match, objective=influence_penalty, **how):
+    def refused(match, function=influence_penalty, **penalty):
         with pytest.raises(ValueError, match=match):
-            objective(weighted, ROOTS, (ONES, LABELS), grid, **how)
+            function(weighted, ROOTS, (ONES, LABELS), grid, Penalty(**penalty))
 
     refused("target: got densities of 3 examples, expected of 2", target=jnp.ones((3, 2)))
     refused(r"target: got shape \(2, 3\), expected \(examples, 2\)", target=jnp.ones((2, 3)))
     refused(r"target: got shape \(3,\), expected \(2,\)", target=jnp.ones(3))
     refused(r"target: got shape \(2, 2, 1\)", target=jnp.ones((2, 2, 1)))
     refused("discrepancy: got 1.0, expected a function", discrepancy=1.0)
-    refused("at least two", target=EACH, estimate=crossed_density)
-    average = {"strength": 1.0, "previous": jnp.ones(2), "memory": 0.5, "target": EACH}
-    refused("target: got one density for each example, which", averaged_objective, **average)
+    averaged = functools.partial(risk_and_penalty, previous=jnp.ones(2), memory=0.5)
+    refused("target: got one density for each example, which", averaged, target=EACH)
 
 
 def test_the_own_answer_is_the_largest_logit_and_has_no_derivative():

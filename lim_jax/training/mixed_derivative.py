@@ -28,8 +28,8 @@ from lim_jax._varying import varying_as
 from lim_jax.density.adjoints import (
     Batch,
     Loss,
+    check_finite,
     embedded,
-    judged,
     losses_and_adjoints,
     require_batch,
 )
@@ -101,28 +101,30 @@ def functional_of_adjoints(
     loss, batch = embedded(loss, params, batch)
     require_batch(loss, params, batch, grid)
 
-    paired = _paired(functional, has_aux)
+    with_aux = functional if has_aux else lambda *given: (functional(*given), None)
     try:
-        value, aux = _functional(params, batch, options, functional=paired, loss=loss, grid=grid)
+        value, aux = _value_and_aux(
+            params, batch, options, functional=with_aux, loss=loss, grid=grid
+        )
     except jax.errors.UnexpectedTracerError as error:
         raise Refusal(CLOSURE) from error
     return (value, aux) if has_aux else value
 
 
 @eqx.filter_custom_jvp
-def _functional(params, batch, options, *, functional, loss, grid):
+def _value_and_aux(params, batch, options, *, functional, loss, grid):
     losses, adjoints = losses_and_adjoints(loss, params, batch, grid)
-    value, aux = judged(functional(losses, adjoints, options), batch, losses)
+    value, aux = check_finite(functional(losses, adjoints, options), batch, losses)
     return value, jax.lax.stop_gradient(aux)
 
 
-@_functional.def_jvp
+@_value_and_aux.def_jvp
 @in_our_words()
-def _functional_jvp(primals, tangents, *, functional, loss, grid):
+def _value_and_aux_jvp(primals, tangents, *, functional, loss, grid):
     params, batch, options = primals
     losses, adjoints = losses_and_adjoints(loss, params, batch, grid)
     of_batch = jax.value_and_grad(functional, argnums=(0, 1), has_aux=True)
-    (value, aux), (a, c) = judged(of_batch(losses, adjoints, options), batch, losses)
+    (value, aux), (a, c) = check_finite(of_batch(losses, adjoints, options), batch, losses)
     direction = _direction(c, batch, grid)
     has_tangent = jax.tree.map(lambda t: t is not None, tangents[:2], is_leaf=lambda t: t is None)
     moving, still = eqx.partition((params, batch), has_tangent)
@@ -199,9 +201,10 @@ def gradients_apart(
     of_states, states = embedded(loss, params, batch)
     require_batch(of_states, params, states, grid)
     losses, adjoints = losses_and_adjoints(of_states, params, states, grid)
-    of_batch = jax.value_and_grad(_paired(functional, has_aux), argnums=(0, 1), has_aux=True)
-    found = of_batch(losses, adjoints, options)
-    losses, ((penalty, aux), (a, c)) = judged((losses, found), states, losses)
+    with_aux = functional if has_aux else lambda *given: (functional(*given), None)
+    slopes = jax.value_and_grad(with_aux, argnums=(0, 1), has_aux=True)
+    of_batch = slopes(losses, adjoints, options)
+    losses, ((penalty, aux), (a, c)) = check_finite((losses, of_batch), states, losses)
     moving, still = eqx.partition(params, eqx.is_inexact_array)
 
     def losses_at(moving: PyTree, shift: Adjoints) -> Losses:
@@ -209,15 +212,10 @@ def gradients_apart(
         of_states, (x, y) = embedded(loss, params, batch)
         return jax.vmap(of_states, in_axes=(None, 0, 0))(params, x + shift, y)
 
-    total, mixed = _mixed_gradient(losses_at, moving, _direction(c, states, grid), a)
-    mean = jax.tree.map(lambda leaf: leaf / len(losses), total)
-    found = RiskAndPenalty(losses.mean(), penalty), RiskAndPenalty(mean, mixed)
-    return (*found, aux) if has_aux else found
-
-
-def _paired(functional: Functional, has_aux: bool) -> Functional:
-    """With something handed out, if only None."""
-    return functional if has_aux else lambda *of_batch: (functional(*of_batch), None)
+    total, of_penalty = _mixed_gradient(losses_at, moving, _direction(c, states, grid), a)
+    of_risk = jax.tree.map(lambda leaf: leaf / len(losses), total)
+    values, gradients = RiskAndPenalty(losses.mean(), penalty), RiskAndPenalty(of_risk, of_penalty)
+    return (values, gradients, aux) if has_aux else (values, gradients)
 
 
 def _direction(slope: Adjoints, batch: Batch, grid: Grid) -> Adjoints:
