@@ -72,11 +72,12 @@ class LossOfIds(eqx.Module):
 
 
 def embedded(loss: Loss, params: PyTree, batch: Batch) -> tuple[Loss, Batch]:
-    """A loss and a batch of states: those of `LossOfIds` embedded here, where params may move."""
+    """A loss and a batch of states: those of `LossOfIds` are embedded, so that params move them."""
+    require_callable(loss, "loss", "loss(params, x, y) of one example")
+    x, y = require_pair(loss, batch)
     if not isinstance(loss, LossOfIds):
-        return loss, batch
-    ids, y = require_pair(loss, batch)
-    return loss.loss, (jax.vmap(loss.embed, in_axes=(None, 0, 0))(params, ids, y), y)
+        return loss, (x, y)
+    return loss.loss, (jax.vmap(loss.embed, in_axes=(None, 0, 0))(params, x, y), y)
 
 
 def losses_and_adjoints(
@@ -84,8 +85,8 @@ def losses_and_adjoints(
 ) -> tuple[Float[Array, " examples"], Float[Array, "examples length width"]]:
     r"""Every example's loss and its input adjoint :math:`P_0`, a density: one gradient each."""
     loss, (x, y) = embedded(loss, params, batch)
-    of_one = jax.value_and_grad(scalar_loss(loss), argnums=1)
-    losses, gradients = jax.vmap(of_one, in_axes=(None, 0, 0))(params, x, y)
+    value_and_gradient = jax.value_and_grad(scalar_loss(loss), argnums=1)
+    losses, gradients = jax.vmap(value_and_gradient, in_axes=(None, 0, 0))(params, x, y)
     return losses, gradients / grid.weights[None, :, None]
 
 
@@ -104,49 +105,40 @@ def adjoint_energies(
     >>> adjoint_energies(loss, 1.0, (jnp.zeros((1, 2, 1)), None), token_grid(2)).tolist()
     [[1.0, 9.0]]
     """
-    loss, batch = embedded(loss, params, batch)
-    require_batch(loss, params, batch, grid)
+    loss, batch = embedded_on(grid, loss, params, batch)
     losses, adjoints = losses_and_adjoints(loss, params, batch, grid)
     energies = jnp.sum(adjoints**2, axis=2)
     return check_finite(energies, batch, losses, energies)
 
 
 def check_finite(
-    found: Tree,
+    result: Tree,
     batch: PyTree,
     losses: Float[Array, " examples"] | None,
     energies: Array | None = None,
 ) -> Tree:
-    """Return what was found of a batch; its use raises where that, or its losses, are not finite.
+    """Return a batch's result; its use raises where batch, losses or energies are not finite.
 
     The check guards the result: a gradient need not depend on x, and then a guarded x is unused.
     """
+    got = "got NaN or infinite values, expected finite ones."
+    cures = {
+        "batch": (batch, "Drop or repair the examples that hold them."),
+        "loss": (losses, "Gradients may be finite where a loss is not: check it at this batch."),
+        "adjoint energies": (energies, "Check the parameters and the loss at this batch."),
+    }
     checks = [
-        (
-            ~all_finite(batch),
-            "batch: got NaN or infinite values, expected finite ones. "
-            "Drop or repair the examples that hold them.",
-        ),
-        (
-            ~all_finite(losses),
-            "loss: got NaN or infinite values, expected finite ones. "
-            "Gradients may be finite where a loss is not: check it at this batch.",
-        ),
+        (~all_finite(values), f"{name}: {got} {cure}")
+        for name, (values, cure) in cures.items()
+        if values is not None
     ]
-    if energies is not None:
-        message = (
-            "adjoint energies: got NaN or infinite values, expected finite ones. "
-            "Check the parameters and the loss at this batch."
-        )
-        checks.append((~all_finite(energies), message))
-    return guarded_first(found, *checks)
+    return guarded_first(result, *checks)
 
 
-def require_batch(loss: Loss, params: PyTree, batch: Batch, grid: Grid) -> None:
-    """Refuse batches that do not fit the grid, and losses that are no functions."""
-    require_callable(loss, "loss", "loss(params, x, y) of one example")
+def embedded_on(grid: Grid, loss: Loss, params: PyTree, batch: Batch) -> tuple[Loss, Batch]:
+    """As `embedded`; refuse batches that do not fit the grid."""
     require_grid(grid)
-    x, y = require_pair(loss, batch)
+    loss, (x, y) = embedded(loss, params, batch)
     require(
         x.ndim == 3 and x.shape[1] == grid.size,
         "batch",
@@ -162,19 +154,13 @@ def require_batch(loss: Loss, params: PyTree, batch: Batch, grid: Grid) -> None:
         expected="at least one example, the same number in x and in every leaf of y",
         cure="Give each example its own labels, and leave empty batches out.",
     )
+    return loss, (x, y)
 
 
 def scalar_loss(loss: Loss) -> Loss:
-    """The same loss, which refuses to give anything but a scalar: seen as it is traced.
+    """The same loss, which raises ValueError while it is traced unless it gives a scalar."""
 
-    Examples
-    --------
-    >>> scalar_loss(lambda params, x, y: x[0])(None, jnp.ones((3, 2)), None)
-    Traceback (most recent call last):
-    Refusal: loss: got an array of float64 with shape (2,), expected a scalar. Average or ...
-    """
-
-    def of_one(params: PyTree, x: Float[Array, "length width"], y: PyTree) -> Scalar:
+    def checked(params: PyTree, x: Float[Array, "length width"], y: PyTree) -> Scalar:
         value = loss(params, x, y)
         require(
             getattr(value, "shape", None) == (),
@@ -185,11 +171,11 @@ def scalar_loss(loss: Loss) -> Loss:
         )
         return value
 
-    return of_one
+    return checked
 
 
 def require_pair(loss: Loss, batch: Any) -> Batch:
-    """Refuse what is no pair of inputs, which are floats or the ids of `LossOfIds`, and labels."""
+    """Return (x, y), x an array of floats, or of the ids of `LossOfIds`; refuse anything else."""
     require(
         isinstance(batch, tuple | list) and len(batch) == 2,
         "batch",
@@ -198,9 +184,17 @@ def require_pair(loss: Loss, batch: Any) -> Batch:
         cure="Pass (x, None) where there are no labels.",
     )
     x, y = batch
+    array: Any = x
     require_auto(batch, "batch")
     if isinstance(loss, LossOfIds):
-        _require_ids(x)
+        whole = isinstance(array, ARRAYS) and jnp.issubdtype(array.dtype, jnp.integer)
+        require(
+            whole and array.ndim == 2,
+            "batch",
+            got=described(x),
+            expected="ids, whole numbers of shape (examples, length)",
+            cure="Embedded states go with the loss of states, which LossOfIds holds.",
+        )
         return x, y
     cure = "Embed ids by density.LossOfIds(embed, loss): influence is a gradient in states."
     require_floating(x, "batch", cure)
@@ -212,14 +206,3 @@ def require_pair(loss: Loss, batch: Any) -> Batch:
         cure="Put a single example in an array of one: x[None].",
     )
     return x, y
-
-
-def _require_ids(ids: Any) -> None:
-    whole = isinstance(ids, ARRAYS) and jnp.issubdtype(ids.dtype, jnp.integer)
-    require(
-        whole and ids.ndim == 2,
-        "batch",
-        got=described(ids),
-        expected="ids, whole numbers of shape (examples, length)",
-        cure="Embedded states go with the loss of states, which LossOfIds holds.",
-    )

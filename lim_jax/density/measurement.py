@@ -80,9 +80,7 @@ def influence(
     >>> result.density.tolist(), float(result.total)
     ([0.2, 1.8], 20.0)
     """
-    require_pair(loss, batch)
-    regions = _regions_on(grid, regions)
-    return _influence(loss, params, batch, None, regions, keep_examples)
+    return _influence(loss, params, batch, None, _regions_on(grid, regions), keep_examples)
 
 
 def influence_stream(
@@ -145,10 +143,11 @@ def influence_stream(
     size = require_pair(loss, first)[0].shape[0]
 
     def measured(batch: Batch) -> Influence:
-        filled, counted = _filled(loss, batch, size)
-        found = _influence(loss, params, filled, counted, regions, keep_examples)
-        kept = None if found.example_energies is None else found.example_energies[: len(batch[0])]
-        return replace(found, example_energies=kept)
+        filled, counts = _filled(loss, batch, size)
+        result = _influence(loss, params, filled, counts, regions, keep_examples)
+        energies = result.example_energies
+        energies = None if energies is None else energies[: len(batch[0])]
+        return replace(result, example_energies=energies)
 
     drawn = chain([first], remaining)
     if checkpoint is None:
@@ -165,7 +164,7 @@ def influence_stream(
 
 
 def _regions_on(grid: Grid, regions: Regions | None) -> Regions:
-    """Those of the paper's simulations where there are none; refuse those of another grid."""
+    """Regions of this grid; by default those of the paper's simulations."""
     require_grid(grid)
     regions = boundary_regions(grid, 0.2) if regions is None else regions
     require_regions(regions)
@@ -197,11 +196,11 @@ def _influence(
     loss: Loss,
     params: PyTree,
     batch: Batch,
-    counted: Bool[Array | np.ndarray, " examples"] | None,
+    counts: Bool[Array | np.ndarray, " examples"] | None,
     regions: Regions,
     keep_examples: bool,
 ) -> Influence:
-    """Measure a batch of which those counted count: all of them where there is None."""
+    """Measure the examples of a batch that count: all of them where `counts` is None."""
     energies = adjoint_energies(loss, params, batch, regions.grid)
-    found = jnp.ones(energies.shape[:1], bool) if counted is None else jnp.asarray(counted)
-    return Influence._of_counted(energies, found, regions, keep_examples)
+    counts = jnp.ones(len(energies), bool) if counts is None else jnp.asarray(counts)
+    return Influence._of_counted(energies, counts, regions, keep_examples)

@@ -82,21 +82,14 @@ def indices(averages: Float[Array, "3"], epsilon: Scalar | float = 1e-8) -> Indi
     Parameters
     ----------
     averages
-        Left, middle and right, from `regional_averages`.
+        Left, middle and right, from `regional_averages`. NaN passes on.
     epsilon
         :math:`\varepsilon_0 > 0`, finite.
 
-    Raises
-    ------
-    ValueError
-        Where the averages are not three floats, or `epsilon` is known and not finite or negative.
-    EquinoxRuntimeError
-        Where `epsilon` is such an array. NaN in the averages passes on.
-
     Examples
     --------
-    >>> found = indices(jnp.array([2.0, 0.5, 1.5]))
-    >>> float(found.gap), round(float(found.lim), 4), float(found.symmetric_contrast) < 0.5
+    >>> values = indices(jnp.array([2.0, 0.5, 1.5]))
+    >>> float(values.gap), round(float(values.lim), 4), float(values.symmetric_contrast) < 0.5
     (1.0, 0.6667, True)
     """
     require_floats(averages, "averages", "regions", regions=3)
@@ -193,11 +186,12 @@ class Influence(eqx.Module):
     def _of_counted(
         cls,
         energies: Float[Array, "examples length"],
-        counted: Bool[Array, " examples"],
+        counts: Bool[Array, " examples"],
         regions: Regions,
         keep_examples: bool,
     ) -> "Influence":
-        shares = counted.astype(energies.dtype)[:, None]
+        """Sum up the energies of the examples that count."""
+        shares = counts.astype(energies.dtype)[:, None]
         count = shares.sum()
         mean = (shares * energies).sum(axis=0) / count
         unit = _power_of_two(mean)
@@ -263,8 +257,8 @@ class Influence(eqx.Module):
         --------
         >>> from lim_jax.grid import boundary_regions, token_grid
         >>> regions = boundary_regions(token_grid(4), 0.25)
-        >>> found = Influence.from_energies(jnp.array([[1.0, 2.0, 3.0, 4.0]]), regions)
-        >>> float(found.measure([(0, "3/8"), ("3/4", 1)]))  # 1/4 + 2/8 + 4/4
+        >>> result = Influence.from_energies(jnp.array([[1.0, 2.0, 3.0, 4.0]]), regions)
+        >>> float(result.measure([(0, "3/8"), ("3/4", 1)]))  # 1/4 + 2/8 + 4/4
         1.5
         """
         weights = interval_weights(self.grid, intervals, convention or self.regions.convention)
@@ -328,7 +322,14 @@ class Influence(eqx.Module):
 
         The examples' own energies are kept where both have them.
         """
-        _require_same_regions(self.regions, getattr(other, "regions", None))
+        regions, theirs = self.regions, getattr(other, "regions", None)
+        require(
+            bool(regions == theirs),
+            "other",
+            got=f"influence over {in_a_line(theirs)}" if theirs is not None else "no influence",
+            expected=f"influence over {in_a_line(regions)}",
+            cure="Measure both with the same regions, which contexts of two lengths do not have.",
+        )
         examples = _joined(self.example_energies, other.example_energies)
         pooled = self._without_examples._pooled(other._without_examples)
         return replace(pooled, example_energies=examples)
@@ -339,7 +340,7 @@ class Influence(eqx.Module):
         energy = self.energy + (other.energy - self.energy) * (other.count / count)
         unit = _power_of_two(energy)
         pairs = zip(self._about(energy, unit), other._about(energy, unit), strict=True)
-        return Influence(self.regions, count, energy, *(one + two for one, two in pairs), unit=unit)
+        return Influence(self.regions, count, energy, *(a + b for a, b in pairs), unit=unit)
 
     def _about(self, mean: Float[Array, " length"], unit: Scalar) -> tuple[Array, ...]:
         r"""The scatters about another mean and its profile, in another unit.
@@ -487,13 +488,3 @@ def _joined(
     if all_known((first, second)):
         return jax.device_put(np.concatenate([first, second]))
     return jnp.concatenate([first, second])
-
-
-def _require_same_regions(regions: Regions, other: Any) -> None:
-    require(
-        bool(regions == other),
-        "other",
-        got=f"influence over {in_a_line(other)}" if isinstance(other, Regions) else "no influence",
-        expected=f"influence over {in_a_line(regions)}",
-        cure="Measure both with the same regions, which contexts of two lengths do not have.",
-    )

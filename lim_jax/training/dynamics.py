@@ -22,7 +22,6 @@ from lim_jax._checks import (
     described,
     number_list,
     require,
-    require_callable,
     require_optional,
 )
 from lim_jax._errors import filter_jit
@@ -31,8 +30,7 @@ from lim_jax.density.adjoints import (
     Loss,
     adjoint_energies,
     embedded,
-    require_batch,
-    require_pair,
+    embedded_on,
 )
 from lim_jax.density.statistics import Indices, indices
 from lim_jax.grid.integrals import integral
@@ -52,8 +50,6 @@ def risk(loss: Loss, params: PyTree, batch: Batch) -> Scalar:
     >>> float(risk(lambda weight, x, y: weight * x.sum(), 2.0, (jnp.ones((3, 1, 1)), None)))
     2.0
     """
-    require_callable(loss, "loss", "loss(params, x, y) of one example")
-    require_pair(loss, batch)
     loss, (x, y) = embedded(loss, params, batch)
     return jax.vmap(loss, in_axes=(None, 0, 0))(params, x, y).mean()
 
@@ -155,8 +151,7 @@ def density_dynamics(
     >>> found.energy.tolist(), found.energy_rate.tolist(), found.rate.tolist()
     ([1.0, 1.0], [0.0, 2.0], [-1.0, 1.0])
     """
-    of_states, states = embedded(loss, params, batch)
-    require_batch(of_states, params, states, grid)
+    embedded_on(grid, loss, params, batch)
     if direction is None:
         slope = eqx.filter_grad(lambda params: risk(loss, params, batch))(params)
         direction = jax.tree.map(jnp.negative, slope)
@@ -275,8 +270,7 @@ def gradient_flow(
     >>> bool(jnp.allclose(path.params, jnp.exp(-path.times), atol=1e-5))
     True
     """
-    of_states, states = embedded(loss, params, batch)
-    require_batch(of_states, params, states, grid)
+    embedded_on(grid, loss, params, batch)
     arrays, static = eqx.partition(params, eqx.is_inexact_array)
     require(
         len(jax.tree.leaves(arrays)) > 0,

@@ -30,8 +30,8 @@ from lim_jax.density.adjoints import (
     Loss,
     check_finite,
     embedded,
+    embedded_on,
     losses_and_adjoints,
-    require_batch,
 )
 from lim_jax.grid.measure import Grid
 
@@ -98,8 +98,7 @@ def functional_of_adjoints(
     """
     require_callable(functional, "functional", "functional(losses, adjoints, options)")
     # Ids are embedded out here, so that the rule sees states that move with the parameters.
-    loss, batch = embedded(loss, params, batch)
-    require_batch(loss, params, batch, grid)
+    loss, batch = embedded_on(grid, loss, params, batch)
 
     with_aux = functional if has_aux else lambda *given: (functional(*given), None)
     try:
@@ -198,8 +197,7 @@ def gradients_apart(
     [2.0, 4.0, 4.0, 16.0]
     """
     require_callable(functional, "functional", "functional(losses, adjoints, options)")
-    of_states, states = embedded(loss, params, batch)
-    require_batch(of_states, params, states, grid)
+    of_states, states = embedded_on(grid, loss, params, batch)
     losses, adjoints = losses_and_adjoints(of_states, params, states, grid)
     with_aux = functional if has_aux else lambda *given: (functional(*given), None)
     slopes = jax.value_and_grad(with_aux, argnums=(0, 1), has_aux=True)

@@ -17,7 +17,7 @@ from lim_jax._checks import (
     require_floats,
     require_indices,
 )
-from lim_jax.density.adjoints import Batch, Loss, embedded, require_batch, scalar_loss
+from lim_jax.density.adjoints import Batch, Loss, embedded_on, scalar_loss
 from lim_jax.grid.integrals import integral
 from lim_jax.grid.measure import Grid, require_on_grid
 from lim_jax.observability.gramian import Positions, Steps, layer_steps
@@ -147,8 +147,7 @@ def observability_objective(
     tuple
         The objective, and the averaged traces :math:`\hat g`.
     """
-    loss, batch = embedded(loss, params, batch)
-    require_batch(loss, params, batch, grid)
+    loss, batch = embedded_on(grid, loss, params, batch)
     require_callable(observations, "observations", "observations(params, x)")
     strength, memory = finite_scalar(strength, "strength"), finite_scalar(memory, "memory")
     memory = not_negative(memory, "memory", below=1.0)
@@ -227,8 +226,7 @@ def injected_objective(
     >>> value.item(), traces.tolist()  # 1 + 1.5^2
     (3.25, [1.0, 4.0])
     """
-    loss, batch = embedded(loss, params, batch)
-    require_batch(loss, params, batch, grid)
+    loss, batch = embedded_on(grid, loss, params, batch)
     require_callable(observations, "observations", "observations(params, x)")
     require_floats(injected, "injected", "examples draws depth observed", examples=len(batch[0]))
     strength, memory = finite_scalar(strength, "strength"), finite_scalar(memory, "memory")

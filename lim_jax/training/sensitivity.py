@@ -24,8 +24,8 @@ from lim_jax.density.adjoints import (
     Loss,
     check_finite,
     embedded,
+    embedded_on,
     losses_and_adjoints,
-    require_batch,
 )
 from lim_jax.grid.measure import Grid
 from lim_jax.probes import Estimate, sample_mean, tail_index
@@ -292,8 +292,7 @@ def sensitivity_norm(
 
 def _adjoints_of_arrays(loss: Loss, params: PyTree, batch: Batch, grid: Grid):
     """The parameters' arrays, and the adjoints as a function of them, with the losses beside."""
-    of_states, states = embedded(loss, params, batch)
-    require_batch(of_states, params, states, grid)
+    embedded_on(grid, loss, params, batch)
     arrays, static = eqx.partition(params, eqx.is_inexact_array)
 
     def adjoints(arrays: PyTree) -> tuple[Vectors, Losses]:

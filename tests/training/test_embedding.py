@@ -142,7 +142,7 @@ def public_functions():
 
 def test_the_list_is_of_all_functions_of_a_loss_and_a_batch():
     found = {n for n, names in public_functions() if "loss" in names and names & BATCHES}
-    others = {"gradient_flow", "embedded", "require_batch", "require_pair"}
+    others = {"gradient_flow", "embedded", "embedded_on", "require_pair"}
     of_states_too = {"adjoint_growth", "penalty_premises"}  # whose size a shift has not
     assert found == {*SCALARS, *others, *of_states_too}
 
