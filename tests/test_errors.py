@@ -27,7 +27,6 @@ from lim_jax._checks import guarded, warn_of_miscompiling_jaxlib
 from lim_jax.adjoint.cone import cone_mass, joint_cone
 from lim_jax.adjoint.criteria import recency_survival
 from lim_jax.loss import LocalReadout, last_token
-from lim_jax.loss.queries import query_subset
 from lim_jax.observability.gramian import layer_steps
 from lim_jax.paper.simulation import gate_influence
 from lim_jax.probes import sample_mean
@@ -443,7 +442,6 @@ STATIC = {
         lambda: lim.cross_entropy(LOGITS, LABELS, lim.token_grid(5)),
         r"logits: got shape \(4, 5\), expected \(5, vocabulary\)",
     ),
-    "no queries": (lambda: query_subset(4, array([], int)), "positions: got none"),
     "unknown norm": (
         lambda: cone_mass(attention(), STATES, GRID, "nuclear"),
         'norm: got \'nuclear\', expected "operator" or "frobenius"',

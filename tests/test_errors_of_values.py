@@ -12,7 +12,6 @@ import lim_jax as lim
 from lim_jax import models, training
 from lim_jax.adjoint.queries import readout_support
 from lim_jax.grid import cell_embedding
-from lim_jax.loss.queries import query_subset
 from lim_jax.paper.simulation import gate_gramians, gate_influence
 from lim_jax.training import (
     Penalty,
@@ -84,9 +83,6 @@ TRACED = {
         lambda: lim.autoregressive_cross_entropy(LOGITS, LABELS, full(4, np.nan)),
         "query_weights: expected",
     ),
-    "query outside": (lambda: query_subset(4, array([4])), "positions: expected distinct"),
-    "query twice": (lambda: query_subset(4, array([1, 1])), "positions: expected distinct"),
-    "negative query": (lambda: query_subset(4, array([-1])), "positions: expected distinct"),
     "nan query weight where support is asked": (
         lambda: readout_support(array([0.0, np.nan, 0.0, 1.0]), 1),
         "query_weights: got NaN or infinite values",

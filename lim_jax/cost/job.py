@@ -20,13 +20,9 @@ BYTES = "A gibibyte is 2**30."
 class Cost(NamedTuple):
     """What one call of a compiled job takes.
 
-    Attributes
-    ----------
-    operations
-        Floating-point operations of all matrix products (`operations`): tiles that attention skips
-        do not count, and a loop whose length is known only when it runs counts once.
-    temporary, arguments, outputs
-        Bytes, as the compiler lays them out for this machine.
+    Operations are those of all matrix products: tiles that attention skips do not count, and a loop
+    whose length is known only when it runs counts once. The others are bytes, as the compiler lays
+    them out for this machine.
     """
 
     operations: int

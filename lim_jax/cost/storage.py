@@ -8,21 +8,11 @@ from lim_jax._checks import counted, described, require
 
 
 class Storage(NamedTuple):
-    """What is kept of one example from the way ahead for the way back, in numbers.
+    """What is kept of one example from the way ahead for the way back, in numbers."""
 
-    Attributes
-    ----------
-    states
-        The layers' inputs.
-    attention
-        Dense attention's weights; zero where attention makes them anew by tiles.
-    repeated
-        How many layers are run again.
-    """
-
-    states: int
-    attention: int
-    repeated: int
+    states: int  # the layers' inputs
+    attention: int  # dense attention's weights; zero where attention makes them anew by tiles
+    repeated: int  # layers that are run again
 
 
 def sweep_storage(
@@ -47,24 +37,17 @@ def sweep_storage(
     checkpoints
         :math:`s_1,\dots,s_k`, from the outermost loop; none keep everything.
 
-    Raises
-    ------
-    ValueError
-        Where a size is no whole number, or the loops have not `depth` steps in all.
-
     Examples
     --------
-    >>> found = sweep_storage(64, 8192, 64, heads=1)
-    >>> found.attention // found.states  # L/d_x
+    >>> storage = sweep_storage(64, 8192, 64, heads=1)
+    >>> storage.attention // storage.states  # L/d_x
     128
     >>> loops = [64], [8, 8], [2] * 6
-    >>> [sweep_storage(64, 8192, 64, 1, checkpoints=one).states // (8192 * 64) for one in loops]
+    >>> [sweep_storage(64, 8192, 64, 1, checkpoints=s).states // (8192 * 64) for s in loops]
     [64, 16, 12]
     """
-    depth, length, width = (
-        counted(size, name)
-        for size, name in ((depth, "depth"), (length, "length"), (width, "width"))
-    )
+    sizes = {"depth": depth, "length": length, "width": width}
+    depth, length, width = (counted(size, name) for name, size in sizes.items())
     heads = counted(heads, "heads", least=0)
     require(
         isinstance(checkpoints, Sequence) and not isinstance(checkpoints, str),

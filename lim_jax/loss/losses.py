@@ -5,7 +5,9 @@ labels of any row sum:
 :math:`\partial \ell / \partial z_i = w_i\,\bigl((\mathbf 1 \cdot Y_i)\,\mathrm{softmax}(z_i) -
 Y_i\bigr)`.
 
-Arrays of other shapes than the grid's are refused; NaN and infinity in logits and labels pass on.
+Arrays of other shapes than the grid's raise ValueError. Class numbers outside the vocabulary where
+a position counts, and query weights that are negative or do not sum to one, raise
+EquinoxRuntimeError. NaN and infinity in logits and labels pass on.
 """
 
 from collections.abc import Callable
@@ -24,7 +26,6 @@ from lim_jax._checks import (
     require,
     require_floating,
     require_floats,
-    require_kind,
 )
 from lim_jax._errors import filter_jit
 from lim_jax.grid.measure import Grid, require_on_grid
@@ -35,23 +36,11 @@ Scalar = Float[Array, ""]
 
 
 class Slices(NamedTuple):
-    """Logits some classes at a time, where they are too many to stand all at once.
+    """Logits some classes at a time, where they are too many to stand all at once."""
 
-    Attributes
-    ----------
-    of
-        ``of(start)``: the logits of `size` classes from a number on, ``(length, size)``.
-    size
-        How many classes at a time, at most all.
-    classes
-        How many there are.
-    dtype
-        The precision of the logits.
-    """
-
-    of: Callable[[Int[Array, ""]], Float[Array, "length size"]]
-    size: int
-    classes: int
+    of: Callable[[Int[Array, ""]], Float[Array, "length size"]]  # from a class number on
+    size: int  # classes at a time, at most all
+    classes: int  # in all
     dtype: DTypeLike
 
 
@@ -79,13 +68,6 @@ def cross_entropy(
         The grid of the rows.
     position_weights
         :math:`w_l`, or None for one.
-
-    Raises
-    ------
-    ValueError
-        Where shapes differ.
-    EquinoxRuntimeError
-        Where a class number is outside the vocabulary at a position of weight other than zero.
 
     Examples
     --------
@@ -118,16 +100,7 @@ def autoregressive_cross_entropy(
         Row i holds the target :math:`Y_{i+1}` of query i, as in `cross_entropy` (anything where
         :math:`\alpha_i = 0`, infinite weights among it).
     query_weights
-        :math:`\alpha`: non-negative, of sum one; see `teacher_forcing`, `last_token` and
-        `query_subset`.
-
-    Raises
-    ------
-    ValueError
-        Where shapes differ.
-    EquinoxRuntimeError
-        Where the weights do not sum to one, or one is negative, or a query's class number is
-        outside the vocabulary.
+        :math:`\alpha`: non-negative, of sum one; see `teacher_forcing` and `last_token`.
 
     Examples
     --------
@@ -162,14 +135,6 @@ def margin_loss(
         Row i's answer :math:`y_i`, a class number (any number where :math:`\alpha_i = 0`).
     query_weights
         :math:`\alpha`, as in `autoregressive_cross_entropy`.
-
-    Raises
-    ------
-    ValueError
-        Where shapes differ, targets are no class numbers, or there is one class alone.
-    EquinoxRuntimeError
-        Where the weights do not sum to one, or one is negative, or a query's class number is
-        outside the vocabulary.
 
     Examples
     --------
@@ -234,13 +199,6 @@ def contrast_loss(
     foil_logits, foil
         The same of the foil, read after the same prompt.
 
-    Raises
-    ------
-    ValueError
-        Where shapes differ.
-    EquinoxRuntimeError
-        Where a class number is outside the vocabulary.
-
     Examples
     --------
     >>> z = jnp.log(jnp.array([[0.2, 0.8], [0.25, 0.75]]))
@@ -248,9 +206,9 @@ def contrast_loss(
     >>> bool(jnp.allclose(odds, jnp.log(0.2 * 0.75 / 0.8)))
     True
     """
-    for said, ids in ((logits, answer), (foil_logits, foil)):
-        _require_labels(said, ids)
-        _require_answers(ids, said.shape[1])
+    for rows, ids in ((logits, answer), (foil_logits, foil)):
+        _require_labels(rows, ids)
+        _require_answers(ids, rows.shape[1])
     losses = positionwise_cross_entropy(logits, answer)
     return losses.sum() - positionwise_cross_entropy(foil_logits, foil).sum()
 
@@ -300,7 +258,7 @@ def logit_residual(logits: Logits, labels: Labels) -> Logits:
 
 
 def _require_answers(targets: Labels, classes: int) -> None:
-    """Refuse targets that have no margin."""
+    """Refuse targets that are no class numbers, and a vocabulary of one class."""
     require(
         _class_numbers(targets),
         "targets",
@@ -320,27 +278,8 @@ def _require_answers(targets: Labels, classes: int) -> None:
 def sliced_cross_entropy(
     slices: Slices, targets: Labels, query_weights: Float[Array, " length"]
 ) -> Scalar:
-    r"""`autoregressive_cross_entropy` of logits that never stand all at once.
-
-    Parameters
-    ----------
-    slices
-        The logits of a slice of the vocabulary, by where it starts.
-    targets, query_weights
-        As there.
-
-    Examples
-    --------
-    >>> targets = jnp.array([2, 0])
-    >>> logits = jnp.array([[1.0, 2.0, 3.0], [0.0, 1.0, 5.0]])
-    >>> pairs = Slices(lambda start: jax.lax.dynamic_slice_in_dim(logits, start, 2, 1), 2, 3, float)
-    >>> loss = sliced_cross_entropy(pairs, targets, jnp.array([0.5, 0.5]))
-    >>> whole = autoregressive_cross_entropy(logits, targets, jnp.array([0.5, 0.5]))
-    >>> bool(jnp.allclose(loss, whole))
-    True
-    """
+    """`autoregressive_cross_entropy` of logits that never stand all at once."""
     weights = _guarded_queries(query_weights)
-    _require_labels_of((*weights.shape, slices.classes), targets)
     answers, others = _answers_and_others(slices, targets, weights)
     if _class_numbers(targets):
         return _weighted(jax.nn.softplus(others - answers), weights)
@@ -350,25 +289,15 @@ def sliced_cross_entropy(
 def sliced_margin_loss(
     slices: Slices, targets: Int[Array, " length"], query_weights: Float[Array, " length"]
 ) -> Scalar:
-    """`margin_loss` of logits that never stand all at once; parameters as there."""
+    """`margin_loss` of logits that never stand all at once."""
     weights = _guarded_queries(query_weights)
-    _require_labels_of((*weights.shape, slices.classes), targets)
     _require_answers(targets, slices.classes)
     answers, others = _answers_and_others(slices, targets, weights)
     return _weighted(others - answers, weights)
 
 
 def sliced_answers(slices: Slices) -> Int[Array, " length"]:
-    """The class of the largest logit of each row, the first of equal ones.
-
-    Examples
-    --------
-    >>> logits = jnp.array([[1.0, 3.0, 3.0], [0.0, 1.0, 5.0]])
-    >>> pairs = Slices(lambda start: jax.lax.dynamic_slice_in_dim(logits, start, 2, 1), 2, 3, float)
-    >>> sliced_answers(pairs).tolist()
-    [1, 2]
-    """
-    require_kind(slices, Slices, "slices", "Make them: Slices(of, size, classes, dtype).")
+    """The class of the largest logit of each row, the first of equal ones."""
     starts = jnp.arange(0, slices.classes, slices.size).clip(max=slices.classes - slices.size)
 
     def of_slice(start: Int[Array, ""]) -> tuple[Array, Array]:
@@ -387,6 +316,7 @@ def _answers_and_others(
     Of labels that are weights: their product with the logits, and the logarithm of the whole sum.
     """
     size, classes = slices.size, slices.classes
+    _require_labels_of((*weights.shape, classes), targets)
     numbered = _class_numbers(targets)
     if numbered:
         targets = _known_classes(targets, classes, weights != 0).astype(int)
@@ -484,7 +414,6 @@ def _require_labels(logits: Logits, labels: Labels) -> None:
 
 
 def _require_labels_of(shape: tuple[int, ...], labels: Labels) -> None:
-    """Refuse labels that are none of logits of this shape."""
     dtype = getattr(labels, "dtype", None)
     whole = dtype is not None and jnp.issubdtype(dtype, jnp.integer)
     require(

@@ -1,12 +1,10 @@
 """Query weights: which positions are asked, and with what weight, of sum one."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
-from lim_jax._checks import counted, guarded, require_indices
-from lim_jax._errors import filter_jit
+from lim_jax._checks import counted
 
 
 def teacher_forcing(size: int, *, continuation: bool = True) -> Float[Array, " length"]:
@@ -41,32 +39,7 @@ def last_token(size: int) -> Float[Array, " length"]:
 
 
 def _equal_weights(size: int, asked: slice) -> Float[Array, " length"]:
-    """Made on the host: a length that was not seen before compiles nothing."""
+    # On the host: a length that was not seen before compiles nothing.
     weights = np.zeros(size, jax.dtypes.canonicalize_dtype(float))
     weights[asked] = 1 / weights[asked].size
     return jax.device_put(weights)
-
-
-@filter_jit
-def query_subset(size: int, positions: Int[Array, " queries"]) -> Float[Array, " length"]:
-    r"""Equal query weights :math:`|S|^{-1}` on a set of positions, counted from 0.
-
-    Raises
-    ------
-    ValueError
-        Where there are no positions, or they are no whole numbers.
-    EquinoxRuntimeError
-        Where a position is outside the context or named twice.
-
-    Examples
-    --------
-    >>> query_subset(4, jnp.array([1, 3])).tolist()
-    [0.0, 0.5, 0.0, 0.5]
-    """
-    size = counted(size, "size")
-    require_indices(positions, "positions")
-    weights = jnp.zeros(size).at[positions].set(1 / positions.size, mode="drop")
-    unfit = (positions < 0) | (positions >= size)
-    repeated = jnp.abs(weights.sum() - 1) > 0.5 / positions.size
-    message = f"positions: expected distinct whole numbers from 0 to {size - 1}, got others."
-    return guarded(weights, jnp.any(unfit) | repeated, message)

@@ -1,6 +1,6 @@
 """Readouts: from states to logits, ``readout(x, grid)``.
 
-Arrays of other shapes than the grid's are refused; NaN and infinity pass on.
+Arrays of other shapes than the grid's raise ValueError; NaN and infinity pass on.
 """
 
 import math

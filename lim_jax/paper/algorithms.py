@@ -44,21 +44,11 @@ def algorithm3_objective(gates: Profile) -> tuple[Scalar, Scalar]:
 
 
 class GateRun(NamedTuple):
-    """Where an optimiser of the gates stopped.
+    """Where an optimiser of the gates stopped."""
 
-    Attributes
-    ----------
-    gates
-        The gates u, or Algorithm 2's loss weights.
-    objective
-        The objective there.
-    history
-        The surrogate that the algorithm controls, before the first step and after each.
-    """
-
-    gates: Profile
+    gates: Profile  # or Algorithm 2's loss weights
     objective: Scalar
-    history: Float[Array, " steps"]
+    history: Float[Array, " steps"]  # of what it controls, before the first step and after each
 
 
 @partial(jax.jit, static_argnums=0)
@@ -68,10 +58,7 @@ def _slope(objective: Objective, gates: Profile) -> tuple[tuple[Scalar, Scalar],
 
 
 def adam_run(objective: Objective, learning_rate: float) -> GateRun:
-    """Take 400 Adam steps from u = 0, and evaluate after the last, as the paper does.
-
-    A loop in Python: not for use under `jax.jit`.
-    """
+    """Take 400 Adam steps from u = 0, and evaluate after the last, as the paper does."""
     optimiser = optax.adam(learning_rate)
 
     @jax.jit
@@ -90,13 +77,7 @@ def adam_run(objective: Objective, learning_rate: float) -> GateRun:
 
 
 def minimiser(objective: Objective, start: Profile) -> GateRun:
-    """Descend from `start` to a stationary point by L-BFGS, until rounding stops it.
-
-    Raises
-    ------
-    RuntimeError
-        Where the gradient does not fall below a tenth of the root of the rounding unit.
-    """
+    """Descend from `start` to a stationary point by L-BFGS, until rounding stops it."""
     tolerance = math.sqrt(jnp.finfo(start.dtype).eps) / 10
 
     def value_and_slope(gates: np.ndarray) -> tuple[float, np.ndarray]:
@@ -104,18 +85,18 @@ def minimiser(objective: Objective, start: Profile) -> GateRun:
         return float(value), np.asarray(gradient, float)
 
     # A search ends where values differ by their rounding alone: a fresh one goes on from there.
-    found = scipy.optimize.OptimizeResult(x=np.asarray(start, float), jac=np.inf)
+    stopped = scipy.optimize.OptimizeResult(x=np.asarray(start, float), jac=np.inf)
     for _ in range(STARTS):
-        if np.linalg.norm(found.jac) > tolerance:
-            found = scipy.optimize.minimize(
-                value_and_slope, found.x, jac=True, method="L-BFGS-B",
+        if np.linalg.norm(stopped.jac) > tolerance:
+            stopped = scipy.optimize.minimize(
+                value_and_slope, stopped.x, jac=True, method="L-BFGS-B",
                 options={"gtol": tolerance / math.sqrt(LENGTH), "ftol": 0, "maxcor": 20},
             )  # fmt: skip
-    gates = jnp.asarray(found.x, start.dtype)
+    gates = jnp.asarray(stopped.x, start.dtype)
     (value, imbalance), gradient = _slope(objective, gates)
     if not np.linalg.norm(gradient) <= tolerance:
         raise RuntimeError(
-            f"minimiser: L-BFGS did not converge ({found.message}); start elsewhere."
+            f"minimiser: L-BFGS did not converge ({stopped.message}); start elsewhere."
         )
     return GateRun(gates, value, imbalance[None])
 

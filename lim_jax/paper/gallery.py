@@ -24,17 +24,7 @@ from lim_jax.observability.gramian import observability_gramians
 
 
 class Counterexample(NamedTuple):
-    """A slogan, and numbers that refute it.
-
-    Attributes
-    ----------
-    slogan
-        What one might believe.
-    because
-        What the example shows.
-    numbers
-        The values that show it, by position or region.
-    """
+    """A slogan, what refutes it, and the values that show this, by position or region."""
 
     slogan: str
     because: str
@@ -115,7 +105,7 @@ def observability_without_influence() -> Counterexample:
         return flow.trajectory(x, grid).states[:-1].reshape(4, -1)
 
     gramians = observability_gramians(observations, jnp.ones((2, 2)), 1 / 4)
-    found = influence(
+    result = influence(
         lambda flow, x, y: inner(covectors, flow(x, grid), grid),
         flow,
         (jnp.ones((1, 2, 2)), None),
@@ -127,7 +117,7 @@ def observability_without_influence() -> Counterexample:
         "Observability is of the dynamics; influence is of the task's covector too.",
         {
             "traces of the Gramians": jnp.trace(gramians, axis1=1, axis2=2),
-            "influence energies": found.energy,
+            "influence energies": result.energy,
         },
     )
 
@@ -143,14 +133,14 @@ def cross_terms_against_a_u_shape() -> Counterexample:
     """
     channels = jnp.array([[1.0, 0.5, 1.0], [-1.0, 0.5, -1.0], [0.0, 0.0, 0.0]])
     regions = boundary_regions(token_grid(3), "1/3")
-    found = regional_channels(channels[None, :, :, None], regions)
+    by_region = regional_channels(channels[None, :, :, None], regions)
     return Counterexample(
         "U-shaped channels make a U-shaped influence.",
         "Boundary anti-correlation undoes it: the cross terms cannot be left out.",
         {
-            "residual energies by region": found.energies[:, 0],
-            "cone energies by region": found.energies[:, 1],
-            "influence by region": found.totals,
+            "residual energies by region": by_region.energies[:, 0],
+            "cone energies by region": by_region.energies[:, 1],
+            "influence by region": by_region.totals,
         },
     )
 

@@ -54,13 +54,7 @@ class Row(NamedTuple):
 
 
 def table_row(result: Influence) -> Row:
-    """Summarise an influence as the table does.
-
-    Examples
-    --------
-    >>> round(float(table_row(gate_influence(jnp.zeros(48))).Z), 4)
-    4.1487
-    """
+    """Summarise an influence as the table does."""
     imbalance = influence_imbalance(result.density)
     return Row(result.indices(), imbalance, result.total / LENGTH, result.density)
 
@@ -121,14 +115,8 @@ def probe_study() -> ProbeStudy:
         probes = stream.standard_normal((REPETITIONS, count, WIDTH))
         estimates = estimate(jnp.asarray(probes, gramians.dtype)) / penalty
         exact = gaussian_probe_moments(gramians, GRID, count)
-        rows.append(
-            (
-                estimates.mean() - 1,
-                estimates.std(ddof=1),
-                exact.bias / penalty,
-                exact.deviation / penalty,
-            )
-        )
+        sampled = estimates.mean() - 1, estimates.std(ddof=1)
+        rows.append((*sampled, exact.bias / penalty, exact.deviation / penalty))
     columns = (jnp.stack(column) for column in zip(*rows, strict=True))
     return ProbeStudy(penalty, jnp.array(PROBE_COUNTS, gramians.dtype), *columns)
 
@@ -136,28 +124,15 @@ def probe_study() -> ProbeStudy:
 class Section4(NamedTuple):
     """All results of section 4.
 
-    Attributes
-    ----------
-    table
-        ``baseline`` and ``algorithm1`` to ``algorithm3``.
-    minimiser
-        ``algorithm1`` and ``algorithm3`` at the minimum of their objectives, where the paper's
-        400 steps of Adam do not arrive.
-    objectives
-        The objectives at these minima.
-    runs
-        The three optimisations.
-    trace_densities
-        Normalised trace profiles, ``before`` and ``after`` Algorithm 3.
-    condition_numbers, probes
-        As computed by `regional_condition_numbers` and `probe_study`.
+    `minimiser` and `objectives` are of ``algorithm1`` and ``algorithm3`` at the minimum of their
+    objectives, where the paper's 400 steps of Adam do not arrive.
     """
 
-    table: dict[str, Row]
+    table: dict[str, Row]  # "baseline" and "algorithm1" to "algorithm3"
     minimiser: dict[str, Row]
     objectives: dict[str, Scalar]
     runs: dict[str, GateRun]
-    trace_densities: dict[str, Profile]
+    trace_densities: dict[str, Profile]  # "before" and "after" Algorithm 3
     condition_numbers: Summary
     probes: ProbeStudy
 
@@ -179,6 +154,7 @@ def section4(progress: Callable[[Collection], Iterable] = iter) -> Section4:
     }
     done = {name: jax.block_until_ready(compute()) for name, compute in progress(stages.items())}
     (first, first_minimum), (third, third_minimum) = done["algorithm1"], done["algorithm3"]
+    minima = {"algorithm1": first_minimum, "algorithm3": third_minimum}
     second, zeros = done["algorithm2"], jnp.zeros(LENGTH)
     return Section4(
         table={
@@ -187,14 +163,8 @@ def section4(progress: Callable[[Collection], Iterable] = iter) -> Section4:
             "algorithm2": table_row(gate_influence(zeros, second.gates)),
             "algorithm3": table_row(gate_influence(third.gates)),
         },
-        minimiser={
-            "algorithm1": table_row(gate_influence(first_minimum.gates)),
-            "algorithm3": table_row(gate_influence(third_minimum.gates)),
-        },
-        objectives={
-            "algorithm1": first_minimum.objective,
-            "algorithm3": third_minimum.objective,
-        },
+        minimiser={name: table_row(gate_influence(run.gates)) for name, run in minima.items()},
+        objectives={name: run.objective for name, run in minima.items()},
         runs={"algorithm1": first, "algorithm2": second, "algorithm3": third},
         trace_densities={"before": trace_density(zeros), "after": trace_density(third.gates)},
         condition_numbers=done["condition numbers"],
@@ -253,8 +223,8 @@ def summary(results: Section4) -> dict[str, Any]:
 
 
 def _row_summary(row: Row) -> dict[str, float]:
-    found = {name: float(value) for name, value in row.indices._asdict().items()}
-    return found | {"influence_imbalance": float(row.imbalance), "Z": float(row.Z)}
+    numbers = {name: float(value) for name, value in row.indices._asdict().items()}
+    return numbers | {"influence_imbalance": float(row.imbalance), "Z": float(row.Z)}
 
 
 def _by_region(values: Float[Array, "3"]) -> dict[str, float]:

@@ -3,16 +3,7 @@
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-TABLE_COLUMNS = (
-    "left",
-    "middle",
-    "right",
-    "gap",
-    "symmetric_contrast",
-    "lim",
-    "influence_imbalance",
-    "Z",
-)
+TABLE_COLUMNS = "left middle right gap symmetric_contrast lim influence_imbalance Z".split()
 # tab:simulation-remedy-results
 PRINTED_TABLE = {
     "baseline": "3.2269 0.1417 1.3479 1.2062 0.8097 0.8949 9.2503 4.1487",
@@ -60,13 +51,7 @@ class Comparison(NamedTuple):
 
 
 def compare(numbers: dict[str, Any]) -> list[Comparison]:
-    """Hold `summary`'s numbers against every figure that the paper prints in section 4.
-
-    Examples
-    --------
-    >>> next(printed_figures())
-    (('table', 'baseline', 'left'), '3.2269')
-    """
+    """Hold `summary`'s numbers against every figure that the paper prints in section 4."""
     return [_compared(numbers, path, printed) for path, printed in printed_figures()]
 
 

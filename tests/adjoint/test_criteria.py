@@ -14,7 +14,6 @@ from lim_jax.adjoint.cone import JointCone
 from lim_jax.adjoint.ledger import channels
 from lim_jax.adjoint.sites import attention_sites
 from lim_jax.loss import last_token, teacher_forcing
-from lim_jax.loss.queries import query_subset
 
 LENGTH = 20
 GRID = lim.token_grid(LENGTH)
@@ -361,7 +360,7 @@ def test_a_readout_that_mixes_tokens_is_refused():
     regions = lim.boundary_regions(GRID, 0.4, "points")
     band = lim.BandReadout(random_states(4, 6, 5), 0.3)
     states, targets = random_states(1, 1, LENGTH, 6), random_labels(3, 1, LENGTH, 5)
-    query = query_subset(LENGTH, jnp.array([11]))
+    query = jnp.eye(LENGTH)[11]
     measured = eqx.filter_jit(queries.readout_residual_energies)
     with pytest.raises(eqx.EquinoxRuntimeError, match="expected a tokenwise"):
         measured(band, states, targets, regions)

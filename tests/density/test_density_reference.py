@@ -23,7 +23,6 @@ from reference.networks import (
 
 import lim_jax as lim
 from lim_jax.loss import last_token, teacher_forcing
-from lim_jax.loss.queries import query_subset
 
 GRID = lim.token_grid(LENGTH)
 EXAMPLES = 2
@@ -77,7 +76,7 @@ LOSSES = {
     ),
     "last-token": (autoregressive(last_token(LENGTH)), np.eye(LENGTH)[-1], 1.0),
     "subset": (
-        autoregressive(query_subset(LENGTH, jnp.array([2, 7, 9]))),
+        autoregressive(jnp.zeros(LENGTH).at[jnp.array([2, 7, 9])].set(1 / 3)),
         np.eye(LENGTH)[[2, 7, 9]].sum(axis=0) / 3,
         1.0,
     ),
