@@ -38,7 +38,6 @@ from lim_jax.training import (
     influence_penalty,
     risk_and_penalty,
 )
-from lim_jax.training.loop import step_of_seeds
 
 pytestmark = pytest.mark.usefixtures("as_users_run")
 GRID = lim.token_grid(4)
@@ -246,10 +245,6 @@ STATIC = {
             memory=0.5,
         ),
         r"previous: got shape \(3,\), expected \(4,\), that of the estimator's statistic",
-    ),
-    "one key for several seeds": (
-        lambda: step_of_seeds(lambda state, key, index: (state, None), jax.random.key(0)),
-        "keys: got .*, expected an array of random keys along one axis. Make them with",
     ),
     "certificate of NaN": (
         lambda: recency_survival(

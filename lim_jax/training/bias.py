@@ -46,13 +46,6 @@ def parameter_shift(
     tolerance
         Of the linear solve, relative.
 
-    Raises
-    ------
-    ValueError
-        Where risk or penalty cannot be called, or strength or tolerance is no finite number.
-    EquinoxRuntimeError
-        Where parameters or the penalty's slope are not finite, or the solve does not converge.
-
     Examples
     --------
     >>> risk, penalty = lambda p: 2 * p**2, lambda p: (p - 1) ** 2
@@ -93,11 +86,6 @@ def shift_bound(
         G, no less than :math:`\|\nabla\Phi\|` between the two minimisers.
     convexity
         :math:`\mu`, no more than the smallest curvature of the risk there.
-
-    Raises
-    ------
-    EquinoxRuntimeError
-        Where the risk is not strongly convex.
 
     Examples
     --------

@@ -81,13 +81,6 @@ def cross_entropy_discrepancy(
     density, target, weights
         :math:`m`, :math:`\nu \ge 0` and :math:`w`, of every place: a position, or a pool.
 
-    Raises
-    ------
-    ValueError
-        Where they have not one number for each place.
-    EquinoxRuntimeError
-        Where the target is negative.
-
     Examples
     --------
     >>> halves, evidence = jnp.array([0.5, 0.5]), jnp.array([0.0, 2.0])  # all in the second

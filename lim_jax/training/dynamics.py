@@ -147,8 +147,8 @@ def density_dynamics(
     >>> loss = lambda weight, x, y: jnp.vdot(weight, x[:, 0]) / 2
     >>> batch, weight = (jnp.zeros((1, 2, 1)), None), jnp.array([1.0, 1.0])
     >>> direction = jnp.array([0.0, 1.0])  # only the second position gains
-    >>> found = density_dynamics(loss, weight, batch, token_grid(2), direction)
-    >>> found.energy.tolist(), found.energy_rate.tolist(), found.rate.tolist()
+    >>> moved = density_dynamics(loss, weight, batch, token_grid(2), direction)
+    >>> moved.energy.tolist(), moved.energy_rate.tolist(), moved.rate.tolist()
     ([1.0, 1.0], [0.0, 2.0], [-1.0, 1.0])
     """
     embedded_on(grid, loss, params, batch)
@@ -206,11 +206,6 @@ class TrainingPath(NamedTuple):
 
         `eq:gd-left-average` to `eq:gd-lim-symmetric-contrast`. Of regions that leave positions out
         they are those of the density of the others, as in `density.Influence`.
-
-        Raises
-        ------
-        ValueError
-            Where the regions are of another grid.
         """
         require(
             regions.grid == self.grid,
@@ -252,14 +247,10 @@ def gradient_flow(
     times
         Increasing training times to save at; the first is where `params` stand.
     solver, stepsize_controller, first_step
-        diffrax's; by default Tsitouras' method with tolerances 1e-6.
+        diffrax's; by default Tsitouras' method with tolerances 1e-6. A solver that does not reach a
+        saved time raises EquinoxRuntimeError.
     checkpoint, progress
         As in `training.resumable`.
-
-    Raises
-    ------
-    EquinoxRuntimeError
-        Where the solver does not reach a saved time.
 
     Examples
     --------
@@ -306,7 +297,7 @@ def gradient_flow(
 
 
 def _require_same_times(kept: Array, times: Array) -> None:
-    """Refuse times that are not those of what a checkpoint holds; they may be continued."""
+    """Refuse times other than the checkpoint's, which may be continued."""
     require(
         np.array_equal(kept, times),
         "times",
@@ -325,13 +316,10 @@ def _require_times(times: Any) -> None:
 
 
 class _GradientFlow(eqx.Module):
-    """The flow's equation and solver as one value: a second flow of the same loss compiles nothing.
-
-    `static` is what of the parameters does not move.
-    """
+    """The flow's equation and solver, one value: a second flow of a loss compiles nothing."""
 
     loss: Loss
-    static: PyTree
+    static: PyTree  # what of the parameters does not move
     solver: diffrax.AbstractSolver
     stepsize_controller: diffrax.AbstractStepSizeController
     first_step: float | None = eqx.field(static=True)
@@ -355,13 +343,12 @@ class _GradientFlow(eqx.Module):
 
     def slope(self, time: Any, arrays: PyTree, batch: Batch) -> PyTree:
         """The law of the flow, which does not ask for the time."""
-        del time
         gradient = jax.grad(lambda a: risk(self.loss, eqx.combine(a, self.static), batch))(arrays)
         return jax.tree.map(jnp.negative, gradient)
 
     @filter_jit
     def observe(self, arrays: PyTree, batch: Batch, grid: Grid) -> tuple[Scalar, Profile]:
         """The risk and the influence's energy on the batch."""
-        whole = eqx.combine(arrays, self.static)
-        energy = adjoint_energies(self.loss, whole, batch, grid).mean(axis=0)
-        return risk(self.loss, whole, batch), energy
+        params = eqx.combine(arrays, self.static)
+        energy = adjoint_energies(self.loss, params, batch, grid).mean(axis=0)
+        return risk(self.loss, params, batch), energy

@@ -41,13 +41,6 @@ class Estimator:
         ``density(statistic, weights, epsilon)``, of shape ``(places,)``. It gives the estimator its
         name and documentation.
 
-    Raises
-    ------
-    ValueError
-        Where the energies are no array of examples, or have not one column for each weight.
-    EquinoxRuntimeError
-        Where an energy, a weight or an epsilon that is an array is negative.
-
     Examples
     --------
     >>> mean = lambda energies, weights, epsilon: energies.mean(axis=0)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, Key, PyTree
 
-from lim_jax._checks import AnyPath, counted, require, require_callable, require_keys
+from lim_jax._checks import AnyPath, counted, require, require_callable
 from lim_jax._digest import digest
 from lim_jax._resuming import Run, checkpoint_file, store, stored
 
@@ -50,7 +50,7 @@ def resumable(
     checkpoint
         A file to read, if it exists, and to write: the state and all records so far. Another
         process that reads it sees a whole checkpoint, never half of one. Its folder is made where
-        it is missing.
+        it is missing. One of a longer run, of another one or cut short raises ValueError.
     every
         Steps between checkpoints; the last step is always stored.
     progress
@@ -60,12 +60,6 @@ def resumable(
     -------
     tuple
         The last state, and the records stacked along a leading axis of steps.
-
-    Raises
-    ------
-    ValueError
-        Where `steps` is not positive, or the checkpoint is of a longer run, of another one or
-        function, cut short, or no checkpoint.
 
     Examples
     --------
@@ -103,24 +97,8 @@ def step_of_seeds(
     stays in its caches, which the activations of all at once would leave. So a ``jax.lax.cond``
     stays a branch: a penalty on every n-th step costs nothing on the others.
 
-    Parameters
-    ----------
-    update
-        ``update(state, key, index) -> (state, record)`` of one seed; its key is that seed's,
-        folded with the index, so that each step draws anew.
-    keys
-        One random key for each seed, ``jax.random.split(key, seeds)``.
-
-    Returns
-    -------
-    Callable
-        ``step(states, index) -> (states, records)``, all with a leading axis of seeds; to begin
-        with, for example, ``jax.vmap(init)(keys)``.
-
-    Raises
-    ------
-    ValueError
-        Where `update` cannot be called, or `keys` is no array of keys along one axis.
+    Each key is that seed's, folded with the index, so that each step draws anew. To begin with take
+    for example ``jax.vmap(init)(keys)``.
 
     Examples
     --------
@@ -130,9 +108,6 @@ def step_of_seeds(
     >>> states.tolist(), records.shape
     ([6.0, 16.0, 26.0], (4, 3))
     """
-    require_callable(update, "update", "update(state, key, index) of one seed")
-    require_keys(keys)
-
     # A function's program goes with the function, and with the arrays that it closes over.
     moved = _shared_move if isinstance(update, eqx.Module) else eqx.filter_jit(_moved)
 
@@ -147,12 +122,12 @@ def _moved(
 ) -> tuple[PyTree, PyTree]:
     arrays, rest = eqx.partition(states, eqx.is_array)
 
-    def of_one(seed: tuple[PyTree, Key[Array, ""]]) -> tuple[PyTree, PyTree]:
+    def of_seed(seed: tuple[PyTree, Key[Array, ""]]) -> tuple[PyTree, PyTree]:
         state, key = seed
         moved, record = update(eqx.combine(state, rest), jax.random.fold_in(key, index), index)
         return eqx.filter(moved, eqx.is_array), record
 
-    moved, records = jax.lax.map(of_one, (arrays, keys))
+    moved, records = jax.lax.map(of_seed, (arrays, keys))
     return eqx.combine(moved, rest), records
 
 

@@ -181,11 +181,6 @@ def gradients_apart(
         The values, and the gradients in the floating-point arrays of `params`, with None in place
         of other leaves, both `RiskAndPenalty`; and with `has_aux` what the functional handed out.
 
-    Raises
-    ------
-    ValueError, EquinoxRuntimeError
-        As in `functional_of_adjoints`.
-
     Examples
     --------
     >>> from lim_jax.grid import token_grid

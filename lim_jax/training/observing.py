@@ -87,14 +87,7 @@ def sampled_trace_penalty(
 
     With inclusion probabilities :math:`\pi_i` and weights :math:`\Delta p_i/\pi_i`, each sum of the
     penalty is estimated without bias, and its mean is normalised by the weights' own sum.
-
-    Examples
-    --------
-    >>> float(sampled_trace_penalty(jnp.array([1.0, 3.0]), jnp.array([0.5, 0.5])))
-    1.0
     """
-    require_floats(traces, "traces", "positions")
-    require_floats(weights, "weights", "positions", positions=traces.shape[0])
     mean = weights @ traces / weights.sum()
     return weights @ (traces - mean) ** 2
 
@@ -148,9 +141,7 @@ def observability_objective(
         The objective, and the averaged traces :math:`\hat g`.
     """
     loss, batch = embedded_on(grid, loss, params, batch)
-    require_callable(observations, "observations", "observations(params, x)")
-    strength, memory = finite_scalar(strength, "strength"), finite_scalar(memory, "memory")
-    memory = not_negative(memory, "memory", below=1.0)
+    strength, memory = _options(observations, strength, memory)
     require_floats(probes, "probes", "probes width", width=batch[0].shape[2])
     if positions is not None:
         require_indices(positions, "positions")
@@ -227,10 +218,8 @@ def injected_objective(
     (3.25, [1.0, 4.0])
     """
     loss, batch = embedded_on(grid, loss, params, batch)
-    require_callable(observations, "observations", "observations(params, x)")
+    strength, memory = _options(observations, strength, memory)
     require_floats(injected, "injected", "examples draws depth observed", examples=len(batch[0]))
-    strength, memory = finite_scalar(strength, "strength"), finite_scalar(memory, "memory")
-    memory = not_negative(memory, "memory", below=1.0)
     if previous is not None:
         require_on_grid(previous, grid, "previous", "length")
     x, y = batch
@@ -255,6 +244,14 @@ def injected_objective(
         options, has_aux=True,
     )  # fmt: skip
     return jax.vmap(scalar_loss(loss), in_axes=(None, 0, 0))(params, x, y).mean() + penalty, traces
+
+
+def _options(
+    observations: Any, strength: Scalar | float, memory: Scalar | float
+) -> tuple[Scalar | float, Scalar | float]:
+    require_callable(observations, "observations", "observations(params, x)")
+    memory = not_negative(finite_scalar(memory, "memory"), "memory", below=1.0)
+    return finite_scalar(strength, "strength"), memory
 
 
 class _TraceBalance(eqx.Module):

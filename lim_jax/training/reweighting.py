@@ -59,14 +59,6 @@ def reweight_positions(
     smallest, largest
         The clipping interval.
 
-    Raises
-    ------
-    ValueError
-        Where a profile has not a value for each position, or an option is no finite number.
-    EquinoxRuntimeError
-        Where a profile holds a NaN or an infinity, or the clipping interval is empty or zero;
-        where a weight is negative.
-
     Examples
     --------
     >>> from lim_jax.grid import token_grid
@@ -180,11 +172,6 @@ def response_map(
         How many; derivatives pass through all of them. Those of ``jax.grad`` keep all their states,
         those of ``jax.jvp`` none.
 
-    Raises
-    ------
-    EquinoxRuntimeError
-        Where the training has left parameters whose losses or gradients are not finite.
-
     Examples
     --------
     >>> from lim_jax.grid import boundary_regions, token_grid
@@ -280,13 +267,7 @@ def importance_weights(deployed: Profile, trained: Profile, grid: Grid) -> Profi
     `eq:positional-importance-weight`, where :math:`\int w\,\pi = 1`: both are densities of
     position.
 
-    Raises
-    ------
-    ValueError
-        Where one of them has not a value for each position.
-    EquinoxRuntimeError
-        Where positions are deployed that are never trained on, or where one of them is no density:
-        negative, NaN or infinite somewhere, or zero.
+    Raise EquinoxRuntimeError where positions are deployed that are never trained on.
 
     Examples
     --------

@@ -67,19 +67,17 @@ def fourth_moments(
     >>> from lim_jax.grid import token_grid
     >>> loss = lambda weight, x, y: weight * x.sum() / 2
     >>> batch = jnp.zeros((2, 2, 1)), None
-    >>> found = fourth_moments(loss, jnp.array(2.0), batch, token_grid(2), jnp.array(3.0))
-    >>> float(found.adjoint.value), float(found.sensitivity.value)
+    >>> moments = fourth_moments(loss, jnp.array(2.0), batch, token_grid(2), jnp.array(3.0))
+    >>> float(moments.adjoint.value), float(moments.sensitivity.value)
     (16.0, 1.0)
     """
 
     def moment(vectors: Vectors) -> Estimate:
         return sample_mean((vectors**2).sum(axis=2) ** 2 @ grid.weights)
 
-    arrays, adjoints = _adjoints_of_arrays(loss, params, batch, grid)
-    unit = _unit(_require_direction(direction, arrays))
-    found, slopes, losses = jax.jvp(adjoints, (arrays,), (unit,), has_aux=True)
-    found, slopes = check_finite((found, slopes), batch, losses)
-    return FourthMoments(moment(found), moment(slopes))
+    adjoints, slopes, losses = _adjoints_and_slopes(loss, params, batch, grid, direction)
+    adjoints, slopes = check_finite((adjoints, slopes), batch, losses)
+    return FourthMoments(moment(adjoints), moment(slopes))
 
 
 def penalty_premises(
@@ -125,8 +123,8 @@ def penalty_premises(
     >>> from lim_jax.grid import token_grid
     >>> loss = lambda weight, x, y: weight * y * x.sum() / 2
     >>> batch = jnp.ones((3, 2, 1)), jnp.array([1.0, 1.0, 10.0])
-    >>> found = penalty_premises(loss, jnp.array(2.0), batch, token_grid(2), jnp.array(1.0))
-    >>> [premise.holds for premise in found]
+    >>> premises = penalty_premises(loss, jnp.array(2.0), batch, token_grid(2), jnp.array(1.0))
+    >>> [premise.holds for premise in premises]
     [False, False, False, False]
     """
     squares = _squares(loss, params, batch, grid, direction)
@@ -137,20 +135,20 @@ def penalty_premises(
         "E int |P_0|^4 is finite": adjoints**2 @ weights,
         "E int |D P_0|^4 is finite along the direction": slopes**2 @ weights,
     }
-    kept = [_moment_premise(name, each) for name, each in fourths.items()]
+    finite = [_moment_premise(name, each) for name, each in fourths.items()]
     away = bool(total.value > 2 * total.error)
-    return (*kept, Premise("Z > 0, beyond two standard errors", float(total.value), away))
+    return (*finite, Premise("Z > 0, beyond two standard errors", float(total.value), away))
 
 
 def _moment_premise(name: str, fourths: Float[np.ndarray, " examples"]) -> Premise:
     """Judge whether the law may have a mean of fourth powers, by their tail and the largest."""
     shares = fourths / max(fourths.sum(), np.finfo(float).tiny)  # which float32 can hold
     index = 4 * float(tail_index(jnp.asarray(shares)).value)
-    kept = math.isqrt(fourths.size)
-    light = index * (1 - 2 / math.sqrt(kept)) > 4  # two errors below; of few examples never
+    largest = math.isqrt(fourths.size)
+    light = index * (1 - 2 / math.sqrt(largest)) > 4  # two errors below; of few examples never
     return Premise(
-        f"{name}: not refuted, by a tail index (Hill, {kept} largest) two standard errors above 4 "
-        "and no example that carries half of it",
+        f"{name}: not refuted, by a tail index (Hill, {largest} largest) two standard errors above "
+        "4 and no example that carries half of it",
         index,
         light and float(shares.max()) < 0.5,
     )
@@ -190,15 +188,13 @@ def _squares(
     loss: Loss, params: PyTree, batch: Batch, grid: Grid, direction: PyTree
 ) -> tuple[Float[Array, "examples 2"], Places, Places]:
     """The squared norms of inputs and labels, and of adjoints and their slopes by position."""
-    arrays, adjoints = _adjoints_of_arrays(loss, params, batch, grid)
+    adjoints, slopes, losses = _adjoints_and_slopes(loss, params, batch, grid, direction)
     _, (x, y) = embedded(loss, params, batch)
     labels = [
         _label_squares(leaf, grid) for leaf in jax.tree.leaves(y) if eqx.is_inexact_array(leaf)
     ]
     data = [(x**2).sum(axis=2) @ grid.weights, sum(labels, jnp.zeros(x.shape[0]))]
-    unit = _unit(_require_direction(direction, arrays))
-    found, slopes, losses = jax.jvp(adjoints, (arrays,), (unit,), has_aux=True)
-    squares = jnp.stack(data, axis=1), (found**2).sum(axis=2), (slopes**2).sum(axis=2)
+    squares = jnp.stack(data, axis=1), (adjoints**2).sum(axis=2), (slopes**2).sum(axis=2)
     return check_finite(squares, batch, losses)
 
 
@@ -264,8 +260,8 @@ def sensitivity_norm(
     >>> from lim_jax.grid import token_grid
     >>> loss = lambda weight, x, y: (jnp.array([3.0, 4.0]) @ weight) * x.sum() / 2
     >>> batch, key = (jnp.zeros((2, 2, 1)), None), jax.random.key(0)
-    >>> found = sensitivity_norm(loss, jnp.zeros(2), batch, token_grid(2), steps=3, key=key)
-    >>> round(float(found.values[-1]), 5), (10 * jnp.abs(found.direction)).round(4).tolist()
+    >>> norm = sensitivity_norm(loss, jnp.zeros(2), batch, token_grid(2), steps=3, key=key)
+    >>> round(float(norm.values[-1]), 5), (10 * jnp.abs(norm.direction)).round(4).tolist()
     (5.0, [6.0, 8.0])
     """
     require_key(key)
@@ -296,10 +292,19 @@ def _adjoints_of_arrays(loss: Loss, params: PyTree, batch: Batch, grid: Grid):
     arrays, static = eqx.partition(params, eqx.is_inexact_array)
 
     def adjoints(arrays: PyTree) -> tuple[Vectors, Losses]:
-        losses, found = losses_and_adjoints(loss, eqx.combine(arrays, static), batch, grid)
-        return found, losses
+        losses, adjoints = losses_and_adjoints(loss, eqx.combine(arrays, static), batch, grid)
+        return adjoints, losses
 
     return arrays, adjoints
+
+
+def _adjoints_and_slopes(
+    loss: Loss, params: PyTree, batch: Batch, grid: Grid, direction: PyTree
+) -> tuple[Vectors, Vectors, Losses]:
+    """The adjoints, their derivative along a unit direction, and the losses."""
+    arrays, adjoints = _adjoints_of_arrays(loss, params, batch, grid)
+    unit = _unit(_require_direction(direction, arrays))
+    return jax.jvp(adjoints, (arrays,), (unit,), has_aux=True)
 
 
 def _require_direction(direction: PyTree, arrays: PyTree) -> PyTree:
@@ -309,8 +314,8 @@ def _require_direction(direction: PyTree, arrays: PyTree) -> PyTree:
     require(
         fits
         and all(
-            isinstance(one, ARRAYS) and one.shape == array.shape and one.dtype == array.dtype
-            for one, array in pairs
+            isinstance(leaf, ARRAYS) and leaf.shape == array.shape and leaf.dtype == array.dtype
+            for leaf, array in pairs
         ),
         "direction",
         got=described(direction),
