@@ -62,12 +62,12 @@ def ours(model: lim.models.CausalLM, state: jax.Array) -> dict[str, jax.Array]:
         model.terminal_loss,
     )
     both = jnp.stack([ids, ids[::-1]])
-    x, y = example = model.embed(ids), lim.models.Queries(jnp.roll(ids, -1), weights)
+    x, y = example = model.embed(ids), lim.models.Targets(jnp.roll(ids, -1), weights)
     loss, gradient = jax.value_and_grad(model.loss)(x, y)
     ledger = channels(model.flow, terminal_loss, example, grid).vectors.sum(axis=0)
     hops = attention_hops(model.flow, terminal_loss, example, grid, 2)[0].sum(axis=0)
     cells = grid.weights[:, None]
-    asked = jax.vmap(lambda ids: lim.models.Queries(jnp.roll(ids, -1), weights))(both)
+    asked = jax.vmap(lambda ids: lim.models.Targets(jnp.roll(ids, -1), weights))(both)
     batch = jax.vmap(model.embed)(both), asked
     influence = lim.influence(lim.models.CausalLM.loss, model, batch, grid)
     attention = jax.tree.map(lambda leaf: leaf[LAYER], model.flow.layers.attention)

@@ -45,9 +45,9 @@ def context(model: lim.models.CausalLM, length: int) -> jax.Array:
     return jnp.asarray(generator.integers(model.vocabulary, size=length), jnp.int32)
 
 
-def asked_last(ids: jax.Array) -> lim.models.Queries:
+def asked_last(ids: jax.Array) -> lim.models.Targets:
     """Of the last token the first id; no other logits are made."""
-    return lim.models.Queries(ids[:1], jnp.ones(1), jnp.array([ids.shape[0] - 1]))
+    return lim.models.Targets(ids[:1], jnp.ones(1), jnp.array([ids.shape[0] - 1]))
 
 
 def job(name: str, file: Path, length: int, repeats: int) -> dict:

@@ -217,7 +217,7 @@ class FetchedRows(eqx.Module):
     --------
     >>> squares = np.arange(6.0, dtype=np.float32).reshape(3, 2) ** 2
     >>> table = FetchedRows(jnp.zeros(1), RowSource(squares.__getitem__, (3, 2), "float32"))
-    >>> gathered(table, jnp.array([2, 0])).tolist(), table.shape
+    >>> gather_rows(table, jnp.array([2, 0])).tolist(), table.shape
     ([[16.0, 25.0], [0.0, 1.0]], (3, 2))
     """
 
@@ -244,12 +244,12 @@ class FetchedRows(eqx.Module):
 Rows = Float[Array, "rows width"] | FetchedRows
 
 
-def gathered(rows: Rows, numbers: Int[Array, " some"]) -> Float[Array, "some width"]:
+def gather_rows(rows: Rows, numbers: Int[Array, " some"]) -> Float[Array, "some width"]:
     """Rows of a matrix by their numbers.
 
     Examples
     --------
-    >>> gathered(jnp.arange(3.0)[:, None], jnp.array([2, 2])).tolist()
+    >>> gather_rows(jnp.arange(3.0)[:, None], jnp.array([2, 2])).tolist()
     [[2.0], [2.0]]
     """
     if not isinstance(rows, FetchedRows):

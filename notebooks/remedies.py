@@ -25,7 +25,7 @@ import optax
 import lim_jax as lim
 from lim_jax.density import LossOfIds
 from lim_jax.loss import last_token
-from lim_jax.models.causal import CausalLM, Queries
+from lim_jax.models.causal import CausalLM, Targets
 from lim_jax.models.language import byte_model, sample_windows, standard_library_text
 from lim_jax.observability.gramian import ObservedTokens, gramian_traces, observability_gramians
 from lim_jax.plots import draw_densities, legend_below, line_style
@@ -41,7 +41,7 @@ start = byte_model(LENGTH, width=16, heads=2, depth=3, key=jax.random.key(0))
 def asked_last(windows):
     """Contexts of ids, and the byte after each as the only thing asked."""
     context, after = windows[:, :-1], windows[:, 1:]
-    return context, Queries(after, jnp.tile(last_token(LENGTH), (len(windows), 1)))
+    return context, Targets(after, jnp.tile(last_token(LENGTH), (len(windows), 1)))
 
 
 loss = LossOfIds(CausalLM.embed, CausalLM.loss)

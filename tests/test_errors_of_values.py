@@ -193,7 +193,7 @@ TRACED = {
         "energies: expected nothing below zero",
     ),
     "a query at a place below zero": (
-        lambda: models.Queries(array([3, 1]), array([0.25, 0.75])).only(array([-1])).weights,
+        lambda: models.Targets(array([3, 1]), array([0.25, 0.75])).only(array([-1])).weights,
         "places: expected numbers from 0 to 1, got others",
     ),
     "interval that holds no weight": (

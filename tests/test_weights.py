@@ -154,7 +154,7 @@ def test_derivatives_in_fetched_weights_are_refused_with_the_cure():
 
     table = weights.FetchedRows(jnp.zeros(1), row_source("float32"))
     with pytest.raises(NotImplementedError, match="do not train"):
-        eqx.filter_grad(lambda table: weights.gathered(table, jnp.array([1])).sum())(table)
+        eqx.filter_grad(lambda table: weights.gather_rows(table, jnp.array([1])).sum())(table)
 
 
 def test_what_a_source_meets_is_told():
@@ -192,7 +192,7 @@ def test_rows_are_gathered_each_once_and_stretches_at_once():
     table = weights.FetchedRows(jnp.zeros(1), row_source("float64", read))
     assert table.shape == (7, 4) and table.dtype == "float64"
     numbers = jnp.array([[5, 2, 5], [0, 2, 6]])
-    found = jax.jit(jax.vmap(lambda row: weights.gathered(table, row)))(numbers)
+    found = jax.jit(jax.vmap(lambda row: weights.gather_rows(table, row)))(numbers)
     np.testing.assert_array_equal(found, TABLE[np.asarray(numbers)])
     assert read == [(0, 1), (2, 3), (5, 6), (6, 7)]
     found = jax.jit(lambda start: weights.slice_rows(table, start, 3))(jnp.array(4))
@@ -202,7 +202,7 @@ def test_rows_are_gathered_each_once_and_stretches_at_once():
 
 def test_numbers_beyond_a_table_are_those_of_its_ends():
     table = weights.FetchedRows(jnp.zeros(1), row_source("float64"))
-    found = weights.gathered(table, jnp.array([9, -1]))
+    found = weights.gather_rows(table, jnp.array([9, -1]))
     np.testing.assert_array_equal(found, TABLE[[6, 0]])
 
 
@@ -225,7 +225,7 @@ def test_a_layer_that_could_not_be_read_is_read_again():
 @pytest.mark.parametrize("dtype", ["float16", ml_dtypes.bfloat16])
 def test_half_precision_is_widened_as_it_comes(dtype):
     table = weights.FetchedRows(jnp.zeros(1), row_source(dtype))
-    found = weights.gathered(table, jnp.array([3, 1]))
+    found = weights.gather_rows(table, jnp.array([3, 1]))
     assert table.dtype == found.dtype == "float32"
     np.testing.assert_array_equal(found, TABLE.astype(dtype).astype(np.float32)[[3, 1]])
     found = weights.slice_rows(table, jnp.array(2), 2)

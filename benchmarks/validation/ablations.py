@@ -20,7 +20,7 @@ from lim_jax._checks import (
     require_extra,
 )
 from lim_jax._errors import filter_jit
-from lim_jax.models.causal import CausalLM, Queries
+from lim_jax.models.causal import CausalLM, Targets
 from lim_jax.tasks.prompts import Prompt, encode_text
 
 sklearn: Any = lazy_loader.load("sklearn")  # of the extra; the rest does without
@@ -150,7 +150,7 @@ def _losses(
 
     def of_row(ids: Int[Array, " size"], first: Int[Array, ""]) -> Float[Array, ""]:
         places = first + steps.astype(first.dtype)
-        return model.loss(model.embed(ids), Queries(targets, weights, places))
+        return model.loss(model.embed(ids), Targets(targets, weights, places))
 
     return jax.vmap(of_row)(ids, first)
 
@@ -161,7 +161,7 @@ def _together(model: CausalLM, lengths: Sequence[int]) -> list[tuple[list[int], 
     chunks = [order[start : start + AT_ONCE] for start in range(0, len(order), AT_ONCE)]
     sizes = [context_size(model, lengths[chunk[-1]]) for chunk in chunks]
     pairs = list(zip(chunks, sizes, strict=True))
-    if all(model.turns_alike(size, lengths[row]) for chunk, size in pairs for row in chunk):
+    if all(model.same_rope(size, lengths[row]) for chunk, size in pairs for row in chunk):
         return pairs
     return [([row], lengths[row]) for row in order]
 
@@ -182,7 +182,7 @@ def context_size(model: CausalLM, length: int) -> int:
     learned = None if model.positions is None else model.positions.shape[0]
     known = [most for most in (learned, model.trained) if most is not None]
     size = max(length, min([-(-length // STEP) * STEP, *known]))
-    return size if model.turns_alike(size, length) else length
+    return size if model.same_rope(size, length) else length
 
 
 def ablating(

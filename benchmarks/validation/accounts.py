@@ -28,7 +28,7 @@ from lim_jax.explanations.explanation import explain
 from lim_jax.grid.cells import token_grid
 from lim_jax.grid.partition import Regions, boundary_regions
 from lim_jax.loss.queries import last_token
-from lim_jax.models.causal import CausalLM, Queries
+from lim_jax.models.causal import CausalLM, Targets
 from lim_jax.tasks.prompts import Example, record_weights
 
 DELTA = 0.2
@@ -122,7 +122,7 @@ def _evidence(
     ids, y = asked(examples)
 
     def of_one(model: CausalLM) -> tuple[Array, Array]:
-        def of_example(ids: Int[Array, " length"], y: Queries, gold: Int[Array, ""]):
+        def of_example(ids: Int[Array, " length"], y: Targets, gold: Int[Array, ""]):
             example = model.embed(ids), y
             hops = attention_hops(
                 model.flow, model.terminal_margin_loss, example, grid, setting.depth

@@ -32,7 +32,7 @@ from lim_jax._resuming import each_once
 from lim_jax.explanations.attributions import attention_rollout, integrated_gradients
 from lim_jax.grid.cells import token_grid
 from lim_jax.models.answering import answer
-from lim_jax.models.causal import CausalLM, Queries
+from lim_jax.models.causal import CausalLM, Targets
 from lim_jax.models.text import texts_of_ids
 from lim_jax.tasks.key_value import draw_key_values, key_value_prompt
 from lim_jax.tasks.prompts import EncodedText, Example, Prompt, encode_text, record_weights
@@ -342,7 +342,7 @@ def _of_the_whole(
     )
     ids = np.pad(example.window[:-1], (0, size - length))
     places = np.pad(example.records, (0, size - length), constant_values=-1)
-    y = Queries(*map(jax.device_put, queried))
+    y = Targets(*map(jax.device_put, queried))
     ids, places = jax.device_put((ids, places))
     others = _along_a_path(model, ids, y, places, setting.records, setting.steps)
     energies, products = np.asarray(found.energies), np.asarray(found.gradient_times_input)
@@ -352,7 +352,7 @@ def _of_the_whole(
 
 @filter_jit
 def _along_a_path(
-    model: CausalLM, ids: Int[Array, " size"], y: Queries, places: Int[Array, " size"],
+    model: CausalLM, ids: Int[Array, " size"], y: Targets, places: Int[Array, " size"],
     records: int, steps: int,
 ) -> tuple[Float[Array, " records"], Float[Array, " records"]]:  # fmt: skip
     """Integrated gradients of the log-probability, and attention rollout, by record."""

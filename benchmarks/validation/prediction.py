@@ -32,7 +32,7 @@ from lim_jax.explanations.attributions import (
     occlusion,
 )
 from lim_jax.grid.cells import token_grid
-from lim_jax.models.causal import CausalLM, Queries
+from lim_jax.models.causal import CausalLM, Targets
 from lim_jax.tasks.prompts import Example, record_weights
 
 ByRecord = Float[Array | np.ndarray, "*seeds records"]
@@ -126,7 +126,7 @@ def record_scores(model: CausalLM, examples: Example, *, steps: int = 16) -> Rec
     count = len(records) // 2
     raw = _energies(model, ids, y, records, count)
 
-    def of_example(ids: Int[Array, " length"], y: Queries) -> dict[str, Float[Array, " records"]]:
+    def of_example(ids: Int[Array, " length"], y: Targets) -> dict[str, Float[Array, " records"]]:
         return _attributions(model, ids, y, records, count, steps)
 
     found = {name: raw[name] / raw[name].mean() for name in INFLUENCES}
@@ -141,7 +141,7 @@ def record_scores(model: CausalLM, examples: Example, *, steps: int = 16) -> Rec
 
 
 def _energies(
-    model: CausalLM, ids: Array, y: Queries, records: Array, count: int
+    model: CausalLM, ids: Array, y: Targets, records: Array, count: int
 ) -> dict[str, Float[Array, "examples records"]]:
     """The records' parts of both losses' total influence."""
     grid = token_grid(ids.shape[1], model.embedding.dtype)
@@ -153,7 +153,7 @@ def _energies(
 
 
 def _attributions(
-    model: CausalLM, ids: Array, y: Queries, records: Array, count: int, steps: int
+    model: CausalLM, ids: Array, y: Targets, records: Array, count: int, steps: int
 ) -> dict[str, Float[Array, " records"]]:
     """The other attributions of one example's margin, by record."""
     x, loss, words = model.embed(ids), CausalLM.margin_loss, model.embedding

@@ -22,7 +22,7 @@ from lim_jax._errors import filter_jit
 from lim_jax._resuming import each_once
 from lim_jax.grid.cells import token_grid
 from lim_jax.loss.losses import autoregressive_cross_entropy, margin_loss
-from lim_jax.models.causal import CausalLM, Queries
+from lim_jax.models.causal import CausalLM, Targets
 from lim_jax.network.slots import State
 from lim_jax.probes import Estimate
 from lim_jax.tasks.prompts import Example
@@ -178,7 +178,7 @@ def answers(
 def _answers(
     model: CausalLM,
     ids: Int[Array, " length"],
-    y: Queries,
+    y: Targets,
     pools: Float[Array, "records length"],
     length: Float[Array, ""],
 ) -> Answers:

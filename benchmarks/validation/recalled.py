@@ -27,7 +27,7 @@ from lim_jax._checks import (
 )
 from lim_jax._errors import filter_jit
 from lim_jax.grid.cells import token_grid
-from lim_jax.models.causal import CausalLM, Queries
+from lim_jax.models.causal import CausalLM, Targets
 from lim_jax.models.language import gaussian_model
 from lim_jax.tasks.prompts import Example, record_weights
 from lim_jax.training.balancing import Penalty, influence_penalty
@@ -35,7 +35,7 @@ from lim_jax.training.discrepancy import cross_entropy_discrepancy
 from lim_jax.training.loop import resumable, step_of_seeds
 
 RECALLED = (PLAIN, SELECTIVE)
-IdsOf = tuple[Int[Array, "examples length"], Queries]
+IdsOf = tuple[Int[Array, "examples length"], Targets]
 Scalar = Float[Array, ""]
 
 
@@ -88,7 +88,7 @@ def all_asked(examples: Example) -> IdsOf:
     windows, count = jnp.asarray(examples.window), examples.gold.shape[-1]
     places = jnp.argsort(jnp.asarray(examples.weights) == 0, axis=1)[:, :count]
     answers = jnp.take_along_axis(windows, places + 1, axis=1)
-    return windows[:, :-1], Queries(answers, jnp.full(places.shape, 1 / count), places)
+    return windows[:, :-1], Targets(answers, jnp.full(places.shape, 1 / count), places)
 
 
 def recall_gradient(
@@ -145,7 +145,7 @@ def _one_question(examples: Example, key: Key[Array, ""]) -> tuple[IdsOf, Int[Ar
         jnp.take_along_axis(part, chosen, axis=1)
         for part in (y.targets, y.places, jnp.asarray(examples.gold))
     )
-    return (ids, Queries(answers, jnp.ones(answers.shape), places)), gold[:, 0]
+    return (ids, Targets(answers, jnp.ones(answers.shape), places)), gold[:, 0]
 
 
 def recall_record(
@@ -255,7 +255,7 @@ def _judged(
     gold, pairs = jnp.asarray(test.gold), test.gold.shape[-1]
 
     def of_one(model: CausalLM) -> tuple[Array, Scalar]:
-        def right(ids: Int[Array, " length"], y: Queries) -> Float[Array, " queries"]:
+        def right(ids: Int[Array, " length"], y: Targets) -> Float[Array, " queries"]:
             logits = model.logits(ids)[y.places]
             return (logits.argmax(axis=1) == y.targets).astype(logits.dtype)
 

@@ -32,7 +32,7 @@ from lim_jax._checks import (
 from lim_jax._errors import filter_jit
 from lim_jax.density.adjoints import LossOfIds
 from lim_jax.loss.losses import autoregressive_cross_entropy, margin_loss
-from lim_jax.models.causal import CausalLM, Queries
+from lim_jax.models.causal import CausalLM, Targets
 from lim_jax.models.language import gaussian_model
 from lim_jax.network.frequencies import rotary_frequencies
 from lim_jax.network.positions import Rotary
@@ -102,7 +102,7 @@ class PlaceScores(NamedTuple):
     cross_entropy: Float[Array, "*seeds records"]
 
 
-def asked(examples: Example) -> tuple[Int[Array, "examples length"], Queries]:
+def asked(examples: Example) -> tuple[Int[Array, "examples length"], Targets]:
     """A batch of `ANSWER_LOSS` or `MARGIN_LOSS`: ids, and the answer asked at their last place.
 
     Examples
@@ -116,7 +116,7 @@ def asked(examples: Example) -> tuple[Int[Array, "examples length"], Queries]:
     windows = jnp.asarray(examples.window)
     ids = windows[:, :-1]
     count, length = ids.shape
-    return ids, Queries(windows[:, -1:], jnp.ones((count, 1)), jnp.full((count, 1), length - 1))
+    return ids, Targets(windows[:, -1:], jnp.ones((count, 1)), jnp.full((count, 1), length - 1))
 
 
 def retrieval_risk(model: CausalLM, examples: Example, weights: Array | None = None) -> Scalar:
@@ -229,7 +229,7 @@ def scores_by_place(model: CausalLM, examples: Example) -> PlaceScores:
     ids, y = asked(examples)
     gold, records = jnp.asarray(examples.gold[:, 0]), examples.records.shape[1] // 2
 
-    def judged(ids: Int[Array, " length"], y: Queries) -> tuple[Array, Array, Array]:
+    def judged(ids: Int[Array, " length"], y: Targets) -> tuple[Array, Array, Array]:
         logits = model.logits(ids)[-1:]
         answer, one = y.targets, y.weights
         right = logits.argmax(axis=1)[0] == answer[0]

@@ -8,7 +8,7 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from lim_jax.models.causal import Queries
+from lim_jax.models.causal import Targets
 from lim_jax.tasks.key_value import draw_key_values, key_value_prompt
 from lim_jax.tasks.prompts import Example, encode
 
@@ -48,7 +48,7 @@ class TextBatch(NamedTuple):
     """
 
     ids: Int[Array, "prompts length"]
-    y: Queries
+    y: Targets
     pools: Float[Array, "prompts records length"]
     gold: Int[Array, " prompts"]
 
@@ -126,7 +126,7 @@ def _padded(example: Example, records: int, size: int, queries: int, dtype: DTyp
     more, more_words = size - len(weights), queries - len(places)
     weights = np.full(len(places), 1 / len(places), dtype)
     asked = (window[1:][places], weights, places)
-    y = Queries._make([*(np.pad(part, (0, more_words)) for part in asked), None])
+    y = Targets._make([*(np.pad(part, (0, more_words)) for part in asked), None])
     numbers = np.pad(of_place, (0, more), constant_values=-1)
     pools = (numbers[None] == np.arange(records)[:, None]).astype(dtype)
     return TextBatch._make((np.pad(window[:-1], (0, more)), y, pools, gold[0]))

@@ -23,7 +23,7 @@ from lim_jax._checks import (
 from lim_jax._errors import filter_jit
 from lim_jax.grid.cells import token_grid
 from lim_jax.loss.losses import autoregressive_cross_entropy, margin_loss
-from lim_jax.models.causal import CausalLM, Queries
+from lim_jax.models.causal import CausalLM, Targets
 from lim_jax.tasks.scores import decodes_greedily
 from lim_jax.training.balancing import Penalty, influence_penalty
 from lim_jax.training.discrepancy import cross_entropy_discrepancy
@@ -157,7 +157,7 @@ def _penalty(rows: PyTree, model: CausalLM, probes: TextBatch) -> Scalar:
     def of_one(probe: TextBatch) -> Scalar:
         assert probe.y.places is not None  # text_batch names them
         targets, places = (part[None, :1] for part in (probe.y.targets, probe.y.places))
-        first = Queries(targets, jnp.ones_like(probe.y.weights)[None, :1], places)
+        first = Targets(targets, jnp.ones_like(probe.y.weights)[None, :1], places)
         sizes = probe.pools.sum(axis=1) / probe.pools.sum()
         target = jnp.where(
             jnp.arange(len(sizes), dtype=probe.gold.dtype) == probe.gold, 1 / sizes, 0
@@ -187,7 +187,7 @@ def judge(model: CausalLM, rows: PyTree, rounds: Sequence[TextBatch]) -> PlaceSc
 def _answered(model: CausalLM, rows: PyTree, batch: TextBatch) -> PlaceScores:
     whole = with_rows(model, rows)
 
-    def of_one(ids: Int[Array, " length"], y: Queries) -> PlaceScores:
+    def of_one(ids: Int[Array, " length"], y: Targets) -> PlaceScores:
         x = whole.embed(ids)
         grid = token_grid(len(ids), x.dtype)
         logits = whole.readout(whole.flow(x, grid)[y.places], grid)

@@ -27,9 +27,9 @@ from lim_jax.density.adjoints import check_finite
 from lim_jax.grid.cells import token_grid
 from lim_jax.grid.integrals import inner
 from lim_jax.grid.measure import Grid
-from lim_jax.models.causal import CausalLM, Queries
+from lim_jax.models.causal import CausalLM, Targets
 from lim_jax.models.ids import padded_length, padded_size, require_window
-from lim_jax.models.walk import TERMINAL
+from lim_jax.models.layerwise import TERMINAL
 from lim_jax.network.flow import ResidualFlow
 from lim_jax.network.keeping import keeps
 from lim_jax.network.slots import State
@@ -155,7 +155,7 @@ def asked_of_windows(
     windows: Int[Array | np.ndarray, "examples tokens"] | Sequence[Any],
     query_weights: Float[Array | np.ndarray, "*examples length"] | Sequence[Any],
     padded: int | None = None,
-) -> Queries:
+) -> Targets:
     """What is asked of windows, at the places alone where their weights are not zero.
 
     Programs are compiled for some numbers of places alone, so that the first place may be asked
@@ -187,7 +187,7 @@ def asked_of_windows(
 
     every = [np.arange(len(row)) for row in targets]
     chosen = asked(weights).astype(model.embedding.dtype)
-    return Queries(*jax.device_put((asked(targets), chosen, asked(every))))
+    return Targets(*jax.device_put((asked(targets), chosen, asked(every))))
 
 
 def counted_depth(depth: Any, flow: ResidualFlow) -> int:
@@ -350,7 +350,7 @@ def _passed(
 def parts_of_ids(
     model: CausalLM,
     ids: Int[Array, " length"],
-    asked: Queries,
+    asked: Targets,
     depth: int,
     terminal_loss: Callable[[CausalLM, State, Any], Scalar],
     progress: Callable[[list], Iterable] = iter,

@@ -29,7 +29,7 @@ from lim_jax.adjoint.sites import AttentionSites, attention_of, attention_sites
 from lim_jax.adjoint.tangent import kernel_factors
 from lim_jax.grid.measure import Grid
 from lim_jax.grid.partition import Regions
-from lim_jax.models.causal import CausalLM, Queries
+from lim_jax.models.causal import CausalLM, Targets
 from lim_jax.network.slots import State
 
 Judged = Literal["deciding", "all"]
@@ -42,7 +42,7 @@ class Adjoints(NamedTuple):
     """
 
     ids: Int[Array, "*examples length"]
-    asked: Queries
+    asked: Targets
     vectors: Float[Array, "*examples 3 length width"]
     products: Float[Array, "*examples layers"]
     met: tuple[Float[Array, "*examples length width"], Float[Array, "*examples length width"]]
@@ -121,11 +121,11 @@ def _joint_cone(
     model: CausalLM,
     terminal_loss: Any,
     ids: Int[Array, "examples length"],
-    asked: Queries,
+    asked: Targets,
     grid: Grid,
     depth: int,
 ) -> JointCone:
-    def one(example: tuple[Array, Queries]) -> AttentionSites:
+    def one(example: tuple[Array, Targets]) -> AttentionSites:
         ids, asked = example
         loss, example = partial(terminal_loss, model), (model.embed(ids), asked)
         ledger = channels(model.flow, loss, example, grid)

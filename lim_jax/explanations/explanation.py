@@ -59,7 +59,7 @@ from lim_jax.explanations.windows import (
 )
 from lim_jax.grid.measure import Grid
 from lim_jax.grid.partition import Regions, regional_averages
-from lim_jax.models.causal import CausalLM, Queries
+from lim_jax.models.causal import CausalLM, Targets
 from lim_jax.network.slots import State
 from lim_jax.probes import Estimate, sample_mean
 
@@ -341,7 +341,7 @@ def _stack(trees: Sequence[Any]) -> Any:
 
 
 def _adjoints(
-    parts: Sequence[tuple[Array, Queries, ContextParts]], depth: int
+    parts: Sequence[tuple[Array, Targets, ContextParts]], depth: int
 ) -> tuple[Adjoints, States]:
     """What certificates judge, of contexts of one length, and the contexts' last states."""
     ids, asked, found = _stack(parts)

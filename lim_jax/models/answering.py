@@ -23,7 +23,7 @@ from lim_jax._checks import (
 )
 from lim_jax._errors import filter_jit
 from lim_jax.grid.cells import CellGrid, token_grid
-from lim_jax.models.causal import CausalLM, Queries
+from lim_jax.models.causal import CausalLM, Targets
 from lim_jax.models.ids import padded_size
 from lim_jax.network.keeping import Kept, Place, advanced, flowed, keeps
 
@@ -39,7 +39,7 @@ def answer(
     """The ids that a model answers with, each the likeliest after all before it.
 
     One program for all contexts of a `padded_length`, whatever is asked for. Where how tokens turn
-    depends on the context's length (`CausalLM.turns_alike`) the context is computed anew as that
+    depends on the context's length (`CausalLM.same_rope`) the context is computed anew as that
     changes, and for each id where a network's layers keep no keys and values, such as those of
     `network.heun`. Not under `jit`: how many ids there are depends on them.
 
@@ -88,7 +88,7 @@ def _alike(model: CausalLM, length: int, stop: int) -> int:
     """How many further ids one pass over the context, of a length, serves."""
     if not keeps(model.flow):
         return 1
-    alike = takewhile(lambda other: model.turns_alike(length, other), range(length, stop))
+    alike = takewhile(lambda other: model.same_rope(length, other), range(length, stop))
     return len(list(alike))
 
 
@@ -97,7 +97,7 @@ def _continued(
     model: CausalLM, ids: Int[Array, " more"], length: Place, steps: Place, ends: Int[Array, " _"]
 ) -> tuple[Int[Array, " more"], Place]:
     """Ids with those put in that follow the first `length`, and how many there are then."""
-    logits, kept = after_context(model, ids[:-1], length)
+    logits, kept = prefill_logits(model, ids[:-1], length)
     grid, stop = token_grid(ids.shape[0] - 1, logits.dtype), length + steps
 
     def put(ids: Array, logits: Row, length: Place) -> tuple[Array, Place]:
@@ -111,7 +111,7 @@ def _continued(
 
     def one_more(state: Any) -> Any:
         ids, length, kept = state
-        logits, kept = after_id(model, ids[length - 1], length - 1, kept, grid)
+        logits, kept = decode_logits(model, ids[length - 1], length - 1, kept, grid)
         return *put(ids, logits, length), kept
 
     if kept is None:
@@ -119,7 +119,7 @@ def _continued(
     return jax.lax.while_loop(goes_on, one_more, (*put(ids, logits, length), kept))[:2]
 
 
-def after_context(
+def prefill_logits(
     model: CausalLM, ids: Int[Array, " size"], length: Place
 ) -> tuple[Row, Kept | None]:
     """The logits after the first ids, and all keys and values, or None where none are kept."""
@@ -129,12 +129,12 @@ def after_context(
     return _logits(model, jax.lax.dynamic_slice_in_dim(state, length - 1, 1)), kept
 
 
-def after_id(
+def decode_logits(
     model: CausalLM, one: Int[Array, ""], place: Place, kept: Kept, grid: CellGrid
 ) -> tuple[Row, Kept]:
     """The logits after one id more, which stands at a place, and keys and values with its own."""
     # Its context began so many places before this row.
-    alone = Queries(one[None], jnp.ones(1, grid.weights.dtype), starts=-place[None])
+    alone = Targets(one[None], jnp.ones(1, grid.weights.dtype), starts=-place[None])
     state, kept = advanced(model.flow, model.embed(one[None], alone), place, kept, grid)
     return _logits(model, state), kept
 

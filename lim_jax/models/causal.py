@@ -36,16 +36,16 @@ from lim_jax.loss.losses import (
     sliced_margin_loss,
 )
 from lim_jax.loss.readouts import Logits
-from lim_jax.models import holding
+from lim_jax.models import placement
 from lim_jax.models.checkpoint import open_checkpoint
 from lim_jax.models.decoder import read_decoder
 from lim_jax.models.families import recipe_of
 from lim_jax.models.gguf_file import open_gguf
-from lim_jax.models.holding import WHOLE, Holding
 from lim_jax.models.hub import model_path
-from lim_jax.models.layout import spread
+from lim_jax.models.layout import shard
 from lim_jax.models.multimodal import text_part
 from lim_jax.models.options import refuse_other_architectures
+from lim_jax.models.placement import ON_DEVICE, WeightPlacement
 from lim_jax.models.reading import Source
 from lim_jax.models.rope_config import trained_length
 from lim_jax.network.flow import ResidualFlow
@@ -53,7 +53,7 @@ from lim_jax.network.norms import Norm
 from lim_jax.network.shaping import capped
 from lim_jax.network.slots import State
 from lim_jax.network.span import Span, Spans
-from lim_jax.weights import Rows, gathered, slice_rows
+from lim_jax.weights import Rows, gather_rows, slice_rows
 
 Profile = Float[Array, " length"]
 
@@ -64,7 +64,7 @@ KEPT = ("as published", "float16", "bfloat16")
 ONE_EACH = "Take loss.teacher_forcing or loss.last_token of the context's length."
 
 
-class Queries(NamedTuple):
+class Targets(NamedTuple):
     r"""What a loss asks of a context: where, with which weight, and what the answers are.
 
     Attributes
@@ -86,13 +86,13 @@ class Queries(NamedTuple):
     places: Int[Array, " queries"] | None = None
     starts: Starts | None = None
 
-    def only(self, places: Int[Array, " queries"]) -> "Queries":
+    def only(self, places: Int[Array, " queries"]) -> "Targets":
         """Of queries at every place keep those at `places`; the others must have no weight.
 
         Examples
         --------
         >>> import jax.numpy as jnp
-        >>> everywhere = Queries(jnp.array([3, 1, 4]), jnp.array([0.5, 0.0, 0.5]))
+        >>> everywhere = Targets(jnp.array([3, 1, 4]), jnp.array([0.5, 0.0, 0.5]))
         >>> everywhere.only(jnp.array([0, 2])).targets.tolist()
         [3, 4]
         """
@@ -107,7 +107,7 @@ class Queries(NamedTuple):
         last = self.weights.shape[0] - 1
         message = f"places: expected numbers from 0 to {last}, got others."
         places = guarded(places, (places < 0) | (places > last), message)
-        return Queries(self.targets[places], self.weights[places], places, self.starts)
+        return Targets(self.targets[places], self.weights[places], places, self.starts)
 
 
 class CausalLM(eqx.Module):
@@ -164,7 +164,7 @@ class CausalLM(eqx.Module):
         """The number of words."""
         return self.embedding.shape[0]
 
-    def embed(self, ids: Int[Array, " length"], y: Queries | None = None) -> State:
+    def embed(self, ids: Int[Array, " length"], y: Targets | None = None) -> State:
         r"""The input states :math:`X_0` of one row of ids, whose influence is measured.
 
         Learned places are counted from where each context begins, as y says; without, from the
@@ -182,7 +182,7 @@ class CausalLM(eqx.Module):
         last = self.vocabulary - 1
         message = f"ids: expected numbers from 0 to {last}, got others."
         ids = guarded(ids, (ids < 0) | (ids > last), message)
-        rows = gathered(self.embedding, ids)
+        rows = gather_rows(self.embedding, ids)
         rows = rows if self.embedding_scale == 1 else self.embedding_scale * rows
         if y is None or y.starts is None:
             self._warn_beyond(ids.shape[0])
@@ -210,7 +210,7 @@ class CausalLM(eqx.Module):
                 stacklevel=2,
             )
 
-    def turns_alike(self, length: int, other: int) -> bool:
+    def same_rope(self, length: int, other: int) -> bool:
         """Whether rows of two lengths turn alike: not where rotary frequencies depend on it."""
 
         def is_span(node: Any) -> bool:
@@ -243,7 +243,7 @@ class CausalLM(eqx.Module):
 
         return Slices(of, size, self.vocabulary, normed.dtype)
 
-    def logits(self, ids: Int[Array, " length"], y: Queries | None = None) -> Logits:
+    def logits(self, ids: Int[Array, " length"], y: Targets | None = None) -> Logits:
         """The logits of every next word of one row of ids; of y only the starts are read."""
         x = self.embed(ids, y)
         grid = _grid_of(x, y)
@@ -251,7 +251,7 @@ class CausalLM(eqx.Module):
 
     def example(
         self, window: Int[Array, " tokens"], query_weights: Profile
-    ) -> tuple[State, Queries]:
+    ) -> tuple[State, Targets]:
         """One example ``(x, y)`` of a window of L + 1 ids: L of context, and the id after each.
 
         Of many windows, ``jax.vmap(model.example, in_axes=(0, None))(windows, query_weights)``.
@@ -267,17 +267,17 @@ class CausalLM(eqx.Module):
         length = len(window) - 1
         require_floats(query_weights, "query_weights", "length", ONE_EACH, length=length)
         x = self.embed(window[:-1])
-        return x, Queries(window[1:], query_weights.astype(x.dtype))
+        return x, Targets(window[1:], query_weights.astype(x.dtype))
 
-    def loss(self, x: State, y: Queries) -> Scalar:
+    def loss(self, x: State, y: Targets) -> Scalar:
         """The next-word cross-entropy of one embedded context, in nats.
 
         ``influence(CausalLM.loss, model, batch, grid)`` measures it.
         """
-        _require_queries(y)
+        _require_targets(y)
         return self.terminal_loss(self.flow(x, _grid_of(x, y)), y)
 
-    def terminal_loss(self, state: State, y: Queries) -> Scalar:
+    def terminal_loss(self, state: State, y: Targets) -> Scalar:
         """The same loss, of the network's last state: what the adjoint's ledgers take.
 
         Where the queries name their places, states of other places are not read.
@@ -288,7 +288,7 @@ class CausalLM(eqx.Module):
         Raises
         ------
         ValueError
-            Where y is no `Queries`, or its parts do not fit one another or the state.
+            Where y is no `Targets`, or its parts do not fit one another or the state.
         EquinoxRuntimeError
             Where weights do not sum to one, or an id or a place is outside its range.
         """
@@ -299,12 +299,12 @@ class CausalLM(eqx.Module):
             return autoregressive_cross_entropy(logits, y.targets, y.weights)
         return sliced_cross_entropy(self._slices(state, size), y.targets, y.weights)
 
-    def margin_loss(self, x: State, y: Queries) -> Scalar:
+    def margin_loss(self, x: State, y: Targets) -> Scalar:
         """Minus the answers' log odds (`loss.margin_loss`), of one embedded context."""
-        _require_queries(y)
+        _require_targets(y)
         return self.terminal_margin_loss(self.flow(x, _grid_of(x, y)), y)
 
-    def terminal_margin_loss(self, state: State, y: Queries) -> Scalar:
+    def terminal_margin_loss(self, state: State, y: Targets) -> Scalar:
         """The same loss, of the network's last state."""
         state = self._asked(state, y)
         size = self.words_at_once(state.shape[0])
@@ -312,15 +312,15 @@ class CausalLM(eqx.Module):
             return margin_loss(self.readout(state, _grid_of(state)), y.targets, y.weights)
         return sliced_margin_loss(self._slices(state, size), y.targets, y.weights)
 
-    def own_margin_loss(self, x: State, y: Queries) -> Scalar:
+    def own_margin_loss(self, x: State, y: Targets) -> Scalar:
         """`margin_loss` of the words that the network itself finds likeliest; targets are not read.
 
         So contexts serve whose answer nobody knows (`loss.own_margin_loss`).
         """
-        _require_queries(y)
+        _require_targets(y)
         return self.terminal_own_margin_loss(self.flow(x, _grid_of(x, y)), y)
 
-    def terminal_own_margin_loss(self, state: State, y: Queries) -> Scalar:
+    def terminal_own_margin_loss(self, state: State, y: Targets) -> Scalar:
         """The same loss, of the network's last state."""
         asked = self._asked(state, y)
         size = self.words_at_once(asked.shape[0])
@@ -329,7 +329,7 @@ class CausalLM(eqx.Module):
         slices = self._slices(asked, size)
         return sliced_margin_loss(slices, sliced_answers(slices), y.weights)
 
-    def loss_of_ids(self, ids: Int[Array, " length"], y: Queries) -> Scalar:
+    def loss_of_ids(self, ids: Int[Array, " length"], y: Targets) -> Scalar:
         """`loss` from ids: its gradient reaches the embeddings, so that training moves them."""
         return self.loss(self.embed(ids, y), y)
 
@@ -338,9 +338,9 @@ class CausalLM(eqx.Module):
         most = min(WORDS_AT_ONCE, LOGITS_AT_ONCE // max(1, queries))
         return min(self.vocabulary, max(1, most))
 
-    def _asked(self, state: State, y: Queries) -> Float[Array, "queries width"]:
+    def _asked(self, state: State, y: Targets) -> Float[Array, "queries width"]:
         """The states of the places that are asked."""
-        _require_queries(y)
+        _require_targets(y)
         if y.places is not None:
             last = state.shape[0] - 1
             message = f"places: expected numbers from 0 to {last}, got others."
@@ -352,23 +352,23 @@ class CausalLM(eqx.Module):
             "places",
             got=f"{queries} queries of a context of {state.shape[0]} places",
             expected="a query at every place, or the place of each",
-            cure="Name them: Queries(targets, weights, places).",
+            cure="Name them: Targets(targets, weights, places).",
         )
         return state
 
 
-def _grid_of(x: State, y: Queries | None = None) -> Grid:
+def _grid_of(x: State, y: Targets | None = None) -> Grid:
     """The tokens of a row, in its precision, each with the prefix that it sees."""
     grid = token_grid(x.shape[0], x.dtype)
     return grid if y is None or y.starts is None else grid.starting(y.starts)
 
 
-def _require_queries(y: Any) -> None:
+def _require_targets(y: Any) -> None:
     require(
-        isinstance(y, Queries),
+        isinstance(y, Targets),
         "y",
         got=described(y),
-        expected="Queries(targets, weights)",
+        expected="Targets(targets, weights)",
         cure="Make both of a window of ids by model.example.",
     )
 
@@ -433,12 +433,12 @@ def load(
     )
     path = model_path(path, download=download)
     if mesh is not None:
-        return _model(path, dtype, lambda checkpoint: spread(mesh))
+        return _model(path, dtype, lambda checkpoint: shard(mesh))
     if kept is None:
-        return _model(path, dtype, lambda checkpoint: WHOLE)
+        return _model(path, dtype, lambda checkpoint: ON_DEVICE)
     if kept == "as published":
-        return _model(path, dtype, lambda checkpoint: holding.as_published(checkpoint, dtype))
-    return _model(path, dtype, lambda checkpoint: holding.kept(checkpoint, kept))
+        return _model(path, dtype, lambda checkpoint: placement.as_published(checkpoint, dtype))
+    return _model(path, dtype, lambda checkpoint: placement.on_host(checkpoint, kept))
 
 
 def open(path: AnyPath, dtype: str = "float32", *, download: bool = False) -> CausalLM:
@@ -465,10 +465,10 @@ def open(path: AnyPath, dtype: str = "float32", *, download: bool = False) -> Ca
         As in `load`; what is wrong with a layer's numbers is met when that layer is read.
     """
     path = model_path(path, download=download)
-    return _model(path, dtype, lambda checkpoint: holding.fetched(checkpoint, dtype))
+    return _model(path, dtype, lambda checkpoint: placement.offloaded(checkpoint, dtype))
 
 
-def _model(path: Path, dtype: str, held: Callable[[Source], Holding]) -> CausalLM:
+def _model(path: Path, dtype: str, held: Callable[[Source], WeightPlacement]) -> CausalLM:
     require(
         dtype in ("float32", "float64"),
         "dtype",

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from lim_jax.models.holding import WHOLE, Holding
 from lim_jax.models.parts import layer_norm, read_norm
+from lim_jax.models.placement import ON_DEVICE, WeightPlacement
 from lim_jax.models.reading import Reader, Source, Weights, put
 from lim_jax.models.recipe import Recipe
 from lim_jax.network.field import TransformerField
@@ -19,7 +19,7 @@ from lim_jax.weights import Rows, slice_rows
 
 
 def read_decoder(
-    checkpoint: Source, dtype: str, recipe: Recipe, holding: Holding = WHOLE
+    checkpoint: Source, dtype: str, recipe: Recipe, placement: WeightPlacement = ON_DEVICE
 ) -> Weights:
     """Read a decoder's weights from a checkpoint, layer by layer.
 
@@ -31,7 +31,7 @@ def read_decoder(
         The precision of the weights, ``"float32"`` or ``"float64"``.
     recipe
         The network's parts and the names of its tensors.
-    holding
+    placement
         Where the weights are held.
 
     Returns
@@ -48,15 +48,15 @@ def read_decoder(
     sizes, names = recipe.sizes, recipe.names
     read = Reader(checkpoint, dtype, names.prefix)
     shape = sizes.vocabulary, sizes.width
-    rows = holding.rows(read, f"{read.prefix}{names.embedding}.weight", shape)
+    rows = placement.rows(read, f"{read.prefix}{names.embedding}.weight", shape)
     # Weights that stay on the host are fetched inside a program, so no span may be on a device.
     spans = jax.tree.map(np.asarray, spans_of(list(recipe.spans)))
 
     def layer(index: int) -> TransformerField:
         return _layer(read, index, recipe, spans[index])
 
-    layers = holding.layers(layer, sizes.depth)
-    if not holding.each_layer:
+    layers = placement.layers(layer, sizes.depth)
+    if not placement.each_layer:
         _account_for_layers(read, recipe, layer)
     for index in range(sizes.depth, sizes.depth + recipe.num_mtp_layers):
         read.known.update(_layer_tensors(read, f"{names.prefix}{names.layer}.{index}."))
@@ -68,7 +68,7 @@ def read_decoder(
         "positions": _positions(read, recipe),
         "flow": ResidualFlow(layers, horizon=recipe.increment * sizes.depth, step=recipe.step),
         "norm": recipe.norm(read, names.last, sizes.width, sizes.norm_eps),
-        "head": _head(read, recipe, rows, shape, holding),
+        "head": _head(read, recipe, rows, shape, placement),
         "head_bias": head_bias,
         "embedding_scale": recipe.embedding_scale,
         "logit_scale": recipe.logit_scale,
@@ -99,7 +99,7 @@ def _account_for_layers(read: Reader, recipe: Recipe, layer: Callable[[int], obj
 
 
 def _head(
-    read: Reader, recipe: Recipe, rows: Rows, shape: tuple[int, int], holding: Holding
+    read: Reader, recipe: Recipe, rows: Rows, shape: tuple[int, int], placement: WeightPlacement
 ) -> Rows | None:
     """Read the head's own matrix; None if it is the embedding, which a file may hold twice.
 
@@ -111,7 +111,7 @@ def _head(
     if recipe.tied and name not in read.checkpoint.files:
         # Rows that were normalised as they are embedded are not the head's.
         return None if names.embedding_norm is None else rows
-    head = holding.rows(read, name, shape)
+    head = placement.rows(read, name, shape)
     return None if recipe.tied and _alike(head, rows) and names.embedding_norm is None else head
 
 

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int
 from lim_jax._checks import described, require, require_indices
 from lim_jax.grid.cells import token_grid
 from lim_jax.loss.losses import Scalar
-from lim_jax.models.causal import CausalLM, Queries
+from lim_jax.models.causal import CausalLM, Targets
 from lim_jax.network.slots import State
 
 Ids = Int[Array | np.ndarray, " _"]
@@ -134,9 +134,9 @@ def _continued(model: CausalLM, x: State, ids: Any, weights: Any, length: Any) -
     if more:
         # They stand after the prompt, where whatever fills up a row stands else.
         starts = jnp.full(more, -length, ids.dtype)
-        rows = model.embed(ids[:-1], Queries(ids[:-1], weights[:-1], starts=starts))
+        rows = model.embed(ids[:-1], Targets(ids[:-1], weights[:-1], starts=starts))
         x = jnp.concatenate([x, jnp.zeros_like(rows)])
         x = jax.lax.dynamic_update_slice_in_dim(x, rows, length, 0)
     places, total = length - 1 + jnp.arange(more + 1, dtype=length.dtype), weights.sum()
     state = model.flow(x, token_grid(x.shape[0], x.dtype))
-    return total * model.terminal_loss(state, Queries(ids, weights / total, places))
+    return total * model.terminal_loss(state, Targets(ids, weights / total, places))

@@ -33,9 +33,9 @@ from lim_jax.grid.carrying import carrying_shares
 from lim_jax.grid.cells import token_grid
 from lim_jax.grid.partition import Regions, require_regions
 from lim_jax.loss.queries import teacher_forcing
-from lim_jax.models.causal import CausalLM, Queries
+from lim_jax.models.causal import CausalLM, Targets
 from lim_jax.models.foils import Contrast
-from lim_jax.models.walk import STATES_IN_MEMORY, TERMINAL, energies_by_layers, states_size
+from lim_jax.models.layerwise import STATES_IN_MEMORY, TERMINAL, energies_by_layers, states_size
 from lim_jax.weights import FetchedLayers
 
 Profile = Float[Array | np.ndarray, " _"]
@@ -44,7 +44,7 @@ Windows = Sequence[Integer[Array | np.ndarray, " _"]]
 Ask = Callable[[int], Profile] | Sequence[Profile | Contrast]
 # A context as a program takes it, on the host: its ids, what is asked of it, and
 # the scale of its energies.
-Padded = tuple[Array | np.ndarray, Queries | Contrast, Array | np.ndarray]
+Padded = tuple[Array | np.ndarray, Targets | Contrast, Array | np.ndarray]
 SHORTEST, LONG = 16, 1024
 ASK = "Take loss.teacher_forcing, loss.last_token, or another function of the length."
 # Measured with SmolLM2 and a Llama of its size on one core. A call costs what some more tokens do,
@@ -87,7 +87,7 @@ def influence_of_ids(
         another; or the weights of each context, one for each of its places; or of each context,
         which is then a prompt alone, with any id after it, its `Contrast`.
     loss
-        `CausalLM.loss` or `CausalLM.margin_loss`, of embedded states and `Queries`; or
+        `CausalLM.loss` or `CausalLM.margin_loss`, of embedded states and `Targets`; or
         `contrast_loss`.
     keep_examples
         As in `density.influence`.
@@ -212,7 +212,7 @@ def padded_size(model: CausalLM, length: int) -> int:
     learned = None if model.positions is None else model.positions.shape[0]
     known = (most for most in (learned, model.trained) if most is not None)
     size = max(length, min([padded_length(length), *known]))
-    return size if model.turns_alike(size, length) else length
+    return size if model.same_rope(size, length) else length
 
 
 def contexts(
@@ -339,7 +339,7 @@ def _energies(
         ids, y, scale = _stacked(padded, numbers)
         few = states_size(model, ids) <= STATES_IN_MEMORY
         known = any(loss is one for one in TERMINAL)
-        if folder is None or few or not known or not isinstance(y, Queries):
+        if folder is None or few or not known or not isinstance(y, Targets):
             return np.asarray(_energy(of_ids, model, ids, y, scale))
         walk = folder / digest((ids, y))
         found = energies_by_layers(loss, model, ids, y, walk, run, progress_of_layers)
@@ -402,7 +402,7 @@ def _cut(numbers: list[int], length: int, call: int) -> list[list[int]]:
 
 def _stacked(
     contexts: Sequence[Padded], numbers: Sequence[int]
-) -> tuple[Array, Queries | Contrast, Array]:
+) -> tuple[Array, Targets | Contrast, Array]:
     """Some contexts along a leading axis, on the device."""
     chosen = [contexts[number] for number in numbers]
     return jax.device_put(jax.tree.map(lambda *leaves: np.stack(leaves), *chosen))
@@ -428,8 +428,8 @@ def _require_windows(windows: Windows) -> None:
         require_window(window, "windows")
 
 
-def _embedded(model: CausalLM, ids: Int[Array, " length"], y: Queries | Contrast) -> Array:
-    return model.embed(ids, y if isinstance(y, Queries) else None)
+def _embedded(model: CausalLM, ids: Int[Array, " length"], y: Targets | Contrast) -> Array:
+    return model.embed(ids, y if isinstance(y, Targets) else None)
 
 
 def _padded(model: CausalLM, window: Any, asked: Profile | Contrast) -> Padded:
@@ -453,7 +453,7 @@ def _padded(model: CausalLM, window: Any, asked: Profile | Contrast) -> Padded:
     places = np.flatnonzero(weights)
     queries = min(size, padded_length(max(1, len(places))))
     parts = (_filled(part, queries) for part in (row[1:][places], weights[places], places))
-    return _filled(row[:-1], size), Queries(*parts), scale
+    return _filled(row[:-1], size), Targets(*parts), scale
 
 
 def _padded_contrast(asked: Contrast, length: int, size: int, dtype: Any) -> Contrast:
@@ -486,7 +486,7 @@ def _energy(
     loss: LossOfIds,
     model: CausalLM,
     ids: Int[Array, "contexts length"],
-    y: Queries | Contrast,
+    y: Targets | Contrast,
     scale: Float[Array, " contexts"],
 ) -> Float[Array, "contexts length"]:
     grid = token_grid(ids.shape[1], model.embedding.dtype)

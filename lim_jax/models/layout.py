@@ -11,7 +11,7 @@ from jaxtyping import Array, PyTree
 
 from lim_jax._checks import require
 from lim_jax.models.checkpoint import unfilled
-from lim_jax.models.holding import ROWS_AT_ONCE, Holding, Layer
+from lim_jax.models.placement import ROWS_AT_ONCE, Layer, WeightPlacement
 from lim_jax.models.reading import Reader
 from lim_jax.network.multihead import CausalAttention
 from lim_jax.network.ring import RingAttention
@@ -25,7 +25,7 @@ SPREAD = ("heads", "groups", "hidden")
 Index = tuple[slice, ...]
 
 
-def spread(mesh: Mesh) -> Holding:
+def shard(mesh: Mesh) -> WeightPlacement:
     """Every weight on the devices of a mesh, along its axis ``model``; small ones on all of them.
 
     A process reads layer by layer, and holds what its own devices hold. Over an axis ``context``
@@ -61,7 +61,7 @@ def spread(mesh: Mesh) -> Holding:
             table.fill(part, some(part))
         return table.array()
 
-    return Holding(layers, rows)
+    return WeightPlacement(layers, rows)
 
 
 def _in_ring(layer: Layer, mesh: Mesh) -> Layer:

@@ -9,7 +9,7 @@ from jaxtyping import PyTree
 
 from lim_jax._checks import counted, described, require
 from lim_jax.models.causal import CausalLM
-from lim_jax.models.walk import STATES_IN_MEMORY
+from lim_jax.models.layerwise import STATES_IN_MEMORY
 from lim_jax.weights import FetchedLayers
 
 # Measured on a CPU with networks of 0.1, 1.2 and 6.7 billion weights (``benchmarks/sizes.py``): the

@@ -66,7 +66,7 @@ def euclidean_energies(folder, loss):
     for prompt, answer in zip(PROMPTS, ANSWERS, strict=True):
         window = np.concatenate([prompt, answer])
         asked = jax.device_put(np.array([len(prompt) - 1, len(prompt)]))
-        y = models.Queries(jax.device_put(answer), jnp.array([0.5, 0.5]), asked)
+        y = models.Targets(jax.device_put(answer), jnp.array([0.5, 0.5]), asked)
         found.append(np.asarray(squares(jax.device_put(window[:-1]), y)))
     return found
 

@@ -17,7 +17,7 @@ from reference.networks import randomised
 
 from lim_jax import models
 from lim_jax.grid import token_grid
-from lim_jax.models.answering import after_context, after_id
+from lim_jax.models.answering import decode_logits, prefill_logits
 from lim_jax.network import ResidualFlow, TransformerField, causal_attention, euler, heun, split
 from lim_jax.network.keeping import keeps
 
@@ -40,10 +40,10 @@ def model_of(name, folder, **options):
 def logits_by_kept(model, ids):
     """Logits after each id from the first `KNOWN` on, by the keys and values that are kept."""
     grid = token_grid(len(ids), model.embedding.dtype)
-    first, kept = after_context(model, ids, jnp.array(KNOWN))
+    first, kept = prefill_logits(model, ids, jnp.array(KNOWN))
 
     def one(kept, place):
-        logits, kept = after_id(model, ids[place], place, kept, grid)
+        logits, kept = decode_logits(model, ids[place], place, kept, grid)
         return kept, logits
 
     _, others = jax.lax.scan(one, kept, jnp.arange(KNOWN, len(ids)))
@@ -79,7 +79,7 @@ def assert_likeliest(model, ids, answered):
     row = np.concatenate([ids, answered])
     logits = cache(lambda length: eqx.filter_jit(model.logits)(row[:length]))
     for length in range(len(ids), len(row)):
-        alike = [most for most in range(length, len(row)) if model.turns_alike(length, most)]
+        alike = [most for most in range(length, len(row)) if model.same_rope(length, most)]
         assert row[length] == np.argmax(logits(max(alike))[length - 1])
 
 

@@ -19,7 +19,7 @@ from lim_jax.adjoint.hops import attention_hops
 from lim_jax.adjoint.ledger import channels
 from lim_jax.grid import segment_starts
 from lim_jax.loss import last_token, teacher_forcing
-from lim_jax.models import Queries, checkpoint
+from lim_jax.models import Targets, checkpoint
 
 TOKENS = np.array([3, 1, 4, 1, 5, 9, 2])
 IDS = jax.device_put(TOKENS)
@@ -83,14 +83,14 @@ def test_rotary_networks_take_contexts_of_any_length(tmp_path, name):
 def test_losses_are_the_publishers(model):
     expected = publishers.logits(CONFIGS["gpt2"], TOKENS)
     targets = jax.device_put(np.append(TOKENS[1:], -1))
-    y = Queries(targets, teacher_forcing(7, continuation=False))
+    y = Targets(targets, teacher_forcing(7, continuation=False))
     surprise = -log_softmax(expected, axis=1)[np.arange(6), TOKENS[1:]]
     loss = eqx.filter_jit(lambda model: model.loss_of_ids(IDS, y))(model)
     np.testing.assert_allclose(loss, surprise.mean(), rtol=1e-12)
 
 
 def test_the_gradient_of_a_loss_of_ids_reaches_the_embeddings(model):
-    y = Queries(IDS, last_token(7))
+    y = Targets(IDS, last_token(7))
 
     @eqx.filter_jit
     def gradient(model):
@@ -115,8 +115,8 @@ def test_the_places_that_are_asked_give_the_numbers_of_all_places(tmp_path, name
     )
     everywhere = np.zeros((2, 7))
     np.put_along_axis(everywhere, places, weights, axis=1)
-    dense = Queries(*map(jax.device_put, (targets, everywhere)))
-    few = jax.jit(jax.vmap(Queries.only))(dense, jax.device_put(places))
+    dense = Targets(*map(jax.device_put, (targets, everywhere)))
+    few = jax.jit(jax.vmap(Targets.only))(dense, jax.device_put(places))
     np.testing.assert_array_equal(few.weights, weights)
 
     @eqx.filter_jit
@@ -151,7 +151,7 @@ def test_the_places_that_are_asked_give_the_numbers_of_all_places(tmp_path, name
 def test_the_head_reads_no_other_places():
     """At 49,152 words one place takes no logits of 512: the compiled program's own memory."""
     model = byte_network(512, heads=1)
-    y = Queries(*map(jax.device_put, (np.array([40_000]), np.array([1.0]), np.array([511]))))
+    y = Targets(*map(jax.device_put, (np.array([40_000]), np.array([1.0]), np.array([511]))))
 
     @jax.jit
     @jax.value_and_grad
@@ -170,14 +170,14 @@ def test_queries_that_do_not_fit_are_refused(model, as_users_run):
     for place in (7, -1):
         with pytest.raises(eqx.EquinoxRuntimeError, match="places: expected numbers from 0 to 6"):
             jax.block_until_ready(
-                loss(model, state, Queries(first, one, jax.device_put(np.array([place]))))
+                loss(model, state, Targets(first, one, jax.device_put(np.array([place]))))
             )
-    with pytest.raises(ValueError, match=r"y: got an array of int64.*expected Queries\("):
+    with pytest.raises(ValueError, match=r"y: got an array of int64.*expected Targets\("):
         loss(model, state, IDS)
     with pytest.raises(ValueError, match="places: got queries at some places already"):
-        Queries(first, one, first).only(first)
+        Targets(first, one, first).only(first)
     with pytest.raises(eqx.EquinoxRuntimeError, match="weights that sum to one"):
-        some = Queries(IDS, teacher_forcing(7)).only(jnp.array([1, 2]))  # others had weight too
+        some = Targets(IDS, teacher_forcing(7)).only(jnp.array([1, 2]))  # others had weight too
         jax.block_until_ready(loss(model, state, some))
 
 
@@ -363,10 +363,10 @@ def test_packed_contexts_are_contexts_alone(tmp_path, name):
     @eqx.filter_jit
     def measured(model, ids, targets, contexts):
         weights = jnp.concatenate([0.25 * teacher_forcing(7), 0.75 * last_token(4)])
-        packed = models.Queries(targets, weights, starts=segment_starts(contexts))
+        packed = models.Targets(targets, weights, starts=segment_starts(contexts))
         alone = [
-            (ids[:7], models.Queries(targets[:7], teacher_forcing(7))),
-            (ids[7:], models.Queries(targets[7:], last_token(4))),
+            (ids[:7], models.Targets(targets[:7], teacher_forcing(7))),
+            (ids[7:], models.Targets(targets[7:], last_token(4))),
         ]
         one = eqx.filter_value_and_grad(lambda model: model.loss_of_ids(ids, packed))(model)
         apart = eqx.filter_value_and_grad(
@@ -385,6 +385,6 @@ def test_packed_contexts_are_contexts_alone(tmp_path, name):
 
 def test_a_packed_context_longer_than_the_places_is_refused(model):
     ids, starts = jnp.zeros(12, int), jnp.asarray([0, 0, 0, *[3] * 9])
-    y = models.Queries(ids, teacher_forcing(12), starts=starts)
+    y = models.Targets(ids, teacher_forcing(12), starts=starts)
     with pytest.raises(Exception, match="expected contexts of at most 8 ids, got a longer one"):
         jax.block_until_ready(eqx.filter_jit(lambda model: model.embed(ids, y))(model))

@@ -14,7 +14,7 @@ import pytest
 from reference.as_users import ROOT
 
 from lim_jax import models
-from lim_jax.models import holding
+from lim_jax.models import placement
 from lim_jax.models.families import FAMILIES
 
 RECORD = json.loads((Path(__file__).parent / "recorded.json").read_text())
@@ -42,5 +42,5 @@ def test_a_family_gives_its_publishers_logits(tmp_path, name):
     np.testing.assert_allclose(np.abs(found).max(), network["largest"], rtol=1e-9)
     # In half precision are matrices alone: biases by heads and experts, and norms, are whole.
     layer = jax.tree.map(lambda leaf: np.asarray(leaf)[0], model.flow.layers)
-    for path, leaf in jax.tree.leaves_with_path(holding._halved(layer, "bfloat16")):
+    for path, leaf in jax.tree.leaves_with_path(placement._halved(layer, "bfloat16")):
         assert (leaf.dtype == "bfloat16") == (path[-1].name in MATRICES), path

@@ -11,7 +11,7 @@ from scipy.special import log_softmax
 
 import lim_jax as lim
 from lim_jax import models
-from lim_jax.models import Queries, contrast_loss
+from lim_jax.models import Targets, contrast_loss
 from lim_jax.models.foils import contrast
 
 PLACES = 22
@@ -92,7 +92,7 @@ def squares_by_two_passes(model, prompt, answer, foil):
         window = np.concatenate([prompt, ids])
         weights = (np.arange(1, len(window)) >= len(prompt)) / len(ids)
         row, targets, weights = jax.device_put((window[:-1], window[1:], weights))
-        return len(ids) * gradient(model, row, Queries(targets, weights))[: len(prompt)]
+        return len(ids) * gradient(model, row, Targets(targets, weights))[: len(prompt)]
 
     return ((of_sum(answer) - of_sum(foil)) ** 2).sum(axis=1)
 
@@ -117,8 +117,8 @@ def test_what_contrasts_nothing_is_refused(model):
     with pytest.raises(ValueError, match="answer: got none, expected at least one whole number"):
         contrast(prompt, answer[:0], answer)
     x = model.embed(prompt)
-    with pytest.raises(ValueError, match="y: got Queries, expected a Contrast"):
-        contrast_loss(model, x, Queries(answer, jnp.array([0.5, 0.5])))  # pyright: ignore
+    with pytest.raises(ValueError, match="y: got Targets, expected a Contrast"):
+        contrast_loss(model, x, Targets(answer, jnp.array([0.5, 0.5])))  # pyright: ignore
     short = asked(CASES[1])._replace(answer_weights=jnp.ones(3))
     with pytest.raises(ValueError, match=r"weights: got shape \(3,\), expected \(2,\)"):
         contrast_loss(model, x, short)
@@ -134,6 +134,6 @@ def test_fewer_queries_than_places_need_their_places():
     model = eqx.tree_at(lambda model: (model.embedding, model.head), model, (head, head))
     state = jax.device_put(np.ones((6, 4)))
     for few, loss in ((1, model.terminal_loss), (3, model.terminal_margin_loss)):
-        y = Queries(jnp.arange(few), jnp.full(few, 1 / few))
+        y = Targets(jnp.arange(few), jnp.full(few, 1 / few))
         with pytest.raises(ValueError, match=f"places: got {few} queries of a context of 6 places"):
             loss(state, y)

@@ -9,7 +9,7 @@ from reference import publishers
 from reference.publishers import CONFIGS, DEPTH, HEADS, HIDDEN, WIDTH, WORDS
 
 from lim_jax import models
-from lim_jax.models import checkpoint, gguf_file, holding
+from lim_jax.models import checkpoint, gguf_file, placement
 
 CONFIG = CONFIGS["llama"]
 IDS = np.array([3, 1, 4, 1, 5, 9, 2])
@@ -110,7 +110,7 @@ def test_quantisation_is_undone_some_rows_at_a_time(tmp_path, monkeypatch):
     # Such numbers stay in their file, where weights are to stay as they are published.
     opened = gguf_file.open_gguf(tmp_path / "model.gguf")
     assert opened.precisions == {"Q8_0"}
-    assert not holding.as_published(opened, "float32").each_layer
+    assert not placement.as_published(opened, "float32").each_layer
 
 
 def test_files_that_are_broken_or_not_known_are_refused(tmp_path):

@@ -74,7 +74,7 @@ def alone(model):
             state, pull = jax.vjp(lambda x: model.flow(x, grid), model.embed(window[:-1]))
 
             def gradient(loss, own):
-                y = models.Queries(window[1:], own)
+                y = models.Targets(window[1:], own)
                 return pull(jax.grad(loss)(state, y))[0]
 
             losses = {"loss": model.terminal_loss, "margin_loss": model.terminal_margin_loss}
@@ -307,7 +307,7 @@ def test_padding_turns_no_place_otherwise(tmp_path, calls, monkeypatch):
     scaling = {"rope_type": "dynamic", "factor": 2.0}
     config = CONFIGS["llama"] | {"max_position_embeddings": 6, "rope_scaling": scaling}
     model = models.load(write(tmp_path, config), dtype="float64")
-    assert model.trained == 12 and not model.turns_alike(7, 12) and model.turns_alike(4, 6)
+    assert model.trained == 12 and not model.same_rope(7, 12) and model.same_rope(4, 6)
     (window,), weights = (window_of(7),), rising(7)
 
     @eqx.filter_jit
@@ -320,7 +320,7 @@ def test_padding_turns_no_place_otherwise(tmp_path, calls, monkeypatch):
     slope = np.asarray(gradient(model, window))
     np.testing.assert_allclose(found, 49 * (slope**2).sum(axis=1), rtol=1e-9)
     assert [ids.shape for ids in calls] == [(2, 7), (1, 8)]
-    packed = models.Queries(window[1:], weights, starts=jax.device_put(np.array([0] * 4 + [4] * 3)))
+    packed = models.Targets(window[1:], weights, starts=jax.device_put(np.array([0] * 4 + [4] * 3)))
     with pytest.raises(
         ValueError, match="grid: got several contexts.* in 7 positions, expected one"
     ):
@@ -344,7 +344,7 @@ def test_contexts_longer_than_those_of_training_are_warned_of(tmp_path):
         (beyond,) = models.energies_of_ids(model, [window_of(11)])
     assert (len(inside), len(beyond)) == (9, 11)
     starts = jax.device_put(np.array([0] * 6 + [6] * 5))
-    packed = models.Queries(window_of(11)[1:], rising(11), starts=starts)
+    packed = models.Targets(window_of(11)[1:], rising(11), starts=starts)
     embedded = eqx.filter_eval_shape(models.CausalLM.embed, model, window_of(10), packed)
     assert embedded.shape[0] == 11  # of which none is too long
     assert models.load(write(tmp_path, CONFIGS["gpt2"])).trained is None  # it has places
@@ -414,7 +414,7 @@ def test_training_on_ids_moves_the_embedding(model):
     def step(embedding):
         def loss(embedding):
             moved = eqx.tree_at(lambda m: m.embedding, model, embedding)
-            return moved.loss_of_ids(window[:-1], models.Queries(window[1:], teacher_forcing(5)))
+            return moved.loss_of_ids(window[:-1], models.Targets(window[1:], teacher_forcing(5)))
 
         value, gradient = jax.value_and_grad(loss)(embedding)
         change, _ = descent.update(gradient, descent.init(embedding))

@@ -46,7 +46,7 @@ def test_what_is_said_grows_as_its_parts_do(tmp_path, monkeypatch):
 def test_what_a_job_costs_is_known_of_weights_in_their_files(tmp_path):
     folder = write(tmp_path, CONFIGS["llama"])
     targets, weights = (jax.ShapeDtypeStruct((7,), kind) for kind in ("int32", "float32"))
-    y: Any = models.Queries(targets, weights)  # pyright: ignore[reportArgumentType]
+    y: Any = models.Targets(targets, weights)  # pyright: ignore[reportArgumentType]
     x = jax.ShapeDtypeStruct((7, 16), "float32")
 
     def job(model, x, y):

@@ -327,8 +327,8 @@ LAST = {
             "logit_cap": optional(Above(1.0)), "trained": optional(Known(8)),
         },
     ),
-    "Queries.only": (
-        lambda places: models.Queries(whole(2), numbers(2)).only(places),
+    "Targets.only": (
+        lambda places: models.Targets(whole(2), numbers(2)).only(places),
         {"places": Whole(whole(2))},
     ),
     "contexts": (

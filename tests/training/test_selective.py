@@ -15,7 +15,7 @@ from reference.networks import byte_network, random_states
 
 import lim_jax as lim
 from lim_jax.loss import margin_loss, own_margin_loss
-from lim_jax.models import Queries, causal
+from lim_jax.models import Targets, causal
 from lim_jax.training import (
     Penalty,
     balanced_objective,
@@ -229,7 +229,7 @@ def test_a_models_own_margin_is_that_of_its_likeliest_words(words_at_once, monke
     model = byte_network(5)
     ids, places = jax.device_put(np.array([3, 200, 7, 45, 7])), np.array([2, 4])
     weights = np.array([0.25, 0.75])
-    y = Queries(*map(jax.device_put, (np.array([1, 1]), weights, places)))
+    y = Targets(*map(jax.device_put, (np.array([1, 1]), weights, places)))
     rows = np.asarray(model.logits(ids))[places]
     likeliest = rows.max(axis=1)
     others = [np.log(np.exp(np.delete(row, row.argmax())).sum()) for row in rows]

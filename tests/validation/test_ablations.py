@@ -109,7 +109,7 @@ def test_what_turns_by_its_length_is_not_padded(model, contexts, monkeypatch):
     answer = np.array([65], np.int32)
     chosen = [contexts[0], contexts[4], contexts[0] + 1]
     alike = answer_log_probabilities(model, chosen, answer)
-    monkeypatch.setattr(CausalLM, "turns_alike", lambda self, length, other: length == other)
+    monkeypatch.setattr(CausalLM, "same_rope", lambda self, length, other: length == other)
     assert context_size(model, 9) == 9
     sizes, whole = [], ablations._losses
 

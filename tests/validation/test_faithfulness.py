@@ -24,7 +24,7 @@ from benchmarks.validation.faithfulness import (
 )
 from lim_jax import tasks
 from lim_jax.grid import token_grid
-from lim_jax.models import Queries
+from lim_jax.models import Targets
 
 RECORDS, PLACES, TOKENS, SCALE = 5, 336, 3, 1.5
 SETTING = FaithfulnessSetting(
@@ -143,7 +143,7 @@ def test_what_reads_the_whole_text_is_of_the_unpadded_context(model, found):
         places[start:end] = record
     asked = np.arange(len(text) - 1, len(ids))
     weights = np.full(len(said), 1 / len(said))
-    y = Queries(*jax.device_put((said, weights, asked)))
+    y = Targets(*jax.device_put((said, weights, asked)))
 
     @eqx.filter_jit
     def measured(model, ids):

@@ -21,7 +21,7 @@ HALVES = {"BF16": "bfloat16", "F16": "float16"}
 NORMS = AcrossHeads | EachHead | LayerNorm | RMSNorm
 
 
-class Holding(NamedTuple):
+class WeightPlacement(NamedTuple):
     """Where layers, and matrices of a row for each word, are put as they are read.
 
     Attributes
@@ -50,10 +50,10 @@ def whole_rows(read: Reader, name: str, shape: tuple[int, int]) -> Array:
     return put(read.whole(name, *shape))[0]
 
 
-WHOLE = Holding(stacked, whole_rows)
+ON_DEVICE = WeightPlacement(stacked, whole_rows)
 
 
-def kept(checkpoint: Source, precision: str) -> Holding:
+def on_host(checkpoint: Source, precision: str) -> WeightPlacement:
     """All weights in the host's memory, matrices in half precision, norms and vectors in full.
 
     Biases are vectors, also where they stand by heads or by experts.
@@ -75,19 +75,19 @@ def kept(checkpoint: Source, precision: str) -> Holding:
             table[part] = some(part)
         return FetchedRows(told, RowSource(table.__getitem__, shape, precision))
 
-    return Holding(layers, rows)
+    return WeightPlacement(layers, rows)
 
 
-def as_published(checkpoint: Source, dtype: str) -> Holding:
+def as_published(checkpoint: Source, dtype: str) -> WeightPlacement:
     """In memory where all matrices are of one precision, full or half; others in their files."""
     found = checkpoint.precisions
     if found <= {"F64", "F32"}:
-        return WHOLE
+        return ON_DEVICE
     half = HALVES.get(*found) if len(found) == 1 else None
-    return fetched(checkpoint, dtype) if half is None else kept(checkpoint, half)
+    return offloaded(checkpoint, dtype) if half is None else on_host(checkpoint, half)
 
 
-def fetched(checkpoint: Source, dtype: str) -> Holding:
+def offloaded(checkpoint: Source, dtype: str) -> WeightPlacement:
     """All weights in their files, but for those of the layer that is computed with."""
     told = fingerprint(checkpoint, dtype)
 
@@ -97,7 +97,7 @@ def fetched(checkpoint: Source, dtype: str) -> Holding:
     def layers(layer: Layer, depth: int) -> FetchedLayers:
         return FetchedLayers(told, LayerSource(layer, depth))
 
-    return Holding(layers, rows, each_layer=False)
+    return WeightPlacement(layers, rows, each_layer=False)
 
 
 def fingerprint(checkpoint: Source, precision: str) -> Float[Array, " numbers"]:

@@ -18,7 +18,7 @@ from safetensors.numpy import load_file, save_file
 
 from lim_jax import models
 from lim_jax.grid import token_grid
-from lim_jax.models import causal, holding
+from lim_jax.models import causal, placement
 from lim_jax.network import RingAttention
 from lim_jax.weights import FetchedLayers, FetchedRows
 
@@ -36,7 +36,7 @@ def folder_of(name, folder):
 @eqx.filter_jit
 def asked(model, ids):
     """Logits, the loss, and its gradient in the embedded ids, of one way through the network."""
-    queries = models.Queries(jnp.roll(ids, -1), jnp.full(ids.shape, 1 / ids.size))
+    queries = models.Targets(jnp.roll(ids, -1), jnp.full(ids.shape, 1 / ids.size))
     grid = token_grid(ids.size, model.embedding.dtype)
 
     def loss(x):
@@ -115,7 +115,7 @@ def energies(model, **options):
 
 
 def test_half_precision_that_loses_nothing_gives_the_same_numbers(folder, monkeypatch):
-    monkeypatch.setattr(holding, "ROWS_AT_ONCE", 4)
+    monkeypatch.setattr(placement, "ROWS_AT_ONCE", 4)
     whole, kept = models.load(folder), models.load(folder, kept="bfloat16")
     np.testing.assert_allclose(energies(kept), energies(whole), rtol=1e-6)
     like = kept.flow.pattern
@@ -286,7 +286,7 @@ def test_weights_that_are_fetched_do_not_train(folder):
     def loss(model):
         return model.loss_of_ids(
             jax.device_put(WINDOW[:-1]),
-            models.Queries(jax.device_put(WINDOW[1:]), jnp.full(7, 1 / 7, "float32")),
+            models.Targets(jax.device_put(WINDOW[1:]), jnp.full(7, 1 / 7, "float32")),
         )
 
     with pytest.raises(NotImplementedError, match="do not train"):

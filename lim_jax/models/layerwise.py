@@ -13,7 +13,7 @@ from lim_jax._resuming import Run, store, stored
 from lim_jax.density.adjoints import Ids, Loss, check_finite
 from lim_jax.grid.cells import token_grid
 from lim_jax.grid.measure import Grid
-from lim_jax.models.causal import CausalLM, Queries
+from lim_jax.models.causal import CausalLM, Targets
 from lim_jax.network.flow import ResidualFlow
 
 States = Float[Array, "contexts length width"]
@@ -39,7 +39,7 @@ def energies_by_layers(
     loss: Loss,
     model: CausalLM,
     ids: Ids,
-    y: Queries,
+    y: Targets,
     folder: AnyPath,
     run: Run,
     progress: Callable[[list], Iterable] = iter,
@@ -94,7 +94,7 @@ def energies_by_layers(
 
 
 @filter_jit
-def _embedded(model: CausalLM, ids: Ids, y: Queries) -> States:
+def _embedded(model: CausalLM, ids: Ids, y: Targets) -> States:
     return jax.vmap(model.embed)(ids, y)
 
 
@@ -105,7 +105,7 @@ def _ahead(flow: ResidualFlow, number: Int[Array, ""], x: States, grid: Grid) ->
 
 
 @filter_jit
-def _terminal(loss: Loss, model: CausalLM, x: States, y: Queries) -> States:
+def _terminal(loss: Loss, model: CausalLM, x: States, y: Targets) -> States:
     of_one = jax.value_and_grad(loss, argnums=1)
     losses, gradients = jax.vmap(of_one, in_axes=(None, 0, 0))(model, x, y)
     return check_finite(gradients, (x, y), losses)

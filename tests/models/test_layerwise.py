@@ -15,7 +15,7 @@ from reference.publishers import CONFIGS, write
 import lim_jax as lim
 from lim_jax import models
 from lim_jax.density import LossOfIds, adjoint_energies
-from lim_jax.models import CausalLM, walk
+from lim_jax.models import CausalLM, layerwise
 
 LENGTH, CONTEXTS = 5, 2
 LOSS = CausalLM.margin_loss
@@ -51,7 +51,7 @@ def batch_of(model):
     """Two contexts, asked at some places with unequal weights."""
     ids = np.random.default_rng(0).integers(0, model.vocabulary, (CONTEXTS, LENGTH))
     weights, places = jnp.array([[0.25, 0.75], [0.5, 0.5]]), jnp.array([[1, 4], [0, 3]])
-    y = models.Queries(jax.device_put(ids[:, :2]), weights, places)
+    y = models.Targets(jax.device_put(ids[:, :2]), weights, places)
     return jax.device_put(ids), y
 
 
@@ -59,7 +59,7 @@ def test_a_walk_goes_on_from_any_step_with_the_numbers_of_one_program(model, tmp
     batch, last = batch_of(model), 2 * model.flow.depth + 1
     together = partial(adjoint_energies, LossOfIds(CausalLM.embed, LOSS))
     expected = eqx.filter_jit(together)(model, batch, lim.token_grid(LENGTH))
-    walked = partial(walk.energies_by_layers, LOSS, model, *batch, run=RUN)
+    walked = partial(layerwise.energies_by_layers, LOSS, model, *batch, run=RUN)
     for stop in range(last + 1):
         folder = tmp_path / str(stop)
         with pytest.raises(Interrupted):
@@ -79,7 +79,7 @@ def test_a_walk_that_goes_on_reads_no_layer_again_that_it_is_done_with(tmp_path)
     fetch = source.fetch
     source.fetch = lambda index: fetched.append(int(index)) or fetch(index)
     walked = partial(
-        walk.energies_by_layers, LOSS, opened, *batch_of(opened), tmp_path / "walk", RUN
+        layerwise.energies_by_layers, LOSS, opened, *batch_of(opened), tmp_path / "walk", RUN
     )
     for stop in (2, depth + 2, None):
         with pytest.raises(Interrupted) if stop else nullcontext():
@@ -90,13 +90,13 @@ def test_a_walk_that_goes_on_reads_no_layer_again_that_it_is_done_with(tmp_path)
 def test_files_of_another_run_and_what_is_not_finite_are_refused(model, tmp_path, monkeypatch):
     batch = batch_of(model)
     with pytest.raises(Interrupted):
-        walk.energies_by_layers(LOSS, model, *batch, tmp_path, RUN, until(2))
+        layerwise.energies_by_layers(LOSS, model, *batch, tmp_path, RUN, until(2))
     with pytest.raises(ValueError, match="checkpoint: got .*of function a test"):
-        walk.energies_by_layers(LOSS, model, *batch, tmp_path, {"function": "another"})
+        layerwise.energies_by_layers(LOSS, model, *batch, tmp_path, {"function": "another"})
     infinite = {LOSS: lambda *parts: CausalLM.terminal_loss(*parts) + jnp.inf}
-    monkeypatch.setattr(walk, "TERMINAL", infinite)
+    monkeypatch.setattr(layerwise, "TERMINAL", infinite)
     with pytest.raises(eqx.EquinoxRuntimeError, match="loss: got NaN or infinite"):
-        walk.energies_by_layers(LOSS, model, *batch, tmp_path, RUN)
+        layerwise.energies_by_layers(LOSS, model, *batch, tmp_path, RUN)
 
 
 def test_contexts_of_many_states_go_on_at_a_layer(tmp_path, monkeypatch):
@@ -104,7 +104,7 @@ def test_contexts_of_many_states_go_on_at_a_layer(tmp_path, monkeypatch):
     windows = [np.arange(6), np.arange(1, 7)]
     expected = models.energies_of_ids(model, windows)
     # Each is padded to 16, and by itself.
-    size = walk.states_size(model, jnp.zeros((1, 16), int))
+    size = layerwise.states_size(model, jnp.zeros((1, 16), int))
     assert size == (model.flow.depth + 1) * 16 * model.embedding.shape[1] * 8
     walks = 2 * list(range(2 * model.flow.depth + 2))
     for limit, steps in ((size, []), (size - 1, walks)):
