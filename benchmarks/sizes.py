@@ -132,7 +132,10 @@ def measured(path: Path, holding: str, tokens: int, contexts: int, out: Path) ->
     used = resource.getrusage(resource.RUSAGE_SELF)
     peak = int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) / 2**20
     expected = lim.models.profile_memory(lim.models.open(path), tokens)
-    said = {"open": expected.fetched, "walk": expected.walked, "load": expected.whole}.get(holding)
+    planned = {
+        "open": expected.offloaded, "walk": expected.by_layers, "load": expected.whole,
+    }  # fmt: skip
+    said = planned.get(holding)
     return {
         "CPU seconds": used.ru_utime + used.ru_stime,
         "peak GiB": peak,

@@ -1,9 +1,8 @@
-"""Weights that stay where they are kept, on a disk or in the host's memory, until they are needed.
+"""Weights that stay on a disk or in the host's memory until a compiled program asks for them.
 
-A compiled program asks the host for them as it comes to each layer: once on its way ahead and once
-on its way back. All that goes through `network.ResidualFlow.scan` works so, unchanged, and holds
-one layer, beside the next one that is being read. Derivatives in such weights raise
-`NotImplementedError`.
+The program fetches each layer once on its way ahead and once on its way back, by
+`network.ResidualFlow.scan`, and holds that layer beside the next one, which is being read.
+Derivatives in such weights raise `NotImplementedError`.
 """
 
 from collections.abc import Callable
@@ -18,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
-from lim_jax._checks import counted, require_callable, undifferentiated
+from lim_jax._checks import undifferentiated
 from lim_jax._precision import accumulator, widened
 
 HELD = (
@@ -26,25 +25,20 @@ HELD = (
     "load the network whole by models.load."
 )
 Fingerprint = Float[Array, " numbers"]
-Fetch = Callable[[int], PyTree]
+ReadLayer = Callable[[int], PyTree]
 
 
 class LayerSource:
-    """Reads layers by their number, the next one in a thread while this one is computed with.
+    """Reads layers by number; a thread reads the next one while this one is computed with.
 
-    Parameters
-    ----------
-    read
-        ``read(index)``: a layer's arrays, always of the same structure and shapes. It runs in a
-        thread, so it computes nothing by JAX.
-    depth
-        The number of layers.
+    ``read(index)`` gives a layer's arrays, always of the same structure and shapes. It runs in a
+    thread beside a program that waits for it, so it must compute nothing by JAX.
     """
 
-    def __init__(self, read: Fetch, depth: int):
-        require_callable(read, "read", "read(index) of a layer's number")
-        self.depth = counted(depth, "depth")
-        self._read, self._last, self._lock = _as_here(read), 0, Lock()
+    def __init__(self, read: ReadLayer, depth: int):
+        assert depth > 0
+        self.depth = depth
+        self._read, self._last, self._lock = _with_settings_of_this_thread(read), 0, Lock()
         self._thread = ThreadPoolExecutor(1, "layers")
         first = self._read(0)
         self.like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), first)
@@ -55,20 +49,20 @@ class LayerSource:
         with self._lock:
             number = int(index)
             at, ahead = self._ahead
-            # What fails once is tried again when it is asked for again.
+            # If this read fails, the layer is read anew when it is asked for again.
             self._ahead = -1, ahead
-            layer = (ahead if at == number else self._submitted(number)).result()
+            layer = (ahead if at == number else self._submit(number)).result()
             following = number + self._direction(number)
-            # A way ends where the next one begins: the last layer is needed twice.
+            # A pass ends where the next one begins: the layer at the end is needed twice.
             if following not in range(self.depth):
                 self._ahead = number, self._thread.submit(lambda: layer)
             else:
-                self._ahead = following, self._submitted(following)
+                self._ahead = following, self._submit(following)
             self._last = number
             return [np.asarray(leaf) for leaf in layer]
 
     def _identity(self) -> tuple[int, PyTree]:
-        """What tells it from others, where a digest is taken: whose weights, says a fingerprint."""
+        """What a digest reads in place of this object; a fingerprint says whose weights."""
         return self.depth, self.like
 
     def _direction(self, number: int) -> int:
@@ -76,12 +70,12 @@ class LayerSource:
             return 1 if number == 0 else -1
         return 1 if number > self._last else -1
 
-    def _submitted(self, number: int) -> Future:
+    def _submit(self, number: int) -> Future:
         return self._thread.submit(lambda: jax.tree.leaves(self._read(number)))
 
 
-def _as_here(read: Fetch) -> Fetch:
-    """The same in another thread: in this one's precision, and on the host."""
+def _with_settings_of_this_thread(read: ReadLayer) -> ReadLayer:
+    """The same function for another thread, in this thread's precision and on the host."""
     precise = jax.dtypes.canonicalize_dtype("float64") == "float64"
     host = jax.local_devices(backend="cpu")[0]
 
@@ -93,7 +87,7 @@ def _as_here(read: Fetch) -> Fetch:
 
 
 class FetchedLayers(eqx.Module):
-    """Layers that a source hands out one at a time, in the place of `ResidualFlow.layers`.
+    """Layers that a source hands out one at a time, in place of `ResidualFlow.layers`.
 
     Attributes
     ----------
@@ -101,20 +95,6 @@ class FetchedLayers(eqx.Module):
         Numbers that tell these weights from others, wherever runs are compared.
     source
         Where they come from.
-
-    Examples
-    --------
-    >>> from lim_jax.grid import token_grid
-    >>> from lim_jax.network.flow import ResidualFlow
-    >>> class Scaled(eqx.Module):
-    ...     by: Array
-    ...
-    ...     def __call__(self, x, context, grid):
-    ...         return self.by * x
-    >>> source = LayerSource(lambda index: Scaled(jax.device_put(np.ones((1, 1)) + index)), 3)
-    >>> flow = ResidualFlow(FetchedLayers(jnp.zeros(1), source), horizon=3.0)
-    >>> flow(jnp.ones((1, 1)), token_grid(1)).tolist()  # (1 + 1) (1 + 2) (1 + 3)
-    [[24.0]]
     """
 
     fingerprint: Fingerprint
@@ -127,28 +107,22 @@ class FetchedLayers(eqx.Module):
 
     def layer(self, index: Int[Array, ""]) -> PyTree:
         """One layer, half precision widened."""
-        leaves, tree = jax.tree.flatten(self.source.like)
-        found = jax.pure_callback(self.source.fetch, leaves, index, vmap_method="sequential")
-        _, found = undifferentiated((self.fingerprint, found), HELD)
-        return jax.tree.unflatten(tree, widened(found))
+        like, tree = jax.tree.flatten(self.source.like)
+        leaves = jax.pure_callback(self.source.fetch, like, index, vmap_method="sequential")
+        _, leaves = undifferentiated((self.fingerprint, leaves), HELD)
+        return jax.tree.unflatten(tree, widened(leaves))
 
     def parts(self, part: Callable[[PyTree], PyTree]) -> "FetchedParts":
-        """Some part of every layer, to be mapped over as a stack of layers is."""
-        several = jnp.broadcast_to(self.fingerprint, (self.depth, *self.fingerprint.shape))
-        return FetchedParts(several, jnp.arange(self.depth), self.source, part)
+        """One part of every layer, along a leading axis as in a stack of layers."""
+        fingerprints = jnp.broadcast_to(self.fingerprint, (self.depth, *self.fingerprint.shape))
+        return FetchedParts(fingerprints, jnp.arange(self.depth), self.source, part)
 
 
 class FetchedParts(eqx.Module):
-    """A part of several layers, or of one, that is fetched where one of them is computed with.
+    """One part of several layers, or of one, that is fetched where it is computed with.
 
-    Attributes
-    ----------
-    fingerprint, number
-        As in `FetchedLayers`, and the layers' numbers, with the same leading axes.
-    source
-        As in `FetchedLayers`.
-    part
-        From a layer to its part.
+    `fingerprint` and the layers' numbers have the same leading axes; `part` maps a layer to its
+    part.
     """
 
     fingerprint: Float[Array, "*layers numbers"]
@@ -158,33 +132,16 @@ class FetchedParts(eqx.Module):
 
 
 def in_memory(part: PyTree) -> PyTree:
-    """The part of one layer, fetched now where it was not.
-
-    Examples
-    --------
-    >>> in_memory(3)
-    3
-    """
+    """The part of one layer, fetched now if it is a `FetchedParts`."""
     if not isinstance(part, FetchedParts):
         return part
     return part.part(FetchedLayers(part.fingerprint, part.source).layer(part.number))
 
 
 class RowSource:
-    """Reads rows of one matrix.
-
-    Parameters
-    ----------
-    read
-        ``read(part)``: the rows of a slice from start to stop. It computes nothing by JAX.
-    shape
-        Of the matrix.
-    dtype
-        Of what is read.
-    """
+    """Reads rows of one matrix by ``read(slice(start, stop))``, which computes nothing by JAX."""
 
     def __init__(self, read: Callable[[slice], np.ndarray], shape: tuple[int, int], dtype: Any):
-        require_callable(read, "read", "read(part) of a slice")
         self.shape, self.dtype, self._read = shape, jnp.dtype(dtype), read
 
     def _identity(self) -> tuple[tuple[int, int], jnp.dtype]:
@@ -199,26 +156,13 @@ class RowSource:
 
     def slice_rows(self, start: Int[Array, ""], size: int) -> np.ndarray:
         """Neighbouring rows."""
-        found = self._read(slice(int(start), int(start) + size))
-        return found.astype(self.dtype, copy=False)
+        return self._read(slice(int(start), int(start) + size)).astype(self.dtype, copy=False)
 
 
 class FetchedRows(eqx.Module):
-    """A matrix of which a source hands out some rows, as an embedding and a head need them.
+    """A matrix of which a source hands out the rows that an embedding or a head needs.
 
-    Attributes
-    ----------
-    fingerprint
-        As in `FetchedLayers`.
-    source
-        Where the rows come from.
-
-    Examples
-    --------
-    >>> squares = np.arange(6.0, dtype=np.float32).reshape(3, 2) ** 2
-    >>> table = FetchedRows(jnp.zeros(1), RowSource(squares.__getitem__, (3, 2), "float32"))
-    >>> gather_rows(table, jnp.array([2, 0])).tolist(), table.shape
-    ([[16.0, 25.0], [0.0, 1.0]], (3, 2))
+    `fingerprint` is as in `FetchedLayers`.
     """
 
     fingerprint: Fingerprint
@@ -234,39 +178,27 @@ class FetchedRows(eqx.Module):
         """The precision of rows that are handed out."""
         return accumulator(self.source.dtype)
 
-    def of(self, fetch: Callable[..., np.ndarray], shape: tuple[int, ...], at: Array) -> Array:
-        """What the host hands out for a number or several, half precision widened."""
+    def fetch(self, read: Callable[..., np.ndarray], shape: tuple[int, ...], at: Array) -> Array:
+        """What `read` gives on the host for one number or several, half precision widened."""
         like = jax.ShapeDtypeStruct(shape, self.source.dtype)
-        found = jax.pure_callback(fetch, like, at, vmap_method="expand_dims")
-        return widened(undifferentiated((self.fingerprint, found), HELD)[1])
+        rows = jax.pure_callback(read, like, at, vmap_method="expand_dims")
+        return widened(undifferentiated((self.fingerprint, rows), HELD)[1])
 
 
 Rows = Float[Array, "rows width"] | FetchedRows
 
 
 def gather_rows(rows: Rows, numbers: Int[Array, " some"]) -> Float[Array, "some width"]:
-    """Rows of a matrix by their numbers.
-
-    Examples
-    --------
-    >>> gather_rows(jnp.arange(3.0)[:, None], jnp.array([2, 2])).tolist()
-    [[2.0], [2.0]]
-    """
+    """Rows of a matrix by their numbers."""
     if not isinstance(rows, FetchedRows):
         return rows[numbers]
-    # As an array's own rows: numbers beyond it are those of its ends.
+    # As in JAX's own indexing, a number outside the matrix means the row at its end.
     known = jnp.clip(numbers, 0, rows.shape[0] - 1)
-    return rows.of(rows.source.gather, (*numbers.shape, rows.shape[1]), known)
+    return rows.fetch(rows.source.gather, (*numbers.shape, rows.shape[1]), known)
 
 
 def slice_rows(rows: Rows, start: Int[Array, ""], size: int) -> Float[Array, "size width"]:
-    """Neighbouring rows of a matrix.
-
-    Examples
-    --------
-    >>> slice_rows(jnp.arange(4.0)[:, None], jnp.array(1), 2).tolist()
-    [[1.0], [2.0]]
-    """
+    """Neighbouring rows of a matrix."""
     if not isinstance(rows, FetchedRows):
         return jax.lax.dynamic_slice_in_dim(rows, start, size)
-    return rows.of(partial(rows.source.slice_rows, size=size), (size, rows.shape[1]), start)
+    return rows.fetch(partial(rows.source.slice_rows, size=size), (size, rows.shape[1]), start)

@@ -168,11 +168,6 @@ def test_what_a_source_meets_is_told():
         jax.block_until_ready(flow(EXAMPLE[0], GRID))
 
 
-def test_a_source_has_a_number_of_layers():
-    with pytest.raises(ValueError, match="depth: got 0"):
-        weights.LayerSource(lambda index: np.zeros(1), 0)
-
-
 TABLE = np.random.default_rng(8).standard_normal((7, 4))
 
 
@@ -187,7 +182,7 @@ def row_source(dtype, read=None):
     return weights.RowSource(rows, TABLE.shape, dtype)
 
 
-def test_rows_are_gathered_each_once_and_stretches_at_once():
+def test_rows_are_gathered_each_once_and_sliced_at_once():
     read = []
     table = weights.FetchedRows(jnp.zeros(1), row_source("float64", read))
     assert table.shape == (7, 4) and table.dtype == "float64"

@@ -53,7 +53,7 @@ def network_within(path: Path, memory: float | None, tokens: int, unfinished: Pa
     as_before = memory is None and recorded.exists()
     fits = recorded.read_bytes() == WHOLE.encode() if as_before else needed.whole <= most
     placement = WHOLE if fits else f"{FILES}, read a layer at a time"
-    takes = needed.whole if fits else needed.walked
+    takes = needed.whole if fits else needed.by_layers
     tqdm.write(
         f"Weights stay {placement}: about {takes / GIB:.1f} GiB for {tokens} tokens"
         + ("." if fits else f", whole {needed.whole / GIB:.1f} of {most / GIB:.1f} GiB.")

@@ -403,7 +403,7 @@ def load(
         mixed is left in its files, as `open` does. Weights that are kept are measured, not trained:
         derivatives in them raise.
     mesh
-        Devices to spread the weights over, by `layout.SPREAD`, along the axis of the mesh that is
+        Devices to spread the weights over, by `layout.SHARDED`, along the axis of the mesh that is
         named ``model``, of type Auto. A process holds what its own devices hold. None for the
         default device.
     download

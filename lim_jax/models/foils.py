@@ -1,4 +1,4 @@
-"""Why this and not that: one prompt, and two continuations of it whose odds are asked."""
+"""Why this and not that: one prompt, and the odds of two continuations of it."""
 
 from typing import Any, NamedTuple
 
@@ -38,37 +38,17 @@ class Contrast(NamedTuple):
 
 
 def contrast(prompt: Ids, answer: Ids, foil: Ids, dtype: str = "float32") -> Contrast:
-    """Ask of a prompt why an answer follows it and not a foil, each as a whole: sums over tokens.
+    """Ask why an answer follows a prompt and not a foil, each as a whole: sums over its tokens.
 
-    Of continuations of different lengths the longer has more to lose; where that must not count
-    set the weights to one over the number of tokens.
-
-    Parameters
-    ----------
-    prompt, answer, foil
-        Ids, at least one each.
-    dtype
-        The precision of the model.
-
-    Raises
-    ------
-    ValueError
-        Where one is no array of ids, or answer and foil are the same.
-
-    Examples
-    --------
-    >>> found = contrast(jnp.array([3, 1]), jnp.array([4]), jnp.array([1, 5]))
-    >>> found.foil_weights.tolist(), found.length.item()
-    ([1.0, 1.0], 2)
+    The longer of two continuations has more to lose; if that must not count, set the weights to one
+    over the number of tokens. `dtype` is the model's.
     """
-    for ids, name in ((prompt, "prompt"), (answer, "answer"), (foil, "foil")):
-        require_indices(ids, name)
     require(
         not np.array_equal(answer, foil),
         "foil",
         got="the answer's own ids",
         expected="others",
-        cure="Name what the model might have said instead.",
+        cure="Pass what the model might have said instead.",
     )
     weights = [np.ones(len(ids), dtype) for ids in (answer, foil)]
     parts = np.asarray(answer), np.asarray(foil), *weights, np.array(len(prompt), np.int32)
@@ -79,29 +59,30 @@ def contrast_loss(model: CausalLM, x: State, y: Contrast) -> Scalar:
     r"""The log odds of a foil over an answer, :math:`\log p(\text{foil}) - \log p(\text{answer})`.
 
     Each is read after the same prompt, in a pass of its own, so that influence is that of the
-    prompt's positions on which of the two is said (`loss.contrast_loss` has the formula). As a loss
-    of embedded prompts ``influence(contrast_loss, model, (x, y), grid)`` takes it, and
+    prompt's positions on which of the two is said (`loss.contrast_loss` has the formula). It is a
+    loss of embedded prompts, for ``influence(contrast_loss, model, (x, y), grid)``, and for
     `energies_of_ids` with a `Contrast` for each context.
 
     Parameters
     ----------
     model
-        Any.
+        The language model.
     x
         The prompt, by `CausalLM.embed`; what stands after its length is not read.
     y
-        Made by `contrast`.
+        Made by `foils.contrast`.
 
     Raises
     ------
     ValueError
-        Where y is no `Contrast`, or its parts do not fit one another.
+        If y is no `Contrast`, or its parts do not fit one another.
     EquinoxRuntimeError
-        Where an id is outside the vocabulary, or the places are more than the network knows.
+        If an id is outside the vocabulary, or there are more positions than the network knows.
 
     Examples
     --------
     >>> import equinox as eqx
+    >>> from lim_jax.models.foils import contrast
     >>> from lim_jax.models.language import byte_model
     >>> model = byte_model(9, width=4, depth=1, key=jax.random.key(0))
     >>> prompt, this, that = (jnp.array(list(text)) for text in (b"2+2=", b"4", b"five"))
@@ -132,7 +113,7 @@ def _continued(model: CausalLM, x: State, ids: Any, weights: Any, length: Any) -
     )
     more, weights = ids.shape[0] - 1, jnp.asarray(weights, x.dtype)
     if more:
-        # They stand after the prompt, where whatever fills up a row stands else.
+        # They stand right after the prompt, in place of whatever pads the row.
         starts = jnp.full(more, -length, ids.dtype)
         rows = model.embed(ids[:-1], Targets(ids[:-1], weights[:-1], starts=starts))
         x = jnp.concatenate([x, jnp.zeros_like(rows)])

@@ -13,7 +13,7 @@ from lim_jax._refusal import Refusal
 huggingface_hub: Any = lazy_loader.load("huggingface_hub")  # of the extra; the rest does without
 NAME = re.compile(r"\w[\w.-]*/[\w.-]*\w")
 CONFIG = "config.json"
-READ = ("*.json", "*.jinja", "model*.safetensors")  # not what is pickled, nor weights once more
+READ = ("*.json", "*.jinja", "model*.safetensors")  # neither pickled weights nor a second copy
 EXPECTED = (
     "a folder of weights, a GGUF file, or a model's public name such as "
     "HuggingFaceTB/SmolLM2-135M-Instruct, in the Hugging Face cache or to be downloaded"
@@ -24,31 +24,15 @@ OFFLINE = "Without a network copy its folder or a GGUF file here, and pass that.
 def model_path(path: AnyPath, *, download: bool = False) -> Path:
     """Where a model's files are: a path as it is, or the cached folder of a ``name/of-model``.
 
-    What is no path here and has the form of a name is looked for in the cache of huggingface_hub,
-    which is in ``HF_HOME``: the revision that was ``main`` when it came.
-
-    Parameters
-    ----------
-    path
-        A folder, a file, or a name.
-    download
-        Whether the name's files are downloaded where the cache has not those of today.
-
-    Raises
-    ------
-    ValueError
-        Where a name is not in the cache and not downloaded, or the package is missing that looks
-        there.
-
-    Examples
-    --------
-    >>> model_path("weights.gguf").name  # of another form: who opens it says what is wrong
-    'weights.gguf'
+    What is no path here and has the form of a name is looked up in the cache of huggingface_hub,
+    which is in ``HF_HOME``: the revision that was ``main`` when it came. With `download` the files
+    of today's ``main`` are downloaded where the cache lacks them. A path of any other form comes
+    back as it is, for the function that opens it to say what is wrong.
     """
-    found = as_path(path)
-    name = found.as_posix()
-    if found.exists() or found.suffix == ".gguf" or NAME.fullmatch(name) is None:
-        return found
+    local = as_path(path)
+    name = local.as_posix()
+    if local.exists() or local.suffix == ".gguf" or NAME.fullmatch(name) is None:
+        return local
     require(
         find_spec("huggingface_hub") is not None,
         "path",

@@ -1,13 +1,13 @@
-"""Influence on contexts one layer at a time, each state kept in a file: for runs of hours."""
+"""Influence by a backward pass layer by layer, each state kept in a file: for runs of hours."""
 
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from lim_jax._checks import AnyPath, as_path
 from lim_jax._errors import filter_jit
 from lim_jax._resuming import Run, store, stored
 from lim_jax.density.adjoints import Ids, Loss, check_finite
@@ -17,7 +17,8 @@ from lim_jax.models.causal import CausalLM, Targets
 from lim_jax.network.flow import ResidualFlow
 
 States = Float[Array, "contexts length width"]
-# More bytes than these are states of runs of minutes: 512 tokens of seven billion weights.
+# States of more bytes than these are kept in files: a run of minutes has fewer, such as 512 tokens
+# of seven billion weights.
 STATES_IN_MEMORY = 2**28
 
 
@@ -40,57 +41,46 @@ def energies_by_layers(
     model: CausalLM,
     ids: Ids,
     y: Targets,
-    folder: AnyPath,
+    folder: Path,
     run: Run,
     progress: Callable[[list], Iterable] = iter,
 ) -> Float[np.ndarray, "contexts length"]:
-    r"""What `density.adjoint_energies` gives of a batch of ids; interrupted it goes on at a layer.
+    r"""What `density.adjoint_energies` gives of a batch of ids, for a loss in `TERMINAL`.
 
-    The walk has 2M + 2 steps: the states :math:`X_0, \dots, X_M`, then the gradients in
-    :math:`X_M, \dots, X_0`. Each is kept in a file of its number as soon as it is found, and what
-    no later step needs is removed: in the end one gradient is left, which another call reads. In
-    memory are one layer and the states at its two ends.
-
-    Parameters
-    ----------
-    loss
-        One of `TERMINAL`.
-    model, ids, y
-        As in `density.adjoint_energies`, of a network held in any way.
-    folder
-        For the files, made where it is missing; of this batch alone.
-    run
-        What tells this run from others, whose files are refused.
-    progress
-        Wraps the list of steps.
+    There are 2M + 2 steps: the states :math:`X_0, \dots, X_M`, then the gradients in
+    :math:`X_M, \dots, X_0`. Each result is stored in a file named by its step's number in `folder`,
+    which is of this batch alone; files of another `run` are refused. Files that no later step reads
+    are removed, so that one gradient is left in the end, which another call reads. An interrupted
+    call goes on at the step after the last file. One layer and the states at its two ends are in
+    memory.
     """
-    flow, folder = model.flow, as_path(folder, "folder")
-    grid, last = token_grid(ids.shape[1], model.embedding.dtype), 2 * flow.depth + 1
+    flow, grid = model.flow, token_grid(ids.shape[1], model.embedding.dtype)
+    last = 2 * flow.depth + 1
     like = jax.ShapeDtypeStruct((*ids.shape, model.embedding.shape[1]), model.embedding.dtype)
 
     def kept(step: int) -> States:
         return stored(folder / str(step), run, lambda about: like)[1]
 
-    def found(step: int, before: States) -> States:
+    def result_of(step: int, before: States) -> States:
         if step == 0:
             return before
         if step <= flow.depth:
-            return _ahead(flow, jnp.array(step - 1), before, grid)
+            return _forward(flow, jnp.array(step - 1), before, grid)
         if step == flow.depth + 1:
             return _terminal(TERMINAL[loss], model, before, y)
-        return _back(flow, jnp.array(last - step), kept(last - step), before, grid)
+        return _backward(flow, jnp.array(last - step), kept(last - step), before, grid)
 
     done = max((int(file.name) for file in folder.glob("*") if file.name.isdecimal()), default=-1)
-    now = kept(done) if done >= 0 else _embedded(model, ids, y)
+    result = kept(done) if done >= 0 else _embedded(model, ids, y)
     for step in progress(list(range(last + 1))):
         if step <= done:
             continue
-        now = found(step, now)
-        store(folder / str(step), run, {}, now)
+        result = result_of(step, result)
+        store(folder / str(step), run, {}, result)
         if step > flow.depth:
             for needless in {step - 1, last - step}:
                 (folder / str(needless)).unlink(missing_ok=True)
-    return np.asarray(_energies(now, grid))
+    return np.asarray(_energies(result, grid))
 
 
 @filter_jit
@@ -99,7 +89,7 @@ def _embedded(model: CausalLM, ids: Ids, y: Targets) -> States:
 
 
 @filter_jit
-def _ahead(flow: ResidualFlow, number: Int[Array, ""], x: States, grid: Grid) -> States:
+def _forward(flow: ResidualFlow, number: Int[Array, ""], x: States, grid: Grid) -> States:
     layer = flow.layer(number, x.dtype)
     return jax.vmap(lambda x: flow.transition(layer, x, grid))(x)
 
@@ -112,7 +102,7 @@ def _terminal(loss: Loss, model: CausalLM, x: States, y: Targets) -> States:
 
 
 @filter_jit
-def _back(
+def _backward(
     flow: ResidualFlow, number: Int[Array, ""], x: States, gradient: States, grid: Grid
 ) -> States:
     layer = flow.layer(number, x.dtype)

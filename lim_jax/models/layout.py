@@ -1,4 +1,4 @@
-"""Weights spread over devices: which axis of which part, and each device's own as they are read."""
+"""Weights sharded over devices: which axis of which part, and each device's share as it is read."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -11,16 +11,16 @@ from jaxtyping import Array, PyTree
 
 from lim_jax._checks import require
 from lim_jax.models.checkpoint import unfilled
-from lim_jax.models.placement import ROWS_AT_ONCE, Layer, WeightPlacement
+from lim_jax.models.placement import Layer, WeightPlacement, row_blocks
 from lim_jax.models.reading import Reader
 from lim_jax.network.multihead import CausalAttention
 from lim_jax.network.ring import RingAttention
 
 AXIS, CONTEXT = "model", "context"
-# The axes that are spread, by the names that the parts of a layer give theirs: heads attend each by
-# itself, and features of a tokenwise network are made each by itself. Of embeddings and heads,
-# whose rows are read by number, it is the width.
-SPREAD = ("heads", "groups", "hidden")
+# The axes that are sharded, by the names that a layer's parts give them: each head attends by
+# itself, and each feature of a tokenwise network is made by itself. Embeddings and heads are
+# sharded along their width, since their rows are read by number.
+SHARDED = ("heads", "groups", "hidden")
 
 Index = tuple[slice, ...]
 
@@ -28,8 +28,8 @@ Index = tuple[slice, ...]
 def shard(mesh: Mesh) -> WeightPlacement:
     """Every weight on the devices of a mesh, along its axis ``model``; small ones on all of them.
 
-    A process reads layer by layer, and holds what its own devices hold. Over an axis ``context``
-    keys and values go round.
+    Each process reads all layers, one after another, and holds what its own devices hold. If the
+    mesh has an axis ``context``, attention is a ring over it.
     """
     require(
         AXIS in mesh.axis_names,
@@ -55,17 +55,16 @@ def shard(mesh: Mesh) -> WeightPlacement:
         return jax.tree.unflatten(tree, [part.array() for part in parts])
 
     def rows(read: Reader, name: str, shape: tuple[int, int]) -> Array:
-        table, some = _Parts(mesh, shape, read.dtype, -1), read.rows(name, *shape)
-        for start in range(0, shape[0], ROWS_AT_ONCE):
-            part = slice(start, min(start + ROWS_AT_ONCE, shape[0]))
-            table.fill(part, some(part))
+        table = _Parts(mesh, shape, read.dtype, -1)
+        for part, some in row_blocks(read, name, shape):
+            table.fill(part, some)
         return table.array()
 
     return WeightPlacement(layers, rows)
 
 
 def _in_ring(layer: Layer, mesh: Mesh) -> Layer:
-    """The same layers, whose heads attend over all devices that share a context."""
+    """The same layers, whose attention is a ring over the devices that share a context."""
     ring = RingAttention(mesh, CONTEXT)
 
     def attends(node: Any) -> bool:
@@ -96,7 +95,7 @@ class _Parts:
                 self.buffers[_key(index)] = index, unfilled(tuple(sizes), dtype)
 
     def fill(self, part: slice, rows: np.ndarray) -> None:
-        """Some of the array, along its first axis; what other processes hold is left out."""
+        """Fill in some rows; what other processes hold is left out."""
         for index, buffer in self.buffers.values():
             buffer[part] = rows[(slice(None), *index[1:])]
 
@@ -114,12 +113,12 @@ def _key(index: Index) -> tuple[tuple[int | None, int | None], ...]:
 
 
 def _axis(layer: Any, path: Iterable[Any]) -> int | None:
-    """Along which axis, counted from the last, a part of a layer is spread, if along one."""
+    """Along which axis, counted from the last, a part of a layer is sharded, if along one."""
     *parents, last = path
     for key in parents:
         layer = getattr(layer, key.name) if hasattr(key, "name") else layer[key.idx]
-    hints = (vars(one).get("__annotations__", {}) for one in type(layer).__mro__)
-    hint = next((found[last.name] for found in hints if last.name in found), None)
-    shaped = next((one for one in (*get_args(hint), hint) if hasattr(one, "dim_str")), None)
+    annotations = (vars(kind).get("__annotations__", {}) for kind in type(layer).__mro__)
+    hint = next((hints[last.name] for hints in annotations if last.name in hints), None)
+    shaped = next((kind for kind in (*get_args(hint), hint) if hasattr(kind, "dim_str")), None)
     dims = [] if shaped is None else shaped.dim_str.split()
-    return next((dims.index(name) - len(dims) for name in SPREAD if name in dims), None)
+    return next((dims.index(name) - len(dims) for name in SHARDED if name in dims), None)

@@ -13,49 +13,43 @@ from lim_jax.models.layerwise import STATES_IN_MEMORY
 from lim_jax.weights import FetchedLayers
 
 # Measured on a CPU with networks of 0.1, 1.2 and 6.7 billion weights (``benchmarks/sizes.py``): the
-# process and its programs; layers, beside the weights that are held, as they are read, copied and
+# process and its programs; layers, beside the weights in memory, as they are read, copied and
 # widened; slices of the head with their logits; numbers of every token in a layer at once.
 PROCESS = 0.45 * 2**30
-LAYERS_WHOLE, LAYERS_FETCHED = 0.8, 2.2
+LAYERS_WHOLE, LAYERS_OFFLOADED = 0.8, 2.2
 SLICES = 3
 TOKENS = 6
-# One is computed from two, or a gradient from a state and a gradient.
-STATES_WALKED = 3
+# A state is computed from two, or a gradient from a state and a gradient.
+STATES_BY_LAYERS = 3
 
 
 class Memory(NamedTuple):
-    """The most that a process holds which profiles one context, in bytes, to some 15 per cent.
+    """The peak memory of a process that profiles one context, in bytes, to some 15 per cent.
 
-    Attributes
-    ----------
-    whole
-        With all weights in memory (`models.load`).
-    fetched
-        With weights left in their files (`models.open`).
-    walked
-        The same with a checkpoint, where states that are many are in files too
-        (`models.energies_of_ids`).
+    `whole` is with all weights in memory (`models.load`), `offloaded` with weights left in their
+    files (`models.open`), `by_layers` the same with a checkpoint, by which many states are in files
+    too (`models.energies_of_ids`).
     """
 
     whole: float
-    fetched: float
-    walked: float
+    offloaded: float
+    by_layers: float
 
 
 def profile_memory(model: CausalLM, tokens: int) -> Memory:
-    """How much memory the influence on a context takes, on a CPU, where every place is asked.
+    """How much memory the influence on a context takes on a CPU if every position is asked.
 
     Parameters
     ----------
     model
         From `models.open`, which has read one layer.
     tokens
-        The length of the context; of several at once, that of all together.
+        The length of the context, or of all contexts together that are measured at once.
 
     Raises
     ------
     ValueError
-        Where the model's layers are not fetched.
+        If the model's weights are not left in their files, or `tokens` is no positive whole number.
     """
     tokens = counted(tokens, "tokens")
     layers = model.flow.layers if isinstance(model, CausalLM) else None
@@ -79,9 +73,9 @@ def profile_memory(model: CausalLM, tokens: int) -> Memory:
     states = (depth + 1) * state
     return Memory(
         whole=beside + states + depth * layer + rows + LAYERS_WHOLE * layer,
-        fetched=beside + states + LAYERS_FETCHED * layer,
-        walked=beside + LAYERS_FETCHED * layer
-        + (states if states <= STATES_IN_MEMORY else STATES_WALKED * state),
+        offloaded=beside + states + LAYERS_OFFLOADED * layer,
+        by_layers=beside + LAYERS_OFFLOADED * layer
+        + (states if states <= STATES_IN_MEMORY else STATES_BY_LAYERS * state),
     )  # fmt: skip
 
 

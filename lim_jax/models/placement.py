@@ -1,6 +1,6 @@
-"""How a network's weights are held: in memory, in half precision, or left in their files."""
+"""Where a network's weights are: on the device, on the host in half precision, or in files."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from hashlib import sha256
 from typing import Any, NamedTuple
 
@@ -12,13 +12,11 @@ from jaxtyping import Array, Float, PyTree
 from lim_jax.models.checkpoint import unfilled
 from lim_jax.models.reading import Reader, Source, put
 from lim_jax.network.field import TransformerField
-from lim_jax.network.norms import AcrossHeads, EachHead, LayerNorm, RMSNorm
 from lim_jax.weights import FetchedLayers, FetchedRows, LayerSource, Rows, RowSource
 
 Layer = Callable[[int], TransformerField]
 ROWS_AT_ONCE = 4096
 HALVES = {"BF16": "bfloat16", "F16": "float16"}
-NORMS = AcrossHeads | EachHead | LayerNorm | RMSNorm
 
 
 class WeightPlacement(NamedTuple):
@@ -27,7 +25,7 @@ class WeightPlacement(NamedTuple):
     Attributes
     ----------
     layers
-        ``layers(layer, depth)``: what `ResidualFlow.layers` are, of a function that reads one.
+        ``layers(layer, depth)``: makes `ResidualFlow.layers` of a function that reads one layer.
     rows
         ``rows(read, name, shape)``: an embedding or a head.
     each_layer
@@ -39,51 +37,55 @@ class WeightPlacement(NamedTuple):
     each_layer: bool = True
 
 
-def stacked(layer: Layer, depth: int) -> TransformerField:
-    """Join layers along a leading axis as they are read, so that one at most stands twice."""
-    joined, tree = _joined(layer, depth)
-    return jax.tree.unflatten(tree, put(*joined))
+def _stacked(layer: Layer, depth: int) -> TransformerField:
+    leaves, tree = _joined(layer, depth)
+    return jax.tree.unflatten(tree, put(*leaves))
 
 
-def whole_rows(read: Reader, name: str, shape: tuple[int, int]) -> Array:
-    """All rows of a matrix, in memory."""
+def _all_rows(read: Reader, name: str, shape: tuple[int, int]) -> Array:
     return put(read.whole(name, *shape))[0]
 
 
-ON_DEVICE = WeightPlacement(stacked, whole_rows)
+ON_DEVICE = WeightPlacement(_stacked, _all_rows)
 
 
 def on_host(checkpoint: Source, precision: str) -> WeightPlacement:
-    """All weights in the host's memory, matrices in half precision, norms and vectors in full.
-
-    Biases are vectors, also where they stand by heads or by experts.
-    """
+    """All weights in the host's memory: matrices in half precision, norms and vectors in full."""
     told = fingerprint(checkpoint, precision)
 
     def layers(layer: Layer, depth: int) -> FetchedLayers:
-        joined, tree = _joined(lambda index: _halved(layer(index), precision), depth)
+        leaves, tree = _joined(lambda index: _halved(layer(index), precision), depth)
 
-        def one(index: int) -> TransformerField:
-            return jax.tree.unflatten(tree, [leaf[index] for leaf in joined])
+        def read(index: int) -> TransformerField:
+            return jax.tree.unflatten(tree, [leaf[index] for leaf in leaves])
 
-        return FetchedLayers(told, LayerSource(one, depth))
+        return FetchedLayers(told, LayerSource(read, depth))
 
     def rows(read: Reader, name: str, shape: tuple[int, int]) -> FetchedRows:
-        some, table = read.rows(name, *shape), unfilled(shape, precision)
-        for start in range(0, shape[0], ROWS_AT_ONCE):
-            part = slice(start, min(start + ROWS_AT_ONCE, shape[0]))
-            table[part] = some(part)
+        table = unfilled(shape, precision)
+        for part, some in row_blocks(read, name, shape):
+            table[part] = some
         return FetchedRows(told, RowSource(table.__getitem__, shape, precision))
 
     return WeightPlacement(layers, rows)
 
 
+def row_blocks(
+    read: Reader, name: str, shape: tuple[int, int]
+) -> Iterator[tuple[slice, np.ndarray]]:
+    """The rows of a matrix, some thousand at a time, each with where they stand."""
+    rows = read.rows(name, *shape)
+    for start in range(0, shape[0], ROWS_AT_ONCE):
+        part = slice(start, min(start + ROWS_AT_ONCE, shape[0]))
+        yield part, rows(part)
+
+
 def as_published(checkpoint: Source, dtype: str) -> WeightPlacement:
-    """In memory where all matrices are of one precision, full or half; others in their files."""
-    found = checkpoint.precisions
-    if found <= {"F64", "F32"}:
+    """In memory if all matrices are of one precision, full or half; else in their files."""
+    precisions = checkpoint.precisions
+    if precisions <= {"F64", "F32"}:
         return ON_DEVICE
-    half = HALVES.get(*found) if len(found) == 1 else None
+    half = HALVES.get(*precisions) if len(precisions) == 1 else None
     return offloaded(checkpoint, dtype) if half is None else on_host(checkpoint, half)
 
 
@@ -108,19 +110,24 @@ def fingerprint(checkpoint: Source, precision: str) -> Float[Array, " numbers"]:
 
 
 def _halved(layer: TransformerField, precision: str) -> Any:
-    def is_norm(node: Any) -> bool:
-        return isinstance(node, NORMS)
+    """The matrices in half precision.
 
-    def half(path: tuple, node: Any) -> Any:
-        # A head's bias is a row of two axes: names alone tell it from a matrix.
-        if is_norm(node) or node.ndim < 2 or str(path[-1]).endswith("bias"):
-            return node
-        return np.asarray(node).astype(precision)
+    Whatever stands in a field that is named as a norm stays in full, of any class. A head's bias
+    is a row of two axes, which its name alone tells from a matrix.
+    """
 
-    return jax.tree.map_with_path(half, layer, is_leaf=is_norm)
+    def half(path: tuple, leaf: Any) -> Any:
+        names = [str(key) for key in path]
+        in_a_norm = any(name.endswith("norm") for name in names)
+        if in_a_norm or names[-1].endswith("bias") or leaf.ndim < 2:
+            return leaf
+        return np.asarray(leaf).astype(precision)
+
+    return jax.tree.map_with_path(half, layer)
 
 
 def _joined(layer: Layer, depth: int) -> tuple[list[np.ndarray], Any]:
+    """All layers along a leading axis, filled as they are read: at most one is in memory twice."""
     like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), layer(0))
     leaves, tree = jax.tree.flatten(like)
     joined = [unfilled((depth, *leaf.shape), leaf.dtype) for leaf in leaves]

@@ -1,10 +1,9 @@
-"""From text to ids, by the tokenizer that a publisher left beside the weights or among them."""
+"""The tokenizer that a publisher left beside the weights or among them, and what its ids say."""
 
 import codecs
 from pathlib import Path
 from typing import Any
 
-import jax
 import lazy_loader
 import numpy as np
 from jaxtyping import Array, Int
@@ -24,8 +23,8 @@ from lim_jax.models.hub import EXPECTED, model_path
 
 tokenizers: Any = lazy_loader.load("tokenizers")  # of the extra; the rest does without
 FILE = "tokenizer.json"
-SAID = "generation_config.json", "config.json"
-CONTROL = 3  # GGUF's kind of a token that no text spells
+CONFIGS = "generation_config.json", "config.json"
+CONTROL = 3  # GGUF's type of a control token, which no text spells
 CURE = f"Put the publisher's {FILE} beside the weights."
 
 
@@ -33,15 +32,15 @@ def read_tokenizer(path: AnyPath) -> Any:
     """The `tokenizers.Tokenizer` of a model: of a folder, a GGUF file, or a file by itself.
 
     A folder's is its ``tokenizer.json``. A GGUF file's is the one beside it, if there is one, else
-    made of its own vocabulary and merges, where these are bytes' as GPT-2's or SmolLM's. Names are
-    looked for as `models.load` does.
+    it is made of the file's own vocabulary and merges, if these are of bytes as GPT-2's or
+    SmolLM's. Public names are looked up as by `models.load`.
 
     Raises
     ------
     ModuleNotFoundError
         Without the package tokenizers, of the extra ``models``.
     ValueError
-        Where there is none, or none that is known.
+        If there is no tokenizer, or one of another kind.
     """
     require_extra("tokenizers", "models")
     path = model_path(path)
@@ -65,39 +64,33 @@ def read_tokenizer(path: AnyPath) -> Any:
         cure="It belongs beside the weights.",
     )
     try:
-        found = tokenizers.Tokenizer.from_file(str(file))
+        tokenizer = tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # the package raises nothing narrower
         raise Refusal(
             f"tokenizer: got {file}, which is broken ({error}), expected a {FILE}. {CURE}"
         ) from error
-    # A publisher's own length is for its batches: here nothing is cut or filled up unasked.
-    found.no_truncation()
-    found.no_padding()
-    return found
-
-
-def ids_of_text(text: str, path: AnyPath) -> Int[Array, " ids"]:
-    """The ids of a text by the tokenizer of a model, as `read_tokenizer` finds it.
-
-    Raises
-    ------
-    ValueError
-        Where there is no such tokenizer.
-    """
-    return jax.device_put(np.asarray(read_tokenizer(path).encode(text).ids, np.int32))
+    # A publisher's own length is for its batches: here nothing is truncated or padded unasked.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
 
 
 def texts_of_ids(ids: Int[Array | np.ndarray, " ids"], tokenizer: Any = None) -> list[str]:
-    """The text of each id: joined they are that of all.
+    """The text of each id, which joined are the text of all.
 
-    Where several ids make one letter, the last has it and the others have none.
+    If several ids make one letter, the last has it and the others are empty.
 
     Parameters
     ----------
     ids
         Of a text, or of a part of one.
     tokenizer
-        The model's own, of the package tokenizers; None where ids are bytes of UTF-8.
+        The model's own, of the package tokenizers; None if ids are bytes of UTF-8.
+
+    Raises
+    ------
+    ValueError
+        If `ids` is no array of whole numbers, or without a tokenizer one is no byte.
 
     Examples
     --------
@@ -107,21 +100,21 @@ def texts_of_ids(ids: Int[Array | np.ndarray, " ids"], tokenizer: Any = None) ->
     """
     require_indices(ids, "ids")
     if tokenizer is None:
-        outside = [one for one in np.unique(ids).tolist() if not 0 <= one < 256]
+        outside = [number for number in np.unique(ids).tolist() if not 0 <= number < 256]
         cure = "Pass the model's own tokenizer, read_tokenizer(path)."
         require(not outside, "ids", got=f"{outside}", expected="bytes, 0 to 255", cure=cure)
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        return [decoder.decode(bytes([one])) for one in ids.tolist()]
+        return [decoder.decode(bytes([byte])) for byte in ids.tolist()]
     require_extra("tokenizers", "models")
     require_kind(tokenizer, tokenizers.Tokenizer, "tokenizer", "Take it from read_tokenizer.")
     stream = tokenizers.decoders.DecodeStream(skip_special_tokens=False)
-    return [stream.step(tokenizer, one) or "" for one in ids.tolist()]
+    return [stream.step(tokenizer, number) or "" for number in ids.tolist()]
 
 
 def end_ids(path: AnyPath) -> tuple[int, ...]:
-    """The ids that end what a model says, as its publisher has it; none where nothing is said.
+    """The ids that end what a model says, by its publisher's files; none if these name none.
 
-    Of a folder ``eos_token_id`` in ``generation_config.json``, or else in ``config.json``; of a
+    In a folder ``eos_token_id`` of ``generation_config.json``, or else of ``config.json``; in a
     GGUF file the ends of a text, of a turn and of a message.
 
     Raises
@@ -129,25 +122,26 @@ def end_ids(path: AnyPath) -> tuple[int, ...]:
     ModuleNotFoundError
         Of a GGUF file, without the package gguf, of the extra ``models``.
     ValueError
-        Where a file is broken or missing, or says something else than whole numbers.
+        If a file is broken or missing, or an id in it is no whole number.
     """
     path = model_path(path)
     if path.suffix == ".gguf":
         _, options = opened_gguf(path)
-        said = [options.get(f"tokenizer.ggml.{part}_token_id") for part in ("eos", "eot", "eom")]
+        ids = [options.get(f"tokenizer.ggml.{part}_token_id") for part in ("eos", "eot", "eom")]
     else:
-        files = [file for name in SAID if (file := path / name).is_file()] or [path / SAID[1]]
-        options = [json_object(file) for file in files]
-        options += [one["text_config"] for one in options if "text_config" in one]
-        said = next((ids for one in options if (ids := one.get("eos_token_id")) is not None), ())
-        said = said if isinstance(said, list | tuple) else [said]
+        files = [file for name in CONFIGS if (file := path / name).is_file()] or [path / CONFIGS[1]]
+        configs = [json_object(file) for file in files]
+        configs += [config["text_config"] for config in configs if "text_config" in config]
+        stated = (config.get("eos_token_id") for config in configs)
+        ids = next((value for value in stated if value is not None), ())
+        ids = ids if isinstance(ids, list | tuple) else [ids]
     cure = "Download the publisher's files again."
-    known = dict.fromkeys(one for one in said if one is not None)
-    return tuple(counted(one, "eos_token_id", least=0, cure=cure) for one in known)
+    distinct = dict.fromkeys(number for number in ids if number is not None)
+    return tuple(counted(number, "eos_token_id", least=0, cure=cure) for number in distinct)
 
 
 def _of_gguf(file: Path) -> Any:
-    """Byte-level pairs, by the vocabulary and the merges that llama.cpp keeps."""
+    """Byte-level pair encoding by the vocabulary and the merges in a file of llama.cpp."""
     _, options = opened_gguf(file)
     words, kinds, merges = (
         options.get(f"tokenizer.ggml.{part}", []) for part in ("tokens", "token_type", "merges")
@@ -165,10 +159,10 @@ def _of_gguf(file: Path) -> Any:
     )
     pairs = [tuple(merge.split(" ", 1)) for merge in merges]
     vocabulary = {word: index for index, word in enumerate(words)}
-    made = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, pairs))
-    made.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(cuts[cut])
-    made.decoder = tokenizers.decoders.ByteLevel()
-    made.add_special_tokens(
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, pairs))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(cuts[cut])
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer.add_special_tokens(
         [word for word, kind in zip(words, kinds, strict=True) if kind == CONTROL]
     )
-    return made
+    return tokenizer

@@ -20,8 +20,8 @@ def test_what_is_said_grows_as_its_parts_do(tmp_path, monkeypatch):
     layer = layers / whole.flow.depth
     tables = sum(np.asarray(table).nbytes for table in (whole.embedding, whole.head))
     found = models.profile_memory(opened, 7)
-    beside = (memory.LAYERS_WHOLE - memory.LAYERS_FETCHED) * layer
-    np.testing.assert_allclose(found.whole - found.fetched, layers + tables + beside, rtol=1e-12)
+    beside = (memory.LAYERS_WHOLE - memory.LAYERS_OFFLOADED) * layer
+    np.testing.assert_allclose(found.whole - found.offloaded, layers + tables + beside, rtol=1e-12)
 
     # A token more: its states, the widest numbers of one layer, and its logits of a slice.
     width, words = whole.embedding.shape[1], whole.vocabulary
@@ -30,17 +30,17 @@ def test_what_is_said_grows_as_its_parts_do(tmp_path, monkeypatch):
     longer = models.profile_memory(opened, 8)
     np.testing.assert_allclose(np.subtract(longer, found), 4 * a_token, rtol=1e-9)
     # Many states are in files, but for some.
-    assert found.walked == found.fetched
+    assert found.by_layers == found.offloaded
     monkeypatch.setattr(memory, "STATES_IN_MEMORY", 0)
-    monkeypatch.setattr(memory, "STATES_WALKED", 1)
+    monkeypatch.setattr(memory, "STATES_BY_LAYERS", 1)
     in_files = 4 * whole.flow.depth * width * 7
     np.testing.assert_allclose(
-        found.walked - models.profile_memory(opened, 7).walked, in_files, rtol=1e-9
+        found.by_layers - models.profile_memory(opened, 7).by_layers, in_files, rtol=1e-9
     )
     norm = sum(leaf.nbytes for leaf in jax.tree.leaves(whole.norm))
     rest = 4 * (7 * a_token + memory.SLICES * words * width) + norm
-    parts = memory.PROCESS + rest + memory.LAYERS_FETCHED * layer
-    np.testing.assert_allclose(found.fetched, parts, rtol=1e-12)
+    parts = memory.PROCESS + rest + memory.LAYERS_OFFLOADED * layer
+    np.testing.assert_allclose(found.offloaded, parts, rtol=1e-12)
 
 
 def test_what_a_job_costs_is_known_of_weights_in_their_files(tmp_path):

@@ -174,6 +174,16 @@ def test_vectors_stay_whole(tmp_path):
     assert kept.positions is not None and kept.positions.dtype == "float32"
 
 
+def test_a_norm_of_any_class_stays_whole(folder):
+    """Also one whose parameters are a matrix, by the name of its field."""
+    layer = jax.tree.map(lambda leaf: np.asarray(leaf)[0], models.load(folder).flow.layers)
+    whitening = eqx.nn.Linear(2, 2, key=jax.random.key(0))
+    layer = eqx.tree_at(lambda layer: layer.attention.norm, layer, whitening)
+    attention = placement._halved(layer, "bfloat16").attention
+    np.testing.assert_array_equal(attention.norm.weight, whitening.weight)
+    assert attention.query.dtype == "bfloat16"
+
+
 @pytest.mark.parametrize("kept, dtype", [("int8", "float32"), ("bfloat16", "float64")])
 def test_other_precisions_are_refused(kept, dtype, folder, as_users_run):
     with pytest.raises(ValueError, match=r"kept: got .* expected None, or one of"):

@@ -3,12 +3,10 @@
 import json
 
 import gguf
-import numpy as np
 import pytest
 from tokenizers.pre_tokenizers import ByteLevel
 
 from lim_jax import models
-from lim_jax.models.text import ids_of_text
 
 MERGES = ["t h", "th e", "Ġ the", "a n", "Ġ a", "1 9"]
 WORDS = ["<|end|>", *sorted(ByteLevel.alphabet()), "th", "the", "Ġthe", "an", "Ġa", "19"]
@@ -51,13 +49,12 @@ def published(folder, cut):
 @pytest.mark.parametrize("cut", ["gpt-2", "smollm"])
 def test_a_files_own_vocabulary_reads_as_the_publishers(tmp_path, cut):
     made = models.read_tokenizer(write(tmp_path / "model.gguf", cut))
-    expected = models.read_tokenizer(published(tmp_path / "folder", cut))
+    expected = models.read_tokenizer(published(tmp_path / "folder", cut) / "tokenizer.json")
     for text in TEXTS:
         ours, theirs = made.encode(text), expected.encode(text)
         assert ours.tokens == theirs.tokens and ours.offsets == theirs.offsets
         assert made.decode(ours.ids, skip_special_tokens=False) == text
-        found = ids_of_text(text, tmp_path / "folder" / "tokenizer.json")
-        assert np.asarray(found).tolist() == ours.ids
+        assert ours.ids == theirs.ids
     assert ("19" in made.encode("1999").tokens) == (cut == "gpt-2")
 
 
