@@ -9,7 +9,7 @@ import pytest
 from reference.networks import random_labels, random_states
 
 import lim_jax as lim
-from lim_jax import models, training
+from lim_jax import training
 from lim_jax.adjoint.queries import readout_support
 from lim_jax.grid import cell_embedding
 from lim_jax.paper.simulation import gate_gramians, gate_influence
@@ -191,10 +191,6 @@ TRACED = {
     "a negative energy": (
         lambda: training.balanced_density(array([[-1.0, 2]]), full(2, 0.5), epsilon=0.0),
         "energies: expected nothing below zero",
-    ),
-    "a query at a place below zero": (
-        lambda: models.Targets(array([3, 1]), array([0.25, 0.75])).only(array([-1])).weights,
-        "places: expected numbers from 0 to 1, got others",
     ),
     "interval that holds no weight": (
         lambda: reweight_positions(

@@ -1,10 +1,7 @@
-r"""What a model itself says after a context: its likeliest id, and after that the next.
-
-Keys and values of the context are kept (`network.keeping`), so that an id costs its own row. Logits
-are those of the whole context, `CausalLM.logits`.
-"""
+"""A model's own answer to a context: greedy decoding with a cache of keys and values."""
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from itertools import takewhile
 from typing import Any
 
@@ -38,29 +35,30 @@ def answer(
 ) -> Int[Array, " answer"]:
     """The ids that a model answers with, each the likeliest after all before it.
 
-    One program for all contexts of a `padded_length`, whatever is asked for. Where how tokens turn
-    depends on the context's length (`CausalLM.same_rope`) the context is computed anew as that
-    changes, and for each id where a network's layers keep no keys and values, such as those of
-    `network.heun`. Not under `jit`: how many ids there are depends on them.
+    One compiled program serves all contexts of one padded length. Keys and values are cached, so
+    that an id costs its own row, and logits are those of the whole context by `CausalLM.logits`.
+    The context is computed anew when the rotary frequencies change, if they depend on its length
+    (`CausalLM.same_rope`), and for each id if the layers have no such cache, as by `network.heun`.
+    Not under `jit`, since the number of ids depends on their values.
 
     Parameters
     ----------
     model
-        From `causal.load`, or any other.
+        From `models.load`, or any other.
     ids
-        The context, at least one.
+        The context, at least one id.
     tokens
-        How many ids there are at most.
+        The largest number of ids in the answer.
     end
         Ids that end the answer, as its last: those of a publisher's `end_ids`.
 
     Raises
     ------
     ValueError
-        Where ids are none, or outside the vocabulary, or with the answer more than the places that
-        the network knows.
+        If there are no ids, one is outside the vocabulary, or the context and the answer are longer
+        than the positions that the network knows.
     EquinoxRuntimeError
-        Where logits are not finite.
+        If logits are not finite.
 
     Examples
     --------
@@ -70,38 +68,36 @@ def answer(
     (5,)
     """
     require_kind(model, CausalLM, "model", "Take it from models.load.")
-    _require_ids(model, ids)
-    ends = _ends(end)
-    row, stop = np.asarray(ids, np.int32), len(ids) + counted(tokens, "tokens")
-    _require_places(model, stop - 1)
+    tokens, ends = counted(tokens, "tokens"), _ends(end)
+    _require_context(model, ids, tokens)
+    row, stop = np.asarray(ids, np.int32), len(ids) + tokens
     while len(row) < stop and not (len(row) > len(ids) and int(row[-1]) in ends):
-        steps = _alike(model, len(row), stop)
+        steps = _steps(model, len(row), stop)
         size = padded_size(model, len(row) + steps - 1)
-        # Numbers of the device: a program is compiled for the size alone.
+        # Length and steps are arrays, so that a program is compiled for the size alone.
         numbers = jax.device_put((np.pad(row, (0, size + 1 - len(row))), len(row), steps))
-        found, length = _continued(model, *numbers, jax.device_put(np.array([*ends], np.int32)))
-        row = np.asarray(found)[: int(length)]
+        padded, length = _continued(model, *numbers, jax.device_put(np.array([*ends], np.int32)))
+        row = np.asarray(padded)[: int(length)]
     return jax.device_put(row[len(ids) :])
 
 
-def _alike(model: CausalLM, length: int, stop: int) -> int:
-    """How many further ids one pass over the context, of a length, serves."""
+def _steps(model: CausalLM, length: int, stop: int) -> int:
+    """How many further ids one pass over a context of a length serves."""
     if not keeps(model.flow):
         return 1
-    alike = takewhile(lambda other: model.same_rope(length, other), range(length, stop))
-    return len(list(alike))
+    return len(list(takewhile(partial(model.same_rope, length), range(length, stop))))
 
 
 @filter_jit
 def _continued(
     model: CausalLM, ids: Int[Array, " more"], length: Place, steps: Place, ends: Int[Array, " _"]
 ) -> tuple[Int[Array, " more"], Place]:
-    """Ids with those put in that follow the first `length`, and how many there are then."""
+    """The ids with those put in that follow the first `length`, and how many there are then."""
     logits, kept = prefill_logits(model, ids[:-1], length)
     grid, stop = token_grid(ids.shape[0] - 1, logits.dtype), length + steps
 
     def put(ids: Array, logits: Row, length: Place) -> tuple[Array, Place]:
-        # Of NaN the argument of the maximum would be some id.
+        # The argmax of NaN would be some id, with no sign of the fault.
         likeliest = jnp.argmax(guarded_finite(logits, "logits")).astype(ids.dtype)
         return ids.at[length].set(likeliest), length + 1
 
@@ -122,7 +118,7 @@ def _continued(
 def prefill_logits(
     model: CausalLM, ids: Int[Array, " size"], length: Place
 ) -> tuple[Row, Kept | None]:
-    """The logits after the first ids, and all keys and values, or None where none are kept."""
+    """The logits after the first `length` ids, and all keys and values, or None without a cache."""
     x = model.embed(ids)
     grid = token_grid(x.shape[0], x.dtype)
     state, kept = flowed(model.flow, x, grid) if keeps(model.flow) else (model.flow(x, grid), None)
@@ -130,12 +126,12 @@ def prefill_logits(
 
 
 def decode_logits(
-    model: CausalLM, one: Int[Array, ""], place: Place, kept: Kept, grid: CellGrid
+    model: CausalLM, token: Int[Array, ""], place: Place, kept: Kept, grid: CellGrid
 ) -> tuple[Row, Kept]:
-    """The logits after one id more, which stands at a place, and keys and values with its own."""
-    # Its context began so many places before this row.
-    alone = Targets(one[None], jnp.ones(1, grid.weights.dtype), starts=-place[None])
-    state, kept = advanced(model.flow, model.embed(one[None], alone), place, kept, grid)
+    """The logits after one more id, at its place, and keys and values with its own."""
+    # A row of this one id, whose context began so many positions before it.
+    alone = Targets(token[None], jnp.ones(1, grid.weights.dtype), starts=-place[None])
+    state, kept = advanced(model.flow, model.embed(token[None], alone), place, kept, grid)
     return _logits(model, state), kept
 
 
@@ -144,15 +140,15 @@ def _logits(model: CausalLM, state: Float[Array, "1 width"]) -> Row:
 
 
 def _ends(end: Any) -> set[int]:
-    several, cure = isinstance(end, Iterable), "Take models.end_ids(path)."
-    require(several, "end", got=described(end), expected="ids, none or several", cure=cure)
-    return {counted(one, "end", least=0, cure=cure) for one in end}
+    listed, cure = isinstance(end, Iterable), "Take models.end_ids(path)."
+    require(listed, "end", got=described(end), expected="ids, none or several", cure=cure)
+    return {counted(number, "end", least=0, cure=cure) for number in end}
 
 
-def _require_ids(model: CausalLM, ids: Any) -> None:
+def _require_context(model: CausalLM, ids: Any, tokens: int) -> None:
     require_indices(ids, "ids")
     last = model.vocabulary - 1
-    outside = [one for one in np.unique(np.asarray(ids)).tolist() if not 0 <= one <= last]
+    outside = [number for number in np.unique(np.asarray(ids)).tolist() if not 0 <= number <= last]
     require(
         not outside,
         "ids",
@@ -160,14 +156,11 @@ def _require_ids(model: CausalLM, ids: Any) -> None:
         expected=f"numbers from 0 to {last}, the model's vocabulary",
         cure="Take the model's own tokenizer.",
     )
-
-
-def _require_places(model: CausalLM, length: int) -> None:
-    places = length if model.positions is None else model.positions.shape[0]
+    most = len(ids) + tokens if model.positions is None else model.positions.shape[0] + 1
     require(
-        length <= places,
+        len(ids) + tokens <= most,
         "tokens",
-        got=f"a context and an answer of {length + 1} ids",
-        expected=f"at most {places + 1}: the network knows {places} places",
+        got=f"a context and an answer of {len(ids) + tokens} ids",
+        expected=f"at most {most}: the network knows {most - 1} places",
         cure="Cut the context, or ask for fewer tokens.",
     )

@@ -1,4 +1,4 @@
-"""Causal language models over token ids, as their checkpoints hold them."""
+"""Causal language models over token ids, read from published checkpoints."""
 
 import warnings
 from collections.abc import Callable
@@ -14,29 +14,19 @@ from jaxtyping import Array, Float, Int
 from lim_jax._checks import (
     AnyPath,
     counted,
-    described,
     guarded,
     require,
     require_floats,
     require_indices,
+    require_kind,
     require_known,
     require_optional,
 )
 from lim_jax.grid.cells import Starts, token_grid
 from lim_jax.grid.measure import Grid
-from lim_jax.loss.losses import (
-    Labels,
-    Scalar,
-    Slices,
-    autoregressive_cross_entropy,
-    margin_loss,
-    own_margin_loss,
-    sliced_answers,
-    sliced_cross_entropy,
-    sliced_margin_loss,
-)
+from lim_jax.loss import losses
+from lim_jax.loss.losses import Labels, Scalar, Slices
 from lim_jax.loss.readouts import Logits
-from lim_jax.models import placement
 from lim_jax.models.checkpoint import open_checkpoint
 from lim_jax.models.decoder import read_decoder
 from lim_jax.models.families import recipe_of
@@ -45,7 +35,13 @@ from lim_jax.models.hub import model_path
 from lim_jax.models.layout import shard
 from lim_jax.models.multimodal import text_part
 from lim_jax.models.options import refuse_other_architectures
-from lim_jax.models.placement import ON_DEVICE, WeightPlacement
+from lim_jax.models.placement import (
+    ON_DEVICE,
+    WeightPlacement,
+    as_published,
+    offloaded,
+    on_host,
+)
 from lim_jax.models.reading import Source
 from lim_jax.models.rope_config import trained_length
 from lim_jax.network.flow import ResidualFlow
@@ -58,14 +54,16 @@ from lim_jax.weights import Rows, gather_rows, slice_rows
 Profile = Float[Array, " length"]
 
 
-# Logits of some words at a time: so many, and fewer where many places are asked.
+# Logits are made of so many words at a time, and of fewer where many positions are asked, so that
+# those of a large vocabulary are never all in memory.
 WORDS_AT_ONCE, LOGITS_AT_ONCE = 8192, 2**24
 KEPT = ("as published", "float16", "bfloat16")
+EXAMPLE = "Make it of a window of ids by model.example."
 ONE_EACH = "Take loss.teacher_forcing or loss.last_token of the context's length."
 
 
 class Targets(NamedTuple):
-    r"""What a loss asks of a context: where, with which weight, and what the answers are.
+    r"""The targets of a loss on one context, with their weights and positions.
 
     Attributes
     ----------
@@ -74,11 +72,11 @@ class Targets(NamedTuple):
     weights
         :math:`\alpha`, one for each query, of sum one (`loss.teacher_forcing`, `loss.last_token`).
     places
-        Where each query stands in the context, from 0. None: one at every place. The head, of
-        many words, reads only the places that are asked, so name them where they are few.
+        The position of each query in the context, from 0; None for a query at every position. Name
+        them if they are few: the head makes logits of these positions alone.
     starts
-        Where the context of each place begins, by `grid.segment_starts`, in rows of packed
-        contexts and behind padding on the left. None: the row is one context from its first place.
+        Where the context of each position begins, by `grid.segment_starts`, in rows of packed
+        contexts and after padding on the left. None if the row is one context from its beginning.
     """
 
     targets: Labels
@@ -86,49 +84,25 @@ class Targets(NamedTuple):
     places: Int[Array, " queries"] | None = None
     starts: Starts | None = None
 
-    def only(self, places: Int[Array, " queries"]) -> "Targets":
-        """Of queries at every place keep those at `places`; the others must have no weight.
-
-        Examples
-        --------
-        >>> import jax.numpy as jnp
-        >>> everywhere = Targets(jnp.array([3, 1, 4]), jnp.array([0.5, 0.0, 0.5]))
-        >>> everywhere.only(jnp.array([0, 2])).targets.tolist()
-        [3, 4]
-        """
-        require(
-            self.places is None,
-            "places",
-            got="queries at some places already",
-            expected="queries at every place",
-            cure="Choose once, of all.",
-        )
-        require_indices(places, "places")
-        last = self.weights.shape[0] - 1
-        message = f"places: expected numbers from 0 to {last}, got others."
-        places = guarded(places, (places < 0) | (places > last), message)
-        return Targets(self.targets[places], self.weights[places], places, self.starts)
-
 
 class CausalLM(eqx.Module):
-    r"""Embeddings of ids and places, a network, a last norm and a head.
+    r"""Embeddings of ids and positions, a network, a last norm and a head.
 
-    Logits are :math:`\mathrm{norm}(X_M)\,W^\top`, with W the head, or the embedding where the two
-    are tied. The states between are those of `flow`, so that every diagnostic of a flow is one of
-    the model.
+    Logits are :math:`\mathrm{norm}(X_M)\,W^\top`, with W the head, or the embedding if the two are
+    tied. The states between are those of `flow`, so every diagnostic of a flow is one of the model.
 
     Attributes
     ----------
     embedding
         One row for each word: an array, or `weights.FetchedRows`.
     positions
-        One row for each place, added to the words'; None for networks that know places otherwise.
+        One row for each position, added to the word's; None for networks with other positions.
     flow
         The network.
     norm
         The last norm, of one token.
     head
-        One row for each word, or None where it is the embedding.
+        One row for each word, or None if it is the embedding.
     head_bias
         Added to the logits, or None.
     embedding_scale, logit_scale
@@ -136,8 +110,8 @@ class CausalLM(eqx.Module):
     logit_cap
         What logits are capped at by a hyperbolic tangent, after their scale, or None.
     trained
-        How many ids the longest contexts have that the network was made for, or None where that
-        is not known. Of longer ones `embed` warns.
+        The length of the longest contexts that the network was trained on, or None if unknown.
+        `embed` warns of longer ones.
     """
 
     embedding: Rows
@@ -167,21 +141,18 @@ class CausalLM(eqx.Module):
     def embed(self, ids: Int[Array, " length"], y: Targets | None = None) -> State:
         r"""The input states :math:`X_0` of one row of ids, whose influence is measured.
 
-        Learned places are counted from where each context begins, as y says; without, from the
-        first. A row that is one context, longer than those the network was made for, gives a
-        `UserWarning`.
+        Learned positions are counted from where each context begins, which ``y.starts`` says. A
+        row of one context that is longer than `trained` gives a `UserWarning`.
 
         Raises
         ------
         ValueError
-            Where ids are no whole numbers along one axis, or more than there are places.
+            If ids are no whole numbers along one axis, or more than the learned positions.
         EquinoxRuntimeError
-            Where an id is outside the vocabulary, or a packed context has more than the places.
+            If an id is outside the vocabulary, or a packed context longer than the positions.
         """
         require_indices(ids, "ids")
-        last = self.vocabulary - 1
-        message = f"ids: expected numbers from 0 to {last}, got others."
-        ids = guarded(ids, (ids < 0) | (ids > last), message)
+        ids = _guarded_numbers(ids, "ids", self.vocabulary)
         rows = gather_rows(self.embedding, ids)
         rows = rows if self.embedding_scale == 1 else self.embedding_scale * rows
         if y is None or y.starts is None:
@@ -211,17 +182,17 @@ class CausalLM(eqx.Module):
             )
 
     def same_rope(self, length: int, other: int) -> bool:
-        """Whether rows of two lengths turn alike: not where rotary frequencies depend on it."""
+        """Whether rows of two lengths have the same rotary frequencies, which may depend on it."""
 
         def is_span(node: Any) -> bool:
             return isinstance(node, Span | Spans)
 
-        found = jax.tree.leaves(self.flow.pattern, is_leaf=is_span)
-        return all(span.alike(length, other) for span in found if is_span(span))
+        nodes = jax.tree.leaves(self.flow.pattern, is_leaf=is_span)
+        return all(span.alike(length, other) for span in nodes if is_span(span))
 
     def readout(self, state: State, grid: Grid) -> Logits:
-        """From the network's last states to logits of the next word, token by token."""
-        # All stand in the end: slices are of one size, however many places there are.
+        """The logits of the next word at every position, of the network's last states."""
+        # All logits are in memory in the end, so the size does not depend on the positions.
         slices = self._slices(state, min(WORDS_AT_ONCE, self.vocabulary))
         starts = range(0, self.vocabulary - slices.size, slices.size)
         before = [slices.of(jnp.array(start)) for start in starts]
@@ -234,7 +205,7 @@ class CausalLM(eqx.Module):
         head = self.embedding if self.head is None else self.head
 
         def of(start: Int[Array, ""]) -> Float[Array, "length size"]:
-            # As an einsum: the transposed head of a product would be a copy of it.
+            # An einsum, since a product would copy the transposed head.
             logits = jnp.einsum("td,vd->tv", normed, slice_rows(head, start, size))
             if self.head_bias is not None:
                 logits += jax.lax.dynamic_slice_in_dim(self.head_bias, start, size)[None, :]
@@ -244,7 +215,7 @@ class CausalLM(eqx.Module):
         return Slices(of, size, self.vocabulary, normed.dtype)
 
     def logits(self, ids: Int[Array, " length"], y: Targets | None = None) -> Logits:
-        """The logits of every next word of one row of ids; of y only the starts are read."""
+        """The logits of the next word at every position of a row of ids, packed as ``y.starts``."""
         x = self.embed(ids, y)
         grid = _grid_of(x, y)
         return self.readout(self.flow(x, grid), grid)
@@ -261,7 +232,7 @@ class CausalLM(eqx.Module):
         window
             Ids; the last is a target only.
         query_weights
-            One for each place of the context; they come back in the model's precision.
+            One for each position of the context; they come back in the model's precision.
         """
         require_indices(window, "window")
         length = len(window) - 1
@@ -274,78 +245,72 @@ class CausalLM(eqx.Module):
 
         ``influence(CausalLM.loss, model, batch, grid)`` measures it.
         """
-        _require_targets(y)
-        return self.terminal_loss(self.flow(x, _grid_of(x, y)), y)
+        return self.terminal_loss(self._last_state(x, y), y)
 
     def terminal_loss(self, state: State, y: Targets) -> Scalar:
-        """The same loss, of the network's last state: what the adjoint's ledgers take.
+        """The same loss, of the network's last state, as the adjoint's ledgers take it.
 
-        Where the queries name their places, states of other places are not read.
-
-        ``channels(model.flow, model.terminal_loss, (x, y), grid)``, where contexts are packed
-        with ``grid.starting(y.starts)``.
+        If the targets name their positions, states of other positions are not read. For example
+        ``channels(model.flow, model.terminal_loss, (x, y), grid)``, with
+        ``grid.starting(y.starts)`` if contexts are packed.
 
         Raises
         ------
         ValueError
-            Where y is no `Targets`, or its parts do not fit one another or the state.
+            If y is no `Targets`, or its parts do not fit one another or the state.
         EquinoxRuntimeError
-            Where weights do not sum to one, or an id or a place is outside its range.
+            If weights do not sum to one, or an id or a position is outside its range.
         """
-        state = self._asked(state, y)
-        size = self.words_at_once(state.shape[0])
-        if size == self.vocabulary:
-            logits = self.readout(state, _grid_of(state))
-            return autoregressive_cross_entropy(logits, y.targets, y.weights)
-        return sliced_cross_entropy(self._slices(state, size), y.targets, y.weights)
+        logits = self._logits_of_queries(state, y)
+        if isinstance(logits, Slices):
+            return losses.sliced_cross_entropy(logits, y.targets, y.weights)
+        return losses.autoregressive_cross_entropy(logits, y.targets, y.weights)
 
     def margin_loss(self, x: State, y: Targets) -> Scalar:
         """Minus the answers' log odds (`loss.margin_loss`), of one embedded context."""
-        _require_targets(y)
-        return self.terminal_margin_loss(self.flow(x, _grid_of(x, y)), y)
+        return self.terminal_margin_loss(self._last_state(x, y), y)
 
     def terminal_margin_loss(self, state: State, y: Targets) -> Scalar:
         """The same loss, of the network's last state."""
-        state = self._asked(state, y)
-        size = self.words_at_once(state.shape[0])
-        if size == self.vocabulary:
-            return margin_loss(self.readout(state, _grid_of(state)), y.targets, y.weights)
-        return sliced_margin_loss(self._slices(state, size), y.targets, y.weights)
+        logits = self._logits_of_queries(state, y)
+        if isinstance(logits, Slices):
+            return losses.sliced_margin_loss(logits, y.targets, y.weights)
+        return losses.margin_loss(logits, y.targets, y.weights)
 
     def own_margin_loss(self, x: State, y: Targets) -> Scalar:
         """`margin_loss` of the words that the network itself finds likeliest; targets are not read.
 
-        So contexts serve whose answer nobody knows (`loss.own_margin_loss`).
+        It serves contexts whose answer nobody knows (`loss.own_margin_loss`).
         """
-        _require_targets(y)
-        return self.terminal_own_margin_loss(self.flow(x, _grid_of(x, y)), y)
+        return self.terminal_own_margin_loss(self._last_state(x, y), y)
 
     def terminal_own_margin_loss(self, state: State, y: Targets) -> Scalar:
         """The same loss, of the network's last state."""
-        asked = self._asked(state, y)
-        size = self.words_at_once(asked.shape[0])
-        if size == self.vocabulary:
-            return own_margin_loss(self.readout(asked, _grid_of(asked)), y.weights)
-        slices = self._slices(asked, size)
-        return sliced_margin_loss(slices, sliced_answers(slices), y.weights)
+        logits = self._logits_of_queries(state, y)
+        if isinstance(logits, Slices):
+            return losses.sliced_margin_loss(logits, losses.sliced_answers(logits), y.weights)
+        return losses.own_margin_loss(logits, y.weights)
 
     def loss_of_ids(self, ids: Int[Array, " length"], y: Targets) -> Scalar:
-        """`loss` from ids: its gradient reaches the embeddings, so that training moves them."""
+        """`loss` of ids: its gradient reaches the embeddings, so that training moves them."""
         return self.loss(self.embed(ids, y), y)
 
     def words_at_once(self, queries: int) -> int:
-        """Of how many words logits stand at once, where some places are asked."""
+        """Of how many words logits are made at once, for a number of queries."""
         most = min(WORDS_AT_ONCE, LOGITS_AT_ONCE // max(1, queries))
         return min(self.vocabulary, max(1, most))
 
-    def _asked(self, state: State, y: Targets) -> Float[Array, "queries width"]:
-        """The states of the places that are asked."""
-        _require_targets(y)
+    def _last_state(self, x: State, y: Targets) -> State:
+        require_kind(y, Targets, "y", EXAMPLE)
+        return self.flow(x, _grid_of(x, y))
+
+    def _logits_of_queries(
+        self, state: State, y: Targets
+    ) -> Float[Array, "queries vocabulary"] | Slices:
+        """The logits at the positions that are asked: all at once, or some words at a time."""
+        require_kind(y, Targets, "y", EXAMPLE)
         if y.places is not None:
-            last = state.shape[0] - 1
-            message = f"places: expected numbers from 0 to {last}, got others."
-            places = guarded(y.places, (y.places < 0) | (y.places > last), message)
-            state = state[places]
+            state = state[_guarded_numbers(y.places, "places", state.shape[0])]
         queries = y.weights.shape[0]
         require(
             state.shape[0] == queries,
@@ -354,23 +319,21 @@ class CausalLM(eqx.Module):
             expected="a query at every place, or the place of each",
             cure="Name them: Targets(targets, weights, places).",
         )
-        return state
+        size = self.words_at_once(queries)
+        if size < self.vocabulary:
+            return self._slices(state, size)
+        return self.readout(state, _grid_of(state))
+
+
+def _guarded_numbers(numbers: Int[Array, "..."], name: str, count: int) -> Int[Array, "..."]:
+    message = f"{name}: expected numbers from 0 to {count - 1}, got others."
+    return guarded(numbers, (numbers < 0) | (numbers >= count), message)
 
 
 def _grid_of(x: State, y: Targets | None = None) -> Grid:
-    """The tokens of a row, in its precision, each with the prefix that it sees."""
+    """The token grid of a row, in its precision, with the prefix that each token sees."""
     grid = token_grid(x.shape[0], x.dtype)
     return grid if y is None or y.starts is None else grid.starting(y.starts)
-
-
-def _require_targets(y: Any) -> None:
-    require(
-        isinstance(y, Targets),
-        "y",
-        got=described(y),
-        expected="Targets(targets, weights)",
-        cure="Make both of a window of ids by model.example.",
-    )
 
 
 def load(
@@ -383,9 +346,9 @@ def load(
 ) -> CausalLM:
     """Read a model from a folder of weights as its publisher left it, or from a GGUF file.
 
-    The families are those of `families.FAMILIES`. Tensors are read some rows at a time, and layers
-    go straight to their place in the stack: on a CPU the process grows by 1.01 to 1.10 times the
-    weights at most (``benchmarks/loading.py``).
+    The families are those of `families.FAMILIES`. Tensors are read some rows at a time, each layer
+    straight into the stack of all: on a CPU the process grows by 1.01 to 1.10 times the weights at
+    most (``benchmarks/loading.py``).
 
     Parameters
     ----------
@@ -398,59 +361,53 @@ def load(
     kept
         A half precision in which matrices stay in the host's memory; each layer is widened to
         float32 as it is needed. None for arrays of `dtype` on the device. Numbers are those of the
-        rounded weights in float32; a checkpoint published in this precision loses nothing, as with
-        ``"as published"``: full and half precision stay what they are, and what is quantised or
-        mixed is left in its files, as `open` does. Weights that are kept are measured, not trained:
+        rounded weights in float32, so a checkpoint published in this precision loses nothing. Nor
+        does any with ``"as published"``: full and half precision stay what they are, and what is
+        quantised or mixed is left in its files, as by `open`. Weights that are kept do not train:
         derivatives in them raise.
     mesh
-        Devices to spread the weights over, by `layout.SHARDED`, along the axis of the mesh that is
-        named ``model``, of type Auto. A process holds what its own devices hold. None for the
-        default device.
+        Devices to shard the weights over, by heads and hidden features, along the axis of the mesh
+        that is named ``model``, of type Auto. A process holds what its own devices hold. None for
+        the default device.
     download
-        Whether what the cache has not of a name is downloaded.
+        Whether to download the files of a public name that the cache lacks.
 
     Raises
     ------
     ModuleNotFoundError
         Without the extra ``models``: ``python -m pip install "lim_jax[models]"``.
     ValueError
-        Where folder or file are broken, the family or an option of it is not known, or tensors are
+        If the folder or file is broken, the family or an option of it is not known, or tensors are
         missing, surplus, of another shape, or not finite.
     """
     require(
-        kept is None or mesh is None,
+        kept is None or (kept in KEPT and dtype == "float32" and mesh is None),
         "kept",
-        got=f"{kept!r} with a mesh",
-        expected="one of them",
-        cure="Weights in half precision are the host's.",
+        got=f"{kept!r} with dtype {dtype!r} and {'no' if mesh is None else 'a'} mesh",
+        expected=f"None, or one of {KEPT} with dtype 'float32' and no mesh",
+        cure="The host keeps half precision, which is widened to float32.",
     )
-    require(
-        kept is None or (kept in KEPT and dtype == "float32"),
-        "kept",
-        got=f"{kept!r} with dtype {dtype!r}",
-        expected=f"None, or one of {KEPT} with dtype 'float32'",
-        cure="Half precision is widened to float32.",
-    )
-    path = model_path(path, download=download)
-    if mesh is not None:
-        return _model(path, dtype, lambda checkpoint: shard(mesh))
-    if kept is None:
-        return _model(path, dtype, lambda checkpoint: ON_DEVICE)
-    if kept == "as published":
-        return _model(path, dtype, lambda checkpoint: placement.as_published(checkpoint, dtype))
-    return _model(path, dtype, lambda checkpoint: placement.on_host(checkpoint, kept))
+
+    def place(checkpoint: Source) -> WeightPlacement:
+        if mesh is not None:
+            return shard(mesh)
+        if kept is None:
+            return ON_DEVICE
+        return as_published(checkpoint, dtype) if kept == KEPT[0] else on_host(checkpoint, kept)
+
+    return _model(model_path(path, download=download), dtype, place)
 
 
 def open(path: AnyPath, dtype: str = "float32", *, download: bool = False) -> CausalLM:
-    """Look through a model as `load` does, and leave its weights in their files.
+    """Check a model's files as `load` does, and leave its weights in them.
 
-    The first layer is read, and one of every other kind. After that a layer is read as a program
-    comes to it, the next one in a thread meanwhile; of the embedding the rows of a context, of the
-    head some thousand rows at a time. So a model is measured in the memory of some two layers and
-    the states (`profile_memory`): influence reads every layer at most twice, once on each way.
-    Everything that goes through `network.ResidualFlow.scan` works: losses, influence, the ledger by
-    channels, hops and heads, logits. Derivatives in the weights raise `NotImplementedError`.
-    Numbers are those of `load`.
+    Only the first layer is read, and one of every other kind. Later a layer is read as a program
+    comes to it, while a thread reads the next one; of the embedding the rows of a context are read,
+    of the head some thousand rows at a time. So measuring takes the memory of some two layers and
+    the states (`profile_memory`), and influence reads every layer at most twice: forward and
+    backward. Everything works that goes through `network.ResidualFlow.scan`: losses, influence, the
+    ledger by channels, hops and heads, logits. Derivatives in the weights raise
+    `NotImplementedError`. Numbers are those of `load`.
 
     Parameters
     ----------
@@ -462,13 +419,13 @@ def open(path: AnyPath, dtype: str = "float32", *, download: bool = False) -> Ca
     ModuleNotFoundError
         Without the extra ``models``.
     ValueError
-        As in `load`; what is wrong with a layer's numbers is met when that layer is read.
+        As in `load`; a layer's numbers that are not finite are noticed when that layer is read.
     """
     path = model_path(path, download=download)
-    return _model(path, dtype, lambda checkpoint: placement.offloaded(checkpoint, dtype))
+    return _model(path, dtype, lambda checkpoint: offloaded(checkpoint, dtype))
 
 
-def _model(path: Path, dtype: str, held: Callable[[Source], WeightPlacement]) -> CausalLM:
+def _model(path: Path, dtype: str, place: Callable[[Source], WeightPlacement]) -> CausalLM:
     require(
         dtype in ("float32", "float64"),
         "dtype",
@@ -480,7 +437,7 @@ def _model(path: Path, dtype: str, held: Callable[[Source], WeightPlacement]) ->
     checkpoint = open_gguf(path) if gguf else text_part(open_checkpoint(path))
     recipe = recipe_of(checkpoint.config)
     refuse_other_architectures(checkpoint.config, checkpoint.config["model_type"])
-    weights = read_decoder(checkpoint, dtype, recipe, held(checkpoint))
+    weights = read_decoder(checkpoint, dtype, recipe, place(checkpoint))
     surplus = sorted(set(checkpoint.files) - weights.known)
     require(
         not surplus,
@@ -489,6 +446,6 @@ def _model(path: Path, dtype: str, held: Callable[[Source], WeightPlacement]) ->
         expected="those of the family",
         cure="The options may be of a simpler family than the weights are.",
     )
-    # Of learned places there are no more than the network was made for.
+    # A network with learned positions has no more of them than it was trained on.
     trained = trained_length(checkpoint.config) if weights.parts["positions"] is None else None
     return CausalLM(**weights.parts, trained=trained)

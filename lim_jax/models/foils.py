@@ -7,13 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from lim_jax._checks import described, require, require_indices
+from lim_jax._checks import require, require_indices, require_kind
 from lim_jax.grid.cells import token_grid
 from lim_jax.loss.losses import Scalar
 from lim_jax.models.causal import CausalLM, Targets
 from lim_jax.network.slots import State
 
 Ids = Int[Array | np.ndarray, " _"]
+MADE = "Make it by foils.contrast(prompt, answer, foil)."
 
 
 class Contrast(NamedTuple):
@@ -90,13 +91,7 @@ def contrast_loss(model: CausalLM, x: State, y: Contrast) -> Scalar:
     >>> bool(jnp.isfinite(eqx.filter_jit(contrast_loss)(model, model.embed(prompt), y)))
     True
     """
-    require(
-        isinstance(y, Contrast),
-        "y",
-        got=described(y),
-        expected="a Contrast",
-        cure="Make it by contrast(prompt, answer, foil).",
-    )
+    require_kind(y, Contrast, "y", MADE)
     answer = _continued(model, x, y.answer, y.answer_weights, y.length)
     return answer - _continued(model, x, y.foil, y.foil_weights, y.length)
 
@@ -109,7 +104,7 @@ def _continued(model: CausalLM, x: State, ids: Any, weights: Any, length: Any) -
         "weights",
         got=f"shape {weights.shape}",
         expected=f"{ids.shape}, one for each id",
-        cure="Make them by contrast(prompt, answer, foil).",
+        cure=MADE,
     )
     more, weights = ids.shape[0] - 1, jnp.asarray(weights, x.dtype)
     if more:

@@ -1,8 +1,8 @@
 """Which positions of token ids matter to a model, for contexts of any lengths.
 
-A context of l ids lives on its own token grid; its energy is carried to a common grid as a measure,
-whose mass is kept exactly. So that a program serves many lengths, contexts are padded on the
-right, where a causal network's adjoint is exactly zero. Those that are padded alike go in batches.
+A context of l ids has its own token grid; its energy is carried to a common grid as a measure, with
+its mass kept exactly. Contexts are padded on the right, where a causal network's adjoint is exactly
+zero, so that one compiled program serves many lengths. Contexts of one padded length go in batches.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,7 +17,6 @@ from jaxtyping import Array, Bool, Float, Int, Integer
 from lim_jax._checks import (
     ARRAYS,
     AnyPath,
-    counted,
     described,
     number_list,
     require,
@@ -42,13 +41,12 @@ Profile = Float[Array | np.ndarray, " _"]
 Rows = Integer[Array | np.ndarray, "rows tokens"]
 Windows = Sequence[Integer[Array | np.ndarray, " _"]]
 Ask = Callable[[int], Profile] | Sequence[Profile | Contrast]
-# A context as a program takes it, on the host: its ids, what is asked of it, and
-# the scale of its energies.
+# A context as a program takes it, on the host: its ids, targets, and the scale of its energies.
 Padded = tuple[Array | np.ndarray, Targets | Contrast, Array | np.ndarray]
 SHORTEST, LONG = 16, 1024
 ASK = "Take loss.teacher_forcing, loss.last_token, or another function of the length."
-# Measured with SmolLM2 and a Llama of its size on one core. A call costs what some more tokens do,
-# for the weights stream by: 30 to 70 of them from memory, 90 from half precision, 150 to 300 from
+# Measured with SmolLM2 and a Llama of its size on one core. A call reads all weights, which costs
+# what some more tokens do: 30 to 70 of them from memory, 90 from half precision, 150 to 300 from
 # files. So a token of 16 alone costs 3.0 times one in a batch of 512, of 128 alone 1.15 times;
 # batches of 1,024 are 3 % faster still, and hold twice the logits.
 TOKENS_AT_ONCE = 512
@@ -67,25 +65,25 @@ def influence_of_ids(
     r"""Measure the influence of contexts of ids, each with the id after it.
 
     A window of l + 1 ids is a context of l, whose targets are the ids after each. What is compiled
-    depends on `padded_length` alone, so some ten programs serve all contexts up to a thousand ids,
-    and eight more all that are up to twice as long; where many are padded alike another one
-    measures some of them at once, together of 512 ids at most, and a network that is left in its
+    depends on `ids.padded_length` alone, so some ten programs serve all contexts up to a thousand
+    ids, and eight more all up to two thousand. If many contexts have one padded length, another
+    program measures several at once, of 512 ids together at most; a network that is left in its
     files is read once for all of these. Position is the share of a context's own length, and
-    examples count alike.
+    examples have equal weight.
 
     Parameters
     ----------
     model
-        From `causal.load`, or any other.
+        From `models.load`, or any other.
     windows
-        One array of ids for each example; at least one, of two ids or more. Of a padded batch or
-        packed rows `contexts` makes them.
+        One array of ids for each example; at least one, of two ids or more. `contexts` makes them
+        of a padded batch or packed rows.
     regions
-        Of the grid that the result lives on, such as ``boundary_regions(token_grid(100), 0.2)``.
+        Of the grid of the result, such as ``boundary_regions(token_grid(100), 0.2)``.
     ask
-        From a context's length to its query weights: `loss.teacher_forcing`, `loss.last_token`, or
-        another; or the weights of each context, one for each of its places; or of each context,
-        which is then a prompt alone, with any id after it, its `Contrast`.
+        A function from a context's length to its query weights: `loss.teacher_forcing`,
+        `loss.last_token`, or another; or a list with the weights of each context, one for each
+        position; or a list of each context's `Contrast`: its window is then the prompt, and any id.
     loss
         `CausalLM.loss` or `CausalLM.margin_loss`, of embedded states and `Targets`; or
         `contrast_loss`.
@@ -95,10 +93,10 @@ def influence_of_ids(
     Raises
     ------
     ValueError
-        Where there are no windows, or one is no array of at least two ids; where they are one array
-        of rows, of which some may be padded; where weights are not those of the contexts.
+        If there are no windows, or one is no array of at least two ids; if they are one array of
+        rows, of which some may be padded; if weights do not fit the contexts.
     EquinoxRuntimeError
-        Where an id is outside the vocabulary.
+        If an id is outside the vocabulary.
     """
     require_regions(regions)
     energies = [
@@ -120,24 +118,23 @@ def energies_of_ids(
 ) -> list[Float[np.ndarray, " _"]]:
     r"""The energies :math:`\|P_0(p_i)\|^2` of every context's own tokens, on its own grid.
 
-    Densities: a token's part of the context's total Z is its energy over the context's length.
-    `influence_of_ids` carries them to a common grid, and averages.
+    Energies are densities: a token's part of the context's total Z is its energy over the context's
+    length. `influence_of_ids` carries them to a common grid, and averages.
 
-    With a checkpoint a run may be interrupted at any moment, by Ctrl-C or by the end of its
-    process: called again with the same arguments it measures the contexts that are left, and gives
-    the same numbers, bit for bit. So it does with more windows after the same ones, up to rounding
-    where those make a batch of contexts that were measured alone. Contexts whose states between all
-    layers are more than 256 MiB go on at a layer: each state is in a file, one at a time in memory
-    (`CausalLM.loss` and `margin_loss`).
+    With a checkpoint a run may be interrupted at any moment: called again with the same arguments
+    it measures the contexts that are left, and gives the same numbers, bit for bit. So it does with
+    more windows after the same ones, up to rounding if those make a batch with contexts that were
+    measured alone. Contexts whose states between all layers are more than 256 MiB go on at a layer:
+    each state is in a file, one at a time in memory (`CausalLM.loss` and `margin_loss`).
 
     Parameters
     ----------
     model, windows, ask, loss
-        As in `influence_of_ids`; arrays of NumPy come back. Of a checkpoint all are compared, the
-        model with its options, such as rotary frequencies and scales.
+        As in `influence_of_ids`. A checkpoint is compared with all of them, and with the model's
+        options, such as rotary frequencies and scales.
     checkpoint
-        A folder, made where it is missing, for a file of each context's energies, written whole or
-        not at all as soon as they are found, all of a batch together.
+        A folder, made if it is missing, for a file of each context's energies. Those of a batch are
+        written as soon as it is measured, each file whole or not at all.
     progress
         Wraps the list of windows, for example ``tqdm.tqdm``.
     progress_of_layers
@@ -146,27 +143,15 @@ def energies_of_ids(
     Raises
     ------
     ValueError, EquinoxRuntimeError
-        As in `influence_of_ids`; a `ValueError` too where the checkpoint is of another model, loss
-        or context, or a file in it is no whole one.
+        As in `influence_of_ids`; a `ValueError` too if the checkpoint is of another model, loss or
+        context, or a file in it is damaged.
     """
-    return [
-        np.asarray(energy)[:length]
-        for length, energy in _energies(
-            model, windows, ask, loss, checkpoint, progress, progress_of_layers
-        )
-    ]
+    energies = _energies(model, windows, ask, loss, checkpoint, progress, progress_of_layers)
+    return [np.asarray(energy)[:length] for length, energy in energies]
 
 
 def require_window(window: Any, name: str) -> None:
-    """Refuse what is no context of ids with the id after it, at least two whole numbers.
-
-    Examples
-    --------
-    >>> require_window(np.array([7]), "window")
-    Traceback (most recent call last):
-    Refusal: window: got one id, expected a context and the id after it. The last id of a \
-window is a target only.
-    """
+    """Raise ValueError unless it is an array of at least two whole numbers."""
     require_indices(window, name)
     require(
         window.shape[0] > 1,
@@ -178,17 +163,16 @@ window is a target only.
 
 
 def padded_length(length: int) -> int:
-    """The least of 16, 24, 32, 48, 64, 96, ... that holds a context; beyond 1,024 finer.
+    """The least of 16, 24, 32, 48, 64, 96, ... that holds a context; beyond 1,024 in finer steps.
 
-    There a context is computed for longer than its program is compiled for, and an eighth more
-    places are the most: 1,152, 1,280, ..., 2,048, 2,304, ...
+    Beyond 1,024 running a program takes longer than compiling it, so that padding adds an eighth at
+    most: 1,152, 1,280, ..., 2,048, 2,304, ...
 
     Examples
     --------
     >>> [padded_length(length) for length in (5, 17, 24, 25, 1000, 1025, 3745)]
     [16, 24, 24, 32, 1024, 1152, 3840]
     """
-    length = counted(length, "length")
     if length > LONG:
         step = 1 << ((length - 1).bit_length() - 4)
         return -(-length // step) * step
@@ -197,10 +181,10 @@ def padded_length(length: int) -> int:
 
 
 def padded_size(model: CausalLM, length: int) -> int:
-    """To how many places a model's contexts of a length are padded.
+    """The length to which a model's contexts are padded.
 
-    To `padded_length`, but no more places than the network knows or was made for, and not at all
-    where rows of other lengths turn otherwise.
+    It is `padded_length`, but no more than the network's learned positions or the length that it
+    was trained on, and not longer at all if the rotary frequencies depend on the length.
 
     Examples
     --------
@@ -229,23 +213,23 @@ def contexts(
     ids
         Whole numbers, a row for each example.
     mask
-        One where an id counts and zero where it is padding, left or right; None where none is.
+        One for an id and zero for padding, left or right; None if there is no padding.
     segments
-        Of packed rows, the number of each id's context within its row, positive where the id
-        counts; None where a row is one context.
+        Of packed rows, the number of each id's context within its row, positive for an id that is
+        not padding; None if a row is one context.
 
     Raises
     ------
     ValueError
-        Where neither mask nor segments are given, shapes differ, a row is all padding, or a mask
-        or a segment has a hole.
+        If neither mask nor segments are given, shapes differ, a row is all padding, or a mask or a
+        segment has a hole.
 
     Examples
     --------
     >>> ids = np.array([[7, 8, 9, 0], [3, 4, 5, 6]])
-    >>> [found.tolist() for found in contexts(ids, mask=np.array([[1, 1, 1, 0], [1, 1, 1, 1]]))]
+    >>> [window.tolist() for window in contexts(ids, mask=np.array([[1, 1, 1, 0], [1, 1, 1, 1]]))]
     [[7, 8, 9], [3, 4, 5, 6]]
-    >>> [found.tolist() for found in contexts(ids[1:], segments=np.array([[1, 1, 2, 2]]))]
+    >>> [window.tolist() for window in contexts(ids[1:], segments=np.array([[1, 1, 2, 2]]))]
     [[3, 4], [5, 6]]
     """
     require(
@@ -276,14 +260,14 @@ def contexts(
         cure="Count contexts from one, and say by mask what is padding.",
     )
     pairs = zip(np.asarray(ids), numbers, strict=True)
-    return [jax.device_put(run) for row, of in pairs for run in _runs(row, of)]
+    return [jax.device_put(context) for row, of in pairs for context in _contexts_of_row(row, of)]
 
 
-def _runs(row: np.ndarray, numbers: np.ndarray) -> list[np.ndarray]:
+def _contexts_of_row(row: np.ndarray, numbers: np.ndarray) -> list[np.ndarray]:
     """The ids of each positive number, which must stand together."""
     starts = np.flatnonzero(np.diff(numbers)) + 1
-    found = [run for run in np.split(np.arange(row.size), starts) if numbers[run[0]] > 0]
-    names = [int(numbers[run[0]]) for run in found]
+    runs = [run for run in np.split(np.arange(row.size), starts) if numbers[run[0]] > 0]
+    names = [int(numbers[run[0]]) for run in runs]
     require(
         len(set(names)) == len(names) > 0,
         "rows",
@@ -291,7 +275,7 @@ def _runs(row: np.ndarray, numbers: np.ndarray) -> list[np.ndarray]:
         expected="at least one, and each in one piece",
         cure="Leave rows of padding out; padding stands left or right of a context, not inside.",
     )
-    return [row[run] for run in found]
+    return [row[run] for run in runs]
 
 
 def _require_table(table: Any, name: str, ids: Any) -> None:
@@ -308,7 +292,7 @@ def _require_table(table: Any, name: str, ids: Any) -> None:
 
 
 def _asked(ask: Ask, windows: Windows) -> Any:
-    """What is asked of each context."""
+    """The query weights, or the contrast, of each context."""
     asked: Any = [ask(len(window) - 1) for window in windows] if callable(ask) else ask
     listed = isinstance(asked, (list, tuple, *ARRAYS))
     got = f"weights of {len(asked)} contexts" if listed else described(ask)
@@ -326,7 +310,7 @@ def _energies(
     progress: Callable[[list], Iterable] = iter,
     progress_of_layers: Callable[[list], Iterable] = iter,
 ) -> Iterator[tuple[int, Profile]]:
-    """Each context's length, and its energies on its own grid, with zeros where it is padded."""
+    """Each context's length, and its energies on its own grid, zero at the padding."""
     require_kind(model, CausalLM, "model", "Load one: models.load(folder).")
     _require_windows(windows)
     asked = _asked(ask, windows)
@@ -338,52 +322,52 @@ def _energies(
     def measured(numbers: list[int]) -> Float[np.ndarray, "contexts length"]:
         ids, y, scale = _stacked(padded, numbers)
         few = states_size(model, ids) <= STATES_IN_MEMORY
-        known = any(loss is one for one in TERMINAL)
+        known = any(loss is terminal for terminal in TERMINAL)
         if folder is None or few or not known or not isinstance(y, Targets):
             return np.asarray(_energy(of_ids, model, ids, y, scale))
-        walk = folder / digest((ids, y))
-        found = energies_by_layers(loss, model, ids, y, walk, run, progress_of_layers)
-        return found * np.asarray(scale)[:, None]
+        states = folder / digest((ids, y))
+        energies = energies_by_layers(loss, model, ids, y, states, run, progress_of_layers)
+        return energies * np.asarray(scale)[:, None]
 
     def of_batch(numbers: list[int]) -> dict[int, Profile]:
-        """All of a batch, which is measured unless all are kept; what fills it up is dropped."""
+        """A batch's energies; it is measured unless files have all of them."""
         batch = cache(lambda: measured(numbers))
-        found: dict[int, Profile] = {}
-        for place, number in enumerate(dict.fromkeys(numbers)):
-            measure = partial(lambda place: batch()[place], place)
+        energies: dict[int, Profile] = {}
+        for row, number in enumerate(dict.fromkeys(numbers)):
+            measure = partial(lambda row: batch()[row], row)
             if folder is not None:
                 context = {"context": digest((windows[number], asked[number]))}
                 measure = partial(once, folder / f"{number}", {**run, **context}, measure)
-            found[number] = measure()
-        return found
+            energies[number] = measure()
+        return energies
 
     fetched = isinstance(model.flow.layers, FetchedLayers)
     batches = _batches(padded, CALL_WITH_READING if fetched else CALL_IN_MEMORY)
     batch_of = {number: numbers for numbers in batches for number in numbers}
-    found: dict[int, Profile] = {}
+    energies: dict[int, Profile] = {}
     for number in progress(list(range(len(windows)))):
-        if number not in found:
-            found |= of_batch(batch_of[number])
-        yield len(windows[number]) - 1, found.pop(number)
+        if number not in energies:
+            energies |= of_batch(batch_of[number])
+        yield len(windows[number]) - 1, energies.pop(number)
 
 
 def _batches(contexts: Sequence[Padded], call: int) -> list[list[int]]:
     """The numbers of contexts that one program measures at once, in batches of one size each."""
-    alike: dict[Any, list[int]] = {}
+    by_shapes: dict[Any, list[int]] = {}
     for number, context in enumerate(contexts):
         shapes = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(context))
-        alike.setdefault(shapes, []).append(number)
+        by_shapes.setdefault(shapes, []).append(number)
     return [
         batch
-        for numbers in alike.values()
+        for numbers in by_shapes.values()
         for batch in _cut(numbers, len(contexts[numbers[0]][0]), call)
     ]
 
 
 def _cut(numbers: list[int], length: int, call: int) -> list[list[int]]:
-    """Batches of one size, the last filled up by its last context; of one each where that is less.
+    """Batches of one size, the last filled up by its last context; of one each if that costs less.
 
-    Costs are in tokens, and a call costs some itself: one program serves all, whichever it is.
+    Costs are in tokens, and each call costs `call` tokens more. One program serves all batches.
 
     Examples
     --------
@@ -409,16 +393,15 @@ def _stacked(
 
 
 def _run(loss: LossOfIds, model: CausalLM) -> dict[str, str]:
-    """What tells one run's energies from another's, but for their contexts."""
+    """What tells one run's energies from another's, except for their contexts."""
     name = getattr(loss.loss, "__qualname__", type(loss.loss).__qualname__)
     parameters = digest((loss, model))
     return {"function": "energies_of_ids", "loss": name, "parameters": parameters}
 
 
 def _require_windows(windows: Windows) -> None:
-    rows = isinstance(windows, Sequence) and not isinstance(windows, str) and len(windows) > 0
     require(
-        rows,
+        isinstance(windows, Sequence) and not isinstance(windows, str) and len(windows) > 0,
         "windows",
         got=described(windows),
         expected="a list of arrays of ids, at least one",
@@ -435,14 +418,14 @@ def _embedded(model: CausalLM, ids: Int[Array, " length"], y: Targets | Contrast
 def _padded(model: CausalLM, window: Any, asked: Profile | Contrast) -> Padded:
     """A context as a program takes it, still on the host.
 
-    Padding has id zero, and queries that only fill up ask the first place with no weight: the head
-    reads no more places than that.
+    The head reads only the positions whose weights are not zero. Padding has id zero, and queries
+    that fill up the arrays are at the first position, with weight zero.
     """
     row = np.asarray(window)
     length = len(row) - 1
     size = padded_size(model, length)
     dtype = model.embedding.dtype
-    # The padded grid's energies are densities of cells narrower than the context's own.
+    # Energies are densities, and the padded grid's cells are narrower than the context's own.
     scale: Any = np.asarray((length / size) ** 2, dtype)
     if isinstance(asked, Contrast):
         return _filled(row[:-1], size), _padded_contrast(asked, length, size, dtype), scale
@@ -457,7 +440,7 @@ def _padded(model: CausalLM, window: Any, asked: Profile | Contrast) -> Padded:
 
 
 def _padded_contrast(asked: Contrast, length: int, size: int, dtype: Any) -> Contrast:
-    """Continuations in few lengths, where a prompt may be padded too; what fills up weighs zero."""
+    """Continuations padded to powers of two, with weight zero, if the prompt may be padded too."""
     *parts, prompt = (np.asarray(part) for part in asked)
     require(
         int(prompt) == length, "ask", got=f"a contrast after {int(prompt)} ids",
@@ -465,20 +448,19 @@ def _padded_contrast(asked: Contrast, length: int, size: int, dtype: Any) -> Con
     )  # fmt: skip
     sizes = [1 << (len(part) - 1).bit_length() if size > length else len(part) for part in parts]
     answer, foil, *weights = map(_filled, parts, sizes)
-    right, other = (one.astype(dtype) for one in weights)
-    return Contrast(answer, foil, right, other, prompt)
+    of_answer, of_foil = (part.astype(dtype) for part in weights)
+    return Contrast(answer, foil, of_answer, of_foil, prompt)
 
 
 def _shares(length: int, energy: Profile, regions: Regions) -> Array:
-    """A context's shares of the regions' cells, with columns of zeros for what is padded."""
+    """A context's shares of the regions' cells, with columns of zeros for its padding."""
     shares = carrying_shares(token_grid(length), regions.grid)
     return jax.device_put(_filled(shares.astype(energy.dtype), energy.shape[0]))
 
 
 def _filled(values: np.ndarray, size: int) -> Any:
-    """With zeros up to a size along the last axis."""
-    missing = [(0, 0)] * (values.ndim - 1) + [(0, size - values.shape[-1])]
-    return np.pad(values, missing)
+    """Padded with zeros to a size along the last axis."""
+    return np.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, size - values.shape[-1])])
 
 
 @filter_jit

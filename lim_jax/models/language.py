@@ -1,6 +1,6 @@
 """A small byte-level language model, and real text that every Python brings.
 
-Enough to put the diagnostics on a network that has learnt something, in seconds and without a
+With both the diagnostics have a network that has learnt something, in seconds and without a
 download.
 """
 
@@ -50,45 +50,47 @@ def gaussian_model(
 ) -> CausalLM:
     """A pre-norm network over any ids, with Gaussian embeddings and the fields' own initialisation.
 
-    Split layers at unit step, no last norm, and a head of its own.
+    Split layers at unit step, no last norm, and a head that is not the embedding.
 
     Parameters
     ----------
     vocabulary
         The number of words.
     length
-        The number of learned places L; of none where places are turned.
+        The number of learned positions L; not read with `rotary`.
     width, heads, depth
         Of the network.
     rotary
-        How queries and keys turn with their place, in place of learned places: then a context may
-        have any length.
+        Rotary position embeddings in place of learned positions: a context may have any length.
     key
         For all its parameters.
 
+    Raises
+    ------
+    ValueError
+        If a size is no positive whole number, or the heads do not divide the width.
+
     Examples
     --------
-    >>> from lim_jax.network import rotary_frequencies
+    >>> from lim_jax.network.frequencies import rotary_frequencies
     >>> rotary = Rotary(rotary_frequencies(4))
     >>> model = gaussian_model(9, 8, width=8, heads=2, rotary=rotary, key=jax.random.key(0))
     >>> model.positions is None, model.logits(jnp.arange(9)).shape
     (True, (9, 9))
     """
     require_key(key)
-    vocabulary, width = counted(vocabulary, "vocabulary"), counted(width, "width", least=2)
+    vocabulary, depth = counted(vocabulary, "vocabulary"), counted(depth, "depth")
     length = counted(length, "length", least=1 if rotary is None else 0)
-    heads, depth = counted(heads, "heads"), counted(depth, "depth")
     embedding, positions, layers, readout = jax.random.split(key, 4)
 
     def field(key: Key[Array, ""]) -> TransformerField:
         return TransformerField.init(width, heads=heads, rotary=rotary, key=key)
 
+    layers = jax.vmap(field)(jax.random.split(layers, depth))  # first, since it checks the width
     return CausalLM(
         embedding=gaussian(embedding, (vocabulary, width)),
         positions=gaussian(positions, (length, width)) if rotary is None else None,
-        flow=ResidualFlow(
-            jax.vmap(field)(jax.random.split(layers, depth)), horizon=float(depth), step=split
-        ),
+        flow=ResidualFlow(layers, horizon=float(depth), step=split),
         norm=eqx.nn.Identity(),
         head=LinearReadout.init(width, vocabulary, key=readout).weight.T,
     )
@@ -97,7 +99,7 @@ def gaussian_model(
 def byte_model(
     length: int, *, width: int = 32, heads: int = 4, depth: int = 4, key: Key[Array, ""]
 ) -> CausalLM:
-    """A `gaussian_model` over bytes, with learned places.
+    """A `gaussian_model` over bytes, with learned positions.
 
     Examples
     --------
@@ -114,7 +116,7 @@ def standard_library_text(size: int = 400_000) -> Int[Array, " bytes"]:
     Raises
     ------
     ValueError
-        Where this Python brings fewer bytes of source.
+        If this Python brings fewer bytes of source.
 
     Examples
     --------
@@ -124,19 +126,19 @@ def standard_library_text(size: int = 400_000) -> Int[Array, " bytes"]:
     """
     size = counted(size, "size")
     files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
-    found = bytearray()
+    text = bytearray()
     for file in files:
-        found += file.read_bytes()
-        if len(found) >= size:
+        text += file.read_bytes()
+        if len(text) >= size:
             break
     require(
-        len(found) >= size,
+        len(text) >= size,
         "size",
-        got=f"{len(found)} bytes of source in {len(files)} files",
+        got=f"{len(text)} bytes of source in {len(files)} files",
         expected=f"at least {size}",
         cure="Ask for less, or pass your own text as an array of byte values.",
     )
-    return jnp.asarray(np.frombuffer(bytes(found[:size]), np.uint8).astype(np.int32))
+    return jnp.asarray(np.frombuffer(bytes(text[:size]), np.uint8).astype(np.int32))
 
 
 @filter_jit
@@ -187,29 +189,24 @@ def train(
     text
         Ids, such as byte values.
     length
-        That of the contexts.
+        Of the contexts.
     steps
-        Updates.
+        The number of updates.
     key
         For the windows.
     batch, rate
-        Contexts a step, and Adam's rate.
+        The number of contexts in a step, and Adam's learning rate.
     checkpoint, progress
         As in `training.resumable`.
 
     Raises
     ------
     ValueError
-        Where an argument is of another kind, or the text no longer than a context.
+        If an argument is of another kind, or the text no longer than a context.
     """
     require_kind(model, CausalLM, "model", "Start from byte_model or load.")
     require_key(key)
-    require_indices(text, "text")
-    length, steps, batch = (
-        counted(length, "length"),
-        counted(steps, "steps"),
-        counted(batch, "batch"),
-    )
+    length, batch = counted(length, "length"), counted(batch, "batch")
     require_known(rate, "rate", expected="a positive number", cure="Adam's usual one is 3e-3.")
 
     def step(state: PyTree, index: int) -> tuple[PyTree, Float[Array, ""]]:
@@ -232,7 +229,7 @@ def _update(
     rate: float,
     key: Key[Array, ""],
 ) -> tuple[PyTree, Float[Array, ""]]:
-    """One step, compiled once for all trainings of such a model on such a text."""
+    """One step; one compiled program for all trainings with these shapes and options."""
     model, moments = state
     weights = teacher_forcing(length)
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterable
-from typing import Any, get_args
+from typing import Any
 
 import jax
 import numpy as np
@@ -17,10 +17,6 @@ from lim_jax.network.multihead import CausalAttention
 from lim_jax.network.ring import RingAttention
 
 AXIS, CONTEXT = "model", "context"
-# The axes that are sharded, by the names that a layer's parts give them: each head attends by
-# itself, and each feature of a tokenwise network is made by itself. Embeddings and heads are
-# sharded along their width, since their rows are read by number.
-SHARDED = ("heads", "groups", "hidden")
 
 Index = tuple[slice, ...]
 
@@ -28,8 +24,10 @@ Index = tuple[slice, ...]
 def shard(mesh: Mesh) -> WeightPlacement:
     """Every weight on the devices of a mesh, along its axis ``model``; small ones on all of them.
 
-    Each process reads all layers, one after another, and holds what its own devices hold. If the
-    mesh has an axis ``context``, attention is a ring over it.
+    A layer's parts say by `sharded_axes` which of their axes are sharded; embeddings and heads are
+    sharded along their width, since their rows are read by number. Each process reads all layers,
+    one after another, and holds what its own devices hold. If the mesh has an axis ``context``,
+    attention is a ring over it.
     """
     require(
         AXIS in mesh.axis_names,
@@ -117,8 +115,4 @@ def _axis(layer: Any, path: Iterable[Any]) -> int | None:
     *parents, last = path
     for key in parents:
         layer = getattr(layer, key.name) if hasattr(key, "name") else layer[key.idx]
-    annotations = (vars(kind).get("__annotations__", {}) for kind in type(layer).__mro__)
-    hint = next((hints[last.name] for hints in annotations if last.name in hints), None)
-    shaped = next((kind for kind in (*get_args(hint), hint) if hasattr(kind, "dim_str")), None)
-    dims = [] if shaped is None else shaped.dim_str.split()
-    return next((dims.index(name) - len(dims) for name in SHARDED if name in dims), None)
+    return getattr(layer, "sharded_axes", {}).get(last.name)

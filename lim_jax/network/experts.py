@@ -8,8 +8,8 @@ has. Chosen pairs of token and expert are sorted by expert and cut into tiles of
 that no array of experts times tokens times hidden features is formed.
 """
 
-from collections.abc import Callable
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import ClassVar, Literal, NamedTuple
 
 import equinox as eqx
 import jax
@@ -21,7 +21,7 @@ from lim_jax._precision import widened
 from lim_jax.grid.measure import Grid
 from lim_jax.network.norms import Norm, require_width
 from lim_jax.network.slots import Field, State, require_pair
-from lim_jax.network.tokenwise import affine
+from lim_jax.network.tokenwise import GATED_AXES, affine
 
 TILE = 32  # pairs of a token and an expert
 Scores = Literal["softmax", "sigmoid"]
@@ -154,6 +154,7 @@ class Experts(eqx.Module):
     up_bias: Float[Array, "*layers experts hidden"] | None = None
     down_bias: Float[Array, "*layers experts width"] | None = None
     combine: Callable[[Array, Array], Array] = eqx.field(static=True, default=Gate(jax.nn.silu))
+    sharded_axes: ClassVar[Mapping[str, int]] = GATED_AXES
 
     def one(self, expert: Int[Array, ""], tokens: Float[Array, "tokens width"]) -> State:
         """What one expert makes of some tokens."""

@@ -1,8 +1,9 @@
 """Causal attention of many heads as a field: a softmax over tokenwise maps of its two slots."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import ClassVar
 
 import equinox as eqx
 import jax
@@ -97,6 +98,11 @@ class CausalAttention(eqx.Module):
     gate: Float[Array, "heads features width"] | None = None
     turn_first: bool = eqx.field(static=True, default=False)
     attend: Attend = eqx.field(static=True, default=causal_attention)
+    # Devices may share an array along this axis, counted from the last: heads attend independently.
+    sharded_axes: ClassVar[Mapping[str, int]] = {
+        "query": -3, "key": -3, "value": -3, "output": -3, "gate": -3,
+        "query_bias": -2, "key_bias": -2, "value_bias": -2, "sinks": -1,
+    }  # fmt: skip
 
     def __check_init__(self):
         for name in ("scale", "cap"):

@@ -1,6 +1,7 @@
 """Networks that map every token by itself, as fields whose `context` slot is not read."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import ClassVar
 
 import equinox as eqx
 import jax
@@ -14,6 +15,9 @@ from lim_jax._random import fan_in
 from lim_jax.grid.measure import Grid
 from lim_jax.network.norms import LayerNorm, Norm, RMSNorm, require_width
 from lim_jax.network.slots import State, require_pair
+
+# Devices may share these arrays along the axis of hidden features, counted from the last.
+GATED_AXES = {"gate": -2, "up": -2, "down": -1, "gate_bias": -1, "up_bias": -1}
 
 
 class FeedForward(eqx.Module):
@@ -40,6 +44,8 @@ class FeedForward(eqx.Module):
     outer_bias: Float[Array, " width"] | None
     activation: Callable[[Array], Array] = eqx.field(static=True, default=jax.nn.gelu)
     output_norm: Norm | None = None
+    # Devices may share an array along this axis, counted from the last: that of hidden features.
+    sharded_axes: ClassVar[Mapping[str, int]] = {"inner": -2, "inner_bias": -1, "outer": -1}
 
     @classmethod
     @filter_jit
@@ -110,6 +116,7 @@ class GatedFeedForward(eqx.Module):
     down_bias: Float[Array, " width"] | None = None
     activation: Callable[[Array], Array] = eqx.field(static=True, default=jax.nn.silu)
     output_norm: Norm | None = None
+    sharded_axes: ClassVar[Mapping[str, int]] = GATED_AXES
 
     @classmethod
     @filter_jit

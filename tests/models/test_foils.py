@@ -117,7 +117,7 @@ def test_what_contrasts_nothing_is_refused(model):
     with pytest.raises(ValueError, match="ids: got none, expected at least one whole number"):
         contrast_loss(model, model.embed(prompt), contrast(prompt, answer[:0], answer))
     x = model.embed(prompt)
-    with pytest.raises(ValueError, match="y: got Targets, expected a Contrast"):
+    with pytest.raises(ValueError, match="y: got Targets, expected one of Contrast"):
         contrast_loss(model, x, Targets(answer, jnp.array([0.5, 0.5])))  # pyright: ignore
     short = asked(CASES[1])._replace(answer_weights=jnp.ones(3))
     with pytest.raises(ValueError, match=r"weights: got shape \(3,\), expected \(2,\)"):

@@ -327,10 +327,6 @@ LAST = {
             "logit_cap": optional(Above(1.0)), "trained": optional(Known(8)),
         },
     ),
-    "Targets.only": (
-        lambda places: models.Targets(whole(2), numbers(2)).only(places),
-        {"places": Whole(whole(2))},
-    ),
     "contexts": (
         models.contexts,
         {
