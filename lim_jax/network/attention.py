@@ -54,20 +54,12 @@ def weights_of_rows(
     grid: Grid,
     shaping: Shaping = PLAIN,
 ) -> Float[Array, "rows length"]:
-    """Some rows of `attention_weights`, by their queries and their rows of the prefix weights.
-
-    Examples
-    --------
-    >>> from lim_jax.grid import token_grid
-    >>> grid, keys = token_grid(2), jnp.zeros((2, 1))
-    >>> weights_of_rows(jnp.zeros((1, 1)), keys, grid.prefix_weights()[1:], grid).tolist()
-    [[0.5, 0.5]]
-    """
+    """Some rows of `attention_weights`, by their queries and their rows of the prefix weights."""
     scores = _scores(query, key, shaping)
     prefix = prefix.astype(scores.dtype)
     weights = _prefix_softmax(scores, prefix)
     if shaping.sink is not None:
-        weights *= shaping.kept(_log_mass(scores, prefix)[:, None], grid)
+        weights *= shaping.share_left(_log_mass(scores, prefix)[:, None], grid)
     return weights.astype(query.dtype)
 
 
@@ -103,14 +95,7 @@ def continued_kernel(
     As `attention_kernel` wherever :math:`p_j \le p_i`. On Gauss--Legendre panels prefix weights
     reach ahead within a panel; there the formula goes on without its indicator, so that
     quadratures of functions of the kernel, such as the cone mass, stay spectral. Zero beyond.
-
-    Examples
-    --------
-    >>> from lim_jax.grid import token_grid
-    >>> continued_kernel(jnp.zeros((2, 1)), jnp.zeros((2, 1)), token_grid(2)).tolist()
-    [[2.0, 0.0], [1.0, 1.0]]
     """
-    require_heads(query, key, grid)
     scores = _scores(query, key, shaping)
     prefix = grid.prefix_weights().astype(scores.dtype)
     relevant = grid.past | (prefix != 0)
@@ -118,7 +103,7 @@ def continued_kernel(
     mass = jnp.exp(jnp.where(relevant, scores - jax.lax.stop_gradient(highest), -jnp.inf))
     kernel = mass / jnp.sum(prefix * mass, axis=1, keepdims=True)
     if shaping.sink is not None:
-        kernel *= shaping.kept(_log_mass(scores, prefix)[:, None], grid)
+        kernel *= shaping.share_left(_log_mass(scores, prefix)[:, None], grid)
     return kernel.astype(query.dtype)
 
 
@@ -127,8 +112,6 @@ def score_slopes(
 ) -> Float[Array, "length length"]:
     r"""The slopes :math:`1 - (s_{ij}/c)^2` of capped scores in those that are not.
 
-    Examples
-    --------
     >>> score_slopes(jnp.ones((1, 1)), jnp.ones((1, 1)), 2.0).round(4).tolist()  # 1 - tanh(1/2)^2
     [[0.7864]]
     """

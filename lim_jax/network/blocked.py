@@ -54,15 +54,7 @@ def blocked_attention(
     r"""One head of causal attention, tile by tile; `attention.causal_attention` for long grids.
 
     Sums are accumulated in float32 at least, whatever the inputs' precision.
-
-    Examples
-    --------
-    >>> from lim_jax.grid import token_grid
-    >>> values = jnp.array([[1.0], [3.0]])
-    >>> blocked_attention(jnp.zeros((2, 1)), jnp.zeros((2, 1)), values, token_grid(2)).tolist()
-    [[1.0], [2.0]]
     """
-    require_heads(query, key, grid, value)
     starts = [] if grid.starts is None else [grid.starts]
     return tiled_attention(query, key, value, *starts, tiling=tiling(grid), shaping=shaping)
 
@@ -79,12 +71,12 @@ def tiled_attention(
     scaled, tiling = query / math.sqrt(query.shape[1]), tiling._replace(cap=shaping.cap)
     features, log_total = at(_attention, [scaled, key, value, *starts], [], tiling)
     if shaping.sink is not None:
-        features *= shaping.kept(log_total[:, None], tiling.grid)
+        features *= shaping.share_left(log_total[:, None], tiling.grid)
     return features.astype(value.dtype)
 
 
 def require_heads(query: Array, key: Array, grid: Grid, *value: Array) -> None:
-    """Refuse queries, keys and values that do not fit the grid, and keys of another size."""
+    """Raise ValueError where queries, keys and values fit neither the grid nor one another."""
     require_on_grid(query, grid, "query", "length size")
     require_floats(key, "key", "length size", length=grid.size, size=query.shape[1])
     for array in value:
@@ -221,12 +213,12 @@ def _pulled(points, vectors, tiling):
 
 
 def _narrow(tiling):
-    """As a CPU likes tiles, whatever the machine is that traced them."""
+    """Tiles for a CPU, whatever the machine is that traced them."""
     return tiling._replace(wide=False)
 
 
 def _wide(tiling):
-    """As an accelerator does."""
+    """Tiles for an accelerator."""
     return tiling._replace(wide=True)
 
 

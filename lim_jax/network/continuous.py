@@ -41,19 +41,11 @@ from lim_jax.network.slots import State
 class LayerwiseControl(eqx.Module):
     r"""The piecewise constant control :math:`\theta_t = \theta_k` on :math:`[t_k, t_{k+1})`.
 
-    Attributes
-    ----------
-    layers
-        One field whose arrays have a leading layer axis.
-    horizon
-        :math:`T`.
+    Its layers are one field whose arrays have a leading layer axis.
     """
 
     layers: PyTree
     horizon: float = eqx.field(static=True, default=1.0)
-
-    def __check_init__(self):
-        require_horizon(self.horizon)
 
     def __call__(self, time: Scalar) -> Any:
         """The layer at a depth time; a boundary belongs to the layer that it begins."""
@@ -95,17 +87,19 @@ def linear_control(fields: PyTree, horizon: float = 1.0) -> InterpolatedControl:
     >>> bool(jnp.allclose(control(jnp.array(1.0)).inner, fields.inner[1]))
     True
     """
-    return InterpolatedControl(diffrax.LinearInterpolation(_knots(fields, horizon), fields))
-
-
-def cubic_control(fields: PyTree, horizon: float = 1.0) -> InterpolatedControl:
-    """The control that joins the given fields by cubics with continuous derivative.
-
-    Parameters are those of `linear_control`; derivatives at the knots are backward differences.
-    """
-    knots = _knots(fields, horizon)
-    coefficients = diffrax.backward_hermite_coefficients(knots, fields)
-    return InterpolatedControl(diffrax.CubicInterpolation(knots, coefficients))
+    require_horizon(horizon)
+    leaves = jax.tree.leaves(fields)
+    axes = {getattr(leaf, "shape", ())[:1] for leaf in leaves}
+    floats = all(eqx.is_inexact_array(leaf) for leaf in leaves)
+    require(
+        floats and len(axes) == 1 and axes != {()},
+        "fields",
+        got=f"leading axes {sorted(axes)}" if floats else described(fields),
+        expected="arrays of floats that share one leading axis, of the fields to join",
+        cure="Make several with jax.vmap.",
+    )
+    knots = jnp.linspace(0.0, horizon, *axes.pop(), dtype=leaves[0].dtype)
+    return InterpolatedControl(diffrax.LinearInterpolation(knots, fields))
 
 
 def control_distance(
@@ -189,8 +183,7 @@ class ContinuousFlow(eqx.Module):
     Attributes
     ----------
     control
-        :math:`t \mapsto` field: `LayerwiseControl`, `linear_control`, `cubic_control`, or any
-        callable module.
+        :math:`t \mapsto` field: `linear_control`, or any callable module.
     horizon
         :math:`T`.
     profile
@@ -309,7 +302,7 @@ class ContinuousFlow(eqx.Module):
 
 
 def require_continuous(flow: Any) -> None:
-    """Refuse what is no continuous flow."""
+    """Raise ValueError unless it is a continuous flow."""
     require(
         isinstance(flow, ContinuousFlow),
         "flow",
@@ -335,18 +328,3 @@ def guarded_times(times: Float[Array, " times"], horizon: float) -> Float[Array,
     inside = jnp.all((times >= 0) & (times <= horizon)) & jnp.all(jnp.diff(times) >= 0)
     message = f"times: expected depth times that increase within [0, {horizon}], got others."
     return guarded(times, ~inside, message)
-
-
-def _knots(fields: PyTree, horizon: float) -> Float[Array, " knots"]:
-    require_horizon(horizon)
-    leaves = jax.tree.leaves(fields)
-    axes = {getattr(leaf, "shape", ())[:1] for leaf in leaves}
-    floats = all(eqx.is_inexact_array(leaf) for leaf in leaves)
-    require(
-        floats and len(axes) == 1 and axes != {()},
-        "fields",
-        got=f"leading axes {sorted(axes)}" if floats else described(fields),
-        expected="arrays of floats that share one leading axis, of the fields to join",
-        cure="Make several with jax.vmap.",
-    )
-    return jnp.linspace(0.0, horizon, *axes.pop(), dtype=leaves[0].dtype)

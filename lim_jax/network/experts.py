@@ -19,7 +19,7 @@ from jaxtyping import Array, Float, Int
 from lim_jax._checks import counted, require
 from lim_jax._precision import widened
 from lim_jax.grid.measure import Grid
-from lim_jax.network.norms import Norm, require_width
+from lim_jax.network.norms import Norm
 from lim_jax.network.slots import Field, State, require_pair
 from lim_jax.network.tokenwise import GATED_AXES, affine
 
@@ -28,31 +28,15 @@ Scores = Literal["softmax", "sigmoid"]
 
 
 class Routing(NamedTuple):
-    r"""How a router's logits become the chosen experts' weights; known before tracing.
+    r"""How a router's logits become the chosen experts' weights; known before tracing."""
 
-    Attributes
-    ----------
-    top
-        How many experts a token has.
-    scores
-        :math:`\rho`: a softmax over all experts, or each one's sigmoid.
-    normalised
-        Whether the chosen ones' weights are divided by their sum.
-    factor
-        What weights are multiplied by at last.
-    groups, kept
-        Into how many groups experts are cut in order, and how many of these are open to a token.
-    best
-        By how many of its best experts a group is judged, by their sum.
-    """
-
-    top: int
-    scores: Scores = "softmax"
-    normalised: bool = True
-    factor: float = 1.0
-    groups: int = 1
-    kept: int = 1
-    best: int = 1
+    top: int  # experts of a token
+    scores: Scores = "softmax"  # rho: a softmax over all experts, or each one's sigmoid
+    normalised: bool = True  # whether the chosen ones' weights are divided by their sum
+    factor: float = 1.0  # of all weights, at last
+    groups: int = 1  # into which experts are cut in order
+    kept: int = 1  # of the groups, open to a token
+    best: int = 1  # of a group's experts, by the sum of whose scores it is judged
 
     def weights(
         self, logits: Float[Array, "tokens experts"], preference: Float[Array, " experts"] | None
@@ -61,8 +45,6 @@ class Routing(NamedTuple):
 
         `preference` is added to the scores where experts are chosen, and weighs nothing.
 
-        Examples
-        --------
         >>> logits = jnp.log(jnp.array([[1.0, 1.0, 3.0]]))
         >>> weights, chosen = Routing(2).weights(logits, None)
         >>> weights.round(2).tolist(), chosen.tolist()
@@ -89,47 +71,26 @@ class Routing(NamedTuple):
 
 
 class Gate(NamedTuple):
-    r""":math:`\sigma(g) \odot u`, of a gate and what it lets through.
-
-    Attributes
-    ----------
-    activation
-        :math:`\sigma`, elementwise.
-
-    Examples
-    --------
-    >>> Gate(jax.nn.relu)(jnp.array([-1.0, 2.0]), jnp.array([3.0, 3.0])).tolist()
-    [0.0, 6.0]
-    """
+    r""":math:`\sigma(g) \odot u`, of a gate and what it multiplies."""
 
     activation: Callable[[Array], Array]
 
     def __call__(self, gate: Array, up: Array) -> Array:
-        """Gate what comes up."""
+        """Multiply."""
         return self.activation(gate) * up
 
 
 class ClampedGate(NamedTuple):
     r""":math:`g\,\mathrm{sigmoid}(\alpha g) \odot (u + 1)`, both clamped before: gpt-oss's gate.
 
-    Attributes
-    ----------
-    sharpness
-        :math:`\alpha`.
-    limit
-        Gates are at most this, what they let through is within it on both sides.
-
-    Examples
-    --------
-    >>> ClampedGate(1.0, 2.0)(jnp.array(9.0), jnp.array(-9.0)).round(4).item()
-    -1.7616
+    :math:`\alpha` is the sharpness; g is at most the limit, u within it on both sides.
     """
 
     sharpness: float
     limit: float
 
     def __call__(self, gate: Array, up: Array) -> Array:
-        """Gate what comes up."""
+        """Clamp, and multiply."""
         gate, up = jnp.minimum(gate, self.limit), jnp.clip(up, -self.limit, self.limit)
         return gate * jax.nn.sigmoid(self.sharpness * gate) * (up + 1)
 
@@ -137,14 +98,7 @@ class ClampedGate(NamedTuple):
 class Experts(eqx.Module):
     r"""Gated networks side by side, :math:`f_e(z) = W_D^e\,h(W_G^e z, W_U^e z)`.
 
-    Attributes
-    ----------
-    gate, up, down
-        One matrix for each expert.
-    gate_bias, up_bias, down_bias
-        Added after the respective matrix, or None.
-    combine
-        h, of a gate and what comes up.
+    `combine` is h, a `Gate` or a `ClampedGate`.
     """
 
     gate: Float[Array, "*layers experts hidden width"]
@@ -156,8 +110,8 @@ class Experts(eqx.Module):
     combine: Callable[[Array, Array], Array] = eqx.field(static=True, default=Gate(jax.nn.silu))
     sharded_axes: ClassVar[Mapping[str, int]] = GATED_AXES
 
-    def one(self, expert: Int[Array, ""], tokens: Float[Array, "tokens width"]) -> State:
-        """What one expert makes of some tokens."""
+    def apply(self, expert: Int[Array, ""], tokens: Float[Array, "tokens width"]) -> State:
+        """Map some tokens by one expert."""
         mine = jax.tree.map(lambda leaf: leaf[expert], self)
         hidden = self.combine(
             affine(mine.gate, mine.gate_bias, tokens), affine(mine.up, mine.up_bias, tokens)
@@ -170,29 +124,10 @@ class MixtureOfExperts(eqx.Module):
 
     A field whose `context` slot is not read, as `tokenwise.FeedForward`.
 
-    Attributes
-    ----------
-    norm
-        A map of one token; `equinox.nn.Identity` for none.
-    router, router_bias
-        :math:`W_R` and :math:`b_R`, or None.
-    experts
-        The networks that are chosen from.
-    routing
-        How they are.
-    preference
-        As in `Routing.weights`, or None.
-    shared
-        A tokenwise field without a norm that every token has besides, or None.
-    weighs_input
-        Whether an expert's weight multiplies the token that it reads, in place of what it gives.
-    output_norm
-        A map of one token that follows the sum, or None.
-
-    Raises
-    ------
-    ValueError
-        Where a token has no expert or more than there are, or groups do not share the experts.
+    `preference` is as in `Routing.weights`, `shared` a tokenwise field without a norm that every
+    token has besides; with `weighs_input` an expert's weight multiplies the token that it reads, in
+    place of what it gives. Raise ValueError where a token has no expert or more than there are, or
+    groups do not share the experts.
     """
 
     norm: Norm
@@ -218,16 +153,15 @@ class MixtureOfExperts(eqx.Module):
 
     def __call__(self, x: State, context: State, grid: Grid) -> State:
         """Map every token of `x` by itself."""
-        require_width(x, self.router.shape[-1])
-        require_pair(x, context, grid)
+        require_pair(x, context, grid, self.router.shape[-1])
         normed = jax.vmap(self.norm)(x)
-        mixed = self._chosen(normed)
+        output = self._experts_output(normed)
         if self.shared is not None:
-            mixed += self.shared(normed, normed, grid)
-        return mixed if self.output_norm is None else jax.vmap(self.output_norm)(mixed)
+            output += self.shared(normed, normed, grid)
+        return output if self.output_norm is None else jax.vmap(self.output_norm)(output)
 
-    def _chosen(self, tokens: State) -> State:
-        """What the chosen experts add up to."""
+    def _experts_output(self, tokens: State) -> State:
+        """Sum what the chosen experts of every token give."""
         logits = affine(*widened((self.router, self.router_bias, tokens)))
         weights, chosen = self.routing.weights(logits, self.preference)
         weights = weights.astype(tokens.dtype)
@@ -241,10 +175,11 @@ class MixtureOfExperts(eqx.Module):
 
         @jax.checkpoint
         def tile(expert: Array, tokens: Array, weights: Array) -> Array:
-            return weights[:, None] * self.experts.one(expert, tokens)
+            return weights[:, None] * self.experts.apply(expert, tokens)
 
         expert = jnp.append(chosen.ravel(), 0)[place[:, 0]]
-        _, given = jax.lax.scan(lambda _, one: (None, tile(*one)), None, (expert, read, weight))
+        tiles = expert, read, weight
+        _, given = jax.lax.scan(lambda _, operands: (None, tile(*operands)), None, tiles)
         added = jnp.zeros((count + 1, tokens.shape[1]), tokens.dtype)
         return added.at[token.ravel()].add(given.reshape(-1, tokens.shape[1]))[:count]
 
@@ -254,8 +189,8 @@ def _sorted_into_tiles(
 ) -> tuple[Int[Array, "tiles tile"], Int[Array, "tiles tile"]]:
     """Sort pairs of token and expert by expert, and cut into tiles that begin with each expert.
 
-    Gives each entry's token, and its place among all pairs; of what fills up a tile the number of
-    tokens and of pairs.
+    Return each entry's token and its position among all pairs; where a tile is filled up, the
+    number of tokens and of pairs.
     """
     count, top = chosen.shape
     pairs = count * top

@@ -15,7 +15,7 @@ from lim_jax.grid.measure import Grid
 from lim_jax.network.attention import causal_attention
 from lim_jax.network.multihead import Attend, CausalAttention
 from lim_jax.network.positions import Rotary
-from lim_jax.network.slots import Field, State, require_pair
+from lim_jax.network.slots import Field, State
 from lim_jax.network.tokenwise import FeedForward
 
 
@@ -87,6 +87,5 @@ class TransformerField(eqx.Module):
         return self.attention, self.feed_forward
 
     def __call__(self, x: State, context: State, grid: Grid) -> State:
-        """Add the sublayers."""
-        require_pair(x, context, grid)
+        """Add the sublayers, which check their arguments."""
         return self.attention(x, context, grid) + self.feed_forward(x, context, grid)

@@ -25,12 +25,11 @@ from lim_jax._checks import (
     guarded,
     require,
     require_callable,
-    require_floating,
     require_known,
     require_scalar,
 )
 from lim_jax._products import is_linear
-from lim_jax.grid.measure import Grid, require_grid, require_on_grid
+from lim_jax.grid.measure import Grid, require_on_grid
 from lim_jax.network.blocked import KEPT
 from lim_jax.network.slots import Field, State
 from lim_jax.weights import FetchedLayers
@@ -39,15 +38,7 @@ Scalar = Float[Array, ""]
 
 
 class Trajectory(NamedTuple):
-    r"""The states along depth, of a flow or of its tangent.
-
-    Attributes
-    ----------
-    times
-        :math:`t_0 = 0, \dots, t_M = T`.
-    states
-        :math:`X_0, \dots, X_M`.
-    """
+    r"""The states :math:`X_0, \dots, X_M` along depth, of a flow or of its tangent."""
 
     times: Float[Array, " times"]
     states: Float[Array, "times length width"]
@@ -79,7 +70,6 @@ def split(field: Any, x: State, grid: Grid, increment: Scalar | float) -> State:
         Where the field has no `sublayers`.
     """
     _require_sublayers(field)
-    _require_step(field, x, grid, increment)
     for sublayer in field.sublayers:
         x = euler(sublayer, x, grid, increment)
     return x
@@ -126,8 +116,8 @@ def rk4(field: Field, x: State, grid: Grid, increment: Scalar | float) -> State:
     Examples
     --------
     >>> from lim_jax.grid import token_grid
-    >>> found = rk4(lambda x, context, grid: -context, jnp.ones((1, 1)), token_grid(1), 0.5)
-    >>> round(float(found[0, 0]), 6)  # 1 - h + h^2/2 - h^3/6 + h^4/24
+    >>> state = rk4(lambda x, context, grid: -context, jnp.ones((1, 1)), token_grid(1), 0.5)
+    >>> round(float(state[0, 0]), 6)  # 1 - h + h^2/2 - h^3/6 + h^4/24
     0.606771
     """
     _require_step(field, x, grid, increment)
@@ -230,7 +220,7 @@ class ResidualFlow(eqx.Module):
 
     @property
     def pattern(self) -> Any:
-        """What all layers are alike in: their field, whose arrays may be shapes alone."""
+        """The layers' field, whose arrays may be shapes alone."""
         return self.layers.source.like if isinstance(self.layers, FetchedLayers) else self.layers
 
     def __call__(self, x: State, grid: Grid) -> State:
@@ -250,7 +240,7 @@ class ResidualFlow(eqx.Module):
         return Trajectory(self._times(x.dtype), jnp.concatenate([x[None], states]))
 
     def transition(self, layer: tuple[Any, Scalar], x: State, grid: Grid) -> State:
-        """Apply one layer: a pair of its field and its increment, as `scan` hands it out."""
+        """Apply one layer: a pair of its field and its increment, as in `scan`."""
         field, increment = layer
         return self.step(field, x, grid, increment)
 
@@ -272,19 +262,11 @@ class ResidualFlow(eqx.Module):
             number, increment, *inputs = scanned
             return body(carry, (layer_of(number), increment), *inputs)
 
-        return jax.lax.scan(
-            jax.checkpoint(
-                layer_body,
-                prevent_cse=False,
-                policy=self._policy(),
-            ),
-            carry,
-            (numbered, increments, *inputs),
-            reverse=reverse,
-        )
+        rematerialised = jax.checkpoint(layer_body, prevent_cse=False, policy=self._policy())
+        return jax.lax.scan(rematerialised, carry, (numbered, increments, *inputs), reverse=reverse)
 
     def _policy(self) -> Callable[..., Any]:
-        """Which of a layer's values are kept for the way back."""
+        """Which of a layer's values are saved for the way back."""
         policies = jax.checkpoint_policies
         outputs = policies.save_only_these_names(KEPT)
         if self.products == "remade":
@@ -296,7 +278,7 @@ class ResidualFlow(eqx.Module):
         return policies.save_from_both_policies(products, outputs)
 
     def layer(self, number: Int[Array, ""], dtype: DTypeLike) -> tuple[Any, Scalar]:
-        """One layer by its number, for states of a precision, as `scan` hands it out."""
+        """One layer by its number, for states of a precision, as in `scan`."""
         numbered, layer_of = self._numbered()
         field = layer_of(jax.tree.map(lambda leaf: leaf[number], numbered))
         return field, self._increments(dtype)[number]
@@ -307,7 +289,7 @@ class ResidualFlow(eqx.Module):
         return require_depth_profile(increments, self.profile, starts, dtype)
 
     def _numbered(self) -> tuple[PyTree, Callable[[PyTree], Any]]:
-        """What to scan over, and the field that one of it is: its arrays, or its number."""
+        """What to scan over, and how an entry gives the layer's field."""
         if isinstance(self.layers, FetchedLayers):
             return jnp.arange(self.depth), self.layers.layer
         arrays, static = eqx.partition(self.layers, eqx.is_array)
@@ -334,7 +316,7 @@ def _require_step(field: Any, x: State, grid: Grid, increment: Scalar | float) -
 
 
 def require_flow(flow: Any) -> None:
-    """Refuse what is no recursion over layers."""
+    """Raise ValueError unless it is a recursion over layers."""
     require(
         isinstance(flow, ResidualFlow),
         "flow",
@@ -345,7 +327,7 @@ def require_flow(flow: Any) -> None:
 
 
 def require_horizon(horizon: float) -> None:
-    """Refuse a depth that is not a positive finite number known before tracing."""
+    """Raise ValueError unless it is a positive finite number known before tracing."""
     require_known(
         horizon,
         "horizon",
@@ -357,22 +339,10 @@ def require_horizon(horizon: float) -> None:
 def require_depth_profile(
     tree: PyTree, profile: Callable[[Scalar], Scalar], times: np.ndarray, dtype: DTypeLike
 ) -> PyTree:
-    r"""Return `tree`, and refuse a depth profile that is negative, infinite or not a number.
+    r"""Return `tree`; raise where a depth profile is negative, infinite or not a number.
 
-    `ass:depth-profile`: :math:`0 \le \zeta < \infty`, at the given depth times. What a profile
-    that depends on traced values gives is known when these arrive: then the use of `tree` raises.
-
-    Raises
-    ------
-    ValueError
-        Where a value is none of a profile's.
-    EquinoxRuntimeError
-        The same where the profile depends on traced values.
-
-    Examples
-    --------
-    >>> require_depth_profile("fine", lambda time: 1 - time, np.linspace(0, 1, 5), "float32")
-    'fine'
+    `ass:depth-profile`: :math:`0 \le \zeta < \infty`, at the given depth times. Where a profile
+    depends on traced values, the use of `tree` raises.
     """
     if profile is unit_profile:
         return tree
@@ -391,16 +361,9 @@ def require_depth_profile(
 
 
 def require_state(x: State, grid: Grid) -> None:
-    """Refuse states that do not fit the grid."""
-    require_grid(grid)
-    require_floating(x, "x", cure="Embed integer tokens first: the flow acts on vectors.")
-    require(
-        x.ndim == 2 and x.shape[0] == grid.size and x.shape[1] > 0,
-        "x",
-        got=f"shape {x.shape}",
-        expected=f"({grid.size}, width), a row for each position of the grid",
-        cure="Flows take one example: vmap over a batch.",
-    )
+    """Raise ValueError where states do not fit the grid."""
+    cure = "Embed integer tokens first. Flows take one example: vmap over a batch."
+    require_on_grid(x, grid, "x", "length width", cure)
     require(
         x.dtype == grid.weights.dtype,
         "x",

@@ -17,7 +17,7 @@ from lim_jax.grid.cells import CellGrid, token_grid
 from lim_jax.grid.measure import Grid
 from lim_jax.network.attention import causal_attention, weights_of_rows
 from lim_jax.network.field import TransformerField
-from lim_jax.network.flow import ResidualFlow, euler, require_state, split
+from lim_jax.network.flow import ResidualFlow, euler, split
 from lim_jax.network.latent import LatentAttention
 from lim_jax.network.multihead import CausalAttention, by_head
 from lim_jax.network.shaping import PLAIN, Shaping
@@ -28,12 +28,9 @@ Place = Int[Array, ""]
 
 
 class Kept(NamedTuple):
-    """Keys and values, of one layer or of all.
+    """Keys and values of one layer or of all, a row for each place of the grid.
 
-    Attributes
-    ----------
-    key, value
-        A row for each place of the grid. Rows of places that are to come mean nothing.
+    Rows of places that are to come mean nothing.
     """
 
     key: Float[Array, "*depth groups length size"]
@@ -41,18 +38,9 @@ class Kept(NamedTuple):
 
 
 class RowAttention(eqx.Module):
-    """Attention of one token to keys and values that are kept, its own among them.
+    """Attention of one token, at a place of a grid, to a layer's keys and values.
 
-    Attributes
-    ----------
-    attention
-        The whole.
-    kept
-        Of its layer.
-    place
-        Where the token stands, from 0.
-    grid
-        Of the keys and values.
+    The token's own are among them.
     """
 
     attention: CausalAttention
@@ -82,13 +70,7 @@ class RowAttention(eqx.Module):
 
 
 class RowField(eqx.Module):
-    """`field.TransformerField` of one token.
-
-    Attributes
-    ----------
-    attention, feed_forward
-        The sublayers.
-    """
+    """`field.TransformerField` of one token."""
 
     attention: RowAttention
     feed_forward: Field
@@ -109,15 +91,7 @@ def _turns_of(attention: CausalAttention, grid: Grid, place: Place) -> Turns | N
 
 
 def keeps(flow: ResidualFlow) -> bool:
-    """Whether a layer's keys and values are those of its first state, and known to be read so.
-
-    Examples
-    --------
-    >>> layers = TransformerField.init(4, heads=2, key=jax.random.key(0))
-    >>> layers = jax.tree.map(lambda leaf: leaf[None], layers)
-    >>> keeps(ResidualFlow(layers)), keeps(ResidualFlow(layers, step=lambda *layer: layer[1]))
-    (True, False)
-    """
+    """Whether a layer's keys and values are those of its first state, and known to be read so."""
     field: Any = flow.pattern
     return (
         isinstance(field, TransformerField)
@@ -128,11 +102,10 @@ def keeps(flow: ResidualFlow) -> bool:
 
 
 def flowed(flow: ResidualFlow, x: State, grid: CellGrid) -> tuple[State, Kept]:
-    """The last states of a context, and every layer's keys and values.
+    """Map a context to its last states and every layer's keys and values, by a flow that `keeps`.
 
-    Of a flow that `keeps` them, on the token grid.
+    On the token grid.
     """
-    require_state(x, grid)
 
     def body(x: State, layer: Any) -> tuple[State, Kept]:
         attention = layer[0].attention
@@ -145,10 +118,8 @@ def flowed(flow: ResidualFlow, x: State, grid: CellGrid) -> tuple[State, Kept]:
 def advanced(
     flow: ResidualFlow, x: Float[Array, "1 width"], place: Place, kept: Kept, grid: CellGrid
 ) -> tuple[Float[Array, "1 width"], Kept]:
-    """The last state of one token more, and keys and values with its own put in.
+    """Map one token more to its last state, and put its keys and values among the others'.
 
-    Examples
-    --------
     >>> layers = TransformerField.init(4, heads=2, key=jax.random.key(0))
     >>> flow = ResidualFlow(jax.tree.map(lambda leaf: leaf[None], layers))
     >>> grid, x = token_grid(3), jax.random.normal(jax.random.key(1), (3, 4))

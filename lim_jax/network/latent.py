@@ -8,7 +8,7 @@ from jaxtyping import Array, Float
 from lim_jax._checks import require
 from lim_jax._products import linear
 from lim_jax.network.multihead import CausalAttention, project
-from lim_jax.network.norms import Norm, require_width
+from lim_jax.network.norms import Norm
 from lim_jax.network.span import Turns
 
 
@@ -18,28 +18,10 @@ class LatentAttention(CausalAttention):
     Of z = LN(c)_j the latent vector :math:`\ell_j = \mathrm{LN}_L(W_L z)` gives every head its
     value :math:`W_V^h\ell_j` and the features :math:`W_K^h\ell_j` of its key that do not turn;
     those that do, :math:`W_T z`, all heads share. Queries are of z, or of a latent vector of their
-    own. In each vector the features that turn come first.
+    own. In each vector the rotated features come first.
 
-    Attributes
-    ----------
-    query
-        One matrix for each head, of z or of the queries' latent vector.
-    key, value
-        :math:`W_K^h` and :math:`W_V^h`.
-    down, down_norm
-        :math:`W_L` and :math:`\mathrm{LN}_L`.
-    turning
-        :math:`W_T`.
-    query_down, query_down_norm
-        What makes the queries' latent vector of z, and its norm; None for queries of z itself.
-    norm, output, output_bias, output_norm, span, scale, cap, sinks, gate, attend
-        As in `multihead.CausalAttention`; other biases and norms are None.
-
-    Raises
-    ------
-    ValueError
-        Where other features turn than those that heads share, or there are biases of queries, keys
-        or values, or norms of heads.
+    `query_down` makes the queries' latent vector of z, and is None for queries of z itself. Biases
+    of queries, keys and values and norms of heads are None; the rest is as in `CausalAttention`.
     """
 
     query: Float[Array, "*layers heads size latent"]
@@ -54,25 +36,20 @@ class LatentAttention(CausalAttention):
 
     def __check_init__(self):
         shared = self.turning.shape[-2]
-        require(
+        require(  # a configuration may scale other features
             self.span.turning in (0, shared),
             "rotary",
-            got=f"{self.span.turning} features that turn",
+            got=f"{self.span.turning} features that are rotated",
             expected=f"{shared}, those that all heads share",
             cure="Make frequencies for these features, all of them.",
         )
-        unknown = (
-            self.query_bias, self.key_bias, self.value_bias, self.query_norm, self.key_norm,
-        )  # fmt: skip
-        cure = "Latent vectors have norms, and no biases."
-        plain = all(one is None for one in unknown)
-        require(plain, "attention", got="a bias, or a norm of heads", expected="none", cure=cure)
+        biases = self.query_bias, self.key_bias, self.value_bias
+        assert all(part is None for part in (*biases, self.query_norm, self.key_norm))
 
     def queries(
         self, x: Float[Array, "rows width"], turns: Turns | None
     ) -> Float[Array, "heads rows size"]:
-        """Queries of any tokens, row by row, turned as `turns` says; None leaves them unturned."""
-        require_width(x, self.turning.shape[-1])
+        """Queries of any tokens, row by row."""
         latent = jax.vmap(self.norm)(x)
         if self.query_down is not None:
             latent = linear(self.query_down, latent)
@@ -83,8 +60,7 @@ class LatentAttention(CausalAttention):
     def sources(
         self, context: Float[Array, "rows width"], turns: Turns | None
     ) -> tuple[Float[Array, "heads rows size"], Float[Array, "heads rows features"]]:
-        """Keys and values of any tokens, as `queries`: all that attention knows of the context."""
-        require_width(context, self.turning.shape[-1])
+        """Keys and values of any tokens, row by row."""
         normed = jax.vmap(self.norm)(context)
         latent = jax.vmap(self.down_norm)(linear(self.down, normed))
         still, value = (project(matrices, None, latent) for matrices in (self.key, self.value))

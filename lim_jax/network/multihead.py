@@ -10,13 +10,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 
-from lim_jax._checks import counted, require, require_floats, require_key, require_known
+from lim_jax._checks import counted, require, require_key, require_optional
 from lim_jax._errors import filter_jit
 from lim_jax._products import linear
 from lim_jax._random import fan_in
 from lim_jax.grid.measure import Grid
 from lim_jax.network.attention import causal_attention
-from lim_jax.network.norms import HeadNorm, LayerNorm, Norm, of_heads, require_width
+from lim_jax.network.norms import HeadNorm, LayerNorm, Norm, of_heads
 from lim_jax.network.positions import Rotary
 from lim_jax.network.shaping import Shaping
 from lim_jax.network.slots import State, require_pair
@@ -75,8 +75,8 @@ class CausalAttention(eqx.Module):
     Raises
     ------
     ValueError
-        Where the heads are no multiple of the groups, more features turn than a head has, or a gate
-        is not of the output's sizes.
+        Where the groups do not divide the heads, more features are rotated than a head has, or the
+        gate has other sizes than the output.
     """
 
     norm: Norm
@@ -105,17 +105,21 @@ class CausalAttention(eqx.Module):
     }  # fmt: skip
 
     def __check_init__(self):
-        for name in ("scale", "cap"):
-            if getattr(self, name) is not None:
-                cure = "None is for what is usual."
-                expected = "None or a positive finite number"
-                require_known(getattr(self, name), name, expected=expected, cure=cure)
+        require_optional(self.scale, "scale", "None is for one over the root of a head's size.")
+        require_optional(self.cap, "cap", "None is for scores without a cap.")
         heads, size, _ = self.query.shape[-3:]
-        _require_groups(heads, self.key.shape[-3])
+        groups = self.key.shape[-3]
+        require(
+            heads % groups == 0,
+            "groups",
+            got=f"{heads} heads in {groups} groups",
+            expected="a number of groups that divides the heads",
+            cure="Every group of keys and values serves as many heads.",
+        )
         require(
             self.span.turning <= size,
             "rotary",
-            got=f"{self.span.turning} features that turn",
+            got=f"{self.span.turning} features that are rotated",
             expected=f"at most {size}, the size of a head",
             cure="Make frequencies for some or all of a head's features.",
         )
@@ -187,7 +191,7 @@ class CausalAttention(eqx.Module):
 
     def __call__(self, x: State, context: State, grid: Grid) -> State:
         """Attend from `x` to `context`."""
-        require_pair(x, context, grid)
+        require_pair(x, context, grid, self.output.shape[-2])
         turns = self.turns(grid)
         query, sources = self.queries(x, turns), self.sources(context, turns)
         key, value = (by_head(grouped, query.shape[0]) for grouped in sources)
@@ -201,15 +205,12 @@ class CausalAttention(eqx.Module):
         gates: Float[Array, "heads length features"] | None,
         grid: Grid,
     ) -> State:
-        """What queries read of keys and values, of each head, as far as gates let it through."""
+        """Attend by every head, multiply by the gates, and project."""
         attend = partial(self.attend, grid=self.prefixes(grid))
         return self.mixed(self.of_heads(attend, query, key, value), gates)
 
     def of_heads(self, function: Callable[..., Array], *vectors: Array) -> Array:
-        """Map ``function(*vectors, shaping=...)`` over the heads, told how scores are shaped.
-
-        Where they are not, it is not told.
-        """
+        """Map ``function(*vectors, shaping=...)`` over the heads; without `shaping` if plain."""
         if self.cap is None and self.sinks is None:
             return jax.vmap(function)(*vectors)
 
@@ -223,7 +224,7 @@ class CausalAttention(eqx.Module):
         heads: Float[Array, "heads rows features"],
         gates: Float[Array, "heads rows features"] | None,
     ) -> Float[Array, "rows width"]:
-        """What heads read, through the gates, :math:`W_O` and its bias, and the output's norm."""
+        """Apply gates, :math:`W_O` with its bias and the output's norm to what heads read."""
         passed = heads if gates is None else gates * heads
         joined = jnp.swapaxes(passed, 0, 1).reshape(heads.shape[1], -1)
         # Rows of the width, as `project` has them: of columns a gradient takes 1.03 times as long.
@@ -237,34 +238,32 @@ class CausalAttention(eqx.Module):
         return self.span.prefixes(grid)
 
     def turns(self, grid: Grid) -> Turns | None:
-        """What the tokenwise maps know of the positions, a row for each; None if nothing."""
+        """What queries and keys know of the positions, a row for each; None if nothing."""
         return self.span.turns(grid)
 
     def queries(
         self, x: Float[Array, "rows width"], turns: Turns | None
     ) -> Float[Array, "heads rows size"]:
-        """Queries of any tokens, row by row, turned as `turns` says; None leaves them unturned."""
-        require_width(x, self.query.shape[-1])
+        """Queries of any tokens, row by row; without `turns` they know no positions."""
         query = project(self.query, self.query_bias, jax.vmap(self.norm)(x))
         if self.turn_first:
             return self.scaled(_normed(self.query_norm, self.span.of_queries(query, turns)))
         return self.span.of_queries(self.scaled(_normed(self.query_norm, query)), turns)
 
     def gates(self, x: Float[Array, "rows width"]) -> Float[Array, "heads rows features"] | None:
-        """Which share of each feature that heads read a row lets through; None for all of it."""
+        """The factors of what heads read for each row, or None."""
         if self.gate is None:
             return None
         return jax.nn.sigmoid(project(self.gate, None, jax.vmap(self.norm)(x)))
 
     def scaled(self, query: Float[Array, "heads rows size"]) -> Float[Array, "heads rows size"]:
-        """Queries whose products with keys, over the root of their size, are scaled as said."""
+        """Multiply queries so that scores have the factor `scale`."""
         return query if self.scale is None else self.scale * math.sqrt(query.shape[-1]) * query
 
     def sources(
         self, context: Float[Array, "rows width"], turns: Turns | None
     ) -> tuple[Float[Array, "groups rows size"], Float[Array, "groups rows features"]]:
-        """Keys and values of any tokens, as `queries`: all that attention knows of the context."""
-        require_width(context, self.query.shape[-1])
+        """Keys and values of any tokens, row by row."""
         normed = jax.vmap(self.norm)(context)
         key = project(self.key, self.key_bias, normed)
         value = project(self.value, self.value_bias, normed)
@@ -295,27 +294,13 @@ def _normed(norm: HeadNorm | None, vectors: Array) -> Array:
 
 
 def by_head(grouped: Float[Array, "groups *rest"], heads: int) -> Float[Array, "heads *rest"]:
-    """Give every head what its group has.
+    """Repeat what a group has for each of its heads.
 
-    Examples
-    --------
     >>> by_head(jnp.array([1.0, 2.0]), heads=4).tolist()
     [1.0, 1.0, 2.0, 2.0]
     """
-    require_floats(grouped, "grouped", "groups *rest", "Its first axis is that of the groups.")
-    heads, groups = counted(heads, "heads"), grouped.shape[0]
-    _require_groups(heads, groups)
+    groups = grouped.shape[0]
     return grouped if groups == heads else jnp.repeat(grouped, heads // groups, axis=0)
-
-
-def _require_groups(heads: int, groups: int) -> None:
-    require(
-        heads % groups == 0,
-        "groups",
-        got=f"{heads} heads in {groups} groups",
-        expected="a number of groups that divides the heads",
-        cure="Every group of keys and values serves as many heads.",
-    )
 
 
 def project(
@@ -323,13 +308,7 @@ def project(
     bias: Float[Array, "heads size"] | None,
     tokens: Float[Array, "length width"],
 ) -> Float[Array, "heads length size"]:
-    """Map tokens by one matrix for each head, and add its bias.
-
-    Examples
-    --------
-    >>> project(jnp.ones((2, 1, 3)), jnp.array([[0.0], [1.0]]), jnp.ones((1, 3))).ravel().tolist()
-    [3.0, 4.0]
-    """
+    """Map tokens by one matrix for each head, and add its bias."""
     heads, size, width = matrices.shape
     together = linear(matrices.reshape(heads * size, width), tokens)
     projected = jnp.swapaxes(together.reshape(-1, heads, size), 0, 1)

@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from lim_jax._checks import counted, require, require_floats, require_known
+from lim_jax._checks import counted, require_floats, require_known
 from lim_jax._precision import widened
+from lim_jax.network.slots import EMBED
 
 Norm = Callable[[Array], Array]
-EMBED = "Embed the input in the layers' width, or build the layers with the input's."
 
 
 class LayerNorm(eqx.Module):
@@ -126,25 +126,13 @@ class RMSNorm(eqx.Module):
 
 
 class AcrossHeads(eqx.Module):
-    """A norm of all heads' vectors of one token together, for `multihead.CausalAttention`.
-
-    Attributes
-    ----------
-    norm
-        A map of one token's heads, side by side.
-    """
+    """A norm of all heads' vectors of one token, side by side, for `multihead.CausalAttention`."""
 
     norm: Norm
 
 
 class EachHead(eqx.Module):
-    """Norms of one head's vectors each, for `multihead.CausalAttention`.
-
-    Attributes
-    ----------
-    norms
-        One whose arrays have a leading axis of heads.
-    """
+    """A norm of its own for each head, one whose arrays have a leading axis of heads."""
 
     norms: Norm
 
@@ -157,11 +145,7 @@ def of_heads(
 ) -> Float[Array, "heads length size"]:
     """Normalise every head's vectors: by one norm of a head, by one for each, or all together.
 
-    Examples
-    --------
     >>> vectors = jnp.array([[[3.0]], [[1.0]]])  # two heads, one token, one feature
-    >>> of_heads(RMSNorm.init(1, eta=0.001), vectors).round(2).ravel().tolist()
-    [1.0, 1.0]
     >>> of_heads(AcrossHeads(RMSNorm.init(2, eta=4.0)), vectors).round(2).ravel().tolist()
     [1.0, 0.33]
     """
@@ -172,15 +156,3 @@ def of_heads(
         joined = jnp.swapaxes(vectors, 0, 1).reshape(length, heads * size)
         return jnp.swapaxes(jax.vmap(norm.norm)(joined).reshape(length, heads, size), 0, 1)
     return jax.vmap(jax.vmap(norm))(vectors)
-
-
-def require_width(x: Float[Array, "... width"], width: int) -> None:
-    """Refuse tokens of another width than the parameters'."""
-    require_floats(x, "state", "length *width", cure=EMBED)
-    require(
-        x.shape[-1] == width,
-        "state",
-        got=f"width {x.shape[-1]} (shape {x.shape})",
-        expected=f"width {width}, that of the layer's parameters",
-        cure=EMBED,
-    )

@@ -1,14 +1,16 @@
-r"""How queries and keys know their positions: turned in pairs of features, or biased by distance.
+r"""How queries and keys know their positions: pairs of features are rotated, or scores are biased.
 
-Rotary positions: a pair of features of the vector at position p is turned by the angle
+Rotary positions: a pair of features of the vector at position p is rotated by the angle
 :math:`p\,n\,\omega`, where :math:`\omega` is the pair's frequency for a token and n the number of
 tokens for which [0, 1] stands. A score then depends on :math:`(p - q)\,n\,\omega` alone: on a
 token grid of n tokens it is a real model's, whether tokens are counted from 0 or from 1. With n
-held fixed as the grid is refined, rotary attention tends to the Volterra operator of the turned
+held fixed as the grid is refined, rotary attention tends to the Volterra operator of the rotated
 queries and keys.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -16,26 +18,34 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from lim_jax._checks import require, require_floats, require_known, require_optional
+from lim_jax._checks import described, is_real, require, require_known, require_optional
 from lim_jax._precision import widened
-from lim_jax.grid.measure import Grid, require_grid
-from lim_jax.network.frequencies import Frequencies, Number, OfLength, spelt
+from lim_jax.grid.measure import Grid
+from lim_jax.network.frequencies import Frequencies, Number, OfLength
 
 Turns = Float[Array, "length 2 pairs"]
 Vectors = Float[Array, "heads length size"]
 Longer = Float[Array, "heads length more"]
-TOKENS = "It is the length of the contexts that the network was made for."
-TURNS = "Pass what turns(grid) gives on the vectors' grid."
 
 
-def _known(frequencies: Frequencies | OfLength) -> Frequencies | OfLength:
+def _known(frequencies: Any) -> Frequencies | OfLength:
+    """Finite numbers as a tuple of Python's floats, which can be hashed; a function as it is."""
     if isinstance(frequencies, Callable) and not isinstance(frequencies, type):
         return frequencies
-    return spelt(frequencies)  # pyright: ignore[reportArgumentType]
+    row = isinstance(frequencies, Sequence) or np.ndim(frequencies) == 1
+    numbers = tuple(frequencies) if row else ()
+    require(
+        len(numbers) > 0 and all(is_real(n) and math.isfinite(n) for n in numbers),
+        "frequencies",
+        got=described(frequencies) if not numbers else f"{numbers}",
+        expected="finite numbers known before tracing, at least one",
+        cure="Pass one angle a token for each pair of features.",
+    )
+    return tuple(map(float, numbers))
 
 
 class Rotary(eqx.Module):
-    r"""How the features of queries and keys turn along the positions.
+    r"""How the features of queries and keys are rotated along the positions.
 
     Feature m and feature m + r/2 are pair m, of the first r features; the others rest (partial
     rotary). Angles are made in float64 on the host, whatever the grid's precision, and only their
@@ -50,17 +60,17 @@ class Rotary(eqx.Module):
         How many tokens [0, 1] stands for. None is for as many as the grid has positions: a real
         model, on the token grid of any context's length. A number holds the continuum limit.
     amplitude
-        By how much the features that turn grow, in queries as in keys (`yarn_amplitude`).
+        By how much the rotated features grow, in queries as in keys (`yarn_amplitude`).
     from_zero
-        Whether the first token of each context turns by no angle. Scores see differences of places
-        alone, unless something follows the turn that does not turn with it.
+        Whether the first token of each context is rotated by no angle. Scores see differences of
+        positions alone, unless something follows the rotation that is not rotated with it.
 
     Raises
     ------
     ValueError
         Where there are no frequencies, one is not finite, `tokens` is neither None nor positive
-        and finite, or `amplitude` is not; where vectors to turn are no floats; where frequencies
-        that depend on a context's length meet a grid of several contexts.
+        and finite, or `amplitude` is not; where frequencies that depend on a context's length meet
+        a grid of several contexts.
 
     Examples
     --------
@@ -78,47 +88,44 @@ class Rotary(eqx.Module):
     from_zero: bool = eqx.field(static=True, default=False)
 
     def __check_init__(self):
-        require_optional(self.tokens, "tokens", TOKENS)
+        require_optional(self.tokens, "tokens", "Pass the length of contexts in training.")
         expected, cure = "a positive finite number", "1.0 leaves lengths as they are."
         require_known(self.amplitude, "amplitude", expected=expected, cure=cure)
 
     @property
     def turning(self) -> int:
-        """How many features of a head turn."""
+        """How many features of a head are rotated."""
         return 2 * len(self._frequencies(1))
 
     def alike(self, first: Number, second: Number) -> bool:
-        """Whether tokens turn alike in contexts of two lengths."""
+        """Whether tokens are rotated alike in contexts of two lengths."""
         same = self._frequencies(first) == self._frequencies(second)
         return self.tokens is not None or same
 
     def _frequencies(self, tokens: Number) -> Frequencies:
         known = self.frequencies
-        return spelt(known(tokens)) if isinstance(known, Callable) else known
+        return known(tokens) if isinstance(known, Callable) else known
 
     def turns(self, grid: Grid) -> Turns:
         """The cosines and sines of every angle, in the default precision."""
-        require_grid(grid)
         starts = getattr(grid, "starts", None)
         require(
             starts is None or self.alike(1, grid.size),
             "grid",
             got=f"several contexts, or padding on the left, in {grid.size} positions",
-            expected="one context: its length says how its tokens turn",
+            expected="one context: its length says how its tokens are rotated",
             cure="Measure each context by itself.",
         )
         tokens = grid.size if self.tokens is None else self.tokens
-        places = grid._nodes() * tokens - (1 if self.from_zero else 0)
-        angles = np.outer(places, self._frequencies(tokens))
+        positions = grid._nodes() * tokens - (1 if self.from_zero else 0)
+        angles = np.outer(positions, self._frequencies(tokens))
         turns = jnp.asarray(self.amplitude * np.stack([np.cos(angles), np.sin(angles)], axis=1))
         if not self.from_zero or starts is None:
             return turns
         return turns[jnp.arange(grid.size) - starts]
 
     def turned(self, vectors: Vectors, turns: Turns) -> Vectors:
-        """Turn each row by its turns, with products in float32 at least."""
-        require_floats(vectors, "vectors", "heads length size")
-        require_floats(turns, "turns", "length 2 pairs", TURNS, length=vectors.shape[1])
+        """Rotate each row by its angles, with products in float32 at least."""
         wide, pairs = widened(vectors), turns.shape[2]
         cosine, sine = (turns[None, :, part].astype(wide.dtype) for part in (0, 1))
         first, second, still = jnp.split(wide, (pairs, 2 * pairs), axis=2)
@@ -126,65 +133,31 @@ class Rotary(eqx.Module):
         return jnp.concatenate(moved, axis=2).astype(vectors.dtype)
 
     def of_queries(self, vectors: Vectors, turns: Turns) -> Vectors:
-        """Turn queries."""
+        """Rotate queries."""
         return self.turned(vectors, turns)
 
     def of_keys(self, vectors: Vectors, turns: Turns) -> Vectors:
-        """Turn keys."""
+        """Rotate keys."""
         return self.turned(vectors, turns)
 
 
 class UnitRotary(Rotary):
-    r"""Turned vectors, divided by their root mean square: Llama 4's.
-
-    Attributes
-    ----------
-    eta
-        Added to the mean square.
-
-    Examples
-    --------
-    >>> from lim_jax.grid import token_grid
-    >>> rotary = UnitRotary((1.0,), eta=1e-6)
-    >>> found = rotary.of_queries(3 * jnp.ones((1, 2, 2)), rotary.turns(token_grid(2)))
-    >>> (found**2).mean(axis=2).round(3).tolist()
-    [[1.0, 1.0]]
-    """
+    r"""Rotated vectors, divided by the root of their mean square plus `eta`: Llama 4's."""
 
     eta: float = eqx.field(static=True, kw_only=True)
 
-    def __check_init__(self):
-        require_known(self.eta, "eta", expected="a positive finite number", cure="Try 1e-5.")
-
     def turned(self, vectors: Vectors, turns: Turns) -> Vectors:
-        """Turn each row by its turns, and divide it."""
+        """Rotate each row by its angles, and divide it."""
         wide = widened(super().turned(vectors, turns))
         squares = jnp.mean(wide**2, axis=2, keepdims=True)
         return (wide * jax.lax.rsqrt(squares + self.eta)).astype(vectors.dtype)
 
 
 class Tempered(eqx.Module):
-    r"""Queries that grow with their place: :math:`1 + a\log(1 + \lfloor i/f\rfloor)`, i from 1.
+    r"""Queries that grow with their position: :math:`1 + a\log(1 + \lfloor i/f\rfloor)`, i from 1.
 
-    Sharper scores far into a context, in layers that know no places otherwise: Llama 4's.
-
-    Attributes
-    ----------
-    scale, floor
-        a and f.
-    tokens
-        As of `Rotary`.
-
-    Raises
-    ------
-    ValueError
-        Where a number is not positive and finite, or `tokens` is not as for `Rotary`.
-
-    Examples
-    --------
-    >>> from lim_jax.grid import token_grid
-    >>> Tempered(scale=0.5, floor=2).turns(token_grid(4)).round(3).tolist()
-    [1.0, 1.347, 1.347, 1.549]
+    Sharper scores far into a context, in layers without other positions: Llama 4's. `scale` and
+    `floor` are a and f, and `tokens` is as of `Rotary`.
     """
 
     scale: Number = eqx.field(static=True)
@@ -193,23 +166,21 @@ class Tempered(eqx.Module):
     turning = 0
 
     def __check_init__(self):
-        require_optional(self.tokens, "tokens", TOKENS)
-        for name in ("scale", "floor"):
+        for name in ("scale", "floor"):  # a configuration's own numbers
             expected, cure = "a positive finite number", "Take a checkpoint's own numbers."
             require_known(getattr(self, name), name, expected=expected, cure=cure)
 
     def alike(self, first: Number, second: Number) -> bool:
-        """Whether tokens know their places alike in contexts of two lengths: they do."""
+        """Whether factors are alike in contexts of two lengths: they are."""
         return True
 
     def turns(self, grid: Grid) -> Float[Array, " length"]:
         """The factors; of packed contexts each counts from its own beginning."""
-        require_grid(grid)
         tokens = grid.size if self.tokens is None else self.tokens
-        places = jnp.asarray(np.round(grid._nodes() * tokens, 6))
+        positions = jnp.asarray(np.round(grid._nodes() * tokens, 6))
         starts = getattr(grid, "starts", None)
-        places = places if starts is None else places - starts.astype(places.dtype)
-        return 1 + self.scale * jnp.log1p(jnp.floor(places / self.floor))
+        positions = positions if starts is None else positions - starts.astype(positions.dtype)
+        return 1 + self.scale * jnp.log1p(jnp.floor(positions / self.floor))
 
     def of_queries(self, vectors: Vectors, turns: Float[Array, " length"]) -> Vectors:
         """Multiply queries by their factors."""
@@ -225,45 +196,19 @@ class Alibi(eqx.Module):
 
     Attention with linear biases (Press, Smith and Lewis, 2022). What depends on the row alone
     leaves a softmax as it is, so the score gains :math:`m_h\,j`: one more feature, of the key its
-    place, of the query its head's slope. Places are counted from 0.
-
-    Attributes
-    ----------
-    slopes
-        :math:`m_h`, one for each head.
-    tokens
-        As of `Rotary`.
-
-    Raises
-    ------
-    ValueError
-        Where there are no slopes, one is not finite, or `tokens` is not as for `Rotary`.
-
-    Examples
-    --------
-    >>> from lim_jax.grid import token_grid
-    >>> places, query, grid = Alibi((0.5,)), jnp.ones((1, 3, 4)), token_grid(3)
-    >>> turns = places.turns(grid)
-    >>> query, key = places.of_queries(query, turns), places.of_keys(query, turns)
-    >>> (query @ key.mT / jnp.sqrt(5)).round(3).tolist()[0][2]  # 4 / sqrt(4), and j / 2
-    [2.0, 2.5, 3.0]
+    position, counted from 0, of the query its head's slope. `tokens` is as of `Rotary`.
     """
 
-    slopes: Frequencies = eqx.field(static=True, converter=spelt)
+    slopes: Frequencies = eqx.field(static=True)
     tokens: Number | None = eqx.field(static=True, default=None)
-
-    def __check_init__(self):
-        require_optional(self.tokens, "tokens", TOKENS)
-
     turning = 0
 
     def alike(self, first: Number, second: Number) -> bool:
-        """Whether tokens know their places alike in contexts of two lengths: they do."""
+        """Whether positions are alike in contexts of two lengths: they are."""
         return True
 
     def turns(self, grid: Grid) -> Float[Array, " length"]:
-        """The places :math:`p_j n - 1`."""
-        require_grid(grid)
+        """The positions :math:`p_j n - 1`."""
         tokens = grid.size if self.tokens is None else self.tokens
         return jnp.asarray(grid._nodes() * tokens - 1)
 
@@ -275,9 +220,9 @@ class Alibi(eqx.Module):
         return jnp.concatenate([np.sqrt((size + 1) / size).item() * vectors, added], axis=2)
 
     def of_keys(self, vectors: Vectors, turns: Float[Array, " length"]) -> Longer:
-        """Add the places."""
-        places = turns.astype(vectors.dtype)[None, :, None]
-        added = jnp.broadcast_to(places, (*vectors.shape[:2], 1))
+        """Add the positions."""
+        positions = turns.astype(vectors.dtype)[None, :, None]
+        added = jnp.broadcast_to(positions, (*vectors.shape[:2], 1))
         return jnp.concatenate([vectors, added], axis=2)
 
 

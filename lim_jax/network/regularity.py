@@ -29,9 +29,8 @@ from lim_jax.grid.cells import CellGrid
 from lim_jax.grid.integrals import inner
 from lim_jax.grid.measure import Grid, require_on_grid
 from lim_jax.network.attention import causal_attention
-from lim_jax.network.blocked import blocked_attention
 from lim_jax.network.field import TransformerField
-from lim_jax.network.multihead import Attend, CausalAttention, by_head
+from lim_jax.network.multihead import CausalAttention, by_head
 from lim_jax.network.norms import LayerNorm, Norm
 from lim_jax.network.positions import Rotary
 from lim_jax.network.ring import RingAttention
@@ -94,25 +93,13 @@ class AttentionRegularity(NamedTuple):
 
 
 class FeedForwardRegularity(NamedTuple):
-    r"""The constants of a tokenwise network.
+    r"""The constants of a tokenwise network."""
 
-    Attributes
-    ----------
-    radius
-        A bound on what the activation is applied to, :math:`W_1\,\mathrm{LN}(z) + b_1`.
-    slope
-        The activation's Lipschitz constant, on the whole line.
-    lipschitz, bound
-        Those of the network.
-    control
-        The Lipschitz constant in the parameters, as in `AttentionRegularity`.
-    """
-
-    radius: Scalar
-    slope: Scalar
+    radius: Scalar  # a bound on what the activation is applied to
+    slope: Scalar  # the activation's Lipschitz constant, on the whole line
     lipschitz: Scalar
     bound: Scalar
-    control: Scalar
+    control: Scalar  # as in `AttentionRegularity`
 
 
 class FieldRegularity(NamedTuple):
@@ -146,20 +133,6 @@ class FieldRegularity(NamedTuple):
         (`prop:transformer-lipschitz` supposes it; normalised tokens are bounded, so it holds).
         """
         return jnp.hypot(self.attention.control, self.feed_forward.control)
-
-
-def norm_lipschitz(norm: LayerNorm) -> Scalar:
-    r"""The Lipschitz constant of layer normalisation, :math:`\|\gamma\|_\infty/\sqrt\eta`.
-
-    Its slope is largest where the token's variance vanishes. Takes one norm or stacked ones.
-
-    Examples
-    --------
-    >>> float(norm_lipschitz(LayerNorm.init(4, eta=0.25)))
-    2.0
-    """
-    _require_exactly(norm, LayerNorm, "norm", "Other norms have no such bound.")
-    return jnp.max(jnp.abs(norm.scale)) / math.sqrt(norm.eta)
 
 
 @filter_jit
@@ -202,7 +175,7 @@ def attention_regularity(attention: CausalAttention) -> AttentionRegularity:
     """
     _require_plain(attention)
     heads, size = attention.query.shape[-3:-1]
-    token, slope = _norm_constants(attention.norm)
+    token, slope = norm_constants(attention.norm)
     matrices = (attention.query, attention.key, attention.value)
     biases = (attention.query_bias, attention.key_bias, attention.value_bias)
     query, key, value = (by_head(_operator_norms(matrix), heads) for matrix in matrices)
@@ -244,31 +217,24 @@ def attention_regularity(attention: CausalAttention) -> AttentionRegularity:
 
 
 def _require_exactly(value: object, kind: type, name: str, cure: str) -> None:
-    """Refuse subclasses, too: they may compute something else."""
+    """Raise ValueError for subclasses too: they may compute something else."""
     require(
         type(value) is kind, name, got=described(value), expected=f"a {kind.__name__}", cure=cure
     )
 
 
 def _require_plain(attention: CausalAttention) -> None:
-    """Refuse what the proposition's steps do not know."""
+    """Raise ValueError for attention that the proposition's steps do not treat."""
     steps = "The proposition's steps are those of queries, keys and values of one matrix each."
     _require_exactly(attention, CausalAttention, "attention", steps)
+    attend, span = attention.attend, attention.span
     require(
-        _is_softmax(attention.attend),
+        attend is causal_attention or type(attend) is RingAttention,
         "attention",
-        got=f"heads that attend by {_name(attention.attend)}",
-        expected="causal_attention, blocked_attention or a RingAttention",
+        got=f"heads that attend by {_name(attend)}",
+        expected="causal_attention or a RingAttention",
         cure="The proposition's steps are those of a softmax over the prefix.",
     )
-    require(
-        attention.query_norm is None and attention.key_norm is None,
-        "attention",
-        got="norms of queries or keys",
-        expected="none",
-        cure="The proposition's steps are those of attention without them.",
-    )
-    span = attention.span
     require(
         type(span) is Span and span.window is None and span.chunk is None,
         "attention",
@@ -277,15 +243,14 @@ def _require_plain(attention: CausalAttention) -> None:
         cure="Hardy's inequality is of prefixes that begin at 0.",
     )
     assert isinstance(span, Span)
-    turning = span.places
-    plain = turning is None or (type(turning) is Rotary and turning.amplitude == 1)
-    shapes = "scale", "cap", "sinks", "output_norm", "gate"
-    others = [getattr(attention, name) for name in shapes]
+    rotary = span.places
+    plain = rotary is None or (type(rotary) is Rotary and rotary.amplitude == 1)
+    shapes = "query_norm", "key_norm", "scale", "cap", "sinks", "output_norm", "gate"
     require(
-        plain and all(one is None for one in others),
+        plain and all(getattr(attention, name) is None for name in shapes),
         "attention",
-        got="scores or outputs that are scaled, biased, capped, shared with a sink, normalised or "
-        "gated",
+        got="queries, keys, scores or outputs that are scaled, biased, capped, shared with a sink, "
+        "normalised or gated",
         expected="none of these",
         cure="The proposition's steps are those of attention without them.",
     )
@@ -302,17 +267,7 @@ def feed_forward_regularity(network: Field) -> FeedForwardRegularity:
     ``partial(jax.nn.gelu, approximate=False)``), by their identity. Samples of another function's
     slopes bound nothing.
 
-    Raises
-    ------
-    ValueError
-        Where the network is not exactly a `FeedForward` (of a gated one nothing bounds the slope so
-        simply) or its norm a `LayerNorm`, a norm follows the network, or the activation is another.
-
-    Examples
-    --------
-    >>> network = FeedForward.init(4, activation=jnp.tanh, eta=0.25, key=jax.random.key(0))
-    >>> round(float(feed_forward_regularity(network).slope), 2)
-    1.0
+    Of a gated network nothing bounds the slope so simply.
     """
     steps = "The proposition's steps are those of two matrices and an activation."
     _require_exactly(network, FeedForward, "network", steps)
@@ -324,7 +279,7 @@ def feed_forward_regularity(network: Field) -> FeedForwardRegularity:
         expected="none",
         cure="A norm may enlarge small outputs and their changes by far.",
     )
-    token, slope = _norm_constants(network.norm)
+    token, slope = norm_constants(network.norm)
     inner_norm, outer_norm = (
         _operator_norms(matrix[..., None, :, :])[0] for matrix in (network.inner, network.outer)
     )
@@ -431,14 +386,17 @@ def trajectory_radius(
     return start + times * profile_bound * field_regularity(fields).bound
 
 
-def _norm_constants(norm: Norm) -> tuple[Scalar, Scalar]:
-    """The bound of layer normalisation and its Lipschitz constant."""
+def norm_constants(norm: Norm) -> tuple[Scalar, Scalar]:
+    r"""The bound of layer normalisation, and its slope :math:`\|\gamma\|_\infty/\sqrt\eta`.
+
+    The slope is largest where the token's variance vanishes.
+    """
     cure = "Without one the field is neither bounded nor Lipschitz on all states."
     _require_exactly(norm, LayerNorm, "norm", cure)
     assert isinstance(norm, LayerNorm)
-    width = norm.scale.shape[-1]
-    shift = _vector_norms(norm.shift, 1)[0]
-    return math.sqrt(width) * jnp.max(jnp.abs(norm.scale)) + shift, norm_lipschitz(norm)
+    largest = jnp.max(jnp.abs(norm.scale))
+    bound = math.sqrt(norm.scale.shape[-1]) * largest + _vector_norms(norm.shift, 1)[0]
+    return bound, largest / math.sqrt(norm.eta)
 
 
 def _operator_norms(matrices: Float[Array, "*fields heads rows columns"]) -> Heads:
@@ -452,12 +410,6 @@ def _vector_norms(vectors: Float[Array, "..."] | None, heads: int) -> Heads:
     if vectors is None:
         return jnp.zeros(heads)
     return jnp.linalg.norm(vectors, axis=-1).reshape(-1, heads).max(axis=0)
-
-
-def _is_softmax(attend: Attend) -> bool:
-    """Whether heads attend by one of the library's own programs of the same sums."""
-    known = attend is causal_attention or attend is blocked_attention
-    return known or type(attend) is RingAttention
 
 
 def _name(function: object) -> str:

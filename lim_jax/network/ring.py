@@ -1,6 +1,6 @@
 r"""Causal attention of a context that several devices share: keys and values go round.
 
-Each device holds the queries, keys and values of as many positions, one stretch after another. In
+Each device holds the queries, keys and values of a chunk of as many positions. In
 as many steps as there are devices all keys and values pass every device, from neighbour to
 neighbour, and its rows grow tile by tile (`blocked`): no device ever holds more of them than its
 own and one other's. So do the derivatives; in the pull what belongs to keys and values travels with

@@ -18,17 +18,8 @@ from lim_jax.grid.measure import Grid
 
 
 class Shaping(NamedTuple):
-    """How one head's scores are shaped.
+    """How one head's scores are shaped: by a cap c, known before tracing, and a sink b, or None.
 
-    Attributes
-    ----------
-    cap
-        c, known before tracing, or None.
-    sink
-        b, or None.
-
-    Examples
-    --------
     >>> from lim_jax.grid import token_grid
     >>> from lim_jax.network import attention_weights
     >>> ones = jnp.ones((2, 1))
@@ -39,7 +30,7 @@ class Shaping(NamedTuple):
     cap: float | None = None
     sink: Float[Array, ""] | None = None
 
-    def kept(self, log_mass: Float[Array, "..."], grid: Grid) -> Float[Array, "..."]:
+    def share_left(self, log_mass: Float[Array, "..."], grid: Grid) -> Float[Array, "..."]:
         r"""The share of the attention that the sink leaves, by :math:`\ell_i`, a row's log mass."""
         assert self.sink is not None
         sink = self.sink.astype(log_mass.dtype) - np.log(grid.size).item()
@@ -50,11 +41,5 @@ PLAIN = Shaping()
 
 
 def capped(scores: Float[Array, "..."], cap: float | None) -> Float[Array, "..."]:
-    """Bend scores below the cap, smoothly; None leaves them.
-
-    Examples
-    --------
-    >>> capped(jnp.array([0.0, 1e3]), 30.0).tolist()
-    [0.0, 30.0]
-    """
+    """Bend scores below the cap, smoothly; None leaves them."""
     return scores if cap is None else cap * jnp.tanh(scores / cap)

@@ -15,9 +15,10 @@ from lim_jax.grid.measure import Grid, require_on_grid
 
 State = Float[Array, "length width"]
 Field = Callable[[State, State, Grid], State]
+EMBED = "Embed the input in the layers' width, or build the layers with the input's."
 
 
-def require_pair(x: State, context: State, grid: Grid) -> None:
-    """Refuse queries' and keys' states that do not fit the grid."""
-    require_on_grid(x, grid, "x", "length width")
-    require_on_grid(context, grid, "context", "length width")
+def require_pair(x: State, context: State, grid: Grid, width: int) -> None:
+    """Raise ValueError where queries' or keys' states fit neither the grid nor the layer."""
+    require_on_grid(x, grid, "x", "length width", EMBED, width=width)
+    require_on_grid(context, grid, "context", "length width", EMBED, width=width)

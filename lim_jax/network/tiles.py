@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from lim_jax._checks import require_kind, require_text
 from lim_jax._linear import Points, Program, Vectors
 from lim_jax._varying import varying_as
 from lim_jax.grid.cells import CellGrid
@@ -27,28 +26,14 @@ Sweep = Callable[[Points, Vectors, "Tiling"], PyTree]
 
 
 class Tiling(NamedTuple):
-    """How the pairs of positions are cut and shared.
+    """How the pairs of positions are cut and shared."""
 
-    Attributes
-    ----------
-    grid
-        Prefixes begin at its first position.
-    tile
-        How many positions a tile is wide.
-    axis
-        Of a mesh, by name: its devices hold as many positions each, one after another. None where
-        all are in one place.
-    cap
-        What scores are capped at, in whatever tile they are made (`shaping`).
-    wide
-        Whether all heads and examples go at once, in tiles of `WIDE` positions at most: as on an
-        accelerator, which few large kernels keep busy.
-    """
-
-    grid: CellGrid
-    tile: int
-    axis: str | None = None
-    cap: float | None = None
+    grid: CellGrid  # prefixes begin at its first position
+    tile: int  # positions
+    axis: str | None = None  # of a mesh, whose devices hold as many positions each
+    cap: float | None = None  # of scores (`shaping`)
+    # Whether all heads and examples go at once, in tiles of `WIDE` positions at most: as on an
+    # accelerator, which few large kernels keep busy.
     wide: bool = False
 
     @property
@@ -78,16 +63,10 @@ class Tiling(NamedTuple):
 def tiling(grid: CellGrid, axis: str | None = None) -> Tiling:
     """Cut into equal tiles: of `TILE` positions at most, or of twice as many in long contexts.
 
-    Examples
-    --------
     >>> from lim_jax.grid import token_grid
     >>> [tiling(token_grid(length)).tile for length in (100, 150, 256, 4096)]
     [100, 75, 128, 256]
     """
-    cure = "Take token_grid, midpoint_grid or graded_grid."
-    require_kind(grid, CellGrid, "grid", cure)
-    if axis is not None:
-        require_text(axis, "axis")
     most = TILE if grid.size < 16 * TILE else 2 * TILE
     here = jax.default_backend() != "cpu"
     return Tiling(grid.whole, most, axis, wide=here).of_at_most(most)
@@ -142,8 +121,8 @@ def in_groups(sweep: Sweep) -> Program:
             [_cut(x, axes, group, tiling.tile) for x in arrays]
             for arrays, axes in ((points, 0), (vectors, 1))
         ]
-        found = jax.lax.map(lambda blocks: sweep(blocks[0], blocks[1], tiling), blocks)
-        return [_joined(x, between, tiling.size) for x in found]
+        results = jax.lax.map(lambda blocks: sweep(blocks[0], blocks[1], tiling), blocks)
+        return [_joined(x, between, tiling.size) for x in results]
 
     return program
 

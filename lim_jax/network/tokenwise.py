@@ -13,7 +13,7 @@ from lim_jax._errors import filter_jit
 from lim_jax._products import linear
 from lim_jax._random import fan_in
 from lim_jax.grid.measure import Grid
-from lim_jax.network.norms import LayerNorm, Norm, RMSNorm, require_width
+from lim_jax.network.norms import LayerNorm, Norm, RMSNorm
 from lim_jax.network.slots import State, require_pair
 
 # Devices may share these arrays along the axis of hidden features, counted from the last.
@@ -80,8 +80,7 @@ class FeedForward(eqx.Module):
 
     def __call__(self, x: State, context: State, grid: Grid) -> State:
         """Map every token of `x` by itself."""
-        require_width(x, self.inner.shape[-1])
-        require_pair(x, context, grid)
+        require_pair(x, context, grid, self.inner.shape[-1])
         # Whole matrices of tokens: a product for each token under vmap is half as fast on a CPU.
         hidden = self.activation(affine(self.inner, self.inner_bias, jax.vmap(self.norm)(x)))
         return _normed(self.output_norm, affine(self.outer, self.outer_bias, hidden))
@@ -148,8 +147,7 @@ class GatedFeedForward(eqx.Module):
 
     def __call__(self, x: State, context: State, grid: Grid) -> State:
         """Map every token of `x` by itself."""
-        require_width(x, self.gate.shape[-1])
-        require_pair(x, context, grid)
+        require_pair(x, context, grid, self.gate.shape[-1])
         normed = jax.vmap(self.norm)(x)
         gate = self.activation(affine(self.gate, self.gate_bias, normed))
         hidden = gate * affine(self.up, self.up_bias, normed)
@@ -165,12 +163,6 @@ def affine(
     bias: Float[Array, " out"] | None,
     tokens: Float[Array, "length width"],
 ) -> Float[Array, "length out"]:
-    """Map every token by a matrix, and add its bias.
-
-    Examples
-    --------
-    >>> affine(jnp.ones((1, 2)), jnp.array([3.0]), jnp.ones((1, 2))).tolist()
-    [[5.0]]
-    """
+    """Map every token by a matrix, and add its bias."""
     mapped = linear(matrix, tokens)
     return mapped if bias is None else mapped + bias[None, :]

@@ -137,7 +137,7 @@ def test_what_does_not_fit_is_refused():
     with pytest.raises(ValueError, match="groups: got 4 heads in 3 groups"):
         lim.CausalAttention.init(8, heads=4, groups=3, key=jax.random.key(0))
     six = Rotary((1.0, 0.5, 0.2), tokens=12)
-    with pytest.raises(ValueError, match="rotary: got 6 features that turn, expected at most 4"):
+    with pytest.raises(ValueError, match="rotary: got 6 features that are rotated, expected"):
         dataclasses.replace(attention, span=Span(places=six))
     with pytest.raises(ValueError, match="eta: got 0"):
         RMSNorm.init(4, 0.0)
@@ -153,10 +153,10 @@ def test_lipschitz_constants_know_groups_and_refuse_what_they_do_not_know():
     np.testing.assert_allclose(found.lipschitz, expected.lipschitz, rtol=1e-12)
     np.testing.assert_allclose(found.bound, expected.bound, rtol=1e-12)
     gated = dataclasses.replace(grouped, gate=jnp.ones((4, 4, 6)))
-    with pytest.raises(ValueError, match="attention: got scores or outputs that .* or gated"):
+    with pytest.raises(ValueError, match="attention: got queries, keys, .* or gated"):
         lim.network.attention_regularity(gated)
     field = layer_of(architecture_flow("everything"))
-    with pytest.raises(ValueError, match="attention: got norms of queries or keys"):
+    with pytest.raises(ValueError, match="attention: .* expected rows that see their whole"):
         lim.network.attention_regularity(field.attention)
     with pytest.raises(ValueError, match="network: got GatedFeedForward"):
         feed_forward_regularity(field.feed_forward)

@@ -57,7 +57,7 @@ def test_more_pairs_than_a_tile_holds_go_to_one_expert():
     share = 1 / (1 + np.exp(-1.0))
     normed = jax.vmap(network.norm)(x)
     expected = sum(
-        weight * np.asarray(network.experts.one(jnp.array(expert), normed))
+        weight * np.asarray(network.experts.apply(jnp.array(expert), normed))
         for expert, weight in ((4, share), (1, 1 - share))
     )
     np.testing.assert_allclose(found, expected, rtol=1e-11, atol=1e-13)

@@ -21,7 +21,7 @@ from lim_jax.network.regularity import (
     attention_regularity,
     feed_forward_regularity,
     field_regularity,
-    norm_lipschitz,
+    norm_constants,
     trajectory_radius,
 )
 
@@ -103,7 +103,7 @@ def test_every_step_of_the_proof_holds_by_itself(name):
         holds(
             "norm",
             np.linalg.norm(numpy_norm(attention.norm, x) - numpy_norm(attention.norm, y), axis=1),
-            float(norm_lipschitz(attention.norm)) * h,
+            float(norm_constants(attention.norm)[1]) * h,
         )
         for head in range(2):
             score, mass, output = numpy_head(attention, head, x, prefix)
@@ -315,7 +315,7 @@ def test_averaging_is_as_steep_as_its_constant_but_for_hardys_on_the_grid(name):
 def test_the_constants_of_norm_and_activations_in_closed_form():
     scale = jnp.asarray(np.array([1.0, -3.0, 2.0, 0.5]))
     norm = LayerNorm(scale, jnp.zeros(4), 0.25)
-    assert float(norm_lipschitz(norm)) == 6
+    assert float(norm_constants(norm)[1]) == 6
     # Attained, but for the projection off the mean, where the variance vanishes.
     step = 1e-6 * np.eye(4)[1]
     moved = norm(jnp.asarray(step)) - norm(jnp.zeros(4))
@@ -412,7 +412,7 @@ def test_places_that_divide_queries_and_keys_are_refused():
     turns = divided.turns(lim.token_grid(len(x)))
     scores = np.einsum("hik,hjk->hij", divided.queries(x, turns), divided.sources(x, turns)[0])
     assert np.abs(scores).max() > 1e6 * field_regularity(layer).attention.score.max()
-    with pytest.raises(ValueError, match="attention: got scores or outputs .* normalised"):
+    with pytest.raises(ValueError, match="attention: got queries, keys, scores .* normalised"):
         attention_regularity(divided)
 
 

@@ -175,12 +175,12 @@ FIRST = {
         {"x": Rows(STATES), "context": Unread(STATES), "grid": ON},
     ),
     "Rotary": (
-        lambda frequencies, tokens, grid: network.Rotary(frequencies, tokens).turns(grid),
-        {"frequencies": Numbers([1.0, 0.1]), "tokens": optional(Real(8.0)), "grid": ON},
+        lambda frequencies, tokens: network.Rotary(frequencies, tokens).turns(TOKENS),
+        {"frequencies": Numbers([1.0, 0.1]), "tokens": optional(Real(8.0))},
     ),
     "Span": (
-        lambda window, grid: network.Span(window).prefixes(grid).prefix_weights(),
-        {"window": optional(Known(2)), "grid": ON},
+        lambda window: network.Span(window).prefixes(TOKENS).prefix_weights(),
+        {"window": optional(Known(2))},
     ),
     "TransformerField.init": (
         lim.TransformerField.init,
