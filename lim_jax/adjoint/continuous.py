@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from lim_jax._checks import guarded, require_callable, require_example
-from lim_jax.adjoint.sweep import SIGNATURE, Example, TerminalLoss
+from lim_jax._checks import guarded
+from lim_jax.adjoint.sweep import Example, TerminalLoss, require_loss
 from lim_jax.adjoint.tangent import causal_by_construction, looks_ahead, pull_back
 from lim_jax.grid.measure import Grid
 from lim_jax.network.continuous import ContinuousFlow, guarded_times, require_continuous
@@ -62,12 +62,8 @@ def continuous_adjoint(
     ----------
     flow
         The depth flow.
-    terminal_loss
-        ``terminal_loss(state, y) -> scalar``, as in `sweep.adjoint_trajectory`.
-    example
-        One example ``(x, y)``: its input :math:`X_0` and its labels, any pytree or None.
-    grid
-        The positions of x; any grid.
+    terminal_loss, example, grid
+        As in `sweep.adjoint_trajectory`.
     times
         The depth times at which to save P, increasing.
 
@@ -86,14 +82,12 @@ def continuous_adjoint(
     >>> flow = ContinuousFlow(lambda time: lambda x, context, grid: -x)
     >>> times = jnp.array([0.0, 1.0])
     >>> loss = lambda x, y: integral(x, grid).sum()
-    >>> found = continuous_adjoint(flow, loss, (jnp.ones((4, 1)), None), grid, times)
-    >>> bool(jnp.allclose(found.covectors[0], jnp.exp(-1.0), atol=1e-5))
+    >>> adjoint = continuous_adjoint(flow, loss, (jnp.ones((4, 1)), None), grid, times)
+    >>> bool(jnp.allclose(adjoint.covectors[0], jnp.exp(-1.0), atol=1e-5))
     True
     """
     require_continuous(flow)
-    require_callable(terminal_loss, "terminal_loss", SIGNATURE)
-    require_example(example)
-    x, y = example
+    x, y = require_loss(terminal_loss, example)
     times = guarded_times(times, flow.horizon)
     forward = flow.solve(x, grid, diffrax.SaveAt(t1=True, dense=True))
     forward = forward.result.error_if(forward, ~diffrax.is_successful(forward.result))

@@ -209,21 +209,20 @@ def recency_survival(
     :math:`(1+c)^2 \ge 1 + |E_M|/(|E_R| + |E_M|)`: with the paper's c, where
     :math:`T\Lambda \ge \tfrac12\log(1 + \frac{1-2\delta}{1-\delta})`.
 
-    The moment is the law's: a sample of finite c has a finite mean whatever the law, so that this
-    premise is not tested here. `probes.tail_index` of :math:`(2c + c^2)\|P_T\|^2` says what a
-    sample shows of it: an index well above 1 where it is not refuted.
+    A sample of finite c has a finite mean whatever the law, so the moment condition is not tested
+    here. `probes.tail_index` of :math:`(2c + c^2)\|P_T\|^2` is well above 1 where a sample does not
+    refute it.
 
     Parameters
     ----------
     terminal, initial
         :math:`P_T` and :math:`P_0` of every example.
     amplification
-        c of every example: either bound of `residual.amplification`. Or its `products`, of which
-        the first is c: a criterion that cannot hold then says at which depth it could.
-        Of continuous flows `residual.generator_norms` of every example. Their c is measured at
-        sampled depth times and bounds nothing between them, a premise that does not hold: such a
-        certificate may refute, and never holds. One that may takes :math:`e^{TC} - 1` of a proved
-        :math:`C \ge |\zeta(t)|\,\|D\mathscr F_{\theta_t}\|`.
+        c of every example: either bound of `residual.amplification`, or its `products`, whose first
+        is c: a criterion that cannot hold then says at which depth it could. Of continuous flows
+        `residual.generator_norms`, whose c is no bound between the sampled depth times: a premise
+        fails, and the certificate never holds. Pass :math:`e^{TC} - 1` of a proved
+        :math:`C \ge |\zeta(t)|\,\|D\mathscr F_{\theta_t}\|` for one that may.
     regions
         On the covectors' grid.
 
@@ -309,10 +308,7 @@ def right_biased_queries(
     terminal: Float[Array, "examples length width"],
     regions: Regions,
 ) -> Certificate:
-    r"""Recency of the terminal covector from where the loss asks.
-
-    By averages of squares: masses, which `query_masses` has too, compare regions of different
-    lengths.
+    r"""Recency of the terminal covector from the loss's queries, by averages of their squares.
 
     `eq:right-biased-squared-query-mass`, made sufficient. For a tokenwise readout
     :math:`\mathbb E\|P_T(i)\|^2 = \chi_i^2\rho_i` (`eq:finite-recency-energy-contrast`), so with
@@ -341,14 +337,12 @@ def right_biased_queries(
         Where a number is NaN or infinite.
     """
     require_concrete("the numbers", (query_weights, residual_energies, terminal))
-    require_regions(regions)
-    require_on_grid(query_weights, regions.grid, "query_weights", "length")
+    squares = np.asarray(query_masses(query_weights, regions).squares)
     require_on_grid(residual_energies, regions.grid, "residual_energies", "length")
     require_on_grid(terminal, regions.grid, "terminal", "examples length width")
     asked, weights = np.asarray(query_weights) > 0, regions.grid.weights
     measured, gap = _measured_queries(query_weights, residual_energies, terminal, weights)
     precision = jnp.result_type(measured)
-    squares = np.asarray(query_masses(query_weights, regions).squares)
     energies = np.asarray(regional_averages(measured, regions))
     inside = np.asarray(regions.weights) > 0
 

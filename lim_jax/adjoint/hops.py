@@ -18,12 +18,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from lim_jax._checks import counted, require_callable, require_example
+from lim_jax._checks import counted
 from lim_jax._errors import filter_jit
 from lim_jax.adjoint.ledger import cone_by_head
 from lim_jax.adjoint.sites import attention_sites
 from lim_jax.adjoint.stages import SparseRows, Stage, linearised_stages
-from lim_jax.adjoint.sweep import SIGNATURE, Example, TerminalLoss, terminal_adjoint
+from lim_jax.adjoint.sweep import Example, TerminalLoss, require_loss, terminal_adjoint
 from lim_jax.adjoint.tangent import Parts
 from lim_jax.grid.measure import Grid
 from lim_jax.network.flow import ResidualFlow, require_flow
@@ -52,12 +52,8 @@ def attention_hops(
     ----------
     flow
         The depth flow; its step is `euler` or `split`.
-    terminal_loss
-        ``terminal_loss(state, y) -> scalar``, as in `sweep.adjoint_trajectory`.
-    example
-        One example ``(x, y)``: its input :math:`X_0` and its labels, any pytree or None.
-    grid
-        The positions of x.
+    terminal_loss, example, grid
+        As in `sweep.adjoint_trajectory`.
     highest
         From how many hops on they are taken together, at least 1.
 
@@ -82,9 +78,7 @@ def attention_hops(
     [[0.0, 1.0], [1.0, 1.0], [0.75, 0.25]]
     """
     require_flow(flow)
-    require_callable(terminal_loss, "terminal_loss", SIGNATURE)
-    require_example(example)
-    x, y = example
+    x, y = require_loss(terminal_loss, example)
     highest = counted(highest, "highest")
     states = flow.trajectory(x, grid).states
     terminal = terminal_adjoint(terminal_loss, (states[-1], y), grid)

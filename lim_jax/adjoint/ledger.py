@@ -19,11 +19,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from lim_jax._checks import counted, guarded, require_callable, require_example
+from lim_jax._checks import counted, guarded
 from lim_jax._errors import filter_jit
 from lim_jax.adjoint.sites import AttentionSites, require_sites
 from lim_jax.adjoint.stages import pull_back_heads, pull_back_stages
-from lim_jax.adjoint.sweep import SIGNATURE, Example, TerminalLoss
+from lim_jax.adjoint.sweep import Example, TerminalLoss, require_loss
 from lim_jax.adjoint.tangent import causal_by_construction, looks_ahead
 from lim_jax.grid.integrals import inner
 from lim_jax.grid.measure import Grid, require_on_grid
@@ -125,12 +125,8 @@ def channels(
     ----------
     flow
         The depth flow; its step is `euler` or `split`.
-    terminal_loss
-        ``terminal_loss(state, y) -> scalar``, as in `sweep.adjoint_trajectory`.
-    example
-        One example ``(x, y)``: its input :math:`X_0` and its labels, any pytree or None.
-    grid
-        The positions of x.
+    terminal_loss, example, grid
+        As in `sweep.adjoint_trajectory`.
 
     Raises
     ------
@@ -152,9 +148,7 @@ def channels(
     True
     """
     require_flow(flow)
-    require_callable(terminal_loss, "terminal_loss", SIGNATURE)
-    require_example(example)
-    x, y = example
+    x, y = require_loss(terminal_loss, example)
     times, states = flow.trajectory(x, grid)
     loss, gradient = jax.value_and_grad(terminal_loss)(states[-1], y)
     terminal = gradient / grid.weights[:, None]

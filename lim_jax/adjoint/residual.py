@@ -15,19 +15,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 
-from lim_jax._checks import (
-    counted,
-    require,
-    require_callable,
-    require_example,
-    require_floats,
-    require_key,
-    require_kind,
-)
+from lim_jax._checks import counted, require_floats, require_key, require_kind
 from lim_jax._errors import filter_jit
 from lim_jax._random import gaussian
 from lim_jax.adjoint.krylov import NormBounds, counted_steps, norm_bounds
-from lim_jax.adjoint.sweep import SIGNATURE, Example, TerminalLoss, terminal_adjoint
+from lim_jax.adjoint.sweep import Example, TerminalLoss, require_loss, terminal_adjoint
 from lim_jax.grid.measure import Grid
 from lim_jax.network.continuous import ContinuousFlow, require_continuous
 from lim_jax.network.flow import ResidualFlow, euler, require_flow
@@ -55,12 +47,8 @@ def interaction_orders(
     ----------
     flow
         The depth flow, of any step.
-    terminal_loss
-        ``terminal_loss(state, y) -> scalar``, as in `sweep.adjoint_trajectory`.
-    example
-        One example ``(x, y)``: its input :math:`X_0` and its labels, any pytree or None.
-    grid
-        The positions of x.
+    terminal_loss, example, grid
+        As in `sweep.adjoint_trajectory`.
     highest
         The highest order, at most the number of layers.
 
@@ -80,9 +68,7 @@ def interaction_orders(
     [1.0, 1.0, 0.25]
     """
     require_flow(flow)
-    require_callable(terminal_loss, "terminal_loss", SIGNATURE)
-    require_example(example)
-    x, y = example
+    x, y = require_loss(terminal_loss, example)
     orders = f"an order from 0 to {flow.depth}, the number of layers, known before tracing"
     highest = counted(highest, "highest", least=0, most=flow.depth, expected=orders)
     states = flow.trajectory(x, grid).states
@@ -315,14 +301,8 @@ def amplification(norms: NormBounds) -> Amplification:
     >>> growth.products.round(3).tolist()
     [2.0, 1.0]
     """
-    require(
-        not isinstance(norms, GeneratorNorms),
-        "norms",
-        got="those of a continuous flow at some depth times",
-        expected="those of all layers, from interaction_norms",
-        cure="A continuous flow's c is norms.amplification, by its horizon.",
-    )
-    require_kind(norms, NormBounds, "norms", "Take them from interaction_norms.")
+    cure = "Take them from interaction_norms; of a continuous flow c is norms.amplification."
+    require_kind(norms, NormBounds, "norms", cure)
     require_floats(norms.upper, "norms.upper", "layers", "Of several examples vmap over norms.")
     sizes = norms.upper
     products = jnp.expm1(jnp.cumsum(jnp.log1p(sizes)[::-1])[::-1])

@@ -17,7 +17,7 @@ from lim_jax.weights import FetchedLayers, FetchedParts
 class AttentionSites(NamedTuple):
     """Every layer's attention, with a leading layer axis, and where it is linearised."""
 
-    attention: CausalAttention | FetchedParts  # one of them by `weights.in_memory`
+    attention: CausalAttention | FetchedParts  # take a layer by `weights.in_memory`
     increments: Float[Array, " depth"]  # epsilon zeta(t_k)
     step: Float[Array, " depth"]  # epsilon, for each layer
     states: Float[Array, "depth length width"]

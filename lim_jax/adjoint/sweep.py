@@ -44,6 +44,13 @@ class AdjointTrajectory(NamedTuple):
     covectors: Float[Array, "times length width"]
 
 
+def require_loss(terminal_loss: Any, example: Any) -> Example:
+    """Return an example; raise ValueError unless it is a pair and the loss a function."""
+    require_callable(terminal_loss, "terminal_loss", SIGNATURE)
+    require_example(example)
+    return example
+
+
 def terminal_adjoint(terminal_loss: TerminalLoss, example: Example, grid: Grid) -> State:
     r"""The terminal covector :math:`P_T = DH(X_T)^*(\dots)` as a density.
 
@@ -70,9 +77,7 @@ def terminal_adjoint(terminal_loss: TerminalLoss, example: Example, grid: Grid) 
     >>> terminal_adjoint(loss, (jnp.ones((2, 1)), 3.0), grid).tolist()
     [[3.0], [3.0]]
     """
-    require_callable(terminal_loss, "terminal_loss", SIGNATURE)
-    require_example(example)
-    state, y = example
+    state, y = require_loss(terminal_loss, example)
     require_on_grid(state, grid, "state", "length width")
     return jax.grad(terminal_loss)(state, y) / grid.weights[:, None]
 
@@ -121,9 +126,7 @@ def adjoint_trajectory(
     (3, 3, 2)
     """
     require_flow(flow)
-    require_callable(terminal_loss, "terminal_loss", SIGNATURE)
-    require_example(example)
-    x, y = example
+    x, y = require_loss(terminal_loss, example)
     times, states = flow.trajectory(x, grid)
     loss, terminal = jax.value_and_grad(terminal_loss)(states[-1], y)
 

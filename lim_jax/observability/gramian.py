@@ -68,11 +68,11 @@ class ObservedTokens(eqx.Module):
     readout: Callable[[State, Grid], State] | None = None
 
     def __call__(self, x: State) -> Float[Array, "depth observed"]:
-        r"""What is seen of :math:`X_0, \dots, X_{M-1}` from the input `x`."""
+        r"""Observe :math:`X_0, \dots, X_{M-1}` from the input `x`."""
         return jax.vmap(self.seen)(self.flow.trajectory(x, self.grid).states[:-1])
 
     def seen(self, state: State) -> Float[Array, " observed"]:
-        """What is seen of one layer's state."""
+        """Observe one layer's state."""
         features = state if self.readout is None else self.readout(state, self.grid)
         return features[self.positions].ravel()
 
@@ -146,6 +146,12 @@ def observability_gramians(
     return low_rank_gramians(observations, x, step, rank)[positions]
 
 
+def require_observations(observations: Any, x: Any) -> None:
+    """Raise ValueError unless observations are a function and x is the input of one example."""
+    require_callable(observations, "observations", "of the input")
+    require_floats(x, "x", "length width", cure="Pass one example: vmap over a batch.")
+
+
 def guarded_positions(positions: Positions, x: State) -> Positions:
     """Return monitored positions, whose use raises where x does not have them."""
     message = f"positions: expected numbers from 0 to {x.shape[0] - 1}, got others."
@@ -186,8 +192,7 @@ def layer_products(
     >>> layer_products(lambda x: 3 * x.reshape(1, -1), jnp.ones((2, 1)), depth=1)
     {'forward': 2, 'reverse': 2}
     """
-    require_callable(observations, "observations", "from the input to what is seen of it")
-    require_floats(x, "x", "length width", cure="Pass one example: vmap over a batch.")
+    require_observations(observations, x)
     if positions is not None:
         require_indices(positions, "positions")
     rank = None if rank is None else counted(rank, "rank")
@@ -203,7 +208,7 @@ def layer_products(
 
 
 def _layers_passed(observations: Observations, layers: int, depth: int | None) -> int:
-    """M: of `ObservedTokens` the layers that they observe, of other functions what is said."""
+    """Return M: the layers that `ObservedTokens` observe, or `depth` for other functions."""
     if isinstance(observations, ObservedTokens):
         cure = "These observe all of their layers: leave it out."
         depth = layers if depth is None else depth

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from lim_jax._checks import counted, require_callable, require_floats, require_indices
+from lim_jax._checks import counted, require_floats, require_indices
 from lim_jax._errors import filter_jit
 from lim_jax.grid.integrals import integral
 from lim_jax.grid.measure import Grid, require_on_grid
@@ -25,6 +25,7 @@ from lim_jax.observability.gramian import (
     guarded_positions,
     layer_products,
     layer_steps,
+    require_observations,
 )
 from lim_jax.probes import Probes
 
@@ -61,16 +62,15 @@ def probed_observability(
     >>> probed_observability(observations, jnp.ones((2, 1)), 0.5, jnp.array([[1.0]])).tolist()
     [[4.5, 4.5]]
     """
-    require_callable(observations, "observations", "from the input to what is seen of it")
-    require_floats(x, "x", "length width", cure="Pass one example: vmap over a batch.")
+    require_observations(observations, x)
     positions = jnp.arange(x.shape[0]) if positions is None else positions
     require_indices(positions, "positions")
     positions = guarded_positions(positions, x)
-    require_floats(probes, "probes", "probes *positions", cure="Take them from probes.")
-    axes = "probes width" if probes.ndim == 2 else "probes positions width"
+    each = getattr(probes, "ndim", 2) == 3
+    axes = "probes positions width" if each else "probes width"
     sizes = {"positions": positions.shape[0], "width": x.shape[1]}
     require_floats(probes, "probes", axes, "Take them from probes, of the width.", **sizes)
-    if probes.ndim == 2:
+    if not each:
         probes = jnp.broadcast_to(probes[:, None], (len(probes), len(positions), x.shape[1]))
     observed, push = jax.linearize(observations, x)
     steps = layer_steps(step, observed)
@@ -107,8 +107,7 @@ def layer_injected_traces(
     >>> layer_injected_traces(observations, jnp.ones((2, 1)), 0.5, noise).round(6).tolist()
     [[4.5, 4.5]]
     """
-    require_callable(observations, "observations", "from the input to what is seen of it")
-    require_floats(x, "x", "length width", cure="Pass one example: vmap over a batch.")
+    require_observations(observations, x)
     observed, pull = jax.vjp(observations, x)
     depth, seen = observed.shape
     cure = "One entry for each number that is observed."
@@ -174,7 +173,7 @@ def accumulated_numbers(
     >>> accumulated_numbers(lambda x: 3 * x.reshape(1, -1), jnp.ones((2, 1)), draws=5)
     {'forward': 4, 'probes': 20, 'reverse': 4, 'injected': 10}
     """
-    require_callable(observations, "observations", "from the input to what is seen of it")
+    require_observations(observations, x)
     passes = trace_products(lambda x: observations(x), x, draws, positions, depth=1)
     seen = passes["reverse"]  # K r
     ahead = {name: passes[name] * seen for name in ("forward", "probes")}
