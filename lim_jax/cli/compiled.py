@@ -29,7 +29,7 @@ def keep_programs(arguments: Sequence[str]) -> list[str]:
             os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
             return rest
         case ["--cache"]:
-            raise Refusal("--cache: got no folder, expected one. Say --cache PATH COMMAND.")
+            raise Refusal("--cache: got no folder, expected one. Pass --cache PATH COMMAND.")
         case ["--cache", path, *rest]:
             _keep_in(Path(path))
             return rest

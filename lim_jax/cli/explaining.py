@@ -131,8 +131,7 @@ def explain(
         regions = common_regions(read.lengths, delta, start.embedding.dtype)
         networks, losses = {"given": start}, None
         if model is None:
-            trained, losses = _trained(start, keys[1], unfinished)
-            networks = {"seeded": start, "trained": trained}
+            networks, losses = _trained(start, keys[1], unfinished)
         cases = _cases(networks, read, loss)
         # The clock may choose another number when the run is taken up: the first one holds.
         known = contexts or _recorded_contexts(unfinished)
@@ -206,12 +205,15 @@ def _stacked(rows: list[np.ndarray]) -> Any:
     return jax.device_put(np.stack(rows)) if len({row.size for row in rows}) == 1 else rows
 
 
-def _trained(start: CausalLM, key: jax.Array, unfinished: Path) -> tuple[CausalLM, jax.Array]:
-    """The byte-level network after it has read the standard library, and its losses."""
+def _trained(
+    start: CausalLM, key: jax.Array, unfinished: Path
+) -> tuple[dict[str, CausalLM], jax.Array]:
+    """The byte-level network before and after it has read the standard library, and its losses."""
     text, progress = models.standard_library_text(), partial(tqdm, desc="training")
-    return models.train(
+    trained, losses = models.train(
         start, text, BYTES, STEPS, key=key, progress=progress, checkpoint=unfinished / "training"
     )
+    return {"seeded": start, "trained": trained}, losses
 
 
 def _require_enough(read: ReadContexts, contexts: int | None) -> None:

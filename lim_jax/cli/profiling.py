@@ -203,7 +203,7 @@ def require_page(html: bool, loss: LossKind) -> None:
     """Raise before a long computation whose page could not be written."""
     if html:
         require_page_packages()
-        cure = "A page takes one pass apart, and a contrast is of two: say --no-html."
+        cure = "A page takes one pass apart, and a contrast has two: pass --no-html."
         single = loss != "contrast"
         require(single, "html", got="a page of a contrast", expected="another loss", cure=cure)
 
@@ -211,7 +211,7 @@ def require_page(html: bool, loss: LossKind) -> None:
 def require_foil(foil: str, loss: LossKind) -> None:
     """Raise ValueError for a foil that the loss does not read."""
     require(not foil or loss == "contrast", "foil", got=f"{foil!r} with --loss {loss}",
-            expected="--loss contrast", cure="It alone asks why not the foil.")  # fmt: skip
+            expected="--loss contrast", cure="Only a contrast reads a foil.")  # fmt: skip
 
 
 def require_fitting(network: CausalLM, contexts: Sequence[Context]) -> None:

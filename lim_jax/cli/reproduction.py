@@ -64,14 +64,14 @@ def counterexamples(out: Unnamed = None, overwrite: bool = False) -> int:
     kept = run_folder(out, "counterexamples", {}, overwrite=overwrite) if out else nullcontext()
     with kept as folder:
         with jax.enable_x64(True):
-            found = [example._asdict() for example in paper.counterexamples()]
-        for example in found:
+            examples = [example._asdict() for example in paper.counterexamples()]
+        for example in examples:
             values = {name: of_it.tolist() for name, of_it in example["numbers"].items()}
             print(f'"{example["slogan"]}"  No: {example["because"]}')
             for name, numbers in values.items():
                 print(f"    {name}: {'  '.join(f'{number:.4g}' for number in numbers)}")
             example["numbers"] = values
         if folder is not None:
-            write_json(folder / "counterexamples.json", found)
+            write_json(folder / "counterexamples.json", examples)
             print(f"Wrote counterexamples.json to {folder}.")
     return 0

@@ -16,7 +16,7 @@ from lim_jax.cli.contexts_io import Shares, part_text, record_shares
 from lim_jax.cli.folder import save_figure, write_json, write_table
 from lim_jax.grid.carrying import carrying_shares
 from lim_jax.grid.cells import token_grid
-from lim_jax.plots.shares import shares_by_place
+from lim_jax.plots.profile import shares_by_place
 from lim_jax.results.two_way import TwoWayShares, two_way_in_words, two_way_shares, two_way_table
 
 SHOWN = 8  # documents of a table that is printed

@@ -2,7 +2,6 @@ from . import convergence as convergence
 from . import drawing as drawing
 from . import explanations as explanations
 from . import profile as profile
-from . import shares as shares
 from . import simulations as simulations
 from .convergence import convergence_rates as convergence_rates
 from .convergence import error_against_cost as error_against_cost

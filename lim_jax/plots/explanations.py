@@ -99,7 +99,13 @@ def cone_masses(masses: Mapping[str, Estimate], regions: Regions, title: str = "
     """Draw cone masses on a logarithmic scale, with two standard errors of their logarithms."""
     require_regions(regions)
     require_kind(masses, Mapping, "masses", "Pass them by name.")
-    require(len(masses) > 0, "masses", got="none", expected="one or more", cure="Name one.")
+    require(
+        len(masses) > 0,
+        "masses",
+        got="none",
+        expected="one or more",
+        cure="Pass at least one by name.",
+    )
     for mass in masses.values():
         require_kind(mass, Estimate, "masses", "Take them from average_cone_mass.")
         require_on_grid(mass.value, regions.grid, "masses", "length")
@@ -128,7 +134,7 @@ def certificate_margins(certificates: Sequence[Certificate], title: str) -> Figu
     premise does not, "vacuous" where nothing on the other side could have made it hold. An infinite
     side is drawn at one, and a finite one beside it at zero; the row says so.
     """
-    require_several(certificates, Certificate, "certificates", "Those of explain are such a list.")
+    require_several(certificates, Certificate, "certificates", "Pass those of an Explanation.")
     require_text(title, "title")
     rows = [(claim, sides) for claim in certificates for sides in claim.inequalities]
     figure, axes = new_figure("", "each side over the larger one's size (no unit)", title)

@@ -71,7 +71,7 @@ def verdict(influence: Influence) -> str:
         "influence",
         got="an influence whose gap is NaN",
         expected="finite energies",
-        cure="No word is said of it: look where they come from.",
+        cure="Look where they come from.",
     )
     if not np.isfinite(error):
         return "One context has no error, so nothing is decided."

@@ -8,7 +8,7 @@ take ``to_xarray(result).to_netcdf(path)``.
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields
 from fractions import Fraction
 from importlib import import_module
@@ -112,7 +112,7 @@ def load(path: AnyPath) -> Any:
         its numbers are finer than JAX is set to.
     """
     path = as_path(path)
-    require(path.is_file(), "path", got=str(path), expected="a file", cure="Is it elsewhere?")
+    require(path.is_file(), "path", got=str(path), expected="a file", cure="Check the path.")
     header, arrays = _opened(path)
     written = header.get("version")
     if written != VERSION:
@@ -203,35 +203,52 @@ def _put(array: np.ndarray, place: str, arrays: dict[str, np.ndarray]) -> dict[s
         "result",
         got=f"an array named {place}",
         expected="another name",
-        cure="The file's own entries have these.",
+        cure="Rename it: the file has an entry of its own of this name.",
     )
     arrays[place] = array.astype(np.float32) if array.dtype.kind == "V" else array
     return {"array": place, "dtype": array.dtype.name}
 
 
 def _read(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
-    if isinstance(value, dict):
-        tag = next(iter(value))
-        return READERS[tag](value, arrays)
+    """The reverse of `_written`."""
+    match value:
+        case {"array": place, "dtype": name}:
+            return _read_array(arrays[place], jnp.dtype(name))
+        case {"kind": kind, "parts": parts}:
+            parts = {name: _read(part, arrays) for name, part in parts.items()}
+            return _kind_named(kind)(**parts)
+        case {"dict": entries}:
+            return {name: _read(entry, arrays) for name, entry in entries.items()}
+        case {"list": entries}:
+            return [_read(entry, arrays) for entry in entries]
+        case {"tuple": entries}:
+            return tuple(_read(entry, arrays) for entry in entries)
+        case {"rates": entries}:  # its file loads the solvers of differential equations
+            rates = import_module("lim_jax.limits.own").Rates
+            return rates(_read(entry, arrays) for entry in entries)
+        case {"float": text}:
+            return float(text)
+        case {"fraction": text}:
+            return Fraction(text)
+        case {"dtype": name}:
+            return jnp.dtype(name)
+        case dict() | list():
+            raise ValueError("what no result is written as")
     return value
 
 
-def _read_kind(value: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> Any:
-    written: str = value["kind"]
+def _kind_named(kind: str) -> type:
     require(
-        written in KINDS,
+        kind in KINDS,
         "path",
-        got=f"a result of the kind {value['kind']!r}",
+        got=f"a result of the kind {kind!r}",
         expected=f"one of {', '.join(KINDS)}",
         cure="Read it with the lim_jax that wrote it.",
     )
-    kind = getattr(import_module(f"lim_jax.{KINDS[written]}"), written.split(".")[1])
-    parts = {part: _read(entry, arrays) for part, entry in value["parts"].items()}
-    return kind(**parts)
+    return getattr(import_module(f"lim_jax.{KINDS[kind]}"), kind.split(".")[1])
 
 
-def _read_array(value: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> jax.Array:
-    dtype = jnp.dtype(value["dtype"])
+def _read_array(array: np.ndarray, dtype: np.dtype) -> jax.Array:
     require(
         jax.dtypes.canonicalize_dtype(dtype) == dtype,
         "path",
@@ -239,38 +256,12 @@ def _read_array(value: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> jax.
         expected="a precision that JAX is set to",
         cure="Load it inside of `with jax.enable_x64(True):`, or run with JAX_ENABLE_X64=1.",
     )
-    return jax.device_put(arrays[value["array"]].astype(dtype))
+    return jax.device_put(array.astype(dtype))
 
 
 def _parts(kind: type) -> tuple[str, ...]:
     """The names of the fields of a named tuple or a module."""
     return getattr(kind, "_fields", None) or tuple(field.name for field in fields(kind))
-
-
-def _read_entries(entries: Any, arrays: Mapping[str, np.ndarray]) -> Any:
-    """Of a dictionary or a list, each."""
-    if isinstance(entries, dict):
-        return {name: _read(entry, arrays) for name, entry in entries.items()}
-    return [_read(entry, arrays) for entry in entries]
-
-
-def _rates() -> type:
-    """`limits.Rates`, whose file loads the solvers of differential equations."""
-    return import_module("lim_jax.limits.own").Rates
-
-
-Reader = Callable[[dict[str, Any], Mapping[str, np.ndarray]], Any]
-READERS: Mapping[str, Reader] = {
-    "array": _read_array,
-    "dict": lambda value, arrays: _read_entries(value["dict"], arrays),
-    "dtype": lambda value, _: jnp.dtype(value["dtype"]),
-    "float": lambda value, _: float(value["float"]),
-    "fraction": lambda value, _: Fraction(value["fraction"]),
-    "kind": _read_kind,
-    "list": lambda value, arrays: _read_entries(value["list"], arrays),
-    "rates": lambda value, arrays: _rates()(_read_entries(value["rates"], arrays)),
-    "tuple": lambda value, arrays: tuple(_read_entries(value["tuple"], arrays)),
-}
 
 
 def known(array: Any) -> np.ndarray:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lim_jax._checks import ARRAYS, described, require
-from lim_jax.adjoint.certificate import Certificate, Inequality
+from lim_jax.adjoint.certificate import Certificate
 from lim_jax.adjoint.ledger import CHANNELS, Channels
 from lim_jax.density.statistics import Indices, Influence
 from lim_jax.grid.measure import Grid
@@ -53,173 +53,173 @@ def describe(result: Any, axes: str = "") -> Description:
     return SEVERAL[kind](result if several else [result])
 
 
-def _influence(found: Influence) -> Description:
+def _influence(influence: Influence) -> Description:
+    errors = influence.density_error, influence.total_error, influence.index_errors()
     variables = {
-        **_numbers(found.density, found.total, found.indices()),
-        **_numbers(found.density_error, found.total_error, found.index_errors(), "_error"),
-        "energy": ("position", found.energy, ENERGY),
-        "energy_error": ("position", found.energy_error, ENERGY),
+        **_numbers(influence.density, influence.total, influence.indices()),
+        **_numbers(*errors, suffix="_error"),
+        "energy": ("position", influence.energy, ENERGY),
+        "energy_error": ("position", influence.energy_error, ENERGY),
     }
-    if found.example_energies is not None:
-        variables["example_energy"] = ("example position", found.example_energies, ENERGY)
-    attributes = {"examples": int(found.count), **_of_regions(found.regions)}
-    return Description(variables, found.grid, {"region": REGIONS}, attributes)
+    if influence.example_energies is not None:
+        variables["example_energy"] = ("example position", influence.example_energies, ENERGY)
+    attributes = {"examples": int(influence.count), **_of_regions(influence.regions)}
+    return Description(variables, influence.grid, {"region": REGIONS}, attributes)
 
 
-def _comparison(found: Comparison) -> Description:
-    variables = {
-        **_numbers(found.density, found.total, found.indices),
-        **_numbers(found.density_error, found.total_error, found.index_errors, "_error"),
-    }
-    attributes = {"paired": str(found.paired), **_of_regions(found.regions)}
-    return Description(variables, found.regions.grid, {"region": REGIONS}, attributes)
+def _comparison(change: Comparison) -> Description:
+    errors = change.density_error, change.total_error, change.index_errors
+    variables = _numbers(change.density, change.total, change.indices)
+    variables |= _numbers(*errors, suffix="_error")
+    attributes = {"paired": str(change.paired), **_of_regions(change.regions)}
+    return Description(variables, change.regions.grid, {"region": REGIONS}, attributes)
 
 
 def _numbers(density: Any, total: Any, indices: Indices, suffix: str = "") -> Variables:
-    averages = jnp.stack(indices[:3])
-    single = {name: ("", getattr(indices, name), SHARE) for name in Indices._fields[3:]}
-    found = {
+    variables = {
         "density": ("position", density, SHARE),
-        "regional_average": ("region", averages, SHARE),
-        **single,
+        "regional_average": ("region", jnp.stack(indices[:3]), SHARE),
+        **{name: ("", getattr(indices, name), SHARE) for name in Indices._fields[3:]},
         "total": ("", total, ENERGY),
     }
-    return {name + suffix: variable for name, variable in found.items()}
+    return {name + suffix: variable for name, variable in variables.items()}
 
 
 def _of_regions(regions: Regions) -> dict[str, Any]:
-    found = {"delta": float(regions.delta), "convention": regions.convention}
-    return found | ({"left_out": list(regions.left_out)} if regions.left_out else {})
+    attributes = {"delta": float(regions.delta), "convention": regions.convention}
+    return attributes | ({"left_out": list(regions.left_out)} if regions.left_out else {})
 
 
-def _channels(found: Channels) -> Description:
-    vectors = found.vectors
+def _channels(channels: Channels) -> Description:
+    vectors = channels.vectors
     variables = {
         "energy": ("channel position", (vectors**2).sum(axis=-1), ENERGY),
         "vector": ("channel position component", vectors, COVECTOR),
-        "cone": ("layer position component", found.cone_by_depth, COVECTOR),
-        "local": ("layer position component", found.local_by_depth, COVECTOR),
-        "covector": ("depth position component", found.covectors, COVECTOR),
-        "state": ("depth position component", found.states, STATE),
-        "time": ("depth", found.times, NONE),
-        "loss": ("", found.loss, LOSS),
+        "cone": ("layer position component", channels.cone_by_depth, COVECTOR),
+        "local": ("layer position component", channels.local_by_depth, COVECTOR),
+        "covector": ("depth position component", channels.covectors, COVECTOR),
+        "state": ("depth position component", channels.states, STATE),
+        "time": ("depth", channels.times, NONE),
+        "loss": ("", channels.loss, LOSS),
     }
     return Description(variables, labels={"channel": CHANNELS})
 
 
-def _explanation(found: Any) -> Description:
-    of_all, regional = _influence(found.influence), found.regional
-    rest = {} if found.without_queries is None else _influence(found.without_queries).variables
-    certificates = _certificates(found.certificates)
-    layers = range(found.depth, found.depth + len(found.head_energies))
+def _explanation(result: Any) -> Description:
+    of_all, regional = _influence(result.influence), result.regional
+    rest = {} if result.without_queries is None else _influence(result.without_queries).variables
+    certificates = _certificates(result.certificates)
+    layers = range(result.depth, result.depth + len(result.head_energies))
     variables = {
         **of_all.variables,
         **{f"{name}_without_queries": variable for name, variable in rest.items()},
-        "channel_energy": ("channel position", found.channel_energies, ENERGY),
-        "relative_energy": ("channel position", found.relative_energies, "loss^2"),
-        "hop_energy": ("hop position", found.hop_energies, ENERGY),
+        "channel_energy": ("channel position", result.channel_energies, ENERGY),
+        "relative_energy": ("channel position", result.relative_energies, "loss^2"),
+        "hop_energy": ("hop position", result.hop_energies, ENERGY),
         "regional_channel_energy": ("region channel", regional.energies, ENERGY),
         "regional_channel_energy_error": ("region channel", regional.standard_errors, ENERGY),
         "regional_cross_terms": ("region", regional.cross_terms, ENERGY),
-        "regional_hop_energy": ("region hop", found.regional_hop_energies, ENERGY),
-        "head_energy": ("layer head", found.head_energies, ENERGY),
-        "terminal_contrast": ("", found.terminal_contrast.value, SHARE),
-        "terminal_contrast_error": ("", found.terminal_contrast.error, SHARE),
+        "regional_hop_energy": ("region hop", result.regional_hop_energies, ENERGY),
+        "head_energy": ("layer head", result.head_energies, ENERGY),
+        "terminal_contrast": ("", result.terminal_contrast.value, SHARE),
+        "terminal_contrast_error": ("", result.terminal_contrast.error, SHARE),
         **certificates.variables,
     }
     labels = {"channel": CHANNELS, "layer": layers, **of_all.labels, **certificates.labels}
-    return Description(variables, of_all.grid, labels, {"depth": found.depth, **of_all.attributes})
+    attributes = {"depth": result.depth, **of_all.attributes}
+    return Description(variables, of_all.grid, labels, attributes)
 
 
-def _certificates(found: Sequence[Certificate]) -> Description:
+def _along(axes: str, columns: Mapping[str, Any]) -> Variables:
+    """Columns without units, all along the same axes."""
+    return {name: (axes, values, NONE) for name, values in columns.items()}
+
+
+def _certificates(certificates: Sequence[Certificate]) -> Description:
     """Certificates; and below them their inequalities and premises, each with its certificate's."""
-    compared: list[tuple[str, str, Inequality]] = [
-        (one.name, role, inequality)
-        for one in found
-        for role, those in (("compared", one.inequalities), ("measured", one.measured))
-        for inequality in those
-    ]
-    premises = [(one.name, premise) for one in found for premise in one.premises]
-    variables = {
-        "holds": ("certificate", [one.holds for one in found], NONE),
-        "concluded": ("certificate", [one.concluded for one in found], NONE),
-        "least_margin": ("certificate", [one.margin for one in found], NONE),
-        "vacuous": ("certificate", _texts(one.vacuous for one in found), NONE),
-        "conclusion": ("certificate", _texts(one.conclusion for one in found), NONE),
-        "source": ("certificate", _texts(one.source for one in found), NONE),
-        "certificate_of_inequality": ("inequality", _texts(name for name, _, _ in compared), NONE),
-        "role": ("inequality", _texts(role for _, role, _ in compared), NONE),
-        "inequality_holds": ("inequality", [one.holds for _, _, one in compared], NONE),
-        **{
-            name: ("inequality", [float(getattr(one, name)) for _, _, one in compared], NONE)
-            for name in ("greater", "lesser", "margin", "rounding")
-        },
-        "certificate_of_premise": ("premise", _texts(name for name, _ in premises), NONE),
-        "premise_value": ("premise", [float(one.value) for _, one in premises], NONE),
-        "premise_holds": ("premise", [bool(one.holds) for _, one in premises], NONE),
-    }
+    names, roles, sides = [], [], []
+    for claim in certificates:
+        for role, inequalities in (("compared", claim.inequalities), ("measured", claim.measured)):
+            names += [claim.name] * len(inequalities)
+            roles += [role] * len(inequalities)
+            sides += inequalities
+    premises = [(claim.name, premise) for claim in certificates for premise in claim.premises]
+    numbers, words = (
+        ("greater", "lesser", "margin", "rounding"),
+        ("vacuous", "conclusion", "source"),
+    )
+    variables = _along("certificate", {
+        "holds": [claim.holds for claim in certificates],
+        "concluded": [claim.concluded for claim in certificates],
+        "least_margin": [claim.margin for claim in certificates],
+        **{name: _texts(getattr(claim, name) for claim in certificates) for name in words},
+    }) | _along("inequality", {
+        "certificate_of_inequality": _texts(names),
+        "role": _texts(roles),
+        "inequality_holds": [inequality.holds for inequality in sides],
+        **{name: [float(getattr(of, name)) for of in sides] for name in numbers},
+    }) | _along("premise", {
+        "certificate_of_premise": _texts(name for name, _ in premises),
+        "premise_value": [float(premise.value) for _, premise in premises],
+        "premise_holds": [bool(premise.holds) for _, premise in premises],
+    })  # fmt: skip
     labels = {
-        "certificate": _texts(one.name for one in found),
-        "inequality": _texts(one.statement for _, _, one in compared),
-        "premise": _texts(one.statement for _, one in premises),
+        "certificate": _texts(claim.name for claim in certificates),
+        "inequality": _texts(inequality.statement for inequality in sides),
+        "premise": _texts(premise.statement for _, premise in premises),
     }
     return Description(variables, labels=labels)
 
 
-def _rows(found: Sequence[Any]) -> Description:
-    of_studies = _studies([row.study for row in found])
-    variables = {
-        **of_studies.variables,
-        "expected_order": ("study", [_stated(row.expected) for row in found], NONE),
-        "agrees": ("study", [row.agrees for row in found], NONE),
-        "reason": ("study", _texts(row.reason for row in found), NONE),
-        "reliability_warning": ("study", _texts(row.reliability_warning for row in found), NONE),
+def _rows(rows: Sequence[Any]) -> Description:
+    columns = {
+        "expected_order": [_stated(row.expected) for row in rows],
+        "agrees": [row.agrees for row in rows],
+        "reason": _texts(row.reason for row in rows),
+        "reliability_warning": _texts(row.reliability_warning for row in rows),
     }
-    return Description(variables, labels={"study": _texts(row.name for row in found)})
+    variables = _studies([row.study for row in rows]).variables | _along("study", columns)
+    return Description(variables, labels={"study": _texts(row.name for row in rows)})
 
 
-def _studies(found: Sequence[Any]) -> Description:
+def _studies(studies: Sequence[Any]) -> Description:
     """Studies side by side, filled up with NaN where one has fewer refinements, or no bound."""
-    steps = max(len(one.refinements) for one in found)
+    steps = max(len(study.refinements) for study in studies)
 
     def filled(values: Sequence[float] | None) -> list[float]:
         values = values or ()
         return [*values, *[np.nan] * (steps - len(values))]
 
-    orders = [one.order for one in found]
-    claimed = [_stated(one.claimed) for one in found]
-    answers = {"holds": "yes", "BROKEN": "no"}
-    variables = {
-        "error": ("study step", [filled(one.errors) for one in found], NONE),
-        "bound": ("study step", [filled(one.bounds) for one in found], NONE),
-        "refinement": ("study step", [filled(one.refinements) for one in found], NONE),
-        "order": ("study", [order.value for order in orders], NONE),
-        "order_half_width": ("study", [order.half_width for order in orders], NONE),
-        "constant": ("study", [order.constant for order in orders], NONE),
-        "claimed_order": ("study", claimed, NONE),
-        "reference_error": ("study", [float(one.reference_error) for one in found], NONE),
-        "bound_holds": (
-            "study",
-            _texts(answers.get(one.verdict, one.verdict) for one in found),
-            NONE,
-        ),
-        "source": ("study", _texts(one.source for one in found), NONE),
-    }
-    return Description(variables, labels={"study": _texts(one.source for one in found)})
+    orders, answers = [study.order for study in studies], {"holds": "yes", "BROKEN": "no"}
+    sources = _texts(study.source for study in studies)
+    variables = _along("study step", {
+        "error": [filled(study.errors) for study in studies],
+        "bound": [filled(study.bounds) for study in studies],
+        "refinement": [filled(study.refinements) for study in studies],
+    }) | _along("study", {
+        "order": [order.value for order in orders],
+        "order_half_width": [order.half_width for order in orders],
+        "constant": [order.constant for order in orders],
+        "claimed_order": [_stated(study.claimed) for study in studies],
+        "reference_error": [float(study.reference_error) for study in studies],
+        "bound_holds": _texts(answers.get(study.verdict, study.verdict) for study in studies),
+        "source": sources,
+    })  # fmt: skip
+    return Description(variables, labels={"study": sources})
 
 
 def _stated(order: float | None) -> float:
     return np.nan if order is None else float(order)
 
 
-def _training_path(found: Any) -> Description:
+def _training_path(path: Any) -> Description:
     variables = {
-        "density": ("time position", found.density, SHARE),
-        "energy": ("time position", found.energy, ENERGY),
-        "total": ("time", found.total, ENERGY),
-        "risk": ("time", found.risk, LOSS),
+        "density": ("time position", path.density, SHARE),
+        "energy": ("time position", path.energy, ENERGY),
+        "total": ("time", path.total, ENERGY),
+        "risk": ("time", path.risk, LOSS),
     }
-    return Description(variables, found.grid, {"time": found.times})
+    return Description(variables, path.grid, {"time": path.times})
 
 
 def _texts(words: Any) -> np.ndarray:

@@ -180,7 +180,7 @@ def _positions(
             name,
             got=f"{length} of them",
             expected=f"{size}, one for each position" if size else "none: there are no positions",
-            cure="Those of the context that was measured.",
+            cure="Pass those of the context that was measured.",
         )
     if size is None:
         return {}

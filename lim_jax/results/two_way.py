@@ -202,7 +202,7 @@ def two_way_table(result: TwoWayShares, names: Sequence[str]) -> str:
     require_several(names, str, "names", "Pass those of the documents.")
     places = result.by_place.value.size
     require(len(names) == places, "names", got=f"{len(names)}", expected=f"{places}",
-            cure="One for each document.")  # fmt: skip
+            cure="Pass one for each document.")  # fmt: skip
     return text_table(two_way_cells(result, names))
 
 
