@@ -60,12 +60,15 @@ def read_decoder(
         _account_for_layers(read, recipe, layer)
     for index in range(sizes.depth, sizes.depth + recipe.num_mtp_layers):
         read.known.update(_layer_tensors(read, f"{names.prefix}{names.layer}.{index}."))
-    head_bias = None
+    positions = head_bias = None
+    if names.positions is not None:
+        count = recipe.offset + recipe.num_positions
+        (positions,) = put(read(f"{names.positions}.weight", count, sizes.width)[recipe.offset :])
     if recipe.biases.head:
         (head_bias,) = put(read.whole(f"{names.head}.bias", sizes.vocabulary))
     parts = {
         "embedding": rows if names.embedding_norm is None else _normed_rows(read, recipe, rows),
-        "positions": _positions(read, recipe),
+        "positions": positions,
         "flow": ResidualFlow(layers, horizon=recipe.increment * sizes.depth, step=recipe.step),
         "norm": recipe.norm(read, names.last, sizes.width, sizes.norm_eps),
         "head": _head(read, recipe, rows, shape, placement),
@@ -127,14 +130,6 @@ def _normed_rows(read: Reader, recipe: Recipe, rows: Rows) -> Array:
     norm = layer_norm(read, recipe.names.embedding_norm, recipe.sizes.width, recipe.sizes.norm_eps)
     of_all = jax.jit(lambda rows: jax.vmap(norm)(slice_rows(rows, jnp.array(0), rows.shape[0])))
     return of_all(rows)
-
-
-def _positions(read: Reader, recipe: Recipe) -> Array | None:
-    if recipe.names.positions is None:
-        return None
-    rows = recipe.num_positions + recipe.offset
-    table = read(f"{recipe.names.positions}.weight", rows, recipe.sizes.width)
-    return put(table[recipe.offset :])[0]
 
 
 def _layer(read: Reader, index: int, recipe: Recipe, span: Span | Spans) -> TransformerField:

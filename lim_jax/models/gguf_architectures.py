@@ -21,16 +21,11 @@ from lim_jax.models.rope_config import FULL, SLIDING, TRAINED, every
 Factors = Mapping[str, list[float]]
 OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 LAYER = {
-    "attn_norm": "input_layernorm",
-    "ffn_norm": "post_attention_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
+    "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
+    "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
-}
+}  # fmt: skip
 HEAD_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 AFTER = {
     "post_attention_norm": "post_attention_layernorm",
@@ -74,14 +69,12 @@ def _granite(options: Options, sizes: Options, stored: frozenset[str]) -> dict[s
     rotated = options.get("rope.scaling.finetuned", True)  # Granite's word for rotary positions
     cure = "Networks without positions are not known here."
     require_option(options, "rope.scaling.finetuned", rotated, rotated is True, "True", cure)
-    usual = {"attention.scale": sizes["head_dim"] ** -0.5}
     return _biased(options, sizes, stored) | {
-        name: get_positive(options, spelt, usual.get(spelt, 1.0))
-        for name, spelt in {
-            "embedding_multiplier": "embedding_scale", "residual_multiplier": "residual_scale",
-            "attention_multiplier": "attention.scale", "logits_scaling": "logit_scale",
-        }.items()
-    }  # fmt: skip
+        "embedding_multiplier": get_positive(options, "embedding_scale", 1.0),
+        "residual_multiplier": get_positive(options, "residual_scale", 1.0),
+        "attention_multiplier": get_positive(options, "attention.scale", sizes["head_dim"] ** -0.5),
+        "logits_scaling": get_positive(options, "logit_scale", 1.0),
+    }
 
 
 def _experts(options: Options, *_: Any) -> dict[str, Any]:

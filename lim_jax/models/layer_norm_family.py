@@ -46,6 +46,10 @@ def biased(
 
 
 OF_GPT2 = SizeNames("n_embd", "n_layer", "n_head", "n_inner", "layer_norm_epsilon")
+OF_BLOOM = SizeNames("hidden_size", "n_layer", "n_head", None, "layer_norm_epsilon")
+OF_FALCON = SizeNames(
+    intermediate_size="ffn_hidden_size", norm_eps="layer_norm_epsilon", num_kv_heads="num_kv_heads"
+)
 LAYER_NORM_EPS = SizeNames(norm_eps="layer_norm_eps")
 GPT_NAMES = Names(
     prefix="transformer.", embedding="wte", positions="wpe", layer="h", up="c_fc", down="c_proj",
@@ -114,10 +118,8 @@ def gptj(config: Configuration) -> Recipe:
 
 def gpt_neo(config: Configuration) -> Recipe:
     """GPT-Neo: learned positions, unscaled scores, every other layer in a window."""
-    size_names = SizeNames(
-        depth="num_layers", heads="num_heads", norm_eps="layer_norm_epsilon"
-    )  # fmt: skip
-    sizes = sizes_of(config, size_names, norm_eps=1e-5)
+    names = SizeNames(depth="num_layers", heads="num_heads", norm_eps="layer_norm_epsilon")
+    sizes = sizes_of(config, names, norm_eps=1e-5)
     types = config.get("attention_types") or [[["global", "local"], 12]]
     kinds = [kind for pattern, times in types for kind in times * pattern]
     kinds = config.get("attention_layers") or kinds
@@ -159,25 +161,19 @@ def bloom(config: Configuration) -> Recipe:
     """BLOOM: ALiBi, normalised embeddings."""
     refuse_options(config, apply_residual_connection_post_layernorm=False)
     width = "hidden_size" if config.get("n_embed") is None else "n_embed"
-    sizes = sizes_of(
-        config, SizeNames(width, "n_layer", "n_head", None, "layer_norm_epsilon"), norm_eps=1e-5
-    )
+    sizes = sizes_of(config, OF_BLOOM._replace(width=width), norm_eps=1e-5)
     names = FALCON_NAMES._replace(embedding_norm="word_embeddings_layernorm")
     alibi = Span(places=Alibi(parts.alibi_slopes(sizes.heads)))
     return biased(
-        config, sizes, sizes.depth * (alibi,), names,
-        projections=parts.fused_qkv_by_group, activation=bloom_gelu,
+        config, sizes, sizes.depth * (alibi,), names, projections=parts.fused_qkv_by_group,
+        activation=bloom_gelu,
     )  # fmt: skip
 
 
 def falcon(config: Configuration) -> Recipe:
     """Falcon: parallel blocks behind one norm or two, one key head or several."""
     refuse_options(config, alibi=False, apply_residual_connection_post_layernorm=False)
-    size_names = SizeNames(
-        intermediate_size="ffn_hidden_size", norm_eps="layer_norm_epsilon",
-        num_kv_heads="num_kv_heads",
-    )  # fmt: skip
-    sizes = sizes_of(config, size_names, norm_eps=1e-5)
+    sizes = sizes_of(config, OF_FALCON, norm_eps=1e-5)
     refuse_options(config, ff_factor=sizes.intermediate_size / sizes.width)
     new = bool(config.get("new_decoder_architecture", False))
     parallel = bool(config.get("parallel_attn", True))
@@ -190,12 +186,11 @@ def falcon(config: Configuration) -> Recipe:
     before = before if parallel or new else ("input_layernorm", "post_attention_layernorm")
     refuse_options({"parallel_attn": parallel or not new}, parallel_attn=True)
     names = FALCON_NAMES._replace(before_attention=before[0], before_network=before[1])
-    everywhere = bool(config.get("bias", False))
+    biases = EVERYWHERE if config.get("bias", False) else Biases()
     return biased(
         config, sizes, rotary_spans(config, sizes), names,
         projections=parts.fused_qkv if one_group else parts.fused_qkv_by_group,
-        step=euler if parallel else split, biases=Biases(everywhere, everywhere, everywhere),
-        act="activation", activation="gelu",
+        step=euler if parallel else split, biases=biases, act="activation", activation="gelu",
     )  # fmt: skip
 
 
@@ -222,10 +217,9 @@ def starcoder2(config: Configuration) -> Recipe:
     )  # fmt: skip
     slides = config.get("sliding_window") is not None
     kinds = layer_kinds(config, sizes.depth, *sizes.depth * [SLIDING if slides else FULL])
-    everywhere = bool(config.get("use_bias", True))
     return biased(
         config, sizes, sliding(config, sizes, kinds), Names(up="c_fc", down="c_proj"),
-        biases=Biases(everywhere, everywhere, everywhere),
+        biases=EVERYWHERE if config.get("use_bias", True) else Biases(),
         act="hidden_act", activation="gelu_pytorch_tanh",
     )  # fmt: skip
 
@@ -239,8 +233,7 @@ def stablelm(config: Configuration) -> Recipe:
         names = names._replace(before_network="input_layernorm")
     return llama_like(
         config, sizes, rotary_spans(config, sizes, default_part=0.25), names=names,
-        norm=parts.layer_norm,
-        biases=Biases(qkv=bool(config.get("use_qkv_bias", False))),
+        norm=parts.layer_norm, biases=Biases(qkv=bool(config.get("use_qkv_bias", False))),
         step=euler if parallel else split,
         head_norm=parts.separate_head_norms if config.get("qk_layernorm", False) else None,
     )  # fmt: skip
@@ -276,7 +269,7 @@ def cohere2(config: Configuration) -> Recipe:
     )  # fmt: skip
     kinds = layer_kinds(config, sizes.depth, *every(period, sizes.depth))
     places = {SLIDING: rotary_of(config, sizes.head_dim), FULL: None}
-    return _cohere(config, sizes, spans(config, kinds, places.__getitem__))
+    return _cohere(config, sizes, spans(config, kinds, places.get))
 
 
 def _cohere(
@@ -284,7 +277,6 @@ def _cohere(
 ) -> Recipe:
     return llama_like(
         config, sizes, of_layers, tied=True, norm=parts.layer_norm_without_shift, step=euler,
-        names=Names(before_network="input_layernorm"), biases=biases_of(config),
-        rope_interleaved=True,
-        logit_scale=get_positive(config, "logit_scale", 0.0625), **more,
+        names=Names(before_network="input_layernorm"), biases=biases_of(config), **more,
+        rope_interleaved=True, logit_scale=get_positive(config, "logit_scale", 0.0625),
     )  # fmt: skip

@@ -241,12 +241,9 @@ def exaone4(config: Configuration) -> Recipe:
         usual = every(period, sizes.depth)
     kinds = layer_kinds(config, sizes.depth, *usual)
     rotary = rotary_of(config, sizes.head_dim)
-
-    def places(kind: str) -> Rotary | None:
-        return rotary if window is None or kind == SLIDING else None
-
+    places = {SLIDING: rotary, FULL: rotary if window is None else None}
     return llama_like(
-        config, sizes, spans(config, kinds, places), names=Names(**AFTER),
+        config, sizes, spans(config, kinds, places.get), names=Names(**AFTER),
         head_norm=parts.shared_head_norm,
     )  # fmt: skip
 
@@ -265,13 +262,13 @@ def olmo3(config: Configuration) -> Recipe:
     kinds = layer_kinds(config, sizes.depth, *every(4, sizes.depth))
     # Readers disagree about another base beside rope_scaling.
     refuse_options(config, rope_theta=500_000.0)
-
-    def places(kind: str) -> Rotary:
-        return rotary_of(config, sizes.head_dim, default=500_000.0, kind=kind)
-
+    of_layers = spans(
+        config, kinds,
+        lambda kind: rotary_of(config, sizes.head_dim, default=500_000.0, kind=kind),
+    )  # fmt: skip
     return llama_like(
-        config, sizes, spans(config, kinds, places), names=Names(**AFTER),
-        biases=biases_of(config), head_norm=parts.across_heads,
+        config, sizes, of_layers, names=Names(**AFTER), biases=biases_of(config),
+        head_norm=parts.across_heads,
     )  # fmt: skip
 
 

@@ -2,16 +2,7 @@
 
 import math
 
-from lim_jax.models import parts
-from lim_jax.models.experts import (
-    Mixture,
-    by_expert,
-    fused_gate_up,
-    interleaved_gate_up,
-    moe_mlp,
-    read_mla,
-    transposed_gate_up,
-)
+from lim_jax.models import experts, parts
 from lim_jax.models.llama_family import biases_of, llama_like, multipliers, rotary_spans, sliding
 from lim_jax.models.options import (
     Configuration,
@@ -36,7 +27,7 @@ from lim_jax.models.rope_config import (
 )
 from lim_jax.network.experts import ClampedGate, Routing
 from lim_jax.network.frequencies import yarn_amplitude
-from lim_jax.network.positions import Rotary, Tempered, UnitRotary
+from lim_jax.network.positions import Tempered, UnitRotary
 from lim_jax.network.span import Span
 
 OF_GPT_OSS = {"rope_type": "yarn", "factor": 32.0, "truncate": False, TRAINED: 4096}
@@ -46,7 +37,7 @@ OF_TRINITY = Names(
     before_network="pre_mlp_layernorm",
     after_network="post_mlp_layernorm",
 )
-PROJECTIONS = by_expert("gate_proj", "up_proj", "down_proj")
+PROJECTIONS = experts.by_expert("gate_proj", "up_proj", "down_proj")
 # Options that repeat what others say.
 REPEATED = (
     "num_experts", "num_local_experts", "experts_per_token", "initial_context_length",
@@ -64,25 +55,22 @@ def afmoe(config: Configuration) -> Recipe:
     biased = bool(config.get("attention_bias", False))
     period = get_int(config, "global_attn_every_n_layers", 4)
     kinds = layer_kinds(config, sizes.depth, *every(period, sizes.depth))
-    rotary = rotary_of(config, sizes.head_dim)
-
-    def places(kind: str) -> Rotary | None:
-        return rotary if kind == SLIDING else None
-
+    places = {SLIDING: rotary_of(config, sizes.head_dim), FULL: None}
     count, hidden = (
         get_int(config, "num_experts", 64),
         get_int(config, "moe_intermediate_size", 1408),
     )
     routing = Routing(_top(config, 6), "sigmoid", factor=get_positive(config, "route_scale", 1.0))
     _require_open(routing, count)
-    experts = Mixture(
+    mixture = experts.Mixture(
         count, hidden, routing, PROJECTIONS, router="router.gate", preference="expert_bias",
         shared=("shared_experts", hidden * get_int(config, "num_shared_experts", 2)),
         dense_layers=frozenset(range(get_int(config, "num_dense_layers", 1, least=0))),
     )  # fmt: skip
     return llama_like(
-        config, sizes, spans(config, kinds, places, 1024), names=OF_TRINITY,
-        biases=Biases(biased, biased), head_norm=parts.shared_head_norm, network=moe_mlp(experts),
+        config, sizes, spans(config, kinds, places.get, 1024), names=OF_TRINITY,
+        biases=Biases(biased, biased), head_norm=parts.shared_head_norm,
+        network=experts.moe_mlp(mixture),
         embedding_scale=math.sqrt(sizes.width) if config.get("mup_enabled", False) else 1.0,
     )  # fmt: skip
 
@@ -92,13 +80,13 @@ def mixtral(config: Configuration) -> Recipe:
     sizes = sizes_of(config, norm_eps=1e-5)
     slides = config.get("sliding_window") is not None
     seen = sliding(config, sizes, sizes.depth * (SLIDING if slides else FULL,), default=1e6)
-    experts = Mixture(
+    mixture = experts.Mixture(
         get_int(config, "num_local_experts", 8), sizes.intermediate_size,
-        Routing(_top(config, 2)), by_expert("w1", "w3", "w2"),
+        Routing(_top(config, 2)), experts.by_expert("w1", "w3", "w2"),
     )  # fmt: skip
     config.ignore(*REPEATED)
     names = Names(network="block_sparse_moe")
-    return llama_like(config, sizes, seen, names=names, network=moe_mlp(experts))
+    return llama_like(config, sizes, seen, names=names, network=experts.moe_mlp(mixture))
 
 
 def qwen3_moe(config: Configuration) -> Recipe:
@@ -112,28 +100,28 @@ def qwen3_moe(config: Configuration) -> Recipe:
     dense = {k for k in range(sizes.depth) if k in only or step < 1 or (k + 1) % step}
     name = "num_experts" if config.get("num_experts") is not None else "num_local_experts"
     routing = Routing(_top(config, 8), normalised=bool(config.get("norm_topk_prob", False)))
-    experts = Mixture(
+    mixture = experts.Mixture(
         get_int(config, name, 128), get_int(config, "moe_intermediate_size"), routing, PROJECTIONS,
         dense_layers=frozenset(dense),
     )  # fmt: skip
     config.ignore(*REPEATED)
     return llama_like(
         config, sizes, seen, biases=biases_of(config), head_norm=parts.shared_head_norm,
-        network=moe_mlp(experts),
+        network=experts.moe_mlp(mixture),
     )  # fmt: skip
 
 
 def granitemoe(config: Configuration) -> Recipe:
     """Granite with experts."""
     sizes = sizes_of(config)
-    experts = Mixture(
+    mixture = experts.Mixture(
         get_int(config, "num_local_experts", 8), sizes.intermediate_size, Routing(_top(config, 2)),
-        fused_gate_up("input_linear", "output_linear"), router="router.layer",
+        experts.fused_gate_up("input_linear", "output_linear"), router="router.layer",
     )  # fmt: skip
     config.ignore(*REPEATED)
     return llama_like(
         config, sizes, names=Names(network="block_sparse_moe"), biases=biases_of(config),
-        network=moe_mlp(experts), **multipliers(config),
+        network=experts.moe_mlp(mixture), **multipliers(config),
     )  # fmt: skip
 
 
@@ -142,9 +130,9 @@ def gpt_oss(config: Configuration) -> Recipe:
     sizes = sizes_of(config, norm_eps=1e-5, head_dim=64)
     kinds = layer_kinds(config, sizes.depth, *every(2, sizes.depth))
     rotary = rotary_of(config, sizes.head_dim, default=150_000.0, default_scaling=OF_GPT_OSS)
-    experts = Mixture(
+    mixture = experts.Mixture(
         get_int(config, "num_local_experts", 128), sizes.intermediate_size,
-        Routing(_top(config, 4)), interleaved_gate_up, router="router", router_bias=True,
+        Routing(_top(config, 4)), experts.interleaved_gate_up, router="router", router_bias=True,
         combine=ClampedGate(
             get_positive(config, "swiglu_alpha", 1.702), get_positive(config, "swiglu_limit", 7.0)
         ),
@@ -153,7 +141,7 @@ def gpt_oss(config: Configuration) -> Recipe:
     return llama_like(
         config, sizes, spans(config, kinds, lambda kind: rotary, 128),
         names=Names(sinks="self_attn.sinks"), biases=biases_of(config, default=True),
-        network=moe_mlp(experts),
+        network=experts.moe_mlp(mixture),
     )  # fmt: skip
 
 
@@ -177,9 +165,9 @@ def llama4_text(config: Configuration) -> Recipe:
     )
     step, layers = get_int(config, "interleave_moe_layer_step", 1), config.get("moe_layers")
     sparse = range(step - 1, sizes.depth, step) if layers is None else layers
-    experts = Mixture(
+    mixture = experts.Mixture(
         get_int(config, "num_local_experts", 16), sizes.intermediate_size,
-        Routing(_top(config, 1), "sigmoid", normalised=False), transposed_gate_up,
+        Routing(_top(config, 1), "sigmoid", normalised=False), experts.transposed_gate_up,
         router="router", shared=("shared_expert", sizes.intermediate_size), weighs_input=True,
         dense_layers=frozenset(range(sizes.depth)) - set(sparse),
         dense_intermediate_size=get_int(config, "intermediate_size_mlp", 16384),
@@ -187,7 +175,7 @@ def llama4_text(config: Configuration) -> Recipe:
     config.ignore(*REPEATED)
     return llama_like(
         config, sizes, of_layers, names=Names(network="feed_forward"), rope_interleaved=True,
-        biases=biases_of(config), network=moe_mlp(experts),
+        biases=biases_of(config), network=experts.moe_mlp(mixture),
     )  # fmt: skip
 
 
@@ -232,15 +220,15 @@ def _deepseek(
     name = "n_routed_experts" if config.get("n_routed_experts") is not None else "num_local_experts"
     count = get_int(config, name)
     _require_open(routing, count)
-    experts = Mixture(
+    mixture = experts.Mixture(
         count, hidden, routing, PROJECTIONS,
         preference="gate.e_score_correction_bias" if preference else None,
         shared=("shared_experts", hidden * shared), dense_layers=frozenset(range(first)),
     )  # fmt: skip
     size, rope = sizes.head_dim + get_int(config, "qk_nope_head_dim"), rope_options(config)
     return llama_like(
-        config, sizes, rotary_spans(config, sizes), network=moe_mlp(experts),
-        attention=read_mla(config), scale=_yarn_scale(size, rope),
+        config, sizes, rotary_spans(config, sizes), network=experts.moe_mlp(mixture),
+        attention=experts.read_mla(config), scale=_yarn_scale(size, rope),
         num_mtp_layers=config.get("num_nextn_predict_layers") or 0,
     )  # fmt: skip
 

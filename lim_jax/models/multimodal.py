@@ -20,19 +20,17 @@ from lim_jax.models.options import (
 
 TEXT, TIED = "text_config", "tie_word_embeddings"
 # The defaults of each publisher's reader.
-GEMMA3 = {
-    "model_type": "gemma3_text", "vocab_size": 262_208, "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-}  # fmt: skip
-LLAMA4 = {
-    "model_type": "llama4_text", "vocab_size": 202_048, "num_attention_heads": 40,
-    "num_key_value_heads": 8,
-}  # fmt: skip
 MULTIMODAL: Mapping[str, Mapping[str, Any]] = {
-    "gemma3": GEMMA3 | {TIED: True},
-    "llama4": LLAMA4 | {TIED: False},
+    "gemma3": {
+        "model_type": "gemma3_text", "vocab_size": 262_208, "num_attention_heads": 8,
+        "num_key_value_heads": 4, TIED: True,
+    },
+    "llama4": {
+        "model_type": "llama4_text", "vocab_size": 202_048, "num_attention_heads": 40,
+        "num_key_value_heads": 8, TIED: False,
+    },
     "mistral3": {"model_type": "mistral", TIED: True},
-}
+}  # fmt: skip
 IMAGES = (
     "boi_token_index", "eoi_token_index", "image_token_index", "mm_tokens_per_image",
     "multimodal_projector_bias", "projector_hidden_act", "spatial_merge_size", "vision_config",

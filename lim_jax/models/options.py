@@ -58,15 +58,7 @@ OTHER_NETWORK = "It may change the network, whose numbers would be others than t
 
 
 class Configuration(Mapping[str, Any]):
-    """A file's options, and the names of those that were read.
-
-    Examples
-    --------
-    >>> config = Configuration({"width": 8, "depth": 2, "dropout": 0.1})
-    >>> config.ignore("dropout")
-    >>> config["width"], config.get("heads", 1), sorted(config.asked)
-    (8, 1, ['dropout', 'heads', 'width'])
-    """
+    """A file's options, and the names of those that were read."""
 
     def __init__(self, options: Options, file: str = CONFIG):
         self.options, self.asked, self.file = options, set(), file
@@ -108,13 +100,6 @@ def refuse_unknown(config: Configuration) -> None:
     """Raise ValueError at an option that nobody read and that may change the network.
 
     Null states nothing.
-
-    Examples
-    --------
-    >>> refuse_unknown(Configuration({"use_cache": True, "is_causal": True, "logit_scale": None}))
-    >>> refuse_unknown(Configuration({"logit_scale": 0.5}))
-    Traceback (most recent call last):
-    Refusal: config.json: got logit_scale = 0.5, expected options of the family. ...
     """
     refuse_options(config, **SUPPORTED)
     for name, value in config.options.items():

@@ -1,7 +1,7 @@
 """Readers of the parts that decoders share: norms, projections, attention, tokenwise networks."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import equinox as eqx
 import jax
@@ -94,39 +94,36 @@ def deinterleaved(rows: np.ndarray | Array, recipe: Recipe) -> np.ndarray:
 
 def separate_qkv(read: Reader, at: str, recipe: Recipe) -> Projected:
     """Read queries, keys and values from a matrix each."""
-    sizes, names = recipe.sizes, recipe.names
-    counts = {names.query: sizes.heads, names.key: sizes.num_kv_heads}
-    counts |= {names.value: sizes.num_kv_heads}
-    rows = [_rows(read, f"{at}.{name}", count, recipe) for name, count in counts.items()]
-    biases = [_bias_rows(read, f"{at}.{name}", count, recipe) for name, count in counts.items()]
-    return _projected(rows, biases, recipe)
+    sizes, names, groups = recipe.sizes, recipe.names, recipe.sizes.num_kv_heads
+    counts = {names.query: sizes.heads, names.key: groups, names.value: groups}
+    pairs = [_heads(read, f"{at}.{name}", count, recipe) for name, count in counts.items()]
+    return _projected([rows for rows, _ in pairs], [bias for _, bias in pairs], recipe)
 
 
 def fused_qkv(read: Reader, at: str, recipe: Recipe) -> Projected:
     """Read one matrix that holds all queries, then all keys, then all values."""
-    sizes, name = recipe.sizes, f"{at}.{recipe.names.fused_qkv}"
-    cuts, count = [sizes.heads, sizes.heads + sizes.num_kv_heads], _fused_heads(recipe)
-    rows = np.split(_rows(read, name, count, recipe), cuts)
-    bias = _bias_rows(read, name, count, recipe)
-    return _projected(rows, [None] * 3 if bias is None else np.split(bias, cuts), recipe)
+    heads, groups = recipe.sizes.heads, recipe.sizes.num_kv_heads
+    return _fused(read, at, recipe, lambda rows: np.split(rows, [heads, heads + groups]))
 
 
 def fused_qkv_by_group(read: Reader, at: str, recipe: Recipe) -> Projected:
     """Read one matrix that holds, group by group, the queries, the key and the value."""
-    sizes, name, count = recipe.sizes, f"{at}.{recipe.names.fused_qkv}", _fused_heads(recipe)
-    groups, each = sizes.num_kv_heads, sizes.heads // sizes.num_kv_heads
+    heads, groups = recipe.sizes.heads, recipe.sizes.num_kv_heads
 
     def cut(rows: np.ndarray) -> list[np.ndarray]:
-        by_group = rows.reshape(groups, each + 2, *rows.shape[1:])
-        queries = by_group[:, :each].reshape(sizes.heads, *rows.shape[1:])
-        return [queries, by_group[:, each], by_group[:, each + 1]]
+        by_group = rows.reshape(groups, -1, *rows.shape[1:])
+        queries = by_group[:, :-2].reshape(heads, *rows.shape[1:])
+        return [queries, by_group[:, -2], by_group[:, -1]]
 
-    rows, bias = _rows(read, name, count, recipe), _bias_rows(read, name, count, recipe)
+    return _fused(read, at, recipe, cut)
+
+
+def _fused(
+    read: Reader, at: str, recipe: Recipe, cut: Callable[[np.ndarray], list[np.ndarray]]
+) -> Projected:
+    count = recipe.sizes.heads + 2 * recipe.sizes.num_kv_heads
+    rows, bias = _heads(read, f"{at}.{recipe.names.fused_qkv}", count, recipe)
     return _projected(cut(rows), [None] * 3 if bias is None else cut(bias), recipe)
-
-
-def _fused_heads(recipe: Recipe) -> int:
-    return recipe.sizes.heads + 2 * recipe.sizes.num_kv_heads
 
 
 def _projected(
@@ -142,15 +139,14 @@ def _projected(
     }
 
 
-def _rows(read: Reader, name: str, count: int, recipe: Recipe) -> np.ndarray:
+def _heads(
+    read: Reader, name: str, count: int, recipe: Recipe
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """Read the rows of some heads, and their bias."""
     size, width = recipe.sizes.head_dim, recipe.sizes.width
-    return read_matrix(read, name, count * size, width, recipe).reshape(count, size, width)
-
-
-def _bias_rows(read: Reader, name: str, count: int, recipe: Recipe) -> np.ndarray | None:
-    if not recipe.biases.qkv:
-        return None
-    return read(f"{name}.bias", count * recipe.sizes.head_dim).reshape(count, -1)
+    rows = read_matrix(read, name, count * size, width, recipe).reshape(count, size, width)
+    bias = read(f"{name}.bias", count * size) if recipe.biases.qkv else None
+    return rows, None if bias is None else bias.reshape(count, size)
 
 
 def read_matrix(read: Reader, name: str, rows: int, columns: int, recipe: Recipe) -> np.ndarray:
@@ -207,13 +203,17 @@ def read_attention(read: Reader, at: str, recipe: Recipe, span: Span | Spans) ->
     """Read multi-head attention."""
     sizes, names = recipe.sizes, recipe.names
     width, heads = sizes.width, sizes.heads
-    output = read_matrix(read, f"{at}.{names.output}", width, heads * sizes.head_dim, recipe)
+    inner = heads * sizes.head_dim
+    output = read_matrix(read, f"{at}.{names.output}", width, inner, recipe)
     norms = {}
     if recipe.head_norm is not None:
         norms["query_norm"] = recipe.head_norm(read, f"{at}.{names.query_norm}", heads, recipe)
         groups = sizes.num_kv_heads
         norms["key_norm"] = recipe.head_norm(read, f"{at}.{names.key_norm}", groups, recipe)
-    biased, sinks, gate = recipe.biases.attention_output, names.sinks, names.output_gate
+    biased, sinks, gate = recipe.biases.attention_output, names.sinks, None
+    if names.output_gate is not None:
+        gate = read_matrix(read, f"{at}.{names.output_gate}", inner, width, recipe)
+        (gate,) = put(gate.reshape(heads, -1, width))
     return CausalAttention(
         read_norm(read, at, names.before_attention, recipe) or eqx.nn.Identity(),
         output=put(by_head(output, heads))[0],
@@ -223,7 +223,7 @@ def read_attention(read: Reader, at: str, recipe: Recipe, span: Span | Spans) ->
         scale=recipe.scale,
         cap=recipe.cap,
         sinks=None if sinks is None else put(read(f"{at}.{sinks}", heads))[0],
-        gate=None if gate is None else put(_rows(read, f"{at}.{gate}", heads, recipe))[0],
+        gate=gate,
         turn_first=recipe.rope_before_qk_norm,
         **recipe.projections(read, at, recipe),
         **norms,
@@ -241,11 +241,6 @@ def alibi_slopes(heads: int) -> tuple[float, ...]:
     r"""Return the slopes of ALiBi: powers of :math:`2^{-8/n}`.
 
     n is the largest power of two of heads; further heads have odd powers of :math:`2^{-4/n}`.
-
-    Examples
-    --------
-    >>> alibi_slopes(3)
-    (0.0625, 0.00390625, 0.25)
     """
     most = 2 ** math.floor(math.log2(heads))
     slopes = [2 ** (-8 * (k + 1) / most) for k in range(most)]

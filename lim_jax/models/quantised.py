@@ -42,14 +42,7 @@ class Quantisation(NamedTuple):
 
 
 def quantisation_of(config: Options) -> Quantisation | None:
-    """Return how a configuration says that weights are stored; None if they are not quantised.
-
-    Examples
-    --------
-    >>> stated = {"quant_method": "fp8", "weight_block_size": [128, 128]}
-    >>> quantisation_of({"quantization_config": stated}).block
-    (128, 128)
-    """
+    """Return how a configuration says that weights are stored; None if they are not quantised."""
     stated = config.get("quantization_config")
     if stated is None:
         return None
@@ -77,14 +70,7 @@ def quantisation_of(config: Options) -> Quantisation | None:
 
 
 def published_names(stored: Mapping[str, Any], quantisation: Quantisation | None) -> dict[str, Any]:
-    """Return tensors by the names that they have unquantised, without those of scales.
-
-    Examples
-    --------
-    >>> stored = {"a": 1, "a_scale_inv": 2, "b_scale_inv": 3}
-    >>> published_names(stored, Quantisation("fp8"))
-    {'a': 1, 'b_scale_inv': 3}
-    """
+    """Return tensors by the names that they have unquantised, without those of scales."""
     scheme = None if quantisation is None else quantisation.scheme
     tensors = {}
     for name, place in stored.items():
@@ -100,14 +86,7 @@ def published_names(stored: Mapping[str, Any], quantisation: Quantisation | None
 def of_eight_bits(
     stored: np.ndarray, scales: np.ndarray, first: int, block: tuple[int, int]
 ) -> np.ndarray:
-    """Multiply rows from the `first` of a matrix by the scales of their blocks.
-
-    Examples
-    --------
-    >>> one = np.array([[0x38, 0x38, 0xB8]], np.uint8)  # 1, 1, -1
-    >>> of_eight_bits(one, np.array([[2.0, 3.0], [5.0, 7.0]]), 2, (2, 2))
-    array([[ 5.,  5., -7.]])
-    """
+    """Multiply rows from the `first` of a matrix by the scales of their blocks."""
     rows = (first + np.arange(stored.shape[0])) // block[0]
     columns = np.arange(stored.shape[1]) // block[1]
     return stored.view(ml_dtypes.float8_e4m3fn).astype(np.float64) * scales[rows][:, columns]
@@ -117,11 +96,6 @@ def of_four_bits(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
     """Multiply every expert's rows by powers of two, and transpose its matrix.
 
     A byte's lower half is its first number.
-
-    Examples
-    --------
-    >>> of_four_bits(np.array([[[[0x21]]]], np.uint8), np.array([[[128]]], np.uint8))[0, :, 0]
-    array([1., 2.])
     """
     numbers = FOUR_BITS[np.stack([blocks & 0x0F, blocks >> 4], axis=-1)]
     powers = np.where(scales == NAN, np.nan, np.exp2(scales.astype(float) - BIAS))

@@ -167,12 +167,6 @@ def trained_length(config: Options) -> int | None:
 
     A scaling's factor counts from ``original_max_position_embeddings`` where that is stated, else
     from ``max_position_embeddings``, which in Gemma 3 counts a linear scaling already.
-
-    Examples
-    --------
-    >>> scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
-    >>> trained_length({"max_position_embeddings": 40, "rope_scaling": scaling})
-    128
     """
     name = next((n for n in LENGTHS if config.get(n) is not None), None)
     if name is None:
