@@ -20,6 +20,7 @@ from reference.as_users import ROOT, run_python
 
 from lim_jax import __main__, paper, plots
 from lim_jax._checks import guarded
+from lim_jax._refusal import MissingPackage, Refusal
 from lim_jax.cli import commands, reproduction
 from lim_jax.cli import rates as rates_command
 from lim_jax.cli.commands import main

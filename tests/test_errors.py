@@ -28,7 +28,7 @@ from lim_jax.adjoint.criteria import recency_survival
 from lim_jax.loss import LocalReadout, last_token
 from lim_jax.observability.gramian import layer_steps
 from lim_jax.paper.simulation import gate_influence
-from lim_jax.probes import sample_mean
+from lim_jax.probes import gaussian_probes, sample_mean
 from lim_jax.report.wording import verdict
 from lim_jax.training import (
     Penalty,

@@ -29,10 +29,10 @@ from lim_jax.models.quantised import (
     SCALE,
     SCALES,
     Quantisation,
-    of_eight_bits,
-    of_four_bits,
-    published_names,
+    dequantise_fp8,
+    dequantise_mxfp4,
     quantisation_of,
+    unquantised_names,
 )
 
 safetensors: Any = lazy_loader.load("safetensors")  # of the extra; the rest does without
@@ -59,16 +59,16 @@ class Checkpoint(NamedTuple):
 
     def read(self, name: str, shape: tuple[int, ...], dtype: str = "float32") -> np.ndarray:
         """Read one tensor, converted as it comes."""
-        return gathered(name, shape, dtype, self.rows(name, shape))
+        return read_rows(name, shape, dtype, self.rows(name, shape))
 
     def rows(self, name: str, shape: tuple[int, ...]) -> Rows:
         """Return a function that reads some rows of one tensor, in a precision of its own."""
         require_tensor(self.files, name)
         name = self.aliases.get(name, name)
         if name not in self.stored:
-            return self._of_four_bits(name, shape)
-        if self._is_of_blocks(name, shape):
-            return self._of_eight_bits(name, shape)
+            return self._mxfp4_rows(name, shape)
+        if self._is_fp8(name, shape):
+            return self._fp8_rows(name, shape)
         return self._rows(name, shape)
 
     @property
@@ -86,7 +86,7 @@ class Checkpoint(NamedTuple):
                 precisions |= {part.get_dtype() for part in parts if len(part.get_shape()) > 1}
         return precisions
 
-    def _is_of_blocks(self, name: str, shape: tuple[int, ...]) -> bool:
+    def _is_fp8(self, name: str, shape: tuple[int, ...]) -> bool:
         if self.quantisation is None or self.quantisation.scheme != "fp8" or len(shape) != 2:
             return False
         with _opened(self.stored[name]) as file:
@@ -109,15 +109,15 @@ class Checkpoint(NamedTuple):
 
         return rows if stored != EIGHT_BITS else _bytes(self.stored[name], name, shape)
 
-    def _of_eight_bits(self, name: str, shape: tuple[int, ...]) -> Rows:
+    def _fp8_rows(self, name: str, shape: tuple[int, ...]) -> Rows:
         """Return a function that reads some rows of a matrix with a scale for each block."""
         assert self.quantisation is not None
         block, numbers = self.quantisation.block, self._rows(name, shape, (EIGHT_BITS,))
         blocks = tuple(-(-n // size) for n, size in zip(shape, block, strict=True))
-        scales = gathered(name, blocks, "float32", self._rows(name + SCALE, blocks))
-        return lambda part: of_eight_bits(numbers(part), scales, part.start, block)
+        scales = read_rows(name, blocks, "float32", self._rows(name + SCALE, blocks))
+        return lambda part: dequantise_fp8(numbers(part), scales, part.start, block)
 
-    def _of_four_bits(self, name: str, shape: tuple[int, ...]) -> Rows:
+    def _mxfp4_rows(self, name: str, shape: tuple[int, ...]) -> Rows:
         """Return a function that reads some experts' matrices, which files hold transposed."""
         fits = len(shape) == 3 and shape[1] % (2 * PAIRS) == 0
         expected = "unquantised ones" if len(shape) != 3 else f"shape {shape}"
@@ -126,10 +126,10 @@ class Checkpoint(NamedTuple):
         scale_shape = experts, rows, columns // (2 * PAIRS)
         blocks = self._rows(name + BLOCKS, (*scale_shape, PAIRS), (BYTES,))
         scales = self._rows(name + SCALES, scale_shape, (BYTES,))
-        return lambda part: of_four_bits(blocks(part), scales(part))
+        return lambda part: dequantise_mxfp4(blocks(part), scales(part))
 
 
-def gathered(name: str, shape: tuple[int, ...], dtype: str, rows: Rows) -> np.ndarray:
+def read_rows(name: str, shape: tuple[int, ...], dtype: str, rows: Rows) -> np.ndarray:
     """Read a tensor some rows at a time, each converted and checked as it comes."""
     values = unfilled(shape, dtype)
     step = max(1, NUMBERS_AT_ONCE // math.prod(shape[1:]))
@@ -203,7 +203,7 @@ def open_checkpoint(folder: AnyPath) -> Checkpoint:
     else:
         _require_weights(folder)
         files = dict.fromkeys(_names(folder / WHOLE), folder / WHOLE)
-    return Checkpoint(config, published_names(files, quantisation), files, quantisation)
+    return Checkpoint(config, unquantised_names(files, quantisation), files, quantisation)
 
 
 def _require_weights(folder: Path) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from lim_jax.models.options import Options, get_int
 from lim_jax.models.parts import deinterleaved, read_matrix, read_norm, rms_norm
-from lim_jax.models.reading import Reader, by_head, put
+from lim_jax.models.reading import Reader, put, split_heads
 from lim_jax.models.recipe import Recipe
 from lim_jax.network.experts import Experts, Gate, MixtureOfExperts, Routing
 from lim_jax.network.latent import LatentAttention
@@ -180,7 +180,7 @@ def read_mla(config: Options) -> Callable[..., LatentAttention]:
         # Files hold the rotated features last, the module first.
         query = deinterleaved(np.roll(query, rotary, axis=1), interleaved)
         shared = deinterleaved(down[None, rank:], interleaved)[0]
-        output = by_head(read(f"{at}.o_proj.weight", width, heads * features), heads)
+        output = split_heads(read(f"{at}.o_proj.weight", width, heads * features), heads)
         arrays = query, up[:, :still], up[:, still:], output, down[:rank], shared
         names = "query", "key", "value", "output", "down", "turning"
         return LatentAttention(

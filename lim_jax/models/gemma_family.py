@@ -4,11 +4,11 @@ import math
 from typing import Any
 
 from lim_jax.models import parts
-from lim_jax.models.llama_family import biases_of, llama_like, sliding
+from lim_jax.models.llama_family import biases_of, llama_like, spans_by_kind
 from lim_jax.models.options import Configuration, get_int, get_positive, refuse_options
 from lim_jax.models.reading import tanh_gelu
 from lim_jax.models.recipe import Names, Recipe, Sizes, sizes_of
-from lim_jax.models.rope_config import SLIDING, WINDOW, every, layer_kinds, rotary_of, spans
+from lim_jax.models.rope_config import SLIDING, WINDOW, full_every, layer_kinds, rotary_of, spans
 from lim_jax.network.positions import Rotary
 from lim_jax.network.span import Span
 
@@ -33,9 +33,9 @@ def gemma2(config: Configuration) -> Recipe:
     """Gemma 2: norms on both sides of sublayers, capped scores and logits, every other window."""
     sizes = sizes_of(config, head_dim=256)
     refuse_options(config, sliding_window_size=config.get("sliding_window", WINDOW))
-    kinds = layer_kinds(config, sizes.depth, *every(2, sizes.depth))
+    kinds = layer_kinds(config, sizes.depth, *full_every(2, sizes.depth))
     return _gemma(
-        config, sizes, "hidden_activation", sliding(config, sizes, kinds),
+        config, sizes, "hidden_activation", spans_by_kind(config, sizes, kinds),
         names=BOTH_SIDES, scale=_scale(config),
         cap=config.get("attn_logit_softcapping", 50.0),
         logit_cap=config.get("final_logit_softcapping", 30.0),
@@ -49,16 +49,16 @@ def gemma3_text(config: Configuration) -> Recipe:
     sizes = sizes_of(config, head_dim=256)
     period = get_int(config, "sliding_window_pattern", 6)
     config.ignore("_sliding_window_pattern")  # it repeats layer_types
-    kinds = layer_kinds(config, sizes.depth, *every(period, sizes.depth))
+    kinds = layer_kinds(config, sizes.depth, *full_every(period, sizes.depth))
 
-    def places(kind: str) -> Rotary:
+    def positions(kind: str) -> Rotary:
         base, default = ("rope_theta", 1_000_000.0)
         if kind == SLIDING:
             base, default = ("rope_local_base_freq", 10_000.0)
         return rotary_of(config, sizes.head_dim, base, default=default, kind=kind)
 
     return _gemma(
-        config, sizes, "hidden_activation", spans(config, kinds, places), names=BOTH_SIDES,
+        config, sizes, "hidden_activation", spans(config, kinds, positions), names=BOTH_SIDES,
         scale=_scale(config), head_norm=parts.shared_head_norm,
         logit_cap=config.get("final_logit_softcapping"),
     )  # fmt: skip

@@ -16,7 +16,7 @@ from lim_jax.models.options import (
     require_in,
     require_option,
 )
-from lim_jax.models.rope_config import FULL, SLIDING, TRAINED, every
+from lim_jax.models.rope_config import FULL, SLIDING, TRAINED, full_every
 
 Factors = Mapping[str, list[float]]
 OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
@@ -120,7 +120,7 @@ def _kinds(options: Options, sizes: Options, period: int) -> list[str]:
     name, depth = "attention.sliding_window_pattern", sizes["num_hidden_layers"]
     pattern = options.get(name)
     if not isinstance(pattern, list):
-        return list(every(get_int(options, name, period), depth))
+        return list(full_every(get_int(options, name, period), depth))
     flags = len(pattern) == depth and all(isinstance(flag, bool) for flag in pattern)
     expected = f"{depth} of True, where a layer slides, or False"
     require_in(GGUF, flags, f"{name} = {pattern}", expected)
@@ -204,12 +204,12 @@ def architecture_of(name: str, options: Options) -> Architecture:
 
 
 def published_config(
-    name: str, options: Options, words: int, stored: frozenset[str], factors: Factors
+    name: str, options: Options, vocabulary: int, stored: frozenset[str], factors: Factors
 ) -> dict[str, Any]:
     """Return the publisher's configuration of an architecture's file.
 
-    `options` are the file's without the architecture's name, `words` the size of its tokenizer's
-    vocabulary, `stored` its tensors, and `factors` those of rotary frequencies. Raise ValueError
+    `options` are the file's without the architecture's name, `vocabulary` the size of its
+    tokenizer's, `stored` its tensors, and `factors` those of rotary frequencies. Raise ValueError
     if an option is missing, of another kind, or unknown.
     """
     file, architecture = Configuration(options, GGUF), architecture_of(name, options)
@@ -220,7 +220,7 @@ def published_config(
         "num_attention_heads": heads,
         "num_key_value_heads": get_int(file, "attention.head_count_kv", heads),
         "head_dim": head_dim, "intermediate_size": get_int(file, "feed_forward_length"),
-        "vocab_size": get_int(file, "vocab_size", words),
+        "vocab_size": get_int(file, "vocab_size", vocabulary),
         "rms_norm_eps": get_positive(file, "attention.layer_norm_rms_epsilon", below=1.0),
         "max_position_embeddings": get_int(file, "context_length"),
     }  # fmt: skip

@@ -17,7 +17,7 @@ import numpy as np
 
 from lim_jax._checks import require_extra
 from lim_jax._refusal import Refusal
-from lim_jax.models.checkpoint import Rows, gathered, require_shape, require_tensor
+from lim_jax.models.checkpoint import Rows, read_rows, require_shape, require_tensor
 from lim_jax.models.gguf_architectures import (
     ARCHITECTURES,
     FREQUENCIES,
@@ -62,7 +62,10 @@ class GGUFCheckpoint(NamedTuple):
 
     def read(self, name: str, shape: tuple[int, ...], dtype: str = "float32") -> np.ndarray:
         """Read one tensor, dequantised, with its rows in the publisher's order."""
-        values, heads = gathered(name, shape, dtype, self.rows(name, shape)), self.files[name].heads
+        values, heads = (
+            read_rows(name, shape, dtype, self.rows(name, shape)),
+            self.files[name].heads,
+        )
         return values if heads is None else _deinterleaved(values, heads)
 
     def rows(self, name: str, shape: tuple[int, ...]) -> Rows:
@@ -156,7 +159,11 @@ def open_gguf(file: Path) -> GGUFCheckpoint:
     architecture or an option is unknown.
     """
     reader, options = opened_gguf(file)
-    _require_whole_model(file, options)
+    # Adapters, parts that read images, and one file of several are no whole models.
+    for name, usual in (("general.type", "model"), ("split.count", 1)):
+        got, expected = f"{name} = {options.get(name)}", f"{usual}: a whole model in one file"
+        cure = "Merge an adapter, or the files, by llama.cpp's own programs."
+        require_in(file.name, options.get(name, usual) in (usual, 0), got, expected, cure)
     name = options.get("general.architecture")
     got, cure = f"the architecture {name!r}", "Take the publisher's folder with safetensors."
     require_in(file.name, name in ARCHITECTURES, got, " or ".join(ARCHITECTURES), cure)
@@ -172,14 +179,6 @@ def open_gguf(file: Path) -> GGUFCheckpoint:
     for tensor_name in stored:
         files |= _published(tensor_name, stored, architecture, config)
     return GGUFCheckpoint(file, Configuration(config), files)
-
-
-def _require_whole_model(file: Path, options: Mapping[str, Any]) -> None:
-    """Raise ValueError at adapters, parts that read images, and one file of several."""
-    for name, usual in (("general.type", "model"), ("split.count", 1)):
-        got, expected = f"{name} = {options.get(name)}", f"{usual}: a whole model in one file"
-        cure = "Merge an adapter, or the files, by llama.cpp's own programs."
-        require_in(file.name, options.get(name, usual) in (usual, 0), got, expected, cure)
 
 
 def _stored(tensor: Any) -> _Stored:

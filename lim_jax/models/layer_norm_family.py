@@ -7,7 +7,7 @@ from jaxtyping import Array
 
 from lim_jax._checks import described
 from lim_jax.models import parts
-from lim_jax.models.llama_family import biases_of, llama_like, rotary_spans, sliding
+from lim_jax.models.llama_family import biases_of, llama_like, rotary_spans, spans_by_kind
 from lim_jax.models.options import (
     Configuration,
     get_int,
@@ -17,7 +17,7 @@ from lim_jax.models.options import (
 )
 from lim_jax.models.reading import bloom_gelu
 from lim_jax.models.recipe import Biases, Names, Recipe, SizeNames, Sizes, sizes_of
-from lim_jax.models.rope_config import FULL, SLIDING, every, layer_kinds, rotary_of, spans
+from lim_jax.models.rope_config import FULL, SLIDING, full_every, layer_kinds, rotary_of, spans
 from lim_jax.network.flow import euler, split
 from lim_jax.network.positions import Alibi
 from lim_jax.network.span import Span
@@ -218,7 +218,7 @@ def starcoder2(config: Configuration) -> Recipe:
     slides = config.get("sliding_window") is not None
     kinds = layer_kinds(config, sizes.depth, *sizes.depth * [SLIDING if slides else FULL])
     return biased(
-        config, sizes, sliding(config, sizes, kinds), Names(up="c_fc", down="c_proj"),
+        config, sizes, spans_by_kind(config, sizes, kinds), Names(up="c_fc", down="c_proj"),
         biases=EVERYWHERE if config.get("use_bias", True) else Biases(),
         act="hidden_act", activation="gelu_pytorch_tanh",
     )  # fmt: skip
@@ -267,9 +267,9 @@ def cohere2(config: Configuration) -> Recipe:
         position_embedding_type="rope_gptj", rotary_pct=1.0, use_embedding_sharing=True,
         use_gated_activation=True, use_parallel_block=True,
     )  # fmt: skip
-    kinds = layer_kinds(config, sizes.depth, *every(period, sizes.depth))
-    places = {SLIDING: rotary_of(config, sizes.head_dim), FULL: None}
-    return _cohere(config, sizes, spans(config, kinds, places.get))
+    kinds = layer_kinds(config, sizes.depth, *full_every(period, sizes.depth))
+    positions = {SLIDING: rotary_of(config, sizes.head_dim), FULL: None}
+    return _cohere(config, sizes, spans(config, kinds, positions.get))
 
 
 def _cohere(

@@ -15,7 +15,7 @@ from lim_jax.models.rope_config import (
     SLIDING,
     TRAINED,
     WINDOW,
-    every,
+    full_every,
     layer_kinds,
     rope_options,
     rotary_of,
@@ -106,7 +106,7 @@ def mistral(config: Configuration) -> Recipe:
     sizes = sizes_of(config)
     slides = config.get("sliding_window", WINDOW) is not None
     kinds = layer_kinds(config, sizes.depth, *sizes.depth * [SLIDING if slides else FULL])
-    return llama_like(config, sizes, sliding(config, sizes, kinds))
+    return llama_like(config, sizes, spans_by_kind(config, sizes, kinds))
 
 
 def ministral(config: Configuration) -> Recipe:
@@ -226,7 +226,7 @@ def phi3(config: Configuration) -> Recipe:
     slides = config.get("sliding_window") is not None
     kinds = sizes.depth * (SLIDING if slides else FULL,)
     return llama_like(
-        config, sizes, sliding(config, sizes, kinds, default_part=1.0),
+        config, sizes, spans_by_kind(config, sizes, kinds, default_part=1.0),
         projections=parts.fused_qkv, network=parts.fused_gated_mlp, names=Names(up="gate_up_proj"),
     )  # fmt: skip
 
@@ -238,12 +238,12 @@ def exaone4(config: Configuration) -> Recipe:
     period = config.get("sliding_window_pattern", 4)
     usual = sizes.depth * (FULL,)
     if window is not None and isinstance(period, int) and period > 0:
-        usual = every(period, sizes.depth)
+        usual = full_every(period, sizes.depth)
     kinds = layer_kinds(config, sizes.depth, *usual)
     rotary = rotary_of(config, sizes.head_dim)
-    places = {SLIDING: rotary, FULL: rotary if window is None else None}
+    positions = {SLIDING: rotary, FULL: rotary if window is None else None}
     return llama_like(
-        config, sizes, spans(config, kinds, places.get), names=Names(**AFTER),
+        config, sizes, spans(config, kinds, positions.get), names=Names(**AFTER),
         head_norm=parts.shared_head_norm,
     )  # fmt: skip
 
@@ -259,7 +259,7 @@ def olmo2(config: Configuration) -> Recipe:
 def olmo3(config: Configuration) -> Recipe:
     """OLMo 3: OLMo 2 with a window in all but every fourth layer; only the full ones are scaled."""
     sizes = sizes_of(config, norm_eps=1e-5)
-    kinds = layer_kinds(config, sizes.depth, *every(4, sizes.depth))
+    kinds = layer_kinds(config, sizes.depth, *full_every(4, sizes.depth))
     # Readers disagree about another base beside rope_scaling.
     refuse_options(config, rope_theta=500_000.0)
     of_layers = spans(
@@ -298,7 +298,7 @@ def arcee(config: Configuration) -> Recipe:
     )  # fmt: skip
 
 
-def sliding(
+def spans_by_kind(
     config: Configuration, sizes: Sizes, kinds: tuple[str, ...], **rope: Any
 ) -> tuple[Span, ...]:
     """Return what layers of these kinds see, with the same rotary positions for all."""
@@ -312,4 +312,4 @@ def _qwens(config: Configuration, sizes: Sizes) -> tuple[Span, ...]:
     first = get_int(config, "max_window_layers", 28, least=0)
     first = first if slides and config.get("sliding_window", WINDOW) is not None else sizes.depth
     usual = (FULL if k < first else SLIDING for k in range(sizes.depth))
-    return sliding(config, sizes, layer_kinds(config, sizes.depth, *usual))
+    return spans_by_kind(config, sizes, layer_kinds(config, sizes.depth, *usual))

@@ -3,7 +3,13 @@
 import math
 
 from lim_jax.models import experts, parts
-from lim_jax.models.llama_family import biases_of, llama_like, multipliers, rotary_spans, sliding
+from lim_jax.models.llama_family import (
+    biases_of,
+    llama_like,
+    multipliers,
+    rotary_spans,
+    spans_by_kind,
+)
 from lim_jax.models.options import (
     Configuration,
     Options,
@@ -18,7 +24,7 @@ from lim_jax.models.rope_config import (
     FULL,
     SLIDING,
     TRAINED,
-    every,
+    full_every,
     layer_kinds,
     rope_options,
     rotary_of,
@@ -54,8 +60,8 @@ def afmoe(config: Configuration) -> Recipe:
     sizes = sizes_of(config, norm_eps=1e-5, head_dim=128)
     biased = bool(config.get("attention_bias", False))
     period = get_int(config, "global_attn_every_n_layers", 4)
-    kinds = layer_kinds(config, sizes.depth, *every(period, sizes.depth))
-    places = {SLIDING: rotary_of(config, sizes.head_dim), FULL: None}
+    kinds = layer_kinds(config, sizes.depth, *full_every(period, sizes.depth))
+    positions = {SLIDING: rotary_of(config, sizes.head_dim), FULL: None}
     count, hidden = (
         get_int(config, "num_experts", 64),
         get_int(config, "moe_intermediate_size", 1408),
@@ -68,7 +74,7 @@ def afmoe(config: Configuration) -> Recipe:
         dense_layers=frozenset(range(get_int(config, "num_dense_layers", 1, least=0))),
     )  # fmt: skip
     return llama_like(
-        config, sizes, spans(config, kinds, places.get, 1024), names=OF_TRINITY,
+        config, sizes, spans(config, kinds, positions.get, 1024), names=OF_TRINITY,
         biases=Biases(biased, biased), head_norm=parts.shared_head_norm,
         network=experts.moe_mlp(mixture),
         embedding_scale=math.sqrt(sizes.width) if config.get("mup_enabled", False) else 1.0,
@@ -79,7 +85,7 @@ def mixtral(config: Configuration) -> Recipe:
     """Mixtral: Mistral with experts."""
     sizes = sizes_of(config, norm_eps=1e-5)
     slides = config.get("sliding_window") is not None
-    seen = sliding(config, sizes, sizes.depth * (SLIDING if slides else FULL,), default=1e6)
+    seen = spans_by_kind(config, sizes, sizes.depth * (SLIDING if slides else FULL,), default=1e6)
     mixture = experts.Mixture(
         get_int(config, "num_local_experts", 8), sizes.intermediate_size,
         Routing(_top(config, 2)), experts.by_expert("w1", "w3", "w2"),
@@ -94,7 +100,7 @@ def qwen3_moe(config: Configuration) -> Recipe:
     sizes = sizes_of(config)
     slides = config.get("use_sliding_window", False)
     config.ignore("max_window_layers")  # all layers slide, or none
-    seen = sliding(config, sizes, sizes.depth * (SLIDING if slides else FULL,))
+    seen = spans_by_kind(config, sizes, sizes.depth * (SLIDING if slides else FULL,))
     only = config.get("mlp_only_layers") or ()
     step = get_int(config, "decoder_sparse_step", 1, least=0)
     dense = {k for k in range(sizes.depth) if k in only or step < 1 or (k + 1) % step}
@@ -128,7 +134,7 @@ def granitemoe(config: Configuration) -> Recipe:
 def gpt_oss(config: Configuration) -> Recipe:
     """gpt-oss: sinks, every other layer in a window, experts with clamped gates."""
     sizes = sizes_of(config, norm_eps=1e-5, head_dim=64)
-    kinds = layer_kinds(config, sizes.depth, *every(2, sizes.depth))
+    kinds = layer_kinds(config, sizes.depth, *full_every(2, sizes.depth))
     rotary = rotary_of(config, sizes.head_dim, default=150_000.0, default_scaling=OF_GPT_OSS)
     mixture = experts.Mixture(
         get_int(config, "num_local_experts", 128), sizes.intermediate_size,

@@ -75,22 +75,14 @@ def _texts(checkpoint: Checkpoint) -> dict[str, str]:
     for stored in checkpoint.files:
         if OF_IMAGES.match(stored):
             continue
-        name = _of_text(stored)
+        older, newer = OLDER.fullmatch(stored), NEWER.fullmatch(stored)
+        of_text = bool(older or newer or stored.startswith("lm_head."))
+        got = f"{stored}, which is neither the text's nor known to be of images"
+        parts = "those of language_model, vision_tower, vision_model and multi_modal_projector"
+        require_in("tensors", of_text, got, parts, SAVE_TEXT)
+        name = older[1] if older else f"model.{newer[1]}" if newer else stored
         got = f"{stored} and {tensors.get(name)}"
         cure = "Which one is meant cannot be known: download it again."
         require_in("tensors", name not in tensors, got, "every tensor of the text once", cure)
         tensors[name] = stored
     return tensors
-
-
-def _of_text(stored: str) -> str:
-    """Return the name that a text model gives a tensor of the text."""
-    older, newer = OLDER.fullmatch(stored), NEWER.fullmatch(stored)
-    require_in(
-        "tensors",
-        bool(older or newer or stored.startswith("lm_head.")),
-        f"{stored}, which is neither the text's nor known to be of images",
-        "those of language_model, vision_tower, vision_model and multi_modal_projector",
-        SAVE_TEXT,
-    )
-    return older[1] if older else f"model.{newer[1]}" if newer else stored

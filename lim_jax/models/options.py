@@ -127,7 +127,7 @@ def refuse_other_architectures(config: Options, family: str) -> None:
         require_config(
             re.match(known, str(name).lower().replace("_", "")) is not None,
             f"architectures = {name} with model_type = {family}",
-            "one family in both",
+            "the same family in both",
             "A model_type that was changed by hand reads the weights as another network.",
         )
 
@@ -153,6 +153,6 @@ def get_positive(
 def get_choice(config: Options, name: str, known: Mapping[str, Any], default: str) -> Any:
     """Return what stands in `known` under an option."""
     value = config.get(name, default)
-    cure = "Another one is another network."
+    cure = "Any other value is of another network."
     holds = isinstance(value, str) and value in known
     return known[require_option(config, name, value, holds, " or ".join(known), cure)]

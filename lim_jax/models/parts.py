@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jaxtyping import Array
 
-from lim_jax.models.reading import Reader, by_head, put
+from lim_jax.models.reading import Reader, put, split_heads
 from lim_jax.models.recipe import Recipe
 from lim_jax.network.multihead import CausalAttention
 from lim_jax.network.norms import AcrossHeads, EachHead, HeadNorm, LayerNorm, Norm, RMSNorm
@@ -216,7 +216,7 @@ def read_attention(read: Reader, at: str, recipe: Recipe, span: Span | Spans) ->
         (gate,) = put(gate.reshape(heads, -1, width))
     return CausalAttention(
         read_norm(read, at, names.before_attention, recipe) or eqx.nn.Identity(),
-        output=put(by_head(output, heads))[0],
+        output=put(split_heads(output, heads))[0],
         output_bias=put(read(f"{at}.{names.output}.bias", width))[0] if biased else None,
         output_norm=read_norm(read, at, names.after_attention, recipe),
         span=span,

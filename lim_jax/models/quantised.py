@@ -69,7 +69,9 @@ def quantisation_of(config: Options) -> Quantisation | None:
     return Quantisation("fp8", (sizes[0], sizes[1]))
 
 
-def published_names(stored: Mapping[str, Any], quantisation: Quantisation | None) -> dict[str, Any]:
+def unquantised_names(
+    stored: Mapping[str, Any], quantisation: Quantisation | None
+) -> dict[str, Any]:
     """Return tensors by the names that they have unquantised, without those of scales."""
     scheme = None if quantisation is None else quantisation.scheme
     tensors = {}
@@ -83,7 +85,7 @@ def published_names(stored: Mapping[str, Any], quantisation: Quantisation | None
     return tensors
 
 
-def of_eight_bits(
+def dequantise_fp8(
     stored: np.ndarray, scales: np.ndarray, first: int, block: tuple[int, int]
 ) -> np.ndarray:
     """Multiply rows from the `first` of a matrix by the scales of their blocks."""
@@ -92,7 +94,7 @@ def of_eight_bits(
     return stored.view(ml_dtypes.float8_e4m3fn).astype(np.float64) * scales[rows][:, columns]
 
 
-def of_four_bits(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
+def dequantise_mxfp4(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
     """Multiply every expert's rows by powers of two, and transpose its matrix.
 
     A byte's lower half is its first number.

@@ -98,6 +98,6 @@ def put(*arrays: np.ndarray) -> list[Array]:
     return [jax.device_put(np.ascontiguousarray(array)) for array in arrays]
 
 
-def by_head(matrix: np.ndarray, heads: int) -> np.ndarray:
+def split_heads(matrix: np.ndarray, heads: int) -> np.ndarray:
     """Cut a matrix with the columns of all heads side by side into one block for each head."""
     return matrix.reshape(len(matrix), heads, -1).transpose(1, 0, 2)

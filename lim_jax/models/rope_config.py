@@ -237,7 +237,7 @@ def layer_kinds(config: Options, depth: int, *default: str) -> tuple[str, ...]:
     return kinds
 
 
-def every(period: int, depth: int) -> tuple[str, ...]:
+def full_every(period: int, depth: int) -> tuple[str, ...]:
     """Return the kinds of sliding layers, of which every `period`-th is full."""
     return tuple(FULL if (k + 1) % period == 0 else SLIDING for k in range(depth))
 
@@ -245,7 +245,7 @@ def every(period: int, depth: int) -> tuple[str, ...]:
 def spans(
     config: Options,
     kinds: Sequence[str],
-    places: Callable[[str], Places | None],
+    positions: Callable[[str], Places | None],
     window: int | None = WINDOW,
 ) -> tuple[Span, ...]:
     """Return what each layer sees, by its kind; `window` is the default of ``sliding_window``."""
@@ -254,5 +254,5 @@ def spans(
         seen[SLIDING] = {"window": get_int({"sliding_window": sliding}, "sliding_window")}
     if CHUNKED in kinds:
         seen[CHUNKED] = {"chunk": get_int(config, "attention_chunk_size", CHUNK)}
-    of_kind = {kind: Span(**seen[kind], places=places(kind)) for kind in dict.fromkeys(kinds)}
+    of_kind = {kind: Span(**seen[kind], places=positions(kind)) for kind in dict.fromkeys(kinds)}
     return tuple(of_kind[kind] for kind in kinds)

@@ -32,8 +32,8 @@ def _known(frequencies: Any) -> Frequencies | OfLength:
     """Finite numbers as a tuple of Python's floats, which can be hashed; a function as it is."""
     if isinstance(frequencies, Callable) and not isinstance(frequencies, type):
         return frequencies
-    row = isinstance(frequencies, Sequence) or np.ndim(frequencies) == 1
-    numbers = tuple(frequencies) if row else ()
+    row = isinstance(frequencies, Sequence) or np.ndim(frequencies) == 1  # pyright: ignore
+    numbers = tuple(frequencies) if row else ()  # pyright: ignore
     require(
         len(numbers) > 0 and all(is_real(n) and math.isfinite(n) for n in numbers),
         "frequencies",

@@ -26,9 +26,9 @@ def is_fetched(network):
 
 def test_a_network_that_does_not_fit_is_left_in_its_files(folder, tmp_path, monkeypatch, capsys):
     needed = models.profile_memory(models.open(folder), 7)
-    between = (needed.whole + needed.fetched) / 2 / 2**30
-    assert needed.fetched < needed.whole
-    for free, said in ((2 * needed.whole, "in memory"), (needed.fetched, "in their files")):
+    between = (needed.whole + needed.offloaded) / 2 / 2**30
+    assert needed.offloaded < needed.whole
+    for free, said in ((2 * needed.whole, "in memory"), (needed.offloaded, "in their files")):
         monkeypatch.setattr(networks, "free_memory", lambda free=free: free)
         network = networks.network_within(folder, None, 7, tmp_path)
         assert is_fetched(network) == (said != "in memory")
