@@ -67,12 +67,8 @@ def cone_bounds(cone: JointCone, regions: Regions) -> ConeBounds:
     scale = float(cone.horizon) ** 2
     areas = np.asarray(regional_averages(cone.future**2, regions))
     energies = np.asarray(regional_averages(cone.energy, regions))
-    return ConeBounds(
-        lowest * scale * float(areas[0]),
-        float(energies[0]),
-        float(energies[1]),
-        largest * scale * float(areas[1]),
-    )
+    below, above = lowest * scale * float(areas[0]), largest * scale * float(areas[1])
+    return ConeBounds(below, float(energies[0]), float(energies[1]), above)
 
 
 def _extremes(cone: JointCone, regions: Regions) -> tuple[float, float]:
@@ -242,27 +238,20 @@ def recency_survival(
     bound, contrast = float(change[2] + change[1]), float(before[2] - before[1])
     ceiling, least = bearable_amplification(regions), later.min(axis=0).tolist()
     heavy = compare("R_res > 0", before[2], before[1], precision)
+    statement = "E[(2c + c²) |P_T|²] is finite, as of every sample of finite c"
+    finite = Premise(statement, bound, math.isfinite(bound))
+    statement = "R_res > (1/|E_R| + 1/|E_M|) E[(2c + c²) |P_T|²]"
+    added = before[2] + before[1] + bound
+    survives = compare(statement, contrast, bound, precision, added=added)
     return Certificate(
         name="survival of recency",
         source="prop:regional-recency-persistence",
         premises=(
             Premise("R_res > 0: the terminal covector is right-heavy", contrast, heavy.holds),
-            Premise(
-                "E[(2c + c²) |P_T|²] is finite, as of every sample of finite c",
-                bound,
-                math.isfinite(bound),
-            ),
+            finite,
             *sampled,
         ),
-        inequalities=(
-            compare(
-                "R_res > (1/|E_R| + 1/|E_M|) E[(2c + c²) |P_T|²]",
-                contrast,
-                bound,
-                precision,
-                added=before[2] + before[1] + bound,
-            ),
-        ),
+        inequalities=(survives,),
         conclusion="influence averages more over the right than over the middle",
         measured=(compare("mean of I, right > middle", after[2], after[1], precision),),
         vacuous=""
@@ -358,25 +347,15 @@ def right_biased_queries(
     elif least == 0:
         reason = "some query of the right region has no readout residual (ρ = 0)"
         decisive = "without the queries of the right region that are answered for certain"
+    statement = "ρ₋ mean of χ² on the right > ρ₊ mean of χ² in the middle"
+    biased = compare(statement, least * squares[2], most * squares[1], precision)
+    statement = "P_T's energies are χ² ρ, but for this part of the largest"
+    tokenwise = Premise(statement, float(gap), bool(gap <= half_digits(precision)))
     return Certificate(
         name="right-biased queries",
         source="eq:right-biased-squared-query-mass",
-        premises=(
-            Premise("ρ₋ > 0 over the right queries", least, least > 0),
-            Premise(
-                "P_T's energies are χ² ρ, but for this part of the largest",
-                float(gap),
-                bool(gap <= half_digits(precision)),
-            ),
-        ),
-        inequalities=(
-            compare(
-                "ρ₋ mean of χ² on the right > ρ₊ mean of χ² in the middle",
-                least * squares[2],
-                most * squares[1],
-                precision,
-            ),
-        ),
+        premises=(Premise("ρ₋ > 0 over the right queries", least, least > 0), tokenwise),
+        inequalities=(biased,),
         conclusion="R_res > 0: the terminal covector is right-heavy",
         measured=(compare("mean of |P_T|², right > middle", energies[2], energies[1], precision),),
         vacuous=reason,

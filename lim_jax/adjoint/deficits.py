@@ -44,16 +44,11 @@ def exact_characterisation(regional: RegionalChannels) -> Certificate:
     require_concrete("regional", regional)
     sums, cross = np.asarray(regional.energies).sum(axis=1), np.asarray(regional.cross_terms)
     added, precision = _added(regional), jnp.result_type(regional.products)
-    sides = [
-        compare(
-            f"sum of J({name}) - J(middle) > Ξ(middle) - Ξ({name})",
-            sums[b] - sums[1],
-            cross[1] - cross[b],
-            precision,
-            added=added[b] + added[1],
-        )
-        for name, b in (("left", 0), ("right", 2))
-    ]
+    sides = []
+    for name, b in (("left", 0), ("right", 2)):
+        statement = f"sum of J({name}) - J(middle) > Ξ(middle) - Ξ({name})"
+        contrast, bound, size = sums[b] - sums[1], cross[1] - cross[b], added[b] + added[1]
+        sides.append(compare(statement, contrast, bound, precision, added=size))
     # The total energies, by adding the vectors' products rather than energies and cross terms.
     totals = np.asarray(regional.means).sum(axis=(1, 2))
     zero = not (totals > 0).any()
@@ -150,7 +145,7 @@ def double_deficit(regional: RegionalChannels, bounds: ChannelBounds) -> Certifi
     require_kind(regional, RegionalChannels, "regional", REGIONAL)
     require_kind(bounds, ChannelBounds, "bounds", "Take them from bootstrap_bounds, or your own.")
     require_concrete("regional and bounds", (regional, bounds))
-    _refuse_contradicted(regional, bounds)
+    _require_true(regional, bounds)
     upper, correlations = np.asarray(bounds.upper), np.asarray(bounds.correlations)
     scales = np.stack([np.sqrt(upper[:, a] * upper[:, b]) for a, b in PAIRS], axis=1)
     left, middle, right = (float(gamma) for gamma in 2 * (correlations * scales).sum(axis=1))
@@ -158,28 +153,23 @@ def double_deficit(regional: RegionalChannels, bounds: ChannelBounds) -> Certifi
     lower = {"left": float(bounds.left), "right": float(bounds.right)}
     crossed = {"left": left, "right": right}
     hopeless = [name for name in lower if lower[name] <= crossed[name]]
+    vacuous = f"cross terms alone may undo the {' and the '.join(hopeless)} boundary (l <= Γ there)"
+    vacuous = f"{vacuous}, whatever the middle is" if hopeless else ""
+    sides, precision = [], jnp.result_type(regional.products)
+    for name in lower:
+        statement = f"l({name}) > U(middle) + Γ(middle) + Γ({name})"
+        sides.append(compare(statement, lower[name], spent + crossed[name], precision))
     return Certificate(
         name="double deficit from channel bounds",
         source="thm:channel-energy-double-deficit",
         premises=tuple(
             Premise(f"l({name}) > 0", value, value > 0) for name, value in lower.items()
         ),
-        inequalities=tuple(
-            compare(
-                f"l({name}) > U(middle) + Γ(middle) + Γ({name})",
-                lower[name],
-                spent + crossed[name],
-                jnp.result_type(regional.products),
-            )
-            for name in lower
-        ),
+        inequalities=tuple(sides),
         conclusion="Lost-in-the-Middle: both boundaries above the middle",
         measured=_lost_in_the_middle(np.asarray(regional.totals), regional),
-        vacuous=""
-        if not hopeless
-        else f"cross terms alone may undo the {' and the '.join(hopeless)} boundary "
-        "(l <= Γ there), whatever the middle is",
-        decisive="" if not hopeless else _enough_data(regional, hopeless),
+        vacuous=vacuous,
+        decisive=_enough_data(regional, hopeless) if hopeless else "",
     )
 
 
@@ -214,7 +204,7 @@ def _lost_in_the_middle(
     )
 
 
-def _refuse_contradicted(regional: RegionalChannels, bounds: ChannelBounds) -> None:
+def _require_true(regional: RegionalChannels, bounds: ChannelBounds) -> None:
     """Raise ValueError for the first bound that the data contradict beyond rounding."""
     energies, correlations = np.asarray(regional.energies), np.asarray(regional.correlations)
     upper, most_correlated = np.asarray(bounds.upper), np.asarray(bounds.correlations)

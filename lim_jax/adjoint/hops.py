@@ -61,7 +61,7 @@ def attention_hops(
     ------
     ValueError
         Where the step is another one, the example is no pair ``(x, y)``, x does not fit, or
-        `highest` is no such whole number, known before tracing.
+        `highest` is no positive whole number known before tracing.
 
     Examples
     --------
@@ -103,8 +103,8 @@ def pull_back_hops(
     r"""Carry :math:`P_{k+1}^{(r)}` back through one layer to :math:`P_k^{(r)}`.
 
     Where the covector of no hops is zero but at a few positions it may be given as `sparse`: rows
-    of `hops` then begin with one hop. Returns both, and the layer's stages, the last first, as the
-    whole covector meets them.
+    of `hops` then begin with one hop. Returns both, and the layer's stages, the last first, each
+    with the sum of all covectors.
     """
     stages = []
     for field, at, pull in linearised_stages(flow, layer, state, grid):
@@ -177,25 +177,18 @@ def one_hop_by_head(
     layers = jnp.arange(flow.depth)
 
     def carried(start: tuple[Array, Array]) -> Float[Array, "heads length width"]:
-        """Carry a layer's heads back to `depth`."""
+        """Carry a layer's heads back to `depth` by local operators alone."""
         source, heads = start
 
         def backward(heads, layer, state, index):
-            def further(heads):
-                return _carry_locally(flow, layer, state, heads, grid)
+            def add_local(heads):
+                for _, _, pull in linearised_stages(flow, layer, state, grid):
+                    heads = heads + pull(heads, None).parts.local
+                return heads
 
             passed = (depth <= index) & (index < source)
-            return jax.lax.cond(passed, further, lambda heads: heads, heads), None
+            return jax.lax.cond(passed, add_local, lambda heads: heads, heads), None
 
         return flow.scan(backward, heads, states[:-1], layers, reverse=True)[0]
 
     return jax.lax.map(carried, (layers[depth:], moved[depth:]))
-
-
-def _carry_locally(
-    flow: ResidualFlow, layer: tuple[Any, Scalar], state: State, covectors: Covectors, grid: Grid
-) -> Covectors:
-    r"""Carry covectors back through one layer by :math:`I + \varepsilon\zeta B^*` alone."""
-    for _, _, pull in linearised_stages(flow, layer, state, grid):
-        covectors = covectors + pull(covectors, None).parts.local
-    return covectors

@@ -99,7 +99,7 @@ class Channels(NamedTuple):
         Raises
         ------
         ValueError
-            Where `depth` is no such whole number, known before tracing.
+            Where `depth` is no such whole number known before tracing.
         """
         layers = self.cone_by_depth.shape[0]
         expected = f"a depth from 0 to {layers}, the number of layers, known before tracing"
@@ -117,8 +117,8 @@ def channels(
     `eq:adjoint-channel-vector-decomposition`.
 
     Exact for the recursion itself, not only in the limit of depth: layer k adds
-    :math:`\varepsilon\zeta K^*P + \varepsilon\zeta B^*P`, each stage of the layer at the covector
-    that it meets (`pull_back_stages`). Along a continuous flow, `continuous_adjoint` gives the
+    :math:`\varepsilon\zeta K^*P + \varepsilon\zeta B^*P`, each stage of the layer at its own
+    covector (`pull_back_stages`). Along a continuous flow, `continuous_adjoint` gives the
     same channels.
 
     Parameters

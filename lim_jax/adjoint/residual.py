@@ -69,14 +69,17 @@ def interaction_orders(
     """
     require_flow(flow)
     x, y = require_loss(terminal_loss, example)
-    orders = f"an order from 0 to {flow.depth}, the number of layers, known before tracing"
-    highest = counted(highest, "highest", least=0, most=flow.depth, expected=orders)
+    known = f"an order from 0 to {flow.depth}, the number of layers, known before tracing"
+    highest = counted(highest, "highest", least=0, most=flow.depth, expected=known)
     states = flow.trajectory(x, grid).states
     terminal = terminal_adjoint(terminal_loss, (states[-1], y), grid)
     orders = jnp.zeros((highest + 1, *x.shape), x.dtype).at[0].set(terminal)
+    weights = grid.weights[:, None]
 
     def backward(orders, layer, state):
-        added = jax.vmap(_interaction(flow, layer, state, grid))(orders[:-1])
+        _, push = jax.linearize(lambda x: flow.transition(layer, x, grid) - x, state)
+        transpose = jax.linear_transpose(push, state)
+        added = jax.vmap(lambda covector: transpose(weights * covector)[0] / weights)(orders[:-1])
         return orders.at[1:].add(added), None
 
     orders, _ = flow.scan(backward, orders, states[:-1], reverse=True)
@@ -307,16 +310,6 @@ def amplification(norms: NormBounds) -> Amplification:
     sizes = norms.upper
     products = jnp.expm1(jnp.cumsum(jnp.log1p(sizes)[::-1])[::-1])
     return Amplification(jnp.expm1(sizes.shape[0] * sizes.max()), products[0], products)
-
-
-def _interaction(
-    flow: ResidualFlow, layer: tuple[Any, Scalar], state: State, grid: Grid
-) -> Callable[[State], State]:
-    r"""A layer's :math:`B_k`, the adjoint of its derivative minus the identity."""
-    weights = grid.weights[:, None]
-    _, push = jax.linearize(lambda x: flow.transition(layer, x, grid) - x, state)
-    transpose = jax.linear_transpose(push, state)
-    return lambda covector: transpose(weights * covector)[0] / weights
 
 
 def _norms_by_layer(

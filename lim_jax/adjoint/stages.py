@@ -66,7 +66,7 @@ def pull_back_stages(
 ) -> list[Stage]:
     r"""Carry a covector back through the residual stages of one layer, the last stage first.
 
-    `euler` has one stage, its field. `split` has its sublayers: attention meets
+    `euler` has one stage, its field. `split` has its sublayers: attention pulls back
     :math:`\tilde P = (I + \varepsilon\zeta D\mathrm{FNN}(\tilde X)^*)P_{k+1}`, the network
     :math:`P_{k+1}` itself. The sum of what the stages add is :math:`P_k - P_{k+1}`.
     """

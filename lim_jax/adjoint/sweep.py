@@ -112,7 +112,7 @@ def adjoint_trajectory(
     Raises
     ------
     ValueError
-        Where the example is no such pair, or x does not fit the grid.
+        Where the example is not a pair, or x does not fit the grid.
 
     Examples
     --------

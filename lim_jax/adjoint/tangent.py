@@ -311,18 +311,14 @@ def _require_tangent(field: Any, x: State, tangent: State, grid: Grid, name: str
 
 
 def _require_attention(attention: Any, x: State, grid: Grid) -> None:
+    got = described(attention)
+    if isinstance(attention, CausalAttention):
+        got = f"{got} that attends by {described(attention.attend)}"
     require(
-        isinstance(attention, CausalAttention),
+        isinstance(attention, CausalAttention) and causal_by_construction(attention),
         "attention",
-        got=described(attention),
-        expected="CausalAttention",
-        cure="Pass the attention sublayer, for example field.attention.",
-    )
-    require(
-        causal_by_construction(attention),
-        "attention",
-        got=f"{type(attention).__name__} that attends by {described(attention.attend)}",
-        expected="a class and an attend function of this library",
-        cure="Only these have a closed form; cone_mass takes any causal field.",
+        got=got,
+        expected="CausalAttention with an attend function of this library",
+        cure="Pass for example field.attention; cone_mass takes any causal field.",
     )
     require_on_grid(x, grid, "x", "length width")

@@ -2,10 +2,9 @@ r"""Observability Gramians: how visible a perturbation of each position stays al
 
 .. math:: G_i = \sum_k \varepsilon\, J_{k,i}^* C_k^* C_k J_{k,i}
 
-Observations are any pure function of the input that returns what is seen at each layer;
-`ObservedTokens` are those of a flow, and let its layers be swept once for all of them. Equalising
-observability is relative to what is observed. These are Euclidean quantities of the input tokens:
-no weights :math:`\Delta p` enter.
+Observations are any pure function of the input with a row for each layer; `ObservedTokens` are
+those of a flow, whose layers are swept once for all of them. The Gramians are Euclidean quantities
+of the input tokens: no weights :math:`\Delta p` enter.
 """
 
 from collections.abc import Callable, Mapping
@@ -180,7 +179,7 @@ def layer_products(
     observations, x, positions, rank
         As in `observability_gramians`.
     depth
-        M. `ObservedTokens` know it; of any other function it is asked for, as K may be smaller.
+        M. Leave it out for `ObservedTokens`; any other function may observe fewer layers (K < M).
 
     Raises
     ------
@@ -197,24 +196,20 @@ def layer_products(
         require_indices(positions, "positions")
     rank = None if rank is None else counted(rank, "rank")
     layers, observed = jax.eval_shape(observations, x).shape
-    depth = _layers_passed(observations, layers, depth)
-    monitored = x.shape[0] if positions is None else positions.shape[0]
     layered = isinstance(observations, ObservedTokens)
+    if layered:
+        cure = "ObservedTokens observe all of their layers: leave it out."
+        depth = layers if depth is None else depth
+        depth = counted(depth, "depth", least=layers, most=layers, cure=cure)
+    else:
+        cure = "Pass how many layers the observations run through, of which they may show fewer."
+        depth = counted(depth, "depth", cure=cure)
+    monitored = x.shape[0] if positions is None else positions.shape[0]
     passed = depth * (depth - 1) // 2 if layered else layers * depth
     products = {"forward": monitored * x.shape[1] * depth, "reverse": observed * passed}
     if layered and rank is not None:
         products["low rank"] = rank * depth
     return products
-
-
-def _layers_passed(observations: Observations, layers: int, depth: int | None) -> int:
-    """Return M: the layers that `ObservedTokens` observe, or `depth` for other functions."""
-    if isinstance(observations, ObservedTokens):
-        cure = "These observe all of their layers: leave it out."
-        depth = layers if depth is None else depth
-        return counted(depth, "depth", least=layers, most=layers, cure=cure)
-    cure = "Pass how many layers the observations run through, which may be more than they show."
-    return counted(depth, "depth", cure=cure)
 
 
 def cheapest_mode(products: Mapping[str, int]) -> str:
