@@ -63,37 +63,21 @@ class CellGrid(Grid):
         [[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 1, 1]]
         """
         require_indices(starts, "starts")
-        require(
-            starts.shape == (self.size,),
-            "starts",
-            got=f"{starts.shape[0]} of them",
-            expected=f"{self.size}, one for each position",
-            cure="Pass for every row where its prefix begins.",
-        )
+        got, expected = f"{starts.shape[0]} of them", f"{self.size}, one for each position"
+        cure = "Pass for every row where its prefix begins."
+        require(starts.shape == (self.size,), "starts", got=got, expected=expected, cure=cure)
         late = (starts < 0) | (starts > jnp.arange(self.size))
         message = "starts: expected numbers from 0 to the row's own, got others."
         return self._begun(guarded(starts, late, message))
 
     def windowed(self, window: int) -> "CellGrid":
-        """Limit each row's prefix to its last `window` positions, its own included.
-
-        Examples
-        --------
-        >>> (3 * token_grid(3).windowed(2).prefix_weights()).astype(int).tolist()
-        [[1, 0, 0], [1, 1, 0], [0, 1, 1]]
-        """
+        """Limit each row's prefix to its last `window` positions, its own included."""
         if window >= self.size:
             return self
         return self._begun(jnp.maximum(jnp.arange(self.size) - window + 1, 0))
 
     def chunked(self, chunk: int) -> "CellGrid":
-        """Limit each row's prefix to its own chunk of `chunk` positions of its context.
-
-        Examples
-        --------
-        >>> (3 * token_grid(3).chunked(2).prefix_weights()).astype(int).tolist()
-        [[1, 0, 0], [1, 1, 0], [0, 0, 1]]
-        """
+        """Limit each row's prefix to its own chunk of `chunk` positions of its context."""
         if chunk >= self.size:
             return self
         rows = jnp.arange(self.size)

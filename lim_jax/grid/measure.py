@@ -34,13 +34,10 @@ class Grid(eqx.Module):
     dtype: eqx.AbstractVar[DTypeLike | None]
 
     def __check_init__(self):
-        require(
-            self.dtype is None or _is_floating(self.dtype),
-            "dtype",
-            got=repr(self.dtype),
-            expected="a floating-point dtype, or None for JAX's default",
-            cure="Pass for example jnp.float32.",
-        )
+        floating = self.dtype is None or _is_floating(self.dtype)
+        expected = "a floating-point dtype, or None for JAX's default"
+        cure = "Pass for example jnp.float32."
+        require(floating, "dtype", got=repr(self.dtype), expected=expected, cure=cure)
 
     @property
     @abstractmethod
@@ -78,16 +75,17 @@ class Grid(eqx.Module):
 
     def windowed(self, window: int) -> "Grid":
         """Limit each row's prefix to its last positions; only a `CellGrid` can."""
-        raise Refusal(
-            f"window: got {window} positions on {type(self).__name__}, expected a grid of cells. "
-            "Take token_grid, or attention without a window."
-        )
+        raise Refusal(self._no_cells("window", window))
 
     def chunked(self, chunk: int) -> "Grid":
         """Limit each row's prefix to its chunk; only a `CellGrid` can."""
-        raise Refusal(
-            f"chunk: got {chunk} positions on {type(self).__name__}, expected a grid of cells. "
-            "Take token_grid, or attention without chunks."
+        raise Refusal(self._no_cells("chunk", chunk))
+
+    def _no_cells(self, name: str, size: int) -> str:
+        kind = type(self).__name__
+        return (
+            f"{name}: got {size} positions on {kind}, expected a grid of cells. "
+            f"Take token_grid, or attention without a {name}."
         )
 
     @abstractmethod
@@ -126,13 +124,8 @@ class Grid(eqx.Module):
 
 def require_grid(grid: Any, name: str = "grid") -> None:
     """Raise ValueError unless `grid` is a Grid: a length or an array of nodes is none."""
-    require(
-        isinstance(grid, Grid),
-        name,
-        got=described(grid),
-        expected="a Grid",
-        cure="Make one of the context's length, for example token_grid(48).",
-    )
+    cure = "Make one of the context's length, for example token_grid(48)."
+    require(isinstance(grid, Grid), name, got=described(grid), expected="a Grid", cure=cure)
 
 
 def require_on_grid(

@@ -34,16 +34,13 @@ class Regions(eqx.Module):
     left_out: tuple[int, ...] = eqx.field(static=True, default=())
 
     def __check_init__(self):
-        empty = [
-            name
-            for name, weights in zip(("left", "middle", "right"), self._host_weights(), strict=True)
-            if not weights.any()
-        ]
+        names = zip(("left", "middle", "right"), self._host_weights(), strict=True)
+        empty = " and ".join(name for name, weights in names if not weights.any())
         require(
             not empty,
             "regions",
-            got=f"no node in the {' and '.join(empty)} region of {self.grid.size} positions "
-            f"at delta = {self.delta}, {len(self.left_out)} of them left out",
+            got=f"no node in the {empty} region of {self.grid.size} positions at delta = "
+            f"{self.delta}, {len(self.left_out)} of them left out",
             expected="at least one node in each region",
             cure='Take a larger delta, a longer context, or convention="overlap".',
         )
@@ -213,12 +210,9 @@ def _averages(values: Array, weights: Float[Array, "3 length"]) -> Array:
 
 def require_regions(regions: Any, name: str = "regions") -> None:
     """Raise ValueError unless `regions` are Regions: a number or an array of weights is none."""
+    expected, cure = "Regions of a grid", "Make them with boundary_regions(grid, delta)."
     require(
-        isinstance(regions, Regions),
-        name,
-        got=described(regions),
-        expected="Regions of a grid",
-        cure="Make them with boundary_regions(grid, delta).",
+        isinstance(regions, Regions), name, got=described(regions), expected=expected, cure=cure
     )
 
 

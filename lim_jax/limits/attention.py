@@ -97,7 +97,11 @@ def attention_studies(
     if smooth:
         require_smooth(states)
     grids = {size: make_grid(size) for size in sizes}
-    errors, own = _attention_errors(attention, states, grids, references)
+    check, reference = references
+    expected = _attended(attention, states, reference)
+    compared = partial(_cell_errors, attention, states, reference, expected)
+    errors = {size: np.asarray(compared(grid)) for size, grid in grids.items()}
+    own = float(compared(check).max())
     interior = {size: grid._nodes() >= inside for size, grid in grids.items()}
     premises = smooth and make_grid is token_grid and not _beyond_the_theorem(attention)
     constant = attention_constant(attention, states) if premises else math.nan
@@ -141,20 +145,6 @@ def attention_studies(
 def _left_rate(count: int) -> float:
     """The rate of `eq:attention-left-regional-error` for a number of tokens on the left."""
     return (1 + math.log(count)) / count
-
-
-def _attention_errors(
-    attention: CausalAttention,
-    states: PositionField,
-    grids: dict[int, Grid],
-    references: References,
-) -> tuple[dict[int, np.ndarray], float]:
-    """The norm of every cell's error on every grid, and the reference's own largest."""
-    check, reference = references
-    expected = _attended(attention, states, reference)
-    compared = partial(_cell_errors, attention, states, reference, expected)
-    errors = {size: np.asarray(compared(grid)) for size, grid in grids.items()}
-    return errors, float(compared(check).max())
 
 
 @filter_jit

@@ -80,14 +80,13 @@ def sampled_profile(profile: Callable[[Array], Array], horizon: float) -> tuple[
 
 
 class DepthConstants(NamedTuple):
-    r"""The numbers that the proof of `thm:resnet-ode` rests on.
+    r"""The constants in the proof of `thm:resnet-ode`.
 
     Attributes
     ----------
-    state
-        :math:`\Lambda`, the Lipschitz constant of :math:`\mathscr F_\theta` in the state.
-    control
-        :math:`C_\theta`, that in the Euclidean norm of all parameters.
+    state, control
+        :math:`\Lambda` and :math:`C_\theta`, the Lipschitz constants of
+        :math:`\mathscr F_\theta` in the state and in the Euclidean norm of all parameters.
     speed
         :math:`M`, the largest :math:`\|\mathscr F_\theta(X)\|`.
     defect
@@ -110,10 +109,9 @@ class DepthConstants(NamedTuple):
     def layer_defect(self, step: float, distance: float) -> float:
         r"""Bound what a layer adds to the error, :math:`\|d_k\| + \tau_k`.
 
-        :math:`\varepsilon^2(C_{split} + (Z^2\Lambda + \mathrm{Lip}(\zeta))M/2) + Z C_\theta\,
-        \int_{t_k}^{t_{k+1}}\|\theta^\varepsilon_k - \theta(r)\|\,dr`: the layer's own defect, how
-        far the flow and the profile move within it, and the `distance` of the controls
-        (`eq:convergent-control-local-defect`).
+        `eq:convergent-control-local-defect`: :math:`\varepsilon^2(C_{split} + (Z^2\Lambda +
+        \mathrm{Lip}(\zeta))M/2) + Z C_\theta\,
+        \int_{t_k}^{t_{k+1}}\|\theta^\varepsilon_k - \theta(r)\|\,dr`; the integral is `distance`.
         """
         moving = (self.profile**2 * self.state + self.profile_slope) * self.speed / 2
         return step**2 * (self.defect + moving) + self.profile * self.control * distance
@@ -159,23 +157,11 @@ def proved_constants(
 ) -> DepthConstants | None:
     r"""Return constants that are bounds, not samples: those of `prop:transformer-lipschitz`.
 
-    They come from `field_regularity` on the convex hull of all layers and of the knots of a
-    `linear_control`. None if nothing proves them: another control, or one whose knots end before T;
-    a field that `field_regularity` refuses, or layers of several kinds; a profile that is neither
-    one nor a `DepthProfile`; Gauss--Legendre panels, or prefixes that do not begin at 0.
-
-    Parameters
-    ----------
-    layers
-        Stacked layers, of every depth.
-    control
-        The limit's; None if the layers have none: then the hull is theirs.
-    profile
-        :math:`\zeta`.
-    grid
-        The norm's; a field is bounded at every position, so in it by the root of its mass.
-    horizon
-        :math:`T`.
+    They come from `field_regularity` on the convex hull of the stacked layers of every depth, and
+    of the knots of a `linear_control` (None if there is no limit). None if nothing proves them:
+    another control, or one whose knots end before T, the horizon; a field that `field_regularity`
+    refuses, or layers of several kinds; a profile that is neither one nor a `DepthProfile`;
+    Gauss--Legendre panels, or prefixes that do not begin at 0.
 
     Examples
     --------
@@ -203,6 +189,7 @@ def proved_constants(
         regularity = field_regularity(hull)
     except ValueError:  # of different kinds, or of one that nothing bounds
         return None
+    # A field is bounded at every position, so in the grid's norm by the root of its mass.
     mass = math.sqrt(np.asarray(grid.weights).sum())
     largest, steepest = (1.0, 0.0) if profile is unit_profile else profile[1:]
     return DepthConstants(
@@ -311,15 +298,9 @@ def time_slope_bounds(flow: ContinuousFlow, grid: Grid) -> Float[np.ndarray, " p
     r"""Bound :math:`C_G` of `eq:depth-time-consistency` on every piece of a linear control.
 
     :math:`\|\zeta\|_\infty\,C_\theta\,\|\dot\theta\| + \mathrm{Lip}(\zeta)\,M`, for all states of
-    any ball, since layer normalisation bounds what the field depends on. None if `proved_constants`
-    are None.
-
-    Parameters
-    ----------
-    flow
-        Of a `linear_control`; its profile a `DepthProfile`, or one.
-    grid
-        The norm's.
+    any ball, since layer normalisation bounds what the field depends on. The flow is that of a
+    `linear_control`, its profile one or a `DepthProfile`, and the norm that of the grid: None if
+    `proved_constants` are None.
 
     Examples
     --------
@@ -350,16 +331,9 @@ def time_slopes(
 
     `eq:depth-time-consistency`: between two times of one piece of the control the field changes by
     at most the largest slope there times their distance, at this state. `time_slope_bounds` are for
-    all states of a bounded set, as is the paper's :math:`C_G`.
-
-    Parameters
-    ----------
-    flow
-        Profile and control must be differentiable in time, such as a `linear_control`.
-    x, grid
-        The fixed state and its positions.
-    times
-        Depth times; where pieces of the control meet, the slope is that of one of them.
+    all states of a bounded set, as is the paper's :math:`C_G`. Profile and control must be
+    differentiable in time, such as a `linear_control`; where pieces of the control meet, the slope
+    is that of one of them.
 
     Examples
     --------

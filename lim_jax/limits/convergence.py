@@ -198,12 +198,9 @@ def _attention_rows(sizes: tuple[int, ...], quick: bool, seed: int) -> Iterator[
             if (name, part) == ("midpoints", "left region"):
                 reason = "order 2 up to log L: the error of cell i falls like 1/(L i)"
             yield Row(f"attention, {part}, {name}", study, order, reason)
-    if not quick:
-        yield from _rotary_rows(sizes, seed)
-
-
-def _rotary_rows(sizes: tuple[int, ...], seed: int) -> Iterator[Row]:
-    """Keys that turn, where [0, 1] stands for twelve tokens on every grid."""
+    if quick:
+        return
+    # Rotary keys, for which [0, 1] stands for twelve tokens on every grid.
     rotary = dataclasses.replace(_one_layer(seed), span=Span(places=Rotary((1.0,), tokens=12)))
     studies = attention_studies(rotary, smooth_states, sizes, smooth=True)
     for part in ("inside", "mean square", "every cell"):
@@ -379,7 +376,7 @@ def _singularity_rows(halvings: tuple[int, ...]) -> Iterator[Row]:
 
 
 def _query_density_rows(sizes: tuple[int, ...], seed: int) -> Iterator[Row]:
-    """Queries that favour the right: a density in the loss."""
+    """A query density in the loss that grows to the right."""
     biased = {"query_density": right_biased, "lipschitz": True}
     study = in_position.loss_study(smooth_states, smooth_labels, sizes, **biased)
     yield Row("loss, tokens, right-biased queries", study, 1)
@@ -405,7 +402,7 @@ def position_costs(sizes: Iterable[int], seed: int = 0) -> list[Curve]:
 
     @filter_jit
     def averages(grid: Grid) -> Array:
-        return in_position.influence_averages(flow, TERMINAL_LOSS, smooth_states, grid)
+        return in_position.influence_of_field(flow, TERMINAL_LOSS, smooth_states, grid, 0.2)[2]
 
     exact = averages(in_position.SINGULAR_AT_ZERO[1])
 

@@ -1,7 +1,7 @@
 """Layers to the depth flow: trajectories and controls, measured."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -66,16 +66,12 @@ def trajectory_studies(
 
     Parameters
     ----------
-    control
-        :math:`t \mapsto` field.
+    control, schemes
+        :math:`t \mapsto` field, and how it becomes layers.
     x, grid
         The input and its positions.
-    depths
-        Numbers of layers.
-    schemes
-        Two studies are made of each.
-    horizon
-        :math:`T`.
+    depths, horizon
+        Numbers of layers, and :math:`T`.
     profile
         :math:`\zeta`: one, or a `DepthProfile`; for another function nothing is claimed.
     references
@@ -170,10 +166,11 @@ class _Limit(NamedTuple):
 
 
 class _Run(NamedTuple):
-    """A recursion of one depth, the theorem's bracket, and its largest defect over ε²."""
+    """A recursion of one depth, the flow at its times, the bracket, and the defect over ε²."""
 
     layers: PyTree
     states: np.ndarray
+    flow: np.ndarray
     bracket: float
     defect: float
 
@@ -181,19 +178,19 @@ class _Run(NamedTuple):
 def _scheme_studies(
     scheme: Scheme, depths: Sequence[int], limit: _Limit, lipschitz: bool
 ) -> dict[str, Study]:
-    runs = _runs(scheme, depths, limit)
+    control, grid, horizon = limit.control, limit.grid, limit.horizon
+    runs, size = _runs(scheme, depths, limit), _largest_norm(limit.states, grid) / horizon**2
+    theorem = _Theorem(grid, horizon, limit.profile, scheme.step, lipschitz, size)
     layers = [run.layers for run in runs.values()]
-    proved = proved_constants(layers, limit.control, limit.profile, limit.grid, limit.horizon)
-    sampled = proved is None or not math.isfinite(proved.between_layers(limit.horizon))
-    constants = claimed = None
-    if _premises(proved, limit.profile, scheme.step, lipschitz):
-        rates = [scheme.rate(depth, limit.horizon) for depth in depths]
-        claimed = round(fit_order(depths, rates).value, 2)
-        constants = _sampled_constants(runs[min(depths)], limit) if sampled else proved
-        assert constants is not None
-        defects = {depth: run.defect for depth, run in runs.items()}
-        size = _largest_norm(limit.states, limit.grid) / limit.horizon**2
-        constants = _with_defects(constants, defects, size, lipschitz)
+    proved = proved_constants(layers, control, limit.profile, grid, horizon)
+    constants, sampled = theorem.constants(
+        runs,
+        lambda depth: Scheme().recursion(control, depth, horizon).layers,
+        proved,
+        DepthConstants.between_layers,
+    )
+    rates = [scheme.rate(depth, horizon) for depth in depths]
+    claimed = None if constants is None else round(fit_order(depths, rates).value, 2)
 
     def study(label: str, error: Callable, constant: Callable) -> Study:
         return refine(
@@ -202,35 +199,62 @@ def _scheme_studies(
             depths,
             (error(runs[depth].states) for depth in depths),
             limit.own_error,
-            constants and (lambda depth: constant(constants, limit.horizon) * runs[depth].bracket),
+            constants and (lambda depth: constant(constants, horizon) * runs[depth].bracket),
             sampled=sampled,
         )
 
+    on, between = "eq:convergent-control-grid-bound", "eq:resnet-ode-convergent-control-bound"
     return {
-        "on layers": study(
-            "eq:convergent-control-grid-bound", limit.error_on_layers, DepthConstants.on_layers
-        ),
-        "between layers": study(
-            "eq:resnet-ode-convergent-control-bound",
-            limit.error_between_layers,
-            DepthConstants.between_layers,
-        ),
+        "on layers": study(on, limit.error_on_layers, DepthConstants.on_layers),
+        "between layers": study(between, limit.error_between_layers, DepthConstants.between_layers),
     }
+
+
+class _Theorem(NamedTuple):
+    """What the theorem is applied to; `size` is the largest norm of the flow, over T²."""
+
+    grid: Grid
+    horizon: float
+    profile: Profile
+    step: Step
+    lipschitz: bool
+    size: float
+
+    def constants(
+        self,
+        runs: Mapping[int, _Run],
+        control_layers: Callable[[int], PyTree],
+        proved: DepthConstants | None,
+        bound: Callable[[DepthConstants, float], float],
+    ) -> tuple[DepthConstants | None, bool]:
+        """The constants, None if the premises are not; and whether they are samples.
+
+        Samples are along the coarsest recursion, along the flow, and halfway between them.
+        """
+        sampled = proved is None or not math.isfinite(bound(proved, self.horizon))
+        if not _premises(proved, self.profile, self.step, self.lipschitz):
+            return None, sampled
+        if sampled:
+            run = runs[min(runs)]
+            ours, theirs = run.states[:-1], run.flow[:-1]
+            fields = (run.layers, control_layers(len(ours)), run.layers)
+            places = (ours, theirs, (ours + theirs) / 2)
+            measured = map(depth_constants, fields, map(jnp.asarray, places), [self.grid] * 3)
+            largest = (float(max(values)) for values in zip(*measured, strict=True))
+            value, slope = sampled_profile(self.profile, self.horizon)
+            proved = DepthConstants(*largest)._replace(profile=value, profile_slope=slope)
+        assert proved is not None
+        defects = {depth: run.defect for depth, run in runs.items()}
+        if self.lipschitz:
+            rounding = 100 * np.finfo(float).eps * self.size
+            require_resnet_premises(defects, rounding, proved[:3])
+        return proved._replace(defect=max(defects.values())), sampled
 
 
 def _premises(proved: DepthConstants | None, profile: Profile, step: Step, lipschitz: bool) -> bool:
     """Whether the premises of `thm:resnet-ode` are proved or stated."""
     stated = profile is unit_profile or isinstance(profile, DepthProfile)
     return stated and (lipschitz or (proved is not None and step in STEPS))
-
-
-def _with_defects(
-    constants: DepthConstants, defects: Mapping[int, float], size: float, lipschitz: bool
-) -> DepthConstants:
-    """Add the largest defect to constants; raise ValueError if `lipschitz` is refuted."""
-    if lipschitz:
-        require_resnet_premises(defects, 100 * np.finfo(float).eps * size, constants[:3])
-    return constants._replace(defect=max(defects.values()))
 
 
 def _runs(scheme: Scheme, depths: Sequence[int], limit: _Limit) -> dict[int, _Run]:
@@ -247,7 +271,8 @@ def _runs(scheme: Scheme, depths: Sequence[int], limit: _Limit) -> dict[int, _Ru
         defect = _largest_norm(np.asarray(defects), limit.grid) / step**2
         if linear:
             distance = largest_control_distances(layers, control, horizon).sum()
-        return _Run(layers, np.asarray(states), step + float(distance), defect)
+        flow = limit.at(np.linspace(0, horizon, depth + 1))
+        return _Run(layers, np.asarray(states), flow, step + float(distance), defect)
 
     return dict(zip(depths, map(run, depths, layers, states, departures), strict=True))
 
@@ -281,25 +306,6 @@ def _defects(
     increments = step * jax.vmap(profile)(step * jnp.arange(states.shape[0] - 1.0))
     one_field = eqx.filter_vmap(lambda field, x, increment: euler(field, x, grid, increment))
     return states[1:] - one_field(layers, states[:-1], increments)
-
-
-def _sampled_constants(run: _Run, limit: _Limit) -> DepthConstants:
-    """Measure constants along a recursion, along the depth flow, and halfway between them."""
-    ours, depth = run.states[:-1], len(run.states) - 1
-    theirs = limit.at(np.linspace(0, limit.horizon, depth + 1)[:-1])
-    followed = Scheme().recursion(limit.control, depth, limit.horizon).layers
-    samples = ((run.layers, ours), (followed, theirs), (run.layers, (ours + theirs) / 2))
-    return _largest_constants(samples, limit.profile, limit.grid, limit.horizon)
-
-
-def _largest_constants(
-    samples: Iterable[tuple[PyTree, np.ndarray]], profile: Profile, grid: Grid, horizon: float
-) -> DepthConstants:
-    """Return the largest constants of fields at states, and of a profile at its times."""
-    constants = [depth_constants(fields, jnp.asarray(at), grid) for fields, at in samples]
-    largest = DepthConstants(*(float(max(values)) for values in zip(*constants, strict=True)))
-    value, slope = sampled_profile(profile, horizon)
-    return largest._replace(profile=value, profile_slope=slope)
 
 
 def shadowing_study(
@@ -347,38 +353,37 @@ def shadowing_study(
         profile.require_stated(horizon)
 
     @filter_jit
-    def run(x: State, depth: int, follow: Follow) -> _Shadow:
+    def followed(x: State, depth: int, follow: Follow) -> tuple[PyTree, Array, Array, Array]:
         layers = make_layers(depth)
         states = ResidualFlow(layers, horizon, profile, step).trajectory(x, grid).states
         defects = _defects(layers, states, profile, grid, horizon)
-        return _Shadow(layers, states, follow(layers, x, grid), defects)
+        return layers, states, follow(layers, x, grid), defects
+
+    def run(depth: int, follow: Follow) -> _Run:
+        layers, *arrays = followed(x, depth, follow)
+        states, flow, defects = map(np.asarray, arrays)
+        defect = _largest_norm(defects, grid) * (depth / horizon) ** 2
+        return _Run(layers, states, flow, horizon / depth, defect)
 
     check, reference = references or (_followed(profile, horizon, count) for count in (6, 8))
-    runs = {depth: run(x, depth, reference) for depth in depths}
-    other = run(x, depths[0], check).flow
-    constants, sampled = _shadowing_constants(runs, profile, grid, horizon, step, lipschitz)
-
-    def gap(ours: Array, theirs: Array) -> float:
-        return _largest_norm(np.asarray(ours - theirs), grid)
-
+    runs = {depth: run(depth, reference) for depth in depths}
+    size = _largest_norm(runs[min(runs)].flow, grid) / horizon**2
+    theorem = _Theorem(grid, horizon, profile, step, lipschitz, size)
+    proved = proved_constants([run.layers for run in runs.values()], None, profile, grid)
+    constants, sampled = theorem.constants(
+        runs, lambda depth: runs[depth].layers, proved, DepthConstants.on_layers
+    )
+    # The layers are their own control, at no distance.
+    constants = constants and constants._replace(control=0.0)
     return refine(
         "thm:resnet-ode",
         None if constants is None else 1.0,
         depths,
-        (gap(runs[depth].states, runs[depth].flow) for depth in depths),
-        gap(other, runs[depths[0]].flow),
+        (_largest_norm(run.states - run.flow, grid) for run in runs.values()),
+        _largest_norm(run(depths[0], check).flow - runs[depths[0]].flow, grid),
         constants and (lambda depth: constants.on_layers(horizon) * horizon / depth),
         sampled=sampled,
     )
-
-
-class _Shadow(NamedTuple):
-    """A recursion of one depth, the flow that its layers drive, and every layer's defect."""
-
-    layers: PyTree
-    states: Array
-    flow: Array
-    defects: Array
 
 
 def _followed(profile: Profile, horizon: float, count: int) -> Follow:
@@ -399,33 +404,6 @@ def _followed(profile: Profile, horizon: float, count: int) -> Follow:
     return follow
 
 
-def _shadowing_constants(
-    runs: dict[int, _Shadow],
-    profile: Profile,
-    grid: Grid,
-    horizon: float,
-    step: Step,
-    lipschitz: bool,
-) -> tuple[DepthConstants | None, bool]:
-    """The constants of layers whose control is their own, and whether they are samples."""
-    proved = proved_constants([run.layers for run in runs.values()], None, profile, grid)
-    sampled = proved is None or not math.isfinite(proved.on_layers(horizon))
-    if not _premises(proved, profile, step, lipschitz):
-        return None, sampled
-    if sampled:
-        layers, states, flow, _ = runs[min(runs)]
-        ours, theirs = np.asarray(states)[:-1], np.asarray(flow)[:-1]
-        samples = [(layers, at) for at in (ours, theirs, (ours + theirs) / 2)]
-        proved = _largest_constants(samples, profile, grid, horizon)
-    assert proved is not None
-    defects = {
-        depth: _largest_norm(np.asarray(run.defects), grid) * (depth / horizon) ** 2
-        for depth, run in runs.items()
-    }
-    size = _largest_norm(np.asarray(runs[min(runs)].flow), grid) / horizon**2
-    return _with_defects(proved, defects, size, lipschitz)._replace(control=0.0), sampled
-
-
 def split_defect_study(
     field: Any, x: State, grid: Grid, depths: Sequence[int], *, lipschitz: bool = False
 ) -> Study:
@@ -441,9 +419,9 @@ def split_defect_study(
     def defect(increment: Float[Array, ""]) -> State:
         return split(field, x, grid, increment) - euler(field, x, grid, increment)
 
-    errors = [_norm(np.asarray(defect(1 / depth)), grid) for depth in depths]
+    errors = [_largest_norm(np.asarray(defect(1 / depth))[None], grid) for depth in depths]
     if lipschitz:
-        rounding = 100 * np.finfo(float).eps * _norm(np.asarray(x), grid)
+        rounding = 100 * np.finfo(float).eps * _largest_norm(np.asarray(x)[None], grid)
         scaled = {depth: error * depth**2 for depth, error in zip(depths, errors, strict=True)}
         require_resnet_premises(scaled, rounding)
     stacked = jax.tree.map(lambda leaf: leaf[None], eqx.filter(field, eqx.is_array))
@@ -464,14 +442,10 @@ def split_gap_study(
 
         return [terminal(euler, depth) - terminal(split, depth) for depth in depths]
 
-    errors = [_norm(np.asarray(gap), grid) for gap in gaps(x)]
+    errors = [_largest_norm(np.asarray(gap)[None], grid) for gap in gaps(x)]
     return refine("eq:discrete-residual-with-defect", None, depths, errors, 0.0)
 
 
 def _largest_norm(states: np.ndarray, grid: Grid) -> float:
     squares = (states**2).sum(axis=2) @ np.asarray(grid.weights)
     return float(np.sqrt(squares.max()))
-
-
-def _norm(values: np.ndarray, grid: Grid) -> float:
-    return _largest_norm(values[None], grid)

@@ -19,10 +19,8 @@ from lim_jax.limits.refinement import Study, refine, richardson
 from lim_jax.limits.rows import Curve, Row
 from lim_jax.limits.schemes import (
     Scheme,
-    alternating_perturbation,
+    perturbation,
     reference_flows,
-    spike_perturbation,
-    uniform_perturbation,
 )
 from lim_jax.network.continuous import ContinuousFlow, linear_control
 from lim_jax.network.field import TransformerField
@@ -108,15 +106,14 @@ def _control_rows(depths: tuple[int, ...], seed: int) -> Iterator[Row]:
     zero = jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0]), _random_fields(0, 1))
     direction = eqx.tree_at(lambda f: f.feed_forward.outer_bias, zero, jnp.ones(WIDTH))
 
-    def root(depth: int) -> float:
-        return depth**-0.5
-
+    sizes = {
+        "uniform, size sqrt(eps)": lambda depth: np.full(depth, depth**-0.5),
+        "one spike of fixed size": lambda depth: 1.0 * (np.arange(depth) == depth // 2),
+        "alternating, size sqrt(eps)": lambda depth: depth**-0.5 * (-1.0) ** np.arange(depth),
+    }
     schemes = {
-        "uniform, size sqrt(eps)": Scheme(perturbation=uniform_perturbation(direction, root)),
-        "one spike of fixed size": Scheme(perturbation=spike_perturbation(direction)),
-        "alternating, size sqrt(eps)": Scheme(
-            perturbation=alternating_perturbation(direction, root)
-        ),
+        name: Scheme(perturbation=perturbation(direction, of_depth))
+        for name, of_depth in sizes.items()
     }
     x = smooth_states(_GRID.nodes)
     studies = in_depth.trajectory_studies(_control(seed), x, _GRID, depths, schemes)

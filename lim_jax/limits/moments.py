@@ -35,10 +35,8 @@ def fourth_moment_studies(
         From a grid to the loss ``loss(params, x, y)`` of its examples, and to these: two at least.
     params, direction
         As in `fourth_moments`.
-    sizes
-        Four numbers of positions or more.
-    make_grid
-        The grid of each.
+    sizes, make_grid
+        Four numbers of positions or more, and the grid of each.
 
     Examples
     --------

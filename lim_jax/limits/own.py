@@ -6,7 +6,6 @@ limit's own error is its distance from itself at another resolution.
 """
 
 import csv
-import dataclasses
 import inspect
 import io
 import math
@@ -121,13 +120,11 @@ def convergence_study(
     Several grids refine positions: errors are against the same network on the reference grids.
     `depths` refine depth: the layers of each depth are samples of a `ContinuousFlow`'s control, and
     errors are against that flow, solved to 1e-13. With both, grid k goes with depth k. Print the
-    result for a table with fitted orders, `to_csv` for the numbers,
-    `plots.convergence_rates(result, title)` for a figure.
+    result for a table; see `Rates.to_csv` for numbers and `plots.convergence_rates` for a figure.
 
-    References on panels are tested; a warning and `Row.reliability_warning` say if one fails. On
-    each of the two grids every array with an axis of positions is replaced by one cubic: a quantity
-    that then differs picks rows. And half of a limit's digits must agree on the default
-    references: else something has a kink.
+    A warning and `Row.reliability_warning` say if references on panels fail a test: a quantity of
+    one cubic, in place of every array with an axis of positions, differs between them (it picks
+    rows); or half of a limit's digits do on the default ones (something has a kink).
 
     Parameters
     ----------
@@ -147,18 +144,16 @@ def convergence_study(
         How a control becomes layers; by default `Scheme()`, which is Euler's.
     references
         By default ``(gauss_grid(64), gauss_grid(96))``, for smooth fields; adjoints that are
-        singular at 0 need ``position.SINGULAR_AT_ZERO``. The second of two grids gives the limit,
-        the first its error. Three grids of one kind, of sizes n, 2n and 4n, give the limit by
-        extrapolation at the expected order (`richardson`). If `grids` is one grid, pass two flows
-        in place of `reference_flows`.
+        singular at 0 need ``position.SINGULAR_AT_ZERO``. The second gives the limit, the first its
+        error. Three grids of sizes n, 2n and 4n are extrapolated at the expected order. If `grids`
+        is one grid, pass two flows.
 
     Raises
     ------
     ValueError
-        If nothing is refined, or in fewer than four steps; if keys turn by the grid's own number of
-        positions (`Rotary` without `tokens`), or see a window on panels; if a quantity is not an
-        array of floats, is neither of one shape nor a field, or its error is not positive and
-        finite.
+        If fewer than four refinements are passed; if the network has no limit, as with a window or
+        with `Rotary` without `tokens`; if a quantity is not an array of floats, is neither of one
+        shape nor a field, or its error is not positive and finite.
 
     Examples
     --------
@@ -229,8 +224,6 @@ def _change(twins: list[Array], grids: list[Grid], field: bool) -> float:
 
 
 class _Run(NamedTuple):
-    """A network on a grid."""
-
     network: Network
     grid: Grid
 
@@ -299,13 +292,9 @@ def _as_network(network: Any) -> Network:
         for name, parameter in inspect.signature(network).parameters.items()
         if parameter.kind in kinds and parameter.default is parameter.empty
     ]
-    require(
-        len(arguments) in (2, 3),
-        "network",
-        got=f"a function of ({', '.join(arguments)})",
-        expected=f"a flow, or a function {signature}",
-        cure="A control is refined through ContinuousFlow(control).",
-    )
+    got, expected = f"a function of ({', '.join(arguments)})", f"a flow, or a function {signature}"
+    cure = "A control is refined through ContinuousFlow(control)."
+    require(len(arguments) in (2, 3), "network", got=got, expected=expected, cure=cure)
     return network if len(arguments) == 2 else _Applied(network)
 
 
@@ -313,23 +302,17 @@ def _solutions(network: Any) -> tuple[Network, Network]:
     """The network, and the same by another solver if it has one."""
     if not isinstance(network, ContinuousFlow):
         return _as_network(network), _as_network(network)
-    other, solved = (
-        dataclasses.replace(flow, profile=network.profile)
-        for flow in reference_flows(network.control, network.horizon)
-    )
+    other, solved = reference_flows(network.control, network.horizon, network.profile)
     return solved, other
 
 
 def _runs(network: Any, grids: Any, depths: Any, scheme: Scheme | None) -> dict[int, _Run]:
     """Make the network of each refinement, by its number of positions, or else of layers."""
-    require(
-        depths is not None or not (isinstance(grids, Grid) or scheme),
-        "depths",
-        got=f"None, with {'one grid' if isinstance(grids, Grid) else 'a scheme'}",
-        expected="numbers of layers",
-        cure="Or refine positions: pass four grids of increasing size, and no scheme.",
-    )
     if depths is None:
+        got = f"None, with {'one grid' if isinstance(grids, Grid) else 'a scheme'}"
+        cure = "Or refine positions: pass four grids of increasing size, and no scheme."
+        positions = not (isinstance(grids, Grid) or scheme)
+        require(positions, "depths", got=got, expected="numbers of layers", cure=cure)
         solved, _ = _solutions(network)
         return {size: _Run(solved, grid) for size, grid in _by_size(grids, network).items()}
     layers = _by_depth(network, depths, scheme or Scheme())
@@ -347,11 +330,15 @@ def _listed(values: Any) -> list:
     return list(values) if isinstance(values, Sequence) else [values]
 
 
+def _grids(values: Any, name: str) -> list[Grid]:
+    for grid in _listed(values):
+        require_grid(grid, name)
+    return _listed(values)
+
+
 def _by_size(grids: Any, network: Any) -> dict[int, Grid]:
     """Key the grids by their sizes; raise ValueError for a network that has no limit."""
-    known = _listed(grids)
-    for grid in known:
-        require_grid(grid, "grids")
+    known = _grids(grids, "grids")
     _require_refinements([grid.size for grid in known], "grids", "positions")
     field = network.control(jnp.array(0.0)) if isinstance(network, ContinuousFlow) else network
     spans = jax.tree.leaves(field, is_leaf=lambda node: isinstance(node, Span | Spans))
@@ -380,13 +367,10 @@ def _by_depth(network: Any, depths: Any, scheme: Scheme) -> dict[int, Network]:
 
 
 def _require_refinements(numbers: list[int], name: str, what: str) -> None:
-    require(
-        len(numbers) >= LEAST and numbers == sorted(set(numbers)),
-        name,
-        got=f"{numbers} {what}",
-        expected=f"{LEAST} refinements or more, each finer than the one before",
-        cure="A slope through fewer says nothing; double each.",
-    )
+    finer = len(numbers) >= LEAST and numbers == sorted(set(numbers))
+    expected = f"{LEAST} refinements or more, each finer than the one before"
+    cure = "A slope through fewer says nothing; double each."
+    require(finer, name, got=f"{numbers} {what}", expected=expected, cure=cure)
 
 
 def _reference_runs(
@@ -396,44 +380,33 @@ def _reference_runs(
     solved, other = _solutions(network)
     if isinstance(grids, Grid):
         flows = [other, solved] if references is None else _listed(references)
-        require(
-            len(flows) == 2 and all(isinstance(flow, ContinuousFlow) for flow in flows),
-            "references",
-            got=", ".join(map(described, flows)) or "none",
-            expected="two depth flows where positions are not refined",
-            cure="The last gives the limit, the first its error, on the same grid.",
-        )
+        got = ", ".join(map(described, flows)) or "none"
+        expected = "two depth flows where positions are not refined"
+        cure = "The last gives the limit, the first its error, on the same grid."
+        two = len(flows) == 2 and all(isinstance(flow, ContinuousFlow) for flow in flows)
+        require(two, "references", got=got, expected=expected, cure=cure)
         return [_Run(flow, grids) for flow in flows]
-    known = _listed(SMOOTH if references is None else references)
-    for grid in known:
-        require_grid(grid, "references")
-    sizes = [grid.size for grid in known]
-    require(
-        len(known) == 2 or sizes[1:] == [2 * size for size in sizes[:-1]] and len(known) == 3,
-        "references",
-        got=f"grids of {sizes} positions",
-        expected="two grids, or three of sizes n, 2n and 4n",
-        cure="The last of two gives the limit, the first its error; three are extrapolated.",
-    )
+    known = _grids(SMOOTH if references is None else references, "references")
+    sizes, two = [grid.size for grid in known], len(known) == 2
+    fits = two or (len(known) == 3 and sizes[1:] == [2 * size for size in sizes[:-1]])
+    got, expected = f"grids of {sizes} positions", "two grids, or three of sizes n, 2n and 4n"
+    cure = "The last of two gives the limit, the first its error; three are extrapolated."
+    require(fits, "references", got=got, expected=expected, cure=cure)
     unknown = [name for name, quantity in quantities.items() if quantity.order is None]
-    require(
-        len(known) == 2 or not unknown,
-        "quantities",
-        got=f"no order of {', '.join(unknown)}",
-        expected="the order of each, by which its limit is extrapolated",
-        cure="Pass Quantity(value, order=1), or two references.",
-    )
-    return [_Run(other if len(known) == 2 and not k else solved, g) for k, g in enumerate(known)]
+    got = f"no order of {', '.join(unknown)}"
+    expected = "the order of each, by which its limit is extrapolated"
+    cure = "Pass Quantity(value, order=1), or two references."
+    require(two or not unknown, "quantities", got=got, expected=expected, cure=cure)
+    return [_Run(other if two and not k else solved, grid) for k, grid in enumerate(known)]
 
 
 def _as_quantities(quantities: Any) -> dict[str, Quantity]:
-    require(
-        isinstance(quantities, Mapping) and len(quantities) > 0,
-        "quantities",
-        got=described(quantities) if not isinstance(quantities, Mapping) else "none",
-        expected="quantities by name, at least one",
-        cure='Pass for example {"state": lambda x, grid: x}.',
+    mapping, cure = (
+        isinstance(quantities, Mapping),
+        'Pass for example {"state": lambda x, grid: x}.',
     )
+    got, expected = "none" if mapping else described(quantities), "quantities by name, at least one"
+    require(mapping and len(quantities) > 0, "quantities", got=got, expected=expected, cure=cure)
     measured = {
         name: quantity if isinstance(quantity, Quantity) else Quantity(quantity)
         for name, quantity in quantities.items()
@@ -467,11 +440,7 @@ def _fields(
 
 
 def _require_errors(name: str, errors: Mapping[int, float]) -> None:
-    bad = {n: error for n, error in errors.items() if not 0 < error < math.inf}
-    require(
-        not bad,
-        f"quantities[{name!r}]",
-        got=", ".join(f"an error of {error} at {n}" for n, error in bad.items()),
-        expected="positive finite errors",
-        cure="What is exact, or not finite, has no order of convergence: leave it out.",
-    )
+    bad = [f"an error of {error} at {n}" for n, error in errors.items() if not 0 < error < math.inf]
+    cure = "What is exact, or not finite, has no order of convergence: leave it out."
+    what, expected = f"quantities[{name!r}]", "positive finite errors"
+    require(not bad, what, got=", ".join(bad), expected=expected, cure=cure)

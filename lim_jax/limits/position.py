@@ -146,9 +146,9 @@ def terminal_adjoint_study(
         :math:`P_T`. Without this premise nothing is claimed; if 25,600 points do not resolve it,
         a ValueError is raised.
     """
-    chi, reference = query_density, references[1]
+    chi, (check, reference) = query_density, references
     fine = np.linspace(0.0, 1.0, 2001)
-    runs = _readouts_of(readout, limit, sizes, references[0])
+    runs = [*((readout(size), token_grid(size)) for size in sizes), (limit, check)]
 
     def adjoint(readout: Readout, grid: Grid, p: Array | None = None) -> State:
         p = grid.nodes if p is None else p
@@ -169,7 +169,7 @@ def terminal_adjoint_study(
         exact = adjoint(limit, reference)
         steps = jnp.diff(_embedding(exact, reference, jnp.asarray(fine)), axis=0)
         steepest = jnp.linalg.norm(steps, axis=1).max() * (fine.size - 1)
-        return _gaps([(adjoint(*run), run[1]) for run in runs], exact, reference), steepest
+        return _gaps(adjoint, runs, exact, reference), steepest
 
     (*gaps, own), slope = jax.tree.map(float, measured())
     premises = lipschitz and tokenwise and all(readout(size) is limit for size in sizes)
@@ -227,7 +227,8 @@ def readout_consistency_study(
     """
     if lipschitz:
         require_lipschitz(residuals, "residuals")
-    runs = _readouts_of(readout, limit, sizes, references[0])
+    check, reference = references
+    runs = [*((readout(size), token_grid(size)) for size in sizes), (limit, check)]
 
     def adjoint(readout: Readout, grid: Grid) -> State:
         _, pull = jax.vjp(lambda x: readout(x, grid), states(grid.nodes))
@@ -236,10 +237,10 @@ def readout_consistency_study(
 
     @jax.jit
     def measured() -> tuple[list[Array], Array]:
-        exact = adjoint(limit, references[1])
+        exact = adjoint(limit, reference)
         steps = jnp.diff(residuals(jnp.linspace(0.0, 1.0, 2001)), axis=0)
         steepest = 2000 * jnp.linalg.norm(steps, axis=1).max()
-        return _gaps([(adjoint(*run), run[1]) for run in runs], exact, references[1]), steepest
+        return _gaps(adjoint, runs, exact, reference), steepest
 
     (*gaps, own), steepest = jax.tree.map(float, measured())
     norm = np.linalg.norm(limit.weight, 2) if isinstance(limit, LinearReadout) else math.nan
@@ -256,18 +257,17 @@ def readout_consistency_study(
     )
 
 
-def _readouts_of(
-    readout: Callable[[int], Readout], limit: Readout, sizes: Sequence[int], check: Grid
-) -> list[tuple[Readout, Grid]]:
-    """List the readout of every size with its tokens, and the limit on the coarser reference."""
-    return [*((readout(size), token_grid(size)) for size in sizes), (limit, check)]
-
-
-def _gaps(fields: list[tuple[Array, Grid]], exact: Array, reference: Grid) -> list[Array]:
-    """The distances of embedded fields from the reference's, in L^2."""
+def _gaps(
+    adjoint: Callable[[Readout, Grid], State],
+    runs: list[tuple[Readout, Grid]],
+    exact: Array,
+    reference: Grid,
+) -> list[Array]:
+    """The distances in L^2 of the readouts' embedded adjoints from the exact one."""
     rule = _fine_quadrature(reference)
     expected = _embedding(exact, reference, rule.nodes)
-    return [rule.norm(_embedding(*each, rule.nodes) - expected) for each in fields]
+    fields = ((adjoint(*run), run[1]) for run in runs)
+    return [rule.norm(_embedding(*field, rule.nodes) - expected) for field in fields]
 
 
 def singularity_study(
@@ -276,7 +276,6 @@ def singularity_study(
     states: PositionField,
     *,
     halvings: Sequence[int] = (50, 75, 100, 150, 198),
-    references: References | None = None,
 ) -> Study:
     r"""Measure how the continuum's input adjoint grows at position 0.
 
@@ -293,8 +292,7 @@ def singularity_study(
         adjoint = adjoint_trajectory(flow, terminal_loss, example, grid).covectors[0]
         return jnp.linalg.norm(grid.interpolate(adjoint, jnp.asarray(positions)), axis=1)
 
-    grids = references or [gauss_grid(order, panels=200) for order in (4, 5)]
-    check, reference = map(np.asarray, map(sizes, grids))
+    check, reference = (np.asarray(sizes(gauss_grid(order, panels=200))) for order in (4, 5))
     own = float(np.abs(check - reference).max())
     return refine("eq:adjoint", None, (-np.log(positions)).tolist(), reference.tolist(), own)
 
@@ -327,7 +325,7 @@ def input_adjoint_studies(
     quadrature = _fine_quadrature(reference)
 
     def observed(grid: Grid) -> tuple[State, Array, Array]:
-        return _influence(flow, terminal_loss, states, grid, delta)
+        return influence_of_field(flow, terminal_loss, states, grid, delta)
 
     @jax.jit
     def distances() -> list[dict[str, Array]]:
@@ -361,18 +359,7 @@ def input_adjoint_studies(
     }
 
 
-def influence_averages(
-    flow: ResidualFlow,
-    terminal_loss: Callable[[State, Grid], Float[Array, ""]],
-    states: PositionField,
-    grid: Grid,
-    delta: float = 0.2,
-) -> Float[Array, "3"]:
-    """Average over regions the influence density of one example, a field of position."""
-    return _influence(flow, terminal_loss, states, grid, delta)[2]
-
-
-def _influence(
+def influence_of_field(
     flow: ResidualFlow, terminal_loss: Callable, states: PositionField, grid: Grid, delta: float
 ) -> tuple[State, Float[Array, " length"], Float[Array, "3"]]:
     """Return the input adjoint, its density and the density's regional averages."""

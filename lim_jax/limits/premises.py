@@ -104,7 +104,7 @@ def require_resnet_premises(
     require(
         bool(np.isfinite(constants).all() and grown <= (fine / coarse) ** 0.25),
         "lipschitz",
-        got=f"True, constants {[float(one) for one in constants]}, and defects over eps^2 that "
+        got=f"True, constants {list(map(float, constants))}, and defects over eps^2 that "
         f"grow by the factor {grown:.3g} from {coarse} layers to {fine}",
         expected="finite constants and no growth, of a Lipschitz field and a step near Euler's",
         cure="More layers may resolve them. Without lipschitz=True nothing is claimed.",

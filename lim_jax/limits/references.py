@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, PyTree
 
 from lim_jax.grid.measure import Grid
 from lim_jax.grid.panels import PanelGrid
@@ -60,17 +60,11 @@ def _twins(pair: tuple[Any, Any], grids: Sequence[Grid]) -> tuple[Any, Any] | No
     rows = jnp.moveaxis(pair[1], axis, 0)[np.arange(1, 8, 2) * grids[1].size // 8]
 
     def cubic(grid: Grid) -> Array:
-        basis = jnp.asarray(_bernstein(grid), rows.dtype)
-        return jnp.moveaxis(jnp.tensordot(basis, rows, 1), 0, axis)
+        p, powers = grid._nodes()[:, None], np.arange(4)
+        basis = np.array([1, 3, 3, 1]) * p**powers * (1 - p) ** (3 - powers)
+        return jnp.moveaxis(jnp.tensordot(jnp.asarray(basis, rows.dtype), rows, 1), 0, axis)
 
     return cubic(grids[0]), cubic(grids[1])
-
-
-def _bernstein(grid: Grid) -> Float[np.ndarray, "length 4"]:
-    """The four cubics at the nodes: nonnegative, and of sum one."""
-    p = grid._nodes()[:, None]
-    powers = np.arange(4)
-    return np.array([1, 3, 3, 1]) * p**powers * (1 - p) ** (3 - powers)
 
 
 def reliability_warning(of_polynomial: float, of_limit: float, dtype: Any) -> str:

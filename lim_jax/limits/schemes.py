@@ -31,8 +31,8 @@ class Scheme(NamedTuple):
         Layer k is the control at :math:`(k + \text{offset})\,\varepsilon`: 0 is the paper's, ½
         keeps the order of a step of order 2.
     perturbation
-        From the depth to what is added to the stacked layers; see `uniform_perturbation`,
-        `spike_perturbation` and `alternating_perturbation`. None for nothing.
+        From the depth to what is added to the stacked layers, such as `perturbation` makes; None
+        for nothing.
     """
 
     step: Step = euler
@@ -71,38 +71,17 @@ def _layers(control: Control, times: Float[Array, " depth"], change: PyTree) -> 
     return layers if change is None else jax.tree.map(jnp.add, layers, change)
 
 
-def uniform_perturbation(
-    direction: PyTree, size: Callable[[int], float]
-) -> Callable[[int], PyTree]:
-    r"""Add ``size(depth)`` times a direction to every layer: :math:`L^1` distance as the size."""
-    return lambda depth: _along_depth(direction, np.full(depth, size(depth)))
+def perturbation(direction: PyTree, sizes: Callable[[int], np.ndarray]) -> Callable[[int], PyTree]:
+    """Add a direction to the layers of every depth, scaled by ``sizes(depth)``."""
 
+    def perturbed(depth: int) -> PyTree:
+        # On the host: JAX would compile for every depth, each being a shape of its own.
+        return jax.tree.map(
+            lambda leaf: np.multiply.outer(sizes(depth), np.asarray(leaf)).astype(leaf.dtype),
+            direction,
+        )
 
-def spike_perturbation(direction: PyTree, size: float = 1.0) -> Callable[[int], PyTree]:
-    r"""Add a direction of fixed size to one layer in the middle: :math:`L^1` distance O(ε)."""
-    return lambda depth: _along_depth(
-        direction, np.where(np.arange(depth) == depth // 2, size, 0.0)
-    )
-
-
-def alternating_perturbation(
-    direction: PyTree, size: Callable[[int], float]
-) -> Callable[[int], PyTree]:
-    r"""Add ``size(depth)`` times a direction with alternating sign, which averages out.
-
-    The :math:`L^1` distance is that of `uniform_perturbation`, but the flow moves by O(ε) times the
-    size and its square only: convergence in :math:`L^1` is sufficient, not necessary.
-    """
-    return lambda depth: _along_depth(
-        direction, size(depth) * np.where(np.arange(depth) % 2 == 0, 1.0, -1.0)
-    )
-
-
-def _along_depth(direction: PyTree, sizes: np.ndarray) -> PyTree:
-    # On the host: JAX would compile for every depth, each being a shape of its own.
-    return jax.tree.map(
-        lambda leaf: np.multiply.outer(sizes, np.asarray(leaf)).astype(leaf.dtype), direction
-    )
+    return perturbed
 
 
 def reference_flows(
