@@ -87,19 +87,14 @@ def attention_studies(
     >>> study.verdict, abs(study.order.value - 1) < 0.15
     ('measured', True)
     """
-    require(
-        math.floor(delta * min(sizes)) >= 1,
-        "sizes",
-        got=f"{min(sizes)} tokens at delta = {delta}",
-        expected="a token in the left region",
-        cure="Take more tokens, or a larger delta.",
-    )
+    got, expected = f"{min(sizes)} tokens at delta = {delta}", "a token in the left region"
+    cure = "Take more tokens, or a larger delta."
+    require(math.floor(delta * min(sizes)) >= 1, "sizes", got=got, expected=expected, cure=cure)
     if smooth:
         require_smooth(states)
-    grids = {size: make_grid(size) for size in sizes}
-    check, reference = references
-    expected = _attended(attention, states, reference)
-    compared = partial(_cell_errors, attention, states, reference, expected)
+    grids, (check, reference) = {size: make_grid(size) for size in sizes}, references
+    limit = _attended(attention, states, reference)
+    compared = partial(_cell_errors, attention, states, reference, limit)
     errors = {size: np.asarray(compared(grid)) for size, grid in grids.items()}
     own = float(compared(check).max())
     interior = {size: grid._nodes() >= inside for size, grid in grids.items()}
