@@ -207,10 +207,6 @@ def _shaped(shape: list[int], dtype: str) -> jax.ShapeDtypeStruct:
 
 
 def _require_same_items(same: bool, got: str, checkpoint: Path, counted: int) -> None:
-    require(
-        same,
-        "batches",
-        got=got,
-        expected=f"first the {counted} that {checkpoint} counts, the same in the same order",
-        cure=f"Give them again, for example by one seed. {REMOVE}",
-    )
+    expected = f"first the {counted} that {checkpoint} counts, the same in the same order"
+    cure = f"Give them again, for example by one seed. {REMOVE}"
+    require(same, "batches", got=got, expected=expected, cure=cure)

@@ -50,37 +50,18 @@ def places_by_name(spans: Sequence[Any]) -> dict[str, Int[np.ndarray, " tokens"]
 
 
 class Context(NamedTuple):
-    """A context with the id after it, and what is asked of it.
+    """A context with the id after it, and what is asked of it."""
 
-    Attributes
-    ----------
-    window
-        The ids; the last is a target only.
-    weights
-        Of the loss, one for each place.
-    tokens
-        What each token of the context shows: one after another they are the text.
-    spans
-        Its named parts.
-    contrast
-        The answer and the foil that follow, where their odds are asked: the context is the prompt
-        alone, whose last place asks. Else None.
-    id
-        By which it is paired with a context of another result; empty where its text does that.
-    chat
-        Whether a chat template laid it out.
-    cut
-        Whether the answer is the model's own and did not end within the tokens it was given.
-    """
-
-    window: Int[np.ndarray, " tokens"]
-    weights: Float[np.ndarray, " length"]
-    tokens: tuple[str, ...]
+    window: Int[np.ndarray, " tokens"]  # the ids; the last is a target only
+    weights: Float[np.ndarray, " length"]  # of the loss, one for each place
+    tokens: tuple[str, ...]  # what each shows: one after another they are the text
     spans: tuple[Span, ...] = ()
+    # The answer and the foil that follow, where their odds are asked: then the context is the
+    # prompt alone, whose last place asks.
     contrast: Contrast | None = None
-    id: str = ""
-    chat: bool = False
-    cut: bool = False
+    id: str = ""  # pairs it with a context of another result; where it is empty, its text does
+    chat: bool = False  # whether a chat template laid it out
+    cut: bool = False  # whether the model's own answer did not end within its tokens
 
     @property
     def asked(self) -> Float[np.ndarray, " length"] | Contrast:

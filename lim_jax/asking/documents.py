@@ -34,27 +34,16 @@ class Document(NamedTuple):
 
 
 class RenderedPrompt(NamedTuple):
-    """A text that was laid out, and its named parts.
+    """A text that was laid out, and its named parts: the start, the end and the name of each."""
 
-    Attributes
-    ----------
-    text
-        All that stands before the answer.
-    spans
-        Of each part its start, its end, and its name: in characters of the text; the end is not of
-        the part, as in a Python slice.
-    marked
-        Whether the text spells the marks of its beginning itself, as a chat's does: then the
-        tokenizer adds none.
-    control
-        The parts, a start and an end each, in which a token of control such as ``<|im_end|>`` may
-        stand: what a template wrote. Elsewhere, and in the answer, its letters are read as text.
-        None where one may stand anywhere, as in a prompt that was laid out by hand.
-    """
-
-    text: str
-    spans: tuple[tuple[int, int, str], ...] = ()
+    text: str  # all that stands before the answer
+    spans: tuple[tuple[int, int, str], ...] = ()  # in characters; the end is not of the part
+    # Whether the text spells the marks of its beginning itself, as a chat's does: then the
+    # tokenizer adds none.
     marked: bool = False
+    # The parts in which a token of control such as <|im_end|> may stand: what a template wrote.
+    # Elsewhere, and in the answer, its letters are read as text. None where one may stand anywhere,
+    # as in a prompt that was laid out by hand.
     control: tuple[tuple[int, int], ...] | None = None
 
 

@@ -15,21 +15,11 @@ Orders = Int[np.ndarray, "orders places"]
 
 
 class ShuffledContexts(NamedTuple):
-    """A question about the same documents, laid out in several orders.
+    """A question about the same documents, laid out in several orders."""
 
-    Attributes
-    ----------
-    names
-        The documents' names, in the order of the line.
-    orders
-        The number of the document at each place, a row for each order.
-    contexts
-        One for each order.
-    """
-
-    names: tuple[str, ...]
-    orders: Orders
-    contexts: tuple[Context, ...]
+    names: tuple[str, ...]  # of the documents, in the order of the line
+    orders: Orders  # the number of the document at each place, a row for each order
+    contexts: tuple[Context, ...]  # one for each order
 
     def shares(self, energies: Sequence[Any]) -> Float[np.ndarray, "orders places"]:
         r"""The share of each order's influence Z that the document at each place holds.
@@ -86,10 +76,7 @@ def cyclic_orders(documents: int, orders: int, seed: int | Sequence[int] = 0) ->
     """
     documents, orders = counted(documents, "documents", least=2), counted(orders, "orders", least=2)
     numbers = [seed] if isinstance(seed, str) or not isinstance(seed, Sequence) else [*seed]
-    require(
-        bool(numbers), "seed", got="none", expected="a whole number, or several", cure="Pass 0."
-    )
-    for number in numbers:
+    for number in numbers or [None]:
         counted(number, "seed", least=0)
     generator = np.random.default_rng(seed)
     shifts = np.add.outer(np.arange(documents), np.arange(documents)) % documents
@@ -141,15 +128,13 @@ def shuffled(
 
 
 def _require_orders(orders: Any) -> None:
-    """Refuse what is no array of permutations."""
-    cure = "Take them from cyclic_orders."
-    listed = isinstance(orders, np.ndarray) and orders.ndim == 2 and orders.size > 0
-    whole = listed and orders.dtype.kind in "iu"
-    require(whole, "orders", got=described(orders),
-            expected="a NumPy array of whole numbers, a row for each order", cure=cure)  # fmt: skip
-    for order in orders.tolist():
-        require(sorted(order) == list(range(len(order))), "orders", got=f"{order}",
-                expected=f"each of 0 to {len(order) - 1} once in every row", cure=cure)  # fmt: skip
+    """Raise unless each row is a permutation."""
+    rows = orders.tolist() if isinstance(orders, np.ndarray) and orders.ndim == 2 else []
+    whole = bool(rows) and orders.dtype.kind in "iu"
+    wrong = [row for row in rows if sorted(row) != list(range(len(row)))]
+    require(whole and not wrong, "orders", got=f"{wrong[0]}" if wrong else described(orders),
+            expected="a NumPy array whose rows each hold 0 to k - 1 once",
+            cure="Take them from cyclic_orders.")  # fmt: skip
 
 
 def _with_all(found: Context | PromptOnly, names: Sequence[str], where: str) -> Context:

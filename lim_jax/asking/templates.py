@@ -22,18 +22,10 @@ CURE = "Take the instructed kind of the model, or ask by a prompt without a chat
 
 
 class ChatTemplate(NamedTuple):
-    """How a model's publisher lays chats out.
+    """How a model's publisher lays chats out."""
 
-    Attributes
-    ----------
-    source
-        In Jinja's language.
-    marks
-        The tokens that it may spell, by name, such as ``bos_token``.
-    """
-
-    source: str
-    marks: Mapping[str, str]
+    source: str  # in Jinja's language
+    marks: Mapping[str, str]  # the tokens that it may spell, by name, such as bos_token
 
 
 def read_chat_template(model: AnyPath) -> ChatTemplate:

@@ -46,21 +46,10 @@ class TokenAccount(NamedTuple):
 
     Energies of parts need not sum to that of the sum: parts may oppose or help each other.
 
-    Attributes
-    ----------
-    loss
-        The context's.
-    query_weights
-        The places from which the loss asks, each with its weight.
-    channels
-        :math:`\|P_\alpha(p)\|^2` of the residual, the cone and the local channel at depth k, in
-        the order of `ledger.CHANNELS`.
-    hops
-        :math:`\|P_k^{(r)}(p)\|^2` by attention hops, in the order of `HOPS`.
-    heads
-        :math:`\int \|P\|^2` of what every head of the layers from k on adds to the cone channel.
-    by_depth
-        :math:`\|P_j(p)\|^2` at every depth j; the last is that of :math:`P_T`.
+    Of the account's depth k: `channels` are :math:`\|P_\alpha(p)\|^2` in the order of
+    `ledger.CHANNELS`, `hops` :math:`\|P_k^{(r)}(p)\|^2` in the order of `HOPS`, and `heads`
+    :math:`\int \|P\|^2` of what every head of the layers from k on adds to the cone channel;
+    `by_depth` are :math:`\|P_j(p)\|^2` at every depth j, the last :math:`P_T`'s.
     """
 
     loss: Scalar

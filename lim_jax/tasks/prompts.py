@@ -25,43 +25,20 @@ T = TypeVar("T")
 
 
 class Prompt(NamedTuple):
-    """A text of records, and the answer that it asks for.
+    """A text of records, and the answer that it asks for."""
 
-    Attributes
-    ----------
-    text
-        All that stands before the answer.
-    answer
-        As it follows the text, with the space before it where there is one.
-    spans
-        The start and the end of each record in characters of the text, in order; the end is not
-        of the record, as in a Python slice.
-    gold
-        The numbers, from 0, of the records that hold what is asked.
-    """
-
-    text: str
-    answer: str
-    spans: tuple[tuple[int, int], ...]
-    gold: tuple[int, ...]
+    text: str  # all that stands before the answer
+    answer: str  # as it follows the text, with the space before it where there is one
+    spans: tuple[tuple[int, int], ...]  # each record's start and end, in characters, in order
+    gold: tuple[int, ...]  # the numbers, from 0, of the records that hold what is asked
 
 
 class EncodedText(NamedTuple):
-    """The tokens of a text.
-
-    Attributes
-    ----------
-    ids
-        One for each token.
-    tokens
-        What each shows: one after another they are the text.
-    last
-        Where the last character of each is in the text; -1 for marks, which no text spells.
-    """
+    """The tokens of a text."""
 
     ids: Int[np.ndarray, " tokens"]
-    tokens: tuple[str, ...]
-    last: Int[np.ndarray, " tokens"]
+    tokens: tuple[str, ...]  # what each shows: one after another they are the text
+    last: Int[np.ndarray, " tokens"]  # where each one's last character is; -1 for marks
 
     def within(self, start: int, end: int) -> Bool[np.ndarray, " tokens"]:
         """Which tokens belong to a part of the text: those whose last character lies in it."""
@@ -69,24 +46,13 @@ class EncodedText(NamedTuple):
 
 
 class Example(NamedTuple):
-    """A prompt and its answer in ids, with what is asked; with a leading axis, many of them.
+    """A prompt and its answer in ids, with what is asked; with a leading axis, many of them."""
 
-    Attributes
-    ----------
-    window
-        The ids; the last is a target only.
-    weights
-        Of the loss, one for each place: equal on the answer's tokens, of sum one, else zero.
-    records
-        The number of the record that each place belongs to, -1 for none.
-    gold
-        The numbers of the records that hold what is asked.
-    """
-
-    window: Int[Array | np.ndarray, "*examples tokens"]
+    window: Int[Array | np.ndarray, "*examples tokens"]  # the last is a target only
+    # Of the loss: equal on the answer's tokens, of sum one, else zero.
     weights: Float[Array | np.ndarray, "*examples length"]
-    records: Int[Array | np.ndarray, "*examples length"]
-    gold: Int[Array | np.ndarray, "*examples golds"]
+    records: Int[Array | np.ndarray, "*examples length"]  # that of each place, -1 for none
+    gold: Int[Array | np.ndarray, "*examples golds"]  # the records that hold what is asked
 
 
 def laid_out(pieces: Sequence[tuple[str, bool]], answer: str, gold: Sequence[int]) -> Prompt:
