@@ -29,7 +29,7 @@ Pieces = Sequence[tuple[str, str]]
 
 
 class _Text(NamedTuple):
-    """Where pieces are to stand in a chat, one after another, by their numbers."""
+    """The numbers of pieces that stand in a chat one after another."""
 
     numbers: Sequence[int]
 
@@ -51,9 +51,9 @@ class _Layout(NamedTuple):
     def marked(self, value: Any) -> Any:
         """The same of lists and objects, with a `_Text` for each text that is more than a word."""
         if isinstance(value, Mapping):
-            return {name: self.marked(one) for name, one in value.items()}
+            return {name: self.marked(entry) for name, entry in value.items()}
         if isinstance(value, Sequence) and not isinstance(value, str):
-            return [self.marked(one) for one in value]
+            return [self.marked(entry) for entry in value]
         more = isinstance(value, str) and WORD.fullmatch(value) is None
         return self.put([(value, "")], said=False) if more else value
 
@@ -66,8 +66,8 @@ def _filled(value: Any, texts: Sequence[str]) -> Any:
     if isinstance(value, _Text):
         return "".join(texts[number] for number in value.numbers)
     if isinstance(value, Mapping):
-        return {name: _filled(one, texts) for name, one in value.items()}
-    return [_filled(one, texts) for one in value] if isinstance(value, list) else value
+        return {name: _filled(entry, texts) for name, entry in value.items()}
+    return [_filled(entry, texts) for entry in value] if isinstance(value, list) else value
 
 
 def chat_prompt(
@@ -126,7 +126,7 @@ def chat_prompt(
         beside = _beside(messages, tools, named)
         layouts = [beside, _layout(messages, tools, document_pieces(named), named)]
     layout, whole, frame = _chosen(template, layouts)
-    places, control = _found(layout, whole, frame)
+    places, control = _places(layout, whole, frame)
     end = len(whole)
     if not layout.chat["add_generation_prompt"]:
         (last,) = layout.chat["messages"][-1]["content"].numbers
@@ -134,9 +134,9 @@ def chat_prompt(
     named_places = [(start, stop, layout.pieces[number][1]) for start, stop, number in places]
     return RenderedPrompt(
         whole[:end],
-        tuple(one for one in named_places if one[2] and one[0] < one[1] <= end),
+        tuple(span for span in named_places if span[2] and span[0] < span[1] <= end),
         marked=True,
-        control=tuple(one for one in control if one[1] <= end),
+        control=tuple(span for span in control if span[1] <= end),
     )
 
 
@@ -154,20 +154,18 @@ def _chosen(template: ChatTemplate, layouts: Sequence[_Layout]) -> tuple[_Layout
         for shown in both
     ]
     less = dict(_without_calls(chats[-2]))
-    found = rendered(template, [*chats, *less.values()])
+    outcomes = rendered(template, [*chats, *less.values()])
+    outcomes, outcomes_of_less = outcomes[: len(chats)], outcomes[len(chats) :]
     # With documents, the first layout is the template's own place for them: is there one?
-    places = [one["text"].numbers[0] for one in layouts[0].chat.get("documents", ())]
-    own = bool(places) and all(marks[0][n] in found[1].get("text", "") for n in places)
-    whole, frame = found[:2] if own else found[len(chats) - 2 : len(chats)]
-    require(
-        "text" in whole and "text" in frame,
-        "messages",
-        got=f"what the model's chat template refuses ({whole.get('error', frame.get('error'))})",
-        expected="a chat that it takes",
-        cure="Such as one of the user alone: some templates know no system.",
-    )
-    unread = [name for name, one in zip(less, found[len(chats) :], strict=True)
-              if one == found[len(chats) - 2]]  # fmt: skip
+    places = [document["text"].numbers[0] for document in layouts[0].chat.get("documents", ())]
+    own = bool(places) and all(marks[0][n] in outcomes[1].get("text", "") for n in places)
+    whole, frame = outcomes[:2] if own else outcomes[-2:]
+    error = whole.get("error", frame.get("error"))
+    require(error is None, "messages", got=f"what the model's chat template refuses ({error})",
+            expected="a chat that it takes",
+            cure="Such as one of the user alone: some templates know no system.")  # fmt: skip
+    unread = [name for name, one in zip(less, outcomes_of_less, strict=True)
+              if one == outcomes[-2]]  # fmt: skip
     _require_all_laid_out(unread)
     return layouts[0 if own else -1], whole["text"], frame["text"]
 
@@ -195,14 +193,14 @@ def _layout(
 
     No message is called as one of the documents is.
     """
-    users = [number for number, one in enumerate(messages) if one["role"] == "user"]
+    users = [number for number, message in enumerate(messages) if message["role"] == "user"]
     require(
         bool(users) or before is None, "messages", got="documents, and none of a user",
         expected="a user who asks", cure="The question is the user's last message.",
     )  # fmt: skip
     laid: list[dict[str, Any]] = []
     layout = _Layout([], {"messages": laid}, set())
-    taken = {one.name for one in documents}
+    taken = {document.name for document in documents}
     for number, message in enumerate(messages):
         role, text = message["role"], _text(message.get("content"))
         asks, name = before is not None and number == users[-1], f"{role} {number + 1}"
@@ -210,10 +208,10 @@ def _layout(
             name += " (message)"
         pieces = [*(before or () if asks else ()), (text or "", QUESTION if asks else name)]
         # Where nothing is said beside a call, a template is to see that it is nothing.
-        one = {"role": role, "content": layout.put(pieces) if text else ""}
+        content = layout.put(pieces) if text else ""
         further = {key: layout.marked(message[key]) for key in FURTHER.get(role, ())
                    if message.get(key) is not None}  # fmt: skip
-        laid.append({**one, **further})
+        laid.append({"role": role, "content": content, **further})
     open_end = messages[-1]["role"] == "assistant"
     layout.chat["add_generation_prompt"] = not open_end
     if tools:
@@ -226,16 +224,16 @@ def _beside(messages: Sequence[Message], tools: Any, documents: Sequence[Documen
     layout = _layout(messages, tools, (), documents)
     layout.chat["documents"] = [
         {
-            part: layout.put([(text, one.name)], said=part == "text")
+            part: layout.put([(text, document.name)], said=part == "text")
             for part in ("title", "text")
-            if (text := getattr(one, part))
+            if (text := getattr(document, part))
         }
-        for one in documents
+        for document in documents
     ]
     return layout
 
 
-def _found(
+def _places(
     layout: _Layout, text: str, frame: str
 ) -> tuple[list[tuple[int, int, int]], list[tuple[int, int]]]:
     """Where each piece stands in a text, and where none does.
@@ -271,11 +269,8 @@ def _require_all_laid_out(left_out: Sequence[str]) -> None:
 def _as_put(text: str) -> list[str]:
     """The forms in which templates put a text, as patterns: whole, or stripped, or as JSON."""
     forms = text, text.strip(), text.lstrip(), text.rstrip()
-    return [re.escape(one) for one in dict.fromkeys((*forms, *map(_in_json, forms)))]
-
-
-def _in_json(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)[1:-1]
+    in_json = [json.dumps(form, ensure_ascii=False)[1:-1] for form in forms]
+    return [re.escape(form) for form in dict.fromkeys((*forms, *in_json))]
 
 
 def require_messages(messages: Any) -> None:
