@@ -89,7 +89,7 @@ def key_value_prompt(data: KeyValues, place: int | None = None) -> Prompt:
             expected="no key twice", cure="A key that is asked for has one value.")  # fmt: skip
     place = data.gold if place is None else place
     for name, number in (("data.gold", data.gold), ("place", place)):
-        expected = f"the number of one of the {count} pairs, from 0"
+        expected = f"the number of one of the {count} pairs, known before tracing"
         counted(number, name, least=0, most=count - 1, expected=expected)
     pieces = [("A JSON object of keys and values:\n\n{", False)]
     for key, value in moved(data.pairs, data.gold, place):
