@@ -28,10 +28,7 @@ COMMANDS = {
         "Say which positions a language model uses, and why: density, channels, hops, "
         "certificates.",
     ),
-    "rates": (
-        "rates",
-        "Measure the paper's limits: tokens to Volterra, layers to the depth flow.",
-    ),
+    "rates": ("rates", "Measure the paper's limits: tokens to Volterra, layers to the depth flow."),
     "reproduce": (
         "reproduction",
         "Compute section 4 of the paper in float64 and hold it against every figure it prints.",

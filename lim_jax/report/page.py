@@ -12,14 +12,7 @@ from typing import Any
 import lazy_loader
 import numpy as np
 
-from lim_jax._checks import (
-    AnyPath,
-    as_path,
-    require,
-    require_extra,
-    require_kind,
-    require_several,
-)
+from lim_jax._checks import AnyPath, as_path, require, require_extra, require_kind, require_several
 from lim_jax.adjoint.certificate import Certificate
 from lim_jax.adjoint.ledger import CHANNELS
 from lim_jax.density.statistics import Influence

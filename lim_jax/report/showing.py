@@ -15,11 +15,7 @@ from lim_jax.models.causal import CausalLM
 from lim_jax.models.ids import Windows
 from lim_jax.models.text import texts_of_ids
 from lim_jax.report.page import page_of, require_page_packages
-from lim_jax.results.measured import (
-    MeasuredContexts,
-    energies_before_queries,
-    pooled_influence,
-)
+from lim_jax.results.measured import MeasuredContexts, energies_before_queries, pooled_influence
 
 HEIGHT = 760  # pixels of a notebook's frame
 

@@ -137,9 +137,7 @@ def compare(first: Influence, second: Influence, *, pairs: Pairs | None = None) 
 
 
 def compare_means(
-    first: Float[Array, "examples *shape"],
-    second: Float[Array, "others *shape"],
-    pairs: Pairs,
+    first: Float[Array, "examples *shape"], second: Float[Array, "others *shape"], pairs: Pairs
 ) -> Estimate:
     """The second mean minus the first, with its standard error, in pairs where there are some.
 

@@ -12,12 +12,7 @@ from typing import Any
 import lazy_loader
 import numpy as np
 
-from lim_jax._checks import (
-    require,
-    require_extra,
-    require_several,
-    require_text,
-)
+from lim_jax._checks import require, require_extra, require_several, require_text
 from lim_jax.grid.measure import Grid, require_grid
 from lim_jax.results.archive import known
 from lim_jax.results.descriptions import describe

@@ -19,13 +19,7 @@ from lim_jax.grid.carrying import carrying_shares
 from lim_jax.grid.cells import token_grid
 from lim_jax.grid.partition import Regions, boundary_regions
 from lim_jax.probes import Estimate, sample_mean
-from lim_jax.results.comparison import (
-    Comparison,
-    Pairs,
-    compare,
-    compare_means,
-    paired_names,
-)
+from lim_jax.results.comparison import Comparison, Pairs, compare, compare_means, paired_names
 
 CELLS = 100  # at most, where contexts are of several lengths
 
