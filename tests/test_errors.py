@@ -286,7 +286,7 @@ STATIC = {
     ),
     "a list to draw": (
         lambda: plots.influence_profile([1.0, 2.0]),
-        "result: got list, expected an Influence.*from_energies",
+        "result: got list, expected one of Influence.*from_energies",
     ),
     "a pair to explain": (
         lambda: explained(model=(None, None)),
