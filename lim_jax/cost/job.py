@@ -50,11 +50,6 @@ def job_cost(job: Callable[..., Any], *arguments: PyTree) -> Cost:
         Arrays, or ``jax.ShapeDtypeStruct`` in their place (from ``jax.eval_shape``); other leaves
         are static.
 
-    Raises
-    ------
-    RuntimeError
-        Where the compiler gives no account of memory.
-
     Examples
     --------
     >>> matrix = jax.ShapeDtypeStruct((100, 100), "float32")
@@ -86,14 +81,9 @@ def require_fits(cost: Cost, available: int) -> None:
     Parameters
     ----------
     cost
-        From `job_cost`.
+        From `job_cost`; where it does not fit, ValueError is raised.
     available
         Bytes.
-
-    Raises
-    ------
-    ValueError
-        Where the job does not fit.
 
     Examples
     --------

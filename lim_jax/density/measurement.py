@@ -113,15 +113,10 @@ def influence_stream(
         and code, with what it closes over and finds beside it, not the code of what it imports.
     checkpoint
         A file to read, if it exists, and to write after each batch, whole or not at all: sums over
-        the batches so far, some :math:`5L` numbers. Its folder is made where it is missing.
+        the batches so far, some :math:`5L` numbers. Its folder is made where it is missing. One of
+        another run raises ValueError.
     progress
         Wraps the batches, for example ``tqdm.tqdm``.
-
-    Raises
-    ------
-    ValueError
-        Where there are no batches, the checkpoint is of another loss, of other regions, parameters
-        or batches, or is no whole one, and as in `influence`.
 
     Examples
     --------

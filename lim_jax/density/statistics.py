@@ -169,9 +169,6 @@ class Influence(eqx.Module):
         >>> energies = jnp.array([[1.0, 2.0, 3.0, 90.0]])
         >>> Influence.from_energies(energies, regions).density[:3].round(3).tolist()
         [0.042, 0.083, 0.125]
-        >>> rest = boundary_regions(token_grid(4), 0.3).without([3])
-        >>> Influence.from_energies(energies, rest).density.round(3).tolist()
-        [0.667, 1.333, 2.0, 0.0]
         """
         require_regions(regions)
         require_floats(energies, "energies", "examples length", length=regions.grid.size)
@@ -364,9 +361,7 @@ class Influence(eqx.Module):
         )
 
     def summary(self) -> str:
-        """The numbers in a few lines of text, which `print` shows too.
-
-        Where there are none yet, in a transformation of JAX, it is what `repr` gives.
+        """The numbers in a few lines of text, which `print` shows; inside a transformation, `repr`.
 
         Examples
         --------

@@ -16,7 +16,6 @@ from lim_jax._checks import (
     counted,
     require,
     require_callable,
-    require_floating,
     require_floats,
     require_key,
     require_known,
@@ -142,7 +141,6 @@ class LocalReadout(eqx.Module):
 
 def hat(distance: Float[Array, "..."]) -> Float[Array, "..."]:
     r"""The hat kernel :math:`\kappa(s) = \max(1 - |s|, 0)`, of integral one."""
-    require_floating(distance, "distance")
     return jnp.maximum(1 - jnp.abs(distance), 0)
 
 
@@ -228,8 +226,8 @@ class BandReadout(eqx.Module):
 
 
 def _require_states(x: States, grid: Grid, *weights: Float[Array, "width vocabulary"]) -> None:
-    cure = "Readouts take one example, with a row for each position of the grid."
-    require_on_grid(x, grid, "x", "length width", cure)
+    cure, sizes = "Readouts take one example, with a row for each position of the grid.", {}
     for weight in weights:
         require_floats(weight, "weight", "width vocabulary")
-        require_on_grid(x, grid, "x", "length width", cure, width=weight.shape[0])
+        sizes = {"width": weight.shape[0]}
+    require_on_grid(x, grid, "x", "length width", cure, **sizes)

@@ -57,12 +57,6 @@ def cesaro_flow() -> ResidualFlow:
     return ResidualFlow(layers, horizon=1.0, profile=_profile)
 
 
-def _guarded_gates(gates: Profile) -> Profile:
-    """Their logarithms: at minus infinity a position would be cut off without a word."""
-    require_on_grid(gates, GRID, "gates", "length")
-    return guarded_finite(gates, "gates")
-
-
 def gated(gates: Profile, x: State) -> State:
     r"""Apply the input gates :math:`D(u)` of `eq:simulation-input-gate`."""
     return jnp.exp(gates)[:, None] * x
@@ -87,18 +81,11 @@ def _loss(params: tuple[Profile, Profile], x: State, y: None) -> Scalar:
     return jnp.vdot(terminal_covector(weights), cesaro_flow()(gated(gates, x), GRID))
 
 
+@jax.jit
 def gate_influence(gates: Profile, weights: Profile | None = None) -> Influence:
     """The positional influence of the gated flow: one example, since its loss is linear."""
-    gates = _guarded_gates(gates)
-    if weights is None:
-        return _gate_influence(gates, jnp.ones_like(gates))
-    require_on_grid(weights, GRID, "weights", "length")
-    return _gate_influence(gates, guarded_finite(weights, "weights"))
-
-
-@jax.jit
-def _gate_influence(gates: Profile, weights: Profile) -> Influence:
-    batch = (jnp.zeros((1, LENGTH, WIDTH)), None)
+    weights = jnp.ones_like(gates) if weights is None else weights
+    batch = jnp.zeros((1, LENGTH, WIDTH)), None
     return influence(_loss, (gates, weights), batch, GRID, boundary_regions(GRID, DELTA))
 
 
@@ -118,7 +105,9 @@ def gate_gramians(gates: Profile) -> Float[Array, "length width width"]:
 
     The gates scale the input, so :math:`G_i(u) = e^{2u_i}\,G_i(0)`.
     """
-    return _gate_gramians(_guarded_gates(gates))
+    require_on_grid(gates, GRID, "gates", "length")
+    # At minus infinity a position would be cut off without a word.
+    return _gate_gramians(guarded_finite(gates, "gates"))
 
 
 @jax.jit

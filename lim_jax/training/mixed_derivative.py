@@ -82,10 +82,7 @@ def functional_of_adjoints(
     Raises
     ------
     ValueError
-        Where the batch does not fit the grid, the loss is not a scalar, or what is differentiated
-        is closed over.
-    EquinoxRuntimeError
-        Where the batch or its losses hold a NaN or an infinity.
+        Where what is differentiated is closed over.
 
     Examples
     --------
@@ -143,13 +140,7 @@ def _value_and_aux_jvp(primals, tangents, *, functional, loss, grid):
 
 
 class RiskAndPenalty(NamedTuple):
-    """The mean loss and a function of the adjoints, or what belongs to each.
-
-    Attributes
-    ----------
-    risk, penalty
-        Two values, or two gradients.
-    """
+    """The values, or the gradients, of the mean loss and of a function of the adjoints."""
 
     risk: Any
     penalty: Any

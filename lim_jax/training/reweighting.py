@@ -1,7 +1,7 @@
 r"""Algorithm 2: loss weights that answer measured influence, as steps of any training stage."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -68,9 +68,7 @@ def reweight_positions(
     >>> bool(weights[0] < 1 < weights[1]), round(float(weights.sum()), 12)
     (True, 2.0)
     """
-    for profile, name in ((weights, "weights"), (density, "density")):
-        require_on_grid(profile, grid, name, "length")
-    require_profile(target, grid, "target")
+    _require_profiles(weights, density, target, grid)
     options = jnp.asarray(target), finite_scalar(rate, "rate")
     weights, density, (target, rate) = guarded_finite((weights, density, options), "reweighting")
     smallest, largest = finite_scalar(smallest, "smallest"), finite_scalar(largest, "largest")
@@ -108,12 +106,16 @@ def first_order_step(
     >>> first_order_step(jnp.ones(2), density, 1.0, token_grid(2), rate=0.5).tolist()
     [-0.5, 0.5]
     """
-    for profile, name in ((weights, "weights"), (density, "density")):
-        require_on_grid(profile, grid, name, "length")
-    require_profile(target, grid, "target")
+    _require_profiles(weights, density, target, grid)
     rate = finite_scalar(rate, "rate")
     missing = target - density
     return rate * weights * (missing - integral(weights * missing, grid))
+
+
+def _require_profiles(weights: Any, density: Any, target: Any, grid: Any) -> None:
+    require_on_grid(weights, grid, "weights", "length")
+    require_on_grid(density, grid, "density", "length")
+    require_profile(target, grid, "target")
 
 
 def _trained(

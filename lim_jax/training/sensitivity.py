@@ -207,15 +207,9 @@ def _label_squares(leaf: Float[Array, "examples ..."], grid: Grid) -> Float[Arra
 
 
 class SensitivityNorm(NamedTuple):
-    r"""The largest response of the adjoints that was found, and where.
+    r""":math:`\|D_\vartheta P_0[\eta]\|_{L^p}` at each step's unit direction, and the last one.
 
-    Attributes
-    ----------
-    values
-        :math:`\|D_\vartheta P_0[\eta]\|_{L^p}` at each step's unit direction: they never fall, and
-        the operator norm is no less than the last.
-    direction
-        The unit direction of the last value.
+    The values never fall, and the operator norm is no less than the last.
     """
 
     values: Float[Array, " steps"]
