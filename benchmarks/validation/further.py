@@ -26,11 +26,12 @@ from benchmarks.validation.retrievers import (
     retrieval_risk,
     scores_by_place,
 )
+from benchmarks.validation.seeds import step_of_seeds
 from lim_jax._checks import AnyPath, as_path
 from lim_jax._errors import filter_jit
 from lim_jax.models.causal import CausalLM
 from lim_jax.tasks.prompts import Example
-from lim_jax.training.loop import Progress, resumable, step_of_seeds
+from lim_jax.training.loop import Progress, resumable
 
 Scalar = Float[Array, ""]
 OPTIMISER = optax.adam(1e-3)

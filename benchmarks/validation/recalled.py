@@ -21,6 +21,7 @@ from benchmarks.validation.intervals import Interval, paired_interval
 from benchmarks.validation.remedies import PLAIN, SELECTIVE, UNTIL
 from benchmarks.validation.retrieval import RecallTask, recall_examples
 from benchmarks.validation.retrievers import ANSWER_LOSS, OWN_MARGIN_LOSS, by_place
+from benchmarks.validation.seeds import step_of_seeds
 from lim_jax._checks import (
     AnyPath,
     as_path,
@@ -32,7 +33,7 @@ from lim_jax.models.language import gaussian_model
 from lim_jax.tasks.prompts import Example, record_weights
 from lim_jax.training.balancing import Penalty, influence_penalty
 from lim_jax.training.discrepancy import cross_entropy_discrepancy
-from lim_jax.training.loop import resumable, step_of_seeds
+from lim_jax.training.loop import resumable
 
 RECALLED = (PLAIN, SELECTIVE)
 IdsOf = tuple[Int[Array, "examples length"], Targets]

@@ -25,6 +25,7 @@ from benchmarks.validation.laws import (
     uniform_law,
 )
 from benchmarks.validation.retrieval import KeyValueTask, key_value_examples
+from benchmarks.validation.seeds import step_of_seeds
 from lim_jax._checks import (
     AnyPath,
     as_path,
@@ -37,7 +38,7 @@ from lim_jax.models.language import gaussian_model
 from lim_jax.network.frequencies import rotary_frequencies
 from lim_jax.network.positions import Rotary
 from lim_jax.tasks.prompts import Example
-from lim_jax.training.loop import Progress, resumable, step_of_seeds
+from lim_jax.training.loop import Progress, resumable
 
 Scalar = Float[Array, ""]
 Retrievers = CausalLM  # with a leading axis of seeds

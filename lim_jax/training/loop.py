@@ -6,9 +6,8 @@ from typing import TypeVar
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int, Key, PyTree
+from jaxtyping import Array, Int, PyTree
 
 from lim_jax._checks import AnyPath, counted, require, require_callable
 from lim_jax._digest import digest
@@ -63,7 +62,8 @@ def resumable(
 
     Examples
     --------
-    >>> last, records = resumable(lambda state, index: (state + index, state), jnp.array(0), 4)
+    >>> add = lambda state, index: (state + index, state)
+    >>> last, records = resumable(add, np.array(0), 4)
     >>> int(last), records.tolist()
     (6, [0, 0, 1, 3])
     """
@@ -84,54 +84,6 @@ def resumable(
             done = index + 1
             store(file, about, {"steps": done}, (state, _first(records, done)))
     return state, records
-
-
-def step_of_seeds(
-    update: Callable[[State, Key[Array, ""], Int[Array, ""]], tuple[State, PyTree]],
-    keys: Key[Array, " seeds"],
-) -> Callable[[State, int], tuple[State, PyTree]]:
-    """Make of one seed's update a step for `resumable` that moves all seeds.
-
-    By one program, compiled once for all steps; where `update` is an ``eqx.Module``, once for all
-    that are equal to it. Seeds follow one another in it: on a processor what one seed works on
-    stays in its caches, which the activations of all at once would leave. So a ``jax.lax.cond``
-    stays a branch: a penalty on every n-th step costs nothing on the others.
-
-    Each key is that seed's, folded with the index, so that each step draws anew. To begin with take
-    for example ``jax.vmap(init)(keys)``.
-
-    Examples
-    --------
-    >>> update = lambda state, key, index: (state + index, state + jax.random.uniform(key))
-    >>> step = step_of_seeds(update, jax.random.split(jax.random.key(0), 3))
-    >>> states, records = resumable(step, jnp.array([0.0, 10.0, 20.0]), 4)
-    >>> states.tolist(), records.shape
-    ([6.0, 16.0, 26.0], (4, 3))
-    """
-    # A function's program goes with the function, and with the arrays that it closes over.
-    moved = _shared_move if isinstance(update, eqx.Module) else eqx.filter_jit(_moved)
-
-    def step(states: State, index: int) -> tuple[State, PyTree]:
-        return moved(update, states, keys, jnp.asarray(index))
-
-    return step
-
-
-def _moved(
-    update: PyTree, states: PyTree, keys: Key[Array, " seeds"], index: Int[Array, ""]
-) -> tuple[PyTree, PyTree]:
-    arrays, rest = eqx.partition(states, eqx.is_array)
-
-    def of_seed(seed: tuple[PyTree, Key[Array, ""]]) -> tuple[PyTree, PyTree]:
-        state, key = seed
-        moved, record = update(eqx.combine(state, rest), jax.random.fold_in(key, index), index)
-        return eqx.filter(moved, eqx.is_array), record
-
-    moved, records = jax.lax.map(of_seed, (arrays, keys))
-    return eqx.combine(moved, rest), records
-
-
-_shared_move = eqx.filter_jit(_moved)
 
 
 @jax.jit

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from reference.compilations import compilations
 
+from benchmarks.validation.seeds import step_of_seeds
 from lim_jax.network import LayerNorm
-from lim_jax.training.loop import resumable, step_of_seeds
+from lim_jax.training.loop import resumable
 
 REFUSED = "checkpoint: got .*run, which is .*, expected .* a run stored.*Remove it, or name another"
 
