@@ -89,12 +89,7 @@ def _with_settings_of_this_thread(read: ReadLayer) -> ReadLayer:
 class FetchedLayers(eqx.Module):
     """Layers that a source hands out one at a time, in place of `ResidualFlow.layers`.
 
-    Attributes
-    ----------
-    fingerprint
-        Numbers that tell these weights from others, wherever runs are compared.
-    source
-        Where they come from.
+    The numbers of `fingerprint` tell these weights from others wherever runs are compared.
     """
 
     fingerprint: Fingerprint

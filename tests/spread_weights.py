@@ -14,6 +14,7 @@ from reference import publishers
 
 import lim_jax as lim
 from lim_jax import adjoint, models
+from lim_jax.density import LossOfIds
 
 jax.config.update("jax_enable_x64", True)
 WIDTH, HIDDEN, DEPTH, HEADS, GROUPS, SIZE, WORDS = 16, 24, 3, 8, 4, 4, 11
@@ -32,6 +33,7 @@ LAYER = {
 BESIDE = {"model.embed_tokens": (WORDS, WIDTH), "lm_head": (WORDS, WIDTH), "model.norm": (WIDTH,)}
 WINDOW = np.array([3, 1, 4, 1, 5, 9, 2, 6, 5])
 GRID = lim.token_grid(8, float)
+loss_of_ids = LossOfIds(models.CausalLM.embed, models.CausalLM.loss)
 
 
 def tensors():
@@ -50,7 +52,7 @@ def asked(model, whole=True):
     x, y = model.example(jnp.asarray(WINDOW), jnp.full(8, 1 / 8))
     batch = x[None], jax.tree.map(lambda leaf: leaf[None], y)
     flow, loss = model.flow, model.terminal_loss
-    gradient = eqx.filter_grad(lambda model: model.loss_of_ids(jnp.asarray(WINDOW[:-1]), y))(model)
+    gradient = eqx.filter_grad(lambda model: loss_of_ids(model, jnp.asarray(WINDOW[:-1]), y))(model)
     norms = [jnp.linalg.norm(leaf) for leaf in jax.tree.leaves(gradient)]
     if not whole:
         return norms

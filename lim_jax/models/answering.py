@@ -149,18 +149,11 @@ def _require_context(model: CausalLM, ids: Any, tokens: int) -> None:
     require_indices(ids, "ids")
     last = model.vocabulary - 1
     outside = [number for number in np.unique(np.asarray(ids)).tolist() if not 0 <= number <= last]
-    require(
-        not outside,
-        "ids",
-        got=f"{outside[:3]}",
-        expected=f"numbers from 0 to {last}, the model's vocabulary",
-        cure="Take the model's own tokenizer.",
-    )
-    most = len(ids) + tokens if model.positions is None else model.positions.shape[0] + 1
-    require(
-        len(ids) + tokens <= most,
-        "tokens",
-        got=f"a context and an answer of {len(ids) + tokens} ids",
-        expected=f"at most {most}: the network knows {most - 1} places",
-        cure="Cut the context, or ask for fewer tokens.",
-    )
+    got, expected = f"{outside[:3]}", f"numbers from 0 to {last}, the model's vocabulary"
+    cure = "Take the model's own tokenizer."
+    require(not outside, "ids", got=got, expected=expected, cure=cure)
+    stop = len(ids) + tokens
+    most = stop if model.positions is None else model.positions.shape[0] + 1
+    got, cure = f"a context and an answer of {stop} ids", "Cut it, or ask for fewer tokens."
+    expected = f"at most {most}: the network knows {most - 1} places"
+    require(stop <= most, "tokens", got=got, expected=expected, cure=cure)

@@ -20,6 +20,7 @@ from lim_jax._checks import (
     require_indices,
     require_kind,
     require_known,
+    require_name,
     require_optional,
 )
 from lim_jax.grid.cells import Starts, token_grid
@@ -164,14 +165,10 @@ class CausalLM(eqx.Module):
             own = jnp.arange(ids.shape[0]) - y.starts
             message = f"ids: expected contexts of at most {places} ids, got a longer one."
             return rows + self.positions[guarded(own, own >= places, message)]
-        require(
-            ids.shape[0] <= places,
-            "ids",
-            got=f"{ids.shape[0]} of them",
-            expected=f"at most {places}, the places that the network knows",
-            cure="Cut the context.",
-        )
-        return rows + self.positions[: ids.shape[0]]
+        length, expected = ids.shape[0], f"at most {places}, the places that the network knows"
+        got, cure = f"{length} of them", "Cut the context."
+        require(length <= places, "ids", got=got, expected=expected, cure=cure)
+        return rows + self.positions[:length]
 
     def _warn_beyond(self, length: int) -> None:
         if self.trained is not None and length > self.trained:
@@ -291,10 +288,6 @@ class CausalLM(eqx.Module):
             return losses.sliced_margin_loss(logits, losses.sliced_answers(logits), y.weights)
         return losses.own_margin_loss(logits, y.weights)
 
-    def loss_of_ids(self, ids: Int[Array, " length"], y: Targets) -> Scalar:
-        """`loss` of ids: its gradient reaches the embeddings, so that training moves them."""
-        return self.loss(self.embed(ids, y), y)
-
     def words_at_once(self, queries: int) -> int:
         """Of how many words logits are made at once, for a number of queries."""
         most = min(WORDS_AT_ONCE, LOGITS_AT_ONCE // max(1, queries))
@@ -311,14 +304,11 @@ class CausalLM(eqx.Module):
         require_kind(y, Targets, "y", EXAMPLE)
         if y.places is not None:
             state = state[_guarded_numbers(y.places, "places", state.shape[0])]
-        queries = y.weights.shape[0]
-        require(
-            state.shape[0] == queries,
-            "places",
-            got=f"{queries} queries of a context of {state.shape[0]} places",
-            expected="a query at every place, or the place of each",
-            cure="Name them: Targets(targets, weights, places).",
-        )
+        queries, places = y.weights.shape[0], state.shape[0]
+        got = f"{queries} queries of a context of {places} places"
+        expected = "a query at every place, or the place of each"
+        cure = "Name them: Targets(targets, weights, places)."
+        require(queries == places, "places", got=got, expected=expected, cure=cure)
         size = self.words_at_once(queries)
         if size < self.vocabulary:
             return self._slices(state, size)
@@ -426,26 +416,17 @@ def open(path: AnyPath, dtype: str = "float32", *, download: bool = False) -> Ca
 
 
 def _model(path: Path, dtype: str, place: Callable[[Source], WeightPlacement]) -> CausalLM:
-    require(
-        dtype in ("float32", "float64"),
-        "dtype",
-        got=repr(dtype),
-        expected='"float32" or "float64"',
-        cure="Models compute in full precision; to keep weights in half take kept.",
-    )
+    cure = "Models compute in full precision; to keep weights in half take kept."
+    require_name(dtype, ("float32", "float64"), "dtype", cure)
     gguf = path.suffix == ".gguf"
     checkpoint = open_gguf(path) if gguf else text_part(open_checkpoint(path))
     recipe = recipe_of(checkpoint.config)
     refuse_other_architectures(checkpoint.config, checkpoint.config["model_type"])
     weights = read_decoder(checkpoint, dtype, recipe, place(checkpoint))
     surplus = sorted(set(checkpoint.files) - weights.known)
-    require(
-        not surplus,
-        "tensors",
-        got=f"{', '.join(surplus[:3])}, which the family does not have",
-        expected="those of the family",
-        cure="The options may be of a simpler family than the weights are.",
-    )
+    got = f"{', '.join(surplus[:3])}, which the family does not have"
+    cure = "The options may be of a simpler family than the weights are."
+    require(not surplus, "tensors", got=got, expected="those of the family", cure=cure)
     # A network with learned positions has no more of them than it was trained on.
     trained = trained_length(checkpoint.config) if weights.parts["positions"] is None else None
     return CausalLM(**weights.parts, trained=trained)

@@ -18,17 +18,10 @@ MADE = "Make it by foils.contrast(prompt, answer, foil)."
 
 
 class Contrast(NamedTuple):
-    r"""What follows a prompt, and what might have followed instead.
+    """What follows a prompt, and what might have followed instead: ids, with a weight for each.
 
-    Attributes
-    ----------
-    answer, foil
-        The ids of each, which need not be as many.
-    answer_weights, foil_weights
-        One for each id; ones make the sum over tokens, which is the logarithm of the whole
-        continuation's probability.
-    length
-        How many ids the prompt has; a row may be longer, by padding on the right.
+    Weights of one make the sum over tokens, which is the logarithm of the whole continuation's
+    probability. `length` is the prompt's; its row may be longer, by padding on the right.
     """
 
     answer: Ids
@@ -44,13 +37,8 @@ def contrast(prompt: Ids, answer: Ids, foil: Ids, dtype: str = "float32") -> Con
     The longer of two continuations has more to lose; if that must not count, set the weights to one
     over the number of tokens. `dtype` is the model's.
     """
-    require(
-        not np.array_equal(answer, foil),
-        "foil",
-        got="the answer's own ids",
-        expected="others",
-        cure="Pass what the model might have said instead.",
-    )
+    same, cure = np.array_equal(answer, foil), "Pass what the model might have said instead."
+    require(not same, "foil", got="the answer's own ids", expected="others", cure=cure)
     weights = [np.ones(len(ids), dtype) for ids in (answer, foil)]
     parts = np.asarray(answer), np.asarray(foil), *weights, np.array(len(prompt), np.int32)
     return Contrast(*jax.device_put(parts))
@@ -99,13 +87,8 @@ def contrast_loss(model: CausalLM, x: State, y: Contrast) -> Scalar:
 def _continued(model: CausalLM, x: State, ids: Any, weights: Any, length: Any) -> Scalar:
     r""":math:`-\sum_j w_j \log p(y_j)` of ids after a prompt, each given all before it."""
     require_indices(ids, "ids")
-    require(
-        weights.shape == ids.shape,
-        "weights",
-        got=f"shape {weights.shape}",
-        expected=f"{ids.shape}, one for each id",
-        cure=MADE,
-    )
+    got, expected = f"shape {weights.shape}", f"{ids.shape}, one for each id"
+    require(weights.shape == ids.shape, "weights", got=got, expected=expected, cure=MADE)
     more, weights = ids.shape[0] - 1, jnp.asarray(weights, x.dtype)
     if more:
         # They stand right after the prompt, in place of whatever pads the row.

@@ -43,14 +43,10 @@ def model_path(path: AnyPath, *, download: bool = False) -> Path:
     if download:
         return _downloaded(name)
     cached = huggingface_hub.try_to_load_from_cache(name, CONFIG)
-    require(
-        isinstance(cached, str),
-        "path",
-        got=f"{name!r}: no such path, and not in the cache",
-        expected=EXPECTED,
-        cure=f"Download it: --download of a command, or models.load({name!r}, download=True). "
-        f"{OFFLINE}",
-    )
+    got = f"{name!r}: no such path, and not in the cache"
+    door = f"models.load({name!r}, download=True)"
+    cure = f"Download it: --download of a command, or {door}. {OFFLINE}"
+    require(isinstance(cached, str), "path", got=got, expected=EXPECTED, cure=cure)
     return Path(cached).parent
 
 

@@ -153,13 +153,8 @@ def energies_of_ids(
 def require_window(window: Any, name: str) -> None:
     """Raise ValueError unless it is an array of at least two whole numbers."""
     require_indices(window, name)
-    require(
-        window.shape[0] > 1,
-        name,
-        got="one id",
-        expected="a context and the id after it",
-        cure="The last id of a window is a target only.",
-    )
+    expected, cure = "a context and the id after it", "The last id of a window is a target only."
+    require(window.shape[0] > 1, name, got="one id", expected=expected, cure=cure)
 
 
 def padded_length(length: int) -> int:
@@ -181,17 +176,10 @@ def padded_length(length: int) -> int:
 
 
 def padded_size(model: CausalLM, length: int) -> int:
-    """The length to which a model's contexts are padded.
+    """The length to which a model's contexts of a length are padded.
 
     It is `padded_length`, but no more than the network's learned positions or the length that it
     was trained on, and not longer at all if the rotary frequencies depend on the length.
-
-    Examples
-    --------
-    >>> from lim_jax.models.language import byte_model
-    >>> model = byte_model(20, width=4, depth=1, key=jax.random.key(0))
-    >>> padded_size(model, 5), padded_size(model, 17)
-    (16, 20)
     """
     learned = None if model.positions is None else model.positions.shape[0]
     known = (most for most in (learned, model.trained) if most is not None)
@@ -232,33 +220,20 @@ def contexts(
     >>> [window.tolist() for window in contexts(ids[1:], segments=np.array([[1, 1, 2, 2]]))]
     [[3, 4], [5, 6]]
     """
-    require(
-        mask is not None or segments is not None,
-        "mask",
-        got="neither mask nor segments",
-        expected="one of them",
-        cure="Rows without padding are a list of windows already: list(ids).",
-    )
+    given, got = mask is not None or segments is not None, "neither mask nor segments"
+    cure = "Rows without padding are a list of windows already: list(ids)."
+    require(given, "mask", got=got, expected="one of them", cure=cure)
     _require_table(ids, "ids", ids)
     for table, name in ((mask, "mask"), (segments, "segments")):
         if table is not None:
             _require_table(table, name, ids)
     kept = np.ones(ids.shape, int) if mask is None else np.asarray(mask).astype(int)
-    require(
-        bool(np.isin(kept, (0, 1)).all()),
-        "mask",
-        got="other numbers",
-        expected="ones and zeros",
-        cure="One is an id that counts, zero is padding.",
-    )
+    binary, cure = bool(np.isin(kept, (0, 1)).all()), "One is an id, zero is padding."
+    require(binary, "mask", got="other numbers", expected="ones and zeros", cure=cure)
     numbers = kept if segments is None else np.where(kept == 1, np.asarray(segments), 0)
-    require(
-        bool((numbers[kept == 1] > 0).all()),
-        "segments",
-        got="numbers below one",
-        expected="positive numbers wherever an id counts",
-        cure="Count contexts from one, and say by mask what is padding.",
-    )
+    positive, expected = bool((numbers[kept == 1] > 0).all()), "positive numbers except for padding"
+    cure = "Number contexts from one, and mark padding by mask."
+    require(positive, "segments", got="numbers below one", expected=expected, cure=cure)
     pairs = zip(np.asarray(ids), numbers, strict=True)
     return [jax.device_put(context) for row, of in pairs for context in _contexts_of_row(row, of)]
 
@@ -268,13 +243,9 @@ def _contexts_of_row(row: np.ndarray, numbers: np.ndarray) -> list[np.ndarray]:
     starts = np.flatnonzero(np.diff(numbers)) + 1
     runs = [run for run in np.split(np.arange(row.size), starts) if numbers[run[0]] > 0]
     names = [int(numbers[run[0]]) for run in runs]
-    require(
-        len(set(names)) == len(names) > 0,
-        "rows",
-        got=f"contexts {names} in a row",
-        expected="at least one, and each in one piece",
-        cure="Leave rows of padding out; padding stands left or right of a context, not inside.",
-    )
+    whole, expected = len(set(names)) == len(names) > 0, "at least one, and each in one piece"
+    cure = "Leave rows of padding out; padding stands left or right of a context, not inside."
+    require(whole, "rows", got=f"contexts {names} in a row", expected=expected, cure=cure)
     return [row[run] for run in runs]
 
 
@@ -368,13 +339,7 @@ def _cut(numbers: list[int], length: int, call: int) -> list[list[int]]:
     """Batches of one size, the last filled up by its last context; of one each if that costs less.
 
     Costs are in tokens, and each call costs `call` tokens more. One program serves all batches.
-
-    Examples
-    --------
-    >>> _cut([0, 2, 3, 5, 6, 8, 9], 128, call=32)  # 2 (32 + 4 128) is less than 7 (32 + 128)
-    [[0, 2, 3, 5], [6, 8, 9, 9]]
-    >>> _cut([4, 7], 128, call=32)
-    [[4], [7]]
+    Seven contexts of 128 go in two batches of four, for 2 (32 + 4 128) is less than 7 (32 + 128).
     """
     size = max(1, TOKENS_AT_ONCE // length)
     calls = -(-len(numbers) // size)
@@ -400,13 +365,10 @@ def _run(loss: LossOfIds, model: CausalLM) -> dict[str, str]:
 
 
 def _require_windows(windows: Windows) -> None:
-    require(
-        isinstance(windows, Sequence) and not isinstance(windows, str) and len(windows) > 0,
-        "windows",
-        got=described(windows),
-        expected="a list of arrays of ids, at least one",
-        cure="Cut padding off: of rows take contexts(ids, mask=mask), or list(ids) without any.",
-    )
+    rows = isinstance(windows, Sequence) and not isinstance(windows, str) and len(windows) > 0
+    expected = "a list of arrays of ids, at least one"
+    cure = "Cut padding off: of rows take contexts(ids, mask=mask), or list(ids) without any."
+    require(rows, "windows", got=described(windows), expected=expected, cure=cure)
     for window in windows:
         require_window(window, "windows")
 

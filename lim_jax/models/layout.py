@@ -29,13 +29,9 @@ def shard(mesh: Mesh) -> WeightPlacement:
     one after another, and holds what its own devices hold. If the mesh has an axis ``context``,
     attention is a ring over it.
     """
-    require(
-        AXIS in mesh.axis_names,
-        "mesh",
-        got=f"the axes {mesh.axis_names}",
-        expected=f"one named {AXIS!r}",
-        cure="Weights go over that one; leave the others to examples and contexts.",
-    )
+    got, expected = f"the axes {mesh.axis_names}", f"one named {AXIS!r}"
+    cure = "Weights go over that one; leave the others to examples and contexts."
+    require(AXIS in mesh.axis_names, "mesh", got=got, expected=expected, cure=cure)
 
     def layers(layer: Layer, depth: int) -> PyTree:
         layer = _in_ring(layer, mesh) if CONTEXT in mesh.axis_names else layer

@@ -53,13 +53,9 @@ def profile_memory(model: CausalLM, tokens: int) -> Memory:
     """
     tokens = counted(tokens, "tokens")
     layers = model.flow.layers if isinstance(model, CausalLM) else None
-    require(
-        isinstance(layers, FetchedLayers),
-        "model",
-        got=described(model),
-        expected="a model whose weights are in their files",
-        cure="Take it from models.open.",
-    )
+    offloaded, cure = isinstance(layers, FetchedLayers), "Take it from models.open."
+    expected = "a model whose weights are in their files"
+    require(offloaded, "model", got=described(model), expected=expected, cure=cure)
     assert isinstance(layers, FetchedLayers)
     layer, width = _bytes(layers.source.like), model.embedding.shape[1]
     number, depth = model.embedding.dtype.itemsize, model.flow.depth

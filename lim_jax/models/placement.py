@@ -22,14 +22,8 @@ HALVES = {"BF16": "bfloat16", "F16": "float16"}
 class WeightPlacement(NamedTuple):
     """Where layers, and matrices of a row for each word, are put as they are read.
 
-    Attributes
-    ----------
-    layers
-        ``layers(layer, depth)``: makes `ResidualFlow.layers` of a function that reads one layer.
-    rows
-        ``rows(read, name, shape)``: an embedding or a head.
-    each_layer
-        Whether every layer is read as the network is made.
+    `layers` makes `ResidualFlow.layers` of a function that reads one layer and their number; `rows`
+    makes an embedding or a head; `each_layer` says whether all layers are read at once.
     """
 
     layers: Callable[[Layer, int], PyTree]

@@ -44,25 +44,16 @@ def read_tokenizer(path: AnyPath) -> Any:
     """
     require_extra("tokenizers", "models")
     path = model_path(path)
-    require(
-        path.exists() or path.suffix == ".json",
-        "model",
-        got=f"{path}, which is not there",
-        expected=EXPECTED,
-        cure="Look at the path, or pass a public name with --download.",
-    )
+    there = path.exists() or path.suffix == ".json"
+    cure = "Look at the path, or pass a public name with --download."
+    require(there, "model", got=f"{path}, which is not there", expected=EXPECTED, cure=cure)
     file = path / FILE if path.is_dir() else path
     if file.suffix == ".gguf":
         if not (file.parent / FILE).is_file():
             return _of_gguf(file)
         file = file.parent / FILE
-    require(
-        file.is_file(),
-        "tokenizer",
-        got=f"no file {file}",
-        expected=f"the publisher's {FILE}",
-        cure="It belongs beside the weights.",
-    )
+    expected = f"the publisher's {FILE}"
+    require(file.is_file(), "tokenizer", got=f"no file {file}", expected=expected, cure=CURE)
     try:
         tokenizer = tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # the package raises nothing narrower
@@ -150,13 +141,9 @@ def _of_gguf(file: Path) -> Any:
     bytewise = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     digits = tokenizers.pre_tokenizers.Digits(individual_digits=True)
     cuts = {"gpt-2": [bytewise], "smollm": [digits, bytewise]}
-    require(
-        kind == "gpt2" and cut in cuts and len(words) > 0,
-        file.name,
-        got=f"a tokenizer of {kind!r} with {cut!r}",
-        expected=f"gpt2 with {' or '.join(cuts)}",
-        cure=CURE,
-    )
+    known, expected = kind == "gpt2" and cut in cuts, f"gpt2 with {' or '.join(cuts)}"
+    got = f"a tokenizer of {kind!r} with {cut!r}"
+    require(known and len(words) > 0, file.name, got=got, expected=expected, cure=CURE)
     pairs = [tuple(merge.split(" ", 1)) for merge in merges]
     vocabulary = {word: index for index, word in enumerate(words)}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, pairs))

@@ -17,6 +17,7 @@ import lim_jax as lim
 from lim_jax import models
 from lim_jax.adjoint.hops import attention_hops
 from lim_jax.adjoint.ledger import channels
+from lim_jax.density import LossOfIds
 from lim_jax.grid import segment_starts
 from lim_jax.loss import last_token, teacher_forcing
 from lim_jax.models import Targets, checkpoint
@@ -24,6 +25,7 @@ from lim_jax.models import Targets, checkpoint
 TOKENS = np.array([3, 1, 4, 1, 5, 9, 2])
 IDS = jax.device_put(TOKENS)
 WINDOW = jax.device_put(np.append(TOKENS, 6))
+loss_of_ids = LossOfIds(models.CausalLM.embed, models.CausalLM.loss)
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +87,7 @@ def test_losses_are_the_publishers(model):
     targets = jax.device_put(np.append(TOKENS[1:], -1))
     y = Targets(targets, teacher_forcing(7, continuation=False))
     surprise = -log_softmax(expected, axis=1)[np.arange(6), TOKENS[1:]]
-    loss = eqx.filter_jit(lambda model: model.loss_of_ids(IDS, y))(model)
+    loss = eqx.filter_jit(lambda model: loss_of_ids(model, IDS, y))(model)
     np.testing.assert_allclose(loss, surprise.mean(), rtol=1e-12)
 
 
@@ -94,7 +96,7 @@ def test_the_gradient_of_a_loss_of_ids_reaches_the_embeddings(model):
 
     @eqx.filter_jit
     def gradient(model):
-        return eqx.filter_grad(lambda model: model.loss_of_ids(IDS, y))(model)
+        return eqx.filter_grad(lambda model: loss_of_ids(model, IDS, y))(model)
 
     found = gradient(model)
     rows = np.abs(np.asarray(found.embedding)).max(axis=1) > 1e-6
@@ -366,10 +368,10 @@ def test_packed_contexts_are_contexts_alone(tmp_path, name):
             (ids[:7], models.Targets(targets[:7], teacher_forcing(7))),
             (ids[7:], models.Targets(targets[7:], last_token(4))),
         ]
-        one = eqx.filter_value_and_grad(lambda model: model.loss_of_ids(ids, packed))(model)
+        one = eqx.filter_value_and_grad(lambda model: loss_of_ids(model, ids, packed))(model)
         apart = eqx.filter_value_and_grad(
             lambda model: sum(
-                s * model.loss_of_ids(*x) for s, x in zip((0.25, 0.75), alone, strict=True)
+                s * loss_of_ids(model, *x) for s, x in zip((0.25, 0.75), alone, strict=True)
             )
         )(model)
         return one, apart, model.logits(ids, packed)

@@ -14,6 +14,7 @@ from reference.publishers import CONFIGS, write
 
 import lim_jax as lim
 from lim_jax import models
+from lim_jax.density import LossOfIds
 from lim_jax.loss import teacher_forcing
 from lim_jax.models.ids import padded_length
 
@@ -56,6 +57,7 @@ def carried_by_loops(mass, edges):
     return found
 
 
+loss_of_ids = LossOfIds(models.CausalLM.embed, models.CausalLM.loss)
 LOSSES = ("loss", "margin_loss")
 # LossKind at the last place, at the first and the last, and at some.
 SPARSE = [np.zeros(length) for length in LENGTHS]
@@ -414,7 +416,7 @@ def test_training_on_ids_moves_the_embedding(model):
     def step(embedding):
         def loss(embedding):
             moved = eqx.tree_at(lambda m: m.embedding, model, embedding)
-            return moved.loss_of_ids(window[:-1], models.Targets(window[1:], teacher_forcing(5)))
+            return loss_of_ids(moved, window[:-1], models.Targets(window[1:], teacher_forcing(5)))
 
         value, gradient = jax.value_and_grad(loss)(embedding)
         change, _ = descent.update(gradient, descent.init(embedding))
@@ -452,7 +454,7 @@ IDS = np.ones((2, 4), int)
      (np.array([[1, 1, 0, 1], [1] * 4]), None, "rows: .*one piece.*not inside"),
      (np.array([[1] * 4, [0] * 4]), None, "rows: .*at least one.*Leave rows of padding out"),
      (None, np.array([[1, 1, 2, 1], [1] * 4]), r"rows: got contexts \[1, 2, 1\]"),
-     (None, np.array([[1, 1, 0, 0], [1] * 4]), "segments: .*positive.*say by mask"),
+     (None, np.array([[1, 1, 0, 0], [1] * 4]), "segments: .*positive.*padding by mask"),
      (IDS, -IDS, "segments: .*positive"),
      (None, IDS[:1], "segments: .*that of ids")],
 )  # fmt: skip

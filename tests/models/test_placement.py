@@ -17,6 +17,7 @@ from reference.as_users import ROOT
 from safetensors.numpy import load_file, save_file
 
 from lim_jax import models
+from lim_jax.density import LossOfIds
 from lim_jax.grid import token_grid
 from lim_jax.models import causal, placement
 from lim_jax.network import RingAttention
@@ -108,6 +109,7 @@ def folder(tmp_path):
 
 
 WINDOW = np.array([3, 1, 4, 1, 5, 9, 2, 6])
+loss_of_ids = LossOfIds(models.CausalLM.embed, models.CausalLM.loss)
 
 
 def energies(model, **options):
@@ -294,7 +296,8 @@ def test_weights_that_are_fetched_do_not_train(folder):
     model = models.open(folder)
 
     def loss(model):
-        return model.loss_of_ids(
+        return loss_of_ids(
+            model,
             jax.device_put(WINDOW[:-1]),
             models.Targets(jax.device_put(WINDOW[1:]), jnp.full(7, 1 / 7, "float32")),
         )
