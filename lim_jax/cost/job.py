@@ -76,12 +76,12 @@ def job_cost(job: Callable[..., Any], *arguments: PyTree) -> Cost:
 
 
 def require_fits(cost: Cost, available: int) -> None:
-    """Refuse a job that needs more memory than there is.
+    """Raise ValueError where a job needs more memory than there is.
 
     Parameters
     ----------
     cost
-        From `job_cost`; where it does not fit, ValueError is raised.
+        From `job_cost`.
     available
         Bytes.
 

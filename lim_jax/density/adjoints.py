@@ -136,7 +136,7 @@ def check_finite(
 
 
 def embedded_on(grid: Grid, loss: Loss, params: PyTree, batch: Batch) -> tuple[Loss, Batch]:
-    """As `embedded`; refuse batches that do not fit the grid."""
+    """As `embedded`; raise ValueError where the batch does not fit the grid."""
     require_grid(grid)
     loss, (x, y) = embedded(loss, params, batch)
     require(
@@ -175,7 +175,7 @@ def scalar_loss(loss: Loss) -> Loss:
 
 
 def require_pair(loss: Loss, batch: Any) -> Batch:
-    """Return (x, y), x an array of floats, or of the ids of `LossOfIds`; refuse anything else."""
+    """Return (x, y), x floats or the ids of `LossOfIds`; raise ValueError otherwise."""
     require(
         isinstance(batch, tuple | list) and len(batch) == 2,
         "batch",
@@ -187,9 +187,9 @@ def require_pair(loss: Loss, batch: Any) -> Batch:
     array: Any = x
     require_auto(batch, "batch")
     if isinstance(loss, LossOfIds):
-        whole = isinstance(array, ARRAYS) and jnp.issubdtype(array.dtype, jnp.integer)
+        integers = isinstance(array, ARRAYS) and jnp.issubdtype(array.dtype, jnp.integer)
         require(
-            whole and array.ndim == 2,
+            integers and array.ndim == 2,
             "batch",
             got=described(x),
             expected="ids, whole numbers of shape (examples, length)",

@@ -258,7 +258,7 @@ def logit_residual(logits: Logits, labels: Labels) -> Logits:
 
 
 def _require_answers(targets: Labels, classes: int) -> None:
-    """Refuse targets that are no class numbers, and a vocabulary of one class."""
+    """Raise ValueError unless targets are class numbers, of at least two classes."""
     require(
         _class_numbers(targets),
         "targets",
@@ -415,13 +415,13 @@ def _require_labels(logits: Logits, labels: Labels) -> None:
 
 def _require_labels_of(shape: tuple[int, ...], labels: Labels) -> None:
     dtype = getattr(labels, "dtype", None)
-    whole = dtype is not None and jnp.issubdtype(dtype, jnp.integer)
+    numbered = dtype is not None and jnp.issubdtype(dtype, jnp.integer)
     require(
-        getattr(labels, "shape", None) == (shape[:1] if whole else shape),
+        getattr(labels, "shape", None) == (shape[:1] if numbered else shape),
         "labels",
         got=f"{described(labels)} with logits of shape {shape}",
         expected=f"integers of shape {shape[:1]} or floats of shape {shape}",
         cure="Pass a class number for each position, or a row of weights of all classes.",
     )
-    if not whole:
+    if not numbered:
         require_floating(labels, "labels", cure="Cast weights to the logits' dtype.")

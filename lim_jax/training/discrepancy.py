@@ -93,7 +93,7 @@ def cross_entropy_discrepancy(
 
 
 def _weights_of_places(density: Any, target: Any, weights: Any) -> Places:
-    """Refuse what has not one number for each place, and negative weights."""
+    """Return the weights; raise unless all have a number for each place, no weight below 0."""
     cure = "Pass one number for each position or pool."
     require_floats(density, "density", "places", cure)
     require_floats(weights, "weights", "places", cure, places=len(density))

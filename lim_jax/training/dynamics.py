@@ -288,21 +288,21 @@ def gradient_flow(
             arrays = flow.advance(arrays, batch, time, saved[index])
         return (arrays, saved[index]), (saved[index], arrays, *flow.observe(arrays, batch, grid))
 
-    _, (kept, *records) = resumable(
+    _, (stored, *records) = resumable(
         step, (arrays, saved[0]), len(saved), run=(flow, batch, grid), checkpoint=checkpoint,
         progress=progress,
     )  # fmt: skip
-    _require_same_times(kept, saved)
+    _require_same_times(stored, saved)
     return TrainingPath(grid, saved, *records)
 
 
-def _require_same_times(kept: Array, times: Array) -> None:
-    """Refuse times other than the checkpoint's, which may be continued."""
+def _require_same_times(stored: Array, times: Array) -> None:
+    """Raise ValueError unless the times go on from those of the checkpoint."""
     require(
-        np.array_equal(kept, times),
+        np.array_equal(stored, times),
         "times",
         got=f"{np.asarray(times).tolist()}",
-        expected=f"{np.asarray(kept).tolist()}, those of the checkpoint",
+        expected=f"{np.asarray(stored).tolist()}, those of the checkpoint",
         cure="Give these, and more after them, or name another checkpoint.",
     )
 

@@ -302,7 +302,7 @@ def _adjoints_and_slopes(
 
 
 def _require_direction(direction: PyTree, arrays: PyTree) -> PyTree:
-    """Refuse what has not an entry for each floating-point array of the parameters."""
+    """Raise ValueError unless it has an entry for each floating-point array of the parameters."""
     fits = jax.tree.structure(direction) == jax.tree.structure(arrays)
     pairs = zip(jax.tree.leaves(direction), jax.tree.leaves(arrays), strict=False)
     require(
