@@ -67,7 +67,8 @@ def context_names(contexts: Sequence[Context], orders: int = 1) -> list[str]:
 
     Each line stands in so many `orders`, one after another.
 
-    >>> from lim_jax.asking import RenderedPrompt, context_of
+    >>> from lim_jax.asking.documents import RenderedPrompt
+    >>> from lim_jax.asking import context_of
     >>> asked = context_of(RenderedPrompt("Wren. Who sings?", ((6, 16, "question"),)), " She")
     >>> context_names([asked._replace(id="7"), context_of(RenderedPrompt("Who?"), " She")])
     ['“Who sings?” (id 7)', 'context 1']

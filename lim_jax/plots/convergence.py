@@ -33,7 +33,7 @@ def convergence_rates(rows: Sequence[Row], title: str) -> Figure:
 
     Examples
     --------
-    >>> from lim_jax.limits import Study
+    >>> from lim_jax.limits.refinement import Study
     >>> study = Study("eq:mine", 1.0, (10.0, 20.0, 40.0, 80.0), (0.4, 0.2, 0.1, 0.05), None, 0.0)
     >>> figure = convergence_rates([Row("state", study, 1.0)], "mine")
     >>> [text.get_text() for text in figure.axes[0].texts]

@@ -45,7 +45,7 @@ def influence_profile(result: Influence, title: str = "") -> Figure:
     Examples
     --------
     >>> import jax.numpy as jnp
-    >>> from lim_jax.paper import gate_influence
+    >>> from lim_jax.paper.simulation import gate_influence
     >>> figure = influence_profile(gate_influence(jnp.zeros(48)), "gates, linear loss")
     >>> figure.axes[0].get_title().splitlines()[0]
     'gates, linear loss (48 positions, n = 1)'
@@ -105,7 +105,7 @@ def draw_densities(axes: Axes, results: Mapping[str, Influence]) -> None:
     Examples
     --------
     >>> import jax.numpy as jnp
-    >>> from lim_jax.paper import gate_influence
+    >>> from lim_jax.paper.simulation import gate_influence
     >>> figure, axes = new_figure("density")
     >>> results = {f"gate {u}": gate_influence(u * jnp.ones(48)) for u in (0.0, 1.0)}
     >>> draw_densities(axes, results)
