@@ -15,7 +15,7 @@ from lim_jax.cli.compiled import keep_programs
 FOLDER, ENABLED = "JAX_COMPILATION_CACHE_DIR", "JAX_ENABLE_COMPILATION_CACHE"
 COMPILES = """
 import os, sys
-from lim_jax.cli import keep_programs
+from lim_jax.cli.compiled import keep_programs
 os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "true"
 keep_programs(["--cache", sys.argv[1]])
 assert "jax" not in sys.modules
