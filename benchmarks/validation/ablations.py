@@ -70,7 +70,7 @@ def ablated_text(prompt: Prompt, kept: Bool[Array | np.ndarray, " records"]) -> 
 
     Examples
     --------
-    >>> from lim_jax.tasks import laid_out
+    >>> from lim_jax.tasks.prompts import laid_out
     >>> pieces = [("{", False), ("a", True), (", ", False), ("b", True), ("; ", False), ("c", True)]
     >>> prompt = laid_out([*pieces, ("}", False)], "", [0])
     >>> ablated_text(prompt, np.array([True, False, True]))
@@ -207,7 +207,7 @@ def ablating(
     Examples
     --------
     >>> from lim_jax.models import byte_model
-    >>> from lim_jax.tasks import laid_out
+    >>> from lim_jax.tasks.prompts import laid_out
     >>> model = byte_model(20, width=4, depth=1, key=jax.random.key(0))
     >>> prompt = laid_out([("a", True), (" ", False), ("b", True), ("?", False)], "", [0])
     >>> of = ablating(model, prompt, np.array([97]))
