@@ -197,5 +197,5 @@ def _influence(
 ) -> Influence:
     """Measure the examples of a batch that count: all of them where `counts` is None."""
     energies = adjoint_energies(loss, params, batch, regions.grid)
-    counts = jnp.ones(len(energies), bool) if counts is None else jnp.asarray(counts)
+    counts = jnp.ones(energies.shape[0], bool) if counts is None else jnp.asarray(counts)
     return Influence._of_counted(energies, counts, regions, keep_examples)
