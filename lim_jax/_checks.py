@@ -264,18 +264,6 @@ def require_key(key: Any) -> None:
     )
 
 
-def require_keys(keys: Any) -> None:
-    """Raise unless this is an array of random keys along one axis, at least one."""
-    typed = isinstance(keys, jax.Array) and jnp.issubdtype(keys.dtype, jax.dtypes.prng_key)
-    require(
-        typed and keys.ndim == 1 and keys.size > 0,
-        "keys",
-        got=described(keys),
-        expected="an array of random keys along one axis",
-        cure="Make them with jax.random.split(jax.random.key(seed), seeds).",
-    )
-
-
 def guarded(tree: Tree, fails: Flags, message: str) -> Tree:
     """Return `tree`; where any of `fails` is true its use raises, inside `jax.jit` too."""
     return guarded_first(tree, (fails, message))

@@ -6,12 +6,27 @@ import re
 class Refusal(ValueError):
     """An argument is refused: what was passed, what is accepted, and how to fix it."""
 
+    def __reduce__(self) -> tuple:
+        return _refuse, self.args
+
 
 class MissingPackage(ModuleNotFoundError):
     """A package is missing that is installed with one of our extras."""
 
+    def __reduce__(self) -> tuple:
+        return _miss, (str(self), self.name)
 
-# As equinox does: a traceback shows the class without the file that holds it.
+
+def _refuse(words: str) -> Refusal:
+    return Refusal(words)
+
+
+def _miss(words: str, name: str) -> MissingPackage:
+    return MissingPackage(words, name=name)
+
+
+# As equinox does: a traceback shows the class without the file that holds it. So the class is not
+# found by its module, and what another process raises is pickled by the functions above.
 Refusal.__module__ = MissingPackage.__module__ = "builtins"
 
 

@@ -3,6 +3,7 @@
 
 import dataclasses
 import importlib
+import pickle
 
 import diffrax
 import equinox as eqx
@@ -23,6 +24,7 @@ from lim_jax import (
     training,
 )
 from lim_jax._checks import guarded, warn_of_miscompiling_jaxlib
+from lim_jax._refusal import MissingPackage, Refusal
 from lim_jax.adjoint.cone import cone_mass, joint_cone
 from lim_jax.adjoint.criteria import recency_survival
 from lim_jax.loss import LocalReadout, last_token
@@ -544,3 +546,11 @@ def test_a_readout_that_closes_over_arrays_goes_through_the_jit_of_modules():
     np.testing.assert_allclose(eqx.filter_jit(readout)(STATES, GRID), expected)
     with pytest.raises(TypeError, match="function"):
         jax.jit(lambda readout: readout(STATES, GRID))(readout)
+
+
+def test_an_error_of_ours_comes_back_from_another_process():
+    """Its class hides the module that holds it, by which pickle would look for it."""
+    for error in (Refusal("x: got 1, expected 2."), MissingPackage("a: got none", name="altair")):
+        again = pickle.loads(pickle.dumps(error))
+        assert type(again) is type(error) and str(again) == str(error)
+        assert getattr(again, "name", None) == getattr(error, "name", None)

@@ -14,4 +14,4 @@ if __name__ == "__main__":
         words = refusal(error)
         if words is None:
             raise
-        sys.exit(f"{words}")
+        sys.exit(words)
