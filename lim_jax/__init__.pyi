@@ -1,5 +1,4 @@
 from . import adjoint as adjoint
-from . import asking as asking
 from . import cli as cli
 from . import cost as cost
 from . import density as density
@@ -13,6 +12,7 @@ from . import observability as observability
 from . import paper as paper
 from . import plots as plots
 from . import probes as probes
+from . import prompts as prompts
 from . import report as report
 from . import results as results
 from . import tasks as tasks

@@ -150,18 +150,18 @@ lim.report.write_page("real_model.html", result, [account], [texts], title=f"{na
 
 # %%
 documents = [
-    lim.asking.Document("Harbour", "The old harbour was built in 1712."),
-    lim.asking.Document("Observatory", "It was founded by Mira Castellan in 1931."),
-    lim.asking.Document("Market", "The market is held on Thursdays."),
+    lim.prompts.Document("Harbour", "The old harbour was built in 1712."),
+    lim.prompts.Document("Observatory", "It was founded by Mira Castellan in 1931."),
+    lim.prompts.Document("Market", "The market is held on Thursdays."),
 ]
 question = "Who founded the observatory?"
-laid = lim.asking.document_prompt(documents, question)
+laid = lim.prompts.document_prompt(documents, question)
 if file:  # as the model's publisher lays out a chat
     chat = [{"role": "user", "content": question}]
-    laid = lim.asking.chat_prompt(chat, lim.asking.read_chat_template(file), documents)
-prompt = lim.asking.unanswered(laid, tokenizer)
+    laid = lim.prompts.chat_prompt(chat, lim.prompts.read_chat_template(file), documents)
+prompt = lim.prompts.unanswered(laid, tokenizer)
 end = lim.models.end_ids(file) if file else ()
-(context,) = lim.asking.self_answered([prompt], model, tokenizer, "margin", tokens=12, end=end)
+(context,) = lim.prompts.self_answered([prompt], model, tokenizer, "margin", tokens=12, end=end)
 said = lim.models.texts_of_ids(context.window, tokenizer)[prompt.length :]
 print("answer:", "".join(said).strip())
 (energy,) = lim.models.energies_of_ids(

@@ -9,10 +9,10 @@ import numpy as np
 from tqdm import tqdm
 
 from lim_jax import models
-from lim_jax.asking import self_answered
-from lim_jax.asking.contexts import Context, LossKind, PromptOnly
-from lim_jax.asking.templates import find_chat_template
 from lim_jax.models import CausalLM
+from lim_jax.prompts import self_answered
+from lim_jax.prompts.contexts import Context, LossKind, PromptOnly
+from lim_jax.prompts.templates import find_chat_template
 
 SHOWN = 5  # answers of the model's own that are printed
 DOTS = "..."  # behind an answer that was cut

@@ -9,11 +9,11 @@ import numpy as np
 from jaxtyping import Float
 
 from lim_jax._checks import require
-from lim_jax.asking.contexts import Context, places_by_name
-from lim_jax.asking.documents import QUESTION
 from lim_jax.cli.columns import FILES
 from lim_jax.cli.folder import write_table
 from lim_jax.density.statistics import Influence
+from lim_jax.prompts.contexts import Context, places_by_name
+from lim_jax.prompts.documents import QUESTION
 from lim_jax.report.sentences import REST
 from lim_jax.results.archive import load, save
 from lim_jax.results.measured import MeasuredContexts
@@ -67,8 +67,8 @@ def context_names(contexts: Sequence[Context], orders: int = 1) -> list[str]:
 
     Each line stands in so many `orders`, one after another.
 
-    >>> from lim_jax.asking.documents import RenderedPrompt
-    >>> from lim_jax.asking import context_of
+    >>> from lim_jax.prompts.documents import RenderedPrompt
+    >>> from lim_jax.prompts import context_of
     >>> asked = context_of(RenderedPrompt("Wren. Who sings?", ((6, 16, "question"),)), " She")
     >>> context_names([asked._replace(id="7"), context_of(RenderedPrompt("Who?"), " She")])
     ['“Who sings?” (id 7)', 'context 1']

@@ -8,7 +8,6 @@ import numpy as np
 
 from lim_jax import models, plots, report
 from lim_jax.adjoint.ledger import CHANNELS
-from lim_jax.asking.contexts import Context
 from lim_jax.cli.contexts_io import context_names, record_shares
 from lim_jax.cli.folder import save_figure, write_json, write_table
 from lim_jax.cli.pages import first_accounts
@@ -20,6 +19,7 @@ from lim_jax.explanations.tables import influence_table
 from lim_jax.explanations.windows import Windows
 from lim_jax.grid.partition import Regions
 from lim_jax.probes import Estimate
+from lim_jax.prompts.contexts import Context
 from lim_jax.report.sentences import certificate_lines, finding, parts_finding, records_finding
 
 

@@ -12,8 +12,6 @@ from tqdm import tqdm
 
 from lim_jax import explanations, models
 from lim_jax._checks import as_path, counted, require
-from lim_jax.asking.contexts import Context
-from lim_jax.asking.reading import read_prompts
 from lim_jax.cli.answers import answered, own_answers
 from lim_jax.cli.explain_output import report_explanations, stem, write_pages
 from lim_jax.cli.folder import UNFINISHED, Named, Unnamed, finished_before, run_folder
@@ -28,6 +26,8 @@ from lim_jax.grid.partition import Regions, boundary_regions
 from lim_jax.loss.queries import last_token, teacher_forcing
 from lim_jax.models import CausalLM
 from lim_jax.probes import Estimate
+from lim_jax.prompts.contexts import Context
+from lim_jax.prompts.reading import read_prompts
 from lim_jax.report.page import require_page_packages
 from lim_jax.results import load, save
 from lim_jax.results.measured import common_regions

@@ -12,9 +12,6 @@ from tqdm import tqdm
 
 from lim_jax import models, plots, report
 from lim_jax._checks import as_path, counted, require
-from lim_jax.asking.contexts import Context, LossKind
-from lim_jax.asking.reading import read_prompts
-from lim_jax.asking.shuffling import ShuffledContexts
 from lim_jax.cli.answers import answered, own_answers
 from lim_jax.cli.columns import FILES
 from lim_jax.cli.contexts_io import (
@@ -52,6 +49,9 @@ from lim_jax.explanations.tables import influence_table
 from lim_jax.grid.cells import token_grid
 from lim_jax.grid.partition import boundary_regions
 from lim_jax.models import CausalLM, contrast_loss
+from lim_jax.prompts.contexts import Context, LossKind
+from lim_jax.prompts.reading import read_prompts
+from lim_jax.prompts.shuffling import ShuffledContexts
 from lim_jax.report.page import require_page_packages
 from lim_jax.report.sentences import finding, records_finding
 from lim_jax.report.tokens import joined_tokens

@@ -10,11 +10,6 @@ from tqdm import tqdm
 from lim_jax import models
 from lim_jax._checks import as_path, counted
 from lim_jax._tables import text_table
-from lim_jax.asking import Line
-from lim_jax.asking.contexts import Context, PromptOnly
-from lim_jax.asking.documents import QUESTION, require_question
-from lim_jax.asking.reading import context_of_line, read_documents, spaced
-from lim_jax.asking.templates import find_chat_template
 from lim_jax.cli.answers import DOTS, answer_notes, answer_text, answered
 from lim_jax.cli.columns import FILES
 from lim_jax.cli.folder import UNFINISHED, Named, finished_before, run_folder, write_json
@@ -29,6 +24,11 @@ from lim_jax.cli.profiling import (
 )
 from lim_jax.cli.records import Record
 from lim_jax.cli.time_budget import described_contexts, duration, measuring_seconds
+from lim_jax.prompts import Line
+from lim_jax.prompts.contexts import Context, PromptOnly
+from lim_jax.prompts.documents import QUESTION, require_question
+from lim_jax.prompts.reading import context_of_line, read_documents, spaced
+from lim_jax.prompts.templates import find_chat_template
 from lim_jax.report.sentences import REST, part_words, percent
 
 NO_ERROR = (

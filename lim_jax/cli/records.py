@@ -8,9 +8,9 @@ import numpy as np
 from jaxtyping import Float
 
 from lim_jax._tables import text_table
-from lim_jax.asking.contexts import Context
 from lim_jax.cli.contexts_io import PartShares, Shares, part_text, parts_of
 from lim_jax.probes import sample_mean
+from lim_jax.prompts.contexts import Context
 from lim_jax.report.sentences import REST, part_words
 from lim_jax.report.tokens import held_by_text, most_in_words
 

@@ -7,16 +7,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lim_jax import models
-from lim_jax.asking import cyclic_orders, shuffled
-from lim_jax.asking.contexts import Context, LossKind, places_by_name
-from lim_jax.asking.reading import read_lines
-from lim_jax.asking.shuffling import ShuffledContexts
 from lim_jax.cli.columns import FILES
 from lim_jax.cli.contexts_io import Shares, part_text, record_shares
 from lim_jax.cli.folder import save_figure, write_json, write_table
 from lim_jax.grid.carrying import carrying_shares
 from lim_jax.grid.cells import token_grid
 from lim_jax.plots.profile import shares_by_place
+from lim_jax.prompts import cyclic_orders, shuffled
+from lim_jax.prompts.contexts import Context, LossKind, places_by_name
+from lim_jax.prompts.reading import read_lines
+from lim_jax.prompts.shuffling import ShuffledContexts
 from lim_jax.results.two_way import TwoWayShares, two_way_in_words, two_way_shares, two_way_table
 
 SHOWN = 8  # documents of a table that is printed

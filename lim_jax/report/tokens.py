@@ -8,9 +8,9 @@ from jaxtyping import Float
 
 from lim_jax._checks import require
 from lim_jax.adjoint.ledger import CHANNELS
-from lim_jax.asking.contexts import places_by_name
 from lim_jax.density.statistics import Influence
 from lim_jax.explanations.account import HOPS, TokenAccount
+from lim_jax.prompts.contexts import places_by_name
 from lim_jax.report.sentences import percent
 from lim_jax.report.shades import Shading
 from lim_jax.report.wording import digits, with_error

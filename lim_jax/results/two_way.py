@@ -10,7 +10,7 @@ is fitted by least squares. The order's own :math:`\omega_o` takes what all of i
 the rest of the text; every order has each place and each document once, so that it costs the others
 nothing. In a balanced design, where every document has every place equally often, the fit is that
 of plain means, right also where places and documents do not add up. In others, as
-`asking.cyclic_orders` draws them, it is right on the average over permutations.
+`prompts.cyclic_orders` draws them, it is right on the average over permutations.
 
 Orders of a context are not independent: they have its question and its documents in common. So each
 context is fitted by itself, and errors are those of the contexts' scatter. One context alone has no
@@ -88,7 +88,7 @@ def two_way_shares(
     Parameters
     ----------
     shares
-        Of the influence, such as `asking.ShuffledContexts.shares` gives for each context.
+        Of the influence, such as `prompts.ShuffledContexts.shares` gives for each context.
     documents
         Which document it is, a number below that of the places; each once in an order.
 
@@ -228,7 +228,7 @@ def _fitted(shares: np.ndarray, documents: np.ndarray) -> _Fit:
         "documents",
         got="orders that do not tell places from documents",
         expected="some in which documents change places with all others, through others or at once",
-        cure="Take those of asking.cyclic_orders, two at least.",
+        cure="Take those of prompts.cyclic_orders, two at least.",
     )
     inverse = np.linalg.pinv(normal, hermitian=True)
     effects = inverse @ (columns.T @ deviations)
@@ -291,5 +291,5 @@ def _require_orders(shares: np.ndarray, documents: np.ndarray) -> None:
         got=described(documents),
         expected=f"of shape {shares.shape}, in each order all numbers of documents from 0, two at "
         "least",
-        cure="Take the orders of asking.cyclic_orders.",
+        cure="Take the orders of prompts.cyclic_orders.",
     )

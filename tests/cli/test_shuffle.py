@@ -10,10 +10,10 @@ from reference.publishers import CONFIGS, spelt, write_with_letters
 from scipy import stats
 
 from lim_jax import models, results
-from lim_jax.asking.contexts import Context, Span
-from lim_jax.asking.shuffling import ShuffledContexts
 from lim_jax.cli.commands import main
 from lim_jax.cli.shuffling import averaged_orders
+from lim_jax.prompts.contexts import Context, Span
+from lim_jax.prompts.shuffling import ShuffledContexts
 
 GENERATOR = np.random.default_rng(4)
 SIZES = (3, 5, 4)  # of the documents, in letters

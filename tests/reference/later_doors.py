@@ -32,7 +32,6 @@ from reference.networks import layer_of, random_flow
 import lim_jax as lim
 from lim_jax import (
     adjoint,
-    asking,
     cost,
     density,
     limits,
@@ -41,15 +40,16 @@ from lim_jax import (
     network,
     observability,
     plots,
+    prompts,
     results,
     tasks,
     training,
 )
-from lim_jax.asking.documents import RenderedPrompt
-from lim_jax.asking.templates import ChatTemplate
 from lim_jax.cost.job import Cost
 from lim_jax.limits.rows import Curve
 from lim_jax.loss.losses import Slices
+from lim_jax.prompts.documents import RenderedPrompt
+from lim_jax.prompts.templates import ChatTemplate
 from lim_jax.tasks.key_value import KeyValues
 from lim_jax.tasks.prompts import Prompt
 
@@ -93,8 +93,8 @@ EXPLAINED = made.explanation()
 INFLUENCE = made.influence()
 PAIRED = np.array([[0, 1], [2, 0]])
 SQUARE = np.array([[0, 1, 2], [1, 2, 0], [2, 0, 1]])
-DOCUMENTS = asking.named_documents([asking.Document("", f"Text {n}.") for n in range(3)])
-LINE = asking.Line("here", documents=DOCUMENTS, question="What?", answer=" it")
+DOCUMENTS = prompts.named_documents([prompts.Document("", f"Text {n}.") for n in range(3)])
+LINE = prompts.Line("here", documents=DOCUMENTS, question="What?", answer=" it")
 TWO_WAY = results.two_way_shares(
     np.exp(np.sin(np.arange(18.0))).reshape(2, 3, 3), np.stack([SQUARE] * 2)
 )
@@ -107,7 +107,7 @@ RECORD = {
 PAIRS = KeyValues((("a", "1"), ("b", "2")), 0)
 PROMPT = Prompt("a=1 b=2 a=", "1", ((0, 3), (4, 7)), (0,))
 ROWS = made.ROWS
-DOCUMENTS = [asking.Document("a", "b")]
+DOCUMENTS = [prompts.Document("a", "b")]
 TEMPLATE = ChatTemplate("{{ messages[0].content }}", {})
 TRACES = {"observations": Thing(observations), "x": Free(STATES)}
 WHOLE = jax.device_put(np.array([0, 2]))
@@ -350,18 +350,18 @@ LATER = {
     # Counts and lists.
     "draw_key_values": (tasks.draw_key_values, {"count": Known(2), "seed": Known(0)}),
     # What is asked.
-    "named_documents": (asking.named_documents, {"documents": Several(DOCUMENTS)}),
+    "named_documents": (prompts.named_documents, {"documents": Several(DOCUMENTS)}),
     "document_prompt": (
-        asking.document_prompt,
+        prompts.document_prompt,
         {"documents": Several(DOCUMENTS), "question": Text("what")},
     ),
     "chat_prompt": (
-        asking.chat_prompt,
+        prompts.chat_prompt,
         {"messages": Several([{"role": "user", "content": "a"}]), "template": Thing(TEMPLATE)},
     ),
-    "context_of": (asking.context_of, {"laid": Thing(RenderedPrompt("ab")), "answer": Text("c")}),
-    "unanswered": (asking.unanswered, {"laid": Thing(RenderedPrompt("ab"))}),
-    "read_chat_template": (asking.read_chat_template, {"model": Text("no such file")}),
+    "context_of": (prompts.context_of, {"laid": Thing(RenderedPrompt("ab")), "answer": Text("c")}),
+    "unanswered": (prompts.unanswered, {"laid": Thing(RenderedPrompt("ab"))}),
+    "read_chat_template": (prompts.read_chat_template, {"model": Text("no such file")}),
     "loss.contrast_loss": (
         loss.contrast_loss,
         {
@@ -379,11 +379,11 @@ LATER = {
         {"first": Thing(MEASURED), "second": Thing(MEASURED)},
     ),
     "cyclic_orders": (
-        asking.cyclic_orders,
+        prompts.cyclic_orders,
         {"documents": Known(3), "orders": Known(4), "seed": Given(0)},
     ),
     "shuffled": (
-        lambda line: asking.shuffled(line, SQUARE, None, "answer", 60).shares(
+        lambda line: prompts.shuffled(line, SQUARE, None, "answer", 60).shares(
             [np.ones(53)] * 3
         ),
         {"line": Thing(LINE)},

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from lim_jax.asking import cyclic_orders
 from lim_jax.probes import Estimate
+from lim_jax.prompts import cyclic_orders
 from lim_jax.results import two_way_shares, two_way_table
 from lim_jax.results.two_way import TwoWayShares, two_way_in_words
 

@@ -7,8 +7,8 @@ import jax
 import numpy as np
 
 from lim_jax._checks import described, require, require_name
-from lim_jax.asking.contexts import LOSS_KINDS, Context, LossKind, PromptOnly
 from lim_jax.models import CausalLM, answer
+from lim_jax.prompts.contexts import LOSS_KINDS, Context, LossKind, PromptOnly
 
 
 def self_answered(
@@ -47,8 +47,8 @@ def self_answered(
 
     Examples
     --------
-    >>> from lim_jax.asking.contexts import unanswered
-    >>> from lim_jax.asking.documents import RenderedPrompt
+    >>> from lim_jax.prompts.contexts import unanswered
+    >>> from lim_jax.prompts.documents import RenderedPrompt
     >>> from lim_jax.models import byte_model
     >>> model = byte_model(16, width=4, depth=1, key=jax.random.key(0))
     >>> (context,) = self_answered([unanswered(RenderedPrompt("2+2="))], model, tokens=3)

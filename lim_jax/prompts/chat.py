@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 
 from lim_jax._checks import described, require, require_kind, require_several
 from lim_jax._refusal import Refusal
-from lim_jax.asking.documents import (
+from lim_jax.prompts.documents import (
     QUESTION,
     Document,
     RenderedPrompt,
     document_pieces,
     named_documents,
 )
-from lim_jax.asking.templates import ChatTemplate, rendered
+from lim_jax.prompts.templates import ChatTemplate, rendered
 
 # Around a piece's number they stand for it; no text has these, which Unicode leaves to everyone.
 OPENS, CLOSES = "\ue000", "\ue001"

@@ -15,9 +15,9 @@ from lim_jax._checks import (
     require_name,
     require_text,
 )
-from lim_jax.asking.documents import RenderedPrompt
 from lim_jax.models import texts_of_ids
 from lim_jax.models.foils import Contrast, contrast
+from lim_jax.prompts.documents import RenderedPrompt
 from lim_jax.tasks import encode_text
 from lim_jax.tasks.prompts import EncodedText
 

@@ -6,8 +6,8 @@ import gguf
 import pytest
 from reference.chats import CHATML, USER, WEATHER
 
-from lim_jax.asking import read_chat_template
-from lim_jax.asking.reading import read_lines
+from lim_jax.prompts import read_chat_template
+from lim_jax.prompts.reading import read_lines
 
 
 def options(folder, **entries):

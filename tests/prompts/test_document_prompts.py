@@ -2,8 +2,8 @@
 
 import pytest
 
-from lim_jax.asking import Document, context_of, document_prompt, named_documents
-from lim_jax.asking.documents import RenderedPrompt
+from lim_jax.prompts import Document, context_of, document_prompt, named_documents
+from lim_jax.prompts.documents import RenderedPrompt
 
 
 def parts(laid):

@@ -21,8 +21,8 @@ from reference.chats import (
     WEATHER,
 )
 
-from lim_jax.asking import Document, chat_prompt, context_of
-from lim_jax.asking.templates import ChatTemplate, rendered
+from lim_jax.prompts import Document, chat_prompt, context_of
+from lim_jax.prompts.templates import ChatTemplate, rendered
 
 DOCUMENTS = [Document("One", 'It says "one".'), Document("", "Another one.")]
 

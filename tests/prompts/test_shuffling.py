@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from lim_jax.asking import Document, Line, cyclic_orders, named_documents, shuffled
-from lim_jax.asking.contexts import Span
+from lim_jax.prompts import Document, Line, cyclic_orders, named_documents, shuffled
+from lim_jax.prompts.contexts import Span
 
 DOCUMENTS = named_documents(
     [Document("One", "Wrens sing."), Document("", "Rowans grow."), Document("Two", "It rains.")]

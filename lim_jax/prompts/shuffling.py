@@ -8,8 +8,8 @@ from jaxtyping import Float, Int
 
 from lim_jax._checks import counted, described, require, require_kind
 from lim_jax._refusal import Refusal
-from lim_jax.asking.contexts import Context, LossKind, PromptOnly, places_by_name
-from lim_jax.asking.reading import Line, context_of_line
+from lim_jax.prompts.contexts import Context, LossKind, PromptOnly, places_by_name
+from lim_jax.prompts.reading import Line, context_of_line
 
 Orders = Int[np.ndarray, "orders places"]
 
@@ -106,7 +106,7 @@ def shuffled(
 
     Examples
     --------
-    >>> from lim_jax.asking.documents import Document, named_documents
+    >>> from lim_jax.prompts.documents import Document, named_documents
     >>> documents = named_documents([Document("", "Wrens sing."), Document("", "Rowans grow.")])
     >>> line = Line("here", documents=documents, question="Who sings?", answer=" wrens")
     >>> found = shuffled(line, cyclic_orders(2, 2), None, "answer", 80)

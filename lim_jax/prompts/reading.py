@@ -17,9 +17,9 @@ from lim_jax._checks import (
 )
 from lim_jax._files import files_within, parsed_json, text_of_file
 from lim_jax._refusal import Refusal
-from lim_jax.asking.chat import Message, chat_prompt, require_messages
-from lim_jax.asking.contexts import Context, LossKind, PromptOnly, context_of, unanswered
-from lim_jax.asking.documents import (
+from lim_jax.prompts.chat import Message, chat_prompt, require_messages
+from lim_jax.prompts.contexts import Context, LossKind, PromptOnly, context_of, unanswered
+from lim_jax.prompts.documents import (
     ANSWER,
     REST,
     Document,
@@ -27,7 +27,7 @@ from lim_jax.asking.documents import (
     document_prompt,
     named_documents,
 )
-from lim_jax.asking.templates import ChatTemplate, read_chat_template
+from lim_jax.prompts.templates import ChatTemplate, read_chat_template
 from lim_jax.tasks import encode_text
 from lim_jax.tasks.prompts import EncodedText
 

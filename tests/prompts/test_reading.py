@@ -15,10 +15,10 @@ from tokenizers.pre_tokenizers import ByteLevel, Whitespace
 from tokenizers.processors import TemplateProcessing
 
 from lim_jax import _checks
-from lim_jax.asking import Document, context_of, unanswered
-from lim_jax.asking.contexts import Context, PromptOnly
-from lim_jax.asking.documents import RenderedPrompt
-from lim_jax.asking.reading import read_documents, read_prompts
+from lim_jax.prompts import Document, context_of, unanswered
+from lim_jax.prompts.contexts import Context, PromptOnly
+from lim_jax.prompts.documents import RenderedPrompt
+from lim_jax.prompts.reading import read_documents, read_prompts
 
 
 @pytest.fixture
