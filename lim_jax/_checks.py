@@ -1,9 +1,9 @@
 """Errors that say what was passed, what is accepted, and how to fix it.
 
 Shapes and static values are checked before tracing and raise `Refusal`. Values that may be traced
-are checked by `guarded`, whose result must be used: it raises when the numbers arrive. Functions of
-losses and of data raise at NaN and infinity; elementary functions pass them on, and none turns them
-into numbers.
+are checked by `error_if`, whose result must be used: it raises when the numbers arrive. Functions
+of losses and of data raise at NaN and infinity; elementary functions pass them on, and none turns
+them into numbers.
 """
 
 import math
@@ -113,7 +113,7 @@ def require_indices(indices: Any, name: str) -> None:
     )
 
 
-def counted(
+def as_int(
     number: Any,
     name: str,
     *,
@@ -138,7 +138,7 @@ def is_real(number: Any) -> TypeGuard[float]:
     return isinstance(number, Real) and not isinstance(number, bool)
 
 
-def require_known(number: Any, name: str, *, expected: str, cure: str) -> None:
+def require_positive(number: Any, name: str, *, expected: str, cure: str) -> None:
     """Raise unless this is a positive finite number known before tracing."""
     holds = is_real(number) and 0 < float(number) < math.inf
     require(holds, name, got=described(number), expected=expected, cure=cure)
@@ -148,10 +148,10 @@ def require_optional(number: Any, name: str, cure: str) -> None:
     """Raise unless this is None or a positive finite number known before tracing."""
     if number is not None:
         expected = "None or a positive finite number"
-        require_known(number, name, expected=expected, cure=cure)
+        require_positive(number, name, expected=expected, cure=cure)
 
 
-def number_list(values: Any, name: str, *, expected: str, cure: str) -> np.ndarray:
+def as_numbers(values: Any, name: str, *, expected: str, cure: str) -> np.ndarray:
     """Return the real numbers of a list, or of an array of one axis, at least one."""
     several = isinstance(values, (Sequence, *ARRAYS)) and not isinstance(values, str)
     try:
@@ -264,13 +264,13 @@ def require_key(key: Any) -> None:
     )
 
 
-def guarded(tree: Tree, fails: Flags, message: str) -> Tree:
+def error_if(tree: Tree, fails: Flags, message: str) -> Tree:
     """Return `tree`; where any of `fails` is true its use raises, inside `jax.jit` too."""
-    return guarded_first(tree, (fails, message))
+    return error_if_first(tree, (fails, message))
 
 
-def guarded_first(tree: Tree, *checks: tuple[Flags, str]) -> Tree:
-    """`guarded` by several checks in one: the message is that of the first one that fails."""
+def error_if_first(tree: Tree, *checks: tuple[Flags, str]) -> Tree:
+    """`error_if` by several checks in one: the message is that of the first one that fails."""
     for fails, message in checks:
         if not isinstance(fails, Tracer) and np.any(fails):
             with in_our_words():
@@ -331,25 +331,25 @@ def _elsewhere(leaf: Array | np.ndarray) -> bool:
     return not getattr(leaf, "is_fully_addressable", True)
 
 
-def guarded_finite(tree: Tree, name: str) -> Tree:
+def error_if_not_finite(tree: Tree, name: str) -> Tree:
     """Return `tree`; its use raises where it holds a NaN or an infinity."""
     message = (
         f"{name}: got NaN or infinite values, expected finite ones. Drop or repair what holds them."
     )
-    return guarded(tree, ~all_finite(tree), message)
+    return error_if(tree, ~all_finite(tree), message)
 
 
-def finite_scalar(number: Tree, name: str) -> Tree:
+def as_finite(number: Tree, name: str) -> Tree:
     """Return a finite real number; raise at others, at once if known and when used if traced."""
     require_scalar(number, name)
     if not isinstance(number, Real):
-        return guarded_finite(number, name)
+        return error_if_not_finite(number, name)
     finite = "A limit is not a number."
     require(math.isfinite(number), name, got=f"{number}", expected="a finite number", cure=finite)
     return number
 
 
-def not_negative(
+def as_nonnegative(
     values: Any, name: str, cure: str = "Take 0 for none.", below: float = math.inf
 ) -> Any:
     """Return numbers from zero to below `below`; raise at others, and pass NaN on.
@@ -367,17 +367,17 @@ def not_negative(
     known = not isinstance(values, Tracer) and not _elsewhere(values)
     numbers = np.asarray(values) if known else values
     fails = ((numbers < 0) | (numbers >= below)) if capped else numbers < 0
-    return guarded(values, fails, f"{name}: expected {expected}, got others. {cure}")
+    return error_if(values, fails, f"{name}: expected {expected}, got others. {cure}")
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(1,))
-def undifferentiated(tree: PyTree, message: str) -> Any:
+def no_derivative(tree: PyTree, message: str) -> Any:
     """Return `tree`; a derivative of it in any mode raises `NotImplementedError` with a message."""
     return tree
 
 
-@undifferentiated.defjvp
-def _undifferentiated_jvp(message, primals, tangents):
+@no_derivative.defjvp
+def _no_derivative_jvp(message, primals, tangents):
     raise NotImplementedError(message)
 
 

@@ -17,7 +17,7 @@ def accumulator(dtype: DTypeLike) -> jnp.dtype:
     return jnp.dtype(dtype if jnp.finfo(dtype).bits > 32 else jnp.float32)
 
 
-def widened(tree: Tree) -> Tree:
+def promote(tree: Tree) -> Tree:
     """Arrays of half precision in float32, all others as they are."""
 
     def wide(leaf: Any) -> Any:

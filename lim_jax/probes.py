@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 
-from lim_jax._checks import counted, guarded, require_floats, require_key
+from lim_jax._checks import as_int, error_if, require_floats, require_key
 from lim_jax._random import gaussian
 
 Probes = Float[Array, "probes width"]
@@ -87,7 +87,7 @@ def tail_index(samples: Float[Array, " samples"]) -> Estimate:
     """
     require_floats(samples, "samples", "samples")
     bad = ~(jnp.isfinite(samples) & (samples >= 0))
-    samples = guarded(samples, bad, "samples: expected finite numbers, none below 0, got others.")
+    samples = error_if(samples, bad, "samples: expected finite numbers, none below 0, got others.")
     kept = math.isqrt(samples.size)
     if samples.size == 1:
         return Estimate(jnp.zeros_like(samples[0]), jnp.full_like(samples[0], jnp.inf))
@@ -122,4 +122,4 @@ def rademacher_probes(count: int, width: int, *, key: Key[Array, ""]) -> Probes:
 
 def _shape(count: int, width: int, key: Key[Array, ""]) -> tuple[int, int]:
     require_key(key)
-    return counted(count, "count", cure="Take at least one probe."), counted(width, "width")
+    return as_int(count, "count", cure="Take at least one probe."), as_int(width, "width")

@@ -17,8 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
-from lim_jax._checks import undifferentiated
-from lim_jax._precision import accumulator, widened
+from lim_jax._checks import no_derivative
+from lim_jax._precision import accumulator, promote
 
 HELD = (
     "weights: got a derivative in weights that are fetched as they are needed. They do not train: "
@@ -104,8 +104,8 @@ class FetchedLayers(eqx.Module):
         """One layer, half precision widened."""
         like, tree = jax.tree.flatten(self.source.like)
         leaves = jax.pure_callback(self.source.fetch, like, index, vmap_method="sequential")
-        _, leaves = undifferentiated((self.fingerprint, leaves), HELD)
-        return jax.tree.unflatten(tree, widened(leaves))
+        _, leaves = no_derivative((self.fingerprint, leaves), HELD)
+        return jax.tree.unflatten(tree, promote(leaves))
 
     def parts(self, part: Callable[[PyTree], PyTree]) -> "FetchedParts":
         """One part of every layer, along a leading axis as in a stack of layers."""
@@ -177,7 +177,7 @@ class FetchedRows(eqx.Module):
         """What `read` gives on the host for one number or several, half precision widened."""
         like = jax.ShapeDtypeStruct(shape, self.source.dtype)
         rows = jax.pure_callback(read, like, at, vmap_method="expand_dims")
-        return widened(undifferentiated((self.fingerprint, rows), HELD)[1])
+        return promote(no_derivative((self.fingerprint, rows), HELD)[1])
 
 
 Rows = Float[Array, "rows width"] | FetchedRows

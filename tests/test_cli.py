@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from reference.as_users import ROOT, run_python
 
 from lim_jax import __main__, paper, plots
-from lim_jax._checks import guarded
+from lim_jax._checks import error_if
 from lim_jax._refusal import MissingPackage, Refusal
 from lim_jax.cli import commands, reproduction
 from lim_jax.cli import rates as rates_command
@@ -424,7 +424,7 @@ def test_a_fault_keeps_its_traceback(monkeypatch, capsys):
         monkeypatch.setattr(__main__, "run", raising(error))
         assert __main__.main() == status
         assert capsys.readouterr().err == f"lim-jax: {error}\n"
-    refused = jax.jit(lambda x: guarded(x, x < 0, "x: expected no negative number, got one."))
+    refused = jax.jit(lambda x: error_if(x, x < 0, "x: expected no negative number, got one."))
     monkeypatch.setattr(__main__, "run", lambda arguments: refused(-1.0).block_until_ready())
     assert __main__.main() == 2
     assert capsys.readouterr().err == "lim-jax: x: expected no negative number, got one.\n"

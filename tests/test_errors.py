@@ -23,7 +23,7 @@ from lim_jax import (
     plots,
     training,
 )
-from lim_jax._checks import guarded, warn_of_miscompiling_jaxlib
+from lim_jax._checks import error_if, warn_of_miscompiling_jaxlib
 from lim_jax._refusal import MissingPackage, Refusal
 from lim_jax.adjoint.cone import cone_mass, joint_cone
 from lim_jax.adjoint.criteria import recency_survival
@@ -480,7 +480,7 @@ STATIC = {
 
 
 def checked(x):
-    return guarded(x, x < 0, "x: expected no negative number, got one.")
+    return error_if(x, x < 0, "x: expected no negative number, got one.")
 
 
 @pytest.mark.parametrize("call, message", STATIC.values(), ids=STATIC)

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from lim_jax._checks import undifferentiated
+from lim_jax._checks import no_derivative
 from lim_jax.adjoint.tangent import KernelFactors
 from lim_jax.network.multihead import by_head
 
@@ -208,7 +208,7 @@ def squared_operator_norms(blocks: Blocks) -> Rows:
 @squared_operator_norms.defjvp
 def _squared_operator_norms_jvp(primals, tangents):
     # The maximiser's own derivative drops out of the first derivative, but not of the second.
-    vectors = _leading_vectors(undifferentiated(*primals, TWICE)).vector
+    vectors = _leading_vectors(no_derivative(*primals, TWICE)).vector
     return jax.jvp(lambda blocks: (blocks.push(vectors) ** 2).sum(axis=0), primals, tangents)
 
 

@@ -13,14 +13,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from lim_jax._checks import (
-    guarded,
+    error_if,
     require,
     require_callable,
     require_floats,
     require_name,
 )
 from lim_jax._errors import filter_jit
-from lim_jax._precision import beyond_rounding, widened
+from lim_jax._precision import beyond_rounding, promote
 from lim_jax.adjoint.block_norms import column_mass, squared_frobenius_norms
 from lim_jax.adjoint.sites import AttentionSites, require_sites
 from lim_jax.adjoint.tangent import (
@@ -285,7 +285,7 @@ def _cone_weights(grid: Grid, normalisation: Normalisation) -> Float[Array, "len
 
 def _weights_of_blocks(grid: Grid, normalisation: Normalisation) -> Float[Array, "length length"]:
     r"""The same weights of the Jacobian's blocks :math:`\hat K_{ij} = W_{ij}\,K(p_i, p_j)`."""
-    weights, prefix = widened((_cone_weights(grid, normalisation), grid.prefix_weights()))
+    weights, prefix = promote((_cone_weights(grid, normalisation), grid.prefix_weights()))
     return jnp.where(prefix != 0, weights / jnp.where(prefix != 0, prefix, 1) ** 2, 0)
 
 
@@ -297,7 +297,7 @@ def _columns_of(
 
     def push(j: Array, vector: Float[Array, " width"]) -> State:
         along = jnp.zeros_like(x).at[j].set(vector.astype(x.dtype))
-        return widened(jax.jvp(lambda context: field(x, context, grid), (x,), (along,))[1])
+        return promote(jax.jvp(lambda context: field(x, context, grid), (x,), (along,))[1])
 
     return push, _weights_of_blocks(grid, normalisation)
 
@@ -312,7 +312,7 @@ def _of_the_future(
         "field: got one that looks ahead, expected a causal one: a cone mass is of what "
         "follows each position. Let rows read their prefix alone."
     )
-    return guarded(masses, jnp.any(ahead), message)
+    return error_if(masses, jnp.any(ahead), message)
 
 
 def _mass_of_field(

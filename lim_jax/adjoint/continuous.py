@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from lim_jax._checks import guarded
+from lim_jax._checks import error_if
 from lim_jax.adjoint.sweep import Example, TerminalLoss, require_loss
 from lim_jax.adjoint.tangent import causal_by_construction, looks_ahead, pull_back
 from lim_jax.grid.measure import Grid
@@ -125,7 +125,7 @@ def _causal(
         "flow.control: got a field that reads later tokens, expected a causal one. What comes "
         "through the context of another is no cone."
     )
-    return guarded(cone, jnp.any(jnp.stack(ahead)), message)
+    return error_if(cone, jnp.any(jnp.stack(ahead)), message)
 
 
 # A type and two functions, not closures made by each call: a second adjoint compiles nothing.

@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from lim_jax._checks import require_floats, require_kind
-from lim_jax._precision import widened
+from lim_jax._precision import promote
 from lim_jax.adjoint.certificate import Certificate, Premise, compare, half_digits, require_concrete
 from lim_jax.adjoint.cone import JointCone
 from lim_jax.adjoint.queries import query_masses
@@ -181,7 +181,7 @@ def _squares(
     terminal: Array, initial: Array, amplification: Array, weights: Array
 ) -> tuple[Array, Array, Array]:
     r"""The means of :math:`\|P_T\|^2` and :math:`\|P_0\|^2`, and the bound's numerator."""
-    terminal, initial, amplification = widened((terminal, initial, amplification))
+    terminal, initial, amplification = promote((terminal, initial, amplification))
     squares = (terminal**2).sum(axis=2)
     growth = 2 * amplification + amplification**2
     moved = (growth * (squares @ weights)).mean()
@@ -368,7 +368,7 @@ def _measured_queries(
     query_weights: Array, residual_energies: Array, terminal: Array, weights: Array
 ) -> tuple[Array, Array]:
     r"""The mean :math:`\|P_T\|^2`, and its distance from :math:`\chi^2\rho` over the largest."""
-    query_weights, residual_energies, terminal = widened(
+    query_weights, residual_energies, terminal = promote(
         (query_weights, residual_energies, terminal)
     )
     measured = (terminal**2).sum(axis=2).mean(axis=0)

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from lim_jax._checks import counted
+from lim_jax._checks import as_int
 from lim_jax._errors import filter_jit
 from lim_jax.adjoint.ledger import cone_by_head
 from lim_jax.adjoint.sites import attention_sites
@@ -79,7 +79,7 @@ def attention_hops(
     """
     require_flow(flow)
     x, y = require_loss(terminal_loss, example)
-    highest = counted(highest, "highest")
+    highest = as_int(highest, "highest")
     states = flow.trajectory(x, grid).states
     terminal = terminal_adjoint(terminal_loss, (states[-1], y), grid)
     hops = jnp.zeros((highest + 1, *x.shape), terminal.dtype).at[0].set(terminal)
@@ -170,7 +170,7 @@ def one_hop_by_head(
     """
     require_flow(flow)
     expected = f"a layer from 0 to {flow.depth - 1}, known before tracing"
-    depth = counted(depth, "depth", least=0, most=flow.depth - 1, expected=expected)
+    depth = as_int(depth, "depth", least=0, most=flow.depth - 1, expected=expected)
     direct = attention_hops(flow, terminal_loss, example, grid, 1)[:, 0]
     states = flow.trajectory(example[0], grid).states
     moved = cone_by_head(attention_sites(flow, states, direct, grid), grid)

@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from lim_jax._checks import counted, require, require_known, undifferentiated
+from lim_jax._checks import as_int, no_derivative, require, require_positive
 
 Vector = Float[Array, "..."]
 Push = Callable[[Vector], Vector]
@@ -64,9 +64,9 @@ def counted_steps(steps: Any, failure: Any) -> int:
     """Return the dimension of a Krylov space; raise ValueError unless failure is in (0, 1/2)."""
     expected = "a probability between 0 and 1/2, known before tracing"
     cure = "1e-9 costs little more than 1e-3: it enters by its logarithm."
-    require_known(failure, "failure", expected=expected, cure=cure)
+    require_positive(failure, "failure", expected=expected, cure=cure)
     require(failure < 0.5, "failure", got=f"{failure}", expected=expected, cure=cure)
-    return counted(steps, "steps")
+    return as_int(steps, "steps")
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1))
@@ -78,7 +78,7 @@ def _attained(
 
 @_attained.defjvp
 def _attained_jvp(operator, steps, primals, tangents):
-    arguments, start = undifferentiated(primals, TWICE)
+    arguments, start = no_derivative(primals, TWICE)
     vector = _leading_vector(operator(arguments), start, steps)
     return jax.jvp(lambda arguments: _size(operator(arguments)(vector)), primals[:1], tangents[:1])
 

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from lim_jax._checks import counted, guarded
+from lim_jax._checks import as_int, error_if
 from lim_jax._errors import filter_jit
 from lim_jax.adjoint.sites import AttentionSites, require_sites
 from lim_jax.adjoint.stages import pull_back_heads, pull_back_stages
@@ -103,7 +103,7 @@ class Channels(NamedTuple):
         """
         layers = self.cone_by_depth.shape[0]
         expected = f"a depth from 0 to {layers}, the number of layers, known before tracing"
-        depth = counted(depth, "depth", least=0, most=layers, expected=expected)
+        depth = as_int(depth, "depth", least=0, most=layers, expected=expected)
         added = (terms[depth:].sum(axis=0) for terms in (self.cone_by_depth, self.local_by_depth))
         return jnp.stack([self.residual, *added])
 
@@ -164,7 +164,7 @@ def channels(
 
     _, (covectors, cone, local, ahead) = flow.scan(backward, terminal, states[:-1], reverse=True)
     if unknown:
-        cone = guarded(
+        cone = error_if(
             cone,
             jnp.stack(ahead),
             "flow.layers: got a field that reads later tokens, expected a causal one. What comes "

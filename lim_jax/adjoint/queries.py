@@ -13,9 +13,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 from lim_jax._checks import (
     ARRAYS,
-    counted,
-    guarded,
-    guarded_finite,
+    as_int,
+    error_if,
+    error_if_not_finite,
     require,
     require_floats,
 )
@@ -54,7 +54,7 @@ class QueryMasses(NamedTuple):
 
 
 def _above_the_middle(regional: Float[Array, "3"]) -> Bool[Array, ""]:
-    regional = guarded_finite(regional, "query_weights")
+    regional = error_if_not_finite(regional, "query_weights")
     _, middle, right = regional
     return right - middle > half_digits(regional.dtype) * (right + middle)
 
@@ -102,8 +102,8 @@ def readout_support(query_weights: Float[Array, " length"], radius: int) -> Floa
     [0.0, 0.0, 1.0, 1.0]
     """
     require_floats(query_weights, "query_weights", "length")
-    query_weights = guarded_finite(query_weights, "query_weights")
-    radius = counted(radius, "radius", least=0)
+    query_weights = error_if_not_finite(query_weights, "query_weights")
+    radius = as_int(radius, "radius", least=0)
     near = jnp.ones(2 * radius + 1, query_weights.dtype)
     asked = (query_weights > 0).astype(query_weights.dtype)
     reached = jnp.convolve(asked, near)[radius : radius + asked.shape[0]]
@@ -162,7 +162,7 @@ def readout_residual_energies(
 
     # One example's logits at a time: of real vocabularies they are large.
     squares, mixing = jax.lax.map(energies, (states, targets))
-    return guarded(
+    return error_if(
         squares.mean(axis=0),
         jnp.any(mixing),
         "readout: got one that reads several tokens for one token's logits, expected a tokenwise "

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 
-from lim_jax._checks import counted, require_floats, require_key, require_kind
+from lim_jax._checks import as_int, require_floats, require_key, require_kind
 from lim_jax._errors import filter_jit
 from lim_jax._random import gaussian
 from lim_jax.adjoint.krylov import NormBounds, counted_steps, norm_bounds
@@ -70,7 +70,7 @@ def interaction_orders(
     require_flow(flow)
     x, y = require_loss(terminal_loss, example)
     known = f"an order from 0 to {flow.depth}, the number of layers, known before tracing"
-    highest = counted(highest, "highest", least=0, most=flow.depth, expected=known)
+    highest = as_int(highest, "highest", least=0, most=flow.depth, expected=known)
     states = flow.trajectory(x, grid).states
     terminal = terminal_adjoint(terminal_loss, (states[-1], y), grid)
     orders = jnp.zeros((highest + 1, *x.shape), x.dtype).at[0].set(terminal)

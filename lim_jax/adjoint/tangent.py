@@ -31,7 +31,7 @@ from jaxtyping import Array, Bool, Float
 
 from lim_jax._checks import described, require, require_callable
 from lim_jax._errors import filter_jit
-from lim_jax._precision import beyond_rounding, widened
+from lim_jax._precision import beyond_rounding, promote
 from lim_jax.grid.cells import CellGrid
 from lim_jax.grid.measure import Grid, require_on_grid
 from lim_jax.network.attention import causal_attention, continued_kernel, score_slopes
@@ -233,7 +233,7 @@ class KernelFactors(NamedTuple):
 def kernel_factors(attention: CausalAttention, x: State, grid: Grid) -> KernelFactors:
     """Evaluate the factors of the blocks of `eq:attention-nonlocal-kernel`, in float32 at least."""
     _require_attention(attention, x, grid)
-    attention, x = widened((attention, x))
+    attention, x = promote((attention, x))
     turns, grid = attention.turns(grid), attention.prefixes(grid)
     query = attention.queries(x, turns)
     key, value = (by_head(grouped, len(query)) for grouped in attention.sources(x, turns))

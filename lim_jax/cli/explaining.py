@@ -11,7 +11,7 @@ import tyro
 from tqdm import tqdm
 
 from lim_jax import explanations, models
-from lim_jax._checks import as_path, counted, require
+from lim_jax._checks import as_int, as_path, require
 from lim_jax.cli.answers import answered, own_answers
 from lim_jax.cli.explain_output import report_explanations, stem, write_pages
 from lim_jax.cli.folder import UNFINISHED, Named, Unnamed, finished_before, run_folder
@@ -118,7 +118,7 @@ def explain(
         boundary_regions(token_grid(max_length), delta)
         if html:
             require_page_packages()
-        most = MOST if contexts is None else counted(contexts, "contexts")
+        most = MOST if contexts is None else as_int(contexts, "contexts")
         unfinished = folder / UNFINISHED
         if model is None:
             start, read = _byte_level(data, loss, most, keys)
@@ -127,7 +127,7 @@ def explain(
             held = partial(network_within, memory=memory, unfinished=unfinished)
             start, read = _network_and_contexts(model, data, loss, max_length, most, keys[2], held)
         _require_enough(read, contexts)
-        counted(depth, "depth", least=0, most=start.flow.depth - 1, expected="a layer's depth")
+        as_int(depth, "depth", least=0, most=start.flow.depth - 1, expected="a layer's depth")
         regions = common_regions(read.lengths, delta, start.embedding.dtype)
         networks, losses = {"given": start}, None
         if model is None:

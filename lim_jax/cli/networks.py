@@ -10,7 +10,7 @@ import jax
 from tqdm import tqdm
 
 from lim_jax import models
-from lim_jax._checks import require_known
+from lim_jax._checks import require_positive
 from lim_jax._resuming import write_whole
 from lim_jax.models import CausalLM
 from lim_jax.models.hub import model_path
@@ -44,7 +44,9 @@ def network_within(path: Path, memory: float | None, tokens: int, unfinished: Pa
     run recorded in the folder `unfinished`. `tokens` are measured at once.
     """
     if memory is not None:
-        require_known(memory, "memory", expected="a positive number of GiB", cure="Leave it out.")
+        require_positive(
+            memory, "memory", expected="a positive number of GiB", cure="Leave it out."
+        )
     network = models.open(path)
     needed = models.profile_memory(network, tokens)
     most = free_memory() if memory is None else memory * GIB

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from tqdm import tqdm
 
 from lim_jax import models, plots, report
-from lim_jax._checks import as_path, counted, require
+from lim_jax._checks import as_int, as_path, require
 from lim_jax.cli.answers import answered, own_answers
 from lim_jax.cli.columns import FILES
 from lim_jax.cli.contexts_io import (
@@ -162,12 +162,12 @@ def profile(
         return 0
     with run_folder(out, "profile", arguments, overwrite=overwrite) as folder:
         boundary_regions(token_grid(CELLS), delta)
-        counted(max_length, "max_length")
-        counted(answer_tokens, "answer_tokens")
+        as_int(max_length, "max_length")
+        as_int(answer_tokens, "answer_tokens")
         require_page(html, loss)
         require_foil(foil, loss)
         require_model(model, download)
-        counted(shuffle, "shuffle", least=0)
+        as_int(shuffle, "shuffle", least=0)
         lines = shuffled_lines(data, model, loss, max_length, shuffle, foil) if shuffle else []
         contexts = [context for line in lines for context in line.contexts]
         contexts = contexts or read_prompts(data, model, loss, max_length, foil)

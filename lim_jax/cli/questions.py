@@ -8,7 +8,7 @@ import tyro
 from tqdm import tqdm
 
 from lim_jax import models
-from lim_jax._checks import as_path, counted
+from lim_jax._checks import as_int, as_path
 from lim_jax._tables import text_table
 from lim_jax.cli.answers import DOTS, answer_notes, answer_text, answered
 from lim_jax.cli.columns import FILES
@@ -91,8 +91,8 @@ def ask(
     if finished_before(out, "ask", arguments, overwrite=overwrite):
         return 0
     with run_folder(out, "ask", arguments, overwrite=overwrite) as folder:
-        counted(max_length, "max_length")
-        counted(answer_tokens, "answer_tokens")
+        as_int(max_length, "max_length")
+        as_int(answer_tokens, "answer_tokens")
         require_page(html, loss)
         require_model(model, download)
         tokenizer, line = models.read_tokenizer(model), _line(arguments)

@@ -11,7 +11,7 @@ import equinox as eqx
 import jax
 from jaxtyping import PyTree
 
-from lim_jax._checks import require, require_callable, require_kind, require_known
+from lim_jax._checks import require, require_callable, require_kind, require_positive
 from lim_jax.cost.counting import operations
 
 BYTES = "A gibibyte is 2**30."
@@ -90,7 +90,7 @@ def require_fits(cost: Cost, available: int) -> None:
     >>> require_fits(Cost(0, temporary=10, arguments=5, outputs=1), available=16)
     """
     require_kind(cost, Cost, "cost", "Take it from job_cost.")
-    require_known(available, "available", expected="a positive number of bytes", cure=BYTES)
+    require_positive(available, "available", expected="a positive number of bytes", cure=BYTES)
     require(
         cost.memory <= available,
         "job",

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from lim_jax._checks import counted, described, require
+from lim_jax._checks import as_int, described, require
 
 
 class Storage(NamedTuple):
@@ -47,8 +47,8 @@ def sweep_storage(
     [64, 16, 12]
     """
     sizes = {"depth": depth, "length": length, "width": width}
-    depth, length, width = (counted(size, name) for name, size in sizes.items())
-    heads = counted(heads, "heads", least=0)
+    depth, length, width = (as_int(size, name) for name, size in sizes.items())
+    heads = as_int(heads, "heads", least=0)
     require(
         isinstance(checkpoints, Sequence) and not isinstance(checkpoints, str),
         "checkpoints",
@@ -56,7 +56,7 @@ def sweep_storage(
         expected="a list of whole numbers",
         cure="One loop over all layers is a list of their number.",
     )
-    loops = [counted(steps, "checkpoints") for steps in checkpoints]
+    loops = [as_int(steps, "checkpoints") for steps in checkpoints]
     require(
         not loops or math.prod(loops) == depth,
         "checkpoints",

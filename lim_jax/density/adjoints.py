@@ -16,7 +16,7 @@ from lim_jax._checks import (
     ARRAYS,
     all_finite,
     described,
-    guarded_first,
+    error_if_first,
     require,
     require_auto,
     require_callable,
@@ -132,7 +132,7 @@ def check_finite(
         for name, (values, cure) in cures.items()
         if values is not None
     ]
-    return guarded_first(result, *checks)
+    return error_if_first(result, *checks)
 
 
 def embedded_on(grid: Grid, loss: Loss, params: PyTree, batch: Batch) -> tuple[Loss, Batch]:

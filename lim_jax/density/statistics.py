@@ -23,10 +23,10 @@ from jaxtyping import Array, Bool, Float, PyTree
 from lim_jax._checks import (
     ARRAYS,
     all_finite,
-    finite_scalar,
-    guarded,
+    as_finite,
+    as_nonnegative,
+    error_if,
     in_a_line,
-    not_negative,
     require,
     require_floats,
 )
@@ -93,7 +93,7 @@ def indices(averages: Float[Array, "3"], epsilon: Scalar | float = 1e-8) -> Indi
     (1.0, 0.6667, True)
     """
     require_floats(averages, "averages", "regions", regions=3)
-    epsilon = not_negative(finite_scalar(epsilon, "epsilon"), "epsilon")
+    epsilon = as_nonnegative(as_finite(epsilon, "epsilon"), "epsilon")
     left, middle, right = averages
     boundary = jnp.minimum(left, right)
     gap = boundary - middle
@@ -172,7 +172,7 @@ class Influence(eqx.Module):
         """
         require_regions(regions)
         require_floats(energies, "energies", "examples length", length=regions.grid.size)
-        energies = guarded(
+        energies = error_if(
             energies,
             ~(all_finite(energies) & jnp.all(energies >= 0)),
             "energies: expected finite numbers that are not negative, got others.",

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from lim_jax._checks import (
-    counted,
+    as_int,
     require_callable,
     require_floats,
     require_kind,
@@ -120,7 +120,7 @@ def account_of_context(
     require_window(window, "window")
     length = window.shape[0] - 1
     require_floats(query_weights, "query_weights", "length", length=length)
-    depth = counted_depth(depth, model.flow)
+    depth = as_depth(depth, model.flow)
     require_callable(terminal_loss, "terminal_loss", "terminal_loss(model, state, y)")
     size = padded_size(model, length)
     asked = asked_of_windows(model, np.asarray(window)[None], query_weights, size)
@@ -179,11 +179,11 @@ def asked_of_windows(
     return Targets(*jax.device_put((asked(targets), chosen, asked(every))))
 
 
-def counted_depth(depth: Any, flow: ResidualFlow) -> int:
+def as_depth(depth: Any, flow: ResidualFlow) -> int:
     """Return the depth as an int; raise unless it is that before one of the flow's layers."""
     last = flow.depth - 1
     expected = f"a whole number from 0 to {last}, the last layer's depth"
-    return counted(depth, "depth", least=0, most=last, expected=expected)
+    return as_int(depth, "depth", least=0, most=last, expected=expected)
 
 
 class ContextParts(NamedTuple):

@@ -38,8 +38,8 @@ from lim_jax.density.statistics import Influence
 from lim_jax.explanations.account import (
     HOPS,
     ContextParts,
+    as_depth,
     asked_of_windows,
-    counted_depth,
     parts_of_ids,
 )
 from lim_jax.explanations.certificates import (
@@ -209,7 +209,7 @@ def explain(
     require_query_weights(query_weights, windows)
     require_key(key)
     require_name(certificates, ("deciding", "all"), "certificates", "See explain.")
-    depth = counted_depth(depth, model.flow)
+    depth = as_depth(depth, model.flow)
     norms_key, bootstrap_key = jax.random.split(key)
     rest = regions_without_queries(query_weights, regions)
     asked = asked_of_windows(model, windows, query_weights)

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from lim_jax._checks import guarded, require_floats
+from lim_jax._checks import error_if, require_floats
 from lim_jax.grid.measure import Grid, require_on_grid
 
 
@@ -61,6 +61,6 @@ def cell_embedding(
     require_on_grid(values, grid)
     require_floats(positions, "positions", "points")
     outside = ~jnp.all((positions >= 0) & (positions <= 1))
-    positions = guarded(positions, outside, "positions: expected numbers in [0, 1], got others.")
+    positions = error_if(positions, outside, "positions: expected numbers in [0, 1], got others.")
     cells = jnp.searchsorted(grid.edges, positions, side="left") - 1
     return values[jnp.clip(cells, 0, grid.size - 1)]

@@ -12,7 +12,7 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
-from lim_jax._checks import counted, guarded, require, require_indices
+from lim_jax._checks import as_int, error_if, require, require_indices
 from lim_jax.grid.measure import Grid, require_on_grid
 
 Starts = Int[Array, " length"]
@@ -30,7 +30,7 @@ class CellGrid(Grid):
     for prefixes that all begin at the first position. It is the only array that a grid may hold.
     """
 
-    cells: int = eqx.field(static=True, converter=partial(counted, name="size", cure=LENGTH))
+    cells: int = eqx.field(static=True, converter=partial(as_int, name="size", cure=LENGTH))
     offset: Fraction = eqx.field(static=True)
     power: int = eqx.field(static=True, default=1)
     dtype: DTypeLike | None = eqx.field(static=True, default=None)
@@ -68,7 +68,7 @@ class CellGrid(Grid):
         require(starts.shape == (self.size,), "starts", got=got, expected=expected, cure=cure)
         late = (starts < 0) | (starts > jnp.arange(self.size))
         message = "starts: expected numbers from 0 to the row's own, got others."
-        return self._begun(guarded(starts, late, message))
+        return self._begun(error_if(starts, late, message))
 
     def windowed(self, window: int) -> "CellGrid":
         """Limit each row's prefix to its last `window` positions, its own included."""

@@ -5,7 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from lim_jax._checks import guarded, require, require_scalar
+from lim_jax._checks import error_if, require, require_scalar
 from lim_jax.grid.measure import Grid, require_grid, require_on_grid
 
 
@@ -68,4 +68,4 @@ def guarded_density(
     require_on_grid(values, grid, name, "length")
     fits = jnp.all((values >= 0) & (values < jnp.inf)) & (integral(values, grid) > 0)
     message = f"{name}: expected a finite density of position, nowhere negative and not zero."
-    return guarded(values, ~fits, message)
+    return error_if(values, ~fits, message)

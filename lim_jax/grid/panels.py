@@ -10,7 +10,7 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from lim_jax._checks import counted, require
+from lim_jax._checks import as_int, require
 from lim_jax.grid.measure import Grid, require_on_grid
 
 NODES = "64 nodes on one panel give ten digits for smooth fields."
@@ -27,7 +27,7 @@ class PanelGrid(Grid):
     """
 
     breaks: tuple[float, ...] = eqx.field(static=True)
-    order: int = eqx.field(static=True, converter=partial(counted, name="order", cure=NODES))
+    order: int = eqx.field(static=True, converter=partial(as_int, name="order", cure=NODES))
     dtype: DTypeLike | None = eqx.field(static=True, default=None)
 
     def __check_init__(self):
@@ -128,6 +128,6 @@ def gauss_grid(order: int, panels: int = 1, dtype: DTypeLike | None = None) -> P
     >>> bool(jnp.allclose(prefix, jnp.sin(grid.nodes), rtol=0, atol=1e-13))
     True
     """
-    panels = counted(panels, "panels", cure="One panel is [0, 1].")
+    panels = as_int(panels, "panels", cure="One panel is [0, 1].")
     breaks = (0.0, *(0.5**k for k in reversed(range(panels))))
     return PanelGrid(breaks=breaks, order=order, dtype=dtype)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from lim_jax._checks import counted, described, require
+from lim_jax._checks import as_int, described, require
 from lim_jax._refusal import Refusal
 from lim_jax.grid.measure import Grid, require_grid, require_on_grid
 
@@ -78,7 +78,7 @@ class Regions(eqx.Module):
         listed = isinstance(positions, Sequence) and not isinstance(positions, str)
         require(listed, "positions", got=described(positions), expected=expected, cure=cure)
         added = {
-            counted(position, "positions", least=0, most=last, expected=expected, cure=cure)
+            as_int(position, "positions", least=0, most=last, expected=expected, cure=cure)
             for position in positions
         }
         left_out = tuple(sorted({*self.left_out, *added}))

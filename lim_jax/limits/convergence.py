@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from lim_jax._checks import AnyPath, counted, require
+from lim_jax._checks import AnyPath, as_int, require
 from lim_jax._errors import filter_jit
 from lim_jax._resuming import each_once
 from lim_jax.grid.cells import graded_grid, midpoint_grid, token_grid
@@ -95,7 +95,7 @@ def measure(
         If a name is not one of `groups`, sizes are passed without names or are not such numbers,
         the seed is negative, or the checkpoint belongs to other studies.
     """
-    counted(seed, "seed", least=0)
+    as_int(seed, "seed", least=0)
     every = groups(quick, seed)
     _require_choice(every, only, sizes)
     chosen = only or [name for name in every if not quick or name in QUICK]
@@ -152,7 +152,7 @@ def _require_choice(every: Mapping[str, Group], only: Sequence[str], sizes: Sequ
     unknown = [name for name in only if name not in every]
     cure, expected = "Without names all are measured.", f"some of {', '.join(every)}"
     require(not unknown, "only", got=", ".join(unknown), expected=expected, cure=cure)
-    whole = [counted(size, "sizes") for size in sizes]
+    whole = [as_int(size, "sizes") for size in sizes]
     require(
         not whole or (bool(only) and len(whole) >= 4 and whole == sorted(set(whole))),
         "sizes",

@@ -21,8 +21,8 @@ from jaxtyping import Array, PyTree
 
 from lim_jax._checks import (
     AnyPath,
+    as_int,
     as_path,
-    counted,
     described,
     require,
     require_callable,
@@ -360,7 +360,7 @@ def _by_depth(network: Any, depths: Any, scheme: Scheme) -> dict[int, Network]:
     cure = "For one field that is ContinuousFlow(lambda time: field)."
     continuous = isinstance(network, ContinuousFlow)
     require(continuous, "network", got=described(network), expected=expected, cure=cure)
-    whole = [counted(depth, "depths") for depth in _listed(depths)]
+    whole = [as_int(depth, "depths") for depth in _listed(depths)]
     _require_refinements(whole, "depths", "layers")
     parts = network.horizon, network.profile
     return {depth: scheme.recursion(network.control, depth, *parts) for depth in whole}

@@ -20,9 +20,9 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from lim_jax._checks import (
-    counted,
+    as_int,
     described,
-    guarded,
+    error_if,
     require,
     require_floating,
     require_floats,
@@ -110,7 +110,7 @@ def autoregressive_cross_entropy(
     >>> bool(jnp.allclose(loss, jnp.log(2)))
     True
     """
-    return _weighted_cross_entropy(logits, targets, _guarded_queries(query_weights))
+    return _weighted_cross_entropy(logits, targets, _checked_queries(query_weights))
 
 
 @filter_jit
@@ -143,7 +143,7 @@ def margin_loss(
     >>> bool(jnp.allclose(odds, -jnp.log(4)))
     True
     """
-    query_weights = _guarded_queries(query_weights)
+    query_weights = _checked_queries(query_weights)
     _require_labels(logits, targets)
     _require_for_each(query_weights, logits[:, 0])
     _require_answers(targets, logits.shape[1])
@@ -266,7 +266,7 @@ def _require_answers(targets: Labels, classes: int) -> None:
         expected="class numbers, whole numbers of one for each position",
         cure="A margin is one answer's: pass its number.",
     )
-    counted(
+    as_int(
         classes,
         "logits",
         least=2,
@@ -279,7 +279,7 @@ def sliced_cross_entropy(
     slices: Slices, targets: Labels, query_weights: Float[Array, " length"]
 ) -> Scalar:
     """`autoregressive_cross_entropy` of logits that never stand all at once."""
-    weights = _guarded_queries(query_weights)
+    weights = _checked_queries(query_weights)
     answers, others = _answers_and_others(slices, targets, weights)
     if _class_numbers(targets):
         return _weighted(jax.nn.softplus(others - answers), weights)
@@ -290,7 +290,7 @@ def sliced_margin_loss(
     slices: Slices, targets: Int[Array, " length"], query_weights: Float[Array, " length"]
 ) -> Scalar:
     """`margin_loss` of logits that never stand all at once."""
-    weights = _guarded_queries(query_weights)
+    weights = _checked_queries(query_weights)
     _require_answers(targets, slices.classes)
     answers, others = _answers_and_others(slices, targets, weights)
     return _weighted(others - answers, weights)
@@ -354,11 +354,11 @@ def _weighted_cross_entropy(
     return _weighted(_losses(logits, labels, weights != 0), weights)
 
 
-def _guarded_queries(query_weights: Float[Array, " length"]) -> Float[Array, " length"]:
+def _checked_queries(query_weights: Float[Array, " length"]) -> Float[Array, " length"]:
     """Query weights; their use raises where they are negative or do not sum to one."""
     require_floats(query_weights, "query_weights", "length")
     unfit = jnp.abs(query_weights.sum() - 1) > jnp.sqrt(jnp.finfo(query_weights.dtype).eps)
-    return guarded(
+    return error_if(
         query_weights,
         ~(~unfit & jnp.all(query_weights >= 0)),
         "query_weights: expected non-negative weights that sum to one, got others. "
@@ -404,7 +404,7 @@ def _known_classes(
     """Class numbers of the vocabulary; where none is asked for any number may stand."""
     last = classes - 1
     message = f"labels: expected class numbers from 0 to {last}, got others."
-    labels = guarded(labels, asked & ((labels < 0) | (labels > last)), message)
+    labels = error_if(labels, asked & ((labels < 0) | (labels > last)), message)
     return jnp.clip(labels, 0, last)
 
 

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float
 
-from lim_jax._checks import counted
+from lim_jax._checks import as_int
 
 
 def teacher_forcing(size: int, *, continuation: bool = True) -> Float[Array, " length"]:
@@ -19,7 +19,7 @@ def teacher_forcing(size: int, *, continuation: bool = True) -> Float[Array, " l
     >>> teacher_forcing(4).tolist(), teacher_forcing(3, continuation=False).tolist()
     ([0.25, 0.25, 0.25, 0.25], [0.5, 0.5, 0.0])
     """
-    size = counted(size, "size", least=1 if continuation else 2)
+    size = as_int(size, "size", least=1 if continuation else 2)
     return _equal_weights(size, slice(size if continuation else size - 1))
 
 
@@ -34,7 +34,7 @@ def last_token(size: int) -> Float[Array, " length"]:
     >>> last_token(3).tolist()
     [0.0, 0.0, 1.0]
     """
-    size = counted(size, "size")
+    size = as_int(size, "size")
     return _equal_weights(size, slice(size - 1, size))
 
 

@@ -13,12 +13,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 
 from lim_jax._checks import (
-    counted,
+    as_int,
     require,
     require_callable,
     require_floats,
     require_key,
-    require_known,
+    require_positive,
 )
 from lim_jax._errors import filter_jit
 from lim_jax._random import gaussian
@@ -53,7 +53,7 @@ class LinearReadout(eqx.Module):
     @filter_jit
     def init(cls, width: int, vocabulary: int, *, key: Key[Array, ""]) -> "LinearReadout":
         """Gaussian weights of variance one over the width, no bias."""
-        width, vocabulary = counted(width, "width"), counted(vocabulary, "vocabulary")
+        width, vocabulary = as_int(width, "width"), as_int(vocabulary, "vocabulary")
         require_key(key)
         return cls(gaussian(key, (width, vocabulary)) / math.sqrt(width))
 
@@ -192,7 +192,7 @@ class BandReadout(eqx.Module):
             expected='"zero", "renormalised" or "reflecting"',
             cure="See BandReadout.",
         )
-        require_known(
+        require_positive(
             self.bandwidth, "bandwidth", expected="a number in (0, 1]", cure="See BandReadout."
         )
         require_callable(self.kernel, "kernel", "of a distance")

@@ -11,9 +11,9 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Integer
 
 from lim_jax._checks import (
-    counted,
+    as_int,
     described,
-    guarded_finite,
+    error_if_not_finite,
     require,
     require_indices,
     require_kind,
@@ -68,7 +68,7 @@ def answer(
     (5,)
     """
     require_kind(model, CausalLM, "model", "Take it from models.load.")
-    tokens, ends = counted(tokens, "tokens"), _ends(end)
+    tokens, ends = as_int(tokens, "tokens"), _ends(end)
     _require_context(model, ids, tokens)
     row, stop = np.asarray(ids, np.int32), len(ids) + tokens
     while len(row) < stop and not (len(row) > len(ids) and int(row[-1]) in ends):
@@ -98,7 +98,7 @@ def _continued(
 
     def put(ids: Array, logits: Row, length: Place) -> tuple[Array, Place]:
         # The argmax of NaN would be some id, with no sign of the fault.
-        likeliest = jnp.argmax(guarded_finite(logits, "logits")).astype(ids.dtype)
+        likeliest = jnp.argmax(error_if_not_finite(logits, "logits")).astype(ids.dtype)
         return ids.at[length].set(likeliest), length + 1
 
     def goes_on(state: Any) -> Array:
@@ -142,7 +142,7 @@ def _logits(model: CausalLM, state: Float[Array, "1 width"]) -> Row:
 def _ends(end: Any) -> set[int]:
     listed, cure = isinstance(end, Iterable), "Take models.end_ids(path)."
     require(listed, "end", got=described(end), expected="ids, none or several", cure=cure)
-    return {counted(number, "end", least=0, cure=cure) for number in end}
+    return {as_int(number, "end", least=0, cure=cure) for number in end}
 
 
 def _require_context(model: CausalLM, ids: Any, tokens: int) -> None:

@@ -13,15 +13,15 @@ from jaxtyping import Array, Float, Int
 
 from lim_jax._checks import (
     AnyPath,
-    counted,
-    guarded,
+    as_int,
+    error_if,
     require,
     require_floats,
     require_indices,
     require_kind,
-    require_known,
     require_name,
     require_optional,
+    require_positive,
 )
 from lim_jax.grid.cells import Starts, token_grid
 from lim_jax.grid.measure import Grid
@@ -129,10 +129,12 @@ class CausalLM(eqx.Module):
     def __check_init__(self):
         cure = "Take a checkpoint's own number."
         for name in ("embedding_scale", "logit_scale"):
-            require_known(getattr(self, name), name, expected="a positive finite number", cure=cure)
+            require_positive(
+                getattr(self, name), name, expected="a positive finite number", cure=cure
+            )
         require_optional(self.logit_cap, "logit_cap", cure)
         if self.trained is not None:
-            counted(self.trained, "trained")
+            as_int(self.trained, "trained")
 
     @property
     def vocabulary(self) -> int:
@@ -153,7 +155,7 @@ class CausalLM(eqx.Module):
             If an id is outside the vocabulary, or a packed context longer than the positions.
         """
         require_indices(ids, "ids")
-        ids = _guarded_numbers(ids, "ids", self.vocabulary)
+        ids = _checked_numbers(ids, "ids", self.vocabulary)
         rows = gather_rows(self.embedding, ids)
         rows = rows if self.embedding_scale == 1 else self.embedding_scale * rows
         if y is None or y.starts is None:
@@ -164,7 +166,7 @@ class CausalLM(eqx.Module):
         if y is not None and y.starts is not None:
             own = jnp.arange(ids.shape[0]) - y.starts
             message = f"ids: expected contexts of at most {places} ids, got a longer one."
-            return rows + self.positions[guarded(own, own >= places, message)]
+            return rows + self.positions[error_if(own, own >= places, message)]
         length, expected = ids.shape[0], f"at most {places}, the places that the network knows"
         got, cure = f"{length} of them", "Cut the context."
         require(length <= places, "ids", got=got, expected=expected, cure=cure)
@@ -303,7 +305,7 @@ class CausalLM(eqx.Module):
         """The logits at the positions that are asked: all at once, or some words at a time."""
         require_kind(y, Targets, "y", EXAMPLE)
         if y.places is not None:
-            state = state[_guarded_numbers(y.places, "places", state.shape[0])]
+            state = state[_checked_numbers(y.places, "places", state.shape[0])]
         queries, places = y.weights.shape[0], state.shape[0]
         got = f"{queries} queries of a context of {places} places"
         expected = "a query at every place, or the place of each"
@@ -315,9 +317,9 @@ class CausalLM(eqx.Module):
         return self.readout(state, _grid_of(state))
 
 
-def _guarded_numbers(numbers: Int[Array, "..."], name: str, count: int) -> Int[Array, "..."]:
+def _checked_numbers(numbers: Int[Array, "..."], name: str, count: int) -> Int[Array, "..."]:
     message = f"{name}: expected numbers from 0 to {count - 1}, got others."
-    return guarded(numbers, (numbers < 0) | (numbers >= count), message)
+    return error_if(numbers, (numbers < 0) | (numbers >= count), message)
 
 
 def _grid_of(x: State, y: Targets | None = None) -> Grid:

@@ -17,8 +17,8 @@ from jaxtyping import Array, Bool, Float, Int, Integer
 from lim_jax._checks import (
     ARRAYS,
     AnyPath,
+    as_numbers,
     described,
-    number_list,
     require,
     require_indices,
     require_kind,
@@ -392,7 +392,7 @@ def _padded(model: CausalLM, window: Any, asked: Profile | Contrast) -> Padded:
     if isinstance(asked, Contrast):
         return _filled(row[:-1], size), _padded_contrast(asked, length, size, dtype), scale
     expected = f"weights of shape {(length,)}, one for each place of the context"
-    weights = number_list(asked, "ask", expected=expected, cure=ASK).astype(dtype)
+    weights = as_numbers(asked, "ask", expected=expected, cure=ASK).astype(dtype)
     got = f"weights of shape {weights.shape}"
     require(weights.shape == (length,), "ask", got=got, expected=expected, cure=ASK)
     places = np.flatnonzero(weights)

@@ -16,12 +16,12 @@ from jaxtyping import Array, Float, Int, Key, PyTree
 
 from lim_jax._checks import (
     AnyPath,
-    counted,
+    as_int,
     require,
     require_indices,
     require_key,
     require_kind,
-    require_known,
+    require_positive,
 )
 from lim_jax._errors import filter_jit
 from lim_jax._random import gaussian
@@ -79,8 +79,8 @@ def gaussian_model(
     (True, (9, 9))
     """
     require_key(key)
-    vocabulary, depth = counted(vocabulary, "vocabulary"), counted(depth, "depth")
-    length = counted(length, "length", least=1 if rotary is None else 0)
+    vocabulary, depth = as_int(vocabulary, "vocabulary"), as_int(depth, "depth")
+    length = as_int(length, "length", least=1 if rotary is None else 0)
     embedding, positions, layers, readout = jax.random.split(key, 4)
 
     def field(key: Key[Array, ""]) -> TransformerField:
@@ -124,7 +124,7 @@ def standard_library_text(size: int = 400_000) -> Int[Array, " bytes"]:
     >>> text.shape, int(text.max()) < BYTES
     ((1000,), True)
     """
-    size = counted(size, "size")
+    size = as_int(size, "size")
     files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
     text = bytearray()
     for file in files:
@@ -150,7 +150,7 @@ def sample_windows(
     """
     require_key(key)
     require_indices(text, "text")
-    length, count = counted(length, "length"), counted(count, "count")
+    length, count = as_int(length, "length"), as_int(count, "count")
     expected = f"more than the context of {length}"
     cure = "Take a longer text or a shorter context."
     require(text.size > length, "text", got=f"{text.size} ids", expected=expected, cure=cure)
@@ -198,8 +198,8 @@ def train(
     """
     require_kind(model, CausalLM, "model", "Start from byte_model or load.")
     require_key(key)
-    length, batch = counted(length, "length"), counted(batch, "batch")
-    require_known(rate, "rate", expected="a positive number", cure="Adam's usual one is 3e-3.")
+    length, batch = as_int(length, "length"), as_int(batch, "batch")
+    require_positive(rate, "rate", expected="a positive number", cure="Adam's usual one is 3e-3.")
 
     def step(state: PyTree, index: int) -> tuple[PyTree, Float[Array, ""]]:
         return _update(state, text, length, batch, rate, jax.random.fold_in(key, index))

@@ -7,7 +7,7 @@ import equinox as eqx
 import jax
 from jaxtyping import PyTree
 
-from lim_jax._checks import counted, described, require
+from lim_jax._checks import as_int, described, require
 from lim_jax.models.causal import CausalLM
 from lim_jax.models.layerwise import STATES_IN_MEMORY
 from lim_jax.weights import FetchedLayers
@@ -51,7 +51,7 @@ def profile_memory(model: CausalLM, tokens: int) -> Memory:
     ValueError
         If the model's weights are not left in their files, or `tokens` is no positive whole number.
     """
-    tokens = counted(tokens, "tokens")
+    tokens = as_int(tokens, "tokens")
     layers = model.flow.layers if isinstance(model, CausalLM) else None
     offloaded, cure = isinstance(layers, FetchedLayers), "Take it from models.open."
     expected = "a model whose weights are in their files"

@@ -10,7 +10,7 @@ from jaxtyping import Array, Int
 
 from lim_jax._checks import (
     AnyPath,
-    counted,
+    as_int,
     require,
     require_extra,
     require_indices,
@@ -128,7 +128,7 @@ def end_ids(path: AnyPath) -> tuple[int, ...]:
         ids = ids if isinstance(ids, list | tuple) else [ids]
     cure = "Download the publisher's files again."
     distinct = dict.fromkeys(number for number in ids if number is not None)
-    return tuple(counted(number, "eos_token_id", least=0, cure=cure) for number in distinct)
+    return tuple(as_int(number, "eos_token_id", least=0, cure=cure) for number in distinct)
 
 
 def _of_gguf(file: Path) -> Any:

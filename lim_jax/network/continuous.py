@@ -16,10 +16,10 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from lim_jax._checks import (
-    counted,
+    as_int,
     described,
-    guarded,
-    guarded_finite,
+    error_if,
+    error_if_not_finite,
     require,
     require_callable,
     require_floats,
@@ -229,7 +229,7 @@ class ContinuousFlow(eqx.Module):
         require_horizon(self.horizon)
         require_callable(self.control, "control", "from depth to a field")
         require_callable(self.profile, "profile", "of depth")
-        counted(self.max_steps, "max_steps")
+        as_int(self.max_steps, "max_steps")
         require_optional(self.first_step, "first_step", "None lets the controller choose.")
         require(
             not isinstance(self.adjoint, diffrax.ImplicitAdjoint),
@@ -257,7 +257,7 @@ class ContinuousFlow(eqx.Module):
         require_state(x, grid)
         times = np.linspace(0.0, self.horizon, 65)
         x = require_depth_profile(x, self.profile, times, x.dtype)
-        x = guarded_finite(x, "x")
+        x = error_if_not_finite(x, "x")
         rate = _Rate(self.profile, grid)
         return self.integrate(rate, x, diffrax.SaveAt(t1=True) if saveat is None else saveat)
 
@@ -327,4 +327,4 @@ def guarded_times(times: Float[Array, " times"], horizon: float) -> Float[Array,
     require_floats(times, "times", "times", cure="Pass the depth times along one axis.")
     inside = jnp.all((times >= 0) & (times <= horizon)) & jnp.all(jnp.diff(times) >= 0)
     message = f"times: expected depth times that increase within [0, {horizon}], got others."
-    return guarded(times, ~inside, message)
+    return error_if(times, ~inside, message)

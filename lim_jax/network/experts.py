@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from lim_jax._checks import counted, require
-from lim_jax._precision import widened
+from lim_jax._checks import as_int, require
+from lim_jax._precision import promote
 from lim_jax.grid.measure import Grid
 from lim_jax.network.norms import Norm
 from lim_jax.network.slots import Field, State, require_pair
@@ -142,7 +142,7 @@ class MixtureOfExperts(eqx.Module):
 
     def __check_init__(self):
         count, routing = self.router.shape[-2], self.routing
-        counted(routing.top, "routing.top", most=count, expected=f"from 1 to {count} experts")
+        as_int(routing.top, "routing.top", most=count, expected=f"from 1 to {count} experts")
         require(
             count % routing.groups == 0 and 0 < routing.kept <= routing.groups,
             "routing.groups",
@@ -162,7 +162,7 @@ class MixtureOfExperts(eqx.Module):
 
     def _experts_output(self, tokens: State) -> State:
         """Sum what the chosen experts of every token give."""
-        logits = affine(*widened((self.router, self.router_bias, tokens)))
+        logits = affine(*promote((self.router, self.router_bias, tokens)))
         weights, chosen = self.routing.weights(logits, self.preference)
         weights = weights.astype(tokens.dtype)
         count, top = chosen.shape

@@ -22,10 +22,10 @@ from jaxtyping import Array, Float, Int, PyTree, Shaped
 
 from lim_jax._checks import (
     described,
-    guarded,
+    error_if,
     require,
     require_callable,
-    require_known,
+    require_positive,
     require_scalar,
 )
 from lim_jax._products import is_linear
@@ -328,7 +328,7 @@ def require_flow(flow: Any) -> None:
 
 def require_horizon(horizon: float) -> None:
     """Raise ValueError unless it is a positive finite number known before tracing."""
-    require_known(
+    require_positive(
         horizon,
         "horizon",
         expected="a positive depth",
@@ -352,7 +352,7 @@ def require_depth_profile(
     expected, cure = "finite values that are not negative", "To reverse a field, negate its output."
     if isinstance(values, Tracer):
         fails = ~((values >= 0) & (values < jnp.inf))
-        return guarded(tree, fails, f"profile: expected {expected}, got others. {cure}")
+        return error_if(tree, fails, f"profile: expected {expected}, got others. {cure}")
     known = np.asarray(values)
     fails = ~((known >= 0) & (known < np.inf))
     got = f"{known[fails.argmax()]} at depth time {times[fails.argmax()]:.6g}"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 import equinox as eqx
 import numpy as np
 
-from lim_jax._checks import counted, require, require_known
+from lim_jax._checks import as_int, require, require_positive
 
 Number = float | int
 Frequencies = tuple[float, ...]
@@ -30,8 +30,8 @@ def rotary_frequencies(size: int, base: Number = 10_000.0) -> Frequencies:
     >>> rotary_frequencies(4, base=100.0)
     (1.0, 0.1)
     """
-    size = counted(size, "size", least=2)
-    require_known(base, "base", expected=POSITIVE, cure="Try 10_000.0.")
+    size = as_int(size, "size", least=2)
+    require_positive(base, "base", expected=POSITIVE, cure="Try 10_000.0.")
     cure = "Features are rotated in pairs: of an odd head rotate all but one."
     require(size % 2 == 0, "size", got=f"{size}", expected="an even number", cure=cure)
     return _as_tuple(float(base) ** (-np.arange(0, size, 2) / size))
@@ -39,7 +39,7 @@ def rotary_frequencies(size: int, base: Number = 10_000.0) -> Frequencies:
 
 def linear_scaling(frequencies: Frequencies, factor: Number) -> Frequencies:
     """Frequencies divided by a factor: as many more tokens in the same angles."""
-    require_known(factor, "factor", expected=POSITIVE, cure="Try 4.0.")
+    require_positive(factor, "factor", expected=POSITIVE, cure="Try 4.0.")
     return _as_tuple(np.asarray(frequencies) / factor)
 
 
@@ -91,7 +91,7 @@ def yarn_scaling(
     2023). With `whole_pairs` (``truncate``) the two ends are rounded outwards.
     """
     for name, number in {"factor": factor, "fast": fast, "slow": slow}.items():
-        require_known(number, name, expected=POSITIVE, cure=OWN)
+        require_positive(number, name, expected=POSITIVE, cure=OWN)
     require(base != 1, "base", got="1", expected="a base that tells pairs apart", cure=OWN)
     unscaled = np.asarray(frequencies)
     ends = [
@@ -111,7 +111,7 @@ def yarn_amplitude(factor: Number, weight: Number = 1) -> float:
     >>> yarn_amplitude(1.0), round(yarn_amplitude(40.0), 4)
     (1.0, 1.3689)
     """
-    require_known(factor, "factor", expected=POSITIVE, cure=OWN)
+    require_positive(factor, "factor", expected=POSITIVE, cure=OWN)
     return 1.0 if factor <= 1 else 1 + 0.1 * weight * math.log(factor)
 
 
@@ -146,7 +146,7 @@ class DynamicFrequencies(eqx.Module):
     trained: int = eqx.field(static=True)
 
     def __check_init__(self):
-        counted(self.size, "size", least=4, cure="Two features have no base.")
+        as_int(self.size, "size", least=4, cure="Two features have no base.")
         rotary_frequencies(self.size, self.base)
 
     def __call__(self, tokens: Number) -> Frequencies:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 
-from lim_jax._checks import counted, require, require_key, require_optional
+from lim_jax._checks import as_int, require, require_key, require_optional
 from lim_jax._errors import filter_jit
 from lim_jax._products import linear
 from lim_jax._random import fan_in
@@ -165,8 +165,8 @@ class CausalAttention(eqx.Module):
         >>> attention.query.shape, attention.key.shape
         ((4, 2, 8), (2, 2, 8))
         """
-        width, heads = counted(width, "width", least=2), counted(heads, "heads")
-        groups = heads if groups is None else counted(groups, "groups")
+        width, heads = as_int(width, "width", least=2), as_int(heads, "heads")
+        groups = heads if groups is None else as_int(groups, "groups")
         require_key(key)
         require(
             head_size is not None or width % heads == 0,
@@ -175,7 +175,7 @@ class CausalAttention(eqx.Module):
             expected="a number of heads that divides the width",
             cure="Pass head_size= to choose the heads' size freely.",
         )
-        size = width // heads if head_size is None else counted(head_size, "head_size")
+        size = width // heads if head_size is None else as_int(head_size, "head_size")
         keys = jax.random.split(key, 4)
         counts = (heads, groups, groups)
         query, key_, value = (

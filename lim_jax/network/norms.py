@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from lim_jax._checks import counted, require_floats, require_known
-from lim_jax._precision import widened
+from lim_jax._checks import as_int, require_floats, require_positive
+from lim_jax._precision import promote
 from lim_jax.network.slots import EMBED
 
 Norm = Callable[[Array], Array]
@@ -46,19 +46,19 @@ class LayerNorm(eqx.Module):
     eta: float = eqx.field(static=True, default=1e-5)
 
     def __check_init__(self):
-        require_known(self.eta, "eta", expected="a positive finite number", cure="Try 1e-5.")
+        require_positive(self.eta, "eta", expected="a positive finite number", cure="Try 1e-5.")
 
     @classmethod
     def init(cls, width: int, eta: float = 1e-5) -> "LayerNorm":
         """Scale one and shift zero."""
         constant = "Layer normalisation of one feature is constant: use eqx.nn.Identity()."
-        width = counted(width, "width", least=2, cure=constant)
+        width = as_int(width, "width", least=2, cure=constant)
         return cls(jnp.ones(width), jnp.zeros(width), eta)
 
     def __call__(self, z: Float[Array, " width"]) -> Float[Array, " width"]:
         """Normalise one token, with sums in float32 at least; NaN and infinity pass on."""
         require_floats(z, "z", "width", cure=EMBED, width=self.scale.shape[-1])
-        wide = widened(z)
+        wide = promote(z)
         centred = wide - jnp.mean(wide)
         variance = jnp.mean(centred**2)
         normalised = centred * jax.lax.rsqrt(variance + self.eta)
@@ -110,17 +110,17 @@ class RMSNorm(eqx.Module):
     eta: float = eqx.field(static=True, default=1e-5)
 
     def __check_init__(self):
-        require_known(self.eta, "eta", expected="a positive finite number", cure="Try 1e-5.")
+        require_positive(self.eta, "eta", expected="a positive finite number", cure="Try 1e-5.")
 
     @classmethod
     def init(cls, width: int, eta: float = 1e-5) -> "RMSNorm":
         """Scale one."""
-        return cls(jnp.ones(counted(width, "width")), eta)
+        return cls(jnp.ones(as_int(width, "width")), eta)
 
     def __call__(self, z: Float[Array, " width"]) -> Float[Array, " width"]:
         """Normalise one token, with sums in float32 at least; NaN and infinity pass on."""
         require_floats(z, "z", "width", cure=EMBED, width=self.scale.shape[-1])
-        wide = widened(z)
+        wide = promote(z)
         normalised = wide * jax.lax.rsqrt(jnp.mean(wide**2) + self.eta)
         return self.scale * normalised.astype(z.dtype)
 

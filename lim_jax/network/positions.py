@@ -18,8 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from lim_jax._checks import described, is_real, require, require_known, require_optional
-from lim_jax._precision import widened
+from lim_jax._checks import described, is_real, require, require_optional, require_positive
+from lim_jax._precision import promote
 from lim_jax.grid.measure import Grid
 from lim_jax.network.frequencies import Frequencies, Number, OfLength
 
@@ -90,7 +90,7 @@ class Rotary(eqx.Module):
     def __check_init__(self):
         require_optional(self.tokens, "tokens", "Pass the length of contexts in training.")
         expected, cure = "a positive finite number", "1.0 leaves lengths as they are."
-        require_known(self.amplitude, "amplitude", expected=expected, cure=cure)
+        require_positive(self.amplitude, "amplitude", expected=expected, cure=cure)
 
     @property
     def turning(self) -> int:
@@ -126,7 +126,7 @@ class Rotary(eqx.Module):
 
     def turned(self, vectors: Vectors, turns: Turns) -> Vectors:
         """Rotate each row by its angles, with products in float32 at least."""
-        wide, pairs = widened(vectors), turns.shape[2]
+        wide, pairs = promote(vectors), turns.shape[2]
         cosine, sine = (turns[None, :, part].astype(wide.dtype) for part in (0, 1))
         first, second, still = jnp.split(wide, (pairs, 2 * pairs), axis=2)
         moved = (first * cosine - second * sine, second * cosine + first * sine, still)
@@ -148,7 +148,7 @@ class UnitRotary(Rotary):
 
     def turned(self, vectors: Vectors, turns: Turns) -> Vectors:
         """Rotate each row by its angles, and divide it."""
-        wide = widened(super().turned(vectors, turns))
+        wide = promote(super().turned(vectors, turns))
         squares = jnp.mean(wide**2, axis=2, keepdims=True)
         return (wide * jax.lax.rsqrt(squares + self.eta)).astype(vectors.dtype)
 
@@ -168,7 +168,7 @@ class Tempered(eqx.Module):
     def __check_init__(self):
         for name in ("scale", "floor"):  # a configuration's own numbers
             expected, cure = "a positive finite number", "Take a checkpoint's own numbers."
-            require_known(getattr(self, name), name, expected=expected, cure=cure)
+            require_positive(getattr(self, name), name, expected=expected, cure=cure)
 
     def alike(self, first: Number, second: Number) -> bool:
         """Whether factors are alike in contexts of two lengths: they are."""

@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from lim_jax._checks import described, finite_scalar, require, require_floats
+from lim_jax._checks import as_finite, described, require, require_floats
 from lim_jax._errors import filter_jit
 from lim_jax.grid.cells import CellGrid
 from lim_jax.grid.integrals import inner
@@ -381,7 +381,7 @@ def trajectory_radius(
         cure="Take token_grid, midpoint_grid or graded_grid.",
     )
     require_floats(times, "times", "*times", cure="Pass an array of depth times.")
-    profile_bound = finite_scalar(profile_bound, "profile_bound")
+    profile_bound = as_finite(profile_bound, "profile_bound")
     start = jnp.sqrt(inner(x, x, grid))
     return start + times * profile_bound * field_regularity(fields).bound
 

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PyTree
 
-from lim_jax._checks import counted, require
+from lim_jax._checks import as_int, require
 from lim_jax.grid.cells import CellGrid
 from lim_jax.grid.measure import Grid
 from lim_jax.network.positions import Places
@@ -58,7 +58,7 @@ class Span(eqx.Module):
     def __check_init__(self):
         for name in ("window", "chunk"):
             if getattr(self, name) is not None:
-                counted(getattr(self, name), name, cure=WHOLE)
+                as_int(getattr(self, name), name, cure=WHOLE)
         require(
             self.window is None or self.chunk is None,
             "span",

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 
-from lim_jax._checks import counted, require_key
+from lim_jax._checks import as_int, require_key
 from lim_jax._errors import filter_jit
 from lim_jax._products import linear
 from lim_jax._random import fan_in
@@ -65,8 +65,8 @@ class FeedForward(eqx.Module):
         >>> FeedForward.init(6, key=jax.random.key(0)).inner.shape
         (24, 6)
         """
-        width = counted(width, "width", least=2)
-        hidden = 4 * width if hidden is None else counted(hidden, "hidden")
+        width = as_int(width, "width", least=2)
+        hidden = 4 * width if hidden is None else as_int(hidden, "hidden")
         require_key(key)
         inner_key, outer_key = jax.random.split(key)
         return cls(
@@ -137,8 +137,8 @@ class GatedFeedForward(eqx.Module):
         >>> GatedFeedForward.init(6, hidden=16, key=jax.random.key(0)).gate.shape
         (16, 6)
         """
-        width = counted(width, "width", least=2)
-        hidden = 4 * width if hidden is None else counted(hidden, "hidden")
+        width = as_int(width, "width", least=2)
+        hidden = 4 * width if hidden is None else as_int(hidden, "hidden")
         require_key(key)
         gate_key, up_key, down_key = jax.random.split(key, 3)
         gate, up = (fan_in(k, hidden, width) for k in (gate_key, up_key))

@@ -16,9 +16,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from lim_jax._checks import (
-    counted,
-    guarded,
-    not_negative,
+    as_int,
+    as_nonnegative,
+    error_if,
     require,
     require_callable,
     require_floating,
@@ -154,7 +154,7 @@ def require_observations(observations: Any, x: Any) -> None:
 def guarded_positions(positions: Positions, x: State) -> Positions:
     """Return monitored positions, whose use raises where x does not have them."""
     message = f"positions: expected numbers from 0 to {x.shape[0] - 1}, got others."
-    return guarded(positions, (positions < 0) | (positions >= x.shape[0]), message)
+    return error_if(positions, (positions < 0) | (positions >= x.shape[0]), message)
 
 
 def layer_products(
@@ -194,16 +194,16 @@ def layer_products(
     require_observations(observations, x)
     if positions is not None:
         require_indices(positions, "positions")
-    rank = None if rank is None else counted(rank, "rank")
+    rank = None if rank is None else as_int(rank, "rank")
     layers, observed = jax.eval_shape(observations, x).shape
     layered = isinstance(observations, ObservedTokens)
     if layered:
         cure = "ObservedTokens observe all of their layers: leave it out."
         depth = layers if depth is None else depth
-        depth = counted(depth, "depth", least=layers, most=layers, cure=cure)
+        depth = as_int(depth, "depth", least=layers, most=layers, cure=cure)
     else:
         cure = "Pass how many layers the observations run through, of which they may show fewer."
-        depth = counted(depth, "depth", cure=cure)
+        depth = as_int(depth, "depth", cure=cure)
     monitored = x.shape[0] if positions is None else positions.shape[0]
     passed = depth * (depth - 1) // 2 if layered else layers * depth
     products = {"forward": monitored * x.shape[1] * depth, "reverse": observed * passed}
@@ -323,7 +323,7 @@ def _outer(rows: Float[Array, "rows length width"]) -> Gramians:
 def layer_steps(step: Steps, observed: jax.ShapeDtypeStruct | Array) -> Float[Array, " depth"]:
     """The weight of every layer's observations, from one for all or one for each."""
     if isinstance(step, int | float):
-        step = not_negative(step, "step", "Layers that are left out have weight zero.")
+        step = as_nonnegative(step, "step", "Layers that are left out have weight zero.")
         return jnp.full(observed.shape[:1], step, observed.dtype)
     require_floating(step, "step", cure="Pass a number, or one weight for each layer.")
     require(

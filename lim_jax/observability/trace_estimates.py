@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from lim_jax._checks import counted, require_floats, require_indices
+from lim_jax._checks import as_int, require_floats, require_indices
 from lim_jax._errors import filter_jit
 from lim_jax.grid.integrals import integral
 from lim_jax.grid.measure import Grid, require_on_grid
@@ -147,7 +147,7 @@ def trace_products(
     >>> trace_products(lambda x: 3 * x.reshape(1, -1), jnp.ones((2, 1)), draws=5, depth=1)
     {'forward': 2, 'reverse': 2, 'probes': 10, 'injected': 5}
     """
-    draws = counted(draws, "draws")
+    draws = as_int(draws, "draws")
     exact = layer_products(observations, x, positions, depth=depth)
     monitored = x.shape[0] if positions is None else positions.shape[0]
     depth = exact["forward"] // (monitored * x.shape[1])
@@ -234,7 +234,7 @@ def gaussian_probe_moments(gramians: Gramians, grid: Grid, probes: int) -> Penal
     (2.0, 96.0)
     """
     require_on_grid(gramians, grid, "gramians", "length width width")
-    probes = counted(probes, "probes")
+    probes = as_int(probes, "probes")
     centred = gramians - integral(gramians, grid)[None]
     mean = gramian_traces(centred)
     products = jnp.einsum("iab,jbc->ijac", centred, centred)

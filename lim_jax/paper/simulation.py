@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from lim_jax._checks import guarded_finite
+from lim_jax._checks import error_if_not_finite
 from lim_jax.density.measurement import influence
 from lim_jax.density.statistics import Influence
 from lim_jax.grid.cells import token_grid
@@ -107,7 +107,7 @@ def gate_gramians(gates: Profile) -> Float[Array, "length width width"]:
     """
     require_on_grid(gates, GRID, "gates", "length")
     # At minus infinity a position would be cut off without a word.
-    return _gate_gramians(guarded_finite(gates, "gates"))
+    return _gate_gramians(error_if_not_finite(gates, "gates"))
 
 
 @jax.jit

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from lim_jax._checks import counted, described, require, require_kind
+from lim_jax._checks import as_int, described, require, require_kind
 from lim_jax._refusal import Refusal
 from lim_jax.prompts.contexts import Context, LossKind, PromptOnly, places_by_name
 from lim_jax.prompts.reading import Line, context_of_line
@@ -74,10 +74,10 @@ def cyclic_orders(documents: int, orders: int, seed: int | Sequence[int] = 0) ->
     >>> sorted(orders[0].tolist()), sorted(orders[:, 2].tolist())
     ([0, 1, 2, 3], [0, 1, 2, 3])
     """
-    documents, orders = counted(documents, "documents", least=2), counted(orders, "orders", least=2)
+    documents, orders = as_int(documents, "documents", least=2), as_int(orders, "orders", least=2)
     numbers = [seed] if isinstance(seed, str) or not isinstance(seed, Sequence) else [*seed]
     for number in numbers or [None]:
-        counted(number, "seed", least=0)
+        as_int(number, "seed", least=0)
     generator = np.random.default_rng(seed)
     shifts = np.add.outer(np.arange(documents), np.arange(documents)) % documents
     squares = [generator.permutation(documents)[shifts] for _ in range(-(-orders // documents))]

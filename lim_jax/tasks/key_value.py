@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from lim_jax._checks import counted, require, require_kind
+from lim_jax._checks import as_int, require, require_kind
 from lim_jax.tasks.prompts import Prompt, laid_out, moved
 
 Length = int | Literal["uuid"]
@@ -46,9 +46,9 @@ def draw_key_values(
     >>> draw_key_values(2, seed=0)
     KeyValues(pairs=(('da84', '2dae'), ('4010', '89fb')), gold=1)
     """
-    key_length = _known(key_length, "key_length", counted(count, "count"))
+    key_length = _known(key_length, "key_length", as_int(count, "count"))
     value_length = _known(value_length, "value_length")
-    rng = np.random.default_rng(counted(seed, "seed", least=0))
+    rng = np.random.default_rng(as_int(seed, "seed", least=0))
     keys: dict[str, None] = {}  # in the order drawn
     while len(keys) < count:
         keys[_drawn(key_length, rng)] = None
@@ -90,7 +90,7 @@ def key_value_prompt(data: KeyValues, place: int | None = None) -> Prompt:
     place = data.gold if place is None else place
     for name, number in (("data.gold", data.gold), ("place", place)):
         expected = f"the number of one of the {count} pairs, known before tracing"
-        counted(number, name, least=0, most=count - 1, expected=expected)
+        as_int(number, name, least=0, most=count - 1, expected=expected)
     pieces = [("A JSON object of keys and values:\n\n{", False)]
     for key, value in moved(data.pairs, data.gold, place):
         pieces += [(f'"{key}": "{value}"', True), (",\n ", False)]
@@ -109,7 +109,7 @@ def _known(length: Length, name: str, count: int = 1) -> Length:
     """A length, of which there are so many keys."""
     if isinstance(length, str) and length == "uuid":
         return length
-    digits = counted(length, name, expected='a number of digits, or "uuid"')
+    digits = as_int(length, name, expected='a number of digits, or "uuid"')
     most = len(DIGITS) ** digits
     require(count <= most, "count", got=f"{count}",
             expected=f"at most {most}, the keys of {digits} digits",

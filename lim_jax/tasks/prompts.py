@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from lim_jax._checks import (
-    counted,
+    as_int,
     require,
     require_callable,
     require_floats,
@@ -180,7 +180,7 @@ def _require_records(prompt: Prompt) -> None:
                 cure="A record is a part of the text, after the record before it.")  # fmt: skip
         reached = end
     for number in prompt.gold:
-        counted(number, "gold", least=0, most=len(prompt.spans) - 1,
+        as_int(number, "gold", least=0, most=len(prompt.spans) - 1,
                 expected=f"the number of one of the {len(prompt.spans)} records")  # fmt: skip
 
 
@@ -208,7 +208,7 @@ def record_weights(
     """
     require_indices(records, "records")
     require_floats(cells, "cells", "length", "They are the grid's weights.", length=records.size)
-    return _record_weights(records, cells, counted(count, "count"))
+    return _record_weights(records, cells, as_int(count, "count"))
 
 
 @filter_jit

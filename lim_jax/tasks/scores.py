@@ -4,8 +4,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from lim_jax._checks import (
-    guarded,
-    guarded_finite,
+    error_if,
+    error_if_not_finite,
     require,
     require_floats,
     require_indices,
@@ -59,10 +59,10 @@ def decodes_greedily(
         expected=f"{length}, one for each row of logits",
         cure="Of a window take window[1:].",
     )
-    asked = guarded_finite(weights, "weights") != 0
+    asked = error_if_not_finite(weights, "weights") != 0
     message = "weights: got none but zero, expected some that ask for an answer. Ask its places."
-    asked = guarded(asked, ~asked.any(), message)
+    asked = error_if(asked, ~asked.any(), message)
     message = f"targets: expected numbers from 0 to {vocabulary - 1} where asked, got others."
-    targets = guarded(targets, (asked & ((targets < 0) | (targets >= vocabulary))).any(), message)
-    best = jnp.argmax(guarded_finite(logits, "logits"), axis=1).astype(targets.dtype)
+    targets = error_if(targets, (asked & ((targets < 0) | (targets >= vocabulary))).any(), message)
+    best = jnp.argmax(error_if_not_finite(logits, "logits"), axis=1).astype(targets.dtype)
     return jnp.all((best == targets) | ~asked)

@@ -14,10 +14,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from lim_jax._checks import (
+    as_finite,
+    as_nonnegative,
     described,
-    finite_scalar,
-    guarded_finite,
-    not_negative,
+    error_if_not_finite,
     require,
     require_callable,
     require_floating,
@@ -125,8 +125,8 @@ class Penalty(eqx.Module):
             axes = "examples " * (jnp.ndim(self.target) == 2) + "".join(places)
             cure = "Pass one number for each position or pool, or a row of them for each example."
             require_floats(self.target, "target", axes, cure, **places)
-        epsilon = not_negative(finite_scalar(self.epsilon, "epsilon"), "epsilon")
-        return guarded_finite(replace(self, epsilon=epsilon), "target, pools")
+        epsilon = as_nonnegative(as_finite(self.epsilon, "epsilon"), "epsilon")
+        return error_if_not_finite(replace(self, epsilon=epsilon), "target, pools")
 
     def _of_energies(
         self, energies: Energies, weights: Places, average: tuple[Statistic, Scalar] | None
@@ -215,7 +215,7 @@ def balanced_objective(
     >>> bool(jnp.allclose(objective(weight), 3 + 0.36 / 2))  # m = (0.4, 1.6)
     True
     """
-    options = _options(penalty, grid, share=1.0, strength=finite_scalar(strength, "strength"))
+    options = _options(penalty, grid, share=1.0, strength=as_finite(strength, "strength"))
     return functional_of_adjoints(
         _RiskAndPenalty(grid), loss, params, batch, grid, options, has_aux=True
     )[0]
@@ -274,7 +274,7 @@ def risk_and_penalty(
     >>> average.tolist(), float(values.penalty)  # uniform
     ([8.0, 8.0], 0.0)
     """
-    memory = not_negative(finite_scalar(memory, "memory"), "memory", below=1.0)
+    memory = as_nonnegative(as_finite(memory, "memory"), "memory", below=1.0)
     options = _options(penalty, grid, share=0.0, strength=1.0)
     if previous is not None:
         require_floating(previous, "previous")  # what its shape must be the estimator knows
@@ -285,7 +285,7 @@ def risk_and_penalty(
             expected="one of the whole batch, for an average over steps",
             cure="Leave `previous` out.",
         )
-        options["average"] = guarded_finite(previous, "previous"), memory
+        options["average"] = error_if_not_finite(previous, "previous"), memory
     return gradients_apart(_RiskAndPenalty(grid), loss, params, batch, grid, options, has_aux=True)
 
 

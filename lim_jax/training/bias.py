@@ -8,12 +8,12 @@ import lineax
 from jaxtyping import Array, Float, PyTree
 
 from lim_jax._checks import (
-    finite_scalar,
-    guarded,
-    guarded_finite,
-    not_negative,
+    as_finite,
+    as_nonnegative,
+    error_if,
+    error_if_not_finite,
     require_callable,
-    require_known,
+    require_positive,
     require_scalar,
 )
 from lim_jax._errors import in_our_words
@@ -54,14 +54,14 @@ def parameter_shift(
     """
     require_callable(risk, "risk", "of the parameters")
     require_callable(penalty, "penalty", "of the parameters")
-    strength = finite_scalar(strength, "strength")
-    require_known(tolerance, "tolerance", expected="a positive finite number", cure="Try 1e-10.")
-    params = guarded_finite(params, "params")
+    strength = as_finite(strength, "strength")
+    require_positive(tolerance, "tolerance", expected="a positive finite number", cure="Try 1e-10.")
+    params = error_if_not_finite(params, "params")
 
     def hessian_product(direction: PyTree) -> PyTree:
         return jax.jvp(jax.grad(risk), (params,), (direction,))[1]
 
-    slope = guarded_finite(jax.grad(penalty)(params), "penalty's slope")
+    slope = error_if_not_finite(jax.grad(penalty)(params), "penalty's slope")
     operator = lineax.FunctionLinearOperator(
         hessian_product, jax.eval_shape(lambda: slope), lineax.positive_semidefinite_tag
     )
@@ -94,8 +94,8 @@ def shift_bound(
     """
     for number, name in ((strength, "strength"), (slope, "slope"), (convexity, "convexity")):
         require_scalar(number, name)
-    strength, slope = not_negative(strength, "strength"), not_negative(slope, "slope")
-    return guarded(
+    strength, slope = as_nonnegative(strength, "strength"), as_nonnegative(slope, "slope")
+    return error_if(
         jnp.asarray(strength * slope) / convexity,
         ~((jnp.asarray(convexity) > 0) & (jnp.asarray(convexity) < jnp.inf)),
         "convexity: expected a positive finite number. "

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jaxtyping import Array, Float
 
-from lim_jax._checks import not_negative, require_floats, require_scalar
+from lim_jax._checks import as_nonnegative, require_floats, require_scalar
 from lim_jax.grid.integrals import require_profile
 from lim_jax.grid.measure import Grid, require_on_grid
 from lim_jax.training.estimators import SIZES, Places
@@ -88,7 +88,7 @@ def cross_entropy_discrepancy(
     True
     """
     weights = _weights_of_places(density, target, weights)
-    target = not_negative(jnp.asarray(target, density.dtype), "target", "Pass a density.")
+    target = as_nonnegative(jnp.asarray(target, density.dtype), "target", "Pass a density.")
     return -weights @ (target * jnp.log(density + FLOOR))
 
 
@@ -103,4 +103,4 @@ def _weights_of_places(density: Any, target: Any, weights: Any) -> Places:
         require_floats(target, "target", "places", cure, places=len(density))
     if isinstance(weights, Tracer):
         return weights  # in a penalty's program: of the grid, or of pools that were looked at
-    return not_negative(weights, "weights", SIZES)
+    return as_nonnegative(weights, "weights", SIZES)

@@ -19,8 +19,8 @@ from jaxtyping import Array, Float, PyTree
 
 from lim_jax._checks import (
     AnyPath,
+    as_numbers,
     described,
-    number_list,
     require,
     require_optional,
 )
@@ -310,7 +310,7 @@ def _require_same_times(stored: Array, times: Array) -> None:
 def _require_times(times: Any) -> None:
     expected = "finite training times that increase, at least one"
     cure = "Pass a list such as [0.0, 0.5, 1.0]."
-    values = number_list(times, "times", expected=expected, cure=cure)
+    values = as_numbers(times, "times", expected=expected, cure=cure)
     rising = bool(np.isfinite(values).all() and (np.diff(values) > 0).all())
     require(rising, "times", got=f"{values.tolist()}", expected=expected, cure=cure)
 

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from lim_jax._checks import (
-    guarded,
-    not_negative,
+    as_nonnegative,
+    error_if,
     require,
     require_callable,
     require_floats,
@@ -61,9 +61,9 @@ class Estimator:
         cure = "Pass one for each column of the energies: grid.weights, or the pools' sizes."
         require_floats(weights, "weights", "places", cure, places=energies.shape[1])
         require_scalar(epsilon, "epsilon")
-        epsilon = not_negative(epsilon, "epsilon")
-        weights = not_negative(weights, "weights", SIZES)
-        energies = not_negative(energies, "energies", "They are squares of adjoints.")
+        epsilon = as_nonnegative(epsilon, "epsilon")
+        weights = as_nonnegative(weights, "weights", SIZES)
+        energies = as_nonnegative(energies, "energies", "They are squares of adjoints.")
         return self.density(self.statistic(energies, weights, epsilon), weights, epsilon)
 
     def averaged(self, statistic: Statistic, previous: Statistic, memory: Scalar) -> Statistic:
@@ -126,7 +126,7 @@ def pooled_energies(
     sizes = pools.sum(axis=1)
     fits = jnp.all(pools >= 0) & jnp.all(sizes > 0)
     message = "pools: expected weights nowhere negative, and no pool without any, got others."
-    sizes = guarded(sizes, ~fits, message)
+    sizes = error_if(sizes, ~fits, message)
     return energies @ pools.T / sizes[None, :], sizes / sizes.sum()
 
 

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Int, PyTree
 
-from lim_jax._checks import AnyPath, counted, require, require_callable
+from lim_jax._checks import AnyPath, as_int, require, require_callable
 from lim_jax._digest import digest
 from lim_jax._resuming import Run, checkpoint_file, store, stored
 
@@ -68,7 +68,7 @@ def resumable(
     (6, [0, 0, 1, 3])
     """
     require_callable(step, "step", "step(state, index)")
-    steps, every = counted(steps, "steps", cure="Ask for more."), counted(every, "every")
+    steps, every = as_int(steps, "steps", cure="Ask for more."), as_int(every, "every")
     file = None if checkpoint is None else checkpoint_file(checkpoint)
     about = {} if file is None else {"function": "resumable", "start": digest((state, run))}
     _, record = eqx.filter_eval_shape(step, state, 0)

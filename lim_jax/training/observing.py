@@ -9,9 +9,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from lim_jax._checks import (
-    finite_scalar,
-    guarded_finite,
-    not_negative,
+    as_finite,
+    as_nonnegative,
+    error_if_not_finite,
     require,
     require_callable,
     require_floats,
@@ -150,7 +150,7 @@ def observability_objective(
         if values is not None:
             cure = "Pass one number for each position."
             require_floats(values, name, "positions", cure, positions=size)
-    x, y = guarded_finite(batch, "batch")
+    x, y = error_if_not_finite(batch, "batch")
 
     def traces_of(example: Float[Array, "length width"]) -> Float[Array, " positions"]:
         samples = probed_observability(
@@ -250,8 +250,8 @@ def _options(
     observations: Any, strength: Scalar | float, memory: Scalar | float
 ) -> tuple[Scalar | float, Scalar | float]:
     require_callable(observations, "observations", "observations(params, x)")
-    memory = not_negative(finite_scalar(memory, "memory"), "memory", below=1.0)
-    return finite_scalar(strength, "strength"), memory
+    memory = as_nonnegative(as_finite(memory, "memory"), "memory", below=1.0)
+    return as_finite(strength, "strength"), memory
 
 
 class _TraceBalance(eqx.Module):

@@ -10,10 +10,10 @@ import optax
 from jaxtyping import Array, Float, PyTree
 
 from lim_jax._checks import (
-    counted,
-    finite_scalar,
-    guarded,
-    guarded_finite,
+    as_finite,
+    as_int,
+    error_if,
+    error_if_not_finite,
     require,
     require_callable,
     require_kind,
@@ -69,15 +69,17 @@ def reweight_positions(
     (True, 2.0)
     """
     _require_profiles(weights, density, target, grid)
-    options = jnp.asarray(target), finite_scalar(rate, "rate")
-    weights, density, (target, rate) = guarded_finite((weights, density, options), "reweighting")
-    smallest, largest = finite_scalar(smallest, "smallest"), finite_scalar(largest, "largest")
+    options = jnp.asarray(target), as_finite(rate, "rate")
+    weights, density, (target, rate) = error_if_not_finite(
+        (weights, density, options), "reweighting"
+    )
+    smallest, largest = as_finite(smallest, "smallest"), as_finite(largest, "largest")
     interval = (smallest >= 0) & (largest > 0) & (smallest <= largest)
     message = (
         "weights, smallest, largest: expected weights nowhere negative, 0 <= smallest <= largest "
         "and largest > 0, got others."
     )
-    weights = guarded(weights, ~(jnp.asarray(interval) & jnp.all(weights >= 0)), message)
+    weights = error_if(weights, ~(jnp.asarray(interval) & jnp.all(weights >= 0)), message)
     raised = jnp.clip(weights * jnp.exp(rate * (target - density)), smallest, largest)
     return raised / integral(raised, grid)
 
@@ -107,7 +109,7 @@ def first_order_step(
     [-0.5, 0.5]
     """
     _require_profiles(weights, density, target, grid)
-    rate = finite_scalar(rate, "rate")
+    rate = as_finite(rate, "rate")
     missing = target - density
     return rate * weights * (missing - integral(weights * missing, grid))
 
@@ -189,7 +191,7 @@ def response_map(
     require_callable(weighted_loss, "weighted_loss", "from loss weights to a loss")
     require_on_grid(weights, grid, "weights", "length")
     require_kind(optimiser, optax.GradientTransformation, "optimiser", "Try optax.sgd(0.1).")
-    steps = counted(steps, "steps")
+    steps = as_int(steps, "steps")
     after = _trained(weighted_loss, params, weights, batch, optimiser=optimiser, steps=steps)
     return influence(weighted_loss(jnp.ones_like(weights)), after, batch, grid).density
 
@@ -281,7 +283,7 @@ def importance_weights(deployed: Profile, trained: Profile, grid: Grid) -> Profi
     trained = guarded_density(trained, grid, "trained")
     deployed, trained = deployed / integral(deployed, grid), trained / integral(trained, grid)
     missing = jnp.any((trained <= 0) & (deployed > 0))
-    deployed = guarded(
+    deployed = error_if(
         deployed,
         missing,
         "trained: expected a positive density wherever `deployed` is positive, got zero. "

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key, PyTree
 
-from lim_jax._checks import ARRAYS, counted, described, require, require_key
+from lim_jax._checks import ARRAYS, as_int, described, require, require_key
 from lim_jax._errors import filter_jit
 from lim_jax._random import gaussian
 from lim_jax.adjoint.certificate import Premise
@@ -259,7 +259,7 @@ def sensitivity_norm(
     (5.0, [6.0, 8.0])
     """
     require_key(key)
-    steps = counted(steps, "steps")
+    steps = as_int(steps, "steps")
     arrays, adjoints = _adjoints_of_arrays(loss, params, batch, grid)
     _, push, losses = jax.linearize(adjoints, arrays, has_aux=True)
     _, pull, _ = jax.vjp(adjoints, arrays, has_aux=True)
