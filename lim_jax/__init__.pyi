@@ -1,4 +1,5 @@
 from . import adjoint as adjoint
+from . import attribution as attribution
 from . import cli as cli
 from . import cost as cost
 from . import density as density

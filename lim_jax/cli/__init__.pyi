@@ -8,11 +8,9 @@ from . import explain_output as explain_output
 from . import explaining as explaining
 from . import folder as folder
 from . import networks as networks
-from . import pages as pages
 from . import profiling as profiling
 from . import questions as questions
 from . import rates as rates
 from . import records as records
 from . import reproduction as reproduction
 from . import shuffling as shuffling
-from . import time_budget as time_budget

@@ -3,12 +3,11 @@
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 from tqdm import tqdm
 
 from lim_jax import models
+from lim_jax.attribution.answers import answer_text
 from lim_jax.models import CausalLM
 from lim_jax.prompts import self_answered
 from lim_jax.prompts.contexts import Context, LossKind, PromptOnly
@@ -16,13 +15,6 @@ from lim_jax.prompts.templates import find_chat_template
 
 SHOWN = 5  # answers of the model's own that are printed
 DOTS = "..."  # behind an answer that was cut
-
-
-def answer_text(context: Context, tokenizer: Any) -> str:
-    """The text of a context's answer."""
-    asked = np.flatnonzero(context.weights) + 1
-    ids = context.window[asked] if context.contrast is None else context.contrast.answer
-    return "".join(models.texts_of_ids(ids, tokenizer)).strip()
 
 
 def own_answers(

@@ -8,11 +8,11 @@ import numpy as np
 
 from lim_jax import models, plots, report
 from lim_jax.adjoint.ledger import CHANNELS
-from lim_jax.cli.contexts_io import context_names, record_shares
+from lim_jax.attribution.measuring import first_accounts
+from lim_jax.attribution.parts import Record, averaged_records, context_names, record_shares
+from lim_jax.attribution.time_budget import Case, described_contexts
 from lim_jax.cli.folder import save_figure, write_json, write_table
-from lim_jax.cli.pages import first_accounts
-from lim_jax.cli.records import Record, averaged_records, record_lines
-from lim_jax.cli.time_budget import Case, described_contexts
+from lim_jax.cli.records import record_lines
 from lim_jax.explanations import Explanation
 from lim_jax.explanations.account import HOPS
 from lim_jax.explanations.tables import influence_table

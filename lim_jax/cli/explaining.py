@@ -1,6 +1,6 @@
 """Which positions a language model uses, and why, from a terminal."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -12,12 +12,20 @@ from tqdm import tqdm
 
 from lim_jax import explanations, models
 from lim_jax._checks import as_int, as_path, require
+from lim_jax.attribution.measuring import require_fitting
+from lim_jax.attribution.time_budget import (
+    FIRST,
+    MASSES,
+    Case,
+    TimeBudget,
+    choose_contexts,
+    described_contexts,
+    duration,
+)
 from lim_jax.cli.answers import answered, own_answers
 from lim_jax.cli.explain_output import report_explanations, stem, write_pages
 from lim_jax.cli.folder import UNFINISHED, Named, Unnamed, finished_before, run_folder
 from lim_jax.cli.networks import network_within, require_model
-from lim_jax.cli.profiling import require_fitting
-from lim_jax.cli.time_budget import FIRST, MASSES, Case, announced, choose_contexts
 from lim_jax.explanations.certificates import Judged
 from lim_jax.explanations.explanation import average_cone_mass
 from lim_jax.explanations.windows import Windows
@@ -289,3 +297,21 @@ def _once(path: Path, contexts: int, compute: Callable[[], Any]) -> Any:
         path.parent.mkdir(exist_ok=True)
         save(document, path)
     return load(path)["result"]
+
+
+def announced(
+    cases: Mapping[str, Case], lengths: Sequence[int], budget: TimeBudget, certificates: Judged
+) -> str:
+    """What will be done on contexts of these lengths, and how long it is likely to take."""
+    everything = certificates == "all"
+    what = "all certificates and cone masses" if everything else "certificates that can decide"
+    seconds = budget.seconds + (budget.more if everything else 0)
+    lines = [
+        f"Explaining {' and '.join(cases)} on {described_contexts(lengths)}: "
+        f"density, channels, hops, heads, {what}: about {duration(seconds)}."
+    ]
+    if len(set(lengths)) > 1:
+        lines.append("Certificates that compare two positions need contexts of one length.")
+    if not everything:
+        lines.append(f"--certificates all would take about {duration(budget.more)} more.")
+    return " ".join(lines)

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +69,17 @@ def record_placement(items: Iterable, network: CausalLM, unfinished: Path) -> It
     for item in items:
         yield item
         write_whole(unfinished / PLACEMENT, lambda file: file.write(placement.encode()))
+
+
+def placed_bar(network: CausalLM, unfinished: Path) -> Callable[..., Iterable]:
+    """A bar, which records after each context how the weights are placed."""
+
+    def bar(items: Sequence[Any], **options: Any) -> Iterable[Any]:
+        of_contexts = options.get("unit") == "context"
+        shown = tqdm(items, **options)
+        return record_placement(shown, network, unfinished) if of_contexts else shown
+
+    return bar
 
 
 def free_memory() -> int:

@@ -1,26 +1,30 @@
 """Which positions a model of your own uses on data of your own, from a terminal."""
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import tyro
-from jaxtyping import Float
 from tqdm import tqdm
 
 from lim_jax import models, plots, report
 from lim_jax._checks import as_int, as_path, require
+from lim_jax.attribution.measuring import (
+    LOSS_WORDS,
+    SHOWN,
+    Measured,
+    accounts_of,
+    measure,
+    require_fitting,
+)
+from lim_jax.attribution.parts import (
+    context_names,
+)
+from lim_jax.attribution.time_budget import described_contexts, duration, measuring_seconds
+from lim_jax.attribution.tokens import joined_tokens
 from lim_jax.cli.answers import answered, own_answers
 from lim_jax.cli.columns import FILES
-from lim_jax.cli.contexts_io import (
-    Shares,
-    context_names,
-    measured_contexts,
-    record_shares,
-    write_contexts,
-)
+from lim_jax.cli.contexts_io import write_contexts
 from lim_jax.cli.folder import (
     UNFINISHED,
     Named,
@@ -30,77 +34,21 @@ from lim_jax.cli.folder import (
     write_json,
     write_table,
 )
-from lim_jax.cli.networks import network_within, record_placement, require_model
-from lim_jax.cli.pages import SHOWN, first_accounts
-from lim_jax.cli.records import Record, averaged_records, record_lines
-from lim_jax.cli.shuffling import (
-    ShuffledShares,
-    averaged_orders,
-    shuffled_findings,
-    shuffled_lines,
-    shuffled_shares,
-    shuffled_table,
-    write_shuffled,
-)
-from lim_jax.cli.time_budget import described_contexts, duration, measuring_seconds
-from lim_jax.density.statistics import Influence
-from lim_jax.explanations.account import TokenAccount
+from lim_jax.cli.networks import network_within, placed_bar, require_model
+from lim_jax.cli.records import record_lines
+from lim_jax.cli.shuffling import shuffled_findings, shuffled_lines, shuffled_table, write_shuffled
 from lim_jax.explanations.tables import influence_table
 from lim_jax.grid.cells import token_grid
 from lim_jax.grid.partition import boundary_regions
-from lim_jax.models import CausalLM, contrast_loss
-from lim_jax.prompts.contexts import Context, LossKind
+from lim_jax.models import CausalLM
+from lim_jax.prompts.contexts import LossKind
 from lim_jax.prompts.reading import read_prompts
-from lim_jax.prompts.shuffling import ShuffledContexts
 from lim_jax.report.page import require_page_packages
 from lim_jax.report.sentences import finding, records_finding
-from lim_jax.report.tokens import joined_tokens
 from lim_jax.results.measured import (
     CELLS,
-    MeasuredContexts,
-    energies_before_queries,
-    pooled_influence,
 )
 from lim_jax.results.two_way import two_way_cells
-from lim_jax.weights import FetchedLayers
-
-Energy = Float[np.ndarray, " _"]
-LOSS_WORDS = {
-    "next-token": "every next token, by cross-entropy",
-    "answer": "the answer's tokens, by cross-entropy",
-    "margin": "the answer's tokens, by their log odds",
-    "contrast": "the answer over the foil, by log odds",
-}
-LOSSES = {"margin": CausalLM.margin_loss, "contrast": contrast_loss}
-TERMINAL_LOSSES = {"margin": CausalLM.terminal_margin_loss}
-
-
-class Profiled(NamedTuple):
-    """All that the command measured: what its tables, files and figures are made of.
-
-    The energies of each context's tokens are on its own grid, the influence is on a common one;
-    `without_queries` is that of the tokens before the first that is asked, as contexts of their
-    own, None where the first of a context is. `shares` are what records hold of each context,
-    `accounts` those of a page, where its contexts were measured by them.
-    """
-
-    contexts: Sequence[Context]
-    energies: Sequence[Energy]
-    influence: Influence
-    without_queries: Influence | None
-    records: Sequence[Record]
-    shares: Shares
-    measured: MeasuredContexts
-    shuffled: ShuffledShares | None
-    accounts: Sequence[TokenAccount] = ()
-
-    @property
-    def influences(self) -> dict[str, Influence]:
-        """The influences by the names of their files."""
-        rest = self.without_queries
-        return {"influence": self.influence} | (
-            {} if rest is None else {"influence_without_queries": rest}
-        )
 
 
 def profile(
@@ -161,13 +109,8 @@ def profile(
     if finished_before(out, "profile", arguments, overwrite=overwrite):
         return 0
     with run_folder(out, "profile", arguments, overwrite=overwrite) as folder:
-        boundary_regions(token_grid(CELLS), delta)
-        as_int(max_length, "max_length")
-        as_int(answer_tokens, "answer_tokens")
-        require_page(html, loss)
-        require_foil(foil, loss)
+        _require_options(arguments)
         require_model(model, download)
-        as_int(shuffle, "shuffle", least=0)
         lines = shuffled_lines(data, model, loss, max_length, shuffle, foil) if shuffle else []
         contexts = [context for line in lines for context in line.contexts]
         contexts = contexts or read_prompts(data, model, loss, max_length, foil)
@@ -186,7 +129,10 @@ def profile(
             f"Measuring {described}{page}: about {duration(seconds)}. "
             "The bar shows the time that is left."
         )
-        result = profiled(network, contexts, lines, loss, delta, unfinished, html)
+        result = measure(
+            network, contexts, loss, delta=delta, orders=lines, shown=shown,
+            checkpoint=unfinished, bar=placed_bar(network, unfinished),
+        )  # fmt: skip
         print(f"== {model} on {data}: {described}, loss {loss} ==")
         print("".join(f"{line}\n" for line in own_answers(read, contexts, model)), end="")
         print(_words(result))
@@ -197,6 +143,16 @@ def profile(
             write_profile_page(result, network, model, loss, asked, folder)
         print(f"Wrote profile.json, tables and figures to {folder}.")
     return 0
+
+
+def _require_options(arguments: dict[str, Any]) -> None:
+    """Raise before a long computation at options that could not be followed."""
+    boundary_regions(token_grid(CELLS), arguments["delta"])
+    as_int(arguments["max_length"], "max_length")
+    as_int(arguments["answer_tokens"], "answer_tokens")
+    as_int(arguments["shuffle"], "shuffle", least=0)
+    require_page(arguments["html"], arguments["loss"])
+    require_foil(arguments["foil"], arguments["loss"])
 
 
 def require_page(html: bool, loss: LossKind) -> None:
@@ -214,105 +170,14 @@ def require_foil(foil: str, loss: LossKind) -> None:
             expected="--loss contrast", cure="Only a contrast reads a foil.")  # fmt: skip
 
 
-def require_fitting(network: CausalLM, contexts: Sequence[Context]) -> None:
-    """Raise ValueError for contexts longer than the network knows, and for unknown ids."""
-    longest = max(context.length for context in contexts)
-    places = longest if network.positions is None else network.positions.shape[0]
-    require(
-        longest <= places,
-        "data",
-        got=f"a context of {longest} tokens",
-        expected=f"at most {places}, the places that the network knows",
-        cure="Take a smaller --max-length, or shorter lines.",
-    )
-    largest = max(int(context.window.max()) for context in contexts)
-    require(
-        largest < network.vocabulary,
-        "tokenizer",
-        got=f"the id {largest}",
-        expected=f"ids below {network.vocabulary}, the network's words",
-        cure="Tokenizer and weights must be of one model.",
-    )
-
-
-def profiled(
-    network: CausalLM,
-    contexts: Sequence[Context],
-    lines: Sequence[ShuffledContexts],
-    asked: LossKind,
-    delta: float,
-    unfinished: Path,
-    html: bool,
-) -> Profiled:
-    """Measure all contexts; orders of a line are one, since they are not independent.
-
-    What a page shows of its contexts holds their energies: in memory they are not measured twice.
-    """
-    in_memory = not isinstance(network.flow.layers, FetchedLayers)
-    accounts = []
-    if html and in_memory:
-        accounts = _accounts(network, contexts, asked, unfinished / "page")
-    energies = [np.asarray(account.energy) for account in accounts]
-    energies += _energies(network, contexts[len(accounts) :], asked, unfinished, bool(accounts))
-    if lines:
-        alone, averaged, shares = averaged_orders(lines, energies)
-    else:
-        alone, averaged, shares = contexts, energies, record_shares(contexts, energies)
-    measured = measured_contexts(alone, averaged, shares, delta)
-    rest = energies_before_queries(measured)
-    return Profiled(
-        contexts,
-        energies,
-        pooled_influence(averaged, delta),
-        None if rest is None else pooled_influence(rest, delta),
-        averaged_records(shares, contexts, energies),
-        shares,
-        measured,
-        shuffled_shares(lines, energies) if lines else None,
-        accounts,
-    )
-
-
-def _energies(
-    network: CausalLM, contexts: Sequence[Context], asked: LossKind, unfinished: Path, rest: bool
-) -> list[Energy]:
-    """The energies of contexts, which may be the rest of others."""
-    if not contexts:
-        return []
-    return models.energies_of_ids(
-        network,
-        [context.window for context in contexts],
-        ask=[context.asked for context in contexts],
-        loss=LOSSES.get(asked, CausalLM.loss),
-        checkpoint=unfinished / ("other energies" if rest else "energies"),
-        progress=lambda items: record_placement(
-            tqdm(items, desc="profile", unit="context"), network, unfinished
-        ),
-        progress_of_layers=partial(tqdm, desc="its layers, both ways", unit="layer", leave=False),
-    )
-
-
-def _accounts(
-    network: CausalLM, contexts: Sequence[Context], asked: LossKind, checkpoint: Path | None = None
-) -> list[TokenAccount]:
-    """The accounts of the first contexts, those of a page."""
-    return first_accounts(
-        network,
-        [context.window for context in contexts],
-        [context.weights for context in contexts],
-        terminal_loss=TERMINAL_LOSSES.get(asked, CausalLM.terminal_loss),
-        checkpoint=checkpoint,
-    )
-
-
-def _findings(result: Profiled) -> list[str]:
+def _findings(result: Measured) -> list[str]:
     """The sentences with which the terminal and the page begin."""
     shuffled = [] if result.shuffled is None else shuffled_findings(result.shuffled)
     positions = finding(result.influence, result.without_queries)
     return [line for line in (*shuffled, records_finding(result.records), positions) if line]
 
 
-def _words(result: Profiled) -> str:
+def _words(result: Measured) -> str:
     """The findings, the parts, then positions."""
     lines = [
         *_findings(result),
@@ -323,7 +188,7 @@ def _words(result: Profiled) -> str:
     return "\n".join(line for line in lines if line)
 
 
-def write_profile(result: Profiled, title: str, folder: Path) -> None:
+def write_profile(result: Measured, title: str, folder: Path) -> None:
     """Write profile.json, tables and figures."""
     document = {name: influence.record() for name, influence in result.influences.items()}
     records = [record._asdict() for record in result.records]
@@ -344,7 +209,7 @@ def write_profile(result: Profiled, title: str, folder: Path) -> None:
 
 
 def write_profile_page(
-    result: Profiled,
+    result: Measured,
     network: CausalLM,
     model: Path,
     loss: LossKind,
@@ -355,7 +220,7 @@ def write_profile_page(
     findings: Sequence[str] = (),
 ) -> None:
     """Write profile.html, of the first contexts; without `findings` those of `profile`."""
-    accounts = result.accounts or _accounts(network, result.contexts, loss)
+    accounts = result.accounts or accounts_of(network, result.contexts, loss, bar=tqdm)
     tokenizer, shown = models.read_tokenizer(model), result.contexts[: len(accounts)]
     shuffled = result.shuffled
     # As the text was read, which the tables have too; of the id after it there are no letters.
@@ -380,7 +245,7 @@ def write_profile_page(
     )
 
 
-def _by_token(result: Profiled) -> Iterator[tuple[Any, ...]]:
+def _by_token(result: Measured) -> Iterator[tuple[Any, ...]]:
     """A row for each token of each context; its density is that within the context."""
     for number, (context, energy) in enumerate(zip(result.contexts, result.energies, strict=True)):
         density, length = (energy / (energy.mean() or 1)).tolist(), context.length

@@ -10,26 +10,22 @@ from tqdm import tqdm
 from lim_jax import models
 from lim_jax._checks import as_int, as_path
 from lim_jax._tables import text_table
-from lim_jax.cli.answers import DOTS, answer_notes, answer_text, answered
+from lim_jax.attribution.answers import answer_text
+from lim_jax.attribution.measuring import Measured, measure, require_fitting
+from lim_jax.attribution.parts import REST, Record
+from lim_jax.attribution.time_budget import described_contexts, duration, measuring_seconds
+from lim_jax.cli.answers import DOTS, answer_notes, answered
 from lim_jax.cli.columns import FILES
 from lim_jax.cli.folder import UNFINISHED, Named, finished_before, run_folder, write_json
-from lim_jax.cli.networks import network_within, require_model
-from lim_jax.cli.profiling import (
-    Profiled,
-    profiled,
-    require_fitting,
-    require_page,
-    write_profile,
-    write_profile_page,
-)
-from lim_jax.cli.records import Record
-from lim_jax.cli.time_budget import described_contexts, duration, measuring_seconds
+from lim_jax.cli.networks import network_within, placed_bar, require_model
+from lim_jax.cli.profiling import require_page, write_profile, write_profile_page
 from lim_jax.prompts import Line
-from lim_jax.prompts.contexts import Context, PromptOnly
+from lim_jax.prompts.contexts import Context, LossKind, PromptOnly
 from lim_jax.prompts.documents import QUESTION, require_question
 from lim_jax.prompts.reading import context_of_line, read_documents, spaced
 from lim_jax.prompts.templates import find_chat_template
-from lim_jax.report.sentences import REST, part_words, percent
+from lim_jax.report.sentences import part_words
+from lim_jax.results.measured import percent
 
 NO_ERROR = (
     "One context has no error. For one, ask by lim-jax profile: of several lines, or with "
@@ -91,9 +87,7 @@ def ask(
     if finished_before(out, "ask", arguments, overwrite=overwrite):
         return 0
     with run_folder(out, "ask", arguments, overwrite=overwrite) as folder:
-        as_int(max_length, "max_length")
-        as_int(answer_tokens, "answer_tokens")
-        require_page(html, loss)
+        _require_options(arguments, loss)
         require_model(model, download)
         tokenizer, line = models.read_tokenizer(model), _line(arguments)
         read = context_of_line(line, tokenizer, loss, max_length)
@@ -103,7 +97,10 @@ def ask(
         _announce(network, read, html)
         contexts = answered([read], network, model, loss, answer_tokens)
         require_fitting(network, contexts)
-        result = profiled(network, contexts, [], loss, delta, unfinished, html)
+        result = measure(
+            network, contexts, loss, delta=delta, shown=int(html), checkpoint=unfinished,
+            bar=placed_bar(network, unfinished),
+        )  # fmt: skip
         said, cut = answer_text(contexts[0], tokenizer), contexts[0].cut
         parts = _parts(result, [document.name for document in line.documents])
         shown = said + DOTS * cut
@@ -115,15 +112,20 @@ def ask(
             "parts": _written(parts),
         }  # fmt: skip
         write_json(folder / "answer.json", document)
-        title = f"{model.name}, {loss}"
-        write_profile(result, f"{title}, {described_contexts([contexts[0].length])}", folder)
+        title = f"{model.name}, {loss}, {described_contexts([contexts[0].length])}"
+        write_profile(result, title, folder)
         if html:
-            write_profile_page(
-                result, network, model, loss, question, folder,
-                answer=shown, findings=[finding, NO_ERROR],
-            )  # fmt: skip
+            said = {"answer": shown, "findings": [finding, NO_ERROR]}
+            write_profile_page(result, network, model, loss, question, folder, **said)
         print(f"Wrote answer.json, tables, figures{' and profile.html' * html} to {folder}.")
     return 0
+
+
+def _require_options(arguments: dict[str, Any], loss: LossKind) -> None:
+    """Raise before a long computation at options that could not be followed."""
+    as_int(arguments["max_length"], "max_length")
+    as_int(arguments["answer_tokens"], "answer_tokens")
+    require_page(arguments["html"], loss)
 
 
 def _announce(network: models.CausalLM, read: Context | PromptOnly, html: bool) -> None:
@@ -147,7 +149,7 @@ def _line(arguments: dict) -> Line:
     return line._replace(question=arguments["question"], answer=answer, foil=foil)
 
 
-def _parts(result: Profiled, documents: Sequence[str]) -> list[Record]:
+def _parts(result: Measured, documents: Sequence[str]) -> list[Record]:
     """The records by kind: documents, the largest share first, other parts, and the rest."""
     kinds = {**dict.fromkeys(documents, "document"), QUESTION: "question"}
     parts = [

@@ -2,39 +2,22 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from lim_jax import models
+from lim_jax.attribution.orders import ShuffledShares
 from lim_jax.cli.columns import FILES
-from lim_jax.cli.contexts_io import Shares, part_text, record_shares
 from lim_jax.cli.folder import save_figure, write_json, write_table
-from lim_jax.grid.carrying import carrying_shares
-from lim_jax.grid.cells import token_grid
 from lim_jax.plots.profile import shares_by_place
 from lim_jax.prompts import cyclic_orders, shuffled
-from lim_jax.prompts.contexts import Context, LossKind, places_by_name
+from lim_jax.prompts.contexts import LossKind
 from lim_jax.prompts.reading import read_lines
 from lim_jax.prompts.shuffling import ShuffledContexts
-from lim_jax.results.two_way import TwoWayShares, two_way_in_words, two_way_shares, two_way_table
+from lim_jax.results.two_way import two_way_in_words, two_way_table
 
 SHOWN = 8  # documents of a table that is printed
-
-
-class ShuffledShares(NamedTuple):
-    """The share and the number of the document at each place, by line and order.
-
-    Documents have their own names where all lines have the same ones, else their numbers; `effects`
-    are what is due to the document and what to the place; with `same` the documents of each name
-    are of one text in all lines.
-    """
-
-    names: Sequence[str]
-    shares: np.ndarray
-    documents: np.ndarray
-    effects: TwoWayShares
-    same: bool
 
 
 def shuffled_lines(
@@ -47,65 +30,6 @@ def shuffled_lines(
         shuffled(line, cyclic_orders(first, orders, (0, number)), tokenizer, asked, max_length)
         for number, line in enumerate(lines)
     ]
-
-
-def averaged_orders(
-    lines: Sequence[ShuffledContexts], energies: Sequence[np.ndarray]
-) -> tuple[list[Context], list[np.ndarray], Shares]:
-    """One context a line, with energies and shares of records that are averaged over its orders.
-
-    On the tokens of its first order: in another a text may have some more or fewer.
-    """
-    averages = []
-    for line, of_orders in zip(lines, _by_line(lines, energies), strict=True):
-        grid = token_grid(line.contexts[0].length)
-        carried = [carrying_shares(token_grid(row.size), grid) @ row for row in of_orders]
-        averages.append(np.mean(carried, axis=0).astype(of_orders[0].dtype))
-    every = [context for line in lines for context in line.contexts]
-    names = list(dict.fromkeys(name for line in lines for name in line.names))
-    by_line = [
-        part._replace(held=part.held.reshape(len(lines), -1, 3).mean(axis=1))
-        for part in record_shares(every, energies)
-    ]
-    # In the order in which the lines have them, not that of the first shuffle.
-    by_line.sort(key=lambda part: names.index(part.name) if part.name in names else len(names))
-    return [line.contexts[0] for line in lines], averages, by_line
-
-
-def shuffled_shares(
-    lines: Sequence[ShuffledContexts], energies: Sequence[np.ndarray]
-) -> ShuffledShares:
-    """What is due to the documents and what to their places, over all lines."""
-    pairs = zip(lines, _by_line(lines, energies), strict=True)
-    shares = np.array([line.shares(of_orders) for line, of_orders in pairs])
-    names, places = lines[0].names, range(len(lines[0].names))
-    alike = all(set(line.names) == set(names) for line in lines)
-    if alike:
-        numbers = [[names.index(name) for name in line.names] for line in lines]
-    else:
-        names = tuple(f"document {place + 1}" for place in places)
-        numbers = [list(places) for _ in lines]
-    documents = np.array(
-        [np.array(of)[line.orders] for of, line in zip(numbers, lines, strict=True)]
-    )
-    effects = two_way_shares(shares, documents)
-    return ShuffledShares(names, shares, documents, effects, alike and _of_one_text(lines))
-
-
-def _of_one_text(lines: Sequence[ShuffledContexts]) -> bool:
-    """Whether the documents of each name are of one text in all lines."""
-    texts = {(name, part_text(context, places))
-             for context in (line.contexts[0] for line in lines)
-             for name, places in places_by_name(context.spans).items()
-             if name in lines[0].names}  # fmt: skip
-    return len(texts) == len(lines[0].names)
-
-
-def _by_line(
-    lines: Sequence[ShuffledContexts], energies: Sequence[np.ndarray]
-) -> list[Sequence[np.ndarray]]:
-    orders = len(energies) // len(lines)
-    return [energies[start : start + orders] for start in range(0, len(energies), orders)]
 
 
 def shuffled_findings(result: ShuffledShares) -> list[str]:

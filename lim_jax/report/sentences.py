@@ -8,12 +8,13 @@ from jaxtyping import Float
 
 from lim_jax.adjoint.certificate import Certificate
 from lim_jax.adjoint.ledger import CHANNELS
+from lim_jax.attribution.parts import REST
 from lim_jax.density.statistics import Influence
 from lim_jax.explanations.account import HOPS
 from lim_jax.report.wording import PLAIN, QUESTIONS, verdict
-from lim_jax.results.measured import error_words
+from lim_jax.results.measured import error_words, percent
 
-REST, IN_NO_PART = "rest", "the rest, in no part"  # the kind of what is in no part, and in words
+IN_NO_PART = "the rest, in no part"
 
 ANSWERS = {True: "Yes, so it follows.", False: "No, so nothing follows."}
 CHANNELS_SAY = (
@@ -21,20 +22,6 @@ CHANNELS_SAY = (
     "itself, where early layers change the scale of the state. Hops say how often attention was "
     "taken on the way from the loss: how it got there. Both divide the same influence."
 )
-
-
-def percent(share: Any, error: Any = np.inf) -> str:
-    """A share in per cent, with its standard error where there is one.
-
-    >>> percent(0.6149, 0.023), percent(0.6149), percent(0.0042), percent(0.6149, 0.0)
-    ('61 % ± 2 %', '61 %', '0.4 %', '61 % (error 0)')
-    """
-
-    def digits(value: Any) -> str:
-        size = 100 * float(value)
-        return f"{size:.0f} %" if abs(size) >= 0.95 or size == 0 else f"{size:.1g} %"
-
-    return digits(share) + error_words(error, digits)
 
 
 def finding(influence: Influence, rest: Influence | None = None) -> str:

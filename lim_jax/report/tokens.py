@@ -1,25 +1,22 @@
 """A context's tokens, as they stand in the text of a page and on the card of each."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float
 
 from lim_jax._checks import require
 from lim_jax.adjoint.ledger import CHANNELS
+from lim_jax.attribution.tokens import held_by_text, in_text, joined_tokens, most_in_words, visible
 from lim_jax.density.statistics import Influence
 from lim_jax.explanations.account import HOPS, TokenAccount
 from lim_jax.prompts.contexts import places_by_name
-from lim_jax.report.sentences import percent
 from lim_jax.report.shades import Shading
 from lim_jax.report.wording import digits, with_error
+from lim_jax.results.measured import percent
 
 REGIONS = ("left", "middle", "right")
 FIELDS = ("token", "place", "position", "density", "mean", "part", "asks", *CHANNELS, *HOPS)
-MARKS = {" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"}
-UNKNOWN = "\N{REPLACEMENT CHARACTER}"  # of a token that makes no character by itself
-MOST = 3  # tokens of a part that are named
 
 
 class ShownContext(NamedTuple):
@@ -33,51 +30,6 @@ class ShownContext(NamedTuple):
     records: list[list[str]]
     after: str
     length: int
-
-
-def joined_tokens(texts: Sequence[str]) -> list[tuple[str, list[int]]]:
-    """Tokens as they are shown: those that make one character together are one, with their numbers.
-
-    Of a character of several tokens the last has its text, and the others are empty.
-
-    >>> joined_tokens(["n", "", "é", "!", ""])
-    [('n', [0]), ('é', [1, 2]), ('!', [3]), ('�', [4])]
-    """
-    groups, begun = [], 0
-    for at, text in enumerate(texts):
-        if text:
-            groups.append((text, list(range(begun, at + 1))))
-            begun = at + 1
-    rest = list(range(begun, len(texts)))  # of a character that ends after the context
-    return [*groups, (UNKNOWN, rest)] if rest else groups
-
-
-def held_by_text(
-    texts: Sequence[str], energies: Float[Any, " tokens"], places: Sequence[int]
-) -> dict[str, float]:
-    """What tokens of one text hold together, of some places, as `joined_tokens` shows them.
-
-    >>> held_by_text(["a", "", "é", "a"], np.array([1.0, 2.0, 3.0, 4.0]), [0, 1, 2, 3])
-    {'a': 5.0, 'é': 5.0}
-    """
-    chosen, by_text = set(places), {}
-    for text, group in joined_tokens(texts):
-        inside = [at for at in group if at in chosen]
-        if inside:
-            by_text[text] = by_text.get(text, 0.0) + sum(float(energies[at]) for at in inside)
-    return by_text
-
-
-def most_in_words(held: Mapping[str, float]) -> str:
-    r"""The tokens that hold most, each with its part of what all hold.
-
-    >>> most_in_words({" the": 1.0, "Wren": 6.0, "\n": 0.5, ".": 0.5})
-    '“Wren” 75 %, “ the” 12 %, “⏎” 6 %'
-    """
-    whole = sum(held.values()) or 1
-    most = sorted(held.items(), key=lambda pair: -pair[1])[:MOST]
-    shown = [(in_text(text).replace("\n", ""), percent(part / whole)) for text, part in most]
-    return ", ".join(f"“{text}” {part}" for text, part in shown)
 
 
 def own_density(account: TokenAccount) -> np.ndarray:
@@ -192,7 +144,7 @@ def _records(
         numbers = f"{first}" if first == last else f"{first} to {last}"
         shares = np.concatenate([parts_shares(part[:, group].sum(axis=1)) for part in parts])
         records.append([
-            "".join(map(_visible, text)),
+            "".join(map(visible, text)),
             f"{numbers} of {length}, {names[group[0]]}",
             f"{last / length:.4f}",
             digits(density[group].mean()),
@@ -210,20 +162,3 @@ def parts_shares(parts: Any) -> np.ndarray:
     parts = np.asarray(parts, float)
     whole = parts.sum(axis=0)
     return parts / np.where(whole > 0, whole, 1)
-
-
-def in_text(token: str) -> str:
-    r"""A token as it stands in the text: what cannot be seen gets a mark, and lines still break.
-
-    Spaces beside letters stay, since the shade shows them.
-
-    >>> in_text(" the"), in_text("  "), in_text(".\n"), in_text("\x00"), in_text("")
-    (' the', '··', '.⏎\n', '⟨00⟩', '�')
-    """
-    blank = not token.strip(" \n")
-    letters = {"\n": MARKS["\n"] + "\n", " ": "·" if blank else " "}
-    return "".join(letters.get(letter) or _visible(letter) for letter in token) or UNKNOWN
-
-
-def _visible(letter: str) -> str:
-    return MARKS.get(letter) or (letter if letter.isprintable() else f"⟨{ord(letter):02x}⟩")

@@ -290,3 +290,17 @@ def pooled_influence(energies: Sequence[np.ndarray], delta: float) -> Influence:
     """The influence of contexts of any lengths over the regions of `common_regions`."""
     lengths = [energy.size for energy in energies]
     return influence_of_contexts(energies, common_regions(lengths, delta, energies[0].dtype))
+
+
+def percent(share: Any, error: Any = np.inf) -> str:
+    """A share in per cent, with its standard error where there is one.
+
+    >>> percent(0.6149, 0.023), percent(0.6149), percent(0.0042), percent(0.6149, 0.0)
+    ('61 % ± 2 %', '61 %', '0.4 %', '61 % (error 0)')
+    """
+
+    def digits(value: Any) -> str:
+        size = 100 * float(value)
+        return f"{size:.0f} %" if abs(size) >= 0.95 or size == 0 else f"{size:.1g} %"
+
+    return digits(share) + error_words(error, digits)

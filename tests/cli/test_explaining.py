@@ -16,7 +16,8 @@ from reference.publishers import CONFIGS, logits, spelt, write_with_letters
 
 import lim_jax as lim
 from lim_jax import explanations, models, report
-from lim_jax.cli import explain_output, explaining, time_budget
+from lim_jax.attribution import time_budget
+from lim_jax.cli import explain_output, explaining
 from lim_jax.cli.commands import main
 from lim_jax.density import Influence
 from lim_jax.explanations.account import TokenAccount
@@ -402,7 +403,7 @@ def test_one_context_is_explained_where_there_is_one(monkeypatch):
     cases = case_of_ten(windows)
     found = time_budget.choose_contexts(cases, windows, regions, None)
     assert found.contexts == 1
-    said = time_budget.announced(cases, [10], found._replace(seconds=42.0, more=400.0), "deciding")
+    said = explaining.announced(cases, [10], found._replace(seconds=42.0, more=400.0), "deciding")
     assert said == (
         "Explaining given on 1 context of 10 tokens: density, channels, hops, heads, certificates "
         "that can decide: about 40 seconds. --certificates all would take about 7 minutes more."

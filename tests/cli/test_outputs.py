@@ -20,7 +20,7 @@ from lim_jax.cli import profiling
 from lim_jax.cli.columns import COLUMNS, FILES
 from lim_jax.cli.commands import main
 from lim_jax.explanations.account import TokenAccount
-from lim_jax.report.sentences import percent
+from lim_jax.results.measured import percent
 
 COMMANDS = Path(__file__).parents[2] / "docs" / "commands.md"
 # Two titles are names of the commands' own, and two begin alike.

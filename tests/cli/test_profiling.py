@@ -12,8 +12,9 @@ from matplotlib.figure import Figure
 from reference.networks import byte_network
 from reference.publishers import CONFIGS, spelt, write_with_letters
 
-from lim_jax import models, report, results
-from lim_jax.cli import pages
+from lim_jax import explanations, models, report, results
+from lim_jax.attribution import measuring
+from lim_jax.cli import profiling
 from lim_jax.cli.commands import main
 
 GENERATOR = np.random.default_rng(3)
@@ -253,7 +254,7 @@ def test_a_page_shows_the_first_contexts(folder, data, tmp_path, undrawn, monkey
     monkeypatch.setattr(
         report, "write_page", lambda path, *a, **k: written.update(all=(path, a, k))
     )
-    monkeypatch.setattr(pages, "SHOWN", 2)
+    monkeypatch.setattr(profiling, "SHOWN", 2)
     out = tmp_path / "out"
     arguments = [str(folder), "--data", str(data), "--loss", "margin", "--html", "--out", str(out)]
     assert main(["profile", *arguments]) == 0
@@ -279,13 +280,13 @@ def test_accounts_of_a_run_that_is_taken_up_are_read(tmp_path, monkeypatch):
     """And of other contexts they are refused, not taken."""
     windows, weights = [np.array([7, 8, 9, 5])], [np.full(3, 1 / 3)]
     of = byte_network(4), windows, weights
-    found = pages.first_accounts(*of, checkpoint=tmp_path)
-    monkeypatch.setattr(pages.explanations, "account_of_context", None)
-    again = pages.first_accounts(*of, checkpoint=tmp_path)
+    found = measuring.first_accounts(*of, checkpoint=tmp_path)
+    monkeypatch.setattr(explanations, "account_of_context", None)
+    again = measuring.first_accounts(*of, checkpoint=tmp_path)
     jax.tree.map(np.testing.assert_array_equal, again, found)
     others = [np.array([7, 8, 9, 5]), np.array([6, 5, 4])], [*weights, np.full(2, 1 / 2)]
     with pytest.raises(ValueError, match="checkpoint: got .*, of account"):
-        pages.first_accounts(of[0], *others, checkpoint=tmp_path)
+        measuring.first_accounts(of[0], *others, checkpoint=tmp_path)
 
 
 @pytest.mark.parametrize("command", ["profile", "explain"])

@@ -12,10 +12,10 @@ from reference.publishers import CONFIGS, LETTERS, logits, write_with_letters
 from scipy.special import logsumexp
 
 from lim_jax import models
+from lim_jax.attribution.parts import Record
 from lim_jax.cli import answers, questions
 from lim_jax.cli.commands import main
 from lim_jax.cli.questions import finding_of
-from lim_jax.cli.records import Record
 from lim_jax.prompts import answering, context_of, self_answered, unanswered
 from lim_jax.prompts.documents import RenderedPrompt
 

@@ -10,8 +10,8 @@ from reference.publishers import CONFIGS, spelt, write_with_letters
 from scipy import stats
 
 from lim_jax import models, results
+from lim_jax.attribution.orders import averaged_orders
 from lim_jax.cli.commands import main
-from lim_jax.cli.shuffling import averaged_orders
 from lim_jax.prompts.contexts import Context, Span
 from lim_jax.prompts.shuffling import ShuffledContexts
 

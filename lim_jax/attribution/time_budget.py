@@ -12,7 +12,6 @@ import numpy as np
 from lim_jax import models
 from lim_jax.density.adjoints import Loss
 from lim_jax.density.statistics import Influence
-from lim_jax.explanations.certificates import Judged
 from lim_jax.explanations.tables import contexts_needed
 from lim_jax.explanations.windows import QueryWeights, Windows, regions_without_queries
 from lim_jax.grid.partition import Regions
@@ -184,21 +183,3 @@ def duration(seconds: float) -> str:
         shown = max(1, round(seconds, -1 if seconds >= 10 else 0))
         return f"{shown:.0f} second{'s' * (shown > 1)}"
     return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
-
-
-def announced(
-    cases: Mapping[str, Case], lengths: Sequence[int], budget: TimeBudget, certificates: Judged
-) -> str:
-    """What will be done on contexts of these lengths, and how long it is likely to take."""
-    everything = certificates == "all"
-    what = "all certificates and cone masses" if everything else "certificates that can decide"
-    seconds = budget.seconds + (budget.more if everything else 0)
-    lines = [
-        f"Explaining {' and '.join(cases)} on {described_contexts(lengths)}: "
-        f"density, channels, hops, heads, {what}: about {duration(seconds)}."
-    ]
-    if len(set(lengths)) > 1:
-        lines.append("Certificates that compare two positions need contexts of one length.")
-    if not everything:
-        lines.append(f"--certificates all would take about {duration(budget.more)} more.")
-    return " ".join(lines)

@@ -1,0 +1,234 @@
+"""The run over contexts: what is asked is measured of each, averaged, and told by part."""
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from lim_jax import explanations, models
+from lim_jax._checks import require
+from lim_jax._digest import digest
+from lim_jax._resuming import store, stored
+from lim_jax.attribution.orders import ShuffledShares, averaged_orders, shuffled_shares
+from lim_jax.attribution.parts import (
+    Energy,
+    Record,
+    Shares,
+    averaged_records,
+    measured_contexts,
+    record_shares,
+)
+from lim_jax.density.statistics import Influence
+from lim_jax.explanations.account import TokenAccount
+from lim_jax.models import CausalLM, contrast_loss
+from lim_jax.models.ids import Profile, Windows
+from lim_jax.prompts.contexts import Context, LossKind
+from lim_jax.prompts.shuffling import ShuffledContexts
+from lim_jax.results.measured import MeasuredContexts, energies_before_queries, pooled_influence
+from lim_jax.weights import FetchedLayers
+
+SHOWN = 5  # contexts of a page
+Bar = Callable[..., Iterable]  # of a list, with `desc`, `unit` and `leave` as tqdm takes them
+
+
+def no_bar(items: Sequence[Any], **_: Any) -> Iterable[Any]:
+    """Show no progress."""
+    return items
+
+
+LOSS_WORDS = {
+    "next-token": "every next token, by cross-entropy",
+    "answer": "the answer's tokens, by cross-entropy",
+    "margin": "the answer's tokens, by their log odds",
+    "contrast": "the answer over the foil, by log odds",
+}
+
+
+LOSSES = {"margin": CausalLM.margin_loss, "contrast": contrast_loss}
+
+
+TERMINAL_LOSSES = {"margin": CausalLM.terminal_margin_loss}
+
+
+class Measured(NamedTuple):
+    """All that the command measured: what its tables, files and figures are made of.
+
+    The energies of each context's tokens are on its own grid, the influence is on a common one;
+    `without_queries` is that of the tokens before the first that is asked, as contexts of their
+    own, None where the first of a context is. `shares` are what records hold of each context,
+    `accounts` those of a page, where its contexts were measured by them.
+    """
+
+    contexts: Sequence[Context]
+    energies: Sequence[Energy]
+    influence: Influence
+    without_queries: Influence | None
+    records: Sequence[Record]
+    shares: Shares
+    measured: MeasuredContexts
+    shuffled: ShuffledShares | None
+    accounts: Sequence[TokenAccount] = ()
+
+    @property
+    def influences(self) -> dict[str, Influence]:
+        """The influences by the names of their files."""
+        rest = self.without_queries
+        return {"influence": self.influence} | (
+            {} if rest is None else {"influence_without_queries": rest}
+        )
+
+
+def measure(
+    network: CausalLM,
+    contexts: Sequence[Context],
+    asked: LossKind,
+    *,
+    delta: float = 0.2,
+    orders: Sequence[ShuffledContexts] = (),
+    shown: int = 0,
+    checkpoint: Path | None = None,
+    bar: Bar = no_bar,
+) -> Measured:
+    """Measure the influence of every token of contexts on what is asked of them.
+
+    Of the first `shown` contexts there are accounts, those of a page, which hold their energies: in
+    memory they are not measured twice. `orders` are the lines whose documents stand in several
+    orders, which make the contexts; those of one line are averaged, since they are not independent.
+    With a `checkpoint`, a folder, an interrupted run goes on after the last context.
+    """
+    in_memory = not isinstance(network.flow.layers, FetchedLayers)
+    accounts = []
+    if shown and in_memory:
+        page = None if checkpoint is None else checkpoint / "page"
+        accounts = accounts_of(network, contexts[:shown], asked, checkpoint=page, bar=bar)
+    energies = [np.asarray(account.energy) for account in accounts]
+    energies += _energies(network, contexts, len(accounts), asked, checkpoint, bar)
+    if orders:
+        alone, averaged, shares = averaged_orders(orders, energies)
+    else:
+        alone, averaged, shares = contexts, energies, record_shares(contexts, energies)
+    measured = measured_contexts(alone, averaged, shares, delta)
+    rest = energies_before_queries(measured)
+    return Measured(
+        contexts,
+        energies,
+        pooled_influence(averaged, delta),
+        None if rest is None else pooled_influence(rest, delta),
+        averaged_records(shares, contexts, energies),
+        shares,
+        measured,
+        shuffled_shares(orders, energies) if orders else None,
+        accounts,
+    )
+
+
+def _energies(
+    network: CausalLM,
+    contexts: Sequence[Context],
+    known: int,
+    asked: LossKind,
+    checkpoint: Path | None,
+    bar: Bar,
+) -> list[Energy]:
+    """The energies of contexts, but for the first, which are known."""
+    rest = contexts[known:]
+    if not rest:
+        return []
+    return models.energies_of_ids(
+        network,
+        [context.window for context in rest],
+        ask=[context.asked for context in rest],
+        loss=LOSSES.get(asked, CausalLM.loss),
+        checkpoint=checkpoint and checkpoint / ("other energies" if known else "energies"),
+        progress=partial(bar, desc="profile", unit="context"),
+        progress_of_layers=partial(bar, desc="its layers, both ways", unit="layer", leave=False),
+    )
+
+
+def accounts_of(
+    network: CausalLM,
+    contexts: Sequence[Context],
+    asked: LossKind,
+    *,
+    checkpoint: Path | None = None,
+    bar: Bar = no_bar,
+) -> list[TokenAccount]:
+    """The accounts of contexts, as a page shows them."""
+    return first_accounts(
+        network,
+        [context.window for context in contexts],
+        [context.weights for context in contexts],
+        terminal_loss=TERMINAL_LOSSES.get(asked, CausalLM.terminal_loss),
+        checkpoint=checkpoint,
+        bar=bar,
+    )
+
+
+def first_accounts(
+    network: CausalLM,
+    windows: Windows,
+    query_weights: Sequence[Profile],
+    *,
+    depth: int = 0,
+    terminal_loss: Callable[..., jax.Array] = CausalLM.terminal_loss,
+    checkpoint: Path | None = None,
+    bar: Bar = no_bar,
+) -> list[TokenAccount]:
+    """The accounts of the first contexts, with a bar of these and of the layers of each.
+
+    `checkpoint` is a folder with a file for each account, which a run that is taken up reads.
+    """
+    shown = [jax.device_put(np.asarray(window)) for window in windows[:SHOWN]]
+    dtype = network.embedding.dtype
+    asked = [jax.device_put(weights.astype(dtype)) for weights in query_weights[:SHOWN]]
+    layers = partial(bar, desc="its layers, both ways", unit="layer", leave=False)
+
+    def account(number: int) -> TokenAccount:
+        of = network, shown[number], asked[number], depth, terminal_loss
+        return explanations.account_of_context(*of, progress=layers)
+
+    if checkpoint is not None:
+        run = digest((network, shown, asked, depth, terminal_loss))
+        account = partial(_read_or_measured, checkpoint, run, account)
+    return [account(number) for number in bar(range(len(shown)), desc="page", unit="context")]
+
+
+def _read_or_measured(
+    folder: Path, run: str, measure: Callable[[int], TokenAccount], number: int
+) -> TokenAccount:
+    """An account from its file, or measured and written there."""
+    file, about = folder / f"{number}", {"function": "account_of_context", "account": run}
+    if not file.exists():
+        account = measure(number)
+        store(file, about, {"shapes": [[leaf.shape, leaf.dtype.name] for leaf in account]}, account)
+        return account
+
+    def like(header: dict) -> Any:
+        shapes = header["shapes"]
+        return TokenAccount._make(jax.ShapeDtypeStruct(tuple(size), kind) for size, kind in shapes)
+
+    return stored(file, about, like)[1]
+
+
+def require_fitting(network: CausalLM, contexts: Sequence[Context]) -> None:
+    """Raise ValueError for contexts longer than the network knows, and for unknown ids."""
+    longest = max(context.length for context in contexts)
+    places = longest if network.positions is None else network.positions.shape[0]
+    require(
+        longest <= places,
+        "data",
+        got=f"a context of {longest} tokens",
+        expected=f"at most {places}, the places that the network knows",
+        cure="Take a smaller --max-length, or shorter lines.",
+    )
+    largest = max(int(context.window.max()) for context in contexts)
+    require(
+        largest < network.vocabulary,
+        "tokenizer",
+        got=f"the id {largest}",
+        expected=f"ids below {network.vocabulary}, the network's words",
+        cure="Tokenizer and weights must be of one model.",
+    )
