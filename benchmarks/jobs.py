@@ -37,13 +37,11 @@ SIZES = {
 JOBS = ("influence", "gradient", "algorithm 1", "mdot", "cone mass", "gramians")
 
 
-def network(size: Size, products: str = "remade") -> tuple[tuple, np.ndarray, np.ndarray]:
+def network(size: Size, remat: str = "full") -> tuple[tuple, np.ndarray, np.ndarray]:
     """A random pre-norm network with its readout, inputs and labels."""
     keys = jax.random.split(jax.random.key(0), size.depth + 3)
     make = jax.vmap(lambda k: lim.TransformerField.init(size.width, heads=size.heads, key=k))
-    flow = lim.ResidualFlow(
-        make(keys[:-3]), horizon=float(size.depth), step=lim.split, products=products
-    )
+    flow = lim.ResidualFlow(make(keys[:-3]), horizon=float(size.depth), step=lim.split, remat=remat)
     readout = lim.LinearReadout.init(size.width, VOCABULARY, key=keys[-3])
     x = jax.random.normal(keys[-2], (size.batch, size.length, size.width))
     labels = jax.random.randint(keys[-1], (size.batch, size.length), 0, VOCABULARY)

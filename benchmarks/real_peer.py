@@ -39,10 +39,10 @@ SIDES = {"gradient": (OURS, KEEPING, "torch"), "algorithm 1": (OURS, "torch")}
 Job = Callable[[], np.ndarray]
 
 
-def ours(file: Path, length: int, name: str, products: str = "remade") -> Job:
+def ours(file: Path, length: int, name: str, remat: str = "full") -> Job:
     """Our job, compiled: a gradient in the context, or of Algorithm 1 in the last norm's scale."""
     model = lim.models.load(file)
-    flow = dataclasses.replace(model.flow, products=products)
+    flow = dataclasses.replace(model.flow, remat=remat)
     model, ids = dataclasses.replace(model, flow=flow), context(model, length)
 
     @eqx.filter_jit
@@ -103,7 +103,7 @@ def side(which: str, file: Path, length: int, name: str) -> Job:
     """The job of one of `SIDES`."""
     if which == "torch":
         return theirs(file, length, name)
-    return ours(file, length, name, "kept" if which == KEEPING else "remade")
+    return ours(file, length, name, "save_matmuls" if which == KEEPING else "full")
 
 
 def measured(file: Path, length: int, name: str, repeats: int) -> dict:

@@ -15,7 +15,7 @@ from reference.networks import byte_network
 
 from lim_jax import weights
 from lim_jax._digest import digest
-from lim_jax.network import CausalAttention, LayerNorm, ResidualFlow, Rotary, Span
+from lim_jax.network import AttentionMask, CausalAttention, LayerNorm, ResidualFlow, Rotary
 from lim_jax.network.frequencies import rotary_frequencies
 from lim_jax.network.positions import Tempered
 
@@ -94,7 +94,7 @@ def attention(**options):
 
 
 def turned(base):
-    return Span(places=Rotary(rotary_frequencies(4, base)))
+    return AttentionMask(positions=Rotary(rotary_frequencies(4, base)))
 
 
 MODEL = byte_network(5)
@@ -107,7 +107,7 @@ OTHERS = {
     "step": lambda: (MODEL.flow, replace(MODEL.flow, step=doubled)),
     "scale of scores": lambda: (attention(), attention(scale=0.5)),
     "cap of scores": lambda: (attention(), attention(cap=50.0)),
-    "window": lambda: [attention(span=Span(window=size)) for size in (None, 3)],
+    "window": lambda: [attention(mask=AttentionMask(window=size)) for size in (None, 3)],
     "rope base": lambda: (turned(10_000.0), turned(500_000.0)),
     "tempered": lambda: [Tempered(tokens, 0.1) for tokens in (100.0, 200.0)],
     "epsilon of a norm": lambda: [LayerNorm.init(4, eta=eta) for eta in (1e-5, 1e-6)],

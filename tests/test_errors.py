@@ -258,7 +258,7 @@ STATIC = {
     ),
     "flow for a network": (
         lambda: lim.adjoint_trajectory(STATES, jnp.dot, (STATES, None), GRID),
-        "flow: got an array of float64.*expected a ResidualFlow",
+        "flow: got an array of float64.*expected one of ResidualFlow",
     ),
     "a state without its labels": (
         lambda: lim.adjoint_trajectory(random_flow(), jnp.dot, STATES, GRID),

@@ -19,7 +19,7 @@ from lim_jax.grid.cells import CellGrid, token_grid
 from lim_jax.grid.measure import Grid
 from lim_jax.network.field import TransformerField
 from lim_jax.network.flow import ResidualFlow, euler, split
-from lim_jax.network.keeping import Kept, RowAttention
+from lim_jax.network.kv_cache import KVCache, RowAttention
 from lim_jax.network.multihead import CausalAttention, by_head
 from lim_jax.network.slots import Field, State
 
@@ -89,7 +89,7 @@ def linearised_stages(
     """Linearise the residual stages of one layer, the last first, each once for all covectors.
 
     Returns a field, its state and its `Pull` for each. The sparse covector takes attention of its
-    own rows alone: for networks that keep keys and values (`keeping.keeps`), on a token grid.
+    own rows alone: for networks that keep keys and values (`has_kv_cache`), on a token grid.
     """
     fields, increment = _stages(flow, layer), layer[1]
 
@@ -127,12 +127,12 @@ def pull_back_heads(attention: CausalAttention, x: State, covector: State, grid:
 
 def _linearised_attention(attention: CausalAttention, x: State, grid: Grid) -> tuple[State, Pull]:
     """Linearise attention at x, once for all covectors and heads."""
-    weights, turns = grid.weights[:, None], attention.turns(grid)
-    sources, pull_sources = jax.vjp(lambda context: attention.sources(context, turns), x)
+    weights, rope = grid.weights[:, None], attention.rope(grid)
+    sources, pull_sources = jax.vjp(lambda context: attention.sources(context, rope), x)
     heads = len(attention.output)
 
     def read(x: State, key: Array, value: Array) -> State:
-        query = attention.queries(x, turns)
+        query = attention.queries(x, rope)
         return attention.attended(query, key, value, attention.gates(x), grid)
 
     each_head = [by_head(grouped, heads) for grouped in sources]
@@ -170,7 +170,7 @@ def _pull_rows(
 
     def read(rows: Array, key: Array, value: Array) -> Array:
         def read_row(position: Array, row: Array) -> Array:
-            alone = RowAttention(attention, Kept(key, value), position, grid)
+            alone = RowAttention(attention, KVCache(key, value), position, grid)
             return alone(row[None], row[None], grid)[0]
 
         return jax.vmap(read_row)(positions, rows)

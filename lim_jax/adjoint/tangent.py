@@ -39,10 +39,10 @@ from lim_jax.network.blocked import blocked_attention
 from lim_jax.network.experts import MixtureOfExperts
 from lim_jax.network.field import TransformerField
 from lim_jax.network.latent import LatentAttention
+from lim_jax.network.masks import Rope
 from lim_jax.network.multihead import CausalAttention, by_head
 from lim_jax.network.ring import RingAttention
 from lim_jax.network.slots import Field, State
-from lim_jax.network.span import Turns
 from lim_jax.network.tokenwise import FeedForward, GatedFeedForward
 
 Scalar = Float[Array, ""]
@@ -139,7 +139,7 @@ class KernelFactors(NamedTuple):
 
     Attributes
     ----------
-    attention, states, turns
+    attention, states, rope
         The sublayer, where it is linearised, and its rotations of the positions.
     kernel
         :math:`A^h(p_i, p_j)`, a density in j.
@@ -155,7 +155,7 @@ class KernelFactors(NamedTuple):
 
     attention: CausalAttention
     states: State
-    turns: Turns | None
+    rope: Rope | None
     kernel: Float[Array, "heads length length"]
     query: Float[Array, "heads length size"]
     value: Float[Array, "heads length features"]
@@ -165,10 +165,10 @@ class KernelFactors(NamedTuple):
 
     def source(self, j: Array) -> tuple[Callable[[Array], Sources], Float[Array, " width"]]:
         """The map of one token to its keys and values at position j, and the token there."""
-        turns = jax.tree.map(lambda rows: rows[j][None], self.turns)
+        rope = jax.tree.map(lambda rows: rows[j][None], self.rope)
 
         def of_token(token: Float[Array, " width"]) -> Sources:
-            key, value = self.attention.sources(token[None], turns)
+            key, value = self.attention.sources(token[None], rope)
             return key[:, 0], value[:, 0]
 
         return of_token, self.states[j]
@@ -187,7 +187,7 @@ class KernelFactors(NamedTuple):
 
     def project_output(self, heads: Float[Array, "heads length features"]) -> State:
         """Apply gates, :math:`W_O` and the norm of the output to the heads' outputs."""
-        return self.attention.mixed(heads, self.gates)
+        return self.attention.project_output(heads, self.gates)
 
     def push_output(self, moved: Float[Array, "heads length features"]) -> State:
         """Carry a tangent of the heads' outputs through `project_output`."""
@@ -234,9 +234,9 @@ def kernel_factors(attention: CausalAttention, x: State, grid: Grid) -> KernelFa
     """Evaluate the factors of the blocks of `eq:attention-nonlocal-kernel`, in float32 at least."""
     _require_attention(attention, x, grid)
     attention, x = promote((attention, x))
-    turns, grid = attention.turns(grid), attention.prefixes(grid)
-    query = attention.queries(x, turns)
-    key, value = (by_head(grouped, len(query)) for grouped in attention.sources(x, turns))
+    rope, grid = attention.rope(grid), attention.prefixes(grid)
+    query = attention.queries(x, rope)
+    key, value = (by_head(grouped, len(query)) for grouped in attention.sources(x, rope))
     kernel = attention.of_heads(partial(continued_kernel, grid=grid), query, key)
     prefix = grid.prefix_weights().astype(kernel.dtype)
     output = jnp.einsum("hij,hjv->hiv", prefix[None] * kernel, value)
@@ -244,7 +244,7 @@ def kernel_factors(attention: CausalAttention, x: State, grid: Grid) -> KernelFa
     if attention.cap is not None:
         slope = jax.vmap(partial(score_slopes, cap=attention.cap))(query, key)
     query, gates = query / math.sqrt(query.shape[-1]), attention.gates(x)
-    return KernelFactors(attention, x, turns, kernel, query, value, output, slope, gates)
+    return KernelFactors(attention, x, rope, kernel, query, value, output, slope, gates)
 
 
 @filter_jit

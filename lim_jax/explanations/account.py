@@ -31,7 +31,7 @@ from lim_jax.models.causal import CausalLM, Targets
 from lim_jax.models.ids import padded_length, padded_size, require_window
 from lim_jax.models.layerwise import TERMINAL
 from lim_jax.network.flow import ResidualFlow
-from lim_jax.network.keeping import keeps
+from lim_jax.network.kv_cache import has_kv_cache
 from lim_jax.network.slots import State
 
 Scalar = Float[Array, ""]
@@ -234,7 +234,7 @@ def parts_of_context(
     layer, so that `progress` is told of each, all on the way there and then all on the way back.
 
     Where `places` are given, the loss asks at these few alone, of a flow that keeps keys and values
-    (`keeping.keeps`) and on a token grid: the covector of no hops is zero elsewhere, and a fourth
+    (`has_kv_cache`) and on a token grid: the covector of no hops is zero elsewhere, and a fourth
     of the work is saved.
     """
     require_attention(flow)
@@ -348,7 +348,7 @@ def parts_of_ids(
     grid = token_grid(ids.shape[0], model.embedding.dtype)
     example, loss = (_embedded(model, ids), asked), jax.tree_util.Partial(terminal_loss, model)
     few = FEW * asked.targets.shape[0] <= ids.shape[0] and terminal_loss in TERMINAL.values()
-    places = asked.places if few and keeps(model.flow) else None
+    places = asked.places if few and has_kv_cache(model.flow) else None
     return parts_of_context(model.flow, loss, example, grid, depth, progress, places)
 
 

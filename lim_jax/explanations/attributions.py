@@ -104,7 +104,7 @@ def _mean_attention(
     attention: CausalAttention, x: State, grid: Grid
 ) -> Float[Array, "length length"]:
     """The heads' mean attention matrix."""
-    turns, prefixes = attention.turns(grid), attention.prefixes(grid)
-    query, (key, _) = attention.queries(x, turns), attention.sources(x, turns)
+    rope, prefixes = attention.rope(grid), attention.prefixes(grid)
+    query, (key, _) = attention.queries(x, rope), attention.sources(x, rope)
     of_head = partial(attention_weights, grid=prefixes)
     return attention.of_heads(of_head, query, by_head(key, query.shape[0])).mean(axis=0)

@@ -189,8 +189,8 @@ def attention_constant(
 
 def _beyond_the_theorem(attention: CausalAttention) -> list[str]:
     """List what this attention has beyond the softmax of states over whole prefixes."""
-    kinds = getattr(attention.span, "kinds", (attention.span,))
-    parts = [(kind, name) for kind in kinds for name in ("window", "chunk", "places")]
+    kinds = getattr(attention.mask, "kinds", (attention.mask,))
+    parts = [(kind, name) for kind in kinds for name in ("window", "chunk", "positions")]
     parts += [(attention, name) for name in ("scale", "cap", "sinks", "output_norm", "gate")]
     own = [] if type(attention) is CausalAttention else [type(attention).__name__]
     own += [] if attention.attend is causal_attention else ["attend"]

@@ -42,9 +42,9 @@ from lim_jax.limits.refinement import Study, refine, richardson
 from lim_jax.limits.rows import Curve, Row
 from lim_jax.loss.readouts import BandReadout, Edges, LinearReadout, TokenwiseReadout
 from lim_jax.network.flow import ResidualFlow
+from lim_jax.network.masks import AttentionMask
 from lim_jax.network.multihead import CausalAttention
 from lim_jax.network.positions import Rotary
-from lim_jax.network.span import Span
 
 GRIDS = {"tokens": token_grid, "midpoints": midpoint_grid, "graded": graded_grid}
 SIZES, DEPTHS = (100, 200, 400, 800, 1600), (32, 64, 128, 256, 512, 1024)
@@ -201,7 +201,9 @@ def _attention_rows(sizes: tuple[int, ...], quick: bool, seed: int) -> Iterator[
     if quick:
         return
     # Rotary keys, for which [0, 1] stands for twelve tokens on every grid.
-    rotary = dataclasses.replace(_one_layer(seed), span=Span(places=Rotary((1.0,), tokens=12)))
+    rotary = dataclasses.replace(
+        _one_layer(seed), mask=AttentionMask(positions=Rotary((1.0,), tokens=12))
+    )
     studies = attention_studies(rotary, smooth_states, sizes, smooth=True)
     for part in ("inside", "mean square", "every cell"):
         yield Row(f"rotary attention, {part}, tokens", studies[part], 1)

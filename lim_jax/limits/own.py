@@ -37,8 +37,8 @@ from lim_jax.limits.rows import Row, names_by_remark, rates_table
 from lim_jax.limits.schemes import Scheme, reference_flows
 from lim_jax.network.continuous import ContinuousFlow
 from lim_jax.network.flow import ResidualFlow
+from lim_jax.network.masks import AttentionMask, SwitchedMask
 from lim_jax.network.slots import Field, State
-from lim_jax.network.span import Span, Spans
 
 Network = Callable[[State, Grid], PyTree]
 Measure = Callable[[Any, Grid], Any]
@@ -341,9 +341,15 @@ def _by_size(grids: Any, network: Any) -> dict[int, Grid]:
     known = _grids(grids, "grids")
     _require_refinements([grid.size for grid in known], "grids", "positions")
     field = network.control(jnp.array(0.0)) if isinstance(network, ContinuousFlow) else network
-    spans = jax.tree.leaves(field, is_leaf=lambda node: isinstance(node, Span | Spans))
-    kinds = [kind for span in spans for kind in getattr(span, "kinds", (span,))]
-    places = [kind.places for kind in kinds if isinstance(kind, Span) and kind.places is not None]
+    masks = jax.tree.leaves(
+        field, is_leaf=lambda node: isinstance(node, AttentionMask | SwitchedMask)
+    )
+    kinds = [kind for mask in masks for kind in getattr(mask, "kinds", (mask,))]
+    places = [
+        kind.positions
+        for kind in kinds
+        if isinstance(kind, AttentionMask) and kind.positions is not None
+    ]
     require(
         all(rope.tokens is not None for rope in places),
         "network",

@@ -22,7 +22,7 @@ from lim_jax._errors import filter_jit
 from lim_jax.grid.cells import CellGrid, token_grid
 from lim_jax.models.causal import CausalLM, Targets
 from lim_jax.models.ids import padded_size
-from lim_jax.network.keeping import Kept, Place, advanced, flowed, keeps
+from lim_jax.network.kv_cache import KVCache, Place, decode_step, has_kv_cache, prefill
 
 Row = Float[Array, " vocabulary"]
 
@@ -83,7 +83,7 @@ def answer(
 
 def _steps(model: CausalLM, length: int, stop: int) -> int:
     """How many further ids one pass over a context of a length serves."""
-    if not keeps(model.flow):
+    if not has_kv_cache(model.flow):
         return 1
     return len(list(takewhile(partial(model.same_rope, length), range(length, stop))))
 
@@ -117,21 +117,22 @@ def _continued(
 
 def prefill_logits(
     model: CausalLM, ids: Int[Array, " size"], length: Place
-) -> tuple[Row, Kept | None]:
+) -> tuple[Row, KVCache | None]:
     """The logits after the first `length` ids, and all keys and values, or None without a cache."""
     x = model.embed(ids)
     grid = token_grid(x.shape[0], x.dtype)
-    state, kept = flowed(model.flow, x, grid) if keeps(model.flow) else (model.flow(x, grid), None)
+    cached = has_kv_cache(model.flow)
+    state, kept = prefill(model.flow, x, grid) if cached else (model.flow(x, grid), None)
     return _logits(model, jax.lax.dynamic_slice_in_dim(state, length - 1, 1)), kept
 
 
 def decode_logits(
-    model: CausalLM, token: Int[Array, ""], place: Place, kept: Kept, grid: CellGrid
-) -> tuple[Row, Kept]:
+    model: CausalLM, token: Int[Array, ""], place: Place, kept: KVCache, grid: CellGrid
+) -> tuple[Row, KVCache]:
     """The logits after one more id, at its place, and keys and values with its own."""
     # A row of this one id, whose context began so many positions before it.
     alone = Targets(token[None], jnp.ones(1, grid.weights.dtype), starts=-place[None])
-    state, kept = advanced(model.flow, model.embed(token[None], alone), place, kept, grid)
+    state, kept = decode_step(model.flow, model.embed(token[None], alone), place, kept, grid)
     return _logits(model, state), kept
 
 

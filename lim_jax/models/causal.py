@@ -46,10 +46,10 @@ from lim_jax.models.placement import (
 from lim_jax.models.reading import Source
 from lim_jax.models.rope_config import trained_length
 from lim_jax.network.flow import ResidualFlow
+from lim_jax.network.masks import AttentionMask, SwitchedMask
 from lim_jax.network.norms import Norm
 from lim_jax.network.shaping import capped
 from lim_jax.network.slots import State
-from lim_jax.network.span import Span, Spans
 from lim_jax.weights import Rows, gather_rows, slice_rows
 
 Profile = Float[Array, " length"]
@@ -183,11 +183,11 @@ class CausalLM(eqx.Module):
     def same_rope(self, length: int, other: int) -> bool:
         """Whether rows of two lengths have the same rotary frequencies, which may depend on it."""
 
-        def is_span(node: Any) -> bool:
-            return isinstance(node, Span | Spans)
+        def is_mask(node: Any) -> bool:
+            return isinstance(node, AttentionMask | SwitchedMask)
 
-        nodes = jax.tree.leaves(self.flow.pattern, is_leaf=is_span)
-        return all(span.alike(length, other) for span in nodes if is_span(span))
+        nodes = jax.tree.leaves(self.flow.pattern, is_leaf=is_mask)
+        return all(mask.same_rope(length, other) for mask in nodes if is_mask(mask))
 
     def readout(self, state: State, grid: Grid) -> Logits:
         """The logits of the next word at every position, of the network's last states."""

@@ -14,7 +14,7 @@ from lim_jax.models.reading import Reader, Source, Weights, put
 from lim_jax.models.recipe import Recipe
 from lim_jax.network.field import TransformerField
 from lim_jax.network.flow import ResidualFlow
-from lim_jax.network.span import Span, Spans, spans_of
+from lim_jax.network.masks import AttentionMask, SwitchedMask, layer_masks
 from lim_jax.weights import Rows, slice_rows
 
 
@@ -49,11 +49,11 @@ def read_decoder(
     read = Reader(checkpoint, dtype, names.prefix)
     shape = sizes.vocabulary, sizes.width
     rows = placement.rows(read, f"{read.prefix}{names.embedding}.weight", shape)
-    # Weights that stay on the host are fetched inside a program, so no span may be on a device.
-    spans = jax.tree.map(np.asarray, spans_of(list(recipe.spans)))
+    # Weights that stay on the host are fetched inside a program, so no mask may be on a device.
+    masks = jax.tree.map(np.asarray, layer_masks(list(recipe.masks)))
 
     def layer(index: int) -> TransformerField:
-        return _layer(read, index, recipe, spans[index])
+        return _layer(read, index, recipe, masks[index])
 
     layers = placement.layers(layer, sizes.depth)
     if not placement.each_layer:
@@ -132,10 +132,12 @@ def _normed_rows(read: Reader, recipe: Recipe, rows: Rows) -> Array:
     return of_all(rows)
 
 
-def _layer(read: Reader, index: int, recipe: Recipe, span: Span | Spans) -> TransformerField:
+def _layer(
+    read: Reader, index: int, recipe: Recipe, mask: AttentionMask | SwitchedMask
+) -> TransformerField:
     names, at = recipe.names, f"{recipe.names.layer}.{index}"
     read.ignore(*(f"{at}.{name}" for name in names.ignored))
     before = read_norm(read, at, names.before_network, recipe) or eqx.nn.Identity()
     after = read_norm(read, at, names.after_network, recipe)
-    attention = recipe.attention(read, at, recipe, span)
+    attention = recipe.attention(read, at, recipe, mask)
     return TransformerField(attention, recipe.network(read, at, recipe, before, after))

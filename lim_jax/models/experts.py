@@ -12,8 +12,8 @@ from lim_jax.models.reading import Reader, put, split_heads
 from lim_jax.models.recipe import Recipe
 from lim_jax.network.experts import Experts, Gate, MixtureOfExperts, Routing
 from lim_jax.network.latent import LatentAttention
+from lim_jax.network.masks import AttentionMask, SwitchedMask
 from lim_jax.network.norms import Norm
-from lim_jax.network.span import Span, Spans
 from lim_jax.network.tokenwise import GatedFeedForward
 
 Arrays = dict[str, np.ndarray]
@@ -162,7 +162,9 @@ def read_mla(config: Options) -> Callable[..., LatentAttention]:
     latent = None if config.get("q_lora_rank") is None else get_int(config, "q_lora_rank")
     size = still + rotary
 
-    def attention(read: Reader, at: str, recipe: Recipe, span: Span | Spans) -> LatentAttention:
+    def attention(
+        read: Reader, at: str, recipe: Recipe, mask: AttentionMask | SwitchedMask
+    ) -> LatentAttention:
         width, heads = recipe.sizes.width, recipe.sizes.heads
         interleaved = recipe._replace(rope_interleaved=True)
         norm = read_norm(read, at, recipe.names.before_attention, recipe) or eqx.nn.Identity()
@@ -182,11 +184,11 @@ def read_mla(config: Options) -> Callable[..., LatentAttention]:
         shared = deinterleaved(down[None, rank:], interleaved)[0]
         output = split_heads(read(f"{at}.o_proj.weight", width, heads * features), heads)
         arrays = query, up[:, :still], up[:, still:], output, down[:rank], shared
-        names = "query", "key", "value", "output", "down", "turning"
+        names = "query", "key", "value", "output", "down", "rope_key"
         return LatentAttention(
             norm, **dict(zip(names, put(*arrays), strict=True)), **parts,
             down_norm=rms_norm(read, f"{at}.kv_a_layernorm", rank, LATENT_NORM_EPS),
-            span=span, scale=recipe.scale,
+            mask=mask, scale=recipe.scale,
         )  # fmt: skip
 
     return attention

@@ -4,13 +4,13 @@ import math
 from typing import Any
 
 from lim_jax.models import parts
-from lim_jax.models.llama_family import biases_of, llama_like, spans_by_kind
+from lim_jax.models.llama_family import biases_of, llama_like, masks_by_kind
 from lim_jax.models.options import Configuration, get_int, get_positive, refuse_options
 from lim_jax.models.reading import tanh_gelu
 from lim_jax.models.recipe import Names, Recipe, Sizes, sizes_of
-from lim_jax.models.rope_config import SLIDING, WINDOW, full_every, layer_kinds, rotary_of, spans
+from lim_jax.models.rope_config import SLIDING, WINDOW, full_every, layer_kinds, masks_of, rotary_of
+from lim_jax.network.masks import AttentionMask
 from lim_jax.network.positions import Rotary
-from lim_jax.network.span import Span
 
 BOTH_SIDES = Names(
     after_attention="post_attention_layernorm",
@@ -35,7 +35,7 @@ def gemma2(config: Configuration) -> Recipe:
     refuse_options(config, sliding_window_size=config.get("sliding_window", WINDOW))
     kinds = layer_kinds(config, sizes.depth, *full_every(2, sizes.depth))
     return _gemma(
-        config, sizes, "hidden_activation", spans_by_kind(config, sizes, kinds),
+        config, sizes, "hidden_activation", masks_by_kind(config, sizes, kinds),
         names=BOTH_SIDES, scale=_scale(config),
         cap=config.get("attn_logit_softcapping", 50.0),
         logit_cap=config.get("final_logit_softcapping", 30.0),
@@ -58,16 +58,19 @@ def gemma3_text(config: Configuration) -> Recipe:
         return rotary_of(config, sizes.head_dim, base, default=default, kind=kind)
 
     return _gemma(
-        config, sizes, "hidden_activation", spans(config, kinds, positions), names=BOTH_SIDES,
+        config, sizes, "hidden_activation", masks_of(config, kinds, positions), names=BOTH_SIDES,
         scale=_scale(config), head_norm=parts.shared_head_norm,
         logit_cap=config.get("final_logit_softcapping"),
     )  # fmt: skip
 
 
 def _gemma(
-    config: Configuration, sizes: Sizes, act: str, of_layers: tuple[Span, ...] | None = None,
+    config: Configuration,
+    sizes: Sizes,
+    act: str,
+    of_layers: tuple[AttentionMask, ...] | None = None,
     **more: Any,
-) -> Recipe:  # fmt: skip
+) -> Recipe:
     refuse_options(config, use_bidirectional_attention=False)
     config.ignore("hidden_act")  # later members of the family state it, and do not read it
     return llama_like(

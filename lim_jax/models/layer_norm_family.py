@@ -7,7 +7,7 @@ from jaxtyping import Array
 
 from lim_jax._checks import described
 from lim_jax.models import parts
-from lim_jax.models.llama_family import biases_of, llama_like, rotary_spans, spans_by_kind
+from lim_jax.models.llama_family import biases_of, llama_like, masks_by_kind, rotary_masks
 from lim_jax.models.options import (
     Configuration,
     get_int,
@@ -17,10 +17,10 @@ from lim_jax.models.options import (
 )
 from lim_jax.models.reading import bloom_gelu
 from lim_jax.models.recipe import Biases, Names, Recipe, SizeNames, Sizes, sizes_of
-from lim_jax.models.rope_config import FULL, SLIDING, full_every, layer_kinds, rotary_of, spans
+from lim_jax.models.rope_config import FULL, SLIDING, full_every, layer_kinds, masks_of, rotary_of
 from lim_jax.network.flow import euler, split
+from lim_jax.network.masks import AttentionMask
 from lim_jax.network.positions import Alibi
-from lim_jax.network.span import Span
 
 EVERYWHERE = Biases(qkv=True, attention_output=True, mlp=True)
 MASKS = ("bias", "masked_bias", "rotary_emb.inv_freq")
@@ -29,7 +29,7 @@ MASKS = ("bias", "masked_bias", "rotary_emb.inv_freq")
 def biased(
     config: Configuration,
     sizes: Sizes,
-    of_layers: tuple[Span, ...],
+    of_layers: tuple[AttentionMask, ...],
     names: Names,
     *,
     act: str = "activation_function",
@@ -70,8 +70,8 @@ def gpt2(config: Configuration) -> Recipe:
         fused_qkv="attn.c_attn", output="attn.c_proj", ignored=("attn.bias", "attn.masked_bias")
     )
     return biased(
-        config, sizes, sizes.depth * (Span(),), names, projections=parts.fused_qkv, transposed=True,
-        num_positions=get_int(config, "n_positions"),
+        config, sizes, sizes.depth * (AttentionMask(),), names, projections=parts.fused_qkv,
+        transposed=True, num_positions=get_int(config, "n_positions"),
     )  # fmt: skip
 
 
@@ -85,7 +85,7 @@ def gpt_neox(config: Configuration) -> Recipe:
     sizes = sizes_of(config, LAYER_NORM_EPS, norm_eps=1e-5)
     part = config.get("rotary_pct", 0.25)
     refuse_options(config, partial_rotary_factor=part)  # the publisher's reader ignores it
-    of_layers = rotary_spans(config, sizes, base="rotary_emb_base", default_part=part)
+    of_layers = rotary_masks(config, sizes, base="rotary_emb_base", default_part=part)
     names = Names(
         prefix="gpt_neox.", embedding="embed_in", fused_qkv="attention.query_key_value",
         output="attention.dense", up="dense_h_to_4h", down="dense_4h_to_h",
@@ -111,7 +111,7 @@ def gptj(config: Configuration) -> Recipe:
         ignored=("attn.bias", "attn.masked_bias", "attn.embed_positions"),
     )  # fmt: skip
     return biased(
-        config, sizes, sizes.depth * (Span(places=rotary),), names, step=euler,
+        config, sizes, sizes.depth * (AttentionMask(positions=rotary),), names, step=euler,
         rope_interleaved=True, biases=Biases(mlp=True, head=True), tied=False,
     )  # fmt: skip
 
@@ -127,7 +127,7 @@ def gpt_neo(config: Configuration) -> Recipe:
     got = f"attention_types = {described(config.get('attention_types'))}"
     require_config(fits, got, f"{sizes.depth} layers, global or local")
     window = get_int(config, "window_size", 256)
-    of_layers = tuple(Span(window if kind == "local" else None) for kind in kinds)
+    of_layers = tuple(AttentionMask(window if kind == "local" else None) for kind in kinds)
     at = "attn.attention"
     names = GPT_NAMES._replace(
         query=f"{at}.q_proj", key=f"{at}.k_proj", value=f"{at}.v_proj", output=f"{at}.out_proj",
@@ -152,7 +152,7 @@ def opt(config: Configuration) -> Recipe:
         before_network="final_layer_norm", last="final_layer_norm",
     )  # fmt: skip
     return biased(
-        config, sizes, sizes.depth * (Span(),), names, offset=2,
+        config, sizes, sizes.depth * (AttentionMask(),), names, offset=2,
         num_positions=get_int(config, "max_position_embeddings"), activation="relu",
     )  # fmt: skip
 
@@ -163,7 +163,7 @@ def bloom(config: Configuration) -> Recipe:
     width = "hidden_size" if config.get("n_embed") is None else "n_embed"
     sizes = sizes_of(config, OF_BLOOM._replace(width=width), norm_eps=1e-5)
     names = FALCON_NAMES._replace(embedding_norm="word_embeddings_layernorm")
-    alibi = Span(places=Alibi(parts.alibi_slopes(sizes.heads)))
+    alibi = AttentionMask(positions=Alibi(parts.alibi_slopes(sizes.heads)))
     return biased(
         config, sizes, sizes.depth * (alibi,), names, projections=parts.fused_qkv_by_group,
         activation=bloom_gelu,
@@ -188,7 +188,7 @@ def falcon(config: Configuration) -> Recipe:
     names = FALCON_NAMES._replace(before_attention=before[0], before_network=before[1])
     biases = EVERYWHERE if config.get("bias", False) else Biases()
     return biased(
-        config, sizes, rotary_spans(config, sizes), names,
+        config, sizes, rotary_masks(config, sizes), names,
         projections=parts.fused_qkv if one_group else parts.fused_qkv_by_group,
         step=euler if parallel else split, biases=biases, act="activation", activation="gelu",
     )  # fmt: skip
@@ -203,7 +203,7 @@ def phi(config: Configuration) -> Recipe:
         last="final_layernorm",
     )  # fmt: skip
     return biased(
-        config, sizes, rotary_spans(config, sizes, default_part=0.5), names, step=euler,
+        config, sizes, rotary_masks(config, sizes, default_part=0.5), names, step=euler,
         biases=EVERYWHERE._replace(head=True), tied=False, act="hidden_act",
     )  # fmt: skip
 
@@ -218,7 +218,7 @@ def starcoder2(config: Configuration) -> Recipe:
     slides = config.get("sliding_window") is not None
     kinds = layer_kinds(config, sizes.depth, *sizes.depth * [SLIDING if slides else FULL])
     return biased(
-        config, sizes, spans_by_kind(config, sizes, kinds), Names(up="c_fc", down="c_proj"),
+        config, sizes, masks_by_kind(config, sizes, kinds), Names(up="c_fc", down="c_proj"),
         biases=EVERYWHERE if config.get("use_bias", True) else Biases(),
         act="hidden_act", activation="gelu_pytorch_tanh",
     )  # fmt: skip
@@ -232,7 +232,7 @@ def stablelm(config: Configuration) -> Recipe:
     if parallel:
         names = names._replace(before_network="input_layernorm")
     return llama_like(
-        config, sizes, rotary_spans(config, sizes, default_part=0.25), names=names,
+        config, sizes, rotary_masks(config, sizes, default_part=0.25), names=names,
         norm=parts.layer_norm, biases=Biases(qkv=bool(config.get("use_qkv_bias", False))),
         step=euler if parallel else split,
         head_norm=parts.separate_head_norms if config.get("qk_layernorm", False) else None,
@@ -244,7 +244,7 @@ def nemotron(config: Configuration) -> Recipe:
     sizes = sizes_of(config, SizeNames(norm_eps="norm_eps"), norm_eps=1e-5)
     refuse_options(config, kv_channels=sizes.head_dim, layer_norm_eps=sizes.norm_eps)
     return llama_like(
-        config, sizes, rotary_spans(config, sizes, default_part=0.5), activation="relu2",
+        config, sizes, rotary_masks(config, sizes, default_part=0.5), activation="relu2",
         network=parts.plain_mlp, norm=parts.unit_offset_layer_norm, biases=biases_of(config),
     )  # fmt: skip
 
@@ -252,7 +252,7 @@ def nemotron(config: Configuration) -> Recipe:
 def cohere(config: Configuration) -> Recipe:
     """Command R: parallel blocks behind one norm without shift, scaled logits."""
     sizes = sizes_of(config, LAYER_NORM_EPS, norm_eps=1e-5)
-    of_layers = rotary_spans(config, sizes, default=500_000.0)
+    of_layers = rotary_masks(config, sizes, default=500_000.0)
     normed = parts.per_head_norm if config.get("use_qk_norm", False) else None
     return _cohere(config, sizes, of_layers, head_norm=normed)
 
@@ -269,11 +269,11 @@ def cohere2(config: Configuration) -> Recipe:
     )  # fmt: skip
     kinds = layer_kinds(config, sizes.depth, *full_every(period, sizes.depth))
     positions = {SLIDING: rotary_of(config, sizes.head_dim), FULL: None}
-    return _cohere(config, sizes, spans(config, kinds, positions.get))
+    return _cohere(config, sizes, masks_of(config, kinds, positions.get))
 
 
 def _cohere(
-    config: Configuration, sizes: Sizes, of_layers: tuple[Span, ...], **more: Any
+    config: Configuration, sizes: Sizes, of_layers: tuple[AttentionMask, ...], **more: Any
 ) -> Recipe:
     return llama_like(
         config, sizes, of_layers, tied=True, norm=parts.layer_norm_without_shift, step=euler,

@@ -17,13 +17,13 @@ from lim_jax.models.rope_config import (
     WINDOW,
     full_every,
     layer_kinds,
+    masks_of,
     rope_options,
     rotary_of,
-    spans,
 )
 from lim_jax.network.frequencies import rotary_frequencies
+from lim_jax.network.masks import AttentionMask
 from lim_jax.network.positions import Rotary
-from lim_jax.network.span import Span
 
 AFTER = {"before_attention": None, "after_attention": "post_attention_layernorm"}
 AFTER |= {"before_network": None, "after_network": "post_feedforward_layernorm"}
@@ -39,7 +39,7 @@ OF_HUNYUAN = (
 def llama_like(
     config: Configuration,
     sizes: Sizes,
-    of_layers: tuple[Span, ...] | None = None,
+    of_layers: tuple[AttentionMask, ...] | None = None,
     *,
     act: str = "hidden_act",
     activation: str | Callable[[Array], Array] = "silu",
@@ -78,13 +78,13 @@ def llama_like(
         "activation": activation,
         "tied": bool(config.get("tie_word_embeddings", tied)),
     }
-    of_layers = rotary_spans(config, sizes) if of_layers is None else of_layers
+    of_layers = rotary_masks(config, sizes) if of_layers is None else of_layers
     return Recipe(sizes, of_layers, **(usual | options))
 
 
-def rotary_spans(config: Configuration, sizes: Sizes, **rope: Any) -> tuple[Span, ...]:
+def rotary_masks(config: Configuration, sizes: Sizes, **rope: Any) -> tuple[AttentionMask, ...]:
     """Return layers that all see everything by the same rotary positions, as `rotary_of` says."""
-    return sizes.depth * (Span(places=rotary_of(config, sizes.head_dim, **rope)),)
+    return sizes.depth * (AttentionMask(positions=rotary_of(config, sizes.head_dim, **rope)),)
 
 
 def biases_of(
@@ -106,7 +106,7 @@ def mistral(config: Configuration) -> Recipe:
     sizes = sizes_of(config)
     slides = config.get("sliding_window", WINDOW) is not None
     kinds = layer_kinds(config, sizes.depth, *sizes.depth * [SLIDING if slides else FULL])
-    return llama_like(config, sizes, spans_by_kind(config, sizes, kinds))
+    return llama_like(config, sizes, masks_by_kind(config, sizes, kinds))
 
 
 def ministral(config: Configuration) -> Recipe:
@@ -140,7 +140,7 @@ def ernie4_5(config: Configuration) -> Recipe:
     """ERNIE 4.5: Llama with interleaved rotary features."""
     biased = bool(config.get("use_bias", False))
     biases, sizes = Biases(biased, biased, biased), sizes_of(config, norm_eps=1e-5, head_dim=128)
-    of_layers = rotary_spans(config, sizes, default=500_000.0)
+    of_layers = rotary_masks(config, sizes, default=500_000.0)
     return llama_like(config, sizes, of_layers, biases=biases, rope_interleaved=True, tied=True)
 
 
@@ -161,9 +161,9 @@ def hunyuan_v1_dense(config: Configuration) -> Recipe:
     else:
         rotary = rotary_of(config, sizes.head_dim)
     names = Names(query_norm="self_attn.query_layernorm", key_norm="self_attn.key_layernorm")
-    span = Span(places=replace(rotary, from_zero=True))
+    mask = AttentionMask(positions=replace(rotary, from_zero=True))
     return llama_like(
-        config, sizes, sizes.depth * (span,), names=names, biases=biases_of(config),
+        config, sizes, sizes.depth * (mask,), names=names, biases=biases_of(config),
         head_norm=parts.shared_head_norm, rope_before_qk_norm=True,
     )  # fmt: skip
 
@@ -171,7 +171,7 @@ def hunyuan_v1_dense(config: Configuration) -> Recipe:
 def helium(config: Configuration) -> Recipe:
     """Helium: Llama with interleaved rotary features."""
     sizes = sizes_of(config, norm_eps=1e-8, head_dim=128)
-    of_layers = rotary_spans(config, sizes, default=100_000.0)
+    of_layers = rotary_masks(config, sizes, default=100_000.0)
     biases = biases_of(config, output=None)
     return llama_like(config, sizes, of_layers, biases=biases, rope_interleaved=True)
 
@@ -192,9 +192,10 @@ def smollm3(config: Configuration) -> Recipe:
     kinds = layer_kinds(config, sizes.depth, *usual)
     if not slides:
         kinds = sizes.depth * (FULL,)
-    seen = spans(config, kinds, lambda kind: rotary, None)
+    seen = masks_of(config, kinds, lambda kind: rotary, None)
     of_layers = tuple(
-        span if rotates else Span(span.window) for span, rotates in zip(seen, rotated, strict=False)
+        mask if rotates else AttentionMask(mask.window)
+        for mask, rotates in zip(seen, rotated, strict=False)
     )
     return llama_like(config, sizes, of_layers, biases=biases_of(config), tied=True)
 
@@ -226,7 +227,7 @@ def phi3(config: Configuration) -> Recipe:
     slides = config.get("sliding_window") is not None
     kinds = sizes.depth * (SLIDING if slides else FULL,)
     return llama_like(
-        config, sizes, spans_by_kind(config, sizes, kinds, default_part=1.0),
+        config, sizes, masks_by_kind(config, sizes, kinds, default_part=1.0),
         projections=parts.fused_qkv, network=parts.fused_gated_mlp, names=Names(up="gate_up_proj"),
     )  # fmt: skip
 
@@ -243,7 +244,7 @@ def exaone4(config: Configuration) -> Recipe:
     rotary = rotary_of(config, sizes.head_dim)
     positions = {SLIDING: rotary, FULL: rotary if window is None else None}
     return llama_like(
-        config, sizes, spans(config, kinds, positions.get), names=Names(**AFTER),
+        config, sizes, masks_of(config, kinds, positions.get), names=Names(**AFTER),
         head_norm=parts.shared_head_norm,
     )  # fmt: skip
 
@@ -262,7 +263,7 @@ def olmo3(config: Configuration) -> Recipe:
     kinds = layer_kinds(config, sizes.depth, *full_every(4, sizes.depth))
     # Readers disagree about another base beside rope_scaling.
     refuse_options(config, rope_theta=500_000.0)
-    of_layers = spans(
+    of_layers = masks_of(
         config, kinds,
         lambda kind: rotary_of(config, sizes.head_dim, default=500_000.0, kind=kind),
     )  # fmt: skip
@@ -275,7 +276,7 @@ def olmo3(config: Configuration) -> Recipe:
 def glm(config: Configuration) -> Recipe:
     """GLM: half of each head is rotated, interleaved; a fused matrix of gates."""
     sizes = sizes_of(config, norm_eps=1.5625e-7, head_dim=128)
-    of_layers = rotary_spans(config, sizes, default_part=0.5)
+    of_layers = rotary_masks(config, sizes, default_part=0.5)
     biases = Biases(qkv=bool(config.get("attention_bias", True)))
     return llama_like(
         config, sizes, of_layers, biases=biases, rope_interleaved=True,
@@ -298,18 +299,18 @@ def arcee(config: Configuration) -> Recipe:
     )  # fmt: skip
 
 
-def spans_by_kind(
+def masks_by_kind(
     config: Configuration, sizes: Sizes, kinds: tuple[str, ...], **rope: Any
-) -> tuple[Span, ...]:
+) -> tuple[AttentionMask, ...]:
     """Return what layers of these kinds see, with the same rotary positions for all."""
     rotary = rotary_of(config, sizes.head_dim, **rope)
-    return spans(config, kinds, lambda kind: rotary)
+    return masks_of(config, kinds, lambda kind: rotary)
 
 
-def _qwens(config: Configuration, sizes: Sizes) -> tuple[Span, ...]:
+def _qwens(config: Configuration, sizes: Sizes) -> tuple[AttentionMask, ...]:
     """Return Qwen's layers, which by default slide from ``max_window_layers`` on, if any do."""
     slides = config.get("use_sliding_window", False)
     first = get_int(config, "max_window_layers", 28, least=0)
     first = first if slides and config.get("sliding_window", WINDOW) is not None else sizes.depth
     usual = (FULL if k < first else SLIDING for k in range(sizes.depth))
-    return spans_by_kind(config, sizes, layer_kinds(config, sizes.depth, *usual))
+    return masks_by_kind(config, sizes, layer_kinds(config, sizes.depth, *usual))

@@ -6,9 +6,9 @@ from lim_jax.models import experts, parts
 from lim_jax.models.llama_family import (
     biases_of,
     llama_like,
+    masks_by_kind,
     multipliers,
-    rotary_spans,
-    spans_by_kind,
+    rotary_masks,
 )
 from lim_jax.models.options import (
     Configuration,
@@ -26,15 +26,15 @@ from lim_jax.models.rope_config import (
     TRAINED,
     full_every,
     layer_kinds,
+    masks_of,
     rope_options,
     rotary_of,
-    spans,
     yarn_weights,
 )
 from lim_jax.network.experts import ClampedGate, Routing
 from lim_jax.network.frequencies import yarn_amplitude
+from lim_jax.network.masks import AttentionMask
 from lim_jax.network.positions import Tempered, UnitRotary
-from lim_jax.network.span import Span
 
 OF_GPT_OSS = {"rope_type": "yarn", "factor": 32.0, "truncate": False, TRAINED: 4096}
 OF_TRINITY = Names(
@@ -74,7 +74,7 @@ def afmoe(config: Configuration) -> Recipe:
         dense_layers=frozenset(range(get_int(config, "num_dense_layers", 1, least=0))),
     )  # fmt: skip
     return llama_like(
-        config, sizes, spans(config, kinds, positions.get, 1024), names=OF_TRINITY,
+        config, sizes, masks_of(config, kinds, positions.get, 1024), names=OF_TRINITY,
         biases=Biases(biased, biased), head_norm=parts.shared_head_norm,
         network=experts.moe_mlp(mixture),
         embedding_scale=math.sqrt(sizes.width) if config.get("mup_enabled", False) else 1.0,
@@ -85,7 +85,7 @@ def mixtral(config: Configuration) -> Recipe:
     """Mixtral: Mistral with experts."""
     sizes = sizes_of(config, norm_eps=1e-5)
     slides = config.get("sliding_window") is not None
-    seen = spans_by_kind(config, sizes, sizes.depth * (SLIDING if slides else FULL,), default=1e6)
+    seen = masks_by_kind(config, sizes, sizes.depth * (SLIDING if slides else FULL,), default=1e6)
     mixture = experts.Mixture(
         get_int(config, "num_local_experts", 8), sizes.intermediate_size,
         Routing(_top(config, 2)), experts.by_expert("w1", "w3", "w2"),
@@ -100,7 +100,7 @@ def qwen3_moe(config: Configuration) -> Recipe:
     sizes = sizes_of(config)
     slides = config.get("use_sliding_window", False)
     config.ignore("max_window_layers")  # all layers slide, or none
-    seen = spans_by_kind(config, sizes, sizes.depth * (SLIDING if slides else FULL,))
+    seen = masks_by_kind(config, sizes, sizes.depth * (SLIDING if slides else FULL,))
     only = config.get("mlp_only_layers") or ()
     step = get_int(config, "decoder_sparse_step", 1, least=0)
     dense = {k for k in range(sizes.depth) if k in only or step < 1 or (k + 1) % step}
@@ -145,7 +145,7 @@ def gpt_oss(config: Configuration) -> Recipe:
     )  # fmt: skip
     config.ignore(*REPEATED)
     return llama_like(
-        config, sizes, spans(config, kinds, lambda kind: rotary, 128),
+        config, sizes, masks_of(config, kinds, lambda kind: rotary, 128),
         names=Names(sinks="self_attn.sinks"), biases=biases_of(config, default=True),
         network=experts.moe_mlp(mixture),
     )  # fmt: skip
@@ -166,8 +166,10 @@ def llama4_text(config: Configuration) -> Recipe:
     scale, floor = config.get("attn_scale", 0.1), config.get("floor_scale", 8192)
     tempered = Tempered(scale, floor) if config.get("attn_temperature_tuning", True) else None
     of_layers = tuple(
-        span if rotates else Span(span.window, span.chunk, tempered)
-        for span, rotates in zip(spans(config, kinds, lambda kind: rotary), rotated, strict=False)
+        mask if rotates else AttentionMask(mask.window, mask.chunk, tempered)
+        for mask, rotates in zip(
+            masks_of(config, kinds, lambda kind: rotary), rotated, strict=False
+        )
     )
     step, layers = get_int(config, "interleave_moe_layer_step", 1), config.get("moe_layers")
     sparse = range(step - 1, sizes.depth, step) if layers is None else layers
@@ -233,7 +235,7 @@ def _deepseek(
     )  # fmt: skip
     size, rope = sizes.head_dim + get_int(config, "qk_nope_head_dim"), rope_options(config)
     return llama_like(
-        config, sizes, rotary_spans(config, sizes), network=experts.moe_mlp(mixture),
+        config, sizes, rotary_masks(config, sizes), network=experts.moe_mlp(mixture),
         attention=experts.read_mla(config), scale=_yarn_scale(size, rope),
         num_mtp_layers=config.get("num_nextn_predict_layers") or 0,
     )  # fmt: skip

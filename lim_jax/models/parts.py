@@ -10,9 +10,9 @@ from jaxtyping import Array
 
 from lim_jax.models.reading import Reader, put, split_heads
 from lim_jax.models.recipe import Recipe
+from lim_jax.network.masks import AttentionMask, SwitchedMask
 from lim_jax.network.multihead import CausalAttention
 from lim_jax.network.norms import AcrossHeads, EachHead, HeadNorm, LayerNorm, Norm, RMSNorm
-from lim_jax.network.span import Span, Spans
 from lim_jax.network.tokenwise import FeedForward, GatedFeedForward
 
 Projected = dict[str, Array | None]
@@ -85,7 +85,7 @@ def deinterleaved(rows: np.ndarray | Array, recipe: Recipe) -> np.ndarray:
     Files of `Recipe.rope_interleaved` have neighbours together. Scores stay the same, since
     queries and keys are both reordered.
     """
-    rows, rotary_dim = np.asarray(rows), max(span.turning for span in recipe.spans)
+    rows, rotary_dim = np.asarray(rows), max(mask.rotary_dim for mask in recipe.masks)
     if not recipe.rope_interleaved:
         return rows
     first = np.arange(0, rotary_dim, 2)
@@ -199,7 +199,9 @@ def _mlp_bias(read: Reader, name: str, recipe: Recipe, size: int) -> Array | Non
     return put(read(f"{name}.bias", size))[0] if recipe.biases.mlp else None
 
 
-def read_attention(read: Reader, at: str, recipe: Recipe, span: Span | Spans) -> CausalAttention:
+def read_attention(
+    read: Reader, at: str, recipe: Recipe, mask: AttentionMask | SwitchedMask
+) -> CausalAttention:
     """Read multi-head attention."""
     sizes, names = recipe.sizes, recipe.names
     width, heads = sizes.width, sizes.heads
@@ -219,12 +221,12 @@ def read_attention(read: Reader, at: str, recipe: Recipe, span: Span | Spans) ->
         output=put(split_heads(output, heads))[0],
         output_bias=put(read(f"{at}.{names.output}.bias", width))[0] if biased else None,
         output_norm=read_norm(read, at, names.after_attention, recipe),
-        span=span,
+        mask=mask,
         scale=recipe.scale,
         cap=recipe.cap,
         sinks=None if sinks is None else put(read(f"{at}.{sinks}", heads))[0],
         gate=gate,
-        turn_first=recipe.rope_before_qk_norm,
+        rope_before_qk_norm=recipe.rope_before_qk_norm,
         **recipe.projections(read, at, recipe),
         **norms,
     )

@@ -9,10 +9,10 @@ from jaxtyping import Array
 from lim_jax.models.options import Options, get_int, get_positive, require_config
 from lim_jax.models.reading import Reader
 from lim_jax.network.flow import split
+from lim_jax.network.masks import AttentionMask, SwitchedMask
 from lim_jax.network.multihead import CausalAttention
 from lim_jax.network.norms import HeadNorm, Norm
 from lim_jax.network.slots import Field
-from lim_jax.network.span import Span, Spans
 
 
 class Sizes(NamedTuple):
@@ -133,11 +133,11 @@ class Recipe(NamedTuple):
     """A decoder: its sizes, and in what it differs from Llama; `parts` has readers of its parts."""
 
     sizes: Sizes
-    spans: tuple[Span, ...]  # of every layer
+    masks: tuple[AttentionMask, ...]  # of every layer
     norm: Callable[[Reader, str, int, float], Norm]  # by its name, its width and epsilon
     projections: Callable[[Reader, str, "Recipe"], dict[str, Array | None]]  # with their biases
     network: Callable[[Reader, str, "Recipe", Norm, Norm | None], Field]
-    attention: Callable[[Reader, str, "Recipe", Span | Spans], CausalAttention]
+    attention: Callable[[Reader, str, "Recipe", AttentionMask | SwitchedMask], CausalAttention]
     activation: Callable[[Array], Array] = jax.nn.silu
     names: Names = Names()
     biases: Biases = Biases()

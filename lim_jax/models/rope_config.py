@@ -24,8 +24,8 @@ from lim_jax.network.frequencies import (
     yarn_amplitude,
     yarn_scaling,
 )
-from lim_jax.network.positions import Places, Rotary
-from lim_jax.network.span import Span
+from lim_jax.network.masks import AttentionMask
+from lim_jax.network.positions import Positions, Rotary
 
 WINDOW, CHUNK = 4096, 8192  # the publishers' defaults
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
@@ -242,17 +242,20 @@ def full_every(period: int, depth: int) -> tuple[str, ...]:
     return tuple(FULL if (k + 1) % period == 0 else SLIDING for k in range(depth))
 
 
-def spans(
+def masks_of(
     config: Options,
     kinds: Sequence[str],
-    positions: Callable[[str], Places | None],
+    positions: Callable[[str], Positions | None],
     window: int | None = WINDOW,
-) -> tuple[Span, ...]:
+) -> tuple[AttentionMask, ...]:
     """Return what each layer sees, by its kind; `window` is the default of ``sliding_window``."""
     seen, sliding = {FULL: {}}, config.get("sliding_window", window)
     if SLIDING in kinds:
         seen[SLIDING] = {"window": get_int({"sliding_window": sliding}, "sliding_window")}
     if CHUNKED in kinds:
         seen[CHUNKED] = {"chunk": get_int(config, "attention_chunk_size", CHUNK)}
-    of_kind = {kind: Span(**seen[kind], places=positions(kind)) for kind in dict.fromkeys(kinds)}
+    of_kind = {
+        kind: AttentionMask(**seen[kind], positions=positions(kind))
+        for kind in dict.fromkeys(kinds)
+    }
     return tuple(of_kind[kind] for kind in kinds)

@@ -6,8 +6,9 @@ from . import field as field
 from . import flow as flow
 from . import frequencies as frequencies
 from . import fused as fused
-from . import keeping as keeping
+from . import kv_cache as kv_cache
 from . import latent as latent
+from . import masks as masks
 from . import multihead as multihead
 from . import norms as norms
 from . import positions as positions
@@ -15,7 +16,6 @@ from . import regularity as regularity
 from . import ring as ring
 from . import shaping as shaping
 from . import slots as slots
-from . import span as span
 from . import tiles as tiles
 from . import tokenwise as tokenwise
 from .attention import attention_kernel as attention_kernel
@@ -31,6 +31,7 @@ from .flow import heun as heun
 from .flow import rk4 as rk4
 from .flow import split as split
 from .flow import strang as strang
+from .masks import AttentionMask as AttentionMask
 from .multihead import CausalAttention as CausalAttention
 from .norms import LayerNorm as LayerNorm
 from .norms import RMSNorm as RMSNorm
@@ -41,6 +42,5 @@ from .regularity import attention_regularity as attention_regularity
 from .regularity import field_regularity as field_regularity
 from .regularity import trajectory_radius as trajectory_radius
 from .ring import RingAttention as RingAttention
-from .span import Span as Span
 from .tokenwise import FeedForward as FeedForward
 from .tokenwise import GatedFeedForward as GatedFeedForward

@@ -41,7 +41,7 @@ from lim_jax.network.fused import outputs_or, pulled_or
 from lim_jax.network.shaping import PLAIN, Shaping, capped
 from lim_jax.network.tiles import Tiling, each_vector, in_groups, over_tiles, tiling
 
-KEPT = "attention outputs"
+ATTENTION_OUTPUTS = "attention outputs"
 
 
 def blocked_attention(
@@ -84,7 +84,7 @@ def require_heads(query: Array, key: Array, grid: Grid, *value: Array) -> None:
 
 
 class Row(NamedTuple):
-    """What grows along a row block: the unnormalised output, its sum, and the highest score."""
+    """The unnormalised outputs of a row block so far, their sums, and the highest scores."""
 
     features: Float[Array, "group *blocks tile features"]
     total: Float[Array, "group *blocks tile"]
@@ -123,7 +123,7 @@ def _attend(points, _, tiling):
 def _slope(points, tangents, apply):
     """The derivative of attention, by the push at what the forward pass kept."""
     query, key, value, *starts = points
-    features, log_total = checkpoint_name(apply(_attention, points, []), KEPT)
+    features, log_total = checkpoint_name(apply(_attention, points, []), ATTENTION_OUTPUTS)
     point = query, key, value, features, log_total, *starts
     return (features, log_total), tuple(apply(_push, point, tangents[:3]))
 
@@ -148,8 +148,8 @@ def _pushed_sums(points, vectors, tiling):
             features = matmul(moved.astype(value.dtype), value) + matmul(kept, value_slope)
             return features, moved.sum(axis=-1)
 
-        found = each_vector(push, (query_slopes, key_slopes, value_slopes))
-        return jax.tree.map(jnp.add, of_row, found), ()
+        moved = each_vector(push, (query_slopes, key_slopes, value_slopes))
+        return jax.tree.map(jnp.add, of_row, moved), ()
 
     query_slopes, key_slopes, value_slopes = vectors
     shape, dtype = query_slopes.shape[:-1], log_total.dtype
@@ -184,8 +184,7 @@ def _pulled_sums(points, vectors, tiling):
             # Sums over rows into (size, tile): on a CPU three times as fast as into (tile, size).
             return matmul(e, key), (matmul(query_transposed, e), matmul(g_transposed, kept))
 
-        found = each_vector(pull, tuple(of_vectors))
-        return jax.tree.map(jnp.add, (of_row, of_column), found)
+        return jax.tree.map(jnp.add, (of_row, of_column), each_vector(pull, tuple(of_vectors)))
 
     covectors, slopes = vectors[0].astype(value.dtype), vectors[1]
     *shape, tile = slopes.shape
@@ -200,7 +199,7 @@ def _pulled_sums(points, vectors, tiling):
         add, rows, columns, of_query, (of_key, of_value), starts, tiling
     )
     pulled = (of_query, query), (of_key.mT, key), (of_value.mT, value)
-    return tuple(found.astype(primal.dtype) for found, primal in pulled)
+    return tuple(covector.astype(primal.dtype) for covector, primal in pulled)
 
 
 def _pulled(points, vectors, tiling):
@@ -212,26 +211,17 @@ def _pulled(points, vectors, tiling):
     return _pulled_sums(point, (covectors, slopes), tiling)
 
 
-def _narrow(tiling):
-    """Tiles for a CPU, whatever the machine is that traced them."""
-    return tiling._replace(wide=False)
-
-
-def _wide(tiling):
-    """Tiles for an accelerator."""
-    return tiling._replace(wide=True)
-
-
 def _in_wide_tiles(program):
-    return lambda points, vectors, tiling: program(points, vectors, _wide(tiling))
+    return lambda points, vectors, tiling: program(points, vectors, tiling._replace(wide=True))
 
 
 _attention = of_many("attention", _attend)
 _push, _pull = transposes(("attention_push", _pushed), ("attention_pull", _pulled))
 derived(_attention, _slope)
 for _primitive in (_attention, _push, _pull):
-    set_on(None, _primitive, _wide)
-    set_on("cpu", _primitive, _narrow)
+    # Wide for an accelerator and narrow for a CPU, whatever the machine is that traced them.
+    set_on(None, _primitive, lambda tiling: tiling._replace(wide=True))
+    set_on("cpu", _primitive, lambda tiling: tiling._replace(wide=False))
 on_platform("cuda", _attention, outputs_or(_in_wide_tiles(_attend)))
 on_platform("cuda", _pull, pulled_or(_in_wide_tiles(_pulled)))
 

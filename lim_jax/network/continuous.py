@@ -23,6 +23,7 @@ from lim_jax._checks import (
     require,
     require_callable,
     require_floats,
+    require_kind,
     require_optional,
 )
 from lim_jax._errors import in_our_words
@@ -303,13 +304,8 @@ class ContinuousFlow(eqx.Module):
 
 def require_continuous(flow: Any) -> None:
     """Raise ValueError unless it is a continuous flow."""
-    require(
-        isinstance(flow, ContinuousFlow),
-        "flow",
-        got=described(flow),
-        expected="a ContinuousFlow",
-        cure="Along layers take adjoint_trajectory, channels or interaction_norms.",
-    )
+    cure = "Along layers take adjoint_trajectory, channels or interaction_norms."
+    require_kind(flow, ContinuousFlow, "flow", cure)
 
 
 class _Rate(eqx.Module):

@@ -143,13 +143,11 @@ class MixtureOfExperts(eqx.Module):
     def __check_init__(self):
         count, routing = self.router.shape[-2], self.routing
         as_int(routing.top, "routing.top", most=count, expected=f"from 1 to {count} experts")
-        require(
-            count % routing.groups == 0 and 0 < routing.kept <= routing.groups,
-            "routing.groups",
-            got=f"{routing.kept} of {routing.groups} groups of {count} experts",
-            expected="groups that share the experts evenly, and at least one that is open",
-            cure="Take a checkpoint's own numbers.",
-        )
+        got = f"{routing.kept} of {routing.groups} groups of {count} experts"
+        expected = "groups that share the experts evenly, and at least one that is open"
+        fits = count % routing.groups == 0 and 0 < routing.kept <= routing.groups
+        cure = "Take a checkpoint's own numbers."
+        require(fits, "routing.groups", got=got, expected=expected, cure=cure)
 
     def __call__(self, x: State, context: State, grid: Grid) -> State:
         """Map every token of `x` by itself."""

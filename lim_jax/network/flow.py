@@ -21,16 +21,17 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, PyTree, Shaped
 
 from lim_jax._checks import (
-    described,
     error_if,
     require,
     require_callable,
+    require_kind,
+    require_name,
     require_positive,
     require_scalar,
 )
 from lim_jax._products import is_linear
 from lim_jax.grid.measure import Grid, require_on_grid
-from lim_jax.network.blocked import KEPT
+from lim_jax.network.blocked import ATTENTION_OUTPUTS
 from lim_jax.network.slots import Field, State
 from lim_jax.weights import FetchedLayers
 
@@ -156,18 +157,18 @@ class ResidualFlow(eqx.Module):
         The depth profile :math:`\zeta`, finite and not negative (`ass:depth-profile`).
     step
         `euler`, `split`, `heun`, `strang`, `rk4`, or any function of the same arguments.
-    products
-        Whether the products of tokens with matrices are "remade" on the way back or "kept" from
-        the way forward, in some three times the memory. On a CPU that has made a gradient of
-        wide layers up to a sixth faster and others slower; what differentiates a gradient was
-        slower too.
+    remat
+        What the backward pass computes again: "full" for all of a layer but attention's outputs,
+        "save_matmuls" for all but the products of tokens with matrices, which are then saved in the
+        forward pass, in some three times the memory. On a CPU that made a gradient of wide layers
+        up to a sixth faster and others slower; what differentiates a gradient was slower too.
 
     Raises
     ------
     ValueError
-        Where the layers have no common leading axis, the horizon is not positive, products are
-        neither remade nor kept, or (when called) the state's shape or dtype does not fit the grid
-        or the layers, or the profile is negative, infinite or not a number at a layer.
+        Where the layers have no common leading axis, the horizon is not positive, `remat` is
+        neither name, or (when called) the state's shape or dtype does not fit the grid or the
+        layers, or the profile is negative, infinite or not a number at a layer.
     EquinoxRuntimeError
         The same of a profile that depends on traced values.
 
@@ -187,29 +188,21 @@ class ResidualFlow(eqx.Module):
     horizon: float = eqx.field(static=True, default=1.0)
     profile: Callable[[Scalar], Scalar] = eqx.field(static=True, default=unit_profile)
     step: Callable[[Any, State, Grid, Scalar], State] = eqx.field(static=True, default=euler)
-    products: str = eqx.field(static=True, default="remade")
+    remat: str = eqx.field(static=True, default="full")
 
     def __check_init__(self):
-        require(
-            self.products in ("remade", "kept"),
-            "products",
-            got=f"{self.products!r}",
-            expected="'remade' or 'kept'",
-            cure="Keep them where there is memory and one derivative is taken.",
-        )
+        cure = "Save products where there is memory and one derivative is taken."
+        require_name(self.remat, ("full", "save_matmuls"), "remat", cure)
         require_callable(self.profile, "profile", "of depth")
         require_callable(self.step, "step", "step(field, x, grid, increment)")
         require_horizon(self.horizon)
         if isinstance(self.layers, FetchedLayers):
             return
-        shapes = {leaf.shape[:1] for leaf in jax.tree.leaves(eqx.filter(self.layers, eqx.is_array))}
-        require(
-            len(shapes) == 1 and not shapes & {(), (0,)},
-            "layers",
-            got=f"leading axes {sorted(shapes)}",
-            expected="arrays that share one leading layer axis, not empty",
-            cure="Build the layers under vmap over keys, or stack them with jax.tree.map.",
-        )
+        axes = {leaf.shape[:1] for leaf in jax.tree.leaves(eqx.filter(self.layers, eqx.is_array))}
+        got, expected = f"leading axes {sorted(axes)}", "arrays that share one leading layer axis"
+        cure = "Build the layers under vmap over keys, or stack them with jax.tree.map."
+        shared = len(axes) == 1 and not axes & {(), (0,)}
+        require(shared, "layers", got=got, expected=f"{expected}, not empty", cure=cure)
 
     @property
     def depth(self) -> int:
@@ -268,8 +261,8 @@ class ResidualFlow(eqx.Module):
     def _policy(self) -> Callable[..., Any]:
         """Which of a layer's values are saved for the way back."""
         policies = jax.checkpoint_policies
-        outputs = policies.save_only_these_names(KEPT)
-        if self.products == "remade":
+        outputs = policies.save_only_these_names(ATTENTION_OUTPUTS)
+        if self.remat == "full":
             return outputs
         # Attention's own products have axes of heads in common: they are remade all the same.
         products = policies.save_from_both_policies(
@@ -300,13 +293,9 @@ class ResidualFlow(eqx.Module):
 
 
 def _require_sublayers(field: Any) -> None:
-    require(
-        hasattr(field, "sublayers"),
-        "field",
-        got=f"{type(field).__name__} without sublayers",
-        expected="a field with the attribute sublayers, such as TransformerField",
-        cure="Give the field its sublayers, or take the step euler.",
-    )
+    got, expected = f"{type(field).__name__} without sublayers", "a field such as TransformerField"
+    cure = "Give the field its sublayers, or take the step euler."
+    require(hasattr(field, "sublayers"), "field", got=got, expected=expected, cure=cure)
 
 
 def _require_step(field: Any, x: State, grid: Grid, increment: Scalar | float) -> None:
@@ -317,23 +306,14 @@ def _require_step(field: Any, x: State, grid: Grid, increment: Scalar | float) -
 
 def require_flow(flow: Any) -> None:
     """Raise ValueError unless it is a recursion over layers."""
-    require(
-        isinstance(flow, ResidualFlow),
-        "flow",
-        got=described(flow),
-        expected="a ResidualFlow",
-        cure="Make one of the layers; for a continuous flow take continuous_adjoint.",
-    )
+    cure = "Make one of the layers; for a continuous flow take continuous_adjoint."
+    require_kind(flow, ResidualFlow, "flow", cure)
 
 
 def require_horizon(horizon: float) -> None:
     """Raise ValueError unless it is a positive finite number known before tracing."""
-    require_positive(
-        horizon,
-        "horizon",
-        expected="a positive depth",
-        cure="It is T in eps = T/M; take the number of layers for eps = 1.",
-    )
+    cure = "It is T in eps = T/M; take the number of layers for eps = 1."
+    require_positive(horizon, "horizon", expected="a positive depth", cure=cure)
 
 
 def require_depth_profile(
@@ -364,10 +344,5 @@ def require_state(x: State, grid: Grid) -> None:
     """Raise ValueError where states do not fit the grid."""
     cure = "Embed integer tokens first. Flows take one example: vmap over a batch."
     require_on_grid(x, grid, "x", "length width", cure)
-    require(
-        x.dtype == grid.weights.dtype,
-        "x",
-        got=f"{x.dtype}",
-        expected=f"the grid's {grid.weights.dtype}",
-        cure=f"Make the grid with dtype={x.dtype}, or cast x.",
-    )
+    expected, cure = grid.weights.dtype, f"Make the grid with dtype={x.dtype}, or cast x."
+    require(x.dtype == expected, "x", got=x.dtype, expected=f"the grid's {expected}", cure=cure)

@@ -16,11 +16,11 @@ from lim_jax._products import linear
 from lim_jax._random import fan_in
 from lim_jax.grid.measure import Grid
 from lim_jax.network.attention import causal_attention
+from lim_jax.network.masks import AttentionMask, Rope, SwitchedMask
 from lim_jax.network.norms import HeadNorm, LayerNorm, Norm, of_heads
 from lim_jax.network.positions import Rotary
 from lim_jax.network.shaping import Shaping
 from lim_jax.network.slots import State, require_pair
-from lim_jax.network.span import Span, Spans, Turns
 
 Attend = Callable[..., Array]
 
@@ -48,7 +48,7 @@ class CausalAttention(eqx.Module):
     query_bias, key_bias, value_bias, output_bias
         Added after the respective matrix, or None, each by itself.
     query_norm, key_norm
-        Maps of one head's query or key, after the bias and before it turns, or None; a
+        Maps of one head's query or key, after the bias and before it is rotated, or None; a
         `norms.AcrossHeads` maps all heads' together.
     output_norm
         A map of one token that follows the heads' sum and its bias, or None.
@@ -56,9 +56,9 @@ class CausalAttention(eqx.Module):
         :math:`W_G`, one block for each head: what head h reads for row i is multiplied by
         :math:`\sigma(W_G^h \mathrm{LN}(x)_i)`, feature by feature, before :math:`W_O`. None lets
         all of it through.
-    span
-        What a row sees, and how queries and keys know their positions (`span.Span`), or where
-        layers differ `span.Spans`.
+    mask
+        What a row sees, and how queries and keys know their positions (`AttentionMask`), or where
+        layers differ a `masks.SwitchedMask`.
     scale
         What products of queries and keys are multiplied by, known before tracing; None is for
         :math:`1/\sqrt{d_k}`.
@@ -66,8 +66,8 @@ class CausalAttention(eqx.Module):
         What scores are capped at (`shaping`), known before tracing, or None.
     sinks
         One for each head, which takes attention and gives nothing (`shaping`), or None.
-    turn_first
-        Whether queries and keys turn before their norms, not after.
+    rope_before_qk_norm
+        Whether queries and keys are rotated before their norms, not after.
     attend
         How one head attends: `attention.causal_attention`, or where devices share a context
         `ring.RingAttention`.
@@ -91,12 +91,12 @@ class CausalAttention(eqx.Module):
     query_norm: HeadNorm | None = None
     key_norm: HeadNorm | None = None
     output_norm: Norm | None = None
-    span: Span | Spans = Span()
+    mask: AttentionMask | SwitchedMask = AttentionMask()
     scale: float | None = eqx.field(static=True, default=None)
     cap: float | None = eqx.field(static=True, default=None)
     sinks: Float[Array, " heads"] | None = None
     gate: Float[Array, "heads features width"] | None = None
-    turn_first: bool = eqx.field(static=True, default=False)
+    rope_before_qk_norm: bool = eqx.field(static=True, default=False)
     attend: Attend = eqx.field(static=True, default=causal_attention)
     # Devices may share an array along this axis, counted from the last: heads attend independently.
     sharded_axes: ClassVar[Mapping[str, int]] = {
@@ -109,28 +109,18 @@ class CausalAttention(eqx.Module):
         require_optional(self.cap, "cap", "None is for scores without a cap.")
         heads, size, _ = self.query.shape[-3:]
         groups = self.key.shape[-3]
-        require(
-            heads % groups == 0,
-            "groups",
-            got=f"{heads} heads in {groups} groups",
-            expected="a number of groups that divides the heads",
-            cure="Every group of keys and values serves as many heads.",
-        )
-        require(
-            self.span.turning <= size,
-            "rotary",
-            got=f"{self.span.turning} features that are rotated",
-            expected=f"at most {size}, the size of a head",
-            cure="Make frequencies for some or all of a head's features.",
-        )
+        got, expected = f"{heads} heads in {groups} groups", "a number that divides the heads"
+        cure = "Every group of keys and values serves as many heads."
+        require(heads % groups == 0, "groups", got=got, expected=expected, cure=cure)
+        got = f"{self.mask.rotary_dim} features that are rotated"
+        expected = f"at most {size}, the size of a head"
+        cure = "Make frequencies for some or all of a head's features."
+        require(self.mask.rotary_dim <= size, "rotary", got=got, expected=expected, cure=cure)
         heads, width, features = self.output.shape[-3:]
-        require(
-            self.gate is None or self.gate.shape[-3:] == (heads, features, width),
-            "gate",
-            got="" if self.gate is None else f"sizes {self.gate.shape[-3:]}",
-            expected=f"{heads, features, width}: heads, a head's features, the width",
-            cure="A gate has a number for each feature that the output reads.",
-        )
+        sizes = (heads, features, width) if self.gate is None else self.gate.shape[-3:]
+        expected = f"{heads, features, width}: heads, a head's features, the width"
+        cure, fits = "A gate has the output's sizes.", sizes == (heads, features, width)
+        require(fits, "gate", got=f"sizes {sizes}", expected=expected, cure=cure)
 
     @classmethod
     @filter_jit
@@ -168,13 +158,9 @@ class CausalAttention(eqx.Module):
         width, heads = as_int(width, "width", least=2), as_int(heads, "heads")
         groups = heads if groups is None else as_int(groups, "groups")
         require_key(key)
-        require(
-            head_size is not None or width % heads == 0,
-            "heads",
-            got=f"{heads} heads at width {width}",
-            expected="a number of heads that divides the width",
-            cure="Pass head_size= to choose the heads' size freely.",
-        )
+        got, expected = f"{heads} heads at width {width}", "a number that divides the width"
+        cure, fits = "Pass head_size= for any other.", head_size is not None or width % heads == 0
+        require(fits, "heads", got=got, expected=expected, cure=cure)
         size = width // heads if head_size is None else as_int(head_size, "head_size")
         keys = jax.random.split(key, 4)
         counts = (heads, groups, groups)
@@ -186,14 +172,14 @@ class CausalAttention(eqx.Module):
         zero_biases = (zeros, of_groups, of_groups, jnp.zeros(width))
         biases = zero_biases if bias else (None, None, None, None)
         norm = LayerNorm.init(width, eta)
-        span = Span(window=window, places=rotary)
-        return cls(norm, query, key_, value, output, *biases, span=span, attend=attend)
+        mask = AttentionMask(window=window, positions=rotary)
+        return cls(norm, query, key_, value, output, *biases, mask=mask, attend=attend)
 
     def __call__(self, x: State, context: State, grid: Grid) -> State:
         """Attend from `x` to `context`."""
         require_pair(x, context, grid, self.output.shape[-2])
-        turns = self.turns(grid)
-        query, sources = self.queries(x, turns), self.sources(context, turns)
+        rope = self.rope(grid)
+        query, sources = self.queries(x, rope), self.sources(context, rope)
         key, value = (by_head(grouped, query.shape[0]) for grouped in sources)
         return self.attended(query, key, value, self.gates(x), grid)
 
@@ -207,7 +193,7 @@ class CausalAttention(eqx.Module):
     ) -> State:
         """Attend by every head, multiply by the gates, and project."""
         attend = partial(self.attend, grid=self.prefixes(grid))
-        return self.mixed(self.of_heads(attend, query, key, value), gates)
+        return self.project_output(self.of_heads(attend, query, key, value), gates)
 
     def of_heads(self, function: Callable[..., Array], *vectors: Array) -> Array:
         """Map ``function(*vectors, shaping=...)`` over the heads; without `shaping` if plain."""
@@ -219,7 +205,7 @@ class CausalAttention(eqx.Module):
 
         return jax.vmap(shaped)(self.sinks, *vectors)
 
-    def mixed(
+    def project_output(
         self,
         heads: Float[Array, "heads rows features"],
         gates: Float[Array, "heads rows features"] | None,
@@ -229,26 +215,27 @@ class CausalAttention(eqx.Module):
         joined = jnp.swapaxes(passed, 0, 1).reshape(heads.shape[1], -1)
         # Rows of the width, as `project` has them: of columns a gradient takes 1.03 times as long.
         matrix = jnp.swapaxes(self.output, 0, 1).reshape(self.output.shape[1], -1)
-        mixed = linear(matrix, joined)
-        mixed = mixed if self.output_bias is None else mixed + self.output_bias[None, :]
-        return mixed if self.output_norm is None else jax.vmap(self.output_norm)(mixed)
+        projected = linear(matrix, joined)
+        if self.output_bias is not None:
+            projected += self.output_bias[None, :]
+        return projected if self.output_norm is None else jax.vmap(self.output_norm)(projected)
 
     def prefixes(self, grid: Grid) -> Grid:
         """The grid with the prefixes that rows attend to."""
-        return self.span.prefixes(grid)
+        return self.mask.prefixes(grid)
 
-    def turns(self, grid: Grid) -> Turns | None:
+    def rope(self, grid: Grid) -> Rope | None:
         """What queries and keys know of the positions, a row for each; None if nothing."""
-        return self.span.turns(grid)
+        return self.mask.rope(grid)
 
     def queries(
-        self, x: Float[Array, "rows width"], turns: Turns | None
+        self, x: Float[Array, "rows width"], rope: Rope | None
     ) -> Float[Array, "heads rows size"]:
-        """Queries of any tokens, row by row; without `turns` they know no positions."""
+        """Queries of any tokens, row by row; without `rope` they know no positions."""
         query = project(self.query, self.query_bias, jax.vmap(self.norm)(x))
-        if self.turn_first:
-            return self.scaled(_normed(self.query_norm, self.span.of_queries(query, turns)))
-        return self.span.of_queries(self.scaled(_normed(self.query_norm, query)), turns)
+        if self.rope_before_qk_norm:
+            return self.scaled(_normed(self.query_norm, self.mask.of_queries(query, rope)))
+        return self.mask.of_queries(self.scaled(_normed(self.query_norm, query)), rope)
 
     def gates(self, x: Float[Array, "rows width"]) -> Float[Array, "heads rows features"] | None:
         """The factors of what heads read for each row, or None."""
@@ -261,15 +248,15 @@ class CausalAttention(eqx.Module):
         return query if self.scale is None else self.scale * math.sqrt(query.shape[-1]) * query
 
     def sources(
-        self, context: Float[Array, "rows width"], turns: Turns | None
+        self, context: Float[Array, "rows width"], rope: Rope | None
     ) -> tuple[Float[Array, "groups rows size"], Float[Array, "groups rows features"]]:
         """Keys and values of any tokens, row by row."""
         normed = jax.vmap(self.norm)(context)
         key = project(self.key, self.key_bias, normed)
         value = project(self.value, self.value_bias, normed)
-        if self.turn_first:
-            return _normed(self.key_norm, self.span.of_keys(key, turns)), value
-        return self.span.of_keys(_normed(self.key_norm, key), turns), value
+        if self.rope_before_qk_norm:
+            return _normed(self.key_norm, self.mask.of_keys(key, rope)), value
+        return self.mask.of_keys(_normed(self.key_norm, key), rope), value
 
     def left_trace(self, z: Float[Array, " width"]) -> Float[Array, " width"]:
         r"""What attention gives at position 0, from the state there.
@@ -286,7 +273,7 @@ class CausalAttention(eqx.Module):
         cure = "In the continuum a sink takes all attention at the left end."
         require(self.sinks is None, "sinks", got="sinks", expected="none", cure=cure)
         _, features = self.sources(z[None], None)
-        return self.mixed(by_head(features, self.output.shape[0]), self.gates(z[None]))[0]
+        return self.project_output(by_head(features, self.output.shape[0]), self.gates(z[None]))[0]
 
 
 def _normed(norm: HeadNorm | None, vectors: Array) -> Array:

@@ -23,7 +23,7 @@ from lim_jax._precision import promote
 from lim_jax.grid.measure import Grid
 from lim_jax.network.frequencies import Frequencies, Number, OfLength
 
-Turns = Float[Array, "length 2 pairs"]
+Rope = Float[Array, "length 2 pairs"]
 Vectors = Float[Array, "heads length size"]
 Longer = Float[Array, "heads length more"]
 
@@ -77,8 +77,8 @@ class Rotary(eqx.Module):
     >>> import math
     >>> from lim_jax.grid import token_grid
     >>> rotary = Rotary(frequencies=(math.pi / 2,))
-    >>> turned = rotary.turned(jnp.ones((1, 3, 2)), rotary.turns(token_grid(3)))
-    >>> jnp.round(turned[0]).tolist()  # by one, two and three right angles
+    >>> rotated = rotary.rotated(jnp.ones((1, 3, 2)), rotary.rope(token_grid(3)))
+    >>> jnp.round(rotated[0]).tolist()  # by one, two and three right angles
     [[-1.0, 1.0], [-1.0, -1.0], [1.0, -1.0]]
     """
 
@@ -93,11 +93,11 @@ class Rotary(eqx.Module):
         require_positive(self.amplitude, "amplitude", expected=expected, cure=cure)
 
     @property
-    def turning(self) -> int:
+    def rotary_dim(self) -> int:
         """How many features of a head are rotated."""
         return 2 * len(self._frequencies(1))
 
-    def alike(self, first: Number, second: Number) -> bool:
+    def same_rope(self, first: Number, second: Number) -> bool:
         """Whether tokens are rotated alike in contexts of two lengths."""
         same = self._frequencies(first) == self._frequencies(second)
         return self.tokens is not None or same
@@ -106,11 +106,11 @@ class Rotary(eqx.Module):
         known = self.frequencies
         return known(tokens) if isinstance(known, Callable) else known
 
-    def turns(self, grid: Grid) -> Turns:
+    def rope(self, grid: Grid) -> Rope:
         """The cosines and sines of every angle, in the default precision."""
         starts = getattr(grid, "starts", None)
         require(
-            starts is None or self.alike(1, grid.size),
+            starts is None or self.same_rope(1, grid.size),
             "grid",
             got=f"several contexts, or padding on the left, in {grid.size} positions",
             expected="one context: its length says how its tokens are rotated",
@@ -119,26 +119,26 @@ class Rotary(eqx.Module):
         tokens = grid.size if self.tokens is None else self.tokens
         positions = grid._nodes() * tokens - (1 if self.from_zero else 0)
         angles = np.outer(positions, self._frequencies(tokens))
-        turns = jnp.asarray(self.amplitude * np.stack([np.cos(angles), np.sin(angles)], axis=1))
+        rope = jnp.asarray(self.amplitude * np.stack([np.cos(angles), np.sin(angles)], axis=1))
         if not self.from_zero or starts is None:
-            return turns
-        return turns[jnp.arange(grid.size) - starts]
+            return rope
+        return rope[jnp.arange(grid.size) - starts]
 
-    def turned(self, vectors: Vectors, turns: Turns) -> Vectors:
+    def rotated(self, vectors: Vectors, rope: Rope) -> Vectors:
         """Rotate each row by its angles, with products in float32 at least."""
-        wide, pairs = promote(vectors), turns.shape[2]
-        cosine, sine = (turns[None, :, part].astype(wide.dtype) for part in (0, 1))
+        wide, pairs = promote(vectors), rope.shape[2]
+        cosine, sine = (rope[None, :, part].astype(wide.dtype) for part in (0, 1))
         first, second, still = jnp.split(wide, (pairs, 2 * pairs), axis=2)
         moved = (first * cosine - second * sine, second * cosine + first * sine, still)
         return jnp.concatenate(moved, axis=2).astype(vectors.dtype)
 
-    def of_queries(self, vectors: Vectors, turns: Turns) -> Vectors:
+    def of_queries(self, vectors: Vectors, rope: Rope) -> Vectors:
         """Rotate queries."""
-        return self.turned(vectors, turns)
+        return self.rotated(vectors, rope)
 
-    def of_keys(self, vectors: Vectors, turns: Turns) -> Vectors:
+    def of_keys(self, vectors: Vectors, rope: Rope) -> Vectors:
         """Rotate keys."""
-        return self.turned(vectors, turns)
+        return self.rotated(vectors, rope)
 
 
 class UnitRotary(Rotary):
@@ -146,9 +146,9 @@ class UnitRotary(Rotary):
 
     eta: float = eqx.field(static=True, kw_only=True)
 
-    def turned(self, vectors: Vectors, turns: Turns) -> Vectors:
+    def rotated(self, vectors: Vectors, rope: Rope) -> Vectors:
         """Rotate each row by its angles, and divide it."""
-        wide = promote(super().turned(vectors, turns))
+        wide = promote(super().rotated(vectors, rope))
         squares = jnp.mean(wide**2, axis=2, keepdims=True)
         return (wide * jax.lax.rsqrt(squares + self.eta)).astype(vectors.dtype)
 
@@ -163,18 +163,18 @@ class Tempered(eqx.Module):
     scale: Number = eqx.field(static=True)
     floor: Number = eqx.field(static=True)
     tokens: Number | None = eqx.field(static=True, default=None)
-    turning = 0
+    rotary_dim = 0
 
     def __check_init__(self):
         for name in ("scale", "floor"):  # a configuration's own numbers
             expected, cure = "a positive finite number", "Take a checkpoint's own numbers."
             require_positive(getattr(self, name), name, expected=expected, cure=cure)
 
-    def alike(self, first: Number, second: Number) -> bool:
+    def same_rope(self, first: Number, second: Number) -> bool:
         """Whether factors are alike in contexts of two lengths: they are."""
         return True
 
-    def turns(self, grid: Grid) -> Float[Array, " length"]:
+    def rope(self, grid: Grid) -> Float[Array, " length"]:
         """The factors; of packed contexts each counts from its own beginning."""
         tokens = grid.size if self.tokens is None else self.tokens
         positions = jnp.asarray(np.round(grid._nodes() * tokens, 6))
@@ -182,11 +182,11 @@ class Tempered(eqx.Module):
         positions = positions if starts is None else positions - starts.astype(positions.dtype)
         return 1 + self.scale * jnp.log1p(jnp.floor(positions / self.floor))
 
-    def of_queries(self, vectors: Vectors, turns: Float[Array, " length"]) -> Vectors:
+    def of_queries(self, vectors: Vectors, rope: Float[Array, " length"]) -> Vectors:
         """Multiply queries by their factors."""
-        return turns.astype(vectors.dtype)[None, :, None] * vectors
+        return rope.astype(vectors.dtype)[None, :, None] * vectors
 
-    def of_keys(self, vectors: Vectors, turns: Float[Array, " length"]) -> Vectors:
+    def of_keys(self, vectors: Vectors, rope: Float[Array, " length"]) -> Vectors:
         """Keys stay."""
         return vectors
 
@@ -201,29 +201,29 @@ class Alibi(eqx.Module):
 
     slopes: Frequencies = eqx.field(static=True)
     tokens: Number | None = eqx.field(static=True, default=None)
-    turning = 0
+    rotary_dim = 0
 
-    def alike(self, first: Number, second: Number) -> bool:
+    def same_rope(self, first: Number, second: Number) -> bool:
         """Whether positions are alike in contexts of two lengths: they are."""
         return True
 
-    def turns(self, grid: Grid) -> Float[Array, " length"]:
+    def rope(self, grid: Grid) -> Float[Array, " length"]:
         """The positions :math:`p_j n - 1`."""
         tokens = grid.size if self.tokens is None else self.tokens
         return jnp.asarray(grid._nodes() * tokens - 1)
 
-    def of_queries(self, vectors: Vectors, turns: Float[Array, " length"]) -> Longer:
+    def of_queries(self, vectors: Vectors, rope: Float[Array, " length"]) -> Longer:
         """Add the heads' slopes; scores are divided by the root of the size, which is one more."""
         heads, length, size = vectors.shape
         slopes = jnp.asarray(np.sqrt(size + 1) * np.asarray(self.slopes), vectors.dtype)
         added = jnp.broadcast_to(slopes[:, None, None], (heads, length, 1))
         return jnp.concatenate([np.sqrt((size + 1) / size).item() * vectors, added], axis=2)
 
-    def of_keys(self, vectors: Vectors, turns: Float[Array, " length"]) -> Longer:
+    def of_keys(self, vectors: Vectors, rope: Float[Array, " length"]) -> Longer:
         """Add the positions."""
-        positions = turns.astype(vectors.dtype)[None, :, None]
+        positions = rope.astype(vectors.dtype)[None, :, None]
         added = jnp.broadcast_to(positions, (*vectors.shape[:2], 1))
         return jnp.concatenate([vectors, added], axis=2)
 
 
-Places = Rotary | Alibi | Tempered
+Positions = Rotary | Alibi | Tempered

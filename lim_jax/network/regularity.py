@@ -30,12 +30,12 @@ from lim_jax.grid.integrals import inner
 from lim_jax.grid.measure import Grid, require_on_grid
 from lim_jax.network.attention import causal_attention
 from lim_jax.network.field import TransformerField
+from lim_jax.network.masks import AttentionMask
 from lim_jax.network.multihead import CausalAttention, by_head
 from lim_jax.network.norms import LayerNorm, Norm
 from lim_jax.network.positions import Rotary
 from lim_jax.network.ring import RingAttention
 from lim_jax.network.slots import Field, State
-from lim_jax.network.span import Span
 from lim_jax.network.tokenwise import FeedForward
 
 HARDY = 2.0
@@ -163,7 +163,7 @@ def attention_regularity(attention: CausalAttention) -> AttentionRegularity:
     ValueError
         Where a class is not exactly `CausalAttention` or `LayerNorm` (without which nothing bounds
         the scores), or heads attend otherwise than by the library's own sums. Where queries or keys
-        have norms of their own, attention has a window, its places are no plain `Rotary`, or its
+        have norms of their own, attention has a window, its positions are no plain `Rotary`, or its
         scores or outputs are shaped, which these steps do not know.
 
     Examples
@@ -227,7 +227,7 @@ def _require_plain(attention: CausalAttention) -> None:
     """Raise ValueError for attention that the proposition's steps do not treat."""
     steps = "The proposition's steps are those of queries, keys and values of one matrix each."
     _require_exactly(attention, CausalAttention, "attention", steps)
-    attend, span = attention.attend, attention.span
+    attend, mask = attention.attend, attention.mask
     require(
         attend is causal_attention or type(attend) is RingAttention,
         "attention",
@@ -236,14 +236,14 @@ def _require_plain(attention: CausalAttention) -> None:
         cure="The proposition's steps are those of a softmax over the prefix.",
     )
     require(
-        type(span) is Span and span.window is None and span.chunk is None,
+        type(mask) is AttentionMask and mask.window is None and mask.chunk is None,
         "attention",
-        got=f"{span}",
+        got=f"{mask}",
         expected="rows that see their whole prefix",
         cure="Hardy's inequality is of prefixes that begin at 0.",
     )
-    assert isinstance(span, Span)
-    rotary = span.places
+    assert isinstance(mask, AttentionMask)
+    rotary = mask.positions
     plain = rotary is None or (type(rotary) is Rotary and rotary.amplitude == 1)
     shapes = "query_norm", "key_norm", "scale", "cap", "sinks", "output_norm", "gate"
     require(

@@ -19,8 +19,8 @@ import lim_jax as lim
 from lim_jax.limits import Quantity, mean_square
 from lim_jax.limits.refinement import largest
 from lim_jax.network.continuous import LayerwiseControl
+from lim_jax.network.masks import AttentionMask
 from lim_jax.network.positions import Rotary
-from lim_jax.network.span import Span
 from lim_jax.network.tokenwise import GatedFeedForward
 
 SIZES, DEPTHS = (12, 24, 48, 96), (10, 20, 40, 80)
@@ -302,8 +302,10 @@ def test_norms_of_errors_are_numpys():
 
 
 FLOW = light_flow(width=4, heads=2)
-TURNING = dataclasses.replace(layer_of(FLOW).attention, span=Span(places=Rotary((1.0,))))
-WINDOWED = dataclasses.replace(layer_of(FLOW).attention, span=Span(window=3))
+TURNING = dataclasses.replace(
+    layer_of(FLOW).attention, mask=AttentionMask(positions=Rotary((1.0,)))
+)
+WINDOWED = dataclasses.replace(layer_of(FLOW).attention, mask=AttentionMask(window=3))
 TOKENS = [lim.token_grid(n) for n in (4, 6, 8, 12)]
 DOUBLED = [lim.token_grid(n) for n in (4, 8, 16)]
 DEPTH_FLOW = lim.ContinuousFlow(LayerwiseControl(averaging([1.5])))

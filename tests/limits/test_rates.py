@@ -27,9 +27,9 @@ from lim_jax.limits.schemes import (
 )
 from lim_jax.network.continuous import linear_control
 from lim_jax.network.flow import heun, rk4, strang
+from lim_jax.network.masks import AttentionMask
 from lim_jax.network.positions import Rotary
 from lim_jax.network.regularity import field_regularity
-from lim_jax.network.span import Span
 
 GRID = lim.token_grid(12)
 SIZES = (15, 30, 60, 90)  # two thirds and a fifth are ends of tokens, whose matrices are dense
@@ -68,17 +68,19 @@ def test_attention_converges_to_the_volterra_operator(make_grid, inside, every_c
 
 def test_rotary_attention_converges_and_claims_nothing():
     """Keys turn with the position as fast on every grid; the theorem's keys do not turn."""
-    turning = dataclasses.replace(layer().attention, span=Span(places=Rotary((1.0,), tokens=12)))
+    turning = dataclasses.replace(
+        layer().attention, mask=AttentionMask(positions=Rotary((1.0,), tokens=12))
+    )
     studies = lim.limits.attention_studies(turning, smooth, SIZES, smooth=True)
     for part in ("inside", "mean square", "every cell"):
         assert_order(studies[part], 1)
     assert all(study.holds is None and study.claimed is None for study in studies.values())
-    scaled = dataclasses.replace(turning, span=Span(), scale=2.0)
+    scaled = dataclasses.replace(turning, mask=AttentionMask(), scale=2.0)
     study = lim.limits.attention_studies(scaled, smooth, (5,), references=COARSE, smooth=True)
     assert study["inside"].bounds is None
     gated = dataclasses.replace(scaled, scale=None, gate=jnp.swapaxes(scaled.output, 1, 2))
     own = dataclasses.replace(scaled, scale=None, attend=lambda *slots, **options: slots[-1])
-    beyond = {"places": turning, "window": windowed(3), "scale": scaled, "gate": gated}
+    beyond = {"positions": turning, "window": windowed(3), "scale": scaled, "gate": gated}
     beyond |= {"attend": own, "Doubled": Doubled(**vars(layer().attention))}
     for name, placed in beyond.items():
         with pytest.raises(ValueError, match=f"attention: got {name}, expected none"):
@@ -93,7 +95,7 @@ class Doubled(lim.CausalAttention):
 
 
 def windowed(window):
-    return dataclasses.replace(layer().attention, span=Span(window=window))
+    return dataclasses.replace(layer().attention, mask=AttentionMask(window=window))
 
 
 def test_windows_of_positions_have_no_continuum():

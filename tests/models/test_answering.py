@@ -19,7 +19,7 @@ from lim_jax import models
 from lim_jax.grid import token_grid
 from lim_jax.models.answering import decode_logits, prefill_logits
 from lim_jax.network import ResidualFlow, TransformerField, causal_attention, euler, heun, split
-from lim_jax.network.keeping import keeps
+from lim_jax.network.kv_cache import has_kv_cache
 
 RECORD = json.loads((Path(__file__).parent / "recorded.json").read_text())
 WRITE = runpy.run_path(str(ROOT / "benchmarks" / "drawing.py"))["write"]
@@ -54,7 +54,7 @@ def logits_by_kept(model, ids):
 def test_with_keys_and_values_kept_logits_are_those_of_the_whole_context(name, tmp_path):
     """As transformers has them, in the midst and at the end; `test_families` has all logits."""
     model = model_of(name, tmp_path, dtype="float64")
-    assert keeps(model.flow)
+    assert has_kv_cache(model.flow)
     found = np.asarray(logits_by_kept(model, IDS))
     network, (_, first, last) = RECORD["networks"][name], RECORD["places"]
     assert (first, last) == (KNOWN - 1, len(IDS) - 1)
@@ -175,9 +175,9 @@ def test_other_networks_keep_nothing():
         layers = eqx.filter_eval_shape(jax.vmap(lambda key: init(key=key)), keys)
         return ResidualFlow(randomised(layers, 0), step=step)
 
-    assert keeps(flow()) and keeps(flow(step=euler))
-    assert not keeps(flow(other)) and not keeps(flow(step=heun))
-    assert not keeps(ResidualFlow(flow().layers.attention))
+    assert has_kv_cache(flow()) and has_kv_cache(flow(step=euler))
+    assert not has_kv_cache(flow(other)) and not has_kv_cache(flow(step=heun))
+    assert not has_kv_cache(ResidualFlow(flow().layers.attention))
 
 
 def test_a_publisher_says_which_ids_end(tmp_path):

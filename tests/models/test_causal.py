@@ -334,14 +334,14 @@ def test_options_are_read_as_the_publishers_do(tmp_path, name, changed, more):
 def test_windows_are_4096_tokens_wide_where_nothing_is_said(tmp_path):
     config = {k: v for k, v in CONFIGS["mistral"].items() if k != "sliding_window"}
     loaded = models.load(write(tmp_path, config, publishers.tensors(CONFIGS["mistral"])))
-    assert loaded.flow.layers.attention.span.window == 4096
+    assert loaded.flow.layers.attention.mask.window == 4096
 
 
 def test_qwens_windows_begin_where_nothing_is_said_at_layer_28(tmp_path):
     """As the publisher's own default, so that a network of two layers has none."""
     config = {k: v for k, v in CONFIGS["qwen2"].items() if k != "max_window_layers"}
     loaded = models.load(write(tmp_path, config, publishers.tensors(CONFIGS["qwen2"])))
-    assert loaded.flow.layers.attention.span.window is None
+    assert loaded.flow.layers.attention.mask.window is None
 
 
 def test_ids_outside_vocabulary_and_places_are_refused(model):

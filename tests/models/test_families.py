@@ -22,7 +22,7 @@ WRITE = runpy.run_path(str(ROOT / "benchmarks" / "drawing.py"))["write"]
 IDS = np.array(RECORD["ids"])
 BOUND = 1e-13
 MATRICES = {"query", "key", "value", "output", "gate", "up", "down", "inner", "outer", "router",
-            "turning", "query_down"}  # fmt: skip
+            "rope_key", "query_down"}  # fmt: skip
 
 
 def test_every_family_is_recorded():

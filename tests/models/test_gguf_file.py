@@ -76,7 +76,7 @@ def test_a_file_gives_its_publishers_logits(tmp_path, monkeypatch):
 
 def test_each_rotary_frequency_is_divided_by_its_own_factor(tmp_path):
     model = models.load(write(tmp_path / "model.gguf", factors=[4.0, 0.5]))
-    np.testing.assert_allclose(model.flow.layers.attention.span.places.frequencies, [0.25, 0.02])
+    np.testing.assert_allclose(model.flow.layers.attention.mask.positions.frequencies, [0.25, 0.02])
 
 
 def test_a_factor_without_a_kind_is_a_linear_scalings(tmp_path):

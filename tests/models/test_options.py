@@ -105,9 +105,9 @@ def base_of(turning, frequencies):
 def test_options_that_are_left_out_are_the_publishers(family):
     norm_eps, size, turning, base, tied, activation, biases = DEFAULTS[family]
     recipe = recipe_of(least(family))
-    first: Any = recipe.spans[0].places
+    first: Any = recipe.masks[0].positions
     assert (recipe.sizes.norm_eps, recipe.sizes.head_dim) == (norm_eps, size)
-    assert (first.turning if isinstance(first, Rotary) else 0) == turning
+    assert (first.rotary_dim if isinstance(first, Rotary) else 0) == turning
     if base is not None and family != "gpt_oss":  # which is scaled: a case of its own
         np.testing.assert_allclose(base_of(turning, first.frequencies), base)
     assert recipe.tied is tied and recipe.activation is activation
@@ -138,11 +138,11 @@ def test_layers_see_what_the_publishers_let_them_see(family):
     if family == "bloom":
         usual = ((None, None), full_of(1), "all")
     narrow, whole, places_known = LAYERS.get(family, usual)
-    found = recipe_of(least(family)).spans
-    seen = [(span.window, span.chunk) for span in found]
+    found = recipe_of(least(family)).masks
+    seen = [(mask.window, mask.chunk) for mask in found]
     assert seen == [(None, None) if full else narrow for full in whole]
     known = {"all": 6 * [True], "none": 6 * [False], "windows": [not full for full in whole]}
-    assert [span.places is not None for span in found] == known[places_known]
+    assert [mask.positions is not None for mask in found] == known[places_known]
 
 
 OTHERS = {
@@ -216,12 +216,12 @@ def test_deepseek_v3_takes_eight_experts_where_nothing_is_said():
 
 def test_kinds_of_layers_have_bases_of_their_own():
     """Gemma 3's; OLMo 3's are one; gpt-oss is scaled even where nothing is said."""
-    turns: list[Any] = [span.places for span in recipe_of(least("gemma3_text")).spans]
-    bases = [base_of(256, rotary.frequencies) for rotary in turns]
+    rotaries: list[Any] = [mask.positions for mask in recipe_of(least("gemma3_text")).masks]
+    bases = [base_of(256, rotary.frequencies) for rotary in rotaries]
     np.testing.assert_allclose(bases, [1e4] * 5 + [1e6])
-    gpt_oss: Any = recipe_of(least("gpt_oss")).spans[0].places
-    unscaled: Any = recipe_of(least("gpt_oss", rope_parameters={})).spans[0].places
-    assert recipe_of(least("gpt_oss", rope_scaling={})).spans[0].places == gpt_oss
+    gpt_oss: Any = recipe_of(least("gpt_oss")).masks[0].positions
+    unscaled: Any = recipe_of(least("gpt_oss", rope_parameters={})).masks[0].positions
+    assert recipe_of(least("gpt_oss", rope_scaling={})).masks[0].positions == gpt_oss
     assert unscaled.amplitude == 1 and unscaled.frequencies[1] == 150_000 ** (-1 / 32)
     assert gpt_oss.amplitude == 1 + 0.1 * math.log(32)
     first, last = (32 * math.log(4096 / (c * 2 * math.pi)) / math.log(150_000) for c in (32, 1))
@@ -232,10 +232,10 @@ def test_kinds_of_layers_have_bases_of_their_own():
 
 
 def test_llama_4_tempers_layers_that_do_not_turn():
-    turned, still = (span.places for span in recipe_of(least("llama4_text")).spans[2:4])
+    turned, still = (mask.positions for mask in recipe_of(least("llama4_text")).masks[2:4])
     assert isinstance(turned, UnitRotary) and isinstance(still, Tempered)
     assert (still.scale, still.floor) == (0.1, 8192)
-    assert isinstance(recipe_of(least("bloom")).spans[0].places, Alibi)
+    assert isinstance(recipe_of(least("bloom")).masks[0].positions, Alibi)
 
 
 ROTARY = {"rope_theta": 9.0}
@@ -341,7 +341,7 @@ def test_networks_of_other_layers_are_refused_by_name(family, layers):
 
 def test_phi_3_may_say_a_length_that_no_scaling_goes_by():
     config = least("phi3", **{TRAINED: 4096})
-    assert recipe_of(config).spans[0].places == Rotary(rotary_frequencies(16))
+    assert recipe_of(config).masks[0].positions == Rotary(rotary_frequencies(16))
     refuse_unknown(config)
 
 

@@ -12,7 +12,7 @@ from reference.architectures import ARCHITECTURES, architecture_flow
 from reference.networks import LENGTH, falling_profile, layer_of, random_states, randomised
 
 import lim_jax as lim
-from lim_jax.network import RMSNorm, Rotary, Span
+from lim_jax.network import AttentionMask, RMSNorm, Rotary
 from lim_jax.network.flow import unit_profile
 from lim_jax.network.regularity import feed_forward_regularity
 
@@ -73,7 +73,9 @@ def test_rms_norm_sums_in_float32():
 def test_everything_tile_by_tile_is_the_reference_too():
     """130 tokens are two tiles, and turn many times round."""
     attention = layer_of(architecture_flow("everything")).attention
-    attention = dataclasses.replace(attention, span=Span(places=Rotary((0.9,), tokens=130)))
+    attention = dataclasses.replace(
+        attention, mask=AttentionMask(positions=Rotary((0.9,), tokens=130))
+    )
     x = random_states(1, 130, 6)
     found = jax.jit(lambda attention, x: attention(x, x, lim.token_grid(130)))(attention, x)
     expected = numpy_network.attention(attention, np.asarray(x))
@@ -81,7 +83,7 @@ def test_everything_tile_by_tile_is_the_reference_too():
 
 
 def test_half_precision_stays_half_and_near():
-    """Of everything, with parameters that float16 holds: inside, sums and turns are wider."""
+    """Of everything, with parameters that float16 holds: inside, sums and rotations are wider."""
     field, x = layer_of(architecture_flow("everything")), random_states()
 
     def rounded(dtype):
@@ -138,7 +140,7 @@ def test_what_does_not_fit_is_refused():
         lim.CausalAttention.init(8, heads=4, groups=3, key=jax.random.key(0))
     six = Rotary((1.0, 0.5, 0.2), tokens=12)
     with pytest.raises(ValueError, match="rotary: got 6 features that are rotated, expected"):
-        dataclasses.replace(attention, span=Span(places=six))
+        dataclasses.replace(attention, mask=AttentionMask(positions=six))
     with pytest.raises(ValueError, match="eta: got 0"):
         RMSNorm.init(4, 0.0)
 

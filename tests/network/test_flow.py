@@ -215,7 +215,7 @@ def test_kept_products_are_not_made_again_and_give_the_same_gradient():
     def gradient(flow, x):
         return jax.grad(lambda flow, x: jnp.sum(jnp.sin(flow(x, GRID))), argnums=(0, 1))(flow, x)
 
-    flows = remade, dataclasses.replace(remade, products="kept")
+    flows = remade, dataclasses.replace(remade, remat="save_matmuls")
     traced = [jax.jit(gradient).trace(flow, x) for flow in flows]
     dear, cheap = (operations(program.jaxpr) for program in traced)
     assert dear - cheap == 3 * 2 * 12 * width * (4 * width + 7)
@@ -224,9 +224,9 @@ def test_kept_products_are_not_made_again_and_give_the_same_gradient():
         np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-13)
 
 
-def test_products_are_remade_or_kept(as_users_run):
-    with pytest.raises(ValueError, match="got 'stored', expected 'remade' or 'kept'"):
-        dataclasses.replace(random_flow(depth=1), products="stored")
+def test_layers_are_rematerialised_in_one_of_two_ways(as_users_run):
+    with pytest.raises(ValueError, match="remat: got 'none', expected .full. or .save_matmuls."):
+        dataclasses.replace(random_flow(depth=1), remat="none")
 
 
 def test_split_differs_from_euler_at_first_order():

@@ -12,7 +12,7 @@ from reference.differences import fitted_order
 from reference.networks import LENGTH, WIDTH, layer_of, random_states
 
 import lim_jax as lim
-from lim_jax.network import Rotary, Span
+from lim_jax.network import AttentionMask, Rotary
 from lim_jax.network.frequencies import (
     DynamicFrequencies,
     LongFrequencies,
@@ -22,8 +22,8 @@ from lim_jax.network.frequencies import (
     yarn_amplitude,
     yarn_scaling,
 )
+from lim_jax.network.masks import SwitchedMask
 from lim_jax.network.positions import Tempered, UnitRotary
-from lim_jax.network.span import Spans
 
 SIZES = (12, 24, 48, 96)
 
@@ -61,7 +61,7 @@ def test_angles_of_ten_thousand_tokens_are_exact_in_float32():
     vectors = jax.device_put(
         np.tile(np.array([3.0, 0.0, 0.0, 4.0, 5.0], np.float32), (1, length, 1))
     )
-    found = np.asarray(jax.jit(lambda v: rotary.turned(v, rotary.turns(grid)))(vectors))
+    found = np.asarray(jax.jit(lambda v: rotary.rotated(v, rotary.rope(grid)))(vectors))
     assert found.dtype == np.float32
     angles = np.outer(np.arange(1, length + 1), np.array([1, 0.83], np.longdouble))
     cosine, sine = np.cos(angles), np.sin(angles)
@@ -76,16 +76,16 @@ def test_scores_know_differences_of_positions_alone():
     grid = lim.token_grid(LENGTH)
 
     @jax.jit
-    def attended(x, turns):
-        query, (key, value) = attention.queries(x, turns), attention.sources(x, turns)
+    def attended(x, rope):
+        query, (key, value) = attention.queries(x, rope), attention.sources(x, rope)
         heads = jax.vmap(lim.causal_attention, in_axes=(0, 0, 0, None))(query, key, value, grid)
         return jnp.einsum("hdv,hlv->ld", attention.output, heads)
 
     expected = jax.jit(attention.__call__)(x, x, grid)
     for first in (0, 1, 100):
-        angles = np.outer(first + np.arange(LENGTH), attention.span.places.frequencies)
-        turns = jax.device_put(np.stack([np.cos(angles), np.sin(angles)], axis=1))
-        np.testing.assert_allclose(attended(x, turns), expected, rtol=1e-11, atol=1e-12)
+        angles = np.outer(first + np.arange(LENGTH), attention.mask.positions.frequencies)
+        rope = jax.device_put(np.stack([np.cos(angles), np.sin(angles)], axis=1))
+        np.testing.assert_allclose(attended(x, rope), expected, rtol=1e-11, atol=1e-12)
 
 
 def smooth_states(p):
@@ -105,7 +105,7 @@ def gaps(attention, tokens_of):
 
     def turning(tokens):
         rotary = Rotary((0.9, 0.23), tokens=tokens)
-        return dataclasses.replace(attention, span=Span(places=rotary))
+        return dataclasses.replace(attention, mask=AttentionMask(positions=rotary))
 
     limit = attended_smoothly(turning(12), reference)
     found = []
@@ -159,21 +159,21 @@ def test_yarn_is_the_papers_ramp():
 
 
 def test_frequencies_of_a_length_are_those_of_contexts_that_long():
-    """One context of seven tokens turns by the long ones, of six by the short; packed, neither."""
+    """A context of seven tokens has the long ones, of six the short; packed, neither."""
     short, long = (0.9, 0.2), (0.4, 0.1)
     rotary = Rotary(LongFrequencies(short, long, trained=6), amplitude=1.5)
     for length, frequencies in ((6, short), (7, long)):
         angles = np.outer(np.arange(1, length + 1), frequencies)
         expected = 1.5 * np.stack([np.cos(angles), np.sin(angles)], axis=1)
-        np.testing.assert_allclose(rotary.turns(lim.token_grid(length)), expected, rtol=1e-12)
-    assert rotary.turning == 4 and rotary.alike(5, 6) and not rotary.alike(6, 7)
+        np.testing.assert_allclose(rotary.rope(lim.token_grid(length)), expected, rtol=1e-12)
+    assert rotary.rotary_dim == 4 and rotary.same_rope(5, 6) and not rotary.same_rope(6, 7)
     # Of twelve tokens in [0, 1] a context of 5 has others than the first 5 of one of 6.
-    spread = Span(places=Rotary(short, tokens=12))
-    first, second = (np.asarray(spread.turns(lim.token_grid(length)))[0] for length in (5, 6))
-    assert not np.allclose(first, second) and not spread.alike(5, 6) and spread.alike(5, 5)
+    spread = AttentionMask(positions=Rotary(short, tokens=12))
+    first, second = (np.asarray(spread.rope(lim.token_grid(length)))[0] for length in (5, 6))
+    assert not np.allclose(first, second) and not spread.same_rope(5, 6) and spread.same_rope(5, 5)
     packed = lim.token_grid(7).starting(jnp.array([0, 0, 0, 3, 3, 3, 3]))
     with pytest.raises(ValueError, match="grid: got several contexts.*its length says how"):
-        rotary.turns(packed)
+        rotary.rope(packed)
     grown = DynamicFrequencies(size=4, base=100.0, factor=3.0, trained=6)
     assert grown(5) == rotary_frequencies(4, 100.0)
     np.testing.assert_allclose(grown(9), rotary_frequencies(4, 100 * (3 * 1.5 - 2) ** 2))
@@ -182,12 +182,16 @@ def test_frequencies_of_a_length_are_those_of_contexts_that_long():
 @pytest.mark.parametrize("order", [(0, 1, 2), (1, 2, 0), (2, 0, 1)])
 def test_of_layers_that_turn_differently_the_most_counts(order):
     """Wherever it stands among them: a head must have as many features."""
-    kinds = [Span(), Span(places=Rotary((1.0, 0.5, 0.2))), Span(places=Rotary((1.0,)))]
-    spans = Spans(tuple(kinds[index] for index in order), jnp.array(0))
-    assert spans.turning == 6
+    kinds = [
+        AttentionMask(),
+        AttentionMask(positions=Rotary((1.0, 0.5, 0.2))),
+        AttentionMask(positions=Rotary((1.0,))),
+    ]
+    masks = SwitchedMask(tuple(kinds[index] for index in order), jnp.array(0))
+    assert masks.rotary_dim == 6
     attention = lim.CausalAttention.init(8, heads=2, key=jax.random.key(0))
     with pytest.raises(ValueError, match="rotary: got 6 features that are rotated, expected"):
-        dataclasses.replace(attention, span=spans)
+        dataclasses.replace(attention, mask=masks)
 
 
 def test_angles_from_zero_and_tempers_begin_with_each_context():
@@ -195,21 +199,21 @@ def test_angles_from_zero_and_tempers_begin_with_each_context():
     starts = jnp.array([0, 0, 0, 3, 3, 3, 3])
     packed, alone = lim.token_grid(7).starting(starts), lim.token_grid(4)
     rotary = Rotary((0.7, 0.1), from_zero=True)
-    np.testing.assert_allclose(rotary.turns(packed)[3:], rotary.turns(alone), rtol=1e-13)
-    np.testing.assert_allclose(rotary.turns(alone)[0], [[1.0, 1.0], [0.0, 0.0]])
+    np.testing.assert_allclose(rotary.rope(packed)[3:], rotary.rope(alone), rtol=1e-13)
+    np.testing.assert_allclose(rotary.rope(alone)[0], [[1.0, 1.0], [0.0, 0.0]])
     tempered = Tempered(scale=0.5, floor=2)
-    np.testing.assert_allclose(tempered.turns(packed)[3:], tempered.turns(alone), rtol=1e-13)
+    np.testing.assert_allclose(tempered.rope(packed)[3:], tempered.rope(alone), rtol=1e-13)
     expected = [1 + 0.5 * math.log(1 + i // 2) for i in (1, 2, 3, 4)]
-    np.testing.assert_allclose(tempered.turns(alone), expected, rtol=1e-13)
+    np.testing.assert_allclose(tempered.rope(alone), expected, rtol=1e-13)
     query = random_states(3, 2, 4, 4)
-    found = tempered.of_queries(query, tempered.turns(alone))
+    found = tempered.of_queries(query, tempered.rope(alone))
     np.testing.assert_allclose(found, np.asarray(query) * np.array(expected)[:, None], rtol=1e-13)
-    assert tempered.of_keys(query, tempered.turns(alone)) is query
+    assert tempered.of_keys(query, tempered.rope(alone)) is query
 
 
 def test_unit_rotary_divides_by_the_root_mean_square():
     rotary, query = UnitRotary((0.7,), eta=0.3), random_states(3, 2, 4, 4)
     grid = lim.token_grid(4)
-    turned = np.asarray(Rotary((0.7,)).turned(query, rotary.turns(grid)))
+    turned = np.asarray(Rotary((0.7,)).rotated(query, rotary.rope(grid)))
     expected = turned / np.sqrt((turned**2).mean(axis=2, keepdims=True) + 0.3)
-    np.testing.assert_allclose(rotary.of_keys(query, rotary.turns(grid)), expected, rtol=1e-12)
+    np.testing.assert_allclose(rotary.of_keys(query, rotary.rope(grid)), expected, rtol=1e-12)

@@ -149,7 +149,7 @@ def ledger():
     flow = architecture_flow("everything", horizon=1.5)
     # By the token, whatever the length of the row.
     by_token = Rotary((0.9,))
-    flow = eqx.tree_at(lambda flow: flow.layers.attention.span.places, flow, by_token)
+    flow = eqx.tree_at(lambda flow: flow.layers.attention.mask.positions, flow, by_token)
 
     @jax.jit
     def measured(x, asked, starts):
@@ -231,5 +231,7 @@ def test_what_is_no_prefix_is_refused():
         attention(jnp.ones((5, 4)), jnp.ones((5, 4)), lim.gauss_grid(5))
     with pytest.raises(ValueError, match="window: got 0"):
         made(4, window=0, key=jax.random.key(0))
-    with pytest.raises(ValueError, match="attention: got Span.window=2.*expected rows that see"):
+    with pytest.raises(
+        ValueError, match="attention: got AttentionMask.window=2.*expected rows that see"
+    ):
         lim.network.attention_regularity(attention)

@@ -407,10 +407,10 @@ def test_places_that_divide_queries_and_keys_are_refused():
         return a.query, a.key, a.query_bias, a.key_bias
 
     layer = eqx.tree_at(lambda f: small(f.attention), small_layer(), replace_fn=lambda w: 1e-4 * w)
-    span = lim.network.Span(places=UnitRotary((1.0,), eta=1e-9))
-    divided, x = dataclasses.replace(layer.attention, span=span), random_states()
-    turns = divided.turns(lim.token_grid(len(x)))
-    scores = np.einsum("hik,hjk->hij", divided.queries(x, turns), divided.sources(x, turns)[0])
+    mask = lim.network.AttentionMask(positions=UnitRotary((1.0,), eta=1e-9))
+    divided, x = dataclasses.replace(layer.attention, mask=mask), random_states()
+    rope = divided.rope(lim.token_grid(len(x)))
+    scores = np.einsum("hik,hjk->hij", divided.queries(x, rope), divided.sources(x, rope)[0])
     assert np.abs(scores).max() > 1e6 * field_regularity(layer).attention.score.max()
     with pytest.raises(ValueError, match="attention: got queries, keys, scores .* normalised"):
         attention_regularity(divided)

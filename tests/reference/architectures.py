@@ -8,12 +8,12 @@ import jax.numpy as jnp
 from reference.networks import WIDTH, falling_profile, randomised
 
 import lim_jax as lim
-from lim_jax.network import GatedFeedForward, LayerNorm, RMSNorm, Rotary, Span
+from lim_jax.network import AttentionMask, GatedFeedForward, LayerNorm, RMSNorm, Rotary
 from lim_jax.network.experts import ClampedGate, Experts, MixtureOfExperts, Routing
 from lim_jax.network.latent import LatentAttention
+from lim_jax.network.masks import SwitchedMask
 from lim_jax.network.norms import AcrossHeads, EachHead
 from lim_jax.network.positions import Alibi
-from lim_jax.network.span import Spans
 
 HEADS, GROUPS, SIZE, WINDOW = 4, 2, 4, 4
 # No two turns alike; of a head's four features two or all turn.
@@ -91,10 +91,13 @@ def _normed_outputs(key, width):
 
     And gates, which act before the norm of the output.
     """
-    near, far = Span(WINDOW, places=TURNING), Span(places=Rotary((0.4, 0.1), tokens=12))
+    near, far = (
+        AttentionMask(WINDOW, positions=TURNING),
+        AttentionMask(positions=Rotary((0.4, 0.1), tokens=12)),
+    )
     attention = _with(
         _attention(key, width, heads=HEADS, groups=GROUPS, bias=True),
-        span=Spans((near, far), jnp.array(0)),
+        mask=SwitchedMask((near, far), jnp.array(0)),
         output_norm=RMSNorm.init(width, 0.2),
         scale=0.7,
         cap=0.9,
@@ -107,7 +110,7 @@ def _sinks(key, width):
     """Sinks, stretches, lengthened turns, and norms of all heads together or each by itself."""
     attention = _with(
         _attention(key, width, heads=HEADS, groups=GROUPS),
-        span=Span(chunk=WINDOW, places=Rotary((0.9, 0.23), tokens=12, amplitude=1.3)),
+        mask=AttentionMask(chunk=WINDOW, positions=Rotary((0.9, 0.23), tokens=12, amplitude=1.3)),
         sinks=jnp.zeros(HEADS),
         cap=1.1,
         query_norm=AcrossHeads(RMSNorm.init(HEADS * SIZE, 0.3)),
@@ -127,7 +130,7 @@ def _alibi(key, width):
     attention = _attention(key, width, heads=HEADS, groups=GROUPS)
     places = Alibi((0.5, 0.25, 0.125, 0.4), tokens=12)
     network = _with(_feed_forward(key, width), output_norm=RMSNorm.init(width, 0.2))
-    return _with(attention, span=Span(places=places), scale=0.3), network
+    return _with(attention, mask=AttentionMask(positions=places), scale=0.3), network
 
 
 def _latent(key, width):
@@ -141,10 +144,10 @@ def _latent(key, width):
         output=one((3, width, 3)),
         down=one((4, width)),
         down_norm=RMSNorm.init(4, 0.3),
-        turning=one((2, width)),
+        rope_key=one((2, width)),
         query_down=one((5, width)),
         query_down_norm=RMSNorm.init(5, 0.2),
-        span=Span(places=PARTLY_TURNING),
+        mask=AttentionMask(positions=PARTLY_TURNING),
         scale=0.4,
     )
     shared = dataclasses.replace(_gated(key, width), norm=eqx.nn.Identity())

@@ -175,11 +175,11 @@ FIRST = {
         {"x": Rows(STATES), "context": Unread(STATES), "grid": ON},
     ),
     "Rotary": (
-        lambda frequencies, tokens: network.Rotary(frequencies, tokens).turns(TOKENS),
+        lambda frequencies, tokens: network.Rotary(frequencies, tokens).rope(TOKENS),
         {"frequencies": Numbers([1.0, 0.1]), "tokens": optional(Real(8.0))},
     ),
-    "Span": (
-        lambda window: network.Span(window).prefixes(TOKENS).prefix_weights(),
+    "AttentionMask": (
+        lambda window: network.AttentionMask(window).prefixes(TOKENS).prefix_weights(),
         {"window": optional(Known(2))},
     ),
     "TransformerField.init": (

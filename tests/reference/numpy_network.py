@@ -23,17 +23,17 @@ def affine(matrix, bias, z):
     return z @ np.asarray(matrix).T + (0 if bias is None else np.asarray(bias))
 
 
-def span_of(layer):
+def mask_of(layer):
     """What this layer sees: its kind of those that there are."""
-    span = layer.span
-    return span.kinds[int(span.kind)] if hasattr(span, "kinds") else span
+    mask = layer.mask
+    return mask.kinds[int(mask.kind)] if hasattr(mask, "kinds") else mask
 
 
-def first_seen(span, i):
+def first_seen(mask, i):
     """The first position that row i sees."""
-    if span.window is not None:
-        return max(0, i + 1 - span.window)
-    return 0 if span.chunk is None else i - i % span.chunk
+    if mask.window is not None:
+        return max(0, i + 1 - mask.window)
+    return 0 if mask.chunk is None else i - i % mask.chunk
 
 
 def turned(rotary, vector, place):
@@ -51,10 +51,10 @@ def turned(rotary, vector, place):
 
 def latent_vectors(layer, kind, z, place):
     """The same of latent attention: what turns is shared, or comes first of a query."""
-    places = span_of(layer).places
+    places = mask_of(layer).positions
     if kind == "key":
         low = layer_norm(layer.down_norm, affine(layer.down, None, z))
-        shared = turned(places, affine(layer.turning, None, z), place)
+        shared = turned(places, affine(layer.rope_key, None, z), place)
         return [np.concatenate([shared, affine(matrix, None, low)], -1) for matrix in layer.key]
     low = layer_norm(layer.query_down_norm, affine(layer.query_down, None, z))
     return [turned(places, affine(matrix, None, low), place) for matrix in layer.query]
@@ -75,13 +75,13 @@ def projected(layer, kind, z, place):
         vectors = [layer_norm(one, vector) for one, vector in zip(own, vectors, strict=True)]
     elif norm is not None:
         vectors = [layer_norm(norm, vector) for vector in vectors]
-    return [turned(span_of(layer).places, vector, place) for vector in vectors]
+    return [turned(mask_of(layer).positions, vector, place) for vector in vectors]
 
 
 def scores(layer, h, query, keys, i, js):
     """Scaled, biased by distance, and capped, of one row."""
     scale = 1 / np.sqrt(layer.query.shape[1]) if layer.scale is None else layer.scale
-    slopes = getattr(span_of(layer).places, "slopes", None)
+    slopes = getattr(mask_of(layer).positions, "slopes", None)
     found = []
     for j in js:
         score = scale * (query * keys[j]).sum(axis=-1, keepdims=True)
@@ -106,7 +106,7 @@ def attention(layer, states):
             if hasattr(layer, "down") else tokens  # fmt: skip
         values, of_group = [affine(layer.value[g], bias, z) for z in low], [k[g] for k in keys]
         for i in range(length):
-            seen = range(first_seen(span_of(layer), i), i + 1)
+            seen = range(first_seen(mask_of(layer), i), i + 1)
             sink = 0 if layer.sinks is None else np.exp(np.asarray(layer.sinks[h]))
             numerator, denominator = 0, sink
             for j, score in zip(seen, scores(layer, h, queries[i][h], of_group, i, seen),
@@ -137,7 +137,7 @@ def attention_matrix(layer, states):
     for h in range(heads):
         of_group = [k[h // (heads // len(layer.key))] for k in keys]
         for i in range(len(states)):
-            seen = range(first_seen(span_of(layer), i), i + 1)
+            seen = range(first_seen(mask_of(layer), i), i + 1)
             sink = 0 if layer.sinks is None else np.exp(np.asarray(layer.sinks[h]))
             mass = np.exp(np.ravel(scores(layer, h, queries[i][h], of_group, i, seen)))
             result[i, seen] += mass / (mass.sum() + sink) / heads

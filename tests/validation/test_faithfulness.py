@@ -184,8 +184,8 @@ def layer_rollout(model, x):
     field, grid = jax.tree.map(lambda leaf: leaf[0], model.flow.layers), token_grid(len(x))
     attention = field.attention
     x = jax.device_put(x)
-    query = np.asarray(attention.queries(x, attention.turns(grid)))
-    key = np.asarray(attention.sources(x, attention.turns(grid))[0])
+    query = np.asarray(attention.queries(x, attention.rope(grid)))
+    key = np.asarray(attention.sources(x, attention.rope(grid))[0])
     logits = np.einsum("hid,hjd->hij", query, np.repeat(key, len(query) // len(key), axis=0))
     logits /= np.sqrt(query.shape[-1])
     seen = np.tril(np.ones((len(x), len(x)), bool))

@@ -6,7 +6,6 @@ Which kind a layer is of is then a number among its parameters, so that one scan
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -17,13 +16,13 @@ from jaxtyping import Array, Float, Int, PyTree
 from lim_jax._checks import as_int, require
 from lim_jax.grid.cells import CellGrid
 from lim_jax.grid.measure import Grid
-from lim_jax.network.positions import Places
+from lim_jax.network.positions import Positions
 
 WHOLE = "None is for attention to the whole prefix."
-Turns = PyTree[Float[Array, "length ..."]]
+Rope = PyTree[Float[Array, "length ..."]]
 
 
-class Span(eqx.Module):
+class AttentionMask(eqx.Module):
     r"""What one row of attention sees of its prefix, and how positions enter scores.
 
     Attributes
@@ -34,7 +33,7 @@ class Span(eqx.Module):
     chunk
         How many positions a chunk of a context has, whose rows see none before their own chunk, or
         None.
-    places
+    positions
         How queries and keys change with their positions: a `Rotary`, another of `positions`, or
         None.
 
@@ -46,38 +45,33 @@ class Span(eqx.Module):
     Examples
     --------
     >>> from lim_jax.grid import token_grid
-    >>> [Span(**what).prefixes(token_grid(5)).starts.tolist() for what in ({"window": 2},
+    >>> [AttentionMask(**what).prefixes(token_grid(5)).starts.tolist() for what in ({"window": 2},
     ...     {"chunk": 2})]
     [[0, 0, 1, 2, 3], [0, 0, 2, 2, 4]]
     """
 
     window: int | None = eqx.field(static=True, default=None)
     chunk: int | None = eqx.field(static=True, default=None)
-    places: Places | None = None
+    positions: Positions | None = None
 
     def __check_init__(self):
         for name in ("window", "chunk"):
             if getattr(self, name) is not None:
                 as_int(getattr(self, name), name, cure=WHOLE)
-        require(
-            self.window is None or self.chunk is None,
-            "span",
-            got="a window and a chunk",
-            expected="one of them at most",
-            cure=WHOLE,
-        )
+        most_one, got = self.window is None or self.chunk is None, "a window and a chunk"
+        require(most_one, "mask", got=got, expected="one of them at most", cure=WHOLE)
 
     @property
-    def turning(self) -> int:
+    def rotary_dim(self) -> int:
         """How many features of a head are rotated."""
-        return 0 if self.places is None else self.places.turning
+        return 0 if self.positions is None else self.positions.rotary_dim
 
-    def alike(self, first: int, second: int) -> bool:
+    def same_rope(self, first: int, second: int) -> bool:
         """Whether contexts of two lengths know their positions in the same way."""
-        if self.places is None or first == second:
+        if self.positions is None or first == second:
             return True
         # Where [0, 1] stands for a number of tokens, those of a longer context are closer together.
-        return self.places.tokens is None and self.places.alike(first, second)
+        return self.positions.tokens is None and self.positions.same_rope(first, second)
 
     def prefixes(self, grid: Grid) -> Grid:
         """The grid with the prefixes that rows attend to."""
@@ -85,45 +79,45 @@ class Span(eqx.Module):
             return grid.windowed(self.window)
         return grid if self.chunk is None else grid.chunked(self.chunk)
 
-    def turns(self, grid: Grid) -> Turns | None:
+    def rope(self, grid: Grid) -> Rope | None:
         """What queries and keys know of the positions, a row for each; None if nothing."""
-        return None if self.places is None else self.places.turns(grid)
+        return None if self.positions is None else self.positions.rope(grid)
 
-    def of_queries(self, vectors: Array, turns: Turns | None) -> Array:
-        """Put queries to their positions; without turns they stay."""
-        if self.places is None or turns is None:
+    def of_queries(self, vectors: Array, rope: Rope | None) -> Array:
+        """Put queries to their positions; without `rope` they stay."""
+        if self.positions is None or rope is None:
             return vectors
-        return self.places.of_queries(vectors, turns)
+        return self.positions.of_queries(vectors, rope)
 
-    def of_keys(self, vectors: Array, turns: Turns | None) -> Array:
-        """Put keys to their positions; without turns they stay."""
-        if self.places is None or turns is None:
+    def of_keys(self, vectors: Array, rope: Rope | None) -> Array:
+        """Put keys to their positions; without `rope` they stay."""
+        if self.positions is None or rope is None:
             return vectors
-        return self.places.of_keys(vectors, turns)
+        return self.positions.of_keys(vectors, rope)
 
 
-class Spans(eqx.Module):
-    r"""One of several `kinds` of spans, by a number among the parameters, `kind`.
+class SwitchedMask(eqx.Module):
+    r"""One of several `kinds` of masks, by a number among the parameters, `kind`.
 
     Of a network's layers there is one number each.
 
     >>> from lim_jax.grid import token_grid
-    >>> layers = Spans((Span(window=2), Span()), jnp.array([0, 1]))
-    >>> jax.vmap(lambda span: span.prefixes(token_grid(4)).starts)(layers).tolist()
+    >>> layers = SwitchedMask((AttentionMask(window=2), AttentionMask()), jnp.array([0, 1]))
+    >>> jax.vmap(lambda mask: mask.prefixes(token_grid(4)).starts)(layers).tolist()
     [[0, 0, 1, 2], [0, 0, 0, 0]]
     """
 
-    kinds: tuple[Span, ...] = eqx.field(static=True)
+    kinds: tuple[AttentionMask, ...] = eqx.field(static=True)
     kind: Int[Array, "*layers"]
 
     @property
-    def turning(self) -> int:
+    def rotary_dim(self) -> int:
         """How many features of a head are rotated, where most are."""
-        return max(kind.turning for kind in self.kinds)
+        return max(kind.rotary_dim for kind in self.kinds)
 
-    def alike(self, first: int, second: int) -> bool:
+    def same_rope(self, first: int, second: int) -> bool:
         """Whether contexts of two lengths know their positions in the same way."""
-        return all(kind.alike(first, second) for kind in self.kinds)
+        return all(kind.same_rope(first, second) for kind in self.kinds)
 
     def prefixes(self, grid: Grid) -> Grid:
         """The grid with the prefixes that rows of this layer attend to."""
@@ -135,33 +129,33 @@ class Spans(eqx.Module):
         starts = [nothing if own.starts is None else own.starts for own in cut]
         return replace(grid, starts=jnp.stack(starts)[self.kind])
 
-    def turns(self, grid: Grid) -> tuple[Turns | None, ...]:
+    def rope(self, grid: Grid) -> tuple[Rope | None, ...]:
         """What queries and keys know of the positions in a layer of each kind."""
-        return tuple(kind.turns(grid) for kind in self.kinds)
+        return tuple(kind.rope(grid) for kind in self.kinds)
 
-    def of_queries(self, vectors: Array, turns: tuple[Turns | None, ...] | None) -> Array:
-        """Put queries to their positions; without turns they stay."""
-        return self._by_kind(lambda span, of_kind: span.of_queries(vectors, of_kind), turns)
+    def of_queries(self, vectors: Array, rope: tuple[Rope | None, ...] | None) -> Array:
+        """Put queries to their positions; without `rope` they stay."""
+        return self._by_kind(lambda mask, of_kind: mask.of_queries(vectors, of_kind), rope)
 
-    def of_keys(self, vectors: Array, turns: tuple[Turns | None, ...] | None) -> Array:
-        """Put keys to their positions; without turns they stay."""
-        return self._by_kind(lambda span, of_kind: span.of_keys(vectors, of_kind), turns)
+    def of_keys(self, vectors: Array, rope: tuple[Rope | None, ...] | None) -> Array:
+        """Put keys to their positions; without `rope` they stay."""
+        return self._by_kind(lambda mask, of_kind: mask.of_keys(vectors, of_kind), rope)
 
-    def _by_kind(self, put: Callable[[Span, Any], Array], turns: Any) -> Array:
-        turns = turns or (None,) * len(self.kinds)
-        branches = [partial(put, kind) for kind in self.kinds]
-        put_by = [lambda turns, at=at, put=put: put(turns[at]) for at, put in enumerate(branches)]
-        return jax.lax.switch(self.kind, put_by, turns)
+    def _by_kind(self, put: Callable[[AttentionMask, Any], Array], rope: Any) -> Array:
+        rope = rope or (None,) * len(self.kinds)
+        kinds = enumerate(self.kinds)
+        branches = [lambda rope, at=at, kind=kind: put(kind, rope[at]) for at, kind in kinds]
+        return jax.lax.switch(self.kind, branches, rope)
 
 
-def spans_of(of_layers: list[Span]) -> Any:
-    """The span of each of several layers, in order, as `reading.stacked` takes them: one if alike.
+def layer_masks(of_layers: list[AttentionMask]) -> Any:
+    """The mask of each of several layers, in order, as `reading.stacked` takes them: one if alike.
 
-    >>> near, far = Span(window=2), Span()
-    >>> [layer.kind.item() for layer in spans_of([near, near, far])]
+    >>> near, far = AttentionMask(window=2), AttentionMask()
+    >>> [layer.kind.item() for layer in layer_masks([near, near, far])]
     [0, 0, 1]
     """
     kinds = tuple(dict.fromkeys(of_layers))
     if len(kinds) == 1:
         return of_layers
-    return [Spans(kinds, jnp.array(kinds.index(span))) for span in of_layers]
+    return [SwitchedMask(kinds, jnp.array(kinds.index(mask))) for mask in of_layers]

@@ -1,8 +1,8 @@
-r"""Keys and values of a context, kept: a token more costs its own row, not the context's again.
+r"""The cache of a context's keys and values: a token more costs its own row, not the context's.
 
 Row i of causal attention reads :math:`\sum_{j \le i} A_{ij} v_j`, of which only the query and one
 key and value are its own. On the token grid of at least all tokens that are to come, a network
-maps a context, `flowed`, and then each token that follows, `advanced`.
+maps a context, `prefill`, and then each token that follows, `decode_step`.
 """
 
 from typing import Any, NamedTuple
@@ -19,15 +19,15 @@ from lim_jax.network.attention import causal_attention, weights_of_rows
 from lim_jax.network.field import TransformerField
 from lim_jax.network.flow import ResidualFlow, euler, split
 from lim_jax.network.latent import LatentAttention
+from lim_jax.network.masks import Rope
 from lim_jax.network.multihead import CausalAttention, by_head
 from lim_jax.network.shaping import PLAIN, Shaping
 from lim_jax.network.slots import Field, State
-from lim_jax.network.span import Turns
 
 Place = Int[Array, ""]
 
 
-class Kept(NamedTuple):
+class KVCache(NamedTuple):
     """Keys and values of one layer or of all, a row for each place of the grid.
 
     Rows of places that are to come mean nothing.
@@ -44,17 +44,17 @@ class RowAttention(eqx.Module):
     """
 
     attention: CausalAttention
-    kept: Kept
+    cache: KVCache
     place: Place
     grid: CellGrid
 
     def __call__(self, x: State, context: State, grid: Grid) -> State:
         """Attend from the one row of `x`."""
         attention = self.attention
-        query = attention.queries(x, _turns_of(attention, self.grid, self.place))
-        key, value = (by_head(grouped, query.shape[0]) for grouped in self.kept)
+        query = attention.queries(x, _rope_at(attention, self.grid, self.place))
+        key, value = (by_head(grouped, query.shape[0]) for grouped in self.cache)
         heads = attention.of_heads(self._read, query, key, value)
-        return attention.mixed(heads, attention.gates(x))
+        return attention.project_output(heads, attention.gates(x))
 
     def _read(self, query: Array, key: Array, value: Array, shaping: Shaping = PLAIN) -> Array:
         weights = weights_of_rows(query, key, self._prefix[None], self.grid, shaping)
@@ -85,12 +85,12 @@ class RowField(eqx.Module):
         return self.attention(x, context, grid) + self.feed_forward(x, context, grid)
 
 
-def _turns_of(attention: CausalAttention, grid: Grid, place: Place) -> Turns | None:
-    """What one place's query and key know of it."""
-    return jax.tree.map(lambda turns: turns[place][None], attention.turns(grid))
+def _rope_at(attention: CausalAttention, grid: Grid, place: Place) -> Rope | None:
+    """The rope of one place's query and key."""
+    return jax.tree.map(lambda rope: rope[place][None], attention.rope(grid))
 
 
-def keeps(flow: ResidualFlow) -> bool:
+def has_kv_cache(flow: ResidualFlow) -> bool:
     """Whether a layer's keys and values are those of its first state, and known to be read so."""
     field: Any = flow.pattern
     return (
@@ -101,50 +101,50 @@ def keeps(flow: ResidualFlow) -> bool:
     )
 
 
-def flowed(flow: ResidualFlow, x: State, grid: CellGrid) -> tuple[State, Kept]:
-    """Map a context to its last states and every layer's keys and values, by a flow that `keeps`.
+def prefill(flow: ResidualFlow, x: State, grid: CellGrid) -> tuple[State, KVCache]:
+    """Map a context, on the token grid, to its last states and every layer's keys and values.
 
-    On the token grid.
+    By a flow that `has_kv_cache`.
     """
 
-    def body(x: State, layer: Any) -> tuple[State, Kept]:
+    def body(x: State, layer: Any) -> tuple[State, KVCache]:
         attention = layer[0].attention
-        own = Kept(*attention.sources(x, attention.turns(grid)))
+        own = KVCache(*attention.sources(x, attention.rope(grid)))
         return flow.transition(layer, x, grid), own
 
     return flow.scan(body, x)
 
 
-def advanced(
-    flow: ResidualFlow, x: Float[Array, "1 width"], place: Place, kept: Kept, grid: CellGrid
-) -> tuple[Float[Array, "1 width"], Kept]:
+def decode_step(
+    flow: ResidualFlow, x: Float[Array, "1 width"], place: Place, cache: KVCache, grid: CellGrid
+) -> tuple[Float[Array, "1 width"], KVCache]:
     """Map one token more to its last state, and put its keys and values among the others'.
 
     >>> layers = TransformerField.init(4, heads=2, key=jax.random.key(0))
     >>> flow = ResidualFlow(jax.tree.map(lambda leaf: leaf[None], layers))
     >>> grid, x = token_grid(3), jax.random.normal(jax.random.key(1), (3, 4))
-    >>> _, kept = flowed(flow, x.at[2].set(0), grid)
-    >>> last, _ = advanced(flow, x[2:], jnp.array(2), kept, grid)
+    >>> _, cache = prefill(flow, x.at[2].set(0), grid)
+    >>> last, _ = decode_step(flow, x[2:], jnp.array(2), cache, grid)
     >>> bool(jnp.allclose(last, flow(x, grid)[2:], atol=1e-5))
     True
     """
     own_grid = token_grid(1, grid.dtype)
 
-    def body(x: State, layer: Any, *kept: Array) -> tuple[State, Kept]:
+    def body(x: State, layer: Any, *cache: Array) -> tuple[State, KVCache]:
         field, increment = layer
-        own = Kept(*field.attention.sources(x, _turns_of(field.attention, grid, place)))
-        here = _put(Kept(*kept), own, place)
+        own = KVCache(*field.attention.sources(x, _rope_at(field.attention, grid, place)))
+        here = _put(KVCache(*cache), own, place)
         row = RowField(RowAttention(field.attention, here, place, grid), field.feed_forward)
         return flow.transition((row, increment), x, own_grid), own
 
-    x, own = flow.scan(body, x, *kept)
-    return x, _put(kept, own, place)
+    x, own = flow.scan(body, x, *cache)
+    return x, _put(cache, own, place)
 
 
-def _put(kept: Kept, own: Kept, place: Place) -> Kept:
+def _put(cache: KVCache, own: KVCache, place: Place) -> KVCache:
     """One row of keys and of values in its place."""
 
     def put(rows: Array, row: Array) -> Array:
         return jax.lax.dynamic_update_slice_in_dim(rows, row, place, axis=rows.ndim - 2)
 
-    return jax.tree.map(put, kept, own)
+    return jax.tree.map(put, cache, own)
